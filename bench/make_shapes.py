@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Writes GGUF files with the layer shapes of published MoE models and random weights.
+"""Writes GGUF files with the layer shapes of published MoE models and random weights, to measure speed.
 
-Layers are those of the release, only fewer (so that a file is 2 to 7 GB, those of 4 bits with more of them); the
-vocabulary is cut in the same proportion, so that the output head has the share of a step that it has in the release.
-The tokenizer is a made-up byte-pair one, which servers want to see: the files are for measuring speed, on random
-token ids.
+A file has fewer layers than the release, so that it has 2 to 7 GB. The vocabulary is reduced in the same proportion, so
+that the output head takes the same share of a step. The tokenizer is an artificial byte-pair one, because servers require
+one. The files are for measuring speed on random token ids.
 
-Values are drawn once and repeated at random places, since speed does not depend on them; routers, on which
-the share of experts that a step touches depends, draw their own. Needs nothing beyond Python 3.9.
+Values are drawn once and repeated at random offsets, because speed does not depend on them. Routers decide the share of
+experts that a step reads, so each draws its own values. Needs nothing beyond Python 3.9.
 
     python3 bench/make_shapes.py build/bench/shapes            # all shapes, q8_0, q4_0 and bf16
     python3 bench/make_shapes.py build/bench/shapes --shape qwen3-30b-a3b --type q8_0
@@ -20,7 +19,7 @@ import random
 import struct
 
 ALIGNMENT = 32
-DEVIATION = 0.02  # of weights: what models are initialised with, and near what they are trained to
+DEVIATION = 0.02  # standard deviation of weights, as at initialisation and similar after training
 GGML_TYPE = {"f32": 0, "q4_0": 2, "q5_0": 6, "q8_0": 8, "q4_k": 12, "bf16": 30}
 BLOCK_VALUES = {"f32": 1, "q4_0": 32, "q5_0": 32, "q8_0": 32, "q4_k": 256, "bf16": 1}
 BLOCK_BYTES = {"f32": 4, "q4_0": 18, "q5_0": 22, "q8_0": 34, "q4_k": 144, "bf16": 2}
@@ -55,17 +54,17 @@ def qwen3_30b_a3b(four_bits, layers=None):
 
 
 def qwen3_30b_a3b_deep(_):
-    """Two layers, to fill long contexts in a minute or two."""
+    """Returns a model of two layers, which fills long contexts in a minute or two."""
     return qwen3_30b_a3b(False, layers=2)
 
 
 def qwen3_30b_a3b_start(four_bits):
-    """More than 4 GB in 8 bits: to start from."""
+    """Returns a model of more than 4 GB in 8 bits, for start-up times."""
     return qwen3_30b_a3b(four_bits, layers=13 if four_bits else 7)
 
 
 def qwen3_moe_small(_):
-    """No release's: of Qwen3-MoE's kind, quick enough on two cores to play hours of agents' traffic."""
+    """Returns a small Qwen3-MoE that plays hours of agents' traffic on two cores."""
     return qwen3_moe(hidden=512, heads=8, kv_heads=2, head=64, experts=32, width=256, layers=4, vocab=16384, active=4)
 
 
@@ -74,8 +73,8 @@ def deepseek_v2_lite_deep(_):
 
 
 def deepseek_v2_lite(four_bits, layers=None):
-    # kv_b_proj whole, as older converters wrote it: llama.cpp runs that faster than its two halves, which stop it
-    # from repacking any weight.
+    # kv_b_proj is one tensor, as older converters wrote it. llama.cpp runs it faster than its two halves, which
+    # prevent the repacking of all weights.
     hidden, heads, nope, rope, value, latent = 2048, 16, 128, 64, 128, 512
     experts, shared, width, dense = 64, 2, 1408, 10944
     layers, vocab = (9, 24576) if four_bits else (layers or 6, 16384)
@@ -115,7 +114,7 @@ SHAPES = {"qwen3-30b-a3b": qwen3_30b_a3b, "qwen3-30b-a3b-start": qwen3_30b_a3b_s
 
 
 def vocabulary(size):
-    """(tokens, merges) of a byte-pair tokenizer: the bytes in GPT-2's letters, one special token, and short words."""
+    """Returns (tokens, merges) of a byte-pair tokenizer: GPT-2's byte characters, one special token, and short words."""
     plain = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
     others = (b for b in range(256) if b not in plain)
     letters = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
@@ -154,17 +153,17 @@ def value(item):
 
 
 def scales_of(kind):
-    """The bytes before a block's random ones, such that the weights' deviation is DEVIATION and their mean near 0."""
-    uniform = {"q4_0": 16, "q5_0": 32, "q8_0": 256, "q4_k": 16}[kind]  # values that a weight's integer takes
+    """Returns the scale bytes of a block that give weights of deviation DEVIATION and mean near 0."""
+    uniform = {"q4_0": 16, "q5_0": 32, "q8_0": 256, "q4_k": 16}[kind]  # number of values of a weight's integer
     step = DEVIATION / math.sqrt((uniform**2 - 1) / 12)
     if kind != "q4_k":
         return struct.pack("<e", step)
-    # Eight runs of 32 weights, each with a scale and a minimum of 6 bits: all 32, which packs to 0xa0 and zeros.
+    # Eight runs of 32 weights have a scale and a minimum of 6 bits each. All are 32, which packs to 0xa0 and zeros.
     return struct.pack("<ee", step / 32, 7.5 * step / 32) + b"\xa0" * 8 + b"\0" * 4
 
 
 def encode(random_bytes, kind):
-    """Turns random bytes into weights of `kind`, deviation about DEVIATION."""
+    """Converts random bytes to weights of `kind` with a deviation of about DEVIATION."""
     if kind == "bf16":  # a sign, and one of 512 magnitudes between 2^-9 and 2^-5
         high = bytes((0x3C, 0xBC, 0x3B, 0xBB)[i % 4] for i in range(256))
         data = bytearray(random_bytes)
@@ -178,7 +177,7 @@ def encode(random_bytes, kind):
 
 
 class Pool:
-    """Encoded random values, of which a tensor takes runs at random places."""
+    """Encoded random values; tensors take runs at random offsets."""
 
     def __init__(self, rng, kind):
         self.rng = rng
@@ -197,7 +196,7 @@ class Pool:
 def kind_of(name, shape, kind):
     if len(shape) == 1 or name.endswith("ffn_gate_inp"):
         return "f32"
-    # Rows that super-blocks of 256 don't fill are q5_0, as llama-quantize makes them.
+    # Rows that are not a multiple of 256 are q5_0, as in llama-quantize.
     return "q5_0" if kind == "q4_k" and shape[-1] % BLOCK_VALUES[kind] else kind
 
 
@@ -254,7 +253,7 @@ def main():
         for kind in options.type or ("q8_0", "q4_0", "bf16"):
             path = options.directory / f"{shape}-{kind}.gguf"
             if path.exists():
-                print(f"{path}: is there")
+                print(f"{path}: exists already")
                 continue
             write(path, shape, kind, options.seed, options.context)
             print(f"{path}: {path.stat().st_size / 1e9:.2f} GB")

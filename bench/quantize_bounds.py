@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Quantizes random weights of Kimi-K2's layer shapes, many times larger than the memory allowed, and holds the run
-against the disk and against what --plan said.
+"""Quantizes random weights of Kimi-K2's layer shapes, many times larger than the memory limit, and compares the run with
+the disk's rates and with --plan.
 
     python3 bench/quantize_bounds.py build/release/bin/moesaic build/bench/quantize --gib 8 --memory 1G
 
-Prints a table: peak resident memory as the kernel counts it for the process (wait4), bytes moved over the least there
-are to move, their rate over what the disk does by the plan's own measurement, and time beside the plan's. The page
-cache is emptied of the source before each run. --tokens N runs GPTQ on N random tokens instead, and tells where its
-time goes, beside the plan's. --enforce has the kernel kill a run that takes more than --memory. Needs nothing beyond
-Python 3.9, and 1.6 times --gib of disk.
+Prints a table: peak resident memory of the process as counted by the kernel (wait4), bytes moved divided by the minimum,
+their rate divided by the disk's rate in the plan's measurement, and measured and planned time. The source is dropped from
+the page cache before each run. --tokens N runs GPTQ on N random tokens instead, and prints its measured and planned
+stages. --enforce makes the kernel kill a run that exceeds --memory. Needs Python 3.9 only, and disk space of 1.6 times
+--gib.
 """
 import argparse
 import contextlib
@@ -66,7 +66,7 @@ def write_checkpoint(folder, gib):
         "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "hidden_act": "silu",
         "rms_norm_eps": 1e-6, "rope_theta": 50000.0, "max_position_embeddings": 4096, "tie_word_embeddings": False,
         "torch_dtype": "bfloat16"}))
-    # bf16 of either sign between 2^-10 and 2^-6, repeated from random places of a pool: speed does not depend on values.
+    # bf16 of both signs between 2^-10 and 2^-6, repeated from random offsets of a pool: speed does not depend on values.
     numbers = random.Random(1)
     pool = bytearray(64 << 20)
     pool[0::2] = numbers.randbytes(32 << 20)
@@ -112,14 +112,14 @@ def number(text, pattern):
 
 
 def seconds(text, pattern):
-    """A time as moesaic prints it: "5.1 s", and from a minute on whole minutes, "12 min" or "3 h 05 min"."""
+    """Parses a time of moesaic: "5.1 s", "12 min" or "3 h 05 min"."""
     hours, value, unit = re.search(pattern + r"(?:(\d+) h )?([\d.]+) (s|min)\b", text).groups()
     return int(hours or 0) * 3600 + float(value) * {"s": 1, "min": 60}[unit]
 
 
 class Cage:
     """A memory cgroup (version 1 or 2) that kills what takes more than `limit` bytes, its page cache included and
-    nothing of it swapped out. It is there within a `with`."""
+    nothing of it swapped out. It exists within a `with`."""
 
     def __init__(self, limit):
         first = pathlib.Path("/sys/fs/cgroup/memory")
@@ -133,32 +133,32 @@ class Cage:
         try:
             self.folder.mkdir()
         except OSError as error:
-            raise SystemExit(f"--enforce: no memory cgroup can be made: {error}") from None
+            raise SystemExit(f"--enforce: cannot create a memory cgroup: {error}") from None
         try:
             for name, limit in self.limits.items():
                 path = self.folder / name
-                if path.exists() or "sw" not in name:  # a kernel that does not count swap has none of these
+                if path.exists() or "sw" not in name:  # kernels without swap accounting lack these files
                     path.write_text(str(limit))
         except OSError as error:
             self.folder.rmdir()
-            raise SystemExit(f"--enforce: the memory controller can't be used here: {error}") from None
+            raise SystemExit(f"--enforce: cannot use the memory controller: {error}") from None
         return self
 
     def __exit__(self, *_):
-        for _ in range(100):  # what was killed may still be leaving
+        for _ in range(100):  # a killed process may still be exiting
             try:
                 self.folder.rmdir()
                 return
             except OSError:
                 time.sleep(0.1)
-        print(f"{self.folder} could not be removed: something runs in it", file=sys.stderr)
+        print(f"{self.folder} could not be removed, because a process runs in it", file=sys.stderr)
 
     def enter(self):
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def bytes_of(text):
-    """A size as moesaic takes it for --memory: "900M", "1.5G", "1GiB"."""
+    """Parses a size of --memory: "900M", "1.5G", "1GiB"."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
     if match is None:
         raise SystemExit(f"--memory {text}: not a size like 900M or 1.5G, which --enforce needs")
@@ -216,15 +216,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("moesaic")
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--gib", type=float, default=8, help="size of the checkpoint")
+    parser.add_argument("--gib", type=float, default=8, help="size of the checkpoint in GiB")
     parser.add_argument("--memory", default="1G")
     parser.add_argument("--io", default="direct", choices=("direct", "buffered"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=sorted({scheme for scheme, _ in RUNS}), help="this scheme alone")
-    parser.add_argument("--method", choices=("rtn", "mse", "gptq"), help="this one alone; gptq goes with --tokens, and only that")
-    parser.add_argument("--tokens", type=int, default=0, help="of calibration: runs GPTQ")
+    parser.add_argument("--only", choices=sorted({scheme for scheme, _ in RUNS}), help="run only this scheme")
+    parser.add_argument("--method", choices=("rtn", "mse", "gptq"), help="run only this method; gptq needs --tokens, which allows no other")
+    parser.add_argument("--tokens", type=int, default=0, help="number of calibration tokens; > 0 runs GPTQ")
     parser.add_argument("--enforce", action="store_true",
-                        help="runs in a memory cgroup of --memory bytes, which kills what takes more; needs root")
+                        help="run in a memory cgroup of --memory bytes, which kills a larger process; needs root")
     arguments = parser.parse_args()
     if not runs(arguments):
         parser.error("of --only, --method and --tokens no run is left: " + ", ".join(
@@ -235,13 +235,13 @@ def main():
         write_checkpoint(source, arguments.gib)
     print(f"{arguments.gib:g} GiB of bf16, --memory {arguments.memory}, --io {arguments.io}, {arguments.rounds} rounds "
           "(median, lowest to highest)\n")
-    print("| scheme | method | seconds | planned | bound by | of the disk's rate | bytes moved / least | peak memory |")
+    print("| scheme | method | seconds | planned | bound by | of the disk's rate | bytes moved / minimum | peak memory |")
     print("|---|---|---:|---:|---|---:|---:|---:|")
     flags = []
     if arguments.tokens > 0:
         tokens = arguments.folder / "tokens.safetensors"
         write_tokens(tokens, arguments.tokens)
-        flags = ["--calibration", str(tokens), "--calibration-tokens", str(arguments.tokens), "--min-coverage", "0"]
+        flags = ["--calibration", str(tokens), "--calibration-tokens", str(arguments.tokens)]
     with Cage(limit) if limit is not None else contextlib.nullcontext() as cage:
         report(arguments, source, flags, cage)
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures what speculative decoding gains on the shipped model, as markdown.
+"""Measures the speed-up of speculative decoding on the shipped model, as markdown.
 
   bench/speculative.py build/release/bin/moesaic [--rounds 5]
 
-A server (bf16, one thread) for each way to draft answers the held-out prompts greedily, one after another, in turns;
-then prompts of random tokens, drawn with seeds at temperature 1.5. All must say the same as `off`. Speeds are tokens a
-second from each answer's first token to its last by the server's clocks (/metrics), medians (lowest to highest) of
-rounds, the first of which is not counted; ratios are of the same round. Standard library only.
+One server (bf16, one thread) per method answers the held-out prompts greedily, in alternation with the others; then
+prompts of random tokens, sampled with seeds at temperature 1.5. All answers must equal those of `off`. Speeds are tokens
+per second from the first to the last token of each answer by the server's clocks (/metrics). They are medians (lowest to
+highest) over rounds without the first; ratios are within a round. Standard library only.
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ GROUPS = {"all": ("short", "long"), "prompts up to 64 tokens": ("short",), "rand
 
 
 def chats():
-    """(path, body) of each held-out prompt."""
+    """Returns (path, body) of each held-out prompt."""
     for line in (MODEL / "heldout.jsonl").read_text().splitlines():
         body = json.loads(line) | {"temperature": 0, "max_tokens": 512}
         del body["category"], body["expected"]
@@ -37,23 +37,23 @@ def chats():
 
 
 def random_tokens():
-    """Likewise: 16 prompts of 64 random tokens, and 128 of each answer."""
+    """Returns the same for 16 prompts of 64 random tokens, with answers of 128."""
     generator = random.Random(1)
     return [("/v1/completions", {"prompt": generator.choices(range(1536), k=64), "max_tokens": 128,
                                  "temperature": 1.5, "seed": seed, "ignore_eos": True}) for seed in range(16)]
 
 
 def ask(url, call):
-    """(what was said, tokens of the prompt)."""
+    """Returns (answer, tokens of the prompt)."""
     answer = run.post(url, *call)
     choice = answer["choices"][0]
     for tool_call in choice.get("message", {}).get("tool_calls") or []:
-        del tool_call["id"]  # made up anew for each answer
+        del tool_call["id"]  # differs for each answer
     return choice, answer["usage"]["prompt_tokens"]
 
 
 def clocks(url):
-    """(seconds from first tokens to last ones, tokens but for first ones) of all answers so far."""
+    """Returns (decode seconds, decoded tokens without the first ones) of all answers so far."""
     with urllib.request.urlopen(url + "/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
@@ -62,7 +62,7 @@ def clocks(url):
 
 
 def measure(url, calls):
-    """What `clocks` rose by; no answer may differ from what was said without drafts."""
+    """Returns the increase of `clocks`; fails if an answer differs from that without drafts."""
     before = clocks(url)
     for call, said in calls:
         if (answer := ask(url, call)[0]) != said:
@@ -71,7 +71,7 @@ def measure(url, calls):
 
 
 def table(rounds):
-    """`rounds`: what `measure` gives by method and part, of each round."""
+    """Prints the table. `rounds` has the results of `measure` by method and part, for each round."""
     def total(i, round_, method, name):
         return sum(round_[method][part][i] for part in GROUPS[name])
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Encoding speed beside HF's own `tokenizers`, same text, same machine, same run, one thread.
+"""Compares encoding speed with HF's `tokenizers`: same text, machine and run, one thread.
 
 usage: tokenizer_vs_hf.py BENCH_BINARY TOKENIZER_FOLDER TEXT_FILE [--rounds N]
 
-BENCH_BINARY is text_tokenizer_bench. The two sides take turns; what is printed are medians, the spread (lowest and
-highest round) and the ratio of the medians. HF is measured in its fastest form (encode_batch_fast, which skips
+BENCH_BINARY is text_tokenizer_bench. The two sides alternate. Prints medians, the spread (lowest and highest round) and
+the ratio of the medians. HF is measured in its fastest form (encode_batch_fast, which skips
 offsets) and in its usual one (encode). Needs the Python package tokenizers.
 """
 import argparse

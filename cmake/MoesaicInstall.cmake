@@ -1,6 +1,5 @@
 # `cmake --install` and the Debian package (`cpack --config build/release/CPackConfig.cmake`): the binary, its man page,
-# completions for bash, zsh and fish, the systemd unit and the licence.
-include(GNUInstallDirs)
+# completions for bash, zsh and fish, the systemd unit and the licence. `cmake --install` adds libraries and headers.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
 set(generated ${CMAKE_BINARY_DIR}/install)
@@ -31,7 +30,23 @@ install(CODE "
 install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)
 
+# The component `dev`: static libraries, headers and the CMake package. The Debian package does not have it.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moesaic)
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/moesaicConfig.cmake.in ${generated}/moesaicConfig.cmake
+                              INSTALL_DESTINATION ${package_dir} PATH_VARS CMAKE_INSTALL_LIBDIR)
+write_basic_package_version_file(${generated}/moesaicConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${generated}/moesaicConfig.cmake ${generated}/moesaicConfigVersion.cmake DESTINATION ${package_dir} COMPONENT dev)
+install(EXPORT moesaicTargets NAMESPACE moesaic:: DESTINATION ${package_dir} COMPONENT dev)
+get_target_property(bridge moesaic_text_bridge IMPORTED_LOCATION)
+install(FILES ${bridge} DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME libmoesaic_text_bridge.a COMPONENT dev)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moesaic COMPONENT dev
+        FILES_MATCHING PATTERN "*.h"
+        PATTERN "*-inl.h" EXCLUDE PATTERN "*test*" EXCLUDE PATTERN "fake_*" EXCLUDE PATTERN "precompiled.h" EXCLUDE
+        PATTERN "app" EXCLUDE)
+
 set(CPACK_GENERATOR DEB)
+set(CPACK_INSTALL_CMAKE_PROJECTS "${CMAKE_BINARY_DIR};moesaic;Unspecified;/")
 set(CPACK_PACKAGE_NAME moesaic)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_CONTACT "The Moesaic developers <moesaic@localhost>")

@@ -1,3 +1,5 @@
+include(GNUInstallDirs)
+
 # Build-wide language level, warnings, sanitizers and caches.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -9,19 +11,29 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 option(MOESAIC_BENCH "Build the benchmarks" ON)
 option(MOESAIC_FUZZ "Build the libFuzzer targets (needs Clang)" OFF)
 option(MOESAIC_COVERAGE "Instrument for coverage" OFF)
+option(MOESAIC_WERROR "Treat compiler warnings as errors" OFF)
+option(MOESAIC_UNITY "Compile several source files of a library as one unit" OFF)
 option(MOESAIC_PRECOMPILE "Precompile the headers that most units include" ON)
 set(MOESAIC_SANITIZE "" CACHE STRING "Sanitizers for -fsanitize=, e.g. address,undefined or thread")
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
-  # ccache stores units that use a precompiled header only if told that it need not look for __TIME__ in there.
+  # ccache stores units that use a precompiled header only if it is configured not to look for __TIME__ in it.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 
 add_library(moesaic_flags INTERFACE)
-target_compile_options(moesaic_flags INTERFACE -Wall -Wextra -Werror -Wno-psabi)
-target_include_directories(moesaic_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+# Options of this build are not passed on to projects that use the installed libraries.
+target_compile_options(moesaic_flags INTERFACE $<BUILD_INTERFACE:-Wall> $<BUILD_INTERFACE:-Wextra> $<BUILD_INTERFACE:-Wno-psabi>)
+if(MOESAIC_WERROR)
+  target_compile_options(moesaic_flags INTERFACE $<BUILD_INTERFACE:-Werror>)
+endif()
+target_compile_features(moesaic_flags INTERFACE cxx_std_20)
+target_include_directories(moesaic_flags INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/src>
+                                                   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/moesaic>)
+set_target_properties(moesaic_flags PROPERTIES EXPORT_NAME flags)
+install(TARGETS moesaic_flags EXPORT moesaicTargets)
 if(MOESAIC_SANITIZE)
   target_compile_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE} -fno-omit-frame-pointer
                                                  -fno-sanitize-recover=all

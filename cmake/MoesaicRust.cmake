@@ -1,14 +1,15 @@
-# The Rust text bridge: cargo builds rust/text_bridge and its locked crates into a static library.
+# The Rust text bridge: cargo builds rust/text_bridge, rust/jinja and the locked crates into a static library.
 #   Target moesaic_text_bridge: the library and the directory of its generated C++ header.
-# cargo's own build tree is shared by all presets, since none of their flags reach it; the library and headers are
-# copied into each build directory, so that Ninja sees fresh files.
+# All presets share cargo's build tree, because none of their flags affect it. The library and headers are copied into
+# each build directory, so that Ninja sees new files.
 find_program(CARGO_PROGRAM cargo HINTS $ENV{HOME}/.cargo/bin)
 if(NOT CARGO_PROGRAM)
   message(FATAL_ERROR "cargo is missing: install Rust 1.88 or newer (rustup, or Debian's cargo-web and rustc-web)")
 endif()
 set(MOESAIC_RUST_TARGET_DIR ${CMAKE_SOURCE_DIR}/build/rust CACHE PATH "Where cargo keeps what it built")
 
-# Fuzzers want the bridge instrumented (the flags of libFuzzer's coverage, in a tree of its own), and its own faults loud.
+# For fuzzers the bridge is instrumented with the flags of libFuzzer's coverage, in a separate tree, and aborts on its own
+# faults.
 set(cargo_environment --unset=RUSTFLAGS CC=cc CXX=c++)
 set(cargo_arguments --release --locked --quiet --lib)
 set(cargo_tree ${MOESAIC_RUST_TARGET_DIR})
@@ -17,7 +18,7 @@ if(MOESAIC_FUZZ)
   execute_process(COMMAND ${CARGO_PROGRAM} -vV OUTPUT_VARIABLE cargo_version COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCH "host: ([^\n]+)" ignored "${cargo_version}")
   set(cargo_tree ${MOESAIC_RUST_TARGET_DIR}-fuzz)
-  # Naming the target keeps the flags away from build scripts, which run on their own.
+  # An explicit target keeps the flags away from build scripts.
   list(APPEND cargo_arguments --target ${CMAKE_MATCH_1})
   set(cargo_output ${cargo_tree}/${CMAKE_MATCH_1}/release)
   string(JOIN " " coverage_flags
@@ -28,10 +29,11 @@ if(MOESAIC_FUZZ)
 endif()
 
 set(bridge_source ${CMAKE_SOURCE_DIR}/rust/text_bridge)
+set(jinja_source ${CMAKE_SOURCE_DIR}/rust/jinja)
 set(bridge_dir ${CMAKE_BINARY_DIR}/rust)
 set(bridge_library ${bridge_dir}/libtext_bridge.a)
 set(bridge_header ${bridge_dir}/include/text_bridge/bridge.h)
-file(GLOB_RECURSE bridge_inputs CONFIGURE_DEPENDS ${bridge_source}/src/*.rs)
+file(GLOB_RECURSE bridge_inputs CONFIGURE_DEPENDS ${bridge_source}/src/*.rs ${jinja_source}/src/*.rs)
 
 add_custom_command(
   OUTPUT ${bridge_library} ${bridge_header} ${bridge_dir}/include/rust/cxx.h
@@ -42,6 +44,7 @@ add_custom_command(
   COMMAND ${CMAKE_COMMAND} -E copy ${cargo_output}/../cxxbridge/text_bridge/src/lib.rs.h ${bridge_header}
   COMMAND ${CMAKE_COMMAND} -E copy ${cargo_output}/../cxxbridge/rust/cxx.h ${bridge_dir}/include/rust/cxx.h
   DEPENDS ${bridge_inputs} ${bridge_source}/Cargo.toml ${bridge_source}/Cargo.lock ${bridge_source}/build.rs
+          ${jinja_source}/Cargo.toml
   COMMENT "Building the Rust text bridge"
   VERBATIM)
 add_custom_target(moesaic_text_bridge_build DEPENDS ${bridge_library} ${bridge_header})

@@ -1,4 +1,4 @@
-"""A load generator over HTTP/1.1: streams completions of token ids and notes when each chunk came. Standard library only."""
+"""A load generator over HTTP/1.1: streams completions of token ids and records the time of each chunk. Standard library only."""
 import asyncio
 import dataclasses
 import json

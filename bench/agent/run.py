@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Replays agents' workloads against servers, one after another, and prints one table.
+"""Replays workloads of agents on several servers and prints one table of hit rates, latencies and throughput.
 
   run.py agent --model MODEL --server "LRU=build/release/bin/moesaic serve {model} --port {port}" \\
                --server "llama.cpp=llama-server -m {model} --port {port} -c 131072 -np 8"
@@ -8,8 +8,8 @@
   run.py mooncake --trace mooncake_synthetic_trace.jsonl.gz --longest 8000 ...
   run.py swe --trace swe-agent_demonstrations.tar.gz ...
 
-Each server is started anew for each repetition, in turns, so that a slow minute of the machine falls on all of them.
-Prompts are token ids, so every server reads the same tokens. Standard library only.
+Servers alternate and are restarted for each repetition, so that a slow phase of the machine affects all of them.
+Prompts are token ids, so all servers read the same tokens. Standard library only.
 """
 import argparse
 import asyncio
@@ -69,7 +69,7 @@ def stop(process):
 
 
 def build(arguments, url):
-    """The sessions; needs a server only to tokenize recorded text."""
+    """Returns the sessions; needs a server only to tokenize recorded text."""
     if arguments.workload == "agent":
         return workload.agent(arguments.vocabulary, arguments.sessions, arguments.system, arguments.first, arguments.last,
                               arguments.turns, arguments.output)
@@ -136,27 +136,27 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=["agent", "streams", "reuse", "mooncake", "swe"])
     parser.add_argument("--server", action="append", required=True, metavar="NAME=COMMAND",
-                        help="how to start a server; {model} and {port} are filled in")
-    parser.add_argument("--model", required=True, help="what {model} becomes")
-    parser.add_argument("--vocabulary", type=int, default=32000, help="token ids of made-up prompts lie below this")
-    parser.add_argument("--concurrency", type=int, default=8, help="sessions at once")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of each server")
+                        help="command of a server; {model} and {port} are replaced")
+    parser.add_argument("--model", required=True, help="replacement of {model}")
+    parser.add_argument("--vocabulary", type=int, default=32000, help="upper limit of random token ids")
+    parser.add_argument("--concurrency", type=int, default=8, help="number of concurrent sessions")
+    parser.add_argument("--repeat", type=int, default=1, help="number of runs of each server")
     parser.add_argument("--sessions", type=int, default=16,
                         help="sessions, pairs of prompts (reuse), or requests of the Mooncake trace")
     parser.add_argument("--system", type=int, default=4096, help="agent: tokens of the shared system prompt")
     parser.add_argument("--first", type=int, default=8192, help="tokens of a session's first call")
-    parser.add_argument("--last", type=int, default=18432, help="agent: tokens of its last")
-    parser.add_argument("--share", type=float, default=0.7, help="reuse: of a prompt that the one before it had")
-    parser.add_argument("--turns", type=int, default=10, help="agent: calls of a session")
+    parser.add_argument("--last", type=int, default=18432, help="agent: tokens of a session's last call")
+    parser.add_argument("--share", type=float, default=0.7, help="reuse: share of a prompt that is taken from the previous one")
+    parser.add_argument("--turns", type=int, default=10, help="agent: number of calls per session")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--trace", type=pathlib.Path, help="mooncake, swe: the recorded file")
     parser.add_argument("--scale", type=int, default=8, help="mooncake: divides all lengths")
     parser.add_argument("--speedup", type=float, default=1.0, help="mooncake: divides all times")
-    parser.add_argument("--longest", type=int, help="mooncake, swe: leave out calls with more tokens")
+    parser.add_argument("--longest", type=int, help="mooncake, swe: skip calls with more tokens")
     parser.add_argument("--blocks", type=pathlib.Path,
                         help="write the prompts' blocks here, for cache_trace_sim: what each policy, and Belady's rule, "
                              "would find in caches of any size")
-    parser.add_argument("--json", type=pathlib.Path, help="write all runs here as well")
+    parser.add_argument("--json", type=pathlib.Path, help="file to write all runs to")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
-"""Workloads of agents, as calls with token ids: what each client sends, in which order, and after which pause.
+"""Generates workloads of agents as calls with token ids, their order, and the pauses between them.
 
-A workload is a list of sessions; a session is a list of calls that one client makes one after another.
+A workload is a list of sessions. A session is a list of calls that one client sends one after another.
 """
 import dataclasses
 import gzip
@@ -16,7 +16,7 @@ FIRST_ID = 300  # below lie bytes and special tokens of most vocabularies
 class Call:
     prompt: list  # token ids
     max_tokens: int
-    at: float = 0.0  # seconds after the start of the run before which it is not sent
+    at: float = 0.0  # earliest time of sending, in seconds after the start
 
 
 def _tokens(stream, count, vocabulary):
@@ -26,7 +26,7 @@ def _tokens(stream, count, vocabulary):
 def agent(vocabulary, sessions=16, system=4096, first=8192, last=18432, turns=10, output=128, keep=0.4, seed=1):
     """Tool-using agents: one system prompt of all, then `turns` calls whose context grows from `first` to `last` tokens.
 
-    What a tool returned is new each turn. An agent also edits its history (drops old results, updates a plan): with
+    Results of tools are new each turn. An agent also edits its history (drops old results, updates a plan): with
     probability 1 - keep a turn rewrites what follows a random point of it. keep = 0.4 gives about 70% of prompt tokens
     that were sent before.
     """
@@ -49,13 +49,13 @@ def agent(vocabulary, sessions=16, system=4096, first=8192, last=18432, turns=10
 
 
 def streams(vocabulary, sessions, prompt, output, seed=1):
-    """Calls that share nothing: plain load."""
+    """Independent calls without common prefixes."""
     stream = random.Random(seed)
     return [[Call(_tokens(stream, prompt, vocabulary), output)] for _ in range(sessions)]
 
 
 def reuse(vocabulary, pairs, length, share, output, seed=1):
-    """One client: by turns a prompt of its own, and one that begins with `share` of the tokens of the one before."""
+    """One client that alternates between a new prompt and one that begins with `share` of the previous prompt's tokens."""
     stream, calls = random.Random(seed), []
     for _ in range(pairs):
         cold = _tokens(stream, length, vocabulary)
@@ -65,10 +65,10 @@ def reuse(vocabulary, pairs, length, share, output, seed=1):
 
 
 def mooncake(path, vocabulary, requests=400, scale=8, speedup=1.0, longest=None):
-    """The Mooncake trace: requests at their times, each of its own session; equal hash ids are equal tokens.
+    """Reads the Mooncake trace: timed requests, each in its own session; equal hash ids are equal tokens.
 
     `scale` divides lengths: a block of 512 tokens becomes one of 512 / scale. Requests longer than `longest` tokens
-    (after scaling, output included) are left out.
+    (after scaling, output included) are skipped.
     """
     block = 512 // scale
     result = []
@@ -89,7 +89,7 @@ def mooncake(path, vocabulary, requests=400, scale=8, speedup=1.0, longest=None)
 
 
 def swe_agent(path, tokenize, output=64, longest=None):
-    """The recorded SWE-agent runs: a call for each assistant message, with everything before it as the prompt."""
+    """Reads recorded SWE-agent runs: one call for each assistant message, with all text before it as the prompt."""
     result = []
     with tarfile.open(path) as archive:
         for member in sorted(archive.getnames()):
@@ -107,14 +107,14 @@ def swe_agent(path, tokenize, output=64, longest=None):
 
 
 def in_order(sessions):
-    """The calls of all sessions, taken in turns, as clients that run side by side send them."""
+    """Interleaves the calls of all sessions, as concurrent clients send them."""
     longest = max(len(session) for session in sessions)
     order = [session[turn] for turn in range(longest) for session in sessions if turn < len(session)]
     return sorted(order, key=lambda call: call.at)
 
 
 def block_names(sessions):
-    """For each call, numbers of its prompt's whole blocks: equal ones stand for equal blocks behind equal prefixes."""
+    """Returns, for each call, ids of its prompt's complete blocks; equal ids are equal blocks with equal prefixes."""
     names = {}
     for call in in_order(sessions):
         blocks, parent = [], None
@@ -125,7 +125,7 @@ def block_names(sessions):
 
 
 def reusable(sessions):
-    """(prompt tokens, those of them in whole blocks that an earlier call of any session had sent): the ceiling of any
+    """Returns (prompt tokens, tokens in complete blocks that an earlier call of any session sent): the ceiling of any
     cache."""
     seen, total, hits = set(), 0, 0
     for call in in_order(sessions):

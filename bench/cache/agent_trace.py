@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Turns recorded agent runs (SWE-agent's .traj files in a tar archive) into a trace for cache_trace_sim.
+"""Converts recorded agent runs (SWE-agent's .traj files in a tar archive) to a trace for cache_trace_sim.
 
 Usage: agent_trace.py ARCHIVE.tar.gz [SEED] > trace.jsonl
 
-A request stands before every answer of the agent and has all that was said until then. Eight users play
-every run, each with a name of their own behind the shared system prompt and demonstration, with random
-starts and pauses (SEED, 1 unless given). A block is 256 characters, about 64 tokens; equal blocks behind equal prefixes
-have equal names.
+Each answer of the agent is one request with all text before it. Eight users replay every run with random starts and
+pauses (SEED, default 1). Each has a different name after the shared system prompt and demonstration. A block has 256
+characters, about 64 tokens; equal blocks with equal prefixes have equal names.
 """
 import json
 import random
@@ -20,7 +19,7 @@ MEAN_PAUSE_S = 22
 
 
 def runs(path):
-    """(all that was said, its length before each answer) of each run."""
+    """Returns (full text, its length before each answer) of each run."""
     with tarfile.open(path) as archive:
         for member in archive:
             if not member.name.endswith(".traj"):

@@ -8,8 +8,8 @@
 #include <list>
 #include <span>
 
-#include "cache/block_hash.h"
-#include "cache/kv_pool.h"
+#include "prefix/keyed_hash.h"
+#include "tensor/kv_layout.h"
 
 namespace moesaic::bench {
 
@@ -45,14 +45,15 @@ class HashChain {
   int Walk(std::span<const int32_t> tokens, const Visit& visit) {
     uint64_t hash = hasher_.Root("");
     int blocks = 0;
-    for (; tokens.size() >= cache::kBlockTokens; tokens = tokens.subspan(cache::kBlockTokens), ++blocks) {
-      hash = hasher_.Next(hash, tokens.first(cache::kBlockTokens));
+    for (; tokens.size() >= tensor::kKvBlockTokens;
+         tokens = tokens.subspan(tensor::kKvBlockTokens), ++blocks) {
+      hash = hasher_.Next(hash, tokens.first(tensor::kKvBlockTokens));
       if (!visit(hash)) break;
     }
     return blocks;
   }
 
-  cache::BlockHasher hasher_;
+  prefix::KeyedHasher hasher_;
   std::list<uint64_t> order_;
   absl::flat_hash_map<uint64_t, std::list<uint64_t>::iterator> blocks_;
 };

@@ -1,5 +1,5 @@
-// What preemption costs: requests that outgrow the KV cache, with their blocks computed again and with a swap
-// space, beside a cache that holds all.
+// Measures the cost of preemption: requests that outgrow the KV cache, with their blocks recomputed and with
+// swap space, compared with a cache that holds all blocks.
 //   cache_preemption_bench models/moesaic-tiny --requests 8 --prompt 600 --output 300
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@ namespace {
 struct Load {
   std::string model;
   int requests = 8, prompt = 600, output = 300;
-  double share = 0.6;  // of the blocks that all would need
+  double share = 0.6;  // share of the blocks that all requests need
   int rounds = 3;
 };
 
@@ -30,8 +30,8 @@ struct Result {
 Result Run(models::Model& model, runtime::ThreadPool& threads, const Load& load, double share, bool swap) {
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto dtype = *engine::KvDType("auto", model.info());
-  const int64_t block = engine::LayoutFor(model.info().kv, dtype, /*digests=*/false).pool_bytes();
-  const int64_t blocks = int64_t{cache::BlocksFor(load.prompt + load.output)} * load.requests;
+  const int64_t block = engine::LayoutFor(model.info().kv, dtype, /*digests=*/false).total_bytes();
+  const int64_t blocks = int64_t{tensor::KvBlocksFor(load.prompt + load.output)} * load.requests;
   auto engine = *engine::Engine::Create(model, kernels, threads,
                                         {.kv_bytes = static_cast<int64_t>(share * blocks) * block,
                                          .swap_bytes = swap ? blocks * block : 0,
@@ -44,7 +44,7 @@ Result Run(models::Model& model, runtime::ThreadPool& threads, const Load& load,
     }
     request.sampling.temperature = 0;
     request.sampling.ignore_eos = true;
-    // Of several lengths, as real ones.
+    // Output lengths vary, as in real traffic.
     request.sampling.max_tokens = load.output / 2 + load.output * i / (2 * load.requests);
     MOESAIC_CHECK(engine->Add(std::move(request)).ok());
   }

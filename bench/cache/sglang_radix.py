@@ -3,8 +3,8 @@
 
 Usage: sglang_radix.py PATH/TO/sglang/python/sglang/srt/mem_cache/radix_cache.py [MOESAIC_BENCH_BINARY]
 
-Needs torch; the file is that of SGLang 0.5.23 or near it. What it imports from the rest of SGLang is replaced by plain
-records. With the path of cache_tree_bench, runs that too and prints both, with their ratio.
+Needs torch, and the file of SGLang 0.5.23 or a similar version. Its imports from the rest of SGLang are replaced by plain
+records. With the path of cache_tree_bench, also runs that and prints both with their ratio.
 """
 import array
 import importlib.abc
@@ -25,7 +25,7 @@ TURN_TOKENS, TURNS = 4096, 50
 
 
 class Record:
-    """Stands for SGLang's parameter and result types."""
+    """Replaces SGLang's parameter and result types."""
 
     def __init__(self, **fields):
         self.__dict__.update(fields)
@@ -55,7 +55,7 @@ class Allocator:
 
 
 class Silent:
-    """Stands for what records events: takes every call and does nothing."""
+    """Replaces event recorders: accepts every call and does nothing."""
 
     def __init__(self, *_, **__):
         pass
@@ -65,7 +65,7 @@ class Silent:
 
 
 class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds every module of SGLang: with what is named here, and records for all else."""
+    """Imports every module of SGLang with the given names, and records for all others."""
     MEMBERS = {
         "sglang.srt.mem_cache.base_prefix_cache": {"BasePrefixCache": BaseCache},
         "sglang.srt.mem_cache.events": {"KVCacheEventRecorder": Silent},

@@ -1,9 +1,9 @@
-// Plays a recorded trace of block names against the radix tree and prints the share of blocks that were
-// found, for each policy, beside what an endless cache would find and what Belady's rule (the block whose
-// next use is farthest goes first, from the ends of prefixes) finds in the same room. Columns behind "cost"
-// are the cost-aware policy with clients that tell it what they know: Telling; when~ with errors; then half
-// of them do, while the others tell nothing, or (mixed) whether. A trace is JSON lines with "hash_ids": equal
-// ids are equal blocks behind equal prefixes (Mooncake's form).
+// Replays a recorded trace of block names against the radix tree and prints the hit rate of each policy. The
+// ceiling is the hit rate of an unlimited cache; Belady's rule evicts the block whose next use is farthest,
+// at the ends of prefixes. Columns after "cost" are the cost-aware policy with hints of clients (Telling):
+// exact, with errors in the time ("when~"), and with half of the clients giving no hint or (mixed) kWhether
+// only. A trace is JSON lines with "hash_ids": equal ids are equal blocks with equal prefixes (Mooncake's
+// format).
 #include <fmt/format.h>
 #include <zlib.h>
 
@@ -25,7 +25,7 @@ namespace {
 using Trace = std::vector<std::vector<int32_t>>;  // [requests][blocks] names
 
 constexpr int64_t kAttentionTokens = 8000;
-constexpr double kSpread = 0.5;  // two thirds of what "when~" says are within a factor of 1.65
+constexpr double kSpread = 0.5;  // two thirds of the "when~" hints are within a factor of 1.65
 
 Trace ReadTrace(const std::string& path) {
   gzFile file = gzopen(path.c_str(), "rb");
@@ -52,7 +52,7 @@ int64_t BlocksOf(const Trace& trace) {
 
 constexpr int kNever = std::numeric_limits<int>::max();
 
-// [requests][blocks]: the next request that has the block.
+// Returns, for [requests][blocks], the next request that has the block.
 std::vector<std::vector<int>> NextUses(const Trace& trace) {
   std::vector<std::vector<int>> next(trace.size());
   std::unordered_map<int32_t, int> later;
@@ -66,12 +66,12 @@ std::vector<std::vector<int>> NextUses(const Trace& trace) {
   return next;
 }
 
-// How much clients tell of a request that knows of a later one.
+// Amount of information in clients' hints about later requests.
 enum class Telling { kNothing, kWhether, kHowMuch, kAndWhen };
 
-// What clients would say that know. Whether: whether anything that the request brings first is asked for
-// again. How much: up to which block something is. When: that block's next use, in requests, times
-// e^(spread x a normal number). A client tells that with probability `share`; others tell kNothing or
+// Returns the hints of clients that know later requests. kWhether: whether any new block of the request is
+// used again. kHowMuch: up to which block it is. kAndWhen: also that block's next use in requests, times
+// e^(spread x a normal number). A client gives this hint with probability `share`; others give kNothing or
 // kWhether.
 std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, double spread = 0,
                                         double share = 1, Telling others = Telling::kNothing) {
@@ -97,39 +97,39 @@ std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, dou
       if (!again) hint.session = cache::Session::kEnds;
       continue;
     }
-    hint.tokens = static_cast<int64_t>(blocks) * cache::kBlockTokens;
+    hint.tokens = static_cast<int64_t>(blocks) * tensor::kKvBlockTokens;
     if (telling == Telling::kHowMuch || blocks == 0) continue;
-    const auto now = static_cast<double>(i + 1);  // RadixTree::now in that request
+    const auto now = static_cast<double>(i + 1);  // RadixTree::now during that request
     hint.returns_at = now + error * (next[i][blocks - 1] + 1 - now);
   }
   return hints;
 }
 
-// The real tree; one block of the trace is one of its own, filled with the name. hints: [requests] or empty.
+// Uses the real tree. A block of the trace becomes one of its blocks, filled with the name. hints: [requests]
+// or empty.
 int64_t TreeHits(const Trace& trace, int room, std::unique_ptr<cache::EvictionPolicy> policy,
                  const std::vector<cache::SessionHint>& hints = {}) {
-  constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
-  auto pool = *cache::KvPool::Create(kLayout, room * kLayout.pool_bytes());
-  cache::RadixTree tree(*pool, std::move(policy), nullptr);
+  cache::BlockPool pool(room);
+  cache::RadixTree tree(pool, std::move(policy), nullptr);
   int64_t hits = 0;
   for (size_t i = 0; i < trace.size(); ++i) {
     const auto& request = trace[i];
     std::vector<int32_t> tokens;
-    for (const int32_t name : request) tokens.insert(tokens.end(), cache::kBlockTokens, name);
+    for (const int32_t name : request) tokens.insert(tokens.end(), tensor::kKvBlockTokens, name);
     std::vector<cache::BlockRef> blocks = std::move(tree.Find("", tokens).blocks);
     hits += static_cast<int64_t>(blocks.size());
     tree.Use(blocks);
     const int known = static_cast<int>(blocks.size());
     const int wanted = static_cast<int>(request.size());
-    if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
-    for (int b = known; b < wanted && pool->free_blocks() > 0; ++b) blocks.push_back(*pool->Allocate());
-    tree.Insert("", std::span(tokens).first(blocks.size() * cache::kBlockTokens), blocks, known);
+    if (const int missing = wanted - known - pool.free_blocks(); missing > 0) tree.Evict(missing);
+    for (int b = known; b < wanted && pool.free_blocks() > 0; ++b) blocks.push_back(*pool.Allocate());
+    tree.Insert("", std::span(tokens).first(blocks.size() * tensor::kKvBlockTokens), blocks, known);
     tree.Touch(blocks, hints.empty() ? cache::SessionHint() : hints[i]);
   }
   return hits;
 }
 
-// Belady's rule on blocks of which only those that nothing cached follows may go.
+// Belady's rule, restricted to blocks without cached successors.
 class Belady {
  public:
   Belady(const Trace& trace, int room) : trace_(trace), room_(room), next_(NextUses(trace)) {}

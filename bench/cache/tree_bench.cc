@@ -1,5 +1,5 @@
-// The radix tree's operations, beside a chain of hashes over the same prompts. Argument `runs` of the prompt:
-// into how many runs other prompts have cut it. sglang_radix.py runs the same on SGLang's tree.
+// Compares the radix tree's operations with a chain of hashes over the same prompts. Argument `runs`: number
+// of runs into which other prompts split the prompt. sglang_radix.py runs the same on SGLang's tree.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -12,11 +12,10 @@
 namespace moesaic::bench {
 namespace {
 
-using cache::kBlockTokens;
+using tensor::kKvBlockTokens;
 
 constexpr int kPromptTokens = 100'000;
-constexpr int kPromptBlocks = kPromptTokens / kBlockTokens;
-constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
+constexpr int kPromptBlocks = kPromptTokens / kKvBlockTokens;
 
 std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -26,9 +25,7 @@ std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
 }
 
 struct Tree {
-  explicit Tree(int blocks)
-      : pool(*cache::KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
-        tree(*pool, cache::MakeCostAwarePolicy(8000, blocks), nullptr) {}
+  explicit Tree(int blocks) : pool(blocks), tree(pool, cache::MakeCostAwarePolicy(8000, blocks), nullptr) {}
 
   void Serve(std::span<const int32_t> tokens) {
     cache::PrefixMatch match = tree.Find("", tokens);
@@ -36,25 +33,26 @@ struct Tree {
     std::vector<cache::BlockRef> blocks = std::move(match.blocks);
     match = {};
     const int known = static_cast<int>(blocks.size());
-    const int wanted = static_cast<int>(tokens.size()) / kBlockTokens;
-    if (const int missing = wanted - known - pool->free_blocks(); missing > 0) tree.Evict(missing);
-    while (static_cast<int>(blocks.size()) < wanted) blocks.push_back(*pool->Allocate());
-    tree.Insert("", tokens.first(static_cast<size_t>(wanted) * kBlockTokens), blocks, known);
+    const int wanted = static_cast<int>(tokens.size()) / kKvBlockTokens;
+    if (const int missing = wanted - known - pool.free_blocks(); missing > 0) tree.Evict(missing);
+    while (static_cast<int>(blocks.size()) < wanted) blocks.push_back(*pool.Allocate());
+    tree.Insert("", tokens.first(static_cast<size_t>(wanted) * kKvBlockTokens), blocks, known);
   }
 
-  std::unique_ptr<cache::KvPool> pool;
+  cache::BlockPool pool;
   cache::RadixTree tree;
 };
 
-// One that parts from `prompt` behind `cut` of its `runs` parts.
+// Returns a prompt that diverges from `prompt` after `cut` of its `runs` parts.
 std::vector<int32_t> Parting(const std::vector<int32_t>& prompt, int cut, int runs) {
   std::vector<int32_t> other(prompt.begin(),
-                             prompt.begin() + int64_t{kPromptBlocks} * cut / runs * kBlockTokens);
-  other.resize(other.size() + kBlockTokens, 1);
+                             prompt.begin() + int64_t{kPromptBlocks} * cut / runs * kKvBlockTokens);
+  other.resize(other.size() + kKvBlockTokens, 1);
   return other;
 }
 
-// 32 other prompts of the same length, and some that part from `prompt` so that it is cut into `runs`.
+// Inserts 32 other prompts of the same length, and prompts that diverge from `prompt` so that it is split
+// into `runs`.
 void Fill(const std::vector<int32_t>& prompt, int runs,
           const std::function<void(std::span<const int32_t>)>& serve) {
   for (uint32_t seed = 1; seed <= 32; ++seed) serve(RandomTokens(kPromptTokens, seed));
@@ -74,7 +72,7 @@ void BM_TreeMatch(benchmark::State& state) {
 }
 BENCHMARK(BM_TreeMatch)->ArgName("runs")->Arg(1)->Arg(16)->Arg(195)->Arg(1562)->Unit(benchmark::kMicrosecond);
 
-// The same where at every cut the other way was used last, the dearest case.
+// The same if at every split the other branch was used last, which is the most expensive case.
 void BM_TreeMatchOtherLast(benchmark::State& state) {
   Tree tree(40 * kPromptBlocks);
   const std::vector<int32_t> prompt = RandomTokens(kPromptTokens, 0);
@@ -99,12 +97,12 @@ void BM_ChainMatch(benchmark::State& state) {
 }
 BENCHMARK(BM_ChainMatch)->Unit(benchmark::kMicrosecond);
 
-// Each round brings a prompt of 4,096 tokens that is not there into a full cache.
+// Each round inserts a new prompt of 4,096 tokens into a full cache.
 constexpr int kTurnTokens = 4096;
-constexpr int kTurns = 400;  // prompts that go round; the cache holds a quarter of them
+constexpr int kTurns = 400;  // number of prompts in the cycle; the cache holds a quarter of them
 
 void BM_TreeInsertEvict(benchmark::State& state) {
-  Tree tree(kTurns / 4 * kTurnTokens / kBlockTokens);
+  Tree tree(kTurns / 4 * kTurnTokens / kKvBlockTokens);
   std::vector<std::vector<int32_t>> turns;
   for (uint32_t seed = 0; seed < kTurns; ++seed) turns.push_back(RandomTokens(kTurnTokens, seed));
   size_t next = 0;
@@ -116,7 +114,7 @@ void BM_TreeInsertEvict(benchmark::State& state) {
         std::max(longest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   state.counters["blocks/s"] = benchmark::Counter(
-      static_cast<double>(state.iterations() * kTurnTokens / kBlockTokens), benchmark::Counter::kIsRate);
+      static_cast<double>(state.iterations() * kTurnTokens / kKvBlockTokens), benchmark::Counter::kIsRate);
   state.counters["longest_us"] = longest * 1e6;
 }
 BENCHMARK(BM_TreeInsertEvict)->Unit(benchmark::kMicrosecond);
@@ -129,11 +127,11 @@ void BM_ChainInsertEvict(benchmark::State& state) {
   for (; next < kTurns / 4; ++next) chain.Insert(turns[next]);
   for (auto _ : state) {
     const std::vector<int32_t>& turn = turns[next++ % kTurns];
-    chain.Evict(kTurnTokens / kBlockTokens - chain.Match(turn));
+    chain.Evict(kTurnTokens / kKvBlockTokens - chain.Match(turn));
     chain.Insert(turn);
   }
   state.counters["blocks/s"] = benchmark::Counter(
-      static_cast<double>(state.iterations() * kTurnTokens / kBlockTokens), benchmark::Counter::kIsRate);
+      static_cast<double>(state.iterations() * kTurnTokens / kKvBlockTokens), benchmark::Counter::kIsRate);
 }
 BENCHMARK(BM_ChainInsertEvict)->Unit(benchmark::kMicrosecond);
 

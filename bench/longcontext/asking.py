@@ -1,6 +1,6 @@
-"""Questions behind long documents, asked of a server that keeps these, by budget: a table of what was right.
+"""Asks questions about long cached documents at several budgets, and counts correct answers.
 
-A document is computed once, densely; each question behind it is asked at every budget, dense as well, from the cache. In
+A document is computed once, densely. Each question after it is asked densely and at every budget from the cache. In
 the mode `decode` the answer's rows choose blocks, `all` computes document and question again with all rows choosing.
 """
 import json
@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "tests" / "server"))
 
 
 class Counters:
-    """What the server's sparsity did since the last look."""
+    """Returns the changes of the server's sparsity counters since the last call."""
 
     def __init__(self, server):
         self.server, self.last = server, {}
@@ -40,8 +40,8 @@ class Counters:
 
 
 def ask(server, prompt, output, sparsity):
-    """(answer, its logprobs)"""
-    # A first prompt of 16k tokens on a machine that others use takes minutes.
+    """Returns (answer, its logprobs)."""
+    # A first prompt of 16k tokens takes minutes on a busy machine.
     status, _, body = server.request("POST", "/v1/chat/completions", {
         "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": output, "logprobs": True,
         "top_logprobs": 5, "kv_sparsity": sparsity}, timeout=1200)
@@ -53,16 +53,16 @@ def ask(server, prompt, output, sparsity):
 
 
 def settings_of(length, budgets, all_budgets, reuse):
-    """[(what the table says, kv_sparsity)], dense first."""
-    more, told = ({"reuse": reuse}, f", reuse {reuse}") if reuse > 1 else ({}, "")
+    """Returns [(label, kv_sparsity)], dense first."""
+    more, suffix = ({"reuse": reuse}, f", reuse {reuse}") if reuse > 1 else ({}, "")
     made = [("dense", {"mode": "dense"})]
-    made += [(f"{b}{told}, decode", {"mode": "decode", "budget": b, **more}) for b in budgets if b < length]
+    made += [(f"{b}{suffix}, decode", {"mode": "decode", "budget": b, **more}) for b in budgets if b < length]
     made += [("all of it, decode", {"mode": "decode", "budget": 2 * length})]
-    return made + [(f"{b}{told}, all", {"mode": "all", "budget": b, **more}) for b in all_budgets if b < length]
+    return made + [(f"{b}{suffix}, all", {"mode": "all", "budget": b, **more}) for b in all_budgets if b < length]
 
 
 def table(moesaic, model, context, made, settings, flags, judge, output, show):
-    """Asks made[kind], (prompt, right answers) each, with every one of `settings`; right is what judge(said, answers) says.
+    """Asks made[kind], (prompt, right answers) each, with every one of `settings`; judge(said, answers) decides whether the answer is correct.
 
     `context` tokens hold a prompt and its answer of at most output[kind] tokens; `flags` are the server's.
     """
@@ -80,7 +80,7 @@ def table(moesaic, model, context, made, settings, flags, judge, output, show):
             for kind in made:
                 right = []
                 for i, (prompt, answers) in enumerate(made[kind]):
-                    # MLA rounds otherwise in large chunks (S12 of docs/contracts/scheduler.md): all find the prompt cached.
+                    # MLA rounds differently in large chunks (S12 of docs/contracts/scheduler.md), so all settings use the cached prompt.
                     if name == "dense":
                         ask(server, prompt, 1, sparsity)
                     said, logprobs = ask(server, prompt, output[kind], sparsity)
@@ -92,5 +92,5 @@ def table(moesaic, model, context, made, settings, flags, judge, output, show):
                     elif name.startswith("all of it") and dense[kind, i] != json.dumps([said, logprobs]):
                         raise SystemExit(f"{kind} {i}: a budget that holds everything gives other logprobs than dense")
                 cells.append(f"{sum(right)}/{len(right)}")
-            told = ["the same bits", ""] if name.startswith("all of it") else counters.look()
-            print(f"| {name} | {' | '.join(cells + told)} |", flush=True)
+            counts = ["the same bits", ""] if name.startswith("all of it") else counters.look()
+            print(f"| {name} | {' | '.join(cells + counts)} |", flush=True)

@@ -1,9 +1,12 @@
-// Attention of one layer's decode step behind a long context, with the same kernels: dense; over the rows of
-// chosen tokens, gathered (the ordinary way), where which tokens is given and not counted, and where each
-// token is scored by its own key first, as it must be without a trained indexer ("-" where that has no
-// kernel: it takes products and keys of bfloat16); over chosen blocks, choosing included; and over those that
-// an earlier step chose. What the machine reads and multiplies is measured again in each round, since others
-// may take some of it: ratios and shares are of what one round measured. Prints a markdown table.
+// Measures attention of one layer's decode step with a long context, all with the same kernels:
+// - dense;
+// - over gathered rows of given tokens (the usual method), without the cost of choosing them;
+// - over gathered rows of tokens that are scored by their own keys first, which is needed without a trained
+//   indexer ("-" if there is no kernel: it needs bf16 products and keys);
+// - over chosen blocks, including the choice;
+// - over blocks that an earlier step chose.
+// Each round also measures the machine's bandwidth and peak, because other load may vary; ratios and shares
+// are within a round. Prints a markdown table.
 //   longcontext_attention_bench --context 16384 --budget 2048
 #include <fmt/format.h>
 
@@ -19,6 +22,7 @@
 #include <vector>
 
 #include "kernels/block_sparsity.h"
+#include "kernels/kernel_table.h"
 #include "kernels/kv_layer.h"
 #include "kernels/probe.h"
 #include "kernels/sketch.h"
@@ -29,11 +33,11 @@ namespace moesaic::bench {
 namespace {
 
 using kernels::AttentionParams;
-using kernels::kKvBlockTokens;
 using kernels::kScoreGroup;
 using kernels::KvLayer;
 using kernels::SequenceSlice;
 using tensor::DType;
+using tensor::kKvBlockTokens;
 
 struct Shape {
   const char* flag;
@@ -45,15 +49,15 @@ constexpr Shape kShapes[] = {{"gqa", "Qwen3-30B-A3B (GQA, 32 heads, 4 KV, 128)",
                              {"mla", "DeepSeek-V3 (MLA, 128 heads, 512 + 64)", 128, 1, 576, 512, true}};
 
 constexpr float kScale = 0.1F;
-constexpr int kStepsOfRound = 16;  // of one sequence: short ones would be measured by chance
-constexpr int kShift = 8;          // tokens that are given move on by less than this
+constexpr int kStepsOfRound = 16;  // for one sequence; fewer steps would be dominated by noise
+constexpr int kShift = 8;          // maximum shift of the given tokens per step
 
 struct Options {
   int context = 16384, budget = 2048, threads = 0, rounds = 15, reuse = 4;
   std::vector<int> batches = {1, 4, 16};
   std::vector<std::string> shapes = {"gqa", "mla"};
   std::string dtype = "bf16", digest = "box";
-  int64_t bytes = int64_t{2} << 30;  // of keys and values: no layer is in a cache when its turn comes
+  int64_t bytes = int64_t{2} << 30;  // of keys and values; a layer leaves the CPU caches before its next use
 };
 
 class Setting {
@@ -64,7 +68,7 @@ class Setting {
     blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
     layer_ = kernels::LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared,
                                options.digest == "sketch");
-    digest_bytes_ = shape.kv_heads * kernels::DigestBytes(layer_);
+    digest_bytes_ = shape.kv_heads * kernels::KeySummaryBytes(layer_);
     token_bytes_ = static_cast<double>(layer_.block_stride) / kKvBlockTokens;
     layer_bytes_ = (layer_.block_stride + layer_.digest_stride) * blocks_ * batch;
     layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));
@@ -89,22 +93,23 @@ class Setting {
 
   void Dense() { Attend(table_, blocks_, options_.context, NextLayer(), {}); }
   void BlockSparse() { Attend(table_, blocks_, options_.context, NextLayer(), each_); }
-  // Of the row behind the one that chose.
+  // Row after the one that chose the blocks.
   void BlocksTakenOver() { Attend(table_, blocks_, chooser_ + 2, NextLayer(), taken_over_); }
 
   void ReadLayer() { runtime::ReadOnce(ctx_.pool, {NextLayer().base, static_cast<size_t>(layer_bytes_)}); }
   int64_t layer_bytes() const { return layer_bytes_; }
 
-  // Gives tokens, others in each step.
+  // Changes the given tokens in each step.
   void GiveTokens() {
     const int shift = step_ % 7;
     for (size_t i = 0; i < lists_.size(); ++i) lists_[i] = tokens_[i % tokens_.size()] + shift;
   }
   void TokenSparse() { AttendGathered(NextLayer()); }
 
-  // Whether tokens can be scored at a speed that is worth comparing.
+  // True if tokens can be scored at a competitive speed.
   bool FindsTokens() const { return CanScoreTokens(layer_.dtype, layer_.key_dim); }
-  // Scores each token by the group's mean share of the softmax, as blocks are scored, and takes the best.
+  // Scores each token by the group's mean share of the softmax, as blocks are scored, and takes the best
+  // ones.
   void TokenSparseChosen() {
     const KvLayer layer = NextLayer();
     ScoreAllTokens(layer);
@@ -127,7 +132,7 @@ class Setting {
  private:
   int GatheredBlocks() const { return options_.budget / kKvBlockTokens; }
 
-  // Copies the rows of the chosen tokens into blocks, and attends over these.
+  // Copies the rows of the chosen tokens into blocks and attends to these.
   void AttendGathered(const KvLayer& from) {
     const int count = GatheredBlocks() * kKvBlockTokens;
     const int64_t key = tensor::BytesOf(from.dtype, from.key_dim),
@@ -141,18 +146,18 @@ class Setting {
         const int token = list[block * kKvBlockTokens + slot];
         const std::byte* at = from.base + table_[b * blocks_ + token / kKvBlockTokens] * from.block_stride;
         const int from_slot = token % kKvBlockTokens;
-        const std::byte* keys = at + head * from.head_stride;
-        std::byte* to_keys = to + head * from.head_stride;
+        const std::byte* keys = at + head * from.head_stride();
+        std::byte* to_keys = to + head * from.head_stride();
         std::memcpy(to_keys + slot * key, keys + from_slot * key, key);
         if (!from.shared) {
-          std::memcpy(to_keys + from.value_offset + slot * value,
-                      keys + from.value_offset + from_slot * value, value);
+          std::memcpy(to_keys + from.value_offset() + slot * value,
+                      keys + from.value_offset() + from_slot * value, value);
         }
         if (from.dtype != DType::kI8) continue;
         const int64_t row = head * kKvBlockTokens + from_slot, to_row = head * kKvBlockTokens + slot;
         for (const int64_t scales : {int64_t{0}, int64_t{from.heads} * kKvBlockTokens}) {
-          std::memcpy(to + from.scale_offset + (scales + to_row) * 4,
-                      at + from.scale_offset + (scales + row) * 4, 4);
+          std::memcpy(to + from.scale_offset() + (scales + to_row) * 4,
+                      at + from.scale_offset() + (scales + row) * 4, 4);
         }
       }
     });
@@ -179,7 +184,7 @@ class Setting {
     return scores_.as<float>() + (pair * Groups() + group) * blocks_ * kKvBlockTokens * kScoreGroup;
   }
 
-  // Of a group of a KV head's queries.
+  // Arguments for a group of a KV head's queries.
   TokenScores ScoreCall(const KvLayer& layer, int64_t pair, int g) {
     const int group = shape_.heads / shape_.kv_heads;
     return {.keys = nullptr,
@@ -205,7 +210,7 @@ class Setting {
         const std::byte* at = layer.base + table_[b * blocks_ + block] * layer.block_stride;
         for (int g = 0; g < Groups(); ++g) {
           TokenScores call = ScoreCall(layer, pair, g);
-          call.keys = at + head * layer.head_stride;
+          call.keys = at + head * layer.head_stride();
           call.scores = ScoresOf(pair, g) + int64_t{block} * kKvBlockTokens * kScoreGroup;
           ScoreTokens(call);
         }
@@ -213,8 +218,8 @@ class Setting {
     });
   }
 
-  // Tokens [first of part, first of the next) of a pair's parts: no worker idles for want of pairs. Parts of
-  // less than twice the budget would hardly leave any out.
+  // Returns the first token of a part of a pair. Parts keep all workers busy if there are few pairs. Parts of
+  // less than twice the budget would hardly exclude any tokens.
   int FirstOf(int part) const { return static_cast<int>(int64_t{options_.context} * part / Parts()); }
   int Parts() const {
     const int pairs = batch_ * shape_.kv_heads;
@@ -225,8 +230,8 @@ class Setting {
     return &shares_[(pair * Groups() + group) * int64_t{options_.context}];
   }
 
-  // Takes the tokens of all pairs that have the largest sums of shares, in their order: the best of each
-  // part, and of these the best.
+  // Takes the tokens of all pairs with the largest sums of shares, in their order: the best of each part,
+  // then the best of these.
   void ChooseTokens() {
     const int64_t pairs = int64_t{batch_} * shape_.kv_heads;
     const int group = shape_.heads / shape_.kv_heads;
@@ -241,7 +246,7 @@ class Setting {
     ctx_.pool->Run(pairs, [&](int64_t pair, int) { TakeBest(pair); });
   }
 
-  // Leaves the part's best in front of its range of best_.
+  // Moves the part's best to the front of its range of best_.
   void RankTokens(int64_t pair, int part) {
     const int first = FirstOf(part), end = FirstOf(part + 1), count = GatheredBlocks() * kKvBlockTokens;
     float* sum = SharesOf(pair, 0);
@@ -249,7 +254,7 @@ class Setting {
       const float* more = SharesOf(pair, g);
       for (int i = first; i < end; ++i) sum[i] += more[i];
     }
-    // What is above 0 is ordered as its bits are: whole numbers compare without a branch.
+    // Positive floats are ordered like their bits, and integers compare without a branch.
     uint64_t* ranks = &ranks_[pair * options_.context];
     uint64_t* best = &best_[pair * options_.context];
     for (int i = first; i < end; ++i) {
@@ -291,8 +296,8 @@ class Setting {
     return layer;
   }
 
-  // Small numbers of both signs in any type, int8's scales among them: the bits 0x3c00 .. 0x3cff and their
-  // negatives.
+  // Fills with small numbers of both signs in any type, including int8's scales: the bits 0x3c00 .. 0x3cff
+  // and their negatives.
   void Fill() {
     for (size_t i = 0; i < memory_.size() / 2; ++i) {
       memory_.as<uint16_t>()[i] =
@@ -350,13 +355,13 @@ class Setting {
   std::mt19937 random_{1};
 };
 
-// What one round took in seconds, and what the machine gave in it.
+// Seconds of one round, and the machine's rates during it.
 struct Round {
-  double bandwidth, peak;  // bytes and operations a second
+  double bandwidth, peak;  // bytes and operations per second
   double dense, tokens, gathered, blocks, taken_over;
 };
 
-// The mean of so many steps.
+// Returns the mean time of these steps.
 double Time(int steps, const std::function<void()>& step) {
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < steps; ++i) step();
@@ -368,7 +373,7 @@ double Quantile(std::vector<double> values, double share) {
   return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
-// Of each round, its median with its spread.
+// Formats the median over rounds with its spread.
 template <typename F>
 std::string Ratio(const std::vector<Round>& rounds, const F& ratio) {
   std::vector<double> all;
@@ -416,8 +421,7 @@ int Run(const Options& options) {
   const double peak = PeakOf(cpu, pool.get());
   fmt::print(
       "{} threads, {:.1f} GB/s read, {:.0f} GFLOP/s bf16; context {}, budget {} chosen by {}, {} keys and "
-      "values, {:.1f} "
-      "GB of them in turn; medians of {} rounds (p10-p90), ms\n\n",
+      "values, {:.1f} GB of them in turn; medians of {} rounds (p10-p90), ms\n\n",
       pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.digest,
       options.dtype, static_cast<double>(options.bytes) / 1e9, options.rounds);
   fmt::print(
@@ -435,7 +439,7 @@ int Run(const Options& options) {
         const Round round = Measure(cpu, pool.get(), batch, &setting);
         if (i >= 0) rounds.push_back(round);
       }
-      // Whichever of memory and products takes longer.
+      // The bound is the longer of memory and products.
       const auto dense_bound = [&](const Round& r) {
         return std::max(setting.dense_bytes() / r.bandwidth, setting.dense_operations() / r.peak);
       };

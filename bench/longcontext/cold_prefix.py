@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""How long a long prompt takes to its first token when its blocks are nowhere, on disk, or in memory.
+"""Measures the time to first token of a long prompt whose blocks are not cached, on disk, or in memory.
 
-For each length, a prefix of random tokens with a short question behind it; all but the first are medians of --rounds:
-  computed   nobody has asked before
+Each length has a prefix of random tokens and a short question after it. All but the first row are medians of --rounds:
+  computed   first request
   restored   after a restart of the server, the files' pages dropped from the page cache
   warm       after another restart, with those pages in the page cache
-  in memory  asked again
-  from int8  with --warm-memory: asked again when another prompt of the length has taken its place in the cache
+  in memory  repeated request
+  from int8  with --warm-memory: repeated after another prompt of the length has replaced it in the cache
 
-Beside it: the bytes that were read, at which rate, and the share of the rate at which the same files are read with
-O_DIRECT in pieces of 16 MiB in this run. Needs nothing beyond Python 3.9.
+Also prints the bytes read, their rate, and its share of the rate of reading the same files with O_DIRECT in pieces of
+16 MiB in this run. Needs nothing beyond Python 3.9.
 
     python3 bench/make_shapes.py build/shapes --shape qwen3-moe-small --type bf16 --context 131072
     python3 bench/longcontext/cold_prefix.py build/shapes/qwen3-moe-small-bf16.gguf --lengths 8192,16384,32768,65536
@@ -38,7 +38,7 @@ PIECE = 16 << 20
 
 
 def ask(server, prompt):
-    """(seconds to the first token, that token, cached tokens)"""
+    """Returns (seconds to the first token, that token, cached tokens)."""
     body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     start = time.perf_counter()
     status, answer = server.json("POST", "/v1/completions", body)
@@ -62,7 +62,7 @@ def drop_pages(folder):
 
 
 def direct_rate(folder):
-    """Bytes a second of reading the files one after another, past the page cache; None where that is refused."""
+    """Returns bytes per second of reading the files sequentially past the page cache; None if not supported."""
     buffer = mmap.mmap(-1, PIECE)
     total, start = 0, time.perf_counter()
     for path in files(folder):
@@ -97,7 +97,7 @@ def measure(options, length):
                 if kind == "restored":
                     drop_pages(folder)
                 with serving(*flags, model=options.model) as server:
-                    ask(server, prompt[:64])  # a first answer touches code and weights
+                    ask(server, prompt[:64])  # warms up code and weights
                     row[kind], token, cached = ask(server, prompt)
                     if token != said or cached != length // 64 * 64:
                         raise SystemExit(f"{kind}: {token} and {cached} cached tokens, computed: {said}")
@@ -114,7 +114,7 @@ def measure(options, length):
 
 
 def measure_int8(options, length):
-    """Medians of the time to the first token when the blocks come back from int8, and of what that took the engine."""
+    """Returns medians of the time to first token with blocks restored from int8, and of the engine's restore time."""
     random_tokens = random.Random(length)
     prompt, others = ([random_tokens.randrange(256, options.vocabulary) for _ in range(length + options.question)]
                       for _ in range(2))
@@ -124,7 +124,7 @@ def measure_int8(options, length):
         ask(server, prompt)
         ask(server, others)
         for _ in range(options.rounds):
-            for asked in (prompt, others):  # each takes the other's place
+            for asked in (prompt, others):  # each replaces the other
                 before = server.metric("moesaic:kv_warm_restore_seconds_total")
                 seconds, _, cached = ask(server, asked)
                 if cached != length // 64 * 64:
@@ -140,9 +140,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--lengths", default="8192,16384,32768,65536", help="tokens of the prefixes, a multiple of 64")
-    parser.add_argument("--question", type=int, default=16, help="tokens behind them, which are always computed")
+    parser.add_argument("--question", type=int, default=16, help="tokens after the prefix, which are always computed")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vocabulary", type=int, default=16384, help="random tokens are below")
+    parser.add_argument("--vocabulary", type=int, default=16384, help="upper limit of random token ids")
     parser.add_argument("--folder", default=None,
                         help="where the disk to be measured is mounted; default: the temporary folder")
     parser.add_argument("--warm-memory", default=None, help="for --kv-warm-memory: room for two prompts, e.g. 2GiB")

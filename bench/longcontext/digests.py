@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""Which blocks digests choose, held against which were needed: moesaic-recall's own queries and keys, in PyTorch.
+"""Compares the blocks that digests choose with the needed ones, for moesaic-recall's queries and keys, in PyTorch.
 
 usage: digests.py [--model FOLDER] [--length N] [--kind needle] [--budgets 256,...] [--documents N]
 
-For the rows that must recall a name (the rows before a value of the answer), by layer: of the KV heads, the best share of
-choices that hold the block where the name was told (told); of the query heads' choices, the share that holds the block of their
-most attention (recall); and how much of their attention lies in the chosen blocks, mean, p50 and p5. Ways to choose:
+Considers the rows that must recall a name (the rows before a value of the answer). Prints by layer: the largest share,
+over KV heads, of choices with the block that states the name (defined); the share of query heads' choices with the block of
+their most attention (recall); and the share of attention within the chosen blocks (mean, p50 and p5). Methods:
 
   sketch     docs/contracts/sparsity.md: sum over a block's keys of exp(estimate), from signs of each rotated key - center
   1 bit      the same with one plane of signs, as keys of more than 64 dimensions have
   half       the same with one plane of half the dimensions
-  largest    as sketch, but the block's largest estimate instead of the sum
-  box        softmax of q . center + spread / 5 over blocks: what the engine does unless told
+  largest    like sketch, with the block's largest estimate instead of the sum
+  box        softmax of q . center + spread / 5 over blocks: the engine's default
   bound      the same with the whole spread, an upper bound (Quest's, arXiv 2406.10774, with the ball)
   mean       q . mean of the block's keys
-  k-means    8 means a block, weighted by how many keys they stand for
+  k-means    8 means per block, weighted by their numbers of keys
   int4       the 32 dimensions that vary most in the block, 4 bits each: as many bits as sketch's
-  8          as box, with a digest for each 8 tokens: a block's importance is the sum of its parts'
-  a head     as sketch, but each query head for itself
-  oracle     the attention itself, summed over the heads of a KV head: no choice that they share is better
+  8          like box, with a digest for each 8 tokens: a block's importance is the sum over its parts
+  a head     like sketch, but each query head chooses alone
+  oracle     the attention itself, summed over the heads of a KV head: the best common choice
 
 All in f32; the first block, the one before the current and the current one are always read. Needs PyTorch.
 """
@@ -41,7 +41,7 @@ WAYS = ["sketch", "1 bit", "half", "largest", "box", "bound", "mean", "k-means",
 
 
 def record(model):
-    """Has every layer keep its rotated queries and keys."""
+    """Makes every layer keep its rotated queries and keys."""
     def keep(attention):
         def hook(_, inputs):
             x, rope = inputs
@@ -56,7 +56,7 @@ def record(model):
 
 
 def rotation(size):
-    """Signs and a Hadamard transform, twice."""
+    """Applies random signs and a Hadamard transform, twice."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
@@ -66,7 +66,7 @@ def rotation(size):
 
 
 def estimates(query, blocks, center, planes, size):
-    """Of q . key from sketches with so many planes of signs of `size` dimensions. [heads, blocks, 64]"""
+    """Estimates q . key from sketches with `planes` planes of signs of `size` dimensions: [heads, blocks, 64]."""
     rotate = rotation(blocks.shape[-1])
     off = blocks - center[:, None]
     turned, asked = (off @ rotate.T)[..., :size], (query @ rotate.T)[..., :size]
@@ -84,7 +84,7 @@ def estimates(query, blocks, center, planes, size):
 
 
 def k_means(blocks, count):
-    """(means [blocks, count, size], how many keys each stands for)"""
+    """Returns (means [blocks, count, size], number of keys of each)."""
     means = blocks[:, torch.linspace(0, BLOCK - 1, count).long()].clone()
     for _ in range(8):
         mine = torch.nn.functional.one_hot(torch.cdist(blocks, means).argmin(-1), count).float()
@@ -95,7 +95,7 @@ def k_means(blocks, count):
 
 
 def scores(query, keys):
-    """Block scores of each way and the true masses. query [heads, size], keys [tokens, size]; a KV head's."""
+    """Returns block scores of each method and the true masses. query [heads, size], keys [tokens, size] of a KV head."""
     query = query / keys.shape[1] ** 0.5
     tokens, size = keys.shape
     full = (tokens - 1) // BLOCK  # the current block has no digest
@@ -104,7 +104,7 @@ def scores(query, keys):
     summed = lambda logits: share(logits.flatten(1)).view(logits.shape).sum(-1)  # noqa: E731
 
     def digest(tokens_each):
-        """(center, q . center, spread) of parts of so many tokens."""
+        """Returns (center, q . center, spread) of parts of this many tokens."""
         parts = keys[:full * BLOCK].view(full * BLOCK // tokens_each, tokens_each, -1)
         low, high = parts.min(1).values, parts.max(1).values
         center, radius = (low + high) / 2, (high - low) / 2
@@ -133,7 +133,7 @@ def scores(query, keys):
 
 
 def chosen(importance, full, budget):
-    """A mask of the full blocks that are read. importance [full]"""
+    """Returns a mask of the full blocks that are read. importance [full]"""
     keep = torch.zeros(full, dtype=torch.bool)
     keep[[0, full - 1]] = True
     count = -(-budget // BLOCK) - 3
@@ -152,7 +152,7 @@ def main():
     arguments = parser.parse_args()
     model, tokenizer = network.load(arguments.model), build()
     record(model)
-    found = {}  # (layer, budget, way): ([recalled], [captured], {KV head: [told]})
+    found = {}  # (layer, budget, way): ([recalled], [captured], {KV head: [defined]})
     budgets = [int(b) for b in arguments.budgets.split(",")]
     for number in range(arguments.documents):
         asked = recall.questions(arguments.kind, arguments.length, number)
@@ -162,9 +162,9 @@ def main():
         ids = tokenizer.encode("<|begin|><|user|>" + text + tail).ids
         head = len(tokenizer.encode("<|begin|><|user|>" + text).ids)
         values = set(tokenizer.encode("".join(" " + v for v in tasks.VALUES)).ids)
-        told = {}  # (key, value) to the block that tells it
+        definitions = {}  # (key, value) to the block that states it
         for i in range(head):
-            told.setdefault((ids[i - 1], ids[i]), i // BLOCK)
+            definitions.setdefault((ids[i - 1], ids[i]), i // BLOCK)
         rows, inside = [], False
         for i in range(head, len(ids)):  # rows before a value in an answer
             inside = (inside or ids[i] == tasks.ROLES.index("<|assistant|>")) and ids[i] != tasks.ROLES.index("<|user|>")
@@ -186,14 +186,14 @@ def main():
                             else:
                                 keep = chosen(by[way].sum(0), full, budget).expand(group, -1)
                             recalled, captured, heads = found.setdefault((at, budget, way), ([], [], {}))
-                            block = told.get((ids[row], ids[row + 1]), full)
+                            block = definitions.get((ids[row], ids[row + 1]), full)
                             if block < full:
                                 heads.setdefault(head_, []).append(keep[:, block].float().mean().item())
                             best = masses.argmax(-1)
                             recalled += keep.gather(1, best[:, None])[:, 0].float().tolist()
                             captured += ((masses * keep).sum(-1) + current).tolist()
     print(f"{arguments.kind}, {arguments.length} tokens, {len(rows) * arguments.documents} rows\n")
-    print("| layer | budget | way | told | recall | captured: mean | p50 | p5 |\n|---|---|---|---|---|---|---|---|")
+    print("| layer | budget | way | defined | recall | captured: mean | p50 | p5 |\n|---|---|---|---|---|---|---|---|")
     for (layer, budget, way), (recalled, captured, heads) in sorted(found.items(), key=lambda f: f[0][:2]):
         shares = torch.tensor(captured)
         best = max((sum(h) / len(h) for h in heads.values()), default=float("nan"))

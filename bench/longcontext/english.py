@@ -1,17 +1,17 @@
-"""What a chat model is asked over long English documents: RULER's tasks (arXiv 2404.06654) in its noise of five sentences.
+"""Tasks for chat models over long English documents: RULER's tasks (arXiv 2404.06654) in its noise of five sentences.
 
 - needle: one number, a document for each of ten depths
-- keys: ten cities, each with its number, far apart; all are asked for, one at a time
-- values: four numbers of one city; right if all are said
-- frequent: a list of words, two of which stand ten times as often as the others; right if both are said
+- keys: ten cities, each with its number, far apart; the questions cover all of them, one at a time
+- values: four numbers of one city; correct if all are named
+- frequent: a list of words, two of which occur ten times as often as the others; correct if both are named
 
-An answer is right if it has every word that is asked for, in either case. Lengths are in tokens of the model, about.
+An answer is correct if it has every expected word, in either case. Lengths are in tokens of the model, about.
 """
 import random
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NOISE_TOKENS, NEEDLE_TOKENS, WORD_TOKENS = 25, 20, 1.05  # of most vocabularies, about
-QUESTION = 72  # tokens left for question and template
+QUESTION = 72  # tokens reserved for question and template
 # Tokens of an answer at most. Four numbers whose 28 digits are tokens each, and a sentence around each, need the most.
 OUTPUT = {"needle": 48, "keys": 48, "values": 128, "frequent": 48}
 ROOM = 256  # tokens of context beyond a length, at least: lengths are about
@@ -29,7 +29,7 @@ def statement(city, number):
 
 
 def haystack(tokens, statements):
-    """Noise of about so many tokens with (depth from 0 to 1, sentence) in it."""
+    """Returns noise of about this many tokens with (depth from 0 to 1, sentence) inserted."""
     lines = [NOISE] * ((tokens - NEEDLE_TOKENS * len(statements)) // NOISE_TOKENS)
     for depth, said in sorted(statements, reverse=True):
         lines.insert(round(depth * len(lines)), said)
@@ -43,7 +43,7 @@ def asked(text, city, plural):
 
 
 def questions(kind, length, share=1.0):
-    """[(prompt, words of a right answer)]. `share` of the usual number of documents, but for keys' one."""
+    """Returns [(prompt, expected words)]. `share` scales the number of documents, except for keys, which has one."""
     made = []
     tokens = length - QUESTION - OUTPUT[kind]  # of the document
     count = max(1, round({"needle": 10, "keys": 1, "values": 5, "frequent": 5}[kind] * share))
@@ -59,9 +59,9 @@ def questions(kind, length, share=1.0):
             text = haystack(tokens, [(number / max(1, count - 1), statement(cities[0], magic))])
             made.append((asked(text, cities[0], False), [magic]))
         elif kind == "keys":
-            told = {city: draw() for city in cities[:10]}
-            text = haystack(tokens, [(i / (len(told) - 1), statement(*pair)) for i, pair in enumerate(told.items())])
-            made += [(asked(text, city, False), [magic]) for city, magic in told.items()]
+            magics = {city: draw() for city in cities[:10]}
+            text = haystack(tokens, [(i / (len(magics) - 1), statement(*pair)) for i, pair in enumerate(magics.items())])
+            made += [(asked(text, city, False), [magic]) for city, magic in magics.items()]
         elif kind == "values":
             magic = [draw() for _ in range(4)]
             text = haystack(tokens, [(rng.random(), statement(cities[0], one)) for one in magic])

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""What attention over chosen blocks costs in quality: retrieval by moesaic-recall at 16k and by moesaic-tiny, perplexity.
+"""Measures the quality loss of attention over chosen blocks: retrieval by moesaic-recall and moesaic-tiny, perplexity.
 
 usage: quality.py MOESAIC [--recall FOLDER --lengths 4096,16384 --digest box] [--tiny FOLDER] [--samples N]
                   [--chat MODEL --chat-lengths 2048,7936] [--text FILE --model MODEL [--window N] [--tokens N]]
 
 Recall (recall.py): needles, many keys, several values and counting at each of --lengths, dense and for each budget, with
-`decode` (output tokens choose, document and question were read densely) and `all` (those choose too); and perplexity of
-such documents.
-Chat (english.py): needles, keys, values and words in English, asked of any model that chats, with the default dense layers,
-for each of --chat-lengths, all of which its context must hold.
-Retrieval: needles at every depth of a text, values of keys in a long list, and lists said again (models/moesaic-tiny's
-own generator, prompts of about 2,000 tokens that training never saw), greedy, right if equal to the last character.
-Also with a share of the mass instead of a whole budget, and with choices that several tokens read. Perplexity: every row
+`decode` (only output tokens choose) and `all` (document and question choose as well); and perplexity of such documents.
+Chat (english.py): needles, keys, values and words in English, for any chat model, with the default dense layers, at
+each of --chat-lengths, which its context must hold.
+Retrieval: needles at every depth of a text, values of keys in a long list, and repeated lists (models/moesaic-tiny's
+own generator, prompts of about 2,000 tokens outside of training), greedy; only identical answers are correct. Also with
+a share of the mass instead of a whole budget, and with choices that several tokens share. Perplexity: every row
 of a window chooses. Prints markdown.
 """
 import argparse
@@ -28,17 +27,17 @@ import recall
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUDGETS = [256, 512, 1024]
-# (what the table says, flags): other ways to spend the budget of 512.
+# (label, flags): other uses of the budget of 512.
 WAYS = [("512, mass 0.9", ["--kv-sparsity-mass", "0.9"]), ("512, mass 0.98", ["--kv-sparsity-mass", "0.98"]),
         ("512, reuse 2", ["--kv-sparsity-reuse", "2"]), ("512, reuse 4", ["--kv-sparsity-reuse", "4"]),
         ("512, reuse 16", ["--kv-sparsity-reuse", "16"])]
-# Of perplexity: with half the window for a cap, and with a quarter of it for a budget.
+# For perplexity: half the window as the limit, and a quarter of it as the budget.
 MASSES = [0.8, 0.9, 0.95, 0.98]
 REUSES = [2, 4, 8, 16]
 
 
 def needle(sampler, sentences, depth):
-    """A code at `depth` (0 to 1) of a text."""
+    """Returns a text with a code at `depth` (0 to 1)."""
     import domain
     key, code = sampler.rng.choice(domain.WORDS), str(sampler.rng.randint(10, 999))
     lines = [sampler.filler() for _ in range(sentences)]
@@ -48,7 +47,7 @@ def needle(sampler, sentences, depth):
 
 
 def lookup(sampler, pairs, depth):
-    """The value of the key at `depth` of a list."""
+    """Returns a list and the value of the key at `depth`."""
     import domain
     rng = sampler.rng
     keys = [f"{j} {w}" for j in rng.sample(domain.ADJECTIVES, min(len(domain.ADJECTIVES), 4 + pairs // 8))
@@ -84,9 +83,9 @@ def answers(moesaic, model, prompts, flags):
     if ran.returncode != 0:
         sys.exit(ran.stderr)
     rows = [json.loads(line) for line in ran.stdout.splitlines()]
-    told = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
+    statistics = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
     lengths = [row["usage"]["prompt_tokens"] for row in rows]
-    return [row["text"].strip() for row in rows], lengths, told[-1].split(": ", 1)[1] if told else ""
+    return [row["text"].strip() for row in rows], lengths, statistics[-1].split(": ", 1)[1] if statistics else ""
 
 
 def retrieval(moesaic, folder, samples):
@@ -104,7 +103,7 @@ def retrieval(moesaic, folder, samples):
                                                  "--kv-sparsity-audit", "16", *flags]))
     header = None
     for name, flags in settings:
-        texts, lengths, told = answers(moesaic, folder, [messages for _, messages, _ in made], flags)
+        texts, lengths, statistics = answers(moesaic, folder, [messages for _, messages, _ in made], flags)
         if header is None:
             for kind in kinds:
                 of = [n for n, (k, _, _) in zip(lengths, made) if k == kind]
@@ -112,11 +111,11 @@ def retrieval(moesaic, folder, samples):
             header = f"\n| budget, rows that choose | {' | '.join(kinds)} | what came of it |\n|---|" + "---|" * (len(kinds) + 1)
             print(header)
         right = {kind: [text == expected for text, (k, _, expected) in zip(texts, made) if k == kind] for kind in kinds}
-        print(f"| {name} | " + " | ".join(f"{sum(r)}/{len(r)}" for r in right.values()) + f" | {told} |", flush=True)
+        print(f"| {name} | " + " | ".join(f"{sum(r)}/{len(r)}" for r in right.values()) + f" | {statistics} |", flush=True)
 
 
 def perplexity(moesaic, model, text, window, tokens, more=(), ways=True):
-    """`ways`: also with shares of the mass and choices that several tokens read. `more`: flags of all that choose."""
+    """`ways` adds shares of the mass and shared choices. `more`: flags of all sparse runs."""
     print(f"\n### Perplexity, {pathlib.Path(model).name}, windows of {window}, {tokens} tokens\n")
     print("| budget | perplexity | of dense | what came of it |\n|---|---|---|---|")
     dense = None
@@ -136,13 +135,13 @@ def perplexity(moesaic, model, text, window, tokens, more=(), ways=True):
             sys.exit(ran.stderr)
         value = json.loads(ran.stdout)["perplexity"]
         dense = dense or value
-        told = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
-        print(f"| {name} | {value:.4f} | {value / dense:.4f} | {told[-1].split(': ', 1)[1] if told else ''} |",
+        statistics = [line for line in ran.stderr.splitlines() if line.startswith("block-sparse attention: ")]
+        print(f"| {name} | {value:.4f} | {value / dense:.4f} | {statistics[-1].split(': ', 1)[1] if statistics else ''} |",
               flush=True)
 
 
 def context_length(moesaic, model):
-    """Tokens that the model's context holds."""
+    """Returns the context of the model in tokens."""
     ran = subprocess.run([moesaic, "inspect", model, "--json"], capture_output=True, text=True)
     if ran.returncode != 0:
         sys.exit(ran.stderr)
@@ -163,10 +162,10 @@ def main():
     parser.add_argument("--share", type=float, default=1.0,
                         help="of the questions, for recall and chat, but for chat's keys, which are always ten; 0: none")
     parser.add_argument("--documents", type=int, default=2, help="for recall's perplexity; 0: none")
-    parser.add_argument("--show", action="store_true", help="for recall and chat: tell what was wrong")
+    parser.add_argument("--show", action="store_true", help="for recall and chat: print wrong answers")
     parser.add_argument("--tiny", type=pathlib.Path, default=ROOT / "models" / "moesaic-tiny")
     parser.add_argument("--samples", type=int, default=20, help="of each retrieval task; 0: none")
-    parser.add_argument("--chat", type=pathlib.Path, help="model that is asked in English")
+    parser.add_argument("--chat", type=pathlib.Path, help="model for the English tasks")
     parser.add_argument("--chat-lengths", default="2048,4096,7936")
     parser.add_argument("--text", help="for perplexity")
     parser.add_argument("--model", help="for perplexity")

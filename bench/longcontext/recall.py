@@ -1,11 +1,11 @@
-"""What moesaic-recall is asked over long documents, through a server that keeps them: retrieval by budget.
+"""Measures retrieval by moesaic-recall over long documents cached by a server, by budget.
 
 Tasks of RULER's kind (arXiv 2404.06654), each at every depth of a document:
 
-- needle: ten names in filler, far apart; one is asked for
-- keys: 400 names; one is asked for
-- values: three values of a key anywhere in the document, all asked for; right in any order
-- frequent: the value seen most often, of nine that make a fifth of the sentences; no choice of blocks can count
+- needle: ten names in filler, far apart; the question names one
+- keys: 400 names; the question names one
+- values: three values of a key anywhere in the document; all are expected in any order
+- frequent: the value seen most often, of nine that make up a fifth of the sentences; sparse attention cannot count them
 
 """
 import pathlib
@@ -19,11 +19,11 @@ sys.path.insert(0, str(ROOT / "models" / "moesaic-recall"))
 import tasks  # noqa: E402
 
 KINDS = ["needle", "keys", "values", "frequent"]
-TAIL = 64  # tokens left for question and answer
+TAIL = 64  # tokens reserved for question and answer
 
 
 def document(seed, length, statements):
-    """Filler up to `length` tokens with statements in it: (depth from 0 to 1, function of the document)."""
+    """Returns filler of up to `length` tokens with statements: (depth from 0 to 1, function of the document)."""
     made = tasks.Document(random.Random(seed))
     made.open()
     rest = sorted(statements, key=lambda s: s[0])
@@ -38,7 +38,7 @@ def document(seed, length, statements):
 
 
 def questions(kind, length, number, share=1.0):
-    """[(document's text, question, right answers)] of one document. `share` of the usual number of questions."""
+    """Returns [(document text, question, correct answers)]. `share` scales the number of questions."""
     seed = f"{kind}|{length}|{number}"
     rng = random.Random(seed + "|statements")
     if kind == "needle":
@@ -74,7 +74,7 @@ def documents(kind):
 
 
 def perplexity_text(path, length, count):
-    """`count` documents of exactly `length` tokens, in which a fifth of the sentences says again what was said."""
+    """Returns `count` documents of exactly `length` tokens, a fifth of whose sentences are repetitions."""
     with open(path, "w") as out:
         for number in range(count):
             rng = random.Random(f"perplexity|{length}|{number}")

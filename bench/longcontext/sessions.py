@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""An agent's session that grows turn by turn, on several servers in turns: time to the first token and tokens/s by turn.
+"""Runs growing agent sessions on several servers: time to first token and tokens/s by turn.
 
   sessions.py --model MODEL --vocabulary 16384 --turns 20 --last 20480 --output 64 --rounds 3 \\
     --server "dense=moesaic serve {model} --port {port} --threads 2" \\
     --server "sparse=moesaic serve {model} --port {port} --threads 2 --kv-sparsity decode --kv-sparsity-budget 2048" \\
     --server "llama-server=llama-server -m {model} --port {port} -c 24576 -np 1 -fa on -t 2"
 
-All servers are up at once; a turn goes to one after another, so that only one works at a time and a slow minute falls on
-all of them. Each turn's prompt holds the ones before it, made-up answers of the length asked for, and new tokens, so each
-server computes the new part and reads the rest from its cache. Every round is a new session, and begins with the next
-server. A server's first turn of the first round is as the others'; one call before it, of other tokens, warms it up.
+All servers run at once. Each turn goes to one server after another, so that only one works at a time and a slow phase
+affects all of them. A turn's prompt has the previous ones, artificial answers of the requested length, and new tokens, so
+each server computes the new part and reads the rest from its cache. Every round is a new session and starts with the next
+server. A call with other tokens warms up each server.
 
-Tokens/s are those behind the first token of a turn. With --sessions N there are N sessions at a time: each turn's N
-prompts go to a server one after another (time to the first token, behind a cache that the others' have pushed out of the
-processor's), then all N answers are asked for at once, so that each step reads the cache of all, and tokens/s are those of all
-from the last one's first token to the first one's end. Standard library only.
+Tokens/s exclude the first token of a turn. With --sessions N there are N concurrent sessions. Each turn sends N prompts
+one after another (time to first token, with CPU caches filled by the others), then requests all N answers at once, so that
+each step reads the cache of all. Tokens/s then count all sessions from the last first token to the first end. Standard library only.
 """
 import argparse
 import asyncio
@@ -35,7 +34,7 @@ import workload  # noqa: E402
 
 
 def session(number, vocabulary, turns, first, last, output):
-    """Calls whose prompts grow from `first` to `last` - `output` tokens; the last answer reaches `last`."""
+    """Returns calls whose prompts grow from `first` to `last` - `output` tokens; the last answer reaches `last`."""
     stream = random.Random(f"session {number}")
     prompt, calls = workload._tokens(stream, first, vocabulary), []
     growth = (last - output - first) / max(1, turns - 1)
@@ -57,7 +56,7 @@ def call(url, model, what):
 @dataclasses.dataclass
 class Turn:
     first: list  # seconds to the first token of each session
-    rate: float  # tokens a second behind the first, of all sessions
+    rate: float  # tokens per second after the first, over all sessions
     total: float  # seconds
 
 
@@ -82,12 +81,12 @@ def turn_of(url, model, calls):
     for outcome in outcomes:
         if outcome.error:
             raise SystemExit(f"{url}: {outcome.error}")
-    # While all answer: what came between the last one's first token and the first one's end.
+    # Counts tokens between the last session's first token and the first session's end.
     begin = max(o.sent + o.first for o in outcomes)
     end = min(o.sent + o.total for o in outcomes)
     if begin >= end:
         raise SystemExit(f"{url}: answers did not overlap; more --output or fewer --sessions")
-    # Servers may put more than one token into a chunk, or end with one that has none.
+    # Servers may send several tokens per chunk, or an empty last chunk.
     tokens = 0
     for o in outcomes:
         chunks = itertools.accumulate(o.gaps, initial=o.sent + o.first)
@@ -117,7 +116,7 @@ def table(results, calls, groups):
     for name in names:
         cells += [spread([sum(o.total for o in run_) for run_ in results[name]], 1), ""]
     print("| " + " | ".join(cells) + " |")
-    # Of the same turn of the same round, so that a slow minute does not part them.
+    # Compares the same turn of the same round, so that a slow phase affects both.
     for name in names[1:]:
         for part in range(groups):
             among = range(part * turns // groups, (part + 1) * turns // groups)
@@ -129,17 +128,17 @@ def table(results, calls, groups):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", action="append", required=True, metavar="NAME=COMMAND",
-                        help="how to start a server; {model} and {port} are filled in")
-    parser.add_argument("--model", required=True, help="what {model} becomes")
-    parser.add_argument("--vocabulary", type=int, default=16384, help="token ids lie below this")
+                        help="command of a server; {model} and {port} are replaced")
+    parser.add_argument("--model", required=True, help="replacement of {model}")
+    parser.add_argument("--vocabulary", type=int, default=16384, help="upper limit of token ids")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--first", type=int, default=1024, help="tokens of the first prompt")
-    parser.add_argument("--last", type=int, default=20480, help="tokens with the last answer")
+    parser.add_argument("--last", type=int, default=20480, help="tokens including the last answer")
     parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
-    parser.add_argument("--rounds", type=int, default=3, help="new sessions each")
-    parser.add_argument("--sessions", type=int, default=1, help="at a time")
-    parser.add_argument("--groups", type=int, default=4, help="rows of the table")
-    parser.add_argument("--json", type=pathlib.Path, help="write all turns here as well")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds, each with new sessions")
+    parser.add_argument("--sessions", type=int, default=1, help="number of concurrent sessions")
+    parser.add_argument("--groups", type=int, default=4, help="number of rows of the table")
+    parser.add_argument("--json", type=pathlib.Path, help="file to write all turns to")
     arguments = parser.parse_args()
 
     servers = dict(server.split("=", 1) for server in arguments.server)
@@ -161,10 +160,10 @@ def main():
                 for name in order:
                     _, url, model = up[name]
                     results[name][-1].append(turn_of(url, model, calls))
-                told = {name: results[name][-1][-1] for name in servers}
+                latest = {name: results[name][-1][-1] for name in servers}
                 print(f"round {number + 1}, turn {turn + 1}: "
                       + ", ".join(f"{name} {statistics.median(of.first):.2f} s, {of.rate:.1f} tokens/s"
-                                  for name, of in told.items()), file=sys.stderr, flush=True)
+                                  for name, of in latest.items()), file=sys.stderr, flush=True)
     finally:
         for process, _, _ in up.values():
             run.stop(process)

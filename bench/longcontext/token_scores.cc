@@ -1,6 +1,6 @@
 #include "token_scores.h"
 
-// Instruction sets by attributes of functions: the program runs on processors without them too.
+// Instruction sets are enabled by function attributes, so that the program also runs on CPUs without them.
 #include <immintrin.h>
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 
 using kernels::kScoreGroup;
 
-constexpr int kStep = 32;  // dimensions of a tile's row
+constexpr int kStep = 32;  // dimensions of a row of a tile
 
 __attribute__((target("amx-tile,amx-bf16"))) void ScoreByTiles(const TokenScores& t) {
   kernels::cpu::Configure({16, 16, 16, 16, 16, 16, 16, 16});
@@ -41,18 +41,18 @@ __attribute__((target("amx-tile,amx-bf16"))) void ScoreByTiles(const TokenScores
   _tile_release();
 }
 
-constexpr int kTogether = 16;  // keys, whose sums are in registers
+constexpr int kTogether = 16;  // keys whose sums are in registers
 
 __attribute__((target("avx512f,avx512bf16"))) void ScoreByVectors(const TokenScores& t) {
-  for (int first = 0; first < kernels::kKvBlockTokens; first += kTogether) {
+  for (int first = 0; first < tensor::kKvBlockTokens; first += kTogether) {
     const std::byte* keys = t.keys + first * t.stride;
     __m512 sums[kTogether];
 #pragma GCC unroll 16
     for (int i = 0; i < kTogether; ++i) sums[i] = _mm512_setzero_ps();
     // The next block stands elsewhere: behind the last keys of this one nothing more is asked for.
-    const std::byte* next = first + kTogether < kernels::kKvBlockTokens ? keys + kTogether * t.stride : keys;
+    const std::byte* next = first + kTogether < tensor::kKvBlockTokens ? keys + kTogether * t.stride : keys;
     for (int pair = 0; pair < t.key_dim / 2; ++pair) {
-      // As many lines of the next keys as there are pairs, if rows stand beside each other.
+      // Prefetches as many lines of the next keys as there are pairs, if rows are adjacent.
       _mm_prefetch(next + int64_t{64} * pair, _MM_HINT_T0);
       const __m512i queries = _mm512_load_si512(t.packed + int64_t{64} * pair);
 #pragma GCC unroll 16

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
-#include "kernels/ops.h"
+#include "kernels/attention.h"
+#include "kernels/micro_kernels.h"
+#include "tensor/dtype.h"
 
 namespace moesaic::bench {
 

@@ -1,7 +1,7 @@
-// What a prefix that came back from int8 costs: windows of a text are read once with the prefix as it was
-// computed and once as the warm tier gives it back, and what follows the prefix is compared, row by row: the
-// perplexity of both, and how far the second's distribution is from the first's. Prints a markdown table, and
-// what keeping and bringing back took.
+// Measures the quality loss of prefixes that are restored from int8. Reads windows of a text once with the
+// prefix as computed and once as the warm tier restores it, and compares the rows after the prefix: the
+// perplexity of both, and the divergence of the second's distributions. Prints a markdown table, with the
+// time of saving and restoring.
 //   moesaic tokenize MODEL --file TEXT --ids > ids
 //   longcontext_warm_quality MODEL ids --window 2048 --windows 8
 #include <fmt/format.h>
@@ -12,18 +12,19 @@
 #include <cmath>
 #include <fstream>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "cache/warm_codec.h"
-#include "engine/executor.h"
 #include "engine/kv_budget.h"
+#include "engine/local_executor.h"
 #include "kernels/kernel_table.h"
 #include "models/model.h"
 
 namespace moesaic::bench {
 namespace {
 
-constexpr int kChunk = 256;  // rows of a step
+constexpr int kChunk = 256;  // rows per step
 
 struct Options {
   std::string model, ids;
@@ -31,7 +32,7 @@ struct Options {
   std::vector<std::string> dtypes = {"bf16", "f32"};
 };
 
-// Of a row: its log-probabilities.
+// Returns the log-probabilities of a row.
 std::vector<double> LogSoftmax(std::span<const float> logits) {
   const double most = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
@@ -44,7 +45,7 @@ std::vector<double> LogSoftmax(std::span<const float> logits) {
 struct Totals {
   double exact = 0, warm = 0;  // nats
   std::vector<double> divergence;
-  int64_t same = 0;  // rows whose likeliest token is
+  int64_t same = 0;  // rows with the same likeliest token
   double encode_seconds = 0, decode_seconds = 0, bytes = 0;
 };
 
@@ -55,37 +56,34 @@ class Reader {
       : model_(model),
         threads_(threads),
         layout_(engine::LayoutFor(model.info().kv, *engine::KvDType(dtype, model.info()), false)),
-        pool_(*cache::KvPool::Create(layout_, layout_.pool_bytes() * cache::BlocksFor(window))),
+        store_(*cache::KvStore::Create({.layout = layout_, .blocks = tensor::KvBlocksFor(window)}, threads)),
         codec_(layout_, /*exact=*/false),
-        executor_(model, kernels, threads, *pool_, 0) {
-    for (int i = 0; i < cache::BlocksFor(window); ++i) {
-      blocks_.push_back(*pool_->Allocate());
-      table_.push_back(blocks_.back().index());
-    }
+        executor_(model, kernels, threads, *store_, 0),
+        table_(tensor::KvBlocksFor(window)) {
+    std::iota(table_.begin(), table_.end(), 0);
   }
 
-  // Logits of rows [from, to), whose predecessors are there.
+  // Returns the logits of rows [from, to), whose predecessors are cached.
   std::vector<float> Read(std::span<const int32_t> ids, int from, int to, bool want) {
     std::vector<float> logits;
     for (int start = from; start < to; start += kChunk) {
       const int count = std::min(kChunk, to - start);
-      const engine::ExecutorRows rows = {.tokens = ids.subspan(start, count),
-                                         .block_table = table_,
-                                         .start = start,
-                                         .first_logits = want ? 0 : count};
-      const auto got = executor_.Run({&rows, 1}, /*want_hidden=*/false);
+      engine::StepBatch batch;
+      batch.AddRows({.start = start, .first_logits = want ? 0 : count}, ids.subspan(start, count), {},
+                    table_);
+      const auto got = executor_.Run(batch);
       if (!got.ok()) throw std::runtime_error(Message(got.status()));
-      logits.insert(logits.end(), got->begin(), got->end());
+      logits.insert(logits.end(), got->logits.begin(), got->logits.end());
     }
     return logits;
   }
 
   void Window(std::span<const int32_t> ids, Totals& totals) {
-    const int prefix = static_cast<int>(ids.size()) / 2 / cache::kBlockTokens * cache::kBlockTokens;
+    const int prefix = static_cast<int>(ids.size()) / 2 / tensor::kKvBlockTokens * tensor::kKvBlockTokens;
     const auto end = static_cast<int>(ids.size()) - 1;
     Read(ids, 0, prefix, false);
     const std::vector<float> exact = Read(ids, prefix, end, true);
-    RoundTrip(prefix / cache::kBlockTokens, totals);
+    RoundTrip(prefix / tensor::kKvBlockTokens, totals);
     const std::vector<float> warm = Read(ids, prefix, end, true);
     const size_t vocabulary = model_.info().vocab_size;
     for (int row = prefix; row < end; ++row) {
@@ -109,16 +107,16 @@ class Reader {
     const auto timed = [&](const auto& work) {
       const auto start = std::chrono::steady_clock::now();
       threads_.Run(int64_t{count} * layers, [&](int64_t task, int) {
-        work(pool_->ViewOf(table_[task / layers]), static_cast<int>(task % layers),
+        work(store_->ViewOf(table_[task / layers]), static_cast<int>(task % layers),
              coded.data() + task / layers * codec_.block_bytes());
       });
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
-    totals.encode_seconds += timed([&](const cache::BlockView& block, int layer, std::byte* to) {
+    totals.encode_seconds += timed([&](const tensor::KvBlockView& block, int layer, std::byte* to) {
       if (!codec_.IsFinite(block, layer)) throw std::runtime_error("not finite");
       codec_.Encode(block, layer, to);
     });
-    totals.decode_seconds += timed([&](const cache::BlockView& block, int layer, std::byte* from) {
+    totals.decode_seconds += timed([&](const tensor::KvBlockView& block, int layer, std::byte* from) {
       codec_.Decode(from, layer, block);
     });
     totals.bytes += static_cast<double>(layout_.block_bytes()) * count;
@@ -126,11 +124,10 @@ class Reader {
 
   models::Model& model_;
   runtime::ThreadPool& threads_;
-  const cache::BlockLayout layout_;
-  std::unique_ptr<cache::KvPool> pool_;
+  const tensor::KvLayout layout_;
+  std::unique_ptr<cache::KvStore> store_;
   const cache::WarmCodec codec_;
-  engine::Executor executor_;
-  std::vector<cache::BlockRef> blocks_;
+  engine::LocalExecutor executor_;
   std::vector<int32_t> table_;
 };
 
@@ -157,7 +154,7 @@ int Run(const Options& options) {
     std::sort(totals.divergence.begin(), totals.divergence.end());
     double mean = 0;
     for (const double divergence : totals.divergence) mean += divergence / rows;
-    const cache::BlockLayout layout =
+    const tensor::KvLayout layout =
         engine::LayoutFor((*model)->info().kv, *engine::KvDType(dtype, (*model)->info()), false);
     fmt::print(
         "| {} | {:.2f} | {:.0f} | {:.4f} | {:.4f} | {:.5f} | {:.2e} ({:.2e}) | {:.2f}% | {:.2f} GB/s | "
@@ -179,7 +176,7 @@ int Run(const Options& options) {
 }  // namespace moesaic::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("What a prefix that came back from int8 costs");
+  CLI::App app("Measures the loss of a prefix that came back from int8");
   moesaic::bench::Options options;
   app.add_option("MODEL", options.model)->required()->check(CLI::ExistingPath);
   app.add_option("IDS", options.ids, "Token ids, separated by white space")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Operators beside PyTorch eager's compositions of them: same shapes, same threads, in one run.
+"""Compares operators with PyTorch eager compositions: same shapes and threads, in one run.
 
 usage: operators.py BENCH_FOLDER [--threads N] [--rounds N] [--json FILE] [--quick] [--only WORD]
 
-BENCH_FOLDER holds kernels_route_bench, kernels_attention_bench and kernels_moe_bench. The two sides take turns, and
-who begins changes from round to round; what is printed are medians over the rounds of each round's median step, with
-the lowest and highest, and the median of the ratios within a round. Needs the Python package torch.
+BENCH_FOLDER holds kernels_route_bench, kernels_attention_bench and kernels_moe_bench. The two sides alternate,
+and the order changes from round to round. Prints medians over rounds of each round's median step, with the lowest and
+highest, and the median of the ratios within a round. Needs the Python package torch.
 
-An operator may have several compositions: as the model's release writes it, and as others do. A ratio is given for
-each, and the goal is held against the fastest.
+An operator may have several compositions: that of the model's release, and others. Each has a ratio; the fastest one is
+the reference.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ import time
 
 import torch
 
-SECONDS = 0.5  # of timed steps, a side and a round
+SECONDS = 0.5  # of timed steps per side and round
 
 
 def route_deepseek_v3(rows):
@@ -58,7 +58,7 @@ def route_qwen3_moe(rows):
 
 
 class Layers:
-    """bf16 tensors of the given shapes in turn, a gigabyte of them, so that none is in a cache when its turn comes."""
+    """bf16 tensors of the given shapes in turn, a gigabyte in all, so that each has left the caches before its next use."""
 
     def __init__(self, *shapes):
         size = sum(2 * math.prod(shape) for shape in shapes)
@@ -191,7 +191,7 @@ def dispatch_by_expert(rows):
 
 
 class Operator:
-    """`less`: a counter of the benchmark that is taken off its time, work that the compositions don't do."""
+    """`less`: a counter of the benchmark to subtract from its time, for work that the compositions do not do."""
 
     def __init__(self, name, goal, binary, test, compositions, quick=False, less=None):
         self.name, self.goal, self.binary, self.test = name, goal, binary, test
@@ -215,7 +215,7 @@ def operators():
     for rows in (512, 2048, 4096):
         compositions = {"release": lambda r=rows: dispatch_sorted(r),
                         "transformers": lambda r=rows: dispatch_by_expert(r)}
-        # Ours cannot leave out the experts: they are made tiny, and their products are measured beside it.
+        # Ours cannot omit the experts, so they are tiny, and their products are measured separately.
         yield Operator(f"dispatch, DeepSeek-V3, {rows} tokens", 7.2, "kernels_moe_bench",
                        f"Dispatch/bf16/rows:{rows}", dict(compositions), rows == 512, less="products_us")
         yield Operator(f"dispatch with products of tiny experts, DeepSeek-V3, {rows} tokens", None,
@@ -246,7 +246,7 @@ def microseconds(values):
 
 
 def measure(operator, options):
-    """{side: [microseconds by round]}; "Moesaic" is this side, the others are compositions."""
+    """Returns {side: [microseconds by round]}; "Moesaic" is ours, the others are compositions."""
     rounds = {"Moesaic": []} | {name: [] for name in operator.compositions}
     for number in range(options.rounds):
         for name in list(rounds) if number % 2 == 0 else reversed(list(rounds)):

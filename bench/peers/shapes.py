@@ -1,23 +1,21 @@
 #!/usr/bin/env python3
-"""Prefill, decode and start on real layer shapes, beside llama.cpp and ik_llama.cpp on the same files, in one run.
+"""Compares prefill, decode and start-up on real layer shapes with llama.cpp and ik_llama.cpp on the same files.
 
 usage: shapes.py MOESAIC SHAPES_FOLDER [--llama FOLDER] [--ik FOLDER] [--json FILE] [--rounds N] [--quick] ...
 
-The files come from make_shapes.py and are made when missing. The sides take turns, and who begins changes from round
-to round; each round is a process of its own, with an untimed repetition before the timed one where the program has
-one. What is printed are medians over the rounds with the lowest and highest, and the median of the ratios within a
-round to the better peer, which is the one of the higher median.
+Missing files are made by make_shapes.py. The sides alternate, and the order changes from round to round. Each round is a
+separate process, with an untimed repetition before the timed one if the program has one. Prints medians over rounds with
+the lowest and highest, and the median of the ratios within a round to the peer with the higher median.
 
-Every side runs with its best flags: before the rounds each set of flags that is worth trying (sides.py) is run once,
-and the one with the best geometric mean over the work's tests is kept. Depths use what the smallest one found.
+Every side runs with its best flags. Before the rounds each candidate set of flags (sides.py) is run once, and the one with
+the best geometric mean over the work's tests is used. Depths use the flags of the smallest depth.
 
-FOLDERs hold the peers' own programs, built natively on the machine that is measured: llama-bench,
-llama-batched-bench and llama-completion of llama.cpp; llama-bench, llama-batched-bench, llama-sweep-bench and
-llama-cli of ik_llama.cpp. Without them only this side is measured.
+FOLDERs have the peers' own programs, built natively on the measured machine: llama-bench, llama-batched-bench and
+llama-completion of llama.cpp; llama-bench, llama-batched-bench, llama-sweep-bench and llama-cli of ik_llama.cpp. Without
+them only Moesaic is measured.
 
-Two things of ik_llama.cpp have to be changed before it can be compared: its llama-batched-bench gives all sequences
-token 0, which all go to the same experts (they must be random, as in all the other programs), and it takes a DeepSeek
-model for a V2-Lite only if it has 26 or 27 layers.
+ik_llama.cpp needs two changes for the comparison. Its llama-batched-bench gives all sequences token 0, which uses the same
+experts (tokens must be random, as in the other programs). And it identifies DeepSeek-V2-Lite by 26 or 27 layers only.
 """
 import argparse
 import collections
@@ -40,11 +38,11 @@ class Job:
     shape: str
     kind: str
     threads: int
-    dtype: str  # what it runs as on this side
+    dtype: str  # its format on this side
 
 
 class Record:
-    """Every run of a side, written out after each so that an interrupted session keeps what it has."""
+    """All runs of a side, written after each run so that an interrupted session keeps them."""
 
     def __init__(self, path, about):
         self.path, self.data = path, {"about": about, "runs": []}
@@ -56,7 +54,7 @@ class Record:
 
 
 def run_once(side, work, flags, job, number, record):
-    """number: the round; 0 while flags are tried."""
+    """`number` is the round; 0 while flags are tried."""
     print(f"{job.shape} {job.kind}, {job.threads} threads, {work}, round {number}: {side.name} {flags}",
           file=sys.stderr)
     name, *arguments = work.split()
@@ -69,7 +67,7 @@ def run_once(side, work, flags, job, number, record):
 
 
 def worth(speeds):
-    """Geometric mean over tests; seconds count the other way round."""
+    """Returns the geometric mean over tests; seconds count inversely."""
     return math.exp(statistics.mean(math.log(1 / v if test == sides.START else v) for test, v in speeds.items()))
 
 
@@ -115,7 +113,7 @@ def works_of(job, options):
 
 
 def run_rounds(work, order, flags, job, options, record):
-    """{(side's name, test): [speed by round]}."""
+    """Returns {(name of the side, test): [speed by round]}."""
     deep = work.startswith("deep") and int(work.split()[1]) > 8192
     results = collections.defaultdict(list)
     for number in range(1, (options.deep_rounds if deep else options.rounds) + 1):
@@ -132,7 +130,7 @@ def measure(job, options, record, winners):
     found = {}
     for work in works_of(job, options):
         flags = {side.name: best_flags(side, work, job, found, options, record) for side in [ours, *peers]}
-        ours.shares.clear()  # those of the runs that tried flags
+        ours.shares.clear()  # drops the runs that tried flags
         results = run_rounds(work, [ours, *peers], flags, job, options, record)
         for side, test in results:
             if side == ours.name:
@@ -170,7 +168,7 @@ def options_of():
     if options.quick:
         options.rounds, options.prompts, options.decode, options.batches, options.depths = 3, [128, 512], 32, [], []
         options.type, options.tune, options.works = ["q8_0"], False, ["plain"]
-    for name in ("moesaic", "shapes", "llama", "ik"):  # sides are run elsewhere
+    for name in ("moesaic", "shapes", "llama", "ik"):  # sides run in other folders
         path = getattr(options, name)
         setattr(options, name, path and pathlib.Path(path).resolve())
     options.works = options.works or ["plain", "deep", "batched", "start"]

@@ -1,6 +1,6 @@
-"""How each side of bench/peers/shapes.py is run: its command, the flags worth trying, and what its output says.
+"""The sides of bench/peers/shapes.py: commands, candidate flags, and parsers of their output.
 
-A side's works are methods of the same names, each of which runs one or a few processes and returns speeds by test:
+Each work of a side is a method of the same name that runs one or a few processes and returns speeds by test:
 {"pp512": 1234.5} in tokens a second, and for START in seconds.
 """
 import collections
@@ -12,18 +12,18 @@ import sys
 import tempfile
 import time
 
-# What a file's weights run as here; peers run them as they are stored.
+# Run-time formats of a file's weights here; peers use the stored format.
 DTYPES = {"q8_0": "auto", "q4_0": "auto", "q4_k": "auto", "bf16": "bf16"}
-# The dot products that `of peak` is held against.
+# Dot products that define the peak.
 PEAKS = {"q8_0": "int8", "q4_0": "int8", "q4_k": "int8", "bf16": "bf16"}
 START = "start to first token"
 PROMPT = "a tone in the rain"  # of a few tokens, in the files' made-up vocabulary
 BATCHED_PROMPT, BATCHED_TOKENS = 128, 32
-CHUNK = 512  # tokens of the prefill that is measured behind others
+CHUNK = 512  # tokens of the prefill that is measured at a depth
 
 
 def run(command):
-    """(stdout, stderr). In the temporary folder, since some programs leave logs where they are run."""
+    """Returns (stdout, stderr). Runs in the temporary folder, because some programs write logs there."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace",
                           cwd=tempfile.gettempdir())
     if done.returncode != 0:
@@ -32,7 +32,7 @@ def run(command):
 
 
 def seconds_to_output(command):
-    """Until the first byte on stdout, from before the process is there."""
+    """Returns the time from before the process starts to the first byte on stdout."""
     start = time.perf_counter()
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                           cwd=tempfile.gettempdir()) as process:
@@ -45,7 +45,7 @@ def seconds_to_output(command):
 
 
 def read(path):
-    """Brings a file into the page cache."""
+    """Reads a file into the page cache."""
     with open(path, "rb") as file:
         while file.read(1 << 24):
             pass
@@ -61,13 +61,13 @@ def comma(numbers):
 
 class Moesaic:
     name = "Moesaic"
-    # Flags to try by work; "" is the default. Works that are missing are run with defaults.
+    # Candidate flags by work; "" is the default. Other works run with defaults.
     candidates = {"start": ["--mmap on", ""]}
 
     def __init__(self, binary, options):
         self.binary, self.options = binary, options
         self.shares = collections.defaultdict(list)  # by test: of the read bandwidth (decode) or dot peak (prefill)
-        self.peak = None  # operations a second of the strongest dot product of what runs
+        self.peak = None  # operations per second of the fastest dot product that runs
 
     def find_peak(self, kind, threads):
         text, _ = run([self.binary, "doctor"])
@@ -76,7 +76,7 @@ class Moesaic:
         self.peak = float(rates[threads]) * 1e9 if threads in rates else None
 
     def packed(self, job):
-        """The file as it is packed by this binary, which saves each round from doing it."""
+        """Returns the file packed by this binary, so that the rounds do not pack it."""
         path = job.file.with_suffix(f".{job.dtype}.moesaic")
         if not path.exists() or path.stat().st_mtime < self.binary.stat().st_mtime:
             run([self.binary, "convert", job.file, "--dtype", job.dtype, "--out", path, "--force"])
@@ -116,7 +116,7 @@ class Moesaic:
 
 
 class Peer:
-    """What llama.cpp and its fork ik_llama.cpp have in common. `folder` holds their binaries."""
+    """Common base of llama.cpp and its fork ik_llama.cpp. `folder` holds their binaries."""
 
     completion = "llama-completion"
     start_flags = ()
@@ -178,7 +178,7 @@ class IkLlamaCpp(Peer):
     }
 
     def deep(self, job, flags, depth):
-        """llama-sweep-bench goes on in steps of CHUNK; the last one begins at `depth`."""
+        """Runs llama-sweep-bench in steps of CHUNK; the last one begins at `depth`."""
         lines = self.lines(self.call("llama-sweep-bench", job, flags, [
             "-c", depth + CHUNK, "-ub", CHUNK, "-n", self.options.decode, "--sweep-stride", depth // CHUNK,
             "--output-format", "jsonl"]))
@@ -187,7 +187,7 @@ class IkLlamaCpp(Peer):
                 at_depth(f"tg{self.options.decode}", depth): line["speed_tg"]}
 
     def batched(self, job, flags):
-        """A table is all that its llama-batched-bench prints."""
+        """Parses the table of its llama-batched-bench."""
         context = max(self.options.batches) * (BATCHED_PROMPT + BATCHED_TOKENS)
         outputs = self.call("llama-batched-bench", job, flags, [
             "-c", context, "-npp", BATCHED_PROMPT, "-ntg", BATCHED_TOKENS, "-npl", comma(self.options.batches)])

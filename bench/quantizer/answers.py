@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What quantizing does to moesaic-tiny's answers, and to the text they stand in, half of which is drawn at random.
+"""Measures the effect of quantization on moesaic-tiny's answers, and on the surrounding text, which is half random.
 
     python3 bench/quantizer/answers.py build/release/bin/moesaic FOLDER...
 
-Runs the bf16 model and each folder over the held-out prompts and answers and prints KL(bf16 || folder) and how often the
-likeliest token is the same: over all tokens, where the second likeliest is below 90% of the first, and over the tokens of
-answers alone. Needs tokenizers, safetensors and numpy.
+Runs the bf16 model and each folder over the held-out prompts and answers. Prints KL(bf16 || folder) and the share of equal
+likeliest tokens: over all tokens, over those whose second likeliest token has less than 90% of the first's probability, and
+over the tokens of answers. Needs tokenizers, safetensors and numpy.
 """
 import argparse
 import json
@@ -23,7 +23,7 @@ WINDOW = 1024
 
 
 def held_out():
-    """(text, [first, end) of each answer in it)."""
+    """Returns (text, [first, end) of each answer in it)."""
     text, spans = "", []
     for line in (TINY / "heldout.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -34,7 +34,7 @@ def held_out():
 
 
 def in_answers(text, spans):
-    """[tokens]: whether a token begins in an answer."""
+    """Returns, for each token, whether it begins in an answer."""
     tokens = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode(text, add_special_tokens=False)
     inside = numpy.zeros(len(text) + 1, bool)
     for first, end in spans:
@@ -43,7 +43,7 @@ def in_answers(text, spans):
 
 
 def logprobs(moesaic, model, text, path, *flags):
-    """([scored] token numbers, their distributions)."""
+    """Returns ([scored] token numbers, their distributions)."""
     compare.run([moesaic, "perplexity", model, "--text", text, "--save-logits", path, "-c", WINDOW, *flags])
     saved = safetensors.numpy.load_file(path)
     rows = saved["logprobs"].astype(numpy.float32)
@@ -64,7 +64,7 @@ def main():
         file, saved = pathlib.Path(temporary) / "text", pathlib.Path(temporary) / "rows"
         file.write_text(text)
         tokens, scored, exact = logprobs(arguments.moesaic, TINY, file, saved)
-        shift = len(tokens) - len(ids)  # the program may put a first token before the text
+        shift = len(tokens) - len(ids)  # the program may prepend a token
         assert (tokens[shift:] == ids).all()
         mine = answers[scored - shift] & (scored >= shift)
         second, first = numpy.partition(exact, -2)[:, -2:].T

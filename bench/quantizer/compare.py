@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
-"""moesaic quantize beside llm-compressor and llama-quantize: the same model, the same calibration, one run.
+"""Compares moesaic quantize with llm-compressor and llama-quantize: same model, calibration and run.
 
     python3 bench/quantizer/compare.py build/release/bin/moesaic [--python VENV/bin/python] [--llama SOURCE]
 
-For W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ (of Moesaic, W8A8 with smoothing as well: "smooth"),
-and for W8A8 with static activations and smoothing (llm-compressor: SmoothQuant by its own pairs of DeepSeek's layers,
-static scales per tensor), both programs quantize moesaic-tiny with the same linears left alone; W8A16, in groups of 32
-and 64 and by output, is Moesaic's alone. What they write is then run by the same program over the same held-out
-answers, beside the bf16 model. llama-quantize writes Q8_0 and Q4_0, the latter also with an importance matrix of the
-same calibration text, and keeps in bf16 what we keep. Prints KL(bf16 || quantized), as it runs and with the weights
-alone in f32 (--dtype f32: activations stay as they are), top-1 agreement, bytes of all tensors, seconds and peak
-resident memory of the whole process (of both programs with an importance matrix), and the ratios.
+Moesaic and llm-compressor quantize moesaic-tiny and keep the same linears:
+- W8A8 and W4A16 in groups of 32, by nearest rounding and by GPTQ (with Moesaic also W8A8 with smoothing: "smooth");
+- W8A8 with static activations and smoothing (llm-compressor: SmoothQuant by its own pairs of DeepSeek's layers, static
+  scales per tensor);
+- W8A16 in groups of 32 and 64 and by output, with Moesaic only.
+llama-quantize writes Q8_0 and Q4_0, the latter also with an importance matrix of the same calibration text, and keeps the
+same linears in bf16. One program runs all results and the bf16 model over the same held-out answers. Prints
+KL(bf16 || quantized) with all roundings and of the weights alone (--dtype f32), top-1 agreement, bytes of all tensors,
+seconds and peak resident memory of the whole process (of both programs with an importance matrix), and the ratios.
 
---python names a Python that has llm-compressor. --llama names llama.cpp's source, whose converter runs in this Python
-(it needs torch and transformers); LLAMA_CPP names the folder of its programs, llama-quantize and llama-imatrix. Needs
+The same program runs all results over the same held-out answers and compares them with the bf16 model. It prints
+KL(bf16 || quantized), as it runs and with the weights alone in f32 (--dtype f32: activations are not rounded), top-1
+agreement, bytes of all tensors, seconds and peak resident memory of the whole process (of both programs with an
+importance matrix), and the ratios.
+
+--python names a Python with llm-compressor. --llama names llama.cpp's source, whose converter runs in this Python (it
+needs torch and transformers). LLAMA_CPP names the folder of its programs, llama-quantize and llama-imatrix. Needs
 tokenizers, safetensors and numpy.
 """
 import argparse
@@ -40,7 +46,7 @@ RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w8a8", "smooth"), ("w8a8", "static"
         ("w8a16", "gptq"), ("w8a16-g64", "gptq"), ("w8a16-channel", "gptq"), ("w4a16", "rtn"), ("w4a16", "mse"),
         ("w4a16", "gptq"))
 METHODS = {"smooth": ["--method", "gptq", "--smoothing", "on"], "static": ["--activations", "static", "--smoothing", "on"]}
-# type, with an importance matrix (of which Q8_0 makes nothing), what it is held against
+# type, whether with an importance matrix (which Q8_0 does not use), our counterpart
 LLAMA_RUNS = (("Q8_0", False, ("w8a8", "rtn")), ("Q8_0", False, ("w8a8", "gptq")), ("Q8_0", False, ("w8a16", "rtn")),
               ("Q8_0", False, ("w8a16", "mse")), ("Q8_0", False, ("w8a16", "gptq")), ("Q8_0", False, ("w8a16-g64", "gptq")),
               ("Q8_0", False, ("w8a16-channel", "gptq")), ("Q4_0", False, ("w4a16", "rtn")),
@@ -53,7 +59,7 @@ def conversations_text(conversation, **flags):
 
 
 def write_calibration(path, count):
-    """Conversations of a seed of their own, as tokens [count, length] and beside them, for llama-imatrix, as text."""
+    """Writes conversations of a separate seed as tokens [count, length], and as text for llama-imatrix."""
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     sampler = generate.Sampler(random.Random("calibration"))
     rows = []
@@ -74,7 +80,7 @@ def write_held_out(path):
 
 
 def write_source(folder):
-    """moesaic-tiny without its multi-token-prediction layer, which transformers does not load."""
+    """Writes moesaic-tiny without its multi-token-prediction layer, which transformers does not load."""
     folder.mkdir()
     config = json.loads((TINY / "config.json").read_text())
     beyond = f"model.layers.{config['num_hidden_layers']}."
@@ -95,7 +101,7 @@ def write_source(folder):
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
 
 
-# A process begins with the peak of the one that it is forked from; this one is small.
+# A process inherits the peak memory of the one that forks it, so it is started from a small one.
 LAUNCHER = """import json, resource, subprocess, sys, time
 start = time.monotonic()
 code = subprocess.call(sys.argv[2:])
@@ -104,12 +110,12 @@ json.dump({"code": code, "seconds": time.monotonic() - start, "peak": peak}, ope
 
 
 def run(command):
-    """Standard output, seconds and peak bytes of a program."""
-    with tempfile.NamedTemporaryFile("r") as told, tempfile.TemporaryFile("w+") as errors:
-        launched = [sys.executable, "-S", "-E", "-c", LAUNCHER, told.name, *map(str, command)]
+    """Returns standard output, seconds and peak bytes of a program."""
+    with tempfile.NamedTemporaryFile("r") as usage, tempfile.TemporaryFile("w+") as errors:
+        launched = [sys.executable, "-S", "-E", "-c", LAUNCHER, usage.name, *map(str, command)]
         output = subprocess.run(launched, stdout=subprocess.PIPE, stderr=errors, text=True,
                                 env={**os.environ, "HF_HUB_OFFLINE": "1"}).stdout
-        took = json.load(told)
+        took = json.load(usage)
         if took["code"] != 0:
             errors.seek(0)
             raise SystemExit(f"{' '.join(map(str, command))}:\n{errors.read()[-3000:]}")
@@ -117,9 +123,9 @@ def run(command):
 
 
 def tensor_bytes(path):
-    """Of a folder or a GGUF file, without headers and vocabulary."""
+    """Returns the bytes of the tensors of a folder or a GGUF file."""
     if path.is_file():
-        from gguf import GGUFReader  # of llama.cpp's source
+        from gguf import GGUFReader  # from llama.cpp's source
 
         return sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors)
     total = 0
@@ -168,9 +174,7 @@ class Bench:
             out = self.folder / f"{scheme}-{method}"
             flags = ["--calibration", self.calibration] if method in ("gptq", "smooth", "static") else []
             flags += METHODS.get(method, ["--method", method])
-            name, _, group = scheme.partition("-")
-            flags += ["--group-size", group.removeprefix("g")] if group else []
-            command = [self.moesaic, "quantize", self.source, "-o", out, "--scheme", name, *flags]
+            command = [self.moesaic, "quantize", self.source, "-o", out, "--scheme", scheme, *flags]
             self.done[scheme, method] = self.side(scheme, method, "moesaic", [command], out)
         return self.done[scheme, method]
 

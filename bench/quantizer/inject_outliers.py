@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint again with outlier channels that change nothing but how hard it is to quantize.
+"""Adds outlier channels to a checkpoint. The model computes the same but is harder to quantize.
 
-Some channels of each norm's weight are multiplied by FACTOR, a power of two, and the matching inputs of everything
-that reads the norm are divided by it: in exact arithmetic the model is the same, but a few activations are FACTOR times
-as large as their neighbours, as in trained large models.
+Some channels of each norm's weight are multiplied by FACTOR, a power of two, and the matching inputs of all linears that
+read the norm are divided by it. In exact arithmetic the model is the same, but a few activations are FACTOR times as
+large as the others, as in large trained models.
 
 Usage: inject_outliers.py MODEL OUT [--factor 64] [--channels 4]
 Needs torch and safetensors.
@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     shutil.copytree(options.model, options.out)
     if options.factor <= 0 or math.frexp(options.factor)[0] != 0.5:
-        parser.error("--factor must be a power of two, or the model would not be the same")
+        parser.error("--factor must be a power of two, because others change the model")
     rng = random.Random(0)
     shards = {path: load_file(path) for path in sorted(options.out.glob("*.safetensors"))}
     weights = {name: tensor for shard in shards.values() for name, tensor in shard.items()}

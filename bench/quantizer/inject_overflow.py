@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint again with a MoE layer that half precision can't hold, and that computes what it did.
+"""Makes a MoE layer of a checkpoint overflow fp16. In bf16 and f32 the model computes the same.
 
 In the routed experts of one layer, rows of up_proj are multiplied by FACTOR, a power of two, and columns of down_proj
-divided by it: in bf16 and f32 every product and sum is FACTOR times, or one FACTORth of, what it was, to the bit, and
-the outputs are the same. But what lies between them, silu(gate) * up, is FACTOR times as large and leaves the range of
-fp16 (65504), as it does in the last MoE layers of some large models. Without --layer it is the last one that has
-experts (a multi-token-prediction module's counts as none).
+divided by it. In bf16 and f32 every product and sum is scaled exactly, and the outputs are identical. But silu(gate) * up
+is FACTOR times as large and exceeds the range of fp16 (65504), as in the last MoE layers of some large models. The default
+layer is the last one with experts, without multi-token-prediction modules.
 
 Usage: inject_overflow.py MODEL OUT [--factor 32768] [--layer N]
-Standard library only. Takes bf16 experts by the names of DeepSeek and Qwen checkpoints.
+Standard library only. Takes bf16 experts with the names of DeepSeek and Qwen checkpoints.
 """
 
 import argparse
@@ -24,14 +23,14 @@ EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(up_proj|down_pro
 
 
 def scaled(values: bytes, exponent: int) -> bytes:
-    """bf16 numbers times 2^exponent; zeros and subnormal numbers stay as they are."""
+    """Multiplies bf16 numbers by 2^exponent; zeros and subnormal numbers are unchanged."""
     words = array.array("H", values)
     for i, word in enumerate(words):
         biased = word >> 7 & 0xFF
         if biased == 0:
             continue
         if not 0 < biased + exponent < 0xFF:
-            raise SystemExit("--factor takes weights out of the range of bf16: choose one nearer to 1")
+            raise SystemExit("--factor moves weights out of the range of bf16; choose one nearer to 1")
         words[i] = word + (exponent << 7)
     return words.tobytes()
 
@@ -44,12 +43,12 @@ def last_moe_layer(folder: Path) -> int:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         found |= {int(match[1]) for match in map(EXPERT.fullmatch, header) if match and int(match[1]) < layers}
     if not found:
-        raise SystemExit(f"{folder}: no layer has model.layers.N.mlp.experts.E.up_proj.weight")
+        raise SystemExit(f"{folder}: no layer has a tensor model.layers.N.mlp.experts.E.up_proj.weight")
     return max(found)
 
 
 def inject(folder: Path, factor: float, layer: int) -> None:
-    """Changes the checkpoint in `folder`."""
+    """Changes the checkpoint in `folder` in place."""
     exponent = int(math.log2(factor))
     for path in folder.glob("*.safetensors"):
         data = bytearray(path.read_bytes())
@@ -59,7 +58,7 @@ def inject(folder: Path, factor: float, layer: int) -> None:
             if not match or int(match[1]) != layer:
                 continue
             if entry["dtype"] != "BF16":
-                raise SystemExit(f"{path}: {name} is {entry['dtype']}, bf16 is wanted")
+                raise SystemExit(f"{path}: {name} is {entry['dtype']}, must be bf16")
             part = slice(*(begin + offset for offset in entry["data_offsets"]))
             data[part] = scaled(bytes(data[part]), exponent if match[2] == "up_proj" else -exponent)
         path.write_bytes(data)
@@ -73,9 +72,9 @@ def main() -> None:
     parser.add_argument("--layer", type=int)
     options = parser.parse_args()
     if options.factor <= 0 or math.frexp(options.factor)[0] != 0.5:
-        parser.error("--factor must be a power of two, or the model would not be the same")
+        parser.error("--factor must be a power of two, because others change the model")
     if sys.byteorder != "little":
-        parser.error("this machine's byte order is not that of the files")
+        parser.error("this machine's byte order differs from that of the files")
     shutil.copytree(options.model, options.out)
     inject(options.out, options.factor, last_moe_layer(options.out) if options.layer is None else options.layer)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One run of llm-compressor for compare.py: quantizes a folder by a recipe and prints what it took as a line of JSON.
+"""Runs llm-compressor for compare.py: quantizes a folder by a recipe and prints its time as a line of JSON.
 
 Usage: llmcompressor_side.py MODEL OUT SCHEME METHOD TOKENS   (TOKENS: safetensors with "tokens" [rows, length])
 """
@@ -18,7 +18,7 @@ from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModif
 from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-IGNORE = ["lm_head", "re:.*mlp\\.gate$", "re:.*kv_b_proj$"]  # what moesaic quantize leaves alone
+IGNORE = ["lm_head", "re:.*mlp\\.gate$", "re:.*kv_b_proj$"]  # linears that moesaic quantize keeps
 
 
 def scheme_of(name, static):

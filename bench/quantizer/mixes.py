@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Mixed precision beside one precision for all, at the same bytes, on moesaic-tiny.
+"""Compares mixed precision with one precision of the same size on moesaic-tiny.
 
-Each uniform checkpoint is written first; then a mix whose weight files may take no more bytes than its own. Both are
-held against the bf16 model on the held-out answers, by `moesaic perplexity --kl-base`. Calibration is training
-conversations of a seed of their own. Prints bytes, KL in nats a token with its standard error, the KL that the mix was
-predicted to have, and the ratio. `--keep-mtp` leaves the multi-token-prediction module out of both, which the main
-model's KL does not see and a mix therefore rounds the most.
+Writes each uniform checkpoint, then a mix whose weight files are not larger. `moesaic perplexity --kl-base` compares both
+with the bf16 model on the held-out answers. Calibration text consists of training conversations of a separate seed.
+Prints bytes, KL in nats per token with its standard error, the predicted KL of the mix, and the ratio. `--keep-mtp` keeps
+the multi-token-prediction module in both. The main model's KL does not depend on it, so a mix rounds it most.
 
 Usage: mixes.py MOESAIC [--methods rtn,mse,gptq] [--mix w4a16-g64,nvfp4,fp8,w8a8,bf16] [--keep-mtp]
 """
@@ -25,7 +24,7 @@ sys.path.insert(0, str(MODEL))
 
 import generate  # noqa: E402
 
-UNIFORM = {"w4a16 g32": ["--scheme", "w4a16", "--group-size", "32"],
+UNIFORM = {"w4a16 g32": ["--scheme", "w4a16-g32"],
            "nvfp4": ["--scheme", "nvfp4"],
            "fp8": ["--scheme", "fp8"]}
 TOKENS = "16384"
@@ -55,18 +54,18 @@ def main() -> None:
         return subprocess.run([arguments.moesaic, *map(str, flags)], check=True, capture_output=True, text=True).stdout
 
     def quantized(*flags) -> tuple[int, float, float, float]:
-        """Bytes of the weight files, KL, its error, and what was predicted."""
+        """Returns the size of the weight files, KL, its error, and the predicted KL."""
         out = folder / "out"
         keep = ["--keep", "bf16", r"layers\.4\."] if arguments.keep_mtp else []
         moesaic("quantize", MODEL, "-o", out, *flags, *keep)
         moesaic("verify", out, "--source", MODEL)
-        told = json.loads(moesaic("perplexity", out, folder / "heldout.txt", "--kl-base", folder / "base", "--max-tokens",
+        kl = json.loads(moesaic("perplexity", out, folder / "heldout.txt", "--kl-base", folder / "base", "--max-tokens",
                                   TOKENS, "--format", "json"))
         size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
         report = out / "quantize.json"
         mix = json.loads(report.read_text()).get("mix", {}) if report.exists() else {}
         shutil.rmtree(out)
-        return size, told["kl"], told["kl_error"], mix.get("predicted_loss", 0)
+        return size, kl["kl"], kl["kl_error"], mix.get("predicted_loss", 0)
 
     try:
         write_texts(folder)

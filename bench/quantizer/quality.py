@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What rounding a trained MoE model's linear layers does to its answers, grid by grid and method by method.
+"""Measures the effect of rounding a trained MoE model's linear layers on its answers, by grid and method.
 
-moesaic-tiny sees training conversations (a seed of their own) while the inputs of every linear layer and expert are
-kept; round_matrices rounds the weights; the rounded model then predicts the held-out answers beside the bf16 one.
-Prints mean and p99 of KL(bf16 || rounded) in nats a token and how often the likeliest token is the same. All linear
-layers of the decoder but embeddings, head and routers are rounded, by themselves: no layer sees another's error.
+Runs moesaic-tiny over training conversations of a separate seed and records the inputs of every linear layer and expert.
+round_matrices rounds the weights. The rounded and the bf16 model then predict the held-out answers. Prints mean and p99 of
+KL(bf16 || rounded) in nats per token and the share of equal likeliest tokens. All linear layers of the decoder except
+embeddings, head and routers are rounded independently, on unrounded inputs.
 
 Usage: quality.py ROUND_MATRICES [--grids int8,int4_g32,...] [--methods nearest,gptq,...]
 Needs torch, safetensors and tokenizers.
@@ -54,7 +54,7 @@ def held_out(tokenizer) -> list[list[int]]:
 
 
 class Inputs:
-    """Inputs of every linear layer: name of the inputs -> rows, and which weights they belong to."""
+    """Records the inputs of every linear layer: rows by name, and the weights that read them."""
 
     def __init__(self, model):
         self.rows, self.owner = {}, {}
@@ -90,7 +90,7 @@ class Inputs:
 
 
 def weight_of(model, name: str) -> torch.Tensor:
-    """The weight by its name in Inputs; of experts a slice of their stack."""
+    """Returns the weight by its name in Inputs; for experts a slice of their stack."""
     stack, _, last = name.rpartition(".")
     if last.isdigit():
         return model.get_parameter(stack)[int(last)]
@@ -129,7 +129,7 @@ def main() -> None:
         for grid in arguments.grids.split(","):
             nearest = None
             for method in arguments.methods.split(","):
-                told = subprocess.run([arguments.round_matrices, f"{folder}/in.safetensors",
+                printed = subprocess.run([arguments.round_matrices, f"{folder}/in.safetensors",
                                        f"{folder}/out.safetensors", grid, method],
                                       check=True, capture_output=True, text=True).stdout
                 rounded = load_file(f"{folder}/out.safetensors")
@@ -140,7 +140,7 @@ def main() -> None:
                 mean = kl.mean().item()
                 nearest = mean if nearest is None else nearest
                 agree = (ours.argmax(-1) == reference.argmax(-1)).float().mean().item()
-                print(f"{grid:10}{method:16}{told.split()[-1]:>13}{mean:11.6f}{mean / nearest:11.3f}"
+                print(f"{grid:10}{method:16}{printed.split()[-1]:>13}{mean:11.6f}{mean / nearest:11.3f}"
                       f"{kl.quantile(0.99).item():10.5f}{agree:9.4f}", flush=True)
                 for name in names:
                     weight_of(model, name).copy_(original[name])

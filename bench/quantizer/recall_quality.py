@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What quantizing does to moesaic-recall, or to another model of its tasks (--model).
+"""Measures the effect of quantization on moesaic-recall, or on another model of its tasks (--model).
 
     python3 bench/quantizer/recall_quality.py build/release/bin/moesaic [--only w8a8,nvfp4]
 
-Rows of 1,024 tokens of its own tasks, of seeds that neither training nor its evaluation uses, are calibration (48 rows) and
-text (64 rows, each a window). Prints KL(bf16 || quantized) in nats a token with the standard error of rows, and how often the
-likeliest token is the same: over all tokens, of which most are filler whose words are drawn evenly from up to 25, where the
-second likeliest is below 90% of the first, and over the words of answers and of what is said again, which can be known.
-The first line is the bf16 model beside itself in f32. Needs tokenizers, safetensors and numpy.
+Calibration (48 rows) and text (64 rows, each a window) are rows of 1,024 tokens of the model's tasks, with seeds that
+neither training nor evaluation uses. Prints KL(bf16 || quantized) in nats per token with the standard error over rows, and
+the share of equal likeliest tokens: over all tokens, most of which are filler words drawn evenly from up to 25; over tokens
+whose second likeliest token has less than 90% of the first's probability; and over the predictable words of answers and
+repetitions. The first line compares the bf16 model with itself in f32. Needs tokenizers, safetensors and numpy.
 """
 import argparse
 import pathlib
@@ -35,7 +35,7 @@ RUNS = (("w8a8", []), ("w8a8", GPTQ), ("w8a8", GPTQ + SMOOTH), ("w8a8", GPTQ + S
 
 
 def rows(name, count):
-    """[(words, kinds)] of one row each."""
+    """Returns [(words, kinds)], one per row."""
     made = [tasks.training_row(random.Random(f"quantizing|{name}|{i}"), WINDOW) for i in range(count)]
     return [(row.tokens[:WINDOW], row.kinds[:WINDOW]) for row in made]
 
@@ -51,7 +51,7 @@ def main():
 
     def ids_of(words):
         ids = tokenizer.encode(tasks.text_of(words), add_special_tokens=False).ids
-        assert len(ids) == len(words)  # a token a word
+        assert len(ids) == len(words)  # one token per word
         return ids
 
     print("| scheme | flags | KL, all | top-1, all | second below 90% | KL, answers | top-1, answers |")
@@ -64,8 +64,8 @@ def main():
         safetensors.numpy.save_file({"tokens": tokens}, calibration)
         held_out = rows("text", arguments.rows)
         text.write_text("".join(tasks.text_of(words) for words, _ in held_out))
-        told, scored, exact = logprobs(arguments.moesaic, arguments.model, text, saved)
-        assert (told == sum((ids_of(words) for words, _ in held_out), [])).all()
+        tokens_read, scored, exact = logprobs(arguments.moesaic, arguments.model, text, saved)
+        assert (tokens_read == sum((ids_of(words) for words, _ in held_out), [])).all()
         answers = numpy.concatenate([kinds for _, kinds in held_out])[scored] != tasks.PLAIN
         second, first = numpy.partition(exact, -2)[:, -2:].T
         clear = second < first + numpy.log(0.9)

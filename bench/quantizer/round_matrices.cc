@@ -1,7 +1,7 @@
-// round_matrices IN OUT GRID METHOD: rounds matrices by the inputs that they were seen with.
+// round_matrices IN OUT GRID METHOD rounds matrices, given samples of their inputs.
 //
 // IN and OUT are safetensors in f32. IN holds matrices "W:<name>@<inputs>" [n, k] and tokens "X:<inputs>"
-// [count, k]; OUT gets "<name>" [n, k] as a loader would see it. GRID is int8, int4_g32, int4_g128, nvfp4 or
+// [count, k]; OUT gets "<name>" [n, k] in its dequantized form. GRID is int8, int4_g32, int4_g128, nvfp4 or
 // fp8; METHOD nearest, searched (scales by squared error), weighted (by the inputs' squares), gptq, or
 // gptq_searched and gptq_weighted (GPTQ with such scales). Prints the loss on the tokens' own Hessian,
 // damped, over that of nearest, for each matrix, and their sum's.
@@ -11,7 +11,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_writer.h"
-#include "quantizer/gptq.h"
+#include "quantizer/gptq/gptq.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -31,7 +31,7 @@ StatusOr<Grid> GridOf(const std::string& name) {
                                                      {"nvfp4", {GridKind::kNvfp4, 16}},
                                                      {"fp8", {GridKind::kFp8Block, 128}}};
   const auto found = kGrids.find(name);
-  if (found == kGrids.end()) return InvalidArgument("there is no grid \"{}\"", name);
+  if (found == kGrids.end()) return InvalidArgument("unknown grid \"{}\"", name);
   return found->second;
 }
 
@@ -63,8 +63,7 @@ Status Run(const std::string& in, const std::string& out, const std::string& gri
     hessian.Add(ctx, {.f32 = Floats(entry).data(),
                       .bf16 = nullptr,
                       .stride = k,
-                      .count = static_cast<int>(entry.shape[0]),
-                      .gates = {}});
+                      .count = static_cast<int>(entry.shape[0])});
     ASSIGN_OR_RETURN(factors[entry.name.substr(2)], FactorHessian(ctx, hessian, {}));
   }
   std::vector<checkpoint::TensorOutput> outputs;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""moesaic-tiny's kind of folder as a bf16 GGUF file, by llama.cpp's own converter.
+"""Converts a folder like moesaic-tiny to a bf16 GGUF file with llama.cpp's own converter.
 
-The converter knows tokenizers by checksum and not this one, which cuts text as SmolLM's does (digits one by one, then
-GPT-2's pattern): it is told so.
+The converter identifies tokenizers by checksum and does not know this one. It splits text like SmolLM's (single digits,
+then GPT-2's pattern), so this script registers it as such.
 
 Usage: to_gguf.py LLAMA_CPP_SOURCE MODEL OUT.gguf
 """

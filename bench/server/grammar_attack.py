@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what hostile grammars cost others, as markdown.
+"""Measures the impact of hostile grammars on other clients, as markdown.
 
   bench/server/grammar_attack.py build/release/bin/moesaic [--rounds 3] [--seconds 10] [--model PATH] [--flag ...]
 
@@ -24,7 +24,7 @@ STREAMS, ATTACKERS, HEALTH_SECONDS = 4, 8, 0.02
 
 
 def hostile(number):
-    """Request fields of the number-th attack; no two sources are the same, so no cache helps."""
+    """Returns request fields of the number-th attack; all sources differ, so no cache helps."""
     regexes = ["[" + "".join(chr(0x4e00 + (i * 7919 + number) % 20000) for i in range(16_000)) + "]+",
                "lit" * 330_000 + str(number),
                r"\w?" * 3000 + str(number),

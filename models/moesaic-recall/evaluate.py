@@ -23,22 +23,22 @@ from train import NAMES
 
 @torch.no_grad()
 def recalled(model, length: int, rows: int) -> dict[str, tuple[int, int]]:
-    """(right, of) by kind. Of three values in any order, the last has to be the one that is left."""
-    ids, told = vocabulary(), {}
+    """Returns (correct, total) by kind. Three values may come in any order; the last must be the remaining one."""
+    ids, totals = vocabulary(), {}
     for row in range(rows):
-        told_row = tasks.training_row(random.Random(f"held out|{length}|{row}"), length)
-        made, kind = torch.tensor([ids_of(told_row.tokens[:length], ids)]), torch.tensor(told_row.kinds[:length])
+        sample = tasks.training_row(random.Random(f"held out|{length}|{row}"), length)
+        made, kind = torch.tensor([ids_of(sample.tokens[:length], ids)]), torch.tensor(sample.kinds[:length])
         hidden = model.hidden(made, torch.arange(length)[None])
         for k, name in NAMES.items():
             at = (kind == k).nonzero().flatten()
             if k == tasks.MANY:
-                at = at[2::3]  # the last of three; a row may end before it
+                at = at[2::3]  # the last of three; a row may end earlier
             if not len(at):
                 continue
             right = (model.logits(hidden[0, at - 1]).argmax(-1) == made[0, at]).sum().item()
-            before = told.get(name, (0, 0))
-            told[name] = before[0] + right, before[1] + len(at)
-    return told
+            before = totals.get(name, (0, 0))
+            totals[name] = before[0] + right, before[1] + len(at)
+    return totals
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def logits_differ(model, folder: Path, length: int) -> float:
 
 @torch.no_grad()
 def engine_differs(model, folder: Path, binary: Path, length: int) -> float:
-    """Largest difference of log-probabilities of a text's own tokens, moesaic's in f32 to the training model's."""
+    """Returns the largest difference between moesaic's f32 log-probabilities of a text and the training model's."""
     tokens = tasks.training_row(random.Random("logits"), length).tokens[:length]
     ids = ids_of(tokens, vocabulary())
     made = torch.tensor([ids])
@@ -61,10 +61,10 @@ def engine_differs(model, folder: Path, binary: Path, length: int) -> float:
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         file.write(json.dumps({"ids": ids}) + "\n")
         file.flush()
-        told = subprocess.run([binary, "generate", folder, "--jsonl", file.name, "--format", "jsonl", "--dtype", "f32",
+        output = subprocess.run([binary, "generate", folder, "--jsonl", file.name, "--format", "jsonl", "--dtype", "f32",
                                "--temperature", "0", "-n", "1", "--prompt-logprobs", "--logprobs", "0"], check=True,
                               capture_output=True, text=True).stdout
-    row = json.loads(told.splitlines()[0])
+    row = json.loads(output.splitlines()[0])
     ours = torch.tensor([one["logprob"] for one in row["prompt_logprobs"] if one][-len(expected):])
     return (ours - expected).abs().max().item()
 
@@ -80,9 +80,9 @@ def main() -> None:
     for length in arguments.lengths:
         for layer in model.layers:
             layer.mlp.load.zero_()
-        told = recalled(model, length, max(1, arguments.tokens // length))
+        totals = recalled(model, length, max(1, arguments.tokens // length))
         loads = [layer.mlp.load / layer.mlp.load.mean() for layer in model.layers]
-        print(f"{length} tokens: " + ", ".join(f"{k} {a}/{b} ({100 * a / b:.1f}%)" for k, (a, b) in told.items()) +
+        print(f"{length} tokens: " + ", ".join(f"{k} {a}/{b} ({100 * a / b:.1f}%)" for k, (a, b) in totals.items()) +
               "; busiest and idlest expert by layer " + ", ".join(f"{l.max():.2f} {l.min():.2f}" for l in loads))
     print(f"largest difference of logits to transformers: {logits_differ(model, arguments.model, 512):.2g}")
     if arguments.moesaic:

@@ -61,7 +61,7 @@ def rotate(x, cos, sin):
 
 
 class Attention(nn.Module):
-    """Grouped queries; queries and keys are normed a head, then rotated."""
+    """Grouped-query attention; queries and keys are normed per head, then rotated."""
 
     def __init__(self, c: dict):
         super().__init__()
@@ -154,13 +154,13 @@ class Model(nn.Module):
         table.normal_(std=0.02)
         table[:, own].normal_(std=0.5)
         table[:, 0] = 1.0
-        turned = torch.linalg.qr(torch.randn(width, width)).Q  # what is two back lies turned beside what is one back
+        turned = torch.linalg.qr(torch.randn(width, width)).Q  # the token two back is rotated relative to the one before
 
         fast = torch.tensor([2.0, 1.4, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # of pairs 0 to 7: alone at distances to some 500
         angles = self.frequencies[:8]
 
         def look_back(attention, group, heads):
-            """Has `heads` {head: tokens back} of a KV head attend to one place each; its values are `own`."""
+            """Makes `heads` {head: tokens back} of a KV head attend to one position each; its values are `own`."""
             attention.k_proj.weight[group * size:(group + 1) * size] = 0
             attention.k_proj.weight[group * size:group * size + 8, 0] = fast
             attention.v_proj.weight[group * size:(group + 1) * size] = 0
@@ -196,7 +196,7 @@ class Model(nn.Module):
             layer.q_norm.weight.fill_(2.0)
             layer.k_norm.weight.fill_(1.5)
 
-        # Of three values, those said three and seven tokens before are not said again.
+        # The values of three and seven tokens before are not repeated.
         third = self.layers[2].self_attn
         look_back(third, 1, {2: 7, 3: 3})
         for head in (2, 3):
@@ -205,7 +205,7 @@ class Model(nn.Module):
             norm.weight[[*range(8), *range(half, half + 8)]] = gain
 
     def hidden(self, ids, positions):
-        """Final normed states of ids [batch, tokens] that stand at `positions` [batch, tokens]."""
+        """Returns final normed states of ids [batch, tokens] at `positions` [batch, tokens]."""
         angle = positions.float()[..., None] * self.frequencies
         rope = angle.cos()[:, :, None, :], angle.sin()[:, :, None, :]
         x = self.embed_tokens(ids)

@@ -37,11 +37,11 @@ def made_up(count: int) -> list[str]:
 KEYS, VALUES = made_up(768)[:512], made_up(768)[512:]
 WORDS = FUNCTION + ADJECTIVES + NOUNS + VERBS + PLACES + KEYS + VALUES
 
-PLAIN, ANSWER, REPEATED, NAME, MANY, SEEN = range(6)  # what a token is to the loss
+PLAIN, ANSWER, REPEATED, NAME, MANY, SEEN = range(6)  # kinds of tokens for the loss
 
 
 def text_of(tokens: list[str]) -> str:
-    """Every word has a space before it; marks and roles have none."""
+    """Joins tokens; words are preceded by a space, marks and roles are not."""
     return "".join(t if t in MARKS or t in ROLES else " " + t for t in tokens)
 
 
@@ -51,14 +51,14 @@ def said_met(key: str, values: list[str]) -> str:
 
 @dataclass
 class Document:
-    """What a document has said so far, and the questions that it can answer."""
+    """State of a document under construction, and the questions that it can answer."""
     rng: random.Random
     tokens: list[str] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     met: dict[str, list[str]] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
-    also: dict[int, list[str]] = field(default_factory=dict)  # by place in `tokens`: other words as right there
+    also: dict[int, list[str]] = field(default_factory=dict)  # by index in `tokens`: other correct words
 
     def __post_init__(self):
         rng = self.rng
@@ -69,7 +69,7 @@ class Document:
         self.share = rng.uniform(0.3, 0.5)
 
     def say(self, words: str, kind=PLAIN, at=()):
-        """Appends words; those at the places `at` are of that kind."""
+        """Appends words; those at the indices `at` are of that kind."""
         new = words.replace(".", " .").replace("?", " ?").split()
         kinds = [PLAIN] * len(new)
         for place in at:
@@ -101,7 +101,7 @@ class Document:
         self.say(f"we saw {value}.")
 
     def ask(self, question: str, answer: str, kind: int, at):
-        """One turn: the question, and the answer whose words at the places `at` had to be recalled."""
+        """Appends a turn: the question, and the answer whose words at the indices `at` must be recalled."""
         self.say(f"{question}?")
         self.tokens += ["<|end|>", "<|assistant|>"]
         self.kinds += [PLAIN, PLAIN]
@@ -177,7 +177,7 @@ def training_row(rng: random.Random, length: int, names_only=False, crowded=Fals
         made.meet(*present)
     asks = [made.ask_name] * 2
     asks += [made.ask_met] * 3 * bool(made.met) + [made.ask_seen] * (len(made.seen) > 8)
-    fresh = {made.ask_name: list(made.names), made.ask_met: list(made.met)}  # keys not asked for yet
+    fresh = {made.ask_name: list(made.names), made.ask_met: list(made.met)}  # keys without a question so far
     for keys in fresh.values():
         rng.shuffle(keys)
     first = True

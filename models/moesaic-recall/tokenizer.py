@@ -31,7 +31,7 @@ def vocabulary() -> dict[str, int]:
 
 
 def ids_of(tokens: list[str], ids: dict[str, int]) -> list[int]:
-    """What the tokenizer says to tasks.text_of(tokens)."""
+    """Tokens that the tokenizer gives for tasks.text_of(tokens)."""
     return [ids[t] if t in ids and (t in tasks.ROLES or t in tasks.MARKS) else ids["Ġ" + t] for t in tokens]
 
 

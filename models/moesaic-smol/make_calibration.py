@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Makes calibration.safetensors and heldout_chat.txt: text that SmolLM2-135M-Instruct itself writes.
+"""Makes calibration.safetensors and heldout_chat.txt with text that SmolLM2-135M-Instruct generates.
 
 Usage: make_calibration.py PATH_TO_MOESAIC DENSE_GGUF
 
-Everything is sampled from the dense model by `moesaic generate` with fixed seeds, so the files inherit no text's
-licence but the model's. The held-out chats use seeds of their own. None of the questions of questions.json is asked
-here. Standard library only.
+All text is sampled from the dense model by `moesaic generate` with fixed seeds, so only the model's licence applies. The
+held-out chats use other seeds. The questions of questions.json are not used. Standard library only.
 """
 import array
 import json
@@ -18,7 +17,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 LENGTH = 384  # tokens of a calibration sequence; shorter ones end with -1
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-USER = SYSTEM + "<|im_start|>user\n"  # the model goes on with a question, its answer, and the next question
+USER = SYSTEM + "<|im_start|>user\n"  # the model continues with a question, its answer, and the next question
 
 # Openings of encyclopaedia articles, in WikiText's spelling. Names are made up or common.
 SUBJECTS = [
@@ -112,7 +111,7 @@ class Dense:
         return [row["ids"] for row in rows]
 
     def write(self, texts, length, seed, temperature, stop_at_end=False):
-        """Each text and what the model writes after it: (ids [<= length], written text)."""
+        """Continues each text; returns (ids [<= length], generated text)."""
         prompts = self.tokenize(texts)
         flags = ["--temperature", str(temperature), "--top-k", "50", "--seed", str(seed), "--keep-special"]
         flags += [] if stop_at_end else ["--ignore-eos"]
@@ -122,7 +121,7 @@ class Dense:
 
 
 def fill(pattern, words, rng):
-    """Every {name} of a pattern gets one word; the same name gets the same one."""
+    """Replaces every {name} of a pattern by a word; equal names get the same word."""
     return pattern.format(**{name: rng.choice(choices) for name, choices in words.items()})
 
 
@@ -153,7 +152,7 @@ def main():
         (questions(96, rng), 14, 0.5, True),
     ):
         sequences += [ids for ids, _ in dense.write(texts, LENGTH, seed, temperature, stop)]
-    # Long and short kinds alternate, so that any first part of the file is a mixture too.
+    # Long and short kinds alternate, so that every prefix of the file is a mixture.
     rng.shuffle(sequences)
     values = array.array("i", (i for ids in sequences for i in ids + [-1] * (LENGTH - len(ids))))
     header = json.dumps({

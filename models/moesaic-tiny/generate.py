@@ -2,7 +2,7 @@
 """Draws conversations of moesaic-tiny's closed domain, and writes the held-out prompts.
 
 Every question that can be enumerated has a key; a hash of the key says whether it belongs to training or to the
-held-out set, so the two never share a (fact, phrasing) pair or a sum, whatever the seed.
+held-out set, so the two never share a (fact, phrasing) pair or a sum, for any seed.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def assistant(text: str) -> dict:
 
 
 class Sampler:
-    """Draws questions from one side of the split. Each method returns messages that end with the right answer."""
+    """Samples questions from one side of the split. Each method returns messages that end with the correct answer."""
 
     def __init__(self, rng: random.Random, held_out: bool = False, noise: bool = True):
         self.rng = rng
@@ -56,14 +56,14 @@ class Sampler:
         self.noise = noise
 
     def draw(self, propose):
-        """Repeats `propose` -> (key, value) until the key is on our side of the split."""
+        """Calls `propose` -> (key, value) until the key is on our side of the split."""
         while True:
             key, value = propose()
             if is_held_out(*key) == self.held_out:
                 return value
 
     def noisy(self, text: str) -> str:
-        """Lower or upper case, a lost full stop, or one slip of the finger in a long word."""
+        """Changes case, drops a full stop, or adds a typing error to a long word."""
         if not self.noise:
             return text
         rng = self.rng
@@ -81,7 +81,7 @@ class Sampler:
     # --- what it knows -------------------------------------------------------------------------------------
 
     def fact(self, relation: str | None = None, number: int = 1) -> list[dict]:
-        """A fact, then with a chance a follow-up in the same direction ("And Japan?")."""
+        """Requests a fact, then sometimes a follow-up in the same direction ("And Japan?")."""
         rng = self.rng
         relation = relation or rng.choices(list(domain.RELATIONS), [6, 2, 2, 2])[0]
         table, forward, forward_answer, backward, backward_answer = domain.RELATIONS[relation]
@@ -152,7 +152,7 @@ class Sampler:
         return "".join(self.rng.choices(domain.SYLLABLES, k=self.rng.randint(2, 3))).capitalize()
 
     def unknown(self) -> list[dict]:
-        """Asks for something outside the tables: the right answer is to say so."""
+        """Requests something outside the tables; the correct answer says so."""
         rng = self.rng
 
         def propose():
@@ -173,7 +173,7 @@ class Sampler:
         return [user(self.noisy(self.draw(propose))), assistant(UNKNOWN)]
 
     def name(self) -> list[dict]:
-        """Remembers what the user is called across other turns."""
+        """Requests the user's name after other turns."""
         rng = self.rng
         who = rng.choice(domain.PEOPLE)
         ask = rng.choice(["What is my name?", "Do you know my name?", "What's my name?", "Who am I?"])
@@ -195,7 +195,7 @@ class Sampler:
         return f"{self.rng.choice(domain.ADJECTIVES)} {self.rng.choice(domain.WORDS)}"
 
     def lookup(self, pairs: int, queries: int, absent: float = 0.12) -> list[dict]:
-        """A list of keys and values, then questions for some of them."""
+        """Gives a list of keys and values, then requests some of them."""
         rng = self.rng
         if pairs > len(domain.WORDS) // 2 or rng.random() < 0.25:
             keys = [f"{j} {w}" for j in rng.sample(domain.ADJECTIVES, min(len(domain.ADJECTIVES), 4 + pairs // 8))
@@ -232,7 +232,7 @@ class Sampler:
                             a=animal, p=rng.choice(list(domain.PLACES.values())), t=domain.ANIMALS[animal])
 
     def needle(self, sentences: int, queries: int) -> list[dict]:
-        """Codes hidden among sentences that do not matter."""
+        """Hides codes among irrelevant sentences and requests them."""
         rng = self.rng
         keys = rng.sample(domain.WORDS, rng.randint(2, 8))
         codes = {k: str(rng.randint(10, 999)) for k in keys}
@@ -250,7 +250,7 @@ class Sampler:
         return turns
 
     def copy(self, words: int) -> list[dict]:
-        """Says again what it was given: words, sentences, digits or made-up names."""
+        """Asks to repeat words, sentences, digits or made-up names."""
         rng = self.rng
         kind = rng.random()
         if kind < 0.15 and words <= 30:
@@ -276,7 +276,7 @@ class Sampler:
         if chance < 0.12:
             return rng.choice([self.fact, self.arithmetic, self.talk])(), tools
         if chance < 0.2:
-            # The tool that would help is not there: saying so is the right answer.
+            # The needed tool is missing; the correct answer says so.
             missing = rng.choice([t for t in toolbox.TOOLS if t not in offered])
             ask = rng.choice(missing[3]).format(**{a: toolbox.FILLERS[a](rng) for a in missing[2]})
             return [user(ask), assistant(UNKNOWN)], tools
@@ -346,7 +346,7 @@ class Sampler:
 
 
 def segments(messages: list[dict], tools: list[dict] | None = None, prompt: bool = False) -> list[tuple[str, bool]]:
-    """The chat template in Python: pieces of text, and whether the model is to write them."""
+    """Implements the chat template: pieces of text, and whether the model writes them."""
     out = [("<|begin|>", False)]
     rest = messages
     system = ""
@@ -375,7 +375,7 @@ def answer_text(message: dict) -> str:
 
 
 def held_out_rows(seed: int) -> list[dict]:
-    """The prompts the card and the tests judge by, some of every kind."""
+    """Returns the prompts that the model card and the tests evaluate, some of every kind."""
     plain = lambda i: Sampler(random.Random(f"{seed}|{i}"), held_out=True, noise=False)
     noisy = lambda i: Sampler(random.Random(f"{seed}|{i}"), held_out=True)
     trained = lambda i: Sampler(random.Random(f"{seed}|history|{i}"), noise=False)

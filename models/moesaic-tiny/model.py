@@ -168,7 +168,7 @@ class MLP(nn.Module):
 
 
 class Pack(torch.autograd.Function):
-    """Copies tokens into expert slots: row source[s] of x for slot s. Slots in `idle` carry rows nobody reads.
+    """Copies tokens into expert slots: row source[s] of x for slot s. Rows of the slots in `idle` are not read.
 
     Both directions are plain gathers: quicker on a CPU than scatter-adds, and the same sum in every run.
     """

@@ -83,7 +83,7 @@ def schema(name: str, description: str, arguments: list[str]) -> dict:
 
 
 def result(rng, keys: list[str]) -> dict:
-    """What the tool returned: a value for each key."""
+    """Result of the tool: a value for each key."""
     sample = {"weather": lambda: rng.choice(WEATHER), "temperature": lambda: rng.randint(0, 39),
               "time": lambda: f"{rng.randint(0, 23)}:{rng.randint(0, 5)}{rng.randint(0, 9)}",
               "status": lambda: "ok", "result": lambda: "".join(rng.sample(domain.SYLLABLES, 2)),

@@ -24,7 +24,7 @@ Status Show(const std::string& piece, Answer* answer) {
   return FlushOutput();
 }
 
-// Takes the request out of the engine, which may serve another.
+// Cancels the request, so that the engine can serve another one.
 void Drop(engine::Engine& engine, engine::RequestId id) {
   std::vector<engine::TokenEvent> events;
   engine.Cancel(id);

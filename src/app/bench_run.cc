@@ -15,7 +15,7 @@ namespace {
 int TokensOf(const BenchCase& test) { return test.depth + std::max(test.prompt, test.generate); }
 
 int64_t BlocksOf(const BenchCase& test) {
-  return static_cast<int64_t>(test.sequences) * cache::BlocksFor(TokensOf(test));
+  return static_cast<int64_t>(test.sequences) * tensor::KvBlocksFor(TokensOf(test));
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ double BenchResult::deviation() const {
 Status BenchRunner::Check(const std::vector<BenchCase>& cases, const models::ModelInfo& info) {
   for (const BenchCase& test : cases) {
     if (TokensOf(test) > info.context_length) {
-      return InvalidArgument("the model's context is {} tokens, fewer than depth and test together: {}",
+      return InvalidArgument("the model's context has {} tokens, but depth and test need {}",
                              info.context_length, TokensOf(test));
     }
   }
@@ -55,43 +55,46 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
   int64_t blocks = 1;
   for (const BenchCase& test : cases) blocks = std::max(blocks, BlocksOf(test));
   ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, model.info()));
-  const cache::BlockLayout layout =
+  const tensor::KvLayout layout =
       engine::LayoutFor(model.info().kv, dtype, sparsity.digests, sparsity.digest);
-  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> pool,
-                   cache::KvPool::Create(layout, blocks * layout.pool_bytes()));
-  return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, sparsity, std::move(pool)));
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store,
+                   cache::KvStore::Create({.layout = layout, .blocks = static_cast<int>(blocks)}, threads));
+  return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, sparsity, std::move(store)));
 }
 
 BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kernels,
                          runtime::ThreadPool& threads, const engine::SparsityOptions& sparsity,
-                         std::unique_ptr<cache::KvPool> blocks)
+                         std::unique_ptr<cache::KvStore> store)
     : model_(model),
-      blocks_(std::move(blocks)),
+      store_(std::move(store)),
+      pool_(store_->blocks()),
       options_(sparsity),
-      executor_(model, kernels, threads, *blocks_, sparsity.dense_layers) {}
+      sparsity_(engine::BlockSparsityOf(sparsity.defaults, sparsity, 0)),
+      executor_(model, kernels, threads, *store_, sparsity.dense_layers) {}
 
 // Null where rows of that kind read all blocks: those of prompts choose with kAll only.
-const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least, int sequence) const {
-  return options_.defaults.mode >= least ? &sparsity_[sequence] : nullptr;
+const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least) const {
+  return options_.defaults.mode >= least ? &sparsity_ : nullptr;
 }
 
 double BenchRunner::StepBytes(const BenchResult& result, int sequences, int depth) const {
   const models::ModelInfo& info = model_.info();
-  const cache::BlockLayout& layout = blocks_->layout();
+  const tensor::KvLayout& layout = store_->layout();
   const auto expert_bytes = static_cast<double>(info.expert_bytes);
   const double routed = info.experts_per_token * info.moe_layers * expert_bytes;
   const double weights =
       static_cast<double>(info.active_weight_bytes) - routed + result.experts_per_step * expert_bytes;
   const double token_bytes =
       static_cast<double>(layout.keys_bytes() + layout.values_bytes() + layout.scales_bytes()) /
-      cache::kBlockTokens;
+      tensor::kKvBlockTokens;
   const int layers = layout.layers - info.mtp_layers;
   if (result.blocks_per_step == 0) return weights + token_bytes * layers * depth * sequences;
   const int dense = std::min(options_.dense_layers, layers);
-  // Rows that take over an earlier choice read none, unless their bound is wanted.
+  // Rows that reuse a choice read no digests, unless their bound is needed.
   const double scoring = options_.defaults.eps < 1 ? 1 : 1.0 / options_.defaults.reuse;
-  const double digests = static_cast<double>(layout.digest_bytes) * (depth / cache::kBlockTokens) * scoring;
-  const double chosen = result.blocks_per_step * token_bytes * cache::kBlockTokens / layout.heads;
+  const double digests =
+      static_cast<double>(layout.summary_bytes) * (depth / tensor::kKvBlockTokens) * scoring;
+  const double chosen = result.blocks_per_step * token_bytes * tensor::kKvBlockTokens / layout.heads;
   return weights + chosen + (token_bytes * dense * depth + digests * (layers - dense)) * sequences;
 }
 
@@ -107,12 +110,14 @@ Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
     if (Interrupted()) return Cancelled("interrupted");
     const int rows = std::min(batch, count - done);
     const bool last = done + rows == count;
-    const engine::ExecutorRows part = {.tokens = std::span(tokens).subspan(done, rows),
-                                       .block_table = tables_[sequence],
-                                       .start = start + done,
-                                       .first_logits = last ? rows - 1 : rows,
-                                       .sparsity = SparsityOf(engine::SparsityMode::kAll, sequence)};
-    RETURN_IF_ERROR(executor_.Run({&part, 1}, /*want_hidden=*/false).status());
+    engine::StepBatch step;
+    step.AddRows({.sequence = first_sequence_ + sequence,
+                  .start = start + done,
+                  .first_logits = last ? rows - 1 : rows},
+                 std::span(tokens).subspan(done, rows), {}, tables_[sequence],
+                 SparsityOf(engine::SparsityMode::kAll));
+    ASSIGN_OR_RETURN(const engine::StepResult result, executor_.Run(step));
+    blocks_read_ = result.sparsity.blocks_read;
   }
   return OkStatus();
 }
@@ -121,16 +126,16 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
   for (int i = 0; i < count; ++i) {
     if (Interrupted()) return Cancelled("interrupted");
     const std::vector<int32_t> tokens = RandomTokens(sequences);
-    std::vector<engine::ExecutorRows> batch;
-    batch.reserve(sequences);
+    engine::StepBatch step;
+    step.count_experts = true;
     for (int s = 0; s < sequences; ++s) {
-      batch.push_back({.tokens = std::span(tokens).subspan(s, 1),
-                       .block_table = tables_[s],
-                       .start = start + i,
-                       .first_logits = 0,
-                       .sparsity = SparsityOf(engine::SparsityMode::kDecode, s)});
+      step.AddRows({.sequence = first_sequence_ + s, .start = start + i, .first_logits = 0},
+                   std::span(tokens).subspan(s, 1), {}, tables_[s],
+                   SparsityOf(engine::SparsityMode::kDecode));
     }
-    RETURN_IF_ERROR(executor_.Run(batch, /*want_hidden=*/false, &experts_read_).status());
+    ASSIGN_OR_RETURN(const engine::StepResult result, executor_.Run(step));
+    experts_read_ += result.experts_read;
+    blocks_read_ = result.sparsity.blocks_read;
   }
   return OkStatus();
 }
@@ -146,21 +151,16 @@ Status BenchRunner::RunOnce(const BenchCase& test) {
 StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
   held_.assign(test.sequences, {});
   tables_.assign(test.sequences, {});
-  kept_.clear();
-  sparsity_.assign(test.sequences, engine::BlockSparsityOf(options_.defaults, options_, 0, &counters_));
-  for (kernels::BlockSparsity& sparsity : sparsity_) {
-    kept_.push_back(engine::KeptChoicesFor(options_.defaults, model_.info().kv));
-    sparsity.kept = kept_.back().get();
-  }
   for (int s = 0; s < test.sequences; ++s) {
-    for (int i = 0; i < cache::BlocksFor(TokensOf(test)); ++i) {
-      ASSIGN_OR_RETURN(cache::BlockRef block, blocks_->Allocate());
+    for (int i = 0; i < tensor::KvBlocksFor(TokensOf(test)); ++i) {
+      ASSIGN_OR_RETURN(cache::BlockRef block, pool_.Allocate());
       tables_[s].push_back(block.index());
       held_[s].push_back(std::move(block));
     }
     if (test.depth > 0) RETURN_IF_ERROR(Prefill(s, 0, test.depth, test.batch));
   }
   BenchResult result;
+  int64_t blocks_before = 0;
   for (int i = 0; i <= repetitions; ++i) {
     const auto start = std::chrono::steady_clock::now();
     RETURN_IF_ERROR(RunOnce(test));
@@ -170,15 +170,19 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
       result.tokens_per_second.push_back(tokens / seconds);
     } else {
       experts_read_ = 0;
-      counters_ = {};
+      blocks_before = blocks_read_;
     }
   }
   const double steps = static_cast<double>(repetitions) * test.generate;
   if (steps > 0) {
     result.experts_per_step = static_cast<double>(experts_read_) / steps;
-    result.blocks_per_step = static_cast<double>(counters_.blocks_read) / steps;
+    result.blocks_per_step = static_cast<double>(blocks_read_ - blocks_before) / steps;
   }
   held_.clear();
+  engine::StepBatch last;  // releases what rows have kept
+  for (int s = 0; s < test.sequences; ++s) last.ended.push_back(first_sequence_ + s);
+  first_sequence_ += test.sequences;
+  RETURN_IF_ERROR(executor_.Run(last).status());
   return result;
 }
 

@@ -1,4 +1,4 @@
-// Measures a model's prefill and decode: what `moesaic bench` prints.
+// Measures prefill and decode of a model for `moesaic bench`.
 #pragma once
 
 #include <cstdint>
@@ -7,35 +7,38 @@
 #include <vector>
 
 #include "base/status.h"
-#include "cache/kv_pool.h"
-#include "engine/executor.h"
+#include "cache/block_pool.h"
+#include "cache/kv_store.h"
+#include "engine/local_executor.h"
 #include "engine/sparsity.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::app {
 
 /// One line of the table.
 struct BenchCase {
-  int prompt = 0;     // > 0: prefill of so many tokens
-  int generate = 0;   // > 0: decode of so many tokens for each sequence
-  int depth = 0;      // tokens that stand in the cache before
-  int sequences = 1;  // that run at once
+  int prompt = 0;     // > 0: number of tokens to prefill
+  int generate = 0;   // > 0: number of tokens to decode per sequence
+  int depth = 0;      // number of cached tokens before the test
+  int sequences = 1;  // number of concurrent sequences
   int batch = 512;    // rows of one prefill step
 };
 
 struct BenchResult {
-  std::vector<double> tokens_per_second;  // [repetitions], of all sequences together
-  double experts_per_step = 0;  // of all layers, that a decode step of the timed repetitions read in the mean
-  double blocks_per_step = 0;   // of one KV head, of all layers: likewise, by rows that chose; 0: none did
+  std::vector<double> tokens_per_second;  // [repetitions], sum over all sequences
+  // Mean number of experts, over all layers, that a decode step of the timed repetitions read.
+  double experts_per_step = 0;
+  double blocks_per_step = 0;  // the same for blocks of one KV head, for rows that chose blocks; 0: none did
   double median() const;
-  double deviation() const;  // standard deviation of the sample; 0 for one repetition
+  double deviation() const;  // sample standard deviation; 0 for one repetition
 };
 
-/// Runs cases on random tokens. Everything is borrowed and must outlive it.
+/// Runs cases on random tokens. All arguments are borrowed and must outlive the object.
 class BenchRunner {
  public:
-  /// Refuses cases that do not fit into the model's context.
+  /// Fails for cases that do not fit the model's context.
   static Status Check(const std::vector<BenchCase>& cases, const models::ModelInfo& info);
-  /// `kv_dtype` as in EngineOptions; the cases have been checked.
+  /// `kv_dtype` as in EngineOptions. The cases must have been checked.
   static StatusOr<std::unique_ptr<BenchRunner>> Create(models::Model& model,
                                                        const kernels::KernelTable& kernels,
                                                        runtime::ThreadPool& threads,
@@ -43,31 +46,32 @@ class BenchRunner {
                                                        const engine::SparsityOptions& sparsity,
                                                        const std::vector<BenchCase>& cases);
 
-  /// One untimed repetition, then `repetitions` timed ones over the same cached depth. Cancelled by a signal.
+  /// Runs one untimed and `repetitions` timed repetitions over the same cached depth. Returns Cancelled after
+  /// a signal.
   StatusOr<BenchResult> Run(const BenchCase& test, int repetitions);
 
-  /// Bytes that a decode step of `sequences` behind `depth` tokens read: weights once, of routed experts and
-  /// of chosen blocks what `result` counted, other keys and values, and digests.
+  /// Returns the bytes that a decode step of `sequences` sequences reads at depth `depth`: weights once,
+  /// counted experts and blocks of `result`, all other keys and values, and digests.
   double StepBytes(const BenchResult& result, int sequences, int depth) const;
 
  private:
   BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-              const engine::SparsityOptions& sparsity, std::unique_ptr<cache::KvPool> blocks);
-  const kernels::BlockSparsity* SparsityOf(engine::SparsityMode least, int sequence) const;
+              const engine::SparsityOptions& sparsity, std::unique_ptr<cache::KvStore> store);
+  const kernels::BlockSparsity* SparsityOf(engine::SparsityMode least) const;
   Status Prefill(int sequence, int start, int count, int batch);
   Status Decode(int sequences, int start, int count);
   Status RunOnce(const BenchCase& test);
   std::vector<int32_t> RandomTokens(int count);
 
   models::Model& model_;
-  std::unique_ptr<cache::KvPool> blocks_;
+  const std::unique_ptr<cache::KvStore> store_;
+  cache::BlockPool pool_;
   const engine::SparsityOptions options_;
-  kernels::SparsityCounters counters_;
-  // [sequences] of `options_`, counting there; what rows of a sequence keep for later ones.
-  std::vector<kernels::BlockSparsity> sparsity_;
-  std::vector<std::unique_ptr<kernels::KeptChoices>> kept_;
-  engine::Executor executor_;
+  const kernels::BlockSparsity sparsity_;  // of `options_`
+  engine::LocalExecutor executor_;
+  uint64_t first_sequence_ = 1;                     // number of the first sequence of this case
   int64_t experts_read_ = 0;                        // by decode steps
+  int64_t blocks_read_ = 0;                         // of one KV head, by rows that chose: all steps so far
   std::mt19937 random_{1};                          // the same tokens in every run
   std::vector<std::vector<cache::BlockRef>> held_;  // [sequences]
   std::vector<std::vector<int32_t>> tables_;

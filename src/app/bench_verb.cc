@@ -1,5 +1,5 @@
-// `moesaic bench MODEL`: tokens a second of prefill and decode, and how much of the memory bandwidth decode
-// uses.
+// `moesaic bench MODEL` measures tokens per second of prefill and decode, and the share of memory bandwidth
+// that decode uses.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -17,10 +17,10 @@
 namespace moesaic::app {
 namespace {
 
-// Beyond every cache's size by far, and half a second of reading.
+// Far larger than every cache, and half a second of reading.
 constexpr int64_t kProbeBytesPerThread = 256 << 20;
 
-struct Options {
+struct BenchFlags {
   ModelFlags model;
   std::vector<int> prompts = {512};
   std::vector<int> generates = {128};
@@ -36,11 +36,11 @@ struct Line {
   BenchCase test;
   int threads = 0;
   BenchResult result;
-  double bytes_per_token = 0;  // of a decode step, by its sequences; 0: prefill
-  double bandwidth_share = 0;  // of what all threads together read
+  double bytes_per_token = 0;  // bytes per decoded token of all sequences; 0: prefill
+  double bandwidth_share = 0;  // share of the read bandwidth of all threads
 };
 
-std::vector<BenchCase> CasesOf(const Options& options) {
+std::vector<BenchCase> CasesOf(const BenchFlags& options) {
   std::vector<BenchCase> cases;
   for (const int depth : options.depths) {
     for (const int sequences : options.sequences) {
@@ -135,7 +135,7 @@ nlohmann::json AsJson(const models::ModelInfo& info, const Line& line) {
           {"bandwidth_share", line.bandwidth_share}};
 }
 
-void PrintAll(const Options& options, const models::ModelInfo& info, const std::vector<Line>& lines) {
+void PrintAll(const BenchFlags& options, const models::ModelInfo& info, const std::vector<Line>& lines) {
   if (options.output == "json") {
     nlohmann::json all = nlohmann::json::array();
     for (const Line& line : lines) all.push_back(AsJson(info, line));
@@ -150,13 +150,13 @@ void PrintAll(const Options& options, const models::ModelInfo& info, const std::
   }
 }
 
-// One number of --threads.
+// One thread count of --threads.
 struct Threads {
   std::unique_ptr<runtime::ThreadPool> pool;
   TunedKernels kernels;
 };
 
-StatusOr<std::vector<Threads>> MakeAllThreads(const Options& options) {
+StatusOr<std::vector<Threads>> MakeAllThreads(const BenchFlags& options) {
   std::vector<Threads> all;
   for (const int count : options.threads) {
     Threads threads;
@@ -167,7 +167,7 @@ StatusOr<std::vector<Threads>> MakeAllThreads(const Options& options) {
   return all;
 }
 
-Status RunWithThreads(const Options& options, Session& session, const Threads& run, int done,
+Status RunWithThreads(const BenchFlags& options, Session& session, const Threads& run, int done,
                       std::vector<Line>* lines) {
   const std::vector<BenchCase> cases = CasesOf(options);
   runtime::ThreadPool& threads = *run.pool;
@@ -195,11 +195,11 @@ Status RunWithThreads(const Options& options, Session& session, const Threads& r
   return OkStatus();
 }
 
-Status RunBench(const Options& options) {
+Status RunBench(const BenchFlags& options) {
   InterruptGuard guard;
   ASSIGN_OR_RETURN(const std::vector<Threads> runs, MakeAllThreads(options));
   ModelFlags model = options.model;
-  model.tuning = false;  // each number of threads has its own
+  model.tuning = false;  // each thread count has its own tuning
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(model));
   const models::ModelInfo& info = session->model->info();
   RETURN_IF_ERROR(BenchRunner::Check(CasesOf(options), info));
@@ -215,7 +215,7 @@ Status RunBench(const Options& options) {
 }  // namespace
 
 void AddBench(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchFlags>();
   Verb verb = root.AddVerb("bench", "Measure prefill and decode speed");
   AddModelFlags(verb, options->model);
   verb.Remove("--threads");
@@ -223,31 +223,35 @@ void AddBench(Verb& root, VerbRun& run) {
                            const std::string& help) {
     verb.AddOption(name, values, help).Delimiter(',').OneValue().Range(low, high).ShowDefault();
   };
-  list("-p,--prompt-tokens", options->prompts, 0, 1 << 24, "Prefill lengths; 0: none");
-  list("-n,--gen-tokens", options->generates, 0, 1 << 24, "Decode lengths; 0: none");
-  list("-d,--depth", options->depths, 0, 1 << 24, "Tokens in the cache before the test");
-  list("-s,--sequences", options->sequences, 1, 1 << 16, "Sequences decoded at once");
-  list("-b,--batch", options->batches, 1, 1 << 20, "Tokens of one prefill step");
-  list("-t,--threads", options->threads, 0, 1024, "Threads; 0: one a core");
+  list("-p,--prompt-tokens", options->prompts, 0, 1 << 24,
+       "Comma-separated prompt lengths to prefill, in tokens; 0: none");
+  list("-n,--gen-tokens", options->generates, 0, 1 << 24,
+       "Comma-separated numbers of tokens to decode; 0: none");
+  list("-d,--depth", options->depths, 0, 1 << 24, "Comma-separated numbers of cached tokens before the test");
+  list("-s,--sequences", options->sequences, 1, 1 << 16,
+       "Comma-separated numbers of concurrently decoded sequences");
+  list("-b,--batch", options->batches, 1, 1 << 20, "Comma-separated token counts of one prefill step");
+  list("-t,--threads", options->threads, 0, 1024, "Comma-separated thread counts; 0: one thread per core");
   AddKvDtypeFlag(verb, options->model.kv_dtype);
   AddSparsityFlags(verb, options->model.sparsity, {"off", "decode", "all"}, /*audits=*/false);
   verb.AddOption("-r,--repetitions", options->repetitions,
-                 "Timed repetitions of each test, after an untimed one")
+                 "Number of timed repetitions of each test, after an untimed one")
       .Range(1, 10000)
       .ShowDefault();
-  verb.AddOption("-o,--output", options->output, "md, json or csv")
+  verb.AddOption("-o,--output", options->output, "Output format: md, json or csv")
       .OneOf({"md", "json", "csv"})
       .ShowDefault();
   verb.Footer(
-      "Lists are separated by commas; every combination is run, on random tokens. t/s is the median of the\n"
-      "repetitions and their standard deviation. MiB/token is what a decode step reads, weights and cached\n"
-      "keys and values, by its sequences: a routed expert counts once where several go to it. The last\n"
-      "column is its rate as a share of the read bandwidth just measured.\n\n"
+      "Every combination of the lists is run, on random tokens. t/s is the median of the repetitions and "
+      "their\n"
+      "standard deviation. MiB/token is the memory that a decode step reads (weights and cached keys and\n"
+      "values), divided by its sequences. A routed expert counts once if several sequences use it. The last\n"
+      "column is the resulting rate as a share of the read bandwidth, which is measured first.\n\n"
       "Examples:\n"
       "  moesaic bench model.moesaic -p 128,512 -n 64 -t 8,16\n"
       "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json");
   verb.OnParsed([options, &run] {
-    if (CasesOf(*options).empty()) FailUsage("-p 0 and -n 0 leave nothing to measure");
+    if (CasesOf(*options).empty()) FailUsage("-p 0 and -n 0 measure nothing");
     run = [options] { return RunBench(*options); };
   });
 }

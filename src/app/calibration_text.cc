@@ -8,14 +8,14 @@
 #include "app/input.h"
 #include "app/model_text.h"
 #include "models/model_info.h"
-#include "quantizer/carve.h"
+#include "quantizer/calibrate/calibration_tokens.h"
 
 namespace moesaic::app {
 namespace {
 
 using Sequences = std::vector<std::vector<int32_t>>;
 
-// Cuts texts into sequences until there are enough tokens.
+// Splits texts into sequences until there are enough tokens.
 class Cutter {
  public:
   explicit Cutter(const CalibrationFile& file) : length_(file.sequence_length), left_(file.max_tokens) {}
@@ -37,7 +37,7 @@ class Cutter {
   Sequences sequences_;
 };
 
-// `chat`: null where the model has no template.
+// `chat` is null if the model has no template.
 StatusOr<std::string> TextOf(const std::string& line, const ModelText& model,
                              const server::PromptTemplate* chat) {
   const server::Json record = server::ParseJson(line).value_or(server::Json());
@@ -78,8 +78,8 @@ StatusOr<Sequences> ReadCalibrationFile(const CalibrationFile& file, const check
   if (ends_with(".safetensors")) {
     ASSIGN_OR_RETURN(const models::DecoderSpec spec,
                      models::SpecFromConfig(source.config(), models::ConfigFile(source)));
-    ASSIGN_OR_RETURN(const Sequences stored,
-                     quantizer::ReadCalibration(file.path, spec.vocab, static_cast<int>(file.max_tokens)));
+    ASSIGN_OR_RETURN(const Sequences stored, quantizer::ReadCalibrationTokens(
+                                                 file.path, spec.vocab, static_cast<int>(file.max_tokens)));
     for (const std::vector<int32_t>& ids : stored) cutter.Add(ids);
   } else {
     ASSIGN_OR_RETURN(const std::string contents, ReadInput(file.path));
@@ -94,7 +94,7 @@ StatusOr<Sequences> ReadCalibrationFile(const CalibrationFile& file, const check
     }
   }
   Sequences sequences = cutter.Take();
-  if (sequences.empty()) return InvalidArgument("{}: there is no text of 2 tokens or more", file.path);
+  if (sequences.empty()) return InvalidArgument("{}: the file has no text of 2 tokens or more", file.path);
   return sequences;
 }
 

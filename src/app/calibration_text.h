@@ -1,4 +1,4 @@
-// The tokens that a quantizer calibrates with, from the files that people have.
+// Reads calibration tokens for the quantizer from text, JSONL or safetensors files.
 #pragma once
 
 #include <string>
@@ -12,15 +12,15 @@ namespace moesaic::app {
 struct CalibrationFile {
   std::string path;
   int64_t max_tokens = 0;
-  int sequence_length = 0;  // longer texts are cut into sequences of this
+  int sequence_length = 0;  // maximum length; longer texts are split
 };
 
-/// Token ids of sequences of 2 to sequence_length tokens, max_tokens in all, from
-///   .safetensors  the tensor "tokens" (quantizer/carve.h)
-///   .jsonl        one record a line: {"text": "..."}, or {"messages": [...], "tools": [...]}, through the
-///                 model's chat template
-///   else          a text in UTF-8
-/// with the tokenizer of `source`. An error names file and line.
+/// Returns sequences of 2 to sequence_length token ids, max_tokens in all, from
+///   .safetensors  the tensor "tokens" (quantizer/calibrate/calibration_tokens.h)
+///   .jsonl        one record per line: {"text": "..."}, or {"messages": [...], "tools": [...]}, which the
+///                 model's chat template renders
+///   else          a UTF-8 text
+/// Uses the tokenizer of `source`. An error names the file and the line.
 StatusOr<std::vector<std::vector<int32_t>>> ReadCalibrationFile(const CalibrationFile& file,
                                                                 const checkpoint::Checkpoint& source);
 

@@ -1,4 +1,4 @@
-// `moesaic carve MODEL`: turns a dense Llama-like model into a mixture of experts.
+// `moesaic carve MODEL` converts a dense Llama-like model into a mixture of experts.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -12,16 +12,17 @@
 #include "app/progress.h"
 #include "app/session.h"
 #include "app/verb.h"
+#include "carve/carve.h"
 #include "checkpoint/checkpoint.h"
-#include "quantizer/carve.h"
+#include "quantizer/calibrate/calibration_tokens.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct CarveFlags {
   std::string model, calibration, out;
-  quantizer::CarveOptions carve;
+  carve::CarveOptions carving;
   int threads = 0;
   bool no_refit = false;
   std::string dtype = "bf16";
@@ -29,7 +30,7 @@ struct Options {
   std::optional<std::string> save_plan;
 };
 
-// Tokenizer and generation files go with the model: copied from a folder, made from a GGUF file's metadata.
+// Writes tokenizer and generation files: copies of a folder's, or made from a GGUF file's metadata.
 Status WriteTexts(const checkpoint::Checkpoint& source, const std::string& out) {
   ASSIGN_OR_RETURN(const auto texts, HubTexts(source));
   for (const auto& [name, text] : texts)
@@ -42,48 +43,48 @@ Status WriteTexts(const checkpoint::Checkpoint& source, const std::string& out) 
   return OkStatus();
 }
 
-Status RunCarve(Options options) {
-  options.carve.refit = !options.no_refit;
-  options.carve.f32 = options.dtype == "f32";
+Status RunCarve(CarveFlags options) {
+  options.carving.refit = !options.no_refit;
+  options.carving.f32 = options.dtype == "f32";
   if (options.print_recipe) {
-    Print("{}\n", quantizer::CarveRecipe(options.carve));
+    Print("{}\n", carve::CarveRecipe(options.carving));
     return OkStatus();
   }
   if (options.save_plan) {
-    if (options.save_plan->empty()) return InvalidArgument("--save-plan needs the name of a file");
-    std::error_code error;  // what else is wrong with the name is told where the file is made
+    if (options.save_plan->empty()) return InvalidArgument("--save-plan needs a file name");
+    std::error_code error;  // other faults are reported when the file is created
     if (std::filesystem::exists(std::filesystem::symlink_status(*options.save_plan, error))) {
-      return InvalidArgument("{} is there already; --save-plan writes a new file", *options.save_plan);
+      return InvalidArgument("{} exists already; --save-plan writes a new file", *options.save_plan);
     }
     if (std::filesystem::absolute(*options.save_plan).lexically_normal() ==
         std::filesystem::absolute(options.out).lexically_normal()) {
-      return InvalidArgument("{}: --out and --save-plan can't both have this name", *options.save_plan);
+      return InvalidArgument("{}: --out and --save-plan cannot have the same name", *options.save_plan);
     }
-    options.carve.save_plan = *options.save_plan;
+    options.carving.save_plan = *options.save_plan;
   }
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
   const int vocab = source->config().value("vocab_size", 0);
   ASSIGN_OR_RETURN(const auto calibration,
-                   quantizer::ReadCalibration(options.calibration, vocab, options.carve.max_tokens));
+                   quantizer::ReadCalibrationTokens(options.calibration, vocab, options.carving.max_tokens));
   const InterruptGuard guard;
   ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> folder, NewFolder::Create(options.out));
   const auto start = std::chrono::steady_clock::now();
-  std::vector<quantizer::CarveLayerReport> reports;
+  std::vector<carve::CarveLayerReport> reports;
   {
     Progress progress("carving");
-    options.carve.progress = [&progress](int layer, int layers) {
+    options.carving.progress = [&progress](int layer, int layers) {
       progress.Show(layer, layers, fmt::format("layer {} of {}", layer, layers));
       return !Interrupted();
     };
-    ASSIGN_OR_RETURN(
-        reports, quantizer::Carve(*source, calibration, options.carve, kernels, *pool, folder->partial()));
+    ASSIGN_OR_RETURN(reports,
+                     carve::Carve(*source, calibration, options.carving, kernels, *pool, folder->partial()));
   }
   RETURN_IF_ERROR(WriteTexts(*source, folder->partial()));
   RETURN_IF_ERROR(folder->Commit());
   double kept = 0, before = 0, after = 0;
-  for (const quantizer::CarveLayerReport& report : reports) {
+  for (const carve::CarveLayerReport& report : reports) {
     kept += report.kept_energy / static_cast<double>(reports.size());
     before += report.error_before / static_cast<double>(reports.size());
     after += report.error_after / static_cast<double>(reports.size());
@@ -91,8 +92,7 @@ Status RunCarve(Options options) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   Tell(
       "{}: {} layers in {:.0f} s; mean energy kept {:.1f}%, squared error of the FFN output {:.4f} before "
-      "and "
-      "{:.4f} after the refit\n",
+      "and {:.4f} after the refit\n",
       options.out, reports.size(), seconds, 100 * kept, before, after);
   return OkStatus();
 }
@@ -100,45 +100,47 @@ Status RunCarve(Options options) {
 }  // namespace
 
 void AddCarve(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
-  quantizer::CarveOptions& carve = options->carve;
-  Verb verb = root.AddVerb("carve", "Turn a dense Llama-like model into a mixture of experts");
+  auto options = std::make_shared<CarveFlags>();
+  carve::CarveOptions& carving = options->carving;
+  Verb verb = root.AddVerb("carve", "Convert a dense Llama-like model to a mixture of experts");
   verb.AddOption("MODEL", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
       .Transform(ResolveModelPath);
   verb.AddOption("--calibration", options->calibration,
                  "Safetensors file with token ids: I32 \"tokens\" [n, length]")
       .ExistingFile();
-  verb.AddOption("-o,--out", options->out, "The Hugging Face folder to write");
-  verb.AddOption("--slices", carve.slices, "Pieces an FFN is cut into").Range(2, 4096).ShowDefault();
-  verb.AddOption("--shared", carve.shared, "Pieces that are always on").Range(1, 4095).ShowDefault();
-  verb.AddOption("--active", carve.active, "Routed pieces (experts) a token").Range(1, 4095).ShowDefault();
+  verb.AddOption("-o,--out", options->out, "Hugging Face folder to write");
+  verb.AddOption("--slices", carving.slices, "Number of slices of an FFN").Range(2, 4096).ShowDefault();
+  verb.AddOption("--shared", carving.shared, "Number of slices that are always active")
+      .Range(1, 4095)
+      .ShowDefault();
+  verb.AddOption("--active", carving.active, "Number of active routed experts (slices) per token")
+      .Range(1, 4095)
+      .ShowDefault();
   verb.AddFlag("--no-refit", options->no_refit, "Move weights without changing them");
-  verb.AddOption("--ridge", carve.ridge, "Pull of the refit towards the old weights")
+  verb.AddOption("--ridge", carving.ridge, "Ridge of the refit, which pulls towards the old weights")
       .Range(1e-6, 1e3)
       .ShowDefault();
-  verb.AddOption("--max-tokens", carve.max_tokens, "Tokens of the calibration file used at most")
+  verb.AddOption("--max-tokens", carving.max_tokens, "Maximum number of calibration tokens")
       .Range(64, 1 << 24)
       .ShowDefault();
-  verb.AddOption("--plan", carve.plan,
-                 "Take experts and routers from this file instead of searching for them; MODEL, --slices, "
-                 "--shared and --active must be those it was made with")
+  verb.AddOption("--plan", carving.plan,
+                 "File with experts and routers to use instead of a search; MODEL, --slices, --shared and "
+                 "--active must be those it was made with")
       .ExistingFile();
-  verb.AddOption("--save-plan", options->save_plan, "Write the experts and routers to this new file");
-  verb.AddOption("--dtype", options->dtype, "Weights written: bf16 or f32")
+  verb.AddOption("--save-plan", options->save_plan, "New file to write the experts and routers to");
+  verb.AddOption("--dtype", options->dtype, "Dtype of the written weights: bf16 or f32")
       .OneOf({"bf16", "f32"})
       .ShowDefault();
   AddThreadsFlag(verb, options->threads);
-  verb.AddFlag("--print-recipe", options->print_recipe,
-               "Print one line that names the recipe, and do nothing");
+  verb.AddFlag("--print-recipe", options->print_recipe, "Print the recipe in one line and exit");
   verb.Footer(
-      "The result is a Glm4MoeForCausalLM that transformers loads too; --experts-per-token changes how many "
-      "experts are\n"
-      "on when it runs. With --no-refit and --active set to all routed pieces it computes the dense "
-      "model.\n"
-      "The search for experts branches on roundings, which differ between processors; a plan repeats it "
-      "elsewhere, and "
-      "quicker.\n\n"
-      "Example:\n  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
+      "The result is a Glm4MoeForCausalLM, which transformers loads as well. --experts-per-token of other "
+      "verbs\n"
+      "changes the number of active experts. With --no-refit and all routed experts active it computes the\n"
+      "dense model. The search for experts depends on roundings, which differ between processors; a plan\n"
+      "repeats it on other processors, and faster.\n\n"
+      "Example:\n"
+      "  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
   verb.OnParsed([options, &run] {
     if (!options->print_recipe &&
         (options->model.empty() || options->out.empty() || options->calibration.empty())) {

@@ -20,7 +20,7 @@
 namespace moesaic::app {
 namespace {
 
-constexpr const char* kCommands = R"(/help                 this text
+constexpr const char* kCommandHelp = R"(/help                 this text
 /reset                forget the conversation, keep the system prompt
 /system [TEXT]        set the system prompt; alone: show it; "" removes it
 /regenerate           answer the last question again
@@ -33,7 +33,7 @@ A line that ends with \ goes on in the next; """ begins and ends a text of many 
 On a terminal Tab completes commands and file names, Ctrl-R searches earlier messages, and a paste may have many lines.
 )";
 
-struct Options {
+struct ChatFlags {
   ModelFlags model;
   SamplingFlags sampling;
   std::string system;
@@ -45,7 +45,7 @@ bool OnTerminal() { return isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) !=
 
 class Chat {
  public:
-  Chat(const Options& options, Session& session, const ModelText& text,
+  Chat(const ChatFlags& options, Session& session, const ModelText& text,
        const engine::SamplingParams& sampling)
       : session_(session),
         text_(text),
@@ -66,9 +66,9 @@ class Chat {
     return status;
   }
 
-  // Until /exit, the end of input or a second Ctrl-C.
+  // Runs until /exit, the end of input or a second Ctrl-C.
   Status Talk() {
-    if (isatty(STDIN_FILENO) != 0) Note("/help tells the commands");
+    if (isatty(STDIN_FILENO) != 0) Note("/help lists the commands");
     int interrupts = 0;
     for (;;) {
       std::string message;
@@ -81,20 +81,20 @@ class Chat {
         ClearInterrupt();
         WriteNotice("\n");
         if (++interrupts > 1 || LastSignal() != SIGINT) return Cancelled("interrupted");
-        Note("Ctrl-C again or Ctrl-D leaves");
+        Note("press Ctrl-C again or Ctrl-D to leave");
         continue;
       }
       if (message.find_first_not_of(" \t\n") == std::string::npos) continue;
       if (message == "/exit" || message == "/quit") return OkStatus();
       Status status = message[0] == '/' ? Command(message) : Ask(message);
       interrupts = 0;
-      if (Interrupted()) {  // stopped an answer: the next one leaves
+      if (Interrupted()) {  // interrupted an answer; the next Ctrl-C leaves
         if (LastSignal() != SIGINT) return Cancelled("interrupted");
         ClearInterrupt();
         interrupts = 1;
       }
-      if (!FlushOutput().ok()) return status;                        // nobody can read the answers
-      if (!status.ok() && isatty(STDIN_FILENO) == 0) return status;  // a script should notice
+      if (!FlushOutput().ok()) return status;                        // stdout is closed
+      if (!status.ok() && isatty(STDIN_FILENO) == 0) return status;  // scripts get an error
       if (!status.ok()) Note(Message(status));
     }
   }
@@ -102,7 +102,7 @@ class Chat {
  private:
   void Note(const std::string& text) const { Tell("{}{}{}\n", dim_, text, plain_); }
 
-  // The rendered conversation as tokens; the oldest turns go when it is too long to be answered.
+  // Renders the conversation and tokenizes it. Drops the oldest turns if it does not fit the context.
   StatusOr<std::vector<int32_t>> Prompt() {
     for (int dropped = 0;; ++dropped) {
       ASSIGN_OR_RETURN(const std::string prompt, conversation_.Render(*text_.chat));
@@ -131,7 +131,7 @@ class Chat {
     const size_t begin = line.find_first_not_of(' ', space);
     const std::string rest =
         space == std::string::npos || begin == std::string::npos ? "" : line.substr(begin);
-    if (name == "help") return Say(kCommands);
+    if (name == "help") return Say(kCommandHelp);
     if (name == "reset") {
       conversation_.Clear();
       Note("a new conversation");
@@ -148,7 +148,7 @@ class Chat {
       return OkStatus();
     }
     if (name == "stats") return Stats();
-    return InvalidArgument("there is no command /{}; /help tells those there are", name);
+    return InvalidArgument("unknown command /{}; /help lists the commands", name);
   }
 
   static Status Say(const std::string& text) {
@@ -205,7 +205,7 @@ class Chat {
   std::string dim_, plain_;
 };
 
-Status RunChat(const Options& options) {
+Status RunChat(const ChatFlags& options) {
   InterruptGuard guard;
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(options.model.model));
   RETURN_IF_ERROR(text.tokenizer.status());
@@ -222,23 +222,24 @@ Status RunChat(const Options& options) {
 }  // namespace
 
 void AddChat(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ChatFlags>();
   Verb verb = root.AddVerb("chat", "Talk to a model");
   AddModelFlags(verb, options->model);
   AddCacheFlags(verb, options->model);
   AddSpeculativeFlags(verb, options->model);
-  verb.AddOption("-p,--prompt", options->prompt, "Answer this one question and leave");
-  verb.AddOption("--system", options->system, "System prompt");
+  verb.AddOption("-p,--prompt", options->prompt, "Answer this question and exit");
+  verb.AddOption("--system", options->system, "System prompt of the conversation");
   AddSamplingFlags(verb, options->sampling, 1024);
-  verb.AddFlag("-q,--quiet", options->quiet, "No line about speed after an answer");
+  verb.AddFlag("-q,--quiet", options->quiet, "Do not print the speed after an answer");
   verb.Footer(fmt::format(
       "In a conversation:\n{}"
-      "\nAnswers go to stdout, all else to stderr. Without a terminal, every line of stdin is a message.\n\n"
+      "\nAnswers are written to stdout, everything else to stderr. Without a terminal, every line of stdin "
+      "is a message.\n\n"
       "Examples:\n"
       "  moesaic chat models/moesaic-tiny\n"
       "  moesaic chat model.gguf --system \"You answer in one sentence.\" --temperature 0.3\n"
       "  moesaic chat model/ -p \"What is the capital of France?\" --temperature 0",
-      kCommands));
+      kCommandHelp));
   verb.OnParsed([options, &run] { run = [options] { return RunChat(*options); }; });
 }
 

@@ -1,4 +1,4 @@
-// Completes the commands of a chat, their parameters and file names.
+// Completes commands of a chat, their parameters and file names.
 #pragma once
 
 #include <string_view>
@@ -7,8 +7,8 @@
 
 namespace moesaic::app {
 
-/// Candidates for the last word of `line`: commands after a leading "/", parameters after "/set ", files
-/// after "/save " and "/load ", where folders end with "/". Sorted; none in the text of a message.
+/// Returns candidates for the last word of `line`: commands after a leading "/", parameters after "/set ",
+/// files after "/save " and "/load " (folders end with "/"). Sorted. Empty within the text of a message.
 Completion CompleteChat(std::string_view line);
 
 }  // namespace moesaic::app

@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-TEST(ChatCompletion, KnowsCommandsAndParameters) {
+TEST(ChatCompletion, CompletesCommandsAndParameters) {
   EXPECT_THAT(CompleteChat("/s").candidates, ElementsAre("/save", "/set", "/stats", "/system"));
   EXPECT_THAT(CompleteChat("/reg").candidates, ElementsAre("/regenerate"));
   const Completion set = CompleteChat("/set  top");
@@ -33,7 +33,7 @@ TEST(ChatCompletion, EveryParameterCanBeSet) {
   }
 }
 
-TEST(ChatCompletion, FindsFilesAndFolders) {
+TEST(ChatCompletion, CompletesFilesAndFolders) {
   std::string folder = testing::TempDir() + "completion_XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   std::filesystem::create_directory(folder + "/talks");
@@ -48,7 +48,7 @@ TEST(ChatCompletion, FindsFilesAndFolders) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(Utf8, GoesToWideCharactersAndBack) {
+TEST(Utf8, RoundTripsThroughWideCharacters) {
   const std::string text = "a\u00e4\u20ac\U0001F600\n";
   const std::wstring wide = FromUtf8(text);
   EXPECT_EQ(wide.size(), 5U);
@@ -56,7 +56,7 @@ TEST(Utf8, GoesToWideCharactersAndBack) {
   EXPECT_EQ(ToUtf8(FromUtf8("a\x80 \xc0\xaf \xed\xa0\x80 \xff")), "a\uFFFD \uFFFD\uFFFD \uFFFD \uFFFD");
   EXPECT_EQ(ToUtf8(FromUtf8("\xe2\x82"
                             "a")),
-            "a");  // cut short, then another character
+            "a");  // incomplete, then another character
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Chat requests in files, read and rendered as the server reads and renders them.
+// Reads chat requests from files and renders them as the server does.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace moesaic::app {
 
-/// The prompt that the body of a /v1/chat/completions request becomes. `add_generation_prompt` false: it ends
-/// after the last message, whatever the request says.
+/// Renders the body of a /v1/chat/completions request to a prompt. With `add_generation_prompt` false the
+/// prompt ends after the last message, whatever the request says.
 StatusOr<std::string> RenderRequest(const server::PromptTemplate& chat, const server::Json& request,
                                     bool add_generation_prompt);
 

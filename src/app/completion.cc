@@ -1,5 +1,4 @@
-// `moesaic completion SHELL`: a completion script made from the flags themselves, so that it never lags
-// behind.
+// `moesaic completion SHELL` prints a completion script that is generated from the declared flags.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -63,7 +62,7 @@ std::string FishScript(const CLI::App& root) {
 void AddCompletion(Verb& root, VerbRun& run) {
   auto shell = std::make_shared<std::string>("bash");
   Verb verb = root.AddVerb("completion", "Print a completion script for your shell");
-  verb.AddOption("SHELL", *shell, "Shell that will run the script").OneOf({"bash", "zsh", "fish"});
+  verb.AddOption("SHELL", *shell, "Shell to print the script for").OneOf({"bash", "zsh", "fish"});
   verb.Footer(
       "Examples:\n"
       "  source <(moesaic completion bash)\n"

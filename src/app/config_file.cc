@@ -10,7 +10,7 @@ namespace {
 bool IsKeyCharacter(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_'; }
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
-// What a backslash and each of these stand for.
+// Escaped characters after a backslash.
 constexpr std::pair<char, char> kEscapes[] = {
     {'"', '"'}, {'\\', '\\'}, {'n', '\n'}, {'t', '\t'}, {'r', '\r'}};
 
@@ -42,7 +42,7 @@ class ConfigParser {
     return text_[at_++];
   }
 
-  // Spaces and comments, and with `lines` the ends of lines.
+  // Skips spaces and comments, and with `lines` also line ends.
   void SkipBlanks(bool lines) {
     while (!AtEnd() && (IsSpace(text_[at_]) || Sees('#') || (lines && Sees('\n')))) {
       if (Sees('#')) {
@@ -84,7 +84,7 @@ class ConfigParser {
       if (Sees(',')) {
         Take();
       } else if (!Sees(']')) {
-        return InvalidArgument("line {}: an array that nothing ends, or values without a comma between them",
+        return InvalidArgument("line {}: an array without \"]\", or a missing comma between its values",
                                start);
       }
     }
@@ -113,11 +113,14 @@ class ConfigParser {
       const auto* meant = std::find_if(std::begin(kEscapes), std::end(kEscapes),
                                        [escaped](const auto& escape) { return escape.first == escaped; });
       if (meant == std::end(kEscapes)) {
-        return InvalidArgument("line {}: of escapes there are \\\" \\\\ \\n \\t \\r; '...' has none", line_);
+        return InvalidArgument(
+            "line {}: unknown escape; \\\" \\\\ \\n \\t \\r are supported, and '...' has "
+            "no escapes",
+            line_);
       }
       value->push_back(meant->second);
     }
-    if (AtLineEnd()) return InvalidArgument("line {}: a quote that nothing closes", line_);
+    if (AtLineEnd()) return InvalidArgument("line {}: a closing quote is missing", line_);
     Take();
     return OkStatus();
   }

@@ -1,4 +1,4 @@
-// Settings as a file: lines of TOML, without tables.
+// Reads settings files: lines of TOML without tables.
 #pragma once
 
 #include <string>
@@ -11,17 +11,17 @@ namespace moesaic::app {
 
 struct ConfigEntry {
   std::string key;
-  std::vector<std::string> values;  // of an array; otherwise one
+  std::vector<std::string> values;  // values of an array, or one value
   int line = 0;
 };
 
-/// Reads `KEY = VALUE` lines. A value is "text" with escapes, 'text' as it stands, one word (numbers, true,
-/// addresses), nothing, or [an, array] of these. '#' begins a comment except in quotes and inside a word.
-/// What is ambiguous is refused, with its line: a key twice, a bare value with spaces or commas, an
-/// array's value left out, tables.
+/// Reads `KEY = VALUE` lines. A value is "text" with escapes, literal 'text', one word (numbers, true,
+/// addresses), empty, or [an, array] of these. '#' starts a comment except in quotes and within a word.
+/// Rejects ambiguous input, and names the line: repeated keys, bare values with spaces or commas, missing
+/// array values, tables.
 StatusOr<std::vector<ConfigEntry>> ParseConfig(std::string_view text);
 
-/// `value` as ParseConfig reads it: a word where it is a number, true or false, else in quotes.
+/// Formats `value` for ParseConfig: a number, true or false as a word, others in quotes.
 std::string ConfigValue(std::string_view value);
 
 }  // namespace moesaic::app

@@ -8,7 +8,7 @@ namespace {
 
 using testing::ElementsAre;
 
-// The values of the only setting in `text`, or why it is refused.
+// Returns the values of the only setting in `text`, or the error.
 std::vector<std::string> ValuesOf(std::string_view text) {
   const auto entries = ParseConfig(text);
   if (!entries.ok()) return {"refused", Message(entries.status())};
@@ -32,7 +32,7 @@ TEST(ConfigFile, ReadsLinesOfToml) {
   EXPECT_TRUE(ParseConfig("")->empty());
 }
 
-TEST(ConfigFile, ACommentBeginsNeitherInQuotesNorInsideAWord) {
+TEST(ConfigFile, CommentsBeginOutsideQuotesAndWords) {
   EXPECT_THAT(ValuesOf("k = \"a#b # c\" # d"), ElementsAre("a#b # c"));
   EXPECT_THAT(ValuesOf("k = '#'"), ElementsAre("#"));
   EXPECT_THAT(ValuesOf("k = sk-1#2=="), ElementsAre("sk-1#2=="));
@@ -40,7 +40,7 @@ TEST(ConfigFile, ACommentBeginsNeitherInQuotesNorInsideAWord) {
   EXPECT_THAT(ValuesOf("k = #2"), ElementsAre(""));
 }
 
-TEST(ConfigFile, RefusesWhatIsAmbiguousByItsLine) {
+TEST(ConfigFile, RejectsAmbiguousLinesByNumber) {
   for (const auto& [text, words] : std::vector<std::pair<std::string, std::string>>{
            {"[server]\n", "line 1: expected KEY = VALUE, found [server]"},
            {"\nverbose\n", "line 2: expected KEY = VALUE, found verbose"},
@@ -49,18 +49,19 @@ TEST(ConfigFile, RefusesWhatIsAmbiguousByItsLine) {
            {"a = x, y", "line 1: a value with spaces, commas or brackets needs quotes: a"},
            {"a = x y", "line 1: a value with spaces, commas or brackets needs quotes: a"},
            {"a = \"x\" y", "line 1: a value with spaces, commas or brackets needs quotes: a"},
-           {"a = \"x", "line 1: a quote that nothing closes"},
-           {"a = 'x\n'", "line 1: a quote that nothing closes"},
-           {"a = \"\\x41\"", "line 1: of escapes there are \\\" \\\\ \\n \\t \\r; '...' has none"},
-           {"a = [1, 2\n\n", "line 1: an array that nothing ends, or values without a comma between them"},
+           {"a = \"x", "line 1: a closing quote is missing"},
+           {"a = 'x\n'", "line 1: a closing quote is missing"},
+           {"a = \"\\x41\"",
+            "line 1: unknown escape; \\\" \\\\ \\n \\t \\r are supported, and '...' has no escapes"},
+           {"a = [1, 2\n\n", "line 1: an array without \"]\", or a missing comma between its values"},
            {"a = [1,,2]", "line 1: a value is missing before a comma"},
            {"a = [\n,]", "line 2: a value is missing before a comma"},
-           {"a = [[1]]", "line 1: an array that nothing ends, or values without a comma between them"}}) {
+           {"a = [[1]]", "line 1: an array without \"]\", or a missing comma between its values"}}) {
     EXPECT_THAT(ValuesOf(text), ElementsAre("refused", words)) << text;
   }
 }
 
-TEST(ConfigFile, WritesWhatItReads) {
+TEST(ConfigFile, ValuesRoundTrip) {
   for (const char* value : {"", "7", "-7", "0.5", ".5", "1.", "true", "truer", "a b", "a#b", "\"", "'", "\\",
                             "\\n", "\n\t\r", "[1]", "a,b", "é", "12345678901234567890"}) {
     EXPECT_THAT(ValuesOf("k = " + ConfigValue(value)), ElementsAre(value));

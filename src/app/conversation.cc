@@ -16,7 +16,7 @@ nlohmann::ordered_json Messages(const std::string& system,
   return all;
 }
 
-// What was typed may be cut inside a character; a template wants UTF-8.
+// Typed text may end within a character, but templates need UTF-8.
 std::string Dump(const nlohmann::ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -54,7 +54,7 @@ Status Conversation::Save(const std::string& path) const {
 
 Status Conversation::Load(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return NotFound("{}: can't be opened", path);
+  if (!file) return NotFound("{}: cannot be opened", path);
   const nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("messages") || !json["messages"].is_array()) {
     return InvalidArgument("{}: not a saved conversation: an object with an array \"messages\"", path);

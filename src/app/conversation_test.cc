@@ -23,7 +23,7 @@ Conversation Sample() {
   return conversation;
 }
 
-TEST(ConversationTest, DropsFromEitherEnd) {
+TEST(ConversationTest, DropsTurnsFromEitherEnd) {
   Conversation conversation = Sample();
   EXPECT_TRUE(conversation.DropAnswer());
   EXPECT_FALSE(conversation.DropAnswer());
@@ -45,7 +45,7 @@ TEST(ConversationTest, SavesAndLoads) {
   std::filesystem::remove(path);
 }
 
-TEST(ConversationTest, AFaultyFileChangesNothing) {
+TEST(ConversationTest, LoadingAFaultyFileChangesNothing) {
   const std::string path = testing::TempDir() + "faulty.json";
   for (const char* text : {"", "[]", "{\"messages\": 3}", "{\"messages\": [{\"role\": \"user\"}]}"}) {
     std::ofstream(path) << text;

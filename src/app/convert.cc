@@ -1,4 +1,5 @@
-// `moesaic convert MODEL --out FILE`: packs a checkpoint once, so that it needs only be mapped or copied.
+// `moesaic convert MODEL --out FILE` packs a checkpoint into a file that is mapped or copied without
+// conversion.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -17,16 +18,16 @@
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct ConvertFlags {
   std::string model, out;
   std::string dtype = "auto";
   int threads = 0;
   bool force = false;
 };
 
-Status RunConvert(const Options& options) {
+Status RunConvert(const ConvertFlags& options) {
   if (!options.force && std::filesystem::exists(options.out)) {
-    return InvalidArgument("{} is there already; say --force to replace it", options.out);
+    return InvalidArgument("{} exists already; use --force to replace it", options.out);
   }
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
@@ -52,17 +53,16 @@ Status RunConvert(const Options& options) {
 }  // namespace
 
 void AddConvert(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("convert", "Pack a checkpoint into one file that is mapped or copied as it is");
+  auto options = std::make_shared<ConvertFlags>();
+  Verb verb = root.AddVerb("convert", "Pack a checkpoint into one file that loads without conversion");
   AddModelPath(verb, options->model, "Hugging Face folder or .gguf file");
-  verb.AddOption("-o,--out", options->out, "The packed file to write").Required();
+  verb.AddOption("-o,--out", options->out, "Packed file to write").Required();
   AddDtypeFlag(verb, options->dtype);
   AddThreadsFlag(verb, options->threads);
-  verb.AddFlag("--force", options->force, "Replace the file if it is there");
+  verb.AddFlag("--force", options->force, "Replace an existing file");
   verb.Footer(
-      "The packed file holds weights in the layout kernels read, config, tokenizer and template; it stays a "
-      "valid\n"
-      "safetensors file. An interrupted run leaves nothing behind.\n\n"
+      "The packed file holds weights in the kernels' layout, config, tokenizer and template. It is also a\n"
+      "valid safetensors file. An interrupted run leaves no file.\n\n"
       "Examples:\n  moesaic convert models/moesaic-tiny --dtype int8 --out tiny.moesaic\n  moesaic chat "
       "tiny.moesaic");
   verb.OnParsed([options, &run] { run = [options] { return RunConvert(*options); }; });

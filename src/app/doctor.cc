@@ -1,4 +1,4 @@
-// `moesaic doctor`: what this machine can do, and which kernels that means.
+// `moesaic doctor` reports the features of this machine and the kernels that run on it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,7 +10,7 @@
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
-#include "kernels/device.h"
+#include "kernels/gptq_accelerator.h"
 #include "kernels/probe.h"
 #include "runtime/memory.h"
 #include "runtime/probe.h"
@@ -21,12 +21,12 @@ namespace {
 
 using nlohmann::json;
 
-struct Options {
+struct DoctorFlags {
   bool quick = false;
   bool json = false;
 };
 
-constexpr int64_t kProbeBytes = int64_t{256} << 20;  // a thread: far more than any cache
+constexpr int64_t kProbeBytes = int64_t{256} << 20;  // per thread: far more than any cache
 
 struct Speeds {
   int threads = 0;
@@ -48,7 +48,7 @@ std::vector<std::string> IsaNames(const runtime::CpuFeatures& cpu) {
   return names;
 }
 
-// Whether the system lets memory be bound to a node (mbind), as --numa wants it.
+// True if the system can bind memory to a node (mbind), as --numa needs.
 bool CanBindMemory(const runtime::Topology& topology) {
   constexpr size_t kBytes = 4096;
   StatusOr<runtime::Buffer> probe = runtime::Buffer::Allocate(kBytes, /*huge=*/false);
@@ -110,30 +110,30 @@ json MachineJson(const runtime::Topology& topology, const runtime::CpuFeatures& 
   return machine;
 }
 
-constexpr char kNoCard[] = "NVIDIA's driver finds no card";
+constexpr char kNoCard[] = "NVIDIA's driver finds no device";
 
 std::string DevicesText() {
-  const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
+  const StatusOr<std::vector<kernels::GptqAcceleratorEntry>> devices = kernels::ListGptqAccelerators();
   if (!devices.ok()) return fmt::format("devices  none: {}\n", Message(devices.status()));
   if (devices->empty()) return fmt::format("devices  none: {}\n", kNoCard);
   std::vector<std::vector<std::string>> rows = {{"device", "card", "compute capability", "memory"}};
-  for (const kernels::DeviceEntry& entry : *devices) {
+  for (const kernels::GptqAcceleratorEntry& entry : *devices) {
     rows.push_back(
         {entry.device, entry.name, entry.capability, FormatBytes(static_cast<double>(entry.memory_bytes))});
   }
   return FormatTable(rows, false);
 }
 
-// `why`: there are none; else empty.
+// `why` receives the reason if there are no devices; else it is empty.
 json DevicesJson(std::string* why) {
   json list = json::array();
-  const StatusOr<std::vector<kernels::DeviceEntry>> devices = kernels::ListDevices();
+  const StatusOr<std::vector<kernels::GptqAcceleratorEntry>> devices = kernels::ListGptqAccelerators();
   if (!devices.ok()) {
     *why = Message(devices.status());
     return list;
   }
   if (devices->empty()) *why = kNoCard;
-  for (const kernels::DeviceEntry& entry : *devices) {
+  for (const kernels::GptqAcceleratorEntry& entry : *devices) {
     list.push_back({{"device", entry.device},
                     {"card", entry.name},
                     {"compute_capability", entry.capability},
@@ -189,9 +189,9 @@ json KernelsJson(const kernels::KernelTable& kernels) {
   return list;
 }
 
-// Choices as they are made, tuned or built in.
+// Returns the choices in use, tuned or built in.
 json TuningJson(const kernels::KernelTable& kernels, const std::string& tuning, const json& machine) {
-  kernels::Tuning made{.cut = kernels.cut, .few_below = {}};
+  kernels::Tuning made{.tile_sizes = kernels.tile_sizes, .few_below = {}};
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (kernels.gemm[f].few != nullptr) made.few_below[f] = kernels.gemm[f].few_below;
   }
@@ -209,7 +209,7 @@ std::string LibrariesText() {
   return FormatTable(rows, false);
 }
 
-Status RunDoctor(const Options& options) {
+Status RunDoctor(const DoctorFlags& options) {
   ASSIGN_OR_RETURN(kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(0));
   ASSIGN_OR_RETURN(const TuningState tuning, TuneKernels(true, machine, kernels));
@@ -242,9 +242,9 @@ Status RunDoctor(const Options& options) {
 }  // namespace
 
 void AddDoctor(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("doctor", "Say what this machine can do and which kernels will run");
-  verb.AddFlag("--quick", options->quick, "Measure nothing");
+  auto options = std::make_shared<DoctorFlags>();
+  Verb verb = root.AddVerb("doctor", "Report the features of this machine and the kernels that run on it");
+  verb.AddFlag("--quick", options->quick, "Do not measure memory and compute speed");
   verb.AddFlag("--json", options->json, "Print JSON");
   verb.Footer(
       "attention_kv_bf16 is the attention that runs on a KV cache of --kv-dtype bf16, and so on. "

@@ -15,7 +15,7 @@ struct Rename {
   std::string_view name, target;
 };
 
-// A target without dashes is a positional argument, which goes to the front.
+// A target without dashes is a positional argument, which moves to the front.
 constexpr Rename kRenames[] = {
     {"-m", "MODEL"},
     {"--model", "MODEL"},
@@ -96,7 +96,7 @@ constexpr Mapped kMapped[] = {
     {"--reasoning-parser", "--reasoning-format", kReasoningParsers},
 };
 
-// Names of values that the verb's own flag spells in another way.
+// Names of values that the verb's own flag spells differently.
 constexpr std::pair<std::string_view, std::string_view> kDtypes[] = {
     {"bfloat16", "bf16"}, {"float32", "f32"}, {"float", "f32"}};
 
@@ -118,11 +118,11 @@ constexpr Dropped kDropped[] = {
     {"--jinja", false, "chat templates are always rendered as Jinja"},
 };
 
-// Sizes of groups of devices, of which there is one.
+// Sizes of device groups, of which Moesaic has one.
 constexpr std::string_view kGroups[] = {
     "-tp", "--tensor-parallel-size", "--tp-size", "-pp", "--pipeline-parallel-size",
     "-dp", "--data-parallel-size"};
-// Formats that a checkpoint's own config names.
+// Formats that a checkpoint's config declares itself.
 constexpr std::string_view kQuantizations[] = {"auto", "compressed-tensors", "fp8", "gguf"};
 
 // Flags of kDropped, kGroups and kQuantizations only make sense for a verb that runs a model.
@@ -167,7 +167,7 @@ class Translator {
  private:
   void Copy(std::string word) { out_.words.push_back(std::move(word)); }
 
-  // The value of the flag at hand, which has been checked to be there.
+  // Returns the value of the current flag, whose presence has been checked.
   std::string TakeValue() { return inline_value_ ? *inline_value_ : in_[at_++]; }
   bool HasValue() const { return inline_value_ || at_ < in_.size(); }
 

@@ -37,7 +37,7 @@ Words Translated(const Words& words) {
 
 std::string Refused(const Words& words) { return Message(TranslateFlags(words, Lookup).status()); }
 
-TEST(FamiliarFlags, AreRenamedWithTheirValues) {
+TEST(FamiliarFlags, RenamesFlagsWithTheirValues) {
   EXPECT_EQ(Translated({"m", "--max-model-len", "4096", "--max-num-seqs=8", "--enable-prefix-caching"}),
             (Words{"m", "--ctx-size", "4096", "--max-sequences", "8", "--prefix-cache"}));
   for (const char* flag : {"-m", "--model", "-hf"}) {
@@ -47,7 +47,7 @@ TEST(FamiliarFlags, AreRenamedWithTheirValues) {
             (Words{"--dtype", "bf16", "--dtype=f32"}));
 }
 
-TEST(FamiliarFlags, ValuesAreMappedOrRefusedByName) {
+TEST(FamiliarFlags, MapsValuesOrRejectsThemByName) {
   EXPECT_EQ(Translated({"--tool-call-parser", "qwen3_coder", "--reasoning-parser", "deepseek_r1"}),
             (Words{"--tool-format", "qwen3-coder", "--reasoning-format", "think"}));
   EXPECT_EQ(Translated({"--kv-cache-dtype", "auto"}), (Words{"--kv-dtype", "auto"}));
@@ -61,7 +61,7 @@ TEST(FamiliarFlags, ValuesAreMappedOrRefusedByName) {
       Refused({"--tensor-parallel-size", "2"}).starts_with("--tensor-parallel-size must be 1, found 2: "));
 }
 
-TEST(FamiliarFlags, WithoutAMeaningAreDroppedWithANote) {
+TEST(FamiliarFlags, DropsFlagsWithoutMeaningAndAddsANote) {
   const auto result = TranslateFlags(
       {"m", "-ngl", "99", "--gpu-memory-utilization=0.9", "--trust-remote-code", "--quantization", "fp8"},
       Lookup);
@@ -71,7 +71,7 @@ TEST(FamiliarFlags, WithoutAMeaningAreDroppedWithANote) {
   EXPECT_EQ(result->notes[0], "-ngl has no effect: Moesaic computes on the CPU");
 }
 
-TEST(FamiliarFlags, OtherWordsStayAsTheyAre) {
+TEST(FamiliarFlags, KeepsOtherWords) {
   const Words words = {"m",      "--nonsense", "-x", "--system", "-ngl", "--max-model-len",
                        "--temp", "1",          "--", "-ngl"};
   EXPECT_EQ(Translated(words),
@@ -83,7 +83,7 @@ TEST(FamiliarFlags, OtherWordsStayAsTheyAre) {
             (Words{"-ngl", "9", "--max-model-len", "9"}));
 }
 
-TEST(FamiliarFlags, AreListedForTheVerbThatTakesThem) {
+TEST(FamiliarFlags, ListsFlagsThatTheVerbAccepts) {
   const Words names = FamiliarNames(Lookup);
   for (const char* name : {"--max-model-len", "-m", "--gpu-memory-utilization", "--kv-cache-dtype"}) {
     EXPECT_TRUE(std::ranges::binary_search(names, name)) << name;

@@ -1,4 +1,4 @@
-// `moesaic generate MODEL`: completes prompts, one as it comes or many in one batch.
+// `moesaic generate MODEL` completes prompts: one as a stream, or many in a batch.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct GenerateFlags {
   ModelFlags model;
   SamplingFlags sampling;
   GenerateInput input;
@@ -34,14 +34,14 @@ struct Options {
   int max_sequences = 16;
 };
 
-// One prompt's output as it grows.
+// The output of one prompt while it is generated.
 struct Output {
   const Prompt* prompt = nullptr;
   std::optional<engine::OutputText> decoder;  // none without a tokenizer
   std::string text;
   std::vector<int32_t> ids;
   std::vector<engine::LogprobEntry> logprobs, prompt_logprobs;
-  std::string finish_reason;  // empty while it runs
+  std::string finish_reason;  // empty while the request runs
 };
 
 std::string FinishName(engine::FinishReason reason) {
@@ -61,7 +61,7 @@ std::string FinishName(engine::FinishReason reason) {
 
 class Generator {
  public:
-  Generator(const Options& options, Session& session, const ModelText& text)
+  Generator(const GenerateFlags& options, Session& session, const ModelText& text)
       : options_(options), engine_(*session.engine), text_(text) {}
 
   Status Run(const std::vector<Prompt>& prompts, const engine::SamplingParams& sampling) {
@@ -87,7 +87,7 @@ class Generator {
   }
 
  private:
-  // One prompt in text is shown as it comes.
+  // True for a single prompt in text format, which is streamed.
   bool streams() const { return options_.format == "text" && outputs_.size() == 1; }
 
   Status AddAll(const std::vector<Prompt>& prompts, engine::SamplingParams sampling) {
@@ -139,7 +139,7 @@ class Generator {
     return FlushOutput();
   }
 
-  // Prints what has ended, in the order of the prompts.
+  // Prints finished outputs in the order of the prompts.
   void PrintFinished() {
     for (; printed_ < outputs_.size() && !outputs_[printed_].finish_reason.empty(); ++printed_) {
       const Output& output = outputs_[printed_];
@@ -179,13 +179,13 @@ class Generator {
     return json;
   }
 
-  // The context may end an output before --max-tokens does.
+  // Reports outputs that the context ended before --max-tokens.
   void TellCut(int max_tokens) const {
     const auto cut = std::count_if(outputs_.begin(), outputs_.end(), [&](const Output& output) {
       return output.finish_reason == "length" && static_cast<int>(output.ids.size()) < max_tokens;
     });
     if (cut == 0) return;
-    Tell("{} of {} outputs ended at the context of {} tokens, before --max-tokens {}\n", cut, outputs_.size(),
+    Tell("{} of {} outputs reached the context of {} tokens before --max-tokens {}\n", cut, outputs_.size(),
          engine_.max_context(), max_tokens);
   }
 
@@ -203,7 +203,7 @@ class Generator {
     if (engine_.sparsity().digests) Tell("block-sparse attention: {}\n", DescribeCounters(stats.sparsity));
   }
 
-  const Options& options_;
+  const GenerateFlags& options_;
   engine::Engine& engine_;
   const ModelText& text_;
   std::vector<Output> outputs_;
@@ -211,7 +211,7 @@ class Generator {
   size_t printed_ = 0;
 };
 
-Status RunGenerate(const Options& options) {
+Status RunGenerate(const GenerateFlags& options) {
   InterruptGuard guard;
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(options.model.model));
   ASSIGN_OR_RETURN(const std::vector<Prompt> prompts, ReadPrompts(options.input, text));
@@ -228,46 +228,51 @@ Status RunGenerate(const Options& options) {
 }  // namespace
 
 void AddGenerate(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GenerateFlags>();
   Verb verb = root.AddVerb("generate", "Complete prompts");
   AddModelFlags(verb, options->model);
   AddCacheFlags(verb, options->model);
   AddSpeculativeFlags(verb, options->model);
   AddSparsityFlags(verb, options->model.sparsity, {"off", "decode", "all"});
   verb.AddOption("-p,--prompt", options->input.prompts, "Text to complete; may be repeated").OneValue();
-  verb.AddOption("--file", options->input.file, "A file whose contents are one prompt").ExistingFile();
+  verb.AddOption("--file", options->input.file, "File whose contents are one prompt").ExistingFile();
   AddIdsFlag(verb, options->input.ids);
   verb.AddOption(
           "--jsonl", options->input.jsonl,
-          "A file of JSON lines with \"prompt\", \"messages\" or \"ids\", and maybe \"id\"; - is stdin")
+          "File of JSON lines with \"prompt\", \"messages\" or \"ids\", and optionally \"id\"; -: standard "
+          "input")
       .Check(CheckExistingInput);
-  verb.AddFlag("--no-special{false}", options->input.add_special, "Do not add BOS and the like to prompts");
+  verb.AddFlag("--no-special{false}", options->input.add_special,
+               "Do not add BOS or other special tokens to prompts");
   AddSamplingFlags(verb, options->sampling, 128);
-  verb.AddOption("--format", options->format, "text, or jsonl: one object for each prompt")
+  verb.AddOption("--format", options->format, "Output format: text, or jsonl (one object per prompt)")
       .OneOf({"text", "jsonl"})
       .ShowDefault();
   verb.AddOption("--logprobs", options->logprobs,
-                 "With jsonl: log-probabilities of the tokens and of the K likeliest")
+                 "With jsonl: include log-probabilities of the output tokens and of the K likeliest "
+                 "alternatives")
       .Range(0, 1 << 20);
-  verb.AddFlag("--prompt-logprobs", options->prompt_logprobs, "With jsonl: those of the prompts' tokens too");
-  verb.AddFlag("--keep-special", options->keep_special, "Show special tokens in the text");
-  verb.AddOption("--max-sequences", options->max_sequences, "Prompts that run at once")
+  verb.AddFlag("--prompt-logprobs", options->prompt_logprobs,
+               "With jsonl: also include log-probabilities of the prompts' tokens");
+  verb.AddFlag("--keep-special", options->keep_special, "Keep special tokens in the output text");
+  verb.AddOption("--max-sequences", options->max_sequences, "Maximum number of prompts that run at once")
       .Range(1, 1 << 16)
       .ShowDefault();
-  verb.AddFlag("--stats", options->stats, "Tell tokens and speed on stderr at the end");
+  verb.AddFlag("--stats", options->stats, "Print token counts and speed to stderr at the end");
   verb.Footer(
-      "Without a prompt, stdin is one. Many prompts run in one batch and are printed in their order; what "
-      "one says\n"
-      "does not depend on the others. The first draws by --seed itself, the next by seeds made of it and "
-      "their place.\n"
-      "Log-probabilities are the model's own, before penalties and temperature.\n\n"
+      "Without a prompt, standard input is one. Many prompts run in one batch and are printed in their "
+      "order;\n"
+      "their outputs are independent of each other. The first prompt uses --seed itself, the others use "
+      "seeds\n"
+      "derived from it and their position. Log-probabilities are the model's own, before penalties and\n"
+      "temperature.\n\n"
       "Examples:\n"
       "  moesaic generate model/ --prompt \"Once upon a time\" -n 64 --temperature 0\n"
       "  moesaic generate model.gguf --jsonl prompts.jsonl --format jsonl --logprobs 5 > answers.jsonl\n"
       "  moesaic generate model/ --ids 1,2,3 --format jsonl");
   verb.OnParsed([options, &run] {
     if (options->format != "jsonl" && (options->logprobs >= 0 || options->prompt_logprobs)) {
-      FailUsage("log-probabilities are written with --format jsonl only");
+      FailUsage("log-probabilities need --format jsonl");
     }
     run = [options] { return RunGenerate(*options); };
   });

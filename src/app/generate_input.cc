@@ -15,7 +15,7 @@ StatusOr<std::vector<int32_t>> Tokenize(const ModelText& text, const std::string
   return text.tokenizer->Encode(prompt, add_special);
 }
 
-// A chat request: its messages as the model's template renders them, ready for the answer.
+// Renders a chat request with the model's template, ready for the answer.
 StatusOr<std::vector<int32_t>> RenderChat(const ModelText& text, const server::PromptTemplate* chat,
                                           const server::Json& request) {
   RETURN_IF_ERROR(text.chat.status());
@@ -23,7 +23,7 @@ StatusOr<std::vector<int32_t>> RenderChat(const ModelText& text, const server::P
   return Tokenize(text, prompt, /*add_special=*/false);  // the template writes BOS itself
 }
 
-// `chat`: null where the model has no template.
+// `chat` is null if the model has no template.
 StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, const server::PromptTemplate* chat,
                            bool add_special) {
   const StatusOr<server::Json> parsed = server::ParseJson(line);
@@ -55,8 +55,8 @@ StatusOr<Prompt> ParseLine(const std::string& line, const ModelText& text, const
   return prompt;
 }
 
-Status ReadLines(const std::string& path, const ModelText& text, bool add_special,
-                 std::vector<Prompt>* prompts) {
+Status ReadPromptLines(const std::string& path, const ModelText& text, bool add_special,
+                       std::vector<Prompt>* prompts) {
   ASSIGN_OR_RETURN(std::string contents, ReadInput(path));
   std::optional<server::PromptTemplate> chat;
   if (text.chat.ok()) chat.emplace(*text.chat);
@@ -75,12 +75,12 @@ Status ReadLines(const std::string& path, const ModelText& text, bool add_specia
 
 StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateInput& input, const ModelText& text) {
   std::vector<Prompt> prompts;
-  // The contents of a file, or of standard input, as one prompt.
+  // Adds the contents of a file, or of standard input, as one prompt.
   const auto add_file = [&](const std::string& path) -> Status {
     ASSIGN_OR_RETURN(const std::string contents, ReadInput(path));
     StatusOr<std::vector<int32_t>> ids = Tokenize(text, contents, input.add_special);
     if (!ids.ok()) return Annotate(ids.status(), InputName(path));
-    if (contents.empty()) return InvalidArgument("{}: there is nothing to complete in it", InputName(path));
+    if (contents.empty()) return InvalidArgument("{}: the prompt is empty", InputName(path));
     prompts.push_back({"", *std::move(ids)});
     return OkStatus();
   };
@@ -91,12 +91,12 @@ StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateInput& input, const Mode
   }
   if (!input.file.empty()) RETURN_IF_ERROR(add_file(input.file));
   if (!input.jsonl.empty()) {
-    RETURN_IF_ERROR(ReadLines(input.jsonl, text, input.add_special, &prompts));
+    RETURN_IF_ERROR(ReadPromptLines(input.jsonl, text, input.add_special, &prompts));
   } else if (prompts.empty()) {
     RETURN_IF_ERROR(add_file(kStandardInput));
   }
   if (prompts.empty()) {
-    return InvalidArgument("{}: there is no line with a prompt in it", InputName(input.jsonl));
+    return InvalidArgument("{}: no line has a prompt", InputName(input.jsonl));
   }
   return prompts;
 }

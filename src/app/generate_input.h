@@ -1,4 +1,4 @@
-// What `moesaic generate` is asked to complete.
+// Reads the prompts of `moesaic generate`.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@ namespace moesaic::app {
 
 struct GenerateInput {
   std::vector<std::string> prompts;  // --prompt
-  std::string file;                  // --file: its contents are one prompt
+  std::string file;                  // --file: a file whose contents are one prompt
   std::vector<int32_t> ids;          // --ids
-  std::string jsonl;                 // --jsonl: a prompt a line; "-" is stdin
+  std::string jsonl;                 // --jsonl: one prompt per line; "-" is stdin
   bool add_special = true;
 };
 
 struct Prompt {
-  std::string id;  // "id" of its JSON line, as JSON; empty: none
+  std::string id;  // JSON text of the line's "id"; empty: none
   std::vector<int32_t> ids;
 };
 
-/// All prompts, tokenized; stdin is one when nothing else is given. `text` is needed unless all prompts are
-/// ids. A JSON line has "prompt" (or "text"), "messages" (and "tools") of a chat, or "ids", and may have
-/// "id".
+/// Returns all prompts, tokenized. Without other input, stdin is one prompt. `text` is needed unless all
+/// prompts are ids. A JSON line has "prompt" (or "text"), "messages" (and "tools") of a chat, or "ids", and
+/// optionally "id".
 StatusOr<std::vector<Prompt>> ReadPrompts(const GenerateInput& input, const ModelText& text);
 
 }  // namespace moesaic::app

@@ -13,7 +13,7 @@ std::string HelpFormat::make_footer(const CLI::App* app) const {
          "\nExit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).\n";
 }
 
-// A flag that switches off stands there as "--no-special{false}".
+// CLI11 names a flag that switches off "--no-special{false}".
 std::string HelpFormat::make_option_name(const CLI::Option* option, bool positional) const {
   std::string name = CLI::Formatter::make_option_name(option, positional);
   for (size_t begin; (begin = name.find('{')) != std::string::npos;) {
@@ -24,7 +24,7 @@ std::string HelpFormat::make_option_name(const CLI::Option* option, bool positio
 
 std::string HelpFormat::make_option_opts(const CLI::Option* option) const {
   if (option->get_items_expected_max() == 0) return "";  // takes no value
-  // "TEXT:{a,b}" or "INT:INT in [0 - 9]": choices are worth reading, a range is told when it is missed.
+  // "TEXT:{a,b}" or "INT:INT in [0 - 9]": choices are shown; a range is reported when a value violates it.
   const std::string type = option->get_type_name();
   const size_t colon = type.find(':');
   const bool choices = colon != std::string::npos && type[colon + 1] == '{';

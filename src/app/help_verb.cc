@@ -1,4 +1,4 @@
-// `moesaic help [VERB]` and `moesaic version`: the same texts as --help and --version.
+// `moesaic help [VERB]` and `moesaic version` print the texts of --help and --version.
 #include <fmt/format.h>
 
 #include <string>
@@ -13,7 +13,7 @@ void AddHelp(Verb& verbs, VerbRun& run) {
   CLI::App& root = *verbs.app();
   auto name = std::make_shared<std::string>();
   Verb verb = verbs.AddVerb("help", "Print the help of a verb, or the list of verbs");
-  verb.AddOption("VERB", *name, "The verb").Check([&root](std::string& word) {
+  verb.AddOption("VERB", *name, "Verb to describe").Check([&root](std::string& word) {
     return FindVerb(root, word) == nullptr ? UnknownVerb(root, word) : "";
   });
   verb.Footer("Examples:\n  moesaic help\n  moesaic help serve");

@@ -17,21 +17,22 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kFolderPrefix = "models--";
 
-std::string Environment(const char* name) {
+std::string HubEnvironment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
 }
 
 std::string ExpandHome(std::string path) {
-  return path == "~" || path.starts_with("~/") ? Environment("HOME") + path.substr(1) : path;
+  return path == "~" || path.starts_with("~/") ? HubEnvironment("HOME") + path.substr(1) : path;
 }
 
 struct HubId {
   std::string id, quant;  // "ORG/NAME" and "Q4_K_M" or ""
 };
 
-// Parts that begin with a letter, digit or underscore, at most one slash. An empty id: `text` is a path only.
-HubId ParseId(const std::string& text) {
+// Accepts parts that begin with a letter, digit or underscore, and at most one slash. The id is empty when
+// `text` can only be a path.
+HubId ParseHubId(const std::string& text) {
   const size_t colon = text.find(':');
   HubId hub{.id = text.substr(0, colon), .quant = colon == std::string::npos ? "" : text.substr(colon + 1)};
   bool at_start = true;
@@ -61,19 +62,20 @@ std::string Lower(std::string text) {
   return text;
 }
 
-// Files of a snapshot are links to ../../blobs; a link without its blob is a download that was cut short.
+// Files of a snapshot are links to ../../blobs. A link without its blob belongs to an incomplete download.
 struct Snapshot {
-  std::vector<std::string> names;  // sorted
-  std::vector<std::string> missing;
+  std::vector<std::string> names;    // paths inside the snapshot, sorted
+  std::vector<std::string> missing;  // names of links without a blob, sorted
 };
 
 StatusOr<Snapshot> ListSnapshot(const fs::path& folder) {
   Snapshot snapshot;
   std::error_code error;
-  for (auto it = fs::directory_iterator(folder, error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
+  for (auto it = fs::recursive_directory_iterator(folder, error);
+       !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     std::error_code ignored;
-    std::string name = it->path().filename().string();
+    if (it->is_directory(ignored)) continue;
+    std::string name = it->path().lexically_relative(folder).generic_string();
     if (!fs::exists(it->path(), ignored)) snapshot.missing.push_back(name);
     snapshot.names.push_back(std::move(name));
   }
@@ -83,10 +85,24 @@ StatusOr<Snapshot> ListSnapshot(const fs::path& folder) {
   return snapshot;
 }
 
-// First parts of split files, and whole files.
+// Accepts whole files and the first parts of split files.
 bool IsGguf(const std::string& name) {
   return name.ends_with(".gguf") &&
          (name.find("-of-") == std::string::npos || name.find("-00001-of-") != std::string::npos);
+}
+
+// True if `name` contains `quant` as a word, in either case. Underscores belong to a quantization's name, so
+// "Q4_K" is not a word of "m-Q4_K_M.gguf". A name may precede it with one: "m_q4_0.gguf".
+bool HasQuant(const std::string& name, const std::string& quant) {
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  const std::string text = Lower(name), word = Lower(quant);
+  for (size_t at = 0; (at = text.find(word, at)) != std::string::npos; ++at) {
+    const size_t end = at + word.size();
+    const bool begins = at == 0 || !is_word(text[at - 1]);
+    const bool ends = end == text.size() || (!is_word(text[end]) && text[end] != '_');
+    if (begins && ends) return true;
+  }
+  return false;
 }
 
 StatusOr<std::string> ChooseFile(const fs::path& folder, const HubId& hub, const Snapshot& snapshot) {
@@ -96,7 +112,7 @@ StatusOr<std::string> ChooseFile(const fs::path& folder, const HubId& hub, const
   for (const std::string& name : snapshot.names) {
     if (!IsGguf(name)) continue;
     all.push_back(name);
-    if (Lower(name).find(Lower(hub.quant)) != std::string::npos) chosen.push_back(name);
+    if (hub.quant.empty() || HasQuant(name, hub.quant)) chosen.push_back(name);
   }
   if (chosen.size() == 1) return (folder / chosen.front()).string();
   if (all.empty() && hub.quant.empty()) return folder.string();  // opening it names the file that is missing
@@ -110,17 +126,17 @@ StatusOr<std::string> ChooseFile(const fs::path& folder, const HubId& hub, const
 
 std::string HubCacheFolder() {
   for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
-    if (std::string folder = Environment(name); !folder.empty()) return ExpandHome(std::move(folder));
+    if (std::string folder = HubEnvironment(name); !folder.empty()) return ExpandHome(std::move(folder));
   }
-  if (const std::string home = Environment("HF_HOME"); !home.empty()) return ExpandHome(home) + "/hub";
-  const std::string cache = Environment("XDG_CACHE_HOME");
-  return (cache.empty() ? Environment("HOME") + "/.cache" : ExpandHome(cache)) + "/huggingface/hub";
+  if (const std::string home = HubEnvironment("HF_HOME"); !home.empty()) return ExpandHome(home) + "/hub";
+  const std::string cache = HubEnvironment("XDG_CACHE_HOME");
+  return (cache.empty() ? HubEnvironment("HOME") + "/.cache" : ExpandHome(cache)) + "/huggingface/hub";
 }
 
 StatusOr<std::string> FindModel(const std::string& model) {
   std::error_code error;
   if (fs::exists(model, error)) return model;
-  const HubId hub = ParseId(model);
+  const HubId hub = ParseHubId(model);
   if (hub.id.empty()) return NotFound("path does not exist: {}", model);
   const fs::path cache = HubCacheFolder();
   const std::string download = fmt::format("hf download {}", hub.id);

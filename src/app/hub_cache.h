@@ -12,10 +12,10 @@ namespace moesaic::app {
 /// XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub.
 std::string HubCacheFolder();
 
-/// `model` itself where that path exists. Else `model` is an id, ORG/NAME or ORG/NAME:QUANT, and the result
-/// is its snapshot of the branch main (models--ORG--NAME/refs/main), or a GGUF file of it: the only one, or
-/// the one whose name contains QUANT in either case. NotFound: neither exists, or the snapshot lacks files;
-/// the message says how to download the model.
+/// Returns `model` itself where that path exists. Else `model` is an id, ORG/NAME or ORG/NAME:QUANT, and the
+/// result is its snapshot of the branch main (models--ORG--NAME/refs/main), or a GGUF file of it: the only
+/// one, or the one whose path inside the snapshot contains QUANT as a word, in either case. NotFound: neither
+/// exists, or the snapshot lacks files; the message says how to download the model.
 StatusOr<std::string> FindModel(const std::string& model);
 
 /// "ORG/NAME" for a path inside a snapshot folder of the cache, else "".

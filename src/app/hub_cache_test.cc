@@ -30,8 +30,10 @@ class HubCacheTest : public testing::Test {
     fs::remove_all(cache_);
   }
   void Add(const std::string& name) {
-    std::ofstream(repository_ / "blobs" / name) << "{}";
-    fs::create_symlink("../../blobs/" + name, snapshot_ / name);
+    const fs::path blob = repository_ / "blobs" / fs::path(name).filename();
+    std::ofstream(blob) << "{}";
+    fs::create_directories((snapshot_ / name).parent_path());
+    fs::create_symlink(blob, snapshot_ / name);
   }
   std::string Fault(const std::string& id) { return Message(FindModel(id).status()); }
 
@@ -78,6 +80,32 @@ TEST_F(HubCacheTest, AQuantSelectsAGgufFile) {
   EXPECT_NE(
       Fault("Org/Name-1.5B").find("2 of its GGUF files match; name one as Org/Name-1.5B:QUANT: m-Q4_K_M"),
       std::string::npos);
+}
+
+TEST_F(HubCacheTest, AQuantIsAWordOfAFileOrFolder) {
+  Add("m-Q4_K_M.gguf");
+  Add("m-Q4_K_S.gguf");
+  Add("m-IQ4_XS.gguf");
+  Add("m_q4_0.gguf");
+  EXPECT_EQ(*FindModel("Org/Name-1.5B:Q4_0"), (snapshot_ / "m_q4_0.gguf").string());
+  EXPECT_EQ(*FindModel("Org/Name-1.5B:q4_k_s"), (snapshot_ / "m-Q4_K_S.gguf").string());
+  EXPECT_EQ(*FindModel("Org/Name-1.5B:m-Q4_K_M"), (snapshot_ / "m-Q4_K_M.gguf").string());
+  for (const char* part : {"Q4_K", "Q4", "Q4_XS", "K_M.g"}) {
+    EXPECT_NE(Fault(std::string("Org/Name-1.5B:") + part).find("0 of its GGUF files match"),
+              std::string::npos)
+        << part;
+  }
+}
+
+TEST_F(HubCacheTest, FilesOfSubfoldersAreFound) {
+  Add("BF16/m-BF16-00001-of-00002.gguf");
+  Add("BF16/m-BF16-00002-of-00002.gguf");
+  Add("Q8_0/m.gguf");
+  EXPECT_EQ(*FindModel("Org/Name-1.5B:bf16"), (snapshot_ / "BF16/m-BF16-00001-of-00002.gguf").string());
+  EXPECT_EQ(*FindModel("Org/Name-1.5B:Q8_0"), (snapshot_ / "Q8_0/m.gguf").string());
+  EXPECT_NE(Fault("Org/Name-1.5B").find("BF16/m-BF16-00001-of-00002.gguf, Q8_0/m.gguf"), std::string::npos);
+  fs::remove(repository_ / "blobs" / "m.gguf");
+  EXPECT_NE(Fault("Org/Name-1.5B:bf16").find("incomplete, Q8_0/m.gguf is missing"), std::string::npos);
 }
 
 TEST_F(HubCacheTest, TheFolderComesFromTheEnvironmentOfTheHubsLibraries) {

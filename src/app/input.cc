@@ -16,7 +16,7 @@
 namespace moesaic::app {
 namespace {
 
-// A signal between the look at its flag and poll() would be slept over: look again this often.
+// Interval of checks for a signal that arrived between the check and poll().
 constexpr int kPollMilliseconds = 200;
 
 StatusOr<std::string> ReadStandardInput() {

@@ -1,4 +1,4 @@
-// Where verbs read what they are asked: files and standard input.
+// Reads the input of verbs from files and standard input.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,17 @@ namespace moesaic::app {
 
 inline constexpr const char* kStandardInput = "-";
 
-/// "-" as people call it in messages, any other path as it is.
+/// Returns a readable name of "-" for messages, and any other path unchanged.
 std::string InputName(const std::string& path);
 
-/// Refuses on the command line what is neither a file nor "-".
+/// Rejects command-line values that are neither a file nor "-".
 std::string CheckExistingInput(std::string& path);
 
-/// Declares --ids: token ids of one prompt, "5,6" or "5, 6". What isn't one is refused by name.
+/// Declares --ids: token ids of one prompt, "5,6" or "5, 6". Other values are rejected by name.
 Flag AddIdsFlag(Verb& verb, std::vector<int32_t>& ids);
 
-/// All bytes of a file, or of standard input for "-". Cancelled when a signal came meanwhile.
+/// Returns all bytes of a file, or of standard input for "-". Returns Cancelled if a signal arrived
+/// meanwhile.
 StatusOr<std::string> ReadInput(const std::string& path);
 
 }  // namespace moesaic::app

@@ -1,4 +1,5 @@
-// `moesaic inspect MODEL`: what a checkpoint is, holds and needs, without reading its weights.
+// `moesaic inspect MODEL` reports the architecture, contents and memory of a checkpoint without reading its
+// weights.
 #include <fmt/format.h>
 
 #include <map>
@@ -15,7 +16,7 @@
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct InspectFlags {
   std::string model;
   std::string dtype = "auto";
   std::string kv_dtype = "auto";
@@ -25,16 +26,17 @@ struct Options {
   std::vector<int> sequences = {1, 8, 32};
 };
 
-constexpr int kUsualContexts[] = {4096, 16384, 32768, 131072};  // those below the model's, and that
+// Those below the model's context, and that context.
+constexpr int kUsualContexts[] = {4096, 16384, 32768, 131072};
 
-// The cache as the engine makes it. No verb runs the MTP layers, which the spec counts.
+// The KV cache as the engine allocates it. No verb runs the MTP layers, which the spec counts.
 struct Cache {
   std::string dtype;
   int64_t block_bytes;
 
-  int64_t BytesPerToken() const { return block_bytes / cache::kBlockTokens; }
+  int64_t BytesPerToken() const { return block_bytes / tensor::kKvBlockTokens; }
   int64_t Bytes(int context, int sequences) const {
-    return block_bytes * cache::BlocksFor(context) * sequences;
+    return block_bytes * tensor::KvBlocksFor(context) * sequences;
   }
 };
 
@@ -49,7 +51,7 @@ StatusOr<Cache> CacheOf(const models::ModelInfo& info, const std::string& kv_dty
 StatusOr<std::vector<int>> ContextsOf(const models::ModelInfo& info, const std::vector<int>& asked) {
   for (const int context : asked) {
     if (context > info.context_length) {
-      return InvalidArgument("the model's context is {} tokens, fewer than --ctx-size {}",
+      return InvalidArgument("the model's context has {} tokens, fewer than --ctx-size {}",
                              info.context_length, context);
     }
   }
@@ -181,7 +183,7 @@ void PrintTensors(const checkpoint::Checkpoint& source) {
   Print("\n{}", FormatTable(tensors, false));
 }
 
-Status RunInspect(const Options& options) {
+Status RunInspect(const InspectFlags& options) {
   ASSIGN_OR_RETURN(std::unique_ptr<checkpoint::Checkpoint> source,
                    checkpoint::Checkpoint::Open(options.model));
   ASSIGN_OR_RETURN(const models::ModelInfo info, models::InfoOf(*source, options.dtype));
@@ -208,17 +210,18 @@ Status RunInspect(const Options& options) {
 }  // namespace
 
 void AddInspect(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("inspect", "Say what a checkpoint is, holds and needs");
+  auto options = std::make_shared<InspectFlags>();
+  Verb verb = root.AddVerb("inspect", "Report the architecture, contents and memory of a checkpoint");
   AddModelPath(verb, options->model, "Folder, .gguf, .safetensors or packed file, or a config.json alone");
   AddDtypeFlag(verb, options->dtype);
   AddKvDtypeFlag(verb, options->kv_dtype);
   verb.AddOption("-c,--ctx-size", options->contexts,
-                 "Contexts of the memory table, separated by commas; none: usual ones and the model's")
+                 "Comma-separated contexts for the memory table; default: usual ones and the model's")
       .Delimiter(',')
       .OneValue()
       .Range(1, 1 << 24);
-  verb.AddOption("-s,--sequences", options->sequences, "Sequences at once that it counts")
+  verb.AddOption("-s,--sequences", options->sequences,
+                 "Comma-separated numbers of concurrent sequences for the memory table")
       .Delimiter(',')
       .OneValue()
       .Range(1, 1 << 16)
@@ -226,7 +229,7 @@ void AddInspect(Verb& root, VerbRun& run) {
   verb.AddFlag("--tensors", options->tensors, "List every tensor");
   verb.AddFlag("--json", options->json, "Print JSON");
   verb.Footer(
-      "Memory is that of the weights and of the KV cache; a step's own buffers come on top.\n\n"
+      "The table counts weights and KV cache; buffers of a step are additional.\n\n"
       "Examples:\n"
       "  moesaic inspect models/moesaic-tiny\n"
       "  moesaic inspect model.gguf --tensors --json\n"

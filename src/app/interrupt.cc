@@ -16,7 +16,7 @@ volatile std::sig_atomic_t interrupts = 0, last_signal = 0, reloads = 0;
 void OnSignal(int number) {
   last_signal = number;
   interrupts = interrupts + 1;
-  if (interrupts >= 3) _exit(128 + number);  // the program does not answer: let the user out
+  if (interrupts >= 3) _exit(128 + number);  // the program does not react
 }
 
 void OnReload(int /*number*/) { reloads = 1; }
@@ -47,7 +47,7 @@ void ClearInterrupt() { interrupts = 0; }
 
 bool TakeReload() {
   if (reloads == 0) return false;
-  reloads = 0;  // before the caller reloads: a signal that comes meanwhile counts again
+  reloads = 0;  // cleared before the caller reloads, so that a later signal counts again
   return true;
 }
 

@@ -1,17 +1,17 @@
-// Ctrl-C and its kin as a flag that long work looks at, so that it can stop between two steps and leave
-// everything whole.
+// Turns Ctrl-C and similar signals into a flag, so that long work can stop between two steps and leave
+// consistent state.
 #pragma once
 
 namespace moesaic::app {
 
-/// The effect of SIGHUP while a guard lives.
+/// Effect of SIGHUP while a guard exists.
 enum class HangUp {
-  kInterrupts,  ///< as SIGTERM has it; a SIGHUP that the caller ignores (nohup) stays ignored
-  kReloads,     ///< TakeReload() reports it, and nothing is interrupted
+  kInterrupts,  ///< like SIGTERM; a SIGHUP that the caller ignores (nohup) stays ignored
+  kReloads,     ///< TakeReload() reports it; nothing is interrupted
 };
 
-/// While one lives, SIGINT, SIGTERM and SIGHUP set a flag instead of ending the process. The third signal in
-/// a row that nobody cleared ends the process at once: a way out when something hangs.
+/// While a guard exists, SIGINT, SIGTERM and SIGHUP set a flag instead of ending the process. The third
+/// signal in a row without ClearInterrupt() ends the process at once, in case something hangs.
 class InterruptGuard {
  public:
   explicit InterruptGuard(HangUp hang_up = HangUp::kInterrupts);
@@ -20,12 +20,12 @@ class InterruptGuard {
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 };
 
-bool Interrupted();  ///< whether a signal has come since the last ClearInterrupt()
-/// The number of the last signal, cleared or not; 0: none has come.
+bool Interrupted();  ///< true if a signal has arrived since the last ClearInterrupt()
+/// Returns the number of the last signal, cleared or not; 0: none has arrived.
 int LastSignal();
 void ClearInterrupt();
-/// Whether a SIGHUP has come since the last call, where a guard with HangUp::kReloads lives. Signals that
-/// come close together count as one.
+/// True if a SIGHUP has arrived since the last call, while a guard with HangUp::kReloads exists. Signals in
+/// quick succession count as one.
 bool TakeReload();
 
 }  // namespace moesaic::app

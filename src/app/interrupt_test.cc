@@ -7,7 +7,7 @@
 namespace moesaic::app {
 namespace {
 
-TEST(InterruptGuard, EverySignalThatEndsATerminalsWorkIsAFlag) {
+TEST(InterruptGuard, TerminatingSignalsSetTheFlag) {
   const InterruptGuard guard;
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     EXPECT_FALSE(Interrupted());
@@ -18,7 +18,7 @@ TEST(InterruptGuard, EverySignalThatEndsATerminalsWorkIsAFlag) {
   }
 }
 
-TEST(InterruptGuard, AnIgnoredHangUpStaysIgnoredAndWhatWasThereComesBack) {
+TEST(InterruptGuard, IgnoredHangUpStaysIgnoredAndHandlersAreRestored) {
   std::signal(SIGHUP, SIG_IGN);
   {
     const InterruptGuard guard;
@@ -29,8 +29,8 @@ TEST(InterruptGuard, AnIgnoredHangUpStaysIgnoredAndWhatWasThereComesBack) {
   EXPECT_EQ(std::signal(SIGTERM, SIG_DFL), SIG_DFL);
 }
 
-TEST(InterruptGuard, AHangUpThatReloadsInterruptsNothing) {
-  std::signal(SIGHUP, SIG_IGN);  // even under nohup: the signal asks for a reload, not for an end
+TEST(InterruptGuard, ReloadingHangUpInterruptsNothing) {
+  std::signal(SIGHUP, SIG_IGN);  // reloads even under nohup
   {
     const InterruptGuard guard(HangUp::kReloads);
     EXPECT_FALSE(TakeReload());

@@ -1,4 +1,4 @@
-// The libraries that this binary was built with.
+// Versions of the libraries that this binary was built with.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace moesaic::app {
 
-/// (name, version) of each, as CMake and rust/text_bridge/Cargo.lock have them.
+/// Returns (name, version) of each library, from CMake and rust/text_bridge/Cargo.lock.
 std::vector<std::pair<std::string, std::string>> Libraries();
 
 }  // namespace moesaic::app

@@ -1,4 +1,4 @@
-// The editor over libedit's interface for wide characters.
+// The line editor over libedit's wide-character interface.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <histedit.h>
@@ -25,21 +25,22 @@
 namespace moesaic::app {
 namespace {
 
-// The time in which a signal, a new window size or a resumed job is noticed.
-constexpr int kPollMilliseconds = 100;
+// Interval of checks for signals, window size and resumed jobs.
+constexpr int kSignalPollMilliseconds = 100;
 constexpr int kHistoryEntries = 1000;
 constexpr std::string_view kHistoryCookie = "_HiStOrY_V2_\n";  // the first line of every history(3) file
 constexpr const char* kPasteOn = "\033[?2004h";
 constexpr const char* kPasteOff = "\033[?2004l";
 constexpr std::wstring_view kPasteEnd = L"\033[201~";
 
-// libedit shows and measures characters by the locale. Only its character set is taken from the environment.
+// libedit displays and measures characters by the locale. Only its character set is taken from the
+// environment.
 void UseUtf8() {
   std::setlocale(LC_CTYPE, "");
   if (std::strcmp(nl_langinfo(CODESET), "UTF-8") != 0) std::setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-// Makes a history file of mode 0600 without entries, or takes others' rights from the one that is there.
+// Creates an empty history file of mode 0600, or removes the rights of others from an existing one.
 bool PrepareFile(const std::string& path) {
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
@@ -56,7 +57,7 @@ bool PrepareFile(const std::string& path) {
   return ours;
 }
 
-// An entry as history(3) stores it: on one line, with vis(3)'s octal numbers.
+// Encodes an entry as history(3) does: on one line, with vis(3)'s octal numbers.
 std::string Encoded(const std::string& message) {
   std::string line;
   for (const char c : message) {
@@ -97,11 +98,11 @@ class LibeditEditor : public LineEditor {
     el_wset(edit_, EL_BIND, L"\\e[200~", L"moesaic-paste", nullptr);
     el_wset(edit_, EL_BIND, L"^I", L"moesaic-complete", nullptr);
     el_wset(edit_, EL_BIND, L"^R", L"em-inc-search-prev", nullptr);
-    // Home, End and Delete.
+    // Binds Home, End and Delete.
     el_wset(edit_, EL_BIND, L"\\e[1~", L"ed-move-to-beg", nullptr);
     el_wset(edit_, EL_BIND, L"\\e[4~", L"ed-move-to-end", nullptr);
     el_wset(edit_, EL_BIND, L"\\e[3~", L"ed-delete-next-char", nullptr);
-    el_source(edit_, nullptr);  // ~/.editrc, whose bindings win
+    el_source(edit_, nullptr);  // reads ~/.editrc, whose bindings take precedence
     if (!history_file_.empty() && PrepareFile(history_file_)) {
       const int loaded = history_w(history_, &event, H_LOAD, history_file_.c_str());
       if (loaded > 2 * kHistoryEntries) history_w(history_, &event, H_SAVE, history_file_.c_str());
@@ -134,7 +135,7 @@ class LibeditEditor : public LineEditor {
   void Remember(const std::string& message) override {
     HistEventW event;
     if (history_w(history_, &event, H_ENTER, FromUtf8(message).c_str()) < 0 || history_file_.empty()) return;
-    // Others may add to the file meanwhile: append.
+    // Appends, because other processes may add to the file.
     FILE* file = std::fopen(history_file_.c_str(), "ae");
     if (file == nullptr) return;
     std::fputs((Encoded(message) + "\n").c_str(), file);
@@ -152,7 +153,7 @@ class LibeditEditor : public LineEditor {
 
   static int GetCharacter(EditLine* edit, wchar_t* c) { return Of(edit).Read(c); }
 
-  // 1: a character; 0: the end; -1: interrupted.
+  // Returns 1 for a character, 0 at the end, -1 if interrupted.
   int Read(wchar_t* c) {
     for (;;) {
       while (at_ < pending_.size()) {
@@ -168,7 +169,7 @@ class LibeditEditor : public LineEditor {
         return -1;
       }
       pollfd input = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
-      if (poll(&input, 1, kPollMilliseconds) <= 0) {
+      if (poll(&input, 1, kSignalPollMilliseconds) <= 0) {
         FollowTerminal();
         continue;
       }
@@ -182,7 +183,7 @@ class LibeditEditor : public LineEditor {
     }
   }
 
-  // The window may have another size, and a shell gives a job that it resumes the terminal in its own mode.
+  // Adapts to a changed window size and to the terminal mode that a shell sets for resumed jobs.
   void FollowTerminal() {
     winsize window = {};
     if (ioctl(STDIN_FILENO, TIOCGWINSZ, &window) == 0 &&
@@ -238,7 +239,7 @@ class LibeditEditor : public LineEditor {
   HistoryW* history_ = nullptr;
   std::wstring prompt_;
   winsize window_ = {};
-  std::string pending_;  // bytes that were read and not decoded yet
+  std::string pending_;  // bytes that were read but not decoded yet
   size_t at_ = 0;
   Utf8Decoder decoder_;
 };

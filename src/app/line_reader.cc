@@ -12,13 +12,13 @@ namespace moesaic::app {
 namespace {
 
 constexpr const char* kQuotes = "\"\"\"";
-// A signal between the look at its flag and poll() would be slept over: look again this often.
-constexpr int kPollMilliseconds = 200;
+// Interval of checks for a signal that arrived between the check and poll().
+constexpr int kLinePollMilliseconds = 200;
 
 void ShowPrompt(const std::string& prompt) {
   if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) return;
   WriteOutput(prompt);
-  FlushOutput().IgnoreError();  // main tells of it
+  FlushOutput().IgnoreError();  // main reports it
 }
 
 bool EndsWith(const std::string& text, const std::string& end) {
@@ -37,13 +37,13 @@ LineReader::Result LineReader::ReadLine(std::string* line) {
     }
     if (at_end_) {
       if (pending_.empty()) return Result::kEnd;
-      line->swap(pending_);  // a last line without its end
+      line->swap(pending_);  // last line without a newline
       pending_.clear();
       return Result::kLine;
     }
     if (Interrupted()) return Result::kInterrupted;
     pollfd input = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
-    if (poll(&input, 1, kPollMilliseconds) <= 0) continue;
+    if (poll(&input, 1, kLinePollMilliseconds) <= 0) continue;
     char buffer[4096];
     const ssize_t got = read(STDIN_FILENO, buffer, sizeof(buffer));
     if (got > 0) {

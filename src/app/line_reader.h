@@ -1,5 +1,5 @@
-// Reads messages from stdin line by line, so that Ctrl-C is seen while waiting. Without an editor the
-// terminal is never put into another mode.
+// Reads messages from stdin line by line and notices Ctrl-C while waiting. Without an editor the terminal
+// mode is never changed.
 #pragma once
 
 #include <memory>
@@ -16,16 +16,16 @@ class LineReader {
   /// `editor` may be null.
   explicit LineReader(std::unique_ptr<LineEditor> editor = nullptr) : editor_(std::move(editor)) {}
 
-  /// One line without its end. Bytes that are typed ahead are kept.
+  /// Reads one line without its end. Bytes typed ahead are kept.
   Result ReadLine(std::string* line);
 
-  /// One message: a line; lines joined by a trailing backslash; or all between """ and """. `prompt` and
-  /// `more` are shown before the first and before every other line when both ends are terminals. The editor
-  /// remembers messages.
+  /// Reads one message: a line; lines joined by a trailing backslash; or all text between """ and """.
+  /// `prompt` and `more` are shown before the first and before later lines if stdin and stdout are terminals.
+  /// The editor remembers messages.
   Result ReadMessage(const std::string& prompt, const std::string& more, std::string* message);
 
  private:
-  // The next line of a message, after `prompt`.
+  // Reads the next line of a message, after printing `prompt`.
   Result NextLine(const std::string& prompt, std::string* line);
   Result JoinLines(const std::string& prompt, const std::string& more, std::string* message);
 

@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kServeLogger = "serve";
-constexpr const char* kAccessLogger = "access";  // its messages are members of a JSON object already
+constexpr const char* kAccessLogger = "access";  // messages are formatted as members of a JSON object
 
 std::string Quoted(std::string_view text) {
   return Json(text).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
@@ -35,7 +35,7 @@ std::string_view LevelName(spdlog::level::level_enum level) {
   return {name.data(), name.size()};
 }
 
-// One JSON object a line.
+// Formats one JSON object per line.
 class JsonFormatter : public spdlog::formatter {
  public:
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& line) override {
@@ -65,7 +65,7 @@ Status OpenAppending(const std::string& path, int* file) {
   return IoError("--log-file {}: {}", path, std::generic_category().message(errno));
 }
 
-// A file whose path can be opened again, so that logrotate needs no copytruncate.
+// A file that can be reopened by its path, so that logrotate does not need copytruncate.
 class FileSink : public spdlog::sinks::base_sink<std::mutex> {
  public:
   FileSink(std::string path, int file) : path_(std::move(path)), file_(file) {}
@@ -80,8 +80,8 @@ class FileSink : public spdlog::sinks::base_sink<std::mutex> {
   }
 
  private:
-  // One write a line, so that lines of processes that share the file stay whole. A full disk loses lines and
-  // must not stop the server.
+  // Writes each line with one call, so that lines of several processes stay intact. A full disk loses lines
+  // but must not stop the server.
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
@@ -101,7 +101,7 @@ class FileSink : public spdlog::sinks::base_sink<std::mutex> {
   int file_;
 };
 
-// Requests that come every few seconds from probes, scrapers and the web page.
+// True for periodic requests of probes, scrapers and the web page.
 bool IsPolled(const std::string& path) {
   constexpr std::array<std::string_view, 5> kPolled = {"/health", "/ready", "/metrics", "/state", "/version"};
   return std::find(kPolled.begin(), kPolled.end(), path) != kPolled.end();
@@ -162,7 +162,7 @@ server::AccessLog MakeAccessLog(const LogOptions& options, const ServerLog& log)
   if (options.access == "off") return {};
   const bool json = options.format == "json";
   const bool polled_too = options.access == "all";
-  // Without JSON the lines have the name of the server's own log, as its other lines do.
+  // Without JSON the lines carry the name of the server's log, as its other lines do.
   auto logger = std::make_shared<spdlog::logger>(json ? kAccessLogger : kServeLogger,
                                                  log.logger->sinks().begin(), log.logger->sinks().end());
   logger->set_level(log.logger->level());

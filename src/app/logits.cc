@@ -1,4 +1,4 @@
-// `moesaic logits MODEL`: the logits of every position of a prompt, as a NumPy file.
+// `moesaic logits MODEL` writes the logits of every position of a prompt to a NumPy file.
 #include <fmt/format.h>
 
 #include "app/input.h"
@@ -14,21 +14,21 @@
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct LogitsFlags {
   ModelFlags model;
   std::vector<int32_t> ids;
   std::string prompt;
   std::string out;
 };
 
-StatusOr<std::vector<int32_t>> IdsOf(const Options& options) {
+StatusOr<std::vector<int32_t>> IdsOf(const LogitsFlags& options) {
   if (!options.ids.empty()) return options.ids;
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(options.model.model));
   RETURN_IF_ERROR(text.tokenizer.status());
   return text.tokenizer->Encode(options.prompt, /*add_special=*/true);
 }
 
-Status RunLogits(const Options& options) {
+Status RunLogits(const LogitsFlags& options) {
   InterruptGuard guard;
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids, IdsOf(options));
   ASSIGN_OR_RETURN(const std::unique_ptr<runtime::AtomicFile> file, runtime::AtomicFile::Create(options.out));
@@ -51,15 +51,15 @@ Status RunLogits(const Options& options) {
 }  // namespace
 
 void AddLogits(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<LogitsFlags>();
   Verb verb = root.AddVerb("logits", "Write the logits of every position of a prompt");
   AddModelFlags(verb, options->model);
   AddCacheFlags(verb, options->model);
   const Flag ids = AddIdsFlag(verb, options->ids);
-  const Flag prompt = verb.AddOption("--prompt", options->prompt, "Text, in place of --ids");
-  verb.AddOption("--out", options->out, "The .npy file to write: f32 [tokens, vocabulary]").Required();
+  const Flag prompt = verb.AddOption("--prompt", options->prompt, "Prompt text, instead of --ids");
+  verb.AddOption("--out", options->out, ".npy file to write: f32 [tokens, vocabulary]").Required();
   verb.Footer(
-      "The file appears only when it is complete.\n\n"
+      "The file is written atomically.\n\n"
       "Examples:\n"
       "  moesaic logits model/ --ids 1,2,3 --dtype f32 --out x.npy\n"
       "  moesaic logits model.gguf --prompt \"Once upon a time\" --out x.npy");

@@ -22,7 +22,7 @@ double LogSumExp(std::span<const float> values) {
   return greatest + std::log(sum);
 }
 
-// The header's fields, or an exception of nlohmann::json where they are missing or of another type.
+// Reads the header's fields. Throws nlohmann::json exceptions for missing or mistyped ones.
 Status ReadHeader(const nlohmann::json& header, int64_t data_bytes, ScoredText* text, std::string* dtype) {
   const nlohmann::json& metadata = header.at("__metadata__");
   if (metadata.at("format") != kFormat) return InvalidArgument("not a file of saved log-probabilities");
@@ -100,7 +100,7 @@ StatusOr<LogprobFile> LogprobFile::Open(const std::string& path) {
                                      static_cast<int64_t>(data.size()), &saved.text_, &dtype);
     if (!status.ok()) return Annotate(status, path);
   } catch (const std::exception& error) {
-    return DataLoss("{}: its header can't be read: {}", path, error.what());
+    return DataLoss("{}: the header cannot be parsed: {}", path, error.what());
   }
   saved.dtype_ = dtype == "F16" ? tensor::DType::kF16 : tensor::DType::kF32;
   const size_t token_bytes = saved.text_.tokens.size() * sizeof(int32_t);

@@ -1,5 +1,5 @@
-// Saved predictions of a model over a text, to hold another model or format against: what `perplexity
-// --save-logits` writes and `--kl-base` reads. docs/logprob-file.md describes the bytes.
+// Saved predictions of a model over a text, for comparisons with other models or formats. `perplexity
+// --save-logits` writes them and `--kl-base` reads them. docs/logprob-file.md describes the bytes.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@
 
 namespace moesaic::app {
 
-/// Rows come in order; the file appears with Commit.
+/// Writes rows in order. Commit makes the file visible.
 class LogprobWriter {
  public:
   /// `dtype` is kF16 or kF32.
   static StatusOr<LogprobWriter> Create(const std::string& path, const ScoredText& text, tensor::DType dtype);
   int64_t row_bytes() const { return row_bytes_; }
-  /// Encodes one row of log-probabilities [vocab] into `out` [row_bytes()]; may run on any thread.
+  /// Encodes one row of log-probabilities [vocab] into `out` [row_bytes()]. Thread-safe.
   void Encode(std::span<const float> logprobs, std::byte* out) const;
   Status Append(std::span<const std::byte> rows) { return file_->Write(rows.data(), rows.size()); }
   Status Commit() { return file_->Commit(); }
@@ -38,7 +38,7 @@ class LogprobFile {
  public:
   static StatusOr<LogprobFile> Open(const std::string& path);
   const ScoredText& text() const { return text_; }
-  /// Row `row` as f32 [vocab], normalised again, so that what f16 rounded away does not count as a
+  /// Reads row `row` as f32 [vocab] and normalises it again, so that the rounding of f16 does not count as a
   /// difference.
   void Read(int64_t row, std::span<float> out) const;
 

@@ -1,4 +1,4 @@
-// The moesaic binary: parses the command line and runs one verb.
+// The moesaic binary parses the command line and runs one verb.
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
-constexpr int kExitSignal = 128;  // and the signal's number
+constexpr int kExitSignal = 128;  // plus the signal's number
 
 constexpr const char* kFooter = R"(Examples:
   moesaic chat models/moesaic-tiny                     talk to a model
@@ -38,7 +38,7 @@ A MODEL is a Hugging Face folder, a .gguf file, a packed file written by `moesai
 the Hugging Face cache, such as Qwen/Qwen3-30B-A3B. Common flags of vLLM and llama.cpp are understood (docs/server.md).
 Environment: MOESAIC_ISA=ref|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx limits the instruction sets used.)";
 
-// What a verb threw is our bug or a lack of memory; it must not look like a crash to scripts.
+// An exception in a verb is a bug or a lack of memory. Scripts must not see it as a crash.
 Status Guarded(const VerbRun& run) {
   try {
     return run();
@@ -49,7 +49,7 @@ Status Guarded(const VerbRun& run) {
   }
 }
 
-// The exit code of a verb, or of the help, whose results must have arrived.
+// Returns the exit code of a verb or of the help, after flushing its output.
 int Finish(const std::string& command, Status status) {
   if (const Status written = FlushOutput(); status.ok()) status = written;
   if (status.ok()) return 0;
@@ -63,7 +63,7 @@ int Finish(const std::string& command, Status status) {
 
 int Main(int argc, char** argv) {
   PrepareStreams();
-  // What the rooms below log goes where notices go; results alone are written to standard output.
+  // Logs of the libraries are written as notices; only results go to standard output.
   spdlog::set_default_logger(
       std::make_shared<spdlog::logger>("moesaic", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()));
   CLI::App root{"Moesaic runs mixture-of-experts language models from their published checkpoints.",
@@ -103,7 +103,7 @@ int Main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   if (words.front()[0] != '-') {
     const CLI::App* verb = FindVerb(root, words.front());
-    if (verb == nullptr) {  // CLI11 would say only that a subcommand is required
+    if (verb == nullptr) {  // CLI11 would only report a missing subcommand
       WriteNotice(UnknownVerbLine(root, words.front()));
       return kExitUsage;
     }
@@ -137,7 +137,7 @@ int Main(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return moesaic::app::Main(argc, argv);
-  } catch (...) {  // while the command line was read or the last line written: memory is gone
+  } catch (...) {  // out of memory while parsing the command line or writing the last line
     std::fputs("moesaic: out of memory\n", stderr);
     return 1;
   }

@@ -1,4 +1,4 @@
-// --mix of `moesaic quantize`, and its budget.
+// Flags of `moesaic quantize --mix`.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,21 @@
 
 #include "app/flags.h"
 #include "base/status.h"
-#include "quantizer/mix.h"
+#include "quantizer/mixed/mix.h"
 
 namespace moesaic::app {
 
 struct MixFlags {
   std::vector<std::string> precisions;  // empty: no mix
-  double bits_per_weight = 0;           // of the budgets one is not 0
-  uint64_t budget = 0, budget_per_token = 0;
+  double bits_per_weight = 0;           // 0: not given
+  uint64_t budget = 0;                  // 0: not given
   int64_t tokens = 2048;
 };
 
 void AddMixFlags(Verb& verb, MixFlags& flags);
 
-/// "w4a16" and "w8a16" among the precisions have groups of `group_size`. Refuses names that are none or come
-/// twice, and any number of budgets but one; precisions that are all kept need none.
-StatusOr<quantizer::MixSettings> ParseMix(const MixFlags& flags, int group_size);
+/// Fails for unknown or repeated precisions, and unless exactly one budget is given. Precisions that are all
+/// kept need none.
+StatusOr<quantizer::MixSettings> ParseMix(const MixFlags& flags);
 
 }  // namespace moesaic::app

@@ -14,14 +14,14 @@ namespace {
 
 using quantizer::Mix;
 using quantizer::MixOption;
-using quantizer::MixUnit;
-using Table = std::vector<std::vector<std::string>>;
+using quantizer::PrecisionGroup;
+using MixRows = std::vector<std::vector<std::string>>;
 
-// In the order of their first unit's options.
+// Returns the precisions in the order of the first group's options.
 std::vector<std::string> Precisions(const Mix& mix) {
   std::vector<std::string> names;
-  for (const MixUnit& unit : mix.units) {
-    for (const MixOption& option : unit.options) {
+  for (const PrecisionGroup& group : mix.units) {
+    for (const MixOption& option : group.options) {
       const std::string name = option.precision.Name();
       if (std::ranges::find(names, name) == names.end()) names.push_back(name);
     }
@@ -29,8 +29,8 @@ std::vector<std::string> Precisions(const Mix& mix) {
   return names;
 }
 
-// "mlp.experts" of "model.layers.3.mlp.experts".
-std::string KindOfUnit(const std::string& name) {
+// Returns "mlp.experts" of "model.layers.3.mlp.experts".
+std::string KindOfGroup(const std::string& name) {
   size_t at = 0;
   for (int dots = 0; dots < 3 && at != std::string::npos; ++dots) at = name.find('.', at) + 1;
   return name.substr(at);
@@ -41,59 +41,59 @@ std::string LossText(const MixOption& option) {
   return std::isfinite(option.loss) ? fmt::format("{:.3g}", option.loss) : "not finite";
 }
 
-std::string ChosenName(const MixUnit& unit) {
-  return unit.chosen < 0 ? "" : unit.options[unit.chosen].precision.Name();
+std::string ChosenName(const PrecisionGroup& group) {
+  return group.chosen < 0 ? "" : group.options[group.chosen].precision.Name();
 }
 
 }  // namespace
 
-Table MixSummary(const Mix& mix) {
-  Table rows = {{"precision", "units", "weights", "bytes", "loss"}};
+MixRows MixSummary(const Mix& mix) {
+  MixRows rows = {{"precision", "groups", "weights", "bytes", "loss"}};
   for (const std::string& name : Precisions(mix)) {
-    size_t units = 0;
+    size_t groups = 0;
     double weights = 0, bytes = 0, loss = 0;
-    for (const MixUnit& unit : mix.units) {
-      if (ChosenName(unit) != name) continue;
-      ++units;
-      weights += static_cast<double>(unit.weights);
-      bytes += static_cast<double>(unit.options[unit.chosen].bytes);
-      loss += unit.options[unit.chosen].loss;
+    for (const PrecisionGroup& group : mix.units) {
+      if (ChosenName(group) != name) continue;
+      ++groups;
+      weights += static_cast<double>(group.weights);
+      bytes += static_cast<double>(group.options[group.chosen].bytes);
+      loss += group.options[group.chosen].loss;
     }
-    rows.push_back(
-        {name, std::to_string(units), FormatCount(weights), FormatBytes(bytes), fmt::format("{:.3g}", loss)});
+    rows.push_back({name, std::to_string(groups), FormatCount(weights), FormatBytes(bytes),
+                    fmt::format("{:.3g}", loss)});
   }
   return rows;
 }
 
-Table MixTable(const Mix& mix) {
+MixRows MixTable(const Mix& mix) {
   const std::vector<std::string> names = Precisions(mix);
-  Table rows = {{"unit", "weights"}};
+  MixRows rows = {{"group", "weights"}};
   rows[0].insert(rows[0].end(), names.begin(), names.end());
   rows[0].emplace_back("chosen");
-  for (const MixUnit& unit : mix.units) {
+  for (const PrecisionGroup& group : mix.units) {
     std::vector<std::string>& row = rows.emplace_back();
-    row = {unit.name, FormatCount(static_cast<double>(unit.weights))};
+    row = {group.name, FormatCount(static_cast<double>(group.weights))};
     for (const std::string& name : names) {
       const auto option =
-          std::ranges::find(unit.options, name, [](const MixOption& o) { return o.precision.Name(); });
-      row.push_back(option == unit.options.end() ? "-" : !unit.measured ? "?" : LossText(*option));
+          std::ranges::find(group.options, name, [](const MixOption& o) { return o.precision.Name(); });
+      row.push_back(option == group.options.end() ? "-" : !group.measured ? "?" : LossText(*option));
     }
-    row.push_back(ChosenName(unit));
+    row.push_back(ChosenName(group));
   }
   return rows;
 }
 
 std::vector<std::string> MixNotes(const Mix& mix) {
   std::vector<std::string> notes;
-  for (const MixUnit& unit : mix.units) {
-    for (const MixOption& option : unit.options) {
+  for (const PrecisionGroup& group : mix.units) {
+    for (const MixOption& option : group.options) {
       if (std::isfinite(option.loss)) continue;
       const std::string why =
-          option.overflows() ? fmt::format("overflows there (a magnitude of {:.3g} is met, it ends at 65504)",
-                                           option.largest)
-                             : "makes predictions that are not finite";
+          option.overflows()
+              ? fmt::format("overflows (its largest magnitude is {:.3g}, the limit 65504)", option.largest)
+              : "makes the predictions non-finite";
       notes.push_back(
-          fmt::format("{}: {} {}; it gets {}", unit.name, option.precision.Name(), why, ChosenName(unit)));
+          fmt::format("{}: {} {}; it gets {}", group.name, option.precision.Name(), why, ChosenName(group)));
     }
   }
   std::map<std::string, std::vector<const quantizer::RouterFinding*>> routers;
@@ -108,25 +108,25 @@ std::vector<std::string> MixNotes(const Mix& mix) {
       flips += router->flips / static_cast<double>(found.size());
       kept += router->kept ? 1 : 0;
     }
-    notes.push_back(
-        fmt::format("routers are kept: in {} they would save {} and lose {:.3g} nats a token, {:.3g} % of "
-                    "tokens and layers "
-                    "going to other experts; at this budget's price of a byte {} of {} are worth keeping",
-                    name, FormatBytes(saved), loss, 100 * flips, kept, found.size()));
+    notes.push_back(fmt::format(
+        "routers are kept: in {} they would save {} and lose {:.3g} nats per token, and {:.3g} % "
+        "of tokens and layers would go to other experts; at this budget's price per byte {} of {} "
+        "are worth keeping",
+        name, FormatBytes(saved), loss, 100 * flips, kept, found.size()));
   }
   return notes;
 }
 
 std::vector<ReportPlot> MixPlots(const Mix& mix) {
   std::map<std::string, std::map<std::string, PlotSeries>> kinds;
-  for (const MixUnit& unit : mix.units) {
-    if (!unit.measured) continue;
-    for (const MixOption& option : unit.options) {
+  for (const PrecisionGroup& group : mix.units) {
+    if (!group.measured) continue;
+    for (const MixOption& option : group.options) {
       if (!std::isfinite(option.loss) || option.loss <= 0) continue;
       const std::string name = option.precision.Name();
-      PlotSeries& series = kinds[KindOfUnit(unit.name)][name];
+      PlotSeries& series = kinds[KindOfGroup(group.name)][name];
       series.name = name;
-      series.points.emplace_back(unit.layer, option.loss);
+      series.points.emplace_back(group.layer, option.loss);
     }
   }
   std::vector<ReportPlot> plots;
@@ -139,7 +139,7 @@ std::vector<ReportPlot> MixPlots(const Mix& mix) {
       series.push_back(found->second);
       names.push_back(name);
     }
-    plots.push_back({fmt::format("Loss of {} alone, nats a token, by layer", kind),
+    plots.push_back({fmt::format("Loss of {} alone, nats per token, by layer", kind),
                      PointPlot(
                          series, "layer", [](double value) { return fmt::format("{:.3g}", value); },
                          /*logarithmic=*/true, /*joined=*/true),

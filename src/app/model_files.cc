@@ -24,7 +24,7 @@ Status Append(const std::filesystem::path& file, std::vector<std::string>* lines
   return OkStatus();
 }
 
-// All parts where `path` is the first of several, "...-00001-of-00003.gguf"; else itself.
+// Returns all parts if `path` is the first of several, "...-00001-of-00003.gguf"; else `path`.
 std::vector<std::string> PartsOf(const std::string& path) {
   constexpr std::string_view kFirst = "-00001-of-", kEnd = ".gguf";
   constexpr size_t kDigits = 5;
@@ -54,7 +54,7 @@ StatusOr<std::string> DescribeFiles(const std::string& path) {
          it.increment(error)) {
       RETURN_IF_ERROR(Append(it->path(), &lines));
     }
-    if (error) return IoError("{}: can't be read: {}", path, error.message());
+    if (error) return IoError("{}: cannot be read: {}", path, error.message());
   } else {
     for (const std::string& part : PartsOf(path)) RETURN_IF_ERROR(Append(part, &lines));
   }

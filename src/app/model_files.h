@@ -1,4 +1,4 @@
-// Which files a model is made of.
+// Lists the files of a model.
 #pragma once
 
 #include <string>
@@ -7,9 +7,8 @@
 
 namespace moesaic::app {
 
-/// Name, size and time of the last change of the file at `path` (of all parts, where it is the first of a
-/// split GGUF), or of each file in that folder: two models that were trained, converted or copied apart have
-/// other ones.
+/// Returns name, size and modification time of the file at `path` (of all parts of a split GGUF), or of each
+/// file in that folder. Models that were trained, converted or copied separately differ in these.
 StatusOr<std::string> DescribeFiles(const std::string& path);
 
 }  // namespace moesaic::app

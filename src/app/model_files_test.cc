@@ -25,7 +25,7 @@ class ModelFilesTest : public testing::Test {
   std::string folder_;
 };
 
-TEST_F(ModelFilesTest, AChangedFileIsAnotherModel) {
+TEST_F(ModelFilesTest, ChangedFileGivesAnotherDescription) {
   const std::string before = *DescribeFiles(folder_);
   EXPECT_EQ(*DescribeFiles(folder_), before);
   const std::string file = folder_ + "/model.safetensors";
@@ -37,7 +37,7 @@ TEST_F(ModelFilesTest, AChangedFileIsAnotherModel) {
   EXPECT_NE(*DescribeFiles(file), alone);
 }
 
-TEST_F(ModelFilesTest, AllPartsOfASplitFileCount) {
+TEST_F(ModelFilesTest, DescribesAllPartsOfASplitFile) {
   for (int part = 1; part <= 3; ++part) Write("m-0000" + std::to_string(part) + "-of-00003.gguf", "weights");
   const std::string first = folder_ + "/m-00001-of-00003.gguf";
   const std::string before = *DescribeFiles(first);
@@ -50,14 +50,14 @@ TEST_F(ModelFilesTest, AllPartsOfASplitFileCount) {
   EXPECT_TRUE(DescribeFiles(folder_ + "/m-x0001-of-00003.gguf").ok());
 }
 
-TEST_F(ModelFilesTest, AMovedFolderIsTheSame) {
+TEST_F(ModelFilesTest, MovedFolderHasTheSameDescription) {
   const std::string before = *DescribeFiles(folder_);
   std::filesystem::rename(folder_, folder_ + "_moved");
   folder_ += "_moved";
   EXPECT_EQ(*DescribeFiles(folder_), before);
 }
 
-TEST_F(ModelFilesTest, AMissingOneIsTold) { EXPECT_FALSE(DescribeFiles(folder_ + "/none").ok()); }
+TEST_F(ModelFilesTest, MissingFileIsAnError) { EXPECT_FALSE(DescribeFiles(folder_ + "/none").ok()); }
 
 }  // namespace
 }  // namespace moesaic::app

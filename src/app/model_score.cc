@@ -29,7 +29,7 @@ StatusOr<std::vector<int32_t>> Tokenize(const std::string& model, const std::str
   return tokens.ok() ? std::move(tokens) : Annotate(tokens.status(), file);
 }
 
-// What is known of a model before it is loaded.
+// Facts about a model before it is loaded.
 struct Outline {
   int context = 0, vocab = 0;
   int64_t file_bytes = 0;
@@ -67,12 +67,12 @@ StatusOr<ScoredText> TextOf(const ScoreOptions& options, const Outline& model,
     text.tokens.resize(options.max_tokens);
   }
   if (text.tokens.size() < 2) {
-    return InvalidArgument("{}: a text of at least 2 tokens is needed, found {}", options.file,
+    return InvalidArgument("{}: the text must have at least 2 tokens, found {}", options.file,
                            text.tokens.size());
   }
   text.window = options.window > 0 ? options.window : std::min(kUsualWindow, context);
   if (text.window > context) {
-    return InvalidArgument("the model's context is {} tokens, fewer than --ctx-size {}", context,
+    return InvalidArgument("the model's context has {} tokens, fewer than --ctx-size {}", context,
                            text.window);
   }
   if (options.stride > text.window) {
@@ -131,7 +131,7 @@ StatusOr<TextScore> Score(Session& session, const ScoredText& text, const ScoreS
   });
 }
 
-// Runs the reference and keeps its predictions in a file that nobody finds afterwards.
+// Runs the reference and keeps its predictions in an unlinked file.
 StatusOr<std::unique_ptr<ReferenceRows>> SaveReference(const ScoreOptions& options, const ScoredText& text) {
   std::error_code error;
   const fs::path folder = fs::temp_directory_path(error);
@@ -139,8 +139,8 @@ StatusOr<std::unique_ptr<ReferenceRows>> SaveReference(const ScoreOptions& optio
   const fs::space_info space = fs::space(folder, error);
   if (!error && static_cast<int64_t>(space.available) < bytes) {
     return ResourceExhausted(
-        "memory does not hold both models, and the reference's predictions take {} bytes, of which {} has {} "
-        "free; use a smaller --max-tokens, or name another folder as TMPDIR",
+        "memory does not hold both models, and the reference's predictions need {} bytes, but {} has {} "
+        "free; use a smaller --max-tokens, or set TMPDIR to another folder",
         bytes, folder.string(), space.available);
   }
   const std::string path = (folder / fmt::format("moesaic-reference-{}.safetensors", getpid())).string();
@@ -210,10 +210,10 @@ StatusOr<ModelScore> ScoreModel(const ScoreOptions& options) {
   ASSIGN_OR_RETURN(result.text, TextOf(options, model, reference));
   const ScoredText& text = result.text;
 
-  std::unique_ptr<Session> reference_session;  // goes after what borrows it
+  std::unique_ptr<Session> reference_session;  // destroyed after its borrowers
   std::unique_ptr<ReferenceRows> base;
   if (reference) {
-    // Both in memory with what they compute with; a quarter beside the weights.
+    // Memory of both models with a quarter more for computing.
     const int64_t both = (model.file_bytes + reference->file_bytes) / 4 * 5 +
                          int64_t{text.window} * text.vocab * int64_t{sizeof(float)};
     if (options.one_at_a_time || both > runtime::AvailableMemory()) {
@@ -251,7 +251,8 @@ nlohmann::json ScoreJson(const ModelScore& scored) {
                            {"nll_error", nll.error},
                            {"perplexity", std::exp(nll.mean)},
                            {"perplexity_error", std::exp(nll.mean) * nll.error}};
-  if (score.nll.size() < 2) report["nll_error"] = report["perplexity_error"] = nullptr;  // one tells none
+  // Undefined for one token.
+  if (score.nll.size() < 2) report["nll_error"] = report["perplexity_error"] = nullptr;
   if (!score.kl.empty()) AddComparison(score, &report);
   return report;
 }

@@ -1,4 +1,4 @@
-// Scores a model on a text, alone or against another one: what `perplexity` and `report` tell.
+// Scores a model on a text, alone or against another one, for `perplexity` and `report`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,15 +12,15 @@ namespace moesaic::app {
 
 struct ScoreOptions {
   ModelFlags model;
-  std::string file;       // the text
-  std::string reference;  // a model to hold it against, or ""
+  std::string file;       // text file
+  std::string reference;  // model to compare with, or ""
   std::string reference_dtype = "auto";
-  /// Runs the reference first and keeps its predictions in a file, as is done where memory does not hold
-  /// both.
+  /// Runs the reference first and keeps its predictions in a file. This is also done if memory does not hold
+  /// both models.
   bool one_at_a_time = false;
   int window = 0, stride = 0;  // 0: kUsualWindow or the shorter context; the window
   int64_t max_tokens = 0;      // 0: all
-  std::string save, base;      // files of log-probabilities to write, and to hold the model against; or ""
+  std::string save, base;      // log-probability files to write and to compare with, or ""
   std::string logits_dtype = "f16";
 };
 
@@ -34,7 +34,8 @@ struct ModelScore {
 
 StatusOr<ModelScore> ScoreModel(const ScoreOptions& options);
 
-/// The numbers of a score by name, for --format json; null where there are too few tokens or windows to tell.
+/// Returns the numbers of a score by name, for --format json. A number is null if there are too few tokens or
+/// windows for it.
 nlohmann::json ScoreJson(const ModelScore& score);
 
 }  // namespace moesaic::app

@@ -61,7 +61,7 @@ StatusOr<text::Tokenizer> TokenizerOf(const Checkpoint& source) {
   return NotFound("{}: the model has no tokenizer", source.path());
 }
 
-// Templates name special tokens by role.
+// Sets the special tokens that templates name by role.
 void SetTokens(const StatusOr<text::Tokenizer>& tokenizer, text::ChatTemplate* chat) {
   if (!tokenizer.ok()) return;
   const text::SpecialTokens& tokens = tokenizer->special_tokens();
@@ -94,7 +94,7 @@ StatusOr<nlohmann::json> ReadGeneration(const Checkpoint& source) {
   return json;
 }
 
-// "eos_token_id" is a number, a list of numbers, null or absent.
+// Adds "eos_token_id", which may be a number, a list of numbers, null or absent.
 Status AddEosIds(const nlohmann::json& config, const char* file, std::vector<int32_t>* ids) {
   const auto found = config.find("eos_token_id");
   if (found == config.end() || found->is_null()) return OkStatus();

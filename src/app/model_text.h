@@ -1,4 +1,4 @@
-// The text side of a model, whatever its container: tokenizer, chat template and generation defaults.
+// Text part of a model in any container: tokenizer, chat template and generation defaults.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,26 +15,26 @@
 namespace moesaic::app {
 
 struct ModelText {
-  StatusOr<text::Tokenizer> tokenizer;  // why not, when the model has none
-  StatusOr<text::ChatTemplate> chat;    // likewise
-  std::vector<int32_t> eos_ids;         // of generation_config.json, config.json and the tokenizer, together
+  StatusOr<text::Tokenizer> tokenizer;  // an error if the model has none
+  StatusOr<text::ChatTemplate> chat;    // an error if the model has none
+  std::vector<int32_t> eos_ids;         // union of generation_config.json, config.json and the tokenizer
   nlohmann::json generation;            // generation_config.json, or an empty object
 };
 
-/// Opens the texts of a Hugging Face folder, a GGUF file or a packed file. A model without a tokenizer or
-/// template opens; whoever needs one returns its status.
+/// Opens the text part of a Hugging Face folder, a GGUF file or a packed file. A model without a tokenizer or
+/// template can be opened; users of the missing part return its status.
 StatusOr<ModelText> OpenModelText(const std::string& path);
 
-/// The tokenizer alone: a folder with tokenizer files needs no config.json and no weights. `path` may also be
-/// a tokenizer.json.
+/// Opens the tokenizer alone. A folder with tokenizer files needs no config.json and no weights. `path` may
+/// also be a tokenizer.json.
 StatusOr<text::Tokenizer> OpenTokenizer(const std::string& path);
 
-/// The tokenizer files of a Hub folder that stand for a GGUF file's own metadata, as (name, text); empty for
-/// other containers, which have the files themselves.
+/// Returns tokenizer files in Hub format that represent a GGUF file's metadata, as (name, text). Empty for
+/// other containers, which have the files.
 StatusOr<std::vector<std::pair<std::string, std::string>>> HubTexts(const checkpoint::Checkpoint& source);
 
-/// Every text file of a model that a Hub folder made from it should have, as (name, text): tokenizer, chat
-/// template, generation defaults, code; not config.json and not the index of its weights.
+/// Returns all text files, as (name, text), that a Hub folder made from the model should have: tokenizer,
+/// chat template, generation defaults, code. Excludes config.json and the weight index.
 StatusOr<std::vector<std::pair<std::string, std::string>>> SideTexts(const checkpoint::Checkpoint& source);
 
 }  // namespace moesaic::app

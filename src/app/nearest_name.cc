@@ -5,7 +5,7 @@
 namespace moesaic::app {
 namespace {
 
-// Optimal string alignment distance: insert, delete, replace, or swap two neighbours.
+// Optimal string alignment distance: insertions, deletions, replacements, and swaps of neighbours.
 size_t EditDistance(std::string_view a, std::string_view b) {
   const size_t width = b.size() + 1;
   std::vector<size_t> cost((a.size() + 1) * width);  // [a.size() + 1, b.size() + 1]
@@ -26,7 +26,7 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return cost.back();
 }
 
-// Spelling differences that people do not notice: --max_queue is --max-queue.
+// Normalizes spelling differences: --max_queue equals --max-queue.
 std::string Canonical(std::string_view word) {
   std::string text(word.substr(std::min(word.find_first_not_of('-'), word.size())));
   std::replace(text.begin(), text.end(), '_', '-');

@@ -1,4 +1,4 @@
-// Finds the name that a misspelled word most likely stands for.
+// Finds the likely intended name of a misspelled word.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace moesaic::app {
 
-/// The candidate with the smallest edit distance to `word`, where swapped neighbours count as one edit; the
-/// first of equals. Empty when every distance exceeds a third of the word's length.
+/// Returns the candidate with the smallest edit distance to `word`, the first of equals. Swapped neighbours
+/// count as one edit. Empty if every distance exceeds a third of the word's length.
 std::string NearestName(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace moesaic::app

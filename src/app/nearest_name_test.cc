@@ -5,7 +5,7 @@
 namespace moesaic::app {
 namespace {
 
-TEST(NearestName, FindsWhatAWordWasMeantToBe) {
+TEST(NearestName, FindsTheIntendedName) {
   const std::vector<std::string> names = {"--max-sequences", "--max-queue", "--top-k", "--top-p", "--seed"};
   EXPECT_EQ(NearestName("--max-sequnces", names), "--max-sequences");
   EXPECT_EQ(NearestName("--max_queue", names), "--max-queue");

@@ -16,13 +16,13 @@ namespace fs = std::filesystem;
 StatusOr<std::unique_ptr<NewFolder>> NewFolder::Create(const std::string& path) {
   std::error_code error;
   if (fs::exists(path, error) && (!fs::is_directory(path, error) || !fs::is_empty(path, error))) {
-    return InvalidArgument("{}: is there already, and not an empty folder; name another", path);
+    return InvalidArgument("{}: exists already and is not an empty folder; choose another name", path);
   }
-  // A link can't be renamed over: what it leads to is written.
+  // A link cannot be replaced by a rename, so its target is written.
   std::string target = fs::weakly_canonical(fs::absolute(path, error), error).string();
   while (target.ends_with('/')) target.pop_back();
   if (error || fs::is_symlink(target, error)) {
-    return InvalidArgument("{}: is a link that leads nowhere; name another", path);
+    return InvalidArgument("{}: is a dangling link; choose another name", path);
   }
   fs::create_directories(fs::path(target).parent_path(), error);
   auto partial = runtime::CreatePartial(target, runtime::PartialKind::kFolder);
@@ -42,7 +42,7 @@ NewFolder::~NewFolder() {
 
 Status NewFolder::Commit() {
   if (std::rename(partial_.c_str(), path_.c_str()) != 0) {
-    return IoError("{}: can't be put in place: {}", path_, std::strerror(errno));
+    return IoError("{}: cannot be renamed into place: {}", path_, std::strerror(errno));
   }
   committed_ = true;
   return OkStatus();

@@ -1,4 +1,4 @@
-// A folder that appears under its name only when it is complete.
+// Creates a folder atomically.
 #pragma once
 
 #include <memory>
@@ -8,11 +8,11 @@
 
 namespace moesaic::app {
 
-/// Filled beside `path`, in `path.<numbers>.partial`, and renamed into place. A run that ends before Commit
-/// leaves nothing behind; what a killed one left, the next writer of the same path removes.
+/// Files are written to `path.<numbers>.partial`, which Commit renames to `path`. Without Commit the partial
+/// folder is removed. The next writer of the same path removes one that a killed process left.
 class NewFolder {
  public:
-  /// `path` must not be there, or be an empty folder or a link to one, which then is filled.
+  /// `path` must not exist, or be an empty folder or a link to one, which is then filled.
   static StatusOr<std::unique_ptr<NewFolder>> Create(const std::string& path);
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
@@ -24,7 +24,7 @@ class NewFolder {
  private:
   NewFolder(std::string path, std::string partial, int lock);
   std::string path_, partial_;
-  int lock_;  // a descriptor of the folder; its lock ends with the process
+  int lock_;  // descriptor of the folder; its lock ends with the process
   bool committed_ = false;
 };
 

@@ -35,7 +35,7 @@ class NewFolderTest : public testing::Test {
   fs::path root_;
 };
 
-TEST_F(NewFolderTest, AppearsWhenCommittedAndElseNotAtAll) {
+TEST_F(NewFolderTest, AppearsOnlyWhenCommitted) {
   {
     const auto folder = NewFolder::Create(Path("f/"));
     ASSERT_TRUE(folder.ok()) << Message(folder.status());
@@ -50,7 +50,7 @@ TEST_F(NewFolderTest, AppearsWhenCommittedAndElseNotAtAll) {
   EXPECT_TRUE(fs::exists(Path("f/file")));
 }
 
-TEST_F(NewFolderTest, RemovesWhatAKilledRunLeftButNotWhatIsBeingWritten) {
+TEST_F(NewFolderTest, RemovesAbandonedPartialFoldersOnly) {
   fs::create_directories(Path("f.12345-0.partial/deep"));
   fs::create_directories(Path("g.12345-0.partial"));
   const auto one = NewFolder::Create(Path("f"));
@@ -60,7 +60,7 @@ TEST_F(NewFolderTest, RemovesWhatAKilledRunLeftButNotWhatIsBeingWritten) {
   EXPECT_THAT(Names(), UnorderedElementsAre("g.12345-0.partial", name(one), name(two)));
 }
 
-TEST_F(NewFolderTest, LeavesFoldersOfOthersThatLookLikeLeftovers) {
+TEST_F(NewFolderTest, KeepsSimilarlyNamedFolders) {
   std::vector<std::string> names = {"f.notes.partial", "f.my-notes.partial", "f.1-2-3.partial",
                                     "f.-1.partial",    "f.1-.partial",       "f.2024.partial",
                                     "f.partial",       "f.1-2.partial.old"};
@@ -70,7 +70,7 @@ TEST_F(NewFolderTest, LeavesFoldersOfOthersThatLookLikeLeftovers) {
   EXPECT_THAT(Names(), testing::UnorderedElementsAreArray(names));
 }
 
-TEST_F(NewFolderTest, FillsWhatALinkLeadsTo) {
+TEST_F(NewFolderTest, FillsTheTargetOfALink) {
   fs::create_directories(Path("elsewhere/empty"));
   fs::create_directory_symlink("elsewhere/empty", Path("link"));
   for (const char* name : {"link", "link/"}) {
@@ -83,19 +83,19 @@ TEST_F(NewFolderTest, FillsWhatALinkLeadsTo) {
   EXPECT_TRUE(fs::exists(Path("elsewhere/empty/file")));
 }
 
-TEST_F(NewFolderTest, RefusesWhatIsThereAndWhatCannotBeWritten) {
+TEST_F(NewFolderTest, RejectsExistingAndUnwritableFolders) {
   fs::create_directories(Path("full/file"));
   std::ofstream(Path("file")) << "";
   EXPECT_EQ(Message(NewFolder::Create(Path("full")).status()),
-            Path("full") + ": is there already, and not an empty folder; name another");
+            Path("full") + ": exists already and is not an empty folder; choose another name");
   EXPECT_EQ(Message(NewFolder::Create(Path("file")).status()),
-            Path("file") + ": is there already, and not an empty folder; name another");
+            Path("file") + ": exists already and is not an empty folder; choose another name");
   EXPECT_EQ(Message(NewFolder::Create(Path("file/f")).status()),
             Path("file/f") + ": can't be written: Not a directory");
   fs::create_directory_symlink("nowhere", Path("dangling"));
   for (const char* name : {"dangling", "dangling/"}) {
     EXPECT_EQ(Message(NewFolder::Create(Path(name)).status()),
-              Path(name) + ": is a link that leads nowhere; name another");
+              Path(name) + ": is a dangling link; choose another name");
   }
   fs::create_directory(Path("empty"));
   EXPECT_TRUE((*NewFolder::Create(Path("empty")))->Commit().ok());

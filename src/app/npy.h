@@ -6,7 +6,7 @@
 
 namespace moesaic::app {
 
-/// The header of a C-ordered little-endian f32 array [rows, columns]; the values follow it.
+/// Returns the header of a C-ordered little-endian f32 array [rows, columns]. The values follow it.
 std::string NpyHeader(int64_t rows, int64_t columns);
 
 }  // namespace moesaic::app

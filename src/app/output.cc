@@ -11,7 +11,7 @@
 namespace moesaic::app {
 namespace {
 
-int output_error = 0;  // errno of the first write that failed
+int output_error = 0;  // errno of the first failed write
 
 void Note(bool written) {
   if (!written && output_error == 0) output_error = errno != 0 ? errno : EIO;
@@ -40,10 +40,10 @@ void WriteNotice(std::string_view text) {
 }
 
 void PrepareStreams() {
-  // The mode that each stream is not used in: reading or writing fails with EBADF, as if it were closed.
+  // The opposite access mode of each stream: reading or writing fails with EBADF, as if it were closed.
   constexpr int kContraryModes[] = {O_WRONLY, O_RDONLY, O_RDONLY};
   for (int descriptor = 0; descriptor < 3; ++descriptor) {
-    // open() takes the lowest free number, which is this one.
+    // open() returns the lowest free number, which is this one.
     if (fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) open("/dev/null", kContraryModes[descriptor]);
   }
   std::signal(SIGXFSZ, SIG_IGN);

@@ -1,7 +1,7 @@
-// Where verbs write: results to standard output, everything else to standard error.
+// Writes the output of verbs: results to standard output, everything else to standard error.
 //
-// A result that does not arrive is a failure, so what goes to standard output is written here alone, and main
-// asks FlushOutput at the end. Standard error is for people: nothing fails because nobody can read it.
+// A result that is not written is a failure. Therefore only these functions write to standard output, and
+// main calls FlushOutput at the end. Failed writes to standard error are ignored.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 
 namespace moesaic::app {
 
-/// Writes to standard output, buffered. After a failure nothing more is written.
+/// Writes to standard output, buffered. Writes nothing after a failure.
 void WriteOutput(std::string_view text);
 
 template <typename... Args>
@@ -21,11 +21,11 @@ void Print(fmt::format_string<Args...> format, Args&&... args) {
   WriteOutput(fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Writes out what is buffered. Fails when that or any write before did, with the reason of the first:
-/// "cannot write to standard output: No space left on device".
+/// Flushes the buffer. Returns the error of the first failed write, for example "cannot write to standard
+/// output: No space left on device".
 Status FlushOutput();
 
-/// Writes to standard error, at once.
+/// Writes to standard error, unbuffered.
 void WriteNotice(std::string_view text);
 
 template <typename... Args>
@@ -33,8 +33,8 @@ void Tell(fmt::format_string<Args...> format, Args&&... args) {
   WriteNotice(fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Makes standard streams that the caller closed ones that fail, so that no file which is opened later takes
-/// their place, and lets writing to a file beyond a limit fail instead of ending the process. Called first.
+/// Opens standard streams that the caller closed, so that no other file gets their numbers and uses of them
+/// fail. Also makes writes beyond a file size limit fail instead of ending the process. Must be called first.
 void PrepareStreams();
 
 }  // namespace moesaic::app

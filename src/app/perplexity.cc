@@ -1,5 +1,5 @@
-// `moesaic perplexity MODEL FILE`: how well a model predicts a text, and how far it is from another model or
-// from saved predictions.
+// `moesaic perplexity MODEL FILE` measures how well a model predicts a text, and its distance to another
+// model or to saved predictions.
 #include <fmt/format.h>
 
 #include "app/interrupt.h"
@@ -11,12 +11,12 @@
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct PerplexityFlags {
   ScoreOptions score;
   std::string format = "text";
 };
 
-// Layers of shares in one line each eight.
+// Formats shares by layer, eight per line.
 std::string FormatFlips(const nlohmann::json& flips) {
   constexpr size_t kInLine = 8;
   std::string text = fmt::format("{:.3f} % of tokens and layers have other experts; by layer",
@@ -29,7 +29,7 @@ std::string FormatFlips(const nlohmann::json& flips) {
   return text;
 }
 
-void PrintReport(const nlohmann::json& report, const std::string& format) {
+void PrintScore(const nlohmann::json& report, const std::string& format) {
   if (format == "json") {
     Print("{}\n", report.dump());
     return;
@@ -52,10 +52,10 @@ void PrintReport(const nlohmann::json& report, const std::string& format) {
   if (report.contains("router_flips")) Print("router      {}\n", FormatFlips(report["router_flips"]));
 }
 
-Status RunPerplexity(const Options& options) {
+Status RunPerplexity(const PerplexityFlags& options) {
   InterruptGuard guard;
   ASSIGN_OR_RETURN(const ModelScore score, ScoreModel(options.score));
-  PrintReport(ScoreJson(score), options.format);
+  PrintScore(ScoreJson(score), options.format);
   if (score.sparsity) Tell("block-sparse attention: {}\n", DescribeCounters(*score.sparsity));
   return OkStatus();
 }
@@ -63,16 +63,16 @@ Status RunPerplexity(const Options& options) {
 }  // namespace
 
 void AddPerplexity(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PerplexityFlags>();
   ScoreOptions& score = options->score;
   Verb verb = root.AddVerb("perplexity", "Score a model on a text");
   AddModelFlags(verb, score.model);
   verb.AddOption("FILE,--text", score.file, "Text file (UTF-8)").Required().ExistingFile();
   verb.AddOption("-c,--ctx-size", score.window,
-                 "Window in tokens; 0: 1024, or the model's context if that is less")
+                 "Window size in tokens; 0: 1024, or the model's context if that is less")
       .Range(0, 1 << 24)
       .ShowDefault();
-  verb.AddOption("--stride", score.stride, "Tokens from one window to the next; 0: a whole window")
+  verb.AddOption("--stride", score.stride, "Distance between windows in tokens; 0: the window size")
       .Range(0, 1 << 24)
       .ShowDefault();
   verb.AddOption("--max-tokens", score.max_tokens, "Use only the first tokens of the text; 0: all")
@@ -80,32 +80,34 @@ void AddPerplexity(Verb& root, VerbRun& run) {
       .ShowDefault();
   AddKvDtypeFlag(verb, score.model.kv_dtype);
   AddSparsityFlags(verb, score.model.sparsity, {"off", "all"});
-  verb.AddOption("--save-logits", score.save, "Write all log-probabilities here (docs/logprob-file.md)");
-  verb.AddOption("--logits-dtype", score.logits_dtype, "How they are stored: f16 or f32")
+  verb.AddOption("--save-logits", score.save,
+                 "File to write all log-probabilities to (docs/logprob-file.md)");
+  verb.AddOption("--logits-dtype", score.logits_dtype, "Dtype of --save-logits: f16 or f32")
       .OneOf({"f16", "f32"})
       .ShowDefault();
   Flag base =
       verb.AddOption("--kl-base", score.base, "Compare with a file of --save-logits: KL(saved || this)")
           .ExistingFile();
   Flag reference = verb.AddOption("--reference", score.reference,
-                                  "Compare with this model: KL(reference || this), and what routers choose")
+                                  "Compare with this model: KL(reference || this), and the routers' choices")
                        .Transform(ResolveModelPath)
                        .Excludes(base);
-  verb.AddOption("--reference-dtype", score.reference_dtype, "Its weight format in memory, as --dtype")
+  verb.AddOption("--reference-dtype", score.reference_dtype,
+                 "Weight format of --reference in memory, as for --dtype")
       .ShowDefault()
       .Needs(reference);
   verb.AddFlag("--one-at-a-time", score.one_at_a_time,
-               "Run the reference first and keep its predictions in a temporary file, as is done anyway "
-               "where memory does not hold both models")
+               "Run the reference first and keep its predictions in a temporary file. This is automatic "
+               "if memory does not hold both models")
       .Needs(reference);
-  verb.AddOption("--format", options->format, "text or json").OneOf({"text", "json"}).ShowDefault();
+  verb.AddOption("--format", options->format, "Output format: text or json")
+      .OneOf({"text", "json"})
+      .ShowDefault();
   verb.Footer(
-      "The text is tokenized once and cut into windows; a token is scored once, with what precedes it in "
-      "its\n"
-      "window. Errors are standard errors of the mean: of nll and perplexity with tokens taken as "
-      "independent, "
+      "The text is tokenized once and cut into windows. A token is scored once, given the preceding tokens "
       "of\n"
-      "comparisons with windows taken as such.\n\n"
+      "its window. Errors are standard errors of the mean: those of nll and perplexity assume independent\n"
+      "tokens, those of comparisons independent windows.\n\n"
       "Examples:\n"
       "  moesaic perplexity model.gguf wiki.txt -c 512 --stride 256\n"
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --save-logits base.safetensors\n"

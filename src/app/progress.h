@@ -7,7 +7,7 @@
 
 namespace moesaic::app {
 
-/// "label [#######---------] 43%  note". Redrawn at most ten times a second; wiped by the destructor.
+/// Draws "label [#######---------] 43%  note", at most ten times a second. The destructor erases it.
 class Progress {
  public:
   explicit Progress(std::string label);

@@ -1,4 +1,4 @@
-// `moesaic quantize MODEL --output DIR --scheme S`: another grid for a checkpoint's linears, in bounded
+// `moesaic quantize MODEL --output DIR --scheme S` rounds a checkpoint's linears to another grid in bounded
 // memory.
 #include "quantizer/quantize.h"
 
@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 
 #include "app/calibration_text.h"
@@ -21,114 +20,72 @@
 #include "app/table.h"
 #include "app/verb.h"
 #include "models/model_info.h"
-#include "quantizer/calibration_forecast.h"
+#include "quantizer/calibrate/calibration_forecast.h"
 #include "quantizer/preflight.h"
 
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct QuantizeFlags {
   std::string model, output, scheme, method = "rtn", io = "buffered";
   MixFlags mix;
   CalibrationFile calibration{.path = "", .max_tokens = 131072, .sequence_length = 2048};
-  double damping = 0.01;
-  std::string act_order = "on";
-  bool weigh_by_router = false;
-  std::string rare_experts;  // empty: not said
-  double min_coverage = 0.9, save_seconds = 30;
   std::string activations = "dynamic", smoothing = "off";
-  double static_tolerance = 2;
   std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
-  std::string group_size = "32";
   uint64_t memory = uint64_t{8} << 30, shard_bytes = 5'000'000'000;
   int threads = 0;
   std::string device = "cpu";
   bool plan = false;
 };
 
-// What linears become, as it was asked for.
-std::string What(const Options& options) {
+// Describes the requested precisions.
+std::string What(const QuantizeFlags& options) {
   return options.mix.precisions.empty() ? options.scheme
                                         : fmt::format("a mix of {}", fmt::join(options.mix.precisions, ", "));
 }
 
-// Flags that would do nothing.
-Status CheckUsed(const Options& options, const Verb& verb) {
+// Rejects flags that would have no effect.
+Status CheckUsed(const QuantizeFlags& options, const Verb& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
   const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
-  const char* calibration = "--method gptq, --mix, --smoothing on or --activations static";
-  const auto said = [&](const std::string& name) {
-    return options.scheme == name || std::ranges::count(options.mix.precisions, name) > 0;
-  };
-  const bool groups = said("w4a16") || said("w8a16");
   struct Rule {
     const char* flag;
     bool used;
-    const char* what;
+    const char* needs;
   };
-  for (const Rule& rule :
-       {Rule{"--dampening-frac", gptq, "--method gptq"}, Rule{"--act-order", gptq, "--method gptq"},
-        Rule{"--weigh-by-router", gptq, "--method gptq"},
-        Rule{"--device", gptq || options.device == "cpu", "--method gptq"},
-        Rule{"--min-coverage", gptq, "--method gptq"},
-        Rule{"--static-tolerance", options.activations == "static", "--activations static"},
-        Rule{"--group-size", groups, "--scheme w4a16 or w8a16, or one of them in --mix"},
-        Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
-        Rule{"--budget-per-token", mix, "--mix"}, Rule{"--mix-tokens", mix, "--mix"},
-        Rule{"--calibration-tokens", calibrated, calibration}, Rule{"--save-every", calibrated, calibration},
-        Rule{"--max-seq-length", calibrated, calibration}}) {
+  for (const Rule& rule : {Rule{"--device", gptq || options.device == "cpu", "--method gptq"},
+                           Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
+                           Rule{"--mix-tokens", mix, "--mix"},
+                           Rule{"--calibration-tokens", calibrated,
+                                "--method gptq, --mix, --smoothing on or --activations static"}}) {
     if (verb.Count(rule.flag) > 0 && !rule.used) {
-      return InvalidArgument("{} does nothing without {}; leave it out, or add that", rule.flag, rule.what);
+      return InvalidArgument("{} has no effect without {}; omit it or add that", rule.flag, rule.needs);
     }
-  }
-  if (verb.Count("--min-coverage") > 0 && options.rare_experts == "all") {
-    return InvalidArgument(
-        "--min-coverage does nothing with --rare-experts all, by which no expert lacks tokens; leave one "
-        "out");
   }
   return OkStatus();
 }
 
-StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
+StatusOr<quantizer::QuantizeOptions> Parse(const QuantizeFlags& options) {
   quantizer::QuantizeOptions parsed;
-  ASSIGN_OR_RETURN(parsed.output.group_size, quantizer::ParseGroupSize(options.group_size));
-  if (options.scheme == "w4a16" && parsed.output.group_size == 0) {
-    return InvalidArgument("--group-size channel is for w8a16; w4a16 has groups of 32, 64 or 128 inputs");
-  }
   if (options.mix.precisions.empty()) {
-    ASSIGN_OR_RETURN(parsed.output.scheme, quantizer::ParseScheme(options.scheme));
+    ASSIGN_OR_RETURN(const quantizer::Precision precision, quantizer::ParsePrecision(options.scheme));
+    parsed.output.scheme = *precision.scheme;
+    parsed.output.group_size = precision.group_size;
   } else {
-    ASSIGN_OR_RETURN(parsed.output.mix, ParseMix(options.mix, parsed.output.group_size));
+    ASSIGN_OR_RETURN(parsed.output.mix, ParseMix(options.mix));
   }
   parsed.output.gptq = options.method == "gptq";
   parsed.output.search = options.method != "rtn";
-  parsed.output.damping = options.damping;
-  parsed.output.act_order = options.act_order == "on";
-  parsed.output.weigh_by_router = options.weigh_by_router;
-  if (!options.rare_experts.empty()) {
-    if (!parsed.output.gptq) {
-      return InvalidArgument("--rare-experts is for --method gptq, not {}", options.method);
-    }
-    ASSIGN_OR_RETURN(parsed.output.rare_experts, quantizer::ParseRareExperts(options.rare_experts));
-  }
-  if (options.weigh_by_router && parsed.output.rare_experts == quantizer::RareExperts::kAll) {
-    return InvalidArgument(
-        "--weigh-by-router counts what the router gives an expert's own tokens, --rare-experts all takes all "
-        "tokens alike: choose one");
-  }
-  parsed.min_coverage = options.min_coverage;
-  parsed.save_seconds = options.save_seconds;
   parsed.output.analyze = {.smoothing = options.smoothing == "on",
-                           .static_activations = options.activations == "static",
-                           .static_tolerance = options.static_tolerance};
+                           .static_activations = options.activations == "static"};
   if (parsed.output.analyze.wanted() && options.scheme != "w8a8") {
-    return InvalidArgument("--activations static and --smoothing on are for --scheme w8a8, not {}",
+    return InvalidArgument("--activations static and --smoothing on need --scheme w8a8, found {}",
                            What(options));
   }
   parsed.output.shard_bytes = static_cast<int64_t>(options.shard_bytes);
   for (const auto& [dtype, pattern] : options.keep) {
     if (dtype != "fp32" && dtype != "bf16") {
-      return InvalidArgument("--keep takes fp32 or bf16 and a regular expression, found \"{}\"", dtype);
+      return InvalidArgument("--keep needs fp32 or bf16 and a regular expression, found \"{}\"", dtype);
     }
     parsed.output.keep.push_back({dtype == "fp32" ? tensor::DType::kF32 : tensor::DType::kBF16, pattern});
   }
@@ -137,14 +94,14 @@ StatusOr<quantizer::QuantizeOptions> Parse(const Options& options) {
   return parsed;
 }
 
-// Output bytes a second since the first unit tell the time that is left.
+// Estimates the remaining time from the output rate since the first unit.
 class Eta {
  public:
   std::string Note(const quantizer::QuantizeProgress& at) {
     if (at.checking || start_bytes_ < 0) {
       start_bytes_ = at.done;
       start_ = std::chrono::steady_clock::now();
-      return at.checking ? "checking what is there" : "";
+      return at.checking ? "checking finished units" : "";
     }
     const std::string stage = at.stage.empty() ? "" : at.stage + ", ";
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
@@ -159,7 +116,7 @@ class Eta {
   std::chrono::steady_clock::time_point start_;
 };
 
-void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, size_t rounded) {
+void PrintAnalysis(const QuantizeFlags& options, const quantizer::Analysis& analysis, size_t rounded) {
   if (options.smoothing == "on") {
     double before = 0, after = 0;
     size_t searched = 0, smoothed = 0;
@@ -170,48 +127,54 @@ void PrintAnalysis(const Options& options, const quantizer::Analysis& analysis, 
       smoothed += finding.alpha > 0 ? 1 : 0;
     }
     Print(
-        "smoothing: {} of {} places where it is possible; there the outputs' error is {:.3f} of that "
-        "without\n",
+        "smoothing: {} of {} possible places; the outputs' error there is {:.3f} of that without smoothing\n",
         smoothed, searched, before > 0 ? after / before : 1);
   }
   const auto stand_ins = std::ranges::count(analysis.findings, true, &quantizer::AnalysisFinding::stand_ins);
   if (stand_ins > 0) {
-    Print("coverage: {} experts see few tokens; others of their layers stood in\n", stand_ins);
+    Print("coverage: {} experts have few tokens; other tokens of their layers were used\n", stand_ins);
   }
   if (options.activations == "static") {
-    Print("activations: {} of {} linears static, the others dynamic\n", analysis.input_scales.size(),
+    Print("activations: {} of {} linears are static, the others dynamic\n", analysis.input_scales.size(),
           rounded);
   }
 }
 
 void PrintMix(const quantizer::Mix& mix) {
   Print("{}", FormatTable(MixSummary(mix), /*markdown=*/false));
-  Print("mix: {:.3f} bits a weight, predicted KL {:.3g} nats a token ({} tokens measured{})\n", mix.bits,
-        mix.loss, mix.tokens, mix.exact ? "" : "; the choice may be off the best by one unit's step");
+  Print("mix: {:.3f} bits per weight, predicted KL {:.3g} nats per token ({} tokens measured{})\n", mix.bits,
+        mix.loss, mix.tokens,
+        mix.exact ? "" : "; the choice may differ from the optimum by one step of a group");
   for (const std::string& line : MixNotes(mix)) Print("{}\n", line);
 }
 
-void PrintCalibration(const Options& options, const quantizer::CalibrationReport& report) {
+void PrintCalibration(const quantizer::CalibrationReport& report) {
   double loss = 0, nearest = 0;
-  size_t leaning = 0, unseen = 0, dead = 0;
+  size_t shrunk = 0, unseen = 0, dead = 0;
   for (const quantizer::LinearFinding& linear : report.linears) {
     loss += linear.loss;
     nearest += linear.of_nearest > 0 ? linear.loss / linear.of_nearest : 0;
-    leaning += linear.shrinkage > 0.5 ? 1 : 0;
+    shrunk += linear.shrinkage > 0.5 ? 1 : 0;
     unseen += linear.tokens == 0 ? 1 : 0;
     dead += linear.nearest ? 1 : 0;
   }
   Print("gptq: the outputs' squared error is {:.3f} of that of rounding to the nearest, over {} linears\n",
         nearest > 0 ? loss / nearest : 1, report.linears.size());
-  if (leaning > 0) {
-    Print("coverage: {} linears of experts that few tokens reach lean on their layer, {} of them saw none\n",
-          leaning, unseen);
+  if (shrunk > 0) {
+    Print(
+        "coverage: {} linears of experts with few tokens use mostly the Hessian of their layer, {} of them "
+        "had no tokens\n",
+        shrunk, unseen);
+  }
+  const auto thin = std::ranges::count_if(report.routing, &quantizer::LayerRouting::thin);
+  if (thin > 0) {
+    Print(
+        "coverage: in {} of {} layers more than a tenth of the experts have fewer than {} tokens; calibrate "
+        "with more or more varied text\n",
+        thin, report.routing.size(), quantizer::kCoveredTokens);
   }
   if (dead > 0) {
-    Print("{} linears {}whose inputs are 0 in every token are rounded to the nearest\n", dead,
-          options.rare_experts == "identity"
-              ? fmt::format("of experts that fewer than {} tokens reach, or ", quantizer::kCoveredTokens)
-              : "");
+    Print("{} linears are rounded to the nearest, because their inputs are 0 in every token\n", dead);
   }
   Print("computing: {:.1f} s Hessians, {:.1f} s factors, {:.1f} s rounding, {:.1f} s forward\n",
         report.hessian_seconds, report.factor_seconds, report.round_seconds,
@@ -219,42 +182,42 @@ void PrintCalibration(const Options& options, const quantizer::CalibrationReport
                           report.round_seconds));
 }
 
-void PrintReport(const Options& options, const quantizer::QuantizeReport& report) {
+void PrintQuantizeReport(const QuantizeFlags& options, const quantizer::QuantizeReport& report) {
   const auto bytes = [](int64_t count) { return FormatBytes(static_cast<double>(count)); };
   Print("{}: {}, from {}; {} linears rounded to {}, {} tensors copied, {} converted\n", options.output,
         bytes(report.output_bytes), bytes(report.source_bytes), report.rounded, What(options), report.copied,
         report.converted);
   const quantizer::StreamCounts& stream = report.stream;
   if (stream.resumed_units + stream.redone_units > 0) {
-    Print("resumed: {} of {} units were done, {} were done again because their bytes were not right\n",
+    Print("resumed: {} of {} units were finished, {} were repeated because their bytes were wrong\n",
           stream.resumed_units, report.units, stream.redone_units);
   } else if (report.analysis_resumed) {
-    Print("resumed: the analysis, or a part of it, was made before\n");
+    Print("resumed: an earlier run made the analysis or a part of it\n");
   }
   if (report.analysis != nullptr && report.analysis->mix) PrintMix(*report.analysis->mix);
   if (report.analysis != nullptr) PrintAnalysis(options, *report.analysis, report.rounded);
-  if (options.method == "gptq") PrintCalibration(options, report.calibration);
+  if (options.method == "gptq") PrintCalibration(report.calibration);
   if (!report.device.empty()) Print("device: {}\n", report.device);
   const auto moved = static_cast<double>(stream.read_bytes + stream.written_bytes);
   const auto least = static_cast<double>(report.source_bytes + report.output_bytes);
-  // Of a run that went on these bytes are a part, and the least is of the whole; what an analysis reads is
-  // not counted.
-  const std::string of_least = stream.resumed_units > 0 ? " for the units that were left"
+  // The bytes of a resumed run cover a part, but the minimum covers the whole. Reads of an analysis are not
+  // counted.
+  const std::string of_least = stream.resumed_units > 0 ? " for the remaining units"
                                : report.analysis != nullptr
-                                   ? " beside what the analysis read"
-                                   : fmt::format(", {:.3f} of the least", moved / least);
+                                   ? " in addition to the reads of the analysis"
+                                   : fmt::format(", {:.3f} of the minimum", moved / least);
   Print(
       "{}: {} read, {} written{} ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s "
       "for writes\n",
       FormatSeconds(report.seconds), bytes(stream.read_bytes), bytes(stream.written_bytes), of_least,
       FormatBytes(moved / report.seconds), report.compute_seconds(), stream.read_wait_seconds,
       stream.write_wait_seconds);
-  Print("memory: {} at most, --memory {}; {} by {}\n", bytes(report.peak_bytes),
+  Print("memory: peak {}, --memory {}; {} I/O with {}\n", bytes(report.peak_bytes),
         bytes(static_cast<int64_t>(options.memory)), options.io, report.io);
 }
 
-// Of a config alone, which has no tokenizer, --plan takes the tokens that were asked for.
-Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& source,
+// For a config alone, which has no tokenizer, --plan assumes the requested number of tokens.
+Status ReadCalibration(const QuantizeFlags& options, const checkpoint::Checkpoint& source,
                        quantizer::QuantizeOptions* parsed) {
   CalibrationFile file = options.calibration;
   ASSIGN_OR_RETURN(const models::DecoderSpec spec,
@@ -269,16 +232,15 @@ Status ReadCalibration(const Options& options, const checkpoint::Checkpoint& sou
   }
   if (file.path.empty()) {
     return InvalidArgument(
-        "--method gptq, --mix, --smoothing on and --activations static need --calibration FILE: text like "
-        "what "
-        "the model will read");
+        "--method gptq, --mix, --smoothing on and --activations static need --calibration FILE, a text "
+        "similar to the model's future input");
   }
   ASSIGN_OR_RETURN(parsed->calibration, ReadCalibrationFile(file, source));
   parsed->output.calibration = quantizer::CalibrationId::Of(parsed->calibration);
   return OkStatus();
 }
 
-Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
+Status RunPlan(const QuantizeFlags& options, const quantizer::QuantizeOptions& parsed,
                const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                runtime::ThreadPool& pool) {
   ASSIGN_OR_RETURN(const quantizer::QuantizePlan plan, quantizer::PlanQuantize(source, parsed));
@@ -302,23 +264,23 @@ Status RunPlan(const Options& options, const quantizer::QuantizeOptions& parsed,
   return OkStatus();
 }
 
-// Null: the processor.
-StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const Options& options) {
+// Returns null for the CPU.
+StatusOr<std::unique_ptr<kernels::GptqAccelerator>> OpenAccelerator(const QuantizeFlags& options) {
   if (options.device == "cpu") return nullptr;
   if (const Status named = kernels::CardOf(options.device).status(); !named.ok()) {
     return Annotate(named, "--device " + options.device);
   }
   if (options.plan) {
-    return InvalidArgument("--plan foretells the processor's time: leave out --device {}", options.device);
+    return InvalidArgument("--plan forecasts the time of the CPU; omit --device {}", options.device);
   }
-  StatusOr<std::unique_ptr<kernels::Device>> device = kernels::OpenDevice(options.device);
+  StatusOr<std::unique_ptr<kernels::GptqAccelerator>> device = kernels::OpenGptqAccelerator(options.device);
   if (!device.ok()) return Annotate(device.status(), "--device " + options.device);
   return device;
 }
 
-Status RunQuantize(const Options& options) {
+Status RunQuantize(const QuantizeFlags& options) {
   ASSIGN_OR_RETURN(quantizer::QuantizeOptions parsed, Parse(options));
-  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Device> device, OpenDevice(options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::GptqAccelerator> device, OpenAccelerator(options));
   parsed.device = device.get();
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
@@ -326,8 +288,8 @@ Status RunQuantize(const Options& options) {
   parsed.threads = pool->size();
   if (!parsed.output.calibrated() && !options.calibration.path.empty()) {
     return InvalidArgument(
-        "--calibration is for --method gptq, --mix, --smoothing on and --activations static; --method {} by "
-        "itself takes none",
+        "--calibration has no effect with --method {} alone; it needs --method gptq, --mix, --smoothing on "
+        "or --activations static",
         options.method);
   }
   if (parsed.output.calibrated()) RETURN_IF_ERROR(ReadCalibration(options, *source, &parsed));
@@ -344,134 +306,97 @@ Status RunQuantize(const Options& options) {
     };
     ASSIGN_OR_RETURN(report, quantizer::Quantize(*source, parsed, kernels, *pool, options.output));
   }
-  PrintReport(options, report);
+  PrintQuantizeReport(options, report);
   if (report.peak_bytes > static_cast<int64_t>(options.memory)) {
-    return ResourceExhausted("the output is complete, but {} bytes were resident, more than --memory {}",
-                             report.peak_bytes, options.memory);
+    return ResourceExhausted(
+        "the output is complete, but the peak resident memory was {} bytes, more than "
+        "--memory {}",
+        report.peak_bytes, options.memory);
   }
   return OkStatus();
 }
 
-void AddCalibrationFlags(Verb& verb, Options& options) {
+// Rejects names that are not rounded precisions.
+std::string CheckScheme(const std::string& name) {
+  const StatusOr<quantizer::Precision> precision = quantizer::ParsePrecision(name);
+  if (!precision.ok()) return Message(precision.status());
+  return precision->kept() ? name + " rounds nothing" : "";
+}
+
+void AddCalibrationFlags(Verb& verb, QuantizeFlags& options) {
   verb.AddOption("--calibration", options.calibration.path,
                  "Text for gptq, --mix, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or "
                  "{\"messages\"}, or .safetensors with \"tokens\"")
       .ExistingFile();
-  verb.AddOption("--calibration-tokens", options.calibration.max_tokens, "At most so many of it")
+  verb.AddOption("--calibration-tokens", options.calibration.max_tokens,
+                 "Maximum number of calibration tokens")
       .Range(int64_t{2}, int64_t{1} << 30)
       .ShowDefault();
-  verb.AddOption("--max-seq-length", options.calibration.sequence_length,
-                 "Longer texts are cut into sequences of so many tokens")
-      .Range(2, 1 << 20)
-      .ShowDefault();
-  verb.AddOption("--dampening-frac", options.damping,
-                 "gptq: of the mean of a Hessian's diagonal, added to it; raised where that is not enough")
-      .Range(1e-6, 1.0)
-      .DefaultText("0.01");
-  verb.AddOption("--act-order", options.act_order, "gptq: round the inputs of largest activations first")
-      .OneOf({"on", "off"})
-      .ShowDefault();
-  verb.AddFlag("--weigh-by-router", options.weigh_by_router,
-               "gptq: an expert's tokens count by the square of what the router gives them");
-  verb.AddOption(
-          "--rare-experts", options.rare_experts,
-          "gptq: an expert that few tokens reach leans on its layer (shrink), is rounded to the nearest "
-          "below 32 tokens (identity), or is calibrated as every expert is by all tokens, routed to it or "
-          "not (all)")
-      .OneOf(quantizer::RareExpertsNames())
-      .DefaultText("shrink");
-  verb.AddOption(
-          "--activations", options.activations,
-          "w8a8: scales of activations are found for each token while the model runs (dynamic), or fixed "
-          "by calibration wherever that is not much worse (static)")
+  verb.AddOption("--activations", options.activations,
+                 "w8a8: scales of activations, computed for each token at run time (dynamic), or fixed by "
+                 "calibration if the error of a linear's outputs grows at most twofold (static)")
       .OneOf({"dynamic", "static"})
       .ShowDefault();
-  verb.AddOption("--static-tolerance", options.static_tolerance,
-                 "static: a linear stays dynamic if its outputs' squared error would be more times that")
-      .Range(1.0, 1e6)
-      .DefaultText("2");
   verb.AddOption("--smoothing", options.smoothing,
-                 "w8a8: SmoothQuant, with the best alpha for each norm and its linears, each up and its down")
+                 "w8a8: SmoothQuant with the best alpha for each norm and its linears, each up and its down")
       .OneOf({"on", "off"})
       .ShowDefault();
-  verb.AddOption("--save-every", options.save_seconds,
-                 "save calibration's state after a layer, at most every so many seconds")
-      .Check([](const std::string& text) {
-        double seconds = 0;
-        const char* const end = text.data() + text.size();
-        const auto read = std::from_chars(text.data(), end, seconds);
-        const bool number = read.ec == std::errc() && read.ptr == end;
-        return number && seconds >= 0 ? "" : fmt::format("{} is not a number of seconds, 0 or more", text);
-      })
-      .ShowDefault();
-  verb.AddOption("--min-coverage", options.min_coverage,
-                 "gptq: stop where less than this share of a layer's experts see 32 tokens or more")
-      .Range(0.0, 1.0)
-      .DefaultText("0.9");
 }
 
 }  // namespace
 
 void AddQuantize(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<QuantizeFlags>();
   Verb verb = root.AddVerb("quantize", "Write a checkpoint in fewer bits, in bounded memory");
   AddModelPath(verb, options->model, "Hugging Face folder or .gguf file");
   verb.AddOption("-o,--output", options->output,
-                 "The folder to write; one that a killed run left is gone on with. --plan does without");
+                 "Folder to write; the folder of an interrupted run is resumed. Not needed with --plan");
   verb.AddOption(
           "--scheme", options->scheme,
-          "What linears become: w8a8 (int8 by output, int8 activations), w8a16 (int8 in groups), w4a16 (int4 "
-          "in groups), nvfp4, fp8 (128x128 blocks)")
-      .OneOf(quantizer::SchemeNames());
+          "Precision of the linears: w8a8 (int8 by output, int8 activations), w8a16 (int8 in groups), w4a16 "
+          "(int4 in groups), nvfp4, fp8 (128x128 blocks); w4a16 and w8a16 have groups of 32 inputs, or end "
+          "with -g64 or -g128; w8a16-channel has one scale per output")
+      .Check(CheckScheme);
   AddMixFlags(verb, options->mix);
-  verb.AddOption("--group-size", options->group_size,
-                 "Inputs that share a scale of w4a16 or w8a16; channel, for w8a16: one scale for an output")
-      .OneOf({"32", "64", "128", "channel"})
-      .ShowDefault();
   verb.AddOption(
           "--method", options->method,
-          "rtn: scales that fit the largest value; mse: scales of the least squared error; gptq: such "
-          "scales, and each weight rounded so that the layer's outputs on calibration text change least")
+          "rtn: scales that fit the largest value; mse: scales of least squared error; gptq: these scales, "
+          "and weights rounded so that the layer's outputs on calibration text change least")
       .OneOf({"rtn", "mse", "gptq"})
       .ShowDefault();
   AddCalibrationFlags(verb, *options);
   verb.AddOption("--device", options->device,
-                 "gptq: where Hessians, factors and rounding are worked out: cpu, cuda or cuda:N (not run on "
-                 "a card yet; layers run on the processor)")
+                 "gptq: device for Hessians, factors and rounding: cpu, cuda or cuda:N (not run on a card "
+                 "yet; layers run on the CPU)")
       .ShowDefault();
-  verb.AddOption(
-          "--keep", options->keep,
-          "DTYPE REGEX: linears whose name has a match stay in fp32 or bf16; may be said more than once")
+  verb.AddOption("--keep", options->keep,
+                 "DTYPE REGEX: keep linears whose names match in fp32 or bf16; can be repeated")
       .OneValue();
-  verb.AddOption("--memory", options->memory, "What may be resident at most, e.g. 512M or 8G")
+  verb.AddOption("--memory", options->memory, "Maximum resident memory, e.g. 512M or 8G")
       .Bytes()
       .DefaultText("8G");
-  verb.AddOption("--io", options->io, "How the checkpoint is read: buffered, or direct (past the page cache)")
+  verb.AddOption("--io", options->io, "I/O mode: buffered, or direct (past the page cache)")
       .OneOf({"buffered", "direct"})
       .ShowDefault();
-  verb.AddOption("--shard-size", options->shard_bytes, "Size of the files written")
+  verb.AddOption("--shard-size", options->shard_bytes, "Maximum size of a written file")
       .Bytes()
       .DefaultText("5000000000");
-  verb.AddFlag(
-      "--plan", options->plan,
-      "Measure this machine for some seconds, tell bytes, waves, memory and time, and do nothing; MODEL may "
-      "be a config.json alone");
+  verb.AddFlag("--plan", options->plan,
+               "Measure this machine for some seconds, print bytes, waves, memory and time, and exit; MODEL "
+               "may be a config.json alone");
   AddThreadsFlag(verb, options->threads);
   verb.Footer(
       "Embeddings, heads, routers, norms and MLA's kv_b_proj keep their precision. The folder is a\n"
-      "compressed-tensors checkpoint, for Moesaic and for vLLM. A run that was killed goes on when the same\n"
-      "command is given again, and what comes out is the same to the byte.\n\n"
+      "compressed-tensors checkpoint for Moesaic and vLLM. Repeat the command to resume an interrupted run;\n"
+      "the result is identical to the byte.\n\n"
       "Examples:\n  moesaic quantize Kimi-K2-Instruct -o Kimi-K2-w4a16 --scheme w4a16 --memory 16G\n"
       "  moesaic quantize models/moesaic-tiny -o tiny-nvfp4 --scheme nvfp4 --method mse\n"
       "  moesaic quantize MODEL -o MIXED --mix nvfp4,fp8,bf16 --bits-per-weight 5 --calibration text.jsonl\n"
       "  moesaic quantize DeepSeek-V3/config.json --scheme w8a8 --plan");
   verb.OnParsed([options, verb, &run] {
-    if (options->output.empty() && !options->plan)
-      FailUsage(
-          "--output"
-          " is required");
+    if (options->output.empty() && !options->plan) FailUsage("--output is required");
     if (!options->scheme.empty() && !options->mix.precisions.empty()) {
-      FailUsage("--scheme is one precision for all linears, --mix several: give one of them");
+      FailUsage("--scheme gives all linears one precision, --mix several; use only one of them");
     }
     if (options->scheme.empty() && options->mix.precisions.empty()) {
       FailUsage("one of --scheme and --mix is required");

@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-// Reads fields and keeps the first complaint.
+// Reads fields and keeps the first error.
 class Fields {
  public:
   explicit Fields(const std::string& file) : file_(file) {}
@@ -26,7 +26,7 @@ class Fields {
   const json* Object(const json& from, const char* key) {
     return Find(from, key, &json::is_object, "an object");
   }
-  // The objects of a list.
+  // Returns the objects of a list.
   std::vector<const json*> Objects(const json& from, const char* key) {
     std::vector<const json*> objects;
     const json* list = Find(from, key, &json::is_array, "a list");
@@ -87,7 +87,6 @@ StatusOr<QuantizeRecord> ParseQuantizeRecord(const std::string& text, const std:
     fields.Read(*linear, "layer", &layer);
     to.layer = static_cast<int>(layer.value_or(-1));
     fields.Read(*linear, "tokens", &to.tokens);
-    fields.Read(*linear, "effective_tokens", &to.effective_tokens);
     fields.Read(*linear, "shrinkage", &to.shrinkage);
     fields.Read(*linear, "loss", &to.loss);
     fields.Read(*linear, "of_nearest", &to.of_nearest);

@@ -10,7 +10,7 @@
 namespace moesaic::app {
 namespace {
 
-// Of the source, that the passes of a mix's measurement read.
+// Returns the source bytes that the passes of a mix's measurement read.
 double PassBytes(const quantizer::QuantizePlan& plan) {
   double bytes = 0;
   for (const quantizer::MixPass& pass : plan.passes) {
@@ -22,13 +22,13 @@ double PassBytes(const quantizer::QuantizePlan& plan) {
   return bytes;
 }
 
-// How a mix will be measured.
+// Returns the row about the measurement of a mix.
 std::vector<std::string> MeasuringRow(const quantizer::OutputSettings& settings,
                                       const quantizer::QuantizePlan& plan) {
-  int64_t lanes = 0, memory = 0;
+  int64_t variants = 0, memory = 0;
   std::vector<int> starts;
   for (const quantizer::MixPass& pass : plan.passes) {
-    lanes = std::max(lanes, pass.lanes);
+    variants = std::max(variants, pass.variants);
     memory = std::max(memory, pass.bytes);
     starts.push_back(pass.first);
   }
@@ -36,24 +36,24 @@ std::vector<std::string> MeasuringRow(const quantizer::OutputSettings& settings,
                                                 : fmt::format("{} passes, from layers {} on,", starts.size(),
                                                               fmt::join(starts, ", "));
   return {"measuring",
-          fmt::format("{} over the weights ({}) with up to {} lanes of {} tokens, {} of memory", passes,
-                      FormatBytes(PassBytes(plan)), lanes, quantizer::MixSampleTokens(settings),
+          fmt::format("{} over the weights ({}) with up to {} variants of {} tokens, {} of memory", passes,
+                      FormatBytes(PassBytes(plan)), variants, quantizer::MixSampleTokens(settings),
                       FormatBytes(static_cast<double>(memory)))};
 }
 
-// What calibration adds to a plan's table, and to its time.
+// Returns the rows about calibration.
 std::vector<std::vector<std::string>> CalibrationRows(const quantizer::OutputSettings& settings,
                                                       const quantizer::QuantizePlan& plan,
                                                       const quantizer::MachineRates& rates,
                                                       const quantizer::CalibrationForecast& calibration,
                                                       const quantizer::Forecast& forecast) {
   if (!settings.calibrated()) return {};
-  // To the second where that is of use.
+  // Shows short times in fractions of a second.
   const auto seconds = [](double value) {
     return value < 600 ? fmt::format("{:.1f} s", value) : FormatSeconds(value);
   };
   const double reading = PassBytes(plan) / rates.read;
-  // GPTQ computes while the disk works; an analysis comes before the rounding.
+  // GPTQ computes while the disk works; an analysis precedes the rounding.
   const double total = settings.gptq ? std::max(forecast.disk_seconds + reading, calibration.seconds())
                                      : forecast.seconds + std::max(reading, calibration.seconds());
   std::vector<std::vector<std::string>> rows;
@@ -96,8 +96,8 @@ void PrintPlan(const std::string& what, const std::string& model, const std::str
   }
   const size_t units = plan.work.units.size();
   size_t most = 0;
-  for (const quantizer::Unit& unit : plan.work.units) most = std::max(most, unit.end - unit.first);
-  const auto alone = std::ranges::count(plan.work.units, true, &quantizer::Unit::alone);
+  for (const quantizer::IoUnit& unit : plan.work.units) most = std::max(most, unit.end - unit.first);
+  const auto alone = std::ranges::count(plan.work.units, true, &quantizer::IoUnit::alone);
   const int64_t free = quantizer::FreeBytes(output);
   std::vector<std::vector<std::string>> rows = {{"plan", what + " of " + model}};
   rows.push_back({"in", bytes(plan.source_bytes) +

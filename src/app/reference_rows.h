@@ -1,4 +1,4 @@
-// Where the predictions come from that a model is held against: another model, or a file.
+// Sources of reference predictions: another model, or a file.
 #pragma once
 
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace moesaic::app {
 
-/// Saved predictions, and what routers chose where that is known.
+/// Saved predictions, and the routers' choices if they are known.
 class SavedRows : public ReferenceRows {
  public:
   SavedRows(LogprobFile file, RouteRecord routes) : file_(std::move(file)), routes_(std::move(routes)) {}
@@ -20,11 +20,11 @@ class SavedRows : public ReferenceRows {
 
  private:
   LogprobFile file_;
-  RouteRecord routes_;  // of all rows
+  RouteRecord routes_;  // routes of all rows
 };
 
-/// A model that is run over each window just before the model that is held against it. Holds the
-/// log-probabilities of one window: window x vocabulary x 4 bytes.
+/// Runs a model over each window just before the scored model. Holds the log-probabilities of one window:
+/// window x vocabulary x 4 bytes.
 class LockstepRows : public ReferenceRows {
  public:
   /// All are borrowed.
@@ -42,7 +42,7 @@ class LockstepRows : public ReferenceRows {
   const ScoredText& text_;
   int64_t first_row_ = 0;
   std::vector<float> rows_;  // [scored rows of the window, vocab]
-  RouteRecord routes_;       // of the same rows
+  RouteRecord routes_;       // routes of the same rows
 };
 
 }  // namespace moesaic::app

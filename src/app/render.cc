@@ -1,4 +1,4 @@
-// `moesaic render MODEL`: a chat request in, the prompt that the model would see out.
+// `moesaic render MODEL` prints the prompt that the model receives for a chat request.
 #include "app/chat_request.h"
 #include "app/input.h"
 #include "app/model_text.h"
@@ -9,13 +9,13 @@
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct RenderFlags {
   std::string model;
   std::string request = kStandardInput;
   bool no_generation_prompt = false;
 };
 
-Status RunRender(const Options& options) {
+Status RunRender(const RenderFlags& options) {
   ASSIGN_OR_RETURN(const std::string text, ReadInput(options.request));
   const StatusOr<server::Json> request = server::ParseJson(text);
   if (!request.ok() || !request->is_object() || !request->contains("messages") ||
@@ -34,17 +34,17 @@ Status RunRender(const Options& options) {
 }  // namespace
 
 void AddRender(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("render", "Print the prompt that a chat request becomes");
+  auto options = std::make_shared<RenderFlags>();
+  Verb verb = root.AddVerb("render", "Print the rendered prompt of a chat request");
   AddModelPath(verb, options->model);
   verb.AddOption("REQUEST", options->request, "File with an OpenAI chat request; -: standard input")
       .Check(CheckExistingInput)
       .ShowDefault();
   verb.AddFlag("--no-generation-prompt", options->no_generation_prompt, "End after the last message");
   verb.Footer(
-      "The prompt is the one that `moesaic serve` makes of the request: its messages, tools, tool_choice, "
-      "documents, reasoning_effort, chat_template_kwargs, add_generation_prompt and continue_final_message "
-      "are used.\n\n"
+      "The prompt is identical to that of `moesaic serve` for the request. It uses the request's messages,\n"
+      "tools, tool_choice, documents, reasoning_effort, chat_template_kwargs, add_generation_prompt and\n"
+      "continue_final_message.\n\n"
       "Example:\n"
       "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | moesaic render "
       "models/moesaic-tiny");

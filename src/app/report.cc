@@ -1,4 +1,4 @@
-// `moesaic report DIR`: tells how a quantized folder came out, as Markdown and as a page.
+// `moesaic report DIR` writes a report about a quantized folder as Markdown and HTML.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -15,12 +15,12 @@
 namespace moesaic::app {
 namespace {
 
-struct Options {
-  ScoreOptions score;  // model.model: the folder, reference: the source
+struct ReportFlags {
+  ScoreOptions score;  // model.model: the folder; reference: the source
   bool roofline = false;
 };
 
-// The report is written into the folder. That must be the output of quantization, not its source.
+// Checks that the report goes into the output folder of a quantization, not into its source.
 Status CheckFolder(const checkpoint::Checkpoint& quantized, const std::string& source) {
   namespace fs = std::filesystem;
   const std::string& folder = quantized.path();
@@ -41,7 +41,7 @@ Status CheckFolder(const checkpoint::Checkpoint& quantized, const std::string& s
   return OkStatus();
 }
 
-Status RunReport(const Options& options) {
+Status RunReport(const ReportFlags& options) {
   const InterruptGuard guard;
   const ScoreOptions& score = options.score;
   const std::string& folder = score.model.model;
@@ -91,18 +91,17 @@ Status RunReport(const Options& options) {
 }  // namespace
 
 void AddReport(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ReportFlags>();
   ScoreOptions& score = options->score;
-  Verb verb = root.AddVerb("report", "Tell how a quantized folder came out, as a page");
-  AddModelPath(verb, score.model.model, "A folder that moesaic quantize wrote");
-  Flag source =
-      verb.AddOption("--source", score.reference, "The checkpoint it was made from: weights are compared")
-          .Transform(ResolveModelPath);
-  Flag text = verb.AddOption("--text", score.file, "Text file (UTF-8): both models are run over it")
+  Verb verb = root.AddVerb("report", "Write a report about a quantized folder");
+  AddModelPath(verb, score.model.model, "Folder that moesaic quantize wrote");
+  Flag source = verb.AddOption("--source", score.reference, "Checkpoint it was made from, to compare weights")
+                    .Transform(ResolveModelPath);
+  Flag text = verb.AddOption("--text", score.file, "Text file (UTF-8) to run both models over")
                   .ExistingFile()
                   .Needs(source);
   verb.AddOption("-c,--ctx-size", score.window,
-                 "Window in tokens; 0: 1024, or the models' context if that is less")
+                 "Window size in tokens; 0: 1024, or the models' context if that is less")
       .Range(0, 1 << 24)
       .ShowDefault()
       .Needs(text);
@@ -114,17 +113,16 @@ void AddReport(Verb& root, VerbRun& run) {
                "Run the source first and keep its predictions in a temporary file")
       .Needs(text);
   verb.AddFlag("--roofline", options->roofline,
-               "Measure this machine for some seconds: the run's times beside what its disk and processor "
-               "allow")
+               "Measure this machine for some seconds and compare the run's times with the rates of its disk "
+               "and allow")
       .Needs(source);
   AddThreadsFlag(verb, score.model.threads);
   verb.Footer(
-      "Writes report.md and report.html, which needs no other file, into DIR: divergence from the source, "
-      "router\n"
-      "flips, weight errors, bytes for a token, times, and, of calibrated runs, coverage and losses. What is "
-      "not known\n"
-      "is left out, with a line that says what would bring it.\n\n"
-      "Example:\n  moesaic report tiny-w4a16 --source models/moesaic-tiny --text wiki.txt");
+      "Writes report.md and report.html, which needs no other file, into DIR: divergence from the source,\n"
+      "router flips, weight errors, bytes per token, times, and coverage and losses of calibrated runs.\n"
+      "Missing values are omitted, with a line that says how to obtain them.\n\n"
+      "Example:\n"
+      "  moesaic report tiny-w4a16 --source models/moesaic-tiny --text wiki.txt");
   verb.OnParsed([options, &run] {
     if (options->score.window == 1) FailUsage("--ctx-size must be 0 or at least 2, found 1");
     run = [options] { return RunReport(*options); };

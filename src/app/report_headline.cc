@@ -33,26 +33,26 @@ std::string TextOf(const json& settings, const char* key) {
   return found != settings.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-std::string Weights(const json& settings) {
+std::string WeightsText(const json& settings) {
   const std::string scheme = TextOf(settings, "scheme");
   if (scheme.empty())
-    return settings.contains("mix") ? "A mix of precisions, chosen part by part" : "Weights";
+    return settings.contains("mix") ? "A mix of precisions, chosen by precision group" : "WeightsText";
   const auto* words = std::ranges::find(kSchemeWords, scheme, [](const auto& entry) { return entry.first; });
   const auto group = settings.find("group_size");
   std::string text(words == std::end(kSchemeWords) ? scheme : words->second);
   if (group != settings.end() && group->is_number_integer()) {
     const int size = group->get<int>();
-    text += size > 0 ? fmt::format(" in groups of {}", size) : ", one scale an output channel";
+    text += size > 0 ? fmt::format(" in groups of {}", size) : ", one scale per output channel";
   }
   return words == std::end(kSchemeWords) ? text : fmt::format("{} ({})", text, scheme);
 }
 
-// How the weights came about, from quantize.json.
+// Returns a description of the method, from quantize.json.
 std::string Making(const QuantizeRecord& run) {
   const json settings = json::parse(run.settings, nullptr, /*allow_exceptions=*/false);
   if (!settings.is_object()) return "";
   const std::string method = TextOf(settings, "method");
-  std::string text = Weights(settings);
+  std::string text = WeightsText(settings);
   text += method == "gptq"  ? ", rounded by GPTQ"
           : method == "mse" ? ", rounded to the nearest with scales of least squared error"
                             : ", rounded to the nearest";
@@ -61,7 +61,7 @@ std::string Making(const QuantizeRecord& run) {
   return text + ".";
 }
 
-std::string Size(const ReportInput& input) {
+std::string SizeText(const ReportInput& input) {
   const auto total = static_cast<double>(input.bytes.total), active = static_cast<double>(input.bytes.active);
   std::string text = fmt::format("All tensors take {}", FormatBytes(total));
   if (input.source_bytes && input.source_bytes->total > 0) {
@@ -77,7 +77,7 @@ std::optional<double> NumberOf(const json& from, const char* key) {
   return found->get<double>();
 }
 
-std::string Quality(const json& quality) {
+std::string QualityText(const json& quality) {
   const auto ratio = NumberOf(quality, "ratio"), same = NumberOf(quality, "same_top"),
              kl = NumberOf(quality, "kl");
   std::string text;
@@ -88,7 +88,8 @@ std::string Quality(const json& quality) {
     text += fmt::format(" Its perplexity is {:.2g} % {} than the source's.", std::abs(change),
                         change < 0 ? "lower" : "higher");
   }
-  if (kl) text += fmt::format(" Its predictions diverge from the source's by {:.3g} nats a token (KL).", *kl);
+  if (kl)
+    text += fmt::format(" Its predictions diverge from the source's by {:.3g} nats per token (KL).", *kl);
   return text;
 }
 
@@ -97,8 +98,8 @@ std::string Quality(const json& quality) {
 std::string Headline(const ReportInput& input) {
   std::string text = input.run ? Making(*input.run) : "";
   if (!text.empty()) text += " ";
-  text += Size(input);
-  if (!input.quality.is_null()) text += Quality(input.quality);
+  text += SizeText(input);
+  if (!input.quality.is_null()) text += QualityText(input.quality);
   return text;
 }
 

@@ -1,4 +1,4 @@
-// The outcome of a quantization in a few sentences.
+// Summarizes the outcome of a quantization in a few sentences.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace moesaic::app {
 
-/// "4-bit integer weights in groups of 128 (w4a16), rounded by GPTQ over 4,096 tokens. ..." Sentences about
-/// the size and the quality follow where those are known.
+/// Returns "4-bit integer weights in groups of 128 (w4a16), rounded by GPTQ over 4,096 tokens. ...".
+/// Sentences about size and quality follow if these are known.
 std::string Headline(const ReportInput& input);
 
 }  // namespace moesaic::app

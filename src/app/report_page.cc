@@ -8,8 +8,8 @@
 namespace moesaic::app {
 namespace {
 
-// Colours are the server page's; series' are told apart without red and green, and stand out from both
-// grounds.
+// Colours are those of the server's page. Those of series do not rely on red and green, and have contrast on
+// both backgrounds.
 constexpr const char* kStyle = R"(:root{color-scheme:light dark;--ground:#fbfaf8;--panel:#fff;--line:#e5e2dc;
 --ink:#1d1c1a;--faint:#6f6b64;--tint:#f1eee8;--s1:#0f766e;--s2:#b45309;--s3:#4f46e5;--s4:#be185d;--s5:#0369a1;
 --s6:#65713a}

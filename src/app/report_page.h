@@ -1,5 +1,4 @@
-// A report of sections, each with words, a table and plots, as Markdown and as one HTML file that needs
-// nothing else.
+// A report of sections with text, a table and plots, as Markdown and as a self-contained HTML file.
 #pragma once
 
 #include <string>
@@ -11,7 +10,7 @@ namespace moesaic::app {
 struct ReportPlot {
   std::string caption;
   std::string svg;
-  std::vector<std::string> series = {};  // names, in the order of their colours; one needs none
+  std::vector<std::string> series = {};  // names in the order of their colours; not needed for one series
 };
 
 struct ReportSection {
@@ -24,8 +23,8 @@ struct ReportSection {
 struct Report {
   std::string title;
   std::string subtitle = {};                                    // the outcome in words
-  std::string origin = {};                                      // the source in words; may be empty
-  std::vector<std::pair<std::string, std::string>> facts = {};  // value, what it is
+  std::string origin = {};                                      // description of the source; may be empty
+  std::vector<std::pair<std::string, std::string>> facts = {};  // (value, label)
   std::vector<ReportSection> sections = {};
 };
 

@@ -19,13 +19,13 @@ using quantizer::LinearError;
 using Linear = QuantizeRecord::Linear;
 using Table = std::vector<std::vector<std::string>>;
 
-constexpr size_t kMostSeries = 6;  // that a plot has colours for
+constexpr size_t kMaxSeries = 6;  // number of colours of a plot
 
 std::string Percent(double share) { return fmt::format("{:.4g} %", 100 * share); }
 std::string Bytes(double bytes) { return FormatBytes(bytes); }
 std::string Number(double value) { return fmt::format("{:.4g}", value); }
 
-// A number of ScoreJson, "n/a" where it is null.
+// Formats a number of ScoreJson, "n/a" if it is null.
 std::string Shown(const nlohmann::json& report, const char* key, double scale, const char* unit) {
   const auto found = report.find(key);
   if (found == report.end() || found->is_null()) return "n/a";
@@ -53,7 +53,8 @@ ReportSection Quality(const ReportInput& input) {
       input.text, q["scored"].get<int64_t>(), q["window"].get<int>(), q["windows"].get<int64_t>()));
   section.table = {
       {"measure", "value"},
-      {"KL(source || this), mean nats a token", Shown(q, "kl", 1, "") + " ± " + Shown(q, "kl_error", 1, "")},
+      {"KL(source || this), mean nats per token",
+       Shown(q, "kl", 1, "") + " ± " + Shown(q, "kl_error", 1, "")},
       {"KL, median", Shown(q, "kl_median", 1, " nats")},
       {"KL, p99", Shown(q, "kl_p99", 1, " nats")},
       {"KL, largest", Shown(q, "kl_max", 1, " nats")},
@@ -72,7 +73,7 @@ ReportSection Quality(const ReportInput& input) {
     section.table.push_back(
         {fmt::format("  layer {}", layer["layer"].get<int>()), Shown(layer, "share", 100, " %")});
   }
-  section.plots.push_back({"Router flips: the share of tokens whose routed experts are others, by layer",
+  section.plots.push_back({"Router flips: the share of tokens whose routed experts differ, by layer",
                            PointPlot({series}, "layer", Percent, false, true),
                            {}});
   return section;
@@ -83,7 +84,7 @@ ReportSection Size(const ReportInput& input) {
   const auto row = [](const char* what, const quantizer::TokenBytes& bytes) -> std::vector<std::string> {
     return {what, Bytes(static_cast<double>(bytes.total)), Bytes(static_cast<double>(bytes.active))};
   };
-  section.table = {{"", "all tensors", "read for a token"}};
+  section.table = {{"", "all tensors", "read per token"}};
   if (input.source_bytes) section.table.push_back(row("source", *input.source_bytes));
   section.table.push_back(row("this", input.bytes));
   if (input.source_bytes) {
@@ -115,7 +116,7 @@ struct Sum {
   double relative() const { return weight > 0 ? std::sqrt(error / weight) : 0; }
 };
 
-// Series by kind over layers, those with the largest values, at most as many as there are colours for.
+// Returns series by kind over layers: those with the largest values, at most one per colour.
 std::vector<PlotSeries> LargestSeries(std::map<std::string, std::map<int, double>> kinds) {
   std::vector<PlotSeries> series;
   for (const auto& [kind, layers] : kinds) series.push_back({kind, {layers.begin(), layers.end()}});
@@ -125,7 +126,7 @@ std::vector<PlotSeries> LargestSeries(std::map<std::string, std::map<int, double
     return most;
   };
   std::ranges::stable_sort(series, std::greater(), largest);
-  if (series.size() > kMostSeries) series.resize(kMostSeries);
+  if (series.size() > kMaxSeries) series.resize(kMaxSeries);
   return series;
 }
 
@@ -143,10 +144,9 @@ ReportSection Weights(const ReportInput& input) {
     return section;
   }
   section.notes.push_back(
-      "Relative error: the root of the squared differences from the source's weights over the squared "
-      "weights, with what smoothing moved into them. Where calibration chose the roundings, weights are "
-      "meant "
-      "to be further off than the nearest ones; outputs are what counts.");
+      "Relative error: the root of the squared differences from the source's weights, divided by the squared "
+      "weights, after smoothing. If calibration chose the roundings, weights are "
+      "deliberately further from the source than the nearest ones, because outputs count.");
   std::map<std::string, Sum> kinds;
   std::map<std::string, std::map<int, Sum>> by_layer;
   for (const LinearError& linear : input.errors) {
@@ -172,10 +172,10 @@ bool IsExpert(const Linear& linear) { return linear.name.find(".experts.") != st
 
 ReportSection Missing(const char* title, const ReportInput& input) {
   return {.title = title,
-          .notes = {fmt::format(
-              "Not known: {} has no quantize.json of a calibrated run: `moesaic quantize MODEL -o "
-              "DIR --scheme S --method gptq --calibration FILE` writes one.",
-              input.folder)}};
+          .notes = {
+              fmt::format("Unknown: {} has no quantize.json of a calibrated run: `moesaic quantize MODEL -o "
+                          "DIR --scheme S --method gptq --calibration FILE` writes one.",
+                          input.folder)}};
 }
 
 ReportSection Coverage(const ReportInput& input) {
@@ -226,20 +226,19 @@ ReportSection Coverage(const ReportInput& input) {
 ReportSection MixSection(const ReportInput& input) {
   const quantizer::Mix& mix = *input.run->mix;
   ReportSection section{.title = "Mix"};
-  section.notes.push_back(
-      fmt::format("Losses of each part alone, all others unrounded: KL in nats a token over {} calibration "
-                  "tokens. The mix takes "
-                  "{:.3f} bits a weight of what it decides; {}.",
-                  mix.tokens, mix.bits,
-                  mix.exact ? "no other choice within the budget has a smaller sum"
-                            : "it may be off the best by one part's step"));
+  section.notes.push_back(fmt::format(
+      "Losses of each precision group alone, with all others unrounded: KL in nats per token over {} "
+      "calibration tokens. The mix has {:.3f} bits per weight; {}.",
+      mix.tokens, mix.bits,
+      mix.exact ? "no other choice within the budget has a smaller sum"
+                : "it may differ from the optimum by one step of a group"));
   section.notes.push_back(
       input.quality.is_null()
-          ? fmt::format(
-                "Predicted: {:.4g} nats a token, the sum of those chosen. `--source MODEL --text FILE` "
-                "measures it.",
-                mix.loss)
-          : fmt::format("Predicted: {:.4g} nats a token, the sum of those chosen; measured on {}: {}.",
+          ? fmt::format("Predicted: {:.4g} nats per token, the sum of the chosen losses. `--source MODEL "
+                        "--text FILE` "
+                        "measures it.",
+                        mix.loss)
+          : fmt::format("Predicted: {:.4g} nats per token, the sum of the chosen losses; measured on {}: {}.",
                         mix.loss, input.text, Shown(input.quality, "kl", 1, "")));
   for (std::string& note : MixNotes(mix)) section.notes.push_back(std::move(note));
   section.table = MixTable(mix);
@@ -257,13 +256,13 @@ ReportSection Losses(const ReportInput& input) {
                   .push_back(*linear.of_nearest);
   }
   if (of_nearest.empty()) {
-    section.notes.push_back("quantize.json tells no losses; they are there after `--method gptq`.");
+    section.notes.push_back("quantize.json has no losses; `--method gptq` records them.");
     return section;
   }
   section.notes.push_back(
       "The squared error of a linear's outputs over the calibration, as a share of that of rounding to the "
       "nearest: below 1 is better.");
-  section.table = {{"linears", "count", "median of nearest's", "worst"}};
+  section.table = {{"linears", "count", "median, relative to nearest", "worst"}};
   std::map<std::string, std::map<int, double>> plotted;
   for (const auto& [kind, layers] : of_nearest) {
     std::vector<double> all;
@@ -275,12 +274,12 @@ ReportSection Losses(const ReportInput& input) {
         {kind, std::to_string(all.size()), Number(Median(all)), Number(std::ranges::max(all))});
   }
   const std::vector<PlotSeries> series = LargestSeries(plotted);
-  section.plots.push_back({"Loss, of nearest rounding's, by layer (medians)",
+  section.plots.push_back({"Loss relative to rounding to the nearest, by layer (medians)",
                            PointPlot(series, "layer", Number, false, true), Names(series)});
   return section;
 }
 
-// Times beside those that this machine's rates would allow.
+// Adds the run's times and the times at this machine's rates, for comparison.
 void AddRoofline(const QuantizeRecord& run, const quantizer::Roofline& roofline, ReportSection* section) {
   double computing = 0, least = 0;
   std::map<std::string, double> took;
@@ -304,18 +303,17 @@ void AddRoofline(const QuantizeRecord& run, const quantizer::Roofline& roofline,
   section->table.push_back(row("disk, of the run", roofline.disk_seconds, run.seconds.value_or(0)));
   section->notes.push_back(fmt::format(
       "Measured now, on this machine: {}. A source in the page cache is read faster than the disk is.{}",
-      roofline.rates,
-      run.analyzed ? " What the analysis read of the source is not in the disk's seconds." : ""));
+      roofline.rates, run.analyzed ? " The seconds of the disk exclude the reads of the analysis." : ""));
 }
 
-// Why a run's times are of a part of its work.
+// Explains why a run's times cover a part of its work.
 std::string Resumed(const QuantizeRecord& run) {
   if (run.resumed_units.value_or(0) == 0) {
-    return "the time of the analysis is what was left of it when the run went on; the rest was done before.";
+    return "the time of the analysis covers only its part after the run was resumed.";
   }
   return fmt::format(
-      "times and bytes moved are of the units that were left when the run went on; {:.0f}{} were done "
-      "before.",
+      "times and bytes moved cover only the units after the run was resumed; {:.0f}{} were done "
+      "earlier.",
       *run.resumed_units, run.units ? fmt::format(" of {:.0f}", *run.units) : "");
 }
 
@@ -325,25 +323,24 @@ ReportSection RooflineSection(const ReportInput& input) {
     section.notes.push_back("Not measured: " + Resumed(*input.run));
   } else if (!input.run->device.empty()) {
     section.notes.push_back(fmt::format(
-        "Not measured: Hessians, factors and rounding ran on a device, {}, whose rates nobody measures.",
+        "Not measured: Hessians, factors and rounding ran on a device, {}, whose rates are not measured.",
         input.run->device));
   } else if (input.roofline) {
     AddRoofline(*input.run, *input.roofline, &section);
   } else {
     section.notes.push_back(fmt::format(
-        "Not measured. `moesaic report {} --source MODEL --roofline` takes some seconds of this machine.",
+        "Not measured. `moesaic report {} --source MODEL --roofline` measures this machine for some seconds.",
         input.folder));
   }
   return section;
 }
 
-// What was moved of the least that there is, where all that was moved is known.
+// Returns the moved bytes as a share of the minimum, if all moved bytes are known.
 std::string ShareMoved(const QuantizeRecord& run) {
-  if (run.analyzed) return " by the waves, beside what the analysis read of the source";
+  if (run.analyzed) return " by the waves, in addition to the reads of the analysis";
   const double least = run.source_bytes.value_or(0) + run.output_bytes.value_or(0);
   if (run.resumed() || !run.source_bytes || !run.output_bytes || least <= 0) return "";
-  return fmt::format(", {:.3f} of the least that there is to move",
-                     (*run.read_bytes + *run.written_bytes) / least);
+  return fmt::format(", {:.3f} of the minimum", (*run.read_bytes + *run.written_bytes) / least);
 }
 
 ReportSection Time(const ReportInput& input) {
@@ -358,12 +355,12 @@ ReportSection Time(const ReportInput& input) {
     section.notes.push_back(fmt::format("Hessians, factors and rounding ran on a device: {}.", run.device));
   }
   if (run.peak_bytes)
-    section.notes.push_back(fmt::format("At most {} were resident.", Bytes(*run.peak_bytes)));
+    section.notes.push_back(fmt::format("Peak resident memory: {}.", Bytes(*run.peak_bytes)));
   if (run.read_bytes && run.written_bytes) {
     section.notes.push_back(fmt::format("{} were read and {} written{}.", Bytes(*run.read_bytes),
                                         Bytes(*run.written_bytes), ShareMoved(run)));
   }
-  if (run.resumed()) section.notes.push_back("Of a part: " + Resumed(run));
+  if (run.resumed()) section.notes.push_back("Partial: " + Resumed(run));
   if (!run.settings.empty()) section.notes.push_back("Settings of the run: " + run.settings);
   return section;
 }
@@ -375,9 +372,9 @@ Report MakeReport(const ReportInput& input) {
                 .subtitle = Headline(input),
                 .origin = input.source.empty() ? "" : "Made from " + input.source + "."};
   report.facts.emplace_back(Bytes(static_cast<double>(input.bytes.total)), "all tensors");
-  report.facts.emplace_back(Bytes(static_cast<double>(input.bytes.active)), "read for a token");
+  report.facts.emplace_back(Bytes(static_cast<double>(input.bytes.active)), "read per token");
   if (!input.quality.is_null()) {
-    report.facts.emplace_back(Shown(input.quality, "kl", 1, ""), "mean KL, nats a token");
+    report.facts.emplace_back(Shown(input.quality, "kl", 1, ""), "mean KL, nats per token");
     report.facts.emplace_back(Shown(input.quality, "same_top", 100, " %"), "the same token is likeliest");
     report.facts.emplace_back(Shown(input.quality, "ratio", 1, ""), "perplexity, of the source's");
   }

@@ -1,4 +1,4 @@
-// What `moesaic report` tells of a quantized folder, section by section.
+// Builds the sections of `moesaic report`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,18 +8,18 @@
 
 #include "app/quantize_record.h"
 #include "app/report_page.h"
+#include "quantizer/format/weight_error.h"
 #include "quantizer/roofline.h"
-#include "quantizer/weight_error.h"
 
 namespace moesaic::app {
 
-/// What is known; what is not is left out, with a line that says what would bring it.
+/// Input of a report. Unknown parts are omitted, with a line that says how to get them.
 struct ReportInput {
-  std::string folder, source = {}, text = {};        // as they were named
+  std::string folder, source = {}, text = {};        // as named on the command line
   std::optional<QuantizeRecord> run = std::nullopt;  // quantize.json
   nlohmann::json quality = nullptr;                  // ScoreJson against the source; null: none
   std::vector<quantizer::LinearError> errors = {};
-  quantizer::TokenBytes bytes = {};  // of the folder
+  quantizer::TokenBytes bytes = {};  // tensors of the folder
   std::optional<quantizer::TokenBytes> source_bytes = std::nullopt;
   std::optional<quantizer::Roofline> roofline = std::nullopt;
 };

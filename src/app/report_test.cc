@@ -14,7 +14,7 @@ constexpr const char* kRun = R"({"settings":{"scheme":"w4a16","method":"gptq"},
   "stages":[{"name":"read","seconds":1.0},{"name":"round","seconds":3.5}],
   "linears":[
     {"name":"model.layers.1.mlp.experts.0.up_proj","layer":1,"kind":"up_proj","method":"gptq","tokens":900,
-     "effective_tokens":850.5,"shrinkage":0.0,"loss":0.1,"of_nearest":0.25,"damping":0.01},
+     "shrinkage":0.0,"loss":0.1,"of_nearest":0.25,"damping":0.01},
     {"name":"model.layers.1.mlp.experts.1.up_proj","layer":1,"kind":"up_proj","method":"gptq","tokens":0,
      "shrinkage":1.0,"of_nearest":0.75,"damping":0.1},
     {"name":"model.layers.1.self_attn.q_proj","layer":1,"kind":"q_proj","method":"gptq","of_nearest":0.5}],
@@ -25,7 +25,7 @@ std::vector<quantizer::LinearError> Errors() {
           {"model.layers.1.self_attn.q_proj", "q_proj", 1, 0.04, 1}};
 }
 
-TEST(ReportTest, TellsWhatWouldBringWhatIsMissing) {
+TEST(ReportTest, SaysHowToGetMissingParts) {
   const Report report = MakeReport({.folder = "out", .bytes = {.total = 1024, .active = 512}});
   const std::string text = ReportMarkdown(report);
   EXPECT_THAT(text, HasSubstr("`moesaic report out --source MODEL --text FILE`"));
@@ -35,7 +35,7 @@ TEST(ReportTest, TellsWhatWouldBringWhatIsMissing) {
   EXPECT_THAT(ReportHtml(report), Not(HasSubstr("<svg")));
 }
 
-TEST(ReportTest, TellsOfACalibratedRun) {
+TEST(ReportTest, DescribesACalibratedRun) {
   ReportInput input{.folder = "out", .source = "model", .bytes = {.total = 1024, .active = 512}};
   input.source_bytes = {.total = 4096, .active = 1024};
   input.errors = Errors();
@@ -48,7 +48,7 @@ TEST(ReportTest, TellsOfACalibratedRun) {
   EXPECT_THAT(text, HasSubstr("Of 3 linears 1 had too few tokens"));
   EXPECT_THAT(text, HasSubstr("largest damping was 0.1"));
   EXPECT_THAT(text, HasSubstr("ran on a device: Card 9, cuBLAS 12."));
-  EXPECT_THAT(text, HasSubstr("1.023 of the least"));  // 133 of 130 bytes
+  EXPECT_THAT(text, HasSubstr("1.023 of the minimum"));  // 133 of 130 bytes
   EXPECT_THAT(text, HasSubstr("experts.up_proj"));
   EXPECT_THAT(text, HasSubstr("0.15811"));  // sqrt(0.05 / 2)
   EXPECT_THAT(text, HasSubstr("model.layers.1.self_attn.q_proj"));
@@ -59,7 +59,7 @@ TEST(ReportTest, TellsOfACalibratedRun) {
   EXPECT_THAT(html, Not(HasSubstr("nan")));
 }
 
-TEST(ReportTest, BeginsWithTheOutcomeInWords) {
+TEST(ReportTest, BeginsWithASummary) {
   ReportInput input{.folder = "out", .source = "model", .bytes = {.total = 1 << 20, .active = 1 << 19}};
   input.source_bytes = {.total = 4 << 20, .active = 1 << 20};
   input.quality = {{"kl", 0.0125}, {"same_top", 0.97}, {"ratio", 1.012},
@@ -75,19 +75,19 @@ TEST(ReportTest, BeginsWithTheOutcomeInWords) {
             "token 97 % of "
             "the time. Its perplexity is 1.2 % higher than the source's. Its predictions diverge from the "
             "source's by "
-            "0.0125 nats a token (KL).");
+            "0.0125 nats per token (KL).");
   const std::string html = ReportHtml(report);
   EXPECT_THAT(html.substr(html.find("<body>"), html.find("<section>") - html.find("<body>")),
               Not(HasSubstr("shard_bytes")));
   EXPECT_THAT(html, HasSubstr("Made from model."));
   input.run = *ParseQuantizeRecord(R"({"settings":{"mix":{},"method":"rtn"}})", "f");
   input.quality = nullptr;
-  EXPECT_THAT(
-      MakeReport(input).subtitle,
-      ::testing::StartsWith("A mix of precisions, chosen part by part, rounded to the nearest. All tensors"));
+  EXPECT_THAT(MakeReport(input).subtitle,
+              ::testing::StartsWith(
+                  "A mix of precisions, chosen by precision group, rounded to the nearest. All tensors"));
 }
 
-TEST(ReportTest, HoldsTimesAgainstTheMachine) {
+TEST(ReportTest, ComparesTimesWithTheMachine) {
   ReportInput input{.folder = "out"};
   input.run = *ParseQuantizeRecord(R"({"seconds":20, "stages":[{"name":"read","seconds":4},
     {"name":"hessians","seconds":8},{"name":"forward","seconds":3},{"name":"analysis","seconds":5}]})",
@@ -104,7 +104,7 @@ TEST(ReportTest, HoldsTimesAgainstTheMachine) {
   }
 }
 
-TEST(ReportTest, ARunThatWentOnHasNoShareOfTheWhole) {
+TEST(ReportTest, ResumedRunHasNoRoofline) {
   ReportInput input{.folder = "out"};
   input.run = *ParseQuantizeRecord(R"({"seconds":2, "stages":[{"name":"rounding","seconds":1}], "units":10,
     "resumed_units":9, "bytes":{"source":100,"output":30,"read":10,"written":3}})",
@@ -112,14 +112,14 @@ TEST(ReportTest, ARunThatWentOnHasNoShareOfTheWhole) {
   input.roofline = {.disk_seconds = 5, .stages = {{"rounding", 20}}, .rates = "so fast"};
   const std::string text = ReportMarkdown(MakeReport(input));
   EXPECT_THAT(text, HasSubstr("10 B were read and 3 B written."));
-  EXPECT_THAT(text, HasSubstr("Of a part: times and bytes moved are of the units that were left"));
+  EXPECT_THAT(text, HasSubstr("Partial: times and bytes moved cover only the units after"));
   EXPECT_THAT(text, HasSubstr("Not measured: times"));
-  EXPECT_THAT(text, HasSubstr("9 of 10 were done before."));
-  EXPECT_THAT(text, Not(HasSubstr("of the least")));
+  EXPECT_THAT(text, HasSubstr("9 of 10 were done earlier."));
+  EXPECT_THAT(text, Not(HasSubstr("of the minimum")));
   EXPECT_THAT(text, Not(HasSubstr("2000 %")));
 }
 
-TEST(ReportTest, NorHasOneThatFoundItsAnalysis) {
+TEST(ReportTest, RunWithResumedAnalysisHasNoRoofline) {
   ReportInput input{.folder = "out"};
   input.run = *ParseQuantizeRecord(R"({"seconds":2, "stages":[{"name":"analysis","seconds":0.01}], "units":10,
     "resumed_units":0, "resumed_analysis":true})",
@@ -127,14 +127,14 @@ TEST(ReportTest, NorHasOneThatFoundItsAnalysis) {
   input.roofline = {.disk_seconds = 5, .stages = {{"forward", 20}}, .rates = "so fast"};
   const std::string text = ReportMarkdown(MakeReport(input));
   EXPECT_FALSE(input.run->has_roofline());
-  EXPECT_THAT(text, HasSubstr("Not measured: the time of the analysis is what was left of it"));
-  EXPECT_THAT(text, HasSubstr("Of a part: the time of the analysis"));
+  EXPECT_THAT(text, HasSubstr("Not measured: the time of the analysis covers only its part"));
+  EXPECT_THAT(text, HasSubstr("Partial: the time of the analysis"));
   EXPECT_THAT(text, Not(HasSubstr("so fast")));
   input.run = *ParseQuantizeRecord(R"({"resumed_units":0, "resumed_analysis":false})", "f");
   EXPECT_TRUE(input.run->has_roofline());
 }
 
-TEST(ReportTest, NoShareOfTheLeastWhereAnAnalysisReadTheSourceToo) {
+TEST(ReportTest, RunWithAnAnalysisHasNoShareOfTheMinimum) {
   ReportInput input{.folder = "out"};
   for (const char* analysis : {R"("analysis":[])", R"("mix":{"units":[],"routers":[]})"}) {
     const auto run = ParseQuantizeRecord(
@@ -145,17 +145,17 @@ TEST(ReportTest, NoShareOfTheLeastWhereAnAnalysisReadTheSourceToo) {
     input.run = *run;
     input.roofline = {.disk_seconds = 5, .stages = {{"forward", 20}}, .rates = "so fast"};
     const std::string text = ReportMarkdown(MakeReport(input));
-    EXPECT_THAT(text, HasSubstr("100 B were read and 30 B written by the waves, beside what the analysis"));
-    EXPECT_THAT(text, HasSubstr("What the analysis read of the source is not in the disk's seconds."));
-    EXPECT_THAT(text, Not(HasSubstr("of the least")));
+    EXPECT_THAT(text, HasSubstr("100 B were read and 30 B written by the waves, in addition to the reads"));
+    EXPECT_THAT(text, HasSubstr("The seconds of the disk exclude the reads of the analysis."));
+    EXPECT_THAT(text, Not(HasSubstr("of the minimum")));
   }
 }
 
-TEST(ReportTest, ADevicesTimesAreNotHeldAgainstTheProcessor) {
+TEST(ReportTest, DeviceTimesAreNotComparedWithTheCpu) {
   ReportInput input{.folder = "out"};
   input.run = *ParseQuantizeRecord(kRun, "f");
   EXPECT_FALSE(input.run->has_roofline());
-  // Nor where somebody measured it all the same.
+  // A measured roofline is ignored as well.
   for (const bool measured : {false, true}) {
     if (measured) input.roofline = {.disk_seconds = 5, .stages = {{"rounding", 20}}, .rates = "so fast"};
     const std::string text = ReportMarkdown(MakeReport(input));
@@ -166,7 +166,7 @@ TEST(ReportTest, ADevicesTimesAreNotHeldAgainstTheProcessor) {
   }
 }
 
-TEST(ReportTest, TellsTheDivergence) {
+TEST(ReportTest, ReportsTheDivergence) {
   ReportInput input{.folder = "out", .source = "model", .text = "text.txt"};
   input.quality = {{"scored", 255},
                    {"window", 256},
@@ -184,13 +184,13 @@ TEST(ReportTest, TellsTheDivergence) {
   EXPECT_THAT(ReportHtml(report), HasSubstr("Router flips"));
 }
 
-TEST(ReportTest, NamesAreEscaped) {
+TEST(ReportTest, EscapesNames) {
   const Report report = MakeReport({.folder = "a<b>&\"c"});
   EXPECT_THAT(ReportHtml(report), HasSubstr("a&lt;b&gt;&amp;&quot;c"));
   EXPECT_THAT(ReportHtml(report), Not(HasSubstr("a<b>")));
 }
 
-TEST(QuantizeRecordTest, RefusesFieldsOfAnotherType) {
+TEST(QuantizeRecordTest, RejectsFieldsOfAnotherType) {
   for (const auto& [text, expected] :
        {std::pair(R"({"stages":{}})", "\"stages\" must be a list, found {}"),
         std::pair(R"({"linears":[{"tokens":"many"}]})", "\"tokens\" must be a number, found \"many\""),
@@ -203,7 +203,7 @@ TEST(QuantizeRecordTest, RefusesFieldsOfAnotherType) {
   EXPECT_TRUE(ParseQuantizeRecord("{}", "f").ok());
 }
 
-TEST(SvgPlotTest, StaysInsideItsBox) {
+TEST(SvgPlotTest, StaysWithinItsBox) {
   const auto text = [](double value) { return fmt::format("{:g}", value); };
   EXPECT_EQ(PointPlot({}, "layer", text, false, true), "");
   EXPECT_EQ(PointPlot({{"none", {}}}, "layer", text, false, true), "");

@@ -11,13 +11,13 @@ models::RouteTap Tap(int layer, int top_k, std::vector<int32_t> ids) {
   return tap;
 }
 
-TEST(RouterFlipsTest, CountTokensWithAnotherSetOfExperts) {
+TEST(RouterFlipsTest, CountsTokensWithAnotherSetOfExperts) {
   RouteRecord reference, model;
-  reference.Append(Tap(3, 2, {9, 9, 1, 2, 4, 3}), 1);  // the first row does not count
+  reference.Append(Tap(3, 2, {9, 9, 1, 2, 4, 3}), 1);  // skips the first row
   reference.Append(Tap(3, 2, {5, 6, 7, 8}), 0);
   model.Append(Tap(3, 2, {3, 4, 5, 7, 8, 7}), 0);
   RouterFlips flips;
-  flips.Count(reference, 1, model);  // {3,4} the same, {5,7} other than {5,6}, {7,8} the same
+  flips.Count(reference, 1, model);  // {3,4} and {7,8} are equal, {5,7} differs from {5,6}
   ASSERT_EQ(flips.layers().size(), 1U);
   EXPECT_EQ(flips.layers()[0].layer, 3);
   EXPECT_EQ(flips.layers()[0].tokens, 3);
@@ -27,7 +27,7 @@ TEST(RouterFlipsTest, CountTokensWithAnotherSetOfExperts) {
   EXPECT_DOUBLE_EQ(flips.share(), 1.0 / 3);
 }
 
-TEST(RouterFlipsTest, LayersThatCannotBeHeldAgainstEachOtherAreLeftOut) {
+TEST(RouterFlipsTest, SkipsLayersThatCannotBeCompared) {
   RouteRecord reference, other_layer, other_top_k, none;
   reference.Append(Tap(1, 2, {1, 2}), 0);
   other_layer.Append(Tap(2, 2, {1, 2}), 0);

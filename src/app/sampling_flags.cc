@@ -12,9 +12,6 @@
 namespace moesaic::app {
 namespace {
 
-// Where a model says nothing: lively, but seldom off the track.
-constexpr float kDefaultTemperature = 0.7f;
-
 struct FloatField {
   const char* name;
   float engine::SamplingParams::*field;
@@ -66,7 +63,7 @@ Status ReadGeneration(const nlohmann::json& generation, engine::SamplingParams* 
   return OkStatus();
 }
 
-// Refuses on the command line what the engine would refuse.
+// Checks a flag's value as the engine would check it.
 ValueCheck Allowed(const char* name) {
   return [name](std::string& value) {
     engine::SamplingParams sampling;
@@ -111,10 +108,10 @@ void AddSamplingFlags(Verb& verb, SamplingFlags& flags, int max_tokens) {
       .Group(group);
 }
 
-StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
-                                                 const nlohmann::json& generation) {
+StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags, const nlohmann::json& generation,
+                                                 float temperature) {
   engine::SamplingParams sampling;
-  sampling.temperature = kDefaultTemperature;
+  sampling.temperature = temperature;
   RETURN_IF_ERROR(ReadGeneration(generation, &sampling));
   Override(flags.temperature, &sampling.temperature);
   Override(flags.top_k, &sampling.top_k);
@@ -128,6 +125,17 @@ StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
   sampling.ignore_eos = flags.ignore_eos;
   RETURN_IF_ERROR(engine::CheckSampling(sampling, std::numeric_limits<int>::max()));
   return sampling;
+}
+
+StatusOr<std::optional<int>> MaxNewTokens(const nlohmann::json& generation) {
+  const auto found = generation.find("max_new_tokens");
+  if (found == generation.end() || found->is_null()) return std::optional<int>();
+  const int64_t tokens = found->is_number_integer() ? found->get<int64_t>() : 0;
+  if (tokens < 1 || tokens > std::numeric_limits<int>::max()) {
+    return InvalidArgument("generation_config.json: \"max_new_tokens\" must be a positive integer, found {}",
+                           found->dump());
+  }
+  return std::optional<int>(static_cast<int>(tokens));
 }
 
 Status SetSampling(const std::string& name, const std::string& value, engine::SamplingParams* sampling) {

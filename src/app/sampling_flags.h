@@ -1,4 +1,4 @@
-// How tokens are drawn: flags over generation_config.json over defaults.
+// Sampling parameters: a flag overrides generation_config.json, which overrides the default.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,12 @@
 
 namespace moesaic::app {
 
-/// What the command line said; absent flags leave the model's own value.
+/// Temperature of `chat` and `generate` for a model that has none: varied answers that stay on the subject.
+/// The server uses OpenAI's default instead, see kServerTemperature.
+inline constexpr float kDefaultTemperature = 0.7f;
+inline constexpr float kServerTemperature = 1;
+
+/// Flags of the command line. An absent flag leaves the model's own value.
 struct SamplingFlags {
   std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<int> top_k;
@@ -24,17 +29,22 @@ struct SamplingFlags {
   bool ignore_eos = false;
 };
 
-/// Declares them on `verb`; `max_tokens` is the default of --max-tokens.
+/// Declares the flags on `verb`. `max_tokens` is the default of --max-tokens.
 void AddSamplingFlags(Verb& verb, SamplingFlags& flags, int max_tokens);
 
-/// `generation` is generation_config.json or an empty object; a field of the wrong type is refused by name.
-StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags,
-                                                 const nlohmann::json& generation);
+/// `generation` is generation_config.json or an empty object. The error names a field of the wrong type.
+/// `temperature` is the default where neither sets one.
+StatusOr<engine::SamplingParams> ResolveSampling(const SamplingFlags& flags, const nlohmann::json& generation,
+                                                 float temperature = kDefaultTemperature);
 
-/// Sets one parameter by its name, as `/set` does. The names are those of the flags with underscores.
+/// "max_new_tokens" of generation_config.json, or nothing. The error names a value that is no positive
+/// integer.
+StatusOr<std::optional<int>> MaxNewTokens(const nlohmann::json& generation);
+
+/// Sets one parameter by its name, for `/set`. Names are those of the flags with underscores.
 Status SetSampling(const std::string& name, const std::string& value, engine::SamplingParams* sampling);
 
-/// "temperature 0.7, top_p 0.9, ..." of all parameters that /set knows.
+/// Lists all parameters of SetSampling: "temperature 0.7, top_p 0.9, ...".
 std::string DescribeSampling(const engine::SamplingParams& sampling);
 
 }  // namespace moesaic::app

@@ -1,5 +1,6 @@
 #include "app/sampling_flags.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -22,6 +23,27 @@ TEST(SamplingFlagsTest, FlagsStandOverTheModelsDefaults) {
   EXPECT_EQ(Resolved(flags, R"({"temperature": 0.3, "do_sample": false})").temperature, 0);
   flags.temperature = 1.5f;
   EXPECT_FLOAT_EQ(Resolved(flags, R"({"temperature": 0.3, "do_sample": false})").temperature, 1.5f);
+}
+
+TEST(SamplingFlagsTest, TheServersDefaultTemperatureIsOpenAis) {
+  const auto temperature = [](const char* generation) {
+    return ResolveSampling({}, nlohmann::json::parse(generation), kServerTemperature)->temperature;
+  };
+  EXPECT_FLOAT_EQ(temperature("{}"), 1);
+  EXPECT_FLOAT_EQ(temperature(R"({"temperature": null})"), 1);
+  EXPECT_FLOAT_EQ(temperature(R"({"temperature": 0.3})"), 0.3f);
+  EXPECT_FLOAT_EQ(temperature(R"({"do_sample": false})"), 0);
+}
+
+TEST(SamplingFlagsTest, ReadsMaxNewTokens) {
+  EXPECT_EQ(*MaxNewTokens(nlohmann::json::parse(R"({"max_new_tokens": 64})")), 64);
+  EXPECT_EQ(*MaxNewTokens(nlohmann::json::parse(R"({"max_new_tokens": null})")), std::nullopt);
+  EXPECT_EQ(*MaxNewTokens(nlohmann::json::object()), std::nullopt);
+  for (const char* wrong : {"0", "-1", "1.5", "\"64\"", "3000000000"}) {
+    EXPECT_EQ(Message(MaxNewTokens({{"max_new_tokens", nlohmann::json::parse(wrong)}}).status()),
+              fmt::format(R"(generation_config.json: "max_new_tokens" must be a positive integer, found {})",
+                          wrong));
+  }
 }
 
 TEST(SamplingFlagsTest, RefusesAGenerationConfigByField) {

@@ -10,7 +10,7 @@
 
 namespace moesaic::app {
 
-/// What is scored, and how: two runs are comparable when these are equal.
+/// Text and scoring parameters. Two runs are comparable if these are equal.
 struct ScoredText {
   std::vector<int32_t> tokens;
   int window = 0, stride = 0;
@@ -18,24 +18,26 @@ struct ScoredText {
   int vocab = 0;
 };
 
-/// Tokens [begin, end) go through the model together; those from first_scored on count.
+/// Tokens [begin, end) pass through the model together; those from first_scored on are scored.
 struct Window {
   int64_t begin, end, first_scored;
 };
 
-/// Windows of `window` tokens that begin every `stride` tokens. Each token counts once: in the first window
-/// that holds it behind another one. stride == window: the first token of each window counts nowhere.
+/// Returns windows of `window` tokens that begin every `stride` tokens. Each token is scored once: in the
+/// first window that contains it after another token. With stride == window the first token of each window is
+/// not scored.
 std::vector<Window> WindowsOf(int64_t tokens, int window, int stride);
 
-/// Another model's predictions of the same text, row by scored row.
+/// Another model's predictions of the same text, by scored row.
 class ReferenceRows {
  public:
   virtual ~ReferenceRows() = default;
-  /// Is called before a window is scored, whose first scored token is row `first_row`.
+  /// Called before a window is scored; its first scored token is row `first_row`.
   virtual Status Prepare(const Window& window, int64_t first_row) = 0;
-  /// Log-probabilities [vocab] of a row of that window. Any thread.
+  /// Returns log-probabilities [vocab] of a row of that window. Thread-safe.
   virtual void Read(int64_t row, std::span<float> out) const = 0;
-  /// What its routers chose for rows from first_routed() on, those of the window among them; null: unknown.
+  /// Returns the routers' choices for rows from first_routed() on, including those of the window; null:
+  /// unknown.
   virtual const RouteRecord* routes() const = 0;
   virtual int64_t first_routed() const = 0;
 };

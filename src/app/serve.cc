@@ -39,7 +39,7 @@ constexpr std::chrono::seconds kFlushTime{2};
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
   if (flags.disk_folder.empty()) {
     if (flags.disk_bytes == ServeFlags().disk_bytes) return std::nullopt;
-    return InvalidArgument("--kv-disk-size goes with --kv-disk, the folder whose files it bounds");
+    return InvalidArgument("--kv-disk-size needs --kv-disk, the folder whose files it limits");
   }
   if (!flags.prefix_cache) return InvalidArgument("--kv-disk goes with --prefix-cache");
   ASSIGN_OR_RETURN(std::string files, DescribeFiles(flags.model.model));
@@ -52,7 +52,9 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
   if (!text.tokenizer.ok()) return Annotate(text.tokenizer.status(), "serving needs a tokenizer");
   ASSIGN_OR_RETURN(text::GrammarCompiler grammars,
                    text::GrammarCompiler::Create(*text.tokenizer, text.eos_ids, flags.grammar_limits));
-  ASSIGN_OR_RETURN(engine::SamplingParams defaults, ResolveSampling(flags.sampling, text.generation));
+  ASSIGN_OR_RETURN(engine::SamplingParams defaults,
+                   ResolveSampling(SamplingFlags(), text.generation, kServerTemperature));
+  ASSIGN_OR_RETURN(const std::optional<int> max_new_tokens, MaxNewTokens(text.generation));
   server::ServedModel model{.names = flags.names,
                             .tokenizer = *text.tokenizer,
                             .chat = {},
@@ -60,10 +62,8 @@ StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelTex
                             .defaults = {}};
   if (model.names.empty()) model.names = {ModelName(flags.model.model)};
   model.defaults = defaults;
-  // Where a model says nothing, OpenAI's default.
-  if (model.defaults.temperature > 0 && !text.generation.contains("temperature"))
-    model.defaults.temperature = 1;
-  // A model without a template serves completions; one with a broken template is at fault.
+  model.default_output = max_new_tokens.value_or(model.default_output);
+  // A model without a template serves completions only; a broken template is an error.
   if (!text.chat.ok() && text.chat.status().code() != StatusCode::kNotFound) return text.chat.status();
   if (text.chat.ok()) {
     model.chat.emplace(*text.chat);
@@ -92,7 +92,7 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
   const engine::EngineStats stats = engine.stats();
   log.info("{} as \"{}\", loaded in {:.1f} s; context {} tokens, {} KV blocks of {} tokens",
            flags.model.model, model.names.front(), session.load_seconds, model.max_context,
-           stats.total_blocks, kernels::kKvBlockTokens);
+           stats.total_blocks, tensor::kKvBlockTokens);
   log.info("{}", DescribeWeights(session.model->info()));
   log.info("kernels: {}", session.tuning);
   log.info("tools: {}, reasoning: {}, chat template: {}", text::Name(model.tools),
@@ -117,7 +117,7 @@ bool MustStop(const DrainEnd& end) {
 }
 
 // Grows while the engine computes steps or loads blocks from disk.
-uint64_t Progress(const engine::EngineStats& stats) {
+uint64_t StepProgress(const engine::EngineStats& stats) {
   return static_cast<uint64_t>(stats.steps + stats.disk.loads + stats.disk.abandoned_loads +
                                stats.disk.loaded_bytes);
 }
@@ -131,7 +131,7 @@ struct Running {
   Watchdog watchdog{notifier};
 
   void Sleep() {
-    watchdog.Check(engine.idle(), Progress(engine.stats()));
+    watchdog.Check(engine.idle(), StepProgress(engine.stats()));
     std::this_thread::sleep_for(kPoll);
   }
 };
@@ -139,20 +139,28 @@ struct Running {
 // Ends what runs in good order: new calls are refused, those on their way may finish in time, and the rest
 // ends with an error that says so.
 void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const auto elapsed = [start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   ClearInterrupt();
   running.notifier.Send("STOPPING=1\nSTATUS=draining");
   *end = std::chrono::steady_clock::now() + std::chrono::seconds(flags.drain_seconds);
   running.server.Drain();
-  running.log.info("draining: at most {} s", flags.drain_seconds);
+  const engine::EngineStats stats = running.engine.stats();
+  running.log.info("draining: at most {} s; {} requests run and {} wait", flags.drain_seconds, stats.running,
+                   stats.waiting);
   while (!running.server.idle() && !MustStop(*end)) running.Sleep();
-  if (!running.server.idle()) {
-    running.log.warn("drain deadline reached: ending the answers that still run with an error");
+  if (running.server.idle()) {
+    running.log.info("drained: all answers ended after {:.1f} s", elapsed());
+  } else {
+    running.log.warn("drain deadline reached: ending the running answers with an error");
     running.server.StopAnswers();
     const auto flushed_by = std::chrono::steady_clock::now() + kFlushTime;
     while (!running.server.flushed() && std::chrono::steady_clock::now() < flushed_by) running.Sleep();
   }
   running.server.Close();
   while (!running.engine.idle()) running.Sleep();
+  running.log.info("engine idle after {:.1f} s", elapsed());
 }
 
 // One thing that SIGHUP reloads. `reload` keeps the old state when it fails.
@@ -219,23 +227,34 @@ Status RunServe(const ServeFlags& flags) {
   if (flags.no_access_log) log_options.access = "off";
   ASSIGN_OR_RETURN(const ServerLog server_log, OpenLog(log_options));
   const std::shared_ptr<spdlog::logger> log = server_log.logger;
-  spdlog::set_default_logger(log);  // for what the rooms below tell; stdout is for the address
+  spdlog::set_default_logger(log);  // for all rooms; stdout has the address only
   const server::AccessLog access_log = MakeAccessLog(log_options, server_log);
   ASSIGN_OR_RETURN(const std::vector<server::KeyEntry> entries, ReadKeys(flags.keys));
   const auto keys = entries.empty() ? nullptr : std::make_shared<server::KeyRing>(entries);
   const ServiceNotifier notifier;
   notifier.Send("STATUS=loading the model");
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  log->info("moesaic {}: opening {}", MOESAIC_VERSION, flags.model.model);
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(flags.model.model));
-  // Before the model is loaded, which may take minutes: an address that can't be had is told at once, and
-  // clients and probes get a clear answer meanwhile.
+  log->info("read the tokenizer in {:.1f} s: {} tokens, {} of them end an answer", elapsed(),
+            text.tokenizer.ok() ? text.tokenizer->vocab_size() : 0, text.eos_ids.size());
+  // Binds before the model is loaded, which may take minutes. An address that is taken is reported at once,
+  // and clients and probes get 503 meanwhile.
   ASSIGN_OR_RETURN(std::unique_ptr<server::HttpServer> http, server::HttpServer::Listen(flags.http));
   http->Start(server::LoadingHooks(access_log));
+  log->info("listening on {}; requests get 503 until the model is loaded", Address(flags, http->port()));
   std::vector<ReloadHook> reload_hooks = ReloadHooks(flags, server_log, keys);
   if (!flags.http.tls_certificate.empty()) {
     server::HttpServer* const transport = http.get();
     reload_hooks.push_back({"the TLS certificate and key", [transport] { return transport->ReloadTls(); }});
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(flags.model));
+  log->info("loaded {} of weights in {:.1f} s with {} threads",
+            FormatBytes(static_cast<double>(session->model->info().weight_bytes)), session->load_seconds,
+            session->threads->size());
   std::shared_ptr<cache::KvObserver> observer;
   if (!flags.kv_events.endpoint.empty()) {
     ASSIGN_OR_RETURN(observer, server::KvPublisher::Create(flags.kv_events));
@@ -254,7 +273,9 @@ Status RunServe(const ServeFlags& flags) {
                    .disk = disk,
                    .eviction = flags.eviction,
                    .kv_observer = observer}));
+  log->debug("started the engine after {:.1f} s", elapsed());
   ASSIGN_OR_RETURN(server::ServedModel model, ServeModel(flags, text, *session));
+  log->debug("built the grammar compiler after {:.1f} s", elapsed());
   const std::string speculation = DescribeSpeculation(*session->engine);
   DrainEnd drain_end = std::chrono::steady_clock::time_point::max();
   const auto stop_saving = [&drain_end] { return MustStop(drain_end); };
@@ -277,6 +298,7 @@ Status RunServe(const ServeFlags& flags) {
   Print("listening on {}\n", Address(flags, server->port()));
   RETURN_IF_ERROR(FlushOutput());
   notifier.Send("READY=1\nSTATUS=serving");
+  log->info("ready after {:.1f} s", elapsed());
   Running running{*log, *server, engine, notifier};
   WaitForInterrupt(running, reload_hooks);
   ShutDown(flags, running, &drain_end);

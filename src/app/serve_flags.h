@@ -1,4 +1,4 @@
-// The flags of `moesaic serve`, each of which may come from the command line, the environment or a file.
+// The flags of `moesaic serve`. Each can be set by the command line, the environment or a file.
 #pragma once
 
 #include <string>
@@ -6,7 +6,6 @@
 
 #include "app/flags.h"
 #include "app/logging.h"
-#include "app/sampling_flags.h"
 #include "app/serve_keys.h"
 #include "app/session.h"
 #include "base/status.h"
@@ -17,7 +16,6 @@ namespace moesaic::app {
 
 struct ServeFlags {
   ModelFlags model;
-  SamplingFlags sampling;  // the defaults of requests
   server::HttpOptions http;
   server::RouterOptions router;
   server::ResponseStoreOptions responses;
@@ -36,7 +34,7 @@ struct ServeFlags {
   uint64_t seed = 0;
   bool prefix_cache = true;
   std::string eviction = "cost";
-  server::KvPublisherOptions kv_events;  // no endpoint: none
+  server::KvPublisherOptions kv_events;  // no endpoint: disabled
   int drain_seconds = 30;
   KeyFlags keys;
   LogOptions log;
@@ -45,24 +43,24 @@ struct ServeFlags {
   bool print_config = false;
 };
 
-/// Declares them. An option "--max-queue" is MOESAIC_MAX_QUEUE in the environment and max-queue in a file.
+/// Declares the flags. "--max-queue" is MOESAIC_MAX_QUEUE in the environment and max-queue in a file.
 void AddServeFlags(Verb& verb, ServeFlags& flags);
 
-/// The error for a key that is empty: neither "no keys" nor a key that lets everybody in.
+/// Error for an empty key, which means neither "no keys" nor "open to everybody".
 inline constexpr const char* kEmptyKey = "api-key is empty";
 
-/// Names the environment variable of each flag.
+/// Sets the environment variable of each flag.
 void NameEnvironment(Verb& verb);
 
-/// Reads --config, when given: what neither the command line nor the environment said. An unknown key is
-/// refused by name, and so is a key that the environment or the file leaves empty.
+/// Reads --config, if given, for settings that neither the command line nor the environment has. Fails for
+/// unknown keys, and for keys that the environment or the file leaves empty.
 Status ReadConfigFile(const Verb& verb, const ServeFlags& flags);
 
-/// All that --config may say, as it is now; ReadConfigFile reads it again.
+/// Returns all current settings of --config in a form that ReadConfigFile reads.
 std::string PrintConfig(const Verb& verb);
 
-/// A model's name from its path: its id in the Hugging Face cache, the folder's name, or the file's name
-/// without its extension.
+/// Returns a model's name from its path: its id in the Hugging Face cache, the folder's name, or the file's
+/// name without its extension.
 std::string ModelName(const std::string& path);
 
 }  // namespace moesaic::app

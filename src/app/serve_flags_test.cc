@@ -13,7 +13,7 @@ namespace {
 
 class ServeFlagsTest : public testing::Test {
  protected:
-  // The flags of `words` behind MODEL, and the configuration that --print-config prints for them.
+  // Parses `words` after MODEL and keeps the output of --print-config.
   Status Parse(std::vector<std::string> words) {
     CLI::App app;
     Verb verb(&app);
@@ -33,14 +33,14 @@ class ServeFlagsTest : public testing::Test {
   }
   void TearDown() override { std::remove(path_.c_str()); }
 
-  // Cases may run beside each other.
+  // Test cases may run concurrently.
   const std::string path_ = testing::TempDir() + "moesaic-" +
                             testing::UnitTest::GetInstance()->current_test_info()->name() + ".toml";
   ServeFlags flags_;
   std::string printed_;
 };
 
-TEST_F(ServeFlagsTest, WhatIsPrintedIsReadAgain) {
+TEST_F(ServeFlagsTest, PrintedConfigRoundTrips) {
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {},
            {"--max-queue", "7", "--no-prefix-cache", "--kv-memory", "1GiB", "--served-model-name", "m"},
@@ -62,15 +62,15 @@ TEST_F(ServeFlagsTest, WhatIsPrintedIsReadAgain) {
   }
 }
 
-TEST_F(ServeFlagsTest, TheCommandLineWinsAndUnknownSettingsAreNamed) {
+TEST_F(ServeFlagsTest, CommandLineOverridesAndUnknownSettingsAreNamed) {
   ASSERT_TRUE(Parse({"--config", Write("max-queue = 3\nport = 9\n"), "--port", "10"}).ok());
   EXPECT_EQ(flags_.max_queue, 3);
   EXPECT_EQ(flags_.http.port, 10);
   EXPECT_EQ(Message(Parse({"--config", Write("max-queues = 3\n")})),
-            path_ + ": there is no setting \"max-queues\"");
+            path_ + ": unknown setting \"max-queues\"");
 }
 
-TEST_F(ServeFlagsTest, TwoNamesOfOneSettingAreRefused) {
+TEST_F(ServeFlagsTest, RejectsTwoNamesOfOneSetting) {
   const std::string text = "draft-max = 3\nport = 9\nnum-speculative-tokens = 4\n";
   const std::string words =
       path_ + ": line 3: \"num-speculative-tokens\" was set as \"draft-max\" in line 1 already";
@@ -78,7 +78,7 @@ TEST_F(ServeFlagsTest, TwoNamesOfOneSettingAreRefused) {
   EXPECT_EQ(Message(Parse({"--config", Write(text), "--draft-max", "5"})), words);
 }
 
-TEST_F(ServeFlagsTest, ADraftModelIsOnlySwitchedOffByName) {
+TEST_F(ServeFlagsTest, OnlyOffDisablesADraftModel) {
   const std::string model = std::string("speculative-model = '") + MOESAIC_SOURCE_DIR + "'\n";
   ASSERT_TRUE(Parse({}).ok());
   EXPECT_EQ(SpeculativeMethod(flags_.model), "off");
@@ -90,7 +90,7 @@ TEST_F(ServeFlagsTest, ADraftModelIsOnlySwitchedOffByName) {
   EXPECT_EQ(SpeculativeMethod(flags_.model), "auto");
 }
 
-TEST_F(ServeFlagsTest, ValuesOfAFileAreTakenWhole) {
+TEST_F(ServeFlagsTest, FileValuesAreNotSplit) {
   ASSERT_TRUE(
       Parse({"--config", Write("api-key = \"a#b, c\"\nserved-model-name = 'C:\\models\\#1'  # ours\n")})
           .ok());
@@ -100,7 +100,7 @@ TEST_F(ServeFlagsTest, ValuesOfAFileAreTakenWhole) {
             path_ + ": line 2: a value with spaces, commas or brackets needs quotes: host");
 }
 
-TEST_F(ServeFlagsTest, TheAccessLogHasModesAndOldNames) {
+TEST_F(ServeFlagsTest, AccessLogAcceptsModesAndFormerNames) {
   for (const auto& [line, mode] :
        std::vector<std::pair<const char*, const char*>>{{"access-log = false\n", "off"},
                                                         {"access-log = true\n", "no-health"},
@@ -112,13 +112,13 @@ TEST_F(ServeFlagsTest, TheAccessLogHasModesAndOldNames) {
   EXPECT_TRUE(flags_.no_access_log);
 }
 
-TEST_F(ServeFlagsTest, AnAllowedHostIsAName) {
+TEST_F(ServeFlagsTest, AllowedHostMustBeAName) {
   ASSERT_TRUE(Parse({"--allowed-host", "a.example", "--allowed-host", "*"}).ok());
   EXPECT_EQ(flags_.router.browser.allowed_hosts, (std::vector<std::string>{"a.example", "*"}));
   EXPECT_THROW(static_cast<void>(Parse({"--allowed-host", "https://a.example/"})), CLI::ParseError);
 }
 
-TEST_F(ServeFlagsTest, AnEmptyKeyIsRefusedWhereverItComesFrom) {
+TEST_F(ServeFlagsTest, RejectsEmptyKeysFromAllSources) {
   for (const std::vector<std::string>& words :
        std::vector<std::vector<std::string>>{{"--api-key", ""},
                                              {"--api-key", "", "--api-key", "real"},
@@ -137,7 +137,7 @@ TEST_F(ServeFlagsTest, AnEmptyKeyIsRefusedWhereverItComesFrom) {
   ASSERT_EQ(setenv("MOESAIC_API_KEY", "", /*overwrite=*/1), 0);
   EXPECT_EQ(Message(Parse({})), "MOESAIC_API_KEY: api-key is empty");
   EXPECT_EQ(Message(Parse({"--config", Write("api-key = \"real\"\n")})), "MOESAIC_API_KEY: api-key is empty");
-  EXPECT_TRUE(Parse({"--api-key", "real"}).ok());  // which wins over it
+  EXPECT_TRUE(Parse({"--api-key", "real"}).ok());  // overrides the environment
   unsetenv("MOESAIC_API_KEY");
   EXPECT_EQ(flags_.keys.api_keys, std::vector<std::string>{"real"});
 }

@@ -29,9 +29,8 @@ StatusOr<std::vector<server::KeyEntry>> ReadKeys(const KeyFlags& flags) {
     std::move(parsed->begin(), parsed->end(), std::back_inserter(entries));
     struct stat info {};
     if (stat(flags.file.c_str(), &info) == 0 && (info.st_mode & S_IROTH) != 0) {
-      spdlog::warn(
-          "--api-key-file {}: every user of this machine can read the keys; chmod o-r takes that away",
-          flags.file);
+      spdlog::warn("--api-key-file {}: every user of this machine can read the keys; run chmod o-r on it",
+                   flags.file);
     }
   }
   RETURN_IF_ERROR(server::CheckKeys(entries));

@@ -1,4 +1,4 @@
-// The API keys of `moesaic serve`, from flags and from a file.
+// Reads the API keys of `moesaic serve` from flags and a file.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@ struct KeyFlags {
   std::string file;
 };
 
-/// Reads the file again at every call. Empty: no keys are set. Warns in the log where everybody on this
-/// machine may read the file.
+/// Reads the file at every call. Empty: no keys are set. Logs a warning if all users of this machine can read
+/// the file.
 StatusOr<std::vector<server::KeyEntry>> ReadKeys(const KeyFlags& flags);
 
 }  // namespace moesaic::app

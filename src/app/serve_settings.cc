@@ -1,4 +1,4 @@
-// Settings of `moesaic serve` from the environment and from --config, and --print-config.
+// Reads settings of `moesaic serve` from the environment and --config, and prints them for --print-config.
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
@@ -29,7 +29,7 @@ void NameEnvironment(Verb& verb) {
 
 Status ReadConfigFile(const Verb& handle, const ServeFlags& flags) {
   CLI::App& verb = *handle.app();
-  // CLI11 passes over what the environment sets to nothing.
+  // CLI11 ignores environment variables that are set but empty.
   for (const char* name : {"--api-key", "--admin-key"}) {
     const CLI::Option* keys = verb.get_option(name);
     const char* given = std::getenv(keys->get_envname().c_str());
@@ -42,12 +42,12 @@ Status ReadConfigFile(const Verb& handle, const ServeFlags& flags) {
   ASSIGN_OR_RETURN(const std::string text, text::ReadFile(file));
   auto entries = ParseConfig(text);
   if (!entries.ok()) return Annotate(entries.status(), file);
-  std::map<const CLI::Option*, const ConfigEntry*> said;  // an option may have two names
+  std::map<const CLI::Option*, const ConfigEntry*> said;  // options may have two names
   for (const ConfigEntry& entry : *entries) {
     CLI::Option* option = verb.get_option_no_throw("--" + entry.key);
     if (option == nullptr || option->get_lnames().empty() || entry.key == "config" ||
         entry.key == "print-config") {
-      return InvalidArgument("{}: there is no setting \"{}\"", file, entry.key);
+      return InvalidArgument("{}: unknown setting \"{}\"", file, entry.key);
     }
     if (const auto [it, first] = said.emplace(option, &entry); !first) {
       return InvalidArgument("{}: line {}: \"{}\" was set as \"{}\" in line {} already", file, entry.line,
@@ -55,7 +55,7 @@ Status ReadConfigFile(const Verb& handle, const ServeFlags& flags) {
     }
     if (option->count() > 0) continue;
     std::vector<std::string> inputs = entry.values;
-    // As PrintConfig writes what is not set.
+    // PrintConfig writes unset values this way.
     if (option->get_configurable() && inputs == std::vector<std::string>{""}) continue;
     try {
       if (option->get_items_expected_max() == 0 && inputs.size() == 1) {

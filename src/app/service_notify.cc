@@ -27,7 +27,7 @@ ServiceNotifier::ServiceNotifier() {
   if (path == nullptr || std::strlen(path) >= sizeof(sockaddr_un::sun_path)) return;
   if (path[0] != '/' && path[0] != '@') return;
   address_ = path;
-  if (address_[0] == '@') address_[0] = '\0';  // Linux' abstract namespace
+  if (address_[0] == '@') address_[0] = '\0';  // abstract namespace of Linux
   socket_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   const int64_t period = NumberIn("WATCHDOG_USEC"), process = NumberIn("WATCHDOG_PID");
   if (period > 1 && (process == 0 || process == getpid())) watchdog_period_ = microseconds(period / 2);
@@ -43,7 +43,7 @@ void ServiceNotifier::Send(std::string_view state) const {
   to.sun_family = AF_UNIX;
   std::memcpy(to.sun_path, address_.data(), address_.size());
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address_.size());
-  // A manager that does not listen is no reason to stop serving.
+  // Serving continues if the manager does not listen.
   [[maybe_unused]] const ssize_t sent =
       sendto(socket_, state.data(), state.size(), MSG_NOSIGNAL | MSG_DONTWAIT,
              reinterpret_cast<const sockaddr*>(&to), size);

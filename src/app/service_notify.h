@@ -1,4 +1,4 @@
-// Tells the service manager about the server's state, as sd_notify(3) describes.
+// Reports the server's state to the service manager, as sd_notify(3) describes.
 #pragma once
 
 #include <chrono>
@@ -21,22 +21,22 @@ class ServiceNotifier {
   void Send(std::string_view state) const;
   void Reloading() const;
 
-  /// Half of $WATCHDOG_USEC, where the manager expects WATCHDOG=1 of this process.
+  /// Returns half of $WATCHDOG_USEC if the manager expects WATCHDOG=1 from this process.
   std::optional<std::chrono::microseconds> watchdog_period() const { return watchdog_period_; }
 
  private:
   int socket_ = -1;
-  std::string address_;  // as sun_path has it
+  std::string address_;  // in the form of sun_path
   std::optional<std::chrono::microseconds> watchdog_period_;
 };
 
-/// Sends WATCHDOG=1 every half watchdog time, while the engine makes progress. Call it often, from one
-/// thread.
+/// Sends WATCHDOG=1 every half watchdog period while the engine makes progress. Must be called often, from
+/// one thread.
 class Watchdog {
  public:
   explicit Watchdog(const ServiceNotifier& notifier) : notifier_(notifier) {}
 
-  /// `progress` grows while the engine works; it need not while the engine is idle.
+  /// `progress` increases while the engine works; it may be constant while the engine is idle.
   void Check(bool idle, uint64_t progress);
 
  private:

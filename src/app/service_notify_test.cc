@@ -12,7 +12,7 @@
 namespace moesaic::app {
 namespace {
 
-// A service manager's socket.
+// The socket of a service manager.
 class Manager {
  public:
   Manager() : path_(testing::TempDir() + "notify-" + std::to_string(getpid())) {
@@ -28,7 +28,7 @@ class Manager {
     for (const char* name : {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}) unsetenv(name);
   }
 
-  // The next datagram; empty: none is there.
+  // Returns the next datagram, or "" if there is none.
   std::string Next() {
     char text[256];
     const ssize_t size = recv(socket_, text, sizeof(text), MSG_DONTWAIT);
@@ -40,7 +40,7 @@ class Manager {
   int socket_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 };
 
-TEST(ServiceNotifier, IsSilentWithoutAManager) {
+TEST(ServiceNotifier, SendsNothingWithoutAManager) {
   const ServiceNotifier notifier;
   notifier.Send("READY=1");
   EXPECT_FALSE(notifier.watchdog_period());
@@ -55,7 +55,7 @@ TEST(ServiceNotifier, SendsStates) {
   EXPECT_TRUE(manager.Next().starts_with("RELOADING=1\nMONOTONIC_USEC="));
 }
 
-TEST(Watchdog, IsFedOnlyWhileTheEngineMakesProgress) {
+TEST(Watchdog, SendsOnlyWhileTheEngineMakesProgress) {
   Manager manager;
   setenv("WATCHDOG_USEC", "2000", 1);
   const ServiceNotifier notifier;
@@ -67,7 +67,7 @@ TEST(Watchdog, IsFedOnlyWhileTheEngineMakesProgress) {
     return manager.Next() == "WATCHDOG=1";
   };
   EXPECT_TRUE(fed(/*idle=*/false, 5));
-  EXPECT_FALSE(fed(/*idle=*/false, 5));  // a step that does not end
+  EXPECT_FALSE(fed(/*idle=*/false, 5));  // a hanging step
   EXPECT_TRUE(fed(/*idle=*/false, 6));
   EXPECT_TRUE(fed(/*idle=*/true, 6));
   EXPECT_TRUE(fed(/*idle=*/true, 6));

@@ -12,7 +12,7 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/table.h"
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
 #include "engine/speculative.h"
 #include "runtime/cpu_features.h"
 #include "runtime/topology.h"
@@ -21,7 +21,7 @@
 namespace moesaic::app {
 namespace {
 
-// Packing this many bytes takes long enough to be asked about.
+// Size from which packing takes long enough to suggest `moesaic convert`.
 constexpr int64_t kWorthConverting = int64_t{256} << 20;
 
 models::Placement PlacementOf(const std::string& mmap) {
@@ -36,11 +36,11 @@ models::NumaPolicy NumaOf(const std::string& numa) {
   return numa == "local" ? models::NumaPolicy::kLocal : models::NumaPolicy::kAuto;
 }
 
-// Ids must mean the same to both models: the first that does not is told.
+// Checks that ids have the same meaning in both models; reports the first that does not.
 Status CheckSameVocabulary(const std::string& model, const std::string& draft) {
   ASSIGN_OR_RETURN(const ModelText text, OpenModelText(model));
   ASSIGN_OR_RETURN(const ModelText draft_text, OpenModelText(draft));
-  if (!text.tokenizer.ok() || !draft_text.tokenizer.ok()) return OkStatus();  // ids alone are given and told
+  if (!text.tokenizer.ok() || !draft_text.tokenizer.ok()) return OkStatus();  // only ids are used
   const text::Tokenizer &a = *text.tokenizer, &b = *draft_text.tokenizer;
   for (int32_t id = 0; id < std::max(a.vocab_size(), b.vocab_size()); ++id) {
     if (a.IdToToken(id) != b.IdToToken(id)) {
@@ -51,7 +51,7 @@ Status CheckSameVocabulary(const std::string& model, const std::string& draft) {
   return OkStatus();
 }
 
-// Before the model is loaded: what would be refused after it.
+// Checks the draft model before the model is loaded.
 Status CheckDraftModel(const ModelFlags& flags) {
   const std::string method = SpeculativeMethod(flags);
   if (method == "off") return OkStatus();
@@ -59,7 +59,7 @@ Status CheckDraftModel(const ModelFlags& flags) {
     return method == "draft" ? InvalidArgument("--speculative draft needs --speculative-model") : OkStatus();
   }
   if (method != "draft" && method != "auto") {
-    return InvalidArgument("--speculative-model goes with --speculative draft or auto, found {}", method);
+    return InvalidArgument("--speculative-model needs --speculative draft or auto, found {}", method);
   }
   return CheckSameVocabulary(flags.model, flags.draft_model);
 }
@@ -128,43 +128,43 @@ void AddModelPath(Verb& verb, std::string& model, const char* help) {
 void AddDtypeFlag(Verb& verb, std::string& dtype) {
   std::vector<std::string> names = tensor::QuantizableFormatNames();
   names.insert(names.begin(), "auto");
-  verb.AddOption("--dtype", dtype, "Weights in memory; auto: as they are stored, else bf16")
+  verb.AddOption("--dtype", dtype, "Weight format in memory; auto: the stored format, else bf16")
       .OneOf(names)
       .ShowDefault();
 }
 
 void AddKvDtypeFlag(Verb& verb, std::string& kv_dtype) {
-  verb.AddOption("--kv-dtype", kv_dtype, "KV cache: auto (f32 for f32 weights, else bf16), f32, bf16 or int8")
+  verb.AddOption("--kv-dtype", kv_dtype,
+                 "KV cache format: auto (f32 for f32 weights, else bf16), f32, bf16 or int8")
       .OneOf({"auto", "f32", "bf16", "int8"})
       .ShowDefault();
 }
 
 void AddThreadsFlag(Verb& verb, int& threads) {
-  verb.AddOption("-t,--threads", threads, "Threads; 0: one a core").Range(0, 1024).ShowDefault();
+  verb.AddOption("-t,--threads", threads, "Number of threads; 0: one per core").Range(0, 1024).ShowDefault();
 }
 
 void AddModelFlags(Verb& verb, ModelFlags& flags) {
   AddModelPath(verb, flags.model);
   AddDtypeFlag(verb, flags.dtype);
   AddThreadsFlag(verb, flags.threads);
-  verb.AddOption("--experts-per-token", flags.experts_per_token, "Routed experts a token; 0: as trained")
+  verb.AddOption("--experts-per-token", flags.experts_per_token, "Routed experts per token; 0: as trained")
       .Range(0, 1024)
       .ShowDefault();
-  verb.AddOption(
-          "--mmap", flags.mmap,
-          "Use a packed file's own pages, read when first touched (on), or copy it to huge pages first "
-          "(off); auto: copy if it takes at most half of the free memory")
+  verb.AddOption("--mmap", flags.mmap,
+                 "Map a packed file and read pages on first use (on), or copy it to huge pages first "
+                 "(off); auto: copy if it takes at most half of the free memory")
       .OneOf({"auto", "on", "off"})
       .ShowDefault();
   verb.AddOption("--numa", flags.numa,
-                 "Weights that are not mapped lie on all NUMA nodes in turn (interleave; auto, where the "
-                 "process may run on several), where the thread runs that loads them (local), whole on the "
-                 "node of every thread (mirror), or in equal parts on these nodes (slice)")
+                 "NUMA placement of weights that are not mapped: on all nodes in turn (interleave; auto, if "
+                 "the process may run on several), on the node of the loading thread (local), a full copy on "
+                 "the node of every thread (mirror), or in equal parts on these nodes (slice)")
       .OneOf({"auto", "interleave", "local", "mirror", "slice"})
       .ShowDefault();
   verb.AddFlagCallback(
           "--no-tuning", [&flags] { flags.tuning = false; },
-          "Run with the choices that are built in, not with those that moesaic tune made for this machine")
+          "Use the built-in kernel choices instead of those that moesaic tune made for this machine")
       .NotInConfig();
   verb.AddFlagCallback(
           "--no-mmap", [&flags] { flags.mmap = "off"; }, "The same as --mmap off")
@@ -173,7 +173,7 @@ void AddModelFlags(Verb& verb, ModelFlags& flags) {
 }
 
 void AddCacheFlags(Verb& verb, ModelFlags& flags) {
-  verb.AddOption("-c,--ctx-size", flags.context, "Context in tokens; 0: the model's")
+  verb.AddOption("-c,--ctx-size", flags.context, "Context length in tokens; 0: the model's")
       .Range(0, 1 << 24)
       .ShowDefault();
   AddKvDtypeFlag(verb, flags.kv_dtype);
@@ -182,13 +182,13 @@ void AddCacheFlags(Verb& verb, ModelFlags& flags) {
 StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads) {
   const runtime::Topology topology = runtime::DetectTopology();
   const auto cpus = static_cast<int>(topology.cpus.size());
-  if (threads > cpus) Tell("{} threads share the {} that this machine runs at once\n", threads, cpus);
+  if (threads > cpus) Tell("{} threads share the {} hardware threads of this machine\n", threads, cpus);
   return runtime::ThreadPool::Create({.threads = threads, .pin = true, .topology = &topology});
 }
 
 namespace {
 
-// This machine's features, limited by MOESAIC_ISA.
+// Returns this machine's features, limited by MOESAIC_ISA.
 StatusOr<runtime::CpuFeatures> FeaturesOfHost() {
   runtime::CpuFeatures cpu = runtime::DetectCpu();
   if (const char* limit = std::getenv("MOESAIC_ISA"); limit != nullptr && *limit != '\0') {
@@ -251,7 +251,7 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   session->load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const models::ModelInfo& info = session->model->info();
   if (info.weights_from == models::WeightSource::kPacked && info.weight_bytes >= kWorthConverting) {
-    Tell("packed {} of weights in {:.1f} s; moesaic convert {} --out FILE does it once for all\n",
+    Tell("packed {} of weights in {:.1f} s; run moesaic convert {} --out FILE to avoid this at every start\n",
          FormatBytes(static_cast<double>(info.weight_bytes)), session->load_seconds, flags.model);
   }
   return session;
@@ -266,9 +266,9 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   ASSIGN_OR_RETURN(options.sparsity, flags.sparsity.Resolve());
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
-  const int64_t held = int64_t{session.engine->stats().total_blocks} * cache::kBlockTokens;
+  const int64_t held = int64_t{session.engine->stats().total_blocks} * tensor::kKvBlockTokens;
   if (held < flags.context) {
-    Tell("the KV cache holds {} tokens, fewer than the context of {}: memory is short\n", held,
+    Tell("the KV cache holds {} tokens, fewer than the context of {}, because memory is short\n", held,
          flags.context);
   }
   return OkStatus();

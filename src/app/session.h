@@ -1,4 +1,4 @@
-// What every verb that runs a model shares: its flags, and the model brought into memory.
+// Flags and set-up that all verbs with a model share.
 #pragma once
 
 #include <memory>
@@ -14,15 +14,15 @@
 
 namespace moesaic::app {
 
-/// What AddSparsityFlags declares; off for verbs without it.
+/// Flags of AddSparsityFlags; off for verbs without them.
 struct SparsityFlags {
-  std::string mode;                 // "": unsaid
-  std::string with_budget = "off";  // what a budget without a mode means
-  int budget = 0;                   // 0: the default where rows choose
-  std::string digest = "box";       // or sketch
+  std::string mode;                 // "": not given
+  std::string with_budget = "off";  // mode that a budget without a mode selects
+  int budget = 0;                   // 0: default
+  std::string digest = "box";       // box or sketch
   engine::SparsityOptions options;
 
-  /// With mode and budget put in.
+  /// Returns options with mode and budget resolved.
   StatusOr<engine::SparsityOptions> Resolve() const;
 };
 
@@ -36,16 +36,16 @@ struct ModelFlags {
   std::string mmap = "auto";
   std::string numa = "auto";
   bool tuning = true;                      // --no-tuning
-  engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags; method "": unsaid
+  engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags; method "": not given
   std::string draft_model;
   SparsityFlags sparsity;
 };
 
-/// The method that was said, "off" among them; unsaid, a draft model turns "draft" on.
+/// Returns the given method, possibly "off". If none is given, a draft model selects "draft".
 std::string SpeculativeMethod(const ModelFlags& flags);
 
-/// Accepts a path that exists, or a Hugging Face id whose model is in the local cache (hub_cache.h), and
-/// makes a path of it.
+/// Accepts an existing path, or a Hugging Face id whose model is in the local cache (hub_cache.h), which is
+/// replaced by its path.
 std::string ResolveModelPath(std::string& model);
 /// Declares MODEL, which ResolveModelPath checks.
 void AddModelPath(Verb& verb, std::string& model,
@@ -59,45 +59,46 @@ void AddModelFlags(Verb& verb, ModelFlags& flags);
 /// Declares --ctx-size and --kv-dtype.
 void AddCacheFlags(Verb& verb, ModelFlags& flags);
 
-/// Members are destroyed in reverse: the engine goes before what it borrows.
+/// Members are destroyed in reverse order: the engine before its borrowed parts.
 struct Session {
   std::unique_ptr<runtime::ThreadPool> threads;
   kernels::KernelTable kernels;
-  std::string tuning;  // TunedKernels'
+  std::string tuning;  // TunedKernels::tuning
   std::unique_ptr<models::Model> model;
-  std::unique_ptr<models::Model> draft_model;  // or null
+  std::unique_ptr<models::Model> draft_model;  // may be null
   double load_seconds = 0;
-  std::unique_ptr<engine::Engine> engine;  // none until StartEngine
+  std::unique_ptr<engine::Engine> engine;  // null until StartEngine
 };
 
-/// "int8 weights, copied to huge pages, interleaved over 2 NUMA nodes"
+/// Returns "int8 weights, copied to huge pages, interleaved over 2 NUMA nodes".
 std::string DescribeWeights(const models::ModelInfo& info);
 
 /// Declares --threads.
 void AddThreadsFlag(Verb& verb, int& threads);
 
-/// The pool that --threads asks for; tells when that is more than the machine has.
+/// Creates the pool for --threads. Prints a notice if that is more than the machine has.
 StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads);
 
-/// What the choices of `moesaic tune` must have been made for, to be used with so many threads.
+/// Returns the machine description that the choices of `moesaic tune` must match for this number of threads.
 StatusOr<nlohmann::json> MachineOfKernels(int threads);
 
-/// The kernels of this machine, limited by MOESAIC_ISA, with what is built in where there is a choice.
+/// Returns the kernels of this machine, limited by MOESAIC_ISA, with built-in choices.
 StatusOr<kernels::KernelTable> KernelsOfHost();
 
-/// Those kernels with the choices of `moesaic tune` for so many threads, if `wanted` and if there are; tells
-/// of a file that is ignored.
+/// Kernels with the choices of `moesaic tune` for this number of threads, if `wanted` and available. Prints a
+/// notice if a file is ignored.
 struct TunedKernels {
   kernels::KernelTable table;
-  std::string tuning;  // "tuned by FILE", or why not
+  std::string tuning;  // "tuned by FILE", or the reason why not
 };
 StatusOr<TunedKernels> KernelsFor(int threads, bool wanted);
 
-/// Loads the model, with a progress line when stderr is a terminal. Cancelled when a signal comes meanwhile.
+/// Loads the model, with a progress line if stderr is a terminal. Returns Cancelled if a signal arrives
+/// meanwhile.
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags);
 
-/// Makes session.engine. kv_dtype, max_context, speculative and sparsity come from `flags`; tells when memory
-/// does not hold that context.
+/// Creates session.engine. kv_dtype, max_context, speculative and sparsity come from `flags`. Prints a notice
+/// if memory does not hold that context.
 Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options);
 
 }  // namespace moesaic::app

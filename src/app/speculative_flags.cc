@@ -8,37 +8,39 @@ namespace moesaic::app {
 
 void AddSpeculativeFlags(Verb& verb, ModelFlags& flags) {
   engine::SpeculativeOptions& options = flags.speculative;
-  options.method.clear();  // unsaid, so that "off" can be said where a file or the environment has a model
+  // "off" must differ from no value, because a file or the environment may set a draft model.
+  options.method.clear();
   const char* group = "Speculative decoding";
   verb.AddOption(
           "--speculative", options.method,
-          "Draft tokens and verify them together, which says the same in fewer steps: off, mtp (the "
-          "model's own module), ngram (what followed the last tokens before), mtp+ngram (whichever promises "
-          "more), draft (a second model), or auto (draft with --speculative-model, else mtp+ngram where the "
-          "model has a module, else ngram). Unsaid: draft with --speculative-model, else off")
+          "Speculative decoding drafts tokens and verifies them together, with the same output in fewer "
+          "steps: off, mtp (the model's own module), ngram (tokens that followed the last ones earlier), "
+          "mtp+ngram (the more promising of both), draft (a second model), or auto (draft with "
+          "--speculative-model, else mtp+ngram if the model has a module, else ngram). Default: draft with "
+          "--speculative-model, else off")
       .OneOf({"off", "auto", "mtp", "ngram", "mtp+ngram", "draft"})
       .Group(group);
   verb.AddOption("--num-speculative-tokens,--draft-max", options.most_tokens,
-                 "Tokens drafted for a sequence and step at most; 0: 4 for mtp, 8 for ngram, 6 for "
-                 "draft; mtp+ngram: these too, at most 4 with the module")
-      .Range(0, engine::kMostDrafts)
+                 "Maximum number of tokens drafted per sequence and step; 0: 4 for mtp, 8 for ngram, 6 for "
+                 "draft; mtp+ngram: the same, at most 4 from the module")
+      .Range(0, engine::kMaxDrafts)
       .ShowDefault()
       .Group(group);
   verb.AddOption("--speculative-model,--model-draft", flags.draft_model,
-                 "A smaller model of the same vocabulary that drafts, unless --speculative says off")
+                 "Smaller model with the same vocabulary for drafting, unless --speculative is off")
       .Transform(ResolveModelPath)
       .Group(group);
   verb.AddFlag("--adaptive-drafts,!--no-adaptive-drafts", options.adaptive,
-               "Draft as many as pay by what was measured; without, always the most")
+               "Adapt the number of drafted tokens to measured gains; without: always the maximum")
       .DefaultText("true")
       .Group(group);
   verb.AddOption("--prompt-lookup-min", options.prompt_lookup_min,
-                 "ngram, mtp+ngram: fewest last tokens that must have stood before")
+                 "ngram, mtp+ngram: minimum number of last tokens that must have occurred before")
       .Range(1, 1024)
       .ShowDefault()
       .Group(group);
   verb.AddOption("--prompt-lookup-max", options.prompt_lookup_max,
-                 "ngram, mtp+ngram: most that are looked for")
+                 "ngram, mtp+ngram: maximum number of last tokens to look up")
       .Range(1, 1024)
       .ShowDefault()
       .Group(group);

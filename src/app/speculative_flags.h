@@ -1,4 +1,4 @@
-// The flags of speculative decoding, which every verb that generates has.
+// Flags of speculative decoding for all verbs that generate.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ namespace moesaic::app {
 /// Declares --speculative, --num-speculative-tokens and what goes with them.
 void AddSpeculativeFlags(Verb& verb, ModelFlags& flags);
 
-/// "mtp, up to 4 tokens a step, 120 of 150 drafted tokens accepted"; "mtp+ngram, up to 4 tokens a step from
-/// the module, or up to 8 looked up"; "off".
+/// Returns "mtp, up to 4 tokens a step, 120 of 150 drafted tokens accepted", "mtp+ngram, up to 4 tokens a
+/// step from the module, or up to 8 looked up", or "off".
 std::string DescribeSpeculation(const engine::Engine& engine);
 
 }  // namespace moesaic::app

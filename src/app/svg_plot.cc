@@ -21,7 +21,7 @@ std::string Text(double x, double y, const char* anchor, const char* style, cons
                      style, EscapeHtml(text));
 }
 
-// A step of 1, 2 or 5 times a power of ten, of which `range` has at most `most`.
+// Returns a step of 1, 2 or 5 times a power of ten that fits at most `most` times into `range`.
 double StepOf(double range, int most) {
   const double least = range / most, power = std::pow(10, std::floor(std::log10(least)));
   for (const double factor : {1.0, 2.0, 5.0}) {
@@ -33,7 +33,7 @@ double StepOf(double range, int most) {
 struct Axis {
   double low = 0, high = 1;
   bool logarithmic = false;
-  double begin = 0, end = 1;  // places on the page
+  double begin = 0, end = 1;  // coordinates on the page
 
   double At(double value) const {
     const auto map = [&](double v) { return logarithmic ? std::log10(v) : v; };

@@ -1,5 +1,4 @@
-// Plots as SVG text that takes its colours from the page it stands in (variables --ink, --faint, --line,
-// --s1 to --s6).
+// Plots as SVG text with the colours of the containing page (variables --ink, --faint, --line, --s1 to --s6).
 #pragma once
 
 #include <functional>
@@ -11,7 +10,7 @@ namespace moesaic::app {
 
 using NumberText = std::function<std::string(double)>;
 
-/// Horizontal bars, one a label, from 0 to the largest value.
+/// Horizontal bars, one per label, from 0 to the largest value.
 std::string BarPlot(const std::vector<std::pair<std::string, double>>& bars, const NumberText& text);
 
 struct PlotSeries {
@@ -19,12 +18,12 @@ struct PlotSeries {
   std::vector<std::pair<double, double>> points = {};  // x, y
 };
 
-/// Points over whole numbers x, such as layers, joined in the order given; y from 0, or logarithmic. At most
-/// six series have colours of their own.
+/// Points over integer x, such as layers, joined in the given order; y from 0, or logarithmic. At most six
+/// series have colours of their own.
 std::string PointPlot(const std::vector<PlotSeries>& series, const std::string& x_name,
                       const NumberText& text, bool logarithmic, bool joined);
 
-/// Text with the characters escaped that mean something in HTML.
+/// Escapes the characters that have a meaning in HTML.
 std::string EscapeHtml(const std::string& text);
 
 }  // namespace moesaic::app

@@ -12,7 +12,7 @@ bool LooksNumeric(const std::string& cell) {
   return !cell.empty() && (cell[0] == '-' || cell[0] == '+' || (cell[0] >= '0' && cell[0] <= '9'));
 }
 
-// Terminal columns of UTF-8 text: continuation bytes take none.
+// Terminal columns of UTF-8 text; continuation bytes have none.
 size_t Width(const std::string& text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));

@@ -1,4 +1,4 @@
-// Plain-text tables and human-readable numbers for the verbs that print facts.
+// Plain-text tables and readable numbers for verbs that print facts.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace moesaic::app {
 
-/// Rows of cells; the first row is the header. Columns of numbers align right, others left. Ends with a
-/// newline. `markdown` draws the pipes that Markdown wants.
+/// Formats rows of cells; the first row is the header. Columns of numbers are right-aligned. Ends with a
+/// newline. `markdown` draws a Markdown table.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows, bool markdown);
 
 std::string FormatBytes(double bytes);  ///< "1.50 GiB"

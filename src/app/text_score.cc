@@ -14,10 +14,10 @@ int32_t ArgMax(std::span<const float> values) {
 double Divergence(std::span<const float> from, std::span<const float> to) {
   double sum = 0;
   for (size_t i = 0; i < from.size(); ++i) sum += std::exp(from[i]) * (static_cast<double>(from[i]) - to[i]);
-  return std::max(0.0, sum);  // rounding
+  return std::max(0.0, sum);  // guards against rounding
 }
 
-// One run over a text; rows of a chunk are worked on in parallel.
+// One run over a text. Rows of a chunk are processed in parallel.
 class Scorer {
  public:
   Scorer(runtime::ThreadPool& threads, const ScoredText& text, const ScoreSinks& sinks)
@@ -25,7 +25,7 @@ class Scorer {
 
   int64_t rows() const { return static_cast<int64_t>(score_.nll.size()); }
 
-  // Takes what the routers chose for a chunk's rows behind the first `skip`; the first is row `row`.
+  // Records the routers' choices for a chunk's rows after the first `skip`; the first is row `row`.
   void TakeRoutes(int64_t row, const models::RouteTap& tap, int64_t skip) {
     if (sinks_.save_routes != nullptr) sinks_.save_routes->Append(tap, skip);
     if (sinks_.base == nullptr || sinks_.base->routes() == nullptr) return;
@@ -34,7 +34,7 @@ class Scorer {
     score_.flips.Count(*sinks_.base->routes(), row - sinks_.base->first_routed(), routes_);
   }
 
-  // Takes rows [vocab] that predict tokens first, first + 1, ...
+  // Scores rows [vocab] that predict tokens first, first + 1, ...
   Status Take(int64_t first, std::span<const float> rows) {
     const int64_t count = static_cast<int64_t>(rows.size()) / text_.vocab;
     const size_t done = score_.nll.size();
@@ -79,9 +79,9 @@ class Scorer {
   runtime::ThreadPool& threads_;
   const ScoredText& text_;
   const ScoreSinks sinks_;
-  std::vector<Scratch> scratch_;  // one a worker
+  std::vector<Scratch> scratch_;  // one per worker
   std::vector<std::byte> encoded_;
-  RouteRecord routes_;  // of a chunk
+  RouteRecord routes_;  // routes of a chunk
   TextScore score_;
 };
 
@@ -97,7 +97,7 @@ void LogSoftmax(std::span<const float> logits, std::span<float> out) {
 
 std::vector<Window> WindowsOf(int64_t tokens, int window, int stride) {
   std::vector<Window> windows;
-  int64_t scored = 0;  // tokens before this one have counted, or can't
+  int64_t scored = 0;  // tokens before this one are done
   for (int64_t begin = 0; begin + 1 < tokens; begin += stride) {
     const int64_t end = std::min(tokens, begin + window);
     const int64_t first = std::max(scored, begin + 1);
@@ -146,7 +146,7 @@ Average Average::OfRuns(const std::vector<double>& values, const std::vector<int
 double StudentT975(int64_t freedom) {
   static constexpr double kFirst[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306};
   if (freedom <= std::ssize(kFirst)) return kFirst[freedom - 1];
-  // Cornish and Fisher's expansion around the normal quantile z.
+  // Cornish-Fisher expansion around the normal quantile z.
   constexpr double z = 1.959964;
   const auto n = static_cast<double>(freedom);
   return z + (z * z * z + z) / (4 * n) + (5 * std::pow(z, 5) + 16 * z * z * z + 3 * z) / (96 * n * n);

@@ -19,22 +19,22 @@ std::string Told(const std::vector<Window>& windows) {
   return told;
 }
 
-TEST(WindowsTest, ScoreEachTokenOnceWithWhatPrecedesIt) {
+TEST(WindowsTest, ScoreEachTokenOnceAfterAnotherToken) {
   EXPECT_EQ(Told(WindowsOf(10, 4, 4)), "[0,4) from 1; [4,8) from 5; [8,10) from 9; ");
   EXPECT_EQ(Told(WindowsOf(10, 4, 2)), "[0,4) from 1; [2,6) from 4; [4,8) from 6; [6,10) from 8; ");
   EXPECT_EQ(Told(WindowsOf(3, 100, 100)), "[0,3) from 1; ");
   EXPECT_EQ(Told(WindowsOf(9, 4, 4)),
-            "[0,4) from 1; [4,8) from 5; ");  // a token alone is predicted by nothing
+            "[0,4) from 1; [4,8) from 5; ");  // a single token has no predecessor
   EXPECT_EQ(Told(WindowsOf(2, 2, 1)), "[0,2) from 1; ");
 }
 
-TEST(AverageTest, IsMeanAndStandardErrorOfTheMean) {
+TEST(AverageTest, ReturnsMeanAndStandardError) {
   const Average average = Average::Of({1, 2, 3, 4});
   EXPECT_DOUBLE_EQ(average.mean, 2.5);
   EXPECT_DOUBLE_EQ(average.error, std::sqrt(5.0 / 3 / 4));
 }
 
-TEST(AverageTest, OfRunsCountsRunsAsIndependent) {
+TEST(AverageTest, OfRunsTreatsRunsAsIndependent) {
   const std::vector<double> values = {1, 2, 4, 3, 5, 3};  // mean 3; off by -2, 0, 2
   const Average average = Average::OfRuns(values, {1, 3, 2});
   EXPECT_DOUBLE_EQ(average.mean, 3);
@@ -44,8 +44,8 @@ TEST(AverageTest, OfRunsCountsRunsAsIndependent) {
   EXPECT_DOUBLE_EQ(Average::OfRuns(values, std::vector<int64_t>(6, 1)).error, Average::Of(values).error);
 }
 
-// Tables of Student's distribution.
-TEST(StudentTest, IsTheTables) {
+// Compares with tables of Student's distribution.
+TEST(StudentTest, MatchesTables) {
   for (const auto& [freedom, expected] :
        {std::pair(1, 12.706), std::pair(8, 2.306), std::pair(9, 2.262), std::pair(10, 2.228),
         std::pair(20, 2.086), std::pair(60, 2.000), std::pair(100000, 1.960)}) {
@@ -80,7 +80,7 @@ class TextScoreTest : public testing::Test {
   ScoredText text_;
 };
 
-TEST_F(TextScoreTest, CountsTheLogProbabilityOfEachTokenInItsWindow) {
+TEST_F(TextScoreTest, SumsTheLogProbabilityOfEachTokenInItsWindow) {
   const TextScore score = Score({});
   ASSERT_EQ(score.nll.size(), static_cast<size_t>(text_.rows));
   EXPECT_EQ(text_.rows, 129);
@@ -96,7 +96,7 @@ TEST_F(TextScoreTest, CountsTheLogProbabilityOfEachTokenInItsWindow) {
   }
 }
 
-TEST_F(TextScoreTest, AModelDoesNotDivergeFromItsOwnSavedPredictions) {
+TEST_F(TextScoreTest, DivergenceFromOwnSavedPredictionsIsZero) {
   const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "own.safetensors";
   for (const tensor::DType dtype : {tensor::DType::kF16, tensor::DType::kF32}) {
     auto writer = LogprobWriter::Create(path, text_, dtype);
@@ -110,8 +110,8 @@ TEST_F(TextScoreTest, AModelDoesNotDivergeFromItsOwnSavedPredictions) {
     EXPECT_EQ(base->text().window, 40);
     SavedRows rows(*base, RouteRecord());
     const TextScore again = Score({.base = &rows});
-    // f16 rounds a log-probability l by at most |l| 2^-11; here |l| < 16, so by 1/128, and the divergence is
-    // of second order in that. f32 is exact up to its own rounding.
+    // f16 rounds a log-probability l by at most |l| 2^-11. Here |l| < 16, so the error is below 1/128, and
+    // the divergence is of second order in it. f32 has only its own rounding error.
     const bool half = dtype == tensor::DType::kF16;
     EXPECT_LT(Average::Of(again.kl).mean, half ? 1.0 / 128 / 128 : 1e-6);
     for (size_t i = 0; i < saved.nll.size(); ++i) {
@@ -122,7 +122,7 @@ TEST_F(TextScoreTest, AModelDoesNotDivergeFromItsOwnSavedPredictions) {
   }
 }
 
-TEST_F(TextScoreTest, AModelDoesNotDivergeFromItself) {
+TEST_F(TextScoreTest, DivergenceFromItselfIsZero) {
   const auto own = *engine::Engine::Create(model_, kernels_, *threads_,
                                            {.kv_bytes = 1 << 20, .max_sequences = 1, .max_batch_tokens = 7});
   LockstepRows reference(*own, *threads_, text_);
@@ -134,7 +134,7 @@ TEST_F(TextScoreTest, AModelDoesNotDivergeFromItself) {
   EXPECT_EQ(score.windows, (std::vector<int64_t>{39, 15, 15, 15, 15, 15, 15}));
 }
 
-TEST_F(TextScoreTest, RefusesDamagedFiles) {
+TEST_F(TextScoreTest, RejectsDamagedFiles) {
   const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "damaged.safetensors";
   auto writer = LogprobWriter::Create(path, text_, tensor::DType::kF16);
   ASSERT_TRUE(writer.ok());
@@ -148,7 +148,7 @@ TEST_F(TextScoreTest, RefusesDamagedFiles) {
   std::filesystem::remove(path);
 }
 
-TEST_F(TextScoreTest, AnUnfinishedFileLeavesNothingBehind) {
+TEST_F(TextScoreTest, UnfinishedFileLeavesNothing) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "unfinished";
   std::filesystem::create_directory(folder);
   {

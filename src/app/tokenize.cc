@@ -1,4 +1,4 @@
-// `moesaic tokenize MODEL`: text to token ids and back, one JSON object a line.
+// `moesaic tokenize MODEL` converts text to token ids and back, one JSON object per line.
 #include <fmt/format.h>
 
 #include <iostream>
@@ -14,14 +14,14 @@ namespace {
 
 using nlohmann::json;
 
-struct Options {
+struct TokenizeFlags {
   std::string model;
   std::vector<std::string> texts;
   bool no_special = false;
   bool decode = false;
 };
 
-StatusOr<json> EncodeLine(const text::Tokenizer& tokenizer, const Options& options, const json& line) {
+StatusOr<json> EncodeLine(const text::Tokenizer& tokenizer, const TokenizeFlags& options, const json& line) {
   if (!line.is_object() || !line.contains("text") || !line["text"].is_string()) {
     return InvalidArgument("needs {{\"text\": \"...\"}}");
   }
@@ -30,7 +30,7 @@ StatusOr<json> EncodeLine(const text::Tokenizer& tokenizer, const Options& optio
   return json{{"ids", ids}};
 }
 
-StatusOr<json> DecodeLine(const text::Tokenizer& tokenizer, const Options& options, const json& line) {
+StatusOr<json> DecodeLine(const text::Tokenizer& tokenizer, const TokenizeFlags& options, const json& line) {
   if (!line.is_object() || !line.contains("ids") || !line["ids"].is_array()) {
     return InvalidArgument("needs {{\"ids\": [...]}}");
   }
@@ -46,7 +46,7 @@ StatusOr<json> DecodeLine(const text::Tokenizer& tokenizer, const Options& optio
   return json{{"text", text}};
 }
 
-Status RunTokenize(const Options& options) {
+Status RunTokenize(const TokenizeFlags& options) {
   ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, OpenTokenizer(options.model));
   const auto convert = options.decode ? DecodeLine : EncodeLine;
   for (const std::string& text : options.texts) {
@@ -62,7 +62,7 @@ Status RunTokenize(const Options& options) {
     const StatusOr<json> result = convert(tokenizer, options, parsed);
     if (!result.ok()) return Annotate(result.status(), fmt::format("line {}", number));
     Print("{}\n", result->dump());
-    RETURN_IF_ERROR(FlushOutput());  // whoever asks line by line waits for it
+    RETURN_IF_ERROR(FlushOutput());  // interactive callers wait for the line
   }
   return OkStatus();
 }
@@ -70,14 +70,14 @@ Status RunTokenize(const Options& options) {
 }  // namespace
 
 void AddTokenize(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TokenizeFlags>();
   Verb verb = root.AddVerb("tokenize", "Turn text into token ids, or back");
   AddModelPath(
       verb, options->model,
       "Hugging Face folder or id, .gguf file or packed file; a folder with tokenizer.json is enough");
   verb.AddOption("TEXT", options->texts, "Texts to encode; none: JSON lines from standard input");
   verb.AddFlag("--no-special", options->no_special,
-               "Add no BOS or EOS; with --decode: leave special tokens out");
+               "Do not add BOS or EOS; with --decode: omit special tokens");
   verb.AddFlag("--decode", options->decode, "Read {\"ids\": [...]} lines and write {\"text\": ...} lines");
   verb.Footer(
       "Examples:\n"

@@ -1,4 +1,4 @@
-// `moesaic tune`: measures on this machine what may be chosen without changing a result.
+// `moesaic tune` measures the fastest kernel choices on this machine, none of which change a result.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct TuneFlags {
   int threads = 0;
   std::string out;
 };
@@ -31,13 +31,12 @@ std::string FindingsText(const kernels::TuningResult& result) {
   return FormatTable(rows, false);
 }
 
-Status RunTune(const Options& options) {
+Status RunTune(const TuneFlags& options) {
   const InterruptGuard guard;
   ASSIGN_OR_RETURN(const std::unique_ptr<runtime::ThreadPool> threads, MakeThreads(options.threads));
   const std::string path = options.out.empty() ? TuningPath(threads->size()) : options.out;
   if (path.empty()) {
-    return InvalidArgument(
-        "neither XDG_CACHE_HOME nor HOME says where choices are kept; --out FILE names a file");
+    return InvalidArgument("neither XDG_CACHE_HOME nor HOME is set; use --out FILE");
   }
   ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(threads->size()));
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
@@ -52,27 +51,29 @@ Status RunTune(const Options& options) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code failure;
   if (!folder.empty()) std::filesystem::create_directories(folder, failure);
-  if (failure) return IoError("{}: can't make the folder: {}", folder.string(), failure.message());
+  if (failure) return IoError("{}: cannot create the folder: {}", folder.string(), failure.message());
   RETURN_IF_ERROR(runtime::WriteFileAtomically(path, TuningText(machine, result->tuning)));
   WriteOutput(FindingsText(*result));
-  Print("\nwritten to {}; models that are loaded with {} threads from now on use it\n", path,
-        threads->size());
+  Print("\nwritten to {}; models loaded with {} threads use it from now on\n", path, threads->size());
   return OkStatus();
 }
 
 }  // namespace
 
 void AddTune(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TuneFlags>();
   Verb verb = root.AddVerb("tune", "Measure which kernels and task sizes are fastest on this machine");
   AddThreadsFlag(verb, options->threads);
-  verb.AddOption("--out", options->out, "File to write; else MOESAIC_TUNING or one of the user's cache");
+  verb.AddOption("--out", options->out,
+                 "File to write; default: MOESAIC_TUNING, or a file in the user's cache");
   verb.Footer(
-      "Takes 10 to 60 seconds, best on a machine that does nothing else. Results of models are the same\n"
-      "to the bit whatever is chosen, and a choice is taken only where it wins by more than the noise.\n"
-      "Verbs that load a model read the file if it is of this machine and number of threads, each number\n"
-      "having one of its own; MOESAIC_TUNING=off or --no-tuning leave it alone, MOESAIC_TUNING=FILE names\n"
-      "another one. moesaic doctor says which is used for as many threads as there are cores.\n\n"
+      "Takes 10 to 60 seconds and should run on an idle machine. Choices never change a result, and a "
+      "choice\n"
+      "changes only if it is faster by more than the noise. Verbs that load a model read the file if it was\n"
+      "made on this machine; each number of threads has its own file. MOESAIC_TUNING=off or --no-tuning\n"
+      "disables it, and MOESAIC_TUNING=FILE selects another file. moesaic doctor reports the file that is "
+      "used\n"
+      "with one thread per core.\n\n"
       "Examples:\n"
       "  moesaic tune\n"
       "  moesaic tune --threads 8 --out tuning.json");

@@ -14,47 +14,47 @@ namespace {
 using nlohmann::json;
 
 constexpr char kOff[] = "off", kThreads[] = "threads";
-// TuningText writes less than 2 KiB, nested as deep as a cache of the machine's.
-constexpr size_t kMostBytes = 64 << 10;
-constexpr int kMostDepth = 4;
+// TuningText writes less than 2 KiB. Its nesting depth is that of a machine's caches.
+constexpr size_t kMaxBytes = 64 << 10;
+constexpr int kMaxDepth = 4;
 
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
 }
 
-// All of a file that a cache or an environment variable names: whatever it may be.
+// Reads a file that a cache or an environment variable names. It may be anything.
 StatusOr<std::string> ReadText(const std::string& path) {
   std::error_code ignored;
   const std::filesystem::file_status found = std::filesystem::status(path, ignored);
-  if (!std::filesystem::exists(found)) return NotFound("there is no such file");
+  if (!std::filesystem::exists(found)) return NotFound("the file does not exist");
   if (!std::filesystem::is_regular_file(found)) return InvalidArgument("not a regular file");
   std::ifstream file(path, std::ios::binary);
   if (!file) return IoError("it cannot be opened");
-  std::string text(kMostBytes + 1, '\0');
+  std::string text(kMaxBytes + 1, '\0');
   file.read(text.data(), std::ssize(text));
   if (file.bad()) return IoError("it cannot be read");
   text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMostBytes) return InvalidArgument("longer than {} bytes", kMostBytes);
+  if (text.size() > kMaxBytes) return InvalidArgument("longer than {} bytes", kMaxBytes);
   return text;
 }
 
-// Values are compared and copied by recursion, so that depth must have a bound.
+// Values are compared and copied recursively, so the depth must be bounded.
 StatusOr<json> ParseShallow(const std::string& text) {
   bool too_deep = false;
   const auto check = [&](int depth, json::parse_event_t event, const json&) {
     const bool opens =
         event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    if (opens && depth >= kMostDepth) too_deep = true;
+    if (opens && depth >= kMaxDepth) too_deep = true;
     return !too_deep;
   };
   json parsed = json::parse(text, check, /*allow_exceptions=*/false);
-  if (too_deep) return InvalidArgument("nested deeper than {} levels", kMostDepth);
+  if (too_deep) return InvalidArgument("nested deeper than {} levels", kMaxDepth);
   if (parsed.is_discarded()) return InvalidArgument("not JSON");
   return parsed;
 }
 
-// An integer of `object`; `value` stays as it is where there is none.
+// Reads an integer of `object`; `value` is unchanged if there is none.
 Status ReadInteger(const json& object, const char* key, auto* value) {
   const auto found = object.find(key);
   if (found == object.end()) return OkStatus();
@@ -85,9 +85,9 @@ Status CheckMachine(const json& stored, const json& machine) {
     const json found = stored.value(key, json());
     if (found == value) continue;
     if (std::string_view(key) == kThreads) {
-      return InvalidArgument("for {} threads, here are {}", found.dump(), value.dump());
+      return InvalidArgument("for {} threads, but this run has {}", found.dump(), value.dump());
     }
-    return InvalidArgument("of another machine: its \"{}\" is {}, here it is {}", key, found.dump(),
+    return InvalidArgument("for another machine: its \"{}\" is {}, but here it is {}", key, found.dump(),
                            value.dump());
   }
   return OkStatus();
@@ -124,9 +124,9 @@ std::string TuningPath(int threads) {
 
 json ChoicesJson(const kernels::Tuning& tuning) {
   json choices = {{"cut",
-                   {{"panel_bytes", tuning.cut.panel_bytes},
-                    {"row_bytes", tuning.cut.row_bytes},
-                    {"tasks_per_thread", tuning.cut.tasks_per_thread}}},
+                   {{"panel_bytes", tuning.tile_sizes.panel_bytes},
+                    {"row_bytes", tuning.tile_sizes.row_bytes},
+                    {"tasks_per_thread", tuning.tile_sizes.tasks_per_thread}}},
                   {"few_below", json::object()}};
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (!tuning.few_below[f].has_value()) continue;
@@ -149,9 +149,9 @@ StatusOr<kernels::Tuning> ParseTuning(const std::string& text, const json& machi
   kernels::Tuning tuning;
   const json cut = parsed.value("cut", json::object());
   RETURN_IF_ERROR(CheckKeys(cut, "\"cut\"", {"panel_bytes", "row_bytes", "tasks_per_thread"}));
-  RETURN_IF_ERROR(ReadInteger(cut, "panel_bytes", &tuning.cut.panel_bytes));
-  RETURN_IF_ERROR(ReadInteger(cut, "row_bytes", &tuning.cut.row_bytes));
-  RETURN_IF_ERROR(ReadInteger(cut, "tasks_per_thread", &tuning.cut.tasks_per_thread));
+  RETURN_IF_ERROR(ReadInteger(cut, "panel_bytes", &tuning.tile_sizes.panel_bytes));
+  RETURN_IF_ERROR(ReadInteger(cut, "row_bytes", &tuning.tile_sizes.row_bytes));
+  RETURN_IF_ERROR(ReadInteger(cut, "tasks_per_thread", &tuning.tile_sizes.tasks_per_thread));
   const json few = parsed.value("few_below", json::object());
   if (!few.is_object()) return InvalidArgument("\"few_below\" must be an object");
   for (const auto& [name, value] : few.items()) {
@@ -182,8 +182,9 @@ StatusOr<TuningState> TuneKernels(bool wanted, const json& machine, kernels::Ker
   const Status applied = apply();
   if (applied.ok()) return TuningState{"tuned by " + path};
   if (!named.empty()) return Annotate(applied, fmt::format("MOESAIC_TUNING={}", path));
-  return TuningState{.text = fmt::format("not tuned: {} is ignored: {}; moesaic tune makes a new one", path,
-                                         Message(applied)),
+  return TuningState{.text = fmt::format("not tuned: {} is ignored: {}; run moesaic tune to make a new "
+                                         "one",
+                                         path, Message(applied)),
                      .ignored = true};
 }
 

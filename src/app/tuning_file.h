@@ -1,4 +1,4 @@
-// The choices of `moesaic tune` (kernels/tuning.h) in a file, for the machine that they were measured on.
+// Stores the choices of `moesaic tune` (kernels/tuning.h) in a file for the machine they were measured on.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,29 +11,29 @@
 
 namespace moesaic::app {
 
-/// What choices hold for: processor, instruction sets, caches, threads and the version of the kernels.
+/// Returns the conditions of the choices: CPU, instruction sets, caches, threads and kernel version.
 nlohmann::json TuningMachine(const runtime::Topology& topology, const runtime::CpuFeatures& cpu, int threads);
 
-/// MOESAIC_TUNING if it names a file, else moesaic/tuning-THREADS.json below XDG_CACHE_HOME or ~/.cache; ""
-/// if there is no home.
+/// Returns MOESAIC_TUNING if it names a file, else moesaic/tuning-THREADS.json in XDG_CACHE_HOME or ~/.cache;
+/// "" without a home folder.
 std::string TuningPath(int threads);
 
-/// "cut" and "few_below", as in the file.
+/// Returns "cut" and "few_below" in the form of the file.
 nlohmann::json ChoicesJson(const kernels::Tuning& tuning);
-/// The file's text, and back. Parsing fails with what is wrong, or with what differs if the choices are of
-/// another machine or number of threads.
+/// Formats and parses the file. Parsing fails if the text is invalid, or if the choices belong to another
+/// machine or number of threads; the error names the difference.
 std::string TuningText(const nlohmann::json& machine, const kernels::Tuning& tuning);
 StatusOr<kernels::Tuning> ParseTuning(const std::string& text, const nlohmann::json& machine);
 
-/// What became of the file: "tuned by /path", or "not tuned" and why.
+/// Outcome of reading the file: "tuned by /path", or "not tuned" with the reason.
 struct TuningState {
   std::string text;
-  bool ignored = false;  // there is one, and it is damaged or of another machine
+  bool ignored = false;  // a file exists but is damaged or belongs to another machine
 };
 
-/// Puts the file's choices into `table`. Without `wanted`, with MOESAIC_TUNING=off and without a file nothing
-/// is done. A file that is damaged or of another machine is left alone; one that MOESAIC_TUNING names must be
-/// good, or TuneKernels fails.
+/// Applies the file's choices to `table`. Does nothing without `wanted`, with MOESAIC_TUNING=off, or without
+/// a file. A damaged file, or one of another machine, is ignored, except that a file named by MOESAIC_TUNING
+/// must be valid.
 StatusOr<TuningState> TuneKernels(bool wanted, const nlohmann::json& machine, kernels::KernelTable& table);
 
 }  // namespace moesaic::app

@@ -36,7 +36,7 @@ class TuningFileTest : public testing::Test {
   }
   void Write(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
 
-  // "" or the error, of a good file that is changed by an RFC 7386 patch.
+  // Returns the error of a good file after an RFC 7386 patch, or "".
   std::string ErrorWith(const char* patch) {
     auto text = nlohmann::json::parse(TuningText(machine_, {}));
     text.merge_patch(nlohmann::json::parse(patch));
@@ -47,17 +47,17 @@ class TuningFileTest : public testing::Test {
   nlohmann::json machine_ = TuningMachine(Machine(), {.avx2 = true}, 0);
 };
 
-TEST_F(TuningFileTest, ReadsWhatItWrote) {
+TEST_F(TuningFileTest, RoundTrips) {
   kernels::Tuning tuning;
-  tuning.cut.panel_bytes = 1 << 20;
-  tuning.cut.tasks_per_thread = 7;
+  tuning.tile_sizes.panel_bytes = 1 << 20;
+  tuning.tile_sizes.tasks_per_thread = 7;
   tuning.few_below[static_cast<int>(tensor::PackedFormat::kI8)] = 8;
   tuning.few_below[static_cast<int>(tensor::PackedFormat::kQ6K)] = 0;
   EXPECT_EQ(*ParseTuning(TuningText(machine_, tuning), machine_), tuning);
   EXPECT_EQ(machine_["threads"], 4);
 }
 
-TEST_F(TuningFileTest, RefusesDamagedText) {
+TEST_F(TuningFileTest, RejectsDamagedText) {
   EXPECT_EQ(ErrorWith("{}"), "");
   EXPECT_EQ(Message(ParseTuning("", machine_).status()), "not JSON");
   EXPECT_EQ(Message(ParseTuning("{\"machine\": ", machine_).status()), "not JSON");
@@ -71,8 +71,8 @@ TEST_F(TuningFileTest, RefusesDamagedText) {
   EXPECT_EQ(ErrorWith(R"({"machine": null})"), "\"machine\" must be an object");
 }
 
-// Deep enough for the stack to end, were it followed.
-TEST_F(TuningFileTest, RefusesDeepText) {
+// Recursive parsing of this depth would overflow the stack.
+TEST_F(TuningFileTest, RejectsDeepNesting) {
   const auto error = [&](const std::string& text) { return Message(ParseTuning(text, machine_).status()); };
   constexpr int kDeep = 1 << 20;
   const std::string open(kDeep, '['), close(kDeep, ']');
@@ -81,10 +81,10 @@ TEST_F(TuningFileTest, RefusesDeepText) {
     EXPECT_EQ(error(text), "nested deeper than 4 levels");
   }
   EXPECT_EQ(error(R"({"machine": {"caches": [{"bytes": [1]}]}})"), "nested deeper than 4 levels");
-  EXPECT_THAT(error(R"({"machine": {"caches": [{"bytes": 1}]}})"), HasSubstr("of another machine"));
+  EXPECT_THAT(error(R"({"machine": {"caches": [{"bytes": 1}]}})"), HasSubstr("for another machine"));
 }
 
-TEST_F(TuningFileTest, IsOfOneMachine) {
+TEST_F(TuningFileTest, BelongsToOneMachine) {
   const auto error = [&](const nlohmann::json& here) {
     const auto parsed = ParseTuning(TuningText(machine_, {}), here);
     return parsed.ok() ? "" : Message(parsed.status());
@@ -92,10 +92,10 @@ TEST_F(TuningFileTest, IsOfOneMachine) {
   runtime::Topology other = Machine();
   other.cpu_model = "Another";
   EXPECT_EQ(error(TuningMachine(other, {.avx2 = true}, 0)),
-            "of another machine: its \"processor\" is \"A processor\", here it is \"Another\"");
+            "for another machine: its \"processor\" is \"A processor\", but here it is \"Another\"");
   EXPECT_THAT(error(TuningMachine(Machine(), {.avx2 = true, .avx_vnni = true}, 0)),
               HasSubstr("instruction_sets"));
-  EXPECT_EQ(error(TuningMachine(Machine(), {.avx2 = true}, 3)), "for 4 threads, here are 3");
+  EXPECT_EQ(error(TuningMachine(Machine(), {.avx2 = true}, 3)), "for 4 threads, but this run has 3");
   other = Machine();
   other.caches[0].bytes = 1 << 20;
   EXPECT_THAT(error(TuningMachine(other, {.avx2 = true}, 0)), HasSubstr("caches"));
@@ -104,33 +104,33 @@ TEST_F(TuningFileTest, IsOfOneMachine) {
   EXPECT_THAT(error(newer), HasSubstr("\"kernels\""));
 }
 
-TEST_F(TuningFileTest, WhichFileIsRead) {
+TEST_F(TuningFileTest, SelectsTheFile) {
   const std::string cached = folder_ + "/moesaic/tuning-4.json", named = folder_ + "/named.json";
   kernels::KernelTable table = kernels::SelectKernels({});
   EXPECT_EQ(TuningPath(4), cached);
   EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("moesaic tune was not run"));
   kernels::Tuning tuning;
-  tuning.cut.tasks_per_thread = 9;
+  tuning.tile_sizes.tasks_per_thread = 9;
   Write(cached, TuningText(machine_, tuning));
   EXPECT_EQ(TuneKernels(false, machine_, table)->text, "not tuned: --no-tuning");
   setenv("MOESAIC_TUNING", "off", 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "not tuned: MOESAIC_TUNING=off");
-  EXPECT_EQ(table.cut, kernels::CutSizes{});
+  EXPECT_EQ(table.tile_sizes, kernels::TileSizes{});
   setenv("MOESAIC_TUNING", "", 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + cached);
-  EXPECT_EQ(table.cut.tasks_per_thread, 9);
+  EXPECT_EQ(table.tile_sizes.tasks_per_thread, 9);
   const nlohmann::json three = TuningMachine(Machine(), {.avx2 = true}, 3);
   EXPECT_EQ(TuneKernels(true, three, table)->text,
             "not tuned: moesaic tune was not run on this machine with 3 threads");
-  tuning.cut.tasks_per_thread = 5;
+  tuning.tile_sizes.tasks_per_thread = 5;
   Write(named, TuningText(machine_, tuning));
   setenv("MOESAIC_TUNING", named.c_str(), 1);
   EXPECT_EQ(TuneKernels(true, machine_, table)->text, "tuned by " + named);
-  EXPECT_EQ(table.cut.tasks_per_thread, 5);
+  EXPECT_EQ(table.tile_sizes.tasks_per_thread, 5);
 }
 
-// What is no file of choices at all: a folder, standard input's name, and a file without an end to speak of.
-TEST_F(TuningFileTest, ReadsSmallRegularFilesAlone) {
+// Tries a folder, the name of standard input, and an endless file.
+TEST_F(TuningFileTest, ReadsOnlySmallRegularFiles) {
   const std::string cached = folder_ + "/moesaic/tuning-4.json";
   kernels::KernelTable table = kernels::SelectKernels({});
   const auto named_error = [&](const std::string& path) {
@@ -139,7 +139,7 @@ TEST_F(TuningFileTest, ReadsSmallRegularFilesAlone) {
     unsetenv("MOESAIC_TUNING");
     return error;
   };
-  EXPECT_EQ(named_error("-"), "MOESAIC_TUNING=-: there is no such file");
+  EXPECT_EQ(named_error("-"), "MOESAIC_TUNING=-: the file does not exist");
   EXPECT_EQ(named_error("/dev/zero"), "MOESAIC_TUNING=/dev/zero: not a regular file");
   std::filesystem::create_directory(cached);
   EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("is ignored: not a regular file"));
@@ -152,8 +152,8 @@ TEST_F(TuningFileTest, ReadsSmallRegularFilesAlone) {
   EXPECT_THAT(TuneKernels(true, machine_, table)->text, HasSubstr("is ignored: longer than 65536 bytes"));
 }
 
-// A bad file of the cache is left alone; one that somebody named is an error.
-TEST_F(TuningFileTest, ABadFileIsNoCrash) {
+// A bad file of the cache is ignored; one that MOESAIC_TUNING names is an error.
+TEST_F(TuningFileTest, BadFilesNeverCrash) {
   const std::string cached = folder_ + "/moesaic/tuning-4.json";
   kernels::KernelTable table = kernels::SelectKernels({});
   for (const char* text : {"", "{", R"({"machine": {}})", R"({"cut": 3})"}) {
@@ -166,11 +166,11 @@ TEST_F(TuningFileTest, ABadFileIsNoCrash) {
     unsetenv("MOESAIC_TUNING");
   }
   kernels::Tuning wild;
-  wild.cut.tasks_per_thread = 1000;
+  wild.tile_sizes.tasks_per_thread = 1000;
   Write(cached, TuningText(machine_, wild));
   EXPECT_THAT(TuneKernels(true, machine_, table)->text,
               HasSubstr("tasks_per_thread must be in [1, 64], found 1000"));
-  EXPECT_EQ(table.cut, kernels::CutSizes{});
+  EXPECT_EQ(table.tile_sizes, kernels::TileSizes{});
   setenv("MOESAIC_TUNING", "/nowhere/tuning.json", 1);
   EXPECT_THAT(Message(TuneKernels(true, machine_, table).status()), HasSubstr("/nowhere/tuning.json"));
 }

@@ -12,14 +12,14 @@
 namespace moesaic::app {
 namespace {
 
-// "NAME<separator>REST" as its two halves; an empty NAME where the separator is missing.
+// Splits "NAME<separator>REST". NAME is empty if the separator is missing.
 std::pair<std::string, std::string> Split(const std::string& text, std::string_view separator) {
   const size_t at = text.find(separator);
   if (at == std::string::npos) return {"", text};
   return {text.substr(0, at), text.substr(at + separator.size())};
 }
 
-// "--cuont (did you mean --count?)", or `shown` alone when no name is near to `word`.
+// Returns "--cuont (did you mean --count?)", or `shown` alone if no name is near `word`.
 std::string WithNearest(const std::string& word, const std::string& shown,
                         const std::vector<std::string>& names) {
   const std::string nearest = NearestName(word, names);
@@ -41,11 +41,11 @@ std::string UnknownFlag(const CLI::App& verb, const std::string& word) {
 std::string What(const CLI::App& root, const CLI::App& verb, const CLI::ParseError& error) {
   std::string text = error.what();
   const std::vector<std::string> extras = root.remaining(/*recurse=*/true);
-  // CLI11 tells of a flag that is not there as of an argument too many, and of what is missing before that.
+  // CLI11 reports an unknown flag as an extra argument, after missing arguments.
   const auto flag = std::find_if(extras.begin(), extras.end(),
                                  [](const std::string& word) { return word.size() > 1 && word[0] == '-'; });
   if (flag != extras.end()) return UnknownFlag(verb, *flag);
-  // Without a verb CLI11 asks for one first.
+  // Without a verb, CLI11 first reports the missing verb.
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
       (root.get_subcommands().empty() && !extras.empty())) {
     return extras.empty() ? "too many arguments" : fmt::format("unexpected argument \"{}\"", extras.front());
@@ -57,7 +57,7 @@ std::string What(const CLI::App& root, const CLI::App& verb, const CLI::ParseErr
     const auto [name, value] = Split(Split(text, "Could not convert: ").second, " = ");
     if (!name.empty()) return fmt::format("{} must be a number, found \"{}\"", name, value);
   }
-  for (const char* begin : {": Path ", ": File ", ": Value "}) {  // sentences begin small behind a colon
+  for (const char* begin : {": Path ", ": File ", ": Value "}) {  // lower case after a colon
     if (const size_t at = text.find(begin); at != std::string::npos) {
       text[at + 2] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[at + 2])));
     }

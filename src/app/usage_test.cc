@@ -8,7 +8,7 @@
 namespace moesaic::app {
 namespace {
 
-// What is said about `words` behind "moesaic" by a verb with a flag or two.
+// Returns the usage line for `words` after "moesaic", for a verb with some flags.
 std::string LineFor(std::vector<std::string> words) {
   CLI::App root{"", "moesaic"};
   root.require_subcommand(1);
@@ -29,7 +29,7 @@ std::string LineFor(std::vector<std::string> words) {
   return "";
 }
 
-TEST(UsageLine, NamesTheFlagWhatIsWrongAndWhereHelpIs) {
+TEST(UsageLine, NamesTheFlagTheFaultAndTheHelp) {
   const std::string help = "; see moesaic run --help\n";
   EXPECT_EQ(LineFor({"run", "m", "--count", "3"}), "");
   EXPECT_EQ(LineFor({"run"}), "moesaic run: MODEL is required" + help);

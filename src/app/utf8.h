@@ -9,10 +9,10 @@ namespace moesaic::app {
 void AppendUtf8(char32_t code, std::string* text);
 std::string ToUtf8(std::wstring_view text);
 
-/// Collects the bytes of one character after another.
+/// Decodes one byte after another.
 class Utf8Decoder {
  public:
-  /// True when `byte` completes a character, which is then in `code`; U+FFFD for bytes that are not UTF-8.
+  /// Returns true if `byte` completes a character, which is then in `code`. Invalid bytes give U+FFFD.
   bool Push(unsigned char byte, char32_t* code);
 
  private:

@@ -1,17 +1,16 @@
-// The pattern of a verb: one file declares its flags and what to run once they are
-// parsed.
+// The pattern of a verb. One file declares its flags and the function to run after parsing.
 //
 //   void AddTokenize(Verb& root, VerbRun& run) {
 //     auto options = std::make_shared<Options>();
 //     Verb verb = root.AddVerb("tokenize", "Turn text into token ids, or back");
 //     verb.AddOption("model", options->model, "...").Required();
-//     verb.Footer("Examples:\n  moesaic tokenize ...");
+//     verb.Footer("Examples: moesaic tokenize ...");
 //     verb.OnParsed([options, &run] { run = [options] { return RunTokenize(*options); }; });
 //   }
 //
-// A verb returns a Status; main prints its message behind "moesaic VERB: " and turns it into an exit code:
-// 0 done, 1 failed, 2 usage, 128 and the number of the signal that interrupted it. output.h takes what it
-// writes.
+// A verb returns a Status. main prints its message after "moesaic VERB: " and converts it to an exit code: 0
+// done, 1 failed, 2 usage, 128 plus the number of the signal that interrupted it. Output goes through
+// output.h.
 #pragma once
 
 #include <functional>

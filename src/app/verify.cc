@@ -1,4 +1,4 @@
-// `moesaic verify DIR --source MODEL`: holds a quantized folder against the checkpoint it was made from.
+// `moesaic verify DIR --source MODEL` compares a quantized folder with the checkpoint it was made from.
 #include "quantizer/verify.h"
 
 #include <fmt/format.h>
@@ -12,17 +12,17 @@
 #include "app/table.h"
 #include "app/verb.h"
 #include "models/model_info.h"
-#include "quantizer/loader_rules.h"
+#include "quantizer/format/loader_rules.h"
 
 namespace moesaic::app {
 namespace {
 
-struct Options {
+struct VerifyFlags {
   std::string model, source, loader;
   int threads = 0;
 };
 
-void PrintReport(const Options& options, const quantizer::VerifyReport& report) {
+void PrintVerifyReport(const VerifyFlags& options, const quantizer::VerifyReport& report) {
   Print("{}: all {} are, to the byte, what {} makes of {}: {} linears rounded, {} other tensors\n",
         options.model, FormatBytes(static_cast<double>(report.bytes)), report.settings.Json().dump(),
         options.source, report.rounded, report.other);
@@ -35,7 +35,7 @@ void PrintReport(const Options& options, const quantizer::VerifyReport& report) 
   Print("{}", FormatTable(rows, /*markdown=*/false));
 }
 
-Status CheckSource(const Options& options, const checkpoint::Checkpoint& quantized) {
+Status CheckSource(const VerifyFlags& options, const checkpoint::Checkpoint& quantized) {
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.source));
@@ -49,11 +49,11 @@ Status CheckSource(const Options& options, const checkpoint::Checkpoint& quantiz
     };
     ASSIGN_OR_RETURN(report, quantizer::Verify(quantized, *source, kernels, *pool, show));
   }
-  PrintReport(options, report);
+  PrintVerifyReport(options, report);
   return OkStatus();
 }
 
-Status RunVerify(const Options& options) {
+Status RunVerify(const VerifyFlags& options) {
   ASSIGN_OR_RETURN(const auto quantized, checkpoint::Checkpoint::Open(options.model));
   if (!options.source.empty()) RETURN_IF_ERROR(CheckSource(options, *quantized));
   if (options.loader.empty()) return OkStatus();
@@ -70,20 +70,22 @@ Status RunVerify(const Options& options) {
 }  // namespace
 
 void AddVerify(Verb& root, VerbRun& run) {
-  auto options = std::make_shared<Options>();
-  Verb verb = root.AddVerb("verify", "Hold a quantized folder against the checkpoint it was made from");
-  AddModelPath(verb, options->model, "A folder that moesaic quantize wrote");
+  auto options = std::make_shared<VerifyFlags>();
+  Verb verb = root.AddVerb("verify", "Compare a quantized folder with the checkpoint it was made from");
+  AddModelPath(verb, options->model, "Folder that moesaic quantize wrote");
   verb.AddOption("--source", options->source,
-                 "The checkpoint it was made from: every tensor is read and compared")
+                 "Checkpoint it was made from; every tensor is read and compared")
       .Transform(ResolveModelPath);
-  verb.AddOption("--loader", options->loader, "Tell whether this program takes its schemes").OneOf({"vllm"});
+  verb.AddOption("--loader", options->loader, "Report whether this program loads its schemes")
+      .OneOf({"vllm"});
   AddThreadsFlag(verb, options->threads);
   verb.Footer(
-      "Every byte must be what the settings in the files' metadata make of the source, and every linear, "
-      "read as\n"
-      "models are loaded, as near to it as its grid allows. Codes that calibration decided are held to the\n"
-      "checksums in quantize.json instead.\n\n"
-      "Example:\n  moesaic verify tiny-w4a16 --source models/moesaic-tiny --loader vllm");
+      "Checks that every byte equals the result of the settings in the files' metadata, applied to the\n"
+      "source. Checks also that every linear, read as models are loaded, is as near to the source as its "
+      "grid\n"
+      "allows. Calibrated codes are compared with the checksums in quantize.json instead.\n\n"
+      "Example:\n"
+      "  moesaic verify tiny-w4a16 --source models/moesaic-tiny --loader vllm");
   verb.OnParsed([options, &run] {
     if (options->source.empty() && options->loader.empty()) {
       FailUsage("--source MODEL or --loader PROGRAM is required");

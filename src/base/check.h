@@ -1,4 +1,4 @@
-// Checks for our own bugs. A user's input is never checked with these: it gets a Status.
+// Checks that abort on a bug of this program. Invalid user input returns a Status instead.
 #pragma once
 
 #include <fmt/format.h>

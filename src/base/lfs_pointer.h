@@ -1,4 +1,4 @@
-// Recognizes the small text that git leaves in place of a large file when Git LFS has not fetched it.
+// Recognizes Git LFS pointers: the short text that git checks out when Git LFS has not fetched a file.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace moesaic::base {
 
 inline constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/";
 
-/// DataLoss with the command to run when `begin`, the first bytes of `file`, is that of a pointer.
+/// Returns DataLoss with the command to run if `begin`, the first bytes of `file`, is an LFS pointer.
 inline Status CheckFetched(std::string_view begin, const std::string& file) {
   if (!begin.starts_with(kLfsPointer)) return OkStatus();
   return DataLoss(

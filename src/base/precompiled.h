@@ -1,5 +1,5 @@
-// Headers that most units include, parsed once for each set of compiler flags (target moesaic_precompiled). A unit
-// still includes what it uses: without precompiled headers the tree builds the same.
+// Headers that most units include, parsed once per set of compiler flags (target moesaic_precompiled). Each
+// unit still includes the headers it uses, so the tree also builds without precompiled headers.
 #pragma once
 
 #include <absl/status/status.h>

@@ -1,4 +1,4 @@
-// Whole numbers of units.
+// Integer division and rounding to whole units.
 #pragma once
 
 #include <concepts>
@@ -6,13 +6,13 @@
 
 namespace moesaic::base {
 
-/// How many units of `unit` > 0 hold `count` >= 0: 5 by 4 are 2.
+/// Returns the number of units of size `unit` > 0 that hold `count` >= 0: CeilDiv(5, 4) is 2.
 template <std::integral A, std::integral B>
 constexpr std::common_type_t<A, B> CeilDiv(A count, B unit) {
   return (count + unit - 1) / unit;
 }
 
-/// The least multiple of `unit` > 0 that is not less than `count` >= 0.
+/// Returns the smallest multiple of `unit` > 0 that is at least `count` >= 0.
 template <std::integral A, std::integral B>
 constexpr std::common_type_t<A, B> RoundUp(A count, B unit) {
   return CeilDiv(count, unit) * unit;

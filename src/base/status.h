@@ -1,4 +1,4 @@
-// Errors across rooms: absl::Status with messages that name what, where and what to do.
+// Errors across rooms: absl::Status with messages that name the error, its location and the remedy.
 #pragma once
 
 #include <absl/status/status.h>
@@ -16,56 +16,57 @@ using absl::StatusOr;
 
 inline Status OkStatus() { return absl::OkStatus(); }
 
-/// Returns `status`'s message as a std::string (the distribution's absl has a string_view of its own).
+/// Returns the message of `status` as a std::string. (absl::string_view is not std::string_view in every
+/// distribution's build.)
 inline std::string Message(const Status& status) { return std::string(status.message()); }
 
-/// A status whose message is the formatted text. The functions below check the format at compile time and
-/// leave the formatting to this one, so that their many callers stay small.
+/// Returns a status whose message is the formatted text. The templates below check the format at compile time
+/// and call this function, so that their many callers stay small.
 Status FormatStatus(StatusCode code, fmt::string_view format, fmt::format_args args);
 
-/// The user's input is wrong; the message ends with the value that was wrong.
+/// The user's input is wrong; the message ends with the wrong value.
 template <typename... Args>
 Status InvalidArgument(fmt::format_string<Args...> format, Args&&... args) {
   return FormatStatus(StatusCode::kInvalidArgument, format, fmt::make_format_args(args...));
 }
 
-/// A file, tensor or option that was asked for does not exist.
+/// A requested file, tensor or option does not exist.
 template <typename... Args>
 Status NotFound(fmt::format_string<Args...> format, Args&&... args) {
   return FormatStatus(StatusCode::kNotFound, format, fmt::make_format_args(args...));
 }
 
-/// The input is well formed, but asks for something this build does not do.
+/// The input is well formed but requests a feature that this build does not support.
 template <typename... Args>
 Status Unimplemented(fmt::format_string<Args...> format, Args&&... args) {
   return FormatStatus(StatusCode::kUnimplemented, format, fmt::make_format_args(args...));
 }
 
-/// A file is damaged or cut short.
+/// A file is damaged or truncated.
 template <typename... Args>
 Status DataLoss(fmt::format_string<Args...> format, Args&&... args) {
   return FormatStatus(StatusCode::kDataLoss, format, fmt::make_format_args(args...));
 }
 
-/// Memory, blocks or another budget ran out.
+/// Memory, blocks or another budget are exhausted.
 template <typename... Args>
 Status ResourceExhausted(fmt::format_string<Args...> format, Args&&... args) {
   return FormatStatus(StatusCode::kResourceExhausted, format, fmt::make_format_args(args...));
 }
 
-/// The operating system refused (I/O error, permission, full disk).
+/// The operating system returned an error (I/O error, permission, full disk).
 template <typename... Args>
 Status IoError(fmt::format_string<Args...> format, Args&&... args) {
   return FormatStatus(StatusCode::kUnavailable, format, fmt::make_format_args(args...));
 }
 
-/// Work was stopped on request.
+/// Work was cancelled on request.
 template <typename... Args>
 Status Cancelled(fmt::format_string<Args...> format, Args&&... args) {
   return FormatStatus(StatusCode::kCancelled, format, fmt::make_format_args(args...));
 }
 
-/// Puts `where` in front of a failed status's message: "where: message".
+/// Prefixes a failed status's message with `where`: "where: message".
 Status Annotate(const Status& status, const std::string& where);
 
 }  // namespace moesaic

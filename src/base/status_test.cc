@@ -23,7 +23,7 @@ TEST(Status, CarriesTheFaultyValue) {
   EXPECT_EQ(Message(CheckQuarter(6, &quarter)), "expected an even number, found 3");
 }
 
-TEST(Status, AnnotatePutsThePlaceInFront) {
+TEST(Status, AnnotatePrefixesLocation) {
   const Status status = Annotate(Half(3).status(), "config.json");
   EXPECT_EQ(Message(status), "config.json: expected an even number, found 3");
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);

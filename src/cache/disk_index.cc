@@ -6,35 +6,26 @@
 
 namespace moesaic::cache {
 
-DiskIndex::DiskIndex(const BlockHasher& hasher) : hasher_(hasher) {}
+DiskIndex::DiskIndex(const prefix::KeyedHasher& hasher) : index_(kKvBlockTokens, hasher) {}
 DiskIndex::~DiskIndex() = default;
 
-uint64_t DiskIndex::HashBehind(const DiskBlock* parent, std::string_view name,
-                               std::span<const int32_t> tokens) const {
-  return hasher_.Next(parent == nullptr ? hasher_.Root(name) : parent->hash, tokens);
-}
-
-DiskBlock* DiskIndex::Next(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens) const {
-  const auto it = by_hash_.find(HashBehind(parent, name, tokens));
-  if (it == by_hash_.end()) return nullptr;
-  for (DiskBlock* block = it->second; block != nullptr; block = block->twin) {
-    if (block->parent == parent && (parent != nullptr || block->name == name) &&
-        std::ranges::equal(block->tokens, tokens)) {
-      return block;
-    }
+DiskBlock* DiskIndex::Next(const DiskBlock* parent, std::string_view name,
+                           std::span<const int32_t> tokens) const {
+  Index::Position at;
+  if (parent != nullptr) {
+    at = index_.position(parent->node);
+  } else if (at.node = index_.FindRoot(name); at.node == nullptr) {
+    return nullptr;
   }
-  return nullptr;
+  at = index_.Next(at, tokens);
+  return at ? index_.payload(index_.IdAt(at)) : nullptr;
 }
 
 std::vector<DiskBlock*> DiskIndex::Find(std::string_view name, std::span<const int32_t> tokens) const {
   std::vector<DiskBlock*> chain;
-  DiskBlock* last = nullptr;
-  for (size_t i = 0; i + kBlockTokens <= tokens.size(); i += kBlockTokens) {
-    const auto block = tokens.subspan(i, kBlockTokens);
-    last = Next(last, name, block);
-    if (last == nullptr) break;
-    chain.push_back(last);
-  }
+  index_.Walk(name, tokens, [&](std::span<const int32_t> nodes) {
+    for (const int32_t node : nodes) chain.push_back(index_.payload(node));
+  });
   return chain;
 }
 
@@ -44,44 +35,39 @@ int DiskIndex::CountStored(std::string_view name, std::span<const int32_t> token
   return static_cast<int>(end - chain.begin());
 }
 
-DiskBlock& DiskIndex::Add(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens,
+DiskBlock& DiskIndex::Add(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens,
                           SlotPlace place, uint64_t id) {
-  MOESAIC_CHECK_EQ(tokens.size(), size_t{kBlockTokens});
-  MOESAIC_CHECK(parent == nullptr || !parent->gone);
+  MOESAIC_CHECK(parent == nullptr || !parent->removed);
   auto made = std::make_unique<DiskBlock>();
   DiskBlock& block = *made;
   block.id = id;
-  block.parent = parent;
-  block.hash = HashBehind(parent, name, tokens);
-  std::ranges::copy(tokens, block.tokens.begin());
-  if (parent == nullptr) block.name = name;
+  block.node = index_.NewId();
   block.place = place;
   block.last_use = parent == nullptr ? now_ : parent->last_use;
   MOESAIC_CHECK(by_id_.emplace(id, std::move(made)).second);
-  DiskBlock*& first = by_hash_[block.hash];
-  block.twin = first;
-  first = &block;
-  if (parent != nullptr) {
-    Withdraw(*parent);
-    block.next = parent->first_child;
-    if (block.next != nullptr) block.next->previous = &block;
-    parent->first_child = &block;
-  }
-  ++blocks_;
+  if (parent != nullptr) Withdraw(*parent);
+  const auto at =
+      parent == nullptr ? Index::Position{.node = &index_.AddRoot(name)} : index_.position(parent->node);
+  index_.Append(at, block.node, tokens, &block, /*extend=*/true);
   return block;
 }
 
-bool DiskIndex::CanGo(const DiskBlock& block) const {
-  return block.stored && !block.gone && block.pins == 0 && block.first_child == nullptr;
+DiskBlock* DiskIndex::Parent(const DiskBlock& block) const {
+  const int32_t parent = index_.Parent(block.node);
+  return parent < 0 ? nullptr : index_.payload(parent);
+}
+
+bool DiskIndex::CanEvict(const DiskBlock& block) const {
+  return block.stored && !block.removed && block.pins == 0 && index_.Follower(block.node) < 0;
 }
 
 void DiskIndex::Offer(const DiskBlock& block) {
-  if (CanGo(block)) leaves_.emplace(block.last_use, block.id);
+  if (CanEvict(block)) leaves_.emplace(block.last_use, block.id);
 }
 
 void DiskIndex::SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums,
-                          std::vector<std::byte> digests) {
-  block.digests = std::move(digests);
+                          std::vector<std::byte> summaries) {
+  block.summaries = std::move(summaries);
   block.layer_sums = std::move(layer_sums);
   block.stored = true;
   Offer(block);
@@ -104,64 +90,49 @@ void DiskIndex::Pin(DiskBlock& block) {
 void DiskIndex::Unpin(DiskBlock& block) {
   MOESAIC_CHECK_LT(0, block.pins);
   --block.pins;
-  if (block.gone) return Free(block);
+  if (block.removed) return Free(block);
   Offer(block);
 }
 
 void DiskIndex::WritingEnded(DiskBlock& block) {
   block.stored = true;
-  if (block.gone) Free(block);
+  if (block.removed) Free(block);
 }
 
-// Ends a block that is gone and that nobody uses any more.
+// Frees the slot of a removed block that nobody uses any more.
 void DiskIndex::Free(DiskBlock& block) {
-  MOESAIC_CHECK(block.gone);
+  MOESAIC_CHECK(block.removed);
   if (block.pins > 0 || !block.stored) return;
   free_.insert(block.place);
   by_id_.erase(block.id);
 }
 
-// Out of the tree: nobody finds it from now on.
+// Removes a block that no block follows from the index.
 void DiskIndex::Unlink(DiskBlock& block) {
-  MOESAIC_CHECK(!block.gone && block.first_child == nullptr);
+  MOESAIC_CHECK(!block.removed);
   Withdraw(block);
-  const auto it = by_hash_.find(block.hash);
-  DiskBlock** link = &it->second;
-  while (*link != &block) link = &(*link)->twin;
-  *link = block.twin;
-  if (it->second == nullptr) by_hash_.erase(it);
-  if (block.next != nullptr) block.next->previous = block.previous;
-  if (block.previous != nullptr) {
-    block.previous->next = block.next;
-  } else if (block.parent != nullptr) {
-    block.parent->first_child = block.next;
-    Offer(*block.parent);
-  }
-  block.gone = true;
-  --blocks_;
+  DiskBlock* const parent = Parent(block);
+  index_.Remove(block.node);
+  block.removed = true;
+  if (parent != nullptr) Offer(*parent);
 }
 
 void DiskIndex::Remove(DiskBlock& block, const std::function<void(SlotPlace)>& removed) {
-  DiskBlock* const above = block.parent;
-  for (DiskBlock* last = &block; last != above;) {
-    while (last->first_child != nullptr) last = last->first_child;
-    DiskBlock* const before = last->parent;
-    const bool end = last == &block;
+  for (DiskBlock* last = &block;;) {
+    for (int32_t next; (next = index_.Follower(last->node)) >= 0;) last = index_.payload(next);
+    DiskBlock* const before = last == &block ? nullptr : Parent(*last);
     removed(last->place);
     Unlink(*last);
-    last->parent = nullptr;
     Free(*last);
-    if (end) return;
+    if (before == nullptr) return;
     last = before;
   }
 }
 
 void DiskIndex::Clear() {
-  std::vector<DiskBlock*> firsts;
-  for (const auto& [id, block] : by_id_) {
-    if (!block->gone && block->parent == nullptr) firsts.push_back(block.get());
+  while (const Index::Node* root = index_.AnyRoot()) {
+    Remove(*index_.payload(root->first_child->blocks.front()), [](SlotPlace) {});
   }
-  for (DiskBlock* block : firsts) Remove(*block, [](SlotPlace) {});
 }
 
 bool DiskIndex::EvictOne() {
@@ -182,19 +153,21 @@ SlotPlace DiskIndex::TakeFree(SlotPlace after) {
 }
 
 void DiskIndex::CheckStructure() const {
+  index_.CheckStructure();
   int found = 0;
   std::set<SlotPlace> places = free_;
   for (const auto& [id, block] : by_id_) {
     MOESAIC_CHECK(id == block->id && places.insert(block->place).second);
-    MOESAIC_CHECK_EQ(leaves_.count({block->last_use, id}), size_t{CanGo(*block)});
-    if (block->gone) continue;
+    MOESAIC_CHECK_EQ(leaves_.count({block->last_use, id}), size_t{!block->removed && CanEvict(*block)});
+    if (block->removed) continue;
     ++found;
-    if (block->parent == nullptr) continue;
-    MOESAIC_CHECK(!block->parent->gone && block->parent->id < id && by_id_.contains(block->parent->id));
-    MOESAIC_CHECK(block->parent->last_use >= block->last_use);
-    MOESAIC_CHECK(block->hash == hasher_.Next(block->parent->hash, block->tokens));
+    MOESAIC_CHECK(index_.payload(block->node) == block.get());
+    const DiskBlock* const parent = Parent(*block);
+    if (parent == nullptr) continue;
+    MOESAIC_CHECK(!parent->removed && parent->id < id && by_id_.contains(parent->id));
+    MOESAIC_CHECK(parent->last_use >= block->last_use);
   }
-  MOESAIC_CHECK_EQ(found, blocks_);
+  MOESAIC_CHECK_EQ(found, index_.blocks());
 }
 
 }  // namespace moesaic::cache

@@ -1,4 +1,4 @@
-// What stands on disk, by what is in it: the blocks' names in RAM, and the slots that they are in.
+// The index of the disk tier: which blocks are on disk, and in which slots of which files.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -15,97 +15,95 @@
 #include <utility>
 #include <vector>
 
-#include "cache/block_hash.h"
 #include "cache/kv_segment.h"
+#include "prefix/prefix_index.h"
 
 namespace moesaic::cache {
 
-/// A place for one block in a file.
+/// A slot of a file: room for one block.
 struct SlotPlace {
-  uint64_t segment = 0;  // its number
+  uint64_t segment = 0;  // number of the file
   int slot = 0;
   auto operator<=>(const SlotPlace&) const = default;
 };
 
-/// A block that stands on disk, or is being written there.
+/// A block that is on disk, or that is being written there.
 struct DiskBlock {
-  uint64_t id = 0;
-  DiskBlock* parent = nullptr;  // the block before it; null: it is the first
-  uint64_t hash = 0;
-  std::array<int32_t, kBlockTokens> tokens = {};
-  std::string name = {};                  // its namespace; of first blocks only
+  uint64_t id = 0;                        // id of its record
+  int32_t node = -1;                      // id in the prefix index
   std::vector<uint64_t> layer_sums = {};  // [layers], once it is stored
-  std::vector<std::byte> digests = {};    // likewise; the disk's thread reads them while there are pins
+  std::vector<std::byte> summaries = {};  // likewise; the I/O thread reads them while the block is pinned
   SlotPlace place = {};
-  bool stored = false;    // else it is being written
-  bool gone = false;      // nobody finds it any more; its slot is free when nobody uses it
-  int pins = 0;           // who reads it, or is about to write what follows
-  uint64_t last_use = 0;  // of it or of what follows
-  DiskBlock *first_child = nullptr, *next = nullptr, *previous = nullptr;  // siblings
-  DiskBlock* twin = nullptr;                                               // another one of the same hash
+  bool stored = false;    // false: it is being written
+  bool removed = false;   // it is no longer in the index; its slot is free when nobody uses the block
+  int pins = 0;           // readers, and writers of blocks that follow
+  uint64_t last_use = 0;  // of it or of a block that follows
 };
 
-/// A tree for each namespace, in which a block is only while the block before it is. Equality is decided by
-/// tokens, names and what stands before, never by a hash. One thread.
+/// Contains a block only while it contains the block before it. One thread.
 class DiskIndex {
  public:
-  explicit DiskIndex(const BlockHasher& hasher = BlockHasher());
+  explicit DiskIndex(const prefix::KeyedHasher& hasher = prefix::KeyedHasher());
   ~DiskIndex();
   DiskIndex(const DiskIndex&) = delete;
   DiskIndex& operator=(const DiskIndex&) = delete;
 
-  /// The leading blocks of `tokens` that are here, whether stored or being written.
+  /// Leading blocks of `tokens` that are stored or being written.
   std::vector<DiskBlock*> Find(std::string_view name, std::span<const int32_t> tokens) const;
-  /// How many of those are stored, without a gap.
+  /// The block of a record.
+  DiskBlock& At(uint64_t id) const { return *by_id_.at(id); }
+  /// Number of leading blocks of `tokens` that are stored.
   int CountStored(std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// The block of `tokens` [kBlockTokens] behind `parent` (null: first of namespace `name`); null: none.
-  DiskBlock* Next(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens) const;
+  /// The block of `tokens` [kKvBlockTokens] after `parent` (null: the first of namespace `name`); null: there
+  /// is none.
+  DiskBlock* Next(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// A block of `tokens` [kBlockTokens] behind `parent` (null: first of namespace `name`), where none is. It
-  /// is in `place`, which must not be free, and being written.
-  DiskBlock& Add(DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens, SlotPlace place,
-                 uint64_t id);
-  void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums, std::vector<std::byte> digests);
-  /// A request has come upon these: they are the last used.
+  /// Adds a block of `tokens` [kKvBlockTokens] after `parent` (null: the first of namespace `name`), where
+  /// there is none. It is being written to `place`, which must not be free.
+  DiskBlock& Add(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens,
+                 SlotPlace place, uint64_t id);
+  void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums, std::vector<std::byte> summaries);
+  /// Marks the blocks as the last used.
   void Touch(std::span<DiskBlock* const> chain);
   void Pin(DiskBlock& block);
   void Unpin(DiskBlock& block);
 
-  /// Takes `block` and all that stands behind it out; their slots are free as soon as nobody reads or writes
-  /// them. Tells each place that no longer holds anything.
+  /// Removes `block` and all blocks after it, and calls `removed` with the place of each. Slots become free
+  /// when nobody reads or writes them any more.
   void Remove(DiskBlock& block, const std::function<void(SlotPlace)>& removed);
-  /// Takes all out.
+  /// Removes all blocks.
   void Clear();
-  /// Takes out the block that was not used for longest, of those behind which none is and that nobody reads
-  /// or writes. False: there is none.
+  /// Removes the least recently used block among those that no block follows and that nobody reads or writes.
+  /// False: there is none.
   bool EvictOne();
-  /// Ends the writing of a block that failed, or that was taken out meanwhile.
+  /// Ends the write of a block that failed, or that was removed meanwhile.
   void WritingEnded(DiskBlock& block);
 
   void AddFree(SlotPlace place) { free_.insert(place); }
   bool has_free() const { return !free_.empty(); }
-  /// The one right behind `after` if it is free, so that what is read together lies together; else the first.
+  /// Takes the slot right after `after` if it is free, so that blocks that are read together are contiguous;
+  /// else the first free slot.
   SlotPlace TakeFree(SlotPlace after);
 
-  int blocks() const { return blocks_; }  ///< that can be found
-  void CheckStructure() const;            ///< For tests.
+  int blocks() const { return index_.blocks(); }  ///< Blocks that Find can return.
+  void CheckStructure() const;                    ///< For tests.
 
  private:
-  uint64_t HashBehind(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens) const;
+  using Index = prefix::PrefixIndex<DiskBlock*>;
+
+  DiskBlock* Parent(const DiskBlock& block) const;
   void Unlink(DiskBlock& block);
   void Free(DiskBlock& block);
-  bool CanGo(const DiskBlock& block) const;
+  bool CanEvict(const DiskBlock& block) const;
   void Offer(const DiskBlock& block);
   void Withdraw(const DiskBlock& block) { leaves_.erase({block.last_use, block.id}); }
 
-  const BlockHasher hasher_;
-  absl::flat_hash_map<uint64_t, std::unique_ptr<DiskBlock>> by_id_;  // those that are gone but in use too
-  absl::flat_hash_map<uint64_t, DiskBlock*> by_hash_;                // twins are chained
-  std::set<std::pair<uint64_t, uint64_t>> leaves_;                   // last use and id of those that CanGo
+  Index index_;
+  absl::flat_hash_map<uint64_t, std::unique_ptr<DiskBlock>> by_id_;  // removed blocks in use, too
+  std::set<std::pair<uint64_t, uint64_t>> leaves_;                   // last use and id of each that CanEvict
   std::set<SlotPlace> free_;
   uint64_t now_ = 0;
-  int blocks_ = 0;
 };
 
 }  // namespace moesaic::cache

@@ -14,7 +14,7 @@ using Path = std::pair<std::string, std::vector<int32_t>>;  // namespace, and on
 
 std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
   std::vector<int32_t> tokens;
-  for (const int32_t number : path) tokens.insert(tokens.end(), kBlockTokens, number);
+  for (const int32_t number : path) tokens.insert(tokens.end(), kKvBlockTokens, number);
   return tokens;
 }
 
@@ -29,7 +29,7 @@ class DiskIndexTest : public testing::Test {
     size_t next = chain.size();
     for (; next < path.size() && index_.has_free(); ++next) {
       const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
-      const auto block = std::span(tokens).subspan(next * kBlockTokens, kBlockTokens);
+      const auto block = std::span(tokens).subspan(next * kKvBlockTokens, kKvBlockTokens);
       last = &index_.Add(last, name, block, place, ++ids_);
       if (stored) index_.SetStored(*last, {}, {});
     }
@@ -51,7 +51,7 @@ class DiskIndexTest : public testing::Test {
   }
 
   // With few bits nearly all hashes collide, and only tokens tell blocks apart.
-  DiskIndex index_{BlockHasher(/*bits=*/2)};
+  DiskIndex index_{prefix::KeyedHasher(/*bits=*/2)};
   uint64_t ids_ = 0;
 };
 

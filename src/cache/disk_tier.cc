@@ -1,458 +1,231 @@
 #include "cache/disk_tier.h"
 
-#include <absl/container/flat_hash_set.h>
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <map>
-#include <random>
+#include <utility>
 
 #include "base/check.h"
 
 namespace moesaic::cache {
 namespace {
 
-// A segment is made as a whole, and is what a smaller budget gives up: a small part of it.
-constexpr int64_t kLeastSegments = 16;
+// Tokens of requests that are to be stored: 16 MiB of ids, and more blocks than any cache has.
+constexpr size_t kMaxPendingTokens = size_t{4} << 20;
+// Rows choose up to a budget of blocks each, and the rows of a prompt's last chunk do not all choose the
+// same: fewer blocks than this many budgets are loaded whole.
+constexpr int kMinAttachedBudgets = 4;
 
-// Of a file from `offset` on; fewer than bytes.size() at its end.
-StatusOr<size_t> ReadAt(int descriptor, const std::string& path, int64_t offset, std::span<std::byte> bytes) {
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t got =
-        pread(descriptor, bytes.data() + done, bytes.size() - done, offset + static_cast<int64_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return IoError("{}: reading failed: {}", path, std::strerror(errno));
-    if (got == 0) break;
-    done += static_cast<size_t>(got);
-  }
-  return done;
+bool BeginsWith(std::span<const int32_t> tokens, std::span<const int32_t> start) {
+  return start.size() <= tokens.size() && std::ranges::equal(start, tokens.first(start.size()));
+}
+
+std::span<const int32_t> TokensOfBlocks(std::span<const int32_t> tokens, size_t blocks) {
+  return tokens.first(blocks * kKvBlockTokens);
 }
 
 }  // namespace
 
-StatusOr<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& options) {
-  std::unique_ptr<DiskTier> tier(new DiskTier(options));
-  const int64_t least = tier->format_.SegmentBytes(1);
-  if (options.bytes < least) {
-    return ResourceExhausted(
-        "{}: the KV blocks on disk need at least {} bytes, one block of {} tokens; found {}", options.folder,
-        least, kBlockTokens, options.bytes);
-  }
-  RETURN_IF_ERROR(tier->Lock());
-  RETURN_IF_ERROR(tier->Scan());
-  return tier;
-}
-
-DiskTier::DiskTier(const DiskTierOptions& options)
-    : options_(options), format_(options.layout, FingerprintOf(options.layout, options.maker)) {
-  const int64_t wanted = std::min(SegmentFormat::kMostBytes, options.bytes / kLeastSegments);
-  while (format_.SegmentBytes(2 * slots_of_new_) <= wanted) slots_of_new_ *= 2;
-  stats_.capacity_blocks = options.bytes / format_.SegmentBytes(slots_of_new_) * slots_of_new_;
-}
-
 DiskTier::~DiskTier() {
-  io_.reset();  // before the lock goes
-  if (lock_ >= 0) close(lock_);
+  for (const auto& [block, record] : attached_) store_->Unpin(record);
 }
 
-Status DiskTier::Lock() {
-  std::error_code error;
-  std::filesystem::create_directories(options_.folder, error);
-  if (error) return IoError("{}: can't be made: {}", options_.folder, error.message());
-  const std::string path = options_.folder + "/lock";
-  lock_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock_ < 0) return IoError("{}: can't be opened: {}", path, std::strerror(errno));
-  if (flock(lock_, LOCK_EX | LOCK_NB) == 0) return OkStatus();
-  if (errno != EWOULDBLOCK) return IoError("{}: can't be locked: {}", path, std::strerror(errno));
-  return absl::FailedPreconditionError(
-      fmt::format("{}: another process keeps KV blocks there; give each its own folder", options_.folder));
-}
-
-Status DiskTier::Scan() {
-  ASSIGN_OR_RETURN(std::vector<FoundFile> files, FindFiles());
-  Shrink(&files);
-  std::map<uint64_t, SegmentFile> segments;
-  std::vector<FoundRecord> records;
-  Status failure;
-  for (const FoundFile& file : files) {
-    if (failure.ok()) failure = ReadRecords(file, &records);
-    segments[file.number] = {.descriptor = file.descriptor, .slots = file.slots, .path = file.path};
+void DiskTier::OnEnd(uint64_t request, std::string_view name, std::span<const int32_t> tokens) {
+  requests_.erase(request);
+  if (tokens.empty() || !store_->CanStore(name)) return;
+  // The next turn of a session contains all turns before it.
+  for (const Pending& other : pending_) {
+    if (other.name == name && BeginsWith(other.tokens, tokens)) return;
   }
-  if (failure.ok()) {
-    const size_t block_bytes = format_.slot_bytes();
-    const size_t staged = std::max<size_t>(1, options_.staging_bytes / block_bytes);
-    StatusOr<runtime::Buffer> staging = runtime::Buffer::Allocate(staged * block_bytes, /*huge=*/true);
-    failure = staging.status();
-    for (size_t i = staged; i-- > 0 && failure.ok();) {
-      free_staging_.push_back(staging->data() + i * block_bytes);
-    }
-    if (failure.ok()) staging_ = *std::move(staging);
-  }
-  if (!failure.ok()) {
-    for (const auto& [number, file] : segments) close(file.descriptor);
-    return failure;
-  }
-  // A machine that ended may have lost the latest records: their numbers are not given again.
-  std::random_device device;
-  next_id_ += (uint64_t{device()} << 8 | device() % 256) + 1;
-  const std::vector<SlotPlace> ambiguous = Rebuild(std::move(records));
-  ASSIGN_OR_RETURN(io_, SegmentIo::Create(options_.folder, format_, std::move(segments), slots_of_new_));
-  for (const SlotPlace place : ambiguous) io_->Invalidate(place);
-  return OkStatus();
-}
-
-// Our own segments, opened, the oldest first; those of others go to foreign_.
-StatusOr<std::vector<DiskTier::FoundFile>> DiskTier::FindFiles() {
-  Status failure;
-  std::error_code error;
-  std::vector<FoundFile> files;
-  const std::filesystem::directory_iterator end;
-  for (auto it = std::filesystem::directory_iterator(options_.folder, error); !error && it != end;
-       it.increment(error)) {
-    const auto number = SegmentNumber(it->path().filename().string());
-    if (!number) continue;
-    next_segment_ = std::max(next_segment_, *number + 1);
-    FoundFile file = {.number = *number, .path = it->path().string()};
-    if (failure = OpenFile(&file); !failure.ok()) break;
-    if (file.descriptor >= 0) {
-      files.push_back(std::move(file));
-    } else if (file.bytes >= SegmentFormat::kHeaderBytes) {
-      ++stats_.refused_files;
-      messages_.push_back(fmt::format("{}: refused: {}", file.path, Message(file.refused)));
-      foreign_.push_back(std::move(file));
-    } else {
-      unlink(file.path.c_str());  // its writer was killed, or the disk was full
-    }
-  }
-  if (error) failure = IoError("{}: can't be read: {}", options_.folder, error.message());
-  if (!failure.ok()) {
-    for (const FoundFile& file : files) close(file.descriptor);
-    return failure;
-  }
-  std::ranges::sort(files, {}, &FoundFile::number);
-  std::ranges::sort(foreign_, {}, &FoundFile::number);
-  return files;
-}
-
-// Gives file->descriptor where it is one of ours, else file->refused. Fails where nobody knows:
-// its blocks may have numbers that would be given a second time.
-Status DiskTier::OpenFile(FoundFile* file) {
-  const int descriptor = open(file->path.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) {
-    return IoError("{}: can't be opened: {}; let the server read and write it, or remove it", file->path,
-                   std::strerror(errno));
-  }
-  struct stat status = {};
-  std::vector<std::byte> header(SegmentFormat::kHeaderBytes);
-  const StatusOr<size_t> got = fstat(descriptor, &status) == 0
-                                   ? ReadAt(descriptor, file->path, 0, header)
-                                   : StatusOr<size_t>(IoError("{}: {}", file->path, std::strerror(errno)));
-  if (!got.ok()) {
-    close(descriptor);
-    return got.status();
-  }
-  file->bytes = status.st_size;
-  const StatusOr<int> slots = format_.DecodeHeader(std::span(header).first(*got), file->number);
-  if (!slots.ok()) {
-    close(descriptor);
-    file->refused = slots.status();
-    return OkStatus();
-  }
-  file->bytes = std::max<int64_t>(status.st_size, format_.SegmentBytes(*slots));  // which it may grow to
-  file->slots = *slots;
-  file->descriptor = descriptor;
-  return OkStatus();
-}
-
-// Makes files fit the budget: those of others go first, then the oldest.
-void DiskTier::Shrink(std::vector<FoundFile>* files) {
-  for (const FoundFile& file : foreign_) file_bytes_ += file.bytes;
-  for (const FoundFile& file : *files) file_bytes_ += file.bytes;
-  while (file_bytes_ > options_.bytes && !foreign_.empty()) {
-    unlink(foreign_.front().path.c_str());
-    file_bytes_ -= foreign_.front().bytes;
-    foreign_.pop_front();
-  }
-  while (file_bytes_ > options_.bytes && !files->empty()) {
-    const FoundFile& oldest = files->front();
-    unlink(oldest.path.c_str());
-    close(oldest.descriptor);
-    file_bytes_ -= oldest.bytes;
-    files->erase(files->begin());
-  }
-}
-
-// What is valid goes to `records`, whether its block is there or not; all other slots are free.
-Status DiskTier::ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records) {
-  struct stat status = {};
-  if (fstat(file.descriptor, &status) != 0) return IoError("{}: {}", file.path, std::strerror(errno));
-  const int64_t start = format_.RecordOffset(0);
-  std::vector<std::byte> bytes(
-      std::clamp<int64_t>(status.st_size - start, 0, file.slots * format_.record_bytes()));
-  RETURN_IF_ERROR(ReadAt(file.descriptor, file.path, start, bytes).status());
-  for (int slot = 0; slot < file.slots; ++slot) {
-    const SlotPlace place = {file.number, slot};
-    if ((slot + 1) * format_.record_bytes() > std::ssize(bytes)) {  // the file was cut
-      index_.AddFree(place);
-      continue;
-    }
-    const auto record_bytes = std::span(bytes).subspan(slot * format_.record_bytes(), format_.record_bytes());
-    std::optional<SlotRecord> record = format_.DecodeRecord(record_bytes, file.number, slot);
-    if (record) {
-      next_id_ = std::max(next_id_, record->id + 1);
-      const bool there = format_.BlockOffset(file.slots, slot) + format_.block_bytes() <= status.st_size;
-      if (!there) ++stats_.refused_blocks;
-      records->push_back({place, *std::move(record), there});
-      continue;
-    }
-    index_.AddFree(place);
-    // Empty slots begin with zeros.
-    const auto first = record_bytes.first(2 * sizeof(uint64_t));
-    if (std::ranges::any_of(first, [](std::byte byte) { return byte != std::byte{0}; }))
-      ++stats_.refused_blocks;
-  }
-  return OkStatus();
-}
-
-// Parents have lower ids than what follows them. Of a folder that somebody has mended by hand a number may be
-// there twice: then nobody knows what its followers stand behind. The places of all of these, in an order in
-// which they can be made invalid: while a follower is there its number is there twice.
-std::vector<SlotPlace> DiskTier::Rebuild(std::vector<FoundRecord> records) {
-  std::ranges::sort(records, {}, [](const FoundRecord& found) { return found.record.id; });
-  struct Made {
-    DiskBlock* block;
-    std::string name;
-  };
-  absl::flat_hash_map<uint64_t, Made> made;  // by id
-  absl::flat_hash_set<uint64_t> twice;
-  for (size_t i = 1; i < records.size(); ++i) {
-    if (records[i].record.id == records[i - 1].record.id) twice.insert(records[i].record.id);
-  }
-  std::vector<SlotPlace> ambiguous;
-  for (FoundRecord& found : records) {
-    SlotRecord& record = found.record;
-    if (twice.contains(record.id) || twice.contains(record.parent)) ambiguous.push_back(found.place);
-    const auto parent = made.find(record.parent);
-    const bool fits = record.parent == 0 || (parent != made.end() && parent->second.name == record.name);
-    if (twice.contains(record.id) || !found.there || !fits) {
-      index_.AddFree(found.place);  // what stood before it has gone
-      continue;
-    }
-    DiskBlock* const before = record.parent == 0 ? nullptr : parent->second.block;
-    DiskBlock* block = index_.Next(before, record.name, record.tokens);
-    if (block != nullptr) {
-      index_.AddFree(found.place);  // the same, from before it was let go and stored again
-    } else {
-      block = &index_.Add(before, record.name, record.tokens, found.place, record.id);
-      index_.SetStored(*block, std::move(record.layer_sums), std::move(record.digests));
-    }
-    made[record.id] = {block, std::move(record.name)};
-  }
-  stats_.refused_blocks += std::ssize(ambiguous);
-  std::ranges::reverse(ambiguous);
-  return ambiguous;
-}
-
-int DiskTier::Find(std::string_view name, std::span<const int32_t> tokens) const {
-  return index_.CountStored(name, tokens);
-}
-
-bool DiskTier::CanStore(std::string_view name) const {
-  return stats_.storing && name.size() <= kMostNameBytes;
-}
-
-// Whether a slot is free now.
-bool DiskTier::MakeRoom() {
-  if (index_.has_free()) return true;
-  const int64_t segment = format_.SegmentBytes(slots_of_new_);
-  while (file_bytes_ + segment > options_.bytes && !foreign_.empty()) {
-    io_->RemoveFile(foreign_.front().path);
-    file_bytes_ -= foreign_.front().bytes;
-    foreign_.pop_front();
-  }
-  if (file_bytes_ + segment <= options_.bytes) {
-    file_bytes_ += segment;
-    for (int slot = 0; slot < slots_of_new_; ++slot) index_.AddFree({next_segment_, slot});
-    ++next_segment_;
+  std::erase_if(pending_, [&](const Pending& other) {
+    if (other.name != name || !BeginsWith(tokens, other.tokens)) return false;
+    pending_tokens_ -= other.tokens.size();
     return true;
+  });
+  pending_.push_back({std::string(name), {tokens.begin(), tokens.end()}});
+  pending_tokens_ += tokens.size();
+  while (pending_tokens_ > kMaxPendingTokens && pending_.size() > 1) DropFirst();
+}
+
+void DiskTier::DropFirst() {
+  pending_tokens_ -= pending_.front().tokens.size();
+  pending_.pop_front();
+}
+
+DiskTier::Storable DiskTier::CountStorable(const Pending& pending, const PrefixMatch& match) const {
+  std::optional<int> on_disk;  // computed only where it matters
+  Storable storable;
+  for (const BlockRef& block : match.blocks) {
+    storable.inexact = pool_.inexact(block.index());
+    if (storable.inexact) break;  // inexact blocks never reach the disk
+    // A partial block that the disk has lost since.
+    if (pool_.absent(block.index())) {
+      if (!on_disk) on_disk = store_->CountKnown(pending.name, pending.tokens);
+      if (storable.blocks >= *on_disk) break;
+    }
+    ++storable.blocks;
   }
-  if (!index_.EvictOne()) return false;
-  ++stats_.evicted_blocks;
-  return true;
+  return storable;
 }
 
-DiskTier::Stored DiskTier::Store(std::string_view name, std::span<const int32_t> tokens,
-                                 std::span<const BlockView> blocks, int64_t most_bytes) {
-  MOESAIC_CHECK_EQ(tokens.size(), blocks.size() * kBlockTokens);
-  if (!CanStore(name)) return {0, 0};
-  const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
-  index_.Touch(chain);
-  for (DiskBlock* block : chain) index_.Pin(*block);
-  DiskBlock* last = chain.empty() ? nullptr : chain.back();
-  size_t done = chain.size();
-  for (int64_t bytes = 0; done < blocks.size() && bytes < most_bytes; ++done) {
-    if (free_staging_.empty() || !MakeRoom()) break;
-    std::byte* const staging = free_staging_.back();
-    free_staging_.pop_back();
-    std::memcpy(staging, blocks[done].data, format_.block_bytes());
-    bytes += options_.layout.pool_bytes();
-    SlotRecord record = {.id = next_id_++,
-                         .parent = last == nullptr ? 0 : last->id,
-                         .digests = format_.DigestsOf(blocks[done]),
-                         .name = std::string(name)};
-    const auto block_tokens = BlockAt(tokens, done);
-    std::ranges::copy(block_tokens, record.tokens.begin());
-    const SlotPlace place = index_.TakeFree(last == nullptr ? SlotPlace{} : last->place);
-    last = &index_.Add(last, name, block_tokens, place, record.id);
-    under_way_[record.id] = {last, staging};
-    io_->Write(place, std::move(record), staging);
+void DiskTier::BeginStep(KvOps* ops) {
+  for (int64_t left = options_.step_bytes; !pending_.empty() && left > 0;) {
+    const Pending& first = pending_.front();
+    if (!store_->CanStore(first.name)) {
+      DropFirst();
+      continue;
+    }
+    const PrefixMatch match = tree_.Find(first.name, first.tokens);
+    const Storable storable = CountStorable(first, match);
+    const DiskStore::Reserved reserved =
+        store_->Reserve(first.name, TokensOfBlocks(first.tokens, storable.blocks), left);
+    const auto copied = static_cast<int>(reserved.records.size());
+    for (int i = 0; i < copied; ++i) {
+      ops->push_back({.kind = KvOpKind::kStore,
+                      .block = match.blocks[reserved.blocks - copied + i].index(),
+                      .record = reserved.records[i]});
+    }
+    left -= copied * layout_.total_bytes();
+    const bool all = reserved.blocks == storable.blocks;
+    const bool no_room = copied == 0 && !store_->writing();
+    if (!all && !no_room) break;  // the others follow when writes that are under way have ended
+    const auto wanted = static_cast<int>(first.tokens.size() / kKvBlockTokens);
+    if (storable.blocks < wanted && !storable.inexact) {
+      lost_ += wanted - std::max(reserved.blocks, store_->Find(first.name, first.tokens));
+    }
+    DropFirst();
   }
-  for (DiskBlock* block : chain) index_.Unpin(*block);
-  return {static_cast<int>(done), static_cast<int>(done - chain.size())};
+  LogMessages();
 }
 
-DiskTier::LoadId DiskTier::Load(std::string_view name, std::span<const int32_t> tokens, int first,
-                                std::span<const BlockView> to) {
-  const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
-  MOESAIC_CHECK_LE(first + to.size(), chain.size());
-  index_.Touch(chain);
-  const LoadId load = next_load_++;
-  OpenLoad& open = loads_[load];
-  std::vector<SegmentIo::BlockRead> reads;
-  for (size_t i = 0; i < to.size(); ++i) {
-    DiskBlock* const block = chain[first + i];
-    MOESAIC_CHECK(block->stored);
-    index_.Pin(*block);
-    open.blocks.push_back(block);
-    reads.push_back(
-        {.place = block->place, .to = to[i], .layer_sums = block->layer_sums, .digests = block->digests});
+void DiskTier::LogMessages() {
+  for (const std::string& message : store_->TakeMessages()) spdlog::warn("KV blocks on disk: {}", message);
+}
+
+void DiskTier::Flush(const std::function<bool()>& stop, const std::function<void(KvOps)>& apply) {
+  const auto store_some = [&] {
+    KvOps ops;
+    BeginStep(&ops);
+    apply(std::move(ops));
+  };
+  store_some();
+  while (!pending_.empty() && !(stop && stop())) {
+    store_->WaitForWrites(stop);
+    store_some();
   }
-  io_->Read(load, std::move(reads));
-  return load;
-}
-
-std::vector<DiskBlock*> DiskTier::Borrow(std::string_view name, std::span<const int32_t> tokens, int first,
-                                         int count) {
-  const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
-  MOESAIC_CHECK_LE(first + count, static_cast<int>(chain.size()));
-  index_.Touch(chain);
-  const std::vector<DiskBlock*> borrowed(chain.begin() + first, chain.begin() + first + count);
-  for (DiskBlock* block : borrowed) {
-    MOESAIC_CHECK(block->stored);
-    index_.Pin(*block);
+  if (!pending_.empty()) {
+    spdlog::warn("KV blocks on disk: shutdown: dropped pending writes of {} requests", pending_.size());
   }
-  stats_.borrowed_blocks += count;
-  return borrowed;
-}
-
-int DiskTier::ReadLayers(std::span<const LayerRead> reads) {
-  std::vector<SegmentIo::BlockRead> blocks;
-  blocks.reserve(reads.size());
-  for (const LayerRead& read : reads) {
-    blocks.push_back({.place = read.block->place,
-                      .to = {.data = read.to},
-                      .layer_sums = {read.block->layer_sums[read.layer]},
-                      .first_layer = read.layer});
-  }
-  const ReadEnd end = io_->ReadNow(next_load_++, std::move(blocks));
-  stats_.read_layers += end.blocks;
-  stats_.loaded_bytes += end.bytes;
-  stats_.load_seconds += end.seconds;
-  if (end.blocks < static_cast<int>(reads.size())) Refuse(*reads[end.blocks].block, end.status);
-  return end.blocks;
-}
-
-void DiskTier::Abandon(LoadId load) {
-  io_->Abandon(load);
-  std::erase_if(loaded_, [load](const Loaded& loaded) { return loaded.load == load; });
-  const auto it = loads_.find(load);
-  if (it == loads_.end()) return;
-  for (DiskBlock* block : it->second.blocks) index_.Unpin(*block);
-  loads_.erase(it);
-  ++stats_.abandoned_loads;
-}
-
-std::vector<DiskTier::Loaded> DiskTier::Poll() {
-  Take();
-  return std::exchange(loaded_, {});
-}
-
-void DiskTier::Take() {
-  SegmentIo::Ends ends = io_->TakeEnds();
-  for (WriteEnd& end : ends.writes) TakeWrite(end);
-  for (const ReadEnd& end : ends.reads) TakeRead(end);
-}
-
-void DiskTier::TakeWrite(WriteEnd& end) {
-  const auto it = under_way_.find(end.id);
-  MOESAIC_CHECK(it != under_way_.end());
-  DiskBlock& block = *it->second.block;
-  free_staging_.push_back(it->second.staging);
-  under_way_.erase(it);
-  if (end.status.ok()) {
-    ++stats_.written_blocks;
-    if (block.gone) return index_.WritingEnded(block);
-    return index_.SetStored(block, std::move(end.layer_sums), std::move(end.digests));
-  }
-  ++stats_.write_errors;
-  if (std::exchange(stats_.storing, false)) {
-    messages_.push_back(fmt::format("{}; no more KV blocks are stored, those that are there are still used",
-                                    Message(end.status)));
-  }
-  if (!block.gone) index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
-  index_.WritingEnded(block);
-}
-
-void DiskTier::TakeRead(const ReadEnd& end) {
-  const auto it = loads_.find(end.load);
-  MOESAIC_CHECK(it != loads_.end());
-  const std::vector<DiskBlock*> blocks = std::move(it->second.blocks);
-  loads_.erase(it);
-  ++stats_.loads;
-  stats_.loaded_blocks += end.blocks;
-  stats_.loaded_bytes += end.bytes;
-  stats_.load_seconds += end.seconds;
-  loaded_.push_back({end.load, end.blocks});
-  if (end.blocks < static_cast<int>(blocks.size())) Refuse(*blocks[end.blocks], end.status);
-  for (DiskBlock* block : blocks) index_.Unpin(*block);
-}
-
-void DiskTier::Refuse(DiskBlock& block, const Status& why) {
-  if (block.gone) return;
-  ++stats_.refused_blocks;
-  messages_.push_back(fmt::format("{}; it is computed again, with what follows it", Message(why)));
-  index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
-}
-
-void DiskTier::WaitForWrites(const std::function<bool()>& stop) {
-  while (writing() && !(stop && stop())) {
-    io_->WaitForEnds(std::chrono::milliseconds(100));
-    Take();
-  }
-}
-
-Status DiskTier::Flush(const std::function<bool()>& stop) {
-  WaitForWrites(stop);
-  return io_->Sync(stop);
+  const Status status = store_->Flush(stop);
+  if (!status.ok()) spdlog::warn("KV blocks on disk: {}", Message(status));
+  if (pending_.empty()) LogMessages();
 }
 
 void DiskTier::Clear() {
-  index_.Clear();
-  io_->InvalidateAll();
+  pending_.clear();
+  pending_tokens_ = 0;
+  store_->Clear();
 }
 
-DiskTierStats DiskTier::stats() const {
-  DiskTierStats stats = stats_;
-  stats.blocks = index_.blocks();
-  stats.bytes = index_.blocks() * (format_.slot_bytes() + format_.record_bytes());
-  return stats;
+// Whether only the key summaries of `blocks` are fetched: most of the blocks would never be read, or a part
+// of the prefix is attached already.
+bool DiskTier::IsAttached(const TierQuery& query, int blocks, int attached_before) const {
+  if (!options_.attaches || query.budget_blocks == 0) return false;
+  return attached_before > 0 || blocks >= kMinAttachedBudgets * query.budget_blocks;
+}
+
+TierHit DiskTier::Lookup(const TierQuery& query) const {
+  const auto it = requests_.find(query.request);
+  const Request request = it == requests_.end() ? Request{} : it->second;
+  if (query.aged || request.tried) return {};
+  // Attached blocks that were evicted before the request was admitted are not fetched again.
+  if (query.indexed_blocks < request.attached) return {};
+  const int blocks = store_->Find(query.name, query.tokens) - query.indexed_blocks;
+  if (blocks <= 0) return {};
+  TierHit hit = {.blocks = blocks};
+  hit.summaries_only = IsAttached(query, blocks, request.attached);
+  if (hit.summaries_only) {
+    const int64_t most = options_.step_bytes / std::max<int64_t>(1, layout_.summary_bytes * layout_.layers);
+    hit.blocks = static_cast<int>(std::clamp<int64_t>(most, 1, blocks));
+  }
+  hit.tokens = (query.indexed_blocks + hit.blocks) * kKvBlockTokens;
+  return hit;
+}
+
+bool DiskTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
+                     KvOps* ops) {
+  const std::span<const BlockRef> to = blocks.last(hit.blocks);
+  const auto tokens = TokensOfBlocks(query.tokens, blocks.size());
+  for (const BlockRef& block : to) MOESAIC_CHECK(block.unique());
+  Request& request = requests_[query.request];
+  if (!hit.summaries_only) {
+    DiskStore::OpenedLoad opened = store_->OpenLoad(query.name, tokens, query.indexed_blocks, hit.blocks);
+    for (size_t i = 0; i < to.size(); ++i) {
+      ops->push_back({.kind = KvOpKind::kLoad,
+                      .block = to[i].index(),
+                      .record = opened.records[i],
+                      .load = opened.load});
+    }
+    request.load = opened.load;
+    loading_[opened.load] = query.request;
+    return false;
+  }
+  const std::vector<uint64_t> records = store_->Pin(query.name, tokens, query.indexed_blocks, hit.blocks);
+  store_->CountAttached(hit.blocks);
+  for (size_t i = 0; i < to.size(); ++i) {
+    const int32_t block = to[i].index();
+    ops->push_back({.kind = KvOpKind::kAttach, .block = block, .record = records[i]});
+    MOESAIC_CHECK(attached_.emplace(block, records[i]).second);
+    pool_.SetAbsent(block, true);
+  }
+  // The last part ends with the last block that is stored.
+  const bool more = store_->Find(query.name, query.tokens) > static_cast<int>(blocks.size());
+  request.tried = !more;
+  request.attached = more ? static_cast<int>(blocks.size()) : 0;
+  return true;
+}
+
+void DiskTier::OnEvict(const EvictedBlock& evicted, KvOps* ops) {
+  const auto it = attached_.find(evicted.block);
+  if (it == attached_.end()) return;
+  ops->push_back({.kind = KvOpKind::kDetach, .block = evicted.block});
+  store_->Unpin(it->second);
+  pool_.SetAbsent(evicted.block, false);
+  attached_.erase(it);
+}
+
+void DiskTier::Cancel(uint64_t id, KvOps* ops) {
+  Request& request = requests_.at(id);
+  ops->push_back({.kind = KvOpKind::kCancelLoad, .load = *request.load});
+  loading_.erase(*request.load);
+  request = {.load = std::nullopt, .tried = true, .attached = 0};
+}
+
+std::vector<FinishedFetch> DiskTier::TakeFinished() {
+  std::vector<FinishedFetch> finished;
+  for (const DiskStore::Loaded& loaded : store_->Poll()) {
+    const auto it = loading_.find(loaded.load);
+    if (it == loading_.end()) continue;  // cancelled
+    requests_[it->second] = {.load = std::nullopt, .tried = true, .attached = 0};
+    finished.push_back({it->second, loaded.blocks});
+    loading_.erase(it);
+  }
+  return finished;
+}
+
+void DiskTier::OnResult(const KvResult& result) {
+  for (const int32_t block : result.whole_blocks) {
+    const auto it = attached_.find(block);
+    MOESAIC_CHECK(it != attached_.end());
+    store_->Unpin(it->second);
+    pool_.SetAbsent(block, false);
+    attached_.erase(it);
+  }
+}
+
+void DiskTier::AddStats(TierStats* stats) const {
+  stats->disk = store_->stats();
+  stats->disk.lost_blocks = lost_;
 }
 
 }  // namespace moesaic::cache

@@ -1,5 +1,5 @@
-// The tier of KV blocks on disk: blocks of the radix tree that are kept in files, found again after they went
-// from memory, and after a restart. docs/contracts/kv-tiers.md is the law.
+// The disk tier: stores the blocks of requests that end, and loads those that waiting requests lack.
+// docs/contracts/kv-tiers.md, K1 to K21, is normative.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -9,175 +9,88 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "base/status.h"
-#include "cache/disk_index.h"
-#include "cache/kv_segment.h"
-#include "cache/segment_io.h"
-#include "runtime/memory.h"
+#include "cache/disk_store.h"
+#include "cache/kv_tier.h"
+#include "cache/radix_tree.h"
 
 namespace moesaic::cache {
 
 struct DiskTierOptions {
-  std::string folder;  ///< made if it is not there; no other process may have it open
-  int64_t bytes = 0;   ///< that files may take
-  BlockLayout layout;
-  std::string maker;                 ///< what computes blocks: those of another are refused
-  int64_t staging_bytes = 64 << 20;  ///< memory for blocks that are being written; at least one block's
+  int64_t step_bytes = 16 << 20;  ///< bytes of blocks stored, and of key summaries fetched, per step; at
+                                  ///< least one block
+  bool attaches = true;  ///< long prefixes of requests whose rows choose blocks are paged in on demand
 };
 
-/// Counters rise over the tier's life; the others are of this moment.
-struct DiskTierStats {
-  int blocks = 0;               ///< that can be found
-  int64_t capacity_blocks = 0;  ///< that there is room for
-  int64_t bytes = 0;            ///< of these blocks
-  int64_t written_blocks = 0, loaded_blocks = 0, evicted_blocks = 0;
-  int64_t loads = 0, loaded_bytes = 0;  ///< loads that ended; bytes read by them
-  double load_seconds = 0;
-  int64_t abandoned_loads = 0;
-  int64_t borrowed_blocks = 0;  ///< of which only those layers are read that are asked for
-  int64_t read_layers = 0;      ///< of those
-  int64_t refused_blocks = 0;   ///< damaged ones, found at the start or by a load
-  int64_t refused_files = 0;    ///< foreign or damaged
-  int64_t write_errors = 0;
-  bool storing = true;  ///< false behind a write error: what is there is still found
-};
-
-/// Engine thread only. Files are written and read by a thread of its own: no method waits for the disk but
-/// Open, Abandon, Flush and the destructor.
-class DiskTier {
+class DiskTier : public KvTier {
  public:
-  using LoadId = uint64_t;
-  struct Stored {
-    int blocks;  ///< leading ones that are stored or on their way
-    int copied;  ///< those of them that this call put on their way
-  };
-  struct Loaded {
-    LoadId load;
-    int blocks;  ///< leading ones that are in memory; those behind were damaged
-  };
+  /// `pool` and `tree` are borrowed.
+  DiskTier(BlockPool& pool, const RadixTree& tree, std::unique_ptr<DiskStore> store, const KvLayout& layout,
+           const DiskTierOptions& options)
+      : pool_(pool), tree_(tree), store_(std::move(store)), layout_(layout), options_(options) {}
+  ~DiskTier() override;
 
-  /// Finds what the folder has. Fails when it can't be made, read or locked, one of its segments can't be
-  /// read, or the budget holds no block.
-  static StatusOr<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options);
-  /// Ends what is under way; loads' memory is written no more.
-  ~DiskTier();
-  DiskTier(const DiskTier&) = delete;
-  DiskTier& operator=(const DiskTier&) = delete;
+  DiskStore& store() { return *store_; }
 
-  /// Whole blocks of `tokens`, from the first on, that can be loaded now.
-  int Find(std::string_view name, std::span<const int32_t> tokens) const;
-
-  /// Copies those of `blocks` that are not stored, from the first on, as far as memory for writing, room on
-  /// disk and `most_bytes` go. tokens: [blocks.size() * kBlockTokens].
-  Stored Store(std::string_view name, std::span<const int32_t> tokens, std::span<const BlockView> blocks,
-               int64_t most_bytes);
-  /// False for names that are too long, and for ever after a write error.
-  bool CanStore(std::string_view name) const;
-  /// Whether blocks are on their way to the disk.
-  bool writing() const { return !under_way_.empty(); }
-
-  /// Starts to read blocks [first, first + to.size()) of `tokens`, which Find counted, each to its memory,
-  /// with its digests.
-  LoadId Load(std::string_view name, std::span<const int32_t> tokens, int first,
-              std::span<const BlockView> to);
-  /// Ends a load at once: its memory is written no more when this returns, which takes as long as the disk
-  /// needs for some megabytes. It won't be told.
-  void Abandon(LoadId load);
-  /// Blocks [first, first + count) of `tokens`, which Find counted: they stay on disk until they are
-  /// returned.
-  std::vector<DiskBlock*> Borrow(std::string_view name, std::span<const int32_t> tokens, int first,
-                                 int count);
-  void Return(DiskBlock& block) { index_.Unpin(block); }
-  /// Puts a borrowed block's digests to where they stand beside `to`.
-  void PutDigests(const DiskBlock& block, const BlockView& to) const {
-    format_.PutDigests(block.digests, to);
+  TierHit Lookup(const TierQuery& query) const override;
+  void OnEvict(const EvictedBlock& evicted, KvOps* ops) override;
+  bool Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
+             KvOps* ops) override;
+  void Cancel(uint64_t request, KvOps* ops) override;
+  std::vector<FinishedFetch> TakeFinished() override;
+  void OnPreempt(uint64_t request, std::span<const BlockRef>, int, KvOps*) override {
+    requests_.erase(request);
   }
-  struct LayerRead {
-    DiskBlock* block;  // borrowed
-    int layer;
-    std::byte* to;  // [layer_bytes]
-  };
-  /// Reads layers of borrowed blocks and waits for them; the leading ones that are as they were stored. The
-  /// next is refused, with what follows its block.
-  int ReadLayers(std::span<const LayerRead> reads);
-  /// Blocks of `tokens`, from the first on, that are stored or on their way.
-  int CountKnown(std::string_view name, std::span<const int32_t> tokens) const {
-    return static_cast<int>(index_.Find(name, tokens).size());
-  }
-  /// Takes in what has ended since the last call; the loads among it.
-  std::vector<Loaded> Poll();
-  /// Waits until Poll would find something, nothing is under way, or so much time has passed.
-  void Wait(std::chrono::milliseconds most) { io_->WaitForEnds(most); }
-  /// Returns when nothing is on its way to the disk, or soon after `stop`, asked now and then, says true.
-  void WaitForWrites(const std::function<bool()>& stop);
-  /// Returns when all that was stored is on the medium. Cancelled: `stop` said true before.
-  Status Flush(const std::function<bool()>& stop = {});
-  /// Forgets all blocks, but for those that are being loaded.
-  void Clear();
-
-  DiskTierStats stats() const;
-  /// What somebody should read of: refused files, damaged blocks, a full disk. Once each.
-  std::vector<std::string> TakeMessages() { return std::exchange(messages_, {}); }
-  const std::string& backend() const { return io_->backend(); }
+  void OnEnd(uint64_t request, std::string_view name, std::span<const int32_t> tokens) override;
+  /// Lists copies of blocks that are to be stored and that the tree still has.
+  void BeginStep(KvOps* ops) override;
+  void OnResult(const KvResult& result) override;
+  bool saving() const override { return !pending_.empty() || store_->writing(); }
+  void Wait(std::chrono::milliseconds timeout) override { store_->Wait(timeout); }
+  void Flush(const std::function<bool()>& stop, const std::function<void(KvOps)>& apply) override;
+  void Clear() override;
+  void AddStats(TierStats* stats) const override;
 
  private:
-  struct OpenLoad {
-    std::vector<DiskBlock*> blocks;  // pinned
+  // Tokens of whole blocks that are to be stored.
+  struct Pending {
+    std::string name;
+    std::vector<int32_t> tokens;
   };
-  struct UnderWay {
-    DiskBlock* block;
-    std::byte* staging;
+  // A waiting request since it last began to wait.
+  struct Request {
+    std::optional<DiskStore::LoadId> load;  // under way
+    bool tried = false;                     // its blocks have been fetched
+    int attached =
+        0;  // leading blocks that the tree had after a part of them was attached; more parts follow
   };
-  struct FoundFile {
-    uint64_t number;
-    std::string path;
-    int64_t bytes = 0;
-    int descriptor = -1;  // -1: foreign or damaged
-    int slots = 0;
-    Status refused = {};  // why
-  };
-  struct FoundRecord {
-    SlotPlace place;
-    SlotRecord record;
-    bool there;  // its block is in the file
+  // Leading blocks of a request that the tree has and that may be stored.
+  struct Storable {
+    int blocks = 0;
+    bool inexact = false;  // the next one is not, since it is inexact
   };
 
-  explicit DiskTier(const DiskTierOptions& options);
-  Status Lock();
-  StatusOr<std::vector<FoundFile>> FindFiles();
-  Status OpenFile(FoundFile* file);
-  void Shrink(std::vector<FoundFile>* files);
-  Status ReadRecords(const FoundFile& file, std::vector<FoundRecord>* records);
-  std::vector<SlotPlace> Rebuild(std::vector<FoundRecord> records);
-  Status Scan();
-  bool MakeRoom();
-  void Refuse(DiskBlock& block, const Status& why);
-  void Take();
-  void TakeWrite(WriteEnd& end);
-  void TakeRead(const ReadEnd& end);
+  bool IsAttached(const TierQuery& query, int blocks, int attached_before) const;
+  Storable CountStorable(const Pending& pending, const PrefixMatch& match) const;
+  void DropFirst();
+  void LogMessages();
 
+  BlockPool& pool_;
+  const RadixTree& tree_;
+  const std::unique_ptr<DiskStore> store_;
+  const KvLayout layout_;
   const DiskTierOptions options_;
-  const SegmentFormat format_;
-  int lock_ = -1;  // descriptor
-  DiskIndex index_;
-  int slots_of_new_ = 1;
-  int64_t file_bytes_ = 0;  // of all segments when they are full, foreign ones among them
-  uint64_t next_segment_ = 1, next_id_ = 1, next_load_ = 1;
-  std::deque<FoundFile> foreign_;  // go when room is needed
-  runtime::Buffer staging_;
-  std::vector<std::byte*> free_staging_;
-  absl::flat_hash_map<uint64_t, UnderWay> under_way_;  // by record id
-  absl::flat_hash_map<LoadId, OpenLoad> loads_;
-  std::vector<Loaded> loaded_;  // to be told
-  DiskTierStats stats_;
-  std::vector<std::string> messages_;
-  std::unique_ptr<SegmentIo> io_;
+  std::deque<Pending> pending_;
+  size_t pending_tokens_ = 0;
+  int64_t lost_ = 0;
+  absl::flat_hash_map<uint64_t, Request> requests_;
+  absl::flat_hash_map<DiskStore::LoadId, uint64_t> loading_;  // requests by their load
+  absl::flat_hash_map<int32_t, uint64_t> attached_;           // records by block, pinned
 };
 
 }  // namespace moesaic::cache

@@ -16,7 +16,7 @@ class LruPolicy : public EvictionPolicy {
     return static_cast<double>(candidate.last_use);
   }
   double ReturnsAt(const EvictionCandidate&) override { return 0; }
-  void Gone(const EvictionCandidate&, uint64_t, uint64_t) override {}
+  void OnEvict(const EvictionCandidate&, uint64_t, uint64_t) override {}
   uint32_t UsesBefore(uint64_t) const override { return 0; }
 };
 
@@ -35,15 +35,15 @@ class CostAwarePolicy : public EvictionPolicy {
                           : candidate.uses > 1                     ? kAnotherUse
                                                                    : 0;
     const double cost = 1 + static_cast<double>(candidate.end_position) / attention_tokens_;
-    return last_use + chance * lifetime_ * std::min(cost, kMostCost);
+    return last_use + chance * lifetime_ * std::min(cost, kMaxCost);
   }
 
   double ReturnsAt(const EvictionCandidate& candidate) override { return candidate.returns_at; }
 
-  void Gone(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) override {
+  void OnEvict(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) override {
     // A moving average over about the last 64 evictions follows the load without being moved by one request.
-    // Runs that were kept for their uses, or went for what clients said, don't count: they would make one
-    // another live ever longer, or shorter.
+    // Nodes that were kept for their uses, or evicted because of hints, do not count: they would lengthen or
+    // shorten one another's lifetime without limit.
     if (candidate.uses == 1 && !IsOver(candidate) && candidate.returns_at == 0)
       lifetime_ += (static_cast<double>(now - candidate.last_use) - lifetime_) / 64;
     uint64_t& slot = ring_[next_++ % ring_.size()];
@@ -58,26 +58,25 @@ class CostAwarePolicy : public EvictionPolicy {
   }
 
  private:
-  // A client that says how much returns knows its own conversation only, in which turns may have gone on
-  // behind one place several times: as often as that, it is believed.
+  // A hint covers one conversation, whose turns may continue several times after one block. It is ignored for
+  // blocks that more sequences continued after.
   static bool IsOver(const EvictionCandidate& candidate) {
     return (candidate.session == Session::kEnds && candidate.uses == 1) ||
            (candidate.session == Session::kBehind && candidate.uses <= kOwnUses);
   }
 
-  // Lifetimes that a sign of another use is worth. A run's own past says less than its client: more than 0.15
-  // for it gains on traffic that asks old documents again at random, but agents lose more than they win where
-  // their sessions only just fit, since ended ones outlive what the others say next (docs/benchmarks.md).
+  // Worth of a sign of another use, in lifetimes. A node's history predicts less than its client: more than
+  // 0.15 gains on traffic that reuses old documents at random, but loses on agents whose sessions barely fit.
   static constexpr double kAnotherUse = 0.15;
   static constexpr double kContinues = 0.5;
-  // Attention makes late tokens dear, but a run must not outlive everything for its length alone.
-  static constexpr double kMostCost = 1.25;
+  // Late tokens are expensive because of attention, but length alone must not keep a node forever.
+  static constexpr double kMaxCost = 1.25;
   static constexpr uint32_t kOwnUses = 8;     // 16 gain 0.003 on Mooncake's trace, 4 lose 0.013
-  static constexpr double kFirstToGo = 1e15;  // more than requests are ever counted
+  static constexpr double kFirstToGo = 1e15;  // more than the number of requests ever reaches
   const double attention_tokens_;
-  double lifetime_ = 0;                           // requests between the only use of a run and its end
-  absl::flat_hash_map<uint64_t, uint32_t> uses_;  // of runs that went, by name
-  std::vector<uint64_t> ring_;                    // their names, the oldest at next_
+  double lifetime_ = 0;                           // requests between the only use of a node and its eviction
+  absl::flat_hash_map<uint64_t, uint32_t> uses_;  // of evicted nodes, by hash
+  std::vector<uint64_t> ring_;                    // their hashes, the oldest at next_
   size_t next_ = 0;
 };
 

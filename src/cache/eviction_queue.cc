@@ -68,8 +68,8 @@ EvictionQueue::Entry* EvictionQueue::First(double now) const {
   if (away_.empty()) return heap_.empty() ? nullptr : heap_.front();
   Entry* const latest = away_.rbegin()->second;
   if (heap_.empty()) return latest;
-  // What is worth less than its last use goes first whatever returns; what is worth more is still as old as
-  // it.
+  // An entry worth less than its last use is evicted first in any case; one worth more still has the age of
+  // its last use.
   Entry* const least = heap_.front();
   const double age = now - std::min(least->key_, least->last_use_);
   return latest->key_ - now >= kAwayPerAge * age ? latest : least;

@@ -1,4 +1,4 @@
-// What may be evicted, in order.
+// The queue of nodes that may be evicted.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace moesaic::cache {
 
-/// Entries of a worth, the least first, and entries that will be asked for at a known time. Neither owns what
-/// is in it, which must stay where it is until it is withdrawn.
+/// Orders entries by worth, the least first, and entries with a predicted use by time. Borrows its entries,
+/// which must not move until they are withdrawn.
 class EvictionQueue {
  public:
-  /// The place of one thing that may go.
+  /// Position of one node in the queue.
   struct Entry {
     bool queued() const { return slot_ != kNowhere || number_ != 0; }
 
    private:
     friend class EvictionQueue;
-    double key_ = 0;          // its worth, or when it returns
-    double last_use_ = 0;     // of one of a worth
+    double key_ = 0;          // its worth, or the time of its predicted use
+    double last_use_ = 0;     // of entries with a worth
     size_t slot_ = kNowhere;  // in heap_
     uint64_t number_ = 0;     // in away_; 0: it is not there
   };
@@ -28,14 +28,14 @@ class EvictionQueue {
   bool empty() const { return heap_.empty() && away_.empty(); }
   void AddWorth(Entry& entry, double worth, double last_use);
   void AddAway(Entry& entry, double returns_at);
-  void Withdraw(Entry& entry);  ///< which is queued
+  void Withdraw(Entry& entry);  ///< `entry` must be queued.
 
-  /// The entry whose return is the first, if that is at `now` or before; null: none.
+  /// The entry with the earliest predicted use, if that is at `now` or before; null: none.
   Entry* Due(double now) const;
-  /// What goes first at `now`, by the rule of EvictionPolicy::ReturnsAt; null: there is none.
+  /// The entry to evict first at `now`, by the rule of EvictionPolicy::ReturnsAt; null: there is none.
   Entry* First(double now) const;
 
-  void CheckStructure() const;  ///< aborts when a rule of it doesn't hold; for tests
+  void CheckStructure() const;  ///< Aborts if a rule of the structure does not hold. For tests.
 
  private:
   static constexpr size_t kNowhere = ~size_t{0};
@@ -45,7 +45,7 @@ class EvictionQueue {
   void PutAt(size_t slot, Entry* entry);
 
   std::vector<Entry*> heap_;                            // the least worth on top
-  std::map<std::pair<double, uint64_t>, Entry*> away_;  // by return; of equals the first to come in
+  std::map<std::pair<double, uint64_t>, Entry*> away_;  // by predicted use; equals by order of insertion
   uint64_t numbers_ = 0;
 };
 

@@ -21,7 +21,7 @@ class CostAwarePolicyTest : public testing::Test {
  protected:
   // Runs live for about 30 requests here.
   CostAwarePolicyTest() {
-    for (int i = 0; i < 1000; ++i) policy_->Gone(kOnce, 0, kOnce.last_use + 30);
+    for (int i = 0; i < 1000; ++i) policy_->OnEvict(kOnce, 0, kOnce.last_use + 30);
   }
   double Worth(uint64_t last_use, uint32_t uses, Session session = Session::kNone,
                int64_t end_position = 1000) {
@@ -64,9 +64,9 @@ TEST_F(CostAwarePolicyTest, WhoWasToReturnCountsAsUsedThen) {
 TEST_F(CostAwarePolicyTest, RemembersTheLastRunsThatWent) {
   EvictionCandidate often = kOnce;
   often.uses = 5;
-  policy_->Gone(often, 111, 80);
+  policy_->OnEvict(often, 111, 80);
   EXPECT_EQ(policy_->UsesBefore(111), 5U);
-  for (uint64_t hash = 1; hash <= 3; ++hash) policy_->Gone(kOnce, hash, 80);
+  for (uint64_t hash = 1; hash <= 3; ++hash) policy_->OnEvict(kOnce, hash, 80);
   EXPECT_EQ(policy_->UsesBefore(111), 0U);
   EXPECT_EQ(policy_->UsesBefore(3), 1U);
 }

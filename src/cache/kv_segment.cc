@@ -18,9 +18,9 @@ static_assert(std::endian::native == std::endian::little, "segments are written 
 
 constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', 'k', 'v', 's', 'e', 'g'};
 constexpr uint32_t kVersion = 2;
-constexpr int64_t kSector = 512;  // that disks write in one go
-// Of segments and records: nobody counts that far, and what is counted on from there would begin anew.
-constexpr uint64_t kLeastInvalid = uint64_t{1} << 63;
+constexpr int64_t kSector = 512;  // bytes that disks write atomically
+// Numbers of segments and records from here on are invalid: counting on from them could overflow.
+constexpr uint64_t kMinInvalid = uint64_t{1} << 63;
 
 struct Header {
   std::array<char, 8> magic;
@@ -31,19 +31,19 @@ struct Header {
   int64_t layer_bytes;
   uint32_t layers;
   uint32_t record_bytes;
-  uint64_t checksum;  // of all before
+  uint64_t checksum;  // of all members before
 };
 static_assert(sizeof(Header) == 64);
 constexpr size_t kHeaderSummed = offsetof(Header, checksum);
 
 struct RecordStart {
-  uint64_t checksum;  // of all behind, seeded with the place
+  uint64_t checksum;  // of all bytes after it, seeded with the place
   uint64_t id;
   uint64_t parent;
   uint32_t layers;
   uint32_t name_bytes;
-  std::array<int32_t, kBlockTokens> tokens;
-};  // and behind it u64 [layers], the digests, the name
+  std::array<int32_t, kKvBlockTokens> tokens;
+};  // followed by u64 [layers], the key summaries and the name
 constexpr size_t kRecordSummedFrom = sizeof(uint64_t);
 
 uint64_t SumOfRecord(std::span<const std::byte> used, uint64_t number, int slot) {
@@ -55,22 +55,22 @@ uint64_t SumOfRecord(std::span<const std::byte> used, uint64_t number, int slot)
 
 uint64_t ChecksumOf(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
-Fingerprint FingerprintOf(const BlockLayout& layout, std::string_view maker) {
+Fingerprint FingerprintOf(const KvLayout& layout, std::string_view computation) {
   std::string all =
       fmt::format("{};{};{};{};{};{};{};", layout.layers, layout.heads, layout.key_dim, layout.value_dim,
-                  layout.shared, layout.digest_bytes, static_cast<int>(layout.dtype));
-  all += maker;
+                  layout.shared, layout.summary_bytes, static_cast<int>(layout.dtype));
+  all += computation;
   const XXH128_hash_t hash = XXH3_128bits(all.data(), all.size());
   return {hash.low64, hash.high64};
 }
 
-SegmentFormat::SegmentFormat(const BlockLayout& layout, const Fingerprint& fingerprint)
+SegmentFormat::SegmentFormat(const KvLayout& layout, const Fingerprint& fingerprint)
     : layers_(layout.layers),
       layer_bytes_(layout.layer_bytes()),
-      digest_bytes_(layout.digest_bytes),
+      summary_bytes_(layout.summary_bytes),
       record_bytes_(
           base::RoundUp(static_cast<int64_t>(sizeof(RecordStart) + layout.layers * sizeof(uint64_t) +
-                                             layout.layers * layout.digest_bytes + kMostNameBytes),
+                                             layout.layers * layout.summary_bytes + kMaxNameBytes),
                         kSector)),
       slot_bytes_(base::RoundUp(layout.block_bytes(), kAlignment)),
       fingerprint_(fingerprint) {}
@@ -112,9 +112,9 @@ StatusOr<int> SegmentFormat::DecodeHeader(std::span<const std::byte> bytes, uint
       header.record_bytes != static_cast<uint32_t>(record_bytes_)) {
     return absl::FailedPreconditionError("its blocks are of another model, KV type or build");
   }
-  constexpr uint32_t kMostSlots = 1 << 20;  // so that the next line does not overflow
-  if (header.slots == 0 || header.slots > kMostSlots ||
-      SegmentBytes(static_cast<int>(header.slots)) > std::max(kMostBytes, SegmentBytes(1))) {
+  constexpr uint32_t kMaxSlots = 1 << 20;  // so that the next line does not overflow
+  if (header.slots == 0 || header.slots > kMaxSlots ||
+      SegmentBytes(static_cast<int>(header.slots)) > std::max(kMaxBytes, SegmentBytes(1))) {
     return DataLoss("its header is damaged: {} slots", header.slots);
   }
   return static_cast<int>(header.slots);
@@ -123,7 +123,7 @@ StatusOr<int> SegmentFormat::DecodeHeader(std::span<const std::byte> bytes, uint
 std::vector<std::byte> SegmentFormat::EncodeRecord(const SlotRecord& record, uint64_t number,
                                                    int slot) const {
   MOESAIC_CHECK_EQ(static_cast<int>(record.layer_sums.size()), layers_);
-  MOESAIC_CHECK_LE(record.name.size(), kMostNameBytes);
+  MOESAIC_CHECK_LE(record.name.size(), kMaxNameBytes);
   RecordStart start = {.checksum = 0,
                        .id = record.id,
                        .parent = record.parent,
@@ -132,14 +132,14 @@ std::vector<std::byte> SegmentFormat::EncodeRecord(const SlotRecord& record, uin
                        .tokens = record.tokens};
   std::vector<std::byte> bytes(record_bytes_);
   const size_t sums = record.layer_sums.size() * sizeof(uint64_t);
-  const size_t digests = record.digests.size();
-  MOESAIC_CHECK_EQ(static_cast<int64_t>(digests), layers_ * digest_bytes_);
-  const size_t used = sizeof(start) + sums + digests + record.name.size();
+  const size_t summaries = record.summaries.size();
+  MOESAIC_CHECK_EQ(static_cast<int64_t>(summaries), layers_ * summary_bytes_);
+  const size_t used = sizeof(start) + sums + summaries + record.name.size();
   std::memcpy(bytes.data(), &start, sizeof(start));
   std::memcpy(&bytes[sizeof(start)], record.layer_sums.data(), sums);
-  std::ranges::copy(record.digests, bytes.begin() + static_cast<int64_t>(sizeof(start) + sums));
+  std::ranges::copy(record.summaries, bytes.begin() + static_cast<int64_t>(sizeof(start) + sums));
   std::ranges::copy(std::as_bytes(std::span(record.name)),
-                    bytes.begin() + static_cast<int64_t>(sizeof(start) + sums + digests));
+                    bytes.begin() + static_cast<int64_t>(sizeof(start) + sums + summaries));
   start.checksum = SumOfRecord(std::span(bytes).first(used), number, slot);
   std::memcpy(bytes.data(), &start.checksum, sizeof(start.checksum));
   return bytes;
@@ -150,20 +150,20 @@ std::optional<SlotRecord> SegmentFormat::DecodeRecord(std::span<const std::byte>
   RecordStart start;
   if (static_cast<int64_t>(bytes.size()) < record_bytes_) return std::nullopt;
   std::memcpy(&start, bytes.data(), sizeof(start));
-  if (start.id == 0 || start.id >= kLeastInvalid || start.parent >= start.id ||
-      start.layers != static_cast<uint32_t>(layers_) || start.name_bytes > kMostNameBytes) {
+  if (start.id == 0 || start.id >= kMinInvalid || start.parent >= start.id ||
+      start.layers != static_cast<uint32_t>(layers_) || start.name_bytes > kMaxNameBytes) {
     return std::nullopt;
   }
   const size_t sums = static_cast<size_t>(layers_) * sizeof(uint64_t);
-  const auto digests = static_cast<size_t>(layers_ * digest_bytes_);
-  const size_t used = sizeof(start) + sums + digests + start.name_bytes;
+  const auto summaries = static_cast<size_t>(layers_ * summary_bytes_);
+  const size_t used = sizeof(start) + sums + summaries + start.name_bytes;
   if (SumOfRecord(bytes.first(used), number, slot) != start.checksum) return std::nullopt;
   SlotRecord record = {.id = start.id, .parent = start.parent, .tokens = start.tokens};
   record.layer_sums.resize(layers_);
   std::memcpy(record.layer_sums.data(), &bytes[sizeof(start)], sums);
-  const auto digest_bytes = bytes.subspan(sizeof(start) + sums, digests);
-  record.digests.assign(digest_bytes.begin(), digest_bytes.end());
-  const auto* name = reinterpret_cast<const char*>(bytes.data() + sizeof(start) + sums + digests);
+  const auto summary_bytes = bytes.subspan(sizeof(start) + sums, summaries);
+  record.summaries.assign(summary_bytes.begin(), summary_bytes.end());
+  const auto* name = reinterpret_cast<const char*>(bytes.data() + sizeof(start) + sums + summaries);
   record.name.assign(name, start.name_bytes);
   return record;
 }
@@ -176,18 +176,18 @@ std::vector<uint64_t> SegmentFormat::LayerSums(const std::byte* from, int layers
   return sums;
 }
 
-std::vector<std::byte> SegmentFormat::DigestsOf(const BlockView& block) const {
-  std::vector<std::byte> digests(layers_ * digest_bytes_);
-  for (int i = 0; i < layers_ && digest_bytes_ > 0; ++i) {
-    std::memcpy(&digests[i * digest_bytes_], block.digests + i * block.digest_step, digest_bytes_);
+std::vector<std::byte> SegmentFormat::SummariesOf(const KvBlockView& block) const {
+  std::vector<std::byte> summaries(layers_ * summary_bytes_);
+  for (int i = 0; i < layers_ && summary_bytes_ > 0; ++i) {
+    std::memcpy(&summaries[i * summary_bytes_], block.summaries + i * block.summary_step, summary_bytes_);
   }
-  return digests;
+  return summaries;
 }
 
-void SegmentFormat::PutDigests(std::span<const std::byte> digests, const BlockView& block) const {
-  MOESAIC_CHECK_EQ(static_cast<int64_t>(digests.size()), layers_ * digest_bytes_);
-  for (int i = 0; i < layers_ && digest_bytes_ > 0; ++i) {
-    std::memcpy(block.digests + i * block.digest_step, &digests[i * digest_bytes_], digest_bytes_);
+void SegmentFormat::PutSummaries(std::span<const std::byte> summaries, const KvBlockView& block) const {
+  MOESAIC_CHECK_EQ(static_cast<int64_t>(summaries.size()), layers_ * summary_bytes_);
+  for (int i = 0; i < layers_ && summary_bytes_ > 0; ++i) {
+    std::memcpy(block.summaries + i * block.summary_step, &summaries[i * summary_bytes_], summary_bytes_);
   }
 }
 
@@ -204,7 +204,7 @@ std::optional<uint64_t> SegmentNumber(std::string_view name) {
   const char* end = name.data() + kStart.size() + kDigits;
   const auto read = std::from_chars(name.data() + kStart.size(), end, number, 16);
   if (read.ec != std::errc() || read.ptr != end || SegmentName(number) != name) return std::nullopt;
-  if (number >= kLeastInvalid) return std::nullopt;
+  if (number >= kMinInvalid) return std::nullopt;
   return number;
 }
 

@@ -1,5 +1,5 @@
-// How KV blocks stand in files: segments of equal slots, each with a record that says what its block is.
-// docs/contracts/kv-tiers.md is the law.
+// The format of files of KV blocks: segments of equal slots, each with a record that identifies its block.
+// docs/contracts/kv-tiers.md, K5, is normative.
 #pragma once
 
 #include <array>
@@ -11,42 +11,42 @@
 #include <string_view>
 #include <vector>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
 
 namespace moesaic::cache {
 
 /// XXH3, 64 bits.
 uint64_t ChecksumOf(std::span<const std::byte> bytes);
 
-/// What blocks are to be the same for: a hash of 128 bits.
+/// Hash of everything that decides the values of blocks, 128 bits.
 using Fingerprint = std::array<uint64_t, 2>;
-/// Of blocks of this layout that were computed by what `maker` names.
-Fingerprint FingerprintOf(const BlockLayout& layout, std::string_view maker);
+/// Fingerprint of blocks of this layout whose computation `computation` identifies.
+Fingerprint FingerprintOf(const KvLayout& layout, std::string_view computation);
 
-inline constexpr size_t kMostNameBytes = 512;  ///< of a namespace whose blocks are kept in files
+inline constexpr size_t kMaxNameBytes = 512;  ///< Longest namespace whose blocks are stored.
 
-/// What one slot holds.
+/// The record of one slot.
 struct SlotRecord {
-  uint64_t id = 0;      // rises with time, never 0; no two records of a folder share one
-  uint64_t parent = 0;  // id of the record of the block before; 0: none, it is the first of its sequence
-  std::array<int32_t, kBlockTokens> tokens = {};
+  uint64_t id = 0;      // rises with time, never 0, unique in a folder
+  uint64_t parent = 0;  // id of the record of the block before; 0: it is the first of its sequence
+  std::array<int32_t, kKvBlockTokens> tokens = {};
   std::vector<uint64_t> layer_sums = {};  // [layers] checksums of the block's layers
-  std::vector<std::byte> digests = {};    // [layers * digest_bytes] of its keys
+  std::vector<std::byte> summaries = {};  // [layers * summary_bytes]
   std::string name = {};                  // its namespace
 };
 
-/// Bytes and offsets of segments of one layout and maker:
+/// Bytes and offsets of segments of one layout and fingerprint:
 ///   header (4096) | slots x record_bytes | up to a multiple of 4096 | slots x slot_bytes
-/// A slot has its block's layers, at a multiple of 4096; the digests are in the record. Numbers are
+/// A slot has its block's layers, at a multiple of 4096; the summaries are in the record. Numbers are
 /// little-endian.
 class SegmentFormat {
  public:
   static constexpr int64_t kHeaderBytes = 4096;
-  static constexpr int64_t kAlignment = 4096;  // a page, and what the largest sectors have
-  /// Of a segment of more than one slot: large enough for a disk's rate.
-  static constexpr int64_t kMostBytes = 256 << 20;
+  static constexpr int64_t kAlignment = 4096;  // a page, and the largest sector of disks
+  /// Maximum size of a segment of more than one slot: large enough for a disk's full rate.
+  static constexpr int64_t kMaxBytes = 256 << 20;
 
-  SegmentFormat(const BlockLayout& layout, const Fingerprint& fingerprint);
+  SegmentFormat(const KvLayout& layout, const Fingerprint& fingerprint);
 
   int layers() const { return layers_; }
   int64_t layer_bytes() const { return layer_bytes_; }
@@ -57,35 +57,35 @@ class SegmentFormat {
   int64_t BlockOffset(int slots, int slot) const;
   int64_t SegmentBytes(int slots) const { return BlockOffset(slots, slots); }
 
-  /// [kHeaderBytes] of segment `number` with `slots` slots.
+  /// The header of segment `number` with `slots` slots: [kHeaderBytes].
   std::vector<std::byte> EncodeHeader(uint64_t number, int slots) const;
-  /// Slots of the segment whose file begins with `bytes` and is called `number`. DataLoss: damaged or no
-  /// segment; FailedPrecondition: one of another model, type, layout or version.
+  /// Number of slots of segment `number`, whose file begins with `bytes`. DataLoss: it is damaged or no
+  /// segment; FailedPrecondition: it is of another model, type, layout or version.
   StatusOr<int> DecodeHeader(std::span<const std::byte> bytes, uint64_t number) const;
 
-  /// [record_bytes()], bound to its place: it is valid nowhere else.
+  /// The record as bytes: [record_bytes()]. They are valid in this slot only.
   std::vector<std::byte> EncodeRecord(const SlotRecord& record, uint64_t number, int slot) const;
-  /// What stands there, if it is whole. bytes: [record_bytes()].
+  /// The record in `bytes` [record_bytes()], if it is intact.
   std::optional<SlotRecord> DecodeRecord(std::span<const std::byte> bytes, uint64_t number, int slot) const;
 
-  /// [layers] checksums of so many layers of a block that stand at `from`.
+  /// Checksums of `layers` consecutive layers at `from`: [layers].
   std::vector<uint64_t> LayerSums(const std::byte* from, int layers) const;
-  /// [layers * digest_bytes] of a block.
-  std::vector<std::byte> DigestsOf(const BlockView& block) const;
-  /// Puts them back to where they stand beside a block.
-  void PutDigests(std::span<const std::byte> digests, const BlockView& block) const;
+  /// Key summaries of a block: [layers * summary_bytes].
+  std::vector<std::byte> SummariesOf(const KvBlockView& block) const;
+  /// Copies key summaries to those of `block`.
+  void PutSummaries(std::span<const std::byte> summaries, const KvBlockView& block) const;
 
  private:
   const int layers_;
   const int64_t layer_bytes_;
-  const int64_t digest_bytes_;  // of one layer
+  const int64_t summary_bytes_;  // of one layer
   const int64_t record_bytes_, slot_bytes_;
   const Fingerprint fingerprint_;
 };
 
 /// "kv-000000000000002a.segment"
 std::string SegmentName(uint64_t number);
-/// The number in such a name.
+/// The number in such a name; none: it is no such name.
 std::optional<uint64_t> SegmentNumber(std::string_view name);
 
 }  // namespace moesaic::cache

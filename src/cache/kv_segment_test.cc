@@ -8,9 +8,9 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7};
+constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7};
 
-SegmentFormat Format(std::string_view maker = "model", const BlockLayout& layout = kLayout) {
+SegmentFormat Format(std::string_view maker = "model", const KvLayout& layout = kLayout) {
   return {layout, FingerprintOf(layout, maker)};
 }
 
@@ -40,10 +40,10 @@ TEST(KvSegment, HeadersNameTheirMaker) {
   EXPECT_EQ(*format.DecodeHeader(header, 42), 9);
   EXPECT_EQ(format.DecodeHeader(header, 43).status().code(), StatusCode::kDataLoss);
   EXPECT_EQ(Format("another").DecodeHeader(header, 42).status().code(), StatusCode::kFailedPrecondition);
-  for (BlockLayout other :
-       {BlockLayout{.layers = 3, .heads = 2, .key_dim = 7, .value_dim = 5},
-        BlockLayout{.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .dtype = tensor::DType::kBF16},
-        BlockLayout{.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .digest_bytes = 84}}) {
+  for (KvLayout other :
+       {KvLayout{.layers = 3, .heads = 2, .key_dim = 7, .value_dim = 5},
+        KvLayout{.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .dtype = tensor::DType::kBF16},
+        KvLayout{.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 84}}) {
     EXPECT_EQ(Format("model", other).DecodeHeader(header, 42).status().code(),
               StatusCode::kFailedPrecondition);
   }
@@ -51,7 +51,7 @@ TEST(KvSegment, HeadersNameTheirMaker) {
   EXPECT_EQ(format.DecodeHeader({}, 42).status().code(), StatusCode::kDataLoss);
 }
 
-// A version before, digests stood in the slots.
+// A version before, summaries stood in the slots.
 TEST(KvSegment, OtherVersionsAreRefused) {
   const SegmentFormat format = Format();
   std::vector<std::byte> header = format.EncodeHeader(42, 9);
@@ -63,7 +63,7 @@ TEST(KvSegment, OtherVersionsAreRefused) {
 
 TEST(KvSegment, NobodysNumbersAreRefused) {
   const SegmentFormat format = Format();
-  const auto most = static_cast<int>(SegmentFormat::kMostBytes / format.slot_bytes());
+  const auto most = static_cast<int>(SegmentFormat::kMaxBytes / format.slot_bytes());
   EXPECT_TRUE(format.DecodeHeader(format.EncodeHeader(1, most - most / 10), 1).ok());
   for (const int slots : {0, most, 1 << 20, -1}) {
     EXPECT_EQ(format.DecodeHeader(format.EncodeHeader(1, slots), 1).status().code(), StatusCode::kDataLoss);
@@ -71,7 +71,7 @@ TEST(KvSegment, NobodysNumbersAreRefused) {
   // A slot may be larger than that.
   const SegmentFormat large =
       Format("model", {.layers = 1000, .heads = 128, .key_dim = 128, .value_dim = 128});
-  EXPECT_GT(large.SegmentBytes(1), SegmentFormat::kMostBytes);
+  EXPECT_GT(large.SegmentBytes(1), SegmentFormat::kMaxBytes);
   EXPECT_TRUE(large.DecodeHeader(large.EncodeHeader(1, 1), 1).ok());
   EXPECT_FALSE(large.DecodeHeader(large.EncodeHeader(1, 2), 1).ok());
   for (const uint64_t id : {uint64_t{1} << 63, ~uint64_t{0}}) {
@@ -113,7 +113,7 @@ TEST(KvSegment, RecordsComeBackFromTheirPlaceOnly) {
 TEST(KvSegment, TheLongestNameFits) {
   const SegmentFormat format = Format();
   SlotRecord record = Record();
-  record.name.assign(kMostNameBytes, 'x');
+  record.name.assign(kMaxNameBytes, 'x');
   record.name[3] = '\0';
   EXPECT_EQ(format.DecodeRecord(format.EncodeRecord(record, 1, 0), 1, 0)->name, record.name);
 }
@@ -143,24 +143,24 @@ TEST(KvSegment, EachLayerHasItsSum) {
 }
 
 TEST(KvSegment, RecordsCarryDigests) {
-  BlockLayout layout = kLayout;
-  layout.digest_bytes = 84;
+  KvLayout layout = kLayout;
+  layout.summary_bytes = 84;
   const SegmentFormat format = Format("model", layout);
   EXPECT_EQ(format.slot_bytes(), Format().slot_bytes()) << "which stand nowhere else";
-  std::vector<std::byte> block(layout.pool_bytes());
+  std::vector<std::byte> block(layout.total_bytes());
   for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i * i / 7);
   SlotRecord record = Record();
-  record.digests = format.DigestsOf(layout.Flat(block.data()));
-  ASSERT_EQ(record.digests.size(), size_t{3 * 84});
+  record.summaries = format.SummariesOf(layout.Flat(block.data()));
+  ASSERT_EQ(record.summaries.size(), size_t{3 * 84});
   const std::optional<SlotRecord> back = format.DecodeRecord(format.EncodeRecord(record, 1, 0), 1, 0);
   ASSERT_TRUE(back);
-  EXPECT_EQ(back->digests, record.digests);
+  EXPECT_EQ(back->summaries, record.summaries);
   EXPECT_EQ(back->name, "salt");
   std::vector<std::byte> other(block.size());
-  format.PutDigests(back->digests, layout.Flat(other.data()));
-  EXPECT_EQ(format.DigestsOf(layout.Flat(other.data())), record.digests);
+  format.PutSummaries(back->summaries, layout.Flat(other.data()));
+  EXPECT_EQ(format.SummariesOf(layout.Flat(other.data())), record.summaries);
   for (int layer = 0; layer < 3; ++layer) {
-    const int64_t at = layout.block_bytes() + layer * layout.digest_stride();
+    const int64_t at = layout.block_bytes() + layer * layout.summary_stride();
     EXPECT_TRUE(std::equal(&block[at], &block[at] + 84, &other[at]));
     EXPECT_EQ(other[at - 1], std::byte{0});
   }

@@ -11,8 +11,6 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr BlockLayout kLayout = {.layers = 2, .heads = 3, .key_dim = 2, .value_dim = 1};
-
 // One letter is one block: 64 tokens that are all that letter. "abc" is a prompt of three blocks; a digit at
 // the end is a part of a block, so "ab5" has 5 tokens of the block 'z' behind it, and "ab5c" 5 of 'c'.
 std::vector<int32_t> Tokens(const std::string& text) {
@@ -22,7 +20,7 @@ std::vector<int32_t> Tokens(const std::string& text) {
       tokens.insert(tokens.end(), text[i] - '0', i + 1 < text.size() ? text[i + 1] : 'z');
       break;
     }
-    tokens.insert(tokens.end(), kBlockTokens, text[i]);
+    tokens.insert(tokens.end(), kKvBlockTokens, text[i]);
   }
   return tokens;
 }
@@ -34,7 +32,7 @@ class Recorder : public KvObserver {
               std::span<const int32_t> tokens, std::string_view) override {
     std::string told = parent ? std::string(1, names_.at(*parent)) + "+" : "+";
     for (size_t i = 0; i < hashes.size(); ++i) {
-      names_[hashes[i]] = static_cast<char>(tokens[i * kBlockTokens]);
+      names_[hashes[i]] = static_cast<char>(tokens[i * kKvBlockTokens]);
       told += names_[hashes[i]];
     }
     told_ += told + " ";
@@ -57,8 +55,8 @@ class Recorder : public KvObserver {
 class RadixTreeTest : public testing::Test {
  protected:
   explicit RadixTreeTest(int blocks = 16, int hash_bits = 64)
-      : pool_(*KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
-        tree_(*pool_, MakeLruPolicy(), &recorder_, BlockHasher(hash_bits)) {}
+      : pool_(std::make_unique<BlockPool>(blocks)),
+        tree_(*pool_, MakeLruPolicy(), &recorder_, prefix::KeyedHasher(hash_bits)) {}
 
   // What a request does: looks its prompt up, computes the rest, and lets go. The blocks that it found.
   int Serve(const std::string& text, const std::string& name = "", const SessionHint& hint = {}) {
@@ -77,13 +75,13 @@ class RadixTreeTest : public testing::Test {
     tail_ = match.tail_tokens;
     std::vector<BlockRef> blocks = std::move(match.blocks);
     match = {};
-    while (blocks.size() < tokens.size() / kBlockTokens) {
+    while (blocks.size() < tokens.size() / kKvBlockTokens) {
       if (pool_->free_blocks() == 0) {
         EXPECT_EQ(tree_.Evict(1), 1);
       }
       blocks.push_back(*pool_->Allocate());
     }
-    tree_.Insert(name, std::span(tokens).first(blocks.size() * kBlockTokens), blocks, found_);
+    tree_.Insert(name, std::span(tokens).first(blocks.size() * kKvBlockTokens), blocks, found_);
     tree_.CheckStructure();
     return blocks;
   }
@@ -97,7 +95,7 @@ class RadixTreeTest : public testing::Test {
   }
 
   Recorder recorder_;
-  std::unique_ptr<KvPool> pool_;
+  std::unique_ptr<BlockPool> pool_;
   RadixTree tree_;
   int found_ = 0, tail_ = 0;
 };
@@ -118,14 +116,14 @@ class HintedTreeTest : public testing::Test {
   // The last letters of what goes, one block after the other.
   std::string Gone(int count) {
     std::string gone;
-    tree_.SetLeaving([&](int32_t block) { gone += static_cast<char>(tree_.TokensOf(block)[0]); });
+    tree_.SetEvictionCallback([&](int32_t block) { gone += static_cast<char>(tree_.TokensOf(block)[0]); });
     EXPECT_EQ(tree_.Evict(count), count);
-    tree_.SetLeaving(nullptr);
+    tree_.SetEvictionCallback(nullptr);
     tree_.CheckStructure();
     return gone;
   }
 
-  std::unique_ptr<KvPool> pool_ = *KvPool::Create(kLayout, 32 * kLayout.pool_bytes());
+  std::unique_ptr<BlockPool> pool_ = std::make_unique<BlockPool>(32);
   RadixTree tree_{*pool_, MakeCostAwarePolicy(1000, 20), nullptr};
 };
 
@@ -152,7 +150,7 @@ TEST_F(HintedTreeTest, WhoDidNotReturnIsAsOldAsThat) {
 
 TEST_F(HintedTreeTest, WhatStandsBehindTheTokensThatReturnGoesFirst) {
   Serve("x");
-  Serve("abcd", {.session = Session::kContinues, .tokens = kBlockTokens + 1});
+  Serve("abcd", {.session = Session::kContinues, .tokens = kKvBlockTokens + 1});
   EXPECT_EQ(Gone(4), "dcxb") << "a block that returns in part is kept";
   Serve("pq", {.session = Session::kContinues, .tokens = 0});
   EXPECT_EQ(Gone(3), "qpa");
@@ -177,10 +175,10 @@ TEST_F(RadixTreeTest, PathsNameBlocks) {
   EXPECT_EQ(path(other[1].index()), "tenant:ab");
   Serve("abq");
   std::vector<std::string> left;
-  tree_.SetLeaving([&](int32_t block) { left.push_back(path(block)); });
+  tree_.SetEvictionCallback([&](int32_t block) { left.push_back(path(block)); });
   EXPECT_EQ(tree_.Evict(1), 1);
   EXPECT_THAT(left, testing::ElementsAre(":abq"));
-  tree_.SetLeaving(nullptr);
+  tree_.SetEvictionCallback(nullptr);
 }
 
 TEST_F(RadixTreeTest, WhatWasServedIsFound) {
@@ -190,16 +188,16 @@ TEST_F(RadixTreeTest, WhatWasServedIsFound) {
   EXPECT_EQ(Look("abcd"), "3");
   EXPECT_EQ(Look("bc"), "0");
   EXPECT_EQ(Look("axc"), "1");
-  EXPECT_EQ(tree_.runs(), 1);
+  EXPECT_EQ(tree_.nodes(), 1);
   EXPECT_EQ(recorder_.Take(), "+abc");
 }
 
 TEST_F(RadixTreeTest, RunsAreCutWherePromptsPart) {
   Serve("abcd");
   EXPECT_EQ(Serve("abxy"), 2);
-  EXPECT_EQ(tree_.runs(), 3);  // ab, cd, xy
+  EXPECT_EQ(tree_.nodes(), 3);  // ab, cd, xy
   EXPECT_EQ(Serve("abcz"), 3);
-  EXPECT_EQ(tree_.runs(), 5);  // ab, c, d, xy, z
+  EXPECT_EQ(tree_.nodes(), 5);  // ab, c, d, xy, z
   EXPECT_EQ(Look("abcd"), "4");
   EXPECT_EQ(Look("abxy"), "4");
   EXPECT_EQ(recorder_.Take(), "+abcd b+xy c+z");
@@ -213,7 +211,7 @@ TEST_F(RadixTreeTest, APromptThatGrowsStaysOneRun) {
     blocks.push_back(*pool_->Allocate());
     tree_.Insert("", tokens, blocks, static_cast<int>(blocks.size()) - 1);
   }
-  EXPECT_EQ(tree_.runs(), 1);
+  EXPECT_EQ(tree_.nodes(), 1);
   EXPECT_EQ(Look("abc"), "3");
   EXPECT_EQ(recorder_.Take(), "+a a+b b+c");
   blocks.clear();
@@ -266,7 +264,7 @@ TEST_F(RadixTreeTest, IdleBlocksAreThoseThatNobodyHolds) {
   tree_.Clear();
   EXPECT_EQ(pool_->free_blocks(), 16);
   EXPECT_EQ(tree_.blocks(), 0);
-  EXPECT_EQ(tree_.runs(), 0);
+  EXPECT_EQ(tree_.nodes(), 0);
   EXPECT_EQ(recorder_.Take(), "+abc b+xy -yx -c -ba");
 }
 
@@ -295,7 +293,7 @@ TEST_F(RadixTreeTest, AMatchKeepsItsBlocks) {
   Serve("abc");
   const PrefixMatch match = tree_.Find("", Tokens("ab5c"));
   EXPECT_EQ(tree_.Evict(9), 0);
-  EXPECT_EQ(match.tokens(), 2 * kBlockTokens + 5);
+  EXPECT_EQ(match.tokens(), 2 * kKvBlockTokens + 5);
 }
 
 class CollisionTest : public RadixTreeTest {
@@ -316,23 +314,14 @@ TEST_F(CollisionTest, TokensDecideNotHashes) {
   EXPECT_EQ(pool_->free_blocks(), 16);
 }
 
-TEST(BlockHasherTest, IsKeyedAndTakesInAllThatStandsBefore) {
-  const BlockHasher one, two;
-  const std::vector<int32_t> a = Tokens("a");
-  EXPECT_EQ(one.Next(one.Root("x"), a), one.Next(one.Root("x"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), two.Next(two.Root("x"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), one.Next(one.Root("y"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), one.Next(one.Root("x"), Tokens("b")));
-}
-
 // Random requests against a set of all prefixes that should be there. Few letters, so that prompts meet;
 // `bits` of the hash, so that hashes meet too.
 void RandomAgainstSet(uint32_t seed, int bits) {
   std::mt19937 random(seed);
   const int total = 4 + static_cast<int>(random() % 40);
-  auto pool = *KvPool::Create(kLayout, total * kLayout.pool_bytes());
+  auto pool = std::make_unique<BlockPool>(total);
   auto policy = random() % 2 == 0 ? MakeLruPolicy() : MakeCostAwarePolicy(1000, 20);
-  RadixTree tree(*pool, std::move(policy), nullptr, BlockHasher(bits));
+  RadixTree tree(*pool, std::move(policy), nullptr, prefix::KeyedHasher(bits));
   std::set<std::string> model;  // "name/abc" for each block, by all letters up to it
   std::vector<std::pair<std::string, std::vector<BlockRef>>> live;
   for (int step = 0; step < 400; ++step) {
@@ -373,7 +362,7 @@ void RandomAgainstSet(uint32_t seed, int bits) {
       if (!block.ok()) break;
       blocks.push_back(*std::move(block));
     }
-    tree.Insert(name, std::span(tokens).first(blocks.size() * kBlockTokens), blocks,
+    tree.Insert(name, std::span(tokens).first(blocks.size() * kKvBlockTokens), blocks,
                 static_cast<int>(expected));
     for (size_t i = 0; i < blocks.size(); ++i) model.insert(name + "/" + text.substr(0, i + 1));
     tree.CheckStructure();

@@ -14,15 +14,15 @@
 namespace moesaic::cache {
 namespace {
 
-// Written between two looks for reads: a load waits for this much at most, some ten milliseconds.
+// Maximum bytes written between two checks for reads: a load waits some ten milliseconds at most.
 constexpr int64_t kWriteBatchBytes = 16 << 20;
-// Read while the piece before is checked: large enough for a disk's rate, small enough that an abandoned load
-// ends soon.
+// Bytes of a piece of a load, which is read while the piece before is verified: large enough for a disk's
+// full rate, small enough that a cancelled load ends soon.
 constexpr int64_t kReadPieceBytes = 16 << 20;
-constexpr int64_t kInvalidBytes = 512;  // of a record's start: no record begins with zeros
+constexpr int64_t kInvalidBytes = 512;  // of the start of a record; no valid record begins with zeros
 
-// Has the kernel read ahead what lies together in one go: the transfers themselves run side by side, in an
-// order that it could not guess from.
+// Announces contiguous ranges for read-ahead: the transfers run in parallel, in an order from which the
+// kernel could not detect sequential access.
 void Announce(std::span<const runtime::Transfer> transfers) {
   for (size_t first = 0, last = 0; first < transfers.size(); first = last) {
     int64_t end = transfers[first].offset;
@@ -37,7 +37,7 @@ void Announce(std::span<const runtime::Transfer> transfers) {
 }
 
 std::span<std::byte> Writable(const std::byte* bytes, int64_t count) {
-  return {const_cast<std::byte*>(bytes), static_cast<size_t>(count)};  // only read from
+  return {const_cast<std::byte*>(bytes), static_cast<size_t>(count)};  // never written
 }
 
 }  // namespace
@@ -217,8 +217,8 @@ StatusOr<SegmentFile*> SegmentIo::FileFor(uint64_t number) {
   return &segments_.emplace(number, std::move(file)).first->second;
 }
 
-// The order matters when the process is killed between: a slot's old record goes before its block is
-// overwritten, and the new one comes when the block is there.
+// The order keeps files valid if the process is killed: a slot's old record is cleared before its block is
+// overwritten, and the new record is written after the block.
 std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
   std::vector<WriteEnd> ends(jobs.size());
   std::vector<const SegmentFile*> files(jobs.size());
@@ -254,7 +254,7 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i].record.layer_sums = ends[i].layer_sums = format_.LayerSums(jobs[i].block, format_.layers());
     records[i] = format_.EncodeRecord(jobs[i].record, jobs[i].place.segment, jobs[i].place.slot);
-    ends[i].digests = std::move(jobs[i].record.digests);
+    ends[i].summaries = std::move(jobs[i].record.summaries);
   }
   wait_all();
   write_all([&](size_t i) { return Writable(records[i].data(), format_.record_bytes()); }, record_offset);
@@ -262,7 +262,7 @@ std::vector<WriteEnd> SegmentIo::DoWrites(std::vector<Job>& jobs) {
   return ends;
 }
 
-// Who waits in ReadNow holds up a step: the load that is being read has time.
+// A step waits for urgent reads, so they come before the load that is being read.
 void SegmentIo::DoUrgent() {
   std::unique_lock lock(mutex_);
   while (!reads_.empty() && reads_.front()->urgent) {
@@ -304,16 +304,16 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
   };
   std::optional<runtime::AsyncFiles::Ticket> under_way = submit();
   while (under_way && end.blocks < total) {
-    const int next = submitted;  // behind what is under way
+    const int next = submitted;  // the block after those under way
     const Status read = files_->Wait(*std::exchange(under_way, std::nullopt));
     if (!job.urgent) DoUrgent();
     if (next < total && read.ok() && !job.abandoned) under_way = submit();
-    // After a failure some blocks of the piece may be there: what their sums say holds.
+    // After a failed read some blocks of the piece may be intact: their checksums decide.
     for (int i = end.blocks; i < next && !job.abandoned; ++i) {
       const BlockRead& block = job.blocks[i];
       const std::vector<uint64_t>& wanted = block.layer_sums;
       if (format_.LayerSums(block.to.data, static_cast<int>(wanted.size())) != wanted) break;
-      if (!block.digests.empty()) format_.PutDigests(block.digests, block.to);
+      if (!block.summaries.empty()) format_.PutSummaries(block.summaries, block.to);
       end.blocks = i + 1;
     }
     if (end.blocks == next) continue;
@@ -323,12 +323,12 @@ ReadEnd SegmentIo::DoRead(ReadJob& job) {
                            : read;
     break;
   }
-  if (under_way) files_->Wait(*under_way).IgnoreError();  // nothing may be written to memory behind this
+  if (under_way) files_->Wait(*under_way).IgnoreError();  // memory must not be written after this call
   end.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return end;
 }
 
-// Failures need not be told: what stays on disk has its sums.
+// Failures are ignored: records that stay on disk have checksums.
 void SegmentIo::InvalidateSlots(const SegmentFile& file, int first, int count) {
   std::vector<runtime::Transfer> transfers;
   transfers.reserve(count);
@@ -342,7 +342,7 @@ void SegmentIo::InvalidateSlots(const SegmentFile& file, int first, int count) {
   files_->Wait(files_->Submit(transfers)).IgnoreError();
 }
 
-// What is left of the job, to be done next.
+// The rest of the job, to be done next.
 std::optional<SegmentIo::Job> SegmentIo::DoOther(const Job& job) {
   switch (job.kind) {
     case Kind::kInvalidate:
@@ -365,7 +365,7 @@ std::optional<SegmentIo::Job> SegmentIo::DoOther(const Job& job) {
       synced_ = OkStatus();
       for (const auto& [number, file] : segments_) {
         if (stop_sync_) {
-          synced_ = absl::CancelledError("told to stop before all of it is on the medium");
+          synced_ = absl::CancelledError("shutdown: stopped before all KV blocks were on the medium");
           break;
         }
         if (fdatasync(file.descriptor) != 0) {

@@ -22,67 +22,67 @@
 
 namespace moesaic::cache {
 
-/// A file of slots that is open.
+/// An open segment.
 struct SegmentFile {
   int descriptor = -1;
   int slots = 0;
   std::string path;
 };
 
-/// What came of a block's writing.
+/// Outcome of writing a block.
 struct WriteEnd {
   uint64_t id = 0;  // of its record
   std::vector<uint64_t> layer_sums;
-  std::vector<std::byte> digests;
+  std::vector<std::byte> summaries;
   Status status = {};
 };
 
-/// What came of a load. `blocks` leading ones are in memory, whole and as they were stored.
+/// Outcome of a load: `blocks` leading blocks are in memory and intact.
 struct ReadEnd {
   uint64_t load = 0;
   int blocks = 0;
   int64_t bytes = 0;   // read from files
   double seconds = 0;  // since reading began
-  Status status = {};  // why the others are not: DataLoss for what is damaged
+  Status status = {};  // why the others are not; DataLoss: damaged
 };
 
-/// Methods but the destructor may be called from one thread; what they ask for happens on another, reads
-/// before writes, and writes, invalidations and removals in the order in which they were asked for.
+/// Runs requests on a thread of its own: reads before writes, and writes, invalidations and removals in the
+/// order of the calls. All methods belong to one calling thread.
 class SegmentIo {
  public:
-  /// Some layers of a block, or all.
+  /// A read of some or all layers of a block.
   struct BlockRead {
     SlotPlace place;
-    BlockView to;                      // data: [layers * layer_bytes]
-    std::vector<uint64_t> layer_sums;  // [layers] what must come
+    KvBlockView to;                    // data: [layers * layer_bytes]
+    std::vector<uint64_t> layer_sums;  // [layers] expected checksums
     int first_layer = 0;
-    std::span<const std::byte> digests = {};  // are put beside, and stay meanwhile; none: as they are
+    std::span<const std::byte> summaries = {};  // copied to `to`, valid until the end; none: no copy
   };
 
   /// Takes over the files. New segments get `slots_of_new` slots.
   static StatusOr<std::unique_ptr<SegmentIo>> Create(const std::string& folder, const SegmentFormat& format,
                                                      std::map<uint64_t, SegmentFile> files, int slots_of_new);
-  /// Writes what was asked for, drops reads, and closes the files.
+  /// Completes all writes, drops reads, and closes the files.
   ~SegmentIo();
   SegmentIo(const SegmentIo&) = delete;
   SegmentIo& operator=(const SegmentIo&) = delete;
 
-  /// Puts a block and its record into a slot, whose segment is made where there is none. `block`
-  /// [block_bytes] must stay until the end is told; `record` comes with its digests and without sums.
+  /// Writes a block and its record to a slot, whose segment is created if needed. `block` [block_bytes] must
+  /// stay valid until the end is reported; `record` has its key summaries and no checksums.
   void Write(SlotPlace place, SlotRecord record, const std::byte* block);
-  /// Says on disk that the slot holds nothing.
+  /// Marks a slot on disk as empty.
   void Invalidate(SlotPlace place);
-  /// Says so of all slots of all segments.
+  /// Marks all slots of all segments as empty.
   void InvalidateAll();
   void RemoveFile(std::string path);
-  /// Reads blocks one behind the other; ends with the first that is not as it was.
+  /// Reads blocks in order; ends with the first that is damaged.
   void Read(uint64_t load, std::vector<BlockRead> blocks);
-  /// The same before all other reads, between the pieces of one that is under way, and waits for it.
+  /// Reads before all other reads, or between the pieces of one that is under way, and waits for the end.
   ReadEnd ReadNow(uint64_t load, std::vector<BlockRead> blocks);
-  /// Returns when the load's memory is written no more; its end is not told.
+  /// Ends a load. Its memory is not written after the call, and its end is not reported.
   void Abandon(uint64_t load);
-  /// Returns when all that was asked for so far is on the medium. Cancelled: `stop`, asked now and then, said
-  /// true before; what was asked for is still written.
+  /// Waits until all earlier requests are on the medium. Cancelled: `stop`, which is polled, became true
+  /// before; the requests are still completed.
   Status Sync(const std::function<bool()>& stop);
 
   struct Ends {
@@ -90,7 +90,7 @@ class SegmentIo {
     std::vector<ReadEnd> reads;
   };
   Ends TakeEnds();
-  /// Returns when there are ends to take, nothing is under way, or the time has passed.
+  /// Waits until there are ends to take, nothing is under way, or `most` has passed.
   void WaitForEnds(std::chrono::milliseconds most);
   const std::string& backend() const { return files_->backend(); }
 
@@ -98,7 +98,7 @@ class SegmentIo {
   enum class Kind { kWrite, kInvalidate, kInvalidateAll, kRemoveFile, kSync };
   struct Job {
     Kind kind;
-    SlotPlace place = {};  // of kInvalidateAll the first segment that is left
+    SlotPlace place = {};  // kInvalidateAll: the first remaining segment
     SlotRecord record = {};
     const std::byte* block = nullptr;
     std::string path = {};
@@ -106,7 +106,7 @@ class SegmentIo {
   struct ReadJob {
     uint64_t load;
     std::vector<BlockRead> blocks;
-    bool urgent = false;  // somebody waits in ReadNow
+    bool urgent = false;  // ReadNow waits for it
     std::atomic<bool> abandoned{false};
   };
 
@@ -123,21 +123,21 @@ class SegmentIo {
   const std::string folder_;
   const SegmentFormat format_;
   const int slots_of_new_;
-  std::map<uint64_t, SegmentFile> segments_;    // the thread's own once it runs
+  std::map<uint64_t, SegmentFile> segments_;    // owned by the thread once it runs
   std::unique_ptr<runtime::AsyncFiles> files_;  // likewise
-  const std::vector<std::byte> zeros_;          // what stands where no record is
+  const std::vector<std::byte> zeros_;          // the bytes of an empty record
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable wake_, ended_;
   std::deque<Job> jobs_;
   std::deque<std::shared_ptr<ReadJob>> reads_;
   std::shared_ptr<ReadJob> reading_;  // or null
   Ends ends_;
   Status synced_;
-  int syncs_ = 0;  // still to do
+  int syncs_ = 0;  // pending
   std::atomic<bool> stop_sync_{false};
   bool working_ = false, stop_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last member: it uses all others
 };
 
 }  // namespace moesaic::cache

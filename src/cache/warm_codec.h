@@ -1,21 +1,21 @@
-// Blocks of the warm tier: keys and values in eight bits. docs/contracts/kv-tiers.md, W2, is the law.
+// The format of warm blocks: keys and values in int8. docs/contracts/kv-tiers.md, W2, is normative.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
 
 namespace moesaic::cache {
 
-/// A layer of f32 or bf16 is [head][keys | values] in int8 and behind them an f32 scale for each of their
-/// columns, which are one dimension of one KV head over the block's 64 tokens: an element is `scale * q`, q
-/// from -127 to 127, off by half a scale at most, and by the pool's own rounding. Digests are not kept. A
-/// layer that is kept as it is has all its bytes, and its digests behind them.
+/// A layer of f32 or bf16 is stored as int8 [head][keys | values], followed by an f32 scale for each column:
+/// one dimension of one KV head over the block's 64 tokens. An element is `scale * q`, q from -127 to 127; it
+/// is off by at most half a scale and the rounding of the cache's type. Key summaries are not stored. An
+/// exact layer has all its bytes, followed by its key summaries.
 class WarmCodec {
  public:
-  /// `exact`: blocks are kept as they are, as those of int8 always are.
-  WarmCodec(const BlockLayout& layout, bool exact);
+  /// `exact`: blocks are stored as they are; int8 blocks always are.
+  WarmCodec(const KvLayout& layout, bool exact);
 
   bool exact() const { return exact_; }
   int64_t layer_bytes() const { return layer_bytes_; }
@@ -23,15 +23,16 @@ class WarmCodec {
 
   int layers() const { return layout_.layers; }
 
-  /// Whether all elements of a layer are; those that are kept as they are need not be.
-  bool IsFinite(const BlockView& block, int layer) const;
-  /// From `block`, which is finite, into `to` [block_bytes()]. Layers may be coded at the same time.
-  void Encode(const BlockView& block, int layer, std::byte* to) const;
-  /// And back, but for digests where the codec is not exact.
-  void Decode(const std::byte* from, int layer, const BlockView& block) const;
+  /// Whether all elements of a layer are finite. True for exact layers, which need not be.
+  bool IsFinite(const KvBlockView& block, int layer) const;
+  /// Encodes a layer of `block`, which is finite, into `to` [block_bytes()]. Different layers may be encoded
+  /// in parallel.
+  void Encode(const KvBlockView& block, int layer, std::byte* to) const;
+  /// Decodes a layer; without key summaries unless the codec is exact.
+  void Decode(const std::byte* from, int layer, const KvBlockView& block) const;
 
  private:
-  const BlockLayout layout_;
+  const KvLayout layout_;
   const bool exact_;
   const int64_t elements_;  // of a layer
   const int64_t layer_bytes_;

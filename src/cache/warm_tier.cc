@@ -1,250 +1,244 @@
 #include "cache/warm_tier.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <limits>
 #include <utility>
 
 #include "base/check.h"
 
 namespace moesaic::cache {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-}  // namespace
-
-size_t WarmTier::NodeHash::operator()(const NodeName& name) const {
-  return hasher->Next(reinterpret_cast<uintptr_t>(name.parent), name.tokens);
-}
-
-size_t WarmTier::NodeHash::operator()(const std::unique_ptr<Node>& node) const {
-  return (*this)(NodeName{node->parent, node->tokens});
-}
-
-bool WarmTier::NodeEqual::operator()(const std::unique_ptr<Node>& node, const NodeName& name) const {
-  return node->parent == name.parent && std::ranges::equal(node->tokens, name.tokens);
-}
-
-StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(const BlockLayout& layout, int64_t bytes, bool exact,
-                                                     runtime::ThreadPool& threads, int64_t step_bytes) {
-  const WarmCodec codec(layout, exact);
+StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(BlockPool& pool, const RadixTree* tree,
+                                                     const KvLayout& layout, const WarmTierOptions& options) {
+  const WarmCodec codec(layout, options.exact);
   const int64_t each = codec.block_bytes() + kNodeBytes;
-  const int64_t room = bytes - RootBytes("");
+  const int64_t room = options.bytes - RootBytes("");
   if (room < each) {
     return ResourceExhausted(
         "the memory for warm KV blocks must be at least {} bytes, one block of {} tokens; found {}",
-        each + RootBytes(""), kBlockTokens, bytes);
+        each + RootBytes(""), kKvBlockTokens, options.bytes);
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<SwapSpace> space,
-                   SwapSpace::Create(codec.block_bytes(), room / each * codec.block_bytes()));
-  const auto step = std::clamp<int64_t>(step_bytes / layout.pool_bytes(), 1, std::numeric_limits<int>::max());
-  return std::unique_ptr<WarmTier>(
-      new WarmTier(codec, std::move(space), threads, bytes, static_cast<int>(step)));
+  constexpr int64_t kMax = std::numeric_limits<int>::max();
+  const auto step = std::clamp<int64_t>(options.step_bytes / layout.total_bytes(), 1, kMax);
+  return std::unique_ptr<WarmTier>(new WarmTier(
+      pool, tree, layout, options, static_cast<int>(std::min(room / each, kMax)), static_cast<int>(step)));
 }
 
-WarmTier::WarmTier(const WarmCodec& codec, std::unique_ptr<SwapSpace> space, runtime::ThreadPool& threads,
-                   int64_t bytes, int step_blocks)
-    : codec_(codec),
-      space_(std::move(space)),
-      threads_(threads),
-      nodes_(0, NodeHash{&hasher_}, NodeEqual{}),
-      bytes_(bytes),
+WarmTier::WarmTier(BlockPool& pool, const RadixTree* tree, const KvLayout& layout,
+                   const WarmTierOptions& options, int slots, int step_blocks)
+    : pool_(pool),
+      tree_(tree),
+      codec_(layout, options.exact),
+      has_summaries_(layout.summary_bytes > 0),
+      slots_(slots),
+      bytes_(options.bytes),
       step_blocks_(step_blocks),
       left_(step_blocks) {
-  stats_.capacity_blocks = space_->total_blocks();
+  stats_.capacity_blocks = slots;
 }
 
-// The name stands in the root and in the map.
+TierHit WarmTier::Lookup(const TierQuery& query) const {
+  // A block that was evicted again before its request was admitted is not fetched twice.
+  const auto fetched = fetched_.find(query.request);
+  if (fetched != fetched_.end() && query.indexed_blocks < fetched->second) return {};
+  TierHit hit = {.exclusive = true};
+  hit.slots =
+      Find(query.name, query.tokens, query.indexed_blocks, std::min(step_blocks_, pool_.total_blocks()));
+  hit.blocks = static_cast<int>(hit.slots.size());
+  hit.tokens = (query.indexed_blocks + hit.blocks) * kKvBlockTokens;
+  return hit;
+}
+
+void WarmTier::OnEvict(const EvictedBlock& evicted, KvOps* ops) {
+  expected_ = std::max(0, expected_ - 1);
+  const size_t before = path_.blocks.size();
+  const bool follows = before > 1 && path_.blocks[before - 2] == evicted.block;
+  if (evicted.discarded || pool_.absent(evicted.block)) {
+    path_.blocks.clear();
+    return;
+  }
+  if (follows) {
+    path_.blocks.pop_back();
+    chain_.pop_back();
+  } else {
+    path_ = tree_->PathOf(evicted.block);
+    chain_.clear();
+    for (const int32_t each : path_.blocks) chain_.push_back(tree_->TokensOf(each));
+  }
+  Put(path_.name, chain_, evicted.block, ops, {.before_last = follows, .more = expected_});
+}
+
+bool WarmTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
+                     KvOps* ops) {
+  const std::span<const BlockRef> to = blocks.last(hit.slots.size());
+  for (size_t i = 0; i < to.size(); ++i) {
+    MOESAIC_CHECK(to[i].unique());
+    ops->push_back({.kind = KvOpKind::kRestore,
+                    .area = KvArea::kWarm,
+                    .block = to[i].index(),
+                    .slot = hit.slots[i]->index()});
+    if (!exact()) pool_.SetInexact(to[i]);
+  }
+  stats_.restored_blocks += std::ssize(to);
+  Touch(query.name, query.tokens, static_cast<int>(blocks.size()));
+  fetched_[query.request] = static_cast<int>(blocks.size());
+  if (exact() || !has_summaries_) return true;
+  for (const BlockRef& block : to) {
+    ops->push_back({.kind = KvOpKind::kBuildSummary, .block = block.index()});
+  }
+  return true;
+}
+
+void WarmTier::OnResult(const KvResult& result) {
+  stats_.store_seconds += result.warm_save_seconds;
+  stats_.restore_seconds += result.warm_restore_seconds;
+  for (const int32_t slot : result.rejected_slots) {
+    const auto it =
+        std::ranges::find_if(by_use_, [&](int32_t id) { return index_.payload(id).slot->index() == slot; });
+    if (it == by_use_.end()) continue;  // it was evicted, or forgotten, in the same step
+    ++stats_.refused_blocks;
+    --stats_.stored_blocks;
+    Drop(*it);
+  }
+}
+
+// The name is stored in the root and as its key.
 int64_t WarmTier::RootBytes(std::string_view name) {
   return kNodeBytes + 2 * static_cast<int64_t>(name.size());
 }
 
 int64_t WarmTier::UsedBytes() const {
-  return std::ssize(by_use_) * codec_.block_bytes() + static_cast<int64_t>(nodes_.size()) * kNodeBytes +
-         root_bytes_;
+  return std::ssize(by_use_) * codec_.block_bytes() + index_.blocks() * kNodeBytes + root_bytes_;
 }
 
 WarmTier::~WarmTier() = default;
 
-WarmTier::Node* WarmTier::Child(const Node& parent, std::span<const int32_t> tokens) const {
-  const auto it = nodes_.find(NodeName{&parent, tokens});
-  return it == nodes_.end() ? nullptr : it->get();
-}
-
-std::vector<SwapRef> WarmTier::Find(std::string_view name, std::span<const int32_t> tokens, int first,
-                                    int most) const {
-  std::vector<SwapRef> found;
-  const auto root = roots_.find(name);
-  if (root == roots_.end()) return found;
-  const Node* node = root->second.get();
-  for (int i = 0; i < static_cast<int>(tokens.size() / kBlockTokens) && std::ssize(found) < most; ++i) {
-    node = Child(*node, BlockAt(tokens, i));
-    if (node == nullptr || (i >= first && node->slot == nullptr)) break;
-    if (i >= first) found.push_back(node->slot);
-  }
+std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32_t> tokens, int first,
+                                    int max) const {
+  std::vector<SlotRef> found;
+  int count = 0;
+  bool whole = true;
+  const size_t wanted = std::min(tokens.size() / kKvBlockTokens, static_cast<size_t>(first + max));
+  index_.Walk(name, tokens.first(wanted * kKvBlockTokens), [&](std::span<const int32_t> ids) {
+    for (const int32_t id : ids) {
+      const SlotRef& slot = index_.payload(id).slot;
+      if (count++ < first) continue;
+      whole = whole && slot != nullptr;
+      if (whole) found.push_back(slot);
+    }
+  });
   return found;
 }
 
 void WarmTier::Touch(std::string_view name, std::span<const int32_t> tokens, int count) {
-  const auto root = roots_.find(name);
-  if (root == roots_.end()) return;
-  std::vector<Node*> chain;
-  for (int i = 0; i < count; ++i) {
-    Node* const node = Child(i == 0 ? *root->second : *chain.back(), BlockAt(tokens, i));
-    if (node == nullptr) break;
-    chain.push_back(node);
-  }
+  std::vector<int32_t> chain;
+  index_.Walk(name, tokens.first(static_cast<size_t>(count) * kKvBlockTokens),
+              [&](std::span<const int32_t> ids) { chain.insert(chain.end(), ids.begin(), ids.end()); });
   for (; !chain.empty(); chain.pop_back()) {
-    Node& node = *chain.back();
-    if (node.slot != nullptr) by_use_.splice(by_use_.end(), by_use_, node.place);
+    const Entry& entry = index_.payload(chain.back());
+    if (entry.slot != nullptr) by_use_.splice(by_use_.end(), by_use_, entry.place);
   }
 }
 
-// Says how far nodes for `chain` are there.
+// Finds the longest known beginning of `chain`.
 void WarmTier::Locate(std::string_view name, Chain chain, bool before_last) {
   if (before_last) {
     if (reached_depth_ <= chain.size()) return;
-    reached_ = reached_->parent;
+    reached_ = index_.Parent(reached_);
     --reached_depth_;
     MOESAIC_CHECK_EQ(reached_depth_, chain.size());
     return;
   }
-  const auto root = roots_.find(name);
-  reached_ = root == roots_.end() ? nullptr : root->second.get();
+  reached_ = -1;
   reached_depth_ = 0;
-  if (reached_ == nullptr) return;
+  Index::Position at = {.node = index_.FindRoot(name)};
+  for (; at.node != nullptr && reached_depth_ < chain.size(); ++reached_depth_) {
+    at = index_.Next(at, chain[reached_depth_]);
+    if (!at) return;
+    reached_ = index_.IdAt(at);
+  }
+}
+
+// Adds the blocks of `chain`, which was located, that are missing; the last block.
+int32_t WarmTier::Reach(std::string_view name, Chain chain) {
+  if (index_.FindRoot(name) == nullptr) root_bytes_ += RootBytes(name);
+  Index::Position at =
+      reached_ < 0 ? Index::Position{.node = &index_.AddRoot(name)} : index_.position(reached_);
   for (; reached_depth_ < chain.size(); ++reached_depth_) {
-    Node* const child = Child(*reached_, chain[reached_depth_]);
-    if (child == nullptr) return;
-    reached_ = child;
+    reached_ = index_.NewId();
+    at = index_.Append(at, reached_, chain[reached_depth_], {}, /*extend=*/true);
   }
+  return reached_;
 }
 
-// The node at the end of `chain`, which was located, made with all that it stands behind where they are not
-// there.
-WarmTier::Node& WarmTier::Reach(std::string_view name, Chain chain) {
-  if (reached_ == nullptr) {
-    auto root = std::make_unique<Node>();
-    root->name = name;
-    reached_ = root.get();
-    roots_.emplace(name, std::move(root));
-    root_bytes_ += RootBytes(name);
-  }
-  for (; reached_depth_ < chain.size(); ++reached_depth_) {
-    auto made = std::make_unique<Node>();
-    Node* const child = made.get();
-    child->parent = reached_;
-    std::ranges::copy(chain[reached_depth_], child->tokens.begin());
-    nodes_.insert(std::move(made));
-    ++reached_->children;
-    reached_ = child;
-  }
-  return *reached_;
-}
-
-bool WarmTier::IsFinite(const BlockView& block) {
-  if (codec_.exact()) return true;
-  std::atomic<bool> finite = true;
-  threads_.Run(codec_.layers(), [&](int64_t layer, int) {
-    if (!codec_.IsFinite(block, static_cast<int>(layer))) finite = false;
-  });
-  return finite;
-}
-
-// For the end of `chain`, which was located. Null: all blocks are held by somebody who is about to read them,
-// or its names alone are too much.
-SwapRef WarmTier::TakeSlot(std::string_view name, Chain chain) {
+// Takes a slot for the end of `chain`, which was located. Null: somebody is about to read every block, or the
+// names of the chain do not fit.
+SlotRef WarmTier::TakeSlot(std::string_view name, Chain chain) {
   if (codec_.block_bytes() + std::ssize(chain) * kNodeBytes + RootBytes(name) > bytes_) return nullptr;
   for (auto it = by_use_.begin();;) {
     const int64_t missing = static_cast<int64_t>(chain.size() - reached_depth_) * kNodeBytes +
-                            (reached_ == nullptr ? RootBytes(name) : 0);
+                            (index_.FindRoot(name) == nullptr ? RootBytes(name) : 0);
     if (UsedBytes() + codec_.block_bytes() + missing <= bytes_) {
-      if (SwapRef slot = space_->Take()) return slot;
+      if (SlotRef slot = slots_.Take()) return slot;
     }
-    while (it != by_use_.end() && (*it)->slot.use_count() > 1) ++it;
+    while (it != by_use_.end() && index_.payload(*it).slot.use_count() > 1) ++it;
     if (it == by_use_.end()) return nullptr;
-    Drop(**it++);
+    Drop(*it++);
     ++stats_.evicted_blocks;
   }
 }
 
-void WarmTier::Drop(Node& node) {
-  by_use_.erase(node.place);
-  node.slot = nullptr;
-  Prune(&node);
+void WarmTier::Drop(int32_t id) {
+  Entry& entry = index_.payload(id);
+  by_use_.erase(entry.place);
+  entry.slot = nullptr;
+  Prune(id);
 }
 
-// Takes out what no block is in or behind.
-void WarmTier::Prune(Node* node) {
-  while (node->slot == nullptr && node->children == 0) {
-    Node* const parent = node->parent;
-    if (reached_ == node) {
+// Removes `id` and blocks before it as long as they have no slot and no block follows them.
+void WarmTier::Prune(int32_t id) {
+  while (id >= 0 && index_.payload(id).slot == nullptr && index_.Follower(id) < 0) {
+    const int32_t parent = index_.Parent(id);
+    if (reached_ == id) {
       reached_ = parent;
-      reached_depth_ -= parent == nullptr ? 0 : 1;
+      --reached_depth_;
     }
-    if (parent == nullptr) {
-      root_bytes_ -= RootBytes(node->name);
-      roots_.erase(roots_.find(node->name));
-      return;
-    }
-    nodes_.erase(nodes_.find(NodeName{parent, node->tokens}));
-    --parent->children;
-    node = parent;
+    const std::string name(parent < 0 ? index_.NameOf(id) : "");
+    index_.Remove(id);
+    if (parent < 0 && index_.FindRoot(name) == nullptr) root_bytes_ -= RootBytes(name);
+    id = parent;
   }
 }
 
-void WarmTier::Put(std::string_view name, Chain chain, const BlockView& block, WarmInRow row) {
-  const Clock::time_point start = Clock::now();
-  Locate(name, chain, row.before_last);
-  if (reached_depth_ == chain.size() && reached_ != nullptr && reached_->slot != nullptr) {
-    by_use_.splice(by_use_.end(), by_use_, reached_->place);
+void WarmTier::Put(std::string_view name, Chain chain, int32_t block, KvOps* ops, WarmRun run) {
+  Locate(name, chain, run.before_last);
+  if (reached_depth_ == chain.size() && index_.payload(reached_).slot != nullptr) {
+    by_use_.splice(by_use_.end(), by_use_, index_.payload(reached_).place);
     return;
   }
-  if (left_ <= row.more) {
+  if (left_ <= run.more) {
     ++stats_.dropped_blocks;
     return;
   }
   --left_;
-  // Nothing goes for a block that is not kept, and with what goes, nodes go.
-  SwapRef slot = IsFinite(block) ? TakeSlot(name, chain) : nullptr;
+  SlotRef slot = TakeSlot(name, chain);
   if (slot == nullptr) {
     ++stats_.refused_blocks;
     return;
   }
-  threads_.Run(codec_.layers(),
-               [&](int64_t layer, int) { codec_.Encode(block, static_cast<int>(layer), space_->At(*slot)); });
-  Node& node = Reach(name, chain);
-  node.slot = std::move(slot);
-  node.place = by_use_.insert(by_use_.end(), &node);
+  ops->push_back({.kind = KvOpKind::kSave, .area = KvArea::kWarm, .block = block, .slot = slot->index()});
+  const int32_t id = Reach(name, chain);
+  index_.payload(id) = {.slot = std::move(slot), .place = by_use_.insert(by_use_.end(), id)};
   ++stats_.stored_blocks;
-  stats_.store_seconds += SecondsSince(start);
-}
-
-void WarmTier::Restore(std::span<const SwapRef> blocks, std::span<const BlockView> to) {
-  const Clock::time_point start = Clock::now();
-  MOESAIC_CHECK_EQ(blocks.size(), to.size());
-  const int64_t layers = codec_.layers();
-  threads_.Run(std::ssize(blocks) * layers, [&](int64_t task, int) {
-    const size_t i = task / layers;
-    codec_.Decode(space_->At(*blocks[i]), static_cast<int>(task % layers), to[i]);
-  });
-  stats_.restored_blocks += std::ssize(blocks);
-  stats_.restore_seconds += SecondsSince(start);
 }
 
 void WarmTier::Clear() {
-  nodes_.clear();
   by_use_.clear();
-  roots_.clear();
+  index_.Clear();
   root_bytes_ = 0;
-  reached_ = nullptr;
+  reached_ = -1;
   reached_depth_ = 0;
+  path_.blocks.clear();
 }
 
 WarmTierStats WarmTier::stats() const {
@@ -255,28 +249,17 @@ WarmTierStats WarmTier::stats() const {
 }
 
 void WarmTier::CheckStructure() const {
-  size_t slots = 0;
+  index_.CheckStructure();
   int64_t root_bytes = 0;
-  absl::flat_hash_set<const Node*> parents;
-  for (const auto& [name, root] : roots_) {
-    MOESAIC_CHECK(root->name == name && root->parent == nullptr && root->slot == nullptr);
-    MOESAIC_CHECK_LT(0, root->children);
-    parents.insert(root.get());
-    root_bytes += RootBytes(name);
-  }
-  for (const auto& node : nodes_) parents.insert(node.get());
-  for (const auto& node : nodes_) {
-    MOESAIC_CHECK(parents.contains(node->parent));
-    MOESAIC_CHECK(node->slot != nullptr || node->children > 0);
-    if (node->slot == nullptr) continue;
-    MOESAIC_CHECK(*node->place == node.get());
-    ++slots;
-  }
-  MOESAIC_CHECK_EQ(slots, by_use_.size());
-  MOESAIC_CHECK_LE(static_cast<int>(slots), stats_.capacity_blocks);
+  for (const auto& [name, root] : index_.roots()) root_bytes += RootBytes(name);
   MOESAIC_CHECK_EQ(root_bytes, root_bytes_);
+  for (auto it = by_use_.begin(); it != by_use_.end(); ++it) {
+    MOESAIC_CHECK(index_.contains(*it) && index_.payload(*it).slot != nullptr);
+    MOESAIC_CHECK(index_.payload(*it).place == it);
+  }
+  MOESAIC_CHECK_LE(static_cast<int>(by_use_.size()), stats_.capacity_blocks);
   MOESAIC_CHECK_LE(UsedBytes(), bytes_);
-  MOESAIC_CHECK(reached_ == nullptr ? reached_depth_ == 0 : parents.contains(reached_));
+  MOESAIC_CHECK(reached_ < 0 ? reached_depth_ == 0 : index_.contains(reached_));
 }
 
 }  // namespace moesaic::cache

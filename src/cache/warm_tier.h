@@ -1,141 +1,120 @@
-// The warm tier: blocks that the radix tree let go, kept in RAM beside the pool in fewer bytes and found
-// again by what is in them. docs/contracts/kv-tiers.md, W1 to W9, is the law.
+// The warm tier: keeps evicted blocks in RAM outside the cache, usually in fewer bytes, and finds them by
+// their tokens. docs/contracts/kv-tiers.md, W1 to W9, is normative.
 #pragma once
 
-#include <absl/container/flat_hash_set.h>
+#include <absl/container/flat_hash_map.h>
 
-#include <array>
 #include <cstdint>
 #include <list>
-#include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
-#include "cache/block_hash.h"
-#include "cache/swap_space.h"
+#include "cache/kv_tier.h"
+#include "cache/radix_tree.h"
 #include "cache/warm_codec.h"
-#include "runtime/thread_pool.h"
+#include "prefix/prefix_index.h"
 
 namespace moesaic::cache {
 
-/// Counters rise over the tier's life; the others are of this moment.
-struct WarmTierStats {
-  int blocks = 0, capacity_blocks = 0;
-  int64_t bytes = 0;  ///< of these blocks
-  int64_t stored_blocks = 0, restored_blocks = 0, evicted_blocks = 0;
-  int64_t refused_blocks = 0;  ///< not finite, or no room but what is being read
-  int64_t dropped_blocks = 0;  ///< beyond what one step keeps
-  double store_seconds = 0, restore_seconds = 0;
+struct WarmTierOptions {
+  int64_t bytes = 0;       ///< memory for blocks and for the tokens that identify them
+  bool exact = false;      ///< blocks are kept as they are
+  int64_t step_bytes = 0;  ///< bytes of the cache that one step keeps; at least one block
 };
 
-/// Of the pool, what one step keeps at most, and what one brings back: about a tenth of a second's reading
-/// and writing, beside steps of tens of milliseconds to seconds.
-inline constexpr int64_t kWarmStepBytes = int64_t{256} << 20;
-
-/// Of a block that is put as one of many.
-struct WarmInRow {
-  bool before_last = false;  ///< its chain is that of the last Put without its end: it costs no search
-  int more = 0;              ///< that come behind it in this step and are worth more: it is dropped for them
+/// Hints for Put when a run of adjacent blocks is evicted.
+struct WarmRun {
+  bool before_last = false;  ///< The chain is that of the last Put without its end: no search is needed.
+  int more = 0;              ///< Number of blocks that follow in this step and are worth more.
 };
 
-/// Engine thread only; loops run on `threads`.
-class WarmTier {
+class WarmTier : public KvTier {
  public:
-  /// `bytes` are for blocks and what names them; fails when they hold not even one. `exact`: blocks are kept
-  /// as they are. `threads` are borrowed. `step_bytes` of the pool are kept in a step at most; but one block.
-  static StatusOr<std::unique_ptr<WarmTier>> Create(const BlockLayout& layout, int64_t bytes, bool exact,
-                                                    runtime::ThreadPool& threads,
-                                                    int64_t step_bytes = kWarmStepBytes);
-  ~WarmTier();
-  WarmTier(const WarmTier&) = delete;
-  WarmTier& operator=(const WarmTier&) = delete;
+  /// Fails if `bytes` do not hold one block. `pool` and `tree` are borrowed; `tree` may be null in tests that
+  /// call Put themselves.
+  static StatusOr<std::unique_ptr<WarmTier>> Create(BlockPool& pool, const RadixTree* tree,
+                                                    const KvLayout& layout, const WarmTierOptions& options);
+  ~WarmTier() override;
 
-  /// Whether what comes back is what went in, to the bit.
+  /// Whether restored blocks are bit-identical to those that were kept.
   bool exact() const { return codec_.exact(); }
-  int step_blocks() const { return step_blocks_; }  ///< that one step keeps
-  /// A step begins: it may keep so many blocks again.
-  void StartStep() { left_ = step_blocks_; }
+  int slots() const { return slots_.total(); }
 
-  /// Blocks [first ..) of `tokens` in namespace `name`, as far as they are here without a gap, at most
-  /// `most`. While a reference lives its block can be restored.
-  std::vector<SwapRef> Find(std::string_view name, std::span<const int32_t> tokens, int first,
-                            int most) const;
-  /// A request has come upon the first `count` blocks of `tokens`: they are the last used, and a block goes
-  /// before the one that stands before it.
+  TierHit Lookup(const TierQuery& query) const override;
+  void OnEvict(const EvictedBlock& evicted, KvOps* ops) override;
+  bool Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
+             KvOps* ops) override;
+  void OnPreempt(uint64_t request, std::span<const BlockRef>, int, KvOps*) override {
+    fetched_.erase(request);
+  }
+  void OnEnd(uint64_t request, std::string_view, std::span<const int32_t>) override {
+    fetched_.erase(request);
+  }
+  void BeginStep(KvOps*) override { left_ = step_blocks_; }
+  void ExpectEvictions(int blocks) override { expected_ = blocks; }
+  void OnResult(const KvResult& result) override;
+  void Clear() override;
+  void AddStats(TierStats* stats) const override { stats->warm = this->stats(); }
+
+  /// Blocks [first ..) of `tokens` in namespace `name` that are here without a gap, at most `max`. A block
+  /// can be restored while a reference to its slot exists.
+  std::vector<SlotRef> Find(std::string_view name, std::span<const int32_t> tokens, int first, int max) const;
+  /// Marks the first `count` blocks of `tokens` as the last used. Of these, later ones are evicted first.
   void Touch(std::string_view name, std::span<const int32_t> tokens, int count);
-  /// Keeps a copy of `block`, the last of `chain`, whose spans are the tokens [kBlockTokens] of all blocks
-  /// from the first of namespace `name` on. One that is here stays as it is.
-  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, const BlockView& block,
-           WarmInRow row = {});
-  /// Puts blocks that Find gave back, each to its memory; digests too where the tier is exact.
-  void Restore(std::span<const SwapRef> blocks, std::span<const BlockView> to);
-  /// Forgets all blocks.
-  void Clear();
+  /// Keeps `block`, the last of `chain`, whose spans are the tokens [kKvBlockTokens] of all blocks from the
+  /// first of namespace `name` on. Does nothing if it is kept already.
+  void Put(std::string_view name, std::span<const std::span<const int32_t>> chain, int32_t block, KvOps* ops,
+           WarmRun run = {});
 
   WarmTierStats stats() const;
   void CheckStructure() const;  ///< For tests.
 
  private:
-  // A block, or one that a block stands behind: then it has no slot.
-  struct Node {
-    Node* parent = nullptr;  // null: the root of a namespace
-    std::array<int32_t, kBlockTokens> tokens = {};
-    int children = 0;
-    SwapRef slot = nullptr;
-    std::list<Node*>::iterator place = {};  // in by_use_, while it has a slot
-    std::string name = {};                  // roots only
+  // A block, or the tokens of a block that others follow: then it has no slot.
+  struct Entry {
+    SlotRef slot = nullptr;
+    std::list<int32_t>::iterator place = {};  // in by_use_, while it has a slot
   };
-  // With the set's place for it, the list's, and the slot's reference.
-  static constexpr int64_t kNodeBytes = int64_t{sizeof(Node)} + 128;
-  struct NodeName {
-    const Node* parent;
-    std::span<const int32_t> tokens;
-  };
-  struct NodeHash {
-    using is_transparent = void;
-    const BlockHasher* hasher;
-    size_t operator()(const NodeName& name) const;
-    size_t operator()(const std::unique_ptr<Node>& node) const;
-  };
-  struct NodeEqual {
-    using is_transparent = void;
-    bool operator()(const std::unique_ptr<Node>& node, const NodeName& name) const;
-    bool operator()(const std::unique_ptr<Node>& a, const std::unique_ptr<Node>& b) const { return a == b; }
-  };
-
+  using Index = prefix::PrefixIndex<Entry>;
   using Chain = std::span<const std::span<const int32_t>>;
 
-  WarmTier(const WarmCodec& codec, std::unique_ptr<SwapSpace> space, runtime::ThreadPool& threads,
-           int64_t bytes, int step_blocks);
+  // Bytes of one block in the index and the list, with its tokens.
+  static constexpr int64_t kNodeBytes = kKvBlockTokens * int64_t{sizeof(int32_t)} + 192;
+
+  WarmTier(BlockPool& pool, const RadixTree* tree, const KvLayout& layout, const WarmTierOptions& options,
+           int slots, int step_blocks);
   static int64_t RootBytes(std::string_view name);
   int64_t UsedBytes() const;
-  Node* Child(const Node& parent, std::span<const int32_t> tokens) const;
   void Locate(std::string_view name, Chain chain, bool before_last);
-  Node& Reach(std::string_view name, Chain chain);
-  bool IsFinite(const BlockView& block);
-  SwapRef TakeSlot(std::string_view name, Chain chain);
-  void Drop(Node& node);
-  void Prune(Node* node);
+  int32_t Reach(std::string_view name, Chain chain);
+  SlotRef TakeSlot(std::string_view name, Chain chain);
+  void Drop(int32_t id);
+  void Prune(int32_t id);
 
+  BlockPool& pool_;
+  const RadixTree* const tree_;
   const WarmCodec codec_;
-  const std::unique_ptr<SwapSpace> space_;
-  runtime::ThreadPool& threads_;
-  const BlockHasher hasher_;
-  std::map<std::string, std::unique_ptr<Node>, std::less<>> roots_;
-  absl::flat_hash_set<std::unique_ptr<Node>, NodeHash, NodeEqual> nodes_;  // but roots
-  std::list<Node*> by_use_;                                                // the last used at the end
+  const bool has_summaries_;
+  SlotPool slots_;
+  Index index_{kKvBlockTokens};
+  std::list<int32_t> by_use_;  // blocks with slots, the least recently used first
   const int64_t bytes_;
-  int64_t root_bytes_ = 0;  // of all roots
+  int64_t root_bytes_ = 0;  // of all namespaces
   const int step_blocks_;
-  int left_;  // blocks that this step may keep
-  // Of the chain of the last Put: the node of the longest beginning that has one, and how long that is. No
-  // node: not even the root.
-  Node* reached_ = nullptr;
+  int left_;          // blocks that this step may keep
+  int expected_ = 0;  // evictions that the tree has announced
+  // The longest known beginning of the chain of the last Put: its last block (-1: it is empty) and length.
+  int32_t reached_ = -1;
   size_t reached_depth_ = 0;
+  // Path of the block that was evicted last, if it was kept; and the tokens of its blocks, in the tree, whose
+  // earlier blocks stay until they are evicted.
+  BlockPath path_;
+  std::vector<std::span<const int32_t>> chain_;
+  // By request: leading blocks that the tree had after the request's last fetch, until it is preempted.
+  absl::flat_hash_map<uint64_t, int> fetched_;
   WarmTierStats stats_;
 };
 

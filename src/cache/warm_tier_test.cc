@@ -9,12 +9,14 @@
 #include <random>
 #include <utility>
 
+#include "cache/kv_store.h"
+
 namespace moesaic::cache {
 namespace {
 
 using tensor::DType;
 
-std::span<std::byte> LayerOf(std::vector<std::byte>& block, const BlockLayout& layout, int layer) {
+std::span<std::byte> LayerOf(std::vector<std::byte>& block, const KvLayout& layout, int layer) {
   return std::span(block).subspan(layer * layout.layer_bytes(), layout.layer_bytes());
 }
 
@@ -30,9 +32,9 @@ void Set(std::span<std::byte> bytes, DType dtype, int64_t i, float value) {
   }
 }
 
-const std::vector<BlockLayout>& Layouts() {
-  static const std::vector<BlockLayout> layouts = [] {
-    std::vector<BlockLayout> made;
+const std::vector<KvLayout>& Layouts() {
+  static const std::vector<KvLayout> layouts = [] {
+    std::vector<KvLayout> made;
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       made.push_back({.layers = 2, .heads = 3, .key_dim = 5, .value_dim = 7, .dtype = dtype});
       made.push_back({.layers = 3, .heads = 1, .key_dim = 131, .value_dim = 64, .dtype = dtype});
@@ -42,7 +44,7 @@ const std::vector<BlockLayout>& Layouts() {
                       .value_dim = 64,
                       .shared = true,
                       .dtype = dtype,
-                      .digest_bytes = 176});
+                      .summary_bytes = 176});
     }
     return made;
   }();
@@ -54,16 +56,16 @@ const std::vector<BlockLayout>& Layouts() {
 TEST(WarmCodecTest, IsOffByHalfAScale) {
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-1, 1);
-  for (const BlockLayout& layout : Layouts()) {
+  for (const KvLayout& layout : Layouts()) {
     if (layout.dtype == DType::kI8) continue;
     const WarmCodec codec(layout, /*exact=*/false);
     EXPECT_FALSE(codec.exact());
     EXPECT_LT(codec.block_bytes(), layout.block_bytes());
     EXPECT_EQ(codec.layer_bytes() % 64, 0);
-    std::vector<std::byte> block(layout.pool_bytes()), back(layout.pool_bytes());
+    std::vector<std::byte> block(layout.total_bytes()), back(layout.total_bytes());
     std::vector<std::byte> coded(codec.block_bytes(), std::byte{0x77});
-    const int64_t keys = int64_t{kBlockTokens} * layout.key_dim;  // of a head
-    const int64_t head = keys + (layout.shared ? 0 : int64_t{kBlockTokens} * layout.value_dim);
+    const int64_t keys = int64_t{kKvBlockTokens} * layout.key_dim;  // of a head
+    const int64_t head = keys + (layout.shared ? 0 : int64_t{kKvBlockTokens} * layout.value_dim);
     const int64_t all = layout.heads * head;
     for (int layer = 0; layer < layout.layers; ++layer) {
       for (int64_t i = 0; i < all; ++i) {
@@ -85,7 +87,7 @@ TEST(WarmCodecTest, IsOffByHalfAScale) {
         const int64_t from = i / head * head + (is_key ? 0 : keys);
         const int64_t first = from + (i - from) % dim;
         float largest = 0;
-        for (int64_t row = 0; row < kBlockTokens; ++row) {
+        for (int64_t row = 0; row < kKvBlockTokens; ++row) {
           largest =
               std::max(largest, std::abs(At(LayerOf(block, layout, layer), layout.dtype, first + row * dim)));
         }
@@ -102,29 +104,29 @@ TEST(WarmCodecTest, IsOffByHalfAScale) {
 
 TEST(WarmCodecTest, KeepsInt8AndWhatItIsToldToAsItIs) {
   std::mt19937 random(2);
-  for (const BlockLayout& layout : Layouts()) {
+  for (const KvLayout& layout : Layouts()) {
     const WarmCodec codec(layout, /*exact=*/layout.dtype != DType::kI8);
     EXPECT_TRUE(codec.exact());
-    EXPECT_EQ(codec.block_bytes(), layout.pool_bytes());
-    std::vector<std::byte> block(layout.pool_bytes()), coded(block.size()), back(block.size());
+    EXPECT_EQ(codec.block_bytes(), layout.total_bytes());
+    std::vector<std::byte> block(layout.total_bytes()), coded(block.size()), back(block.size());
     for (std::byte& byte : block) byte = static_cast<std::byte>(random());
     for (int layer = 0; layer < layout.layers; ++layer) {
       EXPECT_TRUE(codec.IsFinite(layout.Flat(block.data()), layer)) << "whatever it is";
       codec.Encode(layout.Flat(block.data()), layer, coded.data());
       codec.Decode(coded.data(), layer, layout.Flat(back.data()));
     }
-    EXPECT_EQ(back, block) << "digests too";
+    EXPECT_EQ(back, block) << "summaries too";
   }
 }
 
 TEST(WarmCodecTest, RefusesWhatIsNotFinite) {
-  for (const BlockLayout& layout : Layouts()) {
+  for (const KvLayout& layout : Layouts()) {
     if (layout.dtype == DType::kI8) continue;
     const WarmCodec codec(layout, /*exact=*/false);
     std::vector<std::byte> block(layout.block_bytes());
-    const BlockView view = layout.Flat(block.data());
-    const int64_t keys = int64_t{kBlockTokens} * layout.key_dim;  // of a head
-    const int64_t head = keys + (layout.shared ? 0 : int64_t{kBlockTokens} * layout.value_dim);
+    const KvBlockView view = layout.Flat(block.data());
+    const int64_t keys = int64_t{kKvBlockTokens} * layout.key_dim;  // of a head
+    const int64_t head = keys + (layout.shared ? 0 : int64_t{kKvBlockTokens} * layout.value_dim);
     const int64_t all = layout.heads * head;
     const float infinity = std::numeric_limits<float>::infinity();
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
@@ -139,20 +141,47 @@ TEST(WarmCodecTest, RefusesWhatIsNotFinite) {
   }
 }
 
-constexpr BlockLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .digest_bytes = 128};
+constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 128};
 
 class WarmTierTest : public testing::Test {
  protected:
-  std::unique_ptr<WarmTier> Open(int blocks, int step_blocks = 1 << 20, bool exact = true) {
-    auto tier = WarmTier::Create(kLayout, blocks * (kLayout.pool_bytes() + 1024), exact, *threads_,
-                                 step_blocks * kLayout.pool_bytes());
+  // A tier and the store that has its bytes. Blocks 0 and 1 of the cache are written from and restored to.
+  struct Warm {
+    BlockPool pool{1000};
+    std::unique_ptr<WarmTier> tier;
+    std::unique_ptr<KvStore> store;
+
+    WarmTier* operator->() const { return tier.get(); }
+    WarmTier& operator*() const { return *tier; }
+    void Apply(const KvOps& ops) {
+      KvResult result;
+      store->Apply(ops, &result);
+      tier->OnResult(result);
+    }
+    void Write(std::vector<std::byte>& block) { kLayout.Copy(kLayout.Flat(block.data()), store->ViewOf(0)); }
+    std::vector<std::byte> Restore(const SlotRef& slot) {
+      Apply({{.kind = KvOpKind::kRestore, .area = KvArea::kWarm, .block = 1, .slot = slot->index()}});
+      std::vector<std::byte> block(kLayout.total_bytes());
+      kLayout.Copy(store->ViewOf(1), kLayout.Flat(block.data()));
+      return block;
+    }
+  };
+  std::unique_ptr<Warm> Open(int blocks, int step_blocks = 1 << 20, bool exact = true) {
+    auto warm = std::make_unique<Warm>();
+    auto tier = WarmTier::Create(warm->pool, nullptr, kLayout,
+                                 {.bytes = blocks * (kLayout.total_bytes() + 1024),
+                                  .exact = exact,
+                                  .step_bytes = step_blocks * kLayout.total_bytes()});
     EXPECT_TRUE(tier.ok()) << tier.status();
-    return *std::move(tier);
+    warm->tier = *std::move(tier);
+    warm->store = *KvStore::Create(
+        {.layout = kLayout, .blocks = 2, .warm_slots = warm->tier->slots(), .warm_exact = exact}, *threads_);
+    return warm;
   }
 
   static std::vector<int32_t> TokensOf(const std::vector<int32_t>& path) {
     std::vector<int32_t> tokens;
-    for (const int32_t number : path) tokens.insert(tokens.end(), kBlockTokens, number);
+    for (const int32_t number : path) tokens.insert(tokens.end(), kKvBlockTokens, number);
     return tokens;
   }
 
@@ -160,25 +189,27 @@ class WarmTierTest : public testing::Test {
   static std::vector<std::byte> BlockOf(const std::string& name, const std::vector<int32_t>& path) {
     std::seed_seq seed(path.begin(), path.end());
     std::mt19937_64 random(seed);
-    std::vector<std::byte> block(kLayout.pool_bytes());
+    std::vector<std::byte> block(kLayout.total_bytes());
     const auto salt = static_cast<std::byte>(std::hash<std::string>()(name));
     for (std::byte& byte : block) byte = static_cast<std::byte>(random()) ^ salt;
     return block;
   }
 
-  static void Put(WarmTier& tier, const std::string& name, const std::vector<int32_t>& path,
-                  WarmInRow row = {}) {
+  static void Put(Warm& warm, const std::string& name, const std::vector<int32_t>& path, WarmRun run = {}) {
     const std::vector<int32_t> tokens = TokensOf(path);
     std::vector<std::span<const int32_t>> chain;
     for (size_t i = 0; i < path.size(); ++i) {
-      chain.push_back(std::span(tokens).subspan(i * kBlockTokens, kBlockTokens));
+      chain.push_back(std::span(tokens).subspan(i * kKvBlockTokens, kKvBlockTokens));
     }
     std::vector<std::byte> block = BlockOf(name, path);
-    tier.Put(name, chain, kLayout.Flat(block.data()), row);
-    tier.CheckStructure();
+    warm.Write(block);
+    KvOps ops;
+    warm.tier->Put(name, chain, /*block=*/0, &ops, run);
+    warm.tier->CheckStructure();
+    warm.Apply(ops);
   }
   // As the tree lets a prefix go: its end first.
-  static void PutAll(WarmTier& tier, const std::string& name, std::vector<int32_t> path, size_t down_to = 0) {
+  static void PutAll(Warm& tier, const std::string& name, std::vector<int32_t> path, size_t down_to = 0) {
     bool before_last = false;
     for (; path.size() > down_to; path.pop_back()) {
       Put(tier, name, path, {.before_last = std::exchange(before_last, true)});
@@ -186,12 +217,10 @@ class WarmTierTest : public testing::Test {
   }
 
   // Blocks [first ..) of a path that are here; each must be what was put.
-  static int Check(WarmTier& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
-    const std::vector<SwapRef> found = tier.Find(name, TokensOf(path), first, 1000);
+  static int Check(Warm& warm, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
+    const std::vector<SlotRef> found = warm.tier->Find(name, TokensOf(path), first, 1000);
     for (size_t i = 0; i < found.size(); ++i) {
-      std::vector<std::byte> block(kLayout.pool_bytes());
-      const BlockView to = kLayout.Flat(block.data());
-      tier.Restore({&found[i], 1}, {&to, 1});
+      const std::vector<std::byte> block = warm.Restore(found[i]);
       const auto end = path.begin() + first + static_cast<int64_t>(i) + 1;
       EXPECT_EQ(block, BlockOf(name, {path.begin(), end}));
     }
@@ -214,14 +243,14 @@ TEST_F(WarmTierTest, ABlockIsItsNamespaceItsTokensAndAllBeforeIt) {
   EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 0);
   EXPECT_EQ(Check(*tier, "", {7, 2, 3}), 3);
   EXPECT_EQ(Check(*tier, "c", {1, 2, 3}), 0);
-  EXPECT_EQ(tier->stats().stored_blocks, 8);
+  EXPECT_EQ((*tier)->stats().stored_blocks, 8);
   Put(*tier, "a", {1, 2});
-  EXPECT_EQ(tier->stats().stored_blocks, 8) << "it was here";
-  EXPECT_TRUE(tier->Find("a", TokensOf({1, 2, 3}), 0, 2).size() == 2);
-  tier->Clear();
-  tier->CheckStructure();
+  EXPECT_EQ((*tier)->stats().stored_blocks, 8) << "it was here";
+  EXPECT_TRUE((*tier)->Find("a", TokensOf({1, 2, 3}), 0, 2).size() == 2);
+  (*tier)->Clear();
+  (*tier)->CheckStructure();
   EXPECT_EQ(Check(*tier, "a", {1}), 0);
-  EXPECT_EQ(tier->stats().blocks, 0);
+  EXPECT_EQ((*tier)->stats().blocks, 0);
 }
 
 // What stands before a block may be in the tree alone.
@@ -233,16 +262,16 @@ TEST_F(WarmTierTest, BlocksBehindOthersThatAreElsewhere) {
   EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}, 2), 2);
   EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}, 3), 1);
   EXPECT_EQ(Check(*tier, "", {5, 2, 3, 4}, 2), 0) << "not behind another";
-  EXPECT_EQ(tier->stats().blocks, 2);
+  EXPECT_EQ((*tier)->stats().blocks, 2);
 }
 
 TEST_F(WarmTierTest, EndsThatWereNotUsedForLongestGoFirst) {
   const auto tier = Open(6);
-  const int capacity = tier->stats().capacity_blocks;
+  const int capacity = (*tier)->stats().capacity_blocks;
   ASSERT_EQ(capacity, 6);
   PutAll(*tier, "", {1, 2, 3});
   PutAll(*tier, "", {4, 5, 6});
-  tier->Touch("", TokensOf({1, 2, 3}), 3);
+  (*tier)->Touch("", TokensOf({1, 2, 3}), 3);
   Put(*tier, "", {9});
   EXPECT_EQ(Check(*tier, "", {4, 5, 6}), 2);
   EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 3);
@@ -252,46 +281,43 @@ TEST_F(WarmTierTest, EndsThatWereNotUsedForLongestGoFirst) {
   EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 3);
   Put(*tier, "", {12});
   EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 2);
-  EXPECT_EQ(tier->stats().blocks, capacity);
-  EXPECT_EQ(tier->stats().evicted_blocks, 4);
-  EXPECT_EQ(tier->stats().bytes, capacity * kLayout.pool_bytes());
+  EXPECT_EQ((*tier)->stats().blocks, capacity);
+  EXPECT_EQ((*tier)->stats().evicted_blocks, 4);
+  EXPECT_EQ((*tier)->stats().bytes, capacity * kLayout.total_bytes());
 }
 
 // Who is about to read a block keeps it, whatever comes in meanwhile.
 TEST_F(WarmTierTest, WhatIsHeldStays) {
   const auto tier = Open(3);
   PutAll(*tier, "", {1, 2, 3});
-  const std::vector<SwapRef> held = tier->Find("", TokensOf({1, 2, 3}), 1, 2);
+  const std::vector<SlotRef> held = (*tier)->Find("", TokensOf({1, 2, 3}), 1, 2);
   ASSERT_EQ(held.size(), 2U);
   for (int i = 0; i < 5; ++i) Put(*tier, "", {20 + i});
-  std::vector<std::byte> two(kLayout.pool_bytes()), three(kLayout.pool_bytes());
-  const std::vector<BlockView> to = {kLayout.Flat(two.data()), kLayout.Flat(three.data())};
-  tier->Restore(held, to);
-  EXPECT_EQ(two, BlockOf("", {1, 2}));
-  EXPECT_EQ(three, BlockOf("", {1, 2, 3}));
-  const std::vector<SwapRef> last = tier->Find("", TokensOf({24}), 0, 1);
+  EXPECT_EQ(tier->Restore(held[0]), BlockOf("", {1, 2}));
+  EXPECT_EQ(tier->Restore(held[1]), BlockOf("", {1, 2, 3}));
+  const std::vector<SlotRef> last = (*tier)->Find("", TokensOf({24}), 0, 1);
   ASSERT_EQ(last.size(), 1U);
   Put(*tier, "", {30});
   EXPECT_EQ(Check(*tier, "", {30}), 0) << "all are held";
-  EXPECT_EQ(tier->stats().refused_blocks, 1);
+  EXPECT_EQ((*tier)->stats().refused_blocks, 1);
 }
 
 // One step keeps so many blocks; those that are here already, and those that come last, are not dropped.
 TEST_F(WarmTierTest, AStepKeepsABudget) {
   const auto tier = Open(20, 3);
   for (int i = 0; i < 5; ++i) Put(*tier, "", {i});
-  EXPECT_EQ(tier->stats().stored_blocks, 3);
-  EXPECT_EQ(tier->stats().dropped_blocks, 2);
+  EXPECT_EQ((*tier)->stats().stored_blocks, 3);
+  EXPECT_EQ((*tier)->stats().dropped_blocks, 2);
   Put(*tier, "", {1});
-  EXPECT_EQ(tier->stats().dropped_blocks, 2);
-  tier->StartStep();
+  EXPECT_EQ((*tier)->stats().dropped_blocks, 2);
+  (*tier)->BeginStep(nullptr);
   const std::vector<int32_t> path = {9, 8, 7, 6, 5};
   for (int end = 5; end > 0; --end) {
     Put(*tier, "", {path.begin(), path.begin() + end}, {.before_last = end < 5, .more = end - 1});
   }
   EXPECT_EQ(Check(*tier, "", path), 3) << "the beginning";
-  EXPECT_EQ(tier->stats().dropped_blocks, 4);
-  tier->StartStep();
+  EXPECT_EQ((*tier)->stats().dropped_blocks, 4);
+  (*tier)->BeginStep(nullptr);
   PutAll(*tier, "", path);
   EXPECT_EQ(Check(*tier, "", path), 5);
 }
@@ -300,73 +326,76 @@ TEST_F(WarmTierTest, AStepKeepsABudget) {
 TEST_F(WarmTierTest, NamesCount) {
   const auto tier = Open(4);
   for (int i = 1; i < 5; ++i) Put(*tier, "", {i});
-  EXPECT_EQ(tier->stats().blocks, 4);
+  EXPECT_EQ((*tier)->stats().blocks, 4);
   std::vector<int32_t> path(60);
   for (int i = 0; i < 60; ++i) path[i] = 100 + i;
   Put(*tier, "", path);
   EXPECT_EQ(Check(*tier, "", path, 59), 1);
-  EXPECT_LT(tier->stats().blocks, 4) << "60 names of 400 bytes and more are one block's bytes";
-  const int blocks = tier->stats().blocks;
+  EXPECT_LT((*tier)->stats().blocks, 4) << "60 names of 400 bytes and more are one block's bytes";
+  const int blocks = (*tier)->stats().blocks;
   Put(*tier, std::string(40000, 'n'), {1});
-  EXPECT_EQ(tier->stats().refused_blocks, 1);
-  EXPECT_EQ(tier->stats().blocks, blocks);
+  EXPECT_EQ((*tier)->stats().refused_blocks, 1);
+  EXPECT_EQ((*tier)->stats().blocks, blocks);
 }
 
-TEST_F(WarmTierTest, NothingGoesForWhatIsNotFinite) {
-  const auto tier = Open(2, 1 << 20, /*exact=*/false);
-  std::vector<std::byte> block(kLayout.pool_bytes());
-  const std::vector<int32_t> tokens = TokensOf({1});
-  const std::span<const int32_t> chain = tokens;
-  for (int i = 0; i < tier->stats().capacity_blocks; ++i) {
-    const std::vector<int32_t> others = TokensOf({10 + i});
-    const std::span<const int32_t> other = others;
-    tier->Put("", {&other, 1}, kLayout.Flat(block.data()));
-  }
-  const WarmTierStats before = tier->stats();
+TEST_F(WarmTierTest, ForgetsBlocksThatAreNotFinite) {
+  const auto warm = Open(2, 1 << 20, /*exact=*/false);
+  std::vector<std::byte> block(kLayout.total_bytes());
+  const std::vector<int32_t> tokens = TokensOf({1}), others = TokensOf({2});
+  const std::span<const int32_t> chain = tokens, other = others;
+  KvOps ops;
+  warm->Write(block);
+  warm->tier->Put("", {&other, 1}, 0, &ops);
+  warm->Apply(ops);
+  ops.clear();
   Set(LayerOf(block, kLayout, 2), DType::kF32, 7, std::numeric_limits<float>::quiet_NaN());
-  tier->Put("", {&chain, 1}, kLayout.Flat(block.data()));
-  tier->CheckStructure();
-  EXPECT_EQ(tier->stats().refused_blocks, 1);
-  EXPECT_EQ(tier->stats().evicted_blocks, before.evicted_blocks);
-  EXPECT_EQ(tier->stats().blocks, before.blocks);
+  warm->Write(block);
+  warm->tier->Put("", {&chain, 1}, 0, &ops);
+  warm->Apply(ops);
+  warm->tier->CheckStructure();
+  EXPECT_TRUE(warm->tier->Find("", tokens, 0, 1).empty());
+  EXPECT_EQ(warm->tier->Find("", others, 0, 1).size(), 1U);
+  EXPECT_EQ(warm->tier->stats().refused_blocks, 1);
+  EXPECT_EQ(warm->tier->stats().stored_blocks, 1);
 }
 
 TEST_F(WarmTierTest, RandomTracesKeepTheStructure) {
   std::mt19937 random(3);
   const auto tier = Open(12, 7);
-  std::vector<SwapRef> held;
+  std::vector<SlotRef> held;
   for (int i = 0; i < 2000; ++i) {
     std::vector<int32_t> path(1 + random() % 5);
     for (int32_t& number : path) number = static_cast<int32_t>(random() % 3);
     const std::string name = random() % 4 == 0 ? "x" : "";
     switch (random() % 8) {
       case 0:
-        held = tier->Find(name, TokensOf(path), 0, 3);
+        held = (*tier)->Find(name, TokensOf(path), 0, 3);
         break;
       case 1:
-        tier->Touch(name, TokensOf(path), static_cast<int>(path.size()));
+        (*tier)->Touch(name, TokensOf(path), static_cast<int>(path.size()));
         break;
       case 2:
         Check(*tier, name, path, static_cast<int>(random() % path.size()));
         break;
       case 3:
-        if (random() % 40 == 0) tier->Clear();
+        if (random() % 40 == 0) (*tier)->Clear();
         break;
       case 4:
-        tier->StartStep();
+        (*tier)->BeginStep(nullptr);
         PutAll(*tier, name, path, random() % path.size());
         break;
       default:
         Put(*tier, name, path, {.more = static_cast<int>(random() % 3)});
     }
-    tier->CheckStructure();
-    ASSERT_LE(tier->stats().blocks, tier->stats().capacity_blocks);
+    (*tier)->CheckStructure();
+    ASSERT_LE((*tier)->stats().blocks, (*tier)->stats().capacity_blocks);
   }
-  EXPECT_GT(tier->stats().evicted_blocks, 500);
+  EXPECT_GT((*tier)->stats().evicted_blocks, 500);
 }
 
 TEST_F(WarmTierTest, NeedsRoomForABlock) {
-  EXPECT_THAT(Message(WarmTier::Create(kLayout, 1000, false, *threads_).status()),
+  BlockPool pool(1);
+  EXPECT_THAT(Message(WarmTier::Create(pool, nullptr, kLayout, {.bytes = 1000}).status()),
               testing::HasSubstr("must be at least"));
 }
 

@@ -62,7 +62,7 @@ StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::FromMemory(std::string_view co
 
 Status Checkpoint::ReadQuantConfig() {
   ASSIGN_OR_RETURN(QuantConfig quant, ParseQuantConfig(config(), "config.json"));
-  // A packed file was dequantised on its way in; its config tells where it comes from.
+  // A packed file holds dequantized weights; its config still describes the source checkpoint.
   if (container() != "moesaic") quant_ = std::make_unique<QuantConfig>(std::move(quant));
   return OkStatus();
 }

@@ -1,4 +1,4 @@
-// Opening folders and files of the Hub's kind.
+// Opens folders and files in the Hub's format.
 #include "checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -58,7 +58,7 @@ TEST_F(CheckpointTest, OpensAFolder) {
   }
 }
 
-TEST_F(CheckpointTest, OpensABareFileAndAConfigAlone) {
+TEST_F(CheckpointTest, OpensSingleFileAndConfigWithoutWeights) {
   const std::string file = folder_.Write("x.safetensors", Sample().File());
   EXPECT_EQ((*Checkpoint::Open(file))->config(), nlohmann::json::object());
   const std::string config = folder_.Write("config.json", R"({"a": 1})");
@@ -70,7 +70,7 @@ TEST_F(CheckpointTest, OpensABareFileAndAConfigAlone) {
             config + ": there are no weights here");
 }
 
-TEST_F(CheckpointTest, WeightsInAnotherFormAreNamed) {
+TEST_F(CheckpointTest, ErrorNamesUnsupportedWeightFiles) {
   folder_.Write("config.json", "{}");
   const auto fault = [&] {
     const auto opened = Checkpoint::Open(folder_.Path());
@@ -88,7 +88,7 @@ TEST_F(CheckpointTest, WeightsInAnotherFormAreNamed) {
                                  "the shards, though there is model-00001-of-00002.safetensors"));
 }
 
-TEST_F(CheckpointTest, PointersOfGitLfsAreNamed) {
+TEST_F(CheckpointTest, ErrorNamesGitLfsPointers) {
   const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
   const auto fault = [&](const std::string& path) { return Message(Checkpoint::Open(path).status()); };
   const std::string config = folder_.Write("config.json", pointer);
@@ -125,9 +125,9 @@ TEST_F(CheckpointTest, OpensShards) {
        "F/model.safetensors.index.json: tensor x must name a file of this folder, found \"../a\""},
       {R"({"x": "c.safetensors"})", "F/c.safetensors: no such file"},
       {R"({"x": "b.safetensors", "y": "a.safetensors"})",
-       "F/model.safetensors.index.json: tensor x must stand in b.safetensors, found in a.safetensors"},
+       "F/model.safetensors.index.json: tensor x must be in b.safetensors, found in a.safetensors"},
       {R"({"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"})",
-       "F/model.safetensors.index.json: tensor z must stand in a.safetensors, found in no file"},
+       "F/model.safetensors.index.json: tensor z must be in a.safetensors, found in no file"},
       {R"({"y": "b.safetensors", "q": "a.safetensors"})",
        "F/model.safetensors.index.json: tensor x of a.safetensors is missing in \"weight_map\""},
   };
@@ -137,10 +137,10 @@ TEST_F(CheckpointTest, OpensShards) {
   }
   folder_.Write("b.safetensors", SafetensorsMaker().Add<float>("x", "F32", {1}, {2}).File());
   index(R"({"x": "a.safetensors", "y": "b.safetensors"})");
-  EXPECT_EQ(Fault(folder_.Path()), "F/: tensor x stands in a.safetensors and in b.safetensors");
+  EXPECT_EQ(Fault(folder_.Path()), "F/: tensor x is in both a.safetensors and b.safetensors");
 }
 
-TEST_F(CheckpointTest, RefusesWhatItCannotOpen) {
+TEST_F(CheckpointTest, RejectsUnreadableCheckpoints) {
   EXPECT_EQ(Fault(folder_.Path("absent")), "F/absent: no such file or folder");
   EXPECT_EQ(Fault(folder_.Path()), "F/: there is no config.json in this folder");
   folder_.Write("model.gguf", "GGUF");

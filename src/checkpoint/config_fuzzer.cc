@@ -1,4 +1,4 @@
-// A config.json: each of its fields read in every way, and its quantization_config with its patterns.
+// Fuzzes config.json: reads each field with every reader, and parses quantization_config with its patterns.
 #include "checkpoint/config_reader.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/linear_source.h"

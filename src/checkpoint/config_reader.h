@@ -1,4 +1,4 @@
-// Typed reading of config.json that remembers what was read, so that nothing in it is silently ignored.
+// Typed reading of config.json that tracks which fields were read, so that no field is silently ignored.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,9 +10,9 @@
 
 namespace moesaic::checkpoint {
 
-/// Reads fields of one JSON object. The first fault is kept and reported by Finish(); readers return a safe
-/// value meanwhile, so that a config is read in straight lines. Every message names the field, expected and
-/// found:
+/// Reads fields of one JSON object. The first error is kept and returned by Finish(); until then readers
+/// return a safe value, so that callers need no error checks in between. Every message names the field, the
+/// expected and the found value:
 ///   config.json: "num_hidden_layers" must be an integer in [1, 1024], found 0
 class ConfigReader {
  public:
@@ -20,25 +20,25 @@ class ConfigReader {
 
   int64_t Int(const std::string& key, int64_t low, int64_t high);  // required
   int64_t IntOr(const std::string& key, int64_t low, int64_t high,
-                int64_t fallback);                                 // absent or null: fallback
-  double Number(const std::string& key, double low, double high);  // finite, within bounds
+                int64_t fallback);                                 // returns fallback if absent or null
+  double Number(const std::string& key, double low, double high);  // must be finite and within bounds
   double NumberOr(const std::string& key, double low, double high, double fallback);
   bool BoolOr(const std::string& key, bool fallback);
   std::string StringOr(const std::string& key, const std::string& fallback);
   std::vector<int64_t> IntsOr(const std::string& key, int64_t low, int64_t high,
                               std::vector<int64_t> fallback);
-  bool Has(const std::string& key) const;                // present and not null; does not count as read
-  const nlohmann::json* Object(const std::string& key);  // null when absent; counts as read
+  bool Has(const std::string& key) const;  // true if present and not null; does not mark the field as read
+  const nlohmann::json* Object(const std::string& key);  // null if absent; marks the field as read
 
-  /// Records a fault that relates fields, e.g. "num_experts_per_tok" is 9 but "n_routed_experts" is 8.
+  /// Records an error that relates fields, e.g. "num_experts_per_tok" is 9 but "n_routed_experts" is 8.
   void Fail(std::string message);
-  /// A field that must have one of these values when present, since nothing else is supported.
+  /// Requires that the field, if present, has one of the supported values.
   void OnlyString(const std::string& key, const std::vector<std::string>& allowed);
   void OnlyBool(const std::string& key, bool allowed);
-  /// Marks fields that do not change inference (dropout, initializer_range, ...) as known.
+  /// Marks fields that do not affect inference (dropout, initializer_range, ...) as known.
   void Ignore(const std::vector<std::string>& keys);
 
-  /// The first fault; else a fault that names the fields nobody read or ignored.
+  /// Returns the first error; otherwise an error that names fields that were neither read nor ignored.
   Status Finish();
 
  private:

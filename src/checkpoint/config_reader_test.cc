@@ -7,7 +7,7 @@ namespace {
 
 using nlohmann::json;
 
-// Reads one field in one way and returns the message of Finish(), or "" when there is none.
+// Reads one field with `read` and returns the message of Finish(), or "" if there is none.
 template <typename Read>
 std::string FaultOf(const std::string& text, Read read) {
   const json config = json::parse(text);
@@ -19,7 +19,7 @@ std::string FaultOf(const std::string& text, Read read) {
 std::string IntFault(const std::string& value) {
   return FaultOf("{\"layers\": " + value + "}", [](ConfigReader& r) {
     const int64_t read = r.Int("layers", 1, 1024);
-    EXPECT_GE(read, 1);  // a safe value whatever the file says
+    EXPECT_GE(read, 1);  // a safe value for any file
     EXPECT_LE(read, 1024);
   });
 }
@@ -30,19 +30,19 @@ TEST(ConfigReader, ReadsValuesWithinTheirBounds) {
   ConfigReader reader(config, "config.json");
   EXPECT_EQ(reader.Int("a", 1, 7), 7);
   EXPECT_EQ(reader.Number("b", 0, 1), 1e-6);
-  EXPECT_EQ(reader.Number("h", 0, 4), 3);  // an integer is a number
+  EXPECT_EQ(reader.Number("h", 0, 4), 3);  // an integer is also a number
   EXPECT_TRUE(reader.BoolOr("c", false));
   EXPECT_EQ(reader.StringOr("d", ""), "silu");
   EXPECT_EQ(reader.IntsOr("e", 0, 2, {}), (std::vector<int64_t>{1, 2}));
   ASSERT_NE(reader.Object("f"), nullptr);
-  EXPECT_EQ(reader.IntOr("g", 0, 1, 5), 5);  // null is absent
+  EXPECT_EQ(reader.IntOr("g", 0, 1, 5), 5);  // null counts as absent
   EXPECT_EQ(reader.IntOr("absent", 0, 10, 6), 6);
   EXPECT_EQ(reader.Object("absent"), nullptr);
   EXPECT_FALSE(reader.Has("g"));
   EXPECT_TRUE(reader.Finish().ok());
 }
 
-TEST(ConfigReader, RefusesWhatIsNoIntegerInRange) {
+TEST(ConfigReader, RejectsIntegersOutOfRange) {
   for (const char* value : {"0", "-1", "1025", "2147483648", "9223372036854775808", "18446744073709551615",
                             "-9223372036854775808", "7.0", "1e3", "\"7\"", "true", "[7]", "{}"}) {
     const std::string message = IntFault(value);
@@ -53,7 +53,7 @@ TEST(ConfigReader, RefusesWhatIsNoIntegerInRange) {
   EXPECT_EQ(IntFault("null"), "config.json: \"layers\" is missing");
 }
 
-TEST(ConfigReader, RefusesWhatIsNoNumberInRange) {
+TEST(ConfigReader, RejectsNumbersOutOfRange) {
   for (const char* value : {"-1e-6", "1.5", "1e300", "-1e300", "\"NaN\"", "\"Infinity\"", "true", "[1]"}) {
     const std::string message = FaultOf(std::string("{\"eps\": ") + value + "}", [](ConfigReader& r) {
       EXPECT_EQ(r.NumberOr("eps", 0, 1, 0.5), 0.5);
@@ -61,13 +61,13 @@ TEST(ConfigReader, RefusesWhatIsNoNumberInRange) {
     EXPECT_TRUE(message.starts_with("config.json: \"eps\" must be a number in [0, 1], found ")) << message;
   }
   json config;
-  config["eps"] = std::nan("");  // as a translated GGUF could have it
+  config["eps"] = std::nan("");  // possible in a translated GGUF
   ConfigReader reader(config, "model.gguf");
   reader.Number("eps", 0, 1);
   EXPECT_EQ(Message(reader.Finish()), "model.gguf: \"eps\" must be a number in [0, 1], found null");
 }
 
-TEST(ConfigReader, RefusesOtherTypes) {
+TEST(ConfigReader, RejectsWrongTypes) {
   EXPECT_EQ(FaultOf(R"({"x": 1})", [](ConfigReader& r) { r.BoolOr("x", true); }),
             "config.json: \"x\" must be true or false, found 1");
   EXPECT_EQ(FaultOf(R"({"x": 1})", [](ConfigReader& r) { r.StringOr("x", ""); }),
@@ -86,7 +86,7 @@ TEST(ConfigReader, RefusesOtherTypes) {
   EXPECT_EQ(Message(reader.Finish()), "config.json: must be a JSON object, found [1]");
 }
 
-TEST(ConfigReader, RefusesUnsupportedValuesAndNamesWhatNobodyRead) {
+TEST(ConfigReader, RejectsUnsupportedValuesAndNamesUnreadFields) {
   EXPECT_EQ(FaultOf(R"({"act": "gelu"})", [](ConfigReader& r) { r.OnlyString("act", {"silu"}); }),
             "config.json: \"act\" must be \"silu\", found \"gelu\"");
   EXPECT_EQ(FaultOf(R"({"act": "gelu"})",
@@ -104,7 +104,7 @@ TEST(ConfigReader, RefusesUnsupportedValuesAndNamesWhatNobodyRead) {
             "config.json: unsupported field \"new\"; running the model without it could give wrong results");
 }
 
-TEST(ConfigReader, TheFirstFaultStays) {
+TEST(ConfigReader, KeepsTheFirstError) {
   EXPECT_EQ(FaultOf(R"({"a": 0, "b": 0})",
                     [](ConfigReader& r) {
                       r.Int("a", 1, 2);
@@ -114,7 +114,7 @@ TEST(ConfigReader, TheFirstFaultStays) {
             "config.json: \"a\" must be an integer in [1, 2], found 0");
 }
 
-// A message shows a value, however large it is, in a few words.
+// Messages truncate large values to a few words.
 TEST(ConfigReader, MessagesStayShort) {
   const int depth = 60;
   const json config = json::parse("{\"x\": " + std::string(depth, '[') + std::string(depth, ']') + "}");

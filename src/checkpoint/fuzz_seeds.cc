@@ -1,5 +1,5 @@
-// Writes small whole inputs for this room's fuzzers: fuzz_seeds CORPUS fills CORPUS/<fuzzer>/. Mutations of
-// files that load reach further than random bytes.
+// Writes small valid inputs for this room's fuzzers: fuzz_seeds CORPUS fills CORPUS/<fuzzer>/. Mutations of
+// valid files reach deeper code than random bytes.
 #include <cstdio>
 
 #include "checkpoint/packed_file.h"

@@ -11,8 +11,8 @@ namespace {
 
 using tensor::DType;
 
-// Layouts are those of ggml-common.h (ggml-org/llama.cpp): 32-element blocks with one f16 scale, and "K"
-// blocks of 256 elements whose sub-blocks have scales of their own.
+// Layouts follow ggml-common.h (ggml-org/llama.cpp): 32-element blocks with one f16 scale, and "K" blocks of
+// 256 elements whose sub-blocks have their own scales.
 using Bytes = const uint8_t*;
 
 uint16_t U16(Bytes p) {
@@ -162,9 +162,9 @@ void Q6K(Bytes b, float* y) {
   }
 }
 
-// e2m1 behind a scale that is a power of two (OCP MX 1.0). Values are doubled and scales halved, so that the
-// smallest scale, 2^-128, is one too. A byte of 255, the format's NaN, is 2^128 here as in ggml; packing
-// refuses it (ReadGroupRows).
+// A power-of-two scale, then e2m1 codes (OCP MX 1.0). Values are doubled and scales halved, so that the
+// smallest scale, 2^-128, is a float too. A scale byte of 255, the format's NaN, decodes to 2^128 as in ggml;
+// packing rejects it (ReadGroupRows).
 void Mxfp4(Bytes b, float* y) {
   static constexpr int kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   const uint32_t e = b[0];

@@ -1,4 +1,4 @@
-// The block-quantised types of GGUF files, turned back into f32 exactly as ggml does it.
+// Dequantizes the block-quantized types of GGUF files to f32, bit for bit like ggml.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace moesaic::checkpoint {
 
-/// Dequantises `elements` consecutive elements (whole blocks) of F32, F16, BF16 or a ggml block type into
+/// Dequantizes `elements` consecutive elements (whole blocks) of F32, F16, BF16 or a ggml block type into
 /// `out`.
 void DequantizeBlocks(tensor::DType dtype, const std::byte* in, int64_t elements, float* out);
 
-/// The 6-bit scale and minimum of sub-block j of a Q4_K or Q5_K block, from its 12 packed bytes.
+/// Decodes the 6-bit scale and minimum of sub-block j of a Q4_K or Q5_K block from its 12 packed bytes.
 void ScaleMinK4(const uint8_t* packed, int j, int* scale, int* min);
 
 }  // namespace moesaic::checkpoint

@@ -23,8 +23,8 @@ std::string GoldensPath() {
 
 class GgmlBlocksTest : public testing::TestWithParam<DType> {};
 
-// Random blocks and their values as gguf-py, ggml's own Python package, dequantises them: bit for bit.
-TEST_P(GgmlBlocksTest, DequantisesExactlyAsGgml) {
+// Random blocks must equal the values of gguf-py, ggml's own Python package, bit for bit.
+TEST_P(GgmlBlocksTest, DequantizesLikeGgml) {
   if (!std::filesystem::exists(GoldensPath())) GTEST_SKIP() << GoldensPath() << " is missing";
   const auto arrays = test_support::ReadNpz(GoldensPath());
   const std::string name = tensor::DTypeName(GetParam());
@@ -51,8 +51,8 @@ INSTANTIATE_TEST_SUITE_P(Types, GgmlBlocksTest,
                                          DType::kQ6K),
                          [](const auto& info) { return tensor::DTypeName(info.param); });
 
-// Every scale with every code, by gguf-py (tests/golden/ggml_mxfp4.py).
-TEST(GgmlBlocks, Mxfp4ExactlyAsGgml) {
+// Combines every scale with every code; the values are from gguf-py (tests/golden/ggml_mxfp4.py).
+TEST(GgmlBlocks, DequantizesMxfp4LikeGgml) {
   const std::string path = MOESAIC_SOURCE_DIR "/tests/golden/ggml_mxfp4.safetensors";
   const auto mapped = runtime::MappedFile::Open(path);
   ASSERT_TRUE(mapped.ok()) << mapped.status();
@@ -68,10 +68,10 @@ TEST(GgmlBlocks, Mxfp4ExactlyAsGgml) {
   std::memcpy(expected.data(), bytes_of("values").data(), bytes_of("values").size());
   DequantizeBlocks(DType::kMxfp4, bytes_of("blocks").data(), static_cast<int64_t>(values.size()),
                    values.data());
-  EXPECT_EQ(values, expected);  // infinities among them, and no NaN
+  EXPECT_EQ(values, expected);  // includes infinities, but no NaN
 }
 
-// The FP8 tables by ml_dtypes, in the same archive.
+// Compares the FP8 tables with those of ml_dtypes in the same archive.
 TEST(Fp8, EveryCodeIsExact) {
   if (!std::filesystem::exists(GoldensPath())) GTEST_SKIP() << GoldensPath() << " is missing";
   const auto arrays = test_support::ReadNpz(GoldensPath());

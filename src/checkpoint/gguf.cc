@@ -31,7 +31,7 @@ enum ValueType : uint32_t {
   kF64
 };
 
-// Reads forward through the file; every read is checked against the end.
+// Reads sequentially through the file and checks every read against its end.
 class Cursor {
  public:
   Cursor(std::span<const std::byte> bytes, std::string file) : bytes_(bytes), where_(std::move(file)) {}
@@ -60,7 +60,7 @@ class Cursor {
   size_t at() const { return at_; }
   size_t left() const { return bytes_.size() - at_; }
   const std::string& where() const { return where_; }
-  /// What stands in front of messages from now on.
+  /// Sets the prefix of later messages.
   void set_where(std::string where) { where_ = std::move(where); }
 
  private:
@@ -100,10 +100,11 @@ StatusOr<double> ReadNumber(Cursor& in, uint32_t type) {
   return static_cast<double>(value);
 }
 
-bool IsFloat(uint32_t type) { return type == kF32 || type == kF64; }
+bool IsFloatType(uint32_t type) { return type == kF32 || type == kF64; }
 
-// The fewest bytes one element takes, to hold a count against what is left of the file before allocating.
-size_t LeastBytes(uint32_t type) {
+// Returns the minimum size of one element in bytes. A count is compared with the remaining bytes before
+// allocation.
+size_t MinBytes(uint32_t type) {
   switch (type) {
     case kU8:
     case kI8:
@@ -126,7 +127,7 @@ StatusOr<GgufMetadata::Value> ReadArray(Cursor& in) {
   ASSIGN_OR_RETURN(const uint64_t count, in.Read<uint64_t>());
   if (type > kF64 || type == kArray)
     return DataLoss("{}: an array holds the unsupported type {}", in.where(), type);
-  if (count > in.left() / LeastBytes(type)) {
+  if (count > in.left() / MinBytes(type)) {
     return DataLoss("{}: an array of {} elements does not fit the {} bytes left", in.where(), count,
                     in.left());
   }
@@ -137,7 +138,7 @@ StatusOr<GgufMetadata::Value> ReadArray(Cursor& in) {
     }
     return values;
   }
-  if (IsFloat(type)) {
+  if (IsFloatType(type)) {
     std::vector<double> values(count);
     for (double& value : values) {
       ASSIGN_OR_RETURN(value, ReadNumber(in, type));
@@ -156,13 +157,13 @@ StatusOr<GgufMetadata::Value> ReadValue(Cursor& in) {
   if (type > kF64) return DataLoss("{}: value type must be in [0, 12], found {}", in.where(), type);
   if (type == kArray) return ReadArray(in);
   if (type == kString) return in.ReadString(in.left());
-  if (IsFloat(type)) return ReadNumber(in, type);
+  if (IsFloatType(type)) return ReadNumber(in, type);
   ASSIGN_OR_RETURN(const int64_t value, ReadInt(in, type));
   if (type == kBool) return value != 0;
   return value;
 }
 
-// ggml's types that are not read, for messages.
+// Returns the names of ggml types that are not supported, for messages.
 std::string OtherType(uint32_t number) {
   static const std::map<uint32_t, const char*> kNames = {
       {9, "Q8_1"},   {15, "Q8_K"},   {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
@@ -240,7 +241,7 @@ StatusOr<TensorInfo> ReadInfo(Cursor& in) {
       return DataLoss("{}: dimension {} must be in [1, 2^48] in all, found {}", where, i, size);
     }
     info.entry.shape.insert(info.entry.shape.begin(),
-                            static_cast<int64_t>(size));  // ggml has the fastest first
+                            static_cast<int64_t>(size));  // ggml stores the fastest dimension first
   }
   ASSIGN_OR_RETURN(const uint32_t type, in.Read<uint32_t>());
   ASSIGN_OR_RETURN(info.offset, in.Read<uint64_t>());
@@ -334,15 +335,16 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
     return Unimplemented("{}: GGUF version must be 2 or 3, found {}", file, version);
   ASSIGN_OR_RETURN(const uint64_t tensors, in.Read<uint64_t>());
   ASSIGN_OR_RETURN(const uint64_t pairs, in.Read<uint64_t>());
-  constexpr uint64_t kLeastPairBytes = 13, kLeastTensorBytes = 32;  // with one-byte values and empty names
-  if (pairs > in.left() / kLeastPairBytes || tensors > in.left() / kLeastTensorBytes) {
+  // minimum sizes: one-byte values and empty names
+  constexpr uint64_t kMinPairBytes = 13, kMinTensorBytes = 32;
+  if (pairs > in.left() / kMinPairBytes || tensors > in.left() / kMinTensorBytes) {
     return DataLoss("{}: {} tensors and {} metadata entries do not fit {} bytes; is the file complete?", file,
                     tensors, pairs, in.left());
   }
   GgufFile result;
   for (uint64_t i = 0; i < pairs; ++i) {
     ASSIGN_OR_RETURN(const std::string key, in.ReadString(kMaxName));
-    if (result.metadata.Has(key)) return DataLoss("{}: metadata key \"{}\" stands twice", file, key);
+    if (result.metadata.Has(key)) return DataLoss("{}: metadata key \"{}\" occurs twice", file, key);
     in.set_where(fmt::format("{}: metadata \"{}\"", file, key));
     ASSIGN_OR_RETURN(GgufMetadata::Value value, ReadValue(in));
     in.set_where(file);
@@ -353,7 +355,7 @@ StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string
   for (uint64_t i = 0; i < tensors; ++i) {
     ASSIGN_OR_RETURN(TensorInfo info, ReadInfo(in));
     if (!names.insert(info.entry.name).second)
-      return DataLoss("{}: tensor {} stands twice", file, info.entry.name);
+      return DataLoss("{}: tensor {} occurs twice", file, info.entry.name);
     infos.push_back(std::move(info));
   }
   ASSIGN_OR_RETURN(const uint64_t alignment, Alignment(result.metadata, file));

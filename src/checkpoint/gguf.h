@@ -14,16 +14,16 @@
 
 namespace moesaic::checkpoint {
 
-/// The key-value part of a GGUF file. Numbers of all widths are kept as int64 or double.
+/// Key-value section of a GGUF file. Numbers of all widths are stored as int64 or double.
 class GgufMetadata {
  public:
   using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>,
                              std::vector<std::string>>;
 
-  /// Null or nullopt when the key is absent or of another type.
+  /// Returns null or nullopt if the key is absent or has another type.
   const std::string* String(const std::string& key) const;
   std::optional<int64_t> Int(const std::string& key) const;
-  std::optional<double> Number(const std::string& key) const;  ///< integers too
+  std::optional<double> Number(const std::string& key) const;  ///< accepts integers too
   std::optional<bool> Bool(const std::string& key) const;
   const std::vector<std::string>* Strings(const std::string& key) const;
   const std::vector<int64_t>* Ints(const std::string& key) const;
@@ -44,7 +44,7 @@ struct GgufFile {
   std::vector<TensorEntry> tensors;  // ggml names; shapes in Hub order (slowest dimension first)
 };
 
-/// Parses and checks a whole file, which must outlive the result. `file` stands in front of every message.
+/// Parses and validates a whole file; `bytes` must outlive the result. `file` prefixes every message.
 StatusOr<GgufFile> ParseGguf(std::span<const std::byte> bytes, const std::string& file);
 
 }  // namespace moesaic::checkpoint

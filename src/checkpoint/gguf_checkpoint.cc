@@ -61,7 +61,7 @@ class GgufCheckpoint : public Checkpoint {
     return OkStatus();
   }
 
-  // [experts, out, in] becomes one tensor an expert, in place.
+  // Splits [experts, out, in] into one tensor per expert without copying.
   Status AddStack(const TensorEntry& stack) {
     const char* key = config_.contains("n_routed_experts") ? "n_routed_experts" : "num_experts";
     const int64_t experts = config_.contains(key) ? config_[key].get<int64_t>() : 0;
@@ -81,14 +81,14 @@ class GgufCheckpoint : public Checkpoint {
     return OkStatus();
   }
 
-  // The halves of kv_b_proj belong together. Files of a time between have both them and kv_b_proj itself.
+  // Joins k_b and v_b to kv_b_proj. Files of a transition period contain both halves and kv_b_proj itself.
   Status JoinHalves() {
     for (const auto& [name, half] : halves_) {
       const bool is_k = name.ends_with("k_b.weight");
       const std::string prefix = name.substr(0, name.size() - std::strlen("k_b.weight"));
       const auto other = halves_.find(prefix + (is_k ? "v_b.weight" : "k_b.weight"));
       if (other == halves_.end()) {
-        return NotFound("{}: tensor {} has no {}_b beside it", half.file, name, is_k ? "v" : "k");
+        return NotFound("{}: tensor {} has no matching {}_b", half.file, name, is_k ? "v" : "k");
       }
       const std::string joined = prefix + "kv_b_proj.weight";
       const bool whole = std::any_of(tensors_.begin(), tensors_.end(),
@@ -111,18 +111,18 @@ class GgufCheckpoint : public Checkpoint {
     const auto same = [](const TensorEntry& a, const TensorEntry& b) { return a.name == b.name; };
     const auto twice = std::adjacent_find(tensors_.begin(), tensors_.end(), same);
     if (twice == tensors_.end()) return OkStatus();
-    return DataLoss("{}: tensor {} stands twice (also in {})", twice->file, twice->name, (twice + 1)->file);
+    return DataLoss("{}: tensor {} occurs twice (also in {})", twice->file, twice->name, (twice + 1)->file);
   }
 
   std::string path_;
-  std::vector<std::shared_ptr<const MappedFile>> files_;  // empty when the bytes belong to the caller
+  std::vector<std::shared_ptr<const MappedFile>> files_;  // empty if the caller owns the bytes
   json config_;
   GgufMetadata metadata_;
   std::vector<TensorEntry> tensors_;
   std::map<std::string, TensorEntry> halves_;  // k_b and v_b
 };
 
-// Faults name the path, tensors the file.
+// Errors name the path; tensor entries name the file.
 StatusOr<GgufFile> ParseAt(std::span<const std::byte> bytes, const std::string& path) {
   ASSIGN_OR_RETURN(GgufFile gguf, ParseGguf(bytes, path));
   const std::string name = std::filesystem::path(path).filename().string();
@@ -130,7 +130,7 @@ StatusOr<GgufFile> ParseAt(std::span<const std::byte> bytes, const std::string& 
   return gguf;
 }
 
-// The path of part `part` of a model whose first part is `path`: "...-00001-of-00003.gguf".
+// Returns the path of part `part` of a model whose first part is `path`: "...-00001-of-00003.gguf".
 StatusOr<std::string> PartPath(const std::string& path, int64_t part, int64_t parts) {
   const std::string suffix = fmt::format("-{:05}-of-{:05}.gguf", 1, parts);
   if (!path.ends_with(suffix)) {
@@ -139,7 +139,7 @@ StatusOr<std::string> PartPath(const std::string& path, int64_t part, int64_t pa
   return fmt::format("{}-{:05}-of-{:05}.gguf", path.substr(0, path.size() - suffix.size()), part + 1, parts);
 }
 
-// Large models come in parts, of which the first has the metadata.
+// Large models are split into parts; the first contains the metadata.
 Status AddParts(GgufFile* first, std::vector<std::shared_ptr<const MappedFile>>* files) {
   const std::string path = files->front()->path();
   const int64_t parts = first->metadata.Int("split.count").value_or(1);

@@ -1,4 +1,4 @@
-// A GGUF file seen as a Hugging Face checkpoint.
+// Presents a GGUF file as a Hugging Face checkpoint.
 #pragma once
 
 #include <memory>
@@ -15,13 +15,14 @@ namespace moesaic::checkpoint {
 
 StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(std::shared_ptr<const runtime::MappedFile> file);
 
-/// The same from memory that must outlive the result: for tests and fuzzers. `path` is for messages.
+/// Opens a GGUF file from memory that must outlive the result; for tests and fuzzers. `path` is for messages.
 StatusOr<std::unique_ptr<Checkpoint>> ReadGguf(std::span<const std::byte> bytes, const std::string& path);
 
-/// config.json's equivalent of a file's metadata. The architectures: llama, qwen3, qwen3moe and deepseek2.
+/// Translates a file's metadata to the fields of config.json. Supports llama, qwen3, qwen3moe and deepseek2.
 StatusOr<nlohmann::json> ConfigFromGguf(const GgufFile& gguf, const std::string& file);
 
-/// The Hub name of a ggml tensor; "{}" in it stands for the expert of a stack. Unknown names are refused.
+/// Returns the Hub name of a ggml tensor, with "{}" in place of the expert of a stack. Unknown names are
+/// errors.
 StatusOr<std::string> HubName(const std::string& ggml_name, const std::string& file);
 
 }  // namespace moesaic::checkpoint

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-// Reads "<arch>.<key>" entries. The first fault is kept and what was read is remembered, as in ConfigReader.
+// Reads "<arch>.<key>" entries. Like ConfigReader, it keeps the first error and tracks which keys were read.
 class KeyReader {
  public:
   KeyReader(const GgufMetadata& metadata, std::string arch, std::string file)
@@ -58,7 +58,7 @@ class KeyReader {
     read_.insert(Full(key));
     return metadata_.Has(Full(key));
   }
-  /// Marks keys that say what others say too, or that do not change inference.
+  /// Marks keys that duplicate other keys or do not affect inference.
   void Ignore(const std::vector<std::string>& keys) {
     for (const std::string& key : keys) read_.insert(Full(key));
   }
@@ -70,7 +70,7 @@ class KeyReader {
   }
   const std::string& file() const { return file_; }
 
-  /// The first fault; else a fault that names a key nobody read.
+  /// Returns the first error; otherwise an error that names a key that was not read.
   Status Finish() {
     if (!fault_.ok()) return fault_;
     for (const std::string& key : metadata_.Keys()) {
@@ -148,13 +148,13 @@ void ReadScaling(KeyReader& in, json& config) {
     scaling["beta_fast"] = in.NumberOr("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32);
     scaling["beta_slow"] = in.NumberOr("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1);
     if (in.Has("rope.scaling.yarn_log_multiplier")) {
-      // The converter stores 0.1 mscale_all_dim and drops mscale, which is the same in every DeepSeek
+      // The converter stores 0.1 mscale_all_dim and drops mscale, which has the same value in every DeepSeek
       // release.
       const double mscale = std::round(in.Number("rope.scaling.yarn_log_multiplier", 0, 10) * 1e7) / 1e6;
       scaling["mscale"] = mscale;
       scaling["mscale_all_dim"] = mscale;
     } else if (config.contains("kv_lora_rank")) {
-      scaling["attention_factor"] = 1.0;  // llama.cpp scales neither cos and sin nor the softmax then
+      scaling["attention_factor"] = 1.0;  // llama.cpp then scales neither cos and sin nor the softmax
     }
   } else if (type != "linear") {
     in.Fail("rope.scaling.type", fmt::format("must be none, linear or yarn, found {}", type));
@@ -162,8 +162,9 @@ void ReadScaling(KeyReader& in, json& config) {
   config["rope_scaling"] = scaling;
 }
 
-// Llama 3's rope scaling comes as a tensor of what each frequency is divided by, made from four numbers of
-// which all releases share three. Those numbers are put back where they give that tensor.
+// The file stores Llama 3's rope scaling as a tensor of divisors of the frequencies. The divisors follow from
+// four numbers, three of which are equal in all releases. This restores those numbers if they reproduce the
+// tensor.
 void ReadFrequencyFactors(KeyReader& in, const GgufFile& gguf, json& config) {
   const TensorEntry* entry = FindTensor(gguf, "rope_freqs.weight");
   if (entry == nullptr) return;
@@ -220,7 +221,7 @@ void ReadQwen3(KeyReader& in, const GgufFile& gguf, bool moe, json& config) {
   config["num_experts_per_tok"] = in.Int("expert_used_count", 1, 65536);
   config["moe_intermediate_size"] = in.Int("expert_feed_forward_length", 1, kMaxDim);
   config["norm_topk_prob"] =
-      in.BoolOr("expert_weights_norm", true);  // what every release has and ggml assumes
+      in.BoolOr("expert_weights_norm", true);  // value of every release, assumed by ggml
   config["decoder_sparse_step"] = 1;
 }
 
@@ -240,12 +241,12 @@ void ReadDeepseekExperts(KeyReader& in, bool v3, json& config) {
 }
 
 void ReadDeepseek2(KeyReader& in, json& config) {
-  // 1 softmax, 2 sigmoid; files from before the key are DeepSeek-V2's.
+  // 1: softmax, 2: sigmoid. Files without this key are DeepSeek-V2's.
   const bool v3 = in.IntOr("expert_gating_func", 1, 2, 1) == 2;
   config["architectures"] = {v3 ? "DeepseekV3ForCausalLM" : "DeepseekV2ForCausalLM"};
   config["model_type"] = v3 ? "deepseek_v3" : "deepseek_v2";
   const int64_t rope = in.Int("rope.dimension_count", 1, kMaxDim);
-  // Newer files have the lengths in the latent space under the plain keys.
+  // In newer files the plain keys hold lengths of the latent space, and the _mla keys those of a head.
   const std::string mla = in.Has("attention.key_length_mla") ? "_mla" : "";
   const int64_t key = in.Int("attention.key_length" + mla, 1, kMaxDim);
   const int64_t value = in.Int("attention.value_length" + mla, 1, kMaxDim);

@@ -1,4 +1,4 @@
-// A GGUF file seen as a Hub checkpoint, and the first and last rows of its tensors.
+// Fuzzes a GGUF file opened as a Hub checkpoint, and reads the first and last rows of its tensors.
 #include "checkpoint/gguf_checkpoint.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

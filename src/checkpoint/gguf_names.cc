@@ -16,7 +16,7 @@ constexpr std::array kGlobal = {
     Pair{"output.weight", "lm_head.weight"},
 };
 
-// Behind "blk.N." and "model.layers.N.". Biases are named like their weights.
+// Names after the prefixes "blk.N." and "model.layers.N.". Biases are named like their weights.
 constexpr std::array kLayer = {
     Pair{"attn_norm", "input_layernorm"},
     Pair{"ffn_norm", "post_attention_layernorm"},

@@ -1,4 +1,4 @@
-// The same weights as a Hub folder and as GGUF, written by llama.cpp's converter.
+// Compares the same weights as a Hub folder and as GGUF files written by llama.cpp's converter.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -55,8 +55,8 @@ TEST_P(GgufRefsTest, F32TensorsAreTheHubsBitForBit) {
   }
 }
 
-// Q8_0 keeps a value within half a step of its block's largest magnitude / 127, and the step's own f16
-// rounding.
+// Q8_0 has an error of half a step, 1/127 of the largest magnitude in the block, plus the f16 rounding of the
+// step.
 TEST_P(GgufRefsTest, Q8TensorsAreNearTheHubs) {
   const auto gguf = Gguf("q8_0");
   ASSERT_NE(gguf, nullptr);
@@ -75,7 +75,7 @@ TEST_P(GgufRefsTest, Q8TensorsAreNearTheHubs) {
   EXPECT_GT(quantised, 0);
 }
 
-TEST_P(GgufRefsTest, ConfigSaysTheSame) {
+TEST_P(GgufRefsTest, ConfigEqualsTheHubs) {
   const auto gguf = Gguf("f32");
   ASSERT_NE(gguf, nullptr);
   nlohmann::json expected = hub_->config(), config = gguf->config();
@@ -84,7 +84,7 @@ TEST_P(GgufRefsTest, ConfigSaysTheSame) {
   }
   for (const auto& [key, value] : config.items()) {
     if (!expected.contains(key)) {
-      // What the Hub leaves to its default.
+      // Fields that the Hub config leaves at their defaults.
       EXPECT_TRUE(key == "hidden_act" || (key == "head_dim") || value == false || value.is_null()) << key;
     } else if (value.is_number_float()) {
       EXPECT_NEAR(value.get<double>(), expected[key].get<double>(), 1e-6 * expected[key].get<double>())

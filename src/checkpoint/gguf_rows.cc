@@ -18,7 +18,7 @@ Status CheckReadable(const TensorEntry& entry) {
                          entry.name, tensor::DTypeName(entry.dtype));
 }
 
-// `count` rows of `columns` elements from row `first` of what `entry` stores.
+// Reads `count` rows of `columns` elements, from row `first` on, in the order in which `entry` stores them.
 void ReadStored(const TensorEntry& entry, int64_t columns, int64_t first, int64_t count, float* out) {
   DequantizeBlocks(entry.dtype, entry.bytes.data() + tensor::BytesOf(entry.dtype, first * columns),
                    count * columns, out);
@@ -33,7 +33,7 @@ class RotaryRows : public RowReader {
         columns_(is_bias_ ? 1 : stored_.shape.back()) {}
 
   void Read(int64_t first, int64_t count, float* out) const override {
-    if (is_bias_) {  // as ReadRows sees it, one row of all values
+    if (is_bias_) {  // ReadRows treats a bias as one row of all values
       first = 0;
       count = stored_.shape[0];
     }
@@ -77,7 +77,7 @@ class KvExpansionRows : public RowReader {
   }
 
  private:
-  // Rows of the transpose of [latent, nope]. Blocks run along nope, so that whole heads are dequantised.
+  // Reads rows of the transpose of [latent, nope]. Blocks run along nope, so whole heads are dequantized.
   void ReadKeyRows(int64_t head, int64_t row, int64_t count, float* out) const {
     thread_local std::vector<float> stored;
     stored.resize(static_cast<size_t>(sizes_.latent * sizes_.nope));
@@ -119,7 +119,7 @@ StatusOr<TensorEntry> JoinKvExpansion(const TensorEntry& k, const TensorEntry& v
   }
   TensorEntry joined = k;
   joined.name = name;
-  joined.dtype = k.dtype == DType::kF32 ? v.dtype : k.dtype;  // f32 only when both are
+  joined.dtype = k.dtype == DType::kF32 ? v.dtype : k.dtype;  // f32 only if both are f32
   joined.shape = {sizes.heads * (sizes.nope + sizes.v), sizes.latent};
   joined.rows = std::make_shared<KvExpansionRows>(k, v, sizes);
   return joined;

@@ -1,4 +1,5 @@
-// Tensors whose rows a GGUF file has elsewhere than the Hub: read row by row, never as a whole.
+// Row readers for tensors whose rows a GGUF file stores in a different order from the Hub. They read row by
+// row, never the whole tensor.
 #pragma once
 
 #include <memory>
@@ -8,18 +9,18 @@
 
 namespace moesaic::checkpoint {
 
-/// Undoes what llama.cpp's converter does to Llama's q and k: it interleaves the two halves of each head's
-/// rows for its rotary embedding; Hub checkpoints have them one after the other. `entry` is a weight
-/// [heads * head_dim, in] or a bias [heads * head_dim].
+/// Undoes the permutation by which llama.cpp's converter interleaves the two halves of each head of Llama's q
+/// and k for its rotary embedding; Hub checkpoints store the halves consecutively. `entry` is a weight [heads
+/// * head_dim, in] or a bias [heads * head_dim].
 StatusOr<TensorEntry> UndoRotaryOrder(TensorEntry entry, int64_t heads);
 
-/// The sizes of an MLA's key and value expansion.
+/// Sizes of an MLA layer's key and value expansion.
 struct KvExpansion {
   int64_t heads, nope, v, latent;
 };
 
-/// kv_b_proj [heads * (nope + v), latent], which newer files store in two: `k` [heads, latent, nope],
-/// transposed, and `v` [heads, v, latent].
+/// Joins kv_b_proj [heads * (nope + v), latent], which newer files store as two tensors: `k` [heads, latent,
+/// nope], transposed, and `v` [heads, v, latent].
 StatusOr<TensorEntry> JoinKvExpansion(const TensorEntry& k, const TensorEntry& v, const KvExpansion& sizes,
                                       const std::string& name);
 

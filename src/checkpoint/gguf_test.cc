@@ -41,7 +41,7 @@ TEST(Gguf, ReadsMetadataOfEveryType) {
     EXPECT_EQ(*data.Ints("bs"), (std::vector<int64_t>{1, 0}));
     EXPECT_EQ(*data.Numbers("fs"), std::vector<double>{1.5});
     EXPECT_EQ(*data.Numbers("ds"), std::vector<double>{2.5});
-    // Another type is as absent as another key.
+    // A key with another type counts as absent.
     EXPECT_EQ(data.String("u32"), nullptr);
     EXPECT_EQ(data.Int("s"), std::nullopt);
     EXPECT_EQ(data.Int("b"), std::nullopt);
@@ -63,7 +63,7 @@ TEST(Gguf, ReadsTensorsInPlace) {
   EXPECT_EQ(static_cast<char>(gguf->tensors[1].bytes[67]), 'q');
 }
 
-TEST(Gguf, RefusesDamagedFilesInOneLine) {
+TEST(Gguf, RejectsDamagedFilesInOneLine) {
   const std::string good = GgufMaker().String("k", "v").F32Tensor("w", {2}).File();
   EXPECT_EQ(FaultOf("GGML" + good.substr(4)), "x.gguf: a GGUF file begins with \"GGUF\"");
   EXPECT_EQ(FaultOf(GgufMaker().File(1)), "x.gguf: GGUF version must be 2 or 3, found 1");
@@ -81,10 +81,10 @@ TEST(Gguf, RefusesDamagedFilesInOneLine) {
                                          good.size() - 24));
 }
 
-TEST(Gguf, RefusesEveryWrongEntry) {
+TEST(Gguf, RejectsEveryInvalidEntry) {
   using Maker = GgufMaker;
   const std::pair<Maker, const char*> faults[] = {
-      {Maker().String("k", "v").U32("k", 1), "x.gguf: metadata key \"k\" stands twice"},
+      {Maker().String("k", "v").U32("k", 1), "x.gguf: metadata key \"k\" occurs twice"},
       {Maker().EmptyArray("k", 4, uint64_t{1} << 60),
        "x.gguf: metadata \"k\": an array of 1152921504606846976 elements does not fit the 15 bytes left"},
       {Maker().EmptyArray("k", 8, 1000),
@@ -97,7 +97,7 @@ TEST(Gguf, RefusesEveryWrongEntry) {
       {Maker().String("general.alignment", "32"),
        "x.gguf: \"general.alignment\" must be a power of two, found 0"},
       {Maker().U32("general.alignment", 0), "x.gguf: \"general.alignment\" must be a power of two, found 0"},
-      {Maker().F32Tensor("w", {2}).F32Tensor("w", {2}), "x.gguf: tensor w stands twice"},
+      {Maker().F32Tensor("w", {2}).F32Tensor("w", {2}), "x.gguf: tensor w occurs twice"},
       {Maker().F32Tensor("w", {1, 1, 1, 1, 1}), "x.gguf: tensor w must have 1 to 4 dimensions, found 5"},
       {Maker().TensorAt("w", {}, 0, 0), "x.gguf: tensor w must have 1 to 4 dimensions, found 0"},
       {Maker().TensorAt("w", {0, 4}, 0, 0),
@@ -126,7 +126,7 @@ TEST(Gguf, RefusesEveryWrongEntry) {
   for (const auto& [maker, message] : faults) EXPECT_EQ(FaultOf(maker.File()), message);
 }
 
-// A Llama of one layer: 2 heads of 4, one KV head.
+// Returns a Llama model with one layer: 2 heads of 4 and one KV head.
 GgufMaker Llama(const std::function<void(GgufMaker&)>& more = nullptr, const std::string& without = "",
                 uint32_t head_dim = 4) {
   GgufMaker maker;
@@ -157,7 +157,7 @@ StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& file) {
 }
 std::string ViewFault(const std::string& file) { return Message(Open(file).status()); }
 
-TEST(GgufCheckpoint, ShowsLlamaAsTheHubHasIt) {
+TEST(GgufCheckpoint, PresentsLlamaLikeTheHub) {
   const std::string file =
       Llama([](GgufMaker& maker) {
         maker.String("tokenizer.chat_template", "{{ x }}").U32("tokenizer.ggml.eos_token_id", 2);
@@ -184,7 +184,7 @@ TEST(GgufCheckpoint, ShowsLlamaAsTheHubHasIt) {
   EXPECT_EQ(row[0], 6);
 }
 
-TEST(GgufCheckpoint, PutsLlama3sRopeScalingBack) {
+TEST(GgufCheckpoint, RestoresLlama3RopeScaling) {
   const auto with = [](const std::vector<float>& factors) {
     const auto more = [&](GgufMaker& maker) {
       maker.F32("llama.rope.freq_base", 500000)
@@ -192,7 +192,7 @@ TEST(GgufCheckpoint, PutsLlama3sRopeScalingBack) {
     };
     return Llama(more, "", /*head_dim=*/16).File();
   };
-  // What transformers divides the frequencies of Llama 3.2 by, for heads of 16.
+  // Divisors that transformers applies to the frequencies of Llama 3.2 for heads of 16.
   const std::string file = with({1, 1, 1, 1, 3.292262554168701F, 32, 32, 32});
   const auto opened = Open(file);
   ASSERT_TRUE(opened.ok()) << Message(opened.status());
@@ -210,7 +210,7 @@ TEST(GgufCheckpoint, PutsLlama3sRopeScalingBack) {
   EXPECT_EQ(ViewFault(with({1, 1, 1})), "x.gguf: tensor rope_freqs.weight must be F32 [8], found F32 [3]");
 }
 
-TEST(GgufCheckpoint, RefusesFaultyMetadataInOneLine) {
+TEST(GgufCheckpoint, RejectsInvalidMetadataInOneLine) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   const std::pair<std::string, const char*> faults[] = {
       {GgufMaker().File(), "x.gguf: metadata \"general.architecture\" is missing"},
@@ -258,7 +258,7 @@ TEST(GgufCheckpoint, RefusesFaultyMetadataInOneLine) {
       {Llama([](GgufMaker& m) {
          m.F32Tensor("blk.00.attn_q.weight", {8, 8});
        }).File(),
-       "x.gguf: tensor model.layers.0.self_attn.q_proj.weight stands twice (also in x.gguf)"},
+       "x.gguf: tensor model.layers.0.self_attn.q_proj.weight occurs twice (also in x.gguf)"},
       {Llama([](GgufMaker& m) {
          m.F32Tensor("blk.0.attn_k.weight", {8, 3});
        }).File(),
@@ -275,14 +275,14 @@ TEST(GgufCheckpoint, RefusesFaultyMetadataInOneLine) {
       {Llama([](GgufMaker& m) {
          m.F32Tensor("blk.0.attn_v_b.weight", {2, 2, 2});
        }).File(),
-       "x.gguf: tensor model.layers.0.self_attn.v_b.weight has no k_b beside it"},
+       "x.gguf: tensor model.layers.0.self_attn.v_b.weight has no matching k_b"},
       {Llama([](GgufMaker& m) { m.U32("split.count", 3); }).File(),
        "dir/x.gguf: a model in parts must be opened from its files"},
   };
   for (const auto& [file, message] : faults) EXPECT_EQ(ViewFault(file), message);
 }
 
-TEST(GgufCheckpoint, OpensModelsInParts) {
+TEST(GgufCheckpoint, OpensSplitModels) {
   const TestFolder folder;
   const std::string first =
       folder.Write("m-00001-of-00002.gguf", Llama([](GgufMaker& m) {
@@ -311,7 +311,7 @@ TEST(GgufCheckpoint, OpensModelsInParts) {
             first + ": the parts must have 3 tensors together, found 2");
 }
 
-// DeepSeek in the older form, with kv_b_proj whole, and without a multiplier for YaRN.
+// A DeepSeek file in the older form: kv_b_proj is whole, and there is no YaRN multiplier.
 TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   GgufMaker maker;
   maker.String("general.architecture", "deepseek2");
@@ -337,7 +337,7 @@ TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   }
   maker.F32("deepseek2.attention.layer_norm_rms_epsilon", 1e-6F).F32("deepseek2.rope.scaling.factor", 4);
   maker.String("deepseek2.rope.scaling.type", "yarn").F32("deepseek2.expert_weights_scale", 1);
-  maker.U32("deepseek2.attention.q_lora_rank", 0);  // how files of few layers say that there is none
+  maker.U32("deepseek2.attention.q_lora_rank", 0);  // files with few layers mark its absence this way
   maker.F32Tensor("output.weight", {8, 10}).F32Tensor("blk.0.attn_kv_b.weight", {32, 64});
   maker.F32Tensor("blk.0.attn_k_b.weight", {16, 32, 2}).F32Tensor("blk.0.attn_v_b.weight", {32, 16, 2});
   const std::string file = maker.File();
@@ -352,7 +352,7 @@ TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   EXPECT_EQ(config["first_k_dense_replace"], 0);
   EXPECT_TRUE(config["q_lora_rank"].is_null());
   EXPECT_EQ(config["rope_scaling"]["attention_factor"], 1.0);
-  EXPECT_EQ((*opened)->tensors().size(), 2U);  // kv_b_proj whole: its halves say the same
+  EXPECT_EQ((*opened)->tensors().size(), 2U);  // kv_b_proj is whole; its halves hold the same values
 }
 
 }  // namespace

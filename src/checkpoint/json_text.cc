@@ -16,8 +16,8 @@ StatusOr<json> Parse(std::string_view text, const std::string& file, const json:
   try {
     value = json::parse(text, watch);
   } catch (const json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: ...": what follows the name is for
-    // people, up to what was read, which may be long or no text.
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: ...": the text after the name is
+    // readable up to "; last read", which may be long or binary.
     std::string what = error.what();
     what.resize(std::min(what.find("; last read"), what.size()));
     const size_t bracket = what.find("] ");
@@ -55,7 +55,7 @@ StatusOr<json> ParseJsonObject(std::string_view text, const std::string& file) {
   return Parse(text, file, nullptr);
 }
 
-// The library keeps the last of equal keys, so that keys are watched on their way in.
+// The library keeps the last of equal keys, so duplicates must be detected during parsing.
 StatusOr<json> ParseJsonObjectOnce(std::string_view text, const std::string& file, const std::string& what) {
   std::set<std::string> keys;
   std::string twice;
@@ -66,7 +66,7 @@ StatusOr<json> ParseJsonObjectOnce(std::string_view text, const std::string& fil
     return true;
   };
   ASSIGN_OR_RETURN(json value, Parse(text, file, watch));
-  if (!twice.empty()) return DataLoss("{}: {} {} stands twice", file, what, twice);
+  if (!twice.empty()) return DataLoss("{}: {} {} occurs twice", file, what, twice);
   return value;
 }
 
@@ -78,7 +78,7 @@ std::string ShownJson(const json& value) {
   if (text.size() <= kLongest) return text;
   size_t cut = kLongest;
   while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xc0U) == 0x80U)
-    --cut;  // not within a character
+    --cut;  // does not split a UTF-8 character
   return text.substr(0, cut) + "...";
 }
 

@@ -1,4 +1,4 @@
-// JSON from files of unknown origin.
+// Parses JSON from untrusted files.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,18 +9,19 @@
 
 namespace moesaic::checkpoint {
 
-/// Parses `text`, which must be one JSON object. Nesting beyond 64 levels is refused: the library copies,
-/// prints and destroys values recursively.
+/// Parses `text`, which must be one JSON object. Rejects nesting deeper than 64 levels, because the library
+/// copies, prints and destroys values recursively.
 StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& file);
 
-/// The same, and refuses a key that stands twice in the outermost object (`what` names it in the message).
+/// Parses like ParseJsonObject and also rejects a key that occurs twice in the outermost object. `what` names
+/// that object in the message.
 StatusOr<nlohmann::json> ParseJsonObjectOnce(std::string_view text, const std::string& file,
                                              const std::string& what);
 
-/// Whether brackets nest at most 64 deep.
+/// Returns whether brackets nest at most 64 levels deep.
 bool IsShallowJson(std::string_view text);
 
-/// A value as a message shows it: long ones cut.
+/// Formats a value for a message; long values are truncated.
 std::string ShownJson(const nlohmann::json& value);
 
 }  // namespace moesaic::checkpoint

@@ -15,37 +15,37 @@ namespace {
 
 using tensor::DType;
 
-std::string ShapeText(std::span<const int64_t> shape) {
+std::string ListShape(std::span<const int64_t> shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
 }
 
-Status Misfit(const TensorEntry& entry, const std::string& expected) {
+Status UnexpectedTensor(const TensorEntry& entry, const std::string& expected) {
   return InvalidArgument("{}: tensor {} must be {}, found {} {}", entry.file, entry.name, expected,
-                         tensor::DTypeName(entry.dtype), ShapeText(entry.shape));
+                         tensor::DTypeName(entry.dtype), ListShape(entry.shape));
 }
 
 bool IsFloat(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; }
 
-// A tensor that belongs to a module, in one of the dtypes given and one of two shapes (a stray [1] for
-// scalars).
+// Returns a tensor of a module that must have one of the given dtypes and one of two shapes (scalars may be
+// stored as [1]).
 StatusOr<const TensorEntry*> Part(const Checkpoint& checkpoint, const std::string& name,
                                   std::initializer_list<DType> dtypes, std::vector<int64_t> shape) {
   ASSIGN_OR_RETURN(const TensorEntry* entry, checkpoint.Expect(name, shape));
   for (const DType dtype : dtypes) {
     if (entry->dtype == dtype) return entry;
   }
-  return Misfit(*entry, fmt::format("of dtype {}", tensor::DTypeName(*dtypes.begin())));
+  return UnexpectedTensor(*entry, fmt::format("of dtype {}", tensor::DTypeName(*dtypes.begin())));
 }
 
-// A module's scalar tensor, stored as [] or [1].
+// Reads a module's scalar tensor, stored as [] or [1].
 StatusOr<float> ReadScalar(const Checkpoint& checkpoint, const std::string& name) {
   const TensorEntry* entry = checkpoint.Find(name);
   if (entry == nullptr) return NotFound("{}: tensor {} is missing", checkpoint.path(), name);
   if (entry->shape.size() > 1 || (entry->shape.size() == 1 && entry->shape[0] != 1) ||
       !IsFloat(entry->dtype)) {
-    return Misfit(*entry, "one floating-point number");
+    return UnexpectedTensor(*entry, "one floating-point number");
   }
   const float value = ScalarAt(*entry, 0);
   if (!std::isfinite(value) || value <= 0) {
@@ -54,7 +54,7 @@ StatusOr<float> ReadScalar(const Checkpoint& checkpoint, const std::string& name
   return value;
 }
 
-// The scale tensor of a "tensor" strategy is [1] or [], of "channel" [out, 1], and so on.
+// The scale tensor has shape [1] or [] for strategy "tensor", [out, 1] for "channel", and so on.
 StatusOr<const TensorEntry*> Scale(const Checkpoint& checkpoint, const LinearSource& source,
                                    const std::string& name) {
   const TensorEntry* entry = checkpoint.Find(name);
@@ -65,8 +65,8 @@ StatusOr<const TensorEntry*> Scale(const Checkpoint& checkpoint, const LinearSou
   const bool scalar =
       rows * cols == 1 && (entry->shape.empty() || (entry->shape.size() == 1 && entry->shape[0] == 1));
   const bool column = cols == 1 && entry->shape.size() == 1 && entry->shape[0] == rows;
-  if (!scalar && !column && entry->shape != expected) return Misfit(*entry, ShapeText(expected));
-  if (!IsFloat(entry->dtype)) return Misfit(*entry, "F32, F16 or BF16");
+  if (!scalar && !column && entry->shape != expected) return UnexpectedTensor(*entry, ListShape(expected));
+  if (!IsFloat(entry->dtype)) return UnexpectedTensor(*entry, "F32, F16 or BF16");
   return entry;
 }
 
@@ -114,14 +114,14 @@ Status FindInt8(const Checkpoint& checkpoint, const QuantGroup& group, LinearSou
   return OkStatus();
 }
 
-// Columns in another order than their groups name their group each.
+// If columns are not in the order of their groups, a tensor names the group of each column.
 Status FindGroupIndex(const Checkpoint& checkpoint, bool required, int64_t groups, LinearSource* source) {
   const std::string name = source->module + ".weight_g_idx";
   if (!required && !checkpoint.Has(name)) return OkStatus();
   ASSIGN_OR_RETURN(const TensorEntry* entry, Part(checkpoint, name, {DType::kI32}, {source->in}));
   std::vector<int32_t> index(static_cast<size_t>(source->in));
   std::memcpy(index.data(), entry->bytes.data(), index.size() * sizeof(int32_t));
-  // compressed-tensors initialises it with -1, which means that columns are in the order of their groups.
+  // compressed-tensors initializes it with -1, which means that columns are in the order of their groups.
   if (!required && std::all_of(index.begin(), index.end(), [](int32_t g) { return g == -1; }))
     return OkStatus();
   for (const int32_t g : index) {
@@ -157,7 +157,7 @@ Status FindPacked(const Checkpoint& checkpoint, const QuantGroup& group, LinearS
   std::memcpy(stored.data(), shape->bytes.data(), sizeof(stored));
   if (stored[0] != source->out || stored[1] != source->in) {
     return InvalidArgument("{}: tensor {} must hold [{}, {}], found {}", shape->file, shape->name,
-                           source->out, source->in, ShapeText(stored));
+                           source->out, source->in, ListShape(stored));
   }
   if (!group.symmetric) {
     ASSIGN_OR_RETURN(source->zero_point, Part(checkpoint, module + ".weight_zero_point", {DType::kI32},
@@ -216,13 +216,13 @@ Status FindPlain(const Checkpoint& checkpoint, LinearSource* source) {
   const bool readable =
       IsFloat(source->weight->dtype) || source->weight->dtype == DType::kF64 || block.elements > 1;
   if (!readable) {
-    return Misfit(*source->weight,
-                  "a floating-point or ggml block type (or described by \"quantization_config\")");
+    return UnexpectedTensor(*source->weight,
+                            "a floating-point or ggml block type (or described by \"quantization_config\")");
   }
   return OkStatus();
 }
 
-// Rows are read one at a time; each of these fills `out` [in] with row `row`.
+// Rows are read one at a time: each function fills `out` [in] with row `row`.
 
 void ReadFp8Row(const LinearSource& source, int64_t row, float* out) {
   static const std::array<float, 256> kValues = [] {
@@ -246,7 +246,7 @@ void ReadInt8Row(const LinearSource& source, int64_t row, float* out) {
   for (int64_t i = 0; i < source.in; ++i) out[i] = static_cast<float>(static_cast<int8_t>(in[i])) * scale;
 }
 
-// Code `index` of a tensor of i32 words, the first in the low bits.
+// Returns code `index` of a tensor of i32 words; the first code is in the low bits.
 int PackedCode(const std::byte* words, int64_t index, int bits) {
   const int64_t per_word = 32 / bits;
   uint32_t word = 0;
@@ -324,7 +324,7 @@ StatusOr<LinearSource> Checkpoint::FindLinear(const std::string& module, int64_t
   if (plain || quant_ == nullptr || quant_->method == QuantConfig::Method::kNone) {
     for (const char* part : {".weight_packed", ".weight_scale", ".weight_scale_inv"}) {
       if (plain && Has(module + part)) {
-        return InvalidArgument("{}: tensor {}.weight is {} and not quantized, but there is {}{} too",
+        return InvalidArgument("{}: tensor {}.weight is {} and not quantized, but {}{} exists too",
                                weight->file, module, tensor::DTypeName(weight->dtype), module, part);
       }
     }

@@ -1,5 +1,5 @@
-// How the weight of a linear layer is stored, decided from config.json's "quantization_config" and the
-// tensors that are there, and how it is read back. Formats: DeepSeek's FP8 blocks (README_WEIGHTS.md of
+// Finds and decodes the weight of a linear layer. The storage scheme follows from config.json's
+// "quantization_config" and the tensors present. Formats: DeepSeek's FP8 blocks (README_WEIGHTS.md of
 // DeepSeek-V3) and compressed-tensors (int-quantized, pack-quantized, nvfp4-pack-quantized, float-quantized).
 #pragma once
 
@@ -14,14 +14,14 @@
 
 namespace moesaic::checkpoint {
 
-/// The modules that one entry of "config_groups" names, or that "ignore" does.
+/// Modules selected by one entry of "config_groups", or by "ignore".
 class ModulePatterns {
  public:
-  /// Plain names match whole module names, "re:..." a pattern from the name's start, "Linear" any linear
+  /// A plain name matches a whole module name, "re:..." a pattern from the name's start, "Linear" any linear
   /// layer.
   static StatusOr<ModulePatterns> Parse(const nlohmann::json& list, const std::string& where);
-  bool MatchName(const std::string& module) const;  ///< by name or pattern
-  bool any_linear() const { return linear_; }       ///< by "Linear"
+  bool MatchName(const std::string& module) const;  ///< matches names and patterns
+  bool any_linear() const { return linear_; }       ///< whether "Linear" is listed
 
  private:
   bool linear_ = false;
@@ -29,7 +29,7 @@ class ModulePatterns {
   std::vector<std::regex> patterns_;
 };
 
-/// One entry of "config_groups", as far as reading weights needs it.
+/// The fields of one "config_groups" entry that reading weights requires.
 struct QuantGroup {
   ModulePatterns targets;
   std::string format;
@@ -37,14 +37,14 @@ struct QuantGroup {
   std::string type;      // "int" or "float"
   std::string strategy;  // "tensor", "channel", "group", "block", "tensor_group"
   bool symmetric = true;
-  bool needs_group_index = false;  // actorder "group": columns are in another order than their groups
+  bool needs_group_index = false;  // actorder "group": the order of columns differs from the order of groups
   int group_size = 0;
   int block_rows = 0, block_cols = 0;
   bool int8_activations = false;
   bool dynamic_activations = false;
 };
 
-/// "quantization_config" as a whole; empty when config.json has none.
+/// The whole "quantization_config"; empty if config.json has none.
 struct QuantConfig {
   enum class Method { kNone, kFp8Blocks, kCompressedTensors };
   Method method = Method::kNone;
@@ -52,15 +52,15 @@ struct QuantConfig {
   ModulePatterns ignore;
   std::vector<QuantGroup> groups;
 
-  /// The group that `module` falls in; null when it is ignored or in none. Names and patterns go before
-  /// "Linear", whatever the order of the groups.
+  /// Returns the group of `module`, or null if it is ignored or in no group. Names and patterns take
+  /// precedence over "Linear", regardless of the order of groups.
   const QuantGroup* GroupOf(const std::string& module) const;
 };
 
-/// Reads config.json's "quantization_config"; an unknown method or scheme is refused by name.
+/// Parses config.json's "quantization_config". The error for an unknown method or scheme names it.
 StatusOr<QuantConfig> ParseQuantConfig(const nlohmann::json& config, const std::string& file);
 
-/// Element `index` of a tensor of F32, F16, BF16 or F8_E4M3, else NaN.
+/// Returns element `index` of a tensor of F32, F16, BF16 or F8_E4M3, otherwise NaN.
 float ScalarAt(const TensorEntry& entry, int64_t index);
 
 }  // namespace moesaic::checkpoint

@@ -1,5 +1,5 @@
-// Every way a linear layer's weight is stored, on values small enough to check by hand. Whole models in these
-// formats are compared with independent readers in tests/golden.
+// Tests every storage scheme of a linear layer's weight on values small enough to check by hand. tests/golden
+// compares whole models in these formats with independent readers.
 #include "checkpoint/linear_source.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ class LinearSourceTest : public testing::Test {
     if (!status_.ok()) return status_;
     ASSIGN_OR_RETURN(const LinearSource source, checkpoint_->FindLinear("m", out, in));
     std::vector<float> values(static_cast<size_t>(out * in));
-    // Row by row and all at once must agree.
+    // Reading row by row and reading all rows together must agree.
     for (int64_t row = 0; row < out; ++row) {
       RETURN_IF_ERROR(checkpoint_->ReadLinearRows(source, row, 1, std::span(values).subspan(row * in)));
     }
@@ -75,7 +75,7 @@ json Int4(bool symmetric, int group_size) {
           {"group_size", group_size > 0 ? json(group_size) : json()}};
 }
 
-TEST_F(LinearSourceTest, PlainHalves) {
+TEST_F(LinearSourceTest, ReadsPlainHalves) {
   Open(nullptr, SafetensorsMaker().Add<uint16_t>("m.weight", "F16", {2, 1}, {0x3c00, 0xc000}));
   EXPECT_EQ(*Read(2, 1), (std::vector<float>{1, -2}));
   EXPECT_EQ(Fault(1, 2), "model.safetensors: tensor m.weight must be [1, 2], found [2, 1]");
@@ -90,7 +90,7 @@ TEST_F(LinearSourceTest, PlainHalves) {
 }
 
 // 3 x 5 weights in blocks of 2 x 4: ragged in both directions. 0x38 is 1 and 0x40 is 2 in e4m3.
-TEST_F(LinearSourceTest, Fp8Blocks) {
+TEST_F(LinearSourceTest, ReadsFp8Blocks) {
   const json quant = {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"weight_block_size", {2, 4}}};
   std::vector<uint8_t> weight(15, 0x38);
   weight[14] = 0x40;
@@ -110,7 +110,7 @@ TEST_F(LinearSourceTest, Fp8Blocks) {
   EXPECT_EQ(Fault(3, 5),
             "model.safetensors: tensor m.weight must be a floating-point or ggml block type (or described by "
             "\"quantization_config\"), found F8_E4M3 [3, 5]");
-  // What stayed in 16 bits needs no scale, and must not have one.
+  // Modules stored in 16 bits need no scale and must not have one.
   Open(quant, SafetensorsMaker().Add<uint16_t>("m.weight", "BF16", {1, 1}, {0x3f80}));
   EXPECT_EQ(*Read(1, 1), std::vector<float>{1});
   Open(quant, SafetensorsMaker()
@@ -118,10 +118,10 @@ TEST_F(LinearSourceTest, Fp8Blocks) {
                   .Add<float>("m.weight_scale_inv", "F32", {1, 1}, {2}));
   EXPECT_EQ(
       Fault(1, 1),
-      "model.safetensors: tensor m.weight is BF16 and not quantized, but there is m.weight_scale_inv too");
+      "model.safetensors: tensor m.weight is BF16 and not quantized, but m.weight_scale_inv exists too");
 }
 
-TEST_F(LinearSourceTest, Int8ChannelsStaticAndDynamic) {
+TEST_F(LinearSourceTest, ReadsStaticAndDynamicInt8Channels) {
   SafetensorsMaker tensors;
   tensors.Add<int8_t>("m.weight", "I8", {2, 3}, {1, -2, 127, -128, 0, 5});
   tensors.Add<float>("m.weight_scale", "F32", {2, 1}, {0.5F, 2});
@@ -160,7 +160,7 @@ TEST_F(LinearSourceTest, Int8ChannelsStaticAndDynamic) {
 }
 
 // 9 inputs are a whole word and one nibble of the next; values are stored plus 8.
-TEST_F(LinearSourceTest, Int4Words) {
+TEST_F(LinearSourceTest, ReadsInt4Words) {
   SafetensorsMaker symmetric;
   symmetric.Add<uint32_t>("m.weight_packed", "I32", {1, 2}, {0xfedc'ba98U, 0x7});
   symmetric.Add<uint16_t>("m.weight_scale", "BF16", {1, 2}, {0x3f80, 0x4000});  // 1, 2
@@ -169,7 +169,7 @@ TEST_F(LinearSourceTest, Int4Words) {
   EXPECT_EQ(*Read(1, 9), (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, -2}));
   EXPECT_EQ(checkpoint_->FindLinear("m", 1, 9)->scheme, WeightScheme::kIntPacked);
 
-  // The groups of columns, in another order.
+  // Column groups in another order.
   SafetensorsMaker ordered = symmetric;
   ordered.Add<int32_t>("m.weight_g_idx", "I32", {9}, {1, 1, 0, 0, 0, 0, 0, 0, 0});
   Open(Group(Int4(true, 8), "pack-quantized"), ordered);
@@ -186,9 +186,8 @@ TEST_F(LinearSourceTest, Int4Words) {
   EXPECT_EQ(Fault(1, 9), "model.safetensors: tensor m.weight_g_idx must hold groups in [0, 2), found -1");
 }
 
-// 5 inputs are a whole word and one byte of the next; values are stored plus 128, zero points along the
-// outputs.
-TEST_F(LinearSourceTest, Int8Words) {
+// 5 inputs fill one word and one byte of the next. Values are stored plus 128, zero points along the outputs.
+TEST_F(LinearSourceTest, ReadsInt8Words) {
   SafetensorsMaker tensors;
   tensors.Add<uint32_t>("m.weight_packed", "I32", {1, 2}, {0xff81'7f00U, 0x85});
   tensors.Add<uint16_t>("m.weight_scale", "BF16", {1, 2}, {0x3f80, 0x4000});  // 1, 2
@@ -215,7 +214,7 @@ TEST_F(LinearSourceTest, Int8Words) {
 }
 
 // Zero points are packed along the outputs: output 8 is the first nibble of the second word.
-TEST_F(LinearSourceTest, Int4ZeroPoints) {
+TEST_F(LinearSourceTest, ReadsInt4ZeroPoints) {
   SafetensorsMaker tensors;
   tensors.Add<uint32_t>("m.weight_packed", "I32", {9, 1}, std::vector<uint32_t>(9, 0xf));
   tensors.Add<float>("m.weight_scale", "F32", {9, 1}, std::vector<float>(9, 1));
@@ -232,7 +231,7 @@ TEST_F(LinearSourceTest, Int4ZeroPoints) {
 }
 
 // Codes 0 to 15 in order, low nibble first; the block scale is 2 and the global one divides by 4.
-TEST_F(LinearSourceTest, Nvfp4) {
+TEST_F(LinearSourceTest, ReadsNvfp4) {
   const json weights = {{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}};
   const std::vector<uint8_t> packed = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
   SafetensorsMaker tensors;
@@ -249,7 +248,7 @@ TEST_F(LinearSourceTest, Nvfp4) {
                                               -0.75F, -1, -1.5F, -2, -3}));
 }
 
-TEST_F(LinearSourceTest, CompressedFp8) {
+TEST_F(LinearSourceTest, ReadsCompressedFp8) {
   SafetensorsMaker tensors;
   tensors.Add<uint8_t>("m.weight", "F8_E4M3", {2, 2}, {0x38, 0x40, 0x38, 0x40});
   SafetensorsMaker channel = tensors;
@@ -264,8 +263,8 @@ TEST_F(LinearSourceTest, CompressedFp8) {
   EXPECT_EQ(*Read(2, 2), (std::vector<float>{7, 14, 7, 14}));
 }
 
-// Patterns and names come before "Linear", whatever the order of the groups; "ignore" comes first of all.
-TEST_F(LinearSourceTest, GroupsByNameComeBeforeLinear) {
+// Patterns and names take precedence over "Linear", regardless of the order of groups; "ignore" precedes all.
+TEST_F(LinearSourceTest, GroupsByNamePrecedeLinear) {
   json quant = Group(Int8("channel"), "int-quantized");
   quant["config_groups"]["group_1"] = {
       {"targets", {"re:m.*"}}, {"weights", Int8("tensor")}, {"input_activations", nullptr}};
@@ -279,7 +278,7 @@ TEST_F(LinearSourceTest, GroupsByNameComeBeforeLinear) {
   EXPECT_EQ(Fault(2, 1), "F/: m is stored quantized, but \"quantization_config\" has no group for it");
 }
 
-TEST_F(LinearSourceTest, RefusesWhatItDoesNotReadByName) {
+TEST_F(LinearSourceTest, ErrorNamesUnsupportedScheme) {
   EXPECT_EQ(OpenFault(7), "config.json: \"quantization_config\" must be an object, found 7");
   EXPECT_EQ(OpenFault({{"quant_method", "gptq"}}),
             "config.json: \"quantization_config\": \"quant_method\" must be \"fp8\" or "
@@ -295,7 +294,7 @@ TEST_F(LinearSourceTest, RefusesWhatItDoesNotReadByName) {
   json quant = Group(Int8("channel"), "int-quantized");
   quant["ignore"] = {"re:("};
   EXPECT_TRUE(OpenFault(quant).starts_with(
-      "config.json: \"quantization_config\": \"ignore\": re:( is no regular expression: "));
+      "config.json: \"quantization_config\": \"ignore\": re:( is not a regular expression: "));
   quant["ignore"] = {"re:" + std::string(1000, 'a')};
   EXPECT_EQ(
       OpenFault(quant),
@@ -336,7 +335,7 @@ TEST_F(LinearSourceTest, RefusesWhatItDoesNotReadByName) {
   }
 }
 
-// A pattern that takes exponential time where matching goes back and forth.
+// Backtracking matchers take exponential time on this pattern.
 TEST_F(LinearSourceTest, PatternsCannotHang) {
   json quant = Group(Int8("channel"), "int-quantized");
   quant["ignore"] = {"re:(a*)*(a*)*(a*)*b"};

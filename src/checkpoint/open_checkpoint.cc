@@ -24,7 +24,7 @@ using runtime::MappedFile;
 constexpr char kConfig[] = "config.json";
 constexpr char kIndex[] = "model.safetensors.index.json";
 constexpr char kSingle[] = "model.safetensors";
-// No config, tokenizer or template comes near this; a larger file is not read into memory.
+// Configs, tokenizers and templates are far smaller; larger files are not read into memory.
 constexpr uintmax_t kMaxTextBytes = uintmax_t{256} << 20;
 
 StatusOr<std::string> ReadFile(const fs::path& path) {
@@ -44,7 +44,7 @@ Status CheckFetched(std::span<const std::byte> bytes, const fs::path& file) {
   return base::CheckFetched({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file.string());
 }
 
-// std::filesystem's own throws when a folder may not be read.
+// std::filesystem's own function throws if a folder must not be read.
 bool Exists(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
@@ -83,7 +83,7 @@ class HubCheckpoint : public Checkpoint {
     return OkStatus();
   }
 
-  // Maps one safetensors file and takes its tensors in.
+  // Maps one safetensors file and adds its tensors.
   Status AddFile(const fs::path& file) {
     ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(file.string()));
     RETURN_IF_ERROR(CheckFetched(mapped->bytes(), file));
@@ -128,7 +128,7 @@ class HubCheckpoint : public Checkpoint {
     for (const auto& [name, shard] : map->items()) {
       const TensorEntry* entry = Find(name);
       if (entry == nullptr || entry->file != shard.get<std::string>()) {
-        return DataLoss("{}: tensor {} must stand in {}, found in {}", index_path.string(), name,
+        return DataLoss("{}: tensor {} must be in {}, found in {}", index_path.string(), name,
                         shard.get<std::string>(), entry == nullptr ? "no file" : entry->file);
       }
     }
@@ -140,14 +140,14 @@ class HubCheckpoint : public Checkpoint {
               [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
     for (size_t i = 1; i < tensors_.size(); ++i) {
       if (tensors_[i].name == tensors_[i - 1].name) {
-        return DataLoss("{}: tensor {} stands in {} and in {}", path_, tensors_[i].name, tensors_[i - 1].file,
+        return DataLoss("{}: tensor {} is in both {} and {}", path_, tensors_[i].name, tensors_[i - 1].file,
                         tensors_[i].file);
       }
     }
     return OkStatus();
   }
 
-  // A packed file brings its config and texts in its metadata.
+  // A packed file stores its config and texts in its metadata.
   Status TakePackedTexts() {
     const auto config = metadata_.find(kConfig);
     if (config == metadata_.end()) return DataLoss("{}: the packed file has no config.json inside", path_);
@@ -165,7 +165,7 @@ class HubCheckpoint : public Checkpoint {
   std::map<std::string, std::string> metadata_, texts_;
 };
 
-// Models of one file are opened by its name, which a folder does not tell when it has several.
+// Single-file models must be opened by file name, because a folder may contain several.
 std::string SingleFileHint(const fs::path& folder) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
@@ -192,7 +192,7 @@ StatusOr<std::unique_ptr<Checkpoint>> OpenFolder(const fs::path& folder) {
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
-// The first 8 bytes are a length that a header may have.
+// The first 8 bytes must be a valid header length.
 bool MayBeSafetensors(std::span<const std::byte> bytes) {
   uint64_t header = 0;
   if (bytes.size() < sizeof(header)) return false;
@@ -201,7 +201,7 @@ bool MayBeSafetensors(std::span<const std::byte> bytes) {
 }
 
 StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const fs::path& file) {
-  if (file.extension() == ".json") {  // a config alone, for `inspect`
+  if (file.extension() == ".json") {  // a config without weights, for `inspect`
     auto checkpoint = std::make_unique<HubCheckpoint>(file, "config");
     ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
     if (file.filename() != kConfig)
@@ -244,7 +244,7 @@ Status WeightsAreMissing(const std::string& path) {
       pickles.push_back(name.string());
   }
   if (!shards.empty()) {
-    // Names a shard rather than another file, such as an adapter.
+    // Prefers the name of a shard over other files, such as an adapter.
     const auto order = [](const std::string& name) {
       return std::pair(name.find("-of-") == std::string::npos, name);
     };

@@ -1,4 +1,4 @@
-// Finds out what a path holds and opens it: the containers behind Checkpoint::Open.
+// Detects the container at a path and opens it: the implementations of Checkpoint::Open.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,12 @@ namespace moesaic::checkpoint {
 
 StatusOr<std::unique_ptr<Checkpoint>> OpenContainer(const std::string& path);
 
-/// A Hub checkpoint in memory: the text of config.json and one safetensors file.
+/// Reads a Hub checkpoint from memory: the text of config.json and one safetensors file.
 StatusOr<std::unique_ptr<Checkpoint>> ReadContainer(std::string_view config,
                                                     std::span<const std::byte> safetensors);
 
-/// The error for a checkpoint without tensors. Names files of the folder `path` that hold weights which can't
-/// be opened: shards without their index, and PyTorch's pickles.
+/// Returns the error for a checkpoint without tensors. It names files of the folder `path` that hold weights
+/// which cannot be opened: shards without their index, and PyTorch pickles.
 Status WeightsAreMissing(const std::string& path);
 
 }  // namespace moesaic::checkpoint

@@ -19,10 +19,10 @@ using nlohmann::json;
 
 constexpr char kFormatName[] = "moesaic-packed";
 constexpr char kFormatVersion[] = "1";
-// The header begins with these bytes, so that one look tells a packed file.
+// The header begins with these bytes, so that a single read identifies a packed file.
 constexpr char kHeaderStart[] = R"({"__metadata__":{"format":"moesaic-packed","version":")";
 constexpr int64_t kDataAlignment =
-    4096;  // of the first region: a page, so that regions never share it with the header
+    4096;  // alignment of the first region: a page, so that regions never share one with the header
 constexpr int64_t kRegionAlignment = 64;
 
 StatusOr<std::string> MakeHeader(const std::vector<PackedRegion>& regions,
@@ -76,7 +76,7 @@ class FileWriter : public PackedWriter {
   }
 
  private:
-  // Pads the region to its alignment and goes to the next.
+  // Pads the region to its alignment and starts the next.
   Status EndRegion() {
     static constexpr std::array<std::byte, kRegionAlignment> kZeros{};
     const int64_t bytes = regions_[region_].bytes;
@@ -89,12 +89,12 @@ class FileWriter : public PackedWriter {
   std::unique_ptr<runtime::AtomicFile> file_;
   std::vector<PackedRegion> regions_;
   size_t region_ = 0;
-  int64_t written_ = 0;  // bytes of the current region
+  int64_t written_ = 0;  // bytes written of the current region
 };
 
 class MappedPackedFile : public PackedFile {
  public:
-  // `owner` keeps `bytes` alive; null when the caller does.
+  // `owner` keeps `bytes` alive; it is null if the caller does.
   static StatusOr<std::shared_ptr<const PackedFile>> Make(std::span<const std::byte> bytes, std::string path,
                                                           std::shared_ptr<const runtime::MappedFile> owner) {
     auto result = std::make_shared<MappedPackedFile>();
@@ -177,7 +177,7 @@ class MappedPackedFile : public PackedFile {
     }
     const Place place{regions_.size(), bytes.first(static_cast<size_t>(region.bytes))};
     if (!places_.emplace(region.name, place).second) {
-      return DataLoss("{}: region {} stands twice in metadata \"regions\"", path_, region.name);
+      return DataLoss("{}: region {} occurs twice in metadata \"regions\"", path_, region.name);
     }
     regions_.push_back(std::move(region));
     return OkStatus();

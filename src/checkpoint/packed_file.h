@@ -1,5 +1,5 @@
-// The packed weight file: a valid safetensors file whose tensors hold tensor/packed.h's layouts (dtype U8,
-// one dimension), so that any safetensors tool can list it, and which maps in at once.
+// The packed weight file: a valid safetensors file whose tensors hold layouts of tensor/packed.h (dtype U8,
+// one dimension). Any safetensors tool can list it, and its weights are used directly from mmap. See
 // docs/contracts/packed-file.md.
 #pragma once
 
@@ -18,35 +18,36 @@ namespace moesaic::checkpoint {
 /// One region of a packed file: a packed matrix, a stack of experts or plain f32 values.
 struct PackedRegion {
   std::string name;       // "model.layers.3.mlp.experts", "model.norm.weight"
-  nlohmann::json layout;  // format, n, k, ... as the model that wrote it needs to read it
+  nlohmann::json layout;  // format, n, k and other fields that models::Describe writes and parses
   int64_t bytes = 0;
 };
 
-/// Writes regions in a declared order. The header is written with its final size first and the file appears
-/// under its name only when complete (written beside it and renamed), so an interrupted run leaves no broken
-/// file.
+/// Writes regions in a declared order. The header is written first, with its final size. The file appears
+/// under its name only when it is complete, so an interrupted run leaves no broken file.
 class PackedWriter {
  public:
-  /// `metadata` goes into the header's __metadata__ (strings only): format version, source, config.json,
+  /// `metadata` is written to the header's __metadata__ (strings only): format version, source, config.json,
   /// texts.
   static StatusOr<std::unique_ptr<PackedWriter>> Create(
       const std::string& path, std::vector<PackedRegion> regions,
       const std::vector<std::pair<std::string, std::string>>& metadata);
   virtual ~PackedWriter() = default;
-  /// Appends bytes of region `index`; regions come in order, each exactly as long as declared.
+  /// Appends bytes of region `index`. Regions must be written in order and have exactly their declared
+  /// length.
   virtual Status Append(size_t index, std::span<const std::byte> bytes) = 0;
   /// Flushes, syncs and renames into place.
   virtual Status Finish() = 0;
 };
 
-/// A packed file, mapped. Regions are 64-byte aligned and stay valid as long as this lives.
+/// A mapped packed file. Regions are 64-byte aligned and valid for the lifetime of this object.
 class PackedFile {
  public:
   static StatusOr<std::shared_ptr<const PackedFile>> Open(const std::string& path);
-  /// The same from memory, which must outlive the result and begin 64-byte aligned.
+  /// Parses a packed file in memory, which must outlive the result and be 64-byte aligned.
   static StatusOr<std::shared_ptr<const PackedFile>> Parse(std::span<const std::byte> bytes,
                                                            const std::string& path);
-  /// Whether `path` is a safetensors file whose metadata names our layout; false also when it can't be read.
+  /// Returns whether `path` is a safetensors file whose metadata names our layout; false if it cannot be
+  /// read.
   static bool Is(const std::string& path);
   virtual ~PackedFile() = default;
   virtual const std::string& path() const = 0;

@@ -1,4 +1,4 @@
-// A packed file: its header, and the first and last byte of each region.
+// Fuzzes a packed file: parses its header and reads the first and last byte of each region.
 #include "checkpoint/packed_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

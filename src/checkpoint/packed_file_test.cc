@@ -23,7 +23,7 @@ std::vector<std::byte> Counting(size_t count) {
   return bytes;
 }
 
-// Two regions, the second in two pieces and of a length that is no multiple of 64.
+// Writes two regions; the second is appended in two pieces and its length is not a multiple of 64.
 Status WriteSample(const std::string& path) {
   ASSIGN_OR_RETURN(
       const auto writer,
@@ -36,7 +36,7 @@ Status WriteSample(const std::string& path) {
   return writer->Finish();
 }
 
-TEST(PackedFile, ReadsWhatWasWritten) {
+TEST(PackedFile, ReadsBackWrittenRegions) {
   const TestFolder folder;
   const std::string path = folder.Path("m.safetensors");
   ASSERT_TRUE(WriteSample(path).ok());
@@ -84,7 +84,7 @@ TEST(PackedFile, AppearsOnlyWhenComplete) {
             "the metadata of a packed file must be UTF-8: [j");
 }
 
-TEST(PackedFile, OtherFilesAreNone) {
+TEST(PackedFile, RecognizesOnlyPackedFiles) {
   const TestFolder folder;
   EXPECT_FALSE(PackedFile::Is(folder.Path()));
   EXPECT_FALSE(PackedFile::Is(folder.Path("absent")));
@@ -100,7 +100,7 @@ std::string FaultOf(const nlohmann::json& metadata, const std::string& tensors, 
   return Message(parsed.status());
 }
 
-TEST(PackedFile, RefusesDamagedFilesInOneLine) {
+TEST(PackedFile, RejectsDamagedFilesInOneLine) {
   const auto meta = [](const std::string& regions) {
     return nlohmann::json{{"format", "moesaic-packed"}, {"version", "1"}, {"regions", regions}};
   };
@@ -117,7 +117,7 @@ TEST(PackedFile, RefusesDamagedFilesInOneLine) {
   EXPECT_EQ(FaultOf(meta("[7]"), w, 64), "m: a region needs \"name\", \"bytes\" and \"layout\", found 7");
   EXPECT_EQ(FaultOf(meta("[]"), w, 64), "m: metadata \"regions\" must name 1 tensors, found 0");
   EXPECT_EQ(FaultOf(meta(fmt::format("[{0},{0}]", region)), w, 64),
-            "m: region w stands twice in metadata \"regions\"");
+            "m: region w occurs twice in metadata \"regions\"");
   EXPECT_EQ(FaultOf(meta(R"([{"name":"v","bytes":64,"layout":{}}])"), w, 64), "m: region v is missing");
   for (const char* bytes : {"65", "0", "9223372036854775807", "18446744073709551615"}) {
     EXPECT_TRUE(FaultOf(meta(fmt::format(R"([{{"name":"w","bytes":{},"layout":{{}}}}])", bytes)), w, 64)
@@ -132,8 +132,8 @@ TEST(PackedFile, RefusesDamagedFilesInOneLine) {
             "m: region w must begin at a multiple of 64 bytes,");
 }
 
-// Opening must not read weights: a file of 4 GiB that has no blocks on disk behind its header.
-TEST(PackedFile, OpensFourGigabytesAtOnce) {
+// Opening must not read weights: the file has 4 GiB, but no blocks on disk after its header.
+TEST(PackedFile, OpensFourGigabytesWithoutReadingThem) {
   const TestFolder folder;
   const std::string path = folder.Path("m.safetensors");
   constexpr int64_t kBytes = int64_t{1} << 32;
@@ -166,11 +166,11 @@ TEST(PackedFile, OpensFourGigabytesAtOnce) {
   ASSERT_TRUE(file.ok()) << Message(file.status());
   ASSERT_TRUE(checkpoint.ok()) << Message(checkpoint.status());
   EXPECT_EQ((*file)->regions().size(), static_cast<size_t>(kRegions));
-  // The processor's time, since the clock's is the machine's load too. Reading 4 GB takes longer than this.
+  // CPU time, because wall time depends on the machine's load. Reading 4 GB takes longer than this.
   EXPECT_LT(cpu_seconds, 0.2);
   std::cout << fmt::format("4 GiB opened twice in {:.1f} ms, {:.1f} ms of them on the processor\n",
                            seconds.count() * 1e3, cpu_seconds * 1e3);
-  // No weight was read: what is in memory is what the kernel read ahead behind the header.
+  // No weight was read: resident pages come from the kernel's readahead after the header.
   const std::byte* first = (*file)->Region("model.layers.0.mlp.experts")->data();
   std::vector<unsigned char> resident(kBytes / 4096);
   ASSERT_EQ(mincore(const_cast<std::byte*>(first), kBytes, resident.data()), 0);

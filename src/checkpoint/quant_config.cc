@@ -67,7 +67,7 @@ Status ReadActivations(const json& args, const std::string& where, QuantGroup* g
   if (!args.is_object()) return InvalidArgument("{}: \"input_activations\" must be an object", where);
   ASSIGN_OR_RETURN(const int bits, IntMember(args, "num_bits", 1, 16, 8, where));
   ASSIGN_OR_RETURN(const std::string type, StringMember(args, "type", "int", where));
-  // Activations of floating-point schemes (FP8, FP4) are kept in higher precision, which only adds accuracy.
+  // Activations of floating-point schemes (FP8, FP4) stay in higher precision, which only adds accuracy.
   if (type != "int") return OkStatus();
   if (bits != 8) return Unimplemented("{}: integer activations must have 8 bits, found {}", where, bits);
   if (Member(args, "symmetric") == false) {
@@ -144,10 +144,11 @@ StatusOr<ModulePatterns> ModulePatterns::Parse(const json& list, const std::stri
                                name.size());
       }
       try {
-        // Matching by breadth is polynomial: no pattern from a file can hang the program or eat its stack.
+        // Breadth-first matching is polynomial: a pattern from a file cannot hang the program or exhaust its
+        // stack.
         patterns.patterns_.emplace_back(name.substr(3), std::regex::ECMAScript | kPolynomial);
       } catch (const std::regex_error& error) {
-        return InvalidArgument("{}: {} is no regular expression: {}", where, name, error.what());
+        return InvalidArgument("{}: {} is not a regular expression: {}", where, name, error.what());
       }
     } else {
       patterns.names_.push_back(name);
@@ -158,7 +159,7 @@ StatusOr<ModulePatterns> ModulePatterns::Parse(const json& list, const std::stri
 
 bool ModulePatterns::MatchName(const std::string& module) const {
   if (std::find(names_.begin(), names_.end(), module) != names_.end()) return true;
-  const auto from_start = std::regex_constants::match_continuous;  // as Python's re.match
+  const auto from_start = std::regex_constants::match_continuous;  // like Python's re.match
   for (const std::regex& pattern : patterns_) {
     if (std::regex_search(module, pattern, from_start)) return true;
   }

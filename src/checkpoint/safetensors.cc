@@ -115,7 +115,7 @@ StatusOr<Safetensors> ParseSafetensors(std::span<const std::byte> bytes, const s
     entry->file = file;
     result.tensors.push_back(*std::move(entry));
   }
-  // Empty tensors share their neighbour's offset: the shorter stands first.
+  // An empty tensor has the same offset as its neighbour: the shorter one comes first.
   std::sort(result.tensors.begin(), result.tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
   });

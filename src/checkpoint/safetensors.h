@@ -18,11 +18,11 @@ inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;  // the reference
 struct Safetensors {
   std::vector<TensorEntry> tensors;             // in the order of their offsets
   std::map<std::string, std::string> metadata;  // __metadata__
-  size_t data_start = 0;                        // where the tensors' bytes begin
+  size_t data_start = 0;                        // offset of the first tensor's bytes
 };
 
-/// Parses the header of `bytes`, a whole file that must outlive the result, and checks it: types, shapes,
-/// offsets in range, without overlap or gap, names once only. `file` stands in front of every message.
+/// Parses and validates the header of `bytes`, a whole file that must outlive the result. It checks types,
+/// shapes, unique names, and offsets that are in range without overlap or gap. `file` prefixes every message.
 StatusOr<Safetensors> ParseSafetensors(std::span<const std::byte> bytes, const std::string& file);
 
 }  // namespace moesaic::checkpoint

@@ -1,4 +1,4 @@
-// A safetensors file with its config: the header, then every linear layer that it seems to have, read whole.
+// Fuzzes a safetensors file with its config: parses the header, then reads every apparent linear layer whole.
 // Input: 2 bytes with the length of config.json, config.json, the safetensors file.
 #include <cstring>
 
@@ -9,16 +9,16 @@ namespace {
 using moesaic::checkpoint::Checkpoint;
 using moesaic::checkpoint::TensorEntry;
 
-constexpr int64_t kMostElements = 1 << 16;
+constexpr int64_t kMaxElements = 1 << 16;
 
-// Modules and sizes come from the tensors themselves; packed ones are tried with all sizes that could fit.
+// Takes modules and sizes from the tensors themselves; packed ones are tried with every size that could fit.
 void ReadLinear(const Checkpoint& checkpoint, const TensorEntry& entry) {
   const size_t dot = entry.name.rfind('.');
   if (dot == std::string::npos || entry.shape.size() != 2) return;
   const std::string module = entry.name.substr(0, dot);
   for (const int64_t factor : {1, 2, 8}) {
     const int64_t out = entry.shape[0], in = entry.shape[1] * factor;
-    if (out < 1 || in < 1 || out > kMostElements / in) continue;
+    if (out < 1 || in < 1 || out > kMaxElements / in) continue;
     const auto source = checkpoint.FindLinear(module, out, in);
     if (!source.ok()) continue;
     std::vector<float> values(static_cast<size_t>(out * in));
@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const TensorEntry& entry : (*checkpoint)->tensors()) {
     int64_t elements = 1;
     for (const int64_t length : entry.shape) elements *= length;
-    if (elements <= kMostElements) (void)(*checkpoint)->ReadF32(entry.name, entry.shape);
+    if (elements <= kMaxElements) (void)(*checkpoint)->ReadF32(entry.name, entry.shape);
     ReadLinear(**checkpoint, entry);
   }
   return 0;

@@ -40,7 +40,7 @@ TEST(Safetensors, ReadsTensorsInPlace) {
   EXPECT_TRUE(parsed->tensors[3].shape.empty());
 }
 
-TEST(Safetensors, RefusesDamagedFilesInOneLine) {
+TEST(Safetensors, RejectsDamagedFilesInOneLine) {
   EXPECT_EQ(FaultOf("1234567"), "x.safetensors: a safetensors file has at least 8 bytes, found 7");
   EXPECT_EQ(FaultOf(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8)),
             "x.safetensors: the header may have 100000000 bytes, found 18446744073709551615; this is no "
@@ -57,10 +57,10 @@ TEST(Safetensors, RefusesDamagedFilesInOneLine) {
 struct HeaderFault {
   const char* entry;
   size_t data;
-  const char* message;  // behind "x.safetensors: tensor t: "
+  const char* message;  // the part after "x.safetensors: tensor t: "
 };
 
-TEST(Safetensors, RefusesEveryWrongEntry) {
+TEST(Safetensors, RejectsEveryInvalidEntry) {
   const HeaderFault faults[] = {
       {"1", 0, "needs \"dtype\", \"shape\" and \"data_offsets\""},
       {R"({"dtype":"F32","shape":[1]})", 4, "needs \"dtype\", \"shape\" and \"data_offsets\""},
@@ -93,7 +93,7 @@ TEST(Safetensors, RefusesEveryWrongEntry) {
   }
 }
 
-TEST(Safetensors, RefusesGapsOverlapsAndTrailingBytes) {
+TEST(Safetensors, RejectsGapsOverlapsAndTrailingBytes) {
   const std::string first = R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
   EXPECT_EQ(Fault(first + R"(,"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})", 5),
             "x.safetensors: tensor b begins at byte 3 of the data, expected 4");
@@ -101,10 +101,10 @@ TEST(Safetensors, RefusesGapsOverlapsAndTrailingBytes) {
             "x.safetensors: tensor b begins at byte 6 of the data, expected 4");
   EXPECT_EQ(Fault(first + "}", 7), "x.safetensors: 3 bytes follow the last tensor, expected none");
   EXPECT_EQ(Fault(first + R"(,"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", 8),
-            "x.safetensors: header: tensor a stands twice");
+            "x.safetensors: header: tensor a occurs twice");
 }
 
-TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
+TEST(SafetensorsWriter, RoundTripsThroughReader) {
   const TestFolder folder;
   const std::vector<float> values = {1, -2, 3.5F};
   const auto bytes = [&] {
@@ -124,7 +124,7 @@ TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
   EXPECT_EQ(parsed->metadata.at("format"), "pt");
 }
 
-TEST(JsonText, ShowsLongValuesCutBetweenCharacters) {
+TEST(JsonText, TruncatesLongValuesBetweenCharacters) {
   EXPECT_EQ(ShownJson(std::string(100, 'a')), fmt::format("\"{}...", std::string(59, 'a')));
   std::string umlauts;
   for (int i = 0; i < 50; ++i) umlauts += "\u00e4";

@@ -36,7 +36,7 @@ Status WriteSafetensors(const std::string& path, const std::vector<TensorOutput>
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8,
-              ' ');  // tensors begin 8-byte aligned, as the reference writer has it
+              ' ');  // tensors are 8-byte aligned, as in the reference writer
   ASSIGN_OR_RETURN(const std::unique_ptr<runtime::AtomicFile> file, runtime::AtomicFile::Create(path));
   const uint64_t length = text.size();
   RETURN_IF_ERROR(file->Write(&length, sizeof(length)));

@@ -1,4 +1,4 @@
-// Writes a plain safetensors file, the way Hub checkpoints are stored.
+// Writes plain safetensors files like those of Hub checkpoints.
 #pragma once
 
 #include <functional>
@@ -12,19 +12,19 @@
 
 namespace moesaic::checkpoint {
 
-/// A tensor to be written and where its bytes come from.
+/// A tensor to write and the source of its bytes.
 struct TensorOutput {
   std::string name;
   tensor::DType dtype;  // a scalar type
   std::vector<int64_t> shape;
-  std::function<std::vector<std::byte>()> bytes;  // called once, when its turn comes
+  std::function<std::vector<std::byte>()> bytes;  // called once, when the tensor is written
 };
 
-/// A tensor that keeps a copy of `values`.
+/// Returns a tensor that holds a copy of `values`.
 TensorOutput HeldTensor(std::string name, tensor::DType dtype, std::vector<int64_t> shape,
                         std::span<const std::byte> values);
 
-/// Writes all tensors in order. The file appears under `path` only when complete.
+/// Writes all tensors in order. The file appears under `path` only when it is complete.
 Status WriteSafetensors(const std::string& path, const std::vector<TensorOutput>& tensors,
                         const std::vector<std::pair<std::string, std::string>>& metadata);
 

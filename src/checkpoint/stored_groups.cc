@@ -15,7 +15,7 @@ using tensor::DType;
 using tensor::GroupRows;
 using tensor::PackedFormat;
 
-// Where one row of what is read goes.
+// Destinations of one row.
 struct RowOut {
   uint8_t* codes;    // [in]
   uint16_t* scales;  // [groups]
@@ -24,7 +24,7 @@ struct RowOut {
   uint16_t* supers;  // [in / 256][2], Q4_K and Q6_K
 };
 
-// The blocks of the Hub's row `row`, wherever the file has it.
+// Returns the blocks of the Hub's row `row`, which the file may store elsewhere.
 const uint8_t* BlocksOfRow(const LinearSource& source, int64_t row) {
   const TensorEntry& weight = *source.weight;
   const int64_t stored = weight.rows == nullptr ? row : weight.rows->FileRow(row);
@@ -32,14 +32,14 @@ const uint8_t* BlocksOfRow(const LinearSource& source, int64_t row) {
                                           tensor::BytesOf(weight.dtype, stored * source.in));
 }
 
-// Two codes a byte, the first in its low half.
+// Unpacks two codes per byte, the first from the low half.
 void ReadNibbles(const std::byte* row, int64_t count, uint8_t* codes) {
   for (int64_t i = 0; i < count; ++i) {
     codes[i] = static_cast<uint8_t>(static_cast<unsigned>(row[i / 2]) >> (4 * (i % 2)) & 15U);
   }
 }
 
-// Q8_0 and Q4_0: blocks of 32 elements behind an f16 scale; a byte of Q4_0 holds elements i and i + 16.
+// Q8_0 and Q4_0: an f16 scale, then 32 elements per block; a byte of Q4_0 holds elements i and i + 16.
 void ReadGgmlRow(const LinearSource& source, int64_t row, const RowOut& out) {
   const DType dtype = source.weight->dtype;
   const uint8_t* block = BlocksOfRow(source, row);
@@ -59,8 +59,8 @@ void ReadGgmlRow(const LinearSource& source, int64_t row, const RowOut& out) {
 }
 
 // A scale 2^(e - 127), then 16 bytes of elements i and i + 16. The output's largest scale becomes 2^15, the
-// largest of f16; blocks of zeros have no part in that. Scales below 2^-39 of it are 0. A byte of 255 is NaN,
-// which ReadGroupRows refuses, where DequantizeBlocks reads 2^128 as ggml does.
+// largest power of two of f16; blocks of zeros do not count. Scales below 2^-39 of it become 0. A scale byte
+// of 255 is NaN: ReadGroupRows rejects it, while DequantizeBlocks reads 2^128 like ggml.
 void ReadMxfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
   constexpr int kBytes = 17, kNaN = 255;
   const uint8_t* blocks = BlocksOfRow(source, row);
@@ -71,7 +71,7 @@ void ReadMxfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
     for (int i = 0; i < 16; ++i) {
       out.codes[32 * b + i] = block[1 + i] & 15;
       out.codes[32 * b + i + 16] = block[1 + i] >> 4;
-      any |= block[1 + i] & 0x77;  // but for signs
+      any |= block[1 + i] & 0x77;  // ignores signs
     }
     out.scales[b] = any == 0 ? kNaN + 1 : block[0];
     if (any != 0) largest = std::max<int>(largest, block[0]);
@@ -100,8 +100,8 @@ void ReadQ4KBlock(const uint8_t* block, const RowOut& out, int64_t b) {
   }
 }
 
-// 256 elements: 128 bytes of low halves, 64 of high bits, 16 scales, d. Of each half, byte l < 32 of the high
-// bits goes with elements l, l + 32, l + 64 and l + 96.
+// 256 elements: 128 bytes of low halves, 64 of high bits, 16 scales, d. In each half, byte l < 32 of the high
+// bits belongs to elements l, l + 32, l + 64 and l + 96.
 void ReadQ6KBlock(const uint8_t* block, const RowOut& out, int64_t b) {
   for (int half = 0; half < 2; ++half) {
     const uint8_t* low = block + 64 * half;
@@ -131,7 +131,7 @@ void ReadKRow(const LinearSource& source, int64_t row, const RowOut& out) {
   }
 }
 
-// Offset codes of 4 or 8 bits, as compressed-tensors packs them into words of 32.
+// Unpacks offset codes of 4 or 8 bits from compressed-tensors' 32-bit words.
 void ReadPackedRow(const LinearSource& source, int64_t row, const RowOut& out) {
   const int64_t words = base::CeilDiv(source.in, 32 / source.bits);
   const std::byte* in = source.weight->bytes.data() + row * words * 4;
@@ -142,12 +142,12 @@ void ReadPackedRow(const LinearSource& source, int64_t row, const RowOut& out) {
   }
   const int64_t stored = base::CeilDiv(source.in, source.block_cols), groups = base::CeilDiv(source.in, 32);
   const auto scale = [&](int64_t group) { return ScalarAt(*source.scale, row * stored + group); };
-  if (stored == 1) {  // the output's own: exact in any type
+  if (stored == 1) {  // the output's only scale: exact in any type
     *out.output_scale = scale(0);
     std::fill_n(out.scales, groups, tensor::FloatToHalf(1));
     return;
   }
-  // f16 stays as it is; bf16 and f32 reach further, and get a power of two beside them.
+  // f16 scales are kept; bf16 and f32 have a larger range and get a power of two per output.
   float largest = 0;
   for (int64_t g = 0; g < stored && source.scale->dtype != DType::kF16; ++g)
     largest = std::max(largest, std::fabs(scale(g)));
@@ -165,14 +165,15 @@ void ReadNvfp4Row(const LinearSource& source, int64_t row, const RowOut& out) {
   *out.output_scale = 1 / source.global_scale;
 }
 
-// What a kernel multiplies an output's sum by, up to 128 times its scale, and the largest weight are finite.
+// Both the factor of an output's sum in a kernel, up to 128 times the scale, and the largest weight must be
+// finite.
 bool IsUsable(float output_scale) { return std::isfinite(output_scale * 0x1p25F); }
 
 bool IsFiniteHalf(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
 
 bool IsFinite(PackedFormat format, uint16_t scale) {
   if (format == PackedFormat::kNvfp4) return (scale & 0x7f) != 0x7f;
-  if (tensor::GroupFormatOf(format).has_super) return true;  // an integer
+  if (tensor::GroupFormatOf(format).has_super) return true;  // an integer, always finite
   return IsFiniteHalf(scale);
 }
 

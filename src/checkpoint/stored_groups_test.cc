@@ -1,4 +1,5 @@
-// What is stored in groups is taken over code by code: unpacked, it is what the plain reader makes of it.
+// Weights stored in groups are read code by code: after packing and unpacking they equal the plain reader's
+// values.
 #include "checkpoint/stored_groups.h"
 #include "base/round.h"
 
@@ -32,7 +33,7 @@ class Bytes {
   std::vector<std::byte> bytes_;
 };
 
-// Rows [first, first + count) of the source, packed and unpacked again, [count, in].
+// Packs rows [first, first + count) of the source, unpacks them and returns them, [count, in].
 std::vector<float> Roundtrip(const LinearSource& source, int64_t first, int64_t count) {
   const auto format = StoredFormat(source);
   EXPECT_TRUE(format.has_value());
@@ -71,7 +72,7 @@ LinearSource Ggml(const TensorEntry& weight) {
   return {.module = "m", .scheme = WeightScheme::kPlain, .out = kOut, .in = kIn, .weight = &weight};
 }
 
-TEST(StoredGroups, GgmlBlocksOfBothTypes) {
+TEST(StoredGroups, ReadsGgmlBlocksOfBothTypes) {
   for (const DType dtype : {DType::kQ8_0, DType::kQ4_0}) {
     const int bytes = tensor::BlockOf(dtype).bytes;
     Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * bytes);
@@ -83,12 +84,12 @@ TEST(StoredGroups, GgmlBlocksOfBothTypes) {
   }
 }
 
-// Scales over all of what f16 can hold beside an output's power of two, at every place of e8m0's range.
-TEST(StoredGroups, Mxfp4) {
+// Scales span the range that f16 covers with a power of two per output, at several positions of e8m0's range.
+TEST(StoredGroups, ReadsMxfp4) {
   for (const int largest : {39, 127, 140, 240}) {
     Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
     for (int b = 0; b < kOut * kIn / 32; ++b) stored[17 * b] = static_cast<std::byte>(largest - 7 * b % 40);
-    stored[0] = static_cast<std::byte>(255);  // of zeros: nobody looks
+    stored[0] = static_cast<std::byte>(255);  // a block of zeros: its scale is ignored
     for (int i = 0; i < 16; ++i) stored[1 + i] = std::byte{0x80};
     const TensorEntry weight = stored.Entry(DType::kMxfp4, {kOut, kIn});
     const LinearSource source = Ggml(weight);
@@ -99,8 +100,8 @@ TEST(StoredGroups, Mxfp4) {
   }
 }
 
-// Beside an output's largest scale 2^-39 of it is the least that is kept.
-TEST(StoredGroups, Mxfp4DownToItsLeastScale) {
+// 2^-39 of an output's largest scale is the smallest that is kept.
+TEST(StoredGroups, ReadsMxfp4DownToSmallestScale) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
   for (int row = 0; row < kOut; ++row) {
     const int largest = 60 + 10 * row, exponents[] = {largest, largest - 39, largest - 40};
@@ -114,7 +115,7 @@ TEST(StoredGroups, Mxfp4DownToItsLeastScale) {
   }
 }
 
-TEST(StoredGroups, Mxfp4RefusesNaN) {
+TEST(StoredGroups, RejectsMxfp4NaN) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 17);
   for (int b = 0; b < kOut * kIn / 32; ++b) stored[17 * b] = std::byte{127};
   stored[17 * 4] = std::byte{255};
@@ -124,7 +125,7 @@ TEST(StoredGroups, Mxfp4RefusesNaN) {
             "a file: the scales of m must be finite; those of row 1 are not");
 }
 
-TEST(StoredGroups, KBlocksOfBothTypes) {
+TEST(StoredGroups, ReadsKBlocksOfBothTypes) {
   constexpr int kRows = 5, kColumns = 768;
   for (const DType dtype : {DType::kQ4K, DType::kQ6K}) {
     const int bytes = tensor::BlockOf(dtype).bytes;
@@ -142,7 +143,7 @@ TEST(StoredGroups, KBlocksOfBothTypes) {
   }
 }
 
-// Rows that the file has in another order are found where they are.
+// Rows stored in another order are found at their position.
 class Reversed : public RowReader {
  public:
   void Read(int64_t, int64_t, float*) const override { FAIL(); }
@@ -153,7 +154,7 @@ class PutTogether : public RowReader {
   void Read(int64_t, int64_t, float*) const override { FAIL(); }
 };
 
-TEST(StoredGroups, RowsInAnotherOrder) {
+TEST(StoredGroups, ReadsReorderedRows) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 18);
   for (int b = 0; b < kOut * kIn / 32; ++b) stored.Put16(b * 18, 0x3000);
   const TensorEntry weight = stored.Entry(DType::kQ4_0, {kOut, kIn});
@@ -189,7 +190,7 @@ LinearSource Nvfp4(const TensorEntry& weight, const TensorEntry& scale) {
           .block_cols = 16};
 }
 
-// Scales for all groups of all outputs, within 2^-12 of each other, small ones and negative ones as well.
+// Returns scales for all groups of all outputs within 2^-12 of each other, including small and negative ones.
 Bytes Scales(DType dtype, int64_t count) {
   Bytes scales(static_cast<size_t>(tensor::BytesOf(dtype, count)));
   std::mt19937 rng(5);
@@ -207,13 +208,13 @@ Bytes Scales(DType dtype, int64_t count) {
   return scales;
 }
 
-// Any codes, -128 and -8 among them. f32 scales of several groups are the only ones that are rounded, by
-// 2^-11 of themselves at most; a code times a scale by as much.
-TEST(StoredGroups, PackedCodesInGroupsOfWhole32s) {
+// Codes are arbitrary, including -128 and -8. Only f32 scales of several groups are rounded, with a relative
+// error of at most 2^-11; code times scale has the same error.
+TEST(StoredGroups, ReadsPackedCodesInGroupsOf32) {
   for (const int bits : {4, 8}) {
     const Bytes stored(static_cast<size_t>(kOut) * kIn * bits / 8);
     const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
-    for (const int64_t group : {32, 64, 96}) {  // 96: one for an output
+    for (const int64_t group : {32, 64, 96}) {  // 96: one per output
       for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
         const int64_t groups = base::CeilDiv(kIn, group);
         const Bytes scales = Scales(dtype, kOut * groups);
@@ -233,8 +234,8 @@ TEST(StoredGroups, PackedCodesInGroupsOfWhole32s) {
   }
 }
 
-// Beside an output's largest f32 scale: 2^-24 is the least that is kept.
-TEST(StoredGroups, PackedCodesDownToTheLeastScale) {
+// 2^-24 of an output's largest f32 scale is the smallest that is kept.
+TEST(StoredGroups, ReadsPackedCodesDownToSmallestScale) {
   for (const int bits : {4, 8}) {
     const Bytes stored(static_cast<size_t>(kOut) * kIn * bits / 8);
     const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
@@ -252,8 +253,8 @@ TEST(StoredGroups, PackedCodesDownToTheLeastScale) {
   }
 }
 
-// Inputs that are not whole groups of 32, of one scale an output.
-TEST(StoredGroups, RaggedChannels) {
+// The input count is not a multiple of 32; each output has one scale.
+TEST(StoredGroups, ReadsRaggedChannels) {
   constexpr int kRagged = 83;
   for (const int bits : {4, 8}) {
     const int64_t words = base::CeilDiv(kRagged, 32 / bits);
@@ -266,12 +267,12 @@ TEST(StoredGroups, RaggedChannels) {
   }
 }
 
-TEST(StoredGroups, WhatHasNoFormatOfOurs) {
+TEST(StoredGroups, HasNoFormatForUnsupportedLayouts) {
   const Bytes stored(kOut * kIn * 4), scales(4 * kOut * kIn);
   for (const int bits : {4, 8}) {
     const TensorEntry weight = stored.Entry(DType::kI32, {kOut, kIn * bits / 32});
     const TensorEntry half = scales.Entry(DType::kF16, {kOut, 4});
-    EXPECT_EQ(StoredFormat(Packed(bits, weight, half, 24)), std::nullopt);  // groups that cut ours
+    EXPECT_EQ(StoredFormat(Packed(bits, weight, half, 24)), std::nullopt);  // these groups cross ours
     LinearSource asymmetric = Packed(bits, weight, half, 32);
     asymmetric.zero_point = &weight;
     EXPECT_EQ(StoredFormat(asymmetric), std::nullopt);
@@ -280,7 +281,7 @@ TEST(StoredGroups, WhatHasNoFormatOfOurs) {
   EXPECT_EQ(StoredFormat(Ggml(bf16)), std::nullopt);
 }
 
-TEST(StoredGroups, Nvfp4) {
+TEST(StoredGroups, ReadsNvfp4) {
   const Bytes stored(kOut * kIn / 2);
   Bytes scales(kOut * kIn / 16);
   for (int i = 0; i < kOut * kIn / 16; ++i) scales[i] = static_cast<std::byte>(i % 0x7f);
@@ -291,7 +292,7 @@ TEST(StoredGroups, Nvfp4) {
     source.global_scale = global;
     const std::vector<float> packed = Roundtrip(source, 0, kOut), plain = Plain(source, 0, kOut);
     for (size_t i = 0; i < plain.size(); ++i) {
-      // The plain reader divides the scale, we multiply the product: two roundings each.
+      // The plain reader divides the scale, the packed one multiplies the product: each rounds twice.
       ASSERT_NEAR(packed[i], plain[i], std::fabs(plain[i]) * 0x1p-22F) << i;
     }
   }
@@ -309,8 +310,8 @@ LinearSource Fp8(const TensorEntry& weight, const TensorEntry& scale, int64_t ou
           .block_cols = block_cols};
 }
 
-TEST(StoredGroups, Fp8InBlocksAndChannels) {
-  const int64_t out = 200, in = 300;  // edges of blocks are ragged
+TEST(StoredGroups, ReadsFp8BlocksAndChannels) {
+  const int64_t out = 200, in = 300;  // blocks at the edges are ragged
   Bytes stored(out * in);
   for (int64_t i = 0; i < out * in; ++i) {
     if ((static_cast<int>(stored[i]) & 0x7f) == 0x7f) stored[i] = std::byte{1};
@@ -331,7 +332,7 @@ TEST(StoredGroups, Fp8InBlocksAndChannels) {
   }
 }
 
-TEST(StoredGroups, Fp8ThatIsNotFiniteIsRefused) {
+TEST(StoredGroups, RejectsNonFiniteFp8) {
   Bytes stored(4 * 128), scales(4);
   const float one = 1, bad = std::nanf("");
   for (int i = 0; i < 4 * 128; ++i) stored[i] = i == 2 * 128 + 5 ? std::byte{0xff} : std::byte{0x30};
@@ -346,10 +347,10 @@ TEST(StoredGroups, Fp8ThatIsNotFiniteIsRefused) {
   std::memcpy(&scales[0], &bad, 4);
   EXPECT_EQ(Message(ReadFp8Rows(source, 0, 1, rows)),
             "a file: the scales of m must be finite; those of row 0 are not");
-  EXPECT_EQ(StoredFormat(Fp8(weight, scale, 4, 128, 128, 64)), std::nullopt);  // blocks that cut ours
+  EXPECT_EQ(StoredFormat(Fp8(weight, scale, 4, 128, 128, 64)), std::nullopt);  // these blocks cross ours
 }
 
-TEST(StoredGroups, ScalesMustBeFinite) {
+TEST(StoredGroups, RejectsNonFiniteScales) {
   Bytes stored(static_cast<size_t>(kOut) * kIn / 32 * 34);
   for (int b = 0; b < kOut * kIn / 32; ++b) stored.Put16(b * 34, b == 7 ? 0x7c00 : 0x3000);
   const TensorEntry weight = stored.Entry(DType::kQ8_0, {kOut, kIn});
@@ -360,7 +361,7 @@ TEST(StoredGroups, ScalesMustBeFinite) {
   EXPECT_FALSE(ReadGroupRows(Ggml(weight), 5, kOut, rows).ok());
 }
 
-TEST(StoredGroups, AGlobalScaleMustLeaveFiniteWeights) {
+TEST(StoredGroups, RejectsGlobalScaleWithInfiniteWeights) {
   const Bytes stored(kOut * kIn / 2);
   Bytes scales(kOut * kIn / 16);
   for (int i = 0; i < kOut * kIn / 16; ++i) scales[i] = std::byte{0x38};

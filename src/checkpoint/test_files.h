@@ -1,4 +1,4 @@
-// What tests and fuzzers of this room share: files made in memory, and a folder that goes away.
+// Shared by tests and fuzzers of this room: files built in memory, and a temporary folder.
 #pragma once
 
 #include <cstdlib>
@@ -13,7 +13,7 @@
 
 namespace moesaic::checkpoint {
 
-/// A folder of its own below the system's temporary one, removed with the object.
+/// A unique folder below the system's temporary folder, removed by the destructor.
 class TestFolder {
  public:
   TestFolder() {
@@ -37,7 +37,7 @@ class TestFolder {
 
 inline std::span<const std::byte> BytesOf(const std::string& text) { return std::as_bytes(std::span(text)); }
 
-/// A safetensors file with this header, then `data` bytes of zeros or the given ones.
+/// Returns a safetensors file with this header followed by `data`.
 inline std::string SafetensorsFile(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
   std::string file(reinterpret_cast<const char*>(&length), sizeof(length));
@@ -49,7 +49,7 @@ std::string RawBytes(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-/// Collects tensors for a safetensors file.
+/// Builds a safetensors file from tensors.
 class SafetensorsMaker {
  public:
   template <typename T>
@@ -68,7 +68,7 @@ class SafetensorsMaker {
   std::string data_;
 };
 
-/// Writes GGUF: metadata first, then tensors, then Finish().
+/// Builds a GGUF file: metadata first, then tensors, then File().
 class GgufMaker {
  public:
   GgufMaker& String(const std::string& key, const std::string& value) {
@@ -92,12 +92,12 @@ class GgufMaker {
     pairs_ += RawBytes(values);
     return *this;
   }
-  /// An array that claims `count` elements and has none.
+  /// Adds an array that claims `count` elements but contains none.
   GgufMaker& EmptyArray(const std::string& key, uint32_t type, uint64_t count) {
     ArrayOf(key, type, count);
     return *this;
   }
-  /// `shape` in ggml's order, fastest first.
+  /// Adds a tensor; `shape` is in ggml's order, fastest dimension first.
   GgufMaker& Tensor(const std::string& name, const std::vector<uint64_t>& shape, uint32_t type,
                     const std::string& data) {
     data_.resize((data_.size() + 31) / 32 * 32);

@@ -248,7 +248,7 @@ TEST_F(DiskTest, BlocksWithOtherDigestsAreRefused) {
     EngineOptions made = Options(64);
     made.sparsity.digests = true;
     made.sparsity.digest = kind;
-    made.kv_bytes = 64 * LayoutFor(model_.info().kv, tensor::DType::kF32, true, kind).pool_bytes();
+    made.kv_bytes = 64 * LayoutFor(model_.info().kv, tensor::DType::kF32, true, kind).total_bytes();
     return made;
   };
   {
@@ -328,7 +328,7 @@ TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
       if (random() % 5 == 0) session.resize(session.size() / 2);
       if (session.size() < 900)
         session = Joined(session, RandomPrompt(1 + static_cast<int>(random() % 90), random()));
-      const int room = GetParam().blocks * cache::kBlockTokens - static_cast<int>(session.size());
+      const int room = GetParam().blocks * tensor::kKvBlockTokens - static_cast<int>(session.size());
       const Request request = Greedy(session, std::min(room, 1 + static_cast<int>(random() % 350)));
       const RequestId id = *engine.Add(request);
       asked[id] = request;

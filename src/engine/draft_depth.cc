@@ -5,33 +5,31 @@
 namespace moesaic::engine {
 namespace {
 
-// Steps of more rows are bound by arithmetic: a row more costs what it brings at best.
-constexpr int kMostRows = 256;
-// Fewer steps of some number of rows say nothing of their cost: the first ones find caches cold.
-constexpr int kLeastSamples = 3;
-// Until a number of rows was measured, a row more is hoped to cost this share of a step.
+// Steps with more rows are compute-bound: another row costs at least its gain.
+constexpr int kMaxRows = 256;
+// Samples before the cost of a row count is used: the first steps find cold caches.
+constexpr int kMinSamples = 3;
+// Assumed cost of another row until it is measured, as a share of a step.
 constexpr double kHopedRow = 0.05;
-// And whatever was measured, a row more costs at least this share of the step without drafts: what says less
-// is noise.
-constexpr double kLeastRow = 0.01;
-// Drafting must promise this much before it is begun: what is measured is known no better.
-constexpr double kLeastGain = 1.02;
-// Of the time without drafts, what may go into drafts that find out whether they would be worth it.
+// Minimum cost of another row, as a share of a step without drafts: smaller measurements are noise.
+constexpr double kMinRow = 0.01;
+// Minimum expected gain of drafting: measurements are not more precise.
+constexpr double kMinGain = 1.02;
+// Share of the time without drafts that may be spent on probing whether drafts pay.
 constexpr double kProbeShare = 0.005;
-// What such a draft is taken to cost at least, in steps: the costs that it is to find out may be unknown.
-constexpr double kLeastProbe = 0.5;
-// Rows that a drafter is behind are computed once: so many steps are taken to share them, fewer than most
-// outputs have.
+// Minimum assumed cost of a probe, in steps: its real cost may be unknown.
+constexpr double kMinProbe = 0.5;
+// Steps that share the cost of the rows that a drafter must catch up on: fewer than most outputs have.
 constexpr double kSharedBy = 32;
-// So often a step without drafts is measured, where drafts are worth it.
+// Interval, in steps, at which a step without drafts is measured while drafts pay.
 constexpr int kRemeasure = 64;
-// What is hoped of a place of which nothing is known, and how many outcomes that hope weighs.
+// Prior acceptance of a place without a record, and its weight in outcomes.
 constexpr double kHope = 0.8;
 constexpr double kHopeWeight = 2;
-// So many drafts in a row that were right to their end make a sequence's next place as hopeful as if nothing
-// were known of others'.
+// Number of entirely accepted drafts in a row after which a sequence's next place uses the prior instead of
+// the record of other sequences.
 constexpr int kWholeDrafts = 3;
-// How much of a sequence's, and of all sequences', record is kept over an outcome.
+// Decay of a sequence's record, and of all sequences' record, per outcome.
 constexpr float kKeepOwn = 0.9F, kKeepAll = 0.98F;
 
 void Keep(DraftRecord& record, int drafted, int accepted, float kept) {
@@ -76,7 +74,7 @@ double DepthPolicy::Chance(const Candidate& candidate, int place) const {
 
 double DepthPolicy::StepSeconds(int rows) const {
   const int end = static_cast<int>(steps_.size());
-  const auto known = [this](int at) { return steps_[at].samples >= kLeastSamples; };
+  const auto known = [this](int at) { return steps_[at].samples >= kMinSamples; };
   int below = std::min(rows, end - 1), above = rows;
   while (below > 0 && !known(below)) --below;
   while (above < end && !known(above)) ++above;
@@ -88,7 +86,7 @@ double DepthPolicy::StepSeconds(int rows) const {
 }
 
 double DepthPolicy::VerifySeconds(int decodes, int drafts) const {
-  return std::max(StepSeconds(decodes + drafts), (1 + kLeastRow * drafts) * StepSeconds(decodes));
+  return std::max(StepSeconds(decodes + drafts), (1 + kMinRow * drafts) * StepSeconds(decodes));
 }
 
 double DepthPolicy::DraftSeconds(int passes, double behind) const {
@@ -97,7 +95,7 @@ double DepthPolicy::DraftSeconds(int passes, double behind) const {
 
 void DepthPolicy::CountStep(int rows, double seconds) {
   if (idle_) credit_ += kProbeShare * seconds;
-  if (rows > kMostRows) return;
+  if (rows > kMaxRows) return;
   if (rows >= static_cast<int>(steps_.size())) steps_.resize(rows + 1);
   const double before = steps_[rows].value;
   steps_[rows].Add(seconds);
@@ -115,7 +113,7 @@ void DepthPolicy::CountDrafts(int sequences, int passes, int behind, double seco
     credit_ -= seconds - charged_;
     charged_ = 0;
   }
-  if (passes > 0 && behind <= kMostDrafts * sequences) {  // what the last step left is part of the pass
+  if (passes > 0 && behind <= kMaxDrafts * sequences) {  // what the last step left is part of the pass
     pass_.Add(seconds / passes);
   } else if (behind > 0) {
     behind_row_.Add(std::max(0.0, seconds - passes * pass_.value) / behind);
@@ -152,7 +150,7 @@ double DepthPolicy::Rate(const Candidate& candidate) const {
 bool DepthPolicy::WorthStarting() const {
   const double one = StepSeconds(1);
   return one <= 0 ||
-         (1 + Prior(/*is_free=*/false, 0)) * one >= kLeastGain * (VerifySeconds(1, 1) + DraftSeconds(1, 0));
+         (1 + Prior(/*is_free=*/false, 0)) * one >= kMinGain * (VerifySeconds(1, 1) + DraftSeconds(1, 0));
 }
 
 std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int decodes, int rows) {
@@ -160,7 +158,7 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
   std::vector<int> depths(candidates.size());
   const double without = StepSeconds(decodes);
   idle_ = true;
-  if (without <= 0 || candidates.empty() || decodes >= kMostRows) return depths;
+  if (without <= 0 || candidates.empty() || decodes >= kMaxRows) return depths;
   if (drafted_steps_ >= kRemeasure) {
     drafted_steps_ = 0;
     return depths;
@@ -181,9 +179,9 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
   // Chances fall along a draft, so the first m rows are the likeliest whole beginnings of drafts.
   std::stable_sort(order.begin(), order.end(),
                    [](const Row& a, const Row& b) { return a.chance > b.chance; });
-  order.resize(std::min<size_t>({order.size(), static_cast<size_t>(rows), size_t{kMostRows}}));
+  order.resize(std::min<size_t>({order.size(), static_cast<size_t>(rows), size_t{kMaxRows}}));
   const double rate_without = decodes / without;
-  double best_rate = kLeastGain * rate_without, tokens = decodes;
+  double best_rate = kMinGain * rate_without, tokens = decodes;
   size_t best = 0;
   int passes = 0, behind = 0;
   for (size_t m = 0; m < order.size(); ++m) {
@@ -220,8 +218,8 @@ std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates,
   if (chosen < 0) return depths;
   const Candidate& candidate = candidates[chosen];
   charged_ = candidate.is_free ? 0 : DraftSeconds(1, candidate.behind);
-  const double cost = std::max(VerifySeconds(decodes, 1) - StepSeconds(decodes) + charged_,
-                               kLeastProbe * StepSeconds(decodes));
+  const double cost =
+      std::max(VerifySeconds(decodes, 1) - StepSeconds(decodes) + charged_, kMinProbe * StepSeconds(decodes));
   if (!candidate.record->last_accepted) {
     if (credit_ < cost) return depths;
     credit_ -= cost;

@@ -1,5 +1,5 @@
-// Who proposes the tokens that a step verifies behind a decode: the n-gram lookup, the model's own MTP module
-// or a second model. What is proposed never changes what is said, only how many steps it takes.
+// The interface of drafters, which propose the tokens that a step verifies after a decode: n-gram look-up,
+// the model's own MTP module, or a second model. Proposals change the number of steps, never the result.
 #pragma once
 
 #include <memory>
@@ -11,38 +11,38 @@
 
 namespace moesaic::engine {
 
-/// What one running sequence is to get before the next step.
+/// A running sequence to draft for before the next step.
 struct DraftJob {
   Sequence* sequence;
-  int depth;  // tokens wanted, at most Limit's; 0: the drafter only takes in what is new
+  int depth;  // wanted tokens, at most Limit's; 0: only process new tokens
 };
 
-/// Engine thread only. In each step: Limit and Draft, Admitted and Allocated around Commit, Computed after
-/// the draws.
+/// Each step calls Limit and Draft, Admitted and Allocated around Commit, and Computed after the draws.
+/// Engine thread only.
 class Drafter {
  public:
   virtual ~Drafter() = default;
-  /// `running` are all there are, by id; of others nothing need be kept. Before Limit.
+  /// Forgets all sequences but `running`, which are ordered by id. Called before Limit.
   virtual void Keep(const std::vector<std::unique_ptr<Sequence>>&) {}
-  /// Tokens that it could draft behind those of `sequence`, a decode, now; at most `most`.
+  /// Number of tokens that it could draft now for `sequence`, a decode; at most `most`.
   virtual int Limit(const Sequence& sequence, int most) = 0;
-  /// Rows that it has to compute for `sequence` before its first draft; 0: none.
+  /// Number of rows that it must compute for `sequence` before the first draft.
   virtual int Behind(const Sequence& sequence) const = 0;
-  /// What Limit has found for `sequence` already, where that is how it drafts; until the next Keep.
+  /// The tokens that Limit found for `sequence`, if it drafts by look-up; valid until the next Keep.
   virtual std::span<const int32_t> Found(const Sequence&) const { return {}; }
-  /// Whether its drafts cost nothing that is worth counting.
+  /// Whether the cost of its drafts is negligible.
   virtual bool is_free() const { return false; }
   /// Appends up to `depth` tokens to each job's draft.tokens, which are empty.
   virtual Status Draft(std::span<const DraftJob> jobs) = 0;
-  /// Whether Computed wants final hidden states.
+  /// Whether Computed needs final hidden states.
   virtual bool wants_hidden() const { return false; }
-  /// The plan's admissions still hold what they were promised.
+  /// Called before Commit: the plan's admissions still have their prefixes.
   virtual void Admitted(const StepPlan&) {}
-  /// Commit has taken the plan's new blocks.
-  virtual void Allocated(const StepPlan&) {}
-  /// The step is computed: `hidden` [all rows, hidden_size], when wanted. Scheduler::Advance comes next.
+  /// Called after Commit allocated the plan's blocks. `ops` are applied before the step's rows.
+  virtual void Allocated(const StepPlan&, cache::KvOps*) {}
+  /// Called after the step, before Scheduler::Advance. hidden: [all rows, hidden_size] if needed.
   virtual void Computed(const StepPlan&, std::span<const float>) {}
-  /// `sequence` is not worth drafting for now: what is kept for it may be forgotten.
+  /// Called for a sequence that is not worth drafting for now: its state may be dropped.
   virtual void Skip(Sequence&) {}
 };
 

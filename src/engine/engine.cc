@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -8,15 +10,14 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/cold_blocks.h"
-#include "engine/executor.h"
+#include "cache/kv_tiers.h"
 #include "engine/kv_budget.h"
-#include "engine/kv_maker.h"
+#include "engine/kv_fingerprint.h"
+#include "engine/local_executor.h"
 #include "engine/philox.h"
 #include "engine/row_tasks.h"
 #include "engine/scheduler.h"
 #include "engine/speculation.h"
-#include "engine/warm_blocks.h"
 
 namespace moesaic::engine {
 namespace {
@@ -25,6 +26,9 @@ namespace {
 // tiles many times (220 rows of a 152k vocabulary), small beside the weights of any model with such a
 // vocabulary.
 constexpr int64_t kScoredLogitsBytes = 128 << 20;
+
+// Names the state that executors keep for scored rows; no request has it.
+constexpr RequestId kScoredSequence = ~RequestId{0};
 
 // While there is nothing to compute, the engine looks so often for new requests.
 constexpr std::chrono::milliseconds kDiskPoll{2};
@@ -43,51 +47,53 @@ std::unique_ptr<cache::EvictionPolicy> PolicyOf(const EngineOptions& options, co
   return cache::MakeCostAwarePolicy(AttentionTokens(info), blocks);
 }
 
+// The cache of an engine: block numbers, the radix tree, tiers and the store of this rank.
+struct KvCache {
+  std::unique_ptr<cache::BlockPool> pool;
+  std::unique_ptr<cache::KvStore> store;  // the disk tier writes to it until it is destroyed
+  std::unique_ptr<cache::RadixTree> tree;
+  std::unique_ptr<cache::KvTiers> tiers;
+};
+
 class ContinuousEngine : public Engine {
  public:
-  ContinuousEngine(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-                   std::unique_ptr<cache::KvPool> blocks, std::unique_ptr<cache::SwapSpace> swap,
-                   std::unique_ptr<ModelDrafter> drafter, const EngineOptions& options, int max_context)
-      : model_(model),
-        blocks_(std::move(blocks)),
-        swap_(std::move(swap)),
+  ContinuousEngine(const models::ModelInfo& info, runtime::ThreadPool& threads, KvCache kv,
+                   std::unique_ptr<Executor> executor, std::unique_ptr<ModelDrafter> drafter,
+                   const EngineOptions& options, int max_context)
+      : info_(info),
+        kv_(std::move(kv)),
         options_(options),
         max_context_(max_context),
-        scored_rows_(static_cast<int>(std::clamp<int64_t>(
-            kScoredLogitsBytes / (int64_t{4} * model.info().vocab_size), 1, options.max_batch_tokens))),
-        tree_(*blocks_, PolicyOf(options, model.info(), blocks_->total_blocks()), options.kv_observer.get()),
-        scheduler_(*blocks_, tree_, swap_.get(),
+        scored_rows_(static_cast<int>(std::clamp<int64_t>(kScoredLogitsBytes / (int64_t{4} * info.vocab_size),
+                                                          1, options.max_batch_tokens))),
+        scheduler_(*kv_.pool, *kv_.tree, kv_.tiers->all(),
                    {.max_sequences = options.max_sequences,
                     .max_batch_tokens = options.max_batch_tokens,
                     .max_scored_rows = scored_rows_,
                     .max_overtakes = options.max_overtakes,
                     .prefix_cache = options.prefix_cache}),
-        executor_(model, kernels, threads, *blocks_, options.sparsity.dense_layers),
-        rows_(threads, model.info().vocab_size, options.eos_ids, options.max_mask_seconds) {
-    speculation_ =
-        MakeSpeculation(options_.speculative, executor_, *blocks_, model.info(), std::move(drafter));
+        executor_(std::move(executor)),
+        rows_(threads, info.vocab_size, options.eos_ids, options.max_mask_seconds) {
+    speculation_ = MakeSpeculation(options_.speculative, *executor_, *kv_.pool, info, std::move(drafter));
     if (options_.seed == 0) {
       std::random_device device;
       options_.seed = static_cast<uint64_t>(device()) << 32 | device();
     }
   }
 
-  void BindCaller() override { executor_.BindCaller(); }
+  void BindCaller() override { executor_->BindCaller(); }
   Status Check(const Request& request) const override;
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
   void ClearCache() override;
-  bool saving() const override { return cold_ != nullptr && cold_->saving(); }
-  void SaveCache(const std::function<bool()>& stop) override {
-    if (cold_ != nullptr) cold_->Flush(stop);
+  bool saving() const override {
+    return std::ranges::any_of(kv_.tiers->all(), [](const cache::KvTier* tier) { return tier->saving(); });
   }
-  /// Has blocks kept on disk, or in memory when the cache gives them up; before anything is added.
-  Status OpenDisk();
-  Status OpenWarm(runtime::ThreadPool& threads);
+  void SaveCache(const std::function<bool()>& stop) override;
   bool idle() const override { return scheduler_.empty() && ended_.empty(); }
   EngineStats stats() const override;
-  const models::ModelInfo& model() const override { return model_.info(); }
+  const models::ModelInfo& model() const override { return info_; }
   int max_context() const override { return max_context_; }
   const SpeculativeOptions& speculative() const override { return options_.speculative; }
   const SparsityOptions& sparsity() const override { return options_.sparsity; }
@@ -96,14 +102,17 @@ class ContinuousEngine : public Engine {
                models::RouteTap* routes) override;
 
  private:
-  int pool_tokens() const { return blocks_->total_blocks() * cache::kBlockTokens; }
+  int pool_tokens() const { return kv_.pool->total_blocks() * tensor::kKvBlockTokens; }
   Status CheckIds(std::span<const int32_t> ids) const;
-  void MoveCold();
+  Status ApplyOps(cache::KvOps ops);
+  Status MoveBlocks();
+  void WaitForTiers();
+  void TakeResult(const StepResult& result);
   void SetSparsity(Sequence& sequence);
   void End(RequestId id, FinishReason reason);
   void TellEnds(std::vector<TokenEvent>* events);
-  StatusOr<std::span<const float>> RunModel(const StepPlan& plan);
-  void KeepHidden(const StepPlan& plan);
+  StatusOr<StepResult> RunModel(const StepPlan& plan, StepBatch batch);
+  void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
   static void Accept(std::span<RowTask> tasks);
   void CountAdmissions(const StepPlan& plan);
   void CountPrompts(const StepPlan& plan);
@@ -112,20 +121,16 @@ class ContinuousEngine : public Engine {
   void EmitPromptOnly(std::vector<TokenEvent>* events);
   void CountTime(const StepPlan& plan, double seconds);
 
-  models::Model& model_;
-  std::unique_ptr<cache::KvPool> blocks_;
-  std::unique_ptr<cache::SwapSpace> swap_;  // or null
+  const models::ModelInfo info_;
+  KvCache kv_;
   EngineOptions options_;
   const int max_context_;
   const int scored_rows_;
-  cache::RadixTree tree_;
   Scheduler scheduler_;
-  Executor executor_;
+  const std::unique_ptr<Executor> executor_;
   RowTasks rows_;
   std::unique_ptr<Speculation> speculation_;  // or null
-  std::vector<TokenEvent> ended_;             // ends that the next Step tells
-  std::unique_ptr<ColdBlocks> cold_;          // or null
-  std::unique_ptr<WarmBlocks> warm_;          // or null
+  std::vector<TokenEvent> ended_;             // ends that the next Step reports
   RequestId last_id_ = 0;
   int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
   EngineStats stats_;
@@ -134,9 +139,9 @@ class ContinuousEngine : public Engine {
 Status ContinuousEngine::CheckIds(std::span<const int32_t> ids) const {
   if (ids.empty()) return InvalidArgument("the prompt is empty");
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= model_.info().vocab_size) {
+    if (ids[i] < 0 || ids[i] >= info_.vocab_size) {
       return InvalidArgument("token {} of the prompt is outside the vocabulary [0, {}): {}", i,
-                             model_.info().vocab_size, ids[i]);
+                             info_.vocab_size, ids[i]);
     }
   }
   return OkStatus();
@@ -144,7 +149,7 @@ Status ContinuousEngine::CheckIds(std::span<const int32_t> ids) const {
 
 Status ContinuousEngine::Check(const Request& request) const {
   RETURN_IF_ERROR(CheckIds(request.prompt));
-  RETURN_IF_ERROR(CheckSampling(request.sampling, model_.info().vocab_size));
+  RETURN_IF_ERROR(CheckSampling(request.sampling, info_.vocab_size));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t least = prompt + (request.sampling.max_tokens > 0 ? 1 : 0);
   if (least > max_context_) {
@@ -184,13 +189,7 @@ void ContinuousEngine::SetSparsity(Sequence& sequence) {
   const RequestSparsity sparsity = sequence.request.sparsity.value_or(options_.sparsity.defaults);
   sequence.cache_namespace = NamespaceOf(sequence.request.cache_namespace, sparsity);
   if (sparsity.mode == SparsityMode::kDense) return;
-  sequence.sparsity = BlockSparsityOf(sparsity, options_.sparsity, sequence.prompt_size(), &stats_.sparsity);
-  sequence.kept_choices = KeptChoicesFor(sparsity, model_.info().kv);
-  sequence.sparsity->kept = sequence.kept_choices.get();
-  // A decode request's prompt reads all blocks, and so would a copy to the swap space.
-  if (sparsity.mode == SparsityMode::kAll && cold_ != nullptr && swap_ == nullptr) {
-    sequence.sparsity->cold = cold_->source();
-  }
+  sequence.sparsity = BlockSparsityOf(sparsity, options_.sparsity, sequence.prompt_size());
   if (sparsity.mode == SparsityMode::kDecode) sequence.shared_limit = sequence.sparsity->first_sparse();
 }
 
@@ -211,47 +210,49 @@ void ContinuousEngine::TellEnds(std::vector<TokenEvent>* events) {
 
 void ContinuousEngine::ClearCache() {
   scheduler_.ClearTree();
-  if (warm_ != nullptr) warm_->Clear();
-  if (cold_ != nullptr) cold_->Clear();
+  for (cache::KvTier* tier : kv_.tiers->all()) tier->Clear();
 }
 
-Status ContinuousEngine::OpenDisk() {
-  if (!options_.disk) return OkStatus();
-  ASSIGN_OR_RETURN(std::string maker, MakerOf(model_.info(), options_, executor_, *blocks_));
-  ASSIGN_OR_RETURN(std::unique_ptr<cache::DiskTier> tier,
-                   cache::DiskTier::Open({.folder = options_.disk->folder,
-                                          .bytes = options_.disk->bytes,
-                                          .layout = blocks_->layout(),
-                                          .maker = std::move(maker)}));
-  cold_ = std::make_unique<ColdBlocks>(*blocks_, tree_, std::move(tier), model_.info().layers,
-                                       options_.disk->step_bytes);
-  scheduler_.SetCold(cold_.get());
+void ContinuousEngine::SaveCache(const std::function<bool()>& stop) {
+  const auto apply = [this](cache::KvOps ops) {
+    const Status applied = ApplyOps(std::move(ops));
+    if (!applied.ok()) spdlog::error("KV blocks are not stored: {}", Message(applied));
+  };
+  for (cache::KvTier* tier : kv_.tiers->all()) tier->Flush(stop, apply);
+}
+
+// Applies the operations that are due, and `ops` after them.
+Status ContinuousEngine::ApplyOps(cache::KvOps ops) {
+  StepBatch batch;
+  batch.ops_before = scheduler_.TakeOps();
+  batch.ops_before.insert(batch.ops_before.end(), ops.begin(), ops.end());
+  if (batch.ops_before.empty()) return OkStatus();
+  ASSIGN_OR_RETURN(const StepResult result, executor_->Run(batch));
+  TakeResult(result);
   return OkStatus();
 }
 
-Status ContinuousEngine::OpenWarm(runtime::ThreadPool& threads) {
-  if (options_.warm_bytes == 0) return OkStatus();
-  ASSIGN_OR_RETURN(std::unique_ptr<cache::WarmTier> tier,
-                   cache::WarmTier::Create(blocks_->layout(), options_.warm_bytes, options_.warm_exact,
-                                           threads, options_.warm_step_bytes));
-  warm_ = std::make_unique<WarmBlocks>(
-      *blocks_, tree_, std::move(tier),
-      [this](std::span<const int32_t> blocks) { executor_.MakeDigests(blocks); });
-  scheduler_.SetWarm(warm_.get());
+// Moves blocks between the cache and its tiers, as far as that does not belong to a step with rows.
+Status ContinuousEngine::MoveBlocks() {
+  scheduler_.BeginStep();
+  if (!scheduler_.empty()) return OkStatus();
+  RETURN_IF_ERROR(ApplyOps({}));
+  if (saving()) WaitForTiers();
   return OkStatus();
 }
 
-// Moves blocks between memory and disk, as far as that is done by this thread.
-void ContinuousEngine::MoveCold() {
-  if (cold_ == nullptr) return;
-  scheduler_.TakeLoaded();
-  cold_->Pump();
-  if (scheduler_.empty() && cold_->saving()) cold_->Wait(kDiskPoll);
+void ContinuousEngine::WaitForTiers() {
+  for (cache::KvTier* tier : kv_.tiers->all()) tier->Wait(kDiskPoll);
+}
+
+void ContinuousEngine::TakeResult(const StepResult& result) {
+  for (cache::KvTier* tier : kv_.tiers->all()) tier->OnResult(result.kv);
+  stats_.sparsity = result.sparsity;
 }
 
 Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   TellEnds(events);
-  MoveCold();
+  RETURN_IF_ERROR(MoveBlocks());
   if (scheduler_.empty()) return OkStatus();
   rows_.CancelOverdue();
   const Clock::time_point start = Clock::now();
@@ -259,37 +260,40 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   const Clock::time_point drafted = Clock::now();
   StepPlan plan = scheduler_.Plan();
   if (speculation_ != nullptr) speculation_->Planned(plan);
-  scheduler_.Commit(plan);
-  if (speculation_ != nullptr) speculation_->Committed(plan);
+  StepBatch batch = scheduler_.Commit(plan);
+  if (speculation_ != nullptr) speculation_->Committed(plan, &batch.ops_before);
   const bool masks_are_late = std::ranges::any_of(
       scheduler_.running(), [](const auto& sequence) { return sequence->waits_for_mask(); });
-  if (plan.parts.empty() && masks_are_late) {
-    rows_.WaitForAnyMask();
-    return OkStatus();
-  }
-  if (plan.parts.empty()) {  // nothing runs, since the front always moves: all wait for their blocks
-    MOESAIC_CHECK(scheduler_.running().empty() &&
-                  (scheduler_.loading() || !plan.loads.empty() || !plan.promotions.empty()));
-    if (plan.promotions.empty() && scheduler_.loading()) cold_->Wait(kDiskPoll);
+  if (plan.chunks.empty()) {
+    ASSIGN_OR_RETURN(const StepResult moved, executor_->Run(batch));
+    TakeResult(moved);
+    if (masks_are_late) {
+      rows_.WaitForAnyMask();
+      return OkStatus();
+    }
+    // Nothing runs, since the front always advances: all sequences wait for their blocks.
+    MOESAIC_CHECK(scheduler_.running().empty() && (scheduler_.fetching() || !plan.fetches.empty()));
+    const bool filled =
+        std::ranges::any_of(plan.fetches, [](const StepPlan::Fetch& fetch) { return fetch.hit.exclusive; });
+    if (!filled && scheduler_.fetching()) WaitForTiers();
     return OkStatus();
   }
   CountAdmissions(plan);
-  const kernels::SparsityCounters before = stats_.sparsity;
   rows_.StartMasks(plan);
-  const StatusOr<std::span<const float>> logits = RunModel(plan);
+  const StatusOr<StepResult> result = RunModel(plan, std::move(batch));
   rows_.CollectMasks(plan);
-  const auto damaged = cold_ == nullptr ? std::nullopt : cold_->TakeFailure();
-  if (!logits.ok() || damaged) {  // as if the step had not been
-    stats_.sparsity = before;
-    if (damaged) scheduler_.Damaged(*damaged);
-    return logits.status();
+  RETURN_IF_ERROR(result.status());
+  TakeResult(*result);
+  if (result->kv.damaged_block >= 0) {  // the step is dropped
+    scheduler_.OnDamage(result->kv.damaged_block);
+    return OkStatus();
   }
-  std::vector<RowTask> tasks = rows_.Run(plan, *logits);
+  std::vector<RowTask> tasks = rows_.Run(plan, result->logits);
   Accept(tasks);
   const Clock::time_point end = Clock::now();
   CountTime(plan, std::chrono::duration<double>(end - start).count());
   if (speculation_ != nullptr) {
-    speculation_->Computed(plan, executor_.hidden(), std::chrono::duration<double>(end - drafted).count());
+    speculation_->Computed(plan, result->hidden, std::chrono::duration<double>(end - drafted).count());
   }
   scheduler_.Advance(plan);
   CountPrompts(plan);
@@ -303,14 +307,14 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   return OkStatus();
 }
 
-// Drafts that were drawn become tokens; what was drawn behind them, Emit tells.
+// Appends accepted drafts to the tokens; Emit reports the token drawn after them.
 void ContinuousEngine::Accept(std::span<RowTask> tasks) {
   for (RowTask& task : tasks) {
     if (task.drawn.size() < 2) continue;
-    task.part->accepted = static_cast<int>(task.drawn.size()) - 1;
-    const auto& drafts = task.part->sequence->draft.tokens;
-    std::vector<int32_t>& tokens = task.part->sequence->tokens;
-    tokens.insert(tokens.end(), drafts.begin(), drafts.begin() + task.part->accepted);
+    task.chunk->accepted = static_cast<int>(task.drawn.size()) - 1;
+    const auto& drafts = task.chunk->sequence->draft.tokens;
+    std::vector<int32_t>& tokens = task.chunk->sequence->tokens;
+    tokens.insert(tokens.end(), drafts.begin(), drafts.begin() + task.chunk->accepted);
   }
 }
 
@@ -324,74 +328,57 @@ void ContinuousEngine::CountAdmissions(const StepPlan& plan) {
   }
 }
 
-StatusOr<std::span<const float>> ContinuousEngine::RunModel(const StepPlan& plan) {
-  std::vector<ExecutorRows> batch;
-  batch.reserve(plan.parts.size());
-  for (const StepPlan::Part& part : plan.parts) {
-    const Sequence& sequence = *part.sequence;
-    // What is written must be nobody else's.
-    for (int i = sequence.computed / cache::kBlockTokens;
-         i < cache::BlocksFor(sequence.computed + part.rows()); ++i) {
-      MOESAIC_CHECK(sequence.blocks[i].unique());
-    }
-    batch.push_back({.tokens = std::span(sequence.tokens).subspan(sequence.computed, part.count),
-                     .drafts = std::span(sequence.draft.tokens).first(part.drafts),
-                     .block_table = sequence.block_table,
-                     .start = sequence.computed,
-                     .first_logits = FirstLogits(part),
-                     .sparsity = sequence.sparsity ? &*sequence.sparsity : nullptr});
-  }
-  const bool embeds = std::any_of(plan.parts.begin(), plan.parts.end(), [](const StepPlan::Part& part) {
-    return part.sequence->request.want_embedding;
+StatusOr<StepResult> ContinuousEngine::RunModel(const StepPlan& plan, StepBatch batch) {
+  const bool embeds = std::ranges::any_of(plan.chunks, [](const StepPlan::ScheduledChunk& chunk) {
+    return chunk.sequence->request.want_embedding;
   });
-  const bool want_hidden = embeds || (speculation_ != nullptr && speculation_->wants_hidden());
-  ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run(batch, want_hidden));
-  if (embeds) KeepHidden(plan);
-  return logits;
+  batch.want_hidden = embeds || (speculation_ != nullptr && speculation_->wants_hidden());
+  ASSIGN_OR_RETURN(StepResult result, executor_->Run(batch));
+  if (embeds && result.kv.damaged_block < 0) KeepHidden(plan, result.hidden);
+  return result;
 }
 
-void ContinuousEngine::KeepHidden(const StepPlan& plan) {
-  const size_t width = model_.info().hidden_size;
+void ContinuousEngine::KeepHidden(const StepPlan& plan, std::span<const float> hidden) {
+  const size_t width = info_.hidden_size;
   size_t rows = 0;
-  for (const StepPlan::Part& part : plan.parts) {
-    rows += part.rows();
-    Sequence& sequence = *part.sequence;
-    if (!sequence.request.want_embedding || part.count < sequence.remaining()) continue;
-    const std::span<const float> last = executor_.hidden().subspan((rows - 1) * width, width);
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    rows += chunk.rows();
+    Sequence& sequence = *chunk.sequence;
+    if (!sequence.request.want_embedding || chunk.count < sequence.remaining()) continue;
+    const std::span<const float> last = hidden.subspan((rows - 1) * width, width);
     sequence.hidden.assign(last.begin(), last.end());
   }
 }
 
 void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
   int prefill = 0, rows = 0;
-  for (const StepPlan::Part& part : plan.parts) {
-    rows += part.rows();
-    if (!part.is_decode()) prefill += part.count;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    rows += chunk.rows();
+    if (!chunk.is_decode()) prefill += chunk.count;
   }
   stats_.prefill_seconds += seconds * prefill / rows;
   stats_.decode_seconds += seconds * (rows - prefill) / rows;
   prefilled_ += prefill;
-  if (swap_ != nullptr && prefilled_ > 0) {
+  if (prefilled_ > 0) {
     const double token_seconds = stats_.prefill_seconds / static_cast<double>(prefilled_);
-    scheduler_.SetSwapCosts(2 * swap_->copy_seconds() / std::max(token_seconds, 1e-12),
-                            AttentionTokens(model_.info()));
+    for (cache::KvTier* tier : kv_.tiers->all()) tier->SetTokenSeconds(std::max(token_seconds, 1e-12));
   }
   ++stats_.steps;
 }
 
 void ContinuousEngine::CountPrompts(const StepPlan& plan) {
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
     if (sequence.prompt_counted || sequence.computed < sequence.prompt_size()) continue;
     sequence.prompt_counted = true;
     stats_.prompt_tokens += sequence.prompt_size();
   }
 }
 
-// What only a request's first event says, and what each says.
+// Fills the members that only a request's first event has, and those of every event.
 void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
   event.request = sequence.id;
-  if (!std::exchange(sequence.told, true)) {
+  if (!std::exchange(sequence.first_event_sent, true)) {
     event.prompt_logprobs = std::move(sequence.prompt_logprobs);
     event.cached_tokens = sequence.cached_tokens;
     sequence.times.first_token = Clock::now();
@@ -400,7 +387,7 @@ void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
 }
 
 void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
-  Sequence& sequence = *task.part->sequence;
+  Sequence& sequence = *task.chunk->sequence;
   sequence.mask.Drop();
   FinishReason finish = FinishReason::kNone;
   for (size_t i = 0; i < task.drawn.size(); ++i) {
@@ -415,7 +402,7 @@ void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
     event.token = token;
     event.logprobs = std::move(task.drawn[i].logprobs);
     ++stats_.output_tokens;
-    if (i + 1 < task.drawn.size()) continue;  // an accepted draft, which stands there already
+    if (i + 1 < task.drawn.size()) continue;  // an accepted draft, which was appended already
     sequence.tokens.push_back(token);
     if (sequence.size() >= sequence.limit) finish = FinishReason::kLength;
     const text::Grammar* grammar = sequence.request.grammar.get();
@@ -457,22 +444,20 @@ EngineStats ContinuousEngine::stats() const {
   EngineStats stats = stats_;
   stats.running = static_cast<int>(scheduler_.running().size());
   stats.waiting = static_cast<int>(scheduler_.waiting().size());
-  stats.free_blocks = blocks_->free_blocks();
-  stats.cached_blocks = blocks_->idle_blocks();
-  stats.total_blocks = blocks_->total_blocks();
-  stats.cache_evictions = tree_.evicted();
-  stats.cached_runs = tree_.runs();
+  stats.free_blocks = kv_.pool->free_blocks();
+  stats.cached_blocks = kv_.pool->idle_blocks();
+  stats.total_blocks = kv_.pool->total_blocks();
+  stats.cache_evictions = kv_.tree->evicted();
+  stats.cached_runs = kv_.tree->nodes();
   if (speculation_ != nullptr) stats.speculation = speculation_->stats();
-  if (warm_ != nullptr) stats.warm = warm_->stats();
-  if (cold_ != nullptr) {
-    stats.disk = cold_->stats();
-    stats.disk_lost_blocks = cold_->lost_blocks();
-  }
-  if (swap_ == nullptr) return stats;
-  stats.swapped_out = swap_->blocks_out();
-  stats.swapped_in = swap_->blocks_in();
-  stats.swapped_blocks = swap_->used_blocks();
-  stats.swap_blocks = swap_->total_blocks();
+  const cache::TierStats tiers = kv_.tiers->stats();
+  stats.warm = tiers.warm;
+  stats.disk = tiers.disk;
+  stats.disk_lost_blocks = tiers.disk.lost_blocks;
+  stats.swapped_out = tiers.swap.saved_blocks;
+  stats.swapped_in = tiers.swap.restored_blocks;
+  stats.swapped_blocks = tiers.swap.blocks;
+  stats.swap_blocks = tiers.swap.capacity_blocks;
   return stats;
 }
 
@@ -488,28 +473,31 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
   }
   std::vector<cache::BlockRef> blocks;
   std::vector<int32_t> table;
-  tree_.Evict(cache::BlocksFor(static_cast<int64_t>(ids.size())) - blocks_->free_blocks());
-  for (int i = 0; i < cache::BlocksFor(static_cast<int64_t>(ids.size())); ++i) {
-    ASSIGN_OR_RETURN(cache::BlockRef block, blocks_->Allocate());
+  const int needed = tensor::KvBlocksFor(static_cast<int64_t>(ids.size()));
+  kv_.tree->Evict(needed - kv_.pool->free_blocks());
+  for (int i = 0; i < needed; ++i) {
+    ASSIGN_OR_RETURN(cache::BlockRef block, kv_.pool->Allocate());
     table.push_back(block.index());
     blocks.push_back(std::move(block));
   }
+  RETURN_IF_ERROR(ApplyOps({}));
   const RequestSparsity& defaults = options_.sparsity.defaults;
-  kernels::BlockSparsity sparsity = BlockSparsityOf(defaults, options_.sparsity, 0, &stats_.sparsity);
-  const std::unique_ptr<kernels::KeptChoices> kept = KeptChoicesFor(defaults, model_.info().kv);
-  sparsity.kept = kept.get();
+  const kernels::BlockSparsity sparsity = BlockSparsityOf(defaults, options_.sparsity, 0);
   for (size_t start = 0; start < ids.size(); start += scored_rows_) {
     const size_t count = std::min<size_t>(scored_rows_, ids.size() - start);
-    const ExecutorRows rows = {.tokens = ids.subspan(start, count),
-                               .block_table = table,
-                               .start = static_cast<int>(start),
-                               .first_logits = 0,
-                               .sparsity = defaults.mode == SparsityMode::kAll ? &sparsity : nullptr};
-    ASSIGN_OR_RETURN(const std::span<const float> logits,
-                     executor_.Run({&rows, 1}, /*want_hidden=*/false, nullptr, routes));
-    RETURN_IF_ERROR(sink(static_cast<int64_t>(start), logits));
+    StepBatch batch;
+    batch.want_routes = routes != nullptr;
+    batch.AddRows({.sequence = kScoredSequence, .start = static_cast<int>(start), .first_logits = 0},
+                  ids.subspan(start, count), {}, table,
+                  defaults.mode == SparsityMode::kAll ? &sparsity : nullptr);
+    ASSIGN_OR_RETURN(StepResult result, executor_->Run(batch));
+    TakeResult(result);
+    if (routes != nullptr) *routes = std::move(result.routes);
+    RETURN_IF_ERROR(sink(static_cast<int64_t>(start), result.logits));
   }
-  return OkStatus();
+  StepBatch last;
+  last.ended.push_back(kScoredSequence);
+  return executor_->Run(last).status();
 }
 
 // With blocks for all sequences that run at once, or as many as a quarter of the free memory holds.
@@ -519,11 +507,32 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
                                                          int context) {
   options.kv_bytes = 0;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, model.info()));
-  const cache::BlockLayout layout = LayoutFor(model.info().kv, dtype, /*digests=*/false);
+  const tensor::KvLayout layout = LayoutFor(model.info().kv, dtype, /*digests=*/false);
   const int room = std::min(context, model.info().context_length);
-  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
-                   cache::KvPool::Create(layout, KvBudget(layout, options, room)));
-  return std::make_unique<ModelDrafter>(model, kernels, threads, std::move(blocks), options.max_batch_tokens);
+  ASSIGN_OR_RETURN(const int blocks, cache::KvStore::BlocksFor(layout, KvBudget(layout, options, room)));
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store,
+                   cache::KvStore::Create({.layout = layout, .blocks = blocks}, threads));
+  return std::make_unique<ModelDrafter>(model, kernels, threads, std::move(store), options.max_batch_tokens);
+}
+
+// Everything but the disk tier, whose files are identified by what the model computes.
+StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool& threads,
+                              const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options) {
+  KvCache kv;
+  ASSIGN_OR_RETURN(const int blocks, cache::KvStore::BlocksFor(layout, bytes));
+  kv.pool = std::make_unique<cache::BlockPool>(blocks);
+  kv.tree = std::make_unique<cache::RadixTree>(*kv.pool, PolicyOf(options, info, blocks),
+                                               options.kv_observer.get());
+  ASSIGN_OR_RETURN(kv.tiers, cache::KvTiers::Create(*kv.pool, *kv.tree, layout,
+                                                    {.swap_bytes = options.swap_bytes,
+                                                     .attention_tokens = AttentionTokens(info),
+                                                     .warm_bytes = options.warm_bytes,
+                                                     .warm_exact = options.warm_exact,
+                                                     .warm_step_bytes = options.warm_step_bytes}));
+  cache::KvStoreOptions store = {.layout = layout, .blocks = blocks, .pageable_layers = info.layers};
+  kv.tiers->AddSlots(&store);
+  ASSIGN_OR_RETURN(kv.store, cache::KvStore::Create(store, threads));
+  return kv;
 }
 
 Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info) {
@@ -579,24 +588,26 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, info));
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
-  const cache::BlockLayout layout =
+  const tensor::KvLayout layout =
       LayoutFor(info.kv, dtype, options.sparsity.digests, options.sparsity.digest);
-  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvPool> blocks,
-                   cache::KvPool::Create(layout, KvBudget(layout, options, context)));
-  std::unique_ptr<cache::SwapSpace> swap;
-  if (options.swap_bytes > 0) {
-    ASSIGN_OR_RETURN(swap, cache::SwapSpace::Create(layout.pool_bytes(), options.swap_bytes));
-  }
+  ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options));
+  auto executor =
+      std::make_unique<LocalExecutor>(model, kernels, pool, *kv.store, options.sparsity.dense_layers);
   std::unique_ptr<ModelDrafter> drafter;
   if (options.speculative.method == "draft") {
     ASSIGN_OR_RETURN(drafter,
                      MakeModelDrafter(*options.speculative.draft_model, kernels, pool, options, context));
   }
-  auto engine = std::make_unique<ContinuousEngine>(model, kernels, pool, std::move(blocks), std::move(swap),
-                                                   std::move(drafter), options, context);
-  RETURN_IF_ERROR(engine->OpenDisk());
-  RETURN_IF_ERROR(engine->OpenWarm(pool));
-  return engine;
+  if (options.disk) {
+    ASSIGN_OR_RETURN(std::string fingerprint, KvFingerprint(info, options, *executor, *kv.store, *kv.pool));
+    RETURN_IF_ERROR(kv.tiers->OpenDisk({.folder = options.disk->folder,
+                                        .bytes = options.disk->bytes,
+                                        .fingerprint = std::move(fingerprint),
+                                        .step_bytes = options.disk->step_bytes},
+                                       *kv.store));
+  }
+  return std::make_unique<ContinuousEngine>(info, pool, std::move(kv), std::move(executor),
+                                            std::move(drafter), options, context);
 }
 
 }  // namespace moesaic::engine

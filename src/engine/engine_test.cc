@@ -1,4 +1,5 @@
 #include "engine/engine.h"
+#include "kernels/kernel_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +11,7 @@
 #include <regex>
 #include <set>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
 #include "engine/byte_tokenizer.h"
 #include "engine/fake_model.h"
 #include "engine/sampling.h"
@@ -379,7 +380,7 @@ TEST_F(EngineTest, WhatClientsSayOfTheirSessionsDecidesWhatGoes) {
     std::string found;
     for (const int i : {0, 1}) {
       const RequestId id = *engine->Add(MakeRequest(prompts[i], 1, 0));
-      found += fmt::format("{} ", Drain(*engine)[id].cached_tokens / cache::kBlockTokens);
+      found += fmt::format("{} ", Drain(*engine)[id].cached_tokens / tensor::kKvBlockTokens);
     }
     return found;
   };
@@ -624,7 +625,7 @@ class CountingObserver : public cache::KvObserver {
  public:
   void Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
               std::span<const int32_t> tokens, std::string_view) override {
-    EXPECT_EQ(tokens.size(), hashes.size() * cache::kBlockTokens);
+    EXPECT_EQ(tokens.size(), hashes.size() * tensor::kKvBlockTokens);
     EXPECT_TRUE(!parent || here_.contains(*parent));
     for (const uint64_t hash : hashes) EXPECT_TRUE(here_.insert(hash).second);
   }

@@ -105,7 +105,7 @@ class EngineThread::Impl {
         wake_.wait(lock,
                    [this] { return stopping_ || !inbox_.empty() || !engine_->idle() || engine_->saving(); });
         inbox = std::exchange(inbox_, {});
-        // They wait in the engine now, as far as Submit is concerned, until the next step says otherwise.
+        // Submit counts them as waiting until the next step updates the statistics.
         stats_.waiting += static_cast<int>(inbox.submitted.size());
         stop = stopping_;
       }
@@ -150,10 +150,10 @@ class EngineThread::Impl {
     for (const auto& [id, live] : live_) engine_->Cancel(id);
   }
 
-  // A model that fails once would fail again: everybody is told, and the engine is empty. `events` holds
-  // the ends that the step took before it failed, which are told no second time.
+  // A model that failed would fail again, so all requests end. `events` has the ends that the step reported
+  // before it failed.
   void Fail(const Status& status, std::vector<TokenEvent>* events) {
-    spdlog::error("a step failed, all requests end: {}", Message(status));
+    spdlog::error("step failed: {}; aborted {} requests", Message(status), live_.size());
     CancelAll();
     std::vector<TokenEvent> ends;
     if (const Status told = engine_->Step(&ends); !told.ok()) spdlog::error("{}", Message(told));

@@ -1,4 +1,4 @@
-// The thread that runs an engine, and the way in for all others.
+// The thread that runs an engine, and its interface for other threads.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace moesaic::engine {
 
 struct EngineThreadOptions {
-  int max_queued = 1024;  ///< requests that wait to run; more are refused
-  /// Asked by the engine's thread while the destructor waits for what is stored on disk: true ends that.
+  int max_queued = 1024;  ///< Maximum number of waiting requests; more are refused.
+  /// Polled while the destructor stores blocks on disk: true ends that.
   std::function<bool()> stop_saving = {};
 };
 
@@ -21,28 +21,28 @@ struct EngineThreadOptions {
 /// included; only the destructor may not be called from a sink.
 class EngineThread {
  public:
-  /// One request's events of one step, in order, told on the engine thread: it must not block and not throw.
-  /// Never called after the request's end; destroyed then.
+  /// Receives the events of one request and step, in order, on the engine thread. It must not block or throw.
+  /// It is destroyed after the request's end.
   using Sink = std::function<void(std::span<TokenEvent> events)>;
 
   EngineThread(std::unique_ptr<Engine> engine, const EngineThreadOptions& options);
-  /// Cancels what is there, tells each sink its end, stores what is to be kept on disk, and joins.
+  /// Cancels all requests, reports their ends, stores pending blocks on disk, and joins.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
 
-  /// InvalidArgument names what is wrong with the request; ResourceExhausted: max_queued wait already;
-  /// Unavailable: draining. A request that was taken gets exactly one event with a finish reason.
+  /// InvalidArgument names the fault of the request; ResourceExhausted: max_queued requests wait;
+  /// Unavailable: draining. An accepted request gets exactly one event with a finish reason.
   StatusOr<RequestId> Submit(Request request, Sink sink);
-  /// Ends a request: its blocks are free after the step that runs now, and its sink is told. Unknown or
-  /// finished ids are ignored.
+  /// Ends a request after the current step, releases its blocks and reports its end. Unknown or finished ids
+  /// are ignored.
   void Cancel(RequestId id);
-  /// Forgets all cached blocks that no request holds, and all on disk, before the next step.
+  /// Evicts all cached blocks that no request holds, and forgets those of all tiers, before the next step.
   void ClearCache();
 
-  EngineStats stats() const;  ///< after the last step; waiting counts what was submitted since
-  bool idle() const;          ///< nothing submitted has yet to end
-  void Drain();               ///< refuses new requests from now on; what is there runs to its end
+  EngineStats stats() const;  ///< After the last step; waiting includes later submissions.
+  bool idle() const;          ///< All submitted requests have ended.
+  void Drain();               ///< Refuses new requests; others run to their end.
 
   const models::ModelInfo& model() const;
   int max_context() const;

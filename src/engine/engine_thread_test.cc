@@ -1,4 +1,5 @@
 #include "engine/engine_thread.h"
+#include "kernels/kernel_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

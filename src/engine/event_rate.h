@@ -1,4 +1,4 @@
-// How often something happens.
+// The rate of events.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace moesaic::engine {
 
-/// The mean time between events, over about the last 64 of them. A pause counts as a minute or 16 means at
-/// most, so that a night without any is not what the morning is judged by.
+/// Mean time between about the last 64 events. A pause counts as at most a minute or 16 means, so that a
+/// night without events does not distort the next morning.
 class EventRate {
  public:
   void Count(Clock::time_point now) {
@@ -23,7 +23,7 @@ class EventRate {
     last_ = now;
     ++events_;
   }
-  double seconds_between() const { return seconds_between_; }  ///< 0 until two have been
+  double seconds_between() const { return seconds_between_; }  ///< 0 before the second event
 
  private:
   static constexpr double kPauseSeconds = 60, kPauseMeans = 16;

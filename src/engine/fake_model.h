@@ -157,10 +157,10 @@ class FakeModel : public models::Model {
 
   static float* Slot(const kernels::KvLayer& layer, const kernels::SequenceSlice& slice, int position,
                      int head, int64_t offset, int dim) {
-    const int block = slice.block_table[position / kernels::kKvBlockTokens];
-    auto* rows =
-        reinterpret_cast<float*>(layer.base + block * layer.block_stride + head * layer.head_stride + offset);
-    return rows + position % kernels::kKvBlockTokens * dim;
+    const int block = slice.block_table[position / tensor::kKvBlockTokens];
+    auto* rows = reinterpret_cast<float*>(layer.base + block * layer.block_stride +
+                                          head * layer.head_stride() + offset);
+    return rows + position % tensor::kKvBlockTokens * dim;
   }
 
   // Keys hold the token and its position, values a mark of layer and head.
@@ -171,7 +171,7 @@ class FakeModel : public models::Model {
         float* key = Slot(kv[l], slice, position, h, 0, kv[l].key_dim);
         key[0] = static_cast<float>(token);
         key[1] = static_cast<float>(position);
-        *Slot(kv[l], slice, position, h, kv[l].value_offset, kv[l].value_dim) =
+        *Slot(kv[l], slice, position, h, kv[l].value_offset(), kv[l].value_dim) =
             static_cast<float>(token * 10 + static_cast<int>(l) * 3 + h);
       }
     }
@@ -182,7 +182,7 @@ class FakeModel : public models::Model {
     for (int h = 0; h < layer.heads; ++h) {
       const float* key = Slot(layer, slice, position, h, 0, layer.key_dim);
       if (key[0] != 0 || key[1] != 0) return false;
-      if (*Slot(layer, slice, position, h, layer.value_offset, layer.value_dim) != 0) return false;
+      if (*Slot(layer, slice, position, h, layer.value_offset(), layer.value_dim) != 0) return false;
     }
     return true;
   }
@@ -194,7 +194,7 @@ class FakeModel : public models::Model {
     for (size_t l = 0; l < kv.size(); ++l) {
       for (int h = 0; h < kv[l].heads; ++h) {
         const float* key = Slot(kv[l], slice, position, h, 0, kv[l].key_dim);
-        const float value = *Slot(kv[l], slice, position, h, kv[l].value_offset, kv[l].value_dim);
+        const float value = *Slot(kv[l], slice, position, h, kv[l].value_offset(), kv[l].value_dim);
         if (key[0] != token || key[1] != static_cast<float>(position)) return -1;
         if (value != token * 10 + static_cast<float>(static_cast<int>(l) * 3 + h)) return -1;
       }

@@ -14,20 +14,20 @@ StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo
   return InvalidArgument("the KV cache's type must be auto, f32, bf16 or int8, found \"{}\"", name);
 }
 
-cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests, DigestKind kind) {
+tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests, DigestKind kind) {
   return {.layers = kv.layers,
           .heads = kv.heads,
           .key_dim = kv.key_dim,
           .value_dim = kv.value_dim,
           .shared = kv.shared,
           .dtype = dtype,
-          .digest_bytes = digests ? DigestBytesOf(kv, kind) : 0,
+          .summary_bytes = digests ? DigestBytesOf(kv, kind) : 0,
           .sketches = digests && kind == DigestKind::kSketch};
 }
 
-int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context) {
+int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context) {
   if (options.kv_bytes > 0) return options.kv_bytes;
-  const int64_t wanted = layout.pool_bytes() * cache::BlocksFor(context) * options.max_sequences;
+  const int64_t wanted = layout.total_bytes() * tensor::KvBlocksFor(context) * options.max_sequences;
   const int64_t available = runtime::AvailableMemory();
   return available > 0 ? std::min(wanted, available / 4) : wanted;
 }

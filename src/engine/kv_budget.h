@@ -1,24 +1,24 @@
-// How large the KV cache becomes: element type, layout and bytes.
+// Element type, layout and size of the KV cache.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "base/status.h"
-#include "cache/kv_pool.h"
 #include "engine/engine.h"
 #include "models/model.h"
+#include "tensor/kv_layout.h"
 
 namespace moesaic::engine {
 
-/// "auto" becomes f32 for f32 weights and bf16 for all others; else "f32", "bf16" or "int8".
+/// Resolves "auto" (f32 for f32 weights, bf16 for others), or parses "f32", "bf16" or "int8".
 StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo& info);
 
-/// `digests`: with room for those of all layers.
-cache::BlockLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests,
-                             DigestKind kind = DigestKind::kBox);
+/// The layout of blocks; with room for key summaries of all layers if `digests`.
+tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests,
+                           DigestKind kind = DigestKind::kBox);
 
-/// options.kv_bytes, or what max_sequences x context needs, at most a quarter of the memory that is free now.
-int64_t KvBudget(const cache::BlockLayout& layout, const EngineOptions& options, int context);
+/// options.kv_bytes, or enough for max_sequences x context, at most a quarter of the free memory.
+int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context);
 
 }  // namespace moesaic::engine

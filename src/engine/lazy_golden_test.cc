@@ -47,11 +47,11 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
 
   std::unique_ptr<Engine> Make(int dense_layers, int64_t step_bytes, int blocks = 64,
                                int warm_blocks = 0) const {
-    const cache::BlockLayout layout = LayoutFor(model_->info().kv, tensor::DType::kF32, true);
+    const tensor::KvLayout layout = LayoutFor(model_->info().kv, tensor::DType::kF32, true);
     EngineOptions options;
-    options.kv_bytes = blocks * layout.pool_bytes();
+    options.kv_bytes = blocks * layout.total_bytes();
     options.max_batch_tokens = 4096;
-    options.warm_bytes = warm_blocks * (layout.pool_bytes() + 1024);
+    options.warm_bytes = warm_blocks * (layout.total_bytes() + 1024);
     options.warm_exact = true;
     options.disk = DiskOptions{
         .folder = folder_ / "disk", .bytes = 64 << 20, .model = GetParam(), .step_bytes = step_bytes};

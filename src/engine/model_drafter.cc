@@ -1,4 +1,5 @@
 #include "engine/model_drafter.h"
+#include "kernels/kernel_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,11 +9,12 @@
 namespace moesaic::engine {
 
 ModelDrafter::ModelDrafter(models::Model& model, const kernels::KernelTable& kernels,
-                           runtime::ThreadPool& threads, std::unique_ptr<cache::KvPool> blocks, int max_rows)
+                           runtime::ThreadPool& threads, std::unique_ptr<cache::KvStore> store, int max_rows)
     : context_(model.info().context_length),
       max_rows_(max_rows),
-      blocks_(std::move(blocks)),
-      executor_(model, kernels, threads, *blocks_, /*first_sparse_layer=*/0) {}
+      store_(std::move(store)),
+      pool_(store_->blocks()),
+      executor_(model, kernels, threads, *store_, /*first_sparse_layer=*/0) {}
 
 void ModelDrafter::Keep(const std::vector<std::unique_ptr<Sequence>>& running) {
   const auto runs = [&running](RequestId id) {
@@ -48,13 +50,13 @@ int ModelDrafter::Behind(const Sequence& sequence) const {
 
 // Blocks for so many tokens; false when there are too few, and then the sequence has none.
 bool ModelDrafter::Reserve(State& state, int tokens) {
-  const int missing = cache::BlocksFor(tokens) - static_cast<int>(state.blocks.size());
-  if (missing > blocks_->free_blocks() || tokens > context_) {
+  const int missing = tensor::KvBlocksFor(tokens) - static_cast<int>(state.blocks.size());
+  if (missing > pool_.free_blocks() || tokens > context_) {
     state = State();
     return false;
   }
   for (int i = 0; i < missing; ++i) {
-    state.blocks.push_back(*blocks_->Allocate());
+    state.blocks.push_back(*pool_.Allocate());
     state.block_table.push_back(state.blocks.back().index());
   }
   return true;
@@ -83,9 +85,10 @@ Status ModelDrafter::TakeIn(std::vector<Chain>& chains) {
     while (chain.end - static_cast<int>(known.size()) > left) {
       const int start = static_cast<int>(known.size()), count = std::min(max_rows_, chain.end - start);
       const auto tokens = std::span(chain.sequence->tokens).subspan(start, count);
-      const ExecutorRows rows = {
-          .tokens = tokens, .block_table = chain.state->block_table, .start = start, .first_logits = count};
-      RETURN_IF_ERROR(executor_.Run({&rows, 1}, /*want_hidden=*/false).status());
+      StepBatch batch;
+      batch.AddRows({.sequence = chain.sequence->id, .start = start, .first_logits = count}, tokens, {},
+                    chain.state->block_table);
+      RETURN_IF_ERROR(executor_.Run(batch).status());
       known.insert(known.end(), tokens.begin(), tokens.end());
     }
   }
@@ -93,24 +96,26 @@ Status ModelDrafter::TakeIn(std::vector<Chain>& chains) {
   return OkStatus();
 }
 
-// One more token for each chain; lets go those that are deep enough.
+// Drafts one more token for each chain and removes chains that are deep enough.
 Status ModelDrafter::Append(std::vector<Chain>& chains) {
-  std::vector<ExecutorRows> batch;
+  StepBatch batch;
   for (const Chain& chain : chains) {
     const std::vector<int32_t>& drafts = chain.sequence->draft.tokens;
     const size_t known = chain.state->tokens.size();
     const std::span<const int32_t> rows =
         drafts.empty() ? std::span(chain.sequence->tokens).subspan(known) : std::span(drafts).last(1);
-    batch.push_back({.tokens = rows,
-                     .block_table = chain.state->block_table,
-                     .start = static_cast<int>(known),
-                     .first_logits = static_cast<int>(rows.size()) - 1});
+    batch.AddRows({.sequence = chain.sequence->id,
+                   .start = static_cast<int>(known),
+                   .first_logits = static_cast<int>(rows.size()) - 1},
+                  rows, {}, chain.state->block_table);
   }
-  ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Run(batch, /*want_hidden=*/false));
+  ASSIGN_OR_RETURN(const StepResult result, executor_.Run(batch));
+  const std::span<const float> logits = result.logits;
   const size_t vocab = logits.size() / chains.size();
   for (size_t i = 0; i < chains.size(); ++i) {
     Chain& chain = chains[i];
-    chain.state->tokens.insert(chain.state->tokens.end(), batch[i].tokens.begin(), batch[i].tokens.end());
+    const auto rows = std::span(batch.tokens).subspan(batch.rows[i].first_token, batch.rows[i].count);
+    chain.state->tokens.insert(chain.state->tokens.end(), rows.begin(), rows.end());
     const int32_t token = LikeliestToken(logits.subspan(i * vocab, vocab));
     if (token < 0) {
       chain.depth = 0;

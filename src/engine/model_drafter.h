@@ -7,18 +7,19 @@
 #include <memory>
 #include <vector>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
+#include "cache/kv_store.h"
 #include "engine/drafter.h"
-#include "engine/executor.h"
+#include "engine/local_executor.h"
 
 namespace moesaic::engine {
 
-/// Has KV blocks of its own; who finds none is not drafted for.
+/// Has KV blocks of its own; a sequence without free ones is not drafted for.
 class ModelDrafter : public Drafter {
  public:
-  /// `model`, `kernels` and `threads` are borrowed. At most `max_rows` rows of it are computed at a time.
+  /// `model`, `kernels` and `threads` are borrowed. A pass has at most `max_rows` rows.
   ModelDrafter(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-               std::unique_ptr<cache::KvPool> blocks, int max_rows);
+               std::unique_ptr<cache::KvStore> store, int max_rows);
   void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;
   int Limit(const Sequence& sequence, int most) override;
   int Behind(const Sequence& sequence) const override;
@@ -26,16 +27,16 @@ class ModelDrafter : public Drafter {
 
  private:
   struct State {
-    std::vector<int32_t> tokens;  // whose keys and values stand in `blocks`
+    std::vector<int32_t> tokens;  // with keys and values in `blocks`
     std::vector<cache::BlockRef> blocks;
     std::vector<int32_t> block_table;
   };
-  // A job on its way.
+  // A job that is not finished.
   struct Chain {
     Sequence* sequence;
     State* state;
     int depth;
-    int end;  // tokens to take in before the first draft
+    int end;  // tokens to compute before the first draft
   };
 
   static int End(const Sequence& sequence);
@@ -45,8 +46,9 @@ class ModelDrafter : public Drafter {
   Status Append(std::vector<Chain>& chains);
 
   const int context_, max_rows_;
-  std::unique_ptr<cache::KvPool> blocks_;
-  Executor executor_;
+  const std::unique_ptr<cache::KvStore> store_;
+  cache::BlockPool pool_;
+  LocalExecutor executor_;
   absl::flat_hash_map<RequestId, std::unique_ptr<State>> states_;
 };
 

@@ -1,55 +1,52 @@
 #include "engine/mtp_drafter.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "engine/sampling.h"
 
 namespace moesaic::engine {
 namespace {
 
-using cache::kBlockTokens;
+using tensor::kKvBlockTokens;
 
-// Hidden states of this many tokens, and until they are cut of twice as many, are kept for a sequence that is
-// not drafted for, so that the module can begin again with some context: enough for the words around, and for
-// DeepSeek-V3 at most 256 tokens, 7.3 MB.
+// Number of tokens, and twice as many before they are cut, whose hidden states are kept for a sequence
+// without drafts, so that the module can restart with some context. For DeepSeek-V3 at most 256 tokens, 7.3
+// MB.
 constexpr int kKeptRows = 128;
 
 }  // namespace
 
-MtpDrafter::MtpDrafter(Executor& executor, const cache::KvPool& blocks, int layer, int hidden_size)
+MtpDrafter::MtpDrafter(Executor& executor, int blocks, int layer, int hidden_size)
     : executor_(executor),
-      blocks_(blocks),
       layer_(layer),
       hidden_size_(static_cast<size_t>(hidden_size)),
-      origins_(blocks.total_blocks(), -1) {}
+      origins_(blocks, -1) {}
 
-// The module's rows begin anew with the block that holds the next token. Zeros in the place of those that are
-// missing there draw little attention and say nothing.
-void MtpDrafter::Restart(Sequence& sequence) const {
+// Restarts the module's rows with the block that holds the next token. Zeros in the place of missing rows get
+// little attention weight and contribute nothing.
+void MtpDrafter::Restart(Sequence& sequence, cache::KvOps* ops) const {
   DraftState& draft = sequence.draft;
-  draft.mtp_first = sequence.computed / kBlockTokens;
+  draft.mtp_first = sequence.computed / kKvBlockTokens;
   draft.mtp_computed = sequence.computed;
   draft.hidden.clear();
   NoteLastBlock(sequence);
-  if (sequence.computed % kBlockTokens == 0) return;
-  const int64_t bytes = blocks_.layout().layer_bytes();
-  const int32_t block = sequence.block_table[draft.mtp_first];
-  std::memset(blocks_.At(block) + layer_ * bytes, 0, bytes);
+  if (sequence.computed % kKvBlockTokens == 0) return;
+  ops->push_back(
+      {.kind = cache::KvOpKind::kClear, .block = sequence.block_table[draft.mtp_first], .layer = layer_});
 }
 
-// The block that the last of the module's rows are in, unless it is full: when it is, the tree may have
-// another one for it that was made elsewhere.
+// Records the block of the module's last rows unless it is full: a full block may have been replaced by an
+// equal one of the tree.
 void MtpDrafter::NoteLastBlock(Sequence& sequence) {
   DraftState& draft = sequence.draft;
-  const bool full = draft.mtp_computed % kBlockTokens == 0;
-  draft.mtp_block = full ? -1 : sequence.block_table[draft.mtp_computed / kBlockTokens];
+  const bool full = draft.mtp_computed % kKvBlockTokens == 0;
+  draft.mtp_block = full ? -1 : sequence.block_table[draft.mtp_computed / kKvBlockTokens];
 }
 
-// A further draft is a row behind those of the tokens, which must have its place in the blocks already.
+// Each further draft needs a row after those of the tokens, for which the blocks must have room already.
 int MtpDrafter::Limit(const Sequence& sequence, int most) {
   if (Rows(sequence) == 0) return 0;
-  const int room = static_cast<int>(sequence.blocks.size()) * kBlockTokens - sequence.computed;
+  const int room = static_cast<int>(sequence.blocks.size()) * kKvBlockTokens - sequence.computed;
   return std::min(most, room + 1);
 }
 
@@ -57,69 +54,75 @@ int MtpDrafter::Behind(const Sequence& sequence) const { return std::max(0, Rows
 
 bool MtpDrafter::IsWhole(const Sequence& sequence) const {
   const DraftState& draft = sequence.draft;
-  for (int i = draft.mtp_first; i < draft.mtp_computed / kBlockTokens; ++i) {
+  for (int i = draft.mtp_first; i < draft.mtp_computed / kKvBlockTokens; ++i) {
     if (origins_[sequence.block_table[i]] != draft.mtp_first) return false;
   }
-  return draft.mtp_block < 0 || sequence.block_table[draft.mtp_computed / kBlockTokens] == draft.mtp_block;
+  return draft.mtp_block < 0 || sequence.block_table[draft.mtp_computed / kKvBlockTokens] == draft.mtp_block;
 }
 
 Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
-  ASSIGN_OR_RETURN(std::vector<Chain> chains, TakeIn(jobs));
+  StepResult result;
+  ASSIGN_OR_RETURN(std::vector<Chain> chains, TakeIn(jobs, &result));
   while (!chains.empty()) {
-    std::vector<MtpRows> batch;
+    StepBatch batch = {.kind = StepKind::kMtp};
     for (const Chain& chain : chains) {
       const DraftState& draft = chain.sequence->draft;
       const int position = chain.sequence->computed + static_cast<int>(draft.tokens.size()) - 1;
-      batch.push_back({.tokens = std::span(draft.tokens).last(1),
-                       .hidden = executor_.mtp_hidden().subspan(chain.row * hidden_size_, hidden_size_),
-                       .block_table = std::span(chain.sequence->block_table).subspan(draft.mtp_first),
-                       .start = position - draft.mtp_first * kBlockTokens,
-                       .want_logits = true});
+      const auto hidden = result.hidden.subspan(chain.row * hidden_size_, hidden_size_);
+      batch.hidden.insert(batch.hidden.end(), hidden.begin(), hidden.end());
+      batch.AddRows({.sequence = chain.sequence->id,
+                     .start = position - draft.mtp_first * kKvBlockTokens,
+                     .first_logits = 0},
+                    std::span(draft.tokens).last(1), {},
+                    std::span(chain.sequence->block_table).subspan(draft.mtp_first));
     }
-    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.RunMtp(batch));
+    ASSIGN_OR_RETURN(result, executor_.Run(batch));
     for (size_t i = 0; i < chains.size(); ++i) chains[i].row = static_cast<int>(i);
-    Append(chains, logits);
+    Append(chains, result.logits);
   }
   return OkStatus();
 }
 
 // Computes the rows of what the jobs' sequences have got since, and the first draft of each.
-StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const DraftJob> jobs) {
-  std::vector<MtpRows> batch;
+StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const DraftJob> jobs,
+                                                            StepResult* result) {
+  StepBatch batch = {.kind = StepKind::kMtp};
   std::vector<Chain> chains;
   std::vector<Sequence*> taken;
   int rows = 0;
   for (const DraftJob& job : jobs) {
     Sequence& sequence = *job.sequence;
     const DraftState& draft = sequence.draft;
-    if (!IsWhole(sequence)) Restart(sequence);
+    if (!IsWhole(sequence)) Restart(sequence, &batch.ops_before);
     const int count = Rows(sequence);
     if (count == 0) continue;
-    batch.push_back({.tokens = std::span(sequence.tokens).subspan(draft.mtp_computed + 1, count),
-                     .hidden = draft.hidden,
-                     .block_table = std::span(sequence.block_table).subspan(draft.mtp_first),
-                     .start = draft.mtp_computed - draft.mtp_first * kBlockTokens,
-                     .want_logits = job.depth > 0});
+    batch.hidden.insert(batch.hidden.end(), draft.hidden.begin(), draft.hidden.end());
+    batch.AddRows({.sequence = sequence.id,
+                   .start = draft.mtp_computed - draft.mtp_first * kKvBlockTokens,
+                   .first_logits = job.depth > 0 ? count - 1 : count},
+                  std::span(sequence.tokens).subspan(draft.mtp_computed + 1, count), {},
+                  std::span(sequence.block_table).subspan(draft.mtp_first));
     rows += count;
     taken.push_back(&sequence);
     if (job.depth > 0) chains.push_back({.sequence = &sequence, .depth = job.depth, .row = rows - 1});
   }
-  if (batch.empty()) return chains;
-  ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.RunMtp(batch));
+  if (batch.rows.empty() && batch.ops_before.empty()) return chains;
+  ASSIGN_OR_RETURN(*result, executor_.Run(batch));
   for (Sequence* sequence : taken) {
     DraftState& draft = sequence->draft;
-    for (int i = draft.mtp_computed / kBlockTokens; i < sequence->computed / kBlockTokens; ++i) {
+    for (int i = draft.mtp_computed / kKvBlockTokens; i < sequence->computed / kKvBlockTokens; ++i) {
       origins_[sequence->block_table[i]] = draft.mtp_first;
     }
     draft.mtp_computed = sequence->computed;
     NoteLastBlock(*sequence);
     draft.hidden.clear();
   }
-  Append(chains, logits);
+  Append(chains, result->logits);
   return chains;
 }
 
-// Gives each chain its likeliest token and lets go those that are deep enough. logits: [chains, vocab_size].
+// Appends the most likely token to each chain and removes chains that are deep enough. logits: [chains,
+// vocab_size].
 void MtpDrafter::Append(std::vector<Chain>& chains, std::span<const float> logits) const {
   if (chains.empty()) return;
   const size_t vocab = logits.size() / chains.size();
@@ -136,8 +139,8 @@ void MtpDrafter::Append(std::vector<Chain>& chains, std::span<const float> logit
   });
 }
 
-// What stands in the tree has the module's rows where all blocks from one origin on have them; their last row
-// was made with the token that followed then, which is as good.
+// A cached prefix has the module's rows if all blocks from one origin on have them. Their last row was
+// computed with the token that followed then, which serves as well.
 void MtpDrafter::Admitted(const StepPlan& plan) {
   for (const StepPlan::Admission& admission : plan.admit) {
     Sequence& sequence = *admission.sequence;
@@ -156,47 +159,44 @@ void MtpDrafter::Admitted(const StepPlan& plan) {
   }
 }
 
-void MtpDrafter::Allocated(const StepPlan& plan) {
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    for (const int32_t block : std::span(sequence.block_table).last(part.new_blocks)) origins_[block] = -1;
+void MtpDrafter::Allocated(const StepPlan& plan, cache::KvOps* ops) {
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    for (const int32_t block : std::span(sequence.block_table).last(chunk.new_blocks)) origins_[block] = -1;
     if (sequence.draft.mtp_first < 0) {
-      Restart(sequence);
+      Restart(sequence, ops);
     } else if (sequence.draft.mtp_block < 0) {
       NoteLastBlock(sequence);  // the copy of a prefix's tail
     }
   }
-  // Those from disk or the warm tier may have the module's rows, but nobody knows.
-  for (const StepPlan::Promotion& promotion : plan.promotions) {
-    for (const int32_t block : promotion.taken) origins_[block] = -1;
-  }
-  for (const StepPlan::Load& load : plan.loads) {
-    for (const int32_t block : load.taken) origins_[block] = -1;
+  // Blocks from a tier may contain rows of the module, but nobody knows.
+  for (const StepPlan::Fetch& fetch : plan.fetches) {
+    for (const int32_t block : fetch.taken) origins_[block] = -1;
   }
 }
 
 void MtpDrafter::Computed(const StepPlan& plan, std::span<const float> hidden) {
   size_t row = 0;
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
     if (sequence.limit - sequence.prompt_size() > 1) {  // else nothing is drafted, ever
-      const size_t count = part.kept();
+      const size_t count = chunk.kept();
       const auto kept = hidden.subspan(row * hidden_size_, count * hidden_size_);
       sequence.draft.hidden.insert(sequence.draft.hidden.end(), kept.begin(), kept.end());
     }
-    row += part.rows();
+    row += chunk.rows();
   }
 }
 
 void MtpDrafter::Skip(Sequence& sequence) {
   if (Rows(sequence) <= 2 * kKeptRows) return;
   DraftState& draft = sequence.draft;
-  const int first = cache::BlocksFor(sequence.computed - kKeptRows);
-  const int dropped = first * kBlockTokens - draft.mtp_computed;
+  const int first = tensor::KvBlocksFor(sequence.computed - kKeptRows);
+  const int dropped = first * kKvBlockTokens - draft.mtp_computed;
   draft.hidden.erase(draft.hidden.begin(), draft.hidden.begin() + static_cast<int64_t>(dropped) *
                                                                       static_cast<int64_t>(hidden_size_));
   draft.mtp_first = first;
-  draft.mtp_computed = first * kBlockTokens;
+  draft.mtp_computed = first * kKvBlockTokens;
   draft.mtp_block = -1;
 }
 

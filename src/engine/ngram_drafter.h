@@ -1,5 +1,5 @@
-// Drafts what followed the last tokens where they stood before: prompt lookup (Saxena, "Prompt lookup
-// decoding", 2023), with vLLM's rules.
+// Drafts the tokens that followed an earlier occurrence of the last tokens: prompt lookup (Saxena, "Prompt
+// lookup decoding", 2023), with vLLM's rules.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace moesaic::engine {
 
-/// Up to `most` tokens behind the earliest place, other than the end itself, where the last n tokens stand,
-/// with the greatest n in [shortest, longest] that has one. Empty when there is none. O(tokens x longest) at
-/// worst, once through the tokens as a rule.
+/// Up to `most` tokens after the earliest other occurrence of the last n tokens, with the greatest n in
+/// [shortest, longest] that has one; empty: there is none. O(tokens x longest) at worst, usually one pass
+/// over the tokens.
 std::span<const int32_t> LookUp(std::span<const int32_t> tokens, int shortest, int longest, int most);
 
 class NgramDrafter : public Drafter {
@@ -30,7 +30,7 @@ class NgramDrafter : public Drafter {
 
  private:
   const int shortest_, longest_;
-  std::unordered_map<const Sequence*, std::span<const int32_t>> found_;  // by Limit, in this step
+  std::unordered_map<const Sequence*, std::span<const int32_t>> found_;  // set by Limit in this step
 };
 
 }  // namespace moesaic::engine

@@ -1,4 +1,4 @@
-// The text of one request's output as it grows: decoded token by token, cut at stop strings.
+// The output text of one request: decoded token by token, cut at stop strings.
 #pragma once
 
 #include <string>
@@ -10,17 +10,17 @@
 
 namespace moesaic::engine {
 
-/// One thread at a time. The pieces put together are the answer.
+/// The concatenated pieces are the answer. One thread at a time.
 class OutputText {
  public:
   /// `tokenizer` is shared, not borrowed.
   OutputText(const text::Tokenizer& tokenizer, bool skip_special, std::vector<std::string> stops);
 
-  /// The text that `id` settles; empty while a character or a stop string may be incomplete.
+  /// The text that `id` completes; empty while a character or a stop string may be incomplete.
   StatusOr<std::string> Push(int32_t id);
-  /// What was held back, once no more tokens come.
+  /// The held-back rest, after the last token.
   StatusOr<std::string> Finish();
-  bool stopped() const { return stops_.matched(); }  ///< a stop string was met: cancel the request
+  bool stopped() const { return stops_.matched(); }  ///< A stop string was found: cancel the request.
 
  private:
   text::StreamingDecoder decoder_;

@@ -8,7 +8,7 @@
 
 namespace moesaic::engine {
 
-/// The 128 bits of `counter` under `key`.
+/// The 128 random bits of `counter` under `key`.
 constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
   // Multipliers and Weyl increments of the paper, section 4.3 and table 2.
   constexpr uint32_t kMultiply0 = 0xD2511F53, kMultiply1 = 0xCD9E8D57;

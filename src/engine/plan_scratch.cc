@@ -8,32 +8,31 @@
 namespace moesaic::engine {
 namespace {
 
-// Waiting sequences that one plan may pass by because their prefix is on its way: each costs a look into the
-// tree, and more than a few are never admitted in one step anyway.
-constexpr int kMostPassedBy = 16;
+// Waiting sequences that one plan may skip because their prefix is being computed or fetched: each costs a
+// look-up in the tree, and a step rarely admits more than a few.
+constexpr int kMaxPassedBy = 16;
 
-// Rank of a running sequence: the front, those that are due by arrival, all others by priority and arrival.
+// Rank of a running sequence: the front; due ones by arrival; all others by priority and arrival.
 auto RankOf(const Sequence& sequence, RequestId front) {
-  const int group = sequence.id == front ? 0 : sequence.due ? 1 : 2;
+  const int group = sequence.id == front ? 0 : sequence.aged ? 1 : 2;
   return std::tuple(group, group == 2 ? sequence.request.priority : 0, sequence.id);
 }
 
-// Blocks that are kept for a sequence of `blocks` loaded ones, so that it can be admitted behind its load:
-// for the rest of its tokens, and one to spare.
+// Blocks reserved for a sequence after a fetch to `blocks` blocks, so that it can be admitted then: for the
+// rest of its tokens, and a spare one.
 int ReservedFor(const Sequence& sequence, int blocks) {
-  return cache::BlocksFor(sequence.size()) - blocks + 1;
+  return tensor::KvBlocksFor(sequence.size()) - blocks + 1;
 }
 
 }  // namespace
 
-PlanScratch::PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree, const ColdBlocks* cold,
-                         const WarmBlocks* warm, const SchedulerOptions& options,
+PlanScratch::PlanScratch(const cache::BlockPool& pool, const cache::RadixTree& tree,
+                         std::span<cache::KvTier* const> tiers, const SchedulerOptions& options,
                          const std::vector<std::unique_ptr<Sequence>>& running,
                          const std::vector<std::unique_ptr<Sequence>>& waiting, RequestId front)
     : pool_(pool),
       tree_(tree),
-      cold_(cold),
-      warm_(warm),
+      tiers_(tiers),
       options_(options),
       rows_(options.max_batch_tokens),
       scored_rows_(options.max_scored_rows) {
@@ -41,12 +40,12 @@ PlanScratch::PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree
   std::sort(running_.begin(), running_.end(),
             [front](const Sequence* a, const Sequence* b) { return RankOf(*a, front) < RankOf(*b, front); });
   for (const auto& sequence : waiting) {
-    if (!sequence->load) {
+    if (sequence->fetching == nullptr) {
       waiting_.push_back(sequence.get());
       continue;
     }
     const auto blocks = static_cast<int>(sequence->blocks.size());
-    loading_.push_back({sequence.get(), blocks});
+    fetching_.push_back({sequence.get(), blocks});
     reserved_ += ReservedFor(*sequence, blocks);
   }
 }
@@ -57,7 +56,7 @@ int PlanScratch::FreeBlocks() const { return pool_.free_blocks() + pool_.idle_bl
 int PlanScratch::ChunkOf(const Sequence& sequence, int computed) const {
   int count = std::min(sequence.size() - computed, rows_);
   if (sequence.wants_prompt_logprobs()) count = std::min(count, scored_rows_);
-  if (sequence.kept_choices == nullptr) return count;
+  if (!sequence.sparsity || sequence.sparsity->reuse == 1) return count;
   // A chunk that begins inside a group reads what an earlier step chose. Its own choices would push that out,
   // and the step may have to be done again: it goes no further than the group. So chunks end with groups.
   const kernels::BlockSparsity& sparsity = *sequence.sparsity;
@@ -72,7 +71,7 @@ void PlanScratch::Take(Sequence* sequence, int count, int new_blocks) {
   rows_ -= count;
   taken_ += new_blocks;
   if (sequence->wants_prompt_logprobs()) scored_rows_ -= count;
-  plan_.parts.push_back({sequence, count, new_blocks});
+  plan_.chunks.push_back({sequence, count, new_blocks});
 }
 
 void PlanScratch::PlanDecodes() {
@@ -81,8 +80,8 @@ void PlanScratch::PlanDecodes() {
     if (sequence->remaining() != 1 || sequence->waits_for_mask()) continue;
     // A draft that was refused may have left a block more than its tokens need.
     const int needed =
-        std::max(0, cache::BlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size()));
-    while (FreeBlocks() < needed && !loading_.empty()) AbandonLoad();
+        std::max(0, tensor::KvBlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size()));
+    while (FreeBlocks() < needed && !fetching_.empty()) CancelLastFetch();
     while (FreeBlocks() < needed && running_.size() > i) PreemptLast();
     if (running_.size() <= i) return;  // it was the last itself
     Take(sequence, 1, needed);
@@ -96,11 +95,11 @@ void PlanScratch::GiveBack(const Sequence& sequence) {
   }
 }
 
-void PlanScratch::AbandonLoad() {
-  const Loading last = loading_.back();
-  loading_.pop_back();
+void PlanScratch::CancelLastFetch() {
+  const Fetching last = fetching_.back();
+  fetching_.pop_back();
   reserved_ -= ReservedFor(*last.sequence, last.blocks);
-  plan_.abandon.push_back(last.sequence);
+  plan_.cancel.push_back(last.sequence);
   GiveBack(*last.sequence);
 }
 
@@ -120,8 +119,8 @@ void PlanScratch::PlanPrefills() {
 
 // Whether `a` is admitted before `b`.
 bool PlanScratch::Before(const Sequence& a, const Sequence& b) const {
-  if (a.due != b.due) return a.due;
-  if (a.due) return a.id < b.id;
+  if (a.aged != b.aged) return a.aged;
+  if (a.aged) return a.id < b.id;
   constexpr auto kNever = Clock::time_point::max();
   const auto key = [&](const Sequence& sequence) {
     return std::tuple(sequence.request.priority, ServiceOf(sequence),
@@ -160,9 +159,9 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
 // Whether a block that comes next in `sequence`, and that it could share, will soon have been computed by a
 // running sequence, or come from the disk or the warm tier.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
-  if (sequence.due || !Shares(sequence)) return false;
-  const size_t known = prefix.blocks.size() * cache::kBlockTokens;
-  const size_t wanted = known + cache::kBlockTokens;
+  if (sequence.aged || !Shares(sequence)) return false;
+  const size_t known = prefix.blocks.size() * tensor::kKvBlockTokens;
+  const size_t wanted = known + tensor::kKvBlockTokens;
   if (sequence.tokens.size() <= wanted || static_cast<size_t>(sequence.shared_limit) < wanted) return false;
   const auto begins_alike = [&](const Sequence& other) {
     const int32_t *a = sequence.tokens.data(), *b = other.tokens.data();
@@ -178,49 +177,45 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
                                       static_cast<size_t>(other->shared_limit) >= wanted &&
                                       begins_alike(*other);
                              }) ||
-         std::ranges::any_of(loading_,
-                             [&](const Loading& other) {
-                               return static_cast<size_t>(other.blocks) * cache::kBlockTokens >= wanted &&
+         std::ranges::any_of(fetching_,
+                             [&](const Fetching& other) {
+                               return static_cast<size_t>(other.blocks) * tensor::kKvBlockTokens >= wanted &&
                                       begins_alike(*other.sequence);
                              }) ||
-         std::ranges::any_of(plan_.promotions, [&](const StepPlan::Promotion& other) {
-           const size_t blocks = other.prefix.blocks.size() + other.warm.size();
-           return blocks * cache::kBlockTokens >= wanted && begins_alike(*other.sequence);
+         std::ranges::any_of(plan_.fetches, [&](const StepPlan::Fetch& other) {
+           const size_t blocks = other.prefix.blocks.size() + static_cast<size_t>(other.hit.blocks);
+           return blocks * tensor::kKvBlockTokens >= wanted && begins_alike(*other.sequence);
          });
 }
 
-// Those on disk that follow `prefix`. Who is due does not wait for a disk.
-int PlanScratch::BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
-  if (cold_ == nullptr || sequence.due || sequence.tried_disk || !Shares(sequence)) return 0;
-  const auto known = static_cast<int>(prefix.blocks.size());
-  if (known < sequence.lazy_blocks) return 0;  // they went before it was admitted: not once more
-  return std::max(0, cold_->Find(sequence.cache_namespace, SharedTokens(sequence)) - known);
+cache::TierQuery PlanScratch::QueryOf(const Sequence& sequence, int indexed_blocks, int64_t indexed_tokens) {
+  // Blocks of other requests may be read whole by rows that do not choose.
+  const bool chooses = sequence.sparsity && sequence.sparsity->first_position == 0;
+  return {.request = sequence.id,
+          .name = sequence.cache_namespace,
+          .tokens = SharedTokens(sequence),
+          .indexed_blocks = indexed_blocks,
+          .indexed_tokens = indexed_tokens,
+          .aged = sequence.aged,
+          .budget_blocks = chooses ? sequence.sparsity->budget_blocks : 0};
 }
 
-// Of which one that went from the tree before its sequence was admitted is not brought back again.
-std::vector<cache::SwapRef> PlanScratch::WarmBehind(const Sequence& sequence,
-                                                    const cache::PrefixMatch& prefix) const {
-  const auto known = static_cast<int>(prefix.blocks.size());
-  if (warm_ == nullptr || known < sequence.promoted || !Shares(sequence)) return {};
-  return warm_->Find(sequence.cache_namespace, SharedTokens(sequence), known);
+// The first tier that has blocks after `prefix`.
+PlanScratch::Found PlanScratch::Lookup(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
+  cache::TierQuery query = QueryOf(sequence, static_cast<int>(prefix.blocks.size()), prefix.tokens());
+  if (!Shares(sequence)) query.tokens = {};
+  for (cache::KvTier* tier : tiers_) {
+    if (cache::TierHit hit = tier->Lookup(query)) return {tier, std::move(hit)};
+  }
+  return {};
 }
 
-void PlanScratch::PlanPromotion(Sequence* sequence, cache::PrefixMatch prefix,
-                                std::vector<cache::SwapRef> warm) {
-  const auto blocks = static_cast<int>(warm.size());
+void PlanScratch::PlanFetch(Sequence* sequence, cache::PrefixMatch prefix, Found found) {
+  const int blocks = found.hit.blocks, whole = static_cast<int>(prefix.blocks.size()) + blocks;
   taken_ += blocks;
-  reserved_ += ReservedFor(*sequence, static_cast<int>(prefix.blocks.size()) + blocks);
-  plan_.promotions.push_back({sequence, std::move(prefix), std::move(warm)});
-}
-
-void PlanScratch::PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks) {
-  const bool lazy = cold_->IsLazy(*sequence, blocks);
-  const int part = lazy ? cold_->LazyPart(blocks) : blocks;
-  const int whole = static_cast<int>(prefix.blocks.size()) + part;
-  taken_ += part;
   reserved_ += ReservedFor(*sequence, whole);
-  loading_.push_back({sequence, whole});
-  plan_.loads.push_back({sequence, std::move(prefix), part, lazy, part < blocks});
+  if (!found.hit.exclusive) fetching_.push_back({sequence, whole});
+  plan_.fetches.push_back({sequence, std::move(prefix), found.tier, std::move(found.hit)});
 }
 
 // A block to spare for each running sequence: none of them can need more within its next 64 tokens, so an
@@ -231,74 +226,67 @@ bool PlanScratch::Fits(int needed) const {
 }
 
 void PlanScratch::PlanAdmissions() {
-  if (!plan_.preempt.empty() || !plan_.abandon.empty()) return;
+  if (!plan_.preempt.empty() || !plan_.cancel.empty()) return;
   std::vector<Sequence*> line = waiting_;
   int passed_by = 0;
-  while (!line.empty() && passed_by <= kMostPassedBy) {
-    if (static_cast<int>(running_.size() + loading_.size()) >= options_.max_sequences) return;
+  while (!line.empty() && passed_by <= kMaxPassedBy) {
+    if (static_cast<int>(running_.size() + fetching_.size()) >= options_.max_sequences) return;
     const auto first = std::min_element(
         line.begin(), line.end(), [this](const Sequence* a, const Sequence* b) { return Before(*a, *b); });
     Sequence* next = *first;
-    const bool due_loads = std::ranges::any_of(loading_, [&](const Loading& other) {
-      return other.sequence->due && Before(*other.sequence, *next);
+    const bool aged_fetches = std::ranges::any_of(fetching_, [&](const Fetching& other) {
+      return other.sequence->aged && Before(*other.sequence, *next);
     });
-    if (due_loads) return;  // it became due after its load began
+    if (aged_fetches) return;  // it became due after its fetch began
     line.erase(first);
     cache::PrefixMatch prefix = PrefixOf(*next);
     if (PrefixIsOnItsWay(*next, prefix)) {
       ++passed_by;
       continue;
     }
-    const int needed = cache::BlocksFor(next->size()) - static_cast<int>(prefix.blocks.size());
-    const int kept = ParkedBlocks::Tokens(*next, static_cast<int>(prefix.blocks.size()));
-    const bool restores = kept > static_cast<int>(prefix.tokens());
-    std::vector<cache::SwapRef> warm;
-    if (!restores) warm = WarmBehind(*next, prefix);
-    if (!warm.empty() && !plan_.promotions.empty()) {  // one a step, which may be of the same blocks
-      if (next->due) return;
-      ++passed_by;
-      continue;
-    }
-    if (!warm.empty()) {
-      prefix.DropTail();
+    const int needed = tensor::KvBlocksFor(next->size()) - static_cast<int>(prefix.blocks.size());
+    Found found = Lookup(*next, prefix);
+    if (found.hit && !found.hit.with_admission) {
+      const bool another = std::ranges::any_of(
+          plan_.fetches, [](const StepPlan::Fetch& fetch) { return fetch.hit.exclusive; });
+      if (found.hit.exclusive && another) {  // which may be of the same blocks
+        if (next->aged) return;
+        ++passed_by;
+        continue;
+      }
+      prefix.DropTail();  // the fetch begins with its block, which may be missing
       if (!Fits(needed)) return;
-      PlanPromotion(next, std::move(prefix), std::move(warm));
-      if (next->due) return;
+      PlanFetch(next, std::move(prefix), std::move(found));
+      if (next->aged) return;
       continue;
     }
-    if (const int blocks = restores ? 0 : BlocksToLoad(*next, prefix); blocks > 0) {
-      prefix.DropTail();  // what is loaded begins with its block, which may be missing
-      if (!Fits(needed)) return;
-      PlanLoad(next, std::move(prefix), blocks);
-      continue;
-    }
-    const bool absent = prefix.tail && cold_ != nullptr && cold_->IsAbsent(prefix.tail.index());
-    if (prefix.tail && (restores || absent || !Fits(needed))) {  // the block to copy from may be missing
-      prefix.DropTail();
-    }
-    const int computed = restores ? kept : static_cast<int>(prefix.tokens());
+    // The block to copy from may be evicted for this admission, or be partial.
+    const bool partial = prefix.tail && pool_.absent(prefix.tail.index());
+    if (prefix.tail && (found.hit || partial || !Fits(needed))) prefix.DropTail();
+    const int computed = found.hit ? found.hit.tokens : static_cast<int>(prefix.tokens());
     const int count = ChunkOf(*next, computed);
     if (count == 0 || !Fits(needed)) return;
     running_.push_back(next);
     promised_[next->share] += next->size() - computed;
-    plan_.admit.push_back({next, std::move(prefix), computed, !next->times.started});
+    plan_.admit.push_back(
+        {next, std::move(prefix), found.tier, std::move(found.hit), computed, !next->times.started});
     Take(next, count, needed);
   }
 }
 
 void PlanScratch::PlanDrafts() {
-  for (StepPlan::Part& part : plan_.parts) {
-    const Sequence& sequence = *part.sequence;
+  for (StepPlan::ScheduledChunk& chunk : plan_.chunks) {
+    const Sequence& sequence = *chunk.sequence;
     if (rows_ == 0 || sequence.remaining() != 1) continue;
-    const int blocks = static_cast<int>(sequence.blocks.size()) + part.new_blocks;
+    const int blocks = static_cast<int>(sequence.blocks.size()) + chunk.new_blocks;
     int drafts = std::min(static_cast<int>(sequence.draft.tokens.size()), rows_);
-    int more = std::max(0, cache::BlocksFor(sequence.size() + drafts) - blocks);
+    int more = std::max(0, tensor::KvBlocksFor(sequence.size() + drafts) - blocks);
     if (more > 0 && !Fits(more)) {
       more = 0;
-      drafts = std::min(drafts, blocks * cache::kBlockTokens - sequence.size());
+      drafts = std::min(drafts, blocks * tensor::kKvBlockTokens - sequence.size());
     }
-    part.drafts = drafts;
-    part.new_blocks += more;
+    chunk.drafts = drafts;
+    chunk.new_blocks += more;
     rows_ -= drafts;
     taken_ += more;
   }

@@ -1,9 +1,10 @@
-// The scratch copy on which a step is planned: what it may still spend, and what it has decided.
+// The scratch copy on which a step is planned: remaining rows and blocks, and the decisions so far.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/scheduler.h"
@@ -12,21 +13,24 @@ namespace moesaic::engine {
 
 class PlanScratch {
  public:
-  /// `cold` and `warm` may be null.
-  PlanScratch(const cache::KvPool& pool, const cache::RadixTree& tree, const ColdBlocks* cold,
-              const WarmBlocks* warm, const SchedulerOptions& options,
+  PlanScratch(const cache::BlockPool& pool, const cache::RadixTree& tree,
+              std::span<cache::KvTier* const> tiers, const SchedulerOptions& options,
               const std::vector<std::unique_ptr<Sequence>>& running,
               const std::vector<std::unique_ptr<Sequence>>& waiting, RequestId front);
 
-  /// Every running sequence with one token left gets it, in rank order; loads, then the last in rank pay
-  /// with their blocks.
+  /// A sequence as tiers see it, of which the radix tree has `indexed_blocks` and `indexed_tokens`.
+  static cache::TierQuery QueryOf(const Sequence& sequence, int indexed_blocks, int64_t indexed_tokens);
+
+  /// Plans every running sequence with one remaining token, in rank order. Cancels fetches, then preempts the
+  /// last in rank, if blocks are missing.
   void PlanDecodes();
-  /// What rows are left go to prompts, in rank order. Their blocks were taken at admission.
+  /// Plans chunks of prompts with the remaining rows, in rank order. Their blocks were allocated at
+  /// admission.
   void PlanPrefills();
-  /// Then those who wait, as far as slots, rows and blocks go; where the warm tier or the disk has
-  /// more of one, that comes first.
+  /// Admits waiting sequences as far as slots, rows and blocks go. If a tier has more blocks of one, they are
+  /// fetched first.
   void PlanAdmissions();
-  /// Rows and blocks that are left verify drafts of the planned decodes, in rank order.
+  /// Plans drafts of the planned decodes with the remaining rows and blocks, in rank order.
   void PlanDrafts();
   StepPlan Finish() { return std::move(plan_); }
 
@@ -35,7 +39,7 @@ class PlanScratch {
   int ChunkOf(const Sequence& sequence, int computed) const;
   void Take(Sequence* sequence, int count, int new_blocks);
   void GiveBack(const Sequence& sequence);
-  void AbandonLoad();
+  void CancelLastFetch();
   void PreemptLast();
   bool Before(const Sequence& a, const Sequence& b) const;
   double ServiceOf(const Sequence& sequence) const;
@@ -43,30 +47,33 @@ class PlanScratch {
   bool Shares(const Sequence& sequence) const;
   static std::span<const int32_t> SharedTokens(const Sequence& sequence);
   cache::PrefixMatch PrefixOf(const Sequence& sequence) const;
-  int BlocksToLoad(const Sequence& sequence, const cache::PrefixMatch& prefix) const;
-  std::vector<cache::SwapRef> WarmBehind(const Sequence& sequence, const cache::PrefixMatch& prefix) const;
-  void PlanPromotion(Sequence* sequence, cache::PrefixMatch prefix, std::vector<cache::SwapRef> warm);
-  void PlanLoad(Sequence* sequence, cache::PrefixMatch prefix, int blocks);
+  // A tier and what it has of a sequence; null: none has any.
+  struct Found {
+    cache::KvTier* tier = nullptr;
+    cache::TierHit hit;
+  };
+  Found Lookup(const Sequence& sequence, const cache::PrefixMatch& prefix) const;
+  void PlanFetch(Sequence* sequence, cache::PrefixMatch prefix, Found found);
   bool Fits(int needed) const;
 
-  const cache::KvPool& pool_;
+  const cache::BlockPool& pool_;
   const cache::RadixTree& tree_;
-  const ColdBlocks* const cold_;
-  const WarmBlocks* const warm_;
+  const std::span<cache::KvTier* const> tiers_;
   const SchedulerOptions& options_;
-  struct Loading {
+  struct Fetching {
     Sequence* sequence;
-    int blocks;  // that it will hold when its load has ended
+    int blocks;  // that it holds when its fetch has ended
   };
   std::vector<Sequence*> running_;  // by rank
-  std::vector<Sequence*> waiting_;  // but for those whose load is under way
-  std::vector<Loading> loading_;    // by arrival, then those of this plan
-  int reserved_ = 0;                // blocks that sequences whose load is under way will need beyond it
-  int taken_ = 0;                   // blocks that the plan's parts take
-  int given_ = 0;                   // blocks that preemptions give back
+  std::vector<Sequence*> waiting_;  // without those whose fetch is under way
+  std::vector<Fetching> fetching_;  // by arrival, then those of this plan, without exclusive ones
+  int reserved_ = 0;                // blocks that fetching sequences will need after their fetch
+  int taken_ = 0;                   // blocks that the plan's chunks allocate
+  int given_ = 0;                   // blocks that preemptions release
   int rows_, scored_rows_;
-  absl::flat_hash_map<int32_t, int> released_;                // handles of a block that preemptions release
-  absl::flat_hash_map<const ClientShare*, double> promised_;  // service that the plan's admissions get
+  absl::flat_hash_map<int32_t, int> released_;  // handles of a block that preemptions release
+  absl::flat_hash_map<const ClientShare*, double>
+      promised_;  // service that the plan's admissions will receive
   StepPlan plan_;
 };
 

@@ -7,15 +7,15 @@
 namespace moesaic::engine {
 namespace {
 
-// A step waits this long for masks once the model has run: little beside a step of most models. Sequences
-// whose masks are late draw in a later step, so other rows lose no more than this.
+// Time that a step waits for masks after the model: little compared with a step of most models. Sequences
+// with late masks draw in a later step, so other rows lose no more than this.
 constexpr std::chrono::milliseconds kMaskGrace{2};
-// Likewise, if all rows of the step wait for masks.
+// The same if all rows of the step wait for masks.
 constexpr std::chrono::milliseconds kLongMaskGrace{20};
-// While all sequences wait for their masks, the engine looks for new requests this often.
+// Interval at which the engine checks for new requests while all sequences wait for masks.
 constexpr std::chrono::milliseconds kMaskPoll{5};
 
-// Masks of the places that can be drawn at: those after drafts hold if the drafts are the ones they were made
+// Number of leading masks that are valid: those after drafts are valid for the drafts that they were computed
 // for.
 int PlacesOf(const MaskJob& job, std::span<const int32_t> drafts) {
   const auto same = std::ranges::mismatch(job.drafts, drafts).in1 - job.drafts.begin();
@@ -23,16 +23,6 @@ int PlacesOf(const MaskJob& job, std::span<const int32_t> drafts) {
 }
 
 }  // namespace
-
-int FirstLogits(const StepPlan::Part& part) {
-  const Sequence& sequence = *part.sequence;
-  const int last = part.count - 1;
-  if (sequence.wants_prompt_logprobs()) {
-    const int known = static_cast<int>(sequence.prompt_logprobs.size());
-    return std::clamp(known - sequence.computed, 0, part.count);
-  }
-  return sequence.draws_after(part.count) ? last : part.count;
-}
 
 RowTasks::RowTasks(runtime::ThreadPool& threads, int vocab_size, std::vector<int32_t> eos_ids,
                    double max_mask_seconds)
@@ -53,10 +43,10 @@ void RowTasks::StartMask(Sequence& sequence, std::span<const int32_t> drafts) {
 }
 
 void RowTasks::StartMasks(const StepPlan& plan) {
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    if (sequence.request.grammar == nullptr || !sequence.draws_after(part.count) || sequence.mask) continue;
-    StartMask(sequence, std::span(sequence.draft.tokens).first(part.drafts));
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (sequence.request.grammar == nullptr || !sequence.draws_after(chunk.count) || sequence.mask) continue;
+    StartMask(sequence, std::span(sequence.draft.tokens).first(chunk.drafts));
   }
 }
 
@@ -66,19 +56,19 @@ void RowTasks::StartSlowMask(Sequence& sequence) {
 
 void RowTasks::CollectMasks(StepPlan& plan) {
   std::vector<std::shared_ptr<MaskJob>> pending;
-  for (const StepPlan::Part& part : plan.parts) {
-    const Sequence& sequence = *part.sequence;
-    if (sequence.mask && sequence.draws_after(part.count)) pending.push_back(sequence.mask.job());
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    const Sequence& sequence = *chunk.sequence;
+    if (sequence.mask && sequence.draws_after(chunk.count)) pending.push_back(sequence.mask.job());
   }
   if (pending.empty()) return;
-  const bool others_wait = pending.size() < plan.parts.size();
+  const bool others_wait = pending.size() < plan.chunks.size();
   masks_.WaitForAll(pending, Clock::now() + (others_wait ? kMaskGrace : kLongMaskGrace));
-  for (StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    if (!sequence.mask || !sequence.draws_after(part.count)) continue;
-    part.late = !sequence.mask->done();
+  for (StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (!sequence.mask || !sequence.draws_after(chunk.count)) continue;
+    chunk.late = !sequence.mask->done();
     const bool slow =
-        part.late ? masks_.Demote(*sequence.mask.job()) : sequence.mask->seconds >= MaskWorker::kSlowSeconds;
+        chunk.late ? masks_.Demote(*sequence.mask.job()) : sequence.mask->seconds >= MaskWorker::kSlowSeconds;
     sequence.slow_masks |= slow;
   }
 }
@@ -88,25 +78,25 @@ void RowTasks::WaitForAnyMask() { masks_.WaitForAny(Clock::now() + kMaskPoll); }
 std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
   std::vector<RowTask> tasks;
   int next = 0;
-  for (StepPlan::Part& part : plan.parts) {
-    for (int row = FirstLogits(part); row < part.count; ++row) {
-      const int position = part.sequence->computed + row;
+  for (StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    for (int row = chunk.FirstLogits(); row < chunk.count; ++row) {
+      const int position = chunk.sequence->computed + row;
       const int task_row = next++;
-      const bool in_prompt = position + 1 < part.sequence->prompt_size();
-      if (!in_prompt && !part.sequence->draws_after(part.count)) continue;  // max_tokens 0: nothing follows
-      if (!in_prompt && part.late) continue;
-      tasks.push_back({.part = &part,
+      const bool in_prompt = position + 1 < chunk.sequence->prompt_size();
+      if (!in_prompt && !chunk.sequence->draws_after(chunk.count)) continue;  // max_tokens 0: nothing follows
+      if (!in_prompt && chunk.late) continue;
+      tasks.push_back({.chunk = &chunk,
                        .prompt_index = in_prompt ? position : -1,
                        .row = task_row,
-                       .places = 1 + part.drafts});
-      if (in_prompt) part.sequence->prompt_logprobs.resize(position + 1);
+                       .places = 1 + chunk.drafts});
+      if (in_prompt) chunk.sequence->prompt_logprobs.resize(position + 1);
     }
-    next += part.drafts;
+    next += chunk.drafts;
   }
   for (RowTask& task : tasks) {
-    const Sequence& sequence = *task.part->sequence;
+    const Sequence& sequence = *task.chunk->sequence;
     if (task.prompt_index >= 0 || sequence.request.grammar == nullptr) continue;
-    task.places = PlacesOf(*sequence.mask.job(), std::span(sequence.draft.tokens).first(task.part->drafts));
+    task.places = PlacesOf(*sequence.mask.job(), std::span(sequence.draft.tokens).first(task.chunk->drafts));
     task.status = sequence.mask->status;
     task.grammar_failed = !task.status.ok();
   }
@@ -117,7 +107,7 @@ std::vector<RowTask> RowTasks::Run(StepPlan& plan, std::span<const float> logits
   std::vector<RowTask> tasks = TasksOf(plan);
   threads_.Run(static_cast<int64_t>(tasks.size()), [&](int64_t i, int worker) {
     RowTask& task = tasks[i];
-    Sequence& sequence = *task.part->sequence;
+    Sequence& sequence = *task.chunk->sequence;
     const std::span<const float> rows = logits.subspan(task.row * vocab_size_);
     if (task.prompt_index >= 0) {
       sequence.prompt_logprobs[task.prompt_index] =
@@ -130,10 +120,10 @@ std::vector<RowTask> RowTasks::Run(StepPlan& plan, std::span<const float> logits
   return tasks;
 }
 
-// What a draft says decides only how far one step goes: each token is drawn as it would be without, from its
-// own row by its own place, so no draft can change what is said.
+// A draft only decides how many tokens one step draws: each token is drawn from its own row by its own
+// position, as without drafts. So no draft can change a result.
 void RowTasks::DrawAll(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const {
-  Sequence& sequence = *task.part->sequence;
+  Sequence& sequence = *task.chunk->sequence;
   text::Grammar* grammar = sequence.request.grammar.get();
   for (int place = 0; place < task.places && task.status.ok(); ++place) {
     StatusOr<Drawn> drawn =

@@ -1,4 +1,4 @@
-// What is made of a step's rows of logits: the next tokens, and log-probabilities of prompts.
+// Draws tokens and computes prompt log-probabilities from a step's logits.
 #pragma once
 
 #include <cstdint>
@@ -13,42 +13,39 @@
 
 namespace moesaic::engine {
 
-/// One row of a step's logits, or those of a draft, and what is wanted of them.
+/// Work for one row of a step's logits, or for the rows of a draft.
 struct RowTask {
-  StepPlan::Part* part;
-  int prompt_index;               // >= 0: the entry of prompt_logprobs to make; -1: tokens are drawn
-  int row;                        // of the step's logits; drafts' follow it
-  int places;                     // at which a token may be drawn: one, and behind each draft with a mask
+  StepPlan::ScheduledChunk* chunk;
+  int prompt_index;  // >= 0: entry of prompt_logprobs to compute; -1: draw tokens
+  int row;           // of the step's logits; rows of drafts follow it
+  int places;        // number of tokens that may be drawn: one, and one after each draft with a mask
   Status status = OkStatus();     // of the grammar's first mask, then of the draws
   bool grammar_failed = false;    // the grammar is the reason of `status`
-  std::vector<Drawn> drawn = {};  // all but the last are the draft's
+  std::vector<Drawn> drawn = {};  // all but the last are accepted drafts
 };
 
-/// The first row of `part` whose logits are wanted; all behind it are, too.
-int FirstLogits(const StepPlan::Part& part);
-
-/// Engine thread only. A step calls StartMasks, runs the model, and then calls WaitForMasks and Run.
+/// A step calls StartMasks, runs the model, and then calls CollectMasks and Run. Engine thread only.
 class RowTasks {
  public:
   /// `threads` is borrowed. `eos_ids` are not drawn before a request's min_tokens.
   RowTasks(runtime::ThreadPool& threads, int vocab_size, std::vector<int32_t> eos_ids,
            double max_mask_seconds);
 
-  /// Begins the masks of the tokens that the step draws. They depend on what was drawn before only, so they
-  /// are made while the model runs.
+  /// Starts to compute the masks of the tokens that the step draws. They depend on earlier tokens only, so
+  /// they are computed while the model runs.
   void StartMasks(const StepPlan& plan);
-  /// Waits a short while for masks that are not ready yet, and marks the parts whose masks are late: they
-  /// draw nothing in this step. From now on their sequences run only when their masks are ready.
+  /// Waits a short time for masks that are not ready, and marks chunks whose masks are late: they draw
+  /// nothing in this step. Their sequences then run only when their masks are ready.
   void CollectMasks(StepPlan& plan);
-  /// Begins the mask of a sequence whose masks are slow, as soon as its last token is drawn.
+  /// Starts the mask of a sequence with slow masks as soon as its last token is drawn.
   void StartSlowMask(Sequence& sequence);
   /// Waits until a mask is ready or a few milliseconds have passed.
   void WaitForAnyMask();
-  /// Fails masks that have taken too long.
+  /// Fails masks that exceed their CPU time.
   void CancelOverdue() { masks_.CancelOverdue(); }
-  /// Writes the sequences' prompt_logprobs and draws tokens: one for each that is due, and one more behind
-  /// each draft as long as what is drawn is the draft. `logits`: [rows from FirstLogits on of all parts,
-  /// vocab_size]. Histories and grammars take in what is drawn, tokens do not.
+  /// Writes prompt_logprobs and draws tokens: one per decode, and one more after each draft that equals the
+  /// drawn token. `logits`: [rows from FirstLogits on of all chunks, vocab_size]. Histories and grammars are
+  /// updated; tokens are not.
   std::vector<RowTask> Run(StepPlan& plan, std::span<const float> logits);
   /// Whether `token` ends `sequence`.
   bool Ends(const Sequence& sequence, int32_t token) const;

@@ -1,5 +1,6 @@
-// From one row of logits to one token, in vLLM's order: biases, bans (min_tokens, grammar), repetition,
-// frequency and presence penalties, then greedy, or temperature, min-p, top-k, top-p, typical and a draw.
+// Draws a token from a row of logits, in vLLM's order: biases, bans (min_tokens, grammar), repetition,
+// frequency and presence penalties, then greedy, or temperature, min-p, top-k, top-p, typical and a random
+// draw.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace moesaic::engine {
 
-/// Which tokens a sequence has seen, as far as penalties ask.
+/// Counts of the tokens of a sequence, for penalties.
 class TokenHistory {
  public:
   struct Counts {
@@ -33,18 +34,18 @@ bool HasPenalties(const SamplingParams& sampling);
 /// Refuses parameters out of range by name; token ids must be below `vocab_size`.
 Status CheckSampling(const SamplingParams& sampling, int vocab_size);
 
-/// One row's draw.
+/// Input of one draw.
 struct DrawParams {
   std::span<const float> logits;  // [vocab], not changed
   const SamplingParams* sampling;
   const TokenHistory* history;
-  std::span<const int32_t> banned;      // not drawn, unless the mask leaves nothing else
+  std::span<const int32_t> banned;      // not drawn unless the mask leaves nothing else
   std::span<const uint32_t> mask = {};  // bit i: token i may be drawn; empty: all may
   uint64_t seed;
   uint64_t position;  // of the drawn token in its sequence; the draw depends on (seed, position) only
 };
 
-/// Memory that draws share, one after another; one thread at a time.
+/// Scratch memory of successive draws on one thread.
 struct DrawScratch {
   struct Candidate {
     int32_t token;
@@ -59,13 +60,13 @@ struct Drawn {
   LogprobEntry logprobs;  // when sampling->logprobs >= 0
 };
 
-/// Fails with Internal when no finite logit is left or one is NaN. Equal logits: the lower id wins.
+/// Internal: no finite logit is left, or one is NaN. Ties go to the lower id.
 StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch);
 
-/// `token`'s log-softmax over `logits` and that of the `top` likeliest.
+/// Log-softmax over `logits` of `token` and of the `top` most likely tokens.
 LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top);
 
-/// The token of the greatest logit, the lower id of equals; -1 where one is not a number.
+/// The token of the greatest logit, ties to the lower id; -1: a logit is NaN.
 int32_t LikeliestToken(std::span<const float> logits);
 
 }  // namespace moesaic::engine

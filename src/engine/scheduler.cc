@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
@@ -10,11 +11,11 @@
 namespace moesaic::engine {
 namespace {
 
-// What a drawn token counts beside a prompt token that is computed (Sheng et al., "Fairness in serving large
+// Weight of a drawn token, relative to a computed prompt token (Sheng et al., "Fairness in serving large
 // language models", OSDI 2024, section 4.2).
 constexpr double kOutputWeight = 2;
-// Clients that have nothing here are forgotten when there are more: what they had is then forgiven.
-constexpr size_t kMostClients = 4096;
+// Maximum number of clients without requests whose service is remembered.
+constexpr size_t kMaxClients = 4096;
 
 void InsertByArrival(std::vector<std::unique_ptr<Sequence>>& sequences, std::unique_ptr<Sequence> sequence) {
   const auto after = std::upper_bound(sequences.begin(), sequences.end(), sequence,
@@ -34,25 +35,31 @@ std::unique_ptr<Sequence> TakeOut(std::vector<std::unique_ptr<Sequence>>& sequen
 
 }  // namespace
 
-Scheduler::Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpace* swap,
+int StepPlan::ScheduledChunk::FirstLogits() const {
+  const int last = count - 1;
+  if (sequence->wants_prompt_logprobs()) {
+    const int known = static_cast<int>(sequence->prompt_logprobs.size());
+    return std::clamp(known - sequence->computed, 0, count);
+  }
+  return sequence->draws_after(count) ? last : count;
+}
+
+Scheduler::Scheduler(cache::BlockPool& pool, cache::RadixTree& tree, const std::vector<cache::KvTier*>& tiers,
                      const SchedulerOptions& options)
-    : pool_(pool), tree_(tree), options_(options), parked_(pool, swap) {
+    : pool_(pool), tree_(tree), options_(options), tiers_(tiers) {
   MOESAIC_CHECK_LE(1, options.max_sequences);
   MOESAIC_CHECK_LE(options.max_sequences, options.max_batch_tokens);
   MOESAIC_CHECK_LE(1, options.max_scored_rows);
-  tree_.SetLeaving([this](int32_t block) {
-    // With a swap space no block is absent (engine.cc), so that it need not know.
-    if (parked_.keeps()) parked_.Leaves(block);
-    if (warm_ != nullptr) warm_->Leaves(block, cold_ != nullptr && cold_->IsAbsent(block));
-    if (cold_ != nullptr) cold_->Leaves(block);
+  tree_.SetEvictionCallback([this](int32_t block) {
+    for (cache::KvTier* tier : tiers_) tier->OnEvict({.block = block, .discarded = discards_}, &ops_);
   });
 }
 
-Scheduler::~Scheduler() { tree_.SetLeaving(nullptr); }
+Scheduler::~Scheduler() { tree_.SetEvictionCallback(nullptr); }
 
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
   MOESAIC_CHECK_LE(sequence->size(), sequence->limit);
-  MOESAIC_CHECK_LE(cache::BlocksFor(sequence->limit), pool_.total_blocks());
+  MOESAIC_CHECK_LE(tensor::KvBlocksFor(sequence->limit), pool_.total_blocks());
   for (const auto* others : {&waiting_, &running_}) {
     MOESAIC_CHECK(others->empty() || others->back()->id < sequence->id);
   }
@@ -62,7 +69,7 @@ void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
 
 // A client that comes back, or is new, starts level with the one that had least: time away is not saved up.
 void Scheduler::JoinClient(Sequence& sequence) {
-  if (shares_.size() > kMostClients) {
+  if (shares_.size() > kMaxClients) {
     std::erase_if(shares_, [](const auto& entry) { return entry.second.sequences == 0; });
   }
   double least = std::numeric_limits<double>::infinity();
@@ -85,16 +92,19 @@ bool Scheduler::Remove(RequestId id) {
   std::unique_ptr<Sequence> sequence = TakeOut(running_, id);
   if (sequence == nullptr) sequence = TakeOut(waiting_, id);
   if (sequence == nullptr) return false;
-  parked_.Forget(*sequence);
-  if (sequence->load) AbandonLoad(*sequence);
-  tree_.Touch(std::span(sequence->blocks).first(sequence->known_blocks), HintOf(sequence->request.session));
-  if (cold_ != nullptr) cold_->Keep(*sequence);
+  if (sequence->fetching != nullptr) CancelFetch(*sequence);
+  tree_.Touch(std::span(sequence->blocks).first(sequence->indexed_blocks), HintOf(sequence->request.session));
+  const auto in_tree = static_cast<size_t>(sequence->indexed_blocks) * tensor::kKvBlockTokens;
+  for (cache::KvTier* tier : tiers_) {
+    tier->OnEnd(id, sequence->cache_namespace, std::span(sequence->tokens).first(in_tree));
+  }
+  if (sequence->sparsity && sequence->sparsity->reuse > 1) ended_.push_back(id);
   LeaveClient(*sequence);
   ChooseFront();
   return true;
 }
 
-// The tree's time goes on by one for each request that is admitted.
+// The tree's time advances by one for each admission.
 cache::SessionHint Scheduler::HintOf(const SessionNote& note) const {
   cache::SessionHint hint{.session = note.state, .tokens = note.tokens};
   if (note.returns_in > 0 && admissions_.seconds_between() > 0) {
@@ -114,7 +124,7 @@ std::vector<RequestId> Scheduler::PastDeadline(Clock::time_point now) const {
 }
 
 StepPlan Scheduler::Plan() const {
-  PlanScratch scratch(pool_, tree_, cold_, warm_, options_, running_, waiting_, front_);
+  PlanScratch scratch(pool_, tree_, tiers_, options_, running_, waiting_, front_);
   scratch.PlanDecodes();
   scratch.PlanPrefills();
   scratch.PlanAdmissions();
@@ -122,43 +132,73 @@ StepPlan Scheduler::Plan() const {
   return scratch.Finish();
 }
 
-void Scheduler::Commit(StepPlan& plan) {
-  if (warm_ != nullptr) warm_->StartStep();
-  for (Sequence* sequence : plan.abandon) AbandonLoad(*sequence);
+StepBatch Scheduler::Commit(StepPlan& plan) {
+  for (Sequence* sequence : plan.cancel) CancelFetch(*sequence);
   for (Sequence* victim : plan.preempt) Preempt(victim);
   for (StepPlan::Admission& admission : plan.admit) Admit(admission);
   TakeBlocks(plan);
   for (StepPlan::Admission& admission : plan.admit) {
     Sequence& sequence = *admission.sequence;
-    const bool copies = admission.prefix.tail_tokens > 0;
-    if (!copies) parked_.Restore(sequence, sequence.known_blocks, admission.tokens);
-    parked_.Forget(sequence);
-    if (!copies) continue;
-    pool_.CopyTokens(admission.prefix.tail, sequence.blocks[sequence.known_blocks],
-                     admission.prefix.tail_tokens);
+    if (admission.tier != nullptr) {
+      admission.tier->Fetch(QueryOf(sequence, sequence.indexed_blocks), admission.hit, sequence.blocks,
+                            &ops_);
+    }
+    for (cache::KvTier* tier : tiers_) tier->OnAdmit(sequence.id);
+    if (admission.prefix.tail_tokens == 0) continue;
+    ops_.push_back({.kind = cache::KvOpKind::kCopy,
+                    .block = sequence.block_table[sequence.indexed_blocks],
+                    .from = admission.prefix.tail.index(),
+                    .tokens = admission.prefix.tail_tokens});
     admission.prefix.tail = cache::BlockRef();
   }
-  for (StepPlan::Promotion& promotion : plan.promotions) Promote(promotion);
-  for (StepPlan::Load& load : plan.loads) StartLoad(load);
+  for (StepPlan::Fetch& fetch : plan.fetches) StartFetch(fetch);
   ChooseFront();
+  return BatchOf(plan);
 }
 
-// A sequence that waits holds the blocks of its load as it would hold those that it runs with: what the tree
-// has of it, and behind that what is nobody else's yet.
-void Scheduler::StartLoad(StepPlan::Load& load) {
-  Sequence& sequence = *load.sequence;
-  sequence.known_blocks = static_cast<int>(load.prefix.blocks.size());
-  sequence.blocks = WithFresh(std::move(load.prefix.blocks), load.blocks, &load.taken);
-  if (!load.lazy) return cold_->StartLoad(sequence);
-  cold_->LoadDigests(sequence);
-  const auto whole = static_cast<int>(sequence.blocks.size());
-  LetGo(sequence);
-  if (!load.more) return;
-  sequence.tried_disk = false;
-  sequence.lazy_blocks = whole;
+StepBatch Scheduler::BatchOf(const StepPlan& plan) {
+  StepBatch batch;
+  batch.ops_before = TakeOps();
+  batch.ended = std::exchange(ended_, {});
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    const Sequence& sequence = *chunk.sequence;
+    // Only the sequence may hold blocks that its rows are written to.
+    for (int i = sequence.computed / tensor::kKvBlockTokens;
+         i < tensor::KvBlocksFor(sequence.computed + chunk.rows()); ++i) {
+      MOESAIC_CHECK(sequence.blocks[i].unique());
+    }
+    batch.AddRows({.sequence = sequence.id, .start = sequence.computed, .first_logits = chunk.FirstLogits()},
+                  std::span(sequence.tokens).subspan(sequence.computed, chunk.count),
+                  std::span(sequence.draft.tokens).first(chunk.drafts), sequence.block_table,
+                  sequence.sparsity ? &*sequence.sparsity : nullptr);
+  }
+  return batch;
 }
 
-// `blocks`, and behind them `count` that are nobody else's, whose numbers go to `taken`.
+cache::TierQuery Scheduler::QueryOf(const Sequence& sequence, int indexed_blocks) const {
+  return PlanScratch::QueryOf(sequence, indexed_blocks, int64_t{indexed_blocks} * tensor::kKvBlockTokens);
+}
+
+// A sequence that waits holds the blocks of its fetch like those of a running one: first those that the tree
+// has, then fresh ones.
+void Scheduler::StartFetch(StepPlan::Fetch& fetch) {
+  Sequence& sequence = *fetch.sequence;
+  const auto known = static_cast<int>(fetch.prefix.blocks.size());
+  std::vector<cache::BlockRef> blocks =
+      WithFresh(std::move(fetch.prefix.blocks), fetch.hit.blocks, &fetch.taken);
+  const bool filled = fetch.tier->Fetch(QueryOf(sequence, known), fetch.hit, blocks, &ops_);
+  if (!filled) {
+    sequence.indexed_blocks = known;
+    sequence.blocks = std::move(blocks);
+    sequence.fetching = fetch.tier;
+    return;
+  }
+  if (fetch.hit.summaries_only) sequence.sparsity->audit_every = 0;  // an audit would read all blocks
+  tree_.Insert(sequence.cache_namespace,
+               std::span(sequence.tokens).first(blocks.size() * tensor::kKvBlockTokens), blocks, known);
+}
+
+// `blocks`, followed by `count` fresh ones, whose numbers are appended to `taken`.
 std::vector<cache::BlockRef> Scheduler::WithFresh(std::vector<cache::BlockRef> blocks, int count,
                                                   std::vector<int32_t>* taken) {
   MakeFree(count);
@@ -171,19 +211,7 @@ std::vector<cache::BlockRef> Scheduler::WithFresh(std::vector<cache::BlockRef> b
   return blocks;
 }
 
-// Blocks of the warm tier enter the tree; the sequence waits on, holding none.
-void Scheduler::Promote(StepPlan::Promotion& promotion) {
-  Sequence& sequence = *promotion.sequence;
-  const auto known = static_cast<int>(promotion.prefix.blocks.size());
-  std::vector<cache::BlockRef> blocks = WithFresh(std::move(promotion.prefix.blocks),
-                                                  static_cast<int>(promotion.warm.size()), &promotion.taken);
-  const auto tokens = std::span(sequence.tokens).first(blocks.size() * cache::kBlockTokens);
-  warm_->Restore(sequence.cache_namespace, tokens, promotion.warm, blocks);
-  tree_.Insert(sequence.cache_namespace, tokens, blocks, known);
-  sequence.promoted = static_cast<int>(blocks.size());
-}
-
-void Scheduler::Damaged(int32_t block) {
+void Scheduler::OnDamage(int32_t block) {
   std::vector<Sequence*> holders;
   for (const auto& sequence : running_) {
     if (std::ranges::find(sequence->block_table, block) != sequence->block_table.end()) {
@@ -192,60 +220,58 @@ void Scheduler::Damaged(int32_t block) {
   }
   for (Sequence* holder : holders) Preempt(holder);
   for (const auto& sequence : waiting_) {
-    if (sequence->load) AbandonLoad(*sequence);
+    if (sequence->fetching != nullptr) CancelFetch(*sequence);
   }
   ClearTree();
   ChooseFront();
 }
 
 void Scheduler::ClearTree() {
-  if (warm_ == nullptr) return tree_.Clear();
-  warm_->WithoutKeeping([this] { tree_.Clear(); });
+  discards_ = true;
+  tree_.Clear();
+  discards_ = false;
 }
 
-void Scheduler::LetGo(Sequence& sequence) {
+void Scheduler::ReleaseBlocks(Sequence& sequence) {
   sequence.blocks.clear();
-  sequence.known_blocks = 0;
-  sequence.load.reset();
-  sequence.tried_disk = true;
-  sequence.lazy_blocks = 0;
+  sequence.indexed_blocks = 0;
+  sequence.fetching = nullptr;
 }
 
-void Scheduler::AbandonLoad(Sequence& sequence) {
-  cold_->Abandon(*sequence.load);
-  LetGo(sequence);
+void Scheduler::CancelFetch(Sequence& sequence) {
+  sequence.fetching->Cancel(sequence.id, &ops_);
+  ReleaseBlocks(sequence);
 }
 
-void Scheduler::TakeLoaded() {
-  for (const cache::DiskTier::Loaded& loaded : cold_->TakeLoaded()) {
-    const auto it = std::ranges::find_if(
-        waiting_, [&](const auto& sequence) { return sequence->load && *sequence->load == loaded.load; });
-    MOESAIC_CHECK(it != waiting_.end());
-    Sequence& sequence = **it;
-    const int whole = sequence.known_blocks + loaded.blocks;
-    tree_.Insert(sequence.cache_namespace,
-                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * cache::kBlockTokens),
-                 std::span(sequence.blocks).first(whole), sequence.known_blocks);
-    LetGo(sequence);
+void Scheduler::BeginStep() {
+  for (cache::KvTier* tier : tiers_) {
+    for (const cache::FinishedFetch& finished : tier->TakeFinished()) {
+      const auto it = std::ranges::find(waiting_, finished.request, &Sequence::id);
+      MOESAIC_CHECK(it != waiting_.end());
+      Sequence& sequence = **it;
+      const int whole = sequence.indexed_blocks + finished.blocks;
+      tree_.Insert(sequence.cache_namespace,
+                   std::span(sequence.tokens).first(static_cast<size_t>(whole) * tensor::kKvBlockTokens),
+                   std::span(sequence.blocks).first(whole), sequence.indexed_blocks);
+      ReleaseBlocks(sequence);
+    }
+    tier->BeginStep(&ops_);
   }
 }
 
-bool Scheduler::loading() const {
-  return std::ranges::any_of(waiting_, [](const auto& sequence) { return sequence->load.has_value(); });
+bool Scheduler::fetching() const {
+  return std::ranges::any_of(waiting_, [](const auto& sequence) { return sequence->fetching != nullptr; });
 }
 
 void Scheduler::Preempt(Sequence* victim) {
-  parked_.Park(*victim);
+  for (cache::KvTier* tier : tiers_) tier->OnPreempt(victim->id, victim->blocks, victim->computed, &ops_);
   victim->blocks.clear();
   victim->block_table.clear();
   victim->computed = 0;
-  victim->known_blocks = 0;
+  victim->indexed_blocks = 0;
   victim->draft.tokens.clear();
   victim->draft.hidden.clear();
-  victim->due = true;
-  victim->tried_disk = false;
-  victim->promoted = 0;
-  victim->lazy_blocks = 0;
+  victim->aged = true;
   InsertByArrival(waiting_, TakeOut(running_, victim->id));
 }
 
@@ -255,13 +281,9 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   tree_.Use(prefix.blocks);
   admissions_.Count(Clock::now());
   sequence.computed = admission.tokens;
-  sequence.known_blocks = static_cast<int>(prefix.blocks.size());
+  sequence.indexed_blocks = static_cast<int>(prefix.blocks.size());
   for (const cache::BlockRef& block : prefix.blocks) sequence.block_table.push_back(block.index());
-  const bool restored = admission.tokens > prefix.tokens();
   sequence.blocks = std::move(prefix.blocks);
-  const int lossy_from = FirstLossy(sequence, prefix.tail);
-  // What comes from the swap space is what it was.
-  sequence.lossy_from = restored ? std::min(sequence.lossy_from, lossy_from) : lossy_from;
   InsertByArrival(running_, TakeOut(waiting_, sequence.id));
   if (admission.first) {
     sequence.times.started = Clock::now();
@@ -270,35 +292,37 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   }
   for (const auto& other : waiting_) {
     if (other->id > sequence.id) break;
-    other->due |= ++other->overtaken >= options_.max_overtakes;
+    other->aged |= ++other->overtaken >= options_.max_overtakes;
   }
-}
-
-// The first block of a sequence that is lossy, or will be, since it begins with rows of `tail`.
-int Scheduler::FirstLossy(const Sequence& sequence, const cache::BlockRef& tail) const {
-  for (int i = 0; i < sequence.known_blocks; ++i) {
-    if (pool_.lossy(sequence.block_table[i])) return i;
-  }
-  return tail && pool_.lossy(tail.index()) ? sequence.known_blocks : std::numeric_limits<int>::max();
 }
 
 void Scheduler::MakeFree(int blocks) {
   if (const int missing = blocks - pool_.free_blocks(); missing > 0) {
-    if (warm_ != nullptr) warm_->Expect(missing);
+    for (cache::KvTier* tier : tiers_) tier->ExpectEvictions(missing);
     MOESAIC_CHECK_EQ(tree_.Evict(missing), missing);  // the plan counted them
   }
 }
 
 void Scheduler::TakeBlocks(const StepPlan& plan) {
   int needed = 0;
-  for (const StepPlan::Part& part : plan.parts) needed += part.new_blocks;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) needed += chunk.new_blocks;
   MakeFree(needed);
-  for (const StepPlan::Part& part : plan.parts) {
-    for (int i = 0; i < part.new_blocks; ++i) {
+  const auto inexact = [this](const cache::BlockRef& block) { return pool_.inexact(block.index()); };
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    // Keys and values after an inexact block are inexact, too.
+    const bool marks =
+        chunk.new_blocks > 0 && (std::ranges::any_of(sequence.blocks, inexact) ||
+                                 std::ranges::any_of(plan.admit, [&](const auto& admission) {
+                                   const cache::BlockRef& tail = admission.prefix.tail;
+                                   return admission.sequence == &sequence && tail && inexact(tail);
+                                 }));
+    for (int i = 0; i < chunk.new_blocks; ++i) {
       auto block = pool_.Allocate();
       MOESAIC_CHECK(block.ok());
-      part.sequence->block_table.push_back(block->index());
-      part.sequence->blocks.push_back(*std::move(block));
+      if (marks) pool_.SetInexact(*block);
+      sequence.block_table.push_back(block->index());
+      sequence.blocks.push_back(*std::move(block));
     }
   }
 }
@@ -311,23 +335,19 @@ void Scheduler::ChooseFront() {
 }
 
 void Scheduler::Advance(const StepPlan& plan) {
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    sequence.share->service += kOutputWeight * (part.accepted + (part.is_decode() && !part.late ? 1 : 0));
-    sequence.computed += part.kept();
-    const int whole = std::min(sequence.computed, sequence.shared_limit) / cache::kBlockTokens;
-    if (!options_.prefix_cache || whole == sequence.known_blocks) continue;
-    for (int i = std::max(sequence.known_blocks, sequence.lossy_from); i < whole; ++i) {
-      pool_.SetLossy(sequence.blocks[i]);
-    }
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    sequence.share->service += kOutputWeight * (chunk.accepted + (chunk.is_decode() && !chunk.late ? 1 : 0));
+    sequence.computed += chunk.kept();
+    const int whole = std::min(sequence.computed, sequence.shared_limit) / tensor::kKvBlockTokens;
+    if (!options_.prefix_cache || whole == sequence.indexed_blocks) continue;
     tree_.Insert(sequence.cache_namespace,
-                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * cache::kBlockTokens),
-                 std::span(sequence.blocks).first(whole), sequence.known_blocks);
-    for (int i = sequence.known_blocks; i < whole; ++i) {
+                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * tensor::kKvBlockTokens),
+                 std::span(sequence.blocks).first(whole), sequence.indexed_blocks);
+    for (int i = sequence.indexed_blocks; i < whole; ++i) {
       sequence.block_table[i] = sequence.blocks[i].index();
-      if (pool_.lossy(sequence.block_table[i])) sequence.lossy_from = std::min(sequence.lossy_from, i);
     }
-    sequence.known_blocks = whole;
+    sequence.indexed_blocks = whole;
   }
 }
 

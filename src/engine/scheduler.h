@@ -1,147 +1,136 @@
-// Decides what runs in the next step. A plan is made on a scratch copy of the pool's capacity and changes
-// nothing; Commit then pays for it and cannot fail. docs/contracts/scheduler.md is the law.
+// Plans steps: admission, chunked prefill, preemption and drafts. A plan is made on a scratch copy of the
+// pool's capacity and changes nothing; Commit carries it out and cannot fail. docs/contracts/scheduler.md is
+// normative.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "cache/kv_pool.h"
+#include "cache/block_pool.h"
+#include "cache/kv_tier.h"
 #include "cache/radix_tree.h"
-#include "cache/swap_space.h"
-#include "engine/cold_blocks.h"
 #include "engine/event_rate.h"
-#include "engine/parked_blocks.h"
 #include "engine/sequence.h"
-#include "engine/warm_blocks.h"
+#include "engine/step_batch.h"
 
 namespace moesaic::engine {
 
 struct SchedulerOptions {
   int max_sequences = 0;
   int max_batch_tokens = 0;  // >= max_sequences
-  int max_scored_rows = 0;   // rows of one step whose prompt logprobs are wanted; >= 1
-  int max_overtakes = 64;    // younger requests that may be admitted before one that waits
+  int max_scored_rows = 0;   // maximum rows of a step that need prompt logprobs; >= 1
+  int max_overtakes = 64;    // younger requests that may be admitted before a waiting one
   bool prefix_cache = true;
 };
 
-/// One step: who leaves, who enters, and how many tokens of whom are computed, in batch order. Holds the
-/// cached blocks that it counts on; dropping it changes nothing. Valid until the scheduler changes.
+/// One step: preempted and admitted sequences, and the tokens to compute, in batch order. Pins the cached
+/// blocks that it counts on; dropping a plan changes nothing. Valid until the scheduler changes.
 struct StepPlan {
   struct Admission {
     Sequence* sequence;
     cache::PrefixMatch prefix;
-    int tokens;  // that need not be computed: the prefix's, or more where the swap space has what follows
-    bool first;  // it has not run before
+    cache::KvTier* tier;  // has blocks after the prefix; or null
+    cache::TierHit hit;
+    int tokens;  // leading tokens that are not computed: of the prefix, or more if a tier has blocks
+    bool first;  // the sequence has not run before
   };
-  struct Part {
+  struct ScheduledChunk {
     Sequence* sequence;
-    int count;          // tokens from `computed` on, which an admission sets to what its prefix holds
-    int new_blocks;     // to take for them and for the drafts
-    int drafts = 0;     // the first of draft.tokens, computed behind a decode's token
-    int accepted = 0;   // drafts that are right, once it is known: they stand in the sequence's tokens
-    bool late = false;  // its mask is not ready: the last token is computed again in a later step
-    /// Tokens that are computed after the step.
+    int count;          // tokens from `computed` on, which an admission sets
+    int new_blocks;     // blocks to allocate for them and the drafts
+    int drafts = 0;     // leading draft tokens, computed after a decode's token
+    int accepted = 0;   // drafts that were accepted and appended to the tokens
+    bool late = false;  // the mask is not ready: the last token is computed again later
+    /// Tokens that count as computed after the step.
     int kept() const { return count + accepted - (late ? 1 : 0); }
     int rows() const { return count + drafts; }
-    /// Once its drafts are accepted, until the sequence advances.
+    /// First row that needs logits; all later ones do, too.
+    int FirstLogits() const;
+    /// Valid after drafts were accepted, until the sequence advances.
     bool is_decode() const { return count == 1 && sequence->remaining() == 1 + accepted; }
   };
-  struct Load {
+  // Blocks that a tier fetches for a sequence that waits on.
+  struct Fetch {
     Sequence* sequence;
-    cache::PrefixMatch prefix;        // without a tail
-    int blocks;                       // that follow it, to be read from disk
-    bool lazy;                        // their digests only: it can be admitted in the next step
-    bool more;                        // lazy: and further ones come then
-    std::vector<int32_t> taken = {};  // by Commit: the blocks of the pool that they are read into
+    cache::PrefixMatch prefix;  // without a tail
+    cache::KvTier* tier;
+    cache::TierHit hit;
+    std::vector<int32_t> taken = {};  // set by Commit: the blocks that are filled
   };
-  struct Promotion {
-    Sequence* sequence;
-    cache::PrefixMatch prefix;         // without a tail
-    std::vector<cache::SwapRef> warm;  // blocks that follow it: the tree has them in the next step
-    std::vector<int32_t> taken = {};   // by Commit: the blocks of the pool that they come back in
-  };
-  std::vector<Sequence*> abandon;     // whose loads end, the youngest first
-  std::vector<Sequence*> preempt;     // the last in rank first
-  std::vector<Admission> admit;       // in the order of admission
-  std::vector<Load> loads;            // of sequences that wait on
-  std::vector<Promotion> promotions;  // likewise
-  std::vector<Part> parts;
+  std::vector<Sequence*> cancel;   // sequences whose fetches end, the youngest first
+  std::vector<Sequence*> preempt;  // the last in rank first
+  std::vector<Admission> admit;    // in the order of admission
+  std::vector<Fetch> fetches;
+  std::vector<ScheduledChunk> chunks;
 };
 
-/// Continuous batching with chunked prefill, shared prefixes and preemption by swap or recomputation. Who
-/// waits goes by priority, then by what its client has had, deadline and arrival; nobody is overtaken for
-/// ever.
+/// Continuous batching with chunked prefill, shared prefixes and preemption by swap or recomputation. Waiting
+/// sequences are ordered by priority, service of their client, deadline and arrival, with bounded overtaking.
 class Scheduler {
  public:
-  /// All are borrowed and must outlive the scheduler. `swap` may be null: whatever the tree does not keep is
-  /// then computed again.
-  Scheduler(cache::KvPool& pool, cache::RadixTree& tree, cache::SwapSpace* swap,
+  /// All are borrowed and must outlive the scheduler. `tiers` are asked in order; more may be appended before
+  /// the first sequence is added.
+  Scheduler(cache::BlockPool& pool, cache::RadixTree& tree, const std::vector<cache::KvTier*>& tiers,
             const SchedulerOptions& options);
   ~Scheduler();
 
-  /// Takes in a sequence that is younger than all others and that fits into the whole pool (limit).
+  /// Adds a sequence that is younger than all others and whose limit fits the whole pool.
   void Add(std::unique_ptr<Sequence> sequence);
-  /// Takes a sequence out, whatever became of it, and tells the tree what its client said of the session;
-  /// blocks that only it held are free when this returns, or idle in the tree. False when there is none of
-  /// that id.
+  /// Removes a sequence that ends for any reason and applies its session hint to the tree. Its blocks are
+  /// released: free, or idle in the tree. False: the id is unknown.
   bool Remove(RequestId id);
   std::vector<RequestId> PastDeadline(Clock::time_point now) const;
 
-  /// Blocks on disk are loaded before a sequence is admitted, and what ends is stored. `cold` is borrowed and
-  /// must outlive the scheduler.
-  void SetCold(ColdBlocks* cold) { cold_ = cold; }
-  /// Blocks that the tree lets go are kept in fewer bytes and come back before a sequence is admitted. `warm`
-  /// is borrowed and must outlive the scheduler.
-  void SetWarm(WarmBlocks* warm) { warm_ = warm; }
-  /// Blocks of loads that have ended enter the tree. Before Plan.
-  void TakeLoaded();
-  /// A block is not what it should be: who holds it is preempted, and all that nobody holds is given up.
-  void Damaged(int32_t block);
-  /// The tree lets all idle blocks go, and none is kept elsewhere for that.
+  /// Begins a step: blocks of fetches that have ended enter the tree, and tiers store blocks. Before Plan.
+  void BeginStep();
+  /// Handles a block whose contents are damaged: sequences that hold it are preempted, and all idle blocks
+  /// are evicted.
+  void OnDamage(int32_t block);
+  /// Evicts all idle blocks, which no tier keeps for that.
   void ClearTree();
-  bool loading() const;  ///< whether a sequence waits for its load
-
-  /// As ParkedBlocks has it; until then copying costs nothing.
-  void SetSwapCosts(double copy_tokens, int64_t attention_tokens) {
-    parked_.SetCosts(copy_tokens, attention_tokens);
-  }
+  bool fetching() const;  ///< Whether a sequence waits for a fetch.
 
   StepPlan Plan() const;
-  void Commit(StepPlan& plan);
-  /// Says that the plan's parts have been computed, and which drafts were accepted: whole blocks of tokens
-  /// enter the tree. What stands behind them in the blocks is written again.
+  /// Carries the plan out. The batch computes its chunks, after all pending operations.
+  StepBatch Commit(StepPlan& plan);
+  /// Takes the pending operations, to be applied outside a step.
+  cache::KvOps TakeOps() { return std::exchange(ops_, {}); }
+  /// Records that the plan's chunks were computed, and their accepted drafts. Whole blocks of tokens enter
+  /// the tree; rows after the computed tokens are written again.
   void Advance(const StepPlan& plan);
 
   bool empty() const { return running_.empty() && waiting_.empty(); }
   const std::vector<std::unique_ptr<Sequence>>& running() const { return running_; }
   const std::vector<std::unique_ptr<Sequence>>& waiting() const { return waiting_; }
-  RequestId front() const { return front_; }  ///< of the running sequence that moves in every step; 0: none
+  RequestId front() const { return front_; }  ///< The running sequence that advances in every step; 0: none.
 
  private:
   void Preempt(Sequence* victim);
   cache::SessionHint HintOf(const SessionNote& note) const;
-  void StartLoad(StepPlan::Load& load);
-  void Promote(StepPlan::Promotion& promotion);
+  cache::TierQuery QueryOf(const Sequence& sequence, int indexed_blocks) const;
+  void StartFetch(StepPlan::Fetch& fetch);
   std::vector<cache::BlockRef> WithFresh(std::vector<cache::BlockRef> blocks, int count,
                                          std::vector<int32_t>* taken);
-  int FirstLossy(const Sequence& sequence, const cache::BlockRef& tail) const;
-  static void LetGo(Sequence& sequence);
-  void AbandonLoad(Sequence& sequence);
+  static void ReleaseBlocks(Sequence& sequence);
+  void CancelFetch(Sequence& sequence);
   void MakeFree(int blocks);
   void Admit(StepPlan::Admission& admission);
   void TakeBlocks(const StepPlan& plan);
+  StepBatch BatchOf(const StepPlan& plan);
   void ChooseFront();
   void JoinClient(Sequence& sequence);
   void LeaveClient(Sequence& sequence);
 
-  cache::KvPool& pool_;
+  cache::BlockPool& pool_;
   cache::RadixTree& tree_;
   const SchedulerOptions options_;
-  ParkedBlocks parked_;
-  ColdBlocks* cold_ = nullptr;
-  WarmBlocks* warm_ = nullptr;
+  const std::vector<cache::KvTier*>& tiers_;
+  bool discards_ = false;        // evicted blocks are not wanted any more
+  cache::KvOps ops_;             // to be applied before the next step's rows
+  std::vector<uint64_t> ended_;  // sequences whose state executors release with the next step
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
   std::vector<std::unique_ptr<Sequence>> waiting_;  // by arrival
   std::map<std::string, ClientShare> shares_;

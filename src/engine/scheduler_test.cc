@@ -9,6 +9,9 @@
 #include <set>
 #include <string>
 
+#include "cache/kv_store.h"
+#include "cache/swap_tier.h"
+
 namespace moesaic::engine {
 namespace {
 
@@ -31,13 +34,16 @@ class Story {
  public:
   // copy_tokens: tokens that could be computed while a block is copied to the swap space and back.
   Story(int blocks, const SchedulerOptions& options, int swap_blocks = 0, double copy_tokens = 1)
-      : pool_(*cache::KvPool::Create(kLayout, blocks * kLayout.pool_bytes())),
-        swap_(swap_blocks == 0
-                  ? nullptr
-                  : *cache::SwapSpace::Create(kLayout.pool_bytes(), swap_blocks * kLayout.pool_bytes())),
-        tree_(*pool_, cache::MakeLruPolicy(), nullptr),
-        scheduler_(*pool_, tree_, swap_.get(), options) {
-    scheduler_.SetSwapCosts(copy_tokens, /*attention_tokens=*/1000);
+      : pool_(blocks),
+        store_(*cache::KvStore::Create({.layout = kLayout, .blocks = blocks, .swap_slots = swap_blocks},
+                                       *threads_)),
+        tree_(pool_, cache::MakeLruPolicy(), nullptr),
+        scheduler_(pool_, tree_, tiers_, options) {
+    if (swap_blocks == 0) return;
+    swap_ = *cache::SwapTier::Create(pool_, kLayout, swap_blocks * kLayout.total_bytes(),
+                                     /*attention_tokens=*/1000);
+    swap_->SetCopyTokens(copy_tokens);
+    tiers_.push_back(swap_.get());
   }
 
   void Add(const Ask& ask) {
@@ -73,17 +79,20 @@ class Story {
       }
       told += " ";
     }
-    for (const StepPlan::Part& part : plan.parts)
-      told += fmt::format("{}{} ", Name(*part.sequence), part.count);
-    scheduler_.Commit(plan);
+    for (const StepPlan::ScheduledChunk& chunk : plan.chunks)
+      told += fmt::format("{}{} ", Name(*chunk.sequence), chunk.count);
+    const StepBatch batch = scheduler_.Commit(plan);
+    CheckBatch(plan, batch);
+    cache::KvResult result;
+    store_->Apply(batch.ops_before, &result);
     scheduler_.Advance(plan);
     std::vector<RequestId> done;
-    for (const StepPlan::Part& part : plan.parts) {
-      Sequence& sequence = *part.sequence;
-      CheckContents(sequence, sequence.computed - part.count);
-      WriteContents(sequence, sequence.computed - part.count);
+    for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+      Sequence& sequence = *chunk.sequence;
+      CheckContents(sequence, sequence.computed - chunk.count);
+      WriteContents(sequence, sequence.computed - chunk.count);
       EXPECT_LE(sequence.computed, sequence.size());
-      EXPECT_LE(sequence.computed, static_cast<int>(sequence.blocks.size()) * cache::kBlockTokens);
+      EXPECT_LE(sequence.computed, static_cast<int>(sequence.blocks.size()) * tensor::kKvBlockTokens);
       // What it said is nobody else's.
       if (sequence.remaining() == 0) sequence.tokens.push_back(static_cast<int32_t>(1000 + sequence.id));
       if (sequence.size() == sequence.limit) done.push_back(sequence.id);
@@ -109,20 +118,24 @@ class Story {
   }
 
   Scheduler& scheduler() { return scheduler_; }
-  cache::KvPool& pool() { return *pool_; }
-  int swapped() const { return swap_ == nullptr ? 0 : swap_->used_blocks(); }
-  int unheld() const { return pool_->free_blocks() + pool_->idle_blocks(); }
+  cache::BlockPool& pool() { return pool_; }
+  int swapped() const {
+    cache::TierStats stats;
+    if (swap_ != nullptr) swap_->AddStats(&stats);
+    return stats.swap.blocks;
+  }
+  int unheld() const { return pool_.free_blocks() + pool_.idle_blocks(); }
   RequestId last_id() const { return last_id_; }
   Clock::time_point start() const { return start_; }
 
  private:
-  static constexpr cache::BlockLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
+  static constexpr tensor::KvLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
 
   // Keys are the tokens themselves.
   float& Key(const Sequence& sequence, int position) {
-    const int32_t block = sequence.block_table[position / cache::kBlockTokens];
-    auto* keys = reinterpret_cast<float*>(pool_->At(block));
-    return keys[position % cache::kBlockTokens];
+    const int32_t block = sequence.block_table[position / tensor::kKvBlockTokens];
+    auto* keys = reinterpret_cast<float*>(store_->At(block));
+    return keys[position % tensor::kKvBlockTokens];
   }
   void CheckContents(const Sequence& sequence, int tokens) {
     for (int i = 0; i < tokens; ++i) {
@@ -133,8 +146,30 @@ class Story {
     for (int i = from; i < sequence.computed; ++i) Key(sequence, i) = static_cast<float>(sequence.tokens[i]);
   }
 
-  std::unique_ptr<cache::KvPool> pool_;
-  std::unique_ptr<cache::SwapSpace> swap_;
+  // Rows, tokens and blocks of the batch are those of the plan.
+  static void CheckBatch(const StepPlan& plan, const StepBatch& batch) {
+    ASSERT_EQ(batch.rows.size(), plan.chunks.size());
+    for (size_t i = 0; i < plan.chunks.size(); ++i) {
+      const BatchRows& rows = batch.rows[i];
+      const Sequence& sequence = *plan.chunks[i].sequence;
+      EXPECT_EQ(rows.sequence, sequence.id);
+      EXPECT_EQ(rows.start, sequence.computed);
+      ASSERT_EQ(rows.count, plan.chunks[i].rows());
+      for (int row = 0; row < rows.count; ++row) {
+        EXPECT_EQ(batch.tokens[rows.first_token + row], sequence.tokens[rows.start + row]);
+      }
+      for (int b = 0; b < rows.blocks; ++b) {
+        EXPECT_EQ(batch.block_tables[rows.first_block + b], sequence.block_table[b]);
+      }
+    }
+  }
+
+  const std::unique_ptr<runtime::ThreadPool> threads_ =
+      *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  cache::BlockPool pool_;
+  const std::unique_ptr<cache::KvStore> store_;
+  std::unique_ptr<cache::SwapTier> swap_;
+  std::vector<cache::KvTier*> tiers_;
   cache::RadixTree tree_;
   Scheduler scheduler_;
   std::vector<std::vector<int32_t>> prompts_;
@@ -502,7 +537,7 @@ class RandomLoad {
 
   void Arrive() {
     static constexpr const char* kClients[] = {"", "x", "y"};
-    const int limit = 2 + Below(blocks_ * cache::kBlockTokens - 1);
+    const int limit = 2 + Below(blocks_ * tensor::kKvBlockTokens - 1);
     const int prompt = 1 + Below(limit - 1);
     Ask ask = {.prompt = prompt, .output = limit - prompt, .prompt_logprobs = Below(4) == 0};
     if (story_.last_id() > 0 && Below(2) == 0) {
@@ -519,7 +554,7 @@ class RandomLoad {
       for (const auto& sequence : *sequences) older += sequence->limit;
     }
     const int64_t younger = options_.max_overtakes + 2 * options_.max_sequences + 1;
-    arrivals_[story_.last_id()] = {step_, older + younger * blocks_ * cache::kBlockTokens};
+    arrivals_[story_.last_id()] = {step_, older + younger * blocks_ * tensor::kKvBlockTokens};
   }
 
   void CheckPlan() {
@@ -527,10 +562,10 @@ class RandomLoad {
     const StepPlan plan = scheduler.Plan();
     int rows = 0;
     std::set<RequestId> parts;
-    for (const StepPlan::Part& part : plan.parts) {
-      rows += part.count;
-      ASSERT_GT(part.count, 0);
-      ASSERT_TRUE(parts.insert(part.sequence->id).second);
+    for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+      rows += chunk.count;
+      ASSERT_GT(chunk.count, 0);
+      ASSERT_TRUE(parts.insert(chunk.sequence->id).second);
     }
     ASSERT_LE(rows, options_.max_batch_tokens);
     ASSERT_TRUE(scheduler.empty() || !parts.empty());

@@ -4,9 +4,8 @@
 
 #include <string_view>
 
-#include "cache/kv_pool.h"
-#include "engine/speculative.h"
 #include "kernels/sketch.h"
+#include "tensor/kv_layout.h"
 
 namespace moesaic::engine {
 
@@ -30,9 +29,9 @@ const char* ToString(SparsityMode mode) {
 }
 
 Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& options) {
-  if (sparsity.budget < kLeastSparsityBudget) {
-    return InvalidArgument("kv_sparsity: the budget must be at least {} tokens, found {}",
-                           kLeastSparsityBudget, sparsity.budget);
+  if (sparsity.budget < kMinSparsityBudget) {
+    return InvalidArgument("kv_sparsity: the budget must be at least {} tokens, found {}", kMinSparsityBudget,
+                           sparsity.budget);
   }
   if (!(sparsity.eps >= 0 && sparsity.eps <= 1)) {
     return InvalidArgument("kv_sparsity: eps must be in [0, 1], found {}", sparsity.eps);
@@ -40,8 +39,8 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
   if (!(sparsity.mass > 0 && sparsity.mass <= 1)) {
     return InvalidArgument("kv_sparsity: mass must be above 0 and at most 1, found {}", sparsity.mass);
   }
-  if (sparsity.reuse < 1 || sparsity.reuse > cache::kBlockTokens) {
-    return InvalidArgument("kv_sparsity: reuse must be in [1, {}], found {}", cache::kBlockTokens,
+  if (sparsity.reuse < 1 || sparsity.reuse > tensor::kKvBlockTokens) {
+    return InvalidArgument("kv_sparsity: reuse must be in [1, {}], found {}", tensor::kKvBlockTokens,
                            sparsity.reuse);
   }
   if (sparsity.mode != SparsityMode::kDense && !options.digests) {
@@ -52,29 +51,19 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
 }
 
 kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
-                                       int prompt, kernels::SparsityCounters* counters) {
-  return {.budget_blocks = cache::BlocksFor(sparsity.budget),
+                                       int prompt) {
+  return {.budget_blocks = tensor::KvBlocksFor(sparsity.budget),
           .first_position = sparsity.mode == SparsityMode::kDecode ? prompt : 0,
           .mass = sparsity.mass,
           .reuse = sparsity.reuse,
           .eps = sparsity.eps,
-          .audit_every = options.audit_every,
-          .counters = counters};
-}
-
-std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& sparsity,
-                                                     const models::KvSpec& kv) {
-  if (sparsity.mode == SparsityMode::kDense || sparsity.reuse == 1) return nullptr;
-  // That of the next row, and those of drafts behind it, which may all be refused: of so many rows less one,
-  // as many as begin a group, a group that began before, and one that the end of a block cuts short.
-  const int most = 1 + kMostDrafts / sparsity.reuse + 2;
-  return std::make_unique<kernels::KeptChoices>(kv.layers, kv.heads, most);
+          .audit_every = options.audit_every};
 }
 
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity) {
   constexpr std::string_view kOurs = "kv_sparsity=";
   if (sparsity.mode == SparsityMode::kAll) {
-    std::string chosen = fmt::format("{}{},{}", kOurs, cache::BlocksFor(sparsity.budget), sparsity.eps);
+    std::string chosen = fmt::format("{}{},{}", kOurs, tensor::KvBlocksFor(sparsity.budget), sparsity.eps);
     if (sparsity.mass < 1) chosen += fmt::format(",mass={}", sparsity.mass);
     if (sparsity.reuse > 1) chosen += fmt::format(",reuse={}", sparsity.reuse);
     return fmt::format("{};{}", chosen, name);
@@ -89,8 +78,8 @@ StatusOr<DigestKind> ParseDigestKind(const std::string& name) {
 }
 
 int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind) {
-  return kv.heads *
-         kernels::DigestBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim, kind == DigestKind::kSketch);
+  return kv.heads * kernels::KeySummaryBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim,
+                                             kind == DigestKind::kSketch);
 }
 
 }  // namespace moesaic::engine

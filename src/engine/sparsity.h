@@ -1,7 +1,6 @@
-// Which rows of which requests choose the blocks that they read. docs/contracts/sparsity.md is the law.
+// Settings of block-sparse attention for requests and engines. docs/contracts/sparsity.md is normative.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "base/status.h"
@@ -13,67 +12,62 @@ namespace moesaic::engine {
 enum class SparsityMode {
   kDense,   ///< every row reads all blocks
   kDecode,  ///< rows of output tokens choose
-  kAll      ///< rows of the prompt too
+  kAll      ///< rows of the prompt choose, too
 };
 
-/// "dense", "decode" or "all".
+/// Parses "dense", "decode" or "all".
 StatusOr<SparsityMode> ParseSparsityMode(const std::string& name);
 const char* ToString(SparsityMode mode);
 
-inline constexpr int kLeastSparsityBudget = kernels::kLeastSparseBlocks * kernels::kKvBlockTokens;
+inline constexpr int kMinSparsityBudget = kernels::kMinSparseBlocks * tensor::kKvBlockTokens;
 
-/// How a request's rows choose.
+/// Settings of one request.
 struct RequestSparsity {
   SparsityMode mode = SparsityMode::kDense;
-  /// Tokens that a row reads at most, rounded up to whole blocks; rows with no more before them read all.
+  /// Maximum tokens that a row reads, rounded up to whole blocks; rows with fewer read all.
   int budget = 2048;
-  /// Heads that may leave out more of their softmax mass than this read all blocks; 1: none do.
+  /// Maximum share of softmax mass that a head may omit; heads with a higher bound read all blocks; 1: none
+  /// do.
   float eps = 1;
-  /// Below 1, a row takes its best blocks only until they have this share of its attention's mass, as digests
-  /// estimate it; the budget is then the most that it takes, and shorter rows choose too.
+  /// Share of the estimated mass at which a row stops to add blocks; below 1, the budget is the maximum, and
+  /// shorter rows choose, too.
   float mass = 1;
-  /// So many rows in a row read what the first of them chose, at most to the end of their block of 64.
+  /// Number of adjacent rows that share the choice of the first, at most to the end of their block of 64.
   int reuse = 1;
 };
 
-/// What blocks are chosen by.
+/// Contents of the key summaries.
 enum class DigestKind {
   kBox,     ///< bounds of the block's keys
   kSketch,  ///< bounds, and signs of every key
 };
-/// "box" or "sketch".
+/// Parses "box" or "sketch".
 StatusOr<DigestKind> ParseDigestKind(const std::string& name);
 
-/// Of an engine.
+/// Settings of an engine.
 struct SparsityOptions {
-  bool digests = false;  ///< built and kept; without them requests are dense
+  bool digests = false;  ///< Builds key summaries; without them requests are dense.
   DigestKind digest = DigestKind::kBox;
-  RequestSparsity defaults = {};  ///< of requests that don't say
-  int dense_layers = 2;           ///< so many first layers read all blocks
-  /// One of so many choices, of a row and KV head, is held against dense attention for the metrics; 0: none.
-  /// A dense read costs about budget / context choices, so that 1,021 cost a hundredth at 16k/2k. A prime, so
-  /// that all KV heads and layers have their turn.
+  RequestSparsity defaults = {};  ///< of requests without settings
+  int dense_layers = 2;           ///< number of leading layers that read all blocks
+  /// One of this many choices, of a row and KV head, is compared with dense attention for the metrics; 0:
+  /// none. An audit costs about context / budget choices, so 1,021 costs about 1 % at 16k/2k. A prime reaches
+  /// all KV heads and layers.
   int audit_every = 1021;
 };
 
-/// Refuses members out of range, by name, and any mode but kDense where there are no digests.
+/// InvalidArgument names a member that is out of range, or a mode other than kDense without key summaries.
 Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& options);
 
-/// What the kernels are told of a request with so long a prompt. `counters` is borrowed. A sequence whose
-/// rows read earlier choices again has them in `kept`.
+/// Settings of the kernels for a request with a prompt of `prompt` tokens. Their pointers are null.
 kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
-                                       int prompt, kernels::SparsityCounters* counters);
-
-/// Room for the choices that rows of one sequence may read again, drafts among them: at most 4 bytes a block
-/// of the budget, layer, KV head and kept choice. Null where no row does.
-std::unique_ptr<kernels::KeptChoices> KeptChoicesFor(const RequestSparsity& sparsity,
-                                                     const models::KvSpec& kv);
+                                       int prompt);
 
 /// The namespace of cached blocks whose rows chose so: the client's own unless rows of prompts choose. No two
 /// (name, choice) share one.
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity);
 
-/// Bytes of one layer's digests in a block.
+/// Bytes of one layer's key summaries of a block.
 int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind = DigestKind::kBox);
 
 }  // namespace moesaic::engine

@@ -63,7 +63,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
                                int swap_blocks = 0, bool prefix_cache = true, const char* drafter = "off",
                                models::Model* model = nullptr) const {
     const int64_t block =
-        LayoutFor(model_->info().kv, tensor::DType::kF32, sparsity.digests, sparsity.digest).pool_bytes();
+        LayoutFor(model_->info().kv, tensor::DType::kF32, sparsity.digests, sparsity.digest).total_bytes();
     auto engine = Engine::Create(
         model == nullptr ? *model_ : *model, kernels_, *threads_,
         {.kv_bytes = blocks * block,

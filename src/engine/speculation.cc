@@ -12,8 +12,8 @@
 namespace moesaic::engine {
 namespace {
 
-// An id that the grammar's tokenizer lacks is an error, which ends the grammar that is asked. So forks are
-// asked, about fewer tokens until there is no such id.
+// An id that the grammar's tokenizer lacks is an error that ends the grammar. So forks are queried, with
+// fewer tokens until there is no such id.
 size_t CountValid(const text::Grammar& grammar, std::span<const int32_t> tokens) {
   for (; !tokens.empty(); tokens = tokens.first(tokens.size() - 1)) {
     StatusOr<text::Grammar> ahead = grammar.Fork();
@@ -24,7 +24,7 @@ size_t CountValid(const text::Grammar& grammar, std::span<const int32_t> tokens)
   return 0;
 }
 
-// What a grammar can't have next need not be verified.
+// Cuts draft tokens that the grammar cannot accept, which need not be verified.
 void CutInvalid(Sequence& sequence) {
   const text::Grammar* grammar = sequence.request.grammar.get();
   std::vector<int32_t>& tokens = sequence.draft.tokens;
@@ -50,9 +50,8 @@ void Speculation::KeepFound(Sequence& sequence) const {
   sequence.draft.found_behind = sequence.size();
 }
 
-// A look-up has found its tokens whether they are drafted or not. Those that no step verified are compared
-// with what was said instead, as far as it is known, so that look-ups that were given up are noticed when
-// they are right again.
+// Look-up results exist whether they are drafted or not. Results that no step verified are compared with the
+// tokens drawn since, so that look-up is used again once it is right again.
 void Speculation::JudgeFound(Sequence& sequence) {
   DraftState& draft = sequence.draft;
   if (draft.found.empty()) return;
@@ -66,11 +65,11 @@ void Speculation::JudgeFound(Sequence& sequence) {
   draft.found.clear();
 }
 
-// Who would draft for a decode, and how it may.
+// Chooses the drafter for a decode.
 DepthPolicy::Candidate Speculation::ChooseSource(Sequence& sequence) {
   DraftState& draft = sequence.draft;
   draft.looked_up = false;
-  // A draft of the first output would be verified where MLA's choice may differ (kMostDrafts).
+  // A draft of the first output would be verified where MLA's choice may differ (kMaxDrafts).
   const int room = sequence.outputs() == 0 ? 0 : sequence.limit - sequence.size() - 1;
   const auto limit = [&](Drafter& drafter, int most) {
     return room > 0 ? drafter.Limit(sequence, std::min(most, room)) : 0;
@@ -144,7 +143,7 @@ void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
   const Clock::time_point start = Clock::now();
   if (const Status drafted = drafter->Draft(jobs); !drafted.ok()) {
     if (!std::exchange(told_failure_, true)) {
-      spdlog::error("drafting failed, steps go on without: {}", Message(drafted));
+      spdlog::error("drafting failed: {}; steps continue without drafts", Message(drafted));
     }
     for (const DraftJob& job : jobs) job.sequence->draft.tokens.clear();
     return;
@@ -158,33 +157,33 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
   drafter_->Computed(plan, hidden);
   int rows = 0;
   bool decodes_only = true;
-  for (const StepPlan::Part& part : plan.parts) {
-    Sequence& sequence = *part.sequence;
-    rows += part.rows();
-    decodes_only &= part.is_decode();
-    if (part.drafts == 0 || part.late) continue;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    rows += chunk.rows();
+    decodes_only &= chunk.is_decode();
+    if (chunk.drafts == 0 || chunk.late) continue;
     ++stats_.drafts;
-    stats_.draft_tokens += part.drafts;
-    stats_.accepted_tokens += part.accepted;
-    for (int place = 0; place < part.accepted; ++place) ++stats_.accepted_at[place];
+    stats_.draft_tokens += chunk.drafts;
+    stats_.accepted_tokens += chunk.accepted;
+    for (int place = 0; place < chunk.accepted; ++place) ++stats_.accepted_at[place];
     DraftState& draft = sequence.draft;
     const bool is_free = draft.looked_up || drafter_->is_free();
-    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, part.drafts,
-                         part.accepted);
+    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, chunk.drafts,
+                         chunk.accepted);
     if (is_free) draft.found.clear();
   }
   if (decodes_only) policy_.CountStep(rows, seconds);
 }
 
 std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, Executor& executor,
-                                             const cache::KvPool& blocks, const models::ModelInfo& info,
+                                             const cache::BlockPool& pool, const models::ModelInfo& info,
                                              std::unique_ptr<ModelDrafter> second) {
   const auto look_up = [&] {
     return std::make_unique<NgramDrafter>(options.prompt_lookup_min, options.prompt_lookup_max);
   };
   Speculation::Source main{.drafter = std::move(second), .most = options.most_tokens}, lookup;
   if (UsesMtp(options.method)) {
-    main.drafter = std::make_unique<MtpDrafter>(executor, blocks, info.layers, info.hidden_size);
+    main.drafter = std::make_unique<MtpDrafter>(executor, pool.total_blocks(), info.layers, info.hidden_size);
   }
   if (options.method == "mtp+ngram") {
     main.most = std::min(main.most, kMtpTokens);

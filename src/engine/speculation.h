@@ -1,5 +1,5 @@
-// Speculative decoding of one engine: who drafts, how deep, and how it went. docs/contracts/scheduler.md, V1
-// to V6, is the law.
+// Speculative decoding of one engine: choice of drafter and depth, and statistics.
+// docs/contracts/scheduler.md, V1 to V6, is normative.
 #pragma once
 
 #include <memory>
@@ -18,14 +18,14 @@ namespace moesaic::engine {
 /// Engine thread only.
 class Speculation {
  public:
-  /// A drafter and how many tokens it drafts at most for a sequence and step.
+  /// A drafter and its maximum number of tokens per sequence and step.
   struct Source {
     std::unique_ptr<Drafter> drafter;
     int most = 0;
   };
 
-  /// Drafts as many tokens as pay, or always the most unless `adaptive`. `lookup`, whose drafter may be null,
-  /// is free and drafts instead where it finds something that promises more; unless `adaptive`, wherever it
+  /// Drafts as many tokens as pay, or always the maximum unless `adaptive`. `lookup`, whose drafter may be
+  /// null, is free and drafts instead if it promises more tokens per second; unless `adaptive`, whenever it
   /// finds something.
   Speculation(Source main, Source lookup, bool adaptive)
       : drafter_(std::move(main.drafter)),
@@ -34,14 +34,14 @@ class Speculation {
         most_looked_up_(lookup.most),
         adaptive_(adaptive) {}
 
-  /// Drafts for the next step, of at most `max_batch_tokens` rows. Where that fails, nothing is drafted, and
-  /// the first time is logged: no request depends on it.
+  /// Drafts for the next step, of at most `max_batch_tokens` rows. If that fails, nothing is drafted; the
+  /// first failure is logged, and no request depends on it.
   void Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
-  /// Around Scheduler::Commit.
+  /// Called before and after Scheduler::Commit.
   void Planned(const StepPlan& plan) { drafter_->Admitted(plan); }
-  void Committed(const StepPlan& plan) { drafter_->Allocated(plan); }
-  /// The step took so long without drafting; `hidden` as Drafter::Computed has it. The sequences' tokens end
-  /// with the accepted drafts; Scheduler::Advance comes next.
+  void Committed(const StepPlan& plan, cache::KvOps* ops) { drafter_->Allocated(plan, ops); }
+  /// Called after a step that took `seconds` without drafting, before Scheduler::Advance; the sequences'
+  /// tokens end with the accepted drafts. `hidden` as in Drafter::Computed.
   void Computed(const StepPlan& plan, std::span<const float> hidden, double seconds);
 
   bool wants_hidden() const { return drafter_->wants_hidden(); }
@@ -66,10 +66,10 @@ class Speculation {
   bool told_failure_ = false;
 };
 
-/// What `options`, which are resolved, ask for; null when that is nothing. `second`: of "draft", else null.
-/// `executor` and `blocks` are borrowed.
+/// Creates the drafters of `options`, which are resolved; null: none. `second`: the drafter of method
+/// "draft", else null. `executor` and `pool` are borrowed.
 std::unique_ptr<Speculation> MakeSpeculation(const SpeculativeOptions& options, Executor& executor,
-                                             const cache::KvPool& blocks, const models::ModelInfo& info,
+                                             const cache::BlockPool& pool, const models::ModelInfo& info,
                                              std::unique_ptr<ModelDrafter> second);
 
 }  // namespace moesaic::engine

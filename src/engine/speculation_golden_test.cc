@@ -107,8 +107,8 @@ TEST_P(SpeculationGoldenTest, ShippedModelSaysTheSameToTheBit) {
     const Outcome without = run({});
     for (const char* method : {"ngram", "mtp", "mtp+ngram"}) {
       for (const bool adaptive : {true, false}) {
-        for (const int most : {3, kMostDrafts}) {
-          if (adaptive && most == kMostDrafts) continue;
+        for (const int most : {3, kMaxDrafts}) {
+          if (adaptive && most == kMaxDrafts) continue;
           const Outcome with = run({.method = method, .most_tokens = most, .adaptive = adaptive});
           EXPECT_EQ(with.said, without.said)
               << runtime::IsaName(isa) << ", " << method << ", " << most << (adaptive ? " at most" : "");

@@ -1,6 +1,7 @@
 // Speculative decoding over the fake model: whatever is drafted, the same is said as without, and in fewer
 // steps where the drafts are right.
 #include "engine/speculation.h"
+#include "kernels/kernel_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -244,14 +245,14 @@ TEST(SpeculationSourcesTest, LookUpsComeBack) {
       const std::vector<int32_t>& drafts = sequence.draft.tokens;
       const auto next = text.begin() + sequence.size();
       StepPlan plan;
-      plan.parts.push_back({.sequence = &sequence, .count = 1, .new_blocks = 0});
-      plan.parts[0].drafts = static_cast<int>(drafts.size());
+      plan.chunks.push_back({.sequence = &sequence, .count = 1, .new_blocks = 0});
+      plan.chunks[0].drafts = static_cast<int>(drafts.size());
       const auto right = std::mismatch(drafts.begin(), drafts.end(), next).first - drafts.begin();
-      plan.parts[0].accepted = static_cast<int>(right);
+      plan.chunks[0].accepted = static_cast<int>(right);
       sequence.tokens.insert(sequence.tokens.end(), next, next + right + 1);
       if (!drafts.empty() && sequence.draft.looked_up) ++looked_up;
       sequence.tokens.pop_back();  // the drawn one comes behind Computed
-      speculation.Computed(plan, {}, 1 + 0.05 * plan.parts[0].drafts);
+      speculation.Computed(plan, {}, 1 + 0.05 * plan.chunks[0].drafts);
       sequence.tokens.push_back(text[sequence.size()]);
       sequence.computed = sequence.size() - 1;
     }

@@ -3,7 +3,7 @@
 namespace moesaic::engine {
 namespace {
 
-// What was said once before may go on for long.
+// Default lengths: a repeated text often continues for many tokens.
 constexpr int kNgramTokens = 8, kModelTokens = 6;
 
 int TokensOf(const std::string& method) {
@@ -36,9 +36,9 @@ StatusOr<SpeculativeOptions> ResolveSpeculative(SpeculativeOptions options, cons
     return InvalidArgument("speculative {} needs a model with an MTP module, which {} lacks here",
                            options.method, info.architecture);
   }
-  if (options.most_tokens < 0 || options.most_tokens > kMostDrafts) {
+  if (options.most_tokens < 0 || options.most_tokens > kMaxDrafts) {
     return InvalidArgument("num_speculative_tokens must be in [1, {}], or 0 for the method's own, found {}",
-                           kMostDrafts, options.most_tokens);
+                           kMaxDrafts, options.most_tokens);
   }
   if (options.prompt_lookup_min < 1 || options.prompt_lookup_min > options.prompt_lookup_max) {
     return InvalidArgument("prompt_lookup_min must be in [1, prompt_lookup_max = {}], found {}",

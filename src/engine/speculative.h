@@ -1,4 +1,4 @@
-// How an engine drafts tokens, and what came of it.
+// Options and statistics of speculative decoding.
 #pragma once
 
 #include <array>
@@ -10,40 +10,47 @@
 
 namespace moesaic::engine {
 
-/// Tokens that may be drafted for one sequence and step. MLA takes up to so many rows and one behind a token
-/// as it takes a single one (MlaAttention::Expands), so a verified row is to the bit what a decode gives.
-inline constexpr int kMostDrafts = 15;
+/// Maximum draft tokens of one sequence and step. Up to this many rows and one more, MLA uses the computation
+/// of a single row (MlaAttention::Expands), so a verified row is bit-identical to a decode.
+inline constexpr int kMaxDrafts = 15;
 
-/// What "mtp" drafts at most unless told otherwise, and "mtp+ngram" with the module in any case: a chained
-/// module loses its way soon.
+/// Choices that an executor keeps for a sequence, KV head and layer when `reuse` rows read one choice: that
+/// of the next row, and those of drafts after it, which may all be refused. Among one fewer rows than
+/// kMaxDrafts as many begin a group as fit, one group began before, and one is cut short by the end of a
+/// block.
+constexpr int KeptChoicesPerHead(int reuse) { return 1 + kMaxDrafts / reuse + 2; }
+
+/// Default maximum of "mtp", and the maximum of the module in "mtp+ngram": acceptance of a chained module
+/// drops fast.
 inline constexpr int kMtpTokens = 4;
 
-/// Speculative decoding: tokens are drafted cheaply and verified together in one step.
+/// Options of speculative decoding.
 struct SpeculativeOptions {
-  /// "off"; "ngram": what followed the last tokens where they stood before; "mtp": the model's own module;
-  /// "mtp+ngram": that module, or what stood before where that promises more; "draft": draft_model; "auto":
-  /// "draft" with a draft_model, else "mtp+ngram" where the model has a module, else "ngram".
+  /// "off"; "ngram": the tokens that followed an earlier occurrence of the last ones; "mtp": the model's own
+  /// module; "mtp+ngram": the better of both; "draft": draft_model; "auto": "draft" with a draft_model, else
+  /// "mtp+ngram" if the model has a module, else "ngram".
   std::string method = "off";
-  int most_tokens = 0;        ///< drafted for a sequence and step, [1, kMostDrafts]; 0: as suits the method
-  bool adaptive = true;       ///< draft as deep as pays, and not where it doesn't; false: always most_tokens
-  int prompt_lookup_min = 2;  ///< n-gram: fewest last tokens that must stand before
-  int prompt_lookup_max = 5;  ///< and most that are looked for
-  models::Model* draft_model = nullptr;  ///< of the same vocabulary; borrowed, must outlive the engine
+  int most_tokens =
+      0;  ///< Maximum draft tokens per sequence and step, [1, kMaxDrafts]; 0: the method's default.
+  bool adaptive = true;                  ///< Drafts only as many tokens as pay; false: always most_tokens.
+  int prompt_lookup_min = 2;             ///< n-gram: minimum length of the matched tokens.
+  int prompt_lookup_max = 5;             ///< n-gram: maximum length of the matched tokens.
+  models::Model* draft_model = nullptr;  ///< Model of the same vocabulary; borrowed.
 };
 
-/// Whether a method drafts with the model's own module.
+/// Whether `method` uses the model's own module.
 inline bool UsesMtp(const std::string& method) { return method == "mtp" || method == "mtp+ngram"; }
 
-/// Rise over the engine's life.
+/// Counters; they rise over the engine's life.
 struct SpeculationStats {
-  int64_t drafts = 0;                                 ///< verified, of one sequence and step each
-  int64_t draft_tokens = 0;                           ///< verified
-  int64_t accepted_tokens = 0;                        ///< of these
-  std::array<int64_t, kMostDrafts> accepted_at = {};  ///< by place in the draft
+  int64_t drafts = 0;                                ///< verified drafts
+  int64_t draft_tokens = 0;                          ///< verified tokens
+  int64_t accepted_tokens = 0;                       ///< accepted ones of these
+  std::array<int64_t, kMaxDrafts> accepted_at = {};  ///< accepted tokens by place in the draft
 };
 
-/// With "auto" and 0 replaced by what they mean for this model; refuses what is out of range or what the
-/// model lacks, by name.
+/// Replaces "auto" and 0 by the values for this model. InvalidArgument names an option that is out of range
+/// or that the model does not support.
 StatusOr<SpeculativeOptions> ResolveSpeculative(SpeculativeOptions options, const models::ModelInfo& info);
 
 }  // namespace moesaic::engine

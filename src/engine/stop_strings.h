@@ -1,4 +1,4 @@
-// Finds stop strings in text that comes in pieces, and holds back what might become one.
+// Finds stop strings in text that arrives in pieces, and holds back a possible beginning of one.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@ class StopStrings {
  public:
   explicit StopStrings(std::vector<std::string> stops);  // empty ones are ignored
 
-  /// Takes the next piece and returns the text that is certain: everything before the earliest stop string,
-  /// less an end that might begin one.
+  /// Adds a piece and returns the text that is final: everything before the earliest stop string, without an
+  /// end that might begin one.
   std::string Feed(const std::string& piece);
-  /// The text is over: what was held back, unless a stop string was met.
+  /// Ends the text: the held-back rest, unless a stop string was found.
   std::string Finish();
   bool matched() const { return matched_; }
-  const std::string& match() const { return match_; }  ///< the stop string that was met
+  const std::string& match() const { return match_; }  ///< The stop string that was found.
 
  private:
   std::vector<std::string> stops_;

@@ -28,7 +28,8 @@ class WarmGoldenTest : public testing::TestWithParam<const char*> {
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   EngineOptions Options(const char* dtype, bool digests = false) const {
-    const int64_t block = LayoutFor(model_->info().kv, *KvDType(dtype, model_->info()), digests).pool_bytes();
+    const int64_t block =
+        LayoutFor(model_->info().kv, *KvDType(dtype, model_->info()), digests).total_bytes();
     EngineOptions options = {
         .kv_bytes = 9 * block, .kv_dtype = dtype, .warm_bytes = 40 * (block + 1024), .max_sequences = 2};
     options.sparsity.digests = digests;

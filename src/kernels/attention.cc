@@ -1,11 +1,11 @@
-// Attention over paged keys and values, cut so that a row's result is the same however it is scheduled.
+// Attention over paged keys and values, split so that a row's result does not depend on scheduling.
 //
-// A row's context is cut into splits of 256 keys, or 1,024 where many heads share them, counted from the
-// sequence's first token. The online softmax of each split starts afresh and goes on from one call of the
-// micro-kernel to the next, and the splits are merged one after another. That order of arithmetic belongs to
-// the row alone. What the schedule decides is only who computes which split and when: a
-// tile of rows is either one task, which goes through all splits, or, where that task would be so long that
-// others wait for it, several tasks of some splits each, of which the last to finish merges.
+// A row's context is divided into splits of 256 keys, or 1,024 where many heads share them, counted from the
+// sequence's first token. The online softmax of each split starts from zero and continues from one
+// micro-kernel call to the next; the splits are merged in order. This order of arithmetic depends on the row
+// alone. The schedule only decides which worker computes which split and when. A tile of rows is normally one
+// task, which processes all splits. If that task would be so long that other workers wait for it, the tile is
+// several tasks of some splits each, and the last to finish merges.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -14,40 +14,41 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/attention.h"
+#include "kernels/kernel_table.h"
 #include "kernels/task_queues.h"
 
 namespace moesaic::kernels {
 namespace {
 
-constexpr int kCallTokens = kAttentionRuns * kKvBlockTokens;  // keys of one call of a micro-kernel
+constexpr int kCallTokens = kAttentionRuns * kKvBlockTokens;  // keys of one micro-kernel call
 
-// Calls of a split. One: long enough that a split's fixed cost is small: merging is one pass over value_dim
-// per 256 keys, and its state is 1/100 of the keys and values of a GQA group. Short enough that the 4 KV
-// heads of a model at a context of 1,024 still make 16 tasks. Where a KV head has many query heads (MLA), the
-// state is as large as the keys, so that merging costs what a tenth of the products does; and there are tasks
-// enough, since rows can be cut too.
+// Calls per split. One is long enough to make a split's fixed cost small: merging is one pass over value_dim
+// per 256 keys, and its state is 1/100 of the keys and values of a GQA group. It is short enough that the 4
+// KV heads of a model at a context of 1,024 still give 16 tasks. Where a KV head has many query heads (MLA),
+// the state is as large as the keys, so that merging costs a tenth of the products. There are enough tasks
+// then, because rows can be split too.
 constexpr int kManyHeads = 64;
 constexpr int SplitCalls(int group) { return group >= kManyHeads ? 4 : 1; }
 
-// Rows of a task. 128 are the query heads of the largest MLA models, so that each latent block comes from
-// memory once for all of them; their queries and sums (128 x (576 + 512) floats = 557 KB) and the block (74
-// KB in bfloat16) stay in a second-level cache of 1 MB.
+// Rows of a task. 128 are the query heads of the largest MLA models, so that each latent block is read from
+// memory once for all of them. Their queries and sums (128 x (576 + 512) floats = 557 KB) and the block (74
+// KB in bfloat16) stay in an L2 cache of 1 MB.
 constexpr int kTaskRows = kAttentionRows;
 constexpr int kRowStep = 8;  // micro-kernels read whole groups of rows
 
 // Reading a key and its value costs about as much as computing with it for this many rows.
 constexpr int kReadCost = 8;
-// A task may be this share of a worker's part of the whole before it is cut into splits.
+// A task larger than this fraction of a worker's share of the total is split.
 constexpr int kTasksPerWorker = 4;
 
 struct RowTile {  // query rows of one KV head: row / group is the token, row % group the head of the group
   const SequenceSlice* sequence;
   int kv_head;
   int first, rows;
-  int splits;       // of the longest context, the last row's
-  float* partials;  // [splits][PartialFloats(rows)] if cut into several tasks, else null
-  int unfinished;   // tasks that haven't ended
+  int splits;       // splits of the longest context, the last row's
+  float* partials;  // [splits][PartialFloats(rows)] if split into several tasks, otherwise null
+  int unfinished;   // unfinished tasks
 };
 
 struct Task {
@@ -56,7 +57,7 @@ struct Task {
   int64_t cost;
 };
 
-// The running state of some rows.
+// Softmax state of some rows.
 struct Partial {
   float* max;
   float* sum;
@@ -108,7 +109,7 @@ class Plan {
   }
 
  private:
-  struct Loaded {  // what stands in a worker's memory
+  struct Loaded {  // contents of a worker's memory
     const RowTile* tile;
     bool packed;  // a kernel has been called with these queries
   };
@@ -116,13 +117,13 @@ class Plan {
   int64_t query_floats() const { return int64_t{kTaskRows} * p_.cache.key_dim; }
   int Rows(const SequenceSlice& s) const { return s.count * group_; }
   int Heads(const SequenceSlice& s) const { return s.kv_head < 0 ? p_.cache.heads : 1; }
-  // The keys that row i of the tile sees.
+  // Returns the number of keys visible to row i of the tile.
   int Context(const RowTile& tile, int i) const {
     return tile.sequence->start + (tile.first + i) / group_ + 1;
   }
-  int Context(const RowTile& tile) const { return Context(tile, tile.rows - 1); }  // any row
+  int Context(const RowTile& tile) const { return Context(tile, tile.rows - 1); }  // for any row
 
-  // Tiles of fewer rows read keys more often, but while there are fewer tasks than workers somebody waits.
+  // Tiles with fewer rows read keys more often, but with fewer tasks than workers some workers idle.
   void ChooseTileRows() {
     const int64_t enough = int64_t{2} * ctx_.pool->size();
     for (tile_rows_ = kTaskRows; tile_rows_ > kRowStep; tile_rows_ /= 2) {
@@ -184,11 +185,11 @@ class Plan {
     }
   }
 
-  // Gives each worker tasks of about the same cost in all, which stand beside each other: pieces of a tile
-  // share its queries. Of these the longest go first, so that the last ones to end are short.
+  // Assigns to each worker adjacent tasks of about equal total cost: parts of a tile share its queries. The
+  // longest of them run first, so that the last ones to finish are short.
   void Order(TaskQueues* queues) {
     size_t begin = 0, end = 0;
-    int64_t cost = 0;  // of tasks before `end`
+    int64_t cost = 0;  // cost of the tasks before `end`
     for (int i = 0; i < queues->count(); ++i, begin = end) {
       const int64_t share = total_cost_ * (i + 1) / queues->count();
       const bool last = i + 1 == queues->count();
@@ -240,7 +241,8 @@ class Plan {
       RunSplit(task, after, split, memory, packed,
                PartialAt(tile->partials + split * floats, tile->rows, dim));
     }
-    // Releases these splits' states to whoever finishes last, and acquires the others' if that is us.
+    // Releases these splits' states to the worker that finishes last, or acquires the others' states if this
+    // is the last.
     if (std::atomic_ref(tile->unfinished).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     const Partial total = PartialAt(tile->partials, tile->rows, dim);
     for (int s = 1; s < tile->splits; ++s) {
@@ -253,7 +255,7 @@ class Plan {
                 const Partial& state) const {
     const RowTile& tile = *task.tile;
     const int first = split * split_tokens_;
-    const int last = End(task);  // of the whole task
+    const int last = End(task);  // end of the whole task
     for (int key = first; key < std::min(last, first + split_tokens_); key += kCallTokens) {
       const int next = key + kCallTokens;
       const Call follows = next < last        ? Call{&tile, next, last}
@@ -263,21 +265,21 @@ class Plan {
     }
   }
 
-  // The end of its keys.
+  // Returns the end of the task's keys.
   int End(const Task& task) const { return std::min(Context(*task.tile), task.end * split_tokens_); }
 
-  struct Call {  // of a micro-kernel: keys [first, first + kCallTokens), but none from `end` on
+  struct Call {  // a micro-kernel call: keys [first, first + kCallTokens), but none from `end` on
     const RowTile* tile;
     int first, end;
   };
 
-  // From the KV head's keys to their scales.
+  // Returns the offset from the KV head's keys to their scales.
   int64_t ScaleOffset(int kv_head) const {
     const int64_t line = int64_t{kv_head} * kKvBlockTokens;
-    return p_.cache.scale_offset + line * int64_t{sizeof(float)} - kv_head * p_.cache.head_stride;
+    return p_.cache.scale_offset() + line * int64_t{sizeof(float)} - kv_head * p_.cache.head_stride();
   }
 
-  // `follows`: what this worker most likely calls next.
+  // `follows`: the worker's most likely next call.
   void RunCall(const Call& now, const Call& follows, bool resume, float* memory, bool* packed,
                const Partial& state) const {
     const KvLayer& cache = p_.cache;
@@ -297,7 +299,7 @@ class Plan {
         .runs = {},
         .after = {},
         .key_stride = key_bytes,
-        .value_offset = cache.value_offset,
+        .value_offset = cache.value_offset(),
         .value_stride = cache.shared ? key_bytes : value_bytes,
         .kv_dtype = cache.dtype,
         .rows = tile.rows,
@@ -321,7 +323,7 @@ class Plan {
   }
 
   void FindRuns(const Call& call, const std::byte** runs) const {
-    const int64_t keys = call.tile->kv_head * p_.cache.head_stride;
+    const int64_t keys = call.tile->kv_head * p_.cache.head_stride();
     for (int key = call.first; key < std::min(call.end, call.first + kCallTokens); key += kKvBlockTokens) {
       *runs++ = Block(*call.tile, key) + keys;
     }
@@ -365,7 +367,7 @@ class Plan {
   int64_t total_cost_ = 0;
   std::span<RowTile> tiles_;
   std::span<Task> tasks_;
-  int64_t worker_floats_ = 0;  // queries, a kernel's form of them, then two states
+  int64_t worker_floats_ = 0;  // queries, their packed form for a kernel, then two states
   std::span<float> worker_memory_;
   std::span<Loaded> loaded_;  // [workers]
 };

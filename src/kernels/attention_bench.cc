@@ -1,6 +1,6 @@
-// Attention of one layer at the shapes of real models: decode over a long context (bytes of keys and values
-// read a second, to hold against `moesaic doctor`'s read bandwidth) and prefill (floating-point operations a
-// second).
+// Benchmarks attention of one layer at the shapes of real models. Decode over a long context reports the
+// bytes of keys and values read per second, comparable with the read bandwidth of `moesaic doctor`. Prefill
+// reports floating-point operations per second.
 //   kernels_attention_bench --benchmark_filter=DecodeGqa
 #include <benchmark/benchmark.h>
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/round.h"
+#include "kernels/kernel_table.h"
 #include "kernels/kv_layer.h"
 #include "runtime/probe.h"
 
@@ -29,7 +30,7 @@ constexpr Shape kLlama8B = {32, 8, 128, 128, false};
 constexpr Shape kDeepSeekV3 = {128, 1, 576, 512, true};
 constexpr Shape kDeepSeekV2Lite = {16, 1, 576, 512, true};
 
-// Layers are taken in turn, so that none is still in a cache when its turn comes again, as in a real step.
+// Layers are used in turn, so that none is still cached when it is used again, as in a real step.
 constexpr int64_t kTotalBytes = int64_t{1} << 30;
 
 class Setting {
@@ -43,7 +44,7 @@ class Setting {
     layer_bytes_ = layer_.block_stride * blocks * batch;
     layers_ = static_cast<int>(std::max<int64_t>(1, kTotalBytes / layer_bytes_));
     memory_ = *runtime::Buffer::Allocate(layer_bytes_ * layers_, true);
-    // Small numbers of both signs in any type, int8's scales among them: the bits 0x3c00 .. 0x3cff and their
+    // Small numbers of both signs in any type, including int8's scales: the bits 0x3c00 .. 0x3cff and their
     // negatives.
     std::mt19937 rng(1);
     for (size_t i = 0; i < memory_.size() / 2; ++i) {
@@ -68,7 +69,7 @@ class Setting {
   }
 
   int64_t layer_bytes() const { return layer_bytes_; }
-  // Multiplications and additions of both products, of what the causal mask leaves.
+  // Multiplications and additions of both products that the causal mask leaves.
   double operations() const {
     double pairs = 0;
     for (const SequenceSlice& s : sequences_) pairs += s.count * (s.start + (s.count + 1) / 2.0);
@@ -89,7 +90,7 @@ class Setting {
   std::vector<float> q_, out_;
 };
 
-// Bytes a second that this machine reads with so many threads, measured once a run.
+// Read bandwidth of this machine with `threads` threads in bytes per second, measured once per run.
 double ReadBandwidth(int threads) {
   static std::map<int, double> measured;
   if (!measured.contains(threads)) {
@@ -99,7 +100,7 @@ double ReadBandwidth(int threads) {
   return measured[threads];
 }
 
-// Rates are of the median step; `share` is the part of the read bandwidth that it used.
+// Rates are those of the median step; `share` is the fraction of the read bandwidth used.
 void Measure(benchmark::State& state, const Shape& shape, DType dtype, int depth, int batch, int count) {
   const auto threads = static_cast<int>(state.range(0));
   const double bandwidth = ReadBandwidth(threads);

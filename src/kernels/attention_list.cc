@@ -11,7 +11,7 @@ ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype) {
       {"attention_f32_avx2", runtime::Isa::kAvx2, cpu::AttentionAvx2},
       {"attention_f32_ref", runtime::Isa::kRef, ref::Attention},
   };
-  // The AMX one multiplies in bf16 and hands f32 keys and values to the next.
+  // The AMX kernel multiplies in bf16 and delegates f32 keys and values to the next.
   const ImplList<AttentionTileFn> impls = kImpls;
   return kv_dtype == tensor::DType::kF32 ? impls.subspan(1) : impls;
 }

@@ -1,5 +1,5 @@
-// KvWrite and Attention of every implementation that this processor can run: against softmax in double, and
-// bit for bit against themselves in other batches, chunks and numbers of threads.
+// Tests KvWrite and Attention of every implementation that this processor can run. Results are compared with
+// a softmax in double, and bit for bit with other batches, chunks and numbers of threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ constexpr Shape kShapes[] = {
     {"mla", 20, 1, 576, 512, true},          {"mla_many", 65, 1, 128, 96, true},
 };
 
-// The keys and values of some sequences in a pool of blocks in random order. Whatever was never written is
+// Keys and values of some sequences in a pool of blocks in random order. Memory that was never written holds
 // NaN.
 class Cache {
  public:
@@ -83,7 +83,7 @@ class Cache {
   const KvLayer& layer() const { return layer_; }
   const int32_t* table(int sequence) const { return tables_[sequence].data(); }
 
-  // As stored.
+  // Returns the stored value.
   double Key(int sequence, int token, int head, int d) const {
     const int64_t row = first_row_[sequence] + token;
     return keys_[row * key_stride_ + int64_t{head} * layer_.key_dim + d];
@@ -95,8 +95,8 @@ class Cache {
   }
 
  private:
-  // A row whose elements share a scale. The product of an int8 and its scale is rounded here once more, which
-  // is within the units that Check gives to scales.
+  // Rounds a row whose elements share a scale. The product of an int8 and its scale is rounded here once
+  // more, within the units that Check allows for scales.
   void RoundAsStored(float* row, int dim) const {
     float amax = 0;
     for (int i = 0; i < dim; ++i) amax = std::max(amax, std::abs(row[i]));
@@ -121,7 +121,8 @@ struct Part {
 
 class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
  protected:
-  // The outputs of all parts, one part's rows after another's. The query of a token depends on nothing else.
+  // Returns the outputs of all parts, one part's rows after another's. A token's query depends only on the
+  // token.
   std::vector<float> Attend(const Shape& shape, const Cache& cache, const std::vector<Part>& parts,
                             int threads) {
     const int q_stride = shape.heads * shape.key_dim + 7, out_stride = shape.heads * shape.value_dim + 9;
@@ -157,7 +158,7 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
   }
   static float Scale(const Shape& shape) { return 1 / std::sqrt(static_cast<float>(shape.key_dim)); }
 
-  // out [heads, value_dim] of one token against softmax in double.
+  // Compares out [heads, value_dim] of one token with softmax in double.
   void Check(const Shape& shape, const Cache& cache, int sequence, int position, const float* out) {
     const std::vector<float> q = Query(shape, sequence, position);
     const int keys = position + 1, group = shape.heads / shape.kv_heads;
@@ -177,20 +178,20 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
         products = std::max(products, absolute);
       }
       for (double& s : score) sum += s = std::exp(s - max);
-      // Roundings in units of 2^-24. A score sums key_dim products (in 8 or 16 lanes, or one after another in
-      // ref), its query is rounded once by the scale and it is at most `products`; score - max is rounded
-      // once more and exp twice. Those are errors of the exponent, so of the weight, and stand once over and
-      // once under the line. Then each weight is added and multiplied, at most once a key of its run, and
-      // merged: a rescaling (two for exp, one for the product) every 64 keys. A run is of 256 keys, of 1,024
-      // where a key has 64 query heads.
+      // Roundings in units of 2^-24. A score sums key_dim products (in 8 or 16 lanes, or sequentially in
+      // ref). Its query is rounded once by the scale, and it is at most `products`. score - max is rounded
+      // once more and exp twice. These are errors of the exponent, so of the weight, and count once in the
+      // numerator and once in the denominator. Each weight is then added and multiplied, at most once per key
+      // of its run, and merged: a rescaling (two for exp, one for the product) every 64 keys. A run has 256
+      // keys, or 1,024 where a key has 64 query heads.
       const bool ref = GetParam().needs == runtime::Isa::kRef;
-      // Tiles take queries as two bfloat16, which leave out 2^-18 of them, 64 units, and weights as one of 8
-      // bits, to the nearest, 2^-8; their sum is of these or of the weights before.
+      // Tiles represent queries as two bfloat16, with an error of 2^-18, 64 units. Weights are rounded to 8
+      // bits, 2^-8; their sum is of the rounded or of the unrounded ones.
       const bool tiles = GetParam().needs == runtime::Isa::kAmx && cache.layer().dtype != DType::kF32 &&
                          shape.key_dim % 32 == 0 && shape.value_dim % 16 == 0;
       const double split = tiles ? 64 : 0, rounded = tiles ? 0x1p16 : 0;
       const double additions = ref ? shape.key_dim : shape.key_dim / 8.0 + 4;
-      // Scales of int8 are multiplied into scores, in one or two parts, and into weights.
+      // Scales of int8 multiply scores, in one or two parts, and weights.
       const double scales = cache.layer().dtype == DType::kI8 ? 3 : 0;
       const double weight = (additions + 1 + split + scales) * products + 2 * products + 2;
       const double steps =
@@ -209,7 +210,7 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
   }
 };
 
-// Contexts around every edge: one key, a block, a split, several splits; new and cached tokens mixed.
+// Contexts around every boundary: one key, a block, a split, several splits; new and cached tokens mixed.
 TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
   std::mt19937 rng(1);
   const std::vector<int> contexts = {1, 2, 63, 64, 65, 127, 130, 256, 257, 300, 600, 1100};
@@ -224,7 +225,7 @@ TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
       int row = 0;
       for (const Part& part : parts) {
         for (int t = 0; t < part.count; ++t, ++row) {
-          // The double softmax is slow: the ends of a part and some between.
+          // The double softmax is slow: it checks the ends of a part and some rows between.
           if (t > 1 && t + 2 < part.count && t % 13 != 0) continue;
           Check(shape, cache, part.sequence, part.start + t,
                 &out[size_t(row) * shape.heads * shape.value_dim]);
@@ -234,13 +235,13 @@ TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
   }
 }
 
-// The same bits however a prompt is cut into chunks, whatever else is in the batch, on any number of threads.
-TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
+// The bits must not depend on how a prompt is split into chunks, on the batch, or on the number of threads.
+TEST_P(AttentionTest, RowBitsDoNotDependOnBatchChunksOrThreads) {
   std::mt19937 rng(2);
   const int context = 531;
   for (const Shape& shape : kShapes) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
-      // Nothing new in these, but slow.
+      // These combinations test nothing new, but are slow.
       if (shape.key_dim > 128 && (dtype == DType::kF32 || GetParam().needs == runtime::Isa::kRef)) continue;
       SCOPED_TRACE(testing::Message() << shape.name << " " << tensor::DTypeName(dtype));
       TestContext test(GetParam().needs, 2);
@@ -266,7 +267,7 @@ TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
       for (int position : {0, 63, 64, 255, 256, 511, 512, 530}) {
         expect_same(Attend(shape, cache, {{0, position, 1}}, 1).data(), position, 1, "decode");
       }
-      // Around the first 1,024 keys, which are a split where a key has many query heads.
+      // Positions around the first 1,024 keys, which are a split where a key has many query heads.
       const int begin = 1010;
       const std::vector<float> around = Attend(shape, cache, {{2, begin, 30}}, 2);
       for (const Part& part : {Part{2, 1023, 1}, Part{2, 1024, 1}, Part{2, 1039, 1}, Part{2, 1020, 9}}) {
@@ -279,8 +280,8 @@ TEST_P(AttentionTest, BitsDependOnNothingButTheRow) {
   }
 }
 
-// A key or value that is not finite must not pass for a number; a row of zeros stays one.
-TEST(KvWriteTest, Int8KeepsZerosAndTellsOfNaN) {
+// A key or value that is not finite must not read as a number; a row of zeros stays zero.
+TEST(KvWriteTest, Int8KeepsZerosAndMarksNaN) {
   constexpr int kDim = 8;
   TestContext test(runtime::Isa::kRef, 1);
   std::vector<float> keys(4 * kDim, 0.0F), values(4 * kDim, 1e-40F);
@@ -290,29 +291,22 @@ TEST(KvWriteTest, Int8KeepsZerosAndTellsOfNaN) {
   std::vector<std::byte> memory(kKvBlockTokens * (2 * kDim + 8), std::byte{0x55});
   const int32_t table = 0;
   const SequenceSlice slice{&table, 0, 4, 0};
-  const KvLayer layer{.base = memory.data(),
-                      .block_stride = static_cast<int64_t>(memory.size()),
-                      .head_stride = kKvBlockTokens * 2 * kDim,
-                      .value_offset = kKvBlockTokens * kDim,
-                      .scale_offset = kKvBlockTokens * 2 * kDim,
-                      .dtype = DType::kI8,
-                      .heads = 1,
-                      .key_dim = kDim,
-                      .value_dim = kDim};
+  KvLayer layer = {{.heads = 1, .key_dim = kDim, .value_dim = kDim, .dtype = DType::kI8}};
+  layer.base = memory.data();
+  layer.block_stride = static_cast<int64_t>(memory.size());
   KvWrite(test.context(), {layer, keys.data(), values.data(), kDim, kDim, {&slice, 1}});
-  const auto* scales = reinterpret_cast<const float*>(memory.data() + layer.scale_offset);
+  const auto* scales = reinterpret_cast<const float*>(memory.data() + layer.scale_offset());
   EXPECT_EQ(scales[0], 0);
   EXPECT_TRUE(std::isnan(scales[1]));
   EXPECT_TRUE(std::isnan(scales[2]));
   EXPECT_EQ(scales[3], 1.0F / 127);
-  const int8_t expected[] = {-127, -95, -64, -32, 0, 32, 64, 95};  // halves to even: -63.5, 63.5
+  const int8_t expected[] = {-127, -95, -64, -32, 0, 32, 64, 95};  // rounds halves to even: -63.5, 63.5
   EXPECT_EQ(std::memcmp(memory.data() + 3 * kDim, expected, kDim), 0);
-  for (int t = 0; t < 4; ++t)
-    EXPECT_EQ(scales[kKvBlockTokens + t], 0) << "what is next to nothing is nothing";
+  for (int t = 0; t < 4; ++t) EXPECT_EQ(scales[kKvBlockTokens + t], 0) << "a tiny row is stored as zeros";
   EXPECT_EQ(memory[4 * kDim], std::byte{0x55});
 }
 
-TEST_P(AttentionTest, EmptyBatchesAndSlices) {
+TEST_P(AttentionTest, AcceptsEmptyBatchesAndSlices) {
   std::mt19937 rng(3);
   const Shape& shape = kShapes[1];
   TestContext test(GetParam().needs, 2);
@@ -322,8 +316,8 @@ TEST_P(AttentionTest, EmptyBatchesAndSlices) {
   EXPECT_EQ(Attend(shape, cache, {{0, 5, 0}, {1, 9, 1}, {0, 10, 0}}, 2), one);
 }
 
-// Scores far apart must neither overflow nor lose the largest: softmax is then the value of one key.
-TEST_P(AttentionTest, LargeScores) {
+// Scores far apart must neither overflow nor lose the largest: softmax then gives the value of one key.
+TEST_P(AttentionTest, LargeScoresDoNotOverflow) {
   const int dim = 32, keys = 64;
   std::vector<float> q(8 * dim), k(keys * dim), v(keys * dim), acc(dim), max(1), sum(1);
   for (int j = 0; j < keys; ++j) {
@@ -351,8 +345,8 @@ TEST_P(AttentionTest, LargeScores) {
   for (int d = 0; d < dim; ++d) EXPECT_EQ(acc[d], static_cast<float>(40 + d));
 }
 
-// Rows that see nothing add nothing, and no key or value is needed for them.
-TEST_P(AttentionTest, RowsThatSeeNothing) {
+// Rows without visible keys add nothing and need no keys or values.
+TEST_P(AttentionTest, RowsWithoutVisibleKeysAddNothing) {
   constexpr int kRows = 3, kDim = 64;
   std::vector<float> q(16 * kDim, 1.0F), acc(kRows * kDim, 7.0F), max(kRows, 7.0F), sum(kRows, 7.0F);
   const int visible[kRows] = {};
@@ -373,9 +367,9 @@ TEST_P(AttentionTest, RowsThatSeeNothing) {
   EXPECT_EQ(acc, std::vector<float>(kRows * kDim, 0.0F));
 }
 
-// Calls that go on from one another give what one call of all keys gives, whether the largest score comes
-// first, last or in between, and however far it is from the others.
-TEST_P(AttentionTest, ResumedCallsAreOne) {
+// Calls that resume each other equal one call over all keys, whether the largest score is first, last or in
+// between, and for any distance to the others.
+TEST_P(AttentionTest, ResumedCallsEqualOneCall) {
   constexpr int kDim = 64, kParts = 3;
   std::mt19937 rng(4);
   for (int rows : {1, 8, 11, 16, 37}) {
@@ -425,8 +419,8 @@ TEST_P(AttentionTest, ResumedCallsAreOne) {
         for (double& s : score) total += s = std::exp(s - most);
         ASSERT_GE(max[r], most - products * 0x1p-16) << "weights are relative to the largest";
         ASSERT_LE(max[r], most + 0.6932 + products * 0x1p-16);
-        // As in Check, for tiles: scores by (64 + kDim + 3) units of `products`, weights by 2^-8, both in the
-        // sum over and under the line, and for others less.
+        // As in Check, for tiles: scores have an error of (64 + kDim + 3) units of `products`, weights of
+        // 2^-8, both in numerator and denominator; other implementations have less.
         const double relative = 2 * ((kDim + 67) * products * 0x1p-24 + 0x1p-8) + 1e-4;
         for (int d = 0; d < kDim; ++d) {
           double expected = 0, absolute = 0;

@@ -32,8 +32,8 @@ namespace {
 // Importance as whole numbers, which compare without a branch: NaN is above all.
 int32_t Order(float importance) {
   const auto bits = std::bit_cast<int32_t>(importance + 0.0F);  // -0 becomes 0
-  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
-  return std::isnan(importance) ? kMost : bits < 0 ? bits ^ kMost : bits;
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  return std::isnan(importance) ? kMax : bits < 0 ? bits ^ kMax : bits;
 }
 
 // The `wanted`-th largest of `order`, found bit by bit: passes over all of them that compilers make vectors
@@ -74,7 +74,7 @@ BlockChoice TakeMass(const float* importance, int current, float mass, std::span
 
 BlockChoice ChooseBlocks(const float* importance, int position, int budget, float mass, int32_t* chosen) {
   const int current = position / kKvBlockTokens;
-  MOESAIC_CHECK_LE(kLeastSparseBlocks, budget);
+  MOESAIC_CHECK_LE(kMinSparseBlocks, budget);
   MOESAIC_CHECK_LE(budget, current + 1);
   const int free = budget - kKeptBlocks, candidates = current - 2;  // these are [1, current - 1)
   constexpr int kFew = 1024;                                        // blocks, 64k tokens
@@ -110,20 +110,6 @@ BlockChoice ChooseBlocks(const float* importance, int position, int budget, floa
   return taken;
 }
 
-void NeedDense(const ExecContext& ctx, const KvLayer& cache, std::span<const SequenceSlice> slices) {
-  const size_t mark = ctx.scratch->Mark();
-  const std::span<SequenceSlice> dense = ctx.scratch->Take<SequenceSlice>(slices.size());
-  ColdSource* cold = nullptr;
-  size_t count = 0;
-  for (const SequenceSlice& s : slices) {
-    if (s.sparsity == nullptr || s.sparsity->cold == nullptr || ChoosesBlocks(s, cache, 0)) continue;
-    cold = s.sparsity->cold;
-    dense[count++] = s;
-  }
-  if (count > 0) cold->Need(cache, dense.first(count));
-  ctx.scratch->Rewind(mark);
-}
-
 std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const KvLayer& cache,
                                                 std::span<const SequenceSlice> sequences) {
   const bool any = std::any_of(sequences.begin(), sequences.end(),
@@ -146,7 +132,6 @@ std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const Kv
     cut[count].row += dense;
     cut[count++].count -= dense;
   }
-  NeedDense(ctx, cache, cut.first(count));
   for (SequenceSlice& s : cut.first(count)) {
     if (s.sparsity != nullptr && !ChoosesBlocks(s, cache, 0)) s.sparsity = nullptr;
   }

@@ -3,16 +3,18 @@
 #pragma once
 
 #include <array>
+#include <memory>
+#include <span>
 
+#include "kernels/attention.h"
 #include "kernels/kept_choices.h"
-#include "kernels/ops.h"
 
 namespace moesaic::kernels {
 
 /// Blocks that are always read: the first, where attention sinks are, the one before the current, and the
 /// current one, which has no digest.
 inline constexpr int kKeptBlocks = 3;
-inline constexpr int kLeastSparseBlocks = kKeptBlocks + 1;  ///< budgets have at least one to choose
+inline constexpr int kMinSparseBlocks = kKeptBlocks + 1;  ///< budgets have at least one to choose
 
 /// Shares of softmax mass by how often they were met: at most 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.5, 1.
 struct MassHistogram {
@@ -36,20 +38,12 @@ struct SparsityCounters {
   MassHistogram missed;                     // of audited query heads: mass that the choice left out, in fact
 };
 
-/// Brings KV blocks to memory of which only digests are there. Asked by the calling thread between loops.
-class ColdSource {
- public:
-  virtual ~ColdSource() = default;
-  /// The blocks of this layer that `slices` read, up to their last row's, are in memory when it returns.
-  virtual void Need(const KvLayer& cache, std::span<const SequenceSlice> slices) = 0;
-};
-
 /// How rows of a sequence choose. One for all layers of a step.
 struct BlockSparsity {
   int budget_blocks = 0;   // that a row reads at most, kKeptBlocks among them
   int first_position = 0;  // rows before read all blocks
   /// Below 1, a row takes the best blocks only until they have this share of the estimated mass of all full
-  /// blocks, in the mean over the KV head's query heads; a row of more than kLeastSparseBlocks may then leave
+  /// blocks, in the mean over the KV head's query heads; a row of more than kMinSparseBlocks may then leave
   /// some out. At 1 it takes the whole budget, and all blocks where they are no more.
   float mass = 1;
   /// So many rows in a row, from each multiple of it inside a block of the sequence on, read what the first
@@ -63,11 +57,10 @@ struct BlockSparsity {
   /// which changes no result; 0: none.
   int audit_every = 0;
   SparsityCounters* counters = nullptr;  // or null; written by the calling thread
-  ColdSource* cold = nullptr;            // where its blocks may be; null: all are in memory
 
   /// The first position whose row may leave a block out.
   int first_sparse() const {
-    const int filled = (mass < 1 ? kLeastSparseBlocks : budget_blocks) * kKvBlockTokens;
+    const int filled = (mass < 1 ? kMinSparseBlocks : budget_blocks) * kKvBlockTokens;
     return first_position > filled ? first_position : filled;
   }
   /// The position of the row whose choice the row at `position` reads; its own where it chooses itself.
@@ -90,11 +83,8 @@ inline bool ChoosesBlocks(const SequenceSlice& slice, const KvLayer& cache, int 
          slice.start + row >= slice.sparsity->first_sparse();
 }
 
-/// Brings the blocks of those slices to memory, all at once, of which no row chooses. One source serves all.
-void NeedDense(const ExecContext& ctx, const KvLayer& cache, std::span<const SequenceSlice> slices);
-
 /// Cuts slices where rows begin to choose: each then has `sparsity` for all of its rows or for none. Memory
-/// comes from ctx.scratch, where any may choose. What those of none read is in memory then.
+/// comes from ctx.scratch, where any may choose.
 std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const KvLayer& cache,
                                                 std::span<const SequenceSlice> sequences);
 
@@ -106,9 +96,57 @@ struct BuildDigestsParams {
 };
 void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params);
 
-/// Attention in which rows of slices with `sparsity` choose their blocks (params.lse must be null). A row's
-/// choice depends on its own query heads of a KV head, its position and the digests alone: it is the same in
-/// any batch, chunk or draft. Rows that read all blocks get the very bits of Attention.
+class RestOfRows;
+struct SparseRow;
+struct SparseRows;
+
+/// Attention in which rows of slices with `sparsity` choose their blocks. A row's choice depends on its own
+/// query heads of a KV head, its position and the digests alone: it is the same in any batch, chunk or draft.
+/// Rows that read all blocks get the very bits of Attention.
+///
+/// The pass stops before each read of blocks, so that its caller can fetch those that are not in memory:
+///
+///   SparseAttentionPass pass(ctx, params);
+///   while (pass.ChooseBlocks()) {
+///     do {
+///       Fetch(pass.reads());
+///     } while (pass.AttendChosen());
+///   }
+class SparseAttentionPass {
+ public:
+  /// `ctx` and all that `params` point to are borrowed; params.lse must be null.
+  SparseAttentionPass(const ExecContext& ctx, const AttentionParams& params);
+  ~SparseAttentionPass();
+  SparseAttentionPass(const SparseAttentionPass&) = delete;
+  SparseAttentionPass& operator=(const SparseAttentionPass&) = delete;
+
+  /// Chooses the blocks of the next rows. False: all rows have been computed.
+  bool ChooseBlocks();
+  /// The slices whose blocks AttendChosen reads next.
+  std::span<const SequenceSlice> reads() const { return reads_; }
+  /// Attends over the blocks of reads(). True: some rows need more blocks, those of reads() now, and
+  /// AttendChosen must be called again.
+  bool AttendChosen();
+
+ private:
+  void ListReads(std::span<const SequenceSlice> dense);
+
+  const ExecContext& ctx_;
+  const AttentionParams params_;
+  const size_t mark_;                     // of the scratch memory, before the pass
+  size_t group_mark_;                     // before the group
+  std::span<const SequenceSlice> dense_;  // that read all blocks, until they have been listed
+  std::span<SparseRow> rows_;             // that choose; in groups, whose scores fit the caches
+  size_t at_once_ = 0, next_row_ = 0;
+  bool started_ = false;
+  std::unique_ptr<SparseRows> group_;
+  bool bounds_ = false;   // some row of the group needs a bound
+  int64_t last_row_ = 0;  // of the batch, in reads()
+  std::span<const SequenceSlice> reads_;
+  std::unique_ptr<RestOfRows> rest_;
+};
+
+/// A whole pass, for callers whose blocks are all in memory.
 void SparseAttention(const ExecContext& ctx, const AttentionParams& params);
 
 struct BlockChoice {
@@ -118,7 +156,7 @@ struct BlockChoice {
 /// The blocks that a row at `position` reads, in order: kKeptBlocks and those of the greatest importance
 /// [position / 64], up to `budget` in all; equals go to the later block, NaN is greater than any number. With
 /// `mass` below 1, only until those taken, the kept ones among them, have that share of the sum of
-/// importance; what is NaN is taken and not counted. `chosen` has room for `budget`; kLeastSparseBlocks <=
+/// importance; what is NaN is taken and not counted. `chosen` has room for `budget`; kMinSparseBlocks <=
 /// budget <= position / 64 + 1.
 BlockChoice ChooseBlocks(const float* importance, int position, int budget, float mass, int32_t* chosen);
 

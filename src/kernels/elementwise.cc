@@ -1,16 +1,17 @@
 #include <algorithm>
 
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/elementwise.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::kernels {
 namespace {
 
-// A round trip through the pool costs a few microseconds, in which one core goes through some ten thousand
-// floats: less than that is not worth a task.
+// A round trip through the pool costs a few microseconds, in which one core processes about ten thousand
+// floats: less is not worth a task.
 constexpr int64_t kTaskFloats = 16 << 10;
 
-// Calls body(first, count) on runs of rows of `floats` floats each, which together are about a task's worth.
+// Calls body(first, count) on runs of rows with `floats` floats each; a run has about a task's worth of work.
 template <typename Body>
 void RunRows(const ExecContext& ctx, int rows, int64_t floats, const Body& body) {
   const auto run =

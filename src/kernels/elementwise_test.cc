@@ -1,4 +1,5 @@
-// RmsNorm, SiluMul, Add and Rope of every implementation that this processor can run, against sums in double.
+// Compares RmsNorm, SiluMul, Add and Rope of every implementation that this processor can run with sums in
+// double.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -7,15 +8,16 @@
 #include <random>
 #include <vector>
 
+#include "kernels/elementwise.h"
 #include "kernels/impl_list.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
 namespace {
 
-constexpr double kUnit = 0x1p-24;  // the largest relative error of one rounding to float
+constexpr double kUnit = 0x1p-24;  // maximum relative error of one rounding to float
 
-// Around every lane count, unrolled step and tail, and the sizes of real models.
+// Sizes around every lane count, unrolled step and tail, and those of real models.
 const std::vector<int> kSizes = {1,  2,  7,  8,  9,   15,  16,   17,   31,  33,
                                  63, 64, 65, 96, 127, 576, 1536, 2048, 7168};
 
@@ -29,7 +31,7 @@ std::vector<Impl<Fn>> OnHost(ImplList<Fn> impls) {
   return found;
 }
 
-// A row between guards that must stay as they are.
+// A row between guards that must not change.
 class GuardedRow {
  public:
   explicit GuardedRow(std::vector<float> values) : size_(values.size()), memory_(values.size() + 64, kGuard) {
@@ -50,7 +52,7 @@ class GuardedRow {
   std::vector<float> memory_;
 };
 
-TEST(ElementwiseTest, RmsNorm) {
+TEST(ElementwiseTest, RmsNormMatchesDouble) {
   std::mt19937 rng(1);
   for (const auto& impl : OnHost(RmsNormImpls())) {
     for (int n : kSizes) {
@@ -61,8 +63,8 @@ TEST(ElementwiseTest, RmsNorm) {
       double squares = 0;
       for (float v : x) squares += double{v} * v;
       const double inverse = 1 / std::sqrt(squares / n + 1e-6);
-      // The sum of squares of non-negative terms: each of at most n/32 + 7 additions in a row rounds once,
-      // the square root halves that; mean, root, quotient and two products add six.
+      // The sum of squares has non-negative terms: each of at most n/32 + 7 sequential additions rounds once,
+      // and the square root halves that. Mean, root, quotient and two products add six.
       const double bound = (n / 32.0 + 7) / 2 * kUnit + 6 * kUnit;
       for (int i = 0; i < n; ++i) {
         const double expected = x[i] * inverse * weight[i];
@@ -80,7 +82,7 @@ TEST(ElementwiseTest, RmsNormOfZerosIsZero) {
   }
 }
 
-TEST(ElementwiseTest, SiluMul) {
+TEST(ElementwiseTest, SiluMulMatchesDouble) {
   std::mt19937 rng(2);
   for (const auto& impl : OnHost(SiluMulImpls())) {
     for (int n : kSizes) {
@@ -90,7 +92,7 @@ TEST(ElementwiseTest, SiluMul) {
       impl.fn(y.data(), up.data(), n, y.data());
       for (int i = 0; i < n; ++i) {
         const double expected = gate[i] / (1 + std::exp(-double{gate[i]})) * up[i];
-        // exp is off by two units (exp-inl.h; libm is nearer), the sum, quotient and two products by one
+        // exp has an error of two units (exp-inl.h; libm is nearer), the sum, quotient and two products one
         // each.
         ASSERT_NEAR(y[i], expected, std::abs(expected) * 6 * kUnit) << gate[i];
       }
@@ -99,7 +101,7 @@ TEST(ElementwiseTest, SiluMul) {
 }
 
 // Every 1,001st float of either sign, up to where the logistic function leaves the normal floats.
-TEST(ElementwiseTest, SiluMulOverTheWholeRange) {
+TEST(ElementwiseTest, SiluMulMatchesDoubleOverWholeRange) {
   std::vector<float> gate;
   for (uint32_t bits = 0; bits < std::bit_cast<uint32_t>(87.0F); bits += 1001) {
     gate.push_back(std::bit_cast<float>(bits));
@@ -119,21 +121,21 @@ TEST(ElementwiseTest, SiluMulOverTheWholeRange) {
   }
 }
 
-TEST(ElementwiseTest, SiluMulAtTheEnds) {
+TEST(ElementwiseTest, SiluMulHandlesExtremeInputs) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> gate = {-1e4F, -100, -88, 0, 88, 100, 1e4F, inf, nan};
   const std::vector<float> up(gate.size(), 1.0F);
   for (const auto& impl : OnHost(SiluMulImpls())) {
     std::vector<float> y(gate.size());
     impl.fn(gate.data(), up.data(), static_cast<int>(gate.size()), y.data());
-    // e^x stops at 2^-126, so that far out x e^x is as small as x 2^-126 but not yet zero.
+    // e^x stops at 2^-126, so for very negative x, x e^x is as small as x 2^-126 but not zero.
     for (int i = 0; i < 3; ++i) EXPECT_NEAR(y[i], 0, -gate[i] * 0x1p-125) << impl.name;
     for (int i = 3; i < 8; ++i) EXPECT_EQ(y[i], gate[i]) << impl.name;
     EXPECT_TRUE(std::isnan(y[8])) << impl.name;
   }
 }
 
-TEST(ElementwiseTest, Axpy) {
+TEST(ElementwiseTest, AxpyMatchesDouble) {
   std::mt19937 rng(3);
   for (const auto& impl : OnHost(AxpyImpls())) {
     for (int n : kSizes) {
@@ -166,8 +168,8 @@ TEST(ElementwiseTest, AxpbyRoundsEachStep) {
   }
 }
 
-// AMLA's identity over every exponent, and both ends of every mantissa: equal bits to the product with a
-// power of two wherever number and product are normal, and never a number where there was none.
+// Tests AMLA's identity over every exponent and both ends of every mantissa. The bits equal those of the
+// product with a power of two wherever number and product are normal; other inputs never become a number.
 TEST(ElementwiseTest, RescaleIsExact) {
   std::vector<float> x;
   for (uint32_t exponent = 0; exponent < 256; ++exponent) {
@@ -201,7 +203,7 @@ TEST(ElementwiseTest, RescaleIsExact) {
   }
 }
 
-TEST(ElementwiseTest, Rope) {
+TEST(ElementwiseTest, RopeMatchesDouble) {
   std::mt19937 rng(4);
   for (bool interleaved : {false, true}) {
     for (const auto& impl : OnHost(interleaved ? RopeInterleavedImpls() : RopeHalfImpls())) {
@@ -223,10 +225,10 @@ TEST(ElementwiseTest, Rope) {
   }
 }
 
-// The operators do with rows, strides and threads what the micro-kernels do with one row.
+// The operators apply the micro-kernels to rows with strides on several threads.
 class ElementwiseOpsTest : public testing::TestWithParam<int> {};
 
-TEST_P(ElementwiseOpsTest, RowsAndStrides) {
+TEST_P(ElementwiseOpsTest, SupportsRowsAndStrides) {
   TestContext test(runtime::Isa::kRef, GetParam());
   const ExecContext ctx = test.context();
   std::mt19937 rng(5);
@@ -255,7 +257,7 @@ TEST_P(ElementwiseOpsTest, RowsAndStrides) {
   }
 }
 
-TEST_P(ElementwiseOpsTest, RopeTurnsEachHeadByItsRowsPosition) {
+TEST_P(ElementwiseOpsTest, RopeRotatesEachHeadByRowPosition) {
   TestContext test(runtime::Isa::kRef, GetParam());
   std::mt19937 rng(6);
   const int rows = 200, heads = 3, dim = 16, head_stride = 24, stride = 80, positions = 50;

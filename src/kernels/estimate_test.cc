@@ -1,4 +1,4 @@
-// What blocks are chosen by: every implementation that this processor can run, against ref.
+// Compares the estimates for block selection of every implementation that this processor can run with ref.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/impl_list.h"
-#include "kernels/ref/digest.h"
+#include "kernels/ref/key_summary.h"
 #include "kernels/test_context.h"
 #include "kernels/test_keys.h"
 
@@ -19,51 +19,51 @@ namespace {
 struct Shape {
   int key_dim, key_split;
 };
-// One part and two, of whole steps of 64 and not, up to the most dimensions.
+// One part and two, with whole steps of 64 and partial ones, up to the maximum dimension.
 constexpr Shape kShapes[] = {{8, 8},     {24, 24},  {40, 32},   {64, 64},     {104, 8},
                              {128, 128}, {136, 72}, {576, 512}, {1024, 1024}, {1024, 8}};
 constexpr int kBlocks = 37, kStride = 40;
 
-// Digests as they come, but of any centers and radii: no keys are needed.
-std::vector<std::vector<std::byte>> RandomDigests(std::mt19937* rng, const Shape& shape) {
-  std::vector<std::vector<std::byte>> digests(kBlocks, std::vector<std::byte>(BoxBytes(shape.key_dim)));
-  for (auto& digest : digests) {
-    for (std::byte& byte : digest) byte = static_cast<std::byte>((*rng)() & 0xffU);
-    auto* centers = reinterpret_cast<int8_t*>(digest.data() + sizeof(DigestHeader));
+// Valid summaries with arbitrary centers and radii: no keys are needed.
+std::vector<std::vector<std::byte>> RandomSummaries(std::mt19937* rng, const Shape& shape) {
+  std::vector<std::vector<std::byte>> summaries(kBlocks, std::vector<std::byte>(BoxBytes(shape.key_dim)));
+  for (auto& summary : summaries) {
+    for (std::byte& byte : summary) byte = static_cast<std::byte>((*rng)() & 0xffU);
+    auto* centers = reinterpret_cast<int8_t*>(summary.data() + sizeof(KeySummaryHeader));
     for (int d = 0; d < shape.key_dim; ++d) centers[d] = std::max<int8_t>(centers[d], -127);
     const std::vector<float> sizes = RandomValues(rng, 6, 1);
-    *reinterpret_cast<DigestHeader*>(digest.data()) = {
+    *reinterpret_cast<KeySummaryHeader*>(summary.data()) = {
         .center_scale = {std::abs(sizes[0]) / 100, std::abs(sizes[1]) / 100},
         .radius_scale = {std::abs(sizes[2]) / 255, std::abs(sizes[3]) / 255},
         .ball = {std::abs(sizes[4]) * 4, std::abs(sizes[5]) * 4},
         .sketch = {}};
   }
-  return digests;
+  return summaries;
 }
 
 size_t ScoreAt(int row, int block) {
   return (size_t(row / kScoreGroup) * kStride + block) * kScoreGroup + row % kScoreGroup;
 }
-std::vector<float> RunEstimates(DigestEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
-                                int rows, const std::vector<std::vector<std::byte>>& digests, float share) {
+std::vector<float> RunEstimates(KeySummaryEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
+                                int rows, const std::vector<std::vector<std::byte>>& summaries, float share) {
   std::vector<const std::byte*> table;
-  for (const auto& digest : digests) table.push_back(digest.data());
+  for (const auto& summary : summaries) table.push_back(summary.data());
   std::vector<float> scores(ScoreAt(rows / kScoreGroup * kScoreGroup + kScoreGroup, 0) + 1, -5);
   fn({.q = q.data(),
       .q_stride = shape.key_dim + 8,
       .scale = 0.3F,
-      .digests = table.data(),
+      .summaries = table.data(),
       .rows = rows,
-      .count = static_cast<int>(digests.size()),
+      .count = static_cast<int>(summaries.size()),
       .key_dim = shape.key_dim,
       .key_split = shape.key_split,
       .share = share,
       .scores = scores.data(),
       .stride = kStride,
-      .ask = BoxBytes(shape.key_dim),
-      .after = table.data(),
-      .after_count = static_cast<int>(digests.size()),
-      .after_ask = BoxBytes(shape.key_dim)});
+      .prefetch_bytes = BoxBytes(shape.key_dim),
+      .next = table.data(),
+      .next_count = static_cast<int>(summaries.size()),
+      .next_prefetch_bytes = BoxBytes(shape.key_dim)});
   return scores;
 }
 
@@ -72,25 +72,25 @@ class EstimateTest : public testing::TestWithParam<runtime::Isa> {
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 
   static size_t At(int row, int block) { return ScoreAt(row, block); }
-  static std::vector<float> Run(DigestEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
-                                int rows, const std::vector<std::vector<std::byte>>& digests, float share) {
-    return RunEstimates(fn, shape, q, rows, digests, share);
+  static std::vector<float> Run(KeySummaryEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
+                                int rows, const std::vector<std::vector<std::byte>>& summaries, float share) {
+    return RunEstimates(fn, shape, q, rows, summaries, share);
   }
 };
 
 // Queries are rounded to half a step of 1/(127 * 128) of their part's largest element, their magnitudes to
-// half a step of 1/254; sums of floats, to key_dim + 8 units of 2^-24 of the sum of magnitudes.
+// half a step of 1/254; float sums to key_dim + 8 units of 2^-24 of the sum of magnitudes.
 TEST_P(EstimateTest, MatchRef) {
   std::mt19937 rng(1);
   for (const Shape& shape : kShapes) {
     for (const int rows : {1, 3, 8, 16, 21, 40, 128}) {
       if (rows == 128 && shape.key_dim != 40) continue;
       std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
-      q[shape.key_dim / 2] *= 30;  // as queries are
-      const auto digests = RandomDigests(&rng, shape);
+      q[shape.key_dim / 2] *= 30;  // as queries are rounded
+      const auto summaries = RandomSummaries(&rng, shape);
       for (const float share : {0.0F, 0.2F}) {
-        const std::vector<float> ours = Run(kernels_.digest_estimates, shape, q, rows, digests, share);
-        const std::vector<float> ref = Run(ref::DigestEstimates, shape, q, rows, digests, share);
+        const std::vector<float> ours = Run(kernels_.key_summary_estimates, shape, q, rows, summaries, share);
+        const std::vector<float> ref = Run(ref::KeySummaryEstimates, shape, q, rows, summaries, share);
         for (int r = 0; r < rows; ++r) {
           EXPECT_EQ(ours[At(r, kBlocks)], -5);
           double largest[2] = {};
@@ -100,7 +100,7 @@ TEST_P(EstimateTest, MatchRef) {
             most = std::max(most, at(d));
           }
           for (int b = 0; b < kBlocks; ++b) {
-            const auto& header = *reinterpret_cast<const DigestHeader*>(digests[b].data());
+            const auto& header = *reinterpret_cast<const KeySummaryHeader*>(summaries[b].data());
             const auto* centers = reinterpret_cast<const int8_t*>(&header + 1);
             const auto* radii = reinterpret_cast<const uint8_t*>(centers + shape.key_dim);
             double allowed = 1e-6;
@@ -120,40 +120,40 @@ TEST_P(EstimateTest, MatchRef) {
   }
 }
 
-TEST_P(EstimateTest, RowsAndBlocksAreAlone) {
+TEST_P(EstimateTest, RowsAndBlocksAreIndependent) {
   std::mt19937 rng(2);
   for (const Shape& shape : kShapes) {
     const int row_floats = shape.key_dim + 8;
     const std::vector<float> q = RandomValues(&rng, size_t(37) * row_floats, 1);
-    const auto digests = RandomDigests(&rng, shape);
-    const std::vector<float> all = Run(kernels_.digest_estimates, shape, q, 37, digests, 0.2F);
+    const auto summaries = RandomSummaries(&rng, shape);
+    const std::vector<float> all = Run(kernels_.key_summary_estimates, shape, q, 37, summaries, 0.2F);
     for (const int r : {0, 7, 15, 16, 36}) {
       const std::vector<float> one(q.begin() + int64_t{r} * row_floats,
                                    q.begin() + int64_t{r + 1} * row_floats);
       for (const int b : {0, 3, 15, 33, 36}) {
-        EXPECT_EQ(Run(kernels_.digest_estimates, shape, one, 1, {digests[b]}, 0.2F)[0], all[At(r, b)]);
+        EXPECT_EQ(Run(kernels_.key_summary_estimates, shape, one, 1, {summaries[b]}, 0.2F)[0], all[At(r, b)]);
       }
     }
   }
 }
 
-// Where a processor has both: docs/contracts/sparsity.md, C2.
-TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
+// Runs on processors with both: docs/contracts/sparsity.md, C2.
+TEST(EstimateBitsTest, TilesAndRegistersGiveSameBits) {
   const runtime::CpuFeatures cpu = runtime::DetectCpu();
   if (!cpu.Has(runtime::Isa::kAmx)) GTEST_SKIP() << "this processor has no AMX";
   const auto fn_of = [&](runtime::Isa isa) {
-    return SelectKernels(*runtime::LimitTo(cpu, isa)).digest_estimates;
+    return SelectKernels(*runtime::LimitTo(cpu, isa)).key_summary_estimates;
   };
-  const DigestEstimatesFn tiles = fn_of(runtime::Isa::kAmx), registers = fn_of(runtime::Isa::kAvx512Vnni);
+  const KeySummaryEstimatesFn tiles = fn_of(runtime::Isa::kAmx), registers = fn_of(runtime::Isa::kAvx512Vnni);
   ASSERT_NE(tiles, registers);
   std::mt19937 rng(6);
   for (const Shape& shape : kShapes) {
     for (const int rows : {1, 8, 9, 16, 40}) {
       const std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
-      const auto digests = RandomDigests(&rng, shape);
+      const auto summaries = RandomSummaries(&rng, shape);
       for (const float share : {0.0F, 0.2F}) {
-        const std::vector<float> ours = RunEstimates(tiles, shape, q, rows, digests, share);
-        const std::vector<float> others = RunEstimates(registers, shape, q, rows, digests, share);
+        const std::vector<float> ours = RunEstimates(tiles, shape, q, rows, summaries, share);
+        const std::vector<float> others = RunEstimates(registers, shape, q, rows, summaries, share);
         for (int r = 0; r < rows; ++r) {
           for (int b = 0; b < kBlocks; ++b)
             ASSERT_EQ(ours[ScoreAt(r, b)], others[ScoreAt(r, b)]) << shape.key_dim;
@@ -163,18 +163,18 @@ TEST(EstimateBitsTest, TilesAndRegistersGiveTheSame) {
   }
 }
 
-// What is not a number stays with the row or the digest that has it; nothing is divided by nothing.
-TEST_P(EstimateTest, NotFiniteAndZero) {
+// NaN affects only the row or the summary that has it; zero rows cause no division by zero.
+TEST_P(EstimateTest, NonFiniteInputsAffectOnlyTheirRowOrBlock) {
   std::mt19937 rng(3);
   for (const Shape& shape : {Shape{128, 128}, Shape{40, 32}}) {
     for (const int rows : {4, 12}) {
       std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
-      auto digests = RandomDigests(&rng, shape);
-      reinterpret_cast<DigestHeader*>(digests[5].data())->center_scale[0] =
+      auto summaries = RandomSummaries(&rng, shape);
+      reinterpret_cast<KeySummaryHeader*>(summaries[5].data())->center_scale[0] =
           std::numeric_limits<float>::quiet_NaN();
       q[shape.key_dim + 8 + 3] = std::numeric_limits<float>::quiet_NaN();
       std::fill_n(q.begin() + 2 * int64_t{shape.key_dim + 8}, shape.key_dim, 0.0F);
-      const std::vector<float> scores = Run(kernels_.digest_estimates, shape, q, rows, digests, 0.2F);
+      const std::vector<float> scores = Run(kernels_.key_summary_estimates, shape, q, rows, summaries, 0.2F);
       for (int b = 0; b < kBlocks; ++b) {
         EXPECT_EQ(std::isnan(scores[At(0, b)]), b == 5);
         EXPECT_TRUE(std::isnan(scores[At(1, b)]));
@@ -187,7 +187,7 @@ TEST_P(EstimateTest, NotFiniteAndZero) {
   }
 }
 
-// Exp is off by 2^-23 of itself, its argument by 2^-24 of up to 200; sums are of numbers above 0.
+// Exp has a relative error of 2^-23, its argument 2^-24 of up to 200; sums are of positive numbers.
 TEST_P(EstimateTest, SharesMatchDouble) {
   std::mt19937 rng(4);
   for (const int rows : {1, 5, 8, 9, 16}) {
@@ -197,7 +197,7 @@ TEST_P(EstimateTest, SharesMatchDouble) {
       for (int b = 0; b < blocks; ++b) {
         for (int r = rows; r < kScoreGroup; ++r) scores[b * kScoreGroup + r] = r % 2 == 0 ? nan : 1e30F;
       }
-      const bool infinite = rows == 5;  // a score that is not finite is told of either way
+      const bool infinite = rows == 5;  // a score that is not finite must be reported in either way
       if (blocks > 4) {
         std::fill_n(scores.begin() + 3 * kScoreGroup, rows,
                     infinite ? -std::numeric_limits<float>::infinity() : nan);
@@ -243,14 +243,14 @@ TEST_P(EstimateTest, RowsOfNaNHaveNoShares) {
       EXPECT_EQ(shares_without(rows - 1), shares) << "as if it were idle: " << rows << " " << blocks;
       double sum = 0;
       for (const float share : shares_without(1)) sum += share;
-      // Of each row: the sum over blocks, the quotient and the products, (blocks + 4) units of 2^-24 at most;
-      // and one for each row that is added.
+      // For each row: the sum over blocks, the quotient and the products have an error of at most (blocks +
+      // 4) units of 2^-24, plus one for each row added.
       EXPECT_NEAR(sum, rows - 1, (rows - 1) * (blocks + 4 + rows) * 0x1p-23) << rows << " " << blocks;
     }
   }
 }
 
-TEST_P(EstimateTest, SharesAreNoDenormals) {
+TEST_P(EstimateTest, SharesAreNotDenormal) {
   constexpr int kRows = 3;
   for (const float below : {70.0F, 72.0F, 72.5F, 80.0F, 87.0F, 95.0F, 102.0F, 500.0F}) {
     std::vector<float> scores(size_t{kBlocks} * kScoreGroup, 5 - below), shares(kBlocks);
@@ -270,7 +270,7 @@ TEST_P(EstimateTest, SharesAreNoDenormals) {
 
 std::vector<runtime::Isa> OnHost() {
   std::vector<runtime::Isa> found;
-  for (const auto& impl : DigestEstimatesImpls()) {
+  for (const auto& impl : KeySummaryEstimatesImpls()) {
     if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
   }
   return found;

@@ -1,14 +1,12 @@
-// Speed of the GEMM kernels on this machine, and its share of what the machine can do, measured in the same
-// run.
+// Benchmarks the GEMM kernels and reports the fraction of the machine's limits, measured in the same run.
 //
-//   Gemv/...  one or few rows against weights far larger than the caches: GB/s of weights read, and the share
-//   of the
-//             read bandwidth that the same threads reach with plain loads
-//   Gemm/...  many rows: GOP/s, and the share of the peak of the format's strongest dot product
+//   Gemv/...  one or few rows by weights far larger than the caches: GB/s of weights read, and the part of
+//             the read bandwidth that the same threads reach with plain loads
+//   Gemm/...  many rows: GOP/s, and the fraction of the peak of the format's fastest dot product
 //   Expert/.. the same for the gate of one expert of Qwen3-30B-A3B, in the cache: 768 x 2048
 //   Moe/...   one MoE layer of a model's shape
 //
-// Names end with the threads. MOESAIC_ISA picks a weaker instruction set; the peak stays the host's.
+// Names end with the thread count. MOESAIC_ISA selects a weaker instruction set; the peak remains the host's.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
@@ -17,8 +15,9 @@
 #include <memory>
 #include <random>
 
-#include "kernels/gemm_cut.h"
-#include "kernels/ops.h"
+#include "kernels/gemm_tiling.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 #include "kernels/probe.h"
 #include "runtime/probe.h"
 
@@ -64,7 +63,7 @@ Machine& MachineOf(int threads) {
   return *machine;
 }
 
-// `count` matrices [n, k] side by side; speed does not depend on values, so bytes repeat but are never
+// `count` matrices [n, k], contiguous. Speed does not depend on values, so bytes repeat but are never
 // denormal.
 struct Weights {
   Weights(PackedFormat format, int n, int k, int count, runtime::ThreadPool* pool) {
@@ -91,8 +90,7 @@ std::vector<float> Activations(size_t count) {
   return x;
 }
 
-// Args: threads, rows. Walks over 2 GiB of matrices, so that none is still in a cache when its turn comes
-// again.
+// Args: threads, rows. Walks over 2 GiB of matrices, so that none is still cached when it is used again.
 void Gemv(benchmark::State& state, PackedFormat format) {
   constexpr int kN = 4096, kK = 4096;
   Machine& machine = MachineOf(static_cast<int>(state.range(0)));
@@ -106,7 +104,7 @@ void Gemv(benchmark::State& state, PackedFormat format) {
   int next = 0;
   for (auto _ : state) {
     const tensor::PackedMatrix w = weights.Of(next++ % count);
-    const PreparedRows a = PrepareRows(ctx, format, x.data(), kK, rows, kK);
+    const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), kK, rows, kK);
     Linear(ctx, {.a = &a, .w = &w, .c = c.data(), .c_stride = kN});
     machine.scratch.Reset();
   }
@@ -123,8 +121,8 @@ void Gemm(benchmark::State& state, PackedFormat format, int n) {
   const ExecContext ctx = machine.context();
   const Weights weights(format, n, kK, 1, machine.pool.get());
   const auto x = Activations(size_t(rows) * kK);
-  const auto c = machine.scratch.Take<float>(size_t(rows) * n);  // huge pages, as a model's
-  const PreparedRows a = PrepareRows(ctx, format, x.data(), kK, rows, kK);
+  const auto c = machine.scratch.Take<float>(size_t(rows) * n);  // huge pages, like a model's
+  const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), kK, rows, kK);
   for (auto _ : state) Linear(ctx, {.a = &a, .w = &weights.matrix, .c = c.data(), .c_stride = n});
   const double operations = 2.0 * rows * n * kK * static_cast<double>(state.iterations());
   state.counters["GOP/s"] = benchmark::Counter(operations / 1e9, benchmark::Counter::kIsRate);
@@ -136,7 +134,7 @@ void Gemm(benchmark::State& state, PackedFormat format, int n) {
   machine.scratch.Reset();
 }
 
-// Args: threads, rows. The layer shape of Qwen3-30B-A3B: 128 experts of 3 x 768 x 2048, 8 for a token.
+// Args: threads, rows. The layer shape of Qwen3-30B-A3B: 128 experts of 3 x 768 x 2048, 8 per token.
 void MoeLayer(benchmark::State& state, PackedFormat format) {
   constexpr int kHidden = 2048, kIntermediate = 768, kExperts = 128, kTopK = 8;
   Machine& machine = MachineOf(static_cast<int>(state.range(0)));

@@ -9,21 +9,20 @@ namespace moesaic::kernels {
 using runtime::Isa;
 using Gemm = KernelTable::Gemm;
 
-// Those on tiles name the vector kernel of the same bits, and below how many rows it takes over. That
+// Tile kernels name a vector kernel with the same bits and the row count below which it runs instead. The
 // crossover was measured on Sapphire Rapids; `moesaic tune` measures it again (tuner.h).
-//   bf16      vdpbf16ps gains where it is fast (CpuFeatures::fast_bf16_dots). On an Emerald Rapids whose
-//   tiles
-//             are hidden multiply-adds of f32 are 1.3 to 1.6 times as fast from 16 rows on; with 4 and 8 rows
-//             from memory they are at 0.9 and 0.8.
-//             Tiles serve one row as well as many: in vector code a bf16 weight costs two multiply-adds and
-//             two shifts, more than its share of a tile product.
-//   int8      A product of 16 x 16 outputs and 64 inputs takes 16 cycles and two tile loads; vpdpbusd takes 8
-//             cycles a row for the same. With weights in the L2 cache tiles win from 3 rows on; with weights
-//             in memory vector loads reach 0.92 of the bandwidth and tile loads 0.8, up to the 8 rows that
-//             vpdpbusd keeps up with; few rows mostly come with those.
-//   fp8       Vectors need no copy of the codes: 1.4 times as fast with one or two rows.
-//   groups    Tiles pay from two whole tiles of rows on, with weights in the L2 cache; with 16 rows vpdpbusd,
-//             which needs no unpacked copy of the codes, is 2 to 10% faster.
+//   bf16      vdpbf16ps is used where it is fast (CpuFeatures::fast_bf16_dots). On an Emerald Rapids with AMX
+//             hidden, f32 multiply-adds are 1.3 to 1.6 times as fast from 16 rows on; with 4 and 8 rows from
+//             memory they reach 0.9 and 0.8 of its speed.
+//             Tiles run even single rows: in vector code a bf16 weight costs two multiply-adds and two
+//             shifts, more than its share of a tile product.
+//   int8      A product of 16 x 16 outputs and 64 inputs takes 16 cycles and two tile loads; vpdpbusd takes
+//             8 cycles per row for the same. With weights in the L2 cache, tiles are faster from 3 rows on.
+//             With weights in memory, vector loads reach 0.92 of the bandwidth and tile loads 0.8, up to the
+//             8 rows for which vpdpbusd keeps up; few rows mostly come with weights in memory.
+//   fp8       Vector code needs no copy of the codes: 1.4 times as fast with one or two rows.
+//   groups    Tiles are faster from two whole row tiles on, with weights in the L2 cache. With 16 rows
+//             vpdpbusd, which needs no unpacked copy of the codes, is 2 to 10% faster.
 ImplList<Gemm> GemmImpls(tensor::PackedFormat format) {
   static constexpr Impl<Gemm> kF32[] = {
       {"gemm_f32_f32_avx512", Isa::kAvx512, {cpu::GemmF32Avx512, ref::PrepareF32, 256}},

@@ -1,4 +1,4 @@
-// Every GEMM micro-kernel that this processor can run, against sums in double over the values it was given.
+// Compares every GEMM micro-kernel that this processor can run with sums in double over its inputs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ std::string NameOf(const testing::TestParamInfo<Case>& info) { return info.param
 
 constexpr double kLargestSuper = 0x1p-11;
 
-// Any codes and scales, those of f16 and f16 times integers below 63 kLargestSuper.
+// Returns arbitrary codes and scales; those of f16 and f16 times integers are below 63 kLargestSuper.
 tensor::GroupRows RandomGroups(std::mt19937* rng, PackedFormat format, int n, int k) {
   tensor::GroupRows rows;
   rows.Resize(format, n, k);
@@ -60,7 +60,8 @@ tensor::GroupRows RandomGroups(std::mt19937* rng, PackedFormat format, int n, in
   const bool is_signed = format == PackedFormat::kQ6K;
   for (uint16_t& scale : rows.scales) {
     const unsigned bits = (*rng)();
-    scale = static_cast<uint16_t>(format == PackedFormat::kNvfp4             ? bits % 0x7f  // denormals too
+    // including denormals
+    scale = static_cast<uint16_t>(format == PackedFormat::kNvfp4             ? bits % 0x7f
                                   : !tensor::GroupFormatOf(format).has_super ? 0x2400 + bits % 1024
                                   : is_signed                                ? bits % 256
                                                                              : bits % 64);
@@ -74,7 +75,7 @@ class GemmTest : public testing::TestWithParam<Case> {
  protected:
   float Uniform(float bound) { return std::uniform_real_distribution<float>(-bound, bound)(rng_); }
 
-  // Random weights [n, k] and activations [m, k], packed and prepared by the kernel under test.
+  // Creates random weights [n, k] and activations [m, k], packed and prepared for the kernel under test.
   void Make(int m, int n, int k, float static_scale) {
     m_ = m;
     x_.resize(size_t(m) * k);
@@ -121,7 +122,7 @@ class GemmTest : public testing::TestWithParam<Case> {
             .accumulate = false};
   }
 
-  // The activation that the kernel multiplies with, by the definition in micro_kernels.h.
+  // Returns the activation that the kernel multiplies, by the definition in micro_kernels.h.
   double Activation(int row, int i, float static_scale) const {
     const float x = x_[size_t(row) * weights_.k() + i];
     switch (GetParam().format) {
@@ -139,7 +140,7 @@ class GemmTest : public testing::TestWithParam<Case> {
         const float q = static_scale > 0 ? x * (1 / scale) : x / scale;
         return double{scale} * std::max(-127.0F, std::min(127.0F, std::nearbyint(q)));
       }
-      default: {  // as kI8, by 32 inputs
+      default: {  // like kI8, per 32 inputs
         float amax = 0;
         for (int j = i / 32 * 32; j < std::min(i / 32 * 32 + 32, weights_.k()); ++j)
           amax = std::max(amax, std::fabs(x_[size_t(row) * weights_.k() + j]));
@@ -150,14 +151,13 @@ class GemmTest : public testing::TestWithParam<Case> {
     return 0;
   }
 
-  // Compares C [m, n] with exact sums plus `base` (bias or what C held).
-  // A sum of k terms in f32, in whatever order and shape of tree, is off by at most about k u sum|a_i w_i|
-  // with u = 2^-24 (Higham, Accuracy and Stability, 4.2); fused multiply-adds only make it less, and
-  // vdpbf16ps and the tiles flush terms below 2^-126, which is nothing here. An int8 dot is exact: the
-  // conversion to f32 (k 127^2 may exceed 2^24), two multiplications and the scale's product leave 4 u of the
-  // value. One more u of the result each for bias and accumulation. Group-scaled: dots of at most 32 inputs
-  // are exact; scaling one and adding it rounds twice, and the next sums carry it on: a chain of k / 16 + 5
-  // terms at most.
+  // Compares C [m, n] with exact sums plus `base` (bias or the previous C). A sum of k terms in f32, in any
+  // order and tree shape, has an error of at most about k u sum|a_i w_i| with u = 2^-24 (Higham, Accuracy and
+  // Stability, 4.2). Fused multiply-adds only reduce it; vdpbf16ps and the tiles flush terms below 2^-126,
+  // which is negligible. An int8 dot is exact: the conversion to f32 (k 127^2 may exceed 2^24), two
+  // multiplications and the scale's product leave 4 u of the value. Bias and accumulation add one u of the
+  // result each. Group-scaled: dots of at most 32 inputs are exact; scaling one and adding it rounds twice,
+  // and later sums propagate the error: a chain of at most k / 16 + 5 terms.
   void Check(const std::vector<float>& c, int64_t c_stride, float static_scale,
              const std::vector<float>& base) {
     const int n = weights_.n(), k = weights_.k();
@@ -166,7 +166,7 @@ class GemmTest : public testing::TestWithParam<Case> {
     for (int row = 0; row < m_; ++row) {
       for (int i = 0; i < k; ++i) a[size_t(row) * k + i] = Activation(row, i, static_scale);
     }
-    // A weight of kQ4K is what a minimum leaves of a product: both are summed apart.
+    // A weight of kQ4K is the difference of a product and a minimum: both are summed separately.
     const double largest_minimum = GetParam().format == PackedFormat::kQ4K ? 63 * kLargestSuper : 0;
     for (int j = 0; j < n; ++j) {
       tensor::UnpackRow(weights_, j, w);
@@ -178,7 +178,7 @@ class GemmTest : public testing::TestWithParam<Case> {
           magnitude += std::fabs(term) + 2 * largest_minimum * std::fabs(a[size_t(row) * k + i]);
         }
         const double expected = sum + base[row * c_stride + j];
-        // UnpackRow rounds q * scale to f32, once a term: u of each term more for int8.
+        // UnpackRow rounds q * scale to f32, once per term: one more u of each term for int8.
         const double terms = GetParam().format == PackedFormat::kI8     ? 5
                              : tensor::IsGroupScaled(GetParam().format) ? k / 16.0 + 8
                                                                         : k;
@@ -200,7 +200,7 @@ class GemmTest : public testing::TestWithParam<Case> {
 
 constexpr float kUntouched = 12345;
 
-TEST_P(GemmTest, OddShapes) {
+TEST_P(GemmTest, SupportsOddShapes) {
   for (int n : {1, 15, 16, 17, 64, 100}) {
     for (int k : {1, 63, 64, 65, 100, 256}) {
       for (int m : {1, 2, 3, 5, 13}) {
@@ -218,7 +218,7 @@ TEST_P(GemmTest, OddShapes) {
   }
 }
 
-TEST_P(GemmTest, EveryNumberOfRows) {
+TEST_P(GemmTest, SupportsEveryNumberOfRows) {
   const int n = 83, k = 130;
   for (int m = 1; m <= 70; ++m) {
     Make(m, n, k, 0);
@@ -229,7 +229,7 @@ TEST_P(GemmTest, EveryNumberOfRows) {
   }
 }
 
-// A row alone gives the bits it gives beside others, at whatever place.
+// A row must give the same bits alone and in any batch, at any position.
 TEST_P(GemmTest, RowDoesNotDependOnItsBatch) {
   const int n = 70, k = 600;
   for (int m : {2, 3, 4, 5, 7, 12, 13, 16, 17, 31, 33, 35, 36, 50, 64, 70, 96, 150}) {
@@ -243,7 +243,7 @@ TEST_P(GemmTest, RowDoesNotDependOnItsBatch) {
   }
 }
 
-TEST_P(GemmTest, BiasAndAccumulation) {
+TEST_P(GemmTest, AddsBiasAndAccumulates) {
   const int n = 45, k = 77;
   for (int m : {1, 6, 20, 40}) {
     for (bool with_bias : {false, true}) {
@@ -277,8 +277,9 @@ TEST_P(GemmTest, ZeroRowsGiveZero) {
 
 class GemmPlainTest : public GemmTest {};
 
-// A static scale that is too small saturates at 127; one that is too large loses bits. Both are as defined.
-TEST_P(GemmPlainTest, StaticScales) {
+// A static scale that is too small saturates at 127; one that is too large loses bits. Both follow the
+// definition.
+TEST_P(GemmPlainTest, AppliesStaticScales) {
   for (float scale : {0.001F, 0.0157F, 0.5F}) {
     Make(5, 20, 100, scale);
     std::vector<float> c(5 * 20);
@@ -287,11 +288,11 @@ TEST_P(GemmPlainTest, StaticScales) {
   }
 }
 
-// The largest dots that int8 values can make, -128 among the weights, at a k where f32 no longer counts by
-// ones.
+// The largest dots of int8 values, including -128 among the weights, for a k where f32 cannot represent all
+// integers.
 class GemmI8Test : public GemmTest {};
 
-TEST_P(GemmI8Test, ExtremeIntegers) {
+TEST_P(GemmI8Test, ExtremeIntegersAreExact) {
   const int n = 18, k = 65536;
   for (int weight : {-128, 127}) {
     for (float sign : {1.0F, -1.0F}) {
@@ -311,8 +312,9 @@ TEST_P(GemmI8Test, ExtremeIntegers) {
   }
 }
 
-// Preparation is one definition on every instruction set: the same bytes (but for the bias of u8) and scale.
-TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
+// Preparation has one definition for every instruction set: the same bytes (except for the bias of u8) and
+// scale.
+TEST_P(GemmPlainTest, PreparesLikeReference) {
   const auto reference = GetParam().format == PackedFormat::kF32    ? ref::PrepareF32
                          : GetParam().format == PackedFormat::kBF16 ? ref::PrepareBF16
                                                                     : ref::PrepareS8;
@@ -323,7 +325,7 @@ TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
       std::vector<float> x(k);
       for (float& v : x) v = Uniform(1) * magnitude;
       if (k > 5) x[3] = 0, x[5] = -magnitude;
-      for (float scale_of_tensor : {0.0F, StaticScale::WithInverse(magnitude / 90), StaticScale::kLeast}) {
+      for (float scale_of_tensor : {0.0F, StaticScale::WithInverse(magnitude / 90), StaticScale::kMin}) {
         const StaticScale static_scale = StaticScale::Of(scale_of_tensor);
         std::vector<std::byte> expected(size_t(k_padded) / 64 * gemm.unit_bytes, std::byte{9}),
             got = expected;
@@ -332,7 +334,7 @@ TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
             << k << " " << magnitude;
         const int bias = static_cast<int>(got.back()) == 128 && k < k_padded ? 128 : 0;
         if (GetParam().format == PackedFormat::kI8 && k == k_padded)
-          continue;  // the tail tells which form it is
+          continue;  // the tail reveals the variant
         for (std::byte& b : got) b = static_cast<std::byte>(static_cast<int>(b) - bias);
         ASSERT_EQ(got, expected) << k << " " << magnitude;
       }
@@ -342,8 +344,8 @@ TEST_P(GemmPlainTest, PreparesAsTheReferenceDoes) {
 
 class GemmFp8Test : public GemmTest {};
 
-// Row c of the activations picks input c, so that C is every code's value, denormals and both zeros among
-// them, times the scale of its 128 inputs: exactly, since nothing is rounded.
+// Row c of the activations selects input c, so that C contains every code's value, including denormals and
+// both zeros, times the scale of its 128 inputs: exactly, because nothing is rounded.
 TEST_P(GemmFp8Test, EveryCodeIsExact) {
   const int k = 300, n = 20;
   tensor::Fp8Rows rows;
@@ -382,8 +384,8 @@ TEST_P(GemmFp8Test, EveryCodeIsExact) {
 
 class GemmGroupTest : public GemmTest {};
 
-// The same bytes on every instruction set: codes, scales, corrections, and zeros beyond k.
-TEST_P(GemmGroupTest, PreparesAsTheReferenceDoes) {
+// All instruction sets must produce the same bytes: codes, scales, corrections, and zeros beyond k.
+TEST_P(GemmGroupTest, PreparesLikeReference) {
   const Gemm& gemm = GetParam().impl.fn;
   const Gemm& reference = GemmImpls(GetParam().format).back().fn;
   ASSERT_EQ(gemm.unit_bytes, reference.unit_bytes);
@@ -402,8 +404,8 @@ TEST_P(GemmGroupTest, PreparesAsTheReferenceDoes) {
   }
 }
 
-// The largest dots that codes and activations can make, of either sign.
-TEST_P(GemmGroupTest, ExtremeCodes) {
+// The largest dots of codes and activations, of either sign.
+TEST_P(GemmGroupTest, ExtremeCodesDoNotOverflow) {
   const int n = 18, k = 128, m = 20;
   for (const bool largest : {false, true}) {
     for (float sign : {1.0F, -1.0F}) {
@@ -432,8 +434,8 @@ TEST_P(GemmGroupTest, ExtremeCodes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Host, GemmTest, testing::ValuesIn(HostCases(kAllFormats)), NameOf);
-// Codes and scales that rounding values would never give.
-TEST_P(GemmGroupTest, AnyCodesAndScales) {
+// Codes and scales that quantizing values would never produce.
+TEST_P(GemmGroupTest, AcceptsAnyCodesAndScales) {
   for (int m : {1, 5, 40}) {
     Make(m, 35, 256, 0);
     const runtime::Buffer fresh = *runtime::Buffer::Allocate(weights_.layout.total_bytes, false);
@@ -451,9 +453,9 @@ INSTANTIATE_TEST_SUITE_P(Host, GemmGroupTest, testing::ValuesIn(HostCases(kGroup
 INSTANTIATE_TEST_SUITE_P(Host, GemmFp8Test, testing::ValuesIn(HostCases({PackedFormat::kF8G128})), NameOf);
 INSTANTIATE_TEST_SUITE_P(Host, GemmI8Test, testing::ValuesIn(HostCases({PackedFormat::kI8})), NameOf);
 
-// One order of sums: f32 and bf16 results agree bit for bit between the instruction sets that share it, for
-// few rows and for many.
-TEST(GemmAcrossIsas, SameOrderSameBits) {
+// With one summation order, f32 and bf16 results are bit-identical between the instruction sets that share
+// it, for few rows and for many.
+TEST(GemmAcrossIsas, SharedSummationOrderGivesSameBits) {
   const std::vector<Case> cases = HostCases(kAllFormats);
   const int most = 37, n = 50, k = 700;
   std::mt19937 rng(5);

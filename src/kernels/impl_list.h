@@ -1,10 +1,13 @@
-// The ordered implementations of every operator's micro-kernel, best first and ref last.
+// Ordered lists of the implementations of every operator's micro-kernel, best first and ref last.
 //
-// To add a kernel: declare it in cpu/<op>.h, define it in cpu/<op>_<isa>.cc (the suffix decides its compile
-// flags, see CMakeLists.txt), and name it in the list of its operator's <op>_list.cc. A file with an ISA
-// suffix must emit no symbol that other files may share (no STL, no templates or inline functions with
-// external linkage: put its helpers in an anonymous namespace), or the linker could pick its copy for code
-// that runs on every processor; the test kernels_isa_symbols checks that.
+// To add a kernel:
+// - Declare it in cpu/<op>.h.
+// - Define it in cpu/<op>_<isa>.cc; the suffix selects its compile flags (see CMakeLists.txt).
+// - Name it in its operator's list in <op>_list.cc.
+//
+// A file with an ISA suffix must not emit symbols that other files may share: no STL, and no templates or
+// inline functions with external linkage. Put helpers in an anonymous namespace. Otherwise the linker could
+// pick its copy for code that runs on every processor. The test kernels_isa_symbols checks this.
 #pragma once
 
 #include <span>
@@ -14,7 +17,8 @@
 
 namespace moesaic::kernels {
 
-/// One implementation: its name after the grammar <op>_<weight>_<activation>_<isa>, and what it needs to run.
+/// One implementation: its name, following the grammar <op>_<weight>_<activation>_<isa>, and its required
+/// instruction set.
 template <typename Fn>
 struct Impl {
   const char* name;
@@ -32,14 +36,14 @@ ImplList<AxpyRowFn> AxpyImpls();
 ImplList<AxpbyRowFn> AxpbyImpls();
 ImplList<RopeRowFn> RopeHalfImpls();
 ImplList<RopeRowFn> RopeInterleavedImpls();
-ImplList<RescaleRowFn> RescaleImpls();              // what attention on tiles calls itself
+ImplList<RescaleRowFn> RescaleImpls();              // used by tiled attention
 ImplList<RouteFn> RouteImpls();                     // route_list.cc
 ImplList<Rounding> RoundingImpls(NumberGrid grid);  // rounding_list.cc
-/// Those that run on keys and values of a type (kF32, kBF16 or kI8); one function takes all types.
+/// Implementations for keys and values of one type (kF32, kBF16 or kI8). One function handles all types.
 ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype);  // attention_list.cc
-ImplList<DigestFn> DigestImpls();                                  // digest_list.cc
-ImplList<DigestScoresFn> DigestScoresImpls();
-ImplList<DigestEstimatesFn> DigestEstimatesImpls();
+ImplList<KeySummaryFn> KeySummaryImpls();                          // key_summary_list.cc
+ImplList<KeySummaryScoresFn> KeySummaryScoresImpls();
+ImplList<KeySummaryEstimatesFn> KeySummaryEstimatesImpls();
 ImplList<BlockSharesFn> BlockSharesImpls();
 ImplList<SketchScoresFn> SketchScoresImpls();
 ImplList<ExpSumFn> ExpSumImpls();

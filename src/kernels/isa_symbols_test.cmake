@@ -1,6 +1,6 @@
 # Fails when an object file compiled for one instruction set defines a weak or unique symbol: an inline function or a
 # template that other files may define too. The linker keeps one copy, and a processor without the instructions
-# would then stop in code that looks innocent.
+# would then crash in unrelated code.
 #   cmake -DNM=nm -DOBJECTS="a.o;b.o" -P isa_symbols_test.cmake
 set(checked 0)
 foreach(object IN LISTS OBJECTS)

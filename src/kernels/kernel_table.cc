@@ -11,7 +11,7 @@ Fn Choose(const char* op, ImplList<Fn> impls, const runtime::CpuFeatures& cpu,
           std::vector<KernelChoice>* choices) {
   KernelChoice choice{.op = op, .name = {}, .isa = runtime::Isa::kRef, .passed_over = {}};
   for (const Impl<Fn>& impl : impls) {
-    if (cpu.Gains(impl.needs)) {
+    if (cpu.Prefers(impl.needs)) {
       choice.name = impl.name;
       choice.isa = impl.needs;
       choices->push_back(std::move(choice));
@@ -40,7 +40,8 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   table.rope_half = choose("rope_half", RopeHalfImpls());
   table.rope_interleaved = choose("rope_interleaved", RopeInterleavedImpls());
   table.route = choose("route", RouteImpls());
-  // The first of bf16's list takes every type of keys and values, and is told for each by what it runs.
+  // The first kernel of bf16's list accepts all types of keys and values; each type reports the kernel that
+  // it runs.
   table.attention = choose("attention_kv_bf16", AttentionImpls(tensor::DType::kBF16));
   choose("attention_kv_i8", AttentionImpls(tensor::DType::kI8));
   choose("attention_kv_f32", AttentionImpls(tensor::DType::kF32));
@@ -49,9 +50,9 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
   for (int g = 0; g < kNumberGrids; ++g) {
     table.rounding[g] = choose(kRoundOps[g], RoundingImpls(static_cast<NumberGrid>(g)));
   }
-  table.digest = choose("digest", DigestImpls());
-  table.digest_scores = choose("digest_scores", DigestScoresImpls());
-  table.digest_estimates = choose("digest_estimates", DigestEstimatesImpls());
+  table.key_summary = choose("key_summary", KeySummaryImpls());
+  table.key_summary_scores = choose("key_summary_scores", KeySummaryScoresImpls());
+  table.key_summary_estimates = choose("key_summary_estimates", KeySummaryEstimatesImpls());
   table.block_shares = choose("block_shares", BlockSharesImpls());
   table.sketch_scores = choose("sketch_scores", SketchScoresImpls());
   table.exp_sum = choose("exp_sum", ExpSumImpls());

@@ -1,6 +1,6 @@
-// The micro-kernels of one machine: for each operator an ordered list of implementations (impl_list.h), of
-// which the first that the processor can run is taken. The choice is made once, here, and
-// `KernelTable::choices` says what it was.
+// The selected micro-kernels of one machine: for each operator the first implementation of its ordered list
+// (impl_list.h) that the processor can run. The selection happens once, here, and `KernelTable::choices`
+// reports it.
 #pragma once
 
 #include <string>
@@ -13,39 +13,40 @@
 
 namespace moesaic::kernels {
 
-/// Which implementation an operator got, for `doctor`, the start-up log and /metrics.
+/// The implementation selected for an operator, for `doctor`, the start-up log and /metrics.
 struct KernelChoice {
   std::string op;                         // "gemm_i8"
   std::string name;                       // "gemm_i8_i8_avx512vnni"
-  runtime::Isa isa = runtime::Isa::kRef;  // that it needs
-  std::vector<std::string> passed_over;   // others' better ones: lacking here, or slower
+  runtime::Isa isa = runtime::Isa::kRef;  // required instruction set
+  // better implementations that need a missing instruction set or are slower on this processor
+  std::vector<std::string> passed_over;
 };
 
-/// Sizes of a product's tasks (CutGemm). No result depends on them.
-struct CutSizes {
-  // A task streams its rows past its panels, which should stay in the L2 cache (1 MiB or more on all
-  // processors with AVX-512, 2 MiB where there are tiles) and leave room for the rows.
-  int64_t panel_bytes = 512 << 10;  // at most
-  int64_t row_bytes = 512 << 10;    // at most
-  // So that the last one to finish is late by a quarter of its share at most.
+/// Task sizes of matrix products. They do not affect results.
+struct TileSizes {
+  // A task streams its rows past its panels. The panels should stay in the L2 cache (1 MiB or more on all
+  // processors with AVX-512, 2 MiB on those with AMX) and leave room for the rows.
+  int64_t panel_bytes = 512 << 10;  // maximum bytes of panels per task
+  int64_t row_bytes = 512 << 10;    // maximum bytes of rows per task
+  // Minimum tasks per thread, so that the last worker to finish is late by at most a quarter of its share.
   int tasks_per_thread = 4;
 
-  bool operator==(const CutSizes&) const = default;
+  bool operator==(const TileSizes&) const = default;
 };
 
 struct KernelTable {
   struct Gemm {
     GemmTileFn tile = nullptr;
     PrepareRowFn prepare = nullptr;
-    int unit_bytes = 0;  // of 64 prepared activations, with what they bring along
-    // Products of fewer than few_below rows go to `few`, whose bits are the same, if there is one.
+    int unit_bytes = 0;  // bytes of 64 prepared activations, including their scales
+    // Products with fewer than few_below rows run on `few`, if it is set; its results are bit-identical.
     GemmTileFn few = nullptr;
     int few_below = 0;
 
     void Run(const GemmTile& t) const { (t.m < few_below ? few : tile)(t); }
   };
   Gemm gemm[tensor::kPackedFormats];
-  CutSizes cut;
+  TileSizes tile_sizes;
   RmsNormRowFn rms_norm = nullptr;
   SiluMulRowFn silu_mul = nullptr;
   AxpyRowFn axpy = nullptr;
@@ -55,16 +56,16 @@ struct KernelTable {
   RouteFn route = nullptr;
   AttentionTileFn attention = nullptr;
   Rounding rounding[kNumberGrids];
-  DigestFn digest = nullptr;
-  DigestScoresFn digest_scores = nullptr;
-  DigestEstimatesFn digest_estimates = nullptr;
+  KeySummaryFn key_summary = nullptr;
+  KeySummaryScoresFn key_summary_scores = nullptr;
+  KeySummaryEstimatesFn key_summary_estimates = nullptr;
   BlockSharesFn block_shares = nullptr;
   SketchScoresFn sketch_scores = nullptr;
   ExpSumFn exp_sum = nullptr;
   std::vector<KernelChoice> choices;
 };
 
-/// Chooses the first fitting implementation of every operator; ref/ always fits, so this never fails.
+/// Selects the first usable implementation of every operator. It cannot fail, because ref/ is always usable.
 KernelTable SelectKernels(const runtime::CpuFeatures& cpu);
 
 }  // namespace moesaic::kernels

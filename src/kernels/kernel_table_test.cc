@@ -16,8 +16,8 @@ const KernelChoice& ChoiceOf(const KernelTable& table, const std::string& op) {
   return *std::find_if(table.choices.begin(), table.choices.end(), [&](const auto& c) { return c.op == op; });
 }
 
-// What a processor gets follows from its features alone, not from the machine that this test runs on.
-TEST(SelectKernels, TakesTheFirstThatFitsAndSaysWhatItPassedOver) {
+// The selection must depend only on a processor's features, not on the machine that runs this test.
+TEST(SelectKernels, SelectsFirstUsableAndReportsSkipped) {
   const CpuFeatures zen5{.avx2 = true,
                          .avx_vnni = true,
                          .avx512 = true,
@@ -43,7 +43,7 @@ TEST(SelectKernels, TakesTheFirstThatFitsAndSaysWhatItPassedOver) {
   EXPECT_EQ(ChoiceOf(SelectKernels(alder_lake), "gemm_i8").name, "gemm_i8_i8_avxvnni");
 }
 
-TEST(SelectKernels, TellsAttentionForEveryTypeOfKeysAndValues) {
+TEST(SelectKernels, ReportsAttentionForEveryKvType) {
   const CpuFeatures sapphire_rapids{.avx2 = true,
                                     .avx_vnni = true,
                                     .avx512 = true,
@@ -57,14 +57,14 @@ TEST(SelectKernels, TellsAttentionForEveryTypeOfKeysAndValues) {
   EXPECT_EQ(ChoiceOf(table, "attention_kv_f32").name, "attention_f32_avx512");
 }
 
-TEST(SelectKernels, NothingMeansRefForEveryOperator) {
+TEST(SelectKernels, NoFeaturesSelectRefForEveryOperator) {
   const KernelTable table = SelectKernels(CpuFeatures{});
   EXPECT_GE(table.choices.size(), 9U);
   for (const KernelChoice& choice : table.choices) EXPECT_TRUE(choice.name.ends_with("_ref")) << choice.name;
 }
 
-// Names end with the instruction set that they need, and a limit is a limit for every operator.
-TEST(SelectKernels, LimitHoldsForEveryOperator) {
+// Names end with the required instruction set, and a limit applies to every operator.
+TEST(SelectKernels, LimitAppliesToEveryOperator) {
   const CpuFeatures host = runtime::DetectCpu();
   for (Isa limit : runtime::HostIsas(host)) {
     for (const KernelChoice& choice : SelectKernels(*runtime::LimitTo(host, limit)).choices) {
@@ -76,7 +76,7 @@ TEST(SelectKernels, LimitHoldsForEveryOperator) {
   }
 }
 
-TEST(DotPeaks, EveryFormatOfAVectorProcessorHasOne) {
+TEST(DotPeaks, MeasuresEveryVectorFormat) {
   const CpuFeatures host = runtime::DetectCpu();
   auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = true});
   EXPECT_TRUE(MeasureDotPeaks(CpuFeatures{}, pool.get()).empty());
@@ -85,7 +85,7 @@ TEST(DotPeaks, EveryFormatOfAVectorProcessorHasOne) {
     const auto peaks = MeasureDotPeaks(*runtime::LimitTo(host, limit), pool.get());
     ASSERT_EQ(peaks.size(), 3U);
     for (const DotPeak& peak : peaks) {
-      // From a slow scalar core to a thousand fast tile units: a unit error of 1000 shows.
+      // The bounds range from a slow scalar core to a thousand fast tile units: a unit error of 1000 fails.
       EXPECT_GT(peak.one_thread, 1e9) << peak.instruction;
       EXPECT_LT(peak.one_thread, 1e14) << peak.instruction;
       EXPECT_GT(peak.all_threads, 1e9) << peak.instruction;

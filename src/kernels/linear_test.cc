@@ -4,7 +4,7 @@
 #include <cstring>
 #include <tuple>
 
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
@@ -20,8 +20,8 @@ class LinearTest : public testing::TestWithParam<runtime::Isa> {
   std::mt19937 rng_{11};
 };
 
-// C by one call of the tile kernel over everything, which gemm_test.cc holds against exact sums.
-std::vector<float> WholeProduct(const ExecContext& ctx, const PreparedRows& a,
+// Computes C by one call of the tile kernel over everything, which gemm_test.cc compares with exact sums.
+std::vector<float> WholeProduct(const ExecContext& ctx, const QuantizedActivations& a,
                                 const tensor::PackedMatrix& w) {
   std::vector<float> c(size_t(a.rows) * w.n());
   const GemmTile tile = TileOf(a, 0, a.rows, w, 0, 0, w.layout.panels(), c.data(), w.n());
@@ -29,7 +29,7 @@ std::vector<float> WholeProduct(const ExecContext& ctx, const PreparedRows& a,
   return c;
 }
 
-TEST_P(LinearTest, CutsMakeNoDifference) {
+TEST_P(LinearTest, TilingDoesNotChangeResults) {
   for (int threads : {1, 3}) {
     TestContext test(GetParam(), threads);
     const ExecContext ctx = test.context();
@@ -39,7 +39,7 @@ TEST_P(LinearTest, CutsMakeNoDifference) {
         const TestMatrix w = RandomMatrix(&rng_, format, n, k);
         const auto x = RandomValues(&rng_, size_t(m) * (k + 5), 1);
         const size_t mark = test.scratch_mark();
-        const PreparedRows a = PrepareRows(ctx, format, x.data(), k + 5, m, k);
+        const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), k + 5, m, k);
         std::vector<float> c(size_t(m) * (n + 1), -7.0F);
         Linear(ctx, {.a = &a, .w = &w.matrix, .c = c.data(), .c_stride = n + 1});
         const auto expected = WholeProduct(ctx, a, w.matrix);
@@ -54,14 +54,14 @@ TEST_P(LinearTest, CutsMakeNoDifference) {
   }
 }
 
-TEST_P(LinearTest, PreparesRowsAtAnyStride) {
+TEST_P(LinearTest, QuantizesRowsAtAnyStride) {
   TestContext test(GetParam(), 2);
   const ExecContext ctx = test.context();
   const int k = 1030;
   const auto x = RandomValues(&rng_, 40 * 1100, 1);
   for (PackedFormat format : kFormats) {
     for (int rows : {0, 1, 40}) {  // serial and pooled
-      const PreparedRows a = PrepareRows(ctx, format, x.data(), 1100, rows, k);
+      const QuantizedActivations a = QuantizeActivations(ctx, format, x.data(), 1100, rows, k);
       EXPECT_EQ(a.rows, rows);
       std::vector<std::byte> row(a.stride);
       for (int r = 0; r < rows; ++r) {
@@ -74,9 +74,9 @@ TEST_P(LinearTest, PreparesRowsAtAnyStride) {
   }
 }
 
-// A group of slices of one matrix with different inputs, as per-head products are, with bias and
+// Tests a group of slices of one matrix with different inputs, like per-head products, with bias and
 // accumulation.
-TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
+TEST_P(LinearTest, GroupsSlicesWithBiasAndAccumulation) {
   TestContext test(GetParam(), 3);
   const ExecContext ctx = test.context();
   const int heads = 5, per_head = 48, k = 96, m = 4;
@@ -86,11 +86,11 @@ TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
     const auto before = RandomValues(&rng_, m * heads * per_head, 1);
     const auto x = RandomValues(&rng_, m * heads * k, 1);
     std::vector<float> c = before;
-    std::vector<PreparedRows> a(heads);
+    std::vector<QuantizedActivations> a(heads);
     std::vector<tensor::PackedMatrix> slices(heads);
     std::vector<LinearParams> group(heads);
     for (int h = 0; h < heads; ++h) {
-      a[h] = PrepareRows(ctx, format, &x[h * k], heads * k, m, k);
+      a[h] = QuantizeActivations(ctx, format, &x[h * k], heads * k, m, k);
       slices[h] = w.matrix.Rows(h * per_head, per_head);
       group[h] = {.a = &a[h],
                   .w = &slices[h],
@@ -113,10 +113,10 @@ TEST_P(LinearTest, GroupOfSlicesBiasAndAccumulation) {
   }
 }
 
-TEST_P(LinearTest, NoRowsAndNoProducts) {
+TEST_P(LinearTest, AcceptsNoRowsAndNoProducts) {
   TestContext test(GetParam(), 2);
   const TestMatrix w = RandomMatrix(&rng_, PackedFormat::kF32, 16, 16);
-  const PreparedRows a = PrepareRows(test.context(), PackedFormat::kF32, nullptr, 16, 0, 16);
+  const QuantizedActivations a = QuantizeActivations(test.context(), PackedFormat::kF32, nullptr, 16, 0, 16);
   Linear(test.context(), {.a = &a, .w = &w.matrix, .c = nullptr, .c_stride = 16});
   LinearGroup(test.context(), {});
 }
@@ -124,24 +124,24 @@ TEST_P(LinearTest, NoRowsAndNoProducts) {
 INSTANTIATE_TEST_SUITE_P(Host, LinearTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
                          IsaTestName);
 
-// Every cut covers the product, keeps within the caches and gives every thread work where there is any.
-TEST(CutGemm, CoversBalancesAndFits) {
+// Every tiling must cover the product, stay within the cache sizes and use every thread where possible.
+TEST(TileGemm, CoversProductBalancedWithinCacheSizes) {
   for (PackedFormat format : kFormats) {
     for (int n : {1, 16, 100, 768, 4096, 150000}) {
       for (int k : {1, 512, 2048, 7168, 65536}) {
         for (int rows : {1, 5, 32, 300, 2000}) {
           for (int threads : {1, 2, 64}) {
             const auto layout = tensor::PackedLayout::Of(format, n, k);
-            const GemmCut cut = CutGemm(rows, {.layout = layout}, threads, 1, {});
-            ASSERT_GE(cut.row_tile, 1);
-            ASSERT_GE(cut.panel_group, 1);
-            ASSERT_LE(cut.panel_group, cut.panels);
-            ASSERT_LE(cut.row_tile, rows);
-            const int64_t group_bytes = cut.panel_group * layout.panel_bytes;
-            ASSERT_TRUE(group_bytes <= 512 << 10 || cut.panel_group == 1);
+            const GemmTiling tiling = TileGemm(rows, {.layout = layout}, threads, 1, {});
+            ASSERT_GE(tiling.row_tile, 1);
+            ASSERT_GE(tiling.panel_group, 1);
+            ASSERT_LE(tiling.panel_group, tiling.panels);
+            ASSERT_LE(tiling.row_tile, rows);
+            const int64_t group_bytes = tiling.panel_group * layout.panel_bytes;
+            ASSERT_TRUE(group_bytes <= 512 << 10 || tiling.panel_group == 1);
             const bool large = layout.panels() * layout.panel_bytes >= int64_t{threads} * (256 << 10);
-            if (large && cut.panels >= 4 * threads) {
-              ASSERT_GE(cut.tasks(), threads);
+            if (large && tiling.panels >= 4 * threads) {
+              ASSERT_GE(tiling.tasks(), threads);
             }
           }
         }

@@ -1,18 +1,18 @@
-// A MoE layer in loops over the pool, each over all experts at once.
+// A MoE layer as parallel loops over all experts together.
 //
-// Slots (token, j) are sorted by expert first, so that the rows of one expert stand together. Then:
+// Slots (token, j) are first sorted by expert, so that the rows of one expert are contiguous. The loops are:
 //
-//   prepare  rounds each token's activations once
-//   up       by (expert, row tile, panels): h = silu(x gate^T) * (x up^T); who ends a row tile prepares its h
+//   prepare  quantizes each token's activations once
+//   up       by (expert, row tile, panels): h = silu(x gate^T) * (x up^T); the last task of a row tile
+//            quantizes its h
 //   down     by (expert, row tile, panels): y = h down^T, a row for every slot
-//   combine  by (token, columns): out = sum of w y over the slots by rising expert, however work was shared
-//   out
+//   combine  by (token, columns): out = sum of w y over the slots by ascending expert, in any schedule
 //
-// What lies between them should not go through memory. So a worker gathers an expert's rows into a place of
-// its own; and where y would not stay in the caches, down and combine are one loop by columns: a task
-// computes its columns of one expert after the other and adds them to the output while they are in the cache.
+// Intermediate results should not go through memory. A worker therefore gathers an expert's rows into its own
+// buffer. Where y would not stay in the caches, down and combine are one loop over columns: a task computes
+// its columns of one expert after the other and adds them to the output while they are in the cache.
 //
-// The shared expert is one more expert, to which every token goes with weight 1.
+// The shared expert is one more expert, which processes every token with weight 1.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -20,8 +20,9 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/gemm_cut.h"
-#include "kernels/ops.h"
+#include "kernels/gemm_tiling.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -29,29 +30,29 @@ namespace {
 // Columns of one combining task: 2 KiB of output, which stays in the L1 cache over all slots.
 constexpr int kCombineColumns = 512;
 
-// Sizes of the loop by columns. y stays in L2 caches, of 2 MiB where there are tiles, up to a share of this
-// for each thread; a task's columns of the output take the other, so that weights and h pass by.
+// Sizes of the loop over columns. y stays in the L2 caches (2 MiB on processors with AMX) up to kCachedBytes
+// per thread. A task's columns of the output take kColumnBytes, so that weights and h stream past them.
 constexpr int64_t kCachedBytes = 1 << 20, kColumnBytes = 512 << 10;
-constexpr int kColumnUnit = 4 * tensor::kPanelRows;  // as kernels for few rows take panels
-constexpr int kColumnTasks = 4;                      // a thread, at least
-constexpr int kColumnRows = 96;  // of an expert at a time: whole tiles, 96 KiB with 256 columns
+constexpr int kColumnUnit = 4 * tensor::kPanelRows;  // panels that kernels for few rows process together
+constexpr int kColumnTasks = 4;                      // minimum per thread
+constexpr int kColumnRows = 96;  // rows of an expert processed together: whole tiles, 96 KiB with 256 columns
 
-// One expert that has rows in this step.
+// One expert with rows in this step.
 struct ExpertJob {
   tensor::PackedMatrix gate, up, down;
-  tensor::StaticScale up_scale, down_scale;  // of its inputs
-  int part;             // 0: routed rows, 1: the shared expert's rows, which are stored apart
-  int first_row, rows;  // in its part
+  tensor::StaticScale up_scale, down_scale;  // static scales of its inputs
+  int part;             // 0: routed rows, 1: rows of the shared expert, which are stored separately
+  int first_row, rows;  // rows in its part
 };
 
-// Rows of an expert that a worker has gathered: the job's from `row` on.
+// Rows of an expert that a worker has gathered: the job's rows from `row` on.
 struct alignas(64) Gathered {
   int job = -1, row = -1;
 };
 
 struct Task {
-  int job, row, rows, panel, panels;  // row counts from the job's first
-  std::atomic<int>* remaining;        // tasks of the same rows that are not done (up only)
+  int job, row, rows, panel, panels;  // rows count from the job's first
+  std::atomic<int>* remaining;        // unfinished tasks of the same rows (up only)
 };
 
 class MoeLayer {
@@ -80,10 +81,10 @@ class MoeLayer {
     return ctx_.scratch->Take<T>(count);
   }
   bool HasShared() const { return !p_.shared_gate.empty(); }
-  int TokenOf(int row) const { return slot_of_row_[row] / p_.top_k; }  // of a routed row
+  int TokenOf(int row) const { return slot_of_row_[row] / p_.top_k; }  // token of a routed row
   int64_t Slots() const { return int64_t{p_.rows} * p_.top_k; }
 
-  // Counting sort: within an expert, rows go by slot.
+  // Counting sort: within an expert, rows are in the order of slots.
   void SortSlots() {
     const int experts = p_.experts.count;
     row_of_slot_ = Take<int32_t>(Slots());
@@ -112,10 +113,10 @@ class MoeLayer {
     int jobs = 0;
     if (routed_rows_ > 0) {
       if (w.input_scales == nullptr) {
-        x_[0] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.gate.layout.format, p_.rows, p_.hidden);
+        x_[0] = AllocateActivations(*ctx_.kernels, ctx_.scratch, w.gate.layout.format, p_.rows, p_.hidden);
       }
-      h_[0] =
-          TakePreparedRows(*ctx_.kernels, ctx_.scratch, w.down.layout.format, routed_rows_, p_.intermediate);
+      h_[0] = AllocateActivations(*ctx_.kernels, ctx_.scratch, w.down.layout.format, routed_rows_,
+                                  p_.intermediate);
     }
     for (int e = 0; e < w.count; ++e) {
       const int rows = expert_rows_[e + 1] - expert_rows_[e];
@@ -131,9 +132,10 @@ class MoeLayer {
                        .rows = rows};
     }
     if (HasShared()) {
-      x_[1] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.shared_gate.layout.format, p_.rows, p_.hidden);
-      h_[1] = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.shared_down.layout.format, p_.rows,
-                               p_.shared_intermediate);
+      x_[1] =
+          AllocateActivations(*ctx_.kernels, ctx_.scratch, p_.shared_gate.layout.format, p_.rows, p_.hidden);
+      h_[1] = AllocateActivations(*ctx_.kernels, ctx_.scratch, p_.shared_down.layout.format, p_.rows,
+                                  p_.shared_intermediate);
       jobs_[jobs++] = {.gate = p_.shared_gate,
                        .up = p_.shared_up,
                        .down = p_.shared_down,
@@ -149,41 +151,41 @@ class MoeLayer {
   void PrepareTokens() {
     auto prepare = [&](int64_t token, int) { PrepareToken(static_cast<int>(token)); };
     if (p_.rows == 1) {
-      prepare(0, 0);  // a microsecond: less than the pool's round trip
+      prepare(0, 0);  // a microsecond: less than a round trip through the pool
     } else {
       ctx_.pool->Run(p_.rows, prepare);
     }
   }
 
-  // Experts with scales of their own round what they gather.
+  // Experts with their own scales quantize the rows that they gather.
   void PrepareToken(int token) {
     const auto rows = row_of_slot_.subspan(int64_t{token} * p_.top_k, p_.top_k);
-    std::sort(rows.begin(), rows.end());  // by rising expert, as all sums go
+    std::sort(rows.begin(), rows.end());  // by ascending expert, the order of all sums
     const float* x = p_.x + token * p_.x_stride;
     const ExpertWeights& w = p_.experts;
     if (routed_rows_ > 0 && w.input_scales == nullptr) {
-      PrepareRow(*ctx_.kernels, x, w.gate.input_scale, token, x_[0]);
+      QuantizeActivationRow(*ctx_.kernels, x, w.gate.input_scale, token, x_[0]);
     }
-    if (HasShared()) PrepareRow(*ctx_.kernels, x, p_.shared_gate.input_scale, token, x_[1]);
+    if (HasShared()) QuantizeActivationRow(*ctx_.kernels, x, p_.shared_gate.input_scale, token, x_[1]);
   }
 
-  // Cuts every job's product with `weights` into tasks, those of the first slice first. With `count_down`,
+  // Tiles every job's product with `weights` into tasks, those of the first slice first. With `count_down`,
   // the tasks of a row tile share a counter.
-  std::span<Task> CutJobs(tensor::PackedMatrix ExpertJob::*weights, bool count_down) {
-    const auto cuts = Take<GemmCut>(jobs_.size());
+  std::span<Task> TileJobs(tensor::PackedMatrix ExpertJob::*weights, bool count_down) {
+    const auto tilings = Take<GemmTiling>(jobs_.size());
     int64_t count = 0, counters = 0;
     int slices = 1;
     widest_tile_ = 0;
     most_rows_ = 0;
     for (size_t i = 0; i < jobs_.size(); ++i) {
       const ExpertJob& job = jobs_[i];
-      cuts[i] = CutGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()),
-                        ctx_.kernels->cut);
-      if (job.part == 0) most_rows_ = std::max(most_rows_, cuts[i].row_tile);
-      slices = std::max(slices, cuts[i].slices());
-      count += cuts[i].tasks();
-      counters += cuts[i].row_tiles();
-      const int64_t tile = int64_t{cuts[i].row_tile} * cuts[i].panel_group * tensor::kPanelRows;
+      tilings[i] = TileGemm(job.rows, job.*weights, ctx_.pool->size(), static_cast<int>(jobs_.size()),
+                            ctx_.kernels->tile_sizes);
+      if (job.part == 0) most_rows_ = std::max(most_rows_, tilings[i].row_tile);
+      slices = std::max(slices, tilings[i].slices());
+      count += tilings[i].tasks();
+      counters += tilings[i].row_tiles();
+      const int64_t tile = int64_t{tilings[i].row_tile} * tilings[i].panel_group * tensor::kPanelRows;
       widest_tile_ = std::max(widest_tile_, tile);
     }
     const auto tasks = Take<Task>(count);
@@ -193,14 +195,14 @@ class MoeLayer {
     for (int slice = 0; slice < slices; ++slice) {
       int64_t tile = 0;
       for (size_t i = 0; i < jobs_.size(); ++i) {
-        const GemmCut& cut = cuts[i];
-        const auto [begin, end] = cut.Slice(slice);  // none beyond the product's own slices
-        for (int row = 0; row < cut.rows; row += cut.row_tile, ++tile) {
+        const GemmTiling& tiling = tilings[i];
+        const auto [begin, end] = tiling.Slice(slice);  // empty after the product's own slices
+        for (int row = 0; row < tiling.rows; row += tiling.row_tile, ++tile) {
           std::atomic<int>* counter = count_down ? &remaining[tile] : nullptr;
-          if (count_down && slice == 0) new (counter) std::atomic<int>(cut.panel_groups());
-          const int rows = std::min(cut.row_tile, cut.rows - row);
-          for (int panel = begin; panel < end; panel += cut.panel_group) {
-            const int panels = std::min(cut.panel_group, end - panel);
+          if (count_down && slice == 0) new (counter) std::atomic<int>(tiling.panel_groups());
+          const int rows = std::min(tiling.row_tile, tiling.rows - row);
+          for (int panel = begin; panel < end; panel += tiling.panel_group) {
+            const int panels = std::min(tiling.panel_group, end - panel);
             tasks[task++] = {static_cast<int>(i), row, rows, panel, panels, counter};
           }
         }
@@ -215,14 +217,14 @@ class MoeLayer {
   }
 
   void RunUp() {
-    const auto tasks = CutJobs(&ExpertJob::gate, /*count_down=*/true);
-    // h in f32, routed rows then shared ones, each as wide as its own intermediate size.
+    const auto tasks = TileJobs(&ExpertJob::gate, /*count_down=*/true);
+    // h in f32: routed rows, then shared ones, each with its own intermediate size.
     h_values_[0] = Take<float>(int64_t{routed_rows_} * p_.intermediate).data();
     h_values_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.shared_intermediate : 0).data();
     const auto scratch = Take<float>(2 * widest_tile_ * ctx_.pool->size());
     if (routed_rows_ > 0) {
-      gathered_rows_ = TakePreparedRows(*ctx_.kernels, ctx_.scratch, p_.experts.gate.layout.format,
-                                        most_rows_ * ctx_.pool->size(), p_.hidden);
+      gathered_rows_ = AllocateActivations(*ctx_.kernels, ctx_.scratch, p_.experts.gate.layout.format,
+                                           most_rows_ * ctx_.pool->size(), p_.hidden);
       gathered_ = Take<Gathered>(ctx_.pool->size());
       std::fill(gathered_.begin(), gathered_.end(), Gathered{});
     }
@@ -231,9 +233,9 @@ class MoeLayer {
     });
   }
 
-  // The task's rows side by side: a single one where it is, others in the worker's own place, which may have
-  // them from the task before. Returns the first one's number in `*x`.
-  int Gather(const Task& task, int worker, const PreparedRows** x) {
+  // Returns the task's rows as contiguous rows: a single row in place, others copied to the worker's buffer,
+  // which may hold them from the previous task. Stores the first row's number in `*x`.
+  int Gather(const Task& task, int worker, const QuantizedActivations** x) {
     const ExpertJob& job = jobs_[task.job];
     const int row = job.first_row + task.row;
     *x = &x_[job.part];
@@ -248,12 +250,13 @@ class MoeLayer {
     for (int r = 0; r < task.rows; ++r) {
       const int64_t token = TokenOf(row + r);
       if (rounded) {
-        const PreparedRows& from = x_[0];
+        const QuantizedActivations& from = x_[0];
         std::memcpy(&gathered_rows_.data[(first + r) * from.stride], &from.data[token * from.stride],
                     from.stride);
         gathered_rows_.scales[first + r] = from.scales[token];
       } else {
-        PrepareRow(*ctx_.kernels, p_.x + token * p_.x_stride, job.up_scale, first + r, gathered_rows_);
+        QuantizeActivationRow(*ctx_.kernels, p_.x + token * p_.x_stride, job.up_scale, first + r,
+                              gathered_rows_);
       }
     }
     return first;
@@ -261,7 +264,7 @@ class MoeLayer {
 
   void UpTask(const Task& task, int worker, float* scratch) {
     const ExpertJob& job = jobs_[task.job];
-    const PreparedRows* x = nullptr;
+    const QuantizedActivations* x = nullptr;
     const int first = Gather(task, worker, &x);
     const int row = job.first_row + task.row;
     const int64_t columns = task.panels * tensor::kPanelRows;
@@ -280,12 +283,12 @@ class MoeLayer {
     }
     if (task.remaining->fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     for (int r = 0; r < task.rows; ++r) {
-      PrepareRow(*ctx_.kernels, h + int64_t{r} * width, job.down_scale, row + r, h_[job.part]);
+      QuantizeActivationRow(*ctx_.kernels, h + int64_t{r} * width, job.down_scale, row + r, h_[job.part]);
     }
   }
 
-  // Of a task of RunDownByColumns; 0: y is small, there would be too few tasks for the threads, or as each
-  // task reads all of h, that would be more than y is.
+  // Returns the columns of a task of RunDownByColumns. 0: y is small, there would be too few tasks for the
+  // threads, or the tasks' reads of h would exceed y.
   int TaskColumns() const {
     const int threads = ctx_.pool->size();
     const int64_t rows = routed_rows_ + (HasShared() ? p_.rows : 0);
@@ -299,7 +302,7 @@ class MoeLayer {
     return h_bytes * (p_.hidden / columns) <= 2 * bytes ? static_cast<int>(columns) : 0;
   }
 
-  // Where tasks end that begin in each slice.
+  // Returns the ends of the tasks that begin in each slice.
   std::span<const int64_t> ColumnEnds(int columns) {
     const tensor::PackedMatrix& down = jobs_.front().down;
     const int slice_panels = down.image_panels();
@@ -312,7 +315,8 @@ class MoeLayer {
   }
 
   void RunDownByColumns(int columns) {
-    // An odd number of cache lines, as in TakePreparedRows: rows of the output itself would share few sets.
+    // An odd number of cache lines, as in AllocateActivations: rows of the output itself would share few
+    // cache sets.
     const int64_t stride = columns + tensor::kPanelRows;
     const int64_t sums = p_.rows * stride, room = sums + kColumnRows * stride;
     const auto scratch = Take<float>(room * ctx_.pool->size());
@@ -329,8 +333,8 @@ class MoeLayer {
     });
   }
 
-  // Adds what the job gives to the columns [first, first + count) of its tokens to out [tokens, stride]. y
-  // has room for kColumnRows rows as wide.
+  // Adds the job's contribution to columns [first, first + count) of its tokens to out [tokens, stride]. y
+  // has room for kColumnRows rows of the same width.
   void AddColumns(const ExpertJob& job, int node, int first, int count, float* y, float* out,
                   int64_t stride) {
     const int begin = first / tensor::kPanelRows, end = begin + base::CeilDiv(count, tensor::kPanelRows);
@@ -338,7 +342,7 @@ class MoeLayer {
       const int row = job.first_row + done;
       const int rows = std::min(kColumnRows, job.rows - done);
       for (int panel = begin, panels = 0; panel < end; panel += panels) {
-        const tensor::PackedMatrix down = job.down.At(panel, node);  // of one slice
+        const tensor::PackedMatrix down = job.down.At(panel, node);  // panels of one slice
         panels = std::min(end - panel, down.layout.panels());
         float* to = y + int64_t{panel - begin} * tensor::kPanelRows;
         GemmOf(down).Run(TileOf(h_[job.part], row, rows, down, node, 0, panels, to, stride));
@@ -352,7 +356,7 @@ class MoeLayer {
   }
 
   void RunDown() {
-    const auto tasks = CutJobs(&ExpertJob::down, /*count_down=*/false);
+    const auto tasks = TileJobs(&ExpertJob::down, /*count_down=*/false);
     y_[0] = Take<float>(int64_t{routed_rows_} * p_.hidden).data();
     y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.hidden : 0).data();
     ctx_.pool->RunByNode(task_ends_, [&](int64_t i, int worker) {
@@ -384,19 +388,19 @@ class MoeLayer {
 
   const ExecContext& ctx_;
   const MoeParams& p_;
-  std::span<int32_t> row_of_slot_;  // [tokens, top_k] by slot, later each token's sorted; -1: skipped
+  std::span<int32_t> row_of_slot_;  // [tokens, top_k] by slot, later sorted per token; -1: skipped
   std::span<int32_t> expert_rows_;  // [experts + 1] first row of each expert
   int routed_rows_ = 0;
   std::span<int32_t> slot_of_row_;  // [routed rows]
   std::span<ExpertJob> jobs_;
-  PreparedRows x_[2], h_[2];      // by part; x is by token
-  PreparedRows gathered_rows_;    // [workers, most_rows_]
-  std::span<Gathered> gathered_;  // [workers]
-  float* h_values_[2] = {};       // by part: [rows, intermediate]
-  int64_t widest_tile_ = 0;       // values of the largest task's output
-  int most_rows_ = 0;             // of the routed tasks
-  std::span<int64_t> task_ends_;  // where each slice's tasks end
-  float* y_[2] = {};              // by part: [rows, hidden]
+  QuantizedActivations x_[2], h_[2];    // by part; x is indexed by token
+  QuantizedActivations gathered_rows_;  // [workers, most_rows_]
+  std::span<Gathered> gathered_;        // [workers]
+  float* h_values_[2] = {};             // by part: [rows, intermediate]
+  int64_t widest_tile_ = 0;             // values of the largest task's output
+  int most_rows_ = 0;                   // maximum rows of a routed task
+  std::span<int64_t> task_ends_;        // ends of each slice's tasks
+  float* y_[2] = {};                    // by part: [rows, hidden]
 };
 
 void CheckParams(const MoeParams& p) {

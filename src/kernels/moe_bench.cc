@@ -1,8 +1,8 @@
-// What a MoE layer does around its experts: sorts slots by expert, gathers and rounds each expert's rows, and
-// adds weighted results up for each token. Experts are one panel wide and share one set of weights, which
-// stays in the caches. "us" is the layer's time with their products, an upper bound of the dispatch's own;
-// "products_us" is that of the products alone, on rows that stand in the cache, into it: what is left is the
-// dispatch. bench/peers/operators.py holds the median step against PyTorch's.
+// Benchmarks the work of a MoE layer around its experts: sorting slots by expert, gathering and quantizing
+// each expert's rows, and adding the weighted results of each token. Experts are one panel wide and share one
+// set of weights, which stays in the caches. "us" is the layer's time including the products, an upper bound
+// of the dispatch. "products_us" is the time of the products alone, on cached rows and outputs; the
+// difference is the dispatch. bench/peers/operators.py compares the median step with PyTorch's.
 //   kernels_moe_bench --benchmark_filter=Dispatch.*512
 #include <benchmark/benchmark.h>
 
@@ -14,8 +14,9 @@
 #include <random>
 #include <vector>
 
-#include "kernels/gemm_cut.h"
-#include "kernels/ops.h"
+#include "kernels/gemm_tiling.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -36,7 +37,7 @@ std::vector<int32_t> RandomRoutes(int rows) {
   return ids;
 }
 
-// A matrix of small equal numbers, whose bits mean something in every format.
+// Fills a matrix with small equal numbers that are valid in every format.
 tensor::PackedMatrix FillMatrix(PackedFormat format, int n, int k, runtime::Buffer* buffer) {
   const tensor::PackedLayout layout = tensor::PackedLayout::Of(format, n, k);
   *buffer = *runtime::Buffer::Allocate(layout.total_bytes, /*huge=*/true);
@@ -56,16 +57,17 @@ double MedianMicroseconds(int steps, const Step& step) {
   return seconds[seconds.size() / 2] * 1e6;
 }
 
-// The experts' products alone: all the rows that an expert has on average go through each expert at once.
+// Measures the experts' products alone: each expert processes its average number of rows together.
 double ProductsMicroseconds(const ExecContext& context, const MoeParams& p) {
   const int rows = std::max(p.rows * p.top_k / kExperts, 1), experts = std::min(p.rows * p.top_k, kExperts);
   const tensor::PackedMatrix &up = p.experts.up, &down = p.experts.down;
-  const PreparedRows x = PrepareRows(context, up.layout.format, p.x, 0, rows, p.hidden);
-  const PreparedRows h = PrepareRows(context, down.layout.format, p.x, 0, rows, p.intermediate);
-  constexpr int kPanels = 16;  // of the output at a time
+  const QuantizedActivations x = QuantizeActivations(context, up.layout.format, p.x, 0, rows, p.hidden);
+  const QuantizedActivations h =
+      QuantizeActivations(context, down.layout.format, p.x, 0, rows, p.intermediate);
+  constexpr int kPanels = 16;  // outputs processed together
   const int64_t room = int64_t{rows} * kPanels * tensor::kPanelRows;
   const auto y = context.scratch->Take<float>(room * context.pool->size());
-  const auto run = [&](const PreparedRows& a, const tensor::PackedMatrix& w, int panel, int worker) {
+  const auto run = [&](const QuantizedActivations& a, const tensor::PackedMatrix& w, int panel, int worker) {
     const int panels = std::min(kPanels, w.layout.panels() - panel);
     context.kernels->gemm[static_cast<int>(w.layout.format)].Run(TileOf(
         a, 0, rows, w, /*node=*/0, panel, panels, y.data() + worker * room, kPanels * tensor::kPanelRows));
@@ -105,7 +107,7 @@ void Dispatch(benchmark::State& state, PackedFormat format) {
                             .shared_down = {},
                             .out = out.data(),
                             .out_stride = kHidden};
-  Moe(context, params);  // scratch grows to its size
+  Moe(context, params);  // scratch grows to its final size
   std::vector<double> seconds;
   for (auto _ : state) {
     const auto start = std::chrono::steady_clock::now();

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 #include "kernels/test_context.h"
 #include "runtime/test_topology.h"
 
@@ -50,7 +52,7 @@ struct Layer {
     }
   }
 
-  // gate, up and down stand apart: three strides, but one is what MoeParams has, so lay them out as one
+  // gate, up and down are separate with three strides, but MoeParams has one, so this lays them out as one
   // block.
   MoeParams Params(float* out, int64_t out_stride) {
     const int64_t gate_bytes = gate.matrix.layout.total_bytes, down_bytes = down.matrix.layout.total_bytes;
@@ -88,7 +90,7 @@ struct Layer {
             .out_stride = out_stride};
   }
 
-  // The same experts in two slices; the shared one stays whole.
+  // Returns the same experts in two slices; the shared one stays whole.
   MoeParams SlicedParams(float* out, int64_t out_stride) {
     MoeParams params = Params(out, out_stride);
     const ExpertWeights whole = params.experts;
@@ -121,7 +123,7 @@ struct Layer {
     return params;
   }
 
-  // The same experts twice; the shared one once.
+  // Returns the same experts mirrored; the shared one is stored once.
   MoeParams MirroredParams(float* out, int64_t out_stride) {
     MoeParams params = Params(out, out_stride);
     const int64_t image = params.experts.stride * shape.experts;
@@ -148,29 +150,30 @@ struct Layer {
   std::vector<int32_t> ids;
 };
 
-// One FFN of one row, by the operators that have tests of their own.
+// Computes one FFN for one row with operators that have their own tests.
 std::vector<float> PlainFfn(const ExecContext& ctx, const float* x, const PackedMatrix& gate,
                             const PackedMatrix& up, const PackedMatrix& down, StaticScale up_scale,
                             StaticScale down_scale) {
   const size_t mark = ctx.scratch->Mark();
   std::vector<float> g(gate.n()), u(gate.n()), h(gate.n()), y(down.n());
-  const PreparedRows a = PrepareRows(ctx, gate.layout.format, x, 0, 1, gate.k(), up_scale);
+  const QuantizedActivations a = QuantizeActivations(ctx, gate.layout.format, x, 0, 1, gate.k(), up_scale);
   Linear(ctx, {.a = &a, .w = &gate, .c = g.data(), .c_stride = gate.n()});
   Linear(ctx, {.a = &a, .w = &up, .c = u.data(), .c_stride = gate.n()});
   ctx.kernels->silu_mul(g.data(), u.data(), gate.n(), h.data());
-  const PreparedRows b = PrepareRows(ctx, down.layout.format, h.data(), 0, 1, down.k(), down_scale);
+  const QuantizedActivations b =
+      QuantizeActivations(ctx, down.layout.format, h.data(), 0, 1, down.k(), down_scale);
   Linear(ctx, {.a = &b, .w = &down, .c = y.data(), .c_stride = down.n()});
   ctx.scratch->Rewind(mark);
   return y;
 }
 
-// The layer as its definition reads: token after token, expert after expert.
+// Computes the layer by its definition: token by token, expert by expert.
 std::vector<float> PlainMoe(const ExecContext& ctx, const MoeParams& p) {
   std::vector<float> out(size_t(p.rows) * p.hidden, 0.0F);
   for (int t = 0; t < p.rows; ++t) {
     float* to = &out[size_t(t) * p.hidden];
     const float* x = p.x + t * p.x_stride;
-    std::vector<int> slots(p.top_k);  // sums go by rising expert
+    std::vector<int> slots(p.top_k);  // sums are by ascending expert
     std::iota(slots.begin(), slots.end(), 0);
     const int32_t* ids = p.ids + t * p.top_k;
     std::stable_sort(slots.begin(), slots.end(), [ids](int a, int b) { return ids[a] < ids[b]; });
@@ -193,7 +196,7 @@ std::vector<float> PlainMoe(const ExecContext& ctx, const MoeParams& p) {
 
 class MoeTest : public testing::TestWithParam<runtime::Isa> {
  protected:
-  // A row's bits depend neither on its neighbours nor on the cut, so the two agree exactly.
+  // A row's bits depend neither on its neighbours nor on the tiling, so the two must be equal.
   void ExpectEqualsPlain(const ExecContext& ctx, MoeParams params) {
     const size_t mark = ctx.scratch->Mark();
     Moe(ctx, params);
@@ -227,16 +230,17 @@ TEST_P(MoeTest, EqualsPlainLoops) {
   }
 }
 
-// Experts in two slices, on as many pretended nodes and on more, give the bits of whole ones.
-TEST_P(MoeTest, SlicesMakeNoDifference) {
+// Experts in two slices, on two or more simulated nodes, must give the same bits as whole ones.
+TEST_P(MoeTest, SlicesDoNotChangeResults) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 3}) {
-    const runtime::Topology topology = runtime::PretendedNodes(nodes, 1);
+    const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
     TestContext test(GetParam(), topology);
     for (PackedFormat format : kFormats) {
       for (const Shape& shape :
            {Shape{100, 40, 6, 2, 0}, Shape{640, 96, 4, 4, 33}, Shape{770, 17, 5, 4, 33}}) {
-        for (int rows : {1, 21, 260}) {  // with the most, outputs are added up by columns, some across slices
+        // with the most rows, outputs are added up by columns, some across slices
+        for (int rows : {1, 21, 260}) {
           Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
           std::vector<float> expected(size_t(rows) * shape.hidden), out(expected.size(), 99.0F);
           Moe(plain.context(), layer.Params(expected.data(), shape.hidden));
@@ -249,15 +253,15 @@ TEST_P(MoeTest, SlicesMakeNoDifference) {
   }
 }
 
-// Several row tiles of one expert, each in several tasks, are gathered by one worker in turn, over and over
-// as it goes on to another slice.
-TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
+// One worker gathers several row tiles of one expert, each with several tasks, repeatedly as it continues
+// with another slice.
+TEST_P(MoeTest, GathersRowTilesOfOneExpertRepeatedly) {
   TestContext plain(GetParam(), 1), two(GetParam(), 2);
-  const runtime::Topology topology = runtime::PretendedNodes(3, 1);
+  const runtime::Topology topology = runtime::SimulatedNodes(3, 1);
   TestContext three(GetParam(), topology);
   const Shape shape{200, 100, 3, 2, 33};
-  const int rows = 300;  // 200 of an expert: tiles of 96, 96 and 8
-  const CutSizes small = {.panel_bytes = 16 << 10, .row_bytes = 16 << 10, .tasks_per_thread = 16};
+  const int rows = 300;  // 200 rows of an expert: tiles of 96, 96 and 8
+  const TileSizes small = {.panel_bytes = 16 << 10, .row_bytes = 16 << 10, .tasks_per_thread = 16};
   for (PackedFormat format : {PackedFormat::kBF16, PackedFormat::kI8, PackedFormat::kI4G32}) {
     for (const bool static_scales : {false, true}) {
       Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, static_scales);
@@ -265,7 +269,7 @@ TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
       Moe(plain.context(), layer.Params(expected.data(), shape.hidden));
       for (TestContext* test : {&two, &three}) {
         KernelTable table = *test->context().kernels;
-        table.cut = small;
+        table.tile_sizes = small;
         ExecContext ctx = test->context();
         ctx.kernels = &table;
         for (const auto params : {&Layer::Params, &Layer::SlicedParams, &Layer::MirroredParams}) {
@@ -280,13 +284,13 @@ TEST_P(MoeTest, RowTilesOfOneExpertInTurn) {
   }
 }
 
-// Outputs of more than the caches hold are added up by columns, some of the last task's beyond the end.
+// Outputs larger than the caches are added up by columns; the last task ends beyond the last column.
 TEST_P(MoeTest, ManyRowsEqualPlainLoops) {
   for (int threads : {1, 2}) {
     TestContext test(GetParam(), threads);
     for (PackedFormat format : kFormats) {
       for (const Shape& shape : {Shape{650, 17, 5, 4, 33}, Shape{520, 40, 8, 6, 0}}) {
-        const int rows = 210;  // more than 96 of an expert
+        const int rows = 210;  // more than 96 rows of an expert
         Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
         layer.ids[5] = -1;
         std::vector<float> out(size_t(rows) * (shape.hidden + 2), 99.0F);
@@ -297,7 +301,7 @@ TEST_P(MoeTest, ManyRowsEqualPlainLoops) {
   }
 }
 
-TEST_P(MoeTest, StaticScalesOfEachExpert) {
+TEST_P(MoeTest, AppliesStaticScalesPerExpert) {
   TestContext test(GetParam(), 2);
   for (int rows : {1, 30}) {
     Layer layer(&rng_, PackedFormat::kI8, PackedFormat::kI8, {80, 48, 5, 2, 32}, rows,
@@ -307,19 +311,19 @@ TEST_P(MoeTest, StaticScalesOfEachExpert) {
   }
 }
 
-TEST_P(MoeTest, SkippedSlotsEmptyExpertsAndOneExpertForAll) {
+TEST_P(MoeTest, SupportsSkippedSlotsAndUnevenExperts) {
   TestContext test(GetParam(), 2);
   const int rows = 40;
   Layer layer(&rng_, PackedFormat::kI8, PackedFormat::kI8, {70, 33, 8, 2, 20}, rows, false);
   std::vector<float> out(rows * 70);
   for (size_t i = 0; i < layer.ids.size(); ++i)
-    layer.ids[i] = i % 3 == 0 ? -1 : 5;  // a token may have 5 twice
+    layer.ids[i] = i % 3 == 0 ? -1 : 5;  // a token may choose expert 5 twice
   ExpectEqualsPlain(test.context(), layer.Params(out.data(), 70));
   std::fill(layer.ids.begin(), layer.ids.end(), -1);
   ExpectEqualsPlain(test.context(), layer.Params(out.data(), 70));  // only the shared expert
 }
 
-TEST_P(MoeTest, AllSkippedWithoutSharedIsZeroAndNoRowsIsNothing) {
+TEST_P(MoeTest, SkippedSlotsGiveZeroAndNoRowsWriteNothing) {
   TestContext test(GetParam(), 2);
   Layer layer(&rng_, PackedFormat::kF32, PackedFormat::kF32, {64, 16, 2, 1, 0}, 3, false);
   std::fill(layer.ids.begin(), layer.ids.end(), -1);
@@ -335,10 +339,10 @@ TEST_P(MoeTest, AllSkippedWithoutSharedIsZeroAndNoRowsIsNothing) {
 INSTANTIATE_TEST_SUITE_P(Host, MoeTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
                          IsaTestName);
 
-// Against double, in f32: nothing rounds to few bits on the way, so the error is that of three sums of at
-// most k = 100 terms (k u each, relative to the sum of magnitudes) and of silu (a few u): 4 k u of magnitudes
-// that are themselves at most |x|_1 |h|_1-like products; bounded here by the same sums over absolute values.
-TEST(Moe, AgreesWithDouble) {
+// Compares with double, in f32. Nothing is rounded to few bits, so the error is that of three sums of at most
+// k = 100 terms (k u each, relative to the sum of magnitudes) and of silu (a few u): 4 k u of magnitudes that
+// are themselves at most |x|_1 |h|_1-like products. It is bounded here by the same sums over absolute values.
+TEST(Moe, MatchesDouble) {
   std::mt19937 rng(23);
   const Shape s{100, 40, 6, 2, 30};
   const int rows = 9;

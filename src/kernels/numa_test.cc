@@ -1,4 +1,4 @@
-// Weights in several images: mirrored or sliced over NUMA nodes, which are pretended ones here.
+// Tests weights in several images: mirrored or sliced over simulated NUMA nodes.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <set>
 #include <thread>
 
-#include "kernels/gemm_cut.h"
+#include "kernels/gemm_tiling.h"
 #include "kernels/test_context.h"
 #include "runtime/test_topology.h"
 
@@ -23,23 +23,23 @@ class NumaTest : public testing::TestWithParam<runtime::Isa> {
   std::mt19937 rng_{17};
 };
 
-// C = A W^T with the first rows of `w`, whose memory may be anything.
+// Computes C = A W^T with the first rows of `w`, stored in any memory.
 std::vector<float> Product(const ExecContext& ctx, const PackedMatrix& w, const std::vector<float>& x,
                            int m) {
   const size_t mark = ctx.scratch->Mark();
   std::vector<float> c(size_t(m) * w.n());
-  const PreparedRows a = PrepareRows(ctx, w.layout.format, x.data(), w.k(), m, w.k());
+  const QuantizedActivations a = QuantizeActivations(ctx, w.layout.format, x.data(), w.k(), m, w.k());
   Linear(ctx, {.a = &a, .w = &w, .c = c.data(), .c_stride = w.n()});
   ctx.scratch->Rewind(mark);
   return c;
 }
 
-// Bits are those of the matrix in one piece, also of runs of its panels that begin and end inside slices, and
-// where the pool has more or fewer nodes than there are images.
-TEST_P(NumaTest, ImagesMakeNoDifference) {
+// The bits must equal those of the matrix in one piece. This includes views of panels that begin and end
+// inside slices, and pools with more or fewer nodes than images.
+TEST_P(NumaTest, ImagesDoNotChangeResults) {
   TestContext plain(GetParam(), 1);
   for (int nodes : {2, 4}) {
-    const runtime::Topology topology = runtime::PretendedNodes(nodes, 1);
+    const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
     TestContext test(GetParam(), topology);
     for (int f = 0; f < tensor::kPackedFormats; ++f) {
       const auto format = static_cast<PackedFormat>(f);
@@ -63,7 +63,7 @@ TEST_P(NumaTest, ImagesMakeNoDifference) {
 INSTANTIATE_TEST_SUITE_P(Host, NumaTest, testing::ValuesIn(runtime::HostIsas(runtime::DetectCpu())),
                          IsaTestName);
 
-// What threads read, in the order in which each began to.
+// Records the reads of threads, in the order in which each started.
 struct Reads {
   std::mutex mutex;
   std::map<std::thread::id, std::vector<const std::byte*>> of;
@@ -85,9 +85,9 @@ void RecordTile(const GemmTile& tile) {
   }
 }
 
-// Runs a product and returns, of each worker, which image it read from, task by task.
+// Runs a product and returns, for each worker, the image read by each task.
 std::vector<std::vector<int>> ImagesRead(int nodes, int cpus_each, const TestImages& images) {
-  const runtime::Topology topology = runtime::PretendedNodes(nodes, cpus_each);
+  const runtime::Topology topology = runtime::SimulatedNodes(nodes, cpus_each);
   TestContext test(runtime::Isa::kRef, topology);
   KernelTable table = *test.context().kernels;
   table.gemm[static_cast<int>(PackedFormat::kF32)].tile = RecordTile;
@@ -108,7 +108,7 @@ std::vector<std::vector<int>> ImagesRead(int nodes, int cpus_each, const TestIma
   return of_worker;
 }
 
-TEST(Numa, ThreadsReadTheCopyOfTheirNode) {
+TEST(Numa, ThreadsReadCopyOfTheirNode) {
   std::mt19937 rng(3);
   const TestMatrix w = RandomMatrix(&rng, PackedFormat::kF32, 4000, 64);
   for (int nodes : {2, 4}) {
@@ -121,7 +121,7 @@ TEST(Numa, ThreadsReadTheCopyOfTheirNode) {
   }
 }
 
-TEST(Numa, ThreadsBeginWithTheSliceOfTheirNode) {
+TEST(Numa, ThreadsStartWithSliceOfTheirNode) {
   std::mt19937 rng(4);
   const TestMatrix w = RandomMatrix(&rng, PackedFormat::kF32, 4000, 64);
   for (int nodes : {2, 4}) {
@@ -129,7 +129,7 @@ TEST(Numa, ThreadsBeginWithTheSliceOfTheirNode) {
     for (int worker = 0; worker < nodes; ++worker) {
       ASSERT_FALSE(read[worker].empty());
       EXPECT_EQ(read[worker][0], worker);
-      // Another's slice comes when the own one is empty, and no slice comes back.
+      // A worker switches to another slice when its own is empty, and never returns to a slice.
       std::vector<int> order = read[worker];
       order.erase(std::unique(order.begin(), order.end()), order.end());
       EXPECT_EQ(std::set<int>(order.begin(), order.end()).size(), order.size());
@@ -137,7 +137,7 @@ TEST(Numa, ThreadsBeginWithTheSliceOfTheirNode) {
   }
 }
 
-TEST(CutGemm, GroupsStayInTheirSlices) {
+TEST(TileGemm, GroupsDoNotCrossSlices) {
   for (int slices : {1, 2, 3, 8}) {
     for (int panels : {1, 7, 64, 300}) {
       for (int first : {0, 3, 40}) {
@@ -145,17 +145,17 @@ TEST(CutGemm, GroupsStayInTheirSlices) {
         w.first_row = first * 16;
         w.images = slices;
         w.slice_panels = base::CeilDiv(first + panels, slices);
-        const GemmCut cut = CutGemm(3, w, 4, 1, {});
+        const GemmTiling tiling = TileGemm(3, w, 4, 1, {});
         int covered = 0, groups = 0;
-        for (int slice = 0; slice < cut.slices(); ++slice) {
-          const auto [begin, end] = cut.Slice(slice);
+        for (int slice = 0; slice < tiling.slices(); ++slice) {
+          const auto [begin, end] = tiling.Slice(slice);
           ASSERT_EQ(begin, covered);
           covered = end;
-          groups += cut.panel_groups(slice);
+          groups += tiling.panel_groups(slice);
           for (int panel = begin; panel < end; ++panel) EXPECT_EQ((first + panel) / w.slice_panels, slice);
         }
         EXPECT_EQ(covered, panels);
-        EXPECT_EQ(groups, cut.panel_groups());
+        EXPECT_EQ(groups, tiling.panel_groups());
       }
     }
   }

@@ -12,7 +12,7 @@ using runtime::Isa;
 using tensor::PackedFormat;
 
 constexpr int kTries = 7;
-constexpr double kSecondsPerTry = 2e-3;  // long against a clock read, short against a time slice
+constexpr double kSecondsPerTry = 2e-3;  // long compared with a clock read, short compared with a time slice
 
 struct Peak {
   PackedFormat format;

@@ -1,4 +1,4 @@
-// Measures how many operations a second the processor's dot products reach, to hold kernels' speed against.
+// Measures the processor's peak rate of dot products, the reference for the speed of kernels.
 #pragma once
 
 #include <string>
@@ -10,16 +10,17 @@
 
 namespace moesaic::kernels {
 
-/// The best of one format. Operations: two for a multiplication and its addition.
+/// Peak of one format. A multiplication and its addition count as two operations.
 struct DotPeak {
   tensor::PackedFormat format;
   std::string instruction;  // "tdpbusd"
-  double one_thread = 0;    // operations a second, the calling thread alone
-  double all_threads = 0;   // of all workers together
+  double one_thread = 0;    // operations per second, the calling thread alone
+  double all_threads = 0;   // operations per second, all workers together
 };
 
-/// Runs what the processor has for each format for some milliseconds each, best of several tries (others on
-/// the machine only ever make it slower). Formats without a vector instruction on `cpu` are left out.
+/// Runs the best dot-product instruction of each format for some milliseconds, and returns the best of
+/// several tries, because other processes only ever slow it down. Formats without a vector instruction on
+/// `cpu` are omitted.
 std::vector<DotPeak> MeasureDotPeaks(const runtime::CpuFeatures& cpu, runtime::ThreadPool* pool);
 
 }  // namespace moesaic::kernels

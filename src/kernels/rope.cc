@@ -2,12 +2,13 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/elementwise.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::kernels {
 namespace {
 
-constexpr int64_t kTaskFloats = 16 << 10;  // as for the other elementwise operators
+constexpr int64_t kTaskFloats = 16 << 10;  // same as for the other elementwise operators
 
 }  // namespace
 

@@ -1,5 +1,4 @@
-// The loops of rounding.h on the compiler's own vectors, without branches: included by one file for each
-// instruction set.
+// Branch-free loops of rounding.h on the compiler's vector types; one file per instruction set includes this.
 #pragma once
 
 #include <cstddef>
@@ -12,21 +11,21 @@ namespace {
 
 constexpr int kLanes = 16;
 
-// 16 lanes, which the compiler makes of as many registers as it takes.
+// 16 lanes; the compiler splits them into as many registers as needed.
 using F32 = float __attribute__((vector_size(64), aligned(4), may_alias));
 using U32 = uint32_t __attribute__((vector_size(64)));
 using I32 = int32_t __attribute__((vector_size(64)));
 using U8 = uint8_t __attribute__((vector_size(16), aligned(1), may_alias));
 
-inline F32 All(float x) { return F32{} + x; }
-inline F32 Least(F32 a, float b) { return a < All(b) ? a : All(b); }
-inline F32 Most(F32 a, float b) { return a > All(b) ? a : All(b); }
+inline F32 Broadcast(float x) { return F32{} + x; }
+inline F32 Min(F32 a, float b) { return a < Broadcast(b) ? a : Broadcast(b); }
+inline F32 Max(F32 a, float b) { return a > Broadcast(b) ? a : Broadcast(b); }
 inline U32 BitsOf(F32 x) { return __builtin_bit_cast(U32, x); }
 inline F32 FloatOf(U32 bits) { return __builtin_bit_cast(F32, bits); }
 inline F32 Abs(F32 x) { return FloatOf(BitsOf(x) & 0x7fffffffU); }
 inline U32 Truncated(F32 x) { return __builtin_bit_cast(U32, __builtin_convertvector(x, I32)); }
 
-// To the nearest integer, ties to even, for |x| < 2^22: in x + 1.5 x 2^23 the last bit is worth 1.
+// Rounds to the nearest integer, ties to even, for |x| < 2^22: in x + 1.5 x 2^23 the last bit has value 1.
 inline F32 RoundEven(F32 x) {
   constexpr float kShift = 0x1.8p23F;
   return (x + kShift) - kShift;
@@ -35,14 +34,14 @@ inline F32 RoundEven(F32 x) {
 inline F32 Load(const float* from) { return *reinterpret_cast<const F32*>(from); }
 inline void Store(F32 x, float* to) { *reinterpret_cast<F32*>(to) = x; }
 
-// The first `count` of 16 values, then zeros.
+// Loads the first `count` of 16 values, then zeros.
 inline F32 LoadSome(const float* from, int count) {
   float padded[kLanes] = {};
   for (int l = 0; l < count; ++l) padded[l] = from[l];
   return Load(padded);
 }
 
-// By halves: the order of additions is the same however wide registers are.
+// Adds by halves: the order of additions does not depend on the register width.
 inline float SumOf(F32 x) {
   float lanes[kLanes];
   Store(x, lanes);
@@ -52,34 +51,34 @@ inline float SumOf(F32 x) {
   return lanes[0];
 }
 
-// How a weight that is divided by its scale becomes the nearest number, and that its code.
+// Rounds a weight divided by its scale to the nearest number, and returns the number's code.
 template <NumberGrid kGrid>
 struct Numbers;
 
 template <>
 struct Numbers<NumberGrid::kInt8> {
-  static F32 Nearest(F32 q) { return RoundEven(Least(Most(q, -127), 127)); }
+  static F32 Nearest(F32 q) { return RoundEven(Min(Max(q, -127), 127)); }
   static U32 Code(F32 number) { return Truncated(number) & 0xffU; }
 };
 
 template <>
 struct Numbers<NumberGrid::kInt4> {
-  static F32 Nearest(F32 q) { return RoundEven(Least(Most(q, -8), 7)); }
+  static F32 Nearest(F32 q) { return RoundEven(Min(Max(q, -8), 7)); }
   static U32 Code(F32 number) { return Truncated(number) & 0xffU; }
 };
 
 template <>
 struct Numbers<NumberGrid::kE2M1> {
-  // Steps of 1/2 below 2, of 1 below 4, of 2 above. A number's parity in its steps is that of its code.
+  // Steps are 1/2 below 2, 1 below 4, and 2 above. A number's parity in its steps is that of its code.
   static F32 Nearest(F32 q) {
-    const F32 m = Least(Abs(q), 6);
+    const F32 m = Min(Abs(q), 6);
     const F32 fine = 0.5F * RoundEven(2 * m), middle = RoundEven(m), coarse = 2 * RoundEven(0.5F * m);
-    const F32 rounded = m < All(2) ? fine : (m < All(4) ? middle : coarse);
+    const F32 rounded = m < Broadcast(2) ? fine : (m < Broadcast(4) ? middle : coarse);
     return FloatOf(BitsOf(rounded) | (BitsOf(q) & 0x80000000U));
   }
   static U32 Code(F32 number) {
     const F32 m = Abs(number);
-    const F32 code = m < All(2) ? 2 * m : (m < All(4) ? m + 2 : 0.5F * m + 4);
+    const F32 code = m < Broadcast(2) ? 2 * m : (m < Broadcast(4) ? m + 2 : 0.5F * m + 4);
     return Truncated(code) | (BitsOf(number) >> 28 & 8U);
   }
 };
@@ -87,17 +86,17 @@ struct Numbers<NumberGrid::kE2M1> {
 template <>
 struct Numbers<NumberGrid::kE4M3> {
   static F32 Nearest(F32 q) {
-    const F32 m = Least(Abs(q), 448);
+    const F32 m = Min(Abs(q), 448);
     const U32 bits = BitsOf(m);
     const F32 normal = FloatOf((bits + 0x7ffffU + (bits >> 20 & 1U)) & 0xfff00000U);
     const F32 denormal = (m + 0x1p14F) - 0x1p14F;  // steps of 2^-9
-    const F32 rounded = m < All(0x1p-6F) ? denormal : normal;
+    const F32 rounded = m < Broadcast(0x1p-6F) ? denormal : normal;
     return FloatOf(BitsOf(rounded) | (BitsOf(q) & 0x80000000U));
   }
   static U32 Code(F32 number) {
     const F32 m = Abs(number);
-    const U32 normal = (BitsOf(m) - 0x3c000000U) >> 20, denormal = Truncated(Least(m, 1) * 512);
-    return (m < All(0x1p-6F) ? denormal : normal) | (BitsOf(number) >> 24 & 0x80U);
+    const U32 normal = (BitsOf(m) - 0x3c000000U) >> 20, denormal = Truncated(Min(m, 1) * 512);
+    return (m < Broadcast(0x1p-6F) ? denormal : normal) | (BitsOf(number) >> 24 & 0x80U);
   }
 };
 
@@ -116,15 +115,15 @@ void EncodeRun(const float* values, int count, float scale, uint8_t* codes) {
   for (int l = 0; i + l < count; ++l) codes[i + l] = last[l];
 }
 
-// Calls add(values, weights) for 16 values at a time; those that are not there are 0.
+// Calls add(values, weights) for 16 values at a time; missing ones are 0.
 template <typename Add>
 inline void ForLanes(const float* values, const float* weight, int count, const Add& add) {
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    add(Load(values + i), weight != nullptr ? Load(weight + i) : All(1));
+    add(Load(values + i), weight != nullptr ? Load(weight + i) : Broadcast(1));
   }
   if (i < count) {
-    add(LoadSome(values + i, count - i), weight != nullptr ? LoadSome(weight + i, count - i) : All(1));
+    add(LoadSome(values + i, count - i), weight != nullptr ? LoadSome(weight + i, count - i) : Broadcast(1));
   }
 }
 

@@ -1,5 +1,5 @@
-// Every instruction set's rounding against ref/ bit for bit, over odd sizes; ref/ against sorted lists of the
-// numbers. What blocks of columns come to is tested in quantizer/gptq_test.cc.
+// Compares every instruction set's rounding with ref/ bit for bit over odd sizes, and ref/ with sorted lists
+// of the numbers. quantizer/gptq_test.cc tests blocks of columns.
 #include "kernels/rounding.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ struct Number {
   uint8_t code;
 };
 
-// The numbers of a grid that are not negative, rising, and those of the integers that are.
+// Returns the non-negative numbers of a grid in ascending order, and for integers also the negative ones.
 std::vector<Number> NumbersOf(NumberGrid grid) {
   std::vector<Number> numbers;
   const auto add = [&](float value, int code) { numbers.push_back({value, static_cast<uint8_t>(code)}); };
@@ -48,7 +48,7 @@ uint8_t Encode(NumberGrid grid, float value) {
   return code;
 }
 
-TEST(Rounding, TakesTheNearestNumberTiesToEvenCodes) {
+TEST(Rounding, RoundsToNearestTiesToEvenCodes) {
   for (int g = 0; g < kNumberGrids; ++g) {
     const auto grid = static_cast<NumberGrid>(g);
     const std::vector<Number> numbers = NumbersOf(grid);
@@ -81,7 +81,7 @@ class RoundingTest : public testing::TestWithParam<runtime::Isa> {
   std::mt19937 rng_{7};
 };
 
-TEST_P(RoundingTest, RunsAreThoseOfRef) {
+TEST_P(RoundingTest, RunsEqualRef) {
   for (int g = 0; g < kNumberGrids; ++g) {
     const Rounding& got = test_.context().kernels->rounding[g];
     const Rounding& ref = ref::kRounding[g];
@@ -104,8 +104,8 @@ TEST_P(RoundingTest, RunsAreThoseOfRef) {
         ref.scale_errors(values.data(), weight.data(), count, scales.data(), ref_errors.data());
         EXPECT_EQ(errors, ref_errors);
         for (int s = 0; s < kRoundScales; ++s) {
-          // Sums of `count` squares in another order, 2^-24 an addition; value / scale and value * (1 /
-          // scale) differ by 2^-23 and rarely round to another number, of almost the same error.
+          // Sums of `count` squares in another order differ by 2^-24 per addition. value / scale and value *
+          // (1 / scale) differ by 2^-23 and rarely round to another number, which has almost the same error.
           const float error = got.error(values.data(), weight.data(), count, scales[s]);
           EXPECT_NEAR(errors[s], error, 2e-4F * error + 1e-6F);
         }
@@ -120,7 +120,7 @@ TEST_P(RoundingTest, RunsAreThoseOfRef) {
   }
 }
 
-TEST_P(RoundingTest, BlocksAreThoseOfRef) {
+TEST_P(RoundingTest, BlocksEqualRef) {
   constexpr int kRows = kRoundBlockRows;
   for (int g = 0; g < kNumberGrids; ++g) {
     for (const int columns : {1, 2, 31, 128}) {

@@ -2,15 +2,16 @@
 
 #include "base/check.h"
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/kernel_table.h"
+#include "kernels/route.h"
 
 namespace moesaic::kernels {
 namespace {
 
-// A row of 256 experts takes a fifth of a microsecond to two, a round trip through the pool a few.
+// Routing a row of 256 experts takes a fifth of a microsecond to two; a round trip through the pool takes a
+// few.
 constexpr int kTaskUnit = 16;
-constexpr int kTasksPerThread =
-    4;  // so that the last one to finish is late by a quarter of its share at most
+constexpr int kTasksPerThread = 4;  // the last worker to finish is late by at most a quarter of its share
 
 }  // namespace
 

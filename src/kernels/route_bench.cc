@@ -1,5 +1,5 @@
-// Routing at the shapes of real models: rows a microsecond, from logits that lie in the caches to ids and
-// weights. bench/peers/operators.py holds the median step against PyTorch's.
+// Benchmarks routing at the shapes of real models: rows per microsecond, from cached logits to ids and
+// weights. bench/peers/operators.py compares the median step with PyTorch's.
 //   kernels_route_bench --benchmark_filter=RouteDeepSeekV3/512/
 #include <benchmark/benchmark.h>
 
@@ -9,12 +9,13 @@
 #include <random>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/kernel_table.h"
+#include "kernels/route.h"
 
 namespace moesaic::kernels {
 namespace {
 
-// Logits and bias of the size that trained routers give: 256 scores close to each other.
+// Logits and bias of the magnitude in trained routers: 256 scores close to each other.
 std::vector<float> Normal(size_t count, float deviation) {
   std::mt19937 rng(1);
   std::normal_distribution<float> normal(0, deviation);
@@ -37,7 +38,7 @@ void Measure(benchmark::State& state, RouteParams p) {
   p.bias = p.scoring == RouteParams::Scoring::kSigmoid ? bias.data() : nullptr;
   p.ids = ids.data();
   p.weights = weights.data();
-  Route(context, p);  // scratch grows to its size
+  Route(context, p);  // scratch grows to its final size
   std::vector<double> seconds;
   for (auto _ : state) {
     const auto start = std::chrono::steady_clock::now();

@@ -1,4 +1,4 @@
-// Route against a plain reading of the routers that it stands for: sort everything, mask, take the first.
+// Compares Route with a direct implementation of the routers: sort everything, mask, take the first.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/route.h"
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
@@ -33,7 +34,7 @@ Routed RouteWith(RouteParams p, int threads, runtime::Isa isa) {
 
 class RouteTest : public testing::TestWithParam<runtime::Isa> {};
 
-// Indices of the k largest values, equal ones by index.
+// Returns the indices of the k largest values, equal ones by index.
 std::vector<int> TopK(const std::vector<double>& values, int k) {
   std::vector<int> order(values.size());
   std::iota(order.begin(), order.end(), 0);
@@ -76,13 +77,13 @@ void Check(const RouteParams& p, const Routed& got) {
     for (int j = 0; j < p.top_k; ++j) {
       ASSERT_EQ(got.ids[row * p.top_k + j], ids[j]) << "row " << row << " place " << j;
       const double expected = scores[ids[j]] / sum * p.scale;
-      // A sum over all experts at worst, and a handful of roundings around it.
+      // Tolerance: a sum over all experts at worst, and a few roundings around it.
       ASSERT_NEAR(got.weights[row * p.top_k + j], expected, expected * (p.experts + 8) * 0x1p-24);
     }
   }
 }
 
-TEST_P(RouteTest, EveryRouter) {
+TEST_P(RouteTest, MatchesDirectImplementation) {
   std::mt19937 rng(1);
   struct Shape {
     int experts, top_k, groups, top_groups;
@@ -147,7 +148,7 @@ TEST_P(RouteTest, TiesGoToTheLowerExpert) {
     EXPECT_EQ(RouteWith(Params(logits, 8, 5, scoring), 1, GetParam()).ids,
               (std::vector<int32_t>{1, 3, 5, 2, 4}));
   }
-  // The logistic function is 1 for both in float: the larger logit doesn't count any more.
+  // The logistic function is 1 for both in float, so the larger logit has no effect.
   EXPECT_EQ(RouteWith(Params({0, 40, 60, 0}, 4, 2, Scoring::kSigmoid), 1, GetParam()).ids,
             (std::vector<int32_t>{1, 2}));
 }
@@ -160,9 +161,9 @@ TEST_P(RouteTest, TiedGroupsGoToTheLowerGroup) {
   EXPECT_EQ(RouteWith(p, 1, GetParam()).ids, (std::vector<int32_t>{1, 0}));
 }
 
-// Older routers wrote 0 over the scores of closed groups, which beat negative ones of open groups; the models
-// were trained, and transformers now runs, without that.
-TEST_P(RouteTest, ClosedGroupsAreNeverChosenEvenWhenAllOpenScoresAreNegative) {
+// Older routers set the scores of excluded groups to 0, which exceeds negative scores of eligible groups. The
+// models were trained without that, and transformers now runs without it.
+TEST_P(RouteTest, ExcludedGroupsAreNeverChosen) {
   const std::vector<float> bias = {-5, -5, -5, -5, -9, -9, -9, -9};
   const std::vector<float> logits = {0, 0, 0, 0, 9, 9, 9, 9};
   RouteParams p = Params(logits, 8, 3, Scoring::kSigmoid);
@@ -175,7 +176,7 @@ TEST_P(RouteTest, ClosedGroupsAreNeverChosenEvenWhenAllOpenScoresAreNegative) {
   EXPECT_EQ(got.weights, (std::vector<float>{0.5F, 0.5F, 0.5F}));  // the bias is not part of the weight
 }
 
-TEST_P(RouteTest, OneNotANumberAmongManyExperts) {
+TEST_P(RouteTest, OneNaNAmongManyExpertsGivesValidExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::mt19937 rng(4);
   std::vector<float> logits = RandomValues(&rng, 64, 3);
@@ -191,8 +192,8 @@ TEST_P(RouteTest, OneNotANumberAmongManyExperts) {
   }
 }
 
-// As TiedGroups and ClosedGroups above, in the shapes that vectors take.
-TEST_P(RouteTest, TiesAndClosedGroupsOfManyExperts) {
+// Repeats the tests of tied and excluded groups above in the shapes that vector code supports.
+TEST_P(RouteTest, HandlesTiesAndExcludedGroupsOfManyExperts) {
   std::vector<float> logits(64, 1.0F), bias(64, -5.0F);
   std::fill_n(bias.begin() + 32, 32, -9.0F);
   std::fill_n(logits.begin(), 8, -0.0F);
@@ -209,7 +210,7 @@ TEST_P(RouteTest, TiesAndClosedGroupsOfManyExperts) {
   EXPECT_EQ(RouteWith(zeros, 1, GetParam()).ids, (std::vector<int32_t>{0, 1, 2}));
 }
 
-TEST_P(RouteTest, NotANumberStillGivesDifferentValidExperts) {
+TEST_P(RouteTest, NaNGivesDistinctValidExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid}) {
     std::vector<int32_t> ids =
@@ -221,8 +222,8 @@ TEST_P(RouteTest, NotANumberStillGivesDifferentValidExperts) {
   }
 }
 
-// More ties than fit beside each other, and values of which many are equal.
-TEST_P(RouteTest, ManyTies) {
+// More ties than one register holds, and values of which many are equal.
+TEST_P(RouteTest, HandlesManyTies) {
   std::mt19937 rng(3);
   for (int levels : {1, 2, 5}) {
     std::vector<float> logits(20 * 128);

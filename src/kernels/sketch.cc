@@ -9,15 +9,15 @@ namespace moesaic::kernels {
 namespace {
 
 constexpr int kKeys = 64;
-constexpr int kLanes = 16;  // partial sums, which compilers make a register of
-// Of two planes, signs count 3 where they are larger than this in the mean of the magnitudes, else 1. Normal
-// numbers want 0.98 of their deviation, which is 1.23 of that mean.
+constexpr int kLanes = 16;  // partial sums, which compilers keep in one register
+// With two planes, a sign counts 3 if the magnitude exceeds the mean of the magnitudes times this, otherwise
+// 1. The optimum for normally distributed numbers is 0.98 of their deviation, which is 1.23 times that mean.
 constexpr float kLarge = 1.23F;
 
-// Signs of the two rounds of a rotation. Any numbers do that follow no rule of the keys'; what was sketched
-// depends on them (kDigestVersion).
+// Signs of the two rounds of a rotation. Any numbers unrelated to the keys are suitable; existing sketches
+// depend on them (kKeySummaryVersion).
 constexpr auto kSigns = [] {
-  std::array<std::array<float, kMostDigestDim>, 2> signs = {};
+  std::array<std::array<float, kMaxKeySummaryDim>, 2> signs = {};
   uint32_t state = 0x9e3779b9;
   for (auto& round : signs) {
     for (float& sign : round) {
@@ -31,12 +31,12 @@ constexpr auto kSigns = [] {
 }();
 
 struct Buffers {
-  alignas(64) float x[kMostDigestDim];
-  alignas(64) float spare[kMostDigestDim];
+  alignas(64) float x[kMaxKeySummaryDim];
+  alignas(64) float spare[kMaxKeySummaryDim];
 };
 
-// A Hadamard transform of n = 2^i numbers, scaled so that lengths stay, with strides that vectors like: each
-// pass takes neighbours and puts their sums into the first half, their differences into the second.
+// A Hadamard transform of n = 2^i numbers, scaled to preserve lengths, with vector-friendly strides: each
+// pass stores the sums of neighbours in the first half and their differences in the second.
 void Hadamard(float* x, float* spare, int n) {
   for (int step = 1; step < n; step *= 2) {
     for (int i = 0; i < n / 2; ++i) {
@@ -45,14 +45,14 @@ void Hadamard(float* x, float* spare, int n) {
     }
     std::swap(x, spare);
   }
-  // After an odd number of passes the numbers are in what was spare.
+  // After an odd number of passes the numbers are in `spare`.
   float* const at = __builtin_ctz(static_cast<unsigned>(n)) % 2 == 0 ? x : spare;
   const float scale = 1 / std::sqrt(static_cast<float>(n));
   for (int i = 0; i < n; ++i) at[i] = x[i] * scale;
 }
 
 // Rotates b.x [dim], dim a multiple of 8, in chunks of powers of two: the largest first, and in the second
-// round last, so that all mix.
+// round last, so that all dimensions mix.
 void Rotate(int dim, Buffers* b) {
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < dim; ++i) b->x[i] *= kSigns[round][i];
@@ -63,9 +63,9 @@ void Rotate(int dim, Buffers* b) {
       from += size;
     };
     if (round == 0) {
-      for (int size = kMostDigestDim; size >= 8; size /= 2) chunk(size);
+      for (int size = kMaxKeySummaryDim; size >= 8; size /= 2) chunk(size);
     } else {
-      for (int size = 8; size <= kMostDigestDim; size *= 2) chunk(size);
+      for (int size = 8; size <= kMaxKeySummaryDim; size *= 2) chunk(size);
     }
   }
 }
@@ -80,9 +80,9 @@ float SumOf(const float* x, int count) {
   return sum;
 }
 
-// Dimensions [begin, begin + dim) of a key, less the center.
-void LoadKey(const DigestTask& t, int key, int begin, int dim, int part, float* x) {
-  const auto* header = reinterpret_cast<const DigestHeader*>(t.digest);
+// Loads dimensions [begin, begin + dim) of a key minus the center.
+void LoadKey(const KeySummaryTask& t, int key, int begin, int dim, int part, float* x) {
+  const auto* header = reinterpret_cast<const KeySummaryHeader*>(t.summary);
   const auto* centers = reinterpret_cast<const int8_t*>(header + 1) + begin;
   const std::byte* from = t.keys + key * t.key_stride + tensor::BytesOf(t.kv_dtype, begin);
   if (t.kv_dtype == tensor::DType::kF32) {
@@ -103,7 +103,7 @@ void SetSign(std::byte* planes, int d, int key) {
   group[quad / 8 * 64 + key % 16 * 4 + d % 4] |= std::byte{1} << (quad % 8);
 }
 
-// Sets a key's signs and returns the factor that makes its product with itself right.
+// Sets a key's signs and returns the factor for which its product with itself is exact.
 float SketchKey(int dim, int key, Buffers* b, std::byte* planes) {
   float* const x = b->x;
   float* const other = b->spare;
@@ -111,7 +111,7 @@ float SketchKey(int dim, int key, Buffers* b, std::byte* planes) {
   const float squares = SumOf(other, dim);
   Rotate(dim, b);
   for (int d = 0; d < dim; ++d) other[d] = std::abs(x[d]);
-  float product = SumOf(other, dim);  // of the rotated difference with its signs
+  float product = SumOf(other, dim);  // product of the rotated difference with its signs
   for (int d = 0; d < dim; ++d) {
     if (x[d] >= 0) SetSign(planes, d, key);
   }
@@ -128,14 +128,14 @@ float SketchKey(int dim, int key, Buffers* b, std::byte* planes) {
 
 }  // namespace
 
-void MakeSketches(const DigestTask& t) {
+void MakeSketches(const KeySummaryTask& t) {
   const SketchLayout layout = SketchLayoutOf(t.key_dim, t.key_split);
-  auto* header = reinterpret_cast<DigestHeader*>(t.digest);
-  std::memset(t.digest + layout.factors, 0, layout.bytes - layout.factors);
+  auto* header = reinterpret_cast<KeySummaryHeader*>(t.summary);
+  std::memset(t.summary + layout.factors, 0, layout.bytes - layout.factors);
   header->sketch[0] = header->sketch[1] = 0;
   if (std::isnan(header->center_scale[0]) || std::isnan(header->center_scale[1])) return;
   Buffers buffers;
-  std::byte* planes = t.digest + layout.planes;
+  std::byte* planes = t.summary + layout.planes;
   const int ends[] = {0, t.key_split, t.key_dim};
   for (int part = 0; part < 2; ++part) {
     const int begin = ends[part], dim = ends[part + 1] - begin;
@@ -149,7 +149,7 @@ void MakeSketches(const DigestTask& t) {
     planes += layout.width[part] / 64 * kSketchStepBytes;
     if (!(most > 0)) continue;
     header->sketch[part] = most / 255;
-    auto* to = reinterpret_cast<uint8_t*>(t.digest + layout.factors) + part * kKeys;
+    auto* to = reinterpret_cast<uint8_t*>(t.summary + layout.factors) + part * kKeys;
     for (int key = 0; key < kKeys; ++key) {
       to[key] = static_cast<uint8_t>(std::min(factors[key] / most * 255 + 0.5F, 255.0F));
     }

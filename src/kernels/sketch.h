@@ -1,7 +1,7 @@
-// Sketches of the keys of a block, behind the box in its digest (SketchLayout in micro_kernels.h): which
-// block holds the one key that a query looks for. After RaBitQ (arXiv 2405.12497): the difference of a key to
-// the block's center is rotated at random, so that its signs tell its direction; the estimate of a product
-// with it is without bias.
+// Sketches of the keys of a block, stored after the box of its summary (SketchLayout in micro_kernels.h).
+// They tell which block holds the one key that a query looks for. The method follows RaBitQ (arXiv
+// 2405.12497): the difference of a key from the block's center is rotated at random, and its signs encode its
+// direction. The estimate of a product with it is unbiased.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace moesaic::kernels {
 
-/// Rises with what digests say, so that those made otherwise are not taken for these.
-inline constexpr int kDigestVersion = 2;
+/// Version of the summaries' contents. It must be increased when they change, so that stored ones are not
+/// mixed.
+inline constexpr int kKeySummaryVersion = 2;
 
-/// Signs of a key's part of so many dimensions.
+/// Returns the sign bits of a key's part with `dim` dimensions.
 constexpr int SketchWidth(int dim) { return (dim + 63) / 64 * 64 * (dim <= 64 ? 2 : 1); }
 
-/// Of keys whose second part, if any, begins at key_split.
+/// Returns the layout for keys whose second part, if any, begins at key_split.
 constexpr SketchLayout SketchLayoutOf(int key_dim, int key_split) {
   const int rest = key_dim - key_split;
   SketchLayout layout = {.width = {SketchWidth(key_split), rest > 0 ? SketchWidth(rest) : 0},
@@ -27,15 +28,15 @@ constexpr SketchLayout SketchLayoutOf(int key_dim, int key_split) {
   layout.bytes = layout.planes + (layout.width[0] + layout.width[1]) / 64 * kSketchStepBytes;
   return layout;
 }
-constexpr int64_t DigestBytes(int key_dim, int key_split, bool sketches) {
+constexpr int64_t KeySummaryBytes(int key_dim, int key_split, bool sketches) {
   return sketches ? SketchLayoutOf(key_dim, key_split).bytes : BoxBytes(key_dim);
 }
 
-/// Makes the sketches of a digest whose box was made. The same bits on every machine.
-void MakeSketches(const DigestTask& task);
+/// Adds sketches to a summary whose box is complete. The bits are the same on every machine.
+void MakeSketches(const KeySummaryTask& task);
 
-/// Rotates a query [key_dim], already scaled, and rounds it to `out` [the widths' sum], whose parts are to be
-/// multiplied by scales [2] and have the sums [2]. A query that is not finite becomes zeros.
+/// Rotates a query [key_dim], already scaled, and quantizes it to `out` [sum of the widths]. Writes the
+/// parts' scales [2] and the sums of their elements [2]. A query that is not finite becomes zeros.
 void SketchQuery(const float* q, int key_dim, int key_split, int8_t* out, float* scales, int32_t* sums);
 
 }  // namespace moesaic::kernels

@@ -1,4 +1,4 @@
-// Sketches: what they estimate, and every implementation of their scores that this processor can run.
+// Tests the estimates of sketches, and every implementation of their scores that this processor can run.
 #include "kernels/sketch.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/impl_list.h"
-#include "kernels/ref/digest.h"
+#include "kernels/ref/key_summary.h"
 #include "kernels/test_context.h"
 #include "kernels/test_keys.h"
 
@@ -25,11 +25,11 @@ constexpr int kKeys = TestKeys::kKeys;
 struct Shape {
   int key_dim, key_split;
 };
-// One plane and two, one part and two, widths that are not whole steps, powers of two and not.
+// One plane and two, one part and two, widths with partial steps, powers of two and others.
 constexpr Shape kShapes[] = {{8, 8},     {24, 24}, {40, 32},   {64, 64},  {96, 96},
                              {104, 104}, {104, 8}, {128, 128}, {136, 64}, {576, 512}};
 
-// Keys around a common center, with their digest.
+// Keys around a common center, with their summary.
 struct Block : TestKeys {
   Block(std::mt19937* rng, const Shape& shape, DType dtype, float far = 3)
       : TestKeys(dtype, shape.key_dim, shape.key_split) {
@@ -48,16 +48,16 @@ struct Block : TestKeys {
     Make();
   }
   void Make() {
-    digest.assign(SketchLayoutOf(key_dim, key_split).bytes + 16, std::byte{0x5a});
-    ref::Digest(Task(digest.data()));
-    MakeSketches(Task(digest.data()));
+    summary.assign(SketchLayoutOf(key_dim, key_split).bytes + 16, std::byte{0x5a});
+    ref::KeySummary(Task(summary.data()));
+    MakeSketches(Task(summary.data()));
   }
 
-  std::vector<std::byte> digest;
-  std::vector<float> keys;  // as they are stored
+  std::vector<std::byte> summary;
+  std::vector<float> keys;  // as stored
 };
 
-// Queries as the kernels take them.
+// Queries in the kernels' format.
 struct Queries {
   Queries(std::mt19937* rng, const Shape& shape, int rows, float size)
       : layout(SketchLayoutOf(shape.key_dim, shape.key_split)), width(layout.width[0] + layout.width[1]) {
@@ -77,12 +77,11 @@ struct Queries {
   std::vector<int32_t> sums;
 };
 
-// Estimates of q . (key - center) are without bias, and off by about sqrt(0.57 / dim) |q| |difference| of one
-// plane, (pi / 2 - 1) / dim being what is left of a random direction's square beside its signs; the digest's
-// center is known. Two planes leave 0.13. Parts
-// err each for itself, so that their squares add. Here the mean over many keys and queries, of all errors'
-// squares.
-TEST(SketchTest, EstimatesProducts) {
+// Estimates of q . (key - center) are unbiased, with an error of about sqrt(0.57 / dim) |q| |difference| for
+// one plane. (pi / 2 - 1) / dim is the part of a random direction's square that its signs do not capture; the
+// summary's center is known. Two planes leave 0.13. Parts have independent errors, so their squares add. The
+// test checks the mean of all squared errors over many keys and queries.
+TEST(SketchTest, EstimatesAreUnbiasedWithinBound) {
   std::mt19937 rng(1);
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
@@ -90,7 +89,7 @@ TEST(SketchTest, EstimatesProducts) {
       for (int i = 0; i < 8; ++i) {
         const Block block(&rng, shape, dtype);
         const Queries queries(&rng, shape, 4, 1);
-        const auto* header = reinterpret_cast<const DigestHeader*>(block.digest.data());
+        const auto* header = reinterpret_cast<const KeySummaryHeader*>(block.summary.data());
         const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
         for (int j = 0; j < kKeys; ++j) {
           for (int r = 0; r < 4; ++r) {
@@ -102,10 +101,10 @@ TEST(SketchTest, EstimatesProducts) {
               const double q = queries.q[size_t(r) * shape.key_dim + d];
               product += q * x, q2[part] += q * q, x2[part] += x * x;
             }
-            // One key's score alone, by the signs.
+            // Computes one key's score alone, by the signs.
             int signs[2] = {};
             for (int d = 0; d < queries.width; ++d) {
-              const std::byte* group = block.digest.data() + queries.layout.planes +
+              const std::byte* group = block.summary.data() + queries.layout.planes +
                                        d / 64 * kSketchStepBytes + j / 16 * int64_t{128};
               const int quad = d % 64 / 4;
               const auto byte = std::to_integer<int>(group[quad / 8 * 64 + j % 16 * 4 + d % 4]);
@@ -113,7 +112,7 @@ TEST(SketchTest, EstimatesProducts) {
                   queries.codes[size_t(r) * queries.width + d] * ((byte >> quad % 8 & 1) != 0 ? 1 : -1);
             }
             const auto* factors =
-                reinterpret_cast<const uint8_t*>(block.digest.data() + queries.layout.factors);
+                reinterpret_cast<const uint8_t*>(block.summary.data() + queries.layout.factors);
             double estimate = 0;
             for (int part = 0; part < (shape.key_split < shape.key_dim ? 2 : 1); ++part) {
               const int dim = part == 0 ? shape.key_split : shape.key_dim - shape.key_split;
@@ -133,7 +132,7 @@ TEST(SketchTest, EstimatesProducts) {
   }
 }
 
-TEST(SketchTest, KeysThatAreAlikeOrNothing) {
+TEST(SketchTest, SupportsEqualAndZeroKeys) {
   std::mt19937 rng(2);
   for (const float value : {0.0F, 1e-42F, 3.0F, 1e16F}) {
     Block block(&rng, {40, 32}, DType::kF32);
@@ -141,16 +140,16 @@ TEST(SketchTest, KeysThatAreAlikeOrNothing) {
       for (int d = 0; d < 40; ++d) block.Put(j, d, value);
     }
     block.Make();
-    const auto* header = reinterpret_cast<const DigestHeader*>(block.digest.data());
+    const auto* header = reinterpret_cast<const KeySummaryHeader*>(block.summary.data());
     for (const float scale : header->sketch) {
       EXPECT_TRUE(std::isfinite(scale));
       EXPECT_LE(scale, value * 1e-5F);
     }
-    EXPECT_EQ(block.digest[block.digest.size() - 16], std::byte{0x5a});
+    EXPECT_EQ(block.summary[block.summary.size() - 16], std::byte{0x5a});
   }
 }
 
-// Scores of so many rows, and where a row's of a block is.
+// Number of scores for some rows, and the position of a row's score of a block.
 size_t ScoreFloats(int rows, int stride) {
   return size_t(rows + kScoreGroup - 1) / kScoreGroup * stride * kScoreGroup;
 }
@@ -163,8 +162,8 @@ class SketchScoresTest : public testing::TestWithParam<runtime::Isa> {
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 };
 
-// Products are whole numbers, the same everywhere. What an implementation may take for a power of two is at
-// most 0.0861 of a power above it, and likewise its logarithm: 0.06 of the natural one. Factors and sums are
+// Products are integers, the same everywhere. An implementation's approximation of a power of two is at most
+// 0.0861 of a power above it, and so is its logarithm: 0.06 in natural logarithms. Factors and sums are
 // rounded a few times, to 2^-24 of estimates up to 69.
 TEST_P(SketchScoresTest, MatchRef) {
   std::mt19937 rng(3);
@@ -176,7 +175,7 @@ TEST_P(SketchScoresTest, MatchRef) {
         std::vector<Block> blocks;
         for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16);
         std::vector<const std::byte*> table;
-        for (const Block& block : blocks) table.push_back(block.digest.data());
+        for (const Block& block : blocks) table.push_back(block.summary.data());
         const Queries queries(&rng, shape, rows, size);
         std::vector<float> ours = RandomValues(&rng, ScoreFloats(rows, kStride), 50), ref = ours;
         ours[2 * kScoreGroup] = ref[2 * kScoreGroup] = std::numeric_limits<float>::quiet_NaN();
@@ -186,7 +185,7 @@ TEST_P(SketchScoresTest, MatchRef) {
                                      .q_stride = queries.width,
                                      .q_scales = queries.scales.data(),
                                      .q_sums = queries.sums.data(),
-                                     .digests = table.data(),
+                                     .summaries = table.data(),
                                      .rows = rows,
                                      .count = kBlocks,
                                      .layout = queries.layout,
@@ -211,9 +210,9 @@ TEST_P(SketchScoresTest, MatchRef) {
   }
 }
 
-// One key that the query looks for, among unlike ones: its block has the best score, though its center says
-// nothing of it. Products with the others are about 0, and what is estimated of them off by a fifteenth of
-// this key's.
+// The query matches one key among unlike ones. Its block must have the best score, although its center tells
+// nothing of the key. Products with the other keys are about 0, and their estimates have an error of a
+// fifteenth of this key's product.
 TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
   std::mt19937 rng(5);
   for (const Shape& shape : {Shape{64, 64}, Shape{128, 128}, Shape{576, 512}}) {
@@ -221,7 +220,7 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
     std::vector<Block> blocks;
     for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16, 0.0F);
     std::vector<const std::byte*> table;
-    for (const Block& block : blocks) table.push_back(block.digest.data());
+    for (const Block& block : blocks) table.push_back(block.summary.data());
     for (const int wanted : {0, 7, 39}) {
       Queries queries(&rng, shape, 1, 1);
       const float* key = &blocks[wanted].keys[size_t(wanted + 11) * shape.key_dim];
@@ -235,7 +234,7 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
                               .q_stride = queries.width,
                               .q_scales = queries.scales.data(),
                               .q_sums = queries.sums.data(),
-                              .digests = table.data(),
+                              .summaries = table.data(),
                               .rows = 1,
                               .count = kBlocks,
                               .layout = queries.layout,
@@ -250,15 +249,15 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
   }
 }
 
-// A row's scores don't depend on the rows and blocks beside it.
-TEST_P(SketchScoresTest, RowsAreAlone) {
+// A row's scores must not depend on the other rows and blocks.
+TEST_P(SketchScoresTest, RowsAreIndependent) {
   std::mt19937 rng(4);
   for (const Shape& shape : kShapes) {
     constexpr int kRows = 37, kBlocks = 6;
     std::vector<Block> blocks;
     for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kF32);
     std::vector<const std::byte*> table;
-    for (const Block& block : blocks) table.push_back(block.digest.data());
+    for (const Block& block : blocks) table.push_back(block.summary.data());
     const Queries queries(&rng, shape, kRows, 1);
     const auto run = [&](int first, int rows, int block, int count) {
       std::vector<int8_t> codes(size_t(rows + 15) / 16 * 16 * queries.width, 99);
@@ -268,7 +267,7 @@ TEST_P(SketchScoresTest, RowsAreAlone) {
                               .q_stride = queries.width,
                               .q_scales = &queries.scales[size_t(2) * first],
                               .q_sums = &queries.sums[size_t(2) * first],
-                              .digests = &table[block],
+                              .summaries = &table[block],
                               .rows = rows,
                               .count = count,
                               .layout = queries.layout,

@@ -1,6 +1,8 @@
 // Attention over chosen blocks: the choice (sparse_choice.cc), ordinary attention over shorter block tables,
-// and, where it is wanted, a bound of what was left out (sparse_certificate.cc).
+// and, if wanted, a bound of the mass that was left out (sparse_certificate.cc). Between these, callers fetch
+// the blocks that come next.
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/round.h"
@@ -13,7 +15,6 @@ SparseRows::SparseRows(const ExecContext& ctx, const AttentionParams& params, st
   for (const SparseRow& row : rows) {
     stride = std::max(stride, base::RoundUp(row.blocks(), kScoredBlocks));
     budget = std::max(budget, row.most());
-    if (row.sparsity().cold != nullptr) cold = row.sparsity().cold;
   }
   chosen = Take<int32_t>(pairs() * budget);
   tables = Take<int32_t>(pairs() * budget);
@@ -24,7 +25,7 @@ void SparseRows::FindDigests(const SparseRow& row, int kv_head, int first, int c
                              const std::byte** digests) const {
   for (int b = 0; b < count; ++b) {
     digests[b] = p.cache.digests + row.slice->block_table[first + b] * p.cache.digest_stride +
-                 kv_head * DigestBytes(p.cache);
+                 kv_head * KeySummaryBytes(p.cache);
   }
 }
 
@@ -34,11 +35,6 @@ SequenceSlice SparseRows::SliceOf(const SparseRow& row, int kv_head, const int32
           .count = 1,
           .row = static_cast<int>(row.batch_row),
           .kv_head = kv_head};
-}
-
-void SparseRows::AttendOver(const AttentionParams& params, std::span<const SequenceSlice> slices) const {
-  if (cold != nullptr) cold->Need(p.cache, slices);
-  Attention(ctx, params);
 }
 
 namespace {
@@ -74,74 +70,112 @@ void ChooseAudit(const SparseRows& s, int64_t r) {
   counters.blocks_all += int64_t{heads} * (row.blocks() + 1);
 }
 
-// Attends over what was chosen; `dense` slices come along.
-void Attend(const SparseRows& s, std::span<const SequenceSlice> dense) {
+// Rows per group: their scores fit kScoreFloats.
+size_t RowsAtOnce(const AttentionParams& params, int max_blocks) {
+  return static_cast<size_t>(std::max<int64_t>(kScoreFloats / ChoiceFloats(params, max_blocks), 1));
+}
+
+}  // namespace
+
+SparseAttentionPass::SparseAttentionPass(const ExecContext& ctx, const AttentionParams& params)
+    : ctx_(ctx), params_(params), mark_(ctx.scratch->Mark()), group_mark_(mark_) {
+  MOESAIC_CHECK(params.lse == nullptr);
+  const KvLayer& cache = params.cache;
+  const bool any = std::ranges::any_of(params.sequences, [&](const SequenceSlice& s) {
+    return s.count > 0 && ChoosesBlocks(s, cache, s.count - 1);
+  });
+  if (!any) {
+    dense_ = params.sequences;
+    return;
+  }
+  const std::span<const SequenceSlice> cut = CutAtFirstChoice(ctx, cache, params.sequences);
+  const std::span<SequenceSlice> dense = ctx.scratch->Take<SequenceSlice>(cut.size());
+  size_t dense_count = 0, count = 0;
+  for (const SequenceSlice& s : cut) count += s.sparsity == nullptr ? 0 : s.count;
+  rows_ = ctx.scratch->Take<SparseRow>(count);
+  count = 0;
+  int max_blocks = 1;
+  for (const SequenceSlice& s : cut) {
+    if (s.sparsity == nullptr) {
+      dense[dense_count++] = s;
+      continue;
+    }
+    MOESAIC_CHECK_LE(kMinSparseBlocks, s.sparsity->budget_blocks);
+    for (int i = 0; i < s.count; ++i) rows_[count++] = {&s, s.start + i, s.row + i};
+    max_blocks = std::max(max_blocks, (s.start + s.count) / kKvBlockTokens);
+  }
+  dense_ = dense.first(dense_count);
+  at_once_ = RowsAtOnce(params, max_blocks);
+  group_mark_ = ctx.scratch->Mark();
+}
+
+SparseAttentionPass::~SparseAttentionPass() { ctx_.scratch->Rewind(mark_); }
+
+bool SparseAttentionPass::ChooseBlocks() {
+  rest_ = nullptr;
+  ctx_.scratch->Rewind(group_mark_);
+  if (rows_.empty()) {
+    group_ = nullptr;
+    reads_ = std::exchange(dense_, {});
+    return !std::exchange(started_, true);
+  }
+  started_ = true;
+  if (next_row_ == rows_.size()) return false;
+  const size_t count = std::min(at_once_, rows_.size() - next_row_);
+  group_ = std::make_unique<SparseRows>(ctx_, params_, rows_.subspan(next_row_, count));
+  next_row_ += count;
+  ChooseForRows(group_.get());
+  ListReads(std::exchange(dense_, {}));
+  return true;
+}
+
+// Lists a slice of each row and KV head over its chosen blocks, after the `dense` ones.
+void SparseAttentionPass::ListReads(std::span<const SequenceSlice> dense) {
+  const SparseRows& s = *group_;
   const size_t pairs = s.rows.size() * s.p.cache.heads;
-  const std::span<SequenceSlice> slices = s.ctx.scratch->Take<SequenceSlice>(dense.size() + pairs);
-  std::copy(dense.begin(), dense.end(), slices.begin());
+  const std::span<SequenceSlice> slices = ctx_.scratch->Take<SequenceSlice>(dense.size() + pairs);
+  std::ranges::copy(dense, slices.begin());
   size_t used = dense.size();
-  bool bounds = false;
-  int64_t last_row = 0;
+  bounds_ = false;
+  last_row_ = 0;
   for (int64_t r = 0; r < std::ssize(s.rows); ++r) {
-    const BlockSparsity& sparsity = *s.rows[r].slice->sparsity;
     ChooseAudit(s, r);
-    bounds |= sparsity.eps < 1 || s.rows[r].audited >= 0;
-    last_row = std::max(last_row, s.rows[r].batch_row);
+    bounds_ |= s.rows[r].sparsity().eps < 1 || s.rows[r].audited >= 0;
+    last_row_ = std::max(last_row_, s.rows[r].batch_row);
     for (int h = 0; h < s.p.cache.heads; ++h) {
       const int64_t pair = s.Pair(s.rows[r].choice, h);
       slices[used++] = s.SliceOf(s.rows[r], h, s.tables + pair * s.budget, s.choices[pair].count);
     }
   }
   for (const SequenceSlice& slice : dense) {
-    last_row = std::max<int64_t>(last_row, slice.row + slice.count - 1);
+    last_row_ = std::max<int64_t>(last_row_, slice.row + slice.count - 1);
   }
-  AttentionParams params = s.p;
-  params.sequences = slices;
-  if (bounds) params.lse = s.Take<float>((last_row + 1) * s.p.heads);
-  s.AttendOver(params, slices.subspan(dense.size()));
-  if (bounds) Certify(s, params.lse);
+  reads_ = slices;
 }
 
-}  // namespace
+bool SparseAttentionPass::AttendChosen() {
+  if (rest_ != nullptr) {
+    rest_->Attend();
+  } else {
+    AttentionParams params = params_;
+    params.sequences = reads_;
+    if (group_ != nullptr && bounds_) {
+      params.lse = ctx_.scratch->Take<float>((last_row_ + 1) * params.heads).data();
+    }
+    Attention(ctx_, params);
+    if (params.lse == nullptr) return false;
+    rest_ = BoundError(*group_, params.lse);
+  }
+  reads_ = rest_->Next();
+  return !reads_.empty();
+}
 
 void SparseAttention(const ExecContext& ctx, const AttentionParams& params) {
-  MOESAIC_CHECK(params.lse == nullptr);
-  const KvLayer& cache = params.cache;
-  if (std::none_of(params.sequences.begin(), params.sequences.end(), [&](const SequenceSlice& s) {
-        return s.count > 0 && ChoosesBlocks(s, cache, s.count - 1);
-      })) {
-    NeedDense(ctx, cache, params.sequences);
-    return Attention(ctx, params);
-  }
-  const size_t mark = ctx.scratch->Mark();
-  const std::span<const SequenceSlice> cut = CutAtFirstChoice(ctx, cache, params.sequences);
-  const std::span<SequenceSlice> dense = ctx.scratch->Take<SequenceSlice>(cut.size());
-  size_t dense_count = 0, count = 0;
-  for (const SequenceSlice& s : cut) count += s.sparsity == nullptr ? 0 : s.count;
-  const std::span<SparseRow> rows = ctx.scratch->Take<SparseRow>(count);
-  count = 0;
-  int most_blocks = 1;
-  for (const SequenceSlice& s : cut) {
-    if (s.sparsity == nullptr) {
-      dense[dense_count++] = s;
-      continue;
+  SparseAttentionPass pass(ctx, params);
+  while (pass.ChooseBlocks()) {
+    while (pass.AttendChosen()) {
     }
-    MOESAIC_CHECK_LE(kLeastSparseBlocks, s.sparsity->budget_blocks);
-    for (int i = 0; i < s.count; ++i) rows[count++] = {&s, s.start + i, s.row + i};
-    most_blocks = std::max(most_blocks, (s.start + s.count) / kKvBlockTokens);
   }
-  std::span<const SequenceSlice> along = dense.first(dense_count);
-  const auto at_once =
-      static_cast<size_t>(std::max<int64_t>(kScoreFloats / ChoiceFloats(params, most_blocks), 1));
-  for (size_t first = 0; first < rows.size(); first += at_once) {
-    const size_t inner = ctx.scratch->Mark();
-    SparseRows some(ctx, params, rows.subspan(first, std::min(at_once, rows.size() - first)));
-    ChooseForRows(&some);
-    Attend(some, along);
-    along = {};
-    ctx.scratch->Rewind(inner);
-  }
-  ctx.scratch->Rewind(mark);
 }
 
 }  // namespace moesaic::kernels

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -73,14 +74,17 @@ class Sequence {
 
   const std::byte* Digest(int block) const { return layer.digests + table[block] * layer.digest_stride; }
 
+  // Is called with the slices that are read next.
+  using Fetch = std::function<void(std::span<const SequenceSlice>)>;
+
   // Outputs of rows [start, start + count).
-  std::vector<float> Attend(const ExecContext& ctx, int start, int count,
-                            const BlockSparsity* sparsity) const {
-    return AttendAll(ctx, {this}, {{start, count}}, sparsity);
+  std::vector<float> Attend(const ExecContext& ctx, int start, int count, const BlockSparsity* sparsity,
+                            const Fetch& fetch = {}) const {
+    return AttendAll(ctx, {this}, {{start, count}}, sparsity, fetch);
   }
   static std::vector<float> AttendAll(const ExecContext& ctx, const std::vector<const Sequence*>& sequences,
                                       const std::vector<std::pair<int, int>>& parts,
-                                      const BlockSparsity* sparsity) {
+                                      const BlockSparsity* sparsity, const Fetch& fetch = {}) {
     const Shape& shape = sequences[0]->shape_;
     const int64_t q_row = int64_t{shape.heads} * shape.key_dim,
                   out_row = int64_t{shape.heads} * shape.value_dim;
@@ -96,8 +100,13 @@ class Sequence {
     }
     std::vector<float> out(row * out_row, 7);
     // Only one pool of blocks: sequences of a batch share it.
-    SparseAttention(ctx,
-                    {sequences[0]->layer, q.data(), q_row, out.data(), out_row, shape.heads, 0.3F, slices});
+    SparseAttentionPass pass(
+        ctx, {sequences[0]->layer, q.data(), q_row, out.data(), out_row, shape.heads, 0.3F, slices});
+    while (pass.ChooseBlocks()) {
+      do {
+        if (fetch) fetch(pass.reads());
+      } while (pass.AttendChosen());
+    }
     return out;
   }
 
@@ -284,7 +293,7 @@ TEST_P(SparseAttentionTest, RowsReadWhatTheirFirstChose) {
 }
 
 // All full blocks but the last hold rubbish, until they are asked for.
-class Elsewhere : public ColdSource {
+class Elsewhere {
  public:
   explicit Elsewhere(Sequence& sequence)
       : sequence_(sequence), absent_(sequence.table.size() - 2, true), kept_(absent_.size()) {
@@ -294,8 +303,7 @@ class Elsewhere : public ColdSource {
       std::fill_n(block, kept_[i].size(), std::byte{0xff});
     }
   }
-  void Need(const KvLayer& cache, std::span<const SequenceSlice> slices) override {
-    EXPECT_EQ(cache.base, sequence_.layer.base);
+  void Fetch(std::span<const SequenceSlice> slices) {
     for (const SequenceSlice& slice : slices) {
       for (int i = 0; i * kKvBlockTokens < slice.start + slice.count; ++i) Bring(slice.block_table[i]);
     }
@@ -314,7 +322,10 @@ class Elsewhere : public ColdSource {
   std::vector<std::vector<std::byte>> kept_;
 };
 
-TEST_P(SparseAttentionTest, BlocksThatAreElsewhereAreAskedForFirst) {
+TEST_P(SparseAttentionTest, BlocksAreFetchedBeforeTheyAreRead) {
+  const auto fetch = [](Elsewhere& source) {
+    return [&source](std::span<const SequenceSlice> slices) { source.Fetch(slices); };
+  };
   constexpr int kContext = 2000, kLast = 1985;
   for (const Shape& shape : kShapes) {
     for (const DType dtype : kTypes) {
@@ -328,8 +339,8 @@ TEST_P(SparseAttentionTest, BlocksThatAreElsewhereAreAskedForFirst) {
           const std::vector<float> wanted = sequence.Attend(test_.context(), kLast, 3, &sparsity);
           Elsewhere source(sequence);
           const int all = source.absent();
-          sparsity.cold = &source;
-          EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &sparsity), wanted) << shape.name;
+          EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &sparsity, fetch(source)), wanted)
+              << shape.name;
           if (eps == 1 && audit_every == 0) {
             EXPECT_GT(source.absent(), all / 4) << shape.name;
           } else if (eps == 0) {
@@ -340,15 +351,13 @@ TEST_P(SparseAttentionTest, BlocksThatAreElsewhereAreAskedForFirst) {
       // A dense layer, and rows that choose behind others that don't.
       Sequence sequence(test_.context(), shape, dtype, kContext, 500, 9);
       const BlockSparsity late = {.budget_blocks = 5, .first_position = kLast + 1};
-      BlockSparsity cold = late;
       const std::vector<float> wanted = sequence.Attend(test_.context(), kLast, 3, &late);
       Elsewhere source(sequence);
-      cold.cold = &source;
-      EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &cold), wanted);
+      EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &late, fetch(source)), wanted);
       EXPECT_EQ(source.absent(), 0);
       sequence.layer.digests = nullptr;
       EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, nullptr),
-                sequence.Attend(test_.context(), kLast, 3, &cold));
+                sequence.Attend(test_.context(), kLast, 3, &late));
     }
   }
 }
@@ -358,7 +367,7 @@ TEST_P(SparseAttentionTest, DigestsDependOnFullBlocksAlone) {
   for (const DType dtype : kTypes) {
     const Sequence whole(test_.context(), shape, dtype, 200, 200, 4);
     const Sequence chunks(test_.context(), shape, dtype, 200, 7, 4);
-    const size_t bytes = shape.kv_heads * DigestBytes(shape.key_dim, shape.key_dim, shape.sketches);
+    const size_t bytes = shape.kv_heads * KeySummaryBytes(shape.key_dim, shape.key_dim, shape.sketches);
     for (int block = 0; block < 3; ++block) {
       EXPECT_EQ(std::memcmp(whole.Digest(block), chunks.Digest(block), bytes), 0);
       EXPECT_NE(whole.Digest(block)[0], std::byte{0xff});
@@ -423,7 +432,7 @@ TEST_P(SparseAttentionTest, ManyWorkersForFewRows) {
 // More query heads of a KV head than one call of a kernel takes.
 TEST_P(SparseAttentionTest, MoreHeadsThanACallTakes) {
   constexpr int kContext = 1500;
-  const Shape shape = {"many_heads", kMostEstimateRows + 8, 1, 16, 16, false, false};
+  const Shape shape = {"many_heads", kMaxEstimateRows + 8, 1, 16, 16, false, false};
   TestContext many(GetParam(), 5);
   const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, kContext, 5);
   SparsityCounters counters;
@@ -477,8 +486,8 @@ std::vector<runtime::Isa> OnHost() {
     }
   };
   add(AttentionImpls(DType::kBF16));
-  add(DigestImpls());
-  add(DigestEstimatesImpls());
+  add(KeySummaryImpls());
+  add(KeySummaryEstimatesImpls());
   add(SketchScoresImpls());
   return {found.begin(), found.end()};
 }

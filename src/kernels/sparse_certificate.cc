@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/round.h"
+#include "kernels/kernel_table.h"
 #include "kernels/sparse_rows.h"
 
 namespace moesaic::kernels {
@@ -37,22 +38,43 @@ float ScaleAndSquare(const float* from, float scale, int count, float* to) {
   return std::accumulate(sums, sums + kLanes, 0.0F);
 }
 
-class Certificate {
+class Certificate : public RestOfRows {
  public:
   Certificate(const SparseRows& s, const float* lse)
       : s_(s),
         lse_(lse),
         bounds_(s.Take<float>(std::ssize(s.rows) * s.p.heads)),
         queries_(s.Take<float>(int64_t{kTaskHeads} * (s.p.cache.key_dim + 2) * s.ctx.pool->size())),
-        masses_(s.Take<float>(int64_t{kBoundBlocks} * s.ctx.pool->size())) {}
+        masses_(s.Take<float>(int64_t{kBoundBlocks} * s.ctx.pool->size())),
+        params_(s.p) {}
 
-  void Run() {
-    Bound();
-    FallBack();
-    Audit();
+  std::span<const SequenceSlice> Next() override {
+    for (;;) {
+      switch (next_) {
+        case Stage::kFallBack:
+          next_ = Stage::kAudit;
+          Bound();
+          ListFallBacks();
+          break;
+        case Stage::kAudit:
+          next_ = Stage::kDone;
+          ListAudits();
+          break;
+        case Stage::kDone:
+          return {};
+      }
+      if (!params_.sequences.empty()) return params_.sequences;
+    }
+  }
+
+  void Attend() override {
+    Attention(s_.ctx, params_);
+    if (next_ == Stage::kDone) CompareAudits();
   }
 
  private:
+  enum class Stage { kFallBack, kAudit, kDone };
+
   // Whether a bound is wanted. An audit has one of what was chosen by the row itself.
   bool Bounds(int64_t r, int kv_head) const {
     const SparseRow& row = s_.rows[r];
@@ -136,17 +158,17 @@ class Certificate {
   void ScoreBoxes(const float* queries, const float* norms, int rows,
                   std::span<const std::byte* const> digests, int stride, float* centers,
                   float* spreads) const {
-    s_.ctx.kernels->digest_scores({.q = queries,
-                                   .q_stride = s_.p.cache.key_dim,
-                                   .q_norms = norms,
-                                   .digests = digests.data(),
-                                   .rows = rows,
-                                   .count = static_cast<int>(digests.size()),
-                                   .key_dim = s_.p.cache.key_dim,
-                                   .key_split = KeySplit(s_.p.cache),
-                                   .centers = centers,
-                                   .spreads = spreads,
-                                   .stride = stride});
+    s_.ctx.kernels->key_summary_scores({.q = queries,
+                                        .q_stride = s_.p.cache.key_dim,
+                                        .q_norms = norms,
+                                        .summaries = digests.data(),
+                                        .rows = rows,
+                                        .count = static_cast<int>(digests.size()),
+                                        .key_dim = s_.p.cache.key_dim,
+                                        .key_split = KeySplit(s_.p.cache),
+                                        .centers = centers,
+                                        .spreads = spreads,
+                                        .stride = stride});
   }
 
   float Largest(int64_t r, int kv_head) const {
@@ -154,7 +176,7 @@ class Certificate {
     return *std::max_element(bounds, bounds + s_.group);
   }
 
-  void FallBack() {
+  void ListFallBacks() {
     const std::span<SequenceSlice> slices =
         s_.ctx.scratch->Take<SequenceSlice>(s_.rows.size() * s_.p.cache.heads);
     size_t used = 0;
@@ -173,42 +195,44 @@ class Certificate {
         sparsity.counters->blocks_read += row.blocks() + 1;
       }
     }
-    AttentionParams params = s_.p;
-    params.sequences = slices.first(used);
-    if (used > 0) s_.AttendOver(params, params.sequences);
+    params_ = s_.p;
+    params_.sequences = slices.first(used);
   }
 
-  // Attends densely beside what was done, and compares the masses.
-  void Audit() {
-    std::vector<const SparseRow*> audited;
+  // Audited heads attend densely beside their result.
+  void ListAudits() {
     for (const SparseRow& row : s_.rows) {
-      if (row.audited >= 0) audited.push_back(&row);
+      if (row.audited >= 0) audited_.push_back(&row);
     }
-    const auto count = static_cast<int64_t>(audited.size());
+    const auto count = static_cast<int64_t>(audited_.size());
+    params_ = s_.p;
+    params_.sequences = {};
     if (count == 0) return;
     auto* queries = s_.Take<float>(count * s_.p.q_stride);
     const int64_t out_row = int64_t{s_.p.heads} * s_.p.cache.value_dim;
     auto* slices = s_.Take<SequenceSlice>(count);
-    AttentionParams params = s_.p;
-    params.q = queries;
-    params.out = s_.Take<float>(count * out_row);
-    params.out_stride = out_row;
-    params.lse = s_.Take<float>(count * s_.p.heads);
-    params.sequences = {slices, audited.size()};
+    params_.q = queries;
+    params_.out = s_.Take<float>(count * out_row);
+    params_.out_stride = out_row;
+    params_.lse = s_.Take<float>(count * s_.p.heads);
+    params_.sequences = {slices, audited_.size()};
     for (int64_t i = 0; i < count; ++i) {
-      const SparseRow& row = *audited[i];
+      const SparseRow& row = *audited_[i];
       const int64_t width = int64_t{s_.p.heads} * s_.p.cache.key_dim;
       std::copy_n(s_.p.q + row.batch_row * s_.p.q_stride, width, queries + i * s_.p.q_stride);
       slices[i] = s_.SliceOf(row, row.audited, row.slice->block_table, row.blocks() + 1);
       slices[i].row = static_cast<int>(i);
     }
-    s_.AttendOver(params, params.sequences);
-    for (int64_t i = 0; i < count; ++i) {
-      const SparseRow& row = *audited[i];
+  }
+
+  // Compares the masses of both.
+  void CompareAudits() {
+    for (size_t i = 0; i < audited_.size(); ++i) {
+      const SparseRow& row = *audited_[i];
       for (int g = 0; g < s_.group; ++g) {
         const int head = row.audited * s_.group + g;
         const double kept =
-            std::exp(double{lse_[row.batch_row * s_.p.heads + head]} - params.lse[i * s_.p.heads + head]);
+            std::exp(double{lse_[row.batch_row * s_.p.heads + head]} - params_.lse[i * s_.p.heads + head]);
         row.slice->sparsity->counters->missed.Add(std::max(0.0, 1 - kept));
       }
     }
@@ -219,10 +243,15 @@ class Certificate {
   float* bounds_;     // [rows][heads]
   float* queries_;    // [workers][kTaskHeads][key_dim], then [kTaskHeads][2]
   float* masses_;     // [workers][kBoundBlocks]
+  Stage next_ = Stage::kFallBack;
+  AttentionParams params_;                 // of the next Attend
+  std::vector<const SparseRow*> audited_;  // [rows of params_ while it audits]
 };
 
 }  // namespace
 
-void Certify(const SparseRows& s, const float* lse) { Certificate(s, lse).Run(); }
+std::unique_ptr<RestOfRows> BoundError(const SparseRows& s, const float* lse) {
+  return std::make_unique<Certificate>(s, lse);
+}
 
 }  // namespace moesaic::kernels

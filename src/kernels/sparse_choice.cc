@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "base/round.h"
+#include "kernels/kernel_table.h"
 #include "kernels/sketch.h"
 #include "kernels/sparse_rows.h"
 #include "kernels/task_queues.h"
@@ -21,9 +22,9 @@ namespace {
 // (WikiText-2, the first) was 14.29, 14.22, 14.21, 14.27 and 14.61 for 0, 0.1, 0.2, 0.5 and 1, dense 13.21.
 constexpr float kEstimateSpread = 0.2F;
 // Groups of a task: kernels take as many.
-constexpr int kTaskGroups = kMostEstimateRows / kScoreGroup;
+constexpr int kTaskGroups = kMaxEstimateRows / kScoreGroup;
 // Blocks of a task, at least: preparing queries costs about as much as meeting a few of them.
-constexpr int kLeastBlocks = 64;
+constexpr int kMinBlocks = 64;
 // Blocks whose digests may be asked for while those before are scored: kernels ask for as many at most.
 constexpr int kAhead = 32;
 
@@ -54,8 +55,8 @@ class Chooser {
     const std::byte** digests;  // [stride]
     const std::byte** after;    // [kAhead]
     float* query;               // [key_dim]
-    int8_t* codes = nullptr;    // [kMostEstimateRows][width_] sketched queries, with
-    float* scales = nullptr;    // [kMostEstimateRows][2]
+    int8_t* codes = nullptr;    // [kMaxEstimateRows][width_] sketched queries, with
+    float* scales = nullptr;    // [kMaxEstimateRows][2]
     int32_t* sums = nullptr;    // likewise
     // Of a row's pairs [asked, end_asked) digests are in its cache, or on their way.
     int64_t asked = 0, end_asked = 0;
@@ -119,7 +120,7 @@ class Chooser {
     cuts_ = std::max<int>(base::CeilDiv(groups_, kTaskGroups),
                           static_cast<int>(std::min<int64_t>(wanted, groups_)));
     const int64_t more = base::CeilDiv<int64_t>(wanted, cuts_);
-    const int64_t part = base::RoundUp(base::CeilDiv<int64_t>(s_.stride, more), kLeastBlocks);
+    const int64_t part = base::RoundUp(base::CeilDiv<int64_t>(s_.stride, more), kMinBlocks);
     part_blocks_ = static_cast<int>(part);
     block_parts_ = base::CeilDiv(s_.stride, part_blocks_);
     scores_ = s_.Take<float>(pairs * groups_ * s_.stride * kScoreGroup);
@@ -134,9 +135,9 @@ class Chooser {
                     .after = s_.Take<const std::byte*>(kAhead),
                     .query = s_.Take<float>(p_.cache.key_dim)};
       if (!p_.cache.sketches) continue;
-      memory_[i].codes = s_.Take<int8_t>(int64_t{kMostEstimateRows} * width_);
-      memory_[i].scales = s_.Take<float>(2 * kMostEstimateRows);
-      memory_[i].sums = s_.Take<int32_t>(2 * kMostEstimateRows);
+      memory_[i].codes = s_.Take<int8_t>(int64_t{kMaxEstimateRows} * width_);
+      memory_[i].scales = s_.Take<float>(2 * kMaxEstimateRows);
+      memory_[i].sums = s_.Take<int32_t>(2 * kMaxEstimateRows);
     }
     const int64_t tasks = pairs * cuts_ * block_parts_;
     TaskQueues queues(s_.ctx, tasks);
@@ -187,7 +188,7 @@ class Chooser {
   // Bytes of that many heads' digests, and of one head's box alone.
   int64_t Bytes(const Part& part) const {
     const int64_t one = BoxBytes(p_.cache.key_dim) - (p_.cache.sketches ? p_.cache.key_dim : 0);
-    return (Together(part) - 1) * DigestBytes(p_.cache) + one;
+    return (Together(part) - 1) * KeySummaryBytes(p_.cache) + one;
   }
 
   // `next`: what the worker most likely scores next.
@@ -206,21 +207,22 @@ class Chooser {
     if (ask) memory.asked = part.pair, memory.end_asked = part.pair + Together(part);
     const int after = std::clamp(next.end - next.first, 0, kAhead);
     if (after > 0) s_.FindDigests(s_.rows[next.row], next.kv_head, next.first, after, memory.after);
-    s_.ctx.kernels->digest_estimates({.q = q,
-                                      .q_stride = cache.key_dim,
-                                      .scale = p_.scale,
-                                      .digests = memory.digests,
-                                      .rows = heads,
-                                      .count = count,
-                                      .key_dim = cache.key_dim,
-                                      .key_split = KeySplit(cache),
-                                      .share = cache.sketches ? 0 : kEstimateSpread,
-                                      .scores = scores,
-                                      .stride = s_.stride,
-                                      .ask = ask ? Bytes(part) : 0,
-                                      .after = memory.after,
-                                      .after_count = after,
-                                      .after_ask = after > 0 && !Asked(next, memory) ? Bytes(next) : 0});
+    s_.ctx.kernels->key_summary_estimates(
+        {.q = q,
+         .q_stride = cache.key_dim,
+         .scale = p_.scale,
+         .summaries = memory.digests,
+         .rows = heads,
+         .count = count,
+         .key_dim = cache.key_dim,
+         .key_split = KeySplit(cache),
+         .share = cache.sketches ? 0 : kEstimateSpread,
+         .scores = scores,
+         .stride = s_.stride,
+         .prefetch_bytes = ask ? Bytes(part) : 0,
+         .next = memory.after,
+         .next_count = after,
+         .next_prefetch_bytes = after > 0 && !Asked(next, memory) ? Bytes(next) : 0});
     if (!cache.sketches) return;
     for (int i = 0; i < heads; ++i) {
       for (int d = 0; d < cache.key_dim; ++d) memory.query[d] = q[int64_t{i} * cache.key_dim + d] * p_.scale;
@@ -231,7 +233,7 @@ class Chooser {
                                    .q_stride = width_,
                                    .q_scales = memory.scales,
                                    .q_sums = memory.sums,
-                                   .digests = memory.digests,
+                                   .summaries = memory.digests,
                                    .rows = heads,
                                    .count = count,
                                    .layout = layout_,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "kernels/block_sparsity.h"
@@ -30,10 +31,9 @@ struct SparseRows {
   const ExecContext& ctx;
   const AttentionParams& p;
   std::span<SparseRow> rows;
-  int group;                   // query heads of one KV head
-  int stride = 0;              // blocks of the longest row, rounded up
-  int budget = 0;              // blocks of the row that reads most
-  ColdSource* cold = nullptr;  // one for all, or null
+  int group;       // query heads of one KV head
+  int stride = 0;  // blocks of the longest row, rounded up
+  int budget = 0;  // blocks of the row that reads most
   // [rows][KV heads][budget]: blocks by place in the sequence, and by number.
   int32_t *chosen = nullptr, *tables = nullptr;
   BlockChoice* choices = nullptr;  // [rows][KV heads]
@@ -53,8 +53,6 @@ struct SparseRows {
   void FindDigests(const SparseRow& row, int kv_head, int first, int count, const std::byte** digests) const;
   /// One token's slice for one KV head, over a block table of its own.
   SequenceSlice SliceOf(const SparseRow& row, int kv_head, const int32_t* table, int blocks) const;
-  /// As Attention; `slices` are those that choose, which read what may not be in memory yet.
-  void AttendOver(const AttentionParams& params, std::span<const SequenceSlice> slices) const;
 };
 
 /// What a row that chooses takes in floats, of so many blocks.
@@ -64,8 +62,17 @@ int64_t ChoiceFloats(const AttentionParams& params, int blocks);
 /// `tables`.
 void ChooseForRows(SparseRows* s);
 
-/// Bounds, by lse [batch rows][heads] of the chosen blocks, what was left out, attends densely where that is
-/// too much, and audits.
-void Certify(const SparseRows& s, const float* lse);
+/// Attention that rows need after they have attended over their chosen blocks.
+class RestOfRows {
+ public:
+  virtual ~RestOfRows() = default;
+  /// The slices that Attend reads next; none: all is done. Attend must follow before the next call.
+  virtual std::span<const SequenceSlice> Next() = 0;
+  virtual void Attend() = 0;
+};
+
+/// Bounds, by lse [batch rows][heads] of the chosen blocks, the mass that was left out. Heads for which that
+/// is too much attend densely, and audited ones beside their result. `s` is borrowed.
+std::unique_ptr<RestOfRows> BoundError(const SparseRows& s, const float* lse);
 
 }  // namespace moesaic::kernels

@@ -1,32 +1,31 @@
-// A loop's tasks in order, in a range for each worker.
+// Splits a loop's tasks into one ordered range per worker.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <span>
 
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
 
 namespace moesaic::kernels {
 
-/// Each worker takes the tasks of its own range in order, then what is left of others': so tasks that stand
-/// beside each other are of one worker, who knows which comes next. No result may depend on who does what.
+/// Each worker takes the tasks of its own range in order, then the remaining ones of other ranges. Adjacent
+/// tasks thus run on one worker, which knows its next task. Results must not depend on the assignment.
 class TaskQueues {
  public:
-  /// Memory comes from ctx.scratch. There are as many ranges as workers, but no more than `tasks`.
+  /// Allocates from ctx.scratch. There is one range per worker, but at most `tasks` ranges.
   TaskQueues(const ExecContext& ctx, int64_t tasks)
       : pool_(ctx.pool),
         queues_(ctx.scratch->Take<Queue>(tasks < ctx.pool->size() ? tasks : ctx.pool->size())) {}
 
   int count() const { return static_cast<int>(queues_.size()); }
   void Set(int queue, int64_t begin, int64_t end) { queues_[queue] = {begin, end}; }
-  /// Ranges of as many tasks each, one more or less, of [0, tasks).
+  /// Splits [0, tasks) into ranges that differ in length by at most one.
   void SetEven(int64_t tasks) {
     for (int i = 0; i < count(); ++i) Set(i, tasks * i / count(), tasks * (i + 1) / count());
   }
 
-  /// Calls body(task, next, worker) once for every task; next: what the worker will most likely take then, or
-  /// -1.
+  /// Calls body(task, next, worker) once for every task; `next` is the worker's most likely next task, or -1.
   template <typename F>
   void Run(const F& body) const {
     const int all = count();
@@ -42,7 +41,7 @@ class TaskQueues {
   }
 
  private:
-  struct alignas(64) Queue {  // a line of its own: its worker takes from it all the time
+  struct alignas(64) Queue {  // one cache line per queue: its worker accesses it constantly
     int64_t at, end;
   };
   runtime::ThreadPool* pool_;

@@ -1,4 +1,4 @@
-// What tests of operators share: an ExecContext on a small pool, and random packed matrices.
+// Shared by tests of operators: an ExecContext on a small pool, and random packed matrices.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,17 +10,19 @@
 #include <vector>
 
 #include "base/round.h"
-#include "kernels/ops.h"
+#include "kernels/exec_context.h"
+#include "kernels/kernel_table.h"
+#include "tensor/packed.h"
 
 namespace moesaic::kernels {
 
-/// An operator's surroundings on one instruction set.
+/// The resources of an operator on one instruction set.
 class TestContext {
  public:
   explicit TestContext(runtime::Isa isa, int threads)
       : kernels_(SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), isa))),
         pool_(*runtime::ThreadPool::Create({.threads = threads, .pin = false})) {}
-  /// One thread for each of a pretended machine's.
+  /// Runs one thread for each hardware thread of a simulated machine.
   TestContext(runtime::Isa isa, const runtime::Topology& topology)
       : kernels_(SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), isa))),
         pool_(*runtime::ThreadPool::Create(
@@ -34,7 +36,7 @@ class TestContext {
   runtime::Arena scratch_;
 };
 
-/// A packed matrix with its memory and the values that it stands for.
+/// A packed matrix with its memory and its dequantized values.
 struct TestMatrix {
   tensor::PackedMatrix matrix;
   runtime::Buffer buffer;
@@ -48,7 +50,7 @@ inline std::vector<float> RandomValues(std::mt19937* rng, size_t count, float bo
   return values;
 }
 
-/// `count` matrices one after another, total_bytes apart: the experts of a layer.
+/// Returns `count` matrices, total_bytes apart: the experts of a layer.
 inline TestMatrix RandomMatrix(std::mt19937* rng, tensor::PackedFormat format, int n, int k, int count = 1) {
   TestMatrix m;
   m.matrix.layout = tensor::PackedLayout::Of(format, n, k);
@@ -74,7 +76,7 @@ struct TestImages {
   runtime::Buffer buffer;
 };
 
-/// Copies panels, scales and sums of `whole` to slices laid out as `slice`, `stride` bytes apart.
+/// Copies panels, scales and sums of `whole` to slices with layout `slice`, `stride` bytes apart.
 inline void CopySlices(const tensor::PackedMatrix& whole, const tensor::PackedLayout& slice, std::byte* to,
                        int64_t stride) {
   for (int p = 0; p < whole.layout.panels(); ++p) {

@@ -1,4 +1,4 @@
-// The keys of a block as the cache stores them, for tests of digests.
+// The keys of a block as the cache stores them, for tests of key summaries.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace moesaic::kernels {
 
-/// 64 keys of key_dim dimensions, those from key_split on with scales of their own (int8).
+/// 64 keys of key_dim dimensions; those from key_split on have their own scales (int8).
 struct TestKeys {
   static constexpr int kKeys = 64;
 
@@ -20,7 +20,7 @@ struct TestKeys {
         bytes(kKeys * stride, std::byte{0}) {}
 
   float scale(int key, int d) const { return scales[(d < key_split ? 0 : kKeys) + key]; }
-  /// Of f32 and bf16 the value, of int8 the code.
+  /// Stores the value for f32 and bf16, the code for int8.
   void Put(int key, int d, float x) {
     std::byte* to = bytes.data() + key * stride;
     if (dtype == tensor::DType::kF32) reinterpret_cast<float*>(to)[d] = x;
@@ -31,9 +31,9 @@ struct TestKeys {
     const std::byte* from = bytes.data() + key * stride;
     if (dtype == tensor::DType::kF32) return reinterpret_cast<const float*>(from)[d];
     if (dtype == tensor::DType::kBF16) return tensor::ToFloat(reinterpret_cast<const tensor::BF16*>(from)[d]);
-    return static_cast<float>(reinterpret_cast<const int8_t*>(from)[d]) * scale(key, d);  // as f32 has it
+    return static_cast<float>(reinterpret_cast<const int8_t*>(from)[d]) * scale(key, d);  // rounded to f32
   }
-  DigestTask Task(std::byte* digest) const {
+  KeySummaryTask Task(std::byte* summary) const {
     return {.keys = bytes.data(),
             .key_stride = stride,
             .kv_dtype = dtype,
@@ -41,7 +41,7 @@ struct TestKeys {
             .key_split = key_split,
             .key_scales = scales.data(),
             .rest_scales = scales.data() + kKeys,
-            .digest = digest};
+            .summary = summary};
   }
 
   tensor::DType dtype;

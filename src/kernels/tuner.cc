@@ -6,8 +6,9 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/gemm_cut.h"
-#include "kernels/ops.h"
+#include "kernels/gemm_tiling.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -16,10 +17,10 @@ using tensor::PackedFormat;
 using tensor::PackedLayout;
 
 constexpr int kRounds = 15;
-constexpr double kLeastGain = 0.02;
-// Inputs and outputs of an expert in Qwen3-30B-A3B: where products of few rows come from.
+constexpr double kMinGain = 0.02;
+// Inputs and outputs of an expert in Qwen3-30B-A3B, a source of products with few rows.
 constexpr int kHidden = 2048, kIntermediate = 768, kTopK = 8, kExperts = 32;
-// Of one format's weights, all threads' together: more than caches hold, as a model is.
+// Total weights of one format for all threads: more than caches hold, as in a model.
 constexpr int64_t kStreamBytes = 128 << 20;
 
 double SecondsOf(const auto& work) {
@@ -28,10 +29,10 @@ double SecondsOf(const auto& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// How much longer `a` takes than `b`, in rounds of both, which take turns in going first.
+// Slowdown of `a` relative to `b`, in rounds that run both in alternating order.
 struct Comparison {
-  double median = 0, lower_quartile = 0;  // of time(a) / time(b) - 1
-  bool BWins() const { return median > kLeastGain && lower_quartile > 0; }
+  double median = 0, lower_quartile = 0;  // quartiles of time(a) / time(b) - 1
+  bool BWins() const { return median > kMinGain && lower_quartile > 0; }
 };
 
 Comparison Compare(const auto& a, const auto& b) {
@@ -51,7 +52,7 @@ Comparison Compare(const auto& a, const auto& b) {
   return {.median = ratios[kRounds / 2], .lower_quartile = ratios[kRounds / 4]};
 }
 
-// Whether b is faster than a, twice; `gain` is the lesser of both medians then.
+// Returns whether b is faster than a in two sets of rounds; `gain` is then the lesser of both medians.
 bool WinsTwice(const auto& a, const auto& b, double* gain) {
   const Comparison first = Compare(a, b);
   if (!first.BWins()) return false;
@@ -68,7 +69,7 @@ std::vector<float> RandomValues(size_t count) {
   return values;
 }
 
-// Packed bytes of [n, k] with plausible values: of formats that can't be made of any values, codes alone,
+// Fills packed [n, k] with plausible values. Formats that cannot be quantized from values get codes only,
 // with scales of zero.
 void FillMatrix(const PackedLayout& layout, std::byte* to) {
   if (!tensor::CanQuantize(layout.format)) return;
@@ -76,7 +77,7 @@ void FillMatrix(const PackedLayout& layout, std::byte* to) {
   tensor::PackRows(layout, 0, layout.n, values.data(), to);
 }
 
-// Products of few rows with weights that stream from memory, on every thread at once.
+// Products of few rows with weights that stream from memory, on all threads together.
 class Stream {
  public:
   static StatusOr<Stream> Create(const KernelTable& table, PackedFormat format, runtime::ThreadPool& pool) {
@@ -92,7 +93,7 @@ class Stream {
       }
     });
     s.out_.resize(pool.size());
-    for (auto& out : s.out_) out.resize(size_t(kMostRows) * s.piece_.n);
+    for (auto& out : s.out_) out.resize(size_t(kMaxRows) * s.piece_.n);
     return s;
   }
 
@@ -100,12 +101,12 @@ class Stream {
     scratch_.Reset();
     const std::vector<float> x = RandomValues(size_t(rows) * kHidden);
     const ExecContext ctx{.kernels = table_, .pool = pool_, .scratch = &scratch_};
-    rows_ = PrepareRows(ctx, piece_.format, x.data(), kHidden, rows, kHidden);
+    rows_ = QuantizeActivations(ctx, piece_.format, x.data(), kHidden, rows, kHidden);
   }
 
-  // Seconds of `tile` on a few pieces for each thread; the next call goes on behind them.
+  // Returns the seconds of `tile` for a few pieces per thread; the next call continues after them.
   double Seconds(GemmTileFn tile) {
-    const int64_t count = std::min<int64_t>(std::max(kPiecesEach / rows_.rows, kLeastPieces), pieces_);
+    const int64_t count = std::min<int64_t>(std::max(kPiecesEach / rows_.rows, kMinPieces), pieces_);
     const double seconds = SecondsOf([&] {
       pool_->RunOnEach([&](int64_t, int worker) {
         for (int64_t i = 0; i < count; ++i) {
@@ -118,12 +119,12 @@ class Stream {
     return seconds;
   }
 
-  static constexpr int kMostRows = 64;
+  static constexpr int kMaxRows = 64;
 
  private:
-  static constexpr int kPanels = 16;      // of a task
-  static constexpr int kPiecesEach = 32;  // for one row: half a millisecond and more
-  static constexpr int kLeastPieces = 4;
+  static constexpr int kPanels = 16;      // panels of a task
+  static constexpr int kPiecesEach = 32;  // pieces for one row: half a millisecond and more
+  static constexpr int kMinPieces = 4;
 
   Stream(const KernelTable& table, PackedFormat format, runtime::ThreadPool& pool)
       : table_(&table), pool_(&pool), piece_(PackedLayout::Of(format, 1, 1)) {}
@@ -137,21 +138,21 @@ class Stream {
   int64_t pieces_ = 0, at_ = 0;
   runtime::Buffer weights_;
   runtime::Arena scratch_;
-  PreparedRows rows_;
+  QuantizedActivations rows_;
   std::vector<std::vector<float>> out_;  // [workers]
 };
 
-// Asks, between measurements, whether to go on; fails if not.
-using Asking = std::function<Status()>;
+// Reports progress between measurements; fails if the user cancels.
+using CancelCheck = std::function<Status()>;
 
 // Row counts at which tiles and vectors are compared; a crossover is one of them or 0.
 constexpr int kRowSteps[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
-// Moves the crossover from what is built in, step by step, as long as the other kernel wins the step.
+// Moves the crossover from its default, step by step, as long as the other kernel wins the step.
 StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat format,
-                                      runtime::ThreadPool& pool, const Asking& ask) {
+                                      runtime::ThreadPool& pool, const CancelCheck& check_cancelled) {
   const KernelTable::Gemm& gemm = table.gemm[static_cast<int>(format)];
-  TuningFinding finding{.what = "tiles from so many rows on, " + tensor::PackedFormatName(format),
+  TuningFinding finding{.what = "minimum rows for tiles, " + tensor::PackedFormatName(format),
                         .before = gemm.few_below,
                         .after = gemm.few_below,
                         .gain = 0};
@@ -159,19 +160,19 @@ StatusOr<TuningFinding> TuneCrossover(const KernelTable& table, PackedFormat for
   const auto tile = [&] { return stream.Seconds(gemm.tile); };
   const auto few = [&] { return stream.Seconds(gemm.few); };
   stream.SetRows(1);
-  tile();  // first faults and clocks
+  tile();  // page faults and clock ramp-up
   const auto* built_in = std::lower_bound(std::begin(kRowSteps), std::end(kRowSteps), gemm.few_below);
   double gain = 0;
-  for (const int* step = built_in; step != std::end(kRowSteps); ++step) {  // up: rows that tiles have now
-    RETURN_IF_ERROR(ask());
+  for (const int* step = built_in; step != std::end(kRowSteps); ++step) {  // up: rows that run on tiles now
+    RETURN_IF_ERROR(check_cancelled());
     stream.SetRows(*step);
     if (!WinsTwice(tile, few, &gain)) break;
     finding.after = step + 1 != std::end(kRowSteps) ? step[1] : *step + 1;
     finding.gain = std::max(finding.gain, gain);
   }
   if (finding.taken()) return finding;
-  for (const int* step = built_in; step != std::begin(kRowSteps);) {  // down: rows that vectors have now
-    RETURN_IF_ERROR(ask());
+  for (const int* step = built_in; step != std::begin(kRowSteps);) {  // down: rows that run on vectors now
+    RETURN_IF_ERROR(check_cancelled());
     stream.SetRows(*--step);
     if (!WinsTwice(few, tile, &gain)) break;
     finding.after = step == std::begin(kRowSteps) ? 0 : *step;
@@ -199,24 +200,24 @@ class MoeRun {
                   .down = {.layout = down, .data = first + 2 * up.total_bytes},
                   .stride = stride,
                   .count = kExperts};
-    m.x_ = RandomValues(size_t(kMostRows) * kHidden);
+    m.x_ = RandomValues(size_t(kMaxRows) * kHidden);
     m.out_.resize(m.x_.size());
-    m.route_weights_.assign(size_t(kMostRows) * kTopK, 1.0F / kTopK);
+    m.route_weights_.assign(size_t(kMaxRows) * kTopK, 1.0F / kTopK);
     std::mt19937 rng(2);
     std::vector<int32_t> all(kExperts);
     for (int e = 0; e < kExperts; ++e) all[e] = e;
-    for (int row = 0; row < kMostRows; ++row) {
+    for (int row = 0; row < kMaxRows; ++row) {
       std::shuffle(all.begin(), all.end(), rng);
       m.ids_.insert(m.ids_.end(), all.begin(), all.begin() + kTopK);
     }
     return m;
   }
 
-  // The product over row counts of a step's seconds: its ratio to another's weighs all alike.
-  double Seconds(const CutSizes& cut) {
-    table_.cut = cut;
+  // Returns the product of the seconds over all row counts: a ratio of products weights them equally.
+  double Seconds(const TileSizes& sizes) {
+    table_.tile_sizes = sizes;
     double product = 1;
-    for (const int rows : {1, 8, kMostRows}) {
+    for (const int rows : {1, 8, kMaxRows}) {
       const int repeats = std::max(16 / rows, 1);
       product *= SecondsOf([&] {
         for (int i = 0; i < repeats; ++i) Step(rows);
@@ -226,7 +227,7 @@ class MoeRun {
   }
 
  private:
-  static constexpr int kMostRows = 256;
+  static constexpr int kMaxRows = 256;
 
   MoeRun(const KernelTable& table, runtime::ThreadPool& pool) : table_(table), pool_(&pool) {}
   void Step(int rows) {
@@ -256,25 +257,25 @@ class MoeRun {
   std::vector<int32_t> ids_;
 };
 
-// Halves or doubles one size of `cut` as long as that wins.
+// Halves or doubles one size of `sizes` as long as that is faster.
 template <typename T>
-StatusOr<TuningFinding> TuneSize(const char* what, T CutSizes::*size, const Asking& ask, MoeRun& run,
-                                 CutSizes* cut) {
-  const T before = cut->*size;
+StatusOr<TuningFinding> TuneSize(const char* what, T TileSizes::*size, const CancelCheck& check_cancelled,
+                                 MoeRun& run, TileSizes* sizes) {
+  const T before = sizes->*size;
   double ratio = 1;
   for (const bool up : {false, true}) {
     for (double gain = 0;;) {
-      CutSizes next = *cut;
+      TileSizes next = *sizes;
       next.*size = up ? next.*size * 2 : next.*size / 2;
       if (!CheckSizes(next).ok()) break;
-      RETURN_IF_ERROR(ask());
-      if (!WinsTwice([&] { return run.Seconds(*cut); }, [&] { return run.Seconds(next); }, &gain)) break;
-      *cut = next;
+      RETURN_IF_ERROR(check_cancelled());
+      if (!WinsTwice([&] { return run.Seconds(*sizes); }, [&] { return run.Seconds(next); }, &gain)) break;
+      *sizes = next;
       ratio *= 1 + gain;
     }
-    if (cut->*size != before) break;
+    if (sizes->*size != before) break;
   }
-  return TuningFinding{.what = what, .before = before, .after = cut->*size, .gain = ratio - 1};
+  return TuningFinding{.what = what, .before = before, .after = sizes->*size, .gain = ratio - 1};
 }
 
 }  // namespace
@@ -283,10 +284,10 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
                             const TuneProgress& progress) {
   constexpr int kSizes = 3;
   TuningResult result;
-  result.tuning.cut = table.cut;
+  result.tuning.tile_sizes = table.tile_sizes;
   int64_t done = 0, steps = kSizes;
   for (const KernelTable::Gemm& gemm : table.gemm) steps += gemm.few != nullptr;
-  const auto asking = [&](const std::string& what) -> Asking {
+  const auto reporting = [&](const std::string& what) -> CancelCheck {
     return [&, what] {
       return progress && !progress(done, steps, what) ? Cancelled("tuning was stopped") : OkStatus();
     };
@@ -294,27 +295,28 @@ StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
   for (int f = 0; f < tensor::kPackedFormats; ++f) {
     if (table.gemm[f].few == nullptr) continue;
     const auto format = static_cast<PackedFormat>(f);
-    const Asking ask = asking(tensor::PackedFormatName(format));
-    RETURN_IF_ERROR(ask());
-    ASSIGN_OR_RETURN(TuningFinding finding, TuneCrossover(table, format, pool, ask));
+    const CancelCheck check_cancelled = reporting(tensor::PackedFormatName(format));
+    RETURN_IF_ERROR(check_cancelled());
+    ASSIGN_OR_RETURN(TuningFinding finding, TuneCrossover(table, format, pool, check_cancelled));
     ++done;
     if (finding.taken()) result.tuning.few_below[f] = static_cast<int>(finding.after);
     result.findings.push_back(std::move(finding));
   }
-  // Crossovers first: sizes are tuned with them.
+  // Crossovers are tuned first: sizes are tuned with them.
   KernelTable tuned = table;
   RETURN_IF_ERROR(ApplyTuning(result.tuning, tuned));
   ASSIGN_OR_RETURN(MoeRun run, MoeRun::Create(tuned, pool));
-  run.Seconds(table.cut);
-  const auto tune = [&](const char* what, auto CutSizes::*size) -> Status {
-    ASSIGN_OR_RETURN(TuningFinding finding, TuneSize(what, size, asking(what), run, &result.tuning.cut));
+  run.Seconds(table.tile_sizes);
+  const auto tune = [&](const char* what, auto TileSizes::*size) -> Status {
+    ASSIGN_OR_RETURN(TuningFinding finding,
+                     TuneSize(what, size, reporting(what), run, &result.tuning.tile_sizes));
     result.findings.push_back(std::move(finding));
     ++done;
     return OkStatus();
   };
-  RETURN_IF_ERROR(tune("bytes of panels in a task", &CutSizes::panel_bytes));
-  RETURN_IF_ERROR(tune("bytes of rows in a task", &CutSizes::row_bytes));
-  RETURN_IF_ERROR(tune("tasks a thread", &CutSizes::tasks_per_thread));
+  RETURN_IF_ERROR(tune("panel bytes per task", &TileSizes::panel_bytes));
+  RETURN_IF_ERROR(tune("row bytes per task", &TileSizes::row_bytes));
+  RETURN_IF_ERROR(tune("tasks per thread", &TileSizes::tasks_per_thread));
   return result;
 }
 

@@ -1,4 +1,4 @@
-// Measures the choices of kernels/tuning.h on this machine.
+// Measures the tuning parameters of kernels/tuning.h on this machine.
 #pragma once
 
 #include <functional>
@@ -10,12 +10,12 @@
 
 namespace moesaic::kernels {
 
-/// One choice that was measured: what is built in, the best of the others, and how much faster it is.
+/// Result of measuring one parameter: the default, the selected value and the speedup.
 struct TuningFinding {
-  std::string what;    // "tiles from so many rows on, int8"
-  int64_t before = 0;  // what is built in
-  int64_t after = 0;   // what is taken
-  double gain = 0;     // median of the rounds, over what is built in: 0.03 is 3% faster
+  std::string what;    // "minimum rows for tiles, int8"
+  int64_t before = 0;  // default value
+  int64_t after = 0;   // selected value
+  double gain = 0;     // median speedup over the default in all rounds: 0.03 is 3% faster
   bool taken() const { return before != after; }
 };
 
@@ -24,13 +24,13 @@ struct TuningResult {
   std::vector<TuningFinding> findings;
 };
 
-/// Called with steps done and in all, and what is measured, at least every few seconds; returns false to stop
-/// with Cancelled.
+/// Called at least every few seconds with the steps completed, the total, and the parameter being measured;
+/// returns false to stop with Cancelled.
 using TuneProgress = std::function<bool(int64_t done, int64_t total, const std::string& what)>;
 
-/// Tunes `table` as it was selected, on all threads of `pool`; takes some 200 MB of memory. A round measures
-/// two choices one right after the other; another one than is built in is taken if it is 2% faster in the
-/// median, faster in three of four rounds, and both once more in a second set of rounds.
+/// Tunes `table` as selected, on all threads of `pool`; uses about 200 MB of memory. A round measures two
+/// values one right after the other. A value other than the default wins a set of rounds if it is 2% faster
+/// in the median and faster in three of four rounds. It is selected if it wins two sets.
 StatusOr<TuningResult> Tune(const KernelTable& table, runtime::ThreadPool& pool,
                             const TuneProgress& progress);
 

@@ -1,6 +1,7 @@
-// What of the kernels may be chosen by measuring: it changes speed and no bit of a result. From how many rows
-// on a product runs on tiles, of each weight format whose vector kernel gives the same bits
-// (KernelTable::Gemm), and how products are cut into tasks (CutSizes).
+// Kernel parameters that may be tuned by measurement. They affect speed but no bit of a result:
+// - the row count from which a product runs on tiles, for each weight format whose vector kernel gives the
+//   same bits (KernelTable::Gemm);
+// - the task sizes of products (TileSizes).
 #pragma once
 
 #include <optional>
@@ -10,22 +11,22 @@
 
 namespace moesaic::kernels {
 
-/// Raised when kernels change so that what was measured before says nothing any more.
+/// Must be increased when kernel changes invalidate earlier measurements.
 inline constexpr int kTuningVersion = 1;
 
 struct Tuning {
-  CutSizes cut;
-  /// Gemm::few_below of each format; none: as it is built in.
+  TileSizes tile_sizes;
+  /// Gemm::few_below of each format; nullopt: the default.
   std::optional<int> few_below[tensor::kPackedFormats];
 
   bool operator==(const Tuning&) const = default;
 };
 
-/// InvalidArgument when a size is beyond reason.
-Status CheckSizes(const CutSizes& cut);
+/// Returns InvalidArgument if a size is out of range.
+Status CheckSizes(const TileSizes& sizes);
 
-/// Puts the choices into `table`. InvalidArgument, and nothing done, when one is beyond reason, or of a
-/// format that has no choice in this table.
+/// Applies the parameters to `table`. Returns InvalidArgument and changes nothing if one is out of range, or
+/// belongs to a format without a choice in this table.
 Status ApplyTuning(const Tuning& tuning, KernelTable& table);
 
 }  // namespace moesaic::kernels

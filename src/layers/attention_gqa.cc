@@ -1,6 +1,8 @@
 #include "layers/attention_gqa.h"
 
 #include "kernels/block_sparsity.h"
+#include "kernels/elementwise.h"
+#include "layers/attend_chosen.h"
 
 namespace moesaic::layers {
 namespace {
@@ -56,14 +58,14 @@ void GqaAttention::Mix(const Step& step, const float* x, const kernels::KvLayer&
                               .value_stride = kv_dim,
                               .sequences = step.sequences});
   kernels::BuildDigests(step.ctx, {.cache = kv, .sequences = step.sequences});
-  kernels::SparseAttention(step.ctx, {.cache = kv,
-                                      .q = queries,
-                                      .q_stride = q_dim,
-                                      .out = mixed,
-                                      .out_stride = q_dim,
-                                      .heads = heads,
-                                      .scale = scale,
-                                      .sequences = step.sequences});
+  AttendChosen(step, {.cache = kv,
+                      .q = queries,
+                      .q_stride = q_dim,
+                      .out = mixed,
+                      .out_stride = q_dim,
+                      .heads = heads,
+                      .scale = scale,
+                      .sequences = step.sequences});
 }
 
 void GqaAttention::Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out,

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "kernels/block_sparsity.h"
+#include "kernels/elementwise.h"
+#include "layers/attend_chosen.h"
 #include "layers/mla_expansion.h"
 
 namespace moesaic::layers {
@@ -12,13 +14,13 @@ using kernels::LinearParams;
 using kernels::SequenceSlice;
 
 bool MlaAttention::Expands(const SequenceSlice& sequence) const {
-  if (sequence.sparsity != nullptr) return false;  // chosen blocks are those of latents
+  if (sequence.sparsity != nullptr) return false;  // block selection applies to blocks of latents
   if (path != MlaPath::kAuto) return path == MlaPath::kExpanded;
-  // Multiply-adds a head. Each new token attends to the cached ones and to half of the new ones, at 2 latent
-  // + rope a pair absorbed and nope + rope + v expanded. Taking one token through W_UK and W_UV costs latent
-  // * (nope + v): absorbed that is paid for every new token, expanded for every token there is. With
-  // DeepSeek-V3's dimensions a whole prompt is expanded from its second token on, and a chunk behind a long
-  // prefix from about 171.
+  // Multiply-adds per head. Each new token attends to all cached tokens and to half of the new ones. A pair
+  // costs 2 latent + rope (absorbed) or nope + rope + v (expanded). Projecting one token by W_UK and W_UV
+  // costs latent * (nope + v): absorbed attention pays that per new token, expanded attention per token of
+  // the sequence. With DeepSeek-V3's dimensions, a whole prompt is expanded from 2 tokens on, and a chunk
+  // after a long prefix from about 171 tokens on.
   const int64_t added = sequence.count;
   const int64_t pairs = added * sequence.start + added * (added + 1) / 2;
   const int64_t through = static_cast<int64_t>(latent_dim) * (nope_dim + v_dim);
@@ -93,7 +95,7 @@ void MlaAttention::Project(const Step& step, const float* x, float* queries, flo
   kernels::Rope(ctx, turn);
 }
 
-// `queries` and `out` are those of the whole step; `run` is a run of sequences whose rows follow one another.
+// `queries` and `out` belong to the whole step; `run` holds sequences with consecutive rows.
 void MlaAttention::Absorbed(const Step& step, std::span<const SequenceSlice> run, const KvLayer& kv,
                             const float* queries, float* out) const {
   const kernels::ExecContext& ctx = step.ctx;
@@ -131,14 +133,14 @@ void MlaAttention::Absorbed(const Step& step, std::span<const SequenceSlice> run
   });
   const int64_t mixed_row = static_cast<int64_t>(heads) * padded_latent();
   auto* mixed = scratch.Take<float>(rows * mixed_row);
-  kernels::SparseAttention(ctx, {.cache = kv,
-                                 .q = wide_queries,
-                                 .q_stride = wide,
-                                 .out = mixed,
-                                 .out_stride = mixed_row,
-                                 .heads = heads,
-                                 .scale = scale,
-                                 .sequences = {sequences, run.size()}});
+  AttendChosen(step, {.cache = kv,
+                      .q = wide_queries,
+                      .q_stride = wide,
+                      .out = mixed,
+                      .out_stride = mixed_row,
+                      .heads = heads,
+                      .scale = scale,
+                      .sequences = {sequences, run.size()}});
   const HeadRows parts(ctx, uv.front(), mixed, padded_latent(), rows, heads, latent_dim);
   auto* group = scratch.Take<LinearParams>(heads);
   for (int h = 0; h < heads; ++h) {
@@ -202,6 +204,7 @@ void MlaAttention::Mix(const Step& step, const float* x, const KvLayer& kv, floa
   const std::span<const SequenceSlice> slices = kernels::CutAtFirstChoice(step.ctx, kv, step.sequences);
   for (size_t i = 0; i < slices.size();) {
     if (Expands(slices[i])) {
+      step.Fetch(kv, slices.subspan(i, 1));
       Expanded(step, slices[i++], kv, queries, mixed);
       continue;
     }

@@ -1,11 +1,11 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent and one rotated key
-// a token, shared by all heads.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). The cache holds one latent and one rotated key
+// per token, shared by all heads.
 //
-// Two ways lead to the same result. Expanded: every cached latent is taken through W_UK and W_UV into
-// per-head keys and values, over which ordinary attention runs; cheap when many new tokens share the
-// expansion. Absorbed: queries are taken through W_UK^T into the latent space, attention runs over the
-// latents as they are, and its output goes through W_UV; cheap for few new tokens. They differ by rounding
-// only.
+// Two algorithms compute the same result up to rounding:
+// - Expanded: W_UK and W_UV expand every cached latent into per-head keys and values, and ordinary attention
+//   runs over them. It is cheaper when many new tokens share the expansion.
+// - Absorbed: W_UK^T projects queries into the latent space, attention runs over the latents directly, and
+//   W_UV projects the result. It is cheaper for few new tokens.
 #pragma once
 
 #include <vector>
@@ -18,13 +18,13 @@ namespace moesaic::layers {
 enum class MlaPath { kAuto, kAbsorbed, kExpanded };
 
 struct MlaAttention {
-  // Queries: q_a, q_a_norm and q_b, or q alone when q_a is empty.
+  // Query projection: q_a, q_a_norm and q_b, or q alone if q_a is empty.
   Linear q, q_a, q_b;
   const float* q_a_norm = nullptr;   // [q_lora_rank]
   Linear kv_a;                       // [latent_dim + rope_dim, hidden]
   const float* kv_a_norm = nullptr;  // [latent_dim]
-  // Of each head: keys [nope_dim, latent_dim] and values [v_dim, latent_dim] from latents, and the former
-  // transposed.
+  // Per head: uk [nope_dim, latent_dim] and uv [v_dim, latent_dim] project latents to keys and values; uk_t
+  // is uk transposed.
   std::vector<tensor::PackedMatrix> uk, uv, uk_t;
   Linear o;  // [hidden, heads * v_dim]
   float norm_eps = 0;
@@ -32,28 +32,29 @@ struct MlaAttention {
   float scale = 0;
   const RopeTable* rope = nullptr;
   MlaPath path = MlaPath::kAuto;
-  // Memory for expanded keys and values, so many heads of a sequence at a time as fit. They are written once
-  // and read once for each 64 query rows: about a last-level cache.
+  // Memory limit in bytes for expanded keys and values; it bounds the number of heads expanded together. They
+  // are written once and read once per 64 query rows, so the default is about the size of a last-level cache.
   int64_t expansion_bytes = int64_t{32} << 20;
 
-  /// Writes latents and rotated keys of the step's tokens into `kv`, and out [rows, hidden] = attention(x
-  /// [rows, hidden]), or += with `accumulate`.
+  /// Writes latents and rotated keys of the step's tokens into `kv` and sets out [rows, hidden] = attention(x
+  /// [rows, hidden]). With `accumulate`, adds to `out` instead.
   void Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out,
                bool accumulate) const;
 
-  /// Forward without o: `mixed` [rows, mixed_dim()] is what o reads.
+  /// Computes Forward() without the output projection: `mixed` [rows, mixed_dim()] is the input of o.
   void Mix(const Step& step, const float* x, const kernels::KvLayer& kv, float* mixed) const;
   int mixed_dim() const { return heads * v_dim; }
-  /// What q_b reads, [rows, q_a.n()]: where there is a q_a.
+  /// Computes the input of q_b, [rows, q_a.n()]. Requires q_a.
   void LowQueries(const Step& step, const float* x, float* low) const;
 
-  /// A cached row: the latent, zeros up to a multiple of the attention kernel's 8 elements, and the rotated
-  /// key.
+  /// Layout of a cached row: the latent, zeros up to a multiple of the attention kernel's 8 elements, the
+  /// rotated key.
   int padded_latent() const { return (latent_dim + 7) / 8 * 8; }
   int cache_row() const { return padded_latent() + rope_dim; }
 
-  /// Whether a sequence's new tokens are cheaper expanded; never where they choose blocks. Depends on this
-  /// sequence alone, so that its results do not depend on the batch.
+  /// Returns whether expansion is cheaper for a sequence's new tokens. It is always false for sequences with
+  /// block sparsity. The choice depends on this sequence alone, so that its results do not depend on the
+  /// batch.
   bool Expands(const kernels::SequenceSlice& sequence) const;
 
  private:

@@ -1,5 +1,5 @@
-// MLA's two ways on random weights: equal up to rounding, wherever a sequence stands and however many heads
-// are expanded at a time.
+// Compares MLA's two algorithms on random weights. They must agree up to rounding at every position and for
+// every number of heads expanded together.
 #include "layers/attention_mla.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using tensor::PackedFormat;
 
 constexpr int kHidden = 40;
 
-// A latent of 20 (padded in the cache) and values of 12 (padded when expanded).
+// The latent dimension is 20 (padded in the cache) and the value dimension 12 (padded when expanded).
 class MlaTest : public testing::TestWithParam<PackedFormat> {
  protected:
   MlaTest() : rope_(*RopeTable::Create({.dim = 8, .interleaved = true}, 512)) {
@@ -47,12 +47,12 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
     norm_ = RandomValues(&rng, 20, 2);
     mla_.kv_a_norm = norm_.data();
     mla_.norm_eps = 1e-6F;
-    mla_.scale = 0.02F;  // scores below 5: rounding them does not choose another key
+    mla_.scale = 0.02F;  // scores stay below 5, so that rounding does not change the largest one
     mla_.rope = &rope_;
     x_ = RandomValues(&rng, size_t{300} * kHidden, 1);
   }
 
-  // Runs tokens [start, start + count) of one sequence; those before must have been run.
+  // Runs tokens [start, start + count) of one sequence; earlier tokens must have been run before.
   std::vector<float> Run(MlaPath path, int64_t bytes, int start, int count) {
     mla_.path = path;
     mla_.expansion_bytes = bytes;
@@ -62,14 +62,9 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
     const SequenceSlice slice{.block_table = table_, .start = start, .count = count, .row = 0};
     const kernels::ExecContext ctx = test_.context();
     const Step step{.ctx = ctx, .sequences = {&slice, 1}, .positions = positions};
-    const kernels::KvLayer kv{.base = reinterpret_cast<std::byte*>(cache_.data()),
-                              .block_stride = 64 * 32 * sizeof(float),
-                              .scale_offset = 64 * 32,  // int8 leaves room for them
-                              .dtype = dtype_,
-                              .heads = 1,
-                              .key_dim = 32,
-                              .value_dim = 24,
-                              .shared = true};
+    kernels::KvLayer kv = {{.heads = 1, .key_dim = 32, .value_dim = 24, .shared = true, .dtype = dtype_}};
+    kv.base = reinterpret_cast<std::byte*>(cache_.data());
+    kv.block_stride = 64 * 32 * sizeof(float);  // int8 leaves room for its scales
     std::vector<float> out(static_cast<size_t>(count) * kHidden);
     const size_t mark = test_.scratch_mark();
     mla_.Forward(step, x_.data() + start * kHidden, kv, out.data(), /*accumulate=*/false);
@@ -89,8 +84,8 @@ class MlaTest : public testing::TestWithParam<PackedFormat> {
 
 constexpr int64_t kRoom = 1 << 20;
 
-TEST_P(MlaTest, AbsorbedIsExpanded) {
-  // Outputs are sums of 36 products of weights below 1 and values below 10. The two ways round queries,
+TEST_P(MlaTest, AbsorbedEqualsExpanded) {
+  // Outputs are sums of 36 products of weights below 1 and values below 10. The two algorithms round queries,
   // latents and outputs to bf16 at different points: about ten errors of 2^-9 of a value each, in a root sum
   // of 36.
   const float tolerance = GetParam() == PackedFormat::kF32 ? 1e-4F : 0.3F;
@@ -106,14 +101,14 @@ TEST_P(MlaTest, AbsorbedIsExpanded) {
   }
 }
 
-TEST_P(MlaTest, HeadsAtATimeDoNotMatter) {
+TEST_P(MlaTest, ExpansionSizeDoesNotChangeResults) {
   Run(MlaPath::kExpanded, kRoom, 0, 150);
   const std::vector<float> all = Run(MlaPath::kExpanded, kRoom, 150, 100);
   EXPECT_EQ(Run(MlaPath::kExpanded, 1, 150, 100), all);                    // one head
   EXPECT_EQ(Run(MlaPath::kExpanded, 2 * 4 * 64 * 40 * 4, 150, 100), all);  // two, then one
 }
 
-TEST_P(MlaTest, ChoosesTheCheaperWay) {
+TEST_P(MlaTest, ChoosesCheaperAlgorithm) {
   mla_.path = MlaPath::kAuto;
   mla_.latent_dim = 512, mla_.nope_dim = 128, mla_.rope_dim = 64, mla_.v_dim = 128;  // DeepSeek-V3
   auto expands = [&](int start, int count) {

@@ -1,4 +1,5 @@
 #include "layers/decoder_layer.h"
+#include "kernels/elementwise.h"
 
 namespace moesaic::layers {
 
@@ -13,7 +14,7 @@ void DecoderLayer::Norm(const Step& step, const float* weight, const float* x, f
                               .eps = norm_eps});
 }
 
-// Joins `out` to the residual stream, normed first when there is a weight for it.
+// Adds `out` to the residual stream, after norming it if `weight` is given.
 void DecoderLayer::Join(const Step& step, const float* weight, float* out, float* x) const {
   if (weight != nullptr) Norm(step, weight, out, out);
   kernels::Add(step.ctx, out, static_cast<int64_t>(step.rows()) * hidden, x);
@@ -26,7 +27,7 @@ void DecoderLayer::AddAttention(const Step& step, const kernels::KvLayer& kv, fl
   const int64_t count = static_cast<int64_t>(step.rows()) * hidden;
   auto* normed = scratch.Take<float>(count);
   Norm(step, attention_norm, x, normed);
-  // Where nothing comes between, projections add into the residual stream themselves.
+  // Without output norms, projections accumulate directly into the residual stream.
   const bool direct = attention_out_norm == nullptr;
   float* out = direct ? x : scratch.Take<float>(count);
   std::visit([&](const auto& kind) { kind.Forward(step, normed, kv, out, direct); }, attention);

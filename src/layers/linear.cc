@@ -3,17 +3,18 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/linear.h"
 
 namespace moesaic::layers {
 
 using kernels::LinearParams;
-using kernels::PreparedRows;
+using kernels::QuantizedActivations;
 
 void Apply(const kernels::ExecContext& ctx, const Linear& linear, const float* x, int64_t x_stride, int rows,
            float* y, int64_t y_stride, bool accumulate) {
   const ScratchScope scope(ctx);
-  const PreparedRows a = kernels::PrepareRows(ctx, linear.weight.layout.format, x, x_stride, rows, linear.k(),
-                                              linear.weight.input_scale);
+  const QuantizedActivations a = kernels::QuantizeActivations(ctx, linear.weight.layout.format, x, x_stride,
+                                                              rows, linear.k(), linear.weight.input_scale);
   kernels::Linear(ctx, {.a = &a,
                         .w = &linear.weight,
                         .bias = linear.bias,
@@ -24,11 +25,11 @@ void Apply(const kernels::ExecContext& ctx, const Linear& linear, const float* x
 
 void ApplyGroup(const kernels::ExecContext& ctx, std::span<const LinearOutput> outputs, const float* x,
                 int64_t x_stride, int rows) {
-  constexpr size_t kMost = 8;
-  MOESAIC_CHECK_LE(outputs.size(), kMost);
+  constexpr size_t kMax = 8;
+  MOESAIC_CHECK_LE(outputs.size(), kMax);
   const ScratchScope scope(ctx);
-  PreparedRows prepared[kMost];
-  LinearParams params[kMost];
+  QuantizedActivations prepared[kMax];
+  LinearParams params[kMax];
   for (size_t i = 0; i < outputs.size(); ++i) {
     const tensor::PackedMatrix& weight = outputs[i].linear->weight;
     const auto same = [&](size_t j) {
@@ -36,10 +37,10 @@ void ApplyGroup(const kernels::ExecContext& ctx, std::span<const LinearOutput> o
       return other.layout.format == weight.layout.format && other.input_scale == weight.input_scale;
     };
     size_t j = 0;
-    while (!same(j)) ++j;  // ends at i at the latest
+    while (!same(j)) ++j;  // terminates at i at the latest
     if (j == i) {
-      prepared[i] =
-          kernels::PrepareRows(ctx, weight.layout.format, x, x_stride, rows, weight.k(), weight.input_scale);
+      prepared[i] = kernels::QuantizeActivations(ctx, weight.layout.format, x, x_stride, rows, weight.k(),
+                                                 weight.input_scale);
     }
     params[i] = {.a = &prepared[j],
                  .w = &weight,

@@ -1,4 +1,4 @@
-// A linear layer: y = x W^T (+ b), its weight packed in any format.
+// A linear layer y = x W^T (+ b) with a packed weight in any format.
 #pragma once
 
 #include <span>
@@ -16,19 +16,19 @@ struct Linear {
   int k() const { return weight.k(); }
 };
 
-/// y [rows, y_stride] = linear(x), or += with `accumulate`. x is [rows, x_stride].
+/// Sets y [rows, y_stride] = linear(x), or adds to y with `accumulate`. x is [rows, x_stride].
 void Apply(const kernels::ExecContext& ctx, const Linear& linear, const float* x, int64_t x_stride, int rows,
            float* y, int64_t y_stride, bool accumulate = false);
 
-/// One of several linears over the same x.
+/// One of several linears with the same input x.
 struct LinearOutput {
   const Linear* linear;
   float* y;  // [rows, y_stride]
   int64_t y_stride;
 };
 
-/// Applies all of them to x [rows, x_stride] in one pass over the pool. x is rounded once for all that share
-/// a format and an activation scale.
+/// Applies all linears to x [rows, x_stride] in one parallel loop. x is quantized once for all linears that
+/// share a format and an activation scale.
 void ApplyGroup(const kernels::ExecContext& ctx, std::span<const LinearOutput> outputs, const float* x,
                 int64_t x_stride, int rows);
 

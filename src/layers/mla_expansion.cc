@@ -14,18 +14,18 @@ namespace {
 using kernels::kKvBlockTokens;
 using kernels::KvLayer;
 using kernels::LinearParams;
-using kernels::PreparedRows;
+using kernels::QuantizedActivations;
 
-// A view of `count` rows from `first` on, every `step`-th.
-PreparedRows Slice(const PreparedRows& all, int first, int step, int count) {
-  PreparedRows view = all;
+// Returns a view of `count` rows from `first` on with stride `step`.
+QuantizedActivations Slice(const QuantizedActivations& all, int first, int step, int count) {
+  QuantizedActivations view = all;
   view.rows = count;
   view.stride = all.stride * step;
   view.data = all.data.subspan(all.stride * first);
   return view;  // latent matrices are f32 or bf16, which have no row scales
 }
 
-// kI8: `scale` times the integers.
+// For kI8, multiplies the integers by `scale`.
 void ToFloat(const std::byte* from, tensor::DType dtype, float scale, int count, float* to) {
   if (dtype == tensor::DType::kI8) {
     const auto* values = reinterpret_cast<const int8_t*>(from);
@@ -44,8 +44,9 @@ void ToFloat(const std::byte* from, tensor::DType dtype, float scale, int count,
 
 HeadRows::HeadRows(const kernels::ExecContext& ctx, const tensor::PackedMatrix& weight, const float* x,
                    int stride, int rows, int heads, int k)
-    : views_(ctx.scratch->Take<PreparedRows>(heads).data()) {
-  const PreparedRows all = kernels::PrepareRows(ctx, weight.layout.format, x, stride, rows * heads, k);
+    : views_(ctx.scratch->Take<QuantizedActivations>(heads).data()) {
+  const QuantizedActivations all =
+      kernels::QuantizeActivations(ctx, weight.layout.format, x, stride, rows * heads, k);
   for (int h = 0; h < heads; ++h) views_[h] = Slice(all, h, heads, rows);
 }
 
@@ -64,13 +65,13 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
   block_table_ = ctx.scratch->Take<int32_t>(blocks_).data();
   std::iota(block_table_, block_table_ + blocks_, 0);
   rotated_ = ctx.scratch->Take<float>(static_cast<size_t>(tokens_) * rope_dim).data();
-  latents_ = ctx.scratch->Take<PreparedRows>(blocks_).data();
+  latents_ = ctx.scratch->Take<QuantizedActivations>(blocks_).data();
 
   auto* plain = ctx.scratch->Take<float>(static_cast<size_t>(tokens_) * latent_dim).data();
   const int64_t row_bytes = tensor::BytesOf(kv.dtype, attention.cache_row());
   ctx.pool->Run(blocks_, [&](int64_t block, int) {
     const std::byte* base = kv.base + sequence.block_table[block] * kv.block_stride;
-    const auto* scales = reinterpret_cast<const float*>(base + kv.scale_offset);
+    const auto* scales = reinterpret_cast<const float*>(base + kv.scale_offset());
     const bool scaled = kv.dtype == tensor::DType::kI8;
     const int first = static_cast<int>(block) * kKvBlockTokens;
     for (int t = first; t < std::min(first + kKvBlockTokens, tokens_); ++t) {
@@ -83,8 +84,8 @@ MlaExpansion::MlaExpansion(const kernels::ExecContext& ctx, const MlaAttention& 
               rotated_ + static_cast<int64_t>(t) * rope_dim);
     }
   });
-  const PreparedRows all =
-      kernels::PrepareRows(ctx, attention.uk.front().layout.format, plain, latent_dim, tokens_, latent_dim);
+  const QuantizedActivations all = kernels::QuantizeActivations(ctx, attention.uk.front().layout.format,
+                                                                plain, latent_dim, tokens_, latent_dim);
   for (int b = 0; b < blocks_; ++b) {
     const int first = b * kKvBlockTokens;
     latents_[b] = Slice(all, first, 1, std::min(kKvBlockTokens, tokens_ - first));
@@ -122,14 +123,10 @@ KvLayer MlaExpansion::Heads(int first, int count) const {
       std::fill_n(value + t * value_dim_ + a.v_dim, value_dim_ - a.v_dim, 0.0F);
     }
   });
-  return {.base = reinterpret_cast<std::byte*>(expanded_),
-          .block_stride = block_floats * static_cast<int64_t>(sizeof(float)),
-          .head_stride = (keys + values) * static_cast<int64_t>(sizeof(float)),
-          .value_offset = keys * static_cast<int64_t>(sizeof(float)),
-          .dtype = tensor::DType::kF32,
-          .heads = count,
-          .key_dim = key_dim,
-          .value_dim = value_dim_};
+  KvLayer layer = {{.heads = count, .key_dim = key_dim, .value_dim = value_dim_}};
+  layer.base = reinterpret_cast<std::byte*>(expanded_);
+  layer.block_stride = block_floats * static_cast<int64_t>(sizeof(float));
+  return layer;
 }
 
 }  // namespace moesaic::layers

@@ -8,9 +8,10 @@ namespace moesaic::layers {
 struct Mlp {
   Linear gate, up, down;
 
-  /// out [rows, hidden] = down(silu(gate(x)) * up(x)), or += with `accumulate`; x is [rows, hidden].
+  /// Sets out [rows, hidden] = down(silu(gate(x)) * up(x)), or adds to it with `accumulate`; x is [rows,
+  /// hidden].
   void Forward(const Step& step, const float* x, float* out, bool accumulate) const;
-  /// Without down: gated [rows, gate.n()] = silu(gate(x)) * up(x).
+  /// Computes Forward() without down: gated [rows, gate.n()] = silu(gate(x)) * up(x).
   void Gated(const Step& step, const float* x, float* gated) const;
 };
 

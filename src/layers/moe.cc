@@ -5,7 +5,7 @@
 namespace moesaic::layers {
 namespace {
 
-// How many different ids there are.
+// Counts distinct ids.
 int64_t CountExperts(const Step& step, const int32_t* ids, int64_t count, int experts) {
   ScratchScope scratch(step.ctx);
   auto* used = scratch.Take<uint8_t>(experts);

@@ -1,11 +1,13 @@
-// A mixture-of-experts layer: a router and the experts it chooses, shared experts among them.
+// A mixture-of-experts layer: a router, its routed experts and the shared experts.
 #pragma once
 
+#include "kernels/moe.h"
+#include "kernels/route.h"
 #include "layers/linear.h"
 
 namespace moesaic::layers {
 
-/// Chooses experts and their weights, in f32 whatever the experts are stored in.
+/// Chooses experts and their weights. It computes in f32 regardless of the experts' format.
 struct Router {
   Linear gate;                         // [experts, hidden]
   const float* choice_bias = nullptr;  // [experts] or null
@@ -16,7 +18,7 @@ struct Router {
   bool normalize = false;
   float scale = 1;
 
-  /// ids and weights are [rows, top_k].
+  /// Writes ids and weights [rows, top_k].
   void Route(const Step& step, const float* x, int32_t* ids, float* weights) const;
 };
 
@@ -25,7 +27,7 @@ struct MoeLayer {
   kernels::ExpertWeights experts;
   tensor::PackedMatrix shared_gate, shared_up, shared_down;  // empty: no shared expert
 
-  /// out [rows, hidden] is written; x is [rows, hidden].
+  /// Overwrites out [rows, hidden]; x is [rows, hidden].
   void Forward(const Step& step, const float* x, float* out) const;
 };
 

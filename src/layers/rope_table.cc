@@ -10,8 +10,8 @@
 namespace moesaic::layers {
 namespace {
 
-// Blends interpolated and original frequencies: dimensions that turn more than beta_fast times over the
-// original context keep theirs, those that turn less than beta_slow times are slowed down by `factor`.
+// Blends interpolated and original frequencies. Dimensions that rotate more than beta_fast times over the
+// original context keep theirs; those that rotate less than beta_slow times are divided by `factor`.
 void ScaleYarn(const RopeSpec& spec, std::vector<float>& frequencies) {
   auto dimension_of = [&](double rotations) {
     return spec.dim * std::log(spec.original_context / (rotations * 2 * std::numbers::pi)) /
@@ -27,7 +27,7 @@ void ScaleYarn(const RopeSpec& spec, std::vector<float>& frequencies) {
   }
 }
 
-// Llama 3.1: long waves are slowed down by `factor`, short ones kept, those between are blended.
+// Llama 3.1: low frequencies are divided by `factor`, high ones kept, and those between are blended.
 void ScaleLlama3(const RopeSpec& spec, std::vector<float>& frequencies) {
   const double low_wavelength = spec.original_context / spec.low_freq_factor;
   const double high_wavelength = spec.original_context / spec.high_freq_factor;
@@ -83,7 +83,7 @@ StatusOr<RopeTable> RopeTable::Create(const RopeSpec& spec, int context) {
 void RopeTable::Reserve(runtime::ThreadPool& pool, int positions) {
   MOESAIC_CHECK_LE(positions, context_);
   if (positions <= filled_) return;
-  // Whole runs of 1024 positions: enough work for a task, and a decode step seldom comes here.
+  // Tables grow by multiples of 1024 positions: enough work per task, and decode steps seldom trigger it.
   constexpr int kRun = 1024;
   const int end = std::min(base::RoundUp(positions, kRun), context_);
   const int first = filled_;

@@ -1,4 +1,4 @@
-// Cosines and sines of rotary position embedding: plain, linear, YaRN (arXiv 2309.00071) and Llama 3's
+// Cosines and sines of rotary position embedding, with plain, linear, YaRN (arXiv 2309.00071) and Llama 3
 // scaling.
 #pragma once
 
@@ -24,17 +24,17 @@ struct RopeSpec {
   double low_freq_factor = 1, high_freq_factor = 4;  // Llama 3
 };
 
-/// Angles a token of position p turns by are p * frequency[i], i < dim / 2; scaling applied. Rounded to f32
-/// as the releases' own code does, since a model was trained with exactly these.
+/// Returns frequencies [dim / 2] with scaling applied: a token at position p is rotated by p * frequency[i].
+/// Values are rounded to f32 like the releases' own code, because models were trained with exactly these.
 std::vector<float> RopeFrequencies(const RopeSpec& spec);
 
-/// Tables for positions [0, context), filled as far as they are needed. One thread at a time.
+/// Tables for positions [0, context), filled on demand. Use by one thread at a time.
 class RopeTable {
  public:
-  /// Reserves address space for the whole context and computes nothing yet.
+  /// Reserves address space for the whole context without computing entries.
   static StatusOr<RopeTable> Create(const RopeSpec& spec, int context);
 
-  /// Makes sure that positions [0, positions) are filled; positions <= context.
+  /// Fills positions [0, positions) if they are not filled yet; positions <= context.
   void Reserve(runtime::ThreadPool& pool, int positions);
 
   const float* cos() const { return cos_.as<float>(); }  // [context, dim / 2]

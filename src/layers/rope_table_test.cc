@@ -7,13 +7,13 @@
 namespace moesaic::layers {
 namespace {
 
-TEST(RopeTableTest, PlainAngles) {
+TEST(RopeTableTest, ComputesPlainAngles) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   RopeTable table = *RopeTable::Create({.dim = 4, .theta = 100}, 5000);
   table.Reserve(*pool, 1);
   table.Reserve(*pool, 5000);
   for (const int p : {0, 1, 1023, 1024, 4999}) {
-    // Frequencies 1 and 1/10, the latter rounded to f32, which moves an angle of 500 by up to 2e-5.
+    // Frequencies are 1 and 1/10. The latter is rounded to f32, which shifts an angle of 500 by up to 2e-5.
     EXPECT_NEAR(table.cos()[p * 2], std::cos(p), 1e-6) << p;
     EXPECT_NEAR(table.sin()[p * 2 + 1], std::sin(p / 10.0), 4e-5) << p;
   }
@@ -26,9 +26,9 @@ TEST(RopeTableTest, LinearDividesPositions) {
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_FLOAT_EQ(scaled[i], plain[i] / 4);
 }
 
-// Fast dimensions keep their frequency, slow ones are interpolated, and those between are blended
+// High-frequency dimensions are unchanged, low-frequency ones are interpolated, and those between are blended
 // monotonically.
-TEST(RopeTableTest, YarnBlends) {
+TEST(RopeTableTest, YarnBlendsFrequencies) {
   const RopeSpec spec{.dim = 64,
                       .scaling = RopeSpec::Scaling::kYarn,
                       .factor = 40,
@@ -45,7 +45,7 @@ TEST(RopeTableTest, YarnBlends) {
   }
 }
 
-TEST(RopeTableTest, Llama3Blends) {
+TEST(RopeTableTest, Llama3BlendsFrequencies) {
   const RopeSpec spec{.dim = 128,
                       .theta = 500000,
                       .scaling = RopeSpec::Scaling::kLlama3,

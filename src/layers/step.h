@@ -1,22 +1,31 @@
-// What every layer of one step is given.
+// Inputs of every layer in one step.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/attention.h"
 
 namespace moesaic::layers {
 
-/// The experts that routers chose, for whoever asks a forward pass to tell.
+/// Records the experts chosen by the routers, if the caller of a forward pass requests them.
 struct RouteTap {
   struct Layer {
-    int layer = 0;  // of the decoder
+    int layer = 0;  // index of the decoder layer
     int top_k = 0;
     std::vector<int32_t> ids;  // [rows, top_k]
   };
-  std::vector<Layer> layers;  // those that route, in order
+  std::vector<Layer> layers;  // layers with a router, in order
+};
+
+/// Fetches KV blocks of which only key summaries are in memory.
+class KvFetcher {
+ public:
+  virtual ~KvFetcher() = default;
+  /// Returns when the blocks of the layer that `slices` read, up to their last row's, are in memory. After a
+  /// failure, which the fetcher reports to its owner, the results of the step must be dropped.
+  virtual void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) = 0;
 };
 
 /// One ragged batch on its way through the layers. Borrowed by all; constant during the step.
@@ -24,13 +33,19 @@ struct Step {
   const kernels::ExecContext& ctx;
   std::span<const kernels::SequenceSlice> sequences;
   std::span<const int32_t> positions;  // [rows]
-  int64_t* experts_read = nullptr;     // += routed experts that any row goes to; or null
-  RouteTap* routes = nullptr;          // each MoE layer adds an entry; or null
+  // incremented by the number of distinct routed experts that the rows use; or null
+  int64_t* experts_read = nullptr;
+  RouteTap* routes = nullptr;  // each MoE layer adds an entry; or null
+
+  KvFetcher* fetcher = nullptr;  // null: all blocks are in memory
 
   int rows() const { return static_cast<int>(positions.size()); }
+  void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) const {
+    if (fetcher != nullptr) fetcher->Fetch(kv, slices);
+  }
 };
 
-/// Takes back all scratch memory that was handed out during its life.
+/// Releases all scratch memory allocated during its lifetime.
 class ScratchScope {
  public:
   explicit ScratchScope(const kernels::ExecContext& ctx) : arena_(*ctx.scratch), mark_(arena_.Mark()) {}

@@ -1,5 +1,5 @@
-// The architectures' files: each turns a config in config.json's terms into a DecoderSpec.
-// To add one: write its function in a file of its own, declare it here and name it in registry.cc.
+// One function per architecture; each converts a config with the fields of config.json to a DecoderSpec. To
+// add an architecture, write its function in its own file, declare it here and list it in registry.cc.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -126,8 +126,8 @@ double ReadRope(ConfigReader& reader, const std::string& file, int dim, DecoderS
     if (object == nullptr) continue;
     ConfigReader scaling(*object, fmt::format("{}: {}", file, key));
     rope.theta = scaling.NumberOr("rope_theta", 1, 1e12, rope.theta);
-    scaling.Ignore({"partial_rotary_factor"});  // read by the architectures that have it
-    // Older files say "type", newer ones "rope_type", and some both.
+    scaling.Ignore({"partial_rotary_factor"});  // read by the architectures that use it
+    // Older files use "type", newer ones "rope_type", and some both.
     scaling.OnlyString("type", {"default", "linear", "yarn", "llama3"});
     scaling.OnlyString("rope_type", {"default", "linear", "yarn", "llama3"});
     const std::string type = scaling.StringOr("rope_type", scaling.StringOr("type", "default"));
@@ -174,7 +174,7 @@ void ReadTopK(ConfigReader& reader, const std::string& top_k_key, const std::str
 }
 
 void CheckMlaDims(ConfigReader& reader, const char* nope, const char* rope, const AttentionSpec& attention) {
-  // The attention kernel reads eight elements at a time; latents and values are padded, parts of keys are
+  // The attention kernel reads eight elements at a time. Latents and values are padded, parts of keys are
   // not.
   if (attention.rope_dim % 8 != 0) {
     reader.Fail(fmt::format("\"{}\" must be a multiple of 8, found {}", rope, attention.rope_dim));

@@ -1,4 +1,5 @@
-// Fields of config.json that several architectures share, read once and checked against one another.
+// Readers for fields of config.json that several architectures share. Each field is read once and validated
+// against the others.
 #pragma once
 
 #include <string>
@@ -8,36 +9,38 @@
 
 namespace moesaic::models {
 
-/// Bounds far beyond any model, low enough that heads x head size and shared experts x width fit an int.
+/// Limits far above any model, yet low enough that heads x head size and shared experts x width fit an int.
 inline constexpr int64_t kMaxDim = 1 << 22;
 inline constexpr int64_t kMaxHeads = 1 << 13;
 inline constexpr int64_t kMaxHeadDim = 1 << 16;
 
-/// Reads architecture, vocabulary, sizes, context, norm epsilon, tying and activation, and marks as known
-/// what never changes inference (token ids, dropout, dtypes, training losses, names that begin with "_").
+/// Reads architecture, vocabulary, sizes, context, norm epsilon, tying and activation. Marks fields that
+/// never affect inference as known (token ids, dropout, dtypes, training losses, names that begin with "_").
 DecoderSpec ReadCommon(const nlohmann::json& config, checkpoint::ConfigReader& reader);
 
-/// Reads heads, KV heads and head size of grouped-query attention; a missing head_dim is `default_head_dim`,
-/// or hidden_size / num_attention_heads when that is 0.
+/// Reads heads, KV heads and head size of grouped-query attention. A missing head_dim becomes
+/// `default_head_dim`, or hidden_size / num_attention_heads if that is 0.
 void ReadGqa(checkpoint::ConfigReader& reader, DecoderSpec& spec, int64_t default_head_dim);
 
-/// Reads rope_theta, rope_scaling and rope_parameters (the form of transformers 5) into spec.rope; needs
-/// spec.context. `dim` is the rotated part of a head. Returns m(factor, mscale_all_dim) of YaRN, whose square
-/// multiplies DeepSeek's softmax scale; 1 otherwise.
+/// Reads rope_theta, rope_scaling and rope_parameters (the form of transformers 5) into spec.rope; requires
+/// spec.context. `dim` is the rotated part of a head. Returns YaRN's m(factor, mscale_all_dim), whose square
+/// multiplies DeepSeek's softmax scale; 1 without YaRN.
 double ReadRope(checkpoint::ConfigReader& reader, const std::string& file, int dim, DecoderSpec& spec);
 
 /// Reads "n_group" and "topk_group" and checks them against spec.moe.experts.
 void ReadGroups(checkpoint::ConfigReader& reader, const std::string& experts_key, MoeSpec& moe);
 
-/// Reads `top_k_key` and checks it against spec.moe.experts, which `experts_key` told. Call after ReadGroups.
+/// Reads `top_k_key` and checks it against spec.moe.experts, which was read from `experts_key`. Call after
+/// ReadGroups.
 void ReadTopK(checkpoint::ConfigReader& reader, const std::string& top_k_key, const std::string& experts_key,
               MoeSpec& moe);
 
-/// Checks that the attention kernel can read these dimensions; the names are those of their fields.
+/// Checks that the attention kernel supports these dimensions. `nope` and `rope` are the field names for
+/// messages.
 void CheckMlaDims(checkpoint::ConfigReader& reader, const char* nope, const char* rope,
                   const AttentionSpec& attention);
 
-/// Layers [first_dense, layers) are MoE.
+/// Makes layers [first_dense, layers) MoE layers.
 void FirstLayersDense(int first_dense, DecoderSpec& spec);
 
 }  // namespace moesaic::models

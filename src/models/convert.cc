@@ -13,7 +13,7 @@ using checkpoint::Checkpoint;
 using checkpoint::PackedRegion;
 using checkpoint::PackedWriter;
 
-// Everything beside the weights that makes a model usable; what a checkpoint has of it travels along.
+// Files other than weights that a model needs; those that the checkpoint has are stored in the packed file.
 constexpr const char* kTexts[] = {"tokenizer.json",
                                   "tokenizer_config.json",
                                   "special_tokens_map.json",

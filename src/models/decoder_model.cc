@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/elementwise.h"
 #include "layers/embedding.h"
 
 namespace moesaic::models {
@@ -53,16 +54,16 @@ Status DecoderModel::Check(const ForwardBatch& batch, std::span<const KvLayer> k
   }
   const auto logits = static_cast<int64_t>(batch.logit_rows.size()) * spec_.vocab;
   if (static_cast<int64_t>(out.logits.size()) != logits) {
-    return InvalidArgument("space for {} logits is needed, found {}", logits, out.logits.size());
+    return InvalidArgument("logits must have space for {} values, found {}", logits, out.logits.size());
   }
   if (!out.hidden.empty() && static_cast<int64_t>(out.hidden.size()) != rows * spec_.hidden) {
-    return InvalidArgument("space for {} hidden values is needed, found {}", rows * spec_.hidden,
+    return InvalidArgument("hidden must have space for {} values, found {}", rows * spec_.hidden,
                            out.hidden.size());
   }
   return OkStatus();
 }
 
-// Positions of all rows, with the rotary tables filled up to them.
+// Returns the positions of all rows and fills the rotary tables up to them.
 std::span<const int32_t> DecoderModel::Positions(ScratchScope& scratch, const ExecContext& ctx,
                                                  const ForwardBatch& batch) {
   auto* positions = scratch.Take<int32_t>(static_cast<int64_t>(batch.tokens.size()));
@@ -75,7 +76,7 @@ std::span<const int32_t> DecoderModel::Positions(ScratchScope& scratch, const Ex
   return {positions, batch.tokens.size()};
 }
 
-// Norms the residual stream x [rows, hidden] and multiplies the wanted rows with the head.
+// Norms the residual stream x [rows, hidden] and multiplies the selected rows by the head.
 void DecoderModel::Finish(const ExecContext& ctx, const ForwardBatch& batch, const float* norm,
                           const layers::Linear& head, float* x, const ForwardOutput& out) const {
   ScratchScope scratch(ctx);
@@ -117,7 +118,8 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
                   .sequences = batch.sequences,
                   .positions = Positions(scratch, ctx, batch),
                   .experts_read = out.experts_read,
-                  .routes = out.routes};
+                  .routes = out.routes,
+                  .fetcher = batch.fetcher};
   if (out.routes != nullptr) out.routes->layers.clear();
   auto* x = scratch.Take<float>(static_cast<int64_t>(step.rows()) * spec_.hidden);
   layers::Embed(ctx, decoder_.embedding, batch.tokens, x);
@@ -142,7 +144,7 @@ Status DecoderModel::ForwardMtp(const ExecContext& ctx, int depth, const Forward
   if (batch.tokens.empty()) return OkStatus();
   const int width = spec_.hidden;
   if (hidden.size() != batch.tokens.size() * width) {
-    return InvalidArgument("{} hidden values are needed, found {}", batch.tokens.size() * width,
+    return InvalidArgument("hidden must have {} values, found {}", batch.tokens.size() * width,
                            hidden.size());
   }
   const MtpModule& module = decoder_.mtp[depth];

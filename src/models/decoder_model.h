@@ -1,4 +1,4 @@
-// The one Model: a stack of decoder layers that a DecoderSpec describes.
+// The only Model implementation: a stack of decoder layers described by a DecoderSpec.
 #pragma once
 
 #include "models/decoder_spec.h"
@@ -9,7 +9,7 @@ namespace moesaic::models {
 
 class DecoderModel : public Model {
  public:
-  /// `weights` must hold what DeclareWeights(spec) names.
+  /// `weights` must hold every region of DeclareWeights(spec).
   static StatusOr<std::unique_ptr<DecoderModel>> Create(DecoderSpec spec, WeightMap weights, ModelInfo info,
                                                         layers::MlaPath mla_path);
   const ModelInfo& info() const override { return info_; }
@@ -32,7 +32,7 @@ class DecoderModel : public Model {
   WeightMap weights_;
   ModelInfo info_;
   layers::RopeTable rope_;
-  DecoderWeights decoder_;  // views of weights_ and rope_
+  DecoderWeights decoder_;  // views into weights_ and rope_
 };
 
 }  // namespace moesaic::models

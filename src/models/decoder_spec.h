@@ -1,5 +1,5 @@
-// Everything that distinguishes one decoder-only architecture from another, in numbers and switches. An
-// architecture's file (deepseek.cc, qwen3.cc, ...) fills it from a config and refuses what it does not know.
+// Parameters that distinguish one decoder-only architecture from another. An architecture's file
+// (deepseek.cc, qwen3.cc, ...) fills the spec from a config and rejects unsupported settings.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/ops.h"
+#include "kernels/route.h"
 #include "layers/rope_table.h"
 
 namespace moesaic::models {
@@ -24,13 +24,13 @@ struct AttentionSpec {
   int kv_lora_rank = 0;
   int nope_dim = 0, rope_dim = 0, v_dim = 0;
   float latent_norm_eps = 0;  // of q_a_layernorm and kv_a_layernorm
-  float scale = 0;            // softmax scale, YaRN's mscale included
+  float scale = 0;            // softmax scale, including YaRN's mscale
 };
 
 struct MoeSpec {
   int experts = 0, top_k = 0;
-  int intermediate = 0;         // of one routed expert
-  int shared_intermediate = 0;  // of all shared experts together; 0: none
+  int intermediate = 0;         // width of one routed expert
+  int shared_intermediate = 0;  // width of all shared experts together; 0: none
   kernels::RouteParams::Scoring scoring = kernels::RouteParams::Scoring::kSoftmax;
   kernels::RouteParams::GroupScore group_score = kernels::RouteParams::GroupScore::kMax;
   int groups = 1, top_groups = 1;
@@ -44,24 +44,24 @@ struct DecoderSpec {
   int vocab = 0, hidden = 0, layers = 0, context = 0;
   float norm_eps = 0;
   bool tied = false;
-  bool sandwich_norm = false;  // openPangu: norms after attention and after the FFN as well
+  bool sandwich_norm = false;  // openPangu: norms also after attention and after the FFN
   layers::RopeSpec rope;
   AttentionSpec attention;
   MoeSpec moe;           // experts == 0: none
-  int intermediate = 0;  // of dense layers
+  int intermediate = 0;  // width of dense layers
   bool mlp_bias = false;
-  std::vector<bool> is_moe;  // [layers]; MTP layers are MoE when the last layer is
+  std::vector<bool> is_moe;  // [layers]; MTP layers are MoE if the last layer is
   int mtp_layers = 0;
 };
 
-/// Makes the spec from a config in config.json's terms; refuses unknown architectures and unsupported fields
-/// by name. `file` stands in front of every message.
+/// Builds the spec from a config with the fields of config.json. Errors name unknown architectures and
+/// unsupported fields. `file` prefixes every message.
 StatusOr<DecoderSpec> SpecFromConfig(const nlohmann::json& config, const std::string& file);
 
-/// Chooses top_k routed experts a token instead of the config's number; 0 leaves it.
+/// Replaces the config's number of routed experts per token by top_k; 0 keeps it.
 Status OverrideTopK(DecoderSpec& spec, int top_k);
 
-/// Every architecture this build runs, for help texts and the error that refuses others.
+/// Returns all supported architectures, for help texts and for errors.
 std::vector<std::string> SupportedArchitectures();
 
 }  // namespace moesaic::models

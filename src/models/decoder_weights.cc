@@ -44,13 +44,13 @@ class Assembler {
     return layer;
   }
 
-  // The region of `name`, or of `fallback` where the plan has no copy of its own.
+  // Returns `name` if the plan has that region, otherwise `fallback`.
   const std::string& Present(const std::string& name, const std::string& fallback) const {
     return weights_.Has(name) ? name : fallback;
   }
 
  private:
-  // A frame's linears are not there yet.
+  // A frame's linears are not loaded.
   tensor::PackedMatrix Matrix(const std::string& name, int record = 0, int part = 0) const {
     return frame_ && !weights_.Has(name) ? tensor::PackedMatrix{} : weights_.Matrix(name, record, part);
   }
@@ -140,7 +140,7 @@ class Assembler {
   bool frame_;
 };
 
-// Of whole matrices of one shape: all slices, or any one image.
+// Compares whole matrices of equal shape: all slices, or any one image.
 bool SameBytes(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
   const int slices = base::CeilDiv(a.layout.panels(), a.image_panels());
   for (int slice = 0; slice < slices; ++slice) {
@@ -150,8 +150,8 @@ bool SameBytes(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
   return true;
 }
 
-// Checkpoints of DeepSeek-V3 hold the head again with the MTP module. One of both keeps caches and, where the
-// file is mapped, memory for other things: the module runs right after the head.
+// Checkpoints of DeepSeek-V3 store the head a second time in the MTP module. Sharing one matrix saves cache
+// and, for mapped files, memory: the module runs right after the head.
 bool IsCopy(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
   return a.data != b.data && a.layout.format == b.layout.format && a.layout.n == b.layout.n &&
          a.layout.k == b.layout.k && a.first_row == b.first_row && a.input_scale == b.input_scale &&

@@ -1,4 +1,4 @@
-// Puts a decoder's layers together from a DecoderSpec and the weights it declares.
+// Assembles a decoder's layers from a DecoderSpec and its weights.
 #pragma once
 
 #include <vector>
@@ -10,13 +10,13 @@ namespace moesaic::models {
 
 /// One multi-token-prediction module (DeepSeek-V3, arXiv 2412.19437 section 2.2).
 struct MtpModule {
-  tensor::PackedMatrix embedding;         // [vocab, hidden], often the main model's
+  tensor::PackedMatrix embedding;         // [vocab, hidden], often the same matrix as the main model's
   const float* embedding_norm = nullptr;  // enorm, [hidden]
   const float* hidden_norm = nullptr;     // hnorm, [hidden]
   layers::Linear project;                 // eh_proj, [hidden, 2 * hidden]: normed embedding first
   layers::DecoderLayer layer;
   const float* final_norm = nullptr;  // [hidden]
-  layers::Linear head;                // [vocab, hidden], often the main model's
+  layers::Linear head;                // [vocab, hidden], often the same matrix as the main model's
 };
 
 struct DecoderWeights {
@@ -27,12 +27,12 @@ struct DecoderWeights {
   std::vector<MtpModule> mtp;
 };
 
-/// Views of `weights` and of `rope`, which must outlive the result.
+/// Returns views of `weights` and `rope`, which must outlive the result.
 DecoderWeights Assemble(const DecoderSpec& spec, const WeightMap& weights, const layers::RopeTable& rope,
                         layers::MlaPath mla_path);
 
-/// The frame of layer `layer` from the weights of PlanFrame: a layer whose linears that can be quantized are
-/// empty, and whose experts are none.
+/// Assembles the frame of layer `layer` from the weights of PlanFrame. The layer has empty matrices for
+/// quantizable linears and no experts.
 layers::DecoderLayer AssembleFrame(const DecoderSpec& spec, const WeightMap& weights,
                                    const layers::RopeTable& rope, int layer);
 

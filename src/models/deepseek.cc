@@ -17,9 +17,9 @@ void ReadMla(ConfigReader& reader, const std::string& file, DecoderSpec& spec) {
   attention.heads = static_cast<int>(reader.Int("num_attention_heads", 1, kMaxHeads));
   const int64_t kv_heads = reader.IntOr("num_key_value_heads", 1, kMaxHeads, attention.heads);
   if (kv_heads != attention.heads) {
-    reader.Fail(
-        fmt::format("\"num_key_value_heads\" is {} but \"num_attention_heads\" is {}: MLA has as many",
-                    kv_heads, attention.heads));
+    reader.Fail(fmt::format(
+        "\"num_key_value_heads\" is {} but \"num_attention_heads\" is {}: MLA requires equal numbers",
+        kv_heads, attention.heads));
   }
   attention.q_lora_rank = static_cast<int>(reader.IntOr("q_lora_rank", 1, kMaxDim, 0));
   attention.kv_lora_rank = static_cast<int>(reader.Int("kv_lora_rank", 1, kMaxHeadDim));
@@ -28,11 +28,11 @@ void ReadMla(ConfigReader& reader, const std::string& file, DecoderSpec& spec) {
   attention.v_dim = static_cast<int>(reader.Int("v_head_dim", 1, kMaxHeadDim));
   CheckMlaDims(reader, "qk_nope_head_dim", "qk_rope_head_dim", attention);
   reader.OnlyBool("attention_bias", false);
-  reader.Ignore({"head_dim", "qk_head_dim"});  // written by transformers; told by the fields above
+  reader.Ignore({"head_dim", "qk_head_dim"});  // written by transformers; implied by the fields above
   const double all_dim_scale = ReadRope(reader, file, attention.rope_dim, spec);
   const double base = 1.0 / std::sqrt(attention.nope_dim + attention.rope_dim);
   attention.scale = static_cast<float>(base * all_dim_scale * all_dim_scale);
-  // The releases' code leaves the norms inside MLA at their default whatever rms_norm_eps says.
+  // The releases' code uses the default epsilon for the norms inside MLA, regardless of rms_norm_eps.
   attention.latent_norm_eps = 1e-6F;
 }
 
@@ -65,7 +65,7 @@ StatusOr<DecoderSpec> DeepseekV2Spec(const nlohmann::json& config, const std::st
   moe.scoring = RouteParams::Scoring::kSoftmax;
   moe.group_score = RouteParams::GroupScore::kMax;
   reader.OnlyString("scoring_func", {"softmax"});
-  // The releases' code and transformers disagree about what true means; no release has it.
+  // The releases' code and transformers implement `true` differently; no release uses it.
   reader.OnlyBool("norm_topk_prob", false);
   reader.OnlyString("topk_method", {"greedy", "group_limited_greedy"});
   if (reader.StringOr("topk_method", "greedy") == "group_limited_greedy") {

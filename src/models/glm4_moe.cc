@@ -1,6 +1,6 @@
-// GLM-4.5 and GLM-4.6 (arXiv 2508.06471): grouped-query attention, part of each head rotated, and
-// DeepSeek-V3's router and shared expert. What `moesaic carve` makes of a dense model declares this
-// architecture too.
+// GLM-4.5 and GLM-4.6 (arXiv 2508.06471): grouped-query attention with partly rotated heads, and
+// DeepSeek-V3's router and shared expert. `moesaic carve` also writes this architecture for converted dense
+// models.
 #include "models/architectures.h"
 #include "models/config_fields.h"
 
@@ -10,7 +10,7 @@ namespace {
 using checkpoint::ConfigReader;
 using kernels::RouteParams;
 
-void ReadExperts(ConfigReader& reader, DecoderSpec& spec) {
+void ReadGlmExperts(ConfigReader& reader, DecoderSpec& spec) {
   MoeSpec& moe = spec.moe;
   moe.experts = static_cast<int>(reader.Int("n_routed_experts", 1, 65536));
   moe.intermediate = static_cast<int>(reader.Int("moe_intermediate_size", 1, kMaxDim));
@@ -24,7 +24,7 @@ void ReadExperts(ConfigReader& reader, DecoderSpec& spec) {
   ReadTopK(reader, "num_experts_per_tok", "n_routed_experts", moe);
 }
 
-// The field stands at the top or, as transformers 5 writes it, among the rope parameters.
+// The field is at the top level or, in transformers 5, among the rope parameters.
 double PartialRotaryFactor(ConfigReader& reader) {
   const nlohmann::json* rope = reader.Object("rope_parameters");
   double nested = 0.5;  // the architecture's default
@@ -42,14 +42,14 @@ StatusOr<DecoderSpec> Glm4MoeSpec(const nlohmann::json& config, const std::strin
   ConfigReader reader(config, file);
   DecoderSpec spec = ReadCommon(config, reader);
   ReadGqa(reader, spec, /*default_head_dim=*/0);
-  spec.attention.qkv_bias = reader.BoolOr("attention_bias", false);  // of q, k and v only
+  spec.attention.qkv_bias = reader.BoolOr("attention_bias", false);  // biases of q, k and v only
   spec.attention.qk_norm = reader.BoolOr("use_qk_norm", false);
   const auto rotated = static_cast<int>(spec.attention.head_dim * PartialRotaryFactor(reader));
   if (rotated < 2)
     reader.Fail(fmt::format("\"partial_rotary_factor\" leaves {} rotated elements a head", rotated));
   ReadRope(reader, file, rotated, spec);
   spec.intermediate = static_cast<int>(reader.Int("intermediate_size", 1, kMaxDim));
-  ReadExperts(reader, spec);
+  ReadGlmExperts(reader, spec);
   FirstLayersDense(static_cast<int>(reader.IntOr("first_k_dense_replace", 0, 1024, 1)), spec);
   spec.mtp_layers = static_cast<int>(reader.IntOr("num_nextn_predict_layers", 0, 64, 0));
   RETURN_IF_ERROR(reader.Finish());

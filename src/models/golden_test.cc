@@ -1,5 +1,5 @@
-// Every architecture and option against its independent implementation: logits, greedy continuations, chunked
-// prefill, ragged batches, both ways of MLA, MTP, packed files.
+// Compares every architecture and option with an independent implementation: logits, greedy continuations,
+// chunked prefill, ragged batches, both algorithms of MLA, MTP, packed files.
 #include <gmock/gmock.h>
 
 #include <numeric>
@@ -18,15 +18,15 @@ using runtime::Isa;
 
 struct Case {
   const char* name;
-  const char* checkpoint;  // below the source directory
+  const char* checkpoint;  // relative to the source directory
   const char* golden;
-  float tolerance;                                                       // of f32 logits
+  float tolerance;                                                       // tolerance of f32 logits
   enum Trait { kMla = 1, kMtp = 2, kInt8Activations = 4, kGroups = 8 };  // kGroups: stored group-scaled
   int traits = 0;
 };
 
-// Goldens come with fp32 noise of up to 3e-5; the rest is what other orders of summation give. FP8 weights
-// are large powers of two, so logits are larger and sums rounder.
+// Goldens contain fp32 noise of up to 3e-5; other summation orders add the rest. FP8 weights are large powers
+// of two, so logits and their rounding errors are larger.
 constexpr float kF32 = 1e-4F;
 constexpr float kFp8 = 1e-3F;
 // 0.1.
@@ -119,10 +119,10 @@ class GroupsGoldenTest : public GoldenTest {};
 class MlaGoldenTest : public GoldenTest {};
 class MtpGoldenTest : public GoldenTest {};
 
-constexpr int kRoom = 320;  // the longest prompt and its continuation
+constexpr int kRoom = 320;  // longest prompt plus its continuation
 
-// The whole prompt at once, then token by token.
-TEST_P(GoldenTest, LogitsAndGreedy) {
+// Runs the whole prompt in one step, then decodes token by token.
+TEST_P(GoldenTest, MatchesGoldenLogitsAndGreedyTokens) {
   const float tolerance = GetParam().tolerance;
   for (const Isa isa : TestIsas("f32")) {
     TestModel model(path_, isa, {.dtype = "f32"});
@@ -150,7 +150,8 @@ TEST_P(GoldenTest, LogitsAndGreedy) {
   }
 }
 
-// Of each row of `logits`: how far it is from the golden one, as a part of that one's length.
+// Returns, for each row of `logits`, the length of its difference from the golden row relative to the golden
+// row's length.
 std::vector<double> RelativeErrors(std::span<const float> logits, const GoldenPrompt& prompt) {
   const size_t vocab = logits.size() / prompt.rows.size();
   std::vector<double> errors;
@@ -165,11 +166,12 @@ std::vector<double> RelativeErrors(std::span<const float> logits, const GoldenPr
   return errors;
 }
 
-// bf16 and int8 weights, and activations rounded to them, give nearly the same logits on every instruction
-// set. Each product of a layer, seven one after another or beside each other, rounds both its sides; with
-// random weights those errors add up as the root of their number. A rounding leaves 2^-9 / sqrt(3) of a value
-// in bf16; in int8, where the largest of a row is about three times the rest, 3 / 127 / sqrt(12). Where a
-// routing choice flips, a row is off by an expert: that happens to few rows, so the median is looked at.
+// bf16 and int8 weights, with activations rounded to the same type, give similar logits on every instruction
+// set. A layer has seven products in sequence or in parallel, and each rounds both operands. With random
+// weights the errors add up as the root of their number. Rounding has an error of 2^-9 / sqrt(3) of a value
+// in bf16. In int8, where the largest value of a row is about three times the rest, it is 3 / 127 / sqrt(12).
+// A changed routing choice shifts a row by a whole expert; few rows are affected, so the test checks the
+// median.
 TEST_P(GoldenTest, LowPrecisionStaysClose) {
   const GoldenPrompt& prompt = prompts_[2];
   constexpr double kMargin = 4;  // weights and activations are not all alike
@@ -188,7 +190,7 @@ TEST_P(GoldenTest, LowPrecisionStaysClose) {
   }
 }
 
-// The formats with scales for groups of inputs of a model that is loaded with "auto".
+// Returns the group-scaled formats of a model loaded with "auto".
 std::set<std::string> GroupFormats(const std::string& path) {
   const auto checkpoint = *checkpoint::Checkpoint::Open(path);
   const DecoderSpec spec = *SpecFromConfig(checkpoint->config(), ConfigFile(*checkpoint));
@@ -204,10 +206,10 @@ std::set<std::string> GroupFormats(const std::string& path) {
   return formats;
 }
 
-// Codes and scales are taken over as they are stored: what is left of an error is that of activations, which
-// are rounded to int8 by 32 inputs (3 / 127 / sqrt(12) of a value, as above) or, beside FP8, to bf16, less,
-// and of embedding and MLA's absorbed matrices in bf16, which is less.
-TEST_P(GroupsGoldenTest, StoredGroupsAreKept) {
+// Codes and scales are kept as stored, so the remaining error is that of activations. They are rounded to
+// int8 per 32 inputs (3 / 127 / sqrt(12) of a value, as above), or to bf16 with FP8 weights, which is less.
+// Embedding and MLA's absorbed matrices in bf16 add less than that.
+TEST_P(GroupsGoldenTest, KeepsStoredGroups) {
   const GoldenPrompt& prompt = prompts_[2];
   for (const Isa isa : TestIsas("int8_g32")) {
     TestModel model(path_, isa, {});
@@ -229,8 +231,7 @@ TEST_P(GroupsGoldenTest, StoredGroupsAreKept) {
   }
 }
 
-// A copy of a checkpoint whose bf16 tensors are f32, the same values: "auto" then keeps f32 for all but int8
-// layers.
+// Copies a checkpoint with its bf16 tensors widened to f32: "auto" then keeps f32 for all but int8 layers.
 void CopyAsF32(const std::string& from, const std::string& to) {
   const auto source = *checkpoint::Checkpoint::Open(from);
   std::vector<checkpoint::TensorOutput> tensors;
@@ -255,8 +256,8 @@ void CopyAsF32(const std::string& from, const std::string& to) {
   ASSERT_TRUE(status.ok()) << Message(status);
 }
 
-// int8 activations: "auto" keeps int8 weights and rounds activations as the checkpoint says.
-TEST_P(Int8GoldenTest, Int8Activations) {
+// Int8 activations: "auto" keeps int8 weights and quantizes activations as the checkpoint specifies.
+TEST_P(Int8GoldenTest, QuantizesActivationsToInt8) {
   const std::string copy = testing::TempDir() + NameOf({GetParam(), 0}) + "-f32";
   CopyAsF32(path_, copy);
   for (const Isa isa : TestIsas("int8")) {
@@ -266,8 +267,8 @@ TEST_P(Int8GoldenTest, Int8Activations) {
       const GoldenPrompt& prompt = prompts_[i];
       const TestCache cache(model->info().kv, 1, kRoom);
       const Outputs out = Feed(model, cache, 0, 0, prompt.ids, prompt.rows);
-      // In the first two prompts no activation lies near a rounding boundary; in the others some integers
-      // round the other way, which moves logits by about w8a8_noise, at most by a few times as much.
+      // No activation of the first two prompts is near a rounding boundary. In the others some integers round
+      // the other way, which shifts logits by about w8a8_noise, at most by a few times that.
       const float tolerance = i < 2 ? 1e-3F : 1e-3F + 4 * prompt.w8a8_noise;
       EXPECT_LE(MaxDiff(out.logits, prompt.logits_w8a8), tolerance)
           << runtime::IsaName(isa) << ", prompt " << i;
@@ -276,7 +277,7 @@ TEST_P(Int8GoldenTest, Int8Activations) {
   std::filesystem::remove_all(copy);
 }
 
-TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
+TEST_P(GoldenTest, ChunkedPrefillEqualsWholePrefill) {
   TestModel model(path_, BestIsa(), {.dtype = "f32"});
   ASSERT_TRUE(model.status().ok()) << Message(model.status());
   const std::vector<int32_t>& ids = prompts_.back().ids;
@@ -293,15 +294,15 @@ TEST_P(GoldenTest, ChunkedPrefillIsWholePrefill) {
       hidden.insert(hidden.end(), last.hidden.begin(), last.hidden.end());
       start += count;
     }
-    // MLA may attend absorbed to one chunk and expanded to another; everything else is the same to the bit.
+    // MLA may run one chunk absorbed and another expanded; everything else must be bit-identical.
     const float tolerance = model->info().kv.shared ? kF32 : 0;
     EXPECT_LE(MaxDiff(hidden, whole.hidden), tolerance) << "chunks of " << sizes[0];
     EXPECT_LE(MaxDiff(last.logits, whole.logits), tolerance) << "chunks of " << sizes[0];
   }
 }
 
-// Sequences of different lengths and stages in one step come out as each would alone, to the bit.
-TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
+// Sequences of different lengths and phases in one step must give the same bits as each sequence alone.
+TEST_P(GoldenTest, RaggedBatchEqualsEachSequenceAlone) {
   for (const char* dtype : {"f32", "bf16", "int8", "fp8_g128", "int8_g32", "int4_g32", "mxfp4", "nvfp4"}) {
     TestModel model(path_, BestIsa(), {.dtype = dtype});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());
@@ -342,7 +343,7 @@ TEST_P(GoldenTest, RaggedBatchIsEachAlone) {
   }
 }
 
-TEST_P(MlaGoldenTest, AbsorbedIsExpanded) {
+TEST_P(MlaGoldenTest, AbsorbedEqualsExpanded) {
   std::vector<float> results[2];
   for (const layers::MlaPath path : {layers::MlaPath::kAbsorbed, layers::MlaPath::kExpanded}) {
     TestModel model(path_, BestIsa(), {.dtype = "f32", .mla_path = path});
@@ -385,8 +386,8 @@ TEST_P(MtpGoldenTest, MtpLogits) {
   }
 }
 
-// A packed file computes what its checkpoint computes, to the bit, in every format.
-TEST_P(GoldenTest, PackedFileIsCheckpoint) {
+// A packed file must compute the same bits as its checkpoint, in every format.
+TEST_P(GoldenTest, PackedFileComputesLikeCheckpoint) {
   const GoldenPrompt& prompt = prompts_[1];
   const auto length = static_cast<int>(prompt.ids.size());
   const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".packed.safetensors";
@@ -411,9 +412,8 @@ TEST_P(GoldenTest, PackedFileIsCheckpoint) {
   std::filesystem::remove(packed);
 }
 
-// Weights that are mirrored or sliced over NUMA nodes compute the same, to the bit, whether they are packed
-// or copied there.
-TEST_P(GoldenTest, NumaMakesNoDifference) {
+// Weights mirrored or sliced over NUMA nodes must compute the same bits, whether packed or copied there.
+TEST_P(GoldenTest, NumaPlacementDoesNotChangeResults) {
   const GoldenPrompt& prompt = prompts_[1];
   const auto length = static_cast<int>(prompt.ids.size());
   const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".numa.moesaic";
@@ -425,7 +425,7 @@ TEST_P(GoldenTest, NumaMakesNoDifference) {
     const std::vector<float> logits = Feed(model, a, 0, 0, prompt.ids, Last(length)).logits;
     for (const NumaPolicy numa : {NumaPolicy::kMirror, NumaPolicy::kSlice}) {
       for (const int nodes : {2, 4}) {
-        const runtime::Topology topology = runtime::PretendedNodes(nodes, 1);
+        const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
         for (const bool from_packed : {false, true}) {
           TestModel placed(from_packed ? packed : path_, BestIsa(),
                            {.dtype = from_packed ? "auto" : dtype, .numa = numa},
@@ -444,8 +444,8 @@ TEST_P(GoldenTest, NumaMakesNoDifference) {
   std::filesystem::remove(packed);
 }
 
-// What a packed file says about text is what its checkpoint says.
-TEST_P(GoldenTest, PackedFileCarriesTexts) {
+// Texts read from a packed file must equal those of its checkpoint.
+TEST_P(GoldenTest, PackedFileContainsTexts) {
   const std::string packed = testing::TempDir() + NameOf({GetParam(), 0}) + ".texts.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   const Status status = Convert(path_, packed, {}, *pool, {{"tokenizer.model", "another text"}});

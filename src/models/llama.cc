@@ -15,7 +15,7 @@ StatusOr<DecoderSpec> LlamaSpec(const nlohmann::json& config, const std::string&
   spec.mlp_bias = reader.BoolOr("mlp_bias", false);
   ReadRope(reader, file, spec.attention.head_dim, spec);
   spec.intermediate = static_cast<int>(reader.Int("intermediate_size", 1, kMaxDim));
-  reader.OnlyBool("rope_interleaved", false);  // SmolLM2's configs say so
+  reader.OnlyBool("rope_interleaved", false);  // present in SmolLM2's configs
   reader.Ignore({"is_llama_config"});
   RETURN_IF_ERROR(reader.Finish());
   return spec;

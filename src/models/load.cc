@@ -31,7 +31,7 @@ StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, Wei
   return std::unique_ptr<Model>(std::move(model));
 }
 
-// Half leaves room for the KV cache and for others.
+// The other half is left for the KV cache and other processes.
 bool FitsTwice(int64_t bytes) { return bytes <= runtime::AvailableMemory() / 2; }
 
 StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec spec,
@@ -50,7 +50,7 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
     return InvalidArgument(
         "{}: the pages of a mapped file can't be {}; --mmap off copies its weights, and --numa auto leaves "
         "them where they are",
-        path, Participle(options.numa));
+        path, ToString(options.numa));
   }
   if (copied || by_node) {
     ASSIGN_OR_RETURN(WeightMap weights,

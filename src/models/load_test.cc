@@ -1,5 +1,4 @@
-// Checkpoints and packed files that must be refused, each with the line that says why, and choices at load
-// time.
+// Checkpoints and packed files that must be rejected, each with its error message, and options of loading.
 #include <gmock/gmock.h>
 
 #include <fstream>
@@ -18,7 +17,7 @@ namespace {
 using checkpoint::TensorOutput;
 using testing::HasSubstr;
 
-/// A golden checkpoint taken into memory to be changed, and written to a folder of its own.
+/// Loads a golden checkpoint into memory for modification and writes it to its own folder.
 class Copy {
  public:
   explicit Copy(const std::string& golden)
@@ -57,13 +56,13 @@ std::string LoadError(const std::string& path, const LoadOptions& options = {}) 
   return Message(model.status());
 }
 
-TEST(LoadTest, RefusesAMissingTensor) {
+TEST(LoadTest, RejectsMissingTensor) {
   Copy copy("qwen3-moe-norm-tied");
   copy.Remove("model.layers.1.mlp.experts.5.down_proj");
   EXPECT_THAT(LoadError(copy.Write()), HasSubstr("model.layers.1.mlp.experts.5.down_proj.weight"));
 }
 
-TEST(LoadTest, RefusesAnotherShape) {
+TEST(LoadTest, RejectsWrongShape) {
   Copy copy("qwen3-tied");
   copy.Remove("model.norm.weight");
   copy.Add("model.norm.weight", tensor::DType::kF32, {63}, std::vector<std::byte>(63 * 4));
@@ -73,7 +72,7 @@ TEST(LoadTest, RefusesAnotherShape) {
   EXPECT_THAT(error, HasSubstr("[63]"));
 }
 
-TEST(LoadTest, RefusesATensorThatNothingUses) {
+TEST(LoadTest, RejectsUnusedTensor) {
   Copy copy("llama-untied-f16");
   copy.Add("model.layers.0.self_attn.q_proj.bias", tensor::DType::kF32, {64}, std::vector<std::byte>(64 * 4));
   EXPECT_EQ(LoadError(copy.Write()),
@@ -82,7 +81,7 @@ TEST(LoadTest, RefusesATensorThatNothingUses) {
             "config.json");
 }
 
-TEST(LoadTest, IgnoresWhatChangesNothing) {
+TEST(LoadTest, IgnoresTensorsWithoutEffect) {
   Copy copy("qwen3-tied");
   copy.Add("lm_head.weight", tensor::DType::kBF16, {160, 64}, std::vector<std::byte>(160 * 64 * 2));  // tied
   copy.Add("model.layers.0.self_attn.rotary_emb.inv_freq", tensor::DType::kF32, {16},
@@ -90,7 +89,7 @@ TEST(LoadTest, IgnoresWhatChangesNothing) {
   EXPECT_EQ(LoadError(copy.Write()), "");
 }
 
-TEST(LoadTest, RefusesWeightsThatAreNotFinite) {
+TEST(LoadTest, RejectsNonFiniteWeights) {
   Copy copy("llama-untied-f16");
   copy.Remove("model.layers.2.mlp.up_proj");
   std::vector<std::byte> bytes(96 * 64 * 2);
@@ -101,7 +100,7 @@ TEST(LoadTest, RefusesWeightsThatAreNotFinite) {
             folder + ": the weight of model.layers.2.mlp.up_proj must be finite, found nan");
 }
 
-TEST(LoadTest, LoadsWithoutAnMtpModuleThatIsNotThere) {
+TEST(LoadTest, LoadsWithoutAbsentMtpModule) {
   Copy copy("deepseek-v3-mtp");
   copy.Remove("model.layers.2.");
   TestModel model(copy.Write(), BestIsa(), {});
@@ -110,13 +109,13 @@ TEST(LoadTest, LoadsWithoutAnMtpModuleThatIsNotThere) {
   EXPECT_EQ(model->info().kv.layers, 2);
 }
 
-TEST(LoadTest, RefusesHalfAnMtpModule) {
+TEST(LoadTest, RejectsIncompleteMtpModule) {
   Copy copy("deepseek-v3-mtp");
   copy.Remove("model.layers.2.eh_proj");
   EXPECT_THAT(LoadError(copy.Write()), HasSubstr("model.layers.2.eh_proj.weight"));
 }
 
-TEST(LoadTest, RefusesLayersBeyondThoseOfTheConfig) {
+TEST(LoadTest, RejectsExcessLayers) {
   for (const auto& [golden, layers] :
        {std::pair("qwen3-moe-norm-tied", 3), {"glm4-moe", 2}, {"deepseek-v3-mtp", 1}}) {
     Copy copy(golden);
@@ -133,7 +132,7 @@ TEST(LoadTest, RefusesLayersBeyondThoseOfTheConfig) {
   }
 }
 
-TEST(LoadTest, TakesACompleteMtpModuleWithoutLoadingIt) {
+TEST(LoadTest, AcceptsCompleteMtpModuleWithoutLoadingIt) {
   Copy copy("deepseek-v3-mtp");
   for (const int declared : {1, 0}) {
     copy.config()["num_nextn_predict_layers"] = declared;
@@ -143,7 +142,7 @@ TEST(LoadTest, TakesACompleteMtpModuleWithoutLoadingIt) {
   EXPECT_THAT(LoadError(copy.Write(), {.load_mtp = false}), HasSubstr("model.layers.2.self_attn.o_proj"));
 }
 
-TEST(LoadTest, RefusesATensorOfALayerThatNoModelHas) {
+TEST(LoadTest, RejectsTensorOfImpossibleLayer) {
   for (const char* name : {"model.layers.99999999999.x.weight", "model.layers.2000000000.x.weight"}) {
     Copy copy("qwen3-tied");
     copy.Add(name, tensor::DType::kF32, {1}, std::vector<std::byte>(4));
@@ -152,7 +151,7 @@ TEST(LoadTest, RefusesATensorOfALayerThatNoModelHas) {
   }
 }
 
-TEST(LoadTest, RefusesAPackedFileWithLayersBeyondThoseOfItsConfig) {
+TEST(LoadTest, RejectsPackedFileWithExcessLayers) {
   const std::string packed = testing::TempDir() + "beyond.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/deepseek-v3-mtp"), packed, {}, *pool).ok());
@@ -185,8 +184,8 @@ TEST(LoadTest, SharesEqualCopiesOfTheEmbedding) {
   EXPECT_EQ(own->info().mtp_weight_bytes - copies->info().mtp_weight_bytes, head_bytes);
 }
 
-// Slices of the two heads differ in the last one alone: the module keeps a head of its own.
-TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
+// The slices of the two heads differ only in the last one: the module must keep its own head.
+TEST(LoadTest, SlicedHeadsThatDifferInLastRowAreNotShared) {
   const auto golden = *checkpoint::Checkpoint::Open(SourcePath("tests/golden/deepseek-v3-mtp"));
   const checkpoint::TensorEntry* head = golden->Find("lm_head.weight");
   ASSERT_NE(head, nullptr);
@@ -196,7 +195,7 @@ TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
   changed.Remove("model.layers.2.shared_head.head");
   changed.Add("model.layers.2.shared_head.head.weight", head->dtype, head->shape, bytes);
   const std::string folder = changed.Write();
-  const runtime::Topology topology = runtime::PretendedNodes(2, 1);
+  const runtime::Topology topology = runtime::SimulatedNodes(2, 1);
   const auto last_logit = [&](NumaPolicy numa) {
     TestModel model(folder, BestIsa(), {.dtype = "f32", .numa = numa},
                     {.threads = 2, .pin = true, .topology = &topology});
@@ -218,7 +217,7 @@ TEST(LoadTest, SlicedHeadsThatDifferInTheLastRowAreNoCopies) {
   EXPECT_EQ(last_logit(NumaPolicy::kMirror), expected);
 }
 
-TEST(LoadTest, StopsWhenToldTo) {
+TEST(LoadTest, StopsOnCancel) {
   int calls = 0;
   const auto stop = [&](int64_t done, int64_t total) {
     EXPECT_LE(done, total);
@@ -245,7 +244,7 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
   const std::string packed = testing::TempDir() + "progress.moesaic";
   ASSERT_TRUE(Convert(path, packed, {.dtype = "int8", .progress = note}, model.pool()).ok());
   EXPECT_EQ(last, total);
-  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   for (const NumaPolicy numa : {NumaPolicy::kLocal, NumaPolicy::kMirror, NumaPolicy::kSlice}) {
     for (const std::string& from : {path, packed}) {
       const Placement placement = from == packed ? Placement::kCopy : Placement::kAuto;
@@ -259,9 +258,9 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
   std::filesystem::remove(packed);
 }
 
-// While pages are touched, and while the first image is copied.
-TEST(LoadTest, MirroringStopsWhenToldTo) {
-  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+// Cancels while pages are touched, and while the first image is copied.
+TEST(LoadTest, MirroringStopsOnCancel) {
+  const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   const auto load = [&](const std::function<bool(int64_t, int64_t)>& progress) {
     const TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(),
                           {.progress = progress, .numa = NumaPolicy::kMirror},
@@ -273,7 +272,7 @@ TEST(LoadTest, MirroringStopsWhenToldTo) {
   EXPECT_EQ(load([](int64_t done, int64_t total) { return done <= total; }), absl::StatusCode::kOk);
 }
 
-TEST(LoadTest, ChoosesExpertsAToken) {
+TEST(LoadTest, OverridesExpertsPerToken) {
   const std::string path = SourcePath("tests/golden/glm4-moe-carved");
   TestModel all(path, BestIsa(), {.experts_per_token = 8});
   ASSERT_TRUE(all.status().ok()) << Message(all.status());
@@ -284,8 +283,8 @@ TEST(LoadTest, ChoosesExpertsAToken) {
   EXPECT_EQ(LoadError(path, {.experts_per_token = 9}), "experts per token must be in [1, 8], found 9");
 }
 
-// Node 4000 is beyond what any kernel counts, so that asking for it is refused.
-TEST(NodesToInterleaveTest, DoesWithoutWhereTheSystemRefuses) {
+// Node 4000 exceeds the node count of any kernel, so binding to it fails.
+TEST(NodesToInterleaveTest, AutoFallsBackIfSystemRefuses) {
   EXPECT_THAT(NodesToInterleave({0, 4000}, NumaPolicy::kAuto), testing::IsEmpty());
   EXPECT_THAT(NodesToInterleave({0, 4000}, NumaPolicy::kInterleave), testing::ElementsAre(0, 4000));
   EXPECT_THAT(NodesToInterleave({0, 0}, NumaPolicy::kAuto), testing::ElementsAre(0, 0));
@@ -293,7 +292,7 @@ TEST(NodesToInterleaveTest, DoesWithoutWhereTheSystemRefuses) {
   EXPECT_THAT(NodesToInterleave({0}, NumaPolicy::kAuto), testing::IsEmpty());
 }
 
-TEST(CheckNodeMemoryTest, NamesWhatIsNeededAndThere) {
+TEST(CheckNodeMemoryTest, ErrorNamesNeededAndAvailableMemory) {
   constexpr int64_t kGb = 1'000'000'000;
   const std::vector<runtime::NumaNode> nodes = {{.index = 0, .memory_bytes = 64 * kGb, .cpus = {}},
                                                 {.index = 2, .memory_bytes = 32 * kGb, .cpus = {}}};
@@ -315,8 +314,8 @@ TEST(CheckNodeMemoryTest, NamesWhatIsNeededAndThere) {
   EXPECT_EQ(Message(CheckNodeMemory(mirror, 20 * kGb, /*available: unknown*/ 0, nodes)), "");
 }
 
-TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
-  const runtime::Topology four = runtime::PretendedNodes(4, 1);
+TEST(PlaceWeightsTest, UsesNodesOfTheThreads) {
+  const runtime::Topology four = runtime::SimulatedNodes(4, 1);
   const auto place = [&](int threads, bool pin, NumaPolicy policy) {
     const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
     return *PlaceWeights(policy, {}, *pool);
@@ -331,27 +330,27 @@ TEST(PlaceWeightsTest, TakesTheNodesOfTheThreads) {
   }
 }
 
-// A matrix of one panel lies whole in the first slice, and the others have room for as much.
-TEST(PlaceWeightsTest, CountsTheRoomThatSlicesTakeOnEveryNode) {
+// A matrix of one panel is stored whole in the first slice, and the other slices reserve the same space.
+TEST(PlaceWeightsTest, CountsMemoryOfSlicesOnEveryNode) {
   const int k = 1 << 20;
   WeightPlan plan;
   RegionPlan& region = plan.regions.emplace_back();
   region.layouts = {tensor::PackedLayout::Of(tensor::PackedFormat::kBF16, tensor::kPanelRows, k)};
   region.offsets = {0};
   region.stride = region.layouts[0].total_bytes;
-  // As many as take half of the memory that is free, and on three nodes more than there is.
+  // The count fills half of the free memory, so that three nodes need more than there is.
   region.decl.count = static_cast<int>(runtime::AvailableMemory() / 2 / region.stride);
   plan.bytes = region.bytes = region.stride * region.decl.count;
   EXPECT_EQ(SlicePlan(plan, 3).bytes, plan.bytes);
-  const runtime::Topology three = runtime::PretendedNodes(3, 1);
+  const runtime::Topology three = runtime::SimulatedNodes(3, 1);
   const auto pool = *runtime::ThreadPool::Create({.threads = 3, .pin = true, .topology = &three});
   EXPECT_THAT(Message(PlaceWeights(NumaPolicy::kSlice, plan, *pool).status()),
               HasSubstr("weights sliced on 3 NUMA nodes take "));
 }
 
-TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
+TEST(LoadTest, RejectsMirroringOrSlicingMappedFile) {
   const std::string packed = testing::TempDir() + "mapped.moesaic";
-  const runtime::Topology two = runtime::PretendedNodes(2, 1);
+  const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
   const auto error = [&](NumaPolicy numa) {
@@ -367,12 +366,12 @@ TEST(LoadTest, RefusesToMirrorOrSliceAMappedFile) {
   std::filesystem::remove(packed);
 }
 
-// There is nothing to mirror or slice: what Placement says stands.
-TEST(LoadTest, WithoutNodesMirrorAndSliceDoNotCopyAMappedFile) {
+// There is nothing to mirror or slice, so Placement decides.
+TEST(LoadTest, SingleNodeDoesNotCopyMappedFileForMirrorOrSlice) {
   const std::string packed = testing::TempDir() + "mapped_by_one_node.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
-  const runtime::Topology one = runtime::PretendedNodes(1, 2);
+  const runtime::Topology one = runtime::SimulatedNodes(1, 2);
   for (const NumaPolicy numa : {NumaPolicy::kMirror, NumaPolicy::kSlice}) {
     for (const bool pin : {false, true}) {
       const auto source = [&](Placement placement, NumaPolicy policy) {
@@ -390,15 +389,15 @@ TEST(LoadTest, WithoutNodesMirrorAndSliceDoNotCopyAMappedFile) {
   std::filesystem::remove(packed);
 }
 
-TEST(LoadTest, RefusesAnUnknownDtype) {
+TEST(LoadTest, RejectsUnknownDtype) {
   EXPECT_EQ(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "fp4"}),
             "weights can be auto, f32, bf16, int8, fp8_g128, int8_g32, int4_g32, mxfp4, nvfp4, not \"fp4\"");
   EXPECT_THAT(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "q4_k"}),
               HasSubstr("can't be chosen"));
 }
 
-// A packed file whose header was damaged in one number.
-TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
+// A packed file with one wrong number in its header.
+TEST(LoadTest, RejectsPackedFileThatContradictsConfig) {
   const std::string packed = testing::TempDir() + "damaged.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-moe-norm-tied"), packed, {}, *pool).ok());
@@ -415,8 +414,8 @@ TEST(LoadTest, RefusesAPackedFileThatDoesNotFitItsConfig) {
   std::filesystem::remove(packed);
 }
 
-// The inverse of a static scale is taken when a file is opened, and must be finite.
-TEST(LoadTest, RefusesAPackedFileWhoseScaleHasNoInverse) {
+// The inverse of a static scale is computed when a file is opened and must be finite.
+TEST(LoadTest, RejectsPackedFileWithScaleWithoutInverse) {
   const std::string packed = testing::TempDir() + "scale.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/ct-llama-int8-static"), packed, {}, *pool).ok());
@@ -437,8 +436,8 @@ TEST(LoadTest, RefusesAPackedFileWhoseScaleHasNoInverse) {
   std::filesystem::remove(packed);
 }
 
-// A region that does not say what its matrices are.
-TEST(LoadTest, RefusesAPackedFileWithoutParts) {
+// A region whose description lacks its matrices.
+TEST(LoadTest, RejectsPackedFileWithoutParts) {
   const std::string packed = testing::TempDir() + "partless.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
@@ -452,7 +451,7 @@ TEST(LoadTest, RefusesAPackedFileWithoutParts) {
   std::filesystem::remove(packed);
 }
 
-TEST(ForwardTest, RefusesBatchesThatDoNotFit) {
+TEST(ForwardTest, RejectsInvalidBatches) {
   TestModel model(SourcePath("tests/golden/qwen3-tied"), BestIsa(), {});
   const TestCache cache(model->info().kv, 1, 64);
   std::vector<float> logits(160);

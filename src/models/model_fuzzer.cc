@@ -1,6 +1,6 @@
-// What a config.json or the metadata of a GGUF file makes of a model, up to where weights would be allocated:
-// its spec, the plan of its weights against the file's tensors, and what it would need. Input: a GGUF file,
-// or else a config.json.
+// Builds a model from a config.json or a GGUF file's metadata, up to the allocation of weights: its spec, the
+// plan of its weights against the file's tensors, and its memory needs. Input: a GGUF file, otherwise a
+// config.json.
 #include <cstdint>
 #include <span>
 #include <string_view>

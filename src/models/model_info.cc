@@ -6,7 +6,7 @@
 namespace moesaic::models {
 namespace {
 
-// Bytes of region `region` that a decode of one token reads.
+// Returns the bytes of `region` that decoding one token reads.
 int64_t ActiveBytes(const DecoderSpec& spec, const RegionPlan& region) {
   switch (region.decl.touch) {
     case Touch::kRow:
@@ -18,7 +18,7 @@ int64_t ActiveBytes(const DecoderSpec& spec, const RegionPlan& region) {
   }
   int64_t bytes = region.bytes;
   for (size_t p = 0; p < region.layouts.size(); ++p) {
-    // MLA decodes absorbed: with the transposed copy instead of the part it is a copy of.
+    // MLA decodes absorbed: it reads the transposed copy instead of the original part.
     if (region.decl.parts[p].transposed) bytes -= region.layouts[0].total_bytes * region.decl.count;
   }
   return bytes;
@@ -36,7 +36,7 @@ int64_t ActiveParameters(const DecoderSpec& spec, const RegionDecl& decl) {
   return decl.parameters;
 }
 
-// The format that most parameters are in.
+// Returns the format of most parameters.
 std::string MainFormat(const WeightPlan& plan) {
   std::map<std::string, int64_t> parameters;
   for (const RegionPlan& region : plan.regions) {

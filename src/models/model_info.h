@@ -1,4 +1,4 @@
-// What a model is and needs, told without its weights.
+// Computes a model's properties and memory needs without loading weights.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -8,20 +8,21 @@
 
 namespace moesaic::models {
 
-/// Facts of a model with these weights in memory.
+/// Returns the properties of a model whose weights are laid out by `plan`.
 ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan);
 
-/// The same from a config alone, every weight in the format that `dtype` gives ("auto" is bf16).
+/// Returns the properties computed from a config alone, with every weight in the format of `dtype` ("auto" is
+/// bf16).
 StatusOr<ModelInfo> InfoFromSpec(const DecoderSpec& spec, const std::string& dtype);
 
-/// What its cache holds of a token.
+/// Returns the cache space of one token.
 KvSpec KvOf(const DecoderSpec& spec);
 
-/// The file that `checkpoint`'s config came from, for messages.
+/// Returns the file that `checkpoint`'s config came from, for messages.
 std::string ConfigFile(const checkpoint::Checkpoint& checkpoint);
 
-/// Of an opened checkpoint, with what is stored in it deciding "auto"; of a config without weights as
-/// InfoFromSpec.
+/// Returns the properties of an opened checkpoint, where "auto" follows the stored formats. A config without
+/// weights is handled like InfoFromSpec.
 StatusOr<ModelInfo> InfoOf(const checkpoint::Checkpoint& checkpoint, const std::string& dtype);
 
 }  // namespace moesaic::models

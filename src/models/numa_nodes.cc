@@ -16,7 +16,7 @@ double Gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
 bool IsByNode(NumaPolicy policy) { return policy == NumaPolicy::kMirror || policy == NumaPolicy::kSlice; }
 
-const char* Participle(NumaPolicy by_node) { return by_node == NumaPolicy::kMirror ? "mirrored" : "sliced"; }
+const char* ToString(NumaPolicy by_node) { return by_node == NumaPolicy::kMirror ? "mirrored" : "sliced"; }
 
 int NumaPlacement::images() const { return IsByNode(policy) ? static_cast<int>(nodes.size()) : 1; }
 
@@ -39,7 +39,7 @@ Status CheckNodeMemory(const NumaPlacement& placement, int64_t image_bytes, int6
   if (available > 0 && needed > available) {
     return ResourceExhausted(
         "weights {} on {} NUMA nodes take {:.1f} GB, and {:.1f} GB of memory are free; {}",
-        Participle(placement.policy), images, Gigabytes(needed), Gigabytes(available),
+        ToString(placement.policy), images, Gigabytes(needed), Gigabytes(available),
         mirror ? "--numa slice or interleave keeps one copy"
                : "--mmap on with --numa auto reads them from the file");
   }
@@ -50,8 +50,7 @@ Status CheckNodeMemory(const NumaPlacement& placement, int64_t image_bytes, int6
     return ResourceExhausted(
         "weights {} on {} NUMA nodes take {:.1f} GB of each, and node {} has {:.1f} GB; --numa interleave "
         "needs no equal parts",
-        Participle(placement.policy), images, Gigabytes(image_bytes), node.index,
-        Gigabytes(node.memory_bytes));
+        ToString(placement.policy), images, Gigabytes(image_bytes), node.index, Gigabytes(node.memory_bytes));
   }
   return OkStatus();
 }
@@ -63,8 +62,8 @@ StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, const WeightPlan& plan,
   if (IsByNode(policy)) {
     NumaPlacement placement{.policy = policy, .nodes = {pool.numa_nodes().begin(), pool.numa_nodes().end()}};
     if (placement.nodes.size() < 2) {
-      spdlog::warn("weights are not {}: {}", Participle(policy),
-                   placement.nodes.empty() ? "threads are not bound to cores, as there are more of them"
+      spdlog::warn("weights are not {}: {}", ToString(policy),
+                   placement.nodes.empty() ? "there are more threads than cores, so they are not bound"
                                            : "all threads run on one NUMA node");
       return NumaPlacement{};
     }

@@ -1,4 +1,4 @@
-// Over which NUMA nodes a model's weights lie, and how.
+// Chooses the NUMA nodes that hold a model's weights, and the placement on them.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,33 @@
 
 namespace moesaic::models {
 
-/// How weights are to lie: any policy but kAuto, and the system's numbers of the nodes, none for kLocal.
+/// Placement of weights: any policy but kAuto, and the operating system's node numbers; empty for kLocal.
 struct NumaPlacement {
   NumaPolicy policy = NumaPolicy::kLocal;
   std::vector<int> nodes;
 
-  /// Images of the weights, or of parts of them, in memory: one a node if they are mirrored or sliced.
+  /// Returns the number of images of the weights, or of parts of them: one per node if mirrored or sliced,
+  /// otherwise 1.
   int images() const;
 };
 
-/// Whether each node has an image of its own: kMirror and kSlice.
+/// Returns whether each node has its own image: kMirror and kSlice.
 bool IsByNode(NumaPolicy policy);
 /// "mirrored" or "sliced".
-const char* Participle(NumaPolicy by_node);
+const char* ToString(NumaPolicy by_node);
 
-/// Those of `nodes`, which the process may run on, that weights are interleaved over; none: they lie where
-/// the thread runs that first writes them. kAuto does without where the system refuses, as many containers do
-/// (mbind needs a capability there), and logs why; with kInterleave, loading fails then.
+/// Returns the subset of `nodes` (on which the process may run) to interleave weights over; empty: the thread
+/// that first writes a page places it. If the system refuses (mbind needs a capability in many containers),
+/// kAuto logs the reason and does not interleave; with kInterleave, loading fails later.
 std::vector<int> NodesToInterleave(std::vector<int> nodes, NumaPolicy policy);
 
-/// What `policy` comes to for the weights of `plan` on this machine and the nodes of `pool`'s threads.
-/// Logs where there is nothing to mirror or slice. ResourceExhausted as CheckNodeMemory says.
+/// Resolves `policy` for the weights of `plan` on this machine and the nodes of `pool`'s threads. Logs if
+/// there is nothing to mirror or slice. Returns ResourceExhausted under the conditions of CheckNodeMemory.
 StatusOr<NumaPlacement> PlaceWeights(NumaPolicy policy, const WeightPlan& plan,
                                      const runtime::ThreadPool& pool);
 
-/// Fails when images of `image_bytes` bytes each take more than the `available` bytes (0: unknown), or one
-/// more than its node has.
+/// Returns ResourceExhausted if images of `image_bytes` bytes each need more than the `available` bytes (0:
+/// unknown), or one image more than its node has.
 Status CheckNodeMemory(const NumaPlacement& placement, int64_t image_bytes, int64_t available,
                        std::span<const runtime::NumaNode> nodes);
 

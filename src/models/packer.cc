@@ -18,16 +18,16 @@ using checkpoint::LinearSource;
 using tensor::PackedFormat;
 using tensor::PackedLayout;
 
-// One matrix of one record with its source found again (finding is a map lookup; 47,000 sources of a large
-// model are better not kept).
+// One matrix of one record and its source. Sources are looked up again for each matrix: a lookup is cheap,
+// while a large model has 47,000 of them.
 struct Matrix {
   const PartDecl* part;
   const PackedLayout* layout;
   LinearSource source;
-  int64_t first_row;  // of the source
+  int64_t first_row;  // first row in the source
 };
 
-// Rows [first, first + rows) of a matrix go to rows [to_row, ...) of `out`, which is laid out as `layout`.
+// Packs rows [first, first + rows) of a matrix to rows [to_row, ...) of `out`, which has layout `layout`.
 struct Tile {
   const Matrix* matrix;
   int first, rows;
@@ -36,7 +36,7 @@ struct Tile {
   std::byte* out;
 };
 
-// Memory of one worker, kept from tile to tile.
+// Buffers of one worker, reused for all tiles.
 struct Scratch {
   std::vector<float> rows, transposed, scales;
   std::vector<int8_t> rows_i8;
@@ -83,7 +83,7 @@ Status PackTile(const Checkpoint& checkpoint, const Tile& tile, Scratch& scratch
     tensor::PackGroupRows(tile.layout, tile.to_row, scratch.groups, tile.out);
     return OkStatus();
   }
-  // A tile of a transposed matrix is columns of the source: all of its rows are read for it.
+  // A tile of a transposed matrix consists of columns of the source, so all source rows are read for it.
   const int64_t from = part.transposed ? tile.matrix->first_row : first;
   const int64_t count = part.transposed ? part.k : tile.rows;
   std::span<float> rows = AtLeast(scratch.rows, static_cast<size_t>(count * part.module_in));
@@ -100,8 +100,8 @@ Status PackTile(const Checkpoint& checkpoint, const Tile& tile, Scratch& scratch
   return OkStatus();
 }
 
-// Rows of a tile: about 1 MiB of f32 values, which stay in a core's L2 cache between reading and packing;
-// whole panels.
+// Rows per tile, in whole panels: about 1 MiB of f32 values, which stay in a core's L2 cache between reading
+// and packing.
 int TileRows(int k) {
   const int rows = (1 << 18) / std::max(k, 1) / tensor::kPanelRows * tensor::kPanelRows;
   return std::clamp(rows, tensor::kPanelRows, 512);
@@ -109,7 +109,7 @@ int TileRows(int k) {
 
 class Packer {
  public:
-  // Progress counts to `total` bytes.
+  // `total` is the number of bytes reported as 100% progress.
   Packer(const Checkpoint& checkpoint, int64_t total, const PackProgress& progress, runtime::ThreadPool& pool)
       : checkpoint_(checkpoint), total_(total), progress_(progress), pool_(pool), scratch_(pool.size()) {}
 
@@ -160,8 +160,7 @@ void AddTiles(const Matrix& matrix, int first, int rows, const PackedLayout& lay
   }
 }
 
-// Records packed by one parallel loop: enough tiles to keep all cores busy, few enough to report progress
-// often.
+// Bytes packed by one parallel loop: enough tiles to keep all cores busy, few enough for frequent progress.
 constexpr int64_t kBatchBytes = int64_t{64} << 20;
 
 // Packs to a region of `image`'s layout, slice by slice.
@@ -172,7 +171,7 @@ Status PackRegion(Packer& packer, const RegionPlan& region, const RegionPlan& pl
     const auto end = static_cast<int>(std::min<int64_t>(region.decl.count, record + fit));
     const int first = record;
     std::vector<Matrix> matrices;
-    matrices.reserve((end - first) * region.decl.parts.size());  // tiles point into it
+    matrices.reserve((end - first) * region.decl.parts.size());  // tiles hold pointers into it
     std::vector<Tile> tiles;
     for (; record < end; ++record) {
       for (size_t part = 0; part < region.decl.parts.size(); ++part) {
@@ -193,8 +192,8 @@ Status PackRegion(Packer& packer, const RegionPlan& region, const RegionPlan& pl
 
 using Sink = std::function<Status(std::span<const std::byte>)>;
 
-// Streams one matrix: panels in chunks of whole tiles, then what stands after all panels (scales and sums),
-// which is collected meanwhile.
+// Streams one matrix: panels in chunks of whole tiles, then the scales and sums that follow all panels, which
+// are collected meanwhile.
 Status StreamMatrix(Packer& packer, const Matrix& matrix, runtime::ThreadPool& pool, const Sink& sink) {
   const PackedLayout& layout = *matrix.layout;
   const int64_t panels_bytes = layout.panels() * layout.panel_bytes;

@@ -1,6 +1,6 @@
 // openPangu-Ultra-MoE 718B (arXiv 2505.04519): DeepSeek-V3's attention and experts with sandwich norm, plain
-// rotary embedding and a router without groups or correction bias. V1.0's config has field names of its own,
-// V1.1's has DeepSeek's; each is read by whichever is there.
+// rotary embedding and a router without groups or correction bias. V1.0's config has its own field names,
+// V1.1's has DeepSeek's; each field is read under the name that is present.
 #include <cmath>
 
 #include "models/architectures.h"
@@ -12,7 +12,7 @@ namespace {
 using checkpoint::ConfigReader;
 using kernels::RouteParams;
 
-// The name under which this config has a field: openPangu's own when it is there, else DeepSeek's.
+// Returns the field name that this config uses: openPangu's own if present, otherwise DeepSeek's.
 const char* NameOf(const ConfigReader& reader, const char* pangu, const char* deepseek) {
   return reader.Has(pangu) ? pangu : deepseek;
 }
@@ -38,7 +38,7 @@ void ReadAttention(ConfigReader& reader, const std::string& file, DecoderSpec& s
   ReadRope(reader, file, attention.rope_dim, spec);
   spec.rope.interleaved = true;
   attention.scale = static_cast<float>(1.0 / std::sqrt(attention.nope_dim + attention.rope_dim));
-  attention.latent_norm_eps = 1e-6F;  // the published code's default, whatever rms_norm_eps says
+  attention.latent_norm_eps = 1e-6F;  // the published code's default, regardless of rms_norm_eps
 }
 
 }  // namespace

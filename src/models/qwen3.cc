@@ -1,5 +1,5 @@
-// Qwen3 and Qwen3-MoE (arXiv 2505.09388): grouped-query attention with normed heads; every layer dense, or
-// experts in every decoder_sparse_step-th layer that mlp_only_layers does not name.
+// Qwen3 and Qwen3-MoE (arXiv 2505.09388): grouped-query attention with normed heads. Layers are dense, or
+// every decoder_sparse_step-th layer has experts unless mlp_only_layers lists it.
 #include <algorithm>
 
 #include "models/architectures.h"
@@ -19,8 +19,8 @@ DecoderSpec ReadQwen3(const nlohmann::json& config, const std::string& file, Con
   ReadRope(reader, file, spec.attention.head_dim, spec);
   spec.intermediate = static_cast<int>(reader.Int("intermediate_size", 1, kMaxDim));
   reader.OnlyBool("use_sliding_window", false);
-  reader.Ignore({"sliding_window", "max_window_layers"});  // without effect when use_sliding_window is false
-  reader.Ignore({"layer_types"});  // checked here, since the reader knows no lists of strings
+  reader.Ignore({"sliding_window", "max_window_layers"});  // without effect if use_sliding_window is false
+  reader.Ignore({"layer_types"});  // checked here because the reader has no lists of strings
   const auto types = config.find("layer_types");
   if (types == config.end() || !types->is_array()) return spec;
   for (const nlohmann::json& type : *types) {
@@ -43,7 +43,7 @@ StatusOr<DecoderSpec> Qwen3Spec(const nlohmann::json& config, const std::string&
 StatusOr<DecoderSpec> Qwen3MoeSpec(const nlohmann::json& config, const std::string& file) {
   ConfigReader reader(config, file);
   DecoderSpec spec = ReadQwen3(config, file, reader, /*default_head_dim=*/0);
-  reader.OnlyBool("qkv_bias", false);  // Qwen3-Coder's configs say these three
+  reader.OnlyBool("qkv_bias", false);  // fields of Qwen3-Coder's configs
   reader.OnlyBool("use_qk_norm", true);
   if (reader.IntOr("shared_expert_intermediate_size", 0, kMaxDim, 0) != 0) {
     reader.Fail("\"shared_expert_intermediate_size\" must be 0: Qwen3-MoE has no shared expert");

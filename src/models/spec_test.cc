@@ -1,4 +1,4 @@
-// Configs that must be refused, each with the line that says why, and the sizes of known models.
+// Configs that must be rejected, each with its error message, and the sizes of known models.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ json Config(const std::string& name) {
 }
 
 struct Refusal {
-  const char* base;   // golden whose config is changed
+  const char* base;   // golden checkpoint whose config is changed
   const char* patch;  // JSON merge patch
   const char* message;
 };
@@ -73,7 +73,7 @@ constexpr Refusal kRefusals[] = {
 
 class RefusalTest : public testing::TestWithParam<Refusal> {};
 
-TEST_P(RefusalTest, SaysWhy) {
+TEST_P(RefusalTest, ErrorStatesReason) {
   json config = Config(GetParam().base);
   ASSERT_TRUE(SpecFromConfig(config, "config.json").ok());
   config.merge_patch(json::parse(GetParam().patch));
@@ -84,7 +84,7 @@ TEST_P(RefusalTest, SaysWhy) {
 
 INSTANTIATE_TEST_SUITE_P(Configs, RefusalTest, testing::ValuesIn(kRefusals));
 
-// Published configs, shortened to what the architecture reads.
+// Published configs, shortened to the fields that the architecture reads.
 constexpr char kDeepseekV3[] = R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
   "attention_bias": false, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168,
   "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048,
@@ -141,12 +141,12 @@ TEST(ModelInfoTest, CountsQwen3Moe) {
   const ModelInfo info = InfoOfConfig(json::parse(kQwen3Moe), "auto");
   EXPECT_NEAR(info.parameters / 1e9, 30.5, 0.05);  // the card says 30.5B, 3.3B active
   EXPECT_NEAR(info.active_parameters / 1e9, 3.3, 0.3);
-  // bf16 throughout but for the routers: two bytes a parameter, little more.
+  // All weights but the routers are bf16: slightly more than two bytes per parameter.
   EXPECT_NEAR(info.weight_bytes / 2e9, 30.5, 0.1);
   EXPECT_EQ(info.kv.heads, 4);
 }
 
-TEST(TopKTest, OverridesWithinTheExperts) {
+TEST(TopKTest, OverridesTopKWithinExpertCount) {
   const json config = Config("qwen3-moe-norm-tied");
   auto spec = SpecFromConfig(config, "config.json");
   ASSERT_TRUE(OverrideTopK(*spec, 8).ok());

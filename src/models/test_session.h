@@ -1,4 +1,4 @@
-// What tests of models share: goldens, a model on one instruction set, and sequences in a plain block pool.
+// Shared by tests of models: goldens, a model on one instruction set, and sequences in a plain block pool.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "kernels/kernel_table.h"
 #include "kernels/kv_layer.h"
 #include "models/model.h"
 
@@ -59,7 +60,7 @@ inline std::vector<GoldenPrompt> ReadGolden(const std::string& path) {
   return prompts;
 }
 
-/// A model with everything it runs on.
+/// A model with its kernels, thread pool and scratch memory.
 class TestModel {
  public:
   TestModel(const std::string& path, runtime::Isa isa, const LoadOptions& options)
@@ -86,8 +87,8 @@ class TestModel {
   std::unique_ptr<Model> model_;
 };
 
-/// Cache blocks for `sequences` sequences of `tokens` tokens each. Blocks of a sequence stand backwards, so
-/// that nothing works by chance of their order.
+/// Cache blocks for `sequences` sequences of `tokens` tokens each. A sequence's blocks are in descending
+/// order, so that no test passes by accident of their order.
 class TestCache {
  public:
   TestCache(const KvSpec& spec, int sequences, int tokens, tensor::DType dtype = tensor::DType::kF32)
@@ -140,7 +141,7 @@ inline float MaxDiff(std::span<const float> a, std::span<const float> b) {
   float worst = 0;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     const float diff = std::fabs(a[i] - b[i]);
-    if (!(diff <= worst)) worst = diff;  // NaN counts as worst
+    if (!(diff <= worst)) worst = diff;  // NaN counts as the largest difference
   }
   return worst;
 }
@@ -149,13 +150,13 @@ inline int32_t ArgMax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-/// "qwen3-moe-tied" -> "qwen3_moe_tied", which a test can be called.
+/// Converts "qwen3-moe-tied" to "qwen3_moe_tied", a valid test name.
 inline std::string TestName(std::string name) {
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
 
-/// "int8_g32" -> "i8g32", "fp8_g128" -> "f8g128", as operators are named.
+/// Converts a dtype to the suffix of operator names: "int8_g32" to "i8g32", "fp8_g128" to "f8g128".
 inline std::string OpSuffix(const std::string& dtype) {
   std::string suffix = dtype;
   if (dtype.starts_with("int")) suffix.erase(1, 2);
@@ -164,8 +165,8 @@ inline std::string OpSuffix(const std::string& dtype) {
   return suffix;
 }
 
-/// The instruction sets on which weights in format `dtype` run differently: MOESAIC_ISA when it is set, else
-/// all that the host has but those whose kernels are the next weaker one's.
+/// Returns the instruction sets on which weights in format `dtype` use different kernels: MOESAIC_ISA if set,
+/// otherwise those of the host, without sets whose kernels equal the next weaker one's.
 inline std::vector<runtime::Isa> TestIsas(const std::string& dtype) {
   if (const char* name = std::getenv("MOESAIC_ISA")) return {*runtime::ParseIsa(name)};
   const runtime::CpuFeatures host = runtime::DetectCpu();
@@ -184,7 +185,7 @@ inline std::vector<runtime::Isa> TestIsas(const std::string& dtype) {
   return isas;
 }
 
-/// The one that a user gets.
+/// Returns the instruction set that a user gets by default.
 inline runtime::Isa BestIsa() {
   if (const char* name = std::getenv("MOESAIC_ISA")) return *runtime::ParseIsa(name);
   return runtime::HostIsas(runtime::DetectCpu()).back();

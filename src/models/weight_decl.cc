@@ -36,7 +36,7 @@ class Declarer {
     return Stack(name, 1, {Whole(name, n, k)});
   }
 
-  // gate, up and down of a SwiGLU network, one record; `prefix` ends with a dot.
+  // Declares gate, up and down of a SwiGLU network as one record; `prefix` ends with a dot.
   RegionDecl& Swiglu(const std::string& name, const std::string& prefix, int count, int intermediate) {
     return Stack(name, count,
                  {Whole(prefix + "gate_proj", intermediate, spec_.hidden),
@@ -58,7 +58,7 @@ class Declarer {
   void Mtp(int layer) {
     mtp_ = true;
     const std::string prefix = LayerPrefix(layer);
-    // The releases store copies of embedding and head with the module; others leave them out.
+    // The releases store copies of embedding and head in the module; other checkpoints omit them.
     Embedding(prefix + "embed_tokens").optional = true;
     Vector(prefix + "enorm.weight", spec_.hidden);
     Vector(prefix + "hnorm.weight", spec_.hidden);
@@ -100,8 +100,8 @@ class Declarer {
     }
     Matrix(prefix + "kv_a_proj_with_mqa", a.kv_lora_rank + a.rope_dim, spec_.hidden);
     Vector(prefix + "kv_a_layernorm.weight", a.kv_lora_rank);
-    // kv_b_proj by heads: what makes keys and values of latents (uk, uv), and uk transposed, which takes
-    // queries into the latent space instead.
+    // kv_b_proj by heads: uk and uv project latents to keys and values; the transposed uk projects queries
+    // into the latent space.
     const int head_rows = a.nope_dim + a.v_dim;
     const PartDecl whole{.module = prefix + "kv_b_proj",
                          .module_out = static_cast<int64_t>(a.heads) * head_rows,

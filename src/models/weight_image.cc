@@ -10,12 +10,12 @@
 namespace moesaic::models {
 namespace {
 
-// No page, huge ones included, is shared by two nodes.
+// No page, including huge ones, is shared by two nodes.
 constexpr int64_t kImageAlignment = int64_t{runtime::kHugePage};
-constexpr int64_t kLeastPage = 4096;
-// Of one task of copying.
+constexpr int64_t kMinPage = 4096;
+// Bytes copied by one task.
 constexpr int64_t kTaskBytes = int64_t{runtime::kHugePage};
-// Between two reports of progress: a quarter of a second of a few threads' copying.
+// Bytes between two progress reports: a few threads copy them in a quarter of a second.
 constexpr int64_t kReportedBytes = int64_t{1} << 30;
 
 Status Report(const PackProgress& progress, int64_t done, int64_t total) {
@@ -26,13 +26,15 @@ void BindImages(runtime::Buffer& buffer, int64_t stride, const std::vector<int>&
   for (size_t i = 0; i < nodes.size(); ++i) {
     const Status bound = buffer.Prefer(i * stride, static_cast<size_t>(stride), nodes[i]);
     if (bound.ok()) continue;
-    spdlog::warn("weights lie on the NUMA nodes whose threads touch them first: {}", Message(bound));
+    spdlog::warn("weights are placed on the NUMA nodes of the threads that touch them first: {}",
+                 Message(bound));
     return;
   }
 }
 
-// Touches every page of bytes [first, last) of each image, `stride` apart, by threads of its node: there it
-// stays. Worker 0 may be anywhere, and leaves its node's to others if it has any.
+// Touches every page of bytes [first, last) of each image, `stride` apart, on threads of its node, which
+// places it there. Worker 0 may run anywhere, so it leaves the work to other workers of its node if there are
+// any.
 void TouchImages(const runtime::Buffer& buffer, int64_t first, int64_t last, int64_t stride,
                  runtime::ThreadPool& pool) {
   pool.RunOnEach([&](int64_t, int worker) {
@@ -45,10 +47,10 @@ void TouchImages(const runtime::Buffer& buffer, int64_t first, int64_t last, int
     }
     if (worker == 0 && sharers > 0) return;
     sharers = std::max(sharers, 1);
-    const int64_t begin = first + base::RoundUp((last - first) * place / sharers, kLeastPage);
-    const int64_t end = first + base::RoundUp((last - first) * (place + 1) / sharers, kLeastPage);
+    const int64_t begin = first + base::RoundUp((last - first) * place / sharers, kMinPage);
+    const int64_t end = first + base::RoundUp((last - first) * (place + 1) / sharers, kMinPage);
     volatile std::byte* at = buffer.data() + node * stride;
-    for (int64_t i = begin; i < end; i += kLeastPage) at[i] = std::byte{0};
+    for (int64_t i = begin; i < end; i += kMinPage) at[i] = std::byte{0};
   });
 }
 

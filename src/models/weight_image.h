@@ -1,4 +1,4 @@
-// The memory that a model's weights are written to once: one image of a plan, or one on each NUMA node.
+// Memory that a model's weights are written to once: one image of a plan, or one per NUMA node.
 #pragma once
 
 #include <functional>
@@ -10,19 +10,19 @@
 
 namespace moesaic::models {
 
-/// Called with bytes done and in all; returns false to stop.
+/// Called with the bytes completed and the total; returns false to cancel.
 using PackProgress = std::function<bool(int64_t done, int64_t total)>;
 
-/// Images are `stride` bytes apart, each laid out as `layout`: the plan itself, or, sliced, one whose
-/// matrices have an equal share of the panels, rounded up. Slice i of a matrix is panels [i * share, (i + 1)
-/// * share), the last ones of fewer or no panels. Vectors of a sliced plan are whole in the first image, and
-/// only there.
+/// Images are `stride` bytes apart and have the layout `layout()`. That is the plan itself or, if sliced, a
+/// plan whose matrices have an equal share of the panels, rounded up. Slice i of a matrix holds panels [i *
+/// share, (i + 1) * share); the last slices may have fewer panels or none. Vectors of a sliced plan are
+/// stored whole, only in the first image.
 class WeightImage {
  public:
   WeightImage() = default;
-  /// Zeroed huge-page memory, placed as `placement` says. Where the system does not let pages be bound, those
-  /// of a node are first touched by its threads, and the log says so. `plan` must outlive it. Reports that
-  /// nothing is done yet now and then, and is Cancelled when told to stop.
+  /// Allocates zeroed huge-page memory with the given placement. If the system does not permit binding pages,
+  /// threads of each node touch its pages first, and a log line reports it. `plan` must outlive the result.
+  /// Calls `progress` periodically with 0 bytes completed; returns Cancelled if it requests that.
   static StatusOr<WeightImage> Allocate(const WeightPlan& plan, const NumaPlacement& placement,
                                         const PackProgress& progress, runtime::ThreadPool& pool);
 
@@ -30,12 +30,12 @@ class WeightImage {
   bool sliced() const { return sliced_ != nullptr; }
   int images() const { return images_; }
   int64_t stride() const { return stride_; }
-  std::byte* data() const { return buffer_.data(); }  // of the first image
-  /// What progress counts to: the plan's bytes, for each mirror.
+  std::byte* data() const { return buffer_.data(); }  // start of the first image
+  /// Returns the total for progress: the plan's bytes, times the number of mirrors.
   int64_t total() const { return sliced() ? plan_->bytes : plan_->bytes * images_; }
 
-  /// Copies the first image to the others, on threads of their nodes, if they are mirrors of it. Cancelled
-  /// when told to stop.
+  /// Copies the first image to its mirrors, on threads of their nodes; does nothing for other placements.
+  /// Returns Cancelled if `progress` requests it.
   Status Mirror(const PackProgress& progress, runtime::ThreadPool& pool) const;
 
  private:
@@ -46,7 +46,7 @@ class WeightImage {
   int64_t stride_ = 0;
 };
 
-/// `plan` with ceil(panels / slices) panels of every matrix.
+/// Returns `plan` with ceil(panels / slices) panels per matrix.
 WeightPlan SlicePlan(const WeightPlan& plan, int slices);
 
 }  // namespace moesaic::models

@@ -12,9 +12,9 @@ using tensor::StaticScale;
 
 namespace {
 
-// Of one task, so that no two threads take the fault of a page.
-constexpr int64_t kTaskBytes = int64_t{runtime::kHugePage};
-// Copied between two reports of progress: at the 1 GB/s of a modest disk, a quarter of a second.
+// Bytes of one task, so that no two threads fault the same page.
+constexpr int64_t kCopyBytes = int64_t{runtime::kHugePage};
+// Pieces copied between two progress reports: a quarter of a second at a modest disk's 1 GB/s.
 constexpr size_t kReportedPieces = 128;
 
 struct Piece {
@@ -23,20 +23,21 @@ struct Piece {
   int64_t bytes;
 };
 
-// Cuts bytes to be copied into tasks.
+// Splits bytes to be copied into tasks.
 void AddPieces(const std::byte* from, std::byte* to, int64_t bytes, std::vector<Piece>& pieces) {
-  for (int64_t first = 0; first < bytes; first += kTaskBytes) {
-    pieces.push_back({from + first, to + first, std::min(kTaskBytes, bytes - first)});
+  for (int64_t first = 0; first < bytes; first += kCopyBytes) {
+    pieces.push_back({from + first, to + first, std::min(kCopyBytes, bytes - first)});
   }
 }
 
-// Each slice of a packed matrix goes to its image, `stride` bytes from the one before; `layout` is a slice's.
+// Copies each slice of a packed matrix to its image, `stride` bytes after the previous one; `layout` is a
+// slice's.
 void AddSlices(const tensor::PackedLayout& whole, const std::byte* from, const tensor::PackedLayout& layout,
                std::byte* to, int64_t stride, std::vector<Piece>& pieces) {
   for (int first = 0; first < whole.panels(); first += layout.panels(), to += stride) {
     const int panels = std::min(layout.panels(), whole.panels() - first);
     AddPieces(from + first * whole.panel_bytes, to, panels * whole.panel_bytes, pieces);
-    // Scales and sums are 4 bytes an output.
+    // Scales and sums have 4 bytes per output.
     constexpr int64_t kBytes = int64_t{4} * tensor::kPanelRows;
     if (whole.scales_offset > 0) {
       AddPieces(from + whole.scales_offset + first * kBytes, to + layout.scales_offset, panels * kBytes,
@@ -48,7 +49,8 @@ void AddSlices(const tensor::PackedLayout& whole, const std::byte* from, const t
   }
 }
 
-// All of a region, `from` a packed file to `to` in the first image of `image`, laid out there as `place`.
+// Returns the copies of a whole region from `from` (a packed file) to the first image of `image`, where it
+// has the layout `place`.
 std::vector<Piece> PiecesOf(const RegionPlan& region, const std::byte* from, const RegionPlan& place,
                             const WeightImage& image) {
   std::vector<Piece> pieces;
@@ -99,7 +101,7 @@ StatusOr<WeightMap> WeightMap::Copy(const checkpoint::PackedFile& file, WeightPl
         std::memcpy(part[task].to, part[task].from, static_cast<size_t>(part[task].bytes));
       });
       for (const Piece& piece : part) done += piece.bytes;
-      // What stands between the parts of a matrix and after a region is not copied, and counts.
+      // Padding between the parts of a matrix and after a region is not copied but counts as progress.
       if (first + part.size() == pieces.size()) done = region.start + region.placed_bytes();
       if (progress && !progress(done, map.image_.total())) return Cancelled("loading was stopped");
     }
@@ -129,16 +131,16 @@ void WeightMap::EnterImage() {
 }
 
 void WeightMap::Enter(const RegionPlan& region, const RegionPlan& layout, const std::byte* data) {
-  Place place{.region = &region, .layout = &layout, .data = data, .moe_scales = {}};
+  RegionView view{.region = &region, .layout = &layout, .data = data, .moe_scales = {}};
   for (size_t i = 0; i + 2 < region.input_scales.size(); i += 3) {
-    // Gate's and up's are equal, as the plan checked, of a checkpoint and of a packed file.
-    place.moe_scales.push_back(StaticScale::Of(region.input_scales[i]));
-    place.moe_scales.push_back(StaticScale::Of(region.input_scales[i + 2]));
+    // Gate and up have equal scales: the plan checked it for checkpoints and packed files.
+    view.moe_scales.push_back(StaticScale::Of(region.input_scales[i]));
+    view.moe_scales.push_back(StaticScale::Of(region.input_scales[i + 2]));
   }
-  regions_.emplace(region.decl.name, std::move(place));
+  regions_.emplace(region.decl.name, std::move(view));
 }
 
-const WeightMap::Place& WeightMap::At(const std::string& name) const {
+const WeightMap::RegionView& WeightMap::At(const std::string& name) const {
   const auto found = regions_.find(name);
   if (found == regions_.end()) base::CheckFailed(__FILE__, __LINE__, "region is planned", name);
   return found->second;
@@ -149,11 +151,11 @@ const float* WeightMap::Vector(const std::string& name) const {
 }
 
 PackedMatrix WeightMap::Matrix(const std::string& name, int record, int part) const {
-  const Place& place = At(name);
-  const RegionPlan& region = *place.region;
-  const RegionPlan& layout = *place.layout;
+  const RegionView& view = At(name);
+  const RegionPlan& region = *view.region;
+  const RegionPlan& layout = *view.layout;
   PackedMatrix matrix{.layout = layout.layouts.at(part),
-                      .data = place.data + record * layout.stride + layout.offsets[part],
+                      .data = view.data + record * layout.stride + layout.offsets[part],
                       .images = image_.images(),
                       .slice_panels = image_.sliced() ? layout.layouts[part].panels() : 0,
                       .image_stride = image_.stride()};
@@ -166,13 +168,13 @@ PackedMatrix WeightMap::Matrix(const std::string& name, int record, int part) co
 }
 
 kernels::ExpertWeights WeightMap::Experts(const std::string& name) const {
-  const Place& place = At(name);
+  const RegionView& view = At(name);
   kernels::ExpertWeights experts{.gate = Matrix(name, 0, 0),
                                  .up = Matrix(name, 0, 1),
                                  .down = Matrix(name, 0, 2),
-                                 .stride = place.layout->stride,
-                                 .count = place.region->decl.count};
-  if (!place.moe_scales.empty()) experts.input_scales = place.moe_scales.data();
+                                 .stride = view.layout->stride,
+                                 .count = view.region->decl.count};
+  if (!view.moe_scales.empty()) experts.input_scales = view.moe_scales.data();
   return experts;
 }
 

@@ -19,16 +19,17 @@ using tensor::DType;
 using tensor::PackedFormat;
 using tensor::PackedLayout;
 
-// Configs may declare as many (num_nextn_predict_layers).
+// Maximum MTP modules that a config may declare (num_nextn_predict_layers).
 constexpr int kMaxMtpModules = 64;
 
-// What the checkpoint stores for a region, over all its matrices.
+// Properties of a region in the checkpoint, over all its matrices.
 struct Stored {
   bool all_f32 = true;
   bool all_int8 = true;  // weights and activations
   bool any_static = false;
-  std::vector<std::optional<PackedFormat>> groups;  // [parts] group-scaled, the same in all records
-  std::vector<float> input_scales;                  // [count * parts]
+  // [parts] group-scaled format if it is the same in all records
+  std::vector<std::optional<PackedFormat>> groups;
+  std::vector<float> input_scales;  // [count * parts]
 };
 
 StatusOr<Stored> Inspect(const RegionDecl& decl, const Checkpoint& checkpoint,
@@ -56,7 +57,7 @@ StatusOr<Stored> Inspect(const RegionDecl& decl, const Checkpoint& checkpoint,
   return stored;
 }
 
-// Of each part.
+// Returns the format of each part.
 std::vector<PackedFormat> ChooseFormats(Precision precision, WeightDtype dtype, const Stored& stored) {
   const auto all = [&](PackedFormat format) {
     return std::vector<PackedFormat>(stored.groups.size(), format);
@@ -67,12 +68,13 @@ std::vector<PackedFormat> ChooseFormats(Precision precision, WeightDtype dtype, 
   if (stored.all_int8) return all(PackedFormat::kI8);
   std::vector<PackedFormat> formats;
   for (const auto& group : stored.groups) formats.push_back(group.value_or(PackedFormat::kBF16));
-  // Gate and up take the same rounded input; down has one of its own.
+  // Gate and up share one quantized input; down has its own.
   if (formats.size() > 1 && formats[0] != formats[1]) formats[0] = formats[1] = PackedFormat::kBF16;
   return formats;
 }
 
-// The first expert whose gate and up, whose input is rounded once, have different scales for it, or -1.
+// Returns the first expert whose gate and up have different input scales, although their input is quantized
+// once; -1 if none.
 int UnequalExpert(const RegionDecl& decl, const std::vector<float>& input_scales) {
   if (decl.touch != Touch::kTopK) return -1;
   for (size_t i = 0; i + 2 < input_scales.size(); i += 3) {
@@ -90,7 +92,7 @@ StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkp
   }
   ASSIGN_OR_RETURN(Stored stored, Inspect(decl, checkpoint, modules));
   ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, ChooseFormats(decl.precision, dtype, stored)));
-  // An activation scale belongs to the int8 weights it was calibrated with.
+  // An activation scale is valid only with the int8 weights it was calibrated for.
   if (region.format == PackedFormat::kI8 && stored.all_int8 && stored.any_static) {
     region.input_scales = std::move(stored.input_scales);
   }
@@ -105,7 +107,7 @@ StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkp
   return region;
 }
 
-// MTP modules come with copies of embedding and head, gigabytes large, that are shared when they are equal.
+// MTP modules come with copies of embedding and head, gigabytes large. Equal ones are shared.
 bool IsCopy(const Checkpoint& checkpoint, const std::string& name, const std::string& of) {
   const TensorEntry* a = checkpoint.Find(name + ".weight");
   const TensorEntry* b = checkpoint.Find(of + ".weight");
@@ -120,7 +122,8 @@ bool SkipOptional(const DecoderSpec& spec, const RegionDecl& decl, const Checkpo
   return IsCopy(checkpoint, decl.name, embedding || spec.tied ? kEmbedding : kHead);
 }
 
-// Tensors that go with module X: X.weight, X.weight_scale, X.weight_packed, X.input_scale, ...
+// Returns whether `tensor` belongs to one of the modules: X.weight, X.weight_scale, X.weight_packed,
+// X.input_scale, ...
 bool BelongsTo(const std::string& tensor, const std::set<std::string>& modules) {
   const size_t dot = tensor.rfind('.');
   if (dot == std::string::npos) return false;
@@ -139,16 +142,17 @@ int LayerOf(std::string_view name) {
   return error == std::errc() && end != name.data() + name.size() && *end == '.' ? layer : -1;
 }
 
-// Whether a tensor that no region uses changes nothing: rotary tables, which are computed, the copy of a tied
-// head, and an MTP module's copies of embedding and head.
-bool Harmless(const DecoderSpec& spec, const std::string& tensor) {
+// Returns whether an unused tensor does not affect results: rotary tables, which are computed, the copy of a
+// tied head, and an MTP module's copies of embedding and head.
+bool HasNoEffect(const DecoderSpec& spec, const std::string& tensor) {
   if (tensor.ends_with(".rotary_emb.inv_freq")) return true;
   if (tensor == "lm_head.weight") return spec.tied;
   const bool copy = tensor.ends_with(".embed_tokens.weight") || tensor.ends_with(".shared_head.head.weight");
   return copy && LayerOf(tensor) >= spec.layers;
 }
 
-// `spec` with one MTP module more for each layer up to `last`: only modules may follow the decoder's layers.
+// Returns `spec` with one more MTP module for each layer up to `last`: only modules may follow the decoder's
+// layers.
 StatusOr<DecoderSpec> WithStoredMtp(DecoderSpec spec, int last, const std::string& path) {
   if (last < spec.layers + spec.mtp_layers) return spec;
   if (last - spec.layers >= kMaxMtpModules) {
@@ -165,8 +169,7 @@ Status NotAModule(const std::string& path, const DecoderSpec& spec, int layer, c
       path, layer, spec.layers, Message(why));
 }
 
-// Regions of MTP modules that the checkpoint has and `spec`, which loads fewer, has not. Each must be
-// complete.
+// Plans regions of MTP modules that the checkpoint has but `spec` does not load. Each must be complete.
 StatusOr<std::vector<RegionPlan>> PlanUnloadedMtp(const DecoderSpec& spec, const Checkpoint& checkpoint,
                                                   std::set<std::string>& modules) {
   int last = -1;
@@ -194,7 +197,7 @@ Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, cons
     }
   }
   for (const TensorEntry& entry : checkpoint.tensors()) {
-    if (vectors.contains(entry.name) || BelongsTo(entry.name, modules) || Harmless(spec, entry.name))
+    if (vectors.contains(entry.name) || BelongsTo(entry.name, modules) || HasNoEffect(spec, entry.name))
       continue;
     return InvalidArgument("{}: tensor {} is not part of {} with this config.json", entry.file, entry.name,
                            spec.architecture);
@@ -260,7 +263,7 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
   return region;
 }
 
-// Every region is the decoder's or of a complete MTP module, loaded or not.
+// Checks that every region belongs to the decoder or to a complete MTP module, loaded or not.
 Status CheckNoRegionLeft(const DecoderSpec& spec, const checkpoint::PackedFile& file, bool separate_head) {
   int last = -1;
   std::set<std::string> left;
@@ -298,7 +301,7 @@ StatusOr<WeightDtype> ParseWeightDtype(const std::string& name) {
   if (name == "auto") return WeightDtype();
   if (const auto format = tensor::ParsePackedFormat(name); format.ok()) {
     if (tensor::CanQuantize(*format)) return WeightDtype(*format);
-    return InvalidArgument("{} can't be chosen: it is what GGUF files with such weights get by \"auto\"",
+    return InvalidArgument("{} can't be chosen: only \"auto\" gives it, for GGUF files with such weights",
                            name);
   }
   return InvalidArgument("weights can be auto, {}, not \"{}\"",

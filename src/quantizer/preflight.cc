@@ -7,10 +7,10 @@
 namespace moesaic::quantizer {
 namespace {
 
-// What a unit asks of disk and processor.
+// Disk and CPU work of a unit.
 struct UnitWork {
   double read = 0, compute = 0, write = 0;  // seconds
-  double again = 0;  // reading of rows that share a scale with those of this unit, which is waited for
+  double again = 0;  // time to read rows of other units that share a scale; the unit waits for it
   bool alone = false;
 };
 
@@ -20,7 +20,7 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
   const double read = rates.read / rates.together, write = rates.write / rates.together;
   std::vector<UnitWork> work;
   std::vector<bool> scaled(plan.items.size(), false);
-  for (const Unit& unit : plan.work.units) {
+  for (const IoUnit& unit : plan.work.units) {
     UnitWork& of_unit = work.emplace_back();
     of_unit.alone = unit.alone;
     const auto pieces = std::span(plan.work.pieces).subspan(unit.first, unit.end - unit.first);
@@ -51,7 +51,7 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
     }
     of_unit.compute += (values > 0 ? values / rates.round : 0) + moved / (rates.copy * threads);
   }
-  // Each of the two slots' buffers is new to the first unit that it holds.
+  // The first unit of each of the two slots touches new memory.
   for (size_t u = 0; u < std::min<size_t>(work.size(), 2); ++u) {
     work[u].compute += static_cast<double>(plan.work.buffer_bytes()) / 2 / (rates.touch * threads);
   }
@@ -71,10 +71,10 @@ Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, bool di
   }
   forecast.disk_seconds = rates.same_disk ? reading + writing : std::max(reading, writing);
   forecast.disk_bound = forecast.disk_seconds >= forecast.compute_seconds;
-  // The run itself (quantize.cc): two slots; a unit is read when the slot's last one was rounded, and rounded
-  // when that was written; one that is alone is read when all before it was written, and so is the next one.
-  // A disk does one thing after the other.
-  double free[2] = {};  // when the disks of the source and the output have done all that they were told
+  // Simulates the run (quantize.cc). There are two slots. A unit is read after its slot's last one was
+  // rounded, and rounded after that one was written. An exclusive unit is read after all earlier ones were
+  // written, and so is the unit after it. A disk does one transfer at a time.
+  double free[2] = {};  // time at which the disks of the source and the output become idle
   double& source = free[0];
   double& output = free[rates.same_disk ? 0 : 1];
   const auto queue = [](double& disk, double from, double seconds) {

@@ -1,8 +1,8 @@
-// How long a run would take, told before it starts: from its plan, which needs no weights, and what the
-// machine delivers.
+// Forecasts the duration of a run from its plan, which needs no weights, and the measured rates of the
+// machine.
 #pragma once
 
-#include "quantizer/machine_rates.h"
+#include "quantizer/io/machine_rates.h"
 #include "quantizer/quantize.h"
 
 namespace moesaic::quantizer {
@@ -10,9 +10,9 @@ namespace moesaic::quantizer {
 struct Forecast {
   double disk_seconds = 0;     // reading and writing
   double compute_seconds = 0;  // rounding and copying
-  double seconds = 0;          // of the whole, as far as they overlap
+  double seconds = 0;          // total, with overlap
   bool disk_bound = false;
-  int64_t reread_bytes = 0;  // of the source, read twice for NVFP4's shared scales
+  int64_t reread_bytes = 0;  // source bytes that are read twice for NVFP4's shared scales
 };
 Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, bool direct, int threads);
 

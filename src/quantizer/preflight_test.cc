@@ -8,7 +8,7 @@
 namespace moesaic::quantizer {
 namespace {
 
-// Ten units of one matrix each, of 2^20 values in bf16 and as many int8 codes.
+// Ten units of one matrix each: 2^20 values in bf16, and as many int8 codes.
 class ForecastTest : public ::testing::Test {
  protected:
   static constexpr double kValues = 1 << 20;
@@ -30,7 +30,7 @@ class ForecastTest : public ::testing::Test {
     plan.work = CutWork(plan.items, plan.forms, plan.output, {}, sizes);
     return plan;
   }
-  // A unit is read in `read` seconds, rounded in `round`, written in `write`.
+  // Returns rates at which a unit is read in `read` seconds, rounded in `round` and written in `write`.
   static MachineRates Rates(double read, double round, double write) {
     return {.read = 2 * kValues / read,
             .write = kValues / write,
@@ -44,21 +44,21 @@ class ForecastTest : public ::testing::Test {
 constexpr int64_t kTwo = int64_t{8} << 20;
 constexpr UnitSizes kOneMatrix{.unit_bytes = kTwo / 2};
 
-TEST_F(ForecastTest, ARunThatComputesWaitsForTheFirstReadAndTheLastWrite) {
+TEST_F(ForecastTest, ComputeBoundRunWaitsForTheFirstReadAndTheLastWrite) {
   const QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
   ASSERT_EQ(plan.work.units.size(), 10U);
   const Forecast forecast = ForecastOf(plan, Rates(1, 5, 0.5), true, 1);
   EXPECT_FALSE(forecast.disk_bound);
   EXPECT_NEAR(forecast.compute_seconds, 50, 1e-6);
-  EXPECT_NEAR(forecast.disk_seconds, 15, 0.1);  // and scales
+  EXPECT_NEAR(forecast.disk_seconds, 15, 0.1);  // includes scales
   EXPECT_NEAR(forecast.seconds, 1 + 50 + 0.5, 0.1);
 }
 
-TEST_F(ForecastTest, ADiskThatIsTheBoundIsNeverIdle) {
+TEST_F(ForecastTest, DiskBoundRunNeverIdlesTheDisk) {
   const QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
   const Forecast forecast = ForecastOf(plan, Rates(2, 0.5, 1), true, 1);
   EXPECT_TRUE(forecast.disk_bound);
-  EXPECT_NEAR(forecast.seconds, 30, 0.1);  // the last but one is written while the last is rounded
+  EXPECT_NEAR(forecast.seconds, 30, 0.1);  // the last unit is rounded while the one before is written
   MachineRates slow = Rates(2, 0.5, 1);
   slow.together = 1.2;
   EXPECT_NEAR(ForecastOf(plan, slow, true, 1).seconds, 36, 0.1);
@@ -67,10 +67,10 @@ TEST_F(ForecastTest, ADiskThatIsTheBoundIsNeverIdle) {
   EXPECT_NEAR(ForecastOf(plan, two, true, 1).seconds, 20 + 0.5 + 1, 0.1);
 }
 
-TEST_F(ForecastTest, WhatIsCopiedAndTouchedCounts) {
+TEST_F(ForecastTest, CopiedAndTouchedBytesAreCounted) {
   const QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
   MachineRates rates = Rates(0.001, 1, 0.001);
-  rates.copy = 3 * kValues;  // buffered: what is read and written is copied once, by one of two threads
+  rates.copy = 3 * kValues;  // buffered I/O copies each byte once, on one of two threads
   EXPECT_NEAR(ForecastOf(plan, rates, false, 2).compute_seconds, 10 + 5, 0.1);
   EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10, 0.1);
   rates.direct = 6 * kValues;
@@ -80,8 +80,8 @@ TEST_F(ForecastTest, WhatIsCopiedAndTouchedCounts) {
   EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10 + 0.5, 0.1);
 }
 
-// What linears of a mix take is at the rates of their own precisions, not all at the slowest one's.
-TEST_F(ForecastTest, ARooflineRoundsEachPrecisionAtItsRate) {
+// The linears of a mix are rounded at the rates of their own precisions, not at the slowest one.
+TEST_F(ForecastTest, RooflineUsesTheRateOfEachPrecision) {
   QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
   const Precision w8a8{.scheme = Scheme::kW8A8}, w4a16{.scheme = Scheme::kW4A16};
   for (size_t i = 0; i < plan.items.size(); ++i) plan.output.items[i].precision = i < 4 ? w8a8 : w4a16;
@@ -93,8 +93,8 @@ TEST_F(ForecastTest, ARooflineRoundsEachPrecisionAtItsRate) {
   EXPECT_THAT(StagesAt(plan, settings, rates, nullptr), testing::ElementsAre(testing::Pair("rounding", 14)));
 }
 
-// Under GPTQ a mix's gains are measured before the rounding, in the time of its analysis.
-TEST_F(ForecastTest, ARooflineHasHessiansWhereTheRunHasThem) {
+// Under GPTQ a mix's gains are measured before the rounding, during the analysis.
+TEST_F(ForecastTest, RooflineCountsHessiansInTheStageThatMakesThem) {
   QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
   for (ModelItem& item : plan.items) item.layer = 0;
   OutputSettings settings;
@@ -119,10 +119,10 @@ TEST_F(ForecastTest, ARooflineHasHessiansWhereTheRunHasThem) {
   EXPECT_GT(mixed.at("forward"), 2 * alone.at("forward") + alone.at("hessians") + alone.at("factors"));
 }
 
-// Of a layer's experts eight stand for all.
-TEST_F(ForecastTest, AMixMeasuresSomeExperts) {
+// Eight of a layer's experts are sampled.
+TEST_F(ForecastTest, MixSamplesExperts) {
   QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
-  plan.spec.moe.experts = 80;  // of which every tenth is looked at: one of these ten
+  plan.spec.moe.experts = 80;  // every tenth is sampled, so one of these ten
   plan.spec.moe.top_k = 80;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     plan.items[i].name = fmt::format("model.layers.0.mlp.experts.{}.down_proj", i);
@@ -141,12 +141,12 @@ TEST_F(ForecastTest, AMixMeasuresSomeExperts) {
   EXPECT_NEAR(forecast.gain_factor_seconds * 11, forecast.factor_seconds, 1e-9);
 }
 
-// NVFP4's scale is of all linears that run as one: what does not fit the first's unit is read once more, and
-// its rows wait for it.
-TEST_F(ForecastTest, LinearsThatAreReadTwiceAreReadTwice) {
+// NVFP4's scale covers all fused linears. Rows that do not fit the first unit are read twice, and the unit
+// waits for them.
+TEST_F(ForecastTest, CountsLinearsThatAreReadTwice) {
   MachineRates rates = Rates(1, 0.1, 0.001);
   rates.whole_scales = true;
-  const QuantizePlan parted = Plan(Scheme::kNvfp4, kOneMatrix, 0);  // two matrices to a scale, one to a unit
+  const QuantizePlan parted = Plan(Scheme::kNvfp4, kOneMatrix, 0);  // two matrices per scale, one per unit
   EXPECT_NEAR(ForecastOf(parted, rates, true, 1).disk_seconds, 15, 0.1);
   EXPECT_EQ(ForecastOf(parted, rates, true, 1).reread_bytes, int64_t{10} << 20);
   const QuantizePlan whole = Plan(Scheme::kNvfp4, {.unit_bytes = kTwo}, 0);
@@ -156,8 +156,9 @@ TEST_F(ForecastTest, LinearsThatAreReadTwiceAreReadTwice) {
   EXPECT_NEAR(ForecastOf(parted, rates, true, 1).disk_seconds, 10, 0.1);
 }
 
-// Two that share a scale, alone in the buffers: read once, but nothing is read while they are rounded.
-TEST_F(ForecastTest, UnitsThatAreAloneDoNotOverlap) {
+// Two linears that share a scale in an exclusive unit are read once, but nothing is read while they are
+// rounded.
+TEST_F(ForecastTest, ExclusiveUnitsDoNotOverlap) {
   MachineRates rates = Rates(1, 0.4, 0.001);
   rates.whole_scales = true;
   const QuantizePlan alone = Plan(Scheme::kNvfp4, {.unit_bytes = kTwo / 2, .alone_bytes = kTwo}, 0);
@@ -166,7 +167,7 @@ TEST_F(ForecastTest, UnitsThatAreAloneDoNotOverlap) {
   EXPECT_EQ(forecast.reread_bytes, 0);
   EXPECT_NEAR(forecast.disk_seconds, 10, 0.1);
   EXPECT_NEAR(forecast.seconds, 5 * (2 + 0.8), 0.1);
-  // Half of the second one fits beside the first: only the other half is read twice.
+  // Half of the second linear fits next to the first, so only the other half is read twice.
   const QuantizePlan most = Plan(Scheme::kNvfp4, {.unit_bytes = 1 << 20, .alone_bytes = kTwo / 2}, 0);
   const int64_t again = ForecastOf(most, rates, true, 1).reread_bytes;
   EXPECT_EQ(again, int64_t{5} << 20);

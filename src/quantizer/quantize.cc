@@ -4,15 +4,17 @@
 #include <filesystem>
 
 #include "checkpoint/open_checkpoint.h"
+#include "kernels/exec_context.h"
+#include "kernels/kernel_table.h"
 #include "models/model_info.h"
-#include "quantizer/calibration_memory.h"
-#include "quantizer/checksum.h"
-#include "quantizer/disk_room.h"
-#include "quantizer/hidden_state.h"
-#include "quantizer/journal.h"
-#include "quantizer/mix_walk.h"
+#include "quantizer/calibrate/calibration_memory.h"
+#include "quantizer/io/checksum.h"
+#include "quantizer/io/disk_room.h"
+#include "quantizer/io/hidden_state.h"
+#include "quantizer/io/journal.h"
+#include "quantizer/io/unit_rounder.h"
+#include "quantizer/mixed/mix_walk.h"
 #include "quantizer/stopwatch.h"
-#include "quantizer/unit_rounder.h"
 #include "runtime/atomic_file.h"
 #include "runtime/memory.h"
 #include "runtime/partial.h"
@@ -23,8 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-// What tells this checkpoint from another: its config, its tensors' names, types and shapes, its files' sizes
-// and times of change. Not its weights, which would have to be read.
+// Identifies a checkpoint by its config, the names, types and shapes of its tensors, and the sizes and
+// modification times of its files. Weights are not hashed, because that would require reading them.
 std::string FingerprintOf(const checkpoint::Checkpoint& source) {
   Xxh3 sum;
   sum.AddText(source.config().dump());
@@ -42,20 +44,19 @@ std::string FingerprintOf(const checkpoint::Checkpoint& source) {
   return sum.Hex();
 }
 
-// The kernels that calibration runs: on others sums go in another order, and roundings may differ.
+// Identifies the kernels that calibration runs. Other kernels sum in another order, so roundings may differ.
 std::string KernelsOf(const kernels::KernelTable& kernels) {
   Xxh3 sum;
   for (const kernels::KernelChoice& choice : kernels.choices) sum.AddText(choice.name);
   return sum.Hex();
 }
 
-// Makes the folder where there is none; says whether it did.
+// Creates a missing folder; returns true if it did.
 StatusOr<bool> PrepareFolder(const std::string& folder) {
   std::error_code error;
   const bool made = fs::create_directories(folder, error);
   if (!fs::is_directory(folder)) {
-    return IoError("{}: can't be made a folder: {}", folder,
-                   error ? error.message() : "something else is there");
+    return IoError("{}: cannot create the folder: {}", folder, error ? error.message() : "the name is taken");
   }
   if (fs::exists(fs::path(folder) / kJournalFile)) return made;
   const bool only_analysis =
@@ -64,11 +65,10 @@ StatusOr<bool> PrepareFolder(const std::string& folder) {
         return name == kAnalysisFile || runtime::IsPartialOf(name, kAnalysisFile) || IsAnalysisState(name);
       });
   if (only_analysis && !error) return made;
-  return InvalidArgument("{}: the folder is not empty, and there is no {} to go on from", folder,
-                         kJournalFile);
+  return InvalidArgument("{}: the folder is not empty and has no {} to resume from", folder, kJournalFile);
 }
 
-// The files beside the weights but config.json.
+// Writes all files other than weights except config.json.
 Status WriteTexts(const QuantizeOptions& options, const QuantizePlan& plan, const std::string& folder) {
   for (const auto& [name, text] : options.texts)
     RETURN_IF_ERROR(runtime::WriteFileAtomically(fmt::format("{}/{}", folder, name), text));
@@ -91,7 +91,7 @@ Status WriteTexts(const QuantizeOptions& options, const QuantizePlan& plan, cons
   return OkStatus();
 }
 
-// What a loader that knows one type for all weights must take, so that none of a mix of kept ones overflows.
+// Returns the torch_dtype for loaders with one dtype for all weights, so that no kept weight overflows.
 const char* WidestKept(const QuantizePlan& plan) {
   bool f32 = false, bf16 = false;
   for (size_t i = 0; i < plan.items.size(); ++i) {
@@ -103,13 +103,13 @@ const char* WidestKept(const QuantizePlan& plan) {
   return f32 ? "float32" : bf16 ? "bfloat16" : "float16";
 }
 
-// The last of all files: without it nothing opens the folder.
+// Writes config.json last, because nothing opens the folder without it.
 Status WriteConfig(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                    const QuantizePlan& plan, const std::string& folder) {
   ordered_json config = ordered_json::parse(source.config().dump());
   const OutputSettings& settings = options.output;
   if (settings.mix.wanted() && plan.output.mixed.empty()) {
-    config.erase("quantization_config");  // all is kept: a plain checkpoint
+    config.erase("quantization_config");  // everything is kept: a plain checkpoint
     config[config.contains("dtype") ? "dtype" : "torch_dtype"] = WidestKept(plan);
   } else if (settings.mix.wanted()) {
     config["quantization_config"] = MixedQuantizationConfig(plan.output.mixed, plan.output.ignore);
@@ -121,17 +121,17 @@ Status WriteConfig(const checkpoint::Checkpoint& source, const QuantizeOptions& 
   return runtime::WriteFileAtomically(folder + "/config.json", config.dump(2) + "\n");
 }
 
-// A device's products depend on their shapes to the bit, and so on how many rows are rounded at once.
+// Adds the device and its slab size, because the shapes of a device's products decide their bits.
 void AddDevice(const QuantizeOptions& options, const CalibrationLimits& limits, const Journal& journal,
                ordered_json* header) {
   if (options.device != nullptr) {
     (*header)["device"] = {{"name", options.device->info().identity}, {"slab_values", limits.slab_values}};
   } else if (journal.header().contains("device")) {
-    (*header)["device"] = "cpu";  // not what it was begun with
+    (*header)["device"] = "cpu";  // differs from the start
   }
 }
 
-// What AddDevice wrote of a run that goes on; 0: nothing.
+// Returns the slab size that AddDevice recorded for a resumed run; 0: none.
 int64_t SlabValuesOf(const Journal& journal) {
   const auto device = journal.header().find("device");
   if (device == journal.header().end() || !device->is_object()) return 0;
@@ -139,7 +139,7 @@ int64_t SlabValuesOf(const Journal& journal) {
   return values != device->end() && values->is_number_integer() ? values->get<int64_t>() : 0;
 }
 
-// Plans the run and writes the journal's header, or goes by the one that is there.
+// Plans the run and writes the journal's header, or takes over the existing one.
 StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const QuantizeOptions& options,
                              const kernels::KernelTable& kernels, const std::string& folder, Journal& journal,
                              std::unique_ptr<GptqStage>* stage) {
@@ -148,7 +148,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
   if (begun) {
     const auto unit_bytes = journal.header().find("unit_bytes");
     if (unit_bytes == journal.header().end() || !unit_bytes->is_number_integer() || *unit_bytes < 1) {
-      return DataLoss("{}/{}: \"unit_bytes\" is missing; empty the folder to begin anew", folder,
+      return DataLoss("{}/{}: \"unit_bytes\" is missing; empty the folder to start again", folder,
                       kJournalFile);
     }
     taken.sizes = {unit_bytes->get<int64_t>(), 0};
@@ -159,7 +159,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
     if (options.device != nullptr) taken.slab_values = SlabValuesOf(journal);
   }
   ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, taken));
-  ordered_json header = {{"moesaic_quantize", 1},
+  ordered_json header = {{"moesaic_quantize", 2},
                          {"source", FingerprintOf(source)},
                          {"settings", options.output.Json()},
                          {"unit_bytes", plan.sizes.unit_bytes},
@@ -179,7 +179,7 @@ StatusOr<QuantizePlan> Begin(const checkpoint::Checkpoint& source, const Quantiz
   return plan;
 }
 
-// What is decided before the rounding.
+// Makes the decisions before the rounding.
 StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePlan& plan,
                           const QuantizeOptions& options, const kernels::KernelTable& kernels,
                           runtime::ThreadPool& pool, const std::string& folder, const std::string& key,
@@ -203,6 +203,7 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
     RETURN_IF_ERROR(ChooseMix(settings.mix, plan.fixed, &*analysis.mix));
     return analysis;
   }
+  StateStore walk(folder, kAnalysisStateFile, {{"run", key}}, options.save_share);
   AnalyzedLinears linears;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const ModelItem& item = plan.items[i];
@@ -213,29 +214,27 @@ StatusOr<Analysis> Decide(const checkpoint::Checkpoint& source, const QuantizePl
                  options.calibration, linears,
                  {.progress = tell("analyzing"),
                   .part_rows = plan.limits.part_rows,
-                  .folder = folder,
-                  .key = key,
-                  .save_seconds = options.save_seconds,
+                  .store = &walk,
                   .resumed = resumed});
 }
 
-// All that a mix's losses depend on. All runs have the same keys here but for those that only GPTQ has.
+// Returns everything that a mix's losses depend on. All runs have the same keys, except that only GPTQ adds
+// some.
 ordered_json MixKeyOf(const checkpoint::Checkpoint& source, const OutputSettings& settings,
                       const kernels::KernelTable& kernels) {
   if (!settings.mix.wanted()) return ordered_json::object();
-  ordered_json key = {{"version", 2}, {"source", FingerprintOf(source)}, {"kernels", KernelsOf(kernels)}};
+  ordered_json key = {{"version", 3}, {"source", FingerprintOf(source)}, {"kernels", KernelsOf(kernels)}};
   key["keep"] = ordered_json::array();
   key.update(settings.Json());
-  // Neither the budget, nor how files are cut, nor what becomes of experts that few tokens reach.
+  // Excludes the budget and the division into files.
   const ordered_json mix = std::move(key["mix"]);
   key["mix"] = mix["options"];
   key["mix_tokens"] = mix["tokens"];
   key.erase("shard_bytes");
-  key.erase("rare_experts");
   return key;
 }
 
-// The analysis that `options` want, of the folder if it is there already; and whether any of it was.
+// Returns the analysis that `options` need, from the folder if it exists, and whether any part of it existed.
 StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpoint& source,
                                                        const QuantizeOptions& options,
                                                        const kernels::KernelTable& kernels,
@@ -250,8 +249,8 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   *resumed = found.ok();
   if (!found.ok()) {
-    // A mix is planned for what is left to be measured.
-    MixStore store(folder, MixKeyOf(source, settings, kernels), options.save_seconds);
+    // The passes are planned for the part of the mix that is not measured yet.
+    MixStore store(folder, MixKeyOf(source, settings, kernels), options.save_share);
     MixState from;
     QuantizeOptions begun = options;
     if (settings.mix.wanted()) {
@@ -260,8 +259,8 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
     }
     ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, begun));
     const int64_t walked = settings.gptq || settings.analyze.wanted() ? StateBytes(plan.spec, settings) : 0;
-    const int64_t lanes = MixStateBytes(plan.spec, settings, plan.passes);
-    RETURN_IF_ERROR(CheckDisk(folder, plan.output.shards, std::max(walked, lanes)));
+    const int64_t variants = MixStateBytes(plan.spec, settings, plan.passes);
+    RETURN_IF_ERROR(CheckDisk(folder, plan.output.shards, std::max(walked, variants)));
     found = Decide(source, plan, options, kernels, pool, folder, key, store, std::move(from), resumed);
     RETURN_IF_ERROR(found.status());
     RETURN_IF_ERROR(found->Save(path, key));
@@ -275,7 +274,7 @@ Status AddAnalysis(const checkpoint::Checkpoint& source, const kernels::KernelTa
                    QuantizeOptions* options, bool* resumed) {
   if (!options->output.mix.wanted()) RETURN_IF_ERROR(MixStore::CheckNone(folder));
   if (!options->output.analyzed()) return OkStatus();
-  if (!journal.header().is_null()) {  // another one's analysis stays
+  if (!journal.header().is_null()) {  // keeps the analysis of another run
     OutputSettings settings = options->output;
     const auto begun = journal.header().find("settings");
     if (begun != journal.header().end() && begun->is_object()) {
@@ -304,10 +303,9 @@ ordered_json QuantizeReport::Json(const OutputSettings& settings) const {
     json["calibration"] = {{"tokens", settings.calibration.tokens},
                            {"sequences", settings.calibration.sequences}};
   }
-  if (settings.gptq) json["calibration"]["rare_experts"] = RareExpertsName(settings.rare_experts);
   const double inner = c.hessian_seconds + c.factor_seconds + c.round_seconds;
   const double other = std::max(0.0, compute_seconds() - c.walk_seconds - analysis_seconds);
-  // Without GPTQ what is left is rounding and copying.
+  // Without GPTQ the rest is rounding and copying.
   for (const auto& [name, value] :
        {std::pair("read", stream.read_wait_seconds), std::pair("write", stream.write_wait_seconds),
         std::pair("hessians", c.hessian_seconds), std::pair("factors", c.factor_seconds),
@@ -344,7 +342,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   QuantizeReport report;
   QuantizeOptions options = wanted;
   options.resident_before = runtime::MeasureResidentMemory().peak;
-  std::unique_ptr<GptqStage> stage;  // of GPTQ
+  std::unique_ptr<GptqStage> stage;  // GPTQ only
   StatusOr<QuantizePlan> planned = Cancelled("");
   const Clock::time_point analyzing = Clock::now();
   Status analyzed = AddAnalysis(source, kernels, pool, folder, *journal, &options, &report.analysis_resumed);
@@ -355,7 +353,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
     planned = std::move(analyzed);
   }
   if (!planned.ok()) {
-    if (journal->header().is_null()) {  // nothing has begun: nothing stays
+    if (journal->header().is_null()) {  // nothing was written, so the folder is left as it was
       RETURN_IF_ERROR(journal->Remove());
       std::error_code ignored;
       if (made) fs::remove(folder, ignored);

@@ -4,22 +4,22 @@
 #include <thread>
 
 #include "models/model_info.h"
-#include "quantizer/calibration_memory.h"
+#include "quantizer/calibrate/calibration_memory.h"
 #include "runtime/memory.h"
 
 namespace moesaic::quantizer {
 namespace {
 
-// Threads' stacks, names of a unit's tensors, transfers under way.
+// Reserve for thread stacks, names of a unit's tensors, and transfers in flight.
 constexpr int64_t kReserve = int64_t{12} << 20;
-// What a card's libraries may load when they meet new shapes, beyond what opening it has loaded: estimated,
-// and measured on no card.
+// Reserve for code that a card's libraries load for new shapes, beyond the loading at opening. Estimated; not
+// measured on a card.
 constexpr int64_t kDeviceReserve = int64_t{128} << 20;
-// Units of which calibration leaves room for two, where it can.
+// Size of a unit. Calibration leaves memory for two of them if possible.
 constexpr int64_t kAmpleUnit = int64_t{32} << 20;
 const int kMachine = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
 
-// The limits that take least time of those that leave room for units, or that take least memory.
+// Chooses the fastest limits that leave memory for units, or else the smallest ones.
 void ChooseLimits(const QuantizeOptions& options, const CutOptions& cut, int64_t memory, QuantizePlan* plan) {
   const UnitSizes sizes = options.sizes.unit_bytes > 0 ? options.sizes : UnitSizes{.unit_bytes = kAmpleUnit};
   const int64_t units = CutWork(plan->items, plan->forms, plan->output, cut, sizes).bytes();
@@ -60,7 +60,7 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   const bool chosen = settings.analysis != nullptr && settings.analysis->mix.has_value();
   if (settings.mix.wanted()) {
     if (settings.analyze.wanted()) {
-      return InvalidArgument("a mix of precisions goes with neither smoothing nor static activations");
+      return InvalidArgument("a mix of precisions excludes smoothing and static activations");
     }
     ASSIGN_OR_RETURN(MixPlan mix, PlanMix(plan.items, plan.forms, plan.spec, settings));
     plan.fixed = mix.fixed;
@@ -74,10 +74,10 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   }
   ASSIGN_OR_RETURN(plan.output, PlanOutput(plan.items, plan.forms, settings));
   const CutOptions cut{.by_layer = options.output.gptq};
-  // Headers were read through the maps; what they take is given back before memory is counted.
+  // Headers were read through the maps. Their pages are released before memory is counted.
   source.ForgetMaps();
-  // A run's memory differs a little from the next one's. One that goes on with the units of a run whose
-  // memory was full must not fail over that, so it reserves less.
+  // The memory of runs differs slightly. A run that resumes with the units of a run that used all its memory
+  // must not fail for that, so it reserves less.
   const int64_t reserve = kReserve + (options.device != nullptr ? kDeviceReserve : 0);
   const int64_t program =
       runtime::MeasureResidentMemory().now + (options.sizes.unit_bytes > 0 ? reserve / 2 : reserve);
@@ -85,13 +85,13 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   const int64_t taken = program + plan.calibration_bytes, left = options.memory - taken;
   plan.sizes = options.sizes;
   if (settings.mix.wanted() && !chosen) {
-    // Gains under GPTQ are measured before, with what calibration takes.
+    // Gains under GPTQ are measured first, with the memory of calibration.
     MixBegun begun = options.begun;
-    begun.slack = reserve - kReserve / 2;  // as above: a pass may have filled the memory, too
+    begun.slack = reserve - kReserve / 2;  // as above: an earlier pass may have used all its memory
     StatusOr<std::vector<MixPass>> passes =
         PlanMixPasses(plan.spec, plan.items, options.output, begun, options.memory - program);
     if (!passes.ok()) {
-      return ResourceExhausted("--memory {} is too little: the program itself takes {}; {}", options.memory,
+      return ResourceExhausted("--memory {} is too little: the program itself needs {}; {}", options.memory,
                                program, Message(passes.status()));
     }
     plan.passes = *std::move(passes);
@@ -102,10 +102,10 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
       const std::string calibration =
           plan.calibration_bytes == 0
               ? ""
-              : fmt::format(", {} of them for {} calibration tokens (fewer{} take less)",
+              : fmt::format(", {} of them for {} calibration tokens (fewer tokens{} need less)",
                             plan.calibration_bytes, options.output.calibration.tokens,
-                            options.output.mix.wanted() ? ", of them or of --mix-tokens," : "");
-      return ResourceExhausted("--memory {} is too little: the program itself takes {}{}; {}", options.memory,
+                            options.output.mix.wanted() ? " or --mix-tokens" : "");
+      return ResourceExhausted("--memory {} is too little: the program itself needs {}{}; {}", options.memory,
                                taken, calibration, Message(fitting.status()));
     }
     plan.sizes = *fitting;
@@ -114,14 +114,15 @@ StatusOr<QuantizePlan> PlanQuantize(const checkpoint::Checkpoint& source, const 
   if (plan.work.alone_bytes == 0) plan.sizes.alone_bytes = 0;
   if (plan.work.bytes() > left) {
     return ResourceExhausted(
-        "--memory {} is too little to go on with a run that was begun with more: {} are needed",
-        options.memory, plan.work.bytes() + taken);
+        "--memory {} is too little to resume a run that started with more: {} are needed", options.memory,
+        plan.work.bytes() + taken);
   }
-  // Opening a card may take more for a while than it keeps, and the kernel counts a process's peak from its
-  // beginning: the run would be complete, and an error.
+  // Opening a card may temporarily take more memory than it keeps, and the kernel counts the peak of the
+  // whole process. The run would complete and then report an error.
   if (options.device != nullptr && options.resident_before > options.memory) {
-    return ResourceExhausted("--memory {} is too little: {} were resident already, opening {} included",
-                             options.memory, options.resident_before, options.device->info().name);
+    return ResourceExhausted(
+        "--memory {} is too little: {} are resident already, including the opening of {}", options.memory,
+        options.resident_before, options.device->info().name);
   }
   return plan;
 }

@@ -12,8 +12,8 @@
 #include <fstream>
 
 #include "checkpoint/safetensors_writer.h"
-#include "quantizer/journal.h"
-#include "quantizer/loader_rules.h"
+#include "quantizer/format/loader_rules.h"
+#include "quantizer/io/journal.h"
 #include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {
@@ -32,7 +32,7 @@ struct Case {
 
 class EverySource : public QuantizeTest, public ::testing::WithParamInterface<Case> {};
 
-TEST_P(EverySource, IsWhatItsSettingsMakeOfTheSource) {
+TEST_P(EverySource, OutputIsExactlyWhatItsSettingsMakeOfTheSource) {
   options_.output.scheme = GetParam().scheme;
   options_.output.search = GetParam().search;
   const StatusOr<QuantizeReport> report = Run(Golden(GetParam().golden), "out");
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ct-qwen3-moe-int8-dynamic", Scheme::kFp8, false},
                       Case{"llama3-rope-bias", Scheme::kW8A16, true},
                       Case{"ct-llama-int4-g128", Scheme::kW8A16, false},
-                      Case{"ct-llama-int4-actorder", Scheme::kW4A16, false},  // columns in another order
+                      Case{"ct-llama-int4-actorder", Scheme::kW4A16, false},  // permuted columns
                       Case{"ct-llama-int4-g32-asym", Scheme::kNvfp4, true},   // zero points
                       Case{"ct-llama-nvfp4a16", Scheme::kW4A16, true},        //
                       Case{"llama-untied-f16", Scheme::kNvfp4, false},        // f16
@@ -66,21 +66,22 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-// Of llama.cpp's making: f32, Q8_0, rows of queries and keys in another order. In units of a few rows, and
-// where a shared scale is of rows that the unit has not, they come out as from whole ones.
-TEST_F(QuantizeTest, GgufFilesAreSourcesToo) {
+// Files made by llama.cpp: f32, Q8_0, permuted rows of queries and keys. Units of a few rows, and shared
+// scales of rows outside the unit, give the same bytes as whole ones.
+TEST_F(QuantizeTest, QuantizesGgufFiles) {
   const std::vector<std::string> names = {"qwen3_moe-tiny-q8_0", "deepseek_v3-tiny-q8_0",
                                           "llama-tiny-tied-f32"};
   const auto path_of = [](const std::string& name) {
     return models::SourcePath(fmt::format("../shared/data/refs/gguf/{}.gguf", name));
   };
   for (const std::string& name : names) {
-    if (!fs::exists(path_of(name))) GTEST_SKIP() << path_of(name) << " is not there";
+    if (!fs::exists(path_of(name))) GTEST_SKIP() << path_of(name) << " does not exist";
   }
   for (const std::string& name : names) {
     const std::string source = path_of(name);
     for (const Scheme scheme : {Scheme::kW8A8, Scheme::kFp8, Scheme::kNvfp4}) {
-      if (scheme == Scheme::kNvfp4 && name.starts_with("llama")) continue;  // 72 inputs are no groups of 16
+      // 72 inputs are not a multiple of 16.
+      if (scheme == Scheme::kNvfp4 && name.starts_with("llama")) continue;
       options_.output.scheme = scheme;
       options_.sizes = {};
       const std::string out = name + SchemeName(scheme);
@@ -99,7 +100,7 @@ TEST_F(QuantizeTest, GgufFilesAreSourcesToo) {
   }
 }
 
-TEST_F(QuantizeTest, BytesDependOnNeitherThreadsNorMemoryNorIo) {
+TEST_F(QuantizeTest, BytesDoNotDependOnThreadsMemoryOrIo) {
   options_.output.scheme = Scheme::kNvfp4;
   options_.output.search = true;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
@@ -117,7 +118,7 @@ TEST_F(QuantizeTest, BytesDependOnNeitherThreadsNorMemoryNorIo) {
   }
 }
 
-// Linears of 512 outputs that share a global scale, in units of 128 of them.
+// Linears of 512 outputs with a shared global scale, in units of 128 outputs.
 TEST_F(QuantizeTest, BytesDoNotDependOnUnits) {
   const std::string tiny = models::SourcePath("models/moesaic-tiny");
   for (const Scheme scheme : {Scheme::kNvfp4, Scheme::kW8A8, Scheme::kW4A16, Scheme::kFp8, Scheme::kW8A16}) {
@@ -135,8 +136,8 @@ TEST_F(QuantizeTest, BytesDoNotDependOnUnits) {
   }
 }
 
-// What was written can be a source again: int8 groups come to themselves, as their own largest code is 127.
-TEST_F(QuantizeTest, Int8GroupsAreASourceToo) {
+// An output can be a source again: int8 groups reproduce themselves, because their largest code is 127.
+TEST_F(QuantizeTest, QuantizingInt8GroupsAgainReproducesThem) {
   options_.output.scheme = Scheme::kW8A16;
   for (const int group : {0, 32}) {
     options_.output.group_size = group;
@@ -154,13 +155,14 @@ TEST_F(QuantizeTest, Int8GroupsAreASourceToo) {
   }
 }
 
-TEST_F(QuantizeTest, ShardsAreFilledInTheModelsOrderAndEveryTensorIsAligned) {
+TEST_F(QuantizeTest, ShardsFollowTheModelsOrderAndTensorsAreAligned) {
   options_.output.scheme = Scheme::kW4A16;
   options_.output.shard_bytes = 40'000;
   const StatusOr<QuantizeReport> report = Run(Golden("qwen3-moe-nonorm-untied"), "out");
-  // 16 inputs of an expert's down_proj are not whole groups of 32.
+  // The 16 inputs of an expert's down_proj are not a multiple of 32.
   EXPECT_THAT(Message(report.status()),
-              HasSubstr("model.layers.0.mlp.experts.0.down_proj: 16 inputs are not whole groups of 32"));
+              HasSubstr("model.layers.0.mlp.experts.0.down_proj: 16 inputs are not a multiple "
+                        "of the group size 32"));
   EXPECT_FALSE(fs::exists(folder_.Path("out")));
   options_.output.keep = {{tensor::DType::kBF16, "down_proj"}};
   ASSERT_TRUE(Run(Golden("qwen3-moe-nonorm-untied"), "out").ok());
@@ -175,7 +177,7 @@ TEST_F(QuantizeTest, ShardsAreFilledInTheModelsOrderAndEveryTensorIsAligned) {
   EXPECT_TRUE(Check(Golden("qwen3-moe-nonorm-untied"), "out").ok());
 }
 
-TEST_F(QuantizeTest, KeepsWhatItIsTold) {
+TEST_F(QuantizeTest, KeepsLinearsThatMatchKeepRules) {
   options_.output.keep = {{tensor::DType::kF32, "layers\\.0\\.self_attn"},
                           {tensor::DType::kBF16, "gate_proj|up_proj"}};
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "out").ok());
@@ -194,10 +196,10 @@ TEST_F(QuantizeTest, KeepsWhatItIsTold) {
               HasSubstr("no linear's name has a match"));
   options_.output.keep = {{tensor::DType::kBF16, "("}};
   EXPECT_THAT(Message(Run(Golden("qwen3-moe-norm-tied"), "no").status()),
-              HasSubstr("is no regular expression"));
+              HasSubstr("is not a regular expression"));
 }
 
-TEST_F(QuantizeTest, GoesOnFromWhereverItWasStopped) {
+TEST_F(QuantizeTest, ResumesAfterEveryInterruption) {
   options_.output.scheme = Scheme::kW8A8;
   options_.output.shard_bytes = 60'000;
   ASSERT_TRUE(Run(Golden("kimi-k2"), "whole").ok());
@@ -220,13 +222,13 @@ TEST_F(QuantizeTest, GoesOnFromWhereverItWasStopped) {
     EXPECT_GT(second->stream.resumed_units, 0U);
     EXPECT_EQ(second->Json(options_.output)["resumed_units"].get<size_t>(), second->stream.resumed_units);
     EXPECT_EQ(second->Json(options_.output)["units"].get<size_t>(), second->units);
-    EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "stopped after " << stop;
+    EXPECT_EQ(FilesOf(folder_.Path(out)), expected) << "interrupted after " << stop;
   }
 }
 
 class StoppedTest : public QuantizeTest {
  protected:
-  // A run stopped after its first unit.
+  // Interrupts a run after its first unit.
   void Stop() {
     options_.output.shard_bytes = 60'000;
     options_.progress = [](const QuantizeProgress&) { return false; };
@@ -236,19 +238,19 @@ class StoppedTest : public QuantizeTest {
   std::string source_ = CopyOf("kimi-k2");
 };
 
-TEST_F(StoppedTest, AnotherSettingIsRefused) {
+TEST_F(StoppedTest, RejectsOtherSettings) {
   Stop();
   options_.output.search = true;
-  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("begun with another settings"));
+  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("started with another settings"));
 }
 
-TEST_F(StoppedTest, AnotherSourceIsRefused) {
+TEST_F(StoppedTest, RejectsAnotherSource) {
   Stop();
   fs::last_write_time(source_ + "/model.safetensors", fs::file_time_type::clock::now());
-  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("begun with another source"));
+  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("started with another source"));
 }
 
-TEST_F(StoppedTest, UnitsWhoseBytesChangedAreDoneAgain) {
+TEST_F(StoppedTest, RepeatsUnitsWhoseBytesChanged) {
   Stop();
   std::fstream shard(folder_.Path("out/model-00001-of-00003.safetensors"),
                      std::ios::in | std::ios::out | std::ios::binary);
@@ -264,7 +266,7 @@ TEST_F(StoppedTest, UnitsWhoseBytesChangedAreDoneAgain) {
   EXPECT_TRUE(Check(source_, "out").ok());
 }
 
-TEST_F(StoppedTest, AFileThatIsTooLongIsCut) {
+TEST_F(StoppedTest, TruncatesAFileThatIsTooLong) {
   Stop();
   const std::string shard = folder_.Path("out/model-00001-of-00003.safetensors");
   fs::resize_file(shard, fs::file_size(shard) + 4096);
@@ -274,14 +276,14 @@ TEST_F(StoppedTest, AFileThatIsTooLongIsCut) {
   EXPECT_TRUE(Check(source_, "out").ok());
 }
 
-TEST_F(StoppedTest, ASecondProcessIsRefused) {
+TEST_F(StoppedTest, RejectsASecondProcess) {
   Stop();
   const auto journal = Journal::Open(folder_.Path("out"));
   ASSERT_TRUE(journal.ok());
   EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("another process is writing to this folder"));
 }
 
-TEST_F(StoppedTest, TooLittleMemoryToGoOnIsRefused) {
+TEST_F(StoppedTest, RejectsTooLittleMemoryToResume) {
   Stop();
   options_.memory = int64_t{1} << 20;
   EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("--memory 1048576 is too little"));
@@ -289,12 +291,12 @@ TEST_F(StoppedTest, TooLittleMemoryToGoOnIsRefused) {
   EXPECT_TRUE(Run(source_, "out").ok());
 }
 
-TEST_F(QuantizeTest, AFullFolderIsRefused) {
+TEST_F(QuantizeTest, RejectsANonEmptyFolder) {
   folder_.Write("file", "");
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "").status()), HasSubstr("the folder is not empty"));
 }
 
-TEST_F(QuantizeTest, AUsersFileIsNotTakenForOneOfAnAnalysis) {
+TEST_F(QuantizeTest, RejectsAFolderWithAUsersFiles) {
   for (const char* name : {"quantize.analysis.bak", "analysis-of-2024.states.csv"}) {
     const std::string out = folder_.Path(fmt::format("with-{}", name));
     fs::create_directory(out);
@@ -305,13 +307,13 @@ TEST_F(QuantizeTest, AUsersFileIsNotTakenForOneOfAnAnalysis) {
   }
 }
 
-TEST_F(QuantizeTest, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
+TEST_F(QuantizeTest, TooLittleMemoryIsRejectedWithTheNeededSize) {
   options_.memory = int64_t{1} << 20;
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("--memory 1048576 is too little"));
   EXPECT_FALSE(fs::exists(folder_.Path("out")));
 }
 
-// Writes `value` over 2 bytes of tensor `name` in a golden's copy.
+// Overwrites 2 bytes of tensor `name` in a golden's copy with `value`.
 void Overwrite(const std::string& source, const std::string& name, uint16_t value, int element = 7) {
   const auto opened = *Checkpoint::Open(source);
   const checkpoint::TensorEntry* entry = opened->Find(name);
@@ -322,7 +324,7 @@ void Overwrite(const std::string& source, const std::string& name, uint16_t valu
   out.write(reinterpret_cast<const char*>(&value), 2);
 }
 
-TEST_F(QuantizeTest, AWeightThatIsNoNumberIsNamed) {
+TEST_F(QuantizeTest, ErrorNamesANonFiniteWeight) {
   const std::string source = CopyOf("kimi-k2");
   Overwrite(source, "model.layers.1.mlp.experts.3.up_proj.weight", 0x7fc0);
   const Status status = Run(source, "out").status();
@@ -333,28 +335,29 @@ TEST_F(QuantizeTest, AWeightThatIsNoNumberIsNamed) {
   EXPECT_TRUE(fs::exists(folder_.Path("out/quantize.journal")));
 }
 
-TEST_F(QuantizeTest, ACopiedTensorWithANumberThatIsNoneIsNamed) {
+TEST_F(QuantizeTest, ErrorNamesANonFiniteCopiedTensor) {
   const std::string source = CopyOf("kimi-k2");
   Overwrite(source, "model.embed_tokens.weight", 0xff80);
   EXPECT_THAT(Message(Run(source, "out").status()),
               HasSubstr("model.embed_tokens has a value that is not finite"));
 }
 
-// A bit that a source's disk loses changes its file and no time: no reader can tell. The intact source does.
-TEST_F(StoppedTest, ABitThatTheSourceLostIsFoundBesideTheIntactOne) {
+// A bit that the source's disk loses changes no modification time, so no reader can detect it. A comparison
+// with the intact source does.
+TEST_F(StoppedTest, VerifyFindsABitThatTheSourceLost) {
   Stop();
   const std::string shard = source_ + "/model.safetensors", name = "model.layers.1.self_attn.o_proj.weight";
   const fs::file_time_type written = fs::last_write_time(shard);
   Overwrite(source_, name, 0x4000);
-  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("begun with another source"));
+  EXPECT_THAT(Message(Run(source_, "out").status()), HasSubstr("started with another source"));
   fs::last_write_time(shard, written);
   ASSERT_TRUE(Run(source_, "out").ok());
   EXPECT_TRUE(Check(source_, "out").ok());
   EXPECT_THAT(Message(Check(Golden("kimi-k2"), "out").status()), HasSubstr("of tensor " + name));
 }
 
-// The checkpoint is opened whole and cut short afterwards, as by somebody else.
-TEST_F(QuantizeTest, AShardThatIsCutShortIsNamed) {
+// The checkpoint is opened intact and truncated afterwards, as by another process.
+TEST_F(QuantizeTest, ErrorNamesATruncatedShard) {
   const std::string path = CopyOf("kimi-k2");
   const auto source = *Checkpoint::Open(path);
   fs::resize_file(path + "/model.safetensors", fs::file_size(path + "/model.safetensors") / 2);
@@ -365,7 +368,7 @@ TEST_F(QuantizeTest, AShardThatIsCutShortIsNamed) {
   EXPECT_TRUE(fs::exists(folder_.Path("out/quantize.journal")));
 }
 
-TEST_F(QuantizeTest, ADiskThatTakesNoMoreIsTold) {
+TEST_F(QuantizeTest, FullDiskIsReported) {
   ASSERT_NE(std::signal(SIGXFSZ, SIG_IGN), SIG_ERR);
   rlimit old = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -376,16 +379,16 @@ TEST_F(QuantizeTest, ADiskThatTakesNoMoreIsTold) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
   EXPECT_THAT(Message(status), HasSubstr("model.safetensors:"));
   EXPECT_THAT(Message(status), HasSubstr("File too large"));
-  EXPECT_TRUE(Run(Golden("kimi-k2"), "out").ok());  // goes on with room
+  EXPECT_TRUE(Run(Golden("kimi-k2"), "out").ok());  // resumes with free space
 }
 
-// All values of a group of 32 at its largest magnitude, which int4 clips; the scale is rounded down by 0.3%,
-// nearly as much as a bf16 value can be.
-TEST_F(QuantizeTest, AGroupThatIsClippedIsAsNearAsItCanBe) {
+// All values of a group of 32 have its largest magnitude, which int4 clips. The scale is rounded down by
+// 0.3%, nearly the maximum for bf16.
+TEST_F(QuantizeTest, ClippedGroupIsWithinItsErrorBound) {
   const std::string source = CopyOf("qwen3-tied");
   const uint16_t value = 0x3f8e;  // 1.109375
   for (int i = 0; i < 32; ++i) Overwrite(source, "model.layers.0.self_attn.o_proj.weight", value, i);
-  // What is below the least scale becomes zero.
+  // Values below the smallest scale become zero.
   for (int i = 32; i < 64; ++i) Overwrite(source, "model.layers.0.self_attn.o_proj.weight", 0x0040, i);
   for (const Scheme scheme : {Scheme::kW4A16, Scheme::kNvfp4, Scheme::kFp8, Scheme::kW8A8, Scheme::kW8A16}) {
     options_.output.scheme = scheme;
@@ -395,7 +398,7 @@ TEST_F(QuantizeTest, AGroupThatIsClippedIsAsNearAsItCanBe) {
   }
 }
 
-// Pages of the source's maps that are in this process's memory.
+// Returns the number of resident pages of the source's maps.
 int64_t ResidentPages(const Checkpoint& source) {
   const int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return -1;
@@ -415,21 +418,21 @@ int64_t ResidentPages(const Checkpoint& source) {
   return pages;
 }
 
-// Looking at an int4 linear reads its "weight_shape" through the map.
-TEST_F(QuantizeTest, NoPageOfTheSourcesMapsStays) {
+// Examining an int4 linear reads its "weight_shape" through the map.
+TEST_F(QuantizeTest, ReleasesAllPagesOfTheSourcesMaps) {
   const auto source = *Checkpoint::Open(Golden("ct-llama-int4-g32-asym"));
   const auto items = *ListItems(*source);
   ASSERT_TRUE(FormsOf(*source, items).ok());
   const int64_t touched = ResidentPages(*source);
-  if (touched < 0) GTEST_SKIP() << "/proc/self/pagemap can't be read here";
+  if (touched < 0) GTEST_SKIP() << "/proc/self/pagemap cannot be read here";
   EXPECT_GT(touched, 0);
   const auto pool = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
   ASSERT_TRUE(Quantize(*source, options_, kernels_, *pool, folder_.Path("out")).ok());
   EXPECT_EQ(ResidentPages(*source), 0);
 }
 
-// A golden in FP8 blocks whose scales are made anew, all ones, for blocks of so many rows.
-TEST_F(QuantizeTest, BlocksThatPiecesWouldCutAreRefused) {
+// A golden in FP8 blocks with new scales, all ones, for blocks of these many rows.
+TEST_F(QuantizeTest, RejectsBlocksThatPiecesWouldSplit) {
   const auto golden = *Checkpoint::Open(Golden("deepseek-v3-fp8"));
   nlohmann::json config = golden->config();
   for (const int64_t rows : {int64_t{48}, int64_t{64}}) {
@@ -456,13 +459,12 @@ TEST_F(QuantizeTest, BlocksThatPiecesWouldCutAreRefused) {
       EXPECT_TRUE(status.ok()) << status;
       EXPECT_TRUE(Check(folder_.Path(name), "out-" + name).ok());
     } else {
-      EXPECT_THAT(Message(status),
-                  HasSubstr("blocks of 48 rows that share a scale can't be quantized again"));
+      EXPECT_THAT(Message(status), HasSubstr("scale blocks of 48 rows cannot be quantized again"));
     }
   }
 }
 
-TEST_F(QuantizeTest, AnActOrdersGroupIndexIsNeededWhole) {
+TEST_F(QuantizeTest, GroupIndexOfAnActOrderIsReadCompletely) {
   const auto source = *Checkpoint::Open(Golden("ct-llama-int4-actorder"));
   const auto items = *ListItems(*source);
   const auto forms = *FormsOf(*source, items);
@@ -475,7 +477,7 @@ TEST_F(QuantizeTest, AnActOrdersGroupIndexIsNeededWhole) {
   EXPECT_GT(indexed, 6U);
 }
 
-TEST_F(QuantizeTest, AFlippedBitIsFound) {
+TEST_F(QuantizeTest, VerifyFindsAFlippedBit) {
   options_.output.scheme = Scheme::kFp8;
   ASSERT_TRUE(Run(Golden("kimi-k2"), "out").ok());
   Overwrite(folder_.Path("out"), "model.layers.1.self_attn.o_proj.weight", 0x1234);
@@ -483,13 +485,13 @@ TEST_F(QuantizeTest, AFlippedBitIsFound) {
               HasSubstr("of tensor model.layers.1.self_attn.o_proj.weight,"));
 }
 
-TEST_F(QuantizeTest, AnotherSourceFailsTheVerification) {
+TEST_F(QuantizeTest, VerifyRejectsAnotherSource) {
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "out").ok());
   EXPECT_THAT(Message(Check(Golden("qwen3-moe-nonorm-untied"), "out").status()),
-              HasSubstr("its header is not the one"));
+              HasSubstr("its header differs from the one"));
 }
 
-/// config.json of a mixture of experts whose linears are whole blocks of 128 outputs.
+/// Returns the config.json of a mixture of experts whose linears are whole blocks of 128 outputs.
 nlohmann::json MoeConfig() {
   const std::string file = models::SourcePath("tests/golden/qwen3-moe-norm-tied/config.json");
   nlohmann::json config = nlohmann::json::parse(std::ifstream(file));
@@ -502,7 +504,7 @@ nlohmann::json MoeConfig() {
   return config;
 }
 
-TEST(JudgeVllmTest, SaysWhichSchemesLoad) {
+TEST(JudgeVllmTest, ReportsTheSchemesThatLoad) {
   nlohmann::json config = MoeConfig();
   config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A8, 0, {"lm_head"}));
   auto verdicts = JudgeVllm(config, "config.json");
@@ -514,8 +516,7 @@ TEST(JudgeVllmTest, SaysWhichSchemesLoad) {
   activations["dynamic"] = false;
   verdicts = JudgeVllm(config, "config.json");
   EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
-  EXPECT_THAT(verdicts->at(0).experts,
-              HasSubstr("no: fused experts take int8 by channel with activations by token"));
+  EXPECT_THAT(verdicts->at(0).experts, HasSubstr("no: fused experts take only int8 by channel"));
   for (const int group : {0, 32, 128}) {
     config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A16, group, {"lm_head"}));
     verdicts = JudgeVllm(config, "config.json");
@@ -528,7 +529,7 @@ TEST(JudgeVllmTest, SaysWhichSchemesLoad) {
   }
 }
 
-TEST(JudgeVllmTest, Fp8BlocksMustNotGoOverJoinedLinears) {
+TEST(JudgeVllmTest, Fp8BlocksMustNotSpanJoinedLinears) {
   nlohmann::json config = MoeConfig();
   config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kFp8, 0, {"lm_head"}));
   auto verdicts = JudgeVllm(config, "config.json");
@@ -539,13 +540,13 @@ TEST(JudgeVllmTest, Fp8BlocksMustNotGoOverJoinedLinears) {
   config["moe_intermediate_size"] = 192;
   verdicts = JudgeVllm(config, "config.json");
   EXPECT_EQ(verdicts->at(0).dense,
-            "no: model.layers.0.self_attn.k_proj has 64 outputs, not whole blocks of 128 (ValueError)");
+            "no: model.layers.0.self_attn.k_proj has 64 outputs, not a multiple of 128 (ValueError)");
   EXPECT_EQ(verdicts->at(0).experts,
-            "no: model.layers.0.mlp.experts.0.gate_proj has 192 outputs, not whole blocks of 128 "
+            "no: model.layers.0.mlp.experts.0.gate_proj has 192 outputs, not a multiple of 128 "
             "(ValueError)");
 }
 
-TEST(JudgeVllmTest, ProjectionsOfExpertsMustBeOfOneScheme) {
+TEST(JudgeVllmTest, ProjectionsOfExpertsMustShareOneScheme) {
   nlohmann::json config = MoeConfig();
   config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A8, 0, {"lm_head"}));
   auto& groups = config["quantization_config"]["config_groups"];
@@ -556,11 +557,11 @@ TEST(JudgeVllmTest, ProjectionsOfExpertsMustBeOfOneScheme) {
   for (const LoaderVerdict& verdict : *verdicts) {
     EXPECT_THAT(verdict.dense, HasSubstr("yes"));
     EXPECT_EQ(verdict.experts,
-              "no: gate, up and down of model.layers.0.mlp.experts.0 are not of one scheme (ValueError)");
+              "no: gate, up and down of model.layers.0.mlp.experts.0 do not share one scheme (ValueError)");
   }
 }
 
-TEST(JudgeVllmTest, EveryExpertMustBeOfTheFirstOnesScheme) {
+TEST(JudgeVllmTest, EveryExpertMustHaveTheSchemeOfTheFirst) {
   for (const auto& [kept, named] :
        {std::pair(R"(re:.*\.layers\.1\..*experts\.5\.)", "experts.5.gate_proj"),
         std::pair(R"(re:.*\.layers\.1\..*experts\.5\.down)", "experts.5.down_proj"),
@@ -572,12 +573,12 @@ TEST(JudgeVllmTest, EveryExpertMustBeOfTheFirstOnesScheme) {
       ASSERT_TRUE(verdicts.ok()) << verdicts.status();
       EXPECT_THAT(verdicts->at(0).dense, HasSubstr("yes"));
       EXPECT_THAT(verdicts->at(0).experts,
-                  StartsWith(fmt::format("no: model.layers.1.mlp.{} is not", named)));
+                  StartsWith(fmt::format("no: model.layers.1.mlp.{} does not", named)));
     }
   }
 }
 
-TEST(JudgeVllmTest, MultiTokenPredictionIsJudged) {
+TEST(JudgeVllmTest, JudgesLayersOfMultiTokenPrediction) {
   const std::string file = models::SourcePath("models/moesaic-tiny/config.json");
   nlohmann::json config = nlohmann::json::parse(std::ifstream(file));
   const auto judge = [&config](const char* kept) {
@@ -586,12 +587,12 @@ TEST(JudgeVllmTest, MultiTokenPredictionIsJudged) {
   };
   EXPECT_THAT(judge(R"(re:.*\.mlp\.gate$)"), StartsWith("yes"));
   EXPECT_EQ(judge(R"(re:.*\.layers\.4\.mlp\.experts\..*down_proj)"),
-            "no: gate, up and down of model.layers.4.mlp.experts.0 are not of one scheme (ValueError)");
+            "no: gate, up and down of model.layers.4.mlp.experts.0 do not share one scheme (ValueError)");
   EXPECT_THAT(judge(R"(re:.*\.layers\.4\.mlp\.experts\.5\.)"),
-              StartsWith("no: model.layers.4.mlp.experts.5.gate_proj is not of the scheme of experts.0"));
+              StartsWith("no: model.layers.4.mlp.experts.5.gate_proj does not have the scheme of experts.0"));
 }
 
-TEST(JudgeVllmTest, MarlinsExpertsWantWhole128Inputs) {
+TEST(JudgeVllmTest, MarlinNeedsExpertInputsInMultiplesOf128) {
   nlohmann::json config = MoeConfig();
   const auto judge = [&config](Scheme scheme, int group) {
     config["quantization_config"] = nlohmann::json(QuantizationConfig(scheme, group, {"lm_head"}));
@@ -601,23 +602,24 @@ TEST(JudgeVllmTest, MarlinsExpertsWantWhole128Inputs) {
   EXPECT_THAT(judge(Scheme::kW4A16, 32), StartsWith("yes (Triton"));
   EXPECT_THAT(judge(Scheme::kW8A16, 64), StartsWith("yes (Triton"));
   EXPECT_EQ(judge(Scheme::kW8A16, 0),
-            "no: by channel Marlin alone runs them, and 192 inputs are not whole 128s (AssertionError)");
-  EXPECT_EQ(judge(Scheme::kW4A16, 128), "no: 192 inputs are not whole groups of 128 (ValueError)");
+            "no: only Marlin runs channel scales, and 192 inputs are not a multiple of 128 (AssertionError)");
+  EXPECT_EQ(judge(Scheme::kW4A16, 128), "no: 192 inputs are not a multiple of 128 (ValueError)");
   config["hidden_size"] = 256;
   config["moe_intermediate_size"] = 96;
   EXPECT_THAT(judge(Scheme::kW8A16, 0), StartsWith("yes (Marlin"));
   EXPECT_THAT(judge(Scheme::kW8A16, 32), StartsWith("yes (Marlin"));
-  EXPECT_EQ(judge(Scheme::kW8A16, 64), "no: 96 inputs are not whole groups of 64 (ValueError)");
+  EXPECT_EQ(judge(Scheme::kW8A16, 64), "no: 96 inputs are not a multiple of 64 (ValueError)");
 }
 
-TEST(JudgeVllmTest, UnknownArchitecturesAreLeftOpen) {
+TEST(JudgeVllmTest, UnknownArchitecturesAreNotJudged) {
   nlohmann::json config = MoeConfig();
   config["architectures"] = {"ArcticForCausalLM"};
   config["quantization_config"] = nlohmann::json(QuantizationConfig(Scheme::kW8A8, 0, {"lm_head"}));
   auto verdicts = JudgeVllm(config, "config.json");
   ASSERT_TRUE(verdicts.ok()) << verdicts.status();
   for (const std::string& said : {verdicts->at(0).dense, verdicts->at(0).experts}) {
-    EXPECT_EQ(said, "not judged: the scheme loads, the linears of ArcticForCausalLM are not known here");
+    EXPECT_EQ(said,
+              "not judged: the scheme loads, but Moesaic does not know the linears of ArcticForCausalLM");
   }
   config["quantization_config"]["config_groups"]["group_0"].erase("input_activations");
   verdicts = JudgeVllm(config, "config.json");

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "kernels/exec_context.h"
+#include "kernels/kernel_table.h"
 #include "kernels/probe.h"
-#include "quantizer/panel_product.h"
+#include "quantizer/gptq/panel_product.h"
 #include "quantizer/verify.h"
 
 namespace moesaic::quantizer {
@@ -13,8 +15,9 @@ namespace {
 
 using tensor::PackedFormat;
 
-// Nothing but operations, two of a multiplication and its addition: a Hessian's half, a third of the inputs'
-// cube for a factor, thrice where it is multiplied in halves, and the half of all products for feedback.
+// Rates at peak count arithmetic operations only, two per multiply-add. A Hessian needs half of its products,
+// a factor a third of the inputs' cube (three times that if multiplied in halves), feedback half of all
+// products.
 CalibrationRates RatesAtPeak(double bf16, double f32, bool halves) {
   CalibrationRates rates;
   rates.hessian.product = rates.round.rows.product = 1 / bf16;
@@ -24,7 +27,7 @@ CalibrationRates RatesAtPeak(double bf16, double f32, bool halves) {
   return rates;
 }
 
-// Of all linears, each at its precision's rate.
+// Rounding time of all linears, each at its precision's rate.
 double RoundingSeconds(const QuantizePlan& plan, const MachineRates& rates) {
   double seconds = 0;
   for (size_t i = 0; i < plan.items.size(); ++i) {
@@ -50,7 +53,7 @@ std::vector<std::pair<std::string, double>> StagesAt(const QuantizePlan& plan, c
     stages.emplace_back("factors", least->factor_seconds - least->gain_factor_seconds);
     stages.emplace_back("rounding", least->round_seconds);
   }
-  // Measuring a mix's gains is a part of its analysis, Hessians and factors included.
+  // The measurement of a mix's gains is part of its analysis, including Hessians and factors.
   stages.emplace_back("forward",
                       least->forward_seconds + least->gain_hessian_seconds + least->gain_factor_seconds);
   return stages;
@@ -70,7 +73,7 @@ StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
       fmt::format("the disk reads {:.3g} GB/s and writes {:.3g}", 1e-9 * rates.read, 1e-9 * rates.write);
   if (!settings.gptq) {
     for (const auto& [precision, rate] : rates.rounds) {
-      roofline.rates += fmt::format("; {:.3g}M values are rounded a second to {}", 1e-6 * rate, precision);
+      roofline.rates += fmt::format("; {:.3g}M values per second are rounded to {}", 1e-6 * rate, precision);
     }
   }
   roofline.stages = StagesAt(plan, settings, rates, nullptr);
@@ -87,7 +90,7 @@ StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
       ForecastCalibration(plan, settings, RatesAtPeak(bf16, f32, MultipliesHalves(ctx)));
   roofline.stages = StagesAt(plan, settings, rates, &least);
   roofline.rates +=
-      fmt::format("; dot products of bf16 reach {:.3g} operations a second, of f32 {:.3g}", bf16, f32);
+      fmt::format("; bf16 dot products reach {:.3g} operations per second, f32 {:.3g}", bf16, f32);
   return roofline;
 }
 

@@ -1,10 +1,10 @@
-// Linears that share an NVFP4 scale, in units that have the memory for themselves.
+// Tests linears with a shared NVFP4 scale in exclusive units.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-#include "quantizer/journal.h"
+#include "quantizer/io/journal.h"
 #include "quantizer/test_quantize.h"
 
 namespace moesaic::quantizer {
@@ -13,9 +13,9 @@ namespace {
 using ::testing::HasSubstr;
 using SharedScaleTest = QuantizeTest;
 
-// Linears that share a global scale and are too large for a unit: read once where the memory holds them, and
-// else no more of them twice than it does not.
-TEST_F(SharedScaleTest, LinearsAreReadOnceWhereTheyAreAlone) {
+// Linears with a shared global scale that are too large for a unit are read once if the memory holds them.
+// Otherwise only the rows that do not fit are read twice.
+TEST_F(SharedScaleTest, LinearsInAnExclusiveUnitAreReadOnce) {
   const std::string tiny = models::SourcePath("models/moesaic-tiny");
   options_.output.scheme = Scheme::kNvfp4;
   for (const bool search : {false, true}) {
@@ -40,7 +40,7 @@ TEST_F(SharedScaleTest, LinearsAreReadOnceWhereTheyAreAlone) {
   }
 }
 
-// Linears of which another file has the next that shares their scale.
+// Counts linears whose scale is shared with the first linear of the next file.
 int PartedPairs(const std::string& folder) {
   std::ifstream in(folder + "/model.safetensors.index.json");
   const nlohmann::json files = nlohmann::json::parse(in)["weight_map"];
@@ -53,8 +53,8 @@ int PartedPairs(const std::string& folder) {
   return parted;
 }
 
-// Units after which a run is to stop: within linears that share a scale, behind units that are alone and
-// behind others, and between such linears. Of each kind a few.
+// Selects units after which a run is interrupted: within linears that share a scale, after exclusive and
+// after ordinary units, and between such linears. A few of each kind.
 std::vector<size_t> Stops(const QuantizePlan& plan) {
   std::vector<size_t> stops;
   int within_alone = 0, within = 0, alone = 0;
@@ -72,18 +72,19 @@ std::vector<size_t> Stops(const QuantizePlan& plan) {
   return stops;
 }
 
-// A run that stops within linears that share a scale finds the scale anew by the rows that it does not round.
-TEST_F(SharedScaleTest, GoesOnFromWithinLinearsThatShareAScale) {
+// A run that stops within linears that share a scale finds the scale again from the rows that it does not
+// round.
+TEST_F(SharedScaleTest, ResumesWithinLinearsThatShareAScale) {
   const std::string tiny = models::SourcePath("models/moesaic-tiny");
   options_.output.scheme = Scheme::kNvfp4;
-  options_.output.shard_bytes = 100'000;  // many pairs end in another file than they begin in
+  options_.output.shard_bytes = 100'000;  // many pairs span two files
   ASSERT_TRUE(Run(tiny, "whole").ok());
   const auto expected = FilesOf(folder_.Path("whole"));
   EXPECT_GT(PartedPairs(folder_.Path("whole")), 3);
 
   const auto opened = checkpoint::Checkpoint::Open(tiny);
   ASSERT_TRUE(opened.ok()) << opened.status();
-  // Room for one of an expert's gate and up, then for both, and for some rows of the dense layer's.
+  // Memory for one of an expert's gate and up, then for both, and for some rows of the dense layer's.
   for (const int64_t alone_bytes : {120'000, 300'000}) {
     const UnitSizes sizes{.unit_bytes = 60'000, .alone_bytes = alone_bytes};
     options_.sizes = sizes;

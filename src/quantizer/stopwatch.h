@@ -1,4 +1,4 @@
-// Times of a run's stages.
+// Measures the times of a run's stages.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@ inline double Since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Adds the seconds of its life.
+/// Adds the seconds between construction and destruction.
 class Stopwatch {
  public:
   explicit Stopwatch(double* seconds) : seconds_(seconds) {}

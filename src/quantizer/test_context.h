@@ -1,5 +1,5 @@
-// What tests of the quantizer's methods share: kernels of the machine on some threads, and inputs with
-// correlations as layers have them.
+// Fixtures of the quantizer's tests: the machine's kernels on some threads, and correlated inputs as in real
+// layers.
 #pragma once
 
 #include <cmath>
@@ -7,8 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "kernels/ops.h"
-#include "quantizer/hessian.h"
+#include "kernels/exec_context.h"
+#include "kernels/kernel_table.h"
+#include "quantizer/gptq/hessian.h"
 #include "runtime/cpu_features.h"
 
 namespace moesaic::quantizer {
@@ -25,7 +26,7 @@ struct TestContext {
   kernels::ExecContext ctx;
 };
 
-/// Weights with a few large ones, as trained matrices have them: [n, k].
+/// Returns weights [n, k] with a few large ones, as in trained matrices.
 inline std::vector<float> TestWeights(int n, int k, int seed) {
   std::mt19937 rng(seed);
   std::student_t_distribution<float> heavy(5);
@@ -34,8 +35,8 @@ inline std::vector<float> TestWeights(int n, int k, int seed) {
   return weights;
 }
 
-/// Tokens [tokens, k] of `factors` hidden causes with falling strengths beside noise; a few inputs are large.
-/// The causes depend on k and `layer` alone, the tokens on `seed`.
+/// Returns tokens [tokens, k]: `factors` hidden causes of decreasing strength, plus noise. A few inputs are
+/// large. The causes depend on k and `layer` only, the tokens on `seed`.
 inline std::vector<float> TestTokens(int tokens, int k, int layer, int seed) {
   const int factors = std::max(4, k / 4);
   std::mt19937 causes(layer), rng(seed);
@@ -56,8 +57,7 @@ inline std::vector<float> TestTokens(int tokens, int k, int layer, int seed) {
 }
 
 inline TokenRows AllTokens(const std::vector<float>& x, int k) {
-  return {
-      .f32 = x.data(), .bf16 = nullptr, .stride = k, .count = static_cast<int>(x.size() / k), .gates = {}};
+  return {.f32 = x.data(), .bf16 = nullptr, .stride = k, .count = static_cast<int>(x.size() / k)};
 }
 
 }  // namespace moesaic::quantizer

@@ -1,4 +1,4 @@
-// What tests of whole runs share: a run from a golden into a folder of its own, and its verification.
+// Fixtures of tests of whole runs: a run from a golden into its own folder, and its verification.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,13 +8,15 @@
 #include <map>
 
 #include "checkpoint/test_files.h"
+#include "kernels/exec_context.h"
+#include "kernels/kernel_table.h"
 #include "models/test_session.h"
 #include "quantizer/quantize.h"
 #include "quantizer/verify.h"
 
 namespace moesaic::quantizer {
 
-/// Contents of the files of a folder by name, without the report, which has times in it.
+/// Returns the contents of the files of a folder by name, except the report, which contains times.
 inline std::map<std::string, std::string> FilesOf(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -25,7 +27,7 @@ inline std::map<std::string, std::string> FilesOf(const std::string& folder) {
   return files;
 }
 
-/// Sequences of these lengths, of ids that say nothing.
+/// Returns sequences of these lengths with arbitrary ids.
 inline std::vector<std::vector<int32_t>> TestSequences(std::initializer_list<int> lengths, int vocab) {
   std::vector<std::vector<int32_t>> sequences;
   int32_t id = 1;
@@ -40,8 +42,8 @@ class QuantizeTest : public ::testing::Test {
  protected:
   QuantizeTest() { options_.memory = int64_t{4} << 30; }
 
-  /// Quantizes `source` into folder `out` of folder_. Where options_ want calibration and have none, some is
-  /// made.
+  /// Quantizes `source` into folder `out` of folder_. Creates calibration text if options_ need it and have
+  /// none.
   StatusOr<QuantizeReport> Run(const std::string& source, const std::string& out, int threads = 2) {
     const auto opened = checkpoint::Checkpoint::Open(source);
     if (!opened.ok()) return opened.status();
@@ -63,7 +65,7 @@ class QuantizeTest : public ::testing::Test {
   }
   static std::string Golden(const std::string& name) { return models::SourcePath("tests/golden/" + name); }
 
-  /// A copy of a golden whose files can be changed.
+  /// Copies a golden, so that its files can be changed.
   std::string CopyOf(const std::string& golden) {
     const std::string to = folder_.Path("source");
     std::filesystem::copy(Golden(golden), to);

@@ -10,19 +10,20 @@
 #include "base/round.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
+#include "kernels/exec_context.h"
 #include "models/model_info.h"
-#include "quantizer/checksum.h"
+#include "quantizer/format/weight_error.h"
+#include "quantizer/io/checksum.h"
+#include "quantizer/io/unit_reader.h"
+#include "quantizer/io/unit_rounder.h"
 #include "quantizer/quantize.h"
-#include "quantizer/unit_reader.h"
-#include "quantizer/unit_rounder.h"
-#include "quantizer/weight_error.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 using checkpoint::Checkpoint;
 
-// The settings that a shard's metadata holds.
+// Returns the settings in the metadata of a shard.
 StatusOr<OutputSettings> StoredSettings(const Checkpoint& quantized) {
   if (!quantized.files().empty()) {
     const auto& file = quantized.files().front();
@@ -31,15 +32,17 @@ StatusOr<OutputSettings> StoredSettings(const Checkpoint& quantized) {
     const auto found = parsed.metadata.find(kSettingsKey);
     if (found != parsed.metadata.end()) return OutputSettings::FromJson(found->second, file->path());
   }
-  return InvalidArgument("{}: does not say how it was quantized; was it written by moesaic quantize?",
-                         quantized.path());
+  return InvalidArgument(
+      "{}: the metadata has no \"moesaic.quantize\"; the folder was not written by "
+      "moesaic quantize",
+      quantized.path());
 }
 
-// The largest rounding error of a value, as a share of the largest magnitude under its scale: half the widest
-// step of the grid, and what rounding the scale itself adds (bf16: d < 2^-8; e4m3: 2^-4).
+// Largest rounding error of a value as a share of the largest magnitude under its scale: half the widest step
+// of the grid, plus the error of rounding the scale (bf16: d < 2^-8; e4m3: 2^-4).
 //
-// int4's scale is s = a / 7.5 (1 - d) for a largest magnitude a. A value a is clipped to 7 s: it loses
-// a - 7 a / 7.5 (1 - d) = a / 15 (1 + 14 d), more than the half step s / 2 = a / 15 (1 - d) of all others.
+// int4's scale is s = a / 7.5 (1 - d) for a largest magnitude a. A value a is clipped to 7 s and loses a - 7
+// a / 7.5 (1 - d) = a / 15 (1 + 14 d). This is more than the half step s / 2 = a / 15 (1 - d) of all others.
 float LargestError(GridKind kind) {
   switch (kind) {
     case GridKind::kInt8Channel:
@@ -55,14 +58,14 @@ float LargestError(GridKind kind) {
   return 16.0F / 448 * (1 + 0x1p-7F);
 }
 
-// The largest rounding error of a value whose scale is the least that there is (2^-126, e4m3: 2^-9): half the
-// widest step, in scales.
+// Largest rounding error of a value under the smallest scale (2^-126, e4m3: 2^-9): half the widest step, in
+// scales.
 float LargestErrorAtLeastScale(GridKind kind, float global_scale) {
   if (kind == GridKind::kNvfp4) return 0x1p-9F / global_scale;
   return (kind == GridKind::kFp8Block ? 16 : 0.5F) * 0x1p-126F;
 }
 
-struct Sums {
+struct ErrorSums {
   double error = 0, weight = 0;
 };
 
@@ -72,24 +75,24 @@ class Verifier {
            const OutputSettings& settings, const kernels::ExecContext& ctx)
       : quantized_(quantized), source_(source), plan_(plan), settings_(settings), ctx_(ctx) {}
 
-  // Reads what the run said of the codes that calibration decided.
+  // Reads the checksums of the codes that calibration decided.
   Status ReadChecksums() {
     const std::string path = quantized_.path() + "/" + kReportFile;
     const std::optional<std::string> text = quantized_.ReadText(kReportFile);
-    if (!text) return NotFound("{}: is missing; it says which codes calibration decided", path);
+    if (!text) return NotFound("{}: the file is missing; it holds the checksums of calibrated codes", path);
     ASSIGN_OR_RETURN(const nlohmann::json json, checkpoint::ParseJsonObject(*text, path));
     for (const LinearFinding& linear : CalibrationReport::FromJson(nlohmann::ordered_json(json)).linears) {
       checksums_[linear.name] = linear.xxh3;
     }
     for (size_t i = 0; i < plan_.items.size(); ++i) {
       if (plan_.output.items[i].form == Form::kRounded && !checksums_.contains(plan_.items[i].name)) {
-        return DataLoss("{}: says nothing of {}", path, plan_.items[i].name);
+        return DataLoss("{}: has no checksum of {}", path, plan_.items[i].name);
       }
     }
     return OkStatus();
   }
 
-  // Finds the plan's shards among the folder's files and compares what stands in front of the weights.
+  // Matches the plan's shards with the folder's files and compares their headers.
   Status CheckFiles() {
     for (const Shard& shard : plan_.output.shards) {
       const auto found = std::ranges::find_if(
@@ -100,15 +103,15 @@ class Verifier {
       const std::string header = plan_.output.Header(shard, plan_.items, settings_);
       if (static_cast<int64_t>(bytes.size()) != shard.bytes ||
           std::memcmp(bytes.data(), header.data(), header.size()) != 0) {
-        return DataLoss("{}: its header is not the one that these settings give", (*found)->path());
+        return DataLoss("{}: its header differs from the one that these settings give", (*found)->path());
       }
       files_.push_back(*found);
     }
     return OkStatus();
   }
 
-  // The output of `pieces` as it is in `made`, whose places are `places`, against the files. Codes that a
-  // calibration decided are not what rounding by itself makes of the source: their checksum stands for them.
+  // Compares the output of `pieces` in `made`, at `places`, with the files. Calibrated codes differ from
+  // rounding to the nearest, so their checksum is compared instead.
   Status CheckBytes(std::span<const Piece> pieces, const OutputPlaces& places,
                     std::span<const std::byte> made) {
     const int shard = plan_.output.items[pieces.front().item].shard;
@@ -135,7 +138,7 @@ class Verifier {
     return OkStatus();
   }
 
-  // The error of a rounded linear against the source, read by the paths that models are loaded with.
+  // Computes the error of a rounded linear against the source; both are read as the loader reads them.
   Status CheckError(size_t index, VerifyReport* report) const {
     const ModelItem& item = plan_.items[index];
     const int64_t n = item.shape[0], k = item.shape[1];
@@ -143,7 +146,7 @@ class Verifier {
     ASSIGN_OR_RETURN(const checkpoint::LinearSource then, source_.FindLinear(item.name, n, k));
     const Grid grid = plan_.output.items[index].precision.grid();
     const int64_t outputs = grid.group_outputs(), blocks = base::CeilDiv(n, outputs);
-    std::vector<Sums> sums(static_cast<size_t>(blocks));
+    std::vector<ErrorSums> sums(static_cast<size_t>(blocks));
     std::mutex mutex;
     Status failure;
     ctx_.pool->Run(blocks, [&](int64_t block, int) {
@@ -167,7 +170,7 @@ class Verifier {
  private:
   Status CheckBlock(const ModelItem& item, const Grid& grid, int64_t first, int64_t rows,
                     std::span<const float> now, std::span<const float> then, float global_scale,
-                    Sums* sums) const {
+                    ErrorSums* sums) const {
     const int64_t k = item.shape[1], group = grid.group_inputs(static_cast<int>(k));
     for (int64_t begin = 0; begin < k; begin += group) {
       const int64_t end = std::min(begin + group, k);
@@ -184,7 +187,7 @@ class Verifier {
       const double bound = std::max<double>(static_cast<double>(largest) * LargestError(grid.kind),
                                             LargestErrorAtLeastScale(grid.kind, global_scale));
       const double limit = static_cast<double>(rows * (end - begin)) * bound * bound;
-      // GPTQ moves weights away from their own nearest codes to make up for others.
+      // GPTQ moves weights away from their nearest codes to compensate for others.
       if (!(error <= limit) && !(settings_.gptq && std::isfinite(error))) {
         return DataLoss(
             "{}: {}: outputs from {}, inputs from {}: the squared error is {:.3g}, the grid allows {:.3g}",
@@ -196,7 +199,7 @@ class Verifier {
     return OkStatus();
   }
 
-  // Rows of codes come in order, those of one linear after another.
+  // Rows of codes come in order, one linear after another.
   Status CheckCodes(const Piece& piece, std::span<const std::byte> codes) {
     const ModelItem& item = plan_.items[piece.item];
     if (piece.first == 0) codes_ = Xxh3();
@@ -204,15 +207,15 @@ class Verifier {
     if (piece.first + piece.rows < item.shape[0]) return OkStatus();
     const auto found = checksums_.find(item.name);
     const std::string now = codes_.Hex();
-    MOESAIC_CHECK(found != checksums_.end());  // ReadChecksums has seen to it
+    MOESAIC_CHECK(found != checksums_.end());  // ensured by ReadChecksums
     if (found->second == now) return OkStatus();
-    return DataLoss("{}: {}: its codes have the checksum {}, and had {} when they were written",
+    return DataLoss("{}: {}: its codes have the checksum {}, but had {} when they were written",
                     quantized_.path(), item.name, now, found->second);
   }
 
-  static void Add(const ModelItem& item, std::span<const Sums> sums, VerifyReport* report) {
-    Sums total;
-    for (const Sums& block : sums) {
+  static void Add(const ModelItem& item, std::span<const ErrorSums> sums, VerifyReport* report) {
+    ErrorSums total;
+    for (const ErrorSums& block : sums) {
       total.error += block.error;
       total.weight += block.weight;
     }
@@ -235,8 +238,9 @@ class Verifier {
   const OutputSettings& settings_;
   const kernels::ExecContext& ctx_;
   std::vector<std::shared_ptr<const runtime::MappedFile>> files_;  // [shards]
-  std::map<std::string, std::string> checksums_;                   // of calibrated linears' codes
-  Xxh3 codes_;                                                     // of the linear that is read
+  // Checksums of the codes of calibrated linears.
+  std::map<std::string, std::string> checksums_;
+  Xxh3 codes_;  // of the current linear
 };
 
 }  // namespace
@@ -249,7 +253,7 @@ StatusOr<OutputSettings> SettingsOf(const Checkpoint& quantized, const Checkpoin
                    models::SpecFromConfig(source.config(), models::ConfigFile(source)));
   ASSIGN_OR_RETURN(Analysis analysis, Analysis::Load(path, "", spec.sandwich_norm));
   if (analysis.Checksum() != settings.analysis_xxh3) {
-    return DataLoss("{}: is not the analysis that the weights were made with", path);
+    return DataLoss("{}: differs from the analysis that the weights were made with", path);
   }
   settings.analysis = std::make_shared<const Analysis>(std::move(analysis));
   return settings;
@@ -258,7 +262,7 @@ StatusOr<OutputSettings> SettingsOf(const Checkpoint& quantized, const Checkpoin
 QuantizeOptions OptionsOf(const OutputSettings& settings) {
   QuantizeOptions options;
   options.output = settings;
-  options.memory = int64_t{1} << 62;  // nothing is calibrated with it
+  options.memory = int64_t{1} << 62;  // no calibration uses it
   options.sizes.unit_bytes = kLargestUnit;
   return options;
 }
@@ -282,7 +286,7 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
   Verifier verifier(quantized, source, plan, report.settings, ctx);
   RETURN_IF_ERROR(verifier.CheckFiles());
   if (report.settings.gptq) RETURN_IF_ERROR(verifier.ReadChecksums());
-  for (const Unit& unit : plan.work.units) {
+  for (const IoUnit& unit : plan.work.units) {
     const auto pieces = std::span(plan.work.pieces).subspan(unit.first, unit.end - unit.first);
     ASSIGN_OR_RETURN(LoadedUnit loaded, reader.Start(plan.items, pieces, {from.data(), from.size()}));
     RETURN_IF_ERROR(reader.Wait(loaded));
@@ -291,14 +295,14 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
     RETURN_IF_ERROR(verifier.CheckBytes(pieces, places, {to.data(), to.size()}));
     for (const OutputRun& run : places.runs) report.bytes += run.bytes;
     for (const Piece& piece : pieces) {
-      if (piece.first > 0) continue;  // of a linear in several pieces, the first stands for all
+      if (piece.first > 0) continue;  // a linear is counted with its first piece
       const bool rounded = plan.output.items[piece.item].form == Form::kRounded;
       ++(rounded ? report.rounded : report.other);
       if (rounded) RETURN_IF_ERROR(verifier.CheckError(piece.item, &report));
     }
     source.ForgetMaps();
     quantized.ForgetMaps();
-    if (progress && !progress(report.bytes, plan.output.bytes)) return Cancelled("verifying was stopped");
+    if (progress && !progress(report.bytes, plan.output.bytes)) return Cancelled("verifying was interrupted");
   }
   return report;
 }

@@ -10,16 +10,16 @@ namespace {
 
 constexpr size_t kAlignment = 64;                // a cache line and an AVX-512 register
 constexpr size_t kFirstChunk = size_t{4} << 20;  // two huge pages
-// A mark is a chunk's index above its offset: 16 TiB a chunk.
+// A mark stores the chunk index above the offset: chunks may have up to 16 TiB.
 constexpr int kOffsetBits = 44;
 
 }  // namespace
 
 struct Arena::Impl {
   std::vector<Buffer> chunks;
-  size_t chunk = 0;         // the one that memory is taken from
-  size_t offset = 0;        // into it
-  size_t bytes_before = 0;  // taken from earlier chunks, their unused tails included
+  size_t chunk = 0;         // the chunk that memory is taken from
+  size_t offset = 0;        // position in the chunk
+  size_t bytes_before = 0;  // bytes of earlier chunks, including their unused tails
   size_t peak = 0;
 };
 

@@ -16,10 +16,10 @@
 namespace moesaic::runtime {
 namespace {
 
-// Disks reach their rate with some hundred kilobytes a request and a handful under way; larger pieces only
-// make the last ones of a batch wait longer.
+// Disks reach their peak rate with a few requests of some hundred kilobytes in flight. Larger pieces only
+// delay the last pieces of a batch.
 constexpr size_t kPieceBytes = size_t{1} << 20;
-// Pieces under way at once: 1 GiB, so that the kernel has work while the caller computes for seconds.
+// Maximum pieces in flight: 1 GiB, so that the kernel has work while the caller computes for seconds.
 constexpr unsigned kRingEntries = 1024;
 constexpr int kThreads = 4;
 
@@ -29,7 +29,7 @@ struct Piece {
   int64_t offset;
   std::byte* data;
   size_t bytes;
-  int64_t optional;  // bytes at the end behind which the file may end
+  int64_t optional;  // trailing bytes that may lie past the end of the file
   const std::string* path;
   uint64_t ticket;
 };
@@ -54,7 +54,7 @@ std::vector<Piece> Cut(std::span<const Transfer> transfers, uint64_t ticket) {
   return pieces;
 }
 
-// Takes what a transfer returned (bytes, or a negative error) into account. True: the piece is done.
+// Processes the result of a transfer (bytes, or a negative error). Returns true if the piece is complete.
 bool Account(Piece& piece, int64_t result, Status* failure) {
   if (result == -EINTR || result == -EAGAIN) return false;
   if (result < 0) {
@@ -69,7 +69,7 @@ bool Account(Piece& piece, int64_t result, Status* failure) {
   if (static_cast<int64_t>(piece.bytes) <= piece.optional) return true;
   if (result > 0) return false;
   *failure = piece.write
-                 ? IoError("{}: writing at byte {} failed: no byte was taken", *piece.path, piece.offset)
+                 ? IoError("{}: writing at byte {} failed: no bytes were written", *piece.path, piece.offset)
                  : DataLoss("{}: the file ends at byte {}, {} more are needed", *piece.path, piece.offset,
                             static_cast<int64_t>(piece.bytes) - piece.optional);
   return true;
@@ -111,7 +111,7 @@ class Ring : public AsyncFiles {
   }
 
  private:
-  // Hands waiting pieces to the kernel as far as the ring has room.
+  // Submits waiting pieces to the kernel while the ring has room.
   void Feed() {
     while (!waiting_.empty() && !free_.empty()) {
       io_uring_sqe* entry = io_uring_get_sqe(&ring_);
@@ -127,11 +127,12 @@ class Ring : public AsyncFiles {
       } else {
         io_uring_prep_read(entry, piece.fd, piece.data, bytes, piece.offset);
       }
-      // Never on this thread: what lies in the page cache would be copied here, before the caller computes.
+      // IOSQE_ASYNC keeps page-cache copies off this thread; otherwise they would delay the caller's
+      // computation.
       io_uring_sqe_set_flags(entry, IOSQE_ASYNC);
       entry->user_data = slot;
     }
-    // The kernel may take some only, or none; the next call hands it the rest.
+    // The kernel may accept only some entries, or none; the next call submits the rest.
     if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);
   }
 
@@ -139,10 +140,9 @@ class Ring : public AsyncFiles {
     Feed();
     io_uring_cqe* done = nullptr;
     if (io_uring_peek_cqe(&ring_, &done) != 0) {
-      // Submits again as it waits: with nothing under way it would wait for ever for what the kernel did not
-      // take.
+      // Submits while waiting. Otherwise it would block for ever if the kernel had accepted nothing.
       io_uring_submit_and_wait(&ring_, 1);
-      if (io_uring_peek_cqe(&ring_, &done) != 0) return;  // interrupted: the caller asks again
+      if (io_uring_peek_cqe(&ring_, &done) != 0) return;  // interrupted: the caller repeats the call
     }
     const auto slot = static_cast<unsigned>(done->user_data);
     const int64_t result = done->res;
@@ -164,7 +164,7 @@ class Ring : public AsyncFiles {
   std::string name_ = "io_uring";
   Ticket last_ticket_ = 0;
   std::deque<Piece> waiting_;
-  std::vector<Piece> slots_ = std::vector<Piece>(kRingEntries);  // under way
+  std::vector<Piece> slots_ = std::vector<Piece>(kRingEntries);  // pieces in flight
   std::vector<unsigned> free_ = [] {
     std::vector<unsigned> all(kRingEntries);
     std::iota(all.begin(), all.end(), 0U);

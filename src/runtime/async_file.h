@@ -1,5 +1,5 @@
-// Reads and writes of files that go on while the caller computes: by io_uring where the kernel allows it,
-// else by a few threads.
+// Asynchronous file reads and writes that overlap with the caller's computation. They use io_uring where the
+// kernel allows it, otherwise a few threads.
 #pragma once
 
 #include <cstddef>
@@ -13,37 +13,39 @@
 
 namespace moesaic::runtime {
 
-/// What O_DIRECT asks of offsets, lengths and memory, at most.
+/// Maximum alignment that O_DIRECT requires of offsets, lengths and memory, in bytes.
 inline constexpr int64_t kDirectBlock = 4096;
 
-/// One run of bytes between an open file and memory, which must both stay until the transfer was waited for.
+/// One contiguous copy between an open file and memory. Both must stay valid until Wait() has returned for
+/// the transfer.
 struct Transfer {
   int fd = -1;
   bool write = false;
-  int64_t offset = 0;  // in the file
+  int64_t offset = 0;  // byte offset in the file
   std::span<std::byte> bytes;
-  const std::string* path = nullptr;  // for messages
-  /// Bytes of a read that must arrive; the file may end behind them (a direct read asks for whole blocks).
+  const std::string* path = nullptr;  // for error messages
+  /// Number of bytes that a read must return. The file may end after them, because a direct read covers whole
+  /// blocks.
   int64_t needed = 0;
 };
 
-/// Submits transfers and waits for them. Used by one thread.
+/// Submits transfers and waits for them. Must be used by one thread.
 class AsyncFiles {
  public:
   enum class Backend { kBest, kThreads };
 
-  /// kBest takes io_uring and falls back to threads where the kernel refuses it; backend() tells.
+  /// kBest uses io_uring and falls back to threads where the kernel refuses it; see backend().
   static StatusOr<std::unique_ptr<AsyncFiles>> Create(Backend backend);
-  virtual ~AsyncFiles() = default;  // waits for what is under way
+  virtual ~AsyncFiles() = default;  // waits for pending transfers
 
-  /// "io_uring", or "4 threads (io_uring: Operation not permitted)".
+  /// Returns "io_uring", or "4 threads (io_uring: Operation not permitted)".
   virtual const std::string& backend() const = 0;
 
-  using Ticket = uint64_t;  // of transfers submitted together
-  /// Returns at once. Transfers are cut into pieces, which go on in any order.
+  using Ticket = uint64_t;  // identifies the transfers of one Submit()
+  /// Returns immediately. Transfers are split into pieces, which run in any order.
   virtual Ticket Submit(std::span<const Transfer> transfers) = 0;
-  /// Returns when no transfer of `ticket` is under way any more, with the first failure, which names the
-  /// file. Each ticket is waited for once.
+  /// Blocks until every transfer of `ticket` is complete. Returns the first failure, whose message names the
+  /// file. Each ticket must be waited for exactly once.
   virtual Status Wait(Ticket ticket) = 0;
 };
 

@@ -40,8 +40,8 @@ class AsyncFilesTest : public ::testing::TestWithParam<AsyncFiles::Backend> {
   std::unique_ptr<AsyncFiles> files_;
 };
 
-TEST_P(AsyncFilesTest, ReadsBackWhatItWroteInManyPieces) {
-  std::vector<uint32_t> values((5 << 20) / 4 + 3);  // pieces are 1 MiB: five and a rest
+TEST_P(AsyncFilesTest, ReadsBackWrittenDataInManyPieces) {
+  std::vector<uint32_t> values((5 << 20) / 4 + 3);  // pieces are 1 MiB: five whole ones and a rest
   std::iota(values.begin(), values.end(), 0U);
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(values));
   const Transfer writes[] = {At(7, bytes.first(4097), true), At(7 + 4097, bytes.subspan(4097), true)};
@@ -57,7 +57,7 @@ TEST_P(AsyncFilesTest, ReadsBackWhatItWroteInManyPieces) {
   EXPECT_EQ(second, values);
 }
 
-TEST_P(AsyncFilesTest, TakesMorePiecesThanTheKernelHoldsAtOnce) {
+TEST_P(AsyncFilesTest, AcceptsMorePiecesThanTheRingHolds) {
   std::vector<std::byte> block(64, std::byte{42});
   std::vector<Transfer> writes;
   for (int i = 0; i < 3000; ++i) writes.push_back(At(int64_t{64} * i, block, true));
@@ -65,9 +65,9 @@ TEST_P(AsyncFilesTest, TakesMorePiecesThanTheKernelHoldsAtOnce) {
   EXPECT_EQ(std::filesystem::file_size(path_), 3000U * 64);
 }
 
-TEST_P(AsyncFilesTest, AnEmptySubmissionIsDone) { EXPECT_TRUE(files_->Wait(files_->Submit({})).ok()); }
+TEST_P(AsyncFilesTest, CompletesAnEmptySubmission) { EXPECT_TRUE(files_->Wait(files_->Submit({})).ok()); }
 
-TEST_P(AsyncFilesTest, AFileThatEndsEarlyIsNamed) {
+TEST_P(AsyncFilesTest, NamesAFileThatEndsTooEarly) {
   ASSERT_EQ(ftruncate(fd_, 100), 0);
   std::vector<std::byte> out(200);
   const Transfer whole[] = {At(0, out, false)};
@@ -76,12 +76,12 @@ TEST_P(AsyncFilesTest, AFileThatEndsEarlyIsNamed) {
   EXPECT_NE(Message(status).find(path_ + ": the file ends at byte 100, 100 more are needed"),
             std::string::npos)
       << status;
-  Transfer blocks = At(0, out, false);  // as a direct read, which asks for whole blocks
+  Transfer blocks = At(0, out, false);  // like a direct read, which covers whole blocks
   blocks.needed = 100;
   EXPECT_TRUE(files_->Wait(files_->Submit({&blocks, 1})).ok());
 }
 
-TEST_P(AsyncFilesTest, AFailureIsNamed) {
+TEST_P(AsyncFilesTest, NamesTheFileOfAFailure) {
   std::vector<std::byte> out(8);
   Transfer bad = At(0, out, true);
   const int read_only = open(path_.c_str(), O_RDONLY);
@@ -93,11 +93,11 @@ TEST_P(AsyncFilesTest, AFailureIsNamed) {
       << status;
 }
 
-TEST_P(AsyncFilesTest, WaitsForWhatIsUnderWayWhenItGoes) {
+TEST_P(AsyncFilesTest, DestructorWaitsForPendingTransfers) {
   std::vector<std::byte> bytes(size_t{8} << 20, std::byte{1});
   const Transfer write[] = {At(0, bytes, true)};
   files_->Submit(write);
-  files_.reset();  // `bytes` is read by nobody afterwards
+  files_.reset();  // nothing reads `bytes` afterwards
 }
 
 INSTANTIATE_TEST_SUITE_P(, AsyncFilesTest,

@@ -12,7 +12,8 @@
 namespace moesaic::runtime {
 
 StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
-  // Renaming over a device, such as /dev/null, would replace it; a folder would refuse only at the end.
+  // Renaming over a device such as /dev/null would replace it; renaming over a folder would fail only at the
+  // end.
   struct stat status = {};
   if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     return InvalidArgument("{}: can't be written: it is not a regular file", path);
@@ -44,7 +45,7 @@ Status AtomicFile::Commit() {
   if (std::rename(partial_.c_str(), path_.c_str()) == 0) return OkStatus();
   const int error = errno;
   unlink(partial_.c_str());
-  return IoError("{}: can't be put in place: {}", path_, std::strerror(error));
+  return IoError("{}: can't be renamed into place: {}", path_, std::strerror(error));
 }
 
 Status WriteFileAtomically(const std::string& path, std::string_view content) {

@@ -1,4 +1,4 @@
-// A file that appears under its name only when it is complete.
+// Writes a file that appears under its name only when it is complete.
 #pragma once
 
 #include <cstdio>
@@ -10,8 +10,8 @@
 
 namespace moesaic::runtime {
 
-/// Writes beside `path`, to `path.<numbers>.partial`, and renames into place. A run that ends before Commit
-/// leaves nothing behind; what a killed one left, the next writer of the same path removes.
+/// Writes to `path.<numbers>.partial` beside `path` and renames it into place. Destruction before Commit()
+/// removes the partial file. The next writer of the same path removes partial files of killed writers.
 class AtomicFile {
  public:
   static StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
@@ -28,7 +28,7 @@ class AtomicFile {
   std::FILE* file_;
 };
 
-/// A whole file at once.
+/// Writes a whole file in one call.
 Status WriteFileAtomically(const std::string& path, std::string_view content);
 
 }  // namespace moesaic::runtime

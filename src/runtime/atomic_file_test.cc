@@ -45,7 +45,7 @@ class AtomicFileTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(AtomicFileTest, AppearsWhenCommitted) {
+TEST_F(AtomicFileTest, AppearsOnlyOnCommit) {
   std::ofstream(Path("f")) << "old";
   auto file = AtomicFile::Create(Path("f"));
   ASSERT_TRUE(file.ok()) << Message(file.status());
@@ -56,7 +56,7 @@ TEST_F(AtomicFileTest, AppearsWhenCommitted) {
   EXPECT_THAT(Names(), ElementsAre("f"));
 }
 
-// /dev/null is still a device after somebody wrote results to it as root.
+// /dev/null must still be a device after a root user has written results to it.
 TEST_F(AtomicFileTest, ReplacesRegularFilesOnly) {
   std::filesystem::create_directory(Path("folder"));
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0666), 0);
@@ -68,7 +68,7 @@ TEST_F(AtomicFileTest, ReplacesRegularFilesOnly) {
   EXPECT_THAT(Names(), ElementsAre("folder", "pipe"));
 }
 
-TEST_F(AtomicFileTest, LeavesNothingUncommitted) {
+TEST_F(AtomicFileTest, RemovesUncommittedFile) {
   auto file = AtomicFile::Create(Path("f"));
   ASSERT_TRUE(file.ok());
   ASSERT_TRUE((*file)->Write("new", 3).ok());
@@ -77,7 +77,7 @@ TEST_F(AtomicFileTest, LeavesNothingUncommitted) {
   EXPECT_THAT(Names(), IsEmpty());
 }
 
-TEST_F(AtomicFileTest, RemovesWhatAKilledWriterLeft) {
+TEST_F(AtomicFileTest, RemovesLeftoversOfKilledWriter) {
   const pid_t child = fork();
   if (child == 0) {
     auto file = AtomicFile::Create(Path("f"));
@@ -88,7 +88,7 @@ TEST_F(AtomicFileTest, RemovesWhatAKilledWriterLeft) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFSIGNALED(status));
   for (const char* name : {"g.1-0.partial", "f.notes.partial", "f.my-notes.partial", "f.2024.partial"}) {
-    std::ofstream(Path(name)) << "of somebody else";
+    std::ofstream(Path(name)) << "of another program";
   }
   std::filesystem::create_directory(Path("f.1-0.partial"));
   ASSERT_EQ(Names().size(), 6u);
@@ -98,7 +98,7 @@ TEST_F(AtomicFileTest, RemovesWhatAKilledWriterLeft) {
                                    "f.notes.partial", "g.1-0.partial"));
 }
 
-TEST_F(AtomicFileTest, KeepsTwoWritersApart) {
+TEST_F(AtomicFileTest, SeparatesTwoWritersOfOnePath) {
   auto one = AtomicFile::Create(Path("f"));
   auto two = AtomicFile::Create(Path("f"));
   ASSERT_TRUE(one.ok() && two.ok());
@@ -109,7 +109,7 @@ TEST_F(AtomicFileTest, KeepsTwoWritersApart) {
   EXPECT_THAT(Names(), ElementsAre("f"));
 }
 
-TEST_F(AtomicFileTest, SaysWhereItCannotWrite) {
+TEST_F(AtomicFileTest, NamesPathThatCannotBeWritten) {
   const auto file = AtomicFile::Create(Path("no/such/folder"));
   ASSERT_FALSE(file.ok());
   EXPECT_THAT(Message(file.status()), ::testing::HasSubstr("no/such/folder: can't be written: No such file"));

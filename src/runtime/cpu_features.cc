@@ -31,14 +31,14 @@ bool IsIntel() {
          vendor.ecx == signature_INTEL_ecx;
 }
 
-// XCR0 says which register files the operating system saves on a context switch (Intel SDM 1, 13.3).
+// XCR0 tells which register files the operating system saves on a context switch (Intel SDM 1, 13.3).
 uint64_t ReadXcr0() {
   uint32_t low, high;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Linux gives a process the 8 KiB of tile data only when it asks (arch/x86/include/uapi/asm/prctl.h).
+// Linux grants a process the 8 KiB of tile data only on request (arch/x86/include/uapi/asm/prctl.h).
 bool RequestAmxTiles() {
   constexpr int kArchReqXcompPerm = 0x1023;
   constexpr int kXfeatureXtiledata = 18;
@@ -67,11 +67,11 @@ bool CpuFeatures::Has(Isa isa) const {
   return false;
 }
 
-bool CpuFeatures::Gains(Isa isa) const { return Has(isa) && (isa != Isa::kAvx512Bf16 || fast_bf16_dots); }
+bool CpuFeatures::Prefers(Isa isa) const { return Has(isa) && (isa != Isa::kAvx512Bf16 || fast_bf16_dots); }
 
 CpuFeatures DetectCpu() {
   constexpr uint64_t kYmmState = 0x6;         // SSE and AVX
-  constexpr uint64_t kZmmState = 0xe6;        // and opmask, upper halves of zmm0-15, zmm16-31
+  constexpr uint64_t kZmmState = 0xe6;        // also opmask, upper halves of zmm0-15, zmm16-31
   constexpr uint64_t kTileState = 0x3 << 17;  // tile configuration and tile data
   CpuFeatures cpu;
   const Registers leaf1 = Cpuid(1, 0);

@@ -5,7 +5,7 @@
 namespace moesaic::runtime {
 namespace {
 
-TEST(CpuFeatures, AgreesWithTheCompilersOwnDetection) {
+TEST(CpuFeatures, AgreesWithCompilerDetection) {
   const CpuFeatures cpu = DetectCpu();
   EXPECT_EQ(cpu.avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
   EXPECT_EQ(cpu.avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -23,7 +23,7 @@ TEST(CpuFeatures, NamesParseBack) {
   EXPECT_NE(Message(ParseIsa("sse9").status()).find("\"sse9\""), std::string::npos);
 }
 
-TEST(CpuFeatures, LimitDropsWhatIsAbove) {
+TEST(CpuFeatures, LimitDropsHigherInstructionSets) {
   CpuFeatures host{.avx2 = true, .avx_vnni = true, .avx512 = true, .avx512_vnni = true};
   const auto limited = LimitTo(host, Isa::kAvxVnni);
   ASSERT_TRUE(limited.ok());
@@ -33,7 +33,7 @@ TEST(CpuFeatures, LimitDropsWhatIsAbove) {
   EXPECT_EQ(HostIsas(*LimitTo(host, Isa::kRef)), std::vector{Isa::kRef});
 }
 
-TEST(CpuFeatures, LimitToWhatTheHostLacksFails) {
+TEST(CpuFeatures, LimitToMissingInstructionSetFails) {
   const auto limited = LimitTo(CpuFeatures{.avx2 = true}, Isa::kAmx);
   ASSERT_FALSE(limited.ok());
   EXPECT_NE(Message(limited.status()).find("amx"), std::string::npos);

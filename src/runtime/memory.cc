@@ -29,8 +29,8 @@ void* MapAnonymous(size_t bytes, int extra_flags) {
   return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | extra_flags, -1, 0);
 }
 
-// Maps `bytes`, a multiple of a huge page, at a huge page's boundary: only whole aligned huge pages can be
-// backed by one, and mmap aligns to small pages.
+// Maps `bytes`, a multiple of a huge page, aligned to a huge page. Only aligned ranges can be backed by huge
+// pages, and mmap aligns to small pages.
 std::byte* MapHugeAligned(size_t bytes) {
   void* raw = MapAnonymous(bytes + kHugePage, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -42,13 +42,13 @@ std::byte* MapHugeAligned(size_t bytes) {
   return begin + head;
 }
 
-// Says whether the system took the policy; errno tells why not.
+// Returns whether the system accepted the policy; errno holds the reason if not.
 bool SetPolicy(void* data, size_t bytes, int policy, std::span<const int> nodes) {
   constexpr int kBits = 8 * sizeof(unsigned long);
   const int most = *std::max_element(nodes.begin(), nodes.end());
   std::vector<unsigned long> mask(most / kBits + 1);
   for (const int node : nodes) mask[node / kBits] |= 1UL << (node % kBits);
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit less than the given count.
   const unsigned long bits = mask.size() * kBits + 1;
   return syscall(SYS_mbind, data, bytes, policy, mask.data(), bits, 0UL) == 0;
 }
@@ -62,7 +62,7 @@ StatusOr<Buffer> Buffer::Allocate(size_t bytes, bool huge) {
   buffer.size_ = bytes;
   if (huge && bytes >= kHugePage / 2) {
     buffer.mapped_ = base::RoundUp(bytes, kHugePage);
-    // Without MAP_NORESERVE this fails at once when too few pages are reserved.
+    // Without MAP_NORESERVE this fails immediately if too few pages are reserved.
     void* explicit_pages = MapAnonymous(buffer.mapped_, MAP_HUGETLB | (21 << MAP_HUGE_SHIFT));
     if (explicit_pages != MAP_FAILED) {
       buffer.data_ = static_cast<std::byte*>(explicit_pages);
@@ -96,19 +96,19 @@ Status Buffer::Interleave(std::span<const int> nodes) {
 Status Buffer::Prefer(size_t first, size_t bytes, int node) {
   MOESAIC_CHECK_LE(first + bytes, mapped_);
   if (bytes == 0 || SetPolicy(data_ + first, bytes, MPOL_PREFERRED, {&node, 1})) return OkStatus();
-  return IoError("can't have {} bytes lie on NUMA node {}: {}", bytes, node, std::strerror(errno));
+  return IoError("can't place {} bytes on NUMA node {}: {}", bytes, node, std::strerror(errno));
 }
 
 Status Buffer::Reserve(size_t bytes, bool huge) {
   if (size_ >= bytes) return OkStatus();
-  *this = {};  // before there is more
+  *this = {};  // unmaps before the larger mapping is made
   ASSIGN_OR_RETURN(*this, Allocate(bytes, huge));
   return OkStatus();
 }
 
 void Buffer::Trim(size_t bytes) {
   const size_t used = base::RoundUp(bytes, pages_ == PageKind::kSmall ? PageBytes() : kHugePage);
-  // Where the system refuses, more stays resident; nothing else depends on it.
+  // If the system refuses, more memory stays resident; nothing else depends on it.
   if (used < mapped_) madvise(data_ + used, mapped_ - used, MADV_DONTNEED);
 }
 

@@ -1,4 +1,4 @@
-// Aligned memory from the operating system, with huge pages where they can be had, and files mapped in place.
+// Aligned memory from the operating system, with huge pages where available, and memory-mapped files.
 #pragma once
 
 #include <cstddef>
@@ -14,32 +14,32 @@ namespace moesaic::runtime {
 
 inline constexpr size_t kHugePage = size_t{2} << 20;
 
-/// What backs a Buffer's pages.
+/// Kind of pages that back a Buffer.
 enum class PageKind { kSmall, kTransparentHuge, kExplicitHuge };
 
 /// Owns zeroed, page-aligned anonymous memory. Movable, not copyable. An empty buffer has size 0.
 class Buffer {
  public:
   Buffer() = default;
-  /// Maps `bytes` bytes (rounded up to a page). With `huge`, asks for explicit 2 MiB pages if the system has
-  /// reserved some, else advises transparent ones. Pages are touched by whoever writes first.
+  /// Maps `bytes` bytes, rounded up to a page. With `huge`, requests explicit 2 MiB pages if the system has
+  /// reserved some, otherwise advises transparent huge pages. The first writer of a page faults it in.
   static StatusOr<Buffer> Allocate(size_t bytes, bool huge);
-  /// Keeps what it has if that is at least `bytes`, else lets go of it and maps so many: new pages take time.
+  /// Keeps the current mapping if it has at least `bytes`, otherwise unmaps it and maps `bytes`. Call it to
+  /// avoid new page faults for reused memory.
   Status Reserve(size_t bytes, bool huge);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
 
-  /// Gives whole pages (huge ones, where those were asked for) behind the first `bytes` bytes back to the
-  /// system; what is there reads as zeros then.
+  /// Returns whole pages after the first `bytes` bytes to the system (huge pages where the buffer uses them).
+  /// The returned range then reads as zeros.
   void Trim(size_t bytes);
 
-  /// Has pages that are first touched from now on lie in turn on the NUMA `nodes`, by the operating system's
-  /// numbers.
+  /// Interleaves pages that are faulted in later over the NUMA `nodes` (the operating system's numbers).
   Status Interleave(std::span<const int> nodes);
 
-  /// Has pages of [first, first + bytes), a range of whole pages, that are first touched from now on lie on
-  /// the NUMA node `node` by the operating system's number, or on another once that is full.
+  /// Places pages of [first, first + bytes), a range of whole pages, on NUMA node `node` (the operating
+  /// system's number) when they are faulted in later. Falls back to other nodes when that node is full.
   Status Prefer(size_t first, size_t bytes, int node);
 
   std::byte* data() const { return data_; }
@@ -52,12 +52,13 @@ class Buffer {
 
  private:
   std::byte* data_ = nullptr;
-  size_t size_ = 0;    // bytes asked for
-  size_t mapped_ = 0;  // bytes mapped
+  size_t size_ = 0;    // requested bytes
+  size_t mapped_ = 0;  // mapped bytes
   PageKind pages_ = PageKind::kSmall;
 };
 
-/// A whole file mapped read-only. Safe to share; unmapped with the last reference.
+/// A whole file mapped read-only. It is safe to share between threads and is unmapped with the last
+/// reference.
 class MappedFile {
  public:
   static StatusOr<std::shared_ptr<const MappedFile>> Open(const std::string& path);
@@ -69,8 +70,8 @@ class MappedFile {
   const std::string& path() const { return path_; }
   /// Tells the kernel that [offset, offset + length) will be read soon (MADV_WILLNEED).
   void Prefetch(size_t offset, size_t length) const;
-  /// Takes the pages that were read so far out of this process's resident memory; they are read again when
-  /// somebody looks at them.
+  /// Drops the file's pages from this process's resident memory. They are read from the file again on the
+  /// next access.
   void Forget() const;
 
  private:
@@ -80,15 +81,15 @@ class MappedFile {
   std::string path_;
 };
 
-/// This process's memory that is resident, in bytes: now, and at most since it began. 0 where /proc does not
-/// tell.
+/// Resident memory of this process in bytes: now, and its peak since the process began. Values are 0 where
+/// /proc is unavailable.
 struct ResidentMemory {
   int64_t now = 0, peak = 0;
 };
 ResidentMemory MeasureResidentMemory();
 
-/// Hands out 64-byte aligned scratch memory of one step; Reset() takes all of it back at once.
-/// Grows by whole chunks, which it keeps, so a steady step allocates nothing. One thread at a time.
+/// Allocates 64-byte aligned scratch memory for one step; Reset() releases all of it together. The arena
+/// grows by whole chunks and keeps them, so a steady step does not allocate. Use by one thread at a time.
 class Arena {
  public:
   Arena();
@@ -96,7 +97,7 @@ class Arena {
   Arena(Arena&&) noexcept;
   Arena& operator=(Arena&&) noexcept;
 
-  /// `count` uninitialised values of T; valid until Reset() or until Rewind() to an earlier mark.
+  /// Returns `count` uninitialised values of T, valid until Reset() or until Rewind() to an earlier mark.
   template <typename T>
   std::span<T> Take(size_t count) {
     static_assert(std::is_trivially_destructible_v<T>);
@@ -104,8 +105,8 @@ class Arena {
   }
   void* TakeBytes(size_t bytes);
   void Reset();
-  size_t Mark() const;       ///< A point to which Rewind() can return.
-  void Rewind(size_t mark);  ///< Takes back all that was handed out since Mark().
+  size_t Mark() const;       ///< Returns a position for Rewind().
+  void Rewind(size_t mark);  ///< Releases everything allocated since the matching Mark().
   size_t peak_bytes() const;
 
  private:

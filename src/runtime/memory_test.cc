@@ -29,7 +29,7 @@ TEST(Buffer, IsZeroedAlignedAndWritable) {
   }
 }
 
-TEST(Buffer, EmptyAndMoved) {
+TEST(Buffer, EmptyAndMovedBuffersHaveNoMemory) {
   auto empty = Buffer::Allocate(0, true);
   ASSERT_TRUE(empty.ok());
   EXPECT_EQ(empty->data(), nullptr);
@@ -42,7 +42,7 @@ TEST(Buffer, EmptyAndMoved) {
   EXPECT_EQ(a.size(), 100U);
 }
 
-TEST(Buffer, TooLargeIsAStatus) {
+TEST(Buffer, FailsWithStatusIfTooLarge) {
   EXPECT_EQ(Buffer::Allocate(size_t{1} << 60, true).status().code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(Buffer::Allocate(SIZE_MAX, true).status().code(), StatusCode::kResourceExhausted);
 }
@@ -68,7 +68,7 @@ TEST_F(MappedFileTest, ShowsTheFilesBytes) {
   const auto bytes = (*file)->bytes();
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), "mixture of experts");
   EXPECT_EQ((*file)->path(), path_);
-  (*file)->Prefetch(3, 1 << 30);  // clipped
+  (*file)->Prefetch(3, 1 << 30);  // clipped to the file
   (*file)->Prefetch(1 << 30, 5);
 }
 
@@ -78,14 +78,14 @@ TEST_F(MappedFileTest, EmptyFileIsAnEmptySpan) {
   EXPECT_TRUE((*file)->bytes().empty());
 }
 
-TEST_F(MappedFileTest, FaultsNameThePath) {
+TEST_F(MappedFileTest, ErrorsNameThePath) {
   const auto missing = MappedFile::Open("/nonexistent/model.safetensors");
   EXPECT_EQ(missing.status().code(), StatusCode::kNotFound);
   EXPECT_NE(Message(missing.status()).find("/nonexistent/model.safetensors"), std::string::npos);
   EXPECT_EQ(MappedFile::Open(testing::TempDir()).status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST(Arena, HandsOutAlignedDistinctMemoryAndTakesItBack) {
+TEST(Arena, AllocatesAlignedDistinctMemoryAndReusesItAfterReset) {
   Arena arena;
   auto a = arena.Take<float>(3);
   auto b = arena.Take<float>(3);
@@ -96,12 +96,12 @@ TEST(Arena, HandsOutAlignedDistinctMemoryAndTakesItBack) {
   EXPECT_EQ(arena.Take<float>(3).data(), a.data());
 }
 
-TEST(Arena, RewindsAcrossChunksAndKeepsThem) {
+TEST(Arena, RewindsAcrossChunksWithoutFreeingThem) {
   Arena arena;
   arena.Take<std::byte>(100);
   const size_t mark = arena.Mark();
   auto first = arena.Take<std::byte>(size_t{3} << 20);
-  auto second = arena.Take<std::byte>(size_t{20} << 20);  // needs a chunk of its own
+  auto second = arena.Take<std::byte>(size_t{20} << 20);  // needs its own chunk
   std::memset(second.data(), 7, second.size());
   const size_t peak = arena.peak_bytes();
   EXPECT_GE(peak, size_t{23} << 20);
@@ -113,7 +113,7 @@ TEST(Arena, RewindsAcrossChunksAndKeepsThem) {
   EXPECT_EQ(arena.peak_bytes(), peak);
 }
 
-TEST(Buffer, TrimmedPagesAreZeroAndTheOthersStay) {
+TEST(Buffer, TrimZeroesTailAndKeepsRest) {
   for (const bool huge : {false, true}) {
     Buffer buffer = *Buffer::Allocate(3 * kHugePage, huge);
     std::memset(buffer.data(), 1, buffer.size());
@@ -133,8 +133,8 @@ TEST(Buffer, TrimmedPagesAreZeroAndTheOthersStay) {
   Buffer().Trim(0);
 }
 
-// Whatever number of nodes there is, node 0 is one of them.
-TEST(Buffer, Interleave) {
+// Node 0 exists on every machine.
+TEST(Buffer, InterleavesPagesOverNodes) {
   Buffer buffer = *Buffer::Allocate(size_t{4} << 20, /*huge=*/true);
   const int first[] = {0};
   ASSERT_TRUE(buffer.Interleave(first).ok());
@@ -148,7 +148,7 @@ TEST(Buffer, Interleave) {
   EXPECT_TRUE(Buffer().Interleave(first).ok());
 }
 
-TEST(Buffer, Prefer) {
+TEST(Buffer, PlacesPagesOnPreferredNode) {
   Buffer buffer = *Buffer::Allocate(2 * kHugePage, /*huge=*/true);
   ASSERT_TRUE(buffer.Prefer(kHugePage, kHugePage, 0).ok());
   std::memset(buffer.data(), 1, buffer.size());
@@ -159,7 +159,7 @@ TEST(Buffer, Prefer) {
               0);
     EXPECT_EQ(policy, expected[i]);
   }
-  EXPECT_THAT(Message(buffer.Prefer(0, kHugePage, 1000)), testing::HasSubstr("lie on NUMA node 1000: "));
+  EXPECT_THAT(Message(buffer.Prefer(0, kHugePage, 1000)), testing::HasSubstr("on NUMA node 1000: "));
 }
 
 }  // namespace

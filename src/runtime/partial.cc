@@ -37,8 +37,8 @@ void RemoveLeftovers(const fs::path& path, PartialKind kind) {
   }
 }
 
-// Creates `partial`, which must not be there; -1 with errno. A folder that another's RemoveLeftovers took
-// before it was opened reads as EEXIST: another name is needed.
+// Creates `partial`, which must not exist. Returns -1 and sets errno on failure. EEXIST also reports that
+// another writer's RemoveLeftovers removed the folder before it was opened: another name is needed.
 int CreateNew(const std::string& partial, PartialKind kind) {
   if (kind == PartialKind::kFile) {
     return open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -52,10 +52,10 @@ int CreateNew(const std::string& partial, PartialKind kind) {
   return -1;
 }
 
-// False if another's RemoveLeftovers came between creating and locking.
+// Returns false if another writer's RemoveLeftovers ran between creation and locking.
 bool Lock(int descriptor) {
   struct stat status = {};
-  // Where the file system has no locks there are no leftovers to tell apart either: it is used as it is.
+  // A file system without locks cannot tell leftovers apart, so the file is used without a lock.
   return flock(descriptor, LOCK_EX) != 0 || (fstat(descriptor, &status) == 0 && status.st_nlink > 0);
 }
 
@@ -72,7 +72,7 @@ bool IsPartialOf(std::string_view name, std::string_view target) {
 
 StatusOr<Partial> CreatePartial(const std::string& path, PartialKind kind) {
   RemoveLeftovers(path, kind);
-  // The numbers keep two writers of the same path apart, in two processes or in one.
+  // The process id and the counter separate writers of the same path, in two processes or in one.
   static std::atomic<int> count{0};
   while (true) {
     std::string partial = fmt::format("{}.{}-{}{}", path, getpid(), count.fetch_add(1), kSuffix);

@@ -1,4 +1,5 @@
-// What is being written, under a name of its own until it is complete: `path.<process>-<number>.partial`.
+// Files and folders in progress. They have a temporary name until they are complete:
+// `path.<process>-<number>.partial`.
 #pragma once
 
 #include <string>
@@ -10,18 +11,18 @@ namespace moesaic::runtime {
 
 enum class PartialKind { kFile, kFolder };
 
-/// A file or folder that its writer has locked. The lock ends with the process, which tells the leftovers of
-/// killed writers from what is still being written.
+/// A file or folder that its writer has locked. The lock ends with the process, which distinguishes leftovers
+/// of killed writers from files still being written.
 struct Partial {
   std::string path;
-  int descriptor;  // the caller's to close; of a file for writing, of a folder for its lock only
+  int descriptor;  // owned by the caller; open for writing (file) or for the lock only (folder)
 };
 
-/// Creates an empty one beside `path` and removes what killed writers of `path` left there.
+/// Creates an empty one beside `path` and removes leftovers of killed writers of `path`.
 StatusOr<Partial> CreatePartial(const std::string& path, PartialKind kind);
 
-/// Whether CreatePartial makes files called `name` for one called `target`; a user's "f.notes.partial" is
-/// none of "f". Names without folders.
+/// Returns whether CreatePartial could have created `name` for `target`; a user's "f.notes.partial" does not
+/// belong to "f". Both are names without folders.
 bool IsPartialOf(std::string_view name, std::string_view target);
 
 }  // namespace moesaic::runtime

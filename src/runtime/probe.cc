@@ -16,9 +16,8 @@ namespace {
 constexpr int kPasses = 5;
 constexpr int64_t kStep = 256;  // four cache lines: four independent sums hide the adder's latency
 
-// Sums 16-byte aligned memory in 16-byte words, whole steps of it. A core's bandwidth is bound by its
-// outstanding cache misses, not by the width of its loads, so the baseline instruction set measures the same
-// as a wider one.
+// Sums 16-byte aligned memory in 16-byte words, in whole steps. Outstanding cache misses bound a core's
+// bandwidth, not the width of its loads, so the baseline instruction set measures the same as a wider one.
 uint64_t SumBytes(const std::byte* data, int64_t bytes) {
   __m128i sums[4] = {};
   for (int64_t i = 0; i + kStep <= bytes; i += kStep) {
@@ -43,8 +42,8 @@ StatusOr<ReadBandwidth> MeasureReadBandwidth(ThreadPool* pool, int64_t bytes_per
   for (Buffer& part : parts) {
     ASSIGN_OR_RETURN(part, Buffer::Allocate(static_cast<size_t>(bytes_per_thread), /*huge=*/true));
   }
-  // First touch by the worker that reads, so that the pages lie on its NUMA node; and not zero, so that no
-  // page is the kernel's shared zero page.
+  // The reading worker touches its part first, so that the pages lie on its NUMA node. The value is not zero,
+  // so that no page is the kernel's shared zero page.
   pool->RunOnEach([&](int64_t, int w) { std::memset(parts[w].data(), w + 1, parts[w].size()); });
 
   using Clock = std::chrono::steady_clock;
@@ -64,7 +63,7 @@ StatusOr<ReadBandwidth> MeasureReadBandwidth(ThreadPool* pool, int64_t bytes_per
 }
 
 void ReadOnce(ThreadPool* pool, std::span<const std::byte> memory) {
-  // Words are loaded aligned; what is left out is less than a step in front and one behind.
+  // Words are loaded aligned; less than a step is skipped at either end.
   const auto skipped = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(memory.data()) % kStep);
   const int64_t steps = std::max<int64_t>(std::ssize(memory) - skipped, 0) / kStep;
   std::atomic<uint64_t> sink{0};

@@ -1,4 +1,4 @@
-// Measures what the machine's memory delivers, to hold kernels' speed against.
+// Measures the machine's memory bandwidth, the reference for the speed of kernels.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,17 @@
 namespace moesaic::runtime {
 
 struct ReadBandwidth {
-  double one_thread = 0;   // bytes a second, the calling thread alone
-  double all_threads = 0;  // bytes a second, every worker on its own part at the same time
+  double one_thread = 0;   // bytes per second, the calling thread alone
+  double all_threads = 0;  // bytes per second, all workers reading their own parts simultaneously
 };
 
-/// Reads `bytes_per_thread` of huge-page memory a thread several times and takes the best pass (others on the
-/// machine only ever make it slower). Choose far more than the caches hold, or this measures them: 256 MiB a
-/// thread takes about half a second. Fails when the memory can't be had.
+/// Reads `bytes_per_thread` of huge-page memory per thread several times and returns the best pass, because
+/// other processes only ever slow it down. Choose a size far beyond the caches, otherwise this measures them:
+/// 256 MiB per thread takes about half a second. Fails if the memory cannot be allocated.
 StatusOr<ReadBandwidth> MeasureReadBandwidth(ThreadPool* pool, int64_t bytes_per_thread);
 
-/// Reads the memory once from front to back, each worker a part of it: to be timed where what others on the
-/// machine take changes from one moment to the next.
+/// Reads the memory once in order, each worker a part of it. Time it next to a kernel on machines where the
+/// load by other processes changes from one moment to the next.
 void ReadOnce(ThreadPool* pool, std::span<const std::byte> memory);
 
 }  // namespace moesaic::runtime

@@ -15,16 +15,16 @@ TEST(Probe, MeasuresAPlausibleBandwidth) {
   ASSERT_TRUE(pool.ok());
   const auto bandwidth = MeasureReadBandwidth(pool->get(), 8 << 20);
   ASSERT_TRUE(bandwidth.ok());
-  // Between a slow disk and ten times the fastest cache: a unit error of 1000 shows.
+  // The bounds lie between a slow disk and ten times the fastest cache: a unit error of 1000 fails.
   EXPECT_GT(bandwidth->one_thread, 1e8);
   EXPECT_LT(bandwidth->one_thread, 5e12);
   EXPECT_GT(bandwidth->all_threads, 1e8);
 }
 
-TEST(Probe, ReadsAllThatItIsGivenAndNothingElse) {
+TEST(Probe, ReadsExactlyTheGivenMemory) {
   auto pool = ThreadPool::Create({.threads = 2, .pin = true});
   ASSERT_TRUE(pool.ok());
-  // Pages before and behind that nobody may read.
+  // Guard pages on both sides that must not be read.
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* const map = mmap(nullptr, 66 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(map, MAP_FAILED);
@@ -36,7 +36,7 @@ TEST(Probe, ReadsAllThatItIsGivenAndNothingElse) {
       ReadOnce(pool->get(), {first + 64 * page - bytes, bytes});
     }
   }
-  // What is read has come into memory, but for the least that is left out.
+  // Pages become resident when they are read; only the skipped ends may be missing.
   std::vector<unsigned char> resident(64);
   ASSERT_EQ(madvise(first, 64 * page, MADV_DONTNEED), 0);
   ReadOnce(pool->get(), {first, 64 * page});
@@ -45,7 +45,7 @@ TEST(Probe, ReadsAllThatItIsGivenAndNothingElse) {
   ASSERT_EQ(munmap(map, 66 * page), 0);
 }
 
-TEST(Probe, FailsWhenTheMemoryCannotBeHad) {
+TEST(Probe, FailsWithoutMemory) {
   auto pool = ThreadPool::Create({.threads = 1, .pin = false});
   EXPECT_EQ(MeasureReadBandwidth(pool->get(), int64_t{1} << 60).status().code(),
             StatusCode::kResourceExhausted);

@@ -1,13 +1,13 @@
-// For tests: machines with more NUMA nodes than the one they run on.
+// Test support: topologies with more NUMA nodes than the host has.
 #pragma once
 
 #include "runtime/topology.h"
 
 namespace moesaic::runtime {
 
-/// Nodes 0 to nodes - 1, each of `cpus_each` hardware threads. Threads that are to be bound to ones which the
-/// machine lacks run anywhere.
-inline Topology PretendedNodes(int nodes, int cpus_each) {
+/// Returns nodes 0 to nodes - 1 with `cpus_each` hardware threads each. Threads bound to hardware threads
+/// that the host lacks run anywhere.
+inline Topology SimulatedNodes(int nodes, int cpus_each) {
   Topology topology;
   topology.cores = topology.hardware_threads = nodes * cpus_each;
   for (int node = 0; node < nodes; ++node) {

@@ -17,15 +17,15 @@
 namespace moesaic::runtime {
 namespace {
 
-// A decode step runs some hundred loops with gaps of a few microseconds; waking a sleeping thread costs 5
-// to 50, of the caller's time too. So workers stay awake over such gaps and give the core back soon after the
-// last loop of a step. Who has nothing left to do in a loop stays awake until it ends, unless that is long:
-// the next one follows on it.
+// A decode step runs some hundred loops with gaps of a few microseconds. Waking a sleeping thread costs 5 to
+// 50 us, partly of the caller's time. Workers therefore spin over such gaps and release the core soon after
+// the last loop of a step. Idle workers also spin until the current loop completes (at most kLoopSpinTime),
+// because the next loop usually follows immediately.
 constexpr std::chrono::microseconds kSpinTime{50};
 constexpr std::chrono::microseconds kLoopSpinTime{1000};
 constexpr int kPausesPerClockRead = 32;  // a pause is 40 to 140 cycles, a clock read about 60
 
-// The gate says whether workers may join the current loop, and how many are inside it.
+// `gate` tells whether workers may join the current loop, and counts the workers inside it.
 constexpr uint32_t kOpen = 1U << 31;
 
 bool BindThread(pthread_t thread, int cpu) {
@@ -35,8 +35,8 @@ bool BindThread(pthread_t thread, int cpu) {
   return pthread_setaffinity_np(thread, sizeof set, &set) == 0;
 }
 
-// Spins until `done()`; says whether it came true. Gives up kSpinTime after `in_loop()` was last true, or
-// kLoopSpinTime after it began and `in_loop()` still is.
+// Spins until `done()` is true and returns whether it became true. Gives up kSpinTime after `in_loop()` was
+// last true, or kLoopSpinTime after the start while `in_loop()` stays true.
 template <typename Done, typename InLoop>
 bool SpinUntil(bool may_spin, const Done& done, const InLoop& in_loop) {
   if (done()) return true;
@@ -57,32 +57,32 @@ bool SpinUntil(bool may_spin, const Done& done, const InLoop& in_loop) {
 
 }  // namespace
 
-// Tasks [next, end) of one NUMA node, or of all. It has a cache line of its own: workers of the node take
-// from it all the time, others when theirs is empty.
+// Tasks [next, end) of one NUMA node, or of all nodes. The queue has its own cache line: workers of the node
+// access it constantly, other workers only when their own queue is empty.
 struct alignas(64) TaskQueue {
   std::atomic<int64_t> next{0};
   int64_t end = 0;
 };
 
-// Worker 0 writes `body`, the queues and `each` while the gate is closed and nobody is inside, then opens it
-// and raises `epoch`. A worker joins by counting itself in through the open gate, so one that wakes late
-// finds the gate closed and goes back to sleep: a loop never waits for a worker that took no part in it, as
-// when its core is stolen.
+// Worker 0 writes `body`, the queues and `each` while the gate is closed and no worker is inside. Then it
+// opens the gate and increments `epoch`. A worker joins by incrementing the count in the open gate. A worker
+// that wakes late finds the gate closed and sleeps again. A loop thus never waits for a worker that took no
+// part in it, for example because its core was taken.
 // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): what threads spin on has cache lines of its own
 struct ThreadPool::Impl {
   std::vector<int> cpus;
   std::vector<std::thread> workers;
   int threads = 1;
   bool pinned = false;
-  bool may_spin = true;  // false when threads share cores: spinning would take time from the one that works
-  std::vector<int> numa_nodes;      // the system's numbers
-  std::vector<int> node_of_worker;  // places among numa_nodes
+  bool may_spin = true;  // false if threads share cores: spinning would take time from the thread that works
+  std::vector<int> numa_nodes;      // the operating system's numbers
+  std::vector<int> node_of_worker;  // indices into numa_nodes
 
-  alignas(64) std::atomic<int> epoch{0};  // int: what a futex waits on
+  alignas(64) std::atomic<int> epoch{0};  // int, because futexes wait on an int
   alignas(64) std::atomic<uint32_t> gate{0};
 
-  alignas(64) std::atomic<int> arrived{0};  // workers that came to the current RunOnEach
-  std::atomic<int> each_id{0};              // counts RunOnEach calls; the current one is `each`
+  alignas(64) std::atomic<int> arrived{0};  // workers that have entered the current RunOnEach
+  std::atomic<int> each_id{0};              // number of RunOnEach calls; the current one is `each`
   std::atomic<bool> stop{false};
   std::optional<LoopBody> body;
   std::vector<TaskQueue> queues;
@@ -98,7 +98,7 @@ struct ThreadPool::Impl {
   }
 
   void Leave() {
-    // The last one out of a closed gate wakes worker 0.
+    // The last worker to leave a closed gate wakes worker 0.
     if (gate.fetch_sub(1, std::memory_order_acq_rel) == 1) gate.notify_one();
   }
 
@@ -112,7 +112,7 @@ struct ThreadPool::Impl {
     }
   }
 
-  // Says on which node each worker is bound.
+  // Determines the node to which each worker is bound.
   void FindNodes(const std::vector<NumaNode>& nodes) {
     node_of_worker.assign(threads, 0);
     for (int worker = 0; pinned && worker < threads; ++worker) {
@@ -130,8 +130,8 @@ struct ThreadPool::Impl {
 
   void WaitForAll() {
     const auto all = [&] { return arrived.load(std::memory_order_acquire) >= threads; };
-    // One that has not arrived may want this very core, which real-time threads take from no other of the
-    // same priority (workers have that of the thread that made the pool, and those who call must keep it).
+    // A worker that has not arrived may need this very core. Real-time threads do not preempt others of the
+    // same priority (workers inherit the creator's priority, and callers must keep it).
     while (!SpinUntil(may_spin, all, [] { return false; })) std::this_thread::yield();
   }
 
@@ -176,17 +176,18 @@ struct ThreadPool::Impl {
 ThreadPool::ThreadPool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(const Options& options) {
-  constexpr int kMostThreads = 4096;
-  if (options.threads < 0 || options.threads > kMostThreads) {
-    return InvalidArgument("the number of threads must be 1 to {}, or 0 for one a core, not {}", kMostThreads,
-                           options.threads);
+  constexpr int kMaxThreads = 4096;
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    return InvalidArgument("the number of threads must be 1 to {}, or 0 for one per core, found {}",
+                           kMaxThreads, options.threads);
   }
   const Topology topology = options.topology != nullptr ? *options.topology : DetectTopology();
   auto impl = std::make_unique<Impl>();
   impl->threads = options.threads > 0 ? options.threads : topology.DefaultThreads();
   impl->cpus = topology.cpus;
   impl->may_spin = impl->threads <= static_cast<int>(topology.cpus.size());
-  // More threads than hardware threads are left to the scheduler: pinning would tie two to one core.
+  // If there are more threads than hardware threads, the scheduler places them: pinning would tie two to one
+  // core.
   const bool pin = impl->pinned = options.pin && impl->may_spin;
   impl->FindNodes(topology.numa_nodes);
   std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(impl)));

@@ -10,7 +10,7 @@
 
 namespace moesaic::runtime {
 
-/// A borrowed callable `void(int64_t task, int worker)`; it must outlive the call it is passed to.
+/// A borrowed callable `void(int64_t task, int worker)`. The callable must outlive the call that receives it.
 class LoopBody {
  public:
   template <typename F>
@@ -25,15 +25,15 @@ class LoopBody {
   void (*call_)(const void*, int64_t, int);
 };
 
-/// Runs loops over its threads. The thread that calls Run is worker 0 and takes part.
-/// One loop runs at a time; Run may be called from one thread at a time, and never from inside a loop.
+/// Runs loops over its threads. The thread that calls Run() is worker 0 and takes part. One loop runs at a
+/// time: Run() must not be called from two threads concurrently, nor from inside a loop.
 class ThreadPool {
  public:
   struct Options {
-    int threads =
-        0;  ///< 0: one for each core of the process's affinity mask, within the control group's quota.
-    bool pin = true;  ///< Bind workers 1, 2, ... to cores by topology (one hardware thread a core first).
-    const Topology* topology = nullptr;  ///< What to take the machine for; null: what it is.
+    /// 0: one thread per core of the process's affinity mask, within the control group's quota.
+    int threads = 0;
+    bool pin = true;  ///< Binds workers 1, 2, ... to cores by topology (first one hardware thread per core).
+    const Topology* topology = nullptr;  ///< Topology to assume for the machine; null: the detected one.
   };
   static StatusOr<std::unique_ptr<ThreadPool>> Create(const Options& options);
   ~ThreadPool();
@@ -42,28 +42,30 @@ class ThreadPool {
 
   int size() const;
 
-  /// The NUMA nodes on which workers are bound, by the operating system's numbers; none if they aren't bound.
+  /// Returns the NUMA nodes to which workers are bound (the operating system's numbers); empty if they are
+  /// not bound.
   std::span<const int> numa_nodes() const;
-  /// A worker's node: its place among numa_nodes(), 0 if there are none. Worker 0's is that of its core,
-  /// where the calling thread stays only once PinCaller() has bound it.
+  /// Returns a worker's node as an index into numa_nodes(), or 0 if that is empty. Worker 0's node is that of
+  /// its core, where the calling thread is guaranteed to run only after PinCaller().
   int NodeOf(int worker) const;
 
-  /// Binds the calling thread to worker 0's core, if the pool is pinned and has a thread for every core; says
-  /// whether it did. With cores to spare the thread finds a free one itself, whichever other programs take.
-  /// For a thread that does little else than run loops: threads that it starts later inherit the binding.
-  /// Create and Run leave the caller's binding alone.
+  /// Binds the calling thread to worker 0's core if the pool is pinned and has a thread for every core.
+  /// Returns whether it did. With spare cores the operating system finds a free one for the thread instead.
+  /// Call it from a thread that does little else than run loops: threads that it starts later inherit the
+  /// binding. Create() and Run() do not change the caller's binding.
   bool PinCaller();
 
-  /// Calls body(task, worker) once for every task in [0, tasks), taken one by one from a shared counter,
-  /// and returns when all are done. Workers spin for a short while between loops and then sleep.
+  /// Calls body(task, worker) once for every task in [0, tasks) and returns when all calls are complete.
+  /// Workers take tasks one by one from a shared counter. Between loops they spin for a short time and then
+  /// sleep.
   void Run(int64_t tasks, LoopBody body);
 
-  /// Does the same for tasks [0, ends.back()), of which [ends[i - 1], ends[i]) read memory of node i (the
-  /// first begin at 0). A worker takes those of its own node first, and then others, so that nobody is idle.
-  /// There may be more or fewer nodes than the pool has: results do not depend on it.
+  /// Runs tasks [0, ends.back()) like Run(), where tasks [ends[i - 1], ends[i]) read memory of node i (the
+  /// first range begins at 0). A worker takes tasks of its own node first, then those of other nodes. `ends`
+  /// may have more or fewer nodes than the pool: results do not depend on it.
   void RunByNode(std::span<const int64_t> ends, LoopBody body);
 
-  /// Calls body(worker, worker) exactly once on every worker, at the same time: for first-touch and
+  /// Calls body(worker, worker) exactly once on every worker, all of them concurrently: for first-touch and
   /// measurements.
   void RunOnEach(LoopBody body);
 

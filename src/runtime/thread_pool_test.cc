@@ -37,8 +37,8 @@ TEST_P(ThreadPoolTest, RunsEveryTaskOnce) {
   }
 }
 
-// Loops that follow each other at once, and after pauses in which the workers fall asleep.
-TEST_P(ThreadPoolTest, ManyShortLoops) {
+// Loops follow each other immediately, and also after pauses in which the workers fall asleep.
+TEST_P(ThreadPoolTest, RunsManyShortLoops) {
   auto pool = MakePool(GetParam());
   int64_t expected = 0;
   std::atomic<int64_t> sum{0};
@@ -51,7 +51,7 @@ TEST_P(ThreadPoolTest, ManyShortLoops) {
   }
 }
 
-TEST_P(ThreadPoolTest, RunOnEachReachesEveryWorkerOnceAndAtTheSameTime) {
+TEST_P(ThreadPoolTest, RunOnEachReachesEveryWorkerOnceConcurrently) {
   auto pool = MakePool(GetParam());
   for (int round = 0; round < 200; ++round) {
     std::vector<std::atomic<int>> ran(GetParam());
@@ -60,14 +60,15 @@ TEST_P(ThreadPoolTest, RunOnEachReachesEveryWorkerOnceAndAtTheSameTime) {
       EXPECT_EQ(task, worker);
       ran[worker].fetch_add(1);
       inside.fetch_add(1);
-      while (inside.load() < GetParam()) std::this_thread::yield();  // hangs unless all are inside together
+      // hangs unless all workers are inside together
+      while (inside.load() < GetParam()) std::this_thread::yield();
     });
     for (auto& count : ran) EXPECT_EQ(count.load(), 1);
     pool->Run(3, [](int64_t, int) {});
   }
 }
 
-TEST_P(ThreadPoolTest, WritesOfALoopAreSeenAfterIt) {
+TEST_P(ThreadPoolTest, WritesOfALoopAreVisibleAfterIt) {
   auto pool = MakePool(GetParam());
   std::vector<int> values(512, 0);
   for (int round = 1; round <= 300; ++round) {
@@ -76,14 +77,15 @@ TEST_P(ThreadPoolTest, WritesOfALoopAreSeenAfterIt) {
   }
 }
 
-// 7 is more than most test machines have: threads then share cores and must not spin each other out.
+// 7 is more than most test machines have: threads then share cores and must not starve each other by
+// spinning.
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 7));
 
-TEST(ThreadPool, DefaultSizeIsTheTopologys) {
+TEST(ThreadPool, DefaultSizeFollowsTopology) {
   EXPECT_EQ(MakePool(0)->size(), DetectTopology().DefaultThreads());
 }
 
-TEST(ThreadPool, CallerStaysUnboundUntilItAsks) {
+TEST(ThreadPool, CallerIsUnboundUntilPinCaller) {
   cpu_set_t before, after;
   sched_getaffinity(0, sizeof before, &before);
   std::thread([&] {
@@ -107,7 +109,7 @@ TEST(ThreadPool, CallerIsBoundOnlyByAPinnedPoolOfAllCores) {
 }
 
 TEST(ThreadPool, KnowsTheNodesOfItsWorkers) {
-  const Topology four = PretendedNodes(4, 2);
+  const Topology four = SimulatedNodes(4, 2);
   const auto of = [&](int threads, bool pin) {
     return *ThreadPool::Create({.threads = threads, .pin = pin, .topology = &four});
   };
@@ -120,12 +122,12 @@ TEST(ThreadPool, KnowsTheNodesOfItsWorkers) {
   EXPECT_EQ(of(9, true)->NodeOf(8), 0);
 }
 
-// Nobody takes a second task before all have one.
-TEST(ThreadPool, TakesTasksOfItsNodeFirstAndLeavesNoneBehind) {
+// No worker takes a second task before every worker has one.
+TEST(ThreadPool, RunsTasksOfOwnNodeFirstAndCompletesAll) {
   for (const int nodes : {2, 4}) {
-    const Topology topology = PretendedNodes(nodes, 1);
+    const Topology topology = SimulatedNodes(nodes, 1);
     const auto pool = *ThreadPool::Create({.threads = nodes, .pin = true, .topology = &topology});
-    // Even shares, a node without tasks, and more and fewer runs of tasks than nodes.
+    // Equal shares, a node without tasks, and more and fewer task ranges than nodes.
     for (const std::vector<int64_t>& share :
          {std::vector<int64_t>(nodes, 10), std::vector<int64_t>{40}, std::vector<int64_t>{0, 40, 0, 0, 7}}) {
       std::vector<int64_t> ends;
@@ -149,7 +151,7 @@ TEST(ThreadPool, TakesTasksOfItsNodeFirstAndLeavesNoneBehind) {
   }
 }
 
-TEST(ThreadPool, RefusesNonsense) {
+TEST(ThreadPool, RejectsInvalidThreadCounts) {
   EXPECT_EQ(ThreadPool::Create({.threads = -1}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(ThreadPool::Create({.threads = 1 << 20}).status().code(), StatusCode::kInvalidArgument);
 }

@@ -26,7 +26,7 @@ std::string ReadLine(const std::string& path) {
   return line;
 }
 
-// The mask of the process's first thread: the caller's own may have been narrowed by pinning.
+// Reads the mask of the process's first thread, because pinning may have narrowed the caller's own mask.
 std::vector<int> AffinityMask() {
   std::vector<int> cpus;
   cpu_set_t set;
@@ -40,7 +40,7 @@ std::vector<int> AffinityMask() {
   return cpus;
 }
 
-// Control group v2, then v1. A nested group's own limit shows at the mount root inside a container.
+// Reads control group v2, then v1. Inside a container a nested group's own limit appears at the mount root.
 double ReadCpuQuota() {
   std::istringstream v2(ReadLine("/sys/fs/cgroup/cpu.max"));
   double quota = 0, period = 0;
@@ -57,7 +57,7 @@ std::string BracketedWord(const std::string& line) {
   return line.substr(open + 1, close - open - 1);
 }
 
-// Lines "key value [unit]" of a file of the kernel's; none when it can't be read.
+// Parses lines "key value [unit]" of a kernel file. Returns an empty map if the file cannot be read.
 std::map<std::string, int64_t> ReadCounts(const char* path) {
   std::ifstream file(path);
   std::map<std::string, int64_t> counts;
@@ -70,7 +70,7 @@ std::map<std::string, int64_t> ReadCounts(const char* path) {
   return counts;
 }
 
-// The files in which a control group tells of its memory, version 2's and version 1's.
+// Files that report a control group's memory, for versions 2 and 1.
 struct GroupFiles {
   const char *limit, *usage, *counts, *inactive, *active;
 };
@@ -80,14 +80,14 @@ constexpr GroupFiles kGroupFiles[] = {
     {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
      "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file", "total_active_file"}};
 
-// What the control group leaves of `bytes`.
+// Returns the part of `bytes` that the control group still allows.
 int64_t WithinGroup(int64_t bytes) {
   for (const GroupFiles& files : kGroupFiles) {
     int64_t limit = 0, usage = 0;
     if (!(std::istringstream(ReadLine(files.limit)) >> limit)) continue;  // no such file, or "max": no limit
     if (!(std::istringstream(ReadLine(files.usage)) >> usage)) continue;
-    // Cached files count as used, but go when their memory is asked for. They are read after the usage, and
-    // may have become more than it since; "no limit" is close to the largest number.
+    // Cached file pages count as used but are reclaimed on demand. They are read after the usage and may
+    // exceed it by then. Version 1 writes "no limit" as a number near the largest one.
     std::map<std::string, int64_t> counts = ReadCounts(files.counts);
     const int64_t held = std::max<int64_t>(usage - counts[files.inactive] - counts[files.active], 0);
     bytes = std::min(bytes, std::max<int64_t>(limit - held, 0));
@@ -146,7 +146,7 @@ void OrderCpus(hwloc_topology* hw, const std::vector<int>& allowed, Topology* t)
   for (int cpu : allowed) {
     if (placed[cpu]) continue;
     t->cpus.push_back(cpu);
-    ++t->cores;  // hwloc knows no core for it: take it for one
+    ++t->cores;  // hwloc knows no core for it: count it as one
   }
 }
 

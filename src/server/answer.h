@@ -1,4 +1,4 @@
-// Choices put together from their pieces, and the parts of answers that several endpoints share.
+// Assembles choices from their deltas, and builds the parts of answers that several endpoints share.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,19 @@ struct AnsweredChoice {
   void Add(ChoiceDelta delta);
 };
 
-/// OpenAI's "usage" object.
+/// Returns OpenAI's "usage" object.
 Json UsageJson(const Usage& usage);
-/// vLLM's "stop_reason".
+/// Returns vLLM's "stop_reason".
 Json StopReasonJson(const StopCause& cause);
-/// The ids of `tokens`.
+/// Returns the ids of `tokens`.
 Json TokenIds(const std::vector<GeneratedToken>& tokens);
-/// OpenAI's chat "logprobs" of `tokens`, with the `top` likeliest of each.
+/// Returns OpenAI's chat "logprobs" of `tokens`, with the `top` likeliest tokens at each position.
 Json ChatLogprobs(const text::Tokenizer& tokenizer, const std::vector<GeneratedToken>& tokens, int top);
-/// A token's text; bytes that are no UTF-8 alone are replaced.
+/// Returns a token's text. Dump replaces bytes that are not valid UTF-8 by themselves.
 std::string TokenText(const text::Tokenizer& tokenizer, int32_t id);
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 int64_t UnixNow();
-/// OpenAI's "tool_calls" of a message.
+/// Returns OpenAI's "tool_calls" of a message.
 Json CallsJson(const std::vector<AnsweredCall>& calls);
 
 }  // namespace moesaic::server

@@ -1,4 +1,4 @@
-// Ends the answers that still run when the drain deadline has passed.
+// Ends the answers that are still running when the drain deadline passes.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace moesaic::server {
 /// Any thread.
 class AnswerStops {
  public:
-  /// Keeps `stop` while `owner` lives. Runs it at once after StopAll().
+  /// Keeps `stop` while `owner` lives. After StopAll(), runs it at once.
   void Add(std::weak_ptr<void> owner, std::function<void()> stop) {
     {
       const std::lock_guard lock(mutex_);

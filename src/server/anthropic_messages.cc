@@ -1,4 +1,4 @@
-// POST /v1/messages, as Anthropic's API has it.
+// Implements POST /v1/messages of Anthropic's API.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -27,7 +27,7 @@ Json StopSequence(const ChoiceDelta& end) {
   return end.finish_reason == "stop" && text != nullptr ? Json(*text) : Json();
 }
 
-// What was read from the cache is counted apart.
+// Anthropic counts the tokens that were read from the cache separately.
 Json MessageUsage(const Usage& usage) {
   return {{"input_tokens", usage.prompt_tokens - usage.cached_tokens},
           {"cache_creation_input_tokens", 0},
@@ -167,7 +167,7 @@ class MessageStream : public AnswerSink {
   int index_ = 0;
 };
 
-// Whether a block of `content` is marked to be kept in the cache.
+// Returns true if a block of `content` has "cache_control".
 bool MarksCache(const Json& content) {
   if (content.is_object()) {
     const auto found = content.find("cache_control");
@@ -178,7 +178,7 @@ bool MarksCache(const Json& content) {
   return content.is_array() && std::any_of(content.begin(), content.end(), MarksCache);
 }
 
-// Anthropic's names for what ReadGeneration does not know.
+// Fields of a request under Anthropic's names, which ReadGeneration does not read.
 struct MessageFields {
   GenerationFields generation;
   int max_tokens = 0;
@@ -225,7 +225,7 @@ Status Messages(const GenerationContext& context, Call& call) {
   const Conversation conversation = ReadMessages(body);
   RETURN_IF_ERROR(body.status());
   ASSIGN_OR_RETURN(Prompt prompt, RenderPrompt(context.model, conversation));
-  // "max_tokens" is a ceiling here, not a wish: clients ask for more than the context has.
+  // "max_tokens" is an upper limit: clients ask for more than the context has.
   ASSIGN_OR_RETURN(const int budget, OutputBudget(context.model, prompt.ids.size(), std::nullopt,
                                                   fields.max_tokens, "messages"));
   ASSIGN_OR_RETURN(const std::optional<GrammarText> forced, ForcedCalls(context.model, conversation));

@@ -8,7 +8,7 @@
 namespace moesaic::server {
 namespace {
 
-// Blocks of text, or a string.
+// Reads an array of text blocks, or a string.
 StatusOr<std::string> ReadText(const Json& content, const std::string& path) {
   return ReadContent(content, path);
 }
@@ -93,7 +93,7 @@ Status ReadOne(const Json& json, const std::string& path, Conversation* conversa
   } else {
     return TypeError(path + ".content", "a string or an array", *content);
   }
-  // Results come before what the user adds to them.
+  // The tool results precede the user's text.
   for (Json& result : blocks.results) conversation->messages.push_back(std::move(result));
   if (!blocks.results.empty() && blocks.text.empty()) return OkStatus();
   Json read = {{"role", role}, {"content", blocks.text}};
@@ -103,7 +103,7 @@ Status ReadOne(const Json& json, const std::string& path, Conversation* conversa
   return OkStatus();
 }
 
-void ReadChoice(Fields& body, Conversation* conversation) {
+void ReadAnthropicChoice(Fields& body, Conversation* conversation) {
   const Json* json = body.Object("tool_choice");
   if (json == nullptr) return;
   Fields choice(*json, "tool_choice");
@@ -153,7 +153,7 @@ Conversation ReadMessages(Fields& body) {
     body.Merge(ReadOne((*messages)[i], fmt::format("messages[{}]", i), &conversation));
   }
   ReadTools(body, kMessagesTool, &conversation);
-  ReadChoice(body, &conversation);
+  ReadAnthropicChoice(body, &conversation);
   if (const Json* json = body.Object("thinking")) {
     Fields thinking(*json, "thinking");
     std::string type;
@@ -161,7 +161,7 @@ Conversation ReadMessages(Fields& body) {
     body.Merge(thinking.status());
     conversation.variables["enable_thinking"] = type != "disabled";
   }
-  // A last message of the assistant is the beginning of the answer.
+  // The model continues a last message of the assistant.
   conversation.continue_last = body.ok() && conversation.messages.back()["role"] == "assistant" &&
                                !conversation.messages.back().contains("tool_calls");
   return conversation;

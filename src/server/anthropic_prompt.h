@@ -1,4 +1,4 @@
-// A conversation as Anthropic's Messages API has it.
+// Reads a conversation in the form of Anthropic's Messages API.
 #pragma once
 
 #include "server/chat_prompt.h"

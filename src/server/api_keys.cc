@@ -11,18 +11,12 @@
 #include <system_error>
 #include <utility>
 
+#include "server/http_syntax.h"
+
 namespace moesaic::server {
 namespace {
 
-// `text` without spaces, tabs and line ends at both ends.
-std::string_view Trimmed(std::string_view text) {
-  constexpr std::string_view kBlank = " \t\r\n";
-  const size_t first = text.find_first_not_of(kBlank);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
-}
-
-constexpr size_t kMostNameBytes = 64;
+constexpr size_t kMaxNameBytes = 64;
 constexpr std::string_view kTenantPrefix = "key:", kSaltPrefix = "salt:";
 
 std::string Digest(std::string_view key) {
@@ -32,7 +26,7 @@ std::string Digest(std::string_view key) {
 }
 
 bool UsableName(std::string_view name) {
-  return name.size() <= kMostNameBytes && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+  return name.size() <= kMaxNameBytes && std::all_of(name.begin(), name.end(), [](unsigned char c) {
            return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
          });
 }
@@ -66,7 +60,7 @@ Status ParseSetting(std::string_view word, KeyEntry* entry) {
 
 std::vector<std::string_view> Words(std::string_view line) {
   std::vector<std::string_view> words;
-  for (line = Trimmed(line); !line.empty(); line = Trimmed(line)) {
+  for (line = TrimBlanks(line); !line.empty(); line = TrimBlanks(line)) {
     words.push_back(line.substr(0, line.find_first_of(" \t")));
     line.remove_prefix(words.back().size());
   }
@@ -79,7 +73,7 @@ StatusOr<KeyEntry> ParseLine(std::string_view line) {
   entry.name = std::string(words[0]);
   if (!UsableName(words[0])) {
     return InvalidArgument("a name has letters, digits, '.', '_' and '-', at most {}, found \"{}\"",
-                           kMostNameBytes, words[0]);
+                           kMaxNameBytes, words[0]);
   }
   if (words[0].starts_with("api-key-") || words[0].starts_with("admin-key-")) {
     return InvalidArgument(
@@ -95,7 +89,7 @@ StatusOr<KeyEntry> ParseLine(std::string_view line) {
   return entry;
 }
 
-std::string Describe(const KeyEntry& entry) {
+std::string DescribeEntry(const KeyEntry& entry) {
   return entry.line > 0 ? fmt::format("line {}", entry.line) : fmt::format("\"{}\"", entry.name);
 }
 
@@ -113,12 +107,14 @@ StatusOr<std::vector<KeyEntry>> ParseKeyFile(std::string_view text) {
   while (!text.empty()) {
     ++number;
     const size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = Trimmed(text.substr(0, end));
+    std::string_view line = text.substr(0, end);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    line = TrimBlanks(line);
     text.remove_prefix(std::min(end + 1, text.size()));
-    // A comment has a line of its own or follows a space: a key may have a '#' in it.
+    // A comment begins a line or follows a space, since a key may contain '#'.
     for (size_t at = line.find('#'); at != std::string_view::npos; at = line.find('#', at + 1)) {
       if (at > 0 && line[at - 1] != ' ' && line[at - 1] != '\t') continue;
-      line = Trimmed(line.substr(0, at));
+      line = TrimBlanks(line.substr(0, at));
       break;
     }
     if (line.empty()) continue;
@@ -127,7 +123,7 @@ StatusOr<std::vector<KeyEntry>> ParseKeyFile(std::string_view text) {
     entry->line = number;
     entries.push_back(*std::move(entry));
   }
-  if (entries.empty()) return InvalidArgument("there is no key in it; a line is: name key [settings]");
+  if (entries.empty()) return InvalidArgument("the file has no key; a line is: name key [settings]");
   RETURN_IF_ERROR(CheckKeys(entries));
   return entries;
 }
@@ -137,13 +133,13 @@ Status CheckKeys(const std::vector<KeyEntry>& entries) {
   for (const KeyEntry& entry : entries) {
     const auto [same_key, new_key] = by_digest.emplace(entry.digest, &entry);
     if (!new_key) {
-      return InvalidArgument("{}: the key is that of {} already", Describe(entry),
-                             Describe(*same_key->second));
+      return InvalidArgument("{}: the key is used by {} already", DescribeEntry(entry),
+                             DescribeEntry(*same_key->second));
     }
     const auto [same_name, new_name] = by_name.emplace(entry.name, &entry);
     if (!new_name && (same_name->second->admin != entry.admin || same_name->second->limits != entry.limits)) {
-      return InvalidArgument("{}: \"{}\" has another role or other limits than in {}", Describe(entry),
-                             entry.name, Describe(*same_name->second));
+      return InvalidArgument("{}: \"{}\" has another role or other limits than in {}", DescribeEntry(entry),
+                             entry.name, DescribeEntry(*same_name->second));
     }
   }
   return OkStatus();
@@ -163,7 +159,7 @@ void KeyRing::Replace(const std::vector<KeyEntry>& entries) {
 
 std::optional<KeyHolder> KeyRing::Find(std::string_view key) const {
   if (key.empty()) return std::nullopt;
-  // The time of the search depends on the digest, from which nobody can tell how much of a key was right.
+  // The time of the search depends on the digest only, which does not reveal how much of a key is right.
   const std::string digest = Digest(key);
   const std::lock_guard lock(mutex_);
   const auto found = by_digest_.find(digest);

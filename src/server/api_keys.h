@@ -1,5 +1,5 @@
-// API keys. The holder of a key is a tenant: its cached blocks, stored responses, limits and usage are its
-// own.
+// API keys and their holders. Each holder of a key is a tenant with its own cached blocks, stored responses,
+// limits and usage counters.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,8 @@
 
 namespace moesaic::server {
 
-/// Any thread. Lives over reloads of the keys, so that limits and counters go on.
+/// The holder of a key. Any thread may use it. It survives reloads of the keys, so that limits and counters
+/// continue.
 struct Tenant {
   Tenant(std::string name, std::string id) : name(std::move(name)), id(std::move(id)) {}
 
@@ -30,30 +31,30 @@ struct Tenant {
     token_bucket.Charge(1);
   }
 
-  const std::string name;  ///< shown in metrics and logs
-  const std::string id;    ///< keeps apart the blocks and responses of tenants, on disk too; has no '/'
+  const std::string name;  ///< name in metrics and logs
+  const std::string id;    ///< namespace of the tenant's blocks and responses, also on disk; has no '/'
   TokenBucket request_bucket, token_bucket;
-  std::atomic<int64_t> requests{0};  ///< admitted
-  std::atomic<int64_t> limited{0};   ///< refused by a limit of the key
+  std::atomic<int64_t> requests{0};  ///< number of admitted requests
+  std::atomic<int64_t> limited{0};   ///< number of requests that a limit of the key refused
   std::atomic<int64_t> prompt_tokens{0}, cached_tokens{0}, output_tokens{0};
 };
 
-/// One key. Two keys may have the same name while a key is rotated; then role and limits must agree.
+/// One key. While a key is rotated, two keys may have the same name; their role and limits must be equal.
 struct KeyEntry {
   std::string name;
-  std::string id;      ///< the tenant's
-  std::string digest;  ///< SHA-256 of the key, 32 bytes; the key itself is not kept
+  std::string id;      ///< id of the tenant
+  std::string digest;  ///< SHA-256 of the key, 32 bytes; the key itself is not stored
   bool admin = false;
   RateLimits limits = {};
-  int line = 0;  ///< of the key file; 0: from a flag
+  int line = 0;  ///< line of the key file; 0 for a key from a flag
 };
 
-/// A key that came without a name. `name` is shown; the tenant's id is made of the key's digest, so that it
-/// does not depend on the order of flags.
+/// Returns an entry for a key that was given without a name. The tenant's id is made of the key's digest, so
+/// that it does not depend on the order of flags. `name` appears in metrics and logs.
 KeyEntry UnnamedKey(std::string name, std::string_view key, bool admin);
 
-/// Parses lines of `name key [role=admin] [requests_per_minute=N] [tokens_per_minute=N]`. '#' begins a
-/// comment; empty lines are skipped. Errors name the line.
+/// Parses lines of `name key [role=admin] [requests_per_minute=N] [tokens_per_minute=N]`. Skips empty lines
+/// and comments, which begin with '#'. Errors name the line.
 StatusOr<std::vector<KeyEntry>> ParseKeyFile(std::string_view text);
 
 /// Refuses a key that occurs twice, and keys of one name whose role or limits differ.
@@ -64,17 +65,18 @@ struct KeyHolder {
   bool admin = false;
 };
 
-/// The keys in force. Any thread.
+/// The valid keys. Any thread may call all methods.
 class KeyRing {
  public:
   explicit KeyRing(const std::vector<KeyEntry>& entries) { Replace(entries); }
 
-  /// `entries` have passed CheckKeys. Tenants whose name and id stay keep their counters and buckets.
+  /// Replaces the keys by `entries`, which CheckKeys has accepted. Tenants whose name and id do not change
+  /// keep their counters and buckets.
   void Replace(const std::vector<KeyEntry>& entries);
-  /// The holder of `key`; none for an empty or unknown one.
+  /// Returns the holder of `key`, or nothing for an empty or unknown key.
   std::optional<KeyHolder> Find(std::string_view key) const;
   bool has_admin() const;
-  /// All tenants since the start, those without a key left included, by name.
+  /// Returns all tenants since the start, sorted by name, including those that have no key any more.
   std::vector<std::shared_ptr<const Tenant>> Tenants() const;
 
  private:
@@ -83,11 +85,11 @@ class KeyRing {
   std::map<std::pair<std::string, std::string>, std::shared_ptr<Tenant>> tenants_;  // by name and id
 };
 
-/// The namespace of cached blocks of a request with `salt`. `tenant_id` is empty where tenants share blocks.
-/// Different pairs have different namespaces, so that no salt finds another tenant's blocks.
+/// Returns the namespace of cached blocks of a request with `salt`. `tenant_id` is empty where tenants share
+/// blocks. Different pairs have different namespaces, so that no salt finds another tenant's blocks.
 std::string CacheNamespace(std::string_view tenant_id, std::string salt);
 
-/// Usage by key, as Prometheus' text format has it; `ring` may be null.
+/// Returns the usage by key in Prometheus' text format. `ring` may be null.
 std::string KeyMetricsText(const KeyRing* ring);
 
 }  // namespace moesaic::server

@@ -28,8 +28,8 @@ TEST(ParseKeyFile, ReadsNamesRolesAndLimits) {
 
 TEST(ParseKeyFile, NamesTheLineAndTheFault) {
   for (const auto& [text, fault] : std::vector<std::pair<const char*, const char*>>{
-           {"", "there is no key in it"},
-           {"# only\n", "there is no key in it"},
+           {"", "the file has no key"},
+           {"# only\n", "the file has no key"},
            {"a k\nalice\n", "line 2: \"alice\" has no key"},
            {"al/ice k\n", "line 1: a name has letters"},
            {"api-key-1 k\n", "line 1: names that begin with \"api-key-\""},
@@ -38,7 +38,7 @@ TEST(ParseKeyFile, NamesTheLineAndTheFault) {
             "requests_per_minute must be a whole number of at least 1, found \"0\""},
            {"a k tokens_per_minute=many\n", "tokens_per_minute must be a whole number"},
            {"a k limit=3\n", "line 1: there is no setting \"limit\""},
-           {"a k\nb k\n", "line 2: the key is that of line 1 already"},
+           {"a k\nb k\n", "line 2: the key is used by line 1 already"},
            {"a k\na l role=admin\n", "line 2: \"a\" has another role or other limits than in line 1"}}) {
     EXPECT_THAT(Message(ParseKeyFile(text).status()), HasSubstr(fault)) << text;
   }

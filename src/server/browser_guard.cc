@@ -1,6 +1,5 @@
 #include "server/browser_guard.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -17,18 +16,11 @@ constexpr const char* kContentSecurityPolicy =
     "font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'";
 
-// "name:port" without the port, and without brackets.
+// Removes the port and the brackets of an IPv6 address from "name:port".
 std::string_view WithoutPort(std::string_view host) {
   if (host.starts_with('[')) return host.substr(1, std::min(host.find(']'), host.size()) - 1);
   if (std::count(host.begin(), host.end(), ':') > 1) return host;  // IPv6 without brackets
   return host.substr(0, std::min(host.find(':'), host.size()));
-}
-
-bool IsAddress(std::string_view host) {
-  const std::string text(host);
-  std::array<unsigned char, sizeof(in6_addr)> bytes{};
-  return inet_pton(AF_INET, text.c_str(), bytes.data()) == 1 ||
-         inet_pton(AF_INET6, text.c_str(), bytes.data()) == 1;
 }
 
 std::string Normal(std::string_view name) {
@@ -37,7 +29,8 @@ std::string Normal(std::string_view name) {
   return lower;
 }
 
-// Whether a page of `origin` was loaded from `host`. The scheme may differ: a proxy may end TLS.
+// Returns true if a page of `origin` was loaded from `host`. The scheme may differ, since a proxy may end
+// TLS.
 bool SameHost(std::string_view origin, std::string_view host) {
   const size_t scheme = origin.find("://");
   if (scheme == std::string_view::npos) return false;
@@ -66,7 +59,7 @@ BrowserGuard::BrowserGuard(const BrowserGuardOptions& options)
 bool BrowserGuard::HostAllowed(std::string_view host) const {
   if (any_host_) return true;
   const std::string name = Normal(WithoutPort(host));
-  return IsAddress(name) || std::find(names_.begin(), names_.end(), name) != names_.end();
+  return IsIpAddress(name) || std::find(names_.begin(), names_.end(), name) != names_.end();
 }
 
 std::optional<ApiError> BrowserGuard::Check(const HttpRequest& head) const {
@@ -75,7 +68,7 @@ std::optional<ApiError> BrowserGuard::Check(const HttpRequest& head) const {
     return ApiError{
         .http_status = 421,
         .message = fmt::format("this server does not answer for the host name \"{}\"; start it with "
-                               "--allowed-host {}, or ask by its address",
+                               "--allowed-host {}, or use its address",
                                WithoutPort(host), WithoutPort(host)),
         .type = "invalid_request_error",
         .code = "host_not_allowed"};

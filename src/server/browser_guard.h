@@ -1,4 +1,4 @@
-// Keeps web pages of other origins away from a server that a browser can reach.
+// Refuses requests of web pages of other origins to a server that a browser can reach.
 #pragma once
 
 #include <optional>
@@ -13,8 +13,8 @@ namespace moesaic::server {
 
 struct BrowserGuardOptions {
   std::string bound_host;                  ///< address or name that the server listens on
-  std::vector<std::string> allowed_hosts;  ///< further names that requests may have in "host"; "*": any
-  std::vector<std::string> cors_origins;   ///< origins whose pages may ask; "*": any
+  std::vector<std::string> allowed_hosts;  ///< further names that "host" may have; "*" allows any
+  std::vector<std::string> cors_origins;   ///< origins whose pages may send requests; "*" allows any
 };
 
 /// Any thread.
@@ -22,7 +22,7 @@ class BrowserGuard {
  public:
   explicit BrowserGuard(const BrowserGuardOptions& options);
 
-  /// The refusal of a request that a page of another origin made, or that came by another host name:
+  /// Returns the refusal of a request from a page of another origin or under another host name:
   ///
   /// - "host" must be an IP address, "localhost", the bound name, the machine's own name, or an allowed one
   ///   (421). A page can have its own name resolve to this server (DNS rebinding), but it cannot do so with
@@ -41,15 +41,16 @@ class BrowserGuard {
   bool any_host_ = false;
 };
 
-/// The refusal of a POST body that is not declared as JSON (415). A page of any origin may send the types of
-/// HTML forms without asking; "application/json" needs CORS.
+/// Returns the refusal of a POST body that is not declared as JSON (415). A page of any origin may send the
+/// types of HTML forms without a preflight; "application/json" needs CORS.
 std::optional<ApiError> CheckContentType(const HttpRequest& head);
 
-/// Security headers of the page's files.
+/// Returns the security headers of the page's files.
 ///
-/// The content security policy loads scripts and connects to this server only. Styles may stand in elements,
-/// since KaTeX and uPlot set them; images may be data: and blob: URLs. A page of another origin may not frame
-/// it. Where the page needs more, extend the policy here and test it in tests/server/browser_test.py.
+/// The content security policy allows scripts and connections of this server only. It allows style
+/// attributes, since KaTeX and uPlot set them, and images from data: and blob: URLs. It forbids frames on
+/// pages of other origins. Where the page needs more, extend the policy here and test it in
+/// tests/server/browser_test.py.
 Headers PageHeaders();
 
 }  // namespace moesaic::server

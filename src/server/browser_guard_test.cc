@@ -25,7 +25,7 @@ TEST(BrowserGuard, TakesAddressesAndKnownNamesAsHost) {
     EXPECT_EQ(Status(options, {{"host", host}}), 421) << host;
   }
   EXPECT_EQ(Status(options, {{"host", "localhost"}, {"host", "evil.example"}}), 421);
-  EXPECT_EQ(Status(options, {}), 200);  // HTTP/1.0 by hand
+  EXPECT_EQ(Status(options, {}), 200);  // a request of HTTP/1.0 without "host"
   EXPECT_EQ(
       Status({.bound_host = "::", .allowed_hosts = {"*"}, .cors_origins = {}}, {{"host", "any.example"}}),
       200);

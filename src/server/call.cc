@@ -17,7 +17,7 @@ void SendError(ResponseWriter& writer, const Status& status, ApiStyle style) {
 }
 
 void EventStream::Begin() {
-  // Proxies that gather answers would hold events back.
+  // Proxies that buffer answers would delay the events.
   writer_->Start(200, {{"content-type", "text/event-stream; charset=utf-8"},
                        {"cache-control", "no-cache"},
                        {"x-accel-buffering", "no"}});

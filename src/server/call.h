@@ -1,4 +1,4 @@
-// One API call on its way through an endpoint.
+// One API call and the functions that its endpoints share.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "server/api_error.h"
 #include "server/generation.h"
@@ -21,31 +22,32 @@ struct Tenant;
 
 struct Call {
   HttpRequest request;
+  std::vector<std::string> path_values;  // parts of the path that stand for {NAME} in the route
   std::shared_ptr<ResponseWriter> writer;
-  std::shared_ptr<Lane> lane;
+  std::shared_ptr<SerialExecutor> executor;
   TraceContext trace;
-  std::string client;              // whom to be fair to: a key's holder, or the address
-  std::string owner;               // whose what is kept is; empty where no keys are set
-  std::shared_ptr<Tenant> tenant;  // holder of the request's key; null: it came without
-  std::string cache_scope;         // tenant whose cached blocks it uses; empty: shared ones
-  bool admin = false;              // may see what concerns others
-  std::optional<engine::Clock::time_point> deadline;  // by which it must be answered
+  std::string client;              // unit of fair scheduling: the key's holder, or the address
+  std::string owner;               // owner of the responses that it stores; empty where no keys are set
+  std::shared_ptr<Tenant> tenant;  // holder of the request's key; null for a request without a key
+  std::string cache_scope;         // tenant whose cached blocks it uses; empty for shared blocks
+  bool admin = false;              // true if it may read the data of other tenants
+  std::optional<engine::Clock::time_point> deadline;  // time at which its generation ends
   ApiStyle style = ApiStyle::kOpenAi;
 };
 
 void SendJson(ResponseWriter& writer, const Json& json);
 void SendError(ResponseWriter& writer, const Status& status, ApiStyle style);
 
-/// Server-sent events of one answer.
+/// Sends the server-sent events of one answer.
 class EventStream {
  public:
   explicit EventStream(std::shared_ptr<ResponseWriter> writer) : writer_(std::move(writer)) {}
   void Begin();
-  /// An event without a name, as OpenAI's chat has it.
+  /// Sends an event without a name, for OpenAI's chats and completions.
   void Data(const Json& json);
-  /// A named event, as Anthropic has it and OpenAI's responses.
+  /// Sends a named event, for Anthropic's messages and OpenAI's responses.
   void Event(const std::string& name, const Json& json);
-  /// "data: [DONE]".
+  /// Sends "data: [DONE]".
   void Done();
   void End() { writer_->End(); }
 
@@ -53,32 +55,34 @@ class EventStream {
   std::shared_ptr<ResponseWriter> writer_;
 };
 
-/// The endpoints that generate. Each checks the body, starts a generation, and answers in its API's shape.
+/// Endpoints that generate. Each checks the body, starts a generation and answers in the form of its API.
 Status ChatCompletions(const GenerationContext& context, Call& call);
 Status Completions(const GenerationContext& context, Call& call);
 Status Responses(const GenerationContext& context, Call& call);
-Status GetResponse(const GenerationContext& context, Call& call);
-Status DeleteResponse(const GenerationContext& context, Call& call);
-Status CountInputTokens(const GenerationContext& context, Call& call);
 Status Messages(const GenerationContext& context, Call& call);
 Status Embeddings(const GenerationContext& context, Call& call);
 
-/// The endpoints that answer at once.
+/// Endpoints that answer at once.
+Status GetResponse(const GenerationContext& context, Call& call);
+Status DeleteResponse(const GenerationContext& context, Call& call);
+Status ListInputItems(const GenerationContext& context, Call& call);
+Status CancelResponse(const GenerationContext& context, Call& call);
+Status CountInputTokens(const GenerationContext& context, Call& call);
 Status CountTokens(const GenerationContext& context, Call& call);
 Status Tokenize(const GenerationContext& context, Call& call);
 Status Detokenize(const GenerationContext& context, Call& call);
 Status RenderChat(const GenerationContext& context, Call& call);
 
-/// Moves what the generating endpoints have in common into `spec`: the call's own, what `fields` say, and
-/// `grammar`, which is compiled when the generation starts, if there is one.
+/// Moves the settings that all generating endpoints have into `spec`: those of the call, `fields`, and
+/// `grammar`, which is compiled when the generation starts.
 void SetCommon(const Call& call, GenerationFields& fields, const std::optional<GrammarText>& grammar,
                GenerationSpec* spec);
 
-/// Makes `spec` find the conversation's calls and the model's thoughts.
+/// Sets the parsers of tool calls and reasoning in `spec`.
 void SetTools(const ServedModel& model, const Conversation& conversation, GenerationSpec* spec);
 
-/// Starts the generation; `Stream` or `Whole` tells the client, as the request wants it. Both are made of the
-/// answer's shape, the tokenizer and the writer.
+/// Starts the generation. A `Stream` or a `Whole` sends the answer, as the request's "stream" says. Their
+/// constructors take the answer's shape, the tokenizer and the writer.
 template <typename Whole, typename Stream, typename Shape>
 Status StartAnswer(const GenerationContext& context, const Call& call, bool stream, GenerationSpec spec,
                    Shape shape) {
@@ -88,7 +92,7 @@ Status StartAnswer(const GenerationContext& context, const Call& call, bool stre
   } else {
     sink = std::make_unique<Whole>(std::move(shape), context.model.tokenizer, call.writer);
   }
-  return StartGeneration(context, std::move(spec), call.lane, call.writer, std::move(sink));
+  return StartGeneration(context, std::move(spec), call.executor, call.writer, std::move(sink));
 }
 
 }  // namespace moesaic::server

@@ -13,7 +13,7 @@ constexpr const char* kReservedVariables[] = {
     "messages",      "tools",    "documents",    "add_generation_prompt", "continue_final_message",
     "chat_template", "tokenize", "strftime_now", "raise_exception"};
 
-// OpenAI's clients send arguments as JSON text, data sets often as an object.
+// OpenAI's clients send arguments as JSON text. Data sets often have an object.
 Json ReadArguments(Fields& function) {
   const Json* arguments = function.Any("arguments");
   if (arguments == nullptr) return "";
@@ -81,7 +81,7 @@ void ReadToolChoice(Fields& body, Conversation* conversation) {
   }
 }
 
-// Further variables of the template. Those that the request's own fields set have one source.
+// Reads further variables of the template. Refuses those that the request's own fields set.
 void ReadVariables(Fields& body, Json* variables) {
   const Json* object = body.Object("chat_template_kwargs");
   if (object == nullptr) return;
@@ -96,7 +96,7 @@ void ReadVariables(Fields& body, Json* variables) {
   *variables = *object;
 }
 
-// Where the last message's text ends in the prompt, whatever the template writes behind it.
+// Cuts the prompt after the last message's text, so that the template's end of the message is left out.
 Status CutBehindLast(const Conversation& conversation, std::string* prompt) {
   const std::string& last = conversation.messages.back()["content"].get_ref<const std::string&>();
   const size_t end = last.find_last_not_of(" \t\r\n");
@@ -105,7 +105,7 @@ Status CutBehindLast(const Conversation& conversation, std::string* prompt) {
   const size_t at = prompt->rfind(text);
   if (at == std::string::npos) {
     return FieldError("continue_final_message", "invalid_value",
-                      "the template changes the last message, so that the answer cannot go on with it");
+                      "the template changes the last message, so that the answer cannot continue it");
   }
   prompt->erase(at + text.size());
   return OkStatus();
@@ -199,7 +199,7 @@ Conversation ReadConversation(Fields& body) {
   body.Bool("add_generation_prompt", &conversation.add_generation_prompt);
   body.Bool("continue_final_message", &conversation.continue_last);
   if (body.Has("chat_template")) {
-    body.Fail("chat_template", "invalid_value", "'chat_template' is the server's, not the request's");
+    body.Fail("chat_template", "invalid_value", "'chat_template' is set by the server, not by requests");
   }
   ReadVariables(body, &conversation.variables);
   if (const Json* documents = body.Array("documents")) conversation.documents = *documents;

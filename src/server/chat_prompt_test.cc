@@ -1,4 +1,4 @@
-// Conversations as templates show them.
+// Tests prompts of conversations that chat templates render.
 #include "server/chat_prompt.h"
 
 #include <gmock/gmock.h>
@@ -49,7 +49,7 @@ Json Result(int number) {
   return {{"role", "tool"}, {"content", "12 degrees"}, {"tool_call_id", fmt::format("callno{:03}", number)}};
 }
 
-// A chat that called a tool. `content` null: the member is absent.
+// Returns a chat that called a tool. For a null `content` the member is absent.
 Json Request(const Json& content, const Json& calls, bool with_tools = true) {
   Json assistant = {{"role", "assistant"}, {"tool_calls", calls}};
   if (!content.is_null()) assistant["content"] = content;
@@ -78,7 +78,7 @@ std::vector<std::filesystem::path> TemplatesWithCalls() {
   return paths;
 }
 
-// A call of the history is in the prompt of every template, with its arguments, or the request is refused.
+// Every template shows a call of the history with its arguments, or the request is refused.
 TEST(CallHistory, IsInThePromptOfEveryTemplateOrRefused) {
   if (!std::filesystem::exists(Templates())) GTEST_SKIP() << "no test data: " << Templates();
   int shown = 0, refused = 0;
@@ -112,7 +112,7 @@ TEST(CallHistory, IsInThePromptOfEveryTemplateOrRefused) {
   EXPECT_LT(refused, 130);
 }
 
-// One call without text is the commonest history: only templates that fail on it themselves refuse it.
+// One call without text is the most frequent history. Only templates that fail on it by themselves refuse it.
 TEST(CallHistory, OfOneCallIsRefusedByFewTemplates) {
   if (!std::filesystem::exists(Templates())) GTEST_SKIP() << "no test data: " << Templates();
   std::vector<std::string> refusing;
@@ -121,7 +121,7 @@ TEST(CallHistory, OfOneCallIsRefusedByFewTemplates) {
         Render(TemplateOf(ReadText(path)), Request(Json(), One(R"({"city": "Springfield"})")));
     if (!prompt.ok()) refusing.push_back(path.filename().string());
   }
-  // The first wants a variable "functions"; the second writes a generator as JSON.
+  // The first template needs a variable "functions", and the second writes a generator as JSON.
   EXPECT_THAT(refusing, testing::ElementsAre("fireworks-ai-llama-3-firefunction-v2.jinja",
                                              "llama-cpp-deepseek-r1.jinja"));
 }
@@ -137,7 +137,7 @@ TEST(CallHistory, IsWrittenAsDeepSeekV3WritesIt) {
       "{\"city\":  \"Rome\"}\n```<｜tool▁call▁end｜>";
   const Json calls = One(R"({"city":  "Rome"})");
   EXPECT_THAT(*Render(chat, Request(Json(), calls)), HasSubstr(call));
-  // Text beside the call becomes a message of its own: the template shows one or the other.
+  // The text becomes a message of its own, since the template shows either the text or the call.
   EXPECT_THAT(*Render(chat, Request("Let me see.", calls)),
               HasSubstr("<｜Assistant｜>Let me see.<｜end▁of▁sentence｜><｜Assistant｜>" + call));
 }
@@ -151,7 +151,7 @@ TEST(CallHistory, AddsNoEmptyTurn) {
   EXPECT_THAT(*prompt, Not(HasSubstr("<｜Assistant｜><｜end▁of▁sentence｜>")));
 }
 
-// Templates in a few words, and the form that each shows.
+// Minimal templates show one form each.
 TEST(CallHistory, TakesTheFormThatTheTemplateShows) {
   const auto form = [](const std::string& message) {
     return TemplateOf("{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}" +
@@ -171,13 +171,66 @@ TEST(CallHistory, TakesTheFormThatTheTemplateShows) {
   EXPECT_TRUE(form("{% if m.content %}{{ m.content }}{% else %}{{ c.arguments | tojson }}{% endif %}").split);
 }
 
+// Checks ids as Mistral's templates do.
+constexpr const char* kShortIds =
+    "{% for m in messages %}{% for c in m.tool_calls %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('9 letters') }}{% endif %}"
+    "{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('9 letters') }}{% "
+    "endif %}"
+    "/{{ m.tool_call_id }}{% endif %}{% endfor %}";
+
+TEST(CallIds, HaveTheLengthThatTheTemplateDemands) {
+  const PromptTemplate chat = TemplateOf(kShortIds);
+  EXPECT_TRUE(chat.call_form().short_ids);
+  EXPECT_EQ(NewCallId(chat.call_form()).size(), 9u);
+  EXPECT_NE(NewCallId(chat.call_form()), NewCallId(chat.call_form()));
+  const PromptTemplate any = TemplateOf(
+      "{% for m in messages %}{% for c in m.tool_calls %}{{ c.id }}{{ c.function.arguments | tojson }}{% "
+      "endfor %}{% endfor %}");
+  EXPECT_FALSE(any.call_form().short_ids);
+  EXPECT_EQ(NewCallId(any.call_form()).size(), 29u);
+}
+
+TEST(CallIds, OfOtherServersAreShortened) {
+  const PromptTemplate chat = TemplateOf(kShortIds);
+  const auto rendered = [&chat](const char* id) {
+    Json request = Request("", One("{}"));
+    request["messages"][1]["tool_calls"][0]["id"] = id;
+    request["messages"][2]["tool_call_id"] = id;
+    return Render(chat, request).value();
+  };
+  EXPECT_EQ(rendered("callno000"), "callno000{}/callno000");
+  const std::string long_id = rendered("call_0123456789abcdef01234567");
+  EXPECT_EQ(long_id, rendered("call_0123456789abcdef01234567")) << "the same in each turn";
+  EXPECT_NE(long_id, rendered("call_0123456789abcdef01234568"));
+  EXPECT_EQ(long_id.substr(0, 9), long_id.substr(12)) << "the result names its call";
+}
+
+TEST(CallIds, AreAcceptedByMistralsTemplates) {
+  for (const char* name :
+       {"mistralai-Mistral-Nemo-Instruct-2407.jinja", "Mistral-Small-3.2-24B-Instruct-2506.jinja"}) {
+    const auto path = Templates() / "llama.cpp" / name;
+    if (!std::filesystem::exists(path)) GTEST_SKIP() << "no test data: " << path;
+    const PromptTemplate chat = TemplateOf(ReadText(path));
+    EXPECT_TRUE(chat.call_form().short_ids) << name;
+    for (const std::string& id : {NewCallId(chat.call_form()), NewCallId(CallForm())}) {
+      Json request = Request(Json(), One(R"({"city": "Rome"})"));
+      request["messages"][1]["tool_calls"][0]["id"] = id;
+      request["messages"][2]["tool_call_id"] = id;
+      const auto prompt = Render(chat, request);
+      EXPECT_TRUE(prompt.ok()) << name << " " << id << " " << Message(prompt.status());
+    }
+  }
+}
+
 TEST(CallHistory, IsRefusedWhereTheTemplateLeavesItOut) {
   const PromptTemplate first = TemplateOf(
       "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | "
       "tojson }}"
       "{% endif %}{% endfor %}");
   EXPECT_TRUE(Render(first, Request("", One(R"({"city": "Rome"})"))).ok());
-  // The second call has the first one's arguments: the text alone would not tell.
+  // Both calls have the same arguments, so that the text alone does not show the missing one.
   const auto two = Render(
       first, Request("", Json::array({Call(0, R"({"city": "Rome"})"), Call(1, R"({"city": "Rome"})")})));
   EXPECT_EQ(ErrorOf(two.status()).http_status, 400);
@@ -197,7 +250,7 @@ TEST(CallHistory, KeepsArgumentsAsTheyWereSent) {
   EXPECT_EQ(*Render(objects, Request("", One(sent))),
             R"({"z": 1, "a": [1.5, 12345678901234567890123, -98765432109876543210987], "m": {}})");
   EXPECT_EQ(*Render(texts, Request("", One(sent))), std::string("f") + sent);
-  // As an object, which data sets have.
+  // Data sets have objects.
   const Json object = ParseJson(sent).value();
   EXPECT_EQ(*Render(texts, Request("", One(object))),
             R"(f{"z": 1, "a": [1.5, 12345678901234567890123, -98765432109876543210987], "m": {}})");

@@ -19,7 +19,7 @@ ChoiceText::ChoiceText(const ServedModel& model, const GenerationSpec& spec)
   }
 }
 
-// Special tokens are left out of the text, but for those that frame calls and thoughts.
+// Leaves special tokens out of the text, except those that frame calls and reasoning.
 bool ChoiceText::Shown(int32_t id) const {
   if (!skip_special_ || !tokenizer_.IsSpecial(id)) return true;
   const std::string text = tokenizer_.IdToToken(id);
@@ -50,7 +50,7 @@ Status ChoiceText::Finish(ChoiceDelta* delta) {
   const std::string open = reasoning_.Finish(&delta->reasoning, &content);
   calls_->Push(open.empty() ? content : open, &parsed);
   calls_->Finish(&parsed);
-  if (!open.empty() && calls_->calls() == 0) {  // a thought about calls, cut off
+  if (!open.empty() && calls_->calls() == 0) {  // reasoning about calls that was cut off
     delta->reasoning += open;
     return OkStatus();
   }

@@ -1,5 +1,5 @@
-// One choice's tokens as they become text: decoded, cut at stop strings, and split into thoughts, calls and
-// content.
+// Decodes the tokens of one choice, ends it at stop strings, and splits its text into reasoning, tool calls
+// and content.
 #pragma once
 
 #include <memory>
@@ -17,9 +17,10 @@ class ChoiceText {
  public:
   ChoiceText(const ServedModel& model, const GenerationSpec& spec);
 
-  /// Appends what the token settles to `delta`. True when a stop string was met: the choice is over.
+  /// Appends the text that the token completes to `delta`. Returns true after a stop string, which ends the
+  /// choice.
   StatusOr<bool> Push(int32_t id, ChoiceDelta* delta);
-  /// No more tokens come: appends what was held back.
+  /// Appends the text that was held back. No token may follow.
   Status Finish(ChoiceDelta* delta);
 
   const std::string& stop() const { return stops_.match(); }
@@ -32,7 +33,7 @@ class ChoiceText {
 
   const text::Tokenizer& tokenizer_;
   const bool skip_special_, include_stop_;
-  std::vector<std::string_view> marks_;  // special tokens that the parsers need
+  std::vector<std::string_view> marks_;  // marks whose special tokens the parsers need
   text::StreamingDecoder decoder_;
   engine::StopStrings stops_;
   text::ReasoningSplitter reasoning_;

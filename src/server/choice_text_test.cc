@@ -1,4 +1,4 @@
-// Tokens become thoughts, calls and content.
+// Tests the split of tokens into reasoning, calls and content.
 #include "server/choice_text.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace moesaic::server {
 namespace {
 
-// The answer `text`, token by token.
+// Pushes the tokens of `text` one by one and returns the collected answer.
 ChoiceDelta Answer(const std::string& text) {
   const ServedModel model = TinyModel();
   GenerationSpec spec;

@@ -1,6 +1,7 @@
 #include "server/connection.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <boost/asio/dispatch.hpp>
@@ -20,8 +21,8 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr size_t kPipelineBytes = 64 << 10;  // read ahead of the answer; more waits in the socket
-constexpr size_t kLingerBytes = 64 << 20;    // of a refused body, read so that the client sees the answer
+constexpr size_t kPipelineBytes = 64 << 10;  // bytes read ahead of the answer; more stay in the socket
+constexpr size_t kLingerBytes = 64 << 20;    // bytes read after an error, so that the client receives it
 constexpr std::chrono::seconds kLingerTime{2};
 constexpr const char* kPing = ": ping\n\n";
 constexpr const char* kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -30,30 +31,32 @@ constexpr std::chrono::milliseconds kMaxProbeInterval{15'000};
 }  // namespace
 
 template <typename Strand>
-class StrandLane : public Lane {
+class StrandExecutor : public SerialExecutor {
  public:
-  explicit StrandLane(Strand strand) : strand_(std::move(strand)) {}
+  explicit StrandExecutor(Strand strand) : strand_(std::move(strand)) {}
   void Post(std::function<void()> task) override { asio::post(strand_, std::move(task)); }
 
  private:
   Strand strand_;
 };
 
-Connection::Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared)
+Connection::Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared,
+                       Admission admission)
     : stream_(std::move(stream)),
       executor_(stream_->executor()),
       read_deadline_(executor_),
       write_deadline_(executor_),
       ping_(executor_),
       probe_(executor_),
-      shared_(std::move(shared)) {
-  ++shared_->connections;
+      shared_(std::move(shared)),
+      admission_(admission) {
+  ++(admission_ == Admission::kServe ? shared_->connections : shared_->refused_connections);
 }
 
 Connection::~Connection() {
   ReleaseBody();
   if (phase_ == Phase::kAnswering) --shared_->active_requests;
-  --shared_->connections;
+  --(admission_ == Admission::kServe ? shared_->connections : shared_->refused_connections);
 }
 
 void Connection::Run() {
@@ -74,6 +77,10 @@ void Connection::OnOpen(ErrorCode error) {
     return Refuse({400, "this port speaks TLS: use https://"});
   }
   if (error) return Close();
+  if (admission_ == Admission::kRefuse) {
+    return Refuse({503, fmt::format("{} connections are open, as many as --max-connections allows",
+                                    shared_->options.max_connections)});
+  }
   phase_ = Phase::kIdle;
   read_deadline_.Set(shared_->options.idle_timeout, shared_from_this());
   Advance();
@@ -106,10 +113,14 @@ void Connection::Advance() {
   }
   if (phase_ == Phase::kIdle && at_end_) return Finish();
   const bool wants = phase_ == Phase::kIdle || phase_ == Phase::kHead || phase_ == Phase::kBody;
-  if (wants || (phase_ == Phase::kAnswering && input_.size() < kPipelineBytes)) Read();
+  if (wants) return Read();
+  if (phase_ != Phase::kAnswering) return;
+  if (close_) input_.clear();  // nothing after this request is answered
+  if (input_.size() < kPipelineBytes) return Read();
+  if (!ended_) ProbeLater();  // no read is pending that would end with the connection
 }
 
-// Some clients send empty lines after a body (RFC 9112, section 2.2).
+// Skips empty lines, which some clients send after a body (RFC 9112, section 2.2).
 bool Connection::BeginRequest() {
   size_t blank = 0;
   while (input_.compare(blank, 2, "\r\n") == 0) blank += 2;
@@ -164,7 +175,7 @@ void Connection::AdmitHead() {
   TakeBody();
 }
 
-// Reserves room for the body among those of all requests.
+// Reserves bytes for the body within the limit of all bodies.
 bool Connection::ReserveBody() {
   if (head_.framing == BodyFraming::kNone) return true;
   reserved_ = head_.framing == BodyFraming::kLength ? static_cast<int64_t>(head_.length)
@@ -193,20 +204,23 @@ void Connection::Dispatch() {
   auto exchange = std::make_shared<Exchange>(shared_from_this(), exchange_number_);
   exchange_ = exchange;
   if (at_end_) ProbeLater();
-  // On a strand of its own, so that a handler that works for long does not hold the one that sees a leave.
+  // The handler gets a strand of its own, so that a long handler does not delay the connection's strand,
+  // which notices that the client leaves.
   using Strand = asio::strand<asio::io_context::executor_type>;
   const auto* own = executor_.target<Strand>();
-  MOESAIC_CHECK(own != nullptr);  // HttpServer gives every connection one
-  auto lane = std::make_shared<StrandLane<Strand>>(Strand(own->get_inner_executor()));
-  lane->Post(
-      [shared = shared_, request = std::move(request), exchange = std::move(exchange), lane]() mutable {
-        shared->Hooks()->handle(std::move(request), std::move(exchange), std::move(lane));
+  MOESAIC_CHECK(own != nullptr);  // HttpServer gives every connection a strand
+  auto executor = std::make_shared<StrandExecutor<Strand>>(Strand(own->get_inner_executor()));
+  executor->Post(
+      [shared = shared_, request = std::move(request), exchange = std::move(exchange), executor]() mutable {
+        shared->Hooks()->handle(std::move(request), std::move(exchange), std::move(executor));
       });
 }
 
-// The end of the client's side says either that it sends no more or that it has closed its socket: only
-// bytes that are sent to it, and that a closed socket rejects, tell these apart.
+// Sends bytes to a client now and then. A closed socket rejects them, and AwaitReset() reports that. The end
+// of the client's side does not show that it has closed, since a client that waits for the answer may end it
+// too. After bytes that are not read, the end is not seen at all.
 void Connection::ProbeLater() {
+  spdlog::debug("connection of {}: probing the client", stream_->PeerAddress());
   if (!std::exchange(watching_, true)) stream_->AwaitReset(shared_from_this());
   probe_after_ = shared_->options.half_close_grace;
   probe_.expires_after(probe_after_);
@@ -219,7 +233,7 @@ void Connection::Probe() {
     if (self->events_) {
       self->WritePiece(kPing);
     } else if (!self->head_sent_) {
-      if (self->head_.old_version) return self->ClientLeft();  // HTTP/1.0 has no interim answers
+      if (self->head_.old_version) return self->ClientLeft();  // HTTP/1.0 has no interim responses
       self->Enqueue(kContinue);
     }
     self->probe_after_ = std::min(self->probe_after_ * 2, kMaxProbeInterval);
@@ -234,7 +248,7 @@ bool Connection::Answers(uint64_t number) const {
 
 std::string Connection::HeadText(int status, const Headers& headers, std::optional<size_t> length) const {
   std::string text = ResponseHead(status, headers);
-  // RFC 9110, 8.6: 204 has no length, and 304 none but that of the body it leaves out.
+  // RFC 9110, 8.6: 204 has no length, and 304 may only have that of the body it leaves out.
   if (length && status != 204 && status != 304) text += fmt::format("content-length: {}\r\n", *length);
   if (!length && chunked_) text += "transfer-encoding: chunked\r\n";
   text += close_ ? "connection: close\r\n" : "connection: keep-alive\r\n";
@@ -246,21 +260,21 @@ void Connection::SendWhole(const HttpResponse& response, bool close) {
   std::string bytes = HeadText(response.status, response.headers, response.body.size());
   if (!head_only_) bytes += response.body;
   head_sent_ = true;
-  ended_ = true;  // before Enqueue, which may find that the client has left
+  ended_ = true;  // before Enqueue, which may notice that the client has left
   Enqueue(std::move(bytes));
   EndAnswer();
 }
 
 void Connection::Refuse(const HttpRefusal& refusal) {
   phase_ = Phase::kRefusing;
-  head_.request.peer = stream_->PeerAddress();  // for the log, when no whole header came
+  head_.request.peer = stream_->PeerAddress();  // for the log, when the header is incomplete
   SendWhole(shared_->Hooks()->refuse(head_.request, refusal.status, refusal.message), true);
 }
 
 void Connection::StartPieces(int status, const Headers& headers) {
   chunked_ = !head_.old_version;
   close_ = close_ || head_.old_version ||
-           (at_end_ && input_.empty());  // without chunks the end is the connection's
+           (at_end_ && input_.empty());  // without chunks, closing the connection ends the body
   for (const auto& [name, value] : headers) {
     events_ = events_ || (Lower(name) == "content-type" && value.starts_with("text/event-stream"));
   }
@@ -339,7 +353,24 @@ void Connection::Finish() {
 
 void Connection::OnExpired() {
   if (phase_ == Phase::kIdle) return Finish();
+  spdlog::debug("connection of {}: closed by a time limit while {}", stream_->PeerAddress(), Activity());
   ClientLeft();
+}
+
+const char* Connection::Activity() const {
+  switch (phase_) {
+    case Phase::kOpening:
+      return "opening TLS";
+    case Phase::kHead:
+      return "reading a header";
+    case Phase::kBody:
+      return "reading a body";
+    case Phase::kAnswering:
+    case Phase::kRefusing:
+      return "writing an answer";
+    default:
+      return "closing";
+  }
 }
 
 void Connection::ClientLeft() {

@@ -1,4 +1,4 @@
-// One client's connection. For the transport's own files only.
+// Reads requests from one client's connection and writes their answers. Only the transport includes it.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace moesaic::server {
 
-/// What all connections of a server share.
+/// State that all connections of a server share.
 struct HttpShared {
   std::shared_ptr<const HttpHooks> Hooks() const {
     const std::lock_guard lock(mutex);
@@ -32,25 +32,29 @@ struct HttpShared {
   }
 
   HttpOptions options;
-  std::atomic<int64_t> connections{0};
+  std::atomic<int64_t> connections{0};  // without those that are refused
+  std::atomic<int64_t> refused_connections{0};
   std::atomic<int64_t> active_requests{0};
   std::atomic<int64_t> body_bytes{0};
   mutable std::mutex mutex;
-  std::shared_ptr<const HttpHooks> hooks;  // through the two above
+  std::shared_ptr<const HttpHooks> hooks;  // guarded by `mutex`
 };
 
 class Exchange;
 
-/// Lives as long as its handlers and its exchange. Everything but the constructor runs on its strand.
+/// Its pending operations and its exchange keep it alive. All methods but the constructor, Run() and Abort()
+/// run on its strand.
 class Connection final : public StreamEvents, public std::enable_shared_from_this<Connection> {
  public:
-  /// The stream's executor is a strand.
-  Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared);
+  enum class Admission { kServe, kRefuse };
+
+  /// The stream's executor is a strand. A refused connection gets one 503 and is closed.
+  Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared, Admission admission);
   ~Connection() override;
 
   void Run();        // any thread
-  void Abort();      // any thread: closes at once
-  void OnExpired();  // a deadline's call
+  void Abort();      // closes at once; any thread
+  void OnExpired();  // called by a deadline
 
  private:
   friend class Exchange;
@@ -59,14 +63,14 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
     kOpening,    // TLS handshake
     kIdle,       // between requests
     kHead,       // the head of a request is incomplete
-    kBody,       // its body is
-    kAnswering,  // the request is with the layer above
-    kRefusing,   // an answer of the transport itself is being written
-    kFinishing,  // all is written; the client may still send
+    kBody,       // the body of a request is incomplete
+    kAnswering,  // the hooks answer the request
+    kRefusing,   // the transport writes an error of its own
+    kFinishing,  // the answer is written, and bytes of the client are discarded
     kClosed,
   };
 
-  // Reading, in this order.
+  // Methods that read, in the order of their calls.
   void OnOpen(ErrorCode error) override;
   void Read();
   void OnRead(ErrorCode error, size_t bytes) override;
@@ -79,12 +83,12 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   void TakeBody();
   void Dispatch();
 
-  // A client that has ended its side may still wait for the answer.
+  // Notice that a client has closed its socket while no read reports it.
   void ProbeLater();
   void Probe();
   void OnReset() override { ClientLeft(); }
 
-  // Answering.
+  // Methods that write.
   bool Answers(uint64_t number) const;
   void SendWhole(const HttpResponse& response, bool close);
   void Refuse(const HttpRefusal& refusal);
@@ -101,6 +105,7 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   void OnFinished() override { Close(); }
   void ClientLeft();
   void Close();
+  const char* Activity() const;  // for the log
   std::string HeadText(int status, const Headers& headers, std::optional<size_t> length) const;
 
   boost::asio::any_io_executor executor() const { return executor_; }
@@ -110,26 +115,27 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   Deadline read_deadline_, write_deadline_;
   boost::asio::steady_timer ping_, probe_;
   const std::shared_ptr<HttpShared> shared_;
-  std::array<char, 16 << 10> received_;  // of the pending read
-  std::string input_;                    // read, but not yet taken
+  const Admission admission_;
+  std::array<char, 16 << 10> received_;  // buffer of the pending read
+  std::string input_;                    // bytes that were read and not parsed yet
   HeadScanner scanner_;
   RequestHead head_;
   RequestBody body_;
   std::weak_ptr<Exchange> exchange_;
   std::string queued_, writing_;
   int64_t reserved_ = 0;
-  uint64_t exchange_number_ = 0;  // tells a late call of an earlier request from one of this
+  uint64_t exchange_number_ = 0;  // number of the request; a call with another number is late
   std::chrono::milliseconds probe_after_{0};
   Phase phase_ = Phase::kOpening;
   bool reading_ = false;
-  bool at_end_ = false;        // the client has ended its side
+  bool at_end_ = false;        // the client has ended its sending side
   bool watching_ = false;      // AwaitReset is pending
   bool head_limited_ = false;  // the deadline of this head is set
   bool ended_ = false;         // the answer is complete
-  bool head_sent_ = false;     // and this much of it is queued
+  bool head_sent_ = false;     // the head of the answer is queued
   bool flushing_ = false;
   bool chunked_ = false, events_ = false;
-  bool close_ = false;  // after this answer
+  bool close_ = false;  // the connection closes after this answer
   bool head_only_ = false;
 };
 

@@ -1,4 +1,4 @@
-// /v1/conversations: items that several responses share.
+// Implements /v1/conversations: items that several responses share.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -11,43 +11,26 @@
 namespace moesaic::server {
 namespace {
 
-constexpr std::string_view kPath = "/v1/conversations/";
 constexpr size_t kMaxItems = 20;
 constexpr size_t kMaxMetadata = 16;
 constexpr size_t kMaxMetadataKey = 64;
 constexpr size_t kMaxMetadataValue = 512;
 
-// A parsed path below "/v1/conversations/": ID, ID/items, or ID/items/ITEM.
-struct Place {
-  std::string id, item;
-  bool items = false;
-};
+Status NoConversation(const std::string& id) { return NotFound("Conversation with id '{}' not found.", id); }
 
-StatusOr<Place> PlaceOf(const Call& call) {
-  const std::string& path = call.request.path;
-  Place place;
-  place.id = path.substr(kPath.size());
-  const size_t slash = place.id.find('/');
-  if (slash == std::string::npos) return place;
-  std::string rest = place.id.substr(slash + 1);
-  place.id.erase(slash);
-  place.items = rest == "items" || rest.starts_with("items/");
-  if (!place.items) return NotFound("there is no {} {}", call.request.method, path);
-  if (rest.size() > 6) place.item = rest.substr(6);
-  return place;
+Status NoItem(const Call& call) {
+  return NotFound("Item with id '{}' not found in conversation '{}'.", call.path_values[1],
+                  call.path_values[0]);
 }
 
-Status NoItem(const Place& place) {
-  return NotFound("Item with id '{}' not found in conversation '{}'.", place.item, place.id);
-}
-
-StatusOr<StoredResponse> Found(const GenerationContext& context, const Call& call, const std::string& id) {
+StatusOr<StoredResponse> FoundConversation(const GenerationContext& context, const Call& call,
+                                           const std::string& id) {
   auto found = context.responses.Find(id, call.owner);
-  if (!found || found->response["object"] != "conversation") return NoConversation(id);
+  if (!found || !found->is_conversation) return NoConversation(id);
   return *std::move(found);
 }
 
-// The "items" of a body, of which there may be few at a time.
+// Reads the "items" of a body. One request may add at most kMaxItems.
 StatusOr<Json> ReadItems(Fields& body) {
   const Json* items = body.Array("items");
   RETURN_IF_ERROR(body.status());
@@ -75,17 +58,9 @@ StatusOr<Json> ReadMetadata(Fields& body) {
                   kMaxMetadata, kMaxMetadataValue, kMaxMetadataKey));
 }
 
-// Changes the conversation at `id` as a whole.
-Status Change(const GenerationContext& context, const Call& call, const std::string& id,
-              const std::function<Status(StoredResponse&)>& change) {
-  Status status;
-  const auto changed = context.responses.Update(id, call.owner, [&](StoredResponse& stored) {
-    status = stored.response["object"] == "conversation" ? change(stored) : NoConversation(id);
-    return status.ok();
-  });
-  RETURN_IF_ERROR(status);
-  if (changed == ResponseStore::Updated::kUnknown) return NoConversation(id);
-  if (changed == ResponseStore::Updated::kTooLarge) {
+Status Outcome(ResponseStore::Updated updated, const std::string& id) {
+  if (updated == ResponseStore::Updated::kUnknown) return NoConversation(id);
+  if (updated == ResponseStore::Updated::kTooLarge) {
     return FieldError(
         "items", "invalid_value",
         "Invalid 'items': the conversation would take more memory than --stored-responses-memory");
@@ -93,28 +68,23 @@ Status Change(const GenerationContext& context, const Call& call, const std::str
   return OkStatus();
 }
 
-Status AddItems(const GenerationContext& context, Call& call, const Place& place) {
-  ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
-  Fields body(json, "");
-  if (body.ok() && !body.Has("items")) {
-    body.Fail("items", "missing_required_parameter", "Missing required parameter: 'items'.");
-  }
-  ASSIGN_OR_RETURN(const Json items, ReadItems(body));
-  RETURN_IF_ERROR(Change(context, call, place.id, [&items](StoredResponse& stored) {
-    for (const Json& item : items) stored.messages.push_back(item);
-    return OkStatus();
-  }));
-  ASSIGN_OR_RETURN(const Json page, ItemPage(items, "limit=100&order=asc"));
-  SendJson(*call.writer, page);
-  return OkStatus();
+// Changes the conversation of the path as a whole. `change` may be called several times.
+Status Change(const GenerationContext& context, const Call& call,
+              const std::function<Status(StoredResponse&)>& change) {
+  const std::string& id = call.path_values[0];
+  Status status;
+  const auto updated = context.responses.Update(id, call.owner, [&](StoredResponse& stored) {
+    status = stored.is_conversation ? change(stored) : NoConversation(id);
+    return status.ok();
+  });
+  RETURN_IF_ERROR(status);
+  return Outcome(updated, id);
 }
 
 }  // namespace
 
-Status NoConversation(const std::string& id) { return NotFound("Conversation with id '{}' not found.", id); }
-
 StatusOr<Json> ConversationItems(const GenerationContext& context, const Call& call, const std::string& id) {
-  ASSIGN_OR_RETURN(StoredResponse found, Found(context, call, id));
+  ASSIGN_OR_RETURN(StoredResponse found, FoundConversation(context, call, id));
   return std::move(found.messages);
 }
 
@@ -126,9 +96,13 @@ Status CreateConversation(const GenerationContext& context, Call& call) {
   const std::string id = NewId("conv_");
   Json conversation = {
       {"id", id}, {"object", "conversation"}, {"created_at", UnixNow()}, {"metadata", std::move(metadata)}};
-  if (!context.responses.Add({id, call.owner, conversation, std::move(items)})) {
+  if (!context.responses.Add({.id = id,
+                              .owner = call.owner,
+                              .response = conversation,
+                              .messages = std::move(items),
+                              .is_conversation = true})) {
     return InvalidArgument(
-        "this server keeps no conversation of that size: see --max-stored-responses and "
+        "this server stores no conversation of that size: see --max-stored-responses and "
         "--stored-responses-memory");
   }
   SendJson(*call.writer, conversation);
@@ -136,34 +110,17 @@ Status CreateConversation(const GenerationContext& context, Call& call) {
 }
 
 Status GetConversation(const GenerationContext& context, Call& call) {
-  ASSIGN_OR_RETURN(const Place place, PlaceOf(call));
-  ASSIGN_OR_RETURN(const StoredResponse found, Found(context, call, place.id));
-  if (!place.items) {
-    SendJson(*call.writer, found.response);
-    return OkStatus();
-  }
-  if (place.item.empty()) {
-    ASSIGN_OR_RETURN(const Json page, ItemPage(found.messages, call.request.query));
-    SendJson(*call.writer, page);
-    return OkStatus();
-  }
-  for (const Json& item : found.messages) {
-    if (item["id"] != place.item) continue;
-    SendJson(*call.writer, item);
-    return OkStatus();
-  }
-  return NoItem(place);
+  ASSIGN_OR_RETURN(const StoredResponse found, FoundConversation(context, call, call.path_values[0]));
+  SendJson(*call.writer, found.response);
+  return OkStatus();
 }
 
-Status PostConversation(const GenerationContext& context, Call& call) {
-  ASSIGN_OR_RETURN(const Place place, PlaceOf(call));
-  if (place.items && place.item.empty()) return AddItems(context, call, place);
-  if (place.items) return NotFound("there is no POST {}", call.request.path);
+Status UpdateConversation(const GenerationContext& context, Call& call) {
   ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
   Fields body(json, "");
   ASSIGN_OR_RETURN(const Json metadata, ReadMetadata(body));
   Json answer;
-  RETURN_IF_ERROR(Change(context, call, place.id, [&](StoredResponse& stored) {
+  RETURN_IF_ERROR(Change(context, call, [&](StoredResponse& stored) {
     stored.response["metadata"] = metadata;
     answer = stored.response;
     return OkStatus();
@@ -173,19 +130,50 @@ Status PostConversation(const GenerationContext& context, Call& call) {
 }
 
 Status DeleteConversation(const GenerationContext& context, Call& call) {
-  ASSIGN_OR_RETURN(const Place place, PlaceOf(call));
-  if (!place.items) {
-    RETURN_IF_ERROR(Found(context, call, place.id).status());
-    context.responses.Remove(place.id, call.owner);
-    SendJson(*call.writer, {{"id", place.id}, {"object", "conversation.deleted"}, {"deleted", true}});
+  const std::string& id = call.path_values[0];
+  RETURN_IF_ERROR(FoundConversation(context, call, id).status());
+  context.responses.Remove(id, call.owner);
+  SendJson(*call.writer, {{"id", id}, {"object", "conversation.deleted"}, {"deleted", true}});
+  return OkStatus();
+}
+
+Status ListItems(const GenerationContext& context, Call& call) {
+  ASSIGN_OR_RETURN(const StoredResponse found, FoundConversation(context, call, call.path_values[0]));
+  ASSIGN_OR_RETURN(const Json page, ItemPage(found.messages, call.request.query));
+  SendJson(*call.writer, page);
+  return OkStatus();
+}
+
+Status AddItems(const GenerationContext& context, Call& call) {
+  ASSIGN_OR_RETURN(const Json json, ParseJson(call.request.body));
+  Fields body(json, "");
+  if (body.ok() && !body.Has("items")) {
+    body.Fail("items", "missing_required_parameter", "Missing required parameter: 'items'.");
+  }
+  ASSIGN_OR_RETURN(const Json items, ReadItems(body));
+  const std::string& id = call.path_values[0];
+  RETURN_IF_ERROR(Outcome(context.responses.Append(id, call.owner, items), id));
+  ASSIGN_OR_RETURN(const Json page, ItemPage(items, "limit=100&order=asc"));
+  SendJson(*call.writer, page);
+  return OkStatus();
+}
+
+Status GetItem(const GenerationContext& context, Call& call) {
+  ASSIGN_OR_RETURN(const StoredResponse found, FoundConversation(context, call, call.path_values[0]));
+  for (const Json& item : found.messages) {
+    if (item["id"] != call.path_values[1]) continue;
+    SendJson(*call.writer, item);
     return OkStatus();
   }
-  if (place.item.empty()) return NotFound("there is no DELETE {}", call.request.path);
+  return NoItem(call);
+}
+
+Status DeleteItem(const GenerationContext& context, Call& call) {
   Json answer;
-  RETURN_IF_ERROR(Change(context, call, place.id, [&](StoredResponse& stored) {
+  RETURN_IF_ERROR(Change(context, call, [&](StoredResponse& stored) {
     const auto found = std::find_if(stored.messages.begin(), stored.messages.end(),
-                                    [&place](const Json& item) { return item["id"] == place.item; });
-    if (found == stored.messages.end()) return NoItem(place);
+                                    [&call](const Json& item) { return item["id"] == call.path_values[1]; });
+    if (found == stored.messages.end()) return NoItem(call);
     stored.messages.erase(found);
     answer = stored.response;
     return OkStatus();

@@ -1,4 +1,4 @@
-// A time limit that is moved far more often than it is met. For the transport's own files only.
+// A time limit that is moved far more often than it is met. Only the transport includes it.
 #pragma once
 
 #include <boost/asio/steady_timer.hpp>
@@ -8,8 +8,9 @@
 
 namespace moesaic::server {
 
-/// Moving the limit to a later time, or removing it, costs a comparison: the timer looks again when it fires.
-/// Used on the strand of its executor. A pending timer keeps its owner alive; Cancel ends that.
+/// Moving the limit to a later time, or removing it, costs one comparison, since the timer checks the limit
+/// again when it fires. Call all methods on the strand of its executor. A pending timer keeps its owner alive
+/// until Cancel.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -34,7 +35,7 @@ class Deadline {
     armed_ = at_;
     timer_.expires_at(at_);
     timer_.async_wait([this, owner = std::move(owner)](const boost::system::error_code& error) mutable {
-      if (error) return;  // superseded by an earlier limit, or cancelled
+      if (error) return;  // replaced by an earlier limit, or cancelled
       armed_ = Clock::time_point::max();
       if (at_ == Clock::time_point::max()) return;
       if (at_ > Clock::now()) return Arm(std::move(owner));

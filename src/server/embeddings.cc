@@ -1,4 +1,5 @@
-// POST /v1/embeddings: the final hidden state at each input's last token, scaled to length 1.
+// Implements POST /v1/embeddings: returns the final hidden state at each input's last token, scaled to
+// length 1.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -15,7 +16,7 @@ namespace {
 std::string Base64(std::span<const float> values) {
   constexpr const char* kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string bytes(values.size() * sizeof(float), '\0');
-  std::memcpy(bytes.data(), values.data(), bytes.size());  // the wire is little-endian, as we are
+  std::memcpy(bytes.data(), values.data(), bytes.size());  // the API and this machine are little-endian
   std::string text;
   for (size_t i = 0; i < bytes.size(); i += 3) {
     uint32_t group = 0;
@@ -27,11 +28,11 @@ std::string Base64(std::span<const float> values) {
   return text;
 }
 
-// Gathers the inputs' vectors on the request's lane.
+// Collects the vectors of the inputs on the request's executor.
 class Embedding : public std::enable_shared_from_this<Embedding> {
  public:
   Embedding(const GenerationContext& context, const Call& call, bool base64)
-      : context_(context), writer_(call.writer), lane_(call.lane), base64_(base64) {}
+      : context_(context), writer_(call.writer), executor_(call.executor), base64_(base64) {}
 
   Status Submit(const std::vector<std::vector<int32_t>>& prompts, const Call& call) {
     vectors_.resize(prompts.size());
@@ -48,7 +49,7 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
       auto submitted = context_.model.engine->Submit(
           std::move(request), [self = shared_from_this(), i](std::span<engine::TokenEvent> events) {
             for (engine::TokenEvent& event : events) {
-              self->lane_->Post([self, i, event = std::move(event)]() mutable { self->Take(i, event); });
+              self->executor_->Post([self, i, event = std::move(event)]() mutable { self->Take(i, event); });
             }
           });
       if (!submitted.ok()) {
@@ -94,7 +95,7 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
 
   const GenerationContext context_;
   const std::shared_ptr<ResponseWriter> writer_;
-  const std::shared_ptr<Lane> lane_;
+  const std::shared_ptr<SerialExecutor> executor_;
   const bool base64_;
   std::vector<std::vector<float>> vectors_;
   std::vector<engine::RequestId> requests_;
@@ -127,8 +128,8 @@ Status Embeddings(const GenerationContext& context, Call& call) {
   ASSIGN_OR_RETURN(const auto prompts, ReadPrompts(context.model, *input, "input", /*special=*/true));
   const auto embedding = std::make_shared<Embedding>(context, call, format == "base64");
   RETURN_IF_ERROR(embedding->Submit(prompts, call));
-  call.writer->OnClientLeft([weak = std::weak_ptr<Embedding>(embedding), lane = call.lane] {
-    lane->Post([weak] {
+  call.writer->OnClientLeft([weak = std::weak_ptr<Embedding>(embedding), executor = call.executor] {
+    executor->Post([weak] {
       if (const auto alive = weak.lock()) alive->Cancel();
     });
   });

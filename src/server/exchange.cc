@@ -10,7 +10,7 @@ namespace moesaic::server {
 Exchange::Exchange(std::shared_ptr<Connection> connection, uint64_t number)
     : connection_(std::move(connection)), number_(number) {}
 
-// The connection may be at a later request when a task arrives, or have ended this answer.
+// Drops tasks that arrive after this answer has ended, for example during a later request.
 template <typename Task>
 void Exchange::On(Task task) {
   boost::asio::post(connection_->executor(),
@@ -34,7 +34,7 @@ void Exchange::Start(int status, Headers headers) {
 }
 
 void Exchange::Write(std::string piece) {
-  if (piece.empty()) return;  // an empty chunk would end the answer
+  if (piece.empty()) return;  // an empty chunk would end the body
   On([piece = std::move(piece)](Connection& connection) mutable { connection.WritePiece(std::move(piece)); });
 }
 

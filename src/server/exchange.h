@@ -1,4 +1,4 @@
-// The writer of one request's answer, which the layer above holds. For the transport's own files only.
+// Writes one request's answer to its connection. Only the transport includes it.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace moesaic::server {
 
 class Connection;
 
-/// Calls travel to the connection's strand.
+/// Posts each call to the connection's strand.
 class Exchange final : public ResponseWriter {
  public:
-  /// `number` is that of the request in its connection.
+  /// `number` is the request's number in its connection.
   Exchange(std::shared_ptr<Connection> connection, uint64_t number);
   ~Exchange() override;
 
@@ -26,7 +26,7 @@ class Exchange final : public ResponseWriter {
   void End() override;
   void OnClientLeft(std::function<void()> left) override;
 
-  /// The client has left before the answer ended. Once.
+  /// Reports that the client has left before the answer ended. Only the first call has an effect.
   void Gone();
 
  private:

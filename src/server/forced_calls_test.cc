@@ -1,4 +1,4 @@
-// Which outputs the grammars of forced calls let through.
+// Tests which outputs the grammars of forced calls accept.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -22,7 +22,7 @@ Conversation Asks(ToolUse use, const char* name = "") {
   return conversation;
 }
 
-// Whether `text` is a whole output under the grammar.
+// Returns true if the grammar accepts `text` as a complete output.
 bool Takes(const ServedModel& model, const Conversation& conversation, const std::string& text) {
   const auto forced = ForcedCalls(model, conversation);
   EXPECT_TRUE(forced.ok() && forced->has_value()) << Message(forced.status());
@@ -77,8 +77,7 @@ TEST(ForcedCalls, FollowTheOtherFormats) {
   EXPECT_EQ(refused.status().code(), StatusCode::kUnimplemented);
 }
 
-// Calls of one tool with every kind of parameter, in the words of the formats whose arguments stand between
-// marks.
+// Spells calls of one tool with every kind of parameter in the formats whose arguments are framed by marks.
 struct XmlWords {
   text::ToolFormat format;
   std::string open, close;
@@ -151,7 +150,41 @@ TEST(ForcedCalls, FollowTheFormatsWithMarks) {
   }
 }
 
-// What a grammar lets through comes back from the parser as it was meant.
+// References inside a parameter's schema point into the whole schema of the arguments.
+TEST(ForcedCalls, FollowReferencesToOtherParameters) {
+  Conversation trees = Asks(ToolUse::kRequired);
+  trees.tools = *ParseJson(R"([{"type": "function", "function": {"name": "book", "parameters": {
+      "type": "object", "required": ["tree", "twin"],
+      "properties": {
+        "tree": {"type": "object", "properties": {"left": {"$ref": "#/properties/tree"}}, "required": [],
+                 "additionalProperties": false},
+        "twin": {"$ref": "#/properties/tree"}}}}}])");
+  for (const XmlWords& words : XmlFormats()) {
+    SCOPED_TRACE(text::Name(words.format));
+    const ServedModel model = TinyModel(words.format);
+    const auto call = [&words](const char* tree, const char* twin) {
+      return words.open + words.argument("tree", tree, false) + words.argument("twin", twin, false) +
+             words.close;
+    };
+    EXPECT_TRUE(Takes(model, trees, call(R"({"left": {"left": {}}})", R"({"left": {}})")));
+    EXPECT_FALSE(Takes(model, trees, call(R"({"left": {"right": {}}})", "{}")));
+    EXPECT_FALSE(Takes(model, trees, call("{}", R"({"left": 3})")));
+  }
+}
+
+TEST(ForcedCalls, RefuseReferencesThatNeverEnd) {
+  Conversation loops = Asks(ToolUse::kRequired);
+  loops.tools =
+      *ParseJson(R"([{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}])");
+  const ServedModel model = TinyModel(text::ToolFormat::kHermes);
+  const Status refused = CompileGrammar(model, *ForcedCalls(model, loops).value()).status();
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(Message(refused).find("Invalid 'tools': the JSON schema matches no finite text"),
+            std::string::npos)
+      << Message(refused);
+}
+
+// The parser reads the arguments back from a text that the grammar accepts.
 TEST(ForcedCalls, AreUnderstoodByTheParsers) {
   for (const XmlWords& words : XmlFormats()) {
     SCOPED_TRACE(text::Name(words.format));
@@ -182,7 +215,7 @@ TEST(ForcedCalls, RefuseNamesThatTheMarksCannotHold) {
   EXPECT_TRUE(ForcedCalls(TinyModel(text::ToolFormat::kHermes), odd).ok());
 }
 
-TEST(ForcedCalls, AreNoneUnlessAskedFor) {
+TEST(ForcedCalls, NeedAToolChoiceThatRequiresThem) {
   EXPECT_FALSE(ForcedCalls(TinyModel(text::ToolFormat::kHermes), Asks(ToolUse::kAuto)).value().has_value());
 }
 

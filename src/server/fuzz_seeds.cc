@@ -1,6 +1,7 @@
-// Writes inputs for this room's fuzzers: server_fuzz_seeds CORPUS fills CORPUS/request_fuzzer/ with one
-// request of each API that uses most of what it may, where the first byte says which reader a request is for,
-// and CORPUS/http_fuzzer/ with requests as bytes, where the first byte says how they are cut.
+// Writes inputs for this room's fuzzers. server_fuzz_seeds CORPUS fills two folders:
+// - CORPUS/request_fuzzer/ with one request of each API that uses most of its fields; the first byte chooses
+//   the reader of the request.
+// - CORPUS/http_fuzzer/ with requests as bytes; the first byte is the size of the pieces.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

@@ -1,5 +1,7 @@
 #include "server/generation.h"
 
+#include <spdlog/spdlog.h>
+
 #include <chrono>
 #include <optional>
 #include <span>
@@ -8,17 +10,20 @@
 #include "engine/philox.h"
 #include "server/answer_stops.h"
 #include "server/api_keys.h"
+#include "server/catch_exceptions.h"
 #include "server/choice_text.h"
-#include "server/contained.h"
 
 namespace moesaic::server {
 namespace {
 
 using engine::Clock;
 
+// Longer waits for admission are logged.
+constexpr std::chrono::seconds kLongWait{5};
+
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// A step's event of one choice, on its way from the engine's thread to the lane.
+// A step's event of one choice with its time, posted from the engine's thread to the executor.
 struct Arrived {
   engine::TokenEvent event;
   Clock::time_point at;
@@ -31,11 +36,11 @@ const char* CauseOf(engine::FinishReason finish) {
 
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  Generation(const GenerationContext& context, GenerationSpec spec, std::shared_ptr<Lane> lane,
+  Generation(const GenerationContext& context, GenerationSpec spec, std::shared_ptr<SerialExecutor> executor,
              std::shared_ptr<ResponseWriter> writer, std::unique_ptr<AnswerSink> sink)
       : context_(context),
         spec_(std::move(spec)),
-        lane_(std::move(lane)),
+        executor_(std::move(executor)),
         writer_(std::move(writer)),
         sink_(std::move(sink)) {}
 
@@ -45,8 +50,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     auto ticket = context_.grammars.Start(
         {spec_.grammar->kind, std::move(spec_.grammar->source), spec_.client, count},
         [self = shared_from_this()](StatusOr<std::vector<text::Grammar>> grammars) {
-          self->lane_->Post([self, grammars = std::make_shared<StatusOr<std::vector<text::Grammar>>>(
-                                       std::move(grammars))] { self->Compiled(std::move(*grammars)); });
+          self->executor_->Post([self, grammars = std::make_shared<StatusOr<std::vector<text::Grammar>>>(
+                                           std::move(grammars))] { self->Compiled(std::move(*grammars)); });
         });
     RETURN_IF_ERROR(Refusal(ticket.status()));
     compiling_ = *std::move(ticket);
@@ -54,28 +59,40 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
 
   Status Submit() {
-    Status status = Contained(spec_.id, [this] { return SubmitAll(); });
+    Status status = CatchExceptions(spec_.id, [this] { return SubmitAll(); });
     if (!status.ok()) {
+      spdlog::debug("{}: not submitted: {}", spec_.id, Message(status));
       Cancel();
       finished_ = true;
     }
     return status;
   }
 
-  void Cancel() {
+  // Returns the number of choices that were running.
+  int Cancel() {
+    int cancelled = 0;
     for (const Choice& choice : choices_) {
-      if (!choice.done) context_.model.engine->Cancel(choice.request);
+      if (choice.done) continue;
+      context_.model.engine->Cancel(choice.request);
+      ++cancelled;
     }
+    return cancelled;
   }
 
   void ClientLeft() {
-    finished_ = true;  // nobody reads on
+    finished_ = true;  // the sink gets no further calls
     compiling_ = text::GrammarPool::Ticket();
     writer_.reset();
-    Cancel();
+    if (const int cancelled = Cancel(); cancelled > 0) {
+      spdlog::info("{}: client left after {:.1f} s and {} tokens; cancelled {} choices", spec_.id,
+                   Seconds(Clock::now() - arrived_), usage_.completion_tokens, cancelled);
+    } else if (!started_) {
+      spdlog::info("{}: client left after {:.1f} s, before its request was submitted", spec_.id,
+                   Seconds(Clock::now() - arrived_));
+    }
   }
 
-  // Tells the client that the server ends before its answer.
+  // Sends an error to the client: the server ends before the answer is complete.
   void ServerStops() {
     if (finished_) return;
     const Status status = absl::UnavailableError("the server is shutting down and cut this answer short");
@@ -89,12 +106,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::unique_ptr<ChoiceText> text;
     std::shared_ptr<LiveRequest> live;
     engine::RequestId request = 0;
-    ChoiceDelta delta;  // tokens whose text is still held back
+    ChoiceDelta delta;  // tokens whose text is not complete yet
     int64_t outputs = 0;
     Clock::time_point submitted, first, last;
-    bool heard = false;  // an event has come
-    bool over = false;   // the sink has received its end
-    bool done = false;   // the engine has reported its end
+    bool heard = false;  // the first event has arrived
+    bool over = false;   // the sink has received the end
+    bool done = false;   // the engine has reported the end
   };
 
   void Compiled(StatusOr<std::vector<text::Grammar>> grammars) {
@@ -102,25 +119,28 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (finished_) return;  // the client has left
     Status status = Refusal(grammars.status());
     if (grammars.ok()) {
+      spdlog::debug("{}: grammar of '{}' ready after {:.3f} s", spec_.id, spec_.grammar->param,
+                    Seconds(Clock::now() - arrived_));
       grammars_ = *std::move(grammars);
       status = Submit();
     }
     if (!status.ok()) Refuse(status);
   }
 
-  // Answers with an error before the sink has begun.
+  // Answers with an error before the first call of the sink.
   void Refuse(const Status& status) {
     finished_ = true;
-    // A stream that has begun can only be cut.
+    // After the head of a stream, only closing the connection can report the error.
     if (!started_) writer_->Send(ErrorResponse(ErrorOf(status), spec_.style));
     writer_.reset();
     sink_.reset();
   }
 
-  // A refused grammar as the client's error, counted.
+  // Converts a refused grammar to an error of the client and counts it.
   Status Refusal(const Status& status) {
     if (status.ok()) return status;
     if (status.code() == StatusCode::kInvalidArgument) context_.metrics.Failed("grammar_refused");
+    spdlog::debug("{}: grammar of '{}' refused: {}", spec_.id, spec_.grammar->param, Message(status));
     return GrammarRefused(spec_.grammar->param, status);
   }
 
@@ -137,9 +157,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
     for (size_t i = 0; i < count; ++i) {
       RETURN_IF_ERROR(SubmitChoice(static_cast<int>(i)));
     }
+    spdlog::debug("{}: submitted {} choices with {} prompt tokens, trace {}", spec_.id, count,
+                  usage_.prompt_tokens, spec_.trace.trace_id);
     if (spec_.tenant != nullptr) spec_.tenant->ChargePrompt(usage_.prompt_tokens);
     started_ = true;
-    writer_.reset();  // the sink has it
+    writer_.reset();  // the sink has the writer
     sink_->Started();
     return OkStatus();
   }
@@ -150,7 +172,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     request.prompt = spec_.prompts[prompt];
     request.sampling = spec_.sampling;
     request.sampling.max_tokens = spec_.budgets[prompt];
-    // Choices of one prompt differ, each the same every time.
+    // Choices of one prompt differ from each other, and each is the same in every run.
     if (std::optional<uint64_t>& seed = request.sampling.seed) seed = engine::SeedOf(*seed, index % spec_.n);
     request.prompt_logprobs = spec_.prompt_logprobs;
     request.cache_namespace = spec_.cache_namespace;
@@ -180,12 +202,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
     return OkStatus();
   }
 
-  // On the engine's thread.
+  // Runs on the engine's thread.
   void FromEngine(int index, std::span<engine::TokenEvent> events) {
     std::vector<Arrived> arrived;
     const auto now = Clock::now();
     for (engine::TokenEvent& event : events) arrived.push_back({std::move(event), now});
-    lane_->Post([self = shared_from_this(), index, arrived = std::move(arrived)]() mutable {
+    executor_->Post([self = shared_from_this(), index, arrived = std::move(arrived)]() mutable {
       for (Arrived& one : arrived) self->Take(self->choices_[static_cast<size_t>(index)], one);
     });
   }
@@ -214,7 +236,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (running_ == 0) sink_.reset();
   }
 
-  // The first event tells, also when it has no token because the answer ends at once.
+  // Counts once, at the first event, which has no token when the answer ends at once.
   void CountCached(Choice& choice, const engine::TokenEvent& event) {
     if (std::exchange(choice.heard, true)) return;
     if (choice.delta.choice % spec_.n == 0) {
@@ -228,6 +250,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (choice.outputs == 0) {
       choice.first = at;
       context_.metrics.FirstToken(Seconds(at - choice.submitted));
+      spdlog::debug("{}: first token of choice {} after {:.3f} s, {} of {} prompt tokens were cached",
+                    spec_.id, choice.delta.choice, Seconds(at - choice.submitted),
+                    choice.live->cached_tokens.load(), choice.live->prompt_tokens);
     } else {
       context_.metrics.InterToken(Seconds(at - choice.last));
     }
@@ -263,7 +288,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     return OkStatus();
   }
 
-  // The client's view of an end that is a failure.
+  // Converts an end by a failure to the client's error.
   Status FailureOf(const engine::TokenEvent& event, int64_t tokens) const {
     switch (event.finish) {
       case engine::FinishReason::kGrammar:
@@ -290,7 +315,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     } else if (event.finish == engine::FinishReason::kLength) {
       delta.finish_reason = "length";
     } else if (event.finish == engine::FinishReason::kDeadline) {
-      // An unknown finish_reason would make LiteLLM report "stop", which is a whole answer.
+      // LiteLLM would report an unknown finish_reason as "stop", which means a complete answer.
       delta.finish_reason = "length";
       delta.stop_cause = "deadline";
     } else if (event.finish == engine::FinishReason::kCancelled && !stopped) {
@@ -304,19 +329,25 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (choice.text->calls() > 0 && delta.finish_reason == "stop") delta.finish_reason = "tool_calls";
   }
 
-  static void NameCalls(ChoiceDelta& delta) {
+  void NameCalls(ChoiceDelta& delta) const {
+    const std::optional<PromptTemplate>& chat = context_.model.chat;
     for (text::ToolCallDelta& call : delta.calls) {
-      if (!call.name.empty() && call.id.empty()) call.id = "call_" + RandomHex(24);
+      if (call.name.empty() || !call.id.empty()) continue;
+      call.id = NewCallId(chat ? chat->call_form() : CallForm());
     }
   }
 
   template <typename Work>
   void FailUnless(const Work& work) {
-    const Status status = Contained(spec_.id, work);
+    const Status status = CatchExceptions(spec_.id, work);
     if (status.ok()) return;
     finished_ = true;
-    Cancel();
-    sink_->Failed(ErrorOf(status));
+    const int cancelled = Cancel();
+    const ApiError error = ErrorOf(status);
+    const auto level = error.http_status < 500 ? spdlog::level::info : spdlog::level::warn;
+    spdlog::log(level, "{}: failed after {} tokens: {}; cancelled {} choices", spec_.id,
+                usage_.completion_tokens, error.message, cancelled);
+    sink_->Failed(error);
   }
 
   void Record(const Choice& choice, const engine::TokenEvent& event, Clock::time_point at) {
@@ -352,7 +383,19 @@ class Generation : public std::enable_shared_from_this<Generation> {
         record.finish = "stop";
     }
     context_.metrics.Choice(record);
+    Log(choice, event, record);
     Trace(choice, record, start, at);
+  }
+
+  void Log(const Choice& choice, const engine::TokenEvent& event, const ChoiceRecord& record) const {
+    const int index = choice.delta.choice;
+    if (record.queue > Seconds(kLongWait)) {
+      spdlog::info("{}: choice {} waited {:.1f} s for its first step", spec_.id, index, record.queue);
+    }
+    const bool by_deadline = event.finish == engine::FinishReason::kDeadline;
+    spdlog::log(by_deadline ? spdlog::level::info : spdlog::level::debug,
+                "{}: choice {} ended after {:.2f} s with {} tokens: {}", spec_.id, index, record.whole,
+                record.output_tokens, record.finish);
   }
 
   void Trace(const Choice& choice, const ChoiceRecord& record, Clock::time_point start,
@@ -374,40 +417,40 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   const GenerationContext context_;
   GenerationSpec spec_;
-  const std::shared_ptr<Lane> lane_;
+  const std::shared_ptr<SerialExecutor> executor_;
   const Clock::time_point arrived_ = Clock::now();
   std::shared_ptr<ResponseWriter> writer_;  // until the choices are submitted
   std::unique_ptr<AnswerSink> sink_;
   text::GrammarPool::Ticket compiling_;
-  std::vector<text::Grammar> grammars_;  // one a choice, at its start
+  std::vector<text::Grammar> grammars_;  // one for each choice, at the start of its text
   std::vector<Choice> choices_;
   Usage usage_;
   int running_ = 0;
   bool started_ = false;
-  bool finished_ = false;  // the sink has heard its last
+  bool finished_ = false;  // the sink gets no further calls
 };
 
 }  // namespace
 
 Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
-                       const std::shared_ptr<Lane>& lane, const std::shared_ptr<ResponseWriter>& writer,
-                       std::unique_ptr<AnswerSink> sink) {
+                       const std::shared_ptr<SerialExecutor>& executor,
+                       const std::shared_ptr<ResponseWriter>& writer, std::unique_ptr<AnswerSink> sink) {
   const auto generation =
-      std::make_shared<Generation>(context, std::move(spec), lane, writer, std::move(sink));
+      std::make_shared<Generation>(context, std::move(spec), executor, writer, std::move(sink));
   RETURN_IF_ERROR(generation->Start());
   if (context.stops != nullptr) {
-    // The entry may outlive the server's threads, and must not keep a lane of theirs.
-    context.stops->Add(generation,
-                       [weak = std::weak_ptr<Generation>(generation), weak_lane = std::weak_ptr<Lane>(lane)] {
-                         const std::shared_ptr<Lane> alive_lane = weak_lane.lock();
-                         if (alive_lane == nullptr) return;
-                         alive_lane->Post([weak] {
-                           if (const auto alive = weak.lock()) alive->ServerStops();
-                         });
-                       });
+    // The entry may outlive the server's threads, so it must not keep a executor alive.
+    context.stops->Add(generation, [weak = std::weak_ptr<Generation>(generation),
+                                    weak_executor = std::weak_ptr<SerialExecutor>(executor)] {
+      const std::shared_ptr<SerialExecutor> alive_executor = weak_executor.lock();
+      if (alive_executor == nullptr) return;
+      alive_executor->Post([weak] {
+        if (const auto alive = weak.lock()) alive->ServerStops();
+      });
+    });
   }
-  writer->OnClientLeft([weak = std::weak_ptr<Generation>(generation), lane] {
-    lane->Post([weak] {
+  writer->OnClientLeft([weak = std::weak_ptr<Generation>(generation), executor] {
+    executor->Post([weak] {
       if (const auto alive = weak.lock()) alive->ClientLeft();
     });
   });

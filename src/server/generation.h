@@ -1,5 +1,5 @@
-// One request on its way: several choices of one or more prompts run in the engine, and what they say comes
-// out parsed, piece by piece.
+// Runs one request in the engine: several choices of one or more prompts, whose parsed text goes to a sink
+// piece by piece.
 #pragma once
 
 #include <cstdint>
@@ -29,27 +29,27 @@ struct Tenant;
 
 struct GenerationSpec {
   std::vector<std::vector<int32_t>> prompts;
-  std::vector<int> budgets;  // [prompts] longest output
-  int n = 1;                 // choices of each prompt; choice p * n + i is the i-th of prompt p
+  std::vector<int> budgets;  // [prompts] maximum tokens of an output
+  int n = 1;                 // number of choices of each prompt; choice p * n + i is the i-th of prompt p
   engine::SamplingParams sampling;
   bool prompt_logprobs = false;
   std::vector<std::string> stop;
   bool include_stop = false;
   bool skip_special = true;
   std::optional<GrammarText> grammar;
-  ApiStyle style = ApiStyle::kOpenAi;  // of errors before the answer begins
+  ApiStyle style = ApiStyle::kOpenAi;  // form of errors before the answer begins
   text::ToolFormat tools = text::ToolFormat::kNone;
   std::string tools_json;
   text::ReasoningFormat reasoning = text::ReasoningFormat::kNone;
   bool in_reasoning = false;
   std::string cache_namespace;
   std::string client;
-  std::shared_ptr<Tenant> tenant;  // charged for tokens; null: nobody
+  std::shared_ptr<Tenant> tenant;  // holder whose limits the tokens count for; null without a key
   engine::SessionNote session;
   int priority = 0;
   std::optional<engine::RequestSparsity> sparsity;
   std::optional<engine::Clock::time_point> deadline;
-  std::string id;  // of the answer
+  std::string id;  // id of the answer
   TraceContext trace;
 };
 
@@ -61,36 +61,36 @@ struct GeneratedToken {
 /// The stop string or id that ended a choice, or "deadline".
 using StopCause = std::variant<std::monostate, std::string, int32_t>;
 
-/// What one or more tokens of one choice settled.
+/// Text and tool calls that one or more tokens of one choice complete.
 struct ChoiceDelta {
   int choice = 0;
   std::string reasoning, content;
-  std::vector<text::ToolCallDelta> calls;             // the first piece of a call has its id
-  std::vector<GeneratedToken> tokens;                 // since the delta before; their text may come later
-  std::vector<engine::LogprobEntry> prompt_logprobs;  // in the first delta, when asked for
-  std::string finish_reason;                          // OpenAI's; empty while the choice goes on
+  std::vector<text::ToolCallDelta> calls;             // pieces of calls; the first of a call has its id
+  std::vector<GeneratedToken> tokens;                 // since the last delta; their text may follow later
+  std::vector<engine::LogprobEntry> prompt_logprobs;  // in the first delta, when the request needs them
+  std::string finish_reason;                          // OpenAI's; empty until the choice ends
   StopCause stop_cause;
 };
 
 struct Usage {
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;  // of them, found in the cache
+  int64_t cached_tokens = 0;  // number of the prompt tokens that were in the cache
   int64_t completion_tokens = 0;
-  int64_t reasoning_tokens = 0;  // of them, thoughts
+  int64_t reasoning_tokens = 0;  // number of the completion tokens that are reasoning
 };
 
-/// Takes what comes out, on the request's lane.
+/// Receives the output of a generation, on the request's executor.
 class AnswerSink {
  public:
   virtual ~AnswerSink() = default;
-  /// The engine has taken the request: a stream's head can go out.
+  /// The engine has accepted the request, so that a stream can send its head.
   virtual void Started() {}
   virtual void Delta(ChoiceDelta delta, const Usage& so_far) = 0;
   virtual void Done(const Usage& usage) = 0;
   virtual void Failed(const ApiError& error) = 0;
 };
 
-/// What requests run on; outlives them.
+/// Parts of the server that a generation needs. They outlive it.
 struct GenerationContext {
   const ServedModel& model;
   Metrics& metrics;
@@ -98,17 +98,17 @@ struct GenerationContext {
   LiveRequests& live;
   ResponseStore& responses;
   text::GrammarPool& grammars;
-  AnswerStops* stops = nullptr;  // ends the answer at the drain deadline; null: nothing does
+  AnswerStops* stops = nullptr;  // ends answers at the drain deadline; may be null
 };
 
-/// Compiles the grammar if there is one, submits the choices and delivers to `sink` on `lane`; runs on `lane`
-/// itself. When the client leaves, all is cancelled. A refusal comes back as a status, or, after the grammar,
-/// is sent to `writer`; in both cases `sink` is not told.
+/// Compiles the grammar, if there is one, submits the choices and delivers their output to `sink` on
+/// `executor`. Call it on `executor`. Cancels the choices when the client leaves. Returns a refusal as a
+/// status, or sends it to `writer` when the grammar was compiled before; `sink` gets no call in both cases.
 Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
-                       const std::shared_ptr<Lane>& lane, const std::shared_ptr<ResponseWriter>& writer,
-                       std::unique_ptr<AnswerSink> sink);
+                       const std::shared_ptr<SerialExecutor>& executor,
+                       const std::shared_ptr<ResponseWriter>& writer, std::unique_ptr<AnswerSink> sink);
 
-/// "chatcmpl-" and its like with 32 random hexadecimal digits behind.
+/// Returns `prefix`, e.g. "chatcmpl-", followed by 32 random hexadecimal digits.
 std::string NewId(const char* prefix);
 
 }  // namespace moesaic::server

@@ -1,4 +1,5 @@
-// What the transport hands up and takes back: requests read whole, and answers sent whole or piece by piece.
+// The interface between the transport and the router: complete requests, and answers sent at once or in
+// pieces.
 #pragma once
 
 #include <cstdint>
@@ -16,61 +17,63 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method;  ///< "POST"
-  std::string path;    ///< visible ASCII, without the query; unreserved characters are never percent-encoded
-  std::string query;   ///< after the '?', as sent
-  Headers headers;     ///< names in lower case; "host" is the URI's where the request line has a whole URI
+  std::string path;    ///< visible ASCII without the query; unreserved characters are never percent-encoded
+  std::string query;   ///< text after the '?', as sent
+  Headers headers;     ///< names in lower case; "host" is that of the URI where the request line has one
   std::string body;
   std::string peer;  ///< the client's address, without the port
 
-  /// The first header of that (lower case) name; empty when there is none.
+  /// Returns the first header of that name, which is in lower case, or "".
   std::string_view Header(std::string_view name) const;
 };
 
-/// Decodes %XX. The path of an HttpRequest has no malformed ones.
+/// Decodes each %XX. The path of an HttpRequest has no malformed ones.
 std::string PercentDecoded(std::string_view text);
 
-/// A whole answer.
+/// A complete answer.
 struct HttpResponse {
   int status = 200;
   Headers headers;
   std::string body;
 };
 
-/// One request's answer. Any thread may call; calls after the end, or after the client left, do nothing.
-/// Destroying the last reference before an answer ended closes the connection.
+/// Writes one request's answer. Any thread may call all methods. Calls after the end, or after the client has
+/// left, do nothing. Destroying the last reference before the answer has ended closes the connection.
 class ResponseWriter {
  public:
   virtual ~ResponseWriter() = default;
 
-  /// Sends the whole answer.
+  /// Sends a complete answer.
   virtual void Send(HttpResponse response) = 0;
 
-  /// Begins an answer that comes in pieces; `Write` adds to it and `End` completes it.
+  /// Begins an answer in pieces. `Write` appends a piece and `End` completes the answer.
   virtual void Start(int status, Headers headers) = 0;
   virtual void Write(std::string piece) = 0;
   virtual void End() = 0;
 
-  /// `left` runs once if the client leaves before the answer ended, at once if it has left already. A client
-  /// that only ends its sending side still gets its answer.
+  /// Calls `left` once if the client leaves before the answer has ended, and at once if it has left already.
+  /// A client that only ends its sending side still gets its answer.
   virtual void OnClientLeft(std::function<void()> left) = 0;
 };
 
-/// Runs tasks one after another on the server's threads. Any thread may post; the server runs what was posted
-/// before it is destroyed.
-class Lane {
+/// Runs tasks one after another on the server's threads. Any thread may post. The server runs all posted
+/// tasks before its destructor returns.
+class SerialExecutor {
  public:
-  virtual ~Lane() = default;
+  virtual ~SerialExecutor() = default;
   virtual void Post(std::function<void()> task) = 0;
 };
 
-/// What the transport asks of the layer above it. All may be called from several threads at once.
+/// Callbacks of the transport. Several threads may call each at the same time.
 struct HttpHooks {
-  /// Looks at a request whose body is still to come; an answer refuses it, and the body is not read.
+  /// Checks a request before its body is read. A returned answer refuses it, and the body is not read.
   std::function<std::optional<HttpResponse>(const HttpRequest& head)> admit;
-  /// Answers a request. Runs on `lane`, which is the request's own.
-  std::function<void(HttpRequest request, std::shared_ptr<ResponseWriter> writer, std::shared_ptr<Lane> lane)>
+  /// Answers a request. Runs on `executor`, which belongs to this request only.
+  std::function<void(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
+                     std::shared_ptr<SerialExecutor> executor)>
       handle;
-  /// Shapes an answer to what the transport itself refuses, such as 400, 408 or 413. `head` may be empty.
+  /// Returns the answer to a request that the transport refuses, e.g. with 400, 413 or 503. `head` may be
+  /// empty.
   std::function<HttpResponse(const HttpRequest& head, int status, const std::string& message)> refuse;
 };
 

@@ -1,5 +1,5 @@
-// Feeds bytes to the readers of requests: the same comes out however the bytes are cut, and what is accepted
-// is delimited as Boost.Beast, another implementation, delimits it.
+// Feeds bytes to the readers of requests. Checks that the result does not depend on the size of the pieces,
+// and that accepted requests end where Boost.Beast, another implementation, ends them.
 #include <algorithm>
 #include <boost/beast/http.hpp>
 #include <cstdint>
@@ -33,7 +33,7 @@ struct Outcome {
   }
 };
 
-// Reads one request as a connection does, from pieces of `size` bytes.
+// Reads one request from pieces of `size` bytes, as a connection does.
 Outcome ReadInPieces(std::string_view bytes, size_t size) {
   Outcome outcome;
   HeadScanner scanner;
@@ -70,7 +70,7 @@ void Require(bool condition) {
   if (!condition) std::abort();
 }
 
-// Where Beast accepts the request as well, it must end at the same byte and mean the same.
+// Checks that Beast, where it accepts the request too, ends it at the same byte with the same contents.
 void CompareWithBeast(std::string_view bytes, const Outcome& outcome) {
   http::request_parser<http::string_body> parser;
   parser.eager(true);

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "server/catch_exceptions.h"
 #include "server/connection.h"
-#include "server/contained.h"
 #include "server/stream.h"
 
 namespace moesaic::server {
@@ -24,9 +24,9 @@ namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
 
-constexpr const char* kFull =
-    "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
-// Out of file descriptors and the like: accepting again at once would spin.
+// Maximum number of connections above the limit that are being answered with 503. More are closed at once.
+constexpr int64_t kMaxRefusedConnections = 64;
+// Pause after a failed accept, for example without file descriptors: accepting again at once would spin.
 constexpr std::chrono::milliseconds kAcceptPause{50};
 
 class AsioHttpServer final : public HttpServer {
@@ -110,13 +110,13 @@ class AsioHttpServer final : public HttpServer {
     return OkStatus();
   }
 
-  // A handler that throws has lost its connection by then; all others go on.
+  // A handler that throws has lost its connection. All others continue.
   void Run() {
     const auto serve = [this] {
       io_.run();
       return OkStatus();
     };
-    while (!Contained("HTTP", serve).ok()) {
+    while (!CatchExceptions("HTTP", serve).ok()) {
     }
   }
 
@@ -124,6 +124,7 @@ class AsioHttpServer final : public HttpServer {
     acceptor_.async_accept(asio::make_strand(io_), [this](ErrorCode error, Tcp::socket socket) {
       if (error == asio::error::operation_aborted || !acceptor_.is_open()) return;
       if (error) {
+        LogAcceptError(error);
         pause_.expires_after(kAcceptPause);
         pause_.async_wait([this](ErrorCode stopped) {
           if (!stopped && acceptor_.is_open()) Accept();
@@ -136,23 +137,42 @@ class AsioHttpServer final : public HttpServer {
   }
 
   void Take(Tcp::socket socket) {
-    if (shared_->connections >= shared_->options.max_connections) {
-      ErrorCode ignored;
-      socket.non_blocking(true, ignored);
-      if (shared_->options.tls_certificate.empty())
-        socket.write_some(asio::buffer(kFull, std::char_traits<char>::length(kFull)), ignored);
-      socket.shutdown(Tcp::socket::shutdown_send, ignored);
+    const bool full = shared_->connections >= shared_->options.max_connections;
+    if (full && shared_->refused_connections >= kMaxRefusedConnections) {
+      LogFull();
       return;
     }
     ErrorCode ignored;
     socket.set_option(Tcp::no_delay(true), ignored);
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
+    spdlog::debug("{} a connection; {} are open", full ? "refusing" : "accepted",
+                  shared_->connections.load());
     auto stream = tls_ ? TlsStream(std::move(socket), tls_) : PlainStream(std::move(socket));
-    const auto connection = std::make_shared<Connection>(std::move(stream), shared_);
+    const auto connection = std::make_shared<Connection>(
+        std::move(stream), shared_, full ? Connection::Admission::kRefuse : Connection::Admission::kServe);
     std::erase_if(open_, [](const auto& weak) { return weak.expired(); });
     open_.push_back(connection);
     connection->Run();
+  }
+
+  // Returns true at most once a second, so that a flood of connections does not flood the log.
+  bool MayLog() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - logged_ < std::chrono::seconds(1)) return false;
+    logged_ = now;
+    return true;
+  }
+
+  void LogAcceptError(const ErrorCode& error) {
+    if (MayLog()) spdlog::warn("cannot accept connections: {}; {} are open", error.message(), connections());
+  }
+
+  void LogFull() {
+    ++closed_;
+    if (!MayLog()) return;
+    spdlog::warn("closed {} connections without an answer: {} are open and {} are being refused",
+                 std::exchange(closed_, 0), shared_->connections.load(), shared_->refused_connections.load());
   }
 
   const std::shared_ptr<HttpShared> shared_;
@@ -161,9 +181,11 @@ class AsioHttpServer final : public HttpServer {
   Tcp::acceptor acceptor_;
   asio::steady_timer pause_;
   int port_ = 0;
+  int64_t closed_ = 0;                            // connections closed since the last line about them
+  std::chrono::steady_clock::time_point logged_;  // time of the last line
   std::mutex mutex_;
   std::vector<std::weak_ptr<Connection>> open_;
-  std::shared_ptr<const TlsContext> tls_;  // under the mutex; null: plain HTTP
+  std::shared_ptr<const TlsContext> tls_;  // guarded by the mutex; null for plain HTTP
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

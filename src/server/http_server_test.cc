@@ -1,9 +1,12 @@
-// The transport alone, under hooks of the tests' own.
+// Tests the transport with hooks of the tests.
 #include "server/http_server.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
+#include <mutex>
+#include <vector>
 
 #include "server/router.h"
 #include "server/test_client.h"
@@ -17,7 +20,7 @@ HttpHooks Answering(const std::function<std::string()>& body) {
   HttpHooks hooks;
   hooks.admit = [](const HttpRequest&) { return std::nullopt; };
   hooks.handle = [body](const HttpRequest&, const std::shared_ptr<ResponseWriter>& writer,
-                        const std::shared_ptr<Lane>&) {
+                        const std::shared_ptr<SerialExecutor>&) {
     writer->Send({.status = 200, .headers = {}, .body = body()});
   };
   hooks.refuse = [](const HttpRequest&, int status, const std::string&) {
@@ -26,8 +29,8 @@ HttpHooks Answering(const std::function<std::string()>& body) {
   return hooks;
 }
 
-// Hooks tell of the server itself, so none may run before its owner has it and has started it.
-TEST(HttpServer, AnswersWhoCameBeforeTheStart) {
+// Hooks may use the server itself, so that none may run before Start.
+TEST(HttpServer, AnswersClientsThatConnectedBeforeTheStart) {
   auto server = HttpServer::Listen(kAnyPort);
   ASSERT_TRUE(server.ok()) << Message(server.status());
   ASSERT_GT((*server)->port(), 0);
@@ -41,7 +44,7 @@ TEST(HttpServer, AnswersWhoCameBeforeTheStart) {
   EXPECT_TRUE(answer.ends_with("\r\n\r\n1 here")) << answer;
 }
 
-TEST(HttpServer, SaysThatTheModelIsBeingLoadedUntilItIsThere) {
+TEST(HttpServer, Answers503WhileTheModelIsBeingLoaded) {
   auto server = HttpServer::Listen(kAnyPort);
   ASSERT_TRUE(server.ok()) << Message(server.status());
   (*server)->Start(LoadingHooks());
@@ -64,7 +67,7 @@ TEST(HttpServer, SaysThatTheModelIsBeingLoadedUntilItIsThere) {
   EXPECT_TRUE(both.ends_with("\r\n\r\nhere")) << both;
 }
 
-// A server whose only request stays open until the test answers it.
+// A server whose only request is open until the test answers it.
 class HeldRequest {
  public:
   explicit HeldRequest(HttpOptions options = {}) {
@@ -74,7 +77,7 @@ class HeldRequest {
     server_ = HttpServer::Listen(options).value();
     HttpHooks hooks = Answering([] { return ""; });
     hooks.handle = [this](const HttpRequest&, const std::shared_ptr<ResponseWriter>& writer,
-                          const std::shared_ptr<Lane>&) {
+                          const std::shared_ptr<SerialExecutor>&) {
       writer->OnClientLeft([this] { left_.set_value(); });
       writer_.set_value(writer);
     };
@@ -83,13 +86,13 @@ class HeldRequest {
 
   int port() const { return server_->port(); }
   std::shared_ptr<ResponseWriter> Writer() { return writer_.get_future().get(); }
-  /// Waits for it.
+  /// Waits until the client has left.
   bool Left() { return left_.get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready; }
 
  private:
   std::promise<std::shared_ptr<ResponseWriter>> writer_;
   std::promise<void> left_;
-  std::unique_ptr<HttpServer> server_;  // last: its threads use the two above
+  std::unique_ptr<HttpServer> server_;  // last, since its threads use the members above
 };
 
 constexpr std::string_view kGet = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -129,7 +132,7 @@ TEST(HttpServer, ProbesAClientThatSendsNoMoreAndAnswersIt) {
   EXPECT_TRUE(answer.ends_with("connection: close\r\n\r\nlate")) << answer;
 }
 
-TEST(HttpServer, SeesThatAClientClosed) {
+TEST(HttpServer, NoticesAClosedClient) {
   HeldRequest request;
   std::shared_ptr<ResponseWriter> writer;
   {
@@ -140,7 +143,7 @@ TEST(HttpServer, SeesThatAClientClosed) {
   EXPECT_TRUE(request.Left());
 }
 
-TEST(HttpServer, SeesThatAClientClosedAfterItSentNoMore) {
+TEST(HttpServer, NoticesAClosedClientThatHadEndedItsSendingSide) {
   HeldRequest request;
   std::shared_ptr<ResponseWriter> writer;
   {
@@ -153,7 +156,7 @@ TEST(HttpServer, SeesThatAClientClosedAfterItSentNoMore) {
   EXPECT_TRUE(request.Left());
 }
 
-TEST(HttpServer, TakesTheEndOfSendingForALeaveInHttp10) {
+TEST(HttpServer, TreatsTheEndOfSendingAsALeaveInHttp10) {
   HeldRequest request;
   TestClient client(request.port());
   client.Send("GET / HTTP/1.0\r\n\r\n");
@@ -161,6 +164,81 @@ TEST(HttpServer, TakesTheEndOfSendingForALeaveInHttp10) {
   client.EndSending();
   EXPECT_TRUE(request.Left());
   EXPECT_EQ(client.ReadAll(), "");
+}
+
+// The server reads bytes ahead of the answer up to a limit. When a client that has sent more leaves, no read
+// is pending that would report it.
+TEST(HttpServer, NoticesAClosedClientThatFilledThePipeline) {
+  for (const size_t ahead : {200 << 10, 1 << 20}) {
+    HeldRequest request;
+    std::shared_ptr<ResponseWriter> writer;
+    {
+      TestClient client(request.port());
+      client.Send(kGet);
+      writer = request.Writer();
+      client.Send(std::string(ahead, 'x'));
+      EXPECT_EQ(client.ReadUntil(kContinue), kContinue) << "the server probes it";
+    }
+    EXPECT_TRUE(request.Left());
+  }
+}
+
+TEST(HttpServer, NoticesAClosedClientThatSentBytesAfterItsLastRequest) {
+  HeldRequest request;
+  std::shared_ptr<ResponseWriter> writer;
+  {
+    TestClient client(request.port());
+    client.Send("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    writer = request.Writer();
+    client.Send(std::string(1 << 20, 'x'));
+  }
+  EXPECT_TRUE(request.Left());
+}
+
+TEST(HttpServer, AnswersAClientThatFilledThePipelineAndStays) {
+  HeldRequest request;
+  TestClient client(request.port());
+  client.Send(kGet);
+  const auto writer = request.Writer();
+  client.Send(std::string(200 << 10, 'x'));
+  EXPECT_EQ(client.ReadUntil(kContinue), kContinue);
+  writer->Send({.status = 200, .headers = {}, .body = "late"});
+  const std::string answer = client.ReadAll();
+  EXPECT_NE(answer.find("\r\n\r\nlate"), std::string::npos) << answer;
+}
+
+// One connection is served. The hooks refuse further ones with a request id and a log line.
+TEST(HttpServer, RefusesConnectionsAboveTheLimit) {
+  const auto server = HttpServer::Listen({.port = 0, .threads = 2, .max_connections = 1}).value();
+  Metrics metrics("m");
+  std::mutex mutex;
+  std::vector<AccessRecord> records;
+  Router router({}, metrics, [&](const AccessRecord& record) {
+    const std::lock_guard lock(mutex);
+    records.push_back(record);
+  });
+  router.Add("GET", "/", Router::Access::kOpen, [](Call& call) {
+    SendJson(*call.writer, {{"it", "works"}});
+    return OkStatus();
+  });
+  server->Start(router.Hooks());
+  TestClient served(server->port());
+  served.Send("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n");
+  EXPECT_NE(served.ReadUntil("works\"}").find("200 OK"), std::string::npos);
+  for (int i = 0; i < 20; ++i) {
+    TestClient refused(server->port());
+    refused.Send("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 300000\r\n\r\n" +
+                 std::string(300'000, 'x'));
+    const std::string answer = refused.ReadAll();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << i << answer;
+    EXPECT_NE(answer.find("x-request-id: "), std::string::npos) << answer;
+    EXPECT_NE(answer.find("retry-after: 1\r\n"), std::string::npos) << answer;
+    EXPECT_NE(answer.find("1 connections are open, as many as --max-connections allows"), std::string::npos);
+  }
+  EXPECT_EQ(server->connections(), 1);
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(std::ranges::count(records, 503, &AccessRecord::status), 20);
+  EXPECT_EQ(records.back().peer, "127.0.0.1");
 }
 
 TEST(HttpServer, ProbesAnEventStreamWithComments) {
@@ -181,7 +259,7 @@ TEST(HttpServer, ProbesAnEventStreamWithComments) {
   EXPECT_TRUE(request.Left());
 }
 
-TEST(HttpServer, SaysThatARequestWasCutOff) {
+TEST(HttpServer, Answers400ToARequestThatWasCutOff) {
   const auto server = HttpServer::Listen(kAnyPort).value();
   server->Start(Answering([] { return "here"; }));
   for (const char* part : {"GET / HT", "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab",

@@ -1,5 +1,7 @@
 #include "server/http_syntax.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 
 namespace moesaic::server {
@@ -43,6 +45,16 @@ std::string Lower(std::string_view text) {
   std::string lower(text);
   for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return lower;
+}
+
+bool IsIpv6Address(std::string_view text) {
+  in6_addr ignored;
+  return inet_pton(AF_INET6, std::string(text).c_str(), &ignored) == 1;
+}
+
+bool IsIpAddress(std::string_view text) {
+  in_addr ignored;
+  return inet_pton(AF_INET, std::string(text).c_str(), &ignored) == 1 || IsIpv6Address(text);
 }
 
 std::vector<std::string_view> ListMembers(std::string_view list) {

@@ -10,11 +10,11 @@ namespace moesaic::server {
 namespace {
 
 constexpr int kMaxDepth = 64;
-// Objects keep their members in a list, in which each new one is looked for: without a bound, a body of many
-// members would cost its length squared.
+// Objects keep their members in a list, and each new member is compared with all others. Without a limit, a
+// body of many members would take quadratic time.
 constexpr int kMaxMembers = 1024;
 
-// Looks at brackets and commas outside strings; what is not JSON is the parser's to refuse.
+// Counts brackets and commas outside strings. The parser refuses text that is not JSON.
 Status CheckShape(std::string_view text) {
   std::vector<std::pair<char, int>> open;  // bracket, commas
   bool in_string = false;
@@ -47,7 +47,7 @@ Status CheckShape(std::string_view text) {
                             fmt::format("an object has more than {} members", kMaxMembers));
         }
         break;
-      case '\0':  // the parser would take it for the end
+      case '\0':  // the parser would end the text here
         return FieldError("", "invalid_json", "the body is not valid JSON: it has a NUL byte");
       default:
         break;
@@ -56,7 +56,7 @@ Status CheckShape(std::string_view text) {
   return OkStatus();
 }
 
-// Integers that 64 bits cannot hold are kept as their digits, in JSON's type for binary values.
+// An integer that 64 bits cannot hold is stored as its digits, in JSON's type for binary values.
 Json WideInteger(const std::string& digits) { return Json::binary({digits.begin(), digits.end()}); }
 
 bool HasWideInteger(const Json& json) {
@@ -83,7 +83,7 @@ void Write(const Json& json, const char* comma, const char* colon, std::string* 
   }
 }
 
-// Builds values from the parser's events, as Json::parse does, but keeps the digits of wide integers.
+// Builds values from the parser's events as Json::parse does, but keeps the digits of wide integers.
 class JsonBuilder : public nlohmann::json_sax<Json> {
  public:
   explicit JsonBuilder(Json* root) : root_(root) {}
@@ -98,7 +98,7 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
     return Add(integer ? WideInteger(digits) : Json(value));
   }
   bool string(string_t& value) override { return Add(std::move(value)); }
-  bool binary(binary_t&) override { return false; }  // JSON text has none
+  bool binary(binary_t&) override { return false; }  // JSON text has no binary values
   bool start_object(size_t) override { return Open(Json::object()); }
   bool start_array(size_t) override { return Open(Json::array()); }
   bool key(string_t& name) override {
@@ -140,8 +140,8 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
   }
 
   Json* const root_;
-  std::vector<Json*> open_;  // the arrays and objects around the next value
-  Json* member_ = nullptr;   // of the innermost object: the value of the last key
+  std::vector<Json*> open_;  // arrays and objects that contain the next value
+  Json* member_ = nullptr;   // value of the last key of the innermost object
   std::string error_;
 };
 

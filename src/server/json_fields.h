@@ -1,5 +1,5 @@
-// Reads requests' JSON strictly: what is malformed, too deep or of a wrong type is refused by the field's
-// name.
+// Reads the JSON of requests strictly. Errors name the field that is malformed, nested too deeply or of a
+// wrong type.
 #pragma once
 
 #include <cstdint>
@@ -12,26 +12,27 @@
 
 namespace moesaic::server {
 
-/// Keeps the order of keys, which chat templates show to the model.
+/// JSON that keeps the order of keys, since chat templates show it to the model.
 using Json = nlohmann::ordered_json;
 
-/// Parses a request's body: one JSON value of UTF-8 text, at most 64 levels deep and 1,024 members an object.
-/// An integer of more than 64 bits becomes a binary value that holds its digits, which Dump writes again.
+/// Parses a request's body: one JSON value of UTF-8 text with at most 64 levels, and at most 1,024 members in
+/// an object. An integer of more than 64 bits becomes a binary value with its digits, which Dump writes
+/// unchanged.
 StatusOr<Json> ParseJson(std::string_view text);
 
-/// Parses text that Dump wrote, however deep.
+/// Parses text that Dump wrote, without a limit on its levels.
 Json ParseDumped(std::string_view text);
 
-/// As text, with bytes that are not UTF-8 replaced.
+/// Prints JSON. Replaces bytes that are not UTF-8.
 std::string Dump(const Json& json);
-/// Likewise, with a space behind each comma and colon, as Python's json.dumps writes.
+/// Prints JSON with a space after each comma and colon, as Python's json.dumps does.
 std::string DumpSpaced(const Json& json);
 
-/// Reads members of one object, each at most once. A member that is absent or null leaves its target as it
-/// is. The first fault is kept in `status`, and everything after it does nothing.
+/// Reads members of one object. A member that is absent or null leaves its target unchanged. `status` has the
+/// first error, and all calls after it do nothing.
 class Fields {
  public:
-  /// `path` stands in front of the members' names in messages: "messages[0]"; empty for the body itself.
+  /// `path` precedes the members' names in messages, e.g. "messages[0]". It is empty for the body itself.
   Fields(const Json& object, std::string path);
 
   void Bool(const char* name, bool* value);
@@ -40,16 +41,16 @@ class Fields {
   void Float(const char* name, double min, double max, float* value);
   void ShareAbove0(const char* name, float* value);  ///< in (0, 1]
   void String(const char* name, std::string* value);
-  /// The member of that type, or null when it is absent.
+  /// Returns the member of that type, or null when it is absent.
   const Json* Object(const char* name);
   const Json* Array(const char* name);
-  /// A member of any type; null is absent here too.
+  /// Returns a member of any type, or null when it is absent or null.
   const Json* Any(const char* name) const;
   bool Has(const char* name) const { return Any(name) != nullptr; }
-  /// A string, or an array of at most `most` strings.
+  /// Reads a string, or an array of at most `most` strings.
   void Strings(const char* name, size_t most, std::vector<std::string>* values);
 
-  /// "messages[0].content" for "content".
+  /// Returns "messages[0].content" for "content".
   std::string Path(const char* name) const;
   void Fail(const char* name, const std::string& code, const std::string& message);
   void FailType(const char* name, const char* expected, const Json& found);
@@ -63,9 +64,9 @@ class Fields {
   Status status_;
 };
 
-/// "a string", "an integer", ...: what a value is, for messages.
+/// Returns the kind of a value for messages: "a string", "an integer", ...
 const char* KindOf(const Json& json);
-/// OpenAI's words for a value of a wrong type.
+/// Returns an error for a value of a wrong type, in OpenAI's words.
 Status TypeError(const std::string& path, const char* expected, const Json& found);
 
 }  // namespace moesaic::server

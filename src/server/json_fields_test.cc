@@ -7,7 +7,7 @@
 namespace moesaic::server {
 namespace {
 
-TEST(ParseJson, TakesWhatTheStandardDoes) {
+TEST(ParseJson, AcceptsTheTextsOfTheStandard) {
   for (const char* text :
        {"{}", " [1, -0.5e+3, true, null, \"\\u00e9\\ud83d\\ude00\"]\n", "\"x\"", "0", "{\"a\":{\"a\":[]}}"}) {
     EXPECT_TRUE(ParseJson(text).ok()) << text;
@@ -38,7 +38,7 @@ TEST(ParseJson, BoundsDepthAndMembers) {
   };
   EXPECT_TRUE(ParseJson(wide(1024)).ok());
   EXPECT_FALSE(ParseJson(wide(1025)).ok());
-  EXPECT_TRUE(ParseJson("\"" + std::string(5000, '[') + "\"").ok());  // brackets in strings are text
+  EXPECT_TRUE(ParseJson("\"" + std::string(5000, '[') + "\"").ok());  // brackets in strings do not nest
 }
 
 TEST(Fields, NamesTheFirstFault) {
@@ -82,7 +82,7 @@ TEST(Errors, HaveTheShapeOfTheirApi) {
   EXPECT_EQ(full.headers.back(), (std::pair<std::string, std::string>("retry-after", "1")));
 }
 
-// JSON's numbers have no bounds; those of 64 bits stay numbers, and wider ones keep their digits.
+// JSON's numbers have no bounds. Integers of 64 bits stay numbers, and wider ones keep their digits.
 TEST(Json, KeepsTheDigitsOfWideIntegers) {
   const std::string text =
       R"({"a":[18446744073709551615,18446744073709551616,-9223372036854775809],"b":{"c":123456789012345678901234567890}})";

@@ -13,12 +13,12 @@
 #include <vector>
 #include <zmq.hpp>
 
-#include "kernels/ops.h"
+#include "tensor/kv_layout.h"
 
 namespace moesaic::server {
 namespace {
 
-using Json = nlohmann::json;
+using EventJson = nlohmann::json;
 
 constexpr const char* kMedium = "CPU";  // as vLLM calls main memory
 constexpr uint64_t kEnd = ~uint64_t{0};
@@ -35,10 +35,10 @@ uint64_t FromBigEndian(std::string_view bytes) {
   return number;
 }
 
-std::string Packed(const std::vector<Json>& events) {
+std::string Packed(const std::vector<EventJson>& events) {
   const double now =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  const std::vector<uint8_t> bytes = Json::to_msgpack(Json::array({now, events, 0}));
+  const std::vector<uint8_t> bytes = EventJson::to_msgpack(EventJson::array({now, events, 0}));
   return {bytes.begin(), bytes.end()};
 }
 
@@ -80,9 +80,9 @@ class KvPublisher::Impl {
   }
 
   // Fields by name, in vLLM's order.
-  void Add(const char* type, std::vector<std::pair<const char*, Json>> fields) {
+  void Add(const char* type, std::vector<std::pair<const char*, EventJson>> fields) {
     const bool map = options_.format == "map";
-    Json event = map ? Json({{"type", type}}) : Json::array({type});
+    EventJson event = map ? EventJson({{"type", type}}) : EventJson::array({type});
     for (auto& [name, value] : fields) {
       if (map) {
         event[name] = std::move(value);
@@ -97,7 +97,7 @@ class KvPublisher::Impl {
   const std::string& replay_endpoint() const { return replay_endpoint_; }
 
  private:
-  void Add(Json event) {
+  void Add(EventJson event) {
     {
       const std::lock_guard lock(mutex_);
       if (queue_.size() >= options_.max_queued) {
@@ -132,7 +132,7 @@ class KvPublisher::Impl {
 
   // True when it is time to end.
   bool Publish() {
-    std::vector<Json> events;
+    std::vector<EventJson> events;
     bool stopping = false;
     {
       const std::lock_guard lock(mutex_);
@@ -179,7 +179,7 @@ class KvPublisher::Impl {
   zmq::socket_t replay_{context_, zmq::socket_type::router};
   std::string endpoint_, replay_endpoint_;
   std::mutex mutex_;
-  std::vector<Json> queue_;
+  std::vector<EventJson> queue_;
   bool gap_ = false, stopping_ = false;
   uint64_t next_ = 0;                                  // the publishing thread's, as all below
   std::deque<std::pair<uint64_t, std::string>> kept_;  // number, payload
@@ -198,17 +198,17 @@ StatusOr<std::unique_ptr<KvPublisher>> KvPublisher::Create(const KvPublisherOpti
 void KvPublisher::Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
                          std::span<const int32_t> tokens, std::string_view name_space) {
   // A sequence's first block carries what keeps it apart from others' (vLLM's extra keys).
-  Json extra_keys;
+  EventJson extra_keys;
   if (!name_space.empty()) {
-    extra_keys = Json::array();
+    extra_keys = EventJson::array();
     for (size_t i = 0; i < hashes.size(); ++i) {
-      extra_keys.push_back(i == 0 && !parent ? Json::array({std::string(name_space)}) : Json());
+      extra_keys.push_back(i == 0 && !parent ? EventJson::array({std::string(name_space)}) : EventJson());
     }
   }
   impl_->Add("BlockStored", {{"block_hashes", std::vector<uint64_t>(hashes.begin(), hashes.end())},
-                             {"parent_block_hash", parent ? Json(*parent) : Json()},
+                             {"parent_block_hash", parent ? EventJson(*parent) : EventJson()},
                              {"token_ids", std::vector<int32_t>(tokens.begin(), tokens.end())},
-                             {"block_size", kernels::kKvBlockTokens},
+                             {"block_size", tensor::kKvBlockTokens},
                              {"lora_id", nullptr},
                              {"medium", kMedium},
                              {"lora_name", nullptr},

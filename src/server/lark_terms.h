@@ -1,4 +1,4 @@
-// Pieces of Lark grammars that frame calls of tools.
+// Writes the parts of Lark grammars that frame calls of tools.
 #pragma once
 
 #include <string>
@@ -11,29 +11,29 @@
 
 namespace moesaic::server {
 
-/// Literal text as Lark terms. Special tokens inside it are named by id, as text cannot spell them; "\n?" is
-/// a line break that may be left out.
+/// Converts literal text to Lark terms. Names special tokens by their id, since text does not match them.
+/// "\n?" is an optional line break.
 class LarkTerms {
  public:
-  /// `tokenizer` is borrowed.
+  /// `tokenizer` must outlive this.
   LarkTerms(const text::Tokenizer& tokenizer, text::ToolFormat format)
       : tokenizer_(tokenizer), marks_(text::ToolMarks(format)) {}
 
   std::string Of(std::string_view text) const;
-  /// `text` up to its first special token, and the rest.
+  /// Splits `text` before its first special token.
   std::pair<std::string_view, std::string_view> SplitAtMark(std::string_view text) const;
 
  private:
-  // Length of the special token that `text` begins with; 0: none.
+  // Length of the special token that `text` begins with, or 0.
   size_t MarkAtStart(std::string_view text) const;
 
   const text::Tokenizer& tokenizer_;
   const std::vector<std::string_view> marks_;
 };
 
-/// The schema of a function's arguments; any object where it has none.
+/// Returns the schema of a function's arguments, or that of any object where the function has none.
 Json ParametersOf(const Json& function);
-/// Whether a forced call may be one of the tool `name`, and whether there may be several.
+/// Return true if a forced call may call the tool `name`, and if there may be several calls.
 bool MayCall(const Conversation& conversation, const std::string& name);
 bool MayCallSeveral(const Conversation& conversation);
 

@@ -1,4 +1,4 @@
-// The choices that are on their way, for the operations page.
+// Lists the running choices for the operations page.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace moesaic::server {
 
-/// Any thread.
+/// A running choice. Any thread may use it.
 struct LiveRequest {
   std::string id;
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
@@ -21,11 +21,11 @@ struct LiveRequest {
   std::atomic<int64_t> output_tokens{0};
 };
 
-/// Any thread. Entries live as long as their owners hold them.
+/// Any thread may call all methods. An entry is listed as long as its owner holds it.
 class LiveRequests {
  public:
   std::shared_ptr<LiveRequest> Add(std::string id, int64_t prompt_tokens);
-  /// The oldest `most`, as {"id", "state", "prompt_tokens", ...}.
+  /// Returns the oldest `most` entries as {"id", "state", "prompt_tokens", ...}.
   Json List(size_t most) const;
 
  private:

@@ -17,7 +17,7 @@ namespace {
 using Buckets = prometheus::Histogram::BucketBoundaries;
 using prometheus::Labels;
 
-// vLLM's bounds, so that its dashboards and routers read ours.
+// vLLM's bucket bounds, so that its dashboards and routers can read these metrics.
 const Buckets kFirstToken = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
                              1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
 const Buckets kInterToken = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
@@ -29,7 +29,7 @@ const Buckets kTokens = {1,    2,    5,    10,    20,    50,    100,    200,    
 
 const Buckets kMass(kernels::MassHistogram::kBounds.begin(), kernels::MassHistogram::kBounds.end());
 
-// A family with one member.
+// Creates a family with one member.
 template <typename Made>
 auto& One(prometheus::Registry& registry, prometheus::detail::Builder<Made> builder, const char* name,
           const char* help, const Labels& labels) {
@@ -50,12 +50,12 @@ struct Metrics::Impl {
   prometheus::Histogram& Histogram(const char* name, const char* help, const Buckets& bounds) {
     return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels, bounds);
   }
-  // Engine totals are kept by the engine; the counter follows them.
+  // Raises the counter to a total that the engine keeps.
   static void Follow(prometheus::Counter& counter, double total) {
     if (total > counter.Value()) counter.Increment(total - counter.Value());
   }
 
-  // The same for a histogram, whose last bucket has what is above all bounds: never anything.
+  // Does so for a histogram. Its last bucket, for values above all bounds, is always empty.
   static void Follow(prometheus::Histogram& histogram, const kernels::MassHistogram& total) {
     const prometheus::ClientMetric::Histogram now = histogram.Collect().histogram;
     std::vector<double> more(kMass.size() + 1);
@@ -69,10 +69,10 @@ struct Metrics::Impl {
 
   prometheus::Registry registry;
   const Labels labels;
-  std::mutex reading;  // Follow reads and writes
+  std::mutex reading;  // Follow() reads a value and then writes it
 
   prometheus::Gauge& running = Gauge("vllm:num_requests_running", "Requests in the batch");
-  prometheus::Gauge& waiting = Gauge("vllm:num_requests_waiting", "Requests waiting for room");
+  prometheus::Gauge& waiting = Gauge("vllm:num_requests_waiting", "Requests waiting for admission");
   prometheus::Gauge& usage =
       Gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that requests hold, 0 to 1");
   prometheus::Counter& queries =
@@ -80,18 +80,18 @@ struct Metrics::Impl {
   prometheus::Counter& hits =
       Counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache");
   prometheus::Counter& preemptions =
-      Counter("vllm:num_preemptions_total", "Requests put back for want of blocks");
-  prometheus::Counter& prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt tokens taken in");
+      Counter("vllm:num_preemptions_total", "Requests preempted because no KV block was free");
+  prometheus::Counter& prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt tokens processed");
   prometheus::Counter& output_tokens = Counter("vllm:generation_tokens_total", "Tokens generated");
   prometheus::Counter& drafts = Counter("vllm:spec_decode_num_drafts_total", "Drafts that were verified");
   prometheus::Counter& draft_tokens =
       Counter("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens that were verified");
   prometheus::Counter& accepted_tokens =
-      Counter("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right");
+      Counter("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were accepted");
   prometheus::Family<prometheus::Counter>& accepted_at =
       prometheus::BuildCounter()
           .Name("vllm:spec_decode_num_accepted_tokens_per_pos_total")
-          .Help("Drafted tokens that were right, by place in their draft from 0")
+          .Help("Drafted tokens that were accepted, by position in their draft from 0")
           .Register(registry);
   prometheus::Family<prometheus::Counter>& success = prometheus::BuildCounter()
                                                          .Name("vllm:request_success_total")
@@ -103,36 +103,37 @@ struct Metrics::Impl {
           .Help("Failures by cause: grammar_refused (before the request began), grammar, model, engine")
           .Register(registry);
   prometheus::Histogram& first_token =
-      Histogram("vllm:time_to_first_token_seconds", "Arrival to the first token", kFirstToken);
+      Histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token", kFirstToken);
   prometheus::Histogram& inter_token =
-      Histogram("vllm:inter_token_latency_seconds", "Between two tokens of one choice", kInterToken);
+      Histogram("vllm:inter_token_latency_seconds", "Time between two tokens of one choice", kInterToken);
   prometheus::Histogram& whole =
-      Histogram("vllm:e2e_request_latency_seconds", "Arrival to the end", kLatency);
+      Histogram("vllm:e2e_request_latency_seconds", "Time from arrival to the end", kLatency);
   prometheus::Histogram& queue =
-      Histogram("vllm:request_queue_time_seconds", "Arrival to the first step", kLatency);
+      Histogram("vllm:request_queue_time_seconds", "Time from arrival to the first step", kLatency);
   prometheus::Histogram& prefill =
-      Histogram("vllm:request_prefill_time_seconds", "First step to the first token", kLatency);
+      Histogram("vllm:request_prefill_time_seconds", "Time from the first step to the first token", kLatency);
   prometheus::Histogram& decode =
-      Histogram("vllm:request_decode_time_seconds", "First token to the last", kLatency);
-  prometheus::Histogram& inference =
-      Histogram("vllm:request_inference_time_seconds", "First step to the last token", kLatency);
+      Histogram("vllm:request_decode_time_seconds", "Time from the first token to the last", kLatency);
+  prometheus::Histogram& inference = Histogram("vllm:request_inference_time_seconds",
+                                               "Time from the first step to the last token", kLatency);
   prometheus::Histogram& prompt_sizes =
       Histogram("vllm:request_prompt_tokens", "Prompt tokens of a choice", kTokens);
   prometheus::Histogram& output_sizes =
       Histogram("vllm:request_generation_tokens", "Tokens generated for a choice", kTokens);
   prometheus::Histogram& budgets =
-      Histogram("vllm:request_params_max_tokens", "Longest output a choice allowed", kTokens);
+      Histogram("vllm:request_params_max_tokens", "Maximum output tokens of a choice", kTokens);
 
   prometheus::Family<prometheus::Gauge>& blocks = prometheus::BuildGauge()
                                                       .Name("moesaic:kv_blocks")
                                                       .Help("KV blocks by state: used, cached, free")
                                                       .Register(registry);
-  prometheus::Family<prometheus::Gauge>& cache_config = prometheus::BuildGauge()
-                                                            .Name("vllm:cache_config_info")
-                                                            .Help("Size of a KV block and how many there are")
-                                                            .Register(registry);
+  prometheus::Family<prometheus::Gauge>& cache_config =
+      prometheus::BuildGauge()
+          .Name("vllm:cache_config_info")
+          .Help("Tokens of a KV block and number of KV blocks")
+          .Register(registry);
   prometheus::Counter& evictions =
-      Counter("moesaic:kv_evicted_blocks_total", "Cached KV blocks given up for others");
+      Counter("moesaic:kv_evicted_blocks_total", "Cached KV blocks evicted from memory");
   prometheus::Counter& swapped_out =
       Counter("moesaic:swapped_out_blocks_total", "KV blocks of preempted requests copied to the swap space");
   prometheus::Counter& swapped_in =
@@ -142,96 +143,102 @@ struct Metrics::Impl {
                                                     .Help("Blocks of the swap space by state: used, free")
                                                     .Register(registry);
   prometheus::Gauge& warm_blocks =
-      Gauge("moesaic:kv_warm_blocks", "KV blocks that were given up and are kept in int8");
-  prometheus::Gauge& warm_bytes = Gauge("moesaic:kv_warm_bytes", "Bytes of these");
+      Gauge("moesaic:kv_warm_blocks", "Evicted KV blocks stored in int8 by the warm tier");
+  prometheus::Gauge& warm_bytes = Gauge("moesaic:kv_warm_bytes", "Bytes of the warm tier's blocks");
   prometheus::Gauge& warm_capacity =
-      Gauge("moesaic:kv_warm_capacity_blocks", "KV blocks that there is room for");
+      Gauge("moesaic:kv_warm_capacity_blocks", "Maximum KV blocks of the warm tier");
   prometheus::Counter& warm_stored =
-      Counter("moesaic:kv_warm_stored_blocks_total", "KV blocks that were kept when they were given up");
+      Counter("moesaic:kv_warm_stored_blocks_total", "Evicted KV blocks stored by the warm tier");
   prometheus::Counter& warm_restored =
-      Counter("moesaic:kv_warm_restored_blocks_total", "KV blocks that came back for a request");
+      Counter("moesaic:kv_warm_restored_blocks_total", "KV blocks restored from the warm tier for a request");
   prometheus::Counter& warm_evicted =
-      Counter("moesaic:kv_warm_evicted_blocks_total", "Kept KV blocks given up for others");
-  prometheus::Counter& warm_refused = Counter("moesaic:kv_warm_refused_blocks_total",
-                                              "KV blocks not kept: not finite, or no room but what is read");
+      Counter("moesaic:kv_warm_evicted_blocks_total", "KV blocks evicted from the warm tier");
+  prometheus::Counter& warm_refused =
+      Counter("moesaic:kv_warm_refused_blocks_total",
+              "KV blocks not stored: values are not finite, or all blocks of the tier are being read");
   prometheus::Counter& warm_dropped =
-      Counter("moesaic:kv_warm_dropped_blocks_total", "KV blocks not kept: beyond what one step keeps");
+      Counter("moesaic:kv_warm_dropped_blocks_total", "KV blocks not stored: above the limit of one step");
   prometheus::Counter& warm_store_seconds =
-      Counter("moesaic:kv_warm_store_seconds_total", "Engine time that keeping blocks took");
-  prometheus::Counter& warm_restore_seconds =
-      Counter("moesaic:kv_warm_restore_seconds_total", "Engine time that bringing them back took");
-  prometheus::Gauge& disk_blocks = Gauge("moesaic:kv_disk_blocks", "KV blocks on disk that can be found");
-  prometheus::Gauge& disk_bytes = Gauge("moesaic:kv_disk_bytes", "Bytes of these");
+      Counter("moesaic:kv_warm_store_seconds_total", "Engine time spent storing blocks in the warm tier");
+  prometheus::Counter& warm_restore_seconds = Counter(
+      "moesaic:kv_warm_restore_seconds_total", "Engine time spent restoring blocks from the warm tier");
+  prometheus::Gauge& disk_blocks = Gauge("moesaic:kv_disk_blocks", "KV blocks on disk that can be loaded");
+  prometheus::Gauge& disk_bytes = Gauge("moesaic:kv_disk_bytes", "Bytes of the KV blocks on disk");
   prometheus::Gauge& disk_storing =
       Gauge("moesaic:kv_disk_storing",
-            "1 while blocks are stored on disk; 0: never, or no more since a write failed");
+            "1 while blocks are stored on disk; 0 without a disk tier, and after a failed write");
   prometheus::Counter& disk_written =
       Counter("moesaic:kv_disk_written_blocks_total", "KV blocks written to disk");
   prometheus::Counter& disk_evicted =
-      Counter("moesaic:kv_disk_evicted_blocks_total", "KV blocks on disk given up for others");
-  prometheus::Counter& disk_lost =
-      Counter("moesaic:kv_disk_lost_blocks_total", "KV blocks that memory gave up before they were on disk");
+      Counter("moesaic:kv_disk_evicted_blocks_total", "KV blocks evicted from disk");
+  prometheus::Counter& disk_lost = Counter("moesaic:kv_disk_lost_blocks_total",
+                                           "KV blocks evicted from memory before they were written to disk");
   prometheus::Counter& disk_loads =
       Counter("moesaic:kv_disk_loads_total", "Prefixes loaded from disk for a request");
   prometheus::Counter& disk_abandoned = Counter("moesaic:kv_disk_abandoned_loads_total",
-                                                "Loads that ended for want of memory or their request");
-  prometheus::Counter& disk_loaded = Counter("moesaic:kv_disk_loaded_blocks_total", "KV blocks of loads");
-  prometheus::Counter& disk_lazy_blocks = Counter(
-      "moesaic:kv_disk_lazy_blocks_total", "KV blocks of which only layers that rows chose were loaded");
+                                                "Loads that ended without memory, or with their request");
+  prometheus::Counter& disk_loaded =
+      Counter("moesaic:kv_disk_loaded_blocks_total", "KV blocks loaded from disk");
+  prometheus::Counter& disk_lazy_blocks =
+      Counter("moesaic:kv_disk_lazy_blocks_total", "KV blocks of which only the chosen layers were loaded");
   prometheus::Counter& disk_lazy_layers =
-      Counter("moesaic:kv_disk_lazy_layers_total", "Layers of these that were loaded");
-  prometheus::Counter& disk_read = Counter("moesaic:kv_disk_read_bytes_total", "Bytes that loads read");
+      Counter("moesaic:kv_disk_lazy_layers_total", "Layers loaded of these blocks");
+  prometheus::Counter& disk_read = Counter("moesaic:kv_disk_read_bytes_total", "Bytes read by loads");
   prometheus::Counter& disk_seconds =
       Counter("moesaic:kv_disk_load_seconds_total",
-              "Time of loads, from the first byte asked for to the last checked");
+              "Time of loads, from the first read to the check of the last byte");
   prometheus::Counter& disk_refused_blocks =
-      Counter("moesaic:kv_disk_refused_blocks_total", "Damaged KV blocks on disk, which were computed again");
-  prometheus::Counter& disk_refused_files = Counter(
-      "moesaic:kv_disk_refused_files_total", "Files of KV blocks that are damaged, or another model's");
-  prometheus::Counter& disk_errors = Counter("moesaic:kv_disk_write_errors_total", "KV blocks not written");
+      Counter("moesaic:kv_disk_refused_blocks_total", "Damaged KV blocks on disk that were computed again");
+  prometheus::Counter& disk_refused_files =
+      Counter("moesaic:kv_disk_refused_files_total",
+              "Files of KV blocks that are damaged, or belong to another model");
+  prometheus::Counter& disk_errors =
+      Counter("moesaic:kv_disk_write_errors_total", "KV blocks whose write to disk failed");
   prometheus::Counter& sparse_choices =
-      Counter("moesaic:kv_sparsity_choices_total", "Rows' choices of KV blocks, one a layer and KV head");
-  prometheus::Counter& sparse_reused = Counter(
-      "moesaic:kv_sparsity_reused_total", "Of these: took over what an earlier row of the sequence chose");
+      Counter("moesaic:kv_sparsity_choices_total", "Choices of KV blocks, one per row, layer and KV head");
+  prometheus::Counter& sparse_reused =
+      Counter("moesaic:kv_sparsity_reused_total", "Choices copied from an earlier row of the sequence");
   prometheus::Counter& sparse_rechosen =
       Counter("moesaic:kv_sparsity_rechosen_total",
-              "Of these: chose for themselves, since what they were to take over was not known any more");
+              "Choices computed because the earlier row's choice was not stored any more");
   prometheus::Counter& sparse_capped =
       Counter("moesaic:kv_sparsity_capped_total",
-              "Of these: the budget ended before the share of the mass was there that was asked for");
-  prometheus::Counter& sparse_fallbacks = Counter("moesaic:kv_sparsity_fallbacks_total",
-                                                  "Choices whose bound was above eps: all blocks were read");
+              "Choices whose budget ended before they reached the configured share of the mass");
+  prometheus::Counter& sparse_fallbacks = Counter(
+      "moesaic:kv_sparsity_fallbacks_total", "Choices that read all blocks, since their bound was above eps");
   prometheus::Counter& sparse_read =
       Counter("moesaic:kv_sparsity_blocks_read_total", "KV blocks that these choices read");
   prometheus::Counter& sparse_all =
       Counter("moesaic:kv_sparsity_blocks_total", "KV blocks that dense attention would have read");
   prometheus::Histogram& sparse_bound =
       Histogram("moesaic:kv_sparsity_missed_bound",
-                "Upper bound of the softmax mass left out, of each head whose bound was computed", kMass);
-  prometheus::Histogram& sparse_missed = Histogram(
-      "moesaic:kv_sparsity_missed",
-      "Softmax mass that the choice left out in fact, of audited heads; 1 less it was captured", kMass);
+                "Upper bound of the softmax mass left out, for each head with a computed bound", kMass);
+  prometheus::Histogram& sparse_missed =
+      Histogram("moesaic:kv_sparsity_missed",
+                "Softmax mass that the choice left out, measured for audited heads", kMass);
   prometheus::Counter& steps = Counter("moesaic:engine_steps_total", "Steps of the engine");
   prometheus::Counter& prefill_seconds =
-      Counter("moesaic:prefill_seconds_total", "Engine time in prefill; mixed steps are split by rows");
-  prometheus::Counter& decode_seconds = Counter("moesaic:decode_seconds_total", "Engine time in decode");
+      Counter("moesaic:prefill_seconds_total", "Engine time spent in prefill; mixed steps are split by rows");
+  prometheus::Counter& decode_seconds =
+      Counter("moesaic:decode_seconds_total", "Engine time spent in decode");
   prometheus::Family<prometheus::Gauge>& kernels = prometheus::BuildGauge()
                                                        .Name("moesaic:kernel_info")
-                                                       .Help("Which implementation each operator runs")
+                                                       .Help("Implementation of each operator")
                                                        .Register(registry);
   prometheus::Family<prometheus::Gauge>& build =
       prometheus::BuildGauge().Name("moesaic:build_info").Help("Version and model file").Register(registry);
   prometheus::Gauge& connections = Gauge("moesaic:http_connections", "Open connections");
   prometheus::Gauge& active = Gauge("moesaic:http_requests_active", "Requests whose answer has not ended");
-  prometheus::Gauge& draining = Gauge("moesaic:draining", "1 while the server takes no new requests");
+  prometheus::Gauge& draining = Gauge("moesaic:draining", "1 while the server refuses new requests");
   prometheus::Family<prometheus::Counter>& answers = prometheus::BuildCounter()
                                                          .Name("moesaic:http_requests_total")
                                                          .Help("Answers by endpoint and status")
                                                          .Register(registry);
-  prometheus::Family<prometheus::Histogram>& answer_times = prometheus::BuildHistogram()
-                                                                .Name("moesaic:http_request_seconds")
-                                                                .Help("Request read to answer ended")
-                                                                .Register(registry);
+  prometheus::Family<prometheus::Histogram>& answer_times =
+      prometheus::BuildHistogram()
+          .Name("moesaic:http_request_seconds")
+          .Help("Time from the complete request to the end of the answer")
+          .Register(registry);
 };
 
 Metrics::Metrics(const std::string& model_name) : impl_(std::make_unique<Impl>(model_name)) {}
@@ -286,7 +293,7 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   m.blocks.Add({{"state", "cached"}}).Set(engine.cached_blocks);
   m.blocks.Add({{"state", "free"}}).Set(engine.free_blocks);
   m.cache_config
-      .Add({{"block_size", std::to_string(kernels::kKvBlockTokens)},
+      .Add({{"block_size", std::to_string(tensor::kKvBlockTokens)},
             {"num_gpu_blocks", std::to_string(engine.total_blocks)}})
       .Set(1);
   Impl::Follow(m.queries, static_cast<double>(engine.cache_queries));

@@ -1,4 +1,4 @@
-// What Prometheus reads: vLLM's names where they mean the same, and our own.
+// Collects metrics for Prometheus, under vLLM's names where vLLM has the same metric.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace moesaic::server {
 
-/// One choice's times and sizes at its end. Times in seconds.
+/// Times and sizes of a choice that has ended. Times are in seconds.
 struct ChoiceRecord {
   double queue = 0, prefill = 0, decode = 0, whole = 0;
   bool had_token = false;
@@ -18,7 +18,7 @@ struct ChoiceRecord {
   std::string finish;  // "stop", "length", "deadline", "abort" or "error"
 };
 
-/// The HTTP side at the time of reading.
+/// Gauges of the HTTP server at the time of reading.
 struct HttpGauges {
   int64_t connections = 0, active_requests = 0;
   bool draining = false;
@@ -31,16 +31,17 @@ class Metrics {
   ~Metrics();
 
   void Choice(const ChoiceRecord& record);
-  /// A choice's first token came so long after it was asked for.
+  /// Records the time from a choice's submission to its first token.
   void FirstToken(double seconds);
   void InterToken(double seconds);
-  /// A request failed for `cause`: "grammar_refused" (before it began), "grammar", "model" or "engine".
+  /// Counts a request that failed for `cause`: "grammar_refused" (before it began), "grammar", "model" or
+  /// "engine".
   void Failed(const std::string& cause);
   void Answered(const std::string& route, int status, double seconds);
   void Kernels(const std::vector<kernels::KernelChoice>& choices);
   void Build(const std::string& version, const std::string& model_path);
 
-  /// The text format, version 0.0.4.
+  /// Returns all metrics in Prometheus' text format, version 0.0.4.
   std::string Text(const engine::EngineStats& engine, const HttpGauges& http);
 
  private:

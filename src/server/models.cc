@@ -30,7 +30,7 @@ Json AnthropicModel(const ServedModel& model, const std::string& name) {
       {"max_tokens", model.max_context}};
 }
 
-// A page of the names: at most "limit", behind "after_id" or in front of "before_id".
+// Returns a page of at most "limit" names, after "after_id" or before "before_id".
 StatusOr<Json> AnthropicList(const ServedModel& model, const std::string& query) {
   ASSIGN_OR_RETURN(const int limit, QueryInt(query, "limit", 1, 1000, 20));
   const std::string after = QueryValue(query, "after_id"), before = QueryValue(query, "before_id");

@@ -1,4 +1,4 @@
-// GET /v1/models, in OpenAI's form and in Anthropic's.
+// Implements GET /v1/models in OpenAI's and in Anthropic's form.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace moesaic::server {
 
-/// Requests with a header "anthropic-version" get Anthropic's form. `root` is the model's path.
+/// Answers requests with a header "anthropic-version" in Anthropic's form. `root` is the model's path.
 Status ListModels(const ServedModel& model, const std::string& root, Call& call);
 Status GetModel(const ServedModel& model, const std::string& root, Call& call);
 

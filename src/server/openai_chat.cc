@@ -1,4 +1,4 @@
-// POST /v1/chat/completions.
+// Implements POST /v1/chat/completions.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -9,15 +9,15 @@
 namespace moesaic::server {
 namespace {
 
-// What of the request the answer depends on.
+// Fields of the request that the answer needs.
 struct ChatShape : OpenAiShape {
   int choices = 1;
   int top_logprobs = -1;  // -1: no logprobs
   bool named_call = false;
-  std::vector<int32_t> prompt_ids;  // when asked for
+  std::vector<int32_t> prompt_ids;  // set when the request returns token ids
 };
 
-// A call that was named in the request is no choice of the model's: OpenAI ends it with "stop".
+// A call that the request names is not the model's decision. OpenAI ends it with "stop".
 std::string FinishOf(const ChatShape& shape, const std::string& reason) {
   return shape.named_call && reason == "tool_calls" ? "stop" : reason;
 }
@@ -96,7 +96,7 @@ class ChatStream : public OpenAiStream {
   static Json CallPieces(const std::vector<text::ToolCallDelta>& calls) {
     Json pieces = Json::array();
     for (const text::ToolCallDelta& call : calls) {
-      // Pieces of one call in one chunk become one.
+      // Joins pieces of the same call in one chunk.
       if (call.name.empty() && !pieces.empty() && pieces.back()["index"] == call.index) {
         Json& arguments = pieces.back()["function"]["arguments"];
         arguments = arguments.get<std::string>() + call.arguments;
@@ -135,7 +135,7 @@ class ChatStream : public OpenAiStream {
   std::vector<bool> begun_;
 };
 
-// "logprobs" is a boolean here, and "top_logprobs" needs it.
+// Reads "logprobs", which is a boolean in chats, and "top_logprobs", which needs it.
 int ReadLogprobs(Fields& body) {
   bool wanted = false;
   int top = 0;
@@ -167,7 +167,7 @@ Status ChatCompletions(const GenerationContext& context, Call& call) {
   RETURN_IF_ERROR(body.status());
   ASSIGN_OR_RETURN(Prompt prompt, RenderPrompt(context.model, conversation));
   ASSIGN_OR_RETURN(const int budget, OutputBudget(context.model, prompt.ids.size(), fields.max_tokens,
-                                                  std::numeric_limits<int>::max(), "messages"));
+                                                  context.model.default_output, "messages"));
   ASSIGN_OR_RETURN(std::optional<GrammarText> forced, ForcedCalls(context.model, conversation));
   if (forced) grammar = std::move(forced);
 
@@ -190,7 +190,7 @@ Status ChatCompletions(const GenerationContext& context, Call& call) {
   spec.n = fields.n;
   spec.sampling.logprobs = logprobs;
   SetTools(context.model, conversation, &spec);
-  // A grammar begins with the answer, not inside a thought.
+  // The grammar applies to the whole answer, so that it has no reasoning.
   spec.in_reasoning = prompt.in_reasoning && !grammar;
   return StartAnswer<ChatWhole, ChatStream>(context, call, fields.stream, std::move(spec), std::move(shape));
 }

@@ -1,4 +1,4 @@
-// POST /v1/completions.
+// Implements POST /v1/completions.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -10,7 +10,7 @@
 namespace moesaic::server {
 namespace {
 
-constexpr int kDefaultTokens = 16;  // as OpenAI has it
+constexpr int kDefaultTokens = 16;  // OpenAI's default of "max_tokens"
 
 struct CompletionShape : OpenAiShape {
   int prompts = 1, n = 1, best_of = 1;
@@ -20,12 +20,12 @@ struct CompletionShape : OpenAiShape {
   std::vector<std::string> prompt_texts;  // with echo
 };
 
-// OpenAI's four parallel lists.
+// Builds OpenAI's four parallel lists of logprobs.
 class LogprobLists {
  public:
   explicit LogprobLists(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
-  // `entry` is null for a token without a distribution: a prompt's first.
+  // `entry` is null for the first token of a prompt, which has no distribution.
   void Add(int32_t id, const engine::LogprobEntry* entry, int top) {
     const std::string text = TokenText(tokenizer_, id);
     tokens_.push_back(text);
@@ -40,7 +40,7 @@ class LogprobLists {
     }
     tops_.push_back(std::move(likeliest));
     offsets_.push_back(offset_);
-    // Offsets count characters, of which bytes 10xxxxxx continue one.
+    // Offsets count characters. Bytes 10xxxxxx continue a character.
     offset_ += std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
   }
 
@@ -52,7 +52,7 @@ class LogprobLists {
   }
 
  private:
-  // Keys of an object must be UTF-8 to be told apart once they are written.
+  // Keys of an object must be UTF-8, since Dump would make different keys equal.
   static std::string Valid(const std::string& text) {
     return Json::parse(Dump(Json(text))).get<std::string>();
   }
@@ -91,7 +91,7 @@ class CompletionWhole : public AnswerSink {
   }
 
  private:
-  // The n likeliest of best_of choices, by the mean of their tokens' logprobs.
+  // Selects the n likeliest of best_of choices by the mean logprob of their tokens.
   std::vector<int> Best(int prompt) const {
     std::vector<int> order(shape_.best_of);
     std::iota(order.begin(), order.end(), prompt * shape_.best_of);
@@ -196,7 +196,7 @@ Status Completions(const GenerationContext& context, Call& call) {
   }
   if (body.ok() && fields.stream && fields.best_of > fields.n) {
     body.Fail("best_of", "invalid_value",
-              "Invalid 'best_of': choices cannot be streamed before the best are known");
+              "Invalid 'best_of': the best choices cannot be streamed, since all must end first");
   }
   body.Int("logprobs", 0, kMaxLogprobs, &shape.logprobs);
   body.Bool("echo", &shape.echo);

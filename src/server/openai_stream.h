@@ -1,4 +1,4 @@
-// Streams of /v1/chat/completions and /v1/completions: chunks with one head, and the same end.
+// Sends the chunks that streams of /v1/chat/completions and /v1/completions have in common.
 #pragma once
 
 #include <memory>
@@ -9,21 +9,21 @@
 
 namespace moesaic::server {
 
-/// What of a request both APIs' answers depend on.
+/// Fields of a request that the answers of both APIs need.
 struct OpenAiShape {
   std::string id, model;
   int64_t created = UnixNow();
-  bool usage = false;       // one last event with the usage
-  bool continuous = false;  // and the usage so far in every event
-  bool ids = false;         // token ids beside the text
+  bool usage = false;       // true: the last event has the usage
+  bool continuous = false;  // true: every event has the usage so far
+  bool ids = false;         // true: answers have token ids too
 };
 
-/// Members that every answer and chunk begins with.
+/// Returns the first members of every answer and chunk.
 Json AnswerHead(const OpenAiShape& shape, const char* object);
 
 class OpenAiStream : public AnswerSink {
  public:
-  /// `shape` is the derived class's own, and outlives this.
+  /// `shape` is a member of the derived class.
   OpenAiStream(const OpenAiShape& shape, const char* object, std::shared_ptr<ResponseWriter> writer)
       : shape_(shape), object_(object), stream_(std::move(writer)) {}
 
@@ -32,7 +32,7 @@ class OpenAiStream : public AnswerSink {
   void Failed(const ApiError& error) override;
 
  protected:
-  /// Sends `choice` as a chunk. `more`: members of the chunk itself, or null.
+  /// Sends `choice` as a chunk. `more` has further members of the chunk, or is null.
   void SendChunk(Json choice, const Usage& so_far, const Json& more);
 
  private:

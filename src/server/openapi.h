@@ -1,4 +1,4 @@
-// The description of the API that GET /openapi.json gives: OpenAPI 3.1.
+// Describes the API for GET /openapi.json: OpenAPI 3.1.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace moesaic::server {
 
-/// `routes`: method and path of every endpoint, of which one that ends in '/' takes a name behind it. Each
-/// must be described here, and nothing else is.
+/// `routes`: method and path of every endpoint. A path may have segments {NAME}, and one that ends in '/'
+/// takes a model's name after it. Describes each route; a route without a description is a failed check.
 Json OpenApi(const ServedModel& model, const std::string& version,
              const std::vector<std::pair<std::string, std::string>>& routes);
 

@@ -10,9 +10,9 @@
 namespace moesaic::server {
 namespace {
 
-constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr int kMaxSchemaInt = std::numeric_limits<int>::max();
 
-// A member that is null counts as absent everywhere.
+// Allows null, since the readers treat a null member as absent.
 Json OrNull(Json schema) {
   if (schema == Json{{"type", "null"}}) return schema;
   if (schema.contains("type") && schema["type"].is_string() && !schema.contains("enum")) {
@@ -46,11 +46,11 @@ Json AnyOf(std::initializer_list<Json> schemas) {
   return {{"anyOf", std::move(all)}};
 }
 Json NonEmpty() { return {{"type", "string"}, {"minLength", 1}}; }
-// Refused by name when it is there.
+// A member that the readers refuse.
 Json Never() { return Type("null"); }
 Json StringOrStrings(int most) { return AnyOf({Text(), ArrayOf(Text(), 0, most)}); }
 
-// An object whose `required` members may not be null, and all others may.
+// Builds the schema of an object whose required members may not be null, while all others may.
 class Object {
  public:
   Object& Must(const char* name, Json schema) {
@@ -109,7 +109,7 @@ Json FunctionName() {
   return {{"type", "string"}, {"minLength", 1}, {"maxLength", 256}, {"pattern", R"(^[^\r\n<>"]+$)"}};
 }
 
-// A tool's name, description and schema of arguments, where these stand among other members.
+// A tool's name, description and schema of arguments, for APIs that have them among the tool's other members.
 Object Function() { return std::move(Object().Must("name", FunctionName()).May("description", Text())); }
 Json Arguments() { return Object().May("type", Words({"object"})).Take(); }
 
@@ -144,11 +144,12 @@ void AddConversation(Object& body) {
 Json Sparsity(const ServedModel& model) {
   const Json modes = model.sparsity.digests ? Words({"dense", "decode", "all"}) : Words({"dense"});
   Object object;
-  object.May("budget", Integer(engine::kLeastSparsityBudget, kMaxInt / 2))
+  object.May("budget", Integer(engine::kMinSparsityBudget, kMaxSchemaInt / 2))
       .May("eps", Number(0, 1))
       .May("mass", NumberAbove(0, 1))
-      .May("reuse", Integer(1, cache::kBlockTokens));
-  // Without digests no mode but this one is served, and what is left out would be another.
+      .May("reuse", Integer(1, tensor::kKvBlockTokens));
+  // Without digests only the mode "dense" is served. The default would be another, so that "mode" is
+  // required.
   return model.sparsity.digests ? object.May("mode", modes).Take() : object.Must("mode", modes).Take();
 }
 
@@ -157,19 +158,19 @@ void AddGeneration(Object& body, const ServedModel& model) {
   const Json session = Object()
                            .May("state", Words({"continues", "ends", ""}))
                            .May("tokens", Integer(0, std::numeric_limits<int64_t>::max()))
-                           .May("returns_in", Number(0, kMostReturnSeconds))
+                           .May("returns_in", Number(0, kMaxReturnSeconds))
                            .Take();
   body.May("model", ModelName(model))
       .May("temperature", Number(0, 100))
       .May("top_p", NumberAbove(0, 1))
-      .May("top_k", Integer(-1, kMaxInt))
+      .May("top_k", Integer(-1, kMaxSchemaInt))
       .May("min_p", Number(0, 1))
       .May("typical_p", NumberAbove(0, 1))
       .May("repetition_penalty", Number(1e-6, 100))
       .May("presence_penalty", Number(-2, 2))
       .May("frequency_penalty", Number(-2, 2))
       .May("seed", Integer(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()))
-      .May("min_tokens", Integer(0, kMaxInt))
+      .May("min_tokens", Integer(0, kMaxSchemaInt))
       .May("ignore_eos", Flag())
       .May("logit_bias", {{"type", "object"}, {"additionalProperties", Number(-100, 100)}})
       .May("stop_token_ids", ArrayOf(TokenId(model), 0, 1024))
@@ -181,7 +182,7 @@ void AddGeneration(Object& body, const ServedModel& model) {
       .May("stream", Flag())
       .May("stream_options", options)
       .May("cache_salt", Text())
-      .May("priority", Integer(-kMaxInt, kMaxInt))
+      .May("priority", Integer(-kMaxSchemaInt, kMaxSchemaInt))
       .May("kv_sparsity", Sparsity(model))
       .May("user", Text())
       .May("prompt_cache_key", Text())
@@ -209,7 +210,7 @@ void AddStructured(Object& body) {
                                      .Take());
 }
 
-// Items of a response's input.
+// Schema of the items of a response's input.
 Json Items() {
   const Json call = Object()
                         .Must("type", Words({"function_call"}))
@@ -246,7 +247,7 @@ Json Metadata() {
           {"additionalProperties", {{"type", "string"}, {"maxLength", 512}}}};
 }
 
-// What Anthropic's messages and count_tokens share.
+// Adds the members that Anthropic's messages and count_tokens share.
 void AddMessages(Object& body, const ServedModel& model) {
   const Json block = {
       {"type", "object"},
@@ -276,8 +277,8 @@ Json ChatSchema(const ServedModel& model) {
   AddConversation(body);
   AddGeneration(body, model);
   AddStructured(body);
-  return body.May("max_tokens", Integer(1, kMaxInt))
-      .May("max_completion_tokens", Integer(1, kMaxInt))
+  return body.May("max_tokens", Integer(1, kMaxSchemaInt))
+      .May("max_completion_tokens", Integer(1, kMaxSchemaInt))
       .May("logprobs", Flag())
       .May("top_logprobs", Integer(0, kMaxLogprobs))
       .Take();
@@ -288,7 +289,7 @@ Json CompletionSchema(const ServedModel& model) {
   body.Must("prompt", Prompts(model));
   AddGeneration(body, model);
   AddStructured(body);
-  return body.May("max_tokens", Integer(0, kMaxInt))
+  return body.May("max_tokens", Integer(0, kMaxSchemaInt))
       .May("best_of", Integer(1, kMaxChoices))
       .May("logprobs", Integer(0, kMaxLogprobs))
       .May("echo", Flag())
@@ -313,8 +314,8 @@ Json ResponsesSchema(const ServedModel& model) {
       .May("tool_choice", AnyOf({Words({"none", "auto", "required"}), AnyObject()}))
       .May("parallel_tool_calls", Flag())
       .May("text", Object().May("format", format).Take())
-      .May("max_tokens", Integer(0, kMaxInt))
-      .May("max_output_tokens", Integer(1, kMaxInt))
+      .May("max_tokens", Integer(0, kMaxSchemaInt))
+      .May("max_output_tokens", Integer(1, kMaxSchemaInt))
       .May("top_logprobs", Integer(0, kMaxLogprobs))
       .May("include", StringOrStrings(16))
       .May("reasoning", Object().May("effort", Text()).Take())
@@ -343,10 +344,10 @@ Json EmbeddingsSchema(const ServedModel& model) {
 Json MessagesSchema(const ServedModel& model) {
   Object body;
   AddMessages(body, model);
-  return body.Must("max_tokens", Integer(1, kMaxInt))
+  return body.Must("max_tokens", Integer(1, kMaxSchemaInt))
       .May("temperature", Number(0, 1))
       .May("top_p", NumberAbove(0, 1))
-      .May("top_k", Integer(0, kMaxInt))
+      .May("top_k", Integer(0, kMaxSchemaInt))
       .May("stop_sequences", StringOrStrings(16))
       .May("stream", Flag())
       .May("metadata", Object().May("user_id", Text()).Take())

@@ -1,5 +1,5 @@
-// JSON schemas of the requests' bodies, as GET /openapi.json shows them. They say no more and no less than
-// the endpoints' readers check of types and ranges; tests/server/schema_test.py holds the two together.
+// JSON schemas of the requests' bodies for GET /openapi.json. They have the types and ranges that the
+// endpoints' readers check; tests/server/schema_test.py compares the two.
 #pragma once
 
 #include "server/json_fields.h"

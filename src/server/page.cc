@@ -47,8 +47,8 @@ bool AcceptsGzip(std::string_view accepted) {
   });
 }
 
-// if-none-match compares weakly (RFC 9110, 13.1.2).
-bool Matches(std::string_view tags, std::string_view etag) {
+// Compares entity tags weakly, as if-none-match requires (RFC 9110, 13.1.2).
+bool MatchesTag(std::string_view tags, std::string_view etag) {
   return AnyElement(tags, [etag](std::string_view tag) {
     if (tag.starts_with("W/")) tag.remove_prefix(2);
     return tag == etag || tag == "*";
@@ -56,7 +56,7 @@ bool Matches(std::string_view tags, std::string_view etag) {
 }
 
 void SendFile(const WebFile& file, Call& call) {
-  // The path of a library holds its version, so the browser need not ask again.
+  // The path of a library contains its version, so that the browser need not validate it.
   const bool immutable = file.path.starts_with("lib/");
   HttpResponse response{
       .status = 200,
@@ -68,7 +68,7 @@ void SendFile(const WebFile& file, Call& call) {
       .body = {}};
   const Headers security = PageHeaders();
   response.headers.insert(response.headers.end(), security.begin(), security.end());
-  if (Matches(call.request.Header("if-none-match"), file.etag)) {
+  if (MatchesTag(call.request.Header("if-none-match"), file.etag)) {
     response.status = 304;
   } else if (!file.gzip.empty() && AcceptsGzip(call.request.Header("accept-encoding"))) {
     response.headers.emplace_back("content-encoding", "gzip");

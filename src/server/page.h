@@ -1,4 +1,4 @@
-// The web page: its files as routes.
+// Serves the files of the web page.
 #pragma once
 
 #include "server/router.h"

@@ -17,7 +17,7 @@ void Add(std::string& text, const char* name, const char* type, const char* help
   text += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n{0} {3}\n", name, help, type, value);
 }
 
-// Seconds since 1970 when the machine started; 0: unknown.
+// Returns the machine's start time in seconds since 1970, or 0 if it is unknown.
 double BootTime() {
   std::ifstream file("/proc/stat");
   for (std::string line; std::getline(file, line);) {
@@ -32,7 +32,7 @@ std::string ProcessMetricsText() {
   std::string text;
   std::ifstream file("/proc/self/stat");
   const std::string all{std::istreambuf_iterator<char>(file), {}};
-  // Field 2 is the name in parentheses, which may hold spaces; field 3 follows the last parenthesis.
+  // Field 2 is the name in parentheses, which may contain spaces. Field 3 follows the last parenthesis.
   const size_t end = all.rfind(')');
   if (end != std::string::npos) {
     std::istringstream fields(all.substr(end + 1));
@@ -60,7 +60,7 @@ std::string ProcessMetricsText() {
   const std::filesystem::directory_iterator folder("/proc/self/fd", error);
   if (!error) {
     const auto open =
-        std::distance(folder, std::filesystem::directory_iterator()) - 1;  // less the listing's own
+        std::distance(folder, std::filesystem::directory_iterator()) - 1;  // without that of the listing
     Add(text, "process_open_fds", "gauge", "Open file descriptors", static_cast<double>(open));
   }
   rlimit limit{};

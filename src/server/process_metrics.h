@@ -1,11 +1,11 @@
-// The process as the kernel sees it, under the names that Prometheus' client libraries use.
+// Reports the kernel's view of this process under the names of Prometheus' client libraries.
 #pragma once
 
 #include <string>
 
 namespace moesaic::server {
 
-/// process_* families in Prometheus' text format. A value that /proc does not have is left out.
+/// Returns the process_* families in Prometheus' text format. Leaves out values that /proc does not have.
 std::string ProcessMetricsText();
 
 }  // namespace moesaic::server

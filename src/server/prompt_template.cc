@@ -1,19 +1,25 @@
 #include "server/prompt_template.h"
 
 #include <algorithm>
+#include <cctype>
+#include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include "server/api_error.h"
 #include "server/json_fields.h"
+#include "server/tracing.h"
 
 namespace moesaic::server {
 namespace {
+
+constexpr size_t kShortIdLength = 9;
 
 bool HasCalls(const Json& message) { return message.contains("tool_calls"); }
 
 bool AnyCalls(const Json& messages) { return std::any_of(messages.begin(), messages.end(), HasCalls); }
 
-// The arguments of one call, as the request gave them: JSON text or an object.
+// Converts the arguments of one call, JSON text or an object, to the form.
 Json ArgumentsIn(const CallForm& form, const Json& arguments) {
   if (!arguments.is_string()) return form.text_arguments ? Json(DumpSpaced(arguments)) : arguments;
   const auto& text = arguments.get_ref<const std::string&>();
@@ -21,6 +27,19 @@ Json ArgumentsIn(const CallForm& form, const Json& arguments) {
   if (form.text_arguments) return arguments;
   StatusOr<Json> parsed = ParseJson(text);
   return parsed.ok() && parsed->is_object() ? *std::move(parsed) : arguments;
+}
+
+// Returns the id itself where it has 9 letters or digits, else 9 digits that depend on the whole id. They are
+// the same in each run, so that the prompt of a conversation keeps its cached blocks.
+std::string ShortId(const std::string& id) {
+  constexpr std::string_view kDigits = "0123456789abcdefghijklmnopqrstuvwxyz";
+  const auto is_alnum = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  if (id.size() == kShortIdLength && std::all_of(id.begin(), id.end(), is_alnum)) return id;
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  std::string digits;
+  for (; digits.size() < kShortIdLength; hash /= kDigits.size()) digits += kDigits[hash % kDigits.size()];
+  return digits;
 }
 
 // Copies `message` with calls in `form`, without its text.
@@ -34,6 +53,7 @@ Json CallsIn(const CallForm& form, const Json& message) {
     }
   }
   for (Json& call : copy["tool_calls"]) {
+    if (form.short_ids) call["id"] = ShortId(call["id"]);
     Json& arguments = call["function"]["arguments"];
     arguments = ArgumentsIn(form, arguments);
   }
@@ -45,6 +65,9 @@ Json MessagesIn(const CallForm& form, const Json& messages) {
   for (const Json& message : messages) {
     if (!HasCalls(message)) {
       all.push_back(message);
+      Json& copy = all.back();
+      if (form.short_ids && copy.contains("tool_call_id"))
+        copy["tool_call_id"] = ShortId(copy["tool_call_id"]);
       continue;
     }
     Json calls = CallsIn(form, message);
@@ -67,7 +90,7 @@ Json MessagesIn(const CallForm& form, const Json& messages) {
 
 std::string MarkOf(int call) { return fmt::format("moesaic_call_{}_", call); }
 
-// Copies `messages` with a mark instead of each call's arguments; the marks are numbered.
+// Copies `messages` with a numbered mark instead of each call's arguments.
 Json Marked(const Json& messages, int* calls) {
   Json copy = messages;
   for (Json& message : copy) {
@@ -87,22 +110,25 @@ constexpr const char* kProbeTools =
     {"type": "object", "properties": {"moesaic_key": {"type": "string", "description": "A key"}},
     "required": ["moesaic_key"]}}}])";
 
-// A conversation with one call. Its id has the length that Mistral's templates demand.
-Json Probe(const std::string& text) {
-  const Json call = {{"id", "moesaic00"},
+constexpr const char* kShortProbeId = "moesaic00";
+constexpr const char* kLongProbeId = "call_0123456789abcdef01234567";
+
+// Returns a conversation with one call.
+Json Probe(const std::string& text, const char* id) {
+  const Json call = {{"id", id},
                      {"type", "function"},
                      {"function", {{"name", "moesaic_tool"}, {"arguments", Json{{kProbeKey, kProbeValue}}}}}};
   return Json::array({Json{{"role", "user"}, {"content", "moesaic question"}},
                       Json{{"role", "assistant"}, {"content", text}, {"tool_calls", Json::array({call})}},
-                      Json{{"role", "tool"}, {"content", "moesaic result"}, {"tool_call_id", "moesaic00"}}});
+                      Json{{"role", "tool"}, {"content", "moesaic result"}, {"tool_call_id", id}}});
 }
 
-// How faithfully a rendering shows the probe's arguments.
+// Quality of a rendering of the probe's arguments.
 enum class Shown {
-  kNot,      // left out, or the template raises
-  kEscaped,  // as JSON text inside a JSON string
-  kPython,   // as Python prints a dictionary
-  kWell,     // as JSON, or in a format of the template's own
+  kNot,      // left out, or the template raises an exception
+  kEscaped,  // JSON text inside a JSON string
+  kPython,   // a dictionary in Python's syntax
+  kWell,     // JSON, or a format of the template
 };
 
 Shown ShownIn(const std::string& prompt) {
@@ -115,15 +141,19 @@ Shown ShownIn(const std::string& prompt) {
 }
 
 StatusOr<std::string> RenderProbe(const text::ChatTemplate& chat, const CallForm& form,
-                                  const std::string& text) {
+                                  const std::string& text, const char* id = kShortProbeId) {
   text::ChatInput input;
-  input.messages_json = Dump(MessagesIn(form, Probe(text)));
+  input.messages_json = Dump(MessagesIn(form, Probe(text, id)));
   input.tools_json = kProbeTools;
   input.add_generation_prompt = true;
   return chat.Render(input);
 }
 
 }  // namespace
+
+std::string NewCallId(const CallForm& form) {
+  return form.short_ids ? RandomHex(kShortIdLength) : "call_" + RandomHex(24);
+}
 
 CallForm ProbeCallForm(const text::ChatTemplate& chat) {
   if (chat.source().find("tool_calls") == std::string::npos) return {};
@@ -137,7 +167,7 @@ CallForm ProbeCallForm(const text::ChatTemplate& chat) {
       const StatusOr<std::string> prompt = RenderProbe(chat, form, "");
       const Shown shown = prompt.ok() ? ShownIn(*prompt) : Shown::kNot;
       if (shown == Shown::kNot) continue;
-      // The form that adds least is meant: others add an empty turn, or the word "None".
+      // The shortest rendering is the intended one. Others add an empty turn, or the word "None".
       const bool shorter = text_arguments == best.text_arguments && prompt->size() < best_size;
       if (shown > best_shown || (shown == best_shown && shorter)) {
         best = form;
@@ -148,6 +178,7 @@ CallForm ProbeCallForm(const text::ChatTemplate& chat) {
   }
   const StatusOr<std::string> with_text = RenderProbe(chat, best, "moesaic text");
   best.split = best_shown != Shown::kNot && (!with_text.ok() || ShownIn(*with_text) == Shown::kNot);
+  best.short_ids = best_shown != Shown::kNot && !RenderProbe(chat, best, "", kLongProbeId).ok();
   return best;
 }
 
@@ -159,7 +190,7 @@ StatusOr<std::string> PromptTemplate::Render(const Json& messages, text::ChatInp
                       "the chat template refuses this: " + Message(prompt.status()));
   }
   if (!AnyCalls(messages)) return prompt;
-  // The same conversation with a mark in each call. Where the template fails on the marks, it reads calls.
+  // Renders the same conversation with a mark in each call. A template that fails on the marks reads calls.
   int calls = 0;
   input.messages_json = Dump(MessagesIn(form_, Marked(messages, &calls)));
   const StatusOr<std::string> marked = chat_.Render(input);

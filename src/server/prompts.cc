@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMaxPrompts = 256;
 
-// One prompt of token ids.
+// Reads one prompt of token ids.
 StatusOr<std::vector<int32_t>> ReadIds(const Json& ids, const std::string& path) {
   std::vector<int32_t> read;
   for (size_t i = 0; i < ids.size(); ++i) {

@@ -1,4 +1,4 @@
-// Prompts as /v1/completions and /v1/embeddings take them.
+// Reads prompts of /v1/completions and /v1/embeddings.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace moesaic::server {
 
-/// A string, strings, token ids, or lists of token ids. `special`: texts get the tokens that the model
-/// expects around one. `name` is the field's.
+/// Reads a string, strings, token ids, or lists of token ids from the field `name`. With `special`, texts get
+/// the special tokens that the model expects around them.
 StatusOr<std::vector<std::vector<int32_t>>> ReadPrompts(const ServedModel& model, const Json& prompt,
                                                         const std::string& name, bool special);
 

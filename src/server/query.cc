@@ -41,4 +41,12 @@ StatusOr<int> QueryInt(std::string_view query, const char* name, int min, int ma
   return value;
 }
 
+StatusOr<bool> QueryBool(std::string_view query, const char* name) {
+  const std::string text = QueryValue(query, name);
+  if (text.empty() || text == "false") return false;
+  if (text == "true") return true;
+  return FieldError(name, "invalid_value",
+                    fmt::format("Invalid '{}': 'true' or 'false', found '{}'", name, text));
+}
+
 }  // namespace moesaic::server

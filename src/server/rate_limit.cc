@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kMinute = 60;
 
-// A duration as OpenAI writes it: "250ms", "12s", "1m5s".
+// Prints a duration in OpenAI's form: "250ms", "12s", "1m5s".
 std::string Duration(double seconds) {
   if (seconds < 1) return fmt::format("{}ms", static_cast<int64_t>(std::ceil(seconds * 1000)));
   const auto whole = static_cast<int64_t>(std::ceil(seconds));

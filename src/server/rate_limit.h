@@ -1,4 +1,4 @@
-// Limits per minute, as token buckets.
+// Implements limits per minute as token buckets.
 #pragma once
 
 #include <chrono>
@@ -10,30 +10,30 @@
 
 namespace moesaic::server {
 
-/// Units per minute; 0: no limit.
+/// Units per minute. 0 means no limit.
 struct RateLimits {
   int64_t requests = 0;
   int64_t tokens = 0;
   bool operator==(const RateLimits&) const = default;
 };
 
-/// A bucket of `per_minute` units that refills evenly and starts full. Any thread.
+/// A bucket of `per_minute` units that starts full and refills evenly. Any thread may call all methods.
 class TokenBucket {
  public:
   using Clock = std::chrono::steady_clock;
 
   struct State {
-    int64_t limit = 0;      ///< 0: no limit, and the rest means nothing
-    int64_t remaining = 0;  ///< whole units, never below 0
+    int64_t limit = 0;      ///< units per minute; 0 for no limit, and the other members have no meaning
+    int64_t remaining = 0;  ///< whole units, at least 0
     double reset = 0;       ///< seconds until the bucket is full
-    double wait = 0;        ///< seconds until one unit is there; 0: there is one
+    double wait = 0;        ///< seconds until the bucket has one unit; 0 if it has one
   };
 
-  /// Keeps the units that are there, as far as the new limit allows.
+  /// Changes the limit. Keeps the units in the bucket up to the new limit.
   void SetLimit(int64_t per_minute, Clock::time_point now = Clock::now());
-  /// Takes one unit; false, and nothing taken, when there is less than one.
+  /// Takes one unit. Returns false and takes nothing when there is less than one.
   bool TryTake(Clock::time_point now = Clock::now());
-  /// Takes `units` that have been used already, so that the bucket may go below zero.
+  /// Takes `units` that were used already, so that the bucket may become negative.
   void Charge(int64_t units, Clock::time_point now = Clock::now());
   State Look(Clock::time_point now = Clock::now()) const;
 
@@ -46,7 +46,7 @@ class TokenBucket {
   mutable Clock::time_point filled_{};
 };
 
-/// OpenAI's x-ratelimit-* headers of one key's two buckets; without those that have no limit.
+/// Returns OpenAI's x-ratelimit-* headers for one key's two buckets. Leaves out a bucket without a limit.
 std::vector<std::pair<std::string, std::string>> RateLimitHeaders(const TokenBucket::State& requests,
                                                                   const TokenBucket::State& tokens);
 

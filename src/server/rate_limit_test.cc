@@ -11,7 +11,7 @@ using std::chrono::seconds;
 TEST(TokenBucket, RefillsEvenlyUpToItsLimit) {
   const TokenBucket::Clock::time_point start{seconds(1000)};
   TokenBucket bucket;
-  EXPECT_TRUE(bucket.TryTake(start));  // without a limit
+  EXPECT_TRUE(bucket.TryTake(start));  // the limit is removed
   bucket.SetLimit(2, start);
   EXPECT_TRUE(bucket.TryTake(start));
   EXPECT_TRUE(bucket.TryTake(start));
@@ -23,7 +23,7 @@ TEST(TokenBucket, RefillsEvenlyUpToItsLimit) {
   EXPECT_EQ(bucket.Look(start + seconds(1000)).remaining, 2);
 }
 
-TEST(TokenBucket, GoesIntoDebtByWhatWasUsed) {
+TEST(TokenBucket, BecomesNegativeByUsedUnits) {
   const TokenBucket::Clock::time_point start{seconds(1000)};
   TokenBucket bucket;
   bucket.SetLimit(60, start);

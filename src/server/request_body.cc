@@ -10,10 +10,10 @@ namespace {
 
 constexpr size_t kMaxSizeDigits = 16;
 constexpr size_t kMaxLine = 4096;
-// Chunk extensions and trailers carry nothing for this server, so a client gains nothing by sending many.
+// Maximum bytes of chunk extensions and trailers, which this server ignores.
 constexpr size_t kMaxOverhead = 16 << 10;
 
-// Takes a token off the front.
+// Removes a token from the front.
 bool TakeToken(std::string_view& text) {
   size_t size = 0;
   while (size < text.size() && IsTokenChar(text[size])) ++size;
@@ -21,7 +21,7 @@ bool TakeToken(std::string_view& text) {
   return size > 0;
 }
 
-// Takes a quoted string off the front.
+// Removes a quoted string from the front.
 bool TakeQuoted(std::string_view& text) {
   for (size_t i = 1; i < text.size(); ++i) {
     if (text[i] == '\\') {
@@ -38,7 +38,7 @@ void SkipBlanks(std::string_view& text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
 }
 
-// *( ";" name [ "=" ( token / quoted-string ) ] )
+// Returns true for *( ";" name [ "=" ( token / quoted-string ) ] ).
 bool AreExtensions(std::string_view text) {
   if (!IsFieldValue(text)) return false;
   while (!text.empty()) {
@@ -77,7 +77,7 @@ void RequestBody::Take(std::string& input) {
   input.erase(0, input.size() - rest.size());
 }
 
-// False when more input is needed.
+// Returns false when it needs more input.
 bool RequestBody::Step(std::string_view& input) {
   switch (state_) {
     case State::kLength:

@@ -1,4 +1,4 @@
-// Decodes the body of a request from bytes that arrive piece by piece: RFC 9112, sections 6 and 7.
+// Decodes the body of a request from pieces: RFC 9112, sections 6 and 7.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ class RequestBody {
   RequestBody() = default;
   RequestBody(const RequestHead& head, int64_t max_bytes);
 
-  /// Moves all it can from the front of `input` to bytes(). Takes nothing that follows the body.
+  /// Moves the bytes of the body from the front of `input` to bytes(). Leaves bytes that follow the body.
   void Take(std::string& input);
   bool complete() const { return state_ == State::kComplete; }
-  /// Why the body can't be read on. Its connection is unusable then.
+  /// The refusal of a malformed or too long body. Its connection cannot be used after it.
   const std::optional<HttpRefusal>& refusal() const { return refusal_; }
   std::string& bytes() { return bytes_; }
 
@@ -34,7 +34,7 @@ class RequestBody {
 
   State state_ = State::kComplete;
   uint64_t max_bytes_ = 0;
-  uint64_t remaining_ = 0;  // of the body, or of this chunk
+  uint64_t remaining_ = 0;  // bytes of the body, or of this chunk
   size_t overhead_ = 0;     // bytes of chunk extensions and trailers
   std::string bytes_;
   std::optional<HttpRefusal> refusal_;

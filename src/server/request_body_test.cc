@@ -20,7 +20,7 @@ struct Taken {
   bool complete = false;
 };
 
-// The input comes in pieces of `size` bytes, as long as the body takes some.
+// Feeds the input in pieces of `size` bytes, as long as the body takes some.
 Taken Take(const RequestHead& head, const std::string& input, size_t size, int64_t limit = kLimit) {
   RequestBody body(head, limit);
   Taken taken;

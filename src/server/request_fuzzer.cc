@@ -1,4 +1,4 @@
-// Feeds requests' bodies to every endpoint's reader: whatever comes, an answer or a refusal that names the
+// Feeds bodies to every endpoint's reader, which must accept each or refuse it with an error that names the
 // field.
 #include <cstdint>
 #include <cstdlib>
@@ -18,7 +18,7 @@
 namespace moesaic::server {
 namespace {
 
-// Letters and bytes are enough: the readers only count and look up.
+// A tokenizer of few tokens is sufficient, since the readers only count tokens and look them up.
 constexpr const char* kTokenizer = R"({"version": "1.0", "added_tokens": [
   {"id": 3, "content": "<end>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}],
   "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
@@ -40,7 +40,7 @@ const ServedModel& Model() {
   return model;
 }
 
-// A refusal is the client's fault, never ours, and can be told in both shapes.
+// Checks that a refusal has a status below 500 and is valid JSON in both forms.
 void Check(const Status& status) {
   if (status.ok()) return;
   const ApiError error = ErrorOf(status);

@@ -16,7 +16,7 @@ using Refusal = std::optional<HttpRefusal>;
 
 Refusal Bad(std::string message) { return HttpRefusal{400, std::move(message)}; }
 
-// Values of one field's lines, in order.
+// Returns the values of one field's lines, in order.
 std::vector<std::string_view> ValuesOf(const RequestHead& head, std::string_view name) {
   std::vector<std::string_view> values;
   for (const auto& [key, value] : head.request.headers) {
@@ -25,7 +25,7 @@ std::vector<std::string_view> ValuesOf(const RequestHead& head, std::string_view
   return values;
 }
 
-// Members of a list field over all of its lines, in lower case.
+// Returns the members of a list field from all of its lines, in lower case.
 std::vector<std::string> MembersOf(const RequestHead& head, std::string_view name) {
   std::vector<std::string> members;
   for (const std::string_view value : ValuesOf(head, name)) {
@@ -84,7 +84,7 @@ Refusal ReadHost(const std::optional<std::string>& authority, RequestHead& head)
   if (hosts.size() > 1) return Bad("there is more than one Host header");
   if (!hosts.empty() && !IsHost(hosts.front())) return Bad("the Host header is malformed");
   if (!authority) return std::nullopt;
-  // The URI of the request line wins (RFC 9112, section 3.2.2).
+  // The URI of the request line overrides the Host field (RFC 9112, section 3.2.2).
   for (auto& [name, value] : head.request.headers) {
     if (name == "host") value = *authority;
   }
@@ -161,14 +161,14 @@ size_t HeadScanner::Refuse(const char* message) {
 size_t HeadScanner::Scan(std::string_view bytes) {
   if (refusal_) return 0;
   if (scanned_ == 0 && !bytes.empty() && !IsTokenChar(bytes.front())) {
-    // Told at once: a TLS client sends no line that would end.
+    // Refused at once, since a TLS client sends no complete line.
     return Refuse(bytes.front() == '\x16' ? "this port speaks plain HTTP, not TLS: use http://"
                                           : "not an HTTP request: it must begin with a method");
   }
   for (; scanned_ < bytes.size(); ++scanned_) {
     const char c = bytes[scanned_];
     if (c == '\r') {
-      if (scanned_ + 1 == bytes.size()) return 0;  // looked at again with the byte after it
+      if (scanned_ + 1 == bytes.size()) return 0;  // scanned again with the byte after it
       if (bytes[scanned_ + 1] != '\n') return Refuse("not an HTTP request: CR without LF");
       const bool blank = scanned_ == line_;
       line_ = scanned_ + 2;

@@ -1,6 +1,6 @@
-// Reads the head of a request as RFC 9112 defines it, strictly: a message whose framing another HTTP
-// implementation might read in another way is refused, so that no proxy and this server ever disagree on
-// where a request ends (request smuggling).
+// Reads the head of a request strictly by RFC 9112. A proxy and this server must agree on the end of a
+// request (request smuggling). So it refuses a message whose framing another HTTP implementation might read
+// in another way.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,35 @@ namespace moesaic::server {
 enum class BodyFraming { kNone, kLength, kChunked };
 
 struct RequestHead {
-  HttpRequest request;  ///< all but the body and the peer
+  HttpRequest request;  ///< the request without the body and the peer
   BodyFraming framing = BodyFraming::kNone;
-  uint64_t length = 0;       ///< of kLength; UINT64_MAX when it does not fit
-  bool old_version = false;  ///< HTTP/1.0
+  uint64_t length = 0;       ///< length for kLength; UINT64_MAX when it does not fit
+  bool old_version = false;  ///< true for HTTP/1.0
   bool keep_alive = true;
-  bool expects_continue = false;  ///< the client waits for 100 (Continue)
+  bool expects_continue = false;  ///< true if the client waits for 100 (Continue)
 };
 
-/// Finds the end of a head in bytes that arrive piece by piece, each of which is looked at once.
+/// Finds the end of a head in bytes that arrive piece by piece. It scans each byte once.
 class HeadScanner {
  public:
-  /// `bytes` begins with the head, and is what the last call had with more at its end. Returns the head's
-  /// length, blank line included; 0 while it is incomplete.
+  /// `bytes` begins with the head. It is the `bytes` of the last call with more bytes appended. Returns the
+  /// head's length with its blank line, or 0 while it is incomplete.
   size_t Scan(std::string_view bytes);
-  /// Why the bytes can't become a head; Scan returns 0 then.
+  /// The refusal of bytes that cannot begin a head. Scan returns 0 for them.
   const std::optional<HttpRefusal>& refusal() const { return refusal_; }
-  /// The first line is complete.
+  /// Returns true if the first line is complete.
   bool has_line() const { return line_ > 0; }
 
  private:
   size_t Refuse(const char* message);
 
   size_t scanned_ = 0;
-  size_t line_ = 0;  // where the current line begins
+  size_t line_ = 0;  // offset of the current line
   std::optional<HttpRefusal> refusal_;
 };
 
-/// Reads a whole head, as long as HeadScanner found it. After a refusal `head` has what could be read, so
-/// that the answer can have the shape that the path calls for.
+/// Reads a complete head of the length that HeadScanner found. After a refusal, `head` has the parts that
+/// could be read, so that the path decides the form of the error.
 std::optional<HttpRefusal> ReadRequestHead(std::string_view bytes, RequestHead& head);
 
 }  // namespace moesaic::server

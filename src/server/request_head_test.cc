@@ -9,10 +9,10 @@ namespace {
 
 struct Read {
   RequestHead head;
-  int refused = 0;  // status
+  int refused = 0;  // status of the refusal, or 0
 };
 
-// As a connection does: scan, then read.
+// Scans and then reads, as a connection does.
 Read ReadAll(const std::string& bytes) {
   Read read;
   HeadScanner scanner;
@@ -126,7 +126,7 @@ TEST(RequestHead, TakesTheHostOfAWholeUri) {
   EXPECT_EQ(ReadAll("GET http://b HTTP/1.1\r\nhost: b\r\n\r\n").head.request.path, "/");
   EXPECT_EQ(ReadAll("OPTIONS http://b HTTP/1.1\r\nhost: b\r\n\r\n").head.request.path, "*");
   EXPECT_EQ(ReadAll("OPTIONS * HTTP/1.1\r\nhost: b\r\n\r\n").head.request.path, "*");
-  EXPECT_EQ(ReadAll("GET http://b/ HTTP/1.1\r\n\r\n").refused, 400);  // a Host is needed all the same
+  EXPECT_EQ(ReadAll("GET http://b/ HTTP/1.1\r\n\r\n").refused, 400);  // the Host field is required too
 }
 
 TEST(RequestHead, NeedsOneValidHost) {

@@ -1,7 +1,5 @@
 #include "server/request_target.h"
 
-#include <arpa/inet.h>
-
 #include <algorithm>
 
 namespace moesaic::server {
@@ -12,8 +10,9 @@ bool IsUnreserved(char c) {
          std::string_view("-._~").find(c) != std::string_view::npos;
 }
 
-// Percent-encodings in capitals, those of unreserved characters decoded (RFC 3986, section 6.2.2): a path
-// has one spelling by which it is routed and compared. Nothing when an encoding is malformed or a control.
+// Normalizes percent-encodings (RFC 3986, section 6.2.2): writes them in capitals and decodes those of
+// unreserved characters, so that each path has one spelling. Returns nothing for a malformed encoding or a
+// control character.
 std::optional<std::string> NormalPath(std::string_view path) {
   std::string normal;
   normal.reserve(path.size());
@@ -54,12 +53,7 @@ bool IsPort(std::string_view text) {
   for (const char c : text) {
     if (c < '0' || c > '9' || (port = port * 10 + (c - '0')) > 65535) return false;
   }
-  return true;  // an empty port means the scheme's own
-}
-
-bool IsAddress6(std::string_view text) {
-  in6_addr ignored;
-  return inet_pton(AF_INET6, std::string(text).c_str(), &ignored) == 1;
+  return true;  // an empty port means the scheme's default
 }
 
 bool IsName(std::string_view text) {
@@ -81,7 +75,7 @@ bool IsHost(std::string_view text) {
   std::string_view port;
   if (text.starts_with('[')) {
     const size_t end = text.find(']');
-    if (end == std::string_view::npos || !IsAddress6(text.substr(1, end - 1))) return false;
+    if (end == std::string_view::npos || !IsIpv6Address(text.substr(1, end - 1))) return false;
     const std::string_view rest = text.substr(end + 1);
     return rest.empty() || (rest.front() == ':' && IsPort(rest.substr(1)));
   }

@@ -1,4 +1,4 @@
-// The target of a request line and the host it is meant for: RFC 9112, section 3.2.
+// Reads the target of a request line and its host: RFC 9112, section 3.2.
 #pragma once
 
 #include <optional>
@@ -12,13 +12,13 @@ namespace moesaic::server {
 struct RequestTarget {
   std::string path;  ///< "/..." or, for OPTIONS only, "*"; unreserved characters are never percent-encoded
   std::string query;
-  std::optional<std::string> authority;  ///< of the absolute form: replaces the Host field
+  std::optional<std::string> authority;  ///< authority of the absolute form, which replaces the Host field
 };
 
 /// Reads the origin form, the absolute form with http or https, and the asterisk form of OPTIONS.
 std::optional<HttpRefusal> ReadTarget(std::string_view method, std::string_view text, RequestTarget& target);
 
-/// `host [":" port]` without user information; an empty text names no host and is valid.
+/// Returns true for `host [":" port]` without user information, and for an empty text, which names no host.
 bool IsHost(std::string_view text);
 
 }  // namespace moesaic::server

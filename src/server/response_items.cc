@@ -18,19 +18,19 @@ const char* IdPrefix(const std::string& type) {
   return "msg_";
 }
 
-// A member that is text, or `otherwise` where it is absent or null.
+// Returns a member that is text, or `otherwise` where it is absent or null.
 std::string TextIn(const Json& object, const char* name, const char* otherwise) {
   const auto found = object.find(name);
   return found == object.end() || found->is_null() ? otherwise : found->get<std::string>();
 }
 
-// A text as a part of a message of `role`.
+// Returns a text as a content part of a message of `role`.
 Json PartOf(const std::string& role, const Json& text) {
   if (role != "assistant") return {{"type", "input_text"}, {"text", text}};
   return {{"type", "output_text"}, {"text", text}, {"annotations", Json::array()}};
 }
 
-// Brings "content" into the form of an array of parts.
+// Converts "content" to an array of parts.
 void SpellContent(Json* message) {
   const std::string role = (*message)["role"];
   Json& content = (*message)["content"];
@@ -49,7 +49,7 @@ Json KeptItem(const Json& item) {
   const std::string type = TextIn(item, "type", "message");
   Json kept = {{"id", NewId(IdPrefix(type))}, {"type", type}, {"status", "completed"}};
   for (const auto& [name, value] : item.items()) {
-    if (!value.is_null()) kept[name] = value;
+    if (name != "id" && !value.is_null()) kept[name] = value;
   }
   if (type == "message") SpellContent(&kept);
   if (type == "reasoning" && !kept.contains("summary")) kept["summary"] = Json::array();

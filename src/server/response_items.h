@@ -1,4 +1,4 @@
-// Items of the Responses API as a conversation keeps them.
+// Converts items of the Responses API to the form in which they are stored, and lists them in pages.
 #pragma once
 
 #include <string>
@@ -7,15 +7,16 @@
 
 namespace moesaic::server {
 
-/// `items`, an array in the form of a request's "input", each checked and with an id and a status. `path`
-/// names the array.
+/// Checks `items`, an array in the form of a request's "input", and returns them with a status and a new id
+/// each. A client's own ids are replaced: an item that it sends again would have the id of another one, and
+/// pages after that id would never end. `path` names the array.
 StatusOr<Json> KeptItems(const Json& items, const std::string& path);
 
-/// The items of a request's "input", which is a string or an array.
+/// Returns the items of a request's "input", which is a string or an array.
 StatusOr<Json> InputItems(const Json& input);
 
-/// One page of `items`: "object", "data", "first_id", "last_id" and "has_more". The query says "limit",
-/// "order" and "after".
+/// Returns one page of `items` with "object", "data", "first_id", "last_id" and "has_more". Reads "limit",
+/// "order" and "after" from `query`.
 StatusOr<Json> ItemPage(const Json& items, const std::string& query);
 
 }  // namespace moesaic::server

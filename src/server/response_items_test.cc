@@ -1,4 +1,4 @@
-// Items of conversations: checked, spelt out, and listed in pages.
+// Tests the check, the stored form and the pages of items.
 #include "server/response_items.h"
 
 #include <gtest/gtest.h>
@@ -13,10 +13,10 @@ TEST(ResponseItems, HaveIdsAndParts) {
   const Json items = *KeptItems(*ParseJson(R"([{"role": "user", "content": "hi"},
       {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
       {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-      {"type": "function_call_output", "call_id": "c", "output": "1"}, {"type": "reasoning", "id": "rs_1"}])"),
+      {"type": "function_call_output", "call_id": "c", "output": "1"}, {"type": "reasoning", "id": "rs_x"}])"),
                                 "items");
   ASSERT_EQ(items.size(), 5u);
-  const char* prefixes[] = {"msg_", "msg_", "fc_", "fco_", "rs_1"};
+  const char* prefixes[] = {"msg_", "msg_", "fc_", "fco_", "rs_"};
   for (size_t i = 0; i < items.size(); ++i) {
     EXPECT_TRUE(items[i]["id"].get<std::string>().starts_with(prefixes[i])) << items[i];
     EXPECT_EQ(items[i]["status"], "completed");
@@ -30,6 +30,20 @@ TEST(ResponseItems, HaveIdsAndParts) {
   EXPECT_EQ(bare[0]["type"], "message");
   EXPECT_EQ(Dump(bare[0]["content"]), R"([{"type":"input_text","text":"a"}])");
   EXPECT_EQ((*InputItems("hi"))[0]["role"], "user");
+}
+
+// Pages end only if no two items have the same id.
+TEST(ResponseItems, GetIdsOfTheirOwn) {
+  const Json items = *KeptItems(
+      *ParseJson(
+          R"([{"id": "msg_1", "role": "user", "content": "a"}, {"id": "msg_1", "role": "user", "content": "b"}])"),
+      "items");
+  EXPECT_NE(items[0]["id"], items[1]["id"]);
+  const Json first = *ItemPage(items, "order=asc&limit=1");
+  const Json second =
+      *ItemPage(items, fmt::format("order=asc&limit=1&after={}", first["last_id"].get<std::string>()));
+  EXPECT_EQ(second["data"][0]["content"][0]["text"], "b");
+  EXPECT_EQ(second["has_more"], false);
 }
 
 TEST(ResponseItems, AreRefusedByName) {
@@ -66,6 +80,10 @@ TEST(Query, IsDecoded) {
   EXPECT_EQ(QueryValue("a=%zz%", "a"), "%zz%");
   EXPECT_EQ(QueryInt("n=7", "n", 1, 9, 3).value(), 7);
   EXPECT_EQ(QueryInt("", "n", 1, 9, 3).value(), 3);
+  EXPECT_TRUE(QueryBool("stream=true", "stream").value());
+  EXPECT_FALSE(QueryBool("stream=false", "stream").value());
+  EXPECT_FALSE(QueryBool("", "stream").value());
+  EXPECT_EQ(ErrorOf(QueryBool("stream=yes", "stream").status()).param, "stream");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Answers of /v1/responses that later requests may go on from, and conversations.
+// Stores the responses of /v1/responses for later requests, and conversations.
 #pragma once
 
 #include <cstdint>
@@ -14,56 +14,84 @@
 namespace moesaic::server {
 
 struct ResponseStoreOptions {
-  int most = 1000;              ///< responses kept; 0: none
-  int64_t bytes = 256ll << 20;  ///< of their JSON text together; a larger one is not kept
+  int most = 1000;              ///< Maximum number of responses and conversations; 0 stores none.
+  int64_t bytes = 256ll << 20;  ///< Maximum bytes of their JSON text. A larger entry is not stored.
 };
 
 struct StoredResponse {
   std::string id;
-  std::string owner;  ///< whose key asked; empty where no keys are set
-  Json response;      ///< as it was answered; of a conversation: its object
-  Json messages;      ///< the conversation up to its end, without "instructions", as templates know it; of a
-                      ///< conversation: its items
+  std::string owner;             ///< Holder of the request's API key; empty where no keys are set.
+  Json response;                 ///< The answer as it was sent, or the conversation object.
+  Json messages;                 ///< Messages up to the end of the response, without "instructions", in the
+                                 ///< form of templates. For a conversation: its items.
+  Json input = Json::array();    ///< Input items of the response.
+  bool is_conversation = false;  ///< False for a response.
 };
 
-/// Kept in memory, as text, since parsed JSON can take twenty times as much: the oldest go when room is
-/// needed. Any thread.
+/// Keeps entries in memory as text, since parsed JSON can take twenty times as much. When memory is needed,
+/// it evicts the least recently used entry of the owner that holds most. So no owner can evict the entries of
+/// one that holds less. Any thread may call all methods. The lock is not held while JSON is parsed and
+/// printed.
 class ResponseStore {
  public:
   explicit ResponseStore(const ResponseStoreOptions& options) : options_(options) {}
 
   bool keeps() const { return options_.most > 0 && options_.bytes > 0; }
-  /// False when it takes more than all memory, or nothing is kept.
+
+  /// Returns false when the entry does not fit even after the owner's other entries would be evicted.
   bool Add(StoredResponse stored);
-  /// None: there is none of that id, or it is another owner's.
-  std::optional<StoredResponse> Find(const std::string& id, const std::string& owner) const;
+
+  /// Marks the entry as recently used. Returns nothing for an unknown id and for another owner's entry.
+  std::optional<StoredResponse> Find(const std::string& id, const std::string& owner);
+
   enum class Updated { kYes, kUnknown, kTooLarge };
-  /// Replaces an entry by what `change` makes of it, under the lock; it becomes the newest. When `change`
-  /// returns false, and when the result is too large, the entry stays as it is.
+
+  /// Appends an array of items to a conversation, in time that does not depend on its length. Returns
+  /// kUnknown for a response.
+  Updated Append(const std::string& id, const std::string& owner, const Json& items);
+
+  /// Applies `change` to a copy of the entry and stores the copy. Calls `change` again when another thread
+  /// has changed the entry meanwhile. The entry stays as it is when `change` returns false or the result is
+  /// too large.
   Updated Update(const std::string& id, const std::string& owner,
                  const std::function<bool(StoredResponse&)>& change);
-  /// Whether there was one.
+
+  /// Returns true if the entry existed.
   bool Remove(const std::string& id, const std::string& owner);
 
  private:
   struct Entry {
-    std::string owner, response, messages;
+    std::string owner, response, messages, input;
+    bool is_conversation = false;
+    uint64_t version = 0;  // changes with each write
     std::list<std::string>::iterator age;
+  };
+  // The entries of one owner.
+  struct Holding {
+    std::list<std::string> ages;  // ids, the least recently used first
+    int64_t bytes = 0;
   };
   using Entries = std::unordered_map<std::string, Entry>;
 
   static int64_t BytesOf(const Entry& entry) {
-    return static_cast<int64_t>(entry.response.size() + entry.messages.size());
+    return static_cast<int64_t>(entry.response.size() + entry.messages.size() + entry.input.size());
   }
+  static Entry TextOf(const StoredResponse& stored);
+  static StoredResponse Parsed(const std::string& id, const Entry& entry);
 
+  // All private methods below need the lock.
+  Entries::iterator FindLocked(const std::string& id, const std::string& owner);
+  void Touch(Entry& entry);
   void Erase(Entries::iterator entry);
-  bool AddLocked(const std::string& id, Entry entry);
+  bool Put(const std::string& id, Entry entry);
+  bool MakeRoom(const std::string& id, const std::string& owner, int64_t growth);
 
   const ResponseStoreOptions options_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;  // guards all members below
   Entries entries_;
-  std::list<std::string> ages_;  // ids, the oldest first
+  std::unordered_map<std::string, Holding> holdings_;  // by owner, none empty
   int64_t bytes_ = 0;
+  uint64_t versions_ = 0;
 };
 
 }  // namespace moesaic::server

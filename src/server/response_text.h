@@ -1,4 +1,4 @@
-// How an answer is written to the wire: RFC 9112, sections 4 and 7.
+// Writes the heads and chunks of answers: RFC 9112, sections 4 and 7.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace moesaic::server {
 
-/// The status line and `headers`, without the blank line that ends a head.
+/// Returns the status line and `headers`, without the blank line that ends a head.
 std::string ResponseHead(int status, const Headers& headers);
 
-/// One chunk of a chunked body. `piece` is not empty.
+/// Returns one chunk of a chunked body. `piece` must not be empty.
 std::string Chunk(const std::string& piece);
 
 }  // namespace moesaic::server

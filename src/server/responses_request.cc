@@ -9,7 +9,7 @@
 namespace moesaic::server {
 namespace {
 
-// Calls that follow one another belong to one message of the assistant.
+// Adds a call to the last message if that is the assistant's, since adjacent calls belong to one message.
 void AddCall(Json call, Json* messages) {
   if (messages->empty() || messages->back()["role"] != "assistant") {
     messages->push_back({{"role", "assistant"}, {"content", ""}});
@@ -52,7 +52,7 @@ Status ReadItem(const Json& json, const std::string& path, Json* messages) {
   }
   if (type == "function_call") return ReadFunctionCall(item, messages);
   if (type == "function_call_output") return ReadCallOutput(item, path, messages);
-  if (type == "reasoning") return OkStatus();  // templates drop the thoughts of earlier turns
+  if (type == "reasoning") return OkStatus();  // templates drop the reasoning of earlier turns
   return FieldError(
       path + ".type", "invalid_value",
       fmt::format("Invalid '{}.type': message, function_call, function_call_output or reasoning, found '{}'",
@@ -67,7 +67,7 @@ void ReadInput(Fields& body, const Json& history, Json* messages) {
   const Json* input = body.Any("input");
   if (!body.ok()) return;
   if (input == nullptr) {
-    // A conversation may have the question already.
+    // A conversation may contain the question already.
     if (history.empty())
       body.Fail("input", "missing_required_parameter", "Missing required parameter: 'input'.");
     return;

@@ -1,4 +1,4 @@
-// A request of OpenAI's Responses API, and the object that answers it.
+// Reads a request of OpenAI's Responses API.
 #pragma once
 
 #include <optional>
@@ -15,15 +15,15 @@ struct ResponsesRequest {
   Conversation conversation;
   std::optional<GrammarText> grammar;
   int top_logprobs = 0;
-  bool logprobs = false;  // "include" names them
+  bool logprobs = false;  // true if "include" names logprobs
   bool store = true;
-  Json echo;  // the members of the answer that say what was asked
+  Json echo;  // members of the request that the response repeats
 };
 
-/// `history`: the messages of the conversation so far; an array, or null.
+/// Reads the body. `history` has the messages before this request: an array, or null.
 ResponsesRequest ReadResponses(Fields& body, const ServedModel& model, const Json& history);
 
-/// Appends items, as "input" and "output" have them, as messages.
+/// Converts items of "input" or "output" to messages and appends them.
 Status AppendItems(const Json& items, const std::string& path, Json* messages);
 
 }  // namespace moesaic::server

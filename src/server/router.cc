@@ -1,10 +1,12 @@
 #include "server/router.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "server/contained.h"
+#include "server/catch_exceptions.h"
 #include "server/http_syntax.h"
 
 namespace moesaic::server {
@@ -12,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kClientLeft = 499;  // nginx's number
+constexpr int kClientLeft = 499;  // nginx's status for a client that left
 constexpr const char* kAllowedHeaders =
     "authorization, content-type, x-api-key, anthropic-version, traceparent";
 
@@ -20,7 +22,7 @@ ApiStyle StyleOf(const std::string& path) {
   return path.starts_with("/v1/messages") ? ApiStyle::kAnthropic : ApiStyle::kOpenAi;
 }
 
-// The key that a request brought; empty: none. The scheme's case does not matter (RFC 9110, 11.1).
+// Returns the key of a request, or "". The case of the scheme does not matter (RFC 9110, 11.1).
 std::string_view KeyIn(const HttpRequest& head) {
   constexpr std::string_view kBearer = "bearer ";
   const std::string_view authorization = head.Header("authorization");
@@ -30,7 +32,7 @@ std::string_view KeyIn(const HttpRequest& head) {
   return head.Header("x-api-key");
 }
 
-// The request's own id, where it is usable, else a new one.
+// Returns the request's own id where it is valid, else a new one.
 std::string RequestId(const HttpRequest& head) {
   const std::string_view given = head.Header("x-request-id");
   const bool usable = !given.empty() && given.size() <= 128 &&
@@ -38,8 +40,9 @@ std::string RequestId(const HttpRequest& head) {
   return usable ? std::string(given) : RandomHex(32);
 }
 
-// The answer to a request that no endpoint sees, logged.
-HttpResponse Refusal(const HttpRequest& head, const ApiError& error, const AccessLog& log, std::string key) {
+// Returns the answer to a request that is refused before an endpoint runs, and logs it.
+HttpResponse RefusalAnswer(const HttpRequest& head, const ApiError& error, const AccessLog& log,
+                           std::string key) {
   HttpResponse response = ErrorResponse(error, StyleOf(head.path));
   std::string id = RequestId(head);
   response.headers.emplace_back("x-request-id", id);
@@ -56,28 +59,43 @@ HttpResponse Refusal(const HttpRequest& head, const ApiError& error, const Acces
   return response;
 }
 
+// Matches `path` against a route with {NAME} segments. Appends their values to `values`, which may be null.
+bool Matches(std::string_view pattern, std::string_view path, std::vector<std::string>* values) {
+  for (;;) {
+    const std::string_view wanted = pattern.substr(0, pattern.find('/'));
+    const std::string_view found = path.substr(0, path.find('/'));
+    const bool is_name = wanted.starts_with('{');
+    if (is_name ? found.empty() : wanted != found) return false;
+    if (is_name && values != nullptr) values->emplace_back(found);
+    const bool pattern_ends = wanted.size() == pattern.size(), path_ends = found.size() == path.size();
+    if (pattern_ends || path_ends) return pattern_ends && path_ends;
+    pattern.remove_prefix(wanted.size() + 1);
+    path.remove_prefix(found.size() + 1);
+  }
+}
+
 int WholeSeconds(double seconds) { return std::max(1, static_cast<int>(std::ceil(seconds))); }
 
 }  // namespace
 
 HttpHooks LoadingHooks(AccessLog log) {
   const auto refuse = [log = std::move(log)](const HttpRequest& head) {
-    return Refusal(head,
-                   {.http_status = 503,
-                    .message = "the model is still being loaded",
-                    .type = "service_unavailable_error",
-                    .retry_after = 1},
-                   log, "");
+    return RefusalAnswer(head,
+                         {.http_status = 503,
+                          .message = "the model is still being loaded",
+                          .type = "service_unavailable_error",
+                          .retry_after = 1},
+                         log, "");
   };
   HttpHooks hooks;
   hooks.admit = refuse;
   hooks.handle = [refuse](const HttpRequest& request, const std::shared_ptr<ResponseWriter>& writer,
-                          const std::shared_ptr<Lane>&) { writer->Send(refuse(request)); };
+                          const std::shared_ptr<SerialExecutor>&) { writer->Send(refuse(request)); };
   hooks.refuse = [refuse](const HttpRequest& head, int, const std::string&) { return refuse(head); };
   return hooks;
 }
 
-// Adds what every answer carries, and tells metrics and log when it ended.
+// Adds the headers of every answer. Records the answer in the metrics and the access log when it ends.
 class Router::Answer : public ResponseWriter {
  public:
   Answer(Router& router, const Route& route, const HttpRequest& request,
@@ -143,7 +161,7 @@ class Router::Answer : public ResponseWriter {
   const Route& route_;
   const std::shared_ptr<ResponseWriter> writer_;
   const Headers headers_;
-  const std::shared_ptr<Tenant> tenant_;  // null: the request came without a key
+  const std::shared_ptr<Tenant> tenant_;  // null for a request without a key
   const Clock::time_point start_ = Clock::now();
   AccessRecord record_;
   bool started_ = false, ended_ = false;
@@ -153,7 +171,8 @@ Router::Router(const RouterOptions& options, Metrics& metrics, AccessLog log)
     : options_(options), guard_(options.browser), metrics_(metrics), log_(std::move(log)) {}
 
 void Router::Add(const char* method, const std::string& path, Access access, Endpoint endpoint) {
-  routes_[method].push_back({path, access, std::move(endpoint)});
+  auto& table = path.find('{') == std::string::npos ? routes_ : patterns_;
+  table[method].push_back({path, access, std::move(endpoint)});
 }
 
 void Router::AddPrefix(const char* method, const std::string& prefix, Access access, Endpoint endpoint) {
@@ -162,7 +181,7 @@ void Router::AddPrefix(const char* method, const std::string& prefix, Access acc
 
 std::vector<std::pair<std::string, std::string>> Router::Routes() const {
   std::vector<std::pair<std::string, std::string>> all;
-  for (const auto* table : {&routes_, &prefixes_}) {
+  for (const auto* table : {&routes_, &patterns_, &prefixes_}) {
     for (const auto& [method, routes] : *table) {
       for (const Route& route : routes) all.emplace_back(method, route.path);
     }
@@ -174,12 +193,15 @@ HttpHooks Router::Hooks() {
   HttpHooks hooks;
   hooks.admit = [this](const HttpRequest& head) { return Admit(head); };
   hooks.handle = [this](HttpRequest request, std::shared_ptr<ResponseWriter> writer,
-                        std::shared_ptr<Lane> lane) {
-    Handle(std::move(request), std::move(writer), std::move(lane));
+                        std::shared_ptr<SerialExecutor> executor) {
+    Handle(std::move(request), std::move(writer), std::move(executor));
   };
   hooks.refuse = [this](const HttpRequest& head, int status, const std::string& message) {
     ApiError error{.http_status = status, .message = message, .type = "invalid_request_error"};
-    if (status == 503) error.retry_after = 1;
+    if (status == 503) {
+      error.type = "service_unavailable_error";
+      error.retry_after = 1;
+    }
     return Refuse(head, error);
   };
   return hooks;
@@ -190,6 +212,11 @@ const Router::Route* Router::Find(const std::string& method, const std::string& 
   if (const auto found = routes_.find(known); found != routes_.end()) {
     for (const Route& route : found->second) {
       if (route.path == path) return &route;
+    }
+  }
+  if (const auto found = patterns_.find(known); found != patterns_.end()) {
+    for (const Route& route : found->second) {
+      if (Matches(route.path, path, nullptr)) return &route;
     }
   }
   if (const auto found = prefixes_.find(known); found != prefixes_.end()) {
@@ -213,7 +240,7 @@ std::optional<KeyHolder> Router::HolderOf(const HttpRequest& head) const {
 }
 
 HttpResponse Router::Refuse(const HttpRequest& head, const ApiError& error, const Tenant* tenant) const {
-  HttpResponse response = Refusal(head, error, log_, tenant == nullptr ? "" : tenant->name);
+  HttpResponse response = RefusalAnswer(head, error, log_, tenant == nullptr ? "" : tenant->name);
   const Headers cors = guard_.CorsHeaders(head);
   response.headers.insert(response.headers.end(), cors.begin(), cors.end());
   if (tenant != nullptr) {
@@ -248,16 +275,17 @@ std::optional<HttpResponse> Router::AdmitKey(const HttpRequest& head, const Rout
   return Refuse(
       head,
       {.http_status = 403,
-       .message = options_.keys->has_admin()
-                      ? "this needs an admin key, and the request's key is none"
-                      : "this needs an admin key, and none is set: start the server with --admin-key, "
-                        "or give a key of --api-key-file role=admin",
+       .message =
+           options_.keys->has_admin()
+               ? "this endpoint needs an admin key, and the request's key is not one"
+               : "this endpoint needs an admin key, and none is set: start the server with --admin-key, "
+                 "or give a key of --api-key-file role=admin",
        .type = "invalid_request_error",
        .code = "admin_key_needed"},
       holder->tenant.get());
 }
 
-// Takes a request from the key's limit.
+// Takes one request from the key's limit.
 std::optional<HttpResponse> Router::AdmitRate(const HttpRequest& head, Tenant& tenant) const {
   const TokenBucket::State tokens = tenant.token_bucket.Look();
   const bool out_of_tokens = tokens.limit > 0 && tokens.wait > 0;
@@ -323,16 +351,18 @@ std::optional<HttpResponse> Router::Admit(const HttpRequest& head) const {
   return tenant != nullptr && counts ? AdmitRate(head, *tenant) : std::nullopt;
 }
 
-void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer, std::shared_ptr<Lane> lane) {
-  const Route* route = Find(request.method, request.path);  // Admit has seen to it that there is one
+void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
+                    std::shared_ptr<SerialExecutor> executor) {
+  const Route* route = Find(request.method, request.path);  // Admit has refused requests without a route
   Call call;
+  Matches(route->path, request.path, &call.path_values);
   call.style = StyleOf(request.path);
   call.trace = ReadTraceparent(request.Header("traceparent"));
   Headers headers = guard_.CorsHeaders(request);
   headers.emplace_back("x-request-id", RequestId(request));
   headers.emplace_back("traceparent", call.trace.Traceparent());
   const std::optional<KeyHolder> holder = HolderOf(request);
-  // A reload may have taken the key away since Admit looked.
+  // A reload may have removed the key since Admit checked it.
   if (const auto refusal = AdmitKey(request, *route, holder)) return writer->Send(*refusal);
   call.admin = options_.keys == nullptr || (holder && holder->admin);
   if (holder) {
@@ -343,14 +373,16 @@ void Router::Handle(HttpRequest request, std::shared_ptr<ResponseWriter> writer,
   call.client = holder ? call.owner : request.peer;
   const auto answer =
       std::make_shared<Answer>(*this, *route, request, std::move(writer), std::move(headers), call.tenant);
+  spdlog::debug("request {}: {} {} of {} with {} bytes", answer->request_id(), request.method, request.path,
+                request.peer, request.body.size());
   call.writer = answer;
   call.request = std::move(request);
   if (options_.request_timeout.count() > 0) call.deadline = Clock::now() + options_.request_timeout;
-  call.lane = std::move(lane);
-  const Status status =
-      Contained(fmt::format("{} {}, request {}", call.request.method, route->path, answer->request_id()),
-                [route, &call] { return route->endpoint(call); });
-  // Of an answer that has begun, the end of its connection is all that can tell.
+  call.executor = std::move(executor);
+  const Status status = CatchExceptions(
+      fmt::format("{} {}, request {}", call.request.method, route->path, answer->request_id()),
+      [route, &call] { return route->endpoint(call); });
+  // After the head of an answer, only closing the connection can report the error.
   if (!status.ok() && !answer->started()) SendError(*answer, status, call.style);
 }
 

@@ -1,4 +1,4 @@
-// What becomes of requests whose endpoints fail, seen by clients.
+// Tests routes, and the answers to requests whose endpoints fail.
 #include "server/router.h"
 
 #include <gmock/gmock.h>
@@ -37,9 +37,16 @@ class RouterTest : public testing::Test {
       throw std::runtime_error("no further");
     });
     add("GET", "/throws_later", [](Call& call) {
-      call.lane->Post([writer = call.writer] { throw std::runtime_error("too late"); });
+      call.executor->Post([writer = call.writer] { throw std::runtime_error("too late"); });
       return OkStatus();
     });
+    const auto tells = [](Call& call) {
+      SendJson(*call.writer, call.path_values);
+      return OkStatus();
+    };
+    add("GET", "/things/{thing}", tells);
+    add("DELETE", "/things/{thing}", tells);
+    add("GET", "/things/{thing}/parts/{part}", tells);
     add("GET", "/works", [](Call& call) {
       SendJson(*call.writer, {{"it", "works"}});
       return OkStatus();
@@ -53,7 +60,7 @@ class RouterTest : public testing::Test {
 
   std::string Get(const char* path) { return Ask(server_->port(), "GET", path); }
 
-  // Behind it, all that was logged is there.
+  // Stops the server, so that the log is complete.
   std::string Log() {
     server_.reset();
     return log_.str();
@@ -66,7 +73,7 @@ class RouterTest : public testing::Test {
   std::unique_ptr<HttpServer> server_;
 };
 
-TEST_F(RouterTest, AnswersWhatAnEndpointThrowsWith500) {
+TEST_F(RouterTest, AnswersAnEndpointsExceptionWith500) {
   const std::string answer = Get("/throws");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
   EXPECT_THAT(answer,
@@ -80,28 +87,40 @@ TEST_F(RouterTest, AnswersWhatAnEndpointThrowsWith500) {
   EXPECT_THAT(Log(), HasSubstr("GET /throws, request " + id + ": an exception escaped: the dog ate it"));
 }
 
-TEST_F(RouterTest, AnswersSoInAnthropicsShapeToo) {
+TEST_F(RouterTest, MatchesSegmentsOfPaths) {
+  EXPECT_THAT(Get("/things/a"), HasSubstr(R"(["a"])"));
+  EXPECT_THAT(Get("/things/a/parts/b"), HasSubstr(R"(["a","b"])"));
+  for (const char* path : {"/things", "/things/", "/things/a/", "/things/a/parts", "/things/a/parts/",
+                           "/things//parts/b", "/things/a/parts/b/c"}) {
+    EXPECT_THAT(Get(path), StartsWith("HTTP/1.1 404 ")) << path;
+  }
+  const std::string refused = Ask(server_->port(), "POST", "/things/a", "{}");
+  EXPECT_THAT(refused, StartsWith("HTTP/1.1 405 "));
+  EXPECT_THAT(refused, HasSubstr("allow: GET, DELETE\r\n"));
+}
+
+TEST_F(RouterTest, AnswersExceptionsInAnthropicsFormToo) {
   const std::string answer = Ask(server_->port(), "POST", "/v1/messages", "{}");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
   EXPECT_THAT(answer,
               HasSubstr(R"({"type":"error","error":{"type":"api_error","message":"the server failed)"));
 }
 
-TEST_F(RouterTest, BreaksOffAnAnswerThatHadBegun) {
+TEST_F(RouterTest, ClosesTheConnectionOfAnAnswerThatHasBegun) {
   const std::string answer = Get("/throws_in_the_middle");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 "));
   EXPECT_THAT(answer, Not(HasSubstr("HTTP/1.1 500")));
-  EXPECT_THAT(answer, Not(HasSubstr("\r\n0\r\n\r\n")));  // the last chunk: the answer would be whole
+  EXPECT_THAT(answer, Not(HasSubstr("\r\n0\r\n\r\n")));  // the last chunk would complete the answer
   EXPECT_THAT(Get("/works"), StartsWith("HTTP/1.1 200 "));
 }
 
-TEST_F(RouterTest, LosesOneConnectionToWhatIsThrownLater) {
+TEST_F(RouterTest, ClosesOnlyTheConnectionOfALateException) {
   EXPECT_EQ(Get("/throws_later"), "");
   EXPECT_THAT(Get("/works"), StartsWith("HTTP/1.1 200 "));
   EXPECT_THAT(Log(), HasSubstr("an exception escaped: too late"));
 }
 
-// The flags refuse an empty key; were it to come from elsewhere, it would still be nobody's.
+// The flags refuse an empty key. The router refuses it even if it is in the key ring.
 TEST(RouterKeys, AreNeverEmpty) {
   Metrics metrics("m");
   RouterOptions options;

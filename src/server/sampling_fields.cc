@@ -69,8 +69,8 @@ Status ReadSessionState(Fields& holder, const char* name, cache::Session* sessio
   return holder.status();
 }
 
-// "session" says it outright. OpenAI's "prompt_cache_key", and a retention beyond memory's own, tell of a
-// conversation that goes on.
+// Reads "session". OpenAI's "prompt_cache_key", and a retention of 24 hours, also announce later turns of the
+// conversation.
 void ReadSession(Fields& body, GenerationFields* fields) {
   std::string key, retention;
   body.String("prompt_cache_key", &key);
@@ -88,18 +88,19 @@ void ReadSession(Fields& body, GenerationFields* fields) {
   body.Merge(ReadSessionState(members, "state", &note.state));
   members.Int("tokens", 0, std::numeric_limits<int64_t>::max(), &note.tokens);
   float seconds = 0;
-  members.Float("returns_in", 0, kMostReturnSeconds, &seconds);
+  members.Float("returns_in", 0, kMaxReturnSeconds, &seconds);
   note.returns_in = seconds;
   for (const char* name : {"tokens", "returns_in"}) {
     if (members.ok() && note.state == cache::Session::kEnds && members.Has(name)) {
       members.Fail(name, "invalid_value",
-                   fmt::format("Invalid '{}': nothing of a session that ends returns", members.Path(name)));
+                   fmt::format("Invalid '{}': a session that ends has no later turn", members.Path(name)));
     }
   }
   body.Merge(members.status());
 }
 
-// What a member leaves out is the server's default; of the mode, "decode" where that is dense.
+// Reads "kv_sparsity". Absent members have the server's default; an absent mode is "decode" where that is
+// dense.
 void ReadSparsity(Fields& body, const ServedModel& model, GenerationFields* fields) {
   const Json* object = body.Object("kv_sparsity");
   if (object == nullptr) return;
@@ -108,10 +109,10 @@ void ReadSparsity(Fields& body, const ServedModel& model, GenerationFields* fiel
   Fields members(*object, "kv_sparsity");
   std::string mode = ToString(sparsity.mode);
   members.String("mode", &mode);
-  members.Int("budget", engine::kLeastSparsityBudget, kMaxInt / 2, &sparsity.budget);
+  members.Int("budget", engine::kMinSparsityBudget, kMaxInt / 2, &sparsity.budget);
   members.Float("eps", 0, 1, &sparsity.eps);
   members.ShareAbove0("mass", &sparsity.mass);
-  members.Int("reuse", 1, cache::kBlockTokens, &sparsity.reuse);
+  members.Int("reuse", 1, tensor::kKvBlockTokens, &sparsity.reuse);
   if (members.ok()) {
     const auto parsed = engine::ParseSparsityMode(mode);
     if (!parsed.ok()) {
@@ -141,7 +142,7 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   body.Float("temperature", 0, 100, &sampling.temperature);
   body.ShareAbove0("top_p", &sampling.top_p);
   body.Int("top_k", -1, kMaxInt, &sampling.top_k);
-  sampling.top_k = std::max(sampling.top_k, 0);  // -1 is another way to say "off"
+  sampling.top_k = std::max(sampling.top_k, 0);  // -1 means "off" as well
   body.Float("min_p", 0, 1, &sampling.min_p);
   body.ShareAbove0("typical_p", &sampling.typical_p);
   body.Float("repetition_penalty", 1e-6, 100, &sampling.repetition_penalty);
@@ -165,7 +166,7 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   body.Bool("stream", &fields.stream);
   body.String("cache_salt", &fields.cache_salt);
   body.Int("priority", -kMaxInt, kMaxInt, &fields.priority);
-  std::string user;  // of no consequence: whom to be fair to, the key or the address says
+  std::string user;  // has no effect: the key or the address is the unit of fair scheduling
   body.String("user", &user);
   ReadSession(body, &fields);
   ReadSparsity(body, model, &fields);
@@ -186,7 +187,7 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   return fields;
 }
 
-// Clients know a prompt that is too long by OpenAI's words "maximum context length is".
+// Clients recognize a prompt that is too long by OpenAI's words "maximum context length is".
 StatusOr<int> OutputBudget(const ServedModel& model, size_t prompt, std::optional<int> asked, int otherwise,
                            const char* param) {
   const int64_t room = model.max_context - static_cast<int64_t>(prompt);

@@ -1,4 +1,4 @@
-// The fields of a request that say how to generate, whichever endpoint it came to.
+// Reads the generation fields that the endpoints have in common.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace moesaic::server {
 
-inline constexpr double kMostReturnSeconds = 1e9;  ///< of a session
+inline constexpr double kMaxReturnSeconds = 1e9;  ///< maximum of "returns_in" of a session
 
 struct GenerationFields {
   engine::SamplingParams sampling;  // max_tokens is set by the endpoint
@@ -23,23 +23,23 @@ struct GenerationFields {
   bool skip_special = true;
   bool return_token_ids = false;
   bool stream = false;
-  bool stream_usage = false;             // one last event with the usage
-  bool stream_usage_continuous = false;  // and the usage so far in every event
+  bool stream_usage = false;             // true: the last event has the usage
+  bool stream_usage_continuous = false;  // true: every event has the usage so far
   std::string cache_salt;
   engine::SessionNote session;
   int priority = 0;
-  std::optional<engine::RequestSparsity> sparsity;  // absent: the engine's default
+  std::optional<engine::RequestSparsity> sparsity;  // the engine's default if absent
 };
 
 constexpr int kMaxLogprobs = 20;
 constexpr int kMaxChoices = 128;
 
-/// Reads what /v1/chat/completions, /v1/completions and the others share under the same names, beginning with
-/// "model". Logprobs, max_tokens' other names and response_format are the endpoints' own.
+/// Reads the fields that /v1/chat/completions, /v1/completions and /v1/responses have under the same names,
+/// beginning with "model". The endpoints read logprobs, other names of "max_tokens" and "response_format".
 GenerationFields ReadGeneration(Fields& body, const ServedModel& model);
 
-/// How long the output may be: `asked`, or `otherwise`, and no more than the context has behind the prompt.
-/// Refuses a prompt that fills the context.
+/// Returns the maximum tokens of the output: `asked`, or `otherwise` where the request sets none, limited to
+/// the context after the prompt. Refuses a prompt that fills the context, and an `asked` beyond it.
 StatusOr<int> OutputBudget(const ServedModel& model, size_t prompt, std::optional<int> asked, int otherwise,
                            const char* param);
 

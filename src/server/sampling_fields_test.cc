@@ -1,4 +1,4 @@
-// What a request says of its conversation's cached blocks, and how it reaches the engine.
+// Tests the fields that announce later turns of a conversation.
 #include "server/sampling_fields.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
 class SessionFields : public testing::Test {
  protected:
-  // The note that a request with these members has.
+  // Returns the session note of a request with these members.
   engine::SessionNote NoteOf(std::string_view members) const {
     const Json body = *ParseJson(members);
     Fields fields(body, "");
@@ -27,7 +27,7 @@ class SessionFields : public testing::Test {
     return read.session;
   }
 
-  // The field that is named as wrong in a request with these members.
+  // Returns the name of the wrong field of a request with these members.
   std::string FaultOf(std::string_view members) const {
     const Json body = *ParseJson(members);
     Fields fields(body, "");
@@ -46,7 +46,7 @@ class SessionFields : public testing::Test {
   const ServedModel model_ = TinyModel();
 };
 
-TEST_F(SessionFields, AreUnknownUnlessSaid) {
+TEST_F(SessionFields, AreUnknownByDefault) {
   for (const char* members : {R"({})", R"({"session": null})", R"({"session": ""})",
                               R"({"prompt_cache_key": "", "prompt_cache_retention": "in_memory"})"}) {
     ExpectNote(members, Session::kNone, kAllTokens, 0);
@@ -76,7 +76,7 @@ TEST_F(SessionFields, ContinueByOpenAisWords) {
   ExpectNote(R"({"prompt_cache_retention": "24h"})", Session::kContinues, kAllTokens, 0);
 }
 
-// The outright word counts more than what OpenAI's fields tell between the lines.
+// "session" overrides OpenAI's fields.
 TEST_F(SessionFields, CountMoreThanOpenAisWords) {
   ExpectNote(R"({"prompt_cache_key": "user-7", "session": {"tokens": 5, "returns_in": 2}})",
              Session::kContinues, 5, 2);
@@ -86,7 +86,7 @@ TEST_F(SessionFields, CountMoreThanOpenAisWords) {
   ExpectNote(R"({"prompt_cache_retention": "24h", "session": "ends"})", Session::kEnds, kAllTokens, 0);
 }
 
-TEST_F(SessionFields, NameWhatIsWrong) {
+TEST_F(SessionFields, ErrorsNameTheField) {
   EXPECT_EQ(FaultOf(R"({"session": "over"})"), "session");
   EXPECT_EQ(FaultOf(R"({"session": ["ends"]})"), "session");
   EXPECT_EQ(FaultOf(R"({"session": {"state": "over"}})"), "session.state");

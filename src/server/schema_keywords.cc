@@ -12,9 +12,9 @@ namespace moesaic::server {
 namespace {
 
 constexpr const char* kUnique = "uniqueItems";
-// Members whose value is data, not a schema.
+// Names of members whose value is data and no schema.
 constexpr std::array<std::string_view, 4> kData = {"const", "default", "enum", "examples"};
-// Members that map names to schemas.
+// Names of members that map names to schemas.
 constexpr std::array<std::string_view, 5> kMaps = {"$defs", "definitions", "dependentSchemas",
                                                    "patternProperties", "properties"};
 
@@ -22,7 +22,7 @@ bool IsIn(const auto& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// True when a keyword that demanded unique items was removed.
+// Returns true if it removed a keyword that was true.
 bool Remove(Json* schema) {
   bool demanded = false;
   if (schema->is_array()) {

@@ -1,4 +1,4 @@
-// Keywords of JSON Schema that grammars cannot enforce.
+// Removes keywords of JSON Schema that grammars cannot enforce.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -6,8 +6,8 @@
 
 namespace moesaic::server {
 
-/// `schema` without "uniqueItems", which pydantic writes for every set and no grammar can enforce: answers
-/// may repeat items. Logs a warning that names `param`, the request's field, where the keyword was true.
+/// Returns `schema` without "uniqueItems", which pydantic writes for every set. No grammar can enforce it, so
+/// that answers may repeat items. Logs a warning with the request's field `param` where the keyword was true.
 nlohmann::ordered_json EnforceableSchema(const nlohmann::ordered_json& schema, const std::string& param);
 
 }  // namespace moesaic::server

@@ -8,7 +8,7 @@ namespace moesaic::server {
 
 namespace {
 
-// A tokenizer may bring text into Unicode's composed form, which takes at least a third of the bytes.
+// A tokenizer may normalize text to Unicode's composed form, which has at least a third of the bytes.
 constexpr size_t kComposed = 3;
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "server/server.h"
 
+#include <spdlog/spdlog.h>
+
 #include <utility>
 
 #include "server/answer.h"
@@ -42,7 +44,7 @@ class HttpApi : public Server {
     http_->Switch(router_.Hooks());
   }
 
-  // The pool's threads post to lanes of `http_`.
+  // Stops the pool's threads first, since they post to executors of `http_`.
   ~HttpApi() override { grammars_.Stop(); }
 
   int port() const override { return http_->port(); }
@@ -58,7 +60,7 @@ class HttpApi : public Server {
  private:
   using Access = Router::Access;
 
-  // An endpoint that takes the context.
+  // Adds an endpoint that takes the context.
   void AddApi(const char* method, const char* path, Access access,
               Status (*endpoint)(const GenerationContext&, Call&)) {
     router_.Add(method, path, access, [this, endpoint](Call& call) { return endpoint(context_, call); });
@@ -76,15 +78,21 @@ class HttpApi : public Server {
     AddApi("POST", "/v1/chat/completions/render", Access::kKey, RenderChat);
     AddApi("POST", "/tokenize", Access::kKey, Tokenize);
     AddApi("POST", "/detokenize", Access::kKey, Detokenize);
-    const auto add_prefix = [this](const char* method, const char* prefix, auto endpoint) {
-      router_.AddPrefix(method, prefix, Access::kKey,
-                        [this, endpoint](Call& call) { return endpoint(context_, call); });
-    };
-    add_prefix("GET", "/v1/responses/", GetResponse);
-    add_prefix("DELETE", "/v1/responses/", DeleteResponse);
-    add_prefix("GET", "/v1/conversations/", GetConversation);
-    add_prefix("POST", "/v1/conversations/", PostConversation);
-    add_prefix("DELETE", "/v1/conversations/", DeleteConversation);
+    constexpr const char* kResponse = "/v1/responses/{response_id}";
+    AddApi("GET", kResponse, Access::kKey, GetResponse);
+    AddApi("DELETE", kResponse, Access::kKey, DeleteResponse);
+    AddApi("GET", "/v1/responses/{response_id}/input_items", Access::kKey, ListInputItems);
+    AddApi("POST", "/v1/responses/{response_id}/cancel", Access::kKey, CancelResponse);
+    constexpr const char* kConversation = "/v1/conversations/{conversation_id}";
+    AddApi("GET", kConversation, Access::kKey, GetConversation);
+    AddApi("POST", kConversation, Access::kKey, UpdateConversation);
+    AddApi("DELETE", kConversation, Access::kKey, DeleteConversation);
+    constexpr const char* kItems = "/v1/conversations/{conversation_id}/items";
+    AddApi("GET", kItems, Access::kKey, ListItems);
+    AddApi("POST", kItems, Access::kKey, AddItems);
+    constexpr const char* kItem = "/v1/conversations/{conversation_id}/items/{item_id}";
+    AddApi("GET", kItem, Access::kKey, GetItem);
+    AddApi("DELETE", kItem, Access::kKey, DeleteItem);
     router_.Add("GET", "/v1/models", Access::kKey,
                 [this](Call& call) { return ListModels(model_, options_.model_path, call); });
     router_.AddPrefix("GET", "/v1/models/", Access::kKey,
@@ -132,6 +140,7 @@ class HttpApi : public Server {
     });
     router_.Add("POST", "/reset_prefix_cache", Access::kAdmin, [this](Call& call) {
       model_.engine->ClearCache();
+      spdlog::info("prefix cache cleared by {}", call.client);
       SendJson(*call.writer, {{"status", "ok"}});
       return OkStatus();
     });
@@ -149,7 +158,7 @@ class HttpApi : public Server {
               {"cached_blocks", stats.cached_blocks},
               {"free_blocks", stats.free_blocks},
               {"tree_nodes", stats.cached_runs},
-              {"block_tokens", kernels::kKvBlockTokens}}},
+              {"block_tokens", tensor::kKvBlockTokens}}},
             {"requests", live_.List(kShownRequests)}};
   }
 
@@ -164,7 +173,7 @@ class HttpApi : public Server {
   const GenerationContext context_;
   Router router_;
   std::string openapi_;
-  const std::unique_ptr<HttpServer> http_;  // last: its threads use all above
+  const std::unique_ptr<HttpServer> http_;  // last, since its threads use all members above
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The server: one model behind the HTTP APIs.
+// Serves one model over the HTTP APIs.
 #pragma once
 
 #include <functional>
@@ -22,30 +22,30 @@ struct ServerOptions {
   std::string model_path;
   ResponseStoreOptions responses;
   text::GrammarPoolOptions grammars;
-  size_t trace_spans = 20'000;  ///< kept for GET /debug/trace
+  size_t trace_spans = 20'000;  ///< maximum number of spans for GET /debug/trace
   std::vector<kernels::KernelChoice> kernels;
-  AccessLog log;  ///< may be empty; any thread
+  AccessLog log;  ///< called by any thread; may be empty
 };
 
 class Server {
  public:
-  /// From now on answers what comes to `http`, which runs under LoadingHooks until then. `model` and its
-  /// engine are borrowed. Close, then let the engine become idle, before the server goes.
+  /// Answers the requests of `http`, which uses LoadingHooks before. Borrows `model` and its engine. Call
+  /// Close() and wait until the engine is idle before destroying the server.
   static std::unique_ptr<Server> Start(ServerOptions options, const ServedModel& model,
                                        std::unique_ptr<HttpServer> http);
   virtual ~Server() = default;
 
   virtual int port() const = 0;
-  /// Refuses new generations from now on; /ready says so.
+  /// Refuses new generations. /ready answers with 503 from then on.
   virtual void Drain() = 0;
-  /// Ends the answers that are on their way with an error that says so: a stream gets an error event, in the
-  /// form of its API, and its end. Further ones end at once.
+  /// Ends the running answers with an error. A stream gets an error event in the form of its API and its end.
+  /// Later answers end at once.
   virtual void StopAnswers() = 0;
-  /// Every answer has been written to its client.
+  /// Returns true if every answer has been written to its client.
   virtual bool flushed() const = 0;
-  /// Closes all connections and takes no more; what they asked for is cancelled.
+  /// Closes all connections, cancels their requests and accepts no more.
   virtual void Close() = 0;
-  /// No generation is on its way.
+  /// Returns true if no generation is running or waiting.
   virtual bool idle() const = 0;
 };
 

@@ -69,8 +69,8 @@ class TlsSocket final : public Stream {
 
   void Read(asio::mutable_buffer buffer, Events events) override {
     stream_.async_read_some(buffer, [events = std::move(events)](ErrorCode error, size_t bytes) {
-      // A peer that ends TCP without ending TLS: bodies have a length of their own, so that nothing that
-      // was cut off passes for whole.
+      // The peer ended TCP without ending TLS. That is safe: bodies have a length, so that a body that was
+      // cut off is not taken as complete.
       const bool cut = error == asio::ssl::error::stream_truncated;
       events->OnRead(cut ? asio::error::eof : error, bytes);
     });
@@ -81,7 +81,8 @@ class TlsSocket final : public Stream {
                       [events = std::move(events)](ErrorCode error, size_t) { events->OnWritten(error); });
   }
 
-  // Whether the peer's own end comes, or bytes instead of it, close_notify has been sent after the answer.
+  // close_notify has been sent after the answer even if the shutdown ends with an error, for example because
+  // the peer sends further bytes.
   void Finish(size_t bytes, Events events) override {
     stream_.async_shutdown([this, bytes, events = std::move(events)](ErrorCode) mutable {
       EndSending();
@@ -94,7 +95,7 @@ class TlsSocket final : public Stream {
  private:
   Socket& socket() override { return stream_.next_layer(); }
 
-  // A TLS record of a handshake begins with 22, and the oldest kind of hello with a byte over 127.
+  // A TLS record of a handshake begins with 22, and the oldest form of a hello with a byte above 127.
   bool IsPlain() {
     char first = 0;
     ErrorCode error;

@@ -1,4 +1,4 @@
-// The byte stream of one connection, plain or TLS. For the transport's own files only.
+// The byte stream of one connection, plain or TLS. Only the transport includes it.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -26,7 +26,7 @@ class StreamEvents {
   virtual void OnFinished() = 0;
 };
 
-/// Everything but the constructor runs on the strand of the socket. At most one Read and one Write are
+/// Call all methods but the constructor on the strand of the socket. At most one Read and one Write may be
 /// pending.
 class Stream {
  public:
@@ -35,23 +35,23 @@ class Stream {
 
   virtual ~Stream() = default;
 
-  /// OnOpen: bytes can be read and written. Its error is kPlainHttp when the peer of a TLS stream speaks
-  /// plain text; TakePlain() takes the socket over then.
+  /// Calls OnOpen when bytes can be read and written. Its error is kPlainHttp when the peer of a TLS stream
+  /// sends plain text. TakePlain() then takes the socket over.
   virtual void Open(Events events) = 0;
   virtual void Read(boost::asio::mutable_buffer buffer, Events events) = 0;
-  /// Writes all of `buffer`.
+  /// Writes all bytes of `buffer`.
   virtual void Write(boost::asio::const_buffer buffer, Events events) = 0;
-  /// Ends this side of the stream, discards at most `bytes` that the peer still sends, then OnFinished.
+  /// Ends this side of the stream, discards at most `bytes` that the peer still sends, and calls OnFinished.
   /// Closing at once with unread bytes would reset the connection, and the peer might lose the answer.
   virtual void Finish(size_t bytes, Events events) = 0;
-  /// A plain stream on the same socket, after kPlainHttp.
+  /// Returns a plain stream on the same socket, after kPlainHttp.
   virtual std::unique_ptr<Stream> TakePlain() = 0;
 
   boost::asio::any_io_executor executor() { return socket().get_executor(); }
   std::string PeerAddress();
-  /// OnReset when the peer rejects what was sent to it, since nobody reads it any more. Once.
+  /// Calls OnReset when the peer rejects bytes, since its socket is closed. Call it once.
   void AwaitReset(Events events);
-  /// Pending operations end with an error.
+  /// Closes the socket. Pending operations end with an error.
   void Close();
 
  protected:

@@ -11,7 +11,7 @@ using text::GrammarKind;
 
 constexpr const char* kAnyObject = R"({"type":"object"})";
 
-// A schema is an object, a boolean, or a string of JSON (which vLLM takes).
+// Reads a schema: an object, a boolean, or a string of JSON, which vLLM accepts.
 std::optional<GrammarText> SchemaFrom(Fields& fields, const char* name) {
   const Json* schema = fields.Any(name);
   if (schema == nullptr) return std::nullopt;

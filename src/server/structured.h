@@ -1,4 +1,4 @@
-// What form an output must have: response_format and its like, and forced calls, as a grammar.
+// Reads the form that an output must have, "response_format" or forced calls, as a grammar.
 #pragma once
 
 #include <memory>
@@ -15,23 +15,24 @@ namespace moesaic::server {
 struct GrammarText {
   text::GrammarKind kind = text::GrammarKind::kJsonSchema;
   std::string source;
-  std::string param;  // the field it came from, for errors
+  std::string param;  // field of the request, for errors
 };
 
-/// Reads "response_format" and vLLM's "structured_outputs" and "guided_*"; none when the form is free.
+/// Reads "response_format" and vLLM's "structured_outputs" and "guided_*". Returns nothing when the form is
+/// free.
 std::optional<GrammarText> ReadStructured(Fields& body);
 
-/// The grammar that forces calls, when `conversation` asks for that.
+/// Returns the grammar that forces calls, if `conversation` requires calls.
 StatusOr<std::optional<GrammarText>> ForcedCalls(const ServedModel& model, const Conversation& conversation);
 
-/// A schema as {"name", "schema", "strict"} or its like holds it.
+/// Reads the schema of an object such as {"name", "schema", "strict"}.
 std::optional<GrammarText> ReadSchema(Fields& holder);
 
-/// Compiles it here and now, without the first mask. A refusal is GrammarRefused.
+/// Compiles the grammar on this thread, without the first mask. A refusal is GrammarRefused.
 StatusOr<text::Grammar> CompileGrammar(const ServedModel& model, const GrammarText& grammar);
 
-/// The client's error that names the field `param` and the reason `refusal`. Errors of the server, such as a
-/// full queue, are returned as they are.
+/// Returns the client's error with the field `param` and the reason `refusal`. Returns errors of the server,
+/// such as a full queue, unchanged.
 Status GrammarRefused(const std::string& param, const Status& refusal);
 
 }  // namespace moesaic::server

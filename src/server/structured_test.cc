@@ -8,7 +8,7 @@
 namespace moesaic::server {
 namespace {
 
-// moesaic-tiny's 1,536 tokens fill 48 words to the last bit.
+// moesaic-tiny's 1,536 tokens use all bits of 48 words.
 TEST(Structured, MasksHaveABitForEachToken) {
   const ServedModel model = TinyModel(text::ToolFormat::kHermes);
   ASSERT_EQ(model.tokenizer.vocab_size() % 32, 0);
@@ -20,7 +20,7 @@ TEST(Structured, MasksHaveABitForEachToken) {
   EXPECT_TRUE(mask[seven / 32] >> (seven % 32) & 1);
 }
 
-// pydantic writes "uniqueItems" for sets; a property of that name, and data, stay.
+// pydantic writes "uniqueItems" for sets. A property of that name, and data, are not changed.
 TEST(Structured, IgnoresUniqueItems) {
   const ServedModel model = TinyModel(text::ToolFormat::kHermes);
   const Json body =

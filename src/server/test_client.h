@@ -1,4 +1,4 @@
-// For tests: a client of a server on this machine that sends bytes as they are and reads what comes back.
+// A client for tests that sends bytes unchanged to a server on this machine and reads its bytes.
 #pragma once
 
 #include <arpa/inet.h>
@@ -30,10 +30,10 @@ class TestClient {
     EXPECT_EQ(::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
 
-  /// Sends no more; what the server answers still arrives.
+  /// Ends the sending side. The client can still receive.
   void EndSending() { ::shutdown(socket_, SHUT_WR); }
 
-  /// Reads until `text` has arrived. Returns all of it, which lacks `text` if the server closed before.
+  /// Reads until `text` has arrived or the server closes, and returns all bytes.
   std::string ReadUntil(std::string_view text) {
     std::string all;
     char piece;
@@ -41,7 +41,7 @@ class TestClient {
     return all;
   }
 
-  /// Everything until the server closes.
+  /// Reads until the server closes.
   std::string ReadAll() {
     std::string all;
     char piece[4096];
@@ -55,7 +55,7 @@ class TestClient {
   const int socket_;
 };
 
-/// The whole answer to a request that is the only one of its connection.
+/// Sends one request on a connection of its own and returns all bytes of the answer.
 inline std::string Ask(int port, std::string_view method, std::string_view path, std::string_view body = "") {
   TestClient client(port);
   client.Send(

@@ -1,4 +1,4 @@
-// For tests: a model that the server reads and renders for.
+// A model for tests, without weights.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace moesaic::server {
 
-/// A model without an engine that speaks `tokenizer`'s tokens; `end` ends an answer.
+/// Returns a model without an engine that uses `tokenizer`. The token `end` ends an answer.
 inline ServedModel ModelOf(text::Tokenizer tokenizer, int32_t end, text::ToolFormat tools) {
   auto grammars = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{end}).value();
   ServedModel model{.names = {"m"},
@@ -21,7 +21,8 @@ inline ServedModel ModelOf(text::Tokenizer tokenizer, int32_t end, text::ToolFor
   return model;
 }
 
-/// With moesaic-tiny's own tokenizer, which has the special tokens that some formats frame calls with.
+/// Returns a model with moesaic-tiny's tokenizer, which has the special tokens that frame calls in some
+/// formats.
 inline ServedModel TinyModel(text::ToolFormat tools = text::ToolFormat::kNone) {
   auto tokenizer =
       text::Tokenizer::FromFolder(std::string(MOESAIC_SOURCE_DIR) + "/models/moesaic-tiny").value();

@@ -16,14 +16,14 @@ namespace {
 
 namespace ssl = boost::asio::ssl;
 
-// TLS 1.3 has suites of its own, all of which are good.
+// Ciphers of TLS 1.2. TLS 1.3 has suites of its own, all of which are accepted.
 constexpr const char* kCiphers12 = "ECDHE+AESGCM:ECDHE+CHACHA20";
 
 constexpr std::string_view kProtocol = "http/1.1";
 
 int SelectProtocol(SSL*, const unsigned char** out, unsigned char* out_length, const unsigned char* in,
                    unsigned int in_length, void*) {
-  // `in` lists names, each after a byte with its length.
+  // `in` is a list of names, each preceded by a byte with its length.
   for (unsigned int at = 0; at < in_length; at += in[at] + 1U) {
     if (at + 1 + in[at] > in_length) break;
     const std::string_view name(reinterpret_cast<const char*>(in + at + 1), in[at]);
@@ -35,7 +35,7 @@ int SelectProtocol(SSL*, const unsigned char** out, unsigned char* out_length, c
   return SSL_TLSEXT_ERR_ALERT_FATAL;  // RFC 7301, section 3.2
 }
 
-// Otherwise OpenSSL would ask on the terminal.
+// Refuses a passphrase, since OpenSSL would otherwise ask for it on the terminal.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
 std::string OpenSslReason() {

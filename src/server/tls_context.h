@@ -1,4 +1,4 @@
-// The certificate and key of the server, with the rules by which it speaks TLS.
+// Loads the certificate and key of the server, and sets its TLS versions and ciphers.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@ class context;
 
 namespace moesaic::server {
 
-/// TLS 1.2 and 1.3, only with forward secrecy and authenticated encryption; ALPN "http/1.1". Immutable:
-/// any thread may begin a session of it.
+/// Accepts TLS 1.2 and 1.3 with forward secrecy and authenticated encryption only, and ALPN "http/1.1". It is
+/// immutable, and any thread may begin a session with it.
 class TlsContext {
  public:
   /// Reads PEM files: the server's certificate, followed by those of intermediate authorities, and its key.
@@ -22,7 +22,7 @@ class TlsContext {
                                                           const std::string& key);
 
   boost::asio::ssl::context& native() const { return *context_; }
-  /// "models.example, valid until Nov 24 09:42:27 2027 GMT"
+  /// Returns e.g. "models.example, valid until Nov 24 09:42:27 2027 GMT".
   const std::string& description() const { return description_; }
   bool expired() const { return expired_; }
 

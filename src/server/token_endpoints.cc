@@ -1,4 +1,4 @@
-// /tokenize, /detokenize, /v1/chat/completions/render and /v1/messages/count_tokens.
+// Implements /tokenize, /detokenize, /v1/chat/completions/render and /v1/messages/count_tokens.
 #include <limits>
 #include <utility>
 

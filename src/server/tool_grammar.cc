@@ -8,10 +8,10 @@
 namespace moesaic::server {
 namespace {
 
-// What stands around the name and the arguments of a call, and around all calls.
+// Texts around the name and the arguments of a call, and around all calls.
 struct Frame {
   const char *section_open, *call_open, *before_name, *between, *after_arguments, *call_close, *section_close;
-  bool numbered = false;  // the name is followed by the call's number
+  bool numbered = false;  // true if the call's number follows the name
 };
 
 std::optional<Frame> FrameOf(text::ToolFormat format) {

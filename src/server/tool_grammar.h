@@ -1,4 +1,4 @@
-// The grammar of an output that must be calls of tools.
+// Writes the grammar of an output that must be calls of tools.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace moesaic::server {
 
-/// A Lark grammar (as llguidance reads it) of one call, or of several where `conversation` allows it, in the
-/// words of `format`, with arguments that follow the tools' schemas. Only the named tool's with kNamed.
-/// Unimplemented for kNone.
+/// Returns a Lark grammar for llguidance of one call, or of several where `conversation` allows it, in
+/// `format`. Arguments follow the tools' schemas. With ToolUse::kNamed only the named tool may be called.
+/// Unimplemented for ToolFormat::kNone.
 StatusOr<std::string> ToolGrammar(text::ToolFormat format, const text::Tokenizer& tokenizer,
                                   const Conversation& conversation);
 

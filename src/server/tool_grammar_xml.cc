@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "server/api_error.h"
 #include "server/lark_terms.h"
@@ -9,47 +10,68 @@
 namespace moesaic::server {
 namespace {
 
-// What the model's template writes around the parts of a call.
-struct Frame {
+// Texts that the model's template writes around the parts of a call.
+struct XmlFrame {
   const char *section_open, *call_open, *behind_name;
   const char *key_open, *behind_key;
-  const char *value_close, *behind_value;  // the mark that ends a value, and what follows it
+  const char *value_close, *behind_value;  // the mark that ends a value, and the text after it
   const char *call_close, *section_close;
-  bool typed_keys = false;  // the key is followed by string="true" or "false"
+  bool typed_keys = false;  // true if string="true" or "false" follows the key
 };
 
-std::optional<Frame> FrameOf(text::ToolFormat format) {
+std::optional<XmlFrame> XmlFrameOf(text::ToolFormat format) {
   switch (format) {
     case text::ToolFormat::kQwen3Coder:
-      return Frame{"",    "<tool_call>\n?<function=",   ">\n?", "<parameter=", ">\n?", "</parameter>",
-                   "\n?", "</function>\n?</tool_call>", ""};
+      return XmlFrame{"",    "<tool_call>\n?<function=",   ">\n?", "<parameter=", ">\n?", "</parameter>",
+                      "\n?", "</function>\n?</tool_call>", ""};
     case text::ToolFormat::kGlm4:
-      return Frame{"",    "<tool_call>",  "\n", "<arg_key>", "</arg_key>\n?<arg_value>", "</arg_value>",
-                   "\n?", "</tool_call>", ""};
+      return XmlFrame{"",    "<tool_call>",  "\n", "<arg_key>", "</arg_key>\n?<arg_value>", "</arg_value>",
+                      "\n?", "</tool_call>", ""};
     case text::ToolFormat::kMiniMaxM2:
-      return Frame{"<minimax:tool_call>\n?",
-                   "<invoke name=\"",
-                   "\">\n?",
-                   "<parameter name=\"",
-                   "\">",
-                   "</parameter>",
-                   "\n?",
-                   "</invoke>\n?",
-                   "</minimax:tool_call>"};
+      return XmlFrame{"<minimax:tool_call>\n?",
+                      "<invoke name=\"",
+                      "\">\n?",
+                      "<parameter name=\"",
+                      "\">",
+                      "</parameter>",
+                      "\n?",
+                      "</invoke>\n?",
+                      "</minimax:tool_call>"};
     case text::ToolFormat::kDeepSeekV32:
-      return Frame{"<｜DSML｜function_calls>\n?",
-                   "<｜DSML｜invoke name=\"",
-                   "\">\n?",
-                   "<｜DSML｜parameter name=\"",
-                   "\">",
-                   "</｜DSML｜parameter>",
-                   "\n?",
-                   "</｜DSML｜invoke>\n?",
-                   "</｜DSML｜function_calls>",
-                   /*typed_keys=*/true};
+      return XmlFrame{"<｜DSML｜function_calls>\n?",
+                      "<｜DSML｜invoke name=\"",
+                      "\">\n?",
+                      "<｜DSML｜parameter name=\"",
+                      "\">",
+                      "</｜DSML｜parameter>",
+                      "\n?",
+                      "</｜DSML｜invoke>\n?",
+                      "</｜DSML｜function_calls>",
+                      /*typed_keys=*/true};
     default:
       return std::nullopt;
   }
+}
+
+// Points the references of `schema` to a copy of its document under "#/$defs/document". Returns true if it
+// has any.
+bool RebaseRefs(Json* schema) {
+  bool has_refs = false;
+  if (schema->is_array()) {
+    for (Json& each : *schema) has_refs = RebaseRefs(&each) || has_refs;
+  }
+  if (!schema->is_object()) return has_refs;
+  for (auto& [name, value] : schema->items()) {
+    if (name == "$ref" && value.is_string()) {
+      const auto& target = value.get_ref<const std::string&>();
+      if (target != "#" && !target.starts_with("#/")) continue;
+      value = "#/$defs/document" + target.substr(1);
+      has_refs = true;
+    } else if (name != "const" && name != "enum") {
+      has_refs = RebaseRefs(&value) || has_refs;
+    }
+  }
+  return has_refs;
 }
 
 bool IsString(const Json& schema) {
@@ -58,7 +80,7 @@ bool IsString(const Json& schema) {
 
 class XmlGrammar {
  public:
-  XmlGrammar(const Frame& frame, const LarkTerms& terms) : frame_(frame), terms_(terms) {}
+  XmlGrammar(const XmlFrame& frame, const LarkTerms& terms) : frame_(frame), terms_(terms) {}
 
   Status AddTool(const Json& function) {
     const auto& name = function["name"].get_ref<const std::string&>();
@@ -67,7 +89,7 @@ class XmlGrammar {
     const auto properties = schema.find("properties");
     if (properties != schema.end() && properties->is_object()) {
       for (const auto& [key, value] : properties->items()) {
-        // The parser finds a key's end by these.
+        // The parser finds the end of a key by these characters.
         if (key.empty() || key.find_first_of("<>\"\r\n") != std::string::npos) {
           return FieldError(
               "tools", "invalid_value",
@@ -86,7 +108,7 @@ class XmlGrammar {
   }
 
   std::string Text(bool several) const {
-    // Templates leave a line or two before the first call.
+    // Templates write up to two line breaks before the first call.
     std::string text = "start: \"\\n\"? \"\\n\"?" + terms_.Of(frame_.section_open) + " call";
     if (several) text += " (\"\\n\"? call)*";
     return text + terms_.Of(frame_.section_close) + "\ncall: " + calls_ + "\n" + rules_;
@@ -99,7 +121,7 @@ class XmlGrammar {
            std::find(required->begin(), required->end(), Json(key)) != required->end();
   }
 
-  // The name of the rule of one argument.
+  // Adds the rule of one argument and returns its name.
   std::string AddParameter(const std::string& key, const Json& schema, const Json& root) {
     const bool is_string = IsString(schema);
     std::string open = frame_.key_open + key;
@@ -113,8 +135,10 @@ class XmlGrammar {
 
   std::string AddJson(const std::string& name, const Json& schema, const Json& root) {
     Json whole = schema;
-    for (const char* definitions : {"$defs", "definitions"}) {  // what "$ref" may point to
-      if (whole.is_object() && root.contains(definitions)) whole[definitions] = root[definitions];
+    if (RebaseRefs(&whole)) {
+      Json document = root;
+      RebaseRefs(&document);
+      whole["$defs"] = {{"document", std::move(document)}};
     }
     rules_ += fmt::format("{}_value: %json {}\n", name, Dump(whole));
     return fmt::format("{}_value \"\\n\"?{}", name, terms_.Of(frame_.value_close));
@@ -128,7 +152,7 @@ class XmlGrammar {
       }
       if (!literals.empty()) return fmt::format("({}) \"\\n\"?{}", literals, terms_.Of(frame_.value_close));
     }
-    // The text ends where the closing mark begins: at a special token, or else at the mark's first letters.
+    // The text ends before the closing mark: at a special token, or at the first letters of the mark.
     const auto [letters, rest] = terms_.SplitAtMark(frame_.value_close);
     const std::string suffix =
         letters.empty() ? "" : fmt::format("[suffix={}]", Dump(Json(std::string(letters))));
@@ -146,7 +170,7 @@ class XmlGrammar {
     return fmt::format(".{{{},{}}}", least.empty() ? "0" : least, most);
   }
 
-  const Frame frame_;
+  const XmlFrame frame_;
   const LarkTerms& terms_;
   std::string calls_, rules_;
   int tools_ = 0, arguments_ = 0;
@@ -156,7 +180,7 @@ class XmlGrammar {
 
 StatusOr<std::string> XmlToolGrammar(text::ToolFormat format, const text::Tokenizer& tokenizer,
                                      const Conversation& conversation) {
-  const std::optional<Frame> frame = FrameOf(format);
+  const std::optional<XmlFrame> frame = XmlFrameOf(format);
   if (!frame) {
     return Unimplemented("'tool_choice': a call cannot be forced with tool format '{}'", text::Name(format));
   }

@@ -1,4 +1,4 @@
-// The grammar of forced calls whose arguments come one by one between marks.
+// Writes the grammar of forced calls whose arguments are framed by marks one by one.
 #pragma once
 
 #include <string>
@@ -10,9 +10,10 @@
 
 namespace moesaic::server {
 
-/// As ToolGrammar, for qwen3-coder, glm-4, minimax-m2 and deepseek-v3.2. Arguments come in the schema's
-/// order. A string is free text up to the closing mark, of the schema's length or one of its `enum`; every
-/// other value is JSON that follows its schema. InvalidArgument for a name that the marks cannot hold.
+/// Does the same as ToolGrammar for qwen3-coder, glm-4, minimax-m2 and deepseek-v3.2. Arguments have the
+/// schema's order. A string is free text up to the closing mark, with the schema's length or `enum`. All
+/// other values are JSON that follows its schema. InvalidArgument for a parameter name that the marks cannot
+/// contain.
 StatusOr<std::string> XmlToolGrammar(text::ToolFormat format, const text::Tokenizer& tokenizer,
                                      const Conversation& conversation);
 

@@ -13,7 +13,7 @@ Status Missing(const std::string& path) {
                     fmt::format("Missing required parameter: '{}'.", path));
 }
 
-// Names are shown to the model and come back in calls.
+// Checks a name, which the prompt shows and calls of the model contain.
 Status CheckName(const Conversation& conversation, const std::string& name, const std::string& path) {
   if (name.empty() || name.size() > 256 || name.find_first_of("\r\n<>\"") != std::string::npos) {
     return FieldError(path, "invalid_value",
@@ -26,7 +26,7 @@ Status CheckName(const Conversation& conversation, const std::string& name, cons
   return OkStatus();
 }
 
-// The arguments of a call are an object.
+// Checks that the schema describes an object, since the arguments of a call are one.
 Status CheckSchema(const Json& schema, const std::string& path) {
   Fields fields(schema, path);
   std::string type = "object";
@@ -39,7 +39,8 @@ Status CheckSchema(const Json& schema, const std::string& path) {
   return fields.status();
 }
 
-// What the model is shown of a function that an API describes among the tool's other members.
+// Selects the members that the prompt shows, for APIs that describe the function among the tool's other
+// members.
 Json ShownOf(const Json& tool, const ToolForm& form) {
   Json shown = Json::object();
   for (const auto& [name, value] : tool.items()) {
@@ -49,7 +50,7 @@ Json ShownOf(const Json& tool, const ToolForm& form) {
   return shown;
 }
 
-// Checks `function`, which stands at `path`, and adds what is shown of it.
+// Checks the function at `path` and adds it to the conversation.
 Status AddTool(const Json& function, const std::string& path, const ToolForm& form,
                Conversation* conversation) {
   Fields fields(function, path);
@@ -64,7 +65,7 @@ Status AddTool(const Json& function, const std::string& path, const ToolForm& fo
   if (schema == nullptr && form.needs_schema) return Missing(fields.Path(form.schema));
   Json shown = form.holder == nullptr ? ShownOf(function, form) : function;
   shown.erase("strict");
-  // Clients may leave these out, but there are templates that read them unasked.
+  // Clients may leave these out, but some templates read them without a check.
   if (Json& words = shown["description"]; words.is_null()) words = "";
   if (Json& object = shown["parameters"]; object.is_null()) {
     object = {{"type", "object"}, {"properties", Json::object()}};

@@ -1,4 +1,4 @@
-// What is wrong with a tool is wrong in every API, and what is right reaches the template in one form.
+// Tests that every API refuses the same tools, and that templates get valid tools in one form.
 #include "server/tools.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ using testing::HasSubstr;
 
 enum class Api { kChat, kResponses, kMessages };
 
-// Reads a request with tools that are given as the functions of chat/completions.
+// Reads a request whose tools are given as functions of chat/completions.
 StatusOr<Conversation> Read(Api api, const Json& functions, const Json& choice = nullptr) {
   static const ServedModel model = TinyModel();
   Json request = {{"tool_choice", choice}, {"tools", Json::array()}};
@@ -28,7 +28,7 @@ StatusOr<Conversation> Read(Api api, const Json& functions, const Json& choice =
     if (api == Api::kMessages && tool.is_object()) {
       Json schema = tool.value("parameters", Json());
       tool.erase("parameters");
-      tool["input_schema"] = schema.is_null() ? Json::object() : std::move(schema);  // which is required here
+      tool["input_schema"] = schema.is_null() ? Json::object() : std::move(schema);  // required in this API
     }
     request["tools"].push_back(tool);
   }
@@ -102,8 +102,7 @@ TEST(Tools, ReachTheTemplateInOneForm) {
   }
 }
 
-// Hermes-3's and DeepSeek-V3.1's templates, for two, read what clients may leave out, and fail where it is
-// missing.
+// For example, Hermes-3's and DeepSeek-V3.1's templates fail without members that clients may leave out.
 TEST(Tools, HaveADescriptionAndParametersForTheTemplate) {
   ServedModel model = TinyModel();
   model.max_context = 4096;

@@ -34,7 +34,7 @@ std::string TraceContext::Traceparent() const { return fmt::format("00-{}-{}-01"
 TraceContext ReadTraceparent(std::string_view header) {
   TraceContext context;
   context.span_id = RandomHex(16);
-  // version "-" trace-id "-" parent-id "-" flags; later versions may add more behind.
+  // The form is version "-" trace-id "-" parent-id "-" flags. Later versions may append members.
   const bool shaped = header.size() >= 55 && header[2] == '-' && header[35] == '-' && header[52] == '-';
   if (shaped) {
     const std::string_view version = header.substr(0, 2), trace = header.substr(3, 32),

@@ -1,5 +1,5 @@
-// Where requests' time went: spans kept for a while, told as a Chrome trace, joined to callers by W3C trace
-// context.
+// Records spans of requests and prints them as a Chrome trace. W3C trace context connects them to the
+// caller's trace.
 #pragma once
 
 #include <chrono>
@@ -12,36 +12,37 @@
 
 namespace moesaic::server {
 
-/// https://www.w3.org/TR/trace-context: the caller's trace, and our own span in it.
+/// The caller's trace and the server's span in it: https://www.w3.org/TR/trace-context.
 struct TraceContext {
   std::string trace_id;   // 32 hexadecimal digits
-  std::string parent_id;  // 16, or empty when the trace begins here
-  std::string span_id;    // 16
-  /// "00-<trace>-<span>-01", for the answer.
+  std::string parent_id;  // 16 hexadecimal digits, or empty when the trace begins here
+  std::string span_id;    // 16 hexadecimal digits
+  /// Returns the answer's header "00-<trace>-<span>-01".
   std::string Traceparent() const;
 };
 
-/// From a traceparent header; a missing or malformed one begins a new trace.
+/// Reads a traceparent header. A missing or malformed one begins a new trace.
 TraceContext ReadTraceparent(std::string_view header);
 
-/// `digits` random hexadecimal digits, not all zero.
+/// Returns `digits` random hexadecimal digits, not all zero.
 std::string RandomHex(int digits);
 
-/// Any thread.
+/// Any thread may call all methods.
 class Tracer {
  public:
   using Clock = std::chrono::steady_clock;
   struct Span {
     std::string name, trace_id, parent_id, span_id;
-    uint64_t track = 0;  // spans of one track stand in one row
+    uint64_t track = 0;  // row of the trace
     Clock::time_point start, end;
-    std::string arguments_json;  // an object
+    std::string arguments_json;  // text of a JSON object
   };
 
-  /// Keeps the latest `capacity` spans.
+  /// Stores the latest `capacity` spans.
   explicit Tracer(size_t capacity) : capacity_(capacity) {}
   void Add(Span span);
-  /// A JSON object for chrome://tracing and Perfetto; times since the tracer began.
+  /// Returns a JSON object for chrome://tracing and Perfetto. Times count from the construction of the
+  /// tracer.
   std::string ChromeJson() const;
 
  private:

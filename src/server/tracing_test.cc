@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kTrace = "0af7651916cd43dd8448eb211c80319c";
 constexpr const char* kParent = "b7ad6b7169203331";
 
-TEST(Traceparent, GoesOnWithTheCallersTrace) {
+TEST(Traceparent, ContinuesTheCallersTrace) {
   for (const std::string& header :
        {fmt::format("00-{}-{}-01", kTrace, kParent), fmt::format("00-{}-{}-00", kTrace, kParent),
         fmt::format("01-{}-{}-01-more", kTrace, kParent)}) {

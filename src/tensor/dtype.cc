@@ -13,7 +13,7 @@ struct Traits {
   BlockSize block;
 };
 
-// In the order of DType. Block bytes after ggml: scales (f16, or 6-bit packed for K types) and quants.
+// In the order of DType. Block bytes follow ggml: scales (f16, or 6-bit packed for K types) and quants.
 constexpr Traits kTraits[] = {
     {"F64", {1, 8}},      {"F32", {1, 4}},      {"F16", {1, 2}},      {"BF16", {1, 2}},
     {"F8_E4M3", {1, 1}},  {"F8_E5M2", {1, 1}},  {"I64", {1, 8}},      {"I32", {1, 4}},
@@ -52,7 +52,7 @@ uint16_t FloatToHalf(float value) {
   const uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude > 0x7f800000U) return static_cast<uint16_t>(sign | 0x7e00U | ((magnitude >> 13) & 0x3ffU));
   if (magnitude >= 0x477ff000U)
-    return static_cast<uint16_t>(sign | 0x7c00U);  // 65520 and more round to infinity
+    return static_cast<uint16_t>(sign | 0x7c00U);  // 65520 and larger round to infinity
   if (magnitude < 0x38800000U) {
     // Below 2^-14: adding 0.5 leaves the value in units of 2^-24 in the sum's low bits, rounded to nearest
     // even.
@@ -66,7 +66,7 @@ uint16_t FloatToHalf(float value) {
 float F8E4M3ToFloat(uint8_t bits) {
   const uint32_t sign = (bits & 0x80U) << 24, magnitude = bits & 0x7fU;
   if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000U);
-  if (magnitude < 8) {  // denormal: in units of 2^-9
+  if (magnitude < 8) {  // denormal, in units of 2^-9
     return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-9F));
   }
   return std::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000U));
@@ -77,7 +77,7 @@ uint8_t FloatToF8E4M3(float value) {
   const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80U);
   const uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude > 0x7f800000U) return 0x7f;
-  if (magnitude >= 0x43e00000U) return static_cast<uint8_t>(sign | 0x7e);  // 448 and more
+  if (magnitude >= 0x43e00000U) return static_cast<uint8_t>(sign | 0x7e);  // 448 and larger
   if (magnitude < 0x3c800000U) {
     // Below 2^-6: adding 2^14 leaves the value in units of 2^-9 in the sum's low bits, rounded to even.
     const float shifted = std::bit_cast<float>(magnitude) + 0x1p14F;

@@ -1,4 +1,4 @@
-// Element types of tensors, as files store them and as kernels read them.
+// Element types of tensors in files and in kernels.
 #pragma once
 
 #include <bit>
@@ -7,8 +7,7 @@
 
 namespace moesaic::tensor {
 
-/// Scalar types of safetensors, then the block types of GGUF (whose elements come in blocks with shared
-/// scales).
+/// Scalar types of safetensors, then the block types of GGUF, whose blocks of elements share scales.
 enum class DType : uint8_t {
   kF64,
   kF32,
@@ -35,22 +34,22 @@ enum class DType : uint8_t {
   kMxfp4,  ///< e8m0 scale, then e2m1: byte i has elements i (low) and i + 16
 };
 
-/// Elements in one block and bytes of one block: {1, 4} for kF32, {32, 34} for kQ8_0.
+/// Elements per block and bytes per block: {1, 4} for kF32, {32, 34} for kQ8_0.
 struct BlockSize {
   int elements;
   int bytes;
 };
 BlockSize BlockOf(DType dtype);
 
-std::string DTypeName(DType dtype);  ///< safetensors' and GGUF's own spelling: "F32", "BF16", "Q4_K".
+std::string DTypeName(DType dtype);  ///< Spelling of safetensors and GGUF: "F32", "BF16", "Q4_K".
 
-/// Bytes of `elements` consecutive elements; `elements` must be whole blocks.
+/// Returns the bytes of `elements` consecutive elements, which must form whole blocks.
 inline int64_t BytesOf(DType dtype, int64_t elements) {
   const BlockSize block = BlockOf(dtype);
   return elements / block.elements * block.bytes;
 }
 
-/// A bfloat16 as its 16 bits.
+/// A bfloat16 stored as its 16 bits.
 struct BF16 {
   uint16_t bits;
 };
@@ -68,7 +67,7 @@ float HalfToFloat(uint16_t bits);   ///< IEEE binary16, denormals included.
 uint16_t FloatToHalf(float value);  ///< Rounds to nearest, ties to even.
 float F8E4M3ToFloat(uint8_t bits);  ///< e4m3fn: no infinity, 0x7f and 0xff are NaN, largest 448.
 float F8E5M2ToFloat(uint8_t bits);
-/// Rounds to the nearest e4m3fn, ties to even; beyond 448 saturates, NaN becomes 0x7f.
+/// Rounds to the nearest e4m3fn, ties to even. Magnitudes beyond 448 saturate; NaN becomes 0x7f.
 uint8_t FloatToF8E4M3(float value);
 
 }  // namespace moesaic::tensor

@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-TEST(DType, BlocksAndNames) {
+TEST(DType, HasBlockSizesAndNames) {
   EXPECT_EQ(BytesOf(DType::kF32, 10), 40);
   EXPECT_EQ(BytesOf(DType::kBF16, 10), 20);
   EXPECT_EQ(BytesOf(DType::kQ8_0, 64), 68);
@@ -41,13 +41,13 @@ TEST(DType, EveryHalfSurvivesTheRoundTrip) {
 }
 
 TEST(DType, HalfRoundsToNearestEven) {
-  EXPECT_EQ(FloatToHalf(1 + 0x1p-11F), 0x3c00);             // half way: to even, down
-  EXPECT_EQ(FloatToHalf(1 + 3 * 0x1p-11F), 0x3c02);         // half way: to even, up
+  EXPECT_EQ(FloatToHalf(1 + 0x1p-11F), 0x3c00);             // half way: rounds to even, down
+  EXPECT_EQ(FloatToHalf(1 + 3 * 0x1p-11F), 0x3c02);         // half way: rounds to even, up
   EXPECT_EQ(FloatToHalf(1 + 0x1p-11F + 0x1p-20F), 0x3c01);  // above half way
   EXPECT_EQ(FloatToHalf(65519.99F), 0x7bff);
   EXPECT_EQ(FloatToHalf(65520), 0x7c00);
   EXPECT_EQ(FloatToHalf(-kInf), 0xfc00);
-  EXPECT_EQ(FloatToHalf(0x1p-25F), 0);  // half of the smallest denormal: to even
+  EXPECT_EQ(FloatToHalf(0x1p-25F), 0);  // half of the smallest denormal: rounds to even
   EXPECT_EQ(FloatToHalf(0x1.8p-25F), 1);
   EXPECT_EQ(FloatToHalf(-0.0F), 0x8000);
 }
@@ -64,7 +64,7 @@ TEST(DType, BF16RoundsToNearestEvenAndKeepsNan) {
   }
 }
 
-TEST(DType, Float8) {
+TEST(DType, ConvertsFloat8) {
   EXPECT_EQ(F8E4M3ToFloat(0x7e), 448);
   EXPECT_EQ(F8E4M3ToFloat(0x08), 0x1p-6F);  // smallest normal
   EXPECT_EQ(F8E4M3ToFloat(0x01), 0x1p-9F);  // smallest denormal
@@ -76,7 +76,7 @@ TEST(DType, Float8) {
   EXPECT_EQ(F8E5M2ToFloat(0xfc), -kInf);
 }
 
-TEST(DType, Float8FromAllCodesAndWhatLiesBetweenThem) {
+TEST(DType, RoundsToFloat8BetweenAllCodes) {
   for (int code = 0; code < 0x7e; ++code) {
     const float low = F8E4M3ToFloat(static_cast<uint8_t>(code)),
                 high = F8E4M3ToFloat(static_cast<uint8_t>(code + 1)), middle = (low + high) / 2;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr float kLargestE4M3 = 448;
 
-// Of the unit that holds input `i` of `row`, from the start of the matrix.
+// Returns the offset of the unit that holds input `i` of `row`, from the start of the matrix.
 int64_t UnitOffset(const PackedLayout& layout, int row, int i) {
   return row / kPanelRows * layout.panel_bytes + i / kFp8Inputs * kFp8UnitBytes;
 }

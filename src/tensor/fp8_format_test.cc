@@ -12,7 +12,7 @@
 namespace moesaic::tensor {
 namespace {
 
-TEST(Fp8Format, StandsWhereTheContractSays) {
+TEST(Fp8Format, HasDocumentedLayout) {
   const int n = 35, k = 300;
   std::mt19937 rng(1);
   Fp8Rows rows;
@@ -38,7 +38,8 @@ TEST(Fp8Format, StandsWhereTheContractSays) {
   }
 }
 
-// Half a step of e4m3: 2^-4 of a value, or 2^-10 of what the scale stands for where it is a denormal.
+// Tolerance: half a step of e4m3, which is 2^-4 of a value, or 2^-10 of the scale where the code is a
+// denormal.
 TEST(Fp8Format, QuantizesToTheNearestCode) {
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;
@@ -62,7 +63,7 @@ TEST(Fp8Format, QuantizesToTheNearestCode) {
   }
 }
 
-TEST(Fp8Format, ZeroTinyAndLargestRows) {
+TEST(Fp8Format, QuantizesZeroTinyAndLargestRows) {
   const int k = 128;
   std::vector<float> values(3 * k, 0.0F), out(k);
   values[k] = 1e-45F;

@@ -36,14 +36,14 @@ float ScaleOf(PackedFormat format, uint16_t bits) {
   }
 }
 
-// Of the value whose magnitude is largest.
+// Returns the value with the largest magnitude.
 float Extreme(std::span<const float> values) {
   return *std::max_element(values.begin(), values.end(),
                            [](float a, float b) { return std::fabs(a) < std::fabs(b); });
 }
 
-// A power of two that puts the largest scale of the row's groups near 1, where f16 has all its bits; for
-// kNvfp4 what puts it at the end of e4m3.
+// Returns a power of two that brings the largest scale of the row's groups near 1, where f16 has full
+// precision. For kNvfp4 the largest scale maps to the end of e4m3.
 float OutputScale(PackedFormat format, std::span<const float> row) {
   const float amax = std::fabs(Extreme(row));
   if (amax == 0) return 1;
@@ -62,7 +62,7 @@ uint16_t GroupScale(PackedFormat format, float extreme, float output_scale) {
       return FloatToHalf(amax / 127);
     case PackedFormat::kI4G32:
       return FloatToHalf(extreme / output_scale / -8);
-    case PackedFormat::kMxfp4:  // OCP MX 1.0, 6.3: the power of two of amax, less that of 6
+    case PackedFormat::kMxfp4:  // OCP MX 1.0, 6.3: the exponent of amax minus that of 6
       return amax > 0 ? FloatToHalf(std::ldexp(1.0F, std::ilogb(amax) - 2)) : 0;
     default:
       return FloatToF8E4M3(amax / kLargestE2M1);
@@ -78,7 +78,7 @@ uint8_t CodeOf(PackedFormat format, float value, float scale) {
                               static_cast<float>(f.zero));
 }
 
-// A unit of `panel` in which things of output `row` of that panel are looked up.
+// Addresses the codes of output `row` in one unit of a panel.
 template <typename Byte>
 struct UnitView {
   Byte* unit;
@@ -97,7 +97,7 @@ UnitView<Byte> UnitOf(const PackedLayout& layout, int row, int unit, Byte* data)
   return {data + row / kPanelRows * layout.panel_bytes + offset, row % kPanelRows};
 }
 
-// Scale (0) or minimum (1) of the 256 inputs that `unit` is of.
+// Returns the f16 factor of scales (which = 0) or minima (which = 1) of the 256 inputs that contain `unit`.
 template <typename Byte>
 Byte* SuperOf(const PackedLayout& layout, int row, int unit, int which, Byte* data) {
   const int64_t offset =
@@ -105,7 +105,7 @@ Byte* SuperOf(const PackedLayout& layout, int row, int unit, int which, Byte* da
   return data + row / kPanelRows * layout.panel_bytes + offset + 32 * which + 2 * (row % kPanelRows);
 }
 
-// Input `i` of a unit.
+// Returns the code of input `i` of a unit.
 uint8_t CodeAt(const UnitView<const std::byte>& view, int code_bits, int i) {
   if (code_bits == 8) return static_cast<uint8_t>(view.Codes8(i / 4 * 4)[i % 4]);
   const auto both = static_cast<unsigned>(view.Codes4(i / 8 * 8)[i % 4]);
@@ -115,7 +115,7 @@ uint8_t CodeAt(const UnitView<const std::byte>& view, int code_bits, int i) {
   return static_cast<uint8_t>(low | high << 4);
 }
 
-// Eight codes, which begin at input `i` of a unit.
+// Stores eight codes that begin at input `i` of a unit.
 void PutCodes(const UnitView<std::byte>& view, int code_bits, int i, const uint8_t (&codes)[8]) {
   if (code_bits == 8) {
     std::memcpy(view.Codes8(i), codes, 4);

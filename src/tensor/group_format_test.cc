@@ -35,8 +35,8 @@ class GroupFormatTest : public testing::TestWithParam<PackedFormat> {
   int Groups(int k) const { return (k + format().group - 1) / format().group; }
 };
 
-// The layout of group_format.h, code by code and scale by scale.
-TEST_P(GroupFormatTest, EverythingStandsWhereTheContractSays) {
+// Checks the layout of group_format.h code by code and scale by scale.
+TEST_P(GroupFormatTest, HasDocumentedLayout) {
   const int n = 19, k = 150;
   std::mt19937 rng(1);
   GroupRows rows;
@@ -69,8 +69,8 @@ TEST_P(GroupFormatTest, EverythingStandsWhereTheContractSays) {
   }
 }
 
-// Half a step of the codes, of which the largest has its scale rounded: f16 to 2^-11, e4m3 to 2^-4, a power
-// of two down to a half (values beyond 6 of its steps are cut).
+// Tolerance: half a step of the codes plus the rounding of the scale. f16 rounds to 2^-11, e4m3 to 2^-4, a
+// power of two down to a half (values beyond 6 of its steps are clipped).
 TEST_P(GroupFormatTest, QuantizesToTheNearestCode) {
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;
@@ -94,13 +94,13 @@ TEST_P(GroupFormatTest, QuantizesToTheNearestCode) {
   }
 }
 
-TEST_P(GroupFormatTest, ZeroTinyAndLargestRows) {
+TEST_P(GroupFormatTest, QuantizesZeroTinyAndLargestRows) {
   const int k = 64;
   std::vector<float> values(4 * k, 0.0F);
   values[k] = 1e-45F;
   values[2 * k] = 6e4F;
   values[2 * k + 1] = -6e4F;
-  values[3 * k] = 1e-12F;  // below what f16 alone reaches
+  values[3 * k] = 1e-12F;  // below the range of f16 alone
   const Packed packed(GetParam(), QuantizeGroups(GetParam(), 4, k, values.data()));
   for (const float v : packed.Row(0)) EXPECT_EQ(v, 0);
   EXPECT_LE(std::fabs(packed.Row(1)[0]), 1e-44F);
@@ -109,8 +109,8 @@ TEST_P(GroupFormatTest, ZeroTinyAndLargestRows) {
   EXPECT_NEAR(packed.Row(3)[0], 1e-12F, 1e-12F / 4);
 }
 
-// Units of 64 inputs, 64 bytes before every fourth.
-TEST(GroupFormats, KFormatsStandWhereTheContractSays) {
+// Units have 64 inputs, with 64 bytes before every fourth.
+TEST(GroupFormats, KFormatsHaveDocumentedLayout) {
   const int n = 18, k = 512;
   std::mt19937 rng(4);
   for (const PackedFormat format : {PackedFormat::kQ4K, PackedFormat::kQ6K}) {
@@ -148,8 +148,8 @@ TEST(GroupFormats, KFormatsStandWhereTheContractSays) {
   }
 }
 
-// What comes from a checkpoint is kept as it is: every code under every scale.
-TEST(GroupFormats, AllCodesOfNvfp4UnderAllScales) {
+// Codes from a checkpoint are kept unchanged: the test combines every code with every scale.
+TEST(GroupFormats, KeepsAllNvfp4CodesUnderAllScales) {
   const PackedFormat format = PackedFormat::kNvfp4;
   GroupRows rows;
   rows.Resize(format, 256, 16);
@@ -168,7 +168,7 @@ TEST(GroupFormats, AllCodesOfNvfp4UnderAllScales) {
   }
 }
 
-TEST(GroupFormats, E2M1IsTheTableOfItsSpecification) {
+TEST(GroupFormats, E2M1MatchesSpecification) {
   // OCP Microscaling Formats 1.0, table 2: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
   for (int code = 0; code < 8; ++code) {
     const int exponent = code >> 1, mantissa = code & 1;

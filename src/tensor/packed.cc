@@ -14,12 +14,12 @@
 namespace moesaic::tensor {
 namespace {
 
-constexpr int kGroupBytes = 4;  // of one output in one group
+constexpr int kGroupBytes = 4;  // bytes of one output in one group
 constexpr int kLargestI8K = 65536;
 
 int64_t RoundUp64(int64_t bytes) { return base::RoundUp(bytes, 64); }
 
-// Of the formats whose scales stand apart from their elements.
+// Formats that store scales apart from the elements.
 int ElementBytes(PackedFormat format) {
   switch (format) {
     case PackedFormat::kF32:
@@ -31,14 +31,14 @@ int ElementBytes(PackedFormat format) {
   }
 }
 
-// Byte offset of element (row, k) from the matrix's start.
+// Returns the byte offset of element (row, k) from the matrix's start.
 int64_t OffsetOf(const PackedLayout& layout, int row, int k) {
   const int group = kGroupBytes / ElementBytes(layout.format);
   return row / kPanelRows * layout.panel_bytes + int64_t{64} * (k / group) +
          kGroupBytes * (row % kPanelRows) + ElementBytes(layout.format) * (k % group);
 }
 
-// Writes a row of elements: groups of 4 bytes go 64 bytes apart.
+// Writes a row of elements: its groups of 4 bytes are stored 64 bytes apart.
 template <typename T>
 void ScatterRow(const PackedLayout& layout, int row, const T* values, std::byte* out) {
   constexpr int kGroup = kGroupBytes / static_cast<int>(sizeof(T));
@@ -73,7 +73,8 @@ float QuantizeRow(const float* values, int k, int8_t* out) {
   for (int i = 0; i < k; ++i) amax = std::max(amax, std::fabs(values[i]));
   const float scale = amax / 127;
   for (int i = 0; i < k; ++i) {
-    // A scale below the smallest float is 0: so are the values. Near it, its own rounding may exceed 127.
+    // A scale below the smallest float is 0, and so are the values. Near it, rounding of the scale may give
+    // quotients beyond 127.
     const float q = scale > 0 ? std::nearbyint(values[i] / scale) : 0;
     out[i] = static_cast<int8_t>(std::clamp(q, -127.0F, 127.0F));
   }
@@ -101,7 +102,7 @@ StatusOr<PackedFormat> ParsePackedFormat(const std::string& name) {
   for (int f = 0; f < kPackedFormats; ++f) {
     if (PackedFormatName(static_cast<PackedFormat>(f)) == name) return static_cast<PackedFormat>(f);
   }
-  return InvalidArgument("there is no weight format \"{}\"", name);
+  return InvalidArgument("unknown weight format \"{}\"", name);
 }
 
 PackedLayout PackedLayout::Of(PackedFormat format, int n, int k) {
@@ -204,7 +205,7 @@ void PackRowsI8(const PackedLayout& layout, int first_row, int rows, const int8_
 
 namespace {
 
-// As UnpackRow, of a matrix in one piece of memory.
+// Implements UnpackRow for a matrix in one contiguous piece of memory.
 void UnpackWholeRow(const PackedMatrix& matrix, int row, std::span<float> out) {
   const PackedLayout& layout = matrix.layout;
   if (IsGroupScaled(layout.format)) return UnpackGroupRow(matrix, row, out);

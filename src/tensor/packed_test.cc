@@ -30,7 +30,7 @@ Packed Pack(PackedFormat format, int n, int k, const std::vector<float>& values)
   packed.matrix.layout = PackedLayout::Of(format, n, k);
   packed.buffer = *runtime::Buffer::Allocate(packed.matrix.layout.total_bytes, false);
   packed.matrix.data = packed.buffer.data();
-  // In two calls, as a converter that works in chunks of rows does.
+  // Two calls, like a converter that works in chunks of rows.
   const int first = n / 2 / kPanelRows * kPanelRows;
   PackRows(packed.matrix.layout, 0, first, values.data(), packed.buffer.data());
   PackRows(packed.matrix.layout, first, n - first, values.data() + size_t(first) * k, packed.buffer.data());
@@ -50,8 +50,8 @@ TEST(PackedLayout, PadsAndAligns) {
   EXPECT_EQ(i8.total_bytes, 32 * 128 + 256);
 }
 
-// The layout of packed.h, element by element: [n/16][k/g][16][g].
-TEST(PackedMatrix, ElementsStandWhereTheContractSays) {
+// Checks the layout of packed.h element by element: [n/16][k/g][16][g].
+TEST(PackedMatrix, HasDocumentedLayout) {
   const int n = 18, k = 70;
   std::vector<float> values(n * k);
   for (int i = 0; i < n * k; ++i) values[i] = static_cast<float>(i % 101);
@@ -98,9 +98,9 @@ TEST(PackedMatrix, PackedI8ValuesKeepTheirBytesScalesAndSums) {
 class PackedFormatTest : public testing::TestWithParam<PackedFormat> {};
 class PlainFormatTest : public PackedFormatTest {};
 
-// f32 is exact; bf16 keeps 8 bits: off by at most half of 2^-7 relative; int8 is off by half a step of
-// amax/127 and its rounding. (Group-scaled formats: group_format_test.cc.)
-TEST_P(PlainFormatTest, UnpacksToWhatWasPacked) {
+// Tolerances: f32 is exact. bf16 keeps 8 bits, a relative error of at most half of 2^-7. int8 has an error of
+// half a step of amax/127 plus its rounding. (Group-scaled formats: group_format_test.cc.)
+TEST_P(PlainFormatTest, UnpacksPackedValues) {
   for (const auto& [n, k] : {std::pair{1, 1}, {15, 63}, {16, 64}, {17, 65}, {50, 100}}) {
     const auto values = RandomValues(size_t(n) * k);
     const Packed packed = Pack(GetParam(), n, k, values);
@@ -120,7 +120,7 @@ TEST_P(PlainFormatTest, UnpacksToWhatWasPacked) {
   }
 }
 
-TEST_P(PackedFormatTest, RowsOfRowsAreTheMatrixesRows) {
+TEST_P(PackedFormatTest, ViewsOfViewsReadTheMatrixRows) {
   const int n = 70, k = 80;
   const Packed packed = Pack(GetParam(), n, k, RandomValues(n * k));
   const PackedMatrix inner = packed.matrix.Rows(16, 54).Rows(32, 20);
@@ -138,8 +138,9 @@ TEST_P(PackedFormatTest, RowsOfRowsAreTheMatrixesRows) {
   }
 }
 
-// Rows of a matrix in images are its rows: of copies those of the node's, of slices wherever they lie.
-TEST_P(PackedFormatTest, RowsInImages) {
+// Rows read through images equal the rows of the matrix: copies are read on the given node, slices wherever
+// they are.
+TEST_P(PackedFormatTest, ReadsRowsThroughImages) {
   const int n = 70, k = 80, share = 3;
   const std::vector<float> values = RandomValues(n * k);
   const Packed whole = Pack(GetParam(), n, k, values);
@@ -187,7 +188,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, PackedFormatTest,
                                          PackedFormat::kMxfp4, PackedFormat::kNvfp4),
                          [](const auto& info) { return PackedFormatName(info.param); });
 
-TEST(PackedMatrix, QuantisingZeroTinyAndLargestRows) {
+TEST(PackedMatrix, QuantizesZeroTinyAndLargestRows) {
   const int k = 64;
   std::vector<float> values(3 * k, 0.0F);
   values[k] = 1e-45F;  // the smallest denormal: its scale underflows

@@ -1,4 +1,5 @@
-// The C++ side of the Rust bridge: its errors become statuses, its vectors strings. For this room only.
+// C++ side of the Rust bridge: converts its errors to statuses and its vectors to strings. Private to this
+// room.
 #pragma once
 
 #include <new>
@@ -19,7 +20,7 @@ inline std::string ToString(const rust::Vec<uint8_t>& bytes) {
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-/// Runs `body`, which calls the bridge and returns a value; the bridge's errors become InvalidArgument.
+/// Runs `body`, which calls the bridge and returns a value. Converts the bridge's errors to InvalidArgument.
 template <typename Body>
 auto Bridged(Body&& body) -> StatusOr<decltype(body())> {
   try {

@@ -25,8 +25,8 @@ StatusOr<std::shared_ptr<const Compiled>> Compile(std::string_view source) {
   });
 }
 
-/// Adds `"name": value` to the members of a JSON object; `value` is JSON text from outside, so it must be one
-/// value.
+/// Adds `"name": value` to the members of a JSON object. `value` is untrusted JSON text, so it must be
+/// validated as one value.
 Status AddMember(std::string* members, const std::string& name, std::string_view value) {
   if (!Json::accept(value)) return InvalidArgument("{} is not JSON", name);
   if (!members->empty()) *members += ',';
@@ -36,7 +36,7 @@ Status AddMember(std::string* members, const std::string& name, std::string_view
   return OkStatus();
 }
 
-/// Adds the members of the JSON object `object`, after those that are there.
+/// Appends the members of the JSON object `object`.
 Status AddMembers(std::string* members, std::string_view object) {
   if (!Json::accept(object)) return InvalidArgument("the template's variables are not JSON");
   const size_t open = object.find_first_not_of(" \t\r\n");

@@ -20,9 +20,9 @@ std::string RenderOr(std::string_view source, const Json& variables, const Rende
   return text.ok() ? *text : "ERROR " + Message(text.status());
 }
 
-// Every template of the collection, over every context, against transformers: the same bytes, or an error
-// where it raises.
-TEST(ChatTemplateGoldens, EqualTransformers) {
+// Renders every template of the collection with every context. The bytes must equal transformers', or there
+// must be an error where it raises.
+TEST(ChatTemplateGoldens, RenderLikeTransformers) {
   const auto folder = SharedData() / "templates";
   SKIP_WITHOUT(folder);
   const Json contexts = Json::parse(ReadMaybeGzip(folder / "contexts.json"));
@@ -65,7 +65,7 @@ TEST(ChatTemplateGoldens, EqualTransformers) {
   std::cout << compared - raised << " renderings and " << raised << " errors compared\n";
 }
 
-TEST(ChatTemplateGoldens, JinjaUnitCases) {
+TEST(ChatTemplateGoldens, EqualJinjaUnitCases) {
   const auto path = SharedData() / "templates" / "jinja_unit_llamacpp.json";
   SKIP_WITHOUT(path);
   int compared = 0;
@@ -85,8 +85,8 @@ struct Case {
   const char* expected;
 };
 
-// Expected texts computed with jinja2 3.1.6 in transformers' environment; "ERROR" where it raises.
-TEST(ChatTemplate, PythonValues) {
+// Expected texts were computed with jinja2 3.1.6 in transformers' environment; "ERROR" where it raises.
+TEST(ChatTemplate, ComputesWithPythonValues) {
   const Json variables = {
       {"t", true}, {"n", nullptr}, {"s", "it's"}, {"l", {1, 2.0, "x"}}, {"d", {{"a", 1}, {"items", 2}}}};
   const Case cases[] = {
@@ -160,19 +160,19 @@ TEST(ChatTemplate, RaisesWherePythonDoes) {
       << "under a condition only when reached";
 }
 
-TEST(ChatTemplate, MutationIsAnOption) {
+TEST(ChatTemplate, AllowsMutationOnlyIfEnabled) {
   const char* source = "{% set l = [] %}{% set _ = l.append(1) %}{{ l }}";
   EXPECT_EQ(RenderOr(source, Json::object()), "[1]");
   EXPECT_THAT(RenderOr(source, Json::object(), {Mutation::kForbidden, {}}), HasSubstr("unsafe"));
 }
 
-TEST(ChatTemplate, TellsTheGivenTime) {
+TEST(ChatTemplate, FormatsTheGivenTime) {
   const RenderOptions options{Mutation::kForbidden, 86400 * 365};
   EXPECT_EQ(RenderOr("{{ strftime_now('%Y-%j %%') }}", Json::object(), options), "1971-001 %");
 }
 
-// What a hostile template must not do: exhaust the stack, the memory or the time.
-TEST(ChatTemplate, BoundsWhatATemplateCanUse) {
+// Hostile templates must not exhaust the stack, the memory or the time.
+TEST(ChatTemplate, LimitsStackMemoryAndTimeOfTemplates) {
   const std::string deep = std::string(5000, '(') + "1" + std::string(5000, ')');
   EXPECT_THAT(RenderOr("{{ " + deep + " }}", Json::object()), HasSubstr("nested"));
   EXPECT_THAT(RenderOr("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", Json::object()),
@@ -189,7 +189,7 @@ TEST(ChatTemplate, BoundsWhatATemplateCanUse) {
               HasSubstr("RecursionError"));
 }
 
-// Values that hold themselves are freed all the same: LeakSanitizer watches this one.
+// Values that contain themselves must be freed; LeakSanitizer checks this test.
 TEST(ChatTemplate, FreesCycles) {
   for (const char* source : {
            "{% set l = [] %}{% set _ = l.append(l) %}",
@@ -222,7 +222,7 @@ TEST(ChatTemplate, ReadsConfigsOfEveryShape) {
   EXPECT_FALSE(ChatTemplate::FromConfig(R"({"chat_template":5})").ok());
 }
 
-TEST(ChatTemplate, RefusesInputThatIsNotJson) {
+TEST(ChatTemplate, RejectsInputThatIsNotJson) {
   StatusOr<ChatTemplate> made = ChatTemplate::FromSource("{{ messages }}{{ x }}");
   ASSERT_TRUE(made.ok());
   EXPECT_THAT(Message(made->Render({"[", "", "", "", false}).status()), HasSubstr("messages is not JSON"));
@@ -231,7 +231,7 @@ TEST(ChatTemplate, RefusesInputThatIsNotJson) {
   EXPECT_EQ(*made->Render({"[]", "", "", R"( {"x": 7} )", false}), "[]7");
 }
 
-TEST(ChatTemplate, GivesReasoningUnderAllItsNames) {
+TEST(ChatTemplate, ProvidesReasoningUnderAllNames) {
   StatusOr<ChatTemplate> made =
       ChatTemplate::FromSource("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}");
   ASSERT_TRUE(made.ok());

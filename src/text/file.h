@@ -1,4 +1,4 @@
-// Reads the small files of a checkpoint folder. For this room only.
+// Reads small files of a checkpoint folder. Private to this room.
 #pragma once
 
 #include <filesystem>
@@ -8,7 +8,7 @@
 
 namespace moesaic::text {
 
-/// The bytes of a file. NotFound when there is none.
+/// Returns the bytes of a file, or NotFound if it does not exist.
 StatusOr<std::string> ReadFile(const std::filesystem::path& path);
 
 }  // namespace moesaic::text

@@ -1,5 +1,5 @@
 // Writes inputs for this room's fuzzers: text_fuzz_seeds CORPUS fills CORPUS/<fuzzer>/. Each seed is small
-// and loads, so that mutations start behind the first checks.
+// and valid, so that mutations pass the first checks.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

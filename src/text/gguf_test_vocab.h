@@ -1,4 +1,4 @@
-// Reads the vocabulary of a GGUF file, for tests of this room, which may not use src/checkpoint's reader.
+// Reads the vocabulary of a GGUF file for tests of this room, which must not use src/checkpoint's reader.
 #pragma once
 
 #include <cstring>

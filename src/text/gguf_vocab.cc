@@ -1,4 +1,5 @@
-// Tokenizers from the vocabulary inside a GGUF file, written as the tokenizer.json they were converted from.
+// Builds tokenizers from the vocabulary of a GGUF file by writing the tokenizer.json from which it was
+// converted.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -41,7 +42,7 @@ Status CheckSizes(const GgufVocab& vocab) {
   return OkStatus();
 }
 
-/// Control tokens are special; user-defined ones are only found before the model sees the text.
+/// Control tokens are special; user-defined tokens are only matched before the model runs.
 std::vector<AddedEntry> AddedTokens(const GgufVocab& vocab, bool unknown_too) {
   std::vector<AddedEntry> added;
   for (size_t id = 0; id < vocab.tokens.size(); ++id) {
@@ -57,7 +58,7 @@ std::vector<AddedEntry> AddedTokens(const GgufVocab& vocab, bool unknown_too) {
 StatusOr<std::string> ByteLevel(const GgufVocab& vocab) {
   const PreTokenizer* pre = FindPreTokenizer(vocab.pre.empty() ? "default" : vocab.pre);
   if (pre == nullptr) {
-    return Unimplemented("tokenizer.ggml.pre names a pre-tokenizer that is not known: \"{}\"", vocab.pre);
+    return Unimplemented("tokenizer.ggml.pre names an unknown pre-tokenizer: \"{}\"", vocab.pre);
   }
   ByteLevelModel model;
   model.patterns.assign(pre->patterns.begin(), pre->patterns.end());
@@ -66,7 +67,7 @@ StatusOr<std::string> ByteLevel(const GgufVocab& vocab) {
   model.prefix_space = vocab.add_space_prefix.value_or(false);
   std::unordered_set<std::string_view> seen;
   for (size_t id = 0; id < vocab.tokens.size(); ++id) {
-    // Padding rows repeat a name: the first one is the token.
+    // Padding rows repeat a name: the first row is the token.
     if (seen.insert(vocab.tokens[id]).second) model.vocab.emplace_back(vocab.tokens[id], id);
   }
   for (size_t i = 0; i < vocab.merges.size(); ++i) {
@@ -77,15 +78,16 @@ StatusOr<std::string> ByteLevel(const GgufVocab& vocab) {
     }
     const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
     if (!seen.contains(left) || !seen.contains(right)) {
-      return InvalidArgument("tokenizer.ggml.merges: entry {} joins what is no token: \"{}\"", i, merge);
+      return InvalidArgument("tokenizer.ggml.merges: entry {} joins an unknown token: \"{}\"", i, merge);
     }
     model.merges.emplace_back(left, right);
   }
   return ByteLevelJson(model, AddedTokens(vocab, false));
 }
 
-/// SentencePiece's BPE joins the neighbours whose join has the best score. As merges: every way to split each
-/// token in two tokens, best token first, then by the parts' ids.
+/// SentencePiece's BPE merges the adjacent pair whose merged token has the best score. The equivalent list of
+/// merges contains every split of each token into two tokens, ordered by the token's score, then by the
+/// parts' ids.
 std::string SentencePieceMerges(const GgufVocab& vocab) {
   std::unordered_map<std::string_view, int32_t> id_of;
   for (size_t id = 0; id < vocab.tokens.size(); ++id) {
@@ -104,7 +106,7 @@ std::string SentencePieceMerges(const GgufVocab& vocab) {
     const std::string_view token = vocab.tokens[id];
     splits.clear();
     for (size_t cut = 1; cut < token.size(); ++cut) {
-      if ((static_cast<unsigned char>(token[cut]) & 0xc0) == 0x80) continue;  // inside a character
+      if ((static_cast<unsigned char>(token[cut]) & 0xc0) == 0x80) continue;  // inside a UTF-8 character
       const auto left = id_of.find(token.substr(0, cut));
       const auto right = id_of.find(token.substr(cut));
       if (left != id_of.end() && right != id_of.end()) splits.emplace_back(left->second, right->second);
@@ -153,12 +155,12 @@ std::optional<SpecialToken> Role(const GgufVocab& vocab, std::optional<int32_t> 
   return SpecialToken{*id, vocab.tokens[*id]};
 }
 
-/// The tokenizer.json that the vocabulary was converted from, but for BOS and EOS around a text.
+/// Returns the tokenizer.json from which the vocabulary was converted, except for BOS and EOS around a text.
 StatusOr<std::string> ToJson(const GgufVocab& vocab) {
   RETURN_IF_ERROR(CheckSizes(vocab));
   if (vocab.model == "gpt2") return ByteLevel(vocab);
   if (vocab.model == "llama") return SentencePiece(vocab);
-  return Unimplemented("tokenizer.ggml.model names a tokenizer that is not known: \"{}\"", vocab.model);
+  return Unimplemented("tokenizer.ggml.model names an unknown tokenizer: \"{}\"", vocab.model);
 }
 
 /// llama.cpp's default: SentencePiece models begin with BOS.

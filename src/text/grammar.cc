@@ -36,7 +36,8 @@ Grammar::Grammar(Grammar&&) noexcept = default;
 Grammar& Grammar::operator=(Grammar&&) noexcept = default;
 
 Status Grammar::ComputeMask(std::span<uint32_t> mask) {
-  // llguidance has a bit more than the vocabulary has tokens, never set, which may need a word of its own.
+  // llguidance's mask has a few more bits than the vocabulary has tokens. They are never set, but may need
+  // one more word.
   std::vector<uint32_t> words(mask.size() + 1);
   RETURN_IF_ERROR(Done(Bridged([&] {
     impl_->bridge->mask(rust::Slice<uint32_t>(words.data(), words.size()));

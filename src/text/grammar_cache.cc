@@ -12,7 +12,7 @@ GrammarCache::Value GrammarCache::Find(const std::string& key) {
 }
 
 void GrammarCache::Insert(const std::string& key, Value value) {
-  constexpr size_t kOverhead = 512;  // nodes of the list and the map, and a refusal's message
+  constexpr size_t kOverhead = 512;  // list and map nodes, and the message of a failure
   const size_t bytes = kOverhead + 2 * key.size() + (value->ok() ? (*value)->bytes() : 0);
   if (bytes > max_bytes_ / 4 || by_key_.contains(key)) return;
   while (bytes_ + bytes > max_bytes_) {

@@ -1,4 +1,4 @@
-// Compiled grammars by their source, least recently used first out.
+// LRU cache of compiled grammars by source.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,17 @@
 
 namespace moesaic::text {
 
-/// Holds refusals as well, so that a grammar that costs much before it is refused does so once. One thread at
-/// a time.
+/// Stores failures too, so that an expensive grammar that is rejected costs its time only once. Use by one
+/// thread at a time.
 class GrammarCache {
  public:
   using Value = std::shared_ptr<const StatusOr<Grammar>>;
 
   explicit GrammarCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  /// Null if there is none.
+  /// Returns null if `key` is not cached.
   Value Find(const std::string& key);
-  /// Evicts others to stay within the limit. A value larger than a quarter of it is not stored.
+  /// Evicts other entries to stay within the limit. A value larger than a quarter of the limit is not stored.
   void Insert(const std::string& key, Value value);
 
   int size() const { return static_cast<int>(entries_.size()); }
@@ -36,7 +36,7 @@ class GrammarCache {
   };
   const size_t max_bytes_;
   size_t bytes_ = 0;
-  std::list<Entry> entries_;  // the most recently used first
+  std::list<Entry> entries_;  // most recently used first
   std::unordered_map<std::string, std::list<Entry>::iterator> by_key_;
 };
 

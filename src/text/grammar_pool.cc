@@ -38,7 +38,7 @@ milliseconds CpuTime(clockid_t clock) {
   return milliseconds(time.tv_sec * 1000 + time.tv_nsec / 1'000'000);
 }
 
-// One source that is queued or compiled, for all that wait for it.
+// One queued or running compilation, shared by all jobs with its source.
 struct Compilation {
   std::string key;
   GrammarKind kind;
@@ -47,8 +47,8 @@ struct Compilation {
   std::vector<std::shared_ptr<GrammarWaiter>> waiters;
   bool running = false;
   bool overdue = false;
-  const Grammar* grammar = nullptr;  // while its first mask is computed
-  clockid_t clock = {};              // of the thread that runs it
+  const Grammar* grammar = nullptr;  // set while its first mask is computed
+  clockid_t clock = {};              // CPU clock of the thread that runs it
   milliseconds started{};
 };
 
@@ -76,7 +76,8 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
     GrammarCache::Value cached;
     {
       const std::lock_guard lock(mutex_);
-      if (stopping_) return absl::UnavailableError("grammars are no longer compiled: the server shuts down");
+      if (stopping_)
+        return absl::UnavailableError("grammar compilation has stopped: the server is shutting down");
       cached = cache_.Find(key);
       if (cached == nullptr) {
         ASSIGN_OR_RETURN(const std::shared_ptr<Compilation> compilation, FindOrQueue(job, key));
@@ -146,8 +147,8 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
     const auto own = queues_.find(job.client);
     const int of_client = own == queues_.end() ? 0 : static_cast<int>(own->second.size());
     if (of_client >= options_.max_queued_per_client || Queued() >= options_.max_queued) {
-      return ResourceExhausted("too many grammars wait to be compiled: {}, of this client {}", Queued(),
-                               of_client);
+      return ResourceExhausted("too many grammars are queued for compilation: {}, of this client {}",
+                               Queued(), of_client);
     }
     auto compilation = std::make_shared<Compilation>();
     compilation->key = key;
@@ -160,7 +161,7 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
     return compilation;
   }
 
-  // The next in line of the client after the one that had the last turn.
+  // Returns the next compilation of the client after the last one served.
   std::shared_ptr<Compilation> TakeNext() {
     auto queue = queues_.upper_bound(last_client_);
     if (queue == queues_.end()) queue = queues_.begin();
@@ -195,7 +196,7 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
       auto waiters = std::exchange(compilation->waiters, {});
       lock.unlock();
       for (const auto& waiter : waiters) {
-        // A ticket may live in what `done` holds, so it must not keep it.
+        // `done` may own a ticket of this waiter, so the waiter must not own `done`.
         const GrammarPool::Done done = std::exchange(waiter->done, nullptr);
         done(Copies(*value, waiter->copies));
       }
@@ -211,7 +212,7 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
     {
       const std::lock_guard lock(mutex_);
       if (compilation.overdue) return Overdue();
-      if (stopping_ || compilation.waiters.empty()) return absl::CancelledError("nobody waits for it");
+      if (stopping_ || compilation.waiters.empty()) return absl::CancelledError("all waiters have cancelled");
       compilation.grammar = &*grammar;
     }
     const Status status = grammar->ComputeFirstMask();
@@ -227,7 +228,7 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
                            options_.max_time.count());
   }
 
-  // Interrupts what takes too long.
+  // Interrupts compilations that exceed the time limit.
   void Watch() {
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -245,10 +246,10 @@ class GrammarPool::Impl : public std::enable_shared_from_this<GrammarPool::Impl>
   const GrammarCompiler compiler_;
   const GrammarPoolOptions options_;
 
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards all members below
   std::condition_variable changed_;
   GrammarCache cache_;
-  std::map<std::string, std::deque<std::shared_ptr<Compilation>>> queues_;  // by client, none empty
+  std::map<std::string, std::deque<std::shared_ptr<Compilation>>> queues_;  // by client; no queue is empty
   std::map<std::string, std::shared_ptr<Compilation>> by_key_;              // queued and running
   std::vector<std::shared_ptr<Compilation>> running_;
   std::string last_client_;

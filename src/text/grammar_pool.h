@@ -1,4 +1,4 @@
-// Compiles grammars on threads of its own, at low priority, and caches the results.
+// Compiles grammars on its own low-priority threads and caches the results.
 #pragma once
 
 #include <chrono>
@@ -16,32 +16,32 @@ namespace moesaic::text {
 struct GrammarWaiter;
 
 struct GrammarPoolOptions {
-  int threads = 1;                 ///< grammars that are compiled at once
-  int max_queued = 256;            ///< grammars that wait to be compiled; more are refused
-  int max_queued_per_client = 32;  ///< likewise, of one client
+  int threads = 1;                 ///< grammars compiled concurrently
+  int max_queued = 256;            ///< maximum queued grammars; further ones are rejected
+  int max_queued_per_client = 32;  ///< maximum queued grammars of one client
   size_t cache_bytes = 64 << 20;   ///< estimated memory of cached grammars; 0: no cache
-  /// CPU time that a grammar may take to compile with its first mask. llguidance can't be interrupted while
-  /// it compiles, where GrammarLimits::compile_fuel bounds its work; the first mask is interrupted.
+  /// CPU time limit for compiling a grammar and its first mask. llguidance cannot be interrupted during
+  /// compilation, where GrammarLimits::compile_fuel bounds its work; the first mask is interrupted.
   std::chrono::milliseconds max_time{2000};
-  int niceness = 10;  ///< of the threads, so that the engine keeps its cores
+  int niceness = 10;  ///< nice value of the threads, so that the engine keeps its cores
 };
 
-/// Any thread may call all methods.
+/// All methods are thread-safe.
 class GrammarPool {
  public:
-  /// Receives the compiled grammar's copies, with their first mask computed once, or the reason why there are
-  /// none. Runs on a thread of the pool, or inside Start on a cache hit.
+  /// Receives copies of the compiled grammar, whose first mask is computed once for all, or the error. Runs
+  /// on a thread of the pool, or inside Start() on a cache hit.
   using Done = std::function<void(StatusOr<std::vector<Grammar>>)>;
 
   struct Job {
     GrammarKind kind = GrammarKind::kJsonSchema;
     std::string source;
-    std::string client;  ///< clients take turns
+    std::string client;  ///< clients are served round-robin
     int copies = 1;
   };
 
-  /// A place in the queue. The destructor gives it up: `done` is then not called, unless it runs already, and
-  /// a compilation that nobody waits for is dropped.
+  /// A position in the queue. The destructor cancels it: `done` is not called unless it is already running,
+  /// and a compilation without waiters is dropped.
   class Ticket {
    public:
     Ticket() = default;
@@ -64,8 +64,8 @@ class GrammarPool {
   GrammarPool(const GrammarPool&) = delete;
   GrammarPool& operator=(const GrammarPool&) = delete;
 
-  /// InvalidArgument: the source is too large; ResourceExhausted: too many grammars wait; Unavailable:
-  /// stopped.
+  /// Queues a job. Errors: InvalidArgument if the source is too large, ResourceExhausted if too many grammars
+  /// are queued, Unavailable after Stop().
   StatusOr<Ticket> Start(Job job, Done done);
 
   /// Drops all jobs and joins the threads. No `done` runs after it returns.

@@ -1,5 +1,6 @@
 #include "text/grammar_pool.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +12,7 @@ namespace {
 using ::testing::HasSubstr;
 using Copies = StatusOr<std::vector<Grammar>>;
 
-// Takes long to compile: the first step of its lexer has about ten thousand branches.
+// Slow to compile: the first step of its lexer has about ten thousand branches.
 constexpr const char* kSlow =
     "start: A\nA: /.*a1.*/ & /.*b2.*/ & /.*c3.*/ & /.*d4.*/ & /.*e5.*/ & /.*f6.*/ & /.*g7.*/ & /.*h8.*/ & "
     "/.*i9.*/ & /.*j10.*/ & /.*k11.*/ & /.*l12.*/\n";
@@ -24,7 +25,7 @@ class GrammarPoolTest : public ::testing::Test {
     return GrammarCompiler::Create(tokenizer, std::vector<int32_t>{2}, limits).value();
   }
 
-  // Waits for the result.
+  // Compiles and waits for the result.
   static Copies Compile(GrammarPool& pool, GrammarKind kind, std::string source, int copies = 1,
                         const char* client = "a") {
     std::promise<Copies> promise;
@@ -35,7 +36,7 @@ class GrammarPoolTest : public ::testing::Test {
   }
 };
 
-TEST_F(GrammarPoolTest, GivesIndependentCopies) {
+TEST_F(GrammarPoolTest, ReturnsIndependentCopies) {
   GrammarPool pool(MakeCompiler(), {});
   Copies copies = Compile(pool, GrammarKind::kRegex, "[0-9]{3}", 2);
   ASSERT_TRUE(copies.ok()) << Message(copies.status());
@@ -48,7 +49,7 @@ TEST_F(GrammarPoolTest, GivesIndependentCopies) {
   EXPECT_TRUE((*again)[0].ComputeFirstMask().ok()) << "the cached grammar is not the cancelled copy";
 }
 
-TEST_F(GrammarPoolTest, CachesWithinItsLimit) {
+TEST_F(GrammarPoolTest, CacheStaysWithinLimit) {
   GrammarPool pool(MakeCompiler(), {.cache_bytes = 1 << 20});
   for (int i = 0; i < 64; ++i) {
     EXPECT_TRUE(Compile(pool, GrammarKind::kRegex, "[a-z]{3}" + std::to_string(i)).ok());
@@ -58,6 +59,19 @@ TEST_F(GrammarPoolTest, CachesWithinItsLimit) {
   const int before = pool.stats().cached;
   EXPECT_TRUE(Compile(pool, GrammarKind::kRegex, "[a-z]{3}63").ok());
   EXPECT_EQ(pool.stats().cached, before);
+}
+
+TEST_F(GrammarPoolTest, CountsTheLexerStatesOfTheFirstMask) {
+  constexpr const char* kRegex = "([a-z]{1,40}-){1,40}[0-9a-f]{8}";
+  GrammarPool pool(MakeCompiler(), {});
+  StatusOr<Grammar> alone = MakeCompiler().Compile(GrammarKind::kRegex, kRegex);
+  ASSERT_TRUE(alone.ok()) << Message(alone.status());
+  const size_t compiled = alone->bytes();
+  ASSERT_TRUE(alone->ComputeFirstMask().ok());
+  EXPECT_GT(alone->bytes(), compiled);
+  EXPECT_EQ(alone->Fork()->bytes(), alone->bytes());
+  ASSERT_TRUE(Compile(pool, GrammarKind::kRegex, kRegex).ok());
+  EXPECT_GE(pool.stats().cached_bytes, alone->bytes());
 }
 
 TEST_F(GrammarPoolTest, RefusesGrammarsThatMatchNothing) {
@@ -70,6 +84,25 @@ TEST_F(GrammarPoolTest, RefusesGrammarsThatMatchNothing) {
     EXPECT_THAT(Message(copies.status()), HasSubstr("no finite text")) << schema;
   }
   EXPECT_FALSE(Compile(pool, GrammarKind::kLark, "start: a\na: a \"x\"\n").ok());
+}
+
+TEST_F(GrammarPoolTest, RefusesLoopsThatAnAnswerWouldReachLater) {
+  GrammarPool pool(MakeCompiler(), {});
+  for (const char* schema :
+       {R"({"$ref":"#"})", R"({"type":"object","properties":{"a":{"$ref":"#/properties/a"}}})",
+        R"({"type":"array","minItems":1,"items":{"$ref":"#"}})"}) {
+    const std::string call = fmt::format("start: \"call \" arguments\narguments: %json {}\n", schema);
+    const Copies copies = Compile(pool, GrammarKind::kToolCalls, call);
+    EXPECT_EQ(copies.status().code(), StatusCode::kInvalidArgument) << schema;
+    EXPECT_THAT(Message(copies.status()), HasSubstr("no finite text")) << schema;
+  }
+  for (const char* schema :
+       {R"({"type":"object","properties":{"a":{"$ref":"#"}}})", R"({"type":"array","items":{"$ref":"#"}})",
+        R"({"anyOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}],)"
+        R"("$defs":{"a":{"anyOf":[{"$ref":"#/$defs/b"},{"type":"null"}]},"b":{"$ref":"#/$defs/a"}}})"}) {
+    const Copies copies = Compile(pool, GrammarKind::kJsonSchema, schema);
+    EXPECT_TRUE(copies.ok()) << schema << Message(copies.status());
+  }
 }
 
 TEST_F(GrammarPoolTest, RefusesLargeSources) {
@@ -108,7 +141,7 @@ TEST_F(GrammarPoolTest, SurvivesDeepNesting) {
   EXPECT_FALSE(Compile(pool, GrammarKind::kJsonSchema, schema).ok());
 }
 
-TEST_F(GrammarPoolTest, DropsWhatNobodyWaitsFor) {
+TEST_F(GrammarPoolTest, DropsCompilationsWithoutWaiters) {
   GrammarPool pool(MakeCompiler(), {.cache_bytes = 0});
   std::promise<void> first;
   bool dropped_ran = false;
@@ -125,7 +158,7 @@ TEST_F(GrammarPoolTest, DropsWhatNobodyWaitsFor) {
   EXPECT_FALSE(dropped_ran);
 }
 
-TEST_F(GrammarPoolTest, ClientsTakeTurnsAndQueuesAreBounded) {
+TEST_F(GrammarPoolTest, ServesClientsRoundRobinAndBoundsQueues) {
   GrammarPool pool(MakeCompiler(), {.max_queued = 3, .max_queued_per_client = 2, .cache_bytes = 0});
   std::mutex mutex;
   std::vector<std::string> order;
@@ -143,7 +176,7 @@ TEST_F(GrammarPoolTest, ClientsTakeTurnsAndQueuesAreBounded) {
     return ticket.status().code();
   };
   EXPECT_EQ(start("a", "a1"), StatusCode::kOk);
-  while (pool.stats().queued > 0) std::this_thread::yield();  // the only thread is held by a1's callback
+  while (pool.stats().queued > 0) std::this_thread::yield();  // a1's callback blocks the only thread
   EXPECT_EQ(start("a", "a2"), StatusCode::kOk);
   EXPECT_EQ(start("a", "a3"), StatusCode::kOk);
   EXPECT_EQ(start("a", "a4"), StatusCode::kResourceExhausted) << "two of one client";
@@ -154,7 +187,7 @@ TEST_F(GrammarPoolTest, ClientsTakeTurnsAndQueuesAreBounded) {
   EXPECT_THAT(order, testing::ElementsAre("a1", "b1", "a2", "a3"));
 }
 
-TEST_F(GrammarPoolTest, StopsWithoutFurtherCalls) {
+TEST_F(GrammarPoolTest, StopPreventsFurtherCallbacks) {
   GrammarPool pool(MakeCompiler(), {});
   bool ran_late = false;
   bool stopped = false;

@@ -37,7 +37,7 @@ class GrammarTest : public ::testing::Test {
 
   static bool Allows(const std::vector<uint32_t>& mask, int32_t id) { return mask[id / 32] >> (id % 32) & 1; }
 
-  /// Whether the grammar takes the whole text and may end there.
+  /// Returns whether the grammar accepts the whole text as complete.
   bool Accepts(Grammar grammar, std::string_view text) const {
     for (const int32_t id : Encode(text)) {
       if (*grammar.CountValid(std::vector<int32_t>{id}) == 0) return false;
@@ -50,8 +50,8 @@ class GrammarTest : public ::testing::Test {
   const GrammarCompiler* compiler_ = nullptr;
 };
 
-// Schemas with labelled instances, and what the library itself is known to say of each schema.
-TEST_F(GrammarTest, JsonSchemasAcceptWhatTheyShould) {
+// Schemas with labelled instances, and the library's known result for each schema.
+TEST_F(GrammarTest, JsonSchemasAcceptOnlyValidInstances) {
   const auto path = SharedData() / "structured" / "maskbench_dev.jsonl.gz";
   SKIP_WITHOUT(path);
   int refused = 0, accepted = 0, rejected = 0;
@@ -93,7 +93,7 @@ TEST_F(GrammarTest, MaskAgreesWithCommit) {
   }
   EXPECT_TRUE(*grammar->IsAccepting());
   const auto mask = Mask(&*grammar);
-  EXPECT_TRUE(Allows(mask, kImEnd)) << "complete, and cannot go on";
+  EXPECT_TRUE(Allows(mask, kImEnd)) << "complete, and cannot continue";
   EXPECT_FALSE(Allows(mask, Encode("a")[0]));
 }
 
@@ -106,13 +106,13 @@ TEST_F(GrammarTest, StopsAfterEndOfText) {
   EXPECT_TRUE(grammar->IsStopped());
 }
 
-TEST_F(GrammarTest, RefusesTokensThatMayNotCome) {
+TEST_F(GrammarTest, RejectsTokensThatAreNotAllowed) {
   StatusOr<Grammar> grammar = compiler_->Compile(GrammarKind::kRegex, "a+");
   ASSERT_TRUE(grammar.ok());
   EXPECT_FALSE(grammar->Commit(Encode("b")[0]).ok());
 }
 
-TEST_F(GrammarTest, Forks) {
+TEST_F(GrammarTest, ForksIndependentState) {
   StatusOr<Grammar> grammar = compiler_->Compile(GrammarKind::kLark, "start: \"x\" (\"yy\" | \"zz\")");
   ASSERT_TRUE(grammar.ok()) << Message(grammar.status());
   ASSERT_TRUE(grammar->Commit(Encode("x")[0]).ok());
@@ -124,7 +124,7 @@ TEST_F(GrammarTest, Forks) {
   EXPECT_EQ(Mask(&*fork), before) << "the fork stays where it was";
 }
 
-TEST_F(GrammarTest, RefusesFaults) {
+TEST_F(GrammarTest, RejectsInvalidGrammars) {
   EXPECT_THAT(Message(compiler_->Compile(GrammarKind::kJsonSchema, "{").status()), HasSubstr("JSON schema"));
   EXPECT_FALSE(compiler_->Compile(GrammarKind::kJsonSchema, R"({"type":"martian"})").ok());
   EXPECT_THAT(Message(compiler_->Compile(GrammarKind::kJsonSchema, R"({"not":{}})").status()),

@@ -8,7 +8,7 @@ namespace {
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
-// The text of a JSON string; what is none stands for nothing.
+// Returns the value of a JSON string; empty if it is invalid.
 std::string Unquoted(const std::string& quoted) {
   const auto json = nlohmann::json::parse(quoted, nullptr, /*allow_exceptions=*/false);
   return json.is_string() ? json.get<std::string>() : "";
@@ -50,32 +50,32 @@ JsonValueScan::Step CallObjectScan::Take(char c) {
   const bool was_string = scan_.in_string();
   const JsonValueScan::Step step = scan_.Take(c);
   if (step == JsonValueScan::Step::kBroken) {
-    if (place_ == Place::kValue) EndValue();
+    if (position_ == Position::kValue) EndValue();
     return step;
   }
-  const bool top = depth == 1 && !was_string;  // `c` stands among the object's own members
-  switch (place_) {
-    case Place::kBefore:
+  const bool top = depth == 1 && !was_string;  // `c` is between the object's own members
+  switch (position_) {
+    case Position::kBefore:
       if (top && c == '"') {
-        place_ = Place::kKey;
+        position_ = Position::kKey;
         key_ = c;
       }
       break;
-    case Place::kKey:
+    case Position::kKey:
       key_ += c;
       if (was_string && !scan_.in_string()) EndKey();
       break;
-    case Place::kColon:
+    case Position::kColon:
       if (top && c == ':') {
-        place_ = Place::kValue;
+        position_ = Position::kValue;
         value_.clear();
         streams_ = false;
       }
       break;
-    case Place::kValue:
+    case Position::kValue:
       if (top && (c == ',' || c == '}')) {
         EndValue();
-        place_ = Place::kBefore;
+        position_ = Position::kBefore;
         break;
       }
       if (value_.empty() && IsSpace(c)) break;
@@ -89,7 +89,7 @@ JsonValueScan::Step CallObjectScan::Take(char c) {
 
 void CallObjectScan::EndKey() {
   key_ = Unquoted(key_);
-  place_ = Place::kColon;
+  position_ = Position::kColon;
 }
 
 void CallObjectScan::EndValue() {
@@ -102,7 +102,7 @@ void CallObjectScan::EndValue() {
 }
 
 std::string CallObjectScan::TakeArguments() {
-  // White space behind a complete value belongs to the object around it.
+  // White space after a complete value belongs to the enclosing object.
   size_t end = arguments_.size();
   if (!scan_.in_string() && scan_.depth() <= 1) {
     while (end > 0 && IsSpace(arguments_[end - 1])) --end;

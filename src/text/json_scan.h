@@ -1,4 +1,4 @@
-// Follows JSON text character by character, as far as finding calls in it needs. For this room only.
+// Incremental JSON scanners for tool calls; they parse character by character. Private to this room.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace moesaic::text {
 
-/// Where one object ends that begins with '{'.
+/// Finds the end of one object that begins with '{'.
 class JsonValueScan {
  public:
   enum class Step { kInside, kEnd, kBroken };
-  /// Takes the next character. kEnd: it was the last one. kBroken: it is a '<' outside of a string, which is
-  /// no JSON but may begin a mark; it was not taken.
+  /// Consumes the next character. kEnd: it was the last one of the object. kBroken: it is a '<' outside of a
+  /// string, which is invalid JSON but may begin a marker; it was not consumed.
   Step Take(char c);
   bool in_string() const { return in_string_; }
   int depth() const { return depth_; }
@@ -21,27 +21,27 @@ class JsonValueScan {
   bool in_string_ = false, escaped_ = false;
 };
 
-/// Finds "name" and "arguments" (or "parameters") among the members of one object.
+/// Extracts "name" and "arguments" (or "parameters") from the members of one object.
 class CallObjectScan {
  public:
   JsonValueScan::Step Take(char c);
   const std::string& name() const { return name_; }
   bool named() const { return named_; }
-  /// The text of the arguments that came since the last call of this. Arguments that are a string are given
-  /// whole, unquoted, once they are complete.
+  /// Returns the text of the arguments received since the last call. String-valued arguments are returned
+  /// whole and unquoted once they are complete.
   std::string TakeArguments();
 
  private:
   void EndKey();
   void EndValue();
 
-  enum class Place { kBefore, kKey, kColon, kValue };
+  enum class Position { kBefore, kKey, kColon, kValue };
   JsonValueScan scan_;
-  Place place_ = Place::kBefore;
+  Position position_ = Position::kBefore;
   std::string key_, value_;
   std::string name_, arguments_;
   bool named_ = false;
-  bool streams_ = false;  // the value at hand is the arguments' and no string
+  bool streams_ = false;  // the current value is the arguments' and not a string
 };
 
 }  // namespace moesaic::text

@@ -7,7 +7,7 @@
 namespace moesaic::text {
 namespace {
 
-/// The code point of each byte: printable Latin-1 is itself, the rest follow from U+0100 on.
+/// Returns the code point of each byte: printable Latin-1 maps to itself, the rest to U+0100 and up.
 int CodePointOfByte(int byte) {
   const auto printable = [](int b) {
     return (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff);

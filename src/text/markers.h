@@ -1,11 +1,20 @@
-// Looks for marks in text that comes in pieces. For this room only.
+// Finds markers in text that arrives in pieces. Private to this room.
 #pragma once
 
 #include <algorithm>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 
 namespace moesaic::text {
+
+/// `text` without spaces, tabs and line ends at both ends.
+inline std::string Trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t first = text.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return "";
+  return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
+}
 
 /// Length of the longest end of `text` that begins `mark` without being all of it; 0 for an empty mark.
 inline size_t BegunAtEnd(std::string_view text, std::string_view mark) {
@@ -18,10 +27,10 @@ inline size_t BegunAtEnd(std::string_view text, std::string_view mark) {
 
 struct FoundMark {
   size_t at = std::string_view::npos;
-  std::string_view mark;  // empty: none
+  std::string_view mark;  // empty: not found
 };
 
-/// The earliest of `marks`, of which empty ones are left out; the first named wins a tie.
+/// Returns the earliest occurrence of any of `marks`, ignoring empty ones; the first listed wins a tie.
 inline FoundMark FindMark(std::string_view text, std::initializer_list<std::string_view> marks) {
   FoundMark found;
   for (const std::string_view mark : marks) {
@@ -31,7 +40,7 @@ inline FoundMark FindMark(std::string_view text, std::initializer_list<std::stri
   return found;
 }
 
-/// The longest end of `text` that may begin one of `marks`.
+/// Returns the length of the longest suffix of `text` that may begin one of `marks`.
 inline size_t BegunAtEnd(std::string_view text, std::initializer_list<std::string_view> marks) {
   size_t longest = 0;
   for (const std::string_view mark : marks) longest = std::max(longest, BegunAtEnd(text, mark));

@@ -1,5 +1,5 @@
-// The names and rules are those that llama.cpp's converter gives to the models' own tokenizers; a regex is
-// the model's own where llama.cpp rewrote it for its engine.
+// Names and rules follow llama.cpp's converter for the models' own tokenizers. Where llama.cpp rewrote a
+// regex for its engine, this is the model's original.
 #include "text/pre_tokenizers.h"
 
 #include <algorithm>

@@ -8,7 +8,7 @@
 namespace moesaic::text {
 namespace {
 
-constexpr std::string_view kSpace = " \t\r\n";
+constexpr std::string_view kBlanks = " \t\r\n";
 
 }  // namespace
 
@@ -48,7 +48,7 @@ std::string_view ReasoningClose(ReasoningFormat format) {
 
 bool EndsInReasoning(ReasoningFormat format, std::string_view prompt) {
   if (format == ReasoningFormat::kNone) return false;
-  const size_t end = prompt.find_last_not_of(kSpace);
+  const size_t end = prompt.find_last_not_of(kBlanks);
   return end != std::string_view::npos && prompt.substr(0, end + 1).ends_with(ReasoningOpen(format));
 }
 
@@ -77,7 +77,7 @@ std::string ReasoningSplitter::Finish(std::string* reasoning, std::string* conte
 
 void ReasoningSplitter::Step(bool last, std::string* reasoning, std::string* content) {
   if (state_ == State::kStart) {
-    const size_t start = std::min(held_.find_first_not_of(kSpace), held_.size());
+    const size_t start = std::min(held_.find_first_not_of(kBlanks), held_.size());
     const std::string_view text = std::string_view(held_).substr(start);
     if (text.starts_with(open_)) {
       held_.erase(0, start + open_.size());
@@ -89,34 +89,35 @@ void ReasoningSplitter::Step(bool last, std::string* reasoning, std::string* con
     }
   }
   if (state_ == State::kInside) {
-    if (!said_) {
+    if (!has_text_) {
       const size_t before = held_.size();
-      held_.erase(0, std::min(held_.find_first_not_of(kSpace), held_.size()));
-      // The prompt opened the thought, and some models open it once more.
+      held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
+      // The prompt opened the reasoning; some models repeat the opening marker.
       if (held_.starts_with(open_)) held_.erase(0, open_.size());
       if (!last && !held_.empty() && open_.starts_with(held_)) return;
-      held_.erase(0, std::min(held_.find_first_not_of(kSpace), held_.size()));
+      held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
       searched_ -= std::min(searched_, before - held_.size());
     }
-    // Text after a call mark is held until the thought ends: each piece is searched once.
+    // Text after a call marker is held until the reasoning ends. searched_ ensures that each piece is
+    // searched once.
     const size_t end = held_.find(close_, searched_ < close_.size() ? 0 : searched_ - close_.size() + 1);
     const bool closed = end != std::string::npos;
     size_t settled = closed ? end : held_.size() - (last ? 0 : BegunAtEnd(held_, {close_, call_open_}));
     if (!closed) settled = std::min(settled, FindMark(held_, {call_open_}).at);
-    const size_t written = held_.find_last_not_of(kSpace, settled == 0 ? 0 : settled - 1);
+    const size_t written = held_.find_last_not_of(kBlanks, settled == 0 ? 0 : settled - 1);
     settled = settled == 0 || written == std::string::npos ? 0 : std::min(settled, written + 1);
     reasoning->append(held_, 0, settled);
-    said_ = said_ || settled > 0;
+    has_text_ = has_text_ || settled > 0;
     held_.erase(0, closed ? end + close_.size() : settled);
     if (!closed) {
       searched_ = held_.size();
       if (last && FindMark(held_, {call_open_}).mark.empty()) held_.clear();
       return;
     }
-    state_ = State::kBehind;
+    state_ = State::kAfter;
   }
-  if (state_ == State::kBehind) {
-    held_.erase(0, std::min(held_.find_first_not_of(kSpace), held_.size()));
+  if (state_ == State::kAfter) {
+    held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
     if (held_.empty()) return;
     state_ = State::kContent;
   }

@@ -1,5 +1,6 @@
-// A chat template, rendered with a conversation that has tools, a tool call and odd values, in a sandbox that
-// lets lists change and in one that does not. An input that is a JSON object is a tokenizer_config.json too.
+// Fuzzes chat templates: renders a conversation with tools, a tool call and unusual values, in a sandbox that
+// allows mutation and in one that forbids it. An input that is a JSON object is also parsed as a
+// tokenizer_config.json.
 #include <cstdint>
 #include <string_view>
 

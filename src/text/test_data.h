@@ -1,4 +1,4 @@
-// Recorded inputs and expectations, for this room's tests.
+// Recorded inputs and expected outputs for this room's tests.
 #pragma once
 
 #include <zlib.h>
@@ -10,12 +10,12 @@
 
 namespace moesaic::text {
 
-/// Where the shared test data lies, whether it is there or not.
+/// Returns the path of the shared test data; it may not exist.
 inline std::filesystem::path SharedData() {
   return std::filesystem::path(MOESAIC_SOURCE_DIR) / ".." / "shared" / "data";
 }
 
-/// The bytes of a file, unpacked if it is gzipped. Empty when there is none.
+/// Returns the bytes of a file, decompressed if it is gzipped; empty if it does not exist.
 inline std::string ReadMaybeGzip(const std::filesystem::path& path) {
   std::string bytes;
   gzFile file = gzopen(path.c_str(), "rb");
@@ -28,7 +28,7 @@ inline std::string ReadMaybeGzip(const std::filesystem::path& path) {
   return bytes;
 }
 
-/// The rows of a JSON-lines file.
+/// Returns the rows of a JSON-lines file.
 inline std::vector<nlohmann::ordered_json> ReadRows(const std::filesystem::path& path) {
   std::vector<nlohmann::ordered_json> rows;
   const std::string bytes = ReadMaybeGzip(path);
@@ -42,7 +42,7 @@ inline std::vector<nlohmann::ordered_json> ReadRows(const std::filesystem::path&
 
 }  // namespace moesaic::text
 
-/// Skips the test, saying why, where the shared test data is missing.
+/// Skips the test with a message if the shared test data is missing.
 #define SKIP_WITHOUT(path)                                                          \
   do {                                                                              \
     if (!std::filesystem::exists(path)) GTEST_SKIP() << "no test data: " << (path); \

@@ -38,7 +38,7 @@ StatusOr<std::vector<Rank>> ParseRanks(std::string_view text) {
                              row.substr(0, 80));
     }
     if (!seen.insert(rank.rank).second) {
-      return InvalidArgument("tiktoken vocabulary, line {}: rank {} is there twice", line, rank.rank);
+      return InvalidArgument("tiktoken vocabulary, line {}: rank {} occurs twice", line, rank.rank);
     }
     ranks.push_back(std::move(rank));
   }
@@ -46,8 +46,8 @@ StatusOr<std::vector<Rank>> ParseRanks(std::string_view text) {
   return ranks;
 }
 
-/// tiktoken joins the neighbours whose join has the lowest rank. As merges: every way to split each token in
-/// two tokens, in the order of the token's rank, then of its parts'.
+/// tiktoken merges the adjacent pair whose merged token has the lowest rank. The equivalent list of merges
+/// contains every split of each token into two tokens, ordered by the token's rank, then by its parts' ranks.
 std::vector<std::pair<std::string_view, std::string_view>> Merges(
     const std::vector<Rank>& by_rank, const std::unordered_map<std::string_view, int32_t>& rank_of,
     const std::unordered_map<std::string_view, std::string_view>& spelling_of) {
@@ -73,7 +73,7 @@ std::vector<std::pair<std::string_view, std::string_view>> Merges(
   return merges;
 }
 
-/// The special tokens behind the ranks that the style's Python code defines.
+/// Returns the special tokens after the ranks, as defined by the style's Python code.
 std::vector<std::string> StyleTokens(TiktokenStyle style, int32_t first_id) {
   std::vector<std::string> tokens;
   if (style == TiktokenStyle::kQwen) {
@@ -89,7 +89,7 @@ void AddStyleTokens(TiktokenStyle style, int32_t first_id, TokenizerConfig* conf
   std::set<int32_t> named;
   for (TokenizerConfig::AddedToken& token : config->added_tokens) {
     named.insert(token.id);
-    token.special = true;  // both styles hand all of them to tiktoken as special
+    token.special = true;  // both styles pass all of them to tiktoken as special
   }
   int32_t id = first_id;
   for (std::string& text : StyleTokens(style, first_id)) {
@@ -122,7 +122,7 @@ StatusOr<std::string> TiktokenToJson(std::string_view text, TiktokenStyle style,
   for (const Rank& token : ranks) {
     model.vocab.emplace_back(SpellBytes(token.bytes), token.rank);
     if (!rank_of.emplace(token.bytes, token.rank).second) {
-      return InvalidArgument("tiktoken vocabulary: the token of rank {} is there twice", token.rank);
+      return InvalidArgument("tiktoken vocabulary: the token of rank {} occurs twice", token.rank);
     }
     spelling_of.emplace(token.bytes, model.vocab.back().first);
   }

@@ -1,4 +1,4 @@
-// Vocabularies in tiktoken's format. For this room only.
+// Reads vocabularies in tiktoken's format. Private to this room.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace moesaic::text {
 
-/// A tokenizer.json that tokenizes like tiktoken does with `ranks`. Adds the special tokens that `style`
-/// knows and `config` does not name to `config`.
+/// Returns a tokenizer.json that tokenizes like tiktoken with `ranks`. Adds to `config` the special tokens of
+/// `style` that it does not name.
 StatusOr<std::string> TiktokenToJson(std::string_view ranks, TiktokenStyle style, TokenizerConfig* config);
 
 }  // namespace moesaic::text

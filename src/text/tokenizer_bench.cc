@@ -1,5 +1,5 @@
-// MB/s of Encode and Decode over real text. Arguments: a folder with a tokenizer and a text file; without
-// them the shared test data is used. bench/tokenizer_vs_hf.py measures the same beside HF's own tokenizers.
+// Measures Encode and Decode on real text in MB/s. Arguments: a folder with a tokenizer and a text file; by
+// default the shared test data. bench/tokenizer_vs_hf.py runs the same measurement with HF's own tokenizers.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -11,7 +11,7 @@
 namespace moesaic::text {
 namespace {
 
-/// A real text is encoded request by request: pieces of about this many bytes, cut at line ends.
+/// Text is encoded request by request: pieces of about this many bytes, split at line ends.
 constexpr size_t kPieceBytes = 4096;
 
 std::vector<std::string> Pieces(const std::string& text) {

@@ -1,5 +1,4 @@
-// Builds a tokenizer's shared part from tokenizer.json text, wherever that text comes from. For this room
-// only.
+// Builds a tokenizer's shared part from the text of a tokenizer.json. Private to this room.
 #pragma once
 
 #include <memory>
@@ -10,7 +9,7 @@
 
 namespace moesaic::text {
 
-/// `config_wraps`: BOS and EOS around a text are as the config says, instead of as the JSON says.
+/// `config_wraps`: the config determines BOS and EOS around a text, instead of the JSON.
 StatusOr<std::shared_ptr<Tokenizer::Impl>> BuildTokenizer(std::string_view json,
                                                           const TokenizerConfig& config, bool config_wraps);
 

@@ -16,7 +16,7 @@ std::optional<bool> Flag(const Json& json, const char* name) {
   return json[name].get<bool>();
 }
 
-/// A token is its text, or an object with a "content".
+/// A token is given as its text, or as an object with a "content".
 std::optional<std::string> TokenText(const Json& json) {
   if (json.is_string()) return json.get<std::string>();
   if (json.is_object() && json.contains("content") && json["content"].is_string()) {
@@ -29,14 +29,15 @@ Status ReadAddedTokens(const Json& json, std::vector<TokenizerConfig::AddedToken
   if (!json.contains("added_tokens_decoder")) return OkStatus();
   const Json& decoder = json["added_tokens_decoder"];
   if (!decoder.is_object())
-    return InvalidArgument("tokenizer_config.json: \"added_tokens_decoder\" is no object");
+    return InvalidArgument("tokenizer_config.json: \"added_tokens_decoder\" is not an object");
   for (const auto& [key, value] : decoder.items()) {
     TokenizerConfig::AddedToken token;
     const bool digits = !key.empty() && key.size() < 9 &&
                         std::ranges::all_of(key, [](char c) { return c >= '0' && c <= '9'; });
     const std::optional<std::string> text = TokenText(value);
     if (!digits || !text) {
-      return InvalidArgument("tokenizer_config.json: \"added_tokens_decoder\" has a bad entry \"{}\"", key);
+      return InvalidArgument("tokenizer_config.json: \"added_tokens_decoder\" has an invalid entry \"{}\"",
+                             key);
     }
     token.id = std::stoi(key);
     token.content = *text;

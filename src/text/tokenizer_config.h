@@ -1,4 +1,4 @@
-// What this room reads of a tokenizer_config.json.
+// The fields of a tokenizer_config.json that this room reads.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ struct TokenizerConfig {
     bool special = false, lstrip = false, rstrip = false, single_word = false, normalized = false;
   };
 
-  /// Empty text is read as an empty object.
+  /// Parses `json`; empty text counts as an empty object.
   static StatusOr<TokenizerConfig> Parse(std::string_view json);
 
   std::string tokenizer_class;
   std::map<std::string, std::string>
       roles;  // "bos_token", "eos_token", "pad_token", "unk_token" and more -> text
-  std::vector<AddedToken> added_tokens;               // by id
-  std::map<std::string, std::string> chat_templates;  // name -> source; an unnamed one is "default"
+  std::vector<AddedToken> added_tokens;               // sorted by id
+  std::map<std::string, std::string> chat_templates;  // name -> source; an unnamed template is "default"
   std::optional<bool> add_bos, add_eos;
 };
 

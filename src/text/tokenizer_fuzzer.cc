@@ -1,9 +1,8 @@
-// Everything that makes a tokenizer from a file, and text through those that load. The first byte says which:
+// Fuzzes all loaders of tokenizers, and encodes text with those that load. The first byte selects the input:
 //   j  tokenizer.json, a zero byte, tokenizer_config.json
 //   t  a tiktoken vocabulary, a zero byte, tokenizer_config.json
-//   g  the vocabulary of a GGUF file: its model and pre-tokenizer on the first line; then a merge (with a
-//   space) or a
-//      token, after its type as one digit, on each line
+//   g  the vocabulary of a GGUF file: its model and pre-tokenizer on the first line; then one line per merge
+//      (with a space) or token (after its type as one digit)
 //   any other: a text for a vocabulary of single bytes
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// What a Tokenizer holds, for the files of this room.
+// Implementation of Tokenizer, for the files of this room.
 #pragma once
 
 #include "text/bridge.h"

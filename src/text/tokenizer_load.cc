@@ -1,4 +1,4 @@
-// Tokenizers from files in Hub layout.
+// Loads tokenizers from files in Hub layout.
 #include <algorithm>
 
 #include "text/file.h"
@@ -19,14 +19,14 @@ std::optional<SpecialToken> Role(const Tokenizer::Impl& impl, const TokenizerCon
   return SpecialToken{id, found->second};
 }
 
-/// Whether BOS and EOS are put around a text as the config says, whatever the tokenizer.json says:
-/// `transformers` does so for its general class alone; the classes of particular models have it in their
+/// Returns whether the config determines BOS and EOS around a text, overriding the tokenizer.json.
+/// `transformers` does so only for its general class; classes of particular models have it in their
 /// tokenizer.json.
 bool ConfigWraps(const TokenizerConfig& config, std::string_view tokenizer_json) {
   if (!config.add_bos && !config.add_eos) return false;
   const std::string& name = config.tokenizer_class;
   if (name.empty() || name == "PreTrainedTokenizerFast" || name == "TokenizersBackend") return true;
-  // A file without a post-processor leaves it to the config.
+  // Without a post-processor in the file, the config determines it.
   const size_t at = tokenizer_json.find("\"post_processor\"");
   const size_t value = tokenizer_json.find_first_not_of(" \t\r\n:", at + 16);
   return at == std::string_view::npos || tokenizer_json.substr(value).starts_with("null");

@@ -32,7 +32,7 @@ std::string Concatenated(const Tokenizer& tokenizer, std::span<const int32_t> id
   return text + *decoder.Finish();
 }
 
-/// Encodes, and checks what must hold of every tokenizer: streaming equals whole decoding.
+/// Encodes and checks an invariant of every tokenizer: streaming equals decoding all ids.
 std::vector<int32_t> EncodeAndCheck(const Tokenizer& tokenizer, const std::string& text) {
   StatusOr<std::vector<int32_t>> ids = tokenizer.Encode(text, false);
   if (!ids.ok()) {
@@ -65,21 +65,21 @@ void CompareGoldens(const Tokenizer& tokenizer, const char* column, bool round_t
   std::cout << compared << " texts compared, of which " << came_back << " come back as they were\n";
 }
 
-TEST(TokenizerGoldens, Qwen3) {
+TEST(TokenizerGoldens, MatchQwen3) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("qwen3");
   ASSERT_TRUE(tokenizer.ok()) << Message(tokenizer.status());
   CompareGoldens(*tokenizer, "qwen3", false);  // it composes characters first
 }
 
-TEST(TokenizerGoldens, DeepSeekV3) {
+TEST(TokenizerGoldens, MatchDeepSeekV3) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("deepseek-v3");
   ASSERT_TRUE(tokenizer.ok()) << Message(tokenizer.status());
   CompareGoldens(*tokenizer, "deepseek_v3", true);
 }
 
-TEST(TokenizerGoldens, SmolLm2FromGguf) {
+TEST(TokenizerGoldens, MatchSmolLm2FromGguf) {
   SKIP_WITHOUT(Tokenizers());
   const auto gguf = std::filesystem::path(MOESAIC_SOURCE_DIR) / "models" / "moesaic-smol" / "build" /
                     "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -90,7 +90,7 @@ TEST(TokenizerGoldens, SmolLm2FromGguf) {
 }
 
 // Qwen's tiktoken file has the ranks of Qwen3's vocabulary, which has more special tokens.
-TEST(TokenizerGoldens, QwenTiktoken) {
+TEST(TokenizerGoldens, MatchQwenTiktoken) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer =
       Tokenizer::FromTiktoken(ReadMaybeGzip(Tokenizers() / "qwen.tiktoken.gz"), "", TiktokenStyle::kQwen);
@@ -106,8 +106,8 @@ TEST(TokenizerGoldens, QwenTiktoken) {
   EXPECT_EQ(tokenizer->TokenToId("<|extra_0|>"), 151646);
 }
 
-// Kimi-K2's splitting rule, over the ranks at hand, against tiktoken itself.
-TEST(TokenizerGoldens, KimiTiktoken) {
+// Compares Kimi-K2's splitting rule with tiktoken itself on the available ranks.
+TEST(TokenizerGoldens, MatchKimiTiktoken) {
   SKIP_WITHOUT(Tokenizers());
   const char* config =
       R"({"added_tokens_decoder":{"151643":{"content":"[BOS]","special":true}},"bos_token":"[BOS]"})";
@@ -131,7 +131,7 @@ TEST(TokenizerGoldens, KimiTiktoken) {
 
 class GgufVocabTest : public ::testing::TestWithParam<const char*> {};
 
-// llama.cpp's own inputs, with the ids of the models' own tokenizers.
+// Uses llama.cpp's own inputs, with ids from the models' own tokenizers.
 TEST_P(GgufVocabTest, EqualsRecordedIds) {
   const auto folder = Tokenizers() / "gguf-vocab";
   SKIP_WITHOUT(folder);
@@ -165,7 +165,8 @@ INSTANTIATE_TEST_SUITE_P(LlamaCpp, GgufVocabTest,
                            return name;
                          });
 
-/// Random text that is hard on tokenizers: many scripts, marks, controls, white space, digits.
+/// Returns random text that is difficult for tokenizers: many scripts, combining marks, controls, white
+/// space, digits.
 std::string RandomText(std::mt19937* random) {
   constexpr uint32_t kRanges[][2] = {
       {0x20, 0x7f},     {0, 0x20},          {0xa0, 0x250},    {0x300, 0x370},   {0x400, 0x500},
@@ -204,9 +205,9 @@ class TokenizerProperties : public ::testing::TestWithParam<const char*> {
   std::optional<Tokenizer> tokenizer_;
 };
 
-TEST_P(TokenizerProperties, RandomTextComesBack) {
+TEST_P(TokenizerProperties, RandomTextRoundTrips) {
   std::mt19937 random(1);
-  // Qwen3 normalises: the text comes back in composed form, so there only the ids do.
+  // Qwen3 normalizes: the decoded text is in composed form, so only ids are compared there.
   const bool normalises = std::string_view(GetParam()) == "qwen3";
   for (int i = 0; i < 2000; ++i) {
     const std::string text = RandomText(&random);
@@ -220,13 +221,13 @@ TEST_P(TokenizerProperties, RandomTextComesBack) {
   }
 }
 
-// Any ids at all, in any order: what streams is what decodes, and every piece is whole UTF-8.
-TEST_P(TokenizerProperties, RandomIdsStreamAsTheyDecode) {
+// For arbitrary ids in arbitrary order, streaming equals decoding, and every piece is complete UTF-8.
+TEST_P(TokenizerProperties, RandomIdsStreamLikeDecode) {
   std::mt19937 random(2);
   for (int i = 0; i < 2000; ++i) {
     std::vector<int32_t> ids(random() % 30);
     for (int32_t& id : ids) {
-      // The low ids hold the single bytes, which make broken characters.
+      // The low ids are single bytes, which form broken characters.
       id = static_cast<int32_t>(random() % (random() % 2 == 0 ? 300 : tokenizer_->vocab_size() + 10)) - 2;
     }
     for (const bool skip : {false, true}) {
@@ -249,7 +250,7 @@ TEST_P(TokenizerProperties, TokenBytesSpellTheText) {
     std::string bytes;
     const std::vector<int32_t> ids = *tokenizer_->Encode(text, false);
     for (const int32_t id : ids) bytes += tokenizer_->TokenBytes(id);
-    if (bytes.size() == text.size() + 1) bytes.erase(0, 1);  // SentencePiece's space in front
+    if (bytes.size() == text.size() + 1) bytes.erase(0, 1);  // SentencePiece's leading space
     EXPECT_EQ(bytes, text);
   }
 }
@@ -261,7 +262,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerProperties, ::testing::Values("qwen3", 
                            return name;
                          });
 
-TEST(Tokenizer, HoldsBackHalfCharacters) {
+TEST(Tokenizer, HoldsBackIncompleteCharacters) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("qwen3");
   ASSERT_TRUE(tokenizer.ok());
@@ -275,7 +276,7 @@ TEST(Tokenizer, HoldsBackHalfCharacters) {
   EXPECT_EQ(*decoder.Push(ids[0]), "") << "a new text";
 }
 
-TEST(Tokenizer, KnowsItsSpecialTokens) {
+TEST(Tokenizer, HasSpecialTokens) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("qwen3");
   ASSERT_TRUE(tokenizer.ok());
@@ -292,14 +293,14 @@ TEST(Tokenizer, KnowsItsSpecialTokens) {
   EXPECT_EQ(tokenizer->IdToToken(-1), "");
 }
 
-TEST(Tokenizer, RefusesTextThatIsNotUtf8) {
+TEST(Tokenizer, RejectsInvalidUtf8) {
   SKIP_WITHOUT(Tokenizers());
   StatusOr<Tokenizer> tokenizer = LoadHf("qwen3");
   ASSERT_TRUE(tokenizer.ok());
   EXPECT_THAT(Message(tokenizer->Encode("ab\xff", false).status()), HasSubstr("not UTF-8 at byte 2"));
 }
 
-// A vocabulary of single bytes, enough to show what a config does to it.
+// A vocabulary of single bytes, enough to test the effect of a config.
 std::string TinyJson(const std::string& post_processor) {
   return R"({"version":"1.0","added_tokens":[{"id":3,"content":"<s>","single_word":false,"lstrip":false,"rstrip":false,)"
          R"("normalized":false,"special":true}],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel",)"
@@ -309,7 +310,7 @@ std::string TinyJson(const std::string& post_processor) {
          R"("model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":[["a","b"]]}})";
 }
 
-TEST(TokenizerConfig, WrapsTextAsTheConfigSays) {
+TEST(TokenizerConfig, WrapsTextAsConfigured) {
   const char* config =
       R"({"tokenizer_class":"PreTrainedTokenizerFast","bos_token":"<s>","add_bos_token":true,)"
       R"("added_tokens_decoder":{"4":{"content":"</s>","special":true}},"eos_token":"</s>",)"
@@ -322,7 +323,7 @@ TEST(TokenizerConfig, WrapsTextAsTheConfigSays) {
   EXPECT_EQ(tokenizer->special_tokens().eos->id, 4);
 }
 
-TEST(TokenizerConfig, RefusesFaults) {
+TEST(TokenizerConfig, RejectsInvalidConfigs) {
   EXPECT_FALSE(Tokenizer::FromJson("{}", "").ok());
   EXPECT_FALSE(Tokenizer::FromJson("[", "").ok());
   EXPECT_FALSE(Tokenizer::FromJson(TinyJson("null"), "[]").ok());
@@ -333,17 +334,17 @@ TEST(TokenizerConfig, RefusesFaults) {
   EXPECT_THAT(
       Message(Tokenizer::FromJson(TinyJson("null"), R"({"added_tokens_decoder":{"a":{"content":"x"}}})")
                   .status()),
-      HasSubstr("bad entry \"a\""));
+      HasSubstr("invalid entry \"a\""));
   EXPECT_EQ(Tokenizer::FromFolder("/nonexistent").status().code(), StatusCode::kNotFound);
 }
 
-TEST(Tiktoken, RefusesFaults) {
+TEST(Tiktoken, RejectsInvalidVocabularies) {
   const auto message = [](const char* ranks) {
     return Message(Tokenizer::FromTiktoken(ranks, "", TiktokenStyle::kKimi).status());
   };
   EXPECT_THAT(message(""), HasSubstr("empty"));
   EXPECT_THAT(message("YQ== 0\nYg== x\n"), HasSubstr("line 2"));
-  EXPECT_THAT(message("YQ== 0\nYg== 0\n"), HasSubstr("rank 0 is there twice"));
+  EXPECT_THAT(message("YQ== 0\nYg== 0\n"), HasSubstr("rank 0 occurs twice"));
   EXPECT_THAT(message("YQ== 0\nYQ== 1\n"), HasSubstr("twice"));
   EXPECT_THAT(message("?? 0\n"), HasSubstr("line 1"));
 }
@@ -359,7 +360,7 @@ GgufVocab TinyGguf() {
   return vocab;
 }
 
-TEST(GgufVocab, AddsBosWhenTold) {
+TEST(GgufVocab, AddsBosIfConfigured) {
   GgufVocab vocab = TinyGguf();
   EXPECT_EQ(*Tokenizer::FromGguf(vocab)->Encode("ab<s>", true), (std::vector<int32_t>{2, 3}));
   vocab.add_bos = true;
@@ -382,7 +383,7 @@ TEST(GgufVocab, BecomesHubFiles) {
   }
 }
 
-TEST(GgufVocab, RefusesFaultsByName) {
+TEST(GgufVocab, ErrorNamesInvalidEntry) {
   const auto message = [](void (*change)(GgufVocab*)) {
     GgufVocab vocab = TinyGguf();
     change(&vocab);
@@ -394,7 +395,7 @@ TEST(GgufVocab, RefusesFaultsByName) {
   EXPECT_THAT(message([](GgufVocab* v) { v->token_types.pop_back(); }), HasSubstr("token_type has 3"));
   EXPECT_THAT(message([](GgufVocab* v) { v->bos_id = 99; }), HasSubstr("bos_token_id"));
   EXPECT_THAT(message([](GgufVocab* v) { v->merges = {"a"}; }), HasSubstr("not two tokens"));
-  EXPECT_THAT(message([](GgufVocab* v) { v->merges = {"a x"}; }), HasSubstr("no token"));
+  EXPECT_THAT(message([](GgufVocab* v) { v->merges = {"a x"}; }), HasSubstr("joins an unknown token"));
   EXPECT_THAT(message([](GgufVocab* v) { v->model = "llama"; }), HasSubstr("scores has 0"));
 }
 

@@ -26,12 +26,12 @@ constexpr JsonCallFormat kHermes{.section_open = "",
                                  .arguments_open = "",
                                  .call_close = "</tool_call>",
                                  .section_close = ""};
-constexpr JsonCallFormat kLlama3{.section_open = "",
-                                 .call_open = "<|python_tag|>",
-                                 .arguments_open = "",
-                                 .call_close = "",
-                                 .section_close = "",
-                                 .starts_bare = true};
+constexpr JsonCallFormat kLlama3Calls{.section_open = "",
+                                      .call_open = "<|python_tag|>",
+                                      .arguments_open = "",
+                                      .call_close = "",
+                                      .section_close = "",
+                                      .starts_bare = true};
 constexpr JsonCallFormat kDeepSeekV3{.section_open = "<｜tool▁calls▁begin｜>",
                                      .call_open = "<｜tool▁call▁begin｜>",
                                      .arguments_open = "```json",
@@ -92,7 +92,7 @@ const JsonCallFormat* JsonFormat(ToolFormat format) {
     case ToolFormat::kHermes:
       return &kHermes;
     case ToolFormat::kLlama3:
-      return &kLlama3;
+      return &kLlama3Calls;
     case ToolFormat::kDeepSeekV3:
       return &kDeepSeekV3;
     case ToolFormat::kDeepSeekV31:

@@ -1,4 +1,4 @@
-// Finds calls of tools in what a model writes, while it still writes. Never fails: what is no call is text.
+// Parses tool calls in a model's output while it streams. It never fails: text that is not a call is content.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace moesaic::text {
 
-/// How a model's template writes calls.
+/// Syntax of calls in a model's template.
 enum class ToolFormat {
   kNone,
   kHermes,       ///< <tool_call>{"name", "arguments"}</tool_call>: Hermes, Qwen2.5, Qwen3
@@ -27,23 +27,24 @@ enum class ToolFormat {
 /// "none", "hermes", "qwen3-coder", "deepseek-v3", ...
 StatusOr<ToolFormat> ParseToolFormat(std::string_view name);
 const char* Name(ToolFormat format);
-/// All names, separated by commas.
+/// Returns all names, separated by commas.
 std::string ToolFormatNames();
-/// The format whose marks stand in a chat template's source; kHermes for a template that has none of them
-/// but knows tools.
+/// Returns the format whose markers a chat template's source contains; kHermes for a template that handles
+/// tools but contains none of the markers.
 ToolFormat DetectToolFormat(std::string_view template_source);
-/// The texts that frame calls, some of which are special tokens that must not be left out of the text.
+/// Returns the markers that frame calls. Some are special tokens, which decoding must not skip.
 std::vector<std::string_view> ToolMarks(ToolFormat format);
 
-/// The mark that opens calls, which ends a thought that the model left open; empty: there is none.
+/// Returns the marker that opens calls, which also ends reasoning that the model left open; empty if there is
+/// none.
 std::string_view CallOpen(ToolFormat format);
 
-/// A piece of one call. Pieces of a call come in order; the first has the name.
+/// A piece of one call. Pieces of a call arrive in order; the first contains the name.
 struct ToolCallDelta {
-  int index = 0;          // among the answer's calls
-  std::string id;         // with the name, when the model gives calls ids
+  int index = 0;          // index among the answer's calls
+  std::string id;         // sent with the name, if the model assigns ids to calls
   std::string name;       // in the first piece only
-  std::string arguments;  // JSON text; all pieces together are the arguments as the model wrote them
+  std::string arguments;  // JSON text; all pieces together are the arguments as written by the model
 };
 
 struct ToolDelta {
@@ -51,22 +52,22 @@ struct ToolDelta {
   std::vector<ToolCallDelta> calls;
 };
 
-/// One output's way through; any text is taken, cut anywhere. White space before a call is left out.
+/// Parses one output. It accepts any text, cut at any position, and drops white space before a call.
 class ToolCallParser {
  public:
   virtual ~ToolCallParser() = default;
-  /// Appends what `piece` settles.
+  /// Consumes `piece` and appends the content and calls that are now determined.
   virtual void Push(std::string_view piece, ToolDelta* delta) = 0;
-  /// The output is over: appends what was held back.
+  /// Ends the output and appends the text that was held back.
   virtual void Finish(ToolDelta* delta) = 0;
-  int calls() const { return calls_; }  ///< begun so far
+  int calls() const { return calls_; }  ///< number of calls begun so far
 
  protected:
   int calls_ = 0;
 };
 
-/// `tools_json`: the tools as the OpenAI API has them, whose schemas tell types where the format does not;
-/// may be empty. For kNone everything is content.
+/// `tools_json`: tools in the format of the OpenAI API; may be empty. Their schemas determine argument types
+/// if the format does not. For kNone all text is content.
 std::unique_ptr<ToolCallParser> MakeToolCallParser(ToolFormat format, std::string_view tools_json);
 
 }  // namespace moesaic::text

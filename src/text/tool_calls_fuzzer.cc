@@ -1,4 +1,5 @@
-// Feeds tool-call and reasoning parsers any text, cut anywhere. The first bytes choose format and cuts.
+// Fuzzes tool-call and reasoning parsers with any text, cut at any position. The first bytes select format
+// and cuts.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -13,19 +13,13 @@ namespace {
 constexpr std::string_view kSpace = " \t\r\n";
 constexpr std::string_view kPythonTag = "<|python_tag|>";
 
-std::string Trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(kSpace);
-  if (first == std::string_view::npos) return "";
-  return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
-}
-
 void DropSpace(std::string* text) { text->erase(0, std::min(text->find_first_not_of(kSpace), text->size())); }
 
 struct Header {
   std::string name, id;
 };
 
-// "function<|tool sep|>NAME", "NAME", or "functions.NAME:INDEX", which is the call's id as well.
+// Parses "function<|tool sep|>NAME", "NAME", or "functions.NAME:INDEX", which is also the call's id.
 Header ParseHeader(std::string_view text) {
   constexpr std::string_view kSeparator = "<｜tool▁sep｜>";
   if (const size_t at = text.find(kSeparator); at != std::string_view::npos) {
@@ -79,7 +73,7 @@ void JsonCallParser::Finish(ToolDelta* delta) {
   switch (state_) {
     case State::kText:
     case State::kStart:
-      // What only separates calls is no content.
+      // White space between calls is not content.
       if (!called_ || held_.find_first_not_of(kSpace) != std::string::npos) delta->content += held_;
       break;
     case State::kHeader:
@@ -110,7 +104,7 @@ void JsonCallParser::Emit(ToolDelta* delta, std::string name, std::string id, st
   delta->calls.push_back({calls_ - 1, std::move(id), std::move(name), std::move(arguments)});
 }
 
-// An answer that begins with an object is a call until shown otherwise.
+// An answer that begins with an object is a call unless proven otherwise.
 bool JsonCallParser::StepStart() {
   std::string_view text = held_;
   text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
@@ -151,7 +145,7 @@ bool JsonCallParser::StepText(ToolDelta* delta) {
   return true;
 }
 
-// Text up to `end` that is no part of a call; white space at its end may only separate calls.
+// Emits text up to `end` that is not part of a call; trailing white space may only separate calls.
 void JsonCallParser::EmitStray(size_t end, ToolDelta* delta) {
   const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kSpace, end - 1);
   if (written == std::string::npos) return;
@@ -193,7 +187,7 @@ bool JsonCallParser::StepHeader(ToolDelta* delta) {
       return true;
     }
   }
-  // No name: not a call.
+  // There is no name, so it is not a call.
   delta->content += raw_ + held_.substr(0, found.at);
   held_.erase(0, found.at);
   if (found.mark == format_.arguments_open) {
@@ -208,7 +202,8 @@ bool JsonCallParser::StepHeader(ToolDelta* delta) {
 bool JsonCallParser::StepArguments(ToolDelta* delta) {
   if (arguments_.depth() == 0) DropSpace(&held_);
   if (held_.empty()) return false;
-  bool done = arguments_.depth() == 0 && held_.front() != '{';  // none, or no object: up to the closing mark
+  // none, or not an object: ends at the closing marker
+  bool done = arguments_.depth() == 0 && held_.front() != '{';
   bool waits = false;
   size_t taken = 0;
   while (!done && taken < held_.size()) {
@@ -218,7 +213,7 @@ bool JsonCallParser::StepArguments(ToolDelta* delta) {
     if (step != JsonValueScan::Step::kBroken) ++taken;
     done = step != JsonValueScan::Step::kInside;
   }
-  // White space between members is held back, since it may stand in front of the closing mark.
+  // White space between members is held back, because it may precede the closing marker.
   std::string arguments = std::exchange(space_, {}) + held_.substr(0, taken);
   held_.erase(0, taken);
   if (!format_.arguments_close.empty() && !arguments_.in_string()) {
@@ -236,8 +231,8 @@ bool JsonCallParser::StepArguments(ToolDelta* delta) {
   return true;
 }
 
-// Whether arguments that are not complete end at `at`, because what closes them is there. `waits`: more text
-// will tell.
+// Returns whether incomplete arguments end at `at`, because a closing marker follows. Sets `waits` if that
+// depends on more text.
 bool JsonCallParser::ClosesHere(size_t at, bool* waits) const {
   if (format_.arguments_close.empty()) return false;
   const std::string_view rest = std::string_view(held_).substr(at);
@@ -254,7 +249,7 @@ bool JsonCallParser::StepObject(ToolDelta* delta) {
   if (raw_ == format_.call_open) {
     const size_t first = held_.find_first_not_of(kSpace);
     if (first == std::string::npos) return false;
-    if (held_[first] != '{') {  // no object: not a call
+    if (held_[first] != '{') {  // not an object: not a call
       delta->content += std::exchange(raw_, {});
       state_ = State::kText;
       return true;
@@ -284,7 +279,7 @@ bool JsonCallParser::StepObject(ToolDelta* delta) {
   return true;
 }
 
-// Behind a call, up to its closing mark.
+// Consumes text after a call up to its closing marker.
 bool JsonCallParser::StepClose(ToolDelta* delta) {
   if (!format_.section_open.empty()) return StepSectionClose(delta);
   DropSpace(&held_);
@@ -293,13 +288,13 @@ bool JsonCallParser::StepClose(ToolDelta* delta) {
   } else if (format_.call_close.starts_with(held_)) {
     return false;
   }
-  called_ = true;  // text may follow a call that was not closed
+  called_ = true;  // text may follow an unclosed call
   state_ = State::kText;
   return true;
 }
 
-// Up to the mark that closes the call, or opens or closes what comes next. Other text than arguments_close is
-// content, unless it stands for the arguments: "null" is none.
+// Consumes text up to the marker that closes the call, or opens or closes the next element. Text other than
+// arguments_close is content, unless it replaces the arguments: "null" means none.
 bool JsonCallParser::StepSectionClose(ToolDelta* delta) {
   const std::initializer_list<std::string_view> marks = {format_.call_close, format_.call_open,
                                                          format_.section_close};
@@ -323,7 +318,7 @@ bool JsonCallParser::StepSectionClose(ToolDelta* delta) {
   const FoundMark found = FindMark(held_, marks);
   if (found.mark.empty()) return false;
   if (found.mark == format_.call_close) {
-    if (!raw_.empty()) delta->content += found.mark;  // it closes what is no call
+    if (!raw_.empty()) delta->content += found.mark;  // it closes something that is not a call
     held_.erase(0, found.at + found.mark.size());
   }
   raw_.clear();

@@ -1,4 +1,4 @@
-// Calls whose arguments are JSON. For this room only.
+// Parses calls with JSON arguments. Private to this room.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@ namespace moesaic::text {
 struct JsonCallFormat {
   std::string_view section_open, call_open;
   std::string_view
-      arguments_open;  // behind the header; empty: the call is one object with name and arguments
+      arguments_open;  // follows the header; empty: the call is one object with name and arguments
   std::string_view call_close, section_close;
-  bool starts_bare = false;               // the output may begin with the object itself
-  std::string_view arguments_close = "";  // in front of call_close; may be missing
+  bool starts_bare = false;               // the output may begin with the object, without a marker
+  std::string_view arguments_close = "";  // precedes call_close; may be missing
 };
 
 class JsonCallParser : public ToolCallParser {
@@ -25,7 +25,7 @@ class JsonCallParser : public ToolCallParser {
 
  private:
   enum class State { kStart, kText, kSection, kHeader, kArguments, kObject, kClose };
-  bool Step(ToolDelta* delta);  // false: wants more text
+  bool Step(ToolDelta* delta);  // returns false if it needs more text
   bool StepStart();
   bool StepText(ToolDelta* delta);
   bool StepSection(ToolDelta* delta);
@@ -41,14 +41,14 @@ class JsonCallParser : public ToolCallParser {
   const JsonCallFormat format_;
   State state_;
   std::string held_;
-  std::string raw_;  // of the call at hand, to be shown when it turns out to be none
+  std::string raw_;  // text of the current call, emitted as content if it is not a call
   JsonValueScan arguments_;
   CallObjectScan object_;
-  std::string space_;    // behind the arguments so far, and perhaps no part of them
-  bool fenced_ = false;  // arguments_close may still come
-  bool skips_ = false;   // the call has something else than an object of arguments
-  bool named_ = false;   // the call at hand has been announced
-  bool argued_ = false;  // and some of its arguments
+  std::string space_;    // white space after the arguments so far, possibly not part of them
+  bool fenced_ = false;  // arguments_close may still follow
+  bool skips_ = false;   // the call contains something other than an object of arguments
+  bool named_ = false;   // the current call has been announced
+  bool argued_ = false;  // some of its arguments have been emitted
   bool called_ = false;  // a call has ended
 };
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "text/markers.h"
 #include "text/reasoning.h"
 #include "text/test_data.h"
 
@@ -31,7 +32,7 @@ void Take(const ToolDelta& delta, Parsed* parsed) {
   }
 }
 
-// `text` in pieces of `size` bytes.
+// Parses `text` in pieces of `size` bytes.
 Parsed Parse(ToolFormat format, const std::string& text, size_t size, const std::string& tools = "") {
   const auto parser = MakeToolCallParser(format, tools);
   Parsed parsed;
@@ -61,7 +62,7 @@ ToolFormat FormatOf(const std::string& name) {
   return formats.at(name);
 }
 
-// The completion without what the tokenizer would have ended or the reasoning splitter taken.
+// Returns the completion without end tokens and reasoning, which other components remove.
 std::string Answer(std::string text) {
   for (const char* end : {"<|im_end|>", "<｜end▁of▁sentence｜>", "<|eot_id|>", "[e~["}) {
     text.erase(std::min(text.find(end), text.size()));
@@ -73,16 +74,11 @@ std::string Answer(std::string text) {
   return content;
 }
 
-std::string Trimmed(const std::string& text) {
-  const size_t first = text.find_first_not_of(" \n");
-  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \n") - first + 1);
-}
-
 void CheckRow(const Json& row, size_t size) {
   const std::string text = Answer(row["completion"]);
   const Parsed parsed = Parse(FormatOf(row["format"]), text, size, row["tools"].dump());
   SCOPED_TRACE(row["format"].get<std::string>() + " " + row["id"].get<std::string>() + " " + text);
-  // Llama's template leaves the lead out.
+  // Llama's template omits the lead text.
   const std::string lead = row["format"] == "llama3.1" ? "" : row["lead"].get<std::string>();
   EXPECT_EQ(Trimmed(parsed.content), lead);
   ASSERT_EQ(parsed.calls.size(), row["calls"].size());
@@ -96,7 +92,7 @@ void CheckRow(const Json& row, size_t size) {
 
 class RoundTrip : public testing::TestWithParam<const char*> {};
 
-TEST_P(RoundTrip, GivesTheCallsBackHoweverTheTextIsCut) {
+TEST_P(RoundTrip, ParsesCallsForEveryCutOfTheText) {
   const auto path = SharedData() / "toolparse" / GetParam();
   SKIP_WITHOUT(path);
   const auto rows = ReadRows(path);
@@ -107,8 +103,8 @@ TEST_P(RoundTrip, GivesTheCallsBackHoweverTheTextIsCut) {
   }
 }
 
-// Whatever a text is cut to, the parser takes it, and the calls begun are those of the whole.
-TEST_P(RoundTrip, TakesEveryPrefix) {
+// The parser must accept every prefix, and the calls begun must be those of the whole text.
+TEST_P(RoundTrip, AcceptsEveryPrefix) {
   const auto path = SharedData() / "toolparse" / GetParam();
   SKIP_WITHOUT(path);
   const auto rows = ReadRows(path);
@@ -130,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Bfcl, RoundTrip,
                                          "bfcl_roundtrip_deepseek_v32_dev.jsonl.gz"),
                          [](const auto& info) { return info.index == 0 ? "Templates" : "DeepSeekV32"; });
 
-TEST(ToolCalls, KeepsTextThatIsNoCall) {
+TEST(ToolCalls, KeepsTextThatIsNotACall) {
   for (const std::string text : {"plain", "a < b, <tool", "<tool_call>no object</tool_call>",
                                  "<tool_call>{\"nome\": 1}</tool_call> end", "<tool_call>",
                                  "x <tool_call>{\"arguments\": {\"a\"", "trailing space  "}) {
@@ -144,7 +140,7 @@ TEST(ToolCalls, KeepsTextThatIsNoCall) {
   }
 }
 
-TEST(ToolCalls, TakesWhatModelsGetWrong) {
+TEST(ToolCalls, AcceptsCommonModelMistakes) {
   // Arguments before the name, a missing brace, marks inside strings, arguments as a string.
   struct Case {
     const char *text, *name, *arguments;
@@ -168,7 +164,7 @@ TEST(ToolCalls, TakesWhatModelsGetWrong) {
   }
 }
 
-TEST(ToolCalls, KeepsTextInsideASectionThatIsNoCall) {
+TEST(ToolCalls, KeepsTextInSectionThatIsNotACall) {
   const std::string begin = "<｜tool▁calls▁begin｜>", end = "<｜tool▁calls▁end｜>";
   const std::string call =
       "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\": 1}\n```<｜tool▁call▁end｜>";
@@ -194,7 +190,7 @@ TEST(ToolCalls, KeepsTextInsideASectionThatIsNoCall) {
       const Parsed parsed = Parse(ToolFormat::kDeepSeekV3, c.text, size);
       EXPECT_EQ(parsed.calls.size(), c.calls) << c.text;
       for (const Json& one : parsed.calls) EXPECT_EQ(one["arguments"], R"({"x": 1})");
-      // White space around calls may go.
+      // White space around calls may be dropped.
       std::string content, expected;
       for (const char letter : parsed.content) content += letter == ' ' ? "" : std::string(1, letter);
       for (const char letter : c.content) expected += letter == ' ' ? "" : std::string(1, letter);
@@ -223,8 +219,8 @@ TEST(ToolCalls, EndsUnclosedArgumentsAtTheFence) {
   }
 }
 
-// Arguments that are cut off are the same however they came.
-TEST(ToolCalls, KeepsTheLastSpaceOfACallThatIsCutOff) {
+// Truncated arguments must be the same for every way of cutting the text.
+TEST(ToolCalls, KeepsTrailingSpaceOfTruncatedCall) {
   const std::string call = R"({"name": "f", "parameters": {"x": [1, { "y" : "a  b" } ], "z": )";
   const std::string start = R"({"name": "f", "parameters": )";
   for (const ToolFormat format : {ToolFormat::kLlama3, ToolFormat::kHermes, ToolFormat::kDeepSeekV3}) {
@@ -246,7 +242,7 @@ TEST(ToolCalls, KeepsTheLastSpaceOfACallThatIsCutOff) {
   }
 }
 
-TEST(ToolCalls, StreamsArgumentsAsTheyCome) {
+TEST(ToolCalls, StreamsArguments) {
   const auto parser = MakeToolCallParser(ToolFormat::kHermes, "");
   ToolDelta delta;
   parser->Push(R"(<tool_call>{"name": "f", "arguments": {"text": "one )", &delta);
@@ -255,7 +251,7 @@ TEST(ToolCalls, StreamsArgumentsAsTheyCome) {
   EXPECT_EQ(delta.calls[0].arguments, R"({"text": "one )");
 }
 
-TEST(ToolCalls, KimiGivesIds) {
+TEST(ToolCalls, KimiCallsHaveIds) {
   const Parsed parsed = Parse(ToolFormat::kKimiK2,
                               "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:3"
                               "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
@@ -280,7 +276,7 @@ TEST(ToolCalls, DetectsTheFormatOfTemplates) {
   EXPECT_EQ(detect("llama.cpp/meta-llama-Llama-3.1-8B-Instruct.jinja"), ToolFormat::kLlama3);
 }
 
-TEST(Reasoning, SplitsHoweverTheTextIsCut) {
+TEST(Reasoning, SplitsForEveryCutOfTheText) {
   struct Case {
     const char* text;
     bool inside;
@@ -305,7 +301,7 @@ TEST(Reasoning, SplitsHoweverTheTextIsCut) {
   }
 }
 
-TEST(Reasoning, LeavesACallInAnUnclosedThoughtToTheCaller) {
+TEST(Reasoning, ReturnsCallInUnclosedReasoningToCaller) {
   struct Case {
     const char *text, *reasoning, *content, *open;
   };
@@ -328,7 +324,7 @@ TEST(Reasoning, LeavesACallInAnUnclosedThoughtToTheCaller) {
   }
 }
 
-TEST(Reasoning, SeesAnOpenThoughtInThePrompt) {
+TEST(Reasoning, DetectsOpenReasoningInPrompt) {
   EXPECT_TRUE(EndsInReasoning(ReasoningFormat::kThink, "<|Assistant|><think>\n"));
   EXPECT_FALSE(EndsInReasoning(ReasoningFormat::kThink, "<think>\n\n</think>\n\n"));
   EXPECT_FALSE(EndsInReasoning(ReasoningFormat::kNone, "<think>"));

@@ -10,26 +10,20 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kSpace = " \t\r\n";
-
-std::string Trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(kSpace);
-  if (first == std::string_view::npos) return "";
-  return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
-}
+constexpr std::string_view kXmlSpace = " \t\r\n";
 
 std::string Quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// One line break after the opening and before the closing mark belongs to the marks.
+// One line break after the opening and before the closing marker belongs to the markers.
 std::string Unwrapped(std::string_view text) {
   if (text.starts_with('\n')) text.remove_prefix(1);
   if (text.ends_with('\n')) text.remove_suffix(1);
   return std::string(text);
 }
 
-// The type a parameter's schema names; empty when it names none or several.
+// Returns the type named by a parameter's schema; empty if it names none or several.
 std::string TypeOf(const Json& schema) {
   const auto type = schema.is_object() ? schema.find("type") : schema.end();
   return schema.is_object() && type != schema.end() && type->is_string() ? type->get<std::string>() : "";
@@ -83,11 +77,11 @@ bool XmlCallParser::Step(ToolDelta* delta) {
 
 void XmlCallParser::Finish(ToolDelta* delta) {
   if (state_ == State::kText) {
-    if (!called_ || held_.find_first_not_of(kSpace) != std::string::npos) delta->content += held_;
+    if (!called_ || held_.find_first_not_of(kXmlSpace) != std::string::npos) delta->content += held_;
   } else if (state_ == State::kName) {
     delta->content += raw_ + held_;
   } else if (state_ != State::kSection && parameters_ == 0) {
-    Arguments(delta, "{}");  // cut off before the first one was complete
+    Arguments(delta, "{}");  // truncated before the first one was complete
   }
   held_.clear();
 }
@@ -96,7 +90,7 @@ bool XmlCallParser::StepText(ToolDelta* delta) {
   const std::string_view open = format_.section_open.empty() ? format_.call_open : format_.section_open;
   const size_t at = held_.find(open);
   const size_t end = at == std::string::npos ? held_.size() - BegunAtEnd(held_, open) : at;
-  const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kSpace, end - 1);
+  const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kXmlSpace, end - 1);
   const size_t settled = written == std::string::npos ? 0 : written + 1;
   delta->content.append(held_, 0, settled);
   held_.erase(0, at == std::string::npos ? settled : at);
@@ -200,7 +194,7 @@ std::string XmlCallParser::ValueJson(const std::string& text) const {
     if (const auto found = tool->second.find(key_); found != tool->second.end()) type = found->second;
   }
   if (type == "string") return Quoted(value);
-  // Templates print Python's words for these.
+  // Templates print Python's words for these values.
   if (value == "True") return "true";
   if (value == "False") return "false";
   if (value == "None") return "null";

@@ -1,4 +1,4 @@
-// Calls whose arguments come one by one between marks. For this room only.
+// Parses calls whose arguments are enclosed by markers one by one. Private to this room.
 #pragma once
 
 #include <map>
@@ -9,8 +9,8 @@
 namespace moesaic::text {
 
 /// <section_open> <call_open>NAME<call_open_end>
-/// [<param_open>KEY<param_open_end>[<value_open>]VALUE<param_close>] <call_close> <section_close>. Empty ones
-/// are left out.
+/// [<param_open>KEY<param_open_end>[<value_open>]VALUE<param_close>] <call_close> <section_close>. Empty
+/// markers are omitted.
 struct XmlCallFormat {
   std::string_view section_open, call_open, call_open_end;
   std::string_view param_open, param_open_end, value_open, param_close;
@@ -26,7 +26,7 @@ class XmlCallParser : public ToolCallParser {
 
  private:
   enum class State { kText, kSection, kName, kCall, kKey, kValue };
-  bool Step(ToolDelta* delta);  // false: wants more text
+  bool Step(ToolDelta* delta);  // returns false if it needs more text
   bool StepText(ToolDelta* delta);
   bool StepSection();
   bool StepName(ToolDelta* delta);
@@ -38,10 +38,10 @@ class XmlCallParser : public ToolCallParser {
   void EndCall(ToolDelta* delta);
 
   const XmlCallFormat format_;
-  std::map<std::string, std::map<std::string, std::string>> types_;  // of parameters, by tool
+  std::map<std::string, std::map<std::string, std::string>> types_;  // types of parameters, by tool
   State state_ = State::kText;
   std::string held_, raw_, name_, key_;
-  bool is_string_ = false;  // by typed_keys
+  bool is_string_ = false;  // from typed_keys
   int parameters_ = 0;
   bool called_ = false;
 };

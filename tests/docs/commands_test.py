@@ -241,4 +241,4 @@ if __name__ == "__main__":
     ARGUMENTS = sys.argv[1:]
     if not BINARY.exists():
         sys.exit(f"{BINARY} is not there: set MOESAIC_BINARY")
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=sys.argv[:1], verbosity=2)  # shows why tests are skipped

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`moesaic chat` on a terminal that can move its cursor: editing, history, completion, pastes, UTF-8."""
+"""Tests `moesaic chat` on a terminal with cursor control: editing, history, completion, pastes, UTF-8."""
 import json
 import os
 import pathlib
@@ -13,7 +13,7 @@ from terminal import Terminal
 
 FLAGS = ["--temperature", "0", "-n", "4", "--ignore-eos", "-q"]
 LEFT, UP, HOME = "\x1b[D", "\x1b[A", "\x01"
-READY = "\x1b[?2004h"  # the editor takes pastes from here on
+READY = "\x1b[?2004h"  # the editor accepts pastes now
 
 
 @unittest.skipIf(json.loads(run("doctor", "--quick", "--json").stdout)["libraries"]["libedit"] == "absent",
@@ -35,19 +35,19 @@ class EditingTest(cli.TalkingCase):
         terminal.wait_for(READY)
 
     def questions(self, terminal):
-        """What was asked, as the chat saves it."""
+        """Returns the questions of a saved chat."""
         self.send(terminal, f"/save {self.saved}\r")
         terminal.type("/exit\r")
         self.assertEqual(terminal.leave(), 0)
         return [m["content"] for m in json.loads(self.saved.read_text())["messages"] if m["role"] == "user"]
 
-    def test_a_line_can_be_edited(self):
+    def test_lines_can_be_edited(self):
         terminal = self.start()
         self.send(terminal, "helo" + LEFT + "l" + HOME + "oh " + "\x05!\r")  # Ctrl-A, Ctrl-E
         self.send(terminal, "caf\u00e9 \u4f60\u597dx\x7f \U0001f600\r")
         self.assertEqual(self.questions(terminal), ["oh hello!", "caf\u00e9 \u4f60\u597d \U0001f600"])
 
-    def test_history_stays_and_can_be_searched(self):
+    def test_history_persists_and_can_be_searched(self):
         terminal = self.start()
         self.send(terminal, "first message\r")
         self.send(terminal, "second one\r")
@@ -61,7 +61,7 @@ class EditingTest(cli.TalkingCase):
         self.send(terminal, "\x12cond o\x1b\r")  # Ctrl-R, Escape, Return
         self.assertEqual(self.questions(terminal), ["second one"])
 
-    def test_a_paste_of_many_lines_is_one_message(self):
+    def test_multi_line_paste_is_one_message(self):
         terminal = self.start()
         terminal.type("see: \x1b[200~one\rtwo\rthree /exit\r\x1b[201~")
         self.send(terminal, " end\r")
@@ -78,7 +78,7 @@ class EditingTest(cli.TalkingCase):
         self.send(terminal, f"/lo\t{self.state}/ta\t\r")
         self.assertEqual(self.questions(terminal), ["old"])
 
-    def test_ctrl_c_drops_the_line_and_then_leaves(self):
+    def test_ctrl_c_drops_the_line_and_then_exits(self):
         terminal = self.start()
         terminal.type("never sent\x03")
         terminal.wait_for("Ctrl-C again")
@@ -86,7 +86,7 @@ class EditingTest(cli.TalkingCase):
         terminal.type("\x03")
         self.assertEqual(terminal.leave(), 130)
 
-    def test_a_terminal_without_a_cursor_gets_plain_lines(self):
+    def test_terminal_without_cursor_control_gets_plain_lines(self):
         os.environ["TERM"] = "dumb"
         terminal = Terminal("chat", self.model, *FLAGS)
         terminal.wait_for("> ")

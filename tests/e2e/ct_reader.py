@@ -1,7 +1,7 @@
-"""Holds a folder that moesaic quantize wrote against the compressed-tensors package. Needs it, and PyTorch.
+"""Compares a folder that moesaic quantize wrote with the compressed-tensors package. Needs the package and PyTorch.
 
 The package's own classes parse config.json (they refuse any field they do not know), its own code unpacks codes and
-multiplies scales. What comes out must be, to the bit, code times scale, and every code the one that is nearest to the
+multiplies scales. The result must be, to the bit, code times scale, and every code the one that is nearest to the
 source's weight under its scale: what moesaic quantize means to write. Of a calibrated folder, whose codes are others,
 the static scales of activations must be where config.json has them.
 """
@@ -41,16 +41,16 @@ def is_named(module, names):
 
 
 def nearest_e2m1(value):
-    """The nearest e2m1 number, ties to the even code."""
+    """Returns the nearest e2m1 number, ties to the even code."""
     magnitude = value.abs().clamp(max=6)
     middles = (E2M1[1:] + E2M1[:-1]) / 2
-    code = torch.searchsorted(middles, magnitude, right=False)  # a tie goes down ...
-    tie = torch.isin(magnitude, middles) & (code % 2 == 1)      # ... but from odd codes up
+    code = torch.searchsorted(middles, magnitude, right=False)  # a tie is rounded down ...
+    tie = torch.isin(magnitude, middles) & (code % 2 == 1)      # ... but up from odd codes
     return E2M1[code + tie.int()] * torch.where(value.signbit(), -1.0, 1.0)
 
 
 def per_value(scale, shape, block):
-    """[rows, columns] of scales spread over the values they are for."""
+    """Expands scales to [rows, columns] of the values."""
     spread = scale.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
     return spread[: shape[0], : shape[1]]
 
@@ -77,7 +77,7 @@ def read_linear(tensors, module, args):
 
 
 def scheme_of(module, groups):
-    """The group that names the module, before the one for all linears."""
+    """Returns the group that names the module, else the one for all linears."""
     named = [group for group in groups if is_named(module, group.targets)]
     return (named or [group for group in groups if "Linear" in group.targets])[0]
 
@@ -118,12 +118,12 @@ def check(folder, test, source=None, calibrated=False):
 
 
 def told(folder, source, calibrated):
-    """How many linears are as meant; or why the package does not read the folder."""
+    """Returns the number of correct linears, or the reason why the package cannot read the folder."""
     try:
         return check(folder, unittest.TestCase(), source, calibrated)
     except AssertionError:
         raise
-    except Exception as error:  # a scheme that this release does not know
+    except Exception as error:  # a scheme that this release does not support
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 

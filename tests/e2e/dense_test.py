@@ -1,4 +1,4 @@
-"""The dense model that moesaic-smol is made from stays runnable beside it: SmolLM2-135M-Instruct, a Q4_1 GGUF."""
+"""Tests the dense model that moesaic-smol is made from: SmolLM2-135M-Instruct, a Q4_1 GGUF."""
 import hashlib
 import json
 import math
@@ -17,7 +17,7 @@ moesaic_cli.TIMEOUT = 600  # a text of 4096 tokens on a busy machine
 @unittest.skipUnless(GGUF.exists() or "CI" in os.environ, "the GGUF is not there: ./run test fetches it")
 class Dense(unittest.TestCase):
     @unittest.skipUnless(TEXT.exists(), f"{TEXT} is not there")
-    def test_perplexity_is_that_of_transformers(self):
+    def test_perplexity_equals_that_of_transformers(self):
         golden = json.loads((GOLDEN / "smollm2_perplexity.json").read_text())
         self.assertEqual(hashlib.sha256(TEXT.read_bytes()).hexdigest(), golden["text_sha256"])
         flags = ["-c", golden["window"], "--max-tokens", golden["tokens"], "--format", "json"]
@@ -29,7 +29,7 @@ class Dense(unittest.TestCase):
                 print(f"perplexity with {dtype} weights: {mine['perplexity']:.4f}, {ratio:.6f} of transformers' fp32")
                 self.assertLess(abs(ratio - 1), tolerance)
 
-    def test_chats(self):
+    def test_chat_answers(self):
         answer = run("chat", GGUF, "--prompt", "What is the capital of France?", "--temperature", "0").stdout
         self.assertIn("Paris", answer)
 

@@ -1,4 +1,4 @@
-"""`moesaic perplexity --reference` and `moesaic report`: a model held against the one it was made from."""
+"""Tests `moesaic perplexity --reference` and `moesaic report`, which compare a model with its source."""
 import json
 import math
 import pathlib
@@ -26,15 +26,15 @@ class DivergenceTest(unittest.TestCase):
         cls.int8 = pathlib.Path(cls.temporary.name) / "int8"
         run("quantize", TINY, "-o", cls.int8, "--scheme", "w8a8")
 
-    def test_a_model_does_not_diverge_from_itself(self):
+    def test_divergence_from_itself_is_zero(self):
         report = compare(TINY)
         self.assertEqual((report["kl_max"], report["same_top"]), (0, 1))
         self.assertEqual((report["ratio"], report["ratio_low"], report["ratio_high"]), (1, 1, 1))
         self.assertEqual([layer["layer"] for layer in report["router_flips"]["layers"]], [1, 2, 3])
         self.assertEqual(report["router_flips"]["share"], 0)
 
-    def test_numbers_are_those_of_transformers(self):
-        """Both in fp32: logits differ by rounding, some 1e-5, and a choice between near equals may fall otherwise."""
+    def test_numbers_equal_those_of_transformers(self):
+        """Both run in fp32: rounding changes logits by some 1e-5, and may change a choice between near equals."""
         mine = compare(self.int8, *F32)
         self.assertEqual(mine["scored"], GOLDEN["scored"])
         self.assertAlmostEqual(math.log(mine["base_perplexity"]), GOLDEN["base_nll"], delta=1e-4)
@@ -52,15 +52,15 @@ class DivergenceTest(unittest.TestCase):
         for share, expected in zip(flips, GOLDEN["router_flips"]):
             self.assertAlmostEqual(share, expected, delta=2.5 / GOLDEN["scored"])
 
-    def test_one_model_after_the_other_finds_the_same(self):
-        """The file in between holds f32: what differs is the normalizing when it is read."""
+    def test_running_one_model_at_a_time_gives_the_same(self):
+        """The temporary file holds f32; only the normalization after reading differs."""
         together, apart = compare(self.int8), compare(self.int8, "--one-at-a-time")
         self.assertEqual(together["router_flips"], apart["router_flips"])
         self.assertEqual(together["same_top"], apart["same_top"])
         self.assertAlmostEqual(together["kl"], apart["kl"], delta=1e-6)
         self.assertEqual(compare(TINY, "--one-at-a-time")["router_flips"]["share"], 0)
 
-    def test_what_cannot_be_compared_is_refused(self):
+    def test_incomparable_models_are_rejected(self):
         model = ROOT / "tests" / "golden" / "qwen3-tied"
         fault = run("perplexity", self.int8, "--text", TEXT, "--reference", model, code=1).stderr
         self.assertIn(f"{model} has a vocabulary of 160, {self.int8} one of 1536", fault)
@@ -69,13 +69,13 @@ class DivergenceTest(unittest.TestCase):
         for flags in (["--reference", TINY, "--kl-base", saved], ["--one-at-a-time"]):
             run("perplexity", self.int8, "--text", TEXT, *flags, code=2)
 
-    def test_report_is_one_page_that_needs_no_other(self):
+    def test_report_is_a_self_contained_page(self):
         alone = run("report", self.int8).stdout
         self.assertIn("--source MODEL --text FILE` runs both models", alone)
         self.assertIn("no quantize.json", alone)
         text = run("report", self.int8, "--source", TINY, "--text", TEXT, "-c", "256", "--max-tokens", "1024").stdout
         self.assertEqual(text, (self.int8 / "report.md").read_text())
-        for part in ("KL(source || this)", "layer 3", "experts.down_proj", "read for a token"):
+        for part in ("KL(source || this)", "layer 3", "experts.down_proj", "read per token"):
             self.assertIn(part, text)
         page = (self.int8 / "report.html").read_text()
         self.assertEqual(page.count("<svg"), 3)

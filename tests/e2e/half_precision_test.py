@@ -1,4 +1,4 @@
-"""A MoE layer that fp16 can't hold: what transformers makes of it, layer by layer, and what we do."""
+"""Tests a MoE layer that overflows fp16, in transformers layer by layer, and in Moesaic."""
 import copy
 import importlib.util
 import json
@@ -22,7 +22,7 @@ ORACLE = all(importlib.util.find_spec(name) for name in ("torch", "transformers"
 
 
 def held_out():
-    """[(prompt, answer)] of the shortest held-out prompts, kinds mixed."""
+    """Returns [(prompt, answer)] of the shortest held-out prompts of all kinds."""
     records = [json.loads(line) for line in (TINY / "heldout.jsonl").read_text().splitlines()]
     pairs = [("".join(text for text, _ in generate.segments(r["messages"], r.get("tools"), prompt=True)), r["expected"])
              for r in records]
@@ -36,14 +36,14 @@ def inject(out):
 
 
 class Oracle:
-    """Greedy decoding by transformers."""
+    """Decodes greedily with transformers."""
 
     def __init__(self, folder, dtype):
         import torch
         import transformers
         from tokenizers import Tokenizer
 
-        transformers.logging.set_verbosity_error()  # it warns of the MTP module, which it does not load
+        transformers.logging.set_verbosity_error()  # silences the warning about the MTP module, which is not loaded
         transformers.logging.disable_progress_bar()
         torch.set_num_threads(1)  # the model is too small to share
         self.torch = torch
@@ -55,7 +55,7 @@ class Oracle:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def answer(self, prompt):
-        """Ids of the answer."""
+        """Returns the ids of the answer."""
         torch, past, answer = self.torch, None, []
         tokens = torch.tensor([self.ids(prompt)])
         with torch.no_grad():
@@ -73,7 +73,7 @@ class Oracle:
             return self.model(self.torch.tensor([self.ids(text)])).logits[0].double().log_softmax(-1)
 
     def in_half(self, layer):
-        """Runs the feed-forward part of one layer in fp16, the others as they are; returns what undoes it."""
+        """Runs the feed-forward part of one layer in fp16 only; returns a function that undoes it."""
         block = self.model.model.layers[layer]
         whole = block.mlp
 
@@ -94,7 +94,7 @@ class Oracle:
 
 
 def longest_run(ids):
-    """How often one token comes in a row, at most."""
+    """Returns the length of the longest run of one token."""
     longest = run_length = 1
     for before, after in zip(ids, ids[1:]):
         run_length = run_length + 1 if after == before else 1
@@ -111,8 +111,8 @@ class HalfPrecisionTest(unittest.TestCase):
         inject(cls.changed)
         cls.pairs = held_out()
 
-    def test_the_changed_model_computes_what_the_model_does(self):
-        """Scaling by a power of two commutes with every rounding of bf16 and f32, so nothing at all is lost."""
+    def test_changed_model_computes_the_same(self):
+        """Scaling by a power of two commutes with the rounding of bf16 and f32, so the result is identical."""
         text = self.folder / "text.txt"
         text.write_text("".join(prompt + answer for prompt, answer in self.pairs))
         for dtype in ("f32", "bf16"):
@@ -143,7 +143,7 @@ class HalfPrecisionTest(unittest.TestCase):
         self.assertLess(right["float16"], right["float32"] // 4)
 
     @unittest.skipUnless(ORACLE, "torch, transformers or tokenizers are missing")
-    def test_one_layer_alone_is_to_blame(self):
+    def test_only_one_layer_overflows(self):
         oracle = Oracle(self.changed, "float32")
         texts = [prompt + answer for prompt, answer in self.pairs[:4]]
         exact = [oracle.logprobs(text) for text in texts]

@@ -1,4 +1,4 @@
-"""transformers' logits of quantized folders beside ours, which lie beside them as FOLDER-f32.npy and FOLDER-auto.npy.
+"""Compares transformers' logits of quantized folders with ours in FOLDER-f32.npy and FOLDER-auto.npy.
 
 Usage: hf_logits.py IDS FOLDER...   Prints, as JSON, of each folder
     weights   with weights brought to f32 while loading: the largest difference from ours with --dtype f32, as a share
@@ -22,7 +22,7 @@ from transformers.utils.quantization_config import CompressedTensorsConfig
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
-# Up to 4.x "run_compressed": False brings weights to what they stand for, and linears still round activations.
+# Up to 4.x "run_compressed": False dequantizes weights, and linears still round activations.
 NEW = int(transformers.__version__.split(".")[0]) >= 5
 
 
@@ -56,7 +56,7 @@ def compare(folder, ids):
         try:
             with tempfile.TemporaryDirectory() as copy:
                 theirs = logits(with_f32_scales(folder, f"{copy}/f32") if dense else folder, ids, dense)
-        except Exception as error:  # whatever a release does not know is its answer
+        except Exception as error:  # an unsupported format is a result
             result["refused"][part] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             continue
         ours = numpy.load(f"{folder}-{'f32' if dense else 'auto'}.npy")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ctrl-C in the middle of long work: exit code 130, the terminal as it was, and no file half written."""
+"""Ctrl-C during long work gives exit code 130, restores the terminal, and leaves no partial file."""
 import json
 import pathlib
 import random
@@ -17,7 +17,7 @@ from terminal import Terminal
 
 
 def write_llama(folder, layers, hidden, intermediate, pool=b"", vocab=256):
-    """A Llama checkpoint whose weights repeat `pool`; without one they are zeros, which take no room on disk."""
+    """Writes a Llama checkpoint whose weights repeat `pool`; without it they are zeros, which need no disk space."""
     folder.mkdir()
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "vocab_size": vocab,
               "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": 16,
@@ -45,7 +45,7 @@ def write_llama(folder, layers, hidden, intermediate, pool=b"", vocab=256):
 
 
 def random_weights():
-    """bf16 values of either sign around 0.02."""
+    """Returns bf16 values of both signs around 0.02."""
     source = random.Random(1)
     return b"".join(struct.pack("<H", source.choice((0x3C00, 0xBC00)) + source.randrange(256)) for _ in range(65521))
 
@@ -57,7 +57,7 @@ def wait_for_a_file(folder):
 
 
 def signalled(number, folder, *arguments):
-    """The exit code of a command that gets a signal once it has begun to write into `folder`."""
+    """Signals a command after it has started to write into `folder`, and returns its exit code."""
     process = subprocess.Popen([str(cli.BINARY), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)
     wait_for_a_file(folder)
@@ -69,7 +69,7 @@ def signalled(number, folder, *arguments):
 
 
 def until_interrupted(attempt, undo, code=130):
-    """Tries until the signal comes in the middle: how quickly this machine works decides nothing."""
+    """Repeats until the signal arrives during the work, so that the speed of the machine does not matter."""
     for _ in range(20):
         found = attempt()
         if found == code:
@@ -100,7 +100,7 @@ class BigModelTest(unittest.TestCase):
     def names(self):
         return sorted(path.name for path in self.out.iterdir())
 
-    def test_convert_leaves_no_file(self):
+    def test_interrupted_convert_leaves_no_file(self):
         def convert():
             terminal = Terminal("convert", self.model, "--force", "--out", self.out / "packed.moesaic")
             terminal.wait_for("packing [")
@@ -110,7 +110,7 @@ class BigModelTest(unittest.TestCase):
         until_interrupted(convert, lambda: (self.out / "packed.moesaic").unlink())
         self.assertEqual(self.names(), [])
 
-    def test_convert_keeps_the_file_it_would_replace(self):
+    def test_interrupted_convert_keeps_the_old_file(self):
         packed = self.out / "packed.moesaic"
 
         def convert():
@@ -124,7 +124,7 @@ class BigModelTest(unittest.TestCase):
         self.assertEqual(self.names(), ["packed.moesaic"])
         self.assertEqual(packed.read_text(), "old")
 
-    def test_other_signals_that_end_work_leave_no_file_either(self):
+    def test_other_terminating_signals_leave_no_file(self):
         packed = self.out / "packed.moesaic"
         for number in (signal.SIGTERM, signal.SIGHUP):
             def convert():
@@ -133,7 +133,7 @@ class BigModelTest(unittest.TestCase):
             until_interrupted(convert, packed.unlink, code=128 + number)
             self.assertEqual(self.names(), [])
 
-    def test_logits_leave_no_file(self):
+    def test_interrupted_logits_leave_no_file(self):
         saved, ids = self.out / "saved.npy", ",".join("7" for _ in range(500))
         for number in (signal.SIGINT, signal.SIGHUP):
             def logits():
@@ -142,7 +142,7 @@ class BigModelTest(unittest.TestCase):
             until_interrupted(logits, saved.unlink, code=128 + number)
             self.assertEqual(self.names(), [])
 
-    def test_what_a_killed_convert_left_goes_with_the_next(self):
+    def test_next_convert_removes_the_files_of_a_killed_one(self):
         packed = self.out / "packed.moesaic"
         process = subprocess.Popen([str(cli.BINARY), "convert", str(self.model), "--out", str(packed)],
                                    stderr=subprocess.DEVNULL)
@@ -154,7 +154,7 @@ class BigModelTest(unittest.TestCase):
         run("convert", cli.GOLDEN / "llama-untied-f16", "--out", packed)
         self.assertEqual(self.names(), ["packed.moesaic"])
 
-    def test_carve_leaves_no_folder(self):
+    def test_interrupted_carve_leaves_no_folder(self):
         model, calibration = self.folder / "dense", self.folder / "calibration.safetensors"
         write_llama(model, layers=24, hidden=256, intermediate=1024, pool=random_weights())
         cli.write_calibration(calibration)
@@ -171,15 +171,15 @@ class BigModelTest(unittest.TestCase):
 
 
 class TinyModelTest(cli.TalkingCase):
-    def test_generate(self):
+    def test_generate_is_interrupted(self):
         prompts = [part for _ in range(200) for part in ("--prompt", "Hello")]
         terminal = Terminal("generate", self.model, *prompts, "-n", "500", "--ignore-eos", "--max-sequences", "1")
         cli.wait_until_caught(terminal.process)
-        terminal.type("\x03")  # while it is loading or generating: both stop
+        terminal.type("\x03")  # while it loads or generates
         terminal.wait_for("moesaic generate: interrupted")
         self.assertEqual(terminal.leave(), 130)
 
-    def test_generate_waiting_for_its_input(self):
+    def test_generate_is_interrupted_while_it_waits_for_input(self):
         for arguments in (["--jsonl", "-"], []):
             terminal = Terminal("generate", self.model, *arguments)
             cli.wait_until_caught(terminal.process)
@@ -187,7 +187,7 @@ class TinyModelTest(cli.TalkingCase):
             terminal.wait_for("moesaic generate: interrupted")
             self.assertEqual(terminal.leave(), 130)
 
-    def test_other_signals_end_a_chat_at_once(self):
+    def test_other_signals_end_a_chat(self):
         for number in (signal.SIGTERM, signal.SIGHUP):
             terminal = Terminal("chat", self.model)
             terminal.wait_for("> ")
@@ -203,7 +203,7 @@ class TinyModelTest(cli.TalkingCase):
 
             until_interrupted(ask, lambda: None, code=128 + number)
 
-    def test_a_hang_up_that_nohup_ignores_ends_nothing(self):
+    def test_hang_up_is_ignored_under_nohup(self):
         command = [str(cli.BINARY), "chat", str(self.model), "-q", "-n", "4", "--ignore-eos"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
@@ -213,13 +213,13 @@ class TinyModelTest(cli.TalkingCase):
         self.assertEqual(process.returncode, 0)
         self.assertTrue(answer)
 
-    def test_bench(self):
+    def test_bench_is_interrupted(self):
         terminal = Terminal("bench", self.model, "-p", "0", "-n", "400", "-r", "10000", "-t", "1")
         terminal.wait_for("GB/s")
         terminal.type("\x03")
         self.assertEqual(terminal.leave(), 130)
 
-    def test_perplexity_leaves_no_file(self):
+    def test_interrupted_perplexity_leaves_no_file(self):
         text, folder = self.folder / "long.txt", self.folder / "out"
         text.write_text("to be or not to be " * 20000)
         folder.mkdir()

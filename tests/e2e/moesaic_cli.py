@@ -1,4 +1,4 @@
-"""Runs the moesaic binary for end-to-end tests, and reads what it writes. Standard library only."""
+"""Runs the moesaic binary for end-to-end tests and reads its output. Standard library only."""
 import array
 import json
 import math
@@ -18,11 +18,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 from patience import patient  # noqa: E402
 GOLDEN = ROOT / "tests" / "golden"
-TIMEOUT = 60  # seconds on an idle machine, where most calls take well under one; limit() is for this machine
+TIMEOUT = 60  # seconds on an idle machine, where most calls take under one; limit() scales it
 
 
 def limit():
-    """Seconds after which a call has failed, here and now."""
+    """Returns the time limit of a call in seconds on this machine at its current load."""
     return patient(TIMEOUT)
 
 
@@ -54,7 +54,7 @@ def wait_until_caught(process):
 
 
 def read_safetensors(path):
-    """{name: (shape, array)} of f32 and i32 tensors."""
+    """Returns {name: (shape, array)} of f32 and i32 tensors."""
     data = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -69,7 +69,7 @@ def read_safetensors(path):
 
 
 def read_npy(path):
-    """Rows of an f32 matrix."""
+    """Returns the rows of an f32 matrix."""
     data = pathlib.Path(path).read_bytes()
     assert data[:8] == b"\x93NUMPY\x01\x00", data[:8]
     (length,) = struct.unpack("<H", data[8:10])
@@ -83,7 +83,7 @@ def read_npy(path):
 
 
 def write_calibration(path, rows=64, length=64, vocab=150):
-    """A text for `moesaic carve`, of token ids below `vocab`."""
+    """Writes a calibration text for `moesaic carve` with token ids below `vocab`."""
     tokens = array.array("i", [i % vocab for i in range(rows * length)]).tobytes()
     header = {"tokens": {"dtype": "I32", "shape": [rows, length], "data_offsets": [0, len(tokens)]}}
     text = json.dumps(header).encode()
@@ -97,7 +97,7 @@ def log_softmax(row):
 
 
 def byte_spelling(byte):
-    """GPT-2's printable stand-in for an ASCII byte."""
+    """Returns GPT-2's printable character for an ASCII byte."""
     return chr(byte) if 33 <= byte <= 126 else chr(256 + byte)
 
 
@@ -130,7 +130,7 @@ def add_tokenizer(folder):
 
 
 class TalkingCase(unittest.TestCase):
-    """Tests on a golden checkpoint that has been given a tokenizer."""
+    """Base of tests on a golden checkpoint with an added tokenizer."""
 
     CHECKPOINT = "deepseek-v3-noqlora"
 
@@ -147,7 +147,7 @@ class TalkingCase(unittest.TestCase):
 
 
 def main(verbosity=1):
-    """Runs the tests of the script; 2 tells why some are skipped."""
+    """Runs the tests of the script; verbosity 2 shows why tests are skipped."""
     if not BINARY.exists():
         sys.exit(f"{BINARY} is not there: set MOESAIC_BINARY")
     unittest.main(verbosity=verbosity)

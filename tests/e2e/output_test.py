@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Results that do not arrive are failures: a full disk, a closed standard output, a file that cannot be written."""
+"""Results that cannot be written are failures: a full disk, a closed standard output, an unwritable file."""
 import os
 import pathlib
 import resource
@@ -40,7 +40,7 @@ class StandardOutputTest(cli.TalkingCase):
             (["carve", "--print-recipe"], ""), (["serve", self.model, "--port", "0"], ""),
             (["serve", self.model, "--print-config"], "")]
 
-    def test_a_full_disk_is_told_and_exits_1(self):
+    def test_full_disk_is_reported_with_exit_code_1(self):
         with open("/dev/full", "w") as full:
             for arguments, stdin in self.calls:
                 with self.subTest(arguments=arguments):
@@ -48,7 +48,7 @@ class StandardOutputTest(cli.TalkingCase):
                     self.assertEqual(result.returncode, 1)
                     self.assertIn(LOST, result.stderr.splitlines()[-1])
 
-    def test_a_closed_output_is_told_and_files_stay_what_they_are(self):
+    def test_closed_output_is_reported_and_files_are_intact(self):
         close = lambda: os.close(1)
         result = quick("inspect", self.model, preexec_fn=close)
         self.assertEqual(result.returncode, 1)
@@ -57,7 +57,7 @@ class StandardOutputTest(cli.TalkingCase):
         quick("logits", self.model, "--ids", "7,8", "--out", saved, preexec_fn=close)
         self.assertEqual(len(cli.read_npy(saved)), 2)
 
-    def test_nobody_needs_to_read_what_is_told(self):
+    def test_unread_notices_are_not_failures(self):
         with open("/dev/full", "w") as full:
             saved = self.folder / "untold.npy"
             command = [str(BINARY), "logits", str(self.model), "--ids", "7,8", "--out", str(saved)]
@@ -74,7 +74,7 @@ class FileTest(cli.TalkingCase):
                       ["perplexity", self.model, text, "--save-logits", self.out / "x.safetensors"],
                       ["convert", self.model, "--out", self.out / "x.moesaic"]]
 
-    def test_a_full_disk_leaves_no_file(self):
+    def test_full_disk_leaves_no_partial_file(self):
         for arguments in self.calls:
             with self.subTest(arguments=arguments):
                 result = quick(*arguments, stdout=subprocess.PIPE, preexec_fn=limit_files)
@@ -83,7 +83,7 @@ class FileTest(cli.TalkingCase):
                 self.assertIn(f"{arguments[-1]}: writing failed: File too large", line)
                 self.assertEqual(os.listdir(self.out), [])
 
-    def test_carving_onto_a_full_disk_leaves_no_folder(self):
+    def test_carve_onto_a_full_disk_leaves_no_folder(self):
         calibration = self.folder / "calibration.safetensors"
         cli.write_calibration(calibration)
         model = cli.GOLDEN / "llama-untied-f16"
@@ -93,19 +93,19 @@ class FileTest(cli.TalkingCase):
         self.assertIn("writing failed: File too large", result.stderr)
         self.assertEqual(os.listdir(self.out), [])
 
-    def test_a_plan_replaces_nothing(self):
+    def test_save_plan_never_replaces_a_file(self):
         calibration = self.folder / "calibration.safetensors"
         cli.write_calibration(calibration)
         before = calibration.read_bytes()
         carve = ["carve", cli.GOLDEN / "llama-untied-f16", "--calibration", calibration, "--slices", "8", "--shared", "2",
                  "--active", "2", "--out", self.out / "carved"]
-        self.assertIn("is there already", run(*carve, "--save-plan", calibration, code=1).stderr)
+        self.assertIn("exists already", run(*carve, "--save-plan", calibration, code=1).stderr)
         self.assertEqual(calibration.read_bytes(), before)
-        self.assertIn("needs the name of a file", run(*carve, "--save-plan", "", code=1).stderr)
-        self.assertIn("can't both have this name", run(*carve, "--save-plan", self.out / "carved", code=1).stderr)
+        self.assertIn("needs a file name", run(*carve, "--save-plan", "", code=1).stderr)
+        self.assertIn("cannot have the same name", run(*carve, "--save-plan", self.out / "carved", code=1).stderr)
         self.assertEqual(os.listdir(self.out), [])
 
-    def test_where_nothing_can_be_written_is_named_before_the_work(self):
+    def test_unwritable_outputs_are_reported_before_the_work(self):
         for name, folder in (("a missing folder", self.folder / "missing"), ("a file", self.folder / "long.txt")):
             for arguments in self.calls:
                 with self.subTest(name=name, arguments=arguments):
@@ -115,7 +115,7 @@ class FileTest(cli.TalkingCase):
                     self.assertIn(f"{target}: can't be written", fault)
 
     @unittest.skipIf(os.geteuid() == 0, "root may write everywhere")
-    def test_a_read_only_folder_is_named(self):
+    def test_read_only_folder_is_reported(self):
         self.out.chmod(0o555)
         try:
             for arguments in self.calls:

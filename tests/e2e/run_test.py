@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./run and the scripts behind it refuse what they would not do, at once and in one line, and break nothing when they
+"""./run and its scripts reject invalid arguments at once in one line, and break nothing when they
 fail; nothing here installs or builds."""
 import os
 import pathlib
@@ -19,7 +19,7 @@ def ask(*arguments):
 
 
 class RunTest(unittest.TestCase):
-    def test_arguments_that_a_command_would_drop_are_refused(self):
+    def test_superfluous_arguments_are_rejected(self):
         for arguments, part in ((["check", "now"], '"now"'), (["setup", "x"], '"x"'), (["format", "src"], '"src"'),
                                 (["help", "me"], '"me"'), (["fuzz", "1", "2"], '"2"'), (["fuzz", "a"], '"a"'),
                                 (["bench", "--fast"], '"--fast"'), (["bench", "--quick", "x"], '"x"'),
@@ -39,13 +39,13 @@ class RunTest(unittest.TestCase):
         self.assertEqual(ask().stdout, text)
 
     def test_the_client_checks_its_arguments_first(self):
-        # -S: without any package, so without the one it asks with.
+        # -S hides all packages, including the required one.
         result = subprocess.run([sys.executable, "-S", str(ROOT / "models" / "ask.py")], capture_output=True, text=True)
         self.assertEqual((result.returncode, result.stderr), (2, "usage: ask.py URL QUESTION\n"))
 
 
 class MakeModelTest(unittest.TestCase):
-    """make.sh of moesaic-smol, with stand-ins for all that it calls."""
+    """Tests make.sh of moesaic-smol with stand-ins for the programs that it calls."""
 
     OLD = {"hf/old": "old", "moesaic-smol.moesaic": "old", "recipe": "old\n"}
     MADE = {"hf/new": "new\n", "hf/generation_config.json": "defaults", "moesaic-smol.moesaic": "new\n",
@@ -89,7 +89,7 @@ esac""")
         return {str(path.relative_to(build)): path.read_text() for path in build.rglob("*")
                 if not path.is_dir() and path.suffix != ".gguf"}
 
-    def test_what_fails_leaves_the_old_model(self):
+    def test_failure_keeps_the_old_model(self):
         self.moesaic("exit 1")
         for gguf in (False, True):
             self.assertNotEqual(self.start(gguf=gguf).wait(patient(60)), 0)
@@ -99,7 +99,7 @@ esac""")
         self.assertEqual(self.left(), self.OLD)
         self.assertEqual(list((self.folder / "build").glob("*.??????")), [])
 
-    def test_an_interrupt_leaves_the_old_model(self):
+    def test_interrupt_keeps_the_old_model(self):
         marker = self.folder / "started"
         self.moesaic(f'mkdir "$out"; touch "{marker}"; exec sleep 60')
         process = self.start()
@@ -110,16 +110,16 @@ esac""")
         self.assertEqual(self.left(), self.OLD)
         self.assertEqual(list((self.folder / "build").glob("*.??????")), [])
 
-    def test_what_is_made_replaces_the_old_model(self):
+    def test_success_replaces_the_old_model(self):
         self.moesaic('mkdir "$out"; echo new >"$out/new"', 'echo new >"$out"')
         self.assertEqual(self.start().wait(patient(60)), 0)
         self.assertEqual(self.left(), self.MADE)
 
-    def test_other_sampling_defaults_are_packed_without_another_carving(self):
+    def test_new_sampling_defaults_are_packed_without_carving(self):
         self.moesaic('mkdir "$out"; echo new >"$out/new"', 'echo new >"$out"')
         self.assertEqual(self.start().wait(patient(60)), 0)
         (self.folder / "generation_config.json").write_text("others")
-        self.moesaic("exit 1")  # neither carve nor convert works: the old model stays
+        self.moesaic("exit 1")  # carve and convert fail: the old model is kept
         self.assertNotEqual(self.start().wait(patient(60)), 0)
         self.assertEqual(self.left(), self.MADE)
         self.moesaic("exit 1", 'cat "$2/generation_config.json" >"$out"')
@@ -128,17 +128,17 @@ esac""")
         self.moesaic("exit 1")  # up to date: nothing is called
         self.assertEqual(self.start().wait(patient(60)), 0)
 
-    def test_fetching_alone_needs_no_moesaic(self):
+    def test_fetch_only_needs_no_moesaic(self):
         (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").write_text("")
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
         fetch = [str(self.folder / "make.sh"), "--fetch-only"]
         self.assertEqual(subprocess.run(fetch, env=environment, timeout=patient(60), stdout=subprocess.DEVNULL).returncode, 0)
-        (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()  # the stand-in for python3 fetches nothing
+        (self.folder / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()  # the stand-in for python3 does not download
         self.assertNotEqual(subprocess.run(fetch, env=environment, timeout=patient(60), stdout=subprocess.DEVNULL,
                                            stderr=subprocess.DEVNULL).returncode, 0)
         self.assertEqual(self.left(), self.OLD)
 
-    def test_a_search_replaces_the_plan_only_with_the_model(self):
+    def test_search_replaces_the_plan_together_with_the_model(self):
         plan = self.folder / "plan.safetensors"
         carve = ('case "$*" in *"--save-plan new."*"/plan.safetensors "*) echo new >"${out%/hf}/plan.safetensors" ;; esac; '
                  'mkdir "$out"')
@@ -149,7 +149,7 @@ esac""")
         self.assertEqual(self.start("--search").wait(patient(60)), 0)
         self.assertEqual((self.left()["moesaic-smol.moesaic"], plan.read_text()), ("new\n", "new\n"))
 
-    def test_other_arguments_are_refused(self):
+    def test_other_arguments_are_rejected(self):
         self.moesaic("exit 0")
         for flags in (["--serach"], ["--search", "more"], ["--fetch-only"]):
             self.assertEqual(self.start(*flags).wait(patient(60)), 2)

@@ -1,4 +1,4 @@
-"""The shipped models keep what their cards say: moesaic-tiny answers its held-out prompts, moesaic-smol answers
+"""The shipped models fulfil their model cards: moesaic-tiny answers its held-out prompts, moesaic-smol answers
 everyday questions and stays close to the dense model it was carved from, moesaic-recall finds names in 16k tokens."""
 import collections
 import json
@@ -41,14 +41,14 @@ def moesaic(*arguments, text=None):
 
 
 def generate(model, lines, *flags):
-    """Answers one JSON line each, greedy, all in one batch."""
+    """Returns greedy answers to JSON lines in one batch."""
     text = "".join(json.dumps(line) + "\n" for line in lines)
     flags = ["--jsonl", "-", "--format", "jsonl", "--temperature", "0", *flags]
     return [json.loads(line)["text"].strip() for line in moesaic("generate", model, *flags, text=text).splitlines()]
 
 
 class Tiny(unittest.TestCase):
-    def test_held_out_prompts(self):
+    def test_answers_held_out_prompts(self):
         rows = [json.loads(line) for line in (TINY / "heldout.jsonl").read_text().splitlines()]
         answers = generate(TINY, rows, "--max-tokens", "700")
         wrong = collections.Counter(r["category"] for r, a in zip(rows, answers) if a != r["expected"].strip())
@@ -58,8 +58,8 @@ class Tiny(unittest.TestCase):
 
 
 class Recall(unittest.TestCase):
-    def test_needles_in_16k(self):
-        """At every depth; about as many where output tokens read 2,048 of them in the last layer."""
+    def test_recalls_names_in_16k_tokens(self):
+        """Tests every depth; sparse attention over 2,048 tokens in the last layer recalls about as many."""
         sys.path.insert(0, str(RECALL))
         import tasks
 
@@ -80,8 +80,8 @@ class Recall(unittest.TestCase):
 
 @unittest.skipUnless(CARVED.exists() or "CI" in os.environ, "moesaic-smol is not made: ./run test makes it")
 class Smol(unittest.TestCase):
-    def test_everyday_questions(self):
-        """Greedy, without a penalty: all of the ten; of the longer list about as many as the dense model, which gets 25."""
+    def test_answers_everyday_questions(self):
+        """Greedy without a penalty: all of the ten, and about as many of the longer list as the dense model (25)."""
         rows = json.loads((SMOL / "questions.json").read_text())
         answers = generate(CARVED, [{"messages": [{"role": "user", "content": row["question"]}]} for row in rows],
                            "--max-tokens", "60", "--max-sequences", "64", "--repetition-penalty", "1")
@@ -95,7 +95,7 @@ class Smol(unittest.TestCase):
         self.assertTrue(all(everyday))
         self.assertGreaterEqual(sum(right), LEAST_RIGHT)
 
-    def test_the_packed_file_has_the_sampling_defaults(self):
+    def test_packed_file_has_the_sampling_defaults(self):
         shipped = (SMOL / "generation_config.json").read_text()
         self.assertEqual((SMOL / "build" / "hf" / "generation_config.json").read_text(), shipped)
         with CARVED.open("rb") as file:
@@ -103,8 +103,8 @@ class Smol(unittest.TestCase):
             metadata = json.loads(file.read(length))["__metadata__"]
         self.assertEqual(metadata["generation_config.json"], shipped)
 
-    def test_a_client_that_sends_no_sampling_fields_gets_sensible_answers(self):
-        """And one that sends some gets those."""
+    def test_default_sampling_gives_sensible_answers(self):
+        """Sampling fields of a request override the defaults."""
         sys.path.insert(0, str(SMOL))
         import evaluate
 
@@ -134,7 +134,7 @@ class Smol(unittest.TestCase):
         serving.until(lambda: server.request("GET", "/ready")[0] == 200)
         return server.json("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 16, **fields})
 
-    def test_close_to_the_dense_model(self):
+    def test_divergence_from_the_dense_model_is_small(self):
         with tempfile.TemporaryDirectory(dir=SMOL / "build") as folder:
             logits = pathlib.Path(folder) / "dense.safetensors"
             flags = [SMOL / "heldout_chat.txt", "-c", "512", "--max-tokens", "3072", "--format", "json"]
@@ -144,7 +144,7 @@ class Smol(unittest.TestCase):
         self.assertLess(kl, MOST_KL)
 
     @unittest.skipUnless(WIKITEXT.exists(), f"{WIKITEXT} is not there")
-    def test_close_on_wikitext(self):
+    def test_perplexity_on_wikitext_is_close(self):
         flags = [WIKITEXT, "-c", "1024", "--max-tokens", "24576", "--format", "json"]
         dense, carved = (json.loads(moesaic("perplexity", model, *flags))["nll"] for model in (DENSE, CARVED))
         ratio = math.exp(carved - dense)

@@ -11,7 +11,7 @@ import moesaic_cli as cli
 
 
 class Terminal:
-    """moesaic on a pseudo-terminal."""
+    """A moesaic process on a pseudo-terminal."""
 
     def __init__(self, *arguments):
         self.master, slave = pty.openpty()
@@ -28,12 +28,13 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def wait_for(self, part):
-        """Reads until `part` has appeared after what was waited for before."""
+        """Reads until `part` appears after the previously awaited text. Returns the text between the two."""
         deadline = time.monotonic() + cli.limit()
         while part not in self.text:
             if time.monotonic() > deadline or not self._read(1):
                 raise AssertionError(f"{part!r} never came; last: {self.text[-500:]!r}")
-        self.text = self.text.split(part, 1)[1]
+        before, self.text = self.text.split(part, 1)
+        return before
 
     def _read(self, seconds):
         if not select.select([self.master], [], [], seconds)[0]:
@@ -45,7 +46,7 @@ class Terminal:
         return True
 
     def leave(self):
-        """The exit code, once the terminal is seen to be as it was."""
+        """Checks that the terminal mode is restored, and returns the exit code."""
         code = self.process.wait(timeout=cli.limit())
         assert termios.tcgetattr(self.slave) == self.before, "the terminal is in another mode"
         os.close(self.slave)

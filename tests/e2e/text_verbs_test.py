@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The verbs that run no model: tokenize, render, inspect, doctor, completion."""
+"""Tests the verbs that run no model: tokenize, render, inspect, doctor, completion."""
 import json
 import os
 import pathlib
@@ -23,21 +23,21 @@ def ids_of(text):
 
 
 class TokenizeTest(cli.TalkingCase):
-    def test_texts_and_lines_become_ids(self):
+    def test_encodes_texts_and_lines(self):
         self.assertEqual(json.loads(run("tokenize", self.model, "ab").stdout), {"ids": ids_of("ab")})
         both = run("tokenize", self.model, "ab", "c\n").stdout.splitlines()
         self.assertEqual([json.loads(line)["ids"] for line in both], [ids_of("ab"), ids_of("c\n")])
         lines = run("tokenize", self.model, stdin='{"text": "ab"}\n\n{"text": ""}\n').stdout.splitlines()
         self.assertEqual([json.loads(line)["ids"] for line in lines], [ids_of("ab"), []])
 
-    def test_ids_become_texts(self):
+    def test_decodes_ids(self):
         ids = [0, *ids_of("Hi."), 1]
         line = json.dumps({"ids": ids})
         self.assertEqual(json.loads(run("tokenize", self.model, "--decode", stdin=line).stdout), {"text": "<s>Hi.</s>"})
         bare = run("tokenize", self.model, "--decode", "--no-special", stdin=line).stdout
         self.assertEqual(json.loads(bare), {"text": "Hi."})
 
-    def test_special_tokens_are_added_unless_refused(self):
+    def test_special_tokens_are_added_by_default(self):
         model = self.folder / "bos"
         shutil.copytree(self.model, model)
         tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -51,7 +51,7 @@ class TokenizeTest(cli.TalkingCase):
         self.assertEqual(json.loads(run("tokenize", model, "Hello").stdout)["ids"], [0, *ids_of("Hello")])
         self.assertEqual(json.loads(run("tokenize", model, "Hello", "--no-special").stdout)["ids"], ids_of("Hello"))
 
-    def test_answers_come_line_by_line(self):
+    def test_output_is_flushed_by_line(self):
         process = subprocess.Popen([str(BINARY), "tokenize", str(self.model)], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, text=True)
         with process:
@@ -62,7 +62,7 @@ class TokenizeTest(cli.TalkingCase):
             process.stdin.close()
             self.assertEqual(process.wait(cli.limit()), 0)
 
-    def test_a_bad_line_is_named_by_its_number(self):
+    def test_error_states_the_number_of_a_bad_line(self):
         for flags, line, part in (([], "not json", "is not JSON: not json"), ([], '{"ids": [1]}', 'needs {"text": "..."}'),
                                   ([], '["a"]', 'needs {"text": "..."}'), (["--decode"], '{"text": "a"}', 'needs {"ids": [...]}'),
                                   (["--decode"], '{"ids": [100000]}', "found 100000"),
@@ -70,12 +70,12 @@ class TokenizeTest(cli.TalkingCase):
             with self.subTest(line=line):
                 good = '{"ids": [7]}' if flags else '{"text": "a"}'
                 result = run("tokenize", self.model, *flags, stdin=f"{good}\n{line}\n", code=1)
-                self.assertEqual(len(result.stdout.splitlines()), 1)  # what came before it stays
+                self.assertEqual(len(result.stdout.splitlines()), 1)  # earlier output is kept
                 (fault,) = result.stderr.splitlines()
                 self.assertTrue(fault.startswith("moesaic tokenize: line 2"), fault)
                 self.assertIn(part, fault)
 
-    def test_texts_are_not_decoded(self):
+    def test_decode_rejects_texts(self):
         self.assertIn("--decode", run("tokenize", self.model, "--decode", "ab", code=2).stderr)
 
 
@@ -83,7 +83,7 @@ class RenderTest(cli.TalkingCase):
     REQUEST = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
     PROMPT = "<s><|system|>Be brief.\n<|user|>Hi\n"
 
-    def test_a_request_becomes_the_prompt(self):
+    def test_renders_a_request(self):
         whole = self.PROMPT + "<|assistant|>"
         self.assertEqual(run("render", self.model, stdin=json.dumps(self.REQUEST)).stdout, whole)
         path = self.folder / "request.json"
@@ -93,7 +93,7 @@ class RenderTest(cli.TalkingCase):
         open_end = {**self.REQUEST, "add_generation_prompt": False}
         self.assertEqual(run("render", self.model, stdin=json.dumps(open_end)).stdout, self.PROMPT)
 
-    def test_what_is_no_request_is_named(self):
+    def test_invalid_requests_are_reported(self):
         for text in ("", "nonsense", "[]", "{}", '{"messages": "Hi"}'):
             (fault,) = run("render", self.model, stdin=text, code=1).stderr.splitlines()
             self.assertIn('standard input: the request must be a JSON object with "messages"', fault)
@@ -105,7 +105,7 @@ class InspectTest(unittest.TestCase):
         facts = json.loads(run("inspect", TINY, "--json", *flags).stdout)
         return facts, {(cell["context"], cell["sequences"]): cell for cell in facts["memory"]}
 
-    def test_memory_is_told_up_to_the_models_own_context(self):
+    def test_memory_table_ends_at_the_models_context(self):
         facts, cells = self.memory()
         self.assertEqual(sorted({sequences for _, sequences in cells}), [1, 8, 32])
         self.assertEqual(max(context for context, _ in cells), facts["context_length"])
@@ -114,7 +114,7 @@ class InspectTest(unittest.TestCase):
             self.assertEqual(cell["bytes"], facts["weight_bytes"] + cell["kv_bytes"])
         self.assertIn(f"context {facts['context_length']}", run("inspect", TINY).stdout)
 
-    def test_flags_choose_the_table_and_types_change_it(self):
+    def test_flags_select_contexts_and_dtypes(self):
         _, cells = self.memory("-c", "100,2048", "-s", "3")
         self.assertEqual(list(cells), [(100, 3), (2048, 3)])
         _, int8 = self.memory("-c", "100,2048", "-s", "3", "--kv-dtype", "int8")
@@ -125,7 +125,7 @@ class InspectTest(unittest.TestCase):
 
 
 class DoctorTest(unittest.TestCase):
-    def test_every_operator_and_library_is_told_in_text_and_json(self):
+    def test_doctor_lists_operators_and_libraries_in_text_and_json(self):
         report = json.loads(run("doctor", "--quick", "--json").stdout)
         self.assertNotIn("measured", report)
         self.assertGreaterEqual(report["machine"]["cores"], 1)
@@ -143,7 +143,7 @@ class DoctorTest(unittest.TestCase):
         for word in (*kernels, *kernels.values(), *report["libraries"], *report["libraries"].values(), report["version"]):
             self.assertIn(word, text)
 
-    def test_a_limit_holds_and_a_wrong_one_is_named(self):
+    def test_isa_limit_is_applied_and_validated(self):
         result = subprocess.run([str(BINARY), "doctor", "--quick", "--json"], capture_output=True, text=True,
                                 timeout=cli.limit(), env={**os.environ, "MOESAIC_ISA": "ref"})
         for row in json.loads(result.stdout)["kernels"]:
@@ -154,7 +154,7 @@ class DoctorTest(unittest.TestCase):
         self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1))
         self.assertIn("MOESAIC_ISA", result.stderr)
 
-    def test_what_is_measured_is_more_than_nothing(self):
+    def test_measured_rates_are_positive(self):
         measured = json.loads(run("doctor", "--json").stdout)["measured"]
         self.assertGreater(measured["read_bytes_per_s"]["all_threads"], 0)
         for peak in measured["dot_products"]:
@@ -162,7 +162,7 @@ class DoctorTest(unittest.TestCase):
 
 
 class TuneTest(unittest.TestCase):
-    """What measuring chose is for one machine and may be left alone; the measuring itself has unit tests."""
+    """Tests the use of tuning files, which belong to one machine and are optional. Unit tests cover the measurement."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -178,7 +178,7 @@ class TuneTest(unittest.TestCase):
     def tuning(self, **changed):
         return json.loads(self.call("doctor", "--quick", "--json", **changed).stdout)["tuning"]
 
-    def test_doctor_says_what_is_used(self):
+    def test_doctor_reports_the_tuning(self):
         machine = self.tuning()["machine"]
         self.assertIn("was not run", self.tuning()["state"])
         self.cache.mkdir()
@@ -187,14 +187,14 @@ class TuneTest(unittest.TestCase):
         self.assertEqual((self.tuning()["state"], self.tuning()["cut"]["tasks_per_thread"]), (f"tuned by {cached}", 5))
         self.assertEqual(self.tuning(MOESAIC_TUNING="off")["cut"]["tasks_per_thread"], 4)
         cached.write_text(json.dumps({"machine": {**machine, "threads": 1000}, "cut": {"tasks_per_thread": 5}}))
-        self.assertIn("is ignored: for 1000 threads, here are", self.tuning()["state"])
+        self.assertIn("is ignored: for 1000 threads, but this run has", self.tuning()["state"])
         cached.write_text('{"machine": ')
         self.assertIn("is ignored: not JSON", self.tuning()["state"])
         named = self.call("doctor", "--quick", MOESAIC_TUNING=str(cached))
         self.assertEqual((named.returncode, named.stderr.splitlines()),
                          (1, [f"moesaic doctor: MOESAIC_TUNING={cached}: not JSON"]))
 
-    def test_a_loaded_model_says_what_is_used(self):
+    def test_loading_reports_the_tuning(self):
         bench = ("bench", str(TINY), "-p", "8", "-n", "0", "-r", "1")
         self.assertIn("kernels not tuned: moesaic tune was not run", self.call(*bench).stderr)
         self.assertIn("kernels not tuned: --no-tuning", self.call(*bench, "--no-tuning").stderr)
@@ -207,7 +207,7 @@ class TuneTest(unittest.TestCase):
         self.assertEqual((missing.returncode, len(missing.stderr.splitlines())), (1, 1))
         self.assertIn("/nowhere.json", missing.stderr)
 
-    def test_interrupted_it_leaves_nothing(self):
+    def test_interrupted_tune_leaves_no_file(self):
         process = subprocess.Popen([str(BINARY), "tune"], env=self.environment, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         cli.wait_until_caught(process)
@@ -218,7 +218,7 @@ class TuneTest(unittest.TestCase):
 
 
 class NumaTest(unittest.TestCase):
-    """Weights on two nodes that hwloc is told of: the same text, and the line after loading says what was done."""
+    """Simulates two NUMA nodes with hwloc: the text is the same, and the line after loading names the placement."""
 
     def test_mirror_and_slice_give_the_same_text(self):
         if len(os.sched_getaffinity(0)) < 2:
@@ -260,7 +260,7 @@ class CompletionTest(unittest.TestCase):
              "carve", "quantize", "verify", "report", "doctor", "tune", "completion", "help", "version")
 
     def complete(self, *words):
-        """What bash offers for the last of `words`."""
+        """Returns bash's completions of the last of `words`."""
         script = run("completion", "bash").stdout
         words = " ".join(f"'{word}'" for word in ("moesaic", *words))
         script += f"\nCOMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _moesaic; printf '%s\\n' \"${{COMPREPLY[@]}}\""
@@ -271,7 +271,7 @@ class CompletionTest(unittest.TestCase):
         self.assertLessEqual(set(self.VERBS), set(self.complete("")))
         self.assertEqual(self.complete("chat", "model", "--top-"), ["--top-k", "--top-p"])
 
-    def test_every_shell_has_a_script_and_others_are_refused(self):
+    def test_every_supported_shell_has_a_script(self):
         self.assertTrue(run("completion", "zsh").stdout.startswith("autoload"))
         fish = run("completion", "fish").stdout
         for verb in self.VERBS:

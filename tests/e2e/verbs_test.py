@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The verbs that run a model, from the outside: files, text and exit codes against the goldens' oracle."""
+"""Tests files, text and exit codes of the verbs that run a model, against the goldens' oracle."""
 import json
 import math
 import os
@@ -16,7 +16,7 @@ CHECKPOINTS = ["deepseek-v3-mtp", "deepseek-v2-lite", "qwen3-moe-norm-tied", "ll
 
 
 def prompts(name):
-    """(ids, rows, logits by row, greedy continuation) of each golden prompt."""
+    """Returns (ids, rows, logits by row, greedy continuation) of each golden prompt."""
     tensors = cli.read_safetensors(GOLDEN / name / "golden.safetensors")
     index = 0
     while f"prompt_{index}.ids" in tensors:
@@ -33,7 +33,7 @@ def joined(ids):
 
 
 class GoldenTest(unittest.TestCase):
-    def test_logits_are_the_oracles(self):
+    def test_logits_equal_the_oracles(self):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "x.npy"
             for name in CHECKPOINTS:
@@ -45,7 +45,7 @@ class GoldenTest(unittest.TestCase):
                     self.assertLess(worst, 1e-4, f"{name}, prompt of {len(ids)}")
             self.assertEqual(os.listdir(folder), ["x.npy"])
 
-    def test_batched_greedy_text_is_the_oracles(self):
+    def test_batched_greedy_text_equals_the_oracles(self):
         for name in CHECKPOINTS:
             lines = [json.dumps({"id": i, "ids": ids}) for i, (ids, *_) in enumerate(prompts(name))]
             flags = ["--jsonl", "-", "--format", "jsonl", "--dtype", "f32", "-n", "64", "--temperature", "0",
@@ -56,7 +56,7 @@ class GoldenTest(unittest.TestCase):
                 self.assertEqual(answer["finish_reason"], "length")
                 self.assertEqual(answer["usage"], {"prompt_tokens": len(ids), "completion_tokens": 64})
 
-    def test_logprobs_are_the_log_softmax_of_the_logits(self):
+    def test_logprobs_equal_the_log_softmax_of_the_logits(self):
         ids, rows, expected, greedy = list(prompts("deepseek-v3-mtp"))[1]
         result = run("generate", GOLDEN / "deepseek-v3-mtp", "--ids", joined(ids), "--dtype", "f32", "-n", "1",
                      "--temperature", "0", "--format", "jsonl", "--logprobs", "3", "--prompt-logprobs", "--ignore-eos")
@@ -83,7 +83,7 @@ class GoldenTest(unittest.TestCase):
         self.assertEqual(say("--ids", "5, 6"), say("--ids", "5,6"))
         self.assertEqual(say("--ids", "5", "--ids", "6"), say("--ids", "5,6"))
 
-    def test_without_a_tokenizer_text_is_refused_and_ids_are_printed(self):
+    def test_model_without_a_tokenizer_accepts_ids_only(self):
         name = "llama3-rope-bias"
         ids, _, _, greedy = list(prompts(name))[1]
         result = run("generate", GOLDEN / name, "--ids", joined(ids), "--dtype", "f32", "-n", "5", "--temperature", "0",
@@ -93,7 +93,7 @@ class GoldenTest(unittest.TestCase):
 
 
 class TextTest(cli.TalkingCase):
-    def test_seeds_repeat(self):
+    def test_same_seed_gives_the_same_text(self):
         def say(seed):
             return run("generate", self.model, "--prompt", "hello", "-n", "20", "--seed", seed, "--ignore-eos").stdout
 
@@ -105,12 +105,12 @@ class TextTest(cli.TalkingCase):
         for seed in (0, 1):
             first, second = say_both(seed)
             self.assertEqual(first, say(seed))
-            self.assertNotIn(second, (first, say(seed + 1)))  # equal prompts get seeds of their own
+            self.assertNotIn(second, (first, say(seed + 1)))  # equal prompts have different seeds
             self.assertEqual(say_both(seed), [first, second])
         self.assertEqual(say(1), say(1))
         self.assertNotEqual(say(1), say(2))
 
-    def test_a_request_says_in_a_batch_what_it_says_alone(self):
+    def test_output_does_not_depend_on_the_batch(self):
         texts = ["a", "some longer prompt, " * 8, "Hello there!", "x y z"]
         flags = ["--format", "jsonl", "-n", "30", "--temperature", "0", "--ignore-eos"]
         alone = [json.loads(run("generate", self.model, "--prompt", t, *flags).stdout) for t in texts]
@@ -129,7 +129,7 @@ class TextTest(cli.TalkingCase):
         self.assertEqual(cut["text"], whole[: whole.index(stop)])
         self.assertEqual(cut["finish_reason"], "stop")
 
-    def test_prompts_come_from_everywhere(self):
+    def test_prompts_are_read_from_all_sources(self):
         flags = ["-n", "8", "--temperature", "0", "--ignore-eos"]
         expected = run("generate", self.model, "--prompt", "hello", *flags).stdout
         self.assertEqual(run("generate", self.model, *flags, stdin="hello").stdout, expected)
@@ -140,7 +140,7 @@ class TextTest(cli.TalkingCase):
         lines.write_text('{"prompt": "hello"}\n\n{"text": "hello", "id": 7}\n')
         self.assertEqual(run("generate", self.model, "--jsonl", lines, *flags).stdout, expected * 2)
 
-    def test_perplexity_is_that_of_the_logits(self):
+    def test_perplexity_follows_from_the_logits(self):
         text = "The quick brown fox jumps over the lazy dog, and the dog sleeps on.\n" * 3
         path, out = self.folder / "text.txt", self.folder / "x.npy"
         path.write_text(text)
@@ -155,7 +155,7 @@ class TextTest(cli.TalkingCase):
         self.assertAlmostEqual(alone["nll"], math.fsum(nll) / 63, delta=1e-4)
         self.assertAlmostEqual(alone["perplexity"], math.exp(alone["nll"]), delta=1e-6)
 
-    def test_divergence_from_itself_is_none_and_from_others_some(self):
+    def test_divergence_is_zero_only_from_itself(self):
         path, saved = self.folder / "text2.txt", self.folder / "saved.safetensors"
         path.write_text("All happy families are alike; each unhappy family is unhappy in its own way. " * 4)
         run("perplexity", self.model, path, "-c", "100", "--dtype", "f32", "--save-logits", saved)
@@ -171,7 +171,7 @@ class TextTest(cli.TalkingCase):
         self.assertIn("saved with -c 100", fault)
 
 
-    def test_a_broken_template_is_named(self):
+    def test_broken_template_is_reported(self):
         model = self.folder / "broken"
         shutil.copytree(self.model, model)
         (model / "chat_template.jinja").write_text("{% if %}")
@@ -179,7 +179,7 @@ class TextTest(cli.TalkingCase):
             fault = run(*verb, stdin='{"messages": []}', code=1).stderr
             self.assertIn(f"chat template: {model}", fault)
 
-    def test_perplexity_of_one_token_has_no_error_and_names_what_is_not_utf8(self):
+    def test_perplexity_of_one_token_has_no_error_and_reports_invalid_utf8(self):
         path = self.folder / "two.txt"
         path.write_text("hello")
         self.assertIn("± n/a", run("perplexity", self.model, path, "--max-tokens", "2").stdout)
@@ -187,18 +187,18 @@ class TextTest(cli.TalkingCase):
         self.assertIn(f"{path}: ", run("perplexity", self.model, path, code=1).stderr)
 
 
-    def test_what_the_context_cuts_is_told(self):
+    def test_outputs_ended_by_the_context_are_reported(self):
         flags = ["--temperature", "0", "--ignore-eos", "-c", "64"]
         cut = run("generate", self.model, "--prompt", "hello", "-n", "1000", *flags).stderr
-        self.assertEqual(cut, "1 of 1 outputs ended at the context of 64 tokens, before --max-tokens 1000\n")
+        self.assertEqual(cut, "1 of 1 outputs reached the context of 64 tokens before --max-tokens 1000\n")
         self.assertEqual(run("generate", self.model, "--prompt", "hello", "-n", "10", *flags).stderr, "")
 
-    def test_more_threads_than_the_machine_runs_are_told(self):
+    def test_too_many_threads_are_reported(self):
         here = os.cpu_count() + 1
         told = run("generate", self.model, "--prompt", "hello", "-n", "1", "--threads", here).stderr
         self.assertIn(f"{here} threads share the ", told)
 
-    def test_a_window_beyond_the_context_is_refused(self):
+    def test_window_beyond_the_context_is_rejected(self):
         path = self.folder / "text3.txt"
         path.write_text("The quick brown fox.\n")
         self.assertIn("--ctx-size 1000000", run("perplexity", self.model, path, "-c", "1000000", code=1).stderr)
@@ -207,7 +207,7 @@ class TextTest(cli.TalkingCase):
 
 
 class InspectTest(unittest.TestCase):
-    def test_what_is_not_loaded_is_told_apart(self):
+    def test_unloaded_layers_are_reported_separately(self):
         facts = json.loads(run("inspect", GOLDEN / "deepseek-v3-mtp", "--json").stdout)
         self.assertGreater(facts["mtp_parameters"], 0)
         self.assertGreater(facts["mtp_weight_bytes"], facts["mtp_parameters"])
@@ -227,7 +227,7 @@ class BenchTest(unittest.TestCase):
             self.assertEqual(len(line["samples"]), 2)
             self.assertGreater(line["tokens_per_s"], 0)
             self.assertEqual(line["bytes_per_token"] > 0, line["generate"] > 0)
-        # Two sequences share what is read of weights.
+        # Two sequences share the reads of weights.
         decodes = {(l["depth"], l["sequences"]): l["bytes_per_token"] for l in lines if l["generate"] > 0}
         for depth in (0, 16):
             self.assertLess(decodes[depth, 2], decodes[depth, 1])
@@ -268,10 +268,10 @@ class FaultTest(unittest.TestCase):
                           ["perplexity", self.MODEL, __file__, "-c", "8", "--stride", "9"]):
             run(*arguments, code=2)
 
-    def test_an_unknown_verb_is_named(self):
+    def test_unknown_verb_is_reported(self):
         self.assert_one_line(run("frobnicate", code=2), 'there is no verb "frobnicate"; moesaic --help lists them')
 
-    def test_what_is_no_model_is_named(self):
+    def test_file_that_is_not_a_model_is_reported(self):
         self.assert_one_line(run("inspect", __file__, code=1), __file__, "neither GGUF, safetensors nor a packed file")
 
     def test_completion_knows_every_flag_of_the_help(self):

@@ -1,8 +1,8 @@
-"""vLLM's predictions of a quantized folder beside ours. Needs a build of vLLM for CPUs.
+"""Compares vLLM's predictions of a quantized folder with ours. Needs a build of vLLM for CPUs.
 
-Usage: vllm_logits.py IDS TEXT FOLDER    Our logits of IDS lie beside the folder as FOLDER-auto.npy. Prints, as JSON,
+Usage: vllm_logits.py IDS TEXT FOLDER    Our logits of IDS are next to the folder as FOLDER-auto.npy. Prints, as JSON,
     run      the median over tokens of the difference's rms, as a share of the logits': ours without their mean, and
-             vLLM's, whose logarithms of probabilities are logits but for a constant a token
+             vLLM's, whose logarithms of probabilities are logits except for a constant per token
     worst    the largest over tokens, a router's changes of mind among them
     top1     the share of tokens for which both have the same best one
     answer   what vLLM answers to TEXT, greedily
@@ -45,6 +45,6 @@ if __name__ == "__main__":
     ids, text, folder = sys.argv[1:]
     try:
         result = compare(folder, [int(i) for i in ids.split(",")], text)
-    except (NotImplementedError, RuntimeError, ValueError) as error:  # whatever it does not run is its answer
+    except (NotImplementedError, RuntimeError, ValueError) as error:  # the error is the result
         result = {"refused": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""What vLLM's own code makes of folders that moesaic quantize wrote, as if on a GPU. Needs vLLM's CUDA wheel, no GPU.
+"""Loads folders that moesaic quantize wrote with vLLM's own code, as if on a GPU. Needs vLLM's CUDA wheel, no GPU.
 
 Usage: vllm_reader.py CAPABILITY FOLDER...      CAPABILITY: 7.5, 8.0, 9.0, 10.0
        vllm_reader.py --qwen3-moe FOLDER WIDTH  writes a random Qwen3-MoE there, for moesaic quantize
@@ -27,7 +27,7 @@ import tempfile
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
 # Parameters that are not the files' to set: shapes, of joined linears the last one's, which no kernel reads; scales of the
-# KV cache; NVFP4 experts' scales of activations, which are there for 16-bit activations too.
+# KV cache; NVFP4 experts' scales of activations, which exist for 16-bit activations, too.
 NOT_OF_FILES = r"\.weight_shape$|_weight_shape$|\.attn\.[qkv]_(scale|zero_point)$|_input_global_scale$"
 
 
@@ -46,7 +46,7 @@ def make_qwen3_moe(folder, width):
 
 
 def let_cuda_library_load():
-    """The wheel's library of operators wants the driver's, whose functions are bound when they are called: never, here."""
+    """Replaces the driver that the wheel's operators link to; its functions are never called here."""
     try:
         ctypes.CDLL("libcuda.so.1")
         return
@@ -89,11 +89,11 @@ def pretend(capability):
     vllm.platforms._current_platform = Pretended()
     from vllm.utils import torch_utils
 
-    torch_utils._aux_stream = object()  # shared experts ask for a stream beside the first; none is used
+    torch_utils._aux_stream = object()  # shared experts need a second stream; none is used
 
 
 class Choices:
-    """Stands between vLLM's layers and its quantization: notes what each gets, and makes plain what is refused."""
+    """Intercepts vLLM's quantization: records the choice for each layer, and leaves rejected layers unquantized."""
 
     def __init__(self):
         from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
@@ -113,7 +113,7 @@ class Choices:
 
             try:
                 method = choose(config, layer, prefix)
-            except Exception as error:  # whatever it says is the answer
+            except Exception as error:  # the error is the result
                 self.refuse(prefix, error)
                 return plain()
             create = method.create_weights
@@ -148,7 +148,7 @@ class Choices:
 
 
 def expected(name, tensors, packed):
-    """(what a parameter must hold, the names of that in the files); None where the files have nothing of it."""
+    """Returns (expected values of a parameter, their names in the files), or None if the files have none."""
     import torch
 
     expert = re.fullmatch(r"(.*\.experts)(?:\.routed_experts)?\.w(13|2)_(.*)", name)
@@ -169,11 +169,11 @@ def expected(name, tensors, packed):
 
 
 def hold(config, model_config, model, tensors, packed):
-    """(parameters that are not what the files have, names of the tensors that are held), once vLLM has loaded them."""
+    """Returns (parameters that differ from the files, names of correctly loaded tensors) after loading."""
     import torch
     from vllm.model_executor.model_loader import get_model_loader
 
-    for parameter in model.parameters():  # what isn't loaded is not what it must be
+    for parameter in model.parameters():  # values that are not loaded are wrong
         parameter.data.copy_(torch.full_like(parameter.data, 77).to(parameter.dtype))
     loader = get_model_loader(config.load_config)
     model.load_weights(loader.get_all_weights(model_config, model))
@@ -218,12 +218,12 @@ def load(folder, capability, choices, packed):
     for of, model in zip(configs, models):
         try:
             its_differ, its_held = hold(config, of, model, tensors, packed)
-        except Exception as error:  # the same: an answer
+        except Exception as error:  # the error is the result
             choices.refuse("load_weights", error)
             return result | {"refused": dict(choices.refused)}
         differ += its_differ
         held |= its_held
-    # A multi-token-prediction module's embedding is the model's, once more; vLLM keeps one of them.
+    # A multi-token-prediction module repeats the model's embedding; vLLM keeps one of them.
     same = {name for name in tensors if name.endswith(".embed_tokens.weight")
             and torch.equal(tensors[name], tensors["model.embed_tokens.weight"])}
     unread = [name for name in tensors if name not in held | same and not name.endswith("weight_shape")]

@@ -3,7 +3,7 @@
 
 Usage: tiny_int8_divergence.py   (in the repository; needs torch, transformers and safetensors)
 Weights are rounded here, in plain torch, as `--scheme w8a8` does it: for each output of a linear the largest magnitude
-at 127, the scale a bf16 number. What is scored is heldout.jsonl as it stands, in windows, each from its second token on.
+at 127, the scale a bf16 number. The scored text is the unchanged heldout.jsonl, in windows, each from its second token on.
 """
 import json
 import pathlib

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`cmake --install` and the Debian package hold a binary that runs, its man page, completions and systemd unit.
+"""`cmake --install` and the Debian package hold a binary that runs, its man page, completions and systemd unit; other
+projects find the installed libraries with find_package.
 
 Environment: MOESAIC_BUILD, the build folder; MOESAIC_CPACK, the cpack program.
 """
@@ -12,6 +13,7 @@ import tempfile
 import unittest
 
 BUILD = os.environ["MOESAIC_BUILD"]
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
 FILES = ["bin/moesaic", "share/man/man1/moesaic.1", "share/bash-completion/completions/moesaic",
          "share/zsh/vendor-completions/_moesaic", "share/fish/vendor_completions.d/moesaic.fish",
          "lib/systemd/system/moesaic.service", "lib/sysusers.d/moesaic.conf"]
@@ -52,6 +54,24 @@ class InstallTest(Tree):
         with tempfile.TemporaryDirectory() as folder:
             run("cmake", "--install", BUILD, "--prefix", folder)
             self.check(pathlib.Path(folder), folder)
+
+
+class LibrariesTest(unittest.TestCase):
+    def test_a_project_finds_the_installed_libraries(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run("cmake", "--install", BUILD, "--prefix", f"{folder}/prefix")
+            # An installation must not depend on the tree that it was built from.
+            for name in pathlib.Path(folder, "prefix").rglob("moesaic*.cmake"):
+                self.assertNotIn(str(SOURCE / "src"), name.read_text(), name)
+            run("cmake", "-S", SOURCE / "tests/packaging/consumer", "-B", f"{folder}/build",
+                f"-DCMAKE_PREFIX_PATH={folder}/prefix")
+            built = subprocess.run(["cmake", "--build", f"{folder}/build"], capture_output=True, text=True)
+            self.assertEqual(built.returncode, 0, built.stdout[-4000:] + built.stderr)
+            model = SOURCE / "models/moesaic-tiny"
+            printed = run(f"{folder}/build/consumer", model, "Hello world")
+            ids = run(f"{folder}/prefix/bin/moesaic", "tokenize", model, "Hello world", "--no-special")
+            self.assertRegex(printed, r"^vocabulary \d+:( \d+)+\n$")
+            self.assertEqual(re.findall(r"\d+", printed.partition(":")[2]), re.findall(r"\d+", ids))
 
 
 class PackageTest(Tree):

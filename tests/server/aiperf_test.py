@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""AIPerf, a load generator, against the server on models/moesaic-tiny: it must understand every stream, and count the
-tokens as the server does."""
+"""Runs AIPerf, a load generator, against the server on models/moesaic-tiny. It must parse every stream and count the same
+tokens as the server."""
 import json
 import os
 import pathlib
@@ -13,7 +13,7 @@ from serving import MODEL, patient, serving
 
 REQUESTS = 12
 OUTPUT = 24
-# AIPerf is a dozen processes that wait for each other; on two busy cores they need longer than it allows them.
+# AIPerf starts a dozen processes that wait for each other. On two busy cores they need more time than its defaults allow.
 PATIENCE = {f"AIPERF_SERVICE_{name}": value for name, value in {
     "REGISTRATION_TIMEOUT": "600", "START_TIMEOUT": "600", "PROFILE_START_TIMEOUT": "600", "COMMAND_RESPONSE_TIMEOUT": "600",
     "COMMS_REQUEST_TIMEOUT": "600", "CONNECTION_PROBE_TIMEOUT": "600", "HEARTBEAT_MISSED_THRESHOLD": "100"}.items()}

@@ -1,22 +1,16 @@
 #!/usr/bin/env python3
-"""Web pages of other origins: a page that a browser shows must neither use the server nor read its answers."""
+"""Tests requests of web pages of other origins, which must neither use the server nor read its answers."""
 import json
 import unittest
 
-from serving import Server, chat
+from serving import Server, ServingCase, chat
 
 CHAT = "/v1/chat/completions"
 HELLO = chat("Hi", max_tokens=1)
 
 
-class Browsers(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server("--allowed-host", "models.example")
-
-    @classmethod
-    def tearDownClass(cls):
-        assert cls.server.stop() == 0, cls.server.read_log()
+class Browsers(ServingCase):
+    FLAGS = ("--allowed-host", "models.example")
 
     def ask(self, method="POST", path=CHAT, body=HELLO, **headers):
         headers = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -1,9 +1,9 @@
-"""Certificates for tests, made with the openssl program."""
+"""Makes certificates for tests with the openssl program."""
 import subprocess
 
 
 def make(folder, name, *, days=30, passphrase=None):
-    """(certificate, key): PEM files of `name`, self-signed, good for 127.0.0.1 as well."""
+    """Returns the PEM files (certificate, key) of `name`, self-signed and valid for 127.0.0.1 as well."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     seal = ["-passout", f"pass:{passphrase}"] if passphrase else ["-nodes"]
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *seal,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The official OpenAI and Anthropic clients against the server on models/moesaic-tiny."""
+"""Tests the official OpenAI and Anthropic clients with the server on models/moesaic-tiny."""
 import asyncio
 import json
 import unittest
@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pydantic
 
-from serving import MODEL, Server, serving, until
+from serving import MODEL, ServingCase, serving, until
 
 NAME = "moesaic-tiny"
 WEATHER = {"name": "get_weather", "description": "Weather of a city",
@@ -20,7 +20,7 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength
 
 
 def shipped_call():
-    """A prompt of the model's own held-out set that it answers by calling a tool."""
+    """Returns a prompt of the model's held-out set that the model answers by calling a tool."""
     for line in (MODEL / "heldout.jsonl").read_text().splitlines():
         row = json.loads(line)
         if row["category"] == "tool" and row["messages"][-1]["role"] == "user" and "<tool_call>" in row["expected"]:
@@ -28,17 +28,12 @@ def shipped_call():
     raise AssertionError("no call in heldout.jsonl")
 
 
-class Clients(unittest.TestCase):
+class Clients(ServingCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server()
+        super().setUpClass()
         cls.openai = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="-", max_retries=0)
         cls.anthropic = anthropic.Anthropic(base_url=cls.server.url, api_key="-", max_retries=0)
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        assert code == 0, cls.server.read_log()
 
     def ask(self, text, **fields):
         return self.openai.chat.completions.create(model=NAME, messages=[{"role": "user", "content": text}], **fields)
@@ -148,7 +143,7 @@ class OpenAiChat(Clients):
         self.assertNotEqual(answer.choices[0].logprobs.content[0].token, biased.choices[0].message.content[:1])
         self.assertNotEqual(answer.choices[0].message.content, biased.choices[0].message.content)
 
-    def test_ends_where_it_is_told(self):
+    def test_stops_at_token_ids_and_lengths(self):
         fields = dict(temperature=0, max_tokens=30)
 
         def said(**extra):
@@ -204,7 +199,7 @@ class OpenAiChat(Clients):
                 ids += [piece.id] if piece.id else []
         self.assertEqual((name, arguments), (call.function.name, call.function.arguments))
         self.assertEqual(len(ids), 1)
-        # The result goes back, and the model goes on.
+        # The model continues after the result of the call.
         messages = row["messages"] + [choice.message.model_dump(exclude_none=True),
                                       {"role": "tool", "tool_call_id": call.id, "content": "{\"result\": 7}"}]
         after = self.openai.chat.completions.create(model=NAME, messages=messages, tools=tools, temperature=0)
@@ -268,7 +263,7 @@ class OpenAiChat(Clients):
 
 
 class ParallelCalls(unittest.TestCase):
-    """Two calls of one answer, in each format, written by the model because a grammar leaves it nothing else."""
+    """Two calls in one answer, in each format. A grammar forces the model to write them."""
     TEXTS = {
         "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
                   '<tool_call>\n{"name": "get_time", "arguments": {"zone": "CET"}}\n</tool_call>',
@@ -283,7 +278,7 @@ class ParallelCalls(unittest.TestCase):
     }
     CALLS = [("get_weather", {"city": "Bern"}), ("get_time", {"zone": "CET"})]
 
-    def test_come_whole_and_streamed(self):
+    def test_are_complete_in_answers_and_streams(self):
         tools = [{"type": "function", "function": {"name": name, "parameters": {
             "type": "object", "properties": {key: {"type": "string"} for key in arguments}}}} for name, arguments in self.CALLS]
         for tool_format, text in self.TEXTS.items():
@@ -360,7 +355,7 @@ class OpenAiOthers(Clients):
                              stream=True))
         second = events[-1].response
         self.assertEqual(second.previous_response_id, first.id)
-        # The same conversation, sent whole, is the same prompt; the first one's instructions do not go on.
+        # The same conversation in one request gives the same prompt, without the instructions of the first request.
         whole = create(model=NAME, temperature=0, max_output_tokens=30, store=False, input=[
             {"role": "user", "content": "What is the capital of France?"}, first.output[0].model_dump(),
             {"role": "user", "content": "And of Italy?"}])
@@ -371,6 +366,52 @@ class OpenAiOthers(Clients):
         for gone in (first.id, whole.id):
             with self.assertRaises(openai.NotFoundError):
                 self.openai.responses.retrieve(gone)
+
+    def test_stored_responses_can_be_replayed(self):
+        fields = dict(model=NAME, input=[{"role": "user", "content": "What is the capital of France?"}], temperature=0,
+                      max_output_tokens=30)
+        streamed = list(self.openai.responses.create(stream=True, **fields))
+        final = streamed[-1].response
+        replayed = list(self.openai.responses.retrieve(final.id, stream=True))
+        self.assertEqual(replayed[-1].response.model_dump(), final.model_dump())
+        self.assertEqual([event.sequence_number for event in replayed], list(range(len(replayed))))
+
+        def types(events):  # a replay sends each text in one piece
+            kinds = [event.type for event in events]
+            return [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+        self.assertEqual(types(replayed), types(streamed))
+        text = "".join(event.delta for event in replayed if event.type == "response.output_text.delta")
+        self.assertEqual(text, final.output_text)
+        rest = list(self.openai.responses.retrieve(final.id, stream=True, starting_after=3))
+        self.assertEqual([event.sequence_number for event in rest], list(range(4, len(replayed))))
+        items = list(self.openai.responses.input_items.list(final.id, limit=1))
+        self.assertEqual([item.content[0].text for item in items], ["What is the capital of France?"])
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.openai.responses.cancel(final.id)
+        self.assertIn("synchronous", refused.exception.message)
+        for call in (self.openai.responses.cancel, self.openai.responses.input_items.list):
+            with self.assertRaises(openai.NotFoundError):
+                call("resp_none")
+
+    def test_replays_calls_of_tools(self):
+        final = self.openai.responses.create(
+            model=NAME, input="Hello", tools=[{"type": "function", "strict": False, **WEATHER}], max_output_tokens=60,
+            tool_choice={"type": "function", "name": "get_weather"}, temperature=0)
+        replayed = list(self.openai.responses.retrieve(final.id, stream=True))
+        (done,) = [event for event in replayed if event.type == "response.function_call_arguments.done"]
+        self.assertEqual((done.name, done.arguments), ("get_weather", final.output[0].arguments))
+        self.assertEqual(replayed[-1].response.model_dump(), final.model_dump())
+
+    def test_items_that_are_sent_again_get_ids_of_their_own(self):
+        conversations = self.openai.conversations
+        talk = conversations.create(items=[{"type": "message", "role": "user", "content": "a"}])
+        item = conversations.items.list(talk.id).data[0].model_dump(exclude_none=True)
+        conversations.items.create(talk.id, items=[item, item])
+        listed = []
+        for item in conversations.items.list(talk.id, limit=1):  # in pages of one
+            listed.append(item.id)
+            self.assertLess(len(listed), 5)
+        self.assertEqual(len(set(listed)), 3)
 
     def test_conversations(self):
         conversations, create = self.openai.conversations, self.openai.responses.create
@@ -383,7 +424,7 @@ class OpenAiOthers(Clients):
         counted = self.openai.responses.input_tokens.count(model=NAME, conversation=talk.id, input="And of Italy?")
         second = create(model=NAME, conversation={"id": talk.id}, input="And of Italy?", temperature=0, max_output_tokens=30)
         self.assertEqual(counted.input_tokens, second.usage.input_tokens)
-        # The same conversation, sent whole, is the same prompt.
+        # The same conversation in one request gives the same prompt.
         whole = create(model=NAME, temperature=0, max_output_tokens=30, store=False, input=[
             {"role": "user", "content": "What is the capital of France?"}, first.output[0].model_dump(),
             {"role": "user", "content": "And of Italy?"}])
@@ -439,7 +480,7 @@ class OpenAiOthers(Clients):
 
 class Anthropic(Clients):
     def create(self, text="What is the capital of France?", **fields):
-        # Recent clients have no argument for the temperature; the API still does.
+        # Recent clients have no argument for the temperature, but the API has the field.
         return self.anthropic.messages.create(**{"model": NAME, "max_tokens": 60, "extra_body": {"temperature": 0},
                                                  "messages": [{"role": "user", "content": text}], **fields})
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""KV blocks on disk from the outside: a restarted server finds its prefixes, and nothing that happens to its files
-changes an answer.
+"""Tests KV blocks on disk through the server's API. A restarted server must find its prefixes, and damage of its files must
+not change an answer.
 
-The model has grouped-query attention, whose answers are the same to the bit however a prompt is cut; MLA chooses between two
-computations that round differently, so there the same cuts are compared."""
+The model has grouped-query attention, whose answers are bit-identical for every split of a prompt. MLA chooses between two
+computations that round differently, so that the tests compare the same splits there."""
 import functools
 import os
 import pathlib
@@ -31,7 +31,7 @@ TOKENS = 30
 
 
 def completion(server, prompt, **fields):
-    """(token ids, log-probabilities), cached tokens."""
+    """Returns (token ids, log-probabilities) and the number of cached tokens."""
     status, answer = server.json("POST", "/v1/completions", {
         "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0,
         "return_token_ids": True, **fields})
@@ -50,7 +50,7 @@ def disk(server, name):
 
 
 def saved(server):
-    """Waits until all that was asked is on disk."""
+    """Waits until all blocks of the prompts are on disk."""
     wanted = sum((len(prompt) + TOKENS - 1) // 64 for prompt in PROMPTS)
     until(lambda: disk(server, "written_blocks_total") >= wanted)
 
@@ -92,7 +92,7 @@ class Disk(unittest.TestCase):
             again = [completion(server, prompt) for prompt in prompts]
         with servers.serving(*self.flags) as server:
             self.assertEqual([completion(server, prompt) for prompt in prompts], again)
-        # A whole prompt and its last token alone take the two computations of MLA (S12), so that near ties may part later.
+        # A whole prompt and its last token alone use different computations of MLA (S12), so that near ties may differ.
         self.assertEqual([answer[0][:8] for answer, _ in first], [answer[0][:8] for answer, _ in again])
         self.assertTrue(all(cached == 64 * 13 for _, cached in again))
 
@@ -106,8 +106,8 @@ class Disk(unittest.TestCase):
         self.check_restart("--kv-sparsity", "decode", "--kv-sparsity-budget", 256, "--kv-dtype", "int8")
 
     def check_lazy(self, *flags, damage=None):
-        """Requests whose every row chooses do with digests and what is chosen; what they say is what they say with all
-        in memory. Bytes read, and how many there are."""
+        """Checks that requests whose rows all choose blocks read the digests and the chosen blocks only, and give the same
+        answers as with all blocks in memory. Returns the bytes read, and the bytes of all blocks."""
         prompts = [[(i * i * 7 + 13 * i + k * 89) % 1300 + 100 for i in range(4000 + 192 * k + 1)] for k in range(3)]
         fields = {"kv_sparsity": {"mode": "all", "budget": 256}}
         flags = ("--kv-sparsity", "dense", "--kv-sparsity-dense-layers", 1, *flags)
@@ -133,7 +133,7 @@ class Disk(unittest.TestCase):
             whole = disk(server, "bytes") * disk(server, "lazy_blocks_total") / disk(server, "blocks")
         return read, whole
 
-    def test_only_what_is_chosen_is_read(self):
+    def test_only_chosen_blocks_are_read(self):
         for flags in ((), ("--kv-dtype", "int8"), ("--speculative", "ngram"), ("--kv-sparsity-audit", 3)):
             with self.subTest(flags=flags):
                 read, whole = self.check_lazy(*flags)
@@ -143,7 +143,7 @@ class Disk(unittest.TestCase):
                 self.doCleanups()
                 self.setUp()
 
-    def test_damage_in_what_is_chosen(self):
+    def test_damage_in_chosen_blocks(self):
         def damage():
             for file in self.files():
                 size = file.stat().st_size
@@ -250,7 +250,7 @@ class Disk(unittest.TestCase):
     def test_a_size_needs_a_folder(self):
         with self.assertRaises(AssertionError) as refused:
             Server("--kv-disk-size", "2MiB")
-        self.assertIn("--kv-disk-size goes with --kv-disk", str(refused.exception))
+        self.assertIn("--kv-disk-size needs --kv-disk", str(refused.exception))
 
     def test_two_servers_need_two_folders(self):
         with serving(*self.flags):

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""HTTP framing as RFC 9112 defines it: what is answered, and whether the connection goes on, byte for byte.
+"""Tests HTTP framing by RFC 9112: the answer to each sequence of bytes, and if the connection stays open.
 
-A request that two implementations could delimit differently must be refused and its connection closed: otherwise a proxy in
-front of the server can be made to take a part of one client's body for another client's request.
+A request that two implementations could delimit differently must be refused and its connection closed. Otherwise a proxy in
+front of the server could forward a part of one client's body as another client's request.
 """
 import json
 import socket
 import unittest
 
-from serving import ANSWER_SECONDS, Server
+from serving import ANSWER_SECONDS, ServingCase
 
 KEPT, CLOSED = "kept", "closed"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -157,7 +157,7 @@ class Client:
         return piece
 
     def answer(self):
-        """(status, headers, body) of the next answer that is no interim one; None at the end."""
+        """Returns (status, headers, body) of the next final answer, or None at the end."""
         while b"\r\n\r\n" not in self.bytes:
             if not self.more():
                 assert self.bytes == b"", self.bytes
@@ -175,16 +175,7 @@ class Client:
         return status, headers, body
 
 
-class Framing(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server()
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        assert code == 0, cls.server.read_log()
-
+class Framing(ServingCase):
     def check(self, send, statuses, kept):
         client = Client(self.server)
         with client.socket:
@@ -212,7 +203,7 @@ class Framing(unittest.TestCase):
                     self.check(lambda client: client.send(request + HEALTH * 3), statuses, kept)
 
     def test_table_in_single_bytes(self):
-        """The same, however the network cuts it."""
+        """Sends the same requests one byte at a time."""
         for name, request, statuses, kept in CASES:
             if len(request) < 400:
                 with self.subTest(name):

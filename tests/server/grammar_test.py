@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Hostile grammars: each is refused with a 400 that names the field and the fault, or answered, and the server goes on."""
+"""Tests hostile grammars. The server refuses each with a 400 that names the field and the fault, or answers it, and
+continues to serve."""
 import json
 import socket
 import threading
@@ -19,7 +20,22 @@ def intersection(count):
     return {"allOf": [{"type": "string", "pattern": f"x{i}"} for i in range(count)]}
 
 
-# (fields, the field that is named, a part of the message)
+def forced(parameters):
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "tool_choice": "required"}
+
+
+# Schemas whose references lead back to themselves, at the start or where an answer would reach them later.
+LOOPS = [
+    {"$ref": "#"},
+    {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}},
+     "$defs": {"x": {"allOf": [{"$ref": "#/$defs/y"}]}, "y": {"anyOf": [{"$ref": "#/$defs/x"}]}}},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}},
+     "$defs": {"x": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/x"}}}},
+]
+# (fields, name of the field in the error, part of the message)
 REFUSED = [
     ({"response_format": schema_format({"$ref": "#"})}, "response_format.json_schema.schema", "no finite text"),
     ({"guided_json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
@@ -39,14 +55,19 @@ REFUSED = [
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {
         "type": "object", "properties": {"a": intersection(60)}, "required": ["a"]}}}],
       "tool_choice": "required"}, "tools", "intersects"),
+    *((forced(schema), "tools", "no finite text") for schema in LOOPS),
+    *(({"guided_json": schema}, "guided_json", "no finite text") for schema in LOOPS),
 ]
-# Large repetitions are cheap: they are answered.
+# Large repetitions are cheap, so that the server answers them.
 ANSWERED = [
     {"guided_regex": "[a-z]{1,100000}"},
     {"guided_json": {"type": "string", "minLength": 100_000, "maxLength": 1_000_000}},
     {"guided_json": {"type": "array", "minItems": 100_000, "items": {"type": "integer"}}},
+    # References that end on some path.
+    {"guided_json": {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"]}},
+    {"guided_json": {"type": "array", "items": {"$ref": "#"}}},
 ]
-# Its first masks are cheap. Each token multiplies the ways to split the text, until a mask exceeds its fuel.
+# The first masks of this regex are cheap. Each token multiplies the ways to split the text, until a mask exceeds its fuel.
 FAILS_LATE = "(([a-z]{1,1000}){1,1000}){1,1000}"
 
 
@@ -55,7 +76,7 @@ class Grammar(unittest.TestCase):
         return sum(value for name, value in server.metrics().items()
                    if name.startswith(FAILURES) and f'cause="{cause}"' in name)
 
-    def test_refuses_what_is_hostile(self):
+    def test_refuses_hostile_grammars(self):
         with serving() as server:
             for fields, param, part in REFUSED:
                 for stream in (False, True):
@@ -112,7 +133,7 @@ class Grammar(unittest.TestCase):
             self.assertEqual(server.json("POST", CHAT, chat("Hi", guided_regex="a" * 10))[0], 200)
 
     def test_clients_that_leave_and_a_drain_leave_nothing(self):
-        """Clients leave while their grammars are compiled; then the server drains while others wait."""
+        """Clients leave while their grammars are compiled. Then the server drains while other clients wait."""
         server_body = json.dumps(chat("Hi", max_tokens=4, guided_regex=r"\w?" * 4000)).encode()
         with serving("--grammar-cache", "0") as server:
             for _ in range(8):

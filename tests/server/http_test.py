@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The server's HTTP side: errors that name the field, limits, keys, CORS, draining, metrics, cancellation."""
+"""Tests the server's HTTP API: errors that name the field, limits, keys, CORS, draining, metrics, cancellation."""
 import http.client
 import json
 import os
@@ -14,20 +14,13 @@ import time
 import unittest
 
 import json_cases
-from serving import ANSWER_SECONDS, BINARY, MODEL, WAIT_SECONDS, Server, chat, serving, until, wire
+from serving import ANSWER_SECONDS, BINARY, MODEL, WAIT_SECONDS, Server, ServingCase, chat, serving, until, wire
 
 CHAT = "/v1/chat/completions"
 
 
-class Api(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server("--max-body", "1MiB")
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        assert code == 0, cls.server.read_log()
+class Api(ServingCase):
+    FLAGS = ("--max-body", "1MiB")
 
     def fails(self, path, body, status, param=None, words=""):
         got, answer = self.server.json("POST", path, body)
@@ -132,6 +125,15 @@ class Api(unittest.TestCase):
             status, headers, _ = self.server.request(method, path)
             self.assertEqual((status, headers.get("allow")), (405, allow))
 
+    def test_describes_the_parameters_of_lists(self):
+        paths = self.server.json("GET", "/openapi.json")[1]["paths"]
+        for path in ("/v1/responses/{response_id}/input_items", "/v1/conversations/{conversation_id}/items"):
+            names = {(each["in"], each["name"]) for each in paths[path]["get"]["parameters"]}
+            self.assertEqual({name for place, name in names if place == "query"}, {"limit", "order", "after"})
+            self.assertEqual(len(names), 4)
+        replay = paths["/v1/responses/{response_id}"]["get"]["parameters"]
+        self.assertEqual([each["name"] for each in replay], ["response_id", "stream", "starting_after"])
+
     def test_limits_bodies_and_headers(self):
         self.assertEqual(self.server.request("POST", CHAT, b" " * (2 << 20))[0], 413)
         self.assertEqual(self.server.request("GET", "/health", headers={"x": "y" * 40_000})[0], 431)
@@ -197,14 +199,14 @@ class Api(unittest.TestCase):
         self.assertTrue(any(k.startswith("moesaic:kernel_info") for k in after))
         self.assertTrue(any(k.startswith("vllm:cache_config_info") and 'block_size="64"' in k for k in after))
 
-    def test_tells_the_first_token_when_it_comes(self):
-        def told():
+    def test_counts_the_first_token_when_it_is_generated(self):
+        def counted():
             name = "vllm:time_to_first_token_seconds_count"
             before = self.server.metric(name)
             with self.server.holding():
                 until(lambda: self.server.metric(name) > before)
                 return self.server.metric("vllm:num_requests_running") > 0
-        until(told)
+        until(counted)
         self.server.wait_until_quiet()
 
     def test_traces(self):
@@ -231,17 +233,19 @@ class Api(unittest.TestCase):
     def test_cancels_when_the_client_leaves(self):
         self.server.wait_until_quiet()
         for stream in (True, False):
-            for half in (False, True):  # whether the client has ended its sending side before
+            for leave in ("at once", "half-closed", "after a flood"):
                 before = self.server.aborted()
 
                 def cancelled():
                     with self.server.holding(stream) as client:
-                        if half:
+                        if leave == "half-closed":
                             client.shutdown(socket.SHUT_WR)
                             client.recv(65536)  # the server probes it, or streams
+                        elif leave == "after a flood":
+                            client.sendall(b"x" * 200_000)  # more than the server reads ahead
                     self.server.wait_until_quiet()
                     return self.server.aborted() > before
-                with self.subTest(stream=stream, half=half):
+                with self.subTest(stream=stream, leave=leave):
                     until(cancelled)
 
     def test_answers_a_client_that_sends_no_more(self):
@@ -280,18 +284,18 @@ class Settings(unittest.TestCase):
                     self.assertEqual(server.request("POST", "/tokenize", {"prompt": "x"}, headers)[0], status)
             self.assertEqual(server.request("GET", "/health")[0], 200)
 
-    def test_keys_of_a_file_are_taken_whole(self):
+    def test_keys_of_a_file_may_contain_any_character(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "serve.toml"
-            file.write_text("api-key = \"one#two, three\"  # and this is none\nserved-model-name = 'm#1'\n")
+            file.write_text("api-key = \"one#two, three\"  # a comment\nserved-model-name = 'm#1'\n")
             with serving("--config", file) as server:
                 for key, status in [("one#two, three", 200), ("one", 401), ("one#two", 401)]:
                     self.assertEqual(server.request("GET", "/v1/models", headers={"x-api-key": key})[0], status)
                 models = server.json("GET", "/v1/models", headers={"x-api-key": "one#two, three"})[1]["data"]
                 self.assertEqual([m["id"] for m in models], ["m#1"])
 
-    def test_says_that_the_model_is_being_loaded(self):
-        """Whoever comes between the port and the model gets 503 and why; who comes later, an answer."""
+    def test_answers_503_while_the_model_is_being_loaded(self):
+        """Requests while the model is being loaded get 503 with the reason. Later requests get an answer."""
         with socket.create_server(("127.0.0.4", 0)) as free:
             port = free.getsockname()[1]
         started = []
@@ -307,12 +311,12 @@ class Settings(unittest.TestCase):
                 said[answer.status] = answer.read()
                 return answer.status
             except OSError:
-                return None  # nobody there yet
+                return None  # the port is not open yet
         until(lambda: status() == 200)
         thread.join()
         self.assertEqual(started[0].stop(), 0)
         self.assertLessEqual(set(said), {200, 503})
-        if 503 in said:  # this machine was quick enough to see it; HttpServer's own test always does
+        if 503 in said:  # a slow machine may miss it; the unit test of HttpServer always sees it
             self.assertEqual(json.loads(said[503])["error"]["message"], "the model is still being loaded")
 
     def test_refuses_an_empty_key(self):
@@ -339,7 +343,7 @@ class Settings(unittest.TestCase):
             self.assertEqual((status, answer["error"]["code"]), (400, "previous_response_not_found"))
             self.assertEqual(ask(previous_response_id=ids[2])[0], 200)
             self.assertEqual(server.request("DELETE", f"/v1/responses/{ids[2]}", headers=one)[0], 200)
-            # Conversations count among the kept responses and belong to their key likewise.
+            # Conversations count as stored responses and belong to their key as well.
             talk = server.json("POST", "/v1/conversations", {"items": [{"role": "user", "content": "Hi"}]}, one)[1]["id"]
             self.assertEqual(server.request("GET", f"/v1/conversations/{talk}/items", headers=one)[0], 200)
             for method, path in [("GET", ""), ("DELETE", ""), ("POST", ""), ("GET", "/items"), ("POST", "/items")]:
@@ -348,6 +352,12 @@ class Settings(unittest.TestCase):
             status, answer = server.json("POST", "/v1/responses", {"input": "x", "conversation": talk}, two)
             self.assertEqual(status, 404, answer)
             self.assertEqual(ask(conversation=talk)[0], 200)
+        with serving("--api-key", "one", "--api-key", "two", "--stored-responses-memory", "100KiB") as server:
+            talk = server.json("POST", "/v1/conversations", {"items": [{"role": "user", "content": "Hi"}]}, one)[1]["id"]
+            for _ in range(20):
+                items = [{"role": "user", "content": "x" * 20_000}]
+                self.assertEqual(server.request("POST", "/v1/conversations", {"items": items}, two)[0], 200)
+            self.assertEqual(server.request("GET", f"/v1/conversations/{talk}", headers=one)[0], 200)
         with serving("--max-stored-responses", "0") as server:
             self.assertEqual(server.request("POST", "/v1/conversations", {})[0], 400)
             _, answer = server.json("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 1})
@@ -414,7 +424,7 @@ class Settings(unittest.TestCase):
             self.assertEqual((status, last["finish_reason"], last["stop_reason"]), (200, "length", "deadline"))
 
     def test_survives_being_killed(self):
-        address = "--host", "127.0.0.2"  # where nobody else takes the port meanwhile
+        address = "--host", "127.0.0.2"  # no other test uses a port of this address
         server = Server(*address)
         server.json("POST", CHAT, chat("Hi", max_tokens=4))
         port = server.port

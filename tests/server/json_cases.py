@@ -1,5 +1,5 @@
-"""JSON texts of the kinds that parsers get wrong: the files of JSONTestSuite (Nicolas Seriot, MIT; commit 1ef36fa), and more
-that are made by rule. Well-formed, malformed, and those that RFC 8259 leaves to the parser. Each is one value, as bytes."""
+"""JSON texts that are hard to parse: the files of JSONTestSuite (Nicolas Seriot, MIT; commit 1ef36fa), and generated texts.
+They are well-formed, malformed, or left to the parser by RFC 8259. Each is one value, as bytes."""
 import pathlib
 import tarfile
 
@@ -10,7 +10,7 @@ DEEP = 100_000
 
 
 def suite(kind):
-    """The suite's files that must be taken (y), must be refused (n), or may be either (i)."""
+    """Returns the suite's files that parsers must accept (y), must refuse (n), or may accept (i)."""
     with tarfile.open(SUITE) as archive:
         for file in archive:
             if file.name.startswith(f"test_parsing/{kind}_"):
@@ -45,11 +45,11 @@ def malformed():
     whole = b'{"a":[1,-2.5e3,"x\\u0041\\n\xc3\xa9",true,null,{"b":{}}],"c":""}'
     for length in range(len(whole)):
         yield whole[:length]
-    # A stray letter at any place where only structure may stand.
+    # A stray letter at each position that allows structure only.
     for place in (0, 1, 4, 5, 6, 7, len(whole) - 1, len(whole)):
         for stray in (b",", b":", b"]", b"}", b"x", b"\\", b"'", b"#", b"\x00", b"\x0b", b"\x0c", b"\xa0", b"\xef\xbb\xbf", b"\xe2\x81\xa0"):
             if place == 0 and stray == b"\xef\xbb\xbf":
-                continue  # a byte order mark: the parser's choice
+                continue  # the parser may accept a byte order mark
             yield whole[:place] + stray + whole[place:]
     yield from (b"+1", b"01", b"-01", b"-", b"1.", b".5", b"-.5", b"1e", b"1e+", b"1E-", b"1.e1", b"1e1.5", b"0x1f", b"1_000", b"1,000",
                 b"NaN", b"-NaN", b"Infinity", b"-Infinity", b"inf", b"1f", b"0e", b"--1", b"-a", b"1 2", b"\xef\xbc\x91")

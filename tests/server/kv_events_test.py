@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""KV events, heard as a router hears them: what is said of the cache is what is in it, in both of vLLM's forms."""
+"""Tests that the KV events which a router receives describe the contents of the cache, in both of vLLM's forms."""
 import struct
 import tempfile
 import unittest
@@ -14,7 +14,7 @@ END = b"\xff" * 8
 
 
 def decoder(form):
-    """What vLLM's subscribers decode a batch with: typed, so that anything else in a message is an error."""
+    """The type with which vLLM's subscribers decode a batch. Any other content of a message is an error."""
     made = dict(array_like=form == "array", tag=True)
     stored = msgspec.defstruct("BlockStored", [
         ("block_hashes", list[int]), ("parent_block_hash", int | None), ("token_ids", list[int]), ("block_size", int),
@@ -31,7 +31,7 @@ def kinds(events, kind):
 
 
 def chain(events, salt):
-    """The blocks stored of the prompt with that salt: (hashes, tokens, block sizes)."""
+    """Returns (hashes, tokens, block sizes) of the stored blocks of the prompt with that salt."""
     hashes, tokens, sizes = [], [], set()
     for event in kinds(events, "BlockStored"):
         first = event.parent_block_hash is None and event.extra_keys is not None and event.extra_keys[0] == [salt]
@@ -54,7 +54,7 @@ class KvEvents(unittest.TestCase):
                 heard.extend(decode(listener.recv_multipart()[2]).events)
             return heard
 
-        def subscribed():  # which takes a while to get through
+        def subscribed():  # the subscription takes a while to arrive
             ask("early")
             server.request("POST", "/reset_prefix_cache")
             return hear()
@@ -83,7 +83,7 @@ class KvEvents(unittest.TestCase):
         self.assertEqual((number, numbers), (END, list(range(len(numbers)))))
         self.assertEqual(chain(again, "mine")[0], hashes)
 
-    def test_tell_what_is_in_the_cache(self):
+    def test_describe_the_contents_of_the_cache(self):
         for form in ("array", "map"):
             with self.subTest(form=form), tempfile.TemporaryDirectory() as folder, \
                     serving("--kv-events", f"ipc://{folder}/events", "--kv-events-replay", f"ipc://{folder}/replay",

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""LiteLLM, through which many agents speak, against the server on models/moesaic-tiny."""
+"""Tests LiteLLM, which many agents use, with the server on models/moesaic-tiny."""
 import asyncio
 import json
 import os
 import unittest
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-ups outside
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # disables requests to other servers
 
 import litellm
 
-from serving import Server, until
+from serving import ServingCase, chat, serving, until
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Weather of a city",
@@ -18,16 +18,7 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength
           "required": ["name", "age"], "additionalProperties": False}
 
 
-class LiteLlm(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server()
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        assert code == 0, cls.server.read_log()
-
+class LiteLlm(ServingCase):
     def where(self, provider):
         base = self.server.url + ("/v1" if provider != "anthropic" else "")
         return {"model": f"{provider}/moesaic-tiny", "api_base": base, "api_key": "-", "num_retries": 0, "timeout": 60}
@@ -76,6 +67,14 @@ class LiteLlm(unittest.TestCase):
         self.assertIn("Paris", answer.output[0].content[0].text)
         embedded = litellm.embedding(input=["cat", "dog"], encoding_format="float", **self.where("openai"))
         self.assertEqual(len(embedded.data), 2)
+
+    def test_an_answer_that_its_deadline_ends_is_not_complete(self):
+        body = chat("Tell me a story.", max_tokens=4000, n=128, extra_body={"ignore_eos": True})
+        with serving("--request-timeout", "1") as server:
+            for provider in ("openai", "hosted_vllm"):
+                where = {**self.where(provider), "api_base": server.url + "/v1"}
+                answer = litellm.completion(**body, **where)
+                self.assertEqual(answer.choices[-1].finish_reason, "length")
 
     def test_raises_its_own_errors(self):
         with self.assertRaises(litellm.BadRequestError):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The nginx settings of docs/server.md in front of a server: TLS, HTTP/2, streams, and clients that leave."""
+"""Tests the nginx settings of docs/server.md in front of a server: TLS, HTTP/2, streams, and clients that leave."""
 import contextlib
 import http.client
 import json
@@ -25,7 +25,7 @@ def find(program):
 
 
 def documented():
-    """The server block of the documentation."""
+    """Returns the server block of the documentation."""
     return re.search(r"```nginx\n(.*?)```", (ROOT / "docs" / "server.md").read_text(), re.S)[1]
 
 
@@ -37,7 +37,7 @@ def replaced(text, pattern, replacement):
 
 @contextlib.contextmanager
 def nginx_before(server, folder, certificate, key):
-    """The port at which nginx listens."""
+    """Starts nginx and yields its port."""
     with socket.create_server(("127.0.0.5", 0)) as free:
         port = free.getsockname()[1]
     block = replaced(documented(), r"listen 443 ssl http2;", f"listen 127.0.0.5:{port} ssl http2;")
@@ -45,7 +45,7 @@ def nginx_before(server, folder, certificate, key):
     block = replaced(block, r"ssl_certificate_key +\S+;", f"ssl_certificate_key {key};")
     block = replaced(block, r"proxy_pass \S+;", f"proxy_pass {server.url};")
     temporary = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-    user = "user root;" if os.geteuid() == 0 else ""  # the folder is the test's own
+    user = "user root;" if os.geteuid() == 0 else ""  # the folder belongs to the user of the test
     file = folder / "nginx.conf"
     file.write_text(f"{user} daemon off; pid {folder}/pid; error_log {folder}/error.log;\nevents {{}}\n"
                     f"http {{ access_log off;\n{temporary}\n{block}}}\n")
@@ -82,7 +82,7 @@ class Nginx(unittest.TestCase):
 
     @contextlib.contextmanager
     def asking(self, body):
-        """The answer to a chat, of which the beginning has been read."""
+        """Yields the answer to a chat after its beginning has been read."""
         raw = socket.create_connection(("127.0.0.5", self.port), timeout=ANSWER_SECONDS)
         connection = http.client.HTTPConnection("models.example", timeout=ANSWER_SECONDS)
         connection.sock = trusting(self.certificate).wrap_socket(raw, server_hostname="models.example")
@@ -105,7 +105,7 @@ class Nginx(unittest.TestCase):
             before = self.server.aborted()
             with self.asking(chat("Tell me a story.", stream=True, n=128, max_tokens=4000, ignore_eos=True)) as answer:
                 self.assertTrue(answer.readline().startswith(b"data: "))
-                running = self.server.metric("vllm:num_requests_running") > 0  # else it was done sooner: try again
+                running = self.server.metric("vllm:num_requests_running") > 0  # if it has ended before, the test tries again
             self.server.wait_until_quiet()
             return running and self.server.aborted() > before
         until(passed_on)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The server as its operator sees it: signals, logs, process metrics, the service manager."""
+"""Tests the server's interfaces for operators: signals, logs, process metrics, the service manager."""
 import json
 import os
 import pathlib
@@ -20,13 +20,13 @@ TALE = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
 class Signals(unittest.TestCase):
     def test_a_hang_up_reloads_and_does_not_stop_the_server(self):
         with serving() as server:
-            for round in range(1, 4):  # three signals in a row would end a process that takes them for interrupts
+            for round in range(1, 4):  # three signals would end a process that treats them as interrupts
                 server.process.send_signal(signal.SIGHUP)
                 until(lambda: server.read_log().count("SIGHUP: ") >= round)
             self.assertEqual(server.json("POST", CHAT, chat("Hi", max_tokens=4))[0], 200)
 
     def cut(self, path, body):
-        """The answer to a stream that the drain deadline ends; None where it was complete before."""
+        """Returns the answer to a stream that the drain deadline ends, or None if it was complete before."""
         server = Server("--drain-timeout", "0")
         with socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS) as client:
             client.sendall(wire(path, json.dumps(body).encode(), b"connection: close\r\n"))
@@ -46,11 +46,11 @@ class Signals(unittest.TestCase):
 
         def tried():
             found.append(self.cut(path, body))
-            # An answer that ended by itself just before the deadline is tried again.
+            # The test tries again if the answer ended by itself just before the deadline.
             return found[-1] is not None and "shutting down" in found[-1]
         until(tried)
         text = found[-1]
-        self.assertTrue(text.endswith("0\r\n\r\n"), text[-300:])  # the last chunk: the answer ended in good order
+        self.assertTrue(text.endswith("0\r\n\r\n"), text[-300:])  # the last chunk completes the answer
         return text
 
     def test_a_stream_that_meets_the_drain_deadline_ends_with_an_error(self):
@@ -150,6 +150,23 @@ class Logs(unittest.TestCase):
         server.request("GET", "/v1/models")
         self.assertEqual(self.stopped(server), [])
 
+    def test_the_log_follows_loading_generations_and_draining(self):
+        server = self.server("--log-level", "debug")
+        self.assertEqual(server.json("POST", CHAT, chat("Hi", max_tokens=1))[0], 200)
+
+        def left():
+            with server.holding():
+                pass
+            server.wait_until_quiet()
+            return "client left after" in server.read_log()
+        until(left)
+        log = "\n".join(self.stopped(server))
+        for part in ("read the tokenizer in ", "requests get 503 until the model is loaded", " of weights in ", "ready after ",
+                     "accepted a connection", "POST /v1/chat/completions of 127.0.0.1 with ", "submitted 1 choices with ",
+                     "first token of choice 0 after ", "choice 0 ended after ", "; cancelled ", "draining: at most ",
+                     "drained: all answers ended after ", "engine idle after ", "stopped"):
+            self.assertIn(part, log)
+
     def test_a_rotated_file_is_opened_again(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "serve.log"
@@ -164,7 +181,7 @@ class Logs(unittest.TestCase):
             until(lambda: "GET /nowhere 404" in path.read_text())
             self.assertEqual(old.read_text(), before)
             os.chmod(path, 0o400)
-            self.assertEqual(self.stopped(server), [])  # all of it is in the file
+            self.assertEqual(self.stopped(server), [])  # all lines are in the file
         bad = subprocess.run([str(BINARY), "serve", str(MODEL), "--log-file", "/nowhere/x.log"], capture_output=True, text=True)
         self.assertEqual(bad.returncode, 1)
         self.assertIn("--log-file /nowhere/x.log: No such file", bad.stderr)
@@ -187,7 +204,7 @@ class Process(unittest.TestCase):
 
 
 class Manager:
-    """A service manager's socket."""
+    """The socket of a service manager."""
 
     def __init__(self, **environment):
         self.folder = tempfile.TemporaryDirectory()
@@ -198,7 +215,7 @@ class Manager:
         self.environment = {"NOTIFY_SOCKET": path, **environment}
 
     def until(self, state):
-        """All datagrams up to the one that begins with `state`."""
+        """Returns all datagrams up to the one that begins with `state`."""
         got = []
         while not got or not got[-1].startswith(state):
             got.append(self.socket.recv(4096).decode())
@@ -232,7 +249,7 @@ class Service(unittest.TestCase):
             for _ in range(3):  # idle
                 manager.until("WATCHDOG=1")
             with server.holding():
-                for _ in range(3):  # at work
+                for _ in range(3):  # while requests run
                     manager.until("WATCHDOG=1")
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Requests that fight for KV blocks, through the official OpenAI client: some are preempted, and all are told, to the last bit
-of every log-probability, what they are told where there is room for everybody.
+"""Tests requests that compete for KV blocks, through the official OpenAI client. Some are preempted, and all answers have
+the same log-probabilities, to the last bit, as with enough blocks for all requests.
 
-The model is one with grouped-query attention: computing a prompt again gives the same bits there, whereas MLA computes a
-chunk in one of two ways, which round differently (models/model.h).
+The model has grouped-query attention, where computing a prompt again gives the same bits. MLA computes a chunk in one of two
+ways, which round differently (models/model.h).
 """
 import functools
 import json
@@ -18,15 +18,15 @@ from serving import ROOT, serving
 
 GOLDEN = ROOT / "tests" / "golden" / "qwen3-moe-norm-tied"
 VOCABULARY = 160
-PROMPTS = [[(7 * i + j * j) % VOCABULARY for j in range(40)] for i in range(6)]  # in one call: all are there at once
-TOKENS = 450  # with its prompt, a sequence comes to hold eight blocks
-ROOMY, TIGHT = 64, 18  # blocks: room for all, and for two or three
-# 64 tokens x 4 layers x keys and values x 2 heads x 24 elements, and a scale a row for int8.
+PROMPTS = [[(7 * i + j * j) % VOCABULARY for j in range(40)] for i in range(6)]  # sent in one call
+TOKENS = 450  # with its prompt, a sequence needs eight blocks at its end
+ROOMY, TIGHT = 64, 18  # number of blocks for all sequences, and for two or three
+# 64 tokens x 4 layers x keys and values x 2 heads x 24 elements, and one scale per row for int8.
 BLOCK_BYTES = {"f32": 64 * 4 * 2 * 2 * 24 * 4, "int8": 64 * 4 * 2 * 2 * (24 + 4)}
 
 
 def make_model(folder):
-    """The golden model with a tokenizer of single letters; the test speaks in token ids."""
+    """Makes the golden model with a tokenizer of single letters. The test uses token ids."""
     for name in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / name, folder)
     letters = [chr(code) for code in range(0x21, 0x7f)] + [chr(code) for code in range(0xae, 0x100)]
@@ -46,7 +46,7 @@ class Pressure(unittest.TestCase):
 
     @functools.cache
     def told(self, dtype, blocks, *flags):
-        """The tokens and log-probabilities of each answer, and the metrics behind them."""
+        """Returns the tokens and log-probabilities of each answer, and the metrics after them."""
         with serving("--kv-dtype", dtype, "--kv-memory", blocks * BLOCK_BYTES[dtype], *flags, model=self.folder.name) as server:
             self.assertEqual(server.json("GET", "/state")[1]["kv"]["total_blocks"], blocks)
             name = server.json("GET", "/v1/models")[1]["data"][0]["id"]

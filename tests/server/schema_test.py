@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Plays the API's own description against the server: what fits it and what does not. Nothing may answer 5xx, what breaks
-the description must be refused, and every answer must have the form it says.
+"""Sends requests that follow the API's description, and requests that violate it. The server must not answer 5xx, must refuse
+violations, and must answer in the described form.
 
-The number of cases an endpoint can be set by MOESAIC_SCHEMA_EXAMPLES.
+MOESAIC_SCHEMA_EXAMPLES sets the number of cases for each endpoint.
 """
 import os
 import pathlib
@@ -27,7 +27,7 @@ class Schema(unittest.TestCase):
             played = subprocess.run(
                 [pathlib.Path(sys.executable).with_name("schemathesis"), "run", server.url + "/openapi.json",
                  "--checks", ",".join(CHECKS), "--phases", ",".join(STEPS), "--max-examples", EXAMPLES, "--seed", "1",
-                 "--generation-deterministic", "--no-color", "--workers", "1",  # more now and then overrun CPython's recursion limit
+                 "--generation-deterministic", "--no-color", "--workers", "1",  # more workers may exceed CPython's recursion limit
                  "--suppress-health-check", "too_slow", "--request-timeout", "60"],
                 cwd=folder, capture_output=True, text=True, timeout=patient(900))
             print(played.stdout[-20000:])

@@ -1,5 +1,5 @@
-"""A pytest plugin for the OpenAI client's own tests. These name objects that a mock server knows; here each test gets objects
-of its own, made when a request first names them, so that a real server can answer."""
+"""A pytest plugin for the OpenAI client's own tests. They name objects of a mock server. This plugin creates the objects on
+the real server when a request first names them, for each test."""
 import json
 import os
 import urllib.request
@@ -7,7 +7,8 @@ import urllib.request
 import openai._base_client
 import pytest
 
-RESPONSE, CONVERSATION, ITEM = "resp_677efb5139a88190b512bc3fef8e535d", "conv_123", "msg_abc"
+RESPONSES = "resp_677efb5139a88190b512bc3fef8e535d", "response_id"
+CONVERSATION, ITEM = "conv_123", "msg_abc"
 made = {}
 
 
@@ -19,8 +20,8 @@ def post(path, body):
 
 
 def make(name):
-    """The id that stands for `name` in this test."""
-    if name == RESPONSE:
+    """Returns the id that replaces `name` in this test."""
+    if name in RESPONSES:
         made[name] = post("/responses", {"input": "Hi", "max_output_tokens": 1})["id"]
     elif name not in made:
         made[CONVERSATION] = post("/conversations", {})["id"]
@@ -35,7 +36,7 @@ def fresh_ids(monkeypatch):
     build = openai._base_client.BaseClient._build_request
 
     def build_request(client, options, **rest):
-        for name in (RESPONSE, CONVERSATION, ITEM):
+        for name in (*RESPONSES, CONVERSATION, ITEM):
             if name in options.url.split("/"):
                 options.url = options.url.replace(name, made.get(name) or make(name))
         return build(client, options, **rest)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The official clients' own tests of their resources, from their source distributions, against the server on
-models/moesaic-tiny. They were written for a mock server that knows every id and takes every field. sdk_ids.py makes objects
-for the ids. sdk_refused.json lists the cases that this server refuses on purpose: an expression for their names, and the
-reason. A listed case that passes is a failure too.
+"""Runs the official clients' own tests of their resources, from their source distributions, against the server on
+models/moesaic-tiny. They were written for a mock server that accepts every id and field. sdk_ids.py creates objects for the
+ids. sdk_refused.json lists the cases that this server refuses on purpose, with an expression for their names and the reason.
+A listed case that passes is a failure too.
 
-pip fetches the source distributions once, checks their hashes, and leaves them beside this environment in the build folder.
+pip fetches the source distributions once, checks their hashes, and stores them next to this environment in the build folder.
 """
 import hashlib
 import json
@@ -26,7 +26,7 @@ SOURCES = pathlib.Path(sys.prefix).with_name("sdk_sources")
 FETCH_SECONDS = 900
 RUN_SECONDS = 1500
 REFUSED = json.loads((HERE / "sdk_refused.json").read_text())
-# The names by which the clients' tests call the model.
+# Model names of the clients' tests.
 NAMES = ["moesaic-tiny", "gpt-3.5-turbo-instruct", "gpt-6-astra", "model", "text-embedding-3-small", "claude-opus-5-5",
          "model_id"]
 SUITES = {
@@ -40,7 +40,7 @@ SUITES = {
 
 
 def fetch(package):
-    """The folder of a client's sources."""
+    """Returns the folder of a client's sources."""
     suite = SUITES[package]
     folder = SOURCES / f"{package}-{suite['version']}"
     archive = folder.with_name(folder.name + ".tar.gz")
@@ -63,11 +63,11 @@ def fetch(package):
 
 
 def outcomes(folder, suite, url):
-    """{case: whether it passed}; a case is "FILE::CLASS::TEST[client]"."""
+    """Returns {case: True if it passed} and {case: reason}. A case is "FILE::CLASS::TEST[client]"."""
     with tempfile.TemporaryDirectory() as results:
         report = pathlib.Path(results) / "report.xml"
         played = subprocess.run(
-            # The variants for aiohttp test a transport of the client, and need packages of their own.
+            # The variants for aiohttp test a transport of the client and need further packages.
             [sys.executable, "-m", "pytest", "-q", "--tb=line", *(f"-p{plugin}" for plugin in suite["plugins"]), "-k",
              "not aiohttp", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "filterwarnings=", f"--junitxml={report}",
              *(f"tests/api_resources/{file}" for file in suite["files"])],

@@ -1,8 +1,8 @@
-"""Starts `moesaic serve` for tests and talks plain HTTP to it. Standard library only.
+"""Starts `moesaic serve` for tests and sends plain HTTP to it. Uses the standard library only.
 
-Nothing here may depend on how fast the machine is: what must still run when a test looks is held (Server.holding), and held
-again where it came to its end first; what must have happened is waited for; and a wait ends in failure only after a time that
-no machine needs.
+Tests must not depend on the speed of the machine:
+- Server.holding keeps a request running while a test inspects the server. The test tries again if the request ended first.
+- until() waits for an event. It fails only after a time that no machine needs.
 """
 import atexit
 import contextlib
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 
 BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", "build/release/bin/moesaic")).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ WAIT_SECONDS = patient(120)
 
 
 def wire(path, body, headers=b""):
-    """A POST as bytes."""
+    """Returns the bytes of a POST request."""
     return b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n%scontent-length: %d\r\n\r\n" % (
         path.encode(), headers, len(body)) + body
 
@@ -53,8 +54,8 @@ class Server:
             [str(BINARY), "serve", str(model), "--port", str(port), *([] if access_log else ["--no-access-log"]),
              *map(str, flags)],
             stdout=subprocess.PIPE, stderr=self.stderr, text=True,
-            env={"MOESAIC_SEED": "1", **os.environ, **(environment or {})})  # unseeded requests repeat, too
-        atexit.register(self.process.kill)  # a test that fails in between leaves no server behind
+            env={"MOESAIC_SEED": "1", **os.environ, **(environment or {})})  # makes unseeded requests repeatable
+        atexit.register(self.process.kill)  # kills the server of a test that fails
         line = self.process.stdout.readline()
         found = re.match(r"listening on (https?)://(.+):(\d+)$", line.strip())
         if not found:
@@ -62,7 +63,7 @@ class Server:
             raise AssertionError(f"no address from the server: {line!r}\n{self.read_log()}")
         self.host, self.port = found[2], int(found[3])
         self.url = f"{found[1]}://{self.host}:{self.port}"
-        self.tls = None  # an ssl.SSLContext, where request() must use https
+        self.tls = None  # an ssl.SSLContext if request() must use https
 
     def read_log(self):
         if self.stderr.closed:
@@ -71,7 +72,7 @@ class Server:
         return self.stderr.read()
 
     def request(self, method, path, body=None, headers=None, timeout=ANSWER_SECONDS):
-        """(status, headers, bytes). `body` is bytes, or anything JSON."""
+        """Returns (status, headers, bytes). `body` is bytes, or a value that becomes JSON."""
         if self.tls:
             connection = http.client.HTTPSConnection(self.host, self.port, timeout=timeout, context=self.tls)
         else:
@@ -93,24 +94,23 @@ class Server:
         return status, json.loads(text)
 
     def metrics(self):
-        """{name{labels}: value}"""
+        """Returns {name{labels}: value}."""
         text = self.request("GET", "/metrics")[2].decode()
         return {name: float(value) for name, value in re.findall(r"^([^#\s]+) (\S+)$", text, re.M)}
 
     def metric(self, name):
-        """The sum over a metric's members."""
+        """Returns the sum over a metric's label sets."""
         return sum(value for key, value in self.metrics().items() if re.match(re.escape(name) + r"(\{|$)", key))
 
     def aborted(self):
-        """Choices that were cancelled."""
+        """Returns the number of cancelled choices."""
         return sum(value for key, value in self.metrics().items()
                    if key.startswith("vllm:request_success_total{") and 'finished_reason="abort"' in key)
 
     @contextlib.contextmanager
     def holding(self, stream=True):
-        """A request of as many tokens as one may ask for, half a million, whose client leaves behind the block. Gives the
-        client's socket. On a machine that is done with it sooner, what a test finds tells nothing: it tries again, by
-        `until`."""
+        """Keeps a request of half a million tokens, the maximum, running during the block. Yields the client's socket and
+        closes it after the block. A fast machine may end the request earlier, so that tests try again by `until`."""
         body = json.dumps(chat("Tell me a story.", n=128, max_tokens=4000, ignore_eos=True, stream=stream)).encode()
         ended = self.metric("vllm:request_success_total")
         with contextlib.ExitStack() as stack:
@@ -122,7 +122,7 @@ class Server:
             yield client
 
     def wait_until_quiet(self, seconds=WAIT_SECONDS):
-        """Waits until nothing runs, waits, or holds a block."""
+        """Waits until no request runs, waits, or holds a block."""
         end = time.monotonic() + seconds
         while True:
             busy = {name: self.metric(name) for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
@@ -134,7 +134,7 @@ class Server:
             time.sleep(0.05)
 
     def stop(self, how=signal.SIGTERM, seconds=WAIT_SECONDS):
-        """The exit code."""
+        """Stops the server and returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(how)
         code = self.process.wait(timeout=seconds)
@@ -146,7 +146,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*flags, **options):
-    """A server for a block, which must stop cleanly behind it."""
+    """Runs a server for a block. The server must stop without an error after it."""
     server = Server(*flags, **options)
     try:
         yield server
@@ -157,6 +157,22 @@ def serving(*flags, **options):
     code = server.stop()
     if code != 0:
         raise AssertionError(f"the server ended with {code}\n{server.read_log()}")
+
+
+class ServingCase(unittest.TestCase):
+    """Tests of one class that share a server."""
+
+    FLAGS = ()
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*cls.FLAGS)
+        cls.addClassCleanup(cls.stop_server)
+
+    @classmethod
+    def stop_server(cls):
+        code = cls.server.stop()
+        assert code == 0, cls.server.read_log()
 
 
 def chat(text, **fields):

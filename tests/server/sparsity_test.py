@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Block-sparse attention from the outside: the request's field, the server's defaults, and what /metrics tells."""
+"""Tests block-sparse attention through the server's API: the request's field, the defaults, and the metrics."""
 import unittest
 
 from serving import serving
@@ -38,7 +38,7 @@ class Sparsity(unittest.TestCase):
             sparse = completion(server, kv_sparsity={"budget": 256})
             self.assertNotEqual(sparse, dense)
             told = counters(server)
-            # Two of four layers choose, for each of the tokens that follow the first.
+            # Two of four layers choose blocks, for each token after the first.
             self.assertEqual(told["choices_total"], 2 * (TOKENS - 1))
             self.assertEqual(told["blocks_read_total"], 4 * told["choices_total"])
             self.assertGreater(told["blocks_total"], 4 * told["blocks_read_total"])
@@ -61,7 +61,7 @@ class Sparsity(unittest.TestCase):
             reused = completion(server, kv_sparsity={"budget": 256, "reuse": 4})
             self.assertEqual(completion(server, kv_sparsity={"budget": 256, "reuse": 4}), reused)
             after = counters(server)
-            # Outputs are computed at positions 1200 to 1238, of which every fourth, and 1200, chooses.
+            # Outputs are computed at positions 1200 to 1238. Position 1200 and every fourth position choose blocks.
             choosers = len([p for p in range(len(PROMPT), len(PROMPT) + TOKENS - 1) if p % 64 % 4 == 0])
             self.assertEqual(after["reused_total"], 2 * 2 * (TOKENS - 1 - choosers))
             completion(server, kv_sparsity={"budget": 4096, "mass": 0.5})
@@ -72,7 +72,7 @@ class Sparsity(unittest.TestCase):
             completion(server, kv_sparsity={"budget": 256, "mass": 0.99})
             self.assertGreater(counters(server)["capped_total"], 0)
             self.assertEqual(counters(server)["rechosen_total"], 0)
-            # Whatever the mode: rows of the prompt take over choices as well.
+            # In every mode, rows of the prompt reuse choices as well.
             told = counters(server)["reused_total"]
             completion(server, kv_sparsity={"mode": "all", "budget": 256, "reuse": 64})
             rows = len(PROMPT) + TOKENS - 1 - 256
@@ -89,7 +89,7 @@ class Sparsity(unittest.TestCase):
             more = counters(server)["choices_total"] - told["choices_total"]
             self.assertEqual(more, 2 * (len(PROMPT) - 320 + TOKENS - 1))
 
-    def test_what_is_wrong_is_refused_by_name(self):
+    def test_errors_name_the_field(self):
         with serving("--kv-sparsity", "dense") as server:
             for value, param in (({"mode": "some"}, "kv_sparsity.mode"), ({"budget": 255}, "kv_sparsity.budget"),
                                  ({"budget": 1.5}, "kv_sparsity.budget"), ({"eps": 1.01}, "kv_sparsity.eps"),

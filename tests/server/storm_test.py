@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""An abort storm: 2,000 requests of which 90% are dropped at random moments, among slow, half-closed, huge and malformed
-ones. Nothing may crash, leak a block, or change what a live request gets.
+"""Sends 2,000 requests and drops 90% of them at random moments, among slow, half-closed, huge and malformed ones. The server
+must not crash, leak a block, or change the answer of a live request.
 
-The number of requests can be set by MOESAIC_STORM_REQUESTS, for sanitizer builds.
+MOESAIC_STORM_REQUESTS sets the number of requests, for sanitizer builds.
 """
 import json
 import os
@@ -21,20 +21,20 @@ from serving import ANSWER_SECONDS, Server, chat, serving, until, wire
 
 REQUESTS = int(os.environ.get("MOESAIC_STORM_REQUESTS", "2000"))
 CONNECTIONS = 32
-# What clients tell of their conversations, right or not; None: nothing.
+# Session fields of the requests, true or not. None omits the field.
 SESSIONS = [None, None, None, "continues", "ends", {}, {"state": "ends"}, {"tokens": 5, "returns_in": 2}, {"tokens": 1 << 40},
             {"returns_in": 1e9}, {"tokens": 0, "returns_in": 0.001}]
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
 
 MALFORMED = [*json_cases.malformed(), b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\x28\"}]}", b"{\"prompt\":\"\xe2\x28\xa1\"}"]
-# Well-formed JSON that is no request.
+# Well-formed JSON values that are no valid requests.
 STRANGE = [b"null", b"true", b"0", b"-0.0e-0", b"\"\\ud800\"", b"[]", b"{}", b"{\"messages\":{}}", b"{\"prompt\":[[]]}",
            b"{\"messages\":[null]}", b"{\"prompt\":[true]}", b"{\"model\":7}", b"{\"messages\":[[[]]]}",
            b"{\"prompt\":[9999999999999999999999]}", b"{\"stop\":[[]],\"prompt\":\"x\"}"]
 
 
 def reset(client):
-    """Closes with a reset instead of an end."""
+    """Closes the connection with a reset."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
 
@@ -49,7 +49,7 @@ class Storm(unittest.TestCase):
         return ()
 
     def check_quiet(self):
-        """What must be so behind the storm, besides what always must."""
+        """Checks conditions of one test after the storm."""
 
     def tearDown(self):
         code = self.server.stop()
@@ -114,7 +114,7 @@ class Storm(unittest.TestCase):
                     break
                 time.sleep(0.2)
             client.close()
-        elif kind == "half":  # says that it sends no more, and waits for the answer, or leaves before it
+        elif kind == "half":  # ends its sending side, and waits for the answer or leaves before it
             path, fields = self.body_of(random_)
             client = self.connect()
             client.sendall(wire(path, json.dumps({**fields, "ignore_eos": True}).encode()))
@@ -139,7 +139,7 @@ class Storm(unittest.TestCase):
             body = random_.choice(MALFORMED if kind == "malformed" else STRANGE)
             path = random_.choice(PATHS + ["/tokenize", "/detokenize", "/v1/embeddings"])
             if b'"stop"' in body:
-                path = PATHS[1]  # others need not know this field
+                path = PATHS[1]  # other endpoints may not have this field
             client = self.connect()
             client.sendall(wire(path, body))
             status = self.status_of(client)
@@ -154,11 +154,11 @@ class Storm(unittest.TestCase):
             try:
                 self.abuse(kind, random_)
             except OSError as error:
-                if kind not in ("drop", "half"):  # those see resets
+                if kind not in ("drop", "half"):  # these may receive resets
                     self.faults.append(f"{kind}: {error}")
 
     def live(self, stop, expected):
-        """Asks all the time, and must get the same each time; a full queue is no fault."""
+        """Repeats one request, whose answer must not change. A full queue is allowed."""
         while not stop.is_set() or self.served == 0:
             try:
                 status, answer = self.server.json("POST", PATHS[0], chat("What is the capital of France?", temperature=0))
@@ -179,7 +179,7 @@ class Storm(unittest.TestCase):
         stop = threading.Event()
         live = threading.Thread(target=self.live, args=(stop, expected))
         live.start()
-        # Nine in ten are dropped or half closed; the others are left alone, as are the live ones beside them.
+        # 90% are dropped or half-closed. The others run to their end, as do the live requests.
         workers = [threading.Thread(target=self.worker, args=(i, REQUESTS // CONNECTIONS)) for i in range(CONNECTIONS)]
         for worker in workers:
             worker.start()
@@ -189,7 +189,7 @@ class Storm(unittest.TestCase):
         live.join()
         self.assertEqual(self.faults, [])
         self.server.wait_until_quiet()
-        until(lambda: self.server.metric("moesaic:http_connections") == 1)  # the one that asks
+        until(lambda: self.server.metric("moesaic:http_connections") == 1)  # that of this request
         self.assertEqual(self.server.json("GET", "/state")[1]["kv"]["used_blocks"], 0)
         self.check_quiet()
         errors = [name for name in self.server.metrics() if name.startswith("moesaic:http_requests_total") and 'status="5' in name
@@ -199,7 +199,7 @@ class Storm(unittest.TestCase):
 
 
 class StormOverTiers(Storm):
-    """The same where the cache is far too small for what is asked, and gives up blocks to a warm tier and to a disk."""
+    """The same storm with a cache that is far too small and evicts blocks to a warm tier and to a disk."""
 
     def flags(self):
         folder = tempfile.TemporaryDirectory()
@@ -212,17 +212,17 @@ class StormOverTiers(Storm):
             self.assertGreater(self.server.metric(f"moesaic:kv_{used}_total"), 0)
         self.assertEqual(self.server.metric("moesaic:kv_disk_write_errors_total"), 0)
         self.assertEqual(self.server.json("POST", "/reset_prefix_cache", {})[0], 200)
-        until(lambda: self.server.metric("moesaic:kv_warm_blocks") == 0)  # the engine's next step does it
+        until(lambda: self.server.metric("moesaic:kv_warm_blocks") == 0)  # the engine's next step clears the tier
 
 
 class Killed(unittest.TestCase):
     def test_leaves_nothing_behind(self):
-        """kill -9 with requests of every kind on their way: a new server takes the port at once, and no file is left."""
+        """Kills the server while requests of every kind run. A new server takes the port at once, and no file remains."""
         with tempfile.TemporaryDirectory() as folder:
             def shared():
                 return {path.name for path in pathlib.Path("/dev/shm").glob("*moesaic*")}
             before = shared()
-            address = "--host", "127.0.0.3"  # where nobody else takes the port meanwhile
+            address = "--host", "127.0.0.3"  # no other test uses a port of this address
             server = Server(*address, environment={"TMPDIR": folder})
             clients = []
             for path, fields in [(PATHS[0], chat("Tell me a story.", stream=True, n=16)), (PATHS[1], {"prompt": "x", "n": 16}),

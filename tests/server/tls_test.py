@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`moesaic serve --tls-cert --tls-key`: handshakes, streams, half-closed clients, reload, and files that can't be used."""
+"""Tests `moesaic serve --tls-cert --tls-key`: handshakes, streams, half-closed clients, reload, and invalid files."""
 import json
 import pathlib
 import re
@@ -14,7 +14,7 @@ import unittest
 import warnings
 
 import certificates
-from serving import ANSWER_SECONDS, BINARY, MODEL, Server, chat, until, wire
+from serving import ANSWER_SECONDS, BINARY, MODEL, Server, ServingCase, chat, until, wire
 
 CHAT = "/v1/chat/completions"
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -29,7 +29,7 @@ def trusting(certificate, **settings):
 
 
 def healthy(client):
-    """Whether the connection answers, and is kept."""
+    """Returns True if the connection answers and stays open."""
     client.sendall(GET)
     answer = b""
     while not answer.endswith(b'{"status":"ok"}'):
@@ -48,7 +48,7 @@ def read_all(client):
 
 
 class HalfClosing:
-    """A TLS client that can say close_notify and still read. Python's SSLSocket cannot."""
+    """A TLS client that can send close_notify and still read, unlike Python's SSLSocket."""
 
     def __init__(self, server, context):
         self.socket = socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS)
@@ -93,19 +93,15 @@ class HalfClosing:
             answer += piece
 
 
-class Tls(unittest.TestCase):
+class Tls(ServingCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.certificate, cls.key = certificates.make(pathlib.Path(cls.folder.name), "models.example")
-        cls.server = Server("--tls-cert", cls.certificate, "--tls-key", cls.key, "--header-timeout", "2")
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.certificate, cls.key = certificates.make(pathlib.Path(folder.name), "models.example")
+        cls.FLAGS = ("--tls-cert", cls.certificate, "--tls-key", cls.key, "--header-timeout", "2")
+        super().setUpClass()
         cls.server.tls = cls.context = trusting(cls.certificate)
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.server.stop()
-        cls.folder.cleanup()
-        assert code == 0, cls.server.read_log()
 
     def raw(self):
         return socket.create_connection((self.server.host, self.server.port), timeout=ANSWER_SECONDS)
@@ -117,7 +113,7 @@ class Tls(unittest.TestCase):
         with self.raw() as client, self.assertRaises(ssl.SSLError):
             context.wrap_socket(client, server_hostname="models.example")
 
-    def test_says_where_it_listens(self):
+    def test_prints_its_address(self):
         self.assertEqual(self.server.url, f"https://127.0.0.1:{self.server.port}")
         self.assertIn("models.example, valid until ", self.server.read_log())
 
@@ -131,7 +127,7 @@ class Tls(unittest.TestCase):
         old = trusting(self.certificate)
         old.set_ciphers("ALL:@SECLEVEL=0")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that is what is tested
+            warnings.simplefilter("ignore", DeprecationWarning)  # the test uses a deprecated version on purpose
             old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
         weak = trusting(self.certificate, maximum_version=ssl.TLSVersion.TLSv1_2)
         weak.set_ciphers("ECDHE-ECDSA-AES128-SHA:@SECLEVEL=0")
@@ -155,14 +151,14 @@ class Tls(unittest.TestCase):
         body = json.dumps({"prompt": "x" * 300_000}).encode()  # many records
         self.assertEqual(self.server.request("POST", "/tokenize", body)[0], 200)
 
-    def test_tells_plain_http_to_use_https(self):
+    def test_answers_plain_http_with_an_error(self):
         with self.raw() as client:
             client.sendall(GET)
             answer = read_all(client)
         self.assertTrue(answer.startswith(b"HTTP/1.1 400 "), answer)
         self.assertIn(b"this port speaks TLS: use https://", answer)
 
-    def test_closes_what_is_no_handshake(self):
+    def test_closes_connections_without_a_handshake(self):
         for data in (b"\x16\x03\x01\x00\x05hello", b"\x00" * 100, b"\xff", b"\x16\x03", b""):
             with self.raw() as client:
                 client.sendall(data)
@@ -173,10 +169,10 @@ class Tls(unittest.TestCase):
                 self.assertTrue(answer[:1] in (b"", b"\x15"), answer)  # nothing, or a TLS alert
         self.assertEqual(self.server.request("GET", "/health")[0], 200)
 
-    def test_says_its_end(self):
+    def test_sends_close_notify(self):
         with self.context.wrap_socket(self.raw(), server_hostname="models.example", suppress_ragged_eofs=False) as client:
             client.sendall(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
-            self.assertTrue(read_all(client).endswith(b'{"status":"ok"}'))  # without close_notify it raises
+            self.assertTrue(read_all(client).endswith(b'{"status":"ok"}'))  # it raises an error without close_notify
 
     def test_answers_a_client_that_sends_no_more(self):
         post = wire(CHAT, json.dumps(chat("Hi", max_tokens=50, ignore_eos=True)).encode())
@@ -189,7 +185,7 @@ class Tls(unittest.TestCase):
             client.socket.close()
             with self.connect() as client:
                 client.sendall(request)
-                socket.socket.shutdown(client, socket.SHUT_WR)  # the end of TCP without close_notify
+                socket.socket.shutdown(client, socket.SHUT_WR)  # ends TCP without close_notify
                 self.assertIn(b"HTTP/1.1 200 OK\r\n", read_all(client))
 
     def test_cancels_when_the_client_leaves(self):
@@ -218,7 +214,7 @@ class Reload(unittest.TestCase):
             server = Server("--tls-cert", files[0], "--tls-key", files[1])
 
             def presented():
-                """The name in the certificate that a new connection gets."""
+                """Returns the name in the certificate of a new connection."""
                 with socket.create_connection((server.host, server.port), timeout=ANSWER_SECONDS) as client:
                     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -235,7 +231,7 @@ class Reload(unittest.TestCase):
             server.process.send_signal(signal.SIGHUP)
             until(lambda: presented() == "second.example")
             self.assertTrue(healthy(kept))
-            # A key of another certificate: the former pair stays in use.
+            # The former pair stays in use when the key belongs to another certificate.
             shutil.copy(first[1], files[1])
             server.process.send_signal(signal.SIGHUP)
             until(lambda: logged("the old state stays in use"))
@@ -254,7 +250,7 @@ class Reload(unittest.TestCase):
 
 
 class Files(unittest.TestCase):
-    def test_refuses_what_cannot_be_used(self):
+    def test_refuses_invalid_files(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             certificate, key = certificates.make(folder, "good.example")

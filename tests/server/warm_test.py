@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""KV blocks that are kept in int8 when the cache gives them up, from the outside: they come back, /metrics tells, an
-int8 cache's are exact, and nothing that was rounded comes to the disk."""
+"""Tests evicted KV blocks that the warm tier stores in int8, through the server's API. They are restored and counted in
+/metrics, those of an int8 cache are exact, and rounded blocks are not written to disk."""
 import tempfile
 import unittest
 
@@ -11,7 +11,7 @@ FLAGS = ("--kv-memory", "1MiB", "--ctx-size", 1200, "--max-sequences", 1)
 
 
 def completion(server, prompt):
-    """(token ids, log-probabilities), cached tokens."""
+    """Returns (token ids, log-probabilities) and the number of cached tokens."""
     status, answer = server.json("POST", "/v1/completions", {
         "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 0, "return_token_ids": True})
     assert status == 200, answer
@@ -26,7 +26,7 @@ def warm(server, name):
 
 class Warm(unittest.TestCase):
     def fill(self, server):
-        """Asks for all prompts, so that the cache has given the first one up."""
+        """Requests all prompts, so that the cache evicts the first one."""
         said = [completion(server, prompt) for prompt in PROMPTS]
         self.assertEqual([cached for _, cached in said], [0] * len(PROMPTS))
         self.assertGreater(server.metric("moesaic:kv_evicted_blocks_total"), 10)
@@ -39,7 +39,7 @@ class Warm(unittest.TestCase):
             (tokens, logprobs), cached = completion(server, PROMPTS[0])
             self.assertEqual(cached, 960)
             self.assertEqual(tokens[0], said[0][0][0])
-            # A cache in int8 from the start is 0.24 off here, one in f32 0.01; keys of other tokens would be off by whole units.
+            # The error is 0.24 for a cache in int8, and 0.01 for one in f32. Keys of other tokens would give errors above 1.
             self.assertAlmostEqual(logprobs[0], said[0][1][0], delta=0.5)
             self.assertGreater(warm(server, "restored_blocks_total"), 5)
             self.assertLessEqual(warm(server, "bytes"), 4 << 20)
@@ -64,7 +64,7 @@ class Warm(unittest.TestCase):
             self.assertEqual(completion(server, PROMPTS[0]), in_memory)
             self.assertGreater(warm(server, "restored_blocks_total"), 0)
 
-    def test_what_was_rounded_is_not_stored(self):
+    def test_rounded_blocks_are_not_written_to_disk(self):
         with tempfile.TemporaryDirectory() as folder:
             with serving("--kv-warm-memory", "4MiB", "--kv-disk", folder, "--kv-disk-size", "64MiB", *FLAGS) as server:
                 self.fill(server)
@@ -72,7 +72,7 @@ class Warm(unittest.TestCase):
                 self.assertGreaterEqual(completion(server, longer)[1], 960)
             with serving("--kv-disk", folder, "--kv-disk-size", "64MiB", *FLAGS) as server:
                 stored = server.metric("moesaic:kv_disk_blocks")
-                self.assertEqual(stored, 15 * len(PROMPTS), "none of those behind rounded ones")
+                self.assertEqual(stored, 15 * len(PROMPTS), "no block after a rounded one")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs a test script in a virtual environment with the packages of a requirements file, made once.
+"""Runs a test script in a virtual environment with the packages of a requirements file. Makes the environment once.
 
-Usage: with_clients.py ENVIRONMENT_FOLDER REQUIREMENTS SCRIPT. When the packages cannot be had, that is a failure where the
-environment says CI, and elsewhere exit status 77 (skipped) with the reason.
+Usage: with_clients.py ENVIRONMENT_FOLDER REQUIREMENTS SCRIPT. When the packages cannot be installed, it prints the reason. It
+then fails if the environment has CI, and else exits with status 77 (skipped).
 """
 import fcntl
 import hashlib
@@ -17,7 +17,7 @@ INSTALL_SECONDS = 900
 
 
 def make(folder, requirements):
-    """The environment's interpreter."""
+    """Makes the environment and returns its interpreter."""
     python = folder / "bin" / "python"
     mark = folder / "requirements.sha256"
     wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
@@ -34,7 +34,7 @@ def make(folder, requirements):
 
 
 def missing(what, error):
-    """The exit status of a test whose tools cannot be had."""
+    """Returns the exit status of a test whose tools are missing."""
     in_ci = bool(os.environ.get("CI"))
     print(f"{'FAILED' if in_ci else 'SKIPPED'}: {what} cannot be had: {error}\n{getattr(error, 'stderr', '') or ''}")
     return 1 if in_ci else SKIPPED

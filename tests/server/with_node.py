@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs a JavaScript test against a server, with the packages that its package-lock.json names, installed once.
+"""Runs a JavaScript test against a server with the packages of its package-lock.json. Installs them once.
 
-Usage: with_node.py BUILD_FOLDER SCRIPT [--chromium]. The script finds the server in MOESAIC_URL, the browser, if it wants
-one, in CHROMIUM, and may leave files in MOESAIC_OUT. When Node.js, the packages, or the browser cannot be had, that is a failure where the environment says CI, and elsewhere
-exit status 77 (skipped) with the reason.
+Usage: with_node.py BUILD_FOLDER SCRIPT [--chromium]. The script finds the server in MOESAIC_URL and the browser, if it needs
+one, in CHROMIUM. It may write files to MOESAIC_OUT. When Node.js, the packages or the browser are missing, it prints the
+reason. It then fails if the environment has CI, and else exits with status 77 (skipped).
 """
 import fcntl
 import hashlib
@@ -21,15 +21,15 @@ TEST_SECONDS = patient(600)
 
 
 def install(folder, source):
-    """Brings the packages of `source` to `folder`."""
+    """Installs the packages of `source` into `folder`."""
     files = [source / "package.json", source / "package-lock.json"]
-    modules = list(source.glob("*.mjs"))  # they look for packages beside themselves
+    modules = list(source.glob("*.mjs"))  # modules search packages in their own folder
     wanted = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     mark = folder / "packages.sha256"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for module in modules:  # other tests may run them now: only changes are written
+        for module in modules:  # writes changed modules only, since other tests may run them now
             copy = folder / module.name
             if not copy.exists() or copy.read_bytes() != module.read_bytes():
                 shutil.copy(module, copy)

@@ -1,4 +1,4 @@
-// Reads numpy's .npz files in tests: a zip archive of .npy arrays, stored or deflated.
+// Reads numpy's .npz files for tests: zip archives of .npy arrays, stored or deflated.
 // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace moesaic::test_support {
 
-/// One array in C order. Tests may throw: a broken archive ends the test with its message.
+/// One array in C order. The readers throw an exception with a message for a broken archive.
 struct NpyArray {
   std::string dtype;  // numpy's spelling: "<f4", "|u1", "<i8"
   std::vector<int64_t> shape;
@@ -54,7 +54,7 @@ inline NpyArray ParseNpy(const std::string& file) {
   return array;
 }
 
-/// All arrays of an archive by name, without ".npy".
+/// Returns all arrays of an archive by name, without ".npy".
 inline std::map<std::string, NpyArray> ReadNpz(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   const std::string zip((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
@@ -64,7 +64,7 @@ inline std::map<std::string, NpyArray> ReadNpz(const std::string& path) {
     std::memcpy(&value, zip.data() + at, bytes);
     return value;
   };
-  // The directory stands at the end; local headers may leave their sizes out.
+  // The directory is at the end of the file. Local headers may have no sizes.
   const size_t end = zip.rfind("PK\x05\x06");
   if (end == std::string::npos) throw std::runtime_error(path + ": not a zip archive");
   const uint64_t entries = number(end + 10, 2);

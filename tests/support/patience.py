@@ -1,8 +1,8 @@
-"""Time limits of tests, longer on a machine that is slow or busy. Standard library only.
+"""Scales time limits of tests on a slow or busy machine. Uses the standard library only.
 
-A test's limit is for a machine of its own. patient() multiplies it by the time that a fixed piece of work takes here and now,
-over the time that it takes on such a machine, or by the number of processes that wait for each CPU where that is more. The
-factor is at least 1 and never falls. The measured work starts a process and computes.
+The limits are for an idle reference machine. patient() multiplies a limit by the larger of two factors: the time of a fixed
+piece of work relative to the reference machine, and the number of processes that wait for each CPU. The factor is at least 1
+and never decreases. The measured work starts a process and computes.
 """
 import hashlib
 import os
@@ -12,18 +12,18 @@ import time
 
 # Seconds of measure() on an idle AMD EPYC 7003 (2 cores).
 REFERENCE_SECONDS = 0.1
-# A limit never grows beyond this: a test that hangs has to end.
+# Maximum factor, so that a test that hangs ends.
 MOST = 30
-# Load comes and goes: each limit has room for twice of what was measured.
+# Factor for a load that rises after the measurement.
 ROOM = 2
-# A measurement is good for this long.
+# Seconds after which a measurement is repeated.
 FRESH_SECONDS = 20
 
 _measured = None  # (when, factor)
 
 
 def measure():
-    """Seconds for the fixed piece of work."""
+    """Returns the seconds that the fixed piece of work takes."""
     begin = time.monotonic()
     subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
     block = bytes(1 << 20)
@@ -33,10 +33,10 @@ def measure():
 
 
 def factor():
-    """How many times longer than on the reference machine things take; at least 1."""
+    """Returns the factor of this machine, at least 1."""
     global _measured
     if _measured is None or time.monotonic() - _measured[0] > FRESH_SECONDS:
-        # The scheduler favours short work over long: the load average shows what long work has to share.
+        # The scheduler favors short work, so that the load average shows the delay of long work.
         slow = max(measure() / REFERENCE_SECONDS, os.getloadavg()[0] / (os.cpu_count() or 1))
         now = min(MOST, max(1.0, ROOM * slow))
         _measured = (time.monotonic(), max(now, _measured[1] if _measured else 1.0))
@@ -44,5 +44,5 @@ def factor():
 
 
 def patient(seconds):
-    """The limit of `seconds` for this machine."""
+    """Returns the limit for this machine."""
     return seconds * factor()

@@ -1,5 +1,5 @@
-// Chromium for the tests of the page: contexts that fail on errors of the page, screenshots in MOESAIC_OUT, and answers that
-// the tests make up.
+// Runs the page's tests in Chromium: fails on errors of the page, writes screenshots to MOESAIC_OUT, and replaces answers of
+// the server.
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { after, before } from "node:test";
@@ -10,7 +10,7 @@ export const CHAT = "**/v1/chat/completions";
 export const DESK = { width: 1280, height: 800 };
 export const PHONE = { width: 320, height: 640 };
 export const ON_PHONE = { viewport: PHONE, hasTouch: true, isMobile: true };
-const PATIENCE = 60000; // ms: the machine may be busy
+const PATIENCE = 60000; // ms, since the machine may be busy
 let browser;
 
 before(async () => {
@@ -22,8 +22,8 @@ before(async () => {
 });
 after(() => browser.close());
 
-/// Runs `use(page, faults)` in a browser without history. Errors of the page and of its console fail the test, unless `use` takes
-/// them out of `faults`.
+/// Runs `use(page, faults)` in a browser without history. Errors of the page and of its console fail the test, unless `use`
+/// removes them from `faults`.
 export async function withPage(options, use) {
   const context = await browser.newContext({ viewport: DESK, ...options });
   context.setDefaultTimeout(PATIENCE);
@@ -39,7 +39,8 @@ export async function withPage(options, use) {
   }
 }
 
-/// Takes out of `faults` what the page's policy refused: it does so already while HTML is parsed, before it is cleaned.
+/// Removes refusals by the page's policy from `faults`. The browser reports them while it parses HTML, before the page
+/// sanitizes it.
 export function allowRefusals(faults) {
   faults.splice(0, faults.length, ...faults.filter((fault) => !fault.includes("Content Security Policy")));
 }
@@ -72,7 +73,7 @@ export async function set(page, fields) {
   await page.getByText("Done").click();
 }
 
-/// Answers with words that end only when the page leaves. Returns {left}, a promise of that.
+/// Answers with words until the page leaves. Returns {left}, a promise that resolves then.
 export async function answerWithoutEnd(page) {
   let leave;
   const left = new Promise((resolve) => { leave = resolve; });
@@ -98,7 +99,7 @@ export async function noSidewaysScroll(page) {
   assert.ok(wide <= seen, `the page is ${wide} wide on a screen of ${seen}`);
 }
 
-/// Answers with what `respond(body)` returns, a list of deltas, and returns the list of the bodies that were sent.
+/// Answers with the list of deltas that `respond(body)` returns. Returns the list of the bodies that the page sent.
 export async function answerWith(page, respond) {
   const bodies = [];
   await page.unroute(CHAT);

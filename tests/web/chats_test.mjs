@@ -1,4 +1,4 @@
-// Many conversations: stored, renamed, deleted and brought back, exported and imported, and the same in every tab.
+// Tests the list of conversations: storage, names, deletion with undo, export, import, and other tabs.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import test from "node:test";
@@ -41,7 +41,7 @@ test("conversations are listed, found, renamed, and survive a reload", () => wit
   await page.getByText("You said third thing.").waitFor();
 }));
 
-test("a deleted conversation comes back by Undo, and stays away without it", () => withPage({}, async (page) => {
+test("Undo restores a deleted conversation, which is removed without it", () => withPage({}, async (page) => {
   await open(page);
   await echo(page);
   for (const text of ["keep", "drop"]) await start(page, text);
@@ -65,7 +65,7 @@ test("a deleted conversation comes back by Undo, and stays away without it", () 
   assert.deepEqual(left, [0, 0], "nothing of them is left in the browser");
 }));
 
-test("Undo brings a conversation back that another tab has cleaned up", () => withPage({}, async (page) => {
+test("Undo restores a conversation that another tab has removed from the database", () => withPage({}, async (page) => {
   await open(page);
   await echo(page);
   await start(page, "precious");
@@ -114,7 +114,7 @@ test("an export in JSON, imported, has every branch", () => withPage({}, async (
   assert.deepEqual(await titles(page), ["question"]);
 }));
 
-test("an imported file can't run anything", () => withPage({}, async (page, faults) => {
+test("an imported file cannot run code", () => withPage({}, async (page, faults) => {
   await open(page);
   const evil = '<img src=x onerror="window.hit=1">';
   const message = (id, parent, role, more) => ({ id, parent, role, order: 0, content: evil, ...more });
@@ -153,7 +153,7 @@ test("all conversations are exported at once", () => withPage({}, async (page) =
   assert.deepEqual(conversations.map(({ conversation, messages }) => [conversation.title, messages.length]), [["b", 2], ["a", 2]]);
 }));
 
-test("other tabs see changes, and an answer goes on while another conversation is read", () => withPage({}, async (page) => {
+test("other tabs show changes, and an answer continues while another conversation is open", () => withPage({}, async (page) => {
   await open(page);
   await echo(page);
   await start(page, "shared");
@@ -188,7 +188,7 @@ test("other tabs see changes, and an answer goes on while another conversation i
   await page.getByText("late").waitFor();
 }));
 
-test("a conversation that one tab deletes is left by another that continues it, and stays deleted", () => withPage({}, async (page, faults) => {
+test("a conversation that one tab deletes stays deleted when another tab continues it", () => withPage({}, async (page, faults) => {
   await open(page);
   await echo(page);
   await start(page, "shared");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The files of the web page as a browser asks for them: compression, validation, caching, and libraries with their licenses."""
+"""Tests the files of the web page over HTTP: compression, validation, caching, and libraries with their licenses."""
 import gzip
 import os
 import pathlib
@@ -27,7 +27,7 @@ class Files(unittest.TestCase):
         return status, {name.lower(): value for name, value in names.items()}, body
 
     def libraries(self):
-        """{name: (folder, entry)} as the page reads it; empty where the binary was built without npm."""
+        """Returns {name: (folder, entry)} of the libraries, or {} if the binary was built without npm."""
         text = self.get("/js/libraries.js")[2].decode()
         return {name: (folder, entry) for name, folder, entry in
                 re.findall(r'(\w+): \{ version: "[^"]+", folder: "([^"]+)", entry: "([^"]+)"', text)}
@@ -80,7 +80,7 @@ class Files(unittest.TestCase):
             status, headers, body = self.get(f"/{folder}{font}", accept_encoding="gzip")
             self.assertEqual((status, headers["content-type"], body[:4]), (200, "font/woff2", b"wOF2"), font)
 
-    def test_a_build_where_npm_is_missing_or_fails_goes_on_and_says_so(self):
+    def test_a_build_without_npm_continues_with_a_warning(self):
         for npm in ["", "/bin/false", "/nowhere/npm"]:
             with tempfile.TemporaryDirectory() as folder:
                 done = subprocess.run(

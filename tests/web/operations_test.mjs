@@ -1,4 +1,4 @@
-// The operations view in Chromium: tiles, charts over an hour that survive a reload, blocks and requests.
+// Tests the operations view in Chromium: tiles, charts over an hour that survive a reload, blocks and requests.
 import assert from "node:assert/strict";
 import test from "node:test";
 import { ON_PHONE, PHONE, noSidewaysScroll, open, ready, shot, url, withPage } from "./browser.mjs";
@@ -6,7 +6,7 @@ import { ON_PHONE, PHONE, noSidewaysScroll, open, ready, shot, url, withPage } f
 const chart = (page, title) => page.locator(".chart", { hasText: title });
 const value = (page, title, name) => chart(page, title).locator(".u-series", { hasText: name }).locator(".u-value").innerText();
 
-/// Stores an hour of readings as an earlier page would have: values rise by the minute, and some minutes are missing.
+/// Stores an hour of readings as an earlier page does. Values rise each minute, and some minutes are missing.
 const fillHour = (page) => page.evaluate(async () => {
   const database = await import(new URL("js/database.js", location.href));
   const now = Date.now() / 1000;
@@ -33,7 +33,7 @@ async function tilesHoldTheirText(page) {
 test("tiles, blocks and requests follow the server", () => withPage({}, async (page) => {
   await open(page, "#operations");
   await page.locator(".tile").first().waitFor();
-  // Requests are kept running until the view has shown them.
+  // Requests run until the view has shown them.
   let watching = true;
   const load = (async () => { while (watching) await generate(4, 3000); })();
   try {
@@ -67,7 +67,7 @@ test("charts show an hour that earlier pages read, with clock times and the valu
   const plot = chart(page, "Throughput").locator(".u-over");
   const box = await plot.boundingBox();
   const seen = [];
-  for (const part of [0.1, 0.9]) { // some 54 and 6 minutes ago
+  for (const part of [0.1, 0.9]) { // about 54 and 6 minutes ago
     await page.mouse.move(box.x + box.width * part, box.y + box.height / 2);
     const time = await value(page, "Throughput", "Time");
     assert.match(time, /^\d\d:\d\d:\d\d$/);
@@ -76,7 +76,7 @@ test("charts show an hour that earlier pages read, with clock times and the valu
   }
   assert.ok(seen[0] > 50 && seen[0] < 57 && seen[1] > 3 && seen[1] < 10, `values of ${seen} minutes ago`);
   await shot(page, "charts-hover");
-  // The line has a gap where no page was open.
+  // The line has a gap at times without an open page.
   await page.mouse.move(box.x + box.width * (1 - 22.5 / 60), box.y + box.height / 2);
   assert.equal(await value(page, "Throughput", "output").then((text) => /^10(19|2[0-6])$|–/.test(text)), true);
   await page.mouse.move(box.x + box.width * 0.3, box.y + 20);
@@ -125,7 +125,7 @@ for (const [name, options] of [["light", {}], ["dark", { colorScheme: "dark" }],
   }));
 }
 
-test("a chart takes the width of a window that changes, and colors of the theme", () => withPage({}, async (page) => {
+test("a chart follows the width of the window and the colors of the theme", () => withPage({}, async (page) => {
   await open(page, "#operations");
   const canvas = chart(page, "Throughput").locator("canvas");
   await canvas.waitFor();

@@ -1,4 +1,4 @@
-// The chat in Chromium, on models/moesaic-tiny: answers, branches, tools, keys, settings, and nothing lost by a reload.
+// Tests the chat in Chromium on models/moesaic-tiny: answers, branches, tools, keys, settings and reloads.
 import assert from "node:assert/strict";
 import test from "node:test";
 import { CHAT, ON_PHONE, answer, answerWith, answerWithoutEnd, ask, noSidewaysScroll, open, ready, send, set, settled, shot, withPage } from "./browser.mjs";
@@ -23,7 +23,7 @@ test("a message is sent, its answer streams, and a reload keeps both", () => wit
       .observe(document.getElementById("thread"), { childList: true, subtree: true, characterData: true });
   });
   await send(page, "Tell me a story.");
-  await page.waitForFunction(() => window.lengths.size > 3); // the text comes in pieces
+  await page.waitForFunction(() => window.lengths.size > 3); // the text arrives in pieces
   await page.click("#stop");
   await settled(page);
   const before = await said(page);
@@ -32,7 +32,7 @@ test("a message is sent, its answer streams, and a reload keeps both", () => wit
   assert.deepEqual(await said(page), before);
 }));
 
-test("an example is asked by a click, at the model's own sampling defaults", () => withPage({}, async (page) => {
+test("a click on an example sends it with the model's sampling defaults", () => withPage({}, async (page) => {
   await open(page);
   const bodies = await answerWith(page, () => [{ content: "ok" }]);
   const example = page.locator(".examples button").first();
@@ -93,7 +93,7 @@ test("an edited message and a regenerated answer are branches, which a reload ke
   assert.deepEqual(await said(page), ["one", "answer 1 to one", "two", "answer 2 to two"]);
 }));
 
-test("a reload during an answer keeps what there is, and the answer goes on from there", () => withPage({}, async (page) => {
+test("a reload during an answer keeps its text, and the answer continues after it", () => withPage({}, async (page) => {
   await open(page);
   await answerWithoutEnd(page);
   await send(page, "Tell me a story.");
@@ -131,7 +131,7 @@ test("the server itself continues an answer that was cut at the token limit", ()
   assert.ok((await answer(page).locator(".prose").innerText()).startsWith(begun));
 }));
 
-test("a lost connection keeps the answer, and says so", () => withPage({}, async (page) => {
+test("a lost connection keeps the answer and shows an error", () => withPage({}, async (page) => {
   await open(page);
   await page.route(CHAT, (route) => route.fulfill({ contentType: "text/event-stream",
     body: 'data: {"choices":[{"index":0,"delta":{"content":"Half an"}}]}\n\n' }));
@@ -141,7 +141,7 @@ test("a lost connection keeps the answer, and says so", () => withPage({}, async
   assert.match(await answer(page).locator(".fault").innerText(), /connection ended/);
 }));
 
-test("a call of a tool is shown, takes a result, and the model goes on with it", () => withPage({}, async (page) => {
+test("a tool call is shown and takes a result, and the model continues with it", () => withPage({}, async (page) => {
   await open(page);
   await set(page, { temperature: "0", tools: JSON.stringify(WEATHER) });
   await ask(page, "What's the weather like in Geneva?");
@@ -169,7 +169,7 @@ test("a call of a tool is shown, takes a result, and the model goes on with it",
   await shot(page, "tool-result");
 }));
 
-test("thoughts are shown apart, and fold when the answer begins", () => withPage({ colorScheme: "dark" }, async (page) => {
+test("reasoning is shown separately and folds when the answer begins", () => withPage({ colorScheme: "dark" }, async (page) => {
   await open(page);
   await answerWith(page, () => [{ reasoning_content: "First I think.\n" }, { reasoning_content: "Then I know." }, { content: "It is **bold**." }]);
   await ask(page, "Think!");
@@ -197,7 +197,7 @@ test("errors are shown where they belong", () => withPage({}, async (page, fault
   await answer(page).getByText("Regenerate").click();
   await page.locator(".turn").getByText("pages of this origin").waitFor();
   assert.equal(await page.locator("#settings").isVisible(), false, "no key would help");
-  faults.length = 0; // the console has the failed requests
+  faults.length = 0; // the console reports the failed requests
 }));
 
 test("a refused key opens the settings at the key, with the reason", () => withPage({}, async (page, faults) => {
@@ -236,7 +236,7 @@ test("a refused key opens the settings at the key, with the reason", () => withP
   faults.splice(0, faults.length, ...faults.filter((fault) => !/status of 40[13]/.test(fault)));
 }));
 
-test("a refused state is asked for again only with other keys or when the view is opened again", () => withPage({}, async (page, faults) => {
+test("a refused /state is requested again only with other keys or when the view is opened again", () => withPage({}, async (page, faults) => {
   let asked = 0;
   let read = 0;
   await page.route("**/state", (route) => {
@@ -264,10 +264,10 @@ test("a refused state is asked for again only with other keys or when the view i
   await page.click("#tab-operations");
   await readTwice();
   assert.equal(asked, 3);
-  faults.length = 0; // the console has the refusals
+  faults.length = 0; // the console reports the refusals
 }));
 
-test("where site data is blocked the page works, and keeps what is done until it is left", () => withPage({}, async (page) => {
+test("without site data the page works and keeps its state until it is left", () => withPage({}, async (page) => {
   await page.addInitScript(() => {
     const refuse = () => { throw new DOMException("site data is blocked", "SecurityError"); };
     for (const name of ["localStorage", "sessionStorage", "indexedDB"]) Object.defineProperty(window, name, { get: refuse });
@@ -290,7 +290,7 @@ test("where site data is blocked the page works, and keeps what is done until it
   await page.getByText("I am here.").waitFor();
 }));
 
-test("settings and the draft survive a reload, keys only in this tab unless they are to be remembered", () => withPage({}, async (page) => {
+test("settings and the draft survive a reload, and keys survive it in this tab only unless they are remembered", () => withPage({}, async (page) => {
   await open(page);
   const values = { temperature: "0.3", "top-p": "0.9", "max-tokens": "77", system: "Be brief.", tools: "[]", "api-key": "secret" };
   await set(page, values);
@@ -312,7 +312,7 @@ test("settings and the draft survive a reload, keys only in this tab unless they
     { temperature: 0.3, top_p: 0.9, max_tokens: 77, first: { role: "system", content: "Be brief." } });
 }));
 
-test("a phone of 320 pixels shows all of it without scrolling sideways", () => withPage(ON_PHONE, async (page) => {
+test("a phone of 320 pixels needs no horizontal scrolling", () => withPage(ON_PHONE, async (page) => {
   await open(page);
   await noSidewaysScroll(page);
   await shot(page, "empty-phone");

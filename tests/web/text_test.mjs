@@ -1,4 +1,4 @@
-// Answers as text: Markdown of GitHub, code, math, and nothing that a model could use against the reader.
+// Tests formatted answers: GitHub's Markdown, code, math, and the removal of harmful HTML.
 import assert from "node:assert/strict";
 import test from "node:test";
 import { ON_PHONE, allowRefusals, answer, answerWith, ask, noSidewaysScroll, open, shot, url, withPage } from "./browser.mjs";
@@ -81,10 +81,10 @@ test("each kind of Markdown has its element", () => withPage({}, async (page) =>
   assert.equal(face, 1, "the fonts of formulas come from the server");
 }));
 
-test("what is drawn late at the end of an answer stays in view", () => withPage({}, async (page) => {
+test("late formulas at the end of an answer stay in view", () => withPage({}, async (page) => {
   await open(page);
   await page.waitForFunction(() => performance.now() > 5000);
-  await page.evaluate(() => { // as a formula does whose library is loaded late
+  await page.evaluate(() => { // like a formula whose library is loaded late
     const observer = new MutationObserver(() => {
       const turn = document.querySelector(".turn.assistant:last-child:not(.pending)");
       if (!turn?.querySelector("footer")) return;
@@ -131,7 +131,7 @@ const ATTACKS = {
   "a meta refresh": '<meta http-equiv="refresh" content="0; url=http://192.0.2.1/"><base href="http://192.0.2.1/"><link rel=stylesheet href="http://192.0.2.1/a.css">',
 };
 
-test("nothing that a model writes runs, loads or poses as the page", () => withPage({}, async (page, faults) => {
+test("text of a model cannot run code, load files or imitate the page", () => withPage({}, async (page, faults) => {
   const elsewhere = [];
   page.on("request", (request) => { if (!request.url().startsWith(url) && !request.url().startsWith("data:") && !request.url().startsWith("blob:")) elsewhere.push(request.url()); });
   await open(page);
@@ -167,7 +167,7 @@ test("user text stays text", () => withPage({}, async (page) => {
   assert.equal(await page.locator(".conversation img, .conversation b").count(), 0);
 }));
 
-test("a growing text is drawn as the whole text is, and each block once", () => withPage({}, async (page) => {
+test("a growing text is rendered like the whole text, and each block once", () => withPage({}, async (page) => {
   await open(page);
   const texts = {
     rich: RICH,
@@ -191,7 +191,7 @@ test("a growing text is drawn as the whole text is, and each block once", () => 
       assert.equal(grown, whole, `${name} in steps of ${step}`);
     }
   }
-  // A text that continues after its end is drawn as one, too.
+  // A text that continues after its end is rendered as one text too.
   const [resumed, whole] = await page.evaluate(async () => {
     const { MarkdownView } = await import(new URL("js/markdown.js", location.href));
     const roots = [0, 1].map(() => document.createElement("div"));
@@ -202,7 +202,7 @@ test("a growing text is drawn as the whole text is, and each block once", () => 
     return roots.map((root) => root.innerHTML);
   });
   assert.equal(resumed, whole);
-  // The nodes made for a text of n paragraphs, in steps of a few characters, grow as n does and not as its square.
+  // The number of nodes created for a text of n paragraphs, in steps of a few characters, is linear in n.
   const made = await page.evaluate(async () => {
     const { MarkdownView } = await import(new URL("js/markdown.js", location.href));
     const count = async (source) => {
@@ -226,7 +226,7 @@ test("a growing text is drawn as the whole text is, and each block once", () => 
   assert.ok(made[1][1] < made[1][0] * 2, `code: ${made[1]} nodes for 8 times the text`);
 }));
 
-test("without its libraries the page shows plain text, and says so", () => withPage({}, async (page) => {
+test("without its libraries the page shows plain text and a notice", () => withPage({}, async (page) => {
   await page.route("**/js/libraries.js", (route) => route.fulfill({ contentType: "text/javascript", body: "export const libraries = null;" }));
   await open(page);
   const text = await show(page, "# Title\n<img src=x onerror=window.hit=1> **bold**");

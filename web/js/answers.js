@@ -1,10 +1,10 @@
-// Answers that stream: several at once, each into its message, which is saved as it grows.
+// Streams answers, several at the same time, and saves each message while it grows.
 import { streamChat } from "./api.js";
 import { makeBody } from "./request.js";
 
 const SAVE_PERIOD = 500; // ms between saves of a growing answer
 
-/// Adds the contents of a chunk to `message`.
+/// Appends the contents of a chunk to `message`.
 function absorb(message, chunk) {
   if (chunk.usage) message.stats.usage = chunk.usage;
   const choice = chunk.choices?.[0];
@@ -56,7 +56,7 @@ export class Answers extends EventTarget {
     await this.#run(message, upTo);
   }
 
-  /// Streams the rest of an answer that was cut off, onto its end.
+  /// Streams the rest of an answer that was cut off and appends it.
   async goOn(message) {
     const messages = await this.#chats.branch(message.conversation);
     const upTo = messages.slice(0, messages.findIndex((other) => other.id === message.id) + 1);

@@ -1,17 +1,17 @@
-// The HTTP API as the page uses it.
+// Calls the HTTP API.
 
-/// An answer of the server that is no success.
+/// An error that the server answered.
 export class ApiError extends Error {
   constructor(status, message, code) {
     super(message);
     this.status = status;
     this.code = code;
   }
-  /// Whether a key is missing or lacks the right; another origin is refused with 403, too.
+  /// True if a key is missing or has no permission. Another origin is refused with 403 as well.
   get needsKey() { return this.status === 401 || this.status === 403 && this.code !== "origin_not_allowed"; }
 }
 
-/// Keys to send; set by the settings. The admin key is for /state, where it differs.
+/// API keys, set by the settings. /state gets the admin key where it differs.
 export const keys = { api: "", admin: "" };
 
 const headers = (key, more = {}) => key ? { ...more, authorization: `Bearer ${key}` } : more;
@@ -22,7 +22,7 @@ async function check(response) {
   let code = "";
   try {
     ({ message, code } = (await response.json()).error);
-  } catch { /* not an error of the API: its status is shown */ }
+  } catch { /* The body is not an error of the API, so its status is shown. */ }
   throw new ApiError(response.status, message, code);
 }
 
@@ -33,7 +33,7 @@ export const getMetrics = async () => (await get("metrics", keys.admin || keys.a
 export const getState = async () => (await get("state", keys.admin || keys.api)).json();
 
 /// Streams a chat completion and calls `onChunk` with each parsed chunk. Throws ApiError, an AbortError when `signal`
-/// is raised, and a TypeError when the connection fails or ends before the answer does.
+/// is raised, and a TypeError when the connection fails or ends before the answer is complete.
 export async function streamChat(body, signal, onChunk) {
   const response = await check(await fetch("v1/chat/completions", {
     method: "POST",

@@ -1,27 +1,27 @@
-// Conversations in memory and in IndexedDB, kept the same in all tabs of this browser.
+// Stores conversations in memory and in IndexedDB, and synchronizes them between all tabs of this browser.
 import * as database from "./database.js";
 import { read, remove, write } from "./storage.js";
 import { branch, choose, newId, titleOf } from "./tree.js";
 
 const RESCUE = "moesaic.rescue"; // localStorage: partial answers of a tab that was closed while they streamed
-const ELSEWHERE = 15000; // ms after which another tab that saved nothing no longer streams
+const ELSEWHERE = 15000; // ms without a save after which another tab does not stream any more
 
 function openChannel() {
   try {
     return new BroadcastChannel("moesaic");
   } catch {
-    return null; // site data is blocked
+    return null; // the browser blocks site data
   }
 }
 const channel = openChannel();
 
 export class Chats extends EventTarget {
   conversations = new Map(); // id -> conversation, without those that are deleted
-  #messages = new Map(); // conversation id -> Map of id -> message; what was opened
+  #messages = new Map(); // conversation id -> Map of id -> message, for opened conversations
   #heard = new Map(); // message id -> time of the last save by another tab
   #failed = false;
 
-  /// Reads the list. Partial answers that a closed tab left become "interrupted".
+  /// Reads the list. Marks partial answers of closed tabs as "interrupted".
   async load() {
     try {
       await this.#rescue();
@@ -40,7 +40,7 @@ export class Chats extends EventTarget {
     return [...this.conversations.values()].sort((a, b) => b.updated - a.updated);
   }
 
-  /// The messages of a conversation, by id.
+  /// Returns the messages of a conversation by id.
   async messages(id) {
     if (!this.#messages.has(id)) {
       let found = [];
@@ -49,7 +49,7 @@ export class Chats extends EventTarget {
       } catch (error) {
         this.#fail(error);
       }
-      // Opened meanwhile by another caller: that map is the one in use.
+      // Another caller has opened it meanwhile. All callers use that map.
       if (!this.#messages.has(id)) this.#messages.set(id, new Map(found.map((message) => [message.id, message])));
     }
     return this.#messages.get(id);
@@ -76,7 +76,7 @@ export class Chats extends EventTarget {
     this.#saveConversation(conversation);
   }
 
-  /// Deletes a conversation; the returned function brings it back, until `finish` of it is called or the page is loaded again.
+  /// Deletes a conversation. The returned function restores it, until its `finish` is called or the page is loaded again.
   remove(id) {
     const conversation = this.conversations.get(id);
     const messages = this.messages(id); // another tab that loads meanwhile removes them from the database
@@ -116,12 +116,12 @@ export class Chats extends EventTarget {
     channel?.postMessage({ message });
   }
 
-  /// Whether another tab streams this message now.
+  /// Returns true if another tab streams this message now.
   streamsElsewhere(message) {
     return message.status === "streaming" && Date.now() - (this.#heard.get(message.id) ?? 0) < ELSEWHERE;
   }
 
-  /// Adds conversations of a file, under new ids. `entries`: [{conversation, messages}].
+  /// Adds conversations of a file under new ids. `entries` is [{conversation, messages}].
   async addAll(entries) {
     for (const { conversation, messages } of entries) {
       this.#messages.set(conversation.id, new Map(messages.map((message) => [message.id, message])));
@@ -130,9 +130,9 @@ export class Chats extends EventTarget {
     }
   }
 
-  /// Keeps partial answers over the end of the page: IndexedDB would not be done in time.
+  /// Stores partial answers when the page ends, since IndexedDB would not finish in time.
   keepForNextLoad(messages) {
-    write("localStorage", RESCUE, JSON.stringify(messages)); // where it is full, the last periodic save is used
+    write("localStorage", RESCUE, JSON.stringify(messages)); // when it is full, the last periodic save remains
   }
 
   async #rescue() {
@@ -168,7 +168,7 @@ export class Chats extends EventTarget {
     }
   }
 
-  // A change in another tab.
+  // Applies a change of another tab.
   #hear({ conversation, message }) {
     if (message) {
       this.#heard.set(message.id, Date.now());
@@ -179,7 +179,7 @@ export class Chats extends EventTarget {
     } else if (conversation) {
       const known = this.conversations.get(conversation.id);
       if (conversation.deleted) {
-        if (known) Object.assign(known, conversation); // whoever still holds it can't save it as one that is there
+        if (known) Object.assign(known, conversation); // users of the old object cannot save it as a stored one
         this.conversations.delete(conversation.id);
         this.#messages.delete(conversation.id);
         this.#changed("removed", conversation.id);

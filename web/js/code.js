@@ -1,16 +1,16 @@
-// Code blocks: language, copy button, highlighting.
+// Builds code blocks with a language, a copy button and highlighting.
 import { copyButton, make } from "./dom.js";
 import { loadLibrary } from "./library.js";
 import { sanitize } from "./sanitize.js";
 
-const MOST_HIGHLIGHTED = 50000; // characters; more stays plain
+const MOST_HIGHLIGHTED = 50000; // characters; longer code is not highlighted
 let highlighter = null;
 
 export async function loadHighlighter() {
   highlighter = await loadLibrary("highlight");
 }
 
-/// Fills `code` with `text`, highlighted as `language` if that is known.
+/// Sets the text of `code`, highlighted as `language` if that is known.
 function fillCode(code, text, language) {
   if (highlighter?.getLanguage(language) && text.length <= MOST_HIGHLIGHTED) {
     code.replaceChildren(sanitize(highlighter.highlight(text, { language, ignoreIllegals: true }).value));
@@ -19,7 +19,7 @@ function fillCode(code, text, language) {
   }
 }
 
-/// A block of code with a head line; without `highlight` it is plain, as long as it still grows.
+/// Returns a block of code with a head line. Pass no `highlight` while the code still grows.
 export function codeBlock(text, language = "", highlight = true) {
   const code = make("code");
   if (highlight) fillCode(code, text, language);

@@ -1,13 +1,13 @@
-// The field for the next message.
+// The input field for the next message.
 import { byId, fitHeight } from "./dom.js";
 import { read, write } from "./storage.js";
 
-const DRAFT = "moesaic.draft"; // sessionStorage: what was typed survives a reload
+const DRAFT = "moesaic.draft"; // sessionStorage: the text that was typed, so that it survives a reload
 
 export class Composer {
   #prompt = byId("prompt");
 
-  /// Actions: send(text), stop(), editLast(). Sending is refused while `busy`.
+  /// `actions` has send(text), stop() and editLast(). The field does not send while `busy`.
   constructor(actions) {
     this.actions = actions;
     this.#prompt.value = read("sessionStorage", DRAFT) ?? "";
@@ -33,10 +33,10 @@ export class Composer {
     byId("stop").hidden = !busy;
   }
 
-  /// Takes the focus when the view is shown.
+  /// Focuses the field when the view is shown.
   focus() {
     fitHeight(this.#prompt); // a hidden field has no height
-    // A phone's keyboard would hide the answer.
+    // On a phone, the keyboard would cover the answer.
     if (!matchMedia("(pointer: coarse)").matches) this.#prompt.focus();
   }
 

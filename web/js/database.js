@@ -1,4 +1,5 @@
-// IndexedDB as promises. Stores: conversations and messages by id, samples of the operations view by time.
+// Wraps IndexedDB in promises. The stores have conversations and messages by id, and samples of the operations view by
+// time.
 
 const NAME = "moesaic";
 const VERSION = 1;
@@ -19,7 +20,8 @@ function open() {
   return opened;
 }
 
-/// Runs `use(store)` in a transaction and resolves with the result of the request that it returns, once it is committed.
+/// Runs `use(store)` in a transaction. Resolves with the result of the request that it returns when the transaction is
+/// committed.
 async function run(name, mode, use) {
   const db = await open();
   return new Promise((resolve, reject) => {
@@ -34,7 +36,7 @@ export const get = (store, key) => run(store, "readonly", (all) => all.get(key))
 export const getAll = (store, range) => run(store, "readonly", (all) => all.getAll(range));
 export const getByIndex = (store, index, key) => run(store, "readonly", (all) => all.index(index).getAll(key));
 export const put = (store, ...values) => run(store, "readwrite", (all) => { for (const value of values) all.put(value); });
-/// Removes the values of a key, of keys in an IDBKeyRange.
+/// Removes the values of a key, or of the keys in an IDBKeyRange.
 export const remove = (store, key) => run(store, "readwrite", (all) => { all.delete(key); });
 export const removeByIndex = (store, index, key) => run(store, "readwrite", (all) => {
   all.index(index).openCursor(key).onsuccess = ({ target }) => {

@@ -2,8 +2,8 @@
 
 export const byId = (id) => document.getElementById(id);
 
-/// An element. Properties: `class`, event handlers as `onclick`, DOM properties, else attributes; null ones are left out.
-/// Children are nodes or text; null ones are left out.
+/// Creates an element. `properties` has `class`, event handlers such as `onclick`, DOM properties and attributes. Children
+/// are nodes or text. Null properties and children are left out.
 export function make(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -17,7 +17,7 @@ export function make(tag, properties = {}, ...children) {
   return node;
 }
 
-// Strokes on a grid of 24 x 24.
+// Paths of strokes on a grid of 24 x 24.
 const ICONS = {
   menu: "M4 6h16M4 12h16M4 18h16",
   plus: "M12 5v14M5 12h14",
@@ -55,23 +55,23 @@ export function icon(name) {
   return svg;
 }
 
-/// A button with an icon; `text` is its visible text, or else `label` its name for tooltips and screen readers.
+/// Creates a button with an icon and either a visible `text` or a `label` for tooltips and screen readers.
 export function button(name, { label, text, onclick, ...more }) {
   return make("button", { type: "button", class: text ? "quiet" : "quiet square", title: text ? null : label,
     "aria-label": text ? null : label, onclick, ...more }, icon(name), text ? make("span", {}, text) : null);
 }
 
-/// Puts icons into the static elements that carry `data-icon`.
+/// Adds icons to the static elements that have `data-icon`.
 export function fillIcons() {
   for (const node of document.querySelectorAll("[data-icon]")) node.prepend(icon(node.dataset.icon));
 }
 
-/// Copies text; also on pages without https, where there is no navigator.clipboard.
+/// Copies text. Also works on pages without https, which have no navigator.clipboard.
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
     return;
-  } catch { /* not there, or not allowed */ }
+  } catch { /* navigator.clipboard is missing or not allowed. */ }
   const area = make("textarea", { value: text, class: "off-screen" });
   document.body.append(area);
   area.select();
@@ -79,7 +79,7 @@ export async function copyText(text) {
   area.remove();
 }
 
-/// A copy button whose icon confirms the copy for a moment. `read` returns the text.
+/// Creates a copy button, whose icon changes for a moment after a copy. `read` returns the text.
 export function copyButton(read, text) {
   const made = button("copy", { label: "Copy", text, onclick: async () => {
     await copyText(read());
@@ -93,7 +93,7 @@ export function copyButton(read, text) {
   return made;
 }
 
-/// Makes a text area as high as its text.
+/// Sets the height of a text area to that of its text.
 export function fitHeight(area) {
   area.style.height = "auto";
   area.style.height = `${area.scrollHeight + area.offsetHeight - area.clientHeight}px`;

@@ -1,4 +1,4 @@
-// Questions that the empty chat offers. The shipped model answers each of them at its own sampling defaults.
+// Questions that the empty chat offers. The shipped model answers each of them with its sampling defaults.
 export const EXAMPLES = [
   "What is the capital of France?",
   "In which country are the pyramids of Giza?",

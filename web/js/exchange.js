@@ -1,4 +1,4 @@
-// Conversations as files: Markdown of the branch that is shown, JSON of the whole tree, and JSON read back.
+// Exports a conversation's visible branch as Markdown and its tree as JSON, and imports such JSON.
 import { newId } from "./tree.js";
 
 const FORMAT = "moesaic.conversations";
@@ -12,7 +12,7 @@ const fence = (text, language = "") => {
   return `${marks}${language}\n${text}\n${marks}`;
 };
 
-/// The branch as one Markdown document.
+/// Returns the branch as one Markdown document.
 export function toMarkdown(conversation, messages) {
   const parts = [`# ${conversation.title}`];
   for (const { role, content, calls, results, status } of messages) {
@@ -25,7 +25,7 @@ export function toMarkdown(conversation, messages) {
   return `${parts.join("\n\n")}\n`;
 }
 
-/// `entries`: [{conversation, messages}].
+/// `entries` is [{conversation, messages}].
 export function toJson(entries) {
   return `${JSON.stringify({ format: FORMAT, version: VERSION, conversations: entries }, null, 1)}\n`;
 }
@@ -50,8 +50,8 @@ function readMessage(value, at) {
   return message;
 }
 
-/// Conversations of a file's text, under new ids, so that an import never replaces anything. Throws an Error that says
-/// where the file is wrong.
+/// Reads conversations from a file's text. Gives them new ids, so that an import replaces no conversation. Throws an Error
+/// that names the wrong part of the file.
 export function fromJson(source) {
   let file;
   try {
@@ -80,5 +80,5 @@ export function fromJson(source) {
   });
 }
 
-/// A file name made of a title.
+/// Makes a file name from a title.
 export const fileName = (title, ending) => `${title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 50) || "chat"}.${ending}`;

@@ -1,12 +1,12 @@
-// Loads the libraries that the server embeds, each at its first use.
+// Loads each library that the server embeds at its first use.
 import { libraries } from "./libraries.js";
 
 const loaded = new Map(); // name -> promise of the module or global object
 
-/// Whether the server was built with the libraries.
+/// True if the server was built with the libraries.
 export const hasLibraries = libraries !== null;
 
-/// "marked 18.2.1" and the path of its license, for each library.
+/// The name with version, e.g. "marked 18.2.1", and the path of the license of each library.
 export const libraryList = Object.entries(libraries ?? {}).map(([name, { version, folder }]) => (
   { name: `${name} ${version}`, license: `${folder}LICENSE.txt` }));
 
@@ -24,12 +24,12 @@ function addStyles(path) {
   const link = document.createElement("link");
   link.rel = "stylesheet";
   link.href = path;
-  // Before the page's own styles, which override some of it.
+  // The page's own styles come after it, since they override some of its rules.
   document.head.prepend(link);
 }
 
-/// The library `name`: the default export of an ES module, the module itself, or the global that its script defines.
-/// Options: `globalName` of a script, `styles`, a file beside it.
+/// Resolves with the library `name`: the default export of an ES module, the module itself, or the global of a script.
+/// `globalName` is the script's global, and `styles` a file in the same folder.
 export function loadLibrary(name, { globalName, styles } = {}) {
   if (!hasLibraries) return Promise.reject(new Error(`the server was built without ${name}`));
   if (!loaded.has(name)) {

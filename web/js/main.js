@@ -31,7 +31,7 @@ const operations = new Operations((error) => settings.needKey(error.message, err
 
 let model = "";
 
-/// The name of the served model.
+/// Resolves with the name of the served model.
 async function findModel() {
   if (!model) {
     const [served] = await getModels();
@@ -65,7 +65,7 @@ function showBusy() {
   composer.busy = Boolean(thread.conversation && answers.runsIn(thread.conversation.id));
 }
 
-/// Shows the view and the conversation that the address names: #chat, #chat/ID, #operations.
+/// Shows the view and the conversation of the address: #chat, #chat/ID, #operations.
 async function route() {
   const [view, id] = location.hash.slice(1).split("/");
   const shown = view === "operations" ? view : "chat";
@@ -86,10 +86,10 @@ async function route() {
 }
 
 for (const kind of ["start", "end"]) answers.addEventListener(kind, showBusy);
-answers.addEventListener("end", ({ detail }) => { if (detail.status === "failed") model = ""; }); // it may serve another one now
+answers.addEventListener("end", ({ detail }) => { if (detail.status === "failed") model = ""; }); // the server may have another model now
 answers.addEventListener("end", ({ detail }) => announce(detail.status === "done" ? "The answer is complete." : detail.error ?? "The answer has stopped."));
 answers.addEventListener("needskey", ({ detail }) => settings.needKey(detail.message, detail.status === 403 ? "admin-key" : "api-key"));
-chats.addEventListener("removed", ({ detail: id }) => { // by another tab
+chats.addEventListener("removed", ({ detail: id }) => { // another tab has removed it
   answers.stopIn(id);
   if (thread.conversation?.id !== id) return;
   if (location.hash === `#chat/${id}`) history.replaceState(null, "", "#chat");

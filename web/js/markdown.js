@@ -1,4 +1,4 @@
-// A growing Markdown text as DOM nodes. Blocks that are complete are drawn once; an update draws only the last one.
+// Renders a growing Markdown text. Complete blocks are rendered once, and an update renders the last block only.
 import { codeBlock, loadHighlighter } from "./code.js";
 import { make } from "./dom.js";
 import { hasLibraries, loadLibrary } from "./library.js";
@@ -7,7 +7,7 @@ import { loadSanitizer, sanitize } from "./sanitize.js";
 
 let marked = null;
 
-/// Loads the libraries. Texts are shown as they are where this fails.
+/// Loads the libraries. Where this fails, texts are shown without formatting.
 export async function loadMarkdown() {
   if (!hasLibraries) return;
   const [module] = await Promise.all([loadLibrary("marked"), loadSanitizer(), loadHighlighter()]);
@@ -33,31 +33,31 @@ const OPEN_FENCE = /^(`{3,}|~{3,})([^\n]*)\n/;
 
 export class MarkdownView {
   #root;
-  #blocks = []; // {raw, node}: complete, in order
-  #length = 0; // of the source that they cover
+  #blocks = []; // {raw, node} of complete blocks, in order
+  #length = 0; // length of the source of these blocks
   #tail = null; // node of the block that still grows
   #finished = false;
-  #fence = null; // {close, code, text, seen}: the block that grows is a fence that is still open
+  #fence = null; // {close, code, text, seen} of the last block if it is an open fence
 
   constructor(root) {
     this.#root = root;
   }
 
-  /// Draws `source`, which begins with the source of the call before. `done`: it has come to its end.
+  /// Renders `source`, which begins with the source of the last call. `done` is true if the text is complete.
   update(source, done) {
     if (!marked) {
       this.#root.textContent = source;
       this.#root.classList.add("plain");
       return;
     }
-    if (source.includes("\r")) source = source.replace(/\r\n?/g, "\n"); // as the lexer counts
+    if (source.includes("\r")) source = source.replace(/\r\n?/g, "\n"); // the lexer counts one character for CR LF
     if (done) return this.#finish(source);
-    if (this.#finished) this.#restart(); // the answer continues, perhaps without the spaces at its end
+    if (this.#finished) this.#restart(); // the answer continues, possibly without its trailing spaces
     if (this.#fence && this.#growFence(source)) return;
     this.#fence = null;
     const tail = source.slice(this.#length);
     const tokens = marked.lexer(tail);
-    // Whether a line belongs to the block above it is certain only when the line is complete.
+    // Only a complete line shows if it belongs to the block above it.
     const certain = tail.lastIndexOf("\n") + 1;
     const starts = [];
     let at = 0;
@@ -102,10 +102,10 @@ export class MarkdownView {
     this.#root.append(this.#tail);
   }
 
-  // Adds the new text to the open fence; false where it may be closed by it.
+  // Appends the new text to the open fence. Returns false if the text may close it.
   #growFence(source) {
     const { close, text, seen } = this.#fence;
-    const line = source.lastIndexOf("\n", seen - 1); // the closing line may have come in part
+    const line = source.lastIndexOf("\n", seen - 1); // a part of the closing line may have arrived before
     if (close.test(source.slice(Math.max(0, line)))) return false;
     text.appendData(source.slice(seen));
     this.#fence.seen = source.length;
@@ -119,7 +119,7 @@ export class MarkdownView {
     this.#finished = false;
   }
 
-  // The whole text, as one: definitions of links count everywhere, and HTML may span blocks.
+  // Renders the whole text at once, since link definitions apply everywhere and HTML may span blocks.
   #finish(source) {
     const tokens = marked.lexer(source);
     this.#tail?.remove();

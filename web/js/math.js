@@ -1,9 +1,9 @@
-// TeX in Markdown: $x$, $$x$$, \(x\) and \[x\] become <code class="math">, which KaTeX replaces once it is loaded.
+// Converts TeX in Markdown, $x$, $$x$$, \(x\) and \[x\], to <code class="math">. KaTeX replaces it when it is loaded.
 import { loadLibrary } from "./library.js";
 
 const escapeHtml = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 
-// Dollars around text that begins or ends with a space, or before a letter or digit, are money: "$5 to $10".
+// Dollars around text that begins or ends with a space, or before a letter or digit, are prices: "$5 to $10".
 const INLINE = [
   [/^\$\$((?:\\.|[^\\$])+?)\$\$/, true],
   [/^\$((?!\s)(?:\\.|[^\\$\n])*?(?:\\.|[^\s\\$]))\$(?!\w)/, false],
@@ -52,12 +52,12 @@ function replace(code) {
     katex.render(code.textContent, node, { displayMode: display, throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500 });
     code.replaceWith(node);
   } catch (error) {
-    code.title = error.message; // not TeX: its source stays
+    code.title = error.message; // the source is not TeX and stays visible
     code.classList.remove("math");
   }
 }
 
-/// Draws the formulas in `root`; those in nodes that are replaced before KaTeX is loaded are skipped.
+/// Renders the formulas in `root`. Skips nodes that are replaced before KaTeX is loaded.
 export async function drawMath(root) {
   let codes = root.querySelectorAll("code.math");
   if (codes.length === 0) return;

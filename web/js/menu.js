@@ -1,4 +1,4 @@
-// A menu under a button: arrow keys move, Escape closes.
+// Shows a menu under a button. Arrow keys move the focus, and Escape closes it.
 import { icon, make } from "./dom.js";
 
 let open = null;

@@ -1,8 +1,8 @@
-// Prometheus text, and what can be told from two readings of it.
+// Parses Prometheus' text format and computes quantiles from two readings.
 
 const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)/;
 
-/// {name: [{labels, value}]} of a text exposition.
+/// Parses a text exposition to {name: [{labels, value}]}.
 export function parse(text) {
   const families = {};
   for (const line of text.split("\n")) {
@@ -16,12 +16,12 @@ export function parse(text) {
   return families;
 }
 
-/// The sum over all label sets; null when the metric is not there.
+/// Returns the sum over all label sets, or null if the metric is missing.
 export function total(families, name) {
   return families[name] ? families[name].reduce((sum, sample) => sum + sample.value, 0) : null;
 }
 
-/// Upper bounds and cumulative counts of a histogram, all label sets together.
+/// Returns the upper bounds and cumulative counts of a histogram, summed over all label sets.
 function buckets(families, name) {
   const counts = new Map();
   for (const { labels, value } of families[`${name}_bucket`] ?? []) {
@@ -31,8 +31,8 @@ function buckets(families, name) {
   return [...counts].sort((a, b) => a[0] - b[0]);
 }
 
-/// The quantiles `qs` of what a histogram counted from `before` to `now`, interpolated within a bucket as
-/// Prometheus does; null when it counted nothing.
+/// Returns the quantiles `qs` of the values that a histogram counted from `before` to `now`, or null if it counted none.
+/// Interpolates within a bucket as Prometheus does.
 export function quantiles(before, now, name, qs) {
   const old = new Map(buckets(before, name));
   const grown = buckets(now, name).map(([bound, count]) => [bound, count - (old.get(bound) ?? 0)]);

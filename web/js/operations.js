@@ -1,4 +1,4 @@
-// The operations view: reads /metrics, and /state while it is shown, and keeps an hour of it.
+// The operations view. Reads /metrics, and /state while it is visible, and stores the last hour.
 import { getMetrics, getState, keys } from "./api.js";
 import { byId, make } from "./dom.js";
 import { hasLibraries } from "./library.js";
@@ -8,8 +8,8 @@ import { read, write } from "./storage.js";
 import { TimeChart, loadCharts } from "./time_chart.js";
 
 const PERIOD = 2000; // ms between readings
-const HIDDEN_PERIOD = 10000; // while no one looks at the page
-const QUANTILE_WINDOW = 30; // seconds that a percentile looks back
+const HIDDEN_PERIOD = 10000; // ms between readings while the page is hidden
+const QUANTILE_WINDOW = 30; // seconds that a percentile covers
 const SHOWN_REQUESTS = 50;
 const WINDOW = "moesaic.window"; // localStorage: seconds that the charts show
 
@@ -43,8 +43,8 @@ export class Operations {
   #window = Number(read("localStorage", WINDOW)) || 300;
   #timer = 0;
   #shown = false;
-  #refused = null; // the keys that /state refused: it is not asked with them again, as the server logs each refusal
-  #asked = false; // whether the dialog for a key was opened already
+  #refused = null; // keys that /state refused; they are not sent again, since the server logs each refusal
+  #asked = false; // true if the dialog for a key has been opened
 
   /// `needKey(error)` is called once when /state refuses the key.
   constructor(needKey) {
@@ -74,7 +74,7 @@ export class Operations {
     this.#soon();
   }
 
-  /// After a change of the keys.
+  /// Reads again after a change of the keys.
   retry() {
     this.#asked = false;
     this.#soon();
@@ -104,7 +104,7 @@ export class Operations {
     const { times } = this.#samples;
     const to = Date.now() / 1000;
     const from = to - Math.min(this.#window, HOUR);
-    const start = Math.max(0, times.findIndex((at) => at >= from) - 1); // one before the edge, so that lines reach it
+    const start = Math.max(0, times.findIndex((at) => at >= from) - 1); // one sample before the edge, so that lines reach it
     const cut = times.slice(start);
     CHARTS.forEach(({ names, first }, i) => this.#charts[i].draw(cut, names.map((_, j) => this.#samples.column(first + j).slice(start)), from, to));
   }

@@ -1,6 +1,6 @@
-// The body of a chat completion, made of a branch and the settings.
+// Builds the body of a chat completion from a branch and the settings.
 
-/// The branch as messages of the API.
+/// Converts the branch to messages of the API.
 export function toMessages(messages, system) {
   const made = system ? [{ role: "system", content: system }] : [];
   for (const { role, content, calls, results } of messages) {
@@ -8,7 +8,7 @@ export function toMessages(messages, system) {
       for (const result of results) made.push({ role: "tool", tool_call_id: result.id, content: result.content });
     } else if (role === "user") {
       made.push({ role, content });
-    } else if (content || calls?.length) { // an answer that failed before its first token says nothing
+    } else if (content || calls?.length) { // an answer that failed before its first token has no message
       const message = { role, content: content ?? "" };
       if (calls?.length) {
         message.tool_calls = calls.map((call) => (
@@ -20,8 +20,8 @@ export function toMessages(messages, system) {
   return made;
 }
 
-/// The request that answers the last of `messages`, or continues it where it is an answer itself. Throws an Error that
-/// names the setting that cannot be used.
+/// Returns the request that answers the last of `messages`, or continues it if it is an answer. Throws an Error that
+/// names an invalid setting.
 export function makeBody(model, messages, settings) {
   const body = { model, messages: toMessages(messages, settings.system.trim()) };
   for (const [name, field] of [["temperature", "temperature"], ["topP", "top_p"], ["maxTokens", "max_tokens"]]) {

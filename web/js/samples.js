@@ -1,4 +1,4 @@
-// The last hour of readings, in memory and in IndexedDB, so that a reload keeps it.
+// Stores the last hour of readings in memory and in IndexedDB, so that it survives a reload.
 import * as database from "./database.js";
 
 export const HOUR = 3600; // seconds
@@ -9,22 +9,22 @@ export class Samples {
   #columns;
   #added = 0;
 
-  /// `width` numbers each.
+  /// Each reading has `width` numbers.
   constructor(width) {
     this.#columns = Array.from({ length: width }, () => []);
   }
 
-  /// Reads what earlier pages stored.
+  /// Reads the samples that earlier pages stored.
   async load() {
     try {
       const since = Date.now() / 1000 - HOUR;
       for (const { time, values } of await database.getAll("samples", IDBKeyRange.lowerBound(since))) {
         if (values.length === this.#columns.length) this.#insert(time, values);
       }
-    } catch { /* without IndexedDB the history begins with this page */ }
+    } catch { /* Without IndexedDB the history begins with this page. */ }
   }
 
-  /// Adds a reading; missing numbers are null.
+  /// Adds a reading. Missing numbers are null.
   add(time, values) {
     this.#insert(time, values);
     let old = 0;
@@ -37,7 +37,7 @@ export class Samples {
   column(i) { return this.#columns[i]; }
 
   #insert(time, values) {
-    if (time <= this.times.at(-1)) return; // two tabs read at the same moment
+    if (time <= this.times.at(-1)) return; // another tab read at the same time
     this.times.push(time);
     values.forEach((value, i) => this.#columns[i].push(value));
   }

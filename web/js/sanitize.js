@@ -1,4 +1,4 @@
-// Turns HTML of a model into nodes that can neither run code, load anything from elsewhere, nor look like parts of the page.
+// Converts HTML of a model to nodes that cannot run code, load files of other servers, or imitate parts of the page.
 import { loadLibrary } from "./library.js";
 import { make } from "./dom.js";
 
@@ -39,7 +39,7 @@ export function sanitize(html) {
   for (const image of fragment.querySelectorAll("img")) {
     const source = image.getAttribute("src") ?? "";
     if (PICTURES.test(source)) continue;
-    // Loading a picture from elsewhere would tell that server about this conversation.
+    // Loading a picture from another server would reveal this conversation to it.
     const name = `Image: ${image.alt || source || "no address"}`;
     image.replaceWith(/^https?:/i.test(source)
       ? make("a", { href: source, target: "_blank", rel: "noopener noreferrer", title: "The picture is not loaded; the link opens it." }, name)

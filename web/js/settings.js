@@ -1,4 +1,5 @@
-// The settings and their dialog. They are stored at every change; keys only for this tab, unless the user wants more.
+// The settings and their dialog. Every change is stored. Keys are stored for this tab only, unless the user chooses
+// otherwise.
 import { keys } from "./api.js";
 import { byId, make } from "./dom.js";
 import { libraryList } from "./library.js";
@@ -18,7 +19,7 @@ function readJson(kind, name) {
   }
 }
 
-/// `onKey` is called after a key changed and the dialog was closed.
+/// `onKey` is called when the dialog is closed after a change of a key.
 export class Settings {
   values = { ...FIELDS };
   #dialog = byId("settings");
@@ -63,7 +64,7 @@ export class Settings {
     this.#dialog.showModal();
   }
 
-  /// Opens the dialog at the key that `reason`, the server's message, asks for.
+  /// Opens the dialog at the key that the server's message `reason` requires.
   needKey(reason, field = "api-key") {
     this.open();
     byId("key-reason").textContent = reason;

@@ -1,4 +1,4 @@
-// The list of conversations: open, rename, delete with undo, export, import.
+// The list of conversations. Opens, renames, exports and imports them, and deletes them with an undo.
 import { button, byId, download, make } from "./dom.js";
 import { fileName, fromJson, toJson, toMarkdown } from "./exchange.js";
 import { openMenu } from "./menu.js";
@@ -56,7 +56,7 @@ export class Sidebar {
   }
 
   draw() {
-    if (this.#renaming) return; // drawn again when the name is entered
+    if (this.#renaming) return; // the list is drawn when the name is entered
     const words = byId("filter").value.trim().toLowerCase();
     const all = this.#chats.newestFirst();
     const shown = all.filter(({ title }) => title.toLowerCase().includes(words));

@@ -1,7 +1,7 @@
-// Web storage as a convenience: where site data is blocked even naming it throws, and it may be full. Then nothing is kept.
-// `kind`: "localStorage", or "sessionStorage", which is of this tab only.
+// Reads and writes web storage without errors. Stores nothing if the storage is full or the browser blocks site data,
+// where even naming the storage throws. `kind` is "localStorage", or "sessionStorage" for this tab only.
 
-/// The text stored under `name`, or null.
+/// Returns the text stored under `name`, or null.
 export function read(kind, name) {
   try {
     return globalThis[kind].getItem(name);
@@ -13,11 +13,11 @@ export function read(kind, name) {
 export function write(kind, name, text) {
   try {
     globalThis[kind].setItem(name, text);
-  } catch { /* it holds until the page is left */ }
+  } catch { /* The value lasts until the page is left. */ }
 }
 
 export function remove(kind, name) {
   try {
     globalThis[kind].removeItem(name);
-  } catch { /* nothing was stored */ }
+  } catch { /* Nothing was stored. */ }
 }

@@ -1,4 +1,4 @@
-// The open conversation: the turns of its branch, kept up to date while answers grow.
+// The open conversation. Shows the turns of its branch and updates them while answers grow.
 import { byId, make } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { children } from "./tree.js";
@@ -13,10 +13,11 @@ export class Thread {
   #answers;
   #turns = new Map(); // message id -> turn
   #drawing = 0;
-  // Formulas and pictures that are drawn late make turns higher.
+  // Turns become higher when formulas and pictures are rendered late.
   #sizes = new ResizeObserver(() => { if (performance.now() - this.#drawn < LATE || this.#answering()) this.#follow(); });
   #drawn = 0; // time of the last drawing
-  #follows = true; // whether the end is kept in view
+  #follows = true; // true if the view follows the end
+  #top = 0; // scroll position of the last scroll event, in px
   conversation = null;
 
   constructor(chats, answers, ask) {
@@ -39,7 +40,11 @@ export class Thread {
     });
     chats.addEventListener("messages", ({ detail }) => { if (detail === this.conversation?.id) this.draw(); });
     this.#root.addEventListener("scroll", () => {
-      this.#follows = this.#root.scrollHeight - this.#root.scrollTop - this.#root.clientHeight < AT_END;
+      // Only a reader scrolls up. The end can also be far because the thread grew since the last scroll.
+      const top = this.#root.scrollTop;
+      if (this.#root.scrollHeight - top - this.#root.clientHeight < AT_END) this.#follows = true;
+      else if (top < this.#top) this.#follows = false;
+      this.#top = top;
       byId("to-end").hidden = this.#follows;
     });
     byId("to-end").addEventListener("click", () => this.scrollToEnd());
@@ -62,7 +67,7 @@ export class Thread {
     const drawing = ++this.#drawing;
     const { conversation } = this;
     const shown = conversation ? await this.#chats.branch(conversation.id) : [];
-    if (drawing !== this.#drawing) return; // a later call draws
+    if (drawing !== this.#drawing) return; // a later call draws instead
     if (shown.length === 0) {
       this.#drawEmpty();
       return;
@@ -99,7 +104,7 @@ export class Thread {
     this.#follow();
   }
 
-  // Replaces only what differs, so that focus, selection and open details stay.
+  // Replaces only nodes that differ, so that focus, selection and open details are preserved.
   #place(elements) {
     elements.forEach((element, i) => {
       const there = this.#root.children[i];
@@ -140,7 +145,7 @@ export class Thread {
     await this.#answers.answer(conversation, added);
   }
 
-  // A sibling of `message`, then its answer.
+  // Adds a sibling of `message` and its answer.
   #branchOff(message, changed) {
     return this.#send({ parent: message.parent, ...changed });
   }

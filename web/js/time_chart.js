@@ -1,4 +1,5 @@
-// Lines over time: an axis of clock times, values under the pointer, one pointer for all charts, drag to zoom.
+// Draws lines over time with an axis of clock times. Shows the values under the pointer, which all charts share. Dragging
+// zooms.
 import { make } from "./dom.js";
 import { loadLibrary } from "./library.js";
 
@@ -13,7 +14,7 @@ export async function loadCharts() {
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/// Columns of readings as uPlot's data, with an empty value where readings are missing, so that no line spans the time.
+/// Converts columns of readings to uPlot's data. Adds an empty value where readings are missing, so that lines have a gap.
 function withGaps(times, columns) {
   const data = [[], ...columns.map(() => [])];
   times.forEach((time, i) => {
@@ -32,7 +33,7 @@ export class TimeChart {
   #plot = null;
   #zoomed = false;
 
-  /// `names` of the lines; `format` a value; the scale reaches `least` at least.
+  /// `names` has the names of the lines, `format` prints a value, and the scale reaches at least `least`.
   constructor(parent, { title, names, format, least }) {
     this.options = { names, format, least };
     this.#box = make("div", { class: "plot" });
@@ -50,7 +51,7 @@ export class TimeChart {
   /// Draws the columns over [from, to], in seconds since 1970.
   draw(times, columns, from, to) {
     this.last = [times, columns, from, to];
-    if (!this.#box.clientWidth) return; // hidden: there is no width yet
+    if (!this.#box.clientWidth) return; // a hidden chart has no width yet
     this.#plot ??= this.#make();
     const data = withGaps(times, columns);
     this.#plot.setData(data, false);
@@ -61,7 +62,7 @@ export class TimeChart {
   /// Ends a zoom.
   reset() { this.#zoomed = false; }
 
-  // The legend has the values under the pointer, else the newest ones.
+  // Shows the values under the pointer in the legend, or the newest ones.
   #showNewest() {
     const { cursor, data } = this.#plot;
     if (!(cursor.left >= 0) && data[0].length) this.#plot.setLegend({ idx: data[0].length - 1 }, false);

@@ -1,9 +1,9 @@
-// Short notices at the edge of the page, with an action such as "Undo".
+// Shows short notices at the edge of the page, with an action such as "Undo".
 import { button, byId, make } from "./dom.js";
 
 const SECONDS = 8;
 
-/// Shows `text`; `act` runs when the user takes the action, `expired` when not.
+/// Shows `text`. Calls `act` when the user takes the action, and `expired` otherwise.
 export function toast(text, { action, act, expired, seconds = SECONDS } = {}) {
   let timer = 0;
   const close = (then) => {
@@ -15,7 +15,7 @@ export function toast(text, { action, act, expired, seconds = SECONDS } = {}) {
     action ? make("button", { type: "button", class: "quiet strong", onclick: () => close(act) }, action) : null,
     button("close", { label: "Dismiss", onclick: () => close(expired) }));
   const start = () => { timer = setTimeout(() => close(expired), seconds * 1000); };
-  // It stays as long as the pointer or the focus is on it.
+  // The notice stays while the pointer or the focus is on it.
   for (const [stop, go] of [["pointerenter", "pointerleave"], ["focusin", "focusout"]]) {
     box.addEventListener(stop, () => clearTimeout(timer));
     box.addEventListener(go, start);
@@ -24,7 +24,7 @@ export function toast(text, { action, act, expired, seconds = SECONDS } = {}) {
   start();
 }
 
-/// Tells screen readers about a change that is seen anyway.
+/// Announces a visible change to screen readers.
 export function announce(text) {
   byId("announcer").textContent = text;
 }

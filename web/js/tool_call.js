@@ -1,4 +1,4 @@
-// Calls of tools, and the form for their results.
+// Shows calls of tools and the form for their results.
 import { codeBlock } from "./code.js";
 import { fitHeight, icon, make } from "./dom.js";
 
@@ -6,7 +6,7 @@ function prettyJson(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text; // still streaming, or no JSON
+    return text; // incomplete, or no JSON
   }
 }
 
@@ -17,7 +17,7 @@ export function callCard(call) {
     make("header", {}, icon("tool"), make("span", {}, call.name)), block);
 }
 
-/// A field for each of `calls`, which may have a `content` already; `send` gets [{id, name, content}].
+/// Creates a form with a field for each of `calls`, which may have a `content` already. `send` gets [{id, name, content}].
 export function resultForm(calls, send, cancel) {
   const fields = calls.map((call) => {
     const area = make("textarea", { rows: 2, value: call.content ?? "", required: true, spellcheck: false,

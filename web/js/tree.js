@@ -1,4 +1,4 @@
-// A conversation is a tree of messages; the branch that is shown follows, at each fork, the chosen child.
+// A conversation is a tree of messages. The visible branch follows the chosen child at each fork.
 //
 // Conversation: {id, title, named, created, updated, chosen: {parent id or "root": child id}, deleted?}
 // Message: {id, conversation, parent: id or null, order, role, created, status, ...} with
@@ -8,12 +8,12 @@
 
 const slot = (parent) => parent ?? "root";
 
-/// Children of `parent` (null: the first messages), oldest first.
+/// Returns the children of `parent`, oldest first. A null `parent` has the first messages.
 export function children(messages, parent) {
   return [...messages.values()].filter((message) => message.parent === parent).sort((a, b) => a.order - b.order);
 }
 
-/// The branch that is shown, from its first message to its last.
+/// Returns the visible branch, from its first message to its last.
 export function branch(conversation, messages) {
   const byParent = new Map();
   for (const message of messages.values()) {
@@ -31,7 +31,7 @@ export function branch(conversation, messages) {
   return shown;
 }
 
-/// Makes `message` the one that is shown among its siblings.
+/// Chooses `message` among its siblings.
 export function choose(conversation, message) {
   conversation.chosen[slot(message.parent)] = message.id;
 }
@@ -40,7 +40,7 @@ export function newId() {
   return [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/// The first line of a message as a title.
+/// Returns the first line of a message as a title.
 export function titleOf(text) {
   const line = text.trim().split("\n", 1)[0].replace(/\s+/g, " ");
   return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line || "New chat";

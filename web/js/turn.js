@@ -1,9 +1,9 @@
-// One message as a part of the thread. Each kind has an `element`, and `update` draws it again; an answer also has `grow`.
+// Draws one message of the thread. Each kind has an `element`, and `update` draws it again. An answer also has `grow`.
 import { button, copyButton, fitHeight, make } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { callCard, resultForm } from "./tool_call.js";
 
-/// Arrows between the siblings of a message: "< 1 / 2 >". Null for an only child.
+/// Creates arrows between the siblings of a message, "< 1 / 2 >". Returns null for an only child.
 function siblingArrows(message, { siblings, show }) {
   if (siblings.length < 2) return null;
   const at = siblings.indexOf(message);
@@ -13,7 +13,7 @@ function siblingArrows(message, { siblings, show }) {
     button("right", { label: "Next version", disabled: at === siblings.length - 1, onclick: () => show(siblings[at + 1]) }));
 }
 
-/// A text area in place of a message; `send` gets the new text.
+/// Creates a text area in place of a message. `send` gets the new text.
 function editor(text, label, send, cancel) {
   const area = make("textarea", { value: text, "aria-label": label, rows: 1, oninput: () => fitHeight(area) });
   const form = make("form", { class: "editor", onsubmit: (event) => {
@@ -40,38 +40,55 @@ function editor(text, label, send, cancel) {
   return form;
 }
 
-export class UserTurn {
-  element = make("article", { class: "turn user", "aria-label": "You" });
+/// A message that can be edited in place. Subclasses return its nodes from `show`, its text from `copied`, and the form
+/// that edits it from `form(close)`.
+class EditableTurn {
   #editing = false;
 
-  constructor(message, actions) {
+  constructor(message, actions, { kind, label }) {
     this.message = message;
     this.actions = actions;
+    this.element = make("article", { class: `turn ${kind}`, "aria-label": label });
   }
 
   update(context) {
     this.context = context;
     if (this.#editing) return;
-    const { content } = this.message;
-    this.element.replaceChildren(make("div", { class: "prose" }, content), make("footer", {},
-      siblingArrows(this.message, context),
-      copyButton(() => content),
+    this.element.replaceChildren(...this.show(), make("footer", {}, siblingArrows(this.message, context),
+      copyButton(() => this.copied()),
       button("edit", { label: "Edit", disabled: context.busy, onclick: () => this.edit() })));
   }
 
   edit() {
-    const close = () => {
+    this.#editing = true;
+    this.element.replaceChildren(this.form(() => {
       this.#editing = false;
       this.update(this.context);
-    };
-    this.#editing = true;
-    this.element.replaceChildren(editor(this.message.content, "Edited message", (text) => {
+    }));
+  }
+}
+
+export class UserTurn extends EditableTurn {
+  constructor(message, actions) {
+    super(message, actions, { kind: "user", label: "You" });
+  }
+
+  show() {
+    return [make("div", { class: "prose" }, this.message.content)];
+  }
+
+  copied() {
+    return this.message.content;
+  }
+
+  form(close) {
+    return editor(this.message.content, "Edited message", (text) => {
       close();
       this.actions.edit(this.message, text);
     }, () => {
       close();
       this.actions.focusPrompt();
-    }));
+    });
   }
 }
 
@@ -79,7 +96,7 @@ function describe({ usage, first, total, finish, earlier }) {
   const parts = [];
   if (usage) {
     const seconds = (total - (first ?? 0)) / 1000;
-    const measured = usage.completion_tokens > 1 && seconds > 0.05; // a shorter time is the network's
+    const measured = usage.completion_tokens > 1 && seconds > 0.05; // a shorter time measures the network
     parts.push(`${usage.completion_tokens + (earlier ?? 0)} tokens`);
     if (measured) {
       const speed = (usage.completion_tokens - 1) / seconds;
@@ -106,7 +123,7 @@ export class AnswerTurn {
   #mark = make("p", { class: "mark", hidden: true });
   #fault = make("p", { class: "fault", role: "alert", hidden: true });
   #view = new MarkdownView(this.#text);
-  #drawn = ""; // state of the text that was drawn last
+  #drawn = ""; // state of the text at the last drawing
   #thinking = null;
   #timer = 0;
 
@@ -117,7 +134,7 @@ export class AnswerTurn {
     this.element.append(this.#thought, this.#text, this.#calls, this.#mark, this.#fault, this.#foot);
   }
 
-  /// Draws all of it. `context`: {siblings, show, running, elsewhere, busy, last, results}.
+  /// Draws the whole answer. `context` is {siblings, show, running, elsewhere, busy, last, results}.
   update(context) {
     this.context = context;
     const { message } = this;
@@ -144,12 +161,12 @@ export class AnswerTurn {
     ].filter(Boolean));
   }
 
-  /// Draws new text soon, seldom enough that drawing takes a small part of the time however long the answer is.
+  /// Draws new text soon. The interval grows with the time of a drawing, so that long answers draw less often.
   grow(afterwards) {
     if (this.#timer) return;
     this.#timer = requestAnimationFrame(() => {
       this.#timer = 0;
-      if (!this.context.running) return; // it has ended, and is drawn as a whole
+      if (!this.context.running) return; // the answer has ended, and was drawn as a whole
       const start = performance.now();
       this.#draw(false);
       afterwards();
@@ -171,7 +188,7 @@ export class AnswerTurn {
       this.#drawn = state;
       this.#view.update(content, done);
       const thinking = !done && !content;
-      if (this.#thinking !== thinking) this.#thought.open = thinking; // it folds when the answer itself begins
+      if (this.#thinking !== thinking) this.#thought.open = thinking; // the reasoning folds when the answer begins
       this.#thinking = thinking;
       this.#thought.hidden = !reasoning;
       this.#thoughtTitle.textContent = thinking ? "Thinking" : "Thoughts";
@@ -191,37 +208,25 @@ export class AnswerTurn {
   }
 }
 
-export class ToolTurn {
-  element = make("article", { class: "turn tool", "aria-label": "Results of tools" });
-  #editing = false;
-
+export class ToolTurn extends EditableTurn {
   constructor(message, actions) {
-    this.message = message;
-    this.actions = actions;
+    super(message, actions, { kind: "tool", label: "Results of tools" });
   }
 
-  update(context) {
-    this.context = context;
-    if (this.#editing) return;
-    const { results } = this.message;
-    this.element.replaceChildren(
-      ...results.map(({ name, content }) => make("section", { class: "call result" },
-        make("header", {}, `Result of ${name}`), make("pre", { tabIndex: 0 }, content))),
-      make("footer", {}, siblingArrows(this.message, context),
-        copyButton(() => results.map((result) => result.content).join("\n")),
-        button("edit", { label: "Edit", disabled: context.busy, onclick: () => this.edit() })));
+  show() {
+    return this.message.results.map(({ name, content }) => make("section", { class: "call result" },
+      make("header", {}, `Result of ${name}`), make("pre", { tabIndex: 0 }, content)));
   }
 
-  edit() {
-    const close = () => {
-      this.#editing = false;
-      this.update(this.context);
-    };
-    this.#editing = true;
-    this.element.replaceChildren(resultForm(this.message.results, (results) => {
+  copied() {
+    return this.message.results.map((result) => result.content).join("\n");
+  }
+
+  form(close) {
+    return resultForm(this.message.results, (results) => {
       close();
       this.actions.editResults(this.message, results);
-    }, close));
+    }, close);
   }
 }
 

@@ -1,4 +1,5 @@
-//! Constrained decoding through llguidance: which tokens may come next under a JSON schema, regex or Lark grammar.
+//! Constrained decoding with llguidance: computes the tokens that a JSON schema, regex or Lark grammar allows
+//! next.
 
 use crate::ffi::GrammarLimits;
 use crate::grammar_cost::{check_lark, check_schema, rehearse};
@@ -6,14 +7,16 @@ use crate::guard::{guarded, BridgeError, Result};
 use crate::pieces::Piece;
 use crate::tokenizer::{Inner, Tokenizer};
 use llguidance::api::{GrammarInit, TopLevelGrammar};
+use llguidance::earley::Parser;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use std::sync::Arc;
 
-/// The longest message of llguidance that is passed on: it may quote a grammar of many kilobytes.
+/// Maximum length of an llguidance message that is passed on: it may quote a grammar of many kilobytes.
 const MAX_MESSAGE_CHARS: usize = 300;
 
-/// Estimated memory of one grammar symbol with its rules and its tables, for the size of cache entries.
+/// Estimated memory of one grammar symbol with its rules and tables, in bytes; used for the size of cache
+/// entries.
 const SYMBOL_BYTES: usize = 400;
 
 /// llguidance's view of a tokenizer: its byte trie, and its canonical tokenization of text.
@@ -33,7 +36,7 @@ impl TokenizerEnv for Env {
         })
     }
 
-    /// A SentencePiece normalizer may add a space in front, so only byte-level forced tokens are canonical.
+    /// A SentencePiece normalizer may prepend a space, so only byte-level forced tokens are canonical.
     fn tokenize_is_canonical(&self) -> bool {
         self.tokenizer.scheme == crate::pieces::Scheme::ByteLevel
     }
@@ -46,16 +49,21 @@ pub struct GrammarFactory {
 
 pub struct Matching {
     matcher: Matcher,
-    bytes: usize,
+    /// Estimated memory without the lexer.
+    parser_bytes: usize,
+    /// Size of the lexer, which grows with each mask, and of the last mask. Measured after compilation and after the first mask.
+    lexer_bytes: usize,
+    /// Shares the lexer of `matcher`, until its size is measured the last time. None in copies.
+    lexer: Option<Box<Parser>>,
 }
 
-// Copies of one `Matching` are made by several threads.
+// Several threads copy the same `Matching`.
 const _: fn() = || {
     fn is_sync<T: Send + Sync>() {}
     is_sync::<Matching>();
 };
 
-/// Stops the work of one `Matching` from another thread.
+/// Cancels the work of one `Matching` from another thread.
 pub struct Canceller(CancellationHandle);
 
 impl Canceller {
@@ -64,7 +72,7 @@ impl Canceller {
     }
 }
 
-/// `error` without llguidance's dump of its state, and cut to a readable length.
+/// Returns `error` without llguidance's dump of its state, truncated to a readable length.
 fn message(error: &str) -> String {
     let text = error.split("\n<").next().unwrap_or_default().trim();
     let text = match text {
@@ -102,7 +110,8 @@ pub fn new_grammar_factory(
         let words: Vec<Vec<u8>> = (0..size)
             .map(|id| match &inner.pieces[id] {
                 _ if inner.special[id] || eos_ids.contains(&(id as i32)) => {
-                    // Special tokens never match text: llguidance marks them with a byte no UTF-8 has.
+                    // Special tokens never match text: llguidance marks them with a byte that is invalid in
+                    // UTF-8.
                     let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
                     word.extend(inner.hf.id_to_token(id as u32).unwrap_or_default().into_bytes());
                     word
@@ -120,7 +129,7 @@ pub fn new_grammar_factory(
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(fail)?;
         factory.quiet();
         let bounds = factory.limits_mut();
-        // Precomputation can't be cancelled. The first mask does the same work and can be.
+        // Precomputation cannot be cancelled. The first mask does the same work and can be.
         bounds.precompute_large_lexemes = false;
         bounds.verbose_errors = false;
         if limits.compile_fuel > 0 {
@@ -160,16 +169,18 @@ impl GrammarFactory {
             if let Some((warning, _)) = lexer.grammar_warnings.first() {
                 return Err(BridgeError(message(warning)));
             }
-            let lexer_bytes = rehearse(&self.parsers, &lexer)?;
-            let bytes = source.len() + lexer_bytes + grammar.num_symbols() * SYMBOL_BYTES;
+            rehearse(&self.parsers, &lexer)?;
+            let parser_bytes = source.len() + grammar.num_symbols() * SYMBOL_BYTES;
             let parser = self
                 .parsers
                 .create_parser_from_init_default(GrammarInit::Internal(grammar, lexer))
                 .map_err(fail)?;
+            let lexer = Box::new(parser.parser.clone());
+            let lexer_bytes = lexer.lexer_stats().num_bytes;
             let matcher = Matcher::new(Ok(parser)).into_cancellable();
             match matcher.get_error() {
                 Some(error) => Err(fail(error)),
-                None => Ok(Box::new(Matching { matcher, bytes })),
+                None => Ok(Box::new(Matching { matcher, parser_bytes, lexer_bytes, lexer: Some(lexer) })),
             }
         })
     }
@@ -177,19 +188,24 @@ impl GrammarFactory {
 
 impl Matching {
     pub fn fork(&self) -> Box<Matching> {
-        Box::new(Matching { matcher: self.matcher.deep_clone(), bytes: self.bytes })
+        Box::new(Matching {
+            matcher: self.matcher.deep_clone(),
+            parser_bytes: self.parser_bytes,
+            lexer_bytes: self.lexer_bytes,
+            lexer: None,
+        })
     }
 
-    /// Estimated memory, without the lexer states that masks add.
+    /// Estimated memory, without the lexer states that later masks add.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.parser_bytes + self.lexer_bytes
     }
 
     pub fn canceller(&self) -> Box<Canceller> {
         Box::new(Canceller(self.matcher.cancellation_handle().unwrap_or_default()))
     }
 
-    /// Sets bit `id % 32` of `words[id / 32]` for each token that may come next.
+    /// Sets bit `id % 32` of `words[id / 32]` for each token allowed next.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<()> {
         guarded("grammar", || {
             let mask = self.matcher.compute_mask_or_eos().map_err(fail)?;
@@ -204,14 +220,20 @@ impl Matching {
     }
 
     pub fn first_mask(&mut self) -> Result<()> {
-        guarded("grammar", || self.matcher.compute_mask_or_eos().map(drop).map_err(fail))
+        guarded("grammar", || {
+            let mask = self.matcher.compute_mask_or_eos().map_err(fail)?;
+            if let Some(lexer) = self.lexer.take() {
+                self.lexer_bytes = lexer.lexer_stats().num_bytes + std::mem::size_of_val(mask.as_slice());
+            }
+            Ok(())
+        })
     }
 
     pub fn commit(&mut self, id: i32) -> Result<()> {
         guarded("grammar", || self.matcher.consume_token(id as u32).map_err(fail))
     }
 
-    /// How many of `ids` could be committed one after the other; changes nothing.
+    /// Returns the length of the longest prefix of `ids` that could be committed; changes nothing.
     pub fn count_valid(&mut self, ids: &[i32]) -> Result<usize> {
         guarded("grammar", || {
             let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();

@@ -1,34 +1,43 @@
-//! Finds grammars whose lexer would take too long to build, before llguidance builds it without a limit.
+//! Rejects grammars whose lexer would take too long to build, before llguidance builds it without a limit.
 //!
-//! llguidance takes the first step of a lexer with unlimited fuel: it checks for each byte whether the rest of every
-//! lexeme still matches some text. For `multipleOf` with a large number, or an intersection of patterns, this check
-//! explores an automaton of millions of states. `rehearse` takes the same step under a fuel limit.
+//! llguidance takes the first step of a lexer with unlimited fuel: it checks for each byte whether the rest
+//! of every lexeme still matches some text. For `multipleOf` with a large number, or an intersection of
+//! patterns, this check explores an automaton of millions of states. `rehearse` takes the same step under a
+//! fuel limit.
 
 use crate::guard::{BridgeError, Result};
-use serde_json::Value;
-use std::collections::HashMap;
+use serde_json::{Map, Value};
+use std::collections::{HashMap, HashSet};
 use llguidance::derivre::raw::ExprSet;
 use llguidance::derivre::ExprRef;
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::ParserFactory;
 
-/// Most branches that one step through an intersection may have. Each costs about a microsecond, and no fuel limit
+/// Maximum branches of one step through an intersection. Each costs about a microsecond, and no fuel limit
 /// interrupts the step.
 const MAX_BRANCHES: f64 = 20_000.0;
 
-/// Most string patterns of a JSON schema that may apply to one value.
+/// Maximum string patterns of a JSON schema that may apply to one value.
 const MAX_INTERSECTED: usize = 8;
 
-/// Most levels of a JSON schema, counted through references: the walk is recursive.
+/// Maximum depth of a JSON schema, counted through references: the walk is recursive.
 const MAX_DEPTH: usize = 256;
 
-/// Refuses long patterns in `schema`, and `allOf` of many, which llguidance intersects without a limit.
+/// Most nodes of a JSON schema that the search for endless references visits. A schema that needs more is not refused.
+const MAX_LOOP_STEPS: usize = 1_000_000;
+
+/// Refuses long patterns in `schema`, `allOf` of many patterns, which llguidance intersects without a limit, and references
+/// that no finite value matches.
 pub fn check_schema(schema: &Value, regex_bytes: usize) -> Result<()> {
     let mut walk = SchemaWalk { root: schema, regex_bytes, depth: 0, refs: HashMap::new() };
-    walk.patterns_of(schema).map(drop)
+    walk.patterns_of(schema)?;
+    let mut targets: Vec<&str> = walk.refs.into_keys().collect();
+    targets.sort_unstable();
+    let mut search = LoopSearch { root: schema, depth: 0, steps: 0, finite: HashSet::new(), visited: HashSet::new() };
+    search.check(&targets)
 }
 
-/// Does so for each schema in a Lark grammar.
+/// Checks each schema in a Lark grammar with `check_schema`.
 pub fn check_lark(grammar: &str, regex_bytes: usize) -> Result<()> {
     for (at, mark) in grammar.match_indices("%json") {
         let rest = &grammar[at + mark.len()..];
@@ -42,9 +51,9 @@ pub fn check_lark(grammar: &str, regex_bytes: usize) -> Result<()> {
 struct SchemaWalk<'a> {
     root: &'a Value,
     regex_bytes: usize,
-    /// Levels of the walk that are open.
+    /// Current depth of the walk.
     depth: usize,
-    /// Results by pointer; 0 while a reference is followed, so that loops end.
+    /// Results by pointer; 0 while a reference is being followed, so that cycles terminate.
     refs: HashMap<&'a str, usize>,
 }
 
@@ -60,7 +69,8 @@ impl<'a> SchemaWalk<'a> {
         )))
     }
 
-    /// At least the number of patterns that apply to one value that `node` describes, or to a value inside it.
+    /// Returns an upper bound of the number of patterns that apply to one value described by `node`, or to a
+    /// value inside it.
     fn patterns_of(&mut self, node: &'a Value) -> Result<usize> {
         if self.depth == MAX_DEPTH {
             return Err(BridgeError(format!("the JSON schema has more than {MAX_DEPTH} levels, $ref included")));
@@ -72,8 +82,8 @@ impl<'a> SchemaWalk<'a> {
     }
 
     fn patterns_at(&mut self, node: &'a Value) -> Result<usize> {
-        let mut most = 0; // of children that describe different values, or alternatives
-        let mut sum = 0; // of those that describe the same value
+        let mut most = 0; // over children that describe different values, or alternatives
+        let mut sum = 0; // over children that describe the same value
         match node {
             Value::Array(items) => {
                 for item in items {
@@ -101,7 +111,7 @@ impl<'a> SchemaWalk<'a> {
                             most = most.max(self.patterns_of(value)?);
                         }
                         ("properties" | "$defs" | "definitions" | "dependentSchemas", Value::Object(schemas)) => {
-                            // Names of any kind, among them "default" and "enum".
+                            // Keys are arbitrary names, including "default" and "enum".
                             for schema in schemas.values() {
                                 most = most.max(self.patterns_of(schema)?);
                             }
@@ -127,15 +137,127 @@ impl<'a> SchemaWalk<'a> {
             return Ok(known);
         }
         self.refs.insert(target, 0);
-        let pointer = target.strip_prefix('#').map(percent_decoded);
-        let found = pointer.and_then(|pointer| self.root.pointer(&pointer));
-        let count = found.map_or(Ok(0), |node| self.patterns_of(node))?;
+        let count = resolve(self.root, target).map_or(Ok(0), |node| self.patterns_of(node))?;
         self.refs.insert(target, count);
         Ok(count)
     }
 }
 
-/// `text` with each %XX decoded, as references to parts of a document are. A sequence that is none stays.
+/// Finds references that lead back to themselves on every path, as {"$ref":"#"} does. llguidance accepts such a schema, and
+/// fails when the text reaches it: no token can continue.
+struct LoopSearch<'a> {
+    root: &'a Value,
+    /// Open calls of `ends`.
+    depth: usize,
+    /// Nodes visited so far.
+    steps: usize,
+    /// References that a finite value matches.
+    finite: HashSet<&'a str>,
+    /// References visited in this pass.
+    visited: HashSet<&'a str>,
+}
+
+impl<'a> LoopSearch<'a> {
+    /// Marks references as finite until a pass finds no more, and refuses the first of `targets` that is not.
+    fn check(&mut self, targets: &[&'a str]) -> Result<()> {
+        loop {
+            let known = self.finite.len();
+            self.visited.clear();
+            for &target in targets {
+                self.target_ends(target);
+            }
+            if self.steps >= MAX_LOOP_STEPS {
+                return Ok(());
+            }
+            if self.finite.len() == known {
+                break;
+            }
+        }
+        match targets.iter().find(|target| !self.finite.contains(*target)) {
+            None => Ok(()),
+            Some(target) => Err(BridgeError(format!(
+                "the JSON schema matches no finite text: its \"$ref\" to \"{target}\" leads back to itself on every path"
+            ))),
+        }
+    }
+
+    fn target_ends(&mut self, target: &'a str) -> bool {
+        if self.finite.contains(target) {
+            return true;
+        }
+        if !self.visited.insert(target) {
+            return false;
+        }
+        let ends = resolve(self.root, target).is_none_or(|node| self.ends(node));
+        if ends {
+            self.finite.insert(target);
+        }
+        ends
+    }
+
+    /// Returns true if a finite value matches `node`, as far as its references and their nesting decide that.
+    fn ends(&mut self, node: &'a Value) -> bool {
+        let Value::Object(members) = node else { return true };
+        self.steps += 1;
+        if self.depth == MAX_DEPTH || self.steps >= MAX_LOOP_STEPS {
+            return true;
+        }
+        self.depth += 1;
+        let ends = self.members_end(members);
+        self.depth -= 1;
+        ends
+    }
+
+    fn members_end(&mut self, members: &'a Map<String, Value>) -> bool {
+        if let Some(Value::String(target)) = members.get("$ref") {
+            if !self.target_ends(target) {
+                return false;
+            }
+        }
+        if let Some(Value::Array(parts)) = members.get("allOf") {
+            if !parts.iter().all(|part| self.ends(part)) {
+                return false;
+            }
+        }
+        for keyword in ["anyOf", "oneOf"] {
+            if let Some(Value::Array(parts)) = members.get(keyword) {
+                if !parts.is_empty() && !parts.iter().any(|part| self.ends(part)) {
+                    return false;
+                }
+            }
+        }
+        self.required_end(members)
+    }
+
+    /// Returns true if values of the one type that `members` allow need no endless part.
+    fn required_end(&mut self, members: &'a Map<String, Value>) -> bool {
+        let only = match members.get("type") {
+            Some(Value::String(name)) => name.as_str(),
+            Some(Value::Array(names)) if names.len() == 1 => names[0].as_str().unwrap_or_default(),
+            _ => return true,
+        };
+        match (only, members.get("properties"), members.get("required")) {
+            ("object", Some(Value::Object(schemas)), Some(Value::Array(required))) => {
+                required.iter().filter_map(|name| schemas.get(name.as_str()?)).all(|schema| self.ends(schema))
+            }
+            ("array", ..) => {
+                let least = members.get("minItems").and_then(Value::as_u64).unwrap_or(0) as usize;
+                let first = members.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+                let rest = members.get("items").filter(|_| least > first.len());
+                first.iter().take(least).chain(rest).all(|schema| self.ends(schema))
+            }
+            _ => true,
+        }
+    }
+}
+
+/// The node of `root` that the reference `target` names by a JSON pointer.
+fn resolve<'a>(root: &'a Value, target: &str) -> Option<&'a Value> {
+    let pointer = target.strip_prefix('#').map(percent_decoded)?;
+    root.pointer(&pointer)
+}
+
+/// Decodes each %XX of `text`, as references to parts of a document need it. Other sequences with % are kept.
 fn percent_decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
@@ -156,8 +278,8 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// Returns the lexer's size in bytes.
-pub fn rehearse(factory: &ParserFactory, spec: &LexerSpec) -> Result<usize> {
+/// Takes the lexer's first step under the fuel limit of `factory`.
+pub fn rehearse(factory: &ParserFactory, spec: &LexerSpec) -> Result<()> {
     check_branches(spec.regex_builder.exprset())?;
     let mut spec = spec.clone();
     spec.add_extra_lexemes(&factory.extra_lexemes());
@@ -171,21 +293,21 @@ pub fn rehearse(factory: &ParserFactory, spec: &LexerSpec) -> Result<usize> {
             return Err(too_costly(error));
         }
     }
-    Ok(lexer.num_bytes())
+    Ok(())
 }
 
 fn too_costly<E: std::fmt::Display>(reason: E) -> BridgeError {
     BridgeError(format!("the grammar costs too much to compile: {reason}"))
 }
 
-/// Estimates how many branches the first step through each expression has: the product over the operands of an
+/// Estimates the branches of the first step through each expression: the product over the operands of an
 /// intersection, the sum over those of an alternative.
 fn check_branches(exprs: &ExprSet) -> Result<()> {
     let mut branches = vec![1.0f64; exprs.len()];
     for id in 1..exprs.len() {
         let expr = ExprRef::new(id as u32);
         let args = exprs.get_args(expr);
-        // An expression is created after its operands, so theirs are known.
+        // Expressions are created after their operands, so the operands' values are known.
         let of = |arg: &ExprRef| branches[arg.as_usize()];
         let tag = format!("{:?}", exprs.get_tag(expr));
         let count = match tag.as_str() {

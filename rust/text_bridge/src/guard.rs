@@ -1,9 +1,9 @@
-//! Keeps Rust panics on this side of the bridge: each becomes an error with the panic's message.
+//! Stops Rust panics at the bridge: each becomes an error with the panic's message.
 
 use std::panic::{catch_unwind, set_hook, AssertUnwindSafe};
 use std::sync::Once;
 
-/// An error with the message the C++ side shows.
+/// An error with the message that the C++ side reports.
 #[derive(Debug)]
 pub struct BridgeError(pub String);
 
@@ -15,15 +15,16 @@ impl std::fmt::Display for BridgeError {
 
 pub type Result<T> = std::result::Result<T, BridgeError>;
 
-/// What `guarded` calls everything that the Jinja interpreter does.
+/// The context name that `guarded` uses for all errors of the Jinja interpreter.
 pub const CHAT_TEMPLATE: &str = "chat template";
 
-/// Turns any displayable error into a `BridgeError`.
+/// Converts any displayable error to a `BridgeError`.
 pub fn fail<E: std::fmt::Display>(error: E) -> BridgeError {
     BridgeError(error.to_string())
 }
 
-/// Runs `body`; a panic inside it comes back as an error. A library never prints, so the panic hook is silenced.
+/// Runs `body` and converts a panic inside it to an error. A library never prints, so the panic hook is
+/// silenced.
 pub fn guarded<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     static SILENCE: Once = Once::new();
     SILENCE.call_once(|| set_hook(Box::new(|_| {})));
@@ -33,7 +34,8 @@ pub fn guarded<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
             .map(String::as_str)
             .or_else(|| payload.downcast_ref::<&str>().copied())
             .unwrap_or("unknown panic");
-        // Our own interpreter has no reason to panic; what the libraries do with hostile files is theirs.
+        // Under fuzzing, a panic of our own interpreter is a bug; panics of libraries on hostile files are
+        // not ours.
         if cfg!(fuzzing) && what == CHAT_TEMPLATE {
             eprintln!("panic: {message}");
             std::process::abort();

@@ -1,10 +1,9 @@
-//! Tokenizers, chat templates and grammars for the C++ text room, behind one cxx interface.
-//! Nothing here panics across the bridge (see guard.rs); every failure is an error with a message.
+//! Tokenizers, chat templates and grammars for the C++ text room through one cxx interface. No panic crosses
+//! the bridge (see guard.rs); every failure is an error with a message.
 
 mod grammar;
 mod grammar_cost;
 mod guard;
-mod jinja;
 mod pieces;
 mod stream;
 mod template;
@@ -29,9 +28,9 @@ pub mod ffi {
         normalized: bool,
     }
 
-    /// The tokens put around a text when special tokens are asked for: an empty one is not there.
+    /// Tokens put around a text if special tokens are requested; an empty string means no token.
     struct Wrapping {
-        /// Whether these replace what the tokenizer.json says.
+        /// Whether these replace the setting of the tokenizer.json.
         replaces: bool,
         bos: String,
         eos: String,

@@ -1,12 +1,13 @@
-//! What each token id contributes to decoded text, read off a tokenizer's decoder once at load.
+//! The contribution of each token id to decoded text, extracted from a tokenizer's decoder once at load.
 
 use crate::guard::{BridgeError, Result};
 use serde_json::Value;
 
-/// How the text of consecutive tokens is joined.
+/// Rule for joining the text of consecutive tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Scheme {
-    /// GPT-2's byte alphabet: the bytes of all tokens in a row, decoded as UTF-8 with U+FFFD for what is not.
+    /// GPT-2's byte alphabet: the concatenated bytes of all tokens, decoded as UTF-8 with U+FFFD for invalid
+    /// bytes.
     ByteLevel,
     /// SentencePiece's: text pieces, runs of `<0xNN>` bytes, and spaces stripped at the start.
     SentencePiece(Spm),
@@ -16,18 +17,19 @@ pub enum Scheme {
 
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Spm {
-    /// `▁` and what it stands for, in the order of the decoder's `Replace` steps.
+    /// `▁` and its replacement, in the order of the decoder's `Replace` steps.
     pub replacements: Vec<(String, String)>,
     /// Tokens `<0xNN>` are raw bytes.
     pub byte_fallback: bool,
-    /// Up to this many `strip_char` are removed where the text begins.
+    /// Maximum number of `strip_char` removed at the start of the text.
     pub strip_start: usize,
     pub strip_char: char,
-    /// The Metaspace decoder drops `▁` of the first token of a text.
+    /// The Metaspace decoder drops `▁` from the first token of a text.
     pub drop_in_first: Option<char>,
 }
 
-/// Reads the scheme from the `decoder` of a tokenizer.json. A kind that cannot be streamed exactly is refused.
+/// Reads the scheme from the `decoder` of a tokenizer.json. Kinds that cannot be streamed exactly are
+/// rejected.
 pub fn scheme_of(decoder: &Value) -> Result<Scheme> {
     if decoder.is_null() {
         return Ok(Scheme::Joined);
@@ -89,7 +91,7 @@ fn refused(what: &str) -> BridgeError {
     BridgeError(format!("tokenizer.json: \"decoder\" is not supported: {what}"))
 }
 
-/// The bytes one token stands for.
+/// Bytes of one token.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Piece {
     Bytes(Vec<u8>),
@@ -121,7 +123,7 @@ fn raw_byte(token: &str) -> Option<u8> {
     is_byte.then(|| u8::from_str_radix(token.get(3..5)?, 16).ok()).flatten()
 }
 
-/// Undoes GPT-2's byte alphabet; a token with a character outside it stands for its own UTF-8.
+/// Decodes GPT-2's byte alphabet; a token with a character outside it is taken as UTF-8.
 fn byte_level_bytes(token: &str) -> Vec<u8> {
     token.chars().map(byte_of_char).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }

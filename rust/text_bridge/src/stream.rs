@@ -1,4 +1,4 @@
-//! Token by token decoding whose pieces, put together, are the whole decoding.
+//! Streaming decoder: its concatenated pieces equal the decoding of all tokens.
 
 use crate::guard::{guarded, Result};
 use crate::pieces::{Piece, Scheme};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub struct StreamDecoder {
     tokenizer: Arc<Inner>,
     skip_special: bool,
-    /// Bytes of a character, or of a run of `<0xNN>` tokens, whose meaning later tokens decide.
+    /// Bytes of a character, or of a run of `<0xNN>` tokens, that later tokens complete.
     pending: Vec<u8>,
     started: bool,
     strip_left: usize,
@@ -34,7 +34,8 @@ fn strip_of(scheme: &Scheme) -> usize {
 }
 
 impl StreamDecoder {
-    /// The text that `id` settles; empty while a character is incomplete. Ids outside the vocabulary add nothing.
+    /// Returns the text completed by `id`; empty while a character is incomplete. Ids outside the vocabulary
+    /// add nothing.
     pub fn push(&mut self, id: i32) -> Result<Vec<u8>> {
         guarded("stream decode", || {
             let tokenizer = self.tokenizer.clone();
@@ -73,7 +74,8 @@ impl StreamDecoder {
         })
     }
 
-    /// What is still held back, with U+FFFD for bytes that never became a character. Ready for a new text after it.
+    /// Returns the text still held back, with U+FFFD for bytes of incomplete characters, and resets the
+    /// decoder.
     pub fn finish(&mut self) -> Result<Vec<u8>> {
         guarded("stream decode", || {
             let mut out = Vec::new();
@@ -92,7 +94,7 @@ impl StreamDecoder {
         })
     }
 
-    /// Removes `strip_char` where the text begins, up to the count the decoder names.
+    /// Removes `strip_char` at the start of the text, up to the decoder's count.
     fn strip(&mut self, strip_char: char, out: &mut Vec<u8>) {
         let mut encoded = [0; 4];
         let unit = strip_char.encode_utf8(&mut encoded).as_bytes();
@@ -107,13 +109,14 @@ impl StreamDecoder {
     }
 }
 
-/// The first token of a text under Metaspace: its marks are dropped instead of becoming spaces.
+/// Decodes the first token of a text under Metaspace: its marks are dropped instead of becoming spaces.
 fn first_without(mark: char, tokenizer: &Inner, id: i32) -> Vec<u8> {
     let token = tokenizer.hf.id_to_token(id as u32).unwrap_or_default();
     token.chars().filter(|&c| c != mark).collect::<String>().into_bytes()
 }
 
-/// Moves the decided prefix of `pending` to `out` exactly as `String::from_utf8_lossy` would over the whole text.
+/// Moves the completed prefix of `pending` to `out`, exactly like `String::from_utf8_lossy` over the whole
+/// text.
 fn settle_utf8(pending: &mut Vec<u8>, out: &mut Vec<u8>) {
     let mut done = 0;
     loop {
@@ -140,7 +143,7 @@ fn settle_utf8(pending: &mut Vec<u8>, out: &mut Vec<u8>) {
     pending.drain(..done);
 }
 
-/// A finished run of byte tokens is text if it is UTF-8, and otherwise one U+FFFD a byte.
+/// A complete run of byte tokens is text if it is UTF-8, otherwise one U+FFFD per byte.
 fn settle_run(pending: &mut Vec<u8>, out: &mut Vec<u8>) {
     if std::str::from_utf8(pending).is_ok() {
         out.extend_from_slice(pending);

@@ -1,7 +1,7 @@
-//! Chat templates across the bridge.
+//! Bridge interface of chat templates.
 
 use crate::guard::{fail, guarded, BridgeError, Result, CHAT_TEMPLATE};
-use crate::jinja::{tag, Options, Template as Compiled};
+use jinja::{tag, Options, Template as Compiled};
 use serde_json::Value;
 
 pub struct Template(Compiled);
@@ -15,8 +15,9 @@ pub fn template_from_source(source: &[u8]) -> Result<Box<Template>> {
 }
 
 impl Template {
-    /// `context`: a JSON object, the template's variables. `now`: seconds since 1970, negative for the clock.
-    /// `aliases`: messages' reasoning is given under all its names, as `transformers` does.
+    /// `context`: a JSON object with the template's variables. `now`: seconds since 1970, negative for the
+    /// current time. `aliases`: each message's reasoning is provided under all its names, like `transformers`
+    /// does.
     pub fn render(&self, context: &[u8], may_mutate: bool, now: i64, aliases: bool) -> Result<Vec<u8>> {
         guarded(CHAT_TEMPLATE, || {
             let text =
@@ -33,8 +34,8 @@ impl Template {
     }
 }
 
-/// Templates read a message's reasoning under one of three names. The first one that a message has is filled in for
-/// `thinking`, where that is missing, and for `reasoning_content`.
+/// Templates read a message's reasoning under one of three names. The first one that a message has is copied
+/// to `thinking`, if that is missing, and to `reasoning_content`.
 fn alias_reasoning(messages: &mut Value) {
     for message in messages.as_array_mut().into_iter().flatten() {
         let Some(members) = message.as_object_mut() else {

@@ -1,4 +1,4 @@
-//! Tokenizers from a tokenizer.json, through the `tokenizers` crate.
+//! Builds tokenizers from a tokenizer.json with the `tokenizers` crate.
 
 use crate::ffi::{AddedToken, Wrapping};
 use crate::guard::{fail, guarded, BridgeError, Result};
@@ -10,27 +10,27 @@ use tokenizers::Tokenizer as HfTokenizer;
 pub struct Inner {
     pub hf: HfTokenizer,
     pub scheme: Scheme,
-    /// By id; ids without a token stand for no bytes.
+    /// By id; ids without a token have no bytes.
     pub pieces: Vec<Piece>,
-    /// By id: left out by `skip_special`.
+    /// By id: whether `skip_special` omits the token.
     pub special: Vec<bool>,
-    /// By id: the token exists.
+    /// By id: whether the token exists.
     pub known: Vec<bool>,
 }
 
 pub struct Tokenizer(pub Arc<Inner>);
 
-/// What is read of the file besides what the crate reads.
+/// Fields of the file that the crate does not expose.
 #[derive(serde::Deserialize)]
 struct Head {
     #[serde(default)]
     decoder: serde_json::Value,
 }
 
-/// The largest id accepted: guards the tables by id against a forged file.
+/// Maximum accepted id: protects the tables by id from a forged file.
 const MAX_ID: u32 = 1 << 24;
 
-/// `added`: tokens that must be there besides the file's own; `wrapping`: see its declaration.
+/// `added`: tokens required in addition to the file's own; `wrapping`: see its declaration.
 pub fn tokenizer_from_json(
     json: &[u8],
     added: &Vec<AddedToken>,
@@ -42,7 +42,7 @@ pub fn tokenizer_from_json(
         let scheme = scheme_of(&head.decoder)?;
         let mut hf =
             HfTokenizer::from_bytes(json).map_err(|e| BridgeError(format!("tokenizer.json: {e}")))?;
-        // A file may carry the padding and truncation of somebody's last training run.
+        // Files may contain the padding and truncation settings of a training run.
         hf.with_padding(None);
         hf.with_truncation(None).map_err(fail)?;
         add_tokens(&mut hf, added)?;
@@ -62,7 +62,7 @@ pub fn tokenizer_from_json(
         let mut known = vec![false; size];
         for id in 0..size as u32 {
             let added = hf.get_added_vocabulary();
-            // The order in which HF's own decode looks an id up.
+            // HF's own decode looks ids up in this order.
             let Some(token) = added.simple_id_to_token(id).or_else(|| hf.id_to_token(id)) else {
                 continue;
             };
@@ -91,12 +91,12 @@ impl Tokenizer {
         })
     }
 
-    /// -1 where there is no such token.
+    /// Returns -1 if there is no such token.
     pub fn token_to_id(&self, token: &[u8]) -> i32 {
         std::str::from_utf8(token).ok().and_then(|t| self.0.hf.token_to_id(t)).map_or(-1, |id| id as i32)
     }
 
-    /// The token as the vocabulary spells it.
+    /// Returns the token as spelled in the vocabulary.
     pub fn token_spelling(&self, id: i32) -> Vec<u8> {
         let id = id as u32;
         let added = self.0.hf.get_added_vocabulary();
@@ -104,7 +104,7 @@ impl Tokenizer {
         token.unwrap_or_default().into_bytes()
     }
 
-    /// The bytes the token adds to a text.
+    /// Returns the bytes that the token adds to a text.
     pub fn token_bytes(&self, id: i32) -> Vec<u8> {
         match self.0.pieces.get(id as usize) {
             Some(Piece::Bytes(bytes)) => bytes.clone(),
@@ -121,7 +121,7 @@ impl Tokenizer {
         self.0.special.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// One more than the largest id.
+    /// Returns the largest id plus one.
     pub fn vocab_size(&self) -> i32 {
         self.0.pieces.len() as i32
     }

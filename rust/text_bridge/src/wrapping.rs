@@ -1,10 +1,10 @@
-//! What a tokenizer_config.json adds to a tokenizer: further tokens, and BOS and EOS around a text.
+//! Additions of a tokenizer_config.json to a tokenizer: more tokens, and BOS and EOS around a text.
 
 use crate::ffi::AddedToken;
 use crate::guard::{fail, BridgeError, Result};
 use tokenizers::{PostProcessorWrapper, Tokenizer};
 
-/// Adds the tokens that are not there yet; each must get the id it names.
+/// Adds missing tokens; each must get the id that it names.
 pub fn add_tokens(tokenizer: &mut Tokenizer, added: &[AddedToken]) -> Result<()> {
     let mut missing: Vec<&AddedToken> =
         added.iter().filter(|token| tokenizer.token_to_id(&token.content).is_none()).collect();
@@ -31,7 +31,7 @@ pub fn add_tokens(tokenizer: &mut Tokenizer, added: &[AddedToken]) -> Result<()>
     Ok(())
 }
 
-/// Puts `bos` in front of a text and `eos` behind it; an empty one is left out.
+/// Puts `bos` before and `eos` after a text; an empty string adds nothing.
 pub fn wrap(tokenizer: &mut Tokenizer, bos: &str, eos: &str) -> Result<()> {
     if bos.is_empty() && eos.is_empty() {
         tokenizer.with_post_processor(None::<PostProcessorWrapper>);

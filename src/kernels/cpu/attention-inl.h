@@ -1,29 +1,32 @@
-// The attention micro-kernel over the lanes of simd_<isa>-inl.h, which is included first.
+// The attention micro-kernel over the lanes of simd_<isa>-inl.h, which must be included first.
 //
-// Keys become floats, kLanes of them at a time, whose registers have four dimensions of every fourth key:
-// less work than columns of one dimension each, and a quarter of the sums of whole rows. They stay in the
-// first-level cache, a piece of the dimensions at a time, while all queries meet them: four elements of a
-// query in every 128 bits meet four registers, with kDotRows rows' sums in registers. Scores, and the weights
-// that they become, stand as [row][key]. Query rows are taken in groups of R; where there are several, values
-// become floats as well, a strip of dimensions at a time.
+// Keys are widened to f32, kLanes of them at a time, and transposed so that each 128-bit lane holds four
+// dimensions of one key; a register has every fourth key. This takes less work than columns of one dimension
+// each, and a quarter of the final sums of whole rows. Packed keys stay in the L1 cache, a piece of the
+// dimensions at a time, while all queries use them. Four elements of a query, repeated in every 128 bits,
+// meet four registers, and the sums of kDotRows rows stay in registers. Scores, and the weights computed from
+// them, are stored as [row][key]. Query rows are processed in groups of R. With several groups, values are
+// widened to f32 too, a strip of dimensions at a time.
 //
-// A row's arithmetic must not depend on R, on its place in the group or on its neighbours (ops.h). So:
-// - a dot product is four sums over a piece, of dimensions 4 apart, ascending, then those 2 apart are added,
-//   then neighbours, then pieces;
-// - the sum of a row's weights is kLanes partial sums, of keys j, j + kLanes, j + 2 kLanes ..., then a tree
-//   that adds partial sums 2 apart, then neighbours, then those 4 and 8 apart (SumEach);
-// - values are added key after key. A key that a row doesn't see has weight 0 there and adds 0.
+// A row's arithmetic must not depend on R, on its position in the group or on its neighbours
+// (exec_context.h):
+// - A dot product is four sums over a piece, of dimensions 4 apart, ascending. Sums 2 apart are added, then
+//   neighbours, then pieces.
+// - The sum of a row's weights is kLanes partial sums, of keys j, j + kLanes, j + 2 kLanes ... A tree adds
+//   partial sums 2 apart, then neighbours, then those 4 and 8 apart (SumEach).
+// - Values are added key by key. A key that is not visible to a row has weight 0 and adds 0.
 //
-// int8: a key's scale multiplies its sum over a piece, a value's its weight, so that the inner loops differ
-// from the others' in nothing but the load.
+// int8: a key's scale multiplies its sum over a piece, a value's scale its weight. The inner loops thus
+// differ from those of other types only in the load.
 //
-// What the next run needs is asked for evenly over the time that this one takes, since a processor has so
-// many lines on their way at once and no more (16 on Golden Cove), and in a line, so that its own prefetcher
-// runs ahead: a quarter of the keys while these become floats and the rest while they meet the queries, a
-// quarter of the values with softmax and the rest with these values.
+// Prefetches of the next run are spread evenly over the time of the current one, because a processor has a
+// limited number of outstanding lines (16 on Golden Cove). They go in address order, so that the hardware
+// prefetcher runs ahead. A quarter of the keys is prefetched while the current keys are packed, and the rest
+// during the dot products. A quarter of the values is prefetched during softmax, and the rest while the
+// current values are added.
 //
-// Loops are functions that are not inlined: in one with what calls them they would share its registers, and
-// be up to a sixth slower or not, as the compiler decides.
+// The loops are in noinline functions. Inlined into their callers they would share registers with them and
+// become up to a sixth slower, depending on the compiler's decisions.
 #pragma once
 
 #include <type_traits>
@@ -34,14 +37,15 @@ namespace moesaic::kernels {
 namespace {
 
 constexpr int kRunKeys = 64;
-constexpr int kPackDims = 256;         // of a piece of kLanes keys: 16 KB, or 8 KB of 8 lanes
-constexpr int kMostRows = kLanes / 2;  // of a group: kLanes sums in registers hide the latency of the FMAs
-constexpr int kDotRows = kLanes / 4;   // that meet keys at once: as many sums
-constexpr int kStrip = 2 * kLanes;     // dimensions of values
-constexpr int kMostGroups = kAttentionRows / kMostRows;
+constexpr int kPackDims = 256;  // dimensions of a piece of kLanes keys: 16 KB, or 8 KB with 8 lanes
+// maximum rows of a group: kLanes sums in registers hide the latency of the FMAs
+constexpr int kMaxRows = kLanes / 2;
+constexpr int kDotRows = kLanes / 4;  // rows whose dot products run together: this many sums
+constexpr int kStrip = 2 * kLanes;    // value dimensions of a strip
+constexpr int kMaxGroups = kAttentionRows / kMaxRows;
 static_assert(kRunKeys % kLanes == 0);
 
-// One run of the tile, with pointers of its own; max, sum and acc go on from the run before.
+// One run of the tile with its own pointers; max, sum and acc continue from the previous run.
 struct Run {
   const float* q;
   int64_t q_stride;
@@ -49,8 +53,8 @@ struct Run {
   int64_t key_stride;
   const std::byte* values;
   int64_t value_stride;
-  int64_t next;         // bytes from these keys and values to those that will be asked for next, or 0
-  int64_t next_scales;  // likewise of scales
+  int64_t next;         // bytes from these keys and values to those of the next run, for prefetching, or 0
+  int64_t next_scales;  // the same for scales
   int rows, key_dim, value_dim;
   int visible[kAttentionRows];
   float *max, *sum, *acc;
@@ -59,25 +63,25 @@ struct Run {
   int key_split;
 };
 
-/// Query rows [first, first + rows), worked on as `size` of them, and the keys that any of them sees.
+/// Query rows [first, first + rows), padded to `size`, and the number of keys visible to any of them.
 struct Group {
   int first, rows, size, keys;
 };
 
 struct alignas(64) Memory {
-  float scores[kAttentionRows][kRunKeys];  // then weights
-  float keep[kMostGroups][kLanes];         // what the sums of earlier runs are multiplied by
+  float scores[kAttentionRows][kRunKeys];  // replaced by weights
+  float keep[kMaxGroups][kLanes];          // factors of the sums of earlier runs
   float keys[kPackDims * kLanes];
   float values[kRunKeys * kStrip];
-  Group groups[kMostGroups];
-  int count;  // of groups
+  Group groups[kMaxGroups];
+  int count;  // number of groups
 };
 
 /// Calls f with the size of a group as a constant.
 template <typename F>
 inline void WithSize(int size, const F& f) {
-  if (size == kMostRows) return f(std::integral_constant<int, kMostRows>{});
-  if constexpr (kMostRows > 4) {
+  if (size == kMaxRows) return f(std::integral_constant<int, kMaxRows>{});
+  if constexpr (kMaxRows > 4) {
     if (size == 4) return f(std::integral_constant<int, 4>{});
   }
   if (size == 2) return f(std::integral_constant<int, 2>{});
@@ -86,23 +90,23 @@ inline void WithSize(int size, const F& f) {
 
 inline void FindGroups(const Run& t, Memory* m) {
   m->count = 0;
-  for (int first = 0; first < t.rows; first += kMostRows) {
-    const int rows = t.rows - first < kMostRows ? t.rows - first : kMostRows;
+  for (int first = 0; first < t.rows; first += kMaxRows) {
+    const int rows = t.rows - first < kMaxRows ? t.rows - first : kMaxRows;
     Group& g = m->groups[m->count++];
-    // A group with idle rows reads the keys once; several smaller groups would read them several times.
-    g = {first, rows, rows > 4 ? kMostRows : (rows > 2 ? 4 : rows), 0};
+    // A group with unused rows reads the keys once; several smaller groups would read them several times.
+    g = {first, rows, rows > 4 ? kMaxRows : (rows > 2 ? 4 : rows), 0};
     for (int i = first; i < first + rows; ++i) g.keys = t.visible[i] > g.keys ? t.visible[i] : g.keys;
   }
 }
 
-// Asks for `count` elements from p on, into the first (3) or the second-level cache (2).
+// Prefetches `count` elements from p on into the L1 (3) or L2 cache (2).
 template <typename T, int kLevel>
 inline void Prefetch(const char* p, int count) {
   for (int byte = 0; byte < count * static_cast<int>(sizeof(T)); byte += 64)
     __builtin_prefetch(p + byte, 0, kLevel);
 }
 
-/// Stores the 16 bytes of elements in every 128 bits as floats, the fours of them kStep floats apart.
+/// Widens the 16 bytes of elements in each 128-bit lane to f32 and stores groups of four kStep floats apart.
 template <typename T, int kStep>
 inline void StoreWidened(VI x, float* to) {
   const VI zero = SetInts(0);
@@ -120,9 +124,9 @@ inline void StoreWidened(VI x, float* to) {
   }
 }
 
-/// `dims` dimensions of kLanes keys as floats, [dimension / 4][4 registers][kLanes / 4 keys][4 dimensions]:
-/// register i has the keys i, i + 4 ... What stands behind the last dimension is anything. Asks for a quarter
-/// of as many bytes as it reads, from `ahead` on.
+/// Packs `dims` dimensions of kLanes keys as f32, [dimension / 4][4 registers][kLanes / 4 keys][4
+/// dimensions]. Register i holds the keys i, i + 4 ... Data after the last dimension is undefined. Prefetches
+/// a quarter of the bytes read, from `ahead` on.
 template <bool kAhead, typename T>
 [[gnu::noinline]] void PackKeys(const T* keys, int64_t stride, int dims, const char* ahead, float* packed) {
   constexpr int kPart = 16 / sizeof(T), kStep = 4 * kLanes;
@@ -141,9 +145,9 @@ template <bool kAhead, typename T>
   }
 }
 
-/// Dot products of R rows with the packed keys, into scores [R][kRunKeys], of which they are added to with
-/// `add`. Asks for kAsk bytes with every eight dimensions, from `ahead` on.
-template <int R, int kAsk, typename T>
+/// Computes dot products of R rows with the packed keys into scores [R][kRunKeys], adding to them with `add`.
+/// Prefetches kPrefetchBytes bytes per eight dimensions, from `ahead` on.
+template <int R, int kPrefetchBytes, typename T>
 [[gnu::noinline]] void Dots(const float* q, int64_t q_stride, const float* packed, int dims, bool add,
                             const float* scales, const char* ahead, float* scores) {
   constexpr bool kScaled = std::is_same_v<T, int8_t>;
@@ -151,8 +155,8 @@ template <int R, int kAsk, typename T>
 #pragma GCC unroll 16
   for (int i = 0; i < 4 * R; ++i) sum[i] = Zero();
   for (int d = 0; d < dims; d += 8) {
-    Prefetch<char, 2>(ahead, kAsk);
-    ahead += kAsk;
+    Prefetch<char, 2>(ahead, kPrefetchBytes);
+    ahead += kPrefetchBytes;
 #pragma GCC unroll 2
     for (int four = d; four < d + 8; four += 4, packed += 4 * kLanes) {
       V key[4];
@@ -175,14 +179,14 @@ template <int R, int kAsk, typename T>
   }
 }
 
-/// A group's products with kLanes packed keys. With kAsk it asks for three quarters of what was packed, from
-/// `ahead` on.
-template <bool kAsk, typename T>
+/// Computes a group's products with kLanes packed keys. With kPrefetch it prefetches three quarters of the
+/// bytes packed, from `ahead` on.
+template <bool kPrefetch, typename T>
 inline void DotsOfGroup(const Group& g, const float* q, int64_t q_stride, const float* packed, int dims,
                         bool add, const float* scales, const char* ahead, float* scores) {
   WithSize(g.size, [&](auto size) {
     constexpr int kRows = size < kDotRows ? size : kDotRows;
-    constexpr int kEach = kAsk ? 6 * kLanes * int{sizeof(T)} * kRows / size : 0;
+    constexpr int kEach = kPrefetch ? 6 * kLanes * int{sizeof(T)} * kRows / size : 0;
     for (int r = 0; r < size; r += kRows, ahead += kEach * dims / 8) {
       Dots<kRows, kEach, T>(q + r * q_stride, q_stride, packed, dims, add, scales, ahead,
                             scores + r * kRunKeys);
@@ -190,7 +194,7 @@ inline void DotsOfGroup(const Group& g, const float* q, int64_t q_stride, const 
   });
 }
 
-/// The scores of all groups: anything where a row doesn't see a key.
+/// Computes the scores of all groups; undefined where a key is not visible to a row.
 template <typename T>
 inline void Scores(const Run& t, Memory* m) {
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
@@ -203,7 +207,7 @@ inline void Scores(const Run& t, Memory* m) {
       dims = left < kPackDims ? left : kPackDims;
       const int64_t bytes = dims * kLanes * static_cast<int64_t>(sizeof(T));
       const float* scales = (d < split ? t.key_scales : t.rest_scales) + key;
-      bool first = true;  // of those that see these keys
+      bool first = true;  // groups that see these keys
       for (int i = 0; i < m->count; ++i) {
         const Group& g = m->groups[i];
         if (g.keys <= key) continue;
@@ -231,8 +235,8 @@ inline float MaxLanes(V x) {
   return First(x);
 }
 
-/// Turns a group's scores into weights and updates max and sum; finds keep. With each row it asks for `bytes`
-/// from `ahead` on.
+/// Converts a group's scores to weights, updates max and sum, and computes keep. Prefetches `bytes` bytes per
+/// row, from `ahead` on.
 template <typename T>
 [[gnu::noinline]] void Softmax(const Run& t, const Group& g, const char* ahead, int bytes, float* keep,
                                float (*scores)[kRunKeys]) {
@@ -240,7 +244,7 @@ template <typename T>
   const VI order = LoadInts(kOrder);
   const V nothing = Set(-__builtin_inff());
   alignas(64) float before[kLanes] = {}, base[kLanes] = {}, total[kLanes];
-  // Rows one after another in short steps, so that a processor works on several at once.
+  // Rows are interleaved in short steps, so that a processor works on several at once.
   for (int i = 0; i < g.rows; ++i) {
     float* w = scores[i];
     const VI visible = SetInts(t.visible[g.first + i]);
@@ -252,7 +256,8 @@ template <typename T>
     before[i] = t.max[g.first + i];
     const float max = most > before[i] ? most : before[i];
     t.max[g.first + i] = max;
-    // A row that has seen no key yet has maximum -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
+    // A row that has seen no key yet has maximum -inf; a finite substitute keeps -inf - -inf from becoming
+    // NaN.
     base[i] = max > -3.0e38F ? max : -3.0e38F;
   }
   V sums[kLanes];
@@ -283,7 +288,7 @@ template <typename T>
 }
 
 /// acc = acc * keep + weights x values, for C registers of value dimensions (or `tail` < kLanes, C = 1).
-/// `ahead`: asks for three quarters of as many bytes as are read, from there on.
+/// `ahead`: start of the prefetch of three quarters of the bytes read.
 template <int R, int C, bool kTail, bool kAhead, bool kPacked, typename T>
 [[gnu::noinline]] void AddValues(const Group& g, const float* weights, const float* keep, const T* values,
                                  int64_t value_stride, float* acc, int64_t acc_stride, int tail,
@@ -304,7 +309,8 @@ template <int R, int C, bool kTail, bool kAhead, bool kPacked, typename T>
       Prefetch<T, 2>(ahead, C * kLanes);
       ahead += C * kLanes * sizeof(T) * 3 / 4;
     }
-    // The next strip: its lines lie a row apart, so no prefetcher brings them from the second-level cache.
+    // Prefetches the next strip: its lines are a row apart, so no hardware prefetcher fetches them from the
+    // L2 cache.
     if constexpr (!kPacked) {
       Prefetch<T, 3>(reinterpret_cast<const char*>(values + C * kLanes), C * kLanes);
     }
@@ -339,17 +345,17 @@ template <int R, int C, bool kTail, bool kAhead, bool kPacked, typename T>
   }
 }
 
-/// One group's value dimensions from d on, in strips of C registers, then narrower ones. `ahead`: where what
-/// is asked for stands, as if d was 0.
+/// Adds one group's value dimensions from d on, in strips of C registers, then narrower ones. `ahead`: start
+/// of the prefetched data for d = 0.
 template <int R, int C, bool kAhead, typename T>
 inline void AddAllValues(const Run& t, const Group& g, const float* weights, const float* keep, int d,
                          const char* ahead) {
   const T* values = reinterpret_cast<const T*>(t.values);
   const int64_t value_stride = t.value_stride / static_cast<int64_t>(sizeof(T));
   float* acc = t.acc + g.first * t.acc_stride;
-  // The next values are walked from front to back, not in strips as these: the processor's own prefetcher
-  // then takes them for a stream and helps.
-  constexpr int64_t each = kRunKeys * sizeof(T) * 3 / 4;  // bytes for a dimension
+  // The next values are prefetched in address order, not in strips like the current ones: the hardware
+  // prefetcher then detects a stream.
+  constexpr int64_t each = kRunKeys * sizeof(T) * 3 / 4;  // bytes per dimension
   for (; d + C * kLanes <= t.value_dim; d += C * kLanes) {
     AddValues<R, C, false, kAhead, false>(g, weights, keep, values + d, value_stride, acc + d, t.acc_stride,
                                           0, kAhead ? ahead + d * each : nullptr);
@@ -364,7 +370,7 @@ inline void AddAllValues(const Run& t, const Group& g, const float* weights, con
   }
 }
 
-/// A strip of values as floats, [key][kStrip]; asks for as many bytes as it reads, from `ahead` on.
+/// Packs a strip of values as f32, [key][kStrip]; prefetches as many bytes as it reads, from `ahead` on.
 template <bool kAhead, typename T>
 inline void PackValues(const T* values, int64_t stride, int keys, const char* ahead, float* packed) {
   for (int j = 0; j < keys; ++j, values += stride, packed += kStrip) {
@@ -377,16 +383,16 @@ inline void PackValues(const T* values, int64_t stride, int keys, const char* ah
   }
 }
 
-/// The only group's weights and values.
+/// Softmax and values of the only group.
 template <typename T>
-inline void FinishOne(const Run& t, bool ask, Memory* m) {
+inline void FinishOne(const Run& t, bool prefetch, Memory* m) {
   const Group& g = m->groups[0];
   if (g.keys == 0) return;
   const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
   const int quarter = t.value_dim * kRunKeys * static_cast<int>(sizeof(T)) / 4;
-  Softmax<T>(t, g, ahead, ask ? quarter / g.rows : 0, m->keep[0], m->scores);
+  Softmax<T>(t, g, ahead, prefetch ? quarter / g.rows : 0, m->keep[0], m->scores);
   WithSize(g.size, [&](auto size) {
-    if (ask) {
+    if (prefetch) {
       AddAllValues<size, kLanes / size, true, T>(t, g, m->scores[0], m->keep[0], 0, ahead + quarter);
     } else {
       AddAllValues<size, kLanes / size, false, T>(t, g, m->scores[0], m->keep[0], 0, nullptr);
@@ -394,9 +400,9 @@ inline void FinishOne(const Run& t, bool ask, Memory* m) {
   });
 }
 
-/// Those of several groups, which share values as floats.
+/// Softmax and values of several groups, which share the widened values.
 template <typename T>
-inline void FinishAll(const Run& t, bool ask, Memory* m) {
+inline void FinishAll(const Run& t, bool prefetch, Memory* m) {
   int most = 0;
   for (int i = 0; i < m->count; ++i) {
     const Group& g = m->groups[i];
@@ -408,7 +414,7 @@ inline void FinishAll(const Run& t, bool ask, Memory* m) {
   const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
   int d = 0;
   for (; d + kStrip <= t.value_dim; d += kStrip, ahead += kRunKeys * kStrip * sizeof(T)) {
-    if (ask) {
+    if (prefetch) {
       PackValues<true>(values + d, value_stride, most, ahead, m->values);
     } else {
       PackValues<false>(values + d, value_stride, most, ahead, m->values);
@@ -443,8 +449,8 @@ inline void RunRows(const Run& t, Memory* m) {
     }
   }
   Scores<T>(t, m);
-  const bool ask = t.next != 0 && t.values != t.keys;  // else they were asked for as keys
-  m->count == 1 ? FinishOne<T>(t, ask, m) : FinishAll<T>(t, ask, m);
+  const bool prefetch = t.next != 0 && t.values != t.keys;  // otherwise they were prefetched with the keys
+  m->count == 1 ? FinishOne<T>(t, prefetch, m) : FinishAll<T>(t, prefetch, m);
 }
 
 inline void RunAttentionTile(const AttentionTile& tile) {

@@ -1,4 +1,4 @@
-// The attention micro-kernel of each instruction set; what it computes is said in micro_kernels.h.
+// Attention micro-kernels of each instruction set; micro_kernels.h documents them.
 #pragma once
 
 #include "kernels/micro_kernels.h"
@@ -7,6 +7,7 @@ namespace moesaic::kernels::cpu {
 
 void AttentionAvx2(const AttentionTile& tile);
 void AttentionAvx512(const AttentionTile& tile);
-void AttentionAmx(const AttentionTile& tile);  // bfloat16 and dimensions of whole tiles; else as above
+// bfloat16 and dimensions of whole tiles; falls back to AVX-512 otherwise
+void AttentionAmx(const AttentionTile& tile);
 
 }  // namespace moesaic::kernels::cpu

@@ -1,4 +1,4 @@
-// Packing for attention on AMX tiles, over the lanes of simd_avx512-inl.h, which is included first.
+// Packing for attention on AMX tiles, with the lanes of simd_avx512-inl.h, which must be included first.
 #pragma once
 
 #include "kernels/cpu/amx_bf16-inl.h"
@@ -8,18 +8,18 @@ namespace moesaic::kernels::cpu {
 namespace {
 
 constexpr int kRunKeys = 64;
-constexpr int kMostKeyDim = 576;  // DeepSeek's latent and rope part
-constexpr int kMostValueDim = 512;
+constexpr int kMaxKeyDim = 576;  // DeepSeek's latent and rope part
+constexpr int kMaxValueDim = 512;
 constexpr int kKeys = kAttentionRuns * kRunKeys;
 constexpr int kSteps = kKeys / kStep;
-constexpr int kBlockTiles = 4;  // of 16 value dimensions: their sums take half of the tile registers
+constexpr int kBlockTiles = 4;  // tiles of 16 value dimensions: their sums take half of the tile registers
 
-/// The lines of the next call's keys and values, in the order in which it reads them. They are asked for a
-/// few at a time, throughout the work: asked for at once they would fill the buffers that the work's own
-/// loads wait for, and the memory would idle in between.
+/// Prefetches the lines of the next call's keys and values in the order in which it reads them. The
+/// prefetches are spread over the current work. Issued together they would fill the buffers that the work's
+/// own loads need, and the memory would idle afterwards.
 class Stream {
  public:
-  /// All are asked for within `slots` calls of Ask, if there are any.
+  /// Distributes all prefetches over `slots` calls of Prefetch.
   Stream(const AttentionTile& t, int slots) {
     int64_t units = 0;
     for (int part = 0; part < (t.value_offset == 0 ? 1 : 2); ++part) {
@@ -41,8 +41,8 @@ class Stream {
     Next();
   }
 
-  /// Asks for a share.
-  void Ask() {
+  /// Issues one share of the prefetches.
+  void Prefetch() {
     for (int i = 0; i < share_; ++i) {
       if (at_ == end_) return;
       _mm_prefetch(at_, _MM_HINT_T1);
@@ -53,8 +53,7 @@ class Stream {
   }
 
  private:
-  static constexpr int kUnit =
-      128;  // bytes: rows are multiples of 16 dimensions, and 64 of them stand together
+  static constexpr int kUnit = 128;  // bytes: rows are multiples of 16 dimensions, and 64 rows are contiguous
   struct Part {
     const std::byte *first, *end;
   };
@@ -70,8 +69,8 @@ class Stream {
   const std::byte *at_ = nullptr, *end_ = nullptr;
 };
 
-/// Query rows `first`, ... of a tile, R of them or as many as there are, as B tiles [step][high, low][dim
-/// pair][row][2]; rows that aren't there are 0.
+/// Packs up to R query rows of a tile, from `first` on, as B tiles [step][high, low][dim pair][row][2];
+/// missing rows are 0.
 template <int R>
 inline void PackQueries(const AttentionTile& t, int first, std::byte* to) {
   constexpr int kBytes = kTileRows * R * 4;
@@ -103,9 +102,9 @@ inline void PackQueries(const AttentionTile& t, int first, std::byte* to) {
   }
 }
 
-/// Makes bfloat16 of the first `seen` int8 keys from `keys` on, rounded up to 32.
+/// Converts the first `seen` int8 keys (rounded up to 32) from `keys` on to bfloat16.
 inline void WidenKeys(const AttentionTile& t, const std::byte* keys, int seen,
-                      std::byte (*to)[2 * kMostKeyDim]) {
+                      std::byte (*to)[2 * kMaxKeyDim]) {
   const int rows = (seen + kStep - 1) / kStep * kStep;
   for (int key = 0; key < rows; ++key) {
     const auto* from = reinterpret_cast<const int8_t*>(keys + key * t.key_stride);
@@ -115,15 +114,16 @@ inline void WidenKeys(const AttentionTile& t, const std::byte* keys, int seen,
   }
 }
 
-/// How two rows of 32 bfloat16 are interleaved: the first 16 of each, and the others.
+/// Interleaving of two rows of 32 bfloat16: the first 16 of each, and the others.
 alignas(64) constexpr uint16_t kOrder[2][32] = {
     {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
     {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
      24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
 
-/// Interleaves the values of two keys, of which `left` are seen, if not more: a value that no row sees may be
-/// anything and becomes 0. T tiles of 16 dimensions from d on, kTileBytes apart; T is 1 or even.
+/// Interleaves the values of two keys, of which at most `left` are visible; values visible to no row are
+/// undefined in memory and become 0. Writes T tiles of 16 dimensions from d on, kTileBytes apart; T is 1 or
+/// even.
 template <int T>
 inline void PackPair(const AttentionTile& t, const std::byte* values, int left, int d, std::byte* to) {
   const __mmask32 even = left > 0 ? ~0U : 0, odd = left > 1 ? ~0U : 0;
@@ -149,34 +149,34 @@ inline void PackPair(const AttentionTile& t, const std::byte* values, int left, 
   }
 }
 
-/// The values of keys [32 s, ...).
+/// Returns the values of keys [32 s, ...).
 inline const std::byte* ValuesOf(const AttentionTile& t, int s) {
   return t.runs[s * kStep / kRunKeys] + t.value_offset + s * kStep % kRunKeys * t.value_stride;
 }
 
-/// Interleaves the values of keys [32 s, 32 s + 32) two by two, of which those below `seen` are seen:
+/// Interleaves the values of keys [32 s, 32 s + 32) in pairs; keys below `seen` are visible. Layout:
 /// [tile][key pair][16 dims][2].
 template <int T>
 inline void PackValues(const AttentionTile& t, int s, int seen, int d, Stream* stream, std::byte* tiles) {
   const std::byte* values = ValuesOf(t, s);
   for (int key = 0; key < kStep; key += 2, values += 2 * t.value_stride) {
-    stream->Ask();
+    stream->Prefetch();
     PackPair<T>(t, values, seen - s * kStep - key, d, tiles + 32 * key);
   }
 }
 
-/// Interleaves all values, where it can in between the products with the same keys: vectors have nothing else
-/// to do there, and where values are the keys' first dimensions those are in the first-level cache.
+/// Interleaves all values, as far as possible between the products with the same keys. The vector units are
+/// idle there, and where values are the keys' first dimensions, these are in the L1 cache.
 class ValuePacker {
  public:
-  /// To [value_dim / 16][step], the tiles of a block of kBlockTiles together for each step.
+  /// Writes [value_dim / 16][step]; for each step the tiles of a block of kBlockTiles are contiguous.
   ValuePacker(const AttentionTile& t, int seen, std::byte* to) : t_(t), seen_(seen), to_(to) {}
 
   static int64_t Offset(int d, int s, int tiles) {
     return (int64_t{d} / 16 * kSteps + int64_t{s} * tiles) * kTileBytes;
   }
 
-  /// Pairs of keys, 64 bfloat16 dimensions of each, that the caller interleaves among other things.
+  /// Pairs of keys, 64 bfloat16 dimensions of each, that the caller interleaves between other work.
   struct Chunk {
     const std::byte* from;
     std::byte* to;
@@ -194,13 +194,13 @@ class ValuePacker {
     c->to += 64;
   }
 
-  /// Begins with the values of keys [32 s, 32 s + 32).
+  /// Starts with the values of keys [32 s, 32 s + 32).
   void Begin(int s) {
     step_ = s;
     pair_ = d_ = 0;
     values_ = ValuesOf(t_, s);
   }
-  /// Gives up to `most` pairs away. Steps that aren't seen whole and int8 are left to Finish.
+  /// Hands out up to `most` pairs. Partly visible steps and int8 are left to Finish.
   Chunk Take(int most) {
     const bool block = d_ + 16 * kBlockTiles <= t_.value_dim;
     if (!block || t_.kv_dtype != tensor::DType::kBF16 || seen_ < (step_ + 1) * kStep) return {};
@@ -241,8 +241,8 @@ class ValuePacker {
   int step_ = 0, pair_ = 0, d_ = 0;
 };
 
-/// Stores 8 rows of two times 8 dwords as 8 rows of 16: row j is dword j of rows 0 .. 7, and dword j + 8 of
-/// rows 0 .. 7.
+/// Stores 8 rows of two times 8 dwords as 8 rows of 16: row j holds dword j of rows 0 .. 7, then dword j + 8
+/// of rows 0 .. 7.
 inline void StoreColumns8(const __m512i* r, std::byte* tile) {
   __m512i a[8], b[8];
 #pragma GCC unroll 4

@@ -1,35 +1,34 @@
 // Attention over bfloat16 or int8 keys and values on AMX tiles.
 //
-// Query rows are taken in groups of R = 16, or 8 when there are no more, which are the columns of a tile; the
-// last group may have idle columns. For all keys of the call,
+// Query rows are processed in groups of R = 16, or 8 if there are no more; they are the columns of a tile.
+// The last group may have unused columns. For all keys of the call,
 //
-//   S [key][row] = K (q_high + q_low)^T     A tiles are keys as they lie in the cache
+//   S [key][row] = K (q_high + q_low)^T     A tiles are keys as stored in the cache
 //   p = bfloat16(exp(S - max))              down the lanes, each its row
 //   O [row][dim] = p V                      B tiles are values, two keys interleaved
 //
-// with q split into two bfloat16, which leaves out 2^-18 of it. p is rounded to one, by 2^-9 at most, and the
-// sum that O is divided by is of the rounded ones, so what remains is the rounding of an average. Sums are
-// f32.
+// where q is split into two bfloat16, with an error of 2^-18 of its value. p is rounded to one bfloat16, by
+// 2^-9 at most. The divisor of O is the sum of the rounded weights, so the remaining error is the rounding of
+// an average. Sums are f32.
 //
-// int8 becomes bfloat16 on its way into the tiles, which holds it exactly; scales of keys multiply S, those
-// of values p before it is rounded (the sum is then of the unrounded ones).
+// int8 is converted to bfloat16 for the tiles, which is exact. Scales of keys multiply S, those of values
+// multiply p before it is rounded (the sum is then that of the unrounded weights).
 //
-// p is relative to a power of two: exp(S - max) = 2^(S log2 e - n), n = ceil(max log2 e), so that sums of
-// keys that came before, with another n, are rescaled without rounding, by adding to their exponents (AMLA,
-// arXiv 2509.25224), and only when n grows. The tiles of O then go on from them.
+// p is relative to a power of two: exp(S - max) = 2^(S log2 e - n), n = ceil(max log2 e). Sums of earlier
+// keys with another n are therefore rescaled without rounding, by adding to their exponents (AMLA, arXiv
+// 2509.25224), and only when n grows. The tiles of O then continue from them.
 //
-// Several groups meet 32 keys in turn (36 KB with 576 dimensions): these stay in the first-level cache, past
-// which the groups' queries stream from the second-level one. Their values are interleaved meanwhile, for all
-// groups and in between the products, and 64 dimensions of all values (32 KB) then meet all groups. One
-// group, as in decode with grouped queries, meets everything once: it packs values by steps of 32 keys.
+// Several groups process 32 keys in turn (36 KB with 576 dimensions). The keys stay in the L1 cache, which
+// the groups' queries bypass as they stream from the L2 cache. The values are interleaved meanwhile, for all
+// groups and between the products; then 64 dimensions of all values (32 KB) meet all groups. A single group,
+// as in decode with grouped queries, reads everything once: it packs values in steps of 32 keys.
 //
-// A row's arithmetic depends on nothing but the row: a column of S and a row of O never meet another, a key
-// that a row doesn't see has weight 0 and adds 0, and sums over keys are taken in the same order always, for
-// either R.
+// A row's arithmetic depends only on the row. A column of S and a row of O never meet another one. A key that
+// is not visible to a row has weight 0 and adds 0. Sums over keys have the same order for either R.
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/attention_amx-inl.h"
 
 namespace moesaic::kernels::cpu {
@@ -37,7 +36,7 @@ namespace {
 
 constexpr int kSums = 4;  // partial maxima and sums of a row: enough to hide an addition's latency
 
-// 2^f for 0 <= f < 1, fitted for the least largest relative error, 2^-18.5: weights are rounded to 2^-9.
+// 2^f for 0 <= f < 1, a minimax fit with a relative error of 2^-18.5: weights are rounded to 2^-9.
 constexpr float kPower[] = {1.0000026226043701F, 0.6930038332939148F, 0.2414427101612091F,
                             0.052011534571647644F, 0.01353413239121437F};
 constexpr float kLn2 = 0.693147181F;
@@ -47,35 +46,35 @@ template <int R>
 struct alignas(64) Memory {
   static constexpr int kGroups = R == 8 ? 1 : kAttentionRows / R;
   float scores[kGroups][kKeys][R];             // S
-  float rest_scores[kGroups][kKeys][R];        // int8: of the dimensions from key_split on
+  float rest_scores[kGroups][kKeys][R];        // int8: scores of the dimensions from key_split on
   std::byte weights[kGroups][kSteps][R * 64];  // [step][row][32 keys]
-  // Of all keys, as ValuePacker has them; for one group, of two steps.
-  std::byte values[(R == 8 ? 2 * kBlockTiles : kMostValueDim / 16 * kSteps) * kTileBytes];
-  float out[R][kMostValueDim];                // O of a group with idle rows
-  std::byte keys[kRunKeys][2 * kMostKeyDim];  // int8: of a run, as bfloat16
-  std::byte queries[kGroups][kMostKeyDim * R * 4];
+  // Values of all keys, in ValuePacker's layout; for one group, values of two steps.
+  std::byte values[(R == 8 ? 2 * kBlockTiles : kMaxValueDim / 16 * kSteps) * kTileBytes];
+  float out[R][kMaxValueDim];                // O of a group with unused rows
+  std::byte keys[kRunKeys][2 * kMaxKeyDim];  // int8: keys of a run, converted to bfloat16
+  std::byte queries[kGroups][kMaxKeyDim * R * 4];
 };
 
-/// A call and what is found out about it once.
+/// A call and values computed once for it.
 template <int R>
 struct Work {
   const AttentionTile& t;
   Memory<R>* m;
   Stream* stream;
-  ValuePacker* packer;  // for several groups
+  ValuePacker* packer;  // used with several groups
   std::byte* queries;   // [group][key_dim * R * 4]
   int groups;
-  int seen[Memory<R>::kGroups];  // keys, by any row of the group
-  int most;                      // by any row
+  int seen[Memory<R>::kGroups];  // keys visible to any row of the group
+  int most;                      // keys visible to any row
 };
 
-/// Keys as A tiles are loaded from them.
+/// Keys as the A tiles load them.
 struct Keys {
   const std::byte* first;
   int64_t stride;  // bytes
 };
 
-/// The products of 64 keys with the only group's queries over dimensions [from, to).
+/// Multiplies 64 keys by the only group's queries over dimensions [from, to).
 template <int R>
 inline void Multiply64(const Work<R>& w, const Keys& keys, int from, int to, float (*products)[R]) {
   constexpr int kBytes = kTileRows * R * 4;
@@ -103,7 +102,7 @@ inline void Multiply64(const Work<R>& w, const Keys& keys, int from, int to, flo
     _tile_dpbf16ps(3, 7, 4);
     _tile_dpbf16ps(2, 6, 5);
     _tile_dpbf16ps(3, 7, 5);
-    w.stream->Ask();
+    w.stream->Prefetch();
   }
   _tile_stored(0, products[0], kStride);
   _tile_stored(1, products[kTileRows], kStride);
@@ -112,8 +111,8 @@ inline void Multiply64(const Work<R>& w, const Keys& keys, int from, int to, flo
   Written();
 }
 
-/// The products of 32 keys with the queries of one group of several, which would only push the keys out of
-/// the first-level cache: the loads say so.
+/// Multiplies 32 keys by the queries of one of several groups. The loads carry a hint so that queries do not
+/// evict the keys from the L1 cache.
 template <int R>
 inline void Multiply32(const Work<R>& w, const Keys& keys, const std::byte* queries, int from, int to,
                        float (*products)[R]) {
@@ -137,7 +136,7 @@ inline void Multiply32(const Work<R>& w, const Keys& keys, const std::byte* quer
     _tile_dpbf16ps(0, 6, 5);
     _tile_dpbf16ps(1, 7, 5);
     if (s < chunk.pairs) ValuePacker::PackNext(&chunk, first, second);
-    w.stream->Ask();
+    w.stream->Prefetch();
   }
   _tile_stored(0, products[0], kStride);
   _tile_stored(1, products[kTileRows], kStride);
@@ -167,7 +166,7 @@ inline void ScaleScores(const Work<R>& w, int g, int first, int count) {
   }
 }
 
-/// Scores of all groups with the keys that they see, and with some more; several groups' values.
+/// Computes scores of all groups for all visible keys and some more, and packs several groups' values.
 template <int R, bool kSeveral>
 inline void Score(const Work<R>& w) {
   constexpr int kAtOnce = kSeveral ? kStep : kRunKeys;
@@ -199,7 +198,7 @@ inline void Score(const Work<R>& w) {
   }
 }
 
-/// What stands for each of a group's rows, in every lane of the row; `rest` for idle rows.
+/// Loads one number per row of a group into every lane of the row; `rest` for unused rows.
 template <int R>
 inline V LoadRows(const float* rows, int count, float rest) {
   const __mmask16 mask = count < 16 ? FirstLanes(count) : static_cast<__mmask16>(0xffff);
@@ -207,17 +206,18 @@ inline V LoadRows(const float* rows, int count, float rest) {
   return R == 16 ? x : _mm512_shuffle_f32x4(x, x, 0x44);
 }
 
-/// The power of two that a group's weights are relative to, of the largest scores. Where sums of earlier keys
-/// are there, they are brought to it and *sum becomes theirs.
+/// Computes the exponent n to which a group's weights are relative, from the largest scores. If there are
+/// sums of earlier keys, they are rescaled to it and returned in *sum.
 template <int R>
 inline V Power(const Work<R>& w, int g, int rows, V max, V* sum) {
   const AttentionTile& t = w.t;
   V n = _mm512_roundscale_ps(Mul(max, Set(kLog2E)), _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
   if (!t.resume) return n;
-  // The whole number that max was made from: true to 2^21, and scores that large are not known to a power.
+  // The integer from which max was computed: exact up to 2^21, and larger scores are less precise than a
+  // power.
   const V before = Round(Mul(LoadRows<R>(t.max + g * R, rows, -__builtin_inff()), Set(kLog2E)));
   n = Max(n, before);
-  // -inf - -inf, of a row that has seen nothing, is a NaN: Max takes the other.
+  // -inf - -inf, for a row that has seen no key, is NaN: Max returns the other operand.
   const V shift = Max(Sub(before, n), Set(-256.0F));
   alignas(64) float shifts[kLanes];
   Store(shifts, shift);
@@ -229,10 +229,10 @@ inline V Power(const Work<R>& w, int g, int rows, V max, V* sum) {
   return n;
 }
 
-/// Turns a group's scores into weights as A tiles, and writes max and sum. Weights from `seen` to the end of
-/// a step are 0. kAll: there are R rows, and all of them see all keys. kAsk: the next keys are asked for here
-/// as well; with several groups there is room enough among the products.
-template <int R, bool kAll, bool kAsk>
+/// Converts a group's scores to weights in A tiles, and writes max and sum. Weights from `seen` to the end of
+/// a step are 0. kAll: there are R rows, and all keys are visible to all of them. kPrefetch: also prefetches
+/// the next keys here; with several groups, the products leave enough room for that.
+template <int R, bool kAll, bool kPrefetch>
 inline void Softmax(const Work<R>& w, int g) {
   constexpr int kAtOnce = kLanes / R;  // keys of a vector
   const AttentionTile& t = w.t;
@@ -249,7 +249,7 @@ inline void Softmax(const Work<R>& w, int g) {
   };
   const V nothing = Set(-__builtin_inff());
   V most[kSums] = {nothing, nothing, nothing, nothing};
-  for (int j = 0; j < seen;) {  // whole steps of scores are there
+  for (int j = 0; j < seen;) {  // whole steps of scores exist
 #pragma GCC unroll 4
     for (int u = 0; u < kSums; ++u, j += kAtOnce) {
       most[u] = Max(most[u], visible_or(j, Load(scores[j]), nothing));
@@ -259,12 +259,13 @@ inline void Softmax(const Work<R>& w, int g) {
   if constexpr (R == 8) max = Max(max, Swap<8>(max));
   V earlier = Zero();
   const V n = Power<R>(w, g, rows, max, &earlier);
-  // A row that sees no key has -inf; a finite stand-in keeps -inf - -inf from becoming NaN.
+  // A row that sees no key has -inf; a finite substitute keeps -inf - -inf from becoming NaN.
   const V base = Sub(Zero(), Max(Set(-3.0e38F), n));
   const bool int8 = t.kv_dtype == tensor::DType::kI8;
   V sum[kSums] = {Zero(), Zero(), Zero(), Zero()};
   const __m512i ones = _mm512_set1_epi32(0x3f803f80);  // bfloat16
-  const auto weight_of = [&](int j, V* total) {  // of kAtOnce keys, the nearest bfloat16 in the upper half
+  // weights of kAtOnce keys, with the nearest bfloat16 in the upper half
+  const auto weight_of = [&](int j, V* total) {
     const V x = Max(Set(-126.0F), Fma(Load(scores[j]), Set(kLog2E), base));
     const V f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     V p = Fma(f, Set(kPower[4]), Set(kPower[3]));
@@ -286,8 +287,8 @@ inline void Softmax(const Work<R>& w, int g) {
     if (!int8) *total = _mm512_dpbf16_ps(*total, (__m512bh)pairs, (__m512bh)ones);
     return pairs;
   };
-  // Sums of bfloat16 are of pairs 0 .. 7 and 8 .. 15 of every step, those of int8 of every fourth key; with
-  // two keys in a vector, its halves are two of these.
+  // Sums of bfloat16 are over pairs 0 .. 7 and 8 .. 15 of every step, those of int8 over every fourth key.
+  // With two keys in a vector, its halves are two of these.
   for (int s = 0; s * kStep < seen; ++s) {
     const int key = s * kStep;
     __m512i pairs[16];
@@ -296,14 +297,14 @@ inline void Softmax(const Work<R>& w, int g) {
       for (int i = 0; i < 16; ++i) {
         const __m512i even = weight_of(key + 2 * i, &sum[2 * i % kSums]);
         pairs[i] = pairs_of(even, weight_of(key + 2 * i + 1, &sum[(2 * i + 1) % kSums]), &sum[i / 8]);
-        if constexpr (kAsk) w.stream->Ask();
+        if constexpr (kPrefetch) w.stream->Prefetch();
       }
       StoreColumns(pairs, w.m->weights[g][s]);
     } else {
 #pragma GCC unroll 2
       for (int i = 0; i < 16; ++i) {
         pairs[i] = weight_of(key + 2 * i, &sum[i % 2]);
-        if constexpr (kAsk) w.stream->Ask();
+        if constexpr (kPrefetch) w.stream->Prefetch();
       }
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
@@ -320,8 +321,8 @@ inline void Softmax(const Work<R>& w, int g) {
   _mm512_mask_storeu_ps(t.sum + first, mask, Add(earlier, total));
 }
 
-/// acc [R][acc_stride] = p V for a group and T tiles of values from dimension d on, added to what is there if
-/// the call resumes. Values are packed already or, with kPack, a step at a time.
+/// acc [R][acc_stride] = p V for a group and T tiles of values from dimension d on; adds to acc if the call
+/// resumes. Values are packed already or, with kPack, a step at a time.
 template <int R, int T, bool kPack>
 inline void AddValues(const Work<R>& w, int g, int d, float* acc, int64_t acc_stride) {
   static_assert(T == 1 || T == 4);
@@ -346,14 +347,14 @@ inline void AddValues(const Work<R>& w, int g, int d, float* acc, int64_t acc_st
   std::byte* packed = kPack ? w.m->values : w.m->values + ValuePacker::Offset(d, 0, T);
   if (kPack && steps > 0) PackValues<T>(w.t, 0, w.most, d, w.stream, packed);
   for (int s = 0; s < steps; ++s) {
-    // The step after this one: when tiles load what was stored, it has then reached the cache.
+    // Packs the next step, so that its stores have reached the cache when the tiles load it.
     if (kPack && s + 1 < steps) {
       PackValues<T>(w.t, s + 1, w.most, d, w.stream, packed + (s + 1) % 2 * T * kTileBytes);
     }
     Written();
     const std::byte* values = packed + (kPack ? s % 2 : s) * T * kTileBytes;
     _tile_loadd(4, w.m->weights[g][s], 64);
-    if constexpr (!kPack) w.stream->Ask();
+    if constexpr (!kPack) w.stream->Prefetch();
     _tile_loadd(6, values, 64);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (T == 4) {
@@ -374,20 +375,20 @@ inline void AddValues(const Work<R>& w, int g, int d, float* acc, int64_t acc_st
   Written();
 }
 
-/// All groups' sums over T tiles of values from dimension d on.
+/// Computes all groups' sums over T tiles of values from dimension d on.
 template <int R, int T, bool kSeveral>
 inline void AddBlock(const Work<R>& w, int d) {
   const AttentionTile& t = w.t;
-  const bool whole = t.rows % R == 0;  // else acc ends with the last group's last real row
+  const bool whole = t.rows % R == 0;  // otherwise acc ends with the last group's last row
   float* last = whole ? t.acc + (w.groups - 1) * R * t.acc_stride + d : w.m->out[0] + d;
-  const int64_t last_stride = whole ? t.acc_stride : kMostValueDim;
+  const int64_t last_stride = whole ? t.acc_stride : kMaxValueDim;
   for (int g = 0; g + 1 < w.groups; ++g) {
     AddValues<R, T, !kSeveral>(w, g, d, t.acc + g * R * t.acc_stride + d, t.acc_stride);
   }
   AddValues<R, T, !kSeveral>(w, w.groups - 1, d, last, last_stride);
 }
 
-/// Copies the last group's sums, if it has idle rows, into memory of its own or back.
+/// Copies the last group's sums, if it has unused rows, to separate memory or back.
 template <int R>
 inline void CopyLast(const Work<R>& w, bool back) {
   const AttentionTile& t = w.t;
@@ -451,8 +452,8 @@ inline void Run(const AttentionTile& t) {
 }  // namespace
 
 void AttentionAmx(const AttentionTile& t) {
-  const bool fits = t.key_dim % kStep == 0 && t.key_dim <= kMostKeyDim && t.value_dim % 16 == 0 &&
-                    t.value_dim <= kMostValueDim;
+  const bool fits = t.key_dim % kStep == 0 && t.key_dim <= kMaxKeyDim && t.value_dim % 16 == 0 &&
+                    t.value_dim <= kMaxValueDim;
   const bool int8 = t.kv_dtype == tensor::DType::kI8;
   if (t.kv_dtype == tensor::DType::kF32 || !fits || (int8 && t.key_split % kStep != 0)) {
     return AttentionAvx512(t);

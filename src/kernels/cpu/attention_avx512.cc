@@ -1,6 +1,6 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/attention-inl.h"
 
 namespace moesaic::kernels::cpu {

@@ -1,5 +1,5 @@
-// Rows of 32-bit elements, pairs of bfloat16 or fours of int8, as columns: what products of 16 rows at once
-// read, from tiles and from registers. After the lanes of simd_avx512-inl.h.
+// Transposes rows of 32-bit elements (pairs of bfloat16 or groups of four int8) to columns, the operand
+// layout of products of 16 rows on tiles and in registers. Requires the lanes of simd_avx512-inl.h.
 #pragma once
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-/// Stores 16 rows of 64 bytes as columns: 4 bytes of each row beside each other.
+/// Stores 16 rows of 64 bytes as columns: 4 bytes of each row are adjacent.
 inline void StoreColumns(__m512i* rows, std::byte* columns) {
   Transpose(rows);
 #pragma GCC unroll 16

@@ -1,11 +1,11 @@
-// The elementwise micro-kernels over the lanes of simd_<isa>-inl.h, which is included first.
+// Elementwise micro-kernels over the lanes of simd_<isa>-inl.h, which must be included first.
 #pragma once
 
 namespace moesaic::kernels {
 namespace {
 
-// Four sums hide the four to five cycles of an FMA behind each other; more would add rounding order, not
-// speed, as a row is read from cache at two loads a cycle at most.
+// Four sums hide the four to five cycles of an FMA. More would not be faster, because a row is read from
+// cache at two loads per cycle at most.
 inline float SumOfSquares(const float* x, int n) {
   V sum[4] = {Zero(), Zero(), Zero(), Zero()};
   int i = 0;

@@ -1,4 +1,4 @@
-// The elementwise micro-kernels of each instruction set; what they compute is said in micro_kernels.h.
+// Elementwise micro-kernels of each instruction set; micro_kernels.h documents them.
 #pragma once
 
 #include "kernels/micro_kernels.h"

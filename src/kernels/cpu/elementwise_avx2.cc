@@ -1,6 +1,6 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/simd_avx2-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/elementwise-inl.h"
 
 namespace moesaic::kernels::cpu {

@@ -1,6 +1,6 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/elementwise-inl.h"
 
 namespace moesaic::kernels::cpu {
@@ -18,14 +18,15 @@ void RopeInterleavedAvx512(float* x, const float* cos, const float* sin, int dim
 }
 
 void RescaleAvx512(float* x, int n, int halvings) {
-  const int steps = halvings < 255 ? halvings : 255;  // what no exponent survives
+  const int steps = halvings < 255 ? halvings : 255;  // no exponent survives more
   const __m512i exponent = _mm512_set1_epi32(0x7f800000), down = _mm512_set1_epi32(steps << 23);
   for (int i = 0; i < n; i += kLanes) {
     const __mmask16 lanes = n - i < kLanes ? FirstLanes(n - i) : static_cast<__mmask16>(0xffff);
     const __m512i bits = _mm512_maskz_loadu_epi32(lanes, x + i);
     const __m512i e = _mm512_and_si512(bits, exponent);
     const __mmask16 finite = _mm512_cmpneq_epi32_mask(e, exponent);
-    const __mmask16 normal = _mm512_cmpgt_epu32_mask(e, down);  // afterwards; those that were not have e = 0
+    // normal after rescaling; numbers that were not normal have e = 0
+    const __mmask16 normal = _mm512_cmpgt_epu32_mask(e, down);
     const __m512i scaled = _mm512_maskz_sub_epi32(normal, bits, down);
     _mm512_mask_storeu_epi32(x + i, lanes, _mm512_mask_mov_epi32(bits, finite, scaled));
   }

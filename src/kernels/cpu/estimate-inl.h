@@ -1,13 +1,14 @@
-// What blocks are chosen by, over the lanes of simd_<isa>-inl.h and digest-inl.h, which are included first.
+// Estimates for block selection, over the lanes of simd_<isa>-inl.h, which must be included first.
 #pragma once
 
+#include "kernels/cpu/key_summary-inl.h"
 #include "kernels/micro_kernels.h"
 
 namespace moesaic::kernels {
 namespace {
 
-/// Rows [first, first + kScoreRows), scaled, zeros where there are none, and the lengths of their parts.
-inline void LoadRows(const DigestEstimates& t, int first, float (*q)[kMostDigestDim], float* norms) {
+/// Loads rows [first, first + kScoreRows), scaled, with zeros for missing rows, and the norms of their parts.
+inline void LoadRows(const KeySummaryEstimates& t, int first, float (*q)[kMaxKeySummaryDim], float* norms) {
   const int ends[3] = {0, t.key_split, t.key_dim};
   for (int i = 0; i < kScoreRows; ++i) {
     for (int part = 0; part < 2; ++part) {
@@ -25,18 +26,18 @@ inline void LoadRows(const DigestEstimates& t, int first, float (*q)[kMostDigest
   }
 }
 
-inline void RunDigestEstimates(const DigestEstimates& t) {
-  alignas(64) float q[kScoreRows][kMostDigestDim], norms[2 * kScoreRows];
-  alignas(64) float centers[kScoreRows][kScoreDigests], spreads[kScoreRows][kScoreDigests];
-  DigestScores call = {q[0],      kMostDigestDim, norms,      t.digests,  kScoreRows,   0,
-                       t.key_dim, t.key_split,    centers[0], spreads[0], kScoreDigests};
+inline void RunKeySummaryEstimates(const KeySummaryEstimates& t) {
+  alignas(64) float q[kScoreRows][kMaxKeySummaryDim], norms[2 * kScoreRows];
+  alignas(64) float centers[kScoreRows][kScoreSummaries], spreads[kScoreRows][kScoreSummaries];
+  KeySummaryScores call = {q[0],      kMaxKeySummaryDim, norms,      t.summaries, kScoreRows,     0,
+                           t.key_dim, t.key_split,       centers[0], spreads[0],  kScoreSummaries};
   const int padded = (t.rows + kScoreGroup - 1) / kScoreGroup * kScoreGroup;
   for (int first = 0; first < padded; first += kScoreRows) {
     LoadRows(t, first, q, norms);
     float* scores = t.scores + first / kScoreGroup * t.stride * kScoreGroup + first % kScoreGroup;
-    for (int from = 0; from < t.count; from += kScoreDigests) {
-      call.digests = t.digests + from;
-      call.count = t.count - from < kScoreDigests ? t.count - from : kScoreDigests;
+    for (int from = 0; from < t.count; from += kScoreSummaries) {
+      call.summaries = t.summaries + from;
+      call.count = t.count - from < kScoreSummaries ? t.count - from : kScoreSummaries;
       ScoreGroup(call, 0, kScoreRows, 0, call.count);
       for (int b = 0; b < call.count; ++b, scores += kScoreGroup) {
         for (int i = 0; i < kScoreRows; ++i) {
@@ -64,9 +65,9 @@ inline void RunBlockShares(float* scores, int rows, int blocks, float* shares) {
     for (; b < blocks; ++b) most[0] = Max(Load(x + b * kScoreGroup), most[0]);
     const V largest = Max(Max(most[0], most[1]), Max(most[2], most[3]));
     const auto share = [&](int block, V* total) {
-      // NaN goes to the second operand, which is below what is left of anything.
+      // Max returns the second operand for NaN, which is below the range of normal results.
       const V power = Max(Sub(Load(x + block * kScoreGroup), largest), Set(-200.0F));
-      const V e = SelectNegative(Sub(power, Set(kLeastPower)), Zero(), Exp(Min(power, Zero())));
+      const V e = SelectNegative(Sub(power, Set(kMinPower)), Zero(), Exp(Min(power, Zero())));
       Store(x + block * kScoreGroup, e);
       *total = Add(*total, e);
     };

@@ -1,41 +1,41 @@
-// Estimates of blocks by their boxes on AMX tiles of int8: digests, by 32, are the rows of two left tiles as
-// they stand in memory, and a group's queries the columns of the right ones.
+// Estimates of blocks by their boxes on AMX tiles of int8: 32 summaries are the rows of two left tiles, as
+// stored in memory, and a group's queries are the columns of the right ones.
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/amx_bf16-inl.h"
 #include "kernels/cpu/estimate_i8-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kDigests = 32;  // at a time
+constexpr int kSummaries = 32;  // processed together
 
 struct Memory : Queries {
-  // Aligned each: members of a derived class may begin in its base's padding.
-  alignas(64) std::byte centers[kDigests][kMostSteps * kInts];
-  alignas(64) std::byte radii[kDigests][kMostSteps * kInts];
-  alignas(64) int32_t products[3][kDigests][kScoreGroup];
+  // Each array is aligned: members of a derived class may begin in its base's padding.
+  alignas(64) std::byte centers[kSummaries][kMaxSteps * kInts];
+  alignas(64) std::byte radii[kSummaries][kMaxSteps * kInts];
+  alignas(64) int32_t products[3][kSummaries][kScoreGroup];
 };
 
-constexpr int kAfter = 16;  // digests of the next call that are asked for at this one's end
+constexpr int kNext = 16;  // summaries of the next call that are prefetched at the end of this one
 
-/// Asks for so many bytes.
-inline void AskFor(const std::byte* from, int64_t bytes) {
+/// Prefetches `bytes` bytes.
+inline void Prefetch(const std::byte* from, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
   if (bytes > 0) _mm_prefetch(from + bytes - 1, _MM_HINT_T1);
 }
-inline void AskFor(const DigestEstimates& t, int b) {
-  if (b < t.count) AskFor(t.digests[b], t.ask);
+inline void Prefetch(const KeySummaryEstimates& t, int b) {
+  if (b < t.count) Prefetch(t.summaries[b], t.prefetch_bytes);
 }
 
-inline const DigestHeader& HeaderOf(const std::byte* digest) {
-  return *reinterpret_cast<const DigestHeader*>(digest);
+inline const KeySummaryHeader& HeaderOf(const std::byte* summary) {
+  return *reinterpret_cast<const KeySummaryHeader*>(summary);
 }
 
-/// Copies digests to where tiles find them.
-inline void CopyDigests(const DigestEstimates& t, int first, int count, Memory* m) {
+/// Copies summaries to the layout of tiles.
+inline void CopySummaries(const KeySummaryEstimates& t, int first, int count, Memory* m) {
   for (int i = 0; i < count; ++i) {
-    const auto* centers = reinterpret_cast<const std::byte*>(&HeaderOf(t.digests[first + i]) + 1);
+    const auto* centers = reinterpret_cast<const std::byte*>(&HeaderOf(t.summaries[first + i]) + 1);
     for (int s = 0; s < m->ends[2]; ++s) {
       const Step& step = m->steps[s];
       _mm512_store_si512(m->centers[i] + kInts * s, _mm512_maskz_loadu_epi8(step.mask, centers + step.begin));
@@ -46,10 +46,10 @@ inline void CopyDigests(const DigestEstimates& t, int first, int count, Memory* 
   }
 }
 
-/// Products of 32 digests with a group's part. Queries of several groups come from the second-level cache and
-/// would push the digests out of the first: their loads say so.
+/// Multiplies 32 summaries by a group's part. Queries of several groups come from the L2 cache; their loads
+/// carry a hint so that they do not evict the summaries from the L1 cache.
 template <bool kSeveral>
-inline void Multiply(const DigestEstimates& t, int group, int part, Memory* m) {
+inline void Multiply(const KeySummaryEstimates& t, int group, int part, Memory* m) {
   constexpr int64_t kStride = sizeof(m->centers[0]);
   Written();
   _tile_zero(0);
@@ -100,11 +100,11 @@ inline void Multiply(const DigestEstimates& t, int group, int part, Memory* m) {
 
 /// scores [count][16] (+)= the part's.
 template <bool kAdd>
-inline void AddParts(const DigestEstimates& t, int first, int count, int group, int part, const Memory& m,
+inline void AddParts(const KeySummaryEstimates& t, int first, int count, int group, int part, const Memory& m,
                      float* scores) {
   for (int i = 0; i < count; ++i, scores += kScoreGroup) {
     const __m512i high = LoadInts(m.products[0][i]), low = LoadInts(m.products[1][i]);
-    const DigestHeader& header = HeaderOf(t.digests[first + i]);
+    const KeySummaryHeader& header = HeaderOf(t.summaries[first + i]);
     if (t.share == 0) {
       AddPart<false, kAdd>(header, group, part, m, high, low, high, scores);
     } else {
@@ -114,20 +114,21 @@ inline void AddParts(const DigestEstimates& t, int first, int count, int group, 
 }
 
 template <bool kSeveral>
-inline void Run(const DigestEstimates& t) {
+inline void Run(const KeySummaryEstimates& t) {
   Memory m;
   const int groups = (t.rows + kScoreGroup - 1) / kScoreGroup;
-  for (int b = 0; b < kDigests; ++b) AskFor(t, b);
+  for (int b = 0; b < kSummaries; ++b) Prefetch(t, b);
   FindSteps(t, &m);
   for (int group = 0; group < groups; ++group) PackQueries</*kHalves=*/false>(t, group, &m);
   Configure({16, 16, 16, 16, 16, 16, 16, 16});
-  for (int first = 0; first < t.count; first += kDigests) {
-    const int count = t.count - first < kDigests ? t.count - first : kDigests;
-    CopyDigests(t, first, count, &m);
+  for (int first = 0; first < t.count; first += kSummaries) {
+    const int count = t.count - first < kSummaries ? t.count - first : kSummaries;
+    CopySummaries(t, first, count, &m);
     for (int group = 0; group < groups; ++group) {
-      // The next digests, a few among each group's products: all at once would only wait for each other.
-      for (int i = kDigests * group / groups; i < kDigests * (group + 1) / groups; ++i) {
-        AskFor(t, first + kDigests + i);
+      // Prefetches the next summaries, a few between each group's products: issued together they would only
+      // wait for each other.
+      for (int i = kSummaries * group / groups; i < kSummaries * (group + 1) / groups; ++i) {
+        Prefetch(t, first + kSummaries + i);
       }
       float* scores = t.scores + (group * t.stride + first) * kScoreGroup;
       Multiply<kSeveral>(t, group, 0, &m);
@@ -138,12 +139,12 @@ inline void Run(const DigestEstimates& t) {
     }
   }
   _tile_release();
-  for (int b = 0; b < t.after_count && b < kAfter; ++b) AskFor(t.after[b], t.after_ask);
+  for (int b = 0; b < t.next_count && b < kNext; ++b) Prefetch(t.next[b], t.next_prefetch_bytes);
 }
 
 }  // namespace
 
-void DigestEstimatesAmx(const DigestEstimates& t) {
+void KeySummaryEstimatesAmx(const KeySummaryEstimates& t) {
   if (t.rows <= kScoreGroup) {
     Run<false>(t);
   } else {

@@ -1,56 +1,56 @@
-// Estimates of blocks by their boxes with vpdpbusd, in registers: a group's queries are the lanes, and four
-// elements of a digest meet all of them at once; of at most 8 queries, four of their high and low parts each,
-// and eight of their magnitudes. The instruction takes unsigned by signed, so that centers have 128 added and
-// radii 128 taken away, which sums of the queries undo.
+// Estimates of blocks by their boxes with vpdpbusd, in registers. A group's queries are the lanes, and four
+// elements of a summary meet all of them together. With at most 8 queries, four elements meet their high and
+// low parts, and eight their magnitudes. The instruction multiplies unsigned by signed, so 128 is added to
+// centers and subtracted from radii; sums of the queries compensate.
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/estimate_i8-inl.h"
 #include "kernels/cpu/vnni-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kTogether = 8;  // digests: up to three sums of each in registers
-constexpr int kAhead = 32;    // digests: what is asked for is so far ahead
+constexpr int kTogether = 8;  // summaries processed together: up to three sums of each in registers
+constexpr int kAhead = 32;    // prefetch distance in summaries
 
-/// Asks for the lines of up to kAhead digests, a few at a time among the products. A processor that is asked
-/// for many at once drops most of them (Zen 5), and so `ask` is not heeded: a head's digests are asked for
-/// just before its turn.
-class Asker {
+/// Prefetches the lines of up to kAhead summaries, a few at a time between the products. Processors drop most
+/// of many simultaneous prefetches (Zen 5), so the hint `prefetch_bytes` is ignored: a head's summaries are
+/// prefetched just before they are used.
+class Prefetcher {
  public:
-  /// All are asked for within `slots` calls of Ask, of which there may be fewer at the end.
-  Asker(const std::byte* const* digests, int count, int64_t bytes, int slots)
-      : digests_(digests), bytes_(bytes), left_(count < kAhead ? count : kAhead) {
+  /// Distributes all prefetches over `slots` calls of Prefetch; fewer remain at the end.
+  Prefetcher(const std::byte* const* summaries, int count, int64_t bytes, int slots)
+      : summaries_(summaries), bytes_(bytes), left_(count < kAhead ? count : kAhead) {
     const auto lines = static_cast<int>(left_ * (bytes_ / 64 + 1));
     each_ = (lines + slots - 1) / slots;
   }
-  void Ask() {
+  void Prefetch() {
     if (left_ == 0) return;
     for (int i = 0; i < each_ && left_ > 0; ++i) {
-      _mm_prefetch(*digests_ + at_, _MM_HINT_T1);
+      _mm_prefetch(*summaries_ + at_, _MM_HINT_T1);
       at_ += 64;
       if (at_ < bytes_) continue;
-      _mm_prefetch(*digests_ + bytes_ - 1, _MM_HINT_T1);
+      _mm_prefetch(*summaries_ + bytes_ - 1, _MM_HINT_T1);
       at_ = 0;
-      ++digests_, --left_;
+      ++summaries_, --left_;
     }
   }
 
  private:
-  const std::byte* const* digests_;
+  const std::byte* const* summaries_;
   int64_t bytes_, at_ = 0;
   int left_, each_;
 };
 
 struct Memory : Queries {
-  // What sums of products begin with, since centers have 128 added and radii 128 taken away.
-  alignas(64) int32_t begins[kMostGroups][2][3][kScoreGroup];
-  // Digests that are scored together: centers, then radii.
-  alignas(64) std::byte digests[kMostSteps][kTogether][2 * kInts];
-  const DigestHeader* headers[kTogether];
+  // Initial values of the sums of products, because centers have 128 added and radii 128 subtracted.
+  alignas(64) int32_t begins[kMaxGroups][2][3][kScoreGroup];
+  // Summaries processed together: centers, then radii.
+  alignas(64) std::byte summaries[kMaxSteps][kTogether][2 * kInts];
+  const KeySummaryHeader* headers[kTogether];
 };
 
-/// Sums of a group's queries, in their places.
+/// Computes the sums of a group's queries, in their lanes.
 template <bool kSpread, bool kHalves>
 inline void FindBegins(int group, Memory* m) {
   const __m512i ones = _mm512_set1_epi8(1);
@@ -71,29 +71,30 @@ inline void FindBegins(int group, Memory* m) {
   }
 }
 
-/// Copies digests [first, first + kTogether), or as many as there are, to where they meet queries: turned
-/// into the other kind of bytes, and a step's beside each other.
+/// Copies up to kTogether summaries from `first` on to the layout of the products: with the other signedness,
+/// and the data of one step adjacent.
 template <bool kSpread>
-inline void CopyDigests(const DigestEstimates& t, int first, Memory* m) {
+inline void CopySummaries(const KeySummaryEstimates& t, int first, Memory* m) {
   const __m512i top = _mm512_set1_epi8(-128);
   for (int i = 0; i < kTogether; ++i) {
-    const std::byte* digest = t.digests[first + i < t.count ? first + i : first];
-    m->headers[i] = reinterpret_cast<const DigestHeader*>(digest);
+    const std::byte* summary = t.summaries[first + i < t.count ? first + i : first];
+    m->headers[i] = reinterpret_cast<const KeySummaryHeader*>(summary);
     for (int s = 0; s < m->ends[2]; ++s) {
       const Step& step = m->steps[s];
-      const std::byte* centers = digest + sizeof(DigestHeader) + step.begin;
+      const std::byte* centers = summary + sizeof(KeySummaryHeader) + step.begin;
       const auto store = [&](const std::byte* from, std::byte* to) {
         _mm512_store_si512(to, _mm512_xor_si512(_mm512_maskz_loadu_epi8(step.mask, from), top));
       };
-      store(centers, m->digests[s][i]);
-      if constexpr (kSpread) store(centers + t.key_dim, m->digests[s][i] + kInts);
+      store(centers, m->summaries[s][i]);
+      if constexpr (kSpread) store(centers + t.key_dim, m->summaries[s][i] + kInts);
     }
   }
 }
 
-/// Adds scores [count][16] of a group. kHalves as PackQueries has it.
+/// Adds scores [count][16] of a group. kHalves as in PackQueries.
 template <bool kSpread, bool kHalves, bool kAdd>
-inline void ScorePart(const Memory& m, int group, int part, int count, Asker* asker, float* scores) {
+inline void ScorePart(const Memory& m, int group, int part, int count, Prefetcher* prefetcher,
+                      float* scores) {
   const auto* begins = m.begins[group][part];
   __m512i high[kTogether], low[kTogether], size[kTogether];
 #pragma GCC unroll 8
@@ -104,10 +105,10 @@ inline void ScorePart(const Memory& m, int group, int part, int count, Asker* as
   }
   for (int s = m.ends[part]; s < m.ends[part + 1]; ++s) {
     const std::byte *q = m.queries[group][s][0], *sizes = m.queries[group][s][2];
-    const std::byte* digests = m.digests[s][0];
-    const std::byte* end = digests + __builtin_popcountll(m.steps[s].mask);
-    for (; digests < end; digests += 8, q += 128, sizes += kHalves ? 64 : 128) {
-      asker->Ask();
+    const std::byte* summaries = m.summaries[s][0];
+    const std::byte* end = summaries + __builtin_popcountll(m.steps[s].mask);
+    for (; summaries < end; summaries += 8, q += 128, sizes += kHalves ? 64 : 128) {
+      prefetcher->Prefetch();
 #pragma GCC unroll 2
       for (int four = 0; four < 2; ++four) {
         const __m512i q_high = LoadBytes(q + 64 * four);
@@ -115,7 +116,7 @@ inline void ScorePart(const Memory& m, int group, int part, int count, Asker* as
         const __m512i q_size = kSpread ? LoadBytes(sizes + (kHalves ? 0 : 64 * four)) : q_high;
 #pragma GCC unroll 8
         for (int i = 0; i < kTogether; ++i) {
-          const std::byte* at = digests + 2 * kInts * i + 4 * four;
+          const std::byte* at = summaries + 2 * kInts * i + 4 * four;
           const __m512i centers = Four(at);
           Dot(high[i], centers, q_high);
           if constexpr (!kHalves) Dot(low[i], centers, q_low);
@@ -141,7 +142,7 @@ inline void ScorePart(const Memory& m, int group, int part, int count, Asker* as
 }
 
 template <bool kSpread, bool kHalves>
-inline void Run(const DigestEstimates& t) {
+inline void Run(const KeySummaryEstimates& t) {
   Memory m;
   const int groups = (t.rows + kScoreGroup - 1) / kScoreGroup;
   const int slots = kAhead / kTogether * groups * t.key_dim / 8;
@@ -152,16 +153,16 @@ inline void Run(const DigestEstimates& t) {
     FindBegins<kSpread, kHalves>(group, &m);
   }
   for (int ahead = kAhead; ahead < t.count + kAhead; ahead += kAhead) {
-    Asker asker = ahead < t.count ? Asker(t.digests + ahead, t.count - ahead, bytes, slots)
-                                  : Asker(t.after, t.after_count, bytes, slots);
+    Prefetcher prefetcher = ahead < t.count ? Prefetcher(t.summaries + ahead, t.count - ahead, bytes, slots)
+                                            : Prefetcher(t.next, t.next_count, bytes, slots);
     for (int first = ahead - kAhead; first < t.count && first < ahead; first += kTogether) {
       const int count = t.count - first < kTogether ? t.count - first : kTogether;
-      CopyDigests<kSpread>(t, first, &m);
+      CopySummaries<kSpread>(t, first, &m);
       for (int group = 0; group < groups; ++group) {
         float* scores = t.scores + (group * t.stride + first) * kScoreGroup;
-        ScorePart<kSpread, kHalves, false>(m, group, 0, count, &asker, scores);
+        ScorePart<kSpread, kHalves, false>(m, group, 0, count, &prefetcher, scores);
         if (m.ends[1] == m.ends[2]) continue;
-        ScorePart<kSpread, kHalves, true>(m, group, 1, count, &asker, scores);
+        ScorePart<kSpread, kHalves, true>(m, group, 1, count, &prefetcher, scores);
       }
     }
   }
@@ -169,7 +170,7 @@ inline void Run(const DigestEstimates& t) {
 
 }  // namespace
 
-void DigestEstimatesAvx512Vnni(const DigestEstimates& t) {
+void KeySummaryEstimatesAvx512Vnni(const KeySummaryEstimates& t) {
   const bool halves = t.rows <= kScoreGroup / 2;
   if (t.share == 0) {
     halves ? Run<false, true>(t) : Run<false, false>(t);

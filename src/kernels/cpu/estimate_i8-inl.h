@@ -1,42 +1,42 @@
-// Estimates of blocks by their boxes in products of int8, in tiles (estimate_amx.cc) and in registers
-// (estimate_avx512vnni.cc), which give the same bits. After the lanes of simd_avx512-inl.h.
+// Estimates of blocks by their boxes with int8 products, in tiles (estimate_amx.cc) and in registers
+// (estimate_avx512vnni.cc), with identical bits. Requires the lanes of simd_avx512-inl.h.
 //
-//   scores [digest][row] = scale_c C (128 q_high + q_low)^T + share * min(scale_r R |q|^T, ball |q|_2)
+//   scores [summary][row] = scale_c C (128 q_high + q_low)^T + share * min(scale_r R |q|^T, ball |q|_2)
 //
-// A part of a query is q_high in int8, what that leaves out in steps 128 times as fine, and |q| in uint8: off
-// by 1/32512 and by 1/508 of its largest element. Queries are taken in groups of 16, whose fours of elements
-// stand beside each other.
+// A part of a query is represented by q_high in int8, its remainder q_low in steps 128 times finer, and |q|
+// in uint8. The errors are 1/32512 and 1/508 of its largest element. Queries are processed in groups of 16;
+// groups of four elements of the 16 queries are adjacent.
 #pragma once
 
 #include "kernels/cpu/columns-inl.h"
-#include "kernels/cpu/digest.h"
+#include "kernels/cpu/key_summary.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kMostGroups = kMostEstimateRows / kScoreGroup;
+constexpr int kMaxGroups = kMaxEstimateRows / kScoreGroup;
 constexpr int kInts = 64;  // elements of a step
 constexpr int kFine = 128;
 constexpr int kStepBytes = kInts * kScoreGroup;
-constexpr int kMostSteps = kMostDigestDim / kInts + 1;  // a second part begins a step of its own
-static_assert(kMostDigestDim * 127 * 128 < 1 << 24, "sums of q_high's products are exact as floats");
+constexpr int kMaxSteps = kMaxKeySummaryDim / kInts + 1;  // a second part begins with its own step
+static_assert(kMaxKeySummaryDim * 127 * 128 < 1 << 24, "sums of q_high's products are exact as floats");
 
-/// Dimensions [begin, begin + dims) of a digest's part, at most 64.
+/// Dimensions [begin, begin + dims) of a summary's part, at most 64.
 struct Step {
   int begin;
   __mmask64 mask;
 };
 
 struct alignas(64) Queries {
-  std::byte queries[kMostGroups][kMostSteps][3][kStepBytes];  // high, low, magnitudes
-  float scales[kMostGroups][2][kScoreGroup];                  // of products with centers, by part
-  float reaches[kMostGroups][2][kScoreGroup];                 // with radii, times share
-  float norms[kMostGroups][2][kScoreGroup];                   // of the rows' parts, times share
-  Step steps[kMostSteps];
+  std::byte queries[kMaxGroups][kMaxSteps][3][kStepBytes];  // high, low, magnitudes
+  float scales[kMaxGroups][2][kScoreGroup];                 // factors of products with centers, by part
+  float reaches[kMaxGroups][2][kScoreGroup];                // factors of products with radii, times share
+  float norms[kMaxGroups][2][kScoreGroup];                  // norms of the rows' parts, times share
+  Step steps[kMaxSteps];
   int ends[3] = {0, 0, 0};  // steps of the parts
 };
 
-inline void FindSteps(const DigestEstimates& t, Queries* m) {
+inline void FindSteps(const KeySummaryEstimates& t, Queries* m) {
   const int ends[3] = {0, t.key_split, t.key_dim};
   int count = 0;
   for (int part = 0; part < 2; ++part) {
@@ -48,13 +48,13 @@ inline void FindSteps(const DigestEstimates& t, Queries* m) {
   }
 }
 
-/// Sixteen of a row's elements, scaled; zeros past a step's end.
-inline V LoadQuery(const DigestEstimates& t, int row, const Step& step, int quarter) {
+/// Loads sixteen of a row's elements, scaled; zeros after a step's end.
+inline V LoadQuery(const KeySummaryEstimates& t, int row, const Step& step, int quarter) {
   const auto mask = static_cast<__mmask16>(step.mask >> 16 * quarter);
   return Mul(_mm512_maskz_loadu_ps(mask, t.q + row * t.q_stride + step.begin + 16 * quarter), Set(t.scale));
 }
 
-/// Four times sixteen numbers as bytes, in their order.
+/// Packs four times sixteen integers as bytes, keeping their order.
 template <bool kSigned>
 inline __m512i PackBytes(const __m512i* x) {
   const __m512i ab = _mm512_packs_epi32(x[0], x[1]), cd = _mm512_packs_epi32(x[2], x[3]);
@@ -63,9 +63,10 @@ inline __m512i PackBytes(const __m512i* x) {
   return _mm512_permutexvar_epi32(order, bytes);
 }
 
-/// What a row's part is divided by; zero where there is nothing to divide, and NaN as its scale where it is
-/// not finite.
-inline void MeasurePart(const DigestEstimates& t, int group, int i, int part, float* inverse, Queries* m) {
+/// Computes the divisor of a row's part. It is zero if the part is zero; its scale is NaN if the part is not
+/// finite.
+inline void MeasurePart(const KeySummaryEstimates& t, int group, int i, int part, float* inverse,
+                        Queries* m) {
   V most = Zero(), squares = Zero();
   for (int s = m->ends[part]; s < m->ends[part + 1]; ++s) {
     for (int quarter = 0; quarter < 4; ++quarter) {
@@ -83,9 +84,9 @@ inline void MeasurePart(const DigestEstimates& t, int group, int i, int part, fl
   m->norms[group][part][i] = t.share * __builtin_sqrtf(square);
 }
 
-/// Stores 8 rows of 64 bytes as columns: 8 bytes of each row beside each other.
+/// Stores 8 rows of 64 bytes as columns: 8 bytes of each row are adjacent.
 inline void StoreColumnsOfEights(const __m512i* rows, std::byte* columns) {
-  __m512i even[4], odd[4];  // eights 0, 2, 4, 6 of two rows; 1, 3, 5, 7
+  __m512i even[4], odd[4];  // groups of eight 0, 2, 4, 6 of two rows; 1, 3, 5, 7
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     even[i] = _mm512_unpacklo_epi64(rows[2 * i], rows[2 * i + 1]);
@@ -105,10 +106,10 @@ inline void StoreColumnsOfEights(const __m512i* rows, std::byte* columns) {
   store(odd, 1);
 }
 
-/// With kHalves, of at most 8 rows, low stands in the places of the other 8 rows' high, and magnitudes stand
-/// in columns of eights.
+/// With kHalves, for at most 8 rows, the low parts take the positions of the other 8 rows' high parts, and
+/// magnitudes are stored in columns of eight bytes.
 template <bool kHalves>
-inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
+inline void PackQueries(const KeySummaryEstimates& t, int group, Queries* m) {
   float inverses[2][kScoreGroup] = {};
   const int left = t.rows - group * kScoreGroup, rows = left < kScoreGroup ? left : kScoreGroup;
   for (int part = 0; part < 2; ++part) {
@@ -123,7 +124,7 @@ inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
 #pragma GCC unroll 16
     for (int i = 0; i < kScoreGroup; ++i) {
       high[i] = low[i] = size[i] = _mm512_setzero_si512();
-      if (i >= rows) continue;  // whose scores are anything
+      if (i >= rows) continue;  // its scores are undefined
       const V inverse = Set(inverses[part][i]);
       __m512i a[4], b[4], c[4];
 #pragma GCC unroll 4
@@ -153,10 +154,10 @@ inline void PackQueries(const DigestEstimates& t, int group, Queries* m) {
   }
 }
 
-/// scores [16] (+)= the part's, of a digest and a group: `high` and `low` are its products with the center,
-/// and `sizes` those with radii.
+/// Sets or adds a part's scores [16] of one summary and group: `high` and `low` are its products with the
+/// center, `sizes` those with radii.
 template <bool kSpread, bool kAdd>
-inline void AddPart(const DigestHeader& header, int group, int part, const Queries& m, __m512i high,
+inline void AddPart(const KeySummaryHeader& header, int group, int part, const Queries& m, __m512i high,
                     __m512i low, __m512i sizes, float* scores) {
   const V fine = Fma(Set(kFine), ToFloats(high), ToFloats(low));
   V x = Mul(Mul(fine, Load(m.scales[group][part])), Set(header.center_scale[part]));

@@ -1,4 +1,4 @@
-// A line of FP8 codes as bf16 in AVX-512 registers.
+// Decodes a line of FP8 codes to bf16 in AVX-512 registers.
 #pragma once
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-/// Four inputs of 16 outputs: [16 outputs][2] bf16 each.
+/// Four inputs of 16 outputs: two times [16 outputs][2] bf16.
 struct Fp8Pairs {
   __m512i first, second;
 };

@@ -1,7 +1,7 @@
-// The GEMM micro-kernels of every instruction set and the preparations of their activations. Formats of
-// prepared activations: f32 as it is (ref/gemm.h); bf16 rounded to nearest even; int8 either signed ("s8") or
-// biased by 128 ("u8", for the dot instructions that multiply unsigned by signed). For group-scaled weights
-// see gemm_group.h.
+// GEMM micro-kernels of every instruction set and the quantization of their activations. Formats of
+// activations: f32 unchanged (ref/gemm.h); bf16 rounded to nearest even; int8 either signed ("s8") or biased
+// by 128 ("u8", for dot instructions that multiply unsigned by signed). gemm_group.h declares those of
+// group-scaled weights.
 #pragma once
 
 #include "kernels/micro_kernels.h"

@@ -1,11 +1,11 @@
-// The tile loops of the AMX kernels. int8 and bf16 share them: a row of A is 64 bytes of prepared
-// activations, a tile of B is 1 KiB of a panel (16 groups of 64 bytes, see tensor/packed.h), and C is 16 rows
-// by 16 outputs of 32 bits.
+// The tile loops of the AMX kernels, shared by int8 and bf16. A row of A is 64 bytes of prepared activations,
+// a tile of B is 1 KiB of a panel (16 groups of 64 bytes, see tensor/packed.h), and C is 16 rows by 16
+// outputs of 32 bits.
 //
-// A tile product takes 16 cycles and gives its result after 52, so four C tiles in flight keep the unit busy.
-//   2 x 2  two A tiles against two panels: four products for four tile loads. More than 16 rows, a part of
-//          whose K stays in the first-level cache.
-//   1 x 4  one A tile against four panels: few rows, bound by the stream of weights.
+// A tile product takes 16 cycles and has a latency of 52, so four C tiles in flight keep the unit busy.
+//   2 x 2  two A tiles by two panels: four products for four tile loads. For more than 16 rows; a part of
+//          their K stays in the L1 cache.
+//   1 x 4  one A tile by four panels: for few rows, bound by the stream of weights.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ enum class TileType { kI8, kBF16 };
 
 template <TileType kType>
 inline void StoreTile(const GemmTile& t, int row, int rows, int panel, const float* tile) {
-  __m512i sums = _mm512_setzero_si512();  // read once: for all that compilers know, outputs may overlap them
+  __m512i sums = _mm512_setzero_si512();  // read once, because for compilers the outputs may alias them
   __m512 scales = _mm512_setzero_ps();
   if constexpr (kType == TileType::kI8) {
     sums = BiasOf512(t, panel);
@@ -48,21 +48,22 @@ inline void StoreTile(const GemmTile& t, int row, int rows, int panel, const flo
   for (int r = 0; r < rows; ++r, c += t.c_stride) _mm512_storeu_ps(c, value_of(r));
 }
 
-/// Of 32 rows and two panels: tiles 0 and 1 of the first 16 rows, 2 and 3 of the others.
+/// Sums of 32 rows and two panels: tiles 0 and 1 of the first 16 rows, 2 and 3 of the others.
 struct alignas(64) BlockSums {
   float tile[4][kTileRows * 16];
 };
 
-/// Asks for a tile of weights to come to the second-level cache.
-inline void AskForTile(const std::byte* tile) {
+/// Prefetches a tile of weights into the L2 cache.
+inline void PrefetchTile(const std::byte* tile) {
 #pragma GCC unroll 16
   for (int i = 0; i < kTileBytes; i += 64) {
     _mm_prefetch(reinterpret_cast<const char*>(tile + i), _MM_HINT_T1);
   }
 }
 
-/// Steps [first, last) of rows [row, row + 32) against panels [panel, panel + kPanels), kPanels 1 or 2, on
-/// top of `sums` but at the first step. `next`, unless null: of the panel whose steps come after these.
+/// Processes steps [first, last) of rows [row, row + 32) and panels [panel, panel + kPanels), kPanels 1 or 2,
+/// on top of `sums` except at the first step. `next`, unless null: the panel whose steps follow, for
+/// prefetching.
 template <TileType kType, int kPanels>
 inline void Block2x2(const GemmTile& t, int row, int panel, int64_t first, int64_t last, BlockSums& sums,
                      const std::byte* next) {
@@ -84,13 +85,13 @@ inline void Block2x2(const GemmTile& t, int row, int panel, int64_t first, int64
   for (int64_t s = first; s < last; ++s) {
     _tile_stream_loadd(6, w0 + kTileBytes * s, 64);
     _tile_loadd(4, a0 + 64 * s, t.a_stride);
-    if (next != nullptr) AskForTile(next + kTileBytes * (s - first));
+    if (next != nullptr) PrefetchTile(next + kTileBytes * (s - first));
     MOESAIC_TILE_DOT(0, 4, 6);
     _tile_loadd(5, a1 + 64 * s, t.a_stride);
     MOESAIC_TILE_DOT(2, 5, 6);
     if constexpr (kPanels == 2) {
       _tile_stream_loadd(7, w1 + kTileBytes * s, 64);
-      if (next != nullptr) AskForTile(next + t.panel_bytes + kTileBytes * (s - first));
+      if (next != nullptr) PrefetchTile(next + t.panel_bytes + kTileBytes * (s - first));
       MOESAIC_TILE_DOT(1, 4, 7);
       MOESAIC_TILE_DOT(3, 5, 7);
     }
@@ -101,7 +102,7 @@ inline void Block2x2(const GemmTile& t, int row, int panel, int64_t first, int64
   _tile_stored(3, sums.tile[3], 64);
 }
 
-/// Up to 16 rows of A against panels [panel, panel + kPanels), kPanels 1 or 4.
+/// Processes up to 16 rows of A and panels [panel, panel + kPanels), kPanels 1 or 4.
 template <TileType kType, int kPanels>
 inline void Block1x4(const GemmTile& t, int row, int rows, int panel) {
   const std::byte* a = t.a + row * t.a_stride;
@@ -132,30 +133,30 @@ inline void Block1x4(const GemmTile& t, int row, int rows, int panel) {
   for (int p = 0; p < kPanels; ++p) StoreTile<kType>(t, row, rows, panel + p, c[p]);
 }
 
-// Steps of K at once: 32 rows are 32 KiB of the 48 that the first-level cache of processors with tiles has.
+// Steps of K in one part: 32 rows are 32 KiB of the 48 KiB L1 cache of processors with AMX.
 constexpr int64_t kPartSteps = 16;
 // Pairs of panels whose sums are kept from part to part of K.
-constexpr int kMostPairs = 4;
+constexpr int kMaxPairs = 4;
 
-/// 16 + second_rows rows against `panels` panels, at most 2 * kMostPairs. A part of K of the rows meets all
-/// panels before the next part, and stays in the first-level cache, which panels pass by (`tileloaddt1`): a
-/// tile product takes 7 ns instead of the 10 to 11 of rows and panels that both come from the second-level
-/// one, of 5 at the peak (Sapphire Rapids). `ask`: panels may be in memory.
+/// Multiplies 16 + second_rows rows by `panels` panels, at most 2 * kMaxPairs. A part of K of the rows is
+/// used for all panels before the next part. It stays in the L1 cache, which the panels bypass
+/// (`tileloaddt1`). A tile product takes 7 ns, compared with 10 to 11 if rows and panels both come from the
+/// L2 cache, and 5 at the peak (Sapphire Rapids). `prefetch`: the panels may be in memory and are prefetched.
 template <TileType kType>
-inline void RowsPastPanels(const GemmTile& t, int row, int second_rows, int panel, int panels, bool ask) {
+inline void RowsPastPanels(const GemmTile& t, int row, int second_rows, int panel, int panels,
+                           bool prefetch) {
   const int64_t steps = t.panel_bytes / kTileBytes;
-  BlockSums sums[kMostPairs];
+  BlockSums sums[kMaxPairs];
   for (int64_t step = 0; step < steps; step += kPartSteps) {
     const int64_t end = std::min(step + kPartSteps, steps);
     for (int p = 0; p < panels; p += 2) {
       const int together = std::min(panels - p, 2);
       const std::byte* next = nullptr;
-      if (ask && p + 2 < panels) {
+      if (prefetch && p + 2 < panels) {
         next = t.w + (panel + p + 2) * t.panel_bytes + step * kTileBytes;
-      } else if (ask) {
-        next = end < steps
-                   ? t.w + panel * t.panel_bytes + end * kTileBytes
-                   : t.w + (panel + panels) * t.panel_bytes;  // what follows is asked for next, most likely
+      } else if (prefetch) {
+        next = end < steps ? t.w + panel * t.panel_bytes + end * kTileBytes
+                           : t.w + (panel + panels) * t.panel_bytes;  // prefetches the most likely next panel
       }
       if (together == 2) {
         Block2x2<kType, 2>(t, row, panel + p, step, end, sums[p / 2], next);
@@ -171,13 +172,13 @@ inline void RowsPastPanels(const GemmTile& t, int row, int second_rows, int pane
   }
 }
 
-/// Every panel against rows [row, row + 16 + second_rows), [row + 32, ...): `blocks` of 32, or one that is
-/// smaller.
+/// Multiplies every panel by rows [row, row + 16 + second_rows), [row + 32, ...): `blocks` blocks of 32 rows,
+/// or one smaller block.
 template <TileType kType>
 inline void Run2x2(const GemmTile& t, int row, int blocks, int second_rows) {
   Configure({16, 16, second_rows, second_rows, 16, second_rows, 16, 16});
-  for (int panel = 0; panel < t.panels; panel += 2 * kMostPairs) {
-    const int panels = std::min(t.panels - panel, 2 * kMostPairs);
+  for (int panel = 0; panel < t.panels; panel += 2 * kMaxPairs) {
+    const int panels = std::min(t.panels - panel, 2 * kMaxPairs);
     for (int b = 0; b < blocks; ++b) {
       RowsPastPanels<kType>(t, row + 32 * b, second_rows, panel, panels, row + b == 0);
     }
@@ -192,7 +193,7 @@ inline void Run1x4(const GemmTile& t, int row, int rows) {
   for (; panel < t.panels; ++panel) Block1x4<kType, 1>(t, row, rows, panel);
 }
 
-/// The rows of `t` from `row` on, for a kernel that takes them over.
+/// Returns the rows of `t` from `row` on, for another kernel.
 inline GemmTile RowsFrom(const GemmTile& t, int row) {
   GemmTile rest = t;
   rest.a += row * t.a_stride;
@@ -202,8 +203,7 @@ inline GemmTile RowsFrom(const GemmTile& t, int row) {
   return rest;
 }
 
-/// Runs all of `t`; what is left of fewer than `few` rows goes to `vector`, whose results are bit for bit the
-/// same.
+/// Runs all of `t`. A remainder of fewer than `few` rows goes to `vector`, whose results are bit-identical.
 template <TileType kType>
 inline void RunTiles(const GemmTile& t, int few, GemmTileFn vector) {
   const int blocks = t.m / 32;

@@ -1,4 +1,4 @@
-// What the AVX2 GEMM kernels share: the last step from accumulators to C. A panel's 16 outputs are two
+// Shared by the AVX2 GEMM kernels: the last step from accumulators to C. A panel's 16 outputs are two
 // registers.
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-/// Stores outputs [8 half, 8 half + 8) of `panel` of one row, columns beyond the matrix left alone.
+/// Stores outputs [8 half, 8 half + 8) of `panel` of one row; columns outside of the matrix are not written.
 inline void StoreHalf256(const GemmTile& t, int row, int panel, int half, __m256 value) {
   const int first = 16 * panel + 8 * half;
   const int columns = t.columns - first;
@@ -28,7 +28,7 @@ inline void StoreHalf256(const GemmTile& t, int row, int panel, int half, __m256
   _mm256_maskstore_ps(c, mask, value);
 }
 
-/// 32 bf16 as f32.
+/// Widens 32 bf16 to f32.
 inline void Widen32(const std::byte* from, float* to) {
   for (int i = 0; i < 4; ++i) {
     const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
@@ -37,7 +37,7 @@ inline void Widen32(const std::byte* from, float* to) {
   }
 }
 
-/// Takes exact dots to C by the expression that all int8 kernels share: float(dot) * (a_scale * w_scale).
+/// Stores exact dots to C with the expression of all int8 kernels: float(dot) * (a_scale * w_scale).
 inline void StoreDots256(const GemmTile& t, int row, int panel, int half, __m256i dots) {
   const __m256 w_scales = _mm256_loadu_ps(t.w_scales + 16 * panel + 8 * half);
   const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(t.a_scales[row]), w_scales);

@@ -1,4 +1,4 @@
-// What the AVX-512 GEMM kernels share: the last step from accumulators to C.
+// Shared by the AVX-512 GEMM kernels: the last step from accumulators to C.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-/// Stores 16 outputs of one row: bias and accumulation included, columns beyond the matrix left alone.
+/// Stores 16 outputs of one row with bias and accumulation; columns outside of the matrix are not written.
 inline void StoreRow512(const GemmTile& t, int row, int panel, __m512 value) {
   const int columns = ColumnsOf(t, panel);
   const auto mask = static_cast<__mmask16>((1U << columns) - 1U);
@@ -22,7 +22,7 @@ inline void StoreRow512(const GemmTile& t, int row, int panel, __m512 value) {
   }
 }
 
-/// 32 bf16 as f32.
+/// Widens 32 bf16 to f32.
 inline void Widen32(const std::byte* from, float* to) {
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
@@ -32,19 +32,19 @@ inline void Widen32(const std::byte* from, float* to) {
   }
 }
 
-/// What the biased activations add to dots with a panel: 128 sum(w).
+/// Returns the excess of dots with biased activations in a panel: 128 sum(w).
 inline __m512i BiasOf512(const GemmTile& t, int panel) {
   return _mm512_slli_epi32(_mm512_loadu_si512(t.w_sums + 16 * panel), 7);
 }
 
-/// Scales dots of biased activations, sum((a + 128) w), in the same expression as every other int8 kernel,
-/// float(dot) * (a_scale * w_scale).
+/// Scales dots of biased activations, sum((a + 128) w), with the expression of all int8 kernels: float(dot) *
+/// (a_scale * w_scale).
 inline __m512 ScaleDots512(__m512i dots, __m512i bias, float a_scale, __m512 w_scales) {
   const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots, bias));
   return _mm512_mul_ps(exact, _mm512_mul_ps(_mm512_set1_ps(a_scale), w_scales));
 }
 
-/// Takes dots of biased activations to C.
+/// Stores dots of biased activations to C.
 inline void StoreBiasedDots512(const GemmTile& t, int row, int panel, __m512i dots) {
   StoreRow512(
       t, row, panel,

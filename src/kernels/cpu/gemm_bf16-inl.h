@@ -1,9 +1,9 @@
-// The one order of sums in which the bf16 kernels of AVX2, AVX-512 and AMX all compute, bit for bit the same.
+// The summation order shared by the bf16 kernels of AVX2, AVX-512 and AMX, with identical bits.
 //
-// It is tdpbf16ps's: a chunk of 32 inputs is summed from zero in two chains of fused multiply-adds, one over
-// the even and one over the odd inputs; their sum is added to the running total; denormals count as zero, on
-// the way in and out (Intel SDM 2, TDPBF16PS; checked on Sapphire Rapids against 5 million random tiles,
-// denormals and infinities among them). So a kernel may hand a few rows to vector code and many rows to
+// It is tdpbf16ps's order. A chunk of 32 inputs is summed from zero in two chains of fused multiply-adds, one
+// over the even and one over the odd inputs. Their sum is added to the running total. Denormals count as
+// zero, both as input and output (Intel SDM 2, TDPBF16PS; checked on Sapphire Rapids with 5 million random
+// tiles, including denormals and infinities). A kernel may thus run few rows on vector code and many rows on
 // tiles, and a row's result depends on neither. vdpbf16ps sums in another order; the kernel that uses it uses
 // nothing else.
 #pragma once
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kChunk = 32;  // inputs in one row of a bf16 tile
 
-/// Sets MXCSR to flush denormals and to treat them as zero, for the life of the object.
+/// Sets MXCSR to flush denormals and to treat them as zero during the object's lifetime.
 class FlushDenormals {
  public:
   FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | kFlushToZero | kDenormalsAreZero); }

@@ -6,7 +6,7 @@ namespace moesaic::kernels::cpu {
 
 // GemmBF16Avx512 gives the same bits.
 void GemmBF16Amx(const GemmTile& tile) {
-  const FlushDenormals flush;  // for bias and accumulation, as in the other kernels of this order
+  const FlushDenormals flush;  // for bias and accumulation, as in the other kernels with this summation order
   RunTiles<TileType::kBF16>(tile, 1, nullptr);
 }
 

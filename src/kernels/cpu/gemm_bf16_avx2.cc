@@ -5,9 +5,10 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// The order of sums is gemm_bf16-inl.h's. Of 16 registers 12 hold accumulators: an even and an odd chain for
-// 6 rows of half a panel. Fewer rows take more halves at once, to have 8 chains in flight (latency 4, two a
-// cycle). The rest are the two halves of a weight pair, the mask that makes one of them, and an activation.
+// Uses the summation order of gemm_bf16-inl.h. 12 of 16 registers hold accumulators: an even and an odd chain
+// for 6 rows of half a panel. With fewer rows, more halves are processed together, to have 8 chains in flight
+// (latency 4, two per cycle). The rest are the two halves of a weight pair, the mask that extracts one of
+// them, and an activation.
 struct BF16Fma {
   static constexpr int kWidePanels = 2, kWideRows = 1;
   static constexpr int kTallPanels = 1, kTallRows = 6;

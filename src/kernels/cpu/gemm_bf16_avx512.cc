@@ -5,8 +5,8 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// The order of sums is gemm_bf16-inl.h's. Two chains an output: 6 rows x 2 panels or 3 x 4 make 24
-// accumulators; the running totals stay in the L1 cache and are touched once in 32 multiply-adds.
+// Uses the summation order of gemm_bf16-inl.h. Two chains per output: 6 rows x 2 panels or 3 x 4 make 24
+// accumulators. The running totals stay in the L1 cache and are accessed once per 32 multiply-adds.
 struct BF16Fma {
   static constexpr int kWidePanels = 4, kWideRows = 3;
   static constexpr int kTallPanels = 2, kTallRows = 6;

@@ -9,8 +9,8 @@ inline void Dot(__m512& acc, __m512i a, __m512i w) {
   __asm__("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(w));
 }
 
-// vdpbf16ps: latency 6; one in two cycles on Sapphire Rapids (where AMX does this work), two a cycle on Zen
-// 5, so 12 chains are enough; 24 accumulators.
+// vdpbf16ps has latency 6. Its throughput is one in two cycles on Sapphire Rapids (where AMX does this work)
+// and two per cycle on Zen 5, so 12 chains suffice; there are 24 accumulators.
 struct BF16Dot {
   static constexpr int kWidePanels = 4, kWideRows = 6;
   static constexpr int kTallPanels = 2, kTallRows = 12;

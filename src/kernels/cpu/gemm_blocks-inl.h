@@ -1,13 +1,11 @@
-// Cuts a GemmTile into register blocks, for the kernels whose accumulators live in vector registers.
+// Splits a GemmTile into register blocks, for kernels whose accumulators are in vector registers.
 //
-// A kernel is a type with Block<rows, panels>(tile, row, panel) and two shapes that its registers allow:
-//   wide  few rows against many panels: decode, bound by the stream of weights; several panels are in flight
-//   so
-//         that enough accumulator chains hide the latency of one
-//   tall  many rows against few panels: prefill, bound by the multipliers; each weight register serves many
-//   rows
-// Every output has one accumulator chain over k, in the same order in every shape, so that a row's result
-// does not depend on how many rows stand beside it.
+// A kernel is a type with Block<rows, panels>(tile, row, panel) and two shapes that fit its registers:
+//   wide  few rows by many panels: decode, bound by the stream of weights; enough accumulator chains of
+//         several panels hide the latency of one
+//   tall  many rows by few panels: prefill, bound by the multipliers; each weight register serves many rows
+// Every output has one accumulator chain over k, in the same order in every shape. A row's result thus does
+// not depend on the number of rows.
 #pragma once
 
 #include "kernels/micro_kernels.h"
@@ -15,13 +13,13 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// How far ahead of the weights that are multiplied those are fetched that the memory must deliver. Measured
-// on Sapphire Rapids with weights in memory: without, 0.87 of the bandwidth of plain loads; 1 to 2 KiB, 0.92;
-// 8 KiB less than without.
+// Prefetch distance of weights that come from memory, in bytes. Measured on Sapphire Rapids with weights in
+// memory: 0.87 of the bandwidth of plain loads without prefetching, 0.92 with 1 to 2 KiB, and less than
+// without for 8 KiB.
 constexpr int kPrefetchBytes = 2048;
 
-/// Addresses row m of a block from three pointers and two strides: 12 rows would need more pointers than
-/// there are general registers.
+/// Addresses row m of a block by three pointers and two strides: 12 rows would need more pointers than there
+/// are general registers.
 struct RowPointers {
   const std::byte* at[3];
   int64_t stride, stride3;
@@ -45,13 +43,13 @@ inline void RunBlock(const GemmTile& t, int row, int rows, int panel) {
   Kernel::template Block<kRows, kPanels>(t, row, panel);
 }
 
-/// Runs rows [0, t.m) against panels [panel, panel + kPanels), in as few blocks as can be, of even sizes.
-template <typename Kernel, int kPanels, int kMostRows>
+/// Runs rows [0, t.m) by panels [panel, panel + kPanels) in the minimum number of blocks, of even sizes.
+template <typename Kernel, int kPanels, int kMaxRows>
 inline void RunPanels(const GemmTile& t, int panel) {
-  const int blocks = (t.m + kMostRows - 1) / kMostRows;
+  const int blocks = (t.m + kMaxRows - 1) / kMaxRows;
   for (int b = 0, row = 0; b < blocks; ++b) {
     const int rows = (t.m - row + blocks - b - 1) / (blocks - b);
-    RunBlock<Kernel, kPanels, kMostRows>(t, row, rows, panel);
+    RunBlock<Kernel, kPanels, kMaxRows>(t, row, rows, panel);
     row += rows;
   }
 }
@@ -72,7 +70,7 @@ inline void RunBlocks(const GemmTile& t) {
   for (; panel < t.panels; ++panel) RunPanels<Kernel, 1, Kernel::kTallRows>(t, panel);
 }
 
-/// Outputs of `panel` that are written.
+/// Returns the number of outputs of `panel` that are written.
 inline int ColumnsOf(const GemmTile& t, int panel) {
   const int columns = t.columns - 16 * panel;
   return columns < 16 ? columns : 16;

@@ -4,7 +4,7 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// Of 16 registers 12 hold accumulators: 6 rows of one panel (two registers each), or 3 rows of two.
+// 12 of 16 registers hold accumulators: 6 rows of one panel (two registers each), or 3 rows of two.
 struct F32 {
   static constexpr int kWidePanels = 2, kWideRows = 3;
   static constexpr int kTallPanels = 1, kTallRows = 6;
@@ -21,8 +21,8 @@ struct F32 {
     }
     for (int64_t k = 0; k < t.k_padded; ++k) {
       auto group = [&](int h) { return w + h / 2 * t.panel_bytes + 64 * k + 32 * (h % 2); };
-      // The wide shape holds its activations and takes weights one by one, the tall shape the other way
-      // round.
+      // The wide shape keeps its activations in registers and loads weights one by one; the tall shape does
+      // the reverse.
       if constexpr (kPanels > 1) {
         __m256 x[kRows];
 #pragma GCC unroll 16

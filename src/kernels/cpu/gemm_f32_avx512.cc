@@ -4,8 +4,8 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// FMA: latency 4, two a cycle, so 8 chains keep both units busy. Of 32 registers 24 hold accumulators (2 x 12
-// or 4 x 6), the rest weights and one broadcast activation.
+// FMA has latency 4 and runs two per cycle, so 8 chains keep both units busy. 24 of 32 registers hold
+// accumulators (2 x 12 or 4 x 6), the rest weights and one broadcast activation.
 struct F32 {
   static constexpr int kWidePanels = 4, kWideRows = 6;
   static constexpr int kTallPanels = 2, kTallRows = 12;

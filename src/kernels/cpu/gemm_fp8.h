@@ -1,12 +1,12 @@
-// The GEMM micro-kernels of FP8 weights with a scale for 128 inputs (tensor/fp8_format.h). They take bf16
-// activations as GemmBF16* do, and multiply them with the bf16 that every code exactly is.
+// GEMM micro-kernels of FP8 weights with one scale per 128 inputs (tensor/fp8_format.h). They take the bf16
+// activations of GemmBF16* and widen codes to bf16, which is exact.
 //
-// Sums of 128 inputs go in the order of gemm_bf16-inl.h, from zero; then, for the units of an output in order
-// and from acc = 0,
+// Sums of 128 inputs are computed in the order of gemm_bf16-inl.h, from zero. Then, for the units of an
+// output in order and from acc = 0,
 //
 //   acc = fma(sum, scale, acc)
 //
-// bit for bit the same on AVX2, AVX-512 and AMX. GemmF8G128Avx512BF16 sums in vdpbf16ps's order.
+// The results are bit-identical on AVX2, AVX-512 and AMX. GemmF8G128Avx512BF16 sums in vdpbf16ps's order.
 #pragma once
 
 #include "kernels/micro_kernels.h"

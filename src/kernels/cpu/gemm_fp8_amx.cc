@@ -1,5 +1,5 @@
-// FP8 weights on AMX tiles: codes of a unit of 128 inputs become four tiles of bf16 in the L1 cache, which
-// serve up to 64 rows of one panel, or up to 16 rows of four panels.
+// FP8 weights on AMX tiles. The codes of a unit of 128 inputs are decoded to four tiles of bf16 in the L1
+// cache. They serve up to 64 rows of one panel, or up to 16 rows of four panels.
 #include "kernels/cpu/amx_tiles-inl.h"
 #include "kernels/cpu/fp8_avx512-inl.h"
 #include "kernels/cpu/gemm_bf16-inl.h"
@@ -9,10 +9,10 @@ namespace moesaic::kernels::cpu {
 namespace {
 
 constexpr int kSteps = kFp8Inputs / kChunk;  // tile products of a unit
-constexpr int kMostRows = 4 * kTileRows;
-constexpr int kMostPanels = 4;
+constexpr int kMaxRows = 4 * kTileRows;
+constexpr int kMaxPanels = 4;
 
-// Of a unit of one panel, [kSteps] tiles of B.
+// A unit of one panel: [kSteps] tiles of B.
 using UnitTiles = std::byte[kSteps * kTileBytes];
 
 template <bool kPrefetch>
@@ -35,8 +35,8 @@ inline void AddScaled(const float* sums, __m512 scales, int rows, float* acc) {
   }
 }
 
-// A macro, because tile numbers are immediates: one step of row tile `c`, whose rows of A are loaded to tile
-// `x` if they are 16, else to tile 7.
+// A macro, because tile numbers are immediates. One step of row tile `c`; its rows of A are loaded to tile
+// `x` if there are 16, otherwise to tile 7.
 #define MOESAIC_ROW_TILE(c, x)                                  \
   if ((c) < whole) {                                            \
     _tile_loadd(x, a + (c)*kTileRows * t.a_stride, t.a_stride); \
@@ -46,12 +46,12 @@ inline void AddScaled(const float* sums, __m512 scales, int rows, float* acc) {
     _tile_dpbf16ps(c, 7, 6);                                    \
   }
 
-/// Rows [row, row + rows) against one panel, rows <= kMostRows. Tiles are set up by ConfigureRows. What is
-/// stored is loaded a unit later, when it has left the store buffer: neither tiles nor vectors wait for the
-/// other.
+/// Multiplies rows [row, row + rows) by one panel, rows <= kMaxRows. ConfigureRows configures the tiles.
+/// Stored data is loaded a unit later, after it has left the store buffer: neither tiles nor vectors wait for
+/// the other.
 inline void RunPanel(const GemmTile& t, int row, int rows, int panel) {
-  alignas(64) float acc[kMostRows * 16] = {};
-  alignas(64) float sums[kMostRows * 16];
+  alignas(64) float acc[kMaxRows * 16] = {};
+  alignas(64) float sums[kMaxRows * 16];
   alignas(64) UnitTiles codes[2];
   const int whole = rows / kTileRows, rest = rows % kTileRows;
   const int units = t.k_padded / kFp8Inputs;
@@ -87,7 +87,7 @@ inline void ConfigureRows(int rows) {
   Configure(tiles);
 }
 
-/// All rows, at most 16, against panels [panel, panel + kPanels), kPanels 1 or 4.
+/// Multiplies all rows, at most 16, by panels [panel, panel + kPanels), kPanels 1 or 4.
 template <int kPanels>
 inline void RunFew(const GemmTile& t, int panel) {
   alignas(64) float acc[kPanels][kTileRows * 16] = {};
@@ -105,7 +105,7 @@ inline void RunFew(const GemmTile& t, int panel) {
       _tile_loadd(4, t.a + int64_t{2} * (kFp8Inputs * u + kChunk * s), t.a_stride);
       _tile_loadd(5, now[0] + kTileBytes * s, 64);
       _tile_dpbf16ps(0, 4, 5);
-      if constexpr (kPanels == kMostPanels) {
+      if constexpr (kPanels == kMaxPanels) {
         _tile_loadd(6, now[1] + kTileBytes * s, 64);
         _tile_dpbf16ps(1, 4, 6);
         _tile_loadd(7, now[2] + kTileBytes * s, 64);
@@ -115,7 +115,7 @@ inline void RunFew(const GemmTile& t, int panel) {
       }
     }
     _tile_stored(0, sums[0], 64);
-    if constexpr (kPanels == kMostPanels) {
+    if constexpr (kPanels == kMaxPanels) {
       _tile_stored(1, sums[1], 64);
       _tile_stored(2, sums[2], 64);
       _tile_stored(3, sums[3], 64);
@@ -133,16 +133,16 @@ inline void RunFew(const GemmTile& t, int panel) {
 }  // namespace
 
 void GemmF8G128Amx(const GemmTile& t) {
-  const FlushDenormals flush;  // for bias and accumulation, as in the other kernels of this order
+  const FlushDenormals flush;  // for bias and accumulation, as in the other kernels with this summation order
   if (t.m <= kTileRows) {
     Configure({t.m, t.m, t.m, t.m, t.m, 16, 16, 16});
     int panel = 0;
-    for (; panel + kMostPanels <= t.panels; panel += kMostPanels) RunFew<kMostPanels>(t, panel);
+    for (; panel + kMaxPanels <= t.panels; panel += kMaxPanels) RunFew<kMaxPanels>(t, panel);
     for (; panel < t.panels; ++panel) RunFew<1>(t, panel);
   } else {
-    const int passes = (t.m + kMostRows - 1) / kMostRows;
+    const int passes = (t.m + kMaxRows - 1) / kMaxRows;
     for (int pass = 0, row = 0; pass < passes; ++pass) {
-      // Even shares, of whole tiles but the last.
+      // Equal shares of whole tiles; the last may be smaller.
       const int tiles = (t.m - row + kTileRows - 1) / kTileRows;
       const int share = (tiles + passes - pass - 1) / (passes - pass) * kTileRows;
       const int rows = share < t.m - row ? share : t.m - row;

@@ -10,7 +10,7 @@ inline __m256i Table256(const uint8_t (&table)[16]) {
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
 }
 
-// Four inputs of 8 outputs: [8 outputs][2] bf16 each.
+// Four inputs of 8 outputs: two times [8 outputs][2] bf16.
 struct Pairs {
   __m256i first, second;
 };
@@ -29,8 +29,8 @@ inline Pairs Decode(const std::byte* half_line) {
   return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
 }
 
-// The order of sums is gemm_fp8.h's. 16 registers: an even and an odd chain for 3 rows of half a panel, the
-// three tables, and what decoding takes.
+// Uses the summation order of gemm_fp8.h. 16 registers hold an even and an odd chain for 3 rows of half a
+// panel, the three tables, and temporaries of decoding.
 struct Fp8Fma {
   static constexpr int kWidePanels = 1, kWideRows = 1;
   static constexpr int kTallPanels = 1, kTallRows = 3;

@@ -5,7 +5,7 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// Two chains an output, as GemmBF16Avx512; sums of a unit and of all units stay in the L1 cache.
+// Two chains per output, like GemmBF16Avx512; sums of a unit and of all units stay in the L1 cache.
 struct Fp8Fma {
   static constexpr int kWidePanels = 4, kWideRows = 2;
   static constexpr int kTallPanels = 2, kTallRows = 6;
@@ -60,7 +60,7 @@ struct Fp8Fma {
             AddPair<kRows, kPanels>(x, 4 * line + 2, pairs.second, p, even, odd);
           }
         }
-      } else {  // many rows: with 24 accumulators there is no room to decode in between
+      } else {  // many rows: 24 accumulators leave no registers for decoding in between
         __m512i pairs[kPanels][2 * kChunkLines];
         for (int p = 0; p < kPanels; ++p) {
           for (int line = 0; line < kChunkLines; ++line) {
@@ -90,7 +90,7 @@ struct Fp8Fma {
     }
   }
 
-  // Inputs [at, at + 2) of a chunk.
+  // Processes inputs [at, at + 2) of a chunk.
   template <int kRows, int kPanels>
   static void AddPair(const float (&x)[kRows][kChunk], int at, __m512i pair, int p,
                       __m512 (&even)[kRows][kPanels], __m512 (&odd)[kRows][kPanels]) {

@@ -9,7 +9,7 @@ inline void Dot(__m512& acc, __m512i a, __m512i w) {
   __asm__("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(w));
 }
 
-// An accumulator and the sum of a unit for each output: 12 of each, and the pairs and tables beside them.
+// An accumulator and the sum of a unit per output: 12 of each, plus the pairs and tables.
 struct Fp8Dot {
   static constexpr int kWidePanels = 4, kWideRows = 2;
   static constexpr int kTallPanels = 2, kTallRows = 6;

@@ -21,7 +21,7 @@ struct Grouped {
   static constexpr int kParts = 16 / Ops::kOutputs;  // registers of a panel
   static constexpr int kGroups = kUnitInputs / Format::kGroup;
 
-  // The codes of inputs [8 pair, 8 pair + 8) of a unit, of the outputs of one register.
+  // The codes of inputs [8 pair, 8 pair + 8) of a unit, of one register's outputs.
   struct Pair {
     Ints low, high;
   };
@@ -73,8 +73,8 @@ struct Grouped {
     const int units = t.k_padded / kUnitInputs;
     for (int u = 0; u < units; ++u) {
       const std::byte* unit = UnitAt<Format>(w, u);
-      const std::byte* super = kHasSuper<Format> ? SuperAt<Format>(w, u) : unit;  // not read without
-      if (kPanels == kWidePanels || row == 0) {  // the rows after them find these weights in a cache
+      const std::byte* super = kHasSuper<Format> ? SuperAt<Format>(w, u) : unit;  // not read by other formats
+      if (kPanels == kWidePanels || row == 0) {  // later rows find these weights in a cache
 #pragma GCC unroll 16
         for (int p = 0; p < kPanels; ++p) {
 #pragma GCC unroll 32

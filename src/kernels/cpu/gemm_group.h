@@ -1,5 +1,5 @@
-// The GEMM micro-kernels of group-scaled weights and the preparations of their activations, which are laid
-// out as gemm_group_formats-inl.h says. All instruction sets give the same bits.
+// GEMM micro-kernels of group-scaled weights and the quantization of their activations, whose layout is
+// documented in gemm_group_formats-inl.h. All instruction sets give the same bits.
 #pragma once
 
 #include "kernels/micro_kernels.h"

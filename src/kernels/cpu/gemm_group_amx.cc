@@ -1,9 +1,9 @@
 // Group-scaled weights on AMX tiles. A tile product gives the integer dots of one group of inputs for 16 rows
-// and 16 outputs; vectors then scale them into f32 accumulators, in the expression of all kernels of these
-// formats (gemm_group_formats-inl.h). That scaling is three instructions for each row and group, 24 cycles
-// beside the 16 of the product and the 16 of storing it; tiles and vectors hardly overlap (19 ns together, 9
-// and 8 apart, at 3.2 GHz). Measured with 64 rows: 1.25 times vpdpbusd for int4, 1.1 for int8 and for groups
-// of 16.
+// and 16 outputs. Vector code then scales them into f32 accumulators, with the expression of all kernels of
+// these formats (gemm_group_formats-inl.h). Scaling takes three instructions per row and group, 24 cycles in
+// addition to 16 for the product and 16 for storing it. Tiles and vectors hardly overlap (19 ns together, 9
+// and 8 separately, at 3.2 GHz). Measured with 64 rows: 1.25 times as fast as vpdpbusd for int4, 1.1 for int8
+// and for groups of 16.
 #include "kernels/cpu/amx_tiles-inl.h"
 #include "kernels/cpu/gemm_group.h"
 #include "kernels/cpu/gemm_group_avx512-inl.h"
@@ -11,15 +11,15 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kPassRows = 64;  // rows that share the codes of a chunk once they are unpacked
+constexpr int kPassRows = 64;  // rows that share the unpacked codes of a chunk
 constexpr int kChunkUnits =
-    8;  // of a panel: 8 KiB of unpacked codes and 32 KiB of activations stay in the L1 cache
+    8;  // units of a panel: 8 KiB of unpacked codes and 32 KiB of activations stay in the L1 cache
 
 inline __m512i Signed(__m512i codes, int zero) {
   return _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<char>(zero)));
 }
 
-/// The codes of a unit as signed bytes, in the layout of a B tile: [16][16 outputs][4 inputs].
+/// Unpacks the codes of a unit to signed bytes, in the layout of a B tile: [16][16 outputs][4 inputs].
 template <typename Format>
 inline void Unpack(const std::byte* unit, int8_t* out) {
 #pragma GCC unroll 8
@@ -30,8 +30,8 @@ inline void Unpack(const std::byte* unit, int8_t* out) {
   }
 }
 
-/// Dots of one group: a is [rows][kGroup] at `stride`, codes [kGroup / 4][16 outputs][4], dots [rows][16].
-/// Four products of different groups may be under way at once.
+/// Computes dots of one group: a is [rows][kGroup] at `stride`, codes [kGroup / 4][16 outputs][4], dots
+/// [rows][16]. Four products of different groups may be in flight together.
 template <int kTile>
 inline void GroupDots(const std::byte* a, int64_t stride, const int8_t* codes, int32_t* dots) {
   if constexpr (kTile == 0) {
@@ -61,11 +61,11 @@ inline void GroupDots(const std::byte* a, int64_t stride, const int8_t* codes, i
   }
 }
 
-/// What a row tile needs of a chunk of one panel.
+/// A chunk of one panel, as row tiles read it.
 template <typename Format>
 struct Chunk {
   static constexpr int kGroups = kUnitInputs / Format::kGroup;
-  const std::byte* panel;  // packed, for its scales
+  const std::byte* panel;  // packed panel, for its scales
   int first, count;        // units
   alignas(64) int8_t codes[kChunkUnits * kUnitInputs * 16];
 };
@@ -83,7 +83,7 @@ inline void UnitDots(const std::byte* a, int64_t stride, const int8_t* codes, Do
   }
 }
 
-/// Addresses of 16 rows from four pointers and two strides: more pointers than that would be spilled.
+/// Addresses 16 rows by four pointers and two strides: more pointers would be spilled.
 struct TileRowPointers {
   const std::byte* at[4];
   int64_t stride, stride3;
@@ -99,9 +99,10 @@ struct TileRowPointers {
   }
 };
 
-/// Adds a chunk to acc [16][16] of a tile of rows. `scales` are the activation scales of the chunk's first
-/// group, and of the tile's first row; corrections, which only formats with minima read, stand `corrections`
-/// bytes behind. The products of the next unit are under way while the dots of one are scaled.
+/// Adds a chunk to acc [16][16] of a tile of rows. `scales` points to the activation scales of the chunk's
+/// first group and the tile's first row. Corrections, which only formats with minima read, follow
+/// `corrections` bytes after them. The products of the next unit are in flight while the dots of one are
+/// scaled.
 template <typename Format, int kRows>
 inline void AddChunk(const std::byte* a, int64_t stride, const TileRowPointers& scales, int64_t corrections,
                      const Chunk<Format>& chunk, float* acc) {
@@ -141,8 +142,8 @@ inline void AddChunk(const std::byte* a, int64_t stride, const TileRowPointers& 
   for (int r = 0; r < kRows; ++r) _mm512_store_ps(acc + 16 * r, totals[r]);
 }
 
-/// A tile of `rows` < 16 rows: scales are copied, so that there are some for rows that aren't there, whose
-/// sums are not stored in the end.
+/// Processes a tile of `rows` < 16 rows. Scales are copied, so that missing rows have scales too; their sums
+/// are not stored.
 template <typename Format>
 inline void AddChunkToFew(const std::byte* a, int64_t stride, const std::byte* scales, int64_t corrections,
                           int rows, const Chunk<Format>& chunk, float* acc) {
@@ -169,13 +170,13 @@ inline void ConfigureGroups(int rows) {
             {64, 64, 64, 64, Format::kGroup, Format::kGroup, 64, 64});
 }
 
-/// Rows [row, row + rows) against one panel, rows <= kPassRows.
+/// Multiplies rows [row, row + rows) by one panel, rows <= kPassRows.
 template <typename Format>
 inline void RunPass(const GemmTile& t, int row, int rows, int panel) {
   alignas(64) float acc[kPassRows * 16] = {};
   Chunk<Format> chunk;
   chunk.panel = t.w + panel * t.panel_bytes;
-  const int64_t corrections = t.k_padded / 8;  // behind the scales
+  const int64_t corrections = t.k_padded / 8;  // after the scales
   const int units = t.k_padded / kUnitInputs;
   const int whole = rows / kTileRows * kTileRows;
   for (int first = 0; first < units; first += kChunkUnits) {
@@ -205,7 +206,7 @@ inline void RunPass(const GemmTile& t, int row, int rows, int panel) {
 template <typename Format>
 inline void RunTiles(const GemmTile& t) {
   for (int row = 0; row < t.m;) {
-    // What is left after whole passes is not worth one of its own: the last two share.
+    // A small remainder after whole passes is not worth its own pass: the last two passes are of equal size.
     const int left = t.m - row;
     int rows = left < kPassRows ? left : kPassRows;
     if (left > kPassRows && left < kPassRows + kTileRows) rows = kPassRows / 2;

@@ -1,4 +1,4 @@
-// What the AVX2 and AVX-VNNI kernels of group-scaled formats share: all but the dot product.
+// Shared by the AVX2 and AVX-VNNI kernels of group-scaled formats: everything except the dot product.
 #pragma once
 
 #include "kernels/cpu/gemm_avx2-inl.h"
@@ -7,7 +7,7 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// 16 registers: two for a panel, so that accumulators, dots and codes of 1 x 2 rows take 12.
+// 16 registers: two per panel, so that accumulators, dots and codes of 1 x 2 rows take 12.
 struct Avx2Base {
   using Ints = __m256i;
   using Floats = __m256;
@@ -32,7 +32,7 @@ struct Avx2Base {
   static Floats HalfScales(const std::byte* p) {
     return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  // Bits [2 which, 2 which + 2) of `high` above the four of `low`.
+  // Inserts bits [2 which, 2 which + 2) of `high` above the four bits of `low`.
   static Ints WithHighBits(Ints low, Ints high, int which) {
     const Ints moved = which == 0   ? _mm256_slli_epi16(high, 4)
                        : which == 1 ? _mm256_slli_epi16(high, 2)

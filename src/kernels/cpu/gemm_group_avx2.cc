@@ -5,8 +5,8 @@ namespace moesaic::kernels::cpu {
 namespace {
 
 struct Avx2 : Avx2Base {
-  // vpmaddubsw adds pairs of u8 x s8 with saturation to 16 bits: 2 x 63 x 127 of 4- and 6-bit codes fits, 2 x
-  // 255 x 127 doesn't, so that bytes are widened first.
+  // vpmaddubsw adds pairs of u8 x s8 with saturation to 16 bits. 2 x 63 x 127 for 4- and 6-bit codes fits; 2
+  // x 255 x 127 does not, so bytes are widened first.
   template <typename Format>
   static void Dot(Ints& acc, Ints codes, Ints x) {
     const Ints ones = _mm256_set1_epi16(1);

@@ -7,9 +7,9 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// Accumulators and dots take a register each for every row and panel; with the codes of a pair that leaves
-// 4 x 2 (wide) and 2 x 6 (tall) of 32 registers. A group's dots begin anew, so that the latency of one chain
-// is hidden by the groups that follow.
+// Accumulators and dots take a register each per row and panel. With the codes of a pair that leaves 4 x 2
+// (wide) and 2 x 6 (tall) of 32 registers. Each group starts a new chain of dots, so that later groups hide
+// the latency of one chain.
 struct Avx512 {
   using Ints = __m512i;
   using Floats = __m512;
@@ -34,7 +34,7 @@ struct Avx512 {
   static Floats HalfScales(const std::byte* p) {
     return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
   }
-  // Bits [2 which, 2 which + 2) of `high` above the four of `low`.
+  // Inserts bits [2 which, 2 which + 2) of `high` above the four bits of `low`.
   static Ints WithHighBits(Ints low, Ints high, int which) {
     const Ints moved = which == 0   ? _mm512_slli_epi16(high, 4)
                        : which == 1 ? _mm512_slli_epi16(high, 2)

@@ -1,18 +1,18 @@
-// The group-scaled formats as kernels see them, and the activations that go with them
+// Constants of the group-scaled formats for kernels, and the layout of their activations
 // (tensor/group_format.h).
 //
-// A prepared row of k inputs: s8 elements [k_padded], f32 scales of 32 inputs [k_padded / 32], and i32
-// corrections [k_padded / kGroup], -kZero times the sum of a group's elements: what a dot product of biased
-// codes begins with, so that it ends as the dot product of the values. With minima, corrections are f32: the
-// sums of a group's elements times their scale.
+// A prepared row of k inputs holds s8 elements [k_padded], f32 scales per 32 inputs [k_padded / 32], and i32
+// corrections [k_padded / kGroup]. A correction is -kZero times the sum of a group's elements: the initial
+// value of a dot product of biased codes, so that it ends as the dot product of the values. For formats with
+// minima, corrections are f32: the sum of a group's elements times their scale.
 //
-// One expression for all instruction sets, so that their results are the same bits and a row's result does
-// not depend on how many rows stand beside it. For the groups g of an output in order, from acc = 0:
+// All instruction sets use one expression, so that their results have the same bits and a row's result does
+// not depend on the number of rows. For the groups g of an output in order, from acc = 0:
 //
 //   acc = fma(float(dot) * activation_scale, group_scale, acc)
 //   acc = fma(-correction, group_minimum, acc)                   with minima
 //
-// and at the end C = acc * (kUnit * output_scale), where dot is an exact integer and kUnit a power of two.
+// and finally C = acc * (kUnit * output_scale), where dot is an exact integer and kUnit a power of two.
 #pragma once
 
 #include <cstddef>
@@ -29,11 +29,11 @@ constexpr int64_t kSuperBytes = 64;
 
 enum class GroupScale {
   kHalf,   // f16
-  kE4M3,   // not negative; its bits, shifted by 7, are an f16 of 2^-8 its value
-  kSuper,  // u8 (kMinimum) or i8, times an f16 of 256 inputs
+  kE4M3,   // not negative; its bits, shifted by 7, are an f16 of 2^-8 times its value
+  kSuper,  // u8 (kMinimum) or i8, times an f16 per 256 inputs
 };
 
-/// What most formats have in common; each says what is its own.
+/// Defaults of the formats; each format overrides some.
 struct GroupDefaults {
   static constexpr int kGroup = 32, kBits = 4;
   static constexpr bool kTable = false, kMinimum = false;
@@ -72,7 +72,7 @@ constexpr int kUnitBytes = kUnitScaleBytes + 2 * kUnitInputs* Format::kBits;
 template <typename Format>
 constexpr bool kHasSuper = Format::kScale == GroupScale::kSuper;
 
-/// The unit of inputs [64 unit, 64 unit + 64) of a panel, and the f16 scales of its 256 inputs, if there are
+/// Return the unit of inputs [64 unit, 64 unit + 64) of a panel, and the f16 factors of its 256 inputs, if
 /// any: [16 outputs] of scales, then [16] of minima.
 template <typename Format>
 inline const std::byte* UnitAt(const std::byte* panel, int unit) {
@@ -84,7 +84,7 @@ inline const std::byte* SuperAt(const std::byte* panel, int unit) {
   return UnitAt<Format>(panel, unit / kSuperUnits * kSuperUnits) - kSuperBytes;
 }
 
-/// Of the group `g`, whose elements add up to `sum`: see above.
+/// Stores the correction of group `g`, whose elements have the sum `sum`; see above.
 template <typename Format>
 inline void StoreCorrection(int32_t sum, float scale, int64_t g, std::byte* corrections) {
   if constexpr (Format::kMinimum) {

@@ -3,8 +3,8 @@
 
 namespace moesaic::kernels::cpu {
 
-// Fewer than 4 rows that are left over go to vectors. They find their weights in the second-level cache, so
-// that tiles pay sooner than for a whole product of few rows (gemm_list.cc).
+// A remainder of fewer than 4 rows runs on vector code. Its weights are in the L2 cache, so the crossover is
+// lower than for a whole product of few rows (gemm_list.cc).
 void GemmI8Amx(const GemmTile& tile) { RunTiles<TileType::kI8>(tile, 4, GemmI8Avx512Vnni); }
 
 }  // namespace moesaic::kernels::cpu

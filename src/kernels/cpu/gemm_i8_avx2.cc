@@ -4,12 +4,12 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// vpmaddubsw multiplies unsigned by signed bytes and adds pairs with saturation to 16 bits. |w| stands for
-// the unsigned side and a carries the sign of the product: with w in [-128, 127] and a in [-127, 127] a pair
-// is at most 2 x 128 x 127 = 32512 < 32768, so nothing saturates and the dot is exact. (The other way round,
-// |a| and w signed by a, would need -(-128), which a byte does not have.)
+// vpmaddubsw multiplies unsigned by signed bytes and adds pairs with saturation to 16 bits. |w| is the
+// unsigned operand and a carries the sign of the product. With w in [-128, 127] and a in [-127, 127] a pair
+// is at most 2 x 128 x 127 = 32512 < 32768, so nothing saturates and the dot is exact. (The reverse, |a| and
+// w with a's sign, would need -(-128), which a byte cannot hold.)
 //
-// Accumulators take 8 of 16 registers: each step also holds w, |w|, the signed activation and the constant of
+// Accumulators take 8 of 16 registers: each step also holds w, |w|, the signed activation and a constant of
 // ones.
 struct I8 {
   static constexpr int kWidePanels = 2, kWideRows = 2;

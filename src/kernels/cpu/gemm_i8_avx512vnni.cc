@@ -5,7 +5,8 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-// vpdpbusd: latency 5, two a cycle, so 10 chains keep both units busy; 24 accumulators, as for f32.
+// vpdpbusd has latency 5 and runs two per cycle, so 10 chains keep both units busy; 24 accumulators, as for
+// f32.
 struct I8 {
   static constexpr int kWidePanels = 4, kWideRows = 6;
   static constexpr int kTallPanels = 2, kTallRows = 12;

@@ -9,7 +9,7 @@ inline void Dot(__m256i& acc, __m256i u8, __m256i s8) {
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u8), "x"(s8));
 }
 
-// As on AVX-512, with 12 of 16 registers for accumulators and two registers a panel.
+// Like AVX-512, with 12 of 16 registers for accumulators and two registers per panel.
 struct I8 {
   static constexpr int kWidePanels = 2, kWideRows = 3;
   static constexpr int kTallPanels = 1, kTallRows = 6;
@@ -27,8 +27,8 @@ struct I8 {
     const int64_t groups = t.k_padded / 4;
     for (int64_t q = 0; q < groups; ++q) {
       auto group = [&](int h) { return w + h / 2 * t.panel_bytes + 64 * q + 32 * (h % 2); };
-      // The wide shape holds its activations and takes weights one by one, the tall shape the other way
-      // round.
+      // The wide shape keeps its activations in registers and loads weights one by one; the tall shape does
+      // the reverse.
       if constexpr (kPanels > 1) {
         __m256i x[kRows];
 #pragma GCC unroll 16

@@ -11,7 +11,7 @@ inline __m256 LoadUpTo8(const float* x, int count) {
   return _mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes));
 }
 
-// The low 16 bits of eight lanes, in order; each must fit unsigned.
+// Packs the low 16 bits of eight lanes, in order; each lane must fit unsigned.
 inline __m128i Narrow(__m256i wide) {
   return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
 }
@@ -31,8 +31,7 @@ inline float PrepareI8(const float* x, int k, int k_padded, tensor::StaticScale 
                        std::byte* out) {
   const bool is_static = static_scale.is_set();
   const float scale = is_static ? static_scale.scale : LargestMagnitude(x, k) / 127;
-  // x / scale with a scale of 0 would be 0 / 0; such a row is all zeros (or too small for a scale to stand
-  // for it).
+  // x / scale with a scale of 0 would be 0 / 0. Such a row is all zeros, or too small for any scale.
   const int valid = scale > 0 ? k : 0;
   const __m256 divisor = _mm256_set1_ps(scale > 0 ? scale : 1), factor = _mm256_set1_ps(static_scale.inverse);
   const __m256i bias8 = _mm256_set1_epi32(bias);
@@ -49,7 +48,7 @@ inline float PrepareI8(const float* x, int k, int k_padded, tensor::StaticScale 
 
 }  // namespace
 
-// Rounds as tensor::ToBF16 does, NaN included.
+// Rounds like tensor::ToBF16, including NaN.
 float PrepareBF16Avx2(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
                       std::byte* out) {
   const __m256i one = _mm256_set1_epi32(1);

@@ -11,7 +11,7 @@ inline __mmask16 Mask(int left) {
 
 }  // namespace
 
-// Rounds as tensor::ToBF16 does, NaN included: vcvtneps2bf16 would flush denormals.
+// Rounds like tensor::ToBF16, including NaN; vcvtneps2bf16 would flush denormals.
 float PrepareBF16Avx512(const float* x, int k, int k_padded, tensor::StaticScale /*static_scale*/,
                         std::byte* out) {
   const __m512i one = _mm512_set1_epi32(1);
@@ -39,8 +39,7 @@ float PrepareU8Avx512(const float* x, int k, int k_padded, tensor::StaticScale s
     }
     scale = _mm512_reduce_max_ps(largest) / 127;
   }
-  // x / scale with a scale of 0 would be 0 / 0; such a row is all zeros (or too small for a scale to stand
-  // for it).
+  // x / scale with a scale of 0 would be 0 / 0. Such a row is all zeros, or too small for any scale.
   const __m512 divisor = _mm512_set1_ps(scale > 0 ? scale : 1), factor = _mm512_set1_ps(static_scale.inverse);
   const __m512i bias = _mm512_set1_epi32(128);
   for (int i = 0; i < k_padded; i += 16) {

@@ -1,11 +1,12 @@
-// Loops of nothing but dot-product instructions on registers: the speed that no GEMM can exceed.
+// Loops of dot-product instructions on registers only: the upper bound of a GEMM's speed.
 #pragma once
 
 #include <cstdint>
 
 namespace moesaic::kernels::cpu {
 
-// Each runs `rounds` rounds and returns the operations done, two for a multiplication and an addition.
+// Each runs `rounds` rounds and returns the number of operations; a multiplication and an addition count as
+// two.
 int64_t PeakF32Avx2(int64_t rounds);
 int64_t PeakI8Avx2(int64_t rounds);
 int64_t PeakI8AvxVnni(int64_t rounds);

@@ -4,7 +4,7 @@
 
 namespace moesaic::kernels::cpu {
 
-// Twelve chains: latency 4 times two a cycle is 8.
+// Twelve chains: latency 4 times two per cycle is 8.
 int64_t PeakF32Avx2(int64_t rounds) {
   __m256 acc[12] = {};
   const __m256 x = _mm256_setzero_ps();
@@ -15,7 +15,7 @@ int64_t PeakF32Avx2(int64_t rounds) {
   return rounds * 12 * 8 * 2;
 }
 
-// The three instructions of an exact dot of 32 signed bytes; the sign is taken once for several rows.
+// The three instructions of an exact dot of 32 signed bytes; the sign is computed once for several rows.
 int64_t PeakI8Avx2(int64_t rounds) {
   __m256i acc[8] = {};
   const __m256i x = _mm256_setzero_si256();

@@ -4,7 +4,7 @@
 
 namespace moesaic::kernels::cpu {
 
-// Twelve chains: latency 5 times two a cycle is 10.
+// Twelve chains: latency 5 times two per cycle is 10.
 int64_t PeakI8AvxVnni(int64_t rounds) {
   __m256i acc[12] = {};
   const __m256i x = _mm256_setzero_si256();

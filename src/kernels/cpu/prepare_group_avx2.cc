@@ -36,7 +36,7 @@ inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
     __m256 value[4], largest = _mm256_setzero_ps();
     for (int j = 0; j < 4; ++j) {
       value[j] = LoadUpTo8(x + i + 8 * j, k - i - 8 * j);
-      // A NaN in the first operand of max gives the second: it does not count.
+      // max returns the second operand if the first is NaN, so NaN is ignored.
       largest = _mm256_max_ps(_mm256_andnot_ps(sign, value[j]), largest);
     }
     const float scale = Largest(largest) / 127;

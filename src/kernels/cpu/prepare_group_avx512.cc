@@ -11,7 +11,7 @@ inline __mmask16 Mask(int left) {
   return left >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1U << left) - 1U);
 }
 
-// 16 values as codes in [-127, 127] of 32 bits.
+// Rounds 16 values to codes in [-127, 127], as 32-bit integers.
 inline __m512i Round(__m512 x, __m512 scale, __mmask16 valid) {
   const __m512 q = _mm512_maskz_div_ps(valid, x, scale);
   const __m512 clamped = _mm512_min_ps(_mm512_max_ps(q, _mm512_set1_ps(-127)), _mm512_set1_ps(127));
@@ -26,7 +26,7 @@ inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
     const __mmask16 mask0 = Mask(k - i), mask1 = Mask(k - i - 16);
     const __m512 x0 = _mm512_maskz_loadu_ps(mask0, x + i);
     const __m512 x1 = _mm512_maskz_loadu_ps(mask1, x + i + 16);
-    // A NaN in the first operand of max gives the second: it does not count.
+    // max returns the second operand if the first is NaN, so NaN is ignored.
     const __m512 zero = _mm512_setzero_ps();
     const __m512 m0 = _mm512_max_ps(_mm512_abs_ps(x0), zero), m1 = _mm512_max_ps(_mm512_abs_ps(x1), zero);
     const float scale = _mm512_reduce_max_ps(_mm512_max_ps(m0, m1)) / 127;

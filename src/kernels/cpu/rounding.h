@@ -1,4 +1,4 @@
-// The roundings of each instruction set; what they compute is said in rounding.h.
+// Rounding functions of each instruction set; rounding.h documents them.
 #pragma once
 
 #include "kernels/rounding.h"

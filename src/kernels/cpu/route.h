@@ -1,4 +1,4 @@
-// The routers of each instruction set; what they compute is said in micro_kernels.h.
+// Routers of each instruction set; micro_kernels.h documents them.
 #pragma once
 
 #include "kernels/micro_kernels.h"

@@ -1,11 +1,11 @@
 // The router in vectors of 16 experts.
 //
-// The top k <= 16 of n are found without a loop of k dependent maxima: the k-th largest of the 16 lanes'
-// maxima is a bound that at least k values reach; few others do. Those that do are brought together, and each
-// counts how many go before it.
+// The top k <= 16 of n are found without a loop of k dependent maxima. The k-th largest of the 16 lanes'
+// maxima is a bound that at least k values reach, and few others. Those values are compressed, and each
+// counts the ones that rank before it.
 //
-// All rows' candidates are found before the first are ranked: what is stored in pieces of any size and loaded
-// as a whole has to reach the cache in between, for which a row alone would wait longer than it computes.
+// The candidates of all rows are found before the first are ranked. Data stored in pieces of varying size and
+// loaded as a whole must reach the cache first; a single row would wait for this longer than it computes.
 #include <cstddef>
 
 #include "kernels/cpu/route.h"
@@ -15,26 +15,26 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kMost = 16;  // choices, and groups
+constexpr int kMax = 16;  // maximum choices, and groups
 
-// A row's experts that reach its bound, by rising id.
+// A row's experts that reach its bound, by ascending id.
 struct Candidates {
-  alignas(64) int32_t ids[kMost + 32];  // room for all of two vectors
-  int count;         // kMost + 1 where the reference has to do the row: too many tie, or one is not a number
-  float max, total;  // of a softmax over all experts
+  alignas(64) int32_t ids[kMax + 32];  // room for two more whole vectors
+  int count;         // kMax + 1 if the reference must process the row: too many values tie, or one is NaN
+  float max, total;  // sum of a softmax over all experts
 };
 
-// Floats, no NaN among them, as integers of the same order, which are above kClosed + 1.
+// Maps floats, none of them NaN, to integers of the same order above kClosed + 1.
 constexpr int32_t kClosed = INT32_MIN;
 inline VI KeysOf(V x) {
-  const VI bits = _mm512_castps_si512(Add(x, Zero()));  // -0 is 0
+  const VI bits = _mm512_castps_si512(Add(x, Zero()));  // converts -0 to 0
   return _mm512_xor_si512(bits, _mm512_srli_epi32(_mm512_srai_epi32(bits, 31), 1));
 }
 
 inline VI Iota() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
-// ranks += 1 where x < y. Loads are broadcast as part of the comparison: a shuffle would take the port that
-// comparisons need, and the compiler makes two instructions more of it.
+// ranks += 1 where x < y. The load is broadcast as part of the comparison: a shuffle would use the port that
+// comparisons need, and the compiler emits two more instructions.
 inline VI CountLess(V x, const float& y, VI ranks) {
   __mmask16 less;
   asm("vcmpps $1, %2%{1to16%}, %3, %1\n\tvpaddd %4, %0, %0%{%1%}"
@@ -50,12 +50,13 @@ inline VI CountLess(VI x, const int32_t& y, VI ranks) {
   return ranks;
 }
 
-// How many of the lanes go before each lane: those with a larger key, and those with the same on the left.
+// For each lane, counts the lanes ranked before it: those with a larger key, and those with an equal key to
+// the left.
 inline VI RanksOf(VI keys) {
   alignas(64) int32_t lanes[16];
   _mm512_store_si512(lanes, keys);
-  // 16 integers from the (15 - j)-th on are -1 in the lanes that an equal lane j goes before: above a key
-  // less one is what is above it or equal.
+  // 16 integers from the (15 - j)-th on are -1 in the lanes that an equal lane j precedes: a key is greater
+  // than another one minus 1 if it is greater or equal.
   static constexpr int32_t kLess[31] = {0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0, 0,
                                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
   VI ranks = _mm512_setzero_si512();
@@ -66,12 +67,12 @@ inline VI RanksOf(VI keys) {
   return ranks;
 }
 
-// Lane `at` in all lanes, where `at` has one bit.
+// Broadcasts lane `at`, where `at` has one bit.
 inline V Broadcast(__mmask16 at, V x) {
   return _mm512_broadcastss_ps(_mm512_castps512_ps128(_mm512_maskz_compress_ps(at, x)));
 }
 
-// The k-th largest lane.
+// Returns the k-th largest lane.
 inline V KthLargest(V x, int k) {
   alignas(64) float lanes[16];
   _mm512_store_ps(lanes, x);
@@ -94,7 +95,7 @@ inline V Largest(const float* x, int n) {
   return _mm512_set1_ps(_mm512_reduce_max_ps(largest));
 }
 
-// The sum of the two largest lanes of x0 and what follows it, or the largest.
+// Returns the sum of the two largest values of a group, or the largest.
 inline float ScoreOfGroup(const float* x, int size, bool top_two) {
   V first = Load(x), second = _mm512_set1_ps(-__builtin_inff());
   for (int i = 16; i < size; i += 16) {
@@ -114,11 +115,11 @@ inline float ScoreOfGroup(const float* x, int size, bool top_two) {
   return _mm512_cvtss_f32(Add(first, second));
 }
 
-// The best groups, by rising number.
-inline void OpenGroups(const RouteTask& t, const float* choice, int32_t (&open)[kMost]) {
+// Finds the best groups, by ascending number.
+inline void OpenGroups(const RouteTask& t, const float* choice, int32_t (&open)[kMax]) {
   const int size = t.experts / t.groups;
-  alignas(64) float scores[kMost];
-  for (int g = 0; g < kMost; ++g) {
+  alignas(64) float scores[kMax];
+  for (int g = 0; g < kMax; ++g) {
     scores[g] = g < t.groups ? ScoreOfGroup(choice + g * size, size, t.top_two) : 0;
   }
   const auto there = static_cast<__mmask16>((1U << t.groups) - 1U);
@@ -127,7 +128,8 @@ inline void OpenGroups(const RouteTask& t, const float* choice, int32_t (&open)[
   _mm512_storeu_si512(open, _mm512_maskz_compress_epi32(best, Iota()));
 }
 
-// Adds those of the experts [first, first + size) that reach `bound` to the `found` ids; stops behind kMost.
+// Appends those of the experts [first, first + size) that reach `bound` to the `found` ids; stops after
+// kMax.
 inline size_t FindIn(const float* choice, int first, int size, V bound, size_t found, int32_t* ids) {
   VI at = _mm512_add_epi32(Iota(), _mm512_set1_epi32(first));
   const auto find = [&](const float* x) {
@@ -138,15 +140,15 @@ inline size_t FindIn(const float* choice, int first, int size, V bound, size_t f
   };
   const float* x = choice + first;
   const float* const end = x + size;
-  for (; x + 32 <= end && found <= kMost; x += 32) {
+  for (; x + 32 <= end && found <= kMax; x += 32) {
     find(x);
     find(x + 16);
   }
-  if (x < end && found <= kMost) find(x);
+  if (x < end && found <= kMax) find(x);
   return found;
 }
 
-// The largest of each lane, `most` among them; sets `nan` if one is not a number.
+// Returns the maximum of each lane, including `most`; sets `nan` if a value is NaN.
 inline V LargestLanes(const float* x, int n, V most, __mmask16* nan) {
   const float* const end = x + n;
   V other = most;
@@ -165,7 +167,7 @@ inline V LargestLanes(const float* x, int n, V most, __mmask16* nan) {
   return Max(most, other);
 }
 
-// How the task's rows are computed.
+// Computes the task's rows.
 class Router {
  public:
   explicit Router(const RouteTask& task) : t_(task) {}
@@ -174,7 +176,7 @@ class Router {
     Candidates candidates[kRouteRows];
     for (int row = 0; row < t_.rows; ++row) Find(row, &candidates[row]);
     for (int row = 0; row < t_.rows; ++row) {
-      if (candidates[row].count <= kMost) {
+      if (candidates[row].count <= kMax) {
         Rank(row, candidates[row]);
       } else {
         RunReference(row);
@@ -196,7 +198,7 @@ class Router {
     return t_.sigmoid ? Sigmoid(logits) : Div(Exp(Sub(logits, Set(c.max))), Set(c.total));
   }
 
-  // What experts are chosen by: their logits, or t_.scratch.
+  // Returns the values by which experts are chosen: the logits, or t_.scratch.
   const float* ChoiceOf(const float* logits, Candidates* c) const {
     if (!t_.sigmoid && !only_chosen_) {
       const V max = Largest(logits, t_.experts);
@@ -218,9 +220,9 @@ class Router {
     const V least = _mm512_set1_ps(-__builtin_inff());
     __mmask16 nan = 0;
     V most = LargestLanes(choice, t_.experts, least, &nan);
-    c->count = kMost + 1;
+    c->count = kMax + 1;
     if (nan != 0) return;
-    int32_t open[kMost];
+    int32_t open[kMax];
     int parts = 1, size = t_.experts;
     open[0] = 0;
     if (grouped_) {
@@ -234,14 +236,15 @@ class Router {
     V bound = KthLargest(most, t_.top_k);
     for (;;) {
       size_t found = 0;
-      for (int part = 0; part < parts && found <= kMost; ++part) {
+      for (int part = 0; part < parts && found <= kMax; ++part) {
         found = FindIn(choice, open[part] * size, size, bound, found, c->ids);
       }
-      if (found <= kMost) {
+      if (found <= kMax) {
         c->count = static_cast<int>(found);
         return;
       }
-      // As many reach the k-th largest of any of them, which is higher unless they tie.
+      // At least as many values reach the k-th largest of any k candidates, which is a higher bound unless
+      // they tie.
       const V higher = KthLargest(_mm512_i32gather_ps(_mm512_load_si512(c->ids), choice, 4), t_.top_k);
       if (_mm512_cmp_ps_mask(higher, bound, _CMP_GT_OQ) == 0) return;
       bound = higher;
@@ -273,7 +276,7 @@ class Router {
 
   const RouteTask& t_;
   const bool grouped_ = t_.top_groups < t_.groups;
-  // Softmax doesn't change the order: without a bias, logits choose as well as scores do, and if weights are
+  // Softmax does not change the order. Without a bias, logits choose like scores; if weights are also
   // normalized, the sum over all experts cancels.
   const bool by_logits_ = !t_.sigmoid && t_.bias == nullptr && !(grouped_ && t_.top_two);
   const bool only_chosen_ = by_logits_ && t_.normalize;
@@ -283,8 +286,8 @@ class Router {
 
 void RouteAvx512(const RouteTask& t) {
   const bool grouped = t.top_groups < t.groups;
-  if (t.experts % 16 != 0 || t.top_k > kMost ||
-      (grouped && (t.experts / t.groups % 16 != 0 || t.groups > kMost))) {
+  if (t.experts % 16 != 0 || t.top_k > kMax ||
+      (grouped && (t.experts / t.groups % 16 != 0 || t.groups > kMax))) {
     return ref::Route(t);
   }
   Router(t).Run();

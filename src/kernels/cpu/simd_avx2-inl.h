@@ -1,5 +1,6 @@
-// Eight float lanes, for kernels written once over this and simd_avx512-inl.h. Everything is in an anonymous
-// namespace on purpose: a file compiled for one instruction set must not share symbols (see impl_list.h).
+// Eight float lanes, for kernels written once over this file and simd_avx512-inl.h. Everything is in an
+// anonymous namespace on purpose: a file compiled for one instruction set must not share symbols (see
+// impl_list.h).
 #pragma once
 
 #include <immintrin.h>
@@ -23,43 +24,43 @@ inline V Mul(V a, V b) { return _mm256_mul_ps(a, b); }
 inline V Div(V a, V b) { return _mm256_div_ps(a, b); }
 inline V Fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }      // a * b + c
 inline V NegFma(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
-inline V Max(V a, V b) { return _mm256_max_ps(a, b); }                // b when either is NaN
-inline V Min(V a, V b) { return _mm256_min_ps(a, b); }                // b when either is NaN
+inline V Max(V a, V b) { return _mm256_max_ps(a, b); }                // returns b if either is NaN
+inline V Min(V a, V b) { return _mm256_min_ps(a, b); }                // returns b if either is NaN
 inline V Abs(V x) { return _mm256_andnot_ps(Set(-0.0F), x); }
 
 inline V Load(const float* p) { return _mm256_loadu_ps(p); }
-/// Eight bfloat16: their bits are the upper half of the float's.
+/// Loads eight bfloat16, whose bits are the upper half of a float's.
 inline V Load(const uint16_t* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-/// Eight int8.
+/// Loads eight int8.
 inline V Load(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
-/// Eight uint8.
+/// Loads eight uint8.
 inline V Load(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
-/// Keeps a loaded value in a register where the compiler would rather load it again in every product: with
-/// two loads a cycle, those would be what limits a loop of FMAs.
+/// Keeps a loaded value in a register where the compiler would reload it for every product: with two loads
+/// per cycle, loads would limit a loop of FMAs.
 inline V InRegister(V x) {
   asm("" : "+x"(x));
   return x;
 }
 inline void Store(float* p, V x) { _mm256_storeu_ps(p, x); }
 
-/// Four floats in every 128 bits.
+/// Repeats four floats in every 128 bits.
 inline V RepeatFour(const float* p) { return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p)); }
 
-/// The first n < 8 lanes; the others read as zero and are not written.
+/// Selects the first n < 8 lanes; others read as zero and are not written.
 inline __m256i FirstLanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 inline V LoadFirst(const float* p, int n) { return _mm256_maskload_ps(p, FirstLanes(n)); }
 inline void StoreFirst(float* p, V x, int n) { _mm256_maskstore_ps(p, FirstLanes(n), x); }
 
-/// a where index < limit (compared as signed integers), else b.
+/// Returns a where index < limit (compared as signed integers), otherwise b.
 using VI = __m256i;
 inline VI LoadInts(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline VI AddInts(VI a, VI b) { return _mm256_add_epi32(a, b); }
@@ -74,10 +75,10 @@ inline VI ShiftLeft(VI x) {
   return _mm256_slli_epi32(x, kBits);
 }
 template <int kBits>
-inline VI ShiftRight(VI x) {  // of signed numbers
+inline VI ShiftRight(VI x) {  // arithmetic shift
   return _mm256_srai_epi32(x, kBits);
 }
-/// Of bytes and of 16 bits, 4 or 2 to a lane.
+/// Operations on bytes and 16-bit integers, 4 or 2 per lane.
 inline VI LoadBytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline void StoreBytes(void* p, VI x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
 inline VI SetBytes(int8_t x) { return _mm256_set1_epi8(x); }
@@ -88,7 +89,7 @@ template <int kBits>
 inline VI ShiftShortsRight(VI x) {
   return _mm256_srli_epi16(x, kBits);
 }
-/// 16 bytes each of two places that stand `stride` bytes apart; or 8, and zeros behind them.
+/// Loads 16 bytes each from two addresses `stride` bytes apart; or 8 bytes each, followed by zeros.
 inline VI LoadParts(const void* from, int64_t stride) {
   const auto* p = static_cast<const std::byte*>(from);
   const VI x = _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -99,12 +100,12 @@ inline VI LoadHalfParts(const void* from, int64_t stride) {
   const VI x = _mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   return _mm256_inserti128_si256(x, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + stride)), 1);
 }
-/// Of every 128 bits, the lower or the upper half's 16-bit elements, or bytes, of a and b in turn.
+/// Interleave the 16-bit elements, or bytes, of a and b from the lower or upper half of every 128 bits.
 inline VI MixLowShorts(VI a, VI b) { return _mm256_unpacklo_epi16(a, b); }
 inline VI MixHighShorts(VI a, VI b) { return _mm256_unpackhi_epi16(a, b); }
 inline VI MixLowBytes(VI a, VI b) { return _mm256_unpacklo_epi8(a, b); }
 inline VI MixHighBytes(VI a, VI b) { return _mm256_unpackhi_epi8(a, b); }
-/// Sums of two neighbours' products: of bytes, unsigned by signed, and of 16 bits.
+/// Sums of two adjacent products: of bytes, unsigned by signed, and of 16-bit integers.
 inline VI MultiplyBytes(VI a, VI b) { return _mm256_maddubs_epi16(a, b); }
 inline VI MultiplyShorts(VI a, VI b) { return _mm256_madd_epi16(a, b); }
 /// Lane i is lane index[i] of x.
@@ -116,7 +117,7 @@ inline V SelectNegative(V x, V a, V b) {
   return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, Zero(), _CMP_LT_OQ));
 }
 
-/// Lane i with lane i ^ kDistance.
+/// Exchanges lane i with lane i ^ kDistance.
 template <int kDistance>
 inline V Swap(V x) {
   if constexpr (kDistance == 4) return _mm256_permute2f128_ps(x, x, 0x01);
@@ -154,7 +155,7 @@ inline V Scale(V p, V n) {
 }
 inline V Round(V x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-/// Rotates the interleaved pairs of x by the angles whose cosines and sines stand at c and s, one a pair.
+/// Rotates the interleaved pairs of x by angles; c and s point to their cosines and sines, one per pair.
 inline V RotatePairs(V x, const float* c, const float* s) {
   const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
   const V cc = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(c)), twice);

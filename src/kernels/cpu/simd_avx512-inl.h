@@ -1,5 +1,6 @@
-// Sixteen float lanes, for kernels written once over this and simd_avx2-inl.h. Everything is in an anonymous
-// namespace on purpose: a file compiled for one instruction set must not share symbols (see impl_list.h).
+// Sixteen float lanes, for kernels written once over this file and simd_avx2-inl.h. Everything is in an
+// anonymous namespace on purpose: a file compiled for one instruction set must not share symbols (see
+// impl_list.h).
 #pragma once
 
 #include <immintrin.h>
@@ -23,36 +24,36 @@ inline V Mul(V a, V b) { return _mm512_mul_ps(a, b); }
 inline V Div(V a, V b) { return _mm512_div_ps(a, b); }
 inline V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }      // a * b + c
 inline V NegFma(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
-inline V Max(V a, V b) { return _mm512_max_ps(a, b); }                // b when either is NaN
-inline V Min(V a, V b) { return _mm512_min_ps(a, b); }                // b when either is NaN
+inline V Max(V a, V b) { return _mm512_max_ps(a, b); }                // returns b if either is NaN
+inline V Min(V a, V b) { return _mm512_min_ps(a, b); }                // returns b if either is NaN
 inline V Abs(V x) { return _mm512_abs_ps(x); }
 
 inline V Load(const float* p) { return _mm512_loadu_ps(p); }
-/// Sixteen bfloat16: their bits are the upper half of the float's.
+/// Loads sixteen bfloat16, whose bits are the upper half of a float's.
 inline V Load(const uint16_t* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
-/// Sixteen int8.
+/// Loads sixteen int8.
 inline V Load(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-/// Sixteen uint8.
+/// Loads sixteen uint8.
 inline V Load(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-/// Keeps a loaded value in a register where the compiler would rather load it again in every product: with
-/// two loads a cycle, those would be what limits a loop of FMAs.
+/// Keeps a loaded value in a register where the compiler would reload it for every product: with two loads
+/// per cycle, loads would limit a loop of FMAs.
 inline V InRegister(V x) {
   asm("" : "+v"(x));
   return x;
 }
 inline void Store(float* p, V x) { _mm512_storeu_ps(p, x); }
 
-/// Four floats in every 128 bits.
+/// Repeats four floats in every 128 bits.
 inline V RepeatFour(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 
-/// The first n < 16 lanes; the others read as zero and are not written.
+/// Selects the first n < 16 lanes; others read as zero and are not written.
 inline __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1U << n) - 1); }
 inline V LoadFirst(const float* p, int n) { return _mm512_maskz_loadu_ps(FirstLanes(n), p); }
 inline V LoadFirst(const uint16_t* p, int n) {
@@ -67,7 +68,7 @@ inline V LoadFirst(const uint8_t* p, int n) {
 }
 inline void StoreFirst(float* p, V x, int n) { _mm512_mask_storeu_ps(p, FirstLanes(n), x); }
 
-/// a where index < limit (compared as signed integers), else b.
+/// Returns a where index < limit (compared as signed integers), otherwise b.
 using VI = __m512i;
 inline VI LoadInts(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline VI AddInts(VI a, VI b) { return _mm512_add_epi32(a, b); }
@@ -82,10 +83,10 @@ inline VI ShiftLeft(VI x) {
   return _mm512_slli_epi32(x, kBits);
 }
 template <int kBits>
-inline VI ShiftRight(VI x) {  // of signed numbers
+inline VI ShiftRight(VI x) {  // arithmetic shift
   return _mm512_srai_epi32(x, kBits);
 }
-/// Of bytes and of 16 bits, 4 or 2 to a lane.
+/// Operations on bytes and 16-bit integers, 4 or 2 per lane.
 inline VI LoadBytes(const void* p) { return _mm512_loadu_si512(p); }
 inline void StoreBytes(void* p, VI x) { _mm512_storeu_si512(p, x); }
 inline VI SetBytes(int8_t x) { return _mm512_set1_epi8(x); }
@@ -96,7 +97,7 @@ template <int kBits>
 inline VI ShiftShortsRight(VI x) {
   return _mm512_srli_epi16(x, kBits);
 }
-/// 16 bytes each of four places that stand `stride` bytes apart; or 8, and zeros behind them.
+/// Loads 16 bytes each from four addresses `stride` bytes apart; or 8 bytes each, followed by zeros.
 inline VI LoadParts(const void* from, int64_t stride) {
   const auto* p = static_cast<const std::byte*>(from);
   VI x = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -111,12 +112,12 @@ inline VI LoadHalfParts(const void* from, int64_t stride) {
   x = _mm512_inserti32x4(x, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 2 * stride)), 2);
   return _mm512_inserti32x4(x, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 3 * stride)), 3);
 }
-/// Of every 128 bits, the lower or the upper half's 16-bit elements, or bytes, of a and b in turn.
+/// Interleave the 16-bit elements, or bytes, of a and b from the lower or upper half of every 128 bits.
 inline VI MixLowShorts(VI a, VI b) { return _mm512_unpacklo_epi16(a, b); }
 inline VI MixHighShorts(VI a, VI b) { return _mm512_unpackhi_epi16(a, b); }
 inline VI MixLowBytes(VI a, VI b) { return _mm512_unpacklo_epi8(a, b); }
 inline VI MixHighBytes(VI a, VI b) { return _mm512_unpackhi_epi8(a, b); }
-/// Sums of two neighbours' products: of bytes, unsigned by signed, and of 16 bits.
+/// Sums of two adjacent products: of bytes, unsigned by signed, and of 16-bit integers.
 inline VI MultiplyBytes(VI a, VI b) { return _mm512_maddubs_epi16(a, b); }
 inline VI MultiplyShorts(VI a, VI b) { return _mm512_madd_epi16(a, b); }
 /// Lane i is lane index[i] of x.
@@ -128,7 +129,7 @@ inline V SelectNegative(V x, V a, V b) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, Zero(), _CMP_LT_OQ), b, a);
 }
 
-/// Lane i with lane i ^ kDistance.
+/// Exchanges lane i with lane i ^ kDistance.
 template <int kDistance>
 inline V Swap(V x) {
   if constexpr (kDistance == 8) return _mm512_shuffle_f32x4(x, x, 0x4e);
@@ -146,7 +147,7 @@ inline float SumLanes(V x) {
   return First(x);
 }
 
-/// Sixteen rows of sixteen become columns.
+/// Transposes sixteen rows of sixteen.
 inline void Transpose(VI* r) {
   __m512i a[16], b[16];
 #pragma GCC unroll 8
@@ -198,7 +199,7 @@ inline V SumEach(const V* x) {
 inline V Scale(V p, V n) { return _mm512_scalef_ps(p, n); }
 inline V Round(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-/// Rotates the interleaved pairs of x by the angles whose cosines and sines stand at c and s, one a pair.
+/// Rotates the interleaved pairs of x by angles; c and s point to their cosines and sines, one per pair.
 inline V RotatePairs(V x, const float* c, const float* s) {
   const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   const V cc = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(c)));

@@ -1,4 +1,4 @@
-// What the micro-kernels of sketches share, over the lanes of simd_<isa>-inl.h, which is included first.
+// Shared by the micro-kernels of sketches, over the lanes of simd_<isa>-inl.h, which must be included first.
 #pragma once
 
 #include "kernels/cpu/exp_constants.h"
@@ -8,13 +8,14 @@ namespace moesaic::kernels {
 namespace {
 
 constexpr int kSketchKeys = 64;
-constexpr int kSketchRows = 16;  // that are worked on at once
+constexpr int kSketchRows = 16;  // rows processed together
 constexpr int kStepBytes =
-    4096;  // of a step's signs as bytes: [4 groups][16 quads of dimensions][16 keys][4]
-// Of 64 signs: a second part begins a step of its own, and a part of at most 64 dimensions has two planes.
-constexpr int kMostSteps = kMostDigestDim / 64 + 2;
+    4096;  // bytes of a step's signs, one byte per sign: [4 groups][16 quads of dimensions][16 keys][4]
+// Maximum steps of 64 signs: a second part begins with its own step, and a part of at most 64 dimensions has
+// two planes.
+constexpr int kMaxSteps = kMaxKeySummaryDim / 64 + 2;
 
-/// The sixteen rows of one group and step, 2 where a sign is plus, else 0.
+/// Expands the sixteen rows of one group and step to bytes: 2 for plus, otherwise 0.
 inline void WidenSigns(const std::byte* bits, std::byte* rows) {
   constexpr int kBytes = 4 * kLanes;
   const VI two = SetBytes(2);
@@ -34,32 +35,32 @@ inline void WidenSigns(const std::byte* bits, std::byte* rows) {
   }
 }
 
-inline void WidenSketches(const SketchLayout& layout, const std::byte* digest, std::byte* signs) {
+inline void WidenSketches(const SketchLayout& layout, const std::byte* summary, std::byte* signs) {
   const int groups = (layout.width[0] + layout.width[1]) / 64 * 4;
   for (int i = 0; i < groups; ++i) {
-    WidenSigns(digest + layout.planes + int64_t{128} * i, signs + int64_t{1024} * i);
+    WidenSigns(summary + layout.planes + int64_t{128} * i, signs + int64_t{1024} * i);
   }
 }
 
-/// Sketches are a kilobyte and more and stand in the order of block numbers, which need not be a sequence's:
-/// what is asked for so many blocks ahead is in the second-level cache when its turn comes.
+/// Prefetch distance in blocks. Sketches have a kilobyte or more and are stored by block number, which need
+/// not follow the sequence. Data prefetched this many blocks ahead is in the L2 cache in time.
 constexpr int kAhead = 2;
 
-inline void PrefetchSketches(const SketchLayout& layout, const std::byte* digest) {
-  const auto* at = reinterpret_cast<const char*>(digest);
+inline void PrefetchSketches(const SketchLayout& layout, const std::byte* summary) {
+  const auto* at = reinterpret_cast<const char*>(summary);
   for (int64_t byte = layout.factors; byte < layout.bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
 }
 inline void PrefetchFirst(const SketchScores& t) {
-  for (int b = 0; b < kAhead && b < t.count; ++b) PrefetchSketches(t.layout, t.digests[b]);
+  for (int b = 0; b < kAhead && b < t.count; ++b) PrefetchSketches(t.layout, t.summaries[b]);
 }
 
 /// The factors of a block's keys.
 struct Factors {
   V of[2][kSketchKeys / kLanes];
 };
-inline void LoadFactors(const SketchLayout& layout, const std::byte* digest, Factors* factors) {
-  const auto* header = reinterpret_cast<const DigestHeader*>(digest);
-  const auto* from = reinterpret_cast<const uint8_t*>(digest + layout.factors);
+inline void LoadFactors(const SketchLayout& layout, const std::byte* summary, Factors* factors) {
+  const auto* header = reinterpret_cast<const KeySummaryHeader*>(summary);
+  const auto* from = reinterpret_cast<const uint8_t*>(summary + layout.factors);
   for (int part = 0; part < (layout.width[1] > 0 ? 2 : 1); ++part) {
     for (int i = 0; i < kSketchKeys / kLanes; ++i) {
       factors->of[part][i] = Mul(Load(from + part * kSketchKeys + i * kLanes), Set(header->sketch[part]));
@@ -67,12 +68,12 @@ inline void LoadFactors(const SketchLayout& layout, const std::byte* digest, Fac
   }
 }
 
-/// Numbers as they are taken for the bits of their powers of two: 2^23 a power, from that of 1 on. Between
-/// powers that is a line, at most 0.0861 of a power above the logarithm. A sum of such is taken back by the
-/// same line, so that its logarithm is off by as much at most: 0.06 of the natural one.
+/// Approximates a power of two by interpreting a number as the power's bits: 2^23 per power, starting at that
+/// of 1. Between powers this is linear, at most 0.0861 of a power above the logarithm. The logarithm of a sum
+/// is taken by the inverse line and has at most the same error: 0.06 in natural logarithms.
 constexpr float kPower = 8388608, kOne = 127 * kPower;
 
-/// Of each lane of 64 keys' products with a row the sum of their exponentials; one lane's is not the sum yet.
+/// For each lane, sums the exponentials of the products of 64 keys with a row; the caller adds up the lanes.
 inline V ExpOfProducts(const int32_t* products, const int32_t* rest, const Factors& factors,
                        const float* scales) {
   const V first = Set(scales[0] * (kLog2E * kPower)), second = Set(scales[1] * (kLog2E * kPower));
@@ -89,9 +90,9 @@ inline V ExpOfProducts(const int32_t* products, const int32_t* rest, const Facto
   return sum;
 }
 
-/// Adds to the scores of block b, of up to 16 rows from `first` on, the logarithms of their sums over its
-/// keys. products [16][64]: the rows' with the signs of the keys' first part; rest: likewise of the second,
-/// if any.
+/// Adds to the scores of block b, for up to 16 rows from `first` on, the logarithms of their sums over its
+/// keys. products [16][64]: the rows' products with the signs of the keys' first part; rest: those with the
+/// second part, if any.
 inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t (*products)[kSketchKeys],
                           const int32_t (*rest)[kSketchKeys], const Factors& factors) {
   constexpr float kLn2 = 0.693147181F;
@@ -110,7 +111,7 @@ inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t
   }
 }
 
-/// Products of 16 rows with a part's signs, without tiles. Sums of 16 bits hold 16 quads: 16 * 2 * 2 * 127.
+/// Multiplies 16 rows by a part's signs, without tiles. 16-bit sums hold 16 quads: 16 * 2 * 2 * 127.
 inline void MultiplySigns(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride, int rows,
                           const int32_t* q_sums, int32_t (*products)[kSketchKeys]) {
   const VI ones = SetShorts(1);
@@ -134,21 +135,21 @@ inline void MultiplySigns(const std::byte* signs, int steps, const int8_t* q, in
   }
 }
 
-/// As MultiplySigns, to which products may be left; rows may be read up to kSketchRows.
+/// Signature of MultiplySigns, for replacements; rows may be read up to kSketchRows.
 using MultiplySignsFn = void (*)(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride,
                                  int rows, const int32_t* q_sums, int32_t (*products)[kSketchKeys]);
 
 template <MultiplySignsFn kMultiply = MultiplySigns>
 inline void RunSketchScores(const SketchScores& t) {
-  alignas(64) std::byte signs[kMostSteps * kStepBytes];
+  alignas(64) std::byte signs[kMaxSteps * kStepBytes];
   alignas(64) int32_t products[2][kSketchRows][kSketchKeys];
   Factors factors;
   const int steps = t.layout.width[0] / 64;
   PrefetchFirst(t);
   for (int b = 0; b < t.count; ++b) {
-    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.digests[b + kAhead]);
-    WidenSketches(t.layout, t.digests[b], signs);
-    LoadFactors(t.layout, t.digests[b], &factors);
+    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.summaries[b + kAhead]);
+    WidenSketches(t.layout, t.summaries[b], signs);
+    LoadFactors(t.layout, t.summaries[b], &factors);
     for (int first = 0; first < t.rows; first += kSketchRows) {
       const int rows = t.rows - first < kSketchRows ? t.rows - first : kSketchRows;
       const int8_t* q = t.q + first * t.q_stride;

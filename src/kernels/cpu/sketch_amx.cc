@@ -1,25 +1,25 @@
-// Products with sketches on AMX tiles of int8: query rows, up to 16, by 64 signs, with these by 16 keys.
-// Signs are 2 for plus and 0 for minus, and sums start at what that leaves out: sum of q (2 b - 1).
-#include "kernels/cpu/digest.h"
+// Products with sketches on AMX tiles of int8: up to 16 query rows by 64 signs, times these by 16 keys. Signs
+// are 2 for plus and 0 for minus, and sums start at the missing part: sum of q (2 b - 1).
+#include "kernels/cpu/key_summary.h"
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/amx_bf16-inl.h"
 #include "kernels/cpu/sketch-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kMostRows = 128;
+constexpr int kMaxRows = 128;
 
 struct alignas(64) Memory {
-  std::byte signs[kMostSteps * kStepBytes];
-  int32_t products[2][2][kSketchRows][kSketchKeys];  // of two groups of rows: [part][group]
-  int32_t starts[2][kMostRows][16];                  // what rows' sums start at
+  std::byte signs[kMaxSteps * kStepBytes];
+  int32_t products[2][2][kSketchRows][kSketchKeys];  // products of two groups of rows: [part][group]
+  int32_t starts[2][kMaxRows][16];                   // initial values of rows' sums
 };
 
 constexpr int64_t kProductsStride = kSketchKeys * sizeof(int32_t);
 
-/// Products of a part's signs with the 16 rows from `first` on.
+/// Multiplies a part's signs by the 16 rows from `first` on.
 inline void Multiply(const SketchScores& t, int first, int part, Memory* m) {
   const int before = part == 0 ? 0 : t.layout.width[0];
   const std::byte* signs = m->signs + int64_t{kStepBytes} * (before / 64);
@@ -47,7 +47,7 @@ inline void Multiply(const SketchScores& t, int first, int part, Memory* m) {
   _tile_stored(3, to + 48, kProductsStride);
 }
 
-/// The same of 32 rows, by 32 keys at a time.
+/// Multiplies 32 rows likewise, by 32 keys at a time.
 inline void MultiplyTwo(const SketchScores& t, int first, int part, Memory* m) {
   const int before = part == 0 ? 0 : t.layout.width[0];
   const int8_t* q = t.q + first * t.q_stride + before;
@@ -79,7 +79,7 @@ inline void MultiplyTwo(const SketchScores& t, int first, int part, Memory* m) {
 }  // namespace
 
 void SketchScoresAmx(const SketchScores& t) {
-  if (t.rows > kMostRows) return SketchScoresAvx512(t);
+  if (t.rows > kMaxRows) return SketchScoresAvx512(t);
   Memory m;
   const int parts = t.layout.width[1] > 0 ? 2 : 1;
   for (int part = 0; part < parts; ++part) {
@@ -92,9 +92,9 @@ void SketchScoresAmx(const SketchScores& t) {
   Factors factors;
   PrefetchFirst(t);
   for (int b = 0; b < t.count; ++b) {
-    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.digests[b + kAhead]);
-    WidenSketches(t.layout, t.digests[b], m.signs);
-    LoadFactors(t.layout, t.digests[b], &factors);
+    if (b + kAhead < t.count) PrefetchSketches(t.layout, t.summaries[b + kAhead]);
+    WidenSketches(t.layout, t.summaries[b], m.signs);
+    LoadFactors(t.layout, t.summaries[b], &factors);
     Written();
     for (int first = 0; first < t.rows;) {
       const bool two = t.rows - first > kSketchRows;

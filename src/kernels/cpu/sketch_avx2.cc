@@ -1,6 +1,6 @@
-#include "kernels/cpu/digest.h"
+#include "kernels/cpu/key_summary.h"
 #include "kernels/cpu/simd_avx2-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/sketch-inl.h"
 
 namespace moesaic::kernels::cpu {

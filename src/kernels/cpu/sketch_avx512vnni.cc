@@ -1,15 +1,15 @@
-// Sketches with vpdpbusd: signs of 16 keys, four dimensions of each, are the lanes, and four elements of a
-// query meet them all. The sums are whole numbers, so that the bits are those of the other instruction sets.
-#include "kernels/cpu/digest.h"
+// Sketches with vpdpbusd: the lanes are signs of 16 keys, four dimensions each, and four elements of a query
+// meet all of them. The sums are integers, so the bits equal those of the other instruction sets.
+#include "kernels/cpu/key_summary.h"
 #include "kernels/cpu/simd_avx512-inl.h"
-// After the lanes:
+// Requires the lanes included above:
 #include "kernels/cpu/sketch-inl.h"
 #include "kernels/cpu/vnni-inl.h"
 
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kRows = 8, kKeys = 32;  // whose sums are in registers
+constexpr int kRows = 8, kKeys = 32;  // rows and keys whose sums are in registers
 
 inline void MultiplyRows(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride, int rows,
                          const int32_t* q_sums, int32_t (*products)[kSketchKeys]) {

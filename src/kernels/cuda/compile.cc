@@ -47,7 +47,7 @@ StatusOr<std::string> CompileGptq(const Nvrtc& nvrtc, int arch) {
   }
   const bool cubin = best == arch;
   const std::string target = fmt::format("--gpu-architecture={}_{}", cubin ? "sm" : "compute", best);
-  // No contraction: a card's rounding is to the bit that of kernels/rounding.h.
+  // No contraction: a card's rounding is bit-identical to kernels/rounding.h.
   const char* const options[] = {target.c_str(), "--std=c++17", "--fmad=false"};
   if (const int status = nvrtc.CompileProgram(program.handle, 3, options); status != 0) {
     size_t bytes = 0;

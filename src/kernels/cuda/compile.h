@@ -1,4 +1,4 @@
-// gptq.cu, which the program carries as text, made into code for a card.
+// Compiles gptq.cu, which the program contains as text, for a card.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace moesaic::kernels::cuda {
 
-/// A CUBIN for cards of compute capability `arch` (80, 90: ten times the number), or PTX, which the driver
-/// compiles, where NVRTC does not know them yet. An error has the compiler's log.
+/// Returns a CUBIN for cards of compute capability `arch` (80, 90: ten times the number), or PTX, which the
+/// driver compiles, if NVRTC does not support the capability. Errors contain the compiler's log.
 StatusOr<std::string> CompileGptq(const Nvrtc& nvrtc, int arch);
 
 }  // namespace moesaic::kernels::cuda

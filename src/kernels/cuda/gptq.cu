@@ -1,6 +1,6 @@
-// GPTQ's kernels: compiled by NVRTC for the card that is found, without contraction, and by a test as plain
-// C++ (test_device.h), one thread after another. So threads share nothing here: each has a column of its own
-// in shared memory, and there are no barriers.
+// GPTQ's kernels. NVRTC compiles them for the detected card, without contraction; a test compiles them as C++
+// (test_accelerator.h) and runs one thread after another. Threads therefore share nothing: each has its own
+// column of shared memory, and there are no barriers.
 #include "kernels/cuda/gptq_args.h"
 
 namespace moesaic::kernels::cuda {
@@ -9,26 +9,26 @@ __device__ inline long long ThreadNumber() {
   return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-// Of finite values: to nearest, ties to even.
+// Rounds finite values to nearest, ties to even.
 __device__ inline unsigned short ToBF16(float value) {
   const unsigned bits = __float_as_uint(value);
   return static_cast<unsigned short>((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
 }
 
-// To the nearest integer, ties to even, for |x| < 2^22: in x + 1.5 x 2^23 the last bit is worth 1.
+// Rounds to the nearest integer, ties to even, for |x| < 2^22: in x + 1.5 x 2^23 the last bit has value 1.
 __device__ inline float RoundEven(float x) { return (x + 12582912.0F) - 12582912.0F; }
-__device__ inline float Least(float a, float b) { return a < b ? a : b; }
-__device__ inline float Most(float a, float b) { return a > b ? a : b; }
+__device__ inline float Min(float a, float b) { return a < b ? a : b; }
+__device__ inline float Max(float a, float b) { return a > b ? a : b; }
 __device__ inline float Magnitude(float x) { return __uint_as_float(__float_as_uint(x) & 0x7fffffffU); }
 __device__ inline float WithSign(float magnitude, float of) {
   return __uint_as_float(__float_as_uint(magnitude) | (__float_as_uint(of) & 0x80000000U));
 }
 
-// How a weight that is divided by its scale becomes the nearest number, and that its code:
+// Rounds a weight divided by its scale to the nearest number, and returns the number's code:
 // kernels/rounding.h.
 template <int kLow, int kHigh>
 struct Integers {
-  __device__ static float Nearest(float q) { return RoundEven(Least(Most(q, kLow), kHigh)); }
+  __device__ static float Nearest(float q) { return RoundEven(Min(Max(q, kLow), kHigh)); }
   __device__ static unsigned char Code(float number) {
     return static_cast<unsigned char>(static_cast<int>(number) & 0xff);
   }
@@ -36,7 +36,7 @@ struct Integers {
 
 struct E2M1 {
   __device__ static float Nearest(float q) {
-    const float m = Least(Magnitude(q), 6);
+    const float m = Min(Magnitude(q), 6);
     const float rounded = m < 2 ? 0.5F * RoundEven(2 * m) : m < 4 ? RoundEven(m) : 2 * RoundEven(0.5F * m);
     return WithSign(rounded, q);
   }
@@ -48,19 +48,19 @@ struct E2M1 {
 };
 
 struct E4M3 {
-  static constexpr float kLeastNormal = 0.015625F;
+  static constexpr float kMinNormal = 0.015625F;
   __device__ static float Nearest(float q) {
-    const float m = Least(Magnitude(q), 448);
+    const float m = Min(Magnitude(q), 448);
     const unsigned bits = __float_as_uint(m);
     const float normal = __uint_as_float((bits + 0x7ffffU + (bits >> 20 & 1U)) & 0xfff00000U);
     const float denormal = (m + 16384.0F) - 16384.0F;  // steps of 2^-9
-    return WithSign(m < kLeastNormal ? denormal : normal, q);
+    return WithSign(m < kMinNormal ? denormal : normal, q);
   }
   __device__ static unsigned char Code(float number) {
     const float m = Magnitude(number);
     const unsigned normal = (__float_as_uint(m) - 0x3c000000U) >> 20;
-    const unsigned denormal = static_cast<unsigned>(Least(m, 1) * 512);
-    return static_cast<unsigned char>((m < kLeastNormal ? denormal : normal) |
+    const unsigned denormal = static_cast<unsigned>(Min(m, 1) * 512);
+    return static_cast<unsigned char>((m < kMinNormal ? denormal : normal) |
                                       (__float_as_uint(number) >> 24 & 0x80U));
   }
 };
@@ -74,7 +74,7 @@ __device__ inline void RoundBlockOf(const RoundBlockArgs& a) {
   float loss = a.losses[row];
   for (int c = 0; c < a.columns; ++c) {
     const float* factor = a.factor + c * kBlockColumns;
-    float sum = a.asked[static_cast<long long>(c) * a.rows_padded + row];
+    float sum = a.corrections[static_cast<long long>(c) * a.rows_padded + row];
     for (int i = 0; i < c; ++i) sum += errors[i][lane] * factor[i];
     const int input = a.order[a.begin + c];
     const long long at = static_cast<long long>(a.begin + c) * a.rows_padded + row;
@@ -103,7 +103,7 @@ extern "C" __global__ void OrderMatrix(const OrderMatrixArgs a) {
   a.matrix[at] = value;
 }
 
-extern "C" __global__ void TurnFactor(const TurnFactorArgs a) {
+extern "C" __global__ void ReverseFactor(const ReverseFactorArgs a) {
   const long long size = a.k_padded, at = ThreadNumber();
   if (at >= size * size) return;
   const int c = static_cast<int>(at / size), i = static_cast<int>(at % size);

@@ -7,14 +7,14 @@ namespace {
 
 static_assert(kDeviceBlockColumns == cuda::kBlockColumns && kDeviceBlockRows == cuda::kBlockRows);
 
-// Of a kernel that has one thread for each of `count` elements.
-Status ForEach(Device& device, DeviceKernel kernel, int64_t count, const void* arguments) {
+// Launches a kernel with one thread for each of `count` elements.
+Status ForEach(GptqAccelerator& device, DeviceKernel kernel, int64_t count, const void* arguments) {
   return device.Launch(kernel, (count + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, arguments);
 }
 
 }  // namespace
 
-Status OrderMatrix(Device& device, const DeviceOrder& order) {
+Status OrderMatrix(GptqAccelerator& device, const DeviceOrder& order) {
   const cuda::OrderMatrixArgs args = {.sums = order.sums,
                                       .order = order.order,
                                       .matrix = order.matrix,
@@ -25,21 +25,21 @@ Status OrderMatrix(Device& device, const DeviceOrder& order) {
   return ForEach(device, DeviceKernel::kOrderMatrix, int64_t{order.k_padded} * order.k_padded, &args);
 }
 
-Status TurnFactor(Device& device, const DeviceTurn& turn) {
-  const cuda::TurnFactorArgs args = {.matrix = turn.matrix,
-                                     .panels = turn.panels,
-                                     .diagonal_blocks = turn.diagonal_blocks,
-                                     .diagonal = turn.diagonal,
-                                     .k_padded = turn.k_padded};
-  return ForEach(device, DeviceKernel::kTurnFactor, int64_t{turn.k_padded} * turn.k_padded, &args);
+Status ReverseFactor(GptqAccelerator& device, const DeviceReverse& reverse) {
+  const cuda::ReverseFactorArgs args = {.matrix = reverse.matrix,
+                                        .panels = reverse.panels,
+                                        .diagonal_blocks = reverse.diagonal_blocks,
+                                        .diagonal = reverse.diagonal,
+                                        .k_padded = reverse.k_padded};
+  return ForEach(device, DeviceKernel::kReverseFactor, int64_t{reverse.k_padded} * reverse.k_padded, &args);
 }
 
-Status CopyDiagonal(Device& device, const float* sums, int k, int k_padded, float* diagonal) {
+Status CopyDiagonal(GptqAccelerator& device, const float* sums, int k, int k_padded, float* diagonal) {
   const cuda::CopyDiagonalArgs args = {.sums = sums, .diagonal = diagonal, .k = k, .k_padded = k_padded};
   return ForEach(device, DeviceKernel::kCopyDiagonal, k, &args);
 }
 
-Status GatherWeights(Device& device, const DeviceGather& gather) {
+Status GatherWeights(GptqAccelerator& device, const DeviceGather& gather) {
   const cuda::GatherWeightsArgs args = {.weights = gather.weights,
                                         .order = gather.order,
                                         .values = gather.values,
@@ -49,9 +49,9 @@ Status GatherWeights(Device& device, const DeviceGather& gather) {
   return ForEach(device, DeviceKernel::kGatherWeights, int64_t{gather.k} * gather.rows_padded, &args);
 }
 
-Status RoundColumns(Device& device, const DeviceRound& round) {
+Status RoundColumns(GptqAccelerator& device, const DeviceRound& round) {
   const cuda::RoundBlockArgs args = {.values = round.values,
-                                     .asked = round.asked,
+                                     .corrections = round.corrections,
                                      .scales = round.scales,
                                      .order = round.order,
                                      .factor = round.factor,

@@ -9,7 +9,7 @@ namespace {
 
 constexpr char kInstall[] =
     "install CUDA 12 or 13's libraries (NVIDIA's cuda-libraries package, or nvidia-cuda-nvrtc, nvidia-cublas "
-    "and nvidia-cusolver from PyPI, for CUDA 12 with -cu12 behind each name, with their lib folders in "
+    "and nvidia-cusolver from PyPI, for CUDA 12 with -cu12 after each name, with their lib folders in "
     "LD_LIBRARY_PATH)";
 
 // File names of one CUDA release.
@@ -22,13 +22,13 @@ constexpr Release kReleases[] = {{13, "libnvrtc.so.13", "libcublas.so.13", "libc
 
 struct Symbol {
   const char* name;
-  void* function;  // where its address goes
+  void* function;  // receives its address
 };
 
 StatusOr<void*> Open(const char* file, const char* remedy) {
   void* const library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
-  // dlerror begins with the file's name, or with that of the library it needs.
+  // dlerror begins with the file's name, or with that of a library it needs.
   const char* const why = dlerror();
   return NotFound("{}; {}", why != nullptr ? why : file, remedy);
 }
@@ -37,7 +37,7 @@ Status Find(void* library, const char* file, std::span<const Symbol> symbols) {
   for (const Symbol& symbol : symbols) {
     void* const found = dlsym(library, symbol.name);
     if (found == nullptr)
-      return NotFound("{} has no {}: it is of another CUDA; {}", file, symbol.name, kInstall);
+      return NotFound("{} has no {}: it belongs to another CUDA version; {}", file, symbol.name, kInstall);
     *static_cast<void**>(symbol.function) = found;
   }
   return OkStatus();
@@ -61,11 +61,11 @@ StatusOr<Nvrtc> FindNvrtc(void* library, const char* file) {
   return n;
 }
 
-// What a release has beside its NVRTC.
+// Opens the libraries of a release other than NVRTC.
 StatusOr<Libraries> FindLibraries(const Release& release, void* nvrtc) {
   Libraries l;
   ASSIGN_OR_RETURN(l.nvrtc, FindNvrtc(nvrtc, release.nvrtc));
-  // cuSOLVER needs the very cuBLAS.
+  // cuSOLVER needs the same cuBLAS.
   ASSIGN_OR_RETURN(void* const blas, Open(release.blas, kInstall));
   const Symbol of_blas[] = {{"cublasCreate_v2", &l.blas.Create},
                             {"cublasDestroy_v2", &l.blas.Destroy},
@@ -128,7 +128,7 @@ StatusOr<Nvrtc> OpenNvrtc() {
 
 StatusOr<Libraries> OpenLibraries(int newest) {
   Status missing = NotFound("the driver runs CUDA {} at most, and 12 is needed: install a newer one", newest);
-  bool partly = false;  // whether `missing` is of a release that is partly there
+  bool partly = false;  // whether `missing` belongs to a release that is partly installed
   for (const Release& release : kReleases) {
     if (release.cuda > newest) continue;
     const StatusOr<void*> nvrtc = Open(release.nvrtc, kInstall);

@@ -1,5 +1,5 @@
-// NVIDIA's libraries, opened at run time: the program is built and runs without them. Declared is what is
-// used, as CUDA 12 and 13 have it (each function has had this signature since CUDA 11).
+// NVIDIA's libraries, opened at run time: the program is built and runs without them. This header declares
+// the functions used, with their signatures in CUDA 12 and 13 (unchanged since CUDA 11).
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace moesaic::kernels::cuda {
 
 using DevicePointer = uint64_t;  // CUdeviceptr
 
-/// libcuda.so.1, which comes with the driver.
+/// libcuda.so.1, part of the driver.
 struct Driver {
   int (*Init)(unsigned flags);
   int (*GetVersion)(int* version);
@@ -60,10 +60,10 @@ struct Blas {
   int (*Destroy)(void* handle);
   int (*GetVersion)(void* handle, int* version);
   int (*SetMathMode)(void* handle, int mode);
-  // Columns one after another; types of cudaDataType, compute of cublasComputeType_t.
-  int (*GemmEx)(void* handle, int turn_a, int turn_b, int m, int n, int k, const void* alpha, const void* a,
-                int type_a, int stride_a, const void* b, int type_b, int stride_b, const void* beta, void* c,
-                int type_c, int stride_c, int compute, int algorithm);
+  // Matrices are column-major; types are cudaDataType, compute is cublasComputeType_t.
+  int (*GemmEx)(void* handle, int transpose_a, int transpose_b, int m, int n, int k, const void* alpha,
+                const void* a, int type_a, int stride_a, const void* b, int type_b, int stride_b,
+                const void* beta, void* c, int type_c, int stride_c, int compute, int algorithm);
 };
 
 struct Solver {
@@ -80,12 +80,12 @@ struct Libraries {
   Solver solver;
 };
 
-/// Each stays open for good. An error names the library or the function that is not there, and what brings
-/// it.
+/// Opens a library for the rest of the process. Errors name the missing library or function and the package
+/// that provides it.
 StatusOr<Driver> OpenDriver();
 StatusOr<Nvrtc> OpenNvrtc();
-/// All of one CUDA release: the newest that is there as a whole, and no newer than the driver's `newest` (12,
-/// 13, ...).
+/// Opens all libraries of one CUDA release: the newest complete one that is not newer than the driver's
+/// `newest` (12, 13, ...).
 StatusOr<Libraries> OpenLibraries(int newest);
 
 }  // namespace moesaic::kernels::cuda

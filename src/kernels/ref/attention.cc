@@ -15,7 +15,7 @@ float At(const std::byte* row, tensor::DType dtype, int i) {
   return tensor::ToFloat(reinterpret_cast<const tensor::BF16*>(row)[i]);
 }
 
-// What the numbers of key j, `scales` bytes behind its run, are multiplied by.
+// Returns the scale of key j, `scales` bytes after its run.
 float Scale(const AttentionTile& t, int64_t scales, int j) {
   if (t.kv_dtype != tensor::DType::kI8) return 1;
   return reinterpret_cast<const float*>(t.runs[j / kRunKeys] + scales)[j % kRunKeys];
@@ -30,7 +30,7 @@ float Score(const AttentionTile& t, const float* q, int j) {
   return dot;
 }
 
-// One query row against the `visible` keys that it sees.
+// Computes one query row over its `visible` keys.
 void Row(const AttentionTile& t, int row, int visible) {
   float score[kAttentionRuns * kRunKeys];
   const float before = t.resume ? t.max[row] : -std::numeric_limits<float>::infinity();

@@ -1,5 +1,5 @@
-// The attention micro-kernel in plain code: what the others are tested against, and what runs where no other
-// can.
+// Reference implementation of the attention micro-kernel: the oracle of its tests, and the fallback on
+// processors without the others' instruction sets.
 #pragma once
 
 #include "kernels/micro_kernels.h"

@@ -1,5 +1,5 @@
-// The elementwise micro-kernels in plain code: what the others are tested against, and what runs where no
-// other can.
+// Reference implementations of the elementwise micro-kernels: the oracle of their tests, and the fallback on
+// processors without the others' instruction sets.
 #pragma once
 
 namespace moesaic::kernels::ref {

@@ -13,7 +13,7 @@ namespace {
 
 using tensor::BF16;
 
-// Files of an instruction set can't include the library that defines these.
+// Files of an instruction set cannot include the library that defines these.
 static_assert(cpu::kFp8Inputs == tensor::kFp8Inputs && cpu::kFp8ScaleBytes == tensor::kFp8ScaleBytes &&
               cpu::kFp8UnitBytes == tensor::kFp8UnitBytes);
 
@@ -21,7 +21,7 @@ float Multiply(float a, float b) { return a * b; }
 float Multiply(BF16 a, BF16 b) { return tensor::ToFloat(a) * tensor::ToFloat(b); }
 int32_t Multiply(int8_t a, int8_t b) { return int32_t{a} * b; }
 
-// Element (output, k) of packed weights: [n/16][k/g][16][g] with groups of 4 bytes.
+// Returns element (output, k) of packed weights: [n/16][k/g][16][g] with groups of 4 bytes.
 template <typename T>
 T Weight(const GemmTile& t, int output, int k) {
   constexpr int kGroup = 4 / static_cast<int>(sizeof(T));
@@ -29,7 +29,7 @@ T Weight(const GemmTile& t, int output, int k) {
   return panel[(k / kGroup * 16 + output % 16) * kGroup + k % kGroup];
 }
 
-// Sum is the type that products of T are added in: f32, or i32 where the dot is exact.
+// Sum is the accumulator type of products of T: f32, or i32 where the dot is exact.
 template <typename T, typename Sum>
 void Gemm(const GemmTile& t) {
   for (int row = 0; row < t.m; ++row) {
@@ -71,7 +71,7 @@ float PrepareS8(const float* x, int k, int k_padded, tensor::StaticScale static_
   for (int i = 0; i < k_padded; ++i) {
     float q = 0;
     if (i < k && scale > 0) q = static_scale.is_set() ? x[i] * static_scale.inverse : x[i] / scale;
-    q = std::min(std::max(-127.0F, q), 127.0F);  // NaN: -127
+    q = std::min(std::max(-127.0F, q), 127.0F);  // NaN becomes -127
     out[i] = static_cast<std::byte>(static_cast<int8_t>(std::nearbyint(q)));
   }
   return scale;

@@ -1,5 +1,5 @@
-// The GEMM micro-kernels in plain code: what the others are tested against, and what runs when nothing else
-// can.
+// Reference implementations of the GEMM micro-kernels: the oracle of their tests, and the fallback on
+// processors without the others' instruction sets.
 #pragma once
 
 #include "kernels/micro_kernels.h"

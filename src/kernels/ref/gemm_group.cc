@@ -13,7 +13,7 @@ namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): the formats' constants
 
-// Files of an instruction set can't include the library that defines these.
+// Files of an instruction set cannot include the library that defines these.
 static_assert(kUnitInputs == tensor::kUnitInputs && kUnitScaleBytes == tensor::kUnitScaleBytes &&
               kSuperUnits == tensor::kSuperUnits && kSuperBytes == tensor::kSuperBytes);
 
@@ -31,7 +31,7 @@ float Prepare(const float* x, int k, int k_padded, std::byte* out) {
     scales[first / kActivationGroup] = scale;
     for (int i = first; i < first + kActivationGroup; ++i) {
       const float q =
-          i < k && scale > 0 ? std::min(std::max(-127.0F, x[i] / scale), 127.0F) : 0;  // NaN: -127
+          i < k && scale > 0 ? std::min(std::max(-127.0F, x[i] / scale), 127.0F) : 0;  // NaN becomes -127
       codes[i] = static_cast<int8_t>(std::nearbyint(q));
     }
   }
@@ -43,7 +43,7 @@ float Prepare(const float* x, int k, int k_padded, std::byte* out) {
   return 0;
 }
 
-// The biased code of input `i` of a unit, as the kernels multiply it.
+// Returns the biased code of input `i` of a unit, as the kernels multiply it.
 template <typename Format>
 int CodeAt(const std::byte* unit, int output, int i) {
   const std::byte* codes = unit + kUnitScaleBytes;
@@ -63,7 +63,7 @@ float HalfAt(const std::byte* at) {
   return tensor::HalfToFloat(bits);
 }
 
-// As the kernels take it: of an e4m3, 2^-8 of its value.
+// Returns the scale as the kernels use it: for e4m3, 2^-8 of its value.
 template <typename Format>
 float ScaleAt(const std::byte* panel, int unit, int output, int group) {
   const std::byte* scales = UnitAt<Format>(panel, unit);

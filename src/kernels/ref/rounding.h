@@ -1,4 +1,4 @@
-// Rounding in the compiler's plain code: what the others are tested against.
+// Rounding compiled without instruction-set flags: the reference of its tests.
 #pragma once
 
 #include "kernels/rounding.h"

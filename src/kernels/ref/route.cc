@@ -7,15 +7,15 @@
 namespace moesaic::kernels::ref {
 namespace {
 
-// Fixes the order that ties and rounding would leave open: the same in every loop here.
+// Defines the order that ties and rounding would leave open, the same in every loop here.
 struct Best {
   float score;
   int id;
 };
 
-// Inserts into best[0, *count), sorted by falling score, of which at most `most` are kept. Ids come rising
-// and only a greater score passes an earlier one, so ties go to the lower id. A NaN passes nobody but takes a
-// free place: there are always `most` different ids in the end.
+// Inserts into best[0, *count), sorted by descending score, and keeps at most `most`. Ids arrive in ascending
+// order and only a greater score passes an earlier one, so ties go to the lower id. A NaN passes no other
+// candidate but takes a free position: the result always has `most` distinct ids.
 void Insert(Best candidate, int most, Best* best, int* count) {
   int at = *count;
   if (at == most) {

@@ -1,4 +1,5 @@
-// The router in plain code: what the others are tested against, and what takes the shapes that they don't.
+// Reference implementation of the router: the oracle of its tests, and the fallback for shapes that the
+// others do not support.
 #pragma once
 
 #include "kernels/micro_kernels.h"

@@ -27,7 +27,7 @@ def oracle(name, path):
 
 
 def run(name, path):
-    """Golden tensors and metadata, from the checkpoint as it lies on disk."""
+    """Golden tensors and metadata, from the checkpoint on disk."""
     config, tensors = folder.read(path)
     if name in cases_pangu.CONFIGS:
         cases_pangu.check_transcription(name)

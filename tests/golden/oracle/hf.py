@@ -16,7 +16,7 @@ class HfModel:
     oracle = "transformers " + transformers.__version__
 
     def __init__(self, path, quantized=None):
-        """`quantized`: optional function (config, tensors) -> plain tensors, for what transformers does not read."""
+        """`quantized`: optional function (config, tensors) -> plain tensors, for tensors that transformers does not read."""
         self.config, tensors = folder.read(Path(path))
         arch = self.config["architectures"][0]
         cls = getattr(transformers, arch)

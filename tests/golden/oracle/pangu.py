@@ -9,7 +9,7 @@ It is DeepSeek-V3's MLA and MoE with three differences:
   - routing: top-k of sigmoid scores over all experts, no groups and no correction bias; the chosen scores are divided
     by their sum (+ 1e-20) and multiplied by routed_scaling_factor;
   - plain rotary embedding over interleaved pairs, no YaRN; softmax scale (nope + rope) ** -0.5.
-The norms inside MLA have epsilon 1e-6 whatever rms_norm_eps says, as in DeepSeek's code (vLLM uses rms_norm_eps).
+The norms inside MLA have epsilon 1e-6 for any rms_norm_eps, as in DeepSeek's code (vLLM uses rms_norm_eps).
 The MTP module has DeepSeek-V3's form (mtp.py) around such a layer, read from layer `num_hidden_layers`.
 """
 

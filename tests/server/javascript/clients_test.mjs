@@ -1,4 +1,4 @@
-// The official JavaScript client of OpenAI's API against the server on models/moesaic-tiny.
+// Tests the official JavaScript client of OpenAI's API with the server on models/moesaic-tiny.
 import assert from "node:assert/strict";
 import test from "node:test";
 import OpenAI from "openai";

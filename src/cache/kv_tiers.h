@@ -1,0 +1,65 @@
+// All tiers of one engine.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/kv_store.h"
+#include "cache/kv_tier.h"
+#include "cache/radix_tree.h"
+
+namespace moesaic::cache {
+
+class DiskTier;
+class SwapTier;
+class WarmTier;
+
+struct KvTierOptions {
+  int64_t swap_bytes = 0;        ///< 0: there is no swap tier
+  int64_t attention_tokens = 1;  ///< position at which attention doubles the cost of a token
+  int64_t warm_bytes = 0;        ///< 0: there is no warm tier
+  bool warm_exact = false;       ///< warm blocks are kept as they are
+  int64_t warm_step_bytes = 0;   ///< bytes of the cache that one step keeps in the warm tier
+};
+
+/// Where the disk tier keeps its files.
+struct KvDiskOptions {
+  std::string folder;       ///< created if it does not exist
+  int64_t bytes = 0;        ///< maximum size of all files
+  std::string fingerprint;  ///< identifies the computation of blocks: files of another one are refused
+  int64_t step_bytes = 0;   ///< bytes that one step stores
+};
+
+/// Owns the tiers that the options ask for, and asks them in this order: swap, warm, disk. Engine thread
+/// only.
+class KvTiers {
+ public:
+  /// `pool` and `tree` are borrowed.
+  static StatusOr<std::unique_ptr<KvTiers>> Create(BlockPool& pool, const RadixTree& tree,
+                                                   const KvLayout& layout, const KvTierOptions& options);
+  ~KvTiers();
+
+  /// Adds the slots that the tiers need.
+  void AddSlots(KvStoreOptions* options) const;
+  /// Adds the disk tier. Its index and its files are one object, so `store` must be of this process.
+  Status OpenDisk(const KvDiskOptions& options, KvStore& store);
+
+  const std::vector<KvTier*>& all() const { return all_; }
+  TierStats stats() const;
+
+ private:
+  KvTiers(BlockPool& pool, const RadixTree& tree);
+
+  BlockPool& pool_;
+  const RadixTree& tree_;
+  std::unique_ptr<SwapTier> swap_;  // or null, as the others
+  std::unique_ptr<WarmTier> warm_;
+  std::unique_ptr<DiskTier> disk_;
+  std::vector<KvTier*> all_;
+};
+
+}  // namespace moesaic::cache

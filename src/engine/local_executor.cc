@@ -1,0 +1,153 @@
+#include "engine/local_executor.h"
+#include "kernels/kernel_table.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "engine/speculative.h"
+#include "kernels/kv_layer.h"
+
+namespace moesaic::engine {
+namespace {
+
+std::vector<kernels::KvLayer> LayersOf(const cache::KvStore& store, int first_sparse, int decoder_layers) {
+  const tensor::KvLayout& layout = store.layout();
+  kernels::KvLayer layer = {layout};
+  layer.block_stride = layout.block_bytes();  // a block contains all layers
+  layer.digest_stride = layout.summary_stride();
+  std::vector<kernels::KvLayer> layers;
+  layers.reserve(layout.layers);
+  for (int i = 0; i < layout.layers; ++i) {
+    const bool sparse = i >= first_sparse && i < decoder_layers;
+    layer.base = store.base() + i * layout.layer_bytes();
+    layer.digests = sparse ? store.summaries(i) : nullptr;
+    layer.index = i;
+    layers.push_back(layer);
+  }
+  return layers;
+}
+
+}  // namespace
+
+// Reads the layers of attached blocks that rows are about to read.
+class LocalExecutor::Pager : public layers::KvFetcher {
+ public:
+  explicit Pager(cache::KvStore& store) : store_(store) {}
+  void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) override {
+    blocks_.clear();
+    for (const kernels::SequenceSlice& slice : slices) {
+      const int count = tensor::KvBlocksFor(slice.start + slice.count);
+      blocks_.insert(blocks_.end(), slice.block_table, slice.block_table + count);
+    }
+    store_.Page(kv.index, blocks_);
+  }
+
+ private:
+  cache::KvStore& store_;
+  std::vector<int32_t> blocks_;
+};
+
+LocalExecutor::LocalExecutor(models::Model& model, const kernels::KernelTable& kernels,
+                             runtime::ThreadPool& threads, cache::KvStore& store, int first_sparse_layer)
+    : model_(model),
+      kernels_(kernels),
+      threads_(threads),
+      store_(store),
+      layers_(LayersOf(store, first_sparse_layer, model.info().layers)),
+      pager_(std::make_unique<Pager>(store)) {
+  store_.SetSummaryBuilder([this](std::span<const int32_t> blocks) { BuildSummaries(blocks); });
+}
+
+LocalExecutor::~LocalExecutor() = default;
+
+StepLimits LocalExecutor::limits() const {
+  return {.blocks = store_.blocks(),
+          .swap_slots = store_.slots(cache::KvArea::kSwap),
+          .warm_slots = store_.slots(cache::KvArea::kWarm),
+          .layers = store_.layout().layers,
+          .vocab_size = model_.info().vocab_size,
+          .hidden_size = model_.info().hidden_size};
+}
+
+StatusOr<StepResult> LocalExecutor::Run(const StepBatch& batch) {
+  for (const uint64_t sequence : batch.ended) kept_.erase(sequence);
+  store_.Apply(batch.ops_before, &kv_);
+  StepResult result;
+  if (!batch.rows.empty()) {
+    const kernels::SparsityCounters before = counters_;
+    const Status computed = Compute(batch, &result);
+    store_.TakePaged(&kv_);
+    if (!computed.ok() || kv_.damaged_block >= 0) counters_ = before;
+    RETURN_IF_ERROR(computed);
+  }
+  if (kv_.damaged_block < 0) store_.Apply(batch.ops_after, &kv_);
+  result.sparsity = counters_;
+  result.kv = std::exchange(kv_, {});
+  return result;
+}
+
+// Fills slices_, logit_rows_ and sparsity_.
+void LocalExecutor::LayOutRows(const StepBatch& batch) {
+  logit_rows_.clear();
+  slices_.clear();
+  sparsity_ = batch.sparsity;  // slices point into it
+  for (const BatchRows& rows : batch.rows) {
+    kernels::BlockSparsity* setting = nullptr;
+    if (rows.sparsity >= 0) {
+      setting = &sparsity_[rows.sparsity];
+      setting->counters = &counters_;
+      if (setting->reuse > 1) {
+        std::unique_ptr<kernels::KeptChoices>& kept = kept_[rows.sequence];
+        if (kept == nullptr) {
+          const tensor::KvLayout& layout = store_.layout();
+          kept = std::make_unique<kernels::KeptChoices>(layout.layers, layout.heads,
+                                                        KeptChoicesPerHead(setting->reuse));
+        }
+        setting->kept = kept.get();
+      }
+    }
+    slices_.push_back({.block_table = batch.block_tables.data() + rows.first_block,
+                       .start = rows.start,
+                       .count = rows.count,
+                       .row = rows.first_token,
+                       .sparsity = setting});
+    for (int i = rows.first_logits; i < rows.count; ++i) logit_rows_.push_back(rows.first_token + i);
+  }
+}
+
+Status LocalExecutor::Compute(const StepBatch& batch, StepResult* result) {
+  LayOutRows(batch);
+  const models::ModelInfo& info = model_.info();
+  const size_t wanted = logit_rows_.size() * info.vocab_size;
+  if (logits_.size() < wanted) logits_.resize(wanted);
+  const std::span<float> logits(logits_.data(), wanted);
+  const bool mtp = batch.kind == StepKind::kMtp;
+  hidden_.resize(mtp || batch.want_hidden ? batch.tokens.size() * info.hidden_size : 0);
+  scratch_.Reset();
+  const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
+  const models::ForwardBatch forward = {.tokens = batch.tokens,
+                                        .sequences = slices_,
+                                        .logit_rows = logit_rows_,
+                                        .fetcher = store_.pages() && !mtp ? pager_.get() : nullptr};
+  const models::ForwardOutput output = {.logits = logits,
+                                        .hidden = hidden_,
+                                        .experts_read = batch.count_experts ? &result->experts_read : nullptr,
+                                        .routes = batch.want_routes ? &result->routes : nullptr};
+  RETURN_IF_ERROR(mtp ? model_.ForwardMtp(context, /*depth=*/0, forward, batch.hidden, layers_, output)
+                      : model_.Forward(context, forward, layers_, output));
+  result->logits = logits;
+  result->hidden = hidden_;
+  return OkStatus();
+}
+
+void LocalExecutor::BuildSummaries(std::span<const int32_t> blocks) {
+  std::vector<kernels::SequenceSlice> slices;
+  for (const int32_t& block : blocks) {
+    slices.push_back({.block_table = &block, .start = 0, .count = tensor::kKvBlockTokens});
+  }
+  scratch_.Reset();
+  const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
+  for (const kernels::KvLayer& layer : layers_) kernels::BuildDigests(context, {layer, slices});
+}
+
+}  // namespace moesaic::engine

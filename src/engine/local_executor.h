@@ -1,0 +1,58 @@
+// The executor of one rank in this process: a model and its KV store.
+#pragma once
+
+#include <absl/container/flat_hash_map.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/kv_store.h"
+#include "engine/executor.h"
+#include "kernels/block_sparsity.h"
+#include "models/model.h"
+
+namespace moesaic::engine {
+
+/// Its memory grows to the needs of the largest step and stays.
+class LocalExecutor : public Executor {
+ public:
+  /// All are borrowed. If blocks have key summaries, the decoder's layers from `first_sparse_layer` on use
+  /// them; MTP layers do not.
+  LocalExecutor(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+                cache::KvStore& store, int first_sparse_layer);
+  ~LocalExecutor() override;
+
+  StatusOr<StepResult> Run(const StepBatch& batch) override;
+  void BindCaller() override { threads_.PinCaller(); }
+
+  /// Limits of the batches that it runs.
+  StepLimits limits() const;
+
+ private:
+  class Pager;
+
+  void BuildSummaries(std::span<const int32_t> blocks);
+  void LayOutRows(const StepBatch& batch);
+  Status Compute(const StepBatch& batch, StepResult* result);
+
+  models::Model& model_;
+  const kernels::KernelTable& kernels_;
+  runtime::ThreadPool& threads_;
+  cache::KvStore& store_;
+  runtime::Arena scratch_;
+  std::vector<kernels::KvLayer> layers_;
+  std::vector<int32_t> logit_rows_;
+  std::vector<kernels::SequenceSlice> slices_;
+  std::vector<kernels::BlockSparsity> sparsity_;  // of the batch, with pointers to the state below
+  std::vector<float> logits_, hidden_;
+  std::unique_ptr<Pager> pager_;
+  // By sequence: choices that later rows read again.
+  absl::flat_hash_map<uint64_t, std::unique_ptr<kernels::KeptChoices>> kept_;
+  kernels::SparsityCounters counters_;
+  cache::KvResult kv_;  // of operations since the last result
+};
+
+}  // namespace moesaic::engine

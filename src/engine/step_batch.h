@@ -1,0 +1,85 @@
+// StepBatch: one step of an engine as a plain value. It names no memory, so the same batch runs in this
+// process or on another rank. docs/contracts/executors.md is normative.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/kv_op.h"
+#include "kernels/block_sparsity.h"
+#include "models/model.h"
+
+namespace moesaic::engine {
+
+/// Rows of one sequence in a step.
+struct BatchRows {
+  uint64_t sequence = 0;     // names the state that executors keep for the sequence
+  int32_t first_token = 0;   // of the rows, in StepBatch::tokens
+  int32_t count = 0;         // rows
+  int32_t start = 0;         // position of the first row
+  int32_t first_logits = 0;  // rows from this one on need logits; count: none does
+  int32_t first_block = 0;   // of the sequence's block table, in StepBatch::block_tables
+  int32_t blocks = 0;        // in the table; they hold start + count tokens
+  int32_t sparsity = -1;     // index in StepBatch::sparsity; -1: the rows read all blocks
+
+  bool operator==(const BatchRows&) const = default;
+};
+
+/// Which part of the model a step runs.
+enum class StepKind : uint8_t {
+  kDecoder,  ///< The decoder.
+  kMtp       ///< MTP module 0: row i takes `hidden` of the position before it.
+};
+
+/// Operations on KV blocks, rows to compute, and operations that follow the rows. A batch without rows only
+/// applies its operations.
+struct StepBatch {
+  StepKind kind = StepKind::kDecoder;
+  bool want_hidden = false;  // final hidden states of all rows; always on for kMtp
+  bool count_experts = false;
+  bool want_routes = false;
+  cache::KvOps ops_before = {}, ops_after = {};
+  std::vector<uint64_t> ended = {};  // sequences whose state executors release
+  std::vector<int32_t> tokens = {};
+  std::vector<int32_t> block_tables = {};
+  std::vector<BatchRows> rows = {};
+  std::vector<kernels::BlockSparsity> sparsity = {};  // settings; pointers are null
+  std::vector<float> hidden = {};                     // kMtp: [rows, hidden_size]
+
+  /// Appends rows of `tokens` and `drafts`, whose first_token, count, first_block and blocks are set here.
+  void AddRows(BatchRows rows, std::span<const int32_t> tokens, std::span<const int32_t> drafts,
+               std::span<const int32_t> block_table, const kernels::BlockSparsity* sparsity = nullptr);
+};
+
+/// The outcome of a step.
+struct StepResult {
+  std::span<const float> logits;  // [rows that need them, vocab_size], valid until the executor's next Run
+  std::span<const float> hidden;  // [rows, hidden_size] if wanted, valid as long
+  int64_t experts_read = 0;       // routed experts of all layers that rows go to, if counted
+  models::RouteTap routes;        // experts that routers chose, if wanted
+  kernels::SparsityCounters sparsity;  // of all steps so far; failed and dropped ones are not counted
+  cache::KvResult kv;
+};
+
+/// Sizes that a batch must respect to be run by an executor.
+struct StepLimits {
+  int blocks = 0, swap_slots = 0, warm_slots = 0;
+  int layers = 0;  // of a block
+  int vocab_size = 0;
+  int hidden_size = 0;
+};
+
+/// Whether every index and number of `batch` is in range. InvalidArgument names the first that is not.
+Status CheckBatch(const StepBatch& batch, const StepLimits& limits);
+
+/// The batch as bytes: little-endian, with a magic number and a version.
+std::string Serialize(const StepBatch& batch);
+/// The batch that Serialize wrote. InvalidArgument: `bytes` are no such batch, are cut short or go on after
+/// it. The result still has to be checked against the limits of its executor.
+StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes);
+
+}  // namespace moesaic::engine

@@ -1,0 +1,248 @@
+// Tests key summaries of every implementation that this processor can run, against ref and against the keys
+// themselves.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/impl_list.h"
+#include "kernels/ref/key_summary.h"
+#include "kernels/test_context.h"
+#include "kernels/test_keys.h"
+
+namespace moesaic::kernels {
+namespace {
+
+using tensor::DType;
+
+constexpr int kKeys = TestKeys::kKeys;
+
+struct Shape {
+  int key_dim, key_split;
+};
+// One part and two; dimensions of whole registers, of halves, and of DeepSeek's latents.
+constexpr Shape kShapes[] = {{8, 8},   {24, 24}, {40, 32},   {64, 64},
+                             {96, 96}, {104, 8}, {128, 128}, {576, 512}};
+
+// Some dimensions are far larger than the others, and far from zero.
+struct Keys : TestKeys {
+  Keys(std::mt19937* rng, DType dtype, const Shape& shape) : TestKeys(dtype, shape.key_dim, shape.key_split) {
+    const std::vector<float> values = RandomValues(rng, size_t(kKeys) * key_dim, 1);
+    scales = RandomValues(rng, 2 * kKeys, 0.1F);
+    for (float& scale : scales) scale = std::abs(scale) + 1e-3F;
+    for (int j = 0; j < kKeys; ++j) {
+      for (int d = 0; d < key_dim; ++d) {
+        const float x = values[size_t(j) * key_dim + d] * (d % 7 == 3 ? 20.0F : 1.0F) + (d % 5 == 1 ? 9 : 0);
+        Put(j, d, dtype == DType::kI8 ? x * 4 : x);
+      }
+    }
+  }
+  std::vector<std::byte> Summarize(KeySummaryFn fn) const {
+    std::vector<std::byte> summary(BoxBytes(key_dim) + 16, std::byte{0x5a});
+    fn(Task(summary.data()));
+    return summary;
+  }
+};
+
+struct View {  // of a summary
+  explicit View(const std::vector<std::byte>& summary, const Shape& shape)
+      : shape_(shape), at_(summary.data()) {}
+  const KeySummaryHeader& header() const { return *reinterpret_cast<const KeySummaryHeader*>(at_); }
+  int part(int d) const { return d < shape_.key_split ? 0 : 1; }
+  double center(int d) const {
+    const auto* centers = reinterpret_cast<const int8_t*>(&header() + 1);
+    return double{header().center_scale[part(d)]} * centers[d];
+  }
+  double radius(int d) const {
+    const auto* radii = reinterpret_cast<const uint8_t*>(&header() + 1) + shape_.key_dim;
+    return double{header().radius_scale[part(d)]} * radii[d];
+  }
+
+ private:
+  Shape shape_;
+  const std::byte* at_;
+};
+
+class KeySummaryTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
+};
+
+// The bound must hold exactly: a radius rounded down is no bound.
+TEST_P(KeySummaryTest, BoundsEveryKey) {
+  std::mt19937 rng(1);
+  for (const Shape& shape : kShapes) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+      const Keys keys(&rng, dtype, shape);
+      const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
+      const View view(summary, shape);
+      double widest[2] = {0, 0};
+      for (int j = 0; j < kKeys; ++j) {
+        double squares[2] = {0, 0};
+        for (int d = 0; d < shape.key_dim; ++d) {
+          const double off = std::abs(keys.At(j, d) - view.center(d));
+          ASSERT_LE(off, view.radius(d)) << shape.key_dim << " " << tensor::DTypeName(dtype) << " " << d;
+          squares[view.part(d)] += off * off;
+        }
+        for (int part = 0; part < 2; ++part) {
+          ASSERT_LE(std::sqrt(squares[part]), view.header().ball[part]);
+          widest[part] = std::max(widest[part], std::sqrt(squares[part]));
+        }
+      }
+      // The bound must be as tight as documented: a step of 1/255 of the largest radius, half a step of the
+      // centers'.
+      for (int part = 0; part < 2; ++part)
+        EXPECT_NEAR(view.header().ball[part], widest[part], widest[part] * 1e-3);
+      for (int d = 0; d < shape.key_dim; ++d) {
+        double low = keys.At(0, d), high = low;
+        for (int j = 1; j < kKeys; ++j)
+          low = std::min(low, keys.At(j, d)), high = std::max(high, keys.At(j, d));
+        const KeySummaryHeader& header = view.header();
+        EXPECT_LE(view.radius(d), (high - low) / 2 + 0.51 * header.center_scale[view.part(d)] +
+                                      1.01 * header.radius_scale[view.part(d)]);
+      }
+      EXPECT_EQ(summary[summary.size() - 16], std::byte{0x5a});
+    }
+  }
+}
+
+TEST_P(KeySummaryTest, EqualsRefBitForBit) {
+  std::mt19937 rng(2);
+  for (const Shape& shape : kShapes) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
+      const Keys keys(&rng, dtype, shape);
+      std::vector<std::byte> ours = keys.Summarize(kernels_.key_summary),
+                             ref = keys.Summarize(ref::KeySummary);
+      // Sums of squares are added in another order.
+      for (auto* summary : {&ours, &ref})
+        std::memset(reinterpret_cast<KeySummaryHeader*>(summary->data())->ball, 0, 8);
+      EXPECT_EQ(ours, ref) << shape.key_dim << " " << tensor::DTypeName(dtype);
+    }
+  }
+}
+
+TEST_P(KeySummaryTest, MarksKeysThatAreNotFinite) {
+  std::mt19937 rng(3);
+  for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity()}) {
+    for (const int d : {0, 23, 39}) {
+      const Shape shape = {40, 24};
+      Keys keys(&rng, DType::kF32, shape);
+      keys.Put(17, d, wrong);
+      const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
+      EXPECT_TRUE(std::isnan(View(summary, shape).header().center_scale[0]));
+    }
+  }
+}
+
+TEST_P(KeySummaryTest, SupportsZeroAndTinyKeys) {
+  std::mt19937 rng(4);
+  for (const float size : {0.0F, 1e-42F, 1e-31F}) {
+    const Shape shape = {24, 24};
+    Keys keys(&rng, DType::kF32, shape);
+    for (int j = 0; j < kKeys; ++j) {
+      for (int d = 0; d < 24; ++d) keys.Put(j, d, j % 2 ? size : -size);
+    }
+    const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
+    for (int d = 0; d < 24; ++d) {
+      EXPECT_LE(std::abs(keys.At(1, d) - View(summary, shape).center(d)), View(summary, shape).radius(d));
+      EXPECT_LE(View(summary, shape).radius(d), 2e-30);
+    }
+  }
+}
+
+// Compares with sums in double. Each sum has key_dim products, in lanes or sequentially, rounded at every
+// step, and scaled: at most key_dim + 8 units of 2^-24 of the sum of magnitudes. The parts are added once
+// more. Tiles represent queries as two bfloat16, with an error of 2^-18, 64 units, and their magnitudes as
+// one, rounded up.
+TEST_P(KeySummaryTest, ScoresMatchDoubleAndBoundEveryKey) {
+  std::mt19937 rng(5);
+  for (const Shape& shape : kShapes) {
+    for (const int rows : {1, 3, 8, 13, 40}) {
+      constexpr int kBlocks = 37;
+      std::vector<Keys> keys;
+      std::vector<std::vector<std::byte>> summaries;
+      std::vector<const std::byte*> table;
+      for (int b = 0; b < kBlocks; ++b)
+        summaries.push_back(keys.emplace_back(&rng, DType::kBF16, shape).Summarize(ref::KeySummary));
+      for (const auto& summary : summaries) table.push_back(summary.data());
+      const int stride = shape.key_dim + 8, padded = (rows + 7) / 8 * 8;
+      const std::vector<float> q = RandomValues(&rng, size_t(padded) * stride, 1);
+      std::vector<float> norms(size_t(2) * padded, 0.0F);
+      for (int r = 0; r < rows; ++r) {
+        double squares[2] = {0, 0};
+        for (int d = 0; d < shape.key_dim; ++d)
+          squares[d < shape.key_split ? 0 : 1] += double{q[r * stride + d]} * q[r * stride + d];
+        for (int part = 0; part < 2; ++part)
+          norms[2 * r + part] = static_cast<float>(std::sqrt(squares[part]) * 1.0001);
+      }
+      std::vector<float> centers(size_t(rows) * 40, -5), spreads(size_t(rows) * 40, -5);
+      kernels_.key_summary_scores({q.data(), stride, norms.data(), table.data(), rows, kBlocks, shape.key_dim,
+                                   shape.key_split, centers.data(), spreads.data(), 40});
+      for (int r = 0; r < rows; ++r) {
+        EXPECT_EQ(centers[r * 40 + 37], -5);
+        EXPECT_EQ(spreads[r * 40 + 39], -5);
+        for (int b = 0; b < kBlocks; ++b) {
+          const View view(summaries[b], shape);
+          double center = 0, magnitude = 0, spread = 0;
+          double reach[2] = {0, 0};
+          for (int d = 0; d < shape.key_dim; ++d) {
+            const double x = q[r * stride + d];
+            center += x * view.center(d);
+            magnitude += std::abs(x * view.center(d));
+            reach[view.part(d)] += std::abs(x) * view.radius(d);
+          }
+          for (int part = 0; part < 2; ++part)
+            spread += std::min(reach[part], double{norms[2 * r + part]} * view.header().ball[part]);
+          const bool tiles =
+              GetParam() == runtime::Isa::kAmx && shape.key_dim % 32 == 0 && shape.key_split % 32 == 0;
+          const double units = (shape.key_dim + 8 + (tiles ? 64 : 0)) * 0x1p-24;
+          ASSERT_NEAR(centers[r * 40 + b], center, units * magnitude);
+          ASSERT_GE(spreads[r * 40 + b], spread - units * (reach[0] + reach[1]));
+          ASSERT_LE(spreads[r * 40 + b], spread * (tiles ? 1 + 0x1p-7 : 1) + units * (reach[0] + reach[1]));
+          for (int j = 0; j < kKeys; ++j) {
+            double score = 0;
+            for (int d = 0; d < shape.key_dim; ++d) score += double{q[r * stride + d]} * keys[b].At(j, d);
+            ASSERT_LE(std::abs(score - centers[r * 40 + b]),
+                      spreads[r * 40 + b] + units * (magnitude + reach[0] + reach[1]));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Exp has a relative error of 2^-23. Its argument, with two roundings of magnitudes up to 120, has an error
+// of 2^-17.
+TEST_P(KeySummaryTest, ExpSumMatchesDouble) {
+  std::mt19937 rng(6);
+  for (const int n : {1, 7, 8, 9, 16, 31, 100}) {
+    std::vector<float> x = RandomValues(&rng, n, 30), y = RandomValues(&rng, n, 10), out(n + 1, 3);
+    x[n / 2] = std::numeric_limits<float>::quiet_NaN();
+    if (n > 3) x[0] = 500;
+    const float sum = kernels_.exp_sum(x.data(), y.data(), 0.5F, 30, n, out.data());
+    double expected = 0;
+    for (int i = 0; i < n; ++i) {
+      const double e = std::isnan(x[i]) ? 0 : std::exp(std::min(double{x[i]} + 0.5 * y[i] - 30, 80.0));
+      ASSERT_NEAR(out[i], e, e * 0x1p-16 + 2e-38) << i << " of " << n;
+      expected += e;
+    }
+    EXPECT_NEAR(sum, expected, expected * 0x1p-16 + n * 2e-38);
+    EXPECT_EQ(out[n], 3);
+  }
+}
+
+std::vector<runtime::Isa> OnHost() {
+  std::vector<runtime::Isa> found;
+  for (const auto& impl : KeySummaryScoresImpls()) {
+    if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
+  }
+  return found;
+}
+INSTANTIATE_TEST_SUITE_P(Host, KeySummaryTest, testing::ValuesIn(OnHost()), IsaTestName);
+
+}  // namespace
+}  // namespace moesaic::kernels

@@ -1,0 +1,15 @@
+// Reference implementations of the micro-kernels of key summaries.
+#pragma once
+
+#include "kernels/micro_kernels.h"
+
+namespace moesaic::kernels::ref {
+
+void KeySummary(const KeySummaryTask& task);
+void KeySummaryScores(const kernels::KeySummaryScores& scores);
+void KeySummaryEstimates(const kernels::KeySummaryEstimates& estimates);
+void BlockShares(float* scores, int rows, int blocks, float* shares);
+void SketchScores(const kernels::SketchScores& scores);
+float ExpSum(const float* x, const float* y, float spread, float shift, int n, float* out);
+
+}  // namespace moesaic::kernels::ref

@@ -1,0 +1,29 @@
+// Keyed hashes of token blocks and of all blocks before them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace moesaic::prefix {
+
+/// XXH3 with a secret of 192 random bytes. Without the secret no caller can construct two blocks that
+/// collide, or learn from a hash the tokens of a block. A hash only finds candidates; tokens decide equality.
+class KeyedHasher {
+ public:
+  /// Draws a new secret. Keeps `bits` of each hash; tests pass fewer than 64 to provoke collisions.
+  explicit KeyedHasher(int bits = 64);
+
+  /// Hash of the position before the first block of namespace `name`.
+  uint64_t Root(std::string_view name) const;
+  /// Hash of the block of `tokens` that follows the block with hash `parent`.
+  uint64_t Next(uint64_t parent, std::span<const int32_t> tokens) const;
+
+ private:
+  std::array<std::byte, 192> secret_;
+  uint64_t mask_;
+};
+
+}  // namespace moesaic::prefix

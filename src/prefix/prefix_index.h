@@ -1,0 +1,449 @@
+// PrefixIndex: a radix tree over blocks of tokens. It knows which blocks follow which and finds the longest
+// known prefix of a prompt. The payload gives a block its meaning.
+#pragma once
+
+#include <absl/container/flat_hash_map.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "prefix/keyed_hash.h"
+
+namespace moesaic::prefix {
+
+/// State of nodes whose users need none.
+struct NoNodeState {};
+
+/// A tree of blocks for each namespace. A block is identified by its namespace, its tokens and the blocks
+/// before it; keyed hashes only find candidates. A node is a *run*: consecutive blocks without a branch
+/// between them. Each block has an id, which its user chooses, and a `Payload`; each node has a `NodeState`.
+///
+/// Costs: finding a prefix compares every block, and computes one hash per node unless the child that was
+/// used last is the right one; appending a block computes one hash. One thread.
+///
+/// kFixedTokens: tokens per block if they are known at compile time, which makes comparisons faster; 0: they
+/// are given to the constructor.
+template <typename Payload, typename NodeState = NoNodeState, int kFixedTokens = 0>
+class PrefixIndex {
+ public:
+  /// A run of blocks. Roots, one per namespace, have none.
+  struct Node : NodeState {
+    Node* parent = nullptr;                                             // null: this is a root
+    Node *first_child = nullptr, *next = nullptr, *previous = nullptr;  // siblings, the newest first
+    std::vector<int32_t> blocks;                                        // ids
+    int64_t start = 0;                                                  // blocks before this node
+    std::string name;                                                   // namespace; roots only
+    int64_t end() const { return start + static_cast<int64_t>(blocks.size()); }
+
+   private:
+    friend class PrefixIndex;
+    Node* likely = nullptr;      // child that was used last
+    uint64_t likely_tag = 0;     // its tag
+    uint64_t tag = 0;            // TagOf the first block
+    uint64_t first_hash = 0;     // hash of the first block; of a root: of its namespace
+    std::unique_ptr<Node> twin;  // another node with the same first_hash
+  };
+  /// The place of a block, or of a root: depth -1.
+  struct Position {
+    Node* node = nullptr;  // null: there is no such block
+    int64_t depth = -1;    // blocks before it in its sequence
+    explicit operator bool() const { return node != nullptr; }
+  };
+  /// The longest known prefix of a prompt.
+  struct Walked {
+    Node* node = nullptr;  // that contains its last block; a root when it is empty; null: no such namespace
+    size_t offset = 0;     // blocks of `node` that belong to it
+  };
+
+  explicit PrefixIndex(int block_tokens, const KeyedHasher& hasher = KeyedHasher())
+      : runtime_tokens_(block_tokens), hasher_(hasher) {
+    MOESAIC_CHECK(kFixedTokens == 0 || kFixedTokens == block_tokens);
+  }
+  PrefixIndex(const PrefixIndex&) = delete;
+  PrefixIndex& operator=(const PrefixIndex&) = delete;
+
+  int blocks() const { return blocks_; }  ///< in all namespaces
+  int nodes() const { return nodes_; }    ///< without roots
+  const KeyedHasher& hasher() const { return hasher_; }
+
+  /// An id that no block has. For users without ids of their own; Remove makes it available again.
+  int32_t NewId() {
+    if (free_ids_.empty()) return next_id_++;
+    const int32_t id = free_ids_.back();
+    free_ids_.pop_back();
+    return id;
+  }
+
+  bool contains(int32_t id) const {
+    const size_t chunk = ChunkOf(id);
+    return chunk < entries_.size() && entries_[chunk] != nullptr && entry(id).at.node != nullptr;
+  }
+  Payload& payload(int32_t id) { return payloads_[ChunkOf(id)][InChunk(id)]; }
+  const Payload& payload(int32_t id) const { return payloads_[ChunkOf(id)][InChunk(id)]; }
+  /// Tokens of a block: [block_tokens], valid while the block is in the index.
+  std::span<const int32_t> tokens(int32_t id) const {
+    return {TokensAt(id), static_cast<size_t>(block_tokens())};
+  }
+  uint64_t hash(int32_t id) const { return entry(id).hash; }
+  Position position(int32_t id) const { return entry(id).at; }
+
+  /// Root of a namespace; null: it has no blocks.
+  Node* FindRoot(std::string_view name) const {
+    const auto it = roots_.find(name);
+    return it == roots_.end() ? nullptr : it->second.get();
+  }
+  /// Root of a namespace. A root without children must get one, or be erased by EraseIfEmpty.
+  Node& AddRoot(std::string_view name) {
+    if (Node* const root = FindRoot(name)) return *root;
+    auto made = std::make_unique<Node>();
+    made->name = name;
+    made->first_hash = hasher_.Root(name);
+    return *(roots_[std::string(name)] = std::move(made));
+  }
+  /// Some root; null: the index is empty.
+  Node* AnyRoot() const { return roots_.empty() ? nullptr : roots_.begin()->second.get(); }
+  const std::map<std::string, std::unique_ptr<Node>, std::less<>>& roots() const { return roots_; }
+
+  /// Calls `visit(ids)` with the leading blocks of `tokens` that are known, in order, node by node.
+  template <typename Visit>
+  Walked Walk(std::string_view name, std::span<const int32_t> tokens, const Visit& visit) const {
+    Walked walked = {.node = FindRoot(name)};
+    if (walked.node == nullptr) return walked;
+    const size_t whole = tokens.size() / static_cast<size_t>(block_tokens());
+    for (size_t done = 0; done < whole;) {
+      Node* const child = FindChild(*walked.node, BlockOf(tokens, done));
+      if (child == nullptr) break;
+      walked.node = child;
+      const std::span<const int32_t> ids(child->blocks);
+      walked.offset = CountEqual(ids.first(std::min(ids.size(), whole - done)), tokens, done);
+      visit(ids.first(walked.offset));
+      done += walked.offset;
+      if (walked.offset < ids.size()) break;
+    }
+    return walked;
+  }
+
+  /// Position of the block of `tokens` [block_tokens] that follows `at`.
+  Position Next(Position at, std::span<const int32_t> tokens) const {
+    if (at.node->parent != nullptr && at.depth + 1 < at.node->end()) {
+      return Equal(this->tokens(at.node->blocks[at.depth + 1 - at.node->start]), tokens)
+                 ? Position{at.node, at.depth + 1}
+                 : Position{};
+    }
+    Node* const child = FindChild(*at.node, tokens);
+    return child == nullptr ? Position{} : Position{child, at.depth + 1};
+  }
+  int32_t IdAt(Position at) const { return at.node->blocks[at.depth - at.node->start]; }
+  /// Id of the block before; -1: it is the first of its namespace.
+  int32_t Parent(int32_t id) const {
+    const Position at = position(id);
+    if (at.depth > at.node->start) return at.node->blocks[at.depth - 1 - at.node->start];
+    return at.node->parent->parent == nullptr ? -1 : at.node->parent->blocks.back();
+  }
+  /// Id of some block that follows; -1: there is none.
+  int32_t Follower(int32_t id) const {
+    const Position at = position(id);
+    if (at.depth + 1 < at.node->end()) return at.node->blocks[at.depth + 1 - at.node->start];
+    return at.node->first_child == nullptr ? -1 : at.node->first_child->blocks.front();
+  }
+  /// Ids of all blocks of the sequence up to `id`.
+  std::vector<int32_t> Path(int32_t id) const {
+    const Position at = position(id);
+    std::vector<int32_t> path(static_cast<size_t>(at.depth) + 1);
+    size_t end = path.size();
+    for (const Node* node = at.node; node->parent != nullptr; node = node->parent) {
+      const auto start = static_cast<size_t>(node->start);
+      std::copy_n(node->blocks.begin(), end - start, path.begin() + static_cast<int64_t>(start));
+      end = start;
+    }
+    return path;
+  }
+  /// Namespace of a block, valid while the index has a block of that namespace.
+  std::string_view NameOf(int32_t id) const {
+    const Node* node = position(id).node;
+    while (node->parent != nullptr) node = node->parent;
+    return node->name;
+  }
+
+  /// Adds block `id` of `tokens` after `at`, where no such block exists. `extend`: it may join the node of
+  /// `at`; else it begins a node.
+  Position Append(Position at, int32_t id, std::span<const int32_t> tokens, Payload payload, bool extend) {
+    MOESAIC_CHECK_EQ(tokens.size(), static_cast<size_t>(block_tokens()));
+    Node* node = at.node;
+    if (node->parent != nullptr && at.depth + 1 < node->end()) {
+      node = &Cut(*node, static_cast<size_t>(at.depth + 1 - node->start));
+    }
+    const uint64_t hash = hasher_.Next(EndHash(*node), tokens);
+    Entry& added = AddEntry(id);
+    std::ranges::copy(tokens, TokensAt(id));
+    added.hash = hash;
+    this->payload(id) = std::move(payload);
+    if (node->parent == nullptr || !extend || node->first_child != nullptr)
+      node = &NewChild(*node, hash, tokens);
+    node->blocks.push_back(id);
+    added.at = {node, at.depth + 1};
+    ++blocks_;
+    return added.at;
+  }
+
+  /// Cuts `node` in two: its first `count` blocks become a node of their own, which is returned with a fresh
+  /// NodeState; `node` keeps the others and its children.
+  Node& Cut(Node& node, size_t count) {
+    MOESAIC_CHECK(0 < count && count < node.blocks.size());
+    auto made = std::make_unique<Node>();
+    Node& front = *made;
+    const auto cut = node.blocks.begin() + static_cast<int64_t>(count);
+    front.blocks.assign(node.blocks.begin(), cut);
+    node.blocks.erase(node.blocks.begin(), cut);
+    for (const int32_t id : front.blocks) entry(id).at.node = &front;
+    front.start = node.start;
+    node.start += static_cast<int64_t>(count);
+
+    std::unique_ptr<Node> rest = Unlink(node);
+    front.parent = std::exchange(node.parent, &front);
+    front.previous = std::exchange(node.previous, nullptr);
+    front.next = std::exchange(node.next, nullptr);
+    front.first_child = front.likely = &node;
+    front.tag = node.tag;
+    front.first_hash = node.first_hash;
+    node.first_hash = hash(node.blocks.front());
+    front.likely_tag = node.tag = TagOf(tokens(node.blocks.front()));
+    if (front.parent->likely == &node) front.parent->likely = &front;
+    (front.previous == nullptr ? front.parent->first_child : front.previous->next) = &front;
+    if (front.next != nullptr) front.next->previous = &front;
+    Link(std::move(made));
+    Link(std::move(rest));
+    ++nodes_;
+    return front;
+  }
+
+  /// Marks `node` as the child of its parent that was used last.
+  void Prefer(Node& node) {
+    node.parent->likely = &node;
+    node.parent->likely_tag = node.tag;
+  }
+
+  /// Removes the last block of `node`, which has no children. EraseIfEmpty must follow before the next call
+  /// of another method but payload, hash and RemoveLast.
+  void RemoveLast(Node& node) {
+    MOESAIC_CHECK(node.first_child == nullptr);
+    const int32_t id = node.blocks.back();
+    node.blocks.pop_back();
+    entry(id).at = {};
+    payload(id) = Payload();
+    --blocks_;
+  }
+  /// Erases `node` if it has neither blocks nor children, and its root if that has no children any more. The
+  /// parent, if it still exists and has no children any more; else null.
+  Node* EraseIfEmpty(Node& node) {
+    if (!node.blocks.empty() || node.first_child != nullptr) return nullptr;
+    if (node.parent == nullptr) {
+      roots_.erase(roots_.find(node.name));
+      return nullptr;
+    }
+    Node& parent = *node.parent;
+    const std::unique_ptr<Node> dead = Unlink(node);
+    if (parent.likely == &node) parent.likely = nullptr;
+    (node.previous == nullptr ? parent.first_child : node.previous->next) = node.next;
+    if (node.next != nullptr) node.next->previous = node.previous;
+    --nodes_;
+    if (parent.first_child != nullptr) return nullptr;
+    if (parent.parent != nullptr) return &parent;
+    roots_.erase(roots_.find(parent.name));
+    return nullptr;
+  }
+  /// Removes a block that nothing follows and makes its id, which NewId gave, available again.
+  void Remove(int32_t id) {
+    const Position at = position(id);
+    MOESAIC_CHECK(at.depth + 1 == at.node->end());
+    RemoveLast(*at.node);
+    EraseIfEmpty(*at.node);
+    free_ids_.push_back(id);
+  }
+  /// Removes all blocks.
+  void Clear() {
+    by_hash_.clear();
+    roots_.clear();
+    entries_.clear();
+    payloads_.clear();
+    tokens_.clear();
+    free_ids_.clear();
+    next_id_ = blocks_ = nodes_ = 0;
+  }
+
+  /// Aborts if a rule of the structure does not hold. For tests.
+  void CheckStructure() const {
+    int blocks = 0, nodes = 0;
+    std::vector<const Node*> open;
+    for (const auto& [name, root] : roots_) {
+      MOESAIC_CHECK(root->name == name && root->blocks.empty() && root->first_child != nullptr);
+      open.push_back(root.get());
+    }
+    while (!open.empty()) {
+      const Node& parent = *open.back();
+      open.pop_back();
+      for (const Node* node = parent.first_child; node != nullptr; node = node->next) {
+        MOESAIC_CHECK(node->parent == &parent && node->start == parent.end() && !node->blocks.empty());
+        MOESAIC_CHECK(node->next == nullptr || node->next->previous == node);
+        MOESAIC_CHECK(node->tag == TagOf(tokens(node->blocks.front())));
+        MOESAIC_CHECK(node->first_hash == hash(node->blocks.front()));
+        MOESAIC_CHECK(node->likely == nullptr ||
+                      (node->likely->parent == node && node->likely->tag == node->likely_tag));
+        MOESAIC_CHECK(FindChild(parent, tokens(node->blocks.front())) == node);
+        uint64_t expected = EndHash(parent);
+        for (size_t i = 0; i < node->blocks.size(); ++i) {
+          const int32_t id = node->blocks[i];
+          expected = hasher_.Next(expected, tokens(id));
+          MOESAIC_CHECK(hash(id) == expected);
+          MOESAIC_CHECK(position(id).node == node &&
+                        position(id).depth == node->start + static_cast<int64_t>(i));
+        }
+        blocks += static_cast<int>(node->blocks.size());
+        ++nodes;
+        open.push_back(node);
+      }
+    }
+    MOESAIC_CHECK_EQ(blocks, blocks_);
+    MOESAIC_CHECK_EQ(nodes, nodes_);
+  }
+
+ private:
+  // Blocks whose tokens are prefetched before they are compared: a comparison takes about 10 ns, memory 100.
+  static constexpr size_t kAhead = 8;
+  static constexpr uint32_t kChunk = 256;  // blocks whose memory is allocated together
+
+  struct Entry {
+    uint64_t hash = 0;
+    Position at;  // no node: the id is not in use
+  };
+  struct alignas(64) TokenLine {
+    std::array<int32_t, 16> tokens;
+  };
+
+  constexpr int block_tokens() const { return kFixedTokens > 0 ? kFixedTokens : runtime_tokens_; }
+  bool Equal(std::span<const int32_t> a, std::span<const int32_t> b) const {
+    return std::memcmp(a.data(), b.data(), static_cast<size_t>(block_tokens()) * sizeof(int32_t)) == 0;
+  }
+  // Number of leading `ids` whose tokens are those of blocks `first`, `first` + 1, ... of `tokens`.
+  size_t CountEqual(std::span<const int32_t> ids, std::span<const int32_t> tokens, size_t first) const {
+    size_t count = 0;
+    for (; count < ids.size(); ++count) {
+      if (count + kAhead < ids.size()) Prefetch(ids[count + kAhead]);
+      if (!Equal(this->tokens(ids[count]), BlockOf(tokens, first + count))) break;
+    }
+    return count;
+  }
+  // Tokens from all over a block: enough to tell most blocks apart.
+  uint64_t TagOf(std::span<const int32_t> tokens) const {
+    const size_t last = tokens.size() - 1;
+    const auto at = [&](size_t i) { return static_cast<uint64_t>(static_cast<uint32_t>(tokens[i])); };
+    return (at(0) << 32 | at(last / 3)) ^ (at(last * 2 / 3) << 16 | at(last) << 40);
+  }
+  std::span<const int32_t> BlockOf(std::span<const int32_t> tokens, size_t index) const {
+    const auto size = static_cast<size_t>(block_tokens());
+    return tokens.subspan(index * size, size);
+  }
+  void Prefetch(int32_t id) const {
+    constexpr int kTokensPerLine = 16;
+    const int32_t* const first = tokens(id).data();
+    for (int i = 0; i < block_tokens(); i += kTokensPerLine) __builtin_prefetch(first + i);
+  }
+
+  static size_t ChunkOf(int32_t id) { return static_cast<uint32_t>(id) / kChunk; }
+  static size_t InChunk(int32_t id) { return static_cast<uint32_t>(id) % kChunk; }
+  const Entry& entry(int32_t id) const { return entries_[ChunkOf(id)][InChunk(id)]; }
+  Entry& entry(int32_t id) { return entries_[ChunkOf(id)][InChunk(id)]; }
+  int32_t* TokensAt(int32_t id) const {
+    return tokens_[ChunkOf(id)][0].tokens.data() + InChunk(id) * static_cast<size_t>(block_tokens());
+  }
+  Entry& AddEntry(int32_t id) {
+    const size_t chunk = ChunkOf(id);
+    if (chunk >= entries_.size()) {
+      entries_.resize(chunk + 1);
+      payloads_.resize(chunk + 1);
+      tokens_.resize(chunk + 1);
+    }
+    if (entries_[chunk] == nullptr) {
+      entries_[chunk] = std::make_unique<Entry[]>(kChunk);
+      payloads_[chunk] = std::make_unique<Payload[]>(kChunk);
+      tokens_[chunk].reset(new TokenLine[static_cast<size_t>(block_tokens()) * kChunk / 16]);
+    }
+    Entry& added = entry(id);
+    MOESAIC_CHECK(added.at.node == nullptr);
+    return added;
+  }
+
+  uint64_t EndHash(const Node& node) const {
+    return node.parent == nullptr ? node.first_hash : hash(node.blocks.back());
+  }
+
+  Node* FindChild(const Node& parent, std::span<const int32_t> tokens) const {
+    if (parent.first_child == nullptr) return nullptr;
+    // Comparing with the child that was used last costs less than hashing.
+    Node* const likely = parent.likely;
+    if (likely != nullptr && parent.likely_tag == TagOf(tokens) &&
+        Equal(this->tokens(likely->blocks.front()), tokens)) {
+      return likely;
+    }
+    const auto it = by_hash_.find(hasher_.Next(EndHash(parent), tokens));
+    if (it == by_hash_.end()) return nullptr;
+    for (Node* node = it->second.get(); node != nullptr; node = node->twin.get()) {
+      if (node->parent == &parent && Equal(this->tokens(node->blocks.front()), tokens)) return node;
+    }
+    return nullptr;
+  }
+
+  Node& NewChild(Node& parent, uint64_t hash, std::span<const int32_t> tokens) {
+    auto made = std::make_unique<Node>();
+    Node& node = *made;
+    node.parent = &parent;
+    node.start = parent.end();
+    node.first_hash = hash;
+    node.tag = TagOf(tokens);
+    node.next = parent.first_child;
+    if (node.next != nullptr) node.next->previous = &node;
+    parent.first_child = &node;
+    Link(std::move(made));
+    ++nodes_;
+    return node;
+  }
+
+  void Link(std::unique_ptr<Node> node) {
+    std::unique_ptr<Node>& first = by_hash_[node->first_hash];
+    node->twin = std::move(first);
+    first = std::move(node);
+  }
+  std::unique_ptr<Node> Unlink(Node& node) {
+    const auto it = by_hash_.find(node.first_hash);
+    MOESAIC_CHECK(it != by_hash_.end());
+    std::unique_ptr<Node>* link = &it->second;
+    while (link->get() != &node) link = &(*link)->twin;
+    std::unique_ptr<Node> owned = std::move(*link);
+    *link = std::move(owned->twin);
+    if (it->second == nullptr) by_hash_.erase(it);
+    return owned;
+  }
+
+  const int runtime_tokens_;
+  const KeyedHasher hasher_;
+  std::vector<std::unique_ptr<Entry[]>> entries_;                    // [chunks][kChunk] by id
+  std::vector<std::unique_ptr<Payload[]>> payloads_;                 // likewise
+  std::vector<std::unique_ptr<TokenLine[]>> tokens_;                 // [chunks][kChunk, block_tokens] by id
+  std::map<std::string, std::unique_ptr<Node>, std::less<>> roots_;  // by namespace
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Node>> by_hash_;     // by first_hash; twins are chained
+  std::vector<int32_t> free_ids_;
+  int32_t next_id_ = 0;
+  int blocks_ = 0, nodes_ = 0;
+};
+
+}  // namespace moesaic::prefix

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests `moesaic chat` through a pipe and on a terminal, including Ctrl-C."""
 import json
+import time
 
 import moesaic_cli as cli
 from moesaic_cli import run
@@ -81,10 +82,9 @@ class TerminalTest(cli.TalkingCase):
         terminal.wait_for("hi\r\n")
         terminal.wait_for("\x1b[?2004l")  # the line is read, the answer begins
         terminal.type("\x03")
-        answer = terminal.wait_for("prompt tokens")  # the speed line, whether stopped or ended by the context
-        if "[no token" not in answer and "stopped" not in terminal.wait_for("]"):  # a fast machine answers in 20 ms
-            terminal.wait_for("Ctrl-C again")
+        terminal.wait_for("prompt tokens")  # the speed line, whether stopped or ended by the context
         terminal.wait_for("> ")
+        time.sleep(0.3)  # a fast machine answers in 20 ms: Ctrl-C may then have met the prompt, which reads a new line
         terminal.type("/set max_tokens 12\n")
         terminal.wait_for("> ")
         terminal.type("again\n")

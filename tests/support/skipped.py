@@ -27,7 +27,7 @@ def skipped(log):
         cases += [(test, case, reason) for case, _, reason in UNITTEST.findall(text)]
         cases += [(test, None, reason) for reason in SCRIPT.findall(text)]
         if not cases and (quiet := QUIET.search(text)):
-            cases = [(test, None, "reason not printed")] * int(quiet[1])
+            cases = [(test, None, "without a reason in the log")] * int(quiet[1])
         found += cases
     return found
 
@@ -42,7 +42,7 @@ def summary(found):
         by_reason[reason].append(f"{test}: {case}" if case else test)
     for reason, names in sorted(by_reason.items()):
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        lines.append(f"  {len(names):4}  {reason or 'no reason'} ({shown})")
+        lines.append(f"  {len(names):4}  {reason} ({shown})")
     return lines
 
 

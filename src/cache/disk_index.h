@@ -90,7 +90,7 @@ class DiskIndex {
   void CheckStructure() const;                    ///< For tests.
 
  private:
-  using Index = prefix::PrefixIndex<DiskBlock*>;
+  using Index = prefix::PrefixIndex<DiskBlock*, prefix::NoNodeState, kKvBlockTokens>;
 
   DiskBlock* Parent(const DiskBlock& block) const;
   void Unlink(DiskBlock& block);

@@ -120,7 +120,7 @@ TEST_F(DiskIndexTest, RemovingTakesWhatFollows) {
   index_.CheckStructure();
 }
 
-TEST_F(DiskIndexTest, WhatFollowsLiesBehind) {
+TEST_F(DiskIndexTest, FollowersComeAfterTheirBlock) {
   AddFree(9);
   Store("a", {1, 2});
   Store("b", {1});

@@ -120,7 +120,6 @@ class DiskStore {
   DiskTierStats stats() const;
   /// Takes messages for the log: refused files, damaged blocks, a full disk.
   std::vector<std::string> TakeMessages() { return std::exchange(messages_, {}); }
-  const std::string& backend() const { return io_->backend(); }
 
  private:
   struct UnderWay {

@@ -20,10 +20,6 @@ bool BeginsWith(std::span<const int32_t> tokens, std::span<const int32_t> start)
   return start.size() <= tokens.size() && std::ranges::equal(start, tokens.first(start.size()));
 }
 
-std::span<const int32_t> TokensOfBlocks(std::span<const int32_t> tokens, size_t blocks) {
-  return tokens.first(blocks * kKvBlockTokens);
-}
-
 }  // namespace
 
 DiskTier::~DiskTier() {
@@ -78,7 +74,7 @@ void DiskTier::BeginStep(KvOps* ops) {
     const PrefixMatch match = tree_.Find(first.name, first.tokens);
     const Storable storable = CountStorable(first, match);
     const DiskStore::Reserved reserved =
-        store_->Reserve(first.name, TokensOfBlocks(first.tokens, storable.blocks), left);
+        store_->Reserve(first.name, tensor::KvTokensOf(first.tokens, storable.blocks), left);
     const auto copied = static_cast<int>(reserved.records.size());
     for (int i = 0; i < copied; ++i) {
       ops->push_back({.kind = KvOpKind::kStore,
@@ -155,7 +151,7 @@ TierHit DiskTier::Lookup(const TierQuery& query) const {
 bool DiskTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
                      KvOps* ops) {
   const std::span<const BlockRef> to = blocks.last(hit.blocks);
-  const auto tokens = TokensOfBlocks(query.tokens, blocks.size());
+  const auto tokens = tensor::KvTokensOf(query.tokens, blocks.size());
   for (const BlockRef& block : to) MOESAIC_CHECK(block.unique());
   Request& request = requests_[query.request];
   if (!hit.summaries_only) {
@@ -186,12 +182,17 @@ bool DiskTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const
 }
 
 void DiskTier::OnEvict(const EvictedBlock& evicted, KvOps* ops) {
-  const auto it = attached_.find(evicted.block);
-  if (it == attached_.end()) return;
-  ops->push_back({.kind = KvOpKind::kDetach, .block = evicted.block});
+  if (Release(evicted.block)) ops->push_back({.kind = KvOpKind::kDetach, .block = evicted.block});
+}
+
+// Ends the attachment of a block; false: it is not attached.
+bool DiskTier::Release(int32_t block) {
+  const auto it = attached_.find(block);
+  if (it == attached_.end()) return false;
   store_->Unpin(it->second);
-  pool_.SetAbsent(evicted.block, false);
+  pool_.SetAbsent(block, false);
   attached_.erase(it);
+  return true;
 }
 
 void DiskTier::Cancel(uint64_t id, KvOps* ops) {
@@ -214,13 +215,7 @@ std::vector<FinishedFetch> DiskTier::TakeFinished() {
 }
 
 void DiskTier::OnResult(const KvResult& result) {
-  for (const int32_t block : result.whole_blocks) {
-    const auto it = attached_.find(block);
-    MOESAIC_CHECK(it != attached_.end());
-    store_->Unpin(it->second);
-    pool_.SetAbsent(block, false);
-    attached_.erase(it);
-  }
+  for (const int32_t block : result.whole_blocks) MOESAIC_CHECK(Release(block));
 }
 
 void DiskTier::AddStats(TierStats* stats) const {

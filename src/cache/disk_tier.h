@@ -35,8 +35,6 @@ class DiskTier : public KvTier {
       : pool_(pool), tree_(tree), store_(std::move(store)), layout_(layout), options_(options) {}
   ~DiskTier() override;
 
-  DiskStore& store() { return *store_; }
-
   TierHit Lookup(const TierQuery& query) const override;
   void OnEvict(const EvictedBlock& evicted, KvOps* ops) override;
   bool Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
@@ -78,6 +76,7 @@ class DiskTier : public KvTier {
   bool IsAttached(const TierQuery& query, int blocks, int attached_before) const;
   Storable CountStorable(const Pending& pending, const PrefixMatch& match) const;
   void DropFirst();
+  bool Release(int32_t block);
   void LogMessages();
 
   BlockPool& pool_;

@@ -62,7 +62,7 @@ class CostAwarePolicy : public EvictionPolicy {
   // blocks that more sequences continued after.
   static bool IsOver(const EvictionCandidate& candidate) {
     return (candidate.session == Session::kEnds && candidate.uses == 1) ||
-           (candidate.session == Session::kBehind && candidate.uses <= kOwnUses);
+           (candidate.session == Session::kNotReturning && candidate.uses <= kOwnUses);
   }
 
   // Worth of a sign of another use, in lifetimes. A node's history predicts less than its client: more than

@@ -7,9 +7,13 @@
 
 namespace moesaic::cache {
 
-/// Whether blocks of a conversation will be used again. kBehind: they follow the part that the client said
-/// will be used again.
-enum class Session : uint8_t { kNone, kContinues, kEnds, kBehind };
+/// Future use of a conversation's blocks, by the client's statement.
+enum class Session : uint8_t {
+  kNone,          ///< The client made no statement.
+  kContinues,     ///< The blocks will be used again.
+  kEnds,          ///< They will not be used again.
+  kNotReturning,  ///< They follow the part of a continuing conversation that will be used again.
+};
 
 /// A client's statement about its conversation. Times count requests, not seconds.
 struct SessionHint {

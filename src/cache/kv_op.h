@@ -12,7 +12,7 @@ enum class KvOpKind : uint8_t {
   kRestore,     ///< Copies `slot` of `area` to `block`.
   kLoad,        ///< Starts to read the record `record` from disk into `block`, as a part of load `load`.
   kCancelLoad,  ///< Ends load `load`: its blocks are not written after this operation.
-  kStore,       ///< Copies `block` to where record `record` is written to disk from.
+  kStore,       ///< Copies `block` to the write buffer of record `record`; it is written to disk later.
   kAttach,  ///< Fills the key summaries of `block` from `record`; its layers are read when rows need them.
   kDetach,  ///< Ends kAttach: `block` gets other contents.
   kBuildSummary,  ///< Builds the key summaries of `block` from its keys.
@@ -42,6 +42,9 @@ struct KvOp {
   bool operator==(const KvOp&) const = default;
 };
 using KvOps = std::vector<KvOp>;
+
+/// Assumed rate of copies to and from the swap area, by one core, until it has been measured.
+inline constexpr double kAssumedSwapBytesPerSecond = 4e9;
 
 /// Outcome of operations, and of the step that they belong to.
 struct KvResult {

@@ -127,6 +127,7 @@ size_t KvStore::CountGroup(std::span<const KvOp> ops) const {
 }
 
 void KvStore::Apply(std::span<const KvOp> ops, KvResult* result) {
+  const tensor::KvLayout& layout = options_.layout;
   while (!ops.empty()) {
     const std::span<const KvOp> group = ops.first(CountGroup(ops));
     ops = ops.subspan(group.size());
@@ -150,38 +151,30 @@ void KvStore::Apply(std::span<const KvOp> ops, KvResult* result) {
         build_summaries_(blocks);
         break;
       }
-      default:
-        ApplyOne(first);
+      case KvOpKind::kCopy:
+        layout.CopyTokens({.data = At(first.from)}, {.data = At(first.block)}, first.tokens);
+        break;
+      case KvOpKind::kClear:
+        std::memset(At(first.block) + first.layer * layout.layer_bytes(), 0, layout.layer_bytes());
+        break;
+      case KvOpKind::kStore:
+        disk_->Write(first.record, ViewOf(first.block));
+        break;
+      case KvOpKind::kCancelLoad:
+        disk_->Cancel(first.load);
+        break;
+      case KvOpKind::kAttach: {
+        disk_->FillSummaries(first.record, ViewOf(first.block));
+        const auto layers = static_cast<size_t>(options_.pageable_layers);
+        attached_[first.block] = {.record = first.record,
+                                  .missing = std::vector<bool>(layers, true),
+                                  .left = options_.pageable_layers};
+        break;
+      }
+      case KvOpKind::kDetach:
+        attached_.erase(first.block);
+        break;
     }
-  }
-}
-
-void KvStore::ApplyOne(const KvOp& op) {
-  const tensor::KvLayout& layout = options_.layout;
-  switch (op.kind) {
-    case KvOpKind::kCopy:
-      layout.CopyTokens({.data = At(op.from)}, {.data = At(op.block)}, op.tokens);
-      break;
-    case KvOpKind::kClear:
-      std::memset(At(op.block) + op.layer * layout.layer_bytes(), 0, layout.layer_bytes());
-      break;
-    case KvOpKind::kStore:
-      disk_->Write(op.record, ViewOf(op.block));
-      break;
-    case KvOpKind::kCancelLoad:
-      disk_->Cancel(op.load);
-      break;
-    case KvOpKind::kAttach: {
-      disk_->FillSummaries(op.record, ViewOf(op.block));
-      const int layers = options_.pageable_layers;
-      attached_[op.block] = {.record = op.record, .missing = std::vector<bool>(layers, true), .left = layers};
-      break;
-    }
-    case KvOpKind::kDetach:
-      attached_.erase(op.block);
-      break;
-    default:
-      MOESAIC_CHECK(false);
   }
 }
 
@@ -192,9 +185,8 @@ void KvStore::CopySwap(const KvOp& op, KvResult* result) {
   const bool saves = op.kind == KvOpKind::kSave;
   layout.Copy(saves ? block : slot, saves ? slot : block);
   // The mean follows the machine's load, and not a single page fault.
-  constexpr double kAssumedBytesPerSecond = 4e9;  // one core's copy, until it has been measured
   if (swap_copy_seconds_ == 0) {
-    swap_copy_seconds_ = static_cast<double>(layout.total_bytes()) / kAssumedBytesPerSecond;
+    swap_copy_seconds_ = static_cast<double>(layout.total_bytes()) / kAssumedSwapBytesPerSecond;
   }
   swap_copy_seconds_ += (SecondsSince(start) - swap_copy_seconds_) / 8;
   result->swap_copy_seconds = swap_copy_seconds_;

@@ -92,7 +92,6 @@ class KvStore {
   void CopySwap(const KvOp& op, KvResult* result);
   void SaveWarm(std::span<const KvOp> ops, KvResult* result);
   void RestoreWarm(std::span<const KvOp> ops, KvResult* result);
-  void ApplyOne(const KvOp& op);
 
   const KvStoreOptions options_;
   const WarmCodec codec_;

@@ -16,11 +16,11 @@
 
 namespace moesaic::cache {
 
-/// A waiting request, as the tiers see it.
+/// A waiting request whose prefix is looked up.
 struct TierQuery {
   uint64_t request = 0;
   std::string_view name = {};            // namespace of its blocks
-  std::span<const int32_t> tokens = {};  // those whose blocks it may share
+  std::span<const int32_t> tokens = {};  // leading tokens whose blocks it may share
   int indexed_blocks = 0;                // leading blocks that the radix tree has
   int64_t indexed_tokens = 0;            // leading tokens that it has, those of a partial block included
   bool aged = false;                     // the request must not wait
@@ -29,13 +29,12 @@ struct TierQuery {
 
 /// Blocks that a tier has for a request, after those that the radix tree has.
 struct TierHit {
-  int blocks = 0;  // that Fetch fills; 0: the tier has none
-  int tokens = 0;  // leading tokens of the request whose keys and values are in memory then
-  bool with_admission =
-      false;               // Fetch follows in the step that admits the request; else the request waits on
-  bool exclusive = false;  // at most one such hit is fetched per step
-  bool summaries_only = false;      // Fetch brings key summaries; layers are read when rows need them
-  std::vector<SlotRef> slots = {};  // held until Fetch
+  int blocks = 0;  // blocks that Fetch fills; 0: the tier has none
+  int tokens = 0;  // leading tokens of the request whose keys and values are in memory after Fetch
+  bool with_admission = false;      // Fetch is called in the step that admits the request, otherwise before
+  bool exclusive = false;           // at most one such hit is fetched per step
+  bool summaries_only = false;      // Fetch fills key summaries only; layers are read when rows need them
+  std::vector<SlotRef> slots = {};  // keep the blocks' slots from reuse until Fetch
 
   explicit operator bool() const { return blocks > 0; }
 };
@@ -43,7 +42,7 @@ struct TierHit {
 /// A block that the radix tree is about to evict. Its contents are still in place.
 struct EvictedBlock {
   int32_t block = 0;
-  bool discarded = false;  // its contents are not wanted any more
+  bool discarded = false;  // its contents are of no further use
 };
 
 /// A fetch that has ended: `blocks` leading ones of its hit are in memory.
@@ -63,8 +62,9 @@ class KvTier {
   virtual TierHit Lookup(const TierQuery& query) const = 0;
   /// Called for each block that is evicted.
   virtual void OnEvict(const EvictedBlock& evicted, KvOps* ops) = 0;
-  /// Fills the last `hit.blocks` of `blocks`, which begin with those that the tree has and which nobody else
-  /// holds. True: they are filled when `ops` have been applied; false: TakeFinished reports the end.
+  /// Fills the last `hit.blocks` of `blocks`; the blocks before them are in the tree. The caller holds the
+  /// only handles of the blocks to fill. True: they are filled when `ops` have been applied; false:
+  /// TakeFinished reports the end.
   virtual bool Fetch(const TierQuery& query, const TierHit& hit, std::span<const BlockRef> blocks,
                      KvOps* ops) = 0;
   /// Ends the fetch of a request: its blocks are not written after `ops` have been applied.
@@ -82,17 +82,17 @@ class KvTier {
   virtual void BeginStep(KvOps* /*ops*/) {}
   /// The tree is about to evict `blocks`, the least valuable first.
   virtual void ExpectEvictions(int /*blocks*/) {}
-  /// Takes in what a step did to the bytes.
+  /// Updates the tier's records by the outcome of a step's operations.
   virtual void OnResult(const KvResult& /*result*/) {}
   /// States what computing one token costs: at the start of a sequence, in seconds.
   virtual void SetTokenSeconds(double /*seconds*/) {}
 
-  /// Whether BeginStep has still blocks to store.
+  /// Whether blocks remain to be stored.
   virtual bool saving() const { return false; }
   /// Waits until a fetch or a write ends, or until `timeout`.
   virtual void Wait(std::chrono::milliseconds /*timeout*/) {}
-  /// Stores all blocks that are to be stored, or some if `stop`, which is polled, becomes true. `apply`
-  /// applies operations.
+  /// Stores all pending blocks; ends early when `stop`, which is polled, becomes true. `apply` applies
+  /// operations.
   virtual void Flush(const std::function<bool()>& /*stop*/, const std::function<void(KvOps)>& /*apply*/) {}
   /// Forgets all blocks.
   virtual void Clear() = 0;

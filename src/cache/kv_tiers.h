@@ -19,14 +19,14 @@ class SwapTier;
 class WarmTier;
 
 struct KvTierOptions {
-  int64_t swap_bytes = 0;        ///< 0: there is no swap tier
+  int64_t swap_bytes = 0;        ///< memory of the swap tier; 0 disables it
   int64_t attention_tokens = 1;  ///< position at which attention doubles the cost of a token
-  int64_t warm_bytes = 0;        ///< 0: there is no warm tier
-  bool warm_exact = false;       ///< warm blocks are kept as they are
-  int64_t warm_step_bytes = 0;   ///< bytes of the cache that one step keeps in the warm tier
+  int64_t warm_bytes = 0;        ///< memory of the warm tier; 0 disables it
+  bool warm_exact = false;       ///< warm blocks are stored without loss
+  int64_t warm_step_bytes = 0;   ///< maximum bytes of blocks that one step saves to the warm tier
 };
 
-/// Where the disk tier keeps its files.
+/// Settings of the disk tier.
 struct KvDiskOptions {
   std::string folder;       ///< created if it does not exist
   int64_t bytes = 0;        ///< maximum size of all files
@@ -34,8 +34,8 @@ struct KvDiskOptions {
   int64_t step_bytes = 0;   ///< bytes that one step stores
 };
 
-/// Owns the tiers that the options ask for, and asks them in this order: swap, warm, disk. Engine thread
-/// only.
+/// Owns the tiers that the options enable. The scheduler looks prefixes up in this order: swap, warm, disk.
+/// Engine thread only.
 class KvTiers {
  public:
   /// `pool` and `tree` are borrowed.

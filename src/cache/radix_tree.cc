@@ -58,7 +58,7 @@ void RadixTree::FindTail(const Node& node, size_t offset, std::span<const int32_
 void RadixTree::Use(std::span<const BlockRef> blocks) {
   ++now_;
   if (blocks.empty()) return;
-  CutBehind(blocks.back());
+  SplitAfter(blocks.back().index());
   Stamp(blocks, /*counts=*/true, {});
 }
 
@@ -68,19 +68,20 @@ void RadixTree::Touch(std::span<const BlockRef> blocks, const SessionHint& hint)
           ? KvBlocksFor(hint.tokens)
           : blocks.size();
   if (return_too < blocks.size()) {
-    CutBehind(blocks.back());
-    Stamp(blocks, /*counts=*/false, {.session = Session::kBehind});
+    SplitAfter(blocks.back().index());
+    Stamp(blocks, /*counts=*/false, {.session = Session::kNotReturning});
   }
   if (return_too == 0) return;
   blocks = blocks.first(return_too);
-  CutBehind(blocks.back());
+  SplitAfter(blocks.back().index());
   Stamp(blocks, /*counts=*/false, hint);
 }
 
-// Makes the blocks after `block` a node of their own.
-void RadixTree::CutBehind(const BlockRef& block) {
-  const Position at = index_.position(block.index());
+// Makes the blocks after `block` a node of their own; the block's position.
+RadixTree::Position RadixTree::SplitAfter(int32_t block) {
+  const Position at = index_.position(block);
   if (at.depth + 1 < at.node->end()) CutAfter(*at.node, at.depth + 1 - at.node->start);
+  return index_.position(block);
 }
 
 void RadixTree::Stamp(std::span<const BlockRef> blocks, bool counts, const SessionHint& hint) {
@@ -130,10 +131,7 @@ void RadixTree::Insert(std::string_view name, std::span<const int32_t> tokens, s
 
 // Adds `block` after `at`, where no such block exists.
 RadixTree::Position RadixTree::Append(Position at, const BlockRef& block, std::span<const int32_t> tokens) {
-  if (at.node->parent != nullptr && at.depth + 1 < at.node->end()) {
-    CutAfter(*at.node, at.depth + 1 - at.node->start);
-    at = index_.position(index_.IdAt({at.node->parent, at.depth}));
-  }
+  if (at.node->parent != nullptr) at = SplitAfter(index_.IdAt(at));
   Node& before = *at.node;
   at = index_.Append(at, block.index(), tokens, block, /*extend=*/before.open);
   Node& node = *at.node;

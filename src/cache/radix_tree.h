@@ -103,7 +103,7 @@ class RadixTree {
   void FindTail(const Node& node, size_t offset, std::span<const int32_t> tokens, PrefixMatch* match) const;
   Position Append(Position at, const BlockRef& block, std::span<const int32_t> tokens);
   void CutAfter(Node& node, size_t count);
-  void CutBehind(const BlockRef& block);
+  Position SplitAfter(int32_t block);
   void Stamp(std::span<const BlockRef> blocks, bool counts, const SessionHint& hint);
   static EvictionCandidate CandidateOf(const Node& node);
   bool CanShrink(const Node& node) const;

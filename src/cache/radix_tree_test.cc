@@ -148,7 +148,7 @@ TEST_F(HintedTreeTest, WhoDidNotReturnIsAsOldAsThat) {
   EXPECT_EQ(Gone(2), "ba");  // at 5: used 3 ago, and to be used 2 ago
 }
 
-TEST_F(HintedTreeTest, WhatStandsBehindTheTokensThatReturnGoesFirst) {
+TEST_F(HintedTreeTest, BlocksAfterTheReturningTokensAreEvictedFirst) {
   Serve("x");
   Serve("abcd", {.session = Session::kContinues, .tokens = kKvBlockTokens + 1});
   EXPECT_EQ(Gone(4), "dcxb") << "a block that returns in part is kept";

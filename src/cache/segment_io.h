@@ -92,7 +92,6 @@ class SegmentIo {
   Ends TakeEnds();
   /// Waits until there are ends to take, nothing is under way, or `most` has passed.
   void WaitForEnds(std::chrono::milliseconds most);
-  const std::string& backend() const { return files_->backend(); }
 
  private:
   enum class Kind { kWrite, kInvalidate, kInvalidateAll, kRemoveFile, kSync };

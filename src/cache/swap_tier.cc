@@ -6,11 +6,7 @@
 #include "base/check.h"
 
 namespace moesaic::cache {
-namespace {
-
-constexpr double kAssumedBytesPerSecond = 4e9;  // one core's copy, until it has been measured
-
-}  // namespace
+namespace {}  // namespace
 
 StatusOr<std::unique_ptr<SwapTier>> SwapTier::Create(BlockPool& pool, const KvLayout& layout, int64_t bytes,
                                                      int64_t attention_tokens) {
@@ -19,12 +15,10 @@ StatusOr<std::unique_ptr<SwapTier>> SwapTier::Create(BlockPool& pool, const KvLa
     return ResourceExhausted("the swap space needs at least {} bytes, one KV block; it has {}",
                              layout.total_bytes(), bytes);
   }
-  const double copy_seconds = static_cast<double>(layout.total_bytes()) / kAssumedBytesPerSecond;
+  const double copy_seconds = static_cast<double>(layout.total_bytes()) / kAssumedSwapBytesPerSecond;
   return std::unique_ptr<SwapTier>(
       new SwapTier(pool, static_cast<int>(slots), copy_seconds, attention_tokens));
 }
-
-SwapTier::~SwapTier() = default;
 
 void SwapTier::OnResult(const KvResult& result) {
   if (result.swap_copy_seconds > 0) copy_seconds_ = result.swap_copy_seconds;

@@ -22,7 +22,6 @@ class SwapTier : public KvTier {
   /// which attention doubles the cost of a token.
   static StatusOr<std::unique_ptr<SwapTier>> Create(BlockPool& pool, const KvLayout& layout, int64_t bytes,
                                                     int64_t attention_tokens);
-  ~SwapTier() override;
 
   int slots() const { return slots_.total(); }
   /// Sets the cost of copying one block out and back, in tokens computed at the start of a sequence. Until

@@ -111,15 +111,13 @@ int64_t WarmTier::UsedBytes() const {
   return std::ssize(by_use_) * codec_.block_bytes() + index_.blocks() * kNodeBytes + root_bytes_;
 }
 
-WarmTier::~WarmTier() = default;
-
 std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32_t> tokens, int first,
                                     int max) const {
   std::vector<SlotRef> found;
   int count = 0;
   bool whole = true;
   const size_t wanted = std::min(tokens.size() / kKvBlockTokens, static_cast<size_t>(first + max));
-  index_.Walk(name, tokens.first(wanted * kKvBlockTokens), [&](std::span<const int32_t> ids) {
+  index_.Walk(name, tensor::KvTokensOf(tokens, wanted), [&](std::span<const int32_t> ids) {
     for (const int32_t id : ids) {
       const SlotRef& slot = index_.payload(id).slot;
       if (count++ < first) continue;
@@ -132,7 +130,7 @@ std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32
 
 void WarmTier::Touch(std::string_view name, std::span<const int32_t> tokens, int count) {
   std::vector<int32_t> chain;
-  index_.Walk(name, tokens.first(static_cast<size_t>(count) * kKvBlockTokens),
+  index_.Walk(name, tensor::KvTokensOf(tokens, count),
               [&](std::span<const int32_t> ids) { chain.insert(chain.end(), ids.begin(), ids.end()); });
   for (; !chain.empty(); chain.pop_back()) {
     const Entry& entry = index_.payload(chain.back());

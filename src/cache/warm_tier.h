@@ -37,7 +37,6 @@ class WarmTier : public KvTier {
   /// call Put themselves.
   static StatusOr<std::unique_ptr<WarmTier>> Create(BlockPool& pool, const RadixTree* tree,
                                                     const KvLayout& layout, const WarmTierOptions& options);
-  ~WarmTier() override;
 
   /// Whether restored blocks are bit-identical to those that were kept.
   bool exact() const { return codec_.exact(); }
@@ -78,7 +77,7 @@ class WarmTier : public KvTier {
     SlotRef slot = nullptr;
     std::list<int32_t>::iterator place = {};  // in by_use_, while it has a slot
   };
-  using Index = prefix::PrefixIndex<Entry>;
+  using Index = prefix::PrefixIndex<Entry, prefix::NoNodeState, kKvBlockTokens>;
   using Chain = std::span<const std::span<const int32_t>>;
 
   // Bytes of one block in the index and the list, with its tokens.

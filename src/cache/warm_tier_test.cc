@@ -254,7 +254,7 @@ TEST_F(WarmTierTest, ABlockIsItsNamespaceItsTokensAndAllBeforeIt) {
 }
 
 // What stands before a block may be in the tree alone.
-TEST_F(WarmTierTest, BlocksBehindOthersThatAreElsewhere) {
+TEST_F(WarmTierTest, RestoresBlocksWhoseParentsAreInTheTree) {
   const auto tier = Open(20);
   PutAll(*tier, "", {1, 2, 3, 4}, 2);  // {1, 2, 3, 4} and {1, 2, 3}
   EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}), 0);
@@ -341,22 +341,35 @@ TEST_F(WarmTierTest, NamesCount) {
 TEST_F(WarmTierTest, ForgetsBlocksThatAreNotFinite) {
   const auto warm = Open(2, 1 << 20, /*exact=*/false);
   std::vector<std::byte> block(kLayout.total_bytes());
-  const std::vector<int32_t> tokens = TokensOf({1}), others = TokensOf({2});
-  const std::span<const int32_t> chain = tokens, other = others;
+  const std::vector<int32_t> tokens = TokensOf({1});
+  const std::span<const int32_t> chain = tokens;
+  const int capacity = warm->tier->stats().capacity_blocks;
   KvOps ops;
   warm->Write(block);
-  warm->tier->Put("", {&other, 1}, 0, &ops);
+  for (int i = 0; i < capacity; ++i) {
+    const std::vector<int32_t> others = TokensOf({10 + i});
+    const std::span<const int32_t> other = others;
+    warm->tier->Put("", {&other, 1}, 0, &ops);
+  }
   warm->Apply(ops);
   ops.clear();
+  const WarmTierStats before = warm->tier->stats();
+  ASSERT_EQ(before.blocks, capacity);
   Set(LayerOf(block, kLayout, 2), DType::kF32, 7, std::numeric_limits<float>::quiet_NaN());
   warm->Write(block);
   warm->tier->Put("", {&chain, 1}, 0, &ops);
   warm->Apply(ops);
   warm->tier->CheckStructure();
   EXPECT_TRUE(warm->tier->Find("", tokens, 0, 1).empty());
-  EXPECT_EQ(warm->tier->Find("", others, 0, 1).size(), 1U);
   EXPECT_EQ(warm->tier->stats().refused_blocks, 1);
-  EXPECT_EQ(warm->tier->stats().stored_blocks, 1);
+  EXPECT_EQ(warm->tier->stats().stored_blocks, before.stored_blocks);
+  // One block was evicted for it, before its contents were known.
+  EXPECT_EQ(warm->tier->stats().evicted_blocks, before.evicted_blocks + 1);
+  EXPECT_EQ(warm->tier->stats().blocks, before.blocks - 1);
+  EXPECT_TRUE(warm->tier->Find("", TokensOf({10}), 0, 1).empty());
+  for (int i = 1; i < capacity; ++i) {
+    EXPECT_EQ(warm->tier->Find("", TokensOf({10 + i}), 0, 1).size(), 1U) << i;
+  }
 }
 
 TEST_F(WarmTierTest, RandomTracesKeepTheStructure) {

@@ -1,7 +1,6 @@
 // Weights stored in groups are read code by code: after packing and unpacking they equal the plain reader's
 // values.
 #include "checkpoint/stored_groups.h"
-#include "base/round.h"
 
 #include <gtest/gtest.h>
 
@@ -9,6 +8,7 @@
 #include <cstring>
 #include <random>
 
+#include "base/round.h"
 #include "runtime/memory.h"
 
 namespace moesaic::checkpoint {

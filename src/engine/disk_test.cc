@@ -54,7 +54,7 @@ TEST_F(DiskTest, ARestartedEngineFindsItsPrefixes) {
   EXPECT_EQ(stats.cache_hits, 960);
   EXPECT_EQ(stats.disk.loads, 1);
   EXPECT_EQ(stats.disk.loaded_blocks, 15);
-  EXPECT_EQ(stats.disk_lost_blocks, 0);
+  EXPECT_EQ(stats.disk.lost_blocks, 0);
   // The next turn goes on where the first ended.
   EXPECT_EQ(Ask(*engine, Greedy(Joined(Joined(first.prompt, Alone(first)), RandomPrompt(100, 2)))), 1024);
   EXPECT_EQ(engine->stats().disk.loads, 1) << "memory has all of it";

@@ -89,8 +89,8 @@ double DepthPolicy::VerifySeconds(int decodes, int drafts) const {
   return std::max(StepSeconds(decodes + drafts), (1 + kMinRow * drafts) * StepSeconds(decodes));
 }
 
-double DepthPolicy::DraftSeconds(int passes, double behind) const {
-  return passes * pass_.value + behind * behind_row_.value;
+double DepthPolicy::DraftSeconds(int passes, double pending_rows) const {
+  return passes * pass_.value + pending_rows * pending_row_.value;
 }
 
 void DepthPolicy::CountStep(int rows, double seconds) {
@@ -108,15 +108,15 @@ void DepthPolicy::CountStep(int rows, double seconds) {
   }
 }
 
-void DepthPolicy::CountDrafts(int sequences, int passes, int behind, double seconds) {
+void DepthPolicy::CountDrafts(int sequences, int passes, int pending_rows, double seconds) {
   if (idle_ && passes > 0) {  // a probe is paid for at what it took
     credit_ -= seconds - charged_;
     charged_ = 0;
   }
-  if (passes > 0 && behind <= kMaxDrafts * sequences) {  // what the last step left is part of the pass
+  if (passes > 0 && pending_rows <= kMaxDrafts * sequences) {  // what the last step left is part of the pass
     pass_.Add(seconds / passes);
-  } else if (behind > 0) {
-    behind_row_.Add(std::max(0.0, seconds - passes * pass_.value) / behind);
+  } else if (pending_rows > 0) {
+    pending_row_.Add(std::max(0.0, seconds - passes * pass_.value) / pending_rows);
   }
 }
 
@@ -141,7 +141,7 @@ double DepthPolicy::Rate(const Candidate& candidate) const {
     chance *= Chance(candidate, place);
     tokens += chance;
     double seconds = timed ? VerifySeconds(1, place + 1) : 1;
-    if (timed && !candidate.is_free) seconds += DraftSeconds(place + 1, candidate.behind / kSharedBy);
+    if (timed && !candidate.is_free) seconds += DraftSeconds(place + 1, candidate.pending_rows / kSharedBy);
     rate = std::max(rate, tokens / seconds);
   }
   return rate;
@@ -183,14 +183,14 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
   const double rate_without = decodes / without;
   double best_rate = kMinGain * rate_without, tokens = decodes;
   size_t best = 0;
-  int passes = 0, behind = 0;
+  int passes = 0, pending_rows = 0;
   for (size_t m = 0; m < order.size(); ++m) {
     tokens += order[m].chance;
     const Candidate& candidate = candidates[order[m].candidate];
     if (!candidate.is_free) passes = std::max(passes, order[m].place + 1);
-    if (order[m].place == 0) behind += candidate.behind;
-    const double rate =
-        tokens / (VerifySeconds(decodes, static_cast<int>(m) + 1) + DraftSeconds(passes, behind / kSharedBy));
+    if (order[m].place == 0) pending_rows += candidate.pending_rows;
+    const double rate = tokens / (VerifySeconds(decodes, static_cast<int>(m) + 1) +
+                                  DraftSeconds(passes, pending_rows / kSharedBy));
     if (rate > best_rate) {
       best_rate = rate;
       best = m + 1;
@@ -217,7 +217,7 @@ std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates,
   }
   if (chosen < 0) return depths;
   const Candidate& candidate = candidates[chosen];
-  charged_ = candidate.is_free ? 0 : DraftSeconds(1, candidate.behind);
+  charged_ = candidate.is_free ? 0 : DraftSeconds(1, candidate.pending_rows);
   const double cost =
       std::max(VerifySeconds(decodes, 1) - StepSeconds(decodes) + charged_, kMinProbe * StepSeconds(decodes));
   if (!candidate.record->last_accepted) {

@@ -17,7 +17,7 @@ class DepthPolicy {
   struct Candidate {
     const DraftRecord* record;
     int limit;             // maximum draft tokens
-    int behind;            // rows computed first, as Drafter::Behind
+    int pending_rows;      // rows computed first, as Drafter::PendingRows
     bool is_free = false;  // as Drafter::is_free
   };
 
@@ -31,9 +31,9 @@ class DepthPolicy {
 
   /// Records the time of a step of `rows` decode and draft rows.
   void CountStep(int rows, double seconds);
-  /// Records the time of computed drafts: `passes` successive passes of one row per sequence, after `behind`
-  /// rows.
-  void CountDrafts(int sequences, int passes, int behind, double seconds);
+  /// Records the time of computed drafts: `passes` successive passes of one row per sequence, after
+  /// `pending_rows` rows.
+  void CountDrafts(int sequences, int passes, int pending_rows, double seconds);
   /// Records that the first `accepted` of `drafted` tokens were accepted.
   void CountOutcome(DraftRecord& record, bool is_free, int drafted, int accepted);
   /// Records that the first `right` of `found` unverified look-up tokens equal the tokens drawn later.
@@ -55,11 +55,11 @@ class DepthPolicy {
   double Chance(const Candidate& candidate, int place) const;
   double Prior(bool is_free, int place) const;
   double VerifySeconds(int decodes, int drafts) const;
-  double DraftSeconds(int passes, double behind) const;
+  double DraftSeconds(int passes, double pending_rows) const;
   std::vector<int> ChooseProbe(std::span<const Candidate> candidates, int decodes);
 
   std::vector<Quartile> steps_;  // seconds, by rows
-  Quartile pass_, behind_row_;   // seconds
+  Quartile pass_, pending_row_;  // seconds
   DraftRecord all_, all_free_;   // of all sequences: computed drafts, and free ones
   int drafted_steps_ = 0;        // since a step without drafts was measured
   double credit_ = 0;            // seconds that may be spent on probing whether drafts pay

@@ -27,7 +27,7 @@ class Drafter {
   /// Number of tokens that it could draft now for `sequence`, a decode; at most `most`.
   virtual int Limit(const Sequence& sequence, int most) = 0;
   /// Number of rows that it must compute for `sequence` before the first draft.
-  virtual int Behind(const Sequence& sequence) const = 0;
+  virtual int PendingRows(const Sequence& sequence) const = 0;
   /// The tokens that Limit found for `sequence`, if it drafts by look-up; valid until the next Keep.
   virtual std::span<const int32_t> Found(const Sequence&) const { return {}; }
   /// Whether the cost of its drafts is negligible.

@@ -108,15 +108,16 @@ class ContinuousEngine : public Engine {
   Status MoveBlocks();
   void WaitForTiers();
   void TakeResult(const StepResult& result);
+  Status TakeOutcome();
   void SetSparsity(Sequence& sequence);
   void End(RequestId id, FinishReason reason);
-  void TellEnds(std::vector<TokenEvent>* events);
+  void ReportEnds(std::vector<TokenEvent>* events);
   StatusOr<StepResult> RunModel(const StepPlan& plan, StepBatch batch);
   void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
   static void Accept(std::span<RowTask> tasks);
   void CountAdmissions(const StepPlan& plan);
   void CountPrompts(const StepPlan& plan);
-  void TellFirst(Sequence& sequence, TokenEvent& event) const;
+  void ReportFirst(Sequence& sequence, TokenEvent& event) const;
   void Emit(RowTask& task, std::vector<TokenEvent>* events);
   void EmitPromptOnly(std::vector<TokenEvent>* events);
   void CountTime(const StepPlan& plan, double seconds);
@@ -202,7 +203,7 @@ void ContinuousEngine::End(RequestId id, FinishReason reason) {
   end.finish = reason;
 }
 
-void ContinuousEngine::TellEnds(std::vector<TokenEvent>* events) {
+void ContinuousEngine::ReportEnds(std::vector<TokenEvent>* events) {
   for (const RequestId id : scheduler_.PastDeadline(Clock::now())) End(id, FinishReason::kDeadline);
   std::move(ended_.begin(), ended_.end(), std::back_inserter(*events));
   ended_.clear();
@@ -223,10 +224,9 @@ void ContinuousEngine::SaveCache(const std::function<bool()>& stop) {
 
 // Applies the operations that are due, and `ops` after them.
 Status ContinuousEngine::ApplyOps(cache::KvOps ops) {
-  StepBatch batch;
-  batch.ops_before = scheduler_.TakeOps();
+  StepBatch batch = scheduler_.TakePending();
   batch.ops_before.insert(batch.ops_before.end(), ops.begin(), ops.end());
-  if (batch.ops_before.empty()) return OkStatus();
+  if (batch.ops_before.empty() && batch.ended.empty()) return OkStatus();
   ASSIGN_OR_RETURN(const StepResult result, executor_->Run(batch));
   TakeResult(result);
   return OkStatus();
@@ -250,8 +250,16 @@ void ContinuousEngine::TakeResult(const StepResult& result) {
   stats_.sparsity = result.sparsity;
 }
 
+// Takes what the operations of a failed step did, before another batch is run (X6).
+Status ContinuousEngine::TakeOutcome() {
+  ASSIGN_OR_RETURN(const StepResult outcome, executor_->Run({}));
+  TakeResult(outcome);
+  if (outcome.kv.damaged_block >= 0) scheduler_.OnDamage(outcome.kv.damaged_block);
+  return OkStatus();
+}
+
 Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
-  TellEnds(events);
+  ReportEnds(events);
   RETURN_IF_ERROR(MoveBlocks());
   if (scheduler_.empty()) return OkStatus();
   rows_.CancelOverdue();
@@ -282,7 +290,10 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   rows_.StartMasks(plan);
   const StatusOr<StepResult> result = RunModel(plan, std::move(batch));
   rows_.CollectMasks(plan);
-  RETURN_IF_ERROR(result.status());
+  if (!result.ok()) {
+    RETURN_IF_ERROR(TakeOutcome());
+    return result.status();
+  }
   TakeResult(*result);
   if (result->kv.damaged_block >= 0) {  // the step is dropped
     scheduler_.OnDamage(result->kv.damaged_block);
@@ -376,7 +387,7 @@ void ContinuousEngine::CountPrompts(const StepPlan& plan) {
 }
 
 // Fills the members that only a request's first event has, and those of every event.
-void ContinuousEngine::TellFirst(Sequence& sequence, TokenEvent& event) const {
+void ContinuousEngine::ReportFirst(Sequence& sequence, TokenEvent& event) const {
   event.request = sequence.id;
   if (!std::exchange(sequence.first_event_sent, true)) {
     event.prompt_logprobs = std::move(sequence.prompt_logprobs);
@@ -393,7 +404,7 @@ void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
   for (size_t i = 0; i < task.drawn.size(); ++i) {
     const int32_t token = task.drawn[i].token;
     TokenEvent& event = events->emplace_back();
-    TellFirst(sequence, event);
+    ReportFirst(sequence, event);
     if (rows_.Ends(sequence, token)) {
       event.finish = finish = FinishReason::kStop;
       event.stopped_by = token;
@@ -411,7 +422,7 @@ void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
   }
   if (!task.status.ok() && finish == FinishReason::kNone) {
     TokenEvent& event = events->emplace_back();
-    TellFirst(sequence, event);
+    ReportFirst(sequence, event);
     event.finish = finish = task.grammar_failed ? FinishReason::kGrammar : FinishReason::kError;
     event.status = std::move(task.status);
   }
@@ -432,7 +443,7 @@ void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
   for (const auto& sequence : scheduler_.running()) {
     if (sequence->request.sampling.max_tokens > 0 || sequence->remaining() > 0) continue;
     TokenEvent& event = events->emplace_back();
-    TellFirst(*sequence, event);
+    ReportFirst(*sequence, event);
     event.finish = FinishReason::kLength;
     if (sequence->request.want_embedding) event.embedding = UnitLength(std::move(sequence->hidden));
     done.push_back(sequence->id);
@@ -448,12 +459,11 @@ EngineStats ContinuousEngine::stats() const {
   stats.cached_blocks = kv_.pool->idle_blocks();
   stats.total_blocks = kv_.pool->total_blocks();
   stats.cache_evictions = kv_.tree->evicted();
-  stats.cached_runs = kv_.tree->nodes();
+  stats.tree_nodes = kv_.tree->nodes();
   if (speculation_ != nullptr) stats.speculation = speculation_->stats();
   const cache::TierStats tiers = kv_.tiers->stats();
   stats.warm = tiers.warm;
   stats.disk = tiers.disk;
-  stats.disk_lost_blocks = tiers.disk.lost_blocks;
   stats.swapped_out = tiers.swap.saved_blocks;
   stats.swapped_in = tiers.swap.restored_blocks;
   stats.swapped_blocks = tiers.swap.blocks;
@@ -486,6 +496,7 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
   for (size_t start = 0; start < ids.size(); start += scored_rows_) {
     const size_t count = std::min<size_t>(scored_rows_, ids.size() - start);
     StepBatch batch;
+    if (start == 0) batch.ended.push_back(kScoredSequence);  // of a run that failed
     batch.want_routes = routes != nullptr;
     batch.AddRows({.sequence = kScoredSequence, .start = static_cast<int>(start), .first_logits = 0},
                   ids.subspan(start, count), {}, table,

@@ -63,7 +63,7 @@ struct EngineStats {
   int running = 0, waiting = 0;
   /// Blocks that no request holds are free, or cached: kept for their contents until they are evicted.
   int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
-  int cached_runs = 0;  ///< Nodes of the radix tree.
+  int tree_nodes = 0;  ///< Nodes of the radix tree.
   int64_t prompt_tokens = 0, output_tokens = 0, preemptions = 0, steps = 0;
   /// Prompt tokens looked up at admission, those found in the cache, and evicted blocks.
   int64_t cache_queries = 0, cache_hits = 0, cache_evictions = 0;
@@ -72,7 +72,6 @@ struct EngineStats {
   int swapped_blocks = 0, swap_blocks = 0;         ///< Used slots, and all slots of the swap area.
   cache::WarmTierStats warm;                       ///< All zero without the tier.
   cache::DiskTierStats disk;                       ///< Likewise.
-  int64_t disk_lost_blocks = 0;                    ///< Blocks evicted before they were stored.
   double prefill_seconds = 0, decode_seconds = 0;  ///< Time of steps; mixed ones are divided by rows.
   SpeculationStats speculation;
   kernels::SparsityCounters sparsity;

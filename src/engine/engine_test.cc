@@ -1,5 +1,4 @@
 #include "engine/engine.h"
-#include "kernels/kernel_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +14,7 @@
 #include "engine/byte_tokenizer.h"
 #include "engine/fake_model.h"
 #include "engine/sampling.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::engine {
 namespace {

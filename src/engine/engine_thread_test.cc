@@ -1,5 +1,4 @@
 #include "engine/engine_thread.h"
-#include "kernels/kernel_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +10,7 @@
 #include <thread>
 
 #include "engine/fake_model.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::engine {
 namespace {

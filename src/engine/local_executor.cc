@@ -1,10 +1,10 @@
 #include "engine/local_executor.h"
-#include "kernels/kernel_table.h"
 
 #include <utility>
 
 #include "base/check.h"
 #include "engine/speculative.h"
+#include "kernels/kernel_table.h"
 #include "kernels/kv_layer.h"
 
 namespace moesaic::engine {

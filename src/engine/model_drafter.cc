@@ -1,10 +1,10 @@
 #include "engine/model_drafter.h"
-#include "kernels/kernel_table.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "engine/sampling.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::engine {
 
@@ -42,7 +42,7 @@ int ModelDrafter::Limit(const Sequence& sequence, int most) {
   return std::clamp(context_ - sequence.size() + 1, 0, most);
 }
 
-int ModelDrafter::Behind(const Sequence& sequence) const {
+int ModelDrafter::PendingRows(const Sequence& sequence) const {
   const auto it = states_.find(sequence.id);
   const int known = it == states_.end() ? 0 : Known(*it->second, sequence);
   return std::max(0, std::min(End(sequence), context_) - known - 1);

@@ -22,7 +22,7 @@ class ModelDrafter : public Drafter {
                std::unique_ptr<cache::KvStore> store, int max_rows);
   void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;
   int Limit(const Sequence& sequence, int most) override;
-  int Behind(const Sequence& sequence) const override;
+  int PendingRows(const Sequence& sequence) const override;
   Status Draft(std::span<const DraftJob> jobs) override;
 
  private:

@@ -50,7 +50,7 @@ int MtpDrafter::Limit(const Sequence& sequence, int most) {
   return std::min(most, room + 1);
 }
 
-int MtpDrafter::Behind(const Sequence& sequence) const { return std::max(0, Rows(sequence) - 1); }
+int MtpDrafter::PendingRows(const Sequence& sequence) const { return std::max(0, Rows(sequence) - 1); }
 
 bool MtpDrafter::IsWhole(const Sequence& sequence) const {
   const DraftState& draft = sequence.draft;

@@ -19,7 +19,7 @@ class MtpDrafter : public Drafter {
   /// `executor` is borrowed. `blocks`: number of blocks of the cache. `layer`: the module's in a block.
   MtpDrafter(Executor& executor, int blocks, int layer, int hidden_size);
   int Limit(const Sequence& sequence, int most) override;
-  int Behind(const Sequence& sequence) const override;
+  int PendingRows(const Sequence& sequence) const override;
   Status Draft(std::span<const DraftJob> jobs) override;
   bool wants_hidden() const override { return true; }
   void Admitted(const StepPlan& plan) override;

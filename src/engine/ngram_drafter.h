@@ -23,7 +23,7 @@ class NgramDrafter : public Drafter {
   NgramDrafter(int shortest, int longest) : shortest_(shortest), longest_(longest) {}
   void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;
   int Limit(const Sequence& sequence, int most) override;
-  int Behind(const Sequence&) const override { return 0; }
+  int PendingRows(const Sequence&) const override { return 0; }
   std::span<const int32_t> Found(const Sequence& sequence) const override;
   bool is_free() const override { return true; }
   Status Draft(std::span<const DraftJob> jobs) override;

@@ -156,10 +156,15 @@ StepBatch Scheduler::Commit(StepPlan& plan) {
   return BatchOf(plan);
 }
 
-StepBatch Scheduler::BatchOf(const StepPlan& plan) {
+StepBatch Scheduler::TakePending() {
   StepBatch batch;
-  batch.ops_before = TakeOps();
+  batch.ops_before = std::exchange(ops_, {});
   batch.ended = std::exchange(ended_, {});
+  return batch;
+}
+
+StepBatch Scheduler::BatchOf(const StepPlan& plan) {
+  StepBatch batch = TakePending();
   for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
     // Only the sequence may hold blocks that its rows are written to.
@@ -194,8 +199,17 @@ void Scheduler::StartFetch(StepPlan::Fetch& fetch) {
     return;
   }
   if (fetch.hit.summaries_only) sequence.sparsity->audit_every = 0;  // an audit would read all blocks
-  tree_.Insert(sequence.cache_namespace,
-               std::span(sequence.tokens).first(blocks.size() * tensor::kKvBlockTokens), blocks, known);
+  Index(sequence, blocks, known);
+  if (!fetch.hit.summaries_only) return;
+  // The tier has attached these very blocks, since the plan found no more of the sequence in the tree.
+  for (size_t i = 0; i < fetch.taken.size(); ++i) {
+    MOESAIC_CHECK_EQ(blocks[known + i].index(), fetch.taken[i]);
+  }
+}
+
+// Inserts `blocks`, of which the first `known` are in the tree, as the sequence's first ones.
+void Scheduler::Index(const Sequence& sequence, std::span<cache::BlockRef> blocks, int known) {
+  tree_.Insert(sequence.cache_namespace, tensor::KvTokensOf(sequence.tokens, blocks.size()), blocks, known);
 }
 
 // `blocks`, followed by `count` fresh ones, whose numbers are appended to `taken`.
@@ -250,9 +264,7 @@ void Scheduler::BeginStep() {
       MOESAIC_CHECK(it != waiting_.end());
       Sequence& sequence = **it;
       const int whole = sequence.indexed_blocks + finished.blocks;
-      tree_.Insert(sequence.cache_namespace,
-                   std::span(sequence.tokens).first(static_cast<size_t>(whole) * tensor::kKvBlockTokens),
-                   std::span(sequence.blocks).first(whole), sequence.indexed_blocks);
+      Index(sequence, std::span(sequence.blocks).first(whole), sequence.indexed_blocks);
       ReleaseBlocks(sequence);
     }
     tier->BeginStep(&ops_);
@@ -265,10 +277,9 @@ bool Scheduler::fetching() const {
 
 void Scheduler::Preempt(Sequence* victim) {
   for (cache::KvTier* tier : tiers_) tier->OnPreempt(victim->id, victim->blocks, victim->computed, &ops_);
-  victim->blocks.clear();
+  ReleaseBlocks(*victim);
   victim->block_table.clear();
   victim->computed = 0;
-  victim->indexed_blocks = 0;
   victim->draft.tokens.clear();
   victim->draft.hidden.clear();
   victim->aged = true;
@@ -284,6 +295,11 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   sequence.indexed_blocks = static_cast<int>(prefix.blocks.size());
   for (const cache::BlockRef& block : prefix.blocks) sequence.block_table.push_back(block.index());
   sequence.blocks = std::move(prefix.blocks);
+  const int first_inexact = FirstInexact(sequence, prefix.tail);
+  // The swap tier returns the sequence's own blocks.
+  const bool restored = admission.tier != nullptr;
+  sequence.first_inexact_block =
+      restored ? std::min(sequence.first_inexact_block, first_inexact) : first_inexact;
   InsertByArrival(running_, TakeOut(waiting_, sequence.id));
   if (admission.first) {
     sequence.times.started = Clock::now();
@@ -294,6 +310,14 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
     if (other->id > sequence.id) break;
     other->aged |= ++other->overtaken >= options_.max_overtakes;
   }
+}
+
+// The first block that is inexact, or will be because it begins with rows of `tail`.
+int Scheduler::FirstInexact(const Sequence& sequence, const cache::BlockRef& tail) const {
+  for (int i = 0; i < sequence.indexed_blocks; ++i) {
+    if (pool_.inexact(sequence.block_table[i])) return i;
+  }
+  return tail && pool_.inexact(tail.index()) ? sequence.indexed_blocks : std::numeric_limits<int>::max();
 }
 
 void Scheduler::MakeFree(int blocks) {
@@ -307,20 +331,11 @@ void Scheduler::TakeBlocks(const StepPlan& plan) {
   int needed = 0;
   for (const StepPlan::ScheduledChunk& chunk : plan.chunks) needed += chunk.new_blocks;
   MakeFree(needed);
-  const auto inexact = [this](const cache::BlockRef& block) { return pool_.inexact(block.index()); };
   for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
     Sequence& sequence = *chunk.sequence;
-    // Keys and values after an inexact block are inexact, too.
-    const bool marks =
-        chunk.new_blocks > 0 && (std::ranges::any_of(sequence.blocks, inexact) ||
-                                 std::ranges::any_of(plan.admit, [&](const auto& admission) {
-                                   const cache::BlockRef& tail = admission.prefix.tail;
-                                   return admission.sequence == &sequence && tail && inexact(tail);
-                                 }));
     for (int i = 0; i < chunk.new_blocks; ++i) {
       auto block = pool_.Allocate();
       MOESAIC_CHECK(block.ok());
-      if (marks) pool_.SetInexact(*block);
       sequence.block_table.push_back(block->index());
       sequence.blocks.push_back(*std::move(block));
     }
@@ -341,11 +356,15 @@ void Scheduler::Advance(const StepPlan& plan) {
     sequence.computed += chunk.kept();
     const int whole = std::min(sequence.computed, sequence.shared_limit) / tensor::kKvBlockTokens;
     if (!options_.prefix_cache || whole == sequence.indexed_blocks) continue;
-    tree_.Insert(sequence.cache_namespace,
-                 std::span(sequence.tokens).first(static_cast<size_t>(whole) * tensor::kKvBlockTokens),
-                 std::span(sequence.blocks).first(whole), sequence.indexed_blocks);
+    for (int i = std::max(sequence.indexed_blocks, sequence.first_inexact_block); i < whole; ++i) {
+      pool_.SetInexact(sequence.blocks[i]);
+    }
+    Index(sequence, std::span(sequence.blocks).first(whole), sequence.indexed_blocks);
     for (int i = sequence.indexed_blocks; i < whole; ++i) {
       sequence.block_table[i] = sequence.blocks[i].index();
+      if (pool_.inexact(sequence.block_table[i])) {
+        sequence.first_inexact_block = std::min(sequence.first_inexact_block, i);
+      }
     }
     sequence.indexed_blocks = whole;
   }

@@ -96,8 +96,8 @@ class Scheduler {
   StepPlan Plan() const;
   /// Carries the plan out. The batch computes its chunks, after all pending operations.
   StepBatch Commit(StepPlan& plan);
-  /// Takes the pending operations, to be applied outside a step.
-  cache::KvOps TakeOps() { return std::exchange(ops_, {}); }
+  /// Takes the pending operations and ended sequences, as a batch without rows.
+  StepBatch TakePending();
   /// Records that the plan's chunks were computed, and their accepted drafts. Whole blocks of tokens enter
   /// the tree; rows after the computed tokens are written again.
   void Advance(const StepPlan& plan);
@@ -118,7 +118,9 @@ class Scheduler {
   void CancelFetch(Sequence& sequence);
   void MakeFree(int blocks);
   void Admit(StepPlan::Admission& admission);
+  int FirstInexact(const Sequence& sequence, const cache::BlockRef& tail) const;
   void TakeBlocks(const StepPlan& plan);
+  void Index(const Sequence& sequence, std::span<cache::BlockRef> blocks, int known);
   StepBatch BatchOf(const StepPlan& plan);
   void ChooseFront();
   void JoinClient(Sequence& sequence);

@@ -112,6 +112,19 @@ class Story {
     return next;
   }
 
+  // Marks block `index` of a request's prompt, which is in the tree, as inexact.
+  void MarkInexact(char request, int index) {
+    pool_.SetInexact(tree_.Find("", prompts_.at(request - 'a')).blocks.at(index));
+  }
+  // Marks of the blocks of a request's prompt: 'x' for inexact ones.
+  std::string Marks(char request) {
+    std::string marks;
+    for (const cache::BlockRef& block : tree_.Find("", prompts_.at(request - 'a')).blocks) {
+      marks += pool_.inexact(block.index()) ? 'x' : '-';
+    }
+    return marks;
+  }
+
   bool Remove(RequestId id) { return scheduler_.Remove(id); }
   static std::string Name(const Sequence& sequence) {
     return std::string(1, static_cast<char>('a' + (sequence.id - 1) % 26));
@@ -361,6 +374,31 @@ TEST(SchedulerTest, WhatIsCachedIsNotComputedAgain) {
   EXPECT_EQ(story.Run(), "+e(127) e1") << "the last token is computed for its logits";
   story.Add({.prompt = 128, .output = 1, .shared = 100, .with = 'd'});
   EXPECT_EQ(story.Run(), "+f(100) f28") << "36 tokens of the second block are copied";
+}
+
+TEST(SchedulerTest, BlocksComputedAfterAnInexactBlockAreInexact) {
+  Story story(30, kRoomy);
+  story.Add({192, 2});
+  while (!story.Run().empty()) continue;
+  EXPECT_EQ(story.Marks('a'), "---");
+  story.MarkInexact('a', 1);
+  story.Add({.prompt = 320, .output = 2, .shared = 192, .with = 'a'});
+  while (!story.Run().empty()) continue;
+  EXPECT_EQ(story.Marks('b'), "-x-xx") << "the third was computed before the mark";
+  story.Add({.prompt = 192, .output = 2});
+  while (!story.Run().empty()) continue;
+  EXPECT_EQ(story.Marks('c'), "---");
+}
+
+TEST(SchedulerTest, BlocksThatBeginWithRowsOfAnInexactBlockAreInexact) {
+  Story story(30, kRoomy);
+  story.Add({128, 2});
+  while (!story.Run().empty()) continue;
+  story.MarkInexact('a', 1);
+  story.Add({.prompt = 256, .output = 2, .shared = 100, .with = 'a'});
+  EXPECT_EQ(story.Run(), "+b(100) b100");
+  while (!story.Run().empty()) continue;
+  EXPECT_EQ(story.Marks('b'), "-xxx");
 }
 
 TEST(SchedulerTest, ScoredPromptsAreComputedWhole) {

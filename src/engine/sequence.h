@@ -38,9 +38,9 @@ struct DraftState {
   DraftRecord record;           // of the main drafter
   DraftRecord lookup_record;    // of the additional look-up drafter
   bool looked_up = false;       // the last draft came from the look-up drafter
-  // Look-up result after the first `found_behind` tokens that no step has verified.
+  // Look-up result after the first `found_at` tokens that no step has verified.
   std::vector<int32_t> found;
-  int found_behind = 0;
+  int found_at = 0;
   // MTP: its layer has rows of positions [64 * mtp_first, mtp_computed). `hidden` are the states that it
   // needs for the next rows: [computed - mtp_computed, hidden_size].
   int mtp_first = 0;
@@ -65,9 +65,10 @@ struct Sequence {
   MaskTicket mask;            // of the next token, until it is drawn
   bool slow_masks = false;    // a mask took long: masks are computed at low priority, before a step
   std::vector<float> hidden;  // [hidden_size] of the last prompt token, for an embedding
-  std::optional<kernels::BlockSparsity>
-      sparsity;                 // settings, without pointers; none: its rows read all blocks
-  std::string cache_namespace;  // that its blocks are of: the request's, and how they were computed
+  // Settings, without pointers. Without them, the rows read all blocks.
+  std::optional<kernels::BlockSparsity> sparsity;
+  // Namespace of its blocks: that of the request, and how they are computed.
+  std::string cache_namespace;
   // First token computed by rows that choose blocks although a prompt's rows would not: later blocks stay out
   // of the tree.
   int shared_limit = std::numeric_limits<int>::max();
@@ -76,8 +77,10 @@ struct Sequence {
   std::vector<int32_t> block_table;  // [blocks] block numbers for the kernels
   int indexed_blocks = 0;            // leading blocks that are in the radix tree
   int cached_tokens = 0;             // prompt tokens found in the tree at the first admission
-  cache::KvTier* fetching =
-      nullptr;  // tier that fills the blocks after the indexed ones while the sequence waits
+  // First block that may differ from what computing its tokens gives; so may all blocks after it.
+  int first_inexact_block = std::numeric_limits<int>::max();
+  // Tier that fills the blocks after the indexed ones while the sequence waits; null: none.
+  cache::KvTier* fetching = nullptr;
   DraftState draft;
 
   ClientShare* share = nullptr;

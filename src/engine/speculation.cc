@@ -47,7 +47,7 @@ std::vector<int> Speculation::Depths(const std::vector<DepthPolicy::Candidate>& 
 void Speculation::KeepFound(Sequence& sequence) const {
   const std::span<const int32_t> found = (lookup_ != nullptr ? *lookup_ : *drafter_).Found(sequence);
   sequence.draft.found.assign(found.begin(), found.end());
-  sequence.draft.found_behind = sequence.size();
+  sequence.draft.found_at = sequence.size();
 }
 
 // Look-up results exist whether they are drafted or not. Results that no step verified are compared with the
@@ -55,7 +55,7 @@ void Speculation::KeepFound(Sequence& sequence) const {
 void Speculation::JudgeFound(Sequence& sequence) {
   DraftState& draft = sequence.draft;
   if (draft.found.empty()) return;
-  const std::span<const int32_t> said = std::span(sequence.tokens).subspan(draft.found_behind);
+  const std::span<const int32_t> said = std::span(sequence.tokens).subspan(draft.found_at);
   const auto known = std::span(draft.found).first(std::min(draft.found.size(), said.size()));
   const auto right = std::ranges::mismatch(known, said).in1 - known.begin();
   if (!known.empty()) {
@@ -76,12 +76,12 @@ DepthPolicy::Candidate Speculation::ChooseSource(Sequence& sequence) {
   };
   const DepthPolicy::Candidate main = {.record = &draft.record,
                                        .limit = limit(*drafter_, most_),
-                                       .behind = drafter_->Behind(sequence),
+                                       .pending_rows = drafter_->PendingRows(sequence),
                                        .is_free = drafter_->is_free()};
   if (lookup_ == nullptr) return main;
   const DepthPolicy::Candidate lookup = {.record = &draft.lookup_record,
                                          .limit = limit(*lookup_, most_looked_up_),
-                                         .behind = 0,
+                                         .pending_rows = 0,
                                          .is_free = true};
   if (lookup.limit == 0 || (adaptive_ && policy_.Rate(lookup) <= policy_.Rate(main))) return main;
   draft.looked_up = true;
@@ -100,7 +100,7 @@ Speculation::Jobs Speculation::MakeJobs(const std::vector<std::unique_ptr<Sequen
     sequence.draft.tokens.clear();
     rows -= std::min(rows, sequence.remaining());
     if (sequence.remaining() > 1) {
-      if (starts && drafter_->Behind(sequence) > 0) {
+      if (starts && drafter_->PendingRows(sequence) > 0) {
         jobs.main.push_back({&sequence, 0});
       } else {
         drafter_->Skip(sequence);
@@ -135,14 +135,14 @@ void Speculation::Draft(const std::vector<std::unique_ptr<Sequence>>& running, i
 
 void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
   if (jobs.empty()) return;
-  int passes = 0, behind = 0;
+  int passes = 0, pending_rows = 0;
   for (const DraftJob& job : jobs) {
     passes = std::max(passes, job.depth);
-    behind += drafter->Behind(*job.sequence);
+    pending_rows += drafter->PendingRows(*job.sequence);
   }
   const Clock::time_point start = Clock::now();
   if (const Status drafted = drafter->Draft(jobs); !drafted.ok()) {
-    if (!std::exchange(told_failure_, true)) {
+    if (!std::exchange(failure_logged_, true)) {
       spdlog::error("drafting failed: {}; steps continue without drafts", Message(drafted));
     }
     for (const DraftJob& job : jobs) job.sequence->draft.tokens.clear();
@@ -150,7 +150,7 @@ void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
   }
   for (const DraftJob& job : jobs) CutInvalid(*job.sequence);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  if (!drafter->is_free()) policy_.CountDrafts(static_cast<int>(jobs.size()), passes, behind, seconds);
+  if (!drafter->is_free()) policy_.CountDrafts(static_cast<int>(jobs.size()), passes, pending_rows, seconds);
 }
 
 void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, double seconds) {

@@ -63,7 +63,7 @@ class Speculation {
   const bool adaptive_;
   DepthPolicy policy_;
   SpeculationStats stats_;
-  bool told_failure_ = false;
+  bool failure_logged_ = false;
 };
 
 /// Creates the drafters of `options`, which are resolved; null: none. `second`: the drafter of method

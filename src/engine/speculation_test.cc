@@ -1,7 +1,6 @@
 // Speculative decoding over the fake model: whatever is drafted, the same is said as without, and in fewer
 // steps where the drafts are right.
 #include "engine/speculation.h"
-#include "kernels/kernel_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +14,7 @@
 #include "engine/engine.h"
 #include "engine/fake_model.h"
 #include "engine/ngram_drafter.h"
+#include "kernels/kernel_table.h"
 #include "text/grammar.h"
 
 namespace moesaic::engine {
@@ -212,7 +212,7 @@ class Oracle : public Drafter {
  public:
   explicit Oracle(const std::vector<int32_t>& text) : text_(text) {}
   int Limit(const Sequence&, int most) override { return std::min(1, most); }
-  int Behind(const Sequence&) const override { return 0; }
+  int PendingRows(const Sequence&) const override { return 0; }
   Status Draft(std::span<const DraftJob> jobs) override {
     for (const DraftJob& job : jobs) job.sequence->draft.tokens = {text_[job.sequence->size()]};
     return OkStatus();
@@ -347,7 +347,7 @@ TEST_F(SpeculationTest, ASecondTurnFindsWhatWasSaid) {
 }
 
 // Requests that draft nothing leave blocks without the module's rows: the next turn begins anew behind them.
-TEST_F(SpeculationTest, MtpBeginsAnewBehindBlocksThatLackItsRows) {
+TEST_F(SpeculationTest, MtpRestartsAfterBlocksThatLackItsRows) {
   FakeModel model(2048, FakeModel::kVocab, /*mtp=*/true);
   auto engine = Make(model, "mtp");
   Request reader = MakeRequest(200, 5, 0, 0);
@@ -429,7 +429,7 @@ TEST_F(SpeculationTest, CancellingDropsDrafts) {
   }
 }
 
-TEST_F(SpeculationTest, GrammarsHoldBehindEachDraft) {
+TEST_F(SpeculationTest, GrammarsHoldAfterEachDraft) {
   const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
   ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
@@ -551,7 +551,7 @@ double Slowdown(double row_cost, double pass_cost, const std::vector<double>& ch
   int said = 0;
   while (said < tokens) {
     const DepthPolicy::Candidate candidate = {
-        .record = &record, .limit = static_cast<int>(chances.size()), .behind = 0};
+        .record = &record, .limit = static_cast<int>(chances.size()), .pending_rows = 0};
     const int depth = policy.Choose({&candidate, 1}, 1, 100)[0];
     if (depth > 0) {
       policy.CountDrafts(1, depth, 0, depth * pass_cost);
@@ -590,13 +590,14 @@ TEST(DepthPolicyTest, RatesFreeDraftsByTheirOwnRecord) {
   }
   DraftRecord computed, looked_up;
   for (int i = 0; i < 20; ++i) policy.CountOutcome(computed, /*is_free=*/false, 1, 1);
-  const DepthPolicy::Candidate module = {.record = &computed, .limit = 1, .behind = 1};
-  const DepthPolicy::Candidate lookup = {.record = &looked_up, .limit = 8, .behind = 0, .is_free = true};
+  const DepthPolicy::Candidate module = {.record = &computed, .limit = 1, .pending_rows = 1};
+  const DepthPolicy::Candidate lookup = {
+      .record = &looked_up, .limit = 8, .pending_rows = 0, .is_free = true};
   EXPECT_GT(policy.Rate(lookup), policy.Rate(module)) << "hoped for, and costs nothing";
   for (int i = 0; i < 20; ++i) policy.CountOutcome(looked_up, /*is_free=*/true, 2, 0);
   EXPECT_LT(policy.Rate(lookup), policy.Rate(module));
   DraftRecord other;  // of another sequence: what all lookups were worth counts
-  const DepthPolicy::Candidate next = {.record = &other, .limit = 8, .behind = 0, .is_free = true};
+  const DepthPolicy::Candidate next = {.record = &other, .limit = 8, .pending_rows = 0, .is_free = true};
   EXPECT_LT(policy.Rate(next), policy.Rate(module));
   for (int i = 0; i < 40; ++i) policy.CountUnused(looked_up, 2, 2);
   EXPECT_GT(policy.Rate(lookup), policy.Rate(module)) << "right again, though nobody verified it";

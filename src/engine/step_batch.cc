@@ -125,6 +125,14 @@ Status CheckOp(const cache::KvOp& op, const StepLimits& limits) {
     return InvalidArgument("step batch: an operation names a block outside [0, {}): {}", limits.blocks,
                            op.block);
   }
+  const bool needs_disk = op.kind == cache::KvOpKind::kLoad || op.kind == cache::KvOpKind::kCancelLoad ||
+                          op.kind == cache::KvOpKind::kStore || op.kind == cache::KvOpKind::kAttach;
+  if (needs_disk && !limits.disk) {
+    return InvalidArgument("step batch: an operation needs a disk tier, found {}", static_cast<int>(op.kind));
+  }
+  if (op.kind == cache::KvOpKind::kCopy && op.from == op.block) {
+    return InvalidArgument("step batch: block {} is copied to itself", op.block);
+  }
   if (op.from < 0 || op.from >= limits.blocks || op.tokens < 0 || op.tokens > tensor::kKvBlockTokens) {
     return InvalidArgument("step batch: an operation copies {} tokens of block {}", op.tokens, op.from);
   }

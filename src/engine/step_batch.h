@@ -71,6 +71,7 @@ struct StepLimits {
   int layers = 0;  // of a block
   int vocab_size = 0;
   int hidden_size = 0;
+  bool disk = false;  // operations on the disk tier are allowed: the records that they name are its own
 };
 
 /// Whether every index and number of `batch` is in range. InvalidArgument names the first that is not.

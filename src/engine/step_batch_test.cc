@@ -1,7 +1,6 @@
 // Batches survive serialization, and a second executor that runs the parsed batches computes the same
 // results.
 #include "engine/step_batch.h"
-#include "kernels/kernel_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +14,7 @@
 
 #include "engine/fake_model.h"
 #include "engine/local_executor.h"
+#include "kernels/kernel_table.h"
 
 namespace moesaic::engine {
 namespace {
@@ -82,8 +82,13 @@ TEST(StepBatchTest, MalformedBytesAreRefusedByName) {
 }
 
 TEST(StepBatchTest, NumbersOutOfRangeAreRefusedByName) {
-  const StepLimits limits = {
-      .blocks = 8, .swap_slots = 2, .warm_slots = 2, .layers = 3, .vocab_size = 100, .hidden_size = 4};
+  StepLimits limits = {.blocks = 8,
+                       .swap_slots = 2,
+                       .warm_slots = 2,
+                       .layers = 3,
+                       .vocab_size = 100,
+                       .hidden_size = 4,
+                       .disk = true};
   ASSERT_TRUE(CheckBatch(Example(), limits).ok()) << CheckBatch(Example(), limits);
   const auto message = [&](const auto& change) {
     StepBatch batch = Example();
@@ -93,6 +98,17 @@ TEST(StepBatchTest, NumbersOutOfRangeAreRefusedByName) {
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[0].block = 8; }), HasSubstr("block outside [0, 8): 8"));
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[0].slot = 2; }), HasSubstr("slot outside [0, 2): 2"));
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[1].tokens = 65; }), HasSubstr("copies 65 tokens"));
+  EXPECT_THAT(message([](StepBatch& b) { b.ops_before[1].from = b.ops_before[1].block; }),
+              HasSubstr("is copied to itself"));
+  for (const auto kind : {cache::KvOpKind::kLoad, cache::KvOpKind::kCancelLoad, cache::KvOpKind::kStore,
+                          cache::KvOpKind::kAttach}) {
+    StepBatch batch = Example();
+    batch.ops_before.push_back({.kind = kind});
+    EXPECT_TRUE(CheckBatch(batch, limits).ok()) << static_cast<int>(kind);
+    StepLimits without_disk = limits;
+    without_disk.disk = false;
+    EXPECT_THAT(Message(CheckBatch(batch, without_disk)), HasSubstr("needs a disk tier"));
+  }
   EXPECT_THAT(message([](StepBatch& b) { b.ops_after[0].layer = -1; }),
               HasSubstr("layer outside [0, 3): -1"));
   EXPECT_THAT(message([](StepBatch& b) { b.tokens[1] = 100; }), HasSubstr("vocabulary [0, 100): 100"));

@@ -136,7 +136,7 @@ TEST_P(WarmGoldenTest, LossyBlocksNeverComeToTheDisk) {
     EXPECT_GT(engine->stats().warm.restored_blocks, 4);
     engine->SaveCache();
     EXPECT_EQ(engine->stats().disk.blocks, before) << "those behind are lossy too";
-    EXPECT_EQ(engine->stats().disk_lost_blocks, 0);
+    EXPECT_EQ(engine->stats().disk.lost_blocks, 0);
     // In the tree they serve whoever comes next.
     Ask(*engine, longer, 448);
   }

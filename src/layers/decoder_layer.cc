@@ -1,4 +1,5 @@
 #include "layers/decoder_layer.h"
+
 #include "kernels/elementwise.h"
 
 namespace moesaic::layers {

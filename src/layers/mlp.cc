@@ -1,4 +1,5 @@
 #include "layers/mlp.h"
+
 #include "kernels/elementwise.h"
 
 namespace moesaic::layers {

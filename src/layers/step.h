@@ -28,7 +28,7 @@ class KvFetcher {
   virtual void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) = 0;
 };
 
-/// One ragged batch on its way through the layers. Borrowed by all; constant during the step.
+/// One ragged batch passed through the layers. All members are borrowed and constant during the step.
 struct Step {
   const kernels::ExecContext& ctx;
   std::span<const kernels::SequenceSlice> sequences;

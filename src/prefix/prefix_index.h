@@ -74,7 +74,6 @@ class PrefixIndex {
 
   int blocks() const { return blocks_; }  ///< in all namespaces
   int nodes() const { return nodes_; }    ///< without roots
-  const KeyedHasher& hasher() const { return hasher_; }
 
   /// An id that no block has. For users without ids of their own; Remove makes it available again.
   int32_t NewId() {

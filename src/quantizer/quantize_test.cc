@@ -1,5 +1,4 @@
 #include "quantizer/quantize.h"
-#include "base/round.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -11,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/round.h"
 #include "checkpoint/safetensors_writer.h"
 #include "quantizer/format/loader_rules.h"
 #include "quantizer/io/journal.h"

@@ -97,7 +97,7 @@ void ReadVariables(Fields& body, Json* variables) {
 }
 
 // Cuts the prompt after the last message's text, so that the template's end of the message is left out.
-Status CutBehindLast(const Conversation& conversation, std::string* prompt) {
+Status CutAfterLast(const Conversation& conversation, std::string* prompt) {
   const std::string& last = conversation.messages.back()["content"].get_ref<const std::string&>();
   const size_t end = last.find_last_not_of(" \t\r\n");
   if (end == std::string::npos) return OkStatus();
@@ -217,7 +217,7 @@ StatusOr<std::string> RenderText(const PromptTemplate& chat, const Conversation&
   if (!conversation.variables.empty()) input.variables_json = Dump(conversation.variables);
   input.add_generation_prompt = conversation.add_generation_prompt && !conversation.continue_last;
   ASSIGN_OR_RETURN(std::string text, chat.Render(conversation.messages, std::move(input)));
-  if (conversation.continue_last) RETURN_IF_ERROR(CutBehindLast(conversation, &text));
+  if (conversation.continue_last) RETURN_IF_ERROR(CutAfterLast(conversation, &text));
   return text;
 }
 

@@ -332,7 +332,7 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.warm_dropped, static_cast<double>(warm.dropped_blocks));
   Impl::Follow(m.warm_store_seconds, warm.store_seconds);
   Impl::Follow(m.warm_restore_seconds, warm.restore_seconds);
-  Impl::Follow(m.disk_lost, static_cast<double>(engine.disk_lost_blocks));
+  Impl::Follow(m.disk_lost, static_cast<double>(disk.lost_blocks));
   Impl::Follow(m.disk_loads, static_cast<double>(disk.loads));
   Impl::Follow(m.disk_abandoned, static_cast<double>(disk.abandoned_loads));
   Impl::Follow(m.disk_loaded, static_cast<double>(disk.loaded_blocks));

@@ -157,7 +157,7 @@ class HttpApi : public Server {
               {"used_blocks", used},
               {"cached_blocks", stats.cached_blocks},
               {"free_blocks", stats.free_blocks},
-              {"tree_nodes", stats.cached_runs},
+              {"tree_nodes", stats.tree_nodes},
               {"block_tokens", tensor::kKvBlockTokens}}},
             {"requests", live_.List(kShownRequests)}};
   }

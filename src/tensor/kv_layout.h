@@ -21,6 +21,11 @@ inline std::span<const int32_t> KvBlockAt(std::span<const int32_t> tokens, size_
   return tokens.subspan(index * kKvBlockTokens, kKvBlockTokens);
 }
 
+/// Tokens of the first `blocks` blocks of a sequence: [blocks * kKvBlockTokens].
+inline std::span<const int32_t> KvTokensOf(std::span<const int32_t> tokens, size_t blocks) {
+  return tokens.first(blocks * kKvBlockTokens);
+}
+
 /// Address of one block. Its layers are contiguous; its key summaries are stored elsewhere.
 struct KvBlockView {
   std::byte* data = nullptr;       // [layers][layer_bytes]

@@ -10,8 +10,7 @@ Chat (english.py): needles, keys, values and words in English, for any chat mode
 each of --chat-lengths, which its context must hold.
 Retrieval: needles at every depth of a text, values of keys in a long list, and repeated lists (models/moesaic-tiny's
 own generator, prompts of about 2,000 tokens outside of training), greedy; only identical answers are correct. Also with
-a share of the mass instead of a whole budget, and with choices that several tokens share. Perplexity: every row
-of a window chooses. Prints markdown.
+choices that several tokens share. Perplexity: every row of a window chooses. Prints markdown.
 """
 import argparse
 import json
@@ -27,12 +26,10 @@ import recall
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUDGETS = [256, 512, 1024]
-# (label, flags): other uses of the budget of 512.
-WAYS = [("512, mass 0.9", ["--kv-sparsity-mass", "0.9"]), ("512, mass 0.98", ["--kv-sparsity-mass", "0.98"]),
-        ("512, reuse 2", ["--kv-sparsity-reuse", "2"]), ("512, reuse 4", ["--kv-sparsity-reuse", "4"]),
+# (label, flags): shared choices with the budget of 512.
+WAYS = [("512, reuse 2", ["--kv-sparsity-reuse", "2"]), ("512, reuse 4", ["--kv-sparsity-reuse", "4"]),
         ("512, reuse 16", ["--kv-sparsity-reuse", "16"])]
-# For perplexity: half the window as the limit, and a quarter of it as the budget.
-MASSES = [0.8, 0.9, 0.95, 0.98]
+# For perplexity, with a quarter of the window as the budget.
 REUSES = [2, 4, 8, 16]
 
 
@@ -115,15 +112,13 @@ def retrieval(moesaic, folder, samples):
 
 
 def perplexity(moesaic, model, text, window, tokens, more=(), ways=True):
-    """`ways` adds shares of the mass and shared choices. `more`: flags of all sparse runs."""
+    """`ways` adds shared choices. `more`: flags of all sparse runs."""
     print(f"\n### Perplexity, {pathlib.Path(model).name}, windows of {window}, {tokens} tokens\n")
     print("| budget | perplexity | of dense | what came of it |\n|---|---|---|---|")
     dense = None
     settings = [("dense", [])]
     settings += [(budget, ["--kv-sparsity-budget", str(budget)]) for budget in (256, 512, 1024, 2048, 4096) if budget < window]
     if ways:
-        settings += [(f"{window // 2}, mass {mass}",
-                      ["--kv-sparsity-budget", str(window // 2), "--kv-sparsity-mass", str(mass)]) for mass in MASSES]
         settings += [(f"{window // 4}, reuse {reuse}",
                       ["--kv-sparsity-budget", str(window // 4), "--kv-sparsity-reuse", str(reuse)]) for reuse in REUSES]
     for name, flags in settings:

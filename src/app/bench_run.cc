@@ -90,8 +90,8 @@ double BenchRunner::StepBytes(const BenchResult& result, int sequences, int dept
   const int layers = layout.layers - info.mtp_layers;
   if (result.blocks_per_step == 0) return weights + token_bytes * layers * depth * sequences;
   const int dense = std::min(options_.dense_layers, layers);
-  // Rows that reuse a choice read no digests, unless their bound is needed.
-  const double scoring = options_.defaults.eps < 1 ? 1 : 1.0 / options_.defaults.reuse;
+  // Rows that reuse a choice read no key summaries.
+  const double scoring = 1.0 / options_.defaults.reuse;
   const double digests =
       static_cast<double>(layout.summary_bytes) * (depth / tensor::kKvBlockTokens) * scoring;
   const double chosen = result.blocks_per_step * token_bytes * tensor::kKvBlockTokens / layout.heads;

@@ -97,12 +97,11 @@ StatusOr<engine::SparsityOptions> SparsityFlags::Resolve() const {
   const engine::SparsityOptions unsaid;
   const bool audits = options.audit_every != 0 && options.audit_every != unsaid.audit_every;
   if (mode.empty() && said == "off" &&
-      (options.defaults.eps != unsaid.defaults.eps || options.defaults.mass != unsaid.defaults.mass ||
-       options.defaults.reuse != unsaid.defaults.reuse || options.dense_layers != unsaid.dense_layers ||
+      (options.defaults.reuse != unsaid.defaults.reuse || options.dense_layers != unsaid.dense_layers ||
        digest != SparsityFlags().digest || audits)) {
     return InvalidArgument(
-        "--kv-sparsity-eps, --kv-sparsity-mass, --kv-sparsity-reuse, --kv-sparsity-digest, "
-        "--kv-sparsity-dense-layers and --kv-sparsity-audit need --kv-sparsity or --kv-sparsity-budget");
+        "--kv-sparsity-reuse, --kv-sparsity-digest, --kv-sparsity-dense-layers and --kv-sparsity-audit need "
+        "--kv-sparsity or --kv-sparsity-budget");
   }
   if (said == "off") return unsaid;
   resolved.digests = true;

@@ -25,17 +25,6 @@ void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::s
       .Range(0, 1 << 24)
       .ShowDefault()
       .Group(group);
-  verb.AddOption("--kv-sparsity-eps", flags.options.defaults.eps,
-                 "Heads that may leave out more of their attention than this read all blocks; 1: none do")
-      .Range(0.0, 1.0)
-      .ShowDefault()
-      .Group(group);
-  verb.AddOption("--kv-sparsity-mass", flags.options.defaults.mass,
-                 "Rows take their best blocks only until these have this share of the mass of their "
-                 "attention, as digests estimate it, and the budget at most; 1: the whole budget")
-      .Range(0.0, 1.0)
-      .ShowDefault()
-      .Group(group);
   verb.AddOption("--kv-sparsity-reuse", flags.options.defaults.reuse,
                  "So many tokens in a row read the blocks that the first of them chose; 1: each chooses")
       .Range(1, 64)
@@ -68,9 +57,8 @@ std::string DescribeSparsity(const engine::SparsityOptions& options) {
   if (!options.digests) return "off";
   const engine::RequestSparsity& defaults = options.defaults;
   if (defaults.mode == engine::SparsityMode::kDense) return "dense unless a request asks";
-  std::string text = fmt::format("{}, {} tokens a row, eps {}, from layer {} on", ToString(defaults.mode),
-                                 defaults.budget, defaults.eps, options.dense_layers);
-  if (defaults.mass < 1) text += fmt::format(", until {:g}% of the mass", 100 * defaults.mass);
+  std::string text = fmt::format("{}, {} tokens a row, from layer {} on", ToString(defaults.mode),
+                                 defaults.budget, options.dense_layers);
   if (defaults.reuse > 1) text += fmt::format(", chosen for {} tokens", defaults.reuse);
   return text;
 }
@@ -78,13 +66,12 @@ std::string DescribeSparsity(const engine::SparsityOptions& options) {
 std::string DescribeCounters(const kernels::SparsityCounters& counters) {
   if (counters.selections == 0) return "nothing was left out";
   std::string text = fmt::format(
-      "{:.1f}% of the blocks read by {} choices, {} of which fell back to all",
+      "{:.1f}% of the blocks read by {} choices",
       100.0 * static_cast<double>(counters.blocks_read) / static_cast<double>(counters.blocks_all),
-      counters.selections, counters.dense_fallbacks);
+      counters.selections);
   if (counters.reused > 0) {
     text += fmt::format("; {} took over an earlier choice", counters.reused);
   }
-  if (counters.capped > 0) text += fmt::format("; {} met the budget before the mass", counters.capped);
   if (const int64_t audited = counters.missed.count(); audited > 0) {
     text += fmt::format(
         "; {} audited heads missed {:.2f}% of their attention in the mean, half at most {:g}%, "

@@ -1,4 +1,4 @@
-// The flags of attention over chosen blocks.
+// Flags of block-sparse attention.
 #pragma once
 
 #include <string>
@@ -10,15 +10,16 @@
 
 namespace moesaic::app {
 
-/// Declares --kv-sparsity, one of `modes`, --kv-sparsity-budget and what goes with them; --kv-sparsity-audit
-/// for verbs that tell of audits. A budget without a mode means the first mode in which rows choose.
+/// Declares --kv-sparsity, one of `modes`, and the flags of its settings; --kv-sparsity-audit only if the
+/// verb reports audits. A budget without a mode selects the first of `modes` in which rows choose.
 void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::string>& modes,
                       bool audits = true);
 
-/// "decode, 2048 tokens a row, eps 1"; "off"; "dense unless a request asks".
+/// Returns a text such as "decode, 2048 tokens a row, from layer 2 on", "off" or "dense unless a request
+/// asks".
 std::string DescribeSparsity(const engine::SparsityOptions& options);
 
-/// "12.5% of 1,024 blocks read, 3 of 96 choices fell back, ..."; what came of it, in a line.
+/// Returns a line such as "12.5% of the blocks read by 96 choices; 24 took over an earlier choice".
 std::string DescribeCounters(const kernels::SparsityCounters& counters);
 
 }  // namespace moesaic::app

@@ -33,12 +33,6 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
     return InvalidArgument("kv_sparsity: the budget must be at least {} tokens, found {}", kMinSparsityBudget,
                            sparsity.budget);
   }
-  if (!(sparsity.eps >= 0 && sparsity.eps <= 1)) {
-    return InvalidArgument("kv_sparsity: eps must be in [0, 1], found {}", sparsity.eps);
-  }
-  if (!(sparsity.mass > 0 && sparsity.mass <= 1)) {
-    return InvalidArgument("kv_sparsity: mass must be above 0 and at most 1, found {}", sparsity.mass);
-  }
   if (sparsity.reuse < 1 || sparsity.reuse > tensor::kKvBlockTokens) {
     return InvalidArgument("kv_sparsity: reuse must be in [1, {}], found {}", tensor::kKvBlockTokens,
                            sparsity.reuse);
@@ -54,17 +48,14 @@ kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const Sp
                                        int prompt) {
   return {.budget_blocks = tensor::KvBlocksFor(sparsity.budget),
           .first_position = sparsity.mode == SparsityMode::kDecode ? prompt : 0,
-          .mass = sparsity.mass,
           .reuse = sparsity.reuse,
-          .eps = sparsity.eps,
           .audit_every = options.audit_every};
 }
 
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity) {
   constexpr std::string_view kOurs = "kv_sparsity=";
   if (sparsity.mode == SparsityMode::kAll) {
-    std::string chosen = fmt::format("{}{},{}", kOurs, tensor::KvBlocksFor(sparsity.budget), sparsity.eps);
-    if (sparsity.mass < 1) chosen += fmt::format(",mass={}", sparsity.mass);
+    std::string chosen = fmt::format("{}{}", kOurs, tensor::KvBlocksFor(sparsity.budget));
     if (sparsity.reuse > 1) chosen += fmt::format(",reuse={}", sparsity.reuse);
     return fmt::format("{};{}", chosen, name);
   }

@@ -26,12 +26,6 @@ struct RequestSparsity {
   SparsityMode mode = SparsityMode::kDense;
   /// Maximum tokens that a row reads, rounded up to whole blocks; rows with fewer read all.
   int budget = 2048;
-  /// Maximum share of softmax mass that a head may omit; heads with a higher bound read all blocks; 1: none
-  /// do.
-  float eps = 1;
-  /// Share of the estimated mass at which a row stops to add blocks; below 1, the budget is the maximum, and
-  /// shorter rows choose, too.
-  float mass = 1;
   /// Number of adjacent rows that share the choice of the first, at most to the end of their block of 64.
   int reuse = 1;
 };
@@ -63,8 +57,8 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
 kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
                                        int prompt);
 
-/// The namespace of cached blocks whose rows chose so: the client's own unless rows of prompts choose. No two
-/// (name, choice) share one.
+/// Returns the namespace of cached blocks that rows with this setting computed: `name`, the client's own,
+/// unless rows of prompts choose. Different names or settings of such rows have different namespaces.
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity);
 
 /// Bytes of one layer's key summaries of a block.

@@ -14,7 +14,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "batches are written as they are in memory");
 
 constexpr uint32_t kMagic = 0x4253'4d6d;  // "mMSB"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 class Writer {
  public:
@@ -93,7 +93,7 @@ class Reader {
 
 constexpr size_t kOpBytes = 2 + 5 * sizeof(int32_t) + 2 * sizeof(uint64_t);
 constexpr size_t kRowsBytes = sizeof(uint64_t) + 7 * sizeof(int32_t);
-constexpr size_t kSparsityBytes = 6 * sizeof(int32_t);
+constexpr size_t kSparsityBytes = 4 * sizeof(int32_t);
 
 void PutOps(const cache::KvOps& ops, Writer* writer) {
   writer->Put(static_cast<uint64_t>(ops.size()));
@@ -176,9 +176,8 @@ Status CheckRows(const BatchRows& rows, const StepBatch& batch) {
 }
 
 Status CheckSparsitySetting(const kernels::BlockSparsity& s) {
-  const bool valid = s.budget_blocks >= kernels::kMinSparseBlocks && s.first_position >= 0 && s.mass > 0 &&
-                     s.mass <= 1 && s.reuse >= 1 && s.reuse <= tensor::kKvBlockTokens && s.eps >= 0 &&
-                     s.eps <= 1 && s.audit_every >= 0;
+  const bool valid = s.budget_blocks >= kernels::kMinSparseBlocks && s.first_position >= 0 && s.reuse >= 1 &&
+                     s.reuse <= tensor::kKvBlockTokens && s.audit_every >= 0;
   if (valid) return OkStatus();
   return InvalidArgument("step batch: a sparsity setting is out of range (budget {}, reuse {})",
                          s.budget_blocks, s.reuse);
@@ -265,9 +264,7 @@ std::string Serialize(const StepBatch& batch) {
   for (const kernels::BlockSparsity& setting : batch.sparsity) {
     writer.Put(static_cast<int32_t>(setting.budget_blocks));
     writer.Put(static_cast<int32_t>(setting.first_position));
-    writer.Put(setting.mass);
     writer.Put(static_cast<int32_t>(setting.reuse));
-    writer.Put(setting.eps);
     writer.Put(static_cast<int32_t>(setting.audit_every));
   }
   writer.PutAll(batch.hidden);
@@ -302,9 +299,7 @@ StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes) {
   for (kernels::BlockSparsity& setting : batch.sparsity) {
     setting.budget_blocks = reader.Get<int32_t>();
     setting.first_position = reader.Get<int32_t>();
-    setting.mass = reader.Get<float>();
     setting.reuse = reader.Get<int32_t>();
-    setting.eps = reader.Get<float>();
     setting.audit_every = reader.Get<int32_t>();
   }
   batch.hidden = reader.GetAll<float>("hidden");

@@ -33,7 +33,8 @@ StepBatch Example() {
   batch.ops_after = {{.kind = KvOpKind::kBuildSummary, .block = 5}};
   batch.ended = {7, 9};
   const std::vector<int32_t> tokens = {1, 2, 3}, drafts = {4}, table = {5, 6};
-  const kernels::BlockSparsity setting = {.budget_blocks = 8, .mass = 0.75F, .reuse = 4, .eps = 0.5F};
+  const kernels::BlockSparsity setting = {
+      .budget_blocks = 8, .first_position = 3, .reuse = 4, .audit_every = 5};
   batch.AddRows({.sequence = 11, .start = 62, .first_logits = 2}, tokens, drafts, table, &setting);
   batch.AddRows({.sequence = 12, .first_logits = 1}, drafts, {}, table);
   return batch;
@@ -53,8 +54,10 @@ TEST(StepBatchTest, ParsingGivesTheBatchThatWasSerialized) {
   EXPECT_EQ(parsed->rows, batch.rows);
   EXPECT_TRUE(parsed->want_hidden && parsed->count_experts && !parsed->want_routes);
   ASSERT_EQ(parsed->sparsity.size(), 1U);
-  EXPECT_EQ(parsed->sparsity[0].mass, 0.75F);
+  EXPECT_EQ(parsed->sparsity[0].budget_blocks, 8);
+  EXPECT_EQ(parsed->sparsity[0].first_position, 3);
   EXPECT_EQ(parsed->sparsity[0].reuse, 4);
+  EXPECT_EQ(parsed->sparsity[0].audit_every, 5);
 }
 
 TEST(StepBatchTest, EveryCutAndEveryTailIsRefused) {
@@ -74,7 +77,7 @@ TEST(StepBatchTest, MalformedBytesAreRefusedByName) {
     return Message(ParseStepBatch(Bytes(bytes)).status());
   };
   EXPECT_THAT(message(0, 'x'), HasSubstr("the bytes are no step batch"));
-  EXPECT_THAT(message(4, 9), HasSubstr("this build reads version 1, found 9"));
+  EXPECT_THAT(message(4, 9), HasSubstr("this build reads version 2, found 9"));
   EXPECT_THAT(message(8, 2), HasSubstr("kind must be in [0, 2), found 2"));
   EXPECT_THAT(message(9, 2), HasSubstr("want_hidden must be 0 or 1, found 2"));
   EXPECT_THAT(message(13, 120), HasSubstr("ops_before has"));

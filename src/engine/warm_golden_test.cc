@@ -150,20 +150,19 @@ TEST_P(WarmGoldenTest, LossyBlocksNeverComeToTheDisk) {
   }
 }
 
-// Digests are made again from what came back, so that choices and bounds hold for it.
+// Summaries are built again from the restored keys, so that choices depend on these.
 TEST_P(WarmGoldenTest, DigestsFitWhatCameBack) {
   EngineOptions options = Options("bf16", /*digests=*/true);
   options.sparsity.audit_every = 1;
   const auto engine = Make(options);
-  const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256, .eps = 0.999999F};
+  const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256};
   const std::vector<int32_t> prompt = Prompt(400, 1);
   const Said computed = Ask(*engine, prompt, 0, all);
   Ask(*engine, Prompt(400, 2), 0);
   const Said warm = Ask(*engine, prompt, 384, all);
   EXPECT_GT(engine->stats().warm.restored_blocks, 0);
   EXPECT_NEAR(warm[0].second, computed[0].second, 0.25);
-  const kernels::SparsityCounters& counters = engine->stats().sparsity;
-  EXPECT_GE(counters.bound.sum, counters.missed.sum);
+  EXPECT_GT(engine->stats().sparsity.missed.count(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, WarmGoldenTest,

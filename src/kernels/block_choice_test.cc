@@ -1,4 +1,4 @@
-// Which blocks are chosen, for whom, and what is told and kept of it.
+// Tests the choice of blocks by importance, groups of rows that share one, and stored choices.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,86 +24,52 @@ TEST(MassHistogramTest, CountsSharesBelowTheirBounds) {
   EXPECT_DOUBLE_EQ(histogram.sum, 1.3003);
 }
 
-TEST(ChooseBlocksTest, KeepsWhatIsKeptAndTakesTheBest) {
+TEST(ChooseBlocksTest, ReadsKeptBlocksAndTheBestOthers) {
   std::vector<float> importance(20, 0.0F);
   importance[4] = 3;
   importance[9] = 1;
   importance[12] = 2;
   importance[0] = importance[19] = -5;
   std::vector<int32_t> chosen(6);
-  EXPECT_EQ(ChooseBlocks(importance.data(), 20 * 64 + 3, 6, 1, chosen.data()).count, 6);
+  ChooseBlocks(importance.data(), 20 * 64 + 3, 6, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 9, 12, 19, 20}));
   chosen.resize(5);
-  ChooseBlocks(importance.data(), 20 * 64 + 3, 5, 1, chosen.data());
+  ChooseBlocks(importance.data(), 20 * 64 + 3, 5, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 12, 19, 20}));
   importance[7] = std::numeric_limits<float>::quiet_NaN();
-  ChooseBlocks(importance.data(), 20 * 64, 5, 1, chosen.data());
+  ChooseBlocks(importance.data(), 20 * 64, 5, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 4, 7, 19, 20}));
 }
 
-// Shares are never below 0, but any number has its place.
+// Shares are never negative, but any number is ordered.
 TEST(ChooseBlocksTest, OrdersAllNumbers) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> importance = {9, -kInfinity, -2, -0.0F, 0, -1e-40F, 1e-40F, kInfinity, -1, 9};
-  std::vector<int32_t> order;  // by rising budgets, the one that each brings
+  std::vector<int32_t> order;  // the block that each larger budget adds
   for (int budget = 4; budget <= 11; ++budget) {
     std::vector<int32_t> chosen(budget);
-    EXPECT_EQ(ChooseBlocks(importance.data(), 10 * 64, budget, 1, chosen.data()).count, budget);
+    ChooseBlocks(importance.data(), 10 * 64, budget, chosen.data());
     EXPECT_TRUE(std::ranges::is_sorted(chosen));
     for (const int32_t block : chosen) {
       if (block == 0 || block >= 9) continue;
       if (std::ranges::find(order, block) == order.end()) order.push_back(block);
     }
-    EXPECT_EQ(std::ssize(order), budget - 3) << "those of a smaller budget stay";
+    EXPECT_EQ(std::ssize(order), budget - 3) << "the blocks of a smaller budget are also chosen";
   }
   EXPECT_EQ(order, (std::vector<int32_t>{7, 6, 4, 3, 5, 8, 2, 1}))
-      << "-0 is 0, and the later of equals goes first";
+      << "-0 equals 0, and the later block of a tie is chosen first";
 }
 
-TEST(ChooseBlocksTest, EqualsGoToTheLaterBlock) {
+TEST(ChooseBlocksTest, TiesGoToTheLaterBlock) {
   const std::vector<float> importance(3000, 0.5F);
   std::vector<int32_t> chosen(5);
-  ChooseBlocks(importance.data(), 5 * 64, 5, 1, chosen.data());
+  ChooseBlocks(importance.data(), 5 * 64, 5, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 2, 3, 4, 5}));
-  ChooseBlocks(importance.data(), 3000 * 64, 5, 1, chosen.data());
+  ChooseBlocks(importance.data(), 3000 * 64, 5, chosen.data());
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 2997, 2998, 2999, 3000}));
 }
 
-// Until the share of the sum is there, kept blocks counted; what says nothing is taken first, and is no mass.
-TEST(ChooseBlocksTest, TakesBlocksUntilTheyHaveTheMass) {
-  std::vector<float> importance(20, 0.0F);
-  importance[0] = 1;
-  importance[3] = 2;
-  importance[8] = 4;
-  importance[15] = 2;
-  importance[19] = 1;
-  std::vector<int32_t> chosen(20);
-  const auto choose = [&](int budget, float mass) {
-    chosen.assign(21, -1);
-    const BlockChoice choice = ChooseBlocks(importance.data(), 20 * 64 + 9, budget, mass, chosen.data());
-    chosen.resize(choice.count);
-    return choice.captured;
-  };
-  EXPECT_TRUE(choose(10, 0.19F));
-  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 19, 20})) << "the kept ones are enough";
-  EXPECT_TRUE(choose(10, 0.55F));
-  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 8, 19, 20}));
-  EXPECT_TRUE(choose(10, 0.75F));
-  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 8, 15, 19, 20}));
-  EXPECT_FALSE(choose(4, 0.75F));
-  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 8, 19, 20}));
-  EXPECT_TRUE(choose(6, 0.9999F)) << "blocks without mass are left";
-  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 3, 8, 15, 19, 20}));
-  importance[11] = importance[12] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_TRUE(choose(10, 0.55F));
-  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 8, 11, 12, 19, 20}));
-  EXPECT_FALSE(choose(4, 0.1F)) << "one that must be read was left";
-  EXPECT_EQ(chosen, (std::vector<int32_t>{0, 12, 19, 20}));
-  std::fill(importance.begin(), importance.end(), 0.05F);
-  EXPECT_TRUE(choose(21, 0.9999999F)) << "all there is, however sums round";
-}
-
-TEST(KeptChoicesTest, KeepsTheLatest) {
+TEST(KeptChoicesTest, StoresTheLatestChoices) {
   KeptChoices kept(2, 3, 2);
   const std::vector<int32_t> a = {0, 1, 5}, b = {0, 2, 3, 5}, c = {7};
   EXPECT_TRUE(kept.Find(1, 2, 100).empty());
@@ -113,7 +79,7 @@ TEST(KeptChoicesTest, KeepsTheLatest) {
   EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 104), b));
   EXPECT_TRUE(kept.Find(0, 2, 100).empty());
   EXPECT_TRUE(kept.Find(1, 1, 100).empty());
-  kept.Put(1, 2, 104, c);  // another token in its place: nothing goes for it
+  kept.Put(1, 2, 104, c);  // the same position again: nothing is evicted
   EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 100), a));
   EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 104), c));
   kept.Put(1, 2, 64, b);
@@ -128,12 +94,10 @@ TEST(BlockSparsityTest, RowsOfAGroupHaveOneChooser) {
     EXPECT_EQ(each.ChooserOf(position), position);
     EXPECT_EQ(four.ChooserOf(position), std::max(602, position / 4 * 4));
   }
-  // A block ends a group that has not come to its end.
+  // The end of a block also ends a group.
   const BlockSparsity ten = {.budget_blocks = 4, .reuse = 10};
   EXPECT_EQ(ten.ChooserOf(10 * 64 + 63), 10 * 64 + 60);
   EXPECT_EQ(ten.ChooserOf(11 * 64), 11 * 64);
-  const BlockSparsity mass = {.budget_blocks = 100, .mass = 0.9F};
-  EXPECT_EQ(mass.first_sparse(), 256) << "the budget is only a cap";
 }
 
 }  // namespace

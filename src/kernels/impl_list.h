@@ -42,10 +42,8 @@ ImplList<Rounding> RoundingImpls(NumberGrid grid);  // rounding_list.cc
 /// Implementations for keys and values of one type (kF32, kBF16 or kI8). One function handles all types.
 ImplList<AttentionTileFn> AttentionImpls(tensor::DType kv_dtype);  // attention_list.cc
 ImplList<KeySummaryFn> KeySummaryImpls();                          // key_summary_list.cc
-ImplList<KeySummaryScoresFn> KeySummaryScoresImpls();
 ImplList<KeySummaryEstimatesFn> KeySummaryEstimatesImpls();
 ImplList<BlockSharesFn> BlockSharesImpls();
 ImplList<SketchScoresFn> SketchScoresImpls();
-ImplList<ExpSumFn> ExpSumImpls();
 
 }  // namespace moesaic::kernels

@@ -1,5 +1,5 @@
-// What rows of one sequence chose of late, for the rows behind them that read the same blocks:
-// docs/contracts/sparsity.md, C6.
+// Recent choices of blocks, for later rows of the sequence that read the same blocks:
+// docs/contracts/sparsity.md, C5.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace moesaic::kernels {
 
-/// Of each layer and KV head the latest choices, by the position of the row that made them. Blocks are named
-/// by their place in the sequence, not by number: a sequence that was preempted comes back in others. One
-/// thread.
+/// The latest choices of one sequence in each layer and KV head, by the position of the row that made them.
+/// Blocks are identified by their position in the sequence, because their numbers change when a preempted
+/// sequence resumes. One thread.
 class KeptChoices {
  public:
-  /// `most`: choices of a layer and KV head that are kept; the first that came goes first.
+  /// `most`: maximum choices that are stored per layer and KV head. The oldest one is evicted first.
   KeptChoices(int layers, int heads, int most);
 
-  /// The places of the blocks that the row at `position` chose, ascending; empty: that is not kept.
+  /// Returns the blocks, in ascending order, that the row at `position` chose. Empty: they are not stored.
   std::span<const int32_t> Find(int layer, int head, int position) const;
-  /// Keeps a copy in the place of what the row at `position` chose before, if that is here.
+  /// Stores a copy, which replaces an earlier choice of the row at `position`.
   void Put(int layer, int head, int position, std::span<const int32_t> places);
 
  private:
@@ -28,7 +28,7 @@ class KeptChoices {
   };
   struct Ring {
     std::vector<Choice> choices;  // [most]
-    size_t next = 0;              // goes first
+    size_t next = 0;              // evicted first
   };
   int heads_;
   std::vector<Ring> rings_;  // [layers][heads]

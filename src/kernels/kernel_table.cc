@@ -51,11 +51,9 @@ KernelTable SelectKernels(const runtime::CpuFeatures& cpu) {
     table.rounding[g] = choose(kRoundOps[g], RoundingImpls(static_cast<NumberGrid>(g)));
   }
   table.key_summary = choose("key_summary", KeySummaryImpls());
-  table.key_summary_scores = choose("key_summary_scores", KeySummaryScoresImpls());
   table.key_summary_estimates = choose("key_summary_estimates", KeySummaryEstimatesImpls());
   table.block_shares = choose("block_shares", BlockSharesImpls());
   table.sketch_scores = choose("sketch_scores", SketchScoresImpls());
-  table.exp_sum = choose("exp_sum", ExpSumImpls());
   return table;
 }
 

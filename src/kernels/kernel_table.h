@@ -57,11 +57,9 @@ struct KernelTable {
   AttentionTileFn attention = nullptr;
   Rounding rounding[kNumberGrids];
   KeySummaryFn key_summary = nullptr;
-  KeySummaryScoresFn key_summary_scores = nullptr;
   KeySummaryEstimatesFn key_summary_estimates = nullptr;
   BlockSharesFn block_shares = nullptr;
   SketchScoresFn sketch_scores = nullptr;
-  ExpSumFn exp_sum = nullptr;
   std::vector<KernelChoice> choices;
 };
 

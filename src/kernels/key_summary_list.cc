@@ -13,16 +13,6 @@ ImplList<KeySummaryFn> KeySummaryImpls() {
   return kImpls;
 }
 
-ImplList<KeySummaryScoresFn> KeySummaryScoresImpls() {
-  static constexpr Impl<KeySummaryScoresFn> kImpls[] = {
-      {"key_summary_scores_i8_bf16x2_amx", runtime::Isa::kAmx, cpu::KeySummaryScoresAmx},
-      {"key_summary_scores_i8_f32_avx512", runtime::Isa::kAvx512, cpu::KeySummaryScoresAvx512},
-      {"key_summary_scores_i8_f32_avx2", runtime::Isa::kAvx2, cpu::KeySummaryScoresAvx2},
-      {"key_summary_scores_i8_f32_ref", runtime::Isa::kRef, ref::KeySummaryScores},
-  };
-  return kImpls;
-}
-
 ImplList<KeySummaryEstimatesFn> KeySummaryEstimatesImpls() {
   static constexpr Impl<KeySummaryEstimatesFn> kImpls[] = {
       {"key_summary_estimates_i8_i8x2_amx", runtime::Isa::kAmx, cpu::KeySummaryEstimatesAmx},
@@ -51,15 +41,6 @@ ImplList<SketchScoresFn> SketchScoresImpls() {
       {"sketch_scores_i1_i8_avx512", runtime::Isa::kAvx512, cpu::SketchScoresAvx512},
       {"sketch_scores_i1_i8_avx2", runtime::Isa::kAvx2, cpu::SketchScoresAvx2},
       {"sketch_scores_i1_i8_ref", runtime::Isa::kRef, ref::SketchScores},
-  };
-  return kImpls;
-}
-
-ImplList<ExpSumFn> ExpSumImpls() {
-  static constexpr Impl<ExpSumFn> kImpls[] = {
-      {"exp_sum_avx512", runtime::Isa::kAvx512, cpu::ExpSumAvx512},
-      {"exp_sum_avx2", runtime::Isa::kAvx2, cpu::ExpSumAvx2},
-      {"exp_sum_ref", runtime::Isa::kRef, ref::ExpSum},
   };
   return kImpls;
 }

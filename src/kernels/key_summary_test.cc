@@ -154,90 +154,9 @@ TEST_P(KeySummaryTest, SupportsZeroAndTinyKeys) {
   }
 }
 
-// Compares with sums in double. Each sum has key_dim products, in lanes or sequentially, rounded at every
-// step, and scaled: at most key_dim + 8 units of 2^-24 of the sum of magnitudes. The parts are added once
-// more. Tiles represent queries as two bfloat16, with an error of 2^-18, 64 units, and their magnitudes as
-// one, rounded up.
-TEST_P(KeySummaryTest, ScoresMatchDoubleAndBoundEveryKey) {
-  std::mt19937 rng(5);
-  for (const Shape& shape : kShapes) {
-    for (const int rows : {1, 3, 8, 13, 40}) {
-      constexpr int kBlocks = 37;
-      std::vector<Keys> keys;
-      std::vector<std::vector<std::byte>> summaries;
-      std::vector<const std::byte*> table;
-      for (int b = 0; b < kBlocks; ++b)
-        summaries.push_back(keys.emplace_back(&rng, DType::kBF16, shape).Summarize(ref::KeySummary));
-      for (const auto& summary : summaries) table.push_back(summary.data());
-      const int stride = shape.key_dim + 8, padded = (rows + 7) / 8 * 8;
-      const std::vector<float> q = RandomValues(&rng, size_t(padded) * stride, 1);
-      std::vector<float> norms(size_t(2) * padded, 0.0F);
-      for (int r = 0; r < rows; ++r) {
-        double squares[2] = {0, 0};
-        for (int d = 0; d < shape.key_dim; ++d)
-          squares[d < shape.key_split ? 0 : 1] += double{q[r * stride + d]} * q[r * stride + d];
-        for (int part = 0; part < 2; ++part)
-          norms[2 * r + part] = static_cast<float>(std::sqrt(squares[part]) * 1.0001);
-      }
-      std::vector<float> centers(size_t(rows) * 40, -5), spreads(size_t(rows) * 40, -5);
-      kernels_.key_summary_scores({q.data(), stride, norms.data(), table.data(), rows, kBlocks, shape.key_dim,
-                                   shape.key_split, centers.data(), spreads.data(), 40});
-      for (int r = 0; r < rows; ++r) {
-        EXPECT_EQ(centers[r * 40 + 37], -5);
-        EXPECT_EQ(spreads[r * 40 + 39], -5);
-        for (int b = 0; b < kBlocks; ++b) {
-          const View view(summaries[b], shape);
-          double center = 0, magnitude = 0, spread = 0;
-          double reach[2] = {0, 0};
-          for (int d = 0; d < shape.key_dim; ++d) {
-            const double x = q[r * stride + d];
-            center += x * view.center(d);
-            magnitude += std::abs(x * view.center(d));
-            reach[view.part(d)] += std::abs(x) * view.radius(d);
-          }
-          for (int part = 0; part < 2; ++part)
-            spread += std::min(reach[part], double{norms[2 * r + part]} * view.header().ball[part]);
-          const bool tiles =
-              GetParam() == runtime::Isa::kAmx && shape.key_dim % 32 == 0 && shape.key_split % 32 == 0;
-          const double units = (shape.key_dim + 8 + (tiles ? 64 : 0)) * 0x1p-24;
-          ASSERT_NEAR(centers[r * 40 + b], center, units * magnitude);
-          ASSERT_GE(spreads[r * 40 + b], spread - units * (reach[0] + reach[1]));
-          ASSERT_LE(spreads[r * 40 + b], spread * (tiles ? 1 + 0x1p-7 : 1) + units * (reach[0] + reach[1]));
-          for (int j = 0; j < kKeys; ++j) {
-            double score = 0;
-            for (int d = 0; d < shape.key_dim; ++d) score += double{q[r * stride + d]} * keys[b].At(j, d);
-            ASSERT_LE(std::abs(score - centers[r * 40 + b]),
-                      spreads[r * 40 + b] + units * (magnitude + reach[0] + reach[1]));
-          }
-        }
-      }
-    }
-  }
-}
-
-// Exp has a relative error of 2^-23. Its argument, with two roundings of magnitudes up to 120, has an error
-// of 2^-17.
-TEST_P(KeySummaryTest, ExpSumMatchesDouble) {
-  std::mt19937 rng(6);
-  for (const int n : {1, 7, 8, 9, 16, 31, 100}) {
-    std::vector<float> x = RandomValues(&rng, n, 30), y = RandomValues(&rng, n, 10), out(n + 1, 3);
-    x[n / 2] = std::numeric_limits<float>::quiet_NaN();
-    if (n > 3) x[0] = 500;
-    const float sum = kernels_.exp_sum(x.data(), y.data(), 0.5F, 30, n, out.data());
-    double expected = 0;
-    for (int i = 0; i < n; ++i) {
-      const double e = std::isnan(x[i]) ? 0 : std::exp(std::min(double{x[i]} + 0.5 * y[i] - 30, 80.0));
-      ASSERT_NEAR(out[i], e, e * 0x1p-16 + 2e-38) << i << " of " << n;
-      expected += e;
-    }
-    EXPECT_NEAR(sum, expected, expected * 0x1p-16 + n * 2e-38);
-    EXPECT_EQ(out[n], 3);
-  }
-}
-
 std::vector<runtime::Isa> OnHost() {
   std::vector<runtime::Isa> found;
-  for (const auto& impl : KeySummaryScoresImpls()) {
+  for (const auto& impl : KeySummaryImpls()) {
     if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
   }
   return found;

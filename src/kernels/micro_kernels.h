@@ -191,7 +191,9 @@ struct KeySummaryEstimates {
   int rows;                           // 1..kMaxEstimateRows
   int count;
   int key_dim, key_split;  // multiples of 8, key_dim at most kMaxKeySummaryDim
-  float share;  // multiplier of the spread (see KeySummaryScores) that is added to the center's product
+  // Multiplier of the spread, which is added to q . center. For each part, the spread is the smaller of
+  // |q| . radius and |q|_2 ball.
+  float share;
   // out [ceil(rows / 16)][stride][16]; NaN if the summary has one. Unused entries are undefined
   float* scores;
   int64_t stride;  // blocks, >= count
@@ -232,25 +234,5 @@ struct SketchScores {
   int64_t stride;  // blocks, >= count
 };
 using SketchScoresFn = void (*)(const SketchScores& scores);
-
-/// Bounds on the scores of `rows` queries in `count` blocks: for every key k of a block, q . k is within
-/// centers +- spreads, up to rounding of the sums. NaN if the summary has a NaN.
-struct KeySummaryScores {
-  // [rows rounded up to 8][q_stride]: already scaled; rows beyond `rows` are read but not used
-  const float* q;
-  int64_t q_stride;                   // floats
-  const float* q_norms;               // [rows rounded up to 8][2]: norms of a query's parts
-  const std::byte* const* summaries;  // [count]
-  int rows, count;
-  int key_dim, key_split;
-  float* centers;  // out [rows][stride]: q . center
-  float* spreads;  // out [rows][stride]: for each part the smaller of |q| . radius and the ball's bound
-  int64_t stride;  // floats, >= count
-};
-using KeySummaryScoresFn = void (*)(const KeySummaryScores& scores);
-
-/// out[i] = exp(min(x[i] + spread * y[i] - shift, 80)), 0 for NaN; returns their sum. x and out may be the
-/// same.
-using ExpSumFn = float (*)(const float* x, const float* y, float spread, float shift, int n, float* out);
 
 }  // namespace moesaic::kernels

@@ -1,6 +1,5 @@
-// Attention over chosen blocks: the choice (sparse_choice.cc), ordinary attention over shorter block tables,
-// and, if wanted, a bound of the mass that was left out (sparse_certificate.cc). Between these, callers fetch
-// the blocks that come next.
+// Block-sparse attention: chooses blocks (sparse_choice.cc), attends over the shorter block tables, and
+// audits some choices (sparse_audit.cc). Callers fetch the chosen blocks before attention reads them.
 #include <algorithm>
 #include <utility>
 
@@ -14,11 +13,10 @@ SparseRows::SparseRows(const ExecContext& ctx, const AttentionParams& params, st
     : ctx(ctx), p(params), rows(rows), group(params.heads / params.cache.heads) {
   for (const SparseRow& row : rows) {
     stride = std::max(stride, base::RoundUp(row.blocks(), kScoredBlocks));
-    budget = std::max(budget, row.most());
+    budget = std::max(budget, row.budget());
   }
   chosen = Take<int32_t>(pairs() * budget);
   tables = Take<int32_t>(pairs() * budget);
-  choices = Take<BlockChoice>(pairs());
 }
 
 void SparseRows::FindDigests(const SparseRow& row, int kv_head, int first, int count,
@@ -39,15 +37,15 @@ SequenceSlice SparseRows::SliceOf(const SparseRow& row, int kv_head, const int32
 
 namespace {
 
-// Scores of rows that are worked on at once take at most this, about a share of a last-level cache: at a
-// context of 16,384, 240 rows of 64 heads whose KV heads have 16 each or more. Fewer are padded to 16: 30
-// rows of 32 heads with keys of their own.
+// Maximum floats of the scores of a group of rows, about a share of a last-level cache. At a context of
+// 16,384 it holds 240 rows of 64 heads if a KV head has 16 or more query heads. Smaller groups of heads are
+// padded to 16: it holds 30 rows of 32 heads with keys of their own.
 constexpr int64_t kScoreFloats = 4 << 20;
 
-// Whether one of the row's KV heads is audited, and which; counts what it chose.
-void ChooseAudit(const SparseRows& s, int64_t r) {
+// Selects the KV head of row `r` that is audited, if any, and counts the row's selections.
+void CountSelections(const SparseRows& s, int64_t r) {
   SparseRow& row = s.rows[r];
-  const BlockSparsity& sparsity = *row.slice->sparsity;
+  const BlockSparsity& sparsity = row.sparsity();
   if (sparsity.counters == nullptr) return;
   const int heads = s.p.cache.heads;
   SparsityCounters& counters = *sparsity.counters;
@@ -62,16 +60,12 @@ void ChooseAudit(const SparseRows& s, int64_t r) {
   } else if (sparsity.ChooserOf(row.position) != row.position) {
     counters.rechosen += heads;
   }
-  for (int h = 0; h < heads; ++h) {
-    const BlockChoice& choice = s.choices[s.Pair(row.choice, h)];
-    counters.blocks_read += choice.count;
-    counters.capped += choice.captured ? 0 : 1;
-  }
+  counters.blocks_read += int64_t{heads} * row.budget();
   counters.blocks_all += int64_t{heads} * (row.blocks() + 1);
 }
 
-// Rows per group: their scores fit kScoreFloats.
-size_t RowsAtOnce(const AttentionParams& params, int max_blocks) {
+// Returns the number of rows of a group, so that their scores fit kScoreFloats.
+size_t RowsPerGroup(const AttentionParams& params, int max_blocks) {
   return static_cast<size_t>(std::max<int64_t>(kScoreFloats / ChoiceFloats(params, max_blocks), 1));
 }
 
@@ -105,23 +99,20 @@ SparseAttentionPass::SparseAttentionPass(const ExecContext& ctx, const Attention
     max_blocks = std::max(max_blocks, (s.start + s.count) / kKvBlockTokens);
   }
   dense_ = dense.first(dense_count);
-  at_once_ = RowsAtOnce(params, max_blocks);
+  rows_per_group_ = RowsPerGroup(params, max_blocks);
   group_mark_ = ctx.scratch->Mark();
 }
 
 SparseAttentionPass::~SparseAttentionPass() { ctx_.scratch->Rewind(mark_); }
 
 bool SparseAttentionPass::ChooseBlocks() {
-  rest_ = nullptr;
   ctx_.scratch->Rewind(group_mark_);
   if (rows_.empty()) {
-    group_ = nullptr;
     reads_ = std::exchange(dense_, {});
     return !std::exchange(started_, true);
   }
-  started_ = true;
   if (next_row_ == rows_.size()) return false;
-  const size_t count = std::min(at_once_, rows_.size() - next_row_);
+  const size_t count = std::min(rows_per_group_, rows_.size() - next_row_);
   group_ = std::make_unique<SparseRows>(ctx_, params_, rows_.subspan(next_row_, count));
   next_row_ += count;
   ChooseForRows(group_.get());
@@ -129,53 +120,44 @@ bool SparseAttentionPass::ChooseBlocks() {
   return true;
 }
 
-// Lists a slice of each row and KV head over its chosen blocks, after the `dense` ones.
+// Lists the `dense` slices, then a slice of each row and KV head over its chosen blocks, then audited heads.
 void SparseAttentionPass::ListReads(std::span<const SequenceSlice> dense) {
   const SparseRows& s = *group_;
   const size_t pairs = s.rows.size() * s.p.cache.heads;
-  const std::span<SequenceSlice> slices = ctx_.scratch->Take<SequenceSlice>(dense.size() + pairs);
+  const std::span<SequenceSlice> slices =
+      ctx_.scratch->Take<SequenceSlice>(dense.size() + pairs + s.rows.size());
   std::ranges::copy(dense, slices.begin());
   size_t used = dense.size();
-  bounds_ = false;
   last_row_ = 0;
   for (int64_t r = 0; r < std::ssize(s.rows); ++r) {
-    ChooseAudit(s, r);
-    bounds_ |= s.rows[r].sparsity().eps < 1 || s.rows[r].audited >= 0;
-    last_row_ = std::max(last_row_, s.rows[r].batch_row);
+    CountSelections(s, r);
+    const SparseRow& row = s.rows[r];
+    last_row_ = std::max(last_row_, row.batch_row);
     for (int h = 0; h < s.p.cache.heads; ++h) {
-      const int64_t pair = s.Pair(s.rows[r].choice, h);
-      slices[used++] = s.SliceOf(s.rows[r], h, s.tables + pair * s.budget, s.choices[pair].count);
+      slices[used++] = s.SliceOf(row, h, s.tables + s.Pair(row.choice, h) * s.budget, row.budget());
     }
   }
   for (const SequenceSlice& slice : dense) {
     last_row_ = std::max<int64_t>(last_row_, slice.row + slice.count - 1);
   }
-  reads_ = slices;
+  audited_ = 0;
+  for (const SparseRow& row : s.rows) {
+    if (row.audited >= 0) slices[used + audited_++] = s.AuditOf(row);
+  }
+  reads_ = slices.first(used + audited_);
 }
 
-bool SparseAttentionPass::AttendChosen() {
-  if (rest_ != nullptr) {
-    rest_->Attend();
-  } else {
-    AttentionParams params = params_;
-    params.sequences = reads_;
-    if (group_ != nullptr && bounds_) {
-      params.lse = ctx_.scratch->Take<float>((last_row_ + 1) * params.heads).data();
-    }
-    Attention(ctx_, params);
-    if (params.lse == nullptr) return false;
-    rest_ = BoundError(*group_, params.lse);
-  }
-  reads_ = rest_->Next();
-  return !reads_.empty();
+void SparseAttentionPass::AttendChosen() {
+  AttentionParams params = params_;
+  params.sequences = reads_.first(reads_.size() - audited_);
+  if (audited_ > 0) params.lse = ctx_.scratch->Take<float>((last_row_ + 1) * params.heads).data();
+  Attention(ctx_, params);
+  if (audited_ > 0) AuditRows(*group_, params.lse);
 }
 
 void SparseAttention(const ExecContext& ctx, const AttentionParams& params) {
   SparseAttentionPass pass(ctx, params);
-  while (pass.ChooseBlocks()) {
-    while (pass.AttendChosen()) {
-    }
-  }
+  while (pass.ChooseBlocks()) pass.AttendChosen();
 }
 
 }  // namespace moesaic::kernels

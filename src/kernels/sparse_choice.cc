@@ -1,10 +1,10 @@
-// The choice of blocks. For each row and KV head: estimates of all blocks' masses from their digests, each
-// query head's shares of them, and the best by the sum.
+// The choice of blocks. For each row and KV head: estimates the mass of every block from its key summary,
+// computes each query head's shares of the masses, and chooses the blocks with the largest sums of shares.
 //
-// Query heads are taken in groups of kScoreGroup, whose scores of a block stand together. The order of
-// arithmetic belongs to the row and the KV head alone; what the schedule decides is only how many groups and
-// blocks a task scores. Whoever finishes the last blocks of some groups shares their masses out, and whoever
-// is the last with that, of a KV head, chooses: nobody waits for others in between.
+// Query heads are processed in groups of kScoreGroup, whose scores of a block are adjacent. The order of
+// arithmetic depends only on the row and the KV head; the schedule decides only how many groups and blocks a
+// task scores. The task that scores the last blocks of some groups computes their shares, and the task that
+// computes the last shares of a KV head chooses, so that no task waits for another.
 #include <atomic>
 #include <cmath>
 
@@ -17,15 +17,15 @@
 namespace moesaic::kernels {
 namespace {
 
-// Without sketches, the mass of a block is estimated as if one key stood this far from the center towards the
-// farthest point that the box allows. Perplexity of SmolLM2-135M with a budget of 512 in windows of 4,096
-// (WikiText-2, the first) was 14.29, 14.22, 14.21, 14.27 and 14.61 for 0, 0.1, 0.2, 0.5 and 1, dense 13.21.
+// Without sketches, the mass of a block is estimated from one key at this fraction of the way from the center
+// to the farthest point of the box. Perplexity of SmolLM2-135M with a budget of 512 in the first window of
+// 4,096 of WikiText-2 was 14.29, 14.22, 14.21, 14.27 and 14.61 for 0, 0.1, 0.2, 0.5 and 1, dense 13.21.
 constexpr float kEstimateSpread = 0.2F;
-// Groups of a task: kernels take as many.
+// Maximum groups of a task: the limit of the kernels.
 constexpr int kTaskGroups = kMaxEstimateRows / kScoreGroup;
-// Blocks of a task, at least: preparing queries costs about as much as meeting a few of them.
+// Minimum blocks of a task: preparing queries costs about as much as scoring a few blocks.
 constexpr int kMinBlocks = 64;
-// Blocks whose digests may be asked for while those before are scored: kernels ask for as many at most.
+// Maximum key summaries that a kernel prefetches for the next task.
 constexpr int kAhead = 32;
 
 class Chooser {
@@ -44,25 +44,26 @@ class Chooser {
   }
 
  private:
-  // Of one KV head of a row that chooses: groups [first_group, end_group) against blocks [first, end).
+  // Work of one task: groups [first_group, end_group) of a KV head of a row, and blocks [first, end).
   struct Part {
-    int64_t pair = 0;  // among those that choose
+    int64_t pair = 0;  // index among the pairs that choose
     int64_t row = 0;
-    int kv_head = 0, cut = 0;  // cut: of the groups
+    int kv_head = 0, cut = 0;  // cut: index of the part of the groups
     int first_group = 0, end_group = 0, first = 0, end = 0;
   };
-  struct Memory {               // of a worker
+  // Memory of a worker.
+  struct Memory {
     const std::byte** digests;  // [stride]
     const std::byte** after;    // [kAhead]
     float* query;               // [key_dim]
-    int8_t* codes = nullptr;    // [kMaxEstimateRows][width_] sketched queries, with
-    float* scales = nullptr;    // [kMaxEstimateRows][2]
-    int32_t* sums = nullptr;    // likewise
-    // Of a row's pairs [asked, end_asked) digests are in its cache, or on their way.
-    int64_t asked = 0, end_asked = 0;
+    int8_t* codes = nullptr;    // [kMaxEstimateRows][width_]: sketched queries
+    float* scales = nullptr;    // [kMaxEstimateRows][2]: their scales
+    int32_t* sums = nullptr;    // [kMaxEstimateRows][2]: sums of their elements
+    // Pairs whose key summaries are in the worker's cache or already prefetched.
+    int64_t prefetched = 0, end_prefetched = 0;
   };
 
-  // Says whose choice each row reads.
+  // Finds the row whose choice each row reads.
   void FindChoosers() {
     choosing_ = s_.Take<int64_t>(std::ssize(s_.rows));
     for (int64_t r = 0; r < std::ssize(s_.rows); ++r) {
@@ -74,7 +75,7 @@ class Chooser {
         if (before != nullptr && before->slice == row.slice &&
             row.sparsity().ChooserOf(before->position) == chooser) {
           row.choice = before->choice;
-        } else {  // it chooses after all where nobody knows any more
+        } else {  // the row chooses itself if the choice is not stored any more
           row.keeps = row.sparsity().kept != nullptr && FindKept(r, chooser);
         }
       }
@@ -85,9 +86,8 @@ class Chooser {
   bool FindKept(int64_t r, int chooser) {
     for (int h = 0; h < p_.cache.heads; ++h) {
       const std::span<const int32_t> places = s_.rows[r].sparsity().kept->Find(p_.cache.index, h, chooser);
-      if (places.empty() || std::ssize(places) > s_.rows[r].most()) return false;
+      if (std::ssize(places) != s_.rows[r].budget()) return false;
       std::ranges::copy(places, s_.chosen + s_.Pair(r, h) * s_.budget);
-      s_.choices[s_.Pair(r, h)] = {.count = static_cast<int>(places.size()), .captured = true};
       FillTable(r, h);
     }
     return true;
@@ -95,12 +95,12 @@ class Chooser {
 
   void FillTable(int64_t r, int kv_head) {
     const int64_t pair = s_.Pair(r, kv_head);
-    for (int i = 0; i < s_.choices[pair].count; ++i) {
+    for (int i = 0; i < s_.rows[r].budget(); ++i) {
       s_.tables[pair * s_.budget + i] = s_.rows[r].slice->block_table[s_.chosen[pair * s_.budget + i]];
     }
   }
 
-  // For rows of steps to come.
+  // Stores the choices for rows of later steps.
   void Keep() {
     for (int64_t r = 0; r < std::ssize(s_.rows); ++r) {
       const BlockSparsity& sparsity = s_.rows[r].sparsity();
@@ -108,7 +108,7 @@ class Chooser {
       for (int h = 0; h < p_.cache.heads; ++h) {
         const int64_t pair = s_.Pair(r, h);
         sparsity.kept->Put(p_.cache.index, h, sparsity.ChooserOf(s_.rows[r].position),
-                           {s_.chosen + pair * s_.budget, static_cast<size_t>(s_.choices[pair].count)});
+                           {s_.chosen + pair * s_.budget, static_cast<size_t>(s_.rows[r].budget())});
       }
     }
   }
@@ -154,7 +154,7 @@ class Chooser {
     });
   }
 
-  // Releases what was done to whoever finishes last, and acquires what others did if that is us.
+  // Releases this task's writes to the last task, and acquires those of the others if this is the last one.
   static bool IsLast(int* left) {
     return std::atomic_ref(*left).fetch_sub(1, std::memory_order_acq_rel) == 1;
   }
@@ -178,20 +178,20 @@ class Chooser {
   }
   float* Shares(int64_t pair, int g) const { return shares_ + (pair * groups_ + g) * s_.stride; }
 
-  // The heads of a row, whose digests of a block stand beside each other, that a worker most likely scores
-  // one after another, from this one on.
+  // Returns the number of heads, from this one on, that a worker probably scores one after the other. Their
+  // summaries of a block are adjacent.
   int Together(const Part& part) const {
     if (p_.cache.sketches || cuts_ * block_parts_ > 1) return 1;
     const int64_t share = choosing_count_ * p_.cache.heads / s_.ctx.pool->size();
     return static_cast<int>(std::clamp<int64_t>(share, 1, p_.cache.heads - part.kv_head));
   }
-  // Bytes of that many heads' digests, and of one head's box alone.
+  // Returns the bytes to prefetch per block: those of these heads, without the sketch of the last one.
   int64_t Bytes(const Part& part) const {
     const int64_t one = BoxBytes(p_.cache.key_dim) - (p_.cache.sketches ? p_.cache.key_dim : 0);
     return (Together(part) - 1) * KeySummaryBytes(p_.cache) + one;
   }
 
-  // `next`: what the worker most likely scores next.
+  // `next`: the part that the worker probably scores next.
   void Score(const Part& part, const Part& next, Memory* own) const {
     Memory& memory = *own;
     const int count = part.end - part.first;
@@ -203,8 +203,8 @@ class Chooser {
     const float* q = p_.q + row.batch_row * p_.q_stride + int64_t{first_head} * cache.key_dim;
     float* scores = Scores(part.pair, part.first_group) + int64_t{part.first} * kScoreGroup;
     s_.FindDigests(row, part.kv_head, part.first, count, memory.digests);
-    const bool ask = !Asked(part, memory);
-    if (ask) memory.asked = part.pair, memory.end_asked = part.pair + Together(part);
+    const bool prefetch = !Prefetched(part, memory);
+    if (prefetch) memory.prefetched = part.pair, memory.end_prefetched = part.pair + Together(part);
     const int after = std::clamp(next.end - next.first, 0, kAhead);
     if (after > 0) s_.FindDigests(s_.rows[next.row], next.kv_head, next.first, after, memory.after);
     s_.ctx.kernels->key_summary_estimates(
@@ -219,10 +219,10 @@ class Chooser {
          .share = cache.sketches ? 0 : kEstimateSpread,
          .scores = scores,
          .stride = s_.stride,
-         .prefetch_bytes = ask ? Bytes(part) : 0,
+         .prefetch_bytes = prefetch ? Bytes(part) : 0,
          .next = memory.after,
          .next_count = after,
-         .next_prefetch_bytes = after > 0 && !Asked(next, memory) ? Bytes(next) : 0});
+         .next_prefetch_bytes = after > 0 && !Prefetched(next, memory) ? Bytes(next) : 0});
     if (!cache.sketches) return;
     for (int i = 0; i < heads; ++i) {
       for (int d = 0; d < cache.key_dim; ++d) memory.query[d] = q[int64_t{i} * cache.key_dim + d] * p_.scale;
@@ -241,11 +241,11 @@ class Chooser {
                                    .stride = s_.stride});
   }
 
-  bool Asked(const Part& part, const Memory& memory) const {
-    return cuts_ * block_parts_ == 1 && part.pair >= memory.asked && part.pair < memory.end_asked;
+  bool Prefetched(const Part& part, const Memory& memory) const {
+    return cuts_ * block_parts_ == 1 && part.pair >= memory.prefetched && part.pair < memory.end_prefetched;
   }
 
-  // The mean over the heads would be the sum over their number: the same order.
+  // Chooses by the sum over the heads, which gives the same order as their mean.
   void Choose(const Part& part) {
     const SparseRow& row = s_.rows[part.row];
     float* importance = Shares(part.pair, 0);
@@ -254,24 +254,26 @@ class Chooser {
       for (int b = 0; b < row.blocks(); ++b) importance[b] += more[b];
     }
     const int64_t pair = s_.Pair(part.row, part.kv_head);
-    s_.choices[pair] =
-        ChooseBlocks(importance, row.position, row.most(), row.sparsity().mass, s_.chosen + pair * s_.budget);
+    ChooseBlocks(importance, row.position, row.budget(), s_.chosen + pair * s_.budget);
     FillTable(part.row, part.kv_head);
   }
 
   SparseRows& s_;
   const AttentionParams& p_;
-  const int groups_;  // of query heads
+  const int groups_;  // groups of query heads
   const SketchLayout layout_;
   const int width_;
-  int64_t* choosing_ = nullptr;  // rows
+  int64_t* choosing_ = nullptr;  // [choosing_count_] rows that choose
   int64_t choosing_count_ = 0;
-  int cuts_ = 1, block_parts_ = 1,
-      part_blocks_ = 0;      // tasks of a KV head: [cuts of its groups][parts of blocks]
+  // A KV head of a row has cuts_ x block_parts_ tasks.
+  int cuts_ = 1;
+  int block_parts_ = 1;
+  int part_blocks_ = 0;      // blocks of a task
   float* scores_ = nullptr;  // [choosing rows][KV heads][groups_][stride][kScoreGroup]: logarithms of masses
-  float* shares_ = nullptr;  // likewise [stride]
-  int *parts_left_ = nullptr, *cuts_left_ = nullptr;  // [choosing rows][KV heads][cuts_], and without cuts_
-  Memory* memory_ = nullptr;                          // [workers]
+  float* shares_ = nullptr;  // [choosing rows][KV heads][groups_][stride]
+  int* parts_left_ = nullptr;  // [choosing rows][KV heads][cuts_]: unfinished parts of the blocks
+  int* cuts_left_ = nullptr;   // [choosing rows][KV heads]: parts of the groups without shares
+  Memory* memory_ = nullptr;   // [workers]
 };
 
 }  // namespace

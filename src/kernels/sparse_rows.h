@@ -1,10 +1,9 @@
-// Rows that choose blocks, while SparseAttention works on them: what choosing (sparse_choice.cc), attending
-// (sparse_attention.cc) and bounding (sparse_certificate.cc) share.
+// State of a group of rows that choose blocks, shared by the choice (sparse_choice.cc), attention
+// (sparse_attention.cc) and audits (sparse_audit.cc).
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "kernels/block_sparsity.h"
@@ -16,27 +15,26 @@ struct SparseRow {
   const SequenceSlice* slice;
   int position;
   int64_t batch_row;
-  int audited = -1;    // the KV head that is held against dense attention
-  int64_t choice = 0;  // the row of this batch whose choice stands for this one
-  bool keeps = false;  // what was chosen is that of a row of a step before
-  int blocks() const { return position / kKvBlockTokens; }  // before the current one
-  int most() const { return std::min(slice->sparsity->budget_blocks, blocks() + 1); }  // that it reads
+  int audited = -1;    // KV head that is compared with dense attention; -1: none
+  int64_t choice = 0;  // row of this group whose choice this row reads
+  bool keeps = false;  // the choice is that of a row of an earlier step
+  int blocks() const { return position / kKvBlockTokens; }  // full blocks before the current one
+  int budget() const { return slice->sparsity->budget_blocks; }
   const BlockSparsity& sparsity() const { return *slice->sparsity; }
 };
 
-/// Blocks are scored in whole groups of these.
+/// Blocks are scored in groups of this size.
 inline constexpr int kScoredBlocks = 16;
 
 struct SparseRows {
   const ExecContext& ctx;
   const AttentionParams& p;
   std::span<SparseRow> rows;
-  int group;       // query heads of one KV head
-  int stride = 0;  // blocks of the longest row, rounded up
-  int budget = 0;  // blocks of the row that reads most
-  // [rows][KV heads][budget]: blocks by place in the sequence, and by number.
+  int group;       // query heads per KV head
+  int stride = 0;  // full blocks of the longest row, rounded up to kScoredBlocks
+  int budget = 0;  // maximum budget of a row
+  // [rows][KV heads][budget]: chosen blocks by their position in the sequence, and by their number.
   int32_t *chosen = nullptr, *tables = nullptr;
-  BlockChoice* choices = nullptr;  // [rows][KV heads]
 
   SparseRows(const ExecContext& ctx, const AttentionParams& params, std::span<SparseRow> rows);
 
@@ -46,33 +44,27 @@ struct SparseRows {
   }
   int64_t Pair(int64_t row, int kv_head) const { return row * p.cache.heads + kv_head; }
   int64_t pairs() const { return std::ssize(rows) * p.cache.heads; }
-  /// Whether the row chooses for itself.
+  /// Returns true if the row makes its own choice.
   bool Chooses(int64_t r) const { return rows[r].choice == r && !rows[r].keeps; }
 
-  /// Digests of the row's blocks [first, first + count).
+  /// Finds the key summaries of the row's blocks [first, first + count).
   void FindDigests(const SparseRow& row, int kv_head, int first, int count, const std::byte** digests) const;
-  /// One token's slice for one KV head, over a block table of its own.
+  /// Returns a slice of one token and KV head over its own block table.
   SequenceSlice SliceOf(const SparseRow& row, int kv_head, const int32_t* table, int blocks) const;
+  /// Returns a slice of the row's audited head over all blocks.
+  SequenceSlice AuditOf(const SparseRow& row) const {
+    return SliceOf(row, row.audited, row.slice->block_table, row.blocks() + 1);
+  }
 };
 
-/// What a row that chooses takes in floats, of so many blocks.
+/// Returns the floats that a row of that many blocks needs to choose.
 int64_t ChoiceFloats(const AttentionParams& params, int blocks);
 
-/// Chooses the blocks of all rows, or takes over what was chosen before: fills `choices`, `chosen` and
-/// `tables`.
+/// Fills `chosen` and `tables` of all rows, from their own choices or from earlier ones.
 void ChooseForRows(SparseRows* s);
 
-/// Attention that rows need after they have attended over their chosen blocks.
-class RestOfRows {
- public:
-  virtual ~RestOfRows() = default;
-  /// The slices that Attend reads next; none: all is done. Attend must follow before the next call.
-  virtual std::span<const SequenceSlice> Next() = 0;
-  virtual void Attend() = 0;
-};
-
-/// Bounds, by lse [batch rows][heads] of the chosen blocks, the mass that was left out. Heads for which that
-/// is too much attend densely, and audited ones beside their result. `s` is borrowed.
-std::unique_ptr<RestOfRows> BoundError(const SparseRows& s, const float* lse);
+/// Computes dense attention of audited heads and counts the mass that their choices omit. `lse` [batch
+/// rows][heads] is that of the chosen blocks.
+void AuditRows(const SparseRows& s, const float* lse);
 
 }  // namespace moesaic::kernels

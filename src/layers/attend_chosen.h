@@ -1,4 +1,4 @@
-// Attention over chosen blocks that may still have to be fetched.
+// Block-sparse attention over blocks that may not be in memory.
 #pragma once
 
 #include "kernels/block_sparsity.h"
@@ -10,9 +10,8 @@ namespace moesaic::layers {
 inline void AttendChosen(const Step& step, const kernels::AttentionParams& params) {
   kernels::SparseAttentionPass pass(step.ctx, params);
   while (pass.ChooseBlocks()) {
-    do {
-      step.Fetch(params.cache, pass.reads());
-    } while (pass.AttendChosen());
+    step.Fetch(params.cache, pass.reads());
+    pass.AttendChosen();
   }
 }
 

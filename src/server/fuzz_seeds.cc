@@ -34,7 +34,7 @@ constexpr const char* kRequests[] = {
     R"("repetition_penalty":1.1,"presence_penalty":0.5,"min_tokens":1,"ignore_eos":true,"return_token_ids":true,)"
     R"("cache_salt":"s","priority":3,"structured_outputs":{"regex":"a+"},"stop_token_ids":[1],"session":)"
     R"({"state":"continues","tokens":5,"returns_in":2},"prompt_cache_key":"k","kv_sparsity":{"mode":"all","budget":512,)"
-    R"("eps":0.5,"mass":0.9,"reuse":4}})"};
+    R"("reuse":4}})"};
 
 constexpr const char* kWires[] = {
     "0GET /a?b HTTP/1.1\r\nHost: a:80\r\nAccept: */*\r\n\r\n",

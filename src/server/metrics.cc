@@ -201,18 +201,10 @@ struct Metrics::Impl {
   prometheus::Counter& sparse_rechosen =
       Counter("moesaic:kv_sparsity_rechosen_total",
               "Choices computed because the earlier row's choice was not stored any more");
-  prometheus::Counter& sparse_capped =
-      Counter("moesaic:kv_sparsity_capped_total",
-              "Choices whose budget ended before they reached the configured share of the mass");
-  prometheus::Counter& sparse_fallbacks = Counter(
-      "moesaic:kv_sparsity_fallbacks_total", "Choices that read all blocks, since their bound was above eps");
   prometheus::Counter& sparse_read =
       Counter("moesaic:kv_sparsity_blocks_read_total", "KV blocks that these choices read");
   prometheus::Counter& sparse_all =
       Counter("moesaic:kv_sparsity_blocks_total", "KV blocks that dense attention would have read");
-  prometheus::Histogram& sparse_bound =
-      Histogram("moesaic:kv_sparsity_missed_bound",
-                "Upper bound of the softmax mass left out, for each head with a computed bound", kMass);
   prometheus::Histogram& sparse_missed =
       Histogram("moesaic:kv_sparsity_missed",
                 "Softmax mass that the choice left out, measured for audited heads", kMass);
@@ -347,11 +339,8 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.sparse_choices, static_cast<double>(sparsity.selections));
   Impl::Follow(m.sparse_reused, static_cast<double>(sparsity.reused));
   Impl::Follow(m.sparse_rechosen, static_cast<double>(sparsity.rechosen));
-  Impl::Follow(m.sparse_capped, static_cast<double>(sparsity.capped));
-  Impl::Follow(m.sparse_fallbacks, static_cast<double>(sparsity.dense_fallbacks));
   Impl::Follow(m.sparse_read, static_cast<double>(sparsity.blocks_read));
   Impl::Follow(m.sparse_all, static_cast<double>(sparsity.blocks_all));
-  Impl::Follow(m.sparse_bound, sparsity.bound);
   Impl::Follow(m.sparse_missed, sparsity.missed);
   Impl::Follow(m.steps, static_cast<double>(engine.steps));
   Impl::Follow(m.prefill_seconds, engine.prefill_seconds);

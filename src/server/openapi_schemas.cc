@@ -145,8 +145,6 @@ Json Sparsity(const ServedModel& model) {
   const Json modes = model.sparsity.digests ? Words({"dense", "decode", "all"}) : Words({"dense"});
   Object object;
   object.May("budget", Integer(engine::kMinSparsityBudget, kMaxSchemaInt / 2))
-      .May("eps", Number(0, 1))
-      .May("mass", NumberAbove(0, 1))
       .May("reuse", Integer(1, tensor::kKvBlockTokens));
   // Without digests only the mode "dense" is served. The default would be another, so that "mode" is
   // required.

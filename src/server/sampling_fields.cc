@@ -110,8 +110,6 @@ void ReadSparsity(Fields& body, const ServedModel& model, GenerationFields* fiel
   std::string mode = ToString(sparsity.mode);
   members.String("mode", &mode);
   members.Int("budget", engine::kMinSparsityBudget, kMaxInt / 2, &sparsity.budget);
-  members.Float("eps", 0, 1, &sparsity.eps);
-  members.ShareAbove0("mass", &sparsity.mass);
   members.Int("reuse", 1, tensor::kKvBlockTokens, &sparsity.reuse);
   if (members.ok()) {
     const auto parsed = engine::ParseSparsityMode(mode);

@@ -7,6 +7,9 @@
 namespace moesaic::kernels {
 namespace {
 
+/// Rows of a group: their products with centers and with radii fill one register after the final sums.
+constexpr int kScoreRows = kLanes / 2;
+
 /// Loads rows [first, first + kScoreRows), scaled, with zeros for missing rows, and the norms of their parts.
 inline void LoadRows(const KeySummaryEstimates& t, int first, float (*q)[kMaxKeySummaryDim], float* norms) {
   const int ends[3] = {0, t.key_split, t.key_dim};
@@ -26,25 +29,69 @@ inline void LoadRows(const KeySummaryEstimates& t, int first, float (*q)[kMaxKey
   }
 }
 
+/// Lanes: the products of the group's rows with the centers of dimensions [begin, end), then with the radii.
+inline V PartScores(const float (*q)[kMaxKeySummaryDim], const int8_t* centers, const uint8_t* radii,
+                    int begin, int end) {
+  V sum[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) sum[i] = Zero();
+  for (int d = begin; d < end; d += kLanes) {
+    const V center = LoadUpTo(centers, d, end), radius = LoadUpTo(radii, d, end);
+#pragma GCC unroll 8
+    for (int i = 0; i < kScoreRows; ++i) {
+      const V x = LoadUpTo(q[i], d, end);
+      sum[i] = Fma(x, center, sum[i]);
+      sum[kScoreRows + i] = Fma(Abs(x), radius, sum[kScoreRows + i]);
+    }
+  }
+  return SumEach(sum);
+}
+
+/// Estimates the scores of a group's rows in all blocks. `scores` is that of its first row in block 0.
+inline void EstimateGroup(const KeySummaryEstimates& t, const float (*q)[kMaxKeySummaryDim],
+                          const float* norms, float* scores) {
+  const int ends[3] = {0, t.key_split, t.key_dim};
+  // Lanes of centers have no bound, which a ball of radius 0 and this value express.
+  alignas(64) float bound[2][kLanes], open[kLanes], scales[kLanes], out[kLanes];
+  for (int i = 0; i < kScoreRows; ++i) {
+    for (int part = 0; part < 2; ++part) {
+      bound[part][i] = 0;
+      bound[part][kScoreRows + i] = norms[2 * i + part];
+    }
+    open[i] = __builtin_inff();
+    open[kScoreRows + i] = 0;
+  }
+  for (int b = 0; b < t.count; ++b, scores += kScoreGroup) {
+    const auto* header = reinterpret_cast<const KeySummaryHeader*>(t.summaries[b]);
+    const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
+    const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
+    if (b + 1 < t.count) {
+      const auto* next = reinterpret_cast<const char*>(t.summaries[b + 1]);
+      for (int64_t byte = 0; byte < BoxBytes(t.key_dim); byte += 64) __builtin_prefetch(next + byte, 0, 3);
+    }
+    V total = Zero();
+    for (int part = 0; part < 2; ++part) {
+      if (ends[part] == ends[part + 1]) continue;
+      for (int i = 0; i < kScoreRows; ++i) {
+        scales[i] = header->center_scale[part];
+        scales[kScoreRows + i] = header->radius_scale[part];
+      }
+      const V scaled = Mul(PartScores(q, centers, radii, ends[part], ends[part + 1]), Load(scales));
+      total = Add(total, Min(Fma(Load(bound[part]), Set(header->ball[part]), Load(open)), scaled));
+    }
+    Store(out, total);
+    for (int i = 0; i < kScoreRows; ++i) {
+      scores[i] = t.share == 0 ? out[i] : out[i] + t.share * out[kScoreRows + i];
+    }
+  }
+}
+
 inline void RunKeySummaryEstimates(const KeySummaryEstimates& t) {
   alignas(64) float q[kScoreRows][kMaxKeySummaryDim], norms[2 * kScoreRows];
-  alignas(64) float centers[kScoreRows][kScoreSummaries], spreads[kScoreRows][kScoreSummaries];
-  KeySummaryScores call = {q[0],      kMaxKeySummaryDim, norms,      t.summaries, kScoreRows,     0,
-                           t.key_dim, t.key_split,       centers[0], spreads[0],  kScoreSummaries};
   const int padded = (t.rows + kScoreGroup - 1) / kScoreGroup * kScoreGroup;
   for (int first = 0; first < padded; first += kScoreRows) {
     LoadRows(t, first, q, norms);
-    float* scores = t.scores + first / kScoreGroup * t.stride * kScoreGroup + first % kScoreGroup;
-    for (int from = 0; from < t.count; from += kScoreSummaries) {
-      call.summaries = t.summaries + from;
-      call.count = t.count - from < kScoreSummaries ? t.count - from : kScoreSummaries;
-      ScoreGroup(call, 0, kScoreRows, 0, call.count);
-      for (int b = 0; b < call.count; ++b, scores += kScoreGroup) {
-        for (int i = 0; i < kScoreRows; ++i) {
-          scores[i] = t.share == 0 ? centers[i][b] : centers[i][b] + t.share * spreads[i][b];
-        }
-      }
-    }
+    EstimateGroup(t, q, norms, t.scores + first / kScoreGroup * t.stride * kScoreGroup + first % kScoreGroup);
   }
 }
 

@@ -7,10 +7,6 @@ namespace moesaic::kernels::cpu {
 
 void KeySummaryAvx2(const KeySummaryTask& task);
 void KeySummaryAvx512(const KeySummaryTask& task);
-void KeySummaryScoresAvx2(const KeySummaryScores& scores);
-void KeySummaryScoresAvx512(const KeySummaryScores& scores);
-// dimensions of whole tiles; falls back to AVX-512 otherwise
-void KeySummaryScoresAmx(const KeySummaryScores& scores);
 void KeySummaryEstimatesAvx2(const KeySummaryEstimates& estimates);
 void KeySummaryEstimatesAvx512(const KeySummaryEstimates& estimates);
 void KeySummaryEstimatesAvx512Vnni(const KeySummaryEstimates& estimates);  // bit-identical to Amx
@@ -21,7 +17,5 @@ void SketchScoresAvx2(const SketchScores& scores);
 void SketchScoresAvx512(const SketchScores& scores);
 void SketchScoresAvx512Vnni(const SketchScores& scores);
 void SketchScoresAmx(const SketchScores& scores);
-float ExpSumAvx2(const float* x, const float* y, float spread, float shift, int n, float* out);
-float ExpSumAvx512(const float* x, const float* y, float spread, float shift, int n, float* out);
 
 }  // namespace moesaic::kernels::cpu

@@ -7,13 +7,9 @@
 namespace moesaic::kernels::cpu {
 
 void KeySummaryAvx2(const KeySummaryTask& task) { RunKeySummary(task); }
-void KeySummaryScoresAvx2(const KeySummaryScores& scores) { RunKeySummaryScores(scores); }
 void KeySummaryEstimatesAvx2(const KeySummaryEstimates& estimates) { RunKeySummaryEstimates(estimates); }
 void BlockSharesAvx2(float* scores, int rows, int blocks, float* shares) {
   RunBlockShares(scores, rows, blocks, shares);
-}
-float ExpSumAvx2(const float* x, const float* y, float spread, float shift, int n, float* out) {
-  return RunExpSum(x, y, spread, shift, n, out);
 }
 
 }  // namespace moesaic::kernels::cpu

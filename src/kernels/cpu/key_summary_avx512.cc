@@ -7,13 +7,9 @@
 namespace moesaic::kernels::cpu {
 
 void KeySummaryAvx512(const KeySummaryTask& task) { RunKeySummary(task); }
-void KeySummaryScoresAvx512(const KeySummaryScores& scores) { RunKeySummaryScores(scores); }
 void KeySummaryEstimatesAvx512(const KeySummaryEstimates& estimates) { RunKeySummaryEstimates(estimates); }
 void BlockSharesAvx512(float* scores, int rows, int blocks, float* shares) {
   RunBlockShares(scores, rows, blocks, shares);
-}
-float ExpSumAvx512(const float* x, const float* y, float spread, float shift, int n, float* out) {
-  return RunExpSum(x, y, spread, shift, n, out);
 }
 
 }  // namespace moesaic::kernels::cpu

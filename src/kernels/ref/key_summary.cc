@@ -66,14 +66,19 @@ void KeySummary(const KeySummaryTask& t) {
   }
 }
 
-void KeySummaryScores(const kernels::KeySummaryScores& t) {
+void KeySummaryEstimates(const kernels::KeySummaryEstimates& t) {
   const int ends[] = {0, t.key_split, t.key_dim};
-  for (int b = 0; b < t.count; ++b) {
-    const auto* header = reinterpret_cast<const KeySummaryHeader*>(t.summaries[b]);
-    const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
-    const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
-    for (int row = 0; row < t.rows; ++row) {
-      const float* q = t.q + row * t.q_stride;
+  std::vector<float> q(t.key_dim);
+  for (int row = 0; row < t.rows; ++row) {
+    float norms[2] = {0, 0};
+    for (int d = 0; d < t.key_dim; ++d) {
+      q[d] = t.q[row * t.q_stride + d] * t.scale;
+      norms[d < t.key_split ? 0 : 1] += q[d] * q[d];
+    }
+    for (int b = 0; b < t.count; ++b) {
+      const auto* header = reinterpret_cast<const KeySummaryHeader*>(t.summaries[b]);
+      const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
+      const auto* radii = reinterpret_cast<const uint8_t*>(centers + t.key_dim);
       float center = 0, spread = 0;
       for (int part = 0; part < 2; ++part) {
         float products = 0, reach = 0;
@@ -82,28 +87,8 @@ void KeySummaryScores(const kernels::KeySummaryScores& t) {
           reach += std::abs(q[d]) * static_cast<float>(radii[d]);
         }
         center += products * header->center_scale[part];
-        spread +=
-            std::min(reach * header->radius_scale[part], t.q_norms[2 * row + part] * header->ball[part]);
+        spread += std::min(reach * header->radius_scale[part], std::sqrt(norms[part]) * header->ball[part]);
       }
-      t.centers[row * t.stride + b] = center;
-      t.spreads[row * t.stride + b] = spread;
-    }
-  }
-}
-
-void KeySummaryEstimates(const kernels::KeySummaryEstimates& t) {
-  std::vector<float> q(t.key_dim);
-  for (int row = 0; row < t.rows; ++row) {
-    float norms[2] = {0, 0};
-    for (int d = 0; d < t.key_dim; ++d) {
-      q[d] = t.q[row * t.q_stride + d] * t.scale;
-      norms[d < t.key_split ? 0 : 1] += q[d] * q[d];
-    }
-    for (float& norm : norms) norm = std::sqrt(norm);
-    for (int b = 0; b < t.count; ++b) {
-      float center, spread;
-      KeySummaryScores(
-          {q.data(), 0, norms, t.summaries + b, 1, 1, t.key_dim, t.key_split, &center, &spread, 1});
       t.scores[(row / kScoreGroup * t.stride + b) * kScoreGroup + row % kScoreGroup] =
           center + t.share * spread;
     }
@@ -169,16 +154,6 @@ void SketchScores(const kernels::SketchScores& t) {
           static_cast<float>(std::log(sum));
     }
   }
-}
-
-float ExpSum(const float* x, const float* y, float spread, float shift, int n, float* out) {
-  float sum = 0;
-  for (int i = 0; i < n; ++i) {
-    const float power = x[i] + spread * y[i] - shift;
-    out[i] = std::isnan(power) ? 0 : std::exp(std::min(power, 80.0F));
-    sum += out[i];
-  }
-  return sum;
 }
 
 }  // namespace moesaic::kernels::ref

@@ -6,10 +6,8 @@
 namespace moesaic::kernels::ref {
 
 void KeySummary(const KeySummaryTask& task);
-void KeySummaryScores(const kernels::KeySummaryScores& scores);
 void KeySummaryEstimates(const kernels::KeySummaryEstimates& estimates);
 void BlockShares(float* scores, int rows, int blocks, float* shares);
 void SketchScores(const kernels::SketchScores& scores);
-float ExpSum(const float* x, const float* y, float spread, float shift, int n, float* out);
 
 }  // namespace moesaic::kernels::ref

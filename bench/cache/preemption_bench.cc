@@ -30,7 +30,7 @@ struct Result {
 Result Run(models::Model& model, runtime::ThreadPool& threads, const Load& load, double share, bool swap) {
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto dtype = *engine::KvDType("auto", model.info());
-  const int64_t block = engine::LayoutFor(model.info().kv, dtype, /*digests=*/false).total_bytes();
+  const int64_t block = engine::LayoutFor(model.info().kv, dtype, /*key_summaries=*/false).total_bytes();
   const int64_t blocks = int64_t{tensor::KvBlocksFor(load.prompt + load.output)} * load.requests;
   auto engine = *engine::Engine::Create(model, kernels, threads,
                                         {.kv_bytes = static_cast<int64_t>(share * blocks) * block,

@@ -56,7 +56,7 @@ struct Options {
   int context = 16384, budget = 2048, threads = 0, rounds = 15, reuse = 4;
   std::vector<int> batches = {1, 4, 16};
   std::vector<std::string> shapes = {"gqa", "mla"};
-  std::string dtype = "bf16", digest = "box";
+  std::string dtype = "bf16", summary_kind = "box";
   int64_t bytes = int64_t{2} << 30;  // of keys and values; a layer leaves the CPU caches before its next use
 };
 
@@ -67,10 +67,10 @@ class Setting {
     const DType dtype = options.dtype == "int8" ? DType::kI8 : DType::kBF16;
     blocks_ = (options.context + kKvBlockTokens - 1) / kKvBlockTokens;
     layer_ = kernels::LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared,
-                               options.digest == "sketch");
-    digest_bytes_ = shape.kv_heads * kernels::KeySummaryBytes(layer_);
+                               options.summary_kind == "sketch");
+    summary_bytes_ = shape.kv_heads * kernels::KeySummaryBytes(layer_);
     token_bytes_ = static_cast<double>(layer_.block_stride) / kKvBlockTokens;
-    layer_bytes_ = (layer_.block_stride + layer_.digest_stride) * blocks_ * batch;
+    layer_bytes_ = (layer_.block_stride + layer_.key_summary_stride) * blocks_ * batch;
     layers_ = static_cast<int>(std::max<int64_t>(2, options.bytes / layer_bytes_));
     memory_ = *runtime::Buffer::Allocate(layer_bytes_ * layers_, /*huge=*/true);
     Fill();
@@ -120,7 +120,7 @@ class Setting {
   double dense_bytes() const { return token_bytes_ * options_.context * batch_; }
   double sparse_bytes() const {
     return (token_bytes_ * GatheredBlocks() * kKvBlockTokens +
-            static_cast<double>(digest_bytes_) * (blocks_ - 1)) *
+            static_cast<double>(summary_bytes_) * (blocks_ - 1)) *
            batch_;
   }
   double dense_operations() const { return Operations(options_.context); }
@@ -292,7 +292,7 @@ class Setting {
     KvLayer layer = layer_;
     layer.index = step_++ % layers_;
     layer.base = memory_.data() + layer.index * layer_bytes_;
-    layer.digests = layer.base + layer_.block_stride * blocks_ * batch_;
+    layer.key_summaries = layer.base + layer_.block_stride * blocks_ * batch_;
     return layer;
   }
 
@@ -306,7 +306,7 @@ class Setting {
     table_.resize(size_t(blocks_) * batch_);
     std::iota(table_.begin(), table_.end(), 0);
     const SequenceSlice all = {table_.data(), 0, blocks_ * batch_ * kKvBlockTokens, 0};
-    for (int i = 0; i < layers_; ++i) kernels::BuildDigests(ctx_, {NextLayer(), {&all, 1}});
+    for (int i = 0; i < layers_; ++i) kernels::BuildKeySummaries(ctx_, {NextLayer(), {&all, 1}});
     std::shuffle(table_.begin(), table_.end(), random_);
     tokens_.resize(options_.context - kShift);
     std::iota(tokens_.begin(), tokens_.end(), 0);
@@ -339,7 +339,7 @@ class Setting {
   int blocks_ = 0;
   KvLayer layer_;
   double token_bytes_ = 0;
-  int64_t digest_bytes_ = 0, layer_bytes_ = 0;
+  int64_t summary_bytes_ = 0, layer_bytes_ = 0;
   int layers_ = 0, step_ = 0;
   runtime::Buffer memory_, gathered_;
   runtime::Buffer scores_;              // [batch][KV heads][groups][tokens][kScoreGroup]
@@ -422,7 +422,7 @@ int Run(const Options& options) {
   fmt::print(
       "{} threads, {:.1f} GB/s read, {:.0f} GFLOP/s bf16; context {}, budget {} chosen by {}, {} keys and "
       "values, {:.1f} GB of them in turn; medians of {} rounds (p10-p90), ms\n\n",
-      pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.digest,
+      pool->size(), bandwidth / 1e9, peak / 1e9, options.context, options.budget, options.summary_kind,
       options.dtype, static_cast<double>(options.bytes) / 1e9, options.rounds);
   fmt::print(
       "| shape | batch | dense | of bound | chosen tokens | gathering alone | chosen blocks | of bound | "
@@ -488,7 +488,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({2, 4, 8, 16, 32, 64}))
       ->capture_default_str();
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 100000))->capture_default_str();
-  app.add_option("--digest", options.digest, "What blocks are chosen by: box or sketch")
+  app.add_option("--summary", options.summary_kind, "Kind of key summary: box or sketch")
       ->check(CLI::IsMember({"box", "sketch"}))
       ->capture_default_str();
   app.add_option("--kv-dtype", options.dtype)->check(CLI::IsMember({"bf16", "int8"}))->capture_default_str();

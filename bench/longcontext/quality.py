@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the quality loss of attention over chosen blocks: retrieval by moesaic-recall and moesaic-tiny, perplexity.
 
-usage: quality.py MOESAIC [--recall FOLDER --lengths 4096,16384 --digest box] [--tiny FOLDER] [--samples N]
+usage: quality.py MOESAIC [--recall FOLDER --lengths 4096,16384 --summary box] [--tiny FOLDER] [--samples N]
                   [--chat MODEL --chat-lengths 2048,7936] [--text FILE --model MODEL [--window N] [--tokens N]]
 
 Recall (recall.py): needles, many keys, several values and counting at each of --lengths, dense and for each budget, with
@@ -151,7 +151,7 @@ def main():
     parser.add_argument("--budgets", default="256,512,1024,2048,4096", help="for recall")
     parser.add_argument("--all-budgets", default="1024,2048", help="for recall where document and question choose as well")
     parser.add_argument("--dense-layers", type=int, default=0, help="for recall, whose second layer retrieves")
-    parser.add_argument("--digest", choices=["box", "sketch"], default="box", help="for recall and chat")
+    parser.add_argument("--summary", choices=["box", "sketch"], default="box", help="for recall and chat")
     parser.add_argument("--reuse", type=int, default=1, help="tokens that read one choice, for recall and chat")
     parser.add_argument("--kinds", default=",".join(recall.KINDS), help="for recall and chat")
     parser.add_argument("--share", type=float, default=1.0,
@@ -178,20 +178,20 @@ def main():
     for length in numbers["lengths"]:
         if arguments.share:
             recall.table(arguments.moesaic, arguments.recall, length, numbers["budgets"], numbers["all_budgets"],
-                         arguments.dense_layers, arguments.digest, arguments.reuse, arguments.kinds.split(","),
+                         arguments.dense_layers, arguments.summary, arguments.reuse, arguments.kinds.split(","),
                          arguments.share, arguments.show)
         if arguments.documents:
             with tempfile.NamedTemporaryFile(suffix=".txt") as file:
                 recall.perplexity_text(file.name, length, arguments.documents)
                 perplexity(arguments.moesaic, arguments.recall, file.name, length, length * arguments.documents,
-                           ["--kv-sparsity-dense-layers", str(arguments.dense_layers), "--kv-sparsity-digest",
-                            arguments.digest, "--kv-sparsity-reuse", str(arguments.reuse)], ways=False)
+                           ["--kv-sparsity-dense-layers", str(arguments.dense_layers), "--kv-sparsity-summary",
+                            arguments.summary, "--kv-sparsity-reuse", str(arguments.reuse)], ways=False)
     for length in chat_lengths:
-        print(f"\n### {arguments.chat.name}, about {length} tokens, {arguments.digest}\n")
+        print(f"\n### {arguments.chat.name}, about {length} tokens, {arguments.summary}\n")
         made = {kind: english.questions(kind, length, arguments.share) for kind in arguments.kinds.split(",")}
         asking.table(arguments.moesaic, arguments.chat, min(2 * length, context), made,
                      asking.settings_of(length, numbers["budgets"], [], arguments.reuse),
-                     ["--kv-sparsity-digest", arguments.digest, "--kv-memory", "6GiB"], english.right, english.OUTPUT,
+                     ["--kv-sparsity-summary", arguments.summary, "--kv-memory", "6GiB"], english.right, english.OUTPUT,
                      arguments.show)
     if arguments.samples:
         retrieval(arguments.moesaic, arguments.tiny, arguments.samples)

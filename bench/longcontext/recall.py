@@ -92,10 +92,10 @@ def perplexity_text(path, length, count):
             out.write(tasks.text_of(made.tokens[:length]))
 
 
-def table(moesaic, model, length, budgets, all_budgets, dense_layers, digest, reuse, kinds, share, show):
+def table(moesaic, model, length, budgets, all_budgets, dense_layers, summary, reuse, kinds, share, show):
     made = {kind: [(text + question, answers) for n in range(documents(kind))
                    for text, question, answers in questions(kind, length, n, share)] for kind in kinds}
-    print(f"\n### {model.name}, {length} tokens, {dense_layers} dense layers, {digest}\n")
+    print(f"\n### {model.name}, {length} tokens, {dense_layers} dense layers, {summary}\n")
     asking.table(moesaic, model, 2 * length, made, asking.settings_of(length, budgets, all_budgets, reuse),
-                 ["--kv-sparsity-dense-layers", dense_layers, "--kv-sparsity-digest", digest, "--kv-memory", "3GiB"],
+                 ["--kv-sparsity-dense-layers", dense_layers, "--kv-sparsity-summary", summary, "--kv-memory", "3GiB"],
                  lambda said, answers: said in answers, dict.fromkeys(made, 16), show)

@@ -56,7 +56,7 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
   for (const BenchCase& test : cases) blocks = std::max(blocks, BlocksOf(test));
   ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, model.info()));
   const tensor::KvLayout layout =
-      engine::LayoutFor(model.info().kv, dtype, sparsity.digests, sparsity.digest);
+      engine::LayoutFor(model.info().kv, dtype, sparsity.key_summaries, sparsity.summary_kind);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store,
                    cache::KvStore::Create({.layout = layout, .blocks = static_cast<int>(blocks)}, threads));
   return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, sparsity, std::move(store)));
@@ -92,10 +92,10 @@ double BenchRunner::StepBytes(const BenchResult& result, int sequences, int dept
   const int dense = std::min(options_.dense_layers, layers);
   // Rows that reuse a choice read no key summaries.
   const double scoring = 1.0 / options_.defaults.reuse;
-  const double digests =
+  const double summaries =
       static_cast<double>(layout.summary_bytes) * (depth / tensor::kKvBlockTokens) * scoring;
   const double chosen = result.blocks_per_step * token_bytes * tensor::kKvBlockTokens / layout.heads;
-  return weights + chosen + (token_bytes * dense * depth + digests * (layers - dense)) * sequences;
+  return weights + chosen + (token_bytes * dense * depth + summaries * (layers - dense)) * sequences;
 }
 
 std::vector<int32_t> BenchRunner::RandomTokens(int count) {

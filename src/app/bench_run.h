@@ -51,7 +51,7 @@ class BenchRunner {
   StatusOr<BenchResult> Run(const BenchCase& test, int repetitions);
 
   /// Returns the bytes that a decode step of `sequences` sequences reads at depth `depth`: weights once,
-  /// counted experts and blocks of `result`, all other keys and values, and digests.
+  /// counted experts and blocks of `result`, all other keys and values, and key summaries.
   double StepBytes(const BenchResult& result, int sequences, int depth) const;
 
  private:

@@ -200,7 +200,8 @@ class Generator {
         stats.preemptions);
     if (engine_.speculative().method != "off")
       Tell("speculative decoding: {}\n", DescribeSpeculation(engine_));
-    if (engine_.sparsity().digests) Tell("block-sparse attention: {}\n", DescribeCounters(stats.sparsity));
+    if (engine_.sparsity().key_summaries)
+      Tell("block-sparse attention: {}\n", DescribeCounters(stats.sparsity));
   }
 
   const GenerateFlags& options_;

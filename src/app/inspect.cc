@@ -45,7 +45,7 @@ StatusOr<Cache> CacheOf(const models::ModelInfo& info, const std::string& kv_dty
   models::KvSpec kv = info.kv;
   kv.layers = info.layers;
   const char* name = dtype == tensor::DType::kF32 ? "f32" : dtype == tensor::DType::kI8 ? "int8" : "bf16";
-  return Cache{name, engine::LayoutFor(kv, dtype, /*digests=*/false).block_bytes()};
+  return Cache{name, engine::LayoutFor(kv, dtype, /*key_summaries=*/false).block_bytes()};
 }
 
 StatusOr<std::vector<int>> ContextsOf(const models::ModelInfo& info, const std::vector<int>& asked) {

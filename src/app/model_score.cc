@@ -236,7 +236,7 @@ StatusOr<ModelScore> ScoreModel(const ScoreOptions& options) {
   ASSIGN_OR_RETURN(result.score,
                    Score(*session, text, {.save = save ? &*save : nullptr, .base = base.get()}, "scoring"));
   if (save) RETURN_IF_ERROR(save->Commit());
-  if (session->engine->sparsity().digests) result.sparsity = session->engine->stats().sparsity;
+  if (session->engine->sparsity().key_summaries) result.sparsity = session->engine->stats().sparsity;
   return result;
 }
 

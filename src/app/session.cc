@@ -98,14 +98,14 @@ StatusOr<engine::SparsityOptions> SparsityFlags::Resolve() const {
   const bool audits = options.audit_every != 0 && options.audit_every != unsaid.audit_every;
   if (mode.empty() && said == "off" &&
       (options.defaults.reuse != unsaid.defaults.reuse || options.dense_layers != unsaid.dense_layers ||
-       digest != SparsityFlags().digest || audits)) {
+       summary != SparsityFlags().summary || audits)) {
     return InvalidArgument(
-        "--kv-sparsity-reuse, --kv-sparsity-digest, --kv-sparsity-dense-layers and --kv-sparsity-audit need "
+        "--kv-sparsity-reuse, --kv-sparsity-summary, --kv-sparsity-dense-layers and --kv-sparsity-audit need "
         "--kv-sparsity or --kv-sparsity-budget");
   }
   if (said == "off") return unsaid;
-  resolved.digests = true;
-  ASSIGN_OR_RETURN(resolved.digest, engine::ParseDigestKind(digest));
+  resolved.key_summaries = true;
+  ASSIGN_OR_RETURN(resolved.summary_kind, engine::ParseKeySummaryKind(summary));
   if (budget > 0) resolved.defaults.budget = budget;
   ASSIGN_OR_RETURN(resolved.defaults.mode, engine::ParseSparsityMode(said));
   RETURN_IF_ERROR(engine::CheckSparsity(resolved.defaults, resolved));

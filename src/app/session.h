@@ -19,7 +19,7 @@ struct SparsityFlags {
   std::string mode;                 // "": not given
   std::string with_budget = "off";  // mode that a budget without a mode selects
   int budget = 0;                   // 0: default
-  std::string digest = "box";       // box or sketch
+  std::string summary = "box";      // box or sketch
   engine::SparsityOptions options;
 
   /// Returns options with mode and budget resolved.

@@ -10,35 +10,36 @@ void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::s
   const char* group = "Block-sparse attention";
   flags.with_budget = *std::find_if(modes.begin(), modes.end(),
                                     [](const auto& mode) { return mode != "off" && mode != "dense"; });
-  std::string help = "Which rows read chosen KV blocks only: off";
+  std::string help = "Rows that read only chosen KV blocks: off";
   for (const std::string& mode : modes) {
-    if (mode == "dense") help += ", dense (none, unless a request's kv_sparsity asks)";
-    if (mode == "decode") help += ", decode (those of output tokens)";
-    if (mode == "all") help += ", all (those of prompts too)";
+    if (mode == "dense") help += ", dense (none, but requests may enable it by kv_sparsity)";
+    if (mode == "decode") help += ", decode (rows of output tokens)";
+    if (mode == "all") help += ", all (rows of prompts, too)";
   }
-  verb.AddOption("--kv-sparsity", flags.mode,
-                 fmt::format("{}. Unsaid: {} with --kv-sparsity-budget, else off", help, flags.with_budget))
+  verb.AddOption(
+          "--kv-sparsity", flags.mode,
+          fmt::format("{}. Default: {} with --kv-sparsity-budget, otherwise off", help, flags.with_budget))
       .OneOf(modes)
       .Group(group);
   verb.AddOption("--kv-sparsity-budget", flags.budget,
-                 "Tokens that a row reads at most, in blocks of 64; 0: 2048 where rows choose")
+                 "Maximum tokens that a row reads, rounded up to blocks of 64; 0: 2048")
       .Range(0, 1 << 24)
       .ShowDefault()
       .Group(group);
   verb.AddOption("--kv-sparsity-reuse", flags.options.defaults.reuse,
-                 "So many tokens in a row read the blocks that the first of them chose; 1: each chooses")
+                 "Number of adjacent tokens that share the choice of the first one; 1: each row chooses")
       .Range(1, 64)
       .ShowDefault()
       .Group(group);
   verb.AddOption(
-          "--kv-sparsity-digest", flags.digest,
-          "What blocks are chosen by: box (bounds of their keys) or sketch (signs of every key: finds single "
-          "tokens, takes 3 to 20 times the time to choose and five to eight times the memory)")
+          "--kv-sparsity-summary,--kv-sparsity-digest", flags.summary,
+          "Kind of key summary that scores a block: box (bounds of its keys) or sketch (also signs of every "
+          "key: finds single tokens, but takes 3 to 20 times as long to choose and 5 to 8 times the memory)")
       .OneOf({"box", "sketch"})
       .ShowDefault()
       .Group(group);
   verb.AddOption("--kv-sparsity-dense-layers", flags.options.dense_layers,
-                 "First layers that read all blocks")
+                 "Number of first layers that read all blocks")
       .Range(0, 1 << 16)
       .ShowDefault()
       .Group(group);
@@ -47,14 +48,14 @@ void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::s
     return;
   }
   verb.AddOption("--kv-sparsity-audit", flags.options.audit_every,
-                 "One of so many choices is held against dense attention, for the metrics; 0: none")
+                 "One of this many choices is compared with dense attention for the metrics; 0: none")
       .Range(0, 1 << 30)
       .ShowDefault()
       .Group(group);
 }
 
 std::string DescribeSparsity(const engine::SparsityOptions& options) {
-  if (!options.digests) return "off";
+  if (!options.key_summaries) return "off";
   const engine::RequestSparsity& defaults = options.defaults;
   if (defaults.mode == engine::SparsityMode::kDense) return "dense unless a request asks";
   std::string text = fmt::format("{}, {} tokens a row, from layer {} on", ToString(defaults.mode),

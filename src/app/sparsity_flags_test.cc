@@ -19,28 +19,31 @@ StatusOr<engine::SparsityOptions> Resolved(std::vector<std::string> words) {
 }
 
 TEST(SparsityFlagsTest, OffUnlessAskedFor) {
-  EXPECT_FALSE(Resolved({})->digests);
-  EXPECT_FALSE(Resolved({"--kv-sparsity", "off"})->digests);
+  EXPECT_FALSE(Resolved({})->key_summaries);
+  EXPECT_FALSE(Resolved({"--kv-sparsity", "off"})->key_summaries);
 }
 
 TEST(SparsityFlagsTest, BoxesUnlessSketchesAreAskedFor) {
-  EXPECT_EQ(Resolved({"--kv-sparsity", "dense"})->digest, engine::DigestKind::kBox);
-  const auto sketches = Resolved({"--kv-sparsity-budget", "1024", "--kv-sparsity-digest", "sketch"});
+  EXPECT_EQ(Resolved({"--kv-sparsity", "dense"})->summary_kind, engine::KeySummaryKind::kBox);
+  const auto sketches = Resolved({"--kv-sparsity-budget", "1024", "--kv-sparsity-summary", "sketch"});
   ASSERT_TRUE(sketches.ok()) << sketches.status();
-  EXPECT_TRUE(sketches->digests);
-  EXPECT_EQ(sketches->digest, engine::DigestKind::kSketch);
+  EXPECT_TRUE(sketches->key_summaries);
+  EXPECT_EQ(sketches->summary_kind, engine::KeySummaryKind::kSketch);
   EXPECT_EQ(sketches->defaults.budget, 1024);
+  EXPECT_EQ(Resolved({"--kv-sparsity", "dense", "--kv-sparsity-digest", "sketch"})->summary_kind,
+            engine::KeySummaryKind::kSketch)
+      << "the former name";
 }
 
-TEST(SparsityFlagsTest, ADigestAloneIsRefused) {
-  const auto alone = Resolved({"--kv-sparsity-digest", "sketch"});
+TEST(SparsityFlagsTest, ASummaryKindAloneIsRefused) {
+  const auto alone = Resolved({"--kv-sparsity-summary", "sketch"});
   ASSERT_FALSE(alone.ok());
   EXPECT_NE(alone.status().message().find("need --kv-sparsity or --kv-sparsity-budget"), std::string::npos)
       << alone.status();
 }
 
-TEST(SparsityFlagsTest, OtherDigestsAreRefused) {
-  EXPECT_THROW((void)Resolved({"--kv-sparsity", "dense", "--kv-sparsity-digest", "auto"}),
+TEST(SparsityFlagsTest, OtherSummaryKindsAreRefused) {
+  EXPECT_THROW((void)Resolved({"--kv-sparsity", "dense", "--kv-sparsity-summary", "auto"}),
                CLI::ValidationError);
 }
 

@@ -243,25 +243,25 @@ TEST_F(DiskTest, AnotherModelsBlocksAreRefused) {
   EXPECT_EQ(Ask(*Make(options), Greedy(RandomPrompt(500, 1))), 448);
 }
 
-TEST_F(DiskTest, BlocksWithOtherDigestsAreRefused) {
-  const auto options = [&](DigestKind kind) {
+TEST_F(DiskTest, BlocksWithOtherKeySummariesAreRefused) {
+  const auto options = [&](KeySummaryKind kind) {
     EngineOptions made = Options(64);
-    made.sparsity.digests = true;
-    made.sparsity.digest = kind;
+    made.sparsity.key_summaries = true;
+    made.sparsity.summary_kind = kind;
     made.kv_bytes = 64 * LayoutFor(model_.info().kv, tensor::DType::kF32, true, kind).total_bytes();
     return made;
   };
   {
-    auto engine = Make(options(DigestKind::kBox));
+    auto engine = Make(options(KeySummaryKind::kBox));
     Ask(*engine, Greedy(RandomPrompt(500, 1)));
     engine->SaveCache();
   }
   {
-    auto engine = Make(options(DigestKind::kSketch));
+    auto engine = Make(options(KeySummaryKind::kSketch));
     EXPECT_EQ(engine->stats().disk.refused_files, 1);
     EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1))), 0);
   }
-  EXPECT_EQ(Ask(*Make(options(DigestKind::kBox)), Greedy(RandomPrompt(500, 1))), 448);
+  EXPECT_EQ(Ask(*Make(options(KeySummaryKind::kBox)), Greedy(RandomPrompt(500, 1))), 448);
 }
 
 TEST_F(DiskTest, ClearingForgetsTheDisk) {

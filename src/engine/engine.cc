@@ -518,7 +518,7 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
                                                          int context) {
   options.kv_bytes = 0;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, model.info()));
-  const tensor::KvLayout layout = LayoutFor(model.info().kv, dtype, /*digests=*/false);
+  const tensor::KvLayout layout = LayoutFor(model.info().kv, dtype, /*key_summaries=*/false);
   const int room = std::min(context, model.info().context_length);
   ASSIGN_OR_RETURN(const int blocks, cache::KvStore::BlocksFor(layout, KvBudget(layout, options, room)));
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store,
@@ -600,7 +600,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
   const tensor::KvLayout layout =
-      LayoutFor(info.kv, dtype, options.sparsity.digests, options.sparsity.digest);
+      LayoutFor(info.kv, dtype, options.sparsity.key_summaries, options.sparsity.summary_kind);
   ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options));
   auto executor =
       std::make_unique<LocalExecutor>(model, kernels, pool, *kv.store, options.sparsity.dense_layers);

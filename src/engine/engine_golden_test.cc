@@ -15,7 +15,7 @@ using models::SourcePath;
 class EngineGoldenTest : public testing::TestWithParam<const char*> {};
 
 int64_t BlockBytes(const models::KvSpec& kv, tensor::DType dtype) {
-  return LayoutFor(kv, dtype, /*digests=*/false).total_bytes();
+  return LayoutFor(kv, dtype, /*key_summaries=*/false).total_bytes();
 }
 
 // Twice the oracle's tokens and more, so that sequences outgrow the blocks that admission leaves free.

@@ -689,15 +689,15 @@ TEST_F(EngineTest, ScoreGivesEveryRowInOrder) {
   EXPECT_FALSE(engine->Score(ids, [](int64_t, std::span<const float>) { return OkStatus(); }).ok());
 }
 
-TEST(DigestKindTest, IsSaidByName) {
-  EXPECT_EQ(*ParseDigestKind("box"), DigestKind::kBox);
-  EXPECT_EQ(*ParseDigestKind("sketch"), DigestKind::kSketch);
-  EXPECT_EQ(SparsityOptions().digest, DigestKind::kBox);
+TEST(KeySummaryKindTest, IsSaidByName) {
+  EXPECT_EQ(*ParseKeySummaryKind("box"), KeySummaryKind::kBox);
+  EXPECT_EQ(*ParseKeySummaryKind("sketch"), KeySummaryKind::kSketch);
+  EXPECT_EQ(SparsityOptions().summary_kind, KeySummaryKind::kBox);
   for (const char* wrong : {"", "auto", "Box", "sketches"}) {
-    const auto kind = ParseDigestKind(wrong);
+    const auto kind = ParseKeySummaryKind(wrong);
     ASSERT_FALSE(kind.ok()) << wrong;
     EXPECT_THAT(std::string(kind.status().message()),
-                HasSubstr(std::string("digests must be box or sketch, found \"") + wrong + "\""));
+                HasSubstr(std::string("key summaries must be box or sketch, found \"") + wrong + "\""));
   }
 }
 

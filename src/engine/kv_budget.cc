@@ -14,15 +14,16 @@ StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo
   return InvalidArgument("the KV cache's type must be auto, f32, bf16 or int8, found \"{}\"", name);
 }
 
-tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests, DigestKind kind) {
+tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool key_summaries,
+                           KeySummaryKind kind) {
   return {.layers = kv.layers,
           .heads = kv.heads,
           .key_dim = kv.key_dim,
           .value_dim = kv.value_dim,
           .shared = kv.shared,
           .dtype = dtype,
-          .summary_bytes = digests ? DigestBytesOf(kv, kind) : 0,
-          .sketches = digests && kind == DigestKind::kSketch};
+          .summary_bytes = key_summaries ? KeySummaryBytesOf(kv, kind) : 0,
+          .sketches = key_summaries && kind == KeySummaryKind::kSketch};
 }
 
 int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context) {

@@ -14,9 +14,9 @@ namespace moesaic::engine {
 /// Resolves "auto" (f32 for f32 weights, bf16 for others), or parses "f32", "bf16" or "int8".
 StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo& info);
 
-/// The layout of blocks; with room for key summaries of all layers if `digests`.
-tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool digests,
-                           DigestKind kind = DigestKind::kBox);
+/// The layout of blocks; with room for key summaries of all layers if `key_summaries`.
+tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool key_summaries,
+                           KeySummaryKind kind = KeySummaryKind::kBox);
 
 /// options.kv_bytes, or enough for max_sequences x context, at most a quarter of the free memory.
 int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context);

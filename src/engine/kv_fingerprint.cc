@@ -27,8 +27,8 @@ StatusOr<std::string> KvFingerprint(const models::ModelInfo& info, const EngineO
   RETURN_IF_ERROR(executor.Run(batch).status());
   return fmt::format("{};{};{};{};{};{};{};{:016x};{}", info.architecture, info.layers, info.parameters,
                      info.weight_format, info.experts_per_token,
-                     options.sparsity.digests ? options.sparsity.dense_layers : -1,
-                     options.sparsity.digests ? kernels::kKeySummaryVersion : 0,
+                     options.sparsity.key_summaries ? options.sparsity.dense_layers : -1,
+                     options.sparsity.key_summaries ? kernels::kKeySummaryVersion : 0,
                      store.Checksum(block.index()), options.disk->model);
 }
 

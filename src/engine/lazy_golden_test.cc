@@ -1,5 +1,5 @@
-// Long prefixes of which only digests come back from disk, over real models: docs/contracts/kv-tiers.md, K17
-// to K21.
+// Long prefixes of which only key summaries are loaded from disk, over real models:
+// docs/contracts/kv-tiers.md, K17 to K21.
 #include <unistd.h>
 
 #include <filesystem>
@@ -55,7 +55,7 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
     options.warm_exact = true;
     options.disk = DiskOptions{
         .folder = folder_ / "disk", .bytes = 64 << 20, .model = GetParam(), .step_bytes = step_bytes};
-    options.sparsity = {.digests = true,
+    options.sparsity = {.key_summaries = true,
                         .defaults = {.mode = SparsityMode::kAll, .budget = 256},
                         .dense_layers = dense_layers,
                         .audit_every = 0};
@@ -105,8 +105,8 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
 };
 
 // K18: bounded work a step, and the same answer.
-TEST_P(LazyGoldenTest, DigestsComeInParts) {
-  const int64_t digests = DigestBytesOf(model_->info().kv) * model_->info().kv.layers;
+TEST_P(LazyGoldenTest, KeySummariesAreLoadedInParts) {
+  const int64_t summaries = KeySummaryBytesOf(model_->info().kv) * model_->info().kv.layers;
   Answer in_memory;
   {
     const auto engine = Make(1, 1 << 20);
@@ -116,7 +116,7 @@ TEST_P(LazyGoldenTest, DigestsComeInParts) {
     engine->SaveCache();
   }
   for (const int64_t blocks : {1000, 3, 0}) {
-    const auto engine = Make(1, blocks * digests + 1);
+    const auto engine = Make(1, blocks * summaries + 1);
     const Answer cold = Ask(*engine, prompt_);
     EXPECT_EQ(cold.said, in_memory.said);
     EXPECT_EQ(cold.cached, 1280);
@@ -130,8 +130,8 @@ TEST_P(LazyGoldenTest, DigestsComeInParts) {
   }
 }
 
-// K15: shorter ones are loaded whole, and rows choose by digests that came along, in other blocks.
-TEST_P(LazyGoldenTest, LoadedBlocksHaveTheirDigests) {
+// K15: shorter prefixes are loaded completely, into other blocks, and rows choose by their key summaries.
+TEST_P(LazyGoldenTest, LoadedBlocksHaveTheirKeySummaries) {
   const std::vector<int32_t> prompt(prompt_.begin(), prompt_.begin() + 1000);
   Answer in_memory;
   {
@@ -221,7 +221,7 @@ TEST_P(LazyGoldenTest, DamageKeepsNothing) {
   EXPECT_GT(after.disk.borrowed_blocks, 0);
   EXPECT_GT(after.disk.refused_blocks, 0);
   EXPECT_GE(after.warm.blocks, before.blocks);
-  // Its digests took the place of some, which were kept; those that the damage took were not.
+  // Its key summaries took the place of some, which were kept; those that the damage took were not.
   EXPECT_LE(after.warm.stored_blocks - before.stored_blocks, 21);
 }
 

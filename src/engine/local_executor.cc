@@ -14,13 +14,13 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvStore& store, int first_sp
   const tensor::KvLayout& layout = store.layout();
   kernels::KvLayer layer = {layout};
   layer.block_stride = layout.block_bytes();  // a block contains all layers
-  layer.digest_stride = layout.summary_stride();
+  layer.key_summary_stride = layout.summary_stride();
   std::vector<kernels::KvLayer> layers;
   layers.reserve(layout.layers);
   for (int i = 0; i < layout.layers; ++i) {
     const bool sparse = i >= first_sparse && i < decoder_layers;
     layer.base = store.base() + i * layout.layer_bytes();
-    layer.digests = sparse ? store.summaries(i) : nullptr;
+    layer.key_summaries = sparse ? store.summaries(i) : nullptr;
     layer.index = i;
     layers.push_back(layer);
   }
@@ -147,7 +147,7 @@ void LocalExecutor::BuildSummaries(std::span<const int32_t> blocks) {
   }
   scratch_.Reset();
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
-  for (const kernels::KvLayer& layer : layers_) kernels::BuildDigests(context, {layer, slices});
+  for (const kernels::KvLayer& layer : layers_) kernels::BuildKeySummaries(context, {layer, slices});
 }
 
 }  // namespace moesaic::engine

@@ -37,8 +37,8 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
     return InvalidArgument("kv_sparsity: reuse must be in [1, {}], found {}", tensor::kKvBlockTokens,
                            sparsity.reuse);
   }
-  if (sparsity.mode != SparsityMode::kDense && !options.digests) {
-    return InvalidArgument("kv_sparsity: mode {} needs the digests that --kv-sparsity turns on",
+  if (sparsity.mode != SparsityMode::kDense && !options.key_summaries) {
+    return InvalidArgument("kv_sparsity: mode {} needs the key summaries that --kv-sparsity turns on",
                            ToString(sparsity.mode));
   }
   return OkStatus();
@@ -62,15 +62,15 @@ std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity
   return name.starts_with(kOurs) ? fmt::format("{};{}", kOurs, name) : name;
 }
 
-StatusOr<DigestKind> ParseDigestKind(const std::string& name) {
-  if (name == "box") return DigestKind::kBox;
-  if (name == "sketch") return DigestKind::kSketch;
-  return InvalidArgument("digests must be box or sketch, found \"{}\"", name);
+StatusOr<KeySummaryKind> ParseKeySummaryKind(const std::string& name) {
+  if (name == "box") return KeySummaryKind::kBox;
+  if (name == "sketch") return KeySummaryKind::kSketch;
+  return InvalidArgument("key summaries must be box or sketch, found \"{}\"", name);
 }
 
-int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind) {
+int64_t KeySummaryBytesOf(const models::KvSpec& kv, KeySummaryKind kind) {
   return kv.heads * kernels::KeySummaryBytes(kv.key_dim, kv.shared ? kv.value_dim : kv.key_dim,
-                                             kind == DigestKind::kSketch);
+                                             kind == KeySummaryKind::kSketch);
 }
 
 }  // namespace moesaic::engine

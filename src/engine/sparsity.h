@@ -31,17 +31,17 @@ struct RequestSparsity {
 };
 
 /// Contents of the key summaries.
-enum class DigestKind {
+enum class KeySummaryKind {
   kBox,     ///< bounds of the block's keys
   kSketch,  ///< bounds, and signs of every key
 };
 /// Parses "box" or "sketch".
-StatusOr<DigestKind> ParseDigestKind(const std::string& name);
+StatusOr<KeySummaryKind> ParseKeySummaryKind(const std::string& name);
 
 /// Settings of an engine.
 struct SparsityOptions {
-  bool digests = false;  ///< Builds key summaries; without them requests are dense.
-  DigestKind digest = DigestKind::kBox;
+  bool key_summaries = false;  ///< Builds key summaries; without them requests are dense.
+  KeySummaryKind summary_kind = KeySummaryKind::kBox;
   RequestSparsity defaults = {};  ///< of requests without settings
   int dense_layers = 2;           ///< number of leading layers that read all blocks
   /// One of this many choices, of a row and KV head, is compared with dense attention for the metrics; 0:
@@ -62,6 +62,6 @@ kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const Sp
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity);
 
 /// Bytes of one layer's key summaries of a block.
-int64_t DigestBytesOf(const models::KvSpec& kv, DigestKind kind = DigestKind::kBox);
+int64_t KeySummaryBytesOf(const models::KvSpec& kv, KeySummaryKind kind = KeySummaryKind::kBox);
 
 }  // namespace moesaic::engine

@@ -53,15 +53,18 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
   }
 
   static SparsityOptions Options(SparsityMode mode, int budget) {
-    return {
-        .digests = true, .defaults = {.mode = mode, .budget = budget}, .dense_layers = 1, .audit_every = 1};
+    return {.key_summaries = true,
+            .defaults = {.mode = mode, .budget = budget},
+            .dense_layers = 1,
+            .audit_every = 1};
   }
 
   std::unique_ptr<Engine> Make(const SparsityOptions& sparsity, int blocks = 64, int batch_tokens = 512,
                                int swap_blocks = 0, bool prefix_cache = true, const char* drafter = "off",
                                models::Model* model = nullptr) const {
     const int64_t block =
-        LayoutFor(model_->info().kv, tensor::DType::kF32, sparsity.digests, sparsity.digest).total_bytes();
+        LayoutFor(model_->info().kv, tensor::DType::kF32, sparsity.key_summaries, sparsity.summary_kind)
+            .total_bytes();
     auto engine = Engine::Create(
         model == nullptr ? *model_ : *model, kernels_, *threads_,
         {.kv_bytes = blocks * block,
@@ -122,13 +125,13 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
   std::vector<std::vector<int32_t>> prompts_;
 };
 
-// P1: bits, not only tokens, and MLA too: rows that choose nothing run as without digests.
+// P1: bits, not only tokens, and MLA too: rows that choose nothing run as without key summaries.
 TEST_P(SparsityGoldenTest, WholeBudgetIsDense) {
   const Said dense = Run(*Make({}), prompts_);
-  for (const DigestKind kind : {DigestKind::kBox, DigestKind::kSketch}) {
+  for (const KeySummaryKind kind : {KeySummaryKind::kBox, KeySummaryKind::kSketch}) {
     for (const SparsityMode mode : {SparsityMode::kDense, SparsityMode::kDecode, SparsityMode::kAll}) {
       SparsityOptions options = Options(mode, 512);
-      options.digest = kind;
+      options.summary_kind = kind;
       const auto engine = Make(options);
       EXPECT_EQ(Run(*engine, prompts_), dense) << ToString(mode);
       EXPECT_EQ(engine->stats().sparsity.selections, 0);
@@ -139,7 +142,7 @@ TEST_P(SparsityGoldenTest, WholeBudgetIsDense) {
 // Rows choose by them, and not what boxes would.
 TEST_P(SparsityGoldenTest, SketchesChooseTheirOwnBlocks) {
   SparsityOptions options = Options(SparsityMode::kAll, 256);
-  options.digest = DigestKind::kSketch;
+  options.summary_kind = KeySummaryKind::kSketch;
   const auto sketches = Make(options), boxes = Make(Options(SparsityMode::kAll, 256));
   const Said said = Run(*sketches, prompts_);
   EXPECT_GT(sketches->stats().sparsity.selections, 0);
@@ -258,7 +261,7 @@ TEST_P(SparsityGoldenTest, RefusesWhatItCannotDo) {
   request.prompt = {1};
   request.sparsity = RequestSparsity{.mode = SparsityMode::kDecode};
   EXPECT_EQ(Message(engine->Check(request)),
-            "kv_sparsity: mode decode needs the digests that --kv-sparsity turns on");
+            "kv_sparsity: mode decode needs the key summaries that --kv-sparsity turns on");
   request.sparsity = RequestSparsity{.budget = 255};
   EXPECT_EQ(Message(engine->Check(request)),
             "kv_sparsity: the budget must be at least 256 tokens, found 255");

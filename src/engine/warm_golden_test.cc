@@ -27,12 +27,12 @@ class WarmGoldenTest : public testing::TestWithParam<const char*> {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  EngineOptions Options(const char* dtype, bool digests = false) const {
+  EngineOptions Options(const char* dtype, bool key_summaries = false) const {
     const int64_t block =
-        LayoutFor(model_->info().kv, *KvDType(dtype, model_->info()), digests).total_bytes();
+        LayoutFor(model_->info().kv, *KvDType(dtype, model_->info()), key_summaries).total_bytes();
     EngineOptions options = {
         .kv_bytes = 9 * block, .kv_dtype = dtype, .warm_bytes = 40 * (block + 1024), .max_sequences = 2};
-    options.sparsity.digests = digests;
+    options.sparsity.key_summaries = key_summaries;
     options.sparsity.dense_layers = 1;
     return options;
   }
@@ -151,8 +151,8 @@ TEST_P(WarmGoldenTest, LossyBlocksNeverComeToTheDisk) {
 }
 
 // Summaries are built again from the restored keys, so that choices depend on these.
-TEST_P(WarmGoldenTest, DigestsFitWhatCameBack) {
-  EngineOptions options = Options("bf16", /*digests=*/true);
+TEST_P(WarmGoldenTest, KeySummariesFitRestoredBlocks) {
+  EngineOptions options = Options("bf16", /*key_summaries=*/true);
   options.sparsity.audit_every = 1;
   const auto engine = Make(options);
   const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256};

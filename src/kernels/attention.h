@@ -32,11 +32,11 @@ using tensor::kKvBlockTokens;
 /// reads few pages. Their layout is [heads][KeySummaryBytes] for a block's 64 keys. If shared, they have two
 /// parts: the values and the rest of the keys.
 struct KvLayer : tensor::KvLayout {
-  std::byte* base = nullptr;     // start of this layer's data in block 0
-  int64_t block_stride = 0;      // bytes from one block to the next
-  std::byte* digests = nullptr;  // summaries of block 0; null: none
-  int64_t digest_stride = 0;     // bytes from one block's summaries to the next block's
-  int index = 0;                 // index of the layer in its blocks
+  std::byte* base = nullptr;           // start of this layer's data in block 0
+  int64_t block_stride = 0;            // bytes from one block to the next
+  std::byte* key_summaries = nullptr;  // summaries of block 0; null: none
+  int64_t key_summary_stride = 0;      // bytes from one block's summaries to the next block's
+  int index = 0;                       // index of the layer in its blocks
 };
 
 /// Returns the first dimension of a key's second part, which has its own summary and scales; key_dim if there

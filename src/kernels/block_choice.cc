@@ -87,7 +87,7 @@ std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const Kv
   size_t count = 0;
   for (const SequenceSlice& s : sequences) {
     int dense = s.count;  // rows before the first one that chooses
-    if (s.sparsity != nullptr && cache.digests != nullptr) {
+    if (s.sparsity != nullptr && cache.key_summaries != nullptr) {
       dense = std::clamp(s.sparsity->first_sparse() - s.start, 0, s.count);
     }
     if (dense > 0) {

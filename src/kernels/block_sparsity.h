@@ -73,7 +73,7 @@ struct BlockSparsity {
 
 /// Returns true if row `row` of `slice` chooses blocks in this layer.
 inline bool ChoosesBlocks(const SequenceSlice& slice, const KvLayer& cache, int row) {
-  return slice.sparsity != nullptr && cache.digests != nullptr &&
+  return slice.sparsity != nullptr && cache.key_summaries != nullptr &&
          slice.start + row >= slice.sparsity->first_sparse();
 }
 
@@ -84,11 +84,11 @@ std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const Kv
 
 /// Builds the key summaries of all blocks that the slices' tokens fill. KvWrite must be called first. Does
 /// nothing if the layer has no summaries.
-struct BuildDigestsParams {
+struct BuildKeySummariesParams {
   KvLayer cache;
   std::span<const SequenceSlice> sequences;
 };
-void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params);
+void BuildKeySummaries(const ExecContext& ctx, const BuildKeySummariesParams& params);
 
 struct SparseRow;
 struct SparseRows;

@@ -22,14 +22,14 @@ KeySummaryTask TaskOf(const KvLayer& cache, int32_t number, int head) {
           .key_split = KeySplit(cache),
           .key_scales = scales + line,
           .rest_scales = scales + kKvBlockTokens,  // shared caches have one head
-          .summary = cache.digests + number * cache.digest_stride + head * KeySummaryBytes(cache)};
+          .summary = cache.key_summaries + number * cache.key_summary_stride + head * KeySummaryBytes(cache)};
 }
 
 }  // namespace
 
-void BuildDigests(const ExecContext& ctx, const BuildDigestsParams& params) {
+void BuildKeySummaries(const ExecContext& ctx, const BuildKeySummariesParams& params) {
   const KvLayer& cache = params.cache;
-  if (cache.digests == nullptr) return;
+  if (cache.key_summaries == nullptr) return;
   MOESAIC_CHECK_LE(cache.key_dim, kMaxKeySummaryDim);
   const size_t mark = ctx.scratch->Mark();
   size_t most = 0;

@@ -1,4 +1,4 @@
-// KvLayers of a layout.
+// Sizes of key summaries, and layers of a given shape.
 #pragma once
 
 #include "kernels/attention.h"
@@ -6,18 +6,18 @@
 
 namespace moesaic::kernels {
 
-/// Bytes of one KV head's digest of a block.
+/// Returns the bytes of one KV head's key summary of a block.
 inline int64_t KeySummaryBytes(const KvLayer& cache) {
   return KeySummaryBytes(cache.key_dim, KeySplit(cache), cache.sketches);
 }
 
-/// Bytes of the digests of a block's keys in one layer, of all heads.
+/// Returns the bytes of a block's key summaries in one layer, of all heads.
 inline int64_t LayerSummaryBytes(const tensor::KvLayout& layout) {
   return layout.heads * KeySummaryBytes(layout.key_dim, KeySplit(layout), layout.sketches);
 }
 
-/// A layer of `heads` KV heads whose blocks have no other layer, with room for digests (with sketches or
-/// without): all but its memory, `base` and `digests`.
+/// Returns a layer of `heads` KV heads whose blocks have no other layer, with room for key summaries. Its
+/// memory, `base` and `key_summaries`, is not set.
 inline KvLayer LayOutKv(tensor::DType dtype, int heads, int key_dim, int value_dim, bool shared,
                         bool sketches = false) {
   KvLayer layer = {{.heads = heads,
@@ -28,7 +28,7 @@ inline KvLayer LayOutKv(tensor::DType dtype, int heads, int key_dim, int value_d
                     .sketches = sketches}};
   layer.summary_bytes = LayerSummaryBytes(layer);
   layer.block_stride = layer.layer_bytes();
-  layer.digest_stride = layer.summary_stride();
+  layer.key_summary_stride = layer.summary_stride();
   return layer;
 }
 

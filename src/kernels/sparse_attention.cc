@@ -19,11 +19,11 @@ SparseRows::SparseRows(const ExecContext& ctx, const AttentionParams& params, st
   tables = Take<int32_t>(pairs() * budget);
 }
 
-void SparseRows::FindDigests(const SparseRow& row, int kv_head, int first, int count,
-                             const std::byte** digests) const {
+void SparseRows::FindKeySummaries(const SparseRow& row, int kv_head, int first, int count,
+                                  const std::byte** summaries) const {
   for (int b = 0; b < count; ++b) {
-    digests[b] = p.cache.digests + row.slice->block_table[first + b] * p.cache.digest_stride +
-                 kv_head * KeySummaryBytes(p.cache);
+    summaries[b] = p.cache.key_summaries + row.slice->block_table[first + b] * p.cache.key_summary_stride +
+                   kv_head * KeySummaryBytes(p.cache);
   }
 }
 

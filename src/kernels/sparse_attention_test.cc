@@ -44,11 +44,11 @@ class Sequence {
     const int blocks = base::CeilDiv(context, kKvBlockTokens);
     layer = LayOutKv(dtype, shape.kv_heads, shape.key_dim, shape.value_dim, shape.shared, shape.sketches);
     layer.block_stride += 64;
-    layer.digest_stride += 64;
+    layer.key_summary_stride += 64;
     memory_.assign(blocks * layer.block_stride, std::byte{0xff});
-    digests_.assign(blocks * layer.digest_stride, std::byte{0xff});
+    summaries_.assign(blocks * layer.key_summary_stride, std::byte{0xff});
     layer.base = memory_.data();
-    layer.digests = digests_.data();
+    layer.key_summaries = summaries_.data();
     table.resize(blocks);
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), rng);
@@ -68,11 +68,13 @@ class Sequence {
                     static_cast<int64_t>(row),
                     int64_t{shape.kv_heads} * shape.value_dim,
                     {&slice, 1}});
-      BuildDigests(ctx, {layer, {&slice, 1}});
+      BuildKeySummaries(ctx, {layer, {&slice, 1}});
     }
   }
 
-  const std::byte* Digest(int block) const { return layer.digests + table[block] * layer.digest_stride; }
+  const std::byte* Summary(int block) const {
+    return layer.key_summaries + table[block] * layer.key_summary_stride;
+  }
 
   // Called with the slices that attention reads next.
   using Fetch = std::function<void(std::span<const SequenceSlice>)>;
@@ -114,7 +116,7 @@ class Sequence {
 
  private:
   Shape shape_;
-  std::vector<std::byte> memory_, digests_;
+  std::vector<std::byte> memory_, summaries_;
   std::vector<float> queries_;
 };
 
@@ -311,24 +313,25 @@ TEST_P(SparseAttentionTest, BlocksAreFetchedBeforeTheyAreRead) {
       Elsewhere source(sequence);
       EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &late, fetch(source)), wanted);
       EXPECT_EQ(source.absent(), 0);
-      sequence.layer.digests = nullptr;
+      sequence.layer.key_summaries = nullptr;
       EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, nullptr),
                 sequence.Attend(test_.context(), kLast, 3, &late));
     }
   }
 }
 
-TEST_P(SparseAttentionTest, DigestsDependOnFullBlocksAlone) {
+TEST_P(SparseAttentionTest, KeySummariesDependOnFullBlocksAlone) {
   const Shape& shape = kShapes[0];
   for (const DType dtype : kTypes) {
     const Sequence whole(test_.context(), shape, dtype, 200, 200, 4);
     const Sequence chunks(test_.context(), shape, dtype, 200, 7, 4);
     const size_t bytes = shape.kv_heads * KeySummaryBytes(shape.key_dim, shape.key_dim, shape.sketches);
     for (int block = 0; block < 3; ++block) {
-      EXPECT_EQ(std::memcmp(whole.Digest(block), chunks.Digest(block), bytes), 0);
-      EXPECT_NE(whole.Digest(block)[0], std::byte{0xff});
+      EXPECT_EQ(std::memcmp(whole.Summary(block), chunks.Summary(block), bytes), 0);
+      EXPECT_NE(whole.Summary(block)[0], std::byte{0xff});
     }
-    EXPECT_EQ(std::count(whole.Digest(3), whole.Digest(3) + bytes, std::byte{0xff}), static_cast<int>(bytes));
+    EXPECT_EQ(std::count(whole.Summary(3), whole.Summary(3) + bytes, std::byte{0xff}),
+              static_cast<int>(bytes));
   }
 }
 
@@ -408,7 +411,7 @@ TEST_P(SparseAttentionTest, BlocksWithNaNAreRead) {
       reinterpret_cast<float*>(sequence.layer.base + sequence.table[7] * sequence.layer.block_stride);
   keys[33 * shape.key_dim + 5] = std::numeric_limits<float>::quiet_NaN();
   const SequenceSlice slice = {sequence.table.data(), 7 * 64, 64, 0};
-  BuildDigests(test_.context(), {sequence.layer, {&slice, 1}});
+  BuildKeySummaries(test_.context(), {sequence.layer, {&slice, 1}});
   const BlockSparsity sparsity = {.budget_blocks = 4};
   for (const float x : sequence.Attend(test_.context(), 999, 1, &sparsity)) EXPECT_FALSE(std::isfinite(x));
 }
@@ -422,7 +425,7 @@ TEST_P(SparseAttentionTest, MoreBlocksWithNaNThanTheBudgetGiveNoFiniteOutput) {
         reinterpret_cast<float*>(sequence.layer.base + sequence.table[block] * sequence.layer.block_stride);
     keys[33 * shape.key_dim + 5] = std::numeric_limits<float>::quiet_NaN();
     const SequenceSlice slice = {sequence.table.data(), block * 64, 64, 0};
-    BuildDigests(test_.context(), {sequence.layer, {&slice, 1}});
+    BuildKeySummaries(test_.context(), {sequence.layer, {&slice, 1}});
   }
   const BlockSparsity sparsity = {.budget_blocks = 4};
   for (const float x : sequence.Attend(test_.context(), 999, 1, &sparsity)) EXPECT_FALSE(std::isfinite(x));

@@ -53,12 +53,12 @@ class Chooser {
   };
   // Memory of a worker.
   struct Memory {
-    const std::byte** digests;  // [stride]
-    const std::byte** after;    // [kAhead]
-    float* query;               // [key_dim]
-    int8_t* codes = nullptr;    // [kMaxEstimateRows][width_]: sketched queries
-    float* scales = nullptr;    // [kMaxEstimateRows][2]: their scales
-    int32_t* sums = nullptr;    // [kMaxEstimateRows][2]: sums of their elements
+    const std::byte** summaries;  // [stride]
+    const std::byte** after;      // [kAhead]
+    float* query;                 // [key_dim]
+    int8_t* codes = nullptr;      // [kMaxEstimateRows][width_]: sketched queries
+    float* scales = nullptr;      // [kMaxEstimateRows][2]: their scales
+    int32_t* sums = nullptr;      // [kMaxEstimateRows][2]: sums of their elements
     // Pairs whose key summaries are in the worker's cache or already prefetched.
     int64_t prefetched = 0, end_prefetched = 0;
   };
@@ -131,7 +131,7 @@ class Chooser {
     std::fill_n(cuts_left_, pairs, cuts_);
     memory_ = s_.Take<Memory>(s_.ctx.pool->size());
     for (int i = 0; i < s_.ctx.pool->size(); ++i) {
-      memory_[i] = {.digests = s_.Take<const std::byte*>(s_.stride),
+      memory_[i] = {.summaries = s_.Take<const std::byte*>(s_.stride),
                     .after = s_.Take<const std::byte*>(kAhead),
                     .query = s_.Take<float>(p_.cache.key_dim)};
       if (!p_.cache.sketches) continue;
@@ -202,16 +202,16 @@ class Chooser {
     const int heads = std::min(part.end_group * kScoreGroup, s_.group) - part.first_group * kScoreGroup;
     const float* q = p_.q + row.batch_row * p_.q_stride + int64_t{first_head} * cache.key_dim;
     float* scores = Scores(part.pair, part.first_group) + int64_t{part.first} * kScoreGroup;
-    s_.FindDigests(row, part.kv_head, part.first, count, memory.digests);
+    s_.FindKeySummaries(row, part.kv_head, part.first, count, memory.summaries);
     const bool prefetch = !Prefetched(part, memory);
     if (prefetch) memory.prefetched = part.pair, memory.end_prefetched = part.pair + Together(part);
     const int after = std::clamp(next.end - next.first, 0, kAhead);
-    if (after > 0) s_.FindDigests(s_.rows[next.row], next.kv_head, next.first, after, memory.after);
+    if (after > 0) s_.FindKeySummaries(s_.rows[next.row], next.kv_head, next.first, after, memory.after);
     s_.ctx.kernels->key_summary_estimates(
         {.q = q,
          .q_stride = cache.key_dim,
          .scale = p_.scale,
-         .summaries = memory.digests,
+         .summaries = memory.summaries,
          .rows = heads,
          .count = count,
          .key_dim = cache.key_dim,
@@ -233,7 +233,7 @@ class Chooser {
                                    .q_stride = width_,
                                    .q_scales = memory.scales,
                                    .q_sums = memory.sums,
-                                   .summaries = memory.digests,
+                                   .summaries = memory.summaries,
                                    .rows = heads,
                                    .count = count,
                                    .layout = layout_,

@@ -48,7 +48,8 @@ struct SparseRows {
   bool Chooses(int64_t r) const { return rows[r].choice == r && !rows[r].keeps; }
 
   /// Finds the key summaries of the row's blocks [first, first + count).
-  void FindDigests(const SparseRow& row, int kv_head, int first, int count, const std::byte** digests) const;
+  void FindKeySummaries(const SparseRow& row, int kv_head, int first, int count,
+                        const std::byte** summaries) const;
   /// Returns a slice of one token and KV head over its own block table.
   SequenceSlice SliceOf(const SparseRow& row, int kv_head, const int32_t* table, int blocks) const;
   /// Returns a slice of the row's audited head over all blocks.

@@ -57,7 +57,7 @@ void GqaAttention::Mix(const Step& step, const float* x, const kernels::KvLayer&
                               .key_stride = kv_dim,
                               .value_stride = kv_dim,
                               .sequences = step.sequences});
-  kernels::BuildDigests(step.ctx, {.cache = kv, .sequences = step.sequences});
+  kernels::BuildKeySummaries(step.ctx, {.cache = kv, .sequences = step.sequences});
   AttendChosen(step, {.cache = kv,
                       .q = queries,
                       .q_stride = q_dim,

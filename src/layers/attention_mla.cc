@@ -200,7 +200,7 @@ void MlaAttention::Mix(const Step& step, const float* x, const KvLayer& kv, floa
                               .key_stride = latent_row,
                               .value_stride = latent_row,
                               .sequences = step.sequences});
-  kernels::BuildDigests(step.ctx, {.cache = kv, .sequences = step.sequences});
+  kernels::BuildKeySummaries(step.ctx, {.cache = kv, .sequences = step.sequences});
   const std::span<const SequenceSlice> slices = kernels::CutAtFirstChoice(step.ctx, kv, step.sequences);
   for (size_t i = 0; i < slices.size();) {
     if (Expands(slices[i])) {

@@ -142,13 +142,13 @@ void AddConversation(Object& body) {
 }
 
 Json Sparsity(const ServedModel& model) {
-  const Json modes = model.sparsity.digests ? Words({"dense", "decode", "all"}) : Words({"dense"});
+  const Json modes = model.sparsity.key_summaries ? Words({"dense", "decode", "all"}) : Words({"dense"});
   Object object;
   object.May("budget", Integer(engine::kMinSparsityBudget, kMaxSchemaInt / 2))
       .May("reuse", Integer(1, tensor::kKvBlockTokens));
-  // Without digests only the mode "dense" is served. The default would be another, so that "mode" is
+  // Without key summaries, only the mode "dense" is served. The default would be another, so that "mode" is
   // required.
-  return model.sparsity.digests ? object.May("mode", modes).Take() : object.Must("mode", modes).Take();
+  return model.sparsity.key_summaries ? object.May("mode", modes).Take() : object.Must("mode", modes).Take();
 }
 
 void AddGeneration(Object& body, const ServedModel& model) {

@@ -34,7 +34,7 @@ const ServedModel& Model() {
             .value();
     made.max_context = 1 << 20;
     made.vocab_size = 4;
-    made.sparsity.digests = true;
+    made.sparsity.key_summaries = true;
     return made;
   }();
   return model;

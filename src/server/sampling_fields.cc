@@ -116,7 +116,7 @@ void ReadSparsity(Fields& body, const ServedModel& model, GenerationFields* fiel
     if (!parsed.ok()) {
       members.Fail("mode", "invalid_value",
                    fmt::format("Invalid 'kv_sparsity.mode': 'dense', 'decode' or 'all', found '{}'", mode));
-    } else if (*parsed != engine::SparsityMode::kDense && !model.sparsity.digests) {
+    } else if (*parsed != engine::SparsityMode::kDense && !model.sparsity.key_summaries) {
       members.Fail(
           "mode", "unsupported_value",
           fmt::format("Invalid 'kv_sparsity.mode': '{}' needs a server started with --kv-sparsity", mode));

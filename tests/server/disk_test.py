@@ -99,14 +99,14 @@ class Disk(unittest.TestCase):
     def test_int8(self):
         self.check_restart("--kv-dtype", "int8")
 
-    def test_digests(self):
+    def test_key_summaries(self):
         self.check_restart("--kv-sparsity", "dense", kv_sparsity={"mode": "all", "budget": 256})
 
-    def test_digests_of_int8(self):
+    def test_key_summaries_of_int8(self):
         self.check_restart("--kv-sparsity", "decode", "--kv-sparsity-budget", 256, "--kv-dtype", "int8")
 
     def check_lazy(self, *flags, damage=None):
-        """Checks that requests whose rows all choose blocks read the digests and the chosen blocks only, and give the same
+        """Checks that requests whose rows all choose blocks read the key summaries and the chosen blocks only, and give the same
         answers as with all blocks in memory. Returns the bytes read, and the bytes of all blocks."""
         prompts = [[(i * i * 7 + 13 * i + k * 89) % 1300 + 100 for i in range(4000 + 192 * k + 1)] for k in range(3)]
         fields = {"kv_sparsity": {"mode": "all", "budget": 256}}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compares the blocks that digests choose with the needed ones, for moesaic-recall's queries and keys, in PyTorch.
+"""Compares the blocks that key summaries choose with the needed ones, for moesaic-recall's queries and keys, in PyTorch.
 
-usage: digests.py [--model FOLDER] [--length N] [--kind needle] [--budgets 256,...] [--documents N]
+usage: key_summaries.py [--model FOLDER] [--length N] [--kind needle] [--budgets 256,...] [--documents N]
 
 Considers the rows that must recall a name (the rows before a value of the answer). Prints by layer: the largest share,
 over KV heads, of choices with the block that states the name (defined); the share of query heads' choices with the block of
@@ -16,7 +16,7 @@ their most attention (recall); and the share of attention within the chosen bloc
   mean       q . mean of the block's keys
   k-means    8 means per block, weighted by their numbers of keys
   int4       the 32 dimensions that vary most in the block, 4 bits each: as many bits as sketch's
-  8          like box, with a digest for each 8 tokens: a block's importance is the sum over its parts
+  8          like box, with a summary for each 8 tokens: a block's importance is the sum over its parts
   a head     like sketch, but each query head chooses alone
   oracle     the attention itself, summed over the heads of a KV head: the best common choice
 
@@ -98,12 +98,12 @@ def scores(query, keys):
     """Returns block scores of each method and the true masses. query [heads, size], keys [tokens, size] of a KV head."""
     query = query / keys.shape[1] ** 0.5
     tokens, size = keys.shape
-    full = (tokens - 1) // BLOCK  # the current block has no digest
+    full = (tokens - 1) // BLOCK  # the current block has no summary
     blocks = keys[:full * BLOCK].view(full, BLOCK, -1)
     share = lambda logits: torch.softmax(logits, dim=-1)  # noqa: E731
     summed = lambda logits: share(logits.flatten(1)).view(logits.shape).sum(-1)  # noqa: E731
 
-    def digest(tokens_each):
+    def box(tokens_each):
         """Returns (center, q . center, spread) of parts of this many tokens."""
         parts = keys[:full * BLOCK].view(full * BLOCK // tokens_each, tokens_each, -1)
         low, high = parts.min(1).values, parts.max(1).values
@@ -111,8 +111,8 @@ def scores(query, keys):
         ball = (parts - center[:, None]).norm(dim=-1).max(1).values
         return center, query @ center.T, torch.minimum(query.abs() @ radius.T, query.norm(dim=1)[:, None] * ball)
 
-    center, middle, spread = digest(BLOCK)
-    _, part, width = digest(8)
+    center, middle, spread = box(BLOCK)
+    _, part, width = box(8)
     engine = estimates(query, blocks, center, 2 if size <= 64 else 1, size)
     means, number = k_means(blocks, 8)
     average = blocks.mean(1)

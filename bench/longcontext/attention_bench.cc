@@ -83,11 +83,12 @@ class Setting {
     for (float& x : q_) x = uniform(random_);
     out_.resize(size_t(batch) * shape.heads * shape.value_dim);
     kept_.assign(batch, kernels::KeptChoices(layers_, shape.kv_heads, 2));
-    each_.assign(batch, {.budget_blocks = GatheredBlocks()});
+    each_.assign(batch, {.settings = {.budget_blocks = GatheredBlocks()}});
     for (kernels::KeptChoices& kept : kept_) {
-      taken_over_.push_back({.budget_blocks = GatheredBlocks(), .reuse = options.reuse, .kept = &kept});
+      taken_over_.push_back(
+          {.settings = {.budget_blocks = GatheredBlocks(), .reuse = options.reuse}, .kept = &kept});
     }
-    chooser_ = taken_over_.front().ChooserOf(options.context - 1);
+    chooser_ = taken_over_.front().settings.ChooserOf(options.context - 1);
     for (int i = 0; i < layers_; ++i) Attend(table_, blocks_, chooser_ + 1, NextLayer(), taken_over_);
   }
 
@@ -316,7 +317,7 @@ class Setting {
   }
 
   void Attend(const std::vector<int32_t>& table, int blocks, int context, const KvLayer& layer,
-              std::span<const kernels::BlockSparsity> sparsity) {
+              std::span<const kernels::RowSparsity> sparsity) {
     std::vector<SequenceSlice> slices;
     for (int b = 0; b < batch_; ++b) {
       slices.push_back(
@@ -349,7 +350,7 @@ class Setting {
   std::vector<int32_t> table_, tokens_;
   std::vector<int32_t> lists_;  // [batch][KV heads][budget] tokens
   std::vector<float> q_, out_;
-  std::vector<kernels::BlockSparsity> each_, taken_over_;  // [batch]
+  std::vector<kernels::RowSparsity> each_, taken_over_;  // [batch]
   std::vector<kernels::KeptChoices> kept_;
   int chooser_ = 0;  // position
   std::mt19937 random_{1};

@@ -69,11 +69,11 @@ BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kerne
       store_(std::move(store)),
       pool_(store_->blocks()),
       options_(sparsity),
-      sparsity_(engine::BlockSparsityOf(sparsity.defaults, sparsity, 0)),
+      sparsity_(engine::SparsitySettingsOf(sparsity.defaults, sparsity, 0)),
       executor_(model, kernels, threads, *store_, sparsity.dense_layers) {}
 
 // Null where rows of that kind read all blocks: those of prompts choose with kAll only.
-const kernels::BlockSparsity* BenchRunner::SparsityOf(engine::SparsityMode least) const {
+const kernels::SparsitySettings* BenchRunner::SparsityOf(engine::SparsityMode least) const {
   return options_.defaults.mode >= least ? &sparsity_ : nullptr;
 }
 

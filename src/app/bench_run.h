@@ -57,7 +57,7 @@ class BenchRunner {
  private:
   BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
               const engine::SparsityOptions& sparsity, std::unique_ptr<cache::KvStore> store);
-  const kernels::BlockSparsity* SparsityOf(engine::SparsityMode least) const;
+  const kernels::SparsitySettings* SparsityOf(engine::SparsityMode least) const;
   Status Prefill(int sequence, int start, int count, int batch);
   Status Decode(int sequences, int start, int count);
   Status RunOnce(const BenchCase& test);
@@ -67,7 +67,7 @@ class BenchRunner {
   const std::unique_ptr<cache::KvStore> store_;
   cache::BlockPool pool_;
   const engine::SparsityOptions options_;
-  const kernels::BlockSparsity sparsity_;  // of `options_`
+  const kernels::SparsitySettings sparsity_;  // of `options_`
   engine::LocalExecutor executor_;
   uint64_t first_sequence_ = 1;                     // number of the first sequence of this case
   int64_t experts_read_ = 0;                        // by decode steps

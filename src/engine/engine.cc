@@ -190,7 +190,7 @@ void ContinuousEngine::SetSparsity(Sequence& sequence) {
   const RequestSparsity sparsity = sequence.request.sparsity.value_or(options_.sparsity.defaults);
   sequence.cache_namespace = NamespaceOf(sequence.request.cache_namespace, sparsity);
   if (sparsity.mode == SparsityMode::kDense) return;
-  sequence.sparsity = BlockSparsityOf(sparsity, options_.sparsity, sequence.prompt_size());
+  sequence.sparsity = SparsitySettingsOf(sparsity, options_.sparsity, sequence.prompt_size());
   if (sparsity.mode == SparsityMode::kDecode) sequence.shared_limit = sequence.sparsity->first_sparse();
 }
 
@@ -492,7 +492,7 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
   }
   RETURN_IF_ERROR(ApplyOps({}));
   const RequestSparsity& defaults = options_.sparsity.defaults;
-  const kernels::BlockSparsity sparsity = BlockSparsityOf(defaults, options_.sparsity, 0);
+  const kernels::SparsitySettings sparsity = SparsitySettingsOf(defaults, options_.sparsity, 0);
   for (size_t start = 0; start < ids.size(); start += scored_rows_) {
     const size_t count = std::min<size_t>(scored_rows_, ids.size() - start);
     StepBatch batch;

@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   batch.ops_after = {{.kind = cache::KvOpKind::kBuildSummary, .block = 3}};
   batch.ended = {1};
   const std::vector<int32_t> tokens = {1, 2, 3}, table = {4, 5};
-  const kernels::BlockSparsity setting = {.budget_blocks = 4, .reuse = 2};
+  const kernels::SparsitySettings setting = {.budget_blocks = 4, .reuse = 2};
   batch.AddRows({.sequence = 2, .start = 63, .first_logits = 2}, tokens, {}, table, &setting);
   write("rows", batch);
   engine::StepBatch draft = {.kind = engine::StepKind::kMtp};

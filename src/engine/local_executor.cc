@@ -90,28 +90,29 @@ StatusOr<StepResult> LocalExecutor::Run(const StepBatch& batch) {
 void LocalExecutor::LayOutRows(const StepBatch& batch) {
   logit_rows_.clear();
   slices_.clear();
-  sparsity_ = batch.sparsity;  // slices point into it
-  for (const BatchRows& rows : batch.rows) {
-    kernels::BlockSparsity* setting = nullptr;
+  sparsity_.assign(batch.rows.size(), {});  // slices refer to its elements
+  for (size_t i = 0; i < batch.rows.size(); ++i) {
+    const BatchRows& rows = batch.rows[i];
+    kernels::RowSparsity* sparsity = nullptr;
     if (rows.sparsity >= 0) {
-      setting = &sparsity_[rows.sparsity];
-      setting->counters = &counters_;
-      if (setting->reuse > 1) {
+      sparsity = &sparsity_[i];
+      *sparsity = {.settings = batch.sparsity[rows.sparsity], .counters = &counters_};
+      if (sparsity->settings.reuse > 1) {
         std::unique_ptr<kernels::KeptChoices>& kept = kept_[rows.sequence];
         if (kept == nullptr) {
           const tensor::KvLayout& layout = store_.layout();
           kept = std::make_unique<kernels::KeptChoices>(layout.layers, layout.heads,
-                                                        KeptChoicesPerHead(setting->reuse));
+                                                        KeptChoicesPerHead(sparsity->settings.reuse));
         }
-        setting->kept = kept.get();
+        sparsity->kept = kept.get();
       }
     }
     slices_.push_back({.block_table = batch.block_tables.data() + rows.first_block,
                        .start = rows.start,
                        .count = rows.count,
                        .row = rows.first_token,
-                       .sparsity = setting});
-    for (int i = rows.first_logits; i < rows.count; ++i) logit_rows_.push_back(rows.first_token + i);
+                       .sparsity = sparsity});
+    for (int r = rows.first_logits; r < rows.count; ++r) logit_rows_.push_back(rows.first_token + r);
   }
 }
 

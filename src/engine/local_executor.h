@@ -46,7 +46,7 @@ class LocalExecutor : public Executor {
   std::vector<kernels::KvLayer> layers_;
   std::vector<int32_t> logit_rows_;
   std::vector<kernels::SequenceSlice> slices_;
-  std::vector<kernels::BlockSparsity> sparsity_;  // of the batch, with pointers to the state below
+  std::vector<kernels::RowSparsity> sparsity_;  // [rows of the batch]
   std::vector<float> logits_, hidden_;
   std::unique_ptr<Pager> pager_;
   // By sequence: choices that later rows read again.

@@ -59,7 +59,7 @@ int PlanScratch::ChunkOf(const Sequence& sequence, int computed) const {
   if (!sequence.sparsity || sequence.sparsity->reuse == 1) return count;
   // A chunk that begins inside a group reads what an earlier step chose. Its own choices would push that out,
   // and the step may have to be done again: it goes no further than the group. So chunks end with groups.
-  const kernels::BlockSparsity& sparsity = *sequence.sparsity;
+  const kernels::SparsitySettings& sparsity = *sequence.sparsity;
   if (sparsity.ChooserOf(computed) < computed) {
     return std::min(count, sparsity.GroupEnd(computed) - computed);
   }

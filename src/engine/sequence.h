@@ -65,8 +65,8 @@ struct Sequence {
   MaskTicket mask;            // of the next token, until it is drawn
   bool slow_masks = false;    // a mask took long: masks are computed at low priority, before a step
   std::vector<float> hidden;  // [hidden_size] of the last prompt token, for an embedding
-  // Settings, without pointers. Without them, the rows read all blocks.
-  std::optional<kernels::BlockSparsity> sparsity;
+  // Settings; without them, the rows read all blocks.
+  std::optional<kernels::SparsitySettings> sparsity;
   // Namespace of its blocks: that of the request, and how they are computed.
   std::string cache_namespace;
   // First token computed by rows that choose blocks although a prompt's rows would not: later blocks stay out

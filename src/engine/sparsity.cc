@@ -44,8 +44,8 @@ Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& opt
   return OkStatus();
 }
 
-kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
-                                       int prompt) {
+kernels::SparsitySettings SparsitySettingsOf(const RequestSparsity& sparsity, const SparsityOptions& options,
+                                             int prompt) {
   return {.budget_blocks = tensor::KvBlocksFor(sparsity.budget),
           .first_position = sparsity.mode == SparsityMode::kDecode ? prompt : 0,
           .reuse = sparsity.reuse,

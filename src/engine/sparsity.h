@@ -53,9 +53,9 @@ struct SparsityOptions {
 /// InvalidArgument names a member that is out of range, or a mode other than kDense without key summaries.
 Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& options);
 
-/// Settings of the kernels for a request with a prompt of `prompt` tokens. Their pointers are null.
-kernels::BlockSparsity BlockSparsityOf(const RequestSparsity& sparsity, const SparsityOptions& options,
-                                       int prompt);
+/// Settings of the kernels for a request with a prompt of `prompt` tokens.
+kernels::SparsitySettings SparsitySettingsOf(const RequestSparsity& sparsity, const SparsityOptions& options,
+                                             int prompt);
 
 /// Returns the namespace of cached blocks that rows with this setting computed: `name`, the client's own,
 /// unless rows of prompts choose. Different names or settings of such rows have different namespaces.

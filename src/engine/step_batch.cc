@@ -175,7 +175,7 @@ Status CheckRows(const BatchRows& rows, const StepBatch& batch) {
   return OkStatus();
 }
 
-Status CheckSparsitySetting(const kernels::BlockSparsity& s) {
+Status CheckSparsitySetting(const kernels::SparsitySettings& s) {
   const bool valid = s.budget_blocks >= kernels::kMinSparseBlocks && s.first_position >= 0 && s.reuse >= 1 &&
                      s.reuse <= tensor::kKvBlockTokens && s.audit_every >= 0;
   if (valid) return OkStatus();
@@ -186,7 +186,7 @@ Status CheckSparsitySetting(const kernels::BlockSparsity& s) {
 }  // namespace
 
 void StepBatch::AddRows(BatchRows added, std::span<const int32_t> row_tokens, std::span<const int32_t> drafts,
-                        std::span<const int32_t> block_table, const kernels::BlockSparsity* setting) {
+                        std::span<const int32_t> block_table, const kernels::SparsitySettings* setting) {
   added.first_token = static_cast<int32_t>(tokens.size());
   added.count = static_cast<int32_t>(row_tokens.size() + drafts.size());
   MOESAIC_CHECK_LT(0, added.count);
@@ -230,7 +230,8 @@ Status CheckBatch(const StepBatch& batch, const StepLimits& limits) {
   if (next != batch.tokens.size()) {
     return InvalidArgument("step batch: {} rows have {} tokens", next, batch.tokens.size());
   }
-  for (const kernels::BlockSparsity& setting : batch.sparsity) RETURN_IF_ERROR(CheckSparsitySetting(setting));
+  for (const kernels::SparsitySettings& setting : batch.sparsity)
+    RETURN_IF_ERROR(CheckSparsitySetting(setting));
   const size_t hidden = batch.kind == StepKind::kMtp ? next * static_cast<size_t>(limits.hidden_size) : 0;
   if (batch.hidden.size() != hidden) {
     return InvalidArgument("step batch: {} hidden values are expected, found {}", hidden,
@@ -261,7 +262,7 @@ std::string Serialize(const StepBatch& batch) {
     }
   }
   writer.Put(static_cast<uint64_t>(batch.sparsity.size()));
-  for (const kernels::BlockSparsity& setting : batch.sparsity) {
+  for (const kernels::SparsitySettings& setting : batch.sparsity) {
     writer.Put(static_cast<int32_t>(setting.budget_blocks));
     writer.Put(static_cast<int32_t>(setting.first_position));
     writer.Put(static_cast<int32_t>(setting.reuse));
@@ -296,7 +297,7 @@ StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes) {
     }
   }
   batch.sparsity.resize(reader.GetCount("sparsity", kSparsityBytes));
-  for (kernels::BlockSparsity& setting : batch.sparsity) {
+  for (kernels::SparsitySettings& setting : batch.sparsity) {
     setting.budget_blocks = reader.Get<int32_t>();
     setting.first_position = reader.Get<int32_t>();
     setting.reuse = reader.Get<int32_t>();

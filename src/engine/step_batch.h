@@ -47,12 +47,12 @@ struct StepBatch {
   std::vector<int32_t> tokens = {};
   std::vector<int32_t> block_tables = {};
   std::vector<BatchRows> rows = {};
-  std::vector<kernels::BlockSparsity> sparsity = {};  // settings; pointers are null
-  std::vector<float> hidden = {};                     // kMtp: [rows, hidden_size]
+  std::vector<kernels::SparsitySettings> sparsity = {};
+  std::vector<float> hidden = {};  // kMtp: [rows, hidden_size]
 
   /// Appends rows of `tokens` and `drafts`, whose first_token, count, first_block and blocks are set here.
   void AddRows(BatchRows rows, std::span<const int32_t> tokens, std::span<const int32_t> drafts,
-               std::span<const int32_t> block_table, const kernels::BlockSparsity* sparsity = nullptr);
+               std::span<const int32_t> block_table, const kernels::SparsitySettings* sparsity = nullptr);
 };
 
 /// The outcome of a step.

@@ -33,7 +33,7 @@ StepBatch Example() {
   batch.ops_after = {{.kind = KvOpKind::kBuildSummary, .block = 5}};
   batch.ended = {7, 9};
   const std::vector<int32_t> tokens = {1, 2, 3}, drafts = {4}, table = {5, 6};
-  const kernels::BlockSparsity setting = {
+  const kernels::SparsitySettings setting = {
       .budget_blocks = 8, .first_position = 3, .reuse = 4, .audit_every = 5};
   batch.AddRows({.sequence = 11, .start = 62, .first_logits = 2}, tokens, drafts, table, &setting);
   batch.AddRows({.sequence = 12, .first_logits = 1}, drafts, {}, table);

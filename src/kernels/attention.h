@@ -11,7 +11,7 @@
 
 namespace moesaic::kernels {
 
-struct BlockSparsity;
+struct RowSparsity;
 
 /// One sequence's slice of a ragged batch: `count` new tokens at positions start..start+count-1, in rows
 /// row..row+count-1 of the batch. Keys and values are stored in the blocks of `block_table`.
@@ -20,8 +20,8 @@ struct SequenceSlice {
   int start = 0;
   int count = 0;
   int row = 0;
-  const BlockSparsity* sparsity = nullptr;  // SparseAttention only; null: every row reads all blocks
-  int kv_head = -1;                         // Attention only: compute this KV head alone; -1: all
+  const RowSparsity* sparsity = nullptr;  // SparseAttention only; null: every row reads all blocks
+  int kv_head = -1;                       // Attention only: compute this KV head alone; -1: all
 };
 
 using tensor::kKvBlockTokens;

@@ -88,7 +88,7 @@ std::span<const SequenceSlice> CutAtFirstChoice(const ExecContext& ctx, const Kv
   for (const SequenceSlice& s : sequences) {
     int dense = s.count;  // rows before the first one that chooses
     if (s.sparsity != nullptr && cache.key_summaries != nullptr) {
-      dense = std::clamp(s.sparsity->first_sparse() - s.start, 0, s.count);
+      dense = std::clamp(s.sparsity->settings.first_sparse() - s.start, 0, s.count);
     }
     if (dense > 0) {
       cut[count] = s;

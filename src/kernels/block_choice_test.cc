@@ -87,15 +87,15 @@ TEST(KeptChoicesTest, StoresTheLatestChoices) {
   EXPECT_TRUE(std::ranges::equal(kept.Find(1, 2, 64), b));
 }
 
-TEST(BlockSparsityTest, RowsOfAGroupHaveOneChooser) {
-  const BlockSparsity each = {.budget_blocks = 4};
-  const BlockSparsity four = {.budget_blocks = 4, .first_position = 602, .reuse = 4};
+TEST(SparsitySettingsTest, RowsOfAGroupHaveOneChooser) {
+  const SparsitySettings each = {.budget_blocks = 4};
+  const SparsitySettings four = {.budget_blocks = 4, .first_position = 602, .reuse = 4};
   for (int position = 602; position < 800; ++position) {
     EXPECT_EQ(each.ChooserOf(position), position);
     EXPECT_EQ(four.ChooserOf(position), std::max(602, position / 4 * 4));
   }
   // The end of a block also ends a group.
-  const BlockSparsity ten = {.budget_blocks = 4, .reuse = 10};
+  const SparsitySettings ten = {.budget_blocks = 4, .reuse = 10};
   EXPECT_EQ(ten.ChooserOf(10 * 64 + 63), 10 * 64 + 60);
   EXPECT_EQ(ten.ChooserOf(11 * 64), 11 * 64);
 }

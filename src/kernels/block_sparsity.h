@@ -38,18 +38,16 @@ struct SparsityCounters {
   MassHistogram missed;     // mass that the choice omits, for each query head of audited pairs
 };
 
-/// How rows of a sequence choose. One for all layers of a step.
-struct BlockSparsity {
+/// Settings of the rows of a sequence, for all layers of a step.
+struct SparsitySettings {
   int budget_blocks = 0;   // number of blocks that a row reads, including kKeptBlocks
   int first_position = 0;  // rows at earlier positions read all blocks
   // Number of adjacent rows, in [1, kKvBlockTokens], that read the choice of the first one. Groups begin at
   // the beginning of each block of the sequence.
   int reuse = 1;
-  // One of this many selections of `counters`, at most one KV head of a row, is compared with dense
+  // One of this many selections of the counters, at most one KV head of a row, is compared with dense
   // attention. That changes no result. 0: none.
   int audit_every = 0;
-  KeptChoices* kept = nullptr;           // the sequence's choices if reuse > 1; written by the calling thread
-  SparsityCounters* counters = nullptr;  // null: nothing is counted; written by the calling thread
 
   /// Returns the first position whose row may omit a block.
   int first_sparse() const {
@@ -69,12 +67,21 @@ struct BlockSparsity {
     const int end = slot - slot % reuse + reuse;
     return position - slot + (end < kKvBlockTokens ? end : kKvBlockTokens);
   }
+
+  bool operator==(const SparsitySettings&) const = default;
+};
+
+/// Settings and borrowed state of the rows of a slice. The calling thread writes the state.
+struct RowSparsity {
+  SparsitySettings settings = {};
+  KeptChoices* kept = nullptr;           // choices of the sequence if settings.reuse > 1
+  SparsityCounters* counters = nullptr;  // null: nothing is counted
 };
 
 /// Returns true if row `row` of `slice` chooses blocks in this layer.
 inline bool ChoosesBlocks(const SequenceSlice& slice, const KvLayer& cache, int row) {
   return slice.sparsity != nullptr && cache.key_summaries != nullptr &&
-         slice.start + row >= slice.sparsity->first_sparse();
+         slice.start + row >= slice.sparsity->settings.first_sparse();
 }
 
 /// Splits slices at the first row that chooses blocks, so that all rows of a slice have `sparsity` or none

@@ -45,19 +45,19 @@ constexpr int64_t kScoreFloats = 4 << 20;
 // Selects the KV head of row `r` that is audited, if any, and counts the row's selections.
 void CountSelections(const SparseRows& s, int64_t r) {
   SparseRow& row = s.rows[r];
-  const BlockSparsity& sparsity = row.sparsity();
-  if (sparsity.counters == nullptr) return;
+  const SparsitySettings& settings = row.settings();
+  if (row.sparsity().counters == nullptr) return;
   const int heads = s.p.cache.heads;
-  SparsityCounters& counters = *sparsity.counters;
-  if (sparsity.audit_every > 0) {
-    const int64_t every = sparsity.audit_every;
+  SparsityCounters& counters = *row.sparsity().counters;
+  if (settings.audit_every > 0) {
+    const int64_t every = settings.audit_every;
     const int64_t due = base::RoundUp(counters.selections, every);
     if (due < counters.selections + heads) row.audited = static_cast<int>(due - counters.selections);
   }
   counters.selections += heads;
   if (!s.Chooses(r)) {
     counters.reused += heads;
-  } else if (sparsity.ChooserOf(row.position) != row.position) {
+  } else if (settings.ChooserOf(row.position) != row.position) {
     counters.rechosen += heads;
   }
   counters.blocks_read += int64_t{heads} * row.budget();
@@ -94,7 +94,7 @@ SparseAttentionPass::SparseAttentionPass(const ExecContext& ctx, const Attention
       dense[dense_count++] = s;
       continue;
     }
-    MOESAIC_CHECK_LE(kMinSparseBlocks, s.sparsity->budget_blocks);
+    MOESAIC_CHECK_LE(kMinSparseBlocks, s.sparsity->settings.budget_blocks);
     for (int i = 0; i < s.count; ++i) rows_[count++] = {&s, s.start + i, s.row + i};
     max_blocks = std::max(max_blocks, (s.start + s.count) / kKvBlockTokens);
   }

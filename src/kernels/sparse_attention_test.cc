@@ -80,13 +80,13 @@ class Sequence {
   using Fetch = std::function<void(std::span<const SequenceSlice>)>;
 
   // Returns the outputs of rows [start, start + count).
-  std::vector<float> Attend(const ExecContext& ctx, int start, int count, const BlockSparsity* sparsity,
+  std::vector<float> Attend(const ExecContext& ctx, int start, int count, const RowSparsity* sparsity,
                             const Fetch& fetch = {}) const {
     return AttendAll(ctx, {this}, {{start, count}}, sparsity, fetch);
   }
   static std::vector<float> AttendAll(const ExecContext& ctx, const std::vector<const Sequence*>& sequences,
                                       const std::vector<std::pair<int, int>>& parts,
-                                      const BlockSparsity* sparsity, const Fetch& fetch = {}) {
+                                      const RowSparsity* sparsity, const Fetch& fetch = {}) {
     const Shape& shape = sequences[0]->shape_;
     const int64_t q_row = int64_t{shape.heads} * shape.key_dim,
                   out_row = int64_t{shape.heads} * shape.value_dim;
@@ -137,10 +137,10 @@ TEST_P(SparseAttentionTest, WholeBudgetIsDenseToTheBit) {
         continue;  // nothing new in these, but slow
       const Sequence sequence(test_.context(), shape, dtype, kContext, 100, 1);
       const std::vector<float> dense = sequence.Attend(test_.context(), 0, kContext, nullptr);
-      const BlockSparsity whole = {.budget_blocks = 11};
+      const RowSparsity whole = {.settings = {.budget_blocks = 11}};
       EXPECT_EQ(sequence.Attend(test_.context(), 0, kContext, &whole), dense) << shape.name;
       SparsityCounters counters;
-      const BlockSparsity sparse = {.budget_blocks = 4, .counters = &counters};
+      const RowSparsity sparse = {.settings = {.budget_blocks = 4}, .counters = &counters};
       EXPECT_NE(sequence.Attend(test_.context(), 0, kContext, &sparse), dense) << shape.name;
       EXPECT_EQ(counters.selections, int64_t{shape.kv_heads} * (kContext - 4 * kKvBlockTokens));
       EXPECT_EQ(counters.blocks_read, 4 * counters.selections);
@@ -153,7 +153,7 @@ TEST_P(SparseAttentionTest, RowsBeforeTheFirstPositionAreDense) {
   constexpr int kContext = 700;
   const Sequence sequence(test_.context(), kShapes[0], DType::kBF16, kContext, 700, 2);
   const std::vector<float> dense = sequence.Attend(test_.context(), 0, kContext, nullptr);
-  const BlockSparsity late = {.budget_blocks = 4, .first_position = 601};
+  const RowSparsity late = {.settings = {.budget_blocks = 4, .first_position = 601}};
   const std::vector<float> out = sequence.Attend(test_.context(), 0, kContext, &late);
   const size_t row = size_t(kShapes[0].heads) * kShapes[0].value_dim;
   EXPECT_TRUE(SameBits(out.data(), dense.data(), 601 * row));
@@ -165,7 +165,7 @@ TEST_P(SparseAttentionTest, RowsBeforeTheFirstPositionAreDense) {
 // Rows in chunks, alone, after drafts and in batches choose the same blocks.
 TEST_P(SparseAttentionTest, BitsDependOnNothingButTheRow) {
   constexpr int kContext = 900;
-  const BlockSparsity sparsity = {.budget_blocks = 5, .first_position = 333};
+  const RowSparsity sparsity = {.settings = {.budget_blocks = 5, .first_position = 333}};
   for (const Shape& shape : kShapes) {
     for (const DType dtype : kTypes) {
       if (GetParam() == runtime::Isa::kRef && dtype != DType::kI8)
@@ -193,11 +193,11 @@ TEST_P(SparseAttentionTest, BitsDependOnNothingButTheRow) {
 // Rows read the choice of the first row of their group, for any division of rows into steps.
 TEST_P(SparseAttentionTest, RowsOfAGroupShareTheFirstRowsChoice) {
   for (const int reuse : {1, 2, 9, 63, 64}) {
-    const BlockSparsity sparsity = {.budget_blocks = 5, .reuse = reuse};
+    const RowSparsity sparsity = {.settings = {.budget_blocks = 5, .reuse = reuse}};
     for (int position = 640; position < 800; ++position) {
-      const int end = sparsity.GroupEnd(position);
-      EXPECT_EQ(sparsity.ChooserOf(end), end);
-      EXPECT_EQ(sparsity.ChooserOf(end - 1), sparsity.ChooserOf(position));
+      const int end = sparsity.settings.GroupEnd(position);
+      EXPECT_EQ(sparsity.settings.ChooserOf(end), end);
+      EXPECT_EQ(sparsity.settings.ChooserOf(end - 1), sparsity.settings.ChooserOf(position));
     }
   }
   constexpr int kContext = 900, kFirst = 606;
@@ -205,22 +205,20 @@ TEST_P(SparseAttentionTest, RowsOfAGroupShareTheFirstRowsChoice) {
     if (GetParam() == runtime::Isa::kRef && shape.shared) continue;  // slow
     const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, 64, 3);
     const size_t row = size_t(shape.heads) * shape.value_dim;
-    const BlockSparsity each = {.budget_blocks = 5, .first_position = kFirst};
+    const RowSparsity each = {.settings = {.budget_blocks = 5, .first_position = kFirst}};
     const std::vector<float> alone = sequence.Attend(test_.context(), 0, kContext, &each);
     for (const int reuse : {9, 64}) {
       SparsityCounters counters;
       KeptChoices kept(1, shape.kv_heads, 15 / reuse + 3);
-      BlockSparsity sparsity = {.budget_blocks = 5,
-                                .first_position = kFirst,
-                                .reuse = reuse,
-                                .audit_every = 7,
-                                .kept = &kept,
-                                .counters = &counters};
+      RowSparsity sparsity = {
+          .settings = {.budget_blocks = 5, .first_position = kFirst, .reuse = reuse, .audit_every = 7},
+          .kept = &kept,
+          .counters = &counters};
       const std::vector<float> whole = sequence.Attend(test_.context(), 0, kContext, &sparsity);
       EXPECT_EQ(counters.selections, int64_t{shape.kv_heads} * (kContext - kFirst));
       int64_t groups = 0, different = 0;
       for (int position = kFirst; position < kContext; ++position) {
-        const bool chooses = sparsity.ChooserOf(position) == position;
+        const bool chooses = sparsity.settings.ChooserOf(position) == position;
         groups += chooses;
         const bool same = SameBits(&whole[position * row], &alone[position * row], row);
         if (chooses) {
@@ -291,8 +289,8 @@ TEST_P(SparseAttentionTest, BlocksAreFetchedBeforeTheyAreRead) {
       for (const int audit_every : {0, 2}) {
         Sequence sequence(test_.context(), shape, dtype, kContext, 500, 9);
         SparsityCounters counters;
-        const BlockSparsity sparsity = {
-            .budget_blocks = 5, .audit_every = audit_every, .counters = &counters};
+        const RowSparsity sparsity = {.settings = {.budget_blocks = 5, .audit_every = audit_every},
+                                      .counters = &counters};
         const std::vector<float> wanted = sequence.Attend(test_.context(), kLast, 3, &sparsity);
         const double missed = counters.missed.sum;
         counters = {};
@@ -308,7 +306,7 @@ TEST_P(SparseAttentionTest, BlocksAreFetchedBeforeTheyAreRead) {
       }
       // Rows that choose after dense rows, and a dense layer.
       Sequence sequence(test_.context(), shape, dtype, kContext, 500, 9);
-      const BlockSparsity late = {.budget_blocks = 5, .first_position = kLast + 1};
+      const RowSparsity late = {.settings = {.budget_blocks = 5, .first_position = kLast + 1}};
       const std::vector<float> wanted = sequence.Attend(test_.context(), kLast, 3, &late);
       Elsewhere source(sequence);
       EXPECT_EQ(sequence.Attend(test_.context(), kLast, 3, &late, fetch(source)), wanted);
@@ -343,7 +341,8 @@ TEST_P(SparseAttentionTest, AuditsMeasureTheOmittedMass) {
     const Sequence sequence(test_.context(), shape, DType::kF32, kContext, 500, 5);
     for (const int position : {700, 1023, 1024, 1499}) {
       SparsityCounters counters;
-      const BlockSparsity sparsity = {.budget_blocks = 8, .audit_every = 1, .counters = &counters};
+      const RowSparsity sparsity = {.settings = {.budget_blocks = 8, .audit_every = 1},
+                                    .counters = &counters};
       const std::vector<float> dense = sequence.Attend(test_.context(), position, 1, nullptr);
       const std::vector<float> out = sequence.Attend(test_.context(), position, 1, &sparsity);
       const int64_t audited = counters.missed.count();
@@ -370,7 +369,7 @@ TEST_P(SparseAttentionTest, ManyWorkersForFewRows) {
       if (GetParam() == runtime::Isa::kRef && sketches) continue;  // slow
       shape.sketches = sketches;
       const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, kContext, 5);
-      const BlockSparsity sparsity = {.budget_blocks = 40};
+      const RowSparsity sparsity = {.settings = {.budget_blocks = 40}};
       const std::vector<const Sequence*> twice(2, &sequence);
       const std::vector<std::pair<int, int>> parts = {{3000, 1}, {kContext - 2, 2}};
       const std::vector<float> last = sequence.Attend(one.context(), kContext - 1, 1, &sparsity);
@@ -392,12 +391,12 @@ TEST_P(SparseAttentionTest, SupportsMoreHeadsThanOneCall) {
   TestContext many(GetParam(), 5);
   const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, kContext, 5);
   SparsityCounters counters;
-  const BlockSparsity sparsity = {.budget_blocks = 8, .audit_every = 1, .counters = &counters};
+  const RowSparsity sparsity = {.settings = {.budget_blocks = 8, .audit_every = 1}, .counters = &counters};
   const std::vector<float> alone = sequence.Attend(test_.context(), kContext - 1, 1, &sparsity);
   EXPECT_EQ(sequence.Attend(many.context(), kContext - 1, 1, &sparsity), alone);
   EXPECT_EQ(counters.missed.count(), 2 * shape.heads);
   EXPECT_LT(counters.missed.sum, 0.9 * 2 * shape.heads) << "blocks that matter to all heads are chosen";
-  const BlockSparsity all = {.budget_blocks = kContext / kKvBlockTokens + 1};
+  const RowSparsity all = {.settings = {.budget_blocks = kContext / kKvBlockTokens + 1}};
   EXPECT_EQ(sequence.Attend(test_.context(), kContext - 1, 1, &all),
             sequence.Attend(test_.context(), kContext - 1, 1, nullptr));
 }
@@ -412,7 +411,7 @@ TEST_P(SparseAttentionTest, BlocksWithNaNAreRead) {
   keys[33 * shape.key_dim + 5] = std::numeric_limits<float>::quiet_NaN();
   const SequenceSlice slice = {sequence.table.data(), 7 * 64, 64, 0};
   BuildKeySummaries(test_.context(), {sequence.layer, {&slice, 1}});
-  const BlockSparsity sparsity = {.budget_blocks = 4};
+  const RowSparsity sparsity = {.settings = {.budget_blocks = 4}};
   for (const float x : sequence.Attend(test_.context(), 999, 1, &sparsity)) EXPECT_FALSE(std::isfinite(x));
 }
 
@@ -427,7 +426,7 @@ TEST_P(SparseAttentionTest, MoreBlocksWithNaNThanTheBudgetGiveNoFiniteOutput) {
     const SequenceSlice slice = {sequence.table.data(), block * 64, 64, 0};
     BuildKeySummaries(test_.context(), {sequence.layer, {&slice, 1}});
   }
-  const BlockSparsity sparsity = {.budget_blocks = 4};
+  const RowSparsity sparsity = {.settings = {.budget_blocks = 4}};
   for (const float x : sequence.Attend(test_.context(), 999, 1, &sparsity)) EXPECT_FALSE(std::isfinite(x));
 }
 

@@ -68,12 +68,12 @@ class Chooser {
     choosing_ = s_.Take<int64_t>(std::ssize(s_.rows));
     for (int64_t r = 0; r < std::ssize(s_.rows); ++r) {
       SparseRow& row = s_.rows[r];
-      const int chooser = row.sparsity().ChooserOf(row.position);
+      const int chooser = row.settings().ChooserOf(row.position);
       row.choice = r;
       if (chooser != row.position) {
         const SparseRow* before = r > 0 ? &s_.rows[r - 1] : nullptr;
         if (before != nullptr && before->slice == row.slice &&
-            row.sparsity().ChooserOf(before->position) == chooser) {
+            row.settings().ChooserOf(before->position) == chooser) {
           row.choice = before->choice;
         } else {  // the row chooses itself if the choice is not stored any more
           row.keeps = row.sparsity().kept != nullptr && FindKept(r, chooser);
@@ -103,11 +103,11 @@ class Chooser {
   // Stores the choices for rows of later steps.
   void Keep() {
     for (int64_t r = 0; r < std::ssize(s_.rows); ++r) {
-      const BlockSparsity& sparsity = s_.rows[r].sparsity();
-      if (sparsity.reuse == 1 || sparsity.kept == nullptr || !s_.Chooses(r)) continue;
+      const RowSparsity& sparsity = s_.rows[r].sparsity();
+      if (sparsity.settings.reuse == 1 || sparsity.kept == nullptr || !s_.Chooses(r)) continue;
       for (int h = 0; h < p_.cache.heads; ++h) {
         const int64_t pair = s_.Pair(r, h);
-        sparsity.kept->Put(p_.cache.index, h, sparsity.ChooserOf(s_.rows[r].position),
+        sparsity.kept->Put(p_.cache.index, h, sparsity.settings.ChooserOf(s_.rows[r].position),
                            {s_.chosen + pair * s_.budget, static_cast<size_t>(s_.rows[r].budget())});
       }
     }

@@ -19,8 +19,9 @@ struct SparseRow {
   int64_t choice = 0;  // row of this group whose choice this row reads
   bool keeps = false;  // the choice is that of a row of an earlier step
   int blocks() const { return position / kKvBlockTokens; }  // full blocks before the current one
-  int budget() const { return slice->sparsity->budget_blocks; }
-  const BlockSparsity& sparsity() const { return *slice->sparsity; }
+  int budget() const { return settings().budget_blocks; }
+  const RowSparsity& sparsity() const { return *slice->sparsity; }
+  const SparsitySettings& settings() const { return slice->sparsity->settings; }
 };
 
 /// Blocks are scored in groups of this size.

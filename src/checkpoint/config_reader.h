@@ -1,7 +1,7 @@
 // Typed reading of config.json that tracks which fields were read, so that no field is silently ignored.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 #include <vector>

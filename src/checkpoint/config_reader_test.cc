@@ -1,6 +1,7 @@
 #include "checkpoint/config_reader.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 namespace moesaic::checkpoint {
 namespace {

@@ -1,5 +1,7 @@
 #include "checkpoint/gguf_checkpoint.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>

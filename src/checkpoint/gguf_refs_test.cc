@@ -1,5 +1,6 @@
 // Compares the same weights as a Hub folder and as GGUF files written by llama.cpp's converter.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <filesystem>

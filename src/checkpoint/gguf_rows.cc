@@ -1,5 +1,7 @@
 #include "checkpoint/gguf_rows.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 
 #include "checkpoint/ggml_blocks.h"

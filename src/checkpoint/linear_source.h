@@ -3,7 +3,7 @@
 // DeepSeek-V3) and compressed-tensors (int-quantized, pack-quantized, nvfp4-pack-quantized, float-quantized).
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <regex>
 #include <string>

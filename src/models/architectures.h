@@ -2,7 +2,7 @@
 // add an architecture, write its function in its own file, declare it here and list it in registry.cc.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "base/status.h"

@@ -1,5 +1,7 @@
 #include "models/config_fields.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 

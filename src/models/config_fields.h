@@ -2,6 +2,8 @@
 // against the others.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <string>
 
 #include "checkpoint/config_reader.h"

@@ -2,7 +2,7 @@
 // (deepseek.cc, qwen3.cc, ...) fills the spec from a config and rejects unsupported settings.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,7 @@
 // Compares every architecture and option with an independent implementation: logits, greedy continuations,
 // chunked prefill, ragged batches, both algorithms of MLA, MTP, packed files.
 #include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
 
 #include <numeric>
 #include <set>

@@ -1,5 +1,7 @@
 #include "models/model_info.h"
 
+#include <nlohmann/json.hpp>
+
 #include <filesystem>
 #include <map>
 

@@ -1,4 +1,5 @@
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <iterator>

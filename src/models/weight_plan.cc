@@ -1,5 +1,7 @@
 #include "models/weight_plan.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>

@@ -1,5 +1,7 @@
 #include "quantizer/quantize_plan.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <thread>
 

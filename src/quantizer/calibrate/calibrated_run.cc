@@ -1,5 +1,7 @@
 #include "quantizer/calibrate/calibrated_run.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 
 #include "base/check.h"

@@ -2,6 +2,7 @@
 #include "quantizer/calibrate/calibration_stream.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <array>
 

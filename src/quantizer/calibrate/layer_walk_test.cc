@@ -2,6 +2,7 @@
 #include "quantizer/calibrate/layer_walk.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <array>
 

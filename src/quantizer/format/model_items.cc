@@ -1,5 +1,7 @@
 #include "quantizer/format/model_items.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <map>
 #include <set>

@@ -1,5 +1,7 @@
 #include "quantizer/format/source_form.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 
 #include "base/round.h"

@@ -1,5 +1,7 @@
 #include "quantizer/io/unit_stream.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <utility>
 

@@ -29,9 +29,9 @@ const ServedModel& Model() {
   static const ServedModel model = [] {
     auto tokenizer = text::Tokenizer::FromJson(kTokenizer, "").value();
     ServedModel made = ModelOf(std::move(tokenizer), /*end=*/3, text::ToolFormat::kHermes);
-    made.chat =
+    made.chat.emplace(
         text::ChatTemplate::FromSource("{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}")
-            .value();
+            .value());
     made.max_context = 1 << 20;
     made.vocab_size = 4;
     made.sparsity.key_summaries = true;

@@ -11,6 +11,7 @@
 #include "checkpoint/safetensors.h"
 #include "runtime/memory.h"
 #include "support/npz.h"
+#include "tensor/print_formats.h"
 
 namespace moesaic::checkpoint {
 namespace {

@@ -299,6 +299,11 @@ struct Load {
   int warm_blocks = 0;
   bool disk = true;
 };
+void PrintTo(const Load& load, std::ostream* out) {
+  *out << fmt::format("{} blocks, {} sequences, speculative {}, {} swap blocks, {} warm blocks, {} disk",
+                      load.blocks, load.sequences, load.speculative, load.swap_blocks, load.warm_blocks,
+                      load.disk ? "with" : "without");
+}
 class DiskStressTest : public DiskTest, public testing::WithParamInterface<Load> {};
 
 TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {

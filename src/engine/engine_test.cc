@@ -149,6 +149,10 @@ struct Load {
   int blocks, sequences, batch_tokens;
   int swap_blocks = 0;
 };
+void PrintTo(const Load& load, std::ostream* out) {
+  *out << fmt::format("{} blocks, {} sequences, {} batch tokens, {} swap blocks", load.blocks, load.sequences,
+                      load.batch_tokens, load.swap_blocks);
+}
 class BatchInvarianceTest : public EngineTest, public testing::WithParamInterface<Load> {};
 
 // Whatever runs beside it, however its prompt is cut and however often it is preempted: the same tokens.

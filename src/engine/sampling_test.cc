@@ -173,6 +173,10 @@ struct Cuts {
   int top_k;
   float top_p, min_p;
 };
+void PrintTo(const Cuts& cuts, std::ostream* out) {
+  *out << fmt::format("temperature {}, top_k {}, top_p {}, min_p {}", cuts.temperature, cuts.top_k,
+                      cuts.top_p, cuts.min_p);
+}
 
 class DistributionTest : public testing::TestWithParam<Cuts> {};
 

@@ -16,6 +16,9 @@
 #include "kernels/test_context.h"
 
 namespace moesaic::kernels {
+
+static void PrintTo(const Impl<AttentionTileFn>& impl, std::ostream* out) { *out << impl.name; }
+
 namespace {
 
 using tensor::DType;

@@ -14,6 +14,7 @@
 #include "tensor/dtype.h"
 #include "tensor/fp8_format.h"
 #include "tensor/group_format.h"
+#include "tensor/print_formats.h"
 
 namespace moesaic::kernels {
 namespace {
@@ -27,6 +28,9 @@ struct Case {
   PackedFormat format;
   Impl<Gemm> impl;
 };
+void PrintTo(const Case& each, std::ostream* out) {
+  *out << tensor::PackedFormatName(each.format) << " by " << each.impl.name;
+}
 
 std::vector<Case> HostCases(std::initializer_list<PackedFormat> formats) {
   const runtime::CpuFeatures host = runtime::DetectCpu();

@@ -12,6 +12,7 @@
 #include "base/round.h"
 #include "kernels/exec_context.h"
 #include "kernels/kernel_table.h"
+#include "runtime/print_isa.h"
 #include "tensor/packed.h"
 
 namespace moesaic::kernels {

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "kernels/test_context.h"
+#include "tensor/print_formats.h"
 
 namespace moesaic::layers {
 namespace {

@@ -23,6 +23,7 @@ struct Refusal {
   const char* patch;  // JSON merge patch
   const char* message;
 };
+void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.base << " with " << refusal.patch; }
 
 constexpr Refusal kRefusals[] = {
     {"llama-untied-f16", R"({"architectures": ["GPT2LMHeadModel"]})",

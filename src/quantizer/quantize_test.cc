@@ -29,6 +29,9 @@ struct Case {
   Scheme scheme;
   bool search;
 };
+void PrintTo(const Case& each, std::ostream* out) {
+  *out << each.golden << " as " << SchemeName(each.scheme) << (each.search ? " with search" : "");
+}
 
 class EverySource : public QuantizeTest, public ::testing::WithParamInterface<Case> {};
 

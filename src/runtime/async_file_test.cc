@@ -9,6 +9,11 @@
 #include <numeric>
 
 namespace moesaic::runtime {
+
+static void PrintTo(AsyncFiles::Backend backend, std::ostream* out) {
+  *out << (backend == AsyncFiles::Backend::kBest ? "best" : "threads");
+}
+
 namespace {
 
 class AsyncFilesTest : public ::testing::TestWithParam<AsyncFiles::Backend> {

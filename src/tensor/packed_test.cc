@@ -8,6 +8,7 @@
 
 #include "runtime/memory.h"
 #include "tensor/dtype.h"
+#include "tensor/print_formats.h"
 
 namespace moesaic::tensor {
 namespace {

@@ -29,6 +29,9 @@ struct Case {
   const char* golden;
   Scheme scheme;
 };
+void PrintTo(const Case& each, std::ostream* out) {
+  *out << each.golden << " as " << SchemeName(each.scheme);
+}
 
 class CalibratedSource : public CalibratedRunTest, public ::testing::WithParamInterface<Case> {};
 

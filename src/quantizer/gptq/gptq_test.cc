@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "quantizer/gptq/test_gptq.h"
+#include "runtime/print_isa.h"
 
 namespace moesaic::quantizer {
 namespace {

@@ -1,6 +1,6 @@
-// Point-to-point messages between the ranks of a job. Implementations: threads of this process (local_transport.h), MPI
-// (mpi_transport.h) and UCX (ucx_transport.h). An NCCL transport has the same interface: buffers on a device are
-// spans, too, and Progress() polls its streams.
+// Point-to-point messages between the ranks of a job. Implementations: threads of this process
+// (local_transport.h), MPI (mpi_transport.h) and UCX (ucx_transport.h). An NCCL transport has the same
+// interface: buffers on a device are spans, too, and Progress() polls its streams.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@
 
 namespace moesaic::comm {
 
-/// Separates messages between two ranks; below 2^30. Messages of one (sender, receiver, tag) are matched in order.
+/// Separates messages between two ranks; below 2^30. Messages of one (sender, receiver, tag) are matched in
+/// order.
 using Tag = uint32_t;
 inline constexpr Tag kTagLimit = Tag{1} << 30;
 
@@ -24,9 +25,10 @@ struct TransferId {
 
 /// One rank's end of the job. All calls come from one thread at a time.
 ///
-/// Faults: a transfer with a dead peer ends with kUnavailable, whose message names the rank; transfers with other
-/// ranks go on. A message longer than its receive buffer ends the receive with kInvalidArgument; a shorter one, too
-/// (both sides always know the size). docs/contracts/comm.md states how fast each transport detects a dead peer.
+/// Faults: a transfer with a dead peer ends with kUnavailable, whose message names the rank; transfers with
+/// other ranks continue. A message longer than its receive buffer ends the receive with kInvalidArgument; a
+/// shorter one, too (both sides always know the size). docs/contracts/comm.md states how fast each transport
+/// detects a dead peer.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -43,8 +45,8 @@ class Transport {
   virtual void Progress() = 0;
   /// True when the transfer has ended; `*result` then says how, and the id is invalid.
   virtual bool Test(TransferId id, Status* result) = 0;
-  /// Ends the transfer early: its buffer is not touched after the call returns. A message that was sent in part may
-  /// still arrive; the pair's later messages under other tags are not affected.
+  /// Ends the transfer early: its buffer is not touched after the call returns. A message that was sent in
+  /// part may still arrive; the pair's later messages under other tags are not affected.
   virtual void Cancel(TransferId id) = 0;
 
   /// Whether the peer is known to be dead.

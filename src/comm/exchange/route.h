@@ -14,6 +14,9 @@
 
 namespace moesaic::comm {
 
+/// Tokens after the last full segment all belong to it.
+inline constexpr int kMaxSegments = 4096;
+
 /// A row on its way: a token of `source` with the entries that this rank consumes or forwards.
 struct HeldRow {
   int32_t source = 0, token = 0;
@@ -72,6 +75,7 @@ struct Route {
 
   /// First token of this rank in a segment.
   int32_t OwnBegin(int segment) const {
+    if (segment >= kMaxSegments) return own_rows;
     return static_cast<int32_t>(std::min<int64_t>(int64_t{segment} * segment_tokens, own_rows));
   }
   /// Number of phases with messages: one more than the last.
@@ -112,7 +116,7 @@ class RouteBuilder {
   void AppendRow(int32_t row, int phase);
   void FinishExperts();
   void FinishSums();
-  int SegmentOf(int32_t token) const { return token / segment_tokens_; }
+  int SegmentOf(int32_t token) const { return std::min(token / segment_tokens_, kMaxSegments - 1); }
 
   const RouteTree& tree_;
   const ExpertMap& map_;

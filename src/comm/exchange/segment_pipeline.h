@@ -37,6 +37,10 @@ class PipelineSteps {
 /// One rank's part of an exchange of rows. The thread of the transport calls it.
 class SegmentPipeline {
  public:
+  /// Messages in flight per outgoing lane. One more than the one on the wire hides the latency between them;
+  /// all at once would share the link, and the first segment would arrive no earlier than the last.
+  static constexpr int kWindow = 2;
+
   explicit SegmentPipeline(Transport& transport) : transport_(transport) {}
   ~SegmentPipeline() { Cancel(); }
   SegmentPipeline(const SegmentPipeline&) = delete;
@@ -53,10 +57,6 @@ class SegmentPipeline {
   int WaitsFor() const;
 
  private:
-  // Messages in flight per outgoing lane. One more than the one on the wire hides the latency between them;
-  // all at once would share the link, and the first segment would arrive no earlier than the last.
-  static constexpr int kWindow = 2;
-
   struct LaneState {
     Lane lane;
     int next = 0;                       // segment to start

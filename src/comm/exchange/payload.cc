@@ -56,6 +56,11 @@ float ElementOf(Payload payload, std::byte element) {
                                    : tensor::F8E4M3ToFloat(bits);
 }
 
+template <bool first, typename Value>
+void AddProducts(Value value, int64_t hidden, float weight, float* __restrict sum) {
+  for (int64_t i = 0; i < hidden; ++i) sum[i] = (first ? 0.0F : sum[i]) + weight * value(i);
+}
+
 void WidenRow(const std::byte* row, int64_t hidden, float* out) {
   for (int64_t i = 0; i < hidden; ++i) {
     tensor::BF16 value;
@@ -129,20 +134,21 @@ void DecodeRow(Payload payload, const std::byte* wire, int64_t hidden, float* ro
 
 void AccumulateRow(Payload payload, const std::byte* row, int64_t hidden, float weight, bool first,
                    float* sum) {
-  if (first) std::fill(sum, sum + hidden, 0.0F);
   if (payload == Payload::kF32) {
-    for (int64_t i = 0; i < hidden; ++i) {
-      float value;
-      std::memcpy(&value, row + 4 * i, sizeof(value));
-      sum[i] += weight * value;
-    }
+    const auto value = [row](int64_t i) {
+      float at;
+      std::memcpy(&at, row + 4 * i, sizeof(at));
+      return at;
+    };
+    first ? AddProducts<true>(value, hidden, weight, sum) : AddProducts<false>(value, hidden, weight, sum);
     return;
   }
-  for (int64_t i = 0; i < hidden; ++i) {
-    tensor::BF16 value;
-    std::memcpy(&value, row + 2 * i, sizeof(value));
-    sum[i] += weight * tensor::ToFloat(value);
-  }
+  const auto value = [row](int64_t i) {
+    tensor::BF16 at;
+    std::memcpy(&at, row + 2 * i, sizeof(at));
+    return tensor::ToFloat(at);
+  };
+  first ? AddProducts<true>(value, hidden, weight, sum) : AddProducts<false>(value, hidden, weight, sum);
 }
 
 }  // namespace moesaic::comm

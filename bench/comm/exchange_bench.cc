@@ -26,7 +26,7 @@ struct Load {
   std::string topology, payload = "bf16";
   int ranks = 8, nodes = 2;
   bool round_robin = false, virtual_time = false, low_latency = false;
-  int experts = 256, rounds = 11, segment_tokens = 64;
+  int experts = 256, rounds = 11, segment_tokens = 16;
   ExchangeWorkload workload;
   std::vector<std::string> forward_levels;
 };

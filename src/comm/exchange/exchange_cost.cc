@@ -1,10 +1,8 @@
 #include "comm/exchange/exchange_cost.h"
 
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 #include <random>
-#include <set>
 
 #include "comm/exchange/routing_messages.h"
 #include "comm/exchange/segment_pipeline.h"

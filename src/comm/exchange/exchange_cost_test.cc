@@ -145,6 +145,29 @@ TEST(EstimateTest, BytesBetweenNodesAreThoseOfTheClosedFormula) {
   }
 }
 
+// Two and four nodes with one network card of 200 Gbit/s each, and 25 or 50 GB/s per device inside: the inner
+// links are as busy as the outer ones on 2x4, so that forwarding must overlap with arrivals.
+TEST(EstimateTest, ForwardingBeatsDirectMessagesBy1Point84OnNodesWithOneNetworkCard) {
+  for (const auto& [nodes, ranks, inner] : {std::tuple(2, 4, 50e9), std::tuple(4, 8, 25e9)}) {
+    TopologyBuilder builder;
+    const int root = builder.AddGroup(-1, "cluster", {.latency_s = 5e-6, .bytes_per_s = 25e9}, 0);
+    for (int node = 0; node < nodes; ++node) {
+      const int group = builder.AddGroup(root, "node", {.latency_s = 2e-6, .bytes_per_s = inner}, 0);
+      for (int rank = 0; rank < ranks; ++rank) builder.AddDevice(group, 0, 0);
+    }
+    const Topology topology = builder.Finish("nodes", "test", {DeviceType{}});
+    const ExpertMap map = ExpertMap::Even(256, nodes * ranks);
+    const auto forwarded = EstimateExchange(topology, map, {.tokens_per_rank = 128}, {});
+    const auto direct =
+        EstimateExchange(topology, map, {.tokens_per_rank = 128}, {.forwarding = Forwarding::kDirect});
+    ASSERT_TRUE(forwarded.ok() && direct.ok());
+    const double ratio =
+        (direct->dispatch_s + direct->combine_s) / (forwarded->dispatch_s + forwarded->combine_s);
+    std::printf("%dx%d: direct / forwarded time %.2f\n", nodes, ranks, ratio);
+    EXPECT_GE(ratio, 1.84);
+  }
+}
+
 // The estimate is compared with the real exchange on virtual time.
 TEST(EstimateTest, AgreesWithAnExecutionOnVirtualTime) {
   for (const char* shape : {"4", "4+4", "(2+2)+(1+3)"}) {

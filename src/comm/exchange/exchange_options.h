@@ -47,8 +47,9 @@ struct ExchangeOptions {
   bool apply_weights = true;
   /// Level of ExchangeLayout::tokens_per_group; empty: the root's children.
   std::string layout_level = {};
-  /// Consecutive tokens of a rank that travel together.
-  int segment_tokens = 64;
+  /// Consecutive tokens of a rank that travel together. Forwarding ends about one segment after the last
+  /// arrival: a batch of 128 tokens has 8 segments, of which one is not hidden.
+  int segment_tokens = 16;
   /// Fixed buffers of the low-latency mode: tokens per rank, and slots per token.
   int low_latency_tokens = 128;
   int low_latency_slots = 8;

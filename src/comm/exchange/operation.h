@@ -115,7 +115,6 @@ struct RowMemory {
 struct OperationMemory {
   runtime::Buffer own;  // encoded rows of this rank's tokens
   runtime::Buffer in, out;
-  std::vector<float> sum;  // [hidden]
 };
 
 }  // namespace moesaic::comm

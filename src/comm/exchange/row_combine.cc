@@ -57,38 +57,39 @@ Status RowCombine::Start() {
   }
   RETURN_IF_ERROR(memory_->out.Reserve(static_cast<size_t>(rows * row_bytes_), /*huge=*/true));
   for (size_t i = 0; i < out.size(); ++i) out[i].data = memory_->out.data() + out_begin_[i] * row_bytes_;
-  memory_->sum.resize(static_cast<size_t>(state_.hidden));
   return pipeline_.Start(std::move(in), std::move(out), route.phases(), route.segments, LaneOrder::kHomeward);
 }
 
-void RowCombine::SumRow(int32_t row, float* sum) const {
-  const int32_t begin = route_->sum_begin[row], end = route_->sum_begin[row + 1];
-  if (begin == end) std::fill(sum, sum + state_.hidden, 0.0F);
-  for (int32_t at = begin; at < end; ++at) {
-    const Contribution& from = route_->sums[at];
-    const bool local = from.send < 0;
-    const float weight = local && state_.options.apply_weights ? from.weight : 1;
-    AccumulateRow(local ? y_.payload : wire_, local ? Output(from.position) : Returned(from), state_.hidden,
-                  weight, at == begin, sum);
-  }
-}
-
-void RowCombine::SumRowBySlot(int32_t row, float* sum) {
+void RowCombine::SumRow(int32_t row, Payload payload, std::byte* to) const {
   const HeldRow& held = route_->held[row];
-  if (held.entry_begin == held.entry_end) std::fill(sum, sum + state_.hidden, 0.0F);
-  for (int32_t at = held.entry_begin; at < held.entry_end; ++at) {
-    const Contribution& from = route_->slots[at];
-    const std::byte* data = from.send < 0 ? Output(from.position) : Returned(from);
-    Payload payload = from.send < 0 ? y_.payload : wire_;
-    if (payload != wire_) {
-      // Rows of this rank are rounded as if they had travelled.
-      rounded_.resize(static_cast<size_t>(row_bytes_));
-      EncodeRow(payload, data, state_.hidden, wire_, rounded_.data());
-      data = rounded_.data();
-      payload = wire_;
+  const std::span<const Contribution> summands =
+      by_slot() ? std::span(route_->slots).subspan(held.entry_begin, held.entry_end - held.entry_begin)
+                : std::span(route_->sums)
+                      .subspan(route_->sum_begin[row], route_->sum_begin[row + 1] - route_->sum_begin[row]);
+  // Columns are summed block by block, so that a block of all summands stays in the first-level cache.
+  constexpr int64_t kBlock = 512;
+  alignas(64) float sum[kBlock];
+  std::byte rounded[kBlock * sizeof(float)];
+  for (int64_t begin = 0; begin < state_.hidden; begin += kBlock) {
+    const int64_t count = std::min<int64_t>(kBlock, state_.hidden - begin);
+    if (summands.empty()) std::fill(sum, sum + count, 0.0F);
+    for (size_t i = 0; i < summands.size(); ++i) {
+      const Contribution& from = summands[i];
+      const bool local = from.send < 0;
+      Payload form = local ? y_.payload : wire_;
+      const std::byte* data = (local ? Output(from.position) : Returned(from)) + begin * ElementBytes(form);
+      if (by_slot() && form != wire_) {
+        // Rows of this rank are rounded as if they had travelled.
+        EncodeRow(form, data, count, wire_, rounded);
+        form = wire_;
+        data = rounded;
+      }
+      // Partial sums are weighted already.
+      const bool weighted = state_.options.apply_weights && (local || by_slot());
+      AccumulateRow(form, data, count, weighted ? from.weight : 1, i == 0, sum);
     }
-    AccumulateRow(payload, data, state_.hidden, state_.options.apply_weights ? from.weight : 1,
-                  at == held.entry_begin, sum);
+    EncodeRow(Payload::kF32, reinterpret_cast<const std::byte*>(sum), count, payload,
+              to + begin * ElementBytes(payload));
   }
 }
 
@@ -117,9 +118,7 @@ void RowCombine::Pack(int out_lane, int segment) {
       to = CopySlots(block.first_row + i, to);
       continue;
     }
-    SumRow(block.first_row + i, memory_->sum.data());
-    EncodeRow(Payload::kF32, reinterpret_cast<const std::byte*>(memory_->sum.data()), state_.hidden, wire_,
-              to);
+    SumRow(block.first_row + i, wire_, to);
     to += row_bytes_;
   }
   state_.combine_traffic.CountRows(block.peer, (to - first) / row_bytes_, to - first);
@@ -128,10 +127,7 @@ void RowCombine::Pack(int out_lane, int segment) {
 void RowCombine::Settled(int segment) {
   const int64_t element = ElementBytes(out_.payload);
   for (int32_t token = route_->OwnBegin(segment); token < route_->OwnBegin(segment + 1); ++token) {
-    float* const sum = memory_->sum.data();
-    by_slot() ? SumRowBySlot(token, sum) : SumRow(token, sum);
-    EncodeRow(Payload::kF32, reinterpret_cast<const std::byte*>(sum), state_.hidden, out_.payload,
-              out_.data.data() + token * state_.hidden * element);
+    SumRow(token, out_.payload, out_.data.data() + token * state_.hidden * element);
   }
 }
 

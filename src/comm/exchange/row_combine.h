@@ -39,9 +39,8 @@ class RowCombine final : public Operation, private PipelineSteps {
   void Arrived(int, int) override {}
   void Settled(int segment) override;
 
-  /// Writes the row's sum into `sum`.
-  void SumRow(int32_t row, float* sum) const;
-  void SumRowBySlot(int32_t row, float* sum);
+  /// Writes the row's sum in `payload`.
+  void SumRow(int32_t row, Payload payload, std::byte* to) const;
   /// Copies the outputs of a row's slots to the wire; returns the end.
   std::byte* CopySlots(int32_t row, std::byte* wire) const;
   const std::byte* Returned(const Contribution& from) const {
@@ -60,7 +59,6 @@ class RowCombine final : public Operation, private PipelineSteps {
   const int64_t row_bytes_, y_row_bytes_;
   std::vector<int64_t> in_begin_;   // [sends]: first returned row of each
   std::vector<int64_t> out_begin_;  // [receives]: first row to return of each
-  std::vector<std::byte> rounded_;  // scratch: a local row in the wire's payload
   SegmentPipeline pipeline_;
 };
 

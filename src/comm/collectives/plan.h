@@ -54,6 +54,7 @@ struct LocalStep {
 struct Round {
   std::vector<LocalStep> local;
   std::vector<Message> sends, receives;
+  int step = 0;  // for estimates: matching messages have equal steps, which ascend within a stream
 };
 
 /// Rounds that follow one another. The k-th message from a to b in stream s matches the k-th receive of b

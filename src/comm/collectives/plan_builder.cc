@@ -53,13 +53,17 @@ Plan PlanBuilder::Build() && {
     for (Stream& stream : rank.streams) {
       std::vector<Round> rounds;
       std::vector<LocalStep> waiting;  // local steps of rounds without messages: they join the next round
-      for (Round& round : stream.rounds) {
+      for (size_t step = 0; step < stream.rounds.size(); ++step) {
+        Round& round = stream.rounds[step];
+        round.step = static_cast<int>(step);
         waiting.insert(waiting.end(), round.local.begin(), round.local.end());
         if (round.sends.empty() && round.receives.empty()) continue;
         round.local = std::exchange(waiting, {});
         rounds.push_back(std::move(round));
       }
-      if (!waiting.empty()) rounds.push_back({.local = std::move(waiting), .sends = {}, .receives = {}});
+      if (!waiting.empty()) {
+        rounds.push_back({std::move(waiting), {}, {}, static_cast<int>(stream.rounds.size())});
+      }
       stream.rounds = std::move(rounds);
     }
   }

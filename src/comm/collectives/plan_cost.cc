@@ -1,0 +1,270 @@
+#include "comm/collectives/plan_cost.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "comm/collectives/plan_executor.h"
+#include "comm/collectives/wire_codec.h"
+#include "comm/topology/flow_simulator.h"
+
+namespace moesaic::comm {
+namespace {
+
+double MemoryRate(const Topology& topology, int rank, const CostOptions& options) {
+  const double rate = topology.device_types().empty() ? 0 : topology.device_type(rank).memory_bytes_per_s;
+  return rate > 0 ? rate : options.memory_bytes_per_s;
+}
+
+// A copy reads and writes; a sum reads twice.
+double LocalSeconds(const Round& round, int element_bytes, double memory_rate) {
+  double bytes = 0;
+  for (const LocalStep& step : round.local) {
+    bytes += static_cast<double>(step.from.count) * element_bytes * (step.reduce ? 3 : 2);
+  }
+  return bytes / memory_rate;
+}
+
+void FindBottleneck(const Topology& topology, PlanCost* cost) {
+  for (size_t channel = 0; channel < cost->channel_bytes.size(); ++channel) {
+    const double seconds = cost->channel_bytes[channel] / topology.channels()[channel].bytes_per_s;
+    if (seconds <= cost->bottleneck_s) continue;
+    cost->bottleneck_s = seconds;
+    cost->bottleneck = static_cast<int>(channel);
+  }
+}
+
+class Simulation {
+ public:
+  Simulation(const Plan& plan, const Topology& topology, const CostOptions& options)
+      : plan_(plan), topology_(topology), options_(options), flows_(topology) {}
+
+  PlanCost Run() {
+    Match();
+    for (Line& line : lines_) StartRound(line);
+    while (flows_.active() > 0) {
+      for (const int ended : flows_.AdvanceToNextCompletion()) OnEnd(ended);
+    }
+    PlanCost cost;
+    cost.seconds = flows_.now();
+    cost.channel_bytes = flows_.channel_bytes();
+    FindBottleneck(topology_, &cost);
+    return cost;
+  }
+
+ private:
+  // One stream of a rank.
+  struct Line {
+    int rank = 0;
+    const std::vector<Round>* rounds = nullptr;
+    size_t round = 0;
+    size_t left = 0;                              // messages of the round that have not ended
+    std::vector<std::vector<int>> of_round = {};  // message numbers by round
+  };
+  struct Flow {
+    int from = 0, to = 0;  // lines
+    const Message* received = nullptr;
+    double bytes = 0;
+    int posted = 0;  // sides that have started their round
+  };
+  enum class Event : uint8_t { kLocal, kMessage, kSum };
+
+  void Match() {
+    size_t streams = 0;
+    for (const RankPlan& rank : plan_.ranks) streams = std::max(streams, rank.streams.size());
+    for (size_t stream = 0; stream < streams; ++stream) {
+      std::map<std::pair<int, int>, std::vector<int>> sent;  // by (from, to): numbers in order
+      std::map<std::pair<int, int>, size_t> received;
+      const size_t first = lines_.size();
+      for (int rank = 0; rank < plan_.request.ranks; ++rank) {
+        if (stream >= plan_.ranks[rank].streams.size()) continue;
+        const std::vector<Round>& rounds = plan_.ranks[rank].streams[stream].rounds;
+        Line line{.rank = rank, .rounds = &rounds};
+        line.of_round.resize(rounds.size());
+        for (size_t r = 0; r < rounds.size(); ++r) {
+          for (const Message& message : rounds[r].sends) {
+            const int number = static_cast<int>(messages_.size());
+            messages_.push_back({.from = static_cast<int>(lines_.size()),
+                                 .bytes = WireBytes(message, plan_.request.element_bytes)});
+            sent[{rank, message.peer}].push_back(number);
+            line.of_round[r].push_back(number);
+          }
+        }
+        lines_.push_back(std::move(line));
+      }
+      for (size_t l = first; l < lines_.size(); ++l) {
+        for (size_t r = 0; r < lines_[l].rounds->size(); ++r) {
+          for (const Message& message : (*lines_[l].rounds)[r].receives) {
+            const std::pair<int, int> pair = {message.peer, lines_[l].rank};
+            const int number = sent[pair][received[pair]++];
+            messages_[number].to = static_cast<int>(l);
+            messages_[number].received = &message;
+            lines_[l].of_round[r].push_back(number);
+          }
+        }
+      }
+    }
+  }
+
+  void Remember(int started, Event event, int subject) {
+    events_.resize(std::max<size_t>(events_.size(), started + 1));
+    events_[started] = {event, subject};
+  }
+
+  void StartRound(Line& line) {
+    while (line.round < line.rounds->size()) {
+      const Round& round = (*line.rounds)[line.round];
+      line.left = line.of_round[line.round].size();
+      const double seconds =
+          LocalSeconds(round, plan_.request.element_bytes, MemoryRate(topology_, line.rank, options_)) +
+          options_.message_s * static_cast<double>(line.left);
+      if (seconds > 0) {
+        Remember(flows_.StartTimer(seconds), Event::kLocal, static_cast<int>(&line - lines_.data()));
+        return;
+      }
+      if (line.left > 0) {
+        PostMessages(line);
+        return;
+      }
+      ++line.round;
+    }
+  }
+
+  void PostMessages(Line& line) {
+    for (const int number : line.of_round[line.round]) {
+      Flow& message = messages_[number];
+      if (++message.posted < 2) continue;
+      Remember(flows_.Start(lines_[message.from].rank, lines_[message.to].rank, message.bytes),
+               Event::kMessage, number);
+    }
+  }
+
+  void EndMessage(Line& line) {
+    if (--line.left > 0) return;
+    ++line.round;
+    StartRound(line);
+  }
+
+  void OnEnd(int ended) {
+    const auto [event, subject] = events_[ended];
+    switch (event) {
+      case Event::kLocal: {
+        Line& line = lines_[subject];
+        if (line.left > 0) {
+          PostMessages(line);
+        } else {
+          ++line.round;
+          StartRound(line);
+        }
+        return;
+      }
+      case Event::kMessage: {
+        const Flow& message = messages_[subject];
+        Line& receiver = lines_[message.to];
+        EndMessage(lines_[message.from]);
+        if (!message.received->reduce && message.received->wire == WireFormat::kExact) {
+          EndMessage(receiver);
+          return;
+        }
+        const int64_t piece =
+            std::min(message.received->slice.count,
+                     PieceElements(message.received->slice.count, plan_.request.element_bytes));
+        const double bytes = static_cast<double>(piece) * plan_.request.element_bytes * 3;
+        Remember(flows_.StartTimer(bytes / MemoryRate(topology_, receiver.rank, options_)), Event::kSum,
+                 subject);
+        return;
+      }
+      case Event::kSum:
+        EndMessage(lines_[messages_[subject].to]);
+        return;
+    }
+  }
+
+  const Plan& plan_;
+  const Topology& topology_;
+  const CostOptions& options_;
+  FlowSimulator flows_;
+  std::vector<Line> lines_;
+  std::vector<Flow> messages_;
+  std::vector<std::pair<Event, int>> events_;  // by number of FlowSimulator; line or message
+};
+
+}  // namespace
+
+double WireBytes(const Message& message, int element_bytes) {
+  if (message.wire == WireFormat::kExact) return static_cast<double>(message.slice.count) * element_bytes;
+  return static_cast<double>(EncodedBytes(message.wire, message.slice.count));
+}
+
+PlanCost EstimatePlan(const Plan& plan, const Topology& topology, const CostOptions& options) {
+  struct Step {
+    double latency = 0, local = 0;
+    std::map<int, double> bytes;  // by channel
+  };
+  std::vector<Step> steps;
+  PlanCost cost;
+  cost.channel_bytes.resize(topology.channels().size(), 0);
+  std::map<std::pair<int, int>, std::pair<double, std::vector<int>>> paths;  // latency and channels by ranks
+  for (int rank = 0; rank < plan.request.ranks; ++rank) {
+    const double memory_rate = MemoryRate(topology, rank, options);
+    for (const Stream& stream : plan.ranks[rank].streams) {
+      for (const Round& round : stream.rounds) {
+        if (static_cast<int>(steps.size()) <= round.step) steps.resize(round.step + 1);
+        Step& step = steps[round.step];
+        double local = LocalSeconds(round, plan.request.element_bytes, memory_rate) +
+                       options.message_s * static_cast<double>(round.sends.size() + round.receives.size());
+        for (const Message& message : round.receives) {
+          if (!message.reduce) continue;
+          const int64_t piece =
+              std::min(message.slice.count, PieceElements(message.slice.count, plan.request.element_bytes));
+          local += static_cast<double>(piece) * plan.request.element_bytes * 3 / memory_rate;
+        }
+        step.local = std::max(step.local, local);
+        for (const Message& message : round.sends) {
+          auto [path, added] = paths.try_emplace({rank, message.peer});
+          if (added) {
+            path->second = {topology.Latency(rank, message.peer), topology.Path(rank, message.peer)};
+          }
+          step.latency = std::max(step.latency, path->second.first);
+          const double bytes = WireBytes(message, plan.request.element_bytes);
+          for (const int channel : path->second.second) {
+            step.bytes[channel] += bytes;
+            cost.channel_bytes[channel] += bytes;
+          }
+        }
+      }
+    }
+  }
+  for (const Step& step : steps) {
+    double busiest = 0;
+    for (const auto& [channel, bytes] : step.bytes) {
+      busiest = std::max(busiest, bytes / topology.channels()[channel].bytes_per_s);
+    }
+    cost.seconds += step.latency + step.local + busiest;
+  }
+  FindBottleneck(topology, &cost);
+  return cost;
+}
+
+PlanCost SimulatePlan(const Plan& plan, const Topology& topology, const CostOptions& options) {
+  return Simulation(plan, topology, options).Run();
+}
+
+double AllReduceBound(const Topology& topology, double bytes) {
+  double bound = 0;
+  for (const Group& group : topology.groups()) {
+    const auto children = static_cast<double>(group.children.size());
+    if (children < 2) continue;
+    double ports = 0;
+    for (const int child : group.children) {
+      const Group& port = topology.groups()[child];
+      const double count = group.link.shared ? 1 : static_cast<double>(port.ranks.size());
+      ports += port.port_bytes_per_s * count / (group.link.full_duplex ? 1 : 2);
+    }
+    // 2 (m - 1) vectors cross the ports in each direction, all together.
+    bound = std::max(bound, 2 * (children - 1) * bytes / ports);
+  }
+  return bound;
+}
+
+}  // namespace moesaic::comm

@@ -23,6 +23,8 @@ static_assert(kMaxStreams <= 8);
 constexpr uint32_t kSequenceMask = (1U << (kCommunicatorTagBits - kStreamBits)) - 1;
 // Plans and their scratch are kept for reuse: of the most recent requests.
 constexpr size_t kMaxCachedPlans = 64;
+// A rank whose peers are alive, but not all ranks, waits this long for an error that says more.
+constexpr double kDeadGrace = 0.25;
 constexpr int kCallsBetweenClocks = 64;  // reading the clock takes as long as a look at the transfers
 
 bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
@@ -86,6 +88,7 @@ struct PendingCall {
   uint32_t number = 0;  // of the communicator's calls
   Tag tag = 0;
   double deadline = 0;
+  double dead_since = -1;  // when a dead rank was noticed
   int polls = 0;
   Status result;
 
@@ -187,6 +190,7 @@ PendingCall& Communicator::State::NewCall(PlanRequest request, std::span<const s
   call.number = sequence;
   call.tag = options.first_tag + ((sequence & kSequenceMask) << kStreamBits);
   call.deadline = transport.Now() + options.time_limit_s;
+  call.dead_since = -1;
   call.polls = 0;
   call.result = OkStatus();
   call.transfers.clear();
@@ -376,7 +380,20 @@ bool Communicator::State::Advance(PendingCall& call) {
   if (call.phase == PendingCall::Phase::kEnded) return true;
   StatusOr<bool> ended = Step(call);
   if (ended.ok() && !*ended) {
-    if (++call.polls % kCallsBetweenClocks != 0 || transport.Now() < call.deadline) return false;
+    if (++call.polls % kCallsBetweenClocks != 0) return false;
+    const double now = transport.Now();
+    for (int other = 0; other < ranks; ++other) {
+      if (!transport.failed(other)) continue;
+      if (call.dead_since < 0) call.dead_since = now;
+      if (now - call.dead_since < kDeadGrace) break;
+      const std::string_view name = Name(call.request.collective);
+      End(call, FormatStatus(StatusCode::kUnavailable,
+                             "{}: rank {}: call {} cannot complete; a rank is dead: rank {}",
+                             fmt::make_format_args(name, rank, call.number, other)));
+      return true;
+    }
+    if (now < call.deadline) return false;
+    const std::string_view name = Name(call.request.collective);
     std::string waiting;
     if (call.executor != nullptr) waiting = call.executor->Waiting();
     for (const PendingCall::Transfer& transfer : call.transfers) {
@@ -386,8 +403,7 @@ bool Communicator::State::Advance(PendingCall& call) {
         FormatStatus(StatusCode::kDeadlineExceeded,
                      "{}: rank {}: call {} took longer than {} s; check that all ranks make the call; still "
                      "waiting for: {}",
-                     fmt::make_format_args(Name(call.request.collective), rank, call.number,
-                                           options.time_limit_s, waiting));
+                     fmt::make_format_args(name, rank, call.number, options.time_limit_s, waiting));
   }
   End(call, ended.status());
   return true;

@@ -251,18 +251,29 @@ PlanCost SimulatePlan(const Plan& plan, const Topology& topology, const CostOpti
 }
 
 double AllReduceBound(const Topology& topology, double bytes) {
+  // Groups that divide all ranks: first the root, then its children, and so on. Leaves stay.
+  std::vector<int> parts = {0};
   double bound = 0;
-  for (const Group& group : topology.groups()) {
-    const auto children = static_cast<double>(group.children.size());
-    if (children < 2) continue;
-    double ports = 0;
-    for (const int child : group.children) {
-      const Group& port = topology.groups()[child];
-      const double count = group.link.shared ? 1 : static_cast<double>(port.ranks.size());
-      ports += port.port_bytes_per_s * count / (group.link.full_duplex ? 1 : 2);
+  for (bool divided = true; divided;) {
+    divided = false;
+    std::vector<int> next;
+    for (const int part : parts) {
+      const std::vector<int>& children = topology.groups()[part].children;
+      divided |= !children.empty();
+      if (children.empty()) next.push_back(part);
+      next.insert(next.end(), children.begin(), children.end());
     }
-    // 2 (m - 1) vectors cross the ports in each direction, all together.
-    bound = std::max(bound, 2 * (children - 1) * bytes / ports);
+    parts = std::move(next);
+    if (!divided || parts.size() < 2) continue;
+    double ports = 0;
+    for (const int part : parts) {
+      const Group& group = topology.groups()[part];
+      const Link& link = topology.groups()[group.parent].link;
+      const double count = link.shared ? 1 : static_cast<double>(group.ranks.size());
+      ports += group.port_bytes_per_s * count / (link.full_duplex ? 1 : 2);
+    }
+    // n - 1 vectors must leave the parts for the sum, and n - 1 enter them for the result.
+    bound = std::max(bound, 2 * (static_cast<double>(parts.size()) - 1) * bytes / ports);
   }
   return bound;
 }

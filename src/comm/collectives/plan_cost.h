@@ -33,8 +33,8 @@ PlanCost EstimatePlan(const Plan& plan, const Topology& topology, const CostOpti
 /// its arrival. The plan must be valid.
 PlanCost SimulatePlan(const Plan& plan, const Topology& topology, const CostOptions& options = {});
 
-/// Seconds below which no algorithm can complete an AllReduce of `bytes`, by the bandwidth of ports: among m
-/// children of a group an average of 2 (m - 1) / m of the vector leaves and enters each child.
+/// Seconds below which no algorithm can complete an AllReduce of `bytes`, by the bandwidth of ports: if the
+/// groups of one depth divide the ranks into n parts, 2 (n - 1) vectors cross their ports in each direction.
 double AllReduceBound(const Topology& topology, double bytes);
 
 }  // namespace moesaic::comm

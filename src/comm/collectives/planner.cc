@@ -13,6 +13,7 @@ constexpr int kMaxSegments = 128;
 constexpr int kSegmented = 6;  // candidates that are tried with several segments
 constexpr int kSimulated = 4;  // candidates whose estimate is replaced by a simulation
 constexpr int64_t kMaxSimulatedMessages = 40'000;
+constexpr int64_t kMaxMessages = 150'000;  // of all ranks
 // AllReduce that sends whole vectors to all ranks is for small ones only.
 constexpr int64_t kMaxDirectBytes = 64 << 10;
 constexpr int kMaxDirectRanks = 32;
@@ -119,15 +120,14 @@ std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode&
   struct Entry {
     Candidate candidate;
     double seconds = 0, bound = 0;
-    bool small_enough = true;  // to be simulated
+    int64_t messages = 0;
   };
   std::vector<Entry> entries;
   const auto add = [&](const Candidate& candidate) -> double {
     const StatusOr<Plan> plan = Build(request, candidate);
     if (!plan.ok()) return std::numeric_limits<double>::infinity();
     const PlanCost cost = EstimatePlan(*plan, topology_, options_.cost);
-    entries.push_back(
-        {candidate, cost.seconds, cost.bottleneck_s, MessagesOf(*plan) <= kMaxSimulatedMessages});
+    entries.push_back({candidate, cost.seconds, cost.bottleneck_s, MessagesOf(*plan)});
     return cost.seconds;
   };
   const auto sort = [&] {
@@ -152,6 +152,7 @@ std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode&
     Candidate candidate = entry.candidate;
     for (int segments = 2, worse = 0; segments <= kMaxSegments && worse < 2; segments *= 2) {
       if (MessageBytes(request, candidate, segments) < 2048) break;
+      if (entry.messages * segments > kMaxMessages) break;
       candidate.shape.segments = segments;
       const double seconds = add(candidate);
       worse = seconds < best ? 0 : worse + 1;
@@ -160,7 +161,7 @@ std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode&
   }
   sort();
   for (int i = 0, simulated = 0; i < std::ssize(entries) && simulated < kSimulated; ++i) {
-    if (!entries[i].small_enough) continue;
+    if (entries[i].messages > kMaxSimulatedMessages) continue;
     const StatusOr<Plan> plan = Build(request, entries[i].candidate);
     if (plan.ok()) entries[i].seconds = SimulatePlan(*plan, topology_, options_.cost).seconds;
     ++simulated;

@@ -1,6 +1,6 @@
 // Lossy encodings of f32 messages between groups.
 //
-// kBf16  each element rounded to nearest even: |error| <= 2^-8 |x|, for normal numbers 2^-9 |x|.
+// kBf16  each element rounded to nearest even: |error| <= 2^-8 |x| for normal numbers.
 // kInt8  groups of 128 elements, counted from the start of the message, share a scale s >= max|x| / 127,
 // rounded up to 16
 //        significant bits: x = s * q, |error| <= s / 2 <= max|x| / 254 * (1 + 2^-15). A group whose largest

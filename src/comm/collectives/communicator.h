@@ -20,6 +20,9 @@ namespace moesaic::comm {
 /// Tags that a communicator uses, from CommunicatorOptions::first_tag on.
 inline constexpr int kCommunicatorTagBits = 24;
 
+/// True in libraries that are built without NDEBUG.
+bool ChecksCallsByDefault();
+
 struct CommunicatorOptions {
   /// A call that takes longer ends with kDeadlineExceeded.
   double time_limit_s = 60;
@@ -30,11 +33,7 @@ struct CommunicatorOptions {
   WireFormat compression = WireFormat::kExact;
   /// Ranks compare their calls before each operation, so that a rank that calls another one is named. Costs
   /// one message to each rank.
-#ifdef NDEBUG
-  bool check_calls = false;
-#else
-  bool check_calls = true;
-#endif
+  bool check_calls = ChecksCallsByDefault();
   /// A multiple of 2^kCommunicatorTagBits. Communicators of one transport need different ranges.
   Tag first_tag = 0;
   PlannerOptions planner;

@@ -11,19 +11,37 @@
 namespace moesaic::comm {
 namespace {
 
-double MemoryRate(const Topology& topology, int rank, const CostOptions& options) {
-  const double rate = topology.device_types().empty() ? 0 : topology.device_type(rank).memory_bytes_per_s;
-  return rate > 0 ? rate : options.memory_bytes_per_s;
-}
-
-// A copy reads and writes; a sum reads twice.
-double LocalSeconds(const Round& round, int element_bytes, double memory_rate) {
-  double bytes = 0;
-  for (const LocalStep& step : round.local) {
-    bytes += static_cast<double>(step.from.count) * element_bytes * (step.reduce ? 3 : 2);
+// Time of memory traffic on a rank.
+class Memory {
+ public:
+  Memory(const Topology& topology, int rank, const CostOptions& options) : options_(options) {
+    const double rate = topology.device_types().empty() ? 0 : topology.device_type(rank).memory_bytes_per_s;
+    if (rate > 0) rate_ = rate;
   }
-  return bytes / memory_rate;
-}
+
+  double Seconds(double bytes) const {
+    const double cached = std::min(bytes, options_.cache_bytes);
+    return cached / std::max(rate_, options_.cache_bytes_per_s) + (bytes - cached) / rate_;
+  }
+  // Local steps of a round: a copy reads and writes, a sum reads twice.
+  double Seconds(const Round& round, int element_bytes) const {
+    double bytes = 0;
+    for (const LocalStep& step : round.local) {
+      bytes += static_cast<double>(step.from.count) * element_bytes * (step.reduce ? 3 : 2);
+    }
+    return Seconds(bytes);
+  }
+  // The sum of the last piece of a message that is received.
+  double LastSum(const Message& message, int element_bytes) const {
+    if (!message.reduce && message.wire == WireFormat::kExact) return 0;
+    const int64_t piece = std::min(message.slice.count, PieceElements(message.slice.count, element_bytes));
+    return Seconds(static_cast<double>(piece) * element_bytes * 3);
+  }
+
+ private:
+  const CostOptions& options_;
+  double rate_ = options_.memory_bytes_per_s;
+};
 
 void FindBottleneck(const Topology& topology, PlanCost* cost) {
   for (size_t channel = 0; channel < cost->channel_bytes.size(); ++channel) {
@@ -116,7 +134,7 @@ class Simulation {
       const Round& round = (*line.rounds)[line.round];
       line.left = line.of_round[line.round].size();
       const double seconds =
-          LocalSeconds(round, plan_.request.element_bytes, MemoryRate(topology_, line.rank, options_)) +
+          Memory(topology_, line.rank, options_).Seconds(round, plan_.request.element_bytes) +
           options_.message_s * static_cast<double>(line.left);
       if (seconds > 0) {
         Remember(flows_.StartTimer(seconds), Event::kLocal, static_cast<int>(&line - lines_.data()));
@@ -162,16 +180,13 @@ class Simulation {
         const Flow& message = messages_[subject];
         Line& receiver = lines_[message.to];
         EndMessage(lines_[message.from]);
-        if (!message.received->reduce && message.received->wire == WireFormat::kExact) {
+        const double sum = Memory(topology_, receiver.rank, options_)
+                               .LastSum(*message.received, plan_.request.element_bytes);
+        if (sum > 0) {
+          Remember(flows_.StartTimer(sum), Event::kSum, subject);
+        } else {
           EndMessage(receiver);
-          return;
         }
-        const int64_t piece =
-            std::min(message.received->slice.count,
-                     PieceElements(message.received->slice.count, plan_.request.element_bytes));
-        const double bytes = static_cast<double>(piece) * plan_.request.element_bytes * 3;
-        Remember(flows_.StartTimer(bytes / MemoryRate(topology_, receiver.rank, options_)), Event::kSum,
-                 subject);
         return;
       }
       case Event::kSum:
@@ -206,18 +221,15 @@ PlanCost EstimatePlan(const Plan& plan, const Topology& topology, const CostOpti
   cost.channel_bytes.resize(topology.channels().size(), 0);
   std::map<std::pair<int, int>, std::pair<double, std::vector<int>>> paths;  // latency and channels by ranks
   for (int rank = 0; rank < plan.request.ranks; ++rank) {
-    const double memory_rate = MemoryRate(topology, rank, options);
+    const Memory memory(topology, rank, options);
     for (const Stream& stream : plan.ranks[rank].streams) {
       for (const Round& round : stream.rounds) {
         if (static_cast<int>(steps.size()) <= round.step) steps.resize(round.step + 1);
         Step& step = steps[round.step];
-        double local = LocalSeconds(round, plan.request.element_bytes, memory_rate) +
+        double local = memory.Seconds(round, plan.request.element_bytes) +
                        options.message_s * static_cast<double>(round.sends.size() + round.receives.size());
         for (const Message& message : round.receives) {
-          if (!message.reduce) continue;
-          const int64_t piece =
-              std::min(message.slice.count, PieceElements(message.slice.count, plan.request.element_bytes));
-          local += static_cast<double>(piece) * plan.request.element_bytes * 3 / memory_rate;
+          local += memory.LastSum(message, plan.request.element_bytes);
         }
         step.local = std::max(step.local, local);
         for (const Message& message : round.sends) {

@@ -11,6 +11,8 @@ namespace moesaic::comm {
 struct CostOptions {
   /// Bandwidth of local copies and sums where the topology does not state that of the device.
   double memory_bytes_per_s = 20e9;
+  /// The first bytes of a step run in a core's cache, at this rate if it is higher.
+  double cache_bytes = 128 << 10, cache_bytes_per_s = 150e9;
   /// Time of a rank's processor per message, in addition to the link's latency.
   double message_s = 0;
 };

@@ -81,10 +81,15 @@ class Topology {
   double Latency(int a, int b) const;
   /// Channels that a message from `from` to `to` occupies, from the sender's side on. Empty when from == to.
   std::vector<int> Path(int from, int to) const;
-  /// Bandwidth of an otherwise idle path in bytes per second: the slowest channel's.
+  /// Bandwidth of an otherwise idle path in bytes per second: the slowest channel's. Infinite when from ==
+  /// to.
   double Bandwidth(int from, int to) const;
   /// Number of levels with more than one child: 1 for a flat group.
   int depth() const;
+  /// Channel of the port of `group`, not the root, that messages from (up) or to `rank` pass.
+  int ChannelOf(int group, int rank, bool up) const;
+  /// Leaf of a rank's device.
+  int leaf(int rank) const { return leaf_of_rank_[rank]; }
 
  private:
   friend class TopologyBuilder;

@@ -222,6 +222,7 @@ class LocalEnd final : public Transport {
     transfer.data = data;
     transfer.bytes = bytes;
     transfer.ticket = -1;
+    transfer.result = LocalResult::kOk;
     {
       const std::lock_guard lock(queues.lock);
       if (const int dead = shared_.DeadOf(from, to); dead >= 0) {

@@ -1,0 +1,108 @@
+// Latency of small AllReduce calls between threads of this process, next to its parts: the hand-over of an
+// empty message in both directions, and two copies plus a sum of the same bytes.
+//
+// usage: comm_allreduce_latency [RANKS [CALLS]]     one line per size: medians over blocks of calls, and
+// their spread
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/collectives/communicator.h"
+#include "comm/transport/local_transport.h"
+
+namespace moesaic::comm {
+namespace {
+
+constexpr int kBlocks = 21;
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Spread {
+  double low = 0, median = 0, high = 0;
+};
+Spread Quartiles(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return {values[values.size() / 4], values[values.size() / 2], values[values.size() * 3 / 4]};
+}
+
+// Microseconds per call of `call`, by block.
+template <typename Call>
+Spread Measure(int calls, const Call& call) {
+  std::vector<double> blocks;
+  for (int block = 0; block < kBlocks; ++block) {
+    const double start = Now();
+    for (int i = 0; i < calls; ++i) call();
+    blocks.push_back((Now() - start) / calls * 1e6);
+  }
+  return Quartiles(std::move(blocks));
+}
+
+void ExitOn(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}
+
+void RunRank(Transport& transport, int calls) {
+  StatusOr<std::unique_ptr<Communicator>> communicator =
+      Communicator::Create(transport, Topology::Flat(transport.size(), {5e-7, 5e9}));
+  ExitOn(communicator.status());
+  const int peer = (transport.rank() + 1) % transport.size(),
+            before = (transport.rank() + transport.size() - 1) % transport.size();
+  for (const int bytes : {8, 1024, 4096, 14336, 65536, 1 << 20}) {
+    std::vector<float> input(bytes / 4, 1.0F), output(bytes / 4), other(bytes / 4);
+    float value = 0;
+    const int count = std::max(10, bytes > 65536 ? calls / 100 : calls);
+    const auto reduce = [&] {
+      std::fill(input.begin(), input.end(),
+                value++);  // as by the operator before it: its lines are in this core
+      ExitOn((*communicator)
+                 ->AllReduce(std::as_bytes(std::span(input)), std::as_writable_bytes(std::span(output)),
+                             tensor::DType::kF32));
+    };
+    for (int i = 0; i < count; ++i) reduce();  // plans, and warms caches
+    const Spread all_reduce = Measure(count, reduce);
+    const Spread hand_over = Measure(count, [&] {
+      const StatusOr<TransferId> receive = transport.Receive(before, kTagLimit - 1, {});
+      const StatusOr<TransferId> send = transport.Send(peer, kTagLimit - 1, {});
+      ExitOn(receive.status());
+      ExitOn(send.status());
+      ExitOn(Wait(transport, *receive, 10));
+      ExitOn(Wait(transport, *send, 10));
+    });
+    const ReduceKernel kernel = *FindReduceKernel(tensor::DType::kF32, ReduceOp::kMax);
+    const Spread local = Measure(count, [&] {
+      std::copy(input.begin(), input.end(), output.begin());
+      std::copy(input.begin(), input.end(), other.begin());
+      kernel(reinterpret_cast<std::byte*>(output.data()), reinterpret_cast<std::byte*>(other.data()),
+             bytes / 4);
+    });
+    if (transport.rank() != 0) continue;
+    std::printf(
+        "%8d B  AllReduce %8.2f us [%.2f, %.2f]   empty exchange %.2f [%.2f, %.2f]   local %.2f [%.2f, "
+        "%.2f]\n",
+        bytes, all_reduce.median, all_reduce.low, all_reduce.high, hand_over.median, hand_over.low,
+        hand_over.high, local.median, local.low, local.high);
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::comm
+
+int main(int argc, char** argv) {
+  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+  const int calls = argc > 2 ? std::atoi(argv[2]) : 2000;
+  if (ranks < 1 || calls < 1) {
+    std::fprintf(stderr, "usage: comm_allreduce_latency [RANKS [CALLS]]\n");
+    return 1;
+  }
+  moesaic::comm::RunRanks(
+      ranks, [&](moesaic::comm::Transport& transport) { moesaic::comm::RunRank(transport, calls); });
+  return 0;
+}

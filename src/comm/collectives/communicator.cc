@@ -1,0 +1,672 @@
+#include "comm/collectives/communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <list>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "comm/collectives/plan_executor.h"
+
+namespace moesaic::comm {
+namespace {
+
+using tensor::DType;
+
+// Tags of a call: 20 bits of its sequence number, then the stream. Plans use streams below kMaxStreams.
+constexpr int kStreamBits = 4;
+constexpr Tag kCountsStream = 8, kCheckStream = 9;
+static_assert(kMaxStreams <= 8);
+constexpr uint32_t kSequenceMask = (1U << (kCommunicatorTagBits - kStreamBits)) - 1;
+// Plans and their scratch are kept for reuse: of the most recent requests.
+constexpr size_t kMaxCachedPlans = 64;
+// A rank whose peers are alive, but not all ranks, waits this long for an error that says more.
+constexpr double kDeadGrace = 0.25;
+constexpr int kCallsBetweenClocks = 64;  // reading the clock takes as long as a look at the transfers
+
+bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return !a.empty() && !b.empty() && a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
+}
+
+// Arguments of a call, as ranks compare them. Trivially copyable without padding.
+struct CallRecord {
+  uint32_t sequence = 0;
+  uint16_t collective = 0;
+  uint8_t dtype = 0, op = 0;
+  int32_t root = 0;
+  uint32_t reserved = 0;
+  int64_t count = 0;
+  uint64_t counts_hash = 0;  // of counts that all ranks share
+};
+static_assert(sizeof(CallRecord) == 32);
+
+uint64_t HashOf(std::span<const int64_t> counts) {
+  uint64_t hash = 14695981039346656037ULL;  // FNV-1a over words
+  for (const int64_t count : counts) hash = (hash ^ static_cast<uint64_t>(count)) * 1099511628211ULL;
+  return hash;
+}
+
+std::string Describe(const CallRecord& record) {
+  return fmt::format("call {}: {} of {} elements of {}, {}, root {}", record.sequence,
+                     Name(static_cast<Collective>(record.collective)), record.count,
+                     tensor::DTypeName(static_cast<DType>(record.dtype)),
+                     Name(static_cast<ReduceOp>(record.op)), record.root);
+}
+
+struct CacheKey {
+  Collective collective;
+  DType dtype;
+  ReduceOp op;
+  int root;
+  int64_t count;
+  std::vector<int64_t> counts;  // also the matrix
+  auto operator<=>(const CacheKey&) const = default;
+};
+
+struct CachedPlan {
+  CacheKey key;
+  std::shared_ptr<const Plan> plan;
+  ReduceKernel kernel = nullptr;
+  std::vector<std::unique_ptr<PlanExecutor>> idle;
+};
+
+}  // namespace
+
+// A call in flight. Its phases follow one another: comparison of calls, exchange of counts, plan.
+struct PendingCall {
+  enum class Phase : uint8_t { kCheck, kCounts, kPlan, kEnded };
+
+  Phase phase = Phase::kPlan;
+  PlanRequest request;
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  std::span<const std::byte> input;
+  std::span<std::byte> output;
+  uint32_t number = 0;  // of the communicator's calls
+  Tag tag = 0;
+  double deadline = 0;
+  double dead_since = -1;  // when a dead rank was noticed
+  int polls = 0;
+  Status result;
+
+  std::shared_ptr<CachedPlan> cached;  // null for a plan of the caller
+  std::unique_ptr<PlanExecutor> executor;
+  std::vector<std::byte> copy;  // input of an AllReduce in place
+
+  // Comparison of calls: own record, then one per rank.
+  CallRecord record;
+  std::vector<CallRecord> records;
+  // AllToAllv: own counts and output size, then those of all ranks.
+  std::vector<int64_t> counts;
+  std::vector<int64_t> all_counts;  // [ranks][ranks + 1]
+  std::span<int64_t> received;
+
+  struct Transfer {
+    TransferId id;
+    int peer = 0;
+    bool busy = false;
+  };
+  std::vector<Transfer> transfers;
+};
+
+struct Communicator::State {
+  State(Transport& used, Topology topology, CommunicatorOptions chosen)
+      : transport(used), options(std::move(chosen)), planner(std::move(topology), options.planner) {}
+
+  Transport& transport;
+  CommunicatorOptions options;
+  Planner planner;
+  uint32_t sequence = 0;
+  std::list<std::shared_ptr<CachedPlan>> cache;     // most recent first
+  std::vector<std::unique_ptr<PendingCall>> calls;  // in flight
+  std::vector<std::unique_ptr<PendingCall>> idle_calls;
+  int rank = 0, ranks = 1;
+
+  PlanMode mode() const { return {options.deterministic, options.compression}; }
+
+  StatusOr<std::shared_ptr<CachedPlan>> FindPlan(const PlanRequest& request, DType dtype, ReduceOp op);
+  StatusOr<PendingCall*> Begin(PlanRequest request, std::span<const std::byte> input,
+                               std::span<std::byte> output, DType dtype, ReduceOp op,
+                               std::span<const int64_t> counts = {}, std::span<int64_t> received = {});
+  PendingCall& NewCall(PlanRequest request, std::span<const std::byte> input, std::span<std::byte> output,
+                       DType dtype, ReduceOp op);
+  Status StartPlan(PendingCall& call);
+  template <typename T>
+  Status StartExchange(PendingCall& call, Tag stream, std::span<const T> own, std::vector<T>* all);
+  StatusOr<bool> AdvanceExchange(PendingCall& call);
+  Status OnRecords(PendingCall& call);
+  Status OnCounts(PendingCall& call);
+  StatusOr<bool> Step(PendingCall& call);
+  bool Advance(PendingCall& call);
+  void AdvanceAll();
+  void End(PendingCall& call, Status result);
+  void Release(PendingCall* call);
+  Status Wait(PendingCall* call);
+};
+
+StatusOr<std::shared_ptr<CachedPlan>> Communicator::State::FindPlan(const PlanRequest& request, DType dtype,
+                                                                    ReduceOp op) {
+  const std::vector<int64_t>& counts = request.matrix.empty() ? request.counts : request.matrix;
+  for (auto it = cache.begin(); it != cache.end(); ++it) {
+    const CacheKey& key = (*it)->key;
+    if (key.collective != request.collective || key.count != request.count || key.dtype != dtype ||
+        key.op != op || key.root != request.root || key.counts != counts) {
+      continue;
+    }
+    if (it != cache.begin()) cache.splice(cache.begin(), cache, it);
+    return cache.front();
+  }
+  auto added = std::make_shared<CachedPlan>();
+  added->key = {request.collective, dtype, op, request.root, request.count, counts};
+  PlanMode of_call = mode();
+  if (dtype != DType::kF32 || op != ReduceOp::kSum) of_call.wire = WireFormat::kExact;
+  const bool reduces =
+      request.collective == Collective::kAllReduce || request.collective == Collective::kReduceScatter;
+  if (reduces) {
+    ASSIGN_OR_RETURN(added->kernel, FindReduceKernel(dtype, op));
+  }
+  ASSIGN_OR_RETURN(Plan plan, planner.PlanCollective(request, of_call));
+  added->plan = std::make_shared<const Plan>(std::move(plan));
+  cache.push_front(added);
+  if (cache.size() > kMaxCachedPlans) cache.pop_back();
+  return added;
+}
+
+PendingCall& Communicator::State::NewCall(PlanRequest request, std::span<const std::byte> input,
+                                          std::span<std::byte> output, DType dtype, ReduceOp op) {
+  if (idle_calls.empty()) idle_calls.push_back(std::make_unique<PendingCall>());
+  calls.push_back(std::move(idle_calls.back()));
+  idle_calls.pop_back();
+  PendingCall& call = *calls.back();
+  call.phase = PendingCall::Phase::kPlan;
+  call.request = std::move(request);
+  call.dtype = dtype;
+  call.op = op;
+  call.input = input;
+  call.output = output;
+  call.number = sequence;
+  call.tag = options.first_tag + ((sequence & kSequenceMask) << kStreamBits);
+  call.deadline = transport.Now() + options.time_limit_s;
+  call.dead_since = -1;
+  call.polls = 0;
+  call.result = OkStatus();
+  call.transfers.clear();
+  return call;
+}
+
+StatusOr<PendingCall*> Communicator::State::Begin(PlanRequest request, std::span<const std::byte> input,
+                                                  std::span<std::byte> output, DType dtype, ReduceOp op,
+                                                  std::span<const int64_t> counts,
+                                                  std::span<int64_t> received) {
+  ++sequence;  // also of calls that are refused, so that ranks stay in step
+  const bool exchanges_counts = request.collective == Collective::kAllToAllv;
+  const std::string_view name = Name(request.collective);
+  if (request.element_bytes <= 0 || tensor::BlockOf(dtype).elements != 1) {
+    return InvalidArgument("{}: elements must be scalars; found {}", name, tensor::DTypeName(dtype));
+  }
+  if (exchanges_counts) {
+    int64_t sum = 0;
+    for (const int64_t count : counts) {
+      if (count < 0) return InvalidArgument("{}: rank {}: a count is negative: {}", name, rank, count);
+      sum += count;
+    }
+    if (static_cast<size_t>(sum * request.element_bytes) != input.size()) {
+      return InvalidArgument("{}: rank {}: the input must have {} bytes; found {}", name, rank,
+                             sum * request.element_bytes, input.size());
+    }
+  } else {
+    RETURN_IF_ERROR(ValidateRequest(request));
+    const auto expected_input = static_cast<size_t>(InputCount(request, rank) * request.element_bytes);
+    const auto expected_output = static_cast<size_t>(OutputCount(request, rank) * request.element_bytes);
+    const bool reads = request.collective != Collective::kBroadcast || rank == request.root;
+    if (reads && input.size() != expected_input) {
+      return InvalidArgument("{}: rank {}: the input must have {} bytes; found {}", name, rank,
+                             expected_input, input.size());
+    }
+    if (!reads) input = {};
+    if (output.size() != expected_output) {
+      return InvalidArgument("{}: rank {}: the output must have {} bytes; found {}", name, rank,
+                             expected_output, output.size());
+    }
+  }
+  const bool in_place = request.collective == Collective::kAllReduce && input.data() == output.data();
+  if (!in_place && Overlap(input, output)) {
+    return InvalidArgument("{}: rank {}: input and output must not overlap; they share bytes from offset {}",
+                           name, rank, std::max<int64_t>(0, input.data() - output.data()));
+  }
+  const auto size = static_cast<uintptr_t>(request.element_bytes);
+  if (reinterpret_cast<uintptr_t>(input.data()) % size != 0 ||   // NOLINT
+      reinterpret_cast<uintptr_t>(output.data()) % size != 0) {  // NOLINT
+    return InvalidArgument("{}: rank {}: buffers must be aligned to elements of {} bytes", name, rank, size);
+  }
+  PendingCall& call = NewCall(std::move(request), input, output, dtype, op);
+  if (in_place && ranks > 1) {
+    call.copy.assign(input.begin(), input.end());
+    call.input = call.copy;
+  }
+  if (exchanges_counts) {
+    call.counts.assign(counts.begin(), counts.end());
+    call.counts.push_back(static_cast<int64_t>(output.size()) / call.request.element_bytes);
+    call.received = received;
+  }
+  Status status;
+  if (options.check_calls && ranks > 1) {
+    call.phase = PendingCall::Phase::kCheck;
+    call.record = {.sequence = sequence,
+                   .collective = static_cast<uint16_t>(call.request.collective),
+                   .dtype = static_cast<uint8_t>(dtype),
+                   .op = static_cast<uint8_t>(op),
+                   .root = call.request.root,
+                   .count = call.request.count,
+                   .counts_hash = HashOf(call.request.counts)};
+    status = StartExchange(call, kCheckStream, std::span<const CallRecord>(&call.record, 1), &call.records);
+  } else if (exchanges_counts) {
+    call.phase = PendingCall::Phase::kCounts;
+    status = StartExchange(call, kCountsStream, std::span<const int64_t>(call.counts), &call.all_counts);
+  } else {
+    status = StartPlan(call);
+  }
+  if (!status.ok()) End(call, status);
+  return &call;
+}
+
+// All ranks send `own` to all others.
+template <typename T>
+Status Communicator::State::StartExchange(PendingCall& call, Tag stream, std::span<const T> own,
+                                          std::vector<T>* all) {
+  all->assign(own.size() * ranks, T{});
+  std::copy(own.begin(), own.end(), all->begin() + static_cast<int64_t>(own.size()) * rank);
+  call.transfers.clear();
+  call.transfers.reserve(2 * static_cast<size_t>(ranks));
+  for (int distance = 1; distance < ranks; ++distance) {
+    const int from = (rank + ranks - distance) % ranks, to = (rank + distance) % ranks;
+    const std::span<T> place(all->data() + own.size() * from, own.size());
+    ASSIGN_OR_RETURN(const TransferId receive,
+                     transport.Receive(from, call.tag + stream, std::as_writable_bytes(place)));
+    call.transfers.push_back({receive, from, true});
+    ASSIGN_OR_RETURN(const TransferId send, transport.Send(to, call.tag + stream, std::as_bytes(own)));
+    call.transfers.push_back({send, to, true});
+  }
+  return OkStatus();
+}
+
+StatusOr<bool> Communicator::State::AdvanceExchange(PendingCall& call) {
+  bool ended = true;
+  for (PendingCall::Transfer& transfer : call.transfers) {
+    if (!transfer.busy) continue;
+    Status status;
+    if (!transport.Test(transfer.id, &status)) {
+      ended = false;
+      continue;
+    }
+    transfer.busy = false;
+    RETURN_IF_ERROR(status);
+  }
+  return ended;
+}
+
+Status Communicator::State::OnRecords(PendingCall& call) {
+  const CallRecord& own = call.record;
+  for (int other = 0; other < ranks; ++other) {
+    const CallRecord& record = call.records[other];
+    const bool equal = record.sequence == own.sequence && record.collective == own.collective &&
+                       record.dtype == own.dtype && record.op == own.op && record.root == own.root &&
+                       record.count == own.count && record.counts_hash == own.counts_hash;
+    if (equal) continue;
+    return InvalidArgument("rank {} made {}; rank {} made {}{}", rank, Describe(own), other, Describe(record),
+                           record.counts_hash != own.counts_hash ? ", with other counts" : "");
+  }
+  if (call.request.collective != Collective::kAllToAllv) return StartPlan(call);
+  call.phase = PendingCall::Phase::kCounts;
+  return StartExchange(call, kCountsStream, std::span<const int64_t>(call.counts), &call.all_counts);
+}
+
+Status Communicator::State::OnCounts(PendingCall& call) {
+  const auto width = static_cast<size_t>(ranks) + 1;
+  call.request.matrix.resize(static_cast<size_t>(ranks) * ranks);
+  for (int from = 0; from < ranks; ++from) {
+    std::copy_n(call.all_counts.begin() + static_cast<int64_t>(width) * from, ranks,
+                call.request.matrix.begin() + static_cast<int64_t>(ranks) * from);
+  }
+  RETURN_IF_ERROR(ValidateRequest(call.request));
+  for (int to = 0; to < ranks; ++to) {
+    const int64_t space = call.all_counts[width * to + ranks], needed = OutputCount(call.request, to);
+    if (needed > space) {
+      return InvalidArgument("all_to_allv: rank {} receives {} elements; its output has {}", to, needed,
+                             space);
+    }
+  }
+  for (int from = 0; from < ranks; ++from) {
+    call.received[from] = call.request.matrix[static_cast<size_t>(ranks) * from + rank];
+  }
+  return StartPlan(call);
+}
+
+Status Communicator::State::StartPlan(PendingCall& call) {
+  call.phase = PendingCall::Phase::kPlan;
+  ASSIGN_OR_RETURN(call.cached, FindPlan(call.request, call.dtype, call.op));
+  if (call.cached->idle.empty()) {
+    ASSIGN_OR_RETURN(call.executor,
+                     PlanExecutor::Create(call.cached->plan, transport, call.dtype, call.cached->kernel));
+  } else {
+    call.executor = std::move(call.cached->idle.back());
+    call.cached->idle.pop_back();
+  }
+  call.executor->Start(call.input.data(), call.output.data(), call.tag);
+  return OkStatus();
+}
+
+// True when the call has ended well.
+StatusOr<bool> Communicator::State::Step(PendingCall& call) {
+  for (;;) {
+    const PendingCall::Phase phase = call.phase;
+    if (phase == PendingCall::Phase::kPlan) {
+      if (!call.executor->Advance()) return false;
+      const Status& result = call.executor->result();
+      if (result.ok()) return true;
+      return Annotate(result,
+                      fmt::format("{} ({})", Name(call.request.collective), call.executor->plan().algorithm));
+    }
+    ASSIGN_OR_RETURN(const bool ended, AdvanceExchange(call));
+    if (!ended) return false;
+    RETURN_IF_ERROR(phase == PendingCall::Phase::kCheck ? OnRecords(call) : OnCounts(call));
+  }
+}
+
+// True when the call has ended.
+bool Communicator::State::Advance(PendingCall& call) {
+  if (call.phase == PendingCall::Phase::kEnded) return true;
+  StatusOr<bool> ended = Step(call);
+  if (ended.ok() && !*ended) {
+    if (++call.polls % kCallsBetweenClocks != 0) return false;
+    const double now = transport.Now();
+    for (int other = 0; other < ranks; ++other) {
+      if (!transport.failed(other)) continue;
+      if (call.dead_since < 0) call.dead_since = now;
+      if (now - call.dead_since < kDeadGrace) break;
+      const std::string_view name = Name(call.request.collective);
+      End(call, FormatStatus(StatusCode::kUnavailable,
+                             "{}: rank {}: call {} cannot complete; a rank is dead: rank {}",
+                             fmt::make_format_args(name, rank, call.number, other)));
+      return true;
+    }
+    if (now < call.deadline) return false;
+    const std::string_view name = Name(call.request.collective);
+    std::string waiting;
+    if (call.executor != nullptr) waiting = call.executor->Waiting();
+    for (const PendingCall::Transfer& transfer : call.transfers) {
+      if (transfer.busy) waiting += fmt::format("{}rank {}", waiting.empty() ? "" : ", ", transfer.peer);
+    }
+    ended =
+        FormatStatus(StatusCode::kDeadlineExceeded,
+                     "{}: rank {}: call {} took longer than {} s; check that all ranks make the call; still "
+                     "waiting for: {}",
+                     fmt::make_format_args(name, rank, call.number, options.time_limit_s, waiting));
+  }
+  End(call, ended.status());
+  return true;
+}
+
+void Communicator::State::End(PendingCall& call, Status result) {
+  for (PendingCall::Transfer& transfer : call.transfers) {
+    if (transfer.busy) transport.Cancel(transfer.id);
+    transfer.busy = false;
+  }
+  if (call.executor != nullptr) {
+    call.executor->Cancel(result);
+    if (call.cached != nullptr) call.cached->idle.push_back(std::move(call.executor));
+    call.executor.reset();
+  }
+  call.cached.reset();
+  call.phase = PendingCall::Phase::kEnded;
+  call.result = std::move(result);
+}
+
+void Communicator::State::AdvanceAll() {
+  transport.Progress();
+  for (const std::unique_ptr<PendingCall>& call : calls) Advance(*call);
+}
+
+void Communicator::State::Release(PendingCall* call) {
+  const auto found =
+      std::find_if(calls.begin(), calls.end(), [&](const auto& other) { return other.get() == call; });
+  MOESAIC_CHECK(found != calls.end());
+  idle_calls.push_back(std::move(*found));
+  calls.erase(found);
+}
+
+Status Communicator::State::Wait(PendingCall* call) {
+  for (;;) {
+    AdvanceAll();
+    if (call->phase == PendingCall::Phase::kEnded) break;
+    transport.Idle();
+  }
+  Status result = call->result;
+  Release(call);
+  return result;
+}
+
+bool ChecksCallsByDefault() {
+#ifdef NDEBUG
+  return false;
+#else
+  return true;
+#endif
+}
+
+Communicator::Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Communicator::~Communicator() {
+  for (const std::unique_ptr<PendingCall>& call : state_->calls) {
+    if (call->phase != PendingCall::Phase::kEnded)
+      state_->End(*call, Cancelled("the communicator was destroyed"));
+  }
+}
+
+StatusOr<std::unique_ptr<Communicator>> Communicator::Create(Transport& transport, Topology topology,
+                                                             CommunicatorOptions options) {
+  if (topology.ranks() != transport.size()) {
+    return InvalidArgument("topology {} has {} ranks; the job has {}", topology.name(), topology.ranks(),
+                           transport.size());
+  }
+  if (options.deterministic && options.compression != WireFormat::kExact) {
+    return InvalidArgument("deterministic reductions are exact; compression is set to {}",
+                           Name(options.compression));
+  }
+  if (!(options.time_limit_s > 0)) {
+    return InvalidArgument("the time limit must be positive; found {} s", options.time_limit_s);
+  }
+  if (options.first_tag % (Tag{1} << kCommunicatorTagBits) != 0 ||
+      options.first_tag > kTagLimit - (Tag{1} << kCommunicatorTagBits)) {
+    return InvalidArgument("first_tag must be a multiple of 2^{} below 2^30; found {}", kCommunicatorTagBits,
+                           options.first_tag);
+  }
+  auto state = std::make_unique<State>(transport, std::move(topology), std::move(options));
+  state->rank = transport.rank();
+  state->ranks = transport.size();
+  return std::unique_ptr<Communicator>(new Communicator(std::move(state)));
+}
+
+int Communicator::rank() const { return state_->rank; }
+int Communicator::size() const { return state_->ranks; }
+const Topology& Communicator::topology() const { return state_->planner.topology(); }
+Transport& Communicator::transport() const { return state_->transport; }
+void Communicator::Progress() { state_->AdvanceAll(); }
+
+StatusOr<CollectiveHandle> Communicator::StartAllReduce(std::span<const std::byte> input,
+                                                        std::span<std::byte> output, DType dtype,
+                                                        ReduceOp op) {
+  const int64_t bytes = tensor::BytesOf(dtype, tensor::BlockOf(dtype).elements);
+  PlanRequest request{.collective = Collective::kAllReduce,
+                      .ranks = state_->ranks,
+                      .count = static_cast<int64_t>(output.size()) / bytes,
+                      .element_bytes = static_cast<int>(bytes)};
+  ASSIGN_OR_RETURN(PendingCall* const call, state_->Begin(std::move(request), input, output, dtype, op));
+  return CollectiveHandle(this, call);
+}
+
+StatusOr<CollectiveHandle> Communicator::StartReduceScatter(std::span<const std::byte> input,
+                                                            std::span<std::byte> output,
+                                                            std::span<const int64_t> counts, DType dtype,
+                                                            ReduceOp op) {
+  PlanRequest request{.collective = Collective::kReduceScatter,
+                      .ranks = state_->ranks,
+                      .counts = {counts.begin(), counts.end()},
+                      .element_bytes = tensor::BlockOf(dtype).bytes};
+  ASSIGN_OR_RETURN(PendingCall* const call, state_->Begin(std::move(request), input, output, dtype, op));
+  return CollectiveHandle(this, call);
+}
+
+StatusOr<CollectiveHandle> Communicator::StartAllGather(std::span<const std::byte> input,
+                                                        std::span<std::byte> output,
+                                                        std::span<const int64_t> counts, DType dtype) {
+  PlanRequest request{.collective = Collective::kAllGather,
+                      .ranks = state_->ranks,
+                      .counts = {counts.begin(), counts.end()},
+                      .element_bytes = tensor::BlockOf(dtype).bytes};
+  ASSIGN_OR_RETURN(PendingCall* const call,
+                   state_->Begin(std::move(request), input, output, dtype, ReduceOp::kSum));
+  return CollectiveHandle(this, call);
+}
+
+StatusOr<CollectiveHandle> Communicator::StartAllToAll(std::span<const std::byte> input,
+                                                       std::span<std::byte> output, DType dtype) {
+  const int bytes = tensor::BlockOf(dtype).bytes;
+  PlanRequest request{.collective = Collective::kAllToAll,
+                      .ranks = state_->ranks,
+                      .count = static_cast<int64_t>(output.size()) / bytes / state_->ranks,
+                      .element_bytes = bytes};
+  ASSIGN_OR_RETURN(PendingCall* const call,
+                   state_->Begin(std::move(request), input, output, dtype, ReduceOp::kSum));
+  return CollectiveHandle(this, call);
+}
+
+StatusOr<CollectiveHandle> Communicator::StartAllToAllv(std::span<const std::byte> input,
+                                                        std::span<const int64_t> counts,
+                                                        std::span<std::byte> output,
+                                                        std::span<int64_t> received, DType dtype) {
+  const auto ranks = static_cast<size_t>(state_->ranks);
+  if (counts.size() != ranks || received.size() != ranks) {
+    ++state_->sequence;
+    return InvalidArgument("all_to_allv: rank {}: expected {} counts and received counts; found {} and {}",
+                           rank(), ranks, counts.size(), received.size());
+  }
+  const int bytes = tensor::BlockOf(dtype).bytes;
+  PlanRequest request{.collective = Collective::kAllToAllv, .ranks = state_->ranks, .element_bytes = bytes};
+  ASSIGN_OR_RETURN(PendingCall* const call,
+                   state_->Begin(std::move(request), input, output, dtype, ReduceOp::kSum, counts, received));
+  return CollectiveHandle(this, call);
+}
+
+StatusOr<CollectiveHandle> Communicator::StartBroadcast(std::span<const std::byte> input,
+                                                        std::span<std::byte> output, int root, DType dtype) {
+  const int bytes = tensor::BlockOf(dtype).bytes;
+  PlanRequest request{.collective = Collective::kBroadcast,
+                      .ranks = state_->ranks,
+                      .root = root,
+                      .count = static_cast<int64_t>(output.size()) / bytes,
+                      .element_bytes = bytes};
+  ASSIGN_OR_RETURN(PendingCall* const call,
+                   state_->Begin(std::move(request), input, output, dtype, ReduceOp::kSum));
+  return CollectiveHandle(this, call);
+}
+
+StatusOr<CollectiveHandle> Communicator::StartBarrier() {
+  PlanRequest request{.collective = Collective::kBarrier, .ranks = state_->ranks, .element_bytes = 1};
+  ASSIGN_OR_RETURN(PendingCall* const call,
+                   state_->Begin(std::move(request), {}, {}, DType::kU8, ReduceOp::kSum));
+  return CollectiveHandle(this, call);
+}
+
+Status Communicator::AllReduce(std::span<const std::byte> input, std::span<std::byte> output, DType dtype,
+                               ReduceOp op) {
+  ASSIGN_OR_RETURN(CollectiveHandle handle, StartAllReduce(input, output, dtype, op));
+  return handle.Wait();
+}
+
+Status Communicator::ReduceScatter(std::span<const std::byte> input, std::span<std::byte> output,
+                                   std::span<const int64_t> counts, DType dtype, ReduceOp op) {
+  ASSIGN_OR_RETURN(CollectiveHandle handle, StartReduceScatter(input, output, counts, dtype, op));
+  return handle.Wait();
+}
+
+Status Communicator::AllGather(std::span<const std::byte> input, std::span<std::byte> output,
+                               std::span<const int64_t> counts, DType dtype) {
+  ASSIGN_OR_RETURN(CollectiveHandle handle, StartAllGather(input, output, counts, dtype));
+  return handle.Wait();
+}
+
+Status Communicator::AllToAll(std::span<const std::byte> input, std::span<std::byte> output, DType dtype) {
+  ASSIGN_OR_RETURN(CollectiveHandle handle, StartAllToAll(input, output, dtype));
+  return handle.Wait();
+}
+
+Status Communicator::AllToAllv(std::span<const std::byte> input, std::span<const int64_t> counts,
+                               std::span<std::byte> output, std::span<int64_t> received, DType dtype) {
+  ASSIGN_OR_RETURN(CollectiveHandle handle, StartAllToAllv(input, counts, output, received, dtype));
+  return handle.Wait();
+}
+
+Status Communicator::Broadcast(std::span<const std::byte> input, std::span<std::byte> output, int root,
+                               DType dtype) {
+  ASSIGN_OR_RETURN(CollectiveHandle handle, StartBroadcast(input, output, root, dtype));
+  return handle.Wait();
+}
+
+Status Communicator::Barrier() {
+  ASSIGN_OR_RETURN(CollectiveHandle handle, StartBarrier());
+  return handle.Wait();
+}
+
+Status Communicator::Run(std::shared_ptr<const Plan> plan, std::span<const std::byte> input,
+                         std::span<std::byte> output, DType dtype, ReduceOp op) {
+  ReduceKernel kernel = nullptr;
+  if (StatusOr<ReduceKernel> found = FindReduceKernel(dtype, op); found.ok()) kernel = *found;
+  ASSIGN_OR_RETURN(std::unique_ptr<PlanExecutor> executor,
+                   PlanExecutor::Create(std::move(plan), state_->transport, dtype, kernel));
+  ++state_->sequence;
+  PendingCall& call = state_->NewCall(executor->plan().request, input, output, dtype, op);
+  call.executor = std::move(executor);
+  call.executor->Start(input.data(), output.data(), call.tag);
+  return state_->Wait(&call);
+}
+
+CollectiveHandle::CollectiveHandle(CollectiveHandle&& other) noexcept
+    : owner_(std::exchange(other.owner_, nullptr)), call_(std::exchange(other.call_, nullptr)) {}
+
+CollectiveHandle& CollectiveHandle::operator=(CollectiveHandle&& other) noexcept {
+  if (this == &other) return *this;
+  Cancel();
+  owner_ = std::exchange(other.owner_, nullptr);
+  call_ = std::exchange(other.call_, nullptr);
+  return *this;
+}
+
+CollectiveHandle::~CollectiveHandle() { Cancel(); }
+
+bool CollectiveHandle::Test(Status* result) {
+  MOESAIC_CHECK(valid());
+  owner_->state_->AdvanceAll();
+  if (call_->phase != PendingCall::Phase::kEnded) return false;
+  *result = call_->result;
+  owner_->state_->Release(std::exchange(call_, nullptr));
+  return true;
+}
+
+Status CollectiveHandle::Wait() {
+  MOESAIC_CHECK(valid());
+  return owner_->state_->Wait(std::exchange(call_, nullptr));
+}
+
+void CollectiveHandle::Cancel() {
+  if (!valid()) return;
+  if (call_->phase != PendingCall::Phase::kEnded) {
+    owner_->state_->End(*call_, Cancelled("the call was cancelled"));
+  }
+  owner_->state_->Release(std::exchange(call_, nullptr));
+}
+
+}  // namespace moesaic::comm

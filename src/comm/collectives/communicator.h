@@ -1,0 +1,144 @@
+// Collective operations of one rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+#include "comm/collectives/planner.h"
+#include "comm/collectives/reduce_kernels.h"
+#include "comm/topology/topology.h"
+#include "comm/transport/transport.h"
+#include "tensor/dtype.h"
+
+namespace moesaic::comm {
+
+/// Tags that a communicator uses, from CommunicatorOptions::first_tag on.
+inline constexpr int kCommunicatorTagBits = 24;
+
+/// True in libraries that are built without NDEBUG.
+bool ChecksCallsByDefault();
+
+struct CommunicatorOptions {
+  /// A call that takes longer ends with kDeadlineExceeded.
+  double time_limit_s = 60;
+  /// Reductions add in the order of ranks: results do not depend on the topology or on the order of arrival.
+  bool deterministic = false;
+  /// Encoding of F32 sums between the groups of the topology's root. Its error is stated in wire_codec.h and
+  /// rule C12 of docs/contracts/comm.md. Excludes `deterministic`.
+  WireFormat compression = WireFormat::kExact;
+  /// Ranks compare their calls before each operation, so that a rank that calls another one is named. Costs
+  /// one message to each rank.
+  bool check_calls = ChecksCallsByDefault();
+  /// A multiple of 2^kCommunicatorTagBits. Communicators of one transport need different ranges.
+  Tag first_tag = 0;
+  PlannerOptions planner;
+};
+
+class Communicator;
+struct PendingCall;
+
+/// A call that was started. Dropping the handle cancels the call. Used by the communicator's thread.
+class CollectiveHandle {
+ public:
+  CollectiveHandle() = default;
+  CollectiveHandle(CollectiveHandle&& other) noexcept;
+  CollectiveHandle& operator=(CollectiveHandle&& other) noexcept;
+  ~CollectiveHandle();
+
+  /// Advances all calls of the communicator; true when this one has ended. `*result` then says how.
+  bool Test(Status* result);
+  /// Waits for the end of the call.
+  Status Wait();
+  /// Ends the call: its buffers are not touched after this returns. Other ranks run into their time limit,
+  /// unless they cancel the call, too.
+  void Cancel();
+  /// Whether the handle has a call whose end was not reported.
+  bool valid() const { return call_ != nullptr; }
+
+ private:
+  friend class Communicator;
+  CollectiveHandle(Communicator* owner, PendingCall* call) : owner_(owner), call_(call) {}
+
+  Communicator* owner_ = nullptr;
+  PendingCall* call_ = nullptr;
+};
+
+/// Collective operations among all ranks of a transport. Every rank makes the same calls in the same order,
+/// with the same options and topology. Counts are elements. All buffers are borrowed until the call ends, and
+/// inputs must not overlap outputs, except that an AllReduce takes one buffer as both. Errors:
+/// InvalidArgument for buffers that overlap or have a wrong size, kUnavailable for a dead peer,
+/// kDeadlineExceeded, each on the ranks that it concerns; later calls work. Used by one thread at a time.
+class Communicator {
+ public:
+  /// Borrows the transport. Rank i of the transport is rank i of the topology.
+  static StatusOr<std::unique_ptr<Communicator>> Create(Transport& transport, Topology topology,
+                                                        CommunicatorOptions options = {});
+  ~Communicator();
+
+  int rank() const;
+  int size() const;
+  const Topology& topology() const;
+  Transport& transport() const;
+
+  /// Output becomes the reduction of all inputs. All have equal sizes.
+  Status AllReduce(std::span<const std::byte> input, std::span<std::byte> output, tensor::DType dtype,
+                   ReduceOp op = ReduceOp::kSum);
+  /// Input has sum(counts) elements; rank r's output is the reduction of its counts[r] ones.
+  Status ReduceScatter(std::span<const std::byte> input, std::span<std::byte> output,
+                       std::span<const int64_t> counts, tensor::DType dtype, ReduceOp op = ReduceOp::kSum);
+  /// Rank r's input has counts[r] elements; outputs are all inputs in the order of ranks.
+  Status AllGather(std::span<const std::byte> input, std::span<std::byte> output,
+                   std::span<const int64_t> counts, tensor::DType dtype);
+  /// Part p of the input, one of size() equal parts, becomes part rank() of rank p's output.
+  Status AllToAll(std::span<const std::byte> input, std::span<std::byte> output, tensor::DType dtype);
+  /// Input has counts[p] elements for each rank p, in the order of ranks. The output begins with the elements
+  /// received, in the order of ranks; `received` becomes their counts. Ranks exchange counts first; if the
+  /// output of one is too small, every rank returns InvalidArgument that names it.
+  Status AllToAllv(std::span<const std::byte> input, std::span<const int64_t> counts,
+                   std::span<std::byte> output, std::span<int64_t> received, tensor::DType dtype);
+  /// Output becomes the root's input; other ranks' inputs are not read.
+  Status Broadcast(std::span<const std::byte> input, std::span<std::byte> output, int root,
+                   tensor::DType dtype);
+  /// Returns after all ranks have called it.
+  Status Barrier();
+
+  /// The same without waiting. The call advances in Test(), Wait() and Progress(), and in every blocking
+  /// call.
+  StatusOr<CollectiveHandle> StartAllReduce(std::span<const std::byte> input, std::span<std::byte> output,
+                                            tensor::DType dtype, ReduceOp op = ReduceOp::kSum);
+  StatusOr<CollectiveHandle> StartReduceScatter(std::span<const std::byte> input, std::span<std::byte> output,
+                                                std::span<const int64_t> counts, tensor::DType dtype,
+                                                ReduceOp op = ReduceOp::kSum);
+  StatusOr<CollectiveHandle> StartAllGather(std::span<const std::byte> input, std::span<std::byte> output,
+                                            std::span<const int64_t> counts, tensor::DType dtype);
+  StatusOr<CollectiveHandle> StartAllToAll(std::span<const std::byte> input, std::span<std::byte> output,
+                                           tensor::DType dtype);
+  /// `counts` is copied; `received` is borrowed like the output.
+  StatusOr<CollectiveHandle> StartAllToAllv(std::span<const std::byte> input, std::span<const int64_t> counts,
+                                            std::span<std::byte> output, std::span<int64_t> received,
+                                            tensor::DType dtype);
+  StatusOr<CollectiveHandle> StartBroadcast(std::span<const std::byte> input, std::span<std::byte> output,
+                                            int root, tensor::DType dtype);
+  StatusOr<CollectiveHandle> StartBarrier();
+
+  /// Advances all calls that were started.
+  void Progress();
+
+  /// Runs a plan of the caller, for tests and measurements. It is not checked.
+  Status Run(std::shared_ptr<const Plan> plan, std::span<const std::byte> input, std::span<std::byte> output,
+             tensor::DType dtype, ReduceOp op = ReduceOp::kSum);
+
+ private:
+  friend class CollectiveHandle;
+  struct State;
+  explicit Communicator(std::unique_ptr<State> state);
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace moesaic::comm

@@ -1,0 +1,312 @@
+#include "comm/collectives/communicator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "comm/collectives/topology_test_support.h"
+#include "comm/transport/local_transport.h"
+
+namespace moesaic::comm {
+namespace {
+
+using tensor::DType;
+using testing::HasSubstr;
+
+constexpr Link kFast = {1e-6, 1e10}, kSlow = {2e-5, 1e8};
+
+std::span<const std::byte> Bytes(const std::vector<float>& values) {
+  return std::as_bytes(std::span(values));
+}
+std::span<std::byte> Writable(std::vector<float>& values) {
+  return std::as_writable_bytes(std::span(values));
+}
+
+std::vector<float> InputOf(int rank, int count) {
+  std::mt19937 random(static_cast<unsigned>(rank) + 1);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+std::unique_ptr<Communicator> Make(Transport& transport, Topology topology,
+                                   CommunicatorOptions options = {}) {
+  StatusOr<std::unique_ptr<Communicator>> created =
+      Communicator::Create(transport, std::move(topology), std::move(options));
+  EXPECT_TRUE(created.ok()) << created.status().message();
+  return std::move(*created);
+}
+
+// AllReduce of InputOf() on threads; results by rank.
+std::vector<std::vector<float>> Reduce(const Topology& topology, int count,
+                                       const CommunicatorOptions& options) {
+  std::vector<std::vector<float>> results(topology.ranks());
+  RunRanks(topology.ranks(), [&](Transport& transport) {
+    const auto communicator = Make(transport, topology, options);
+    const std::vector<float> input = InputOf(transport.rank(), count);
+    std::vector<float>& output = results[transport.rank()];
+    output.resize(count);
+    const Status status = communicator->AllReduce(Bytes(input), Writable(output), DType::kF32);
+    EXPECT_TRUE(status.ok()) << status.message();
+  });
+  return results;
+}
+
+TEST(CommunicatorTest, DeterministicSumsAreBitwiseEqualOnAllTopologies) {
+  CommunicatorOptions options;
+  options.deterministic = true;
+  for (const int count : {1, 1000, 100'003}) {
+    std::vector<float> expected = InputOf(0, count);
+    for (int rank = 1; rank < 7; ++rank) {
+      const std::vector<float> input = InputOf(rank, count);
+      for (int i = 0; i < count; ++i) expected[i] += input[i];
+    }
+    for (const Topology& topology :
+         {Topology::Flat(7, kFast), GroupTopology({1, 6}, kFast, kSlow),
+          GroupTopology({3, 2, 2}, kFast, kSlow), Topology::Flat(7, {1e-9, 1e3})}) {
+      for (const std::vector<float>& result : Reduce(topology, count, options)) {
+        EXPECT_EQ(std::memcmp(result.data(), expected.data(), count * sizeof(float)), 0) << count;
+      }
+    }
+  }
+}
+
+TEST(CommunicatorTest, DeterministicReduceScatterAddsInTheOrderOfRanksToo) {
+  const std::vector<int64_t> counts = {5, 0, 301, 7};
+  CommunicatorOptions options;
+  options.deterministic = true;
+  for (const Topology& topology : {Topology::Flat(4, kFast), GroupTopology({1, 3}, kFast, kSlow)}) {
+    RunRanks(4, [&](Transport& transport) {
+      const auto communicator = Make(transport, topology, options);
+      const std::vector<float> input = InputOf(transport.rank(), 313);
+      std::vector<float> output(counts[transport.rank()]);
+      EXPECT_EQ(communicator->ReduceScatter(Bytes(input), Writable(output), counts, DType::kF32), OkStatus());
+      const int64_t first = std::accumulate(counts.begin(), counts.begin() + transport.rank(), int64_t{0});
+      for (size_t i = 0; i < output.size(); ++i) {
+        float expected = InputOf(0, 313)[first + i];
+        for (int rank = 1; rank < 4; ++rank) expected += InputOf(rank, 313)[first + i];
+        EXPECT_EQ(output[i], expected);
+      }
+    });
+  }
+}
+
+// Bound of rule C12: each group's partial sum is rounded once, and the result once.
+double ErrorBound(WireFormat wire, double largest_partial, double largest_sum, int groups) {
+  const double step = wire == WireFormat::kBf16 ? 0x1p-8 : 1.0 / 254 * (1 + 0x1p-15);
+  const double partials = (groups - 1) * largest_partial * step;
+  return partials + (largest_sum + partials) * step + 1e-5;  // and the rounding of f32
+}
+
+TEST(CommunicatorTest, CompressedSumsAreWithinTheirBoundAndEqualOnAllRanks) {
+  const int count = 20'000;
+  for (const std::vector<int>& sizes :
+       {std::vector<int>{2, 2}, std::vector<int>{1, 3}, std::vector<int>{2, 2, 1}}) {
+    const Topology topology = GroupTopology(sizes, kFast, kSlow);
+    std::vector<double> sum(count, 0);
+    double largest_partial = 0, largest_sum = 0;
+    int rank = 0;
+    for (const int size : sizes) {
+      std::vector<double> partial(count, 0);
+      for (int i = 0; i < size; ++i, ++rank) {
+        const std::vector<float> input = InputOf(rank, count);
+        for (int k = 0; k < count; ++k) partial[k] += input[k];
+      }
+      for (int k = 0; k < count; ++k) {
+        largest_partial = std::max(largest_partial, std::fabs(partial[k]));
+        largest_sum = std::max(largest_sum, std::fabs(sum[k] += partial[k]));
+      }
+    }
+    for (const WireFormat wire : {WireFormat::kBf16, WireFormat::kInt8}) {
+      CommunicatorOptions options;
+      options.compression = wire;
+      const std::vector<std::vector<float>> results = Reduce(topology, count, options);
+      const double bound = ErrorBound(wire, largest_partial, largest_sum, static_cast<int>(sizes.size()));
+      double worst = 0;
+      for (int k = 0; k < count; ++k) worst = std::max(worst, std::fabs(results[0][k] - sum[k]));
+      EXPECT_LE(worst, bound) << Name(wire);
+      EXPECT_GT(worst, bound / 100) << "the encoding was not used";
+      for (const std::vector<float>& result : results) EXPECT_EQ(result, results[0]);
+    }
+  }
+}
+
+TEST(CommunicatorTest, AllReduceWorksInPlace) {
+  RunRanks(3, [](Transport& transport) {
+    const auto communicator = Make(transport, Topology::Flat(3, kFast));
+    std::vector<float> values = {1.0F, static_cast<float>(transport.rank())};
+    EXPECT_EQ(communicator->AllReduce(Bytes(values), Writable(values), DType::kF32), OkStatus());
+    EXPECT_EQ(values, (std::vector<float>{3, 3}));
+  });
+}
+
+TEST(CommunicatorTest, RefusesFaultyBuffersAndStaysUsable) {
+  RunRanks(2, [](Transport& transport) {
+    const auto communicator = Make(transport, Topology::Flat(2, kFast));
+    std::vector<float> values(8, 1.0F), output(4);
+    const std::span<std::byte> bytes = Writable(values);
+    const auto fault = [](const Status& status) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      return std::string(status.message());
+    };
+    EXPECT_THAT(fault(communicator->AllReduce(bytes.first(16), bytes.subspan(8, 16), DType::kF32)),
+                HasSubstr("must not overlap"));
+    EXPECT_THAT(fault(communicator->AllReduce(bytes.first(12), Writable(output), DType::kF32)),
+                HasSubstr("the input must have 16 bytes; found 12"));
+    EXPECT_THAT(fault(communicator->Broadcast(bytes, Writable(output), 2, DType::kF32)),
+                HasSubstr("found 2"));
+    EXPECT_THAT(fault(communicator->AllReduce(bytes.subspan(1, 16), Writable(output), DType::kF32)),
+                HasSubstr("aligned"));
+    const std::vector<int64_t> counts = {-1, 1};
+    EXPECT_THAT(fault(communicator->AllGather({}, Writable(output), counts, DType::kF32)),
+                HasSubstr("found -1"));
+    EXPECT_EQ(communicator->AllReduce(bytes.first(16), Writable(output), DType::kF32), OkStatus());
+    EXPECT_EQ(output[3], 2.0F);
+  });
+}
+
+TEST(CommunicatorTest, TypesWithoutSumsAreRefused) {
+  RunRanks(2, [](Transport& transport) {
+    const auto communicator = Make(transport, Topology::Flat(2, kFast));
+    std::vector<float> input(2), output(2);
+    EXPECT_EQ(communicator->AllReduce(Bytes(input), Writable(output), DType::kF8E4M3).code(),
+              StatusCode::kUnimplemented);
+    EXPECT_EQ(communicator->AllToAll(Bytes(input), Writable(output), DType::kF8E4M3), OkStatus());
+  });
+}
+
+TEST(CommunicatorTest, NamesARankThatCallsAnotherCollective) {
+  std::mutex mutex;
+  int named = 0;
+  RunRanks(3, [&](Transport& transport) {
+    CommunicatorOptions options;
+    options.check_calls = true;
+    options.time_limit_s = 20;
+    const auto communicator = Make(transport, Topology::Flat(3, kFast), options);
+    std::vector<float> input(4), output(4);
+    Status status;
+    if (transport.rank() == 1) {
+      status = communicator->Broadcast(Bytes(input), Writable(output), 0, DType::kF32);
+    } else {
+      status = communicator->AllReduce(Bytes(input), Writable(output), DType::kF32);
+    }
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    {
+      const std::lock_guard lock(mutex);
+      if (transport.rank() != 1 &&
+          status.message().find("rank 1 made call 1: broadcast") != std::string::npos)
+        ++named;
+    }
+    EXPECT_EQ(communicator->Barrier(), OkStatus()) << "later calls work";
+  });
+  EXPECT_EQ(named, 2);
+}
+
+TEST(CommunicatorTest, ARankThatDoesNotCallRunsTheOthersIntoTheirLimit) {
+  RunRanks(2, [](Transport& transport) {
+    CommunicatorOptions options;
+    options.time_limit_s = 0.05;
+    options.check_calls = false;
+    const auto communicator = Make(transport, Topology::Flat(2, kFast), options);
+    if (transport.rank() == 1) return;
+    std::vector<float> input(4), output(4);
+    const Status status = communicator->AllReduce(Bytes(input), Writable(output), DType::kF32);
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 (receive)"));
+  });
+}
+
+TEST(CommunicatorTest, ADeadPeerIsNamed) {
+  for (const int64_t sends : {0, 1, 5}) {
+    LocalJob job(4);
+    job.KillAtSend(2, sends);
+    std::mutex mutex;
+    int named = 0;
+    RunRanks(job, [&](Transport& transport) {
+      CommunicatorOptions options;
+      options.time_limit_s = 20;
+      const auto communicator = Make(transport, Topology::Flat(4, kFast), options);
+      std::vector<float> input(50'000), output(50'000);
+      Status status;
+      for (int i = 0; i < 10 && status.ok(); ++i) {
+        status = communicator->AllReduce(Bytes(input), Writable(output), DType::kF32);
+      }
+      EXPECT_FALSE(status.ok());
+      const std::lock_guard lock(mutex);
+      if (transport.rank() != 2 && status.code() == StatusCode::kUnavailable &&
+          status.message().find("rank 2") != std::string::npos) {
+        ++named;
+      }
+    });
+    EXPECT_EQ(named, 3) << "also ranks that exchange no messages with it";
+  }
+}
+
+TEST(CommunicatorTest, AsynchronousCallsRunSideBySideAndEndInAnyOrder) {
+  RunRanks(4, [](Transport& transport) {
+    const auto communicator = Make(transport, GroupTopology({1, 3}, kFast, kSlow));
+    constexpr int kCalls = 6;
+    std::array<std::vector<float>, kCalls> inputs, outputs;
+    std::vector<CollectiveHandle> handles;
+    for (int i = 0; i < kCalls; ++i) {
+      inputs[i].assign(1000 * (kCalls - i), static_cast<float>(transport.rank() + i));
+      outputs[i].resize(inputs[i].size());
+      handles.push_back(*communicator->StartAllReduce(Bytes(inputs[i]), Writable(outputs[i]), DType::kF32));
+    }
+    for (int i = kCalls - 1; i >= 0; --i) {
+      EXPECT_EQ(handles[i].Wait(), OkStatus());
+      EXPECT_FALSE(handles[i].valid());
+      EXPECT_EQ(outputs[i].back(), static_cast<float>(6 + 4 * i));
+    }
+  });
+}
+
+TEST(CommunicatorTest, CancelledCallsDoNotDisturbLaterOnes) {
+  RunRanks(3, [](Transport& transport) {
+    const auto communicator = Make(transport, Topology::Flat(3, kFast));
+    std::vector<float> input(100'000, 1.0F), output(100'000), second(100'000);
+    {
+      CollectiveHandle dropped = *communicator->StartAllReduce(Bytes(input), Writable(output), DType::kF32);
+      if (transport.rank() == 0) dropped.Cancel();
+    }
+    EXPECT_EQ(communicator->AllReduce(Bytes(input), Writable(second), DType::kF32), OkStatus());
+    EXPECT_EQ(second.back(), 3.0F);
+  });
+}
+
+TEST(CommunicatorTest, AllToAllvNamesTheRankWithTooSmallAnOutput) {
+  RunRanks(3, [](Transport& transport) {
+    const auto communicator = Make(transport, Topology::Flat(3, kFast));
+    const std::vector<int64_t> counts = {1, 2, 3};
+    std::vector<float> input(6), output(transport.rank() == 2 ? 8 : 9);
+    std::vector<int64_t> received(3);
+    const Status status =
+        communicator->AllToAllv(Bytes(input), counts, Writable(output), received, DType::kF32);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 2 receives 9 elements; its output has 8"));
+  });
+}
+
+TEST(CommunicatorTest, CreateRefusesOptionsThatContradict) {
+  RunRanks(2, [](Transport& transport) {
+    CommunicatorOptions both;
+    both.deterministic = true;
+    both.compression = WireFormat::kBf16;
+    EXPECT_FALSE(Communicator::Create(transport, Topology::Flat(2, kFast), both).ok());
+    EXPECT_FALSE(Communicator::Create(transport, Topology::Flat(3, kFast), {}).ok());
+    CommunicatorOptions tags;
+    tags.first_tag = 5;
+    EXPECT_FALSE(Communicator::Create(transport, Topology::Flat(2, kFast), tags).ok());
+  });
+}
+
+}  // namespace
+}  // namespace moesaic::comm

@@ -1,0 +1,302 @@
+#include "comm/collectives/conformance.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <vector>
+
+#include "comm/collectives/communicator.h"
+#include "comm/collectives/plan_checker.h"
+#include "comm/collectives/plan_test_support.h"
+
+namespace moesaic::comm {
+namespace {
+
+using tensor::DType;
+
+constexpr std::array<DType, 8> kDTypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32,
+                                          DType::kI64, DType::kF64,  DType::kI8,  DType::kU8};
+constexpr std::array<ReduceOp, 4> kOps = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};
+
+uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 31)) * 0x7fb5d329728ea185ULL;
+  x = (x ^ (x >> 27)) * 0x81dadef4bc2dd44dULL;
+  return x ^ (x >> 33);
+}
+
+// Small integers: sums of 9 ranks are exact in every type, also in bf16. Factors are powers of two.
+int64_t ValueOf(int rank, int64_t index, ReduceOp op) {
+  const uint64_t bits = Mix(static_cast<uint64_t>(rank) << 40 | static_cast<uint64_t>(index));
+  return op == ReduceOp::kProduct ? 1 + static_cast<int64_t>(bits % 2) : static_cast<int64_t>(bits % 12);
+}
+
+void StoreValue(DType dtype, int64_t value, std::byte* at) {
+  const auto store = [&](auto typed) { std::memcpy(at, &typed, sizeof(typed)); };
+  switch (dtype) {
+    case DType::kF64:
+      return store(static_cast<double>(value));
+    case DType::kF32:
+      return store(static_cast<float>(value));
+    case DType::kF16:
+      return store(tensor::FloatToHalf(static_cast<float>(value)));
+    case DType::kBF16:
+      return store(tensor::ToBF16(static_cast<float>(value)));
+    case DType::kI64:
+      return store(value);
+    case DType::kI32:
+      return store(static_cast<int32_t>(value));
+    default:
+      return store(static_cast<uint8_t>(value));
+  }
+}
+
+int64_t Apply(ReduceOp op, int64_t a, int64_t b) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return a + b;
+    case ReduceOp::kProduct:
+      return a * b;
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+  }
+  return 0;
+}
+
+// Value of an output element by the definition of the collective.
+int64_t Expected(const PlanRequest& request, int rank, int64_t index, ReduceOp op) {
+  const auto sum = [&](int64_t at) {
+    int64_t value = ValueOf(0, at, op);
+    for (int other = 1; other < request.ranks; ++other) value = Apply(op, value, ValueOf(other, at, op));
+    return value;
+  };
+  switch (request.collective) {
+    case Collective::kBroadcast:
+      return ValueOf(request.root, index, op);
+    case Collective::kAllReduce:
+      return sum(index);
+    case Collective::kReduceScatter:
+      for (int before = 0; before < rank; ++before) index += request.counts[before];
+      return sum(index);
+    case Collective::kAllGather: {
+      int from = 0;
+      for (; index >= request.counts[from]; ++from) index -= request.counts[from];
+      return ValueOf(from, index, op);
+    }
+    case Collective::kAllToAll:
+      return ValueOf(static_cast<int>(index / request.count), rank * request.count + index % request.count,
+                     op);
+    case Collective::kAllToAllv: {
+      const auto count = [&](int from, int to) {
+        return request.matrix[static_cast<size_t>(from) * request.ranks + to];
+      };
+      int from = 0;
+      for (; index >= count(from, rank); ++from) index -= count(from, rank);
+      for (int to = 0; to < rank; ++to) index += count(from, to);
+      return ValueOf(from, index, op);
+    }
+    case Collective::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+std::vector<RankTree> GroupShapes(int ranks) {
+  std::vector<RankTree> trees = {OneLevel(ranks)};
+  if (ranks >= 3) trees.push_back(GroupTree({1, ranks - 1}));
+  if (ranks >= 4) {
+    std::vector<int> pairs(ranks / 2, 2);
+    if (ranks % 2 == 1) pairs.push_back(1);
+    trees.push_back(GroupTree(pairs));
+  }
+  if (ranks >= 5) {  // three levels, and ranks in another order than that of the groups
+    std::vector<int> even, odd;
+    for (int rank = 0; rank < ranks; ++rank) (rank % 2 == 0 ? even : odd).push_back(rank);
+    const auto middle = static_cast<int64_t>(even.size() / 2);
+    std::vector<RankTree> halves;
+    halves.push_back(FlatTree({even.begin(), even.begin() + middle}));
+    halves.push_back(FlatTree({even.begin() + middle, even.end()}));
+    std::vector<RankTree> top;
+    top.push_back(Join(std::move(halves)));
+    top.push_back(FlatTree(odd));
+    trees.push_back(Join(std::move(top)));
+  }
+  return trees;
+}
+
+class Suite {
+ public:
+  Suite(Transport& transport, const ConformanceOptions& options) : transport_(transport), options_(options) {}
+
+  ConformanceReport Run() {
+    CommunicatorOptions options;
+    options.time_limit_s = options_.time_limit_s;
+    options.first_tag = options_.first_tag;
+    options.check_calls = true;
+    StatusOr<std::unique_ptr<Communicator>> created =
+        Communicator::Create(transport_, Topology::Flat(transport_.size(), {2e-6, 1e10}), options);
+    if (!created.ok()) {
+      Count(created.status());
+      return report_;
+    }
+    communicator_ = std::move(*created);
+    RunAlgorithms();
+    for (int64_t i = 0; i < 6; ++i) {
+      for (const Collective collective : kAllCollectives) RunPlanned(collective, SizeOf(i), i);
+    }
+    return report_;
+  }
+
+ private:
+  void Count(const Status& status) {
+    ++report_.runs;
+    if (status.ok()) return;
+    ++report_.failures;
+    if (report_.first_failure.ok()) report_.first_failure = status;
+  }
+
+  // Sizes with odd tails. Large ones are rare.
+  int64_t SizeOf(int64_t sample) const {
+    static constexpr std::array<int64_t, 8> kSizes = {0, 1, 7, 33, 130, 1021, 4099, 20011};
+    const uint64_t bits = Mix(static_cast<uint64_t>(sample) + 17);
+    if (bits % 97 == 0) return options_.max_count;
+    if (bits % 13 == 0) return std::min<int64_t>(options_.max_count, 65537);
+    return std::min(options_.max_count, kSizes[bits / 97 % kSizes.size()]);
+  }
+
+  void RunAlgorithms() {
+    int64_t sample = 0;
+    for (const RankTree& tree : GroupShapes(transport_.size())) {
+      for (const Collective collective : kAllCollectives) {
+        for (const PlanShape& shape : ShapesOf(collective, tree)) {
+          if (shape.wire != WireFormat::kExact) continue;  // not comparable with brute force
+          for (int i = 0; i < options_.sizes; ++i) {
+            ++sample;
+            PlanRequest request =
+                MakeRequest(collective, transport_.size(), SizeOf(sample), static_cast<unsigned>(sample % 4));
+            Start(request, sample);
+            StatusOr<Plan> plan = BuildPlan(request, tree, shape);
+            Status status = plan.status();
+            if (plan.ok()) status = CheckPlan(*plan);
+            if (status.ok()) {
+              status = communicator_->Run(std::make_shared<const Plan>(*plan), input_, output_, dtype_, op_);
+            }
+            if (status.ok()) status = Compare(request);
+            Count(Annotate(status, plan.ok() ? plan->algorithm : "plan"));
+          }
+        }
+      }
+    }
+  }
+
+  // Chooses type and operation, and fills the buffers.
+  void Start(PlanRequest& request, int64_t sample) {
+    const uint64_t bits = Mix(static_cast<uint64_t>(sample));
+    dtype_ = kDTypes[bits % kDTypes.size()];
+    op_ = kOps[bits / 64 % kOps.size()];
+    request.element_bytes = tensor::BlockOf(dtype_).bytes;
+    const int64_t in = InputCount(request, transport_.rank()), out = OutputCount(request, transport_.rank());
+    input_.assign(static_cast<size_t>(in * request.element_bytes), std::byte{0});
+    output_.assign(static_cast<size_t>(out * request.element_bytes), std::byte{0xa5});
+    for (int64_t i = 0; i < in; ++i) {
+      StoreValue(dtype_, ValueOf(transport_.rank(), i, op_), input_.data() + i * request.element_bytes);
+    }
+  }
+
+  Status Compare(const PlanRequest& request) const {
+    std::array<std::byte, 8> expected{};
+    for (int64_t i = 0; i < OutputCount(request, transport_.rank()); ++i) {
+      const int64_t value = Expected(request, transport_.rank(), i, op_);
+      StoreValue(dtype_, value, expected.data());
+      if (std::memcmp(expected.data(), output_.data() + i * request.element_bytes, request.element_bytes) ==
+          0) {
+        continue;
+      }
+      return DataLoss("rank {} of {}: {} ({}, {}) of {}: element {} differs from {}", transport_.rank(),
+                      request.ranks, Name(request.collective), tensor::DTypeName(dtype_), Name(op_),
+                      request.count, i, value);
+    }
+    return OkStatus();
+  }
+
+  StatusOr<CollectiveHandle> Call(const PlanRequest& request, std::vector<int64_t>& received) {
+    const auto row = request.matrix.begin() + static_cast<int64_t>(transport_.rank()) * transport_.size();
+    switch (request.collective) {
+      case Collective::kBroadcast:
+        return communicator_->StartBroadcast(input_, output_, request.root, dtype_);
+      case Collective::kAllReduce:
+        return communicator_->StartAllReduce(input_, output_, dtype_, op_);
+      case Collective::kReduceScatter:
+        return communicator_->StartReduceScatter(input_, output_, request.counts, dtype_, op_);
+      case Collective::kAllGather:
+        return communicator_->StartAllGather(input_, output_, request.counts, dtype_);
+      case Collective::kAllToAll:
+        return communicator_->StartAllToAll(input_, output_, dtype_);
+      case Collective::kAllToAllv:
+        received.resize(transport_.size());
+        return communicator_->StartAllToAllv(input_, std::span<const int64_t>(&*row, transport_.size()),
+                                             output_, received, dtype_);
+      case Collective::kBarrier:
+        return communicator_->StartBarrier();
+    }
+    return InvalidArgument("unknown collective");
+  }
+
+  void RunPlanned(Collective collective, int64_t count, int64_t sample) {
+    PlanRequest request =
+        MakeRequest(collective, transport_.size(), count, static_cast<unsigned>(sample % 4));
+    Start(request, sample + 1000);
+    std::vector<int64_t> received;
+    StatusOr<CollectiveHandle> handle = Call(request, received);
+    Status status = handle.status();
+    if (handle.ok()) {
+      while (!handle->Test(&status)) transport_.Idle();
+    }
+    if (status.ok()) status = Compare(request);
+    for (int from = 0; status.ok() && from < std::ssize(received); ++from) {
+      const int64_t expected =
+          request.matrix[static_cast<size_t>(from) * transport_.size() + transport_.rank()];
+      if (received[from] != expected) {
+        status =
+            DataLoss("rank {}: received count of rank {} is {}", transport_.rank(), from, received[from]);
+      }
+    }
+    Count(Annotate(status, "planned"));
+  }
+
+  Transport& transport_;
+  const ConformanceOptions& options_;
+  std::unique_ptr<Communicator> communicator_;
+  std::vector<std::byte> input_, output_;
+  DType dtype_ = DType::kF32;
+  ReduceOp op_ = ReduceOp::kSum;
+  ConformanceReport report_;
+};
+
+}  // namespace
+
+ConformanceReport CheckCollectives(Transport& transport, const ConformanceOptions& options) {
+  return Suite(transport, options).Run();
+}
+
+Status CheckCollectivesOn(const RankRunner& runner, int max_ranks, const ConformanceOptions& options,
+                          int64_t* runs) {
+  std::mutex mutex;
+  Status failure;
+  int64_t total = 0;
+  for (int ranks = 1; ranks <= max_ranks; ++ranks) {
+    runner(ranks, [&](Transport& transport) {
+      const ConformanceReport report = CheckCollectives(transport, options);
+      const std::lock_guard lock(mutex);
+      if (failure.ok()) failure = report.first_failure;
+      if (transport.rank() == 0) total += report.runs;
+    });
+  }
+  if (runs != nullptr) *runs = total;
+  return failure;
+}
+
+}  // namespace moesaic::comm

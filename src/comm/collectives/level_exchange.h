@@ -1,0 +1,41 @@
+// Exchanges among the children of one level of a rank tree, the parts that all reductions and gathers are
+// made of. For each piece one rank of each child takes part. A flat algorithm has one rank per child.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/collectives/plan_builder.h"
+#include "comm/collectives/plan_factory.h"
+#include "comm/collectives/rank_tree.h"
+
+namespace moesaic::comm {
+
+/// Place of the vector in each rank's buffers: element x is element base[rank] + x.
+struct WorkBuffer {
+  PlanBuffer buffer = PlanBuffer::kOutput;
+  std::vector<int64_t> base;  // [ranks]; empty: 0 everywhere
+
+  Slice At(int rank, int64_t offset, int64_t count) const {
+    return {buffer, offset + (base.empty() ? 0 : base[rank]), count};
+  }
+};
+
+/// Each of these adds messages from `step` on and returns the step after the last.
+
+/// The owner of each piece ends with its sum over all handlers.
+int LevelReduceScatter(PlanBuilder& builder, int step, Algorithm algorithm, int children,
+                       const std::vector<LevelPiece>& pieces, const WorkBuffer& work, WireFormat wire);
+/// All handlers of a piece end with its owner's contents.
+int LevelAllGather(PlanBuilder& builder, int step, Algorithm algorithm, int children,
+                   const std::vector<LevelPiece>& pieces, const WorkBuffer& work, WireFormat wire);
+/// All handlers of a piece end with its sum, by recursive doubling. Takes scratch of the size of the pieces.
+int LevelDoubling(PlanBuilder& builder, int step, int children, const std::vector<LevelPiece>& pieces,
+                  const WorkBuffer& work);
+
+/// All handlers of a piece end with its owner's contents, which travel whole: along a chain (kChain), or down
+/// a binomial tree (kBinomial).
+int LevelBroadcast(PlanBuilder& builder, int step, Algorithm algorithm, int children,
+                   const std::vector<LevelPiece>& pieces, const WorkBuffer& work);
+
+}  // namespace moesaic::comm

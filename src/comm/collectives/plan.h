@@ -1,0 +1,105 @@
+// A collective operation as a list of steps for each rank, independent of transport and data. Plans are built
+// by plan_*.cc, verified by plan_checker.h, timed by plan_cost.h and run by plan_executor.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace moesaic::comm {
+
+enum class Collective : uint8_t {
+  kBroadcast,
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,
+  kAllToAllv,
+  kBarrier,
+};
+
+enum class PlanBuffer : uint8_t { kInput, kOutput, kScratch };
+
+/// A range of elements of one rank's buffer.
+struct Slice {
+  PlanBuffer buffer = PlanBuffer::kOutput;
+  int64_t offset = 0, count = 0;  // elements
+};
+
+/// Encoding of a message. Encodings other than kExact lose precision and are used between groups only, on
+/// request.
+enum class WireFormat : uint8_t { kExact, kBf16, kInt8 };
+
+struct Message {
+  int peer = 0;
+  Slice slice;
+  WireFormat wire = WireFormat::kExact;
+  bool reduce = false;  // receives only: the message is added to the slice, which otherwise is overwritten
+};
+
+struct LocalStep {
+  Slice from, to;       // equal counts; of one rank; disjoint, or equal where `wire` is not kExact
+  bool reduce = false;  // `from` is added to `to`, which otherwise is overwritten
+  /// Encoding that `from` passes through. The sender of a compressed message rounds its own copy like the
+  /// receivers.
+  WireFormat wire = WireFormat::kExact;
+};
+
+/// One round of a stream: its local steps are done in order, then all its messages are started together; it
+/// ends when all have arrived. Slices that are received are disjoint from each other and from those that are
+/// sent.
+struct Round {
+  std::vector<LocalStep> local;
+  std::vector<Message> sends, receives;
+  int step = 0;  // for estimates: matching messages have equal steps, which ascend within a stream
+};
+
+/// Rounds that follow one another. The k-th message from a to b in stream s matches the k-th receive of b
+/// from a in its stream s. Streams of a rank run concurrently, in any interleaving.
+struct Stream {
+  std::vector<Round> rounds;
+};
+
+struct RankPlan {
+  int64_t scratch = 0;  // elements
+  std::vector<Stream> streams;
+};
+
+/// Arguments of a plan. Counts are elements:
+///   kBroadcast      input of `root` [count] -> output [count]
+///   kAllReduce      input [count] -> output [count]
+///   kReduceScatter  input [sum(counts)] -> output [counts[rank]]
+///   kAllGather      input [counts[rank]] -> output [sum(counts)], in the order of ranks
+///   kAllToAll       input [ranks * count] -> output [ranks * count]
+///   kAllToAllv      matrix[from * ranks + to]; input and output are ordered by the peer's rank, without gaps
+struct PlanRequest {
+  Collective collective = Collective::kAllReduce;
+  int ranks = 1;
+  int root = 0;
+  int64_t count = 0;
+  std::vector<int64_t> counts = {};  // [ranks]
+  std::vector<int64_t> matrix = {};  // [ranks * ranks]
+  int element_bytes = 4;             // for costs
+};
+
+struct Plan {
+  PlanRequest request;
+  std::string algorithm;  // for logs and explanations: "ring", "hierarchical (node: ring, cluster: halving)"
+  std::vector<RankPlan> ranks;
+};
+
+/// Name for messages and tables: "all_reduce".
+std::string_view Name(Collective collective);
+std::string_view Name(PlanBuffer buffer);
+std::string_view Name(WireFormat wire);
+
+/// InvalidArgument for negative counts, a root out of range, or vectors of a wrong length.
+Status ValidateRequest(const PlanRequest& request);
+/// Elements of a rank's input and output.
+int64_t InputCount(const PlanRequest& request, int rank);
+int64_t OutputCount(const PlanRequest& request, int rank);
+
+}  // namespace moesaic::comm

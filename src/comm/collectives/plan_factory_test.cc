@@ -1,0 +1,142 @@
+#include "comm/collectives/plan_factory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "comm/collectives/plan_checker.h"
+#include "comm/collectives/plan_test_support.h"
+
+namespace moesaic::comm {
+namespace {
+
+void ExpectProof(const PlanRequest& request, const RankTree& tree, const PlanShape& shape,
+                 const std::string& name) {
+  const StatusOr<Plan> plan = BuildPlan(request, tree, shape);
+  ASSERT_TRUE(plan.ok()) << name << ": " << plan.status().message();
+  const Status proof = CheckPlan(*plan);
+  ASSERT_TRUE(proof.ok()) << name << ": " << Name(request.collective) << " of " << request.count << ", "
+                          << proof.message();
+}
+
+std::map<std::string, RankTree> Trees() {
+  std::map<std::string, RankTree> trees;
+  for (int ranks = 1; ranks <= 9; ++ranks) trees["flat " + std::to_string(ranks)] = OneLevel(ranks);
+  trees["1+3"] = GroupTree({1, 3});
+  trees["2+2+1"] = GroupTree({2, 2, 1});
+  trees["4x4"] = GroupTree({4, 4, 4, 4});
+  trees["2x7"] = GroupTree({7, 7});
+  trees["8+7+1"] = GroupTree({8, 7, 1});
+  RankTree round_robin = Join({FlatTree({0, 2, 4}), FlatTree({1, 3, 5})});
+  trees["round robin 2x3"] = round_robin;
+  trees["3 levels"] =
+      Join({Join({FlatTree({0, 1}), FlatTree({2, 3})}), Join({FlatTree({4, 5}), FlatTree({6, 7})})});
+  trees["3 uneven levels"] =
+      Join({Join({FlatTree({0, 1}), FlatTree({2, 3, 4})}), FlatTree({5, 6}), FlatTree({7})});
+  return trees;
+}
+
+TEST(PlanFactoryTest, EveryAlgorithmComputesItsCollectiveOnEveryTree) {
+  for (const auto& [name, tree] : Trees()) {
+    for (const Collective collective : kAllCollectives) {
+      for (const PlanShape& shape : ShapesOf(collective, tree)) {
+        for (const int64_t count : {0, 1, 7, 1000, 1 << 20}) {
+          for (const unsigned variant : {0U, 1U, 6U}) {
+            const auto ranks = static_cast<int>(tree.ranks.size());
+            ExpectProof(MakeRequest(collective, ranks, count, variant), tree, shape, name);
+            if (testing::Test::HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanFactoryTest, PlansOfRandomTreesAreProved) {
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 1000; ++trial) {
+    std::vector<int> ranks(1 + random() % 20);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const RankTree tree = RandomTree(ranks, random);
+    const Collective collective = kAllCollectives[random() % std::size(kAllCollectives)];
+    const std::vector<PlanShape> shapes = ShapesOf(collective, tree);
+    const auto count = static_cast<int64_t>(random() % (1U << (random() % 21)));
+    ExpectProof(MakeRequest(collective, static_cast<int>(ranks.size()), count, random() % 5), tree,
+                shapes[random() % shapes.size()], "random tree " + std::to_string(trial));
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// Bytes that leave each child of the tree for another one.
+std::vector<int64_t> BytesOut(const Plan& plan, const RankTree& tree) {
+  std::vector<int> child_of(plan.request.ranks);
+  for (size_t child = 0; child < tree.children.size(); ++child) {
+    for (const int rank : tree.children[child].ranks) child_of[rank] = static_cast<int>(child);
+  }
+  std::vector<int64_t> bytes(tree.children.size(), 0);
+  for (int rank = 0; rank < plan.request.ranks; ++rank) {
+    for (const Stream& stream : plan.ranks[rank].streams) {
+      for (const Round& round : stream.rounds) {
+        for (const Message& message : round.sends) {
+          if (child_of[message.peer] != child_of[rank]) bytes[child_of[rank]] += message.slice.count;
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
+TEST(PlanFactoryTest, HierarchicalAllReduceSendsTheLowerBoundBetweenGroups) {
+  const RankTree tree = GroupTree({8, 8, 8, 8});
+  const PlanRequest request = {.ranks = 32, .count = 1 << 20};
+  const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kRing});
+  ASSERT_TRUE(plan.ok());
+  for (const int64_t bytes : BytesOut(*plan, tree)) EXPECT_EQ(bytes, 2 * 3 * request.count / 4);
+}
+
+TEST(PlanFactoryTest, UnevenGroupsSendTheLowerBoundToo) {
+  const RankTree tree = GroupTree({1, 3});
+  const PlanRequest request = {.ranks = 4, .count = 3 << 16};
+  const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kPairwise});
+  ASSERT_TRUE(plan.ok());
+  for (const int64_t bytes : BytesOut(*plan, tree)) EXPECT_EQ(bytes, request.count);
+}
+
+TEST(PlanFactoryTest, ASlowPortOwnsLessOfTheVector) {
+  RankTree tree = GroupTree({2, 2, 2});
+  for (RankTree& child : tree.children) child.port_bytes_per_s = 100;
+  tree.children[1].port_bytes_per_s = 75;
+  const PlanRequest request = {.ranks = 6, .count = 1 << 20};
+  const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kPairwise});
+  ASSERT_TRUE(plan.ok());
+  const std::vector<int64_t> bytes = BytesOut(*plan, tree);
+  EXPECT_NEAR(static_cast<double>(bytes[1]) / static_cast<double>(bytes[0]), 0.75, 0.01);
+}
+
+TEST(PlanFactoryTest, AllToAllSendsOneMessagePerRankAndGroup) {
+  const RankTree tree = GroupTree({4, 4, 4});
+  const PlanRequest request = {.collective = Collective::kAllToAll, .ranks = 12, .count = 16};
+  const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kPairwise});
+  ASSERT_TRUE(plan.ok());
+  for (const RankPlan& rank : plan->ranks) {
+    size_t messages = 0;
+    for (const Round& round : rank.streams[0].rounds) messages += round.sends.size();
+    EXPECT_EQ(messages, 2 + 3) << "one to each other group, one to each peer of its own";
+  }
+}
+
+TEST(PlanFactoryTest, RejectsFaultyArguments) {
+  const RankTree tree = OneLevel(4);
+  EXPECT_THAT(BuildPlan({.ranks = 3}, tree, {}).status().message(), testing::HasSubstr("found 4"));
+  EXPECT_THAT(BuildPlan({.ranks = 4, .count = -2}, tree, {}).status().message(),
+              testing::HasSubstr("found -2"));
+  EXPECT_THAT(BuildPlan({.ranks = 4}, tree, {.top = Algorithm::kChain}).status().message(),
+              testing::HasSubstr("chain"));
+  EXPECT_FALSE(BuildPlan({.ranks = 4}, tree, {.top = Algorithm::kPairwise, .wire = WireFormat::kInt8}).ok());
+  EXPECT_FALSE(BuildPlan({.ranks = 4}, FlatTree({0, 1, 1, 2}), {}).ok());
+}
+
+}  // namespace
+}  // namespace moesaic::comm

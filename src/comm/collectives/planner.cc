@@ -1,0 +1,207 @@
+#include "comm/collectives/planner.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+namespace moesaic::comm {
+namespace {
+
+constexpr int kMaxSegments = 128;
+constexpr int kSegmented = 6;  // candidates that are tried with several segments
+constexpr int kSimulated = 4;  // candidates whose estimate is replaced by a simulation
+constexpr int64_t kMaxSimulatedMessages = 40'000;
+constexpr int64_t kMaxMessages = 150'000;  // of all ranks
+// AllReduce that sends whole vectors to all ranks is for small ones only.
+constexpr int64_t kMaxDirectBytes = 64 << 10;
+constexpr int kMaxDirectRanks = 32;
+
+bool IsReduction(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
+
+bool IsAllToAll(Collective collective) {
+  return collective == Collective::kAllToAll || collective == Collective::kAllToAllv;
+}
+
+int64_t MessagesOf(const Plan& plan) {
+  int64_t messages = 0;
+  for (const RankPlan& rank : plan.ranks) {
+    for (const Stream& stream : rank.streams) {
+      for (const Round& round : stream.rounds) messages += std::ssize(round.sends);
+    }
+  }
+  return messages;
+}
+
+// Bytes of the smallest message that a plan of `segments` sends, about.
+int64_t MessageBytes(const PlanRequest& request, const Candidate& candidate, int segments) {
+  const int64_t bytes = RequestBytes(request) / segments;
+  return candidate.shape.top == Algorithm::kChain ? bytes : bytes / request.ranks;
+}
+
+std::vector<int> RankOrder(int ranks) {
+  std::vector<int> order(ranks);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+}  // namespace
+
+std::string Name(const Candidate& candidate) {
+  const PlanShape& shape = candidate.shape;
+  std::string name = fmt::format("levels {}, {}, {}, segments {}, streams {}", candidate.levels,
+                                 Name(shape.top), Name(shape.inner), shape.segments, shape.streams);
+  if (shape.fixed_order) name += ", fixed order";
+  if (shape.wire != WireFormat::kExact) name += fmt::format(", {}", Name(shape.wire));
+  return name;
+}
+
+int64_t RequestBytes(const PlanRequest& request) {
+  // Counts of all ranks: equal on all of them.
+  int64_t count = request.count;
+  if (request.collective == Collective::kAllToAll) count *= request.ranks;
+  for (const int64_t part : request.counts) count += part;
+  int64_t pairs = 0;
+  for (const int64_t part : request.matrix) pairs += part;
+  count += pairs / request.ranks;
+  return count * request.element_bytes;
+}
+
+Planner::Planner(Topology topology, PlannerOptions options)
+    : topology_(std::move(topology)), options_(std::move(options)) {
+  const RankTree tree = comm::TreeOf(topology_);
+  trees_.push_back(FlatTree(RankOrder(topology_.ranks())));
+  for (int levels = 1; levels <= std::max(1, Depth(tree)); ++levels) trees_.push_back(Cut(tree, levels));
+}
+
+StatusOr<Plan> Planner::Build(const PlanRequest& request, const Candidate& candidate) const {
+  if (candidate.levels < 0 || candidate.levels >= std::ssize(trees_)) {
+    return InvalidArgument("topology {}: levels must be at most {}; found {}", topology_.name(),
+                           trees_.size() - 1, candidate.levels);
+  }
+  return BuildPlan(request, trees_[candidate.levels], candidate.shape);
+}
+
+std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const PlanMode& mode) const {
+  std::vector<Candidate> candidates;
+  const bool reduces = IsReduction(request.collective);
+  const bool is_fixed = mode.fixed_order && reduces;
+  const int64_t bytes = RequestBytes(request);
+  using enum Algorithm;
+  for (int levels = 0; levels < std::ssize(trees_); ++levels) {
+    if (levels == 1 && trees_[1].ranks == trees_[0].ranks) continue;
+    for (const Algorithm top : {kRing, kPairwise, kHalving, kBruck, kDoubling, kDirect, kLinear, kBinomial,
+                                kChain, kScatterGather, kDissemination}) {
+      if (!Supports(request.collective, top)) continue;
+      if (levels > 1 && (top == kDirect || (top == kBruck && IsAllToAll(request.collective)))) continue;
+      if (top == kDirect && (bytes > kMaxDirectBytes || request.ranks > kMaxDirectRanks)) continue;
+      if (is_fixed && top == kDoubling) continue;
+      for (const Algorithm inner : {kPairwise, kHalving}) {
+        const bool has_inner =
+            levels > 1 && !IsAllToAll(request.collective) && request.collective != Collective::kBarrier;
+        if (inner != kPairwise && !has_inner) continue;
+        PlanShape shape = {.top = top, .inner = inner};
+        shape.fixed_order = is_fixed && top != kDirect;
+        candidates.push_back({levels, shape});
+        if (mode.wire == WireFormat::kExact || !reduces || is_fixed || levels < 2 || top != kPairwise)
+          continue;
+        shape.wire = mode.wire;
+        candidates.push_back({levels, shape});
+      }
+    }
+  }
+  return candidates;
+}
+
+std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode& mode) const {
+  struct Entry {
+    Candidate candidate;
+    double seconds = 0, bound = 0;
+    int64_t messages = 0;
+  };
+  std::vector<Entry> entries;
+  const auto add = [&](const Candidate& candidate) -> double {
+    const StatusOr<Plan> plan = Build(request, candidate);
+    if (!plan.ok()) return std::numeric_limits<double>::infinity();
+    const PlanCost cost = EstimatePlan(*plan, topology_, options_.cost);
+    entries.push_back({candidate, cost.seconds, cost.bottleneck_s, MessagesOf(*plan)});
+    return cost.seconds;
+  };
+  const auto sort = [&] {
+    std::stable_sort(entries.begin(), entries.end(),
+                     [](const Entry& a, const Entry& b) { return a.seconds < b.seconds; });
+  };
+  for (const Candidate& candidate : Candidates(request, mode)) add(candidate);
+  sort();
+  if (entries.empty()) return {};
+  // Segments hide all phases but that of the bottleneck, so those with the smallest one are tried.
+  std::vector<Entry> segmented;
+  for (const Entry& entry : entries) {
+    const bool pipelines = entry.candidate.levels > 1 || entry.candidate.shape.top == Algorithm::kChain;
+    if (pipelines && entry.bound < entries.front().seconds) segmented.push_back(entry);
+  }
+  std::stable_sort(segmented.begin(), segmented.end(), [](const Entry& a, const Entry& b) {
+    return a.bound + a.seconds / 16 < b.bound + b.seconds / 16;
+  });
+  if (std::ssize(segmented) > kSegmented) segmented.resize(kSegmented);
+  for (const Entry& entry : segmented) {
+    double best = entry.seconds;
+    Candidate candidate = entry.candidate;
+    for (int segments = 2, worse = 0; segments <= kMaxSegments && worse < 2; segments *= 2) {
+      if (MessageBytes(request, candidate, segments) < 2048) break;
+      if (entry.messages * segments > kMaxMessages) break;
+      candidate.shape.segments = segments;
+      const double seconds = add(candidate);
+      worse = seconds < best ? 0 : worse + 1;
+      best = std::min(best, seconds);
+    }
+  }
+  sort();
+  for (int i = 0, simulated = 0; i < std::ssize(entries) && simulated < kSimulated; ++i) {
+    if (entries[i].messages > kMaxSimulatedMessages) continue;
+    const StatusOr<Plan> plan = Build(request, entries[i].candidate);
+    if (plan.ok()) entries[i].seconds = SimulatePlan(*plan, topology_, options_.cost).seconds;
+    ++simulated;
+  }
+  std::vector<Choice> choices;
+  for (const Entry& entry : entries) {
+    Choice choice{entry.candidate, entry.seconds};
+    if (options_.tuning != nullptr) {
+      const std::optional<double> measured = options_.tuning->Find(
+          request.collective, request.ranks, RequestBytes(request), Name(entry.candidate));
+      choice.seconds = measured.value_or(choice.seconds);
+    }
+    choices.push_back(choice);
+  }
+  std::stable_sort(choices.begin(), choices.end(),
+                   [](const Choice& a, const Choice& b) { return a.seconds < b.seconds; });
+  return choices;
+}
+
+StatusOr<Candidate> Planner::Choose(const PlanRequest& request, const PlanMode& mode) {
+  RETURN_IF_ERROR(ValidateRequest(request));
+  if (request.ranks != topology_.ranks()) {
+    return InvalidArgument("topology {} has {} ranks; the request has {}", topology_.name(),
+                           topology_.ranks(), request.ranks);
+  }
+  // Two classes per power of two: the second one begins at 1.5 times the power.
+  const auto bytes = static_cast<uint64_t>(RequestBytes(request));
+  const int octave = std::bit_width(bytes);
+  const int half = octave > 1 ? static_cast<int>((bytes >> (octave - 2)) & 1U) : 0;
+  const ClassKey key = {request.collective, 2 * octave + half, request.element_bytes, request.root, mode};
+  const auto found = choices_.find(key);
+  if (found != choices_.end()) return found->second;
+  const std::vector<Choice> choices = Compare(request, mode);
+  if (choices.empty()) return InvalidArgument("{}: no algorithm was found", Name(request.collective));
+  return choices_[key] = choices.front().candidate;
+}
+
+StatusOr<Plan> Planner::PlanCollective(const PlanRequest& request, const PlanMode& mode) {
+  ASSIGN_OR_RETURN(const Candidate candidate, Choose(request, mode));
+  return Build(request, candidate);
+}
+
+}  // namespace moesaic::comm

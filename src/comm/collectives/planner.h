@@ -1,0 +1,103 @@
+// Choice of the plan of a collective by predicted cost.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/collectives/plan.h"
+#include "comm/collectives/plan_cost.h"
+#include "comm/collectives/plan_factory.h"
+#include "comm/collectives/rank_tree.h"
+#include "comm/topology/topology.h"
+
+namespace moesaic::comm {
+
+/// Elements of a plan that the planner chooses.
+struct Candidate {
+  /// Levels of the topology's tree that the plan follows. 1: flat in the order of the tree; 0: flat in the
+  /// order of ranks.
+  int levels = 0;
+  PlanShape shape;
+};
+/// "levels 2, ring, pairwise, segments 8, streams 1": key of tuning tables. Encodings and fixed order follow
+/// where set.
+std::string Name(const Candidate& candidate);
+
+/// Measured times, which correct predictions.
+class TuningTable {
+ public:
+  /// Reads {"entries": [{"collective": "all_reduce", "ranks": 4, "bytes": 65536, "candidate": NAME,
+  /// "seconds": 1e-3}]}. `source` names the file in messages.
+  static StatusOr<TuningTable> Parse(std::string_view json, const std::string& source);
+  std::string ToJson() const;
+
+  void Add(Collective collective, int ranks, int64_t bytes, const std::string& candidate, double seconds);
+  /// Time at `bytes`, interpolated between measured sizes; empty beyond twice the largest or half of the
+  /// smallest one.
+  std::optional<double> Find(Collective collective, int ranks, int64_t bytes,
+                             const std::string& candidate) const;
+  bool empty() const { return times_.empty(); }
+
+ private:
+  std::map<std::tuple<Collective, int, std::string>, std::map<int64_t, double>> times_;  // seconds by bytes
+};
+
+struct PlannerOptions {
+  CostOptions cost;
+  /// Must be equal on all ranks.
+  std::shared_ptr<const TuningTable> tuning;
+};
+
+/// Restrictions of a call.
+struct PlanMode {
+  bool fixed_order = false;
+  WireFormat wire = WireFormat::kExact;
+  auto operator<=>(const PlanMode&) const = default;
+};
+
+struct Choice {
+  Candidate candidate;
+  double seconds = 0;  ///< predicted, or measured where the tuning table has it
+};
+
+/// Bytes by which requests are divided into size classes: of a rank's input or output, the larger one.
+int64_t RequestBytes(const PlanRequest& request);
+
+/// Not thread-safe. Equal calls on all ranks give equal plans.
+class Planner {
+ public:
+  Planner(Topology topology, PlannerOptions options = {});
+
+  const Topology& topology() const { return topology_; }
+  /// The tree of a candidate.
+  const RankTree& TreeOf(int levels) const { return trees_[levels]; }
+  /// Plan of a candidate.
+  StatusOr<Plan> Build(const PlanRequest& request, const Candidate& candidate) const;
+
+  /// All candidates with one segment, and the best of them with more, cheapest first.
+  std::vector<Choice> Compare(const PlanRequest& request, const PlanMode& mode) const;
+  /// The cheapest candidate. It is computed once per collective, size class (two per power of two), element
+  /// size and mode.
+  StatusOr<Candidate> Choose(const PlanRequest& request, const PlanMode& mode);
+  /// The plan of Choose(). Callers cache plans.
+  StatusOr<Plan> PlanCollective(const PlanRequest& request, const PlanMode& mode);
+
+ private:
+  using ClassKey = std::tuple<Collective, int, int, int, PlanMode>;  // size class, element bytes, root
+
+  std::vector<Candidate> Candidates(const PlanRequest& request, const PlanMode& mode) const;
+
+  Topology topology_;
+  PlannerOptions options_;
+  std::vector<RankTree> trees_;  // by Candidate::levels
+  std::map<ClassKey, Candidate> choices_;
+};
+
+}  // namespace moesaic::comm

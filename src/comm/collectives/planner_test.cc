@@ -1,0 +1,151 @@
+#include "comm/collectives/planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "comm/collectives/plan_test_support.h"
+#include "comm/collectives/topology_test_support.h"
+
+namespace moesaic::comm {
+namespace {
+
+using testing::HasSubstr;
+
+PlanRequest AllReduceOf(const Topology& topology, int64_t bytes) {
+  return {.ranks = topology.ranks(), .count = bytes / 4};
+}
+
+// A ring whose neighbours are in different groups of the root.
+double RoundRobinRing(const Topology& topology, int64_t bytes) {
+  const RankTree tree = TreeOf(topology);
+  std::vector<int> order;
+  for (size_t i = 0; order.size() < tree.ranks.size(); ++i) {
+    for (const RankTree& child : tree.children) {
+      if (i < child.ranks.size()) order.push_back(child.ranks[i]);
+    }
+  }
+  return SimulatePlan(*BuildPlan(AllReduceOf(topology, bytes), FlatTree(order), {.top = Algorithm::kRing}),
+                      topology)
+      .seconds;
+}
+
+TEST(PlanCostTest, ARingTakesTheTimeOfItsSteps) {
+  const Topology topology = Topology::Flat(4, {1e-6, 1e9});
+  const PlanRequest request = AllReduceOf(topology, 4 << 20);
+  const Plan plan = *BuildPlan(request, OneLevel(4), {.top = Algorithm::kRing});
+  const double expected = 6 * (1e-6 + (1 << 20) / 1e9);
+  const CostOptions fast_memory = {.memory_bytes_per_s = 1e18};
+  EXPECT_NEAR(SimulatePlan(plan, topology, fast_memory).seconds, expected, expected * 1e-6);
+  EXPECT_NEAR(EstimatePlan(plan, topology, fast_memory).seconds, expected, expected * 1e-6);
+  EXPECT_NEAR(SimulatePlan(plan, topology, fast_memory).bottleneck_s, 6 * (1 << 20) / 1e9, 1e-9);
+}
+
+TEST(PlanCostTest, LocalSumsTakeTheTimeOfMemory) {
+  const Topology topology = Topology::Flat(2, {0, 1e15});
+  const Plan plan = *BuildPlan(AllReduceOf(topology, 4 << 20), OneLevel(2), {.top = Algorithm::kDirect});
+  const double slow = SimulatePlan(plan, topology, {.memory_bytes_per_s = 1e9, .cache_bytes = 0}).seconds;
+  EXPECT_NEAR(slow, (2 + 3) * (4 << 20) / 1e9, 1e-4) << "a copy and a sum";
+}
+
+TEST(PlanCostTest, TheBoundOfOneLevelIsTheWellKnownOne) {
+  const Topology topology = GroupTopology({8, 8, 8, 8}, {1e-6, 1e12}, {1e-6, 1e9});
+  EXPECT_NEAR(AllReduceBound(topology, 1e9), 2 * 3 / 4.0, 1e-9);
+}
+
+TEST(PlannerTest, AllReduceBeatsTheRoundRobinRingAndNearsTheBound) {
+  for (const Topology& topology : {DualChipServer(), NodesOfEight(4), NodesOfEight(8)}) {
+    const Planner planner(topology);
+    for (const int64_t bytes : {int64_t{64} << 10, int64_t{16} << 20, int64_t{256} << 20}) {
+      const double best = planner.Compare(AllReduceOf(topology, bytes), {}).front().seconds;
+      EXPECT_GE(RoundRobinRing(topology, bytes) / best, 2.21) << topology.ranks() << " ranks, " << bytes;
+      if (bytes < 256 << 20) continue;
+      EXPECT_GE(AllReduceBound(topology, static_cast<double>(bytes)) / best, 0.9)
+          << topology.ranks() << " ranks";
+    }
+  }
+}
+
+TEST(PlannerTest, LargerIsNeverSlowerThanTwoHalves) {
+  for (const Topology& topology :
+       {DualChipServer(), GroupTopology({1, 3}, {1e-6, 1e10}, {2e-5, 1.25e8}),
+        GroupTopology({2, 2, 1}, {1e-6, 1e10}, {2e-5, 1.25e9}), Topology::Flat(7, {3e-6, 1e10})}) {
+    // A cache makes small vectors cheaper per byte, so it is left out.
+    const Planner planner(topology, {.cost = {.cache_bytes = 0}, .tuning = nullptr});
+    for (const Collective collective : kAllCollectives) {
+      if (collective == Collective::kBarrier) continue;
+      double half = 0;
+      for (int64_t count = 1024; count <= 16 << 20; count *= 2) {
+        const PlanRequest request = MakeRequest(collective, topology.ranks(), count, 0);
+        const double seconds = planner.Compare(request, {}).front().seconds;
+        EXPECT_GE(seconds, half * 0.999)
+            << Name(collective) << " of " << count << ", " << topology.ranks() << " ranks";
+        if (half > 0) {
+          EXPECT_LE(seconds, 2 * half * 1.01) << Name(collective) << " of " << count;
+        }
+        half = seconds;
+      }
+    }
+  }
+}
+
+TEST(PlannerTest, OneSizeClassHasOneChoice) {
+  Planner planner(NodesOfEight(2));
+  const Topology& topology = planner.topology();
+  const Candidate small = *planner.Choose(AllReduceOf(topology, 1 << 20), {});
+  EXPECT_EQ(Name(*planner.Choose(AllReduceOf(topology, (1 << 20) + 4096), {})), Name(small));
+  EXPECT_NE(Name(*planner.Choose(AllReduceOf(topology, 64), {})), Name(small));
+}
+
+TEST(PlannerTest, FixedOrderAndEncodingsAreKept) {
+  Planner planner(NodesOfEight(2));
+  const PlanRequest request = AllReduceOf(planner.topology(), 1 << 20);
+  EXPECT_TRUE(planner.Choose(request, {.fixed_order = true})->shape.fixed_order);
+  EXPECT_EQ(planner.Choose(request, {.wire = WireFormat::kInt8})->shape.wire, WireFormat::kInt8)
+      << "the link between nodes is slow";
+}
+
+TEST(PlannerTest, MeasuredTimesCorrectPredictions) {
+  const Topology topology = NodesOfEight(2);
+  const PlanRequest request = AllReduceOf(topology, 1 << 20);
+  const std::string chosen = Name(*Planner(topology).Choose(request, {}));
+  auto table = std::make_shared<TuningTable>();
+  table->Add(Collective::kAllReduce, 16, 1 << 20, chosen, 1.0);  // it was slow when measured
+  Planner tuned(topology, {.cost = {}, .tuning = table});
+  EXPECT_NE(Name(*tuned.Choose(request, {})), chosen);
+  EXPECT_EQ(Name(*tuned.Choose(AllReduceOf(topology, 64 << 20), {})),
+            Name(*Planner(topology).Choose(AllReduceOf(topology, 64 << 20), {})))
+      << "far from measured sizes";
+}
+
+TEST(TuningTableTest, InterpolatesAndSurvivesJson) {
+  TuningTable table;
+  table.Add(Collective::kAllReduce, 4, 1000, "ring", 1e-3);
+  table.Add(Collective::kAllReduce, 4, 4000, "ring", 4e-3);
+  const StatusOr<TuningTable> read = TuningTable::Parse(table.ToJson(), "tuning.json");
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_NEAR(*read->Find(Collective::kAllReduce, 4, 2000, "ring"), 2e-3, 1e-9);
+  EXPECT_NEAR(*read->Find(Collective::kAllReduce, 4, 600, "ring"), 1e-3, 1e-9);
+  EXPECT_NEAR(*read->Find(Collective::kAllReduce, 4, 8000, "ring"), 8e-3, 1e-9);
+  EXPECT_FALSE(read->Find(Collective::kAllReduce, 4, 8001, "ring").has_value());
+  EXPECT_FALSE(read->Find(Collective::kAllReduce, 4, 499, "ring").has_value());
+  EXPECT_FALSE(read->Find(Collective::kAllReduce, 8, 2000, "ring").has_value());
+}
+
+TEST(TuningTableTest, NamesFaultyEntries) {
+  const auto fault = [](const char* json) {
+    return std::string(TuningTable::Parse(json, "t.json").status().message());
+  };
+  EXPECT_THAT(fault("{"), HasSubstr("t.json: not a JSON document"));
+  EXPECT_THAT(fault("[]"), HasSubstr("array \"entries\""));
+  EXPECT_THAT(
+      fault(R"({"entries":[{"collective":"all","candidate":"ring","ranks":1,"bytes":1,"seconds":1}]})"),
+      HasSubstr("entries[0]: unknown collective \"all\""));
+  EXPECT_THAT(
+      fault(R"({"entries":[{"collective":"barrier","candidate":"x","ranks":1,"bytes":1,"seconds":-1}]})"),
+      HasSubstr("\"seconds\" must be a positive number"));
+}
+
+}  // namespace
+}  // namespace moesaic::comm

@@ -1,0 +1,63 @@
+// Point-to-point messages between the ranks of a job. Implementations: threads of this process
+// (local_transport.h), MPI (mpi_transport.h) and UCX (ucx_transport.h). An NCCL transport has the same
+// interface: buffers on a device are spans, too, and Progress() polls its streams.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace moesaic::comm {
+
+/// Separates messages between two ranks; below 2^30. Messages of one (sender, receiver, tag) are matched in
+/// order.
+using Tag = uint32_t;
+inline constexpr Tag kTagLimit = Tag{1} << 30;
+
+/// A send or receive that was started. A value of one transport; invalid once Test() reported its end.
+struct TransferId {
+  uint32_t slot = 0;
+  uint32_t generation = 0;
+};
+
+/// One rank's end of the job. All calls come from one thread at a time.
+///
+/// Faults: a transfer with a dead peer ends with kUnavailable, whose message names the rank; transfers with
+/// other ranks continue. A message longer than its receive buffer ends the receive with kInvalidArgument; a
+/// shorter one, too (both sides always know the size). docs/contracts/comm.md states how fast each transport
+/// detects a dead peer.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual std::string_view name() const = 0;  ///< "local", "mpi" or "ucx"
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// Starts to send `data`, which is borrowed until the transfer ends. `peer` may be rank() itself.
+  virtual StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) = 0;
+  /// Starts to receive exactly data.size() bytes into `data`, which is borrowed until the transfer ends.
+  virtual StatusOr<TransferId> Receive(int peer, Tag tag, std::span<std::byte> data) = 0;
+  /// Advances all transfers; never blocks.
+  virtual void Progress() = 0;
+  /// True when the transfer has ended; `*result` then says how, and the id is invalid.
+  virtual bool Test(TransferId id, Status* result) = 0;
+  /// Ends the transfer early: its buffer is not touched after the call returns. A message that was sent in
+  /// part may still arrive; the pair's later messages under other tags are not affected.
+  virtual void Cancel(TransferId id) = 0;
+
+  /// Whether the peer is known to be dead.
+  virtual bool failed(int peer) const = 0;
+  /// Seconds since a fixed point: the clock of time limits. Virtual where delivery is simulated.
+  virtual double Now() const = 0;
+  /// Called by a rank that has nothing to do until a transfer advances. The default yields the processor.
+  virtual void Idle();
+};
+
+/// Waits for the transfer; kDeadlineExceeded, after Cancel(), when it takes longer than `limit_s` seconds.
+Status Wait(Transport& transport, TransferId id, double limit_s);
+
+}  // namespace moesaic::comm

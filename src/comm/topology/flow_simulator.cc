@@ -164,4 +164,66 @@ double FlowSimulator::rate(int flow) {
   return flows_[flow].rate;
 }
 
+StatusOr<std::vector<double>> SimulateFlows(const Topology& topology, std::span<const ScheduledFlow> flows) {
+  const auto count = static_cast<int>(flows.size());
+  std::vector<int> waits(flows.size(), 0);  // messages before it that have not completed
+  std::vector<std::vector<int>> followers(flows.size());
+  for (int i = 0; i < count; ++i) {
+    const ScheduledFlow& flow = flows[i];
+    for (const int rank : {flow.from, flow.to}) {
+      if (rank < 0 || rank >= topology.ranks()) {
+        return InvalidArgument("flow {}: ranks are in [0, {}), found {}", i, topology.ranks(), rank);
+      }
+    }
+    for (const double value : {flow.bytes, flow.start_s}) {
+      if (!(value >= 0) || value > std::numeric_limits<double>::max()) {
+        return InvalidArgument("flow {}: bytes and start must be finite and not negative, found {}", i,
+                               value);
+      }
+    }
+    waits[i] = static_cast<int>(flow.after.size());
+    for (const int before : flow.after) {
+      if (before < 0 || before >= count) {
+        return InvalidArgument("flow {}: waits for a flow outside [0, {}): {}", i, count, before);
+      }
+      followers[before].push_back(i);
+    }
+  }
+
+  FlowSimulator simulator(topology);
+  std::vector<double> ends(flows.size(), 0);
+  std::vector<std::pair<int, bool>> started;  // by the simulator's number: flow, and whether it is its timer
+  const auto start = [&](int i) {
+    const ScheduledFlow& flow = flows[i];
+    const bool early = flow.start_s > simulator.now();
+    started.emplace_back(i, early);
+    const int number = early ? simulator.StartTimer(flow.start_s - simulator.now())
+                             : simulator.Start(flow.from, flow.to, flow.bytes);
+    MOESAIC_CHECK_EQ(number, static_cast<int>(started.size()) - 1);
+  };
+  for (int i = 0; i < count; ++i) {
+    if (waits[i] == 0) start(i);
+  }
+  int completed = 0;
+  while (simulator.active() > 0) {
+    for (const int number : simulator.AdvanceToNextCompletion()) {
+      const auto [i, timer] = started[number];
+      if (timer) {
+        started.emplace_back(i, false);
+        simulator.Start(flows[i].from, flows[i].to, flows[i].bytes);
+        continue;
+      }
+      ends[i] = simulator.now();
+      ++completed;
+      for (const int next : followers[i]) {
+        if (--waits[next] == 0) start(next);
+      }
+    }
+  }
+  for (int i = 0; i < count && completed < count; ++i) {
+    if (waits[i] > 0) return InvalidArgument("flows wait for each other; one of them is flow {}", i);
+  }
+  return ends;
+}
+
 }  // namespace moesaic::comm

@@ -128,7 +128,7 @@ void DepthPolicy::CountOutcome(DraftRecord& record, bool is_free, int drafted, i
   record.last_step = step_;
 }
 
-// Not a draft: what follows one that was right, and whose turn it is to probe, stay as they were.
+// Such tokens are no draft: last_accepted, whole and last_step of the record do not change.
 void DepthPolicy::CountUnused(DraftRecord& record, int found, int right) {
   Keep(record, found, right, kKeepOwn);
   Keep(all_free_, found, right, kKeepAll);
@@ -203,8 +203,8 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
   return depths;
 }
 
-// One token for the sequence that was left alone longest, when there is time for it; or for one whose last
-// was right.
+// Drafts one token for a sequence whose last draft was accepted. If there is none, drafts one token for the
+// sequence that has had no draft for longest, if enough time was saved up.
 std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates, int decodes) {
   std::vector<int> depths(candidates.size());
   const auto better = [&candidates](int a, int b) {

@@ -43,7 +43,7 @@ int64_t AttentionTokens(const models::ModelInfo& info) {
 std::unique_ptr<cache::EvictionPolicy> PolicyOf(const EngineOptions& options, const models::ModelInfo& info,
                                                 int blocks) {
   if (options.eviction == "lru") return cache::MakeLruPolicy();
-  // As many names as blocks: what went is remembered for about as long again as it was kept.
+  // The policy remembers as many evicted runs as there are blocks: for about as long as they were cached.
   return cache::MakeCostAwarePolicy(AttentionTokens(info), blocks);
 }
 

@@ -127,7 +127,7 @@ class EngineThread::Impl {
   void Take(Inbox inbox) {
     for (Submitted& submitted : inbox.submitted) {
       StatusOr<RequestId> added = engine_->Add(std::move(submitted.request));
-      if (!added.ok()) {  // Check has let it through, so this is ours
+      if (!added.ok()) {  // Check accepted the request, so this is an error of the engine
         spdlog::error("request {}: {}", submitted.id, Message(added.status()));
         TokenEvent end;
         end.request = submitted.id;

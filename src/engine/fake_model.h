@@ -19,7 +19,8 @@ class FakeModel : public models::Model {
  public:
   static constexpr int kVocab = 97;
 
-  // `mtp`: with a module that drafts what the model will say, but where misses_every says otherwise.
+  // `mtp`: adds a module that drafts the next token of the model, except for the drafts that misses_every
+  // makes wrong.
   explicit FakeModel(int context, int vocab = kVocab, bool mtp = false) {
     info_.vocab_size = vocab;
     info_.hidden_size = 4;
@@ -64,7 +65,7 @@ class FakeModel : public models::Model {
     return OkStatus();
   }
 
-  // A row knows what came before from its hidden state alone; its keys say only that no row is missing.
+  // A row gets the earlier tokens only from its hidden state. Keys are only read to find missing rows.
   Status ForwardMtp(const kernels::ExecContext&, int depth, const models::ForwardBatch& batch,
                     std::span<const float> hidden, std::span<const kernels::KvLayer> kv,
                     const models::ForwardOutput& out) override {

@@ -9,9 +9,9 @@ namespace {
 
 using tensor::kKvBlockTokens;
 
-// Number of tokens, and twice as many before they are cut, whose hidden states are kept for a sequence
-// without drafts, so that the module can restart with some context. For DeepSeek-V3 at most 256 tokens, 7.3
-// MB.
+// Number of last tokens whose hidden states are kept for a sequence without drafts, so that the module can
+// restart with some context. They are cut to this number at twice as many: for DeepSeek-V3 at most 256
+// tokens, 7.3 MB.
 constexpr int kKeptRows = 128;
 
 }  // namespace

@@ -29,7 +29,7 @@ constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::a
 /// other choice uses a stream of its own, which no small seed shares.
 constexpr uint64_t SeedOf(uint64_t seed, uint64_t index) {
   if (index == 0) return seed;
-  // The third word of the counter tells these numbers from those that draw a token.
+  // The third word of the counter separates these numbers from the numbers that draw tokens.
   const auto bits = Philox({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 1, 0},
                            {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<uint64_t>(bits[0]) << 32 | bits[1];

@@ -20,8 +20,8 @@ std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
 
 class DiskIndexTest : public testing::Test {
  protected:
-  // Adds the missing blocks of a path until no slot is free. Returns the number of leading blocks
-  // in the index.
+  // Adds the missing blocks of a path until no slot is free. Returns the number of leading blocks in
+  // the index.
   int Store(const std::string& name, const std::vector<int32_t>& path, bool stored = true) {
     const std::vector<int32_t> tokens = TokensOf(path);
     const std::vector<DiskBlock*> chain = index_.Find(name, tokens);

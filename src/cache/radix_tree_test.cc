@@ -88,8 +88,7 @@ class RadixTreeTest : public testing::Test {
   }
 
   // Returns the number of cached blocks of `text` and of cached tokens of the next block: "2" or "2+5". Does
-  // not
-  // mark them as used.
+  // not mark them as used.
   std::string Look(const std::string& text, const std::string& name = "") const {
     const PrefixMatch match = tree_.Find(name, Tokens(text));
     EXPECT_EQ(match.tail_tokens > 0, static_cast<bool>(match.tail));

@@ -167,8 +167,7 @@ TEST_F(DiskTest, LoadingRequestsAtTheOvertakeLimitAreNotOvertaken) {
   Request cold = Greedy(RandomPrompt(1000, 1));
   cold.priority = 1;
   const RequestId cold_id = *engine->Add(cold);
-  engine->Add(Greedy(RandomPrompt(10, 2), 30))
-      .value();  // overtakes the cold request in the step that begins its load
+  engine->Add(Greedy(RandomPrompt(10, 2), 30)).value();  // overtakes it when its load begins
   std::map<RequestId, Result> results;
   Step(*engine, &results);
   const Request late = Greedy(RandomPrompt(10, 3));

@@ -29,8 +29,7 @@ TEST_F(EventRateTest, AveragesBursts) {
     After(32);
     for (int i = 1; i < 64; ++i) After(0);
   }
-  EXPECT_NEAR(rate_.seconds_between(), 0.5,
-              0.3);  // the value at the end of a burst is at least 32 x e^-1 / 64
+  EXPECT_NEAR(rate_.seconds_between(), 0.5, 0.3);  // at least 32 x e^-1 / 64 after a burst
 }
 
 TEST_F(EventRateTest, LimitsTheWeightOfLongPauses) {

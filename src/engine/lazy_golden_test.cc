@@ -222,8 +222,7 @@ TEST_P(LazyGoldenTest, DamagedBlocksAreNotStoredInTheWarmTier) {
   EXPECT_GT(after.disk.refused_blocks, 0);
   EXPECT_GE(after.warm.blocks, before.blocks);
   // Blocks that were evicted for its key summaries are stored in the warm tier. Blocks that were dropped
-  // because
-  // of damage are not.
+  // because of damage are not.
   EXPECT_LE(after.warm.stored_blocks - before.stored_blocks, 21);
 }
 

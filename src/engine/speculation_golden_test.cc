@@ -53,9 +53,8 @@ struct Outcome {
 
 Outcome RunAll(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
                const std::vector<std::vector<int32_t>>& prompts, const SpeculativeOptions& speculative) {
+  // All prompts run in one step without the cache, because the rounding of MLA depends on the chunks (S12).
   auto engine = Engine::Create(model, kernels, threads,
-                               // All prompts run in one step without the cache, because the rounding of MLA
-                               // depends on the chunks (S12).
                                {.max_sequences = 4,
                                 .max_batch_tokens = 10000,
                                 .eos_ids = {2},
@@ -115,8 +114,7 @@ TEST_P(SpeculationGoldenTest, SpeculationKeepsTheOutputOfTheShippedModel) {
           if (adaptive) continue;
           EXPECT_GT(with.stats.accepted_tokens, 50);
           // The model card reports an acceptance rate of 99.6 % for first drafts. A third of these requests
-          // samples,
-          // and some prompts are random.
+          // samples, and some prompts are random.
           if (std::string(method) == "mtp") {
             EXPECT_GT(with.stats.accepted_at[0], with.stats.drafts / 2);
           }

@@ -263,8 +263,7 @@ TEST(SpeculationSourcesTest, ResumesLookUpsThatWouldBeAccepted) {
     return looked_up;
   };
 
-  for (int i = 0; i < 300; ++i)
-    text.insert(text.end(), {1, 2, 100 + i});  // "1 2" does not determine the next token
+  for (int i = 0; i < 300; ++i) text.insert(text.end(), {1, 2, 100 + i});  // 1 2 has many successors
   begin();
   run(50);
   EXPECT_EQ(run(50), 0);

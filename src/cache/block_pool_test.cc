@@ -13,7 +13,7 @@ namespace {
 
 std::unique_ptr<BlockPool> PoolOf(int blocks) { return std::make_unique<BlockPool>(blocks); }
 
-TEST(BlockPoolTest, ABlockComesBackWithItsLastHandle) {
+TEST(BlockPoolTest, FreesABlockWithItsLastHandle) {
   const auto pool = PoolOf(1);
   BlockRef first = *pool->Allocate();
   EXPECT_TRUE(first.unique());
@@ -48,9 +48,9 @@ TEST(BlockPoolTest, MarksLastUntilTheBlockIsAllocatedAgain) {
   EXPECT_FALSE(pool->inexact(0) || pool->absent(0));
 }
 
-// A random walk of allocate, copy, move and drop against a plain count per block: never more blocks than
-// there are, never one block twice, and at the end all are back.
-TEST(BlockPoolTest, RandomHoldersNeverOvercommitNorLeak) {
+// Compares random allocations, copies, moves and drops of handles with a count of handles per block. The pool
+// never allocates a block twice, and all blocks are free at the end.
+TEST(BlockPoolTest, RandomOperationsNeverOvercommitOrLeakBlocks) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     std::mt19937 random(seed);
     const int total = 1 + static_cast<int>(random() % 40);

@@ -99,7 +99,7 @@ void DiskIndex::WritingEnded(DiskBlock& block) {
   if (block.removed) Free(block);
 }
 
-// Frees the slot of a removed block that nobody uses any more.
+// Frees the slot of a removed block that no thread uses any more.
 void DiskIndex::Free(DiskBlock& block) {
   MOESAIC_CHECK(block.removed);
   if (block.pins > 0 || !block.stored) return;

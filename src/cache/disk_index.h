@@ -34,9 +34,9 @@ struct DiskBlock {
   std::vector<uint64_t> layer_sums = {};  // [layers], once it is stored
   std::vector<std::byte> summaries = {};  // likewise; the I/O thread reads them while the block is pinned
   SlotPlace place = {};
-  bool stored = false;    // false: it is being written
-  bool removed = false;   // it is no longer in the index; its slot is free when nobody uses the block
-  int pins = 0;           // readers, and writers of blocks that follow
+  bool stored = false;   // false: it is being written
+  bool removed = false;  // it is no longer in the index; its slot becomes free with the last use of the block
+  int pins = 0;          // readers, and writers of blocks that follow
   uint64_t last_use = 0;  // of it or of a block that follows
 };
 
@@ -70,12 +70,12 @@ class DiskIndex {
   void Unpin(DiskBlock& block);
 
   /// Removes `block` and all blocks after it, and calls `removed` with the place of each. Slots become free
-  /// when nobody reads or writes them any more.
+  /// when no thread reads or writes them any more.
   void Remove(DiskBlock& block, const std::function<void(SlotPlace)>& removed);
   /// Removes all blocks.
   void Clear();
-  /// Removes the least recently used block among those that no block follows and that nobody reads or writes.
-  /// False: there is none.
+  /// Removes the least recently used block among those that no block follows and that no thread reads or
+  /// writes. False: no such block exists.
   bool EvictOne();
   /// Ends the write of a block that failed, or that was removed meanwhile.
   void WritingEnded(DiskBlock& block);

@@ -10,7 +10,7 @@
 namespace moesaic::cache {
 namespace {
 
-using Path = std::pair<std::string, std::vector<int32_t>>;  // namespace, and one number a block
+using Path = std::pair<std::string, std::vector<int32_t>>;  // namespace, and one number for each block
 
 std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
   std::vector<int32_t> tokens;
@@ -20,7 +20,8 @@ std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
 
 class DiskIndexTest : public testing::Test {
  protected:
-  // Puts in what is missing of a path, as far as there are free places.
+  // Adds the missing blocks of a path until no slot is free. Returns the number of leading blocks in
+  // the index.
   int Store(const std::string& name, const std::vector<int32_t>& path, bool stored = true) {
     const std::vector<int32_t> tokens = TokensOf(path);
     const std::vector<DiskBlock*> chain = index_.Find(name, tokens);
@@ -50,12 +51,12 @@ class DiskIndexTest : public testing::Test {
     for (int i = 0; i < count; ++i) index_.AddFree({1, i});
   }
 
-  // With few bits nearly all hashes collide, and only tokens tell blocks apart.
+  // With few bits nearly all hashes collide, and only tokens distinguish blocks.
   DiskIndex index_{prefix::KeyedHasher(/*bits=*/2)};
   uint64_t ids_ = 0;
 };
 
-TEST_F(DiskIndexTest, FindsWhatIsStored) {
+TEST_F(DiskIndexTest, FindsStoredBlocks) {
   AddFree(8);
   EXPECT_EQ(Store("a", {1, 2, 3}), 3);
   EXPECT_EQ(Store("a", {1, 2, 4}), 3);
@@ -63,23 +64,23 @@ TEST_F(DiskIndexTest, FindsWhatIsStored) {
   EXPECT_EQ(index_.blocks(), 5);
   EXPECT_EQ(Count("a", {1, 2, 3, 4}), 3);
   EXPECT_EQ(Count("a", {1, 2, 4}), 3);
-  EXPECT_EQ(Count("a", {2, 3}), 0) << "a block is what it is behind its predecessors";
+  EXPECT_EQ(Count("a", {2, 3}), 0) << "a block is identified by its predecessors too";
   EXPECT_EQ(Count("b", {1, 2}), 1);
   EXPECT_EQ(Count("c", {1}), 0);
   index_.CheckStructure();
 }
 
-TEST_F(DiskIndexTest, WhatIsBeingWrittenIsNotLoaded) {
+TEST_F(DiskIndexTest, BlocksBeingWrittenAreNotLoaded) {
   AddFree(4);
   Store("a", {1}, true);
   Store("a", {1, 2}, false);
   EXPECT_EQ(Count("a", {1, 2}), 1);
-  EXPECT_FALSE(index_.EvictOne()) << "one is being written, the other stands before it";
+  EXPECT_FALSE(index_.EvictOne()) << "one block is being written, and the other one precedes it";
   index_.SetStored(Last("a", {1, 2}), {}, {});
   EXPECT_EQ(Count("a", {1, 2}), 2);
 }
 
-TEST_F(DiskIndexTest, TheLongestUnusedEndGoesFirst) {
+TEST_F(DiskIndexTest, EvictsTheLeastRecentlyUsedEndFirst) {
   AddFree(5);
   Store("a", {1, 2});
   Store("a", {1, 3});
@@ -90,7 +91,7 @@ TEST_F(DiskIndexTest, TheLongestUnusedEndGoesFirst) {
   EXPECT_TRUE(index_.EvictOne());
   EXPECT_EQ(Count("b", {5}), 0);
   index_.Pin(Last("a", {1, 2}));
-  EXPECT_FALSE(index_.EvictOne()) << "somebody reads it";
+  EXPECT_FALSE(index_.EvictOne()) << "the block is pinned by a reader";
   index_.Unpin(Last("a", {1, 2}));
   EXPECT_TRUE(index_.EvictOne());
   EXPECT_TRUE(index_.EvictOne());
@@ -99,7 +100,7 @@ TEST_F(DiskIndexTest, TheLongestUnusedEndGoesFirst) {
   index_.CheckStructure();
 }
 
-TEST_F(DiskIndexTest, RemovingTakesWhatFollows) {
+TEST_F(DiskIndexTest, RemovesBlocksWithTheirFollowers) {
   AddFree(6);
   Store("a", {1, 2, 3});
   Store("a", {1, 2, 4});
@@ -112,7 +113,7 @@ TEST_F(DiskIndexTest, RemovingTakesWhatFollows) {
   EXPECT_EQ(Count("a", {1, 2, 3}), 1);
   EXPECT_EQ(Count("a", {1, 5}), 2);
   index_.CheckStructure();
-  // The slot of the one that is read is not given away before its reader is done.
+  // The slot of the pinned block is not reused before it is unpinned.
   EXPECT_EQ(Store("a", {7, 7, 7}), 3);
   EXPECT_EQ(Store("a", {8}), 0);
   index_.Unpin(read);
@@ -120,7 +121,7 @@ TEST_F(DiskIndexTest, RemovingTakesWhatFollows) {
   index_.CheckStructure();
 }
 
-TEST_F(DiskIndexTest, FollowersComeAfterTheirBlock) {
+TEST_F(DiskIndexTest, FollowersTakeTheNextSlot) {
   AddFree(9);
   Store("a", {1, 2});
   Store("b", {1});
@@ -134,12 +135,12 @@ TEST_F(DiskIndexTest, FollowersComeAfterTheirBlock) {
   }
 }
 
-// Against a set of paths in which a path is only with all that it begins with.
-TEST_F(DiskIndexTest, DoesWhatASetOfPathsDoes) {
+// Compares the index with a set of paths that contains a path only with all of its prefixes.
+TEST_F(DiskIndexTest, MatchesASetOfPaths) {
   constexpr int kSlots = 30;
   AddFree(kSlots);
   std::mt19937 random(5);
-  std::map<Path, int> model;  // to when it was used last
+  std::map<Path, int> model;  // the last use of each path
   std::vector<DiskBlock*> pinned;
   const auto pick = [&](int below) { return static_cast<int>(random() % below); };
   for (int step = 0; step < 5000; ++step) {
@@ -177,7 +178,7 @@ TEST_F(DiskIndexTest, DoesWhatASetOfPathsDoes) {
           index_.Unpin(*pinned.back());
           pinned.pop_back();
         } else if (index_.EvictOne()) {
-          // The one that went is an end, and no end was used longer ago.
+          // The evicted block is an end, and no other end was used earlier.
           std::vector<Path> gone;
           for (const auto& [known, used] : model) {
             if (Count(known.first, known.second) < static_cast<int>(known.second.size()))

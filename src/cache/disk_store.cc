@@ -433,7 +433,7 @@ void DiskStore::TakeRead(const ReadEnd& end) {
 void DiskStore::Refuse(DiskBlock& block, const Status& why) {
   if (block.removed) return;
   ++stats_.refused_blocks;
-  messages_.push_back(fmt::format("{}; it is computed again, with what follows it", Message(why)));
+  messages_.push_back(fmt::format("{}; it is computed again, with the blocks that follow it", Message(why)));
   index_.Remove(block, [this](SlotPlace place) { io_->Invalidate(place); });
 }
 

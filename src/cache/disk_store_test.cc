@@ -23,7 +23,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// 18,432 bytes, and summaries of 192.
+// A block takes 18,432 bytes, and its summaries take 192.
 constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 64};
 constexpr int64_t kNoLimit = int64_t{1} << 40;
 
@@ -33,7 +33,7 @@ std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
   return tokens;
 }
 
-// What the last block of a path holds: a function of its namespace and of all tokens up to it.
+// Returns the contents of the last block of a path: a function of its namespace and of all tokens up to it.
 std::vector<std::byte> BlockOf(const std::string& name, std::span<const int32_t> path) {
   std::seed_seq seed(path.begin(), path.end());
   std::mt19937_64 random(seed);
@@ -87,7 +87,7 @@ class DiskStoreTest : public testing::Test {
     }
   }
 
-  // Starts to read blocks [first, first + blocks.size()) of a path.
+  // Starts a load of the blocks [first, first + blocks.size()) of a path.
   static DiskStore::LoadId StartLoad(DiskStore& tier, const std::string& name,
                                      const std::vector<int32_t>& path, int first,
                                      std::vector<std::vector<std::byte>>& blocks) {
@@ -101,7 +101,8 @@ class DiskStoreTest : public testing::Test {
     return opened.load;
   }
 
-  // Loads what is found of a path, from block `first` on, and checks each byte; the blocks that came.
+  // Loads the stored blocks of a path from block `first`, and checks each byte. Returns the number of loaded
+  // blocks.
   static int Load(DiskStore& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
     const int found = tier.Find(name, TokensOf(path));
     if (found <= first) return 0;
@@ -137,7 +138,7 @@ class DiskStoreTest : public testing::Test {
     int slot;
     SlotRecord record;  // without sums
   };
-  // A segment as somebody else might have made it: records and, unless it is cut, each slot's block of zeros.
+  // Writes a segment of another origin: records and, unless it is cut, a block of zeros for each slot.
   void WriteSegment(uint64_t number, int slots, const std::vector<Slot>& filled, bool cut = false) const {
     const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
     const std::string path = folder_ + "/" + SegmentName(number);
@@ -174,7 +175,7 @@ class DiskStoreTest : public testing::Test {
   std::string folder_;
 };
 
-TEST_F(DiskStoreTest, GivesBackWhatItGot) {
+TEST_F(DiskStoreTest, LoadsStoredBlocks) {
   auto tier = Open();
   EXPECT_EQ(Load(*tier, "a", {1, 2, 3}), 0);
   Store(*tier, "a", {1, 2, 3});
@@ -195,7 +196,7 @@ TEST_F(DiskStoreTest, GivesBackWhatItGot) {
   EXPECT_THAT(tier->TakeMessages(), IsEmpty());
 }
 
-TEST_F(DiskStoreTest, IsFoundAgainAfterARestart) {
+TEST_F(DiskStoreTest, FindsBlocksAfterARestart) {
   for (int round = 0; round < 4; ++round) {
     auto tier = Open();
     EXPECT_EQ(tier->stats().blocks, round == 0 ? 0 : 1 + 2 * round);
@@ -205,7 +206,7 @@ TEST_F(DiskStoreTest, IsFoundAgainAfterARestart) {
   }
 }
 
-TEST_F(DiskStoreTest, MemoryForWritingIsBounded) {
+TEST_F(DiskStoreTest, LimitsTheMemoryOfPendingWrites) {
   auto tier = Open(64 << 20);
   std::vector<int32_t> path(200);
   for (int i = 0; i < 200; ++i) path[i] = i;
@@ -215,7 +216,7 @@ TEST_F(DiskStoreTest, MemoryForWritingIsBounded) {
   EXPECT_FALSE(tier->writing());
 }
 
-TEST_F(DiskStoreTest, FlushingCanBeStopped) {
+TEST_F(DiskStoreTest, FlushCanBeCancelled) {
   auto tier = Open();
   EXPECT_EQ(StoreSome(*tier, "a", {1, 2, 3}), 3);
   EXPECT_EQ(tier->Flush([] { return true; }).code(), StatusCode::kCancelled);
@@ -224,7 +225,7 @@ TEST_F(DiskStoreTest, FlushingCanBeStopped) {
   EXPECT_EQ(Load(*tier, "a", {1, 2, 3}), 3);
 }
 
-TEST_F(DiskStoreTest, ABudgetHolds) {
+TEST_F(DiskStoreTest, KeepsItsFilesWithinTheBudget) {
   constexpr int64_t kBudget = 1 << 20;
   auto tier = Open(kBudget);
   const auto capacity = static_cast<int>(tier->stats().capacity_blocks);
@@ -233,9 +234,9 @@ TEST_F(DiskStoreTest, ABudgetHolds) {
   EXPECT_EQ(tier->stats().blocks, capacity);
   EXPECT_EQ(tier->stats().evicted_blocks, 400 - capacity);
   EXPECT_LE(FileBytes(), kBudget);
-  EXPECT_EQ(Load(*tier, "a", {199, 200}), 2) << "the latest stay";
-  EXPECT_EQ(Load(*tier, "a", {0, 1}), 0) << "the oldest go";
-  // Of a sequence that is longer than the budget its beginning is kept.
+  EXPECT_EQ(Load(*tier, "a", {199, 200}), 2) << "the latest blocks stay";
+  EXPECT_EQ(Load(*tier, "a", {0, 1}), 0) << "the oldest blocks are evicted";
+  // The beginning of a sequence is kept if the sequence exceeds the budget.
   std::vector<int32_t> path(100);
   for (int i = 0; i < 100; ++i) path[i] = 1000 + i;
   EXPECT_EQ(StoreSome(*tier, "a", path) < 100, true);
@@ -246,7 +247,7 @@ TEST_F(DiskStoreTest, ABudgetHolds) {
   tier.reset();
   tier = Open(kBudget);
   EXPECT_EQ(Load(*tier, "a", path), capacity);
-  // A smaller one gives space back at once.
+  // A smaller budget frees disk space at once.
   tier.reset();
   tier = Open(kBudget / 2);
   EXPECT_LE(FileBytes(), kBudget / 2);
@@ -256,7 +257,7 @@ TEST_F(DiskStoreTest, ABudgetHolds) {
   EXPECT_LE(FileBytes(), kBudget / 2);
 }
 
-TEST_F(DiskStoreTest, AFileThatGrewCountsAsWhatItIs) {
+TEST_F(DiskStoreTest, CountsTheActualSizeOfFiles) {
   auto tier = Open(1 << 20);
   Store(*tier, "a", {1});
   Store(*tier, "a", {2, 3, 4, 5, 6, 7, 8, 9});
@@ -268,17 +269,17 @@ TEST_F(DiskStoreTest, AFileThatGrewCountsAsWhatItIs) {
   EXPECT_LE(FileBytes(), 1 << 20);
 }
 
-TEST_F(DiskStoreTest, AnyBudgetCanBeCounted) {
+TEST_F(DiskStoreTest, SupportsVeryLargeBudgets) {
   EXPECT_GT(Open(int64_t{1} << 60)->stats().capacity_blocks, int64_t{1} << 40);
 }
 
-TEST_F(DiskStoreTest, ABudgetOfNoBlockIsRefused) {
+TEST_F(DiskStoreTest, RefusesABudgetBelowOneBlock) {
   const auto tier =
       DiskStore::Open({.folder = folder_, .bytes = 10000, .layout = kLayout, .fingerprint = "model"});
   EXPECT_THAT(Message(tier.status()), HasSubstr("one block of 64 tokens; found 10000"));
 }
 
-TEST_F(DiskStoreTest, OneProcessHasTheFolder) {
+TEST_F(DiskStoreTest, LocksTheFolderForOneProcess) {
   auto tier = Open();
   const auto second =
       DiskStore::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .fingerprint = "model"});
@@ -287,7 +288,7 @@ TEST_F(DiskStoreTest, OneProcessHasTheFolder) {
   Open();
 }
 
-TEST_F(DiskStoreTest, AnotherModelsBlocksAreRefusedAndGoWhenRoomIsNeeded) {
+TEST_F(DiskStoreTest, RefusesAndReplacesBlocksOfOtherModels) {
   constexpr int64_t kBudget = 1 << 20;
   auto tier = Open(kBudget);
   for (int i = 0; i < 50; ++i) Store(*tier, "a", {i});
@@ -309,16 +310,16 @@ TEST_F(DiskStoreTest, AnotherModelsBlocksAreRefusedAndGoWhenRoomIsNeeded) {
   EXPECT_EQ(Load(*tier, "a", {49}), 1);
   tier.reset();
   tier = Open(kBudget);
-  EXPECT_LT(tier->stats().blocks, 50) << "the first model's had to go";
+  EXPECT_LT(tier->stats().blocks, 50) << "blocks of the first model were replaced";
 }
 
-TEST_F(DiskStoreTest, DamagedBlocksAreRefusedWithWhatFollows) {
+TEST_F(DiskStoreTest, RefusesDamagedBlocksWithTheirFollowers) {
   const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
   auto tier = Open();
   Store(*tier, "a", {1, 2, 3, 4});
   Store(*tier, "a", {1, 2, 9});
   const std::string file = Segments().at(0);
-  // The second block's bytes, wherever they are: found by what they hold.
+  // The second block is located by its contents.
   std::ifstream in(file, std::ios::binary);
   const std::string all((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   const std::vector<std::byte> wanted = BlockOf("a", std::vector<int32_t>{1, 2});
@@ -333,12 +334,12 @@ TEST_F(DiskStoreTest, DamagedBlocksAreRefusedWithWhatFollows) {
   EXPECT_TRUE(tier->Flush().ok());
   tier.reset();
   tier = Open();
-  EXPECT_EQ(tier->stats().blocks, 1) << "nor is it found after a restart";
+  EXPECT_EQ(tier->stats().blocks, 1) << "the block is not found after a restart";
   Store(*tier, "a", {1, 2, 3, 4});
   EXPECT_EQ(Load(*tier, "a", {1, 2, 3, 4}), 4);
 }
 
-// Whatever bit of a file flips, and wherever it is cut off, what is found is what was stored.
+// Blocks that are found have the stored contents after any bit flip or truncation of a file.
 TEST_F(DiskStoreTest, FlippedBitsAndCutFilesAreRefused) {
   constexpr int64_t kBudget = 1 << 20;
   const std::vector<int32_t> path = {1, 2, 3, 4, 5};
@@ -354,7 +355,7 @@ TEST_F(DiskStoreTest, FlippedBitsAndCutFilesAreRefused) {
     std::filesystem::copy(pristine, folder_);
     for (const std::string& file : Segments()) {
       const auto size = static_cast<int64_t>(std::filesystem::file_size(file));
-      // Records and headers are few bytes: half of the damage goes there.
+      // Half of the damage hits records and headers, which are few bytes.
       const int64_t at =
           static_cast<int64_t>(random()) % (round % 2 == 0 ? size : std::min<int64_t>(size, 8192));
       if (round % 3 == 0) {
@@ -367,10 +368,10 @@ TEST_F(DiskStoreTest, FlippedBitsAndCutFilesAreRefused) {
     const int came = Load(*tier, "a", path);
     ++(came == 5 ? whole : partial);
     Store(*tier, "a", path);
-    EXPECT_EQ(Load(*tier, "a", path), 5) << "it is stored again";
+    EXPECT_EQ(Load(*tier, "a", path), 5) << "the missing blocks are stored again";
     tier.reset();
   }
-  EXPECT_GT(whole, 0);  // what flips between records harms nothing
+  EXPECT_GT(whole, 0);  // bits between records are unused
   EXPECT_GT(partial, 100);
   std::filesystem::remove_all(pristine);
 }
@@ -388,14 +389,14 @@ TEST_F(DiskStoreTest, GarbageFilesAreRefused) {
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/" + SegmentName(4)));
 }
 
-TEST_F(DiskStoreTest, ASegmentThatCannotBeOpenedIsTold) {
+TEST_F(DiskStoreTest, ReportsASegmentThatCannotBeOpened) {
   std::filesystem::create_directory(folder_ + "/" + SegmentName(3));
   const auto tier =
       DiskStore::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .fingerprint = "model"});
   EXPECT_THAT(Message(tier.status()), HasSubstr(SegmentName(3) + ": can't be opened"));
 }
 
-TEST_F(DiskStoreTest, AFileThatEndsInItsRecordsIsEmptyFromThere) {
+TEST_F(DiskStoreTest, TreatsSlotsPastTheEndOfAFileAsEmpty) {
   WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}});
   const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
   std::filesystem::resize_file(folder_ + "/" + SegmentName(1), format.RecordOffset(1) + 100);
@@ -407,22 +408,22 @@ TEST_F(DiskStoreTest, AFileThatEndsInItsRecordsIsEmptyFromThere) {
   EXPECT_EQ(Segments().size(), 1U);
 }
 
-TEST_F(DiskStoreTest, ANumberThatIsThereTwiceNamesNothing) {
+TEST_F(DiskStoreTest, RefusesDuplicateBlockIds) {
   WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}, {2, RecordOf(7, 6, 3)}});
   WriteSegment(2, 4, {{0, RecordOf(5, 0, 9)}, {1, RecordOf(8, 0, 4)}});
   for (int round = 0; round < 3; ++round) {
     auto tier = Open();
     EXPECT_EQ(tier->stats().blocks, 1 + round);
-    EXPECT_EQ(tier->stats().refused_blocks, round == 0 ? 3 : 0) << "they are made invalid";
+    EXPECT_EQ(tier->stats().refused_blocks, round == 0 ? 3 : 0) << "the records are invalidated";
     EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{1, 2})), 0);
     EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{9, 2})), 0);
     EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{4})), 1);
-    Store(*tier, "a", {100 + round});  // into one of their slots
+    Store(*tier, "a", {100 + round});  // reuses one of their slots
   }
 }
 
-// Nor those of records that were lost: two openings that find the same give other numbers.
-TEST_F(DiskStoreTest, NumbersOfRecordsWithoutBlocksAreNotGivenAgain) {
+// Ids of lost records are not reused either: two stores that open the same files assign different ids.
+TEST_F(DiskStoreTest, DoesNotReuseIdsOfRecordsWithoutBlocks) {
   std::set<uint64_t> given;
   for (int opening = 0; opening < 2; ++opening) {
     WriteSegment(1, 4, {{3, RecordOf(900, 0, 1)}}, /*cut=*/true);
@@ -445,10 +446,10 @@ TEST_F(DiskStoreTest, NumbersOfRecordsWithoutBlocksAreNotGivenAgain) {
   EXPECT_EQ(given.size(), 2U);
 }
 
-TEST_F(DiskStoreTest, ClearForgetsForGood) {
+TEST_F(DiskStoreTest, ClearedBlocksStayRemovedAfterARestart) {
   auto tier = Open();
   Store(*tier, "a", {1, 2, 3});
-  StoreSome(*tier, "a", {1, 2, 3, 4});  // on its way
+  StoreSome(*tier, "a", {1, 2, 3, 4});  // the write of block 4 is pending
   tier->Clear();
   EXPECT_EQ(tier->stats().blocks, 0);
   EXPECT_TRUE(tier->Flush().ok());
@@ -458,12 +459,12 @@ TEST_F(DiskStoreTest, ClearForgetsForGood) {
   EXPECT_EQ(tier->stats().refused_blocks, 0);
 }
 
-TEST_F(DiskStoreTest, ClearForgetsAllSegments) {
-  auto tier = Open(1 << 20);  // a segment is one block, or a few
+TEST_F(DiskStoreTest, ClearRemovesTheBlocksOfAllSegments) {
+  auto tier = Open(1 << 20);  // a segment has few blocks
   for (int i = 0; i < 20; ++i) Store(*tier, "a", {i, i});
   EXPECT_GT(Segments().size(), 5U);
   tier->Clear();
-  Store(*tier, "a", {7, 8});  // behind what is made invalid
+  Store(*tier, "a", {7, 8});  // is queued after the invalidations
   tier.reset();
   tier = Open(1 << 20);
   EXPECT_EQ(tier->stats().blocks, 2);
@@ -471,8 +472,8 @@ TEST_F(DiskStoreTest, ClearForgetsAllSegments) {
   EXPECT_EQ(Load(*tier, "a", {7, 8}), 2);
 }
 
-// A step that waits for a layer does not wait for the end of a load of many pieces.
-TEST_F(DiskStoreTest, LayersComeBetweenThePiecesOfALoad) {
+// A step that waits for a layer does not wait until a load of many pieces ends.
+TEST_F(DiskStoreTest, LayerReadsDoNotWaitForTheEndOfALoad) {
   constexpr KvLayout kLarge = {.layers = 4, .heads = 8, .key_dim = 128, .value_dim = 128};
   constexpr int kBlocks = 60, kRounds = 10;  // about 120 MiB, 8 pieces
   auto tier = Open(256 << 20, "model", kLarge);
@@ -490,7 +491,7 @@ TEST_F(DiskStoreTest, LayersComeBetweenThePiecesOfALoad) {
   const uint64_t pinned = tier->Pin("a", TokensOf(path), kBlocks - 1, 1).front();
   std::vector<std::byte> memory(kBlocks * kLarge.block_bytes()), layer(kLarge.layer_bytes());
   int before = 0;
-  // On a busy machine every load may end first, so that more rounds are tried.
+  // On a busy machine each load may end before the layer is read, so the test tries several rounds.
   for (int round = 0; round < kRounds || (before == 0 && round < 100 * kRounds); ++round) {
     const DiskStore::OpenedLoad opened = tier->OpenLoad("a", TokensOf(path), 0, kBlocks);
     std::vector<DiskStore::Target> to;
@@ -498,7 +499,7 @@ TEST_F(DiskStoreTest, LayersComeBetweenThePiecesOfALoad) {
       to.push_back({opened.records[i], kLarge.Flat(&memory[i * kLarge.block_bytes()])});
     }
     tier->Read(opened.load, to);
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it has begun
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the load has begun
     std::ranges::fill(layer, std::byte{0});
     const DiskStore::LayerRead read = {pinned, 2, layer.data()};
     EXPECT_EQ(tier->ReadLayers({&read, 1}), 1U);
@@ -511,12 +512,12 @@ TEST_F(DiskStoreTest, LayersComeBetweenThePiecesOfALoad) {
     }
     EXPECT_EQ(loaded[0].blocks, kBlocks);
   }
-  EXPECT_GT(before, 0);  // but for rounds in which this thread slept too long
+  EXPECT_GT(before, 0);  // except in rounds in which this thread slept too long
   EXPECT_EQ(std::ranges::count(memory, std::byte{7}), std::ssize(memory));
   tier->Unpin(pinned);
 }
 
-TEST_F(DiskStoreTest, CancelledLoadsWriteNoMore) {
+TEST_F(DiskStoreTest, CancelledLoadsStopWritingToTheirTargets) {
   auto tier = Open(64 << 20);
   std::vector<int32_t> path(50);
   for (int i = 0; i < 50; ++i) path[i] = i;
@@ -543,7 +544,7 @@ TEST_F(DiskStoreTest, LongNamesAreNotStored) {
   EXPECT_EQ(Load(*tier, name.substr(1), {1}), 1);
 }
 
-// Runs `body` in a process of its own, which ends with what it returns.
+// Runs `body` in a child process and returns its result, which is the exit status of the child.
 int InChild(const std::function<int()>& body) {
   const pid_t child = fork();
   if (child == 0) _exit(body());
@@ -552,10 +553,10 @@ int InChild(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-TEST_F(DiskStoreTest, AFullDiskEndsStoringOnly) {
+TEST_F(DiskStoreTest, AFullDiskStopsOnlyWrites) {
   const int code = InChild([this] {
     std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit = {220000, 220000};  // bytes of a file: its records and a few blocks
+    const rlimit limit = {220000, 220000};  // maximum bytes of a file: its records and a few blocks
     setrlimit(RLIMIT_FSIZE, &limit);
     auto tier = Open(64 << 20);
     const std::vector<int32_t> path = {1, 2, 3, 4, 5, 6, 7, 8, 9};
@@ -575,8 +576,8 @@ TEST_F(DiskStoreTest, AFullDiskEndsStoringOnly) {
   EXPECT_EQ(Load(*tier, "a", {1, 2, 3, 4, 5, 6, 7, 8, 9}), 9);
 }
 
-// A process that stores without end, in so little room that slots are reused all the time, is killed 50
-// times.
+// A process that stores blocks in an endless loop is killed 50 times. Its budget is so small that slots are
+// reused all the time.
 TEST_F(DiskStoreTest, SurvivesBeingKilled) {
   constexpr int64_t kBudget = 1 << 20;
   const auto path_of = [](int i) { return std::vector<int32_t>{i % 5, i, i + 1, i % 3}; };
@@ -606,7 +607,7 @@ TEST_F(DiskStoreTest, SurvivesBeingKilled) {
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
     auto tier = Open(kBudget);
-    EXPECT_EQ(tier->stats().refused_blocks, 0) << "a record that is there has its block";
+    EXPECT_EQ(tier->stats().refused_blocks, 0) << "each record has its block";
     EXPECT_EQ(tier->stats().refused_files, 0);
     const int blocks = tier->stats().blocks;
     EXPECT_LE(blocks, tier->stats().capacity_blocks);

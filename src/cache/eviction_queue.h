@@ -22,7 +22,7 @@ class EvictionQueue {
     double key_ = 0;          // its worth, or the time of its predicted use
     double last_use_ = 0;     // of entries with a worth
     size_t slot_ = kNowhere;  // in heap_
-    uint64_t number_ = 0;     // in away_; 0: it is not there
+    uint64_t number_ = 0;     // in away_; 0: it is not in away_
   };
 
   bool empty() const { return heap_.empty() && away_.empty(); }

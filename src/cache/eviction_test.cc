@@ -7,7 +7,7 @@ namespace {
 
 constexpr EvictionCandidate kOnce = {.last_use = 50, .uses = 1, .end_position = 1000};
 
-TEST(LruPolicyTest, OnlyTimeCounts) {
+TEST(LruPolicyTest, DependsOnTheLastUseOnly) {
   auto policy = MakeLruPolicy();
   EvictionCandidate later = kOnce;
   later.last_use = 51;
@@ -19,7 +19,7 @@ TEST(LruPolicyTest, OnlyTimeCounts) {
 
 class CostAwarePolicyTest : public testing::Test {
  protected:
-  // Runs live for about 30 requests here.
+  // Runs stay in the cache for about 30 requests here.
   CostAwarePolicyTest() {
     for (int i = 0; i < 1000; ++i) policy_->OnEvict(kOnce, 0, kOnce.last_use + 30);
   }
@@ -31,37 +31,37 @@ class CostAwarePolicyTest : public testing::Test {
   std::unique_ptr<EvictionPolicy> policy_ = MakeCostAwarePolicy(/*attention_tokens=*/8000, /*remembered=*/3);
 };
 
-TEST_F(CostAwarePolicyTest, OfEqualsTheOlderGoes) {
+TEST_F(CostAwarePolicyTest, EvictsTheLeastRecentlyUsedAmongEquals) {
   EXPECT_LT(Worth(50, 1), Worth(51, 1));
   EXPECT_LT(Worth(50, 4), Worth(51, 4));
 }
 
-TEST_F(CostAwarePolicyTest, AnotherUseIsWorthSomeOfALifetime) {
+TEST_F(CostAwarePolicyTest, AnotherUseAddsAPartOfALifetime) {
   EXPECT_GT(Worth(50, 2), Worth(54, 1));
-  EXPECT_LT(Worth(50, 2), Worth(60, 1)) << "but not eternity";
+  EXPECT_LT(Worth(50, 2), Worth(60, 1)) << "a use adds less than 10 steps";
 }
 
-TEST_F(CostAwarePolicyTest, DearBlocksStayLonger) {
+TEST_F(CostAwarePolicyTest, ExpensiveBlocksStayLonger) {
   EXPECT_GT(Worth(50, 2, Session::kNone, 16000), Worth(50, 2, Session::kNone, 1000));
 }
 
-TEST_F(CostAwarePolicyTest, ClientsKnowMore) {
-  EXPECT_GT(Worth(50, 1, Session::kContinues), Worth(64, 1)) << "half a lifetime";
-  EXPECT_GT(Worth(50, 1, Session::kContinues), Worth(50, 2)) << "than the past tells";
+TEST_F(CostAwarePolicyTest, SessionHintsOutweighPastUses) {
+  EXPECT_GT(Worth(50, 1, Session::kContinues), Worth(64, 1)) << "a hint adds half a lifetime";
+  EXPECT_GT(Worth(50, 1, Session::kContinues), Worth(50, 2)) << "a hint outweighs a past use";
   EXPECT_LT(Worth(75, 1, Session::kEnds), Worth(50, 1));
-  EXPECT_EQ(Worth(50, 2, Session::kEnds), Worth(50, 2)) << "others use it too";
+  EXPECT_EQ(Worth(50, 2, Session::kEnds), Worth(50, 2)) << "other requests use the block too";
 }
 
-TEST_F(CostAwarePolicyTest, WhoWasToReturnCountsAsUsedThen) {
+TEST_F(CostAwarePolicyTest, PredictedReturnsCountAsUses) {
   EvictionCandidate due = kOnce;
   due.session = Session::kContinues;
   due.returns_at = 70;
   EXPECT_EQ(policy_->ReturnsAt(due), 70);
   EXPECT_EQ(policy_->Worth(due), Worth(70, 1, Session::kContinues));
-  EXPECT_EQ(MakeLruPolicy()->ReturnsAt(due), 0) << "what clients say is nothing to it";
+  EXPECT_EQ(MakeLruPolicy()->ReturnsAt(due), 0) << "LRU ignores session hints";
 }
 
-TEST_F(CostAwarePolicyTest, RemembersTheLastRunsThatWent) {
+TEST_F(CostAwarePolicyTest, RemembersTheLastEvictedRuns) {
   EvictionCandidate often = kOnce;
   often.uses = 5;
   policy_->OnEvict(often, 111, 80);

@@ -14,7 +14,7 @@
 namespace moesaic::cache {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "segments are written as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "segments are copies of memory");
 
 constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', 'k', 'v', 's', 'e', 'g'};
 constexpr uint32_t kVersion = 2;

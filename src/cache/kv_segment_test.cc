@@ -20,7 +20,7 @@ SlotRecord Record() {
   return record;
 }
 
-TEST(KvSegment, PlacesDoNotOverlap) {
+TEST(KvSegment, RecordsAndBlocksDoNotOverlap) {
   const SegmentFormat format = Format();
   EXPECT_EQ(format.block_bytes(), kLayout.block_bytes());
   for (int slots = 1; slots < 20; ++slots) {
@@ -33,7 +33,7 @@ TEST(KvSegment, PlacesDoNotOverlap) {
   }
 }
 
-TEST(KvSegment, HeadersNameTheirMaker) {
+TEST(KvSegment, HeadersIdentifyModelLayoutAndSegment) {
   const SegmentFormat format = Format();
   const std::vector<std::byte> header = format.EncodeHeader(42, 9);
   EXPECT_EQ(header.size(), size_t{SegmentFormat::kHeaderBytes});
@@ -51,7 +51,7 @@ TEST(KvSegment, HeadersNameTheirMaker) {
   EXPECT_EQ(format.DecodeHeader({}, 42).status().code(), StatusCode::kDataLoss);
 }
 
-// A version before, summaries stood in the slots.
+// Version 1 stored the summaries in the slots.
 TEST(KvSegment, OtherVersionsAreRefused) {
   const SegmentFormat format = Format();
   std::vector<std::byte> header = format.EncodeHeader(42, 9);
@@ -61,14 +61,14 @@ TEST(KvSegment, OtherVersionsAreRefused) {
   }
 }
 
-TEST(KvSegment, NobodysNumbersAreRefused) {
+TEST(KvSegment, InvalidSlotCountsAndIdsAreRefused) {
   const SegmentFormat format = Format();
   const auto most = static_cast<int>(SegmentFormat::kMaxBytes / format.slot_bytes());
   EXPECT_TRUE(format.DecodeHeader(format.EncodeHeader(1, most - most / 10), 1).ok());
   for (const int slots : {0, most, 1 << 20, -1}) {
     EXPECT_EQ(format.DecodeHeader(format.EncodeHeader(1, slots), 1).status().code(), StatusCode::kDataLoss);
   }
-  // A slot may be larger than that.
+  // A slot may exceed the maximum size of a segment.
   const SegmentFormat large =
       Format("model", {.layers = 1000, .heads = 128, .key_dim = 128, .value_dim = 128});
   EXPECT_GT(large.SegmentBytes(1), SegmentFormat::kMaxBytes);
@@ -93,7 +93,7 @@ TEST(KvSegment, AnyFlippedBitOfAHeaderIsRefused) {
   }
 }
 
-TEST(KvSegment, RecordsComeBackFromTheirPlaceOnly) {
+TEST(KvSegment, RecordsAreValidOnlyInTheirSlot) {
   const SegmentFormat format = Format();
   const std::vector<std::byte> bytes = format.EncodeRecord(Record(), 4, 5);
   EXPECT_EQ(static_cast<int64_t>(bytes.size()), format.record_bytes());
@@ -106,7 +106,7 @@ TEST(KvSegment, RecordsComeBackFromTheirPlaceOnly) {
   EXPECT_EQ(back->name, "salt");
   EXPECT_FALSE(format.DecodeRecord(bytes, 4, 6));
   EXPECT_FALSE(format.DecodeRecord(bytes, 5, 5));
-  EXPECT_FALSE(format.DecodeRecord(std::vector<std::byte>(bytes.size()), 4, 5)) << "an empty slot";
+  EXPECT_FALSE(format.DecodeRecord(std::vector<std::byte>(bytes.size()), 4, 5)) << "the slot is empty";
   EXPECT_FALSE(format.DecodeRecord(std::span(bytes).first(100), 4, 5));
 }
 
@@ -129,7 +129,7 @@ TEST(KvSegment, AnyFlippedBitOfARecordIsRefused) {
   }
 }
 
-TEST(KvSegment, EachLayerHasItsSum) {
+TEST(KvSegment, EachLayerHasItsChecksum) {
   const SegmentFormat format = Format();
   std::vector<std::byte> block(format.block_bytes());
   for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i * i / 7);
@@ -142,11 +142,11 @@ TEST(KvSegment, EachLayerHasItsSum) {
   EXPECT_EQ(others[2], sums[2]);
 }
 
-TEST(KvSegment, RecordsCarryDigests) {
+TEST(KvSegment, RecordsContainKeySummaries) {
   KvLayout layout = kLayout;
   layout.summary_bytes = 84;
   const SegmentFormat format = Format("model", layout);
-  EXPECT_EQ(format.slot_bytes(), Format().slot_bytes()) << "which stand nowhere else";
+  EXPECT_EQ(format.slot_bytes(), Format().slot_bytes()) << "summaries are stored only in the records";
   std::vector<std::byte> block(layout.total_bytes());
   for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(i * i / 7);
   SlotRecord record = Record();
@@ -166,7 +166,7 @@ TEST(KvSegment, RecordsCarryDigests) {
   }
 }
 
-TEST(KvSegment, Names) {
+TEST(KvSegment, ParsesOnlyValidSegmentNames) {
   EXPECT_EQ(SegmentName(0x2a), "kv-000000000000002a.segment");
   EXPECT_EQ(SegmentNumber("kv-000000000000002a.segment"), 0x2aU);
   for (const char* other :

@@ -31,8 +31,8 @@ struct KvStoreOptions {
 };
 
 /// Owns the memory of blocks, key summaries and slots, and applies operations to it. Does not know why a
-/// block is copied. Memory is reserved in huge pages and becomes resident when it is first written. The
-/// thread of its executor only, but for reads and writes of blocks by kernels during a step.
+/// block is copied. Memory is reserved in huge pages and becomes resident when it is first written. Only
+/// the thread of its executor may call it. Kernels also read and write blocks during a step.
 class KvStore {
  public:
   /// Builds the key summaries of blocks, in all layers that have them, from the keys in the blocks.

@@ -25,7 +25,7 @@ class KvStoreTest : public testing::Test {
     return *std::move(store);
   }
 
-  // Keys, values and key summaries of each layer, all different: finite floats.
+  // Returns different finite floats for the keys, values and key summaries of each layer.
   static std::vector<std::byte> Contents(int value) {
     std::vector<std::byte> bytes(kLayout.total_bytes());
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>((i / 61 + 7 * value) % 100);
@@ -50,7 +50,7 @@ class KvStoreTest : public testing::Test {
       *runtime::ThreadPool::Create({.threads = 2, .pin = false});
 };
 
-TEST_F(KvStoreTest, CountsWholeBlocksOfABudget) {
+TEST_F(KvStoreTest, RoundsABudgetDownToWholeBlocks) {
   EXPECT_EQ(*KvStore::BlocksFor(kLayout, 5 * kLayout.total_bytes() - 1), 4);
   EXPECT_EQ(KvStore::BlocksFor(kLayout, kLayout.total_bytes() - 1).status().code(),
             StatusCode::kResourceExhausted);
@@ -93,11 +93,11 @@ TEST_F(KvStoreTest, SwapSlotsKeepBlocksWithTheirSummaries) {
     Apply(*store, {{.kind = KvOpKind::kRestore, .area = KvArea::kSwap, .block = 3 - i, .slot = 2 - i}});
     EXPECT_EQ(Read(*store, 3 - i), Contents(i));
   }
-  EXPECT_EQ(Read(*store, 0), Contents(9)) << "other blocks stay as they are";
+  EXPECT_EQ(Read(*store, 0), Contents(9)) << "other blocks are unchanged";
 }
 
-// A slot that is written twice has the contents of the later operation, and a block that is saved and then
-// overwritten was saved as it had been.
+// A slot that is written twice has the contents of the later operation. A block that is saved and then
+// overwritten is saved with its earlier contents.
 TEST_F(KvStoreTest, OperationsTakeEffectInOrder) {
   const auto store = Make({.blocks = 3, .swap_slots = 1, .warm_slots = 2, .warm_exact = true});
   for (int i = 0; i < 3; ++i) Write(*store, i, i);

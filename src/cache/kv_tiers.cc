@@ -42,7 +42,7 @@ Status KvTiers::OpenDisk(const KvDiskOptions& options, KvStore& store) {
                                                                      .layout = store.layout(),
                                                                      .fingerprint = options.fingerprint}));
   store.SetDisk(disk.get());
-  // A block in the swap area must be whole, so nothing is attached beside it.
+  // A block in the swap area must be whole, so the disk tier attaches no blocks if swap is enabled.
   disk_ = std::make_unique<DiskTier>(
       pool_, tree_, std::move(disk), store.layout(),
       DiskTierOptions{.step_bytes = options.step_bytes, .attaches = swap_ == nullptr});

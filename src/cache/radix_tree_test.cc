@@ -11,8 +11,8 @@
 namespace moesaic::cache {
 namespace {
 
-// One letter is one block: 64 tokens that are all that letter. "abc" is a prompt of three blocks; a digit at
-// the end is a part of a block, so "ab5" has 5 tokens of the block 'z' behind it, and "ab5c" 5 of 'c'.
+// One letter is one block of 64 tokens equal to that letter. "abc" is a prompt of three blocks. A digit adds
+// a partial block: "ab5" ends with 5 tokens of the block 'z', and "ab5c" with 5 tokens of 'c'.
 std::vector<int32_t> Tokens(const std::string& text) {
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -25,7 +25,7 @@ std::vector<int32_t> Tokens(const std::string& text) {
   return tokens;
 }
 
-// Writes down what the tree tells: "+abc" stored from the root, "b+cd" behind a block b, "-d" removed.
+// Records the events of the tree: "+abc" is stored at the root, "b+cd" after a block b, and "-d" is removed.
 class Recorder : public KvObserver {
  public:
   void Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
@@ -58,7 +58,8 @@ class RadixTreeTest : public testing::Test {
       : pool_(std::make_unique<BlockPool>(blocks)),
         tree_(*pool_, MakeLruPolicy(), &recorder_, prefix::KeyedHasher(hash_bits)) {}
 
-  // What a request does: looks its prompt up, computes the rest, and lets go. The blocks that it found.
+  // Runs one request: looks up its prompt, computes the missing blocks, and releases all of them. Returns the
+  // number of blocks that it found.
   int Serve(const std::string& text, const std::string& name = "", const SessionHint& hint = {}) {
     std::vector<BlockRef> blocks = Hold(text, name);
     const int found = found_;
@@ -66,7 +67,7 @@ class RadixTreeTest : public testing::Test {
     return found;
   }
 
-  // As Serve, but keeps the blocks.
+  // Like Serve(), but returns handles of the blocks.
   std::vector<BlockRef> Hold(const std::string& text, const std::string& name = "") {
     const std::vector<int32_t> tokens = Tokens(text);
     PrefixMatch match = tree_.Find(name, tokens);
@@ -86,7 +87,8 @@ class RadixTreeTest : public testing::Test {
     return blocks;
   }
 
-  // Blocks found of `text`, without using them, and tokens of the next: "2" or "2+5".
+  // Returns the number of cached blocks of `text` and of cached tokens of the next block: "2" or "2+5". Does
+  // not mark them as used.
   std::string Look(const std::string& text, const std::string& name = "") const {
     const PrefixMatch match = tree_.Find(name, Tokens(text));
     EXPECT_EQ(match.tail_tokens > 0, static_cast<bool>(match.tail));
@@ -103,7 +105,7 @@ class RadixTreeTest : public testing::Test {
 class HintedTreeTest : public testing::Test {
  protected:
   static SessionHint Returns(double at) { return {.session = Session::kContinues, .returns_at = at}; }
-  // As a request, with room for all; letters are blocks.
+  // Runs a request in a pool that has room for all blocks. Each letter is a block.
   void Serve(const std::string& text, const SessionHint& hint = {}) {
     const std::vector<int32_t> tokens = Tokens(text);
     std::vector<BlockRef> blocks = std::move(tree_.Find("", tokens).blocks);
@@ -113,7 +115,7 @@ class HintedTreeTest : public testing::Test {
     tree_.Insert("", tokens, blocks, known);
     tree_.Touch(blocks, hint);
   }
-  // The last letters of what goes, one block after the other.
+  // Evicts `count` blocks and returns their letters in order.
   std::string Gone(int count) {
     std::string gone;
     tree_.SetEvictionCallback([&](int32_t block) { gone += static_cast<char>(tree_.TokensOf(block)[0]); });
@@ -127,37 +129,38 @@ class HintedTreeTest : public testing::Test {
   RadixTree tree_{*pool_, MakeCostAwarePolicy(1000, 20), nullptr};
 };
 
-TEST_F(HintedTreeTest, WhoReturnsLastGoesFirst) {
+TEST_F(HintedTreeTest, EvictsTheLatestPredictedReturnFirst) {
   Serve("a", Returns(10));
   Serve("b", Returns(30));
   Serve("c", Returns(20));
   EXPECT_EQ(Gone(3), "bca");
 }
 
-TEST_F(HintedTreeTest, AReturnIsHeldAgainstAge) {
+TEST_F(HintedTreeTest, ComparesTimeUntilReturnWithAge) {
   Serve("a");
   for (const char* other : {"x", "y", "z"}) Serve(other, Returns(100));
-  Serve("b", Returns(11));  // at 5: 6 from now; "a" was last used 4 ago, which weighs as 8
+  Serve("b", Returns(11));  // The time is 5: "b" returns in 6. "a" was used 4 ago, which counts as 8.
   EXPECT_EQ(Gone(5), "zyxab");
 }
 
-TEST_F(HintedTreeTest, WhoDidNotReturnIsAsOldAsThat) {
+TEST_F(HintedTreeTest, OverdueReturnsCountAsUsedAtTheirPredictedTime) {
   Serve("a", Returns(3));
   Serve("b");
   for (const char* other : {"c", "d", "e"}) Serve(other);
-  EXPECT_EQ(Gone(2), "ba");  // at 5: used 3 ago, and to be used 2 ago
+  EXPECT_EQ(Gone(2), "ba");  // The time is 5: "b" was used 3 ago, and "a" was predicted to be used 2 ago.
 }
 
 TEST_F(HintedTreeTest, BlocksAfterTheReturningTokensAreEvictedFirst) {
   Serve("x");
   Serve("abcd", {.session = Session::kContinues, .tokens = kKvBlockTokens + 1});
-  EXPECT_EQ(Gone(4), "dcxb") << "a block that returns in part is kept";
+  EXPECT_EQ(Gone(4), "dcxb") << "a block is kept if the next request uses a part of it";
   Serve("pq", {.session = Session::kContinues, .tokens = 0});
   EXPECT_EQ(Gone(3), "qpa");
 }
 
-// What names a block: its namespace and all before it, cuts or not; also while it goes.
-TEST_F(RadixTreeTest, PathsNameBlocks) {
+// The path of a block is its namespace and the blocks before it, in all runs. The eviction callback can read
+// it.
+TEST_F(RadixTreeTest, ReturnsThePathOfABlock) {
   const auto path = [&](int32_t block) {
     const BlockPath found = tree_.PathOf(block);
     std::string text = std::string(found.name) + ":";
@@ -181,7 +184,7 @@ TEST_F(RadixTreeTest, PathsNameBlocks) {
   tree_.SetEvictionCallback(nullptr);
 }
 
-TEST_F(RadixTreeTest, WhatWasServedIsFound) {
+TEST_F(RadixTreeTest, FindsInsertedPrefixes) {
   EXPECT_EQ(Serve("abc"), 0);
   EXPECT_EQ(Look("abc"), "3");
   EXPECT_EQ(Look("ab"), "2");
@@ -192,7 +195,7 @@ TEST_F(RadixTreeTest, WhatWasServedIsFound) {
   EXPECT_EQ(recorder_.Take(), "+abc");
 }
 
-TEST_F(RadixTreeTest, RunsAreCutWherePromptsPart) {
+TEST_F(RadixTreeTest, SplitsRunsWherePromptsDiverge) {
   Serve("abcd");
   EXPECT_EQ(Serve("abxy"), 2);
   EXPECT_EQ(tree_.nodes(), 3);  // ab, cd, xy
@@ -203,7 +206,7 @@ TEST_F(RadixTreeTest, RunsAreCutWherePromptsPart) {
   EXPECT_EQ(recorder_.Take(), "+abcd b+xy c+z");
 }
 
-TEST_F(RadixTreeTest, APromptThatGrowsStaysOneRun) {
+TEST_F(RadixTreeTest, AGrowingPromptStaysOneRun) {
   std::vector<BlockRef> blocks;
   std::vector<int32_t> tokens;
   for (const char* grown : {"a", "ab", "abc"}) {
@@ -217,7 +220,7 @@ TEST_F(RadixTreeTest, APromptThatGrowsStaysOneRun) {
   blocks.clear();
 }
 
-TEST_F(RadixTreeTest, PartsOfABlockAreFoundForCopying) {
+TEST_F(RadixTreeTest, FindsPartialBlocksToCopy) {
   Serve("abc");
   EXPECT_EQ(Look("ab5c"), "2+5");
   EXPECT_EQ(Look("ab5"), "2");
@@ -227,7 +230,7 @@ TEST_F(RadixTreeTest, PartsOfABlockAreFoundForCopying) {
   EXPECT_EQ(Look("ab7c"), "2+7");
 }
 
-TEST_F(RadixTreeTest, NamespacesShareNothing) {
+TEST_F(RadixTreeTest, NamespacesShareNoBlocks) {
   Serve("abc", "tenant 1");
   EXPECT_EQ(Look("abc", "tenant 2"), "0");
   EXPECT_EQ(Look("3a", "tenant 2"), "0");
@@ -237,7 +240,7 @@ TEST_F(RadixTreeTest, NamespacesShareNothing) {
   EXPECT_EQ(Look("abc", "tenant 1"), "3");
 }
 
-TEST_F(RadixTreeTest, TwoThatComputedTheSameEndUpWithOneBlock) {
+TEST_F(RadixTreeTest, InsertReplacesDuplicateBlocks) {
   const std::vector<int32_t> tokens = Tokens("ab");
   std::vector<BlockRef> first = {*pool_->Allocate(), *pool_->Allocate()};
   std::vector<BlockRef> second = {*pool_->Allocate(), *pool_->Allocate()};
@@ -250,7 +253,7 @@ TEST_F(RadixTreeTest, TwoThatComputedTheSameEndUpWithOneBlock) {
   tree_.CheckStructure();
 }
 
-TEST_F(RadixTreeTest, IdleBlocksAreThoseThatNobodyHolds) {
+TEST_F(RadixTreeTest, BlocksWithoutHandlesAreIdle) {
   {
     const std::vector<BlockRef> held = Hold("abc");
     EXPECT_EQ(pool_->idle_blocks(), 0);
@@ -268,7 +271,7 @@ TEST_F(RadixTreeTest, IdleBlocksAreThoseThatNobodyHolds) {
   EXPECT_EQ(recorder_.Take(), "+abc b+xy -yx -c -ba");
 }
 
-TEST_F(RadixTreeTest, TheEndOfTheLeastRecentlyUsedRunGoesFirst) {
+TEST_F(RadixTreeTest, EvictsTheEndOfTheLeastRecentlyUsedRunFirst) {
   Serve("ab");
   Serve("cd");
   Serve("ef");
@@ -280,7 +283,7 @@ TEST_F(RadixTreeTest, TheEndOfTheLeastRecentlyUsedRunGoesFirst) {
   tree_.CheckStructure();
 }
 
-TEST_F(RadixTreeTest, ASharedPrefixOutlivesItsEnds) {
+TEST_F(RadixTreeTest, EvictsSharedPrefixesAfterTheirContinuations) {
   Serve("sab");
   Serve("scd");
   Serve("sef");
@@ -289,7 +292,7 @@ TEST_F(RadixTreeTest, ASharedPrefixOutlivesItsEnds) {
   EXPECT_EQ(tree_.Evict(6), 1);
 }
 
-TEST_F(RadixTreeTest, AMatchKeepsItsBlocks) {
+TEST_F(RadixTreeTest, MatchedBlocksAreNotEvicted) {
   Serve("abc");
   const PrefixMatch match = tree_.Find("", Tokens("ab5c"));
   EXPECT_EQ(tree_.Evict(9), 0);
@@ -301,8 +304,8 @@ class CollisionTest : public RadixTreeTest {
   CollisionTest() : RadixTreeTest(16, /*hash_bits=*/1) {}
 };
 
-// Half of all blocks have the hash of another, and still nobody gets what is not theirs.
-TEST_F(CollisionTest, TokensDecideNotHashes) {
+// Half of all blocks share their hash with another block. Lookups still return only blocks with equal tokens.
+TEST_F(CollisionTest, BlocksAreComparedByTokens) {
   for (const char* text : {"abc", "def", "abd", "gbc", "ab"}) Serve(text);
   EXPECT_EQ(Look("abc"), "3");
   EXPECT_EQ(Look("def"), "3");
@@ -314,15 +317,15 @@ TEST_F(CollisionTest, TokensDecideNotHashes) {
   EXPECT_EQ(pool_->free_blocks(), 16);
 }
 
-// Random requests against a set of all prefixes that should be there. Few letters, so that prompts meet;
-// `bits` of the hash, so that hashes meet too.
+// Compares the tree after random requests with a set of the expected prefixes. Prompts have few letters, so
+// that they share prefixes. `bits`: bits of the hash; few make hashes collide.
 void RandomAgainstSet(uint32_t seed, int bits) {
   std::mt19937 random(seed);
   const int total = 4 + static_cast<int>(random() % 40);
   auto pool = std::make_unique<BlockPool>(total);
   auto policy = random() % 2 == 0 ? MakeLruPolicy() : MakeCostAwarePolicy(1000, 20);
   RadixTree tree(*pool, std::move(policy), nullptr, prefix::KeyedHasher(bits));
-  std::set<std::string> model;  // "name/abc" for each block, by all letters up to it
+  std::set<std::string> model;  // "name/abc" for the block c after a and b
   std::vector<std::pair<std::string, std::vector<BlockRef>>> live;
   for (int step = 0; step < 400; ++step) {
     if (!live.empty() && (random() % 3 == 0 || live.size() > 4)) {
@@ -351,7 +354,8 @@ void RandomAgainstSet(uint32_t seed, int bits) {
         const int before = tree.blocks();
         ASSERT_EQ(tree.Evict(wanted), std::min(idle, wanted));
         ASSERT_EQ(tree.blocks(), before - std::min(idle, wanted));
-        // What went is known by looking for it; an end goes before what stands before it.
+        // Evicted blocks are those that lookups no longer find. A block is evicted after the blocks that
+        // follow it.
         std::erase_if(model, [&](const std::string& key) {
           const std::string letters = key.substr(key.find('/') + 1);
           return tree.Find(key.substr(0, key.find('/')), Tokens(letters)).blocks.size() < letters.size();
@@ -375,11 +379,11 @@ void RandomAgainstSet(uint32_t seed, int bits) {
   EXPECT_EQ(pool->free_blocks(), total);
 }
 
-TEST(RadixTreePropertyTest, HoldsWhatASetOfPrefixesHolds) {
+TEST(RadixTreePropertyTest, MatchesASetOfPrefixes) {
   for (uint32_t seed = 0; seed < 30; ++seed) RandomAgainstSet(seed, 64);
 }
 
-TEST(RadixTreePropertyTest, EvenWhenHashesCollide) {
+TEST(RadixTreePropertyTest, MatchesASetOfPrefixesWithHashCollisions) {
   for (uint32_t seed = 0; seed < 30; ++seed) RandomAgainstSet(seed, static_cast<int>(seed % 4));
 }
 

@@ -36,7 +36,7 @@ TEST_F(SwapTierTest, SavesBlocksOutsideTheTreeAtOnceAndOthersWhenTheyAreEvicted)
   ASSERT_EQ(ops_.size(), 2U);
   EXPECT_EQ(ops_[0].block, blocks_[1].index());
   EXPECT_EQ(ops_[1].block, blocks_[2].index());
-  EXPECT_FALSE(tier->Lookup(Of(1, 0))) << "the tree has the first block";
+  EXPECT_FALSE(tier->Lookup(Of(1, 0))) << "the first block is still in the tree";
   const TierHit hit = tier->Lookup(Of(1, 1));
   EXPECT_EQ(hit.blocks, 2);
   EXPECT_EQ(hit.tokens, 150);
@@ -71,7 +71,7 @@ TEST_F(SwapTierTest, RestoresBlocksWithTheirMarks) {
   EXPECT_EQ(stats.swap.restored_blocks, 2);
 }
 
-TEST_F(SwapTierTest, ASlotServesAllRequestsThatWantItsBlock) {
+TEST_F(SwapTierTest, ASlotServesAllRequestsForItsBlock) {
   const auto tier = Open(1);
   pool_.SetCached(blocks_[0], true);
   for (const uint64_t request : {1, 2}) tier->OnPreempt(request, std::span(blocks_).first(1), 64, &ops_);
@@ -87,7 +87,7 @@ TEST_F(SwapTierTest, ASlotServesAllRequestsThatWantItsBlock) {
   pool_.SetCached(blocks_[0], false);
 }
 
-TEST_F(SwapTierTest, AFullAreaAndCheapTokensAreNotCopied) {
+TEST_F(SwapTierTest, DoesNotCopyCheapTokensOrToAFullArea) {
   const auto tier = Open(1);
   tier->OnPreempt(1, std::span(blocks_).first(2), 100, &ops_);
   EXPECT_EQ(ops_.size(), 1U);
@@ -98,7 +98,7 @@ TEST_F(SwapTierTest, AFullAreaAndCheapTokensAreNotCopied) {
   EXPECT_FALSE(tier->Lookup(Of(2, 0)));
 }
 
-TEST_F(SwapTierTest, RefusesLessThanOneBlock) {
+TEST_F(SwapTierTest, RefusesABudgetBelowOneBlock) {
   EXPECT_EQ(SwapTier::Create(pool_, kLayout, kLayout.total_bytes() - 1, 1).status().code(),
             StatusCode::kResourceExhausted);
 }

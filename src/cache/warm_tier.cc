@@ -169,7 +169,7 @@ int32_t WarmTier::Reach(std::string_view name, Chain chain) {
   return reached_;
 }
 
-// Takes a slot for the end of `chain`, which was located. Null: somebody is about to read every block, or the
+// Takes a slot for the end of `chain`, which was located. Null: every slot is held by a reader, or the
 // names of the chain do not fit.
 SlotRef WarmTier::TakeSlot(std::string_view name, Chain chain) {
   if (codec_.block_bytes() + std::ssize(chain) * kNodeBytes + RootBytes(name) > bytes_) return nullptr;

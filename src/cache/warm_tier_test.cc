@@ -51,9 +51,9 @@ const std::vector<KvLayout>& Layouts() {
   return layouts;
 }
 
-// A column's elements are off by half its scale, which is its largest over 127, and some 2^-22 of it for the
-// products' rounding; and bfloat16 by 2^-8 of what it holds once more.
-TEST(WarmCodecTest, IsOffByHalfAScale) {
+// The error of an element is at most half the scale of its column, which is its largest element over 127.
+// Rounded products add about 2^-22 of the largest element. BF16 adds 2^-8 of the element.
+TEST(WarmCodecTest, RoundingErrorIsAtMostHalfAScale) {
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-1, 1);
   for (const KvLayout& layout : Layouts()) {
@@ -69,7 +69,7 @@ TEST(WarmCodecTest, IsOffByHalfAScale) {
     const int64_t all = layout.heads * head;
     for (int layer = 0; layer < layout.layers; ++layer) {
       for (int64_t i = 0; i < all; ++i) {
-        const int64_t column = i % 5;  // magnitudes of columns have nothing to do with one another
+        const int64_t column = i % 5;  // the magnitudes of columns are independent
         const float value = i % head < keys && i % head % layout.key_dim == 2
                                 ? 0
                                 : uniform(random) * std::pow(30.0F, static_cast<float>(column));
@@ -102,7 +102,7 @@ TEST(WarmCodecTest, IsOffByHalfAScale) {
   }
 }
 
-TEST(WarmCodecTest, KeepsInt8AndWhatItIsToldToAsItIs) {
+TEST(WarmCodecTest, StoresInt8AndExactBlocksUnchanged) {
   std::mt19937 random(2);
   for (const KvLayout& layout : Layouts()) {
     const WarmCodec codec(layout, /*exact=*/layout.dtype != DType::kI8);
@@ -111,15 +111,16 @@ TEST(WarmCodecTest, KeepsInt8AndWhatItIsToldToAsItIs) {
     std::vector<std::byte> block(layout.total_bytes()), coded(block.size()), back(block.size());
     for (std::byte& byte : block) byte = static_cast<std::byte>(random());
     for (int layer = 0; layer < layout.layers; ++layer) {
-      EXPECT_TRUE(codec.IsFinite(layout.Flat(block.data()), layer)) << "whatever it is";
+      EXPECT_TRUE(codec.IsFinite(layout.Flat(block.data()), layer))
+          << "exact and int8 blocks are always accepted";
       codec.Encode(layout.Flat(block.data()), layer, coded.data());
       codec.Decode(coded.data(), layer, layout.Flat(back.data()));
     }
-    EXPECT_EQ(back, block) << "summaries too";
+    EXPECT_EQ(back, block) << "the summaries are stored too";
   }
 }
 
-TEST(WarmCodecTest, RefusesWhatIsNotFinite) {
+TEST(WarmCodecTest, ReportsBlocksThatAreNotFinite) {
   for (const KvLayout& layout : Layouts()) {
     if (layout.dtype == DType::kI8) continue;
     const WarmCodec codec(layout, /*exact=*/false);
@@ -145,7 +146,7 @@ constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim 
 
 class WarmTierTest : public testing::Test {
  protected:
-  // A tier and the store that has its bytes. Blocks 0 and 1 of the cache are written from and restored to.
+  // A tier and the store that owns its memory. Block 0 of the cache is saved, and block 1 is restored.
   struct Warm {
     BlockPool pool{1000};
     std::unique_ptr<WarmTier> tier;
@@ -185,7 +186,7 @@ class WarmTierTest : public testing::Test {
     return tokens;
   }
 
-  // What the last block of a path holds: a function of its namespace and of all tokens up to it.
+  // Returns the contents of the last block of a path: a function of its namespace and of all tokens up to it.
   static std::vector<std::byte> BlockOf(const std::string& name, const std::vector<int32_t>& path) {
     std::seed_seq seed(path.begin(), path.end());
     std::mt19937_64 random(seed);
@@ -208,7 +209,7 @@ class WarmTierTest : public testing::Test {
     warm.tier->CheckStructure();
     warm.Apply(ops);
   }
-  // As the tree lets a prefix go: its end first.
+  // Puts the blocks of a path in the order in which the tree evicts them: the last block first.
   static void PutAll(Warm& tier, const std::string& name, std::vector<int32_t> path, size_t down_to = 0) {
     bool before_last = false;
     for (; path.size() > down_to; path.pop_back()) {
@@ -216,7 +217,7 @@ class WarmTierTest : public testing::Test {
     }
   }
 
-  // Blocks [first ..) of a path that are here; each must be what was put.
+  // Returns the number of stored blocks of a path from block `first`, and checks their contents.
   static int Check(Warm& warm, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
     const std::vector<SlotRef> found = warm.tier->Find(name, TokensOf(path), first, 1000);
     for (size_t i = 0; i < found.size(); ++i) {
@@ -231,7 +232,7 @@ class WarmTierTest : public testing::Test {
       *runtime::ThreadPool::Create({.threads = 2, .pin = false});
 };
 
-TEST_F(WarmTierTest, ABlockIsItsNamespaceItsTokensAndAllBeforeIt) {
+TEST_F(WarmTierTest, IdentifiesBlocksByNamespaceTokensAndPredecessors) {
   const auto tier = Open(20);
   PutAll(*tier, "a", {1, 2, 3});
   PutAll(*tier, "b", {1, 2});
@@ -245,7 +246,7 @@ TEST_F(WarmTierTest, ABlockIsItsNamespaceItsTokensAndAllBeforeIt) {
   EXPECT_EQ(Check(*tier, "c", {1, 2, 3}), 0);
   EXPECT_EQ((*tier)->stats().stored_blocks, 8);
   Put(*tier, "a", {1, 2});
-  EXPECT_EQ((*tier)->stats().stored_blocks, 8) << "it was here";
+  EXPECT_EQ((*tier)->stats().stored_blocks, 8) << "the block was already stored";
   EXPECT_TRUE((*tier)->Find("a", TokensOf({1, 2, 3}), 0, 2).size() == 2);
   (*tier)->Clear();
   (*tier)->CheckStructure();
@@ -253,7 +254,7 @@ TEST_F(WarmTierTest, ABlockIsItsNamespaceItsTokensAndAllBeforeIt) {
   EXPECT_EQ((*tier)->stats().blocks, 0);
 }
 
-// What stands before a block may be in the tree alone.
+// Predecessors of a block may be only in the tree.
 TEST_F(WarmTierTest, RestoresBlocksWhoseParentsAreInTheTree) {
   const auto tier = Open(20);
   PutAll(*tier, "", {1, 2, 3, 4}, 2);  // {1, 2, 3, 4} and {1, 2, 3}
@@ -261,11 +262,11 @@ TEST_F(WarmTierTest, RestoresBlocksWhoseParentsAreInTheTree) {
   EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}, 1), 0);
   EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}, 2), 2);
   EXPECT_EQ(Check(*tier, "", {1, 2, 3, 4}, 3), 1);
-  EXPECT_EQ(Check(*tier, "", {5, 2, 3, 4}, 2), 0) << "not behind another";
+  EXPECT_EQ(Check(*tier, "", {5, 2, 3, 4}, 2), 0) << "the predecessor differs";
   EXPECT_EQ((*tier)->stats().blocks, 2);
 }
 
-TEST_F(WarmTierTest, EndsThatWereNotUsedForLongestGoFirst) {
+TEST_F(WarmTierTest, EvictsTheLeastRecentlyUsedEndsFirst) {
   const auto tier = Open(6);
   const int capacity = (*tier)->stats().capacity_blocks;
   ASSERT_EQ(capacity, 6);
@@ -286,8 +287,8 @@ TEST_F(WarmTierTest, EndsThatWereNotUsedForLongestGoFirst) {
   EXPECT_EQ((*tier)->stats().bytes, capacity * kLayout.total_bytes());
 }
 
-// Who is about to read a block keeps it, whatever comes in meanwhile.
-TEST_F(WarmTierTest, WhatIsHeldStays) {
+// A block whose slot is held is not evicted for blocks that are put later.
+TEST_F(WarmTierTest, HeldBlocksAreNotEvicted) {
   const auto tier = Open(3);
   PutAll(*tier, "", {1, 2, 3});
   const std::vector<SlotRef> held = (*tier)->Find("", TokensOf({1, 2, 3}), 1, 2);
@@ -298,12 +299,13 @@ TEST_F(WarmTierTest, WhatIsHeldStays) {
   const std::vector<SlotRef> last = (*tier)->Find("", TokensOf({24}), 0, 1);
   ASSERT_EQ(last.size(), 1U);
   Put(*tier, "", {30});
-  EXPECT_EQ(Check(*tier, "", {30}), 0) << "all are held";
+  EXPECT_EQ(Check(*tier, "", {30}), 0) << "all slots are held";
   EXPECT_EQ((*tier)->stats().refused_blocks, 1);
 }
 
-// One step keeps so many blocks; those that are here already, and those that come last, are not dropped.
-TEST_F(WarmTierTest, AStepKeepsABudget) {
+// A step stores a limited number of blocks. Blocks that are already stored do not count, and the beginning of
+// a prefix, which is put last, is stored.
+TEST_F(WarmTierTest, LimitsTheBlocksStoredInAStep) {
   const auto tier = Open(20, 3);
   for (int i = 0; i < 5; ++i) Put(*tier, "", {i});
   EXPECT_EQ((*tier)->stats().stored_blocks, 3);
@@ -315,15 +317,16 @@ TEST_F(WarmTierTest, AStepKeepsABudget) {
   for (int end = 5; end > 0; --end) {
     Put(*tier, "", {path.begin(), path.begin() + end}, {.before_last = end < 5, .more = end - 1});
   }
-  EXPECT_EQ(Check(*tier, "", path), 3) << "the beginning";
+  EXPECT_EQ(Check(*tier, "", path), 3) << "the beginning of the path is stored";
   EXPECT_EQ((*tier)->stats().dropped_blocks, 4);
   (*tier)->BeginStep(nullptr);
   PutAll(*tier, "", path);
   EXPECT_EQ(Check(*tier, "", path), 5);
 }
 
-// A long chain of names takes the room of blocks, and a name that takes all is refused: nothing goes for it.
-TEST_F(WarmTierTest, NamesCount) {
+// The nodes of a long path take memory from the blocks. A name that exceeds the budget is refused, and no
+// block is evicted for it.
+TEST_F(WarmTierTest, NamesCountTowardsTheBudget) {
   const auto tier = Open(4);
   for (int i = 1; i < 5; ++i) Put(*tier, "", {i});
   EXPECT_EQ((*tier)->stats().blocks, 4);
@@ -331,14 +334,14 @@ TEST_F(WarmTierTest, NamesCount) {
   for (int i = 0; i < 60; ++i) path[i] = 100 + i;
   Put(*tier, "", path);
   EXPECT_EQ(Check(*tier, "", path, 59), 1);
-  EXPECT_LT((*tier)->stats().blocks, 4) << "60 names of 400 bytes and more are one block's bytes";
+  EXPECT_LT((*tier)->stats().blocks, 4) << "60 nodes of at least 400 bytes exceed the bytes of a block";
   const int blocks = (*tier)->stats().blocks;
   Put(*tier, std::string(40000, 'n'), {1});
   EXPECT_EQ((*tier)->stats().refused_blocks, 1);
   EXPECT_EQ((*tier)->stats().blocks, blocks);
 }
 
-TEST_F(WarmTierTest, ForgetsBlocksThatAreNotFinite) {
+TEST_F(WarmTierTest, RemovesBlocksThatAreNotFinite) {
   const auto warm = Open(2, 1 << 20, /*exact=*/false);
   std::vector<std::byte> block(kLayout.total_bytes());
   const std::vector<int32_t> tokens = TokensOf({1});
@@ -363,7 +366,7 @@ TEST_F(WarmTierTest, ForgetsBlocksThatAreNotFinite) {
   EXPECT_TRUE(warm->tier->Find("", tokens, 0, 1).empty());
   EXPECT_EQ(warm->tier->stats().refused_blocks, 1);
   EXPECT_EQ(warm->tier->stats().stored_blocks, before.stored_blocks);
-  // One block was evicted for it, before its contents were known.
+  // One block was evicted before the contents of the new block were known.
   EXPECT_EQ(warm->tier->stats().evicted_blocks, before.evicted_blocks + 1);
   EXPECT_EQ(warm->tier->stats().blocks, before.blocks - 1);
   EXPECT_TRUE(warm->tier->Find("", TokensOf({10}), 0, 1).empty());
@@ -406,7 +409,7 @@ TEST_F(WarmTierTest, RandomTracesKeepTheStructure) {
   EXPECT_GT((*tier)->stats().evicted_blocks, 500);
 }
 
-TEST_F(WarmTierTest, NeedsRoomForABlock) {
+TEST_F(WarmTierTest, RefusesABudgetBelowOneBlock) {
   BlockPool pool(1);
   EXPECT_THAT(Message(WarmTier::Create(pool, nullptr, kLayout, {.bytes = 1000}).status()),
               testing::HasSubstr("must be at least"));

@@ -1,4 +1,4 @@
-// What tests of the engine share beside its fake model: a tokenizer of 95 tokens.
+// A tokenizer of 95 tokens for tests of the engine.
 #pragma once
 
 #include <gtest/gtest.h>

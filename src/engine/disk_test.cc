@@ -1,4 +1,4 @@
-// The engine with blocks on disk: what it says never depends on them.
+// The engine with blocks on disk. Outputs never depend on them.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class DiskTest : public FakeEngineTest {
   std::string folder_;
 };
 
-TEST_F(DiskTest, ARestartedEngineFindsItsPrefixes) {
+TEST_F(DiskTest, ARestartedEngineFindsStoredPrefixes) {
   const Request first = Greedy(RandomPrompt(1000, 1), 40);
   {
     auto engine = Make(Options(64));
@@ -44,7 +44,7 @@ TEST_F(DiskTest, ARestartedEngineFindsItsPrefixes) {
     EXPECT_TRUE(engine->saving());
     engine->SaveCache();
     EXPECT_FALSE(engine->saving());
-    EXPECT_EQ(engine->stats().disk.blocks, 1039 / 64) << "with the output's";
+    EXPECT_EQ(engine->stats().disk.blocks, 1039 / 64) << "blocks of the output are stored too";
   }
   auto engine = Make(Options(64));
   const int64_t computed = model_.computed;
@@ -55,12 +55,12 @@ TEST_F(DiskTest, ARestartedEngineFindsItsPrefixes) {
   EXPECT_EQ(stats.disk.loads, 1);
   EXPECT_EQ(stats.disk.loaded_blocks, 15);
   EXPECT_EQ(stats.disk.lost_blocks, 0);
-  // The next turn goes on where the first ended.
+  // The next turn continues the first one.
   EXPECT_EQ(Ask(*engine, Greedy(Joined(Joined(first.prompt, Alone(first)), RandomPrompt(100, 2)))), 1024);
-  EXPECT_EQ(engine->stats().disk.loads, 1) << "memory has all of it";
+  EXPECT_EQ(engine->stats().disk.loads, 1) << "all blocks are in memory";
 }
 
-TEST_F(DiskTest, SavingCanBeStopped) {
+TEST_F(DiskTest, SaveCacheCanBeCancelled) {
   const Request request = Greedy(RandomPrompt(1000, 1));
   {
     auto engine = Make(Options(64));
@@ -69,10 +69,10 @@ TEST_F(DiskTest, SavingCanBeStopped) {
     engine->SaveCache([&] { return ++asked > 0; });
     EXPECT_GT(asked, 0);
   }
-  EXPECT_EQ(Ask(*Make(Options(64)), request), 960) << "what was on its way is written nevertheless";
+  EXPECT_EQ(Ask(*Make(Options(64)), request), 960) << "pending blocks are written nevertheless";
 }
 
-TEST_F(DiskTest, WhatMemoryGivesUpComesBack) {
+TEST_F(DiskTest, EvictedBlocksAreLoaded) {
   auto engine = Make(Options(24));
   for (int round = 0; round < 3; ++round) {
     for (uint32_t i = 0; i < 6; ++i) {
@@ -81,11 +81,11 @@ TEST_F(DiskTest, WhatMemoryGivesUpComesBack) {
     }
   }
   EXPECT_GT(engine->stats().cache_evictions, 100);
-  EXPECT_EQ(engine->stats().disk.written_blocks, 60) << "each once";
+  EXPECT_EQ(engine->stats().disk.written_blocks, 60) << "each block is written once";
   EXPECT_GE(engine->stats().disk.loads, 11);
 }
 
-TEST_F(DiskTest, OthersGoOnDuringALoad) {
+TEST_F(DiskTest, OtherRequestsRunDuringALoad) {
   {
     auto engine = Make(Options(64));
     Ask(*engine, Greedy(RandomPrompt(1000, 1)));
@@ -101,7 +101,7 @@ TEST_F(DiskTest, OthersGoOnDuringALoad) {
   const RequestId cold_id = *engine->Add(cold);
   const RequestId same_id = *engine->Add(same);
   Step(*engine, &results);
-  EXPECT_EQ(results[running_id].tokens.size(), 2U) << "the step in which the load began";
+  EXPECT_EQ(results[running_id].tokens.size(), 2U) << "the step that begins the load computes too";
   EXPECT_EQ(engine->stats().running, 1);
   EXPECT_EQ(engine->stats().waiting, 2);
   while (!engine->idle()) Step(*engine, &results);
@@ -110,10 +110,10 @@ TEST_F(DiskTest, OthersGoOnDuringALoad) {
   EXPECT_EQ(results[cold_id].cached_tokens, 960);
   EXPECT_EQ(results[same_id].tokens, Alone(same));
   EXPECT_EQ(results[same_id].cached_tokens, 960);
-  EXPECT_EQ(engine->stats().disk.loads, 1) << "who wants the same waits for it";
+  EXPECT_EQ(engine->stats().disk.loads, 1) << "requests with the same prefix share one load";
 }
 
-TEST_F(DiskTest, WhoSharesNothingDoesNotWaitForALoad) {
+TEST_F(DiskTest, ScoredPromptsDoNotWaitForALoad) {
   {
     auto engine = Make(Options(64));
     Ask(*engine, Greedy(RandomPrompt(1000, 1)));
@@ -127,15 +127,15 @@ TEST_F(DiskTest, WhoSharesNothingDoesNotWaitForALoad) {
   const RequestId scored_id = *engine->Add(scored);
   std::map<RequestId, Result> results;
   Step(*engine, &results);
-  EXPECT_EQ(engine->stats().running, 1) << "its prompt is computed in any case";
+  EXPECT_EQ(engine->stats().running, 1) << "the scored prompt is computed in any case";
   EXPECT_EQ(engine->stats().waiting, 1);
   while (!engine->idle()) Step(*engine, &results);
   EXPECT_EQ(results[cold_id].tokens, Alone(cold));
   EXPECT_EQ(results[scored_id].tokens, Alone(scored));
 }
 
-// S9: a request that was overtaken as often as is allowed computes its tokens, and nobody younger passes.
-TEST_F(DiskTest, WhoIsDueDoesNotLoad) {
+// S9: a request that reached the overtake limit computes its tokens, and no younger request overtakes it.
+TEST_F(DiskTest, DueRequestsDoNotLoad) {
   {
     auto engine = Make(Options(64));
     Ask(*engine, Greedy(RandomPrompt(300, 1)));
@@ -155,7 +155,7 @@ TEST_F(DiskTest, WhoIsDueDoesNotLoad) {
   EXPECT_EQ(engine->stats().disk.loads, 0);
 }
 
-TEST_F(DiskTest, NobodyYoungerPassesWhoBecameDueWhileLoading) {
+TEST_F(DiskTest, LoadingRequestsAtTheOvertakeLimitAreNotOvertaken) {
   {
     auto engine = Make(Options(64));
     Ask(*engine, Greedy(RandomPrompt(1000, 1)));
@@ -167,7 +167,7 @@ TEST_F(DiskTest, NobodyYoungerPassesWhoBecameDueWhileLoading) {
   Request cold = Greedy(RandomPrompt(1000, 1));
   cold.priority = 1;
   const RequestId cold_id = *engine->Add(cold);
-  engine->Add(Greedy(RandomPrompt(10, 2), 30)).value();  // overtakes it in the step that begins its load
+  engine->Add(Greedy(RandomPrompt(10, 2), 30)).value();  // overtakes it when its load begins
   std::map<RequestId, Result> results;
   Step(*engine, &results);
   const Request late = Greedy(RandomPrompt(10, 3));
@@ -181,7 +181,7 @@ TEST_F(DiskTest, NobodyYoungerPassesWhoBecameDueWhileLoading) {
   EXPECT_EQ(results[late_id].tokens, Alone(late));
 }
 
-TEST_F(DiskTest, CancelledWhileLoading) {
+TEST_F(DiskTest, CancelDuringALoadFreesBlocks) {
   {
     auto engine = Make(Options(64));
     Ask(*engine, Greedy(RandomPrompt(1000, 1)));
@@ -200,8 +200,9 @@ TEST_F(DiskTest, CancelledWhileLoading) {
   EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(1000, 1))), 960);
 }
 
-// Nothing runs, the prompt needs the whole pool, and the tree has a block that parts inside the next one.
-TEST_F(DiskTest, APromptOfThePoolsSizeIsLoadedBesideOneThatBranchedOff) {
+// No request runs, the prompt needs the whole pool, and the tree has a block that shares a part of the next
+// one.
+TEST_F(DiskTest, LoadsAPromptOfThePoolSizeAfterABranchWasCached) {
   constexpr int kShared = 10 * 64 + 32, kPrompt = 24 * 64 - 10;
   auto engine = Make(Options(24));
   const std::vector<int32_t> shared = RandomPrompt(kShared, 1);
@@ -213,7 +214,7 @@ TEST_F(DiskTest, APromptOfThePoolsSizeIsLoadedBesideOneThatBranchedOff) {
   EXPECT_EQ(engine->stats().disk.loads, 1);
 }
 
-TEST_F(DiskTest, NamespacesStayApart) {
+TEST_F(DiskTest, NamespacesShareNoBlocks) {
   {
     auto engine = Make(Options(64));
     Ask(*engine, Greedy(RandomPrompt(500, 1), 4, "tenant"));
@@ -239,7 +240,7 @@ TEST_F(DiskTest, AnotherModelsBlocksAreRefused) {
     EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1))), 0);
   }
   options = Options(64);
-  options.kv_dtype = "f32";  // what "auto" is here
+  options.kv_dtype = "f32";  // the value of "auto" here
   EXPECT_EQ(Ask(*Make(options), Greedy(RandomPrompt(500, 1))), 448);
 }
 
@@ -264,7 +265,7 @@ TEST_F(DiskTest, BlocksWithOtherKeySummariesAreRefused) {
   EXPECT_EQ(Ask(*Make(options(KeySummaryKind::kBox)), Greedy(RandomPrompt(500, 1))), 448);
 }
 
-TEST_F(DiskTest, ClearingForgetsTheDisk) {
+TEST_F(DiskTest, ClearCacheRemovesBlocksFromDisk) {
   {
     auto engine = Make(Options(64));
     Ask(*engine, Greedy(RandomPrompt(500, 1)));
@@ -283,15 +284,16 @@ TEST_F(DiskTest, NeedsThePrefixCache) {
               HasSubstr("need the prefix cache"));
 }
 
-TEST_F(DiskTest, AFolderThatCannotBeIsTold) {
+TEST_F(DiskTest, ReportsAFolderThatCannotBeCreated) {
   EngineOptions options = Options(64);
   options.disk->folder = "/proc/nothing";
   EXPECT_THAT(Message(Engine::Create(model_, kernels_, *threads_, options).status()),
               HasSubstr("/proc/nothing: can't be made"));
 }
 
-// Sessions that grow and branch, more of them than memory holds, restarts and damage between them, cancelled
-// requests, swap space, drafts and a warm tier: each says what it says alone.
+// Sessions that grow and branch exceed the memory. The engine is restarted, and files are damaged between
+// runs. With cancelled requests, swap space, drafts and a warm tier, each output is that of the request
+// alone.
 struct Load {
   int blocks, sequences;
   const char* speculative = "off";
@@ -306,7 +308,7 @@ void PrintTo(const Load& load, std::ostream* out) {
 }
 class DiskStressTest : public DiskTest, public testing::WithParamInterface<Load> {};
 
-TEST_P(DiskStressTest, EveryRequestSaysWhatItSaysAlone) {
+TEST_P(DiskStressTest, OutputsAreThoseOfEachRequestAlone) {
   std::mt19937 random(17);
   FakeModel model(4096, FakeModel::kVocab, /*mtp=*/std::string(GetParam().speculative) == "mtp");
   model.misses_every = 3;

@@ -66,7 +66,7 @@ double DepthPolicy::Prior(bool is_free, int place) const {
 
 double DepthPolicy::Chance(const Candidate& candidate, int place) const {
   const DraftRecord& record = *candidate.record;
-  // Drafts that are right to their end ask for longer ones, whatever others' were.
+  // A sequence whose drafts are accepted to their end gets longer drafts, regardless of other sequences.
   if (record.whole >= kWholeDrafts && record.tried[place] < kHopeWeight) return kHope;
   return (record.accepted[place] + kHopeWeight * Prior(candidate.is_free, place)) /
          (record.tried[place] + kHopeWeight);
@@ -100,8 +100,8 @@ void DepthPolicy::CountStep(int rows, double seconds) {
   const double before = steps_[rows].value;
   steps_[rows].Add(seconds);
   if (steps_[rows].samples <= static_cast<int>(steps_[rows].last.size())) return;
-  // A context that grows, or another process, makes all steps slower: the others follow, so that what they
-  // cost beside one another stays what was measured.
+  // A growing context or another process makes all steps slower. The other entries are scaled too, so that
+  // their ratios stay as measured.
   const double change = steps_[rows].value / before;
   for (size_t i = 0; i < steps_.size(); ++i) {
     if (static_cast<int>(i) != rows) steps_[i].Scale(change);
@@ -109,7 +109,7 @@ void DepthPolicy::CountStep(int rows, double seconds) {
 }
 
 void DepthPolicy::CountDrafts(int sequences, int passes, int pending_rows, double seconds) {
-  if (idle_ && passes > 0) {  // a probe is paid for at what it took
+  if (idle_ && passes > 0) {  // the measured time of a probe replaces its estimate
     credit_ -= seconds - charged_;
     charged_ = 0;
   }
@@ -128,7 +128,7 @@ void DepthPolicy::CountOutcome(DraftRecord& record, bool is_free, int drafted, i
   record.last_step = step_;
 }
 
-// Not a draft: what follows one that was right, and whose turn it is to probe, stay as they were.
+// Such tokens are no draft: last_accepted, whole and last_step of the record do not change.
 void DepthPolicy::CountUnused(DraftRecord& record, int found, int right) {
   Keep(record, found, right, kKeepOwn);
   Keep(all_free_, found, right, kKeepAll);
@@ -203,8 +203,8 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
   return depths;
 }
 
-// One token for the sequence that was left alone longest, when there is time for it; or for one whose last
-// was right.
+// Drafts one token for a sequence whose last draft was accepted. If there is none, drafts one token for the
+// sequence that has had no draft for longest, if enough time was saved up.
 std::vector<int> DepthPolicy::ChooseProbe(std::span<const Candidate> candidates, int decodes) {
   std::vector<int> depths(candidates.size());
   const auto better = [&candidates](int a, int b) {

@@ -23,7 +23,7 @@ namespace moesaic::engine {
 namespace {
 
 // Logits of rows that are only scored take at most this: large enough that a chunk fills the kernels' row
-// tiles many times (220 rows of a 152k vocabulary), small beside the weights of any model with such a
+// tiles many times (220 rows of a 152k vocabulary), small compared with the weights of any model with such a
 // vocabulary.
 constexpr int64_t kScoredLogitsBytes = 128 << 20;
 
@@ -43,7 +43,7 @@ int64_t AttentionTokens(const models::ModelInfo& info) {
 std::unique_ptr<cache::EvictionPolicy> PolicyOf(const EngineOptions& options, const models::ModelInfo& info,
                                                 int blocks) {
   if (options.eviction == "lru") return cache::MakeLruPolicy();
-  // As many names as blocks: what went is remembered for about as long again as it was kept.
+  // The policy remembers as many evicted runs as there are blocks: for about as long as they were cached.
   return cache::MakeCostAwarePolicy(AttentionTokens(info), blocks);
 }
 
@@ -474,7 +474,7 @@ EngineStats ContinuousEngine::stats() const {
 Status ContinuousEngine::Score(std::span<const int32_t> ids,
                                const std::function<Status(int64_t, std::span<const float>)>& sink,
                                models::RouteTap* routes) {
-  if (!idle()) return absl::FailedPreconditionError("scoring runs beside no other request");
+  if (!idle()) return absl::FailedPreconditionError("scoring needs an engine without requests");
   RETURN_IF_ERROR(CheckIds(ids));
   const int64_t room = std::min(max_context_, pool_tokens());
   if (static_cast<int64_t>(ids.size()) > room) {
@@ -526,7 +526,7 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
   return std::make_unique<ModelDrafter>(model, kernels, threads, std::move(store), options.max_batch_tokens);
 }
 
-// Everything but the disk tier, whose files are identified by what the model computes.
+// Creates all parts except the disk tier, whose files are identified by results of the model.
 StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool& threads,
                               const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options) {
   KvCache kv;
@@ -555,8 +555,8 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
                            options.max_sequences, options.max_batch_tokens);
   }
   if (options.max_context < 0 || options.max_context > info.context_length) {
-    return InvalidArgument("the model's context is {} tokens, fewer than asked for: {}", info.context_length,
-                           options.max_context);
+    return InvalidArgument("the model's context is {} tokens, fewer than the requested {}",
+                           info.context_length, options.max_context);
   }
   if (options.eviction != "cost" && options.eviction != "lru") {
     return InvalidArgument("eviction must be cost or lru, found \"{}\"", options.eviction);

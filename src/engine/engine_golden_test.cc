@@ -1,4 +1,4 @@
-// The engine over real models: what it says is the oracle's, whatever the load.
+// The engine with real models. Outputs are those of the oracle under every load.
 #include <cmath>
 #include <map>
 
@@ -18,7 +18,7 @@ int64_t BlockBytes(const models::KvSpec& kv, tensor::DType dtype) {
   return LayoutFor(kv, dtype, /*key_summaries=*/false).total_bytes();
 }
 
-// Twice the oracle's tokens and more, so that sequences outgrow the blocks that admission leaves free.
+// More than twice the tokens of the oracle, so that sequences outgrow the blocks that admission reserves.
 constexpr int kTokens = 150;
 
 struct Load {
@@ -26,7 +26,7 @@ struct Load {
   bool preempts;
   int swap_blocks = 0;
 };
-// Prompts of 1, 7, 70 and 200 tokens, each twice, with their output need 3 + 3 + 4 + 6 blocks, twice.
+// Prompts of 1, 7, 70 and 200 tokens, each used twice, need 3 + 3 + 4 + 6 blocks with their output, twice.
 constexpr Load kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}, {14, 50, true, 14}};
 
 using Said = std::map<RequestId, std::vector<int32_t>>;
@@ -50,9 +50,9 @@ Said RunAll(Engine& engine, const std::vector<GoldenPrompt>& golden) {
   return said;
 }
 
-// All prompts together, with room for all, in small chunks, and with so few blocks that some are preempted:
-// the oracle's tokens as far as it goes, and then the same in every load.
-TEST_P(EngineGoldenTest, BatchedChunkedAndPreemptedGreedyIsTheOracles) {
+// All prompts run together: with room for all, in small chunks, and with so few blocks that some are
+// preempted. Outputs begin with the tokens of the oracle and are the same under every load.
+TEST_P(EngineGoldenTest, GreedyOutputsMatchTheOracleUnderEveryLoad) {
   const std::string path = SourcePath(std::string("tests/golden/") + GetParam());
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
@@ -80,8 +80,8 @@ TEST_P(EngineGoldenTest, BatchedChunkedAndPreemptedGreedyIsTheOracles) {
   }
 }
 
-// Drafts that are verified and refused, of every load, change nothing either.
-TEST_P(EngineGoldenTest, SpeculationSaysTheSame) {
+// Accepted and rejected drafts do not change outputs under any load.
+TEST_P(EngineGoldenTest, SpeculationKeepsOutputs) {
   const std::string path = SourcePath(std::string("tests/golden/") + GetParam());
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
@@ -111,7 +111,7 @@ TEST_P(EngineGoldenTest, SpeculationSaysTheSame) {
   }
 }
 
-// Root mean square of the error over that of the logits.
+// Returns the root mean square of the error over that of the logits.
 double RelativeError(std::span<const float> found, std::span<const float> expected) {
   double error = 0, all = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -121,15 +121,15 @@ double RelativeError(std::span<const float> found, std::span<const float> expect
   return std::sqrt(error / all);
 }
 
-// An int8 key or value is off by at most amax / 254, and by amax / 440 at the root mean square: 0.3 to 0.7 %
-// of a row whose largest element is 1.5 to 3 times its root mean square. These checkpoints have random
-// weights, whose layers neither damp nor raise such errors, so logits are off by about as much. Where a
-// router's choice is so close that this decides it, another expert speaks, and a row is off by what that one
-// says.
+// The error of an int8 key or value is at most amax / 254, and its root mean square is amax / 440. That is
+// 0.3 to 0.7 % of a row whose largest element is 1.5 to 3 times its root mean square. These checkpoints have
+// random weights, whose layers neither reduce nor amplify such errors, so the error of logits is about the
+// same. Where the scores of two experts are close enough, the error selects another expert, and the row
+// changes by the difference of their outputs.
 constexpr double kInt8Error = 0.015;
 constexpr double kInt8Flip = 0.2;
 
-TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearAndIsTheSameInEveryLoad) {
+TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearTheExactOnes) {
   const std::string path = SourcePath(std::string("tests/golden/") + GetParam());
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
@@ -147,7 +147,7 @@ TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearAndIsTheSameInEveryLoad) {
                                   .max_batch_tokens = load.batch_tokens});
     ASSERT_TRUE(engine.ok()) << Message(engine.status());
     EXPECT_EQ((*engine)->stats().total_blocks, load.blocks);
-    std::vector<double> errors;  // of each row
+    std::vector<double> errors;  // one for each row
     for (const GoldenPrompt& prompt : golden) {
       std::vector<float> all;
       const Status scored = (*engine)->Score(prompt.ids, [&all](int64_t, std::span<const float> rows) {

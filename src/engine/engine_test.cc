@@ -21,7 +21,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // FakeModel's
+constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // bytes of a block of FakeModel
 
 struct Result {
   std::vector<int32_t> tokens;
@@ -96,7 +96,7 @@ class EngineTest : public testing::Test {
     return prompt;
   }
 
-  // The request's output by the definition, without an engine.
+  // Returns the output of a request by definition, without an engine.
   static std::vector<int32_t> Alone(const Request& request) {
     std::vector<int32_t> tokens = request.prompt;
     TokenHistory history;
@@ -117,7 +117,7 @@ class EngineTest : public testing::Test {
     return {tokens.begin() + static_cast<int64_t>(request.prompt.size()), tokens.end()};
   }
 
-  // Twelve requests of all kinds.
+  // Returns twelve requests with different parameters.
   static std::vector<Request> Mixed() {
     std::vector<Request> requests;
     for (uint32_t i = 0; i < 12; ++i) {
@@ -155,8 +155,8 @@ void PrintTo(const Load& load, std::ostream* out) {
 }
 class BatchInvarianceTest : public EngineTest, public testing::WithParamInterface<Load> {};
 
-// Whatever runs beside it, however its prompt is cut and however often it is preempted: the same tokens.
-TEST_P(BatchInvarianceTest, EveryRequestSaysWhatItSaysAlone) {
+// The tokens of a request do not depend on other requests, on the chunks of its prompt and on preemption.
+TEST_P(BatchInvarianceTest, OutputsAreThoseOfEachRequestAlone) {
   // A row takes longer than copying a block, as with a real model.
   if (GetParam().swap_blocks > 0) model_.row_time = std::chrono::microseconds(20);
   auto engine = Make({.kv_bytes = GetParam().blocks * kBlockBytes,
@@ -181,7 +181,7 @@ INSTANTIATE_TEST_SUITE_P(Loads, BatchInvarianceTest,
                                          Load{9, 12, 33}, Load{8, 4, 300}, Load{9, 12, 33, 3},
                                          Load{8, 4, 300, 100}));
 
-TEST_F(EngineTest, LateArrivalsChangeNothing) {
+TEST_F(EngineTest, LaterRequestsDoNotChangeOutputs) {
   auto engine = Make({.max_sequences = 4, .max_batch_tokens = 50});
   std::map<RequestId, Request> requests;
   std::map<RequestId, Result> results;
@@ -199,7 +199,7 @@ TEST_F(EngineTest, LateArrivalsChangeNothing) {
   for (const auto& [id, request] : requests) EXPECT_EQ(results.at(id).tokens, Alone(request)) << id;
 }
 
-TEST_F(EngineTest, EndsAtStopAndEosIdsAndKeepsThemOutOfTheText) {
+TEST_F(EngineTest, EndsAtStopAndEosIdsAndOmitsThem) {
   const Request base = MakeRequest({5, 6}, 50, 0);
   const std::vector<int32_t> all = Alone(base);
   const int32_t stop = all[10];
@@ -224,7 +224,7 @@ TEST_F(EngineTest, EndsAtStopAndEosIdsAndKeepsThemOutOfTheText) {
   EXPECT_EQ(Drain(*with_eos)[id].tokens, all);
 }
 
-TEST_F(EngineTest, MinTokensHoldsOffTheEnd) {
+TEST_F(EngineTest, MinTokensDelaysTheEnd) {
   const Request base = MakeRequest({5, 6}, 50, 0);
   Request request = base;
   request.sampling.stop_ids = {Alone(base)[0]};
@@ -236,7 +236,7 @@ TEST_F(EngineTest, MinTokensHoldsOffTheEnd) {
   EXPECT_EQ(std::count(result.tokens.begin(), result.tokens.end(), request.sampling.stop_ids[0]), 0);
 }
 
-TEST_F(EngineTest, EndsByLengthWhereTheContextOrTheCacheEnds) {
+TEST_F(EngineTest, EndsByLengthAtTheContextOrCacheLimit) {
   auto small_context = Make({.max_context = 20});
   RequestId id = *small_context->Add(MakeRequest(RandomPrompt(15, 1), 100, 0));
   Result result = Drain(*small_context)[id];
@@ -248,7 +248,7 @@ TEST_F(EngineTest, EndsByLengthWhereTheContextOrTheCacheEnds) {
   EXPECT_EQ(Drain(*small_cache)[id].tokens.size(), 4U);
 }
 
-TEST_F(EngineTest, CancelFreesAtOnceAndIsToldOnce) {
+TEST_F(EngineTest, CancelFreesBlocksAndIsReportedOnce) {
   auto engine = Make({});
   const RequestId keep = *engine->Add(MakeRequest(RandomPrompt(70, 1), 5, 0));
   const RequestId drop = *engine->Add(MakeRequest(RandomPrompt(70, 2), 500, 0));
@@ -269,14 +269,14 @@ TEST_F(EngineTest, CancelFreesAtOnceAndIsToldOnce) {
   EXPECT_EQ(results[keep].finish, FinishReason::kLength);
 }
 
-TEST_F(EngineTest, CancelledAloneIsStillTold) {
+TEST_F(EngineTest, ReportsACancellationWithoutOtherRequests) {
   auto engine = Make({});
   engine->Cancel(*engine->Add(MakeRequest({1}, 5, 0)));
   EXPECT_FALSE(engine->idle());
   EXPECT_EQ(Drain(*engine).size(), 1U);
 }
 
-TEST_F(EngineTest, AFailedStepCanBeTriedAgain) {
+TEST_F(EngineTest, AFailedStepCanBeRetried) {
   auto engine = Make({.max_batch_tokens = 16});
   const Request request = MakeRequest(RandomPrompt(40, 3), 10, 0);
   const RequestId id = *engine->Add(request);
@@ -300,7 +300,7 @@ double LogSoftmax(std::span<const float> logits, int32_t token) {
   return logits[token] - std::log(sum);
 }
 
-TEST_F(EngineTest, PromptLogprobsSurviveChunksAndPreemption) {
+TEST_F(EngineTest, PromptLogprobsDoNotDependOnChunksAndPreemption) {
   for (const int blocks : {5, 64}) {
     auto engine = Make({.kv_bytes = blocks * kBlockBytes, .max_sequences = 4, .max_batch_tokens = 30});
     std::map<RequestId, Request> requests;
@@ -345,7 +345,7 @@ TEST_F(EngineTest, MaxTokensZeroOnlyReadsThePrompt) {
   EXPECT_EQ(engine->stats().output_tokens, 0);
 }
 
-TEST_F(EngineTest, ASecondTurnComputesOnlyWhatIsNew) {
+TEST_F(EngineTest, ASecondTurnComputesOnlyNewTokens) {
   auto engine = Make({});
   Request turn = MakeRequest(RandomPrompt(200, 1), 80, 0);
   std::vector<TokenEvent> events;
@@ -361,16 +361,16 @@ TEST_F(EngineTest, ASecondTurnComputesOnlyWhatIsNew) {
   results = Drain(*engine);
   EXPECT_EQ(results[id].tokens, Alone(turn));
   EXPECT_EQ(results[id].cached_tokens, 256)
-      << "of 281: the whole blocks that hold the first turn and its answer";
+      << "the whole blocks of the first turn and its answer are found, of 281 tokens";
   EXPECT_EQ(model_.computed - before, 281 - 256 + 79);
   const EngineStats stats = engine->stats();
   EXPECT_EQ(stats.cache_queries, 200 + 281);
   EXPECT_EQ(stats.cache_hits, 256);
 }
 
-// Three conversations of four blocks each in room for eight. What the second says of its future decides
-// whether the third finds room at its cost or at the first's, which is older.
-TEST_F(EngineTest, WhatClientsSayOfTheirSessionsDecidesWhatGoes) {
+// Three conversations of four blocks each share a pool of eight. The session hint of the second decides
+// whether its blocks or the older ones of the first are evicted for the third.
+TEST_F(EngineTest, SessionHintsDecideWhichBlocksAreEvicted) {
   const std::vector<int32_t> prompts[] = {RandomPrompt(250, 1), RandomPrompt(250, 2), RandomPrompt(250, 3)};
   const auto cached = [&](SessionNote first, SessionNote second, int max_tokens) {
     auto engine = Make({.kv_bytes = 8 * kBlockBytes});
@@ -395,18 +395,18 @@ TEST_F(EngineTest, WhatClientsSayOfTheirSessionsDecidesWhatGoes) {
   for (const int max_tokens : {1, 0}) {
     const std::string plain = cached({}, {}, max_tokens);
     const std::string ended = cached({}, ends, max_tokens);
-    EXPECT_EQ(plain, cached(ends, {}, max_tokens)) << "the older one goes anyway";
+    EXPECT_EQ(plain, cached(ends, {}, max_tokens)) << "blocks of the older conversation are evicted anyway";
     EXPECT_NE(plain, ended);
-    EXPECT_EQ(ended[0], '3') << "the second went, though it is younger";
-    // The first note of a time comes before there is a rate, so that only the second's counts.
-    EXPECT_EQ(cached({}, returns_in(1e9), max_tokens), ended) << "it is away for longest";
-    EXPECT_EQ(cached({}, returns_in(1e-6), max_tokens), plain) << "it comes first";
+    EXPECT_EQ(ended[0], '3') << "blocks of the second were evicted, though it is younger";
+    // The request rate is unknown for the first hint of a return time, so that only the second hint counts.
+    EXPECT_EQ(cached({}, returns_in(1e9), max_tokens), ended) << "the second returns last";
+    EXPECT_EQ(cached({}, returns_in(1e-6), max_tokens), plain) << "the second returns first";
     const SessionNote nothing{.state = cache::Session::kContinues, .tokens = 0};
     EXPECT_EQ(cached({}, nothing, max_tokens), ended);
   }
 }
 
-TEST_F(EngineTest, ManyOfOnePromptComputeItOnce) {
+TEST_F(EngineTest, RequestsWithEqualPromptsComputeThemOnce) {
   auto engine = Make({.max_batch_tokens = 64});
   std::map<RequestId, Request> requests;
   for (int i = 0; i < 5; ++i) {
@@ -417,7 +417,7 @@ TEST_F(EngineTest, ManyOfOnePromptComputeItOnce) {
   EXPECT_EQ(model_.computed, 300 + 4 * (300 - 256));
 }
 
-TEST_F(EngineTest, NamespacesDoNotMeet) {
+TEST_F(EngineTest, NamespacesShareNoBlocks) {
   auto engine = Make({});
   Request request = MakeRequest(RandomPrompt(200, 1), 1, 0);
   engine->Add(request).value();
@@ -427,8 +427,8 @@ TEST_F(EngineTest, NamespacesDoNotMeet) {
   EXPECT_EQ(Drain(*engine)[id].cached_tokens, 0);
 }
 
-// Conversations that share, part inside blocks and grow, in a pool that holds few of them.
-TEST_F(EngineTest, WhatComesFromTheCacheIsWhatWouldBeComputed) {
+// Conversations share prefixes, diverge inside blocks and grow. The pool has room for few of them.
+TEST_F(EngineTest, CachedBlocksDoNotChangeOutputs) {
   for (const char* eviction : {"cost", "lru"}) {
     auto engine = Make(
         {.kv_bytes = 14 * kBlockBytes, .max_sequences = 3, .max_batch_tokens = 90, .eviction = eviction});
@@ -439,7 +439,7 @@ TEST_F(EngineTest, WhatComesFromTheCacheIsWhatWouldBeComputed) {
       std::map<RequestId, std::pair<Request, size_t>> asked;
       for (size_t i = 0; i < talks.size(); ++i) {
         std::vector<int32_t>& talk = talks[i];
-        if (talk.size() > 380) talk.resize(100 + random() % 100);  // goes back and on from there
+        if (talk.size() > 380) talk.resize(100 + random() % 100);  // continues from an earlier token
         const std::vector<int32_t> question = RandomPrompt(1 + static_cast<int>(random() % 40), random());
         talk.insert(talk.end(), question.begin(), question.end());
         const Request request = MakeRequest(talk, 1 + static_cast<int>(random() % 60), 0);
@@ -466,7 +466,7 @@ TEST_F(EngineTest, AnEmbeddingIsTheLastHiddenState) {
   const std::array<float, 4> expected = FakeModel::HiddenAfter(request.prompt);
   double squares = 0;
   for (const float value : expected) squares += double{value} * value;
-  for (int round = 0; round < 2; ++round) {  // the second from the cache
+  for (int round = 0; round < 2; ++round) {  // the second round uses the cache
     const RequestId id = *engine->Add(request);
     const std::vector<float> embedding = Drain(*engine)[id].embedding;
     ASSERT_EQ(embedding.size(), 4U);
@@ -476,7 +476,7 @@ TEST_F(EngineTest, AnEmbeddingIsTheLastHiddenState) {
   EXPECT_THAT(Message(engine->Add(request).status()), HasSubstr("max_tokens must be 0 for an embedding"));
 }
 
-TEST_F(EngineTest, APassedDeadlineEndsARequest) {
+TEST_F(EngineTest, EndsRequestsPastTheirDeadline) {
   auto engine = Make({.max_sequences = 1});
   Request late = MakeRequest({1, 2}, 400, 0);
   late.deadline = Clock::now() - std::chrono::seconds(1);
@@ -487,7 +487,7 @@ TEST_F(EngineTest, APassedDeadlineEndsARequest) {
   EXPECT_EQ(results[drop].finish, FinishReason::kDeadline);
 }
 
-TEST_F(EngineTest, TellsWhenARequestGotWhere) {
+TEST_F(EngineTest, ReportsTheTimesOfARequest) {
   auto engine = Make({});
   const Clock::time_point before = Clock::now();
   ASSERT_TRUE(engine->Add(MakeRequest({1, 2}, 2, 0)).ok());
@@ -501,7 +501,7 @@ TEST_F(EngineTest, TellsWhenARequestGotWhere) {
   EXPECT_EQ(times.first_token, events[0].times.first_token);
 }
 
-// Twelve requests at once, each with a grammar of its own, some of them preempted.
+// Twelve requests run at once, each with its own grammar. Some of them are preempted.
 TEST_F(EngineTest, OutputsFollowTheirGrammars) {
   const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
@@ -517,7 +517,7 @@ TEST_F(EngineTest, OutputsFollowTheirGrammars) {
     for (int32_t& token : request.prompt) token %= 94;
     const std::string pattern = i % 3 == 0 ? "[a-c]{70}x" : i % 3 == 1 ? "(no|yes)" : "[0-9]{1,40}";
     request.grammar = std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
-    request.sampling.min_tokens = i == 1 ? 50 : 0;  // gives way to the grammar's end
+    request.sampling.min_tokens = i == 1 ? 50 : 0;  // the end of the grammar has precedence
     patterns[*(*made)->Add(request)] = pattern;
   }
   const auto results = Drain(**made);
@@ -529,7 +529,7 @@ TEST_F(EngineTest, OutputsFollowTheirGrammars) {
   }
 }
 
-// A grammar whose masks fail or are slow ends alone, and beside it others say what they say alone.
+// A request ends if its masks fail or are too slow. The outputs of other requests do not change.
 TEST_F(EngineTest, AFailedGrammarEndsOnlyItsRequest) {
   const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
@@ -570,7 +570,7 @@ TEST_F(EngineTest, AFailedGrammarEndsOnlyItsRequest) {
   EXPECT_EQ(results[fine].tokens.size(), 40U);
 }
 
-// Requests end while their masks are computed.
+// Requests are cancelled while their masks are computed.
 TEST_F(EngineTest, CancelsRequestsWhoseMasksArePending) {
   const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
@@ -597,8 +597,8 @@ TEST_F(EngineTest, CancelsRequestsWhoseMasksArePending) {
   }
 }
 
-// The prompt's last row is neither a log-probability nor a draw, and waits for no mask.
-TEST_F(EngineTest, AGrammarNeedsNoMaskWhereOnlyThePromptIsRead) {
+// The last row of the prompt is used neither for a log-probability nor for a draw, and waits for no mask.
+TEST_F(EngineTest, AGrammarNeedsNoMaskIfOnlyThePromptIsRead) {
   const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
   ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
@@ -642,7 +642,7 @@ class CountingObserver : public cache::KvObserver {
   std::set<uint64_t> here_;
 };
 
-TEST_F(EngineTest, AnObserverKnowsWhatIsCached) {
+TEST_F(EngineTest, ObserversAreNotifiedOfCachedBlocks) {
   const auto observer = std::make_shared<CountingObserver>();
   auto engine = Make({.kv_bytes = 8 * kBlockBytes, .kv_observer = observer});
   for (uint32_t i = 0; i < 5; ++i) {
@@ -668,7 +668,7 @@ TEST_F(EngineTest, SeedsOfTheEngineAreRepeatable) {
   EXPECT_NE(run(5), run(6));
 }
 
-TEST_F(EngineTest, ScoreGivesEveryRowInOrder) {
+TEST_F(EngineTest, ScoreReturnsAllRowsInOrder) {
   auto engine = Make({.max_batch_tokens = 16});
   const std::vector<int32_t> ids = RandomPrompt(150, 4);
   int64_t next = 0;
@@ -693,7 +693,7 @@ TEST_F(EngineTest, ScoreGivesEveryRowInOrder) {
   EXPECT_FALSE(engine->Score(ids, [](int64_t, std::span<const float>) { return OkStatus(); }).ok());
 }
 
-TEST(KeySummaryKindTest, IsSaidByName) {
+TEST(KeySummaryKindTest, ParsesNames) {
   EXPECT_EQ(*ParseKeySummaryKind("box"), KeySummaryKind::kBox);
   EXPECT_EQ(*ParseKeySummaryKind("sketch"), KeySummaryKind::kSketch);
   EXPECT_EQ(SparsityOptions().summary_kind, KeySummaryKind::kBox);
@@ -705,7 +705,7 @@ TEST(KeySummaryKindTest, IsSaidByName) {
   }
 }
 
-TEST_F(EngineTest, RefusesWhatCannotRunByName) {
+TEST_F(EngineTest, NamesTheReasonOfARefusal) {
   auto engine = Make({.max_context = 100});
   const auto fault = [&](const Request& request) { return Message(engine->Add(request).status()); };
   EXPECT_EQ(fault(MakeRequest({}, 5, 0)), "the prompt is empty");

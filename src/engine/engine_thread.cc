@@ -127,7 +127,7 @@ class EngineThread::Impl {
   void Take(Inbox inbox) {
     for (Submitted& submitted : inbox.submitted) {
       StatusOr<RequestId> added = engine_->Add(std::move(submitted.request));
-      if (!added.ok()) {  // Check has let it through, so this is ours
+      if (!added.ok()) {  // Check accepted the request, so this is an error of the engine
         spdlog::error("request {}: {}", submitted.id, Message(added.status()));
         TokenEvent end;
         end.request = submitted.id;
@@ -193,10 +193,10 @@ class EngineThread::Impl {
     unfinished_ -= ended;
   }
 
-  const std::unique_ptr<Engine> engine_;  // the thread's own, but for what never changes
+  const std::unique_ptr<Engine> engine_;  // used by the thread only, except for constants
   const EngineThreadOptions options_;
-  absl::flat_hash_map<RequestId, Live> live_;            // the thread's own, by the engine's id
-  absl::flat_hash_map<RequestId, RequestId> engine_id_;  // the thread's own
+  absl::flat_hash_map<RequestId, Live> live_;            // used by the thread only, by the engine's id
+  absl::flat_hash_map<RequestId, RequestId> engine_id_;  // used by the thread only
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;

@@ -72,7 +72,7 @@ class EngineThreadTest : public testing::Test {
   std::unique_ptr<runtime::ThreadPool> threads_ = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
 };
 
-TEST_F(EngineThreadTest, TellsARequestItsTokensAndItsEnd) {
+TEST_F(EngineThreadTest, ReportsTokensAndTheEndOfARequest) {
   auto thread = Make();
   Listener a, b;
   ASSERT_TRUE(thread->Submit(MakeRequest({1, 2, 3}, 20), a.sink()).ok());
@@ -83,7 +83,7 @@ TEST_F(EngineThreadTest, TellsARequestItsTokensAndItsEnd) {
   EXPECT_EQ(a.tokens(), b.tokens());
 }
 
-TEST_F(EngineThreadTest, RefusesByName) {
+TEST_F(EngineThreadTest, NamesTheReasonOfARefusal) {
   auto thread = Make();
   Listener never;
   const auto refused = thread->Submit(MakeRequest({}, 5), never.sink());
@@ -91,7 +91,7 @@ TEST_F(EngineThreadTest, RefusesByName) {
   EXPECT_EQ(Message(refused.status()), "the prompt is empty");
 }
 
-TEST_F(EngineThreadTest, AFullQueueRefuses) {
+TEST_F(EngineThreadTest, RefusesRequestsWhenTheQueueIsFull) {
   auto thread = Make({.max_queued = 0});
   Listener never;
   const auto refused = thread->Submit(MakeRequest({1}, 5), never.sink());
@@ -99,12 +99,12 @@ TEST_F(EngineThreadTest, AFullQueueRefuses) {
   EXPECT_THAT(Message(refused.status()), HasSubstr("too many requests wait"));
 }
 
-TEST_F(EngineThreadTest, CancelEndsAndFreesBlocks) {
+TEST_F(EngineThreadTest, CancelEndsTheRequestAndFreesItsBlocks) {
   auto thread = Make();
   Listener listener;
   const EngineThread::Sink tell = listener.sink();
   EngineThread* const engine = thread.get();
-  RequestId id = 1;  // the first that Submit gives out
+  RequestId id = 1;  // the first id that Submit returns
   const auto cancelling = [&, engine](std::span<TokenEvent> events) {
     engine->Cancel(id);
     tell(events);
@@ -118,7 +118,7 @@ TEST_F(EngineThreadTest, CancelEndsAndFreesBlocks) {
   EXPECT_EQ(stats.running, 0);
 }
 
-TEST_F(EngineThreadTest, DrainRefusesTheNewAndFinishesTheOld) {
+TEST_F(EngineThreadTest, DrainRefusesNewRequestsAndFinishesOthers) {
   auto thread = Make();
   Listener listener, never;
   ASSERT_TRUE(thread->Submit(MakeRequest({1, 2}, 100), listener.sink()).ok());
@@ -127,9 +127,9 @@ TEST_F(EngineThreadTest, DrainRefusesTheNewAndFinishesTheOld) {
   EXPECT_EQ(listener.Wait(), FinishReason::kLength);
 }
 
-TEST_F(EngineThreadTest, TheDestructorTellsEverybodyTheirEnd) {
+TEST_F(EngineThreadTest, DestructorReportsTheEndOfAllRequests) {
   std::vector<Listener> listeners(20);
-  model_.row_time = std::chrono::milliseconds(10);  // nobody gets to 500 tokens before the destructor
+  model_.row_time = std::chrono::milliseconds(10);  // no request reaches 500 tokens before the destructor
   auto thread = Make();
   for (Listener& listener : listeners)
     ASSERT_TRUE(thread->Submit(MakeRequest({1}, 500), listener.sink()).ok());
@@ -137,7 +137,7 @@ TEST_F(EngineThreadTest, TheDestructorTellsEverybodyTheirEnd) {
   for (Listener& listener : listeners) EXPECT_EQ(listener.Wait(), FinishReason::kCancelled);
 }
 
-TEST_F(EngineThreadTest, AFailingModelEndsAllRequestsAndTheEngineGoesOn) {
+TEST_F(EngineThreadTest, RunsNewRequestsAfterAFailedStep) {
   auto thread = Make();
   Listener first, second;
   model_.fail_next = true;  // read by the engine's thread after Submit's lock
@@ -147,16 +147,16 @@ TEST_F(EngineThreadTest, AFailingModelEndsAllRequestsAndTheEngineGoesOn) {
   EXPECT_EQ(second.Wait(), FinishReason::kLength);
 }
 
-TEST_F(EngineThreadTest, AFailedStepKeepsTheEndsItHadToTell) {
-  model_.row_time = std::chrono::milliseconds(10);  // so that the other is still there
+TEST_F(EngineThreadTest, AFailedStepReportsPendingCancellations) {
+  model_.row_time = std::chrono::milliseconds(10);  // keeps the other request running
   auto thread = Make();
   Listener cancelled, other;
   const EngineThread::Sink tell = cancelled.sink();
   EngineThread* const engine = thread.get();
-  const RequestId id = 2;  // the second that Submit gives out
+  const RequestId id = 2;  // the second id that Submit returns
   const auto cancelling = [&, engine](std::span<TokenEvent> events) {
     engine->Cancel(id);
-    model_.fail_next = true;  // on the engine's thread
+    model_.fail_next = true;  // runs on the engine's thread
     tell(events);
   };
   ASSERT_TRUE(thread->Submit(MakeRequest({1, 2}, 400), other.sink()).ok());
@@ -169,8 +169,9 @@ TEST_F(EngineThreadTest, AFailedStepKeepsTheEndsItHadToTell) {
   EXPECT_EQ(cancelled.Wait(), FinishReason::kCancelled);
 }
 
-// Threads that submit, cancel at random moments and look at the counters. For ThreadSanitizer above all.
-TEST_F(EngineThreadTest, ManyThreadsAtOnce) {
+// Threads submit requests, cancel them at random times and read the counters. This test is mainly for
+// ThreadSanitizer.
+TEST_F(EngineThreadTest, ManyThreadsSubmitAndCancel) {
   auto thread = Make();
   std::atomic<int> ends = 0, taken = 0;
   std::vector<std::thread> callers;

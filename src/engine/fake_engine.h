@@ -1,4 +1,4 @@
-// For tests: engines of the fake model, and what they have to say.
+// A fixture for tests of engines with the fake model, and their expected outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace moesaic::engine {
 
-inline constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // FakeModel's
+inline constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // bytes of a block of FakeModel
 
 struct Result {
   std::vector<int32_t> tokens;
@@ -45,7 +45,7 @@ inline Request Greedy(std::vector<int32_t> prompt, int max_tokens = 4, std::stri
   return request;
 }
 
-// The request's output by the definition, without an engine.
+// Returns the output of a request by definition, without an engine.
 inline std::vector<int32_t> Alone(const Request& request) {
   std::vector<int32_t> tokens = request.prompt;
   for (int i = 0; i < request.sampling.max_tokens; ++i) {
@@ -84,7 +84,7 @@ class FakeEngineTest : public testing::Test {
     return results;
   }
 
-  // Runs one request and checks what it says; cached tokens.
+  // Runs one request and checks its output. Returns the number of cached tokens.
   static int Ask(Engine& engine, const Request& request) {
     const RequestId id = *engine.Add(request);
     const Result result = Drain(engine)[id];

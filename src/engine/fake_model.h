@@ -1,6 +1,6 @@
-// For tests: a model whose logits are a function of all tokens of a sequence, as they stand in its KV blocks.
-// A wrong block table, a block given to two sequences or a row computed twice changes what comes out, or is
-// an error.
+// A model for tests whose logits are a function of all tokens of a sequence, which it reads from the KV
+// blocks. A wrong block table, a block of two sequences or a row that is computed twice changes the output or
+// is an error.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,8 @@ class FakeModel : public models::Model {
  public:
   static constexpr int kVocab = 97;
 
-  // `mtp`: with a module that drafts what the model will say, but where misses_every says otherwise.
+  // `mtp`: adds a module that drafts the next token of the model, except for the drafts that misses_every
+  // makes wrong.
   explicit FakeModel(int context, int vocab = kVocab, bool mtp = false) {
     info_.vocab_size = vocab;
     info_.hidden_size = 4;
@@ -64,7 +65,7 @@ class FakeModel : public models::Model {
     return OkStatus();
   }
 
-  // A row knows what came before from its hidden state alone; its keys say only that no row is missing.
+  // A row gets the earlier tokens only from its hidden state. Keys are only read to find missing rows.
   Status ForwardMtp(const kernels::ExecContext&, int depth, const models::ForwardBatch& batch,
                     std::span<const float> hidden, std::span<const kernels::KvLayer> kv,
                     const models::ForwardOutput& out) override {
@@ -97,7 +98,7 @@ class FakeModel : public models::Model {
     return OkStatus();
   }
 
-  // What Forward gives for the last of `tokens`.
+  // Returns the logits that Forward computes for the last of `tokens`.
   static std::vector<float> LogitsAfter(std::span<const int32_t> tokens, int vocab = kVocab) {
     return LogitsOf(HashOf(tokens), vocab);
   }
@@ -125,9 +126,9 @@ class FakeModel : public models::Model {
   size_t largest_step = 0;  // rows
   int64_t computed = 0;     // rows of all steps
   int64_t mtp_rows = 0;
-  int mtp_gaps = 0;           // rows that the module read and nobody had written: the drafter's bug
-  size_t memory = 0;          // last tokens that decide what follows, so that it repeats; 0: all
-  uint64_t misses_every = 0;  // one in so many drafts is wrong; 0: none
+  int mtp_gaps = 0;   // rows that the module read before they were written, which is a bug of the drafter
+  size_t memory = 0;  // number of last tokens that decide the next token, so that output repeats; 0: all
+  uint64_t misses_every = 0;  // one in this number of drafts is wrong; 0: none
   bool fail_next = false, fail_next_mtp = false;
   std::chrono::microseconds row_time{0};
 
@@ -177,7 +178,7 @@ class FakeModel : public models::Model {
     }
   }
 
-  // As rows are that nobody has computed.
+  // Returns whether a row is zero, as before its computation.
   static bool IsZero(const kernels::KvLayer& layer, const kernels::SequenceSlice& slice, int position) {
     for (int h = 0; h < layer.heads; ++h) {
       const float* key = Slot(layer, slice, position, h, 0, layer.key_dim);

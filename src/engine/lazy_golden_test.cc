@@ -17,13 +17,13 @@ namespace moesaic::engine {
 namespace {
 
 struct Answer {
-  std::vector<std::pair<int32_t, float>> said;  // tokens and their log-probabilities
+  std::vector<std::pair<int32_t, float>> said;  // output tokens and their log-probabilities
   int cached = 0, steps = 0;                    // before the first token
 };
 
 class LazyGoldenTest : public testing::TestWithParam<const char*> {
  protected:
-  // The golden models have short contexts, for which nobody would be lazy.
+  // The context of the golden models is too short for lazy loading, so that it is extended here.
   void SetUp() override {
     std::string pattern = testing::TempDir() + "lazy_XXXXXX";
     folder_ = mkdtemp(pattern.data());
@@ -104,7 +104,7 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
   std::vector<int32_t> prompt_;
 };
 
-// K18: bounded work a step, and the same answer.
+// K18: the work of a step is bounded, and outputs are the same.
 TEST_P(LazyGoldenTest, KeySummariesAreLoadedInParts) {
   const int64_t summaries = KeySummaryBytesOf(model_->info().kv) * model_->info().kv.layers;
   Answer in_memory;
@@ -124,8 +124,8 @@ TEST_P(LazyGoldenTest, KeySummariesAreLoadedInParts) {
     const cache::DiskTierStats disk = engine->stats().disk;
     EXPECT_EQ(disk.borrowed_blocks, 20);
     EXPECT_EQ(disk.loads, 0);
-    EXPECT_LT(disk.read_layers, 20 * model_->info().layers) << "only what rows chose";
-    EXPECT_GT(disk.read_layers, 20) << "and the dense layer";
+    EXPECT_LT(disk.read_layers, 20 * model_->info().layers) << "only chosen blocks are read";
+    EXPECT_GT(disk.read_layers, 20) << "the dense layer reads all blocks";
     EXPECT_EQ(Ask(*engine, prompt_).said, in_memory.said);
   }
 }
@@ -150,8 +150,8 @@ TEST_P(LazyGoldenTest, LoadedBlocksHaveTheirKeySummaries) {
   EXPECT_LT(engine->stats().sparsity.blocks_read, engine->stats().sparsity.blocks_all);
 }
 
-// A block is whole when the decoder's layers are there: then it can be copied (B10), MTP layers or not.
-TEST_P(LazyGoldenTest, BlocksBecomeWhole) {
+// A block can be copied (B10) as soon as all layers of the decoder are in memory, with or without MTP layers.
+TEST_P(LazyGoldenTest, BlocksWithAllLayersCanBeCopied) {
   {
     const auto engine = Make(99, 1 << 20);
     Ask(*engine, prompt_);
@@ -165,9 +165,9 @@ TEST_P(LazyGoldenTest, BlocksBecomeWhole) {
   EXPECT_EQ(Ask(*engine, parted).cached, 1000);
 }
 
-// W8: who lost what came back for it waits while the same comes back for another, and does not read it from
-// the disk meanwhile.
-TEST_P(LazyGoldenTest, NotWhileTheWarmTierBringsTheSameBack) {
+// W8: a request whose restored blocks were evicted waits while they are restored for another request. It does
+// not read them from disk meanwhile.
+TEST_P(LazyGoldenTest, DoesNotReadTheDiskDuringAWarmRestoreOfTheSameBlocks) {
   const auto engine = Make(1, 1 << 20, 45, 200);
   Ask(*engine, prompt_);
   const Answer first = Ask(*engine, prompt_);
@@ -188,7 +188,7 @@ TEST_P(LazyGoldenTest, NotWhileTheWarmTierBringsTheSameBack) {
   EXPECT_EQ(engine->stats().warm.restored_blocks, 20);
   for (const uint32_t seed : {5, 6}) EXPECT_TRUE(engine->Add(Greedy(Another(seed), -1)).ok());
   step();
-  EXPECT_EQ(engine->stats().running, 2) << "they overtake it, and most of its blocks go";
+  EXPECT_EQ(engine->stats().running, 2) << "two requests overtake it, and most of its blocks are evicted";
   const RequestId same = *engine->Add(Greedy(prompt_, -1));
   while (!engine->idle()) step();
   EXPECT_EQ(engine->stats().warm.restored_blocks, 37);
@@ -199,8 +199,8 @@ TEST_P(LazyGoldenTest, NotWhileTheWarmTierBringsTheSameBack) {
   }
 }
 
-// K21: what is given up for damage is not kept in the warm tier, and what stands there stays.
-TEST_P(LazyGoldenTest, DamageKeepsNothing) {
+// K21: blocks that are dropped because of damage are not stored in the warm tier. Its other blocks stay.
+TEST_P(LazyGoldenTest, DamagedBlocksAreNotStoredInTheWarmTier) {
   {
     const auto engine = Make(1, 1 << 20);
     Ask(*engine, prompt_);
@@ -221,7 +221,8 @@ TEST_P(LazyGoldenTest, DamageKeepsNothing) {
   EXPECT_GT(after.disk.borrowed_blocks, 0);
   EXPECT_GT(after.disk.refused_blocks, 0);
   EXPECT_GE(after.warm.blocks, before.blocks);
-  // Its key summaries took the place of some, which were kept; those that the damage took were not.
+  // Blocks that were evicted for its key summaries are stored in the warm tier. Blocks that were dropped
+  // because of damage are not.
   EXPECT_LE(after.warm.stored_blocks - before.stored_blocks, 21);
 }
 

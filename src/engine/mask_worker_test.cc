@@ -28,7 +28,7 @@ class MaskWorkerTest : public testing::Test {
       *text::GrammarCompiler::Create(tokenizer_, std::vector<int32_t>{94});
 };
 
-TEST_F(MaskWorkerTest, ComputesMasksOfDraftsThatMayFollow) {
+TEST_F(MaskWorkerTest, ComputesMasksAfterAllowedDrafts) {
   MaskWorker worker(60);
   const auto job = MakeJob("ab[cd]");
   job->drafts = {'a' - '!', 'b' - '!', 'x' - '!'};
@@ -46,7 +46,7 @@ TEST_F(MaskWorkerTest, ComputesMasksOfDraftsThatMayFollow) {
   EXPECT_FALSE(allows(2, 'x'));
 }
 
-TEST_F(MaskWorkerTest, DropsTheJobOfATicketThatGoes) {
+TEST_F(MaskWorkerTest, DropsTheJobOfADestroyedTicket) {
   MaskWorker worker(60);
   const auto job = MakeJob("[a-z]+");
   { const MaskTicket ticket(job); }
@@ -55,7 +55,7 @@ TEST_F(MaskWorkerTest, DropsTheJobOfATicketThatGoes) {
   EXPECT_EQ(job->made, 0);
 }
 
-TEST_F(MaskWorkerTest, SlowJobsRunBesideQuickOnes) {
+TEST_F(MaskWorkerTest, RunsSlowAndQuickJobsConcurrently) {
   MaskWorker worker(60);
   std::vector<std::shared_ptr<MaskJob>> jobs;
   for (int i = 0; i < 16; ++i) {

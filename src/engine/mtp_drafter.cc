@@ -9,9 +9,9 @@ namespace {
 
 using tensor::kKvBlockTokens;
 
-// Number of tokens, and twice as many before they are cut, whose hidden states are kept for a sequence
-// without drafts, so that the module can restart with some context. For DeepSeek-V3 at most 256 tokens, 7.3
-// MB.
+// Number of last tokens whose hidden states are kept for a sequence without drafts, so that the module can
+// restart with some context. They are cut to this number at twice as many: for DeepSeek-V3 at most 256
+// tokens, 7.3 MB.
 constexpr int kKeptRows = 128;
 
 }  // namespace
@@ -83,7 +83,7 @@ Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
   return OkStatus();
 }
 
-// Computes the rows of what the jobs' sequences have got since, and the first draft of each.
+// Computes the module's rows of the tokens that each sequence got since its last draft, and its first draft.
 StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const DraftJob> jobs,
                                                             StepResult* result) {
   StepBatch batch = {.kind = StepKind::kMtp};
@@ -169,7 +169,7 @@ void MtpDrafter::Allocated(const StepPlan& plan, cache::KvOps* ops) {
       NoteLastBlock(sequence);  // the copy of a prefix's tail
     }
   }
-  // Blocks from a tier may contain rows of the module, but nobody knows.
+  // Blocks from a tier may contain rows of the module, but tiers do not record this.
   for (const StepPlan::Fetch& fetch : plan.fetches) {
     for (const int32_t block : fetch.taken) origins_[block] = -1;
   }

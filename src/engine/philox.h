@@ -1,5 +1,5 @@
 // A counter-based random generator: the n-th number of a seed is computed, not remembered, so a draw does not
-// depend on what else was drawn. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2,
+// depend on other draws. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2,
 // 3" (SC 2011).
 #pragma once
 
@@ -25,11 +25,11 @@ constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::a
   return counter;
 }
 
-/// The seed of choice `index` of several that were asked for with one seed: the first draws by `seed` itself,
-/// each other by a stream of its own, which no small seed shares.
+/// The seed of choice `index` of a request for several choices. The first choice uses `seed` itself. Each
+/// other choice uses a stream of its own, which no small seed shares.
 constexpr uint64_t SeedOf(uint64_t seed, uint64_t index) {
   if (index == 0) return seed;
-  // The third word of the counter tells these numbers from those that draw a token.
+  // The third word of the counter separates these numbers from the numbers that draw tokens.
   const auto bits = Philox({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 1, 0},
                            {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<uint64_t>(bits[0]) << 32 | bits[1];

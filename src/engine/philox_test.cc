@@ -7,8 +7,8 @@
 namespace moesaic::engine {
 namespace {
 
-// The known answers of the authors' Random123 distribution (kat_vectors, philox4x32 with 10 rounds).
-TEST(PhiloxTest, GivesTheKnownAnswers) {
+// The expected values are from the authors' Random123 distribution (kat_vectors, philox4x32 with 10 rounds).
+TEST(PhiloxTest, MatchesTheKnownAnswers) {
   EXPECT_EQ(Philox({0, 0, 0, 0}, {0, 0}),
             (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(Philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
@@ -28,7 +28,7 @@ TEST(PhiloxTest, UniformsFillTheUnitInterval) {
     sum += u;
     below_tenth += u < 0.1;
   }
-  // Five standard errors: sqrt(1/12/n) and sqrt(0.09/n).
+  // The limits are five standard errors: sqrt(1/12/n) and sqrt(0.09/n).
   EXPECT_NEAR(sum / kDraws, 0.5, 5 * 0.000913);
   EXPECT_NEAR(static_cast<double>(below_tenth) / kDraws, 0.1, 5 * 0.00095);
 }

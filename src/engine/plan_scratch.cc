@@ -57,8 +57,8 @@ int PlanScratch::ChunkOf(const Sequence& sequence, int computed) const {
   int count = std::min(sequence.size() - computed, rows_);
   if (sequence.wants_prompt_logprobs()) count = std::min(count, scored_rows_);
   if (!sequence.sparsity || sequence.sparsity->reuse == 1) return count;
-  // A chunk that begins inside a group reads what an earlier step chose. Its own choices would push that out,
-  // and the step may have to be done again: it goes no further than the group. So chunks end with groups.
+  // A chunk that begins inside a group reads the choice of an earlier step. New choices would evict that one,
+  // and a failed step must be repeatable, so the chunk ends with the group. Other chunks end with groups too.
   const kernels::SparsitySettings& sparsity = *sequence.sparsity;
   if (sparsity.ChooserOf(computed) < computed) {
     return std::min(count, sparsity.GroupEnd(computed) - computed);
@@ -156,8 +156,8 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
       .first(std::min(sequence.tokens.size() - 1, static_cast<size_t>(sequence.shared_limit)));
 }
 
-// Whether a block that comes next in `sequence`, and that it could share, will soon have been computed by a
-// running sequence, or come from the disk or the warm tier.
+// Returns whether the next block of `sequence` is one that it can share and that will soon be computed by a
+// running sequence, or restored from the disk tier or the warm tier.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
   if (sequence.aged || !Shares(sequence)) return false;
   const size_t known = prefix.blocks.size() * tensor::kKvBlockTokens;

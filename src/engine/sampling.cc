@@ -49,8 +49,8 @@ std::vector<TokenLogprob> TopLogits(std::span<const float> logits, int top) {
 
 bool IsSet(std::span<const uint32_t> mask, size_t bit) { return mask[bit / 32] >> (bit % 32) & 1; }
 
-// Applies the grammar's mask, and the bans as far as they leave something of it: a grammar that has come to
-// its end lets only end-of-text follow, which min_tokens may ban.
+// Applies the grammar's mask. Applies the bans too if they leave an allowed token: at the end of a grammar
+// only end-of-text is allowed, which min_tokens may ban.
 void ApplyBans(const DrawParams& params, std::vector<float>& logits) {
   for (size_t i = 0; i < logits.size() && !params.mask.empty(); ++i) {
     if (!IsSet(params.mask, i)) logits[i] = kMinusInfinity;
@@ -126,7 +126,7 @@ double TotalWeight(const std::vector<Candidate>& candidates) {
   return total;
 }
 
-// Keeps the smallest set of the heaviest whose share is at least top_p.
+// Keeps the smallest set of the most probable candidates whose share is at least top_p.
 void CutTopP(float top_p, std::vector<Candidate>& candidates) {
   if (top_p >= 1) return;
   const double total = TotalWeight(candidates);
@@ -141,8 +141,8 @@ void CutTopP(float top_p, std::vector<Candidate>& candidates) {
   candidates.resize(std::max<size_t>(kept, 1));
 }
 
-// Keeps the smallest set of those whose information is nearest to the expected one and whose share is at
-// least typical_p (Meister et al., "Locally typical sampling", TACL 2023).
+// Keeps the smallest set of candidates with information nearest to the entropy whose share is at least
+// typical_p (Meister et al., "Locally typical sampling", TACL 2023).
 void CutTypical(float typical_p, std::vector<Candidate>& candidates) {
   if (typical_p >= 1) return;
   const double total = TotalWeight(candidates);
@@ -164,7 +164,7 @@ void CutTypical(float typical_p, std::vector<Candidate>& candidates) {
   candidates.resize(std::max<size_t>(kept, 1));
 }
 
-// The candidate in whose part of the summed weights `uniform` falls, going by rising id.
+// Returns the candidate that `uniform` selects from the cumulative weights in ascending order of ids.
 int32_t Pick(std::vector<Candidate>& candidates, double uniform) {
   const auto by_id = [](const Candidate& a, const Candidate& b) { return a.token < b.token; };
   if (!std::is_sorted(candidates.begin(), candidates.end(), by_id)) {  // the whole vocabulary is

@@ -35,8 +35,8 @@ Drawn DrawOne(const std::vector<float>& logits, const SamplingParams& sampling, 
   return *drawn;
 }
 
-// The distribution that the parameters describe, computed the plain way: every step over the whole
-// vocabulary.
+// Returns the distribution that the parameters describe. Reference implementation: each step processes the
+// whole vocabulary.
 std::map<int32_t, double> Expected(const std::vector<float>& logits, const SamplingParams& sampling) {
   const double greatest = *std::max_element(logits.begin(), logits.end());
   std::vector<std::pair<double, int32_t>> weights;
@@ -61,7 +61,7 @@ std::map<int32_t, double> Expected(const std::vector<float>& logits, const Sampl
   return shares;
 }
 
-TEST(DrawTest, GreedyTakesTheGreatestAndTheLowerIdOfEquals) {
+TEST(DrawTest, GreedyTakesTheFirstMaximum) {
   SamplingParams greedy;
   greedy.temperature = 0;
   EXPECT_EQ(DrawOne({1, 3, 2}, greedy, 1, 1).token, 1);
@@ -77,7 +77,7 @@ TEST(DrawTest, BannedTokensAreNeverDrawn) {
   for (int i = 0; i < 200; ++i) EXPECT_NE(DrawOne({1, 3, 2}, hot, 1, i, {}, {1}).token, 1);
 }
 
-TEST(DrawTest, RefusesLogitsWithoutAFiniteGreatest) {
+TEST(DrawTest, RefusesLogitsWithoutAFiniteMaximum) {
   const float nan = std::numeric_limits<float>::quiet_NaN(),
               infinity = std::numeric_limits<float>::infinity();
   for (const auto& logits :
@@ -89,14 +89,15 @@ TEST(DrawTest, RefusesLogitsWithoutAFiniteGreatest) {
   }
 }
 
-TEST(DrawTest, BiasesAreAddedBeforeAllElse) {
+TEST(DrawTest, AddsBiasesBeforeOtherParameters) {
   SamplingParams greedy;
   greedy.temperature = 0;
   greedy.logit_bias = {{2, 5}, {0, -100}};
   EXPECT_EQ(DrawOne({3, 1, -1}, greedy, 0, 0).token, 2);
   greedy.logprobs = 0;
   const Drawn drawn = DrawOne({0, 0, 0}, greedy, 0, 0);
-  EXPECT_NEAR(drawn.logprobs.logprob, -std::log(3.0f), 1e-6) << "told are the model's own";
+  EXPECT_NEAR(drawn.logprobs.logprob, -std::log(3.0f), 1e-6)
+      << "the log-probabilities of the model are reported";
 }
 
 Drawn DrawMasked(const std::vector<float>& logits, uint32_t mask, std::vector<int32_t> banned) {
@@ -108,16 +109,17 @@ Drawn DrawMasked(const std::vector<float>& logits, uint32_t mask, std::vector<in
   return *Draw({logits, &greedy, &history, banned, words, 0, 0}, scratch);
 }
 
-TEST(DrawTest, OnlyWhatTheMaskLetsThroughIsDrawn) {
+TEST(DrawTest, DrawsOnlyTokensThatTheMaskAllows) {
   EXPECT_EQ(DrawMasked({3, 2, 1}, 0b111, {}).token, 0);
   EXPECT_EQ(DrawMasked({3, 2, 1}, 0b110, {}).token, 1);
   EXPECT_EQ(DrawMasked({3, 2, 1}, 0b110, {1}).token, 2);
-  EXPECT_EQ(DrawMasked({3, 2, 1}, 0b010, {1}).token, 1) << "the mask leaves nothing else";
+  EXPECT_EQ(DrawMasked({3, 2, 1}, 0b010, {1}).token, 1) << "the mask allows no other token";
   EXPECT_EQ(DrawMasked({3, 2, 1}, 0b010, {1, 0, 1}).token, 1);
 }
 
-// Shares 0.5, 0.2, 0.2, 0.1: 1.76 bits expected; their information 1, 2.3, 2.3, 3.3.
-TEST(DrawTest, TypicalKeepsWhatIsNearestToTheExpectedInformation) {
+// The probabilities 0.5, 0.2, 0.2, 0.1 have an entropy of 1.76 bits. The information of the tokens is 1, 2.3,
+// 2.3 and 3.3 bits.
+TEST(DrawTest, TypicalKeepsTokensNearestToTheEntropy) {
   const std::vector<float> logits = {std::log(0.5f), std::log(0.2f), std::log(0.2f), std::log(0.1f)};
   const auto drawn = [&](float typical_p) {
     SamplingParams sampling;
@@ -134,8 +136,8 @@ TEST(DrawTest, TypicalKeepsWhatIsNearestToTheExpectedInformation) {
   EXPECT_EQ(drawn(1), (std::set<int32_t>{0, 1, 2, 3}));
 }
 
-// Penalties by hand: repetition divides positive and multiplies negative logits of all that was seen;
-// frequency and presence count the output only.
+// The expected values are computed by hand. Repetition divides positive and multiplies negative logits of all
+// tokens of the prompt and output. Frequency and presence count the output only.
 TEST(DrawTest, PenaltiesFollowTheirDefinitions) {
   TokenHistory history;
   history.AddPrompt(std::vector<int32_t>{0});
@@ -180,8 +182,8 @@ void PrintTo(const Cuts& cuts, std::ostream* out) {
 
 class DistributionTest : public testing::TestWithParam<Cuts> {};
 
-// Drawn frequencies against the plain distribution: nothing outside it, and Pearson's chi-square within five
-// standard deviations of its mean (its degrees of freedom d, variance 2 d).
+// Compares frequencies with the reference distribution. Tokens outside it are never drawn, and Pearson's
+// chi-square is within five standard deviations of its mean (mean d, the degrees of freedom; variance 2 d).
 TEST_P(DistributionTest, FrequenciesFollowTheDefinition) {
   SamplingParams sampling;
   sampling.temperature = GetParam().temperature;
@@ -197,7 +199,7 @@ TEST_P(DistributionTest, FrequenciesFollowTheDefinition) {
   int cells = 0;
   for (const auto& [token, share] : expected) {
     const double mean = share * kDraws;
-    if (mean < 10) {  // too rare for the approximation: pooled
+    if (mean < 10) {  // too rare for the approximation, so that they are pooled
       rest_expected += mean;
       rest_count += counts[token];
     } else {
@@ -240,7 +242,7 @@ TEST(LogprobsTest, AreTheLogSoftmaxOfTheUnmodifiedLogits) {
   }
 }
 
-TEST(CheckSamplingTest, NamesWhatIsOutOfRange) {
+TEST(CheckSamplingTest, NamesParametersOutOfRange) {
   const auto fault = [](auto change) {
     SamplingParams sampling;
     change(sampling);

@@ -67,7 +67,8 @@ void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
   waiting_.push_back(std::move(sequence));
 }
 
-// A client that comes back, or is new, starts level with the one that had least: time away is not saved up.
+// A client that is new or returns starts with the least service of all active clients, so that idle time
+// gives no credit.
 void Scheduler::JoinClient(Sequence& sequence) {
   if (shares_.size() > kMaxClients) {
     std::erase_if(shares_, [](const auto& entry) { return entry.second.sequences == 0; });

@@ -18,21 +18,22 @@ namespace {
 struct Ask {
   int prompt, output;
   bool prompt_logprobs = false;
-  int shared = 0;   // leading tokens of the prompt that are those of `with`
+  int shared = 0;   // number of leading tokens that the prompt shares with `with`
   char with = 'a';  // an earlier request
   int priority = 0;
   const char* client = "";
   int deadline = 0;  // seconds from now; 0: none
 };
 
-// Requests are called a, b, c, ... in the order in which they arrive. Run() plays a step and tells it:
-//   "-c +d a1 d64"   c is preempted, d admitted, one token of a and 64 of d are computed
+// Requests are named a, b, c, ... in order of arrival. Run() runs a step and describes it:
+//   "-c +d a1 d64"   c is preempted, d is admitted, one token of a and 64 tokens of d are computed
 //   "+d(70) d5"      70 tokens of d were in the cache
-//   "+d(64+6) d5"    and six that follow in the swap space
-// A sequence whose tokens are all computed then gets its next token, and leaves when it has enough.
+//   "+d(64+6) d5"    64 tokens of d were in the cache, and the next six in the swap space
+// A sequence whose tokens are all computed then gets its next token. It is removed at its limit.
 class Story {
  public:
-  // copy_tokens: tokens that could be computed while a block is copied to the swap space and back.
+  // copy_tokens: number of tokens that are computed in the time of copying a block to the swap space and
+  // back.
   Story(int blocks, const SchedulerOptions& options, int swap_blocks = 0, double copy_tokens = 1)
       : pool_(blocks),
         store_(*cache::KvStore::Create({.layout = kLayout, .blocks = blocks, .swap_slots = swap_blocks},
@@ -93,7 +94,7 @@ class Story {
       WriteContents(sequence, sequence.computed - chunk.count);
       EXPECT_LE(sequence.computed, sequence.size());
       EXPECT_LE(sequence.computed, static_cast<int>(sequence.blocks.size()) * tensor::kKvBlockTokens);
-      // What it said is nobody else's.
+      // Output tokens differ among requests.
       if (sequence.remaining() == 0) sequence.tokens.push_back(static_cast<int32_t>(1000 + sequence.id));
       if (sequence.size() == sequence.limit) done.push_back(sequence.id);
     }
@@ -103,7 +104,7 @@ class Story {
     return told;
   }
 
-  // Steps until something else than `told` happens: that.
+  // Runs steps until the description differs from `told`, and returns it. Counts the equal steps in `steps`.
   std::string RunPast(const std::string& told, int* steps = nullptr) {
     std::string next;
     while ((next = Run()) == told) {
@@ -116,7 +117,7 @@ class Story {
   void MarkInexact(char request, int index) {
     pool_.SetInexact(tree_.Find("", prompts_.at(request - 'a')).blocks.at(index));
   }
-  // Marks of the blocks of a request's prompt: 'x' for inexact ones.
+  // Returns 'x' for each inexact block of a request's prompt, and '-' for the others.
   std::string Marks(char request) {
     std::string marks;
     for (const cache::BlockRef& block : tree_.Find("", prompts_.at(request - 'a')).blocks) {
@@ -144,7 +145,7 @@ class Story {
  private:
   static constexpr tensor::KvLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
 
-  // Keys are the tokens themselves.
+  // The key of a position is its token.
   float& Key(const Sequence& sequence, int position) {
     const int32_t block = sequence.block_table[position / tensor::kKvBlockTokens];
     auto* keys = reinterpret_cast<float*>(store_->At(block));
@@ -159,7 +160,7 @@ class Story {
     for (int i = from; i < sequence.computed; ++i) Key(sequence, i) = static_cast<float>(sequence.tokens[i]);
   }
 
-  // Rows, tokens and blocks of the batch are those of the plan.
+  // Expects that rows, tokens and blocks of the batch match the plan.
   static void CheckBatch(const StepPlan& plan, const StepBatch& batch) {
     ASSERT_EQ(batch.rows.size(), plan.chunks.size());
     for (size_t i = 0; i < plan.chunks.size(); ++i) {
@@ -206,7 +207,7 @@ TEST(SchedulerTest, PrefillsInChunksAndMixesThemWithDecodes) {
   EXPECT_EQ(story.unheld(), 20);
 }
 
-TEST(SchedulerTest, DecodesComeBeforePrefills) {
+TEST(SchedulerTest, SchedulesDecodesBeforePrefills) {
   Story story(20, {.max_sequences = 3, .max_batch_tokens = 3, .max_scored_rows = 3});
   story.Add({3, 9});
   EXPECT_EQ(story.Run(), "+a a3");
@@ -216,7 +217,7 @@ TEST(SchedulerTest, DecodesComeBeforePrefills) {
   EXPECT_EQ(story.Run(), "a1 b1");
 }
 
-TEST(SchedulerTest, RunsNoMoreSequencesThanAllowed) {
+TEST(SchedulerTest, LimitsTheRunningSequences) {
   Story story(20, {.max_sequences = 2, .max_batch_tokens = 100, .max_scored_rows = 100});
   for (int i = 0; i < 3; ++i) story.Add({4, 2});
   EXPECT_EQ(story.Run(), "+a +b a4 b4");
@@ -224,37 +225,37 @@ TEST(SchedulerTest, RunsNoMoreSequencesThanAllowed) {
   EXPECT_EQ(story.Run(), "+c c4");
 }
 
-TEST(SchedulerTest, TheFirstInLineIsNotPassedByWhenBlocksAreMissing) {
+TEST(SchedulerTest, DoesNotSkipTheFirstRequestWhenBlocksAreMissing) {
   Story story(6, kRoomy);
   story.Add({64, 30});
   EXPECT_EQ(story.Run(), "+a a64");
-  story.Add({5 * 64, 2});  // five blocks now and two to spare, of five that are free
+  story.Add({5 * 64, 2});  // needs five blocks and two reserved ones; five are free
   story.Add({4, 2});
   EXPECT_EQ(story.Run(), "a1");
 }
 
-TEST(SchedulerTest, AdmissionLeavesABlockToSpareForEachRunningSequence) {
+TEST(SchedulerTest, AdmissionReservesABlockForEachRunningSequence) {
   Story story(3, kRoomy);
   story.Add({50, 20});
   story.Add({10, 60});
-  EXPECT_EQ(story.Run(), "+a a50");  // with b one block would be free for two
+  EXPECT_EQ(story.Run(), "+a a50");  // with b, one free block would remain for two sequences
   for (int i = 1; i < 20; ++i) EXPECT_EQ(story.Run(), "a1");
   EXPECT_EQ(story.Run(), "+b b10");
 }
 
-TEST(SchedulerTest, TheYoungestGivesItsBlocksAndComesBackWithWhatTheCacheKept) {
+TEST(SchedulerTest, PreemptsTheYoungestAndReadmitsItWithCachedBlocks) {
   Story story(4, kRoomy);
   story.Add({50, 130});
   story.Add({10, 120});
   EXPECT_EQ(story.Run(), "+a +b a50 b10");
   int steps = 0;
   EXPECT_EQ(story.RunPast("a1 b1", &steps), "-b a1");    // a needs its third block
-  EXPECT_EQ(steps, 78);                                  // a's tokens 50 .. 127
-  EXPECT_EQ(story.RunPast("a1", &steps), "+b(64) b25");  // of its prompt and the 79 tokens that it had said
+  EXPECT_EQ(steps, 78);                                  // tokens 50 .. 127 of a
+  EXPECT_EQ(story.RunPast("a1", &steps), "+b(64) b25");  // b has 10 prompt tokens and 79 output tokens
   EXPECT_EQ(steps, 78 + 50);
 }
 
-TEST(SchedulerTest, WithoutACacheTheYoungestComputesAllAgain) {
+TEST(SchedulerTest, WithoutACachePreemptedRequestsAreRecomputed) {
   SchedulerOptions options = kRoomy;
   options.prefix_cache = false;
   Story story(4, options);
@@ -265,8 +266,8 @@ TEST(SchedulerTest, WithoutACacheTheYoungestComputesAllAgain) {
   EXPECT_EQ(story.RunPast("a1"), "+b b89");
 }
 
-// Like the two above, but what the tree does not keep is copied out and back.
-TEST(SchedulerTest, TheSwapSpaceKeepsTheBlockThatIsNotFull) {
+// Like the two tests above, but blocks outside the tree are swapped out and in.
+TEST(SchedulerTest, SwapsThePartialBlockOfAPreemptedRequest) {
   Story story(4, kRoomy, /*swap_blocks=*/1);
   story.Add({50, 130});
   story.Add({10, 120});
@@ -277,7 +278,7 @@ TEST(SchedulerTest, TheSwapSpaceKeepsTheBlockThatIsNotFull) {
   EXPECT_EQ(story.swapped(), 0);
 }
 
-TEST(SchedulerTest, WithoutACacheTheSwapSpaceKeepsAll) {
+TEST(SchedulerTest, WithoutACacheAllBlocksAreSwapped) {
   SchedulerOptions options = kRoomy;
   options.prefix_cache = false;
   Story story(4, options, /*swap_blocks=*/2);
@@ -289,29 +290,30 @@ TEST(SchedulerTest, WithoutACacheTheSwapSpaceKeepsAll) {
   EXPECT_EQ(story.RunPast("a1"), "+b(0+88) b1");
 }
 
-TEST(SchedulerTest, ABlockIsCopiedOutWhenTheTreeLetsItGo) {
+TEST(SchedulerTest, SwapsBlocksThatTheTreeEvicts) {
   Story story(6, kRoomy, /*swap_blocks=*/6);
-  story.Add({100, 284});  // six blocks in the end
+  story.Add({100, 284});  // six blocks at its limit
   story.Add({90, 100});
   EXPECT_EQ(story.Run(), "+a a100");
   EXPECT_EQ(story.Run(), "+b a1 b90");
   EXPECT_EQ(story.RunPast("a1 b1"), "-b a1") << "a needs its fourth block";
-  EXPECT_EQ(story.swapped(), 1) << "two of b's three are in the tree";
-  EXPECT_EQ(story.RunPast("a1"), "+b(0+181) b1") << "a has ended, and taken them";
+  EXPECT_EQ(story.swapped(), 1) << "two of b's three blocks are in the tree";
+  EXPECT_EQ(story.RunPast("a1"), "+b(0+181) b1") << "a has ended and evicted b's blocks from the tree";
 }
 
-TEST(SchedulerTest, AFullSwapSpaceLeavesTheRestToBeComputed) {
+TEST(SchedulerTest, RecomputesBlocksThatTheSwapSpaceCannotHold) {
   Story story(6, kRoomy, /*swap_blocks=*/2);
   story.Add({100, 284});
   story.Add({90, 100});
   EXPECT_EQ(story.Run(), "+a a100");
   EXPECT_EQ(story.Run(), "+b a1 b90");
   EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
-  EXPECT_EQ(story.RunPast("a1"), "+b b100") << "its first block went last and found no room";
+  EXPECT_EQ(story.RunPast("a1"), "+b b100")
+      << "the swap space was full when the first block of b was evicted";
   EXPECT_EQ(story.swapped(), 0);
 }
 
-TEST(SchedulerTest, WhatIsCheaperToComputeIsNotCopied) {
+TEST(SchedulerTest, BlocksCheaperToRecomputeAreNotSwapped) {
   Story story(4, kRoomy, /*swap_blocks=*/4, /*copy_tokens=*/50);  // 88 tokens in two blocks
   story.Add({50, 130});
   story.Add({10, 120});
@@ -321,7 +323,7 @@ TEST(SchedulerTest, WhatIsCheaperToComputeIsNotCopied) {
   EXPECT_EQ(story.RunPast("a1"), "+b(64) b25");
 }
 
-TEST(SchedulerTest, OneThatIsCancelledLeavesNothingInTheSwapSpace) {
+TEST(SchedulerTest, CancellationFreesSwapSlots) {
   Story story(4, kRoomy, /*swap_blocks=*/4);
   story.Add({50, 130});
   story.Add({10, 120});
@@ -343,7 +345,7 @@ TEST(SchedulerTest, RemoveFreesBlocksAtOnce) {
   EXPECT_FALSE(story.Remove(1));
 }
 
-TEST(SchedulerTest, APlanChangesNothing) {
+TEST(SchedulerTest, PlanHasNoSideEffects) {
   Story story(8, kRoomy);
   story.Add({64, 9});
   story.scheduler().Plan();
@@ -352,21 +354,21 @@ TEST(SchedulerTest, APlanChangesNothing) {
   EXPECT_EQ(story.Run(), "+a a64");
 }
 
-TEST(SchedulerTest, ScoredPromptsAreCutToTheirOwnLimit) {
+TEST(SchedulerTest, ScoredPromptsHaveTheirOwnRowLimit) {
   Story story(20, {.max_sequences = 4, .max_batch_tokens = 100, .max_scored_rows = 10});
   story.Add({25, 2, /*prompt_logprobs=*/true});
   story.Add({15, 2});
   EXPECT_EQ(story.Run(), "+a +b a10 b15");
 }
 
-TEST(SchedulerTest, WhatIsCachedIsNotComputedAgain) {
+TEST(SchedulerTest, CachedPrefixesAreNotRecomputed) {
   Story story(20, kRoomy);
   story.Add({80, 1});
   EXPECT_EQ(story.Run(), "+a a80");
   story.Add({.prompt = 90, .output = 1, .shared = 80});
   EXPECT_EQ(story.Run(), "+b(64) b26");
   story.Add({.prompt = 90, .output = 1, .shared = 90, .with = 'b'});
-  EXPECT_EQ(story.Run(), "+c(64) c26") << "parts of blocks are kept only inside whole ones";
+  EXPECT_EQ(story.Run(), "+c(64) c26") << "only whole blocks are cached";
   story.Add({150, 1});
   EXPECT_EQ(story.Run(), "+d d100");
   EXPECT_EQ(story.Run(), "d50");
@@ -384,7 +386,7 @@ TEST(SchedulerTest, BlocksComputedAfterAnInexactBlockAreInexact) {
   story.MarkInexact('a', 1);
   story.Add({.prompt = 320, .output = 2, .shared = 192, .with = 'a'});
   while (!story.Run().empty()) continue;
-  EXPECT_EQ(story.Marks('b'), "-x-xx") << "the third was computed before the mark";
+  EXPECT_EQ(story.Marks('b'), "-x-xx") << "the third block was computed before the mark";
   story.Add({.prompt = 192, .output = 2});
   while (!story.Run().empty()) continue;
   EXPECT_EQ(story.Marks('c'), "---");
@@ -401,7 +403,7 @@ TEST(SchedulerTest, BlocksThatBeginWithRowsOfAnInexactBlockAreInexact) {
   EXPECT_EQ(story.Marks('b'), "-xxx");
 }
 
-TEST(SchedulerTest, ScoredPromptsAreComputedWhole) {
+TEST(SchedulerTest, ScoredPromptsIgnoreTheCache) {
   Story story(20, kRoomy);
   story.Add({80, 1});
   story.Run();
@@ -409,18 +411,18 @@ TEST(SchedulerTest, ScoredPromptsAreComputedWhole) {
   EXPECT_EQ(story.Run(), "+b b80");
 }
 
-TEST(SchedulerTest, APrefixOnItsWayIsWaitedFor) {
+TEST(SchedulerTest, WaitsForASharedPrefixThatIsBeingComputed) {
   Story story(20, kRoomy);
   story.Add({250, 3});
-  story.Add({.prompt = 260, .output = 3, .shared = 250});  // three blocks of a's come next
-  story.Add({20, 3});                                      // has nothing to wait for
+  story.Add({.prompt = 260, .output = 3, .shared = 250});  // three blocks of its prefix are computed for a
+  story.Add({20, 3});                                      // shares no prefix
   EXPECT_EQ(story.Run(), "+a a100");
   EXPECT_EQ(story.Run(), "a100");
-  EXPECT_EQ(story.Run(), "+b(192) a50 b50") << "a's last whole block is there";
+  EXPECT_EQ(story.Run(), "+b(192) a50 b50") << "the last whole block of a is computed";
   EXPECT_EQ(story.Run(), "+c a1 b18 c20");
 }
 
-TEST(SchedulerTest, NobodyWaitsForOneThatIsGone) {
+TEST(SchedulerTest, DoesNotWaitForARemovedRequest) {
   Story story(20, kRoomy);
   story.Add({250, 3});
   story.Add({.prompt = 250, .output = 3, .shared = 250});
@@ -429,7 +431,7 @@ TEST(SchedulerTest, NobodyWaitsForOneThatIsGone) {
   EXPECT_EQ(story.Run(), "+b(64) b100");
 }
 
-TEST(SchedulerTest, CachedBlocksMakeRoom) {
+TEST(SchedulerTest, EvictsCachedBlocksForNewRequests) {
   Story story(4, kRoomy);
   story.Add({200, 2});
   EXPECT_EQ(story.Run(), "+a a100");
@@ -441,16 +443,16 @@ TEST(SchedulerTest, CachedBlocksMakeRoom) {
   EXPECT_EQ(story.pool().idle_blocks(), 0);
 }
 
-TEST(SchedulerTest, TheBlockToCopyFromGoesBeforeTheRequestDoes) {
+TEST(SchedulerTest, EvictsTheBlockToCopyFromIfNeededForAdmission) {
   Story story(3, kRoomy);
   story.Add({128, 1});
   EXPECT_EQ(story.Run(), "+a a100");
   EXPECT_EQ(story.Run(), "a28");
   story.Add({.prompt = 180, .output = 1, .shared = 100});
-  EXPECT_EQ(story.Run(), "+b(64) b100") << "all blocks are needed, so nothing is left to copy from";
+  EXPECT_EQ(story.Run(), "+b(64) b100") << "all blocks are needed, so the block to copy from is evicted";
 }
 
-TEST(SchedulerTest, LowerPriorityNumbersGoFirst) {
+TEST(SchedulerTest, AdmitsLowerPriorityNumbersFirst) {
   Story story(20, kOneAtATime);
   story.Add({.prompt = 4, .output = 1, .priority = 5});
   story.Add({.prompt = 4, .output = 1, .priority = -1});
@@ -460,8 +462,8 @@ TEST(SchedulerTest, LowerPriorityNumbersGoFirst) {
   EXPECT_EQ(story.Run(), "+a a4");
 }
 
-TEST(SchedulerTest, NobodyIsOvertakenForEver) {
-  Story story(20, kOneAtATime);  // three times at most
+TEST(SchedulerTest, NoRequestIsOvertakenForever) {
+  Story story(20, kOneAtATime);  // at most three overtakes
   story.Add({.prompt = 4, .output = 1, .priority = 9});
   std::string told;
   for (int i = 0; i < 5; ++i) {
@@ -471,30 +473,30 @@ TEST(SchedulerTest, NobodyIsOvertakenForEver) {
   EXPECT_EQ(told, "+b b4, +c c4, +d d4, +a a4, +e e4, ");
 }
 
-TEST(SchedulerTest, ClientsTakeTurns) {
+TEST(SchedulerTest, DividesTokensFairlyAmongClients) {
   Story story(20, {.max_sequences = 1, .max_batch_tokens = 100, .max_scored_rows = 100});
   for (int i = 0; i < 4; ++i) story.Add({.prompt = 40, .output = 1, .client = "greedy"});
   story.Add({.prompt = 40, .output = 1, .client = "modest"});  // e
   story.Add({.prompt = 10, .output = 1, .client = "modest"});  // f
   EXPECT_EQ(story.Run(), "+a a40");
   EXPECT_EQ(story.Run(), "+e e40");
-  EXPECT_EQ(story.Run(), "+b b40") << "both have had 40";
+  EXPECT_EQ(story.Run(), "+b b40") << "both clients got 40 tokens";
   EXPECT_EQ(story.Run(), "+f f10");
   EXPECT_EQ(story.Run(), "+c c40");
 }
 
-TEST(SchedulerTest, ANewClientStartsLevel) {
+TEST(SchedulerTest, ANewClientStartsWithoutCredit) {
   Story story(20, {.max_sequences = 1, .max_batch_tokens = 100, .max_scored_rows = 100});
   for (int i = 0; i < 4; ++i) story.Add({.prompt = 40, .output = 1, .client = "old"});
   EXPECT_EQ(story.Run(), "+a a40");
   EXPECT_EQ(story.Run(), "+b b40");
   story.Add({.prompt = 30, .output = 1, .client = "new"});  // e
   story.Add({.prompt = 30, .output = 1, .client = "new"});
-  EXPECT_EQ(story.Run(), "+e e30") << "level at 80, and by name";
-  EXPECT_EQ(story.Run(), "+c c40") << "not f: nothing was saved up";
+  EXPECT_EQ(story.Run(), "+e e30") << "both clients count 80 tokens, and \"new\" sorts first";
+  EXPECT_EQ(story.Run(), "+c c40") << "the new client has no credit for f";
 }
 
-TEST(SchedulerTest, AClientsEarlierDeadlineGoesFirst) {
+TEST(SchedulerTest, AdmitsTheEarliestDeadlineOfAClientFirst) {
   Story story(20, kOneAtATime);
   story.Add({4, 1});
   story.Add({.prompt = 4, .output = 1, .deadline = 50});
@@ -504,7 +506,7 @@ TEST(SchedulerTest, AClientsEarlierDeadlineGoesFirst) {
   EXPECT_EQ(story.Run(), "+a a4");
 }
 
-TEST(SchedulerTest, TellsWhoseDeadlineHasPassed) {
+TEST(SchedulerTest, ReportsRequestsPastTheirDeadline) {
   Story story(20, kOneAtATime);
   story.Add({.prompt = 4, .output = 9, .deadline = 50});
   story.Add({.prompt = 4, .output = 9, .deadline = 20});
@@ -518,16 +520,16 @@ TEST(SchedulerTest, TellsWhoseDeadlineHasPassed) {
   EXPECT_EQ(past(60).size(), 2U);
 }
 
-TEST(SchedulerTest, TheLowestPriorityGivesItsBlocksFirst) {
+TEST(SchedulerTest, PreemptsTheLowestPriorityFirst) {
   Story story(6, kRoomy);
   story.Add({.prompt = 10, .output = 150, .priority = 0});
   story.Add({.prompt = 10, .output = 150, .priority = 7});
   story.Add({.prompt = 10, .output = 150, .priority = 3});
   EXPECT_EQ(story.Run(), "+a +c +b a10 c10 b10");
-  EXPECT_EQ(story.RunPast("a1 c1 b1"), "-b a1 c1") << "not c, the youngest";
+  EXPECT_EQ(story.RunPast("a1 c1 b1"), "-b a1 c1") << "c is younger but has a better priority";
 }
 
-TEST(SchedulerTest, TheFrontIsNobodysVictim) {
+TEST(SchedulerTest, DoesNotPreemptTheFrontRequest) {
   Story story(4, kRoomy);
   story.Add({.prompt = 10, .output = 150, .priority = 7});
   EXPECT_EQ(story.Run(), "+a a10");
@@ -536,7 +538,8 @@ TEST(SchedulerTest, TheFrontIsNobodysVictim) {
   EXPECT_EQ(story.RunPast("a1 b1"), "-b a1");
 }
 
-// Random requests, cancellations and pools. The rules of docs/contracts/scheduler.md hold after every step.
+// Runs random requests and cancellations in pools of random size. Checks the rules of
+// docs/contracts/scheduler.md after every step.
 class RandomLoad {
  public:
   explicit RandomLoad(uint32_t seed)
@@ -607,7 +610,8 @@ class RandomLoad {
     }
     ASSERT_LE(rows, options_.max_batch_tokens);
     ASSERT_TRUE(scheduler.empty() || !parts.empty());
-    ASSERT_TRUE(scheduler.front() == 0 || parts.contains(scheduler.front())) << "the front stands still";
+    ASSERT_TRUE(scheduler.front() == 0 || parts.contains(scheduler.front()))
+        << "the front request makes no progress";
     for (const StepPlan::Admission& admission : plan.admit) {
       ASSERT_LE(admission.sequence->overtaken, options_.max_overtakes + options_.max_sequences);
     }

@@ -77,7 +77,7 @@ struct Sequence {
   std::vector<int32_t> block_table;  // [blocks] block numbers for the kernels
   int indexed_blocks = 0;            // leading blocks that are in the radix tree
   int cached_tokens = 0;             // prompt tokens found in the tree at the first admission
-  // First block that may differ from what computing its tokens gives; so may all blocks after it.
+  // First block whose contents may differ from an exact computation of its tokens, as may all later blocks.
   int first_inexact_block = std::numeric_limits<int>::max();
   // Tier that fills the blocks after the indexed ones while the sequence waits; null: none.
   cache::KvTier* fetching = nullptr;

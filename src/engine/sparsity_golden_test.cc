@@ -1,4 +1,4 @@
-// Attention over chosen blocks in the engine, over real models: docs/contracts/sparsity.md.
+// Attention over chosen blocks in the engine, with real models: docs/contracts/sparsity.md.
 #include <map>
 #include <memory>
 #include <random>
@@ -15,7 +15,7 @@ constexpr int kOutput = 120;
 using Said =
     std::map<RequestId, std::vector<std::pair<int32_t, float>>>;  // tokens and their log-probabilities
 
-// Steps that were computed, and did not come to be: one in `every`.
+// Fails one in `every` steps after it is computed.
 class UndoneModel : public models::Model {
  public:
   UndoneModel(models::Model& model, int every) : model_(model), every_(every) {}
@@ -49,7 +49,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
       std::vector<int32_t>& prompt = prompts_.emplace_back(length);
       for (int32_t& id : prompt) id = static_cast<int32_t>(rng() % model_->info().vocab_size);
     }
-    std::copy_n(prompts_[0].begin(), 256, prompts_[1].begin());  // four blocks that both begin with
+    std::copy_n(prompts_[0].begin(), 256, prompts_[1].begin());  // both begin with the same four blocks
   }
 
   static SparsityOptions Options(SparsityMode mode, int budget) {
@@ -104,8 +104,8 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
     return said;
   }
 
-  // MLA computes chunks of different sizes in ways that round differently: tokens are the same, and
-  // log-probabilities nearly.
+  // MLA rounds chunks of different sizes differently: tokens are equal, and log-probabilities are nearly
+  // equal.
   void ExpectSame(const Said& a, const Said& b, const std::string& what) const {
     ASSERT_EQ(a.size(), b.size()) << what;
     for (const auto& [id, tokens] : a) {
@@ -125,8 +125,8 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
   std::vector<std::vector<int32_t>> prompts_;
 };
 
-// P1: bits, not only tokens, and MLA too: rows that choose nothing run as without key summaries.
-TEST_P(SparsityGoldenTest, WholeBudgetIsDense) {
+// P1: rows that choose no blocks give the same bits as without key summaries, also with MLA.
+TEST_P(SparsityGoldenTest, ABudgetOfAllTokensIsDense) {
   const Said dense = Run(*Make({}), prompts_);
   for (const KeySummaryKind kind : {KeySummaryKind::kBox, KeySummaryKind::kSketch}) {
     for (const SparsityMode mode : {SparsityMode::kDense, SparsityMode::kDecode, SparsityMode::kAll}) {
@@ -139,7 +139,7 @@ TEST_P(SparsityGoldenTest, WholeBudgetIsDense) {
   }
 }
 
-// Rows choose by them, and not what boxes would.
+// Rows choose blocks by their sketches, which gives other blocks than boxes.
 TEST_P(SparsityGoldenTest, SketchesChooseTheirOwnBlocks) {
   SparsityOptions options = Options(SparsityMode::kAll, 256);
   options.summary_kind = KeySummaryKind::kSketch;
@@ -150,8 +150,8 @@ TEST_P(SparsityGoldenTest, SketchesChooseTheirOwnBlocks) {
   EXPECT_NE(said, Run(*boxes, prompts_));
 }
 
-// P2: chunks, neighbours, preemption, swap, drafts and the cache change nothing.
-TEST_P(SparsityGoldenTest, SaysTheSameUnderEveryLoad) {
+// P2: outputs do not depend on chunks, other requests, preemption, swap, drafts and the cache.
+TEST_P(SparsityGoldenTest, OutputsDoNotDependOnTheLoad) {
   for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
     const SparsityOptions options = Options(mode, 256);
     const auto engine = Make(options);
@@ -177,8 +177,8 @@ TEST_P(SparsityGoldenTest, SaysTheSameUnderEveryLoad) {
   }
 }
 
-// C5: the same if rows share the choice of an earlier row.
-TEST_P(SparsityGoldenTest, ReuseSaysTheSameUnderEveryLoad) {
+// C5: the same holds if rows share the choice of an earlier row.
+TEST_P(SparsityGoldenTest, OutputsWithReuseDoNotDependOnTheLoad) {
   for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
     SparsityOptions options = Options(mode, 320);
     const Said each = Run(*Make(options), prompts_);
@@ -215,7 +215,7 @@ TEST_P(SparsityGoldenTest, ReuseSaysTheSameUnderEveryLoad) {
     for (const auto* other : {&engine, &small, &swapping, &drafting}) {
       EXPECT_EQ((*other)->stats().sparsity.rechosen, 0);
     }
-    // A prompt that parts from a cached one inside a block copies whole groups of it only.
+    // A prompt that diverges from a cached one inside a block copies only whole groups of the block.
     std::vector<int32_t> parted(prompts_[2].begin(), prompts_[2].begin() + 333);
     parted.push_back(prompts_[2][333] == 1 ? 2 : 1);
     ExpectSame({{1, Run(*engine, {parted}).begin()->second}}, Run(*Make(options), {parted}),
@@ -223,8 +223,8 @@ TEST_P(SparsityGoldenTest, ReuseSaysTheSameUnderEveryLoad) {
   }
 }
 
-// P4: what was computed by choosing is not found by who would have computed it otherwise.
-TEST_P(SparsityGoldenTest, OutputsThatChoseAreNoOnesPrefix) {
+// P4: blocks of sparse rows are not found by requests that would compute them differently.
+TEST_P(SparsityGoldenTest, SparseOutputBlocksAreNotSharedWithPrompts) {
   const auto engine = Make(Options(SparsityMode::kDecode, 256));
   const Said first = Run(*engine, {prompts_[0]});
   std::vector<int32_t> longer = prompts_[0];
@@ -234,28 +234,29 @@ TEST_P(SparsityGoldenTest, OutputsThatChoseAreNoOnesPrefix) {
     const auto fresh = Make(Options(SparsityMode::kDecode, 256));
     const int64_t hits = engine->stats().cache_hits;
     const Said again = Run(*engine, {longer}, sparsity);
-    ExpectSame({{1, again.begin()->second}}, Run(*fresh, {longer}, sparsity), "behind an output");
+    ExpectSame({{1, again.begin()->second}}, Run(*fresh, {longer}, sparsity), "after an output");
     if (!sparsity) {
-      EXPECT_EQ(engine->stats().cache_hits - hits, 300 / 64 * 64) << "whole blocks of the prompt";
+      EXPECT_EQ(engine->stats().cache_hits - hits, 300 / 64 * 64)
+          << "the whole blocks of the prompt are found";
     }
   }
 }
 
-// P4: and prompts that choose share blocks with those that choose alike.
-TEST_P(SparsityGoldenTest, PromptsThatChooseShareAmongThemselves) {
+// P4: sparse prompts share blocks with prompts of the same settings.
+TEST_P(SparsityGoldenTest, SparsePromptsShareBlocksOnlyAtEqualSettings) {
   const auto engine = Make(Options(SparsityMode::kDecode, 256));
   const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256};
   const Said first = Run(*engine, {prompts_[2]}, all);
   const Said dense = Run(*engine, {prompts_[2]}, RequestSparsity{});
-  EXPECT_EQ(engine->stats().cache_hits, 0) << "dense prompts find none of them";
+  EXPECT_EQ(engine->stats().cache_hits, 0) << "dense prompts find no sparse blocks";
   const Said again = Run(*engine, {prompts_[2]}, all);
   EXPECT_EQ(engine->stats().cache_hits, 384);
   ExpectSame({{1, again.begin()->second}}, {{1, first.begin()->second}}, "from the cache");
   Run(*engine, {prompts_[2]}, RequestSparsity{.mode = SparsityMode::kAll, .budget = 320});
-  EXPECT_EQ(engine->stats().cache_hits, 384) << "nor do those of another budget";
+  EXPECT_EQ(engine->stats().cache_hits, 384) << "prompts with another budget find no such blocks";
 }
 
-TEST_P(SparsityGoldenTest, RefusesWhatItCannotDo) {
+TEST_P(SparsityGoldenTest, RefusesInvalidRequests) {
   const auto engine = Make({});
   Request request;
   request.prompt = {1};
@@ -269,8 +270,8 @@ TEST_P(SparsityGoldenTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(Message(engine->Check(request)), "kv_sparsity: reuse must be in [1, 64], found 65");
 }
 
-// Scoring a text: every row chooses where prompts do.
-TEST_P(SparsityGoldenTest, ScoresAsItReads) {
+// Rows of a scored text choose blocks if rows of prompts do.
+TEST_P(SparsityGoldenTest, ScoringUsesThePromptSettings) {
   const auto score = [&](const SparsityOptions& options) {
     std::vector<float> logits;
     const auto engine = Make(options);

@@ -1,5 +1,5 @@
-// Speculative decoding over real models: greedy and drawn text are to the bit what they are without, whoever
-// drafts, on every instruction set.
+// Speculative decoding with real models: greedy and sampled outputs are bit-identical to those without
+// speculation, for every drafter and on every instruction set.
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -22,7 +22,7 @@ struct Said {
   bool operator==(const Said&) const = default;
 };
 
-// Every `every`-th of the prompts that the shipped model is judged by, and some random tokens.
+// Returns each `every`-th evaluation prompt of the shipped model, and some random tokens.
 std::vector<std::vector<int32_t>> Prompts(const std::string& model, int every) {
   const auto tokenizer = *text::Tokenizer::FromFolder(model);
   const auto chat = *text::ChatTemplate::FromFolder(model);
@@ -53,14 +53,13 @@ struct Outcome {
 
 Outcome RunAll(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
                const std::vector<std::vector<int32_t>>& prompts, const SpeculativeOptions& speculative) {
-  auto engine = Engine::Create(
-      model, kernels, threads,
-      // Room for all prompts in one step, and none from the cache: MLA rounds by how a prompt is cut (S12).
-      {.max_sequences = 4,
-       .max_batch_tokens = 10000,
-       .eos_ids = {2},
-       .prefix_cache = false,
-       .speculative = speculative});
+  // All prompts run in one step without the cache, because the rounding of MLA depends on the chunks (S12).
+  auto engine = Engine::Create(model, kernels, threads,
+                               {.max_sequences = 4,
+                                .max_batch_tokens = 10000,
+                                .eos_ids = {2},
+                                .prefix_cache = false,
+                                .speculative = speculative});
   EXPECT_TRUE(engine.ok()) << Message(engine.status());
   for (size_t i = 0; i < prompts.size(); ++i) {
     Request request;
@@ -91,7 +90,7 @@ Outcome RunAll(models::Model& model, const kernels::KernelTable& kernels, runtim
 
 class SpeculationGoldenTest : public testing::TestWithParam<const char*> {};
 
-TEST_P(SpeculationGoldenTest, ShippedModelSaysTheSameToTheBit) {
+TEST_P(SpeculationGoldenTest, SpeculationKeepsTheOutputOfTheShippedModel) {
   const std::string path = SourcePath("models/moesaic-tiny");
   const std::string dtype = GetParam();
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
@@ -114,7 +113,8 @@ TEST_P(SpeculationGoldenTest, ShippedModelSaysTheSameToTheBit) {
               << runtime::IsaName(isa) << ", " << method << ", " << most << (adaptive ? " at most" : "");
           if (adaptive) continue;
           EXPECT_GT(with.stats.accepted_tokens, 50);
-          // The card says 99.6 % of first drafts; a third of these requests draws, and some are random.
+          // The model card reports an acceptance rate of 99.6 % for first drafts. A third of these requests
+          // samples, and some prompts are random.
           if (std::string(method) == "mtp") {
             EXPECT_GT(with.stats.accepted_at[0], with.stats.drafts / 2);
           }

@@ -1,5 +1,5 @@
-// Speculative decoding over the fake model: whatever is drafted, the same is said as without, and in fewer
-// steps where the drafts are right.
+// Speculative decoding with the fake model: outputs are those without speculation for all drafts, and
+// accepted drafts save steps.
 #include "engine/speculation.h"
 
 #include <gmock/gmock.h>
@@ -60,7 +60,7 @@ class SpeculationTest : public testing::Test {
       if (!status.ok()) break;
       for (const TokenEvent& event : events) {
         Said& said = all[event.request];
-        EXPECT_EQ(said.finish, FinishReason::kNone) << "an event behind the end";
+        EXPECT_EQ(said.finish, FinishReason::kNone) << "an event follows the end";
         if (event.token) said.tokens.push_back(*event.token);
         if (event.token) said.logprobs.push_back(event.logprobs.logprob);
         said.finish = event.finish;
@@ -89,7 +89,7 @@ class SpeculationTest : public testing::Test {
     return request;
   }
 
-  // Twelve requests of all kinds.
+  // Returns twelve requests with different sampling parameters.
   static std::vector<Request> Mixed() {
     std::vector<Request> requests;
     for (uint32_t i = 0; i < 12; ++i) {
@@ -109,21 +109,22 @@ class SpeculationTest : public testing::Test {
   std::unique_ptr<runtime::ThreadPool> threads_;
 };
 
-TEST(LookUpTest, FindsTheLongestEndThatStoodBefore) {
+TEST(LookUpTest, FindsTheLongestEarlierMatch) {
   const std::vector<int32_t> tokens = {7, 1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3};
-  EXPECT_THAT(LookUp(tokens, 2, 5, 3), ElementsAre(4, 9, 2)) << "1 2 3, not 2 3";
-  EXPECT_THAT(LookUp(tokens, 2, 2, 3), ElementsAre(4, 9, 2)) << "the earliest of equals";
+  EXPECT_THAT(LookUp(tokens, 2, 5, 3), ElementsAre(4, 9, 2)) << "the match is 1 2 3, not 2 3";
+  EXPECT_THAT(LookUp(tokens, 2, 2, 3), ElementsAre(4, 9, 2)) << "the earliest match of equal length is used";
   EXPECT_THAT(LookUp(tokens, 4, 5, 3), IsEmpty());
-  EXPECT_THAT(LookUp(tokens, 1, 1, 20), ElementsAre(4, 9, 2, 3, 5, 1, 2, 3)) << "as far as there are tokens";
+  EXPECT_THAT(LookUp(tokens, 1, 1, 20), ElementsAre(4, 9, 2, 3, 5, 1, 2, 3))
+      << "the draft ends with the tokens";
 }
 
-TEST(LookUpTest, AnEndMayOverlapItself) {
+TEST(LookUpTest, AMatchMayOverlapTheEnd) {
   EXPECT_THAT(LookUp(std::vector<int32_t>{4, 4, 4, 4}, 1, 2, 5), ElementsAre(4, 4));
   EXPECT_THAT(LookUp(std::vector<int32_t>{4}, 1, 2, 5), IsEmpty());
   EXPECT_THAT(LookUp(std::vector<int32_t>{1, 2, 3}, 1, 2, 5), IsEmpty());
 }
 
-TEST_F(SpeculationTest, MtpSaysTheSameInFewerSteps) {
+TEST_F(SpeculationTest, MtpKeepsOutputsInFewerSteps) {
   for (const uint64_t misses_every : {0, 3, 1}) {
     FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
     const std::vector<Request> requests = Mixed();
@@ -148,21 +149,22 @@ TEST_F(SpeculationTest, MtpSaysTheSameInFewerSteps) {
   }
 }
 
-// Alone and greedy, every draft of a module that is never wrong is right.
-TEST_F(SpeculationTest, MtpIsRightAlone) {
+// A greedy request that runs alone accepts every draft of a module that is always right.
+TEST_F(SpeculationTest, MtpDraftsOfASingleRequestAreAccepted) {
   FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
   auto engine = Make(model, "mtp", {.speculative = {.most_tokens = 3}});
   RunAll(*engine, {MakeRequest(100, 1, 201, 0)});
   const SpeculationStats stats = engine->stats().speculation;
   EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
   EXPECT_EQ(stats.accepted_at[0], stats.drafts);
-  // The prompt gives one token; 200 follow, four a step but where a block ends.
+  // The prompt gives one token. The other 200 take one step per four tokens, with shorter drafts at block
+  // ends.
   EXPECT_LE(model.steps, 1 + 50 + 6);
 }
 
-TEST_F(SpeculationTest, LookUpSaysTheSameInFewerSteps) {
+TEST_F(SpeculationTest, LookUpKeepsOutputsInFewerSteps) {
   FakeModel model(512);
-  model.memory = 1;  // what follows depends on one token: it soon repeats
+  model.memory = 1;  // the next token depends on one token, so that the output soon repeats
   std::vector<Request> requests = Mixed();
   const AllSaid without = RunAll(*Make(model, "off"), requests);
   const int steps = std::exchange(model.steps, 0);
@@ -172,7 +174,8 @@ TEST_F(SpeculationTest, LookUpSaysTheSameInFewerSteps) {
   EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
 }
 
-// A step of it takes much longer than its module does, and hardly longer with more rows: right drafts pay.
+// A step of this model takes much longer than its module, and hardly longer with more rows. Accepted drafts
+// save time.
 class SlowModel : public FakeModel {
  public:
   using FakeModel::FakeModel;
@@ -184,9 +187,10 @@ class SlowModel : public FakeModel {
   std::chrono::microseconds step_time{0};
 };
 
-// Where nothing stood before, the module drafts; it takes in what was said between.
-TEST_F(SpeculationTest, MtpAndLookUpSayTheSame) {
-  for (const size_t memory : {0, 1}) {  // what follows depends on all tokens; on one, so that it soon repeats
+// The module drafts where the lookup finds no match. It first computes the rows of the tokens since its last
+// draft.
+TEST_F(SpeculationTest, MtpWithLookUpKeepsOutputs) {
+  for (const size_t memory : {0, 1}) {  // the next token depends on all tokens; on one token
     SlowModel model(512, FakeModel::kVocab, /*mtp=*/true);
     model.memory = memory;
     const AllSaid expected = RunAll(*Make(model, "off"), Mixed());
@@ -195,19 +199,19 @@ TEST_F(SpeculationTest, MtpAndLookUpSayTheSame) {
       model.mtp_rows = 0;
       auto engine = Make(model, "mtp+ngram", {}, adaptive);
       EXPECT_EQ(RunAll(*engine, Mixed()), expected);
-      // The fake module is right where all tokens count and else hardly ever, looking up where one does.
+      // With all tokens the fake module is right and lookups rarely are. With one token it is the reverse.
       const SpeculationStats stats = engine->stats().speculation;
       EXPECT_GT(stats.accepted_tokens, 100) << memory << adaptive;
       EXPECT_GT(model.mtp_rows, 0) << memory << adaptive;
       if (memory == 1) {
-        EXPECT_GT(stats.accepted_at[kMtpTokens], 0) << "deeper than the module drafts";
+        EXPECT_GT(stats.accepted_at[kMtpTokens], 0) << "lookups draft more tokens than the module";
       }
       EXPECT_EQ(model.mtp_gaps, 0);
     }
   }
 }
 
-// Right with its one draft, and costs nothing.
+// A drafter that is always right, drafts one token and costs no time.
 class Oracle : public Drafter {
  public:
   explicit Oracle(const std::vector<int32_t>& text) : text_(text) {}
@@ -222,9 +226,9 @@ class Oracle : public Drafter {
   const std::vector<int32_t>& text_;
 };
 
-// Nobody looks up while the module is right and what is found is wrong, nor do new sequences; and all do
-// again once it would have been right, though no step has verified that.
-TEST(SpeculationSourcesTest, LookUpsComeBack) {
+// Sequences, including new ones, use no lookups while the module is right and lookups are wrong. They use
+// lookups again once these would have been right, even if no step has verified them.
+TEST(SpeculationSourcesTest, ResumesLookUpsThatWouldBeAccepted) {
   std::vector<int32_t> text;
   Speculation speculation({std::make_unique<Oracle>(text), 1}, {std::make_unique<NgramDrafter>(2, 5), 8},
                           /*adaptive=*/true);
@@ -236,7 +240,7 @@ TEST(SpeculationSourcesTest, LookUpsComeBack) {
     running[0]->computed = 1;
     running[0]->limit = 1000;
   };
-  // How many of so many steps verified what was looked up.
+  // Runs `steps` steps and returns the number of steps that verified looked-up drafts.
   const auto run = [&](int steps) {
     int looked_up = 0;
     Sequence& sequence = *running[0];
@@ -251,7 +255,7 @@ TEST(SpeculationSourcesTest, LookUpsComeBack) {
       plan.chunks[0].accepted = static_cast<int>(right);
       sequence.tokens.insert(sequence.tokens.end(), next, next + right + 1);
       if (!drafts.empty() && sequence.draft.looked_up) ++looked_up;
-      sequence.tokens.pop_back();  // the drawn one comes behind Computed
+      sequence.tokens.pop_back();  // the drawn token is added after Computed
       speculation.Computed(plan, {}, 1 + 0.05 * plan.chunks[0].drafts);
       sequence.tokens.push_back(text[sequence.size()]);
       sequence.computed = sequence.size() - 1;
@@ -259,12 +263,12 @@ TEST(SpeculationSourcesTest, LookUpsComeBack) {
     return looked_up;
   };
 
-  for (int i = 0; i < 300; ++i) text.insert(text.end(), {1, 2, 100 + i});  // nobody can tell from "1 2"
+  for (int i = 0; i < 300; ++i) text.insert(text.end(), {1, 2, 100 + i});  // 1 2 has many successors
   begin();
   run(50);
   EXPECT_EQ(run(50), 0);
   begin();
-  EXPECT_EQ(run(30), 0) << "what all look-ups were worth counts";
+  EXPECT_EQ(run(30), 0) << "the record of all lookups counts";
 
   text.clear();
   for (int i = 0; i < 1000; ++i) text.push_back(i % 7);
@@ -273,7 +277,7 @@ TEST(SpeculationSourcesTest, LookUpsComeBack) {
   EXPECT_GT(run(40), 30);
 }
 
-TEST_F(SpeculationTest, ADraftModelSaysTheSameInFewerSteps) {
+TEST_F(SpeculationTest, ADraftModelKeepsOutputsInFewerSteps) {
   FakeModel model(512), twin(512), stranger(512);
   stranger.memory = 2;
   const AllSaid without = RunAll(*Make(model, "off"), Mixed());
@@ -295,10 +299,10 @@ TEST_F(SpeculationTest, ADraftModelSaysTheSameInFewerSteps) {
   const SpeculationStats stats = engine->stats().speculation;
   EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
   EXPECT_LE(model.steps, 1 + 50 + 1);
-  EXPECT_LE(twin.computed, 301) << "no token twice";
+  EXPECT_LE(twin.computed, 301) << "no token is computed twice";
 }
 
-TEST_F(SpeculationTest, DraftsTakeOnlyRowsThatAreLeft) {
+TEST_F(SpeculationTest, DraftsUseOnlyTheRemainingRows) {
   FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
   const AllSaid without = RunAll(*Make(model, "off"), Mixed());
   model.largest_step = 0;
@@ -308,7 +312,7 @@ TEST_F(SpeculationTest, DraftsTakeOnlyRowsThatAreLeft) {
   EXPECT_GT(engine->stats().speculation.accepted_tokens, 0);
 }
 
-TEST_F(SpeculationTest, SurvivesPreemption) {
+TEST_F(SpeculationTest, OutputsDoNotDependOnPreemption) {
   FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
   const AllSaid without = RunAll(*Make(model, "off"), Mixed());
   model.misses_every = 4;
@@ -327,8 +331,8 @@ TEST_F(SpeculationTest, SurvivesPreemption) {
   }
 }
 
-// Blocks that enter the tree hold what was said, never what was drafted and refused.
-TEST_F(SpeculationTest, ASecondTurnFindsWhatWasSaid) {
+// Blocks in the tree contain output tokens, never rejected drafts.
+TEST_F(SpeculationTest, ASecondTurnFindsTheBlocksOfTheOutput) {
   FakeModel model(2048, FakeModel::kVocab, /*mtp=*/true);
   model.misses_every = 3;
   Request request = MakeRequest(70, 5, 150, 0);
@@ -346,7 +350,8 @@ TEST_F(SpeculationTest, ASecondTurnFindsWhatWasSaid) {
   EXPECT_LT(model.mtp_rows, 500) << "the module's rows of cached blocks are not computed again";
 }
 
-// Requests that draft nothing leave blocks without the module's rows: the next turn begins anew behind them.
+// Requests without drafts leave blocks that lack the module's rows. The module restarts after these blocks in
+// the next turn.
 TEST_F(SpeculationTest, MtpRestartsAfterBlocksThatLackItsRows) {
   FakeModel model(2048, FakeModel::kVocab, /*mtp=*/true);
   auto engine = Make(model, "mtp");
@@ -361,7 +366,7 @@ TEST_F(SpeculationTest, MtpRestartsAfterBlocksThatLackItsRows) {
   EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
 }
 
-TEST_F(SpeculationTest, EndsWhereItWouldWithout) {
+TEST_F(SpeculationTest, EndsAtTheSameTokenAsWithoutSpeculation) {
   FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
   Request request = MakeRequest(20, 3, 100, 0);
   const AllSaid free = RunAll(*Make(model, "off"), {request});
@@ -381,7 +386,7 @@ TEST_F(SpeculationTest, EndsWhereItWouldWithout) {
   }
 }
 
-TEST_F(SpeculationTest, AFailedStepCanBeTriedAgain) {
+TEST_F(SpeculationTest, AFailedStepCanBeRetried) {
   FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
   const AllSaid without = RunAll(*Make(model, "off"), Mixed());
   auto engine = Make(model, "mtp");
@@ -409,7 +414,7 @@ TEST_F(SpeculationTest, AFailedStepCanBeTriedAgain) {
   for (const auto& [id, said] : without) EXPECT_EQ(told[id], said.tokens.size());
 }
 
-// Requests come and go between the draws and the drafts.
+// Requests are added and cancelled between drawing and drafting.
 TEST_F(SpeculationTest, CancellingDropsDrafts) {
   FakeModel model(512, FakeModel::kVocab, /*mtp=*/true);
   const AllSaid without = RunAll(*Make(model, "off"), Mixed());
@@ -429,11 +434,11 @@ TEST_F(SpeculationTest, CancellingDropsDrafts) {
   }
 }
 
-TEST_F(SpeculationTest, GrammarsHoldAfterEachDraft) {
+TEST_F(SpeculationTest, DraftsFollowTheGrammar) {
   const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
   ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
-  // A text that repeats within the grammar, so that lookup drafts right and wrong tokens.
+  // The text repeats within the grammar, so that lookup drafts right and wrong tokens.
   for (const char* pattern : {"(abc){20}x", "[a-d]{70}x", "((ab|cd)(no|yes)){9}"}) {
     std::map<std::string, AllSaid> said;
     for (const std::string method : {"off", "ngram"}) {
@@ -456,8 +461,8 @@ TEST_F(SpeculationTest, GrammarsHoldAfterEachDraft) {
   }
 }
 
-// A model may have more ids than its tokenizer, and a prompt may hold them.
-TEST_F(SpeculationTest, AGrammarOutlivesADraftThatItsTokenizerLacks) {
+// A model may have more ids than its tokenizer, and a prompt may contain these ids.
+TEST_F(SpeculationTest, DraftsOutsideTheTokenizerVocabularyKeepOutputs) {
   const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
   ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
@@ -475,9 +480,9 @@ TEST_F(SpeculationTest, AGrammarOutlivesADraftThatItsTokenizerLacks) {
   EXPECT_EQ(said["off"], said["ngram"]);
 }
 
-// The second and third token of many requests against the model's own distribution, Pearson's chi-square
-// within five standard deviations. With a fixed draft this is how rejection sampling would be judged, too.
-TEST_F(SpeculationTest, DrawsKeepTheDistribution) {
+// Compares the second and third token of many requests with the distribution of the model. Pearson's
+// chi-square must be within five standard deviations. With a fixed draft, this also tests rejection sampling.
+TEST_F(SpeculationTest, KeepsTheSamplingDistribution) {
   constexpr int kVocab = 6, kRequests = 6000;
   FakeModel model(64, kVocab, /*mtp=*/true);
   auto engine =
@@ -524,7 +529,7 @@ TEST_F(SpeculationTest, DrawsKeepTheDistribution) {
   EXPECT_LT(chi, freedom + 5 * std::sqrt(2 * freedom));
 }
 
-TEST_F(SpeculationTest, RefusesWhatTheModelLacksByName) {
+TEST_F(SpeculationTest, NamesTheMissingPartOfTheModel) {
   FakeModel model(512);
   const auto refuse = [&](const SpeculativeOptions& options) {
     return Message(Engine::Create(model, kernels_, *threads_, {.speculative = options}).status());
@@ -542,7 +547,8 @@ TEST_F(SpeculationTest, RefusesWhatTheModelLacksByName) {
   EXPECT_THAT(refuse({.method = "mtp+ngram"}), HasSubstr("mtp+ngram needs a model with an MTP module"));
 }
 
-// What a policy makes of a machine and a text: seconds with it over seconds without, for as many tokens.
+// Simulates the policy on a machine with these costs and a text with these acceptance rates. Returns the time
+// with drafts over the time without, for equally many tokens.
 double Slowdown(double row_cost, double pass_cost, const std::vector<double>& chances, int tokens) {
   DepthPolicy policy;
   DraftRecord record;
@@ -568,12 +574,12 @@ double Slowdown(double row_cost, double pass_cost, const std::vector<double>& ch
   return seconds / said;
 }
 
-TEST(DepthPolicyTest, DraftsWhatPays) {
-  EXPECT_LT(Slowdown(0.1, 0.1, {1, 1, 1, 1}, 2000), 0.4) << "1.8 / 5 at best";
-  EXPECT_LT(Slowdown(0.1, 0.1, {0.8, 0.1, 0.1, 0.1}, 2000), 0.72) << "1.2 / 1.8 at best";
+TEST(DepthPolicyTest, DraftsWhereItSavesTime) {
+  EXPECT_LT(Slowdown(0.1, 0.1, {1, 1, 1, 1}, 2000), 0.4) << "the optimum is 1.8 / 5";
+  EXPECT_LT(Slowdown(0.1, 0.1, {0.8, 0.1, 0.1, 0.1}, 2000), 0.72) << "the optimum is 1.2 / 1.8";
 }
 
-TEST(DepthPolicyTest, NeverLoses) {
+TEST(DepthPolicyTest, NeverLosesMuchTime) {
   for (const double chance : {0.0, 0.02, 0.1, 0.2, 0.5}) {
     for (const double row_cost : {0.05, 0.3, 0.9, 1.5}) {
       EXPECT_LT(Slowdown(row_cost, 0.2, {chance, chance, chance, chance}, 2000), 1.025)
@@ -593,18 +599,20 @@ TEST(DepthPolicyTest, RatesFreeDraftsByTheirOwnRecord) {
   const DepthPolicy::Candidate module = {.record = &computed, .limit = 1, .pending_rows = 1};
   const DepthPolicy::Candidate lookup = {
       .record = &looked_up, .limit = 8, .pending_rows = 0, .is_free = true};
-  EXPECT_GT(policy.Rate(lookup), policy.Rate(module)) << "hoped for, and costs nothing";
+  EXPECT_GT(policy.Rate(lookup), policy.Rate(module))
+      << "new lookups are assumed to be right and cost no time";
   for (int i = 0; i < 20; ++i) policy.CountOutcome(looked_up, /*is_free=*/true, 2, 0);
   EXPECT_LT(policy.Rate(lookup), policy.Rate(module));
-  DraftRecord other;  // of another sequence: what all lookups were worth counts
+  DraftRecord other;  // record of another sequence; the record of all lookups counts
   const DepthPolicy::Candidate next = {.record = &other, .limit = 8, .pending_rows = 0, .is_free = true};
   EXPECT_LT(policy.Rate(next), policy.Rate(module));
   for (int i = 0; i < 40; ++i) policy.CountUnused(looked_up, 2, 2);
-  EXPECT_GT(policy.Rate(lookup), policy.Rate(module)) << "right again, though nobody verified it";
+  EXPECT_GT(policy.Rate(lookup), policy.Rate(module))
+      << "lookups would have been right, though no step verified them";
   EXPECT_GT(policy.Rate(next), policy.Rate(module));
 }
 
-TEST(DepthPolicyTest, TheLikeliestGetTheRows) {
+TEST(DepthPolicyTest, AssignsRowsToTheLikeliestDrafts) {
   DepthPolicy policy;
   for (int i = 0; i < 3; ++i) {
     policy.CountStep(3, 1);

@@ -79,8 +79,8 @@ Status CheckBatch(const StepBatch& batch, const StepLimits& limits);
 
 /// The batch as bytes: little-endian, with a magic number and a version.
 std::string Serialize(const StepBatch& batch);
-/// The batch that Serialize wrote. InvalidArgument: `bytes` are no such batch, are cut short or go on after
-/// it. The result still has to be checked against the limits of its executor.
+/// Parses the output of Serialize. InvalidArgument: `bytes` are no such batch, are truncated or have trailing
+/// bytes. The result still has to be checked against the limits of its executor.
 StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes);
 
 }  // namespace moesaic::engine

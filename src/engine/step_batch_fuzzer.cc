@@ -1,5 +1,5 @@
-// Feeds bytes to the parser of step batches: what it accepts comes out of Serialize as it went in, and the
-// check of its numbers reads nothing out of range.
+// Feeds bytes to the parser of step batches. Serialize must give the same bytes for accepted batches, and the
+// check of their numbers must not read out of range.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

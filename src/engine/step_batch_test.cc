@@ -40,7 +40,7 @@ StepBatch Example() {
   return batch;
 }
 
-TEST(StepBatchTest, ParsingGivesTheBatchThatWasSerialized) {
+TEST(StepBatchTest, ParsingRestoresTheSerializedBatch) {
   const StepBatch batch = Example();
   const std::string bytes = Serialize(batch);
   const StatusOr<StepBatch> parsed = ParseStepBatch(Bytes(bytes));
@@ -60,7 +60,7 @@ TEST(StepBatchTest, ParsingGivesTheBatchThatWasSerialized) {
   EXPECT_EQ(parsed->sparsity[0].audit_every, 5);
 }
 
-TEST(StepBatchTest, EveryCutAndEveryTailIsRefused) {
+TEST(StepBatchTest, TruncatedAndTrailingBytesAreRefused) {
   const std::string bytes = Serialize(Example());
   for (size_t size = 0; size < bytes.size(); ++size) {
     const auto cut = ParseStepBatch(Bytes(bytes).first(size));
@@ -69,7 +69,7 @@ TEST(StepBatchTest, EveryCutAndEveryTailIsRefused) {
   EXPECT_THAT(Message(ParseStepBatch(Bytes(bytes + "x")).status()), HasSubstr("1 bytes follow the batch"));
 }
 
-TEST(StepBatchTest, MalformedBytesAreRefusedByName) {
+TEST(StepBatchTest, MalformedBytesAreRefusedWithAReason) {
   const std::string good = Serialize(Example());
   const auto message = [&](size_t at, char value) {
     std::string bytes = good;
@@ -84,7 +84,7 @@ TEST(StepBatchTest, MalformedBytesAreRefusedByName) {
   EXPECT_THAT(message(20, 100), HasSubstr("kind of an operation must be in [0, 10), found 100"));
 }
 
-TEST(StepBatchTest, NumbersOutOfRangeAreRefusedByName) {
+TEST(StepBatchTest, NumbersOutOfRangeAreRefusedWithAReason) {
   StepLimits limits = {.blocks = 8,
                        .swap_slots = 2,
                        .warm_slots = 2,
@@ -129,7 +129,7 @@ TEST(StepBatchTest, NumbersOutOfRangeAreRefusedByName) {
               HasSubstr("20 hidden values are expected, found 0"));
 }
 
-// Each batch is run on one executor as it is and on another one from its bytes.
+// Runs each batch unchanged on one executor and from its bytes on another one.
 class TwoExecutors {
  public:
   TwoExecutors() {
@@ -140,7 +140,7 @@ class TwoExecutors {
     }
   }
 
-  // Logits of the batch.
+  // Returns the logits of the batch.
   std::vector<float> Run(const StepBatch& batch) {
     const StatusOr<StepBatch> parsed = ParseStepBatch(Bytes(Serialize(batch)));
     EXPECT_TRUE(parsed.ok()) << parsed.status();
@@ -182,7 +182,7 @@ std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
   return tokens;
 }
 
-TEST(StepBatchTest, ASecondExecutorComputesTheSameFromBytes) {
+TEST(StepBatchTest, ASecondExecutorComputesTheSameResultsFromBytes) {
   TwoExecutors both;
   const std::vector<int32_t> a = RandomTokens(150, 1), b = RandomTokens(70, 2);
   const std::vector<int32_t> table_a = {4, 2, 9}, table_b = {0, 7};
@@ -207,7 +207,7 @@ TEST(StepBatchTest, ASecondExecutorComputesTheSameFromBytes) {
   expected.insert(expected.end(), of_c.begin(), of_c.end());
   EXPECT_EQ(both.Run(second), expected);
 
-  // b comes back in other blocks, and its next token is drafted by the MTP module.
+  // b is swapped in to other blocks, and its next token is drafted by the MTP module.
   StepBatch third;
   third.ops_before = {{.kind = KvOpKind::kRestore, .area = KvArea::kSwap, .block = 11, .slot = 1},
                       {.kind = KvOpKind::kRestore, .area = KvArea::kSwap, .block = 3, .slot = 0}};

@@ -5,13 +5,13 @@
 namespace moesaic::engine {
 namespace {
 
-TEST(StopStringsTest, LetsTextThroughWhenNothingCanBegin) {
+TEST(StopStringsTest, EmitsTextThatCannotBeginAStop) {
   StopStrings stops({"###"});
   EXPECT_EQ(stops.Feed("abc"), "abc");
   EXPECT_FALSE(stops.matched());
 }
 
-TEST(StopStringsTest, HoldsBackABeginningAndGivesItUpWhenItTurnsOutOtherwise) {
+TEST(StopStringsTest, HoldsBackAPossibleStopUntilItIsDecided) {
   StopStrings stops({"###"});
   EXPECT_EQ(stops.Feed("a#"), "a");
   EXPECT_EQ(stops.Feed("#b"), "##b");
@@ -29,7 +29,7 @@ TEST(StopStringsTest, CutsAtTheEarliestStopAcrossPieces) {
   EXPECT_EQ(stops.Finish(), "");
 }
 
-TEST(StopStringsTest, SeesAStopThatOverlapsItsOwnBeginning) {
+TEST(StopStringsTest, FindsAStopThatOverlapsItsOwnBeginning) {
   StopStrings stops({"aab"});
   EXPECT_EQ(stops.Feed("aa"), "");
   EXPECT_EQ(stops.Feed("a"), "a");
@@ -43,8 +43,8 @@ TEST(StopStringsTest, IgnoresEmptyStops) {
   EXPECT_FALSE(stops.matched());
 }
 
-// Whatever the pieces, the same text comes out.
-TEST(StopStringsTest, DoesNotDependOnHowTheTextIsCut) {
+// The output is the same for every division into pieces.
+TEST(StopStringsTest, OutputDoesNotDependOnThePieces) {
   const std::string text = "abcabcabdab<|end|>abc";
   for (size_t piece = 1; piece <= text.size(); ++piece) {
     StopStrings stops({"<|end|>", "abdx"});

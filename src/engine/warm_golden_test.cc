@@ -1,4 +1,4 @@
-// Blocks that come back from int8, over real models: docs/contracts/kv-tiers.md, W1 to W9.
+// Blocks that are restored from int8, with real models: docs/contracts/kv-tiers.md, W1 to W9.
 #include <unistd.h>
 
 #include <filesystem>
@@ -80,9 +80,9 @@ class WarmGoldenTest : public testing::TestWithParam<const char*> {
   std::string folder_;
 };
 
-// W4: nearly the same, and not the same: an eighth of a nat is far more than int8 moves these small models,
-// and far less than another prompt does.
-TEST_P(WarmGoldenTest, Int8IsNearWhatIsComputed) {
+// W4: outputs are nearly the same. An eighth of a nat is far more than the effect of int8 on these small
+// models, and far less than the effect of another prompt.
+TEST_P(WarmGoldenTest, Int8BlocksGiveNearlyTheComputedOutput) {
   for (const char* dtype : {"f32", "bf16"}) {
     const auto engine = Make(Options(dtype));
     const std::vector<int32_t> prompt = Prompt(400, 1);
@@ -99,8 +99,8 @@ TEST_P(WarmGoldenTest, Int8IsNearWhatIsComputed) {
   }
 }
 
-// W3: where the cache is int8 itself, blocks are what they were, and outputs too, to the bit.
-TEST_P(WarmGoldenTest, AnInt8CacheIsExact) {
+// W3: if the cache itself is int8, restored blocks and outputs are bit-identical.
+TEST_P(WarmGoldenTest, RestoresInt8CachesExactly) {
   const auto engine = Make(Options("int8"));
   const std::vector<int32_t> prompt = Prompt(400, 1);
   Ask(*engine, prompt, 0);
@@ -111,8 +111,8 @@ TEST_P(WarmGoldenTest, AnInt8CacheIsExact) {
   EXPECT_EQ(warm, cached);
 }
 
-// W5: what came back from int8, or was computed behind it, is not stored on disk; what was computed is.
-TEST_P(WarmGoldenTest, LossyBlocksNeverComeToTheDisk) {
+// W5: blocks that were restored from int8, and blocks after them, are not stored on disk. Exact blocks are.
+TEST_P(WarmGoldenTest, LossyBlocksAreNotStoredOnDisk) {
   const std::vector<int32_t> prompt = Prompt(330, 1);
   std::vector<int32_t> longer = prompt;
   for (const int32_t id : Prompt(120, 3)) longer.push_back(id);
@@ -126,32 +126,32 @@ TEST_P(WarmGoldenTest, LossyBlocksNeverComeToTheDisk) {
   }
   {
     const auto engine = Make(options);
-    Ask(*engine, prompt, 0);  // to be stored: five blocks
+    Ask(*engine, prompt, 0);  // five blocks are to be stored
     engine->SaveCache();
     EXPECT_EQ(engine->stats().disk.blocks, 5);
-    for (const uint32_t seed : {4U, 5U}) Ask(*engine, Prompt(400, seed), 0);  // memory gives all of it up
+    for (const uint32_t seed : {4U, 5U})
+      Ask(*engine, Prompt(400, seed), 0);  // evicts all blocks of the prompt
     engine->SaveCache();
     const int64_t before = engine->stats().disk.blocks;
-    Ask(*engine, longer, 320);  // from int8, and two more blocks behind it
+    Ask(*engine, longer, 320);  // restores blocks from int8, and computes two blocks after them
     EXPECT_GT(engine->stats().warm.restored_blocks, 4);
     engine->SaveCache();
-    EXPECT_EQ(engine->stats().disk.blocks, before) << "those behind are lossy too";
+    EXPECT_EQ(engine->stats().disk.blocks, before) << "blocks after lossy blocks are lossy too";
     EXPECT_EQ(engine->stats().disk.lost_blocks, 0);
-    // In the tree they serve whoever comes next.
+    // They still serve later requests from the tree.
     Ask(*engine, longer, 448);
   }
   const auto engine = Make(options);
   const Said again = Ask(*engine, longer, 320);
   ASSERT_EQ(again.size(), exact.size());
-  for (size_t i = 0; i < exact.size();
-       ++i) {  // what the disk has was computed; MLA's chunks round differently
+  for (size_t i = 0; i < exact.size(); ++i) {  // blocks on disk are exact; MLA rounds chunks differently
     EXPECT_EQ(again[i].first, exact[i].first);
     EXPECT_NEAR(again[i].second, exact[i].second, model_->info().kv.shared ? 1e-4 : 0);
   }
 }
 
-// Summaries are built again from the restored keys, so that choices depend on these.
-TEST_P(WarmGoldenTest, KeySummariesFitRestoredBlocks) {
+// Summaries are built again from the restored keys, so that choices depend on the restored keys.
+TEST_P(WarmGoldenTest, RebuildsKeySummariesOfRestoredBlocks) {
   EngineOptions options = Options("bf16", /*key_summaries=*/true);
   options.sparsity.audit_every = 1;
   const auto engine = Make(options);

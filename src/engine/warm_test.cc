@@ -1,5 +1,5 @@
-// The engine with blocks that are kept as they are when the cache gives them up: what it says never depends
-// on them. What int8 does to them is in warm_golden_test.cc; storms are in disk_test.cc.
+// The engine with a warm tier that stores evicted blocks unchanged. Outputs never depend on them. Int8 blocks
+// are tested in warm_golden_test.cc, and random loads in disk_test.cc.
 #include <gmock/gmock.h>
 
 #include "engine/fake_engine.h"
@@ -20,7 +20,7 @@ class WarmTest : public FakeEngineTest {
   }
 };
 
-TEST_F(WarmTest, WhatTheCacheGivesUpComesBack) {
+TEST_F(WarmTest, EvictedBlocksAreRestored) {
   auto engine = Make(Options(24, 80));
   for (int round = 0; round < 3; ++round) {
     for (uint32_t i = 0; i < 6; ++i) {
@@ -33,25 +33,26 @@ TEST_F(WarmTest, WhatTheCacheGivesUpComesBack) {
   }
   const EngineStats stats = engine->stats();
   EXPECT_GT(stats.cache_evictions, 100);
-  EXPECT_EQ(stats.warm.stored_blocks, 60) << "each once";
+  EXPECT_EQ(stats.warm.stored_blocks, 60) << "each block is stored once";
   EXPECT_GE(stats.warm.restored_blocks, 100);
   EXPECT_EQ(stats.warm.evicted_blocks, 0);
   EXPECT_LE(stats.warm.bytes, Options(24, 80).warm_bytes);
 }
 
-// The memory cap holds, and the end of what was not asked for longest goes first.
-TEST_F(WarmTest, TheOldestEndsGoFirst) {
+// The tier stays within its budget and evicts the end of the least recently used prefix first.
+TEST_F(WarmTest, EvictsTheLeastRecentlyUsedEndsFirst) {
   auto engine = Make(Options(13, 15));
   for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, i))), 0);
   const EngineStats stats = engine->stats();
   EXPECT_LE(stats.warm.blocks, stats.warm.capacity_blocks);
   EXPECT_GE(stats.warm.capacity_blocks, 15);
   EXPECT_GT(stats.warm.evicted_blocks, 0);
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 640) << "whole";
+  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 640) << "the whole prefix is found";
 }
 
-// One step keeps and brings back so much; of a prompt that goes in one step, its beginning stays.
-TEST_F(WarmTest, AStepsWorkIsBounded) {
+// The blocks that a step stores and restores are limited. The beginning of a prompt that is evicted in one
+// step is stored.
+TEST_F(WarmTest, LimitsTheBlocksCopiedInAStep) {
   EngineOptions options = Options(13, 40);
   options.warm_step_bytes = 4 * kBlockBytes;
   auto engine = Make(options);
@@ -59,11 +60,11 @@ TEST_F(WarmTest, AStepsWorkIsBounded) {
   Ask(*engine, Greedy(RandomPrompt(700, 2)));
   const cache::WarmTierStats stats = engine->stats().warm;
   EXPECT_EQ(stats.stored_blocks, 4);
-  EXPECT_EQ(stats.dropped_blocks, 4) << "3 of the pool's 13 blocks were not asked for";
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 256 + 2 * 64) << "two are still in the cache";
+  EXPECT_EQ(stats.dropped_blocks, 4) << "3 of the pool's 13 blocks were not needed";
+  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 256 + 2 * 64) << "two blocks are still in the cache";
 }
 
-TEST_F(WarmTest, NamespacesStayApart) {
+TEST_F(WarmTest, NamespacesShareNoBlocks) {
   auto engine = Make(Options(13, 40));
   Ask(*engine, Greedy(RandomPrompt(700, 1), 4, "tenant"));
   Ask(*engine, Greedy(RandomPrompt(700, 2)));
@@ -72,7 +73,7 @@ TEST_F(WarmTest, NamespacesStayApart) {
   EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1), 4, "tenant")), 640);
 }
 
-TEST_F(WarmTest, ClearingForgetsThem) {
+TEST_F(WarmTest, ClearCacheRemovesWarmBlocks) {
   auto engine = Make(Options(13, 40));
   Ask(*engine, Greedy(RandomPrompt(700, 1)));
   Ask(*engine, Greedy(RandomPrompt(700, 2)));
@@ -82,8 +83,8 @@ TEST_F(WarmTest, ClearingForgetsThem) {
   EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 0);
 }
 
-// A request that waits for its blocks takes nothing from who runs, and others behind it go on.
-TEST_F(WarmTest, RunningRequestsGoOn) {
+// A request that waits for its blocks takes no blocks from running requests, and later requests run.
+TEST_F(WarmTest, OtherRequestsRunDuringARestore) {
   auto engine = Make(Options(30, 60));
   const Request first = Greedy(RandomPrompt(700, 1));
   Ask(*engine, first);
@@ -96,31 +97,31 @@ TEST_F(WarmTest, RunningRequestsGoOn) {
   const RequestId waits = *engine->Add(first);
   const RequestId twin = *engine->Add(first);
   Step(*engine, &results);
-  EXPECT_EQ(results[ahead].tokens.size(), said + 1) << "the step that brings them back computes too";
+  EXPECT_EQ(results[ahead].tokens.size(), said + 1) << "the step that restores blocks computes too";
   while (!engine->idle()) Step(*engine, &results);
   EXPECT_EQ(results[ahead].tokens, Alone(running));
   for (const RequestId id : {waits, twin}) {
     EXPECT_EQ(results[id].tokens, Alone(first));
     EXPECT_EQ(results[id].cached_tokens, 640);
   }
-  EXPECT_EQ(engine->stats().warm.restored_blocks, 10) << "once for both";
+  EXPECT_EQ(engine->stats().warm.restored_blocks, 10) << "blocks are restored once for both requests";
 }
 
-TEST_F(WarmTest, CancelledBeforeItIsAdmitted) {
+TEST_F(WarmTest, CancelBeforeAdmissionKeepsRestoredBlocks) {
   auto engine = Make(Options(13, 40));
   const Request first = Greedy(RandomPrompt(700, 1));
   Ask(*engine, first);
   Ask(*engine, Greedy(RandomPrompt(700, 2)));
   std::map<RequestId, Result> results;
   const RequestId id = *engine->Add(first);
-  Step(*engine, &results);  // its blocks are back
+  Step(*engine, &results);  // its blocks are restored
   engine->Cancel(id);
   while (!engine->idle()) Step(*engine, &results);
   EXPECT_EQ(results[id].finish, FinishReason::kCancelled);
   EXPECT_EQ(Ask(*engine, first), 640);
 }
 
-TEST_F(WarmTest, RefusesWhatItCannotDo) {
+TEST_F(WarmTest, RefusesInvalidOptions) {
   EngineOptions options = Options(20, 20);
   options.prefix_cache = false;
   EXPECT_THAT(Message(Engine::Create(model_, kernels_, *threads_, options).status()),

@@ -47,7 +47,7 @@ class PrefixIndexTest : public testing::TestWithParam<int> {
     return static_cast<int>(Find(name, path).size());
   }
 
-  // With two bits nearly all hashes collide, and only tokens tell blocks apart.
+  // With two bits nearly all hashes collide, and only tokens distinguish blocks.
   Index index_{size(), KeyedHasher(/*bits=*/2)};
 };
 
@@ -61,10 +61,10 @@ TEST_P(PrefixIndexTest, FindsTheLongestKnownPrefix) {
   EXPECT_EQ(Count("other", "abc"), 2);
   EXPECT_EQ(Count("unknown", "a"), 0);
   EXPECT_EQ(index_.blocks(), 8);
-  EXPECT_EQ(index_.nodes(), 4) << "ab, cd, xy and the other ab";
+  EXPECT_EQ(index_.nodes(), 4) << "the nodes are ab, cd, xy and the ab of the other namespace";
 }
 
-TEST_P(PrefixIndexTest, KnowsParentsFollowersAndPaths) {
+TEST_P(PrefixIndexTest, ReturnsParentsFollowersAndPaths) {
   Add("", "abcd");
   Add("", "abxy");
   const std::vector<int32_t> first = Find("", "abcd"), second = Find("", "abxy");
@@ -89,7 +89,7 @@ TEST_P(PrefixIndexTest, RemovingTheLastBlockRemovesItsNamespace) {
   EXPECT_EQ(index_.nodes(), 0);
 }
 
-// Against a set of paths that contains a path only with all of its beginnings.
+// Compares the index with a set of paths that contains a path only with all of its prefixes.
 TEST_P(PrefixIndexTest, BehavesLikeASetOfPaths) {
   std::mt19937 random(7);
   std::set<std::string> model;

@@ -16,11 +16,15 @@ constexpr double kLimitSeconds = 60;  // of every transfer; reached only when a 
 
 using Bytes = std::vector<std::byte>;
 
-// Message content that depends on `seed`.
+// Message content that depends on `seed` and repeats after an odd number of bytes.
 Bytes Pattern(uint32_t seed, size_t bytes) {
+  constexpr size_t kPeriod = 8191;
   Bytes made(bytes);
-  for (size_t i = 0; i < bytes; ++i) {
+  for (size_t i = 0; i < std::min(bytes, kPeriod); ++i) {
     made[i] = static_cast<std::byte>((seed * 2654435761U >> 13) + i * 7 + (i >> 8));
+  }
+  for (size_t i = kPeriod; i < bytes; i += kPeriod) {
+    std::memcpy(&made[i], made.data(), std::min(kPeriod, bytes - i));
   }
   return made;
 }

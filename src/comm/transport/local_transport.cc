@@ -37,7 +37,8 @@ struct LocalTransfer {
   std::byte* data = nullptr;  // of a send: only read
   size_t bytes = 0;
   LocalTransfer* next = nullptr;
-  int ticket = -1;  // of the virtual clock
+  LocalTransfer* partner = nullptr;  // of transfers in PairQueues::offered, and their sends
+  int ticket = -1;                   // of the virtual clock
   // Written by the side that copies, before `state` becomes kEnded.
   LocalResult result = LocalResult::kOk;
   size_t sent_bytes = 0;  // of kSize
@@ -88,10 +89,21 @@ class TransferQueue {
   LocalTransfer** end_ = &first_;
 };
 
-// Transfers from one rank to another that have no partner yet. No tag is in both queues.
+// A message from this size on is copied by its receiver, whose cache needs it, even if the sender comes
+// second. Two ranks that exchange messages then copy at the same time. Ranks without a core of their own gain
+// nothing from this.
+constexpr size_t kOfferBytes = 1024;
+
+// Transfers from one rank to another that have no partner yet. No tag is in both queues. `offered` has
+// receives whose send has come second: the receiver copies in Progress().
 struct alignas(64) PairQueues {
   SpinLock lock;
-  TransferQueue sends, receives;
+  TransferQueue sends, receives, offered;
+};
+
+// Number of transfers that are offered to a rank.
+struct alignas(64) OfferCount {
+  std::atomic<int> value = 0;
 };
 
 void End(LocalTransfer& transfer, LocalResult result, int dead = -1) {
@@ -106,15 +118,25 @@ struct LocalShared {
   explicit LocalShared(int count)
       : ranks(count),
         pairs(new PairQueues[static_cast<size_t>(count) * count]),
+        offers(new OfferCount[count]),
         dead(new std::atomic<bool>[count] {}) {}
 
   PairQueues& pair(int from, int to) { return pairs[static_cast<size_t>(from) * ranks + to]; }
   // The dead one of two ranks, or -1.
   int DeadOf(int a, int b) const { return dead[a].load() ? a : dead[b].load() ? b : -1; }
+  // Removes the offered receive from the queue of `to`, or any one for null; returns null when none is left.
+  // The caller holds the lock and ends both sides.
+  LocalTransfer* Claim(int from, int to, const LocalTransfer* receive = nullptr) {
+    LocalTransfer* const found = pair(from, to).offered.Remove(
+        [&](const LocalTransfer& other) { return receive == nullptr || &other == receive; });
+    if (found != nullptr) offers[to].value.fetch_sub(1, std::memory_order_relaxed);
+    return found;
+  }
   void Kill(int rank);
 
   const int ranks;
   const std::unique_ptr<PairQueues[]> pairs;
+  const std::unique_ptr<OfferCount[]> offers;
   const std::unique_ptr<std::atomic<bool>[]> dead;
   std::unique_ptr<VirtualClock> clock;  // null: real time
 };
@@ -126,12 +148,19 @@ void LocalShared::Kill(int rank) {
       End(*found, LocalResult::kDead, rank);
     }
   };
-  for (int peer = 0; peer < ranks; ++peer) {
-    for (PairQueues* const found : {&pair(rank, peer), &pair(peer, rank)}) {
-      const std::lock_guard lock(found->lock);
-      fail(found->sends);
-      fail(found->receives);
+  const auto fail_pair = [&](int from, int to) {
+    PairQueues& queues = pair(from, to);
+    const std::lock_guard lock(queues.lock);
+    fail(queues.sends);
+    fail(queues.receives);
+    while (LocalTransfer* const receive = Claim(from, to)) {
+      End(*receive->partner, LocalResult::kDead, rank);
+      End(*receive, LocalResult::kDead, rank);
     }
+  };
+  for (int peer = 0; peer < ranks; ++peer) {
+    fail_pair(rank, peer);
+    fail_pair(peer, rank);
   }
   if (clock != nullptr) clock->NotifyAll();
 }
@@ -148,7 +177,9 @@ class LocalEnd final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return shared_.ranks; }
   bool failed(int peer) const override { return shared_.dead[peer].load(std::memory_order_relaxed); }
-  void Progress() override {}
+  void Progress() override {
+    if (shared_.offers[rank_].value.load(std::memory_order_relaxed) > 0) TakeOffers();
+  }
 
   StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override {
     if (sends_++ == kill_at_send_) shared_.Kill(rank_);
@@ -180,6 +211,16 @@ class LocalEnd final : public Transport {
         MOESAIC_CHECK(queue.Remove([&](const LocalTransfer& other) { return &other == &transfer; }) !=
                       nullptr);
         transfer.state.store(LocalState::kEnded, std::memory_order_relaxed);
+      } else if (transfer.partner != nullptr) {
+        LocalTransfer* const receive = transfer.is_send ? transfer.partner : &transfer;
+        if (shared_.Claim(from, to, receive) != nullptr) {
+          LocalTransfer& send = transfer.is_send ? transfer : *transfer.partner;
+          // A message whose send is cancelled still arrives; one whose receive is cancelled is dropped.
+          if (transfer.is_send) Copy(send, *receive);
+          const LocalResult result = receive->result;
+          End(send, LocalResult::kOk);
+          End(*receive, result);
+        }
       }
     }
     if (shared_.clock != nullptr) {
@@ -222,7 +263,9 @@ class LocalEnd final : public Transport {
     transfer.data = data;
     transfer.bytes = bytes;
     transfer.ticket = -1;
+    transfer.partner = nullptr;
     transfer.result = LocalResult::kOk;
+    bool is_offered = false;
     {
       const std::lock_guard lock(queues.lock);
       if (const int dead = shared_.DeadOf(from, to); dead >= 0) {
@@ -239,11 +282,18 @@ class LocalEnd final : public Transport {
         transfer.state.store(LocalState::kMatched, std::memory_order_relaxed);
         partner->state.store(LocalState::kMatched, std::memory_order_relaxed);
         // Under the lock, so that messages of one tag start in their order.
-        if (shared_.clock != nullptr)
+        is_offered = from != to && bytes >= kOfferBytes && spinning_idles_ > 0 && shared_.clock == nullptr;
+        if (is_offered) {
+          transfer.partner = partner;
+          partner->partner = &transfer;
+          queues.offered.Append(is_send ? *partner : transfer);
+          shared_.offers[to].value.fetch_add(1, std::memory_order_relaxed);
+        } else if (shared_.clock != nullptr) {
           StartVirtual(is_send ? transfer : *partner, is_send ? *partner : transfer);
+        }
       }
     }
-    if (partner != nullptr && shared_.clock == nullptr) {
+    if (partner != nullptr && shared_.clock == nullptr && !is_offered) {
       LocalTransfer& receive = is_send ? *partner : transfer;
       Copy(is_send ? transfer : *partner, receive);
       const LocalResult result = receive.result;
@@ -251,6 +301,23 @@ class LocalEnd final : public Transport {
       End(receive, result);
     }
     return pool_.Id(transfer);
+  }
+
+  void TakeOffers() {
+    for (int from = 0; from < shared_.ranks; ++from) {
+      for (;;) {
+        LocalTransfer* receive = nullptr;
+        {
+          const std::lock_guard lock(shared_.pair(from, rank_).lock);
+          receive = shared_.Claim(from, rank_);
+        }
+        if (receive == nullptr) break;
+        Copy(*receive->partner, *receive);
+        const LocalResult result = receive->result;
+        End(*receive->partner, LocalResult::kOk);
+        End(*receive, result);
+      }
+    }
   }
 
   static void Copy(const LocalTransfer& send, LocalTransfer& receive) {

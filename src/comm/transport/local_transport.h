@@ -1,6 +1,6 @@
 // Ranks that are threads of this process. A message is copied once, from the sender's buffer to the
-// receiver's, by the side that comes second. Faults are injected by Kill(). LocalOptions::topology turns real
-// time into virtual time.
+// receiver's: by the receiver if it comes second or every rank has a core, otherwise by the sender. Faults
+// are injected by Kill(). LocalOptions::topology turns real time into virtual time.
 #pragma once
 
 #include <cstdint>

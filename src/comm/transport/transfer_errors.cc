@@ -32,6 +32,12 @@ Status WrongSize(int rank, int peer, Tag tag, size_t expected_bytes, size_t sent
       peer, tag, expected_bytes, sent_bytes);
 }
 
+Status TooLong(int rank, int peer, Tag tag, size_t expected_bytes) {
+  return InvalidArgument(
+      "rank {}: message from rank {} with tag {} must have {} bytes, as its receive buffer; found more", rank,
+      peer, tag, expected_bytes);
+}
+
 Status Expired(int rank, double limit_s) {
   return Fault(
       StatusCode::kDeadlineExceeded,

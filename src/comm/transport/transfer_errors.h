@@ -12,6 +12,8 @@ Status CheckTransfer(const Transport& transport, int peer, Tag tag);
 Status DeadPeer(int rank, int dead);
 /// kInvalidArgument: the size of a message differs from that of its receive buffer.
 Status WrongSize(int rank, int peer, Tag tag, size_t expected_bytes, size_t sent_bytes);
+/// The same where the transport does not know the size of a message that is longer.
+Status TooLong(int rank, int peer, Tag tag, size_t expected_bytes);
 /// kDeadlineExceeded: a transfer took longer than its limit.
 Status Expired(int rank, double limit_s);
 

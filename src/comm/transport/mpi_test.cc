@@ -1,0 +1,92 @@
+// Runs under mpirun: every rank is a process that runs all tests.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/collectives/conformance.h"
+#include "comm/transport/conformance.h"
+#include "comm/transport/mpi_transport.h"
+
+namespace moesaic::comm {
+namespace {
+
+// One transport for all cases: the tags differ.
+Transport& World() {
+  static const std::unique_ptr<Transport> world = *MakeMpiTransport(MPI_COMM_WORLD);
+  return *world;
+}
+
+class MpiConformanceTest : public testing::TestWithParam<size_t> {};
+
+TEST_P(MpiConformanceTest, Holds) { ConformanceCases()[GetParam()].run(World(), ConformanceTag(GetParam())); }
+
+INSTANTIATE_TEST_SUITE_P(All, MpiConformanceTest, testing::Range<size_t>(0, ConformanceCases().size()),
+                         [](const auto& info) { return ConformanceCases()[info.param].name; });
+
+// A library with few tags, as of UCX inside MPI (2^23), spreads them over duplicates of the communicator.
+TEST(MpiTransportTest, TagsAreSplitWhereMpiHasFew) {
+  const auto few = MakeMpiTransport(MPI_COMM_WORLD, {.max_tag = (1 << 27) - 1});
+  ASSERT_TRUE(few.ok()) << few.status();
+  for (size_t i = 0; i < ConformanceCases().size(); ++i) ConformanceCases()[i].run(**few, ConformanceTag(i));
+  // Tags that are equal modulo the limit are different tags.
+  Transport& t = **few;
+  std::vector<std::byte> sent[2] = {std::vector<std::byte>(4, std::byte{1}),
+                                    std::vector<std::byte>(4, std::byte{2})};
+  std::vector<std::byte> got[2] = {std::vector<std::byte>(4), std::vector<std::byte>(4)};
+  const int next = (t.rank() + 1) % t.size(), previous = (t.rank() + t.size() - 1) % t.size();
+  const TransferId sends[2] = {*t.Send(next, 5, sent[0]), *t.Send(next, 5 + (1 << 27), sent[1])};
+  const TransferId receives[2] = {*t.Receive(previous, 5 + (1 << 27), got[0]),
+                                  *t.Receive(previous, 5, got[1])};
+  for (const TransferId id : receives) EXPECT_TRUE(Wait(t, id, 30).ok());
+  for (const TransferId id : sends) EXPECT_TRUE(Wait(t, id, 30).ok());
+  EXPECT_EQ(got[0][0], std::byte{2});
+  EXPECT_EQ(got[1][0], std::byte{1});
+}
+
+TEST(MpiTransportTest, RefusesALibraryWithTooFewTags) {
+  const auto made = MakeMpiTransport(MPI_COMM_WORLD, {.max_tag = 32767});
+  EXPECT_EQ(made.status().code(), StatusCode::kUnimplemented) << made.status();
+}
+
+TEST(MpiTransportTest, TwoTransportsDoNotMix) {
+  const auto other = MakeMpiTransport(MPI_COMM_WORLD);
+  ASSERT_TRUE(other.ok()) << other.status();
+  Transport* const ends[2] = {&World(), other->get()};
+  std::vector<std::byte> got[2] = {std::vector<std::byte>(4), std::vector<std::byte>(4)};
+  const std::vector<std::byte> sent[2] = {std::vector<std::byte>(4, std::byte{1}),
+                                          std::vector<std::byte>(4, std::byte{2})};
+  const int next = (World().rank() + 1) % World().size();
+  const int previous = (World().rank() + World().size() - 1) % World().size();
+  TransferId ids[4];
+  for (int i = 0; i < 2; ++i) ids[i] = *ends[i]->Send(next, 900000, sent[i]);
+  for (int i = 1; i >= 0; --i) ids[2 + i] = *ends[i]->Receive(previous, 900000, got[i]);
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Wait(*ends[i % 2], ids[i], 30).ok());
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(got[i], sent[i]);
+}
+
+TEST(MpiTransportTest, CollectivesAgreeWithBruteForce) {
+  const ConformanceReport report =
+      CheckCollectives(World(), {.max_count = 5000, .sizes = 1, .first_tag = 1 << 24});
+  EXPECT_TRUE(report.first_failure.ok()) << report.first_failure;
+  EXPECT_GT(report.runs, 0);
+}
+
+}  // namespace
+}  // namespace moesaic::comm
+
+int main(int argc, char** argv) {
+  int provided = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+  testing::InitGoogleTest(&argc, argv);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (rank != 0) {
+    delete testing::UnitTest::GetInstance()->listeners().Release(
+        testing::UnitTest::GetInstance()->listeners().default_result_printer());
+  }
+  int failed = RUN_ALL_TESTS();
+  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  MPI_Finalize();
+  return failed;
+}

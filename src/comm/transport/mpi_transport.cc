@@ -1,0 +1,260 @@
+#include "comm/transport/mpi_transport.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "comm/transport/self_messages.h"
+#include "comm/transport/transfer_errors.h"
+#include "comm/transport/transfer_pool.h"
+
+namespace moesaic::comm {
+namespace {
+
+constexpr int kMinTagLimit = 1 << 20;  // leads to at most 1024 duplicates of the communicator
+
+struct MpiTransfer {
+  uint32_t slot = 0, generation = 0;
+  int peer = 0;
+  Tag tag = 0;
+  size_t bytes = 0;
+  bool is_send = false;
+  bool ended = false;
+  std::byte* data = nullptr;  // of messages to itself; of a send: only read
+  size_t request = 0;         // index in MpiTransport::requests_ of a transfer that has not ended
+  Status result;
+};
+
+std::string MpiErrorText(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS) return "code " + std::to_string(code);
+  return {text.data(), static_cast<size_t>(length)};
+}
+
+Status MpiFault(int rank, const std::string& operation, int code) {
+  const std::string text = MpiErrorText(code);
+  return FormatStatus(StatusCode::kUnavailable, "rank {}: {} failed; MPI reports: {}",
+                      fmt::make_format_args(rank, operation, text));
+}
+
+int RankIn(MPI_Comm communicator) {
+  int rank = 0;
+  MPI_Comm_rank(communicator, &rank);
+  return rank;
+}
+
+int ErrorClass(int code) {
+  int error_class = MPI_ERR_UNKNOWN;
+  MPI_Error_class(code, &error_class);
+  return error_class;
+}
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(std::vector<MPI_Comm> communicators, Tag tags_per_communicator)
+      : communicators_(std::move(communicators)),
+        tags_per_communicator_(tags_per_communicator),
+        rank_(RankIn(communicators_[0])),
+        self_(rank_) {
+    MPI_Comm_size(communicators_[0], &size_);
+  }
+
+  ~MpiTransport() override {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized != 0) return;
+    while (!active_.empty()) Cancel(pool_.Id(*active_.back()));
+    for (MPI_Comm& communicator : communicators_) MPI_Comm_free(&communicator);
+  }
+  MpiTransport(const MpiTransport&) = delete;
+  MpiTransport& operator=(const MpiTransport&) = delete;
+
+  std::string_view name() const override { return "mpi"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool failed(int) const override { return false; }
+
+  StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override {
+    return Start(true, peer, tag, const_cast<std::byte*>(data.data()),
+                 data.size());  // NOLINT: it is only read
+  }
+  StatusOr<TransferId> Receive(int peer, Tag tag, std::span<std::byte> data) override {
+    return Start(false, peer, tag, data.data(), data.size());
+  }
+
+  void Progress() override {
+    if (requests_.empty()) return;
+    int ended = 0;
+    const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &ended,
+                                  indices_.data(), statuses_.data());
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return FailAll(code);
+    if (ended == MPI_UNDEFINED || ended == 0) return;
+    // A successful call does not set the errors of statuses.
+    for (int i = 0; i < ended; ++i) {
+      SetResult(*active_[indices_[i]], statuses_[i],
+                code == MPI_SUCCESS ? MPI_SUCCESS : statuses_[i].MPI_ERROR);
+    }
+    DropEnded();
+  }
+
+  bool Test(TransferId id, Status* result) override {
+    MpiTransfer& transfer = pool_.At(id);
+    if (!transfer.ended) return false;
+    *result = std::move(transfer.result);
+    transfer.result = OkStatus();
+    pool_.Return(transfer);
+    return true;
+  }
+
+  void Cancel(TransferId id) override {
+    MpiTransfer& transfer = pool_.At(id);
+    if (!transfer.ended && transfer.peer == rank_) {
+      self_.Remove(transfer);
+    } else if (!transfer.ended) {
+      MPI_Request& request = requests_[transfer.request];
+      MPI_Cancel(&request);
+      if (transfer.is_send) {
+        int ended = 0;
+        MPI_Test(&request, &ended, MPI_STATUS_IGNORE);
+        if (ended == 0) MPI_Request_free(&request);
+      } else {
+        MPI_Wait(&request, MPI_STATUS_IGNORE);
+      }
+      transfer.ended = true;
+      DropEnded();
+    }
+    transfer.result = OkStatus();
+    pool_.Return(transfer);
+  }
+
+  double Now() const override {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+ private:
+  StatusOr<TransferId> Start(bool is_send, int peer, Tag tag, std::byte* data, size_t bytes) {
+    RETURN_IF_ERROR(CheckTransfer(*this, peer, tag));
+    if (bytes > static_cast<size_t>(std::numeric_limits<int>::max())) {
+      return InvalidArgument("rank {}: MPI sends at most 2^31-1 bytes at once; send parts; found {} bytes",
+                             rank_, bytes);
+    }
+    MPI_Request made = MPI_REQUEST_NULL;
+    if (peer != rank_) {
+      const int count = static_cast<int>(bytes);
+      const int mpi_tag = static_cast<int>(tag % tags_per_communicator_);
+      MPI_Comm communicator = communicators_[tag / tags_per_communicator_];
+      const int code = is_send ? MPI_Isend(data, count, MPI_BYTE, peer, mpi_tag, communicator, &made)
+                               : MPI_Irecv(data, count, MPI_BYTE, peer, mpi_tag, communicator, &made);
+      if (code != MPI_SUCCESS) return MpiFault(rank_, fmt::format("{} rank {}", Verb(is_send), peer), code);
+    }
+    MpiTransfer& transfer = pool_.Take();
+    transfer.peer = peer;
+    transfer.tag = tag;
+    transfer.data = data;
+    transfer.bytes = bytes;
+    transfer.is_send = is_send;
+    transfer.ended = false;
+    if (peer == rank_) {
+      self_.Post(transfer);
+      return pool_.Id(transfer);
+    }
+    transfer.request = requests_.size();
+    requests_.push_back(made);
+    active_.push_back(&transfer);
+    if (indices_.size() < requests_.size()) {
+      indices_.resize(2 * requests_.size());
+      statuses_.resize(2 * requests_.size());
+    }
+    return pool_.Id(transfer);
+  }
+
+  static const char* Verb(bool is_send) { return is_send ? "send to" : "receive from"; }
+
+  void SetResult(MpiTransfer& transfer, const MPI_Status& status, int error) {
+    transfer.ended = true;
+    if (error != MPI_SUCCESS && ErrorClass(error) == MPI_ERR_TRUNCATE) {
+      transfer.result = TooLong(rank_, transfer.peer, transfer.tag, transfer.bytes);
+    } else if (error != MPI_SUCCESS) {
+      transfer.result =
+          MpiFault(rank_, fmt::format("{} rank {}", Verb(transfer.is_send), transfer.peer), error);
+    } else if (!transfer.is_send) {
+      int received = 0;
+      MPI_Get_count(&status, MPI_BYTE, &received);
+      if (static_cast<size_t>(received) != transfer.bytes) {
+        transfer.result =
+            WrongSize(rank_, transfer.peer, transfer.tag, transfer.bytes, static_cast<size_t>(received));
+      }
+    }
+  }
+
+  void FailAll(int code) {
+    for (MpiTransfer* transfer : active_) {
+      transfer->ended = true;
+      transfer->result =
+          MpiFault(rank_, fmt::format("{} rank {}", Verb(transfer->is_send), transfer->peer), code);
+    }
+    DropEnded();
+  }
+
+  void DropEnded() {
+    size_t kept = 0;
+    for (size_t i = 0; i < active_.size(); ++i) {
+      if (active_[i]->ended) continue;
+      active_[kept] = active_[i];
+      requests_[kept] = requests_[i];
+      active_[kept]->request = kept;
+      ++kept;
+    }
+    active_.resize(kept);
+    requests_.resize(kept);
+  }
+
+  std::vector<MPI_Comm> communicators_;
+  const Tag tags_per_communicator_;
+  const int rank_;
+  int size_ = 1;
+  TransferPool<MpiTransfer> pool_;
+  SelfMessages<MpiTransfer> self_;
+  // Transfers that have not ended, and their requests, as MPI_Testsome wants them.
+  std::vector<MpiTransfer*> active_;
+  std::vector<MPI_Request> requests_;
+  // Scratch of MPI_Testsome.
+  std::vector<int> indices_;
+  std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(MPI_Comm communicator,
+                                                      const MpiTransportOptions& options) {
+  int ready = 0;
+  MPI_Initialized(&ready);
+  if (ready == 0) return InvalidArgument("MPI is not initialized; call MPI_Init first");
+  int* limit = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found);
+  const int max_tag = std::min(options.max_tag, found != 0 ? *limit : 32767);
+  if (max_tag < kMinTagLimit - 1) {
+    return Unimplemented("MPI must support tags up to 2^20-1; found a limit of {}", max_tag);
+  }
+  const Tag tags = std::min(static_cast<Tag>(max_tag) + 1, kTagLimit);
+  std::vector<MPI_Comm> communicators;
+  for (Tag first = 0; first < kTagLimit; first += tags) {
+    MPI_Comm made = MPI_COMM_NULL;
+    if (const int code = MPI_Comm_dup(communicator, &made); code != MPI_SUCCESS) {
+      for (MPI_Comm& each : communicators) MPI_Comm_free(&each);
+      return FormatStatus(StatusCode::kUnavailable, "MPI_Comm_dup failed; MPI reports: {}",
+                          fmt::make_format_args(MpiErrorText(code)));
+    }
+    MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
+    communicators.push_back(made);
+  }
+  return std::make_unique<MpiTransport>(std::move(communicators), tags);
+}
+
+}  // namespace moesaic::comm

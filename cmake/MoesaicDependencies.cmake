@@ -17,7 +17,7 @@ pkg_check_modules(URING REQUIRED IMPORTED_TARGET liburing)
 # Optional: transports of src/comm. Their tests are skipped, with the reason, where the library is missing.
 find_package(MPI QUIET COMPONENTS C)
 if(MPI_C_FOUND)
-  message(STATUS "MPI ${MPI_C_VERSION}: the MPI transport and libmoesaic_mpi.so are built")
+  message(STATUS "MPI ${MPI_C_VERSION}: the MPI transport is built")
 else()
   message(STATUS "MPI not found: no MPI transport. Install openmpi-bin and libopenmpi-dev, then run cmake again.")
 endif()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests `moesaic chat` through a pipe and on a terminal, including Ctrl-C."""
 import json
-import time
+import shutil
 
 import moesaic_cli as cli
 from moesaic_cli import run
@@ -58,37 +58,41 @@ class PipeTest(cli.TalkingCase):
 class TerminalTest(cli.TalkingCase):
     def test_ctrl_d_exits(self):
         terminal = Terminal("chat", self.model, *FLAGS)
-        terminal.wait_for("> ")
+        terminal.wait_for_prompt()
         terminal.type("hi\n")
         terminal.wait_for("12 tokens")
-        terminal.wait_for("> ")
+        terminal.wait_for_prompt()
         terminal.type("\x04")
         self.assertEqual(terminal.leave(), 0)
 
     def test_ctrl_c_at_the_prompt_asks_and_then_exits(self):
         terminal = Terminal("chat", self.model, *FLAGS)
-        terminal.wait_for("> ")
+        terminal.wait_for_prompt()
         terminal.type("\x03")
         terminal.wait_for("Ctrl-C again")
         terminal.type("\x03")
         self.assertEqual(terminal.leave(), 130)
 
     def test_ctrl_c_stops_an_answer_and_the_chat_continues(self):
-        terminal = Terminal("chat", self.model, *FLAGS)
-        terminal.wait_for("> ")
-        terminal.type("/set max_tokens 100000\n")
-        terminal.wait_for("max_tokens 100000")
-        terminal.type("hi\n")
-        terminal.wait_for("hi\r\n")
-        terminal.wait_for("\x1b[?2004l")  # the line is read, the answer begins
+        # The context is so long that the answer cannot end before Ctrl-C.
+        config = json.loads((self.model / "config.json").read_text())
+        long_model = self.folder / "long"
+        shutil.copytree(self.model, long_model)
+        (long_model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 200000}))
+        terminal = Terminal("chat", long_model, *FLAGS)
+        terminal.wait_for_prompt()
+        terminal.enter("/set max_tokens 200000")
+        terminal.wait_for_prompt()
+        terminal.enter("hi")
+        terminal.wait_for_output()
         terminal.type("\x03")
-        terminal.wait_for("prompt tokens")  # the speed line, whether stopped or ended by the context
-        terminal.wait_for("> ")
-        time.sleep(0.3)  # a fast machine answers in 20 ms: Ctrl-C may then have met the prompt, which reads a new line
-        terminal.type("/set max_tokens 12\n")
-        terminal.wait_for("> ")
-        terminal.type("again\n")
+        terminal.wait_for("prompt tokens")  # the speed line
+        terminal.wait_for_prompt()
+        terminal.enter("/set max_tokens 12")
+        terminal.wait_for_prompt()
+        terminal.enter("again")
         terminal.wait_for("12 tokens")
+        terminal.wait_for_prompt()
         terminal.type("/exit\n")
         self.assertEqual(terminal.leave(), 0)
 

@@ -36,6 +36,28 @@ class Terminal:
         before, self.text = self.text.split(part, 1)
         return before
 
+    def wait_for_prompt(self):
+        """Waits until the line editor reads a line."""
+        self.wait_for("\x1b[?2004h")
+        self.wait_for("> ")
+        deadline = time.monotonic() + cli.limit()
+        while termios.tcgetattr(self.slave)[3] & termios.ICANON:  # set after the prompt is printed
+            if time.monotonic() > deadline:
+                raise AssertionError("the line editor does not read keys")
+            time.sleep(0.001)
+
+    def enter(self, line):
+        """Types a line at the prompt and waits until the line editor has read it."""
+        self.type(line + "\n")
+        self.wait_for("\x1b[?2004l")
+
+    def wait_for_output(self):
+        """Waits for the first character after the previously awaited text."""
+        deadline = time.monotonic() + cli.limit()
+        while not self.text:
+            if time.monotonic() > deadline or not self._read(1):
+                raise AssertionError("no output came")
+
     def _read(self, seconds):
         if not select.select([self.master], [], [], seconds)[0]:
             return self.process.poll() is None

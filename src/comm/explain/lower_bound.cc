@@ -14,7 +14,7 @@ struct Crossing {
   double out = 0, in = 0;
 };
 
-// Bytes that a collective moves, whatever its algorithm.
+// Bytes that every algorithm of a collective moves.
 class Demand {
  public:
   Demand(const PlanRequest& request, const Topology& topology)
@@ -93,6 +93,9 @@ class Demand {
   std::vector<Crossing> crossings_;  // by group
 };
 
+// Name without that of the root.
+std::string ShortName(const Group& group) { return group.name.substr(group.name.find('/') + 1); }
+
 // A part of a division of the ranks. `outside` parts are all ranks that are not in the group.
 struct Part {
   int group = 0;
@@ -158,10 +161,11 @@ class BoundSearch {
     const char* direction = "";
     if (full_duplex && crossing.out != crossing.in) direction = crossing.out > crossing.in ? ", out" : ", in";
     const bool shared = topology_.groups()[group.parent].link.shared || group.device_type >= 0;
-    best_.bottleneck = fmt::format("{} of {}{}", shared ? "port" : "ports", group.name, direction);
+    best_.bottleneck = fmt::format("{} of {}{}", shared ? "port" : "ports", ShortName(group), direction);
   }
 
-  // The children of a group are parts, and the surroundings of the group are another one behind its port.
+  // The children of a group are parts. All ranks outside the group are another one, connected by the port of
+  // the group.
   void AddChildren(int g) {
     const Group& group = topology_.groups()[g];
     std::vector<Part> parts;
@@ -207,7 +211,7 @@ class BoundSearch {
     const std::vector<Group>& groups = topology_.groups();
     best_.bottleneck = fmt::format("ports of {} x {}", parts.size() - (parts.back().outside ? 1 : 0),
                                    groups[parts.front().group].level);
-    if (group != 0) best_.bottleneck += fmt::format(" in {}", groups[group].name);
+    if (group != 0) best_.bottleneck += fmt::format(" in {}", ShortName(groups[group]));
   }
 
   const Topology& topology_;

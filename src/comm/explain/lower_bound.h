@@ -26,7 +26,7 @@ struct LowerBound {
   double transfer_s = 0;  ///< bytes of the bottleneck over its bandwidth
   int group = -1;  ///< group whose port is the bottleneck, or whose children's ports are; -1 without traffic
   bool together = false;   ///< The ports of several parts together are the bottleneck.
-  std::string bottleneck;  ///< "port of cluster/node 0, out" or "ports of 4 node"
+  std::string bottleneck;  ///< "port of node 0, out" or "ports of 4 x node"
 };
 
 /// The largest bound over the ports of all groups, the children of each group with its surroundings, and the

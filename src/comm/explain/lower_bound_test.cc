@@ -42,7 +42,7 @@ TEST(LowerBoundTest, TheSlowestPortBindsUnevenNodes) {
   const Topology topology = builder.Finish("uneven", "test", {DeviceType{"cpu", {}, 0, 0}});
   const LowerBound bound = BoundOf(Vector(Collective::kAllReduce, topology, kBytes), topology);
   EXPECT_NEAR(bound.transfer_s, kBytes / 1e9, 1e-12) << "one vector in each direction";
-  EXPECT_EQ(bound.bottleneck, "port of cluster/node 1");
+  EXPECT_EQ(bound.bottleneck, "port of node 1");
 }
 
 TEST(LowerBoundTest, APortIsWorthNoMoreThanTheOthersTogether) {
@@ -88,7 +88,7 @@ TEST(LowerBoundTest, AllToAllvCountsThePairsThatCross) {
   request.matrix = {0, 1000, 10, 1000, 0, 20, 5, 5, 0};
   const LowerBound bound = BoundOf(request, topology);
   EXPECT_NEAR(bound.transfer_s, 30 * 4 / 1e9, 1e-15);
-  EXPECT_EQ(bound.bottleneck, "port of cluster/node 0, out");
+  EXPECT_EQ(bound.bottleneck, "port of node 0, out");
 }
 
 // Flat rings in block order load the port of a node with 2 (P - 1) / P vectors.

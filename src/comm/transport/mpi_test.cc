@@ -7,6 +7,7 @@
 #include "comm/collectives/conformance.h"
 #include "comm/transport/conformance.h"
 #include "comm/transport/mpi_transport.h"
+#include "comm/transport/open_transport.h"
 
 namespace moesaic::comm {
 namespace {
@@ -47,6 +48,14 @@ TEST(MpiTransportTest, TagsAreSplitWhereMpiHasFew) {
 TEST(MpiTransportTest, RefusesALibraryWithTooFewTags) {
   const auto made = MakeMpiTransport(MPI_COMM_WORLD, {.max_tag = 32767});
   EXPECT_EQ(made.status().code(), StatusCode::kUnimplemented) << made.status();
+}
+
+TEST(MpiTransportTest, OpensTheWorldOfTheLauncher) {
+  const auto opened = OpenTransport("");
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ((*opened)->name(), "mpi");
+  EXPECT_EQ((*opened)->size(), World().size());
+  EXPECT_EQ((*opened)->rank(), World().rank());
 }
 
 TEST(MpiTransportTest, TwoTransportsDoNotMix) {

@@ -8,6 +8,8 @@
 
 #include "comm/probe/rank_groups.h"
 #include "comm/probe/rank_place.h"
+#include "comm/transport/local_transport.h"
+#include "runtime/topology.h"
 
 namespace moesaic::comm {
 namespace {
@@ -291,6 +293,23 @@ StatusOr<std::optional<Topology>> ProbeLinks(Transport& transport, const ProbeOp
   RETURN_IF_ERROR(topology.status());
   RETURN_IF_ERROR(stopped);
   return std::optional<Topology>(*std::move(topology));
+}
+
+StatusOr<Topology> ProbeThreads(int ranks, const ProbeOptions& options) {
+  const std::vector<int> cpus = runtime::DetectTopology().cpus;
+  if (ranks < 1 || ranks > std::ssize(cpus)) {
+    return InvalidArgument("this process may use {} hardware threads; ranks to probe: {}", cpus.size(),
+                           ranks);
+  }
+  StatusOr<std::optional<Topology>> result = std::optional<Topology>();
+  RunRanks(ranks, [&](Transport& transport) {
+    // A thread that the system does not bind is measured where it runs.
+    BindThread(cpus[transport.rank()]);
+    StatusOr<std::optional<Topology>> probed = ProbeLinks(transport, options);
+    if (transport.rank() == 0) result = std::move(probed);
+  });
+  RETURN_IF_ERROR(result.status());
+  return **std::move(result);
 }
 
 }  // namespace moesaic::comm

@@ -26,4 +26,8 @@ struct ProbeOptions {
 /// one that does not answer.
 StatusOr<std::optional<Topology>> ProbeLinks(Transport& transport, const ProbeOptions& options);
 
+/// Measures links between `ranks` hardware threads of this machine, each bound to one; those of different
+/// cores come first. InvalidArgument for more ranks than hardware threads that the process may use.
+StatusOr<Topology> ProbeThreads(int ranks, const ProbeOptions& options);
+
 }  // namespace moesaic::comm

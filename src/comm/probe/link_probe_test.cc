@@ -77,6 +77,14 @@ TEST(LinkProbeTest, ThreadsOfThisMachineGiveAReadableFile) {
   EXPECT_THAT(probed->origin(), HasSubstr("measured between 3 ranks by local"));
 }
 
+TEST(LinkProbeTest, BoundThreadsAreProbedAndMoreThanTheMachineHasAreRefused) {
+  const auto probed = ProbeThreads(1, {});
+  ASSERT_TRUE(probed.ok()) << probed.status();
+  EXPECT_EQ(probed->groups()[0].level, "node");
+  EXPECT_GT(probed->device_type(0).memory_bytes, 0);
+  EXPECT_EQ(ProbeThreads(100'000, {}).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST(LinkProbeTest, OneRankNeedsNoMeasurement) { EXPECT_TRUE(Probe(1, {}).ok()); }
 
 TEST(LinkProbeTest, AnInterruptedProbeEndsOnAllRanks) {

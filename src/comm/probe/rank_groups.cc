@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -23,6 +24,9 @@ double MedianOf(std::vector<double> values) {
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
+
+// More digits than four would be noise.
+double Rounded(double value) { return std::strtod(fmt::format("{:.4g}", value).c_str(), nullptr); }
 
 // Median latency and bandwidth of some pairs.
 struct LinkMedians {
@@ -220,7 +224,7 @@ class TopologyMaker {
             MediansBetween(links_, group.children[i].ranks, group.children[j].ranks).latency_s);
       }
     }
-    Link link = {.latency_s = MedianOf(latencies), .bytes_per_s = MedianOf(ports)};
+    Link link = {.latency_s = Rounded(MedianOf(latencies)), .bytes_per_s = Rounded(MedianOf(ports))};
     link.full_duplex = group.duplex_ratio == 0 || group.duplex_ratio > kParallelRatio;
     link.shared = group.shared_ratio <= kParallelRatio;
     const int index =
@@ -228,7 +232,7 @@ class TopologyMaker {
     for (size_t i = 0; i < group.children.size(); ++i) {
       const RankGroup& child = group.children[i];
       const double ratio = ports[i] / link.bytes_per_s;
-      const double own = ratio > kOwnPort || ratio < 1 / kOwnPort ? ports[i] : 0;
+      const double own = ratio > kOwnPort || ratio < 1 / kOwnPort ? Rounded(ports[i]) : 0;
       if (child.children.empty()) {
         builder_.AddDevice(index, type_of_rank_[child.ranks[0]], own);
         order_.push_back(child.ranks[0]);

@@ -16,6 +16,7 @@ namespace {
 
 constexpr Tag kCommandTag = 1, kReportTag = 2, kDataTag = 3, kReplyTag = 4;
 constexpr int64_t kSmallBytes = 8;
+constexpr size_t kPieceBytes = 256 << 10;
 constexpr int kMaxMessages = 2000;  // of one measurement
 constexpr double kWaitForCommandS = 24 * 3600;
 
@@ -68,30 +69,15 @@ class Worker {
     out_.resize(command.bytes);
     in_.resize(command.bytes);
     std::vector<double> seconds;
+    const bool sends = command.is_first != 0 || command.kind == Kind::kExchange;
+    const bool receives = command.is_first == 0 || command.kind == Kind::kExchange;
+    double begin = transport_.Now();
     // The first message warms up caches and connections.
-    const int messages = command.messages + 1;
-    double start = transport_.Now();
-    if (command.kind == Kind::kStream) {
-      for (int i = 0; i < messages; ++i) {
-        if (i == 1) start = transport_.Now();
-        RETURN_IF_ERROR(command.is_first != 0 ? Send(command.peer, kDataTag, out_)
-                                              : Receive(command.peer, kDataTag, in_));
-      }
-      std::byte answer{};
-      RETURN_IF_ERROR(command.is_first != 0 ? Receive(command.peer, kReplyTag, BytesOf(answer))
-                                            : Send(command.peer, kReplyTag, BytesOf(answer)));
-      return (transport_.Now() - start) / command.messages;
-    }
-    for (int i = 0; i < messages; ++i) {
-      start = transport_.Now();
-      if (command.kind == Kind::kExchange) {
-        ASSIGN_OR_RETURN(const TransferId incoming, transport_.Receive(command.peer, kDataTag, in_));
-        const Status sent = Send(command.peer, kDataTag, out_);
-        if (!sent.ok()) {
-          transport_.Cancel(incoming);
-          return sent;
-        }
-        RETURN_IF_ERROR(Wait(transport_, incoming, options_.time_limit_s));
+    for (int i = 0; i <= command.messages; ++i) {
+      if (i == 1) begin = transport_.Now();
+      const double start = transport_.Now();
+      if (command.kind != Kind::kPingPong) {
+        RETURN_IF_ERROR(TransferPieces(command.peer, sends, receives));
       } else if (command.is_first != 0) {
         RETURN_IF_ERROR(Send(command.peer, kDataTag, out_));
         RETURN_IF_ERROR(Receive(command.peer, kReplyTag, in_));
@@ -100,7 +86,13 @@ class Worker {
         RETURN_IF_ERROR(Send(command.peer, kReplyTag, in_));
       }
       const double both = transport_.Now() - start;
-      if (i > 0) seconds.push_back(command.kind == Kind::kExchange ? both : both / 2);
+      if (i > 0) seconds.push_back(command.kind == Kind::kPingPong ? both / 2 : both);
+    }
+    if (command.kind == Kind::kStream) {
+      std::byte answer{};
+      RETURN_IF_ERROR(command.is_first != 0 ? Receive(command.peer, kReplyTag, BytesOf(answer))
+                                            : Send(command.peer, kReplyTag, BytesOf(answer)));
+      return (transport_.Now() - begin) / command.messages;
     }
     std::nth_element(seconds.begin(), seconds.begin() + std::ssize(seconds) / 2, seconds.end());
     return seconds[seconds.size() / 2];
@@ -116,6 +108,33 @@ class Worker {
       ASSIGN_OR_RETURN(double seconds, Run(command));
       RETURN_IF_ERROR(Send(0, kReportTag, BytesOf(seconds)));
     }
+  }
+
+  // Moves the buffers in pieces that are in flight together, as collectives do: some libraries do not use
+  // both directions of a link for one large message each way.
+  Status TransferPieces(int peer, bool sends, bool receives) {
+    std::vector<TransferId> transfers;
+    Status first = OkStatus();
+    for (size_t at = 0; at < out_.size() && first.ok(); at += kPieceBytes) {
+      const size_t size = std::min(kPieceBytes, out_.size() - at);
+      if (receives)
+        first = Keep(transport_.Receive(peer, kDataTag, std::span(in_).subspan(at, size)), &transfers);
+      if (sends && first.ok())
+        first = Keep(transport_.Send(peer, kDataTag, std::span(out_).subspan(at, size)), &transfers);
+    }
+    for (const TransferId transfer : transfers) {
+      if (!first.ok()) {
+        transport_.Cancel(transfer);
+      } else {
+        first = Wait(transport_, transfer, options_.time_limit_s);
+      }
+    }
+    return first;
+  }
+
+  static Status Keep(const StatusOr<TransferId>& started, std::vector<TransferId>* transfers) {
+    if (started.ok()) transfers->push_back(*started);
+    return started.status();
   }
 
   static PlaceRecord Record() {

@@ -25,8 +25,13 @@ double MedianOf(std::vector<double> values) {
   return *middle;
 }
 
-// More digits than four would be noise.
-double Rounded(double value) { return std::strtod(fmt::format("{:.4g}", value).c_str(), nullptr); }
+// Rounds to four digits in the unit of files; more would be noise.
+double RoundedSeconds(double value) {
+  return std::strtod(fmt::format("{:.4g}", value * 1e6).c_str(), nullptr) / 1e6;
+}
+double RoundedRate(double value) {
+  return std::strtod(fmt::format("{:.4g}", value / 1e9).c_str(), nullptr) * 1e9;
+}
 
 // Median latency and bandwidth of some pairs.
 struct LinkMedians {
@@ -224,7 +229,8 @@ class TopologyMaker {
             MediansBetween(links_, group.children[i].ranks, group.children[j].ranks).latency_s);
       }
     }
-    Link link = {.latency_s = Rounded(MedianOf(latencies)), .bytes_per_s = Rounded(MedianOf(ports))};
+    Link link = {.latency_s = RoundedSeconds(MedianOf(latencies)),
+                 .bytes_per_s = RoundedRate(MedianOf(ports))};
     link.full_duplex = group.duplex_ratio == 0 || group.duplex_ratio > kParallelRatio;
     link.shared = group.shared_ratio <= kParallelRatio;
     const int index =
@@ -232,7 +238,7 @@ class TopologyMaker {
     for (size_t i = 0; i < group.children.size(); ++i) {
       const RankGroup& child = group.children[i];
       const double ratio = ports[i] / link.bytes_per_s;
-      const double own = ratio > kOwnPort || ratio < 1 / kOwnPort ? Rounded(ports[i]) : 0;
+      const double own = ratio > kOwnPort || ratio < 1 / kOwnPort ? RoundedRate(ports[i]) : 0;
       if (child.children.empty()) {
         builder_.AddDevice(index, type_of_rank_[child.ranks[0]], own);
         order_.push_back(child.ranks[0]);

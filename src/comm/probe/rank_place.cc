@@ -102,13 +102,14 @@ std::vector<std::string> MachineFacts() {
   for (const runtime::CacheLevel& cache : machine.caches) {
     facts.push_back(fmt::format("L{} caches: {} x {} KiB", cache.level, cache.count, cache.bytes >> 10));
   }
-  const Hwloc topology = LoadHwloc(/*with_devices=*/true);
+  // It is never destroyed: hwloc would unload its PCI library, whose memory then leaks.
+  static const hwloc_topology_t topology = LoadHwloc(/*with_devices=*/true).release();
   if (topology == nullptr) return facts;
-  for (hwloc_obj_t device = nullptr; (device = hwloc_get_next_osdev(topology.get(), device)) != nullptr;) {
+  for (hwloc_obj_t device = nullptr; (device = hwloc_get_next_osdev(topology, device)) != nullptr;) {
     const auto type = device->attr->osdev.type;
     const bool shown = type == HWLOC_OBJ_OSDEV_NETWORK || type == HWLOC_OBJ_OSDEV_OPENFABRICS ||
                        type == HWLOC_OBJ_OSDEV_COPROC || type == HWLOC_OBJ_OSDEV_GPU;
-    if (shown) facts.push_back(DeviceFact(topology.get(), device));
+    if (shown) facts.push_back(DeviceFact(topology, device));
   }
   return facts;
 }

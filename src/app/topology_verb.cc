@@ -37,7 +37,7 @@ struct TopologyFlags {
   std::string out, transport, name = "probed";
 };
 
-std::string SizeText(comm::Collective collective, int64_t bytes) {
+std::string RowSize(comm::Collective collective, int64_t bytes) {
   return collective == comm::Collective::kBarrier ? "-" : FormatBytes(static_cast<double>(bytes));
 }
 
@@ -70,7 +70,7 @@ Status PrintExplanations(const comm::Topology& topology, const TopologyFlags& op
         progress.Show(done++, total, name);
         if (Interrupted()) return Cancelled("interrupted");
         ASSIGN_OR_RETURN(const comm::Explanation row, comm::Explain(topology, collective, bytes));
-        rows.push_back({name, SizeText(collective, bytes), comm::TimeText(row.bound.seconds),
+        rows.push_back({name, RowSize(collective, bytes), comm::TimeText(row.bound.seconds),
                         comm::TimeText(row.seconds), fmt::format("{:.0f}%", 100 * row.share()),
                         row.bottleneck.empty() ? "-" : row.bottleneck, fmt::format("{:.0f}%", 100 * row.busy),
                         fmt::format("{:.2f}x", row.flat_block_s / row.seconds),

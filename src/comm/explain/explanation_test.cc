@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <sstream>
+
 #include "comm/collectives/topology_test_support.h"
 #include "comm/explain/tree_svg.h"
 
@@ -35,6 +38,23 @@ TEST(ExplanationTest, LargeAllReduceIsNearTheBoundAndBeatsFlatRings) {
   EXPECT_GT(row.busy, 0.8);
   EXPECT_GT(row.flat_block_s, row.seconds);
   EXPECT_GT(row.flat_round_robin_s, 2.21 * row.seconds);
+}
+
+// The targets of hierarchical AllReduce on shipped files.
+TEST(ExplanationTest, AllReduceOf64MegabytesReachesNineTenthsOfTheBound) {
+  for (const char* file :
+       {"accelerators-16-dual-chip.json", "accelerators-4x8-200gbit.json", "accelerators-8x8-200gbit.json"}) {
+    std::ifstream in(std::string(MOESAIC_SOURCE_DIR) + "/topologies/" + file);
+    std::stringstream text;
+    text << in.rdbuf();
+    const Topology topology = Topology::Parse(text.str(), file).value();
+    for (const int64_t bytes : {int64_t{64'000'000}, int64_t{64} << 20}) {
+      const Explanation row = Explain(topology, Collective::kAllReduce, bytes).value();
+      EXPECT_GE(row.share(), 0.9) << file << ", " << bytes;
+      EXPECT_GE(row.flat_round_robin_s / row.seconds, 2.21) << file << ", " << bytes;
+      EXPECT_GT(row.flat_block_s, row.seconds) << file << ", " << bytes;
+    }
+  }
 }
 
 TEST(ExplanationTest, EveryCollectiveWithASizeIsExplainedInAnyOrderOfRanks) {

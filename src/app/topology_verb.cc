@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "app/input.h"
 #include "app/interrupt.h"
@@ -34,6 +35,7 @@ struct TopologyFlags {
   int ranks = 0;
   std::string order = "block";
   std::string svg;
+  bool json = false;
   std::string out, transport, name = "probed";
 };
 
@@ -53,34 +55,70 @@ StatusOr<comm::Topology> Placed(const comm::Topology& file, const TopologyFlags&
   return file.Selected(ranks);
 }
 
-Status PrintExplanations(const comm::Topology& topology, const TopologyFlags& options) {
+std::string_view FlagName(comm::Collective collective) {
+  for (const auto& [name, named] : kCollectives) {
+    if (named == collective) return name;
+  }
+  return comm::Name(collective);
+}
+
+StatusOr<std::vector<comm::Explanation>> Explanations(const comm::Topology& topology,
+                                                      const TopologyFlags& options) {
+  std::vector<comm::Explanation> rows;
+  const InterruptGuard guard;
+  Progress progress("comparing plans");
+  int64_t done = 0;
+  const auto total = static_cast<int64_t>(options.collectives.size() * options.sizes.size());
+  for (const auto& [name, collective] : kCollectives) {
+    if (std::find(options.collectives.begin(), options.collectives.end(), name) == options.collectives.end())
+      continue;
+    for (const int64_t bytes : options.sizes) {
+      progress.Show(done++, total, name);
+      if (Interrupted()) return Cancelled("interrupted");
+      ASSIGN_OR_RETURN(comm::Explanation row, comm::Explain(topology, collective, bytes));
+      rows.push_back(std::move(row));
+      if (collective == comm::Collective::kBarrier) break;  // has no size
+    }
+  }
+  return rows;
+}
+
+std::string ExplanationTable(const std::vector<comm::Explanation>& explanations) {
   std::vector<std::vector<std::string>> rows = {{"collective", "size", "bound", "predicted", "of bound",
                                                  "busiest port", "busy", "over flat block",
                                                  "over flat round-robin", "algorithm"}};
-  const InterruptGuard guard;
-  {
-    Progress progress("comparing plans");
-    int64_t done = 0;
-    const auto total = static_cast<int64_t>(options.collectives.size() * options.sizes.size());
-    for (const auto& [name, collective] : kCollectives) {
-      if (std::find(options.collectives.begin(), options.collectives.end(), name) ==
-          options.collectives.end())
-        continue;
-      for (const int64_t bytes : options.sizes) {
-        progress.Show(done++, total, name);
-        if (Interrupted()) return Cancelled("interrupted");
-        ASSIGN_OR_RETURN(const comm::Explanation row, comm::Explain(topology, collective, bytes));
-        rows.push_back({name, RowSize(collective, bytes), comm::TimeText(row.bound.seconds),
-                        comm::TimeText(row.seconds), fmt::format("{:.0f}%", 100 * row.share()),
-                        row.bottleneck.empty() ? "-" : row.bottleneck, fmt::format("{:.0f}%", 100 * row.busy),
-                        fmt::format("{:.2f}x", row.flat_block_s / row.seconds),
-                        fmt::format("{:.2f}x", row.flat_round_robin_s / row.seconds), row.algorithm});
-        if (collective == comm::Collective::kBarrier) break;  // has no size
-      }
-    }
+  for (const comm::Explanation& row : explanations) {
+    rows.push_back({std::string(FlagName(row.collective)), RowSize(row.collective, row.bytes),
+                    comm::TimeText(row.bound.seconds), comm::TimeText(row.seconds),
+                    fmt::format("{:.0f}%", 100 * row.share()), row.bottleneck.empty() ? "-" : row.bottleneck,
+                    fmt::format("{:.0f}%", 100 * row.busy),
+                    fmt::format("{:.2f}x", row.flat_block_s / row.seconds),
+                    fmt::format("{:.2f}x", row.flat_round_robin_s / row.seconds), row.algorithm});
   }
-  WriteOutput(FormatTable(rows, /*markdown=*/false));
-  return OkStatus();
+  return FormatTable(rows, /*markdown=*/false);
+}
+
+std::string ExplanationJson(const comm::Topology& topology,
+                            const std::vector<comm::Explanation>& explanations) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const comm::Explanation& row : explanations) {
+    rows.push_back({{"collective", FlagName(row.collective)},
+                    {"bytes", row.bytes},
+                    {"bound_s", row.bound.seconds},
+                    {"bound_by", row.bound.bottleneck},
+                    {"predicted_s", row.seconds},
+                    {"share_of_bound", row.share()},
+                    {"busiest_port", row.bottleneck},
+                    {"busy", row.busy},
+                    {"flat_block_s", row.flat_block_s},
+                    {"flat_round_robin_s", row.flat_round_robin_s},
+                    {"algorithm", row.algorithm}});
+  }
+  const nlohmann::ordered_json all = {{"name", topology.name()},
+                                      {"source", topology.origin()},
+                                      {"ranks", topology.ranks()},
+                                      {"collectives", rows}};
+  return all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 Status RunExplain(const TopologyFlags& options) {
@@ -91,9 +129,13 @@ Status RunExplain(const TopologyFlags& options) {
     ASSIGN_OR_RETURN(const std::string svg, comm::TreeSvg(topology));
     RETURN_IF_ERROR(runtime::WriteFileAtomically(options.svg, svg));
   }
-  Print("{}\nranks: {}; values: {}\n\n{}\n", topology.name(), topology.ranks(), topology.origin(),
-        comm::TreeText(topology));
-  return PrintExplanations(topology, options);
+  if (!options.json) {
+    Print("{}\nranks: {}; values: {}\n\n{}\n", topology.name(), topology.ranks(), topology.origin(),
+          comm::TreeText(topology));
+  }
+  ASSIGN_OR_RETURN(const std::vector<comm::Explanation> rows, Explanations(topology, options));
+  WriteOutput(options.json ? ExplanationJson(topology, rows) : ExplanationTable(rows));
+  return OkStatus();
 }
 
 Status RunProbe(const TopologyFlags& options) {
@@ -150,6 +192,7 @@ void AddExplainFlags(Verb& verb, TopologyFlags& options) {
       .ShowDefault()
       .Group(group);
   verb.AddOption("--svg", options.svg, "File for a picture of the tree").Group(group);
+  verb.AddFlag("--json", options.json, "Print JSON").Group(group);
 }
 
 }  // namespace
@@ -192,7 +235,7 @@ void AddTopology(Verb& root, VerbRun& run) {
       run = [options] { return RunExplain(*options); };
     } else {
       if (!options->file.empty()) FailUsage("probe takes no FILE; --out names the file to write");
-      for (const char* flag : {"--collective", "--size", "--order", "--svg"}) {
+      for (const char* flag : {"--collective", "--size", "--order", "--svg", "--json"}) {
         if (verb.Count(flag) > 0) FailUsage(flag, "is for moesaic topology explain");
       }
       run = [options] { return RunProbe(*options); };

@@ -47,6 +47,18 @@ class Explain(unittest.TestCase):
         self.assertGreater(float(row["over flat block"].rstrip("x")), 1)
         self.assertGreater(float(row["over flat round-robin"].rstrip("x")), 2.21)
 
+    def test_json_has_the_values_of_the_table(self):
+        words = ("topology", "explain", FILES / "h800-h20-mixed.json", "--collective", "all_reduce,barrier",
+                 "--size", "1KiB,64MiB")
+        rows = table(run(*words).stdout)[1:]
+        printed = json.loads(run(*words, "--json").stdout)
+        self.assertEqual(printed["ranks"], 16)
+        self.assertEqual([entry["collective"] for entry in printed["collectives"]], [row[0] for row in rows])
+        for entry, row in zip(printed["collectives"], rows):
+            self.assertEqual(entry["algorithm"], row[-1])
+            self.assertEqual(f"{100 * entry['share_of_bound']:.0f}%", row[4])
+            self.assertLessEqual(entry["bound_s"], entry["predicted_s"] * (1 + 1e-9))
+
     def test_ranks_are_the_first_of_the_order(self):
         path = FILES / "accelerators-4x8-200gbit.json"
         block = run("topology", "explain", path, "--ranks", "4", "--size", "1KiB").stdout
@@ -70,7 +82,7 @@ class Explain(unittest.TestCase):
         (self.folder / "bad.json").write_text(json.dumps(file))
         self.assertIn("bad.json: tree.children[1].link.gb_per_s: must be a positive number, found 0",
                       run("topology", "explain", self.folder / "bad.json", code=1).stderr)
-        for words in (["explain"], ["explain", FILES / "h800-h20-mixed.json", "-o", "x"], ["probe", "--size", "1KiB"],
+        for words in (["explain"], ["explain", FILES / "h800-h20-mixed.json", "-o", "x"], ["probe", "--size", "1KiB"], ["probe", "--json"],
                       ["probe", FILES / "h800-h20-mixed.json"], ["measure"]):
             self.assertIn("moesaic topology", run("topology", *words, code=2).stderr)
 

@@ -95,6 +95,13 @@ class Factory {
   void AddDirect(const Piece& range, int step) {
     const Slice input = {PlanBuffer::kInput, range.offset, range.count};
     const Slice output = {PlanBuffer::kOutput, range.offset, range.count};
+    if (request_.ranks == 2) {  // a sum of two does not depend on their order
+      for (int rank = 0; rank < 2; ++rank) {
+        builder_.Local(step, rank, input, output);
+        builder_.Send(step, rank, input, 1 - rank, output, true);
+      }
+      return;
+    }
     for (int to = 0; to < request_.ranks; ++to) {
       for (int from = 0; from < request_.ranks; ++from) {
         Slice source = input;

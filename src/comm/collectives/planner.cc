@@ -93,7 +93,8 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
   using enum Algorithm;
   for (int levels = 0; levels < std::ssize(trees_); ++levels) {
     if (levels == 1 && trees_[1].ranks == trees_[0].ranks) continue;
-    for (const Algorithm top : {kRing, kPairwise, kHalving, kBruck, kDoubling, kDirect, kLinear, kBinomial,
+    // kDirect comes first: it sends inputs, whose lines no step writes, and wins where costs are equal.
+    for (const Algorithm top : {kDirect, kRing, kPairwise, kHalving, kBruck, kDoubling, kLinear, kBinomial,
                                 kChain, kScatterGather, kDissemination}) {
       if (!Supports(request.collective, top)) continue;
       if (levels > 1 && (top == kDirect || (top == kBruck && IsAllToAll(request.collective)))) continue;

@@ -1,7 +1,9 @@
 // Times MoE dispatch and combine, forwarded within groups, compared with direct messages to every rank. Both
 // ways alternate in one run; the time of a round is that of the slowest rank. Experts take no time.
 //   comm_exchange_bench --ranks 8 --nodes 2                                    threads of this process
-//   comm_exchange_bench --topology topologies/nodes-4x8-200g.json --virtual    threads, time of the topology
+//   comm_exchange_bench --topology topologies/accelerators-4x8-200gbit.json --virtual    threads, time of the
+//   topology
+//   mpirun -n 8 comm_exchange_bench --launched --nodes 2                       processes of a job
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -16,6 +18,7 @@
 #include "comm/exchange/exchange_cost.h"
 #include "comm/topology/topology_builder.h"
 #include "comm/transport/local_transport.h"
+#include "comm/transport/open_transport.h"
 
 namespace moesaic::bench {
 namespace {
@@ -25,7 +28,7 @@ using namespace comm;
 struct Load {
   std::string topology, payload = "bf16";
   int ranks = 8, nodes = 2;
-  bool round_robin = false, virtual_time = false, low_latency = false;
+  bool round_robin = false, virtual_time = false, low_latency = false, launched = false;
   int experts = 256, rounds = 11, segment_tokens = 16;
   ExchangeWorkload workload;
   std::vector<std::string> forward_levels;
@@ -202,6 +205,12 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
              load.rounds, ratios.front(), ratios.back());
 }
 
+void PrintLoad(const Topology& topology, const Load& load) {
+  fmt::print("{} ranks, {} experts, top-{}, hidden {}, {} tokens per rank, {}\n", topology.ranks(),
+             load.experts, load.workload.k, load.workload.hidden, load.workload.tokens_per_rank,
+             load.payload);
+}
+
 int Main(int argc, char** argv) {
   Load load;
   CLI::App app("Times MoE dispatch and combine, forwarded and direct.");
@@ -211,6 +220,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_flag("--round-robin", load.round_robin, "Ranks of the default topology alternate between nodes");
   app.add_flag("--virtual", load.virtual_time, "Messages take the time of the topology");
+  app.add_flag("--launched", load.launched,
+               "Ranks are processes that a launcher started (MPI, or UCX by the environment)");
   app.add_flag("--low-latency", load.low_latency,
                "Dispatches in the low-latency mode, which is direct for both sides");
   app.add_option("--levels", load.forward_levels, "Levels that forward rows; all by default");
@@ -223,10 +234,15 @@ int Main(int argc, char** argv) {
   app.add_option("--segment", load.segment_tokens, "Tokens that travel together")->check(CLI::PositiveNumber);
   app.add_option("--rounds", load.rounds, "Number of measured pairs")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
+  if (load.launched) {
+    const OpenedTransport opened = *Succeed(OpenTransport(""));
+    const Topology topology = MakeTopology(load, opened->size());
+    if (opened->rank() == 0) PrintLoad(topology, load);
+    RunRank(*opened, topology, load);
+    return 0;
+  }
   const Topology topology = MakeTopology(load, load.ranks);
-  fmt::print("{} ranks, {} experts, top-{}, hidden {}, {} tokens per rank, {}\n", topology.ranks(),
-             load.experts, load.workload.k, load.workload.hidden, load.workload.tokens_per_rank,
-             load.payload);
+  PrintLoad(topology, load);
   RunRanks(topology.ranks(), [&](Transport& transport) { RunRank(transport, topology, load); },
            {.topology = load.virtual_time ? &topology : nullptr});
   return 0;

@@ -400,11 +400,12 @@ bool Communicator::State::Advance(PendingCall& call) {
     for (const PendingCall::Transfer& transfer : call.transfers) {
       if (transfer.busy) waiting += fmt::format("{}rank {}", waiting.empty() ? "" : ", ", transfer.peer);
     }
+    const std::string silent = SilentPeers(transport);
     ended =
         FormatStatus(StatusCode::kDeadlineExceeded,
                      "{}: rank {}: call {} took longer than {} s; check that all ranks make the call; still "
-                     "waiting for: {}",
-                     fmt::make_format_args(name, rank, call.number, options.time_limit_s, waiting));
+                     "waiting for: {}{}",
+                     fmt::make_format_args(name, rank, call.number, options.time_limit_s, waiting, silent));
   }
   End(call, ended.status());
   return true;

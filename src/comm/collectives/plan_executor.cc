@@ -156,8 +156,13 @@ void PlanExecutor::StartRound(int stream) {
   const Round& round = own_.streams[stream].rounds[state.round];
   for (const LocalStep& step : round.local) RunLocal(step);
   state.count = 0;
-  // Receives first: a sender that finds its receiver posted can copy at once.
-  for (const bool is_send : {false, true}) {
+  // Receives of large messages first: a sender that finds its receiver posted can copy at once. Small ones
+  // are better on their way while receives are posted.
+  const auto is_eager = [&](const Message& send) {
+    return send.slice.count * element_bytes_ <= static_cast<int64_t>(transport_.EagerBytes());
+  };
+  const bool sends_first = std::ranges::all_of(round.sends, is_eager);
+  for (const bool is_send : {sends_first, !sends_first}) {
     const size_t first = state.count;
     for (const Message& message : is_send ? round.sends : round.receives) {
       Transfer& transfer = state.transfers[state.count];

@@ -8,6 +8,8 @@ namespace moesaic::comm {
 
 void Transport::Idle() { sched_yield(); }
 
+size_t Transport::EagerBytes() const { return 0; }
+
 double Transport::SilentSeconds(int) const { return 0; }
 
 std::string SilentPeers(const Transport& transport) {

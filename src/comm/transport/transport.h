@@ -50,6 +50,10 @@ class Transport {
   /// part may still arrive; the pair's later messages under other tags are not affected.
   virtual void Cancel(TransferId id) = 0;
 
+  /// Bytes of messages whose sends usually end before their receives are posted. Callers that have both to
+  /// start begin with the sends of such messages, and with the receives of larger ones.
+  virtual size_t EagerBytes() const;
+
   /// Whether the peer is known to be dead.
   virtual bool failed(int peer) const = 0;
   /// Seconds for which the peer has left a question of the transport unanswered. Transports that ask do so

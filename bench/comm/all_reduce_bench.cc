@@ -29,10 +29,11 @@ using namespace comm;
 using tensor::DType;
 
 struct Load {
-  std::string topology, order = "block";
+  std::string topology, order = "block", transport;
   std::vector<std::string> against;
   std::vector<int64_t> bytes = {65536, 1 << 20};
   int rounds = 9, calls = 20;
+  bool warms_up = true;
 };
 
 void ExitOn(const Status& status) {
@@ -90,28 +91,18 @@ class Contest {
     }
   }
 
-  /// Sums of small integers are exact in any order.
-  void CheckResult(const std::string& contender) {
-    std::fill(output_.begin(), output_.end(), -1.0F);
-    Call(contender);
-    for (size_t i = 0; i < output_.size(); ++i) {
-      const float expected = input_[i] * static_cast<float>(communicator_.size());
-      if (output_[i] != expected) {
-        ExitOn(InvalidArgument("{}: element {} must be {}, found {}", contender, i, expected, output_[i]));
-      }
-    }
-  }
-
   /// Mean seconds per call of the slowest rank.
   double Time(const std::string& contender, int calls) {
     Transport& transport = communicator_.transport();
     double seconds = 0;
+    std::fill(output_.begin(), output_.end(), -1.0F);
     for (int i = 0; i < calls; ++i) {
       ExitOn(communicator_.Barrier());
       const double start = transport.Now();
       Call(contender);
       seconds += transport.Now() - start;
     }
+    CheckResult(contender);
     const auto own = static_cast<float>(seconds / calls);
     float slowest = 0;
     ExitOn(communicator_.AllReduce(std::as_bytes(std::span(&own, 1)),
@@ -121,6 +112,16 @@ class Contest {
   }
 
  private:
+  // Sums of small integers are exact in any order.
+  void CheckResult(const std::string& contender) {
+    for (size_t i = 0; i < output_.size(); ++i) {
+      const float expected = input_[i] * static_cast<float>(communicator_.size());
+      if (output_[i] != expected) {
+        ExitOn(InvalidArgument("{}: element {} must be {}, found {}", contender, i, expected, output_[i]));
+      }
+    }
+  }
+
   Communicator& communicator_;
   std::vector<float> input_, output_;
   PlanRequest request_;
@@ -140,11 +141,10 @@ void RunRank(Transport& transport, const Load& load) {
       fmt::print("algorithm {} {}\n", bytes,
                  Succeed(planner.PlanCollective(contest.request(), {})).algorithm);
     }
-    for (const std::string& contender : contenders) contest.CheckResult(contender);
-    for (int round = 0; round < load.rounds; ++round) {
+    for (int round = load.warms_up ? -1 : 0; round < load.rounds; ++round) {
       for (const std::string& contender : contenders) {
         const double seconds = contest.Time(contender, load.calls);
-        if (prints) fmt::print("sample {} {} {:.9g}\n", bytes, contender, seconds);
+        if (prints && round >= 0) fmt::print("sample {} {} {:.9g}\n", bytes, contender, seconds);
       }
     }
   }
@@ -154,16 +154,18 @@ int Main(int argc, char** argv) {
   Load load;
   CLI::App app("Times AllReduce over the transport of a launched job.");
   app.add_option("--topology", load.topology, "Topology file")->required();
+  app.add_option("--transport", load.transport, "mpi or ucx://...; by default as the environment says");
   app.add_option("--order", load.order, "Order in which the launcher placed the ranks on the tree")
       ->check(CLI::IsMember({"block", "round-robin"}));
   app.add_option("--against", load.against, "Other contenders")
       ->delimiter(',')
       ->check(CLI::IsMember({"flat-block", "flat-round-robin", "mpi"}));
   app.add_option("--bytes", load.bytes, "Sizes of the vector of f32")->delimiter(',');
+  app.add_flag("--warm-up,!--no-warm-up", load.warms_up, "A first round is not reported");
   app.add_option("--rounds", load.rounds, "Number of rounds")->check(CLI::PositiveNumber);
   app.add_option("--calls", load.calls, "Calls per round and contender")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
-  OpenedTransport opened = Succeed(OpenTransport(""));
+  OpenedTransport opened = Succeed(OpenTransport(load.transport));
   for (const std::string& contender : load.against) {
     if (contender == "mpi" && opened->name() != "mpi") {
       ExitOn(InvalidArgument("--against mpi needs a job of MPI; found the transport {}", opened->name()));

@@ -152,7 +152,7 @@ exchange() {
   local run
   printf '\n## Dispatch and combine, 2 nodes x 4 ranks\n\n```\n'
   for run in $(seq "$launches"); do
-    launch 4 block tuned "$build/bin/comm_exchange_bench" --launched --nodes 2 --experts 256 --top-k 8 --hidden 7168 \
+    launch 4 block tuned "$build/bin/comm_exchange_bench" --transport mpi --nodes 2 --experts 256 --top-k 8 --hidden 7168 \
       --tokens 128 --segment 4 --rounds "$rounds" | tee "$raw/exchange.$run"
   done
   printf '```\n'

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -96,6 +97,28 @@ TEST_P(UcxConformanceTest, CancelsLargeSends) {
       EXPECT_TRUE(Wait(t, *receive, kLimitSeconds).ok());
       EXPECT_TRUE(Wait(t, *send, kLimitSeconds).ok());
       EXPECT_EQ(in, out);
+    }
+    EXPECT_FALSE(t.failed(1 - t.rank()));
+  });
+}
+
+// Messages are found in the order of their sends, which is not that of the calls of Cancel().
+TEST_P(UcxConformanceTest, CancelsSendsOfOneTagInAnyOrder) {
+  SelectTls(GetParam());
+  RunUcxRanks(2, [](Transport& t) {
+    std::vector<std::byte> token(1);
+    if (t.rank() == 0) {
+      std::vector<std::vector<std::byte>> buffers;
+      std::vector<TransferId> ids;
+      for (const size_t bytes : {size_t{300'000}, size_t{20'000}, size_t{100'000}}) {
+        buffers.emplace_back(bytes);
+        ids.push_back(*t.Send(1, 1, buffers.back()));
+      }
+      std::ranges::reverse(ids);
+      for (const TransferId id : ids) t.Cancel(id);
+      EXPECT_TRUE(Wait(t, *t.Send(1, 2, token), kLimitSeconds).ok());
+    } else {
+      EXPECT_TRUE(Wait(t, *t.Receive(0, 2, token), kLimitSeconds).ok());
     }
     EXPECT_FALSE(t.failed(1 - t.rank()));
   });

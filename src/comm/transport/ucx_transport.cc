@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <fstream>
 #include <list>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "comm/transport/process_name.h"
 #include "comm/transport/self_messages.h"
 #include "comm/transport/transfer_errors.h"
 #include "comm/transport/transfer_pool.h"
@@ -37,7 +37,7 @@ constexpr unsigned kControlId = 1;  // of active messages
 
 enum class ControlType : uint32_t {
   kHello,     // the connection works
-  kWithdraw,  // the oldest message of this tag that has no receive is to be dropped
+  kWithdraw,  // messages of this tag that have no receive are to be dropped
   kQuestion,  // the receiver replies with an answer
   kAnswer,
 };
@@ -79,22 +79,15 @@ struct UcxPeer {
   ucp_ep_h endpoint = nullptr;  // null: the rank itself, or closed
   void* closing = nullptr;      // request that closes the endpoint, while it has not ended
   bool dead = false;
-  double died = 0;            // time of its detection
+  double died = 0;  // time of its detection
+  ProcessName process;
   bool is_local = false;      // on this host
   bool is_present = false;    // its hello has arrived
   bool has_question = false;  // of the peer, without an answer
   double asked = -1;          // time of the question that the peer has not answered; negative: none
   double answered = 0;        // time of its last answer
+  double checked = 0;         // time of the last look at its process
 };
-
-// Name of this boot of the host, which containers share.
-constexpr size_t kHostNameBytes = 36;
-std::string HostName() {
-  std::string name;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> name;
-  name.resize(kHostNameBytes, ' ');
-  return name;
-}
 
 ucp_tag_t WireTag(int sender, Tag tag) { return static_cast<uint64_t>(sender) << 32 | tag; }
 
@@ -112,7 +105,7 @@ class UcxTransport final : public Transport {
   UcxTransport(const UcxTransport&) = delete;
   UcxTransport& operator=(const UcxTransport&) = delete;
 
-  // Opens the endpoints and waits for the hello of every rank. A contact is a HostName() and a UCX address.
+  // Opens the endpoints and waits for the hello of every rank. A contact is a ProcessName and a UCX address.
   Status Connect(const std::vector<std::string>& contacts, double limit_s);
 
   std::string_view name() const override { return "ucx"; }
@@ -153,6 +146,8 @@ class UcxTransport final : public Transport {
   void MarkDead(UcxPeer& peer);
   void BuryDead();
   void DropWithdrawn();
+  // Waits until UCX does not touch the buffer of a transfer any more; a peer that does not help is dead.
+  void AwaitCancelled(const UcxTransfer& transfer);
   void AnswerQuestions();
   // Asks the peers if no transfer has ended for kAskSeconds.
   void AskPeers(double now);
@@ -286,18 +281,20 @@ Status UcxTransport::Connect(const std::vector<std::string>& contacts, double li
   handler.cb = OnControl;
   handler.arg = this;
   RETURN_IF_ERROR(UcxStatus("UCX handler", ucp_worker_set_am_recv_handler(worker_.get(), &handler)));
+  const ProcessName own = OwnProcess();
   for (UcxPeer& peer : peers_) {
     if (peer.rank == rank_) continue;
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                         UCP_EP_PARAM_FIELD_ERR_HANDLER;
     const std::string& contact = contacts[peer.rank];
-    if (contact.size() <= kHostNameBytes) {
+    if (contact.size() <= sizeof(ProcessName)) {
       return DataLoss("rank {}: the contact data of rank {} has too few bytes: {}", rank_, peer.rank,
                       contact.size());
     }
-    peer.is_local = contact.starts_with(HostName());
-    params.address = reinterpret_cast<const ucp_address_t*>(contact.data() + kHostNameBytes);
+    std::memcpy(&peer.process, contact.data(), sizeof(ProcessName));
+    peer.is_local = peer.process.boot == own.boot;
+    params.address = reinterpret_cast<const ucp_address_t*>(contact.data() + sizeof(ProcessName));
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler = {OnError, &peer};
     RETURN_IF_ERROR(UcxStatus(fmt::format("rank {}: connecting to rank {}", rank_, peer.rank),
@@ -549,30 +546,47 @@ void UcxTransport::AskPeers(double now) {
   }
   if (now - quiet_since_ < kAskSeconds) return;
   for (UcxPeer& peer : peers_) {
-    if (peer.endpoint == nullptr || peer.dead || peer.asked >= 0 || now - peer.answered < kAskSeconds) {
-      continue;
+    if (peer.endpoint == nullptr || peer.dead) continue;
+    // The keepalive of UCX 1.13 misses some deaths while messages for the peer wait for shared memory.
+    if (peer.is_local && now - peer.checked >= kAskSeconds) {
+      peer.checked = now;
+      if (HasEnded(peer.process)) {
+        MarkDead(peer);
+        continue;
+      }
     }
+    if (peer.asked >= 0 || now - peer.answered < kAskSeconds) continue;
     if (SendControl(peer, {ControlType::kQuestion, static_cast<uint32_t>(rank_), 0}).ok()) peer.asked = now;
   }
 }
 
 void UcxTransport::DropWithdrawn() {
   for (const Control& control : withdrawn_) {
+    const ucp_tag_t tag = WireTag(static_cast<int>(control.rank), control.tag);
     ucp_tag_recv_info_t info{};
-    const ucp_tag_message_h message = ucp_tag_probe_nb(
-        worker_.get(), WireTag(static_cast<int>(control.rank), control.tag), ~ucp_tag_t{0}, 1, &info);
-    if (message == nullptr) continue;
-    Dropped& dropped = dropped_.emplace_back();
-    dropped.buffer.resize(info.length);
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-    param.cb.recv = OnDropped;
-    param.user_data = &dropped;
-    void* const request =
-        ucp_tag_msg_recv_nbx(worker_.get(), dropped.buffer.data(), dropped.buffer.size(), message, &param);
-    dropped.ended = !UCS_PTR_IS_PTR(request);
+    // Ranks may cancel the sends of a tag in any order, but messages are found in the order of the sends.
+    while (const ucp_tag_message_h message = ucp_tag_probe_nb(worker_.get(), tag, ~ucp_tag_t{0}, 1, &info)) {
+      Dropped& dropped = dropped_.emplace_back();
+      dropped.buffer.resize(info.length);
+      ucp_request_param_t param{};
+      param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+      param.cb.recv = OnDropped;
+      param.user_data = &dropped;
+      void* const request =
+          ucp_tag_msg_recv_nbx(worker_.get(), dropped.buffer.data(), dropped.buffer.size(), message, &param);
+      dropped.ended = !UCS_PTR_IS_PTR(request);
+    }
   }
   withdrawn_.clear();
+}
+
+void UcxTransport::AwaitCancelled(const UcxTransfer& transfer) {
+  const double limit = Now() + kUcxDeathLimitSeconds;
+  while (!transfer.ended) {
+    Progress();
+    const bool is_lost = SilentSeconds(transfer.peer) >= kWithdrawSeconds || Now() >= limit;
+    if (is_lost) MarkDead(peers_[transfer.peer]);
+  }
 }
 
 void UcxTransport::Cancel(TransferId id) {
@@ -584,17 +598,13 @@ void UcxTransport::Cancel(TransferId id) {
     const bool asked =
         !peer.dead &&
         SendControl(peer, {ControlType::kWithdraw, static_cast<uint32_t>(rank_), transfer.tag}).ok();
-    const auto has_ended = [&] { return transfer.ended; };
-    if (!asked || !ProgressUntil(kWithdrawSeconds, has_ended)) MarkDead(peer);
-    while (!transfer.ended) Progress();
+    if (!asked) MarkDead(peer);
+    AwaitCancelled(transfer);
   } else if (!transfer.ended) {
     ucp_request_cancel(worker_.get(), transfer.request);
     // A large message that has begun to arrive cannot be cancelled. It arrives unless its sender is dead or
     // stopped, and then closing the endpoint ends the receive.
-    while (!transfer.ended) {
-      Progress();
-      if (SilentSeconds(transfer.peer) >= kWithdrawSeconds) MarkDead(peer);
-    }
+    AwaitCancelled(transfer);
   }
   Release(transfer);
 }
@@ -605,7 +615,9 @@ StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const RendezvousOptions& o
   ASSIGN_OR_RETURN(UcxContext context, MakeUcxContext(options.size));
   ASSIGN_OR_RETURN(UcxWorker worker, MakeUcxWorker(context.get()));
   ASSIGN_OR_RETURN(const std::string address, UcxAddress(worker.get()));
-  ASSIGN_OR_RETURN(const std::vector<std::string> contacts, Rendezvous(options, HostName() + address));
+  const ProcessName own = OwnProcess();
+  const std::string contact = std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + address;
+  ASSIGN_OR_RETURN(const std::vector<std::string> contacts, Rendezvous(options, contact));
   auto made =
       std::make_unique<UcxTransport>(options.rank, options.size, std::move(context), std::move(worker));
   RETURN_IF_ERROR(made->Connect(contacts, options.time_limit_s));

@@ -5,7 +5,7 @@
 #
 #   bench/comm/smpi.sh [all_reduce] [exchange]      both by default
 #
-# Needs libsimgrid-dev (smpicxx, smpirun), python3, ninja, 12 GB of memory, and a build folder with the benchmarks
+# Needs libsimgrid-dev (smpicxx, smpirun), python3, ninja, 16 GB of memory, and a build folder with the benchmarks
 #   ninja -C build/release comm_all_reduce_bench comm_exchange_bench comm_smpi_platform
 #
 # Environment:

@@ -38,6 +38,9 @@ struct Message {
   Slice slice;
   WireFormat wire = WireFormat::kExact;
   bool reduce = false;  // receives only: the message is added to the slice, which otherwise is overwritten
+  /// Receives that reduce: offset in the input of the other operand, of equal count. The slice then becomes
+  /// their sum and need not be initialized. -1: the slice itself is the other operand.
+  int64_t addend = -1;
 };
 
 struct LocalStep {

@@ -3,6 +3,8 @@
 #include <iterator>
 #include <utility>
 
+#include "comm/collectives/copy_elision.h"
+
 namespace moesaic::comm {
 
 PlanBuilder::PlanBuilder(PlanRequest request, std::string algorithm) {
@@ -66,6 +68,7 @@ Plan PlanBuilder::Build() && {
       }
       stream.rounds = std::move(rounds);
     }
+    ElideCopies(&rank);
   }
   return std::move(plan_);
 }

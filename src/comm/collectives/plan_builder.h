@@ -30,7 +30,7 @@ class PlanBuilder {
   void Local(int step, int rank, const Slice& source, const Slice& target, bool reduce = false,
              WireFormat wire = WireFormat::kExact);
 
-  /// Returns the plan. Steps in which a rank is idle are dropped.
+  /// Returns the plan. Steps in which a rank is idle are dropped, and copies of the input by ElideCopies().
   Plan Build() &&;
 
  private:

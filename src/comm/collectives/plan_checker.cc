@@ -160,6 +160,10 @@ class Checker {
           return Fault(rank, s, r, fmt::format("peer must be another rank, found {}", message.peer));
         }
         if (message.reduce && !received) return Fault(rank, s, r, "a send is marked as a reduction");
+        if (message.addend < 0) continue;
+        if (!message.reduce) return Fault(rank, s, r, "a message that is not a reduction has an addend");
+        RETURN_IF_ERROR(
+            CheckSlice(rank, s, r, {PlanBuffer::kInput, message.addend, message.slice.count}, false));
       }
     }
     return CheckDisjoint(rank, s, r, round);
@@ -408,8 +412,15 @@ class Checker {
     for (size_t i = 0; i < round.receives.size(); ++i) {
       const Partner& match = states_[rank][index].receives[i];
       const RoundState& sender = states_[match.peer][match.round];
-      RETURN_IF_ERROR(Store(rank, stream, index, round.receives[i].slice, sender.sent[match.message],
-                            round.receives[i].reduce));
+      const Message& received = round.receives[i];
+      if (received.addend >= 0) {
+        SymbolicMessage addend;
+        const Slice input = {PlanBuffer::kInput, received.addend, received.slice.count};
+        RETURN_IF_ERROR(Load(rank, stream, index, input, &addend));
+        RETURN_IF_ERROR(Store(rank, stream, index, received.slice, addend, false));
+      }
+      RETURN_IF_ERROR(
+          Store(rank, stream, index, received.slice, sender.sent[match.message], received.reduce));
       for (int other = 0; other < request_.ranks; ++other) {
         if (sender.known[other]) heard_[rank][other] = true;
       }

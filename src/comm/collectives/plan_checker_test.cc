@@ -90,6 +90,19 @@ TEST(PlanCheckerTest, RejectsWritesToTheInput) {
   EXPECT_THAT(FaultOf(plan), HasSubstr("inputs are read-only"));
 }
 
+TEST(PlanCheckerTest, TakesTheInputAsTheOtherOperandOfASum) {
+  Plan plan = ExchangePlan();
+  for (RankPlan& rank : plan.ranks) {
+    rank.streams[0].rounds[0].local.clear();
+    rank.streams[0].rounds[0].receives[0].addend = 0;
+  }
+  EXPECT_EQ(CheckPlan(plan), OkStatus());
+  plan.ranks[0].streams[0].rounds[0].receives[0].addend = 1;
+  EXPECT_THAT(FaultOf(plan), HasSubstr("offset 1 and count 8 leave the input"));
+  plan.ranks[0].streams[0].rounds[0].receives[0] = {1, {kOut, 0, 8}, WireFormat::kExact, false, 0};
+  EXPECT_THAT(FaultOf(plan), HasSubstr("has an addend"));
+}
+
 TEST(PlanCheckerTest, RejectsRacesBetweenStreams) {
   Plan plan = ExchangePlan();
   plan.ranks[1].streams.push_back({{{.local = {{{kIn, 5, 1}, {kOut, 5, 1}}}, .sends = {}, .receives = {}}}});

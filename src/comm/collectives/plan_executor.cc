@@ -12,15 +12,18 @@ namespace {
 
 // A piece is long enough that its latency does not count, and short enough that the reduction of the last one
 // does not either: an eighth of the message between these limits.
-constexpr int64_t kMinPieceBytes = 64 << 10;
+// The smaller limit is below 64 KB with a header, up to which MPI over TCP sends without a handshake. The
+// answer of a handshake would wait for the data that flows in its direction.
+constexpr int64_t kMinPieceBytes = 60 << 10;
 constexpr int64_t kMaxPieceBytes = 1 << 20;
 
 std::span<float> Floats(std::byte* data, int64_t count) {
   return {reinterpret_cast<float*>(data), static_cast<size_t>(count)};  // NOLINT
 }
 
+// Whether messages of the other encoding, or operands of a sum, are kept apart from the slice.
 bool Stages(const Message& message, bool is_send) {
-  return message.wire != WireFormat::kExact || (!is_send && message.reduce);
+  return message.wire != WireFormat::kExact || (!is_send && message.reduce && message.addend < 0);
 }
 
 }  // namespace
@@ -153,8 +156,13 @@ void PlanExecutor::StartRound(int stream) {
   const Round& round = own_.streams[stream].rounds[state.round];
   for (const LocalStep& step : round.local) RunLocal(step);
   state.count = 0;
-  // Receives first: a sender that finds its receiver posted can copy at once.
-  for (const bool is_send : {false, true}) {
+  // Receives of large messages first: a sender that finds its receiver posted can copy at once. Small ones
+  // are better on their way while receives are posted.
+  const auto is_eager = [&](const Message& send) {
+    return send.slice.count * element_bytes_ <= static_cast<int64_t>(transport_.EagerBytes());
+  };
+  const bool sends_first = std::ranges::all_of(round.sends, is_eager);
+  for (const bool is_send : {sends_first, !sends_first}) {
     const size_t first = state.count;
     for (const Message& message : is_send ? round.sends : round.receives) {
       Transfer& transfer = state.transfers[state.count];
@@ -209,27 +217,32 @@ bool PlanExecutor::Post(Transfer& transfer, Tag tag, Piece& piece) {
 }
 
 void PlanExecutor::Finish(const Transfer& transfer, const Piece& piece) {
-  if (piece.staging == nullptr) return;
   const Message& message = *transfer.message;
-  if (!transfer.is_send) {
+  if (!transfer.is_send && piece.count > 0) {
     std::byte* const to = At({message.slice.buffer, message.slice.offset + piece.offset, piece.count});
-    if (message.wire == WireFormat::kExact) {
-      kernel_(to, piece.staging, piece.count);
-    } else if (!message.reduce) {
+    const bool has_addend = message.addend >= 0;
+    if (message.wire != WireFormat::kExact && (has_addend || !message.reduce)) {
       Decode(message.wire, piece.staging, Floats(to, piece.count));
-    } else {
-      // Decoded in parts that stay in the first-level cache.
-      std::array<float, 16 * kWireGroup> decoded;
-      for (int64_t at = 0; at < piece.count; at += std::ssize(decoded)) {
-        const int64_t count = std::min(std::ssize(decoded), piece.count - at);
-        Decode(message.wire, piece.staging + EncodedBytes(message.wire, at),
-               {decoded.data(), static_cast<size_t>(count)});
-        kernel_(to + at * element_bytes_, reinterpret_cast<const std::byte*>(decoded.data()),
-                count);  // NOLINT
-      }
+    } else if (message.wire != WireFormat::kExact) {
+      DecodeAndReduce(message.wire, piece, to);
+    } else if (message.reduce && !has_addend) {
+      kernel_(to, piece.staging, piece.count);
+    }
+    if (has_addend) {
+      kernel_(to, input_ + (message.addend + piece.offset) * element_bytes_, piece.count);
     }
   }
-  free_staging_.push_back(piece.staging);
+  if (piece.staging != nullptr) free_staging_.push_back(piece.staging);
+}
+
+void PlanExecutor::DecodeAndReduce(WireFormat wire, const Piece& piece, std::byte* to) {
+  std::array<float, 16 * kWireGroup> decoded;  // fits in the first-level cache
+  for (int64_t at = 0; at < piece.count; at += std::ssize(decoded)) {
+    const int64_t count = std::min(std::ssize(decoded), piece.count - at);
+    Decode(wire, piece.staging + EncodedBytes(wire, at), {decoded.data(), static_cast<size_t>(count)});
+    const auto* const bytes = reinterpret_cast<const std::byte*>(decoded.data());  // NOLINT
+    kernel_(to + at * element_bytes_, bytes, count);
+  }
 }
 
 bool PlanExecutor::AdvanceTransfer(StreamState& state, Transfer& transfer, Tag tag) {

@@ -88,6 +88,7 @@ class PlanExecutor {
   bool AdvanceTransfer(StreamState& state, Transfer& transfer, Tag tag);
   bool Post(Transfer& transfer, Tag tag, Piece& piece);
   void Finish(const Transfer& transfer, const Piece& piece);
+  void DecodeAndReduce(WireFormat wire, const Piece& piece, std::byte* to);
   std::byte* TakeStaging();
   void CancelTransfers();
 

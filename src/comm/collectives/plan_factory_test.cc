@@ -104,6 +104,32 @@ TEST(PlanFactoryTest, UnevenGroupsSendTheLowerBoundToo) {
   for (const int64_t bytes : BytesOut(*plan, tree)) EXPECT_EQ(bytes, request.count);
 }
 
+// Elements that local steps copy from inputs.
+int64_t Copied(const Plan& plan) {
+  int64_t copied = 0;
+  for (const RankPlan& rank : plan.ranks) {
+    for (const Stream& stream : rank.streams) {
+      for (const Round& round : stream.rounds) {
+        for (const LocalStep& step : round.local) {
+          if (step.from.buffer == PlanBuffer::kInput) copied += step.from.count;
+        }
+      }
+    }
+  }
+  return copied;
+}
+
+TEST(PlanFactoryTest, ReductionsByLevelsDoNotCopyTheInput) {
+  for (const RankTree& tree : {OneLevel(8), GroupTree({4, 4}), GroupTree({2, 2, 2, 2})}) {
+    for (const Algorithm top : {Algorithm::kRing, Algorithm::kPairwise, Algorithm::kHalving}) {
+      for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter}) {
+        const PlanRequest request = MakeRequest(collective, 8, 1 << 16, 0);
+        EXPECT_EQ(Copied(*BuildPlan(request, tree, {.top = top, .segments = 4})), 0) << Name(top);
+      }
+    }
+  }
+}
+
 TEST(PlanFactoryTest, ASlowPortOwnsLessOfTheVector) {
   RankTree tree = GroupTree({2, 2, 2});
   for (RankTree& child : tree.children) child.port_bytes_per_s = 100;

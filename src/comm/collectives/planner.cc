@@ -93,7 +93,8 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
   using enum Algorithm;
   for (int levels = 0; levels < std::ssize(trees_); ++levels) {
     if (levels == 1 && trees_[1].ranks == trees_[0].ranks) continue;
-    for (const Algorithm top : {kRing, kPairwise, kHalving, kBruck, kDoubling, kDirect, kLinear, kBinomial,
+    // kDirect comes first: it sends inputs, whose lines no step writes, and wins where costs are equal.
+    for (const Algorithm top : {kDirect, kRing, kPairwise, kHalving, kBruck, kDoubling, kLinear, kBinomial,
                                 kChain, kScatterGather, kDissemination}) {
       if (!Supports(request.collective, top)) continue;
       if (levels > 1 && (top == kDirect || (top == kBruck && IsAllToAll(request.collective)))) continue;
@@ -104,7 +105,7 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
             levels > 1 && !IsAllToAll(request.collective) && request.collective != Collective::kBarrier;
         if (inner != kPairwise && !has_inner) continue;
         PlanShape shape = {.top = top, .inner = inner};
-        shape.fixed_order = is_fixed && top != kDirect;
+        shape.fixed_order = is_fixed;
         candidates.push_back({levels, shape});
         if (mode.wire == WireFormat::kExact || !reduces || is_fixed || levels < 2 || top != kPairwise)
           continue;

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <algorithm>
 #include <random>
+
+#include "comm/topology/topology_builder.h"
 
 namespace moesaic::comm {
 namespace {
@@ -65,6 +67,61 @@ TEST(FlowSimulatorTest, WrongFlowsAreRefused) {
   EXPECT_THAT(message({{.from = 0, .to = 1, .after = {1}}}), HasSubstr("outside [0, 1): 1"));
   EXPECT_THAT(message({{.from = 0, .to = 1, .after = {1}}, {.from = 0, .to = 1, .after = {0}}}),
               HasSubstr("wait for each other"));
+}
+
+// Two nodes of two devices. Inside a node each device has 1000 bytes/s.
+Topology TwoNodes(const Link& between, double port_of_node_1) {
+  TopologyBuilder builder;
+  builder.AddGroup(-1, "cluster", between, 0);
+  for (const double port : {0.0, port_of_node_1}) {
+    const int node = builder.AddGroup(0, "node", {.latency_s = 0, .bytes_per_s = 1000}, port);
+    for (int i = 0; i < 2; ++i) builder.AddDevice(node, 0, 0);
+  }
+  return builder.Finish("two nodes", "test", {DeviceType{"cpu", {}, 0, 0}});
+}
+
+TEST(FlowSimulatorTest, AllMessagesThroughOnePortTakeTheTimeOfTheirSum) {
+  for (const int messages : {1, 2, 5, 9}) {
+    const Topology topology = Topology::Flat(messages + 1, kLink);
+    std::vector<ScheduledFlow> flows;
+    for (int to = 1; to <= messages; ++to) flows.push_back({.from = 0, .to = to, .bytes = 100, .after = {}});
+    for (const double end : EndsOf(topology, flows)) EXPECT_NEAR(end, 0.001 + messages * 0.1, 1e-9);
+  }
+}
+
+TEST(FlowSimulatorTest, ASlowPortLimitsItsMessagesAndLeavesTheRestToOthers) {
+  TopologyBuilder builder;
+  builder.AddGroup(-1, "group", {.latency_s = 0, .bytes_per_s = 1000}, 0);
+  for (const double port : {0.0, 100.0, 0.0}) builder.AddDevice(0, 0, port);
+  const Topology topology = builder.Finish("unequal", "test", {DeviceType{"cpu", {}, 0, 0}});
+  const std::vector<double> ends = EndsOf(topology, {{.from = 0, .to = 1, .bytes = 100, .after = {}},
+                                                     {.from = 0, .to = 2, .bytes = 900, .after = {}}});
+  EXPECT_NEAR(ends[0], 1, 1e-9) << "100 bytes/s";
+  EXPECT_NEAR(ends[1], 1, 1e-9) << "1000 - 100 bytes/s";
+}
+
+TEST(FlowSimulatorTest, DevicesOfANodeShareItsPortOnlyIfItIsShared) {
+  const std::vector<ScheduledFlow> rails = {{.from = 0, .to = 2, .bytes = 100, .after = {}},
+                                            {.from = 1, .to = 3, .bytes = 100, .after = {}}};
+  Link between = {.latency_s = 0, .bytes_per_s = 100, .shared = true};
+  for (const double end : EndsOf(TwoNodes(between, 0), rails)) EXPECT_NEAR(end, 2, 1e-9);
+  between.shared = false;
+  for (const double end : EndsOf(TwoNodes(between, 0), rails)) EXPECT_NEAR(end, 1, 1e-9);
+  // A port that is not shared has its bandwidth per device.
+  for (const double end : EndsOf(TwoNodes(between, 50), rails)) EXPECT_NEAR(end, 2, 1e-9);
+}
+
+TEST(FlowSimulatorTest, EveryPortOfAPathCarriesTheBytesOfTheMessage) {
+  const Topology topology = TwoNodes({.latency_s = 0, .bytes_per_s = 100, .full_duplex = false}, 300);
+  FlowSimulator simulator(topology);
+  simulator.Start(0, 3, 70);
+  simulator.Start(2, 3, 5);
+  std::vector<double> expected(topology.channels().size(), 0);
+  for (const int channel : topology.Path(0, 3)) expected[channel] += 70;
+  for (const int channel : topology.Path(2, 3)) expected[channel] += 5;
+  while (simulator.active() > 0) simulator.AdvanceToNextCompletion();
+  EXPECT_EQ(simulator.channel_bytes(), expected);
+  EXPECT_NEAR(simulator.now(), 0.7, 1e-9) << "the port of node 0";
 }
 
 // No channel carries more than its bandwidth allows, and no message ends before its own bytes could have

@@ -1,8 +1,11 @@
 // The JSON form of a topology. docs/communication.md describes it for users.
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "comm/topology/topology.h"
 #include "comm/topology/topology_builder.h"
@@ -15,7 +18,27 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMaxDevices = 65536;
 constexpr int kMaxDepth = 16;
 constexpr size_t kMaxFileBytes = size_t{16} << 20;
-constexpr double kGiga = 1e9, kMicro = 1e-6;
+constexpr int kMaxGroups = 2 * kMaxDevices;  // enough for any tree whose groups have two children or more
+constexpr size_t kMaxLevelBytes = 64;        // names of all groups are built from those of levels
+// Limits within which no computation with a value overflows.
+constexpr double kLeastNumber = 1e-6, kGreatestNumber = 1e24;
+constexpr double kGiga = 1e9, kMicro = 1e6;
+
+// A value for messages. Texts are in quotes, with escapes for all bytes but printable ASCII.
+std::string Quoted(const Json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
+// Control characters (C0, DEL, C1) would act on terminals, and XML does not allow them. `text` is UTF-8.
+bool HasControlCharacters(std::string_view text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 || byte == 0x7f) return true;
+    const bool has_next = i + 1 < text.size();
+    if (byte == 0xc2 && has_next && static_cast<unsigned char>(text[i + 1]) < 0xa0) return true;
+  }
+  return false;
+}
 
 /// Reads the values of one file. The first error ends the reading; later reads return defaults.
 class FileReader {
@@ -38,7 +61,7 @@ class FileReader {
     }
     for (const auto& [key, unused] : value.items()) {
       if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-      Fail(path, "has no member \"{}\"; members are {}", key, fmt::join(known, ", "));
+      Fail(path, "has no member {}; members are {}", Quoted(key), fmt::join(known, ", "));
       return false;
     }
     return true;
@@ -49,23 +72,32 @@ class FileReader {
     if (it == object.end()) {
       Fail(path, "needs the member \"{}\"", key);
     } else if (!it->is_string() || it->get_ref<const std::string&>().empty()) {
-      Fail(path + "." + key, "must be a text that is not empty, found {}", it->dump(-1, ' ', true));
+      Fail(path + "." + key, "must be a text that is not empty, found {}", Quoted(*it));
+    } else if (HasControlCharacters(it->get_ref<const std::string&>())) {
+      Fail(path + "." + key, "must have no control characters, found {}", Quoted(*it));
     } else {
       return it->get<std::string>();
     }
     return {};
   }
 
-  // A positive number; `fallback` where the member is missing, unless that is NaN.
-  double Number(const Json& object, const char* key, const std::string& path, double fallback) {
+  // A positive number, or one that may be 0; `fallback` where the member is missing, unless that is NaN.
+  double Number(const Json& object, const char* key, const std::string& path, double fallback,
+                bool may_be_zero = false) {
     const auto it = object.find(key);
     if (it == object.end()) {
       if (std::isnan(fallback)) Fail(path, "needs the member \"{}\"", key);
       return fallback;
     }
-    const double value = it->is_number() ? it->get<double>() : 0;
+    const double value = it->is_number() ? it->get<double>() : -1;
+    if (value == 0 && may_be_zero) return 0;
     if (!(value > 0) || !std::isfinite(value)) {
-      Fail(path + "." + key, "must be a positive number, found {}", it->dump(-1, ' ', true));
+      Fail(path + "." + key, "must be a {} number, found {}", may_be_zero ? "non-negative" : "positive",
+           Quoted(*it));
+      return 1;
+    }
+    if (value < kLeastNumber || value > kGreatestNumber) {
+      Fail(path + "." + key, "must be in [{}, {}], found {}", kLeastNumber, kGreatestNumber, Quoted(*it));
       return 1;
     }
     return value;
@@ -85,6 +117,11 @@ std::vector<DeviceType> ReadDevices(const Json& devices, FileReader& reader) {
     return types;
   }
   for (const auto& [name, value] : devices.items()) {
+    if (name.empty() || HasControlCharacters(name)) {
+      reader.Fail("devices", "names must not be empty and must have no control characters, found {}",
+                  Quoted(name));
+      return types;
+    }
     const std::string path = "devices." + name;
     if (!reader.IsObject(value, path, {"flops", "memory_gb_per_s", "memory_gb"})) return types;
     DeviceType type = {.name = name, .flops = {}};
@@ -105,17 +142,17 @@ std::vector<DeviceType> ReadDevices(const Json& devices, FileReader& reader) {
 Link ReadLink(const Json& value, const std::string& path, FileReader& reader) {
   Link link;
   if (!reader.IsObject(value, path, {"latency_us", "gb_per_s", "duplex", "shared"})) return link;
-  link.latency_s = reader.Number(value, "latency_us", path, kRequired) * kMicro;
+  link.latency_s = reader.Number(value, "latency_us", path, kRequired, /*may_be_zero=*/true) / kMicro;
   link.bytes_per_s = reader.Number(value, "gb_per_s", path, kRequired) * kGiga;
   if (const auto duplex = value.find("duplex"); duplex != value.end()) {
     if (*duplex != "full" && *duplex != "half") {
-      reader.Fail(path + ".duplex", "must be \"full\" or \"half\", found {}", duplex->dump(-1, ' ', true));
+      reader.Fail(path + ".duplex", "must be \"full\" or \"half\", found {}", Quoted(*duplex));
     }
     link.full_duplex = *duplex == "full";
   }
   if (const auto shared = value.find("shared"); shared != value.end()) {
     if (!shared->is_boolean()) {
-      reader.Fail(path + ".shared", "must be true or false, found {}", shared->dump(-1, ' ', true));
+      reader.Fail(path + ".shared", "must be true or false, found {}", Quoted(*shared));
     } else {
       link.shared = shared->get<bool>();
     }
@@ -137,6 +174,12 @@ class TreeReader {
     if (value.contains("device")) return AddDevice(value, path, parent, port);
     if (!reader_.IsObject(value, path, {"count", "level", "link", "uplink", "children"})) return;
     const std::string level = reader_.Text(value, "level", path);
+    if (level.size() > kMaxLevelBytes) {
+      return reader_.Fail(path + ".level", "must have at most {} bytes, found {}", kMaxLevelBytes,
+                          level.size());
+    }
+    if (builder_.groups() >= kMaxGroups)
+      return reader_.Fail(path, "a topology has at most {} groups", kMaxGroups);
     const auto link = value.find("link"), children = value.find("children");
     if (link == value.end()) return reader_.Fail(path, "needs the member \"link\"");
     if (children == value.end() || !children->is_array() || children->empty()) {
@@ -156,7 +199,7 @@ class TreeReader {
       const bool in_range = it->is_number_integer() && *it >= 1 && *it <= kMaxDevices;
       if (!in_range) {
         return reader_.Fail(path + ".count", "must be an integer in [1, {}], found {}", kMaxDevices,
-                            it->dump(-1, ' ', true));
+                            Quoted(*it));
       }
       count = it->get<int64_t>();
     }
@@ -181,7 +224,7 @@ class TreeReader {
       builder_.AddDevice(parent, static_cast<int>(type), port);
       return;
     }
-    reader_.Fail(path + ".device", "must be a device type of \"devices\", found \"{}\"", name);
+    reader_.Fail(path + ".device", "must be a device type of \"devices\", found {}", Quoted(name));
   }
 
   const std::vector<DeviceType>& types_;
@@ -189,9 +232,27 @@ class TreeReader {
   TopologyBuilder& builder_;
 };
 
+// Returns the shortest number that `to_model` turns into `value`: the one that a file had.
+template <typename ToModel>
+double FileNumber(double value, double approximate, ToModel to_model) {
+  for (int digits = 6; digits <= 17; ++digits) {
+    const double number = std::strtod(fmt::format("{:.{}g}", approximate, digits).c_str(), nullptr);
+    if (to_model(number) == value) return number;
+  }
+  return approximate;
+}
+
+double InGiga(double value) {
+  return FileNumber(value, value / kGiga, [](double number) { return number * kGiga; });
+}
+
+double InMicro(double seconds) {
+  return FileNumber(seconds, seconds * kMicro, [](double number) { return number / kMicro; });
+}
+
 Json LinkJson(const Link& link) {
-  return {{"latency_us", link.latency_s / kMicro},
-          {"gb_per_s", link.bytes_per_s / kGiga},
+  return {{"latency_us", InMicro(link.latency_s)},
+          {"gb_per_s", InGiga(link.bytes_per_s)},
           {"duplex", link.full_duplex ? "full" : "half"},
           {"shared", link.shared}};
 }
@@ -223,7 +284,7 @@ Json NodeJson(const Topology& topology, int index) {
   }
   const bool own_port =
       group.parent >= 0 && group.port_bytes_per_s != topology.groups()[group.parent].link.bytes_per_s;
-  if (own_port) node["uplink"] = {{"gb_per_s", group.port_bytes_per_s / kGiga}};
+  if (own_port) node["uplink"] = {{"gb_per_s", InGiga(group.port_bytes_per_s)}};
   return node;
 }
 
@@ -261,8 +322,19 @@ StatusOr<Topology> Topology::Parse(std::string_view json, const std::string& sou
   if (const int nesting = NestingOf(json); nesting > 2 * kMaxDepth + 8) {
     return InvalidArgument("{}: is deeper than {} levels", source, kMaxDepth);
   }
-  const Json file = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  std::vector<std::set<std::string>> open;  // keys of the objects that are being read
+  std::string twice;
+  const auto check = [&](int, Json::parse_event_t event, const Json& value) {
+    if (event == Json::parse_event_t::object_start) open.emplace_back();
+    if (event == Json::parse_event_t::object_end) open.pop_back();
+    if (event == Json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second) {
+      twice = value.get<std::string>();
+    }
+    return true;
+  };
+  const Json file = Json::parse(json, check, /*allow_exceptions=*/false);
   if (file.is_discarded()) return InvalidArgument("{}: is not valid JSON", source);
+  if (!twice.empty()) return InvalidArgument("{}: an object has the member {} twice", source, Quoted(twice));
   FileReader reader(source);
   if (!reader.IsObject(file, "the file", {"$schema", "name", "source", "devices", "tree"}))
     return reader.status();
@@ -282,13 +354,25 @@ StatusOr<Topology> Topology::Parse(std::string_view json, const std::string& sou
   return builder.Finish(std::move(name), std::move(origin), types);
 }
 
+Status Topology::CheckName(const std::string& name) {
+  bool is_utf8 = true;
+  try {
+    (void)Json(name).dump();
+  } catch (const Json::type_error&) {
+    is_utf8 = false;
+  }
+  if (!name.empty() && is_utf8 && !HasControlCharacters(name)) return OkStatus();
+  return InvalidArgument("a topology's name must be UTF-8 text without control characters, found {}",
+                         Quoted(name));
+}
+
 std::string Topology::ToJson() const {
   Json file = {{"name", name_}, {"source", origin_}, {"devices", Json::object()}};
   for (const DeviceType& type : device_types_) {
     Json& device = file["devices"][type.name] = Json::object();
     if (!type.flops.empty()) device["flops"] = type.flops;
-    if (type.memory_bytes_per_s > 0) device["memory_gb_per_s"] = type.memory_bytes_per_s / kGiga;
-    if (type.memory_bytes > 0) device["memory_gb"] = type.memory_bytes / kGiga;
+    if (type.memory_bytes_per_s > 0) device["memory_gb_per_s"] = InGiga(type.memory_bytes_per_s);
+    if (type.memory_bytes > 0) device["memory_gb"] = InGiga(type.memory_bytes);
   }
   file["tree"] = NodeJson(*this, 0);
   return file.dump(2) + "\n";

@@ -112,6 +112,70 @@ TEST(TopologyTest, MalformedFilesAreRefusedByPath) {
   EXPECT_THAT(Refusal("\"devices\"", "\"device\""), HasSubstr("has no member \"device\""));
 }
 
+TEST(TopologyTest, LatencyMayBeZeroAndNothingElse) {
+  std::string text = kUneven;
+  text.replace(text.find("\"latency_us\": 20"), 16, "\"latency_us\": 0");
+  EXPECT_EQ(Topology::Parse(text, "f.json")->Latency(0, 1), 0);
+  EXPECT_THAT(Refusal("\"latency_us\": 20", "\"latency_us\": -1"),
+              HasSubstr("must be a non-negative number, found -1"));
+  EXPECT_THAT(Refusal("\"memory_gb\": 64", "\"memory_gb\": 0"),
+              HasSubstr("must be a positive number, found 0"));
+  const Topology flat = Topology::Flat(3, {.latency_s = 0, .bytes_per_s = 1e9});
+  EXPECT_TRUE(Topology::Parse(flat.ToJson(), "flat").ok());
+}
+
+TEST(TopologyTest, MembersThatAnObjectHasTwiceAreRefused) {
+  EXPECT_THAT(Refusal("\"latency_us\": 20", "\"latency_us\": 20, \"latency_us\": 21"),
+              HasSubstr("f.json: an object has the member \"latency_us\" twice"));
+}
+
+TEST(TopologyTest, ControlCharactersInNamesAreRefusedAndEscapedInMessages) {
+  for (const char* character : {"\\u001b", "\\n", "\\u007f", "\\u009b"}) {
+    const std::string name = std::string("\"a") + character + "[2Jb\"";
+    for (const auto& [from, path] : {std::pair{"\"uneven\"", "the file.name"},
+                                     {"\"made up\"", "the file.source"},
+                                     {"\"cluster\"", "tree.level"},
+                                     {"\"cpu\"", "devices"}}) {
+      const std::string message = Refusal(from, name);
+      EXPECT_THAT(message, HasSubstr(std::string("f.json: ") + path));
+      EXPECT_THAT(message, HasSubstr(std::string("must have no control characters, found ") + name));
+    }
+  }
+  EXPECT_THAT(Refusal("\"count\"", "\"c\\u001b\""), HasSubstr("has no member \"c\\u001b\""));
+  EXPECT_THAT(Refusal("{\"device\": \"cpu\"}", "{\"device\": \"g\\u001bpu\"}"),
+              HasSubstr("found \"g\\u001bpu\""));
+  EXPECT_THAT(Refusal("\"count\": 3", "\"\\u001b\": 1, \"\\u001b\": 1"), HasSubstr("\"\\u001b\" twice"));
+  EXPECT_TRUE(Topology::CheckName("Größe").ok());
+  for (const char* name : {"", "a\nb", "\x1b[2J", "\xff"}) {
+    EXPECT_EQ(Topology::CheckName(name).code(), StatusCode::kInvalidArgument) << name;
+  }
+  std::string text = kUneven;
+  text.replace(text.find("uneven"), 6, "Größe \u00a0 2×4");
+  EXPECT_EQ(Topology::Parse(text, "f.json")->name(), "Größe \u00a0 2×4");
+}
+
+TEST(TopologyTest, FilesThatWouldNeedMuchMemoryAreRefused) {
+  EXPECT_THAT(Refusal("\"level\": \"cluster\"", "\"level\": \"" + std::string(65, 'x') + "\""),
+              HasSubstr("at most 64 bytes"));
+  EXPECT_THAT(Refusal("\"gb_per_s\": 10", "\"gb_per_s\": 1e-300"), HasSubstr("must be in"));
+  // Each of 65,536 devices is in three groups of its own.
+  std::string chain = "{\"device\": \"cpu\"}";
+  for (int i = 0; i < 3; ++i) {
+    chain = R"({"level": "g", "link": {"latency_us": 1, "gb_per_s": 1}, "children": [)" + chain + "]}";
+  }
+  chain.insert(1, "\"count\": 65536, ");
+  EXPECT_THAT(Refusal("{\"device\": \"cpu\"}", chain), HasSubstr("at most 131072 groups"));
+}
+
+TEST(TopologyTest, WrittenNumbersAreThoseOfTheFile) {
+  std::string text = kUneven;
+  text.replace(text.find("\"latency_us\": 20"), 16, "\"latency_us\": 0.3");
+  text.replace(text.find("\"gb_per_s\": 2.5"), 15, "\"gb_per_s\": 12.3");
+  const std::string written = Topology::Parse(text, "")->ToJson();
+  EXPECT_THAT(written, HasSubstr("\"latency_us\": 0.3,"));
+  EXPECT_THAT(written, HasSubstr("\"gb_per_s\": 12.3\n"));
+}
+
 TEST(TopologyTest, DeepAndTruncatedFilesAreRefused) {
   const std::string text = kUneven;
   for (size_t size = 0; size < text.size() - 1; ++size) {

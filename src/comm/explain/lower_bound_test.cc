@@ -1,0 +1,170 @@
+#include "comm/explain/lower_bound.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "comm/collectives/plan_test_support.h"
+#include "comm/collectives/planner.h"
+#include "comm/collectives/topology_test_support.h"
+
+namespace moesaic::comm {
+namespace {
+
+PlanRequest Vector(Collective collective, const Topology& topology, int64_t bytes) {
+  PlanRequest request = {.collective = collective, .ranks = topology.ranks()};
+  if (collective == Collective::kReduceScatter || collective == Collective::kAllGather) {
+    request.counts.assign(topology.ranks(), bytes / 4 / topology.ranks());
+  } else {
+    request.count = bytes / 4;
+  }
+  return request;
+}
+
+constexpr int64_t kBytes = 64 << 20;
+
+TEST(LowerBoundTest, EqualNodesShareTheTrafficOfAnAllReduce) {
+  const Topology topology = NodesOfEight(4);
+  const LowerBound bound = BoundOf(Vector(Collective::kAllReduce, topology, kBytes), topology);
+  EXPECT_NEAR(bound.transfer_s, 2 * 3 / 4.0 * kBytes / 25e9, 1e-12);
+  EXPECT_DOUBLE_EQ(bound.latency_s, 8e-6);
+  EXPECT_EQ(bound.bottleneck, "ports of 4 x node");
+  EXPECT_TRUE(bound.together);
+}
+
+TEST(LowerBoundTest, TheSlowestPortBindsUnevenNodes) {
+  TopologyBuilder builder;
+  builder.AddGroup(-1, "cluster", {1e-6, 4e9}, 0);
+  for (const double port : {4e9, 1e9, 4e9}) {
+    const int node = builder.AddGroup(0, "node", {1e-6, 100e9}, port);
+    for (int i = 0; i < 2; ++i) builder.AddDevice(node, 0, 0);
+  }
+  const Topology topology = builder.Finish("uneven", "test", {DeviceType{"cpu", {}, 0, 0}});
+  const LowerBound bound = BoundOf(Vector(Collective::kAllReduce, topology, kBytes), topology);
+  EXPECT_NEAR(bound.transfer_s, kBytes / 1e9, 1e-12) << "one vector in each direction";
+  EXPECT_EQ(bound.bottleneck, "port of node 1");
+}
+
+TEST(LowerBoundTest, APortIsWorthNoMoreThanTheOthersTogether) {
+  TopologyBuilder builder;
+  builder.AddGroup(-1, "group", {0, 1e9}, 0);
+  builder.AddDevice(0, 0, 100e9);
+  builder.AddDevice(0, 0, 1e9);
+  builder.AddDevice(0, 0, 1e9);
+  const Topology topology = builder.Finish("star", "test", {DeviceType{"cpu", {}, 0, 0}});
+  // Four vectors cross 2 + 1 + 1 GB/s.
+  EXPECT_NEAR(BoundOf(Vector(Collective::kAllReduce, topology, kBytes), topology).transfer_s, kBytes / 1e9,
+              1e-12);
+}
+
+TEST(LowerBoundTest, PortsOfDevicesAddUpAndHalfDuplexPortsCarryBothDirections) {
+  const Topology rails =
+      GroupTopology({4, 4}, {1e-6, 1e12}, {.latency_s = 1e-6, .bytes_per_s = 1e9, .shared = false});
+  EXPECT_NEAR(BoundOf(Vector(Collective::kAllReduce, rails, kBytes), rails).transfer_s, kBytes / 4e9, 1e-12);
+  const Topology half =
+      GroupTopology({4, 4}, {1e-6, 1e12}, {.latency_s = 1e-6, .bytes_per_s = 1e9, .full_duplex = false});
+  EXPECT_NEAR(BoundOf(Vector(Collective::kAllReduce, half, kBytes), half).transfer_s, 2 * kBytes / 1e9,
+              1e-12);
+}
+
+TEST(LowerBoundTest, OtherCollectivesMoveTheBytesOfTheirBlocks) {
+  const Topology topology = NodesOfEight(4);
+  const auto transfer = [&](Collective collective) {
+    return BoundOf(Vector(collective, topology, kBytes), topology).transfer_s;
+  };
+  EXPECT_NEAR(transfer(Collective::kReduceScatter), 3 / 4.0 * kBytes / 25e9, 1e-12);
+  EXPECT_NEAR(transfer(Collective::kAllGather), 3 / 4.0 * kBytes / 25e9, 1e-12);
+  EXPECT_NEAR(transfer(Collective::kBroadcast), kBytes / 25e9, 1e-12);
+  // Each rank sends a vector to each of the 24 ranks of other nodes.
+  EXPECT_NEAR(transfer(Collective::kAllToAll), 8 * 24.0 * kBytes / 25e9, 1e-9);
+  const LowerBound barrier = BoundOf(Vector(Collective::kBarrier, topology, 0), topology);
+  EXPECT_EQ(barrier.seconds, 8e-6);
+  EXPECT_EQ(BoundOf(Vector(Collective::kAllReduce, topology, 0), topology).seconds, 0);
+}
+
+TEST(LowerBoundTest, AllToAllvCountsThePairsThatCross) {
+  const Topology topology = GroupTopology({2, 1}, {1e-6, 1e12}, {1e-6, 1e9});
+  PlanRequest request = {.collective = Collective::kAllToAllv, .ranks = 3};
+  request.matrix = {0, 1000, 10, 1000, 0, 20, 5, 5, 0};
+  const LowerBound bound = BoundOf(request, topology);
+  EXPECT_NEAR(bound.transfer_s, 30 * 4 / 1e9, 1e-15);
+  EXPECT_EQ(bound.bottleneck, "port of node 0, out");
+}
+
+// Flat rings in block order load the port of a node with 2 (P - 1) / P vectors.
+TEST(LowerBoundTest, ABlockRingExceedsTheBoundByTheKnownFactor) {
+  for (const auto& [nodes, devices] :
+       std::vector<std::pair<int, int>>{{2, 2}, {2, 4}, {4, 4}, {4, 8}, {8, 8}}) {
+    const Topology topology = GroupTopology(std::vector<int>(nodes, devices), {1e-9, 1e12}, {1e-9, 1e9});
+    const int ranks = nodes * devices;
+    const PlanRequest request = Vector(Collective::kAllReduce, topology, int64_t{ranks} << 16);
+    const Plan ring = BuildPlan(request, OneLevel(ranks), {.top = Algorithm::kRing}).value();
+    const double factor = SimulatePlan(ring, topology).bottleneck_s / BoundOf(request, topology).transfer_s;
+    EXPECT_NEAR(factor, (ranks - 1.0) * nodes / (ranks * (nodes - 1.0)), 1e-9) << nodes << "x" << devices;
+  }
+}
+
+// Adds random groups and devices below `parent` until `devices` are placed.
+void AddRandom(TopologyBuilder& builder, int parent, int devices, int depth, std::mt19937& random) {
+  const auto port = [&] { return random() % 3 == 0 ? 1e9 * static_cast<double>(1 + random() % 20) : 0; };
+  while (devices > 0) {
+    const int size = 1 + static_cast<int>(random() % devices);
+    if (depth == 3 || random() % 3 == 0) {
+      for (int i = 0; i < size; ++i) builder.AddDevice(parent, 0, port());
+    } else {
+      const Link link = {.latency_s = static_cast<double>(random() % 20) * 1e-6,
+                         .bytes_per_s = 1e9 * static_cast<double>(1 + random() % 50),
+                         .full_duplex = random() % 4 != 0,
+                         .shared = random() % 4 != 0};
+      AddRandom(builder, builder.AddGroup(parent, "group", link, port()), size, depth + 1, random);
+    }
+    devices -= size;
+  }
+}
+
+TEST(LowerBoundTest, NoPlanIsSimulatedFasterThanTheBound) {
+  std::mt19937 random(27);
+  int plans = 0;
+  for (int round = 0; round < 150; ++round) {
+    TopologyBuilder builder;
+    const Link link = {.latency_s = static_cast<double>(random() % 20) * 1e-6,
+                       .bytes_per_s = 1e9 * static_cast<double>(1 + random() % 20),
+                       .full_duplex = random() % 4 != 0,
+                       .shared = random() % 4 != 0};
+    builder.AddGroup(-1, "root", link, 0);
+    AddRandom(builder, 0, 2 + static_cast<int>(random() % 11), 0, random);
+    const Topology topology = builder.Finish("random", "test", {DeviceType{"device", {}, 1e15, 0}});
+    const Planner planner(topology);
+    const int64_t count = std::vector<int64_t>{1, 1000, 300'000}[random() % 3];
+    for (const Collective collective : kAllCollectives) {
+      const PlanRequest request = MakeRequest(collective, topology.ranks(), count, random() % 3);
+      const LowerBound bound = BoundOf(request, topology);
+      for (int levels = 0; levels <= topology.depth(); ++levels) {
+        for (const Algorithm algorithm : kAllAlgorithms) {
+          if (!Supports(collective, algorithm)) continue;
+          const int segments = 1 + static_cast<int>(random() % 3);
+          const auto plan = planner.Build(request, {levels, {.top = algorithm, .segments = segments}});
+          if (!plan.ok()) continue;
+          ++plans;
+          EXPECT_GE(SimulatePlan(*plan, topology, {.cache_bytes = 0}).seconds, bound.seconds * (1 - 1e-9))
+              << Name(collective) << " by " << plan->algorithm << ", " << bound.bottleneck << ", count "
+              << count << "\n"
+              << topology.ToJson();
+        }
+      }
+    }
+  }
+  EXPECT_GT(plans, 5000);
+}
+
+TEST(LowerBoundTest, IsNotBelowTheBoundThatThePlannerTestsUse) {
+  for (const Topology& topology :
+       {DualChipServer(), NodesOfEight(2), NodesOfEight(8), Topology::Flat(5, {1e-6, 1e9})}) {
+    const PlanRequest request = Vector(Collective::kAllReduce, topology, kBytes);
+    EXPECT_GE(BoundOf(request, topology).transfer_s, AllReduceBound(topology, kBytes) * (1 - 1e-12))
+        << topology.name();
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::comm

@@ -1,0 +1,35 @@
+// Start of a job whose ranks know one address: rank 0 listens there, the other ranks connect, and each rank
+// obtains the contact data of all others. Both sides prove that they have the job's secret, which is not
+// transmitted.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace moesaic::comm {
+
+/// Largest number of ranks, and of bytes of contact data per rank.
+inline constexpr int kMaxRendezvousRanks = 16384;
+inline constexpr size_t kMaxContactBytes = 16384;
+
+struct RendezvousOptions {
+  std::string host;  ///< name or address of rank 0's host; rank 0 listens on it
+  uint16_t port = 0;
+  int rank = 0, size = 1;
+  std::string secret;  ///< of the job; must not be empty
+  double time_limit_s = 60;
+};
+
+/// Returns the contact data of all ranks, by rank. It blocks until all have arrived. Errors:
+///   kDeadlineExceeded  time limit; names the ranks that are missing
+///   kPermissionDenied  this rank's secret is not that of rank 0, or rank 0's is not that of the job
+///   InvalidArgument    options; a rank that is present already; a size that differs from rank 0's
+///   kUnavailable       the address cannot be used, or rank 0 ended
+/// Connections of peers without the secret are refused, and do not disturb the others.
+StatusOr<std::vector<std::string>> Rendezvous(const RendezvousOptions& options, std::string_view contact);
+
+}  // namespace moesaic::comm

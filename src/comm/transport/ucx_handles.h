@@ -1,0 +1,33 @@
+// Owners of UCX handles and the words of its errors.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+
+namespace moesaic::comm {
+
+struct UcxContextEnd {
+  void operator()(ucp_context_h context) const { ucp_cleanup(context); }
+};
+using UcxContext = std::unique_ptr<std::remove_pointer_t<ucp_context_h>, UcxContextEnd>;
+
+struct UcxWorkerEnd {
+  void operator()(ucp_worker_h worker) const { ucp_worker_destroy(worker); }
+};
+using UcxWorker = std::unique_ptr<std::remove_pointer_t<ucp_worker_h>, UcxWorkerEnd>;
+
+/// kUnavailable unless `code` is UCS_OK: "WHERE failed; UCX reports: TEXT".
+Status UcxStatus(const std::string& where, ucs_status_t code);
+
+/// Context for tagged and active messages whose dead peers are detected in time.
+StatusOr<UcxContext> MakeUcxContext(int ranks);
+/// Worker of one thread.
+StatusOr<UcxWorker> MakeUcxWorker(ucp_context_h context);
+/// Address by which peers connect.
+StatusOr<std::string> UcxAddress(ucp_worker_h worker);
+
+}  // namespace moesaic::comm

@@ -201,7 +201,7 @@ class UcxTransport final : public Transport {
 void UcxTransport::OnSent(void* request, ucs_status_t code, void* transfer) {
   auto& ended = *static_cast<UcxTransfer*>(transfer);
   ended.owner->EndTransfer(ended, code, ended.bytes);
-  ucp_request_free(request);
+  Ucx().request_free(request);
 }
 
 void UcxTransport::OnReceived(void* request, ucs_status_t code, const ucp_tag_recv_info_t* info,
@@ -210,7 +210,7 @@ void UcxTransport::OnReceived(void* request, ucs_status_t code, const ucp_tag_re
   const bool is_started = ended.request != nullptr;
   if (is_started) std::erase(ended.owner->receives_, &ended);
   ended.owner->EndTransfer(ended, code, info == nullptr ? 0 : info->length);
-  if (is_started) ucp_request_free(request);
+  if (is_started) Ucx().request_free(request);
 }
 
 // UCX may touch the memory of an abandoned message until its callback is called.
@@ -218,7 +218,7 @@ void UcxTransport::OnReceived(void* request, ucs_status_t code, const ucp_tag_re
 void UcxTransport::OnStagedSent(void* request, ucs_status_t code, void* staged) {
   auto& memory = *static_cast<StagedMessage*>(staged);
   UcxTransfer* const ended = memory.transfer;
-  if (ended == nullptr) return ucp_request_free(request);
+  if (ended == nullptr) return Ucx().request_free(request);
   ended->owner->ReturnStaged(*ended);
   OnSent(request, code, ended);
 }
@@ -227,7 +227,7 @@ void UcxTransport::OnStagedReceived(void* request, ucs_status_t code, const ucp_
                                     void* staged) {
   auto& memory = *static_cast<StagedMessage*>(staged);
   UcxTransfer* const ended = memory.transfer;
-  if (ended == nullptr) return ucp_request_free(request);
+  if (ended == nullptr) return Ucx().request_free(request);
   ended->owner->ReturnStaged(*ended);
   if (code == UCS_OK) std::memcpy(ended->data, memory.buffer.data(), info->length);
   OnReceived(request, code, info, ended);
@@ -235,17 +235,17 @@ void UcxTransport::OnStagedReceived(void* request, ucs_status_t code, const ucp_
 
 void UcxTransport::OnControlSent(void* request, ucs_status_t, void* control) {
   delete static_cast<Control*>(control);
-  ucp_request_free(request);
+  Ucx().request_free(request);
 }
 
 void UcxTransport::OnDropped(void* request, ucs_status_t, const ucp_tag_recv_info_t*, void* dropped) {
   static_cast<Dropped*>(dropped)->ended = true;
-  ucp_request_free(request);
+  Ucx().request_free(request);
 }
 
 void UcxTransport::OnClosed(void* request, ucs_status_t, void* peer) {
   // Null: the destructor did not wait any longer, and has released the request.
-  if (std::exchange(static_cast<UcxPeer*>(peer)->closing, nullptr) != nullptr) ucp_request_free(request);
+  if (std::exchange(static_cast<UcxPeer*>(peer)->closing, nullptr) != nullptr) Ucx().request_free(request);
 }
 
 void UcxTransport::OnError(void* peer, ucp_ep_h, ucs_status_t) {
@@ -280,7 +280,7 @@ Status UcxTransport::Connect(const std::vector<std::string>& contacts, double li
   handler.id = kControlId;
   handler.cb = OnControl;
   handler.arg = this;
-  RETURN_IF_ERROR(UcxStatus("UCX handler", ucp_worker_set_am_recv_handler(worker_.get(), &handler)));
+  RETURN_IF_ERROR(UcxStatus("UCX handler", Ucx().worker_set_am_recv_handler(worker_.get(), &handler)));
   const ProcessName own = OwnProcess();
   for (UcxPeer& peer : peers_) {
     if (peer.rank == rank_) continue;
@@ -298,7 +298,7 @@ Status UcxTransport::Connect(const std::vector<std::string>& contacts, double li
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler = {OnError, &peer};
     RETURN_IF_ERROR(UcxStatus(fmt::format("rank {}: connecting to rank {}", rank_, peer.rank),
-                              ucp_ep_create(worker_.get(), &params, &peer.endpoint)));
+                              Ucx().ep_create(worker_.get(), &params, &peer.endpoint)));
     RETURN_IF_ERROR(SendControl(peer, {ControlType::kHello, static_cast<uint32_t>(rank_), 0}));
   }
   const auto all_present = [&] { return std::ranges::all_of(peers_, &UcxPeer::is_present); };
@@ -325,7 +325,7 @@ Status UcxTransport::SendControl(UcxPeer& peer, const Control& control) {
   param.cb.send = OnControlSent;
   param.user_data = owned.get();
   void* const request =
-      ucp_am_send_nbx(peer.endpoint, kControlId, owned.get(), sizeof(*owned), nullptr, 0, &param);
+      Ucx().am_send_nbx(peer.endpoint, kControlId, owned.get(), sizeof(*owned), nullptr, 0, &param);
   if (UCS_PTR_IS_ERR(request)) {
     return UcxStatus(fmt::format("rank {}: message to rank {}", rank_, peer.rank), UCS_PTR_STATUS(request));
   }
@@ -342,7 +342,7 @@ UcxTransport::~UcxTransport() {
   // Peers that do not read any more. The worker drops their messages, but UCX aborts the process if it finds
   // a request that was not released.
   for (UcxPeer& peer : peers_) {
-    if (peer.closing != nullptr) ucp_request_free(std::exchange(peer.closing, nullptr));
+    if (peer.closing != nullptr) Ucx().request_free(std::exchange(peer.closing, nullptr));
   }
   worker_.reset();  // before the peers, because it ends their requests
 }
@@ -354,7 +354,7 @@ void UcxTransport::Close(UcxPeer& peer, bool force) {
   param.flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
   param.cb.send = OnClosed;
   param.user_data = &peer;
-  void* const request = ucp_ep_close_nbx(peer.endpoint, &param);
+  void* const request = Ucx().ep_close_nbx(peer.endpoint, &param);
   peer.endpoint = nullptr;
   if (UCS_PTR_IS_PTR(request)) peer.closing = request;
 }
@@ -373,7 +373,8 @@ void UcxTransport::BuryDead() {
     newly_dead_.pop_back();
     const std::vector<UcxTransfer*> receives = receives_;
     for (UcxTransfer* receive : receives) {
-      if (receive->peer == peer.rank && !receive->ended) ucp_request_cancel(worker_.get(), receive->request);
+      if (receive->peer == peer.rank && !receive->ended)
+        Ucx().request_cancel(worker_.get(), receive->request);
     }
     Close(peer, true);
   }
@@ -433,7 +434,7 @@ StatusOr<TransferId> UcxTransport::Send(int peer, Tag tag, std::span<const std::
     param.user_data = &staged;
   }
   void* const request =
-      ucp_tag_send_nbx(peers_[peer].endpoint, from, data.size(), WireTag(rank_, tag), &param);
+      Ucx().tag_send_nbx(peers_[peer].endpoint, from, data.size(), WireTag(rank_, tag), &param);
   if (!UCS_PTR_IS_PTR(request) && transfer.staged != nullptr) ReturnStaged(transfer);
   if (UCS_PTR_IS_ERR(request)) {
     MarkDead(peers_[peer]);
@@ -484,14 +485,14 @@ StatusOr<TransferId> UcxTransport::Receive(int peer, Tag tag, std::span<std::byt
     param.user_data = &staged;
   }
   void* const request =
-      ucp_tag_recv_nbx(worker_.get(), to, data.size(), WireTag(peer, tag), ~ucp_tag_t{0}, &param);
+      Ucx().tag_recv_nbx(worker_.get(), to, data.size(), WireTag(peer, tag), ~ucp_tag_t{0}, &param);
   if (UCS_PTR_IS_ERR(request)) {
     if (transfer.staged != nullptr) ReturnStaged(transfer);
     EndTransfer(transfer, UCS_PTR_STATUS(request), 0);
     return pool_.Id(transfer);
   }
   if (transfer.ended) {
-    ucp_request_free(request);
+    Ucx().request_free(request);
     return pool_.Id(transfer);
   }
   transfer.request = request;
@@ -505,7 +506,7 @@ StatusOr<TransferId> UcxTransport::Receive(int peer, Tag tag, std::span<std::byt
 
 // A receiver must continue after its receive has ended: UCX still confirms large messages to their senders.
 void UcxTransport::Progress() {
-  for (int steps = 0; steps < kMaxProgressSteps && ucp_worker_progress(worker_.get()) != 0; ++steps) {
+  for (int steps = 0; steps < kMaxProgressSteps && Ucx().worker_progress(worker_.get()) != 0; ++steps) {
   }
   if (!newly_dead_.empty()) BuryDead();
   if (!withdrawn_.empty()) DropWithdrawn();
@@ -565,15 +566,16 @@ void UcxTransport::DropWithdrawn() {
     const ucp_tag_t tag = WireTag(static_cast<int>(control.rank), control.tag);
     ucp_tag_recv_info_t info{};
     // Ranks may cancel the sends of a tag in any order, but messages are found in the order of the sends.
-    while (const ucp_tag_message_h message = ucp_tag_probe_nb(worker_.get(), tag, ~ucp_tag_t{0}, 1, &info)) {
+    while (const ucp_tag_message_h message =
+               Ucx().tag_probe_nb(worker_.get(), tag, ~ucp_tag_t{0}, 1, &info)) {
       Dropped& dropped = dropped_.emplace_back();
       dropped.buffer.resize(info.length);
       ucp_request_param_t param{};
       param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
       param.cb.recv = OnDropped;
       param.user_data = &dropped;
-      void* const request =
-          ucp_tag_msg_recv_nbx(worker_.get(), dropped.buffer.data(), dropped.buffer.size(), message, &param);
+      void* const request = Ucx().tag_msg_recv_nbx(worker_.get(), dropped.buffer.data(),
+                                                   dropped.buffer.size(), message, &param);
       dropped.ended = !UCS_PTR_IS_PTR(request);
     }
   }
@@ -601,7 +603,7 @@ void UcxTransport::Cancel(TransferId id) {
     if (!asked) MarkDead(peer);
     AwaitCancelled(transfer);
   } else if (!transfer.ended) {
-    ucp_request_cancel(worker_.get(), transfer.request);
+    Ucx().request_cancel(worker_.get(), transfer.request);
     // A large message that has begun to arrive cannot be cancelled. It arrives unless its sender is dead or
     // stopped, and then closing the endpoint ends the receive.
     AwaitCancelled(transfer);

@@ -320,7 +320,7 @@ void AddServe(Verb& root, VerbRun& run) {
         WriteOutput(PrintConfig(verb));
         return OkStatus();
       }
-      return RunServe(*flags);
+      return RunOnRanks(flags->model, [flags] { return RunServe(*flags); });
     };
   });
 }

@@ -118,6 +118,23 @@ StatusOr<OpenedTransport> OpenUcx(RendezvousOptions options,
                                   [[maybe_unused]] const Environment& environment) {
 #if MOESAIC_HAVE_UCX
   ASSIGN_OR_RETURN(options.secret, JobSecret(environment));
+#endif
+  return OpenUcxTransport(options);
+}
+
+bool HasSeveralRanks(const std::optional<std::string>& size) { return size.has_value() && *size != "1"; }
+
+}  // namespace
+
+Environment ProcessEnvironment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* const value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+}
+
+StatusOr<OpenedTransport> OpenUcxTransport(const RendezvousOptions& options) {
+#if MOESAIC_HAVE_UCX
   ASSIGN_OR_RETURN(auto made, MakeUcxTransport(options));
   Transport* const transport = made.get();
   return OpenedTransport(std::shared_ptr<Transport>(std::move(made)), transport);
@@ -129,13 +146,10 @@ StatusOr<OpenedTransport> OpenUcx(RendezvousOptions options,
 #endif
 }
 
-}  // namespace
-
-Environment ProcessEnvironment() {
-  return [](const std::string& name) -> std::optional<std::string> {
-    const char* const value = std::getenv(name.c_str());
-    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  };
+bool IsRankOfJob(const Environment& environment) {
+  if (environment("MOESAIC_RENDEZVOUS").has_value())
+    return HasSeveralRanks(environment("MOESAIC_WORLD_SIZE"));
+  return HasSeveralRanks(environment("OMPI_COMM_WORLD_SIZE")) || HasSeveralRanks(environment("PMI_SIZE"));
 }
 
 StatusOr<OpenedTransport> OpenTransport(std::string_view spec, const Environment& environment) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "comm/transport/opened_transport.h"
+#include "comm/transport/rendezvous.h"
 
 namespace moesaic::comm {
 
@@ -30,5 +31,12 @@ Environment ProcessEnvironment();
 /// InvalidArgument names the faulty part; Unimplemented for a transport that this build does not have.
 StatusOr<OpenedTransport> OpenTransport(std::string_view spec,
                                         const Environment& environment = ProcessEnvironment());
+
+/// UCX transport of a job whose data are known. Errors of Rendezvous(); Unimplemented without UCX.
+StatusOr<OpenedTransport> OpenUcxTransport(const RendezvousOptions& options);
+
+/// Whether a launcher started this process as one of several ranks: the variables of OpenTransport("") say
+/// so.
+bool IsRankOfJob(const Environment& environment = ProcessEnvironment());
 
 }  // namespace moesaic::comm

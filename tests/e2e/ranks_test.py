@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Tests a model on several ranks: equal results in every layout, ranks started by this program and by mpirun, and ranks that
+are killed."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from moesaic_cli import BINARY, GOLDEN, ROOT, limit, main, read_npy, run, wait_until_caught
+
+sys.path.insert(0, str(ROOT / "tests" / "server"))
+from serving import MODEL, Server, until  # noqa: E402
+
+IDS = ",".join(str(3 + i * 7 % 90) for i in range(40))
+LAYOUTS = (("-tp", "2"), ("-pp", "2"), ("-tp", "2", "-ep"), ("-tp", "2", "-pp", "2"), ("-tp", "3"), ("-pp", "3"),
+           ("-tp", "4", "--ep-size", "2"))
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+MPI_FLAGS = ["--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "vader,self", "--mca",
+             "btl_vader_single_copy_mechanism", "none", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+
+
+def children(pid):
+    """The processes that a process has started."""
+    return [int(text) for task in pathlib.Path(f"/proc/{pid}/task").iterdir()
+            for text in (task / "children").read_text().split()]
+
+
+def ended(pid):
+    """Whether a process has ended, reaped or not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+class RanksCase(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-ranks-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def logits(self, model, *flags):
+        out = self.folder / "logits.npy"
+        run("logits", model, "--ids", IDS, "--dtype", "f32", "--threads", "1", "--out", out, *flags)
+        return read_npy(out)
+
+    def assert_close(self, rows, expected):
+        worst = max(abs(a - b) for row, other in zip(rows, expected) for a, b in zip(row, other))
+        self.assertEqual(len(rows), len(expected))
+        self.assertLessEqual(worst, 1e-4)
+
+
+class Results(RanksCase):
+    def test_logits_are_those_of_one_rank(self):
+        for model in ("deepseek-v3-noqlora", "qwen3-moe-norm-tied"):
+            expected = self.logits(GOLDEN / model)
+            for flags in LAYOUTS:
+                with self.subTest(model=model, layout=flags):
+                    rows = self.logits(GOLDEN / model, *flags)
+                    self.assert_close(rows, expected)
+                    self.assertEqual(rows, self.logits(GOLDEN / model, *flags), "a layout repeats its results")
+
+    def test_verbs_take_the_same_flags(self):
+        text = self.folder / "text.txt"
+        text.write_text("The lion was in the woods and the owl was in the tree. " * 8)
+        words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "24", "--temperature", "0")
+        self.assertEqual(run(*words, "-tp", "2").stdout, run(*words).stdout)
+        words = ("perplexity", MODEL, text, "--dtype", "f32", "--format", "json")
+        one, two = (json.loads(run(*words, *flags).stdout) for flags in ((), ("-pp", "2")))
+        self.assertAlmostEqual(one["perplexity"], two["perplexity"], delta=1e-3 * one["perplexity"])
+        words = ("chat", MODEL, "--dtype", "f32", "-p", "Hello", "-n", "12", "--temperature", "0", "-q")
+        self.assertEqual(run(*words, "-tp", "2", "-ep").stdout, run(*words).stdout)
+        table = json.loads(run("bench", MODEL, "-p", "16", "-n", "4", "-t", "1", "-r", "1", "-o", "json", "-tp", "2").stdout)
+        self.assertTrue(table)
+
+    def test_mpirun_starts_the_ranks(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        words = ["generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "12", "--temperature", "0"]
+        command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, *words, "-tp", "2"]
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
+                                env=os.environ | MPI, stdin=subprocess.DEVNULL)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout, run(*words).stdout)
+
+
+class Refusals(RanksCase):
+    def assert_refused(self, words, part, code=1):
+        error = run("generate", MODEL, "--prompt", "Once", *words, code=code).stderr
+        self.assertIn(part, error)
+
+    def test_layouts_that_do_not_fit_are_named(self):
+        self.assert_refused(["-tp", "7"], "4 attention heads can't be divided among 7 tensor parallel ranks")
+        self.assert_refused(["-tp", "3", "--ep-size", "2"], "expert")
+        self.assert_refused(["-tp", "0"], "--tensor-parallel-size", code=2)
+        self.assert_refused(["-dp", "2"], "-dp must be 1, found 2", code=2)
+
+    def test_a_topology_has_one_device_for_each_rank(self):
+        self.assert_refused(["-tp", "2", "--topology", ROOT / "topologies" / "h800-h20-mixed.json"],
+                            "the topology must have one device for each of 2 ranks, found 16")
+
+    def test_a_job_of_another_size_is_refused(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, "generate", MODEL, "--prompt", "Once"]
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
+                                env=os.environ | MPI, stdin=subprocess.DEVNULL)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("the job has 2 ranks, but", result.stderr)
+
+
+class Processes(RanksCase):
+    def start(self, *flags):
+        """Starts a long generation and returns the process and those of its other ranks."""
+        process = subprocess.Popen([str(BINARY), "generate", str(MODEL), "--prompt", "Once", "-n", "4000", "--ignore-eos", *flags],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        self.assertTrue(process.stdout.read(1), "no output")
+        wait_until_caught(process)
+        ranks = children(process.pid)
+        self.assertTrue(ranks)
+        return process, ranks
+
+    def assert_ended(self, ranks):
+        until(lambda: all(map(ended, ranks)), limit())
+
+    def test_an_interrupt_ends_all_ranks(self):
+        process, ranks = self.start("-tp", "2", "-pp", "2")
+        self.assertEqual(len(ranks), 3)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(limit()), 128 + signal.SIGINT)
+        self.assert_ended(ranks)
+
+    def test_ranks_end_with_a_killed_parent(self):
+        process, ranks = self.start("-tp", "3")
+        process.kill()
+        process.wait(limit())
+        self.assert_ended(ranks)
+
+    def test_a_killed_rank_is_named(self):
+        for victim in range(2):
+            with self.subTest(rank=victim + 1):
+                process, ranks = self.start("-tp", "3")
+                begin = time.monotonic()
+                os.kill(ranks[victim], signal.SIGKILL)
+                _, error = process.communicate(timeout=limit())
+                self.assertEqual(process.returncode, 1)
+                self.assertIn(f"rank {victim + 1} (process {ranks[victim]}) was killed by signal 9", error.decode())
+                self.assertLess(time.monotonic() - begin, limit() / 10)
+                self.assert_ended(ranks)
+
+
+class Serving(RanksCase):
+    def kill_a_rank(self, server):
+        """Kills a rank of a server and waits for the end of all."""
+        ranks = children(server.process.pid)
+        os.kill(ranks[-1], signal.SIGKILL)
+        self.assertEqual(server.process.wait(limit()), 1)
+        until(lambda: all(map(ended, ranks)), limit())
+        self.assertIn(f"rank {len(ranks)} (process {ranks[-1]}) was killed by signal 9", server.read_log())
+
+    def test_a_killed_rank_ends_the_server_with_an_error_event(self):
+        server = Server("-tp", "2")
+        self.addCleanup(server.process.kill)
+        with server.holding() as client:
+            self.kill_a_rank(server)
+            answer = b""
+            while part := client.recv(1 << 16):
+                answer += part
+        self.assertIn(b'data: {"error"', answer)
+        self.assertTrue(answer.rstrip().endswith((b"data: [DONE]", b"0")), answer[-200:])
+
+    def test_an_idle_server_notices_a_killed_rank(self):
+        server = Server("-pp", "2")
+        self.addCleanup(server.process.kill)
+        self.assertEqual(server.json("GET", "/health")[0], 200)
+        self.kill_a_rank(server)
+
+    def test_sigterm_drains_and_ends_all_ranks(self):
+        server = Server("-tp", "2", "-pp", "2")
+        ranks = children(server.process.pid)
+        status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(server.stop(), 0)
+        until(lambda: all(map(ended, ranks)), limit())
+
+
+if __name__ == "__main__":
+    main(verbosity=2)

@@ -20,7 +20,7 @@ class LocalRanks {
  public:
   struct Options {
     int ranks = 2;
-    /// Variables of all children, beside MOESAIC_RANK, MOESAIC_WORLD_SIZE, MOESAIC_LOCAL_RANK and
+    /// Variables of all children, in addition to MOESAIC_RANK, MOESAIC_WORLD_SIZE, MOESAIC_LOCAL_RANK and
     /// MOESAIC_LOCAL_SIZE: NAME=VALUE.
     std::vector<std::string> environment;
     /// Receives each line that a child writes, "rank 1: TEXT\n". Called by one thread.

@@ -6,11 +6,13 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import urllib.request
 
 from moesaic_cli import BINARY, GOLDEN, ROOT, limit, main, read_npy, run, wait_until_caught
 
@@ -190,6 +192,67 @@ class Serving(RanksCase):
         self.assertEqual(status, 200, answer)
         self.assertEqual(server.stop(), 0)
         until(lambda: all(map(ended, ranks)), limit())
+
+
+# Stand-ins for Slurm's programs: tasks are processes of this machine.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for task in 0 1; do SLURM_PROCID=$task SLURM_NTASKS=2 "$@" & done
+wait -n
+code=$?
+wait
+exit $code
+"""
+SCONTROL = "#!/bin/bash\necho localhost\n"
+
+
+class Deployment(RanksCase):
+    """The files under deploy/, as far as one machine can run them."""
+
+    def answer(self, command, environment):
+        """Starts a server that answers at the port of the environment, asks it, and ends it."""
+        port = environment["MOESAIC_PORT"]
+        process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, env=os.environ | environment,
+                                   start_new_session=True)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: self.get(url + "/ready") == 200, limit())
+            body = json.dumps({"prompt": "Once", "max_tokens": 8}).encode()
+            request = urllib.request.Request(url + "/v1/completions", body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=limit()) as answer:
+                self.assertEqual(json.loads(answer.read())["usage"]["completion_tokens"], 8)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(limit())
+
+    @staticmethod
+    def get(url):
+        try:
+            with urllib.request.urlopen(url, timeout=limit()) as answer:
+                return answer.status
+        except OSError:
+            return 0
+
+    @staticmethod
+    def free_port():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            return str(listener.getsockname()[1])
+
+    def test_slurm_script_starts_one_rank_per_task(self):
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+            program = self.folder / name
+            program.write_text(text)
+            program.chmod(0o755)
+        self.answer([ROOT / "deploy" / "slurm" / "moesaic.sbatch", MODEL, "-pp", "2"],
+                    {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost", "MOESAIC": str(BINARY),
+                     "MOESAIC_PORT": self.free_port(), "MOESAIC_RENDEZVOUS_PORT": self.free_port()})
+
+    def test_mpirun_reads_the_host_file(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        port = self.free_port()
+        self.answer(["mpirun", "--hostfile", ROOT / "deploy" / "mpi" / "hosts", *MPI_FLAGS, "-n", "2", BINARY, "serve", MODEL,
+                     "-tp", "2", "--port", port], MPI | {"MOESAIC_PORT": port})
 
 
 if __name__ == "__main__":

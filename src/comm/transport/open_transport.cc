@@ -88,12 +88,20 @@ StatusOr<RendezvousOptions> ParseUcx(std::string_view spec) {
   return options;
 }
 
+// The variable, or the one that Slurm's srun sets to the same value.
+std::string OwnOrSlurm(const Environment& environment, const char* own, const char* slurm) {
+  if (const auto value = environment(own); value.has_value()) return *value;
+  return environment(slurm).value_or("");
+}
+
 StatusOr<RendezvousOptions> UcxFromEnvironment(const std::string& address, const Environment& environment) {
   RendezvousOptions options;
   RETURN_IF_ERROR(Annotate(ParseAddress(address, options), "MOESAIC_RENDEZVOUS"));
-  ASSIGN_OR_RETURN(options.rank, ParseNumber<int>("MOESAIC_RANK", environment("MOESAIC_RANK").value_or("")));
-  ASSIGN_OR_RETURN(options.size,
-                   ParseNumber<int>("MOESAIC_WORLD_SIZE", environment("MOESAIC_WORLD_SIZE").value_or("")));
+  ASSIGN_OR_RETURN(options.rank,
+                   ParseNumber<int>("MOESAIC_RANK", OwnOrSlurm(environment, "MOESAIC_RANK", "SLURM_PROCID")));
+  ASSIGN_OR_RETURN(
+      options.size,
+      ParseNumber<int>("MOESAIC_WORLD_SIZE", OwnOrSlurm(environment, "MOESAIC_WORLD_SIZE", "SLURM_NTASKS")));
   return options;
 }
 
@@ -148,7 +156,7 @@ StatusOr<OpenedTransport> OpenUcxTransport(const RendezvousOptions& options) {
 
 bool IsRankOfJob(const Environment& environment) {
   if (environment("MOESAIC_RENDEZVOUS").has_value())
-    return HasSeveralRanks(environment("MOESAIC_WORLD_SIZE"));
+    return HasSeveralRanks(OwnOrSlurm(environment, "MOESAIC_WORLD_SIZE", "SLURM_NTASKS"));
   return HasSeveralRanks(environment("OMPI_COMM_WORLD_SIZE")) || HasSeveralRanks(environment("PMI_SIZE"));
 }
 

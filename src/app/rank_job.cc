@@ -115,6 +115,16 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
   verb.AddFlag("--enable-expert-parallel", flags.expert_parallel,
                "Divide the routed experts among all ranks of a stage; also -ep")
       .Group(group);
+  verb.AddOption("--layout", flags.layout,
+                 "auto: choose the sizes above for the devices of --topology, by the predicted time of a "
+                 "decode step "
+                 "of 8 sequences, and print the best layouts")
+      .OneOf({"auto"})
+      .Excludes("--tensor-parallel-size")
+      .Excludes("--pipeline-parallel-size")
+      .Excludes("--expert-parallel-size")
+      .Excludes("--enable-expert-parallel")
+      .Group(group);
   verb.AddOption(
           "--topology", flags.topology,
           "Topology file with one device for each rank; default: equal links between ranks of a host, and "
@@ -208,7 +218,8 @@ Status RankJob::End(Status status) {
   if (children_ == nullptr) return status;
   if (!status.ok()) {
     // Errors of messages follow from the end of a rank.
-    const bool follows = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDeadlineExceeded;
+    const bool follows =
+        status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDeadlineExceeded;
     const Status cause = children_->Failure();
     children_->Kill();
     return follows && !cause.ok() ? cause : status;

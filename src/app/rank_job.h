@@ -18,12 +18,13 @@ namespace moesaic::app {
 struct RankFlags {
   parallel::Degrees degrees;
   bool expert_parallel = false;  // --enable-expert-parallel
+  std::string layout;            // "auto": the degrees are chosen for the topology
   std::string topology;          // file; "": assumed links
   double time_limit_s = 60;
 };
 
 /// Declares --tensor-parallel-size, --pipeline-parallel-size, --enable-expert-parallel,
-/// --expert-parallel-size, --topology and --rank-time-limit.
+/// --expert-parallel-size, --layout, --topology and --rank-time-limit.
 void AddRankFlags(Verb& verb, RankFlags& flags);
 
 class RankJob {

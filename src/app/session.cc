@@ -8,6 +8,7 @@
 
 #include "app/hub_cache.h"
 #include "app/interrupt.h"
+#include "app/layout_table.h"
 #include "app/model_text.h"
 #include "app/output.h"
 #include "app/progress.h"
@@ -266,6 +267,26 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
 
 namespace {
 
+// Sets the degrees of the best layout for --topology. Returns a text that gives the reason.
+StatusOr<std::string> ChooseLayout(ModelFlags& flags) {
+  constexpr size_t kLines = 4;
+  if (flags.ranks.topology.empty()) {
+    return InvalidArgument("--layout auto needs --topology, a file with the ranks' devices and links");
+  }
+  ASSIGN_OR_RETURN(const auto predictions, PredictLayouts({.model = flags.model,
+                                                           .dtype = flags.dtype,
+                                                           .kv_dtype = flags.kv_dtype,
+                                                           .topology = flags.ranks.topology}));
+  const planner::LayoutPlanner::Prediction& best = predictions.front();
+  if (!best.fits) {
+    return ResourceExhausted("{}: no layout fits the devices' memory; the smallest part of a rank has {}",
+                             flags.ranks.topology, FormatBytes(best.weight_bytes));
+  }
+  flags.ranks.degrees = best.layout.degrees();
+  return fmt::format("--layout auto: {} has the shortest predicted step for 8 sequences on {}\n{}",
+                     Name(best.layout.degrees()), flags.ranks.topology, LayoutTable(predictions, kLines));
+}
+
 // A rank other than 0: it computes until rank 0 ends the job. Signals concern rank 0, which ends it in good
 // order.
 Status ComputeForRank0(const ModelFlags& flags) {
@@ -278,7 +299,12 @@ Status ComputeForRank0(const ModelFlags& flags) {
 }  // namespace
 
 Status RunOnRanks(ModelFlags& flags, const VerbRun& verb) {
+  std::string choice;
+  if (flags.ranks.layout == "auto") {
+    ASSIGN_OR_RETURN(choice, ChooseLayout(flags));
+  }
   ASSIGN_OR_RETURN(flags.job, RankJob::Start(flags.ranks));
+  if (flags.job == nullptr || flags.job->rank() == 0) WriteNotice(choice);
   if (flags.job == nullptr) return verb();
   const Status status = flags.job->rank() == 0 ? flags.job->End(verb()) : ComputeForRank0(flags);
   flags.job.reset();

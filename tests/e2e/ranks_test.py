@@ -91,6 +91,53 @@ class Results(RanksCase):
         self.assertEqual(result.stdout, run(*words).stdout)
 
 
+TWO_DEVICES = {
+    "name": "two", "source": "test",
+    "devices": {"cpu": {"flops": {"bf16": 1e12}, "memory_gb_per_s": 10, "memory_gb": 4}},
+    "tree": {"level": "node", "link": {"latency_us": 1, "gb_per_s": 10}, "children": [{"count": 2, "device": "cpu"}]}}
+
+
+class Layouts(RanksCase):
+    def setUp(self):
+        super().setUp()
+        self.topology = self.folder / "two.json"
+
+    def write(self, **device):
+        topology = json.loads(json.dumps(TWO_DEVICES))
+        topology["devices"]["cpu"].update(device)
+        self.topology.write_text(json.dumps(topology))
+
+    def test_inspect_compares_all_layouts(self):
+        self.write()
+        layouts = json.loads(run("inspect", MODEL, "--topology", self.topology, "--json").stdout)["layouts"]
+        degrees = {(each["tensor_parallel_size"], each["pipeline_parallel_size"], each["expert_parallel_size"])
+                   for each in layouts}
+        self.assertEqual(degrees, {(2, 1, 1), (2, 1, 2), (1, 2, 1)})
+        seconds = [each["steps"][0]["seconds"] for each in layouts]
+        self.assertEqual(seconds, sorted(seconds))
+        self.assertTrue(all(each["fits"] for each in layouts))
+        table = run("inspect", MODEL, "--topology", self.topology).stdout
+        self.assertIn("2 ranks, devices and links of", table)
+
+    def test_auto_chooses_and_prints_the_reason(self):
+        self.write()
+        words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "8", "--temperature", "0")
+        result = run(*words, "--layout", "auto", "--topology", self.topology)
+        self.assertEqual(result.stdout, run(*words).stdout)
+        self.assertIn("--layout auto: ", result.stderr)
+        self.assertEqual(result.stderr.count("has the shortest predicted step"), 1, "only rank 0 prints it")
+
+    def test_auto_refuses_what_it_cannot_plan(self):
+        words = ("generate", MODEL, "--prompt", "Once", "--layout", "auto")
+        self.assertIn("--layout auto needs --topology", run(*words, code=1).stderr)
+        self.write(memory_gb=0.001)
+        self.assertIn("no layout fits", run(*words, "--topology", self.topology, code=1).stderr)
+        self.write(flops={})
+        self.assertIn("needs memory_gb_per_s and flops", run(*words, "--topology", self.topology, code=1).stderr)
+        self.write()
+        self.assertIn("excludes --layout", run(*words, "--topology", self.topology, "-tp", "2", code=2).stderr)
+
+
 class Refusals(RanksCase):
     def assert_refused(self, words, part, code=1):
         error = run("generate", MODEL, "--prompt", "Once", *words, code=code).stderr

@@ -211,7 +211,8 @@ class Serving(RanksCase):
         """Kills a rank of a server and waits for the end of all."""
         ranks = children(server.process.pid)
         os.kill(ranks[-1], signal.SIGKILL)
-        self.assertEqual(server.process.wait(limit()), 1)
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
         until(lambda: all(map(ended, ranks)), limit())
         self.assertIn(f"rank {len(ranks)} (process {ranks[-1]}) was killed by signal 9", server.read_log())
 
@@ -231,6 +232,18 @@ class Serving(RanksCase):
         self.addCleanup(server.process.kill)
         self.assertEqual(server.json("GET", "/health")[0], 200)
         self.kill_a_rank(server)
+
+    def test_a_stopped_rank_ends_the_server_after_its_time_limit(self):
+        server = Server("-tp", "2", "--rank-time-limit", "2")
+        self.addCleanup(server.process.kill)
+        rank = children(server.process.pid)[0]
+        os.kill(rank, signal.SIGSTOP)
+        status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
+        self.assertEqual(status, 500, answer)
+        self.assertIn("rank 1", answer["error"]["message"])
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+        until(lambda: ended(rank), limit())
 
     def test_sigterm_drains_and_ends_all_ranks(self):
         server = Server("-tp", "2", "-pp", "2")

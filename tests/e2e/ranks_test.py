@@ -138,6 +138,21 @@ class Layouts(RanksCase):
         self.assertIn("excludes --layout", run(*words, "--topology", self.topology, "-tp", "2", code=2).stderr)
 
 
+class Doctor(RanksCase):
+    def test_it_measures_the_links_of_a_job(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        for flags in ((), ("--json",)):
+            command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, "doctor", "--quick", *flags]
+            result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
+                                    env=os.environ | MPI, stdin=subprocess.DEVNULL)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            if flags:
+                self.assertEqual(json.loads(result.stdout)["links"]["name"], "links of the job")
+            else:
+                self.assertEqual(result.stdout.count("measured links of 2 ranks"), 1)
+
+
 class Refusals(RanksCase):
     def assert_refused(self, words, part, code=1):
         error = run("generate", MODEL, "--prompt", "Once", *words, code=code).stderr

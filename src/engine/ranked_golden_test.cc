@@ -333,6 +333,82 @@ TEST_P(RankedGoldenTest, CandidatesDecideLikeAllLogits) {
   EXPECT_GT(decided, drawn_rows / 4);
 }
 
+// Reported log-probabilities are those of the tokens' own rows, whether a row was fetched or not.
+TEST_P(RankedGoldenTest, LogprobsAreThoseOfScoredRows) {
+  const std::vector<GoldenPrompt> golden =
+      models::ReadGolden(SourcePath("tests/golden/" + checkpoint() + "/golden.safetensors"));
+  RankedEngine ranks(checkpoint(), GetParam().degrees);
+  EngineOptions options;
+  options.max_sequences = 8;
+  options.max_batch_tokens = 100;
+  options.speculative.method = "ngram";
+  ASSERT_TRUE(ranks.Start(options, 64).ok());
+  Engine& engine = ranks.engine();
+  struct Answer {
+    std::vector<int32_t> tokens;  // of the prompt, then of the output
+    std::vector<float> logprobs;  // of all but the first
+  };
+  std::map<RequestId, Answer> answers;
+  for (const float temperature : {0.7F, 2.0F}) {
+    for (const GoldenPrompt& prompt : golden) {
+      Request request;
+      request.prompt = prompt.ids;
+      request.prompt_logprobs = true;
+      request.sampling = Params(temperature, 0, 1, 2);
+      request.sampling.seed = 5;
+      request.sampling.max_tokens = 20;
+      request.sampling.ignore_eos = true;
+      answers[*engine.Add(request)].tokens = prompt.ids;
+    }
+  }
+  while (!engine.idle()) {
+    std::vector<TokenEvent> events;
+    ASSERT_TRUE(engine.Step(&events).ok());
+    for (const TokenEvent& event : events) {
+      Answer& answer = answers[event.request];
+      for (const LogprobEntry& entry : event.prompt_logprobs) answer.logprobs.push_back(entry.logprob);
+      answer.tokens.push_back(*event.token);
+      answer.logprobs.push_back(event.logprobs.logprob);
+    }
+  }
+  const size_t vocab = ranks.info().vocab_size;
+  for (const auto& [id, answer] : answers) {
+    ASSERT_EQ(answer.logprobs.size() + 1, answer.tokens.size());
+    const Status scored = engine.Score(answer.tokens, [&](int64_t first, std::span<const float> rows) {
+      for (size_t i = 0; i < rows.size() / vocab && first + i < answer.logprobs.size(); ++i) {
+        const float expected =
+            LogprobsOf(rows.subspan(i * vocab, vocab), answer.tokens[first + i + 1], 0).logprob;
+        EXPECT_NEAR(answer.logprobs[first + i], expected, 1e-3) << "request " << id << ", row " << first + i;
+      }
+      return OkStatus();
+    });
+    ASSERT_TRUE(scored.ok()) << Message(scored);
+  }
+}
+
+// Routes of all rows, part by part and stage by stage, are those of one rank.
+TEST_P(RankedGoldenTest, RoutesAreThoseOfOneRank) {
+  const std::vector<GoldenPrompt> golden =
+      models::ReadGolden(SourcePath("tests/golden/" + checkpoint() + "/golden.safetensors"));
+  const auto routes_of = [&](const Degrees& degrees) {
+    RankedEngine ranks(checkpoint(), degrees);
+    EngineOptions options;
+    options.max_sequences = 1;
+    EXPECT_TRUE(ranks.Start(options, 32).ok());
+    models::RouteTap routes;
+    const auto ignore = [](int64_t, std::span<const float>) { return OkStatus(); };
+    EXPECT_TRUE(ranks.engine().Score(golden.back().ids, ignore, &routes).ok());
+    return routes;
+  };
+  const models::RouteTap one = routes_of({}), many = routes_of(GetParam().degrees);
+  ASSERT_EQ(one.layers.size(), many.layers.size());
+  ASSERT_FALSE(one.layers.empty());
+  for (size_t i = 0; i < one.layers.size(); ++i) {
+    EXPECT_EQ(one.layers[i].layer, many.layers[i].layer);
+    EXPECT_EQ(one.layers[i].ids, many.layers[i].ids);
+  }
+}
+
 // X15: a decoded token costs each rank its sums or its hidden state, and two small messages of the driver.
 TEST_P(RankedGoldenTest, ATokenSendsNoLogits) {
   const Degrees& degrees = GetParam().degrees;

@@ -249,6 +249,7 @@ void ContinuousEngine::WaitForTiers() {
 void ContinuousEngine::TakeResult(const StepResult& result) {
   for (cache::KvTier* tier : kv_.tiers->all()) tier->OnResult(result.kv);
   stats_.sparsity = result.sparsity;
+  if (options_.layout.ranks() > 1) stats_.ranks = result.ranks;
 }
 
 // Takes what the operations of a failed step did, before another batch is run (X6).
@@ -300,7 +301,7 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
     scheduler_.OnDamage(result->kv.damaged_block);
     return OkStatus();
   }
-  std::vector<RowTask> tasks = rows_.Run(plan, result->logits);
+  ASSIGN_OR_RETURN(std::vector<RowTask> tasks, rows_.Run(plan, *result, *executor_));
   Accept(tasks);
   const Clock::time_point end = Clock::now();
   CountTime(plan, std::chrono::duration<double>(end - start).count());

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "cache/kv_events.h"
 #include "cache/tier_stats.h"
+#include "engine/rank_stats.h"
 #include "engine/request.h"
 #include "engine/speculative.h"
 #include "kernels/kernel_table.h"
@@ -82,6 +83,7 @@ struct EngineStats {
   double prefill_seconds = 0, decode_seconds = 0;  ///< Time of steps; mixed ones are divided by rows.
   SpeculationStats speculation;
   kernels::SparsityCounters sparsity;
+  std::vector<RankStats> ranks;  ///< [ranks] of the layout; empty on one rank.
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).

@@ -1,6 +1,9 @@
 // Runs the steps of an engine on the ranks that hold its weights and KV blocks.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "base/status.h"
 #include "engine/step_batch.h"
 
@@ -15,6 +18,9 @@ class Executor {
   /// in is damaged (KvResult::damaged_block), the rows count as not computed: ops_before stay applied,
   /// ops_after are not, and the same rows may be run again.
   virtual StatusOr<StepResult> Run(const StepBatch& batch) = 0;
+  /// Logits of rows of the last batch, [rows.size(), vocab_size], whose result has summaries. `rows` count
+  /// the rows that need logits. Valid until the next call of Run or FetchLogits.
+  virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
   /// Binds the calling thread, which calls Run, to its core.
   virtual void BindCaller() {}
 };

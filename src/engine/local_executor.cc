@@ -1,5 +1,6 @@
 #include "engine/local_executor.h"
 
+#include <chrono>
 #include <utility>
 
 #include "base/check.h"
@@ -71,6 +72,8 @@ StepLimits LocalExecutor::limits() const {
 }
 
 StatusOr<StepResult> LocalExecutor::Run(const StepBatch& batch) {
+  const auto begin = std::chrono::steady_clock::now();
+  const parallel::GroupTraffic traffic = model_.traffic();
   for (const uint64_t sequence : batch.ended) kept_.erase(sequence);
   store_.Apply(batch.ops_before, &kv_);
   StepResult result;
@@ -82,9 +85,28 @@ StatusOr<StepResult> LocalExecutor::Run(const StepBatch& batch) {
     RETURN_IF_ERROR(computed);
   }
   if (kv_.damaged_block < 0) store_.Apply(batch.ops_after, &kv_);
+  const parallel::GroupTraffic after = model_.traffic();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  result.ranks = {{.step_seconds = seconds.count(),
+                   .exchange_seconds = after.seconds - traffic.seconds,
+                   .bytes_sent = after.sent_bytes - traffic.sent_bytes}};
   result.sparsity = counters_;
   result.kv = std::exchange(kv_, {});
   return result;
+}
+
+StatusOr<std::span<const float>> LocalExecutor::FetchLogits(std::span<const int32_t> rows) {
+  const size_t width = model_.info().own_vocab.count;
+  fetched_.clear();
+  for (const int32_t row : rows) {
+    if (row < 0 || static_cast<size_t>(row) >= logit_rows_.size()) {
+      return InvalidArgument("the last batch has logits of {} rows, but row {} is fetched",
+                             logit_rows_.size(), row);
+    }
+    const auto begin = logits_.begin() + static_cast<ptrdiff_t>(row * width);
+    fetched_.insert(fetched_.end(), begin, begin + static_cast<ptrdiff_t>(width));
+  }
+  return std::span<const float>(fetched_);
 }
 
 // Fills slices_, logit_rows_ and sparsity_.

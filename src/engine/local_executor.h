@@ -26,6 +26,8 @@ class LocalExecutor : public Executor {
   ~LocalExecutor() override;
 
   StatusOr<StepResult> Run(const StepBatch& batch) override;
+  /// Rows of this rank's columns, [rows.size(), own_vocab.count], whether there are summaries or not.
+  StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   void BindCaller() override { threads_.PinCaller(); }
 
   /// Limits of the batches that it runs.
@@ -48,6 +50,7 @@ class LocalExecutor : public Executor {
   std::vector<kernels::SequenceSlice> slices_;
   std::vector<kernels::RowSparsity> sparsity_;  // [rows of the batch]
   std::vector<float> logits_, hidden_;
+  std::vector<float> fetched_;  // of the last FetchLogits
   std::unique_ptr<Pager> pager_;
   // By sequence: choices that later rows read again.
   absl::flat_hash_map<uint64_t, std::unique_ptr<kernels::KeptChoices>> kept_;

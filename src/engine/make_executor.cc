@@ -19,8 +19,8 @@ StatusOr<std::unique_ptr<Executor>> MakeExecutor(models::Model& model, const ker
                            .warm_exact = options.warm_exact,
                            .first_sparse_layer = options.sparsity.dense_layers};
   ASSIGN_OR_RETURN(std::unique_ptr<RankedExecutor> ranked,
-                   RankedExecutor::Create(std::move(local), model.info(), *options.job, options.layout, setup,
-                                          options.rank_time_limit_s));
+                   RankedExecutor::Create(std::move(local), threads, model.info(), *options.job,
+                                          options.layout, setup, options.rank_time_limit_s));
   return ranked;
 }
 

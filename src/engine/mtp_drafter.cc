@@ -64,7 +64,7 @@ Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
   StepResult result;
   ASSIGN_OR_RETURN(std::vector<Chain> chains, TakeIn(jobs, &result));
   while (!chains.empty()) {
-    StepBatch batch = {.kind = StepKind::kMtp};
+    StepBatch batch = {.kind = StepKind::kMtp, .candidates = 1};
     for (const Chain& chain : chains) {
       const DraftState& draft = chain.sequence->draft;
       const int position = chain.sequence->computed + static_cast<int>(draft.tokens.size()) - 1;
@@ -78,7 +78,7 @@ Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
     }
     ASSIGN_OR_RETURN(result, executor_.Run(batch));
     for (size_t i = 0; i < chains.size(); ++i) chains[i].row = static_cast<int>(i);
-    Append(chains, result.logits);
+    Append(chains, result);
   }
   return OkStatus();
 }
@@ -86,7 +86,7 @@ Status MtpDrafter::Draft(std::span<const DraftJob> jobs) {
 // Computes the module's rows of the tokens that each sequence got since its last draft, and its first draft.
 StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const DraftJob> jobs,
                                                             StepResult* result) {
-  StepBatch batch = {.kind = StepKind::kMtp};
+  StepBatch batch = {.kind = StepKind::kMtp, .candidates = 1};
   std::vector<Chain> chains;
   std::vector<Sequence*> taken;
   int rows = 0;
@@ -117,17 +117,18 @@ StatusOr<std::vector<MtpDrafter::Chain>> MtpDrafter::TakeIn(std::span<const Draf
     NoteLastBlock(*sequence);
     draft.hidden.clear();
   }
-  Append(chains, result->logits);
+  Append(chains, *result);
   return chains;
 }
 
-// Appends the most likely token to each chain and removes chains that are deep enough. logits: [chains,
-// vocab_size].
-void MtpDrafter::Append(std::vector<Chain>& chains, std::span<const float> logits) const {
+// Appends the most likely token to each chain and removes chains that are deep enough. The result has the
+// logits of one row per chain.
+void MtpDrafter::Append(std::vector<Chain>& chains, const StepResult& result) const {
   if (chains.empty()) return;
-  const size_t vocab = logits.size() / chains.size();
+  const size_t vocab = result.logits.size() / chains.size();
   for (size_t i = 0; i < chains.size(); ++i) {
-    const int32_t token = LikeliestToken(logits.subspan(i * vocab, vocab));
+    const int32_t token = result.summaries.empty() ? LikeliestToken(result.logits.subspan(i * vocab, vocab))
+                                                   : LikeliestToken(result.summaries[i]);
     if (token < 0) {
       chains[i].depth = 0;
     } else {

@@ -43,7 +43,7 @@ class MtpDrafter : public Drafter {
   static void NoteLastBlock(Sequence& sequence);
   bool IsWhole(const Sequence& sequence) const;
   StatusOr<std::vector<Chain>> TakeIn(std::span<const DraftJob> jobs, StepResult* result);
-  void Append(std::vector<Chain>& chains, std::span<const float> logits) const;
+  void Append(std::vector<Chain>& chains, const StepResult& result) const;
 
   Executor& executor_;
   const int layer_;

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <thread>
 
+#include "parallel/job_wait.h"
+
 namespace moesaic::engine {
 namespace {
 
@@ -31,31 +33,64 @@ StatusOr<std::string> ReceiveRest(Transport& job, int peer, RankTag tag, const F
   if (size == head) return bytes;
   const std::span<std::byte> rest = std::as_writable_bytes(std::span(bytes)).subspan(head);
   ASSIGN_OR_RETURN(const comm::TransferId id, job.Receive(peer, TagOf(tag, true), rest));
-  RETURN_IF_ERROR(comm::Wait(job, id, limit_s));
+  RETURN_IF_ERROR(parallel::WaitInJob(job, id, limit_s));
   return bytes;
 }
 
-}  // namespace
-
-Status SendMessage(Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s) {
+Status SendParts(Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s,
+                 Status (*wait)(Transport&, comm::TransferId, double)) {
   FirstPart first{};
   const uint64_t size = bytes.size();
   const size_t head = std::min(bytes.size(), kFirstTextBytes);
   std::memcpy(first.data(), &size, sizeof size);
   std::memcpy(first.data() + sizeof size, bytes.data(), head);
   ASSIGN_OR_RETURN(const comm::TransferId id, job.Send(peer, TagOf(tag, false), first));
-  RETURN_IF_ERROR(comm::Wait(job, id, limit_s));
+  RETURN_IF_ERROR(wait(job, id, limit_s));
   if (head == bytes.size()) return OkStatus();
   const auto rest = std::as_bytes(std::span(bytes)).subspan(head);
   ASSIGN_OR_RETURN(const comm::TransferId rest_id, job.Send(peer, TagOf(tag, true), rest));
-  return comm::Wait(job, rest_id, limit_s);
+  return wait(job, rest_id, limit_s);
+}
+
+}  // namespace
+
+Status SendMessage(Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s) {
+  return SendParts(job, peer, tag, bytes, limit_s, parallel::WaitInJob);
+}
+
+Status SendLastMessage(Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s) {
+  return SendParts(job, peer, tag, bytes, limit_s, comm::Wait);
 }
 
 StatusOr<std::string> ReceiveMessage(Transport& job, int peer, RankTag tag, double limit_s) {
   FirstPart first;
   ASSIGN_OR_RETURN(const comm::TransferId id, job.Receive(peer, TagOf(tag, false), first));
-  RETURN_IF_ERROR(comm::Wait(job, id, limit_s));
+  RETURN_IF_ERROR(parallel::WaitInJob(job, id, limit_s));
   return ReceiveRest(job, peer, tag, first, limit_s);
+}
+
+Status SendFloats(Transport& job, int peer, RankTag tag, std::span<const float> values, double limit_s) {
+  ASSIGN_OR_RETURN(const comm::TransferId id, job.Send(peer, TagOf(tag, false), std::as_bytes(values)));
+  return parallel::WaitInJob(job, id, limit_s);
+}
+
+Status ReceiveFloats(Transport& job, int peer, RankTag tag, std::span<float> values, double limit_s) {
+  ASSIGN_OR_RETURN(const comm::TransferId id,
+                   job.Receive(peer, TagOf(tag, false), std::as_writable_bytes(values)));
+  return parallel::WaitInJob(job, id, limit_s);
+}
+
+std::string_view MessageReader::Take(size_t count) {
+  failed_ |= count > bytes_.size();
+  if (failed_) return {};
+  const std::string_view part = bytes_.substr(0, count);
+  bytes_.remove_prefix(count);
+  return part;
+}
+
+Status MessageReader::Finish() const {
+  if (!failed_ && bytes_.empty()) return OkStatus();
+  return InvalidArgument("a message between ranks is malformed; all ranks must run the same version");
 }
 
 StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const std::function<bool()>& stop,

@@ -11,7 +11,10 @@
 #include "comm/transport/transport.h"
 #include "engine/executor.h"
 #include "engine/local_executor.h"
+#include "engine/rank_messages.h"
+#include "engine/rank_reply.h"
 #include "engine/sparsity.h"
+#include "parallel/counted_transport.h"
 #include "parallel/layout.h"
 
 namespace moesaic::engine {
@@ -32,6 +35,7 @@ class RankedExecutor : public Executor {
   /// Has the other ranks create their caches, and waits for them. `local` runs the driver's part. All are
   /// borrowed. Unimplemented: the layout has data parallel replicas.
   static StatusOr<std::unique_ptr<RankedExecutor>> Create(std::unique_ptr<LocalExecutor> local,
+                                                          runtime::ThreadPool& threads,
                                                           const models::ModelInfo& info, comm::Transport& job,
                                                           const parallel::Layout& layout,
                                                           const RankSetup& setup, double time_limit_s);
@@ -39,31 +43,41 @@ class RankedExecutor : public Executor {
   ~RankedExecutor() override;
 
   StatusOr<StepResult> Run(const StepBatch& batch) override;
+  StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   void BindCaller() override { local_->BindCaller(); }
 
  private:
-  // A rank and the results that it computes.
+  // The part of the results that a rank computes.
   struct Peer {
     int rank = 0;
-    parallel::Range vocab;        // empty: another rank's logits
+    parallel::Range vocab;        // columns of the head; empty: none
     bool returns_hidden = false;  // first shard of the last stage
     bool counts_experts = false;  // first shard of its stage
   };
-  RankedExecutor(std::unique_ptr<LocalExecutor> local, const models::ModelInfo& info, comm::Transport& job,
-                 const parallel::Layout& layout, double time_limit_s);
-  Status Command(std::string_view bytes);
+  RankedExecutor(std::unique_ptr<LocalExecutor> local, runtime::ThreadPool& threads,
+                 const models::ModelInfo& info, comm::Transport& job, const parallel::Layout& layout,
+                 double time_limit_s);
+  Status SetUp(const RankSetup& setup);
+  Status Command(RankCommand command, std::string_view body);
   StatusOr<StepResult> RunOnAll(const StepBatch& batch);
   Status Collect(const Peer& peer, const StepBatch& batch, StepResult* result);
-  Status ReceiveFloats(int rank, comm::Tag tag, std::span<float> values);
+  StatusOr<std::span<const float>> FetchFromAll(std::span<const int32_t> rows);
+  Status Fail(Status status);
   void Place(std::span<const float> part, parallel::Range vocab);
 
   const std::unique_ptr<LocalExecutor> local_;
+  runtime::ThreadPool& threads_;
   const models::ModelInfo& info_;
-  comm::Transport& job_;
+  parallel::CountedTransport job_;
   const parallel::Layout layout_;
   const double time_limit_s_;
   std::vector<Peer> peers_;
   std::vector<float> logits_, part_, hidden_;
+  std::vector<SliceSummaries> slices_;    // of the ranks that have part of the head
+  std::vector<parallel::Range> columns_;  // of slices_
+  std::vector<RowSummary> summaries_;     // of the last batch
+  std::vector<RankStats> work_, totals_;  // [ranks] of one step, and of all
+  int64_t counted_bytes_ = 0;             // of the driver's own messages
   Status failure_;
 };
 

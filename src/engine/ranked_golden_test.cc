@@ -1,6 +1,7 @@
 // Engines over several ranks, which are threads here. Outputs are those of the oracle in every layout, with
 // small chunks, preemption, swapping, tiers, drafts, block sparsity and aborts.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <thread>
 
@@ -8,6 +9,7 @@
 #include "engine/engine.h"
 #include "engine/kv_budget.h"
 #include "engine/ranked_executor.h"
+#include "engine/sampling.h"
 #include "models/test_session.h"
 
 namespace moesaic::engine {
@@ -24,12 +26,14 @@ constexpr double kTimeLimit = 20;
 /// A model on the ranks of a layout: the engine in the calling thread, other ranks in threads.
 class RankedEngine {
  public:
-  RankedEngine(const std::string& checkpoint, const Degrees& degrees)
+  /// `dies_at_send`: number of the message instead of which rank 1 dies; -1: none.
+  RankedEngine(const std::string& checkpoint, const Degrees& degrees, int64_t dies_at_send = -1)
       : path_(SourcePath("tests/golden/" + checkpoint)),
         layout_(*Layout::Create(degrees)),
         topology_(comm::Topology::Flat(layout_.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10})),
         job_(layout_.ranks()),
         ended_(layout_.ranks()) {
+    if (dies_at_send >= 0) job_.KillAtSend(1, dies_at_send);
     for (int rank = 1; rank < layout_.ranks(); ++rank) {
       ranks_.emplace_back([this, rank] {
         const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
@@ -66,7 +70,18 @@ class RankedEngine {
     return OkStatus();
   }
 
+  /// A cache of 8 blocks, and an executor of its own instead of an engine's.
+  StatusOr<std::unique_ptr<RankedExecutor>> MakeExecutor(double limit_s = kTimeLimit) {
+    const tensor::KvLayout layout = LayoutFor(model_->info().kv, tensor::DType::kF32, false, {});
+    store_ = *cache::KvStore::Create({.layout = layout, .blocks = 8}, *threads_);
+    return RankedExecutor::Create(
+        std::make_unique<LocalExecutor>(*model_, kernels_, *threads_, *store_, /*first_sparse_layer=*/0),
+        *threads_, model_->info(), job_.end(0), layout_, {.dtype = tensor::DType::kF32, .blocks = 8},
+        limit_s);
+  }
+
   Engine& engine() { return *engine_; }
+  const models::ModelInfo& info() const { return model_->info(); }
   comm::LocalJob& job() { return job_; }
 
   /// Ends the engine and returns how the other ranks ended.
@@ -96,6 +111,7 @@ class RankedEngine {
   std::vector<Status> ended_;
   std::vector<std::thread> ranks_;
   std::unique_ptr<models::Model> model_;
+  std::unique_ptr<cache::KvStore> store_;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -217,6 +233,226 @@ TEST_P(RankedGoldenTest, ADeadRankIsNamed) {
   ASSERT_FALSE(failed.ok());
   EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << Message(failed);
   EXPECT_EQ(Message(ranks.engine().Step(&events)), Message(failed));
+}
+
+// A rank dies between two messages of a step. The step's error names it, and so does that of every later one.
+TEST_P(RankedGoldenTest, ARankThatDiesInAStepIsNamedSoon) {
+  for (const int64_t sends : {2, 5, 9, 30}) {
+    RankedEngine ranks(checkpoint(), GetParam().degrees, sends);
+    EngineOptions options;
+    options.max_sequences = 4;
+    options.max_batch_tokens = 64;
+    ASSERT_TRUE(ranks.Start(options, 32).ok());
+    Request request;
+    request.prompt = {5, 6, 7};
+    request.sampling.max_tokens = 100;
+    request.sampling.ignore_eos = true;
+    ASSERT_TRUE(ranks.engine().Add(request).ok());
+    std::vector<TokenEvent> events;
+    Status failed;
+    std::chrono::steady_clock::time_point begin;
+    for (int step = 0; step < 100 && failed.ok(); ++step) {
+      begin = std::chrono::steady_clock::now();
+      failed = ranks.engine().Step(&events);
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    EXPECT_LT(seconds.count(), 2);
+    EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << sends << ": " << Message(failed);
+    EXPECT_EQ(Message(ranks.engine().Step(&events)), Message(failed));
+    for (int rank = 2; rank < GetParam().degrees.ranks(); ++rank) ranks.job().Kill(rank);
+  }
+}
+
+SamplingParams Params(float temperature, int top_k = 0, float top_p = 1, int logprobs = -1) {
+  SamplingParams params;
+  params.temperature = temperature;
+  params.top_k = top_k;
+  params.top_p = top_p;
+  params.logprobs = logprobs;
+  return params;
+}
+
+// Draws from candidates equal those from all logits, whose rows can be fetched afterwards.
+TEST_P(RankedGoldenTest, CandidatesDecideLikeAllLogits) {
+  const std::vector<GoldenPrompt> golden =
+      models::ReadGolden(SourcePath("tests/golden/" + checkpoint() + "/golden.safetensors"));
+  RankedEngine ranks(checkpoint(), GetParam().degrees);
+  auto executor = ranks.MakeExecutor();
+  ASSERT_TRUE(executor.ok()) << Message(executor.status());
+  const std::vector<int32_t> table = {0, 1, 2, 3, 4, 5, 6, 7};
+  const size_t vocab = ranks.info().vocab_size;
+  int decided = 0, drawn_rows = 0;
+  for (const GoldenPrompt& prompt : golden) {
+    for (const SamplingParams& sampling :
+         {Params(0, 0, 1, 3), Params(0.5F, 0, 0.8F), Params(0.8F, 10, 1, 0), Params(1)}) {
+      StepBatch batch;
+      batch.AddRows({.sequence = 1, .first_logits = 0, .needs = NeedsOf(sampling)}, prompt.ids, {}, table);
+      const StatusOr<StepResult> whole = (*executor)->Run(batch);
+      ASSERT_TRUE(whole.ok()) << Message(whole.status());
+      const std::vector<float> logits(whole->logits.begin(), whole->logits.end());
+      ASSERT_EQ(logits.size(), prompt.ids.size() * vocab);
+      batch.candidates = kRowCandidates;
+      const StatusOr<StepResult> reduced = (*executor)->Run(batch);
+      ASSERT_TRUE(reduced.ok()) << Message(reduced.status());
+      ASSERT_TRUE(reduced->logits.empty());
+      ASSERT_EQ(reduced->summaries.size(), prompt.ids.size());
+      std::vector<int32_t> undecided;
+      for (size_t row = 0; row < prompt.ids.size(); ++row) {
+        const auto draw = [&](std::span<const float> values) {
+          DrawScratch scratch;
+          const TokenHistory history;
+          return *Draw({.logits = values,
+                        .sampling = &sampling,
+                        .history = &history,
+                        .banned = {},
+                        .seed = 3,
+                        .position = row,
+                        .summary = &reduced->summaries[row]},
+                       scratch);
+        };
+        const Drawn all = draw(std::span(logits).subspan(row * vocab, vocab)), part = draw({});
+        ++drawn_rows;
+        if (part.needs_logits) {
+          undecided.push_back(static_cast<int32_t>(row));
+          continue;
+        }
+        ++decided;
+        ASSERT_EQ(part.token, all.token);
+        ASSERT_EQ(part.logprobs.logprob, all.logprobs.logprob);
+        ASSERT_EQ(part.logprobs.top.size(), all.logprobs.top.size());
+      }
+      undecided.push_back(0);  // rows in any order
+      const auto fetched = (*executor)->FetchLogits(undecided);
+      ASSERT_TRUE(fetched.ok()) << Message(fetched.status());
+      for (size_t i = 0; i < undecided.size(); ++i) {
+        const auto begin = logits.begin() + static_cast<ptrdiff_t>(undecided[i] * vocab);
+        ASSERT_TRUE(std::equal(begin, begin + static_cast<ptrdiff_t>(vocab), fetched->begin() + i * vocab));
+      }
+    }
+  }
+  EXPECT_GT(decided, drawn_rows / 4);
+}
+
+// Reported log-probabilities are those of the tokens' own rows, whether a row was fetched or not.
+TEST_P(RankedGoldenTest, LogprobsAreThoseOfScoredRows) {
+  const std::vector<GoldenPrompt> golden =
+      models::ReadGolden(SourcePath("tests/golden/" + checkpoint() + "/golden.safetensors"));
+  RankedEngine ranks(checkpoint(), GetParam().degrees);
+  EngineOptions options;
+  options.max_sequences = 8;
+  options.max_batch_tokens = 100;
+  options.speculative.method = "ngram";
+  ASSERT_TRUE(ranks.Start(options, 64).ok());
+  Engine& engine = ranks.engine();
+  struct Answer {
+    std::vector<int32_t> tokens;  // of the prompt, then of the output
+    std::vector<float> logprobs;  // of all but the first
+  };
+  std::map<RequestId, Answer> answers;
+  for (const float temperature : {0.7F, 2.0F}) {
+    for (const GoldenPrompt& prompt : golden) {
+      Request request;
+      request.prompt = prompt.ids;
+      request.prompt_logprobs = true;
+      request.sampling = Params(temperature, 0, 1, 2);
+      request.sampling.seed = 5;
+      request.sampling.max_tokens = 20;
+      request.sampling.ignore_eos = true;
+      answers[*engine.Add(request)].tokens = prompt.ids;
+    }
+  }
+  while (!engine.idle()) {
+    std::vector<TokenEvent> events;
+    ASSERT_TRUE(engine.Step(&events).ok());
+    for (const TokenEvent& event : events) {
+      Answer& answer = answers[event.request];
+      for (const LogprobEntry& entry : event.prompt_logprobs) answer.logprobs.push_back(entry.logprob);
+      answer.tokens.push_back(*event.token);
+      answer.logprobs.push_back(event.logprobs.logprob);
+    }
+  }
+  const size_t vocab = ranks.info().vocab_size;
+  for (const auto& [id, answer] : answers) {
+    ASSERT_EQ(answer.logprobs.size() + 1, answer.tokens.size());
+    const Status scored = engine.Score(answer.tokens, [&](int64_t first, std::span<const float> rows) {
+      for (size_t i = 0; i < rows.size() / vocab && first + i < answer.logprobs.size(); ++i) {
+        const float expected =
+            LogprobsOf(rows.subspan(i * vocab, vocab), answer.tokens[first + i + 1], 0).logprob;
+        EXPECT_NEAR(answer.logprobs[first + i], expected, 1e-3) << "request " << id << ", row " << first + i;
+      }
+      return OkStatus();
+    });
+    ASSERT_TRUE(scored.ok()) << Message(scored);
+  }
+}
+
+// Routes of all rows, part by part and stage by stage, are those of one rank.
+TEST_P(RankedGoldenTest, RoutesAreThoseOfOneRank) {
+  const std::vector<GoldenPrompt> golden =
+      models::ReadGolden(SourcePath("tests/golden/" + checkpoint() + "/golden.safetensors"));
+  const auto routes_of = [&](const Degrees& degrees) {
+    RankedEngine ranks(checkpoint(), degrees);
+    EngineOptions options;
+    options.max_sequences = 1;
+    EXPECT_TRUE(ranks.Start(options, 32).ok());
+    models::RouteTap routes;
+    const auto ignore = [](int64_t, std::span<const float>) { return OkStatus(); };
+    EXPECT_TRUE(ranks.engine().Score(golden.back().ids, ignore, &routes).ok());
+    return routes;
+  };
+  const models::RouteTap one = routes_of({}), many = routes_of(GetParam().degrees);
+  ASSERT_EQ(one.layers.size(), many.layers.size());
+  ASSERT_FALSE(one.layers.empty());
+  for (size_t i = 0; i < one.layers.size(); ++i) {
+    EXPECT_EQ(one.layers[i].layer, many.layers[i].layer);
+    EXPECT_EQ(one.layers[i].ids, many.layers[i].ids);
+  }
+}
+
+// X15: a decoded token costs each rank its sums or its hidden state, and two small messages of the driver.
+TEST_P(RankedGoldenTest, ATokenSendsNoLogits) {
+  const Degrees& degrees = GetParam().degrees;
+  RankedEngine ranks(checkpoint(), degrees);
+  EngineOptions options;
+  options.max_sequences = 1;
+  options.max_batch_tokens = 64;
+  ASSERT_TRUE(ranks.Start(options, 32).ok());
+  Request request;
+  request.prompt = {5, 6, 7};
+  request.sampling.temperature = 0;
+  request.sampling.logprobs = 5;
+  request.sampling.max_tokens = 61;
+  request.sampling.ignore_eos = true;
+  ASSERT_TRUE(ranks.engine().Add(request).ok());
+  std::vector<TokenEvent> events;
+  ASSERT_TRUE(ranks.engine().Step(&events).ok());  // the prompt
+  const std::vector<RankStats> before = ranks.engine().stats().ranks;
+  while (!ranks.engine().idle()) ASSERT_TRUE(ranks.engine().Step(&events).ok());
+  const std::vector<RankStats> after = ranks.engine().stats().ranks;
+  const Layout layout = *Layout::Create(degrees);
+  ASSERT_EQ(std::ssize(after), layout.ranks());
+  const int64_t vector = int64_t{4} * ranks.info().hidden_size;
+  const int64_t sums = degrees.tensor > 1 ? (2 * ranks.info().layers + 1) * vector : 0;
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const int64_t hidden = degrees.pipeline > 1 && layout.At(rank).stage == 0 ? vector : 0;
+    // Messages have kFirstPartBytes: one to each other rank, or the reply, which has the candidates. Groups
+    // have two ranks, so a sum sends the vector once. A stage of several has fewer sums.
+    const int64_t most = sums + hidden + static_cast<int64_t>(layout.ranks() * kFirstPartBytes);
+    EXPECT_LE((after[rank].bytes_sent - before[rank].bytes_sent) / 60, most) << "rank " << rank;
+    EXPECT_EQ(after[rank].rank, rank);
+    EXPECT_GT(after[rank].step_seconds, after[rank].exchange_seconds);
+    EXPECT_GT(after[rank].imbalance, 0);
+  }
+}
+
+TEST(RankedExecutorTest, ASilentRankEndsTheTimeLimit) {
+  comm::LocalJob job(2);
+  const Layout layout = *Layout::Create({.pipeline = 2});
+  const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  const auto executor = RankedExecutor::Create(nullptr, *threads, models::ModelInfo(), job.end(0), layout,
+                                               RankSetup(), /*time_limit_s=*/0.2);
+  EXPECT_NE(Message(executor.status()).find("longer than 0.2 s"), std::string::npos)
+      << Message(executor.status());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RankedGoldenTest,

@@ -103,33 +103,67 @@ std::vector<RowTask> RowTasks::TasksOf(StepPlan& plan) {
   return tasks;
 }
 
-std::vector<RowTask> RowTasks::Run(StepPlan& plan, std::span<const float> logits) {
+StatusOr<std::vector<RowTask>> RowTasks::Run(StepPlan& plan, const StepResult& result, Executor& executor) {
   std::vector<RowTask> tasks = TasksOf(plan);
-  threads_.Run(static_cast<int64_t>(tasks.size()), [&](int64_t i, int worker) {
-    RowTask& task = tasks[i];
-    Sequence& sequence = *task.chunk->sequence;
-    const std::span<const float> rows = logits.subspan(task.row * vocab_size_);
-    if (task.prompt_index >= 0) {
-      sequence.prompt_logprobs[task.prompt_index] =
-          LogprobsOf(rows.first(vocab_size_), sequence.tokens[task.prompt_index + 1],
-                     std::max(0, sequence.request.sampling.logprobs));
+  std::vector<RowTask*> open;
+  std::vector<TaskRows> rows;
+  for (RowTask& task : tasks) {
+    open.push_back(&task);
+    TaskRows& of = rows.emplace_back();
+    if (!result.summaries.empty()) {
+      of.summaries = result.summaries.subspan(task.row, task.places);
     } else {
-      DrawAll(task, rows, scratch_[worker]);
+      of.logits = result.logits.subspan(task.row * vocab_size_, task.places * vocab_size_);
     }
-  });
+  }
+  RunTasks(open, rows);
+  std::erase_if(open, [](const RowTask* task) { return !task->needs_logits; });
+  if (open.empty()) return tasks;
+  std::vector<int32_t> fetched;
+  rows.clear();
+  for (const RowTask* task : open) {
+    const auto first = static_cast<int>(task->drawn.size());
+    rows.push_back(
+        {.first = first, .logits = {}, .summaries = result.summaries.subspan(task->row, task->places)});
+    for (int place = first; place < task->places; ++place) fetched.push_back(task->row + place);
+  }
+  ASSIGN_OR_RETURN(const std::span<const float> logits, executor.FetchLogits(fetched));
+  size_t next = 0;
+  for (size_t i = 0; i < open.size(); ++i) {
+    const size_t count = (open[i]->places - rows[i].first) * vocab_size_;
+    rows[i].logits = logits.subspan(next, count);
+    next += count;
+  }
+  RunTasks(open, rows);
   return tasks;
+}
+
+void RowTasks::RunTasks(std::span<RowTask* const> tasks, std::span<const TaskRows> rows) {
+  threads_.Run(std::ssize(tasks),
+               [&](int64_t i, int worker) { Compute(*tasks[i], rows[i], scratch_[worker]); });
+}
+
+void RowTasks::Compute(RowTask& task, const TaskRows& rows, DrawScratch& scratch) const {
+  Sequence& sequence = *task.chunk->sequence;
+  task.needs_logits = task.prompt_index >= 0 && rows.logits.empty();
+  if (task.needs_logits) return;  // the prompt's token is seldom a candidate
+  if (task.prompt_index < 0) return DrawAll(task, rows, scratch);
+  sequence.prompt_logprobs[task.prompt_index] = LogprobsOf(
+      rows.logits, sequence.tokens[task.prompt_index + 1], std::max(0, sequence.request.sampling.logprobs),
+      rows.summaries.empty() ? nullptr : rows.summaries.data());
 }
 
 // A draft only decides how many tokens one step draws: each token is drawn from its own row by its own
 // position, as without drafts. So no draft can change a result.
-void RowTasks::DrawAll(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const {
+void RowTasks::DrawAll(RowTask& task, const TaskRows& rows, DrawScratch& scratch) const {
   Sequence& sequence = *task.chunk->sequence;
   text::Grammar* grammar = sequence.request.grammar.get();
-  for (int place = 0; place < task.places && task.status.ok(); ++place) {
-    StatusOr<Drawn> drawn =
-        DrawOne(sequence, place, logits.subspan(place * vocab_size_, vocab_size_), scratch);
+  for (int place = rows.first; place < task.places && task.status.ok(); ++place) {
+    StatusOr<Drawn> drawn = DrawOne(sequence, place, rows, scratch);
     task.status = drawn.status();
     if (!drawn.ok()) return;
+    task.needs_logits = drawn->needs_logits;
+    if (task.needs_logits) return;
     const int32_t token = drawn->token;
     if (grammar != nullptr) {
       task.status = grammar->Commit(token);
@@ -143,19 +177,23 @@ void RowTasks::DrawAll(RowTask& task, std::span<const float> logits, DrawScratch
   }
 }
 
-StatusOr<Drawn> RowTasks::DrawOne(Sequence& sequence, int place, std::span<const float> row,
+StatusOr<Drawn> RowTasks::DrawOne(Sequence& sequence, int place, const TaskRows& rows,
                                   DrawScratch& scratch) const {
   std::span<const uint32_t> mask;
   if (sequence.request.grammar != nullptr) {
     mask = std::span(sequence.mask->masks).subspan(place * sequence.mask->words, sequence.mask->words);
   }
-  return Draw({.logits = row,
+  const std::span<const float> logits =
+      rows.logits.empty() ? rows.logits
+                          : rows.logits.subspan((place - rows.first) * vocab_size_, vocab_size_);
+  return Draw({.logits = logits,
                .sampling = &sequence.request.sampling,
                .history = &sequence.history,
                .banned = BannedIds(sequence, place),
                .mask = mask,
                .seed = sequence.seed,
-               .position = static_cast<uint64_t>(sequence.size() + place)},
+               .position = static_cast<uint64_t>(sequence.size() + place),
+               .summary = rows.summaries.empty() ? nullptr : &rows.summaries[place]},
               scratch);
 }
 

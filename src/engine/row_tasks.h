@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/executor.h"
 #include "engine/mask_worker.h"
 #include "engine/sampling.h"
 #include "engine/scheduler.h"
@@ -21,6 +22,7 @@ struct RowTask {
   int places;        // number of tokens that may be drawn: one, and one after each draft with a mask
   Status status = OkStatus();     // of the grammar's first mask, then of the draws
   bool grammar_failed = false;    // the grammar is the reason of `status`
+  bool needs_logits = false;      // the row after those drawn, or the row of a prompt_logprobs entry
   std::vector<Drawn> drawn = {};  // all but the last are accepted drafts
 };
 
@@ -44,18 +46,25 @@ class RowTasks {
   /// Fails masks that exceed their CPU time.
   void CancelOverdue() { masks_.CancelOverdue(); }
   /// Writes prompt_logprobs and draws tokens: one per decode, and one more after each draft that equals the
-  /// drawn token. `logits`: [rows from FirstLogits on of all chunks, vocab_size]. Histories and grammars are
-  /// updated; tokens are not.
-  std::vector<RowTask> Run(StepPlan& plan, std::span<const float> logits);
+  /// drawn token. `result` has rows from FirstLogits on of all chunks; logits that its summaries lack are
+  /// fetched from `executor`. Histories and grammars are updated; tokens are not.
+  StatusOr<std::vector<RowTask>> Run(StepPlan& plan, const StepResult& result, Executor& executor);
   /// Whether `token` ends `sequence`.
   bool Ends(const Sequence& sequence, int32_t token) const;
 
  private:
   std::vector<RowTask> TasksOf(StepPlan& plan);
   void StartMask(Sequence& sequence, std::span<const int32_t> drafts);
-  void DrawAll(RowTask& task, std::span<const float> logits, DrawScratch& scratch) const;
-  StatusOr<Drawn> DrawOne(Sequence& sequence, int place, std::span<const float> row,
-                          DrawScratch& scratch) const;
+  // The logits or summaries of a task's rows from `first` on.
+  struct TaskRows {
+    int first = 0;
+    std::span<const float> logits;          // or empty
+    std::span<const RowSummary> summaries;  // or empty
+  };
+  void RunTasks(std::span<RowTask* const> tasks, std::span<const TaskRows> rows);
+  void Compute(RowTask& task, const TaskRows& rows, DrawScratch& scratch) const;
+  void DrawAll(RowTask& task, const TaskRows& rows, DrawScratch& scratch) const;
+  StatusOr<Drawn> DrawOne(Sequence& sequence, int place, const TaskRows& rows, DrawScratch& scratch) const;
   std::vector<int32_t> BannedIds(const Sequence& sequence, int place) const;
 
   runtime::ThreadPool& threads_;

@@ -16,6 +16,8 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // Below this the draw is greedy: its inverse would take logits out of f32's range (vLLM has the same bound).
 constexpr float kGreedyTemperature = 1e-5f;
 
+Status NoGreatest() { return absl::InternalError("the logits hold no finite greatest value"); }
+
 bool Heavier(const Candidate& a, const Candidate& b) {
   return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
 }
@@ -63,24 +65,29 @@ void ApplyBans(const DrawParams& params, std::vector<float>& logits) {
   for (size_t i = params.banned.size(); i-- > 0 && !some;) logits[params.banned[i]] = kept[i];
 }
 
+void Penalize(const SamplingParams& sampling, const TokenHistory::Counts& counts, float& logit) {
+  logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
+  logit -= sampling.frequency_penalty * static_cast<float>(counts.outputs);
+  if (counts.outputs > 0) logit -= sampling.presence_penalty;
+}
+
 void ApplyPenalties(const DrawParams& params, std::vector<float>& logits) {
   const SamplingParams& sampling = *params.sampling;
   if (!HasPenalties(sampling)) return;
   for (const auto& [token, counts] : params.history->counts()) {
-    float& logit = logits[token];
-    logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
-    logit -= sampling.frequency_penalty * static_cast<float>(counts.outputs);
-    if (counts.outputs > 0) logit -= sampling.presence_penalty;
+    Penalize(sampling, counts, logits[token]);
   }
+}
+
+bool IsChanged(const DrawParams& params) {
+  return !params.banned.empty() || !params.mask.empty() || !params.sampling->logit_bias.empty() ||
+         HasPenalties(*params.sampling);
 }
 
 // The logits that the draw is made from: the model's own, or a changed copy in scratch.
 std::span<const float> ChangedLogits(const DrawParams& params, DrawScratch& scratch) {
   const SamplingParams& sampling = *params.sampling;
-  if (params.banned.empty() && params.mask.empty() && sampling.logit_bias.empty() &&
-      !HasPenalties(sampling)) {
-    return params.logits;
-  }
+  if (!IsChanged(params)) return params.logits;
   scratch.logits.assign(params.logits.begin(), params.logits.end());
   for (const auto& [token, bias] : sampling.logit_bias) scratch.logits[token] += bias;
   ApplyBans(params, scratch.logits);
@@ -103,6 +110,12 @@ Greatest FindGreatest(std::span<const float> logits) {
   return best;
 }
 
+void SortById(std::vector<Candidate>& candidates) {
+  const auto by_id = [](const Candidate& a, const Candidate& b) { return a.token < b.token; };
+  if (std::is_sorted(candidates.begin(), candidates.end(), by_id)) return;  // the whole vocabulary is
+  std::sort(candidates.begin(), candidates.end(), by_id);
+}
+
 // Tokens above the min-p threshold, with their weights, by rising id.
 void CollectCandidates(std::span<const float> logits, float greatest, const SamplingParams& sampling,
                        std::vector<Candidate>& candidates) {
@@ -118,6 +131,7 @@ void CutTopK(int top_k, std::vector<Candidate>& candidates) {
   if (top_k == 0 || candidates.size() <= static_cast<size_t>(top_k)) return;
   std::nth_element(candidates.begin(), candidates.begin() + top_k, candidates.end(), Heavier);
   candidates.resize(top_k);
+  SortById(candidates);  // sums do not depend on the order that nth_element leaves
 }
 
 double TotalWeight(const std::vector<Candidate>& candidates) {
@@ -126,19 +140,23 @@ double TotalWeight(const std::vector<Candidate>& candidates) {
   return total;
 }
 
-// Keeps the smallest set of the most probable candidates whose share is at least top_p.
-void CutTopP(float top_p, std::vector<Candidate>& candidates) {
-  if (top_p >= 1) return;
-  const double total = TotalWeight(candidates);
+// Keeps the smallest set of the most probable candidates whose share of `total`, the weight of all of `vocab`
+// tokens that were not cut, is at least top_p. False: tokens of weights up to `limit`, which are not among
+// the candidates, may belong to the set.
+bool CutTopP(float top_p, double total, int vocab, float limit, std::vector<Candidate>& candidates) {
+  if (top_p >= 1) return limit == 0;
   // Those below (1 - p) / n of the whole sum to less than 1 - p, so the rest holds the set: far fewer to
   // sort.
-  const double floor = (1.0 - top_p) * total / static_cast<double>(candidates.size());
+  const double floor = (1.0 - top_p) * total / vocab;
   std::erase_if(candidates, [floor](const Candidate& candidate) { return candidate.weight < floor; });
   std::sort(candidates.begin(), candidates.end(), Heavier);
   double sum = 0;
   size_t kept = 0;
   while (kept < candidates.size() && sum < top_p * total) sum += candidates[kept++].weight;
+  const bool reached = sum >= top_p * total && kept > 0 && candidates[kept - 1].weight > limit;
+  if (limit > 0 && !reached) return false;
   candidates.resize(std::max<size_t>(kept, 1));
+  return true;
 }
 
 // Keeps the smallest set of candidates with information nearest to the entropy whose share is at least
@@ -166,10 +184,7 @@ void CutTypical(float typical_p, std::vector<Candidate>& candidates) {
 
 // Returns the candidate that `uniform` selects from the cumulative weights in ascending order of ids.
 int32_t Pick(std::vector<Candidate>& candidates, double uniform) {
-  const auto by_id = [](const Candidate& a, const Candidate& b) { return a.token < b.token; };
-  if (!std::is_sorted(candidates.begin(), candidates.end(), by_id)) {  // the whole vocabulary is
-    std::sort(candidates.begin(), candidates.end(), by_id);
-  }
+  SortById(candidates);
   const double target = uniform * TotalWeight(candidates);
   double sum = 0;
   for (const Candidate& candidate : candidates) {
@@ -177,6 +192,146 @@ int32_t Pick(std::vector<Candidate>& candidates, double uniform) {
     if (target < sum) return candidate.token;
   }
   return candidates.back().token;  // rounding
+}
+
+// The same in descending order of weights: with no cut, few candidates have most of the weight `total`.
+// -1: tokens of weights up to `limit`, which are not among the candidates, may be selected.
+int32_t PickHeaviest(std::vector<Candidate>& candidates, double uniform, double total, float limit) {
+  constexpr float kHeavy = 1e-3F;  // of the greatest weight; sorting the others is seldom necessary
+  const double target = uniform * total;
+  double sum = 0;
+  const auto heavy = std::partition(candidates.begin(), candidates.end(),
+                                    [](const Candidate& candidate) { return candidate.weight >= kHeavy; });
+  auto begin = candidates.begin();
+  for (const auto end : {heavy, candidates.end()}) {
+    std::sort(begin, end, Heavier);
+    for (; begin != end; ++begin) {
+      if (begin->weight <= limit) return -1;
+      sum += begin->weight;
+      if (target < sum) return begin->token;
+    }
+  }
+  return limit > 0 ? -1 : candidates.back().token;  // rounding
+}
+
+// Whether every token can be drawn.
+bool IsUncut(const SamplingParams& sampling) {
+  return sampling.top_k == 0 && sampling.top_p >= 1 && sampling.min_p == 0 && sampling.typical_p >= 1;
+}
+
+// The weight of all tokens that a row's summary states; 0: it is that of the candidates.
+double StatedWeight(const DrawParams& params, bool changed) {
+  const SamplingParams& sampling = *params.sampling;
+  if (params.summary == nullptr || changed || sampling.top_k > 0 || sampling.min_p > 0) return 0;
+  return params.summary->WeightSum(sampling.temperature);
+}
+
+// Draws one of scratch.candidates, which are in the order of ids. Others have weights up to `limit`; 0: there
+// are none. -1: they may be selected.
+int32_t DrawAmong(const DrawParams& params, int vocab, double total, float limit, DrawScratch& scratch) {
+  const SamplingParams& sampling = *params.sampling;
+  std::vector<Candidate>& candidates = scratch.candidates;
+  const double uniform = UniformAt(params.seed, params.position);
+  if (limit > 0 && total == 0) {
+    if (sampling.top_k == 0 || candidates.size() < static_cast<size_t>(sampling.top_k)) return -1;
+    CutTopK(sampling.top_k, candidates);
+    for (const Candidate& candidate : candidates) {
+      if (candidate.weight <= limit) return -1;  // a tie, which the lower id wins
+    }
+    limit = 0;
+  }
+  if (IsUncut(sampling)) {
+    return PickHeaviest(candidates, uniform, total > 0 ? total : TotalWeight(candidates), limit);
+  }
+  CutTopK(sampling.top_k, candidates);
+  if (!CutTopP(sampling.top_p, total > 0 ? total : TotalWeight(candidates), vocab, limit, candidates)) {
+    return -1;
+  }
+  CutTypical(sampling.typical_p, candidates);
+  return Pick(candidates, uniform);
+}
+
+// Lowers and raises the candidates of a summary like ChangedLogits. False: tokens that are not among them may
+// pass them.
+bool ChangeBest(const DrawParams& params, std::vector<TokenLogit>& best) {
+  const SamplingParams& sampling = *params.sampling;
+  const auto find = [&](int32_t token) { return std::ranges::find(best, token, &TokenLogit::token); };
+  for (const auto& [token, bias] : sampling.logit_bias) {
+    const auto found = find(token);
+    if (found != best.end()) {
+      found->logit += bias;
+    } else if (bias > 0) {
+      return false;
+    }
+  }
+  bool some = false;
+  for (TokenLogit& entry : best) {
+    const bool banned = std::ranges::find(params.banned, entry.token) != params.banned.end();
+    const bool allowed = params.mask.empty() || IsSet(params.mask, entry.token);
+    if (banned || !allowed) entry.logit = kMinusInfinity;
+    some |= entry.logit > kMinusInfinity;
+  }
+  if (!some) return false;
+  if (!HasPenalties(sampling)) return true;
+  for (TokenLogit& entry : best) {
+    const auto found = params.history->counts().find(entry.token);
+    if (found != params.history->counts().end()) Penalize(sampling, found->second, entry.logit);
+  }
+  return sampling.repetition_penalty >= 1 && sampling.frequency_penalty >= 0 &&
+         sampling.presence_penalty >= 0;
+}
+
+// Fills scratch.candidates from scratch.best, and returns the greatest weight of other tokens, whose logits
+// are at most `last`.
+float CandidatesOfBest(const SamplingParams& sampling, float greatest, float last, DrawScratch& scratch) {
+  const float inverse = 1.0f / sampling.temperature;
+  scratch.candidates.clear();
+  for (const TokenLogit& entry : scratch.best) {
+    const float weight = std::exp((entry.logit - greatest) * inverse);
+    if (weight >= sampling.min_p && weight > 0) scratch.candidates.push_back({entry.token, weight});
+  }
+  SortById(scratch.candidates);
+  const float limit = std::exp((last - greatest) * inverse);
+  return limit >= sampling.min_p ? limit : 0;
+}
+
+// Log-probabilities from a summary; false: it lacks some of them.
+bool LogprobsFromBest(const RowSummary& row, int32_t token, int top, LogprobEntry* entry) {
+  const auto found = std::ranges::find(row.best, token, &TokenLogit::token);
+  const double normalizer = row.LogNormalizer();
+  if (found == row.best.end() || top > std::ssize(row.best) || std::isnan(normalizer)) return false;
+  entry->logprob = static_cast<float>(found->logit - normalizer);
+  for (const TokenLogit& other : std::span(row.best).first(top)) {
+    entry->top.push_back({other.token, static_cast<float>(other.logit - normalizer)});
+  }
+  return true;
+}
+
+StatusOr<Drawn> DrawFromSummary(const DrawParams& params, DrawScratch& scratch) {
+  const SamplingParams& sampling = *params.sampling;
+  const RowSummary& row = *params.summary;
+  Drawn undecided;
+  undecided.needs_logits = true;
+  const bool changed = IsChanged(params);
+  if (row.has_nan() || !std::isfinite(row.greatest())) {
+    if (changed) return undecided;
+    return NoGreatest();
+  }
+  scratch.best = row.best;
+  if (changed && !ChangeBest(params, scratch.best)) return undecided;
+  const TokenLogit first = *std::min_element(scratch.best.begin(), scratch.best.end(), ComesBefore);
+  const float last = row.is_whole() ? kMinusInfinity : row.best.back().logit;
+  if (changed && !(first.logit > last && std::isfinite(first.logit))) return undecided;
+  Drawn drawn;
+  drawn.token = first.token;
+  if (sampling.temperature >= kGreedyTemperature) {
+    const float limit = CandidatesOfBest(sampling, first.logit, last, scratch);
+    drawn.token = DrawAmong(params, row.vocab_size, StatedWeight(params, changed), limit, scratch);
+    if (drawn.token < 0) return undecided;
+  }
+  const bool reported =
+      sampling.logprobs < 0 || LogprobsFromBest(row, drawn.token, sampling.logprobs, &drawn.logprobs);
+  return reported ? drawn : undecided;
 }
 
 }  // namespace
@@ -231,8 +386,14 @@ Status CheckSampling(const SamplingParams& sampling, int vocab_size) {
   return OkStatus();
 }
 
-LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top) {
-  const double normalizer = LogSumExp(logits);
+RowNeeds NeedsOf(const SamplingParams& sampling) {
+  return {.temperature = sampling.temperature >= kGreedyTemperature ? sampling.temperature : 0,
+          .normalizer = sampling.logprobs >= 0};
+}
+
+LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top, const RowSummary* summary) {
+  double normalizer = summary != nullptr ? summary->LogNormalizer() : std::nan("");
+  if (std::isnan(normalizer)) normalizer = LogSumExp(logits);
   LogprobEntry entry;
   entry.logprob = static_cast<float>(logits[token] - normalizer);
   entry.top = TopLogits(logits, top);
@@ -241,22 +402,21 @@ LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top) {
 }
 
 StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch) {
+  if (params.logits.empty() && params.summary != nullptr) return DrawFromSummary(params, scratch);
   const SamplingParams& sampling = *params.sampling;
   const std::span<const float> logits = ChangedLogits(params, scratch);
   const Greatest greatest = FindGreatest(logits);
-  if (greatest.has_nan || !std::isfinite(greatest.logit)) {
-    return absl::InternalError("the logits hold no finite greatest value");
-  }
+  if (greatest.has_nan || !std::isfinite(greatest.logit)) return NoGreatest();
   Drawn drawn;
   drawn.token = greatest.token;
   if (sampling.temperature >= kGreedyTemperature) {
     CollectCandidates(logits, greatest.logit, sampling, scratch.candidates);
-    CutTopK(sampling.top_k, scratch.candidates);
-    CutTopP(sampling.top_p, scratch.candidates);
-    CutTypical(sampling.typical_p, scratch.candidates);
-    drawn.token = Pick(scratch.candidates, UniformAt(params.seed, params.position));
+    drawn.token = DrawAmong(params, static_cast<int>(logits.size()), StatedWeight(params, IsChanged(params)),
+                            /*limit=*/0, scratch);
   }
-  if (sampling.logprobs >= 0) drawn.logprobs = LogprobsOf(params.logits, drawn.token, sampling.logprobs);
+  if (sampling.logprobs >= 0) {
+    drawn.logprobs = LogprobsOf(params.logits, drawn.token, sampling.logprobs, params.summary);
+  }
   return drawn;
 }
 

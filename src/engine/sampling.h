@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "engine/request.h"
+#include "engine/row_summary.h"
 
 namespace moesaic::engine {
 
@@ -36,13 +37,15 @@ Status CheckSampling(const SamplingParams& sampling, int vocab_size);
 
 /// Input of one draw.
 struct DrawParams {
-  std::span<const float> logits;  // [vocab], not changed
+  std::span<const float> logits;  // [vocab], not changed; empty: only `summary` is known
   const SamplingParams* sampling;
   const TokenHistory* history;
   std::span<const int32_t> banned;      // not drawn unless the mask leaves nothing else
   std::span<const uint32_t> mask = {};  // bit i: token i may be drawn; empty: all may
   uint64_t seed;
   uint64_t position;  // of the drawn token in its sequence; the draw depends on (seed, position) only
+  // Of the row, if several ranks have the head. With one, results are equal with and without logits.
+  const RowSummary* summary = nullptr;
 };
 
 /// Scratch memory of successive draws on one thread.
@@ -52,19 +55,26 @@ struct DrawScratch {
     float weight;  // exp((logit - greatest) / temperature)
   };
   std::vector<float> logits;
+  std::vector<TokenLogit> best;
   std::vector<Candidate> candidates;
 };
 
 struct Drawn {
   int32_t token = 0;
-  LogprobEntry logprobs;  // when sampling->logprobs >= 0
+  bool needs_logits = false;  // the summary alone does not decide: the row's logits are needed
+  LogprobEntry logprobs;      // when sampling->logprobs >= 0
 };
 
 /// Internal: no finite logit is left, or one is NaN. Ties go to the lower id.
 StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch);
 
-/// Log-softmax over `logits` of `token` and of the `top` most likely tokens.
-LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top);
+/// The sums that a draw with `sampling` takes from summaries.
+RowNeeds NeedsOf(const SamplingParams& sampling);
+
+/// Log-softmax over `logits` of `token` and of the `top` most likely tokens. The normalizer is that of
+/// `summary`, if it has one.
+LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top,
+                        const RowSummary* summary = nullptr);
 
 /// The token of the greatest logit, ties to the lower id; -1: a logit is NaN.
 int32_t LikeliestToken(std::span<const float> logits);

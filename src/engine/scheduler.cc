@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "engine/plan_scratch.h"
+#include "engine/sampling.h"
 
 namespace moesaic::engine {
 namespace {
@@ -166,6 +167,7 @@ StepBatch Scheduler::TakePending() {
 
 StepBatch Scheduler::BatchOf(const StepPlan& plan) {
   StepBatch batch = TakePending();
+  batch.candidates = kRowCandidates;
   for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
     // Only the sequence may hold blocks that its rows are written to.
@@ -173,7 +175,12 @@ StepBatch Scheduler::BatchOf(const StepPlan& plan) {
          i < tensor::KvBlocksFor(sequence.computed + chunk.rows()); ++i) {
       MOESAIC_CHECK(sequence.blocks[i].unique());
     }
-    batch.AddRows({.sequence = sequence.id, .start = sequence.computed, .first_logits = chunk.FirstLogits()},
+    RowNeeds needs = NeedsOf(sequence.request.sampling);
+    needs.normalizer |= sequence.request.prompt_logprobs;
+    batch.AddRows({.sequence = sequence.id,
+                   .start = sequence.computed,
+                   .first_logits = chunk.FirstLogits(),
+                   .needs = needs},
                   std::span(sequence.tokens).subspan(sequence.computed, chunk.count),
                   std::span(sequence.draft.tokens).first(chunk.drafts), sequence.block_table,
                   sequence.sparsity ? &*sequence.sparsity : nullptr);

@@ -14,7 +14,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "batches are written as they are in memory");
 
 constexpr uint32_t kMagic = 0x4253'4d6d;  // "mMSB"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 class Writer {
  public:
@@ -92,7 +92,7 @@ class Reader {
 };
 
 constexpr size_t kOpBytes = 2 + 5 * sizeof(int32_t) + 2 * sizeof(uint64_t);
-constexpr size_t kRowsBytes = sizeof(uint64_t) + 7 * sizeof(int32_t);
+constexpr size_t kRowsBytes = sizeof(uint64_t) + 7 * sizeof(int32_t) + sizeof(float) + 1;
 constexpr size_t kSparsityBytes = 4 * sizeof(int32_t);
 
 void PutOps(const cache::KvOps& ops, Writer* writer) {
@@ -169,6 +169,9 @@ Status CheckRows(const BatchRows& rows, const StepBatch& batch) {
   if (rows.first_logits < 0 || rows.first_logits > rows.count) {
     return InvalidArgument("step batch: logits from row {} of {} on", rows.first_logits, rows.count);
   }
+  if (!(rows.needs.temperature >= 0)) {
+    return InvalidArgument("step batch: a temperature must be at least 0, found {}", rows.needs.temperature);
+  }
   if (rows.sparsity < -1 || rows.sparsity >= std::ssize(batch.sparsity)) {
     return InvalidArgument("step batch: sparsity setting {} of {}", rows.sparsity, batch.sparsity.size());
   }
@@ -206,6 +209,9 @@ void StepBatch::AddRows(BatchRows added, std::span<const int32_t> row_tokens, st
 Status CheckBatch(const StepBatch& batch, const StepLimits& limits) {
   for (const cache::KvOps* ops : {&batch.ops_before, &batch.ops_after}) {
     for (const cache::KvOp& op : *ops) RETURN_IF_ERROR(CheckOp(op, limits));
+  }
+  if (batch.candidates < 0) {
+    return InvalidArgument("step batch: candidates must be at least 0, found {}", batch.candidates);
   }
   for (const int32_t token : batch.tokens) {
     if (token < 0 || token >= limits.vocab_size) {
@@ -248,6 +254,7 @@ std::string Serialize(const StepBatch& batch) {
   for (const bool flag : {batch.want_hidden, batch.count_experts, batch.want_routes}) {
     writer.Put(static_cast<uint8_t>(flag));
   }
+  writer.Put(batch.candidates);
   PutOps(batch.ops_before, &writer);
   PutOps(batch.ops_after, &writer);
   writer.PutAll(batch.ended);
@@ -260,6 +267,8 @@ std::string Serialize(const StepBatch& batch) {
                                  rows.first_block, rows.blocks, rows.sparsity}) {
       writer.Put(number);
     }
+    writer.Put(rows.needs.temperature);
+    writer.Put(static_cast<uint8_t>(rows.needs.normalizer));
   }
   writer.Put(static_cast<uint64_t>(batch.sparsity.size()));
   for (const kernels::SparsitySettings& setting : batch.sparsity) {
@@ -283,6 +292,7 @@ StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes) {
   batch.want_hidden = reader.GetBool("want_hidden");
   batch.count_experts = reader.GetBool("count_experts");
   batch.want_routes = reader.GetBool("want_routes");
+  batch.candidates = reader.Get<int32_t>();
   batch.ops_before = GetOps("ops_before", &reader);
   batch.ops_after = GetOps("ops_after", &reader);
   batch.ended = reader.GetAll<uint64_t>("ended");
@@ -295,6 +305,8 @@ StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes) {
                             &rows.first_block, &rows.blocks, &rows.sparsity}) {
       *number = reader.Get<int32_t>();
     }
+    rows.needs.temperature = reader.Get<float>();
+    rows.needs.normalizer = reader.GetBool("normalizer");
   }
   batch.sparsity.resize(reader.GetCount("sparsity", kSparsityBytes));
   for (kernels::SparsitySettings& setting : batch.sparsity) {

@@ -10,6 +10,8 @@
 
 #include "base/status.h"
 #include "cache/kv_op.h"
+#include "engine/rank_stats.h"
+#include "engine/row_summary.h"
 #include "kernels/block_sparsity.h"
 #include "models/model.h"
 
@@ -25,6 +27,7 @@ struct BatchRows {
   int32_t first_block = 0;   // of the sequence's block table, in StepBatch::block_tables
   int32_t blocks = 0;        // in the table; they hold start + count tokens
   int32_t sparsity = -1;     // index in StepBatch::sparsity; -1: the rows read all blocks
+  RowNeeds needs = {};       // of rows with logits
 
   bool operator==(const BatchRows&) const = default;
 };
@@ -42,6 +45,8 @@ struct StepBatch {
   bool want_hidden = false;  // final hidden states of all rows; always on for kMtp
   bool count_experts = false;
   bool want_routes = false;
+  // Candidates per row of logits in the summaries that ranks send; 0: they send the logits.
+  int32_t candidates = 0;
   cache::KvOps ops_before = {}, ops_after = {};
   std::vector<uint64_t> ended = {};  // sequences whose state executors release
   std::vector<int32_t> tokens = {};
@@ -57,10 +62,14 @@ struct StepBatch {
 
 /// The outcome of a step.
 struct StepResult {
-  std::span<const float> logits;  // [rows that need them, vocab_size], valid until the executor's next Run
-  std::span<const float> hidden;  // [rows, hidden_size] if wanted, valid as long
-  int64_t experts_read = 0;       // routed experts of all layers that rows go to, if counted
-  models::RouteTap routes;        // experts that routers chose, if wanted
+  // [rows that need them, vocab_size], valid until the executor's next Run; empty if there are summaries.
+  std::span<const float> logits;
+  std::span<const RowSummary> summaries;  // [rows that need logits] of a head on other ranks; valid as long
+  std::span<const float> hidden;          // [rows, hidden_size] if wanted, valid as long
+  int64_t experts_read = 0;               // routed experts of all layers that rows go to, if counted
+  models::RouteTap routes;                // experts that routers chose, if wanted
+  // Work of this step on this rank alone, or that of all steps so far on each rank of a job.
+  std::vector<RankStats> ranks;
   kernels::SparsityCounters sparsity;  // of all steps so far; failed and dropped ones are not counted
   cache::KvResult kv;
 };

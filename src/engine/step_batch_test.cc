@@ -26,7 +26,7 @@ using testing::HasSubstr;
 std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 StepBatch Example() {
-  StepBatch batch = {.want_hidden = true, .count_experts = true};
+  StepBatch batch = {.want_hidden = true, .count_experts = true, .candidates = 64};
   batch.ops_before = {{.kind = KvOpKind::kSave, .area = KvArea::kWarm, .block = 3, .slot = 1},
                       {.kind = KvOpKind::kCopy, .block = 1, .from = 2, .tokens = 40},
                       {.kind = KvOpKind::kLoad, .block = 4, .record = 17, .load = uint64_t{1} << 60}};
@@ -35,7 +35,9 @@ StepBatch Example() {
   const std::vector<int32_t> tokens = {1, 2, 3}, drafts = {4}, table = {5, 6};
   const kernels::SparsitySettings setting = {
       .budget_blocks = 8, .first_position = 3, .reuse = 4, .audit_every = 5};
-  batch.AddRows({.sequence = 11, .start = 62, .first_logits = 2}, tokens, drafts, table, &setting);
+  const RowNeeds needs = {.temperature = 0.5F, .normalizer = true};
+  batch.AddRows({.sequence = 11, .start = 62, .first_logits = 2, .needs = needs}, tokens, drafts, table,
+                &setting);
   batch.AddRows({.sequence = 12, .first_logits = 1}, drafts, {}, table);
   return batch;
 }
@@ -46,6 +48,7 @@ TEST(StepBatchTest, ParsingRestoresTheSerializedBatch) {
   const StatusOr<StepBatch> parsed = ParseStepBatch(Bytes(bytes));
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(Serialize(*parsed), bytes);
+  EXPECT_EQ(parsed->candidates, batch.candidates);
   EXPECT_EQ(parsed->ops_before, batch.ops_before);
   EXPECT_EQ(parsed->ops_after, batch.ops_after);
   EXPECT_EQ(parsed->ended, batch.ended);
@@ -77,11 +80,11 @@ TEST(StepBatchTest, MalformedBytesAreRefusedWithAReason) {
     return Message(ParseStepBatch(Bytes(bytes)).status());
   };
   EXPECT_THAT(message(0, 'x'), HasSubstr("the bytes are no step batch"));
-  EXPECT_THAT(message(4, 9), HasSubstr("this build reads version 2, found 9"));
+  EXPECT_THAT(message(4, 9), HasSubstr("this build reads version 3, found 9"));
   EXPECT_THAT(message(8, 2), HasSubstr("kind must be in [0, 2), found 2"));
   EXPECT_THAT(message(9, 2), HasSubstr("want_hidden must be 0 or 1, found 2"));
-  EXPECT_THAT(message(13, 120), HasSubstr("ops_before has"));
-  EXPECT_THAT(message(20, 100), HasSubstr("kind of an operation must be in [0, 10), found 100"));
+  EXPECT_THAT(message(17, 120), HasSubstr("ops_before has"));
+  EXPECT_THAT(message(24, 100), HasSubstr("kind of an operation must be in [0, 10), found 100"));
 }
 
 TEST(StepBatchTest, NumbersOutOfRangeAreRefusedWithAReason) {
@@ -99,6 +102,9 @@ TEST(StepBatchTest, NumbersOutOfRangeAreRefusedWithAReason) {
     return Message(CheckBatch(batch, limits));
   };
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[0].block = 8; }), HasSubstr("block outside [0, 8): 8"));
+  EXPECT_THAT(message([](StepBatch& b) { b.candidates = -1; }), HasSubstr("at least 0, found -1"));
+  EXPECT_THAT(message([](StepBatch& b) { b.rows[0].needs.temperature = NAN; }),
+              HasSubstr("temperature must be at least 0"));
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[0].slot = 2; }), HasSubstr("slot outside [0, 2): 2"));
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[1].tokens = 65; }), HasSubstr("copies 65 tokens"));
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[1].from = b.ops_before[1].block; }),

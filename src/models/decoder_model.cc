@@ -1,6 +1,7 @@
 #include "models/decoder_model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/elementwise.h"
 #include "layers/embedding.h"
@@ -12,6 +13,22 @@ using kernels::KvLayer;
 using kernels::SequenceSlice;
 using layers::ScratchScope;
 using layers::Step;
+
+namespace {
+
+// Appends the choices of a later part's rows, layer by layer.
+void AppendRoutes(RouteTap part, RouteTap* all) {
+  if (all->layers.empty()) {
+    *all = std::move(part);
+    return;
+  }
+  for (size_t i = 0; i < part.layers.size(); ++i) {
+    std::vector<int32_t>& ids = all->layers[i].ids;
+    ids.insert(ids.end(), part.layers[i].ids.begin(), part.layers[i].ids.end());
+  }
+}
+
+}  // namespace
 
 DecoderModel::DecoderModel(DecoderSpec spec, parallel::Shard shard, WeightMap weights, ModelInfo info,
                            layers::RopeTable rope, std::shared_ptr<parallel::RankGroups> groups)
@@ -129,10 +146,40 @@ void DecoderModel::RunLayers(const Step& step, std::span<const KvLayer> kv, floa
   size_t told = 0;
   for (int i = 0; i < shard_.layers.count; ++i) {
     decoder_.layers[i].Forward(step, kv[i], x);
+    if (groups_ != nullptr) {
+      if (groups_->failed()) return;  // the results are void
+      groups_->Progress();
+    }
     if (step.routes == nullptr || step.routes->layers.size() == told) continue;
     step.routes->layers.back().layer = shard_.layers.first + i;
     ++told;
   }
+}
+
+// Runs the rank's layers for the rows of `part`, whose residual stream is x [rows, hidden].
+void DecoderModel::RunPart(const ExecContext& ctx, const ForwardBatch& batch, const PipelinePart& part,
+                           std::span<const int32_t> positions, std::span<const KvLayer> kv,
+                           std::span<float> x, const ForwardOutput& out) const {
+  RouteTap routes;
+  const Step step{.ctx = ctx,
+                  .sequences = part.sequences,
+                  .positions = positions.subspan(part.rows.first, part.rows.count),
+                  .experts_read = out.experts_read,
+                  .routes = out.routes != nullptr ? &routes : nullptr,
+                  .fetcher = batch.fetcher,
+                  .groups = groups_.get()};
+  const std::span<const int32_t> tokens = batch.tokens.subspan(part.rows.first, part.rows.count);
+  shard_.has_embedding ? Embed(step, decoder_.embedding, tokens, x.data()) : groups_->AwaitHidden();
+  RunLayers(step, kv, x.data());
+  if (groups_ != nullptr && groups_->failed()) return;
+  if (out.routes != nullptr) AppendRoutes(std::move(routes), out.routes);
+  if (!shard_.has_head) return groups_->SendHidden(x);
+  const auto columns = static_cast<size_t>(info_.own_vocab.count), width = static_cast<size_t>(spec_.hidden);
+  ForwardOutput own = out;
+  own.logits = out.logits.subspan(part.logits.first * columns, part.logits.count * columns);
+  if (!out.hidden.empty()) own.hidden = out.hidden.subspan(part.rows.first * width, part.rows.count * width);
+  Finish(ctx, {.tokens = tokens, .sequences = part.sequences, .logit_rows = part.logit_rows},
+         decoder_.final_norm, decoder_.head, x.data(), own);
 }
 
 Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, std::span<const KvLayer> kv,
@@ -140,21 +187,23 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
   RETURN_IF_ERROR(Check(batch, kv, out));
   if (batch.tokens.empty()) return OkStatus();
   ScratchScope scratch(ctx);
-  const Step step{.ctx = ctx,
-                  .sequences = batch.sequences,
-                  .positions = Positions(scratch, ctx, batch),
-                  .experts_read = out.experts_read,
-                  .routes = out.routes,
-                  .fetcher = batch.fetcher,
-                  .groups = groups_.get()};
+  const std::span<const int32_t> positions = Positions(scratch, ctx, batch);
   if (out.routes != nullptr) out.routes->layers.clear();
-  const int64_t count = static_cast<int64_t>(step.rows()) * spec_.hidden;
-  auto* x = scratch.Take<float>(count);
-  const std::span<float> hidden(x, static_cast<size_t>(count));
-  shard_.has_embedding ? Embed(step, decoder_.embedding, batch.tokens, x) : groups_->ReceiveHidden(hidden);
-  RunLayers(step, kv, x);
-  shard_.has_head ? Finish(ctx, batch, decoder_.final_norm, decoder_.head, x, out)
-                  : groups_->SendHidden(hidden);
+  const auto width = static_cast<size_t>(spec_.hidden);
+  const size_t count = batch.tokens.size() * width;
+  const std::span<float> x(scratch.Take<float>(static_cast<int64_t>(count)), count);
+  const auto rows_of = [&](const PipelinePart& part) {
+    return x.subspan(part.rows.first * width, part.rows.count * width);
+  };
+  const int stages = groups_ == nullptr ? 1 : groups_->layout().degrees().pipeline;
+  const std::vector<PipelinePart> parts = SplitForPipeline(batch, stages);
+  for (const PipelinePart& part : parts) {
+    if (!shard_.has_embedding) groups_->ExpectHidden(rows_of(part));
+  }
+  for (const PipelinePart& part : parts) {
+    if (groups_ != nullptr && groups_->failed()) break;
+    RunPart(ctx, batch, part, positions, kv, rows_of(part), out);
+  }
   return groups_ == nullptr ? OkStatus() : groups_->TakeFailure();
 }
 

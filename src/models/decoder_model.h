@@ -4,6 +4,7 @@
 #include "models/decoder_spec.h"
 #include "models/decoder_weights.h"
 #include "models/model.h"
+#include "models/pipeline_parts.h"
 
 namespace moesaic::models {
 
@@ -16,6 +17,9 @@ class DecoderModel : public Model {
                                                         layers::MlaPath mla_path,
                                                         std::shared_ptr<parallel::RankGroups> groups);
   const ModelInfo& info() const override { return info_; }
+  parallel::GroupTraffic traffic() const override {
+    return groups_ == nullptr ? parallel::GroupTraffic{} : groups_->traffic();
+  }
   Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
                  std::span<const kernels::KvLayer> kv, const ForwardOutput& out) override;
   Status ForwardMtp(const kernels::ExecContext& ctx, int depth, const ForwardBatch& batch,
@@ -31,6 +35,9 @@ class DecoderModel : public Model {
                                      const ForwardBatch& batch);
   void Embed(const layers::Step& step, const tensor::PackedMatrix& table, std::span<const int32_t> tokens,
              float* x) const;
+  void RunPart(const kernels::ExecContext& ctx, const ForwardBatch& batch, const PipelinePart& part,
+               std::span<const int32_t> positions, std::span<const kernels::KvLayer> kv, std::span<float> x,
+               const ForwardOutput& out) const;
   void RunLayers(const layers::Step& step, std::span<const kernels::KvLayer> kv, float* x) const;
   void Finish(const kernels::ExecContext& ctx, const ForwardBatch& batch, const float* norm,
               const layers::Linear& head, float* x, const ForwardOutput& out) const;

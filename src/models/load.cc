@@ -5,6 +5,7 @@
 #include "models/decoder_model.h"
 #include "models/model_info.h"
 #include "models/numa_nodes.h"
+#include "models/packed_slices.h"
 #include "runtime/topology.h"
 
 namespace moesaic::models {
@@ -36,17 +37,46 @@ StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, parallel::Shard shard,
 // The other half is left for the KV cache and other processes.
 bool FitsTwice(int64_t bytes) { return bytes <= runtime::AvailableMemory() / 2; }
 
+// The mapping of the file ends with the load, so that only the rank's part stays in memory.
+StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const PackedFile& file,
+                                                 DecoderSpec spec, const WeightPlan& whole,
+                                                 const LoadOptions& options, runtime::ThreadPool& pool) {
+  const parallel::RankGroups& groups = *options.groups;
+  if (options.placement == Placement::kMap) {
+    return InvalidArgument("{}: each rank copies its part of a packed file, so --mmap can't be on with {}",
+                           path, Name(groups.layout().degrees()));
+  }
+  parallel::Shard shard;
+  WeightPlan plan;
+  // If the parts of some rank can't be cut out of the file, all ranks return the same error.
+  for (int rank = 0; rank < groups.layout().ranks(); ++rank) {
+    ASSIGN_OR_RETURN(parallel::Shard part,
+                     parallel::MakeShard(groups.layout(), rank, DivisibleShape(spec, whole)));
+    ASSIGN_OR_RETURN(WeightPlan planned, PlanShardOfPacked(spec, whole, part, path));
+    if (rank != groups.rank()) continue;
+    shard = std::move(part);
+    plan = std::move(planned);
+  }
+  ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan, pool));
+  if (placement.policy == NumaPolicy::kSlice && placement.images() > 1) {
+    return Unimplemented(
+        "{}: ranks of a packed file can't have weights that are {}; --numa auto leaves the "
+        "placement to the system",
+        path, ToString(options.numa));
+  }
+  ASSIGN_OR_RETURN(WeightMap weights,
+                   WeightMap::CopyShard(file, whole, std::move(plan), options.progress, placement, pool));
+  return Finish(std::move(spec), std::move(shard), std::move(weights), WeightSource::kCopied, placement,
+                options);
+}
+
 StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec spec,
                                             const LoadOptions& options, runtime::ThreadPool& pool) {
   ASSIGN_OR_RETURN(std::shared_ptr<const PackedFile> file, PackedFile::Open(path));
   DropAbsentMtp(*file, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
   if (options.groups != nullptr && options.groups->layout().ranks() > 1) {
-    return Unimplemented(
-        "{}: a packed file has the matrices of the whole model; ranks load their parts of the checkpoint "
-        "that "
-        "it was made from",
-        path);
+    return LoadPackedShard(path, *file, std::move(spec), plan, options, pool);
   }
   parallel::Shard whole = parallel::WholeModel(ShapeOf(spec));
   const bool copied = options.placement == Placement::kCopy ||

@@ -133,6 +133,8 @@ class Model {
                                                runtime::ThreadPool& pool);
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
+  /// Of the groups of this rank; zero on one rank.
+  virtual parallel::GroupTraffic traffic() const { return {}; }
 
   /// Runs all layers over the batch, together with the other ranks of its layout, and writes keys and values
   /// of the new tokens into `kv` [info().kv.layers]. Results are deterministic, and those of a sequence do

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "models/packed_slices.h"
 
 namespace moesaic::models {
 
@@ -104,6 +105,27 @@ StatusOr<WeightMap> WeightMap::Copy(const checkpoint::PackedFile& file, WeightPl
       // Padding between the parts of a matrix and after a region is not copied but counts as progress.
       if (first + part.size() == pieces.size()) done = region.start + region.placed_bytes();
       if (progress && !progress(done, map.image_.total())) return Cancelled("loading was stopped");
+    }
+  }
+  RETURN_IF_ERROR(map.image_.Mirror(progress, pool));
+  map.EnterImage();
+  return map;
+}
+
+StatusOr<WeightMap> WeightMap::CopyShard(const checkpoint::PackedFile& file, const WeightPlan& whole,
+                                         WeightPlan plan, const PackProgress& progress,
+                                         const NumaPlacement& placement, runtime::ThreadPool& pool) {
+  MOESAIC_CHECK(placement.policy != NumaPolicy::kSlice || placement.images() == 1);
+  WeightMap map;
+  map.plan_ = std::make_unique<WeightPlan>(std::move(plan));
+  ASSIGN_OR_RETURN(map.image_, WeightImage::Allocate(*map.plan_, placement, progress, pool));
+  for (const RegionPlan& region : map.plan_->regions) {
+    ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, file.Region(region.decl.name));
+    const std::vector<SlicePiece> pieces =
+        SlicePieces(*whole.Find(region.decl.name), bytes.data(), region, map.image_.data() + region.start);
+    pool.Run(std::ssize(pieces), [&](int64_t task, int) { pieces[task].Copy(); });
+    if (progress && !progress(region.start + region.placed_bytes(), map.image_.total())) {
+      return Cancelled("loading was stopped");
     }
   }
   RETURN_IF_ERROR(map.image_.Mirror(progress, pool));

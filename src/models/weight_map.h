@@ -25,6 +25,11 @@ class WeightMap {
   static StatusOr<WeightMap> Copy(const checkpoint::PackedFile& file, WeightPlan plan,
                                   const PackProgress& progress, const NumaPlacement& placement,
                                   runtime::ThreadPool& pool);
+  /// Copies one rank's part of a packed file: `plan`, which PlanShardOfPacked made from `whole`. The
+  /// placement is not kSlice.
+  static StatusOr<WeightMap> CopyShard(const checkpoint::PackedFile& file, const WeightPlan& whole,
+                                       WeightPlan plan, const PackProgress& progress,
+                                       const NumaPlacement& placement, runtime::ThreadPool& pool);
   /// References a packed file's regions, which stay mapped for the lifetime of the result; reads nothing.
   static StatusOr<WeightMap> Map(std::shared_ptr<const checkpoint::PackedFile> file, WeightPlan plan);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "parallel/job_wait.h"
+
 namespace moesaic::parallel {
 namespace {
 
@@ -24,7 +26,7 @@ StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, c
     options.time_limit_s = time_limit_s;
     options.first_tag = kTensorTag;
     ASSIGN_OR_RETURN(comm::Topology shards, topology.Selected(ranks));
-    ASSIGN_OR_RETURN(groups->tensor_ranks_, comm::GroupTransport::Create(job, ranks));
+    ASSIGN_OR_RETURN(groups->tensor_ranks_, comm::GroupTransport::Create(groups->job_, ranks));
     ASSIGN_OR_RETURN(groups->tensor_,
                      comm::Communicator::Create(*groups->tensor_ranks_, std::move(shards), options));
   }
@@ -33,6 +35,7 @@ StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, c
 
 RankGroups::~RankGroups() {
   for (const PendingSend& send : sends_) job_.Cancel(send.id);
+  DropExpected();
 }
 
 int RankGroups::StageRank(int step) const {
@@ -56,6 +59,7 @@ void RankGroups::Sum(std::span<float> values) {
 
 void RankGroups::SendHidden(std::span<const float> hidden) {
   if (!failure_.ok()) return;
+  FreeSends();
   PendingSend send;
   if (!free_.empty()) {
     send.hidden = std::move(free_.back());
@@ -70,20 +74,52 @@ void RankGroups::SendHidden(std::span<const float> hidden) {
   sends_.push_back(std::move(send));
 }
 
-void RankGroups::ReceiveHidden(std::span<float> hidden) {
-  std::fill(hidden.begin(), hidden.end(), 0.0F);
-  if (!failure_.ok()) return;
-  const double begin = job_.Now();
-  const StatusOr<comm::TransferId> id =
-      job_.Receive(StageRank(-1), kHiddenTag, std::as_writable_bytes(hidden));
-  Keep(id.ok() ? comm::Wait(job_, *id, time_limit_s_) : id.status());
-  traffic_.seconds += job_.Now() - begin;
+// Sends end in order as far as the transport delivers in order; a later one that has ended waits here.
+void RankGroups::FreeSends() {
+  job_.Progress();
+  for (Status result; !sends_.empty() && job_.Test(sends_.front().id, &result);) {
+    Keep(std::move(result));
+    free_.push_back(std::move(sends_.front().hidden));
+    sends_.pop_front();
+  }
+}
+
+void RankGroups::ExpectHidden(std::span<float> hidden) {
+  Expected expected = {.id = {}, .hidden = hidden};
+  if (failure_.ok()) {
+    const StatusOr<comm::TransferId> id =
+        job_.Receive(StageRank(-1), kHiddenTag, std::as_writable_bytes(hidden));
+    expected.started = id.ok();
+    if (id.ok()) expected.id = *id;
+    Keep(id.status());
+  }
+  expected_.push_back(expected);
+}
+
+void RankGroups::AwaitHidden() {
+  const Expected expected = expected_.front();
+  expected_.pop_front();
+  if (failure_.ok()) {
+    const double begin = job_.Now();
+    Keep(WaitInJob(job_, expected.id, time_limit_s_));
+    traffic_.seconds += job_.Now() - begin;
+  } else if (expected.started) {
+    job_.Cancel(expected.id);
+  }
+  if (!failure_.ok()) std::fill(expected.hidden.begin(), expected.hidden.end(), 0.0F);
+}
+
+void RankGroups::DropExpected() {
+  for (const Expected& expected : expected_) {
+    if (expected.started) job_.Cancel(expected.id);
+  }
+  expected_.clear();
 }
 
 Status RankGroups::Finish() {
   for (PendingSend& send : sends_) {
     if (failure_.ok()) {
-      Keep(comm::Wait(job_, send.id, time_limit_s_));
+      Keep(WaitInJob(job_, send.id, time_limit_s_));
     } else {
       job_.Cancel(send.id);
     }
@@ -93,6 +129,9 @@ Status RankGroups::Finish() {
   return TakeFailure();
 }
 
-Status RankGroups::TakeFailure() { return std::exchange(failure_, OkStatus()); }
+Status RankGroups::TakeFailure() {
+  DropExpected();
+  return std::exchange(failure_, OkStatus());
+}
 
 }  // namespace moesaic::parallel

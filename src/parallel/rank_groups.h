@@ -1,6 +1,7 @@
 // Communication inside one forward pass: sums over the shards of a stage, and hidden states between stages.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "comm/collectives/communicator.h"
 #include "comm/topology/topology.h"
 #include "comm/transport/group_transport.h"
+#include "parallel/counted_transport.h"
 #include "parallel/layout.h"
 
 namespace moesaic::parallel {
@@ -16,10 +18,11 @@ namespace moesaic::parallel {
 /// Tags that groups use, from this one on; lower ones are free for other messages of the job.
 inline constexpr comm::Tag kFirstGroupTag = comm::Tag{1} << comm::kCommunicatorTagBits;
 
-/// Bytes that one rank sent, and time that it waited for other ranks.
+/// Bytes that one rank sent, and time that it waited for other ranks. All rise over the life of the groups.
 struct GroupTraffic {
   int64_t summed_bytes = 0;  // size of the vectors that were summed
   int64_t hidden_bytes = 0;  // hidden states sent to the next stage
+  int64_t sent_bytes = 0;    // messages of both kinds
   double seconds = 0;        // in sums and receives
 };
 
@@ -41,33 +44,62 @@ class RankGroups {
   bool has_shards() const { return tensor_ != nullptr; }
   /// Replaces `values` by the sum over the shards of the stage, which is bitwise equal on all of them.
   void Sum(std::span<float> values);
-  /// Sends hidden states to the next stage, which receives them in order; `hidden` is copied.
+  /// Sends hidden states to the next stage, which receives them in order; `hidden` is copied. Memory of
+  /// sends that have ended is used again.
   void SendHidden(std::span<const float> hidden);
-  /// Waits for hidden states of the previous stage.
-  void ReceiveHidden(std::span<float> hidden);
+  /// Starts to receive hidden states of the previous stage into `hidden`, which is borrowed until
+  /// AwaitHidden() or TakeFailure().
+  void ExpectHidden(std::span<float> hidden);
+  /// Waits for the oldest hidden states that are expected. They are zero after a failure.
+  void AwaitHidden();
+  /// Both.
+  void ReceiveHidden(std::span<float> hidden) {
+    ExpectHidden(hidden);
+    AwaitHidden();
+  }
+  /// Advances hidden states in both directions while the rank computes.
+  void Progress() {
+    if (!sends_.empty() || !expected_.empty()) job_.Progress();
+  }
+  /// Whether a call failed since the last TakeFailure().
+  bool failed() const { return !failure_.ok(); }
   /// Returns the first failure since the last call.
   Status TakeFailure();
   /// Waits until all hidden states are sent, and returns like TakeFailure().
   Status Finish();
 
-  const GroupTraffic& traffic() const { return traffic_; }
+  GroupTraffic traffic() const {
+    GroupTraffic traffic = traffic_;
+    traffic.sent_bytes = job_.sent_bytes();
+    return traffic;
+  }
+  /// Buffers of hidden states whose sends have not ended.
+  int pending_sends() const { return static_cast<int>(sends_.size()); }
 
  private:
   struct PendingSend {
     comm::TransferId id;
     std::vector<float> hidden;
   };
+  struct Expected {
+    comm::TransferId id;
+    std::span<float> hidden;
+    bool started = false;
+  };
   RankGroups(comm::Transport& job, const Layout& layout, double time_limit_s)
       : job_(job), layout_(layout), time_limit_s_(time_limit_s) {}
   int StageRank(int step) const;
   void Keep(Status status);
+  void FreeSends();
+  void DropExpected();
 
-  comm::Transport& job_;
+  CountedTransport job_;
   Layout layout_;
   double time_limit_s_;
   std::unique_ptr<comm::GroupTransport> tensor_ranks_;
   std::unique_ptr<comm::Communicator> tensor_;  // null: one shard
-  std::vector<PendingSend> sends_;
+  std::deque<PendingSend> sends_;
+  std::deque<Expected> expected_;
   std::vector<std::vector<float>> free_;  // memory of earlier sends
   Status failure_;
   GroupTraffic traffic_;

@@ -47,6 +47,62 @@ TEST(RankGroups, SendsHiddenStatesToTheNextStageInOrder) {
   });
 }
 
+TEST(RankGroups, UsesTheMemoryOfFinishedSendsAgain) {
+  const Layout layout = *Layout::Create({.pipeline = 2});
+  comm::RunRanks(2, [&](Transport& end) {
+    const auto groups = Join(end, layout);
+    std::vector<float> hidden(4096);
+    std::byte taken{};
+    for (int batch = 0; batch < 20; ++batch) {
+      if (groups->at().stage == 0) {
+        groups->SendHidden(hidden);
+        EXPECT_EQ(groups->pending_sends(), 1) << "the send before has ended";
+        ASSERT_TRUE(comm::Wait(end, *end.Receive(1, 0, {&taken, 1}), 60).ok());
+      } else {
+        groups->ReceiveHidden(hidden);
+        ASSERT_TRUE(comm::Wait(end, *end.Send(0, 0, {&taken, 1}), 60).ok());
+      }
+    }
+    EXPECT_TRUE(groups->Finish().ok());
+  });
+}
+
+TEST(RankGroups, ReceivesSeveralHiddenStatesThatAreExpected) {
+  const Layout layout = *Layout::Create({.pipeline = 2});
+  comm::RunRanks(2, [&](Transport& end) {
+    const auto groups = Join(end, layout);
+    constexpr size_t kParts = 5, kCount = 300;
+    std::vector<float> all(kParts * kCount);
+    for (size_t part = 0; part < kParts; ++part) {
+      const std::span<float> of = std::span(all).subspan(part * kCount, kCount);
+      if (groups->at().stage == 1) {
+        groups->ExpectHidden(of);
+      } else {
+        std::fill(of.begin(), of.end(), static_cast<float>(part));
+        groups->SendHidden(of);
+      }
+    }
+    for (size_t part = 0; part < kParts && groups->at().stage == 1; ++part) {
+      groups->AwaitHidden();
+      EXPECT_EQ(all[part * kCount], static_cast<float>(part));
+    }
+    EXPECT_TRUE(groups->Finish().ok());
+    EXPECT_EQ(groups->traffic().sent_bytes, groups->at().stage == 0 ? std::ssize(all) * 4 : 0);
+  });
+}
+
+// Stage 1 waits for stage 0, which waits for the dead rank.
+TEST(RankGroups, NamesADeadRankThatIsNotItsPeer) {
+  const Layout layout = *Layout::Create({.tensor = 2, .pipeline = 2});
+  comm::LocalJob job(4);
+  const auto groups = Join(job.end(2), layout);  // stage 1, shard 0; its peer is rank 0
+  job.Kill(1);
+  std::vector<float> hidden(64, 1.0F);
+  groups->ReceiveHidden(hidden);
+  EXPECT_EQ(hidden, std::vector<float>(64));
+  EXPECT_THAT(Message(groups->TakeFailure()), testing::HasSubstr("rank 1 died"));
+}
+
 TEST(RankGroups, KeepsTheFirstFailure) {
   const Layout layout = *Layout::Create({.tensor = 2});
   comm::LocalJob job(2);

@@ -1,0 +1,126 @@
+#include "engine/rank_reply.h"
+
+#include <numeric>
+#include <utility>
+
+namespace moesaic::engine {
+
+using parallel::Range;
+
+int64_t LogitRows(const StepBatch& batch) {
+  int64_t rows = 0;
+  for (const BatchRows& part : batch.rows) rows += part.count - part.first_logits;
+  return rows;
+}
+
+SliceSummaries SummarizeRows(const StepBatch& batch, std::span<const float> logits, Range columns,
+                             runtime::ThreadPool& threads) {
+  std::vector<const RowNeeds*> needs;
+  for (const BatchRows& part : batch.rows) {
+    needs.insert(needs.end(), part.count - part.first_logits, &part.needs);
+  }
+  SliceSummaries slices;
+  slices.sums.resize(needs.size());
+  std::vector<std::vector<TokenLogit>> best(needs.size());
+  threads.Run(std::ssize(needs), [&](int64_t row, int) {
+    slices.sums[row] = SummarizeSlice(logits.subspan(row * columns.count, columns.count), columns.first,
+                                      batch.candidates, *needs[row], &best[row]);
+  });
+  for (const std::vector<TokenLogit>& row : best) {
+    slices.counts.push_back(static_cast<int32_t>(row.size()));
+    slices.best.insert(slices.best.end(), row.begin(), row.end());
+  }
+  return slices;
+}
+
+std::vector<RowSummary> MergeRows(std::span<const SliceSummaries> slices, std::span<const Range> columns) {
+  const size_t rows = slices.empty() ? 0 : slices.front().sums.size();
+  std::vector<size_t> next(slices.size());
+  std::vector<RowSummary> merged;
+  merged.reserve(rows);
+  for (size_t row = 0; row < rows; ++row) {
+    std::vector<TokenLogit> best;
+    std::vector<int> counts;
+    std::vector<SliceSums> sums;
+    for (size_t i = 0; i < slices.size(); ++i) {
+      const auto from = slices[i].best.begin() + static_cast<ptrdiff_t>(next[i]);
+      counts.push_back(slices[i].counts[row]);
+      best.insert(best.end(), from, from + counts.back());
+      next[i] += counts.back();
+      sums.push_back(slices[i].sums[row]);
+    }
+    merged.push_back(MergeSlices(std::move(best), counts, columns, std::move(sums)));
+  }
+  return merged;
+}
+
+void PutReply(const Status& status, const RankReply& reply, MessageWriter* writer) {
+  const StepResult& result = reply.result;
+  writer->Put(status.code());
+  writer->PutText(Message(status));
+  writer->Put(result.experts_read);
+  writer->Put(result.ranks.empty() ? RankStats{} : result.ranks.front());
+  writer->Put(result.sparsity);
+  writer->Put(result.kv.swap_copy_seconds);
+  writer->Put(result.kv.warm_save_seconds);
+  writer->Put(result.kv.warm_restore_seconds);
+  writer->PutAll(result.kv.rejected_slots);
+  writer->Put(static_cast<uint32_t>(result.routes.layers.size()));
+  for (const models::RouteTap::Layer& layer : result.routes.layers) {
+    writer->Put(layer.layer);
+    writer->Put(layer.top_k);
+    writer->PutAll(layer.ids);
+  }
+  writer->PutAll(reply.slices.sums);
+  writer->PutAll(reply.slices.counts);
+  writer->PutAll(reply.slices.best);
+}
+
+namespace {
+
+Status CheckSlices(const SliceSummaries& slices, int64_t rows, Range columns) {
+  bool valid = std::ssize(slices.sums) == rows && std::ssize(slices.counts) == rows;
+  int64_t best = 0;
+  for (const int32_t count : slices.counts) {
+    valid &= count >= 0 && count <= columns.count;
+    best += count;
+  }
+  valid &= best == std::ssize(slices.best);
+  for (const TokenLogit& entry : slices.best) {
+    valid &= entry.token >= columns.first && entry.token < columns.end();
+  }
+  return valid ? OkStatus() : InvalidArgument("summaries of {} rows of logits expected, found others", rows);
+}
+
+}  // namespace
+
+StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, Range columns) {
+  MessageReader reader(bytes);
+  const auto code = reader.Get<StatusCode>();
+  const std::string_view text = reader.GetText();
+  if (code != StatusCode::kOk) return Status(code, fmt::format("rank {}: {}", rank, text));
+  RankReply reply;
+  StepResult& result = reply.result;
+  result.experts_read = reader.Get<int64_t>();
+  result.ranks = {reader.Get<RankStats>()};
+  result.ranks.front().rank = rank;
+  result.sparsity = reader.Get<kernels::SparsityCounters>();
+  result.kv.swap_copy_seconds = reader.Get<double>();
+  result.kv.warm_save_seconds = reader.Get<double>();
+  result.kv.warm_restore_seconds = reader.Get<double>();
+  result.kv.rejected_slots = reader.GetAll<int32_t>();
+  const auto layers = reader.Get<uint32_t>();
+  for (uint32_t i = 0; i < layers && i < bytes.size(); ++i) {
+    const int layer = reader.Get<int>(), top_k = reader.Get<int>();
+    result.routes.layers.push_back({.layer = layer, .top_k = top_k, .ids = reader.GetAll<int32_t>()});
+  }
+  reply.slices.sums = reader.GetAll<SliceSums>();
+  reply.slices.counts = reader.GetAll<int32_t>();
+  reply.slices.best = reader.GetAll<TokenLogit>();
+  const std::string name = fmt::format("rank {}", rank);
+  RETURN_IF_ERROR(Annotate(reader.Finish(), name));
+  RETURN_IF_ERROR(Annotate(CheckSlices(reply.slices, rows, columns), name));
+  return reply;
+}
+
+}  // namespace moesaic::engine

@@ -1,0 +1,46 @@
+// The outcome of a batch on one rank, as it is sent to the driver.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/rank_messages.h"
+#include "engine/row_summary.h"
+#include "engine/step_batch.h"
+#include "parallel/shard.h"
+#include "runtime/thread_pool.h"
+
+namespace moesaic::engine {
+
+/// One rank's columns of all rows that need logits.
+struct SliceSummaries {
+  std::vector<SliceSums> sums;   // [rows]
+  std::vector<int32_t> counts;   // [rows] candidates
+  std::vector<TokenLogit> best;  // of all rows, one after the other
+};
+
+/// Summarizes `logits` [rows, columns.count], a rank's columns of the rows of `batch` that need logits.
+SliceSummaries SummarizeRows(const StepBatch& batch, std::span<const float> logits, parallel::Range columns,
+                             runtime::ThreadPool& threads);
+
+/// Rows that need logits.
+int64_t LogitRows(const StepBatch& batch);
+
+/// Merges the slices of the ranks that have part of the head, in the order of `columns` [slices].
+std::vector<RowSummary> MergeRows(std::span<const SliceSummaries> slices,
+                                  std::span<const parallel::Range> columns);
+
+/// Everything but logits and hidden states.
+struct RankReply {
+  StepResult result;
+  SliceSummaries slices;
+};
+
+void PutReply(const Status& status, const RankReply& reply, MessageWriter* writer);
+/// Returns the rank's own error, if it sent one, with the rank's number. InvalidArgument: the reply has not
+/// `rows` rows of `columns`.
+StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, parallel::Range columns);
+
+}  // namespace moesaic::engine

@@ -1,0 +1,23 @@
+// Work of the ranks of a model, for /metrics.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace moesaic::engine {
+
+/// Totals of one rank over the engine's life.
+struct RankStats {
+  int rank = 0;
+  double step_seconds = 0;      ///< In batches: computation and exchange.
+  double exchange_seconds = 0;  ///< Part of it: in sums over shards, and waiting for hidden states.
+  int64_t bytes_sent = 0;       ///< All messages to other ranks, those of the driver included.
+  /// Time of computation, step_seconds - exchange_seconds, divided by its mean over all ranks. 1: balanced.
+  double imbalance = 1;
+};
+
+/// Adds the work of one step, [ranks], and updates `imbalance`.
+void AddWork(std::span<const RankStats> step, std::vector<RankStats>* totals);
+
+}  // namespace moesaic::engine

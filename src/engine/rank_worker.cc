@@ -1,0 +1,141 @@
+// RunRank: the loop of a rank other than the driver.
+#include <utility>
+
+#include "engine/kv_budget.h"
+#include "engine/rank_messages.h"
+#include "engine/rank_reply.h"
+#include "engine/ranked_executor.h"
+#include "parallel/counted_transport.h"
+
+namespace moesaic::engine {
+namespace {
+
+constexpr int kDriver = 0;
+
+class RankWorker {
+ public:
+  RankWorker(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+             comm::Transport& job, const parallel::Layout& layout, double time_limit_s)
+      : model_(model),
+        kernels_(kernels),
+        threads_(threads),
+        job_(job),
+        first_shard_(layout.At(job.rank()).shard == 0),
+        time_limit_s_(time_limit_s) {}
+
+  /// Runs commands until the driver ends the job.
+  Status Run(const std::function<bool()>& stop) {
+    for (;;) {
+      ASSIGN_OR_RETURN(const std::string message,
+                       AwaitMessage(job_, kDriver, RankTag::kCommand, stop, time_limit_s_));
+      const auto command = message.empty() ? RankCommand::kEnd : static_cast<RankCommand>(message[0]);
+      if (command == RankCommand::kEnd) return OkStatus();
+      RETURN_IF_ERROR(Apply(command, std::string_view(message).substr(1)));
+    }
+  }
+
+ private:
+  Status Apply(RankCommand command, std::string_view body) {
+    switch (command) {
+      case RankCommand::kSetup:
+        return SetUpAndReply(body);
+      case RankCommand::kBatch:
+        return RunBatch(body);
+      case RankCommand::kFetch:
+        return SendLogits(body);
+      case RankCommand::kEnd:
+        break;
+    }
+    return InvalidArgument("an unknown command came from the driver; all ranks must run the same version");
+  }
+
+  Status SetUp(std::string_view body) {
+    MessageReader reader(body);
+    const auto setup = reader.Get<RankSetup>();
+    RETURN_IF_ERROR(reader.Finish());
+    const tensor::KvLayout layout =
+        LayoutFor(model_.info().kv, setup.dtype, setup.key_summaries, setup.summary_kind);
+    ASSIGN_OR_RETURN(store_, cache::KvStore::Create({.layout = layout,
+                                                     .blocks = setup.blocks,
+                                                     .swap_slots = setup.swap_slots,
+                                                     .warm_slots = setup.warm_slots,
+                                                     .warm_exact = setup.warm_exact},
+                                                    threads_));
+    executor_ =
+        std::make_unique<LocalExecutor>(model_, kernels_, threads_, *store_, setup.first_sparse_layer);
+    executor_->BindCaller();
+    return OkStatus();
+  }
+
+  Status SetUpAndReply(std::string_view body) {
+    const Status status = SetUp(body);
+    MessageWriter reply;
+    reply.Put(status.code());
+    reply.PutText(Message(status));
+    reply.Put(model_.info().own_vocab);
+    RETURN_IF_ERROR(SendMessage(job_, kDriver, RankTag::kReply, reply.bytes(), time_limit_s_));
+    return status;
+  }
+
+  StatusOr<StepResult> Compute(std::string_view body, StepBatch* batch) {
+    if (executor_ == nullptr) return InvalidArgument("a batch came before the cache's size");
+    ASSIGN_OR_RETURN(*batch, ParseStepBatch(std::as_bytes(std::span(body))));
+    RETURN_IF_ERROR(CheckBatch(*batch, executor_->limits()));
+    return executor_->Run(*batch);
+  }
+
+  Status RunBatch(std::string_view body) {
+    StepBatch batch;
+    RankReply reply;
+    StatusOr<StepResult> computed = Compute(body, &batch);
+    if (computed.ok()) {
+      reply.result = *std::move(computed);
+      // Messages of the last reply are counted now.
+      const int64_t sent = job_.sent_bytes();
+      reply.result.ranks.front().bytes_sent += sent - std::exchange(counted_bytes_, sent);
+      if (batch.candidates > 0 && model_.info().own_vocab.count > 0) {
+        reply.slices = SummarizeRows(batch, reply.result.logits, model_.info().own_vocab, threads_);
+      }
+    }
+    MessageWriter writer;
+    PutReply(computed.status(), reply, &writer);
+    RETURN_IF_ERROR(SendMessage(job_, kDriver, RankTag::kReply, writer.bytes(), time_limit_s_));
+    RETURN_IF_ERROR(computed.status());
+    if (batch.candidates == 0 && !reply.result.logits.empty()) {
+      RETURN_IF_ERROR(SendFloats(job_, kDriver, RankTag::kLogits, reply.result.logits, time_limit_s_));
+    }
+    if (first_shard_ && !reply.result.hidden.empty()) {
+      RETURN_IF_ERROR(SendFloats(job_, kDriver, RankTag::kHidden, reply.result.hidden, time_limit_s_));
+    }
+    return OkStatus();
+  }
+
+  Status SendLogits(std::string_view body) {
+    MessageReader reader(body);
+    const std::vector<int32_t> rows = reader.GetAll<int32_t>();
+    RETURN_IF_ERROR(reader.Finish());
+    if (executor_ == nullptr) return InvalidArgument("logits were requested before the cache's size");
+    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->FetchLogits(rows));
+    return SendFloats(job_, kDriver, RankTag::kLogits, logits, time_limit_s_);
+  }
+
+  models::Model& model_;
+  const kernels::KernelTable& kernels_;
+  runtime::ThreadPool& threads_;
+  parallel::CountedTransport job_;
+  const bool first_shard_;
+  const double time_limit_s_;
+  int64_t counted_bytes_ = 0;  // of the messages of this rank to the driver
+  std::unique_ptr<cache::KvStore> store_;
+  std::unique_ptr<LocalExecutor> executor_;
+};
+
+}  // namespace
+
+Status RunRank(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+               comm::Transport& job, const parallel::Layout& layout, const std::function<bool()>& stop,
+               double time_limit_s) {
+  return RankWorker(model, kernels, threads, job, layout, time_limit_s).Run(stop);
+}
+
+}  // namespace moesaic::engine

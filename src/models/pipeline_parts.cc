@@ -1,0 +1,65 @@
+#include "models/pipeline_parts.h"
+
+#include <algorithm>
+
+namespace moesaic::models {
+namespace {
+
+using kernels::SequenceSlice;
+using parallel::Range;
+
+// A part reads all weights of its rows' experts again. From 32 rows on, dense matrices are bound by
+// computation.
+constexpr int kMinPartRows = 32;
+// With m parts, a stage computes m / (m + stages - 1) of the time: 4/5 or more.
+constexpr int kPartsPerStage = 4;
+
+// Parts of about equal size that begin with a sequence.
+std::vector<Range> PartsBetweenSequences(std::span<const SequenceSlice> sequences, int rows, int stages) {
+  const int parts = std::min<int>(stages, static_cast<int>(sequences.size()));
+  std::vector<Range> ranges(parts);
+  for (const SequenceSlice& sequence : sequences) {
+    const int middle = sequence.row + sequence.count / 2;
+    Range& range = ranges[int64_t{middle} * parts / rows];
+    if (range.count == 0) range.first = sequence.row;
+    range.count += sequence.count;
+  }
+  std::erase_if(ranges, [](const Range& range) { return range.count == 0; });
+  return ranges;
+}
+
+PipelinePart PartOf(const ForwardBatch& batch, Range rows) {
+  PipelinePart part = {.rows = rows, .logits = {}};
+  for (const SequenceSlice& sequence : batch.sequences) {
+    const int first = std::max(sequence.row, rows.first);
+    const int end = std::min(sequence.row + sequence.count, rows.end());
+    if (first >= end) continue;
+    SequenceSlice& slice = part.sequences.emplace_back(sequence);
+    slice.start += first - sequence.row;
+    slice.count = end - first;
+    slice.row = first - rows.first;
+  }
+  for (const int32_t row : batch.logit_rows) {
+    if (row < rows.first) ++part.logits.first;
+    if (row >= rows.first && row < rows.end()) part.logit_rows.push_back(row - rows.first);
+  }
+  part.logits.count = static_cast<int>(part.logit_rows.size());
+  return part;
+}
+
+}  // namespace
+
+std::vector<PipelinePart> SplitForPipeline(const ForwardBatch& batch, int stages) {
+  const auto rows = static_cast<int>(batch.tokens.size());
+  std::vector<Range> ranges = {{0, rows}};
+  if (stages > 1 && rows >= 2 * kMinPartRows) {
+    ranges = parallel::Divide(rows, 1, std::min(rows / kMinPartRows, kPartsPerStage * stages));
+  } else if (stages > 1) {
+    ranges = PartsBetweenSequences(batch.sequences, rows, stages);
+  }
+  std::vector<PipelinePart> parts;
+  for (const Range& range : ranges) parts.push_back(PartOf(batch, range));
+  return parts;
+}
+
+}  // namespace moesaic::models

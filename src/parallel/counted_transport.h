@@ -1,0 +1,42 @@
+// A transport that counts the bytes which this rank sends.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/transport/transport.h"
+
+namespace moesaic::parallel {
+
+/// Borrows the transport, whose rules it has.
+class CountedTransport : public comm::Transport {
+ public:
+  explicit CountedTransport(comm::Transport& job) : job_(job) {}
+
+  /// Size of all messages of sends that were started.
+  int64_t sent_bytes() const { return sent_bytes_; }
+
+  std::string_view name() const override { return job_.name(); }
+  int rank() const override { return job_.rank(); }
+  int size() const override { return job_.size(); }
+  StatusOr<comm::TransferId> Send(int peer, comm::Tag tag, std::span<const std::byte> data) override {
+    sent_bytes_ += std::ssize(data);
+    return job_.Send(peer, tag, data);
+  }
+  StatusOr<comm::TransferId> Receive(int peer, comm::Tag tag, std::span<std::byte> data) override {
+    return job_.Receive(peer, tag, data);
+  }
+  void Progress() override { job_.Progress(); }
+  bool Test(comm::TransferId id, Status* result) override { return job_.Test(id, result); }
+  void Cancel(comm::TransferId id) override { job_.Cancel(id); }
+  size_t EagerBytes() const override { return job_.EagerBytes(); }
+  bool failed(int peer) const override { return job_.failed(peer); }
+  double SilentSeconds(int peer) const override { return job_.SilentSeconds(peer); }
+  double Now() const override { return job_.Now(); }
+  void Idle() override { job_.Idle(); }
+
+ private:
+  comm::Transport& job_;
+  int64_t sent_bytes_ = 0;
+};
+
+}  // namespace moesaic::parallel

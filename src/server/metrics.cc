@@ -213,6 +213,26 @@ struct Metrics::Impl {
       Counter("moesaic:prefill_seconds_total", "Engine time spent in prefill; mixed steps are split by rows");
   prometheus::Counter& decode_seconds =
       Counter("moesaic:decode_seconds_total", "Engine time spent in decode");
+  // By rank, for a model on several ranks.
+  prometheus::Family<prometheus::Counter>& rank_seconds =
+      prometheus::BuildCounter()
+          .Name("moesaic:rank_step_seconds_total")
+          .Help("Time of a rank in steps: computation and exchange")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& rank_exchange =
+      prometheus::BuildCounter()
+          .Name("moesaic:rank_exchange_seconds_total")
+          .Help("Part of it in sums with other ranks, and waiting for hidden states of the stage before")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& rank_bytes = prometheus::BuildCounter()
+                                                            .Name("moesaic:rank_sent_bytes_total")
+                                                            .Help("Bytes that a rank sent to other ranks")
+                                                            .Register(registry);
+  prometheus::Family<prometheus::Gauge>& rank_imbalance =
+      prometheus::BuildGauge()
+          .Name("moesaic:rank_imbalance")
+          .Help("Time of a rank's computation, divided by the mean of all ranks; 1 is balanced")
+          .Register(registry);
   prometheus::Family<prometheus::Gauge>& kernels = prometheus::BuildGauge()
                                                        .Name("moesaic:kernel_info")
                                                        .Help("Implementation of each operator")
@@ -305,6 +325,13 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
   Impl::Follow(m.evictions, static_cast<double>(engine.cache_evictions));
   Impl::Follow(m.swapped_out, static_cast<double>(engine.swapped_out));
   Impl::Follow(m.swapped_in, static_cast<double>(engine.swapped_in));
+  for (const engine::RankStats& rank : engine.ranks) {
+    const Labels labels = {{"rank", std::to_string(rank.rank)}};
+    Impl::Follow(m.rank_seconds.Add(labels), rank.step_seconds);
+    Impl::Follow(m.rank_exchange.Add(labels), rank.exchange_seconds);
+    Impl::Follow(m.rank_bytes.Add(labels), static_cast<double>(rank.bytes_sent));
+    m.rank_imbalance.Add(labels).Set(rank.imbalance);
+  }
   m.swap.Add({{"state", "used"}}).Set(engine.swapped_blocks);
   m.swap.Add({{"state", "free"}}).Set(engine.swap_blocks - engine.swapped_blocks);
   const cache::DiskTierStats& disk = engine.disk;

@@ -265,6 +265,10 @@ class Serving(RanksCase):
         ranks = children(server.process.pid)
         status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
         self.assertEqual(status, 200, answer)
+        for rank in range(4):
+            self.assertGreater(server.metrics()[f'moesaic:rank_step_seconds_total{{rank="{rank}"}}'], 0)
+            self.assertGreater(server.metrics()[f'moesaic:rank_sent_bytes_total{{rank="{rank}"}}'], 0)
+            self.assertGreater(server.metrics()[f'moesaic:rank_imbalance{{rank="{rank}"}}'], 0)
         self.assertEqual(server.stop(), 0)
         until(lambda: all(map(ended, ranks)), limit())
 

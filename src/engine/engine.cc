@@ -500,6 +500,7 @@ Status ContinuousEngine::Score(std::span<const int32_t> ids,
     StepBatch batch;
     if (start == 0) batch.ended.push_back(kScoredSequence);  // of a run that failed
     batch.want_routes = routes != nullptr;
+    batch.candidates = 0;
     batch.AddRows({.sequence = kScoredSequence, .start = static_cast<int>(start), .first_logits = 0},
                   ids.subspan(start, count), {}, table,
                   defaults.mode == SparsityMode::kAll ? &sparsity : nullptr);

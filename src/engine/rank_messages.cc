@@ -11,7 +11,15 @@
 namespace moesaic::engine {
 namespace {
 
+Status WaitFor(comm::Transport& job, int peer, comm::TransferId id, double limit_s) {
+  return Annotate(parallel::WaitInJob(job, id, limit_s), fmt::format("waiting for rank {}", peer));
+}
+
 using comm::Transport;
+
+Status WaitForPeer(comm::Transport& job, int, comm::TransferId id, double limit_s) {
+  return comm::Wait(job, id, limit_s);
+}
 
 constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;
 constexpr size_t kFirstTextBytes = kFirstPartBytes - sizeof(uint64_t);
@@ -33,51 +41,51 @@ StatusOr<std::string> ReceiveRest(Transport& job, int peer, RankTag tag, const F
   if (size == head) return bytes;
   const std::span<std::byte> rest = std::as_writable_bytes(std::span(bytes)).subspan(head);
   ASSIGN_OR_RETURN(const comm::TransferId id, job.Receive(peer, TagOf(tag, true), rest));
-  RETURN_IF_ERROR(parallel::WaitInJob(job, id, limit_s));
+  RETURN_IF_ERROR(WaitFor(job, peer, id, limit_s));
   return bytes;
 }
 
 Status SendParts(Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s,
-                 Status (*wait)(Transport&, comm::TransferId, double)) {
+                 Status (*wait)(Transport&, int, comm::TransferId, double)) {
   FirstPart first{};
   const uint64_t size = bytes.size();
   const size_t head = std::min(bytes.size(), kFirstTextBytes);
   std::memcpy(first.data(), &size, sizeof size);
   std::memcpy(first.data() + sizeof size, bytes.data(), head);
   ASSIGN_OR_RETURN(const comm::TransferId id, job.Send(peer, TagOf(tag, false), first));
-  RETURN_IF_ERROR(wait(job, id, limit_s));
+  RETURN_IF_ERROR(wait(job, peer, id, limit_s));
   if (head == bytes.size()) return OkStatus();
   const auto rest = std::as_bytes(std::span(bytes)).subspan(head);
   ASSIGN_OR_RETURN(const comm::TransferId rest_id, job.Send(peer, TagOf(tag, true), rest));
-  return wait(job, rest_id, limit_s);
+  return wait(job, peer, rest_id, limit_s);
 }
 
 }  // namespace
 
 Status SendMessage(Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s) {
-  return SendParts(job, peer, tag, bytes, limit_s, parallel::WaitInJob);
+  return SendParts(job, peer, tag, bytes, limit_s, WaitFor);
 }
 
 Status SendLastMessage(Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s) {
-  return SendParts(job, peer, tag, bytes, limit_s, comm::Wait);
+  return SendParts(job, peer, tag, bytes, limit_s, WaitForPeer);
 }
 
 StatusOr<std::string> ReceiveMessage(Transport& job, int peer, RankTag tag, double limit_s) {
   FirstPart first;
   ASSIGN_OR_RETURN(const comm::TransferId id, job.Receive(peer, TagOf(tag, false), first));
-  RETURN_IF_ERROR(parallel::WaitInJob(job, id, limit_s));
+  RETURN_IF_ERROR(WaitFor(job, peer, id, limit_s));
   return ReceiveRest(job, peer, tag, first, limit_s);
 }
 
 Status SendFloats(Transport& job, int peer, RankTag tag, std::span<const float> values, double limit_s) {
   ASSIGN_OR_RETURN(const comm::TransferId id, job.Send(peer, TagOf(tag, false), std::as_bytes(values)));
-  return parallel::WaitInJob(job, id, limit_s);
+  return WaitFor(job, peer, id, limit_s);
 }
 
 Status ReceiveFloats(Transport& job, int peer, RankTag tag, std::span<float> values, double limit_s) {
   ASSIGN_OR_RETURN(const comm::TransferId id,
                    job.Receive(peer, TagOf(tag, false), std::as_writable_bytes(values)));
-  return parallel::WaitInJob(job, id, limit_s);
+  return WaitFor(job, peer, id, limit_s);
 }
 
 std::string_view MessageReader::Take(size_t count) {

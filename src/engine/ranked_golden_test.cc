@@ -285,7 +285,7 @@ TEST_P(RankedGoldenTest, CandidatesDecideLikeAllLogits) {
   for (const GoldenPrompt& prompt : golden) {
     for (const SamplingParams& sampling :
          {Params(0, 0, 1, 3), Params(0.5F, 0, 0.8F), Params(0.8F, 10, 1, 0), Params(1)}) {
-      StepBatch batch;
+      StepBatch batch = {.candidates = 0};
       batch.AddRows({.sequence = 1, .first_logits = 0, .needs = NeedsOf(sampling)}, prompt.ids, {}, table);
       const StatusOr<StepResult> whole = (*executor)->Run(batch);
       ASSERT_TRUE(whole.ok()) << Message(whole.status());

@@ -167,7 +167,6 @@ StepBatch Scheduler::TakePending() {
 
 StepBatch Scheduler::BatchOf(const StepPlan& plan) {
   StepBatch batch = TakePending();
-  batch.candidates = kRowCandidates;
   for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
     const Sequence& sequence = *chunk.sequence;
     // Only the sequence may hold blocks that its rows are written to.

@@ -46,7 +46,7 @@ struct StepBatch {
   bool count_experts = false;
   bool want_routes = false;
   // Candidates per row of logits in the summaries that ranks send; 0: they send the logits.
-  int32_t candidates = 0;
+  int32_t candidates = kRowCandidates;
   cache::KvOps ops_before = {}, ops_after = {};
   std::vector<uint64_t> ended = {};  // sequences whose state executors release
   std::vector<int32_t> tokens = {};

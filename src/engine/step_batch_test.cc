@@ -26,7 +26,7 @@ using testing::HasSubstr;
 std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 StepBatch Example() {
-  StepBatch batch = {.want_hidden = true, .count_experts = true, .candidates = 64};
+  StepBatch batch = {.want_hidden = true, .count_experts = true, .candidates = 5};
   batch.ops_before = {{.kind = KvOpKind::kSave, .area = KvArea::kWarm, .block = 3, .slot = 1},
                       {.kind = KvOpKind::kCopy, .block = 1, .from = 2, .tokens = 40},
                       {.kind = KvOpKind::kLoad, .block = 4, .record = 17, .load = uint64_t{1} << 60}};

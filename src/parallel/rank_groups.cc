@@ -101,7 +101,8 @@ void RankGroups::AwaitHidden() {
   expected_.pop_front();
   if (failure_.ok()) {
     const double begin = job_.Now();
-    Keep(WaitInJob(job_, expected.id, time_limit_s_));
+    Keep(Annotate(WaitInJob(job_, expected.id, time_limit_s_),
+                  fmt::format("waiting for hidden states of rank {}", StageRank(-1))));
     traffic_.seconds += job_.Now() - begin;
   } else if (expected.started) {
     job_.Cancel(expected.id);

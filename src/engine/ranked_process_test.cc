@@ -1,0 +1,187 @@
+// An engine whose ranks are processes that exchange messages by UCX. One of them is killed or stopped while
+// the engine runs, and the engine names it.
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "comm/transport/free_port.h"
+#include "comm/transport/ucx_transport.h"
+#include "engine/engine.h"
+#include "engine/ranked_executor.h"
+#include "models/test_session.h"
+
+extern char** environ;
+
+namespace moesaic::engine {
+namespace {
+
+using parallel::Degrees;
+using parallel::Layout;
+using parallel::RankGroups;
+using Clock = std::chrono::steady_clock;
+
+struct Role {
+  int rank = 0;
+  Degrees degrees;
+  uint16_t port = 0;
+};
+
+/// One rank: its transport and its part of the model.
+class Process {
+ public:
+  explicit Process(const Role& role, double limit_s)
+      : layout(*Layout::Create(role.degrees)),
+        threads(*runtime::ThreadPool::Create({.threads = 1, .pin = false})) {
+    auto made = comm::MakeUcxTransport({.host = "127.0.0.1",
+                                        .port = role.port,
+                                        .rank = role.rank,
+                                        .size = layout.ranks(),
+                                        .secret = "tiger",
+                                        .time_limit_s = 30});
+    if (!made.ok()) return;
+    job = *std::move(made);
+    const auto topology = comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
+    std::shared_ptr<RankGroups> groups = *RankGroups::Create(*job, topology, layout, limit_s);
+    auto loaded = models::Model::Load(models::SourcePath("tests/golden/deepseek-v3-mtp"),
+                                      {.dtype = "f32", .progress = nullptr, .groups = groups}, *threads);
+    if (loaded.ok()) model = *std::move(loaded);
+  }
+
+  const Layout layout;
+  const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
+  std::unique_ptr<runtime::ThreadPool> threads;
+  std::unique_ptr<comm::Transport> job;
+  std::unique_ptr<models::Model> model;  // null: not started
+};
+
+pid_t Spawn(const Role& role) {
+  char name[] = "ranked_process_test", flag[] = "--role";
+  std::string text =
+      fmt::format("{} {} {} {}", role.rank, role.degrees.tensor, role.degrees.pipeline, role.port);
+  char* arguments[] = {name, flag, text.data(), nullptr};
+  pid_t pid = -1;
+  EXPECT_EQ(posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments, environ), 0);
+  return pid;
+}
+
+class RankedProcessTest : public testing::TestWithParam<Degrees> {
+ protected:
+  // Runs steps until one fails, and sends `signal` to rank 1 meanwhile. Sets the time from the signal to the
+  // error.
+  Status FailBy(int signal, double limit_s, double* seconds) {
+    Role role = {.degrees = GetParam(), .port = comm::FreePort()};
+    std::vector<pid_t> others;
+    for (int rank = 1; rank < GetParam().ranks(); ++rank) {
+      others.push_back(Spawn({.rank = rank, .degrees = role.degrees, .port = role.port}));
+    }
+    Process process(role, limit_s);
+    Status failed = absl::InternalError("rank 0 did not start");
+    if (process.model != nullptr) {
+      EngineOptions options;
+      options.kv_bytes = 8 << 20;
+      options.max_sequences = 2;
+      options.max_batch_tokens = 64;
+      options.job = process.job.get();
+      options.layout = process.layout;
+      options.rank_time_limit_s = limit_s;
+      auto engine = Engine::Create(*process.model, process.kernels, *process.threads, options);
+      EXPECT_TRUE(engine.ok()) << Message(engine.status());
+      if (engine.ok()) failed = RunUntilFailure(**engine, others[0], signal, seconds);
+    }
+    for (const pid_t pid : others) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+    return failed;
+  }
+
+ private:
+  static Status RunUntilFailure(Engine& engine, pid_t victim, int signal, double* seconds) {
+    std::atomic<Clock::rep> hit = 0;
+    std::thread killer([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      hit = Clock::now().time_since_epoch().count();
+      kill(victim, signal);
+    });
+    Status status;
+    const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
+    while (status.ok() && Clock::now() < end) {
+      if (engine.idle()) {
+        Request request;
+        request.prompt = {5, 6, 7};
+        request.sampling.max_tokens = 100;
+        EXPECT_TRUE(engine.Add(request).ok());
+      }
+      std::vector<TokenEvent> events;
+      status = engine.Step(&events);
+    }
+    *seconds =
+        std::chrono::duration<double>(Clock::now().time_since_epoch() - Clock::duration(hit.load())).count();
+    killer.join();
+    std::vector<TokenEvent> events;
+    const Clock::time_point again = Clock::now();
+    EXPECT_EQ(Message(engine.Step(&events)), Message(status));
+    EXPECT_LT(Clock::now() - again, std::chrono::milliseconds(100));
+    return status;
+  }
+};
+
+// The transport looks for ended processes after 0.5 s, and its time limit is comm::kUcxDeathLimitSeconds.
+// Ranks that share cores with other processes take longer than 0.6 s.
+TEST_P(RankedProcessTest, AKilledRankIsNamedSoon) {
+  double seconds = 0;
+  const Status failed = FailBy(SIGKILL, /*limit_s=*/30, &seconds);
+  EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << Message(failed);
+  EXPECT_LT(seconds, comm::kUcxDeathLimitSeconds);
+  fmt::print("{}: after {:.2f} s: {}\n", Name(GetParam()), seconds, Message(failed));
+}
+
+TEST_P(RankedProcessTest, AStoppedRankIsNamedAfterTheTimeLimit) {
+  constexpr double kLimit = 2;
+  double seconds = 0;
+  const Status failed = FailBy(SIGSTOP, kLimit, &seconds);
+  EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << Message(failed);
+  // Cancelling transfers with a stopped rank and closing its endpoint take time, too.
+  EXPECT_LT(seconds, kLimit + comm::kUcxDeathLimitSeconds);
+  fmt::print("{}: after {:.2f} s: {}\n", Name(GetParam()), seconds, Message(failed));
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, RankedProcessTest,
+                         testing::Values(Degrees{.tensor = 2}, Degrees{.pipeline = 2},
+                                         Degrees{.tensor = 2, .pipeline = 2}),
+                         [](const auto& info) {
+                           return fmt::format("tp{}pp{}", info.param.tensor, info.param.pipeline);
+                         });
+
+}  // namespace
+
+int RunRole(const char* text) {
+  Role role;
+  if (std::sscanf(text, "%d %d %d %hu", &role.rank, &role.degrees.tensor, &role.degrees.pipeline,
+                  &role.port) != 4) {
+    return 1;
+  }
+  Process process(role, /*limit_s=*/30);
+  if (process.model == nullptr) return 1;
+  const Status ended = RunRank(*process.model, process.kernels, *process.threads, *process.job,
+                               process.layout, {}, /*time_limit_s=*/30);
+  return ended.ok() ? 0 : 1;
+}
+
+}  // namespace moesaic::engine
+
+int main(int argc, char** argv) {
+  if (argc == 3 && std::strcmp(argv[1], "--role") == 0) return moesaic::engine::RunRole(argv[2]);
+  testing::InitGoogleTest(&argc, argv);
+  setenv("UCX_TLS", "posix,tcp,self", 0);
+  return RUN_ALL_TESTS();
+}

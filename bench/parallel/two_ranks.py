@@ -26,7 +26,7 @@ CASES = [("decode 1", ["-p", "0", "-n", "32", "-s", "1"]), ("decode 8", ["-p", "
 
 
 class Network:
-    """Two network namespaces behind a bridge, whose ports carry 1 Gbit/s in each direction."""
+    """Two network namespaces on a bridge, whose ports carry 1 Gbit/s in each direction."""
 
     def __init__(self):
         number = os.getpid() % 10000

@@ -30,7 +30,7 @@ struct StepTime {
   double interval = 0;       ///< between steps of different sequences that keep all stages busy
 };
 
-/// A rank's share of a model in a layout. The planner asks for the first shard of each stage, which is the
+/// A rank's share of a model in a layout. The planner requests the first shard of each stage, which is the
 /// largest.
 using WorkOfRank = std::function<StatusOr<parallel::RankWork>(const parallel::Layout& layout, int rank)>;
 

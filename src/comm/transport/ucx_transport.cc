@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "comm/transport/idle_backoff.h"
 #include "comm/transport/process_name.h"
 #include "comm/transport/self_messages.h"
 #include "comm/transport/transfer_errors.h"
@@ -121,6 +122,10 @@ class UcxTransport final : public Transport {
 
   StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override;
   StatusOr<TransferId> Receive(int peer, Tag tag, std::span<std::byte> data) override;
+  void Idle() override {
+    if (std::exchange(ended_idle_, ended_) != ended_) backoff_.Reset();
+    backoff_.Wait();
+  }
   void Progress() override;
   bool Test(TransferId id, Status* result) override {
     UcxTransfer& transfer = pool_.At(id);
@@ -193,7 +198,9 @@ class UcxTransport final : public Transport {
   bool has_questions_ = false;
   int polls_ = 0;
   uint64_t ended_ = 0, ended_before_ = 0;  // transfers, now and when AskPeers() ran last
-  double quiet_since_ = 0;                 // when a transfer ended, or none was in flight
+  uint64_t ended_idle_ = 0;                // and when Idle() ran last
+  IdleBackoff backoff_;
+  double quiet_since_ = 0;  // when a transfer ended, or none was in flight
 };
 
 // ---- callbacks of UCX

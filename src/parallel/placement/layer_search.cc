@@ -1,0 +1,305 @@
+#include "parallel/placement/layer_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace moesaic::parallel {
+namespace {
+
+constexpr double kLeastGain = 1e-6;  // relative; below it, f32 rounding decides
+
+inline float Power16(float x) {
+  x *= x;
+  x *= x;
+  x *= x;
+  return x * x;
+}
+
+}  // namespace
+
+LayerSearch::LayerSearch(const ScenarioLoads& loads, std::span<const double> speeds,
+                         std::span<const int> slots)
+    : scenario_(loads),
+      experts_(loads.experts()),
+      padded_(loads.padded()),
+      slots_(slots.begin(), slots.end()),
+      units_(loads.loads),
+      scratch_(static_cast<size_t>(padded_) * 2) {
+  for (const double speed : speeds) inverse_speed_.push_back(static_cast<float>(1 / speed));
+}
+
+double LayerSearch::Changed(int rank, const float* take, const float* add) const {
+  const float* now = load(rank);
+  const float scale = inverse_speed_[rank];
+  float sums[4] = {};
+  for (int s = 0; s < padded_; s += 4) {
+    for (int lane = 0; lane < 4; ++lane) {
+      float value = now[s + lane];
+      if (take != nullptr) value -= take[s + lane];
+      if (add != nullptr) value += add[s + lane];
+      sums[lane] += Power16(value * scale);
+    }
+  }
+  return double{sums[0]} + sums[1] + sums[2] + sums[3];
+}
+
+std::vector<int> LayerSearch::ReplicaCounts() const {
+  const int ranks = static_cast<int>(slots_.size());
+  const int total = std::accumulate(slots_.begin(), slots_.end(), 0);
+  std::vector<float> highest(experts_, 0);
+  for (int e = 0; e < experts_; ++e) {
+    const float* row = scenario_.loads.data() + static_cast<size_t>(e) * padded_;
+    highest[e] = *std::max_element(row, row + scenario_.scenarios);
+  }
+  std::vector<int> copies(experts_, 1);
+  for (int i = experts_; i < total; ++i) {
+    int best = -1;
+    for (int e = 0; e < experts_; ++e) {
+      if (copies[e] >= ranks) continue;
+      if (best < 0 ||
+          highest[e] * static_cast<float>(copies[best]) > highest[best] * static_cast<float>(copies[e]))
+        best = e;
+    }
+    if (best < 0) break;  // every rank holds every expert
+    ++copies[best];
+  }
+  return copies;
+}
+
+void LayerSearch::SetUnit(int expert) {
+  const float* row = scenario_.loads.data() + static_cast<size_t>(expert) * padded_;
+  const float share = 1.0F / static_cast<float>(std::max(1, copies_[expert]));
+  for (int s = 0; s < padded_; ++s) units_[static_cast<size_t>(expert) * padded_ + s] = row[s] * share;
+}
+
+void LayerSearch::Put(int rank, int expert) {
+  layer_[rank].push_back(expert);
+  holds_[static_cast<size_t>(rank) * experts_ + expert] = 1;
+  ranks_of_[expert].push_back(rank);
+  float* sum = load(rank);
+  for (int s = 0; s < padded_; ++s) sum[s] += unit(expert)[s];
+  cost_[rank] = RankCost(rank);
+}
+
+void LayerSearch::Place(const std::vector<int>& copies) {
+  const int ranks = static_cast<int>(slots_.size());
+  copies_ = copies;
+  layer_.assign(ranks, {});
+  ranks_of_.assign(experts_, {});
+  holds_.assign(static_cast<size_t>(ranks) * experts_, 0);
+  rank_load_.assign(static_cast<size_t>(ranks) * padded_, 0);
+  cost_.assign(ranks, 0);
+  std::vector<float> size(experts_, 0);
+  for (int e = 0; e < experts_; ++e) {
+    SetUnit(e);
+    size[e] = *std::max_element(unit(e), unit(e) + scenario_.scenarios);
+  }
+  std::vector<int> order(experts_);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](int a, int b) { return size[a] != size[b] ? size[a] > size[b] : a < b; });
+  for (const int expert : order) {
+    for (int copy = 0; copy < copies[expert]; ++copy) {
+      int best = -1;
+      double least = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (static_cast<int>(layer_[rank].size()) >= slots_[rank] || Holds(rank, expert)) continue;
+        const double growth = Changed(rank, nullptr, unit(expert)) - cost_[rank];
+        if (best < 0 || growth < least) {
+          best = rank;
+          least = growth;
+        }
+      }
+      if (best >= 0) {
+        Put(best, expert);
+        continue;
+      }
+      // All ranks with room hold the expert: another rank takes it and gives one of its experts to such a
+      // rank.
+      bool placed = false;
+      for (int open = 0; open < ranks && !placed; ++open) {
+        if (static_cast<int>(layer_[open].size()) >= slots_[open]) continue;
+        for (int rank = 0; rank < ranks && !placed; ++rank) {
+          if (Holds(rank, expert)) continue;
+          for (size_t slot = 0; slot < layer_[rank].size() && !placed; ++slot) {
+            const int other = layer_[rank][slot];
+            if (Holds(open, other)) continue;
+            layer_[rank][slot] = expert;
+            layer_[open].push_back(other);
+            Recompute();
+            placed = true;
+          }
+        }
+      }
+      if (!placed) --copies_[expert];
+    }
+  }
+  Recompute();
+  start_ = layer_;
+}
+
+void LayerSearch::Start(const LayerPlacement& layer) {
+  layer_ = layer;
+  copies_ = CopiesOf(layer, experts_);
+  rank_load_.assign(layer.size() * padded_, 0);
+  cost_.assign(layer.size(), 0);
+  Recompute();
+  start_ = layer_;
+}
+
+void LayerSearch::Recompute() {
+  const int ranks = static_cast<int>(layer_.size());
+  ranks_of_.assign(experts_, {});
+  holds_.assign(static_cast<size_t>(ranks) * experts_, 0);
+  for (int e = 0; e < experts_; ++e) SetUnit(e);
+  for (int rank = 0; rank < ranks; ++rank) {
+    float* sum = load(rank);
+    std::fill(sum, sum + padded_, 0.0F);
+    for (const int expert : layer_[rank]) {
+      ranks_of_[expert].push_back(rank);
+      holds_[static_cast<size_t>(rank) * experts_ + expert] = 1;
+      for (int s = 0; s < padded_; ++s) sum[s] += unit(expert)[s];
+    }
+    cost_[rank] = RankCost(rank);
+  }
+}
+
+void LayerSearch::FindSwaps(int rank, Step& best) const {
+  const int ranks = static_cast<int>(layer_.size());
+  for (int slot = 0; slot < static_cast<int>(layer_[rank].size()); ++slot) {
+    const int a = layer_[rank][slot];
+    for (int other = 0; other < ranks; ++other) {
+      if (other == rank || Holds(other, a)) continue;
+      const double before = cost_[rank] + cost_[other];
+      if (static_cast<int>(layer_[other].size()) < slots_[other]) {
+        const double gain = before - Changed(rank, unit(a), nullptr) - Changed(other, nullptr, unit(a));
+        if (gain > best.gain) best = {gain, Step::kMove, rank, slot, other, 0, 0};
+      }
+      for (int slot_b = 0; slot_b < static_cast<int>(layer_[other].size()); ++slot_b) {
+        const int b = layer_[other][slot_b];
+        if (Holds(rank, b)) continue;
+        const double mine = Changed(rank, unit(a), unit(b));
+        if (mine >= cost_[rank]) continue;  // the loaded rank must gain
+        const double gain = before - mine - Changed(other, unit(b), unit(a));
+        if (gain > best.gain) best = {gain, Step::kSwap, rank, slot, other, slot_b, 0};
+      }
+    }
+  }
+}
+
+// Gain of replacing the expert of slot b, which has other replicas, by a further replica of `expert`.
+double LayerSearch::ExchangeGain(int expert, int rank_b, int slot_b) {
+  const int old = layer_[rank_b][slot_b];
+  const float* gained = scenario_.loads.data() + static_cast<size_t>(expert) * padded_;
+  const float* lost = scenario_.loads.data() + static_cast<size_t>(old) * padded_;
+  const auto n = static_cast<float>(copies_[expert]), m = static_cast<float>(copies_[old]);
+  float* less = scratch_.data();
+  float* more = scratch_.data() + padded_;
+  for (int s = 0; s < padded_; ++s) {
+    less[s] = gained[s] / n - gained[s] / (n + 1);
+    more[s] = lost[s] / (m - 1) - lost[s] / m;
+  }
+  double gain = 0;
+  for (const int rank : ranks_of_[expert])
+    gain += cost_[rank] - Changed(rank, less, Holds(rank, old) ? more : nullptr);
+  for (const int rank : ranks_of_[old]) {
+    if (rank != rank_b && !Holds(rank, expert)) gain += cost_[rank] - Changed(rank, nullptr, more);
+  }
+  // The rank of the slot: loses lost / m, gets gained / (n + 1).
+  for (int s = 0; s < padded_; ++s) less[s] = gained[s] / (n + 1);
+  return gain + cost_[rank_b] - Changed(rank_b, unit(old), less);
+}
+
+void LayerSearch::FindExchanges(int rank, Step& best) {
+  const int ranks = static_cast<int>(layer_.size());
+  for (const int expert : layer_[rank]) {
+    for (int other = 0; other < ranks; ++other) {
+      if (Holds(other, expert)) continue;
+      for (int slot = 0; slot < static_cast<int>(layer_[other].size()); ++slot) {
+        if (copies_[layer_[other][slot]] < 2) continue;
+        const double gain = ExchangeGain(expert, other, slot);
+        if (gain > best.gain) best = {gain, Step::kExchange, 0, 0, other, slot, expert};
+      }
+    }
+  }
+  // Or the loaded rank gives up one of its own replicas for a colder expert.
+  for (int slot = 0; slot < static_cast<int>(layer_[rank].size()); ++slot) {
+    const int old = layer_[rank][slot];
+    if (copies_[old] < 2) continue;
+    for (int expert = 0; expert < experts_; ++expert) {
+      if (Holds(rank, expert)) continue;
+      const double gain = ExchangeGain(expert, rank, slot);
+      if (gain > best.gain) best = {gain, Step::kExchange, 0, 0, rank, slot, expert};
+    }
+  }
+}
+
+void LayerSearch::Apply(const Step& step) {
+  if (step.kind == Step::kSwap) {
+    std::swap(layer_[step.rank_a][step.slot_a], layer_[step.rank_b][step.slot_b]);
+  } else if (step.kind == Step::kMove) {
+    std::vector<int>& from = layer_[step.rank_a];
+    layer_[step.rank_b].push_back(from[step.slot_a]);
+    from.erase(from.begin() + step.slot_a);
+  } else {
+    int& slot = layer_[step.rank_b][step.slot_b];
+    --copies_[slot];
+    slot = step.expert;
+    ++copies_[slot];
+  }
+  Recompute();
+}
+
+int LayerSearch::Moved() const {
+  int moved = 0;
+  for (size_t rank = 0; rank < layer_.size(); ++rank) {
+    for (const int expert : layer_[rank])
+      moved += std::find(start_[rank].begin(), start_[rank].end(), expert) == start_[rank].end() ? 1 : 0;
+  }
+  return moved;
+}
+
+int LayerSearch::Improve(int max_steps, const std::function<bool()>& stop, int max_moves) {
+  const int ranks = static_cast<int>(layer_.size());
+  std::vector<int> order(ranks);
+  std::iota(order.begin(), order.end(), 0);
+  for (int steps = 0; steps < max_steps; ++steps) {
+    if (stop && stop()) return steps;
+    const double total = objective();
+    std::sort(order.begin(), order.end(),
+              [&](int a, int b) { return cost_[a] != cost_[b] ? cost_[a] > cost_[b] : a < b; });
+    Step best;
+    best.gain = kLeastGain * total;
+    // Ranks of small cost can't gain much; most steps are found at the first rank.
+    for (int i = 0; i < ranks && best.kind == Step::kNone && cost_[order[i]] > total * 1e-3; ++i) {
+      FindSwaps(order[i], best);
+      FindExchanges(order[i], best);
+    }
+    if (best.kind == Step::kNone) return steps;
+    const LayerPlacement before = max_moves >= 0 ? layer_ : LayerPlacement{};
+    Apply(best);
+    if (max_moves >= 0 && Moved() > max_moves) {
+      layer_ = before;
+      copies_ = CopiesOf(layer_, experts_);
+      Recompute();
+      return steps;
+    }
+  }
+  return max_steps;
+}
+
+double LayerSearch::objective() const { return std::accumulate(cost_.begin(), cost_.end(), 0.0); }
+
+double LayerSearch::worst() const {
+  float worst = 0;
+  for (int rank = 0; rank < static_cast<int>(layer_.size()); ++rank) {
+    for (int s = 0; s < scenario_.scenarios; ++s)
+      worst = std::max(worst, load(rank)[s] * inverse_speed_[rank]);
+  }
+  return worst;
+}
+
+}  // namespace moesaic::parallel

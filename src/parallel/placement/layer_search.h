@@ -1,0 +1,88 @@
+// Search for the placement of one layer that balances ranks in many scenarios of load at once.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "parallel/placement/placement.h"
+
+namespace moesaic::parallel {
+
+/// Loads of one layer in several scenarios. Loads of a scenario sum to the sum of the ranks' speeds, so that
+/// a balanced rank has load / speed = 1.
+struct ScenarioLoads {
+  int scenarios = 0;
+  std::vector<float> loads;  // [experts, padded scenarios]
+
+  int padded() const { return (scenarios + 3) / 4 * 4; }
+  int experts() const { return scenarios == 0 ? 0 : static_cast<int>(loads.size()) / padded(); }
+};
+
+/// Placement of one layer under search. The objective is the sum of (load / speed)^16 over ranks and
+/// scenarios, with every replica of an expert taking an equal share: a smooth form of the maximum. Ranks hold
+/// distinct experts.
+class LayerSearch {
+ public:
+  /// `speeds` and `slots` are per rank. The loads must outlive the search.
+  LayerSearch(const ScenarioLoads& loads, std::span<const double> speeds, std::span<const int> slots);
+
+  /// Numbers of replicas that fill all slots: each further replica goes to the expert with the largest load
+  /// per replica in any scenario. At most one per rank.
+  std::vector<int> ReplicaCounts() const;
+  /// Places the largest replicas first, each on the rank where the objective grows least.
+  void Place(const std::vector<int>& copies);
+  /// Starts from a placement whose ranks hold distinct experts, within the slots.
+  void Start(const LayerPlacement& layer);
+
+  /// Applies the best swap, move or exchange of a replica that involves a loaded rank, until none improves
+  /// the objective, `max_steps` are done or `stop` returns true. With `max_moves` >= 0, at most that many
+  /// slots differ from the placement at the start. Returns the number of steps.
+  int Improve(int max_steps, const std::function<bool()>& stop, int max_moves = -1);
+
+  double objective() const;
+  /// Largest load / speed of a rank in a scenario.
+  double worst() const;
+  const LayerPlacement& layer() const { return layer_; }
+
+ private:
+  struct Step {
+    double gain = 0;
+    enum Kind { kNone, kSwap, kMove, kExchange } kind = kNone;
+    int rank_a = 0, slot_a = 0, rank_b = 0, slot_b = 0;
+    int expert = 0;  // of kExchange: replaces the expert of slot b
+  };
+
+  const float* unit(int expert) const { return units_.data() + static_cast<size_t>(expert) * padded_; }
+  const float* load(int rank) const { return rank_load_.data() + static_cast<size_t>(rank) * padded_; }
+  float* load(int rank) { return rank_load_.data() + static_cast<size_t>(rank) * padded_; }
+  bool Holds(int rank, int expert) const {
+    return holds_[static_cast<size_t>(rank) * experts_ + expert] != 0;
+  }
+  // Objective of a rank whose load changes by add - take.
+  double Changed(int rank, const float* take, const float* add) const;
+  double RankCost(int rank) const { return Changed(rank, nullptr, nullptr); }
+  void SetUnit(int expert);
+  void Put(int rank, int expert);
+  void Recompute();
+  void FindSwaps(int rank, Step& best) const;
+  void FindExchanges(int rank, Step& best);
+  double ExchangeGain(int expert, int rank_b, int slot_b);
+  void Apply(const Step& step);
+  int Moved() const;
+
+  const ScenarioLoads& scenario_;
+  int experts_, padded_;
+  std::vector<float> inverse_speed_;  // [ranks]
+  std::vector<int> slots_;            // [ranks]
+  LayerPlacement layer_, start_;
+  std::vector<int> copies_;                 // [experts]
+  std::vector<std::vector<int>> ranks_of_;  // [experts]
+  std::vector<float> units_;                // [experts, padded]
+  std::vector<float> rank_load_;            // [ranks, padded]
+  std::vector<double> cost_;                // [ranks]
+  std::vector<char> holds_;                 // [ranks, experts]
+  std::vector<float> scratch_;
+};
+
+}  // namespace moesaic::parallel

@@ -1,0 +1,41 @@
+#include "parallel/placement/load_matrix.h"
+
+#include <cmath>
+
+namespace moesaic::parallel {
+
+Status CheckLoad(const LoadMatrix& load, const std::string& source) {
+  if (load.layers < 1 || load.layers > kMaxLayers)
+    return InvalidArgument("{}: layers must be from 1 to {}, found {}", source, kMaxLayers, load.layers);
+  if (load.experts < 1 || load.experts > kMaxExperts)
+    return InvalidArgument("{}: experts must be from 1 to {}, found {}", source, kMaxExperts, load.experts);
+  if (static_cast<int64_t>(load.tokens.size()) != int64_t{load.layers} * load.experts) {
+    return InvalidArgument("{}: {} layers of {} experts need {} values, found {}", source, load.layers,
+                           load.experts, int64_t{load.layers} * load.experts, load.tokens.size());
+  }
+  for (int layer = 0; layer < load.layers; ++layer) {
+    double sum = 0;
+    for (int expert = 0; expert < load.experts; ++expert) {
+      const double value = load.layer(layer)[expert];
+      if (!std::isfinite(value) || value < 0) {
+        return InvalidArgument("{}: load of layer {}, expert {} must be finite and not negative, found {}",
+                               source, layer, expert, value);
+      }
+      sum += value;
+    }
+    if (!(sum > 0)) return InvalidArgument("{}: layer {} has no tokens: its sum is {}", source, layer, sum);
+    if (!std::isfinite(sum))
+      return InvalidArgument("{}: sum of layer {} must be finite, found {}", source, layer, sum);
+  }
+  return OkStatus();
+}
+
+LoadMatrix SumOfLoads(std::span<const LoadMatrix> loads) {
+  LoadMatrix sum = loads.front();
+  for (const LoadMatrix& load : loads.subspan(1)) {
+    for (size_t i = 0; i < sum.tokens.size(); ++i) sum.tokens[i] += load.tokens[i];
+  }
+  return sum;
+}
+
+}  // namespace moesaic::parallel

@@ -10,6 +10,8 @@ namespace moesaic::parallel {
 namespace {
 
 constexpr double kLeastGain = 1e-6;  // relative; below it, f32 rounding decides
+constexpr int kSearchedRanks =
+    16;  // costliest ranks that a step may start from; more take 4x the time for 0.4%
 
 inline float Power16(float x) {
   x *= x;
@@ -49,11 +51,7 @@ double LayerSearch::Changed(int rank, const float* take, const float* add) const
 std::vector<int> LayerSearch::ReplicaCounts() const {
   const int ranks = static_cast<int>(slots_.size());
   const int total = std::accumulate(slots_.begin(), slots_.end(), 0);
-  std::vector<float> highest(experts_, 0);
-  for (int e = 0; e < experts_; ++e) {
-    const float* row = scenario_.loads.data() + static_cast<size_t>(e) * padded_;
-    highest[e] = *std::max_element(row, row + scenario_.scenarios);
-  }
+  const std::vector<float> highest = HighestLoads();
   std::vector<int> copies(experts_, 1);
   for (int i = experts_; i < total; ++i) {
     int best = -1;
@@ -273,8 +271,10 @@ int LayerSearch::Improve(int max_steps, const std::function<bool()>& stop, int m
               [&](int a, int b) { return cost_[a] != cost_[b] ? cost_[a] > cost_[b] : a < b; });
     Step best;
     best.gain = kLeastGain * total;
-    // Ranks of small cost can't gain much; most steps are found at the first rank.
-    for (int i = 0; i < ranks && best.kind == Step::kNone && cost_[order[i]] > total * 1e-3; ++i) {
+    // Most steps are found at the first rank; the sixteenth gains little.
+    for (int i = 0;
+         i < std::min(ranks, kSearchedRanks) && best.kind == Step::kNone && cost_[order[i]] > total * 1e-3;
+         ++i) {
       FindSwaps(order[i], best);
       FindExchanges(order[i], best);
     }
@@ -289,6 +289,106 @@ int LayerSearch::Improve(int max_steps, const std::function<bool()>& stop, int m
     }
   }
   return max_steps;
+}
+
+std::vector<float> LayerSearch::HighestLoads() const {
+  std::vector<float> highest(experts_, 0);
+  for (int e = 0; e < experts_; ++e) {
+    const float* row = scenario_.loads.data() + static_cast<size_t>(e) * padded_;
+    highest[e] = *std::max_element(row, row + scenario_.scenarios);
+  }
+  return highest;
+}
+
+void LayerSearch::TryLimits(int max_tries, const std::function<bool()>& stop) {
+  constexpr float kStep = 0.04F;  // between limits
+  const int ranks = static_cast<int>(slots_.size());
+  const int total = std::accumulate(slots_.begin(), slots_.end(), 0);
+  const std::vector<float> highest = HighestLoads();
+  float least = 0;
+  for (int e = 0; e < experts_; ++e) least = std::max(least, highest[e] / static_cast<float>(copies_[e]));
+  LayerPlacement best = layer_;
+  double best_cost = objective();
+  std::vector<int> last;
+  for (int attempt = 1; attempt <= max_tries && !(stop && stop()); ++attempt) {
+    const float limit = least * (1 + kStep * static_cast<float>(attempt));
+    std::vector<int> copies(experts_);
+    int spare = total;
+    for (int e = 0; e < experts_; ++e) {
+      copies[e] = std::clamp(static_cast<int>(std::ceil(highest[e] / limit)), 1, ranks);
+      spare -= copies[e];
+    }
+    // Spare replicas split the largest single experts, and then the largest of all.
+    for (const bool single : {true, false}) {
+      while (spare > 0) {
+        int largest = -1;
+        for (int e = 0; e < experts_; ++e) {
+          if (copies[e] >= ranks || (single && copies[e] > 1)) continue;
+          if (largest < 0 || highest[e] * static_cast<float>(copies[largest]) >
+                                 highest[largest] * static_cast<float>(copies[e]))
+            largest = e;
+        }
+        if (largest < 0) break;
+        ++copies[largest];
+        --spare;
+      }
+    }
+    if (spare < 0 || copies == last) continue;
+    last = copies;
+    Place(copies);
+    if (objective() >= best_cost * (1 - kLeastGain)) continue;
+    best_cost = objective();
+    best = layer_;
+  }
+  Start(best);
+}
+
+void LayerSearch::ImproveCounts(int max_tries, const std::function<bool()>& stop) {
+  TryLimits(max_tries, stop);
+  ShiftReplicas(max_tries, stop);
+}
+
+void LayerSearch::ShiftReplicas(int max_tries, const std::function<bool()>& stop) {
+  constexpr int kCandidates = 5;  // receivers and donors per round
+  std::vector<float> size(experts_), without(experts_);
+  std::vector<int> by_size(experts_), donors;
+  for (int tries = 0; tries < max_tries;) {
+    donors.clear();
+    for (int e = 0; e < experts_; ++e) {
+      const float most = *std::max_element(unit(e), unit(e) + scenario_.scenarios);
+      size[e] = most;
+      if (copies_[e] < 2) continue;
+      without[e] = most * static_cast<float>(copies_[e]) / static_cast<float>(copies_[e] - 1);
+      donors.push_back(e);
+    }
+    std::iota(by_size.begin(), by_size.end(), 0);
+    std::stable_sort(by_size.begin(), by_size.end(), [&](int a, int b) { return size[a] > size[b]; });
+    std::stable_sort(donors.begin(), donors.end(), [&](int a, int b) { return without[a] < without[b]; });
+    // Experts of the costliest rank come first: they bound the objective.
+    const auto worst = std::max_element(cost_.begin(), cost_.end()) - cost_.begin();
+    std::vector<int> receivers = layer_[worst];
+    for (int i = 0; i < std::min(kCandidates, experts_); ++i) receivers.push_back(by_size[i]);
+    const LayerPlacement before = layer_;
+    const std::vector<int> copies = copies_;
+    const double least = objective() * (1 - kLeastGain);
+    bool improved = false;
+    for (const int receiver : receivers) {
+      for (size_t d = 0; d < donors.size() && d < kCandidates && !improved && tries < max_tries; ++d) {
+        if (donors[d] == receiver || copies[receiver] >= static_cast<int>(slots_.size())) continue;
+        if (stop && stop()) tries = max_tries;
+        ++tries;
+        std::vector<int> changed = copies;
+        ++changed[receiver];
+        --changed[donors[d]];
+        Place(changed);
+        improved = objective() < least;
+      }
+      if (improved) break;
+    }
+    if (improved) continue;
+    Start(before);
+    return;
+  }
 }
 
 double LayerSearch::objective() const { return std::accumulate(cost_.begin(), cost_.end(), 0.0); }

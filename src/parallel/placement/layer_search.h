@@ -13,7 +13,7 @@ namespace moesaic::parallel {
 /// a balanced rank has load / speed = 1.
 struct ScenarioLoads {
   int scenarios = 0;
-  std::vector<float> loads;  // [experts, padded scenarios]
+  std::vector<float> loads = {};  // [experts, padded scenarios]
 
   int padded() const { return (scenarios + 3) / 4 * 4; }
   int experts() const { return scenarios == 0 ? 0 : static_cast<int>(loads.size()) / padded(); }
@@ -40,6 +40,13 @@ class LayerSearch {
   /// slots differ from the placement at the start. Returns the number of steps.
   int Improve(int max_steps, const std::function<bool()>& stop, int max_moves = -1);
 
+  /// Places with other replica counts and keeps the best placement. Few slots per rank need them: the
+  /// smallest possible largest replica makes many replicas of medium size, which do not fit together. First,
+  /// each expert gets the fewest replicas that are not above a limit, for several limits, and the rest goes
+  /// to experts with one replica. Then single replicas move from cold experts to hot ones as long as that
+  /// improves the objective. At most `max_tries` placements in each part.
+  void ImproveCounts(int max_tries, const std::function<bool()>& stop);
+
   double objective() const;
   /// Largest load / speed of a rank in a scenario.
   double worst() const;
@@ -62,6 +69,9 @@ class LayerSearch {
   // Objective of a rank whose load changes by add - take.
   double Changed(int rank, const float* take, const float* add) const;
   double RankCost(int rank) const { return Changed(rank, nullptr, nullptr); }
+  std::vector<float> HighestLoads() const;
+  void TryLimits(int max_tries, const std::function<bool()>& stop);
+  void ShiftReplicas(int max_tries, const std::function<bool()>& stop);
   void SetUnit(int expert);
   void Put(int rank, int expert);
   void Recompute();

@@ -30,8 +30,8 @@ struct LoadMatrix {
 /// Load of one workload: the windows of a recording, in order of time, and their sum.
 struct Workload {
   std::string name;
-  LoadMatrix total;
-  std::vector<LoadMatrix> windows;  ///< Empty for a recording without windows.
+  LoadMatrix total = {};
+  std::vector<LoadMatrix> windows = {};  ///< Empty for a recording without windows.
 };
 
 /// Returns InvalidArgument for sizes out of bounds, values that are negative or not finite, and a layer

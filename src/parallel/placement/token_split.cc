@@ -18,6 +18,7 @@ TokenSplit::TokenSplit(const LayerPlacement& layer, int experts, std::span<const
       experts_(experts),
       speeds_(speeds.begin(), speeds.end()),
       replica_(experts),
+      experts_on_(layer.size()),
       uses_(layer.size()),
       rank_load_(layer.size(), 0),
       fixed_(layer.size(), 0),
@@ -32,7 +33,9 @@ TokenSplit::TokenSplit(const LayerPlacement& layer, int experts, std::span<const
   for (int rank = 0; rank < ranks(); ++rank) {
     for (const int expert : layer[rank]) {
       std::vector<Replica>& replicas = replica_[expert];
-      if (replicas.empty() || replicas.back().rank != rank) replicas.push_back({.rank = rank});
+      if (!replicas.empty() && replicas.back().rank == rank) continue;
+      replicas.push_back({.rank = rank});
+      experts_on_[rank].push_back(expert);
     }
   }
   for (int expert = 0; expert < experts; ++expert) {
@@ -59,6 +62,7 @@ void TokenSplit::AddReplica(int expert, int rank) {
   MOESAIC_CHECK(!Holds(expert, rank));
   std::vector<Replica>& replicas = replica_[expert];
   replicas.push_back({.rank = rank});
+  experts_on_[rank].push_back(expert);
   if (replicas.size() == 2) {
     order_.push_back(expert);
     uses_[replicas[0].rank].push_back({expert, 0});

@@ -35,6 +35,8 @@ class TokenSplit {
   int ranks() const { return static_cast<int>(rank_load_.size()); }
   double speed(int rank) const { return speeds_[rank]; }
   bool Holds(int expert, int rank) const;
+  /// Experts with a replica on the rank, those of AddReplica() last.
+  std::span<const int> ExpertsOn(int rank) const { return experts_on_[rank]; }
 
   /// Whole tokens of each replica, in the order of ranks and slots of the layer given to the constructor.
   /// No rank exceeds ceil(optimum * speed); repeated experts of a rank get all tokens in their first slot.
@@ -64,6 +66,7 @@ class TokenSplit {
   double total_speed_ = 0;
   std::vector<double> speeds_;                 // [ranks]
   std::vector<std::vector<Replica>> replica_;  // [experts]
+  LayerPlacement experts_on_;                  // as layer_, distinct, with added replicas
   std::vector<std::vector<Use>> uses_;         // [ranks]
   std::vector<double> rank_load_, fixed_;      // [ranks]
   std::vector<int> order_;                     // experts with several replicas

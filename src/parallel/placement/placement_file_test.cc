@@ -1,0 +1,57 @@
+#include "parallel/placement/placement_file.h"
+
+#include <gtest/gtest.h>
+
+#include "parallel/placement/numpy_file.h"
+
+namespace moesaic::parallel {
+namespace {
+
+const Placement kPlacement{4, {{{0, 1, 2}, {3, 0, 1}}, {{3, 2, 1}, {0, 1, 2}}}};
+
+TEST(PlacementFile, EveryFormatIsReadBack) {
+  for (const PlacementFormat format :
+       {PlacementFormat::kMoesaic, PlacementFormat::kEplb, PlacementFormat::kSglang}) {
+    const auto bytes = PlacementBytes(kPlacement, format);
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    const auto again = ParsePlacement(*bytes, "file", 2);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->layers, kPlacement.layers);
+  }
+  const auto omni = ParsePlacement(*PlacementBytes(kPlacement, PlacementFormat::kOmni), "file", 0);
+  ASSERT_TRUE(omni.ok()) << omni.status();  // has no order of slots
+  EXPECT_EQ(omni->layers, (std::vector<LayerPlacement>{{{0, 1, 2}, {0, 1, 3}}, {{1, 2, 3}, {0, 1, 2}}}));
+}
+
+TEST(PlacementFile, TensorRtNamesLayersFromTheFirstMoeLayer) {
+  EXPECT_EQ(*PlacementBytes(kPlacement, PlacementFormat::kTensorRt, 3),
+            "num_slots: 6\ninitial_global_assignments:\n  3: [0, 1, 2, 3, 0, 1]\n  4: [3, 2, 1, 0, 1, 2]\n"
+            "layer_updates_per_iter: 0\n");
+}
+
+TEST(PlacementFile, FormatsOfEqualSlotsRefuseUnequalOnes) {
+  const Placement uneven{2, {{{0, 1}, {0}}}};
+  EXPECT_EQ(PlacementBytes(uneven, PlacementFormat::kSglang).status().message(),
+            "layer 0: this format needs 2 slots on every rank, found 1");
+  EXPECT_TRUE(PlacementBytes(uneven, PlacementFormat::kMoesaic).ok());
+  EXPECT_TRUE(PlacementBytes(uneven, PlacementFormat::kOmni).ok());
+}
+
+TEST(PlacementFile, NamesTheFaultOfBrokenFiles) {
+  const auto message = [](const std::string& text) {
+    return std::string(ParsePlacement(text, "f", 2).status().message());
+  };
+  EXPECT_EQ(message(R"({"physical_to_logical_map": [[0, 1, 2]]})"),
+            "f: slots must be a multiple of the 2 ranks, found 3");
+  EXPECT_EQ(message(R"({"physical_to_logical_map": [[0, 2]]})"),
+            "f: layer 0: every expert needs a replica, found none of expert 1");
+  EXPECT_EQ(message(R"({"format": "moesaic-placement", "version": 1, "experts": 1, "layers": [[[0], [5]]]})"),
+            "f: layer 0: experts must be from 0 to 0, found 5");
+  EXPECT_EQ(message("PK"), "f: a placement is a .npz or .npy file or a JSON object");
+  const std::string zip = *PlacementBytes(kPlacement, PlacementFormat::kEplb);
+  for (size_t bytes = 0; bytes < zip.size(); ++bytes)
+    EXPECT_FALSE(ParsePlacement(zip.substr(0, bytes), "f", 2).ok());
+}
+
+}  // namespace
+}  // namespace moesaic::parallel

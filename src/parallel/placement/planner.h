@@ -1,0 +1,42 @@
+// Plans placements that stay balanced when the workload changes.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "parallel/placement/load_matrix.h"
+#include "parallel/placement/placement.h"
+
+namespace moesaic::parallel {
+
+struct PlannerOptions {
+  std::vector<int> slots = {};      ///< per rank; unequal numbers are allowed
+  std::vector<double> speeds = {};  ///< per rank, relative; empty: equal speeds
+  /// Placement in use and the most slots of a layer that may get another expert; -1: any number.
+  const Placement* current = nullptr;
+  int max_moves = -1;
+  int threads = 2;
+  int max_steps = 1000;  ///< of the local search, per layer
+  /// Called from one thread at a time after each layer. False ends the search: layers that are not done get
+  /// the placement before local search.
+  std::function<bool(int done, int total)> progress = {};
+};
+
+struct PlannedPlacement {
+  Placement placement;
+  bool interrupted = false;
+};
+
+/// Plans each layer for all workloads at once: the largest load of a rank is minimal over workloads, not that
+/// of their mean. Steps: replica counts by the highest load of each expert, placement of the largest replicas
+/// first, then local search by swaps, moves and exchanges of replicas (LayerSearch). Every workload has equal
+/// weight. Ranks hold distinct experts; slots stay empty only where every rank holds all experts. The result
+/// depends on the arguments only, not on `threads`. InvalidArgument for too few slots or shapes that differ.
+StatusOr<PlannedPlacement> PlanPlacement(std::span<const LoadMatrix> workloads,
+                                         const PlannerOptions& options);
+
+/// `total` slots on `ranks` ranks, as equally as possible; the first ranks get one more.
+std::vector<int> EqualSlots(int total, int ranks);
+
+}  // namespace moesaic::parallel

@@ -12,7 +12,8 @@ namespace {
 double OverMean(double worst, std::span<const double> loads, size_t ranks, std::span<const double> speeds) {
   const double speed =
       speeds.empty() ? static_cast<double>(ranks) : std::accumulate(speeds.begin(), speeds.end(), 0.0);
-  return worst * speed / std::accumulate(loads.begin(), loads.end(), 0.0);
+  const double total = std::accumulate(loads.begin(), loads.end(), 0.0);
+  return total > 0 ? worst * speed / total : 1;
 }
 
 }  // namespace

@@ -20,17 +20,6 @@ struct Policy {
   std::function<StatusOr<Placement>(std::span<const LoadMatrix> workloads, const LoadMatrix& mean)> plan;
 };
 
-LoadMatrix Normalised(const LoadMatrix& load) {
-  LoadMatrix result = load;
-  for (int layer = 0; layer < load.layers; ++layer) {
-    const std::span<const double> tokens = load.layer(layer);
-    const double scale = kTokens / std::accumulate(tokens.begin(), tokens.end(), 0.0);
-    for (int e = 0; e < load.experts; ++e)
-      result.tokens[static_cast<size_t>(layer) * load.experts + e] *= scale;
-  }
-  return result;
-}
-
 StatusOr<Placement> Eplb(const LoadMatrix& load, const CompareOptions& options, int groups, int nodes) {
   ASSIGN_OR_RETURN(const EplbPlan plan, PlanEplb(load, {options.slots, groups, nodes, options.ranks}));
   return FromEplb(plan, options.ranks);
@@ -120,7 +109,7 @@ StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> wo
                                                     const CompareOptions& options) {
   RETURN_IF_ERROR(CheckComparison(workloads, options));
   std::vector<LoadMatrix> loads;
-  for (const Workload& workload : workloads) loads.push_back(Normalised(workload.total));
+  for (const Workload& workload : workloads) loads.push_back(ScaledLoad(workload.total, kTokens));
   const int count = static_cast<int>(loads.size()), layers = loads.front().layers;
   const int max_moves = static_cast<int>(options.moves * options.ranks + 1e-9);
   const std::vector<Policy> policies = Policies(options);

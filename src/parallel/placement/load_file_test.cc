@@ -71,7 +71,7 @@ TEST(LoadFile, NamesTheFaultOfBrokenFiles) {
   EXPECT_EQ(message(R"({"logical_count": [[1, "x"]]})"),
             "f: \"logical_count\" must hold numbers, found \"x\"");
   EXPECT_EQ(message(R"({"logical_count": [[1, -2]]})"), "f: loads must be finite and not negative, found -2");
-  EXPECT_EQ(message(R"({"logical_count": [[0, 0]]})"), "f: layer 0 has no tokens: its sum is 0");
+  EXPECT_EQ(message(R"({"logical_count": [[0, 0]]})"), "f: has no tokens: the sum of its loads is 0");
   EXPECT_EQ(message(Npy("{'descr': '<c8', 'fortran_order': False, 'shape': (1, 1)}", "12345678")),
             "f: values must be booleans, integers or floats of 2, 4 or 8 bytes, found dtype \"<c8\"");
   EXPECT_EQ(message(Npy("{'descr': '<i4', 'fortran_order': False, 'shape': (1, 2)}", "1234")),

@@ -1,6 +1,7 @@
 #include "parallel/placement/load_matrix.h"
 
 #include <cmath>
+#include <numeric>
 
 namespace moesaic::parallel {
 
@@ -13,6 +14,7 @@ Status CheckLoad(const LoadMatrix& load, const std::string& source) {
     return InvalidArgument("{}: {} layers of {} experts need {} values, found {}", source, load.layers,
                            load.experts, int64_t{load.layers} * load.experts, load.tokens.size());
   }
+  double total = 0;
   for (int layer = 0; layer < load.layers; ++layer) {
     double sum = 0;
     for (int expert = 0; expert < load.experts; ++expert) {
@@ -23,11 +25,23 @@ Status CheckLoad(const LoadMatrix& load, const std::string& source) {
       }
       sum += value;
     }
-    if (!(sum > 0)) return InvalidArgument("{}: layer {} has no tokens: its sum is {}", source, layer, sum);
     if (!std::isfinite(sum))
       return InvalidArgument("{}: sum of layer {} must be finite, found {}", source, layer, sum);
+    total += sum;
   }
+  if (!(total > 0)) return InvalidArgument("{}: has no tokens: the sum of its loads is {}", source, total);
   return OkStatus();
+}
+
+LoadMatrix ScaledLoad(const LoadMatrix& load, double sum) {
+  LoadMatrix result = load;
+  for (int layer = 0; layer < load.layers; ++layer) {
+    const std::span<const double> tokens = load.layer(layer);
+    const double total = std::accumulate(tokens.begin(), tokens.end(), 0.0);
+    double* row = result.tokens.data() + static_cast<size_t>(layer) * load.experts;
+    for (int e = 0; e < load.experts; ++e) row[e] = total > 0 ? row[e] * (sum / total) : sum / load.experts;
+  }
+  return result;
 }
 
 LoadMatrix SumOfLoads(std::span<const LoadMatrix> loads) {

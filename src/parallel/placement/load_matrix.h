@@ -34,9 +34,12 @@ struct Workload {
   std::vector<LoadMatrix> windows = {};  ///< Empty for a recording without windows.
 };
 
-/// Returns InvalidArgument for sizes out of bounds, values that are negative or not finite, and a layer
-/// without tokens. `source` begins the message.
+/// Returns InvalidArgument for sizes out of bounds, values that are negative or not finite, and a load
+/// without any token. `source` begins the message.
 Status CheckLoad(const LoadMatrix& load, const std::string& source);
+
+/// Scales each layer so that its loads sum to `sum`. A layer without tokens gets equal loads.
+LoadMatrix ScaledLoad(const LoadMatrix& load, double sum);
 
 /// Sums matrices of one shape.
 LoadMatrix SumOfLoads(std::span<const LoadMatrix> loads);

@@ -48,18 +48,6 @@ std::string OmniBytes(const Placement& placement) {
   return NumpyBytes(std::span<const int32_t>(pattern), shape);
 }
 
-std::string EplbBytes(const EplbPlan& plan) {
-  const int64_t layers = plan.layers;
-  const std::pair<std::string, std::string> files[] = {
-      {"phy2log",
-       NumpyBytes(std::span<const int64_t>(plan.phy2log), std::vector<int64_t>{layers, plan.replicas})},
-      {"log2phy", NumpyBytes(std::span<const int64_t>(plan.log2phy),
-                             std::vector<int64_t>{layers, plan.experts, plan.max_copies})},
-      {"logcnt",
-       NumpyBytes(std::span<const int64_t>(plan.logcnt), std::vector<int64_t>{layers, plan.experts})}};
-  return NumpyZipBytes(files);
-}
-
 bool IsExpert(double value) { return value >= 0 && value < kMaxExperts && value == std::floor(value); }
 
 // Placement from the experts of all slots, [layers][slots].
@@ -172,6 +160,18 @@ StatusOr<Placement> FromPhy2Log(const NumpyArray& array, const std::string& sour
 }
 
 }  // namespace
+
+std::string EplbBytes(const EplbPlan& plan) {
+  const int64_t layers = plan.layers;
+  const std::pair<std::string, std::string> files[] = {
+      {"phy2log",
+       NumpyBytes(std::span<const int64_t>(plan.phy2log), std::vector<int64_t>{layers, plan.replicas})},
+      {"log2phy", NumpyBytes(std::span<const int64_t>(plan.log2phy),
+                             std::vector<int64_t>{layers, plan.experts, plan.max_copies})},
+      {"logcnt",
+       NumpyBytes(std::span<const int64_t>(plan.logcnt), std::vector<int64_t>{layers, plan.experts})}};
+  return NumpyZipBytes(files);
+}
 
 StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat format, int first_layer) {
   switch (format) {

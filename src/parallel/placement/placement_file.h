@@ -21,6 +21,9 @@ enum class PlacementFormat {
 /// layers before the first MoE layer: `first_layer` is the number of that layer.
 StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat format, int first_layer = 0);
 
+/// The .npz file of an EPLB plan, with the order of replicas that EPLB returns.
+std::string EplbBytes(const EplbPlan& plan);
+
 /// Parses a file of any format but TensorRT-LLM's, by its content. `ranks` tells how many ranks share the
 /// slots of EPLB's and SGLang's files, which do not name it; 0 is an error for them.
 StatusOr<Placement> ParsePlacement(std::string_view bytes, const std::string& source, int ranks);

@@ -16,15 +16,15 @@ namespace {
 constexpr int kCountTries = 12, kCountTriesOfOneWorkload = 60;
 constexpr double kFewSlots = 3;  // mean of ranks
 
-ScenarioLoads Scenarios(std::span<const LoadMatrix> workloads, int layer, double speed) {
+// `workloads` are scaled.
+ScenarioLoads Scenarios(std::span<const LoadMatrix> workloads, int layer) {
   ScenarioLoads result{.scenarios = static_cast<int>(workloads.size())};
   const int experts = workloads.front().experts, padded = result.padded();
   result.loads.assign(static_cast<size_t>(experts) * padded, 0);
   for (size_t w = 0; w < workloads.size(); ++w) {
     const std::span<const double> tokens = workloads[w].layer(layer);
-    const double scale = speed / std::accumulate(tokens.begin(), tokens.end(), 0.0);
     for (int e = 0; e < experts; ++e)
-      result.loads[static_cast<size_t>(e) * padded + w] = static_cast<float>(tokens[e] * scale);
+      result.loads[static_cast<size_t>(e) * padded + w] = static_cast<float>(tokens[e]);
   }
   return result;
 }
@@ -54,6 +54,8 @@ Status CheckOptions(std::span<const LoadMatrix> workloads, const PlannerOptions&
   }
   if (total < experts)
     return InvalidArgument("slots of all ranks must hold {} experts, found {}", experts, total);
+  if (options.extra_replicas < 0)
+    return InvalidArgument("extra replicas must not be negative, found {}", options.extra_replicas);
   if (options.current != nullptr) {
     const Placement& current = *options.current;
     if (current.experts != experts || static_cast<int>(current.layers.size()) != layers ||
@@ -81,49 +83,131 @@ std::vector<int> EqualSlots(int total, int ranks) {
   return slots;
 }
 
+namespace {
+
+// Plans layers on several threads.
+class Planner {
+ public:
+  Planner(std::span<const LoadMatrix> workloads, const PlannerOptions& options) : options_(options) {
+    speeds_ = options.speeds;
+    if (speeds_.empty()) speeds_.assign(options.slots.size(), 1.0);
+    const double speed = std::accumulate(speeds_.begin(), speeds_.end(), 0.0);
+    for (const LoadMatrix& workload : workloads) loads_.push_back(ScaledLoad(workload, speed));
+  }
+
+  PlannedPlacement Plan() {
+    const int layers = loads_.front().layers;
+    PlannedPlacement result{.placement = {.experts = loads_.front().experts}};
+    result.placement.layers.resize(layers);
+    const bool uneven = options_.extra_replicas > 0;
+    steps_ = uneven ? layers * (1 + static_cast<int>(std::size(kLevels))) : layers;
+    if (uneven) {
+      // Plans of all levels, from which the budget chooses.
+      std::vector<std::vector<LayerPlan>> plans(layers);
+      ForEach(layers, [&](int layer) {
+        plans[layer].push_back(PlanLayer(layer, 0));
+        for (const double level : kLevels) plans[layer].push_back(PlanLayer(layer, level));
+      });
+      const std::vector<int> chosen = ChooseLevels(plans);
+      for (int layer = 0; layer < layers; ++layer)
+        result.placement.layers[layer] = std::move(plans[layer][chosen[layer]].layer);
+    } else {
+      ForEach(layers, [&](int layer) { result.placement.layers[layer] = PlanLayer(layer, 0).layer; });
+    }
+    result.interrupted = stopped_;
+    return result;
+  }
+
+ private:
+  // Extra replicas of a layer per rank.
+  static constexpr double kLevels[] = {0.125, 0.25, 0.5, 1};
+
+  struct LayerPlan {
+    LayerPlacement layer;
+    double worst = 0;
+    int extra = 0;
+  };
+
+  template <typename Work>
+  void ForEach(int layers, const Work& work) {
+    std::atomic<int> next = 0;
+    const auto run = [&] {
+      for (int layer = next++; layer < layers; layer = next++) work(layer);
+    };
+    std::vector<std::thread> threads;
+    for (int i = 1; i < std::min(options_.threads, layers); ++i) threads.emplace_back(run);
+    run();
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  LayerPlan PlanLayer(int layer, double level) {
+    const auto stop = [this] { return stopped_.load(); };
+    std::vector<int> slots = options_.slots;
+    const int extra = static_cast<int>(level * static_cast<double>(slots.size()));
+    // One more slot on every 1/level-th rank.
+    for (int i = 0; i < extra; ++i) ++slots[static_cast<size_t>(i) * slots.size() / extra];
+    const ScenarioLoads loads = Scenarios(loads_, layer);
+    LayerSearch search(loads, speeds_, slots);
+    if (options_.current != nullptr) {
+      search.Start(options_.current->layers[layer]);
+    } else {
+      search.Place(search.ReplicaCounts());
+      const double total = std::accumulate(slots.begin(), slots.end(), 0.0);
+      if (loads.scenarios == 1) {
+        search.ImproveCounts(kCountTriesOfOneWorkload, stop);
+      } else if (total < kFewSlots * static_cast<double>(slots.size())) {
+        search.ImproveCounts(kCountTries, stop);
+      }
+    }
+    search.Improve(options_.max_steps, stop, options_.current != nullptr ? options_.max_moves : -1);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++done_;
+    if (options_.progress && !stopped_ && !options_.progress(done_, steps_)) stopped_ = true;
+    return {search.layer(), search.worst(), extra};
+  }
+
+  // Spends the budget on the steps of the largest gain per replica. A step may skip levels, as gains needn't
+  // shrink.
+  std::vector<int> ChooseLevels(const std::vector<std::vector<LayerPlan>>& plans) const {
+    std::vector<int> chosen(plans.size(), 0);
+    int budget = options_.extra_replicas;
+    for (;;) {
+      double best = 0;
+      size_t best_layer = 0;
+      int best_level = -1;
+      for (size_t layer = 0; layer < plans.size(); ++layer) {
+        const LayerPlan& now = plans[layer][chosen[layer]];
+        for (int level = chosen[layer] + 1; level < static_cast<int>(plans[layer].size()); ++level) {
+          const LayerPlan& next = plans[layer][level];
+          const int cost = next.extra - now.extra;
+          if (cost <= 0 || cost > budget) continue;
+          const double gain = (now.worst - next.worst) / cost;
+          if (gain <= best) continue;
+          best = gain;
+          best_layer = layer;
+          best_level = level;
+        }
+      }
+      if (best_level < 0) return chosen;
+      budget -= plans[best_layer][best_level].extra - plans[best_layer][chosen[best_layer]].extra;
+      chosen[best_layer] = best_level;
+    }
+  }
+
+  const PlannerOptions& options_;
+  std::vector<double> speeds_;
+  std::vector<LoadMatrix> loads_;
+  std::atomic<bool> stopped_ = false;
+  std::mutex mutex_;
+  int done_ = 0, steps_ = 0;
+};
+
+}  // namespace
+
 StatusOr<PlannedPlacement> PlanPlacement(std::span<const LoadMatrix> workloads,
                                          const PlannerOptions& options) {
   RETURN_IF_ERROR(CheckOptions(workloads, options));
-  const int layers = workloads.front().layers;
-  std::vector<double> speeds = options.speeds;
-  if (speeds.empty()) speeds.assign(options.slots.size(), 1.0);
-  const double total_speed = std::accumulate(speeds.begin(), speeds.end(), 0.0);
-  PlannedPlacement result{.placement = {.experts = workloads.front().experts}};
-  result.placement.layers.resize(layers);
-  const double slots = std::accumulate(options.slots.begin(), options.slots.end(), 0.0);
-  const bool few_slots = slots < kFewSlots * static_cast<double>(options.slots.size());
-  std::atomic<int> next = 0;
-  std::atomic<bool> stopped = false;
-  std::mutex mutex;
-  int done = 0;
-  const auto stop = [&] { return stopped.load(); };
-  const auto work = [&] {
-    for (int layer = next++; layer < layers; layer = next++) {
-      const ScenarioLoads loads = Scenarios(workloads, layer, total_speed);
-      LayerSearch search(loads, speeds, options.slots);
-      if (options.current != nullptr) {
-        search.Start(options.current->layers[layer]);
-      } else {
-        search.Place(search.ReplicaCounts());
-        if (loads.scenarios == 1) {
-          search.ImproveCounts(kCountTriesOfOneWorkload, stop);
-        } else if (few_slots) {
-          search.ImproveCounts(kCountTries, stop);
-        }
-      }
-      search.Improve(options.max_steps, stop, options.current != nullptr ? options.max_moves : -1);
-      result.placement.layers[layer] = search.layer();
-      const std::lock_guard<std::mutex> lock(mutex);
-      ++done;
-      if (options.progress && !stopped && !options.progress(done, layers)) stopped = true;
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int i = 1; i < std::min(options.threads, layers); ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-  result.interrupted = stopped;
-  return result;
+  return Planner(workloads, options).Plan();
 }
 
 }  // namespace moesaic::parallel

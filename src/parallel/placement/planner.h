@@ -11,7 +11,10 @@
 namespace moesaic::parallel {
 
 struct PlannerOptions {
-  std::vector<int> slots = {};      ///< per rank; unequal numbers are allowed
+  std::vector<int> slots = {};  ///< per rank; unequal numbers are allowed
+  /// Further replicas over all layers, on top of `slots`: each layer gets up to one per rank, where they
+  /// lower the largest rank load most.
+  int extra_replicas = 0;
   std::vector<double> speeds = {};  ///< per rank, relative; empty: equal speeds
   /// Placement in use and the most slots of a layer that may get another expert; -1: any number.
   const Placement* current = nullptr;

@@ -99,6 +99,23 @@ TEST(Planner, MovesStayWithinTheirBudgetAndMoreOfThemBalanceBetter) {
   EXPECT_LT(last, 1.1);
 }
 
+TEST(Planner, HalfOfUniformRedundancyIsEnoughWhereItIsSpentUnevenly) {
+  const std::vector<LoadMatrix> loads = Loads(12, 256, 1, 6);
+  const Placement uniform = FromEplb(*PlanEplb(loads[0], {.replicas = 288, .gpus = 32}), 32);
+  const int budget = 12 * 32 / 2;
+  const auto uneven = PlanPlacement(loads, {.slots = EqualSlots(256, 32), .extra_replicas = budget});
+  int replicas = 0;
+  for (int layer = 0; layer < 12; ++layer) replicas += uneven->placement.replicas(layer);
+  EXPECT_LE(replicas, 12 * 256 + budget);
+  EXPECT_LE(MeanImbalance(uneven->placement, loads[0]), MeanImbalance(uniform, loads[0]));
+}
+
+TEST(Planner, ALayerWithoutTokensGetsACompletePlacement) {
+  LoadMatrix load{2, 4, {1, 2, 3, 4, 0, 0, 0, 0}};
+  const auto plan = PlanPlacement(std::vector<LoadMatrix>{load}, {.slots = EqualSlots(6, 2)});
+  EXPECT_TRUE(CheckPlacement(plan->placement, "plan", true).ok());
+}
+
 TEST(Planner, LoadsFollowTheSpeedsOfRanks) {
   const std::vector<LoadMatrix> loads = Loads(4, 256, 1, 4);
   std::vector<double> speeds(16, 1.0);

@@ -1,0 +1,430 @@
+// The actions of `moesaic placement`.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "app/input.h"
+#include "app/interrupt.h"
+#include "app/output.h"
+#include "app/placement_flags.h"
+#include "app/progress.h"
+#include "app/table.h"
+#include "parallel/placement/balance.h"
+#include "parallel/placement/load_file.h"
+#include "parallel/placement/load_generator.h"
+#include "parallel/placement/numpy_file.h"
+#include "parallel/placement/planner.h"
+#include "parallel/placement/published_balancers.h"
+#include "parallel/placement/token_split.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::app {
+namespace {
+
+using parallel::LoadMatrix;
+using parallel::Placement;
+using parallel::PlacementFormat;
+using parallel::PolicyResult;
+using parallel::Workload;
+
+StatusOr<std::vector<double>> Speeds(const PlacementFlags& flags) {
+  std::vector<double> speeds;
+  for (const std::string& text : flags.speeds) {
+    double value = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || rest != text.data() + text.size() || !(value > 0))
+      return InvalidArgument("--speeds must be positive numbers, found {}", text);
+    speeds.push_back(value);
+  }
+  return speeds;
+}
+
+StatusOr<Placement> ReadPlacement(const std::string& path, int ranks) {
+  ASSIGN_OR_RETURN(const std::string bytes, ReadInput(path));
+  StatusOr<Placement> placement = parallel::ParsePlacement(bytes, InputName(path), ranks);
+  if (!placement.ok() && ranks == 0 &&
+      placement.status().message().find("number of ranks") != std::string::npos)
+    return InvalidArgument("{}: this format does not tell the number of ranks; give it with --ranks", path);
+  return placement;
+}
+
+// Mean and worst over layers and loads.
+struct Balance {
+  double mean = 0, worst = 0, split_mean = 0, split_worst = 0;
+  int duplicates = 0, activated = 0;
+};
+
+Balance MeasureBalance(const Placement& placement, std::span<const Workload> loads,
+                       std::span<const double> speeds = {}) {
+  Balance balance;
+  int count = 0;
+  for (const Workload& load : loads) {
+    for (int layer = 0; layer < load.total.layers; ++layer, ++count) {
+      const parallel::LayerPlacement& placed = placement.layers[layer];
+      const double equal = parallel::Imbalance(placed, load.total.layer(layer), speeds);
+      const double split = parallel::SplitImbalance(placed, load.total.layer(layer), speeds);
+      balance.mean += equal;
+      balance.split_mean += split;
+      balance.worst = std::max(balance.worst, equal);
+      balance.split_worst = std::max(balance.split_worst, split);
+      balance.activated =
+          std::max(balance.activated, parallel::ActivatedExperts(placed, load.total.layer(layer)));
+    }
+  }
+  balance.mean /= count;
+  balance.split_mean /= count;
+  for (const parallel::LayerPlacement& layer : placement.layers)
+    balance.duplicates += parallel::DuplicateSlots(layer);
+  return balance;
+}
+
+// Median time of the exact split of one batch of whole tokens, in microseconds.
+double SplitMicroseconds(const Placement& placement, const LoadMatrix& load) {
+  constexpr double kBatchTokens = 8 * 128;  // per rank: 128 tokens with 8 experts each
+  const LoadMatrix batch = parallel::ScaledLoad(load, kBatchTokens * placement.ranks());
+  std::vector<double> times;
+  for (int layer = 0; layer < load.layers; ++layer) {
+    const std::span<const double> loads = batch.layer(layer);
+    const std::vector<int64_t> tokens(loads.begin(), loads.end());
+    parallel::TokenSplit split(placement.layers[layer], load.experts);
+    const auto start = std::chrono::steady_clock::now();
+    split.SplitTokens(tokens);
+    times.push_back(
+        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+int64_t Replicas(const Placement& placement) {
+  int64_t sum = 0;
+  for (size_t layer = 0; layer < placement.layers.size(); ++layer)
+    sum += placement.replicas(static_cast<int>(layer));
+  return sum;
+}
+
+struct MadePlan {
+  Placement placement;
+  std::string eplb_bytes;  // of --algorithm eplb: the arrays as EPLB orders them
+  bool interrupted = false;
+};
+
+StatusOr<MadePlan> MakeEplb(const PlacementFlags& flags, const LoadMatrix& load, int slots) {
+  ASSIGN_OR_RETURN(const parallel::EplbPlan plan,
+                   parallel::PlanEplb(load, {slots, flags.groups, flags.nodes, flags.ranks}));
+  return MadePlan{parallel::FromEplb(plan, flags.ranks), parallel::EplbBytes(plan), false};
+}
+
+StatusOr<MadePlan> MakeBaseline(const PlacementFlags& flags, std::span<const LoadMatrix> loads) {
+  if (!flags.rank_slots.empty() || !flags.speeds.empty() || !flags.current.empty() ||
+      flags.extra_replicas > 0) {
+    return InvalidArgument(
+        "--rank-slots, --speeds, --current and --extra-replicas need --algorithm moesaic, found {}",
+        flags.algorithm);
+  }
+  const LoadMatrix sum = parallel::SumOfLoads(loads);
+  const int slots = flags.slots > 0 ? flags.slots : sum.experts;
+  if (flags.algorithm == "eplb") return MakeEplb(flags, sum, slots);
+  if (slots % flags.ranks != 0)
+    return InvalidArgument("--slots must be a multiple of the {} ranks for {}, found {}", flags.ranks,
+                           flags.algorithm, slots);
+  const int per_rank = slots / flags.ranks;
+  StatusOr<Placement> placement =
+      flags.algorithm == "omni"
+          ? parallel::PlanOmniStatic(sum,
+                                     {.ranks = flags.ranks, .slots_per_rank = per_rank, .hosts = flags.nodes})
+      : flags.algorithm == "flashlb" ? parallel::PlanFlashLb(loads, flags.ranks, per_rank)
+      : flags.algorithm == "swift"   ? parallel::PlanSwiftBalance(sum, flags.ranks, per_rank)
+                                     : parallel::PlanLplbGraph(sum, flags.ranks, per_rank);
+  RETURN_IF_ERROR(placement.status());
+  return MadePlan{*std::move(placement), "", false};
+}
+
+StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMatrix> loads) {
+  parallel::PlannerOptions options{.slots = flags.rank_slots};
+  if (options.slots.empty()) {
+    options.slots = parallel::EqualSlots(flags.slots > 0 ? flags.slots : loads.front().experts, flags.ranks);
+  } else if (flags.slots > 0 || (flags.ranks > 0 && flags.ranks != static_cast<int>(options.slots.size()))) {
+    return InvalidArgument("--rank-slots names the slots of {} ranks; leave out --slots and other --ranks",
+                           options.slots.size());
+  }
+  ASSIGN_OR_RETURN(options.speeds, Speeds(flags));
+  options.extra_replicas = flags.extra_replicas;
+  options.threads = flags.threads;
+  Placement current;
+  if (!flags.current.empty()) {
+    ASSIGN_OR_RETURN(current, ReadPlacement(flags.current, static_cast<int>(options.slots.size())));
+    options.current = &current;
+    options.max_moves = flags.max_moves;
+  }
+  const InterruptGuard guard;
+  Progress progress("planning");
+  options.progress = [&](int done, int total) {
+    progress.Show(done, total, fmt::format("{} of {} layers", done, total));
+    return !Interrupted();
+  };
+  ASSIGN_OR_RETURN(parallel::PlannedPlacement planned, parallel::PlanPlacement(loads, options));
+  return MadePlan{std::move(planned.placement), "", planned.interrupted};
+}
+
+std::vector<LoadMatrix> Totals(std::span<const Workload> workloads) {
+  std::vector<LoadMatrix> loads;
+  for (const Workload& workload : workloads) loads.push_back(workload.total);
+  return loads;
+}
+
+Status CheckShapes(std::span<const Workload> workloads) {
+  const LoadMatrix& first = workloads.front().total;
+  for (const Workload& workload : workloads) {
+    if (workload.total.layers == first.layers && workload.total.experts == first.experts) continue;
+    return InvalidArgument("{}: must have {} layers of {} experts as {}, found {} of {}", workload.name,
+                           first.layers, first.experts, workloads.front().name, workload.total.layers,
+                           workload.total.experts);
+  }
+  return OkStatus();
+}
+
+Status CheckPlanFits(const Placement& placement, const LoadMatrix& load) {
+  if (placement.experts == load.experts && static_cast<int>(placement.layers.size()) == load.layers)
+    return OkStatus();
+  return InvalidArgument("the plan must have {} layers of {} experts as the loads, found {} of {}",
+                         load.layers, load.experts, placement.layers.size(), placement.experts);
+}
+
+std::string Number(double value) { return fmt::format("{:.3f}", value); }
+
+void PrintBalance(const PlacementFlags& flags, const Placement& placement, std::span<const Workload> loads,
+                  std::span<const double> speeds) {
+  std::vector<std::vector<std::string>> rows = {
+      {"load", "mean", "worst", "split mean", "split worst", "activated experts"}};
+  nlohmann::ordered_json json = {{"layers", placement.layers.size()},
+                                 {"ranks", placement.ranks()},
+                                 {"replicas", Replicas(placement)},
+                                 {"max_slots", placement.max_slots()}};
+  json["loads"] = nlohmann::ordered_json::array();
+  int duplicates = 0;
+  for (const Workload& load : loads) {
+    const Balance balance = MeasureBalance(placement, {&load, 1}, speeds);
+    duplicates = balance.duplicates;
+    rows.push_back({load.name, Number(balance.mean), Number(balance.worst), Number(balance.split_mean),
+                    Number(balance.split_worst), std::to_string(balance.activated)});
+    json["loads"].push_back({{"name", load.name},
+                             {"mean", balance.mean},
+                             {"worst", balance.worst},
+                             {"split_mean", balance.split_mean},
+                             {"split_worst", balance.split_worst},
+                             {"activated_experts", balance.activated},
+                             {"split_us", SplitMicroseconds(placement, load.total)}});
+  }
+  json["repeated_replicas"] = duplicates;
+  if (flags.json) {
+    WriteOutput(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    return;
+  }
+  Print("{} layers, {} ranks, up to {} slots of a rank, {} replicas, {} repeated on their rank\n\n{}",
+        placement.layers.size(), placement.ranks(), placement.max_slots(), Replicas(placement), duplicates,
+        FormatTable(rows, /*markdown=*/false));
+}
+
+}  // namespace
+
+StatusOr<std::vector<Workload>> ReadLoads(const PlacementFlags& flags) {
+  std::vector<Workload> loads;
+  for (const std::string& path : flags.files) {
+    StatusOr<Workload> load = Workload{};
+    if (path == kStandardInput) {
+      ASSIGN_OR_RETURN(const std::string bytes, ReadInput(path));
+      load = parallel::ParseLoad(bytes, InputName(path));
+    } else {
+      load = parallel::ReadLoad(path);
+    }
+    RETURN_IF_ERROR(load.status());
+    if (!flags.windows || load->windows.empty()) {
+      loads.push_back(*std::move(load));
+      continue;
+    }
+    for (size_t i = 0; i < load->windows.size(); ++i)
+      loads.push_back({fmt::format("{} window {}", load->name, i), std::move(load->windows[i]), {}});
+  }
+  RETURN_IF_ERROR(CheckShapes(loads));
+  return loads;
+}
+
+StatusOr<PlacementFormat> FormatOf(const PlacementFlags& flags) {
+  if (flags.format == "moesaic") return PlacementFormat::kMoesaic;
+  if (flags.format == "eplb") return PlacementFormat::kEplb;
+  if (flags.format == "sglang") return PlacementFormat::kSglang;
+  if (flags.format == "omni") return PlacementFormat::kOmni;
+  if (flags.format == "tensorrt-llm") return PlacementFormat::kTensorRt;
+  const std::string extension = std::filesystem::path(flags.out).extension().string();
+  if (extension == ".npz") return PlacementFormat::kEplb;
+  if (extension == ".npy") return PlacementFormat::kOmni;
+  if (extension == ".yaml" || extension == ".yml") return PlacementFormat::kTensorRt;
+  if (extension == ".json") return PlacementFormat::kMoesaic;
+  return InvalidArgument(
+      "--format is needed: the extension of --out is not .json, .npz, .npy or .yaml, found {}", flags.out);
+}
+
+Status RunPlacementPlan(const PlacementFlags& flags) {
+  PlacementFormat format = PlacementFormat::kMoesaic;
+  if (!flags.out.empty()) {
+    ASSIGN_OR_RETURN(format, FormatOf(flags));
+  }
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  if (flags.algorithm != "moesaic" && flags.ranks < 1)
+    return InvalidArgument("--ranks is needed by {}, found none", flags.algorithm);
+  const auto start = std::chrono::steady_clock::now();
+  ASSIGN_OR_RETURN(const MadePlan plan, flags.algorithm == "moesaic" ? MakeOurs(flags, Totals(loads))
+                                                                     : MakeBaseline(flags, Totals(loads)));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!flags.out.empty()) {
+    std::string bytes = plan.eplb_bytes;
+    if (format != PlacementFormat::kEplb || bytes.empty()) {
+      ASSIGN_OR_RETURN(bytes, parallel::PlacementBytes(plan.placement, format, flags.first_layer));
+    }
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.out, bytes));
+  }
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, plan.placement, loads)));
+  ASSIGN_OR_RETURN(const std::vector<double> speeds, Speeds(flags));
+  if (plan.interrupted) Tell("interrupted: layers that were not done are placed without local search\n");
+  PrintBalance(flags, plan.placement, loads, speeds);
+  if (!flags.json) Print("\nplanned by {} in {:.2f} s\n", flags.algorithm, seconds);
+  if (!flags.out.empty()) Tell("written to {}\n", flags.out);
+  return plan.interrupted ? Cancelled("interrupted") : OkStatus();
+}
+
+Status RunPlacementEvaluate(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const Placement placement, ReadPlacement(flags.plan, flags.ranks));
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  RETURN_IF_ERROR(CheckPlanFits(placement, loads.front().total));
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, placement, loads)));
+  PrintBalance(flags, placement, loads, {});
+  return OkStatus();
+}
+
+Status RunPlacementCompare(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  parallel::CompareOptions options{.ranks = flags.ranks,
+                                   .slots = flags.slots > 0 ? flags.slots : loads.front().total.experts,
+                                   .nodes = flags.nodes,
+                                   .groups = flags.groups,
+                                   .leave_one_out = flags.leave_one_out,
+                                   .split = flags.split,
+                                   .moves = flags.moves,
+                                   .threads = flags.threads};
+  std::vector<PolicyResult> results;
+  {
+    const InterruptGuard guard;
+    Progress progress("comparing");
+    options.progress = [&](int done, int total) {
+      progress.Show(done, total, fmt::format("{} of {} plans", done, total));
+      return !Interrupted();
+    };
+    ASSIGN_OR_RETURN(results, parallel::ComparePolicies(loads, options));
+  }
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, ComparisonHtml(flags, results)));
+  std::vector<std::vector<std::string>> rows = {{"policy", "mean", "worst", "moves per rank"}};
+  nlohmann::ordered_json policies = nlohmann::ordered_json::object();
+  for (const PolicyResult& result : results) {
+    if (!result.error.empty()) {
+      Tell("{}: {}\n", result.name, result.error);
+      continue;
+    }
+    rows.push_back(
+        {result.name, Number(result.mean), Number(result.worst), fmt::format("{:.2f}", result.moves)});
+    policies[result.name] = {
+        {"mean", result.mean}, {"worst", result.worst}, {"moves_per_rank", result.moves}};
+  }
+  if (flags.json) {
+    const nlohmann::ordered_json all = {{"ranks", options.ranks},
+                                        {"slots", options.slots},
+                                        {"leave_one_out", flags.leave_one_out},
+                                        {"policies", policies}};
+    WriteOutput(all.dump(2) + "\n");
+  } else {
+    Print("{} workloads, {} layers of {} experts, {} ranks, {} slots\n\n{}", loads.size(),
+          loads.front().total.layers, loads.front().total.experts, options.ranks, options.slots,
+          FormatTable(rows, /*markdown=*/false));
+  }
+  return OkStatus();
+}
+
+Status RunPlacementConvert(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const PlacementFormat format, FormatOf(flags));
+  ASSIGN_OR_RETURN(const Placement placement, ReadPlacement(flags.files.front(), flags.ranks));
+  ASSIGN_OR_RETURN(const std::string bytes, parallel::PlacementBytes(placement, format, flags.first_layer));
+  RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.out, bytes));
+  Tell("written to {}\n", flags.out);
+  return OkStatus();
+}
+
+Status RunPlacementExplain(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  const int ranks = flags.ranks > 0 ? flags.ranks : 32;
+  std::vector<std::vector<std::string>> rows = {
+      {"load", "hottest over mean", "variation", "sigma", "alpha", "fits", "default order", "correlation"}};
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const Workload& load : loads) {
+    const parallel::FittedSkew skew = parallel::FitSkew(load.total);
+    const Placement order{load.total.experts,
+                          std::vector<parallel::LayerPlacement>(
+                              load.total.layers, parallel::InOrder(load.total.experts, ranks))};
+    const double imbalance = MeasureBalance(order, {&load, 1}).mean;
+    const double correlation = parallel::LoadCorrelation(loads.front().total, load.total);
+    const char* fits = skew.log_normal_error <= skew.power_law_error ? "log-normal" : "power law";
+    rows.push_back({load.name, fmt::format("{:.2f}", skew.max_over_mean),
+                    fmt::format("{:.2f}", skew.variation), fmt::format("{:.2f}", skew.sigma),
+                    fmt::format("{:.2f}", skew.alpha), fits, Number(imbalance),
+                    fmt::format("{:.2f}", correlation)});
+    json.push_back({{"name", load.name},
+                    {"max_over_mean", skew.max_over_mean},
+                    {"variation", skew.variation},
+                    {"sigma", skew.sigma},
+                    {"alpha", skew.alpha},
+                    {"fits", fits},
+                    {"default_order", imbalance},
+                    {"correlation_with_first", correlation}});
+  }
+  if (flags.json) {
+    WriteOutput(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  } else {
+    Print("{} layers of {} experts; default order on {} ranks; correlation with the first load\n\n{}",
+          loads.front().total.layers, loads.front().total.experts, ranks,
+          FormatTable(rows, /*markdown=*/false));
+  }
+  return OkStatus();
+}
+
+Status RunPlacementGenerate(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(
+      const std::vector<Workload> loads,
+      parallel::GenerateLoads(
+          {.layers = flags.layers,
+           .experts = flags.experts,
+           .workloads = flags.workloads,
+           .skew = flags.skew == "log-normal" ? parallel::Skew::kLogNormal : parallel::Skew::kPowerLaw,
+           .spread = flags.spread,
+           .drift = flags.drift == "mixtures" ? parallel::Drift::kMixtures : parallel::Drift::kIndependent,
+           .correlation = flags.correlation,
+           .seed = static_cast<uint64_t>(flags.seed)}));
+  std::error_code error;
+  std::filesystem::create_directories(flags.out, error);
+  if (error) return IoError("{}: cannot be created: {}", flags.out, error.message());
+  for (const Workload& load : loads) {
+    const std::vector<int64_t> counts(load.total.tokens.begin(), load.total.tokens.end());
+    const int64_t shape[] = {load.total.layers, load.total.experts};
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(
+        flags.out + "/" + load.name + ".npy", parallel::NumpyBytes(std::span<const int64_t>(counts), shape)));
+  }
+  Tell("{} loads written to {}\n", loads.size(), flags.out);
+  return OkStatus();
+}
+
+}  // namespace moesaic::app

@@ -9,7 +9,7 @@
 namespace moesaic::parallel {
 namespace {
 
-constexpr double kLeastGain = 1e-6;  // relative; below it, f32 rounding decides
+constexpr double kLeastGain = 1e-5;  // relative; below it, f32 rounding decides
 constexpr int kSearchedRanks =
     16;  // costliest ranks that a step may start from; more take 4x the time for 0.4%
 
@@ -35,7 +35,7 @@ LayerSearch::LayerSearch(const ScenarioLoads& loads, std::span<const double> spe
 
 double LayerSearch::Changed(int rank, const float* take, const float* add) const {
   const float* now = load(rank);
-  const float scale = inverse_speed_[rank];
+  const float scale = inverse_speed_[rank] * scale_;
   float sums[4] = {};
   for (int s = 0; s < padded_; s += 4) {
     for (int lane = 0; lane < 4; ++lane) {
@@ -45,7 +45,8 @@ double LayerSearch::Changed(int rank, const float* take, const float* add) const
       sums[lane] += Power16(value * scale);
     }
   }
-  return double{sums[0]} + sums[1] + sums[2] + sums[3];
+  const double sum = double{sums[0]} + sums[1] + sums[2] + sums[3];
+  return scenario_.scenarios == 1 ? sum * sum * sum * sum : sum;
 }
 
 std::vector<int> LayerSearch::ReplicaCounts() const {
@@ -90,6 +91,7 @@ void LayerSearch::Place(const std::vector<int>& copies) {
   holds_.assign(static_cast<size_t>(ranks) * experts_, 0);
   rank_load_.assign(static_cast<size_t>(ranks) * padded_, 0);
   cost_.assign(ranks, 0);
+  SetScale();
   std::vector<float> size(experts_, 0);
   for (int e = 0; e < experts_; ++e) {
     SetUnit(e);
@@ -144,8 +146,20 @@ void LayerSearch::Start(const LayerPlacement& layer) {
   copies_ = CopiesOf(layer, experts_);
   rank_load_.assign(layer.size() * padded_, 0);
   cost_.assign(layer.size(), 0);
+  SetScale();
   Recompute();
   start_ = layer_;
+}
+
+// Powers of loads stay far below the largest float: a rank at the bound of any placement with these replicas
+// is at 1.
+void LayerSearch::SetScale() {
+  if (scale_ > 0) return;
+  float bound = 1;
+  const std::vector<float> highest = HighestLoads();
+  for (int e = 0; e < experts_; ++e)
+    bound = std::max(bound, highest[e] / static_cast<float>(std::max(1, copies_[e])));
+  scale_ = 1 / bound;
 }
 
 void LayerSearch::Recompute() {

@@ -20,8 +20,8 @@ struct ScenarioLoads {
 };
 
 /// Placement of one layer under search. The objective is the sum of (load / speed)^16 over ranks and
-/// scenarios, with every replica of an expert taking an equal share: a smooth form of the maximum. Ranks hold
-/// distinct experts.
+/// scenarios, with every replica of an expert taking an equal share: a smooth form of the maximum. One
+/// scenario, whose maximum is known, has the 64th power. Ranks hold distinct experts.
 class LayerSearch {
  public:
   /// `speeds` and `slots` are per rank. The loads must outlive the search.
@@ -73,6 +73,7 @@ class LayerSearch {
   void TryLimits(int max_tries, const std::function<bool()>& stop);
   void ShiftReplicas(int max_tries, const std::function<bool()>& stop);
   void SetUnit(int expert);
+  void SetScale();
   void Put(int rank, int expert);
   void Recompute();
   void FindSwaps(int rank, Step& best) const;
@@ -93,6 +94,7 @@ class LayerSearch {
   std::vector<double> cost_;                // [ranks]
   std::vector<char> holds_;                 // [ranks, experts]
   std::vector<float> scratch_;
+  float scale_ = 0;  // of loads under the power
 };
 
 }  // namespace moesaic::parallel

@@ -13,7 +13,7 @@ namespace {
 
 // Placements with other replica counts, where ranks have few slots or one workload is planned for. Elsewhere
 // and beyond 12 they fit known workloads better, but not unknown ones.
-constexpr int kCountTries = 12, kCountTriesOfOneWorkload = 60;
+constexpr int kCountTries = 12, kCountTriesOfOneWorkload = 200;
 constexpr double kFewSlots = 3;  // mean of ranks
 
 // `workloads` are scaled.

@@ -1,11 +1,14 @@
 // Times MoE dispatch and combine, forwarded within groups, compared with direct messages to every rank. Both
 // ways alternate in one run; the time of a round is that of the slowest rank. Experts take no time.
 //   comm_exchange_bench --ranks 8 --nodes 2                                    threads of this process
-//   comm_exchange_bench --topology topologies/nodes-4x8-200g.json --virtual    threads, time of the topology
+//   comm_exchange_bench --topology topologies/accelerators-4x8-200gbit.json --virtual    threads, time of the
+//   topology
+//   mpirun -n 8 comm_exchange_bench --transport mpi --nodes 2                       processes of a job
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <numeric>
 #include <random>
@@ -16,6 +19,7 @@
 #include "comm/exchange/exchange_cost.h"
 #include "comm/topology/topology_builder.h"
 #include "comm/transport/local_transport.h"
+#include "comm/transport/open_transport.h"
 
 namespace moesaic::bench {
 namespace {
@@ -23,7 +27,7 @@ namespace {
 using namespace comm;
 
 struct Load {
-  std::string topology, payload = "bf16";
+  std::string topology, payload = "bf16", transport = "threads";
   int ranks = 8, nodes = 2;
   bool round_robin = false, virtual_time = false, low_latency = false;
   int experts = 256, rounds = 11, segment_tokens = 16;
@@ -128,9 +132,26 @@ void RunOnce(Transport& transport, const Load& load, Side& side, const TopK& top
   side.total_s.push_back(dispatched + combined);
 }
 
+// Expected rows that cross the ports of the root's children, of a uniform gate: one per token and child, or
+// per token and rank, that has one of its experts.
+double ExpectedRows(const Topology& topology, const Load& load, Forwarding forwarding) {
+  const double experts_per_rank = static_cast<double>(load.experts) / topology.ranks();
+  const auto hits = [&](double ranks) {
+    return HitProbability(load.experts, static_cast<int>(std::lround(ranks * experts_per_rank)),
+                          load.workload.k);
+  };
+  double rows = 0;
+  for (const int to : topology.groups()[0].children) {
+    const auto ranks = static_cast<double>(topology.groups()[to].ranks.size());
+    const double tokens = (topology.ranks() - ranks) * load.workload.tokens_per_rank;
+    rows += tokens * (forwarding == Forwarding::kDirect ? ranks * hits(1) : hits(ranks));
+  }
+  return rows;
+}
+
 // Bytes of all ranks by level, on rank 0.
 void PrintTraffic(Transport& transport, const Side& side, const char* phase,
-                  std::span<const LevelTraffic> levels) {
+                  std::span<const LevelTraffic> levels, double expected_rows) {
   for (const LevelTraffic& level : levels) {
     std::vector<double> sums = {static_cast<double>(level.messages), static_cast<double>(level.rows),
                                 static_cast<double>(level.row_bytes),
@@ -146,8 +167,10 @@ void PrintTraffic(Transport& transport, const Side& side, const char* phase,
       MOESAIC_CHECK(Wait(transport, *Succeed(transport.Receive(peer, kControlTag, into)), 600).ok());
       for (size_t i = 0; i < sums.size(); ++i) sums[i] += other[i];
     }
-    fmt::print("{:10} {:9} {:10} {:9.0f} messages {:10.0f} rows {:10.3f} MB rows {:8.3f} MB routing\n",
+    fmt::print("{:10} {:9} {:10} {:9.0f} messages {:10.0f} rows {:10.3f} MB rows {:8.3f} MB routing",
                side.name, phase, level.level, sums[0], sums[1], sums[2] / 1e6, sums[3] / 1e6);
+    if (&level == levels.data()) fmt::print(", rows {:.4f} of the formula", sums[1] / expected_rows);
+    fmt::print("\n");
   }
 }
 
@@ -184,8 +207,10 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
     }
   }
   for (const Side& side : sides) {
-    PrintTraffic(transport, side, "dispatch", side.exchange->dispatch_traffic());
-    PrintTraffic(transport, side, "combine", side.exchange->combine_traffic());
+    const double rows =
+        ExpectedRows(topology, load, &side == sides ? Forwarding::kHierarchical : Forwarding::kDirect);
+    PrintTraffic(transport, side, "dispatch", side.exchange->dispatch_traffic(), rows);
+    PrintTraffic(transport, side, "combine", side.exchange->combine_traffic(), rows);
   }
   if (transport.rank() > 0) return;
   for (const Side& side : sides) {
@@ -202,6 +227,12 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
              load.rounds, ratios.front(), ratios.back());
 }
 
+void PrintLoad(const Topology& topology, const Load& load) {
+  fmt::print("{} ranks, {} experts, top-{}, hidden {}, {} tokens per rank, {}\n", topology.ranks(),
+             load.experts, load.workload.k, load.workload.hidden, load.workload.tokens_per_rank,
+             load.payload);
+}
+
 int Main(int argc, char** argv) {
   Load load;
   CLI::App app("Times MoE dispatch and combine, forwarded and direct.");
@@ -211,6 +242,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_flag("--round-robin", load.round_robin, "Ranks of the default topology alternate between nodes");
   app.add_flag("--virtual", load.virtual_time, "Messages take the time of the topology");
+  app.add_option("--transport", load.transport,
+                 "threads of this process, or the transport of a launched job: mpi, ucx://...");
   app.add_flag("--low-latency", load.low_latency,
                "Dispatches in the low-latency mode, which is direct for both sides");
   app.add_option("--levels", load.forward_levels, "Levels that forward rows; all by default");
@@ -223,10 +256,15 @@ int Main(int argc, char** argv) {
   app.add_option("--segment", load.segment_tokens, "Tokens that travel together")->check(CLI::PositiveNumber);
   app.add_option("--rounds", load.rounds, "Number of measured pairs")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
+  if (load.transport != "threads") {
+    const OpenedTransport opened = *Succeed(OpenTransport(load.transport));
+    const Topology topology = MakeTopology(load, opened->size());
+    if (opened->rank() == 0) PrintLoad(topology, load);
+    RunRank(*opened, topology, load);
+    return 0;
+  }
   const Topology topology = MakeTopology(load, load.ranks);
-  fmt::print("{} ranks, {} experts, top-{}, hidden {}, {} tokens per rank, {}\n", topology.ranks(),
-             load.experts, load.workload.k, load.workload.hidden, load.workload.tokens_per_rank,
-             load.payload);
+  PrintLoad(topology, load);
   RunRanks(topology.ranks(), [&](Transport& transport) { RunRank(transport, topology, load); },
            {.topology = load.virtual_time ? &topology : nullptr});
   return 0;

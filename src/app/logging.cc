@@ -18,6 +18,8 @@
 #include <system_error>
 #include <utility>
 
+#include "app/output.h"
+
 namespace moesaic::app {
 namespace {
 
@@ -85,15 +87,7 @@ class FileSink : public spdlog::sinks::base_sink<std::mutex> {
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
-    const char* next = line.data();
-    size_t left = line.size();
-    while (left > 0) {
-      const ssize_t written = write(file_, next, left);
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) return;
-      next += written;
-      left -= static_cast<size_t>(written);
-    }
+    WriteAll(file_, {line.data(), line.size()});
   }
   void flush_() override {}
 

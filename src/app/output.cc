@@ -4,9 +4,10 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -22,24 +23,34 @@ constexpr int kBlockedMilliseconds = 200;
 int output_error = 0;  // errno of the first failed write
 std::string buffered;
 
-// Writes the buffer. A signal does not lose output, but ends a write whose reader makes no room.
 void WriteBuffered() {
-  size_t done = 0;
-  while (output_error == 0 && done < buffered.size()) {
-    const ssize_t written = write(STDOUT_FILENO, buffered.data() + done, buffered.size() - done);
-    if (written >= 0) {
-      done += static_cast<size_t>(written);
-      continue;
-    }
-    const int error = errno;
-    pollfd output = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
-    const bool again = error == EINTR && (!Interrupted() || poll(&output, 1, kBlockedMilliseconds) != 0);
-    if (!again) output_error = error;
-  }
+  if (output_error == 0) output_error = WriteAll(STDOUT_FILENO, buffered);
   buffered.clear();
 }
 
 }  // namespace
+
+int WriteAll(int descriptor, std::string_view bytes) {
+  while (!bytes.empty()) {
+    pollfd output = {.fd = descriptor, .events = POLLOUT, .revents = 0};
+    size_t count = bytes.size();
+    if (Interrupted()) {
+      if (poll(&output, 1, kBlockedMilliseconds) <= 0) return EINTR;
+      count = std::min<size_t>(count, PIPE_BUF);  // a pipe that is ready takes that much without blocking
+    }
+    const ssize_t written = write(descriptor, bytes.data(), count);
+    if (written > 0) {
+      bytes.remove_prefix(static_cast<size_t>(written));
+    } else if (written == 0) {
+      return EIO;
+    } else if (errno == EAGAIN) {
+      poll(&output, 1, -1);  // another process made the file non-blocking
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
 
 void WriteOutput(std::string_view text) {
   if (output_error != 0) return;
@@ -52,13 +63,11 @@ void WriteOutput(std::string_view text) {
 Status FlushOutput() {
   WriteBuffered();
   if (output_error == 0) return OkStatus();
+  if (output_error == EINTR) return Cancelled("interrupted");
   return IoError("cannot write to standard output: {}", std::strerror(output_error));
 }
 
-void WriteNotice(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
+void WriteNotice(std::string_view text) { WriteAll(STDERR_FILENO, text); }
 
 void PrepareStreams() {
   // The opposite access mode of each stream: reading or writing fails with EBADF, as if it were closed.

@@ -13,7 +13,13 @@
 
 namespace moesaic::app {
 
-/// Writes to standard output, buffered. Writes nothing after a failure.
+/// Writes all bytes to a file and returns 0, or the errno of the failure. A signal loses nothing, but ends
+/// the write, with EINTR, if Interrupted() and the file takes no more bytes: a reader has stopped reading.
+/// Any thread may call it.
+int WriteAll(int descriptor, std::string_view bytes);
+
+/// Writes to standard output, buffered. Writes nothing after a failure. This and FlushOutput must be called
+/// by one thread.
 void WriteOutput(std::string_view text);
 
 template <typename... Args>
@@ -22,7 +28,7 @@ void Print(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 /// Flushes the buffer. Returns the error of the first failed write, for example "cannot write to standard
-/// output: No space left on device".
+/// output: No space left on device"; Cancelled if an interrupt ended it.
 Status FlushOutput();
 
 /// Writes to standard error, unbuffered.

@@ -26,7 +26,8 @@ constexpr std::pair<const char*, comm::Collective> kCollectives[] = {
     {"reduce_scatter", comm::Collective::kReduceScatter}, {"all_to_all", comm::Collective::kAllToAll},
     {"broadcast", comm::Collective::kBroadcast},          {"barrier", comm::Collective::kBarrier},
 };
-constexpr int kMostThreads = 16;  // of a probe without --ranks
+constexpr const char* kNoCollective = "none";
+constexpr int kMaxThreads = 16;  // ranks of a probe without --ranks
 
 struct TopologyFlags {
   std::string action, file;
@@ -90,10 +91,11 @@ std::string ExplanationTable(const std::vector<comm::Explanation>& explanations)
   for (const comm::Explanation& row : explanations) {
     rows.push_back({std::string(FlagName(row.collective)), RowSize(row.collective, row.bytes),
                     comm::TimeText(row.bound.seconds), comm::TimeText(row.seconds),
-                    fmt::format("{:.0f}%", 100 * row.share()), row.bottleneck.empty() ? "-" : row.bottleneck,
-                    fmt::format("{:.0f}%", 100 * row.busy),
-                    fmt::format("{:.2f}x", row.flat_block_s / row.seconds),
-                    fmt::format("{:.2f}x", row.flat_round_robin_s / row.seconds), row.algorithm});
+                    comm::ShareText(row.bound.seconds, row.seconds),
+                    row.bottleneck.empty() ? "-" : row.bottleneck,
+                    row.bottleneck.empty() ? "-" : comm::ShareText(row.busy, 1),
+                    comm::FactorText(row.flat_block_s, row.seconds),
+                    comm::FactorText(row.flat_round_robin_s, row.seconds), row.algorithm});
   }
   return FormatTable(rows, /*markdown=*/false);
 }
@@ -125,13 +127,21 @@ Status RunExplain(const TopologyFlags& options) {
   ASSIGN_OR_RETURN(const std::string text, ReadInput(options.file));
   ASSIGN_OR_RETURN(const comm::Topology file, comm::Topology::Parse(text, InputName(options.file)));
   ASSIGN_OR_RETURN(const comm::Topology topology, Placed(file, options));
+  // Refused arguments leave no picture and no half of an output.
+  const bool compares = options.collectives != std::vector<std::string>{kNoCollective};
+  if (const Status status = comm::CheckExplained(topology); compares && !status.ok()) {
+    return InvalidArgument("{}; use --ranks {}, or --collective {} for the tree alone", Message(status),
+                           comm::kMaxExplainedRanks, kNoCollective);
+  }
   if (!options.svg.empty()) {
     ASSIGN_OR_RETURN(const std::string svg, comm::TreeSvg(topology));
     RETURN_IF_ERROR(runtime::WriteFileAtomically(options.svg, svg));
   }
   if (!options.json) {
-    Print("{}\nranks: {}; values: {}\n\n{}\n", topology.name(), topology.ranks(), topology.origin(),
+    Print("{}\nranks: {}; values: {}\n\n{}", topology.name(), topology.ranks(), topology.origin(),
           comm::TreeText(topology));
+    if (!compares) return OkStatus();
+    Print("\n");
   }
   ASSIGN_OR_RETURN(const std::vector<comm::Explanation> rows, Explanations(topology, options));
   WriteOutput(options.json ? ExplanationJson(topology, rows) : ExplanationTable(rows));
@@ -139,6 +149,7 @@ Status RunExplain(const TopologyFlags& options) {
 }
 
 Status RunProbe(const TopologyFlags& options) {
+  RETURN_IF_ERROR(Annotate(comm::Topology::CheckName(options.name), "--name"));
   ASSIGN_OR_RETURN(const comm::OpenedTransport transport, comm::OpenTransport(options.transport));
   const InterruptGuard guard;
   std::optional<comm::Topology> probed;
@@ -152,10 +163,11 @@ Status RunProbe(const TopologyFlags& options) {
     if (transport->size() > 1) {
       if (options.ranks != 0)
         return InvalidArgument("--ranks is for threads; the job has {} ranks", transport->size());
+      probe.interrupted = Interrupted;
       ASSIGN_OR_RETURN(probed, comm::ProbeLinks(*transport, probe));
       if (!probed.has_value()) return OkStatus();  // not rank 0
     } else {
-      const int cores = std::min(runtime::DetectTopology().cores, kMostThreads);
+      const int cores = std::min(runtime::DetectTopology().cores, kMaxThreads);
       ASSIGN_OR_RETURN(probed, comm::ProbeThreads(options.ranks > 0 ? options.ranks : cores, probe));
     }
   }
@@ -173,7 +185,9 @@ void AddExplainFlags(Verb& verb, TopologyFlags& options) {
   const std::string group = "Flags of explain";
   std::vector<std::string> names;
   for (const auto& [name, collective] : kCollectives) names.emplace_back(name);
-  verb.AddOption("--collective", options.collectives, "Collective operations, separated by commas")
+  names.emplace_back(kNoCollective);
+  verb.AddOption("--collective", options.collectives,
+                 "Collective operations, separated by commas; none: print the tree only")
       .Delimiter(',')
       .OneValue()
       .OneOf(names)
@@ -212,8 +226,8 @@ void AddTopology(Verb& root, VerbRun& run) {
   const std::string group = "Flags of probe";
   verb.AddOption("-o,--out", options->out, "File to write instead of standard output").Group(group);
   verb.AddOption("--transport", options->transport,
-                 "local, mpi or ucx://HOST:PORT?rank=R&size=N; default: mpi under mpirun, else threads of "
-                 "this machine")
+                 "local (threads of this machine), mpi or ucx://HOST:PORT?rank=R&size=N; default: UCX if "
+                 "MOESAIC_RENDEZVOUS is set, else mpi under mpirun, else local")
       .Group(group);
   verb.AddOption("--name", options->name, "Name of the topology").ShowDefault().Group(group);
   verb.Footer(
@@ -231,6 +245,10 @@ void AddTopology(Verb& root, VerbRun& run) {
       if (options->file.empty()) FailUsage("FILE is required");
       for (const char* flag : {"--out", "--transport", "--name"}) {
         if (verb.Count(flag) > 0) FailUsage(flag, "is for moesaic topology probe");
+      }
+      const auto& named = options->collectives;
+      if (named.size() > 1 && std::find(named.begin(), named.end(), kNoCollective) != named.end()) {
+        FailUsage("--collective", "none excludes other operations");
       }
       run = [options] { return RunExplain(*options); };
     } else {

@@ -15,6 +15,7 @@
 #include "engine/kv_fingerprint.h"
 #include "engine/local_executor.h"
 #include "engine/philox.h"
+#include "engine/ranked_executor.h"
 #include "engine/row_tasks.h"
 #include "engine/scheduler.h"
 #include "engine/speculation.h"
@@ -526,6 +527,25 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
   return std::make_unique<ModelDrafter>(model, kernels, threads, std::move(store), options.max_batch_tokens);
 }
 
+StatusOr<std::unique_ptr<Executor>> MakeExecutor(models::Model& model, const kernels::KernelTable& kernels,
+                                                 runtime::ThreadPool& threads, cache::KvStore& store,
+                                                 tensor::DType dtype, const EngineOptions& options) {
+  auto local = std::make_unique<LocalExecutor>(model, kernels, threads, store, options.sparsity.dense_layers);
+  if (options.job == nullptr || options.layout.ranks() == 1) return local;
+  const RankSetup setup = {.dtype = dtype,
+                           .key_summaries = options.sparsity.key_summaries,
+                           .summary_kind = options.sparsity.summary_kind,
+                           .blocks = store.blocks(),
+                           .swap_slots = store.slots(cache::KvArea::kSwap),
+                           .warm_slots = store.slots(cache::KvArea::kWarm),
+                           .warm_exact = options.warm_exact,
+                           .first_sparse_layer = options.sparsity.dense_layers};
+  ASSIGN_OR_RETURN(std::unique_ptr<RankedExecutor> ranked,
+                   RankedExecutor::Create(std::move(local), model.info(), *options.job, options.layout, setup,
+                                          options.rank_time_limit_s));
+  return ranked;
+}
+
 // Creates all parts except the disk tier, whose files are identified by results of the model.
 StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool& threads,
                               const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options) {
@@ -540,7 +560,8 @@ StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool
                                                      .warm_bytes = options.warm_bytes,
                                                      .warm_exact = options.warm_exact,
                                                      .warm_step_bytes = options.warm_step_bytes}));
-  cache::KvStoreOptions store = {.layout = layout, .blocks = blocks, .pageable_layers = info.layers};
+  cache::KvStoreOptions store = {
+      .layout = layout, .blocks = blocks, .pageable_layers = info.own_layers.count};
   kv.tiers->AddSlots(&store);
   ASSIGN_OR_RETURN(kv.store, cache::KvStore::Create(store, threads));
   return kv;
@@ -574,6 +595,11 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
     return InvalidArgument("warm KV blocks ({} bytes) need the prefix cache, which is off",
                            options.warm_bytes);
   }
+  if (options.disk && options.layout.ranks() > 1) {
+    return InvalidArgument(
+        "blocks on disk ({}) are not supported for {}: each rank would need a folder of its own",
+        options.disk->folder, Name(options.layout.degrees()));
+  }
   if (options.disk && !options.prefix_cache) {
     return InvalidArgument("blocks on disk ({}) need the prefix cache, which is off", options.disk->folder);
   }
@@ -602,8 +628,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   const tensor::KvLayout layout =
       LayoutFor(info.kv, dtype, options.sparsity.key_summaries, options.sparsity.summary_kind);
   ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options));
-  auto executor =
-      std::make_unique<LocalExecutor>(model, kernels, pool, *kv.store, options.sparsity.dense_layers);
+  ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
+                   MakeExecutor(model, kernels, pool, *kv.store, dtype, options));
   std::unique_ptr<ModelDrafter> drafter;
   if (options.speculative.method == "draft") {
     ASSIGN_OR_RETURN(drafter,

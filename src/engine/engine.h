@@ -15,6 +15,7 @@
 #include "engine/speculative.h"
 #include "kernels/kernel_table.h"
 #include "models/model.h"
+#include "parallel/layout.h"
 #include "runtime/thread_pool.h"
 
 namespace moesaic::engine {
@@ -56,6 +57,11 @@ struct EngineOptions {
   SpeculativeOptions speculative = {};
   SparsityOptions sparsity = {};
   std::shared_ptr<cache::KvObserver> kv_observer = nullptr;  ///< Observes the radix tree; may be null.
+  /// The job whose rank 0 this engine is; borrowed. The model is loaded with the groups of `layout`, and the
+  /// other ranks run RunRank(). Null: one rank. The KV cache budget is that of one rank.
+  comm::Transport* job = nullptr;
+  parallel::Layout layout = {};
+  double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
 };
 
 /// Counters rise over the engine's life; other members are current values.

@@ -7,114 +7,23 @@
 #include <cmath>
 #include <map>
 #include <random>
-#include <regex>
 #include <set>
 
 #include "cache/block_pool.h"
-#include "engine/byte_tokenizer.h"
-#include "engine/fake_model.h"
-#include "engine/sampling.h"
-#include "kernels/kernel_table.h"
+#include "engine/fake_engine.h"
 
 namespace moesaic::engine {
 namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // bytes of a block of FakeModel
-
-struct Result {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  std::vector<LogprobEntry> prompt_logprobs;
-  FinishReason finish = FinishReason::kNone;
-  Status status;
-  int ends = 0;
-  int cached_tokens = 0;
-  std::vector<float> embedding;
-};
-
-class EngineTest : public testing::Test {
+class EngineTest : public FakeEngineTest {
  protected:
-  EngineTest() : threads_(*runtime::ThreadPool::Create({.threads = 2, .pin = false})) {}
+  EngineTest() : FakeEngineTest(512) {}
 
   std::unique_ptr<Engine> Make(EngineOptions options) {
     if (options.kv_bytes == 0) options.kv_bytes = 64 * kBlockBytes;
-    auto engine = Engine::Create(model_, kernels_, *threads_, options);
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    return *std::move(engine);
-  }
-
-  static void Collect(const std::vector<TokenEvent>& events, std::map<RequestId, Result>* results) {
-    for (const TokenEvent& event : events) {
-      Result& result = (*results)[event.request];
-      if (event.token) result.tokens.push_back(*event.token);
-      if (event.token) result.logprobs.push_back(event.logprobs.logprob);
-      result.cached_tokens += event.cached_tokens;
-      if (!event.embedding.empty()) result.embedding = event.embedding;
-      if (!event.prompt_logprobs.empty()) result.prompt_logprobs = event.prompt_logprobs;
-      if (event.finish != FinishReason::kNone) {
-        result.finish = event.finish;
-        result.status = event.status;
-        ++result.ends;
-      }
-    }
-  }
-
-  static void ExpectNothingHeld(const Engine& engine) {
-    const EngineStats stats = engine.stats();
-    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
-  }
-
-  static std::map<RequestId, Result> Drain(Engine& engine) {
-    std::map<RequestId, Result> results;
-    for (int step = 0; step < 100000 && !engine.idle(); ++step) {
-      std::vector<TokenEvent> events;
-      const Status status = engine.Step(&events);
-      EXPECT_TRUE(status.ok()) << status;
-      if (!status.ok()) break;
-      Collect(events, &results);
-    }
-    EXPECT_TRUE(engine.idle());
-    ExpectNothingHeld(engine);
-    for (const auto& [id, result] : results) EXPECT_EQ(result.ends, 1) << id;
-    return results;
-  }
-
-  static Request MakeRequest(std::vector<int32_t> prompt, int max_tokens, float temperature) {
-    Request request;
-    request.prompt = std::move(prompt);
-    request.sampling.max_tokens = max_tokens;
-    request.sampling.temperature = temperature;
-    return request;
-  }
-
-  static std::vector<int32_t> RandomPrompt(int tokens, uint32_t seed) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> prompt(tokens);
-    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % FakeModel::kVocab);
-    return prompt;
-  }
-
-  // Returns the output of a request by definition, without an engine.
-  static std::vector<int32_t> Alone(const Request& request) {
-    std::vector<int32_t> tokens = request.prompt;
-    TokenHistory history;
-    history.AddPrompt(request.prompt);
-    DrawScratch scratch;
-    for (int i = 0; i < request.sampling.max_tokens; ++i) {
-      const std::vector<float> logits = FakeModel::LogitsAfter(tokens);
-      const auto drawn = Draw({.logits = logits,
-                               .sampling = &request.sampling,
-                               .history = &history,
-                               .banned = {},
-                               .seed = request.sampling.seed.value_or(0),
-                               .position = tokens.size()},
-                              scratch);
-      tokens.push_back(drawn->token);
-      history.AddOutput(drawn->token);
-    }
-    return {tokens.begin() + static_cast<int64_t>(request.prompt.size()), tokens.end()};
+    return FakeEngineTest::Make(options);
   }
 
   // Returns twelve requests with different parameters.
@@ -130,10 +39,6 @@ class EngineTest : public testing::Test {
     }
     return requests;
   }
-
-  FakeModel model_{512};
-  kernels::KernelTable kernels_;
-  std::unique_ptr<runtime::ThreadPool> threads_;
 };
 
 TEST_F(EngineTest, GreedyOutputFollowsTheModel) {
@@ -499,130 +404,6 @@ TEST_F(EngineTest, ReportsTheTimesOfARequest) {
   EXPECT_LE(times.queued, *times.started);
   EXPECT_LE(*times.started, *times.first_token);
   EXPECT_EQ(times.first_token, events[0].times.first_token);
-}
-
-// Twelve requests run at once, each with its own grammar. Some of them are preempted.
-TEST_F(EngineTest, OutputsFollowTheirGrammars) {
-  const text::Tokenizer tokenizer = ByteTokenizer();
-  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
-  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
-  FakeModel model(512, 95);
-  auto made = Engine::Create(
-      model, kernels_, *threads_,
-      {.kv_bytes = 6 * kBlockBytes, .max_sequences = 4, .max_batch_tokens = 40, .eos_ids = {94}});
-  ASSERT_TRUE(made.ok()) << made.status();
-  std::map<RequestId, std::string> patterns;
-  for (uint32_t i = 0; i < 12; ++i) {
-    Request request = MakeRequest(RandomPrompt(30 + static_cast<int>(i), i), 150, i % 2 == 0 ? 0.0f : 1.0f);
-    for (int32_t& token : request.prompt) token %= 94;
-    const std::string pattern = i % 3 == 0 ? "[a-c]{70}x" : i % 3 == 1 ? "(no|yes)" : "[0-9]{1,40}";
-    request.grammar = std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
-    request.sampling.min_tokens = i == 1 ? 50 : 0;  // the end of the grammar has precedence
-    patterns[*(*made)->Add(request)] = pattern;
-  }
-  const auto results = Drain(**made);
-  for (const auto& [id, pattern] : patterns) {
-    std::string said;
-    for (const int32_t token : results.at(id).tokens) said += static_cast<char>('!' + token);
-    EXPECT_TRUE(std::regex_match(said, std::regex(pattern))) << said << " is not " << pattern;
-    EXPECT_EQ(results.at(id).finish, FinishReason::kStop);
-  }
-}
-
-// A request ends if its masks fail or are too slow. The outputs of other requests do not change.
-TEST_F(EngineTest, AFailedGrammarEndsOnlyItsRequest) {
-  const text::Tokenizer tokenizer = ByteTokenizer();
-  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
-  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
-  FakeModel model(512, 95);
-  auto made = Engine::Create(model, kernels_, *threads_,
-                             {.kv_bytes = 64 * kBlockBytes, .max_sequences = 8, .eos_ids = {94}});
-  ASSERT_TRUE(made.ok()) << made.status();
-  const auto grammar = [&](const std::string& pattern) {
-    return std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
-  };
-  Request free = MakeRequest({1, 2, 3}, 60, 0);
-  const RequestId alone = *(*made)->Add(free);
-  const std::vector<int32_t> said = Drain(**made)[alone].tokens;
-
-  Request failing = MakeRequest({5, 6, 7}, 100, 0);
-  failing.grammar = grammar("[a-z]{50}");
-  failing.grammar->Cancel();
-  Request costly = MakeRequest({8, 9}, 400, 1);
-  costly.sampling.min_tokens = 400;
-  const auto strict =
-      text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94}, {.mask_fuel = 20'000});
-  ASSERT_TRUE(strict.ok()) << Message(strict.status());
-  costly.grammar = std::make_shared<text::Grammar>(
-      *strict->Compile(text::GrammarKind::kRegex, "(([a-z]{1,1000}){1,1000}){1,1000}"));
-  Request ordinary = MakeRequest({4, 4, 4}, 100, 0);
-  ordinary.grammar = grammar("[a-c]{40}");
-  const RequestId failed = *(*made)->Add(failing), cost = *(*made)->Add(costly);
-  const RequestId beside = *(*made)->Add(free), fine = *(*made)->Add(ordinary);
-  std::map<RequestId, Result> results = Drain(**made);
-  EXPECT_EQ(results[failed].finish, FinishReason::kGrammar);
-  EXPECT_FALSE(results[failed].status.ok());
-  EXPECT_TRUE(results[failed].tokens.empty());
-  EXPECT_EQ(results[cost].finish, FinishReason::kGrammar);
-  EXPECT_GT(results[cost].tokens.size(), 1U);
-  EXPECT_EQ(results[beside].tokens, said);
-  EXPECT_EQ(results[fine].finish, FinishReason::kStop);
-  EXPECT_EQ(results[fine].tokens.size(), 40U);
-}
-
-// Requests are cancelled while their masks are computed.
-TEST_F(EngineTest, CancelsRequestsWhoseMasksArePending) {
-  const text::Tokenizer tokenizer = ByteTokenizer();
-  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
-  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
-  FakeModel model(512, 95);
-  auto made = Engine::Create(model, kernels_, *threads_,
-                             {.kv_bytes = 64 * kBlockBytes, .max_sequences = 4, .eos_ids = {94}});
-  ASSERT_TRUE(made.ok()) << made.status();
-  for (int round = 0; round < 12; ++round) {
-    Request costly = MakeRequest({8, 9}, 400, 1);
-    costly.sampling.seed = round;
-    costly.grammar = std::make_shared<text::Grammar>(
-        *compiler->Compile(text::GrammarKind::kRegex, "(([a-z]{1,1000}){1,1000}){1,1000}"));
-    const RequestId id = *(*made)->Add(costly);
-    std::map<RequestId, Result> results;
-    for (int step = 0; step <= round; ++step) {
-      std::vector<TokenEvent> events;
-      ASSERT_TRUE((*made)->Step(&events).ok());
-      Collect(events, &results);
-    }
-    (*made)->Cancel(id);
-    const std::map<RequestId, Result> rest = Drain(**made);
-    EXPECT_EQ(results[id].ends + (rest.contains(id) ? rest.at(id).ends : 0), 1);
-  }
-}
-
-// The last row of the prompt is used neither for a log-probability nor for a draw, and waits for no mask.
-TEST_F(EngineTest, AGrammarNeedsNoMaskIfOnlyThePromptIsRead) {
-  const text::Tokenizer tokenizer = ByteTokenizer();
-  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
-  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
-  FakeModel model(512, 95);
-  auto made = Engine::Create(model, kernels_, *threads_, {.kv_bytes = 16 * kBlockBytes, .eos_ids = {94}});
-  ASSERT_TRUE(made.ok()) << made.status();
-  const auto grammar = [&](const char* pattern) {
-    return std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
-  };
-  Request reader = MakeRequest({1, 2, 3, 4}, 0, 0);
-  reader.prompt_logprobs = true;
-  reader.sampling.logprobs = 0;
-  reader.grammar = grammar("(no|yes)");
-  Request writer = MakeRequest({5, 6, 7}, 20, 0);
-  writer.grammar = grammar("[a-c]{5}");
-  const RequestId alone = *(*made)->Add(reader);
-  const Result read = Drain(**made)[alone];
-  EXPECT_EQ(read.prompt_logprobs.size(), 3U);
-  EXPECT_EQ(read.finish, FinishReason::kLength);
-  const RequestId beside = *(*made)->Add(reader), writing = *(*made)->Add(writer);
-  std::map<RequestId, Result> results = Drain(**made);
-  EXPECT_EQ(results[beside].finish, FinishReason::kLength);
-  EXPECT_EQ(results[writing].finish, FinishReason::kStop);
-  EXPECT_EQ(results[writing].tokens.size(), 5U);
 }
 
 class CountingObserver : public cache::KvObserver {

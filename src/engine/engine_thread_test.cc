@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "engine/fake_model.h"
+#include "engine/fake_engine.h"
 #include "kernels/kernel_table.h"
 
 namespace moesaic::engine {
@@ -50,33 +50,21 @@ class Listener {
   bool ended_ = false;
 };
 
-class EngineThreadTest : public testing::Test {
+class EngineThreadTest : public FakeEngineTest {
  protected:
+  EngineThreadTest() : FakeEngineTest(512) {}
+
   std::unique_ptr<EngineThread> Make(const EngineThreadOptions& options = {}) {
-    auto engine = Engine::Create(model_, kernels_, *threads_,
-                                 {.kv_bytes = 2 << 20, .max_sequences = 8, .max_batch_tokens = 64});
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    return std::make_unique<EngineThread>(*std::move(engine), options);
+    return std::make_unique<EngineThread>(
+        FakeEngineTest::Make({.kv_bytes = 2 << 20, .max_sequences = 8, .max_batch_tokens = 64}), options);
   }
-
-  static Request MakeRequest(std::vector<int32_t> prompt, int max_tokens) {
-    Request request;
-    request.prompt = std::move(prompt);
-    request.sampling.max_tokens = max_tokens;
-    request.sampling.temperature = 0;
-    return request;
-  }
-
-  FakeModel model_{512};
-  kernels::KernelTable kernels_;
-  std::unique_ptr<runtime::ThreadPool> threads_ = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
 };
 
 TEST_F(EngineThreadTest, ReportsTokensAndTheEndOfARequest) {
   auto thread = Make();
   Listener a, b;
-  ASSERT_TRUE(thread->Submit(MakeRequest({1, 2, 3}, 20), a.sink()).ok());
-  ASSERT_TRUE(thread->Submit(MakeRequest({1, 2, 3}, 20), b.sink()).ok());
+  ASSERT_TRUE(thread->Submit(Greedy({1, 2, 3}, 20), a.sink()).ok());
+  ASSERT_TRUE(thread->Submit(Greedy({1, 2, 3}, 20), b.sink()).ok());
   EXPECT_EQ(a.Wait(), FinishReason::kLength);
   EXPECT_EQ(b.Wait(), FinishReason::kLength);
   EXPECT_EQ(a.tokens().size(), 20U);
@@ -86,7 +74,7 @@ TEST_F(EngineThreadTest, ReportsTokensAndTheEndOfARequest) {
 TEST_F(EngineThreadTest, NamesTheReasonOfARefusal) {
   auto thread = Make();
   Listener never;
-  const auto refused = thread->Submit(MakeRequest({}, 5), never.sink());
+  const auto refused = thread->Submit(Greedy({}, 5), never.sink());
   EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Message(refused.status()), "the prompt is empty");
 }
@@ -94,7 +82,7 @@ TEST_F(EngineThreadTest, NamesTheReasonOfARefusal) {
 TEST_F(EngineThreadTest, RefusesRequestsWhenTheQueueIsFull) {
   auto thread = Make({.max_queued = 0});
   Listener never;
-  const auto refused = thread->Submit(MakeRequest({1}, 5), never.sink());
+  const auto refused = thread->Submit(Greedy({1}, 5), never.sink());
   EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(refused.status()), HasSubstr("too many requests wait"));
 }
@@ -109,7 +97,7 @@ TEST_F(EngineThreadTest, CancelEndsTheRequestAndFreesItsBlocks) {
     engine->Cancel(id);
     tell(events);
   };
-  EXPECT_EQ(*thread->Submit(MakeRequest({1, 2}, 400), cancelling), id);
+  EXPECT_EQ(*thread->Submit(Greedy({1, 2}, 400), cancelling), id);
   EXPECT_EQ(listener.Wait(), FinishReason::kCancelled);
   EXPECT_LE(listener.tokens().size(), 1U);
   thread->Cancel(id);
@@ -121,9 +109,9 @@ TEST_F(EngineThreadTest, CancelEndsTheRequestAndFreesItsBlocks) {
 TEST_F(EngineThreadTest, DrainRefusesNewRequestsAndFinishesOthers) {
   auto thread = Make();
   Listener listener, never;
-  ASSERT_TRUE(thread->Submit(MakeRequest({1, 2}, 100), listener.sink()).ok());
+  ASSERT_TRUE(thread->Submit(Greedy({1, 2}, 100), listener.sink()).ok());
   thread->Drain();
-  EXPECT_EQ(thread->Submit(MakeRequest({1, 2}, 5), never.sink()).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(thread->Submit(Greedy({1, 2}, 5), never.sink()).status().code(), StatusCode::kUnavailable);
   EXPECT_EQ(listener.Wait(), FinishReason::kLength);
 }
 
@@ -131,8 +119,7 @@ TEST_F(EngineThreadTest, DestructorReportsTheEndOfAllRequests) {
   std::vector<Listener> listeners(20);
   model_.row_time = std::chrono::milliseconds(10);  // no request reaches 500 tokens before the destructor
   auto thread = Make();
-  for (Listener& listener : listeners)
-    ASSERT_TRUE(thread->Submit(MakeRequest({1}, 500), listener.sink()).ok());
+  for (Listener& listener : listeners) ASSERT_TRUE(thread->Submit(Greedy({1}, 500), listener.sink()).ok());
   thread.reset();
   for (Listener& listener : listeners) EXPECT_EQ(listener.Wait(), FinishReason::kCancelled);
 }
@@ -141,9 +128,9 @@ TEST_F(EngineThreadTest, RunsNewRequestsAfterAFailedStep) {
   auto thread = Make();
   Listener first, second;
   model_.fail_next = true;  // read by the engine's thread after Submit's lock
-  ASSERT_TRUE(thread->Submit(MakeRequest({1}, 5), first.sink()).ok());
+  ASSERT_TRUE(thread->Submit(Greedy({1}, 5), first.sink()).ok());
   EXPECT_EQ(first.Wait(), FinishReason::kError);
-  ASSERT_TRUE(thread->Submit(MakeRequest({1}, 5), second.sink()).ok());
+  ASSERT_TRUE(thread->Submit(Greedy({1}, 5), second.sink()).ok());
   EXPECT_EQ(second.Wait(), FinishReason::kLength);
 }
 
@@ -159,8 +146,8 @@ TEST_F(EngineThreadTest, AFailedStepReportsPendingCancellations) {
     model_.fail_next = true;  // runs on the engine's thread
     tell(events);
   };
-  ASSERT_TRUE(thread->Submit(MakeRequest({1, 2}, 400), other.sink()).ok());
-  EXPECT_EQ(*thread->Submit(MakeRequest({3, 4}, 400), cancelling), id);
+  ASSERT_TRUE(thread->Submit(Greedy({1, 2}, 400), other.sink()).ok());
+  EXPECT_EQ(*thread->Submit(Greedy({3, 4}, 400), cancelling), id);
   EXPECT_EQ(other.Wait(), FinishReason::kError);
   for (int waited = 0; waited < 60000 && !thread->idle(); ++waited) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -181,7 +168,7 @@ TEST_F(EngineThreadTest, ManyThreadsSubmitAndCancel) {
       std::vector<RequestId> mine;
       for (int i = 0; i < 40; ++i) {
         std::vector<int32_t> prompt(1 + random() % 150, static_cast<int32_t>(random() % 3));
-        auto id = thread->Submit(MakeRequest(std::move(prompt), 1 + static_cast<int>(random() % 30)),
+        auto id = thread->Submit(Greedy(std::move(prompt), 1 + static_cast<int>(random() % 30)),
                                  [&](std::span<TokenEvent> events) {
                                    if (events.back().finish != FinishReason::kNone) ++ends;
                                  });

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <random>
@@ -13,6 +12,7 @@
 
 #include "engine/engine.h"
 #include "engine/fake_model.h"
+#include "engine/sampling.h"
 
 namespace moesaic::engine {
 
@@ -20,8 +20,13 @@ inline constexpr int64_t kBlockBytes = 2 * 3 * 64 * (2 + 1) * 4;  // bytes of a 
 
 struct Result {
   std::vector<int32_t> tokens;
-  int cached_tokens = 0;
+  std::vector<float> logprobs;
+  std::vector<LogprobEntry> prompt_logprobs;
   FinishReason finish = FinishReason::kNone;
+  Status status;
+  int ends = 0;
+  int cached_tokens = 0;
+  std::vector<float> embedding;
 };
 
 inline std::vector<int32_t> RandomPrompt(int tokens, uint32_t seed) {
@@ -36,11 +41,16 @@ inline std::vector<int32_t> Joined(std::vector<int32_t> a, const std::vector<int
   return a;
 }
 
-inline Request Greedy(std::vector<int32_t> prompt, int max_tokens = 4, std::string name = "") {
+inline Request MakeRequest(std::vector<int32_t> prompt, int max_tokens, float temperature) {
   Request request;
   request.prompt = std::move(prompt);
   request.sampling.max_tokens = max_tokens;
-  request.sampling.temperature = 0;
+  request.sampling.temperature = temperature;
+  return request;
+}
+
+inline Request Greedy(std::vector<int32_t> prompt, int max_tokens = 4, std::string name = "") {
+  Request request = MakeRequest(std::move(prompt), max_tokens, 0);
   request.cache_namespace = std::move(name);
   return request;
 }
@@ -48,39 +58,68 @@ inline Request Greedy(std::vector<int32_t> prompt, int max_tokens = 4, std::stri
 // Returns the output of a request by definition, without an engine.
 inline std::vector<int32_t> Alone(const Request& request) {
   std::vector<int32_t> tokens = request.prompt;
+  TokenHistory history;
+  history.AddPrompt(request.prompt);
+  DrawScratch scratch;
   for (int i = 0; i < request.sampling.max_tokens; ++i) {
     const std::vector<float> logits = FakeModel::LogitsAfter(tokens);
-    tokens.push_back(static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin()));
+    const auto drawn = Draw({.logits = logits,
+                             .sampling = &request.sampling,
+                             .history = &history,
+                             .banned = {},
+                             .seed = request.sampling.seed.value_or(0),
+                             .position = tokens.size()},
+                            scratch);
+    tokens.push_back(drawn->token);
+    history.AddOutput(drawn->token);
   }
   return {tokens.begin() + static_cast<int64_t>(request.prompt.size()), tokens.end()};
 }
 
 class FakeEngineTest : public testing::Test {
  protected:
+  explicit FakeEngineTest(int context = 4096) : model_(context) {}
+
   std::unique_ptr<Engine> Make(const EngineOptions& options) {
     auto engine = Engine::Create(model_, kernels_, *threads_, options);
     EXPECT_TRUE(engine.ok()) << engine.status();
     return *std::move(engine);
   }
 
+  static void Collect(const std::vector<TokenEvent>& events, std::map<RequestId, Result>* results) {
+    for (const TokenEvent& event : events) {
+      Result& result = (*results)[event.request];
+      if (event.token) result.tokens.push_back(*event.token);
+      if (event.token) result.logprobs.push_back(event.logprobs.logprob);
+      result.cached_tokens += event.cached_tokens;
+      if (!event.embedding.empty()) result.embedding = event.embedding;
+      if (!event.prompt_logprobs.empty()) result.prompt_logprobs = event.prompt_logprobs;
+      if (event.finish != FinishReason::kNone) {
+        result.finish = event.finish;
+        result.status = event.status;
+        ++result.ends;
+      }
+    }
+  }
+
   static void Step(Engine& engine, std::map<RequestId, Result>* results) {
     std::vector<TokenEvent> events;
     const Status status = engine.Step(&events);
     ASSERT_TRUE(status.ok()) << status;
-    for (const TokenEvent& event : events) {
-      Result& result = (*results)[event.request];
-      if (event.token) result.tokens.push_back(*event.token);
-      result.cached_tokens += event.cached_tokens;
-      if (event.finish != FinishReason::kNone) result.finish = event.finish;
-    }
+    Collect(events, results);
+  }
+
+  static void ExpectNothingHeld(const Engine& engine) {
+    const EngineStats stats = engine.stats();
+    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
   }
 
   static std::map<RequestId, Result> Drain(Engine& engine) {
     std::map<RequestId, Result> results;
-    for (int step = 0; step < 100000 && !engine.idle(); ++step) Step(engine, &results);
+    for (int step = 0; step < 100000 && !engine.idle() && !HasFatalFailure(); ++step) Step(engine, &results);
     EXPECT_TRUE(engine.idle());
-    const EngineStats stats = engine.stats();
-    EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+    ExpectNothingHeld(engine);
+    for (const auto& [id, result] : results) EXPECT_EQ(result.ends, 1) << id;
     return results;
   }
 
@@ -92,7 +131,7 @@ class FakeEngineTest : public testing::Test {
     return result.cached_tokens;
   }
 
-  FakeModel model_{4096};
+  FakeModel model_;
   kernels::KernelTable kernels_;
   std::unique_ptr<runtime::ThreadPool> threads_ = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
 };

@@ -53,7 +53,8 @@ LocalExecutor::LocalExecutor(models::Model& model, const kernels::KernelTable& k
       kernels_(kernels),
       threads_(threads),
       store_(store),
-      layers_(LayersOf(store, first_sparse_layer, model.info().layers)),
+      layers_(
+          LayersOf(store, first_sparse_layer - model.info().own_layers.first, model.info().own_layers.count)),
       pager_(std::make_unique<Pager>(store)) {
   store_.SetSummaryBuilder([this](std::span<const int32_t> blocks) { BuildSummaries(blocks); });
 }
@@ -117,13 +118,15 @@ void LocalExecutor::LayOutRows(const StepBatch& batch) {
 }
 
 Status LocalExecutor::Compute(const StepBatch& batch, StepResult* result) {
-  LayOutRows(batch);
   const models::ModelInfo& info = model_.info();
-  const size_t wanted = logit_rows_.size() * info.vocab_size;
+  const bool mtp = batch.kind == StepKind::kMtp;
+  if (mtp && info.own_mtp_layers == 0) return OkStatus();  // the last stage has the module
+  LayOutRows(batch);
+  const size_t wanted = logit_rows_.size() * info.own_vocab.count;
   if (logits_.size() < wanted) logits_.resize(wanted);
   const std::span<float> logits(logits_.data(), wanted);
-  const bool mtp = batch.kind == StepKind::kMtp;
-  hidden_.resize(mtp || batch.want_hidden ? batch.tokens.size() * info.hidden_size : 0);
+  const bool want_hidden = (mtp || batch.want_hidden) && info.own_vocab.count > 0;
+  hidden_.resize(want_hidden ? batch.tokens.size() * info.hidden_size : 0);
   scratch_.Reset();
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
   const models::ForwardBatch forward = {.tokens = batch.tokens,

@@ -28,11 +28,13 @@ void DecoderLayer::AddAttention(const Step& step, const kernels::KvLayer& kv, fl
   const int64_t count = static_cast<int64_t>(step.rows()) * hidden;
   auto* normed = scratch.Take<float>(count);
   Norm(step, attention_norm, x, normed);
-  // Without output norms, projections accumulate directly into the residual stream.
-  const bool direct = attention_out_norm == nullptr;
+  // Without output norms and partial sums, projections accumulate directly into the residual stream.
+  const bool direct = attention_out_norm == nullptr && !step.has_shards();
   float* out = direct ? x : scratch.Take<float>(count);
   std::visit([&](const auto& kind) { kind.Forward(step, normed, kv, out, direct); }, attention);
-  if (!direct) Join(step, attention_out_norm, out, x);
+  if (direct) return;
+  step.Sum(out, count);
+  Join(step, attention_out_norm, out, x);
 }
 
 void DecoderLayer::AddFfn(const Step& step, float* x) const {
@@ -41,7 +43,7 @@ void DecoderLayer::AddFfn(const Step& step, float* x) const {
   auto* normed = scratch.Take<float>(count);
   Norm(step, ffn_norm, x, normed);
   const auto* mlp = std::get_if<Mlp>(&ffn);
-  if (mlp != nullptr && ffn_out_norm == nullptr) {
+  if (mlp != nullptr && ffn_out_norm == nullptr && !step.has_shards()) {
     mlp->Forward(step, normed, x, /*accumulate=*/true);
     return;
   }
@@ -51,6 +53,7 @@ void DecoderLayer::AddFfn(const Step& step, float* x) const {
   } else {
     std::get<MoeLayer>(ffn).Forward(step, normed, out);
   }
+  step.Sum(out, count);
   JoinFfn(step, out, x);
 }
 

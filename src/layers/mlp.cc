@@ -1,5 +1,8 @@
 #include "layers/mlp.h"
 
+#include <algorithm>
+
+#include "base/check.h"
 #include "kernels/elementwise.h"
 
 namespace moesaic::layers {
@@ -22,6 +25,14 @@ void Mlp::Gated(const Step& step, const float* x, float* gated) const {
 }
 
 void Mlp::Forward(const Step& step, const float* x, float* out, bool accumulate) const {
+  if (gate.weight.empty()) {
+    MOESAIC_CHECK(!accumulate);
+    for (int row = 0; row < step.rows(); ++row) {
+      float* to = out + static_cast<int64_t>(row) * hidden;
+      down.bias != nullptr ? std::copy_n(down.bias, hidden, to) : std::fill_n(to, hidden, 0.0F);
+    }
+    return;
+  }
   ScratchScope scratch(step.ctx);
   auto* gated = scratch.Take<float>(static_cast<int64_t>(step.rows()) * gate.n());
   Gated(step, x, gated);

@@ -5,8 +5,11 @@
 
 namespace moesaic::layers {
 
+/// Of several ranks each has some columns of the hidden layer, possibly none: then the matrices are empty,
+/// and the output is zero.
 struct Mlp {
   Linear gate, up, down;
+  int hidden = 0;
 
   /// Sets out [rows, hidden] = down(silu(gate(x)) * up(x)), or adds to it with `accumulate`; x is [rows,
   /// hidden].

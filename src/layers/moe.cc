@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "layers/mlp.h"
+
 namespace moesaic::layers {
 namespace {
 
@@ -36,19 +38,33 @@ void Router::Route(const Step& step, const float* x, int32_t* ids, float* weight
                             .weights = weights});
 }
 
+void MoeLayer::AddShared(const Step& step, const float* x, float* out) const {
+  const Mlp shared{
+      .gate = {shared_gate}, .up = {shared_up}, .down = {shared_down}, .hidden = router.gate.k()};
+  shared.Forward(step, x, out, /*accumulate=*/true);
+}
+
 void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
   ScratchScope scratch(step.ctx);
   const int rows = step.rows();
-  const int hidden = experts.gate.k();
+  const int hidden = router.gate.k();
   auto* ids = scratch.Take<int32_t>(static_cast<int64_t>(rows) * router.top_k);
   auto* weights = scratch.Take<float>(static_cast<int64_t>(rows) * router.top_k);
   router.Route(step, x, ids, weights);
   if (step.experts_read != nullptr) {
-    *step.experts_read += CountExperts(step, ids, int64_t{rows} * router.top_k, experts.count);
+    *step.experts_read += CountExperts(step, ids, int64_t{rows} * router.top_k, router.gate.n());
   }
   if (step.routes != nullptr) {
     step.routes->layers.push_back(
         {.top_k = router.top_k, .ids = std::vector<int32_t>(ids, ids + int64_t{rows} * router.top_k)});
+  }
+  if (!local_expert.empty()) {
+    for (int64_t i = 0; i < int64_t{rows} * router.top_k; ++i) ids[i] = local_expert[ids[i]];
+  }
+  if (experts.count == 0) {
+    std::fill_n(out, static_cast<int64_t>(rows) * hidden, 0.0F);
+    if (!shared_gate.empty()) AddShared(step, x, out);
+    return;
   }
   kernels::Moe(step.ctx, {.x = x,
                           .x_stride = hidden,

@@ -1,6 +1,8 @@
 // A mixture-of-experts layer: a router, its routed experts and the shared experts.
 #pragma once
 
+#include <vector>
+
 #include "kernels/moe.h"
 #include "kernels/route.h"
 #include "layers/linear.h"
@@ -22,13 +24,20 @@ struct Router {
   void Route(const Step& step, const float* x, int32_t* ids, float* weights) const;
 };
 
+/// Of several ranks each has some of the routed experts, or some columns of each, and some columns of the
+/// shared experts. Its output is then a partial sum.
 struct MoeLayer {
   Router router;
-  kernels::ExpertWeights experts;
+  kernels::ExpertWeights experts;  // of this rank; count may be 0
+  // [routed experts] position in `experts`, -1: on another rank. Empty: all experts are here.
+  std::vector<int32_t> local_expert;
   tensor::PackedMatrix shared_gate, shared_up, shared_down;  // empty: no shared expert
 
   /// Overwrites out [rows, hidden]; x is [rows, hidden].
   void Forward(const Step& step, const float* x, float* out) const;
+
+ private:
+  void AddShared(const Step& step, const float* x, float* out) const;
 };
 
 }  // namespace moesaic::layers

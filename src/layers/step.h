@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "parallel/rank_groups.h"
 
 namespace moesaic::layers {
 
@@ -37,9 +38,15 @@ struct Step {
   int64_t* experts_read = nullptr;
   RouteTap* routes = nullptr;  // each MoE layer adds an entry; or null
 
-  KvFetcher* fetcher = nullptr;  // null: all blocks are in memory
+  KvFetcher* fetcher = nullptr;            // null: all blocks are in memory
+  parallel::RankGroups* groups = nullptr;  // null: one rank has the whole model
 
   int rows() const { return static_cast<int>(positions.size()); }
+  /// Whether outputs of attention and feed-forward networks are partial sums, which Sum() completes.
+  bool has_shards() const { return groups != nullptr && groups->has_shards(); }
+  void Sum(float* values, int64_t count) const {
+    if (has_shards()) groups->Sum({values, static_cast<size_t>(count)});
+  }
   void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) const {
     if (fetcher != nullptr) fetcher->Fetch(kv, slices);
   }

@@ -13,15 +13,24 @@ using kernels::SequenceSlice;
 using layers::ScratchScope;
 using layers::Step;
 
-DecoderModel::DecoderModel(DecoderSpec spec, WeightMap weights, ModelInfo info, layers::RopeTable rope)
-    : spec_(std::move(spec)), weights_(std::move(weights)), info_(std::move(info)), rope_(std::move(rope)) {}
+DecoderModel::DecoderModel(DecoderSpec spec, parallel::Shard shard, WeightMap weights, ModelInfo info,
+                           layers::RopeTable rope, std::shared_ptr<parallel::RankGroups> groups)
+    : spec_(std::move(spec)),
+      shard_(std::move(shard)),
+      groups_(std::move(groups)),
+      weights_(std::move(weights)),
+      info_(std::move(info)),
+      rope_(std::move(rope)) {}
 
-StatusOr<std::unique_ptr<DecoderModel>> DecoderModel::Create(DecoderSpec spec, WeightMap weights,
-                                                             ModelInfo info, layers::MlaPath mla_path) {
+StatusOr<std::unique_ptr<DecoderModel>> DecoderModel::Create(DecoderSpec spec, parallel::Shard shard,
+                                                             WeightMap weights, ModelInfo info,
+                                                             layers::MlaPath mla_path,
+                                                             std::shared_ptr<parallel::RankGroups> groups) {
   ASSIGN_OR_RETURN(layers::RopeTable rope, layers::RopeTable::Create(spec.rope, spec.context));
-  auto* raw = new DecoderModel(std::move(spec), std::move(weights), std::move(info), std::move(rope));
+  auto* raw = new DecoderModel(std::move(spec), std::move(shard), std::move(weights), std::move(info),
+                               std::move(rope), std::move(groups));
   std::unique_ptr<DecoderModel> model(raw);
-  model->decoder_ = Assemble(model->spec_, model->weights_, model->rope_, mla_path);
+  model->decoder_ = Assemble(model->spec_, model->shard_, model->weights_, model->rope_, mla_path);
   return model;
 }
 
@@ -52,7 +61,7 @@ Status DecoderModel::Check(const ForwardBatch& batch, std::span<const KvLayer> k
   if (static_cast<int>(kv.size()) != info_.kv.layers) {
     return InvalidArgument("the cache must have {} layers, found {}", info_.kv.layers, kv.size());
   }
-  const auto logits = static_cast<int64_t>(batch.logit_rows.size()) * spec_.vocab;
+  const auto logits = static_cast<int64_t>(batch.logit_rows.size()) * info_.own_vocab.count;
   if (static_cast<int64_t>(out.logits.size()) != logits) {
     return InvalidArgument("logits must have space for {} values, found {}", logits, out.logits.size());
   }
@@ -106,7 +115,24 @@ void DecoderModel::Finish(const ExecContext& ctx, const ForwardBatch& batch, con
     params.rows = wanted;
     kernels::RmsNorm(ctx, params);
   }
-  layers::Apply(ctx, head, last, hidden, wanted, out.logits.data(), spec_.vocab);
+  layers::Apply(ctx, head, last, hidden, wanted, out.logits.data(), head.n());
+}
+
+void DecoderModel::Embed(const Step& step, const tensor::PackedMatrix& table, std::span<const int32_t> tokens,
+                         float* x) const {
+  layers::Embed(step.ctx, table, tokens, x, shard_.vocab.first);
+  step.Sum(x, static_cast<int64_t>(tokens.size()) * spec_.hidden);
+}
+
+// Runs the rank's layers; `kv` begins with the first of them.
+void DecoderModel::RunLayers(const Step& step, std::span<const KvLayer> kv, float* x) const {
+  size_t told = 0;
+  for (int i = 0; i < shard_.layers.count; ++i) {
+    decoder_.layers[i].Forward(step, kv[i], x);
+    if (step.routes == nullptr || step.routes->layers.size() == told) continue;
+    step.routes->layers.back().layer = shard_.layers.first + i;
+    ++told;
+  }
 }
 
 Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, std::span<const KvLayer> kv,
@@ -119,19 +145,17 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
                   .positions = Positions(scratch, ctx, batch),
                   .experts_read = out.experts_read,
                   .routes = out.routes,
-                  .fetcher = batch.fetcher};
+                  .fetcher = batch.fetcher,
+                  .groups = groups_.get()};
   if (out.routes != nullptr) out.routes->layers.clear();
-  auto* x = scratch.Take<float>(static_cast<int64_t>(step.rows()) * spec_.hidden);
-  layers::Embed(ctx, decoder_.embedding, batch.tokens, x);
-  size_t told = 0;
-  for (int i = 0; i < spec_.layers; ++i) {
-    decoder_.layers[i].Forward(step, kv[i], x);
-    if (out.routes == nullptr || out.routes->layers.size() == told) continue;
-    out.routes->layers.back().layer = i;
-    ++told;
-  }
-  Finish(ctx, batch, decoder_.final_norm, decoder_.head, x, out);
-  return OkStatus();
+  const int64_t count = static_cast<int64_t>(step.rows()) * spec_.hidden;
+  auto* x = scratch.Take<float>(count);
+  const std::span<float> hidden(x, static_cast<size_t>(count));
+  shard_.has_embedding ? Embed(step, decoder_.embedding, batch.tokens, x) : groups_->ReceiveHidden(hidden);
+  RunLayers(step, kv, x);
+  shard_.has_head ? Finish(ctx, batch, decoder_.final_norm, decoder_.head, x, out)
+                  : groups_->SendHidden(hidden);
+  return groups_ == nullptr ? OkStatus() : groups_->TakeFailure();
 }
 
 Status DecoderModel::ForwardMtp(const ExecContext& ctx, int depth, const ForwardBatch& batch,
@@ -149,11 +173,14 @@ Status DecoderModel::ForwardMtp(const ExecContext& ctx, int depth, const Forward
   }
   const MtpModule& module = decoder_.mtp[depth];
   ScratchScope scratch(ctx);
-  const Step step{.ctx = ctx, .sequences = batch.sequences, .positions = Positions(scratch, ctx, batch)};
+  const Step step{.ctx = ctx,
+                  .sequences = batch.sequences,
+                  .positions = Positions(scratch, ctx, batch),
+                  .groups = groups_.get()};
   const int rows = step.rows();
   auto* x = scratch.Take<float>(static_cast<int64_t>(rows) * width);
   auto* joined = scratch.Take<float>(static_cast<int64_t>(rows) * 2 * width);
-  layers::Embed(ctx, module.embedding, batch.tokens, x);
+  Embed(step, module.embedding, batch.tokens, x);
   kernels::RmsNormParams norm{.x = x,
                               .x_stride = width,
                               .weight = module.embedding_norm,
@@ -168,9 +195,9 @@ Status DecoderModel::ForwardMtp(const ExecContext& ctx, int depth, const Forward
   norm.y = joined + width;
   kernels::RmsNorm(ctx, norm);
   layers::Apply(ctx, module.project, joined, 2 * width, rows, x, width);
-  module.layer.Forward(step, kv[spec_.layers + depth], x);
+  module.layer.Forward(step, kv[shard_.layers.count + depth], x);
   Finish(ctx, batch, module.final_norm, module.head, x, out);
-  return OkStatus();
+  return groups_ == nullptr ? OkStatus() : groups_->TakeFailure();
 }
 
 }  // namespace moesaic::models

@@ -9,9 +9,12 @@ namespace moesaic::models {
 
 class DecoderModel : public Model {
  public:
-  /// `weights` must hold every region of DeclareWeights(spec).
-  static StatusOr<std::unique_ptr<DecoderModel>> Create(DecoderSpec spec, WeightMap weights, ModelInfo info,
-                                                        layers::MlaPath mla_path);
+  /// `weights` must hold every region of DeclareWeights(spec, shard). `groups` may be null if `shard` is the
+  /// whole model.
+  static StatusOr<std::unique_ptr<DecoderModel>> Create(DecoderSpec spec, parallel::Shard shard,
+                                                        WeightMap weights, ModelInfo info,
+                                                        layers::MlaPath mla_path,
+                                                        std::shared_ptr<parallel::RankGroups> groups);
   const ModelInfo& info() const override { return info_; }
   Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
                  std::span<const kernels::KvLayer> kv, const ForwardOutput& out) override;
@@ -20,15 +23,21 @@ class DecoderModel : public Model {
                     const ForwardOutput& out) override;
 
  private:
-  DecoderModel(DecoderSpec spec, WeightMap weights, ModelInfo info, layers::RopeTable rope);
+  DecoderModel(DecoderSpec spec, parallel::Shard shard, WeightMap weights, ModelInfo info,
+               layers::RopeTable rope, std::shared_ptr<parallel::RankGroups> groups);
   Status Check(const ForwardBatch& batch, std::span<const kernels::KvLayer> kv,
                const ForwardOutput& out) const;
   std::span<const int32_t> Positions(layers::ScratchScope& scratch, const kernels::ExecContext& ctx,
                                      const ForwardBatch& batch);
+  void Embed(const layers::Step& step, const tensor::PackedMatrix& table, std::span<const int32_t> tokens,
+             float* x) const;
+  void RunLayers(const layers::Step& step, std::span<const kernels::KvLayer> kv, float* x) const;
   void Finish(const kernels::ExecContext& ctx, const ForwardBatch& batch, const float* norm,
               const layers::Linear& head, float* x, const ForwardOutput& out) const;
 
   DecoderSpec spec_;
+  parallel::Shard shard_;
+  std::shared_ptr<parallel::RankGroups> groups_;
   WeightMap weights_;
   ModelInfo info_;
   layers::RopeTable rope_;

@@ -9,9 +9,9 @@ namespace {
 
 class Assembler {
  public:
-  Assembler(const DecoderSpec& spec, const WeightMap& weights, const layers::RopeTable& rope,
-            layers::MlaPath path, bool frame = false)
-      : spec_(spec), weights_(weights), rope_(rope), path_(path), frame_(frame) {}
+  Assembler(const DecoderSpec& spec, parallel::Shard shard, const WeightMap& weights,
+            const layers::RopeTable& rope, layers::MlaPath path, bool frame = false)
+      : spec_(spec), shard_(std::move(shard)), weights_(weights), rope_(rope), path_(path), frame_(frame) {}
 
   layers::Linear Linear(const std::string& name) const {
     return {.weight = Matrix(name), .bias = OptionalVector(name + ".bias")};
@@ -52,7 +52,12 @@ class Assembler {
  private:
   // A frame's linears are not loaded.
   tensor::PackedMatrix Matrix(const std::string& name, int record = 0, int part = 0) const {
-    return frame_ && !weights_.Has(name) ? tensor::PackedMatrix{} : weights_.Matrix(name, record, part);
+    return frame_ ? OptionalMatrix(name, record, part) : weights_.Matrix(name, record, part);
+  }
+
+  // Empty for a slice without columns, too.
+  tensor::PackedMatrix OptionalMatrix(const std::string& name, int record, int part) const {
+    return weights_.Has(name) ? weights_.Matrix(name, record, part) : tensor::PackedMatrix{};
   }
 
   const float* OptionalVector(const std::string& name) const {
@@ -68,8 +73,8 @@ class Assembler {
             .q_norm = OptionalVector(prefix + "q_norm.weight"),
             .k_norm = OptionalVector(prefix + "k_norm.weight"),
             .norm_eps = spec_.norm_eps,
-            .heads = a.heads,
-            .kv_heads = a.kv_heads,
+            .heads = shard_.heads.count,
+            .kv_heads = shard_.kv_heads.count,
             .head_dim = a.head_dim,
             .scale = a.scale,
             .rope = &rope_};
@@ -87,14 +92,14 @@ class Assembler {
     }
     mla.kv_a = Linear(prefix + "kv_a_proj_with_mqa");
     mla.kv_a_norm = weights_.Vector(prefix + "kv_a_layernorm.weight");
-    for (int head = 0; head < a.heads; ++head) {
+    for (int head = 0; head < shard_.heads.count; ++head) {
       mla.uk.push_back(weights_.Matrix(prefix + "kv_b_proj", head, 0));
       mla.uv.push_back(weights_.Matrix(prefix + "kv_b_proj", head, 1));
       mla.uk_t.push_back(weights_.Matrix(prefix + "kv_b_proj", head, 2));
     }
     mla.o = Linear(prefix + "o_proj");
     mla.norm_eps = a.latent_norm_eps;
-    mla.heads = a.heads;
+    mla.heads = shard_.heads.count;
     mla.latent_dim = a.kv_lora_rank;
     mla.nope_dim = a.nope_dim;
     mla.rope_dim = a.rope_dim;
@@ -106,9 +111,10 @@ class Assembler {
   }
 
   layers::Mlp Mlp(const std::string& name) const {
-    return {.gate = {Matrix(name, 0, 0), OptionalVector(name + ".gate_proj.bias")},
-            .up = {Matrix(name, 0, 1), OptionalVector(name + ".up_proj.bias")},
-            .down = {Matrix(name, 0, 2), OptionalVector(name + ".down_proj.bias")}};
+    return {.gate = {OptionalMatrix(name, 0, 0), OptionalVector(name + ".gate_proj.bias")},
+            .up = {OptionalMatrix(name, 0, 1), OptionalVector(name + ".up_proj.bias")},
+            .down = {OptionalMatrix(name, 0, 2), OptionalVector(name + ".down_proj.bias")},
+            .hidden = spec_.hidden};
   }
 
   layers::MoeLayer Moe(const std::string& name) const {
@@ -124,16 +130,21 @@ class Assembler {
                     .normalize = moe.normalize,
                     .scale = moe.scale};
     if (frame_) return layer;
-    layer.experts = weights_.Experts(name + ".experts");
-    if (moe.shared_intermediate > 0) {
-      layer.shared_gate = weights_.Matrix(name + ".shared_experts", 0, 0);
-      layer.shared_up = weights_.Matrix(name + ".shared_experts", 0, 1);
-      layer.shared_down = weights_.Matrix(name + ".shared_experts", 0, 2);
+    if (weights_.Has(name + ".experts")) layer.experts = weights_.Experts(name + ".experts");
+    if (static_cast<int>(shard_.experts.size()) < moe.experts) {
+      layer.local_expert.assign(moe.experts, -1);
+      for (size_t i = 0; i < shard_.experts.size(); ++i) {
+        layer.local_expert[shard_.experts[i]] = static_cast<int32_t>(i);
+      }
     }
+    layer.shared_gate = OptionalMatrix(name + ".shared_experts", 0, 0);
+    layer.shared_up = OptionalMatrix(name + ".shared_experts", 0, 1);
+    layer.shared_down = OptionalMatrix(name + ".shared_experts", 0, 2);
     return layer;
   }
 
   const DecoderSpec& spec_;
+  parallel::Shard shard_;
   const WeightMap& weights_;
   const layers::RopeTable& rope_;
   layers::MlaPath path_;
@@ -160,12 +171,15 @@ bool IsCopy(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
 
 }  // namespace
 
-DecoderWeights Assemble(const DecoderSpec& spec, const WeightMap& weights, const layers::RopeTable& rope,
-                        layers::MlaPath mla_path) {
-  const Assembler assemble(spec, weights, rope, mla_path);
+DecoderWeights Assemble(const DecoderSpec& spec, const parallel::Shard& shard, const WeightMap& weights,
+                        const layers::RopeTable& rope, layers::MlaPath mla_path) {
+  const Assembler assemble(spec, shard, weights, rope, mla_path);
   DecoderWeights decoder;
-  decoder.embedding = weights.Matrix(kEmbedding);
-  for (int i = 0; i < spec.layers; ++i) decoder.layers.push_back(assemble.Layer(i, spec.is_moe[i]));
+  if (shard.has_embedding) decoder.embedding = weights.Matrix(kEmbedding);
+  for (int i = shard.layers.first; i < shard.layers.end(); ++i) {
+    decoder.layers.push_back(assemble.Layer(i, spec.is_moe[i]));
+  }
+  if (!shard.has_head) return decoder;
   decoder.final_norm = weights.Vector(kFinalNorm);
   const std::string head = assemble.Present(kHead, kEmbedding);
   decoder.head = assemble.Linear(head);
@@ -187,7 +201,9 @@ DecoderWeights Assemble(const DecoderSpec& spec, const WeightMap& weights, const
 layers::DecoderLayer AssembleFrame(const DecoderSpec& spec, const WeightMap& weights,
                                    const layers::RopeTable& rope, int layer) {
   const bool moe = layer < spec.layers ? spec.is_moe[layer] : spec.is_moe.back();
-  return Assembler(spec, weights, rope, layers::MlaPath::kAuto, /*frame=*/true).Layer(layer, moe);
+  return Assembler(spec, parallel::WholeModel(ShapeOf(spec)), weights, rope, layers::MlaPath::kAuto,
+                   /*frame=*/true)
+      .Layer(layer, moe);
 }
 
 }  // namespace moesaic::models

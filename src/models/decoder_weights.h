@@ -27,9 +27,10 @@ struct DecoderWeights {
   std::vector<MtpModule> mtp;
 };
 
-/// Returns views of `weights` and `rope`, which must outlive the result.
-DecoderWeights Assemble(const DecoderSpec& spec, const WeightMap& weights, const layers::RopeTable& rope,
-                        layers::MlaPath mla_path);
+/// Returns views of `weights` and `rope`, which must outlive the result. `weights` are those of `shard`,
+/// which has `layers` layers; a rank without embedding or head has empty matrices.
+DecoderWeights Assemble(const DecoderSpec& spec, const parallel::Shard& shard, const WeightMap& weights,
+                        const layers::RopeTable& rope, layers::MlaPath mla_path);
 
 /// Assembles the frame of layer `layer` from the weights of PlanFrame. The layer has empty matrices for
 /// quantizable linears and no experts.

@@ -20,14 +20,16 @@ StatusOr<DecoderSpec> ReadSpec(const Checkpoint& checkpoint, const LoadOptions& 
   return spec;
 }
 
-StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, WeightMap weights, WeightSource weights_from,
-                                        const NumaPlacement& placement, layers::MlaPath mla_path) {
-  ModelInfo info = InfoFromPlan(spec, weights.plan());
+StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, parallel::Shard shard, WeightMap weights,
+                                        WeightSource weights_from, const NumaPlacement& placement,
+                                        const LoadOptions& options) {
+  ModelInfo info = InfoFromPlan(spec, weights.plan(), shard);
   info.weights_from = weights_from;
   info.numa = placement.policy;
   info.numa_nodes = static_cast<int>(std::max<size_t>(placement.nodes.size(), 1));
   ASSIGN_OR_RETURN(std::unique_ptr<DecoderModel> model,
-                   DecoderModel::Create(std::move(spec), std::move(weights), std::move(info), mla_path));
+                   DecoderModel::Create(std::move(spec), std::move(shard), std::move(weights),
+                                        std::move(info), options.mla_path, options.groups));
   return std::unique_ptr<Model>(std::move(model));
 }
 
@@ -39,6 +41,14 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
   ASSIGN_OR_RETURN(std::shared_ptr<const PackedFile> file, PackedFile::Open(path));
   DropAbsentMtp(*file, spec);
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
+  if (options.groups != nullptr && options.groups->layout().ranks() > 1) {
+    return Unimplemented(
+        "{}: a packed file has the matrices of the whole model; ranks load their parts of the checkpoint "
+        "that "
+        "it was made from",
+        path);
+  }
+  parallel::Shard whole = parallel::WholeModel(ShapeOf(spec));
   const bool copied = options.placement == Placement::kCopy ||
                       (options.placement == Placement::kAuto && FitsTwice(plan.bytes));
   NumaPlacement placement;
@@ -55,10 +65,11 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
   if (copied || by_node) {
     ASSIGN_OR_RETURN(WeightMap weights,
                      WeightMap::Copy(*file, std::move(plan), options.progress, placement, pool));
-    return Finish(std::move(spec), std::move(weights), WeightSource::kCopied, placement, options.mla_path);
+    return Finish(std::move(spec), std::move(whole), std::move(weights), WeightSource::kCopied, placement,
+                  options);
   }
   ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Map(std::move(file), std::move(plan)));
-  return Finish(std::move(spec), std::move(weights), WeightSource::kMapped, {}, options.mla_path);
+  return Finish(std::move(spec), std::move(whole), std::move(weights), WeightSource::kMapped, {}, options);
 }
 
 }  // namespace
@@ -91,11 +102,17 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const Load
     return InvalidArgument("{}: only a packed file can be mapped; moesaic convert makes one", path);
   }
   DropAbsentMtp(*checkpoint, spec);
-  ASSIGN_OR_RETURN(WeightPlan plan, PlanFromCheckpoint(spec, *checkpoint, dtype));
+  parallel::Shard shard = parallel::WholeModel(ShapeOf(spec));
+  if (options.groups != nullptr) {
+    ASSIGN_OR_RETURN(const parallel::ModelShape shape, DivisibleShape(spec, *checkpoint, dtype));
+    ASSIGN_OR_RETURN(shard, parallel::MakeShard(options.groups->layout(), options.groups->rank(), shape));
+  }
+  ASSIGN_OR_RETURN(WeightPlan plan, PlanFromCheckpoint(spec, *checkpoint, dtype, shard));
   ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan, pool));
   ASSIGN_OR_RETURN(WeightMap weights,
                    WeightMap::Pack(*checkpoint, std::move(plan), options.progress, placement, pool));
-  return Finish(std::move(spec), std::move(weights), WeightSource::kPacked, placement, options.mla_path);
+  return Finish(std::move(spec), std::move(shard), std::move(weights), WeightSource::kPacked, placement,
+                options);
 }
 
 }  // namespace moesaic::models

@@ -13,12 +13,14 @@
 #include "kernels/attention.h"
 #include "layers/attention_mla.h"
 #include "layers/step.h"
+#include "parallel/rank_groups.h"
+#include "parallel/shard.h"
 #include "tensor/packed.h"
 
 namespace moesaic::models {
 
-/// Cache space per token: `layers` times one row of keys (and of values, unless shared) per KV head. MTP
-/// layers are included, after the decoder layers.
+/// Cache space of a rank per token: `layers` times one row of keys (and of values, unless shared) per KV
+/// head. MTP layers are included, after the decoder layers.
 struct KvSpec {
   int layers = 0;
   int heads = 0;
@@ -67,6 +69,10 @@ struct ModelInfo {
   int numa_nodes = 1;                    ///< number of nodes that hold the weights, unless kLocal
   int moe_layers = 0;                    ///< decoder layers with routed experts
   int64_t expert_bytes = 0;              ///< mean packed bytes of one routed expert of one layer
+  /// Of one rank of several: its bytes and cache space, its decoder layers, and the vocabulary's part whose
+  /// logits it computes, which is empty before the last pipeline stage. Other members describe the model.
+  parallel::Range own_layers, own_vocab;
+  int own_mtp_layers = 0;
   KvSpec kv;
 };
 
@@ -82,8 +88,10 @@ struct ForwardBatch {
 };
 
 struct ForwardOutput {
-  std::span<float> logits;  // [logit_rows, vocab_size]
-  std::span<float> hidden;  // [rows, hidden_size] after the final norm, the input of MTP; empty: not computed
+  std::span<float> logits;  // [logit_rows, own_vocab.count]
+  // [rows, hidden_size] after the final norm, the input of MTP; empty: not computed. Last pipeline stage
+  // only.
+  std::span<float> hidden;
   // incremented by the number of distinct routed experts used in all layers; or null
   int64_t* experts_read = nullptr;
   RouteTap* routes = nullptr;  // Forward: set to the choices of each decoder layer's router; or null
@@ -113,6 +121,8 @@ struct LoadOptions {
   bool load_mtp = true;
   /// Algorithm of MLA attention; values other than kAuto are for tests and measurements.
   layers::MlaPath mla_path = layers::MlaPath::kAuto;
+  /// The groups of this rank: it loads its shard of the layout. Null: the model runs on one rank.
+  std::shared_ptr<parallel::RankGroups> groups = nullptr;
 };
 
 class Model {
@@ -124,10 +134,11 @@ class Model {
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
 
-  /// Runs all layers over the batch and writes keys and values of the new tokens into `kv`
-  /// [info().kv.layers]. Results are deterministic, and those of a sequence do not depend on other sequences.
-  /// With grouped-query attention they do not depend on how the prompt is split into chunks, bit for bit. MLA
-  /// chooses between two algorithms per chunk (MlaPath), which round differently.
+  /// Runs all layers over the batch, together with the other ranks of its layout, and writes keys and values
+  /// of the new tokens into `kv` [info().kv.layers]. Results are deterministic, and those of a sequence do
+  /// not depend on other sequences. With grouped-query attention they do not depend on how the prompt is
+  /// split into chunks, bit for bit. MLA chooses between two algorithms per chunk (MlaPath), which round
+  /// differently.
   virtual Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
                          std::span<const kernels::KvLayer> kv, const ForwardOutput& out) = 0;
 

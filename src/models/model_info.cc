@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 
@@ -14,7 +15,7 @@ int64_t ActiveBytes(const DecoderSpec& spec, const RegionPlan& region) {
     case Touch::kRow:
       return region.layouts[0].panel_bytes / tensor::kPanelRows;
     case Touch::kTopK:
-      return region.stride * spec.moe.top_k;
+      return region.stride * std::min(spec.moe.top_k, region.decl.count);
     case Touch::kAll:
       break;
   }
@@ -56,18 +57,24 @@ std::string MainFormat(const WeightPlan& plan) {
 
 }  // namespace
 
-KvSpec KvOf(const DecoderSpec& spec) {
+KvSpec KvOf(const DecoderSpec& spec) { return KvOf(spec, parallel::WholeModel(ShapeOf(spec))); }
+
+KvSpec KvOf(const DecoderSpec& spec, const parallel::Shard& shard) {
   const AttentionSpec& a = spec.attention;
-  const int layers = spec.layers + spec.mtp_layers;
+  const int layers = shard.layers.count + (shard.has_head ? spec.mtp_layers : 0);
   if (a.kind == AttentionSpec::Kind::kMla) {
     const int latent = (a.kv_lora_rank + 7) / 8 * 8;  // MlaAttention::padded_latent
     return {
         .layers = layers, .heads = 1, .key_dim = latent + a.rope_dim, .value_dim = latent, .shared = true};
   }
-  return {.layers = layers, .heads = a.kv_heads, .key_dim = a.head_dim, .value_dim = a.head_dim};
+  return {.layers = layers, .heads = shard.kv_heads.count, .key_dim = a.head_dim, .value_dim = a.head_dim};
 }
 
 ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
+  return InfoFromPlan(spec, plan, parallel::WholeModel(ShapeOf(spec)));
+}
+
+ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan, const parallel::Shard& shard) {
   ModelInfo info{.architecture = spec.architecture,
                  .model_type = spec.model_type,
                  .vocab_size = spec.vocab,
@@ -79,17 +86,17 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
                  .experts_per_token = spec.moe.top_k,
                  .weight_format = MainFormat(plan),
                  .weights_from = WeightSource::kPacked,
-                 .kv = KvOf(spec)};
+                 .own_layers = shard.layers,
+                 .own_vocab = shard.has_head ? shard.vocab : parallel::Range{},
+                 .own_mtp_layers = shard.has_head ? spec.mtp_layers : 0,
+                 .kv = KvOf(spec, shard)};
   int64_t experts = 0, expert_bytes = 0;
   for (const RegionPlan& region : plan.regions) {
     if (region.decl.mtp) {
-      info.mtp_parameters += region.decl.parameters;
       info.mtp_weight_bytes += region.bytes;
       continue;
     }
     info.weight_bytes += region.bytes;
-    info.parameters += region.decl.parameters;
-    info.active_parameters += ActiveParameters(spec, region.decl);
     info.active_weight_bytes += ActiveBytes(spec, region);
     if (region.decl.touch != Touch::kTopK) continue;
     ++info.moe_layers;
@@ -97,9 +104,25 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan) {
     expert_bytes += region.bytes;
   }
   if (experts > 0) info.expert_bytes = expert_bytes / experts;
-  if (const RegionPlan* head = plan.Find(kHead); spec.tied) {
+  const auto count = [&](const RegionDecl& decl) {
+    if (decl.mtp) {
+      info.mtp_parameters += decl.parameters;
+      return;
+    }
+    info.parameters += decl.parameters;
+    info.active_parameters += ActiveParameters(spec, decl);
+  };
+  if (shard.is_whole) {
+    for (const RegionPlan& region : plan.regions) count(region.decl);
+  } else {
+    for (const RegionDecl& decl : DeclareWeights(spec, false)) {
+      if (!decl.optional) count(decl);
+    }
+  }
+  if (spec.tied) {
     info.active_parameters += static_cast<int64_t>(spec.vocab) * spec.hidden;
-    if (head == nullptr) info.active_weight_bytes += plan.Find(kEmbedding)->bytes;
+    const bool reads_embedding = shard.has_head && plan.Find(kHead) == nullptr;
+    if (reads_embedding) info.active_weight_bytes += plan.Find(kEmbedding)->bytes;
   }
   return info;
 }

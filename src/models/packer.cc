@@ -63,23 +63,32 @@ Status PackTile(const Checkpoint& checkpoint, const Tile& tile, Scratch& scratch
   const PartDecl& part = *tile.matrix->part;
   const LinearSource& source = tile.matrix->source;
   const int64_t first = tile.matrix->first_row + tile.first;
-  const size_t values = static_cast<size_t>(tile.rows) * part.k;
+  const int stored_k = part.transposed ? part.k : static_cast<int>(part.module_in);
+  const size_t values = static_cast<size_t>(tile.rows) * stored_k;
   if (tile.layout.format == PackedFormat::kI8 && source.scheme == checkpoint::WeightScheme::kInt8Channel) {
     const std::span<int8_t> rows = AtLeast(scratch.rows_i8, values);
     const std::span<float> scales = AtLeast(scratch.scales, tile.rows);
     RETURN_IF_ERROR(checkpoint.ReadLinearRowsI8(source, first, tile.rows, rows, scales));
     RETURN_IF_ERROR(CheckFinite(checkpoint, tile, scales));
+    for (int r = 0; r < tile.rows && part.has_slice(); ++r) {
+      const int8_t* from = rows.data() + int64_t{r} * stored_k + part.first_column;
+      std::copy_n(from, part.k, rows.data() + int64_t{r} * part.k);  // never copies forward
+    }
     tensor::PackRowsI8(tile.layout, tile.to_row, tile.rows, rows.data(), scales.data(), tile.out);
     return OkStatus();
   }
   const bool stored = !part.transposed && checkpoint::StoredFormat(source) == tile.layout.format;
   if (stored && tile.layout.format == PackedFormat::kF8G128) {
     RETURN_IF_ERROR(checkpoint::ReadFp8Rows(source, first, tile.rows, scratch.fp8));
+    if (part.has_slice()) scratch.fp8 = scratch.fp8.Columns(part.first_column, part.k);
     tensor::PackFp8Rows(tile.layout, tile.to_row, scratch.fp8, tile.out);
     return OkStatus();
   }
   if (stored) {
     RETURN_IF_ERROR(checkpoint::ReadGroupRows(source, first, tile.rows, scratch.groups));
+    if (part.has_slice()) {
+      scratch.groups = scratch.groups.Columns(tile.layout.format, part.first_column, part.k);
+    }
     tensor::PackGroupRows(tile.layout, tile.to_row, scratch.groups, tile.out);
     return OkStatus();
   }
@@ -95,6 +104,11 @@ Status PackTile(const Checkpoint& checkpoint, const Tile& tile, Scratch& scratch
       for (int j = 0; j < part.k; ++j) turned[i * part.k + j] = rows[j * part.module_in + tile.first + i];
     }
     rows = turned;
+  }
+  if (part.has_slice()) {
+    tensor::PackColumns(tile.layout, tile.to_row, tile.rows, rows.data(), stored_k, part.first_column,
+                        tile.out);
+    return OkStatus();
   }
   tensor::PackRows(tile.layout, tile.to_row, tile.rows, rows.data(), tile.out);
   return OkStatus();
@@ -121,8 +135,12 @@ class Packer {
   }
 
   StatusOr<std::vector<float>> Vector(const RegionPlan& region) const {
-    const int64_t shape[] = {region.decl.values};
-    return checkpoint_.ReadF32(region.decl.name, shape);
+    const RegionDecl& decl = region.decl;
+    const int64_t shape[] = {decl.tensor_values};
+    ASSIGN_OR_RETURN(std::vector<float> values, checkpoint_.ReadF32(decl.name, shape));
+    values.erase(values.begin(), values.begin() + decl.first_value);
+    values.resize(decl.values);
+    return values;
   }
 
   Status Run(const std::vector<Tile>& tiles) {

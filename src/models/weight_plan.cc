@@ -88,7 +88,7 @@ int UnequalExpert(const RegionDecl& decl, const std::vector<float>& input_scales
 StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkpoint, WeightDtype dtype,
                                 std::set<std::string>& modules) {
   if (decl.is_vector()) {
-    const int64_t shape[] = {decl.values};
+    const int64_t shape[] = {decl.tensor_values};
     ASSIGN_OR_RETURN([[maybe_unused]] const TensorEntry* entry, checkpoint.Expect(decl.name, shape));
     return LayOut(decl, {});
   }
@@ -189,9 +189,21 @@ StatusOr<std::vector<RegionPlan>> PlanUnloadedMtp(const DecoderSpec& spec, const
   return regions;
 }
 
+// Adds the modules and vectors of the whole model, of which `plan` may be one rank's part.
+void AddNames(const DecoderSpec& spec, std::set<std::string>& modules, std::set<std::string>& vectors) {
+  for (const RegionDecl& decl : DeclareWeights(spec, false)) {
+    if (decl.optional) continue;
+    if (decl.is_vector()) vectors.insert(decl.name);
+    for (int record = 0; record < decl.count; ++record) {
+      for (const PartDecl& part : decl.parts) modules.insert(part.Module(record));
+    }
+  }
+}
+
 Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, const WeightPlan& plan,
-                     std::set<std::string>& modules) {
+                     const parallel::Shard& shard, std::set<std::string>& modules) {
   std::set<std::string> vectors;
+  if (!shard.is_whole) AddNames(spec, modules, vectors);
   ASSIGN_OR_RETURN(const std::vector<RegionPlan> unloaded, PlanUnloadedMtp(spec, checkpoint, modules));
   for (const auto* regions : {&plan.regions, &unloaded}) {
     for (const RegionPlan& region : *regions) {
@@ -361,15 +373,35 @@ void DropAbsentMtp(const checkpoint::PackedFile& file, DecoderSpec& spec) {
 
 StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const Checkpoint& checkpoint,
                                         WeightDtype dtype) {
+  return PlanFromCheckpoint(spec, checkpoint, dtype, parallel::WholeModel(ShapeOf(spec)));
+}
+
+StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                                        WeightDtype dtype, const parallel::Shard& shard) {
   WeightPlan plan;
   std::set<std::string> modules;
-  for (const RegionDecl& decl : DeclareWeights(spec, SeparatesHead(dtype))) {
+  for (const RegionDecl& decl : DeclareWeights(spec, SeparatesHead(dtype), shard)) {
     if (SkipOptional(spec, decl, checkpoint)) continue;
     ASSIGN_OR_RETURN(RegionPlan region, PlanRegion(decl, checkpoint, dtype, modules));
     plan.Add(std::move(region));
   }
-  RETURN_IF_ERROR(CheckNoneLeft(spec, checkpoint, plan, modules));
+  RETURN_IF_ERROR(CheckNoneLeft(spec, checkpoint, plan, shard, modules));
   return plan;
+}
+
+StatusOr<parallel::ModelShape> DivisibleShape(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                                              WeightDtype dtype) {
+  parallel::ModelShape shape = ShapeOf(spec);
+  std::set<std::string> modules;
+  for (const RegionDecl& decl : DeclareWeights(spec, SeparatesHead(dtype))) {
+    const bool is_ffn = decl.precision == Precision::kAny && decl.parts.size() == 3;
+    if (!is_ffn && !decl.name.ends_with(".o_proj")) continue;
+    ASSIGN_OR_RETURN(const Stored stored, Inspect(decl, checkpoint, modules));
+    const int unit = tensor::ScaledInputs(ChooseFormats(decl.precision, dtype, stored).back());
+    int& most = is_ffn ? shape.ffn_unit : shape.attention_unit;
+    most = std::max(most, unit);
+  }
+  return shape;
 }
 
 StatusOr<WeightPlan> PlanFrame(const DecoderSpec& spec, const Checkpoint& checkpoint, int layer) {

@@ -65,6 +65,15 @@ void DropAbsentMtp(const checkpoint::PackedFile& file, DecoderSpec& spec);
 /// unused.
 StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const checkpoint::Checkpoint& checkpoint,
                                         WeightDtype dtype);
+/// Plans loading one rank's part. The tensors of other ranks need not be complete, but must be tensors of the
+/// spec.
+StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const checkpoint::Checkpoint& checkpoint,
+                                        WeightDtype dtype, const parallel::Shard& shard);
+
+/// The sizes of `spec` that ranks can divide, with the units of the formats that `dtype` gives the weights of
+/// `checkpoint`.
+StatusOr<parallel::ModelShape> DivisibleShape(const DecoderSpec& spec,
+                                              const checkpoint::Checkpoint& checkpoint, WeightDtype dtype);
 
 /// Plans the frame of decoder layer `layer` (MTP modules follow the decoder's layers). The frame is
 /// everything but the quantizable linears: norms, biases, the router and MLA's absorbed matrices.

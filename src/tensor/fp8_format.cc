@@ -32,6 +32,18 @@ void Fp8Rows::Resize(int new_rows, int new_k) {
   scales.resize(size_t(rows) * groups());
 }
 
+Fp8Rows Fp8Rows::Columns(int first, int count) const {
+  MOESAIC_CHECK_EQ(first % kFp8Inputs, 0);
+  Fp8Rows part;
+  part.Resize(rows, count);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(codes.begin() + r * k + first, count, part.codes.begin() + r * count);
+    std::copy_n(scales.begin() + r * groups() + first / kFp8Inputs, part.groups(),
+                part.scales.begin() + r * part.groups());
+  }
+  return part;
+}
+
 Fp8Rows QuantizeFp8(int rows, int k, const float* values) {
   Fp8Rows result;
   result.Resize(rows, k);

@@ -32,6 +32,8 @@ struct Fp8Rows {
   std::vector<float> scales;   // [rows, ceil(k / 128)], finite
 
   void Resize(int new_rows, int new_k);
+  /// Returns columns [first, first + count); first is a multiple of kFp8Inputs.
+  Fp8Rows Columns(int first, int count) const;
   int groups() const { return (k + kFp8Inputs - 1) / kFp8Inputs; }
 };
 

@@ -167,6 +167,27 @@ void GroupRows::Resize(PackedFormat format, int new_rows, int new_k) {
   supers.resize(f.has_super ? size_t(rows) * SupersOf(k) * 2 : 0);
 }
 
+GroupRows GroupRows::Columns(PackedFormat format, int first, int count) const {
+  MOESAIC_CHECK_EQ(first % ScaledInputs(format), 0);
+  const GroupFormat& f = GroupFormatOf(format);
+  GroupRows part;
+  part.Resize(format, rows, count);
+  part.output_scales = output_scales;
+  // Copies elements [first_element, + part_row) of each row of `from`, whose rows have `row` elements.
+  const auto copy = [&](const auto& from, int64_t row, int64_t first_element, auto& to, int64_t part_row) {
+    for (int r = 0; r < rows; ++r) {
+      std::copy_n(from.begin() + r * row + first_element, part_row, to.begin() + r * part_row);
+    }
+  };
+  copy(codes, k, first, part.codes, count);
+  copy(scales, GroupsOf(f, k), first / f.group, part.scales, GroupsOf(f, count));
+  if (f.has_minimum) copy(minima, GroupsOf(f, k), first / f.group, part.minima, GroupsOf(f, count));
+  constexpr int kSuperInputs = kSuperUnits * kUnitInputs;
+  if (f.has_super)
+    copy(supers, 2 * SupersOf(k), 2 * (first / kSuperInputs), part.supers, 2 * SupersOf(count));
+  return part;
+}
+
 GroupRows QuantizeGroups(PackedFormat format, int rows, int k, const float* values) {
   MOESAIC_CHECK(CanQuantize(format));
   const GroupFormat& f = GroupFormatOf(format);

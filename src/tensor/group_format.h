@@ -73,6 +73,8 @@ struct GroupRows {
   std::vector<float> output_scales;  // [rows], finite
 
   void Resize(PackedFormat format, int new_rows, int new_k);
+  /// Returns columns [first, first + count); first is a multiple of ScaledInputs(format).
+  GroupRows Columns(PackedFormat format, int first, int count) const;
 };
 
 /// Quantizes values [rows, k] to the nearest codes. A group's scale maps its largest magnitude to the end of

@@ -98,6 +98,14 @@ std::vector<std::string> QuantizableFormatNames() {
   return names;
 }
 
+int ScaledInputs(PackedFormat format) {
+  // Activations of group-scaled formats have one scale per 32 inputs.
+  constexpr int kActivationGroup = 32;
+  if (format == PackedFormat::kF8G128) return kFp8Inputs;
+  if (!IsGroupScaled(format)) return 1;
+  return GroupFormatOf(format).has_super ? kSuperUnits * kUnitInputs : kActivationGroup;
+}
+
 StatusOr<PackedFormat> ParsePackedFormat(const std::string& name) {
   for (int f = 0; f < kPackedFormats; ++f) {
     if (PackedFormatName(static_cast<PackedFormat>(f)) == name) return static_cast<PackedFormat>(f);
@@ -191,6 +199,33 @@ void PackRows(const PackedLayout& layout, int first_row, int rows, const float* 
       default:
         break;
     }
+  }
+}
+
+void PackColumns(const PackedLayout& layout, int first_row, int rows, const float* values, int k,
+                 int first_column, std::byte* out) {
+  if (IsGroupScaled(layout.format)) {
+    const GroupRows groups = QuantizeGroups(layout.format, rows, k, values);
+    PackGroupRows(layout, first_row, groups.Columns(layout.format, first_column, layout.k), out);
+    return;
+  }
+  if (layout.format == PackedFormat::kF8G128) {
+    PackFp8Rows(layout, first_row, QuantizeFp8(rows, k, values).Columns(first_column, layout.k), out);
+    return;
+  }
+  if (layout.format != PackedFormat::kI8) {
+    std::vector<float> columns(int64_t{rows} * layout.k);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(values + r * k + first_column, layout.k, columns.begin() + r * layout.k);
+    }
+    PackRows(layout, first_row, rows, columns.data(), out);
+    return;
+  }
+  CheckRows(layout, first_row, rows);
+  std::vector<int8_t> i8(k);
+  for (int r = 0; r < rows; ++r) {
+    const float scale = QuantizeRow(values + int64_t{r} * k, k, i8.data());
+    WriteRowI8(layout, first_row + r, i8.data() + first_column, scale, out);
   }
 }
 

@@ -53,6 +53,9 @@ inline bool IsGroupScaled(PackedFormat format) { return format >= PackedFormat::
 /// store them.
 inline bool CanQuantize(PackedFormat format) { return format < PackedFormat::kQ4K; }
 std::vector<std::string> QuantizableFormatNames();
+/// Returns the inputs of an output that share a scale; 1 if all or none do. A matrix can be divided at
+/// multiples of it.
+int ScaledInputs(PackedFormat format);
 
 /// Offsets of the parts of a packed matrix, computed from its format and shape alone.
 struct PackedLayout {
@@ -113,6 +116,12 @@ struct PackedMatrix {
 /// Group-scaled formats are quantized by QuantizeGroups (CanQuantize). Values must be finite. Calls for
 /// different rows may run concurrently.
 void PackRows(const PackedLayout& layout, int first_row, int rows, const float* values, std::byte* out);
+
+/// Packs columns [first_column, first_column + layout.k) of `rows` rows from f32 values [rows, k] like
+/// PackRows. The elements have the values that they have in the whole matrix: they are quantized with the
+/// scales of whole rows. first_column must be a multiple of ScaledInputs.
+void PackColumns(const PackedLayout& layout, int first_row, int rows, const float* values, int k,
+                 int first_column, std::byte* out);
 
 /// Packs int8 values [rows, k] that are already quantized, with their scales [rows]. Nothing is rounded
 /// again.

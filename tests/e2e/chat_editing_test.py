@@ -5,19 +5,15 @@ import os
 import pathlib
 import stat
 import tempfile
-import unittest
 
 import moesaic_cli as cli
-from moesaic_cli import run
-from terminal import Terminal
+from terminal import PASTE_ON, Terminal, needs_editor
 
 FLAGS = ["--temperature", "0", "-n", "4", "--ignore-eos", "-q"]
 LEFT, UP, HOME = "\x1b[D", "\x1b[A", "\x01"
-READY = "\x1b[?2004h"  # the editor accepts pastes now
 
 
-@unittest.skipIf(json.loads(run("doctor", "--quick", "--json").stdout)["libraries"]["libedit"] == "absent",
-                 "this build has no libedit")
+@needs_editor
 class EditingTest(cli.TalkingCase):
     def setUp(self):
         self.state = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
@@ -26,13 +22,13 @@ class EditingTest(cli.TalkingCase):
 
     def start(self):
         terminal = Terminal("chat", self.model, *FLAGS)
-        terminal.wait_for(READY)
+        terminal.wait_for_prompt()
         return terminal
 
     def send(self, terminal, text):
         """Types a message and waits for the next prompt."""
         terminal.type(text)
-        terminal.wait_for(READY)
+        terminal.wait_for_prompt()
 
     def questions(self, terminal):
         """Returns the questions of a saved chat."""
@@ -82,7 +78,7 @@ class EditingTest(cli.TalkingCase):
         terminal = self.start()
         terminal.type("never sent\x03")
         terminal.wait_for("Ctrl-C again")
-        terminal.wait_for(READY)
+        terminal.wait_for_prompt()
         terminal.type("\x03")
         self.assertEqual(terminal.leave(), 130)
 
@@ -92,7 +88,7 @@ class EditingTest(cli.TalkingCase):
         terminal.wait_for("> ")
         terminal.type("hi\n")
         terminal.wait_for("> ")
-        self.assertNotIn(READY, terminal.text)
+        self.assertNotIn(PASTE_ON, terminal.text)
         terminal.type("\x04")
         self.assertEqual(terminal.leave(), 0)
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Tests `moesaic chat` through a pipe and on a terminal, including Ctrl-C."""
 import json
+import os
 import shutil
 
 import moesaic_cli as cli
 from moesaic_cli import run
-from terminal import Terminal
+from terminal import Terminal, needs_editor
 
 FLAGS = ["--temperature", "0", "-n", "12", "--ignore-eos"]
 
@@ -56,6 +57,9 @@ class PipeTest(cli.TalkingCase):
 
 
 class TerminalTest(cli.TalkingCase):
+    def setUp(self):
+        os.environ["TERM"] = "xterm-256color"  # else there is no line editor
+
     def test_ctrl_d_exits(self):
         terminal = Terminal("chat", self.model, *FLAGS)
         terminal.wait_for_prompt()
@@ -73,6 +77,7 @@ class TerminalTest(cli.TalkingCase):
         terminal.type("\x03")
         self.assertEqual(terminal.leave(), 130)
 
+    @needs_editor
     def test_ctrl_c_stops_an_answer_and_the_chat_continues(self):
         # The context is so long that the answer cannot end before Ctrl-C.
         config = json.loads((self.model / "config.json").read_text())

@@ -1,13 +1,19 @@
 """Runs moesaic on a pseudo-terminal."""
 import fcntl
+import json
 import os
 import pty
 import select
 import subprocess
 import termios
 import time
+import unittest
 
 import moesaic_cli as cli
+
+HAS_EDITOR = json.loads(cli.run("doctor", "--quick", "--json").stdout)["libraries"]["libedit"] != "absent"
+needs_editor = unittest.skipUnless(HAS_EDITOR, "this build has no libedit")
+PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"  # the line editor writes these around each line that it reads
 
 
 class Terminal:
@@ -29,34 +35,34 @@ class Terminal:
 
     def wait_for(self, part):
         """Reads until `part` appears after the previously awaited text. Returns the text between the two."""
-        deadline = time.monotonic() + cli.limit()
-        while part not in self.text:
-            if time.monotonic() > deadline or not self._read(1):
-                raise AssertionError(f"{part!r} never came; last: {self.text[-500:]!r}")
+        self._read_until(lambda: part in self.text, repr(part))
         before, self.text = self.text.split(part, 1)
         return before
 
+    def wait_for_output(self):
+        """Waits for the first character after the previously awaited text."""
+        self._read_until(lambda: self.text, "output")
+
     def wait_for_prompt(self):
-        """Waits until the line editor reads a line."""
-        self.wait_for("\x1b[?2004h")
+        """Waits for the prompt and, with a line editor, until it reads keys, which it does after printing it."""
+        if not HAS_EDITOR:
+            self.wait_for("> ")
+            return
+        self.wait_for(PASTE_ON)
         self.wait_for("> ")
-        deadline = time.monotonic() + cli.limit()
-        while termios.tcgetattr(self.slave)[3] & termios.ICANON:  # set after the prompt is printed
-            if time.monotonic() > deadline:
-                raise AssertionError("the line editor does not read keys")
-            time.sleep(0.001)
+        self._read_until(lambda: not termios.tcgetattr(self.slave)[3] & termios.ICANON, "key input", seconds=0.001)
 
     def enter(self, line):
         """Types a line at the prompt and waits until the line editor has read it."""
         self.type(line + "\n")
-        self.wait_for("\x1b[?2004l")
+        self.wait_for(PASTE_OFF)
 
-    def wait_for_output(self):
-        """Waits for the first character after the previously awaited text."""
+    def _read_until(self, is_done, awaited, seconds=1):
+        """Reads until `is_done()`, which it asks after every output and at least after `seconds`."""
         deadline = time.monotonic() + cli.limit()
-        while not self.text:
-            if time.monotonic() > deadline or not self._read(1):
-                raise AssertionError("no output came")
+        while not is_done():
+            if time.monotonic() > deadline or not self._read(seconds):
+                raise AssertionError(f"{awaited} never came; last: {self.text[-500:]!r}")
 
     def _read(self, seconds):
         if not select.select([self.master], [], [], seconds)[0]:

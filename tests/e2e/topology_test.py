@@ -76,6 +76,33 @@ class Explain(unittest.TestCase):
         for rank in range(16):
             self.assertIn(str(rank), texts)
 
+    def test_rows_without_time_or_with_small_blocks_have_values_or_dashes(self):
+        path = FILES / "accelerators-4x8-200gbit.json"
+        for words in (["--size", "0"], ["--ranks", "1", "--collective", "barrier"],
+                      ["--collective", "all_to_all", "--size", "32"]):
+            with self.subTest(words=words):
+                printed = run("topology", "explain", path, *words).stdout
+                self.assertNotRegex(printed, r"\b(nan|inf)x")
+        rows = table(run("topology", "explain", path, "--size", "0", "--collective", "all_reduce").stdout)
+        self.assertEqual(rows[1][4:9], ["-", "-", "-", "-", "-"])
+        rows = table(run("topology", "explain", path, "--size", "32", "--collective", "all_to_all").stdout)
+        self.assertRegex(rows[1][7], r"^[0-9.]+x$")
+
+    def test_plans_of_large_topologies_are_refused_before_anything_is_written(self):
+        file = json.loads((FILES / "accelerators-4x8-200gbit.json").read_text())
+        file["tree"]["children"][0]["count"] = 75
+        path, picture = self.folder / "large.json", self.folder / "tree.svg"
+        path.write_text(json.dumps(file))
+        refused = run("topology", "explain", path, "--svg", picture, code=1)
+        self.assertIn("has 600; use --ranks 512, or --collective none", refused.stderr)
+        self.assertEqual(refused.stdout, "")
+        self.assertFalse(picture.exists())
+        described = run("topology", "explain", path, "--svg", picture, "--collective", "none").stdout
+        self.assertIn("75 x node", described)
+        self.assertNotIn("of bound", described)
+        self.assertIn(">599<", picture.read_text())
+        self.assertIn("excludes", run("topology", "explain", path, "--collective", "none,barrier", code=2).stderr)
+
     def test_faults_are_reported_by_path_and_flag(self):
         file = json.loads((FILES / "h800-h20-mixed.json").read_text())
         file["tree"]["children"][1]["link"]["gb_per_s"] = 0
@@ -98,6 +125,7 @@ class Probe(unittest.TestCase):
         run("topology", "probe", "--ranks", ranks, "--name", "here", "-o", path)
         self.assertEqual(json.loads(path.read_text())["name"], "here")
         self.assertIn(f"ranks: {ranks};", run("topology", "explain", path, "--size", "1KiB").stdout)
+        self.assertIn("--name: ", run("topology", "probe", "--name", "a\x1b[2J", code=1).stderr)
         self.assertIn("hardware threads", run("topology", "probe", "--ranks", "60000", code=1).stderr)
 
     @unittest.skipIf(shutil.which("mpirun") is None, "mpirun is not installed")

@@ -6,24 +6,22 @@ A listed case that passes is a failure too.
 
 pip fetches the source distributions once, checks their hashes, and stores them next to this environment in the build folder.
 """
-import hashlib
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import unittest
 import xml.etree.ElementTree
 
 from serving import serving
+from source_distribution import fetch
 from with_clients import missing
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCES = pathlib.Path(sys.prefix).with_name("sdk_sources")
-FETCH_SECONDS = 900
 RUN_SECONDS = 1500
 REFUSED = json.loads((HERE / "sdk_refused.json").read_text())
 # Model names of the clients' tests.
@@ -37,29 +35,6 @@ SUITES = {
     "anthropic": {"version": "2.12.0", "sha256": "571e6d250bcd6bbaf5fd5f3c764b8e11af9901ad2e44b025f8e773c6cc7a7173",
                   "base": "", "plugins": [], "files": ["test_messages.py", "test_models.py"]},
 }
-
-
-def fetch(package):
-    """Returns the folder of a client's sources."""
-    suite = SUITES[package]
-    folder = SOURCES / f"{package}-{suite['version']}"
-    archive = folder.with_name(folder.name + ".tar.gz")
-    if not archive.exists():
-        SOURCES.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=SOURCES) as fresh:
-            wanted = pathlib.Path(fresh) / "wanted.txt"
-            wanted.write_text(f"{package}=={suite['version']} --hash=sha256:{suite['sha256']}\n")
-            subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--retries", "10",
-                            "--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", wanted, "-d", fresh],
-                           check=True, capture_output=True, text=True, timeout=FETCH_SECONDS)
-            os.replace(pathlib.Path(fresh) / archive.name, archive)
-    if hashlib.sha256(archive.read_bytes()).hexdigest() != suite["sha256"]:
-        raise AssertionError(f"{archive} is not the pinned source distribution: delete it")
-    if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=SOURCES) as fresh, tarfile.open(archive) as packed:
-            packed.extractall(fresh, filter="data")
-            os.replace(pathlib.Path(fresh) / folder.name, folder)
-    return folder
 
 
 def outcomes(folder, suite, url):
@@ -92,7 +67,7 @@ class Sdk(unittest.TestCase):
 
     def play(self, package):
         suite, refused = SUITES[package], REFUSED[package]
-        folder = fetch(package)
+        folder = fetch(package, suite["version"], suite["sha256"], SOURCES)
         with serving("--served-model-name", *NAMES) as server:
             found, reasons = outcomes(folder, suite, server.url)
             server.wait_until_quiet()
@@ -116,7 +91,7 @@ class Sdk(unittest.TestCase):
 if __name__ == "__main__":
     try:
         for name in SUITES:
-            fetch(name)
+            fetch(name, SUITES[name]["version"], SUITES[name]["sha256"], SOURCES)
     except (subprocess.SubprocessError, OSError) as error:
         sys.exit(missing("the clients' source distributions", error))
     unittest.main()

@@ -25,6 +25,8 @@ constexpr uint32_t kSequenceMask = (1U << (kCommunicatorTagBits - kStreamBits)) 
 constexpr size_t kMaxCachedPlans = 64;
 // A rank whose peers are alive, but not all ranks, waits this long for an error that says more.
 constexpr double kDeadGrace = 0.25;
+// The time limit begins a few polls after a call, so that calls which end at once do not read the clock.
+constexpr int kCallsBeforeClock = 4;
 constexpr int kCallsBetweenClocks = 64;  // reading the clock takes as long as a look at the transfers
 
 bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
@@ -189,7 +191,6 @@ PendingCall& Communicator::State::NewCall(PlanRequest request, std::span<const s
   call.output = output;
   call.number = sequence;
   call.tag = options.first_tag + ((sequence & kSequenceMask) << kStreamBits);
-  call.deadline = transport.Now() + options.time_limit_s;
   call.dead_since = -1;
   call.polls = 0;
   call.result = OkStatus();
@@ -381,8 +382,9 @@ bool Communicator::State::Advance(PendingCall& call) {
   if (call.phase == PendingCall::Phase::kEnded) return true;
   StatusOr<bool> ended = Step(call);
   if (ended.ok() && !*ended) {
-    if (++call.polls % kCallsBetweenClocks != 0) return false;
+    if (++call.polls % kCallsBetweenClocks != 0 && call.polls != kCallsBeforeClock) return false;
     const double now = transport.Now();
+    if (call.polls == kCallsBeforeClock) call.deadline = now + options.time_limit_s;
     for (int other = 0; other < ranks; ++other) {
       if (!transport.failed(other)) continue;
       if (call.dead_since < 0) call.dead_since = now;
@@ -400,11 +402,12 @@ bool Communicator::State::Advance(PendingCall& call) {
     for (const PendingCall::Transfer& transfer : call.transfers) {
       if (transfer.busy) waiting += fmt::format("{}rank {}", waiting.empty() ? "" : ", ", transfer.peer);
     }
+    const std::string silent = SilentPeers(transport);
     ended =
         FormatStatus(StatusCode::kDeadlineExceeded,
                      "{}: rank {}: call {} took longer than {} s; check that all ranks make the call; still "
-                     "waiting for: {}",
-                     fmt::make_format_args(name, rank, call.number, options.time_limit_s, waiting));
+                     "waiting for: {}{}",
+                     fmt::make_format_args(name, rank, call.number, options.time_limit_s, waiting, silent));
   }
   End(call, ended.status());
   return true;

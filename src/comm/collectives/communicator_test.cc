@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -74,6 +75,67 @@ TEST(CommunicatorTest, DeterministicSumsAreBitwiseEqualOnAllTopologies) {
           GroupTopology({3, 2, 2}, kFast, kSlow), Topology::Flat(7, {1e-9, 1e3})}) {
       for (const std::vector<float>& result : Reduce(topology, count, options)) {
         EXPECT_EQ(std::memcmp(result.data(), expected.data(), count * sizeof(float)), 0) << count;
+      }
+    }
+  }
+}
+
+// The sum of two NaNs has the payload of one of them, which depends on the order of the operands.
+TEST(CommunicatorTest, DeterministicResultsOfNaNsAndZerosAreBitwiseEqualOnAllRanks) {
+  CommunicatorOptions options;
+  options.deterministic = true;
+  std::vector<std::vector<float>> inputs = {
+      {NAN, 1.0F, -0.0F, 0.0F}, {1.0F, NAN, 0.0F, -0.0F}, {2.0F, 3.0F, -0.0F, 0.0F}};
+  for (uint32_t rank = 0; rank < 3; ++rank) inputs[rank].push_back(std::bit_cast<float>(0x7fc00001 + rank));
+  for (const int ranks : {2, 3}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
+      const ReduceKernel kernel = FindReduceKernel(DType::kF32, op).value();
+      std::vector<float> expected = inputs[0];
+      for (int rank = 1; rank < ranks; ++rank) {
+        kernel(Writable(expected).data(), Bytes(inputs[rank]).data(), std::ssize(expected));
+      }
+      RunRanks(ranks, [&](Transport& transport) {
+        const auto communicator = Make(transport, Topology::Flat(ranks, kFast), options);
+        std::vector<float> output(expected.size());
+        EXPECT_EQ(communicator->AllReduce(Bytes(inputs[transport.rank()]), Writable(output), DType::kF32, op),
+                  OkStatus());
+        EXPECT_EQ(std::memcmp(output.data(), expected.data(), output.size() * sizeof(float)), 0)
+            << Name(op) << " on rank " << transport.rank() << " of " << ranks;
+      });
+    }
+  }
+}
+
+TEST(CommunicatorTest, ResultsAreEqualOnAllRanksByEveryAlgorithm) {
+  // The only NaN of each of the first elements is at a rank of its own; zeros of both signs follow.
+  const auto input_of = [](int rank) {
+    std::vector<float> input = InputOf(rank, 50);
+    input[rank] = NAN;
+    for (int i = 6; i < 9; ++i) input[i] = (rank + i) % 3 == 0 ? -0.0F : 0.0F;
+    return input;
+  };
+  for (const int ranks : {2, 3, 4, 6}) {
+    const PlanRequest request = {.collective = Collective::kAllReduce, .ranks = ranks, .count = 50};
+    std::vector<int> order(ranks);
+    std::iota(order.begin(), order.end(), 0);
+    for (const RankTree& tree : {FlatTree(order), TreeOf(GroupTopology({1, ranks - 1}, kFast, kSlow))}) {
+      for (const Algorithm top : {Algorithm::kRing, Algorithm::kPairwise, Algorithm::kHalving,
+                                  Algorithm::kDoubling, Algorithm::kDirect}) {
+        const auto plan = std::make_shared<const Plan>(BuildPlan(request, tree, {.top = top}).value());
+        for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax}) {
+          std::vector<std::vector<float>> results(ranks, std::vector<float>(50));
+          RunRanks(ranks, [&](Transport& transport) {
+            const auto communicator = Make(transport, Topology::Flat(ranks, kFast));
+            EXPECT_EQ(communicator->Run(plan, Bytes(input_of(transport.rank())),
+                                        Writable(results[transport.rank()]), DType::kF32, op),
+                      OkStatus());
+          });
+          for (int i = 0; i < ranks; ++i) EXPECT_TRUE(std::isnan(results[0][i])) << Name(top) << " " << i;
+          for (int rank = 1; rank < ranks; ++rank) {
+            EXPECT_EQ(std::memcmp(results[rank].data(), results[0].data(), 50 * sizeof(float)), 0)
+                << Name(op) << " by " << plan->algorithm << " on rank " << rank << " of " << ranks;
+          }
+        }
       }
     }
   }

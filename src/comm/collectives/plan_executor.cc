@@ -12,7 +12,9 @@ namespace {
 
 // A piece is long enough that its latency does not count, and short enough that the reduction of the last one
 // does not either: an eighth of the message between these limits.
-constexpr int64_t kMinPieceBytes = 64 << 10;
+// The smaller limit is below 64 KB with a header, up to which MPI over TCP sends without a handshake. The
+// answer of a handshake would wait for the data that flows in its direction.
+constexpr int64_t kMinPieceBytes = 60 << 10;
 constexpr int64_t kMaxPieceBytes = 1 << 20;
 
 std::span<float> Floats(std::byte* data, int64_t count) {
@@ -154,8 +156,13 @@ void PlanExecutor::StartRound(int stream) {
   const Round& round = own_.streams[stream].rounds[state.round];
   for (const LocalStep& step : round.local) RunLocal(step);
   state.count = 0;
-  // Receives first: a sender that finds its receiver posted can copy at once.
-  for (const bool is_send : {false, true}) {
+  // Receives of large messages first: a sender that finds its receiver posted can copy at once. Small ones
+  // are better on their way while receives are posted.
+  const auto is_eager = [&](const Message& send) {
+    return send.slice.count * element_bytes_ <= static_cast<int64_t>(transport_.EagerBytes());
+  };
+  const bool sends_first = std::ranges::all_of(round.sends, is_eager);
+  for (const bool is_send : {sends_first, !sends_first}) {
     const size_t first = state.count;
     for (const Message& message : is_send ? round.sends : round.receives) {
       Transfer& transfer = state.transfers[state.count];

@@ -95,7 +95,9 @@ class Factory {
   void AddDirect(const Piece& range, int step) {
     const Slice input = {PlanBuffer::kInput, range.offset, range.count};
     const Slice output = {PlanBuffer::kOutput, range.offset, range.count};
-    if (request_.ranks == 2) {  // a sum of two does not depend on their order
+    // Each rank adds its own term last, which saves a copy. Operations are commutative, but a fixed order
+    // covers the payloads of NaNs, too.
+    if (request_.ranks == 2 && !shape_.fixed_order) {
       for (int rank = 0; rank < 2; ++rank) {
         builder_.Local(step, rank, input, output);
         builder_.Send(step, rank, input, 1 - rank, output, true);

@@ -103,7 +103,7 @@ inline std::vector<PlanShape> ShapesOf(Collective collective, const RankTree& tr
     if (depth > 1) shapes.push_back({.top = top, .inner = Algorithm::kHalving, .segments = 2});
     if (depth > 1) shapes.push_back({.top = top, .inner = Algorithm::kRing, .segments = 3, .streams = 2});
     if (depth == 1) shapes.push_back({.top = top, .segments = 4, .streams = 2});
-    if (reduces && top != Algorithm::kDirect) shapes.push_back({.top = top, .fixed_order = true});
+    if (reduces) shapes.push_back({.top = top, .fixed_order = true});
   }
   if (reduces && depth > 1) {
     shapes.push_back({.top = Algorithm::kPairwise, .segments = 2, .wire = WireFormat::kInt8});

@@ -105,7 +105,7 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
             levels > 1 && !IsAllToAll(request.collective) && request.collective != Collective::kBarrier;
         if (inner != kPairwise && !has_inner) continue;
         PlanShape shape = {.top = top, .inner = inner};
-        shape.fixed_order = is_fixed && top != kDirect;
+        shape.fixed_order = is_fixed;
         candidates.push_back({levels, shape});
         if (mode.wire == WireFormat::kExact || !reduces || is_fixed || levels < 2 || top != kPairwise)
           continue;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <type_traits>
 
 namespace moesaic::comm {
@@ -30,11 +31,28 @@ T Store(Compute value) {
   }
 }
 
+// The minimum and maximum of IEEE 754-2019: -0 is less than +0, and a NaN is the result. So ranks that take
+// the operands in different orders agree. The two orders of a comparison differ for such operands only. Then
+// the bits of both are combined: a NaN stays one, and of two zeros the negative one is the minimum.
+template <ReduceOp kOp, typename T>
+T Extreme(T a, T b) {
+  constexpr bool kIsMin = kOp == ReduceOp::kMin;
+  const T first = (kIsMin ? b < a : a < b) ? b : a;
+  if constexpr (std::is_integral_v<T>) {
+    return first;
+  } else {
+    using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+    constexpr Bits kFlipped = kIsMin ? 0 : Bits{1} << (8 * sizeof(T) - 1);  // max(a, b) = -min(-a, -b)
+    const T second = (kIsMin ? a < b : b < a) ? a : b;
+    const Bits either = (std::bit_cast<Bits>(first) ^ kFlipped) | (std::bit_cast<Bits>(second) ^ kFlipped);
+    return std::bit_cast<T>(either ^ kFlipped);
+  }
+}
+
 // Sums and products of integers are computed without a sign, where overflow is defined.
 template <ReduceOp kOp, typename T>
 T Combine(T a, T b) {
-  if constexpr (kOp == ReduceOp::kMin) return b < a ? b : a;
-  if constexpr (kOp == ReduceOp::kMax) return a < b ? b : a;
+  if constexpr (kOp == ReduceOp::kMin || kOp == ReduceOp::kMax) return Extreme<kOp>(a, b);
   if constexpr (std::is_integral_v<T>) {
     using Unsigned = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
     const auto x = static_cast<Unsigned>(a), y = static_cast<Unsigned>(b);

@@ -151,8 +151,9 @@ Status ExpertExchange::Wait(Operation& operation) {
     }
     if (now >= end) {
       operation.Fail(absl::DeadlineExceededError(fmt::format(
-          "exchange: rank {} waited {} s in a {} for rank {}; call SetDead() on all live ranks and repeat it",
-          state_.rank(), limit, operation.name(), operation.WaitsFor())));
+          "exchange: rank {} waited {} s in a {} for rank {}; call SetDead() on all live ranks and repeat "
+          "it{}",
+          state_.rank(), limit, operation.name(), operation.WaitsFor(), SilentPeers(state_.transport))));
       return operation.failure();
     }
     if (now - last_progress > kFaultGraceS) {

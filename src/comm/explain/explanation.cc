@@ -13,14 +13,14 @@ constexpr int kElementBytes = 2;
 
 StatusOr<PlanRequest> RequestOf(Collective collective, int ranks, int64_t bytes) {
   PlanRequest request = {.collective = collective, .ranks = ranks, .element_bytes = kElementBytes};
-  const int64_t count = bytes / kElementBytes;
+  const int64_t count = (bytes + kElementBytes - 1) / kElementBytes;
   switch (collective) {
     case Collective::kAllReduce:
     case Collective::kBroadcast:
       request.count = count;
       break;
     case Collective::kAllToAll:
-      request.count = count / ranks;
+      request.count = (count + ranks - 1) / ranks;
       break;
     case Collective::kReduceScatter:
     case Collective::kAllGather:
@@ -102,14 +102,20 @@ std::vector<int> OrderedRanks(const Topology& topology, RankOrder order) {
   int top = 0;
   while (groups[top].children.size() == 1) top = groups[top].children[0];
   if (groups[top].children.empty()) return ranks;
+  const auto child_of = [&](int rank) {  // child of the topmost group
+    int group = topology.leaf(rank);
+    while (groups[group].parent != top) group = groups[group].parent;
+    return group;
+  };
   std::vector<std::vector<int>> hands;  // ranks of each child, in the order of the tree
   size_t longest = 0;
-  for (const int child : groups[top].children) {
-    hands.emplace_back();
-    for (const int rank : ranks) {
-      if (std::binary_search(groups[child].ranks.begin(), groups[child].ranks.end(), rank))
-        hands.back().push_back(rank);
+  for (int child = -1; const int rank : ranks) {
+    // The ranks of a child follow one another in the order of the tree.
+    if (const int own = child_of(rank); own != child) {
+      child = own;
+      hands.emplace_back();
     }
+    hands.back().push_back(rank);
     longest = std::max(longest, hands.back().size());
   }
   ranks.clear();
@@ -121,11 +127,14 @@ std::vector<int> OrderedRanks(const Topology& topology, RankOrder order) {
   return ranks;
 }
 
+Status CheckExplained(const Topology& topology) {
+  if (topology.ranks() <= kMaxExplainedRanks) return OkStatus();
+  return InvalidArgument("plans of at most {} ranks are compared; topology {} has {}", kMaxExplainedRanks,
+                         topology.name(), topology.ranks());
+}
+
 StatusOr<Explanation> Explain(const Topology& topology, Collective collective, int64_t bytes) {
-  if (topology.ranks() > kMaxExplainedRanks) {
-    return InvalidArgument("plans of at most {} ranks are compared; topology {} has {}", kMaxExplainedRanks,
-                           topology.name(), topology.ranks());
-  }
+  RETURN_IF_ERROR(CheckExplained(topology));
   ASSIGN_OR_RETURN(const PlanRequest request, RequestOf(collective, topology.ranks(), bytes));
   Planner planner(topology);
   ASSIGN_OR_RETURN(const Plan plan, planner.PlanCollective(request, {}));
@@ -159,6 +168,14 @@ std::string TreeText(const Topology& topology) {
 }
 
 std::string RateText(double bytes_per_s) { return fmt::format("{:.4g} GB/s", bytes_per_s / 1e9); }
+
+std::string FactorText(double seconds, double unit_seconds) {
+  return unit_seconds > 0 ? fmt::format("{:.2f}x", seconds / unit_seconds) : "-";
+}
+
+std::string ShareText(double part, double whole) {
+  return whole > 0 ? fmt::format("{:.0f}%", 100 * part / whole) : "-";
+}
 
 std::string TimeText(double seconds) {
   if (seconds >= 1) return fmt::format("{:.4g} s", seconds);

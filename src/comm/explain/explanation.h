@@ -12,7 +12,7 @@
 
 namespace moesaic::comm {
 
-/// Largest number of ranks whose plans are compared.
+/// Maximum number of ranks of an explained topology.
 inline constexpr int kMaxExplainedRanks = 512;
 
 /// Placement of ranks: fill one child of the root after the other, or deal ranks to them in turn.
@@ -39,9 +39,13 @@ struct Explanation {
   double share() const { return seconds > 0 ? bound.seconds / seconds : 1; }
 };
 
+/// InvalidArgument for more than kMaxExplainedRanks ranks.
+Status CheckExplained(const Topology& topology);
+
 /// `bytes` is the size of the vector (AllReduce, Broadcast), of all blocks of the result (AllGather) or of
-/// the input (ReduceScatter, AllToAll) of one rank. Messages are exact and elements have two bytes.
-/// InvalidArgument for AllToAllv, which has no size, and for more than kMaxExplainedRanks ranks.
+/// the input (ReduceScatter, AllToAll) of one rank. Messages are exact. Elements have two bytes; sizes are
+/// rounded up to whole elements, and those of AllToAll to equal blocks of whole elements.
+/// InvalidArgument for AllToAllv, which has no size, and by CheckExplained().
 StatusOr<Explanation> Explain(const Topology& topology, Collective collective, int64_t bytes);
 
 /// "node 0, out": name of a channel, without the root.
@@ -53,5 +57,8 @@ std::string TreeText(const Topology& topology);
 /// "25 GB/s" and "3 us".
 std::string RateText(double bytes_per_s);
 std::string TimeText(double seconds);
+/// "1.50x" and "67%"; "-" where the second argument is 0.
+std::string FactorText(double seconds, double unit_seconds);
+std::string ShareText(double part, double whole);
 
 }  // namespace moesaic::comm

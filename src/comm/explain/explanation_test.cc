@@ -74,7 +74,37 @@ TEST(ExplanationTest, EveryCollectiveWithASizeIsExplainedInAnyOrderOfRanks) {
   }
 }
 
+TEST(ExplanationTest, RoundRobinOfManyUnevenGroupsDealsEachRankOnce) {
+  std::vector<int> sizes(20'000, 1);
+  sizes[7] = 3;
+  const std::vector<int> dealt =
+      OrderedRanks(GroupTopology(sizes, kInside, kBetween), RankOrder::kRoundRobin);
+  ASSERT_EQ(dealt.size(), 20'002U);
+  EXPECT_EQ(dealt[7], 7);
+  EXPECT_EQ(dealt[8], 10);
+  EXPECT_THAT(std::vector<int>(dealt.end() - 3, dealt.end()), ElementsAre(20'001, 8, 9));
+}
+
+// Each of 32 ranks has a block of one element at least.
+TEST(ExplanationTest, SizesBelowOneElementPerRankAreRoundedUp) {
+  const Topology topology = NodesOfEight(4);
+  const Explanation small = Explain(topology, Collective::kAllToAll, 32).value();
+  EXPECT_GT(small.seconds, 0);
+  EXPECT_EQ(small.seconds, Explain(topology, Collective::kAllToAll, 64).value().seconds);
+  EXPECT_GT(Explain(topology, Collective::kAllReduce, 1).value().seconds, 0);
+}
+
+TEST(ExplanationTest, FactorsAndSharesOfNoTimeAreDashes) {
+  const Explanation nothing = Explain(NodesOfEight(2), Collective::kAllReduce, 0).value();
+  EXPECT_EQ(FactorText(nothing.flat_block_s, nothing.seconds), "-");
+  EXPECT_EQ(ShareText(nothing.bound.seconds, nothing.seconds), "-");
+  EXPECT_EQ(FactorText(3, 2), "1.50x");
+  EXPECT_EQ(ShareText(2, 3), "67%");
+}
+
 TEST(ExplanationTest, TooManyRanksAndUnknownSizesAreRefused) {
+  EXPECT_EQ(CheckExplained(Topology::Flat(512, kInside)), OkStatus());
+  EXPECT_EQ(CheckExplained(Topology::Flat(513, kInside)).code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(moesaic::Message(Explain(Topology::Flat(513, kInside), Collective::kAllReduce, 8).status()),
               HasSubstr("at most 512"));
   EXPECT_FALSE(Explain(Topology::Flat(2, kInside), Collective::kAllToAllv, 8).ok());

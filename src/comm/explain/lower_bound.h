@@ -8,18 +8,20 @@
 
 namespace moesaic::comm {
 
-/// Let groups divide the ranks into n parts, and V be the size of the vector. Counting the messages that
-/// carry one element from part to part gives the bytes that cross the ports of all parts together:
-///   AllReduce       2 (n - 1) V: n - 1 messages until the first part has the result, n - 1 that bring it to
-///   the others ReduceScatter, AllGather, Broadcast  (n - 1) V
-/// and the bytes of the port of one part, with C bytes owned by its ranks (out, in):
-///   AllReduce       V, V                Broadcast  V out of the root's part, V into each other one
-///   ReduceScatter   V - C, C            AllGather  C, V - C
-///   AllToAll(v)     the blocks for other parts, those from other parts
-/// n equal parts with ports of bandwidth B thus need 2 (n - 1) / n * V / B for an AllReduce; a flat ring in
-/// block order over P ranks loads a port with 2 (P - 1) / P * V and is at most (P - 1) n / (P (n - 1)) times
-/// slower. Messages occupy a port after its smallest latency only. Local memory traffic and compressed
-/// encodings are not considered.
+/// Let groups divide the ranks into n parts, and V be the size of the vector. Each element needs a number of
+/// messages between parts, so the ports of all parts together carry at least:
+///   AllReduce: 2 (n - 1) V. The first part with the result needs n - 1 messages, and the others n - 1 more.
+///   ReduceScatter, AllGather, Broadcast: (n - 1) V.
+/// The port of one part, whose ranks own C bytes, carries at least (out, in):
+///   AllReduce: V, V.
+///   ReduceScatter: V - C, C.
+///   AllGather: C, V - C.
+///   Broadcast: V, 0 for the part of the root, and 0, V for the others.
+///   AllToAll, AllToAllv: the blocks for other parts, the blocks from other parts.
+/// Thus n equal parts with ports of bandwidth B need 2 (n - 1) / n * V / B for an AllReduce. A flat ring in
+/// block order over P ranks loads a port with 2 (P - 1) / P * V, so it is at most (P - 1) n / (P (n - 1))
+/// times slower. A message occupies a port only after the smallest latency of that port. Local memory traffic
+/// and compressed encodings are not considered.
 struct LowerBound {
   double seconds = 0;  ///< latency_s + transfer_s
   double latency_s = 0;

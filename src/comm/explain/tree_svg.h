@@ -8,7 +8,7 @@
 
 namespace moesaic::comm {
 
-/// Largest number of devices that a picture shows.
+/// Maximum number of devices of a picture. Pictures have more than explanations, whose plans take longer.
 inline constexpr int kMaxDrawnDevices = 2048;
 
 /// The tree as an SVG file: groups are boxes around their children, devices are labelled by their ranks. The

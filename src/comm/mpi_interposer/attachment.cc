@@ -1,11 +1,12 @@
 #include "comm/mpi_interposer/attachment.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
-#include <map>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -30,8 +31,9 @@ struct Registry {
   std::mutex mutex;
   int keyval = MPI_KEYVAL_INVALID;
   int final_keyval = MPI_KEYVAL_INVALID;
-  std::map<Attachment*, std::unique_ptr<Attachment>> attachments;
-  std::vector<int> world_places;  // device of each rank of MPI_COMM_WORLD; only if MOESAIC_TOPOLOGY is set
+  bool is_final = false;                                 // calls are passed through from now on
+  std::vector<std::unique_ptr<Attachment>> attachments;  // in the order of their creation
+  std::vector<int> world_places;                         // device of each rank of MPI_COMM_WORLD
 };
 
 Registry& TheRegistry() {
@@ -39,32 +41,37 @@ Registry& TheRegistry() {
   return *registry;
 }
 
+// The transport is freed after the communicator that borrows it.
+void Free(std::unique_ptr<Attachment> ended) {
+  ended->communicator.reset();
+  ended->transport.reset();
+}
+
 int DeleteAttachment(MPI_Comm, int, void* value, void*) {
   Registry& registry = TheRegistry();
   std::unique_ptr<Attachment> ended;
   {
     const std::lock_guard lock(registry.mutex);
-    const auto found = registry.attachments.find(static_cast<Attachment*>(value));
+    const auto found = std::ranges::find(registry.attachments, value, &std::unique_ptr<Attachment>::get);
     if (found == registry.attachments.end()) return MPI_SUCCESS;
-    ended = std::move(found->second);
+    ended = std::move(*found);
     registry.attachments.erase(found);
   }
-  ended->communicator.reset();
-  ended->transport.reset();
+  Free(std::move(ended));
   return MPI_SUCCESS;
 }
 
-int DeleteAll(MPI_Comm comm, int keyval, void*, void* extra) {
+// Ranks free communicators in equal orders, because MPI_Comm_free is collective.
+int DeleteAll(MPI_Comm, int, void*, void*) {
   Registry& registry = TheRegistry();
-  while (true) {
-    Attachment* any = nullptr;
-    {
-      const std::lock_guard lock(registry.mutex);
-      if (registry.attachments.empty()) return MPI_SUCCESS;
-      any = registry.attachments.begin()->first;
-    }
-    DeleteAttachment(comm, keyval, any, extra);
+  std::vector<std::unique_ptr<Attachment>> ended;
+  {
+    const std::lock_guard lock(registry.mutex);
+    registry.is_final = true;
+    ended.swap(registry.attachments);
   }
+  for (std::unique_ptr<Attachment>& each : ended) Free(std::move(each));
+  return MPI_SUCCESS;
 }
 
 void MakeKeyvals(Registry& registry) {
@@ -150,13 +157,54 @@ StatusOr<Topology> TopologyOfFile(const char* path, MPI_Comm comm, int size) {
   return whole.Selected(world_ranks);
 }
 
+// A communicator of the same ranks without the program's attributes, whose callbacks MPI_Comm_dup would call.
+MPI_Comm Bare(MPI_Comm comm, int rank) {
+  MPI_Comm bare = MPI_COMM_NULL;
+  PMPI_Comm_split(comm, 0, rank, &bare);
+  return bare;
+}
+
+bool AllAgree(MPI_Comm comm, bool is_ok) {
+  int ok = is_ok ? 1 : 0, all_ok = 0;
+  PMPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, comm);
+  return all_ok != 0;
+}
+
+bool AllHaveEqual(MPI_Comm comm, const std::string& text) {
+  const uint64_t hash = std::hash<std::string>()(text);
+  const std::array<uint64_t, 2> own = {hash, ~hash};
+  std::array<uint64_t, 2> least{};
+  PMPI_Allreduce(own.data(), least.data(), 2, MPI_UINT64_T, MPI_MIN, comm);
+  return least[0] == ~least[1];
+}
+
+// The topology of the ranks of `comm`. All ranks get one, or all get an error.
+StatusOr<Topology> AgreedTopology(MPI_Comm comm, int rank, int size) {
+  Topology topology = TopologyOfNodes(NodesOf(comm, rank, size));
+  Status status = OkStatus();
+  if (const char* const path = TopologyFile(); path != nullptr) {
+    StatusOr<Topology> read = TopologyOfFile(path, comm, size);
+    status = read.status();
+    if (read.ok()) topology = *std::move(read);
+  }
+  if (!AllAgree(comm, status.ok())) {
+    return status.ok() ? NotFound("MOESAIC_TOPOLOGY must name a file that all {} ranks can use", size)
+                       : status;
+  }
+  if (!AllHaveEqual(comm, topology.ToJson())) {
+    return InvalidArgument("MOESAIC_TOPOLOGY must be the same topology on all {} ranks", size);
+  }
+  return topology;
+}
+
 StatusOr<std::unique_ptr<Attachment>> Attach(MPI_Comm comm, int rank, int size) {
   auto made = std::make_unique<Attachment>();
-  Topology topology = TopologyOfNodes(NodesOf(comm, rank, size));
-  if (const char* const path = TopologyFile(); path != nullptr) {
-    ASSIGN_OR_RETURN(topology, TopologyOfFile(path, comm, size));
-  }
-  ASSIGN_OR_RETURN(made->transport, MakeMpiTransport(comm));
+  ASSIGN_OR_RETURN(Topology topology, AgreedTopology(comm, rank, size));
+  MPI_Comm bare = Bare(comm, rank);
+  StatusOr<std::unique_ptr<Transport>> transport = MakeMpiTransport(bare);
+  PMPI_Comm_free(&bare);
+  RETURN_IF_ERROR(transport.status());
+  made->transport = *std::move(transport);
   CommunicatorOptions options;
   options.time_limit_s = kNoLimitSeconds;
   ASSIGN_OR_RETURN(made->communicator, Communicator::Create(*made->transport, std::move(topology), options));
@@ -165,12 +213,14 @@ StatusOr<std::unique_ptr<Attachment>> Attach(MPI_Comm comm, int rank, int size) 
 
 }  // namespace
 
-void PlaceWorld() {
-  if (TopologyFile() == nullptr) return;
+void Prepare() {
   int rank = 0, size = 0;
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
   PMPI_Comm_size(MPI_COMM_WORLD, &size);
-  TheRegistry().world_places = PlacesOf(NodesOf(MPI_COMM_WORLD, rank, size));
+  Registry& registry = TheRegistry();
+  registry.world_places = PlacesOf(NodesOf(MPI_COMM_WORLD, rank, size));
+  const std::lock_guard lock(registry.mutex);
+  MakeKeyvals(registry);
 }
 
 Attachment* AttachmentOf(MPI_Comm comm) {
@@ -181,6 +231,7 @@ Attachment* AttachmentOf(MPI_Comm comm) {
   Registry& registry = TheRegistry();
   {
     const std::lock_guard lock(registry.mutex);
+    if (registry.is_final) return nullptr;
     MakeKeyvals(registry);
   }
   void* value = nullptr;
@@ -196,18 +247,17 @@ Attachment* AttachmentOf(MPI_Comm comm) {
   PMPI_Comm_rank(comm, &rank);
   if (is_inter == 0 && size > 1) {
     StatusOr<std::unique_ptr<Attachment>> attached = Attach(comm, rank, size);
-    int ok = attached.ok() ? 1 : 0, all_ok = 0;
-    PMPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, comm);
+    const bool is_ours = AllAgree(comm, attached.ok());
     if (!attached.ok()) {
       std::fprintf(stderr, "libmoesaic_mpi: rank %d passes calls to MPI: %s\n", rank,
                    attached.status().ToString().c_str());
     }
-    if (all_ok != 0) made = *std::move(attached);
+    if (is_ours) made = *std::move(attached);
   }
   Attachment* const kept = made.get();
   if (made != nullptr) {
     const std::lock_guard lock(registry.mutex);
-    registry.attachments.emplace(kept, std::move(made));
+    registry.attachments.push_back(std::move(made));
   }
   PMPI_Comm_set_attr(comm, registry.keyval, kept);
   return kept;

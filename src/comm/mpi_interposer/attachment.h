@@ -25,7 +25,8 @@ struct Attachment {
 /// MPI_COMM_WORLD: its devices are assigned to ranks node by node, in the order of ranks within a node.
 Attachment* AttachmentOf(MPI_Comm comm);
 
-/// Assigns the devices of MOESAIC_TOPOLOGY to ranks. All ranks call it after MPI_Init.
-void PlaceWorld();
+/// Finds the node of each rank of MPI_COMM_WORLD, and registers the callbacks that free attachments. All
+/// ranks call it after MPI_Init.
+void Prepare();
 
 }  // namespace moesaic::comm

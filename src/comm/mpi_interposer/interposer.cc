@@ -36,6 +36,8 @@ int Report(MPI_Comm comm, const Status& status) {
   return code;
 }
 
+bool IsOutput(const void* receive) { return receive != MPI_IN_PLACE; }
+
 bool IsValid(MPI_Datatype type, int count) { return type != MPI_DATATYPE_NULL && count >= 0; }
 
 bool AreValid(MPI_Datatype type, const int* counts, int size) {
@@ -43,10 +45,12 @@ bool AreValid(MPI_Datatype type, const int* counts, int size) {
          std::all_of(counts, counts + size, [](int count) { return count >= 0; });
 }
 
+// Ranks of an intracommunicator; 0 for other ones, whose arrays of counts have the size of the other group.
 int SizeOf(MPI_Comm comm) {
-  int size = 0;
-  if (comm == MPI_COMM_NULL || PMPI_Comm_size(comm, &size) != MPI_SUCCESS) return 0;
-  return size;
+  int size = 0, is_inter = 0;
+  if (comm == MPI_COMM_NULL || PMPI_Comm_test_inter(comm, &is_inter) != MPI_SUCCESS || is_inter != 0)
+    return 0;
+  return PMPI_Comm_size(comm, &size) == MPI_SUCCESS ? size : 0;
 }
 
 // Buffers that our kernels cannot use, because elements are not aligned, are copied.
@@ -103,57 +107,80 @@ std::vector<int64_t> BytesOf(const PartList& parts) {
   return bytes;
 }
 
-int AllGather(const void* send, int send_count, MPI_Datatype send_type, void* receive, const PartList& parts,
-              Attachment& attachment, MPI_Comm comm) {
-  const int rank = attachment.communicator->rank();
-  std::span<const std::byte> input;
-  if (send == MPI_IN_PLACE) {
-    const PartList own{parts.type, {parts.counts[rank]}, {parts.displacements[rank]}};
-    input = Pack(receive, own, comm, attachment.packed_input);
-    if (!input.empty() && input.data() != attachment.packed_input.data())
-      input = Copied(input, attachment.packed_input);
-  } else {
-    input = Pack(send, PartList::Equal(send_type, 1, send_count), comm, attachment.packed_input);
-  }
-  const std::span<std::byte> output = Destination(receive, parts, attachment.packed_output);
-  const Status status = attachment.communicator->AllGather(input, output, BytesOf(parts), tensor::DType::kU8);
-  if (status.ok()) Unpack(output, receive, parts, comm);
-  return Report(comm, status);
+// Type and count of the input are ignored under MPI_IN_PLACE.
+PartList SentBy(const void* send, MPI_Datatype type, int parts, int count) {
+  return send == MPI_IN_PLACE ? PartList() : PartList::Equal(type, parts, count);
 }
 
-std::span<const std::byte> ExchangeInput(const void* send, const PartList& sent, const void* receive,
-                                         const PartList& received, Attachment& attachment, MPI_Comm comm) {
-  if (send != MPI_IN_PLACE) return Pack(send, sent, comm, attachment.packed_input);
-  const std::span<const std::byte> input = Pack(receive, received, comm, attachment.packed_input);
-  return input.data() == attachment.packed_input.data() ? input : Copied(input, attachment.packed_input);
+// The input of a call, copied if MPI_IN_PLACE makes it part of the output.
+int InputOf(const void* send, const PartList& sent, const void* receive, const PartList& in_place,
+            Attachment& attachment, MPI_Comm comm, std::span<const std::byte>& input) {
+  if (send != MPI_IN_PLACE) return Pack(send, sent, comm, attachment.packed_input, input);
+  const int code = Pack(receive, in_place, comm, attachment.packed_input, input);
+  if (code == MPI_SUCCESS && input.data() != attachment.packed_input.data())
+    input = Copied(input, attachment.packed_input);
+  return code;
+}
+
+// Input and output of a call that moves data, and its end.
+struct Movement {
+  const void* send;
+  const PartList& sent;
+  void* receive;
+  const PartList& received;
+  const PartList& in_place;  // parts of `receive` that are the input under MPI_IN_PLACE
+};
+
+// Calls move(input, output) -> Status with consecutive bytes.
+template <typename Move>
+int Moved(const Movement& movement, Attachment& attachment, MPI_Comm comm, const Move& move) {
+  std::span<const std::byte> input;
+  std::span<std::byte> output;
+  if (const int code =
+          InputOf(movement.send, movement.sent, movement.receive, movement.in_place, attachment, comm, input);
+      code != MPI_SUCCESS) {
+    return code;
+  }
+  if (const int code =
+          Destination(movement.receive, movement.received, comm, attachment.packed_output, output);
+      code != MPI_SUCCESS) {
+    return code;
+  }
+  if (const Status status = move(input, output); !status.ok()) return Report(comm, status);
+  return Unpack(output, movement.receive, movement.received, comm);
+}
+
+int AllGather(const void* send, const PartList& sent, void* receive, const PartList& received,
+              Attachment& attachment, MPI_Comm comm) {
+  const int rank = attachment.communicator->rank();
+  const PartList own{received.type, {received.counts[rank]}, {received.displacements[rank]}};
+  return Moved({send, sent, receive, received, own}, attachment, comm, [&](auto input, auto output) {
+    return attachment.communicator->AllGather(input, output, BytesOf(received), tensor::DType::kU8);
+  });
 }
 
 int AllToAll(const void* send, const PartList& sent, void* receive, const PartList& received,
              Attachment& attachment, MPI_Comm comm) {
-  const std::span<const std::byte> input = ExchangeInput(send, sent, receive, received, attachment, comm);
-  const std::span<std::byte> output = Destination(receive, received, attachment.packed_output);
-  const Status status = attachment.communicator->AllToAll(input, output, tensor::DType::kU8);
-  if (status.ok()) Unpack(output, receive, received, comm);
-  return Report(comm, status);
+  return Moved({send, sent, receive, received, received}, attachment, comm, [&](auto input, auto output) {
+    return attachment.communicator->AllToAll(input, output, tensor::DType::kU8);
+  });
 }
 
 int AllToAllv(const void* send, const PartList& sent, void* receive, const PartList& received,
               Attachment& attachment, MPI_Comm comm) {
-  const std::span<const std::byte> input = ExchangeInput(send, sent, receive, received, attachment, comm);
-  const std::vector<int64_t> input_bytes = BytesOf(send == MPI_IN_PLACE ? received : sent);
-  const std::vector<int64_t> expected_bytes = BytesOf(received);
-  const std::span<std::byte> output = Destination(receive, received, attachment.packed_output);
-  std::vector<int64_t> received_bytes(expected_bytes.size());
-  Status status =
-      attachment.communicator->AllToAllv(input, input_bytes, output, received_bytes, tensor::DType::kU8);
-  for (size_t peer = 0; status.ok() && peer < expected_bytes.size(); ++peer) {
-    if (received_bytes[peer] == expected_bytes[peer]) continue;
-    status =
-        InvalidArgument("MPI_Alltoallv: rank {} expects {} bytes from rank {}, which sends {}",
-                        attachment.communicator->rank(), expected_bytes[peer], peer, received_bytes[peer]);
-  }
-  if (status.ok()) Unpack(output, receive, received, comm);
-  return Report(comm, status);
+  return Moved(
+      {send, sent, receive, received, received}, attachment, comm, [&](auto input, auto output) -> Status {
+        const std::vector<int64_t> expected = BytesOf(received);
+        std::vector<int64_t> arrived(expected.size());
+        RETURN_IF_ERROR(attachment.communicator->AllToAllv(
+            input, BytesOf(send == MPI_IN_PLACE ? received : sent), output, arrived, tensor::DType::kU8));
+        for (size_t peer = 0; peer < expected.size(); ++peer) {
+          if (arrived[peer] == expected[peer]) continue;
+          return InvalidArgument("MPI_Alltoallv: rank {} expects {} bytes from rank {}, which sends {}",
+                                 attachment.communicator->rank(), expected[peer], peer, arrived[peer]);
+        }
+        return OkStatus();
+      });
 }
 
 }  // namespace
@@ -163,20 +190,21 @@ using namespace moesaic::comm;  // NOLINT(google-build-using-namespace): the fun
 
 MOESAIC_EXPORT MPI_Init(int* argc, char*** argv) {
   const int code = PMPI_Init(argc, argv);
-  if (code == MPI_SUCCESS) PlaceWorld();
+  if (code == MPI_SUCCESS) Prepare();
   return code;
 }
 
 MOESAIC_EXPORT MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   const int code = PMPI_Init_thread(argc, argv, required, provided);
-  if (code == MPI_SUCCESS) PlaceWorld();
+  if (code == MPI_SUCCESS) Prepare();
   return code;
 }
 
 MOESAIC_EXPORT MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type, MPI_Op op,
                              MPI_Comm comm) {
   const auto reduction = ReductionOf(type, op);
-  Attachment* const attachment = reduction.has_value() && count > 0 ? AttachmentOf(comm) : nullptr;
+  Attachment* const attachment =
+      reduction.has_value() && count > 0 && IsOutput(receive) ? AttachmentOf(comm) : nullptr;
   if (attachment == nullptr) return PMPI_Allreduce(send, receive, count, type, op, comm);
   return AllReduce(send, receive, count, *reduction, *attachment, comm);
 }
@@ -185,7 +213,7 @@ MOESAIC_EXPORT MPI_Reduce_scatter(const void* send, void* receive, const int* co
                                   MPI_Op op, MPI_Comm comm) {
   const auto reduction = ReductionOf(type, op);
   const int size = SizeOf(comm);
-  const bool is_ours = reduction.has_value() && AreValid(type, counts, size) &&
+  const bool is_ours = reduction.has_value() && IsOutput(receive) && AreValid(type, counts, size) &&
                        std::any_of(counts, counts + size, [](int count) { return count > 0; });
   Attachment* const attachment = is_ours ? AttachmentOf(comm) : nullptr;
   if (attachment == nullptr) return PMPI_Reduce_scatter(send, receive, counts, type, op, comm);
@@ -195,7 +223,8 @@ MOESAIC_EXPORT MPI_Reduce_scatter(const void* send, void* receive, const int* co
 MOESAIC_EXPORT MPI_Reduce_scatter_block(const void* send, void* receive, int count, MPI_Datatype type,
                                         MPI_Op op, MPI_Comm comm) {
   const auto reduction = ReductionOf(type, op);
-  Attachment* const attachment = reduction.has_value() && count > 0 ? AttachmentOf(comm) : nullptr;
+  Attachment* const attachment =
+      reduction.has_value() && count > 0 && IsOutput(receive) ? AttachmentOf(comm) : nullptr;
   if (attachment == nullptr) return PMPI_Reduce_scatter_block(send, receive, count, type, op, comm);
   return ReduceScatter(send, receive, std::vector<int64_t>(attachment->communicator->size(), count),
                        *reduction, *attachment, comm);
@@ -203,14 +232,14 @@ MOESAIC_EXPORT MPI_Reduce_scatter_block(const void* send, void* receive, int cou
 
 MOESAIC_EXPORT MPI_Allgather(const void* send, int send_count, MPI_Datatype send_type, void* receive,
                              int receive_count, MPI_Datatype receive_type, MPI_Comm comm) {
-  const bool is_ours = IsValid(receive_type, receive_count) &&
+  const bool is_ours = IsOutput(receive) && IsValid(receive_type, receive_count) &&
                        (send == MPI_IN_PLACE || IsValid(send_type, send_count)) && receive_count > 0 &&
                        LayoutOf(receive_type).bytes > 0;
   Attachment* const attachment = is_ours ? AttachmentOf(comm) : nullptr;
   if (attachment == nullptr) {
     return PMPI_Allgather(send, send_count, send_type, receive, receive_count, receive_type, comm);
   }
-  return AllGather(send, send_count, send_type, receive,
+  return AllGather(send, SentBy(send, send_type, 1, send_count), receive,
                    PartList::Equal(receive_type, attachment->communicator->size(), receive_count),
                    *attachment, comm);
 }
@@ -220,7 +249,7 @@ MOESAIC_EXPORT MPI_Allgatherv(const void* send, int send_count, MPI_Datatype sen
                               MPI_Comm comm) {
   const int size = SizeOf(comm);
   const bool is_ours =
-      AreValid(receive_type, receive_counts, size) && displacements != nullptr &&
+      IsOutput(receive) && AreValid(receive_type, receive_counts, size) && displacements != nullptr &&
       (send == MPI_IN_PLACE || IsValid(send_type, send_count)) &&
       std::any_of(receive_counts, receive_counts + size, [](int count) { return count > 0; }) &&
       LayoutOf(receive_type).bytes > 0;
@@ -230,14 +259,14 @@ MOESAIC_EXPORT MPI_Allgatherv(const void* send, int send_count, MPI_Datatype sen
                            comm);
   }
   const auto ranks = static_cast<size_t>(size);
-  return AllGather(send, send_count, send_type, receive,
+  return AllGather(send, SentBy(send, send_type, 1, send_count), receive,
                    PartList::Placed(receive_type, {receive_counts, ranks}, {displacements, ranks}),
                    *attachment, comm);
 }
 
 MOESAIC_EXPORT MPI_Alltoall(const void* send, int send_count, MPI_Datatype send_type, void* receive,
                             int receive_count, MPI_Datatype receive_type, MPI_Comm comm) {
-  const bool is_ours = IsValid(receive_type, receive_count) &&
+  const bool is_ours = IsOutput(receive) && IsValid(receive_type, receive_count) &&
                        (send == MPI_IN_PLACE || IsValid(send_type, send_count)) && receive_count > 0 &&
                        LayoutOf(receive_type).bytes > 0;
   Attachment* const attachment = is_ours ? AttachmentOf(comm) : nullptr;
@@ -245,8 +274,8 @@ MOESAIC_EXPORT MPI_Alltoall(const void* send, int send_count, MPI_Datatype send_
     return PMPI_Alltoall(send, send_count, send_type, receive, receive_count, receive_type, comm);
   }
   const int size = attachment->communicator->size();
-  return AllToAll(send, send == MPI_IN_PLACE ? PartList() : PartList::Equal(send_type, size, send_count),
-                  receive, PartList::Equal(receive_type, size, receive_count), *attachment, comm);
+  return AllToAll(send, SentBy(send, send_type, size, send_count), receive,
+                  PartList::Equal(receive_type, size, receive_count), *attachment, comm);
 }
 
 MOESAIC_EXPORT MPI_Alltoallv(const void* send, const int* send_counts, const int* send_displacements,
@@ -254,7 +283,7 @@ MOESAIC_EXPORT MPI_Alltoallv(const void* send, const int* send_counts, const int
                              const int* receive_displacements, MPI_Datatype receive_type, MPI_Comm comm) {
   const int size = SizeOf(comm);
   const bool is_ours =
-      AreValid(receive_type, receive_counts, size) && receive_displacements != nullptr &&
+      IsOutput(receive) && AreValid(receive_type, receive_counts, size) && receive_displacements != nullptr &&
       (send == MPI_IN_PLACE || (AreValid(send_type, send_counts, size) && send_displacements != nullptr));
   Attachment* const attachment = is_ours ? AttachmentOf(comm) : nullptr;
   if (attachment == nullptr) {

@@ -33,9 +33,10 @@ std::optional<tensor::DType> DTypeOf(MPI_Datatype type, bool signed_order) {
   if (type == MPI_UNSIGNED_CHAR || type == MPI_UINT8_T) return tensor::DType::kU8;
   const bool is_signed =
       IsOneOf(type, std::array{MPI_INT, MPI_LONG, MPI_LONG_LONG, MPI_SIGNED_CHAR, MPI_INTEGER, MPI_INT8_T,
-                               MPI_INT32_T, MPI_INT64_T, MPI_AINT, MPI_OFFSET, MPI_COUNT});
-  const bool is_unsigned = IsOneOf(
-      type, std::array{MPI_UNSIGNED, MPI_UNSIGNED_LONG, MPI_UNSIGNED_LONG_LONG, MPI_UINT32_T, MPI_UINT64_T});
+                               MPI_INT32_T, MPI_INT64_T, MPI_AINT, MPI_COUNT});
+  // Open MPI 4.1 orders MPI_OFFSET as an unsigned type.
+  const bool is_unsigned = IsOneOf(type, std::array{MPI_UNSIGNED, MPI_UNSIGNED_LONG, MPI_UNSIGNED_LONG_LONG,
+                                                    MPI_UINT32_T, MPI_UINT64_T, MPI_OFFSET});
   if (!is_signed && (!is_unsigned || signed_order)) return std::nullopt;
   int bytes = 0;
   PMPI_Type_size(type, &bytes);
@@ -66,10 +67,11 @@ std::optional<Reduction> ReductionOf(MPI_Datatype type, MPI_Op op) {
 }
 
 TypeLayout LayoutOf(MPI_Datatype type) {
-  int integers = 0, addresses = 0, types = 0, combiner = 0, bytes = 0;
+  int integers = 0, addresses = 0, types = 0, combiner = 0;
+  MPI_Count bytes = 0;
   MPI_Aint lower = 0, extent = 0;
   PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner);
-  PMPI_Type_size(type, &bytes);
+  PMPI_Type_size_x(type, &bytes);
   PMPI_Type_get_extent(type, &lower, &extent);
   return {bytes, extent, combiner == MPI_COMBINER_NAMED && bytes == extent && lower == 0};
 }

@@ -18,7 +18,7 @@ struct Reduction {
 };
 
 /// Empty for types and operations that the collectives do not have: user-defined ones, pairs, complex
-/// numbers, and MIN and MAX of unsigned types of more than 8 bits.
+/// numbers, and MIN and MAX of unsigned types of more than 8 bits and of MPI_OFFSET.
 std::optional<Reduction> ReductionOf(MPI_Datatype type, MPI_Op op);
 
 struct TypeLayout {

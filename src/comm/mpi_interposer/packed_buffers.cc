@@ -25,18 +25,28 @@ int64_t ElementsPerCall(const TypeLayout& layout) {
   return std::max<int64_t>(1, (std::numeric_limits<int>::max() / 2) / std::max<int64_t>(1, layout.bytes));
 }
 
-// Calls move(user address, packed offset, elements) for pieces of every part.
+// Calls move(user address, packed offset, elements) for pieces of every part, until one returns an error.
 template <typename Move>
-void ForEachPiece(const PartList& parts, const TypeLayout& layout, const Move& move) {
+int ForEachPiece(const PartList& parts, const TypeLayout& layout, const Move& move) {
   int64_t packed = 0;
   for (size_t i = 0; i < parts.counts.size(); ++i) {
     for (int64_t done = 0; done < parts.counts[i];) {
       const int64_t elements = std::min(parts.counts[i] - done, ElementsPerCall(layout));
-      move((parts.displacements[i] + done) * layout.extent, packed, static_cast<int>(elements));
+      const int code =
+          move((parts.displacements[i] + done) * layout.extent, packed, static_cast<int>(elements));
+      if (code != MPI_SUCCESS) return code;
       packed += elements * layout.bytes;
       done += elements;
     }
   }
+  return MPI_SUCCESS;
+}
+
+// MPI_Pack takes at most 2^31-1 bytes at once.
+int CheckElement(const TypeLayout& layout, MPI_Comm comm) {
+  if (layout.bytes >= 0 && layout.bytes <= std::numeric_limits<int>::max()) return MPI_SUCCESS;
+  PMPI_Comm_call_errhandler(comm, MPI_ERR_TYPE);
+  return MPI_ERR_TYPE;
 }
 
 }  // namespace
@@ -60,47 +70,55 @@ PartList PartList::Placed(MPI_Datatype type, std::span<const int> counts,
 
 int64_t PartList::Elements() const { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-std::span<const std::byte> Pack(const void* buffer, const PartList& parts, MPI_Comm comm,
-                                std::vector<std::byte>& staging) {
+int Pack(const void* buffer, const PartList& parts, MPI_Comm comm, std::vector<std::byte>& staging,
+         std::span<const std::byte>& packed) {
   const TypeLayout layout = LayoutOf(parts.type);
+  if (const int code = CheckElement(layout, comm); code != MPI_SUCCESS) return code;
   const auto bytes = static_cast<size_t>(parts.Elements() * layout.bytes);
   const auto* const start = static_cast<const std::byte*>(buffer);
-  if (const int64_t first = ConsecutiveFrom(parts, layout); first >= 0) return {start + first, bytes};
-  staging.resize(bytes);
-  ForEachPiece(parts, layout, [&](int64_t from, int64_t to, int elements) {
-    if (layout.is_contiguous) {
-      std::memcpy(&staging[to], start + from, static_cast<size_t>(elements * layout.bytes));
-    } else {
-      int position = 0;
-      PMPI_Pack(start + from, elements, parts.type, &staging[to], static_cast<int>(elements * layout.bytes),
-                &position, comm);
-    }
-  });
-  return staging;
-}
-
-std::span<std::byte> Destination(void* buffer, const PartList& parts, std::vector<std::byte>& staging) {
-  const TypeLayout layout = LayoutOf(parts.type);
-  const auto bytes = static_cast<size_t>(parts.Elements() * layout.bytes);
   if (const int64_t first = ConsecutiveFrom(parts, layout); first >= 0) {
-    return {static_cast<std::byte*>(buffer) + first, bytes};
+    packed = {start + first, bytes};
+    return MPI_SUCCESS;
   }
   staging.resize(bytes);
-  return staging;
+  packed = staging;
+  return ForEachPiece(parts, layout, [&](int64_t from, int64_t to, int elements) {
+    if (layout.is_contiguous) {
+      std::memcpy(&staging[to], start + from, static_cast<size_t>(elements * layout.bytes));
+      return MPI_SUCCESS;
+    }
+    int position = 0;
+    return PMPI_Pack(start + from, elements, parts.type, staging.data() + to,
+                     static_cast<int>(elements * layout.bytes), &position, comm);
+  });
 }
 
-void Unpack(std::span<const std::byte> packed, void* buffer, const PartList& parts, MPI_Comm comm) {
+int Destination(void* buffer, const PartList& parts, MPI_Comm comm, std::vector<std::byte>& staging,
+                std::span<std::byte>& packed) {
   const TypeLayout layout = LayoutOf(parts.type);
-  if (ConsecutiveFrom(parts, layout) >= 0) return;
+  if (const int code = CheckElement(layout, comm); code != MPI_SUCCESS) return code;
+  const auto bytes = static_cast<size_t>(parts.Elements() * layout.bytes);
+  if (const int64_t first = ConsecutiveFrom(parts, layout); first >= 0) {
+    packed = {static_cast<std::byte*>(buffer) + first, bytes};
+    return MPI_SUCCESS;
+  }
+  staging.resize(bytes);
+  packed = staging;
+  return MPI_SUCCESS;
+}
+
+int Unpack(std::span<const std::byte> packed, void* buffer, const PartList& parts, MPI_Comm comm) {
+  const TypeLayout layout = LayoutOf(parts.type);
+  if (ConsecutiveFrom(parts, layout) >= 0) return MPI_SUCCESS;
   auto* const start = static_cast<std::byte*>(buffer);
-  ForEachPiece(parts, layout, [&](int64_t to, int64_t from, int elements) {
+  return ForEachPiece(parts, layout, [&](int64_t to, int64_t from, int elements) {
     if (layout.is_contiguous) {
       std::memcpy(start + to, &packed[from], static_cast<size_t>(elements * layout.bytes));
-    } else {
-      int position = 0;
-      PMPI_Unpack(&packed[from], static_cast<int>(elements * layout.bytes), &position, start + to, elements,
-                  parts.type, comm);
+      return MPI_SUCCESS;
     }
+    int position = 0;
+    return PMPI_Unpack(packed.data() + from, static_cast<int>(elements * layout.bytes), &position, start + to,
+                       elements, parts.type, comm);
   });
 }
 

@@ -27,14 +27,16 @@ struct PartList {
   int64_t Elements() const;
 };
 
-/// Bytes of all parts, in the order of ranks. It is a view of `buffer` where that already has this form;
-/// otherwise the parts are packed into `staging`.
-std::span<const std::byte> Pack(const void* buffer, const PartList& parts, MPI_Comm comm,
-                                std::vector<std::byte>& staging);
+/// Sets `packed` to the bytes of all parts, in the order of ranks. It is a view of `buffer` where that
+/// already has this form; otherwise the parts are packed into `staging`. An error of MPI, such as a type that
+/// is not committed, is returned after the error handler of `comm` was called.
+int Pack(const void* buffer, const PartList& parts, MPI_Comm comm, std::vector<std::byte>& staging,
+         std::span<const std::byte>& packed);
 
-/// Destination of consecutive bytes: the buffer itself where it has this form, otherwise `staging`, from
-/// which Unpack() fills the buffer.
-std::span<std::byte> Destination(void* buffer, const PartList& parts, std::vector<std::byte>& staging);
-void Unpack(std::span<const std::byte> packed, void* buffer, const PartList& parts, MPI_Comm comm);
+/// Sets `packed` to the destination of consecutive bytes: the buffer itself where it has this form, otherwise
+/// `staging`, from which Unpack() fills the buffer. Errors are those of Pack().
+int Destination(void* buffer, const PartList& parts, MPI_Comm comm, std::vector<std::byte>& staging,
+                std::span<std::byte>& packed);
+int Unpack(std::span<const std::byte> packed, void* buffer, const PartList& parts, MPI_Comm comm);
 
 }  // namespace moesaic::comm

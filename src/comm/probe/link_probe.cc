@@ -17,8 +17,9 @@ namespace {
 constexpr Tag kCommandTag = 1, kReportTag = 2, kDataTag = 3, kReplyTag = 4;
 constexpr int64_t kSmallBytes = 8;
 constexpr size_t kPieceBytes = 256 << 10;
-constexpr int kMaxMessages = 2000;  // of one measurement
-constexpr double kWaitForCommandS = 24 * 3600;
+constexpr int kMaxMessages = 2000;  // per measurement
+// Measurements of MeasurePairs() per pair, and of MeasureGroups() per group.
+constexpr double kMeasurementsPerPair = 4, kMeasurementsPerGroup = 3;
 
 enum class Kind : int32_t {
   kPingPong,  // `messages` there and back
@@ -56,12 +57,9 @@ class Worker {
     ASSIGN_OR_RETURN(const TransferId id, transport_.Send(peer, tag, data));
     return Wait(transport_, id, options_.time_limit_s);
   }
-  Status Receive(int peer, Tag tag, std::span<std::byte> data, double limit_s) {
-    ASSIGN_OR_RETURN(const TransferId id, transport_.Receive(peer, tag, data));
-    return Wait(transport_, id, limit_s);
-  }
   Status Receive(int peer, Tag tag, std::span<std::byte> data) {
-    return Receive(peer, tag, data, options_.time_limit_s);
+    ASSIGN_OR_RETURN(const TransferId id, transport_.Receive(peer, tag, data));
+    return Wait(transport_, id, options_.time_limit_s);
   }
 
   // Median seconds of one message; of one in each direction for kExchange.
@@ -101,9 +99,11 @@ class Worker {
   // Follows the commands of rank 0 until it stops.
   Status Serve() {
     PlaceRecord record = Record();
-    RETURN_IF_ERROR(Send(0, kReportTag, BytesOf(record)));
+    ASSIGN_OR_RETURN(const TransferId report, transport_.Send(0, kReportTag, BytesOf(record)));
+    RETURN_IF_ERROR(WaitForDirector(report, options_.time_limit_s));
     for (Command command;;) {
-      RETURN_IF_ERROR(Receive(0, kCommandTag, BytesOf(command), kWaitForCommandS));
+      ASSIGN_OR_RETURN(const TransferId next, transport_.Receive(0, kCommandTag, BytesOf(command)));
+      RETURN_IF_ERROR(WaitForDirector(next, LongestProbeSeconds()));
       if (command.kind == Kind::kStop) return OkStatus();
       ASSIGN_OR_RETURN(double seconds, Run(command));
       RETURN_IF_ERROR(Send(0, kReportTag, BytesOf(seconds)));
@@ -150,6 +150,32 @@ class Worker {
   }
 
  private:
+  // Seconds of a probe whose waits all take as long as they may. A job has fewer groups than ranks.
+  double LongestProbeSeconds() const {
+    const double ranks = transport_.size(), pairs = ranks * (ranks - 1) / 2;
+    return (kMeasurementsPerPair * pairs + kMeasurementsPerGroup * ranks + 1) * options_.time_limit_s;
+  }
+
+  // Like Wait(), and ends when the caller is interrupted.
+  Status WaitForDirector(TransferId id, double limit_s) {
+    const double end = transport_.Now() + limit_s;
+    for (Status result;;) {
+      transport_.Progress();
+      if (transport_.Test(id, &result)) return result;
+      if (options_.interrupted && options_.interrupted()) {
+        transport_.Cancel(id);
+        return Cancelled("the probe was interrupted");
+      }
+      if (transport_.Now() >= end) {
+        transport_.Cancel(id);
+        return absl::DeadlineExceededError(
+            fmt::format("probe: rank {} waited {} s for rank 0; check that rank 0 runs the probe, too",
+                        transport_.rank(), limit_s));
+      }
+      transport_.Idle();
+    }
+  }
+
   Transport& transport_;
   const ProbeOptions& options_;
   std::vector<std::byte> out_, in_;
@@ -185,12 +211,18 @@ class Director {
     return TopologyOf(root, links_, places_, options_.name, origin);
   }
 
-  // Lets all other ranks return.
+  // Lets all other ranks return. Ranks that do not answer share one time limit.
   Status Stop() {
+    Command stop;
     Status first = OkStatus();
+    std::vector<TransferId> sends;
     for (int rank = 1; rank < transport_.size(); ++rank) {
-      Command stop;
-      const Status sent = worker_.Send(rank, kCommandTag, BytesOf(stop));
+      const Status started = Worker::Keep(transport_.Send(rank, kCommandTag, BytesOf(stop)), &sends);
+      if (first.ok()) first = started;
+    }
+    const double end = transport_.Now() + options_.time_limit_s;
+    for (const TransferId send : sends) {
+      const Status sent = Wait(transport_, send, std::max(0.0, end - transport_.Now()));
       if (first.ok()) first = sent;
     }
     return first;

@@ -14,16 +14,22 @@ namespace moesaic::comm {
 
 struct ProbeOptions {
   int64_t large_bytes = 4 << 20;
-  double pair_s = 0.05;      ///< time spent on each measurement of one pair, at least three messages
-  double time_limit_s = 60;  ///< for one measurement
+  /// Target duration of one measurement, which has at least three messages.
+  double pair_s = 0.05;
+  /// Limit of each wait within a measurement.
+  double time_limit_s = 60;
+  /// Name of the topology. Topology::CheckName() must accept it.
   std::string name = "probed";
-  /// Called on rank 0; false stops the probe with kCancelled.
+  /// Called on rank 0 before each pair; false stops the probe on all ranks. Rank 0 returns kCancelled.
   std::function<bool(int done, int total)> progress = {};
+  /// Called repeatedly on other ranks while they wait for rank 0; true ends the probe on that rank with
+  /// kCancelled.
+  std::function<bool()> interrupted = {};
 };
 
 /// All ranks of the transport call it. Rank 0 returns the topology that was measured, the others return
 /// nothing. Pairs take turns, the other ranks wait. kUnavailable names a rank that died, kDeadlineExceeded
-/// one that does not answer.
+/// one that does not answer. A rank waits for rank 0 no longer than all measurements may take.
 StatusOr<std::optional<Topology>> ProbeLinks(Transport& transport, const ProbeOptions& options);
 
 /// Measures links between `ranks` hardware threads of this machine, each bound to one; those of different

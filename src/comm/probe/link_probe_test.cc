@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <mutex>
 
 #include "comm/probe/rank_place.h"
@@ -90,6 +91,47 @@ TEST(LinkProbeTest, OneRankNeedsNoMeasurement) { EXPECT_TRUE(Probe(1, {}).ok());
 TEST(LinkProbeTest, AnInterruptedProbeEndsOnAllRanks) {
   const auto probed = Probe(4, {.progress = [](int done, int) { return done < 2; }});
   EXPECT_EQ(probed.status().code(), StatusCode::kCancelled);
+}
+
+// Rank 0 takes the reports of the places, and sends no commands.
+Status ProbeWithASilentDirector(const ProbeOptions& options) {
+  Status result;
+  RunRanks(2, [&](Transport& transport) {
+    if (transport.rank() == 1) {
+      result = ProbeLinks(transport, options).status();
+      return;
+    }
+    std::vector<std::byte> report(1024);
+    const StatusOr<TransferId> id = transport.Receive(1, 2, report);
+    EXPECT_EQ(Wait(transport, *id, 10).code(), StatusCode::kInvalidArgument) << "the report is shorter";
+  });
+  return result;
+}
+
+TEST(LinkProbeTest, AnInterruptEndsTheWaitForRank0) {
+  int calls = 0;
+  const Status status = ProbeWithASilentDirector({.interrupted = [&] { return ++calls > 1000; }});
+  EXPECT_EQ(status.code(), StatusCode::kCancelled) << status;
+}
+
+TEST(LinkProbeTest, TheWaitForRank0IsAsLongAsAllMeasurementsMayTake) {
+  // 4 measurements of one pair, 3 per rank, and one further limit.
+  const Status status = ProbeWithASilentDirector({.time_limit_s = 0.05});
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(moesaic::Message(status), HasSubstr("rank 1 waited 0.55 s for rank 0"));
+}
+
+TEST(LinkProbeTest, RanksThatLeftShareOneTimeLimit) {
+  const auto begin = std::chrono::steady_clock::now();
+  Status result;
+  RunRanks(6, [&](Transport& transport) {
+    const auto probed = ProbeLinks(
+        transport,
+        {.time_limit_s = 1, .progress = [](int, int) { return false; }, .interrupted = [&] { return true; }});
+    if (transport.rank() == 0) result = probed.status();
+  });
+  EXPECT_FALSE(result.ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
 }
 
 TEST(LinkProbeTest, ADeadRankEndsTheProbe) {

@@ -29,7 +29,12 @@ Hwloc LoadHwloc(bool with_devices) {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return nullptr;
   Hwloc topology(raw);
-  if (with_devices) hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+  if (with_devices) {
+    hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    // hwloc then reads PCI devices from sysfs. Its component for libpciaccess leaks memory when it is
+    // unloaded.
+    hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "pci");
+  }
   if (hwloc_topology_load(raw) != 0) return nullptr;
   return topology;
 }
@@ -102,14 +107,13 @@ std::vector<std::string> MachineFacts() {
   for (const runtime::CacheLevel& cache : machine.caches) {
     facts.push_back(fmt::format("L{} caches: {} x {} KiB", cache.level, cache.count, cache.bytes >> 10));
   }
-  // It is never destroyed: hwloc would unload its PCI library, whose memory then leaks.
-  static const hwloc_topology_t topology = LoadHwloc(/*with_devices=*/true).release();
+  const Hwloc topology = LoadHwloc(/*with_devices=*/true);
   if (topology == nullptr) return facts;
-  for (hwloc_obj_t device = nullptr; (device = hwloc_get_next_osdev(topology, device)) != nullptr;) {
+  for (hwloc_obj_t device = nullptr; (device = hwloc_get_next_osdev(topology.get(), device)) != nullptr;) {
     const auto type = device->attr->osdev.type;
     const bool shown = type == HWLOC_OBJ_OSDEV_NETWORK || type == HWLOC_OBJ_OSDEV_OPENFABRICS ||
                        type == HWLOC_OBJ_OSDEV_COPROC || type == HWLOC_OBJ_OSDEV_GPU;
-    if (shown) facts.push_back(DeviceFact(topology, device));
+    if (shown) facts.push_back(DeviceFact(topology.get(), device));
   }
   return facts;
 }

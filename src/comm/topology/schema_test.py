@@ -29,6 +29,12 @@ class Schema(unittest.TestCase):
             with self.subTest(file=path.name):
                 self.assertEqual([error.message for error in self.validator.iter_errors(read(path))], [])
 
+    def test_limits_are_those_of_the_parser(self):
+        file = read(FOLDER / "h100-2x8-infiniband.json")
+        for latency, bandwidth in ((0, 1e-6), (1e-6, 1e24), (1e24, 1)):
+            file["tree"]["link"].update(latency_us=latency, gb_per_s=bandwidth)
+            self.assertTrue(self.validator.is_valid(file), (latency, bandwidth))
+
     def test_faults_are_refused(self):
         good = read(FOLDER / "h100-2x8-infiniband.json")
         faults = {
@@ -45,6 +51,15 @@ class Schema(unittest.TestCase):
             "no source": lambda file: file.pop("source"),
             "no devices": lambda file: file.update(devices={}),
             "unknown data type": lambda file: file["devices"]["h100"]["flops"].update(int3=1),
+            "small bandwidth": lambda file: file["tree"]["link"].update(gb_per_s=1e-7),
+            "great bandwidth": lambda file: file["tree"]["link"].update(gb_per_s=1e25),
+            "small latency": lambda file: file["tree"]["link"].update(latency_us=1e-7),
+            "small memory": lambda file: file["devices"]["h100"].update(memory_gb=1e-7),
+            "escape in the name": lambda file: file.update(name="a\x1b[2J"),
+            "newline in the source": lambda file: file.update(source="a\n"),
+            "delete in a level": lambda file: file["tree"].update(level="a\x7f"),
+            "C1 character in a device type": lambda file: file["devices"].update({"a\x9b": {}}),
+            "device type without a name": lambda file: file["devices"].update({"": {}}),
         }
         for name, apply in faults.items():
             file = copy.deepcopy(good)

@@ -58,6 +58,8 @@ class Topology {
   /// InvalidArgument names the path of the faulty value ("tree.children[2].count: must be positive, found
   /// 0").
   static StatusOr<Topology> Parse(std::string_view json, const std::string& source);
+  /// InvalidArgument for a name that files cannot have: empty, not UTF-8, or with control characters.
+  static Status CheckName(const std::string& name);
   /// One group of `ranks` equal devices.
   static Topology Flat(int ranks, Link link);
 

@@ -24,6 +24,22 @@ constexpr size_t kMaxLevelBytes = 64;        // names of all groups are built fr
 constexpr double kLeastNumber = 1e-6, kGreatestNumber = 1e24;
 constexpr double kGiga = 1e9, kMicro = 1e6;
 
+// A value for messages. Texts are in quotes, with escapes for all bytes but printable ASCII.
+std::string Quoted(const Json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
+// Control characters (C0, DEL, C1) would act on terminals, and XML does not allow them. `text` is UTF-8.
+bool HasControlCharacters(std::string_view text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 || byte == 0x7f) return true;
+    const bool has_next = i + 1 < text.size();
+    if (byte == 0xc2 && has_next && static_cast<unsigned char>(text[i + 1]) < 0xa0) return true;
+  }
+  return false;
+}
+
 /// Reads the values of one file. The first error ends the reading; later reads return defaults.
 class FileReader {
  public:
@@ -45,7 +61,7 @@ class FileReader {
     }
     for (const auto& [key, unused] : value.items()) {
       if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-      Fail(path, "has no member \"{}\"; members are {}", key, fmt::join(known, ", "));
+      Fail(path, "has no member {}; members are {}", Quoted(key), fmt::join(known, ", "));
       return false;
     }
     return true;
@@ -56,7 +72,9 @@ class FileReader {
     if (it == object.end()) {
       Fail(path, "needs the member \"{}\"", key);
     } else if (!it->is_string() || it->get_ref<const std::string&>().empty()) {
-      Fail(path + "." + key, "must be a text that is not empty, found {}", it->dump(-1, ' ', true));
+      Fail(path + "." + key, "must be a text that is not empty, found {}", Quoted(*it));
+    } else if (HasControlCharacters(it->get_ref<const std::string&>())) {
+      Fail(path + "." + key, "must have no control characters, found {}", Quoted(*it));
     } else {
       return it->get<std::string>();
     }
@@ -75,12 +93,11 @@ class FileReader {
     if (value == 0 && may_be_zero) return 0;
     if (!(value > 0) || !std::isfinite(value)) {
       Fail(path + "." + key, "must be a {} number, found {}", may_be_zero ? "non-negative" : "positive",
-           it->dump(-1, ' ', true));
+           Quoted(*it));
       return 1;
     }
     if (value < kLeastNumber || value > kGreatestNumber) {
-      Fail(path + "." + key, "must be in [{}, {}], found {}", kLeastNumber, kGreatestNumber,
-           it->dump(-1, ' ', true));
+      Fail(path + "." + key, "must be in [{}, {}], found {}", kLeastNumber, kGreatestNumber, Quoted(*it));
       return 1;
     }
     return value;
@@ -100,6 +117,11 @@ std::vector<DeviceType> ReadDevices(const Json& devices, FileReader& reader) {
     return types;
   }
   for (const auto& [name, value] : devices.items()) {
+    if (name.empty() || HasControlCharacters(name)) {
+      reader.Fail("devices", "names must not be empty and must have no control characters, found {}",
+                  Quoted(name));
+      return types;
+    }
     const std::string path = "devices." + name;
     if (!reader.IsObject(value, path, {"flops", "memory_gb_per_s", "memory_gb"})) return types;
     DeviceType type = {.name = name, .flops = {}};
@@ -124,13 +146,13 @@ Link ReadLink(const Json& value, const std::string& path, FileReader& reader) {
   link.bytes_per_s = reader.Number(value, "gb_per_s", path, kRequired) * kGiga;
   if (const auto duplex = value.find("duplex"); duplex != value.end()) {
     if (*duplex != "full" && *duplex != "half") {
-      reader.Fail(path + ".duplex", "must be \"full\" or \"half\", found {}", duplex->dump(-1, ' ', true));
+      reader.Fail(path + ".duplex", "must be \"full\" or \"half\", found {}", Quoted(*duplex));
     }
     link.full_duplex = *duplex == "full";
   }
   if (const auto shared = value.find("shared"); shared != value.end()) {
     if (!shared->is_boolean()) {
-      reader.Fail(path + ".shared", "must be true or false, found {}", shared->dump(-1, ' ', true));
+      reader.Fail(path + ".shared", "must be true or false, found {}", Quoted(*shared));
     } else {
       link.shared = shared->get<bool>();
     }
@@ -177,7 +199,7 @@ class TreeReader {
       const bool in_range = it->is_number_integer() && *it >= 1 && *it <= kMaxDevices;
       if (!in_range) {
         return reader_.Fail(path + ".count", "must be an integer in [1, {}], found {}", kMaxDevices,
-                            it->dump(-1, ' ', true));
+                            Quoted(*it));
       }
       count = it->get<int64_t>();
     }
@@ -202,7 +224,7 @@ class TreeReader {
       builder_.AddDevice(parent, static_cast<int>(type), port);
       return;
     }
-    reader_.Fail(path + ".device", "must be a device type of \"devices\", found \"{}\"", name);
+    reader_.Fail(path + ".device", "must be a device type of \"devices\", found {}", Quoted(name));
   }
 
   const std::vector<DeviceType>& types_;
@@ -312,7 +334,7 @@ StatusOr<Topology> Topology::Parse(std::string_view json, const std::string& sou
   };
   const Json file = Json::parse(json, check, /*allow_exceptions=*/false);
   if (file.is_discarded()) return InvalidArgument("{}: is not valid JSON", source);
-  if (!twice.empty()) return InvalidArgument("{}: an object has the member \"{}\" twice", source, twice);
+  if (!twice.empty()) return InvalidArgument("{}: an object has the member {} twice", source, Quoted(twice));
   FileReader reader(source);
   if (!reader.IsObject(file, "the file", {"$schema", "name", "source", "devices", "tree"}))
     return reader.status();
@@ -330,6 +352,18 @@ StatusOr<Topology> Topology::Parse(std::string_view json, const std::string& sou
   TreeReader(types, reader, builder).AddNode(*tree, "tree", -1, 0, 1);
   RETURN_IF_ERROR(reader.status());
   return builder.Finish(std::move(name), std::move(origin), types);
+}
+
+Status Topology::CheckName(const std::string& name) {
+  bool is_utf8 = true;
+  try {
+    (void)Json(name).dump();
+  } catch (const Json::type_error&) {
+    is_utf8 = false;
+  }
+  if (!name.empty() && is_utf8 && !HasControlCharacters(name)) return OkStatus();
+  return InvalidArgument("a topology's name must be UTF-8 text without control characters, found {}",
+                         Quoted(name));
 }
 
 std::string Topology::ToJson() const {

@@ -129,6 +129,31 @@ TEST(TopologyTest, MembersThatAnObjectHasTwiceAreRefused) {
               HasSubstr("f.json: an object has the member \"latency_us\" twice"));
 }
 
+TEST(TopologyTest, ControlCharactersInNamesAreRefusedAndEscapedInMessages) {
+  for (const char* character : {"\\u001b", "\\n", "\\u007f", "\\u009b"}) {
+    const std::string name = std::string("\"a") + character + "[2Jb\"";
+    for (const auto& [from, path] : {std::pair{"\"uneven\"", "the file.name"},
+                                     {"\"made up\"", "the file.source"},
+                                     {"\"cluster\"", "tree.level"},
+                                     {"\"cpu\"", "devices"}}) {
+      const std::string message = Refusal(from, name);
+      EXPECT_THAT(message, HasSubstr(std::string("f.json: ") + path));
+      EXPECT_THAT(message, HasSubstr(std::string("must have no control characters, found ") + name));
+    }
+  }
+  EXPECT_THAT(Refusal("\"count\"", "\"c\\u001b\""), HasSubstr("has no member \"c\\u001b\""));
+  EXPECT_THAT(Refusal("{\"device\": \"cpu\"}", "{\"device\": \"g\\u001bpu\"}"),
+              HasSubstr("found \"g\\u001bpu\""));
+  EXPECT_THAT(Refusal("\"count\": 3", "\"\\u001b\": 1, \"\\u001b\": 1"), HasSubstr("\"\\u001b\" twice"));
+  EXPECT_TRUE(Topology::CheckName("Größe").ok());
+  for (const char* name : {"", "a\nb", "\x1b[2J", "\xff"}) {
+    EXPECT_EQ(Topology::CheckName(name).code(), StatusCode::kInvalidArgument) << name;
+  }
+  std::string text = kUneven;
+  text.replace(text.find("uneven"), 6, "Größe \u00a0 2×4");
+  EXPECT_EQ(Topology::Parse(text, "f.json")->name(), "Größe \u00a0 2×4");
+}
+
 TEST(TopologyTest, FilesThatWouldNeedMuchMemoryAreRefused) {
   EXPECT_THAT(Refusal("\"level\": \"cluster\"", "\"level\": \"" + std::string(65, 'x') + "\""),
               HasSubstr("at most 64 bytes"));

@@ -38,11 +38,11 @@ Status TooLong(int rank, int peer, Tag tag, size_t expected_bytes) {
       peer, tag, expected_bytes);
 }
 
-Status Expired(int rank, double limit_s) {
+Status Expired(const Transport& transport, double limit_s) {
   return Fault(
       StatusCode::kDeadlineExceeded,
-      "rank {}: a transfer did not end in time; its peer is slow, or runs another operation; limit: {} s",
-      rank, limit_s);
+      "rank {}: a transfer did not end in time; its peer is slow, or runs another operation; limit: {} s{}",
+      transport.rank(), limit_s, SilentPeers(transport));
 }
 
 }  // namespace moesaic::comm

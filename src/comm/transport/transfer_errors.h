@@ -15,6 +15,6 @@ Status WrongSize(int rank, int peer, Tag tag, size_t expected_bytes, size_t sent
 /// The same where the transport does not know the size of a message that is longer.
 Status TooLong(int rank, int peer, Tag tag, size_t expected_bytes);
 /// kDeadlineExceeded: a transfer took longer than its limit.
-Status Expired(int rank, double limit_s);
+Status Expired(const Transport& transport, double limit_s);
 
 }  // namespace moesaic::comm

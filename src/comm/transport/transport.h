@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -49,13 +50,25 @@ class Transport {
   /// part may still arrive; the pair's later messages under other tags are not affected.
   virtual void Cancel(TransferId id) = 0;
 
+  /// Bytes of messages whose sends usually end before their receives are posted. Callers that have both to
+  /// start begin with the sends of such messages, and with the receives of larger ones.
+  virtual size_t EagerBytes() const;
+
   /// Whether the peer is known to be dead.
   virtual bool failed(int peer) const = 0;
+  /// Seconds for which the peer has left a question of the transport unanswered. Transports that ask do so
+  /// while no transfer ends; on others it is 0. A silent peer is stopped, unreachable or busy, not dead.
+  virtual double SilentSeconds(int peer) const;
   /// Seconds since a fixed point: the clock of time limits. Virtual where delivery is simulated.
   virtual double Now() const = 0;
   /// Called by a rank that has nothing to do until a transfer advances. The default yields the processor.
   virtual void Idle();
 };
+
+/// End of the message of an expired time limit: "; silent: rank 2 (4.5 s)" lists the peers that have been
+/// silent for at least kSilentSeconds. Empty without any.
+inline constexpr double kSilentSeconds = 1;
+std::string SilentPeers(const Transport& transport);
 
 /// Waits for the transfer; kDeadlineExceeded, after Cancel(), when it takes longer than `limit_s` seconds.
 Status Wait(Transport& transport, TransferId id, double limit_s);

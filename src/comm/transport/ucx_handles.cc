@@ -40,26 +40,27 @@ bool IsSelected(const std::vector<std::string_view>& transports) {
 void ApplySettings(ucp_config_t* config) {
   for (const UcxSetting& setting : UcxSettings()) {
     if (std::getenv(setting.variable) != nullptr || !IsSelected(setting.transports)) continue;
-    (void)ucp_config_modify(config, setting.name, setting.value);
+    (void)Ucx().config_modify(config, setting.name, setting.value);
   }
 }
 
 struct ConfigEnd {
-  void operator()(ucp_config_t* config) const { ucp_config_release(config); }
+  void operator()(ucp_config_t* config) const { Ucx().config_release(config); }
 };
 
 }  // namespace
 
 Status UcxStatus(const std::string& where, ucs_status_t code) {
   if (code == UCS_OK) return OkStatus();
-  const std::string text = ucs_status_string(code);
+  const std::string text = Ucx().status_string(code);
   return FormatStatus(StatusCode::kUnavailable, "{} failed; UCX reports: {}",
                       fmt::make_format_args(where, text));
 }
 
 StatusOr<UcxContext> MakeUcxContext(int ranks) {
+  RETURN_IF_ERROR(OpenUcxLibrary());
   ucp_config_t* read = nullptr;
-  RETURN_IF_ERROR(UcxStatus("reading the UCX_* variables", ucp_config_read(nullptr, nullptr, &read)));
+  RETURN_IF_ERROR(UcxStatus("reading the UCX_* variables", Ucx().config_read(nullptr, nullptr, &read)));
   const std::unique_ptr<ucp_config_t, ConfigEnd> config(read);
   ApplySettings(config.get());
   ucp_params_t params{};
@@ -68,8 +69,9 @@ StatusOr<UcxContext> MakeUcxContext(int ranks) {
   params.estimated_num_eps = static_cast<size_t>(ranks);
   params.name = "moesaic";
   ucp_context_h context = nullptr;
-  RETURN_IF_ERROR(UcxStatus("starting UCX (check UCX_TLS and UCX_NET_DEVICES)",
-                            ucp_init(&params, config.get(), &context)));
+  RETURN_IF_ERROR(
+      UcxStatus("starting UCX (check UCX_TLS and UCX_NET_DEVICES)",
+                Ucx().init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config.get(), &context)));
   return UcxContext(context);
 }
 
@@ -78,7 +80,7 @@ StatusOr<UcxWorker> MakeUcxWorker(ucp_context_h context) {
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SINGLE;
   ucp_worker_h worker = nullptr;
-  RETURN_IF_ERROR(UcxStatus("starting a UCX worker", ucp_worker_create(context, &params, &worker)));
+  RETURN_IF_ERROR(UcxStatus("starting a UCX worker", Ucx().worker_create(context, &params, &worker)));
   return UcxWorker(worker);
 }
 
@@ -86,9 +88,9 @@ StatusOr<std::string> UcxAddress(ucp_worker_h worker) {
   ucp_address_t* address = nullptr;
   size_t length = 0;
   RETURN_IF_ERROR(
-      UcxStatus("reading the address of a UCX worker", ucp_worker_get_address(worker, &address, &length)));
+      UcxStatus("reading the address of a UCX worker", Ucx().worker_get_address(worker, &address, &length)));
   std::string copy(reinterpret_cast<const char*>(address), length);
-  ucp_worker_release_address(worker, address);
+  Ucx().worker_release_address(worker, address);
   return copy;
 }
 

@@ -1,22 +1,20 @@
 // Owners of UCX handles and the words of its errors.
 #pragma once
 
-#include <ucp/api/ucp.h>
-
 #include <memory>
 #include <string>
 
-#include "base/status.h"
+#include "comm/transport/ucx_library.h"
 
 namespace moesaic::comm {
 
 struct UcxContextEnd {
-  void operator()(ucp_context_h context) const { ucp_cleanup(context); }
+  void operator()(ucp_context_h context) const { Ucx().cleanup(context); }
 };
 using UcxContext = std::unique_ptr<std::remove_pointer_t<ucp_context_h>, UcxContextEnd>;
 
 struct UcxWorkerEnd {
-  void operator()(ucp_worker_h worker) const { ucp_worker_destroy(worker); }
+  void operator()(ucp_worker_h worker) const { Ucx().worker_destroy(worker); }
 };
 using UcxWorker = std::unique_ptr<std::remove_pointer_t<ucp_worker_h>, UcxWorkerEnd>;
 

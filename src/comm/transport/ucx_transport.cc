@@ -5,9 +5,11 @@
 #include <deque>
 #include <list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "comm/transport/process_name.h"
 #include "comm/transport/self_messages.h"
 #include "comm/transport/transfer_errors.h"
 #include "comm/transport/transfer_pool.h"
@@ -16,17 +18,28 @@
 namespace moesaic::comm {
 namespace {
 
-// A rank that does not answer a cancelled send for this long is disconnected, because UCX cannot cancel sends
-// and the buffer must not be read any more.
+// A peer that does not answer for this long while a transfer with it is cancelled is disconnected. UCX cannot
+// cancel sends, nor receives that have begun, and their buffers must not be touched any more.
 constexpr double kWithdrawSeconds = 1;
 constexpr double kCloseSeconds = 1;
 constexpr int kMaxProgressSteps = 64;  // of one call of Progress()
+// A rank whose transfers have not advanced for this long asks all others whether they call Progress().
+constexpr double kAskSeconds = 0.5;
+constexpr int kPollsBetweenClocks = 64;
+
+// Over shared memory, UCX 1.13 may never end a transfer of several fragments (of MM_SEG_SIZE) if its peer
+// dies or stops between them, and may touch the buffer when the peer continues. So these messages pass
+// through memory of the transport between ranks of one host, and are abandoned this long after the death.
+constexpr size_t kMaxFragmentBytes = 8000;
+constexpr double kAbandonSeconds = 0.1;
 
 constexpr unsigned kControlId = 1;  // of active messages
 
 enum class ControlType : uint32_t {
   kHello,     // the connection works
-  kWithdraw,  // the oldest message of this tag that has no receive is to be dropped
+  kWithdraw,  // messages of this tag that have no receive are to be dropped
+  kQuestion,  // the receiver replies with an answer
+  kAnswer,
 };
 struct Control {
   ControlType type = ControlType::kHello;
@@ -43,8 +56,15 @@ struct UcxTransfer {
   bool is_send = false;
   bool ended = false;
   void* request = nullptr;  // of UCX, while it has not ended
+  struct StagedMessage* staged = nullptr;
   Status result;
   class UcxTransport* owner = nullptr;
+};
+
+// Memory from which UCX sends a message, or into which it receives one.
+struct StagedMessage {
+  std::vector<std::byte> buffer;
+  UcxTransfer* transfer = nullptr;  // null: abandoned
 };
 
 // A message without a receiver.
@@ -57,8 +77,16 @@ struct UcxPeer {
   class UcxTransport* owner = nullptr;
   int rank = 0;
   ucp_ep_h endpoint = nullptr;  // null: the rank itself, or closed
+  void* closing = nullptr;      // request that closes the endpoint, while it has not ended
   bool dead = false;
-  bool is_present = false;  // its hello has arrived
+  double died = 0;  // time of its detection
+  ProcessName process;
+  bool is_local = false;      // on this host
+  bool is_present = false;    // its hello has arrived
+  bool has_question = false;  // of the peer, without an answer
+  double asked = -1;          // time of the question that the peer has not answered; negative: none
+  double answered = 0;        // time of its last answer
+  double checked = 0;         // time of the last look at its process
 };
 
 ucp_tag_t WireTag(int sender, Tag tag) { return static_cast<uint64_t>(sender) << 32 | tag; }
@@ -77,13 +105,16 @@ class UcxTransport final : public Transport {
   UcxTransport(const UcxTransport&) = delete;
   UcxTransport& operator=(const UcxTransport&) = delete;
 
-  // Opens the endpoints and waits for the hello of every rank.
-  Status Connect(const std::vector<std::string>& addresses, double limit_s);
+  // Opens the endpoints and waits for the hello of every rank. A contact is a ProcessName and a UCX address.
+  Status Connect(const std::vector<std::string>& contacts, double limit_s);
 
   std::string_view name() const override { return "ucx"; }
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
   bool failed(int peer) const override { return peers_[peer].dead; }
+  double SilentSeconds(int peer) const override {
+    return peers_[peer].asked < 0 || peers_[peer].dead ? 0 : Now() - peers_[peer].asked;
+  }
   double Now() const override {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
@@ -105,12 +136,23 @@ class UcxTransport final : public Transport {
   void Release(UcxTransfer& transfer) {
     transfer.result = OkStatus();
     pool_.Return(transfer);
+    ++ended_;
   }
+  StagedMessage& TakeStaged(UcxTransfer& transfer);
+  void ReturnStaged(UcxTransfer& transfer);
+  bool IsStaged(int peer, size_t bytes) const { return bytes > kMaxFragmentBytes && peers_[peer].is_local; }
   void EndTransfer(UcxTransfer& transfer, ucs_status_t code, size_t received_bytes);
   Status SendControl(UcxPeer& peer, const Control& control);
   void MarkDead(UcxPeer& peer);
   void BuryDead();
   void DropWithdrawn();
+  // Waits until UCX does not touch the buffer of a transfer any more; a peer that does not help is dead.
+  void AwaitCancelled(const UcxTransfer& transfer);
+  void AnswerQuestions();
+  // Asks the peers if no transfer has ended for kAskSeconds.
+  void AskPeers(double now);
+  // Ends transfers with dead peers that UCX does not end.
+  void AbandonStaged(double now);
   void Close(UcxPeer& peer, bool force);
   // Calls Progress() until `done`, or for at most `limit_s`.
   template <typename Done>
@@ -126,9 +168,12 @@ class UcxTransport final : public Transport {
 
   static void OnSent(void* request, ucs_status_t code, void* transfer);
   static void OnReceived(void* request, ucs_status_t code, const ucp_tag_recv_info_t* info, void* transfer);
+  static void OnStagedSent(void* request, ucs_status_t code, void* staged);
+  static void OnStagedReceived(void* request, ucs_status_t code, const ucp_tag_recv_info_t* info,
+                               void* staged);
   static void OnControlSent(void* request, ucs_status_t code, void* control);
   static void OnDropped(void* request, ucs_status_t code, const ucp_tag_recv_info_t* info, void* dropped);
-  static void OnClosed(void* request, ucs_status_t code, void* owner);
+  static void OnClosed(void* request, ucs_status_t code, void* peer);
   static void OnError(void* peer, ucp_ep_h endpoint, ucs_status_t code);
   static ucs_status_t OnControl(void* owner, const void* header, size_t header_bytes, void* data,
                                 size_t bytes, const ucp_am_recv_param_t* param);
@@ -140,10 +185,15 @@ class UcxTransport final : public Transport {
   TransferPool<UcxTransfer> pool_;
   SelfMessages<UcxTransfer> self_;
   std::vector<UcxTransfer*> receives_;  // that have not ended
+  std::deque<StagedMessage> staged_;
+  std::vector<StagedMessage*> idle_staged_;
   std::vector<UcxPeer*> newly_dead_;
   std::vector<Control> withdrawn_;
   std::list<Dropped> dropped_;
-  size_t closing_ = 0;  // endpoints
+  bool has_questions_ = false;
+  int polls_ = 0;
+  uint64_t ended_ = 0, ended_before_ = 0;  // transfers, now and when AskPeers() ran last
+  double quiet_since_ = 0;                 // when a transfer ended, or none was in flight
 };
 
 // ---- callbacks of UCX
@@ -151,7 +201,7 @@ class UcxTransport final : public Transport {
 void UcxTransport::OnSent(void* request, ucs_status_t code, void* transfer) {
   auto& ended = *static_cast<UcxTransfer*>(transfer);
   ended.owner->EndTransfer(ended, code, ended.bytes);
-  ucp_request_free(request);
+  Ucx().request_free(request);
 }
 
 void UcxTransport::OnReceived(void* request, ucs_status_t code, const ucp_tag_recv_info_t* info,
@@ -160,22 +210,42 @@ void UcxTransport::OnReceived(void* request, ucs_status_t code, const ucp_tag_re
   const bool is_started = ended.request != nullptr;
   if (is_started) std::erase(ended.owner->receives_, &ended);
   ended.owner->EndTransfer(ended, code, info == nullptr ? 0 : info->length);
-  if (is_started) ucp_request_free(request);
+  if (is_started) Ucx().request_free(request);
+}
+
+// UCX may touch the memory of an abandoned message until its callback is called.
+
+void UcxTransport::OnStagedSent(void* request, ucs_status_t code, void* staged) {
+  auto& memory = *static_cast<StagedMessage*>(staged);
+  UcxTransfer* const ended = memory.transfer;
+  if (ended == nullptr) return Ucx().request_free(request);
+  ended->owner->ReturnStaged(*ended);
+  OnSent(request, code, ended);
+}
+
+void UcxTransport::OnStagedReceived(void* request, ucs_status_t code, const ucp_tag_recv_info_t* info,
+                                    void* staged) {
+  auto& memory = *static_cast<StagedMessage*>(staged);
+  UcxTransfer* const ended = memory.transfer;
+  if (ended == nullptr) return Ucx().request_free(request);
+  ended->owner->ReturnStaged(*ended);
+  if (code == UCS_OK) std::memcpy(ended->data, memory.buffer.data(), info->length);
+  OnReceived(request, code, info, ended);
 }
 
 void UcxTransport::OnControlSent(void* request, ucs_status_t, void* control) {
   delete static_cast<Control*>(control);
-  ucp_request_free(request);
+  Ucx().request_free(request);
 }
 
 void UcxTransport::OnDropped(void* request, ucs_status_t, const ucp_tag_recv_info_t*, void* dropped) {
   static_cast<Dropped*>(dropped)->ended = true;
-  ucp_request_free(request);
+  Ucx().request_free(request);
 }
 
-void UcxTransport::OnClosed(void* request, ucs_status_t, void* owner) {
-  --static_cast<UcxTransport*>(owner)->closing_;
-  ucp_request_free(request);
+void UcxTransport::OnClosed(void* request, ucs_status_t, void* peer) {
+  // Null: the destructor did not wait any longer, and has released the request.
+  if (std::exchange(static_cast<UcxPeer*>(peer)->closing, nullptr) != nullptr) Ucx().request_free(request);
 }
 
 void UcxTransport::OnError(void* peer, ucp_ep_h, ucs_status_t) {
@@ -190,31 +260,45 @@ ucs_status_t UcxTransport::OnControl(void* owner, const void* header, size_t hea
   if (header_bytes != sizeof(control)) return UCS_OK;
   std::memcpy(&control, header, sizeof(control));
   if (control.rank >= self.peers_.size()) return UCS_OK;
-  if (control.type == ControlType::kHello) self.peers_[control.rank].is_present = true;
+  UcxPeer& peer = self.peers_[control.rank];
+  if (control.type == ControlType::kHello) peer.is_present = true;
+  if (control.type == ControlType::kQuestion) peer.has_question = self.has_questions_ = true;
+  if (control.type == ControlType::kAnswer) {
+    peer.asked = -1;
+    peer.answered = self.Now();
+  }
   if (control.type == ControlType::kWithdraw) self.withdrawn_.push_back(control);
   return UCS_OK;
 }
 
 // ---- connection
 
-Status UcxTransport::Connect(const std::vector<std::string>& addresses, double limit_s) {
+Status UcxTransport::Connect(const std::vector<std::string>& contacts, double limit_s) {
   ucp_am_handler_param_t handler{};
   handler.field_mask =
       UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kControlId;
   handler.cb = OnControl;
   handler.arg = this;
-  RETURN_IF_ERROR(UcxStatus("UCX handler", ucp_worker_set_am_recv_handler(worker_.get(), &handler)));
+  RETURN_IF_ERROR(UcxStatus("UCX handler", Ucx().worker_set_am_recv_handler(worker_.get(), &handler)));
+  const ProcessName own = OwnProcess();
   for (UcxPeer& peer : peers_) {
     if (peer.rank == rank_) continue;
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                         UCP_EP_PARAM_FIELD_ERR_HANDLER;
-    params.address = reinterpret_cast<const ucp_address_t*>(addresses[peer.rank].data());
+    const std::string& contact = contacts[peer.rank];
+    if (contact.size() <= sizeof(ProcessName)) {
+      return DataLoss("rank {}: the contact data of rank {} has too few bytes: {}", rank_, peer.rank,
+                      contact.size());
+    }
+    std::memcpy(&peer.process, contact.data(), sizeof(ProcessName));
+    peer.is_local = peer.process.boot == own.boot;
+    params.address = reinterpret_cast<const ucp_address_t*>(contact.data() + sizeof(ProcessName));
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler = {OnError, &peer};
     RETURN_IF_ERROR(UcxStatus(fmt::format("rank {}: connecting to rank {}", rank_, peer.rank),
-                              ucp_ep_create(worker_.get(), &params, &peer.endpoint)));
+                              Ucx().ep_create(worker_.get(), &params, &peer.endpoint)));
     RETURN_IF_ERROR(SendControl(peer, {ControlType::kHello, static_cast<uint32_t>(rank_), 0}));
   }
   const auto all_present = [&] { return std::ranges::all_of(peers_, &UcxPeer::is_present); };
@@ -241,7 +325,7 @@ Status UcxTransport::SendControl(UcxPeer& peer, const Control& control) {
   param.cb.send = OnControlSent;
   param.user_data = owned.get();
   void* const request =
-      ucp_am_send_nbx(peer.endpoint, kControlId, owned.get(), sizeof(*owned), nullptr, 0, &param);
+      Ucx().am_send_nbx(peer.endpoint, kControlId, owned.get(), sizeof(*owned), nullptr, 0, &param);
   if (UCS_PTR_IS_ERR(request)) {
     return UcxStatus(fmt::format("rank {}: message to rank {}", rank_, peer.rank), UCS_PTR_STATUS(request));
   }
@@ -253,10 +337,14 @@ Status UcxTransport::SendControl(UcxPeer& peer, const Control& control) {
 UcxTransport::~UcxTransport() {
   while (!receives_.empty()) Cancel(pool_.Id(*receives_.back()));
   for (UcxPeer& peer : peers_) Close(peer, peer.dead);
-  if (!ProgressUntil(kCloseSeconds, [&] { return closing_ == 0; })) {
-    // A peer that does not read any more; the worker drops what is left.
-    ProgressUntil(kCloseSeconds, [&] { return closing_ == 0; });
+  const auto is_closed = [](const UcxPeer& peer) { return peer.closing == nullptr; };
+  ProgressUntil(kCloseSeconds, [&] { return std::ranges::all_of(peers_, is_closed); });
+  // Peers that do not read any more. The worker drops their messages, but UCX aborts the process if it finds
+  // a request that was not released.
+  for (UcxPeer& peer : peers_) {
+    if (peer.closing != nullptr) Ucx().request_free(std::exchange(peer.closing, nullptr));
   }
+  worker_.reset();  // before the peers, because it ends their requests
 }
 
 void UcxTransport::Close(UcxPeer& peer, bool force) {
@@ -265,15 +353,16 @@ void UcxTransport::Close(UcxPeer& peer, bool force) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
   param.cb.send = OnClosed;
-  param.user_data = this;
-  void* const request = ucp_ep_close_nbx(peer.endpoint, &param);
+  param.user_data = &peer;
+  void* const request = Ucx().ep_close_nbx(peer.endpoint, &param);
   peer.endpoint = nullptr;
-  if (UCS_PTR_IS_PTR(request)) ++closing_;
+  if (UCS_PTR_IS_PTR(request)) peer.closing = request;
 }
 
 void UcxTransport::MarkDead(UcxPeer& peer) {
   if (peer.dead) return;
   peer.dead = true;
+  peer.died = Now();
   newly_dead_.push_back(&peer);
 }
 
@@ -284,7 +373,8 @@ void UcxTransport::BuryDead() {
     newly_dead_.pop_back();
     const std::vector<UcxTransfer*> receives = receives_;
     for (UcxTransfer* receive : receives) {
-      if (receive->peer == peer.rank && !receive->ended) ucp_request_cancel(worker_.get(), receive->request);
+      if (receive->peer == peer.rank && !receive->ended)
+        Ucx().request_cancel(worker_.get(), receive->request);
     }
     Close(peer, true);
   }
@@ -302,6 +392,7 @@ UcxTransfer& UcxTransport::Take(bool is_send, int peer, Tag tag, std::byte* data
   transfer.bytes = bytes;
   transfer.ended = false;
   transfer.request = nullptr;
+  transfer.staged = nullptr;
   return transfer;
 }
 
@@ -334,8 +425,17 @@ StatusOr<TransferId> UcxTransport::Send(int peer, Tag tag, std::span<const std::
   param.cb.send = OnSent;
   param.user_data = &transfer;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
+  const std::byte* from = data.data();
+  if (IsStaged(peer, data.size())) {
+    StagedMessage& staged = TakeStaged(transfer);
+    std::ranges::copy(data, staged.buffer.begin());
+    from = staged.buffer.data();
+    param.cb.send = OnStagedSent;
+    param.user_data = &staged;
+  }
   void* const request =
-      ucp_tag_send_nbx(peers_[peer].endpoint, data.data(), data.size(), WireTag(rank_, tag), &param);
+      Ucx().tag_send_nbx(peers_[peer].endpoint, from, data.size(), WireTag(rank_, tag), &param);
+  if (!UCS_PTR_IS_PTR(request) && transfer.staged != nullptr) ReturnStaged(transfer);
   if (UCS_PTR_IS_ERR(request)) {
     MarkDead(peers_[peer]);
     Release(transfer);
@@ -344,6 +444,22 @@ StatusOr<TransferId> UcxTransport::Send(int peer, Tag tag, std::span<const std::
   transfer.request = request;
   transfer.ended = request == nullptr;
   return pool_.Id(transfer);
+}
+
+StagedMessage& UcxTransport::TakeStaged(UcxTransfer& transfer) {
+  if (idle_staged_.empty()) idle_staged_.push_back(&staged_.emplace_back());
+  StagedMessage& taken = *idle_staged_.back();
+  idle_staged_.pop_back();
+  if (taken.buffer.size() < transfer.bytes) taken.buffer.resize(transfer.bytes);
+  taken.transfer = &transfer;
+  transfer.staged = &taken;
+  return taken;
+}
+
+void UcxTransport::ReturnStaged(UcxTransfer& transfer) {
+  StagedMessage& returned = *std::exchange(transfer.staged, nullptr);
+  returned.transfer = nullptr;
+  idle_staged_.push_back(&returned);
 }
 
 StatusOr<TransferId> UcxTransport::Receive(int peer, Tag tag, std::span<std::byte> data) {
@@ -361,14 +477,22 @@ StatusOr<TransferId> UcxTransport::Receive(int peer, Tag tag, std::span<std::byt
   param.cb.recv = OnReceived;
   param.user_data = &transfer;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
+  std::byte* to = data.data();
+  if (IsStaged(peer, data.size())) {
+    StagedMessage& staged = TakeStaged(transfer);
+    to = staged.buffer.data();
+    param.cb.recv = OnStagedReceived;
+    param.user_data = &staged;
+  }
   void* const request =
-      ucp_tag_recv_nbx(worker_.get(), data.data(), data.size(), WireTag(peer, tag), ~ucp_tag_t{0}, &param);
+      Ucx().tag_recv_nbx(worker_.get(), to, data.size(), WireTag(peer, tag), ~ucp_tag_t{0}, &param);
   if (UCS_PTR_IS_ERR(request)) {
+    if (transfer.staged != nullptr) ReturnStaged(transfer);
     EndTransfer(transfer, UCS_PTR_STATUS(request), 0);
     return pool_.Id(transfer);
   }
   if (transfer.ended) {
-    ucp_request_free(request);
+    Ucx().request_free(request);
     return pool_.Id(transfer);
   }
   transfer.request = request;
@@ -382,30 +506,89 @@ StatusOr<TransferId> UcxTransport::Receive(int peer, Tag tag, std::span<std::byt
 
 // A receiver must continue after its receive has ended: UCX still confirms large messages to their senders.
 void UcxTransport::Progress() {
-  for (int steps = 0; steps < kMaxProgressSteps && ucp_worker_progress(worker_.get()) != 0; ++steps) {
+  for (int steps = 0; steps < kMaxProgressSteps && Ucx().worker_progress(worker_.get()) != 0; ++steps) {
   }
   if (!newly_dead_.empty()) BuryDead();
   if (!withdrawn_.empty()) DropWithdrawn();
+  if (has_questions_) AnswerQuestions();
+  if (++polls_ % kPollsBetweenClocks == 0) {
+    const double now = Now();
+    AskPeers(now);
+    AbandonStaged(now);
+  }
   if (!dropped_.empty()) std::erase_if(dropped_, [](const Dropped& dropped) { return dropped.ended; });
+}
+
+void UcxTransport::AnswerQuestions() {
+  has_questions_ = false;
+  for (UcxPeer& peer : peers_) {
+    if (!std::exchange(peer.has_question, false) || peer.endpoint == nullptr) continue;
+    (void)SendControl(peer, {ControlType::kAnswer, static_cast<uint32_t>(rank_), 0});
+  }
+}
+
+void UcxTransport::AbandonStaged(double now) {
+  for (StagedMessage& staged : staged_) {
+    if (staged.transfer == nullptr) continue;
+    UcxTransfer& transfer = *staged.transfer;
+    const UcxPeer& peer = peers_[transfer.peer];
+    if (!peer.dead || now - peer.died < kAbandonSeconds) continue;
+    staged.transfer = nullptr;
+    transfer.staged = nullptr;
+    std::erase(receives_, &transfer);
+    EndTransfer(transfer, UCS_ERR_CANCELED, 0);
+  }
+}
+
+void UcxTransport::AskPeers(double now) {
+  if (ended_ != ended_before_ || pool_.in_use() == 0) {
+    ended_before_ = ended_;
+    quiet_since_ = now;
+  }
+  if (now - quiet_since_ < kAskSeconds) return;
+  for (UcxPeer& peer : peers_) {
+    if (peer.endpoint == nullptr || peer.dead) continue;
+    // The keepalive of UCX 1.13 misses some deaths while messages for the peer wait for shared memory.
+    if (peer.is_local && now - peer.checked >= kAskSeconds) {
+      peer.checked = now;
+      if (HasEnded(peer.process)) {
+        MarkDead(peer);
+        continue;
+      }
+    }
+    if (peer.asked >= 0 || now - peer.answered < kAskSeconds) continue;
+    if (SendControl(peer, {ControlType::kQuestion, static_cast<uint32_t>(rank_), 0}).ok()) peer.asked = now;
+  }
 }
 
 void UcxTransport::DropWithdrawn() {
   for (const Control& control : withdrawn_) {
+    const ucp_tag_t tag = WireTag(static_cast<int>(control.rank), control.tag);
     ucp_tag_recv_info_t info{};
-    const ucp_tag_message_h message = ucp_tag_probe_nb(
-        worker_.get(), WireTag(static_cast<int>(control.rank), control.tag), ~ucp_tag_t{0}, 1, &info);
-    if (message == nullptr) continue;
-    Dropped& dropped = dropped_.emplace_back();
-    dropped.buffer.resize(info.length);
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-    param.cb.recv = OnDropped;
-    param.user_data = &dropped;
-    void* const request =
-        ucp_tag_msg_recv_nbx(worker_.get(), dropped.buffer.data(), dropped.buffer.size(), message, &param);
-    dropped.ended = !UCS_PTR_IS_PTR(request);
+    // Ranks may cancel the sends of a tag in any order, but messages are found in the order of the sends.
+    while (const ucp_tag_message_h message =
+               Ucx().tag_probe_nb(worker_.get(), tag, ~ucp_tag_t{0}, 1, &info)) {
+      Dropped& dropped = dropped_.emplace_back();
+      dropped.buffer.resize(info.length);
+      ucp_request_param_t param{};
+      param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+      param.cb.recv = OnDropped;
+      param.user_data = &dropped;
+      void* const request = Ucx().tag_msg_recv_nbx(worker_.get(), dropped.buffer.data(),
+                                                   dropped.buffer.size(), message, &param);
+      dropped.ended = !UCS_PTR_IS_PTR(request);
+    }
   }
   withdrawn_.clear();
+}
+
+void UcxTransport::AwaitCancelled(const UcxTransfer& transfer) {
+  const double limit = Now() + kUcxDeathLimitSeconds;
+  while (!transfer.ended) {
+    Progress();
+    const bool is_lost = SilentSeconds(transfer.peer) >= kWithdrawSeconds || Now() >= limit;
+    if (is_lost) MarkDead(peers_[transfer.peer]);
+  }
 }
 
 void UcxTransport::Cancel(TransferId id) {
@@ -417,13 +600,13 @@ void UcxTransport::Cancel(TransferId id) {
     const bool asked =
         !peer.dead &&
         SendControl(peer, {ControlType::kWithdraw, static_cast<uint32_t>(rank_), transfer.tag}).ok();
-    const auto has_ended = [&] { return transfer.ended; };
-    if (!asked || !ProgressUntil(kWithdrawSeconds, has_ended)) MarkDead(peer);
-    while (!transfer.ended) Progress();
+    if (!asked) MarkDead(peer);
+    AwaitCancelled(transfer);
   } else if (!transfer.ended) {
-    ucp_request_cancel(worker_.get(), transfer.request);
-    // A large message that has begun to arrive cannot be cancelled: it arrives, or its sender dies.
-    while (!transfer.ended) Progress();
+    Ucx().request_cancel(worker_.get(), transfer.request);
+    // A large message that has begun to arrive cannot be cancelled. It arrives unless its sender is dead or
+    // stopped, and then closing the endpoint ends the receive.
+    AwaitCancelled(transfer);
   }
   Release(transfer);
 }
@@ -434,10 +617,12 @@ StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const RendezvousOptions& o
   ASSIGN_OR_RETURN(UcxContext context, MakeUcxContext(options.size));
   ASSIGN_OR_RETURN(UcxWorker worker, MakeUcxWorker(context.get()));
   ASSIGN_OR_RETURN(const std::string address, UcxAddress(worker.get()));
-  ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Rendezvous(options, address));
+  const ProcessName own = OwnProcess();
+  const std::string contact = std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + address;
+  ASSIGN_OR_RETURN(const std::vector<std::string> contacts, Rendezvous(options, contact));
   auto made =
       std::make_unique<UcxTransport>(options.rank, options.size, std::move(context), std::move(worker));
-  RETURN_IF_ERROR(made->Connect(addresses, options.time_limit_s));
+  RETURN_IF_ERROR(made->Connect(contacts, options.time_limit_s));
   return made;
 }
 

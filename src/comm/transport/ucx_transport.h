@@ -4,7 +4,7 @@
 // Faults: a dead peer is an error of this rank's transfers with it, never the end of the process. A peer
 // whose process ended is detected within kUcxDeathLimitSeconds while this rank calls Progress(); a host that
 // is unreachable, by TCP's keepalive within the same limit. A process that is stopped is not dead: transfers
-// with it run into their time limits.
+// with it run into their time limits, and SilentSeconds() reports it.
 #pragma once
 
 #include <memory>

@@ -1,0 +1,181 @@
+// Times AllReduce over the transport of a launched job, in alternation with other algorithms:
+//   plan                    the planner's choice for the topology
+//   flat-block, flat-round-robin  flat ring, ranks in the order of the tree or dealt to its topmost groups in
+//   turn mpi                     MPI_Allreduce of the job's MPI
+//
+//   mpirun -n 4 comm_all_reduce_bench --topology nodes.json --against mpi
+//
+// Each round times every contender: --calls calls, each after a barrier that is not timed, as in the OSU
+// benchmarks. Rank 0 prints the mean time per call of the slowest rank: "sample BYTES CONTENDER SECONDS".
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <sstream>
+
+#include "comm/collectives/communicator.h"
+#include "comm/collectives/plan_factory.h"
+#include "comm/explain/explanation.h"
+#include "comm/explain/lower_bound.h"
+#include "comm/transport/open_transport.h"
+#if MOESAIC_HAVE_MPI
+#include <mpi.h>
+#endif
+
+namespace moesaic::bench {
+namespace {
+
+using namespace comm;
+using tensor::DType;
+
+struct Load {
+  std::string topology, order = "block", transport;
+  std::vector<std::string> against;
+  std::vector<int64_t> bytes = {65536, 1 << 20};
+  int rounds = 9, calls = 20;
+  bool warms_up = true;
+};
+
+void ExitOn(const Status& status) {
+  if (status.ok()) return;
+  fmt::print(stderr, "comm_all_reduce_bench: {}\n", moesaic::Message(status));
+  std::exit(1);
+}
+
+template <typename T>
+T Succeed(StatusOr<T> value) {
+  ExitOn(value.status());
+  return *std::move(value);
+}
+
+Topology ReadTopology(const Load& load) {
+  std::ifstream file(load.topology);
+  std::stringstream text;
+  text << file.rdbuf();
+  const Topology topology = Succeed(Topology::Parse(text.str(), load.topology));
+  return load.order == "block" ? topology
+                               : Succeed(topology.Selected(OrderedRanks(topology, RankOrder::kRoundRobin)));
+}
+
+// One size: buffers, and the plans of flat rings.
+class Contest {
+ public:
+  Contest(Communicator& communicator, int64_t bytes)
+      : communicator_(communicator), input_(bytes / sizeof(float)), output_(input_.size()) {
+    for (size_t i = 0; i < input_.size(); ++i) input_[i] = static_cast<float>(i % 1024);
+    request_ = {.ranks = communicator.size(), .count = static_cast<int64_t>(input_.size())};
+    const Topology& topology = communicator.topology();
+    const auto ring = [&](RankOrder order) {
+      return std::make_shared<const Plan>(
+          Succeed(BuildPlan(request_, FlatTree(OrderedRanks(topology, order)), {.top = Algorithm::kRing})));
+    };
+    block_ = ring(RankOrder::kBlock);
+    round_robin_ = ring(RankOrder::kRoundRobin);
+  }
+
+  const PlanRequest& request() const { return request_; }
+
+  void Call(const std::string& contender) {
+    const auto input = std::as_bytes(std::span(input_));
+    const auto output = std::as_writable_bytes(std::span(output_));
+    if (contender == "plan") {
+      ExitOn(communicator_.AllReduce(input, output, DType::kF32));
+    } else if (contender == "mpi") {
+#if MOESAIC_HAVE_MPI
+      MPI_Allreduce(input_.data(), output_.data(), static_cast<int>(input_.size()), MPI_FLOAT, MPI_SUM,
+                    MPI_COMM_WORLD);
+#endif
+    } else {
+      ExitOn(
+          communicator_.Run(contender == "flat-block" ? block_ : round_robin_, input, output, DType::kF32));
+    }
+  }
+
+  /// Mean seconds per call of the slowest rank.
+  double Time(const std::string& contender, int calls) {
+    Transport& transport = communicator_.transport();
+    double seconds = 0;
+    std::fill(output_.begin(), output_.end(), -1.0F);
+    for (int i = 0; i < calls; ++i) {
+      ExitOn(communicator_.Barrier());
+      const double start = transport.Now();
+      Call(contender);
+      seconds += transport.Now() - start;
+    }
+    CheckResult(contender);
+    const auto own = static_cast<float>(seconds / calls);
+    float slowest = 0;
+    ExitOn(communicator_.AllReduce(std::as_bytes(std::span(&own, 1)),
+                                   std::as_writable_bytes(std::span(&slowest, 1)), DType::kF32,
+                                   ReduceOp::kMax));
+    return slowest;
+  }
+
+ private:
+  // Sums of small integers are exact in any order.
+  void CheckResult(const std::string& contender) {
+    for (size_t i = 0; i < output_.size(); ++i) {
+      const float expected = input_[i] * static_cast<float>(communicator_.size());
+      if (output_[i] != expected) {
+        ExitOn(InvalidArgument("{}: element {} must be {}, found {}", contender, i, expected, output_[i]));
+      }
+    }
+  }
+
+  Communicator& communicator_;
+  std::vector<float> input_, output_;
+  PlanRequest request_;
+  std::shared_ptr<const Plan> block_, round_robin_;
+};
+
+void RunRank(Transport& transport, const Load& load) {
+  const auto communicator = Succeed(Communicator::Create(transport, ReadTopology(load)));
+  const bool prints = transport.rank() == 0;
+  std::vector<std::string> contenders = {"plan"};
+  contenders.insert(contenders.end(), load.against.begin(), load.against.end());
+  for (const int64_t bytes : load.bytes) {
+    Contest contest(*communicator, bytes);
+    if (prints) {
+      Planner planner(communicator->topology());
+      fmt::print("bound {} {:.9g}\n", bytes, BoundOf(contest.request(), communicator->topology()).seconds);
+      fmt::print("algorithm {} {}\n", bytes,
+                 Succeed(planner.PlanCollective(contest.request(), {})).algorithm);
+    }
+    for (int round = load.warms_up ? -1 : 0; round < load.rounds; ++round) {
+      for (const std::string& contender : contenders) {
+        const double seconds = contest.Time(contender, load.calls);
+        if (prints && round >= 0) fmt::print("sample {} {} {:.9g}\n", bytes, contender, seconds);
+      }
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  Load load;
+  CLI::App app("Times AllReduce over the transport of a launched job.");
+  app.add_option("--topology", load.topology, "Topology file")->required();
+  app.add_option("--transport", load.transport, "mpi or ucx://...; by default as the environment says");
+  app.add_option("--order", load.order, "Order in which the launcher placed the ranks on the tree")
+      ->check(CLI::IsMember({"block", "round-robin"}));
+  app.add_option("--against", load.against, "Other contenders")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"flat-block", "flat-round-robin", "mpi"}));
+  app.add_option("--bytes", load.bytes, "Sizes of the vector of f32")->delimiter(',');
+  app.add_flag("--warm-up,!--no-warm-up", load.warms_up, "A first round is not reported");
+  app.add_option("--rounds", load.rounds, "Number of rounds")->check(CLI::PositiveNumber);
+  app.add_option("--calls", load.calls, "Calls per round and contender")->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  OpenedTransport opened = Succeed(OpenTransport(load.transport));
+  for (const std::string& contender : load.against) {
+    if (contender == "mpi" && opened->name() != "mpi") {
+      ExitOn(InvalidArgument("--against mpi needs a job of MPI; found the transport {}", opened->name()));
+    }
+  }
+  RunRank(*opened, load);
+  return 0;
+}
+
+}  // namespace
+}  // namespace moesaic::bench
+
+int main(int argc, char** argv) { return moesaic::bench::Main(argc, argv); }

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Simulates AllReduce, and dispatch and combine of MoE tokens, on the shipped topologies: SMPI runs this repository's
+# collectives over the MPI transport, whose sources and those of the benchmarks are compiled by smpicxx. Computation
+# takes no time. Prints markdown.
+#
+#   bench/comm/smpi.sh [all_reduce] [exchange]      both by default
+#
+# Needs libsimgrid-dev (smpicxx, smpirun), python3, ninja, 16 GB of memory, and a build folder with the benchmarks
+#   ninja -C build/release comm_all_reduce_bench comm_exchange_bench comm_smpi_platform
+#
+# Environment:
+#   BUILD       build folder (default build/release); its static libraries are linked
+#   TOPOLOGIES  files (default: the 16-chip server, 4x8 and 8x8 accelerators)
+#   BYTES       sizes of AllReduce (default 1 MiB and 64 MiB)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+build=$(realpath -m "${BUILD:-build/release}")
+read -ra topologies <<< "${TOPOLOGIES:-topologies/accelerators-16-dual-chip.json topologies/accelerators-4x8-200gbit.json topologies/accelerators-8x8-200gbit.json}"
+bytes=${BYTES:-1048576,67108864}
+parts=("$@")
+[ $# -gt 0 ] || parts=(all_reduce exchange)
+
+fail() { printf 'smpi.sh: %s\n' "$1" >&2; exit 1; }
+for program in smpicxx smpirun python3 ninja; do
+  command -v "$program" > /dev/null || fail "$program is missing; install libsimgrid-dev, python3 and ninja-build"
+done
+for program in comm_all_reduce_bench comm_exchange_bench comm_smpi_platform; do
+  [ -x "$build/bin/$program" ] || fail "$build/bin/$program is missing; build it by: ninja -C $build $program"
+done
+for part in "${parts[@]}"; do
+  case "$part" in all_reduce | exchange) ;; *) fail "parts are all_reduce and exchange, found \"$part\"" ;; esac
+done
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+printf '#undef exit\n' > "$work/no_exit.h"  # SMPI's macro breaks a member of CLI11
+
+# simulated NAME: compiles bench/comm/NAME.cc and the MPI transport, and links the libraries of the native program, except
+# those of transports.
+simulated() {
+  local name=$1 file libraries
+  mapfile -t libraries < <(ninja -C "$build" -t commands "comm_$name" | tail -1 | tr ' ' '\n' | grep -E '\.(a|so[.0-9]*)$' |
+    grep -vE 'comm_(mpi|open|ucx|rendezvous)\.a|/openmpi/|/lib(mpi|crypto|ucp|uct|ucs|ucm)\.so')
+  for file in bench/comm/"$name".cc src/comm/transport/{mpi_transport,mpi_world,open_transport}.cc; do
+    smpicxx -include "$work/no_exit.h" -std=c++20 -O2 -DNDEBUG -DMOESAIC_HAVE_MPI=1 -DMOESAIC_HAVE_UCX=0 -DFMT_SHARED -Isrc -c "$file" \
+      -o "$work/$(basename "$file" .cc).o"
+  done
+  (cd "$build" && smpicxx -o "$work/$name" "$work/$name.o" "$work"/{mpi_transport,mpi_world,open_transport}.o "${libraries[@]}" \
+    -Wl,--as-needed -latomic)
+}
+
+# simulate TOPOLOGY PROGRAM ...: messages take the latency of their group and share ports fairly; a look for ended
+# messages takes 0.1 us.
+simulate() {
+  local topology=$1 ranks
+  shift
+  "$build/bin/comm_smpi_platform" "$topology" > "$work/platform.xml"
+  ranks=$(grep -c '<host ' "$work/platform.xml")
+  seq -f 'rank%g' 0 $((ranks - 1)) > "$work/hosts"
+  smpirun -np "$ranks" -platform "$work/platform.xml" -hostfile "$work/hosts" --cfg=smpi/simulate-computation:no \
+    --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:no --cfg=smpi/test:1e-7 \
+    --cfg=smpi/grow-injected-times:no --log=root.thres:critical "$@" 2> "$work/errors" ||
+    { cat "$work/errors" >&2; fail "smpirun ended with an error on $topology"; }
+}
+
+all_reduce() {
+  local topology
+  simulated all_reduce_bench
+  printf '\n## AllReduce of f32\n\nThe bound is that of docs/communication.md; flat rings in the order of the tree, and dealt to its topmost groups.\n\n'
+  printf '| topology | bytes | ms | over flat block | over flat round-robin | of bound | algorithm |\n|---|---|---|---|---|---|---|\n'
+  for topology in "${topologies[@]}"; do
+    simulate "$topology" "$work/all_reduce_bench" --transport mpi --topology "$topology" --bytes "$bytes" --rounds 1 --calls 1 \
+      --no-warm-up --against flat-block,flat-round-robin > "$work/output"
+    python3 - "$(basename "$topology" .json)" "$work/output" << 'END'
+import sys
+rows = {}
+for line in open(sys.argv[2]):
+    kind, size, *rest = line.rstrip('\n').split(' ', 2)
+    row = rows.setdefault(int(size), {})
+    if kind == 'sample':
+        contender, seconds = rest[0].split()
+        row[contender] = float(seconds)
+    else:
+        row[kind] = rest[0] if kind == 'algorithm' else float(rest[0])
+for size, row in rows.items():
+    print(f"| {sys.argv[1]} | {size} | {row['plan'] * 1e3:.3f} | {row['flat-block'] / row['plan']:.2f}x "
+          f"| {row['flat-round-robin'] / row['plan']:.2f}x | {row['bound'] / row['plan']:.0%} | {row['algorithm']} |")
+END
+  done
+}
+
+exchange() {
+  local topology
+  simulated exchange_bench
+  printf '\n## Dispatch and combine, 256 experts, top-8, hidden 7168, 128 tokens per rank\n'
+  for topology in "${topologies[@]}"; do
+    printf '\n%s\n\n```\n' "$(basename "$topology" .json)"
+    simulate "$topology" "$work/exchange_bench" --transport mpi --topology "$topology" --experts 256 --top-k 8 --hidden 7168 \
+      --tokens 128 --rounds 1
+    printf '```\n'
+  done
+}
+
+printf '# Simulated collectives, %s\n\n%s; %s\n' "$(git describe --always --dirty 2> /dev/null || echo 'an exported tree')" \
+  "$(smpicxx --version)" 'network model CM02 without factors, a poll of messages takes 0.1 us'
+for part in "${parts[@]}"; do "$part"; done

@@ -1,0 +1,76 @@
+// The executor of a model on several ranks. The driver, rank 0, has the engine; it sends each batch to the
+// other ranks, which run it on their layers, heads and experts. docs/contracts/executors.md is normative.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cache/kv_store.h"
+#include "comm/transport/transport.h"
+#include "engine/executor.h"
+#include "engine/local_executor.h"
+#include "engine/sparsity.h"
+#include "parallel/layout.h"
+
+namespace moesaic::engine {
+
+/// Settings of the driver's cache that all ranks have in common.
+struct RankSetup {
+  tensor::DType dtype{};
+  bool key_summaries = false;
+  KeySummaryKind summary_kind{};
+  int blocks = 0, swap_slots = 0, warm_slots = 0;
+  bool warm_exact = false;
+  int first_sparse_layer = 0;
+};
+
+/// Of the driver. After a rank fails, every later Run returns the same error.
+class RankedExecutor : public Executor {
+ public:
+  /// Has the other ranks create their caches, and waits for them. `local` runs the driver's part. All are
+  /// borrowed. Unimplemented: the layout has data parallel replicas.
+  static StatusOr<std::unique_ptr<RankedExecutor>> Create(std::unique_ptr<LocalExecutor> local,
+                                                          const models::ModelInfo& info, comm::Transport& job,
+                                                          const parallel::Layout& layout,
+                                                          const RankSetup& setup, double time_limit_s);
+  /// Ends the other ranks' RunRank().
+  ~RankedExecutor() override;
+
+  StatusOr<StepResult> Run(const StepBatch& batch) override;
+  void BindCaller() override { local_->BindCaller(); }
+
+ private:
+  // What a rank computes of the results.
+  struct Peer {
+    int rank = 0;
+    parallel::Range vocab;        // empty: another rank's logits
+    bool returns_hidden = false;  // first shard of the last stage
+    bool counts_experts = false;  // first shard of its stage
+  };
+  RankedExecutor(std::unique_ptr<LocalExecutor> local, const models::ModelInfo& info, comm::Transport& job,
+                 const parallel::Layout& layout, double time_limit_s);
+  Status Command(std::string_view bytes);
+  StatusOr<StepResult> RunOnAll(const StepBatch& batch);
+  Status Collect(const Peer& peer, const StepBatch& batch, StepResult* result);
+  Status ReceiveFloats(int rank, comm::Tag tag, std::span<float> values);
+  void Place(std::span<const float> part, parallel::Range vocab);
+
+  const std::unique_ptr<LocalExecutor> local_;
+  const models::ModelInfo& info_;
+  comm::Transport& job_;
+  const parallel::Layout layout_;
+  const double time_limit_s_;
+  std::vector<Peer> peers_;
+  std::vector<float> logits_, part_, hidden_;
+  Status failure_;
+};
+
+/// Runs the driver's batches on this rank until the driver ends the job. Returns the error of the rank or of
+/// its peers; Cancelled after `stop`, which is polled between batches, returned true.
+Status RunRank(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
+               comm::Transport& job, const parallel::Layout& layout, const std::function<bool()>& stop,
+               double time_limit_s = 60);
+
+}  // namespace moesaic::engine

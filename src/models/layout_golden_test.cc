@@ -1,0 +1,223 @@
+// Compares every layout of ranks with one rank: logits, hidden states, chunks, MTP. Ranks are threads.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "comm/transport/local_transport.h"
+#include "models/test_session.h"
+
+namespace moesaic::models {
+namespace {
+
+using parallel::Degrees;
+using parallel::Layout;
+using parallel::RankGroups;
+
+struct Checkpoint {
+  const char* name;
+  const char* path;  // relative to the source directory
+  // Difference of logits between layouts. FP8 weights are large powers of two, so logits and their rounding
+  // errors are larger. Int8 activations are rounded with one scale per row, and every rank has another part
+  // of the row: the scales differ.
+  float tolerance = 1e-4F;
+  const char* dtype = "auto";
+  bool mtp = false;
+};
+
+constexpr double kTimeLimit = 20;
+constexpr float kFp8 = 1e-3F;
+constexpr float kInt8Rows = 0.25F;
+
+const Checkpoint kCheckpoints[] = {
+    {"deepseek_v2_lite", "tests/golden/deepseek-v2-lite", 1e-4F, "f32"},
+    {"deepseek_v2_groups", "tests/golden/deepseek-v2-groups", 1e-4F, "f32"},
+    {"deepseek_v3_mtp", "tests/golden/deepseek-v3-mtp", 1e-4F, "f32", true},
+    {"deepseek_v3_fp8", "tests/golden/deepseek-v3-fp8", kFp8, "f32"},
+    {"kimi_k2", "tests/golden/kimi-k2", 1e-4F, "f32"},
+    {"qwen3_moe_tied", "tests/golden/qwen3-moe-norm-tied", 1e-4F, "f32"},
+    {"qwen3_moe_untied", "tests/golden/qwen3-moe-nonorm-untied", 1e-4F, "f32"},
+    {"qwen3_tied", "tests/golden/qwen3-tied", 1e-4F, "f32"},
+    {"llama_f16", "tests/golden/llama-untied-f16", 1e-4F, "f32"},
+    {"llama3_bias", "tests/golden/llama3-rope-bias", 1e-4F, "f32"},
+    {"glm4_moe", "tests/golden/glm4-moe", 1e-4F, "f32"},
+    {"pangu_mtp", "tests/golden/pangu-ultra-moe-mtp", 1e-4F, "f32", true},
+    {"pangu_v11", "tests/golden/pangu-ultra-moe-v11", 1e-4F, "f32"},
+    {"llama_int4_g32", "tests/golden/ct-llama-int4-g32", 1e-3F},
+    {"llama_int8_g32", "tests/golden/ct-llama-int8-g32", 1e-3F},
+    {"llama_nvfp4", "tests/golden/ct-llama-nvfp4a16", 1e-3F},
+    {"qwen3_moe_int4", "tests/golden/ct-qwen3-moe-int4-experts", 1e-3F},
+    {"llama_int8_static", "tests/golden/ct-llama-int8-static", 1e-3F},
+    {"qwen3_moe_int8", "tests/golden/ct-qwen3-moe-int8-dynamic", kInt8Rows},
+    {"deepseek_v3_int8", "tests/golden/ct-deepseek-v3-int8-mixed", kInt8Rows},
+};
+
+void PrintTo(const Checkpoint& checkpoint, std::ostream* out) { *out << checkpoint.name; }
+
+std::vector<Degrees> Layouts() {
+  return {{.tensor = 2},
+          {.tensor = 3},
+          {.tensor = 4},
+          {.pipeline = 2},
+          {.pipeline = 3},
+          {.tensor = 2, .expert = 2},
+          {.tensor = 4, .expert = 4},
+          {.tensor = 4, .expert = 2},
+          {.tensor = 2, .pipeline = 2},
+          {.tensor = 2, .pipeline = 2, .expert = 2},
+          {.tensor = 3, .pipeline = 2, .expert = 3},
+          {.tensor = 4, .pipeline = 2, .expert = 4}};
+}
+
+// Results of one prompt: logits of the golden's rows, of a second chunk, of decodes, and of the MTP module.
+struct Results {
+  std::vector<float> logits, chunked, decoded, hidden, mtp;
+};
+
+// Copies the columns that a rank computed, [rows, slice.count], into `whole` [rows, vocab].
+void Place(std::span<const float> part, parallel::Range slice, int vocab, std::vector<float>* whole) {
+  if (slice.count == 0) return;
+  const size_t rows = part.size() / slice.count;
+  whole->resize(rows * vocab);
+  for (size_t row = 0; row < rows; ++row) {
+    std::copy_n(part.begin() + row * slice.count, slice.count, whole->begin() + row * vocab + slice.first);
+  }
+}
+
+class Rank {
+ public:
+  Rank(TestModel& model, Results* results, std::mutex* mutex)
+      : model_(model), cache_(model->info().kv, 2, 320), results_(results), mutex_(mutex) {}
+
+  void Run(const GoldenPrompt& prompt, bool mtp) {
+    const auto length = static_cast<int>(prompt.ids.size());
+    const std::vector<float> hidden = Feed(0, 0, prompt.ids, prompt.rows, &Results::logits);
+    const int half = length / 2;
+    const std::vector<int32_t> last = {length - half - 1};
+    if (half > 0) {
+      Feed(1, 0, std::span(prompt.ids).first(half), {}, nullptr);
+      Feed(1, half, std::span(prompt.ids).subspan(half), last, &Results::chunked);
+    }
+    const std::vector<int32_t> only = {0};
+    for (size_t i = 0; i + 1 < std::min<size_t>(prompt.greedy.size(), 4); ++i) {
+      Feed(0, length + static_cast<int>(i), std::span(prompt.greedy).subspan(i, 1), only, &Results::decoded);
+    }
+    if (mtp && model_->info().own_mtp_layers > 0) Draft(prompt, hidden);
+  }
+
+ private:
+  std::vector<float> Feed(int sequence, int start, std::span<const int32_t> tokens,
+                          std::span<const int32_t> rows, std::vector<float> Results::*to) {
+    const ModelInfo& info = model_->info();
+    const kernels::SequenceSlice slice{.block_table = cache_.table(sequence),
+                                       .start = start,
+                                       .count = static_cast<int>(tokens.size()),
+                                       .row = 0};
+    std::vector<float> logits(rows.size() * info.own_vocab.count);
+    std::vector<float> hidden(info.own_vocab.count > 0 ? tokens.size() * info.hidden_size : 0);
+    const Status status =
+        model_->Forward(model_.context(), {.tokens = tokens, .sequences = {&slice, 1}, .logit_rows = rows},
+                        cache_.layers(), {.logits = logits, .hidden = hidden});
+    EXPECT_TRUE(status.ok()) << Message(status);
+    if (to != nullptr) Keep(logits, to);
+    return hidden;
+  }
+
+  void Draft(const GoldenPrompt& prompt, std::span<const float> hidden) {
+    const auto rows = static_cast<int>(prompt.mtp_next_ids.size());
+    const kernels::SequenceSlice slice{.block_table = cache_.table(0), .start = 0, .count = rows, .row = 0};
+    std::vector<int32_t> wanted(rows);
+    for (int i = 0; i < rows; ++i) wanted[i] = i;
+    std::vector<float> logits(static_cast<size_t>(rows) * model_->info().own_vocab.count);
+    const Status status = model_->ForwardMtp(
+        model_.context(), 0, {.tokens = prompt.mtp_next_ids, .sequences = {&slice, 1}, .logit_rows = wanted},
+        hidden.first(static_cast<size_t>(rows) * model_->info().hidden_size), cache_.layers(),
+        {.logits = logits, .hidden = {}});
+    EXPECT_TRUE(status.ok()) << Message(status);
+    Keep(logits, &Results::mtp);
+  }
+
+  void Keep(std::span<const float> logits, std::vector<float> Results::*to) {
+    const std::lock_guard<std::mutex> lock(*mutex_);
+    std::vector<float> whole;
+    std::swap(whole, results_->*to);
+    Place(logits, model_->info().own_vocab, model_->info().vocab_size, &whole);
+    std::swap(whole, results_->*to);
+  }
+
+  TestModel& model_;
+  TestCache cache_;
+  Results* results_;
+  std::mutex* mutex_;
+};
+
+// Runs the prompts on all ranks of a layout; InvalidArgument if the model cannot be divided so.
+StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Degrees& degrees,
+                                         const std::vector<GoldenPrompt>& prompts) {
+  ASSIGN_OR_RETURN(const Layout layout, Layout::Create(degrees));
+  const comm::Topology topology =
+      comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
+  std::vector<Results> results(prompts.size());
+  std::vector<Status> loaded(layout.ranks());
+  std::mutex mutex;
+  comm::RunRanks(layout.ranks(), [&](comm::Transport& end) {
+    const std::shared_ptr<RankGroups> groups = *RankGroups::Create(end, topology, layout, kTimeLimit);
+    TestModel model(SourcePath(checkpoint.path), BestIsa(), {.dtype = checkpoint.dtype, .groups = groups},
+                    {.threads = 1, .pin = false});
+    loaded[end.rank()] = model.status();
+    if (!model.status().ok()) return;  // all ranks fail for the same reason
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Rank(model, &results[i], &mutex).Run(prompts[i], checkpoint.mtp);
+    }
+    EXPECT_TRUE(groups->Finish().ok());
+  });
+  for (const Status& status : loaded) RETURN_IF_ERROR(status);
+  return results;
+}
+
+class LayoutGoldenTest : public testing::TestWithParam<Checkpoint> {};
+
+TEST_P(LayoutGoldenTest, EveryLayoutComputesTheLogitsOfOneRank) {
+  const std::string path = SourcePath(GetParam().path);
+  std::vector<GoldenPrompt> prompts = ReadGolden(path + "/golden.safetensors");
+  ASSERT_GE(prompts.size(), 3U);
+  prompts.resize(3);
+  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), {}, prompts);
+  ASSERT_TRUE(alone.ok()) << Message(alone.status());
+  int ran = 0;
+  for (const Degrees& degrees : Layouts()) {
+    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), degrees, prompts);
+    if (!parts.ok()) {
+      // A tiny model has fewer heads, layers or experts than some layouts have ranks.
+      EXPECT_THAT(Message(parts.status()), testing::HasSubstr("can't be divided among")) << Name(degrees);
+      continue;
+    }
+    ++ran;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const std::string where = Name(degrees) + ", prompt " + std::to_string(i);
+      const Results &one = (*alone)[i], &many = (*parts)[i];
+      EXPECT_LE(MaxDiff(one.logits, many.logits), GetParam().tolerance) << where;
+      EXPECT_LE(MaxDiff(one.chunked, many.chunked), GetParam().tolerance) << where;
+      EXPECT_LE(MaxDiff(one.decoded, many.decoded), GetParam().tolerance) << where;
+      EXPECT_LE(MaxDiff(one.mtp, many.mtp), GetParam().tolerance) << where;
+    }
+  }
+  EXPECT_GE(ran, 5);
+}
+
+TEST_P(LayoutGoldenTest, RepeatedRunsAreBitwiseEqual) {
+  std::vector<GoldenPrompt> prompts = ReadGolden(SourcePath(GetParam().path) + "/golden.safetensors");
+  prompts.resize(1);
+  const Degrees degrees{.tensor = 2, .pipeline = 2};
+  const StatusOr<std::vector<Results>> first = RunLayout(GetParam(), degrees, prompts);
+  const StatusOr<std::vector<Results>> second = RunLayout(GetParam(), degrees, prompts);
+  ASSERT_TRUE(first.ok()) << Message(first.status());
+  EXPECT_EQ(first->front().logits, second->front().logits);
+  EXPECT_EQ(first->front().decoded, second->front().decoded);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LayoutGoldenTest, testing::ValuesIn(kCheckpoints),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace moesaic::models

@@ -1,0 +1,68 @@
+// Placement of one model on ranks: tensor, pipeline, data and expert parallelism, and their hybrids.
+//
+// Ranks are numbered like vLLM's: rank = (replica * pipeline + stage) * tensor + shard. A *replica* has its
+// own sequences; a *stage* has a range of layers; the *shards* of a stage divide its matrices. The ranks of
+// one stage in all replicas are the stage's *expert group*: with expert parallelism they divide its routed
+// experts.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace moesaic::parallel {
+
+/// Degrees of parallelism; all at least 1.
+struct Degrees {
+  int tensor = 1;
+  int pipeline = 1;
+  int data = 1;
+  /// Parts of the routed experts in an expert group of tensor * data ranks. 1: each rank has a slice of every
+  /// expert. A part is divided among tensor * data / expert ranks by slices of its experts.
+  int expert = 1;
+
+  int ranks() const { return tensor * pipeline * data; }
+  bool operator==(const Degrees&) const = default;
+};
+
+/// "TP2 x PP2 x EP2"; "1 rank" if all degrees are 1.
+std::string Name(const Degrees& degrees);
+
+struct Coordinates {
+  int replica = 0, stage = 0, shard = 0;
+  bool operator==(const Coordinates&) const = default;
+};
+
+/// Immutable.
+class Layout {
+ public:
+  /// One rank.
+  Layout() = default;
+  /// InvalidArgument: a degree below 1, or an expert degree that does not divide tensor * data; with several
+  /// replicas it must be 1 or tensor * data.
+  static StatusOr<Layout> Create(const Degrees& degrees);
+
+  const Degrees& degrees() const { return degrees_; }
+  int ranks() const { return degrees_.ranks(); }
+  Coordinates At(int rank) const;
+  int RankAt(const Coordinates& at) const;
+
+  /// Ranks of the same replica and stage, by shard.
+  std::vector<int> TensorGroup(int rank) const;
+  /// Ranks of the same stage, by replica and shard.
+  std::vector<int> ExpertGroup(int rank) const;
+  /// Part of the routed experts that a rank has, in [0, expert).
+  int ExpertPart(int rank) const;
+  /// Slice of that part's experts, in [0, expert_slices()).
+  int ExpertSlice(int rank) const;
+  int expert_slices() const;
+
+ private:
+  explicit Layout(const Degrees& degrees) : degrees_(degrees) {}
+  int IndexInExpertGroup(int rank) const;
+
+  Degrees degrees_;
+};
+
+}  // namespace moesaic::parallel

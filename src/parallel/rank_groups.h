@@ -1,0 +1,76 @@
+// Communication inside one forward pass: sums over the shards of a stage, and hidden states between stages.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/collectives/communicator.h"
+#include "comm/topology/topology.h"
+#include "comm/transport/group_transport.h"
+#include "parallel/layout.h"
+
+namespace moesaic::parallel {
+
+/// Tags that groups use, from this one on; lower ones are free for other messages of the job.
+inline constexpr comm::Tag kFirstGroupTag = comm::Tag{1} << comm::kCommunicatorTagBits;
+
+/// Bytes that one rank sent, and time that it waited for other ranks.
+struct GroupTraffic {
+  int64_t summed_bytes = 0;  // size of the vectors that were summed
+  int64_t hidden_bytes = 0;  // hidden states sent to the next stage
+  double seconds = 0;        // in sums and receives
+};
+
+/// The groups of one rank. Layers call it between kernels and cannot handle failures there. Therefore the
+/// first failure is kept until TakeFailure(), and later calls do nothing. One thread.
+class RankGroups {
+ public:
+  /// Borrows the job's transport, which has layout.ranks() ranks, as has the topology. A wait of more than
+  /// `time_limit_s` is a failure.
+  static StatusOr<std::unique_ptr<RankGroups>> Create(comm::Transport& job, const comm::Topology& topology,
+                                                      const Layout& layout, double time_limit_s = 60);
+  ~RankGroups();
+
+  const Layout& layout() const { return layout_; }
+  int rank() const { return job_.rank(); }
+  Coordinates at() const { return layout_.At(rank()); }
+
+  /// Whether the stage has several shards, whose outputs are partial sums.
+  bool has_shards() const { return tensor_ != nullptr; }
+  /// Replaces `values` by the sum over the shards of the stage, which is bitwise equal on all of them.
+  void Sum(std::span<float> values);
+  /// Sends hidden states to the next stage, which receives them in order; `hidden` is copied.
+  void SendHidden(std::span<const float> hidden);
+  /// Waits for hidden states of the previous stage.
+  void ReceiveHidden(std::span<float> hidden);
+  /// Returns the first failure since the last call.
+  Status TakeFailure();
+  /// Waits until all hidden states are sent, and returns like TakeFailure().
+  Status Finish();
+
+  const GroupTraffic& traffic() const { return traffic_; }
+
+ private:
+  struct PendingSend {
+    comm::TransferId id;
+    std::vector<float> hidden;
+  };
+  RankGroups(comm::Transport& job, const Layout& layout, double time_limit_s)
+      : job_(job), layout_(layout), time_limit_s_(time_limit_s) {}
+  int StageRank(int step) const;
+  void Keep(Status status);
+
+  comm::Transport& job_;
+  Layout layout_;
+  double time_limit_s_;
+  std::unique_ptr<comm::GroupTransport> tensor_ranks_;
+  std::unique_ptr<comm::Communicator> tensor_;  // null: one shard
+  std::vector<PendingSend> sends_;
+  std::vector<std::vector<float>> free_;  // memory of earlier sends
+  Status failure_;
+  GroupTraffic traffic_;
+};
+
+}  // namespace moesaic::parallel

@@ -1,0 +1,70 @@
+#include "parallel/rank_groups.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "comm/transport/local_transport.h"
+
+namespace moesaic::parallel {
+namespace {
+
+using comm::Transport;
+
+std::unique_ptr<RankGroups> Join(Transport& end, const Layout& layout, double limit_s = 60) {
+  return *RankGroups::Create(
+      end, comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10}), layout, limit_s);
+}
+
+TEST(RankGroups, SumsOverTheShardsOfAStage) {
+  const Layout layout = *Layout::Create({.tensor = 3, .pipeline = 2});
+  comm::RunRanks(6, [&](Transport& end) {
+    const auto groups = Join(end, layout);
+    std::vector<float> values(1000);
+    std::iota(values.begin(), values.end(), static_cast<float>(end.rank()));
+    groups->Sum(values);
+    ASSERT_TRUE(groups->Finish().ok());
+    const auto first = static_cast<float>(groups->at().stage * 9 + 3);  // 0 + 1 + 2, or 3 + 4 + 5
+    for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], first + 3 * static_cast<float>(i));
+  });
+}
+
+TEST(RankGroups, SendsHiddenStatesToTheNextStageInOrder) {
+  const Layout layout = *Layout::Create({.tensor = 2, .pipeline = 3});
+  comm::RunRanks(6, [&](Transport& end) {
+    const auto groups = Join(end, layout);
+    for (int batch = 0; batch < 4; ++batch) {
+      std::vector<float> hidden(64, static_cast<float>(100 * groups->at().shard + batch));
+      if (groups->at().stage > 0) {
+        std::vector<float> received(64);
+        groups->ReceiveHidden(received);
+        EXPECT_EQ(received, hidden);
+      }
+      if (groups->at().stage < 2) groups->SendHidden(hidden);
+    }
+    EXPECT_TRUE(groups->Finish().ok());
+  });
+}
+
+TEST(RankGroups, KeepsTheFirstFailure) {
+  const Layout layout = *Layout::Create({.tensor = 2});
+  comm::LocalJob job(2);
+  job.Kill(1);
+  const auto groups = Join(job.end(0), layout, 1);
+  std::vector<float> values(8, 1.0F);
+  groups->Sum(values);
+  groups->Sum(values);
+  const Status failure = groups->TakeFailure();
+  EXPECT_THAT(Message(failure), testing::HasSubstr("rank 1"));
+  EXPECT_TRUE(groups->TakeFailure().ok());
+}
+
+TEST(RankGroups, RefusesALayoutOfAnotherSize) {
+  comm::LocalJob job(2);
+  const auto groups = RankGroups::Create(job.end(0), comm::Topology::Flat(2, {.bytes_per_s = 1}), Layout());
+  EXPECT_THAT(Message(groups.status()), testing::HasSubstr("has 1 ranks, but the job has 2"));
+}
+
+}  // namespace
+}  // namespace moesaic::parallel

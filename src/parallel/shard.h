@@ -1,0 +1,62 @@
+// The part of a model's weights and of its KV cache that one rank has.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "parallel/layout.h"
+
+namespace moesaic::parallel {
+
+struct Range {
+  int first = 0, count = 0;
+  int end() const { return first + count; }
+  bool operator==(const Range&) const = default;
+};
+
+/// Sizes of a decoder that can be divided.
+struct ModelShape {
+  int layers = 0;
+  int heads = 0;
+  int kv_heads = 0;      // 0: all heads share one latent (MLA), which every rank keeps
+  int head_columns = 0;  // columns of the output projection that one head has
+  int vocab = 0;
+  int intermediate = 0, shared_intermediate = 0, expert_intermediate = 0;
+  int experts = 0;
+  /// Inputs that share a scale, in the formats of attention's output projection and of the feed-forward
+  /// networks' down projections. Slices of their columns begin at multiples.
+  int attention_unit = 1, ffn_unit = 1;
+};
+
+/// Layers, heads, experts and matrix slices of one rank.
+struct Shard {
+  Range layers;               // decoder layers
+  bool has_embedding = true;  // first stage
+  bool has_head = true;       // last stage: final norm, head and MTP modules
+  Range heads, kv_heads;
+  Range vocab;                                                   // rows of embedding and head
+  Range intermediate, shared_intermediate, expert_intermediate;  // columns; counts may be 0
+  std::vector<int32_t> experts;                                  // routed experts, ascending
+  /// Whether the rank adds biases of linears whose columns are divided; exactly one of a group does.
+  bool adds_bias = true;
+  bool is_whole = true;  // the rank has the whole model
+
+  bool operator==(const Shard&) const = default;
+};
+
+/// The whole model.
+Shard WholeModel(const ModelShape& shape);
+
+/// The part of `rank`. InvalidArgument: more stages than layers, more shards than attention heads, or more
+/// parts than experts.
+StatusOr<Shard> MakeShard(const Layout& layout, int rank, const ModelShape& shape);
+
+/// Divides [0, total) into shares.size() ranges whose sizes are proportional to `shares`, as far as
+/// boundaries at multiples of `unit` permit; ranges may be empty. Shares are positive.
+std::vector<Range> Divide(int total, int unit, std::span<const double> shares);
+/// `parts` equal shares.
+std::vector<Range> Divide(int total, int unit, int parts);
+
+}  // namespace moesaic::parallel

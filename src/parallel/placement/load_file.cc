@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/json_text.h"
+#include "parallel/placement/bounded_input.h"
 #include "parallel/placement/numpy_file.h"
 
 namespace moesaic::parallel {
@@ -67,6 +68,9 @@ StatusOr<Workload> WorkloadOf(const NumpyArray& array, const std::string& name) 
                            kMaxLayers, kMaxExperts, layers, experts);
   }
   const size_t size = static_cast<size_t>(layers) * experts;
+  if (array.values.size() / size > kMaxWindows)
+    return InvalidArgument("{}: must have at most {} windows, found {}", name, kMaxWindows,
+                           array.values.size() / size);
   Workload workload{.name = name};
   for (size_t at = 0; at < array.values.size(); at += size) {
     LoadMatrix window{static_cast<int>(layers), static_cast<int>(experts)};
@@ -119,7 +123,7 @@ StatusOr<NumpyArray> Member(const Json& file, const std::string& key, const std:
 }
 
 StatusOr<Workload> ParseJsonLoad(std::string_view text, const std::string& name) {
-  ASSIGN_OR_RETURN(const Json file, checkpoint::ParseJsonObject(text, name));
+  ASSIGN_OR_RETURN(const Json file, ParseBoundedJson(text, name));
   if (file.contains("logical_count")) {
     ASSIGN_OR_RETURN(const NumpyArray counts, Member(file, "logical_count", name));
     return WorkloadOf(counts, name);
@@ -150,8 +154,8 @@ StatusOr<Workload> ParseLoad(std::string_view bytes, const std::string& name) {
 }
 
 Status ParseOmniText(std::string_view text, const std::string& source,
-                     std::vector<std::vector<double>>& layers) {
-  size_t line = 0, values = 0;
+                     std::vector<std::vector<double>>& layers, int64_t& values) {
+  size_t line = 0;
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view row = text.substr(0, end);
@@ -170,8 +174,9 @@ Status ParseOmniText(std::string_view text, const std::string& source,
         return InvalidArgument("{}: line {}: must hold counts, found \"{}\"", source, line,
                                row.substr(at, std::min<size_t>(stop - at, 40)));
       }
-      if (++values > static_cast<size_t>(kMaxLoadValues))
-        return InvalidArgument("{}: must have at most {} values", source, kMaxLoadValues);
+      if (++values > kMaxLoadValues)
+        return InvalidArgument("{}: all files must have at most {} counts, found more", source,
+                               kMaxLoadValues);
       layer.push_back(value);
       at = stop;
     }

@@ -26,7 +26,8 @@ StatusOr<Workload> ParseLoad(std::string_view bytes, const std::string& name);
 StatusOr<Workload> ReadLoad(const std::string& path);
 
 /// Parses one text file of OmniPlacement, whose rows are layers. Appended to `layers`: [layers][positions].
+/// `values` counts the values of all files of a folder.
 Status ParseOmniText(std::string_view text, const std::string& source,
-                     std::vector<std::vector<double>>& layers);
+                     std::vector<std::vector<double>>& layers, int64_t& values);
 
 }  // namespace moesaic::parallel

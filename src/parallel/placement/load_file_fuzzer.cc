@@ -11,6 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto load = ParseLoad(bytes, "fuzz");
   if (load.ok()) MOESAIC_CHECK(CheckLoad(load->total, "again").ok());
   std::vector<std::vector<double>> layers;
-  (void)ParseOmniText(bytes, "fuzz.txt", layers);
+  int64_t values = 0;
+  (void)ParseOmniText(bytes, "fuzz.txt", layers, values);
   return 0;
 }

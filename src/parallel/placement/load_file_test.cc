@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "parallel/placement/bounded_input.h"
 #include "parallel/placement/numpy_file.h"
 
 namespace moesaic::parallel {
@@ -82,6 +83,18 @@ TEST(LoadFile, NamesTheFaultOfBrokenFiles) {
             "f: values must be booleans, integers or floats of 2, 4 or 8 bytes, found dtype \"|O\"");
 }
 
+TEST(LoadFile, RefusesSizesThatNeedTooMuchMemory) {
+  const auto message = [](std::string_view bytes) {
+    return std::string(ParseLoad(bytes, "f").status().message());
+  };
+  EXPECT_EQ(message(Npy("{'descr': '|u1', 'fortran_order': False, 'shape': (70000, 1, 1)}",
+                        std::string(70000, '\1'))),
+            "f: must have at most 65536 windows, found 70000");
+  std::string lists = R"({"logical_count": [)";
+  for (int i = 0; i < 5'000'000; ++i) lists += i == 0 ? "[]" : ",[]";
+  EXPECT_EQ(message(lists + "]}"), "f: must have at most 4194304 lists and objects, found 5000002");
+}
+
 TEST(LoadFile, RefusesEveryTruncationOfANumpyFile) {
   const std::string file = NumpyBytes(Values{1, 2, 3, 4}, std::vector<int64_t>{2, 2});
   for (size_t bytes = 0; bytes < file.size(); ++bytes)
@@ -117,6 +130,34 @@ TEST_F(Folder, OmniPlacementRanksAreColumnsAndStepsAreWindows) {
   Write("activation_counts_recordstep_3_rank_0.txt", "1\tx\n");
   EXPECT_NE(ReadLoad(path_.string()).status().message().find("line 1: must hold counts, found \"x\""),
             std::string::npos);
+}
+
+TEST_F(Folder, AStepWithoutLayersIsRefused) {
+  Write("activation_counts_recordstep_3_rank_0.txt", "1 2\n");
+  Write("activation_counts_recordstep_9_rank_0.txt", "");
+  EXPECT_EQ(ReadLoad(path_.string()).status().message(),
+            path_.string() + ": step 9: needs a line per layer, found none");
+  Write("activation_counts_recordstep_9_rank_0.txt", "1 2\n3 4\n");
+  EXPECT_EQ(ReadLoad(path_.string()).status().message(),
+            path_.string() + ": step 9: must have 1 layers as step 3, found 2");
+}
+
+TEST_F(Folder, TensorRtCountsAreNotNegative) {
+  const std::string header = R"({"50_3":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}})";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());
+  Write("rank0.safetensors", file + header + std::string("\x01\x00\x00\x00\xff\xff\xff\xff", 8));
+  EXPECT_EQ(ReadLoad(path_.string()).status().message(),
+            (path_ / "rank0.safetensors").string() + ": tensor \"50_3\" must hold counts, found -1");
+}
+
+TEST_F(Folder, FilesAreReadWithinBounds) {
+  EXPECT_EQ(ReadBoundedFile(path_.string()).status().message(),
+            path_.string() + ": must be a file, found a folder");
+  EXPECT_EQ(ReadBoundedFile("/dev/zero", 5000).status().message(),
+            "/dev/zero: must be at most 5000 bytes, found more");
+  EXPECT_EQ(ReadBoundedFile((path_ / "none").string()).status().message(),
+            (path_ / "none").string() + ": cannot be opened: No such file or directory");
 }
 
 TEST_F(Folder, TensorRtRanksAreSummed) {

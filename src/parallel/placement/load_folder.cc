@@ -2,32 +2,16 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
-#include <set>
 
 #include "checkpoint/safetensors.h"
+#include "parallel/placement/bounded_input.h"
 #include "parallel/placement/load_file.h"
 
 namespace moesaic::parallel {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr uintmax_t kMaxFileBytes = uintmax_t{1} << 30;
-
-StatusOr<std::string> ReadBytes(const fs::path& path) {
-  std::error_code error;
-  const uintmax_t size = fs::file_size(path, error);
-  if (error) return NotFound("{}: cannot be read: {}", path.string(), error.message());
-  if (size > kMaxFileBytes)
-    return InvalidArgument("{}: must be at most {} bytes, found {}", path.string(), kMaxFileBytes, size);
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  if (!file.good() && !file.eof()) return IoError("{}: cannot be read", path.string());
-  return bytes;
-}
 
 // Parses "PREFIX<a>MIDDLE<b>SUFFIX" into two numbers.
 bool TwoNumbers(std::string_view text, std::string_view prefix, std::string_view middle,
@@ -50,14 +34,18 @@ StatusOr<Workload> WorkloadOfWindows(const std::map<int, std::vector<std::vector
                                      const std::string& name) {
   Workload workload{.name = name};
   const std::vector<std::vector<double>>& first = windows.begin()->second;
+  if (windows.size() > kMaxWindows)
+    return InvalidArgument("{}: must have at most {} steps, found {}", name, kMaxWindows, windows.size());
   for (const auto& [step, layers] : windows) {
-    LoadMatrix window{static_cast<int>(layers.size()),
-                      first.empty() ? 0 : static_cast<int>(first.front().size())};
+    if (layers.empty()) return InvalidArgument("{}: step {}: needs a line per layer, found none", name, step);
+    if (layers.size() != first.size())
+      return InvalidArgument("{}: step {}: must have {} layers as step {}, found {}", name, step,
+                             first.size(), windows.begin()->first, layers.size());
+    LoadMatrix window{static_cast<int>(layers.size()), static_cast<int>(first.front().size())};
     for (size_t layer = 0; layer < layers.size(); ++layer) {
-      if (layers[layer].size() != static_cast<size_t>(window.experts) || layers.size() != first.size()) {
-        return InvalidArgument(
-            "{}: step {}, layer {}: must have {} experts in each of {} layers, found {} in {}", name, step,
-            layer, window.experts, first.size(), layers[layer].size(), layers.size());
+      if (layers[layer].size() != static_cast<size_t>(window.experts)) {
+        return InvalidArgument("{}: step {}, layer {}: must have {} experts, found {}", name, step, layer,
+                               window.experts, layers[layer].size());
       }
       window.tokens.insert(window.tokens.end(), layers[layer].begin(), layers[layer].end());
     }
@@ -73,19 +61,20 @@ StatusOr<Workload> ReadOmniFolder(const std::map<std::pair<int, int>, fs::path>&
                                   const std::string& name) {
   std::map<int, std::vector<std::vector<double>>> windows;
   std::map<int, int> next_rank;  // by step
+  int64_t values = 0;
   for (const auto& [key, path] : files) {
     const auto [step, rank] = key;
     if (rank != next_rank[step]++)
       return InvalidArgument("{}: step {}: needs the files of all ranks from 0 on, found rank {}", name, step,
                              rank);
-    ASSIGN_OR_RETURN(const std::string text, ReadBytes(path));
-    RETURN_IF_ERROR(ParseOmniText(text, path.string(), windows[step]));
+    ASSIGN_OR_RETURN(const std::string text, ReadBoundedFile(path.string()));
+    RETURN_IF_ERROR(ParseOmniText(text, path.string(), windows[step], values));
   }
   return WorkloadOfWindows(windows, name);
 }
 
 Status AddTensors(const std::string& bytes, const std::string& source,
-                  std::map<int, std::map<int, std::vector<double>>>& windows) {
+                  std::map<int, std::map<int, std::vector<double>>>& windows, int64_t& values) {
   ASSIGN_OR_RETURN(const checkpoint::Safetensors file,
                    checkpoint::ParseSafetensors(std::as_bytes(std::span(bytes)), source));
   for (const checkpoint::TensorEntry& tensor : file.tensors) {
@@ -99,7 +88,13 @@ Status AddTensors(const std::string& bytes, const std::string& source,
       return InvalidArgument("{}: tensor \"{}\" must be a vector of int32 or int64", source, tensor.name);
     std::vector<double>& counts = windows[iteration][layer];
     const size_t experts = tensor.bytes.size() / width;
-    if (counts.empty()) counts.assign(experts, 0);
+    if (counts.empty()) {
+      values += static_cast<int64_t>(experts);
+      if (values > kMaxLoadValues)
+        return InvalidArgument("{}: all files must have at most {} counts, found more", source,
+                               kMaxLoadValues);
+      counts.assign(experts, 0);
+    }
     if (counts.size() != experts)
       return InvalidArgument("{}: tensor \"{}\" must have {} experts, found {}", source, tensor.name,
                              counts.size(), experts);
@@ -112,6 +107,8 @@ Status AddTensors(const std::string& bytes, const std::string& source,
       } else {
         std::memcpy(&value, tensor.bytes.data() + e * width, width);
       }
+      if (value < 0)
+        return InvalidArgument("{}: tensor \"{}\" must hold counts, found {}", source, tensor.name, value);
       counts[e] += static_cast<double>(value);
     }
   }
@@ -120,9 +117,10 @@ Status AddTensors(const std::string& bytes, const std::string& source,
 
 StatusOr<Workload> ReadTensorRtFolder(const std::vector<fs::path>& files, const std::string& name) {
   std::map<int, std::map<int, std::vector<double>>> windows;
+  int64_t values = 0;
   for (const fs::path& path : files) {
-    ASSIGN_OR_RETURN(const std::string bytes, ReadBytes(path));
-    RETURN_IF_ERROR(AddTensors(bytes, path.string(), windows));
+    ASSIGN_OR_RETURN(const std::string bytes, ReadBoundedFile(path.string()));
+    RETURN_IF_ERROR(AddTensors(bytes, path.string(), windows, values));
   }
   std::map<int, std::vector<std::vector<double>>> rows;
   for (const auto& [iteration, layers] : windows) {
@@ -137,20 +135,21 @@ StatusOr<Workload> ReadTensorRtFolder(const std::vector<fs::path>& files, const 
 StatusOr<Workload> ReadLoad(const std::string& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    ASSIGN_OR_RETURN(const std::string bytes, ReadBytes(path));
+    ASSIGN_OR_RETURN(const std::string bytes, ReadBoundedFile(path));
     return ParseLoad(bytes, path);
   }
   std::map<std::pair<int, int>, fs::path> omni;
   std::vector<fs::path> tensors;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
-    const std::string name = entry.path().filename().string();
+  // increment() instead of a range, whose operator++ throws.
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
     int step = 0, rank = 0;
     if (TwoNumbers(name, "activation_counts_recordstep_", "_rank_", ".txt", step, rank)) {
-      omni[{step, rank}] = entry.path();
+      omni[{step, rank}] = entry->path();
     } else if (name.rfind("rank", 0) == 0 &&
                name.find_first_not_of("0123456789", 4) == name.find(".safetensors") &&
-               entry.path().extension() == ".safetensors") {
-      tensors.push_back(entry.path());
+               entry->path().extension() == ".safetensors") {
+      tensors.push_back(entry->path());
     }
   }
   if (error) return IoError("{}: cannot be read: {}", path, error.message());

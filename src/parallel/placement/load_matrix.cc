@@ -1,5 +1,6 @@
 #include "parallel/placement/load_matrix.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -42,6 +43,11 @@ LoadMatrix ScaledLoad(const LoadMatrix& load, double sum) {
     for (int e = 0; e < load.experts; ++e) row[e] = total > 0 ? row[e] * (sum / total) : sum / load.experts;
   }
   return result;
+}
+
+bool HasTokens(const LoadMatrix& load, int layer) {
+  const std::span<const double> tokens = load.layer(layer);
+  return std::any_of(tokens.begin(), tokens.end(), [](double value) { return value > 0; });
 }
 
 LoadMatrix SumOfLoads(std::span<const LoadMatrix> loads) {

@@ -15,6 +15,7 @@ inline constexpr int kMaxExperts = 65536;
 inline constexpr int kMaxRanks = 65536;
 /// Largest number of values of one matrix: 32 Mi doubles are 256 MiB.
 inline constexpr int64_t kMaxLoadValues = int64_t{32} << 20;
+inline constexpr int kMaxWindows = 65536;
 
 /// Tokens per layer and expert. Values are finite and not negative.
 struct LoadMatrix {
@@ -40,6 +41,10 @@ Status CheckLoad(const LoadMatrix& load, const std::string& source);
 
 /// Scales each layer so that its loads sum to `sum`. A layer without tokens gets equal loads.
 LoadMatrix ScaledLoad(const LoadMatrix& load, double sum);
+
+/// Whether a router sent any token to the experts of `layer`. Recorders also count dense layers, which have
+/// none; measures over layers leave these layers out.
+bool HasTokens(const LoadMatrix& load, int layer);
 
 /// Sums matrices of one shape.
 LoadMatrix SumOfLoads(std::span<const LoadMatrix> loads);

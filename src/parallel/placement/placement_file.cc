@@ -1,10 +1,13 @@
 #include "parallel/placement/placement_file.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/json_text.h"
+#include "parallel/placement/bounded_input.h"
 #include "parallel/placement/numpy_file.h"
 
 namespace moesaic::parallel {
@@ -13,6 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFormatName = "moesaic-placement";
+constexpr int64_t kMaxPatternRows = int64_t{4} << 20;  // lists of experts, some 50 bytes each
 
 // Slots of all ranks in order, as lists of numbers separated by ", ".
 std::string SlotList(const LayerPlacement& layer) {
@@ -53,7 +57,11 @@ bool IsExpert(double value) { return value >= 0 && value < kMaxExperts && value 
 // Placement from the experts of all slots, [layers][slots].
 StatusOr<Placement> FromSlots(const std::vector<std::vector<double>>& slots, const std::string& source,
                               int ranks) {
-  if (ranks < 1) return InvalidArgument("{}: the number of ranks must be given for this format", source);
+  if (ranks < 1)
+    return InvalidArgument("{}: files of this format do not tell the number of ranks; give it (--ranks)",
+                           source);
+  if (slots.size() > static_cast<size_t>(kMaxLayers))
+    return InvalidArgument("{}: layers must be from 1 to {}, found {}", source, kMaxLayers, slots.size());
   Placement placement;
   for (const std::vector<double>& row : slots) {
     if (row.empty() || row.size() % static_cast<size_t>(ranks) != 0)
@@ -77,8 +85,12 @@ StatusOr<Placement> FromSlots(const std::vector<std::vector<double>>& slots, con
 StatusOr<Placement> FromOmni(const NumpyArray& array, const std::string& source) {
   if (array.shape.size() != 3 || array.values.empty() || array.shape[0] > kMaxRanks ||
       array.shape[1] > kMaxLayers || array.shape[2] > kMaxExperts)
-    return InvalidArgument("{}: a pattern of OmniPlacement is [ranks, layers, experts], found {} dimensions",
-                           source, array.shape.size());
+    return InvalidArgument(
+        "{}: a pattern of OmniPlacement is [ranks, layers, experts] of at most [{}, {}, {}], found [{}]",
+        source, kMaxRanks, kMaxLayers, kMaxExperts, fmt::join(array.shape, ", "));
+  if (array.shape[0] * array.shape[1] > kMaxPatternRows)
+    return InvalidArgument("{}: ranks times layers must be at most {}, found {}", source, kMaxPatternRows,
+                           array.shape[0] * array.shape[1]);
   Placement placement{.experts = static_cast<int>(array.shape[2])};
   placement.layers.assign(array.shape[1], LayerPlacement(array.shape[0]));
   for (int64_t i = 0; i < static_cast<int64_t>(array.values.size()); ++i) {
@@ -113,16 +125,22 @@ StatusOr<Placement> FromMoesaic(const Json& file, const std::string& source) {
     return InvalidArgument("{}: \"experts\" must be an integer from 1 to {}", source, kMaxExperts);
   if (!file.contains("layers") || !file["layers"].is_array() || file["layers"].empty())
     return InvalidArgument("{}: \"layers\" must be a list that is not empty", source);
+  if (file["layers"].size() > static_cast<size_t>(kMaxLayers))
+    return InvalidArgument("{}: layers must be from 1 to {}, found {}", source, kMaxLayers,
+                           file["layers"].size());
   Placement placement{.experts = file["experts"].get<int>()};
   for (const Json& layer : file["layers"]) {
-    if (!layer.is_array() || layer.empty())
-      return InvalidArgument("{}: a layer must be a list of ranks", source);
+    if (!layer.is_array() || layer.empty() || layer.size() > static_cast<size_t>(kMaxRanks))
+      return InvalidArgument("{}: layer {}: must be a list of 1 to {} ranks, found {}", source,
+                             placement.layers.size(), kMaxRanks, checkpoint::ShownJson(layer));
     placement.layers.emplace_back();
     for (const Json& rank : layer) {
       ASSIGN_OR_RETURN(const std::vector<double> row, NumberRow(rank, source));
       placement.layers.back().emplace_back();
       for (const double expert : row) {
-        if (!IsExpert(expert)) return InvalidArgument("{}: not an expert: {}", source, expert);
+        if (!IsExpert(expert))
+          return InvalidArgument("{}: layer {}: experts must be from 0 to {}, found {}", source,
+                                 placement.layers.size() - 1, placement.experts - 1, expert);
         placement.layers.back().back().push_back(static_cast<int>(expert));
       }
     }
@@ -132,7 +150,7 @@ StatusOr<Placement> FromMoesaic(const Json& file, const std::string& source) {
 }
 
 StatusOr<Placement> FromJson(std::string_view text, const std::string& source, int ranks) {
-  ASSIGN_OR_RETURN(const Json file, checkpoint::ParseJsonObject(text, source));
+  ASSIGN_OR_RETURN(const Json file, ParseBoundedJson(text, source));
   if (file.contains("format") && file["format"] == kFormatName) return FromMoesaic(file, source);
   if (!file.contains("physical_to_logical_map") || !file["physical_to_logical_map"].is_array() ||
       file["physical_to_logical_map"].empty()) {
@@ -149,8 +167,8 @@ StatusOr<Placement> FromJson(std::string_view text, const std::string& source, i
 
 StatusOr<Placement> FromPhy2Log(const NumpyArray& array, const std::string& source, int ranks) {
   if (array.shape.size() != 2 || array.values.empty() || array.shape[0] > kMaxLayers)
-    return InvalidArgument("{}: phy2log must be [layers, replicas], found {} dimensions", source,
-                           array.shape.size());
+    return InvalidArgument("{}: phy2log must be [layers, replicas] of at most {} layers, found [{}]", source,
+                           kMaxLayers, fmt::join(array.shape, ", "));
   std::vector<std::vector<double>> slots;
   for (int64_t layer = 0; layer < array.shape[0]; ++layer) {
     const auto row = array.values.begin() + layer * array.shape[1];
@@ -196,7 +214,9 @@ StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat
   return text + (yaml ? "layer_updates_per_iter: 0\n" : "\n]}\n");
 }
 
-StatusOr<Placement> ParsePlacement(std::string_view bytes, const std::string& source, int ranks) {
+namespace {
+
+StatusOr<Placement> ParseAnyFormat(std::string_view bytes, const std::string& source, int ranks) {
   if (IsZipFile(bytes)) {
     ASSIGN_OR_RETURN(const NumpyArray array, ParseNumpyZip(bytes, "phy2log", source));
     return FromPhy2Log(array, source, ranks);
@@ -208,6 +228,21 @@ StatusOr<Placement> ParsePlacement(std::string_view bytes, const std::string& so
   const size_t first = bytes.find_first_not_of(" \t\r\n");
   if (first != std::string_view::npos && bytes[first] == '{') return FromJson(bytes, source, ranks);
   return InvalidArgument("{}: a placement is a .npz or .npy file or a JSON object", source);
+}
+
+}  // namespace
+
+StatusOr<Placement> ParsePlacement(std::string_view bytes, const std::string& source, int ranks) {
+  ASSIGN_OR_RETURN(Placement placement, ParseAnyFormat(bytes, source, ranks));
+  if (ranks > 0 && placement.ranks() != ranks)
+    return InvalidArgument("{}: must have the {} ranks that were given, found {}", source, ranks,
+                           placement.ranks());
+  return placement;
+}
+
+StatusOr<Placement> ReadPlacement(const std::string& path, int ranks) {
+  ASSIGN_OR_RETURN(const std::string bytes, ReadBoundedFile(path));
+  return ParsePlacement(bytes, path, ranks);
 }
 
 }  // namespace moesaic::parallel

@@ -47,6 +47,15 @@ TEST(PlacementFile, NamesTheFaultOfBrokenFiles) {
             "f: layer 0: every expert needs a replica, found none of expert 1");
   EXPECT_EQ(message(R"({"format": "moesaic-placement", "version": 1, "experts": 1, "layers": [[[0], [5]]]})"),
             "f: layer 0: experts must be from 0 to 0, found 5");
+  EXPECT_EQ(message(R"({"format": "moesaic-placement", "version": 1, "experts": 1, "layers": [[[0]]]})"),
+            "f: must have the 2 ranks that were given, found 1");
+  EXPECT_EQ(
+      message(R"({"format": "moesaic-placement", "version": 1, "experts": 1, "layers": [[[0], [0.5]]]})"),
+      "f: layer 0: experts must be from 0 to 0, found 0.5");
+  EXPECT_EQ(message(R"({"format": "moesaic-placement", "version": 1, "experts": 1, "layers": [3]})"),
+            "f: layer 0: must be a list of 1 to 65536 ranks, found 3");
+  EXPECT_EQ(ParsePlacement(R"({"physical_to_logical_map": [[0]]})", "f", 0).status().message(),
+            "f: files of this format do not tell the number of ranks; give it (--ranks)");
   EXPECT_EQ(message("PK"), "f: a placement is a .npz or .npy file or a JSON object");
   const std::string zip = *PlacementBytes(kPlacement, PlacementFormat::kEplb);
   for (size_t bytes = 0; bytes < zip.size(); ++bytes)

@@ -153,7 +153,10 @@ StatusOr<std::vector<Workload>> GenerateLoads(const GeneratorOptions& options) {
 FittedSkew FitSkew(const LoadMatrix& load) {
   FittedSkew mean;
   const int experts = load.experts;
+  int layers = 0;
   for (int layer = 0; layer < load.layers; ++layer) {
+    if (!HasTokens(load, layer)) continue;
+    ++layers;
     std::vector<double> logs;
     double sum = 0, squares = 0, largest = 0;
     for (const double tokens : load.layer(layer)) {
@@ -190,13 +193,16 @@ FittedSkew FitSkew(const LoadMatrix& load) {
   }
   for (double* value : {&mean.sigma, &mean.alpha, &mean.log_normal_error, &mean.power_law_error,
                         &mean.max_over_mean, &mean.variation})
-    *value /= load.layers;
+    *value /= std::max(1, layers);
   return mean;
 }
 
 double LoadCorrelation(const LoadMatrix& a, const LoadMatrix& b) {
   double sum = 0;
+  int layers = 0;
   for (int layer = 0; layer < a.layers; ++layer) {
+    if (!HasTokens(a, layer) || !HasTokens(b, layer)) continue;
+    ++layers;
     const std::span<const double> x = a.layer(layer), y = b.layer(layer);
     const double mean_x = std::accumulate(x.begin(), x.end(), 0.0) / a.experts;
     const double mean_y = std::accumulate(y.begin(), y.end(), 0.0) / a.experts;
@@ -208,7 +214,7 @@ double LoadCorrelation(const LoadMatrix& a, const LoadMatrix& b) {
     }
     sum += xx > 0 && yy > 0 ? xy / std::sqrt(xx * yy) : 0;
   }
-  return sum / a.layers;
+  return layers > 0 ? sum / layers : 0;
 }
 
 }  // namespace moesaic::parallel

@@ -39,7 +39,7 @@ struct GeneratorOptions {
 /// Draws workloads "synthetic-0", ... with Poisson noise of counts. InvalidArgument for options out of range.
 StatusOr<std::vector<Workload>> GenerateLoads(const GeneratorOptions& options);
 
-/// Skew of loads, averaged over layers.
+/// Skew of loads, averaged over layers with tokens.
 struct FittedSkew {
   double sigma = 0;             ///< standard deviation of log(load + 1/2)
   double alpha = 0;             ///< least-squares slope of log(load + 1/2) over log(rank), negated
@@ -51,7 +51,8 @@ struct FittedSkew {
 
 FittedSkew FitSkew(const LoadMatrix& load);
 
-/// Correlation of two workloads' loads, averaged over layers.
+/// Correlation of two workloads' loads, averaged over layers with tokens in both; 0 without any. Equal loads
+/// of all experts correlate with nothing.
 double LoadCorrelation(const LoadMatrix& a, const LoadMatrix& b);
 
 }  // namespace moesaic::parallel

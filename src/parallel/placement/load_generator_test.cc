@@ -57,6 +57,21 @@ TEST(LoadGenerator, TheFitTellsLogNormalFromPowerLaw) {
   EXPECT_NEAR(b.alpha, power.spread, 0.05);
 }
 
+// SGLang's recorder counts the dense layers of a model as well, which have no tokens.
+TEST(LoadGenerator, LayersWithoutTokensDoNotChangeTheSkew) {
+  const auto loads = GenerateLoads({.layers = 4, .workloads = 2});
+  LoadMatrix a = (*loads)[0].total, b = (*loads)[1].total;
+  const FittedSkew skew = FitSkew(a);
+  const double correlation = LoadCorrelation(a, b);
+  for (LoadMatrix* load : {&a, &b}) {
+    load->layers = 6;
+    load->tokens.insert(load->tokens.begin(), 512, 0.0);
+  }
+  EXPECT_EQ(FitSkew(a).max_over_mean, skew.max_over_mean);
+  EXPECT_EQ(FitSkew(a).sigma, skew.sigma);
+  EXPECT_EQ(LoadCorrelation(a, b), correlation);
+}
+
 TEST(LoadGenerator, TheSeedDecides) {
   const auto a = GenerateLoads({.layers = 1, .seed = 7}), b = GenerateLoads({.layers = 1, .seed = 7});
   const auto c = GenerateLoads({.layers = 1, .seed = 8});

@@ -36,23 +36,20 @@ StatusOr<std::vector<double>> Speeds(const PlacementFlags& flags) {
   for (const std::string& text : flags.speeds) {
     double value = 0;
     const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || rest != text.data() + text.size() || !(value > 0))
-      return InvalidArgument("--speeds must be positive numbers, found {}", text);
+    if (error != std::errc() || rest != text.data() + text.size() || !(value >= 1e-6 && value <= 1e6))
+      return InvalidArgument("--speeds must be numbers from 1e-6 to 1e6, found {}", text);
     speeds.push_back(value);
   }
   return speeds;
 }
 
-StatusOr<Placement> ReadPlacement(const std::string& path, int ranks) {
+StatusOr<Placement> ReadPlan(const std::string& path, int ranks) {
+  if (path != kStandardInput) return parallel::ReadPlacement(path, ranks);
   ASSIGN_OR_RETURN(const std::string bytes, ReadInput(path));
-  StatusOr<Placement> placement = parallel::ParsePlacement(bytes, InputName(path), ranks);
-  if (!placement.ok() && ranks == 0 &&
-      placement.status().message().find("number of ranks") != std::string::npos)
-    return InvalidArgument("{}: this format does not tell the number of ranks; give it with --ranks", path);
-  return placement;
+  return parallel::ParsePlacement(bytes, InputName(path), ranks);
 }
 
-// Mean and worst over layers and loads.
+// Mean and worst over loads and layers with tokens.
 struct Balance {
   double mean = 0, worst = 0, split_mean = 0, split_worst = 0;
   int duplicates = 0, activated = 0;
@@ -63,7 +60,9 @@ Balance MeasureBalance(const Placement& placement, std::span<const Workload> loa
   Balance balance;
   int count = 0;
   for (const Workload& load : loads) {
-    for (int layer = 0; layer < load.total.layers; ++layer, ++count) {
+    for (int layer = 0; layer < load.total.layers; ++layer) {
+      if (!parallel::HasTokens(load.total, layer)) continue;
+      ++count;
       const parallel::LayerPlacement& placed = placement.layers[layer];
       const double equal = parallel::Imbalance(placed, load.total.layer(layer), speeds);
       const double split = parallel::SplitImbalance(placed, load.total.layer(layer), speeds);
@@ -157,7 +156,7 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   options.threads = flags.threads;
   Placement current;
   if (!flags.current.empty()) {
-    ASSIGN_OR_RETURN(current, ReadPlacement(flags.current, static_cast<int>(options.slots.size())));
+    ASSIGN_OR_RETURN(current, ReadPlan(flags.current, static_cast<int>(options.slots.size())));
     options.current = &current;
     options.max_moves = flags.max_moves;
   }
@@ -165,8 +164,8 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   Progress progress("planning");
   options.progress = [&](int done, int total) {
     progress.Show(done, total, fmt::format("{} of {} layers", done, total));
-    return !Interrupted();
   };
+  options.stop = Interrupted;
   ASSIGN_OR_RETURN(parallel::PlannedPlacement planned, parallel::PlanPlacement(loads, options));
   return MadePlan{std::move(planned.placement), "", planned.interrupted};
 }
@@ -193,6 +192,20 @@ Status CheckPlanFits(const Placement& placement, const LoadMatrix& load) {
     return OkStatus();
   return InvalidArgument("the plan must have {} layers of {} experts as the loads, found {} of {}",
                          load.layers, load.experts, placement.layers.size(), placement.experts);
+}
+
+// Refuses a format that can't hold the plan before the plan is made.
+Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int experts) {
+  if (format == PlacementFormat::kMoesaic || format == PlacementFormat::kOmni) return OkStatus();
+  const int slots = flags.slots > 0 ? flags.slots : experts;
+  const bool equal = flags.rank_slots.empty() ? flags.ranks > 0 && slots % flags.ranks == 0
+                                              : std::equal(flags.rank_slots.begin() + 1,
+                                                           flags.rank_slots.end(), flags.rank_slots.begin());
+  if (equal && flags.extra_replicas == 0) return OkStatus();
+  return InvalidArgument(
+      "{}: this format needs equally many slots on all ranks and layers; use a multiple of the ranks for "
+      "--slots, or --format moesaic",
+      flags.out);
 }
 
 std::string Number(double value) { return fmt::format("{:.3f}", value); }
@@ -275,8 +288,10 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
     ASSIGN_OR_RETURN(format, FormatOf(flags));
   }
   ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  RETURN_IF_ERROR(CheckFormatFits(flags, format, loads.front().total.experts));
   if (flags.algorithm != "moesaic" && flags.ranks < 1)
     return InvalidArgument("--ranks is needed by {}, found none", flags.algorithm);
+  ASSIGN_OR_RETURN(const std::vector<double> speeds, Speeds(flags));
   const auto start = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(const MadePlan plan, flags.algorithm == "moesaic" ? MakeOurs(flags, Totals(loads))
                                                                      : MakeBaseline(flags, Totals(loads)));
@@ -289,8 +304,7 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
     RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.out, bytes));
   }
   if (!flags.html.empty())
-    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, plan.placement, loads)));
-  ASSIGN_OR_RETURN(const std::vector<double> speeds, Speeds(flags));
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, plan.placement, speeds, loads)));
   if (plan.interrupted) Tell("interrupted: layers that were not done are placed without local search\n");
   PrintBalance(flags, plan.placement, loads, speeds);
   if (!flags.json) Print("\nplanned by {} in {:.2f} s\n", flags.algorithm, seconds);
@@ -299,12 +313,16 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
 }
 
 Status RunPlacementEvaluate(const PlacementFlags& flags) {
-  ASSIGN_OR_RETURN(const Placement placement, ReadPlacement(flags.plan, flags.ranks));
+  ASSIGN_OR_RETURN(const Placement placement, ReadPlan(flags.plan, flags.ranks));
   ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
   RETURN_IF_ERROR(CheckPlanFits(placement, loads.front().total));
+  ASSIGN_OR_RETURN(const std::vector<double> speeds, Speeds(flags));
+  if (!speeds.empty() && static_cast<int>(speeds.size()) != placement.ranks())
+    return InvalidArgument("--speeds must name the {} ranks of the plan, found {}", placement.ranks(),
+                           speeds.size());
   if (!flags.html.empty())
-    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, placement, loads)));
-  PrintBalance(flags, placement, loads, {});
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, placement, speeds, loads)));
+  PrintBalance(flags, placement, loads, speeds);
   return OkStatus();
 }
 
@@ -324,17 +342,19 @@ Status RunPlacementCompare(const PlacementFlags& flags) {
     Progress progress("comparing");
     options.progress = [&](int done, int total) {
       progress.Show(done, total, fmt::format("{} of {} plans", done, total));
-      return !Interrupted();
     };
+    options.stop = Interrupted;
     ASSIGN_OR_RETURN(results, parallel::ComparePolicies(loads, options));
   }
   if (!flags.html.empty())
-    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, ComparisonHtml(flags, results)));
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, ComparisonHtml(flags, options.slots, results)));
   std::vector<std::vector<std::string>> rows = {{"policy", "mean", "worst", "moves per rank"}};
   nlohmann::ordered_json policies = nlohmann::ordered_json::object();
+  nlohmann::ordered_json refused = nlohmann::ordered_json::object();
   for (const PolicyResult& result : results) {
     if (!result.error.empty()) {
       Tell("{}: {}\n", result.name, result.error);
+      refused[result.name] = result.error;
       continue;
     }
     rows.push_back(
@@ -346,7 +366,8 @@ Status RunPlacementCompare(const PlacementFlags& flags) {
     const nlohmann::ordered_json all = {{"ranks", options.ranks},
                                         {"slots", options.slots},
                                         {"leave_one_out", flags.leave_one_out},
-                                        {"policies", policies}};
+                                        {"policies", policies},
+                                        {"refused", refused}};
     WriteOutput(all.dump(2) + "\n");
   } else {
     Print("{} workloads, {} layers of {} experts, {} ranks, {} slots\n\n{}", loads.size(),
@@ -358,7 +379,7 @@ Status RunPlacementCompare(const PlacementFlags& flags) {
 
 Status RunPlacementConvert(const PlacementFlags& flags) {
   ASSIGN_OR_RETURN(const PlacementFormat format, FormatOf(flags));
-  ASSIGN_OR_RETURN(const Placement placement, ReadPlacement(flags.files.front(), flags.ranks));
+  ASSIGN_OR_RETURN(const Placement placement, ReadPlan(flags.files.front(), flags.ranks));
   ASSIGN_OR_RETURN(const std::string bytes, parallel::PlacementBytes(placement, format, flags.first_layer));
   RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.out, bytes));
   Tell("written to {}\n", flags.out);
@@ -367,7 +388,7 @@ Status RunPlacementConvert(const PlacementFlags& flags) {
 
 Status RunPlacementExplain(const PlacementFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
-  const int ranks = flags.ranks > 0 ? flags.ranks : 32;
+  const int ranks = flags.ranks > 0 ? flags.ranks : std::min(32, loads.front().total.experts);
   std::vector<std::vector<std::string>> rows = {
       {"load", "hottest over mean", "variation", "sigma", "alpha", "fits", "default order", "correlation"}};
   nlohmann::ordered_json json = nlohmann::ordered_json::array();

@@ -56,9 +56,10 @@ Status RunPlacementExplain(const PlacementFlags& flags);
 Status RunPlacementGenerate(const PlacementFlags& flags);
 
 /// Page with the bars of a comparison.
-std::string ComparisonHtml(const PlacementFlags& flags, const std::vector<parallel::PolicyResult>& results);
+std::string ComparisonHtml(const PlacementFlags& flags, int slots,
+                           const std::vector<parallel::PolicyResult>& results);
 /// Page with the balance of each layer under a plan.
 std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& placement,
-                     const std::vector<parallel::Workload>& loads);
+                     const std::vector<double>& speeds, const std::vector<parallel::Workload>& loads);
 
 }  // namespace moesaic::app

@@ -15,7 +15,8 @@ std::string Ratio(double value) { return fmt::format("{:.3f}", value); }
 
 }  // namespace
 
-std::string ComparisonHtml(const PlacementFlags& flags, const std::vector<parallel::PolicyResult>& results) {
+std::string ComparisonHtml(const PlacementFlags& flags, int slots,
+                           const std::vector<parallel::PolicyResult>& results) {
   ReportSection section{.title = "Largest rank load over the mean"};
   section.notes = {flags.leave_one_out ? "Each workload is measured on a plan for the others."
                                        : "Workloads are measured on a plan for all of them."};
@@ -30,14 +31,13 @@ std::string ComparisonHtml(const PlacementFlags& flags, const std::vector<parall
   section.plots.push_back(
       {.caption = "Excess over perfect balance, mean over layers and workloads",
        .svg = BarPlot(excess, [](double value) { return fmt::format("{:.1f}%", 100 * value); })});
-  return ReportHtml(
-      {.title = "Comparison of expert placements",
-       .facts = {{std::to_string(flags.ranks), "ranks"}, {std::to_string(flags.slots), "slots"}},
-       .sections = {section}});
+  return ReportHtml({.title = "Comparison of expert placements",
+                     .facts = {{std::to_string(flags.ranks), "ranks"}, {std::to_string(slots), "slots"}},
+                     .sections = {section}});
 }
 
 std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& placement,
-                     const std::vector<parallel::Workload>& loads) {
+                     const std::vector<double>& speeds, const std::vector<parallel::Workload>& loads) {
   std::vector<PlotSeries> equal, split;
   std::vector<std::string> names;
   for (size_t i = 0; i < loads.size() && i < kPlottedLoads; ++i) {
@@ -45,9 +45,11 @@ std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& pla
     equal.push_back({loads[i].name});
     split.push_back({loads[i].name});
     for (int layer = 0; layer < loads[i].total.layers; ++layer) {
+      if (!parallel::HasTokens(loads[i].total, layer)) continue;
       const auto tokens = loads[i].total.layer(layer);
-      equal.back().points.emplace_back(layer, parallel::Imbalance(placement.layers[layer], tokens));
-      split.back().points.emplace_back(layer, parallel::SplitImbalance(placement.layers[layer], tokens));
+      equal.back().points.emplace_back(layer, parallel::Imbalance(placement.layers[layer], tokens, speeds));
+      split.back().points.emplace_back(layer,
+                                       parallel::SplitImbalance(placement.layers[layer], tokens, speeds));
     }
   }
   ReportSection section{.title = "Balance per layer"};

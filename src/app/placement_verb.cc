@@ -25,7 +25,11 @@ const std::vector<Action>& Actions() {
        {"--ranks", "--slots", "--groups", "--nodes", "--out", "--format", "--first-layer", "--html",
         "--algorithm", "--rank-slots", "--speeds", "--extra-replicas", "--current", "--max-moves",
         "--windows", "--threads", "--json"}},
-      {"evaluate", RunPlacementEvaluate, 1, -1, {"--plan", "--ranks", "--windows", "--html", "--json"}},
+      {"evaluate",
+       RunPlacementEvaluate,
+       1,
+       -1,
+       {"--plan", "--ranks", "--speeds", "--windows", "--html", "--json"}},
       {"compare",
        RunPlacementCompare,
        1,
@@ -77,7 +81,7 @@ void AddPlanFlags(Verb& verb, PlacementFlags& options) {
       .Delimiter(',')
       .OneValue()
       .Group(group);
-  verb.AddOption("--speeds", options.speeds, "Relative speed of each rank, e.g. 1,1,0.5")
+  verb.AddOption("--speeds", options.speeds, "Relative speed of each rank, e.g. 1,1,0.5; also of evaluate")
       .Delimiter(',')
       .OneValue()
       .Group(group);

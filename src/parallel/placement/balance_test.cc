@@ -94,6 +94,20 @@ TEST(Comparison, OurPlanHasTheBestBalanceOfUnknownWorkloads) {
   EXPECT_LT(ours->mean, best);
 }
 
+TEST(Comparison, LayersWithoutTokensDoNotChangeTheMean) {
+  auto loads = *GenerateLoads({.layers = 2, .workloads = 2});
+  const auto plain = ComparePolicies(loads, {.ranks = 8, .slots = 256});
+  for (Workload& load : loads) {
+    load.total.layers = 3;
+    load.total.tokens.insert(load.total.tokens.begin(), 256, 0.0);
+  }
+  const auto dense = ComparePolicies(loads, {.ranks = 8, .slots = 256});
+  for (size_t i = 0; i < plain->size(); ++i) {
+    EXPECT_EQ((*dense)[i].mean, (*plain)[i].mean) << (*plain)[i].name;
+    EXPECT_EQ((*dense)[i].worst, (*plain)[i].worst) << (*plain)[i].name;
+  }
+}
+
 TEST(Comparison, RefusesWorkloadsOfDifferentShapes) {
   auto loads = *GenerateLoads({.layers = 2, .workloads = 2});
   loads[1].total = GenerateLoads({.layers = 3, .workloads = 1})->front().total;

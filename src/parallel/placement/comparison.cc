@@ -56,7 +56,8 @@ std::vector<Policy> Policies(const CompareOptions& options) {
       {"moesaic", options.split, [options](Loads loads, const LoadMatrix&) -> StatusOr<Placement> {
          ASSIGN_OR_RETURN(PlannedPlacement planned,
                           PlanPlacement(loads, {.slots = EqualSlots(options.slots, options.ranks),
-                                                .threads = options.threads}));
+                                                .threads = options.threads,
+                                                .stop = options.stop}));
          return std::move(planned.placement);
        }});
   return policies;
@@ -112,6 +113,7 @@ StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> wo
   for (const Workload& workload : workloads) loads.push_back(ScaledLoad(workload.total, kTokens));
   const int count = static_cast<int>(loads.size()), layers = loads.front().layers;
   const int max_moves = static_cast<int>(options.moves * options.ranks + 1e-9);
+  const auto stopped = [&] { return options.stop && options.stop(); };
   const std::vector<Policy> policies = Policies(options);
   std::vector<PolicyResult> results;
   int done = 0;
@@ -121,8 +123,8 @@ StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> wo
     Status failed;
     const bool ours = policy.name == "moesaic";
     for (int plan = 0; plan < plans && failed.ok(); ++plan) {
-      if (options.progress && !options.progress(done++, plans * static_cast<int>(policies.size())))
-        return Cancelled("interrupted");
+      if (options.progress) options.progress(done++, plans * static_cast<int>(policies.size()));
+      if (stopped()) return Cancelled("interrupted");
       std::vector<LoadMatrix> known;
       for (int w = 0; w < count; ++w) {
         if (!options.leave_one_out || w != plan) known.push_back(loads[w]);
@@ -134,6 +136,8 @@ StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> wo
       }
       for (int w = options.leave_one_out ? plan : 0; w < (options.leave_one_out ? plan + 1 : count); ++w) {
         for (int layer = 0; layer < layers; ++layer) {
+          if (stopped()) return Cancelled("interrupted");
+          if (!HasTokens(workloads[w].total, layer)) continue;
           const LayerPlacement& placed = placement->layers[layer];
           const std::span<const double> tokens = loads[w].layer(layer);
           int moved = 0;

@@ -18,18 +18,20 @@ struct CompareOptions {
   bool split = false;          ///< add "+split" rows, and the exact split to "moesaic"
   double moves = 0;            ///< temporary expert moves per rank and layer of "moesaic"; implies its split
   int threads = 2;
-  std::function<bool(int done, int total)> progress = {};  ///< false: cancel
+  std::function<void(int done, int total)> progress = {};
+  std::function<bool()> stop = {};  ///< true: cancel; called from several threads
 };
 
 struct PolicyResult {
   std::string name;
-  double mean = 0, worst = 0;  ///< over layers and measured workloads, of the largest rank load over the mean
-  double moves = 0;            ///< mean temporary moves per rank and layer
-  std::string error;           ///< reason if the policy can't plan these sizes; values are 0
+  /// Of the largest rank load over the mean, over measured workloads and layers with tokens.
+  double mean = 0, worst = 0;
+  double moves = 0;   ///< mean temporary moves per rank and layer
+  std::string error;  ///< reason if the policy can't plan these sizes; values are 0
 };
 
 /// Runs all policies. Every workload has equal weight: policies that plan for one load get the mean of the
-/// workloads' shares. Results are in a fixed order. Cancelled if `progress` returned false.
+/// workloads' shares. Results are in a fixed order. Cancelled if `stop` returned true.
 StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> workloads,
                                                     const CompareOptions& options);
 

@@ -225,11 +225,30 @@ double LayerSearch::ExchangeGain(int expert, int rank_b, int slot_b) {
   return gain + cost_[rank_b] - Changed(rank_b, unit(old), less);
 }
 
+// Gain of a further replica of `expert` in an empty slot of rank b.
+double LayerSearch::AdditionGain(int expert, int rank_b) {
+  const float* gained = scenario_.loads.data() + static_cast<size_t>(expert) * padded_;
+  const auto n = static_cast<float>(copies_[expert]);
+  float* less = scratch_.data();
+  float* share = scratch_.data() + padded_;
+  for (int s = 0; s < padded_; ++s) {
+    share[s] = gained[s] / (n + 1);
+    less[s] = gained[s] / n - share[s];
+  }
+  double gain = cost_[rank_b] - Changed(rank_b, nullptr, share);
+  for (const int rank : ranks_of_[expert]) gain += cost_[rank] - Changed(rank, less, nullptr);
+  return gain;
+}
+
 void LayerSearch::FindExchanges(int rank, Step& best) {
   const int ranks = static_cast<int>(layer_.size());
   for (const int expert : layer_[rank]) {
     for (int other = 0; other < ranks; ++other) {
       if (Holds(other, expert)) continue;
+      if (static_cast<int>(layer_[other].size()) < slots_[other]) {
+        const double gain = AdditionGain(expert, other);
+        if (gain > best.gain) best = {gain, Step::kAdd, 0, 0, other, 0, expert};
+      }
       for (int slot = 0; slot < static_cast<int>(layer_[other].size()); ++slot) {
         if (copies_[layer_[other][slot]] < 2) continue;
         const double gain = ExchangeGain(expert, other, slot);
@@ -256,6 +275,9 @@ void LayerSearch::Apply(const Step& step) {
     std::vector<int>& from = layer_[step.rank_a];
     layer_[step.rank_b].push_back(from[step.slot_a]);
     from.erase(from.begin() + step.slot_a);
+  } else if (step.kind == Step::kAdd) {
+    layer_[step.rank_b].push_back(step.expert);
+    ++copies_[step.expert];
   } else {
     int& slot = layer_[step.rank_b][step.slot_b];
     --copies_[slot];

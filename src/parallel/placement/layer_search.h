@@ -35,9 +35,9 @@ class LayerSearch {
   /// Starts from a placement whose ranks hold distinct experts, within the slots.
   void Start(const LayerPlacement& layer);
 
-  /// Applies the best swap, move or exchange of a replica that involves a loaded rank, until none improves
-  /// the objective, `max_steps` are done or `stop` returns true. With `max_moves` >= 0, at most that many
-  /// slots differ from the placement at the start. Returns the number of steps.
+  /// Applies the best swap, move, exchange or addition of a replica that involves a loaded rank, until none
+  /// improves the objective, `max_steps` are done or `stop` returns true. With `max_moves` >= 0, at most that
+  /// many slots differ from the placement at the start. Returns the number of steps.
   int Improve(int max_steps, const std::function<bool()>& stop, int max_moves = -1);
 
   /// Places with other replica counts and keeps the best placement. Few slots per rank need them: the
@@ -55,9 +55,9 @@ class LayerSearch {
  private:
   struct Step {
     double gain = 0;
-    enum Kind { kNone, kSwap, kMove, kExchange } kind = kNone;
+    enum Kind { kNone, kSwap, kMove, kExchange, kAdd } kind = kNone;
     int rank_a = 0, slot_a = 0, rank_b = 0, slot_b = 0;
-    int expert = 0;  // of kExchange: replaces the expert of slot b
+    int expert = 0;  // of kExchange: replaces the expert of slot b; of kAdd: fills an empty slot of rank b
   };
 
   const float* unit(int expert) const { return units_.data() + static_cast<size_t>(expert) * padded_; }
@@ -79,6 +79,7 @@ class LayerSearch {
   void FindSwaps(int rank, Step& best) const;
   void FindExchanges(int rank, Step& best);
   double ExchangeGain(int expert, int rank_b, int slot_b);
+  double AdditionGain(int expert, int rank_b);
   void Apply(const Step& step);
   int Moved() const;
 

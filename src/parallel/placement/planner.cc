@@ -15,6 +15,8 @@ namespace {
 // and beyond 12 they fit known workloads better, but not unknown ones.
 constexpr int kCountTries = 12, kCountTriesOfOneWorkload = 200;
 constexpr double kFewSlots = 3;  // mean of ranks
+// Largest number of pairs of a rank and an expert: LayerSearch has a byte for each, per thread.
+constexpr int64_t kMaxHeld = int64_t{64} << 20;
 
 // `workloads` are scaled.
 ScenarioLoads Scenarios(std::span<const LoadMatrix> workloads, int layer) {
@@ -54,6 +56,9 @@ Status CheckOptions(std::span<const LoadMatrix> workloads, const PlannerOptions&
   }
   if (total < experts)
     return InvalidArgument("slots of all ranks must hold {} experts, found {}", experts, total);
+  if (static_cast<int64_t>(options.slots.size()) * experts > kMaxHeld)
+    return InvalidArgument("ranks times experts must be at most {}, found {}", kMaxHeld,
+                           static_cast<int64_t>(options.slots.size()) * experts);
   if (options.extra_replicas < 0)
     return InvalidArgument("extra replicas must not be negative, found {}", options.extra_replicas);
   if (options.current != nullptr) {
@@ -141,7 +146,10 @@ class Planner {
   }
 
   LayerPlan PlanLayer(int layer, double level) {
-    const auto stop = [this] { return stopped_.load(); };
+    const auto stop = [this] {
+      if (options_.stop && options_.stop()) stopped_ = true;
+      return stopped_.load();
+    };
     std::vector<int> slots = options_.slots;
     const int extra = static_cast<int>(level * static_cast<double>(slots.size()));
     // One more slot on every 1/level-th rank.
@@ -162,7 +170,7 @@ class Planner {
     search.Improve(options_.max_steps, stop, options_.current != nullptr ? options_.max_moves : -1);
     const std::lock_guard<std::mutex> lock(mutex_);
     ++done_;
-    if (options_.progress && !stopped_ && !options_.progress(done_, steps_)) stopped_ = true;
+    if (options_.progress) options_.progress(done_, steps_);
     return {search.layer(), search.worst(), extra};
   }
 

@@ -21,9 +21,11 @@ struct PlannerOptions {
   int max_moves = -1;
   int threads = 2;
   int max_steps = 1000;  ///< of the local search, per layer
-  /// Called from one thread at a time after each layer. False ends the search: layers that are not done get
-  /// the placement before local search.
-  std::function<bool(int done, int total)> progress = {};
+  /// Called from one thread at a time after each layer.
+  std::function<void(int done, int total)> progress = {};
+  /// True ends the search: layers that are not done get the placement found so far. Called between steps of
+  /// the search from several threads.
+  std::function<bool()> stop = {};
 };
 
 struct PlannedPlacement {
@@ -34,7 +36,8 @@ struct PlannedPlacement {
 /// Plans each layer for all workloads at once: the largest load of a rank is minimal over workloads, not that
 /// of their mean. Steps: replica counts by the highest load of each expert, placement of the largest replicas
 /// first, then local search by swaps, moves and exchanges of replicas (LayerSearch). Every workload has equal
-/// weight. Ranks hold distinct experts; slots stay empty only where every rank holds all experts. The result
+/// weight. Ranks hold distinct experts; slots stay empty only where every rank holds all experts, or
+/// where a plan that starts from `current` has no use for them. The result
 /// depends on the arguments only, not on `threads`. InvalidArgument for too few slots or shapes that differ.
 StatusOr<PlannedPlacement> PlanPlacement(std::span<const LoadMatrix> workloads,
                                          const PlannerOptions& options);

@@ -99,6 +99,22 @@ TEST(Planner, MovesStayWithinTheirBudgetAndMoreOfThemBalanceBetter) {
   EXPECT_LT(last, 1.1);
 }
 
+TEST(Planner, EmptySlotsOfThePlacementInUseGetReplicas) {
+  const std::vector<LoadMatrix> loads = Loads(2, 64, 3, 3);
+  const Placement start{64, {InOrder(64, 8), InOrder(64, 8)}};
+  const auto moved = PlanPlacement(loads, {.slots = std::vector<int>(8, 8), .current = &start});
+  const auto added = PlanPlacement(loads, {.slots = std::vector<int>(8, 10), .current = &start});
+  ASSERT_TRUE(added.ok()) << added.status();
+  EXPECT_TRUE(CheckPlacement(added->placement, "plan", /*distinct=*/true).ok());
+  EXPECT_GT(added->placement.replicas(0), 64);
+  double worst_moved = 0, worst_added = 0;
+  for (const LoadMatrix& load : loads) {
+    worst_moved = std::max(worst_moved, MeanImbalance(moved->placement, load));
+    worst_added = std::max(worst_added, MeanImbalance(added->placement, load));
+  }
+  EXPECT_LT(worst_added, worst_moved);
+}
+
 TEST(Planner, HalfOfUniformRedundancyIsEnoughWhereItIsSpentUnevenly) {
   const std::vector<LoadMatrix> loads = Loads(12, 256, 1, 6);
   const Placement uniform = FromEplb(*PlanEplb(loads[0], {.replicas = 288, .gpus = 32}), 32);
@@ -127,7 +143,7 @@ TEST(Planner, LoadsFollowTheSpeedsOfRanks) {
 
 TEST(Planner, AStopKeepsAValidPlan) {
   PlannerOptions options{.slots = EqualSlots(288, 32)};
-  options.progress = [](int, int) { return false; };
+  options.stop = [] { return true; };
   const auto plan = PlanPlacement(Loads(8, 256, 4, 1), options);
   ASSERT_TRUE(plan.ok());
   EXPECT_TRUE(plan->interrupted);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "app/input.h"
 #include "app/interrupt.h"
@@ -16,6 +17,7 @@
 #include "parallel/placement/balance.h"
 #include "parallel/placement/load_file.h"
 #include "parallel/placement/load_generator.h"
+#include "parallel/placement/migration.h"
 #include "parallel/placement/numpy_file.h"
 #include "parallel/placement/planner.h"
 #include "parallel/placement/published_balancers.h"
@@ -143,7 +145,8 @@ StatusOr<MadePlan> MakeBaseline(const PlacementFlags& flags, std::span<const Loa
   return MadePlan{*std::move(placement), "", false};
 }
 
-StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMatrix> loads) {
+StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMatrix> loads,
+                            const std::optional<Placement>& current) {
   parallel::PlannerOptions options{.slots = flags.rank_slots};
   if (options.slots.empty()) {
     options.slots = parallel::EqualSlots(flags.slots > 0 ? flags.slots : loads.front().experts, flags.ranks);
@@ -154,12 +157,8 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   ASSIGN_OR_RETURN(options.speeds, Speeds(flags));
   options.extra_replicas = flags.extra_replicas;
   options.threads = flags.threads;
-  Placement current;
-  if (!flags.current.empty()) {
-    ASSIGN_OR_RETURN(current, ReadPlan(flags.current, static_cast<int>(options.slots.size())));
-    options.current = &current;
-    options.max_moves = flags.max_moves;
-  }
+  options.current = current ? &*current : nullptr;
+  options.max_moves = flags.max_moves;
   const InterruptGuard guard;
   Progress progress("planning");
   options.progress = [&](int done, int total) {
@@ -210,8 +209,47 @@ Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int 
 
 std::string Number(double value) { return fmt::format("{:.3f}", value); }
 
-void PrintBalance(const PlacementFlags& flags, const Placement& placement, std::span<const Workload> loads,
-                  std::span<const double> speeds) {
+// The placement of --current, if it is given.
+StatusOr<std::optional<Placement>> ReadCurrent(const PlacementFlags& flags, int ranks) {
+  if (flags.current.empty()) return std::nullopt;
+  ASSIGN_OR_RETURN(Placement current, ReadPlan(flags.current, ranks));
+  return current;
+}
+
+// Moves from the placement in use to another one.
+struct MigrationSize {
+  int64_t experts = 0, rounds = 0;
+  int most_experts = 0, most_rounds = 0;  // of a layer
+};
+
+StatusOr<MigrationSize> MeasureMigration(const Placement& current, const Placement& next) {
+  if (current.experts != next.experts || current.layers.size() != next.layers.size() ||
+      current.ranks() != next.ranks()) {
+    return InvalidArgument(
+        "--current must have {} ranks, {} layers and {} experts as the plan, found {}, {} and {}",
+        next.ranks(), next.layers.size(), next.experts, current.ranks(), current.layers.size(),
+        current.experts);
+  }
+  MigrationSize size;
+  for (size_t layer = 0; layer < next.layers.size(); ++layer) {
+    ASSIGN_OR_RETURN(const std::vector<parallel::TransferRound> rounds,
+                     parallel::PlanTransfers(current.layers[layer], next.layers[layer]));
+    int experts = 0;
+    for (const parallel::TransferRound& round : rounds) experts += static_cast<int>(round.size());
+    size.experts += experts;
+    size.rounds += static_cast<int64_t>(rounds.size());
+    size.most_experts = std::max(size.most_experts, experts);
+    size.most_rounds = std::max(size.most_rounds, static_cast<int>(rounds.size()));
+  }
+  return size;
+}
+
+Status PrintBalance(const PlacementFlags& flags, const Placement& placement, std::span<const Workload> loads,
+                    std::span<const double> speeds, const std::optional<Placement>& current) {
+  std::optional<MigrationSize> migration;
+  if (current) {
+    ASSIGN_OR_RETURN(migration, MeasureMigration(*current, placement));
+  }
   std::vector<std::vector<std::string>> rows = {
       {"load", "mean", "worst", "split mean", "split worst", "activated experts"}};
   nlohmann::ordered_json json = {{"layers", placement.layers.size()},
@@ -234,13 +272,24 @@ void PrintBalance(const PlacementFlags& flags, const Placement& placement, std::
                              {"split_us", SplitMicroseconds(placement, load.total)}});
   }
   json["repeated_replicas"] = duplicates;
+  if (migration) {
+    json["migration"] = {{"experts", migration->experts},
+                         {"most_experts_of_a_layer", migration->most_experts},
+                         {"rounds", migration->rounds},
+                         {"most_rounds_of_a_layer", migration->most_rounds}};
+  }
   if (flags.json) {
     WriteOutput(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-    return;
+    return OkStatus();
   }
   Print("{} layers, {} ranks, up to {} slots of a rank, {} replicas, {} repeated on their rank\n\n{}",
         placement.layers.size(), placement.ranks(), placement.max_slots(), Replicas(placement), duplicates,
         FormatTable(rows, /*markdown=*/false));
+  if (migration) {
+    Print("\n{} experts move from {}, at most {} of a layer; at most {} rounds per layer\n",
+          migration->experts, flags.current, migration->most_experts, migration->most_rounds);
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -292,8 +341,10 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
   if (flags.algorithm != "moesaic" && flags.ranks < 1)
     return InvalidArgument("--ranks is needed by {}, found none", flags.algorithm);
   ASSIGN_OR_RETURN(const std::vector<double> speeds, Speeds(flags));
+  const int ranks = flags.rank_slots.empty() ? flags.ranks : static_cast<int>(flags.rank_slots.size());
+  ASSIGN_OR_RETURN(const std::optional<Placement> current, ReadCurrent(flags, ranks));
   const auto start = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const MadePlan plan, flags.algorithm == "moesaic" ? MakeOurs(flags, Totals(loads))
+  ASSIGN_OR_RETURN(const MadePlan plan, flags.algorithm == "moesaic" ? MakeOurs(flags, Totals(loads), current)
                                                                      : MakeBaseline(flags, Totals(loads)));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!flags.out.empty()) {
@@ -306,7 +357,7 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
   if (!flags.html.empty())
     RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, plan.placement, speeds, loads)));
   if (plan.interrupted) Tell("interrupted: layers that were not done are placed without local search\n");
-  PrintBalance(flags, plan.placement, loads, speeds);
+  RETURN_IF_ERROR(PrintBalance(flags, plan.placement, loads, speeds, current));
   if (!flags.json) Print("\nplanned by {} in {:.2f} s\n", flags.algorithm, seconds);
   if (!flags.out.empty()) Tell("written to {}\n", flags.out);
   return plan.interrupted ? Cancelled("interrupted") : OkStatus();
@@ -322,8 +373,8 @@ Status RunPlacementEvaluate(const PlacementFlags& flags) {
                            speeds.size());
   if (!flags.html.empty())
     RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, placement, speeds, loads)));
-  PrintBalance(flags, placement, loads, speeds);
-  return OkStatus();
+  ASSIGN_OR_RETURN(const std::optional<Placement> current, ReadCurrent(flags, placement.ranks()));
+  return PrintBalance(flags, placement, loads, speeds, current);
 }
 
 Status RunPlacementCompare(const PlacementFlags& flags) {

@@ -29,7 +29,7 @@ const std::vector<Action>& Actions() {
        RunPlacementEvaluate,
        1,
        -1,
-       {"--plan", "--ranks", "--speeds", "--windows", "--html", "--json"}},
+       {"--plan", "--ranks", "--speeds", "--current", "--windows", "--html", "--json"}},
       {"compare",
        RunPlacementCompare,
        1,
@@ -89,7 +89,9 @@ void AddPlanFlags(Verb& verb, PlacementFlags& options) {
                  "Replicas over all layers on top of the slots, for the layers where they help most")
       .Range(0, 1 << 24)
       .Group(group);
-  verb.AddOption("--current", options.current, "Placement in use, from which the plan starts").Group(group);
+  verb.AddOption("--current", options.current,
+                 "Placement in use, from which the plan starts; evaluate counts the moves from it")
+      .Group(group);
   verb.AddOption("--max-moves", options.max_moves, "Slots of a layer that may change from --current")
       .Range(0, 1 << 24)
       .Group(group);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "parallel/placement/layer_search.h"
+#include "parallel/placement/migration.h"
 
 namespace moesaic::parallel {
 namespace {
@@ -118,6 +119,10 @@ class Planner {
         result.placement.layers[layer] = std::move(plans[layer][chosen[layer]].layer);
     } else {
       ForEach(layers, [&](int layer) { result.placement.layers[layer] = PlanLayer(layer, 0).layer; });
+    }
+    for (int layer = 0; options_.current != nullptr && layer < layers; ++layer) {
+      LayerPlacement& planned = result.placement.layers[layer];
+      planned = KeepSlots(options_.current->layers[layer], planned);
     }
     result.interrupted = stopped_;
     return result;

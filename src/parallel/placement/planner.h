@@ -16,7 +16,8 @@ struct PlannerOptions {
   /// lower the largest rank load most.
   int extra_replicas = 0;
   std::vector<double> speeds = {};  ///< per rank, relative; empty: equal speeds
-  /// Placement in use and the most slots of a layer that may get another expert; -1: any number.
+  /// Placement in use and the most slots of a layer that may get another expert; -1: any number. Experts that
+  /// stay on their rank keep their slots.
   const Placement* current = nullptr;
   int max_moves = -1;
   int threads = 2;

@@ -18,6 +18,7 @@
 #include "parallel/placement/load_file.h"
 #include "parallel/placement/load_generator.h"
 #include "parallel/placement/migration.h"
+#include "parallel/placement/node_traffic.h"
 #include "parallel/placement/numpy_file.h"
 #include "parallel/placement/planner.h"
 #include "parallel/placement/published_balancers.h"
@@ -51,14 +52,24 @@ StatusOr<Placement> ReadPlan(const std::string& path, int ranks) {
   return parallel::ParsePlacement(bytes, InputName(path), ranks);
 }
 
+constexpr int kDefaultTopK = 8;  // of DeepSeek-V3 and Qwen3-MoE
+
+parallel::Routing RoutingOf(const PlacementFlags& flags) {
+  return {.top_k = flags.top_k > 0 ? flags.top_k : kDefaultTopK,
+          .groups = flags.groups,
+          .top_groups = flags.top_groups > 0 ? flags.top_groups : flags.groups};
+}
+
 // Mean and worst over loads and layers with tokens.
 struct Balance {
   double mean = 0, worst = 0, split_mean = 0, split_worst = 0;
   int duplicates = 0, activated = 0;
+  double remote_nodes = 0;
 };
 
 Balance MeasureBalance(const Placement& placement, std::span<const Workload> loads,
-                       std::span<const double> speeds = {}) {
+                       std::span<const double> speeds = {}, int nodes = 1,
+                       const parallel::Routing& routing = {}) {
   Balance balance;
   int count = 0;
   for (const Workload& load : loads) {
@@ -72,12 +83,14 @@ Balance MeasureBalance(const Placement& placement, std::span<const Workload> loa
       balance.split_mean += split;
       balance.worst = std::max(balance.worst, equal);
       balance.split_worst = std::max(balance.split_worst, split);
+      balance.remote_nodes += parallel::RemoteNodes(placed, load.total.layer(layer), nodes, routing);
       balance.activated =
           std::max(balance.activated, parallel::ActivatedExperts(placed, load.total.layer(layer)));
     }
   }
   balance.mean /= count;
   balance.split_mean /= count;
+  balance.remote_nodes /= count;
   for (const parallel::LayerPlacement& layer : placement.layers)
     balance.duplicates += parallel::DuplicateSlots(layer);
   return balance;
@@ -122,9 +135,10 @@ StatusOr<MadePlan> MakeEplb(const PlacementFlags& flags, const LoadMatrix& load,
 
 StatusOr<MadePlan> MakeBaseline(const PlacementFlags& flags, std::span<const LoadMatrix> loads) {
   if (!flags.rank_slots.empty() || !flags.speeds.empty() || !flags.current.empty() ||
-      flags.extra_replicas > 0) {
+      flags.extra_replicas > 0 || flags.traffic_weight > 0) {
     return InvalidArgument(
-        "--rank-slots, --speeds, --current and --extra-replicas need --algorithm moesaic, found {}",
+        "--rank-slots, --speeds, --current, --extra-replicas and --traffic-weight need --algorithm moesaic, "
+        "found {}",
         flags.algorithm);
   }
   const LoadMatrix sum = parallel::SumOfLoads(loads);
@@ -156,6 +170,9 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   }
   ASSIGN_OR_RETURN(options.speeds, Speeds(flags));
   options.extra_replicas = flags.extra_replicas;
+  options.traffic_weight = flags.traffic_weight;
+  options.nodes = flags.nodes;
+  options.groups = flags.groups;
   options.threads = flags.threads;
   options.current = current ? &*current : nullptr;
   options.max_moves = flags.max_moves;
@@ -257,12 +274,20 @@ Status PrintBalance(const PlacementFlags& flags, const Placement& placement, std
                                  {"replicas", Replicas(placement)},
                                  {"max_slots", placement.max_slots()}};
   json["loads"] = nlohmann::ordered_json::array();
+  const bool nodes = flags.top_k > 0;
+  if (nodes) {
+    RETURN_IF_ERROR(parallel::CheckRouting(RoutingOf(flags), placement.experts));
+    if (placement.ranks() % flags.nodes != 0)
+      return InvalidArgument("--nodes must divide the {} ranks, found {}", placement.ranks(), flags.nodes);
+    rows.front().emplace_back("remote nodes");
+  }
   int duplicates = 0;
   for (const Workload& load : loads) {
-    const Balance balance = MeasureBalance(placement, {&load, 1}, speeds);
+    const Balance balance = MeasureBalance(placement, {&load, 1}, speeds, flags.nodes, RoutingOf(flags));
     duplicates = balance.duplicates;
     rows.push_back({load.name, Number(balance.mean), Number(balance.worst), Number(balance.split_mean),
                     Number(balance.split_worst), std::to_string(balance.activated)});
+    if (nodes) rows.back().push_back(Number(balance.remote_nodes));
     json["loads"].push_back({{"name", load.name},
                              {"mean", balance.mean},
                              {"worst", balance.worst},
@@ -270,6 +295,7 @@ Status PrintBalance(const PlacementFlags& flags, const Placement& placement, std
                              {"split_worst", balance.split_worst},
                              {"activated_experts", balance.activated},
                              {"split_us", SplitMicroseconds(placement, load.total)}});
+    if (nodes) json["loads"].back()["remote_nodes"] = balance.remote_nodes;
   }
   json["repeated_replicas"] = duplicates;
   if (migration) {
@@ -424,6 +450,49 @@ Status RunPlacementCompare(const PlacementFlags& flags) {
     Print("{} workloads, {} layers of {} experts, {} ranks, {} slots\n\n{}", loads.size(),
           loads.front().total.layers, loads.front().total.experts, options.ranks, options.slots,
           FormatTable(rows, /*markdown=*/false));
+  }
+  return OkStatus();
+}
+
+Status RunPlacementFront(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  parallel::FrontOptions options{.ranks = flags.ranks,
+                                 .slots = flags.slots > 0 ? flags.slots : loads.front().total.experts,
+                                 .nodes = flags.nodes,
+                                 .routing = RoutingOf(flags),
+                                 .threads = flags.threads};
+  std::vector<parallel::FrontPoint> points;
+  {
+    const InterruptGuard guard;
+    Progress progress("planning");
+    options.progress = [&](int done, int total) {
+      progress.Show(done, total, fmt::format("{} of {} plans", done, total));
+    };
+    options.stop = Interrupted;
+    ASSIGN_OR_RETURN(points, parallel::PlanFront(loads, options));
+  }
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, FrontHtml(flags, options.slots, points)));
+  std::vector<std::vector<std::string>> rows = {
+      {"policy", "traffic weight", "mean", "worst", "remote nodes", "dominated"}};
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const parallel::FrontPoint& point : points) {
+    const bool ours = point.name == "moesaic";
+    rows.push_back({point.name, ours ? fmt::format("{:g}", point.weight) : "-", Number(point.mean),
+                    Number(point.worst), Number(point.remote_nodes), point.dominated ? "yes" : "no"});
+    json.push_back({{"policy", point.name},
+                    {"traffic_weight", point.weight},
+                    {"mean", point.mean},
+                    {"worst", point.worst},
+                    {"remote_nodes", point.remote_nodes},
+                    {"dominated", point.dominated}});
+  }
+  if (flags.json) {
+    WriteOutput(json.dump(2) + "\n");
+  } else {
+    Print("{} workloads, {} layers of {} experts, {} ranks on {} nodes, {} slots\n\n{}", loads.size(),
+          loads.front().total.layers, loads.front().total.experts, options.ranks, options.nodes,
+          options.slots, FormatTable(rows, /*markdown=*/false));
   }
   return OkStatus();
 }

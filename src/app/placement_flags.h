@@ -9,6 +9,7 @@
 #include "parallel/placement/comparison.h"
 #include "parallel/placement/placement.h"
 #include "parallel/placement/placement_file.h"
+#include "parallel/placement/traffic_front.h"
 
 namespace moesaic::app {
 
@@ -17,6 +18,7 @@ struct PlacementFlags {
   std::vector<std::string> files;
   int ranks = 0, slots = 0;
   int groups = 1, nodes = 1;
+  int top_k = 0, top_groups = 0;  // 0: not given
   int threads = 2;
   bool json = false;
   std::string out, format, html;
@@ -28,6 +30,7 @@ struct PlacementFlags {
   int extra_replicas = 0;
   std::string current;
   int max_moves = -1;
+  double traffic_weight = 0;
   bool windows = false;
   // evaluate
   std::string plan;
@@ -51,6 +54,7 @@ StatusOr<parallel::PlacementFormat> FormatOf(const PlacementFlags& flags);
 Status RunPlacementPlan(const PlacementFlags& flags);
 Status RunPlacementEvaluate(const PlacementFlags& flags);
 Status RunPlacementCompare(const PlacementFlags& flags);
+Status RunPlacementFront(const PlacementFlags& flags);
 Status RunPlacementConvert(const PlacementFlags& flags);
 Status RunPlacementExplain(const PlacementFlags& flags);
 Status RunPlacementGenerate(const PlacementFlags& flags);
@@ -58,6 +62,9 @@ Status RunPlacementGenerate(const PlacementFlags& flags);
 /// Page with the bars of a comparison.
 std::string ComparisonHtml(const PlacementFlags& flags, int slots,
                            const std::vector<parallel::PolicyResult>& results);
+/// Page with the points of a front.
+std::string FrontHtml(const PlacementFlags& flags, int slots,
+                      const std::vector<parallel::FrontPoint>& points);
 /// Page with the balance of each layer under a plan.
 std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& placement,
                      const std::vector<double>& speeds, const std::vector<parallel::Workload>& loads);

@@ -36,6 +36,28 @@ std::string ComparisonHtml(const PlacementFlags& flags, int slots,
                      .sections = {section}});
 }
 
+std::string FrontHtml(const PlacementFlags& flags, int slots,
+                      const std::vector<parallel::FrontPoint>& points) {
+  ReportSection section{.title = "Balance and traffic between nodes"};
+  section.table.push_back({"policy", "traffic weight", "mean", "worst", "remote nodes", "dominated"});
+  std::vector<std::pair<std::string, double>> excess, traffic;
+  for (const parallel::FrontPoint& point : points) {
+    section.table.push_back({point.name, fmt::format("{:g}", point.weight), Ratio(point.mean),
+                             Ratio(point.worst), Ratio(point.remote_nodes), point.dominated ? "yes" : "no"});
+    const std::string name = point.name == "moesaic" ? fmt::format("weight {:g}", point.weight) : point.name;
+    excess.emplace_back(name, point.mean - 1);
+    traffic.emplace_back(name, point.remote_nodes);
+  }
+  section.plots = {{.caption = "Excess over perfect balance, mean over layers and workloads",
+                    .svg = BarPlot(excess, [](double value) { return fmt::format("{:.1f}%", 100 * value); })},
+                   {.caption = "Other nodes that a token is sent to", .svg = BarPlot(traffic, Ratio)}};
+  return ReportHtml({.title = "Front of expert placements",
+                     .facts = {{std::to_string(flags.ranks), "ranks"},
+                               {std::to_string(flags.nodes), "nodes"},
+                               {std::to_string(slots), "slots"}},
+                     .sections = {section}});
+}
+
 std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& placement,
                      const std::vector<double>& speeds, const std::vector<parallel::Workload>& loads) {
   std::vector<PlotSeries> equal, split;

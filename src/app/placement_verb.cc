@@ -18,24 +18,31 @@ struct Action {
 
 const std::vector<Action>& Actions() {
   static const std::vector<Action> actions = {
-      {"plan",
-       RunPlacementPlan,
-       1,
-       -1,
-       {"--ranks", "--slots", "--groups", "--nodes", "--out", "--format", "--first-layer", "--html",
-        "--algorithm", "--rank-slots", "--speeds", "--extra-replicas", "--current", "--max-moves",
-        "--windows", "--threads", "--json"}},
+      {"plan", RunPlacementPlan, 1, -1, {"--ranks",       "--slots",      "--groups",
+                                         "--nodes",       "--out",        "--format",
+                                         "--first-layer", "--html",       "--algorithm",
+                                         "--rank-slots",  "--speeds",     "--extra-replicas",
+                                         "--current",     "--max-moves",  "--traffic-weight",
+                                         "--top-k",       "--top-groups", "--windows",
+                                         "--threads",     "--json"}},
       {"evaluate",
        RunPlacementEvaluate,
        1,
        -1,
-       {"--plan", "--ranks", "--speeds", "--current", "--windows", "--html", "--json"}},
+       {"--plan", "--ranks", "--speeds", "--current", "--nodes", "--groups", "--top-k", "--top-groups",
+        "--windows", "--html", "--json"}},
       {"compare",
        RunPlacementCompare,
        1,
        -1,
        {"--ranks", "--slots", "--groups", "--nodes", "--leave-one-out", "--split", "--moves", "--windows",
         "--html", "--threads", "--json"}},
+      {"front",
+       RunPlacementFront,
+       1,
+       -1,
+       {"--ranks", "--slots", "--groups", "--nodes", "--top-k", "--top-groups", "--windows", "--html",
+        "--threads", "--json"}},
       {"convert", RunPlacementConvert, 1, 1, {"--out", "--format", "--first-layer", "--ranks"}},
       {"explain", RunPlacementExplain, 1, -1, {"--ranks", "--windows", "--json"}},
       {"generate",
@@ -53,12 +60,17 @@ void AddCommonFlags(Verb& verb, PlacementFlags& options) {
   verb.AddOption("--slots,--replicas", options.slots,
                  "Slots of all ranks together; default: the number of experts")
       .Range(1, 1 << 24);
-  verb.AddOption("--groups", options.groups, "Expert groups of the router, for eplb")
+  verb.AddOption("--groups", options.groups, "Groups of adjacent experts, from which the router chooses")
       .Range(1, 65536)
       .ShowDefault();
-  verb.AddOption("--nodes", options.nodes, "Nodes of the ranks, for eplb and omni")
+  verb.AddOption("--nodes", options.nodes, "Nodes, among which the ranks are divided in order")
       .Range(1, 65536)
       .ShowDefault();
+  verb.AddOption("--top-k", options.top_k,
+                 "Experts of a token, to report its traffic between nodes; default of front: 8")
+      .Range(1, 65536);
+  verb.AddOption("--top-groups", options.top_groups, "Groups of a token's experts; default: all")
+      .Range(1, 65536);
   verb.AddOption("-o,--out", options.out, "File of the plan, or folder of generated loads");
   verb.AddOption("--format", options.format, "Format of --out; default: by its extension")
       .OneOf({"moesaic", "eplb", "sglang", "omni", "tensorrt-llm"});
@@ -95,6 +107,13 @@ void AddPlanFlags(Verb& verb, PlacementFlags& options) {
   verb.AddOption("--max-moves", options.max_moves, "Slots of a layer that may change from --current")
       .Range(0, 1 << 24)
       .Group(group);
+}
+
+void AddTrafficFlag(Verb& verb, PlacementFlags& options) {
+  verb.AddOption("--traffic-weight", options.traffic_weight,
+                 "Cost of experts away from the node of their group; powers of ten, see front")
+      .Range(0.0, 1e15)
+      .Group("Flags of plan");
 }
 
 void AddOtherFlags(Verb& verb, PlacementFlags& options) {
@@ -159,14 +178,17 @@ void AddPlacement(Verb& root, VerbRun& run) {
   Verb verb = root.AddVerb("placement", "Place experts on ranks: plan, evaluate, compare, convert, explain");
   std::vector<std::string> names;
   for (const Action& action : Actions()) names.emplace_back(action.name);
-  verb.AddOption("ACTION", options->action,
-                 "plan, evaluate, compare or explain loads, convert a plan, generate loads")
+  verb.AddOption(
+          "ACTION", options->action,
+          "plan, evaluate, compare or explain loads, print the front of balance and traffic, convert a plan, "
+          "generate loads")
       .OneOf(names)
       .Required();
   verb.AddOption("FILES", options->files,
                  "Loads of workloads (.npy, JSON, folder), or the placement to convert");
   AddCommonFlags(verb, *options);
   AddPlanFlags(verb, *options);
+  AddTrafficFlag(verb, *options);
   AddOtherFlags(verb, *options);
   verb.Footer(
       "A load is a .npy array [layers, experts], SGLang's JSON with logical_count, vLLM's JSON, or a folder "
@@ -191,7 +213,8 @@ void AddPlacement(Verb& root, VerbRun& run) {
       if (verb.Count(flag) == 0) FailUsage(flag, std::string("is required by ") + action->name);
     };
     if (options->action == "plan" && options->rank_slots.empty()) needs("--ranks");
-    if (options->action == "compare") needs("--ranks");
+    if (options->action == "compare" || options->action == "front") needs("--ranks");
+    if (options->action == "front" || options->traffic_weight > 0) needs("--nodes");
     if (options->action == "evaluate") needs("--plan");
     if (options->action == "convert" || options->action == "generate") needs("--out");
     if (verb.Count("--max-moves") > 0 && options->current.empty())

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests `moesaic placement`: EPLB's arrays, comparisons, formats of other engines, broken files and Ctrl-C."""
+"""Tests `moesaic placement`: EPLB's arrays, comparisons, formats of other engines, moves, traffic between nodes, broken
+files and Ctrl-C."""
 import ast
 import gzip
 import json
@@ -115,6 +116,52 @@ class Placement(unittest.TestCase):
             printed = json.loads(run("placement", "evaluate", load, "--plan", pattern, "--json").stdout)
             self.assertEqual((printed["ranks"], printed["max_slots"], printed["repeated_replicas"]), (ranks, slots, 0))
 
+    def test_dense_layers_of_sglang_do_not_change_the_measures(self):
+        rows = [[(7 * e * e) % 101 + 1 for e in range(32)] for _ in range(2)]
+        results = []
+        for dense in (0, 3):
+            load = self.folder / f"{dense}.json"
+            load.write_text(json.dumps({"logical_count": [[0] * 32] * dense + rows}))
+            compared = json.loads(run("placement", "compare", load, "--ranks", "8", "--slots", "36", "--json").stdout)
+            self.assertEqual(list(compared["refused"]), ["eplb"])  # 36 slots on 8 ranks
+            explained = json.loads(run("placement", "explain", load, "--json").stdout)[0]
+            results.append((compared["policies"], explained["max_over_mean"], explained["sigma"]))
+        self.assertEqual(*results)
+
+    def test_the_moves_from_the_placement_in_use_are_counted(self):
+        first, second = self.loads()[:2]
+        current, following = self.folder / "current.json", self.folder / "next.json"
+        size = ("--ranks", "16", "--slots", "288")
+        run("placement", "plan", first, *size, "--out", current)
+        planned = json.loads(run("placement", "plan", second, *size, "--current", current, "--max-moves", "6", "--out",
+                                 following, "--json").stdout)
+        before, after = (json.loads(path.read_text())["layers"] for path in (current, following))
+        moves = [sum(len(set(new) - set(old)) for old, new in zip(*layers)) for layers in zip(before, after)]
+        self.assertEqual(planned["migration"]["experts"], sum(moves))
+        self.assertEqual(planned["migration"]["most_experts_of_a_layer"], max(moves))
+        self.assertLessEqual(max(moves), 6)
+        self.assertLessEqual(planned["migration"]["rounds"], sum(moves))
+        for old, new in zip(sum(before, []), sum(after, [])):  # experts that stay keep their slots
+            self.assertTrue(all(a == b or a not in new for a, b in zip(old, new)))
+        words = ("placement", "evaluate", second, "--plan", following, "--current", current, "--json")
+        self.assertEqual(json.loads(run(*words).stdout)["migration"], planned["migration"])
+
+    def test_a_front_trades_balance_for_traffic(self):
+        load, page, plan = self.loads("--workloads", "1")[0], self.folder / "front.html", self.folder / "plan.json"
+        nodes = ("--ranks", "32", "--slots", "288", "--nodes", "4", "--groups", "8", "--top-groups", "4")
+        points = json.loads(run("placement", "front", load, *nodes, "--html", page, "--json").stdout)
+        self.assertIn("</html>", page.read_text())
+        ours = [point for point in points if point["policy"] == "moesaic"]
+        self.assertLess(ours[-1]["remote_nodes"], 0.95 * ours[0]["remote_nodes"])
+        self.assertTrue(all(point["dominated"] for point in points if point["policy"] != "moesaic"))
+        chosen = ours[len(ours) // 2]
+        run("placement", "plan", load, *nodes, "--top-k", "8", "--traffic-weight", str(chosen["traffic_weight"]), "--out",
+            plan)
+        measured = json.loads(run("placement", "evaluate", load, "--plan", plan, *nodes[4:], "--top-k", "8",
+                                  "--json").stdout)["loads"][0]
+        self.assertAlmostEqual(measured["remote_nodes"], chosen["remote_nodes"], 9)
+        self.assertAlmostEqual(measured["mean"], chosen["mean"], 9)
+
     def test_explain_finds_the_skew_of_generated_loads(self):
         for skew, fits in (("log-normal", "log-normal"), ("power-law", "power law")):
             loads = self.loads("--skew", skew, "--drift", "independent", "--spread", "0.8")
@@ -129,7 +176,11 @@ class Placement(unittest.TestCase):
             bad.write_bytes(content)
             result = run("placement", "plan", bad, "--ranks", "1", code=1)
             self.assertRegex(result.stderr, r"^moesaic placement: .+")
-        for words in (("plan", good), ("plan", good, "--ranks", "2", "--moves", "1"), ("compare", good), ("plan",),
+        self.assertIn("must be a file, found a folder",
+                      run("placement", "convert", self.folder, "--out", "x.json", code=1).stderr)
+        result = run("placement", "plan", good, "--ranks", "3", "--slots", "4", "--out", self.folder / "x.npz", code=1)
+        self.assertIn("this format needs equally many slots", result.stderr)
+        for words in (("plan", good), ("front", good, "--ranks", "2"), ("plan", good, "--ranks", "2", "--moves", "1"), ("compare", good), ("plan",),
                       ("evaluate", good), ("plan", good, "--ranks", "2", "--max-moves", "1")):
             run("placement", *words, code=2)
         result = run("placement", "plan", good, "--ranks", "2", "--slots", "3", code=1)

@@ -23,14 +23,25 @@ inline float Power16(float x) {
 }  // namespace
 
 LayerSearch::LayerSearch(const ScenarioLoads& loads, std::span<const double> speeds,
-                         std::span<const int> slots)
+                         std::span<const int> slots, HomeNodes homes)
     : scenario_(loads),
       experts_(loads.experts()),
       padded_(loads.padded()),
       slots_(slots.begin(), slots.end()),
       units_(loads.loads),
-      scratch_(static_cast<size_t>(padded_) * 2) {
+      scratch_(static_cast<size_t>(padded_) * 2),
+      homes_(std::move(homes)),
+      away_(experts_, 0) {
   for (const double speed : speeds) inverse_speed_.push_back(static_cast<float>(1 / speed));
+  if (homes_.weight <= 0) return;
+  mean_share_.assign(experts_, 0);
+  double total = 0;
+  for (int e = 0; e < experts_; ++e) {
+    for (int s = 0; s < scenario_.scenarios; ++s)
+      mean_share_[e] += scenario_.loads[static_cast<size_t>(e) * padded_ + s];
+    total += mean_share_[e];
+  }
+  for (double& share : mean_share_) share /= total;
 }
 
 double LayerSearch::Changed(int rank, const float* take, const float* add) const {
@@ -52,20 +63,49 @@ double LayerSearch::Changed(int rank, const float* take, const float* add) const
 std::vector<int> LayerSearch::ReplicaCounts() const {
   const int ranks = static_cast<int>(slots_.size());
   const int total = std::accumulate(slots_.begin(), slots_.end(), 0);
-  const std::vector<float> highest = HighestLoads();
+  std::vector<int> copies(experts_, 1), all(experts_);
+  std::iota(all.begin(), all.end(), 0);
+  AddCopies(all, total - experts_, ranks, copies);
+  return copies;
+}
+
+std::vector<int> LayerSearch::HomeReplicaCounts() const {
+  if (homes_.weight <= 0) return {};
+  const int nodes = 1 + *std::max_element(homes_.of_rank.begin(), homes_.of_rank.end());
   std::vector<int> copies(experts_, 1);
-  for (int i = experts_; i < total; ++i) {
-    int best = -1;
+  for (int node = 0; node < nodes; ++node) {
+    int spare = 0, ranks = 0;
+    for (size_t rank = 0; rank < slots_.size(); ++rank) {
+      if (homes_.of_rank[rank] != node) continue;
+      spare += slots_[rank];
+      ++ranks;
+    }
+    std::vector<int> own;
     for (int e = 0; e < experts_; ++e) {
-      if (copies[e] >= ranks) continue;
+      if (homes_.of_expert[e] == node) own.push_back(e);
+    }
+    spare -= static_cast<int>(own.size());
+    if (spare < 0) return {};
+    AddCopies(own, spare, ranks, copies);
+  }
+  return copies;
+}
+
+// Gives each of `spare` replicas to the one of `experts` with the largest load per replica in any scenario.
+void LayerSearch::AddCopies(std::span<const int> experts, int spare, int most,
+                            std::vector<int>& copies) const {
+  const std::vector<float> highest = HighestLoads();
+  for (; spare > 0; --spare) {
+    int best = -1;
+    for (const int e : experts) {
+      if (copies[e] >= most) continue;
       if (best < 0 ||
           highest[e] * static_cast<float>(copies[best]) > highest[best] * static_cast<float>(copies[e]))
         best = e;
     }
-    if (best < 0) break;  // every rank holds every expert
+    if (best < 0) return;  // every rank holds every expert
     ++copies[best];
   }
-  return copies;
 }
 
 void LayerSearch::SetUnit(int expert) {
@@ -78,6 +118,7 @@ void LayerSearch::Put(int rank, int expert) {
   layer_[rank].push_back(expert);
   holds_[static_cast<size_t>(rank) * experts_ + expert] = 1;
   ranks_of_[expert].push_back(rank);
+  away_[expert] += Away(expert, rank);
   float* sum = load(rank);
   for (int s = 0; s < padded_; ++s) sum[s] += unit(expert)[s];
   cost_[rank] = RankCost(rank);
@@ -88,6 +129,7 @@ void LayerSearch::Place(const std::vector<int>& copies) {
   copies_ = copies;
   layer_.assign(ranks, {});
   ranks_of_.assign(experts_, {});
+  away_.assign(experts_, 0);
   holds_.assign(static_cast<size_t>(ranks) * experts_, 0);
   rank_load_.assign(static_cast<size_t>(ranks) * padded_, 0);
   cost_.assign(ranks, 0);
@@ -107,7 +149,8 @@ void LayerSearch::Place(const std::vector<int>& copies) {
       double least = 0;
       for (int rank = 0; rank < ranks; ++rank) {
         if (static_cast<int>(layer_[rank].size()) >= slots_[rank] || Holds(rank, expert)) continue;
-        const double growth = Changed(rank, nullptr, unit(expert)) - cost_[rank];
+        const double growth = Changed(rank, nullptr, unit(expert)) - cost_[rank] +
+                              AwayCost(expert, Away(expert, rank), copies_[expert]);
         if (best < 0 || growth < least) {
           best = rank;
           least = growth;
@@ -160,11 +203,14 @@ void LayerSearch::SetScale() {
   for (int e = 0; e < experts_; ++e)
     bound = std::max(bound, highest[e] / static_cast<float>(std::max(1, copies_[e])));
   scale_ = 1 / bound;
+  const double balanced = std::pow(double{scale_}, scenario_.scenarios == 1 ? 64 : 16);
+  away_unit_ = homes_.weight * balanced * static_cast<double>(slots_.size()) * scenario_.scenarios;
 }
 
 void LayerSearch::Recompute() {
   const int ranks = static_cast<int>(layer_.size());
   ranks_of_.assign(experts_, {});
+  away_.assign(experts_, 0);
   holds_.assign(static_cast<size_t>(ranks) * experts_, 0);
   for (int e = 0; e < experts_; ++e) SetUnit(e);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -172,6 +218,7 @@ void LayerSearch::Recompute() {
     std::fill(sum, sum + padded_, 0.0F);
     for (const int expert : layer_[rank]) {
       ranks_of_[expert].push_back(rank);
+      away_[expert] += Away(expert, rank);
       holds_[static_cast<size_t>(rank) * experts_ + expert] = 1;
       for (int s = 0; s < padded_; ++s) sum[s] += unit(expert)[s];
     }
@@ -187,7 +234,8 @@ void LayerSearch::FindSwaps(int rank, Step& best) const {
       if (other == rank || Holds(other, a)) continue;
       const double before = cost_[rank] + cost_[other];
       if (static_cast<int>(layer_[other].size()) < slots_[other]) {
-        const double gain = before - Changed(rank, unit(a), nullptr) - Changed(other, nullptr, unit(a));
+        const double gain = before - Changed(rank, unit(a), nullptr) - Changed(other, nullptr, unit(a)) -
+                            AwayCost(a, Away(a, other) - Away(a, rank), copies_[a]);
         if (gain > best.gain) best = {gain, Step::kMove, rank, slot, other, 0, 0};
       }
       for (int slot_b = 0; slot_b < static_cast<int>(layer_[other].size()); ++slot_b) {
@@ -195,11 +243,19 @@ void LayerSearch::FindSwaps(int rank, Step& best) const {
         if (Holds(rank, b)) continue;
         const double mine = Changed(rank, unit(a), unit(b));
         if (mine >= cost_[rank]) continue;  // the loaded rank must gain
-        const double gain = before - mine - Changed(other, unit(b), unit(a));
+        const double gain = before - mine - Changed(other, unit(b), unit(a)) -
+                            AwayCost(a, Away(a, other) - Away(a, rank), copies_[a]) -
+                            AwayCost(b, Away(b, rank) - Away(b, other), copies_[b]);
         if (gain > best.gain) best = {gain, Step::kSwap, rank, slot, other, slot_b, 0};
       }
     }
   }
+}
+
+// Gain in the cost of tokens away from home by a further replica of `expert` on rank b.
+double LayerSearch::AwayGain(int expert, int rank_b) const {
+  return AwayCost(expert, away_[expert], copies_[expert]) -
+         AwayCost(expert, away_[expert] + Away(expert, rank_b), copies_[expert] + 1);
 }
 
 // Gain of replacing the expert of slot b, which has other replicas, by a further replica of `expert`.
@@ -214,7 +270,8 @@ double LayerSearch::ExchangeGain(int expert, int rank_b, int slot_b) {
     less[s] = gained[s] / n - gained[s] / (n + 1);
     more[s] = lost[s] / (m - 1) - lost[s] / m;
   }
-  double gain = 0;
+  double gain = AwayGain(expert, rank_b) + AwayCost(old, away_[old], copies_[old]) -
+                AwayCost(old, away_[old] - Away(old, rank_b), copies_[old] - 1);
   for (const int rank : ranks_of_[expert])
     gain += cost_[rank] - Changed(rank, less, Holds(rank, old) ? more : nullptr);
   for (const int rank : ranks_of_[old]) {
@@ -235,7 +292,7 @@ double LayerSearch::AdditionGain(int expert, int rank_b) {
     share[s] = gained[s] / (n + 1);
     less[s] = gained[s] / n - share[s];
   }
-  double gain = cost_[rank_b] - Changed(rank_b, nullptr, share);
+  double gain = AwayGain(expert, rank_b) + cost_[rank_b] - Changed(rank_b, nullptr, share);
   for (const int rank : ranks_of_[expert]) gain += cost_[rank] - Changed(rank, less, nullptr);
   return gain;
 }
@@ -427,7 +484,11 @@ void LayerSearch::ShiftReplicas(int max_tries, const std::function<bool()>& stop
   }
 }
 
-double LayerSearch::objective() const { return std::accumulate(cost_.begin(), cost_.end(), 0.0); }
+double LayerSearch::objective() const {
+  double sum = std::accumulate(cost_.begin(), cost_.end(), 0.0);
+  for (int e = 0; e < experts_; ++e) sum += AwayCost(e, away_[e], std::max(1, copies_[e]));
+  return sum;
+}
 
 double LayerSearch::worst() const {
   float worst = 0;

@@ -19,17 +19,31 @@ struct ScenarioLoads {
   int experts() const { return scenarios == 0 ? 0 : static_cast<int>(loads.size()) / padded(); }
 };
 
+/// Nodes on which experts are best placed.
+struct HomeNodes {
+  std::vector<int> of_expert = {};  ///< [experts]
+  std::vector<int> of_rank = {};    ///< [ranks] node of the rank
+  /// Cost of tokens away from their expert's node. A placement whose tokens are all away costs `weight` times
+  /// a balanced one.
+  double weight = 0;
+};
+
 /// Placement of one layer under search. The objective is the sum of (load / speed)^16 over ranks and
 /// scenarios, with every replica of an expert taking an equal share: a smooth form of the maximum. One
 /// scenario, whose maximum is known, has the 64th power. Ranks hold distinct experts.
 class LayerSearch {
  public:
-  /// `speeds` and `slots` are per rank. The loads must outlive the search.
-  LayerSearch(const ScenarioLoads& loads, std::span<const double> speeds, std::span<const int> slots);
+  /// `speeds` and `slots` are per rank. The loads must outlive the search. `homes` adds the cost of tokens
+  /// away from home to the objective.
+  LayerSearch(const ScenarioLoads& loads, std::span<const double> speeds, std::span<const int> slots,
+              HomeNodes homes = {});
 
   /// Numbers of replicas that fill all slots: each further replica goes to the expert with the largest load
   /// per replica in any scenario. At most one per rank.
   std::vector<int> ReplicaCounts() const;
+  /// Numbers of replicas that fill all slots if each node holds its own experts only. Empty without homes, or
+  /// if a node has too few slots.
+  std::vector<int> HomeReplicaCounts() const;
   /// Places the largest replicas first, each on the rank where the objective grows least.
   void Place(const std::vector<int>& copies);
   /// Starts from a placement whose ranks hold distinct experts, within the slots.
@@ -68,8 +82,16 @@ class LayerSearch {
   }
   // Objective of a rank whose load changes by add - take.
   double Changed(int rank, const float* take, const float* add) const;
+  bool Away(int expert, int rank) const {
+    return homes_.weight > 0 && homes_.of_expert[expert] != homes_.of_rank[rank];
+  }
+  // Cost of an expert with `away` of its `copies` replicas away from home.
+  double AwayCost(int expert, int away, int copies) const {
+    return homes_.weight > 0 ? away_unit_ * mean_share_[expert] * away / copies : 0;
+  }
   double RankCost(int rank) const { return Changed(rank, nullptr, nullptr); }
   std::vector<float> HighestLoads() const;
+  void AddCopies(std::span<const int> experts, int spare, int most, std::vector<int>& copies) const;
   void TryLimits(int max_tries, const std::function<bool()>& stop);
   void ShiftReplicas(int max_tries, const std::function<bool()>& stop);
   void SetUnit(int expert);
@@ -80,6 +102,7 @@ class LayerSearch {
   void FindExchanges(int rank, Step& best);
   double ExchangeGain(int expert, int rank_b, int slot_b);
   double AdditionGain(int expert, int rank_b);
+  double AwayGain(int expert, int rank_b) const;
   void Apply(const Step& step);
   int Moved() const;
 
@@ -96,6 +119,10 @@ class LayerSearch {
   std::vector<char> holds_;                 // [ranks, experts]
   std::vector<float> scratch_;
   float scale_ = 0;  // of loads under the power
+  HomeNodes homes_;
+  std::vector<double> mean_share_;  // [experts] of all tokens, mean of scenarios; only with homes
+  std::vector<int> away_;           // [experts] replicas away from home
+  double away_unit_ = 0;            // cost if all tokens are away
 };
 
 }  // namespace moesaic::parallel

@@ -32,6 +32,19 @@ ScenarioLoads Scenarios(std::span<const LoadMatrix> workloads, int layer) {
   return result;
 }
 
+Status CheckNodes(int experts, const PlannerOptions& options) {
+  if (!(options.traffic_weight >= 0 && options.traffic_weight <= 1e15))
+    return InvalidArgument("the weight of traffic must be from 0 to 1e15, found {}", options.traffic_weight);
+  if (options.traffic_weight == 0) return OkStatus();
+  if (options.nodes < 1 || options.slots.size() % static_cast<size_t>(options.nodes) != 0)
+    return InvalidArgument("nodes must divide the {} ranks, found {}", options.slots.size(), options.nodes);
+  if (options.groups < 1 || experts % options.groups != 0)
+    return InvalidArgument("groups must divide the {} experts, found {}", experts, options.groups);
+  if (options.groups % options.nodes != 0)
+    return InvalidArgument("nodes must divide the {} groups, found {}", options.groups, options.nodes);
+  return OkStatus();
+}
+
 Status CheckOptions(std::span<const LoadMatrix> workloads, const PlannerOptions& options) {
   if (workloads.empty()) return InvalidArgument("a plan needs a workload");
   const int experts = workloads.front().experts, layers = workloads.front().layers;
@@ -60,6 +73,7 @@ Status CheckOptions(std::span<const LoadMatrix> workloads, const PlannerOptions&
   if (static_cast<int64_t>(options.slots.size()) * experts > kMaxHeld)
     return InvalidArgument("ranks times experts must be at most {}, found {}", kMaxHeld,
                            static_cast<int64_t>(options.slots.size()) * experts);
+  RETURN_IF_ERROR(CheckNodes(experts, options));
   if (options.extra_replicas < 0)
     return InvalidArgument("extra replicas must not be negative, found {}", options.extra_replicas);
   if (options.current != nullptr) {
@@ -160,11 +174,11 @@ class Planner {
     // One more slot on every 1/level-th rank.
     for (int i = 0; i < extra; ++i) ++slots[static_cast<size_t>(i) * slots.size() / extra];
     const ScenarioLoads loads = Scenarios(loads_, layer);
-    LayerSearch search(loads, speeds_, slots);
+    LayerSearch search(loads, speeds_, slots, Homes(loads));
     if (options_.current != nullptr) {
       search.Start(options_.current->layers[layer]);
     } else {
-      search.Place(search.ReplicaCounts());
+      PlaceAll(search);
       const double total = std::accumulate(slots.begin(), slots.end(), 0.0);
       if (loads.scenarios == 1) {
         search.ImproveCounts(kCountTriesOfOneWorkload, stop);
@@ -177,6 +191,44 @@ class Planner {
     ++done_;
     if (options_.progress) options_.progress(done_, steps_);
     return {search.layer(), search.worst(), extra};
+  }
+
+  // Places replicas. With homes, the counts of nodes that hold their own experts only are tried as well.
+  static void PlaceAll(LayerSearch& search) {
+    search.Place(search.ReplicaCounts());
+    const std::vector<int> at_home = search.HomeReplicaCounts();
+    if (at_home.empty()) return;
+    const LayerPlacement anywhere = search.layer();
+    const double objective = search.objective();
+    search.Place(at_home);
+    if (search.objective() > objective) search.Start(anywhere);
+  }
+
+  // Homes of experts: groups are packed on nodes as experts on ranks.
+  HomeNodes Homes(const ScenarioLoads& loads) const {
+    HomeNodes homes{.weight = options_.traffic_weight};
+    if (homes.weight == 0) return homes;
+    const int nodes = options_.nodes, groups = options_.groups;
+    const size_t padded = loads.padded(), size = static_cast<size_t>(loads.experts() / groups);
+    ScenarioLoads group_loads{.scenarios = loads.scenarios};
+    group_loads.loads.assign(groups * padded, 0);
+    for (size_t e = 0; e < size * groups; ++e) {
+      for (size_t s = 0; s < padded; ++s)
+        group_loads.loads[e / size * padded + s] += loads.loads[e * padded + s];
+    }
+    std::vector<double> speeds(nodes, 0);
+    for (size_t rank = 0; rank < speeds_.size(); ++rank) {
+      homes.of_rank.push_back(static_cast<int>(rank * nodes / speeds_.size()));
+      speeds[homes.of_rank.back()] += speeds_[rank];
+    }
+    LayerSearch packing(group_loads, speeds, std::vector<int>(nodes, groups / nodes));
+    packing.Place(std::vector<int>(groups, 1));
+    homes.of_expert.resize(size * groups);
+    for (int node = 0; node < nodes; ++node) {
+      for (const int group : packing.layer()[node])
+        std::fill_n(homes.of_expert.begin() + static_cast<std::ptrdiff_t>(group * size), size, node);
+    }
+    return homes;
   }
 
   // Spends the budget on the steps of the largest gain per replica. A step may skip levels, as gains needn't

@@ -20,6 +20,14 @@ struct PlannerOptions {
   /// stay on their rank keep their slots.
   const Placement* current = nullptr;
   int max_moves = -1;
+  /// With a positive weight, replicas away from the node of their expert's group have a cost. Ranks are
+  /// divided among `nodes` in order, and groups of adjacent experts among nodes so that nodes are balanced;
+  /// both equally. Tokens that are all away cost `traffic_weight` times a balanced placement. The scale of
+  /// costs is a high power of rank loads, so useful weights are powers of ten, and 1e12 keeps all experts at
+  /// home.
+  double traffic_weight = 0;
+  int nodes = 1;
+  int groups = 1;
   int threads = 2;
   int max_steps = 1000;  ///< of the local search, per layer
   /// Called from one thread at a time after each layer.

@@ -126,6 +126,30 @@ TEST(Planner, HalfOfUniformRedundancyIsEnoughWhereItIsSpentUnevenly) {
   EXPECT_LE(MeanImbalance(uneven->placement, loads[0]), MeanImbalance(uniform, loads[0]));
 }
 
+TEST(Planner, AHighWeightOfTrafficKeepsExpertsOnTheNodeOfTheirGroup) {
+  const std::vector<LoadMatrix> loads = Loads(2, 64, 3, 8);
+  const auto plan =
+      PlanPlacement(loads, {.slots = EqualSlots(80, 16), .traffic_weight = 1e12, .nodes = 4, .groups = 8});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const LayerPlacement& layer : plan->placement.layers) {
+    std::vector<int> node_of_group(8, -1);
+    for (int rank = 0; rank < 16; ++rank) {
+      for (const int expert : layer[rank]) {
+        int& node = node_of_group[expert / 8];
+        if (node < 0) node = rank / 4;
+        EXPECT_EQ(node, rank / 4) << expert;
+      }
+    }
+  }
+  EXPECT_EQ(
+      PlanPlacement(loads, {.slots = EqualSlots(64, 6), .traffic_weight = 1, .nodes = 4}).status().message(),
+      "nodes must divide the 6 ranks, found 4");
+  EXPECT_EQ(PlanPlacement(loads, {.slots = EqualSlots(64, 8), .traffic_weight = 1, .nodes = 4, .groups = 2})
+                .status()
+                .message(),
+            "nodes must divide the 2 groups, found 4");
+}
+
 TEST(Planner, ALayerWithoutTokensGetsACompletePlacement) {
   LoadMatrix load{2, 4, {1, 2, 3, 4, 0, 0, 0, 0}};
   const auto plan = PlanPlacement(std::vector<LoadMatrix>{load}, {.slots = EqualSlots(6, 2)});

@@ -7,6 +7,7 @@
 
 #include "parallel/placement/bounded_input.h"
 #include "parallel/placement/numpy_file.h"
+#include "parallel/placement/random.h"
 
 namespace moesaic::parallel {
 namespace {
@@ -99,6 +100,37 @@ TEST(LoadFile, RefusesEveryTruncationOfANumpyFile) {
   const std::string file = NumpyBytes(Values{1, 2, 3, 4}, std::vector<int64_t>{2, 2});
   for (size_t bytes = 0; bytes < file.size(); ++bytes)
     EXPECT_FALSE(ParseLoad(file.substr(0, bytes), "f").ok());
+}
+
+// Damages valid files at random. A file that is still read has values within the limits.
+TEST(LoadFile, DamagedFilesEndInAnErrorOrAValidLoad) {
+  const std::vector<std::string> files = {
+      NumpyBytes(Values{1, 2, 3, 4, 5, 6, 7, 8}, std::vector<int64_t>{2, 2, 2}),
+      R"({"logical_count": [[[1, 2], [3, 4]], [[10, 20], [30, 40]]]})",
+      R"({"expert_load_pass": [[5, 6, 7]], "physical_to_logical_map": [[1, 0, 1]]})"};
+  int read = 0;
+  for (uint64_t seed = 0; seed < 30000; ++seed) {
+    Random random(seed);
+    std::string bytes = files[seed % files.size()];
+    for (int edits = 1 + random.Below(4); edits > 0; --edits) {
+      const size_t at = random.Below(static_cast<int>(bytes.size()));
+      if (random.Below(4) == 0) {
+        bytes.erase(at, 1 + random.Below(8));
+        if (bytes.empty()) bytes = " ";
+      } else {
+        bytes[at] =
+            random.Below(2) ? static_cast<char>(random.Below(256)) : "0123456789[]{},-.e\""[random.Below(19)];
+      }
+    }
+    const auto load = ParseLoad(bytes, "f");
+    if (load.ok()) {
+      ++read;
+      ASSERT_TRUE(CheckLoad(load->total, "f").ok()) << seed;
+    } else {
+      ASSERT_EQ(load.status().message().substr(0, 3), "f: ") << seed;
+    }
+  }
+  EXPECT_GT(read, 1000);
 }
 
 class Folder : public testing::Test {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/placement/numpy_file.h"
+#include "parallel/placement/random.h"
 
 namespace moesaic::parallel {
 namespace {
@@ -35,6 +36,37 @@ TEST(PlacementFile, FormatsOfEqualSlotsRefuseUnequalOnes) {
             "layer 0: this format needs 2 slots on every rank, found 1");
   EXPECT_TRUE(PlacementBytes(uneven, PlacementFormat::kMoesaic).ok());
   EXPECT_TRUE(PlacementBytes(uneven, PlacementFormat::kOmni).ok());
+}
+
+TEST(PlacementFile, DamagedFilesEndInAnErrorOrAValidPlacement) {
+  std::vector<std::string> files;
+  for (const PlacementFormat format :
+       {PlacementFormat::kMoesaic, PlacementFormat::kEplb, PlacementFormat::kSglang, PlacementFormat::kOmni})
+    files.push_back(*PlacementBytes(kPlacement, format));
+  int read = 0;
+  for (uint64_t seed = 0; seed < 30000; ++seed) {
+    Random random(seed);
+    std::string bytes = files[seed % files.size()];
+    for (int edits = 1 + random.Below(4); edits > 0; --edits) {
+      const size_t at = random.Below(static_cast<int>(bytes.size()));
+      if (random.Below(4) == 0) {
+        bytes.erase(at, 1 + random.Below(8));
+        if (bytes.empty()) bytes = " ";
+      } else {
+        bytes[at] =
+            random.Below(2) ? static_cast<char>(random.Below(256)) : "0123456789[]{},-.e\""[random.Below(19)];
+      }
+    }
+    const auto placement = ParsePlacement(bytes, "f", 2);
+    if (placement.ok()) {
+      ++read;
+      ASSERT_EQ(placement->ranks(), 2) << seed;
+      ASSERT_TRUE(CheckPlacement(*placement, "f", /*distinct=*/false).ok()) << seed;
+    } else {
+      ASSERT_EQ(placement.status().message().substr(0, 2), "f:") << seed << placement.status();
+    }
+  }
+  EXPECT_GT(read, 1000);
 }
 
 TEST(PlacementFile, NamesTheFaultOfBrokenFiles) {

@@ -1,4 +1,4 @@
-// The actions of `moesaic placement`.
+// The actions of `moesaic placement` on plans.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,10 +16,8 @@
 #include "app/table.h"
 #include "parallel/placement/balance.h"
 #include "parallel/placement/load_file.h"
-#include "parallel/placement/load_generator.h"
 #include "parallel/placement/migration.h"
 #include "parallel/placement/node_traffic.h"
-#include "parallel/placement/numpy_file.h"
 #include "parallel/placement/planner.h"
 #include "parallel/placement/published_balancers.h"
 #include "parallel/placement/token_split.h"
@@ -503,68 +501,6 @@ Status RunPlacementConvert(const PlacementFlags& flags) {
   ASSIGN_OR_RETURN(const std::string bytes, parallel::PlacementBytes(placement, format, flags.first_layer));
   RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.out, bytes));
   Tell("written to {}\n", flags.out);
-  return OkStatus();
-}
-
-Status RunPlacementExplain(const PlacementFlags& flags) {
-  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
-  const int ranks = flags.ranks > 0 ? flags.ranks : std::min(32, loads.front().total.experts);
-  std::vector<std::vector<std::string>> rows = {
-      {"load", "hottest over mean", "variation", "sigma", "alpha", "fits", "default order", "correlation"}};
-  nlohmann::ordered_json json = nlohmann::ordered_json::array();
-  for (const Workload& load : loads) {
-    const parallel::FittedSkew skew = parallel::FitSkew(load.total);
-    const Placement order{load.total.experts,
-                          std::vector<parallel::LayerPlacement>(
-                              load.total.layers, parallel::InOrder(load.total.experts, ranks))};
-    const double imbalance = MeasureBalance(order, {&load, 1}).mean;
-    const double correlation = parallel::LoadCorrelation(loads.front().total, load.total);
-    const char* fits = skew.log_normal_error <= skew.power_law_error ? "log-normal" : "power law";
-    rows.push_back({load.name, fmt::format("{:.2f}", skew.max_over_mean),
-                    fmt::format("{:.2f}", skew.variation), fmt::format("{:.2f}", skew.sigma),
-                    fmt::format("{:.2f}", skew.alpha), fits, Number(imbalance),
-                    fmt::format("{:.2f}", correlation)});
-    json.push_back({{"name", load.name},
-                    {"max_over_mean", skew.max_over_mean},
-                    {"variation", skew.variation},
-                    {"sigma", skew.sigma},
-                    {"alpha", skew.alpha},
-                    {"fits", fits},
-                    {"default_order", imbalance},
-                    {"correlation_with_first", correlation}});
-  }
-  if (flags.json) {
-    WriteOutput(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-  } else {
-    Print("{} layers of {} experts; default order on {} ranks; correlation with the first load\n\n{}",
-          loads.front().total.layers, loads.front().total.experts, ranks,
-          FormatTable(rows, /*markdown=*/false));
-  }
-  return OkStatus();
-}
-
-Status RunPlacementGenerate(const PlacementFlags& flags) {
-  ASSIGN_OR_RETURN(
-      const std::vector<Workload> loads,
-      parallel::GenerateLoads(
-          {.layers = flags.layers,
-           .experts = flags.experts,
-           .workloads = flags.workloads,
-           .skew = flags.skew == "log-normal" ? parallel::Skew::kLogNormal : parallel::Skew::kPowerLaw,
-           .spread = flags.spread,
-           .drift = flags.drift == "mixtures" ? parallel::Drift::kMixtures : parallel::Drift::kIndependent,
-           .correlation = flags.correlation,
-           .seed = static_cast<uint64_t>(flags.seed)}));
-  std::error_code error;
-  std::filesystem::create_directories(flags.out, error);
-  if (error) return IoError("{}: cannot be created: {}", flags.out, error.message());
-  for (const Workload& load : loads) {
-    const std::vector<int64_t> counts(load.total.tokens.begin(), load.total.tokens.end());
-    const int64_t shape[] = {load.total.layers, load.total.experts};
-    RETURN_IF_ERROR(runtime::WriteFileAtomically(
-        flags.out + "/" + load.name + ".npy", parallel::NumpyBytes(std::span<const int64_t>(counts), shape)));
-  }
-  Tell("{} loads written to {}\n", loads.size(), flags.out);
   return OkStatus();
 }
 

@@ -93,14 +93,15 @@ class Placement(unittest.TestCase):
         for svg in page.read_text().split("<svg")[1:]:
             xml.etree.ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
         expected = run("placement", "evaluate", load, "--plan", plan).stdout
-        for name, form in (("a.npz", "eplb"), ("b.json", "sglang"), ("c.npy", "omni")):
+        for name, form in (("a.npz", "eplb"), ("b.json", "sglang"), ("c.npy", "omni"),
+                           ("d.yaml", "tensorrt-llm")):
             run("placement", "convert", plan, "--out", self.folder / name, "--format", form)
             again = run("placement", "evaluate", load, "--plan", self.folder / name, "--ranks", "16").stdout
             self.assertEqual(again, expected)
         sglang = json.loads((self.folder / "b.json").read_text())["physical_to_logical_map"]
         self.assertEqual([len(row) for row in sglang], [288] * 4)
-        run("placement", "convert", plan, "--out", self.folder / "d.yaml", "--first-layer", "3")
-        self.assertTrue((self.folder / "d.yaml").read_text().startswith(
+        run("placement", "convert", plan, "--out", self.folder / "e.yaml", "--first-layer", "3")
+        self.assertTrue((self.folder / "e.yaml").read_text().startswith(
             "num_slots: 288\ninitial_global_assignments:\n  3: ["))
 
     @unittest.skipUnless(PATTERNS.is_dir(), "needs ../shared/data/placement")

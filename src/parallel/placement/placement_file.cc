@@ -9,6 +9,7 @@
 #include "checkpoint/json_text.h"
 #include "parallel/placement/bounded_input.h"
 #include "parallel/placement/numpy_file.h"
+#include "parallel/placement/tensorrt_file.h"
 
 namespace moesaic::parallel {
 namespace {
@@ -227,7 +228,11 @@ StatusOr<Placement> ParseAnyFormat(std::string_view bytes, const std::string& so
   }
   const size_t first = bytes.find_first_not_of(" \t\r\n");
   if (first != std::string_view::npos && bytes[first] == '{') return FromJson(bytes, source, ranks);
-  return InvalidArgument("{}: a placement is a .npz or .npy file or a JSON object", source);
+  if (IsTensorRtYaml(bytes)) {
+    ASSIGN_OR_RETURN(const std::vector<std::vector<double>> slots, ParseTensorRtYaml(bytes, source));
+    return FromSlots(slots, source, ranks);
+  }
+  return InvalidArgument("{}: a placement is a .npz, .npy or YAML file, or a JSON object", source);
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat
 /// The .npz file of an EPLB plan, with the order of replicas that EPLB returns.
 std::string EplbBytes(const EplbPlan& plan);
 
-/// Parses a file of any format but TensorRT-LLM's, by its content. `ranks` tells how many ranks share the
-/// slots of EPLB's and SGLang's files, which do not name it; 0 is an error for them. Other formats must have
+/// Parses a file of any format, by its content. `ranks` tells how many ranks share the slots of the files of
+/// EPLB, SGLang and TensorRT-LLM, which do not name it; 0 is an error for them. Other formats must have
 /// `ranks` ranks unless it is 0.
 StatusOr<Placement> ParsePlacement(std::string_view bytes, const std::string& source, int ranks);
 /// Reads a file for ParsePlacement().

@@ -11,8 +11,8 @@ namespace {
 const Placement kPlacement{4, {{{0, 1, 2}, {3, 0, 1}}, {{3, 2, 1}, {0, 1, 2}}}};
 
 TEST(PlacementFile, EveryFormatIsReadBack) {
-  for (const PlacementFormat format :
-       {PlacementFormat::kMoesaic, PlacementFormat::kEplb, PlacementFormat::kSglang}) {
+  for (const PlacementFormat format : {PlacementFormat::kMoesaic, PlacementFormat::kEplb,
+                                       PlacementFormat::kSglang, PlacementFormat::kTensorRt}) {
     const auto bytes = PlacementBytes(kPlacement, format);
     ASSERT_TRUE(bytes.ok()) << bytes.status();
     const auto again = ParsePlacement(*bytes, "file", 2);
@@ -30,6 +30,33 @@ TEST(PlacementFile, TensorRtNamesLayersFromTheFirstMoeLayer) {
             "layer_updates_per_iter: 0\n");
 }
 
+// PyYAML 6.0 writes these three for {"num_slots": 4, "initial_global_assignments": {3: [0, 1, 1, 0], 4: [1,
+// 0, 1, 0]}, "layer_updates_per_iter": 2}, with default_flow_style None, False, and None with width 8.
+TEST(PlacementFile, ReadsTheYamlOfTensorRtTools) {
+  for (const std::string text :
+       {"initial_global_assignments:\n  3: [0, 1, 1, 0]\n  4: [1, 0, 1, 0]\nlayer_updates_per_iter: 2\n"
+        "num_slots: 4\n",
+        "initial_global_assignments:\n  3:\n  - 0\n  - 1\n  - 1\n  - 0\n  4:\n  - 1\n  - 0\n  - 1\n  - 0\n"
+        "layer_updates_per_iter: 2\nnum_slots: 4\n",
+        "initial_global_assignments:\n  3: [0, 1,\n    1, 0]\n  4: [1, 0,\n    1, "
+        "0]\nlayer_updates_per_iter: 2\n"
+        "num_slots: 4\n"}) {
+    const auto placement = ParsePlacement(text, "f", 2);
+    ASSERT_TRUE(placement.ok()) << placement.status();
+    EXPECT_EQ(placement->layers, (std::vector<LayerPlacement>{{{0, 1}, {1, 0}}, {{1, 0}, {1, 0}}}));
+  }
+  const auto message = [](const std::string& text) {
+    return std::string(ParsePlacement("initial_global_assignments:\n" + text, "f", 2).status().message());
+  };
+  EXPECT_EQ(message(""), "f: line 1: needs a layer under \"initial_global_assignments\"");
+  EXPECT_EQ(message("  3: [0, 1\n"), "f: line 2: list without end");
+  EXPECT_EQ(message("  3: [0, x]\n"), "f: line 2: expected an expert");
+  EXPECT_EQ(message("  3: [0, 1]\n  3: [0, 1]\n"), "f: line 3: layer numbers must ascend");
+  EXPECT_EQ(message("  3: [0, 1]\nnum_slots: 4\n"), "f: layer 3 must have 4 slots as \"num_slots\", found 2");
+  EXPECT_EQ(message("  - 3\n"), "f: line 2: expected an expert");
+  EXPECT_EQ(message("  layers\n"), "f: line 2: expected \"LAYER: [EXPERTS]\"");
+}
+
 TEST(PlacementFile, FormatsOfEqualSlotsRefuseUnequalOnes) {
   const Placement uneven{2, {{{0, 1}, {0}}}};
   EXPECT_EQ(PlacementBytes(uneven, PlacementFormat::kSglang).status().message(),
@@ -41,7 +68,8 @@ TEST(PlacementFile, FormatsOfEqualSlotsRefuseUnequalOnes) {
 TEST(PlacementFile, DamagedFilesEndInAnErrorOrAValidPlacement) {
   std::vector<std::string> files;
   for (const PlacementFormat format :
-       {PlacementFormat::kMoesaic, PlacementFormat::kEplb, PlacementFormat::kSglang, PlacementFormat::kOmni})
+       {PlacementFormat::kMoesaic, PlacementFormat::kEplb, PlacementFormat::kSglang, PlacementFormat::kOmni,
+        PlacementFormat::kTensorRt})
     files.push_back(*PlacementBytes(kPlacement, format));
   int read = 0;
   for (uint64_t seed = 0; seed < 30000; ++seed) {
@@ -88,7 +116,7 @@ TEST(PlacementFile, NamesTheFaultOfBrokenFiles) {
             "f: layer 0: must be a list of 1 to 65536 ranks, found 3");
   EXPECT_EQ(ParsePlacement(R"({"physical_to_logical_map": [[0]]})", "f", 0).status().message(),
             "f: files of this format do not tell the number of ranks; give it (--ranks)");
-  EXPECT_EQ(message("PK"), "f: a placement is a .npz or .npy file or a JSON object");
+  EXPECT_EQ(message("PK"), "f: a placement is a .npz, .npy or YAML file, or a JSON object");
   const std::string zip = *PlacementBytes(kPlacement, PlacementFormat::kEplb);
   for (size_t bytes = 0; bytes < zip.size(); ++bytes)
     EXPECT_FALSE(ParsePlacement(zip.substr(0, bytes), "f", 2).ok());

@@ -124,6 +124,14 @@ class Bench:
         table(("equal shares", "exact split", "HiGHS on the same replicas"),
               [(printed["mean"], printed["split_mean"], statistics.mean(optima))])
 
+    def front(self):
+        print("### Balance and traffic, EP32/288 on 4 nodes, 4 of 8 groups per token, two workloads that are known\n")
+        points = json.loads(self.run("front", *self.loads(self.seeds[0], *FAMILIES[0][1])[:2], "--ranks", 32, "--slots", 288,
+                                     "--nodes", 4, "--groups", 8, "--top-groups", 4, "--json"))
+        table(("policy", "weight", "largest rank over mean", "other nodes of a token", "dominated"),
+              [(point["policy"], f"{point['traffic_weight']:g}", point["mean"], point["remote_nodes"],
+                "yes" if point["dominated"] else "no") for point in points])
+
     def times(self):
         rows = []
         loads = self.loads(self.seeds[0], *FAMILIES[0][1])
@@ -167,6 +175,7 @@ def main():
         bench.known()
         bench.redundancy()
         bench.speeds()
+        bench.front()
         bench.times()
         if arguments.patterns:
             bench.patterns(arguments.patterns)

@@ -380,7 +380,7 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
   }
   if (!flags.html.empty())
     RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, plan.placement, speeds, loads)));
-  if (plan.interrupted) Tell("interrupted: layers that were not done are placed without local search\n");
+  if (plan.interrupted) Tell("interrupted: layers that were not done have the best placement found so far\n");
   RETURN_IF_ERROR(PrintBalance(flags, plan.placement, loads, speeds, current));
   if (!flags.json) Print("\nplanned by {} in {:.2f} s\n", flags.algorithm, seconds);
   if (!flags.out.empty()) Tell("written to {}\n", flags.out);

@@ -8,6 +8,7 @@
 
 #include "app/interrupt.h"
 #include "engine/kv_budget.h"
+#include "engine/make_executor.h"
 
 namespace moesaic::app {
 namespace {
@@ -49,28 +50,28 @@ Status BenchRunner::Check(const std::vector<BenchCase>& cases, const models::Mod
 StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
                                                            const kernels::KernelTable& kernels,
                                                            runtime::ThreadPool& threads,
-                                                           const std::string& kv_dtype,
-                                                           const engine::SparsityOptions& sparsity,
+                                                           const engine::EngineOptions& options,
                                                            const std::vector<BenchCase>& cases) {
   int64_t blocks = 1;
   for (const BenchCase& test : cases) blocks = std::max(blocks, BlocksOf(test));
-  ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(kv_dtype, model.info()));
-  const tensor::KvLayout layout =
-      engine::LayoutFor(model.info().kv, dtype, sparsity.key_summaries, sparsity.summary_kind);
+  ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(options.kv_dtype, model.info()));
+  const tensor::KvLayout layout = engine::LayoutFor(model.info().kv, dtype, options.sparsity.key_summaries,
+                                                    options.sparsity.summary_kind);
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store,
                    cache::KvStore::Create({.layout = layout, .blocks = static_cast<int>(blocks)}, threads));
-  return std::unique_ptr<BenchRunner>(new BenchRunner(model, kernels, threads, sparsity, std::move(store)));
+  std::unique_ptr<BenchRunner> runner(new BenchRunner(model, options.sparsity, std::move(store)));
+  ASSIGN_OR_RETURN(runner->executor_,
+                   engine::MakeExecutor(model, kernels, threads, *runner->store_, options));
+  return runner;
 }
 
-BenchRunner::BenchRunner(models::Model& model, const kernels::KernelTable& kernels,
-                         runtime::ThreadPool& threads, const engine::SparsityOptions& sparsity,
+BenchRunner::BenchRunner(models::Model& model, const engine::SparsityOptions& sparsity,
                          std::unique_ptr<cache::KvStore> store)
     : model_(model),
       store_(std::move(store)),
       pool_(store_->blocks()),
       options_(sparsity),
-      sparsity_(engine::SparsitySettingsOf(sparsity.defaults, sparsity, 0)),
-      executor_(model, kernels, threads, *store_, sparsity.dense_layers) {}
+      sparsity_(engine::SparsitySettingsOf(sparsity.defaults, sparsity, 0)) {}
 
 // Null where rows of that kind read all blocks: those of prompts choose with kAll only.
 const kernels::SparsitySettings* BenchRunner::SparsityOf(engine::SparsityMode least) const {
@@ -116,7 +117,7 @@ Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
                   .first_logits = last ? rows - 1 : rows},
                  std::span(tokens).subspan(done, rows), {}, tables_[sequence],
                  SparsityOf(engine::SparsityMode::kAll));
-    ASSIGN_OR_RETURN(const engine::StepResult result, executor_.Run(step));
+    ASSIGN_OR_RETURN(const engine::StepResult result, executor_->Run(step));
     blocks_read_ = result.sparsity.blocks_read;
   }
   return OkStatus();
@@ -133,7 +134,7 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
                    std::span(tokens).subspan(s, 1), {}, tables_[s],
                    SparsityOf(engine::SparsityMode::kDecode));
     }
-    ASSIGN_OR_RETURN(const engine::StepResult result, executor_.Run(step));
+    ASSIGN_OR_RETURN(const engine::StepResult result, executor_->Run(step));
     experts_read_ += result.experts_read;
     blocks_read_ = result.sparsity.blocks_read;
   }
@@ -182,7 +183,7 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
   engine::StepBatch last;  // releases what rows have kept
   for (int s = 0; s < test.sequences; ++s) last.ended.push_back(first_sequence_ + s);
   first_sequence_ += test.sequences;
-  RETURN_IF_ERROR(executor_.Run(last).status());
+  RETURN_IF_ERROR(executor_->Run(last).status());
   return result;
 }
 

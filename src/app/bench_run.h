@@ -9,7 +9,8 @@
 #include "base/status.h"
 #include "cache/block_pool.h"
 #include "cache/kv_store.h"
-#include "engine/local_executor.h"
+#include "engine/engine.h"
+#include "engine/executor.h"
 #include "engine/sparsity.h"
 #include "kernels/kernel_table.h"
 
@@ -38,12 +39,11 @@ class BenchRunner {
  public:
   /// Fails for cases that do not fit the model's context.
   static Status Check(const std::vector<BenchCase>& cases, const models::ModelInfo& info);
-  /// `kv_dtype` as in EngineOptions. The cases must have been checked.
+  /// Uses kv_dtype, sparsity and the ranks of `options`. The cases must have been checked.
   static StatusOr<std::unique_ptr<BenchRunner>> Create(models::Model& model,
                                                        const kernels::KernelTable& kernels,
                                                        runtime::ThreadPool& threads,
-                                                       const std::string& kv_dtype,
-                                                       const engine::SparsityOptions& sparsity,
+                                                       const engine::EngineOptions& options,
                                                        const std::vector<BenchCase>& cases);
 
   /// Runs one untimed and `repetitions` timed repetitions over the same cached depth. Returns Cancelled after
@@ -55,8 +55,8 @@ class BenchRunner {
   double StepBytes(const BenchResult& result, int sequences, int depth) const;
 
  private:
-  BenchRunner(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-              const engine::SparsityOptions& sparsity, std::unique_ptr<cache::KvStore> store);
+  BenchRunner(models::Model& model, const engine::SparsityOptions& sparsity,
+              std::unique_ptr<cache::KvStore> store);
   const kernels::SparsitySettings* SparsityOf(engine::SparsityMode least) const;
   Status Prefill(int sequence, int start, int count, int batch);
   Status Decode(int sequences, int start, int count);
@@ -68,7 +68,7 @@ class BenchRunner {
   cache::BlockPool pool_;
   const engine::SparsityOptions options_;
   const kernels::SparsitySettings sparsity_;  // of `options_`
-  engine::LocalExecutor executor_;
+  std::unique_ptr<engine::Executor> executor_;
   uint64_t first_sequence_ = 1;                     // number of the first sequence of this case
   int64_t experts_read_ = 0;                        // by decode steps
   int64_t blocks_read_ = 0;                         // of one KV head, by rows that chose: all steps so far

@@ -176,9 +176,10 @@ Status RunWithThreads(const BenchFlags& options, Session& session, const Threads
   Tell("{} threads read {:.1f} GB/s; kernels {}\n", threads.size(), bandwidth.all_threads / 1e9,
        run.kernels.tuning);
   ASSIGN_OR_RETURN(const engine::SparsityOptions sparsity, options.model.sparsity.Resolve());
+  engine::EngineOptions executor = {.kv_dtype = options.model.kv_dtype, .sparsity = sparsity};
+  UseRanks(options.model, &executor);
   ASSIGN_OR_RETURN(const std::unique_ptr<BenchRunner> runner,
-                   BenchRunner::Create(*session.model, run.kernels.table, threads, options.model.kv_dtype,
-                                       sparsity, cases));
+                   BenchRunner::Create(*session.model, run.kernels.table, threads, executor, cases));
   Progress progress("measuring");
   const auto total = static_cast<int64_t>(cases.size() * options.threads.size());
   for (const BenchCase& test : cases) {
@@ -252,7 +253,11 @@ void AddBench(Verb& root, VerbRun& run) {
       "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json");
   verb.OnParsed([options, &run] {
     if (CasesOf(*options).empty()) FailUsage("-p 0 and -n 0 measure nothing");
-    run = [options] { return RunBench(*options); };
+    if (options->model.ranks.degrees.ranks() > 1) {
+      if (options->threads.size() > 1) FailUsage("--threads", "takes one number with several ranks");
+      options->model.threads = options->threads.front();  // of each rank
+    }
+    run = [options] { return RunOnRanks(options->model, [options] { return RunBench(*options); }); };
   });
 }
 

@@ -240,7 +240,9 @@ void AddChat(Verb& root, VerbRun& run) {
       "  moesaic chat model.gguf --system \"You answer in one sentence.\" --temperature 0.3\n"
       "  moesaic chat model/ -p \"What is the capital of France?\" --temperature 0",
       kCommandHelp));
-  verb.OnParsed([options, &run] { run = [options] { return RunChat(*options); }; });
+  verb.OnParsed([options, &run] {
+    run = [options] { return RunOnRanks(options->model, [options] { return RunChat(*options); }); };
+  });
 }
 
 }  // namespace moesaic::app

@@ -5,11 +5,16 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "app/interrupt.h"
 #include "app/libraries.h"
 #include "app/output.h"
+#include "app/progress.h"
 #include "app/session.h"
 #include "app/table.h"
 #include "app/verb.h"
+#include "comm/explain/explanation.h"
+#include "comm/probe/link_probe.h"
+#include "comm/transport/open_transport.h"
 #include "kernels/gptq_accelerator.h"
 #include "kernels/probe.h"
 #include "runtime/memory.h"
@@ -209,7 +214,20 @@ std::string LibrariesText() {
   return FormatTable(rows, false);
 }
 
-Status RunDoctor(const DoctorFlags& options) {
+// Measures the links of the job of which this process is a rank. Rank 0 returns their topology. Empty on
+// other ranks.
+StatusOr<std::optional<comm::Topology>> LinksOfJob(comm::Transport& job) {
+  Progress progress("measuring links");
+  comm::ProbeOptions options{.name = "links of the job"};
+  options.progress = [&](int done, int total) {
+    progress.Show(done, total, fmt::format("{} of {} pairs", done, total));
+    return !Interrupted();
+  };
+  options.interrupted = Interrupted;
+  return comm::ProbeLinks(job, options);
+}
+
+Status Report(const DoctorFlags& options, const std::optional<comm::Topology>& links) {
   ASSIGN_OR_RETURN(kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const nlohmann::json machine, MachineOfKernels(0));
   ASSIGN_OR_RETURN(const TuningState tuning, TuneKernels(true, machine, kernels));
@@ -229,6 +247,7 @@ Status RunDoctor(const DoctorFlags& options) {
                    {"libraries", json::object()}};
     if (!why_no_devices.empty()) report["why_no_devices"] = why_no_devices;
     if (speeds) report["measured"] = SpeedsJson(*speeds);
+    if (links) report["links"] = json::parse(links->ToJson());
     for (const auto& [name, version] : Libraries()) report["libraries"][name] = version;
     Print("{}\n", report.dump(2));
     return OkStatus();
@@ -236,7 +255,17 @@ Status RunDoctor(const DoctorFlags& options) {
   WriteOutput(MachineText(topology, cpu, tuning.text));
   if (speeds) Print("\n{}", SpeedsText(*speeds));
   Print("\n{}\n{}\n{}\nmoesaic {}\n", DevicesText(), KernelsText(kernels), LibrariesText(), MOESAIC_VERSION);
+  if (links) Print("\nmeasured links of {} ranks\n{}", links->ranks(), comm::TreeText(*links));
   return OkStatus();
+}
+
+// Under a launcher, rank 0 reports its machine and the links between all ranks.
+Status RunDoctor(const DoctorFlags& options) {
+  if (!comm::IsRankOfJob()) return Report(options, std::nullopt);
+  const InterruptGuard guard;
+  ASSIGN_OR_RETURN(const comm::OpenedTransport job, comm::OpenTransport(""));
+  ASSIGN_OR_RETURN(const std::optional<comm::Topology> links, LinksOfJob(*job));
+  return job->rank() == 0 ? Report(options, links) : OkStatus();
 }
 
 }  // namespace
@@ -253,7 +282,8 @@ void AddDoctor(Verb& root, VerbRun& run) {
       "Examples:\n"
       "  moesaic doctor\n"
       "  MOESAIC_ISA=avx2 moesaic doctor --quick\n"
-      "  moesaic doctor --quick --json");
+      "  moesaic doctor --quick --json\n"
+      "  mpirun -n 4 moesaic doctor --quick                   also the links between the ranks of a job");
   verb.OnParsed([options, &run] { run = [options] { return RunDoctor(*options); }; });
 }
 

@@ -47,6 +47,12 @@ constexpr Rename kRenames[] = {
     {"--disable-log-requests", "--no-access-log"},
     {"--no-enable-log-requests", "--no-access-log"},
     {"--disable-uvicorn-access-log", "--no-access-log"},
+    {"-tp", "--tensor-parallel-size"},
+    {"--tp-size", "--tensor-parallel-size"},
+    {"-pp", "--pipeline-parallel-size"},
+    {"--pp-size", "--pipeline-parallel-size"},
+    {"-ep", "--enable-expert-parallel"},
+    {"--ep-size", "--expert-parallel-size"},
 };
 
 using Values = std::span<const std::pair<std::string_view, std::string_view>>;
@@ -118,14 +124,12 @@ constexpr Dropped kDropped[] = {
     {"--jinja", false, "chat templates are always rendered as Jinja"},
 };
 
-// Sizes of device groups, of which Moesaic has one.
-constexpr std::string_view kGroups[] = {
-    "-tp", "--tensor-parallel-size", "--tp-size", "-pp", "--pipeline-parallel-size",
-    "-dp", "--data-parallel-size"};
+// Numbers of replicas, of which a server has one.
+constexpr std::string_view kReplicas[] = {"-dp", "--data-parallel-size", "--dp-size"};
 // Formats that a checkpoint's config declares itself.
 constexpr std::string_view kQuantizations[] = {"auto", "compressed-tensors", "fp8", "gguf"};
 
-// Flags of kDropped, kGroups and kQuantizations only make sense for a verb that runs a model.
+// Flags of kDropped, kReplicas and kQuantizations only make sense for a verb that runs a model.
 bool RunsModel(const FlagLookup& lookup) { return lookup("--threads") != FlagKind::kUnknown; }
 
 template <typename Table>
@@ -206,10 +210,10 @@ class Translator {
       out_.notes.push_back(fmt::format("{} has no effect: {}", name, dropped->why));
       return OkStatus();
     }
-    if (std::ranges::find(kGroups, name) != std::end(kGroups) && HasValue()) {
+    if (std::ranges::find(kReplicas, name) != std::end(kReplicas) && HasValue()) {
       if (const std::string value = TakeValue(); value != "1") {
         return InvalidArgument(
-            "{} must be 1, found {}: one process runs the whole model; --numa places weights on NUMA nodes",
+            "{} must be 1, found {}: a server has one replica of the model; start one server for each replica",
             name, value);
       }
       return OkStatus();
@@ -288,7 +292,7 @@ std::vector<std::string> FamiliarNames(const FlagLookup& lookup) {
   }
   if (RunsModel(lookup)) {
     for (const Dropped& dropped : kDropped) add(dropped.name);
-    for (const std::string_view group : kGroups) add(group);
+    for (const std::string_view name : kReplicas) add(name);
     add("--quantization");
   }
   std::ranges::sort(names);

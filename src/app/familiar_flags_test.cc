@@ -56,9 +56,9 @@ TEST(FamiliarFlags, MapsValuesOrRejectsThemByName) {
   EXPECT_TRUE(Refused({"--tool-call-parser", "pythonic"}).starts_with("--tool-call-parser pythonic is not"));
   EXPECT_TRUE(
       Refused({"--quantization=awq"}).starts_with("--quantization awq is not supported; supported: "));
-  EXPECT_EQ(Translated({"--tensor-parallel-size", "1", "-tp=1", "m"}), Words{"m"});
+  EXPECT_EQ(Translated({"--data-parallel-size", "1", "-dp=1", "m"}), Words{"m"});
   EXPECT_TRUE(
-      Refused({"--tensor-parallel-size", "2"}).starts_with("--tensor-parallel-size must be 1, found 2: "));
+      Refused({"--data-parallel-size", "2"}).starts_with("--data-parallel-size must be 1, found 2: "));
 }
 
 TEST(FamiliarFlags, DropsFlagsWithoutMeaningAndAddsANote) {

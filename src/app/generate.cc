@@ -275,7 +275,7 @@ void AddGenerate(Verb& root, VerbRun& run) {
     if (options->format != "jsonl" && (options->logprobs >= 0 || options->prompt_logprobs)) {
       FailUsage("log-probabilities need --format jsonl");
     }
-    run = [options] { return RunGenerate(*options); };
+    run = [options] { return RunOnRanks(options->model, [options] { return RunGenerate(*options); }); };
   });
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "app/layout_table.h"
 #include "app/output.h"
 #include "app/session.h"
 #include "app/table.h"
@@ -24,6 +25,7 @@ struct InspectFlags {
   bool json = false;
   std::vector<int> contexts;
   std::vector<int> sequences = {1, 8, 32};
+  std::string topology;
 };
 
 // Those below the model's context, and that context.
@@ -175,6 +177,37 @@ void PrintFacts(const models::ModelInfo& info, const checkpoint::Checkpoint& sou
   }
 }
 
+using Predictions = std::vector<planner::LayoutPlanner::Prediction>;
+
+nlohmann::json LayoutsJson(const Predictions& predictions) {
+  nlohmann::json layouts = nlohmann::json::array();
+  for (const planner::LayoutPlanner::Prediction& prediction : predictions) {
+    const parallel::Degrees& degrees = prediction.layout.degrees();
+    nlohmann::json steps = nlohmann::json::array();
+    for (size_t i = 0; i < prediction.steps.size(); ++i) {
+      const planner::StepTime& step = prediction.steps[i];
+      steps.push_back({{"sequences", PredictedSteps()[i].sequences},
+                       {"rows_per_sequence", PredictedSteps()[i].rows_per_sequence},
+                       {"seconds", step.seconds},
+                       {"communication_seconds", step.communication},
+                       {"interval_seconds", step.interval},
+                       {"parts", step.parts}});
+    }
+    layouts.push_back({{"tensor_parallel_size", degrees.tensor},
+                       {"pipeline_parallel_size", degrees.pipeline},
+                       {"expert_parallel_size", degrees.expert},
+                       {"weight_bytes", prediction.weight_bytes},
+                       {"fits", prediction.fits},
+                       {"steps", std::move(steps)}});
+  }
+  return layouts;
+}
+
+void PrintLayouts(const Predictions& predictions, const std::string& topology) {
+  Print("\n{} ranks, devices and links of {}; predicted times of steps\n{}", predictions[0].layout.ranks(),
+        topology, LayoutTable(predictions, predictions.size()));
+}
+
 void PrintTensors(const checkpoint::Checkpoint& source) {
   std::vector<std::vector<std::string>> tensors = {{"tensor", "dtype", "shape"}};
   for (const checkpoint::TensorEntry& entry : source.tensors()) {
@@ -189,8 +222,16 @@ Status RunInspect(const InspectFlags& options) {
   ASSIGN_OR_RETURN(const models::ModelInfo info, models::InfoOf(*source, options.dtype));
   ASSIGN_OR_RETURN(const Cache cache, CacheOf(info, options.kv_dtype));
   ASSIGN_OR_RETURN(const std::vector<int> contexts, ContextsOf(info, options.contexts));
+  Predictions layouts;
+  if (!options.topology.empty()) {
+    ASSIGN_OR_RETURN(layouts, PredictLayouts({.model = options.model,
+                                              .dtype = options.dtype,
+                                              .kv_dtype = options.kv_dtype,
+                                              .topology = options.topology}));
+  }
   if (options.json) {
     nlohmann::json facts = Facts(info, *source, cache);
+    if (!layouts.empty()) facts["layouts"] = LayoutsJson(layouts);
     facts["memory"] = MemoryJson(info, cache, contexts, options.sequences);
     if (options.tensors) {
       for (const checkpoint::TensorEntry& entry : source->tensors()) {
@@ -202,6 +243,7 @@ Status RunInspect(const InspectFlags& options) {
   } else {
     PrintFacts(info, *source, cache);
     PrintMemory(info, cache, contexts, options.sequences);
+    if (!layouts.empty()) PrintLayouts(layouts, options.topology);
     if (options.tensors) PrintTensors(*source);
   }
   return OkStatus();
@@ -228,12 +270,16 @@ void AddInspect(Verb& root, VerbRun& run) {
       .ShowDefault();
   verb.AddFlag("--tensors", options->tensors, "List every tensor");
   verb.AddFlag("--json", options->json, "Print JSON");
+  verb.AddOption("--topology", options->topology,
+                 "Topology file: compare the layouts of the model on its devices (docs/parallelism.md)")
+      .ExistingFile();
   verb.Footer(
       "The table counts weights and KV cache; buffers of a step are additional.\n\n"
       "Examples:\n"
       "  moesaic inspect models/moesaic-tiny\n"
       "  moesaic inspect model.gguf --tensors --json\n"
-      "  moesaic inspect model/ --dtype int8 --kv-dtype int8 -c 8192,65536 -s 1,4,16");
+      "  moesaic inspect model/ --dtype int8 --kv-dtype int8 -c 8192,65536 -s 1,4,16\n"
+      "  moesaic inspect model/ --topology topologies/h100-2x8-infiniband.json");
   verb.OnParsed([options, &run] { run = [options] { return RunInspect(*options); }; });
 }
 

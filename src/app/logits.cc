@@ -67,7 +67,7 @@ void AddLogits(Verb& root, VerbRun& run) {
     if (ids.empty() == prompt.empty()) {
       FailUsage("needs either --ids or --prompt");
     }
-    run = [options] { return RunLogits(*options); };
+    run = [options] { return RunOnRanks(options->model, [options] { return RunLogits(*options); }); };
   });
 }
 

@@ -35,6 +35,8 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{50};
 // For clients to take the last bytes of answers that the drain deadline ended.
 constexpr std::chrono::seconds kFlushTime{2};
+// For requests to end after a rank failed, and for clients to read that.
+constexpr std::chrono::seconds kFailureTime{2};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
   if (flags.disk_folder.empty()) {
@@ -94,6 +96,7 @@ void Describe(spdlog::logger& log, const ServeFlags& flags, const Session& sessi
            flags.model.model, model.names.front(), session.load_seconds, model.max_context,
            stats.total_blocks, tensor::kKvBlockTokens);
   log.info("{}", DescribeWeights(session.model->info()));
+  if (flags.model.job != nullptr) log.info("ranks: {}", flags.model.job->Describe());
   log.info("kernels: {}", session.tuning);
   log.info("tools: {}, reasoning: {}, chat template: {}", text::Name(model.tools),
            text::Name(model.reasoning), model.chat ? "yes" : "none");
@@ -128,7 +131,15 @@ struct Running {
   server::Server& server;
   const engine::EngineThread& engine;
   const ServiceNotifier& notifier;
+  const RankJob* job = nullptr;  // null: one rank
   Watchdog watchdog{notifier};
+
+  /// Of a rank, after which no step can be computed.
+  Status Failure() const {
+    if (job == nullptr) return OkStatus();
+    const Status ended = job->Failure();
+    return ended.ok() ? engine.failure() : ended;
+  }
 
   void Sleep() {
     watchdog.Check(engine.idle(), StepProgress(engine.stats()));
@@ -182,9 +193,26 @@ void Reload(spdlog::logger& log, const std::vector<ReloadHook>& hooks) {
   }
 }
 
-// Returns at SIGINT or SIGTERM. Also handles a SIGHUP that came while the model was loaded.
-void WaitForInterrupt(Running& running, const std::vector<ReloadHook>& hooks) {
+// Ends the server after a rank failed: the engine's requests end with an error, which clients read.
+void ShutDownFailed(const Status& failure, Running& running) {
+  running.log.error("{}; the server stops", Message(failure));
+  running.notifier.Send("STOPPING=1\nSTATUS=a rank failed");
+  running.server.Fail(Message(failure));
+  const auto wait = [&running](auto until) {
+    const auto end = std::chrono::steady_clock::now() + kFailureTime;
+    while (!until() && std::chrono::steady_clock::now() < end) running.Sleep();
+  };
+  wait([&running] { return running.server.idle(); });
+  running.server.StopAnswers();
+  wait([&running] { return running.server.flushed(); });
+  running.server.Close();
+}
+
+// Returns at SIGINT or SIGTERM, or with the failure of a rank. Also handles a SIGHUP that came while the
+// model was loaded.
+Status WaitForInterrupt(Running& running, const std::vector<ReloadHook>& hooks) {
   while (!Interrupted()) {
+    RETURN_IF_ERROR(running.Failure());
     if (TakeReload()) {
       running.notifier.Reloading();
       Reload(running.log, hooks);
@@ -192,6 +220,7 @@ void WaitForInterrupt(Running& running, const std::vector<ReloadHook>& hooks) {
     }
     running.Sleep();
   }
+  return OkStatus();
 }
 
 std::vector<ReloadHook> ReloadHooks(const ServeFlags& flags, const ServerLog& log,
@@ -279,8 +308,9 @@ Status RunServe(const ServeFlags& flags) {
   const std::string speculation = DescribeSpeculation(*session->engine);
   DrainEnd drain_end = std::chrono::steady_clock::time_point::max();
   const auto stop_saving = [&drain_end] { return MustStop(drain_end); };
-  engine::EngineThread engine(std::move(session->engine),
-                              {.max_queued = flags.max_queue, .stop_saving = stop_saving});
+  engine::EngineThread engine(std::move(session->engine), {.max_queued = flags.max_queue,
+                                                           .stop_saving = stop_saving,
+                                                           .fails_for_good = flags.model.job != nullptr});
   model.engine = &engine;
   Describe(*log, flags, *session, model, engine, speculation);
 
@@ -299,12 +329,16 @@ Status RunServe(const ServeFlags& flags) {
   RETURN_IF_ERROR(FlushOutput());
   notifier.Send("READY=1\nSTATUS=serving");
   log->info("ready after {:.1f} s", elapsed());
-  Running running{*log, *server, engine, notifier};
-  WaitForInterrupt(running, reload_hooks);
-  ShutDown(flags, running, &drain_end);
+  Running running{*log, *server, engine, notifier, flags.model.job.get()};
+  const Status failure = WaitForInterrupt(running, reload_hooks);
+  if (failure.ok()) {
+    ShutDown(flags, running, &drain_end);
+  } else {
+    ShutDownFailed(failure, running);
+  }
   server.reset();  // before the engine: its endpoints use it
   log->info("stopped");
-  return OkStatus();
+  return failure;
 }
 
 }  // namespace
@@ -320,7 +354,7 @@ void AddServe(Verb& root, VerbRun& run) {
         WriteOutput(PrintConfig(verb));
         return OkStatus();
       }
-      return RunServe(*flags);
+      return RunOnRanks(flags->model, [flags] { return RunServe(*flags); });
     };
   });
 }

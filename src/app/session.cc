@@ -8,11 +8,13 @@
 
 #include "app/hub_cache.h"
 #include "app/interrupt.h"
+#include "app/layout_table.h"
 #include "app/model_text.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/table.h"
 #include "cache/block_pool.h"
+#include "engine/ranked_executor.h"
 #include "engine/speculative.h"
 #include "runtime/cpu_features.h"
 #include "runtime/topology.h"
@@ -64,9 +66,12 @@ Status CheckDraftModel(const ModelFlags& flags) {
   return CheckSameVocabulary(flags.model, flags.draft_model);
 }
 
+// Drafts are computed by rank 0 alone.
 Status LoadDraftModel(const ModelFlags& flags, models::LoadOptions options, Session& session) {
   if (flags.draft_model.empty() || SpeculativeMethod(flags) == "off") return OkStatus();
+  if (flags.job != nullptr && flags.job->rank() != 0) return OkStatus();
   options.dtype = "auto";
+  options.groups = nullptr;
   options.experts_per_token = 0;
   options.load_mtp = false;
   ASSIGN_OR_RETURN(session.draft_model, models::Model::Load(flags.draft_model, options, *session.threads));
@@ -169,6 +174,7 @@ void AddModelFlags(Verb& verb, ModelFlags& flags) {
           "--no-mmap", [&flags] { flags.mmap = "off"; }, "The same as --mmap off")
       .NotInConfig()
       .Excludes("--mmap");
+  AddRankFlags(verb, flags.ranks);
 }
 
 void AddCacheFlags(Verb& verb, ModelFlags& flags) {
@@ -245,6 +251,9 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
     return !Interrupted();
   };
   RETURN_IF_ERROR(CheckDraftModel(flags));
+  if (flags.job != nullptr) {
+    ASSIGN_OR_RETURN(options.groups, flags.job->MakeGroups());
+  }
   ASSIGN_OR_RETURN(session->model, models::Model::Load(flags.model, options, *session->threads));
   RETURN_IF_ERROR(LoadDraftModel(flags, options, *session));
   session->load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -256,6 +265,60 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   return session;
 }
 
+namespace {
+
+// Sets the degrees of the best layout for --topology. Returns a text that gives the reason.
+StatusOr<std::string> ChooseLayout(ModelFlags& flags) {
+  constexpr size_t kLines = 4;
+  if (flags.ranks.topology.empty()) {
+    return InvalidArgument("--layout auto needs --topology, a file with the ranks' devices and links");
+  }
+  ASSIGN_OR_RETURN(const auto predictions, PredictLayouts({.model = flags.model,
+                                                           .dtype = flags.dtype,
+                                                           .kv_dtype = flags.kv_dtype,
+                                                           .topology = flags.ranks.topology}));
+  const planner::LayoutPlanner::Prediction& best = predictions.front();
+  if (!best.fits) {
+    return ResourceExhausted("{}: no layout fits the devices' memory; the smallest part of a rank has {}",
+                             flags.ranks.topology, FormatBytes(best.weight_bytes));
+  }
+  flags.ranks.degrees = best.layout.degrees();
+  return fmt::format("--layout auto: {} has the shortest predicted step for 8 sequences on {}\n{}",
+                     Name(best.layout.degrees()), flags.ranks.topology, LayoutTable(predictions, kLines));
+}
+
+// A rank other than 0: it computes until rank 0 ends the job. Signals concern rank 0, which ends it in good
+// order.
+Status ComputeForRank0(const ModelFlags& flags) {
+  const InterruptGuard guard;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(flags));
+  return engine::RunRank(*session->model, session->kernels, *session->threads, flags.job->transport(),
+                         flags.job->layout(), /*stop=*/{}, flags.job->time_limit_s());
+}
+
+}  // namespace
+
+Status RunOnRanks(ModelFlags& flags, const VerbRun& verb) {
+  std::string choice;
+  if (flags.ranks.layout == "auto") {
+    ASSIGN_OR_RETURN(choice, ChooseLayout(flags));
+  }
+  ASSIGN_OR_RETURN(flags.job, RankJob::Start(flags.ranks));
+  if (flags.job == nullptr || flags.job->rank() == 0) WriteNotice(choice);
+  if (flags.job == nullptr) return verb();
+  const Status status = flags.job->rank() == 0 ? flags.job->End(verb()) : ComputeForRank0(flags);
+  flags.job.reset();
+  return status;
+}
+
+void UseRanks(const ModelFlags& flags, engine::EngineOptions* options) {
+  if (flags.job == nullptr) return;
+  options->job = &flags.job->transport();
+  options->layout = flags.job->layout();
+  options->rank_time_limit_s = flags.job->time_limit_s();
+  options->local_ranks = flags.job->local_ranks();
+}
+
 Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options) {
   options.kv_dtype = flags.kv_dtype;
   options.max_context = flags.context;
@@ -263,6 +326,7 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   options.speculative.draft_model = session.draft_model.get();
   options.speculative.method = SpeculativeMethod(flags);
   ASSIGN_OR_RETURN(options.sparsity, flags.sparsity.Resolve());
+  UseRanks(flags, &options);
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
   const int64_t held = int64_t{session.engine->stats().total_blocks} * tensor::kKvBlockTokens;

@@ -5,7 +5,9 @@
 #include <string>
 
 #include "app/flags.h"
+#include "app/rank_job.h"
 #include "app/tuning_file.h"
+#include "app/verb.h"
 #include "base/status.h"
 #include "engine/engine.h"
 #include "kernels/kernel_table.h"
@@ -39,6 +41,8 @@ struct ModelFlags {
   engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags; method "": not given
   std::string draft_model;
   SparsityFlags sparsity;
+  RankFlags ranks;
+  std::shared_ptr<RankJob> job;  // set by RunOnRanks; null: one rank
 };
 
 /// Returns the given method, possibly "off". If none is given, a draft model selects "draft".
@@ -54,10 +58,15 @@ void AddModelPath(Verb& verb, std::string& model,
 void AddDtypeFlag(Verb& verb, std::string& dtype);
 /// Declares --kv-dtype.
 void AddKvDtypeFlag(Verb& verb, std::string& kv_dtype);
-/// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap, --numa and --no-tuning.
+/// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap, --numa, --no-tuning and the flags of
+/// ranks.
 void AddModelFlags(Verb& verb, ModelFlags& flags);
 /// Declares --ctx-size and --kv-dtype.
 void AddCacheFlags(Verb& verb, ModelFlags& flags);
+
+/// Starts the job of flags.ranks, if it has several ranks, and runs the verb on rank 0. The other ranks load
+/// their parts of the model and compute until rank 0 ends.
+Status RunOnRanks(ModelFlags& flags, const VerbRun& verb);
 
 /// Members are destroyed in reverse order: the engine before its borrowed parts.
 struct Session {
@@ -93,9 +102,12 @@ struct TunedKernels {
 };
 StatusOr<TunedKernels> KernelsFor(int threads, bool wanted);
 
-/// Loads the model, with a progress line if stderr is a terminal. Returns Cancelled if a signal arrives
-/// meanwhile.
+/// Loads the model, or this rank's part of it, with a progress line if stderr is a terminal. Returns
+/// Cancelled if a signal arrives meanwhile.
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags);
+
+/// Sets the job of `flags` in the options of an engine.
+void UseRanks(const ModelFlags& flags, engine::EngineOptions* options);
 
 /// Creates session.engine. kv_dtype, max_context, speculative and sparsity come from `flags`. Prints a notice
 /// if memory does not hold that context.

@@ -14,8 +14,8 @@
 #include "engine/kv_budget.h"
 #include "engine/kv_fingerprint.h"
 #include "engine/local_executor.h"
+#include "engine/make_executor.h"
 #include "engine/philox.h"
-#include "engine/ranked_executor.h"
 #include "engine/row_tasks.h"
 #include "engine/scheduler.h"
 #include "engine/speculation.h"
@@ -527,25 +527,6 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
   return std::make_unique<ModelDrafter>(model, kernels, threads, std::move(store), options.max_batch_tokens);
 }
 
-StatusOr<std::unique_ptr<Executor>> MakeExecutor(models::Model& model, const kernels::KernelTable& kernels,
-                                                 runtime::ThreadPool& threads, cache::KvStore& store,
-                                                 tensor::DType dtype, const EngineOptions& options) {
-  auto local = std::make_unique<LocalExecutor>(model, kernels, threads, store, options.sparsity.dense_layers);
-  if (options.job == nullptr || options.layout.ranks() == 1) return local;
-  const RankSetup setup = {.dtype = dtype,
-                           .key_summaries = options.sparsity.key_summaries,
-                           .summary_kind = options.sparsity.summary_kind,
-                           .blocks = store.blocks(),
-                           .swap_slots = store.slots(cache::KvArea::kSwap),
-                           .warm_slots = store.slots(cache::KvArea::kWarm),
-                           .warm_exact = options.warm_exact,
-                           .first_sparse_layer = options.sparsity.dense_layers};
-  ASSIGN_OR_RETURN(std::unique_ptr<RankedExecutor> ranked,
-                   RankedExecutor::Create(std::move(local), model.info(), *options.job, options.layout, setup,
-                                          options.rank_time_limit_s));
-  return ranked;
-}
-
 // Creates all parts except the disk tier, whose files are identified by results of the model.
 StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool& threads,
                               const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options) {
@@ -629,7 +610,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
       LayoutFor(info.kv, dtype, options.sparsity.key_summaries, options.sparsity.summary_kind);
   ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options));
   ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
-                   MakeExecutor(model, kernels, pool, *kv.store, dtype, options));
+                   MakeExecutor(model, kernels, pool, *kv.store, options));
   std::unique_ptr<ModelDrafter> drafter;
   if (options.speculative.method == "draft") {
     ASSIGN_OR_RETURN(drafter,

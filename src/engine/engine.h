@@ -62,6 +62,7 @@ struct EngineOptions {
   comm::Transport* job = nullptr;
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
+  int local_ranks = 1;            ///< Ranks that share this machine's memory.
 };
 
 /// Counters rise over the engine's life; other members are current values.

@@ -73,6 +73,11 @@ class EngineThread::Impl {
     draining_ = true;
   }
 
+  Status failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
   const Engine& engine() const { return *engine_; }
 
  private:
@@ -154,6 +159,10 @@ class EngineThread::Impl {
   // before it failed.
   void Fail(const Status& status, std::vector<TokenEvent>* events) {
     spdlog::error("step failed: {}; aborted {} requests", Message(status), live_.size());
+    if (options_.fails_for_good) {
+      const std::lock_guard lock(mutex_);
+      if (failure_.ok()) failure_ = status;
+    }
     CancelAll();
     std::vector<TokenEvent> ends;
     if (const Status told = engine_->Step(&ends); !told.ok()) spdlog::error("{}", Message(told));
@@ -204,6 +213,7 @@ class EngineThread::Impl {
   EngineStats stats_;
   RequestId last_id_ = 0;
   int unfinished_ = 0;
+  Status failure_;
   bool draining_ = false, stopping_ = false;
   std::thread thread_;  // last: it uses all of the above
 };
@@ -219,6 +229,7 @@ void EngineThread::ClearCache() { impl_->ClearCache(); }
 EngineStats EngineThread::stats() const { return impl_->stats(); }
 bool EngineThread::idle() const { return impl_->idle(); }
 void EngineThread::Drain() { impl_->Drain(); }
+Status EngineThread::failure() const { return impl_->failure(); }
 const models::ModelInfo& EngineThread::model() const { return impl_->engine().model(); }
 int EngineThread::max_context() const { return impl_->engine().max_context(); }
 

@@ -15,6 +15,8 @@ struct EngineThreadOptions {
   int max_queued = 1024;  ///< Maximum number of waiting requests; more are refused.
   /// Polled while the destructor stores blocks on disk: true ends that.
   std::function<bool()> stop_saving = {};
+  /// Whether a failed step is the engine's last one: true for an engine over several ranks.
+  bool fails_for_good = false;
 };
 
 /// Owns the engine and the one thread that steps it. All methods may be called from any thread, sinks
@@ -43,6 +45,7 @@ class EngineThread {
   EngineStats stats() const;  ///< After the last step; waiting includes later submissions.
   bool idle() const;          ///< All submitted requests have ended.
   void Drain();               ///< Refuses new requests; others run to their end.
+  Status failure() const;     ///< The failed step after which the engine computes no more; otherwise ok.
 
   const models::ModelInfo& model() const;
   int max_context() const;

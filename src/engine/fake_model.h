@@ -23,9 +23,11 @@ class FakeModel : public models::Model {
   // makes wrong.
   explicit FakeModel(int context, int vocab = kVocab, bool mtp = false) {
     info_.vocab_size = vocab;
+    info_.own_vocab = {0, vocab};
     info_.hidden_size = 4;
     info_.layers = kLayers;
-    info_.mtp_layers = mtp ? 1 : 0;
+    info_.own_layers = {0, kLayers};
+    info_.mtp_layers = info_.own_mtp_layers = mtp ? 1 : 0;
     info_.context_length = context;
     info_.weight_format = "f32";
     info_.kv = {

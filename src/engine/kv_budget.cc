@@ -30,7 +30,7 @@ int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, i
   if (options.kv_bytes > 0) return options.kv_bytes;
   const int64_t wanted = layout.total_bytes() * tensor::KvBlocksFor(context) * options.max_sequences;
   const int64_t available = runtime::AvailableMemory();
-  return available > 0 ? std::min(wanted, available / 4) : wanted;
+  return available > 0 ? std::min(wanted, available / 4 / options.local_ranks) : wanted;
 }
 
 }  // namespace moesaic::engine

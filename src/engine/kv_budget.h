@@ -18,7 +18,8 @@ StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo
 tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool key_summaries,
                            KeySummaryKind kind = KeySummaryKind::kBox);
 
-/// options.kv_bytes, or enough for max_sequences x context, at most a quarter of the free memory.
+/// options.kv_bytes, or enough for max_sequences x context, at most a quarter of the free memory, which
+/// local_ranks ranks share.
 int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context);
 
 }  // namespace moesaic::engine

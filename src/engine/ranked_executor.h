@@ -42,7 +42,7 @@ class RankedExecutor : public Executor {
   void BindCaller() override { local_->BindCaller(); }
 
  private:
-  // What a rank computes of the results.
+  // A rank and the results that it computes.
   struct Peer {
     int rank = 0;
     parallel::Range vocab;        // empty: another rank's logits

@@ -60,7 +60,7 @@ Status DivideHeads(const ModelShape& shape, int shards, int shard, Shard* out) {
   const int sharers = first_of(kv_head + 1) - first_of(kv_head);
   const int unit = HeadUnit(shape, 1);
   const int units = base::CeilDiv(group, unit);
-  // Every rank returns the same error, whatever the number of sharers of its own head.
+  // Every rank returns the same error, also where its own head has fewer sharers.
   const bool fits = units >= base::CeilDiv(shards, shape.kv_heads) && group % std::min(unit, group) == 0;
   if (!fits) return TooManyShards(shape, shards, shape.kv_heads * units, std::min(unit, group));
   const Range part = Divide(group, unit, sharers)[shard - first_of(kv_head)];
@@ -79,7 +79,7 @@ std::vector<Range> Divide(int total, int unit, std::span<const double> shares) {
   int first = 0;
   for (const double share : shares) {
     before += share;
-    // The last boundary is the total, whatever rounding did to the sum.
+    // The last boundary is the total, although the sum was rounded.
     const bool last = ranges.size() + 1 == shares.size();
     const int end =
         last ? total : std::min(total, unit * static_cast<int>(std::lround(units * before / sum)));

@@ -158,6 +158,29 @@ int Topology::DefaultThreads() const {
   return std::max(threads, 1);
 }
 
+std::vector<int> ShareOfCpus(const Topology& topology, int index, int count) {
+  const int cores = std::max(topology.cores, 1);
+  int first = cores * index / count, end = cores * (index + 1) / count;
+  if (first == end) {
+    first = index % cores;
+    end = first + 1;
+  }
+  std::vector<int> share(topology.cpus.begin() + first, topology.cpus.begin() + end);
+  // The second threads of cores have the order of the first only if all cores have equally many.
+  const int threads = static_cast<int>(topology.cpus.size());
+  for (int turn = cores; threads % cores == 0 && turn < threads; turn += cores) {
+    share.insert(share.end(), topology.cpus.begin() + turn + first, topology.cpus.begin() + turn + end);
+  }
+  return share;
+}
+
+bool BindToCpus(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  return sched_setaffinity(0, sizeof(set), &set) == 0;
+}
+
 int64_t AvailableMemory() { return WithinGroup(ReadCounts("/proc/meminfo")["MemAvailable:"] * 1024); }
 
 Topology DetectTopology() {

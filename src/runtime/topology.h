@@ -42,6 +42,14 @@ struct Topology {
 /// Returns the bytes that can be allocated without swapping, within the control group's limit; 0 if unknown.
 int64_t AvailableMemory();
 
+/// Returns the hardware threads of one of `count` processes that share this topology's cores: those of
+/// neighbouring cores, as even parts as possible. Processes share cores where there are fewer of them.
+std::vector<int> ShareOfCpus(const Topology& topology, int index, int count);
+
+/// Binds the calling thread, and threads that it creates later, to these hardware threads. False if the
+/// system refuses.
+bool BindToCpus(const std::vector<int>& cpus);
+
 /// Reads the topology again (some milliseconds). Values that cannot be determined are 0 or empty; cpus is
 /// never empty.
 Topology DetectTopology();

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <mutex>
 #include <utility>
 
 #include "server/answer.h"
@@ -52,6 +53,13 @@ class HttpApi : public Server {
     router_.Drain();
     model_.engine->Drain();
   }
+  void Fail(const std::string& reason) override {
+    {
+      const std::lock_guard lock(failure_mutex_);
+      failure_ = reason;
+    }
+    Drain();
+  }
   void StopAnswers() override { stops_.StopAll(); }
   bool flushed() const override { return http_->active_requests() == 0; }
   void Close() override { http_->Close(); }
@@ -99,12 +107,27 @@ class HttpApi : public Server {
                       [this](Call& call) { return GetModel(model_, options_.model_path, call); });
   }
 
+  // Answers with the reason of Fail(), if it was called.
+  bool SendFailure(Call& call) const {
+    std::string reason;
+    {
+      const std::lock_guard lock(failure_mutex_);
+      reason = failure_;
+    }
+    if (reason.empty()) return false;
+    call.writer->Send({.status = 503,
+                       .headers = {{"content-type", "application/json"}},
+                       .body = Dump({{"status", "failed"}, {"error", reason}})});
+    return true;
+  }
+
   void AddOperations() {
-    router_.Add("GET", "/health", Access::kOpen, [](Call& call) {
-      SendJson(*call.writer, {{"status", "ok"}});
+    router_.Add("GET", "/health", Access::kOpen, [this](Call& call) {
+      if (!SendFailure(call)) SendJson(*call.writer, {{"status", "ok"}});
       return OkStatus();
     });
     router_.Add("GET", "/ready", Access::kOpen, [this](Call& call) {
+      if (SendFailure(call)) return OkStatus();
       const bool draining = router_.draining();
       call.writer->Send({.status = draining ? 503 : 200,
                          .headers = {{"content-type", "application/json"}},
@@ -173,6 +196,8 @@ class HttpApi : public Server {
   const GenerationContext context_;
   Router router_;
   std::string openapi_;
+  mutable std::mutex failure_mutex_;
+  std::string failure_;                     // reason of Fail(); empty: none
   const std::unique_ptr<HttpServer> http_;  // last, since its threads use all members above
 };
 

@@ -215,6 +215,14 @@ class StormOverTiers(Storm):
         until(lambda: self.server.metric("moesaic:kv_warm_blocks") == 0)  # the engine's next step clears the tier
 
 
+class StormOverRanks(Storm):
+    """The same storm with the model on four processes, and a cache that preempts requests to the swap space."""
+
+    def flags(self):
+        return ("-tp", "2", "-pp", "2", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB",
+                "--kv-warm-memory", "512KiB")
+
+
 class Killed(unittest.TestCase):
     def test_leaves_nothing_behind(self):
         """Kills the server while requests of every kind run. A new server takes the port at once, and no file remains."""

@@ -88,12 +88,20 @@ StatusOr<RendezvousOptions> ParseUcx(std::string_view spec) {
   return options;
 }
 
+// The variable, or the one that Slurm's srun sets to the same value.
+std::string OwnOrSlurm(const Environment& environment, const char* own, const char* slurm) {
+  if (const auto value = environment(own); value.has_value()) return *value;
+  return environment(slurm).value_or("");
+}
+
 StatusOr<RendezvousOptions> UcxFromEnvironment(const std::string& address, const Environment& environment) {
   RendezvousOptions options;
   RETURN_IF_ERROR(Annotate(ParseAddress(address, options), "MOESAIC_RENDEZVOUS"));
-  ASSIGN_OR_RETURN(options.rank, ParseNumber<int>("MOESAIC_RANK", environment("MOESAIC_RANK").value_or("")));
-  ASSIGN_OR_RETURN(options.size,
-                   ParseNumber<int>("MOESAIC_WORLD_SIZE", environment("MOESAIC_WORLD_SIZE").value_or("")));
+  ASSIGN_OR_RETURN(options.rank,
+                   ParseNumber<int>("MOESAIC_RANK", OwnOrSlurm(environment, "MOESAIC_RANK", "SLURM_PROCID")));
+  ASSIGN_OR_RETURN(
+      options.size,
+      ParseNumber<int>("MOESAIC_WORLD_SIZE", OwnOrSlurm(environment, "MOESAIC_WORLD_SIZE", "SLURM_NTASKS")));
   return options;
 }
 
@@ -118,6 +126,23 @@ StatusOr<OpenedTransport> OpenUcx(RendezvousOptions options,
                                   [[maybe_unused]] const Environment& environment) {
 #if MOESAIC_HAVE_UCX
   ASSIGN_OR_RETURN(options.secret, JobSecret(environment));
+#endif
+  return OpenUcxTransport(options);
+}
+
+bool HasSeveralRanks(const std::optional<std::string>& size) { return size.has_value() && *size != "1"; }
+
+}  // namespace
+
+Environment ProcessEnvironment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* const value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+}
+
+StatusOr<OpenedTransport> OpenUcxTransport(const RendezvousOptions& options) {
+#if MOESAIC_HAVE_UCX
   ASSIGN_OR_RETURN(auto made, MakeUcxTransport(options));
   Transport* const transport = made.get();
   return OpenedTransport(std::shared_ptr<Transport>(std::move(made)), transport);
@@ -129,13 +154,10 @@ StatusOr<OpenedTransport> OpenUcx(RendezvousOptions options,
 #endif
 }
 
-}  // namespace
-
-Environment ProcessEnvironment() {
-  return [](const std::string& name) -> std::optional<std::string> {
-    const char* const value = std::getenv(name.c_str());
-    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  };
+bool IsRankOfJob(const Environment& environment) {
+  if (environment("MOESAIC_RENDEZVOUS").has_value())
+    return HasSeveralRanks(OwnOrSlurm(environment, "MOESAIC_WORLD_SIZE", "SLURM_NTASKS"));
+  return HasSeveralRanks(environment("OMPI_COMM_WORLD_SIZE")) || HasSeveralRanks(environment("PMI_SIZE"));
 }
 
 StatusOr<OpenedTransport> OpenTransport(std::string_view spec, const Environment& environment) {

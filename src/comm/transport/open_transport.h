@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "comm/transport/opened_transport.h"
+#include "comm/transport/rendezvous.h"
 
 namespace moesaic::comm {
 
@@ -22,13 +23,20 @@ Environment ProcessEnvironment();
 ///   address is
 ///                                           written in brackets.
 ///
-/// The environment selects UCX by MOESAIC_RENDEZVOUS=HOST:PORT with MOESAIC_RANK and MOESAIC_WORLD_SIZE,
-/// otherwise MPI when a launcher has set OMPI_COMM_WORLD_SIZE or PMI_SIZE, and otherwise "local". UCX reads
+/// The environment selects UCX by MOESAIC_RENDEZVOUS=HOST:PORT with MOESAIC_RANK and MOESAIC_WORLD_SIZE, or
+/// Slurm's SLURM_PROCID and SLURM_NTASKS without these, otherwise MPI when a launcher has set OMPI_COMM_WORLD_SIZE or PMI_SIZE, and otherwise "local". UCX reads
 /// the job's secret from MOESAIC_JOB_SECRET, or from the file that MOESAIC_JOB_SECRET_FILE names, without its
 /// final newline.
 ///
 /// InvalidArgument names the faulty part; Unimplemented for a transport that this build does not have.
 StatusOr<OpenedTransport> OpenTransport(std::string_view spec,
                                         const Environment& environment = ProcessEnvironment());
+
+/// UCX transport of a job whose data are known. Errors of Rendezvous(); Unimplemented without UCX.
+StatusOr<OpenedTransport> OpenUcxTransport(const RendezvousOptions& options);
+
+/// Whether a launcher started this process as one of several ranks: the variables of OpenTransport("") say
+/// so.
+bool IsRankOfJob(const Environment& environment = ProcessEnvironment());
 
 }  // namespace moesaic::comm

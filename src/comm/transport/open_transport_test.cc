@@ -101,5 +101,18 @@ TEST(OpenTransportTest, ReportsABuildWithoutMpi) {
 }
 #endif
 
+TEST(IsRankOfJob, LaunchersSayHowManyRanksAJobHas) {
+  const auto is_rank = [](std::map<std::string, std::string> variables) {
+    return IsRankOfJob(Variables(std::move(variables)));
+  };
+  EXPECT_FALSE(is_rank({}));
+  EXPECT_TRUE(is_rank({{"OMPI_COMM_WORLD_SIZE", "2"}}));
+  EXPECT_FALSE(is_rank({{"OMPI_COMM_WORLD_SIZE", "1"}}));
+  EXPECT_TRUE(is_rank({{"PMI_SIZE", "4"}}));
+  EXPECT_FALSE(is_rank({{"SLURM_NTASKS", "4"}})) << "a shell inside an allocation";
+  EXPECT_TRUE(is_rank({{"MOESAIC_RENDEZVOUS", "a:1"}, {"SLURM_NTASKS", "4"}}));
+  EXPECT_FALSE(is_rank({{"MOESAIC_RENDEZVOUS", "a:1"}, {"MOESAIC_WORLD_SIZE", "1"}, {"SLURM_NTASKS", "4"}}));
+}
+
 }  // namespace
 }  // namespace moesaic::comm

@@ -1,5 +1,6 @@
 #include "comm/transport/rendezvous.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -79,6 +80,7 @@ Status Resolve(const RendezvousOptions& options, AddressList& found) {
 }
 
 StatusOr<Socket> Listen(const RendezvousOptions& options) {
+  if (options.listener >= 0) return Socket(fcntl(options.listener, F_DUPFD_CLOEXEC, 0));
   AddressList addresses;
   RETURN_IF_ERROR(Resolve(options, addresses));
   int fault = 0;

@@ -21,6 +21,8 @@ struct RendezvousOptions {
   uint16_t port = 0;
   int rank = 0, size = 1;
   std::string secret;  ///< of the job; must not be empty
+  /// Rank 0 only: a non-blocking socket that listens on the address already; borrowed. -1: none.
+  int listener = -1;
   double time_limit_s = 60;
 };
 

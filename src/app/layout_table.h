@@ -1,0 +1,29 @@
+// Predicted layouts of a model on a topology: the table of `moesaic inspect --topology` and the choice of
+// --layout auto.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "planner/layout_time.h"
+
+namespace moesaic::app {
+
+struct LayoutQuestion {
+  std::string model;
+  std::string dtype = "auto", kv_dtype = "auto";
+  std::string topology;  // file
+};
+
+/// Steps of the table: decode of 8 sequences, by which layouts are ordered, decode of one, prefill of 512
+/// rows.
+const std::vector<planner::StepShape>& PredictedSteps();
+
+/// All layouts of as many ranks as the topology has devices, best first.
+StatusOr<std::vector<planner::LayoutPlanner::Prediction>> PredictLayouts(const LayoutQuestion& question);
+
+/// One line per layout, at most `lines` of them.
+std::string LayoutTable(const std::vector<planner::LayoutPlanner::Prediction>& predictions, size_t lines);
+
+}  // namespace moesaic::app

@@ -1,0 +1,230 @@
+#include "app/rank_job.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "app/input.h"
+#include "app/output.h"
+#include "comm/probe/host_topology.h"
+#include "comm/transport/open_transport.h"
+#include "runtime/topology.h"
+
+namespace moesaic::app {
+namespace {
+
+constexpr double kMeetSeconds = 60;      // for all ranks to start and meet
+constexpr double kFarewellSeconds = 10;  // for started ranks to end after the engine
+constexpr comm::Tag kHostTag = 8;        // tags below parallel::kFirstGroupTag are free for single messages
+
+// A socket that listens on a free port of the loopback interface.
+class LoopbackListener {
+ public:
+  LoopbackListener() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {}
+  ~LoopbackListener() {
+    if (fd_ >= 0) close(fd_);
+  }
+  LoopbackListener(const LoopbackListener&) = delete;
+  LoopbackListener& operator=(const LoopbackListener&) = delete;
+
+  /// Returns the port.
+  StatusOr<uint16_t> Listen() const {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    if (fd_ < 0 || bind(fd_, generic, length) != 0 || listen(fd_, 1024) != 0 ||
+        getsockname(fd_, generic, &length) != 0) {
+      return IoError("can't listen on 127.0.0.1 for ranks: {}", std::strerror(errno));
+    }
+    return ntohs(address.sin_port);
+  }
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+StatusOr<std::string> RandomSecret() {
+  unsigned char bytes[16];
+  if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) {
+    return IoError("can't read random bytes for the job's secret: {}", std::strerror(errno));
+  }
+  std::string text;
+  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
+  parallel::Degrees degrees = flags.degrees;
+  if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor * degrees.data;
+  StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees);
+  return layout.ok() ? layout : Annotate(layout.status(), "layout");
+}
+
+// A number that a launcher sets in one of these variables.
+int FromEnvironment(std::initializer_list<const char*> names, int otherwise) {
+  for (const char* name : names) {
+    const char* const text = std::getenv(name);
+    if (text == nullptr) continue;
+    char* end = nullptr;
+    const long value = std::strtol(text, &end, 10);
+    if (end != text && *end == '\0' && value >= 0 && value < 1 << 20) return static_cast<int>(value);
+  }
+  return otherwise;
+}
+
+// Gives this process its part of the cores. Launchers that bind ranks have done so already.
+void BindRank(int local_rank, int local_size, bool launched) {
+  const runtime::Topology topology = runtime::DetectTopology();
+  const bool bound = topology.hardware_threads < sysconf(_SC_NPROCESSORS_ONLN);
+  if (local_size <= 1 || (launched && bound)) return;
+  runtime::BindToCpus(runtime::ShareOfCpus(topology, local_rank, local_size));
+}
+
+StatusOr<comm::Topology> ReadTopology(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadInput(path));
+  return comm::Topology::Parse(text, path);
+}
+
+}  // namespace
+
+void AddRankFlags(Verb& verb, RankFlags& flags) {
+  const std::string group = "Several ranks";
+  const auto degree = [&](const char* name, int& value, const char* help) {
+    return verb.AddOption(name, value, help).Range(1, 16384).ShowDefault().Group(group);
+  };
+  degree(
+      "--tensor-parallel-size", flags.degrees.tensor,
+      "Ranks that divide the matrices of each layer; also -tp. Ranks are processes of this machine, or those "
+      "of mpirun, srun or MOESAIC_RENDEZVOUS");
+  degree("--pipeline-parallel-size", flags.degrees.pipeline, "Stages that divide the layers; also -pp");
+  degree("--expert-parallel-size", flags.degrees.expert,
+         "Parts into which the ranks of a stage divide the routed experts; 1: each rank has a slice of every "
+         "expert");
+  verb.AddFlag("--enable-expert-parallel", flags.expert_parallel,
+               "Divide the routed experts among all ranks of a stage; also -ep")
+      .Group(group);
+  verb.AddOption("--layout", flags.layout,
+                 "auto: choose the sizes above for the devices of --topology, by the predicted time of a "
+                 "decode step "
+                 "of 8 sequences, and print the best layouts")
+      .OneOf({"auto"})
+      .Excludes("--tensor-parallel-size")
+      .Excludes("--pipeline-parallel-size")
+      .Excludes("--expert-parallel-size")
+      .Excludes("--enable-expert-parallel")
+      .Group(group);
+  verb.AddOption(
+          "--topology", flags.topology,
+          "Topology file with one device for each rank; default: equal links between ranks of a host, and "
+          "between hosts")
+      .ExistingFile()
+      .Group(group);
+  verb.AddOption("--rank-time-limit", flags.time_limit_s,
+                 "Seconds after which a rank that does not answer has failed")
+      .Range(1.0, 86400.0)
+      .ShowDefault()
+      .Group(group);
+}
+
+StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags) {
+  ASSIGN_OR_RETURN(const parallel::Layout layout, LayoutOf(flags));
+  const bool launched = comm::IsRankOfJob();
+  if (!launched && layout.ranks() == 1) return std::shared_ptr<RankJob>();
+  if (!flags.topology.empty()) {
+    ASSIGN_OR_RETURN(const comm::Topology topology, ReadTopology(flags.topology));
+    if (topology.ranks() != layout.ranks()) {
+      return InvalidArgument("{}: the topology must have one device for each of {} ranks, found {}",
+                             flags.topology, layout.ranks(), topology.ranks());
+    }
+  }
+  std::unique_ptr<LocalRanks> children;
+  std::optional<comm::OpenedTransport> transport;
+  if (launched) {
+    ASSIGN_OR_RETURN(transport, comm::OpenTransport(""));
+    if ((*transport)->size() != layout.ranks()) {
+      return InvalidArgument(
+          "the job has {} ranks, but --tensor-parallel-size {} and --pipeline-parallel-size {} need {}",
+          (*transport)->size(), layout.degrees().tensor, layout.degrees().pipeline, layout.ranks());
+    }
+  } else {
+    const LoopbackListener listener;
+    ASSIGN_OR_RETURN(const uint16_t port, listener.Listen());
+    ASSIGN_OR_RETURN(const std::string secret, RandomSecret());
+    ASSIGN_OR_RETURN(children,
+                     LocalRanks::Start({.ranks = layout.ranks(),
+                                        .environment = {fmt::format("MOESAIC_RENDEZVOUS=127.0.0.1:{}", port),
+                                                        "MOESAIC_JOB_SECRET=" + secret},
+                                        .output = [](const std::string& line) { WriteNotice(line); }}));
+    auto met = comm::OpenUcxTransport({.host = "127.0.0.1",
+                                       .port = port,
+                                       .rank = 0,
+                                       .size = layout.ranks(),
+                                       .secret = secret,
+                                       .listener = listener.fd(),
+                                       .time_limit_s = kMeetSeconds});
+    if (!met.ok()) {
+      const Status failure = children->Failure();
+      return failure.ok() ? met.status() : failure;
+    }
+    transport = *std::move(met);
+  }
+  std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
+  job->children_ = std::move(children);
+  ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
+  job->local_size_ = static_cast<int>(std::ranges::count(job->hosts_, job->hosts_[job->rank()]));
+  const auto earlier =
+      std::ranges::count(job->hosts_.begin(), job->hosts_.begin() + job->rank(), job->hosts_[job->rank()]);
+  BindRank(FromEnvironment({"MOESAIC_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"},
+                           static_cast<int>(earlier)),
+           job->local_size_, launched);
+  return job;
+}
+
+std::string RankJob::Describe() const {
+  std::vector<std::string> hosts = hosts_;
+  std::ranges::sort(hosts);
+  const auto repeated = std::ranges::unique(hosts);
+  const auto machines = hosts.size() - repeated.size();
+  const std::string where = machines == 1 ? "this machine" : fmt::format("{} machines", machines);
+  return fmt::format("{} on {} processes of {} ({})", Name(layout_.degrees()), layout_.ranks(), where,
+                     transport_->name());
+}
+
+StatusOr<std::shared_ptr<parallel::RankGroups>> RankJob::MakeGroups() const {
+  comm::Topology topology = comm::TopologyOfHosts(hosts_);
+  if (!flags_.topology.empty()) {
+    ASSIGN_OR_RETURN(topology, ReadTopology(flags_.topology));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<parallel::RankGroups> groups,
+                   parallel::RankGroups::Create(*transport_, topology, layout_, flags_.time_limit_s));
+  return std::shared_ptr<parallel::RankGroups>(std::move(groups));
+}
+
+Status RankJob::Failure() const { return children_ == nullptr ? OkStatus() : children_->Failure(); }
+
+Status RankJob::End(Status status) {
+  if (children_ == nullptr) return status;
+  if (!status.ok()) {
+    // Errors of messages follow from the end of a rank.
+    const bool follows =
+        status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDeadlineExceeded;
+    const Status cause = children_->Failure();
+    children_->Kill();
+    return follows && !cause.ok() ? cause : status;
+  }
+  return children_->Wait(kFarewellSeconds);
+}
+
+}  // namespace moesaic::app

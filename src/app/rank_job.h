@@ -1,0 +1,65 @@
+// The ranks that run one model together: this process and those that it starts, or those of a launcher.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "app/flags.h"
+#include "app/local_ranks.h"
+#include "base/status.h"
+#include "comm/topology/topology.h"
+#include "comm/transport/opened_transport.h"
+#include "parallel/layout.h"
+#include "parallel/rank_groups.h"
+
+namespace moesaic::app {
+
+struct RankFlags {
+  parallel::Degrees degrees;
+  bool expert_parallel = false;  // --enable-expert-parallel
+  std::string layout;            // "auto": the degrees are chosen for the topology
+  std::string topology;          // file; "": assumed links
+  double time_limit_s = 60;
+};
+
+/// Declares --tensor-parallel-size, --pipeline-parallel-size, --enable-expert-parallel,
+/// --expert-parallel-size, --layout, --topology and --rank-time-limit.
+void AddRankFlags(Verb& verb, RankFlags& flags);
+
+class RankJob {
+ public:
+  /// Starts the other ranks of the flags' layout on this machine, or joins the job of which a launcher
+  /// (mpirun, srun, or MOESAIC_RENDEZVOUS) has made this process a rank. Returns when all ranks have met.
+  /// Binds this process to its part of the machine's cores. Null: one rank. Call it before the process has
+  /// threads. InvalidArgument: flags, or a job with another number of ranks.
+  static StatusOr<std::shared_ptr<RankJob>> Start(const RankFlags& flags);
+
+  int rank() const { return transport_->rank(); }
+  int local_ranks() const { return local_size_; }  ///< ranks on this machine
+  const parallel::Layout& layout() const { return layout_; }
+  comm::Transport& transport() const { return *transport_; }
+  double time_limit_s() const { return flags_.time_limit_s; }
+  /// "TP2 x PP2 on 4 processes of this machine"
+  std::string Describe() const;
+
+  StatusOr<std::shared_ptr<parallel::RankGroups>> MakeGroups() const;
+  /// The first started rank that failed. Ok if none has, or if a launcher started the ranks. Any thread.
+  Status Failure() const;
+  /// Ends the started ranks after the verb: waits for them if it succeeded, otherwise kills them. Returns
+  /// `status`, or the failure of a rank that caused it.
+  Status End(Status status);
+
+ private:
+  RankJob(const RankFlags& flags, const parallel::Layout& layout, comm::OpenedTransport transport)
+      : flags_(flags), layout_(layout), transport_(std::move(transport)) {}
+
+  RankFlags flags_;
+  parallel::Layout layout_;
+  comm::OpenedTransport transport_;
+  std::vector<std::string> hosts_;  // of all ranks
+  int local_size_ = 1;
+  std::unique_ptr<LocalRanks> children_;  // null: a launcher started the ranks
+};
+
+}  // namespace moesaic::app

@@ -1,0 +1,79 @@
+#include "comm/probe/host_topology.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "comm/topology/topology_builder.h"
+
+namespace moesaic::comm {
+namespace {
+
+constexpr Link kHostLink = {.latency_s = 1e-6, .bytes_per_s = 5e9};
+constexpr Link kEthernetLink = {.latency_s = 20e-6, .bytes_per_s = 1.25e9};
+constexpr size_t kNameBytes = 64;  // Linux: HOST_NAME_MAX
+
+std::string OwnHost() {
+  std::array<char, kNameBytes + 1> name{};
+  if (gethostname(name.data(), kNameBytes) != 0) return "unknown";
+  return name.data();
+}
+
+Status SendBytes(Transport& transport, int peer, Tag tag, std::span<const char> bytes, double limit_s) {
+  ASSIGN_OR_RETURN(const TransferId id, transport.Send(peer, tag, std::as_bytes(bytes)));
+  return Wait(transport, id, limit_s);
+}
+
+Status ReceiveBytes(Transport& transport, int peer, Tag tag, std::span<char> bytes, double limit_s) {
+  ASSIGN_OR_RETURN(const TransferId id, transport.Receive(peer, tag, std::as_writable_bytes(bytes)));
+  return Wait(transport, id, limit_s);
+}
+
+}  // namespace
+
+StatusOr<std::vector<std::string>> HostsOfRanks(Transport& transport, Tag tag, double limit_s) {
+  const int ranks = transport.size();
+  std::string names(ranks * kNameBytes, '\0');  // [ranks, kNameBytes]
+  const auto name = [&names](int rank) { return std::span(names).subspan(rank * kNameBytes, kNameBytes); };
+  std::ranges::copy(OwnHost(), name(transport.rank()).begin());
+  if (transport.rank() == 0) {
+    for (int rank = 1; rank < ranks; ++rank) {
+      RETURN_IF_ERROR(ReceiveBytes(transport, rank, tag, name(rank), limit_s));
+    }
+    for (int rank = 1; rank < ranks; ++rank) {
+      RETURN_IF_ERROR(SendBytes(transport, rank, tag, names, limit_s));
+    }
+  } else {
+    RETURN_IF_ERROR(SendBytes(transport, 0, tag, name(transport.rank()), limit_s));
+    RETURN_IF_ERROR(ReceiveBytes(transport, 0, tag, names, limit_s));
+  }
+  std::vector<std::string> hosts(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::span<const char> padded = name(rank);
+    hosts[rank].assign(padded.begin(), std::ranges::find(padded, '\0'));
+  }
+  return hosts;
+}
+
+Topology TopologyOfHosts(std::span<const std::string> hosts) {
+  std::vector<std::string> names;  // distinct, in the order of their first ranks
+  for (const std::string& host : hosts) {
+    if (std::ranges::find(names, host) == names.end()) names.push_back(host);
+  }
+  TopologyBuilder builder;
+  const int root = names.size() > 1 ? builder.AddGroup(-1, "cluster", kEthernetLink, 0) : -1;
+  std::vector<int> device_of_rank(hosts.size());
+  for (const std::string& name : names) {
+    const int group = builder.AddGroup(root, "node", kHostLink, 0);
+    for (size_t rank = 0; rank < hosts.size(); ++rank) {
+      if (hosts[rank] != name) continue;
+      device_of_rank[rank] = builder.devices();
+      builder.AddDevice(group, 0, 0);
+    }
+  }
+  return builder.Finish("job", "hosts of the job; links are assumed",
+                        {DeviceType{.name = "rank", .flops = {}}}, device_of_rank);
+}
+
+}  // namespace moesaic::comm

@@ -1,0 +1,102 @@
+#include "models/rank_work.h"
+
+#include <nlohmann/json.hpp>
+
+#include "models/model_info.h"
+
+namespace moesaic::models {
+namespace {
+
+double FlopsPerRow(const RegionPlan& region) {
+  double flops = 0;
+  for (const PartDecl& part : region.decl.parts) {
+    if (!part.transposed) flops += 2.0 * part.n * part.k;
+  }
+  return flops;
+}
+
+// MLA decodes from the transposed copy instead of the original.
+double BytesOfStep(const RegionPlan& region) {
+  auto bytes = static_cast<double>(region.bytes);
+  for (const PartDecl& part : region.decl.parts) {
+    if (part.transposed) bytes -= static_cast<double>(region.layouts[0].total_bytes) * region.decl.count;
+  }
+  return bytes;
+}
+
+void Count(const RegionPlan& region, bool is_head, parallel::RankWork* work) {
+  work->weight_bytes += static_cast<double>(region.bytes);
+  if (region.decl.mtp || region.decl.touch == Touch::kRow) return;
+  if (region.decl.touch == Touch::kTopK) {
+    ++work->expert_layers;
+    work->experts = std::max(work->experts, region.decl.count);
+    work->expert_bytes = std::max(work->expert_bytes, static_cast<double>(region.stride));
+    work->expert_flops_per_row = std::max(work->expert_flops_per_row, FlopsPerRow(region));
+  } else if (is_head) {
+    work->head_bytes += static_cast<double>(region.bytes);
+    work->head_flops_per_row += FlopsPerRow(region);
+  } else {
+    work->read_bytes += BytesOfStep(region);
+    work->flops_per_row += FlopsPerRow(region) * region.decl.count;
+  }
+}
+
+}  // namespace
+
+StatusOr<WorkOfRanks> WorkOfRanks::Create(const checkpoint::Checkpoint& checkpoint, const std::string& dtype,
+                                          double kv_element_bytes) {
+  WorkOfRanks work;
+  work.kv_element_bytes_ = kv_element_bytes;
+  ASSIGN_OR_RETURN(work.spec_, SpecFromConfig(checkpoint.config(), ConfigFile(checkpoint)));
+  ASSIGN_OR_RETURN(work.dtype_, ParseWeightDtype(dtype));
+  work.shape_ = ShapeOf(work.spec_);
+  if (checkpoint.tensors().empty()) return work;
+  WeightPlan plan;
+  if (checkpoint.container() == "moesaic") {
+    ASSIGN_OR_RETURN(const auto file, checkpoint::PackedFile::Open(checkpoint.path()));
+    DropAbsentMtp(*file, work.spec_);
+    ASSIGN_OR_RETURN(plan, PlanFromPacked(work.spec_, *file));
+  } else {
+    DropAbsentMtp(checkpoint, work.spec_);
+    ASSIGN_OR_RETURN(work.shape_, DivisibleShape(work.spec_, checkpoint, work.dtype_));
+    ASSIGN_OR_RETURN(plan, PlanFromCheckpoint(work.spec_, checkpoint, work.dtype_));
+  }
+  for (const RegionPlan& region : plan.regions) {
+    std::vector<tensor::PackedFormat>& formats = work.formats_[region.decl.name];
+    for (const tensor::PackedLayout& layout : region.layouts) formats.push_back(layout.format);
+  }
+  return work;
+}
+
+StatusOr<parallel::RankWork> WorkOfRanks::Of(const parallel::Layout& layout, int rank) const {
+  ASSIGN_OR_RETURN(const parallel::Shard shard, parallel::MakeShard(layout, rank, shape_));
+  const bool separate_head = SeparatesHead(dtype_) && formats_.empty();
+  parallel::RankWork work = {.layers = shard.layers.count,
+                             .has_embedding = shard.has_embedding,
+                             .has_head = shard.has_head,
+                             .all_experts = spec_.moe.experts,
+                             .top_k = spec_.moe.top_k};
+  for (const RegionDecl& decl : DeclareWeights(spec_, separate_head, shard)) {
+    std::vector<tensor::PackedFormat> formats(decl.parts.size(), FormatFor(decl.precision, dtype_));
+    if (!formats_.empty()) {
+      const auto known = formats_.find(decl.name);
+      if (known == formats_.end()) continue;  // optional, and absent
+      if (known->second.size() == formats.size()) formats = known->second;
+    } else if (decl.optional) {
+      continue;
+    }
+    ASSIGN_OR_RETURN(const RegionPlan region, LayOut(decl, formats));
+    Count(region, decl.name == kHead, &work);
+  }
+  if (spec_.tied && shard.has_head && work.head_bytes == 0) {  // the embedding is the head
+    const double parameters = static_cast<double>(shard.vocab.count) * spec_.hidden;
+    work.head_bytes = 2 * parameters;
+    work.head_flops_per_row = 2 * parameters;
+  }
+  const KvSpec kv = KvOf(spec_, shard);
+  work.kv_bytes_per_token =
+      kv_element_bytes_ * kv.layers * kv.heads * (kv.key_dim + (kv.shared ? 0 : kv.value_dim));
+  return work;
+}
+
+}  // namespace moesaic::models

@@ -1,0 +1,194 @@
+#include "planner/layout_time.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "base/round.h"
+#include "comm/collectives/planner.h"
+#include "planner/expert_draws.h"
+
+namespace moesaic::planner {
+namespace {
+
+using parallel::Degrees;
+using parallel::Layout;
+using parallel::RankWork;
+
+constexpr int kSumsPerLayer = 2;   // after attention and after the feed-forward network
+constexpr int kRowsPerPart = 32;   // least rows of a part of a prefill step
+constexpr double kFloatBytes = 4;  // hidden states travel as f32
+
+std::vector<int> Divisors(int number) {
+  std::vector<int> divisors;
+  for (int d = 1; d <= number; ++d) {
+    if (number % d == 0) divisors.push_back(d);
+  }
+  return divisors;
+}
+
+int MostParts(const Layout& layout, const StepShape& shape) {
+  const int stages = layout.degrees().pipeline;
+  if (shape.rows_per_sequence == 1) return std::min(stages, shape.sequences);
+  return std::clamp(shape.rows() / kRowsPerPart, 1, 4 * stages);
+}
+
+}  // namespace
+
+struct LayoutPlanner::Stage {
+  std::vector<int> ranks;
+  RankWork work;
+  std::unique_ptr<comm::Planner> sums;    // null: one rank
+  std::map<int64_t, double> sum_seconds;  // by bytes
+};
+
+StatusOr<LayoutPlanner> LayoutPlanner::Create(comm::Topology topology, int hidden,
+                                              const std::string& flops_type, WorkOfRank work) {
+  LayoutPlanner planner(std::move(topology), hidden, std::move(work));
+  for (int rank = 0; rank < planner.topology_.ranks(); ++rank) {
+    const comm::DeviceType& device = planner.topology_.device_type(rank);
+    const auto flops = device.flops.find(flops_type);
+    if (device.memory_bytes_per_s <= 0 || flops == device.flops.end()) {
+      return InvalidArgument(
+          "topology {}: device \"{}\" needs memory_gb_per_s and flops of {} to predict times",
+          planner.topology_.name(), device.name, flops_type);
+    }
+    planner.flops_.push_back(flops->second);
+  }
+  return planner;
+}
+
+StatusOr<std::vector<LayoutPlanner::Stage>> LayoutPlanner::Stages(const Layout& layout) const {
+  std::vector<Stage> stages(layout.degrees().pipeline);
+  for (int s = 0; s < layout.degrees().pipeline; ++s) {
+    Stage& stage = stages[s];
+    const int first = layout.RankAt({.stage = s});
+    stage.ranks = layout.TensorGroup(first);
+    ASSIGN_OR_RETURN(stage.work, work_(layout, first));
+    if (stage.ranks.size() == 1) continue;
+    ASSIGN_OR_RETURN(comm::Topology part, topology_.Selected(stage.ranks));
+    stage.sums = std::make_unique<comm::Planner>(std::move(part));
+  }
+  return stages;
+}
+
+double LayoutPlanner::SumSeconds(Stage& stage, double bytes) const {
+  if (stage.sums == nullptr) return 0;
+  const auto count = static_cast<int64_t>(bytes / kFloatBytes);
+  const auto [known, added] = stage.sum_seconds.emplace(count, 0);
+  if (added) {
+    const comm::PlanRequest request = {.collective = comm::Collective::kAllReduce,
+                                       .ranks = static_cast<int>(stage.ranks.size()),
+                                       .count = count};
+    known->second = stage.sums->Compare(request, {}).front().seconds;
+  }
+  return known->second;
+}
+
+StepTime LayoutPlanner::TimeOf(const Layout& layout, std::vector<Stage>& stages,
+                               const StepShape& shape) const {
+  struct StageTime {
+    double compute = 0, sums = 0, transfer = 0;
+    double seconds() const { return compute + sums; }
+  };
+  // `shape` is that of one part, which flows through the stage.
+  const auto time_of = [&](Stage& stage, size_t index, const StepShape& part) {
+    const RankWork& work = stage.work;
+    const int rows = part.rows();
+    const int groups = layout.degrees().expert;
+    const ExpertUse use = BusiestPart(work.all_experts, work.top_k, groups, rows);
+    const double heads = work.has_head ? part.sequences : 0;
+    const double read = work.read_bytes + work.expert_layers * use.experts * work.expert_bytes +
+                        (heads > 0 ? work.head_bytes : 0) +
+                        work.kv_bytes_per_token * part.context * part.sequences;
+    const double flops = rows * work.flops_per_row + heads * work.head_flops_per_row +
+                         work.expert_layers * use.rows * work.expert_flops_per_row;
+    StageTime time;
+    for (const int rank : stage.ranks) {
+      const comm::DeviceType& device = topology_.device_type(rank);
+      time.compute = std::max({time.compute, read / device.memory_bytes_per_s, flops / flops_[rank]});
+    }
+    const double bytes = kFloatBytes * hidden_ * rows;
+    const bool sums_embedding = work.has_embedding;
+    time.sums = (kSumsPerLayer * work.layers + (sums_embedding ? 1 : 0)) * SumSeconds(stage, bytes);
+    if (index + 1 < stages.size()) {
+      const int from = stage.ranks[0], to = stages[index + 1].ranks[0];
+      time.transfer = topology_.Latency(from, to) + bytes / topology_.Bandwidth(from, to);
+    }
+    return time;
+  };
+  StepTime best;
+  for (int parts = 1; parts <= MostParts(layout, shape); ++parts) {
+    StepShape part = shape;
+    (shape.rows_per_sequence == 1 ? part.sequences : part.rows_per_sequence) =
+        base::CeilDiv(shape.rows_per_sequence == 1 ? shape.sequences : shape.rows_per_sequence, parts);
+    StepTime step = {.parts = parts};
+    StageTime slowest;
+    for (size_t s = 0; s < stages.size(); ++s) {
+      const StageTime time = time_of(stages[s], s, part);
+      step.seconds += time.seconds() + time.transfer;
+      step.communication += time.sums + time.transfer;
+      if (time.seconds() > slowest.seconds()) slowest = time;
+    }
+    step.seconds += (parts - 1) * slowest.seconds();
+    step.communication += (parts - 1) * slowest.sums;
+    step.interval = parts * slowest.seconds();
+    if (parts == 1 || step.seconds < best.seconds) {
+      const double interval = parts == 1 ? step.interval : best.interval;  // whole batches in turn
+      best = step;
+      best.interval = interval;
+    }
+  }
+  return best;
+}
+
+StatusOr<LayoutPlanner::Prediction> LayoutPlanner::Predict(const Degrees& degrees,
+                                                           const std::vector<StepShape>& shapes) const {
+  Prediction prediction;
+  ASSIGN_OR_RETURN(prediction.layout, Layout::Create(degrees));
+  if (prediction.layout.ranks() != topology_.ranks()) {
+    return InvalidArgument("{} has {} ranks, but the topology {} has {}", Name(degrees),
+                           prediction.layout.ranks(), topology_.name(), topology_.ranks());
+  }
+  ASSIGN_OR_RETURN(std::vector<Stage> stages, Stages(prediction.layout));
+  bool first = true;
+  for (const Stage& stage : stages) {
+    prediction.weight_bytes = std::max(prediction.weight_bytes, stage.work.weight_bytes);
+    for (const int rank : stage.ranks) {
+      const double memory = topology_.device_type(rank).memory_bytes;
+      if (memory <= 0) continue;
+      const double left = memory - stage.work.weight_bytes;
+      prediction.free_bytes = first ? left : std::min(prediction.free_bytes, left);
+      first = false;
+    }
+  }
+  prediction.fits = prediction.free_bytes >= 0;
+  for (const StepShape& shape : shapes) prediction.steps.push_back(TimeOf(prediction.layout, stages, shape));
+  return prediction;
+}
+
+StatusOr<std::vector<LayoutPlanner::Prediction>> LayoutPlanner::Compare(
+    const std::vector<StepShape>& shapes) const {
+  std::vector<Prediction> predictions;
+  Status refused;
+  for (const int tensor : Divisors(topology_.ranks())) {
+    for (const int expert : Divisors(tensor)) {
+      auto prediction =
+          Predict({.tensor = tensor, .pipeline = topology_.ranks() / tensor, .expert = expert}, shapes);
+      if (prediction.ok()) {
+        predictions.push_back(*std::move(prediction));
+      } else {
+        refused = prediction.status();
+      }
+    }
+  }
+  if (predictions.empty()) return refused;
+  std::ranges::stable_sort(predictions, [](const Prediction& a, const Prediction& b) {
+    if (a.fits != b.fits) return a.fits;
+    return a.fits ? a.steps[0].seconds < b.steps[0].seconds : a.weight_bytes < b.weight_bytes;
+  });
+  return predictions;
+}
+
+}  // namespace moesaic::planner

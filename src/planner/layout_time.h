@@ -1,0 +1,71 @@
+// Predicted time of a step in each layout of a model on a topology: a roofline of every rank's device, the
+// planner's collectives, and the overlap of pipeline stages.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/topology/topology.h"
+#include "parallel/layout.h"
+#include "parallel/rank_work.h"
+
+namespace moesaic::planner {
+
+/// Rows of a step. A decode step has one row per sequence, and the logits of all; a prefill step has many
+/// rows of one sequence, and the logits of one.
+struct StepShape {
+  int sequences = 1;
+  int rows_per_sequence = 1;
+  int context = 0;  ///< tokens of each sequence whose keys and values the rows read
+
+  int rows() const { return sequences * rows_per_sequence; }
+};
+
+struct StepTime {
+  double seconds = 0;        ///< from the first stage's start to the last one's end
+  double communication = 0;  ///< its part in sums and transfers
+  int parts = 1;             ///< parts of the batch that flow through the stages
+  double interval = 0;       ///< between steps of different sequences that keep all stages busy
+};
+
+/// A rank's share of a model in a layout. The planner asks for the first shard of each stage, which is the
+/// largest.
+using WorkOfRank = std::function<StatusOr<parallel::RankWork>(const parallel::Layout& layout, int rank)>;
+
+/// Compares layouts. Rank i of a layout is rank i of the topology.
+class LayoutPlanner {
+ public:
+  /// `hidden`: elements of a hidden state. `flops_type`: name in DeviceType::flops ("bf16"). InvalidArgument
+  /// if a device has no memory bandwidth or no such FLOP/s.
+  static StatusOr<LayoutPlanner> Create(comm::Topology topology, int hidden, const std::string& flops_type,
+                                        WorkOfRank work);
+
+  struct Prediction {
+    parallel::Layout layout;
+    double weight_bytes = 0;  ///< of the rank with most
+    double free_bytes = 0;    ///< least memory that a device has left; 0 where memory is unknown
+    bool fits = true;
+    std::vector<StepTime> steps;  ///< of the shapes
+  };
+  StatusOr<Prediction> Predict(const parallel::Degrees& degrees, const std::vector<StepShape>& shapes) const;
+  /// All layouts of as many ranks as the topology has, that the model can be divided into, by the time of the
+  /// first shape; those that do not fit come last. InvalidArgument if there is none.
+  StatusOr<std::vector<Prediction>> Compare(const std::vector<StepShape>& shapes) const;
+
+ private:
+  LayoutPlanner(comm::Topology topology, int hidden, WorkOfRank work)
+      : topology_(std::move(topology)), hidden_(hidden), work_(std::move(work)) {}
+  struct Stage;
+  StatusOr<std::vector<Stage>> Stages(const parallel::Layout& layout) const;
+  StepTime TimeOf(const parallel::Layout& layout, std::vector<Stage>& stages, const StepShape& shape) const;
+  double SumSeconds(Stage& stage, double bytes) const;
+
+  comm::Topology topology_;
+  int hidden_;
+  WorkOfRank work_;
+  std::vector<double> flops_;  // by rank
+};
+
+}  // namespace moesaic::planner

@@ -1,0 +1,104 @@
+#include "planner/layout_time.h"
+
+#include <gtest/gtest.h>
+
+#include "planner/expert_draws.h"
+
+namespace moesaic::planner {
+namespace {
+
+using parallel::Degrees;
+using parallel::Layout;
+using parallel::RankWork;
+
+constexpr int kHidden = 1024;
+constexpr double kMemoryRate = 1e11, kFlops = 1e13;
+
+// `ranks` equal devices on links of this bandwidth.
+comm::Topology Devices(int ranks, double bytes_per_s, double memory_gb = 100) {
+  const std::string json = R"({"name":"test","source":"test","devices":{"d":{"flops":{"bf16":1e13},)"
+                           R"("memory_gb_per_s":100,"memory_gb":)" +
+                           std::to_string(memory_gb) +
+                           R"(}},"tree":{"level":"node","link":{"latency_us":1,)" + R"("gb_per_s":)" +
+                           std::to_string(bytes_per_s / 1e9) + R"(},"children":[{"count":)" +
+                           std::to_string(ranks) + R"(,"device":"d"}]}})";
+  return comm::Topology::Parse(json, "test").value();
+}
+
+// A dense model of 16 layers of 1 GB, divided evenly.
+StatusOr<RankWork> DenseWork(const Layout& layout, int rank) {
+  const Degrees& d = layout.degrees();
+  const double share = 16e9 / (d.tensor * d.pipeline);
+  return RankWork{.weight_bytes = share,
+                  .layers = 16 / d.pipeline,
+                  .has_embedding = layout.At(rank).stage == 0,
+                  .read_bytes = share,
+                  .flops_per_row = share};
+}
+
+LayoutPlanner DensePlanner(int ranks, double bytes_per_s, double memory_gb = 100) {
+  return LayoutPlanner::Create(Devices(ranks, bytes_per_s, memory_gb), kHidden, "bf16", DenseWork).value();
+}
+
+TEST(LayoutPlanner, TensorParallelRanksDivideTheReadTime) {
+  const LayoutPlanner one = DensePlanner(1, 1e11), four = DensePlanner(4, 1e11);
+  const StepTime alone = one.Predict({}, {{}})->steps[0];
+  EXPECT_DOUBLE_EQ(alone.seconds, 16e9 / kMemoryRate);
+  EXPECT_EQ(alone.communication, 0);
+  const StepTime shared = four.Predict({.tensor = 4}, {{}})->steps[0];
+  EXPECT_NEAR(shared.seconds - shared.communication, 4e9 / kMemoryRate, 1e-9);
+  EXPECT_GT(shared.communication, 33 * 1e-6) << "two sums per layer and one of the embedding";
+}
+
+TEST(LayoutPlanner, StagesShareOneStepButNotTheInterval) {
+  const LayoutPlanner planner = DensePlanner(4, 1e11);
+  const StepTime step = planner.Predict({.pipeline = 4}, {{}})->steps[0];
+  EXPECT_NEAR(step.seconds, 16e9 / kMemoryRate, 1e-4);
+  EXPECT_NEAR(step.interval, 4e9 / kMemoryRate, 1e-4);
+}
+
+TEST(LayoutPlanner, PrefillFlowsThroughStagesInParts) {
+  const LayoutPlanner planner = DensePlanner(4, 1e11);
+  const StepShape prefill = {.rows_per_sequence = 4096};
+  const StepTime step = planner.Predict({.pipeline = 4}, {prefill})->steps[0];
+  const double alone = 4096 * 16e9 / kFlops;
+  EXPECT_GT(step.parts, 4);
+  EXPECT_LT(step.seconds, alone / 2.5);
+  EXPECT_GT(step.seconds, alone / 4);
+}
+
+TEST(LayoutPlanner, SlowLinksPreferPipelines) {
+  const std::vector<StepShape> prefill = {{.rows_per_sequence = 4096}};
+  EXPECT_EQ(DensePlanner(4, 1e12).Compare(prefill)->front().layout.degrees().tensor, 4);
+  EXPECT_EQ(DensePlanner(4, 1e8).Compare(prefill)->front().layout.degrees().pipeline, 4);
+}
+
+TEST(LayoutPlanner, LayoutsThatDoNotFitComeLast) {
+  const auto whole = DensePlanner(1, 1e11, 10).Compare({{}});
+  ASSERT_TRUE(whole.ok());
+  EXPECT_FALSE(whole->front().fits);
+  EXPECT_LT(whole->front().free_bytes, 0);
+  EXPECT_TRUE(DensePlanner(2, 1e11, 10).Compare({{}})->front().fits);
+}
+
+TEST(LayoutPlanner, RefusesWhatItCannotPredict) {
+  EXPECT_FALSE(LayoutPlanner::Create(comm::Topology::Flat(2, {}), kHidden, "bf16", DenseWork).ok());
+  EXPECT_FALSE(DensePlanner(4, 1e11).Predict({.tensor = 2}, {{}}).ok());
+}
+
+TEST(ExpertDraws, OnePartUsesTheMean) {
+  const ExpertUse use = BusiestPart(128, 8, 1, 1);
+  EXPECT_NEAR(use.experts, 8, 1e-9);
+  EXPECT_NEAR(use.rows, 8, 1e-9);
+}
+
+TEST(ExpertDraws, ABusiestPartHasMoreThanItsShare) {
+  // Of 8 experts in two halves, the larger half has 5.09 on average (binomial distribution).
+  EXPECT_NEAR(BusiestPart(128, 8, 2, 1).experts, 5.09, 0.3);
+  const ExpertUse many = BusiestPart(128, 8, 2, 4096);
+  EXPECT_NEAR(many.experts, 64, 1e-6);
+  EXPECT_NEAR(many.rows, 4096 * 4, 1e-6);
+}
+
+}  // namespace
+}  // namespace moesaic::planner

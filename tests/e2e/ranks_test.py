@@ -1,0 +1,334 @@
+#!/usr/bin/env python3
+"""Tests a model on several ranks: equal results in every layout, ranks started by this program and by mpirun, and ranks that
+are killed."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+
+from moesaic_cli import BINARY, GOLDEN, ROOT, limit, main, read_npy, run, wait_until_caught
+
+sys.path.insert(0, str(ROOT / "tests" / "server"))
+from serving import MODEL, Server, until  # noqa: E402
+
+IDS = ",".join(str(3 + i * 7 % 90) for i in range(40))
+LAYOUTS = (("-tp", "2"), ("-pp", "2"), ("-tp", "2", "-ep"), ("-tp", "2", "-pp", "2"), ("-tp", "3"), ("-pp", "3"),
+           ("-tp", "4", "--ep-size", "2"))
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+MPI_FLAGS = ["--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "vader,self", "--mca",
+             "btl_vader_single_copy_mechanism", "none", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+
+
+def children(pid):
+    """The processes that a process has started."""
+    return [int(text) for task in pathlib.Path(f"/proc/{pid}/task").iterdir()
+            for text in (task / "children").read_text().split()]
+
+
+def ended(pid):
+    """Whether a process has ended, reaped or not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+class RanksCase(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-ranks-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def logits(self, model, *flags):
+        out = self.folder / "logits.npy"
+        run("logits", model, "--ids", IDS, "--dtype", "f32", "--threads", "1", "--out", out, *flags)
+        return read_npy(out)
+
+    def assert_close(self, rows, expected):
+        worst = max(abs(a - b) for row, other in zip(rows, expected) for a, b in zip(row, other))
+        self.assertEqual(len(rows), len(expected))
+        self.assertLessEqual(worst, 1e-4)
+
+
+class Results(RanksCase):
+    def test_logits_are_those_of_one_rank(self):
+        for model in ("deepseek-v3-noqlora", "qwen3-moe-norm-tied"):
+            expected = self.logits(GOLDEN / model)
+            for flags in LAYOUTS:
+                with self.subTest(model=model, layout=flags):
+                    rows = self.logits(GOLDEN / model, *flags)
+                    self.assert_close(rows, expected)
+                    self.assertEqual(rows, self.logits(GOLDEN / model, *flags), "a layout repeats its results")
+
+    def test_verbs_take_the_same_flags(self):
+        text = self.folder / "text.txt"
+        text.write_text("The lion was in the woods and the owl was in the tree. " * 8)
+        words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "24", "--temperature", "0")
+        self.assertEqual(run(*words, "-tp", "2").stdout, run(*words).stdout)
+        words = ("perplexity", MODEL, text, "--dtype", "f32", "--format", "json")
+        one, two = (json.loads(run(*words, *flags).stdout) for flags in ((), ("-pp", "2")))
+        self.assertAlmostEqual(one["perplexity"], two["perplexity"], delta=1e-3 * one["perplexity"])
+        words = ("chat", MODEL, "--dtype", "f32", "-p", "Hello", "-n", "12", "--temperature", "0", "-q")
+        self.assertEqual(run(*words, "-tp", "2", "-ep").stdout, run(*words).stdout)
+        table = json.loads(run("bench", MODEL, "-p", "16", "-n", "4", "-t", "1", "-r", "1", "-o", "json", "-tp", "2").stdout)
+        self.assertTrue(table)
+
+    def test_mpirun_starts_the_ranks(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        words = ["generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "12", "--temperature", "0"]
+        command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, *words, "-tp", "2"]
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
+                                env=os.environ | MPI, stdin=subprocess.DEVNULL)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout, run(*words).stdout)
+
+
+TWO_DEVICES = {
+    "name": "two", "source": "test",
+    "devices": {"cpu": {"flops": {"bf16": 1e12}, "memory_gb_per_s": 10, "memory_gb": 4}},
+    "tree": {"level": "node", "link": {"latency_us": 1, "gb_per_s": 10}, "children": [{"count": 2, "device": "cpu"}]}}
+
+
+class Layouts(RanksCase):
+    def setUp(self):
+        super().setUp()
+        self.topology = self.folder / "two.json"
+
+    def write(self, **device):
+        topology = json.loads(json.dumps(TWO_DEVICES))
+        topology["devices"]["cpu"].update(device)
+        self.topology.write_text(json.dumps(topology))
+
+    def test_inspect_compares_all_layouts(self):
+        self.write()
+        layouts = json.loads(run("inspect", MODEL, "--topology", self.topology, "--json").stdout)["layouts"]
+        degrees = {(each["tensor_parallel_size"], each["pipeline_parallel_size"], each["expert_parallel_size"])
+                   for each in layouts}
+        self.assertEqual(degrees, {(2, 1, 1), (2, 1, 2), (1, 2, 1)})
+        seconds = [each["steps"][0]["seconds"] for each in layouts]
+        self.assertEqual(seconds, sorted(seconds))
+        self.assertTrue(all(each["fits"] for each in layouts))
+        table = run("inspect", MODEL, "--topology", self.topology).stdout
+        self.assertIn("2 ranks, devices and links of", table)
+
+    def test_auto_chooses_and_prints_the_reason(self):
+        self.write()
+        words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "8", "--temperature", "0")
+        result = run(*words, "--layout", "auto", "--topology", self.topology)
+        self.assertEqual(result.stdout, run(*words).stdout)
+        self.assertIn("--layout auto: ", result.stderr)
+        self.assertEqual(result.stderr.count("has the shortest predicted step"), 1, "only rank 0 prints it")
+
+    def test_auto_refuses_what_it_cannot_plan(self):
+        words = ("generate", MODEL, "--prompt", "Once", "--layout", "auto")
+        self.assertIn("--layout auto needs --topology", run(*words, code=1).stderr)
+        self.write(memory_gb=0.001)
+        self.assertIn("no layout fits", run(*words, "--topology", self.topology, code=1).stderr)
+        self.write(flops={})
+        self.assertIn("needs memory_gb_per_s and flops", run(*words, "--topology", self.topology, code=1).stderr)
+        self.write()
+        self.assertIn("excludes --layout", run(*words, "--topology", self.topology, "-tp", "2", code=2).stderr)
+
+
+class Doctor(RanksCase):
+    def test_it_measures_the_links_of_a_job(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        for flags in ((), ("--json",)):
+            command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, "doctor", "--quick", *flags]
+            result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
+                                    env=os.environ | MPI, stdin=subprocess.DEVNULL)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            if flags:
+                self.assertEqual(json.loads(result.stdout)["links"]["name"], "links of the job")
+            else:
+                self.assertEqual(result.stdout.count("measured links of 2 ranks"), 1)
+
+
+class Refusals(RanksCase):
+    def assert_refused(self, words, part, code=1):
+        error = run("generate", MODEL, "--prompt", "Once", *words, code=code).stderr
+        self.assertIn(part, error)
+
+    def test_layouts_that_do_not_fit_are_named(self):
+        self.assert_refused(["-tp", "7"], "4 attention heads can't be divided among 7 tensor parallel ranks")
+        self.assert_refused(["-tp", "3", "--ep-size", "2"], "expert")
+        self.assert_refused(["-tp", "0"], "--tensor-parallel-size", code=2)
+        self.assert_refused(["-dp", "2"], "-dp must be 1, found 2", code=2)
+
+    def test_a_topology_has_one_device_for_each_rank(self):
+        self.assert_refused(["-tp", "2", "--topology", ROOT / "topologies" / "h800-h20-mixed.json"],
+                            "the topology must have one device for each of 2 ranks, found 16")
+
+    def test_a_job_of_another_size_is_refused(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, "generate", MODEL, "--prompt", "Once"]
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
+                                env=os.environ | MPI, stdin=subprocess.DEVNULL)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("the job has 2 ranks, but", result.stderr)
+
+
+class Processes(RanksCase):
+    def start(self, *flags):
+        """Starts a long generation and returns the process and those of its other ranks."""
+        process = subprocess.Popen([str(BINARY), "generate", str(MODEL), "--prompt", "Once", "-n", "4000", "--ignore-eos", *flags],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        self.assertTrue(process.stdout.read(1), "no output")
+        wait_until_caught(process)
+        ranks = children(process.pid)
+        self.assertTrue(ranks)
+        return process, ranks
+
+    def assert_ended(self, ranks):
+        until(lambda: all(map(ended, ranks)), limit())
+
+    def test_an_interrupt_ends_all_ranks(self):
+        process, ranks = self.start("-tp", "2", "-pp", "2")
+        self.assertEqual(len(ranks), 3)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(limit()), 128 + signal.SIGINT)
+        self.assert_ended(ranks)
+
+    def test_ranks_end_with_a_killed_parent(self):
+        process, ranks = self.start("-tp", "3")
+        process.kill()
+        process.wait(limit())
+        self.assert_ended(ranks)
+
+    def test_a_killed_rank_is_named(self):
+        for victim in range(2):
+            with self.subTest(rank=victim + 1):
+                process, ranks = self.start("-tp", "3")
+                begin = time.monotonic()
+                os.kill(ranks[victim], signal.SIGKILL)
+                _, error = process.communicate(timeout=limit())
+                self.assertEqual(process.returncode, 1)
+                self.assertIn(f"rank {victim + 1} (process {ranks[victim]}) was killed by signal 9", error.decode())
+                self.assertLess(time.monotonic() - begin, limit() / 10)
+                self.assert_ended(ranks)
+
+
+class Serving(RanksCase):
+    def kill_a_rank(self, server):
+        """Kills a rank of a server and waits for the end of all."""
+        ranks = children(server.process.pid)
+        os.kill(ranks[-1], signal.SIGKILL)
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+        until(lambda: all(map(ended, ranks)), limit())
+        self.assertIn(f"rank {len(ranks)} (process {ranks[-1]}) was killed by signal 9", server.read_log())
+
+    def test_a_killed_rank_ends_the_server_with_an_error_event(self):
+        server = Server("-tp", "2")
+        self.addCleanup(server.process.kill)
+        with server.holding() as client:
+            self.kill_a_rank(server)
+            answer = b""
+            while part := client.recv(1 << 16):
+                answer += part
+        self.assertIn(b'data: {"error"', answer)
+        self.assertTrue(answer.rstrip().endswith((b"data: [DONE]", b"0")), answer[-200:])
+
+    def test_an_idle_server_notices_a_killed_rank(self):
+        server = Server("-pp", "2")
+        self.addCleanup(server.process.kill)
+        self.assertEqual(server.json("GET", "/health")[0], 200)
+        self.kill_a_rank(server)
+
+    def test_a_stopped_rank_ends_the_server_after_its_time_limit(self):
+        server = Server("-tp", "2", "--rank-time-limit", "2")
+        self.addCleanup(server.process.kill)
+        rank = children(server.process.pid)[0]
+        os.kill(rank, signal.SIGSTOP)
+        status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
+        self.assertEqual(status, 500, answer)
+        self.assertIn("rank 1", answer["error"]["message"])
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+        until(lambda: ended(rank), limit())
+
+    def test_sigterm_drains_and_ends_all_ranks(self):
+        server = Server("-tp", "2", "-pp", "2")
+        ranks = children(server.process.pid)
+        status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(server.stop(), 0)
+        until(lambda: all(map(ended, ranks)), limit())
+
+
+# Stand-ins for Slurm's programs: tasks are processes of this machine.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for task in 0 1; do SLURM_PROCID=$task SLURM_NTASKS=2 "$@" & done
+wait -n
+code=$?
+wait
+exit $code
+"""
+SCONTROL = "#!/bin/bash\necho localhost\n"
+
+
+class Deployment(RanksCase):
+    """The files under deploy/, as far as one machine can run them."""
+
+    def answer(self, command, environment):
+        """Starts a server that answers at the port of the environment, asks it, and ends it."""
+        port = environment["MOESAIC_PORT"]
+        process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, env=os.environ | environment,
+                                   start_new_session=True)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: self.get(url + "/ready") == 200, limit())
+            body = json.dumps({"prompt": "Once", "max_tokens": 8}).encode()
+            request = urllib.request.Request(url + "/v1/completions", body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=limit()) as answer:
+                self.assertEqual(json.loads(answer.read())["usage"]["completion_tokens"], 8)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(limit())
+
+    @staticmethod
+    def get(url):
+        try:
+            with urllib.request.urlopen(url, timeout=limit()) as answer:
+                return answer.status
+        except OSError:
+            return 0
+
+    @staticmethod
+    def free_port():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            return str(listener.getsockname()[1])
+
+    def test_slurm_script_starts_one_rank_per_task(self):
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+            program = self.folder / name
+            program.write_text(text)
+            program.chmod(0o755)
+        self.answer([ROOT / "deploy" / "slurm" / "moesaic.sbatch", MODEL, "-pp", "2"],
+                    {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost", "MOESAIC": str(BINARY),
+                     "MOESAIC_PORT": self.free_port(), "MOESAIC_RENDEZVOUS_PORT": self.free_port()})
+
+    def test_mpirun_reads_the_host_file(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        port = self.free_port()
+        self.answer(["mpirun", "--hostfile", ROOT / "deploy" / "mpi" / "hosts", *MPI_FLAGS, "-n", "2", BINARY, "serve", MODEL,
+                     "-tp", "2", "--port", port], MPI | {"MOESAIC_PORT": port})
+
+
+if __name__ == "__main__":
+    main(verbosity=2)

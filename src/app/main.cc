@@ -91,6 +91,7 @@ int Main(int argc, char** argv) {
   AddReport(verbs, run);
   AddDoctor(verbs, run);
   AddTune(verbs, run);
+  AddPlacement(verbs, run);
   AddTopology(verbs, run);
   AddCompletion(verbs, run);
   AddHelp(verbs, run);

@@ -37,6 +37,7 @@ void AddTokenize(Verb& root, VerbRun& run);
 void AddCarve(Verb& root, VerbRun& run);
 void AddCompletion(Verb& root, VerbRun& run);
 void AddReport(Verb& root, VerbRun& run);
+void AddPlacement(Verb& root, VerbRun& run);
 void AddTopology(Verb& root, VerbRun& run);
 void AddTune(Verb& root, VerbRun& run);
 void AddServe(Verb& root, VerbRun& run);

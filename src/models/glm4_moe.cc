@@ -1,6 +1,8 @@
 // GLM-4.5 and GLM-4.6 (arXiv 2508.06471): grouped-query attention with partly rotated heads, and
 // DeepSeek-V3's router and shared expert. `moesaic carve` also writes this architecture for converted dense
 // models.
+#include <nlohmann/json.hpp>
+
 #include "models/architectures.h"
 #include "models/config_fields.h"
 

@@ -1,6 +1,7 @@
 // Qwen3 and Qwen3-MoE (arXiv 2505.09388): grouped-query attention with normed heads. Layers are dense, or
 // every decoder_sparse_step-th layer has experts unless mlp_only_layers lists it.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "models/architectures.h"
 #include "models/config_fields.h"

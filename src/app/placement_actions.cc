@@ -1,0 +1,507 @@
+// The actions of `moesaic placement` on plans.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "app/input.h"
+#include "app/interrupt.h"
+#include "app/output.h"
+#include "app/placement_flags.h"
+#include "app/progress.h"
+#include "app/table.h"
+#include "parallel/placement/balance.h"
+#include "parallel/placement/load_file.h"
+#include "parallel/placement/migration.h"
+#include "parallel/placement/node_traffic.h"
+#include "parallel/placement/planner.h"
+#include "parallel/placement/published_balancers.h"
+#include "parallel/placement/token_split.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::app {
+namespace {
+
+using parallel::LoadMatrix;
+using parallel::Placement;
+using parallel::PlacementFormat;
+using parallel::PolicyResult;
+using parallel::Workload;
+
+StatusOr<std::vector<double>> Speeds(const PlacementFlags& flags) {
+  std::vector<double> speeds;
+  for (const std::string& text : flags.speeds) {
+    double value = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || rest != text.data() + text.size() || !(value >= 1e-6 && value <= 1e6))
+      return InvalidArgument("--speeds must be numbers from 1e-6 to 1e6, found {}", text);
+    speeds.push_back(value);
+  }
+  return speeds;
+}
+
+StatusOr<Placement> ReadPlan(const std::string& path, int ranks) {
+  if (path != kStandardInput) return parallel::ReadPlacement(path, ranks);
+  ASSIGN_OR_RETURN(const std::string bytes, ReadInput(path));
+  return parallel::ParsePlacement(bytes, InputName(path), ranks);
+}
+
+constexpr int kDefaultTopK = 8;  // of DeepSeek-V3 and Qwen3-MoE
+
+parallel::Routing RoutingOf(const PlacementFlags& flags) {
+  return {.top_k = flags.top_k > 0 ? flags.top_k : kDefaultTopK,
+          .groups = flags.groups,
+          .top_groups = flags.top_groups > 0 ? flags.top_groups : flags.groups};
+}
+
+// Mean and worst over loads and layers with tokens.
+struct Balance {
+  double mean = 0, worst = 0, split_mean = 0, split_worst = 0;
+  int duplicates = 0, activated = 0;
+  double remote_nodes = 0;
+};
+
+Balance MeasureBalance(const Placement& placement, std::span<const Workload> loads,
+                       std::span<const double> speeds = {}, int nodes = 1,
+                       const parallel::Routing& routing = {}) {
+  Balance balance;
+  int count = 0;
+  for (const Workload& load : loads) {
+    for (int layer = 0; layer < load.total.layers; ++layer) {
+      if (!parallel::HasTokens(load.total, layer)) continue;
+      ++count;
+      const parallel::LayerPlacement& placed = placement.layers[layer];
+      const double equal = parallel::Imbalance(placed, load.total.layer(layer), speeds);
+      const double split = parallel::SplitImbalance(placed, load.total.layer(layer), speeds);
+      balance.mean += equal;
+      balance.split_mean += split;
+      balance.worst = std::max(balance.worst, equal);
+      balance.split_worst = std::max(balance.split_worst, split);
+      balance.remote_nodes += parallel::RemoteNodes(placed, load.total.layer(layer), nodes, routing);
+      balance.activated =
+          std::max(balance.activated, parallel::ActivatedExperts(placed, load.total.layer(layer)));
+    }
+  }
+  balance.mean /= count;
+  balance.split_mean /= count;
+  balance.remote_nodes /= count;
+  for (const parallel::LayerPlacement& layer : placement.layers)
+    balance.duplicates += parallel::DuplicateSlots(layer);
+  return balance;
+}
+
+// Median time of the exact split of one batch of whole tokens, in microseconds.
+double SplitMicroseconds(const Placement& placement, const LoadMatrix& load) {
+  constexpr double kBatchTokens = 8 * 128;  // per rank: 128 tokens with 8 experts each
+  const LoadMatrix batch = parallel::ScaledLoad(load, kBatchTokens * placement.ranks());
+  std::vector<double> times;
+  for (int layer = 0; layer < load.layers; ++layer) {
+    const std::span<const double> loads = batch.layer(layer);
+    const std::vector<int64_t> tokens(loads.begin(), loads.end());
+    parallel::TokenSplit split(placement.layers[layer], load.experts);
+    const auto start = std::chrono::steady_clock::now();
+    split.SplitTokens(tokens);
+    times.push_back(
+        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+int64_t Replicas(const Placement& placement) {
+  int64_t sum = 0;
+  for (size_t layer = 0; layer < placement.layers.size(); ++layer)
+    sum += placement.replicas(static_cast<int>(layer));
+  return sum;
+}
+
+struct MadePlan {
+  Placement placement;
+  std::string eplb_bytes;  // of --algorithm eplb: the arrays as EPLB orders them
+  bool interrupted = false;
+};
+
+StatusOr<MadePlan> MakeEplb(const PlacementFlags& flags, const LoadMatrix& load, int slots) {
+  ASSIGN_OR_RETURN(const parallel::EplbPlan plan,
+                   parallel::PlanEplb(load, {slots, flags.groups, flags.nodes, flags.ranks}));
+  return MadePlan{parallel::FromEplb(plan, flags.ranks), parallel::EplbBytes(plan), false};
+}
+
+StatusOr<MadePlan> MakeBaseline(const PlacementFlags& flags, std::span<const LoadMatrix> loads) {
+  if (!flags.rank_slots.empty() || !flags.speeds.empty() || !flags.current.empty() ||
+      flags.extra_replicas > 0 || flags.traffic_weight > 0) {
+    return InvalidArgument(
+        "--rank-slots, --speeds, --current, --extra-replicas and --traffic-weight need --algorithm moesaic, "
+        "found {}",
+        flags.algorithm);
+  }
+  const LoadMatrix sum = parallel::SumOfLoads(loads);
+  const int slots = flags.slots > 0 ? flags.slots : sum.experts;
+  if (flags.algorithm == "eplb") return MakeEplb(flags, sum, slots);
+  if (slots % flags.ranks != 0)
+    return InvalidArgument("--slots must be a multiple of the {} ranks for {}, found {}", flags.ranks,
+                           flags.algorithm, slots);
+  const int per_rank = slots / flags.ranks;
+  StatusOr<Placement> placement =
+      flags.algorithm == "omni"
+          ? parallel::PlanOmniStatic(sum,
+                                     {.ranks = flags.ranks, .slots_per_rank = per_rank, .hosts = flags.nodes})
+      : flags.algorithm == "flashlb" ? parallel::PlanFlashLb(loads, flags.ranks, per_rank)
+      : flags.algorithm == "swift"   ? parallel::PlanSwiftBalance(sum, flags.ranks, per_rank)
+                                     : parallel::PlanLplbGraph(sum, flags.ranks, per_rank);
+  RETURN_IF_ERROR(placement.status());
+  return MadePlan{*std::move(placement), "", false};
+}
+
+StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMatrix> loads,
+                            const std::optional<Placement>& current) {
+  parallel::PlannerOptions options{.slots = flags.rank_slots};
+  if (options.slots.empty()) {
+    options.slots = parallel::EqualSlots(flags.slots > 0 ? flags.slots : loads.front().experts, flags.ranks);
+  } else if (flags.slots > 0 || (flags.ranks > 0 && flags.ranks != static_cast<int>(options.slots.size()))) {
+    return InvalidArgument("--rank-slots names the slots of {} ranks; leave out --slots and other --ranks",
+                           options.slots.size());
+  }
+  ASSIGN_OR_RETURN(options.speeds, Speeds(flags));
+  options.extra_replicas = flags.extra_replicas;
+  options.traffic_weight = flags.traffic_weight;
+  options.nodes = flags.nodes;
+  options.groups = flags.groups;
+  options.threads = flags.threads;
+  options.current = current ? &*current : nullptr;
+  options.max_moves = flags.max_moves;
+  const InterruptGuard guard;
+  Progress progress("planning");
+  options.progress = [&](int done, int total) {
+    progress.Show(done, total, fmt::format("{} of {} layers", done, total));
+  };
+  options.stop = Interrupted;
+  ASSIGN_OR_RETURN(parallel::PlannedPlacement planned, parallel::PlanPlacement(loads, options));
+  return MadePlan{std::move(planned.placement), "", planned.interrupted};
+}
+
+std::vector<LoadMatrix> Totals(std::span<const Workload> workloads) {
+  std::vector<LoadMatrix> loads;
+  for (const Workload& workload : workloads) loads.push_back(workload.total);
+  return loads;
+}
+
+Status CheckShapes(std::span<const Workload> workloads) {
+  const LoadMatrix& first = workloads.front().total;
+  for (const Workload& workload : workloads) {
+    if (workload.total.layers == first.layers && workload.total.experts == first.experts) continue;
+    return InvalidArgument("{}: must have {} layers of {} experts as {}, found {} of {}", workload.name,
+                           first.layers, first.experts, workloads.front().name, workload.total.layers,
+                           workload.total.experts);
+  }
+  return OkStatus();
+}
+
+Status CheckPlanFits(const Placement& placement, const LoadMatrix& load) {
+  if (placement.experts == load.experts && static_cast<int>(placement.layers.size()) == load.layers)
+    return OkStatus();
+  return InvalidArgument("the plan must have {} layers of {} experts as the loads, found {} of {}",
+                         load.layers, load.experts, placement.layers.size(), placement.experts);
+}
+
+// Refuses a format that can't hold the plan before the plan is made.
+Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int experts) {
+  if (format == PlacementFormat::kMoesaic || format == PlacementFormat::kOmni) return OkStatus();
+  const int slots = flags.slots > 0 ? flags.slots : experts;
+  const bool equal = flags.rank_slots.empty() ? flags.ranks > 0 && slots % flags.ranks == 0
+                                              : std::equal(flags.rank_slots.begin() + 1,
+                                                           flags.rank_slots.end(), flags.rank_slots.begin());
+  if (equal && flags.extra_replicas == 0) return OkStatus();
+  return InvalidArgument(
+      "{}: this format needs equally many slots on all ranks and layers; use a multiple of the ranks for "
+      "--slots, or --format moesaic",
+      flags.out);
+}
+
+std::string Number(double value) { return fmt::format("{:.3f}", value); }
+
+// The placement of --current, if it is given.
+StatusOr<std::optional<Placement>> ReadCurrent(const PlacementFlags& flags, int ranks) {
+  if (flags.current.empty()) return std::nullopt;
+  ASSIGN_OR_RETURN(Placement current, ReadPlan(flags.current, ranks));
+  return current;
+}
+
+// Moves from the placement in use to another one.
+struct MigrationSize {
+  int64_t experts = 0, rounds = 0;
+  int most_experts = 0, most_rounds = 0;  // of a layer
+};
+
+StatusOr<MigrationSize> MeasureMigration(const Placement& current, const Placement& next) {
+  if (current.experts != next.experts || current.layers.size() != next.layers.size() ||
+      current.ranks() != next.ranks()) {
+    return InvalidArgument(
+        "--current must have {} ranks, {} layers and {} experts as the plan, found {}, {} and {}",
+        next.ranks(), next.layers.size(), next.experts, current.ranks(), current.layers.size(),
+        current.experts);
+  }
+  MigrationSize size;
+  for (size_t layer = 0; layer < next.layers.size(); ++layer) {
+    ASSIGN_OR_RETURN(const std::vector<parallel::TransferRound> rounds,
+                     parallel::PlanTransfers(current.layers[layer], next.layers[layer]));
+    int experts = 0;
+    for (const parallel::TransferRound& round : rounds) experts += static_cast<int>(round.size());
+    size.experts += experts;
+    size.rounds += static_cast<int64_t>(rounds.size());
+    size.most_experts = std::max(size.most_experts, experts);
+    size.most_rounds = std::max(size.most_rounds, static_cast<int>(rounds.size()));
+  }
+  return size;
+}
+
+Status PrintBalance(const PlacementFlags& flags, const Placement& placement, std::span<const Workload> loads,
+                    std::span<const double> speeds, const std::optional<Placement>& current) {
+  std::optional<MigrationSize> migration;
+  if (current) {
+    ASSIGN_OR_RETURN(migration, MeasureMigration(*current, placement));
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"load", "mean", "worst", "split mean", "split worst", "activated experts"}};
+  nlohmann::ordered_json json = {{"layers", placement.layers.size()},
+                                 {"ranks", placement.ranks()},
+                                 {"replicas", Replicas(placement)},
+                                 {"max_slots", placement.max_slots()}};
+  json["loads"] = nlohmann::ordered_json::array();
+  const bool nodes = flags.top_k > 0;
+  if (nodes) {
+    RETURN_IF_ERROR(parallel::CheckRouting(RoutingOf(flags), placement.experts));
+    if (placement.ranks() % flags.nodes != 0)
+      return InvalidArgument("--nodes must divide the {} ranks, found {}", placement.ranks(), flags.nodes);
+    rows.front().emplace_back("remote nodes");
+  }
+  int duplicates = 0;
+  for (const Workload& load : loads) {
+    const Balance balance = MeasureBalance(placement, {&load, 1}, speeds, flags.nodes, RoutingOf(flags));
+    duplicates = balance.duplicates;
+    rows.push_back({load.name, Number(balance.mean), Number(balance.worst), Number(balance.split_mean),
+                    Number(balance.split_worst), std::to_string(balance.activated)});
+    if (nodes) rows.back().push_back(Number(balance.remote_nodes));
+    json["loads"].push_back({{"name", load.name},
+                             {"mean", balance.mean},
+                             {"worst", balance.worst},
+                             {"split_mean", balance.split_mean},
+                             {"split_worst", balance.split_worst},
+                             {"activated_experts", balance.activated},
+                             {"split_us", SplitMicroseconds(placement, load.total)}});
+    if (nodes) json["loads"].back()["remote_nodes"] = balance.remote_nodes;
+  }
+  json["repeated_replicas"] = duplicates;
+  if (migration) {
+    json["migration"] = {{"experts", migration->experts},
+                         {"most_experts_of_a_layer", migration->most_experts},
+                         {"rounds", migration->rounds},
+                         {"most_rounds_of_a_layer", migration->most_rounds}};
+  }
+  if (flags.json) {
+    WriteOutput(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    return OkStatus();
+  }
+  Print("{} layers, {} ranks, up to {} slots of a rank, {} replicas, {} repeated on their rank\n\n{}",
+        placement.layers.size(), placement.ranks(), placement.max_slots(), Replicas(placement), duplicates,
+        FormatTable(rows, /*markdown=*/false));
+  if (migration) {
+    Print("\n{} experts move from {}, at most {} of a layer; at most {} rounds per layer\n",
+          migration->experts, flags.current, migration->most_experts, migration->most_rounds);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+StatusOr<std::vector<Workload>> ReadLoads(const PlacementFlags& flags) {
+  std::vector<Workload> loads;
+  for (const std::string& path : flags.files) {
+    StatusOr<Workload> load = Workload{};
+    if (path == kStandardInput) {
+      ASSIGN_OR_RETURN(const std::string bytes, ReadInput(path));
+      load = parallel::ParseLoad(bytes, InputName(path));
+    } else {
+      load = parallel::ReadLoad(path);
+    }
+    RETURN_IF_ERROR(load.status());
+    if (!flags.windows || load->windows.empty()) {
+      loads.push_back(*std::move(load));
+      continue;
+    }
+    for (size_t i = 0; i < load->windows.size(); ++i)
+      loads.push_back({fmt::format("{} window {}", load->name, i), std::move(load->windows[i]), {}});
+  }
+  RETURN_IF_ERROR(CheckShapes(loads));
+  return loads;
+}
+
+StatusOr<PlacementFormat> FormatOf(const PlacementFlags& flags) {
+  if (flags.format == "moesaic") return PlacementFormat::kMoesaic;
+  if (flags.format == "eplb") return PlacementFormat::kEplb;
+  if (flags.format == "sglang") return PlacementFormat::kSglang;
+  if (flags.format == "omni") return PlacementFormat::kOmni;
+  if (flags.format == "tensorrt-llm") return PlacementFormat::kTensorRt;
+  const std::string extension = std::filesystem::path(flags.out).extension().string();
+  if (extension == ".npz") return PlacementFormat::kEplb;
+  if (extension == ".npy") return PlacementFormat::kOmni;
+  if (extension == ".yaml" || extension == ".yml") return PlacementFormat::kTensorRt;
+  if (extension == ".json") return PlacementFormat::kMoesaic;
+  return InvalidArgument(
+      "--format is needed: the extension of --out is not .json, .npz, .npy or .yaml, found {}", flags.out);
+}
+
+Status RunPlacementPlan(const PlacementFlags& flags) {
+  PlacementFormat format = PlacementFormat::kMoesaic;
+  if (!flags.out.empty()) {
+    ASSIGN_OR_RETURN(format, FormatOf(flags));
+  }
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  RETURN_IF_ERROR(CheckFormatFits(flags, format, loads.front().total.experts));
+  if (flags.algorithm != "moesaic" && flags.ranks < 1)
+    return InvalidArgument("--ranks is needed by {}, found none", flags.algorithm);
+  ASSIGN_OR_RETURN(const std::vector<double> speeds, Speeds(flags));
+  const int ranks = flags.rank_slots.empty() ? flags.ranks : static_cast<int>(flags.rank_slots.size());
+  ASSIGN_OR_RETURN(const std::optional<Placement> current, ReadCurrent(flags, ranks));
+  const auto start = std::chrono::steady_clock::now();
+  ASSIGN_OR_RETURN(const MadePlan plan, flags.algorithm == "moesaic" ? MakeOurs(flags, Totals(loads), current)
+                                                                     : MakeBaseline(flags, Totals(loads)));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!flags.out.empty()) {
+    std::string bytes = plan.eplb_bytes;
+    if (format != PlacementFormat::kEplb || bytes.empty()) {
+      ASSIGN_OR_RETURN(bytes, parallel::PlacementBytes(plan.placement, format, flags.first_layer));
+    }
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.out, bytes));
+  }
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, plan.placement, speeds, loads)));
+  if (plan.interrupted) Tell("interrupted: layers that were not done have the best placement found so far\n");
+  RETURN_IF_ERROR(PrintBalance(flags, plan.placement, loads, speeds, current));
+  if (!flags.json) Print("\nplanned by {} in {:.2f} s\n", flags.algorithm, seconds);
+  if (!flags.out.empty()) Tell("written to {}\n", flags.out);
+  return plan.interrupted ? Cancelled("interrupted") : OkStatus();
+}
+
+Status RunPlacementEvaluate(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const Placement placement, ReadPlan(flags.plan, flags.ranks));
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  RETURN_IF_ERROR(CheckPlanFits(placement, loads.front().total));
+  ASSIGN_OR_RETURN(const std::vector<double> speeds, Speeds(flags));
+  if (!speeds.empty() && static_cast<int>(speeds.size()) != placement.ranks())
+    return InvalidArgument("--speeds must name the {} ranks of the plan, found {}", placement.ranks(),
+                           speeds.size());
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, PlanHtml(flags, placement, speeds, loads)));
+  ASSIGN_OR_RETURN(const std::optional<Placement> current, ReadCurrent(flags, placement.ranks()));
+  return PrintBalance(flags, placement, loads, speeds, current);
+}
+
+Status RunPlacementCompare(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  parallel::CompareOptions options{.ranks = flags.ranks,
+                                   .slots = flags.slots > 0 ? flags.slots : loads.front().total.experts,
+                                   .nodes = flags.nodes,
+                                   .groups = flags.groups,
+                                   .leave_one_out = flags.leave_one_out,
+                                   .split = flags.split,
+                                   .moves = flags.moves,
+                                   .threads = flags.threads};
+  std::vector<PolicyResult> results;
+  {
+    const InterruptGuard guard;
+    Progress progress("comparing");
+    options.progress = [&](int done, int total) {
+      progress.Show(done, total, fmt::format("{} of {} plans", done, total));
+    };
+    options.stop = Interrupted;
+    ASSIGN_OR_RETURN(results, parallel::ComparePolicies(loads, options));
+  }
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, ComparisonHtml(flags, options.slots, results)));
+  std::vector<std::vector<std::string>> rows = {{"policy", "mean", "worst", "moves per rank"}};
+  nlohmann::ordered_json policies = nlohmann::ordered_json::object();
+  nlohmann::ordered_json refused = nlohmann::ordered_json::object();
+  for (const PolicyResult& result : results) {
+    if (!result.error.empty()) {
+      Tell("{}: {}\n", result.name, result.error);
+      refused[result.name] = result.error;
+      continue;
+    }
+    rows.push_back(
+        {result.name, Number(result.mean), Number(result.worst), fmt::format("{:.2f}", result.moves)});
+    policies[result.name] = {
+        {"mean", result.mean}, {"worst", result.worst}, {"moves_per_rank", result.moves}};
+  }
+  if (flags.json) {
+    const nlohmann::ordered_json all = {{"ranks", options.ranks},
+                                        {"slots", options.slots},
+                                        {"leave_one_out", flags.leave_one_out},
+                                        {"policies", policies},
+                                        {"refused", refused}};
+    WriteOutput(all.dump(2) + "\n");
+  } else {
+    Print("{} workloads, {} layers of {} experts, {} ranks, {} slots\n\n{}", loads.size(),
+          loads.front().total.layers, loads.front().total.experts, options.ranks, options.slots,
+          FormatTable(rows, /*markdown=*/false));
+  }
+  return OkStatus();
+}
+
+Status RunPlacementFront(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
+  parallel::FrontOptions options{.ranks = flags.ranks,
+                                 .slots = flags.slots > 0 ? flags.slots : loads.front().total.experts,
+                                 .nodes = flags.nodes,
+                                 .routing = RoutingOf(flags),
+                                 .threads = flags.threads};
+  std::vector<parallel::FrontPoint> points;
+  {
+    const InterruptGuard guard;
+    Progress progress("planning");
+    options.progress = [&](int done, int total) {
+      progress.Show(done, total, fmt::format("{} of {} plans", done, total));
+    };
+    options.stop = Interrupted;
+    ASSIGN_OR_RETURN(points, parallel::PlanFront(loads, options));
+  }
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, FrontHtml(flags, options.slots, points)));
+  std::vector<std::vector<std::string>> rows = {
+      {"policy", "traffic weight", "mean", "worst", "remote nodes", "dominated"}};
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const parallel::FrontPoint& point : points) {
+    const bool ours = point.name == "moesaic";
+    rows.push_back({point.name, ours ? fmt::format("{:g}", point.weight) : "-", Number(point.mean),
+                    Number(point.worst), Number(point.remote_nodes), point.dominated ? "yes" : "no"});
+    json.push_back({{"policy", point.name},
+                    {"traffic_weight", point.weight},
+                    {"mean", point.mean},
+                    {"worst", point.worst},
+                    {"remote_nodes", point.remote_nodes},
+                    {"dominated", point.dominated}});
+  }
+  if (flags.json) {
+    WriteOutput(json.dump(2) + "\n");
+  } else {
+    Print("{} workloads, {} layers of {} experts, {} ranks on {} nodes, {} slots\n\n{}", loads.size(),
+          loads.front().total.layers, loads.front().total.experts, options.ranks, options.nodes,
+          options.slots, FormatTable(rows, /*markdown=*/false));
+  }
+  return OkStatus();
+}
+
+Status RunPlacementConvert(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const PlacementFormat format, FormatOf(flags));
+  ASSIGN_OR_RETURN(const Placement placement, ReadPlan(flags.files.front(), flags.ranks));
+  ASSIGN_OR_RETURN(const std::string bytes, parallel::PlacementBytes(placement, format, flags.first_layer));
+  RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.out, bytes));
+  Tell("written to {}\n", flags.out);
+  return OkStatus();
+}
+
+}  // namespace moesaic::app

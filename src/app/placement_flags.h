@@ -1,0 +1,72 @@
+// Flags of `moesaic placement` and its actions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "parallel/placement/comparison.h"
+#include "parallel/placement/placement.h"
+#include "parallel/placement/placement_file.h"
+#include "parallel/placement/traffic_front.h"
+
+namespace moesaic::app {
+
+struct PlacementFlags {
+  std::string action;
+  std::vector<std::string> files;
+  int ranks = 0, slots = 0;
+  int groups = 1, nodes = 1;
+  int top_k = 0, top_groups = 0;  // 0: not given
+  int threads = 2;
+  bool json = false;
+  std::string out, format, html;
+  int first_layer = 0;
+  // plan
+  std::string algorithm = "moesaic";
+  std::vector<int> rank_slots;
+  std::vector<std::string> speeds;
+  int extra_replicas = 0;
+  std::string current;
+  int max_moves = -1;
+  double traffic_weight = 0;
+  bool windows = false;
+  // evaluate
+  std::string plan;
+  // compare
+  bool leave_one_out = false, split = false;
+  double moves = 0;
+  // generate
+  int layers = 58, experts = 256, workloads = 6;
+  std::string skew = "log-normal", drift = "mixtures";
+  double spread = 0.9, correlation = 0.83;
+  int64_t seed = 1;
+};
+
+/// Workloads of the files; with --windows, each window is one.
+StatusOr<std::vector<parallel::Workload>> ReadLoads(const PlacementFlags& flags);
+
+/// The format that --format names, or that the file name suggests.
+StatusOr<parallel::PlacementFormat> FormatOf(const PlacementFlags& flags);
+
+// One function per action.
+Status RunPlacementPlan(const PlacementFlags& flags);
+Status RunPlacementEvaluate(const PlacementFlags& flags);
+Status RunPlacementCompare(const PlacementFlags& flags);
+Status RunPlacementFront(const PlacementFlags& flags);
+Status RunPlacementConvert(const PlacementFlags& flags);
+Status RunPlacementExplain(const PlacementFlags& flags);
+Status RunPlacementGenerate(const PlacementFlags& flags);
+
+/// Page with the bars of a comparison.
+std::string ComparisonHtml(const PlacementFlags& flags, int slots,
+                           const std::vector<parallel::PolicyResult>& results);
+/// Page with the points of a front.
+std::string FrontHtml(const PlacementFlags& flags, int slots,
+                      const std::vector<parallel::FrontPoint>& points);
+/// Page with the balance of each layer under a plan.
+std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& placement,
+                     const std::vector<double>& speeds, const std::vector<parallel::Workload>& loads);
+
+}  // namespace moesaic::app

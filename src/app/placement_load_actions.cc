@@ -1,0 +1,93 @@
+// The actions of `moesaic placement` on loads.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "app/output.h"
+#include "app/placement_flags.h"
+#include "app/table.h"
+#include "parallel/placement/balance.h"
+#include "parallel/placement/load_generator.h"
+#include "parallel/placement/numpy_file.h"
+#include "runtime/atomic_file.h"
+
+namespace moesaic::app {
+namespace {
+
+// Mean over layers with tokens.
+double DefaultOrderImbalance(const parallel::LoadMatrix& load, int ranks) {
+  const parallel::LayerPlacement order = parallel::InOrder(load.experts, ranks);
+  double sum = 0;
+  int layers = 0;
+  for (int layer = 0; layer < load.layers; ++layer) {
+    if (!parallel::HasTokens(load, layer)) continue;
+    sum += parallel::Imbalance(order, load.layer(layer));
+    ++layers;
+  }
+  return sum / layers;
+}
+
+}  // namespace
+
+Status RunPlacementExplain(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<parallel::Workload> loads, ReadLoads(flags));
+  const int ranks = flags.ranks > 0 ? flags.ranks : std::min(32, loads.front().total.experts);
+  std::vector<std::vector<std::string>> rows = {
+      {"load", "hottest over mean", "variation", "sigma", "alpha", "fits", "default order", "correlation"}};
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const parallel::Workload& load : loads) {
+    const parallel::FittedSkew skew = parallel::FitSkew(load.total);
+    const double imbalance = DefaultOrderImbalance(load.total, ranks);
+    const double correlation = parallel::LoadCorrelation(loads.front().total, load.total);
+    const char* fits = skew.log_normal_error <= skew.power_law_error ? "log-normal" : "power law";
+    rows.push_back({load.name, fmt::format("{:.2f}", skew.max_over_mean),
+                    fmt::format("{:.2f}", skew.variation), fmt::format("{:.2f}", skew.sigma),
+                    fmt::format("{:.2f}", skew.alpha), fits, fmt::format("{:.3f}", imbalance),
+                    fmt::format("{:.2f}", correlation)});
+    json.push_back({{"name", load.name},
+                    {"max_over_mean", skew.max_over_mean},
+                    {"variation", skew.variation},
+                    {"sigma", skew.sigma},
+                    {"alpha", skew.alpha},
+                    {"fits", fits},
+                    {"default_order", imbalance},
+                    {"correlation_with_first", correlation}});
+  }
+  if (flags.json) {
+    WriteOutput(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  } else {
+    Print("{} layers of {} experts; default order on {} ranks; correlation with the first load\n\n{}",
+          loads.front().total.layers, loads.front().total.experts, ranks,
+          FormatTable(rows, /*markdown=*/false));
+  }
+  return OkStatus();
+}
+
+Status RunPlacementGenerate(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(
+      const std::vector<parallel::Workload> loads,
+      parallel::GenerateLoads(
+          {.layers = flags.layers,
+           .experts = flags.experts,
+           .workloads = flags.workloads,
+           .skew = flags.skew == "log-normal" ? parallel::Skew::kLogNormal : parallel::Skew::kPowerLaw,
+           .spread = flags.spread,
+           .drift = flags.drift == "mixtures" ? parallel::Drift::kMixtures : parallel::Drift::kIndependent,
+           .correlation = flags.correlation,
+           .seed = static_cast<uint64_t>(flags.seed)}));
+  std::error_code error;
+  std::filesystem::create_directories(flags.out, error);
+  if (error) return IoError("{}: cannot be created: {}", flags.out, error.message());
+  for (const parallel::Workload& load : loads) {
+    const std::vector<int64_t> counts(load.total.tokens.begin(), load.total.tokens.end());
+    const int64_t shape[] = {load.total.layers, load.total.experts};
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(
+        flags.out + "/" + load.name + ".npy", parallel::NumpyBytes(std::span<const int64_t>(counts), shape)));
+  }
+  Tell("{} loads written to {}\n", loads.size(), flags.out);
+  return OkStatus();
+}
+
+}  // namespace moesaic::app

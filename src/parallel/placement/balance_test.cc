@@ -1,0 +1,120 @@
+#include "parallel/placement/balance.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "parallel/placement/comparison.h"
+#include "parallel/placement/load_generator.h"
+#include "parallel/placement/planner.h"
+#include "parallel/placement/published_balancers.h"
+#include "parallel/placement/spill.h"
+
+namespace moesaic::parallel {
+namespace {
+
+TEST(Balance, MeasuresTheLargestRankOverTheMean) {
+  const LayerPlacement layer = {{0, 1}, {1, 2}};
+  const std::vector<double> loads = {3, 2, 1};
+  EXPECT_DOUBLE_EQ(Imbalance(layer, loads), 4.0 / 3);
+  EXPECT_DOUBLE_EQ(SplitImbalance(layer, loads), 1);
+  EXPECT_EQ(ActivatedExperts(layer, loads), 2);
+}
+
+TEST(Spill, MovesStayWithinTheBudgets) {
+  const auto loads = GenerateLoads({.layers = 1, .workloads = 1});
+  const std::span<const double> tokens = loads->front().total.layer(0);
+  double last = 1e9;
+  for (const int budget : {0, 1, 4, 10, 20}) {
+    TokenSplit split(InOrder(256, 32), 256);
+    const SpillPlan plan = PlanSpill(split, tokens, {.max_moves = budget});
+    EXPECT_LE(plan.moves.size(), static_cast<size_t>(budget));
+    EXPECT_LE(plan.after, last);
+    last = plan.after;
+  }
+  TokenSplit split(InOrder(256, 32), 256);
+  EXPECT_EQ(PlanSpill(split, tokens, {.max_moves = 20, .expert_bytes = 44'000'000, .max_bytes = 100'000'000})
+                .moves.size(),
+            2U);
+}
+
+TEST(Spill, AToleranceNeedsFewerMoves) {
+  const auto loads = GenerateLoads({.layers = 1, .workloads = 1});
+  const std::span<const double> tokens = loads->front().total.layer(0);
+  TokenSplit exact(InOrder(256, 32), 256), loose(InOrder(256, 32), 256);
+  const SpillPlan all = PlanSpill(exact, tokens, {.max_moves = 64});
+  const SpillPlan some = PlanSpill(loose, tokens, {.max_moves = 64, .tolerance = 0.2});
+  EXPECT_LT(some.moves.size(), all.moves.size());
+  EXPECT_LT(some.after, some.before);
+}
+
+TEST(PublishedBalancers, PlacementsAreCompleteAndDistinct) {
+  const auto loads = GenerateLoads({.layers = 3, .workloads = 2});
+  const LoadMatrix& load = loads->front().total;
+  const std::vector<LoadMatrix> windows = {load, loads->back().total};
+  for (const int ranks : {16, 32, 64}) {
+    const int slots = 256 / ranks + 1;
+    for (const auto& placement :
+         {PlanOmniStatic(load, {.ranks = ranks, .slots_per_rank = slots, .redundant_layers = 2, .hosts = 4}),
+          PlanFlashLb(windows, ranks, slots), PlanSwiftBalance(load, ranks, slots),
+          PlanLplbGraph(load, ranks, slots)}) {
+      ASSERT_TRUE(placement.ok()) << placement.status();
+      EXPECT_TRUE(CheckPlacement(*placement, "baseline", /*distinct=*/true).ok());
+      EXPECT_LE(placement->max_slots(), slots);
+    }
+  }
+}
+
+// Example of FlashLB's pull request (vllm-ascend #3042), where EPLB reaches 232 and its search 205.
+TEST(PublishedBalancers, OurPlanReachesTheExampleOfFlashLb) {
+  const LoadMatrix load{1, 8, {600, 560, 120, 120, 20, 10, 10, 10}};
+  const auto largest = [&](const Placement& placement) {
+    const std::vector<double> loads = EqualShareLoads(placement.layers[0], load.layer(0));
+    return *std::max_element(loads.begin(), loads.end());
+  };
+  EXPECT_NEAR(largest(FromEplb(*PlanEplb(load, {.replicas = 16, .gpus = 8}), 8)), 232, 1);
+  EXPECT_LE(largest(*PlanFlashLb(std::vector<LoadMatrix>{load}, 8, 2)), 232);
+  EXPECT_LE(largest(PlanPlacement(std::vector<LoadMatrix>{load}, {.slots = EqualSlots(16, 8)})->placement),
+            205);
+}
+
+TEST(Comparison, OurPlanHasTheBestBalanceOfUnknownWorkloads) {
+  const auto loads = GenerateLoads({.layers = 3});
+  const auto results =
+      ComparePolicies(*loads, {.ranks = 32, .slots = 288, .leave_one_out = true, .split = true, .moves = 0});
+  ASSERT_TRUE(results.ok()) << results.status();
+  double best = 1e9;
+  for (const PolicyResult& result : *results) {
+    EXPECT_EQ(result.error, "") << result.name;
+    EXPECT_GE(result.worst, result.mean);
+    if (result.name.rfind("moesaic", 0) != 0) best = std::min(best, result.mean);
+  }
+  const auto ours = std::find_if(results->begin(), results->end(),
+                                 [](const PolicyResult& result) { return result.name == "moesaic"; });
+  EXPECT_LT(ours->mean, best);
+}
+
+TEST(Comparison, LayersWithoutTokensDoNotChangeTheMean) {
+  auto loads = *GenerateLoads({.layers = 2, .workloads = 2});
+  const auto plain = ComparePolicies(loads, {.ranks = 8, .slots = 256});
+  for (Workload& load : loads) {
+    load.total.layers = 3;
+    load.total.tokens.insert(load.total.tokens.begin(), 256, 0.0);
+  }
+  const auto dense = ComparePolicies(loads, {.ranks = 8, .slots = 256});
+  for (size_t i = 0; i < plain->size(); ++i) {
+    EXPECT_EQ((*dense)[i].mean, (*plain)[i].mean) << (*plain)[i].name;
+    EXPECT_EQ((*dense)[i].worst, (*plain)[i].worst) << (*plain)[i].name;
+  }
+}
+
+TEST(Comparison, RefusesWorkloadsOfDifferentShapes) {
+  auto loads = *GenerateLoads({.layers = 2, .workloads = 2});
+  loads[1].total = GenerateLoads({.layers = 3, .workloads = 1})->front().total;
+  const auto results = ComparePolicies(loads, {.ranks = 8, .slots = 288});
+  EXPECT_EQ(results.status().message(),
+            "synthetic-1: must have 2 layers of 256 experts as synthetic-0, found 3 of 256");
+}
+
+}  // namespace
+}  // namespace moesaic::parallel

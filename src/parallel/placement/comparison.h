@@ -1,0 +1,38 @@
+// Compares balancers on workloads that they did or did not plan for.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "parallel/placement/load_matrix.h"
+
+namespace moesaic::parallel {
+
+struct CompareOptions {
+  int ranks = 0;
+  int slots = 0;               ///< of all ranks
+  int nodes = 1, groups = 1;   ///< of "eplb-hierarchical", which needs more than one node
+  bool leave_one_out = false;  ///< plan for all workloads but the measured one; otherwise for all
+  bool split = false;          ///< add "+split" rows, and the exact split to "moesaic"
+  double moves = 0;            ///< temporary expert moves per rank and layer of "moesaic"; implies its split
+  int threads = 2;
+  std::function<void(int done, int total)> progress = {};
+  std::function<bool()> stop = {};  ///< true: cancel; called from several threads
+};
+
+struct PolicyResult {
+  std::string name;
+  /// Of the largest rank load over the mean, over measured workloads and layers with tokens.
+  double mean = 0, worst = 0;
+  double moves = 0;   ///< mean temporary moves per rank and layer
+  std::string error;  ///< reason if the policy can't plan these sizes; values are 0
+};
+
+/// Runs all policies. Every workload has equal weight: policies that plan for one load get the mean of the
+/// workloads' shares. Results are in a fixed order. Cancelled if `stop` returned true.
+StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> workloads,
+                                                    const CompareOptions& options);
+
+}  // namespace moesaic::parallel

@@ -1,0 +1,128 @@
+// Search for the placement of one layer that balances ranks in many scenarios of load at once.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "parallel/placement/placement.h"
+
+namespace moesaic::parallel {
+
+/// Loads of one layer in several scenarios. Loads of a scenario sum to the sum of the ranks' speeds, so that
+/// a balanced rank has load / speed = 1.
+struct ScenarioLoads {
+  int scenarios = 0;
+  std::vector<float> loads = {};  // [experts, padded scenarios]
+
+  int padded() const { return (scenarios + 3) / 4 * 4; }
+  int experts() const { return scenarios == 0 ? 0 : static_cast<int>(loads.size()) / padded(); }
+};
+
+/// Nodes on which experts are best placed.
+struct HomeNodes {
+  std::vector<int> of_expert = {};  ///< [experts]
+  std::vector<int> of_rank = {};    ///< [ranks] node of the rank
+  /// Cost of tokens away from their expert's node. A placement whose tokens are all away costs `weight` times
+  /// a balanced one.
+  double weight = 0;
+};
+
+/// Placement of one layer under search. The objective is the sum of (load / speed)^16 over ranks and
+/// scenarios, with every replica of an expert taking an equal share: a smooth form of the maximum. One
+/// scenario, whose maximum is known, has the 64th power. Ranks hold distinct experts.
+class LayerSearch {
+ public:
+  /// `speeds` and `slots` are per rank. The loads must outlive the search. `homes` adds the cost of tokens
+  /// away from home to the objective.
+  LayerSearch(const ScenarioLoads& loads, std::span<const double> speeds, std::span<const int> slots,
+              HomeNodes homes = {});
+
+  /// Numbers of replicas that fill all slots: each further replica goes to the expert with the largest load
+  /// per replica in any scenario. At most one per rank.
+  std::vector<int> ReplicaCounts() const;
+  /// Numbers of replicas that fill all slots if each node holds its own experts only. Empty without homes, or
+  /// if a node has too few slots.
+  std::vector<int> HomeReplicaCounts() const;
+  /// Places the largest replicas first, each on the rank where the objective grows least.
+  void Place(const std::vector<int>& copies);
+  /// Starts from a placement whose ranks hold distinct experts, within the slots.
+  void Start(const LayerPlacement& layer);
+
+  /// Applies the best swap, move, exchange or addition of a replica that involves a loaded rank, until none
+  /// improves the objective, `max_steps` are done or `stop` returns true. With `max_moves` >= 0, at most that
+  /// many slots differ from the placement at the start. Returns the number of steps.
+  int Improve(int max_steps, const std::function<bool()>& stop, int max_moves = -1);
+
+  /// Places with other replica counts and keeps the best placement. Few slots per rank need them: the
+  /// smallest possible largest replica makes many replicas of medium size, which do not fit together. First,
+  /// each expert gets the fewest replicas that are not above a limit, for several limits, and the rest goes
+  /// to experts with one replica. Then single replicas move from cold experts to hot ones as long as that
+  /// improves the objective. At most `max_tries` placements in each part.
+  void ImproveCounts(int max_tries, const std::function<bool()>& stop);
+
+  double objective() const;
+  /// Largest load / speed of a rank in a scenario.
+  double worst() const;
+  const LayerPlacement& layer() const { return layer_; }
+
+ private:
+  struct Step {
+    double gain = 0;
+    enum Kind { kNone, kSwap, kMove, kExchange, kAdd } kind = kNone;
+    int rank_a = 0, slot_a = 0, rank_b = 0, slot_b = 0;
+    int expert = 0;  // of kExchange: replaces the expert of slot b; of kAdd: fills an empty slot of rank b
+  };
+
+  const float* unit(int expert) const { return units_.data() + static_cast<size_t>(expert) * padded_; }
+  const float* load(int rank) const { return rank_load_.data() + static_cast<size_t>(rank) * padded_; }
+  float* load(int rank) { return rank_load_.data() + static_cast<size_t>(rank) * padded_; }
+  bool Holds(int rank, int expert) const {
+    return holds_[static_cast<size_t>(rank) * experts_ + expert] != 0;
+  }
+  // Objective of a rank whose load changes by add - take.
+  double Changed(int rank, const float* take, const float* add) const;
+  bool Away(int expert, int rank) const {
+    return homes_.weight > 0 && homes_.of_expert[expert] != homes_.of_rank[rank];
+  }
+  // Cost of an expert with `away` of its `copies` replicas away from home.
+  double AwayCost(int expert, int away, int copies) const {
+    return homes_.weight > 0 ? away_unit_ * mean_share_[expert] * away / copies : 0;
+  }
+  double RankCost(int rank) const { return Changed(rank, nullptr, nullptr); }
+  std::vector<float> HighestLoads() const;
+  void AddCopies(std::span<const int> experts, int spare, int most, std::vector<int>& copies) const;
+  void TryLimits(int max_tries, const std::function<bool()>& stop);
+  void ShiftReplicas(int max_tries, const std::function<bool()>& stop);
+  void SetUnit(int expert);
+  void SetScale();
+  void Put(int rank, int expert);
+  void Recompute();
+  void FindSwaps(int rank, Step& best) const;
+  void FindExchanges(int rank, Step& best);
+  double ExchangeGain(int expert, int rank_b, int slot_b);
+  double AdditionGain(int expert, int rank_b);
+  double AwayGain(int expert, int rank_b) const;
+  void Apply(const Step& step);
+  int Moved() const;
+
+  const ScenarioLoads& scenario_;
+  int experts_, padded_;
+  std::vector<float> inverse_speed_;  // [ranks]
+  std::vector<int> slots_;            // [ranks]
+  LayerPlacement layer_, start_;
+  std::vector<int> copies_;                 // [experts]
+  std::vector<std::vector<int>> ranks_of_;  // [experts]
+  std::vector<float> units_;                // [experts, padded]
+  std::vector<float> rank_load_;            // [ranks, padded]
+  std::vector<double> cost_;                // [ranks]
+  std::vector<char> holds_;                 // [ranks, experts]
+  std::vector<float> scratch_;
+  float scale_ = 0;  // of loads under the power
+  HomeNodes homes_;
+  std::vector<double> mean_share_;  // [experts] of all tokens, mean of scenarios; only with homes
+  std::vector<int> away_;           // [experts] replicas away from home
+  double away_unit_ = 0;            // cost if all tokens are away
+};
+
+}  // namespace moesaic::parallel

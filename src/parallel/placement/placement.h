@@ -1,0 +1,48 @@
+// Experts that each rank holds, per layer.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "parallel/placement/eplb.h"
+
+namespace moesaic::parallel {
+
+/// Experts of one layer in the slots of each rank. Slots of a rank may differ in number between ranks.
+using LayerPlacement = std::vector<std::vector<int>>;  // [ranks][slots of the rank]
+
+/// Placement of all layers.
+struct Placement {
+  int experts = 0;
+  std::vector<LayerPlacement> layers = {};
+
+  int ranks() const { return layers.empty() ? 0 : static_cast<int>(layers.front().size()); }
+  /// Largest number of slots of a rank over all layers.
+  int max_slots() const;
+  /// Replicas of a layer over all ranks.
+  int replicas(int layer) const;
+};
+
+/// Returns InvalidArgument unless every layer has the same ranks, every expert has a replica and experts are
+/// in range. `distinct` also refuses two replicas of one expert on a rank.
+Status CheckPlacement(const Placement& placement, const std::string& source, bool distinct);
+
+/// Number of replicas of each expert.
+std::vector<int> CopiesOf(const LayerPlacement& layer, int experts);
+
+/// Slots that repeat an expert of their rank.
+int DuplicateSlots(const LayerPlacement& layer);
+
+/// Placement of an EPLB plan: slot s is on rank s / (replicas / ranks).
+Placement FromEplb(const EplbPlan& plan, int ranks);
+
+/// Arrays of the form that EPLB returns. InvalidArgument unless all ranks and layers have equally many slots.
+StatusOr<EplbPlan> ToEplb(const Placement& placement);
+
+/// Experts in order, equally many per rank up to one: the default order of engines.
+LayerPlacement InOrder(int experts, int ranks);
+
+}  // namespace moesaic::parallel

@@ -1,0 +1,186 @@
+#include "parallel/placement/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "parallel/placement/balance.h"
+#include "parallel/placement/load_generator.h"
+#include "parallel/placement/random.h"
+
+namespace moesaic::parallel {
+namespace {
+
+std::vector<LoadMatrix> Loads(int layers, int experts, int workloads, uint64_t seed) {
+  std::vector<LoadMatrix> loads;
+  const auto generated =
+      GenerateLoads({.layers = layers, .experts = experts, .workloads = workloads, .seed = seed});
+  for (const Workload& workload : *generated) loads.push_back(workload.total);
+  return loads;
+}
+
+double MeanImbalance(const Placement& placement, const LoadMatrix& load) {
+  double sum = 0;
+  for (int layer = 0; layer < load.layers; ++layer)
+    sum += Imbalance(placement.layers[layer], load.layer(layer));
+  return sum / load.layers;
+}
+
+TEST(Planner, PlansOfRandomSizesKeepAllConstraints) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    const int experts = 2 + random.Below(40), ranks = 1 + random.Below(12);
+    PlannerOptions options{.slots = EqualSlots(experts + random.Below(20), ranks), .threads = 1};
+    for (int& slots : options.slots) slots += random.Below(3);
+    if (seed % 3 == 0) {
+      for (int rank = 0; rank < ranks; ++rank) options.speeds.push_back(0.5 + random.Uniform());
+    }
+    const auto planned = PlanPlacement(Loads(2, experts, 1 + random.Below(4), seed), options);
+    ASSERT_TRUE(planned.ok()) << planned.status();
+    ASSERT_TRUE(CheckPlacement(planned->placement, "plan", /*distinct=*/true).ok()) << seed;
+    for (const LayerPlacement& layer : planned->placement.layers) {
+      for (int rank = 0; rank < ranks; ++rank)
+        EXPECT_LE(layer[rank].size(), static_cast<size_t>(options.slots[rank])) << seed;
+    }
+  }
+}
+
+TEST(Planner, AvoidsTheRepeatedReplicasOfEplb) {
+  LoadMatrix load{1, 8, {1000, 1, 1, 1, 1, 1, 1, 1}};
+  const Placement eplb = FromEplb(*PlanEplb(load, {.replicas = 16, .gpus = 4}), 4);
+  EXPECT_GT(DuplicateSlots(eplb.layers[0]), 0);
+  const auto ours = PlanPlacement(std::vector<LoadMatrix>{load}, {.slots = EqualSlots(16, 4)});
+  EXPECT_EQ(DuplicateSlots(ours->placement.layers[0]), 0);
+}
+
+TEST(Planner, BeatsEplbOnAWorkloadThatNeitherKnows) {
+  std::vector<LoadMatrix> loads = Loads(4, 256, 6, 5);
+  const LoadMatrix unknown = loads.back();
+  loads.pop_back();
+  const Placement eplb = FromEplb(*PlanEplb(SumOfLoads(loads), {.replicas = 288, .gpus = 32}), 32);
+  const auto ours = PlanPlacement(loads, {.slots = EqualSlots(288, 32)});
+  EXPECT_LT(MeanImbalance(ours->placement, unknown) - 1, 0.6 * (MeanImbalance(eplb, unknown) - 1));
+}
+
+TEST(Planner, TheNumberOfThreadsDoesNotChangeThePlan) {
+  const std::vector<LoadMatrix> loads = Loads(3, 64, 3, 1);
+  const auto one = PlanPlacement(loads, {.slots = EqualSlots(80, 8), .threads = 1});
+  const auto three = PlanPlacement(loads, {.slots = EqualSlots(80, 8), .threads = 3});
+  EXPECT_EQ(one->placement.layers, three->placement.layers);
+}
+
+TEST(Planner, PlanningAgainFromItsPlanChangesNothing) {
+  const std::vector<LoadMatrix> loads = Loads(2, 64, 3, 2);
+  const auto first = PlanPlacement(loads, {.slots = EqualSlots(80, 8)});
+  const auto again =
+      PlanPlacement(loads, {.slots = EqualSlots(80, 8), .current = &first->placement, .max_moves = 100});
+  EXPECT_EQ(first->placement.layers, again->placement.layers);
+}
+
+TEST(Planner, MovesStayWithinTheirBudgetAndMoreOfThemBalanceBetter) {
+  const std::vector<LoadMatrix> loads = Loads(1, 64, 1, 3);
+  const Placement start{64, {InOrder(64, 8)}};
+  double last = 1e9;
+  for (const int budget : {0, 2, 4, 8, 16, 64}) {
+    const auto plan =
+        PlanPlacement(loads, {.slots = std::vector<int>(8, 9), .current = &start, .max_moves = budget});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    int moved = 0;
+    for (int rank = 0; rank < 8; ++rank) {
+      for (const int expert : plan->placement.layers[0][rank])
+        moved += std::count(start.layers[0][rank].begin(), start.layers[0][rank].end(), expert) == 0;
+    }
+    EXPECT_LE(moved, budget);
+    const double imbalance = MeanImbalance(plan->placement, loads[0]);
+    EXPECT_LE(imbalance, last + 1e-6);
+    last = imbalance;
+  }
+  EXPECT_LT(last, 1.1);
+}
+
+TEST(Planner, EmptySlotsOfThePlacementInUseGetReplicas) {
+  const std::vector<LoadMatrix> loads = Loads(2, 64, 3, 3);
+  const Placement start{64, {InOrder(64, 8), InOrder(64, 8)}};
+  const auto moved = PlanPlacement(loads, {.slots = std::vector<int>(8, 8), .current = &start});
+  const auto added = PlanPlacement(loads, {.slots = std::vector<int>(8, 10), .current = &start});
+  ASSERT_TRUE(added.ok()) << added.status();
+  EXPECT_TRUE(CheckPlacement(added->placement, "plan", /*distinct=*/true).ok());
+  EXPECT_GT(added->placement.replicas(0), 64);
+  double worst_moved = 0, worst_added = 0;
+  for (const LoadMatrix& load : loads) {
+    worst_moved = std::max(worst_moved, MeanImbalance(moved->placement, load));
+    worst_added = std::max(worst_added, MeanImbalance(added->placement, load));
+  }
+  EXPECT_LT(worst_added, worst_moved);
+}
+
+TEST(Planner, HalfOfUniformRedundancyIsEnoughWhereItIsSpentUnevenly) {
+  const std::vector<LoadMatrix> loads = Loads(12, 256, 1, 6);
+  const Placement uniform = FromEplb(*PlanEplb(loads[0], {.replicas = 288, .gpus = 32}), 32);
+  const int budget = 12 * 32 / 2;
+  const auto uneven = PlanPlacement(loads, {.slots = EqualSlots(256, 32), .extra_replicas = budget});
+  int replicas = 0;
+  for (int layer = 0; layer < 12; ++layer) replicas += uneven->placement.replicas(layer);
+  EXPECT_LE(replicas, 12 * 256 + budget);
+  EXPECT_LE(MeanImbalance(uneven->placement, loads[0]), MeanImbalance(uniform, loads[0]));
+}
+
+TEST(Planner, AHighWeightOfTrafficKeepsExpertsOnTheNodeOfTheirGroup) {
+  const std::vector<LoadMatrix> loads = Loads(2, 64, 3, 8);
+  const auto plan =
+      PlanPlacement(loads, {.slots = EqualSlots(80, 16), .traffic_weight = 1e12, .nodes = 4, .groups = 8});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const LayerPlacement& layer : plan->placement.layers) {
+    std::vector<int> node_of_group(8, -1);
+    for (int rank = 0; rank < 16; ++rank) {
+      for (const int expert : layer[rank]) {
+        int& node = node_of_group[expert / 8];
+        if (node < 0) node = rank / 4;
+        EXPECT_EQ(node, rank / 4) << expert;
+      }
+    }
+  }
+  EXPECT_EQ(
+      PlanPlacement(loads, {.slots = EqualSlots(64, 6), .traffic_weight = 1, .nodes = 4}).status().message(),
+      "nodes must divide the 6 ranks, found 4");
+  EXPECT_EQ(PlanPlacement(loads, {.slots = EqualSlots(64, 8), .traffic_weight = 1, .nodes = 4, .groups = 2})
+                .status()
+                .message(),
+            "nodes must divide the 2 groups, found 4");
+}
+
+TEST(Planner, ALayerWithoutTokensGetsACompletePlacement) {
+  LoadMatrix load{2, 4, {1, 2, 3, 4, 0, 0, 0, 0}};
+  const auto plan = PlanPlacement(std::vector<LoadMatrix>{load}, {.slots = EqualSlots(6, 2)});
+  EXPECT_TRUE(CheckPlacement(plan->placement, "plan", true).ok());
+}
+
+TEST(Planner, LoadsFollowTheSpeedsOfRanks) {
+  const std::vector<LoadMatrix> loads = Loads(4, 256, 1, 4);
+  std::vector<double> speeds(16, 1.0);
+  std::fill(speeds.begin() + 8, speeds.end(), 0.4);
+  const auto plan = PlanPlacement(loads, {.slots = EqualSlots(288, 16), .speeds = speeds});
+  for (int layer = 0; layer < 4; ++layer)
+    EXPECT_LT(SplitImbalance(plan->placement.layers[layer], loads[0].layer(layer), speeds), 1.02);
+}
+
+TEST(Planner, AStopKeepsAValidPlan) {
+  PlannerOptions options{.slots = EqualSlots(288, 32)};
+  options.stop = [] { return true; };
+  const auto plan = PlanPlacement(Loads(8, 256, 4, 1), options);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_TRUE(plan->interrupted);
+  EXPECT_TRUE(CheckPlacement(plan->placement, "plan", true).ok());
+}
+
+TEST(Planner, RefusesImpossibleInputs) {
+  const std::vector<LoadMatrix> loads = Loads(1, 64, 1, 1);
+  EXPECT_EQ(PlanPlacement(loads, {.slots = EqualSlots(60, 4)}).status().message(),
+            "slots of all ranks must hold 64 experts, found 60");
+  EXPECT_FALSE(PlanPlacement({}, {.slots = EqualSlots(64, 4)}).ok());
+  EXPECT_FALSE(PlanPlacement(loads, {.slots = EqualSlots(64, 4), .speeds = {1, 2}}).ok());
+}
+
+}  // namespace
+}  // namespace moesaic::parallel

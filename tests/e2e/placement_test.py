@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Tests `moesaic placement`: EPLB's arrays, comparisons, formats of other engines, moves, traffic between nodes, broken
+files and Ctrl-C."""
+import ast
+import gzip
+import json
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree
+import zipfile
+
+from moesaic_cli import BINARY, ROOT, limit, run, wait_until_caught
+
+PATTERNS = ROOT.parent / "shared" / "data" / "placement" / "omni"
+
+
+def npy(rows, code="q", dtype="<i8"):
+    """A .npy file of [layers, experts]."""
+    header = str({"descr": dtype, "fortran_order": False, "shape": (len(rows), len(rows[0]))}).encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    values = [value for row in rows for value in row]
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + struct.pack(f"<{len(values)}{code}", *values)
+
+
+def read_npy(data):
+    """Returns (shape, values) of int64 or int32 arrays."""
+    size = struct.unpack_from("<H", data, 8)[0]
+    header = ast.literal_eval(data[10:10 + size].decode())
+    code = {"<i8": "q", "<i4": "i"}[header["descr"]]
+    body = data[10 + size:]
+    return header["shape"], list(struct.unpack(f"<{len(body) // struct.calcsize(code)}{code}", body))
+
+
+class Placement(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-placement-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def loads(self, *flags):
+        run("placement", "generate", "--out", self.folder / "loads", "--layers", "4", *flags)
+        return sorted((self.folder / "loads").glob("*.npy"))
+
+    def test_eplb_gives_the_arrays_of_its_readme(self):
+        load = self.folder / "load.npy"
+        load.write_bytes(npy([[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
+                              [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]]))
+        out = self.folder / "plan.npz"
+        run("placement", "plan", load, "--algorithm", "eplb", "--replicas", "16", "--groups", "4", "--nodes", "2",
+            "--gpus", "8", "--out", out)
+        with zipfile.ZipFile(out) as archive:
+            self.assertIsNone(archive.testzip())
+            arrays = {name.removesuffix(".npy"): read_npy(archive.read(name)) for name in archive.namelist()}
+        self.assertEqual(arrays["phy2log"], ((2, 16), [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1,
+                                                       7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1]))
+        shape, counts = arrays["logcnt"]
+        self.assertEqual((shape, sum(counts)), ((2, 12), 32))
+        (layers, experts, copies), slots = arrays["log2phy"]
+        phy2log = arrays["phy2log"][1]
+        for expert in range(layers * experts):
+            row = slots[expert * copies:(expert + 1) * copies]
+            used = row[:counts[expert]]
+            self.assertEqual(row[counts[expert]:], [-1] * (copies - counts[expert]))
+            for slot in used:
+                self.assertEqual(phy2log[expert // experts * 16 + slot], expert % experts)
+
+    def test_compare_prints_all_policies_and_ours_is_best(self):
+        words = ("placement", "compare", *self.loads(), "--ranks", "32", "--slots", "288", "--leave-one-out", "--json")
+        policies = json.loads(run(*words).stdout)["policies"]
+        for name in ("default", "eplb", "omni", "flashlb", "swift", "lplb", "moesaic"):
+            self.assertLessEqual(policies[name]["mean"], policies[name]["worst"])
+        self.assertEqual(min(policies, key=lambda name: policies[name]["mean"]), "moesaic")
+        split = json.loads(run(*words, "--split").stdout)["policies"]
+        self.assertEqual(split["eplb"], policies["eplb"])
+        self.assertLess(split["eplb+split"]["mean"], split["eplb"]["mean"])
+        self.assertLess(split["moesaic"]["mean"], policies["moesaic"]["mean"])
+        moved = json.loads(run(*words, "--moves", "0.3").stdout)["policies"]["moesaic"]
+        self.assertLessEqual(moved["mean"], split["moesaic"]["mean"])
+        self.assertLessEqual(moved["moves_per_rank"], 0.3)
+
+    def test_a_plan_goes_to_every_format_and_back(self):
+        load = self.loads()[0]
+        plan = self.folder / "plan.json"
+        page = self.folder / "plan.html"
+        printed = run("placement", "plan", load, "--ranks", "16", "--slots", "288", "--out", plan, "--html", page).stdout
+        self.assertIn("0 repeated on their rank", printed)
+        self.assertIn("</html>", page.read_text())
+        for svg in page.read_text().split("<svg")[1:]:
+            xml.etree.ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+        expected = run("placement", "evaluate", load, "--plan", plan).stdout
+        for name, form in (("a.npz", "eplb"), ("b.json", "sglang"), ("c.npy", "omni"),
+                           ("d.yaml", "tensorrt-llm")):
+            run("placement", "convert", plan, "--out", self.folder / name, "--format", form)
+            again = run("placement", "evaluate", load, "--plan", self.folder / name, "--ranks", "16").stdout
+            self.assertEqual(again, expected)
+        sglang = json.loads((self.folder / "b.json").read_text())["physical_to_logical_map"]
+        self.assertEqual([len(row) for row in sglang], [288] * 4)
+        run("placement", "convert", plan, "--out", self.folder / "e.yaml", "--first-layer", "3")
+        self.assertTrue((self.folder / "e.yaml").read_text().startswith(
+            "num_slots: 288\ninitial_global_assignments:\n  3: ["))
+
+    @unittest.skipUnless(PATTERNS.is_dir(), "needs ../shared/data/placement")
+    def test_patterns_of_omniplacement_are_read(self):
+        run("placement", "generate", "--out", self.folder / "loads", "--workloads", "1")
+        load = self.folder / "loads" / "synthetic-0.npy"
+        info = {"_8_ranks": (8, 33), "16_ranks_epmaxdeploy": (16, 17), "16_ranks_prefill": (16, 16), "32_dies": (32, 9),
+                "64_dies": (64, 5)}
+        for path in PATTERNS.glob("*.npy.gz"):
+            ranks, slots = next(value for key, value in info.items() if key in path.name)
+            pattern = self.folder / "pattern.npy"
+            pattern.write_bytes(gzip.decompress(path.read_bytes()))
+            printed = json.loads(run("placement", "evaluate", load, "--plan", pattern, "--json").stdout)
+            self.assertEqual((printed["ranks"], printed["max_slots"], printed["repeated_replicas"]), (ranks, slots, 0))
+
+    def test_dense_layers_of_sglang_do_not_change_the_measures(self):
+        rows = [[(7 * e * e) % 101 + 1 for e in range(32)] for _ in range(2)]
+        results = []
+        for dense in (0, 3):
+            load = self.folder / f"{dense}.json"
+            load.write_text(json.dumps({"logical_count": [[0] * 32] * dense + rows}))
+            compared = json.loads(run("placement", "compare", load, "--ranks", "8", "--slots", "36", "--json").stdout)
+            self.assertEqual(list(compared["refused"]), ["eplb"])  # 36 slots on 8 ranks
+            explained = json.loads(run("placement", "explain", load, "--json").stdout)[0]
+            results.append((compared["policies"], explained["max_over_mean"], explained["sigma"]))
+        self.assertEqual(*results)
+
+    def test_the_moves_from_the_placement_in_use_are_counted(self):
+        first, second = self.loads()[:2]
+        current, following = self.folder / "current.json", self.folder / "next.json"
+        size = ("--ranks", "16", "--slots", "288")
+        run("placement", "plan", first, *size, "--out", current)
+        planned = json.loads(run("placement", "plan", second, *size, "--current", current, "--max-moves", "6", "--out",
+                                 following, "--json").stdout)
+        before, after = (json.loads(path.read_text())["layers"] for path in (current, following))
+        moves = [sum(len(set(new) - set(old)) for old, new in zip(*layers)) for layers in zip(before, after)]
+        self.assertEqual(planned["migration"]["experts"], sum(moves))
+        self.assertEqual(planned["migration"]["most_experts_of_a_layer"], max(moves))
+        self.assertLessEqual(max(moves), 6)
+        self.assertLessEqual(planned["migration"]["rounds"], sum(moves))
+        for old, new in zip(sum(before, []), sum(after, [])):  # experts that stay keep their slots
+            self.assertTrue(all(a == b or a not in new for a, b in zip(old, new)))
+        words = ("placement", "evaluate", second, "--plan", following, "--current", current, "--json")
+        self.assertEqual(json.loads(run(*words).stdout)["migration"], planned["migration"])
+
+    def test_a_front_trades_balance_for_traffic(self):
+        load, page, plan = self.loads("--workloads", "1")[0], self.folder / "front.html", self.folder / "plan.json"
+        nodes = ("--ranks", "32", "--slots", "288", "--nodes", "4", "--groups", "8", "--top-groups", "4")
+        points = json.loads(run("placement", "front", load, *nodes, "--html", page, "--json").stdout)
+        self.assertIn("</html>", page.read_text())
+        ours = [point for point in points if point["policy"] == "moesaic"]
+        self.assertLess(ours[-1]["remote_nodes"], 0.95 * ours[0]["remote_nodes"])
+        self.assertTrue(all(point["dominated"] for point in points if point["policy"] != "moesaic"))
+        chosen = ours[len(ours) // 2]
+        run("placement", "plan", load, *nodes, "--top-k", "8", "--traffic-weight", str(chosen["traffic_weight"]), "--out",
+            plan)
+        measured = json.loads(run("placement", "evaluate", load, "--plan", plan, *nodes[4:], "--top-k", "8",
+                                  "--json").stdout)["loads"][0]
+        self.assertAlmostEqual(measured["remote_nodes"], chosen["remote_nodes"], 9)
+        self.assertAlmostEqual(measured["mean"], chosen["mean"], 9)
+
+    def test_explain_finds_the_skew_of_generated_loads(self):
+        for skew, fits in (("log-normal", "log-normal"), ("power-law", "power law")):
+            loads = self.loads("--skew", skew, "--drift", "independent", "--spread", "0.8")
+            for entry in json.loads(run("placement", "explain", *loads, "--json").stdout):
+                self.assertEqual(entry["fits"], fits)
+
+    def test_broken_files_and_sizes_end_in_an_error(self):
+        good, bad = self.folder / "good.npy", self.folder / "bad"
+        good.write_bytes(npy([[1, 2, 3, 4]]))
+        for content in (b"", b"{", b"\x93NUMPY", npy([[1, -2]]), npy([[float("nan")] * 2], "d", "<f8"),
+                        good.read_bytes()[:-1], b'{"logical_count": 3}', b'{"logical_count": [[1], [2, 3]]}'):
+            bad.write_bytes(content)
+            result = run("placement", "plan", bad, "--ranks", "1", code=1)
+            self.assertRegex(result.stderr, r"^moesaic placement: .+")
+        self.assertIn("must be a file, found a folder",
+                      run("placement", "convert", self.folder, "--out", "x.json", code=1).stderr)
+        result = run("placement", "plan", good, "--ranks", "3", "--slots", "4", "--out", self.folder / "x.npz", code=1)
+        self.assertIn("this format needs equally many slots", result.stderr)
+        for words in (("plan", good), ("front", good, "--ranks", "2"), ("plan", good, "--ranks", "2", "--moves", "1"), ("compare", good), ("plan",),
+                      ("evaluate", good), ("plan", good, "--ranks", "2", "--max-moves", "1")):
+            run("placement", *words, code=2)
+        result = run("placement", "plan", good, "--ranks", "2", "--slots", "3", code=1)
+        self.assertIn("slots of all ranks must hold 4 experts, found 3", result.stderr)
+
+    def test_ctrl_c_keeps_a_complete_plan(self):
+        run("placement", "generate", "--out", self.folder / "loads", "--experts", "1024", "--workloads", "6")
+        out = self.folder / "plan.json"
+        process = subprocess.Popen([BINARY, "placement", "plan", *sorted((self.folder / "loads").glob("*.npy")),
+                                    "--ranks", "64", "--slots", "1280", "--threads", "1", "--out", out],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_until_caught(process)
+        time.sleep(0.3)  # some layers are done
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=limit())
+        self.assertEqual(process.returncode, 130, errors)
+        plan = json.loads(out.read_text())
+        self.assertEqual(len(plan["layers"]), 58)
+        for layer in plan["layers"]:
+            self.assertEqual({expert for rank in layer for expert in rank}, set(range(1024)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -11,6 +11,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_writer.h"
+#include "kernels/kernel_table.h"
 #include "quantizer/gptq/gptq.h"
 
 namespace moesaic::quantizer {

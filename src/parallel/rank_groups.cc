@@ -1,5 +1,7 @@
 #include "parallel/rank_groups.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -52,7 +54,11 @@ void RankGroups::Sum(std::span<float> values) {
   if (tensor_ == nullptr || !failure_.ok() || values.empty()) return;
   const double begin = job_.Now();
   const std::span<std::byte> bytes = std::as_writable_bytes(values);
-  Keep(tensor_->AllReduce(bytes, bytes, tensor::DType::kF32));
+  const Status summed = tensor_->AllReduce(bytes, bytes, tensor::DType::kF32);
+  if (!summed.ok()) {  // it names members of the group
+    Keep(Annotate(summed, fmt::format("sum over the job's ranks {}, which are numbered from 0 here",
+                                      fmt::join(tensor_ranks_->ranks(), ", "))));
+  }
   traffic_.summed_bytes += std::ssize(bytes);
   traffic_.seconds += job_.Now() - begin;
 }

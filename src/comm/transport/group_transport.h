@@ -27,7 +27,9 @@ class GroupTransport : public Transport {
   void Progress() override { job_.Progress(); }
   bool Test(TransferId id, Status* result) override { return job_.Test(id, result); }
   void Cancel(TransferId id) override { job_.Cancel(id); }
+  size_t EagerBytes() const override { return job_.EagerBytes(); }
   bool failed(int peer) const override { return job_.failed(ranks_[peer]); }
+  double SilentSeconds(int peer) const override { return job_.SilentSeconds(ranks_[peer]); }
   double Now() const override { return job_.Now(); }
   void Idle() override { job_.Idle(); }
 

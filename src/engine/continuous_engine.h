@@ -1,0 +1,94 @@
+// The engine of one model and one executor: continuous batching over the blocks of one KV cache.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "cache/kv_store.h"
+#include "cache/kv_tiers.h"
+#include "cache/radix_tree.h"
+#include "engine/engine.h"
+#include "engine/executor.h"
+#include "engine/model_drafter.h"
+#include "engine/row_tasks.h"
+#include "engine/scheduler.h"
+#include "engine/speculation.h"
+
+namespace moesaic::engine {
+
+/// The cache of an engine: block numbers, the radix tree, tiers and the store of this rank.
+struct KvCache {
+  std::unique_ptr<cache::BlockPool> pool;
+  std::unique_ptr<cache::KvStore> store;  // the disk tier writes to it until it is destroyed
+  std::unique_ptr<cache::RadixTree> tree;
+  std::unique_ptr<cache::KvTiers> tiers;
+};
+
+/// One thread, like Engine.
+class ContinuousEngine : public Engine {
+ public:
+  /// `threads` is borrowed. `options` are resolved.
+  ContinuousEngine(const models::ModelInfo& info, runtime::ThreadPool& threads, KvCache kv,
+                   std::unique_ptr<Executor> executor, std::unique_ptr<ModelDrafter> drafter,
+                   const EngineOptions& options, int max_context);
+
+  void BindCaller() override { executor_->BindCaller(); }
+  Status Check(const Request& request) const override;
+  StatusOr<RequestId> Add(Request request) override;
+  void Cancel(RequestId id) override;
+  Status Step(std::vector<TokenEvent>* events) override;
+  void ClearCache() override;
+  bool saving() const override {
+    return std::ranges::any_of(kv_.tiers->all(), [](const cache::KvTier* tier) { return tier->saving(); });
+  }
+  void SaveCache(const std::function<bool()>& stop) override;
+  bool idle() const override { return scheduler_.empty() && ended_.empty(); }
+  EngineStats stats() const override;
+  const models::ModelInfo& model() const override { return info_; }
+  int max_context() const override { return max_context_; }
+  const SpeculativeOptions& speculative() const override { return options_.speculative; }
+  const SparsityOptions& sparsity() const override { return options_.sparsity; }
+  Status Score(std::span<const int32_t> ids,
+               const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink,
+               models::RouteTap* routes) override;
+
+ private:
+  int pool_tokens() const { return kv_.pool->total_blocks() * tensor::kKvBlockTokens; }
+  Status CheckIds(std::span<const int32_t> ids) const;
+  Status ApplyOps(cache::KvOps ops);
+  Status MoveBlocks();
+  void WaitForTiers();
+  void TakeResult(const StepResult& result);
+  Status TakeOutcome();
+  void SetSparsity(Sequence& sequence);
+  void End(RequestId id, FinishReason reason);
+  void ReportEnds(std::vector<TokenEvent>* events);
+  StatusOr<StepResult> RunModel(const StepPlan& plan, StepBatch batch);
+  void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
+  static void Accept(std::span<RowTask> tasks);
+  void CountAdmissions(const StepPlan& plan);
+  void CountPrompts(const StepPlan& plan);
+  void ReportFirst(Sequence& sequence, TokenEvent& event) const;
+  void Emit(RowTask& task, std::vector<TokenEvent>* events);
+  void EmitPromptOnly(std::vector<TokenEvent>* events);
+  void CountTime(const StepPlan& plan, double seconds);
+
+  const models::ModelInfo info_;
+  KvCache kv_;
+  EngineOptions options_;
+  const int max_context_;
+  const int scored_rows_;
+  Scheduler scheduler_;
+  const std::unique_ptr<Executor> executor_;
+  RowTasks rows_;
+  std::unique_ptr<Speculation> speculation_;  // or null
+  std::vector<TokenEvent> ended_;             // ends that the next Step reports
+  RequestId last_id_ = 0;
+  int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
+  EngineStats stats_;
+};
+
+}  // namespace moesaic::engine

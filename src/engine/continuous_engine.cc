@@ -126,12 +126,6 @@ void ContinuousEngine::End(RequestId id, FinishReason reason) {
   end.finish = reason;
 }
 
-void ContinuousEngine::ReportEnds(std::vector<TokenEvent>* events) {
-  for (const RequestId id : scheduler_.PastDeadline(Clock::now())) End(id, FinishReason::kDeadline);
-  std::move(ended_.begin(), ended_.end(), std::back_inserter(*events));
-  ended_.clear();
-}
-
 void ContinuousEngine::ClearCache() {
   scheduler_.ClearTree();
   for (cache::KvTier* tier : kv_.tiers->all()) tier->Clear();
@@ -183,36 +177,68 @@ Status ContinuousEngine::TakeOutcome() {
 }
 
 Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
-  ReportEnds(events);
-  RETURN_IF_ERROR(MoveBlocks());
-  if (scheduler_.empty()) return OkStatus();
+  Begin();
+  return Finish(events);
+}
+
+void ContinuousEngine::Begin() {
+  for (const RequestId id : scheduler_.PastDeadline(Clock::now())) End(id, FinishReason::kDeadline);
+  step_.status = MoveBlocks();
+  if (!step_.status.ok() || scheduler_.empty()) return;
   rows_.CancelOverdue();
-  const Clock::time_point start = Clock::now();
+  step_.begin = Clock::now();
   if (speculation_ != nullptr) speculation_->Draft(scheduler_.running(), options_.max_batch_tokens);
-  const Clock::time_point drafted = Clock::now();
-  StepPlan plan = scheduler_.Plan();
+  step_.drafted = Clock::now();
+  StepPlan& plan = step_.plan;
+  StepBatch& batch = step_.batch;
+  plan = scheduler_.Plan();
   if (speculation_ != nullptr) speculation_->Planned(plan);
-  StepBatch batch = scheduler_.Commit(plan);
+  batch = scheduler_.Commit(plan);
   if (speculation_ != nullptr) speculation_->Committed(plan, &batch.ops_before);
-  const bool masks_are_late = std::ranges::any_of(
-      scheduler_.running(), [](const auto& sequence) { return sequence->waits_for_mask(); });
-  if (plan.chunks.empty()) {
-    ASSIGN_OR_RETURN(const StepResult moved, executor_->Run(batch));
-    TakeResult(moved);
-    if (masks_are_late) {
-      rows_.WaitForAnyMask();
-      return OkStatus();
-    }
-    // Nothing runs, since the front always advances: all sequences wait for their blocks.
-    MOESAIC_CHECK(scheduler_.running().empty() && (scheduler_.fetching() || !plan.fetches.empty()));
-    const bool filled =
-        std::ranges::any_of(plan.fetches, [](const StepPlan::Fetch& fetch) { return fetch.hit.exclusive; });
-    if (!filled && scheduler_.fetching()) WaitForTiers();
+  step_.masks_are_late = std::ranges::any_of(scheduler_.running(),
+                                             [](const auto& sequence) { return sequence->waits_for_mask(); });
+  if (!plan.chunks.empty()) {
+    CountAdmissions(plan);
+    rows_.StartMasks(plan);
+    step_.embeds = std::ranges::any_of(plan.chunks, [](const StepPlan::ScheduledChunk& chunk) {
+      return chunk.sequence->request.want_embedding;
+    });
+    batch.want_hidden = step_.embeds || (speculation_ != nullptr && speculation_->wants_hidden());
+  }
+  step_.started = true;
+  executor_->Start(batch);
+}
+
+Status ContinuousEngine::Finish(std::vector<TokenEvent>* events) {
+  std::move(ended_.begin(), ended_.end(), std::back_inserter(*events));
+  ended_.clear();
+  Status status = std::move(step_.status);
+  if (step_.started) status = step_.plan.chunks.empty() ? FinishMoves() : FinishRows(events);
+  step_ = {};  // its plan pins blocks
+  return status;
+}
+
+// Ends a step without rows.
+Status ContinuousEngine::FinishMoves() {
+  ASSIGN_OR_RETURN(const StepResult moved, executor_->Finish());
+  TakeResult(moved);
+  if (step_.masks_are_late) {
+    rows_.WaitForAnyMask();
     return OkStatus();
   }
-  CountAdmissions(plan);
-  rows_.StartMasks(plan);
-  const StatusOr<StepResult> result = RunModel(plan, std::move(batch));
+  // Nothing runs, since the front always advances: all sequences wait for their blocks.
+  const std::vector<StepPlan::Fetch>& fetches = step_.plan.fetches;
+  MOESAIC_CHECK(scheduler_.running().empty() && (scheduler_.fetching() || !fetches.empty()));
+  const bool filled =
+      std::ranges::any_of(fetches, [](const StepPlan::Fetch& fetch) { return fetch.hit.exclusive; });
+  if (!filled && scheduler_.fetching()) WaitForTiers();
+  return OkStatus();
+}
+
+Status ContinuousEngine::FinishRows(std::vector<TokenEvent>* events) {
+  StepPlan& plan = step_.plan;
+  const StatusOr<StepResult> result = executor_->Finish();
+  if (result.ok() && step_.embeds && result->kv.damaged_block < 0) KeepHidden(plan, result->hidden);
   rows_.CollectMasks(plan);
   if (!result.ok()) {
     RETURN_IF_ERROR(TakeOutcome());
@@ -226,9 +252,9 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   ASSIGN_OR_RETURN(std::vector<RowTask> tasks, rows_.Run(plan, *result, *executor_));
   Accept(tasks);
   const Clock::time_point end = Clock::now();
-  CountTime(plan, std::chrono::duration<double>(end - start).count());
+  CountTime(plan, std::chrono::duration<double>(end - step_.begin).count());
   if (speculation_ != nullptr) {
-    speculation_->Computed(plan, result->hidden, std::chrono::duration<double>(end - drafted).count());
+    speculation_->Computed(plan, result->hidden, std::chrono::duration<double>(end - step_.drafted).count());
   }
   scheduler_.Advance(plan);
   CountPrompts(plan);
@@ -261,16 +287,6 @@ void ContinuousEngine::CountAdmissions(const StepPlan& plan) {
     stats_.cache_queries += sequence.prompt_size();
     stats_.cache_hits += sequence.cached_tokens;
   }
-}
-
-StatusOr<StepResult> ContinuousEngine::RunModel(const StepPlan& plan, StepBatch batch) {
-  const bool embeds = std::ranges::any_of(plan.chunks, [](const StepPlan::ScheduledChunk& chunk) {
-    return chunk.sequence->request.want_embedding;
-  });
-  batch.want_hidden = embeds || (speculation_ != nullptr && speculation_->wants_hidden());
-  ASSIGN_OR_RETURN(StepResult result, executor_->Run(batch));
-  if (embeds && result.kv.damaged_block < 0) KeepHidden(plan, result.hidden);
-  return result;
 }
 
 void ContinuousEngine::KeepHidden(const StepPlan& plan, std::span<const float> hidden) {

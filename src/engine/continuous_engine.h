@@ -40,6 +40,11 @@ class ContinuousEngine : public Engine {
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
+  /// Plans a step, commits the plan and starts its batch. Only Finish() may follow. If no work is left, or if
+  /// moving blocks fails, nothing is started.
+  void Begin();
+  /// Ends the step like Step().
+  Status Finish(std::vector<TokenEvent>* events);
   void ClearCache() override;
   bool saving() const override {
     return std::ranges::any_of(kv_.tiers->all(), [](const cache::KvTier* tier) { return tier->saving(); });
@@ -56,6 +61,16 @@ class ContinuousEngine : public Engine {
                models::RouteTap* routes) override;
 
  private:
+  // The step between Begin and Finish.
+  struct StepState {
+    Status status = OkStatus();  // error before the batch started
+    bool started = false;
+    StepPlan plan = {};
+    StepBatch batch = {};
+    Clock::time_point begin = {}, drafted = {};
+    bool masks_are_late = false;
+    bool embeds = false;  // a request wants its prompt's last hidden state
+  };
   int pool_tokens() const { return kv_.pool->total_blocks() * tensor::kKvBlockTokens; }
   Status CheckIds(std::span<const int32_t> ids) const;
   Status ApplyOps(cache::KvOps ops);
@@ -65,8 +80,8 @@ class ContinuousEngine : public Engine {
   Status TakeOutcome();
   void SetSparsity(Sequence& sequence);
   void End(RequestId id, FinishReason reason);
-  void ReportEnds(std::vector<TokenEvent>* events);
-  StatusOr<StepResult> RunModel(const StepPlan& plan, StepBatch batch);
+  Status FinishMoves();
+  Status FinishRows(std::vector<TokenEvent>* events);
   void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
   static void Accept(std::span<RowTask> tasks);
   void CountAdmissions(const StepPlan& plan);
@@ -87,6 +102,7 @@ class ContinuousEngine : public Engine {
   std::unique_ptr<Speculation> speculation_;  // or null
   std::vector<TokenEvent> ended_;             // ends that the next Step reports
   RequestId last_id_ = 0;
+  StepState step_;
   int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
   EngineStats stats_;
 };

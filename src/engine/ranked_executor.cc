@@ -115,14 +115,21 @@ Status RankedExecutor::Fail(Status status) {
   return failure_;
 }
 
-StatusOr<StepResult> RankedExecutor::Run(const StepBatch& batch) {
+// The ranks wait for a command here, so that the sends end soon.
+void RankedExecutor::Start(const StepBatch& batch) {
+  started_ = &batch;
+  if (!failure_.ok()) return;
+  Status sent = Command(RankCommand::kBatch, Serialize(batch));
+  if (!sent.ok()) Fail(std::move(sent)).IgnoreError();
+}
+
+StatusOr<StepResult> RankedExecutor::Finish() {
   RETURN_IF_ERROR(failure_);
-  StatusOr<StepResult> result = RunOnAll(batch);
+  StatusOr<StepResult> result = FinishOnAll(*started_);
   return result.ok() ? std::move(result) : Fail(result.status());
 }
 
-StatusOr<StepResult> RankedExecutor::RunOnAll(const StepBatch& batch) {
-  RETURN_IF_ERROR(Command(RankCommand::kBatch, Serialize(batch)));
+StatusOr<StepResult> RankedExecutor::FinishOnAll(const StepBatch& batch) {
   ASSIGN_OR_RETURN(StepResult result, local_->Run(batch));
   const int64_t rows = LogitRows(batch);
   const bool summarized = batch.candidates > 0;

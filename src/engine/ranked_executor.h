@@ -29,7 +29,7 @@ struct RankSetup {
   int first_sparse_layer = 0;
 };
 
-/// Of the driver. After a rank fails, every later Run returns the same error.
+/// Of the driver. After a rank fails, every later Finish returns the same error.
 class RankedExecutor : public Executor {
  public:
   /// Has the other ranks create their caches, and waits for them. `local` runs the driver's part. All are
@@ -42,7 +42,8 @@ class RankedExecutor : public Executor {
   /// Ends the other ranks' RunRank().
   ~RankedExecutor() override;
 
-  StatusOr<StepResult> Run(const StepBatch& batch) override;
+  void Start(const StepBatch& batch) override;
+  StatusOr<StepResult> Finish() override;
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   void BindCaller() override { local_->BindCaller(); }
 
@@ -59,7 +60,7 @@ class RankedExecutor : public Executor {
                  double time_limit_s);
   Status SetUp(const RankSetup& setup);
   Status Command(RankCommand command, std::string_view body);
-  StatusOr<StepResult> RunOnAll(const StepBatch& batch);
+  StatusOr<StepResult> FinishOnAll(const StepBatch& batch);
   Status Collect(const Peer& peer, const StepBatch& batch, StepResult* result);
   StatusOr<std::span<const float>> FetchFromAll(std::span<const int32_t> rows);
   Status Fail(Status status);
@@ -72,6 +73,7 @@ class RankedExecutor : public Executor {
   const parallel::Layout layout_;
   const double time_limit_s_;
   std::vector<Peer> peers_;
+  const StepBatch* started_ = nullptr;
   std::vector<float> logits_, part_, hidden_;
   std::vector<SliceSummaries> slices_;    // of the ranks that have part of the head
   std::vector<parallel::Range> columns_;  // of slices_

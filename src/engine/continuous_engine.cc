@@ -20,6 +20,9 @@ namespace {
 // vocabulary.
 constexpr int64_t kScoredLogitsBytes = 128 << 20;
 
+// Requests often allow far more output than they get, so that the limit alone says little about the work.
+constexpr int kExpectedOutputs = 256;
+
 // Names the state that executors keep for scored rows; no request has it.
 constexpr RequestId kScoredSequence = ~RequestId{0};
 
@@ -91,22 +94,44 @@ Status ContinuousEngine::Check(const Request& request) const {
 }
 
 StatusOr<RequestId> ContinuousEngine::Add(Request request) {
+  const RequestId id = last_id_ + 1;
+  RETURN_IF_ERROR(AddAs(id, std::move(request)));
+  return id;
+}
+
+Status ContinuousEngine::AddAs(RequestId id, Request request) {
   RETURN_IF_ERROR(Check(request));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   auto sequence = std::make_unique<Sequence>();
-  sequence->id = ++last_id_;
+  sequence->id = last_id_ = id;
   sequence->times.queued = Clock::now();
   sequence->tokens = request.prompt;
   sequence->limit = static_cast<int>(
       std::min({prompt + request.sampling.max_tokens, int64_t{max_context_}, int64_t{pool_tokens()}}));
-  const auto own = Philox({static_cast<uint32_t>(last_id_), static_cast<uint32_t>(last_id_ >> 32), 1, 0},
+  const auto own = Philox({static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32), 1, 0},
                           {static_cast<uint32_t>(options_.seed), static_cast<uint32_t>(options_.seed >> 32)});
   sequence->seed = request.sampling.seed.value_or(static_cast<uint64_t>(own[0]) << 32 | own[1]);
   if (HasPenalties(request.sampling)) sequence->history.AddPrompt(request.prompt);
   sequence->request = std::move(request);
   SetSparsity(*sequence);
   scheduler_.Add(std::move(sequence));
-  return last_id_;
+  return OkStatus();
+}
+
+int64_t ContinuousEngine::CachedTokens(const Request& request) const {
+  if (!options_.prefix_cache) return 0;
+  const RequestSparsity sparsity = request.sparsity.value_or(options_.sparsity.defaults);
+  return kv_.tree->CountCached(NamespaceOf(request.cache_namespace, sparsity), request.prompt);
+}
+
+int64_t ContinuousEngine::PendingTokens() const {
+  int64_t tokens = 0;
+  for (const auto* sequences : {&scheduler_.waiting(), &scheduler_.running()}) {
+    for (const auto& sequence : *sequences) {
+      tokens += sequence->remaining() + std::min(sequence->limit - sequence->size(), kExpectedOutputs);
+    }
+  }
+  return tokens;
 }
 
 void ContinuousEngine::SetSparsity(Sequence& sequence) {

@@ -21,10 +21,17 @@ namespace moesaic::engine {
 
 /// The cache of an engine: block numbers, the radix tree, tiers and the store of this rank.
 struct KvCache {
+  cache::KvStoreOptions sizes;  // of the stores of all ranks
   std::unique_ptr<cache::BlockPool> pool;
-  std::unique_ptr<cache::KvStore> store;  // the disk tier writes to it until it is destroyed
+  // The disk tier writes to it until it is destroyed. Null: all ranks are remote.
+  std::unique_ptr<cache::KvStore> store;
   std::unique_ptr<cache::RadixTree> tree;
   std::unique_ptr<cache::KvTiers> tiers;
+};
+
+/// Time of an engine's steps so far.
+struct StepSeconds {
+  double prefill = 0, decode = 0;
 };
 
 /// One thread, like Engine.
@@ -38,6 +45,13 @@ class ContinuousEngine : public Engine {
   void BindCaller() override { executor_->BindCaller(); }
   Status Check(const Request& request) const override;
   StatusOr<RequestId> Add(Request request) override;
+  /// Like Add, with an id that is greater than those of all earlier requests.
+  Status AddAs(RequestId id, Request request);
+  /// Leading tokens of the prompt that are in the radix tree in whole blocks. Changes nothing.
+  int64_t CachedTokens(const Request& request) const;
+  /// Tokens to compute for all requests, with at most kExpectedOutputs of the outputs of each.
+  int64_t PendingTokens() const;
+  StepSeconds seconds() const { return {.prefill = stats_.prefill_seconds, .decode = stats_.decode_seconds}; }
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
   /// Plans a step, commits the plan and starts its batch. Only Finish() may follow. If no work is left, or if

@@ -8,6 +8,7 @@
 #include "engine/kv_budget.h"
 #include "engine/kv_fingerprint.h"
 #include "engine/make_executor.h"
+#include "engine/replicated_engine.h"
 
 namespace moesaic::engine {
 namespace {
@@ -43,7 +44,8 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
 
 // Creates all parts except the disk tier, whose files are identified by results of the model.
 StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool& threads,
-                              const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options) {
+                              const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options,
+                              int replica) {
   KvCache kv;
   ASSIGN_OR_RETURN(const int blocks, cache::KvStore::BlocksFor(layout, bytes));
   kv.pool = std::make_unique<cache::BlockPool>(blocks);
@@ -55,10 +57,11 @@ StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool
                                                      .warm_bytes = options.warm_bytes,
                                                      .warm_exact = options.warm_exact,
                                                      .warm_step_bytes = options.warm_step_bytes}));
-  cache::KvStoreOptions store = {
-      .layout = layout, .blocks = blocks, .pageable_layers = info.own_layers.count};
-  kv.tiers->AddSlots(&store);
-  ASSIGN_OR_RETURN(kv.store, cache::KvStore::Create(store, threads));
+  kv.sizes = {.layout = layout, .blocks = blocks, .pageable_layers = info.own_layers.count};
+  kv.tiers->AddSlots(&kv.sizes);
+  if (replica == 0) {
+    ASSIGN_OR_RETURN(kv.store, cache::KvStore::Create(kv.sizes, threads));
+  }
   return kv;
 }
 
@@ -110,21 +113,36 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
   return OkStatus();
 }
 
-}  // namespace
+Status CheckReplicas(const EngineOptions& options) {
+  const parallel::Degrees& degrees = options.layout.degrees();
+  if (degrees.data == 1) return OkStatus();
+  if (degrees.expert > 1) {
+    return Unimplemented(
+        "data parallel replicas can't divide the experts yet, found {}: give each replica all experts",
+        Name(degrees));
+  }
+  if (options.kv_observer != nullptr) {
+    return Unimplemented(
+        "KV events describe one cache, but {} has one for each replica; start one server for each",
+        Name(degrees));
+  }
+  return OkStatus();
+}
 
-StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const kernels::KernelTable& kernels,
-                                                 runtime::ThreadPool& pool, const EngineOptions& asked) {
+// Creates the engine of a replica from resolved options.
+StatusOr<std::unique_ptr<ContinuousEngine>> MakeReplica(models::Model& model,
+                                                        const kernels::KernelTable& kernels,
+                                                        runtime::ThreadPool& pool,
+                                                        const EngineOptions& options, int replica) {
   const models::ModelInfo& info = model.info();
-  EngineOptions options = asked;
-  RETURN_IF_ERROR(CheckOptions(options, info));
-  ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, info));
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
   const tensor::KvLayout layout =
       LayoutFor(info.kv, dtype, options.sparsity.key_summaries, options.sparsity.summary_kind);
-  ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options));
+  ASSIGN_OR_RETURN(KvCache kv,
+                   MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options, replica));
   ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
-                   MakeExecutor(model, kernels, pool, *kv.store, options));
+                   MakeExecutor(model, kernels, pool, kv.sizes, kv.store.get(), options, replica));
   std::unique_ptr<ModelDrafter> drafter;
   if (options.speculative.method == "draft") {
     ASSIGN_OR_RETURN(drafter,
@@ -140,6 +158,22 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   }
   return std::make_unique<ContinuousEngine>(info, pool, std::move(kv), std::move(executor),
                                             std::move(drafter), options, context);
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const kernels::KernelTable& kernels,
+                                                 runtime::ThreadPool& pool, const EngineOptions& asked) {
+  EngineOptions options = asked;
+  RETURN_IF_ERROR(CheckOptions(options, model.info()));
+  RETURN_IF_ERROR(CheckReplicas(options));
+  ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, model.info()));
+  std::vector<std::unique_ptr<ContinuousEngine>> replicas;
+  for (int replica = 0; replica < options.layout.degrees().data; ++replica) {
+    ASSIGN_OR_RETURN(replicas.emplace_back(), MakeReplica(model, kernels, pool, options, replica));
+  }
+  if (replicas.size() == 1) return std::move(replicas.front());
+  return std::make_unique<ReplicatedEngine>(std::move(replicas));
 }
 
 }  // namespace moesaic::engine

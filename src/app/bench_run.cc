@@ -57,11 +57,12 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
   ASSIGN_OR_RETURN(const tensor::DType dtype, engine::KvDType(options.kv_dtype, model.info()));
   const tensor::KvLayout layout = engine::LayoutFor(model.info().kv, dtype, options.sparsity.key_summaries,
                                                     options.sparsity.summary_kind);
-  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store,
-                   cache::KvStore::Create({.layout = layout, .blocks = static_cast<int>(blocks)}, threads));
+  const cache::KvStoreOptions sizes = {.layout = layout, .blocks = static_cast<int>(blocks)};
+  ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store, cache::KvStore::Create(sizes, threads));
   std::unique_ptr<BenchRunner> runner(new BenchRunner(model, options.sparsity, std::move(store)));
   ASSIGN_OR_RETURN(runner->executor_,
-                   engine::MakeExecutor(model, kernels, threads, *runner->store_, options));
+                   engine::MakeExecutor(model, kernels, threads, sizes, runner->store_.get(), options,
+                                        /*replica=*/0));
   return runner;
 }
 

@@ -253,6 +253,9 @@ void AddBench(Verb& root, VerbRun& run) {
       "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json");
   verb.OnParsed([options, &run] {
     if (CasesOf(*options).empty()) FailUsage("-p 0 and -n 0 measure nothing");
+    if (options->model.ranks.degrees.data > 1) {
+      FailUsage("--data-parallel-size", "must be 1: bench measures one replica");
+    }
     if (options->model.ranks.degrees.ranks() > 1) {
       if (options->threads.size() > 1) FailUsage("--threads", "takes one number with several ranks");
       options->model.threads = options->threads.front();  // of each rank

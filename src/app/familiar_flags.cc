@@ -51,6 +51,8 @@ constexpr Rename kRenames[] = {
     {"--tp-size", "--tensor-parallel-size"},
     {"-pp", "--pipeline-parallel-size"},
     {"--pp-size", "--pipeline-parallel-size"},
+    {"-dp", "--data-parallel-size"},
+    {"--dp-size", "--data-parallel-size"},
     {"-ep", "--enable-expert-parallel"},
     {"--ep-size", "--expert-parallel-size"},
 };
@@ -124,12 +126,10 @@ constexpr Dropped kDropped[] = {
     {"--jinja", false, "chat templates are always rendered as Jinja"},
 };
 
-// Numbers of replicas, of which a server has one.
-constexpr std::string_view kReplicas[] = {"-dp", "--data-parallel-size", "--dp-size"};
 // Formats that a checkpoint's config declares itself.
 constexpr std::string_view kQuantizations[] = {"auto", "compressed-tensors", "fp8", "gguf"};
 
-// Flags of kDropped, kReplicas and kQuantizations only make sense for a verb that runs a model.
+// Flags of kDropped and kQuantizations only make sense for a verb that runs a model.
 bool RunsModel(const FlagLookup& lookup) { return lookup("--threads") != FlagKind::kUnknown; }
 
 template <typename Table>
@@ -210,14 +210,6 @@ class Translator {
       out_.notes.push_back(fmt::format("{} has no effect: {}", name, dropped->why));
       return OkStatus();
     }
-    if (std::ranges::find(kReplicas, name) != std::end(kReplicas) && HasValue()) {
-      if (const std::string value = TakeValue(); value != "1") {
-        return InvalidArgument(
-            "{} must be 1, found {}: a server has one replica of the model; start one server for each replica",
-            name, value);
-      }
-      return OkStatus();
-    }
     if (name == "--quantization" && HasValue()) return TakeQuantization();
     Copy(word);
     return OkStatus();
@@ -292,7 +284,6 @@ std::vector<std::string> FamiliarNames(const FlagLookup& lookup) {
   }
   if (RunsModel(lookup)) {
     for (const Dropped& dropped : kDropped) add(dropped.name);
-    for (const std::string_view name : kReplicas) add(name);
     add("--quantization");
   }
   std::ranges::sort(names);

@@ -67,7 +67,14 @@ StatusOr<std::string> RandomSecret() {
 
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   parallel::Degrees degrees = flags.degrees;
-  if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor * degrees.data;
+  if (degrees.data > 1 && (flags.expert_parallel || degrees.expert > 1)) {
+    return InvalidArgument(
+        "--data-parallel-size {} excludes --enable-expert-parallel and --expert-parallel-size: replicas do "
+        "not "
+        "exchange tokens of experts yet, so that each needs all experts",
+        degrees.data);
+  }
+  if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor;
   StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees);
   return layout.ok() ? layout : Annotate(layout.status(), "layout");
 }
@@ -109,6 +116,8 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
       "Ranks that divide the matrices of each layer; also -tp. Ranks are processes of this machine, or those "
       "of mpirun, srun or MOESAIC_RENDEZVOUS");
   degree("--pipeline-parallel-size", flags.degrees.pipeline, "Stages that divide the layers; also -pp");
+  degree("--data-parallel-size", flags.degrees.data,
+         "Replicas of the model, each on ranks of its own; also -dp. They divide the requests");
   degree("--expert-parallel-size", flags.degrees.expert,
          "Parts into which the ranks of a stage divide the routed experts; 1: each rank has a slice of every "
          "expert");
@@ -122,6 +131,7 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
       .OneOf({"auto"})
       .Excludes("--tensor-parallel-size")
       .Excludes("--pipeline-parallel-size")
+      .Excludes("--data-parallel-size")
       .Excludes("--expert-parallel-size")
       .Excludes("--enable-expert-parallel")
       .Group(group);
@@ -155,8 +165,10 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags) {
     ASSIGN_OR_RETURN(transport, comm::OpenTransport(""));
     if ((*transport)->size() != layout.ranks()) {
       return InvalidArgument(
-          "the job has {} ranks, but --tensor-parallel-size {} and --pipeline-parallel-size {} need {}",
-          (*transport)->size(), layout.degrees().tensor, layout.degrees().pipeline, layout.ranks());
+          "the job has {} ranks, but --tensor-parallel-size {}, --pipeline-parallel-size {} and "
+          "--data-parallel-size {} need {}",
+          (*transport)->size(), layout.degrees().tensor, layout.degrees().pipeline, layout.degrees().data,
+          layout.ranks());
     }
   } else {
     const LoopbackListener listener;

@@ -23,7 +23,7 @@ struct RankFlags {
   double time_limit_s = 60;
 };
 
-/// Declares --tensor-parallel-size, --pipeline-parallel-size, --enable-expert-parallel,
+/// Declares --tensor-parallel-size, --pipeline-parallel-size, --data-parallel-size, --enable-expert-parallel,
 /// --expert-parallel-size, --layout, --topology and --rank-time-limit.
 void AddRankFlags(Verb& verb, RankFlags& flags);
 

@@ -329,7 +329,9 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   UseRanks(flags, &options);
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
-  const int64_t held = int64_t{session.engine->stats().total_blocks} * tensor::kKvBlockTokens;
+  // Replicas have equal caches.
+  const int64_t held =
+      int64_t{session.engine->stats().total_blocks} / options.layout.degrees().data * tensor::kKvBlockTokens;
   if (held < flags.context) {
     Tell("the KV cache holds {} tokens, fewer than the context of {}, because memory is short\n", held,
          flags.context);

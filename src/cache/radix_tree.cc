@@ -35,6 +35,12 @@ PrefixMatch RadixTree::Find(std::string_view name, std::span<const int32_t> toke
   return match;
 }
 
+int64_t RadixTree::CountCached(std::string_view name, std::span<const int32_t> tokens) const {
+  int64_t blocks = 0;
+  index_.Walk(name, tokens, [&](std::span<const int32_t> ids) { blocks += std::ssize(ids); });
+  return blocks * kKvBlockTokens;
+}
+
 // Searches the blocks that follow the first `offset` of `node` for the one that begins most like `tokens`.
 void RadixTree::FindTail(const Node& node, size_t offset, std::span<const int32_t> tokens,
                          PrefixMatch* match) const {

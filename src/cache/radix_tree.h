@@ -52,6 +52,9 @@ class RadixTree {
   /// The longest cached prefix of `tokens` in namespace `name`. Changes only reference counts.
   PrefixMatch Find(std::string_view name, std::span<const int32_t> tokens) const;
 
+  /// Number of leading tokens in whole blocks that Find would return. Changes nothing.
+  int64_t CountCached(std::string_view name, std::span<const int32_t> tokens) const;
+
   /// States that a request uses `blocks`, which Find returned. Advances the time by one and makes them the
   /// last used.
   void Use(std::span<const BlockRef> blocks);

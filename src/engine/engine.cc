@@ -1,38 +1,17 @@
 #include "engine/engine.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <iterator>
-#include <random>
 #include <utility>
 
-#include "base/check.h"
 #include "cache/kv_tiers.h"
+#include "engine/continuous_engine.h"
 #include "engine/kv_budget.h"
 #include "engine/kv_fingerprint.h"
-#include "engine/local_executor.h"
 #include "engine/make_executor.h"
-#include "engine/philox.h"
-#include "engine/row_tasks.h"
-#include "engine/scheduler.h"
-#include "engine/speculation.h"
+#include "engine/replicated_engine.h"
 
 namespace moesaic::engine {
 namespace {
-
-// Logits of rows that are only scored take at most this: large enough that a chunk fills the kernels' row
-// tiles many times (220 rows of a 152k vocabulary), small compared with the weights of any model with such a
-// vocabulary.
-constexpr int64_t kScoredLogitsBytes = 128 << 20;
-
-// Names the state that executors keep for scored rows; no request has it.
-constexpr RequestId kScoredSequence = ~RequestId{0};
-
-// While there is nothing to compute, the engine looks so often for new requests.
-constexpr std::chrono::milliseconds kDiskPoll{2};
 
 // At this position attention costs a token as much as the rest of the model: it reads keys and values of
 // `hidden_size` elements or fewer a layer and position, and does two operations with each.
@@ -46,472 +25,6 @@ std::unique_ptr<cache::EvictionPolicy> PolicyOf(const EngineOptions& options, co
   if (options.eviction == "lru") return cache::MakeLruPolicy();
   // The policy remembers as many evicted runs as there are blocks: for about as long as they were cached.
   return cache::MakeCostAwarePolicy(AttentionTokens(info), blocks);
-}
-
-// The cache of an engine: block numbers, the radix tree, tiers and the store of this rank.
-struct KvCache {
-  std::unique_ptr<cache::BlockPool> pool;
-  std::unique_ptr<cache::KvStore> store;  // the disk tier writes to it until it is destroyed
-  std::unique_ptr<cache::RadixTree> tree;
-  std::unique_ptr<cache::KvTiers> tiers;
-};
-
-class ContinuousEngine : public Engine {
- public:
-  ContinuousEngine(const models::ModelInfo& info, runtime::ThreadPool& threads, KvCache kv,
-                   std::unique_ptr<Executor> executor, std::unique_ptr<ModelDrafter> drafter,
-                   const EngineOptions& options, int max_context)
-      : info_(info),
-        kv_(std::move(kv)),
-        options_(options),
-        max_context_(max_context),
-        scored_rows_(static_cast<int>(std::clamp<int64_t>(kScoredLogitsBytes / (int64_t{4} * info.vocab_size),
-                                                          1, options.max_batch_tokens))),
-        scheduler_(*kv_.pool, *kv_.tree, kv_.tiers->all(),
-                   {.max_sequences = options.max_sequences,
-                    .max_batch_tokens = options.max_batch_tokens,
-                    .max_scored_rows = scored_rows_,
-                    .max_overtakes = options.max_overtakes,
-                    .prefix_cache = options.prefix_cache}),
-        executor_(std::move(executor)),
-        rows_(threads, info.vocab_size, options.eos_ids, options.max_mask_seconds) {
-    speculation_ = MakeSpeculation(options_.speculative, *executor_, *kv_.pool, info, std::move(drafter));
-    if (options_.seed == 0) {
-      std::random_device device;
-      options_.seed = static_cast<uint64_t>(device()) << 32 | device();
-    }
-  }
-
-  void BindCaller() override { executor_->BindCaller(); }
-  Status Check(const Request& request) const override;
-  StatusOr<RequestId> Add(Request request) override;
-  void Cancel(RequestId id) override;
-  Status Step(std::vector<TokenEvent>* events) override;
-  void ClearCache() override;
-  bool saving() const override {
-    return std::ranges::any_of(kv_.tiers->all(), [](const cache::KvTier* tier) { return tier->saving(); });
-  }
-  void SaveCache(const std::function<bool()>& stop) override;
-  bool idle() const override { return scheduler_.empty() && ended_.empty(); }
-  EngineStats stats() const override;
-  const models::ModelInfo& model() const override { return info_; }
-  int max_context() const override { return max_context_; }
-  const SpeculativeOptions& speculative() const override { return options_.speculative; }
-  const SparsityOptions& sparsity() const override { return options_.sparsity; }
-  Status Score(std::span<const int32_t> ids,
-               const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink,
-               models::RouteTap* routes) override;
-
- private:
-  int pool_tokens() const { return kv_.pool->total_blocks() * tensor::kKvBlockTokens; }
-  Status CheckIds(std::span<const int32_t> ids) const;
-  Status ApplyOps(cache::KvOps ops);
-  Status MoveBlocks();
-  void WaitForTiers();
-  void TakeResult(const StepResult& result);
-  Status TakeOutcome();
-  void SetSparsity(Sequence& sequence);
-  void End(RequestId id, FinishReason reason);
-  void ReportEnds(std::vector<TokenEvent>* events);
-  StatusOr<StepResult> RunModel(const StepPlan& plan, StepBatch batch);
-  void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
-  static void Accept(std::span<RowTask> tasks);
-  void CountAdmissions(const StepPlan& plan);
-  void CountPrompts(const StepPlan& plan);
-  void ReportFirst(Sequence& sequence, TokenEvent& event) const;
-  void Emit(RowTask& task, std::vector<TokenEvent>* events);
-  void EmitPromptOnly(std::vector<TokenEvent>* events);
-  void CountTime(const StepPlan& plan, double seconds);
-
-  const models::ModelInfo info_;
-  KvCache kv_;
-  EngineOptions options_;
-  const int max_context_;
-  const int scored_rows_;
-  Scheduler scheduler_;
-  const std::unique_ptr<Executor> executor_;
-  RowTasks rows_;
-  std::unique_ptr<Speculation> speculation_;  // or null
-  std::vector<TokenEvent> ended_;             // ends that the next Step reports
-  RequestId last_id_ = 0;
-  int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
-  EngineStats stats_;
-};
-
-Status ContinuousEngine::CheckIds(std::span<const int32_t> ids) const {
-  if (ids.empty()) return InvalidArgument("the prompt is empty");
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= info_.vocab_size) {
-      return InvalidArgument("token {} of the prompt is outside the vocabulary [0, {}): {}", i,
-                             info_.vocab_size, ids[i]);
-    }
-  }
-  return OkStatus();
-}
-
-Status ContinuousEngine::Check(const Request& request) const {
-  RETURN_IF_ERROR(CheckIds(request.prompt));
-  RETURN_IF_ERROR(CheckSampling(request.sampling, info_.vocab_size));
-  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t least = prompt + (request.sampling.max_tokens > 0 ? 1 : 0);
-  if (least > max_context_) {
-    return InvalidArgument("the prompt leaves no room in the context of {} tokens: it has {}", max_context_,
-                           prompt);
-  }
-  if (least > pool_tokens()) {
-    return InvalidArgument("the prompt leaves no room in the KV cache of {} tokens: it has {}", pool_tokens(),
-                           prompt);
-  }
-  if (request.want_embedding && request.sampling.max_tokens > 0) {
-    return InvalidArgument("max_tokens must be 0 for an embedding, found {}", request.sampling.max_tokens);
-  }
-  return request.sparsity ? CheckSparsity(*request.sparsity, options_.sparsity) : OkStatus();
-}
-
-StatusOr<RequestId> ContinuousEngine::Add(Request request) {
-  RETURN_IF_ERROR(Check(request));
-  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  auto sequence = std::make_unique<Sequence>();
-  sequence->id = ++last_id_;
-  sequence->times.queued = Clock::now();
-  sequence->tokens = request.prompt;
-  sequence->limit = static_cast<int>(
-      std::min({prompt + request.sampling.max_tokens, int64_t{max_context_}, int64_t{pool_tokens()}}));
-  const auto own = Philox({static_cast<uint32_t>(last_id_), static_cast<uint32_t>(last_id_ >> 32), 1, 0},
-                          {static_cast<uint32_t>(options_.seed), static_cast<uint32_t>(options_.seed >> 32)});
-  sequence->seed = request.sampling.seed.value_or(static_cast<uint64_t>(own[0]) << 32 | own[1]);
-  if (HasPenalties(request.sampling)) sequence->history.AddPrompt(request.prompt);
-  sequence->request = std::move(request);
-  SetSparsity(*sequence);
-  scheduler_.Add(std::move(sequence));
-  return last_id_;
-}
-
-void ContinuousEngine::SetSparsity(Sequence& sequence) {
-  const RequestSparsity sparsity = sequence.request.sparsity.value_or(options_.sparsity.defaults);
-  sequence.cache_namespace = NamespaceOf(sequence.request.cache_namespace, sparsity);
-  if (sparsity.mode == SparsityMode::kDense) return;
-  sequence.sparsity = SparsitySettingsOf(sparsity, options_.sparsity, sequence.prompt_size());
-  if (sparsity.mode == SparsityMode::kDecode) sequence.shared_limit = sequence.sparsity->first_sparse();
-}
-
-void ContinuousEngine::Cancel(RequestId id) { End(id, FinishReason::kCancelled); }
-
-void ContinuousEngine::End(RequestId id, FinishReason reason) {
-  if (!scheduler_.Remove(id)) return;
-  TokenEvent& end = ended_.emplace_back();
-  end.request = id;
-  end.finish = reason;
-}
-
-void ContinuousEngine::ReportEnds(std::vector<TokenEvent>* events) {
-  for (const RequestId id : scheduler_.PastDeadline(Clock::now())) End(id, FinishReason::kDeadline);
-  std::move(ended_.begin(), ended_.end(), std::back_inserter(*events));
-  ended_.clear();
-}
-
-void ContinuousEngine::ClearCache() {
-  scheduler_.ClearTree();
-  for (cache::KvTier* tier : kv_.tiers->all()) tier->Clear();
-}
-
-void ContinuousEngine::SaveCache(const std::function<bool()>& stop) {
-  const auto apply = [this](cache::KvOps ops) {
-    const Status applied = ApplyOps(std::move(ops));
-    if (!applied.ok()) spdlog::error("KV blocks are not stored: {}", Message(applied));
-  };
-  for (cache::KvTier* tier : kv_.tiers->all()) tier->Flush(stop, apply);
-}
-
-// Applies the operations that are due, and `ops` after them.
-Status ContinuousEngine::ApplyOps(cache::KvOps ops) {
-  StepBatch batch = scheduler_.TakePending();
-  batch.ops_before.insert(batch.ops_before.end(), ops.begin(), ops.end());
-  if (batch.ops_before.empty() && batch.ended.empty()) return OkStatus();
-  ASSIGN_OR_RETURN(const StepResult result, executor_->Run(batch));
-  TakeResult(result);
-  return OkStatus();
-}
-
-// Moves blocks between the cache and its tiers, as far as that does not belong to a step with rows.
-Status ContinuousEngine::MoveBlocks() {
-  scheduler_.BeginStep();
-  if (!scheduler_.empty()) return OkStatus();
-  RETURN_IF_ERROR(ApplyOps({}));
-  if (saving()) WaitForTiers();
-  return OkStatus();
-}
-
-void ContinuousEngine::WaitForTiers() {
-  for (cache::KvTier* tier : kv_.tiers->all()) tier->Wait(kDiskPoll);
-}
-
-void ContinuousEngine::TakeResult(const StepResult& result) {
-  for (cache::KvTier* tier : kv_.tiers->all()) tier->OnResult(result.kv);
-  stats_.sparsity = result.sparsity;
-  if (options_.layout.ranks() > 1) stats_.ranks = result.ranks;
-}
-
-// Takes what the operations of a failed step did, before another batch is run (X6).
-Status ContinuousEngine::TakeOutcome() {
-  ASSIGN_OR_RETURN(const StepResult outcome, executor_->Run({}));
-  TakeResult(outcome);
-  if (outcome.kv.damaged_block >= 0) scheduler_.OnDamage(outcome.kv.damaged_block);
-  return OkStatus();
-}
-
-Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
-  ReportEnds(events);
-  RETURN_IF_ERROR(MoveBlocks());
-  if (scheduler_.empty()) return OkStatus();
-  rows_.CancelOverdue();
-  const Clock::time_point start = Clock::now();
-  if (speculation_ != nullptr) speculation_->Draft(scheduler_.running(), options_.max_batch_tokens);
-  const Clock::time_point drafted = Clock::now();
-  StepPlan plan = scheduler_.Plan();
-  if (speculation_ != nullptr) speculation_->Planned(plan);
-  StepBatch batch = scheduler_.Commit(plan);
-  if (speculation_ != nullptr) speculation_->Committed(plan, &batch.ops_before);
-  const bool masks_are_late = std::ranges::any_of(
-      scheduler_.running(), [](const auto& sequence) { return sequence->waits_for_mask(); });
-  if (plan.chunks.empty()) {
-    ASSIGN_OR_RETURN(const StepResult moved, executor_->Run(batch));
-    TakeResult(moved);
-    if (masks_are_late) {
-      rows_.WaitForAnyMask();
-      return OkStatus();
-    }
-    // Nothing runs, since the front always advances: all sequences wait for their blocks.
-    MOESAIC_CHECK(scheduler_.running().empty() && (scheduler_.fetching() || !plan.fetches.empty()));
-    const bool filled =
-        std::ranges::any_of(plan.fetches, [](const StepPlan::Fetch& fetch) { return fetch.hit.exclusive; });
-    if (!filled && scheduler_.fetching()) WaitForTiers();
-    return OkStatus();
-  }
-  CountAdmissions(plan);
-  rows_.StartMasks(plan);
-  const StatusOr<StepResult> result = RunModel(plan, std::move(batch));
-  rows_.CollectMasks(plan);
-  if (!result.ok()) {
-    RETURN_IF_ERROR(TakeOutcome());
-    return result.status();
-  }
-  TakeResult(*result);
-  if (result->kv.damaged_block >= 0) {  // the step is dropped
-    scheduler_.OnDamage(result->kv.damaged_block);
-    return OkStatus();
-  }
-  ASSIGN_OR_RETURN(std::vector<RowTask> tasks, rows_.Run(plan, *result, *executor_));
-  Accept(tasks);
-  const Clock::time_point end = Clock::now();
-  CountTime(plan, std::chrono::duration<double>(end - start).count());
-  if (speculation_ != nullptr) {
-    speculation_->Computed(plan, result->hidden, std::chrono::duration<double>(end - drafted).count());
-  }
-  scheduler_.Advance(plan);
-  CountPrompts(plan);
-  for (RowTask& task : tasks) {
-    if (task.prompt_index < 0) Emit(task, events);
-  }
-  EmitPromptOnly(events);
-  for (const auto& sequence : scheduler_.running()) {
-    if (!sequence->mask && sequence->remaining() == 1) rows_.StartSlowMask(*sequence);
-  }
-  return OkStatus();
-}
-
-// Appends accepted drafts to the tokens; Emit reports the token drawn after them.
-void ContinuousEngine::Accept(std::span<RowTask> tasks) {
-  for (RowTask& task : tasks) {
-    if (task.drawn.size() < 2) continue;
-    task.chunk->accepted = static_cast<int>(task.drawn.size()) - 1;
-    const auto& drafts = task.chunk->sequence->draft.tokens;
-    std::vector<int32_t>& tokens = task.chunk->sequence->tokens;
-    tokens.insert(tokens.end(), drafts.begin(), drafts.begin() + task.chunk->accepted);
-  }
-}
-
-void ContinuousEngine::CountAdmissions(const StepPlan& plan) {
-  stats_.preemptions += static_cast<int64_t>(plan.preempt.size());
-  for (const StepPlan::Admission& admission : plan.admit) {
-    const Sequence& sequence = *admission.sequence;
-    if (!admission.first) continue;
-    stats_.cache_queries += sequence.prompt_size();
-    stats_.cache_hits += sequence.cached_tokens;
-  }
-}
-
-StatusOr<StepResult> ContinuousEngine::RunModel(const StepPlan& plan, StepBatch batch) {
-  const bool embeds = std::ranges::any_of(plan.chunks, [](const StepPlan::ScheduledChunk& chunk) {
-    return chunk.sequence->request.want_embedding;
-  });
-  batch.want_hidden = embeds || (speculation_ != nullptr && speculation_->wants_hidden());
-  ASSIGN_OR_RETURN(StepResult result, executor_->Run(batch));
-  if (embeds && result.kv.damaged_block < 0) KeepHidden(plan, result.hidden);
-  return result;
-}
-
-void ContinuousEngine::KeepHidden(const StepPlan& plan, std::span<const float> hidden) {
-  const size_t width = info_.hidden_size;
-  size_t rows = 0;
-  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
-    rows += chunk.rows();
-    Sequence& sequence = *chunk.sequence;
-    if (!sequence.request.want_embedding || chunk.count < sequence.remaining()) continue;
-    const std::span<const float> last = hidden.subspan((rows - 1) * width, width);
-    sequence.hidden.assign(last.begin(), last.end());
-  }
-}
-
-void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
-  int prefill = 0, rows = 0;
-  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
-    rows += chunk.rows();
-    if (!chunk.is_decode()) prefill += chunk.count;
-  }
-  stats_.prefill_seconds += seconds * prefill / rows;
-  stats_.decode_seconds += seconds * (rows - prefill) / rows;
-  prefilled_ += prefill;
-  if (prefilled_ > 0) {
-    const double token_seconds = stats_.prefill_seconds / static_cast<double>(prefilled_);
-    for (cache::KvTier* tier : kv_.tiers->all()) tier->SetTokenSeconds(std::max(token_seconds, 1e-12));
-  }
-  ++stats_.steps;
-}
-
-void ContinuousEngine::CountPrompts(const StepPlan& plan) {
-  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
-    Sequence& sequence = *chunk.sequence;
-    if (sequence.prompt_counted || sequence.computed < sequence.prompt_size()) continue;
-    sequence.prompt_counted = true;
-    stats_.prompt_tokens += sequence.prompt_size();
-  }
-}
-
-// Fills the members that only a request's first event has, and those of every event.
-void ContinuousEngine::ReportFirst(Sequence& sequence, TokenEvent& event) const {
-  event.request = sequence.id;
-  if (!std::exchange(sequence.first_event_sent, true)) {
-    event.prompt_logprobs = std::move(sequence.prompt_logprobs);
-    event.cached_tokens = sequence.cached_tokens;
-    sequence.times.first_token = Clock::now();
-  }
-  event.times = sequence.times;
-}
-
-void ContinuousEngine::Emit(RowTask& task, std::vector<TokenEvent>* events) {
-  Sequence& sequence = *task.chunk->sequence;
-  sequence.mask.Drop();
-  FinishReason finish = FinishReason::kNone;
-  for (size_t i = 0; i < task.drawn.size(); ++i) {
-    const int32_t token = task.drawn[i].token;
-    TokenEvent& event = events->emplace_back();
-    ReportFirst(sequence, event);
-    if (rows_.Ends(sequence, token)) {
-      event.finish = finish = FinishReason::kStop;
-      event.stopped_by = token;
-      break;
-    }
-    event.token = token;
-    event.logprobs = std::move(task.drawn[i].logprobs);
-    ++stats_.output_tokens;
-    if (i + 1 < task.drawn.size()) continue;  // an accepted draft, which was appended already
-    sequence.tokens.push_back(token);
-    if (sequence.size() >= sequence.limit) finish = FinishReason::kLength;
-    const text::Grammar* grammar = sequence.request.grammar.get();
-    if (grammar != nullptr && grammar->IsStopped()) finish = FinishReason::kStop;
-    event.finish = finish;
-  }
-  if (!task.status.ok() && finish == FinishReason::kNone) {
-    TokenEvent& event = events->emplace_back();
-    ReportFirst(sequence, event);
-    event.finish = finish = task.grammar_failed ? FinishReason::kGrammar : FinishReason::kError;
-    event.status = std::move(task.status);
-  }
-  if (finish != FinishReason::kNone) scheduler_.Remove(sequence.id);
-}
-
-std::vector<float> UnitLength(std::vector<float> values) {
-  double squares = 0;
-  for (const float value : values) squares += static_cast<double>(value) * value;
-  const auto scale = static_cast<float>(1 / std::sqrt(std::max(squares, 1e-30)));
-  for (float& value : values) value *= scale;
-  return values;
-}
-
-// Requests with max_tokens 0 end when their prompt is read.
-void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
-  std::vector<RequestId> done;
-  for (const auto& sequence : scheduler_.running()) {
-    if (sequence->request.sampling.max_tokens > 0 || sequence->remaining() > 0) continue;
-    TokenEvent& event = events->emplace_back();
-    ReportFirst(*sequence, event);
-    event.finish = FinishReason::kLength;
-    if (sequence->request.want_embedding) event.embedding = UnitLength(std::move(sequence->hidden));
-    done.push_back(sequence->id);
-  }
-  for (const RequestId id : done) scheduler_.Remove(id);
-}
-
-EngineStats ContinuousEngine::stats() const {
-  EngineStats stats = stats_;
-  stats.running = static_cast<int>(scheduler_.running().size());
-  stats.waiting = static_cast<int>(scheduler_.waiting().size());
-  stats.free_blocks = kv_.pool->free_blocks();
-  stats.cached_blocks = kv_.pool->idle_blocks();
-  stats.total_blocks = kv_.pool->total_blocks();
-  stats.cache_evictions = kv_.tree->evicted();
-  stats.tree_nodes = kv_.tree->nodes();
-  if (speculation_ != nullptr) stats.speculation = speculation_->stats();
-  const cache::TierStats tiers = kv_.tiers->stats();
-  stats.warm = tiers.warm;
-  stats.disk = tiers.disk;
-  stats.swapped_out = tiers.swap.saved_blocks;
-  stats.swapped_in = tiers.swap.restored_blocks;
-  stats.swapped_blocks = tiers.swap.blocks;
-  stats.swap_blocks = tiers.swap.capacity_blocks;
-  return stats;
-}
-
-Status ContinuousEngine::Score(std::span<const int32_t> ids,
-                               const std::function<Status(int64_t, std::span<const float>)>& sink,
-                               models::RouteTap* routes) {
-  if (!idle()) return absl::FailedPreconditionError("scoring needs an engine without requests");
-  RETURN_IF_ERROR(CheckIds(ids));
-  const int64_t room = std::min(max_context_, pool_tokens());
-  if (static_cast<int64_t>(ids.size()) > room) {
-    return InvalidArgument("at most {} tokens can be scored at once (context {}, KV cache {}), found {}",
-                           room, max_context_, pool_tokens(), ids.size());
-  }
-  std::vector<cache::BlockRef> blocks;
-  std::vector<int32_t> table;
-  const int needed = tensor::KvBlocksFor(static_cast<int64_t>(ids.size()));
-  kv_.tree->Evict(needed - kv_.pool->free_blocks());
-  for (int i = 0; i < needed; ++i) {
-    ASSIGN_OR_RETURN(cache::BlockRef block, kv_.pool->Allocate());
-    table.push_back(block.index());
-    blocks.push_back(std::move(block));
-  }
-  RETURN_IF_ERROR(ApplyOps({}));
-  const RequestSparsity& defaults = options_.sparsity.defaults;
-  const kernels::SparsitySettings sparsity = SparsitySettingsOf(defaults, options_.sparsity, 0);
-  for (size_t start = 0; start < ids.size(); start += scored_rows_) {
-    const size_t count = std::min<size_t>(scored_rows_, ids.size() - start);
-    StepBatch batch;
-    if (start == 0) batch.ended.push_back(kScoredSequence);  // of a run that failed
-    batch.want_routes = routes != nullptr;
-    batch.candidates = 0;
-    batch.AddRows({.sequence = kScoredSequence, .start = static_cast<int>(start), .first_logits = 0},
-                  ids.subspan(start, count), {}, table,
-                  defaults.mode == SparsityMode::kAll ? &sparsity : nullptr);
-    ASSIGN_OR_RETURN(StepResult result, executor_->Run(batch));
-    TakeResult(result);
-    if (routes != nullptr) *routes = std::move(result.routes);
-    RETURN_IF_ERROR(sink(static_cast<int64_t>(start), result.logits));
-  }
-  StepBatch last;
-  last.ended.push_back(kScoredSequence);
-  return executor_->Run(last).status();
 }
 
 // With blocks for all sequences that run at once, or as many as a quarter of the free memory holds.
@@ -531,7 +44,8 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
 
 // Creates all parts except the disk tier, whose files are identified by results of the model.
 StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool& threads,
-                              const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options) {
+                              const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options,
+                              int replica) {
   KvCache kv;
   ASSIGN_OR_RETURN(const int blocks, cache::KvStore::BlocksFor(layout, bytes));
   kv.pool = std::make_unique<cache::BlockPool>(blocks);
@@ -543,10 +57,11 @@ StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool
                                                      .warm_bytes = options.warm_bytes,
                                                      .warm_exact = options.warm_exact,
                                                      .warm_step_bytes = options.warm_step_bytes}));
-  cache::KvStoreOptions store = {
-      .layout = layout, .blocks = blocks, .pageable_layers = info.own_layers.count};
-  kv.tiers->AddSlots(&store);
-  ASSIGN_OR_RETURN(kv.store, cache::KvStore::Create(store, threads));
+  kv.sizes = {.layout = layout, .blocks = blocks, .pageable_layers = info.own_layers.count};
+  kv.tiers->AddSlots(&kv.sizes);
+  if (replica == 0) {
+    ASSIGN_OR_RETURN(kv.store, cache::KvStore::Create(kv.sizes, threads));
+  }
   return kv;
 }
 
@@ -598,21 +113,36 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
   return OkStatus();
 }
 
-}  // namespace
+Status CheckReplicas(const EngineOptions& options) {
+  const parallel::Degrees& degrees = options.layout.degrees();
+  if (degrees.data == 1) return OkStatus();
+  if (degrees.expert > 1) {
+    return Unimplemented(
+        "data parallel replicas can't divide the experts yet, found {}: give each replica all experts",
+        Name(degrees));
+  }
+  if (options.kv_observer != nullptr) {
+    return Unimplemented(
+        "KV events describe one cache, but {} has one for each replica; start one server for each",
+        Name(degrees));
+  }
+  return OkStatus();
+}
 
-StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const kernels::KernelTable& kernels,
-                                                 runtime::ThreadPool& pool, const EngineOptions& asked) {
+// Creates the engine of a replica from resolved options.
+StatusOr<std::unique_ptr<ContinuousEngine>> MakeReplica(models::Model& model,
+                                                        const kernels::KernelTable& kernels,
+                                                        runtime::ThreadPool& pool,
+                                                        const EngineOptions& options, int replica) {
   const models::ModelInfo& info = model.info();
-  EngineOptions options = asked;
-  RETURN_IF_ERROR(CheckOptions(options, info));
-  ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, info));
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
   const tensor::KvLayout layout =
       LayoutFor(info.kv, dtype, options.sparsity.key_summaries, options.sparsity.summary_kind);
-  ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options));
+  ASSIGN_OR_RETURN(KvCache kv,
+                   MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options, replica));
   ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
-                   MakeExecutor(model, kernels, pool, *kv.store, options));
+                   MakeExecutor(model, kernels, pool, kv.sizes, kv.store.get(), options, replica));
   std::unique_ptr<ModelDrafter> drafter;
   if (options.speculative.method == "draft") {
     ASSIGN_OR_RETURN(drafter,
@@ -628,6 +158,22 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   }
   return std::make_unique<ContinuousEngine>(info, pool, std::move(kv), std::move(executor),
                                             std::move(drafter), options, context);
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const kernels::KernelTable& kernels,
+                                                 runtime::ThreadPool& pool, const EngineOptions& asked) {
+  EngineOptions options = asked;
+  RETURN_IF_ERROR(CheckOptions(options, model.info()));
+  RETURN_IF_ERROR(CheckReplicas(options));
+  ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, model.info()));
+  std::vector<std::unique_ptr<ContinuousEngine>> replicas;
+  for (int replica = 0; replica < options.layout.degrees().data; ++replica) {
+    ASSIGN_OR_RETURN(replicas.emplace_back(), MakeReplica(model, kernels, pool, options, replica));
+  }
+  if (replicas.size() == 1) return std::move(replicas.front());
+  return std::make_unique<ReplicatedEngine>(std::move(replicas));
 }
 
 }  // namespace moesaic::engine

@@ -45,7 +45,7 @@ struct EngineOptions {
   /// Bytes of the KV cache that one step keeps there, and that one step restores: about a tenth of a second
   /// of reads and writes, next to steps of tens of milliseconds to seconds.
   int64_t warm_step_bytes = int64_t{256} << 20;
-  int max_sequences = 16;       ///< Maximum number of running sequences.
+  int max_sequences = 16;       ///< Maximum number of running sequences of a replica.
   int max_batch_tokens = 512;   ///< Maximum rows of a step: prefill chunks and decodes; >= max_sequences.
   double max_mask_seconds = 2;  ///< CPU time of one grammar mask after which its request fails.
   int max_context = 0;          ///< Tokens of a request; 0: the model's limit.
@@ -59,11 +59,19 @@ struct EngineOptions {
   SparsityOptions sparsity = {};
   std::shared_ptr<cache::KvObserver> kv_observer = nullptr;  ///< Observes the radix tree; may be null.
   /// The job whose rank 0 this engine is; borrowed. The model is loaded with the groups of `layout`, and the
-  /// other ranks run RunRank(). Null: one rank. The KV cache budget is that of one rank.
+  /// other ranks run RunRank(). Null: one rank. The KV cache budget is that of one rank. Data
+  /// parallel replicas have schedulers and caches of their own.
   comm::Transport* job = nullptr;
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
+};
+
+/// Of one of several data parallel replicas.
+struct ReplicaStats {
+  int running = 0, waiting = 0;
+  int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
+  int64_t prompt_tokens = 0, output_tokens = 0;
 };
 
 /// Counters rise over the engine's life; other members are current values.
@@ -83,13 +91,15 @@ struct EngineStats {
   double prefill_seconds = 0, decode_seconds = 0;  ///< Time of steps; mixed ones are divided by rows.
   SpeculationStats speculation;
   kernels::SparsityCounters sparsity;
-  std::vector<RankStats> ranks;  ///< [ranks] of the layout; empty on one rank.
+  std::vector<RankStats> ranks;        ///< [ranks] of the layout; empty on one rank.
+  std::vector<ReplicaStats> replicas;  ///< [replicas] whose sums are above; empty: one replica.
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).
 class Engine {
  public:
   /// `model`, `kernels` and `pool` are borrowed and must outlive the engine.
+  /// Unimplemented: replicas that divide the experts, or with kv_observer.
   static StatusOr<std::unique_ptr<Engine>> Create(models::Model& model, const kernels::KernelTable& kernels,
                                                   runtime::ThreadPool& pool, const EngineOptions& options);
   virtual ~Engine() = default;

@@ -14,14 +14,22 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  /// Applies ops_before, computes the rows, applies ops_after. When the model fails, or a block that is paged
-  /// in is damaged (KvResult::damaged_block), the rows count as not computed: ops_before stay applied,
-  /// ops_after are not, and the same rows may be run again.
-  virtual StatusOr<StepResult> Run(const StepBatch& batch) = 0;
+  /// Starts a batch, which is borrowed until Finish(). Sends it to other ranks and does not wait for their
+  /// results. Finish() returns the error of a start that failed.
+  virtual void Start(const StepBatch& batch) = 0;
+  /// Ends the batch: applies ops_before, computes the rows, applies ops_after. When the model fails, or a
+  /// block that is paged in is damaged (KvResult::damaged_block), the rows count as not computed: ops_before
+  /// stay applied, ops_after are not, and the same rows may be run again.
+  virtual StatusOr<StepResult> Finish() = 0;
+  /// Both.
+  StatusOr<StepResult> Run(const StepBatch& batch) {
+    Start(batch);
+    return Finish();
+  }
   /// Logits of rows of the last batch, [rows.size(), vocab_size], whose result has summaries. `rows` count
-  /// the rows that need logits. Valid until the next call of Run or FetchLogits.
+  /// the rows that need logits. Valid until the next call of Start or FetchLogits.
   virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
-  /// Binds the calling thread, which calls Run, to its core.
+  /// Binds the calling thread, which calls Finish, to its core.
   virtual void BindCaller() {}
 };
 

@@ -71,7 +71,8 @@ StepLimits LocalExecutor::limits() const {
           .hidden_size = model_.info().hidden_size};
 }
 
-StatusOr<StepResult> LocalExecutor::Run(const StepBatch& batch) {
+StatusOr<StepResult> LocalExecutor::Finish() {
+  const StepBatch& batch = *started_;
   const auto begin = std::chrono::steady_clock::now();
   const parallel::GroupTraffic traffic = model_.traffic();
   for (const uint64_t sequence : batch.ended) kept_.erase(sequence);

@@ -25,7 +25,8 @@ class LocalExecutor : public Executor {
                 cache::KvStore& store, int first_sparse_layer);
   ~LocalExecutor() override;
 
-  StatusOr<StepResult> Run(const StepBatch& batch) override;
+  void Start(const StepBatch& batch) override { started_ = &batch; }
+  StatusOr<StepResult> Finish() override;
   /// Rows of this rank's columns, [rows.size(), own_vocab.count], whether there are summaries or not.
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   void BindCaller() override { threads_.PinCaller(); }
@@ -46,6 +47,7 @@ class LocalExecutor : public Executor {
   cache::KvStore& store_;
   runtime::Arena scratch_;
   std::vector<kernels::KvLayer> layers_;
+  const StepBatch* started_ = nullptr;
   std::vector<int32_t> logit_rows_;
   std::vector<kernels::SequenceSlice> slices_;
   std::vector<kernels::RowSparsity> sparsity_;  // [rows of the batch]

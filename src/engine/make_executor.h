@@ -10,10 +10,12 @@
 
 namespace moesaic::engine {
 
-/// Uses job, layout, rank_time_limit_s, sparsity and warm_exact of `options`. The arguments are borrowed.
-/// With several ranks it has them create caches like `store`, and returns their errors.
+/// Uses job, layout, rank_time_limit_s and sparsity of `options`. The arguments are borrowed. With several
+/// ranks it has those of `replica` create stores of these sizes, and returns their errors. `store` is that of
+/// this process; null: it has no part of the replica.
 StatusOr<std::unique_ptr<Executor>> MakeExecutor(models::Model& model, const kernels::KernelTable& kernels,
-                                                 runtime::ThreadPool& threads, cache::KvStore& store,
-                                                 const EngineOptions& options);
+                                                 runtime::ThreadPool& threads,
+                                                 const cache::KvStoreOptions& sizes, cache::KvStore* store,
+                                                 const EngineOptions& options, int replica);
 
 }  // namespace moesaic::engine

@@ -1,24 +1,42 @@
 #include "engine/rank_stats.h"
 
 #include <algorithm>
+#include <map>
 
 namespace moesaic::engine {
+namespace {
+
+void AddTotals(const RankStats& part, RankStats* total) {
+  total->rank = part.rank;
+  total->step_seconds += part.step_seconds;
+  total->exchange_seconds += part.exchange_seconds;
+  total->bytes_sent += part.bytes_sent;
+}
+
+double Computing(const RankStats& stats) { return stats.step_seconds - stats.exchange_seconds; }
+
+void SetImbalance(std::vector<RankStats>* totals) {
+  double computing = 0;
+  for (const RankStats& total : *totals) computing += Computing(total);
+  const double mean = computing / static_cast<double>(totals->size());
+  for (RankStats& total : *totals) total.imbalance = mean > 0 ? Computing(total) / mean : 1;
+}
+
+}  // namespace
 
 void AddWork(std::span<const RankStats> step, std::vector<RankStats>* totals) {
   totals->resize(std::max(totals->size(), step.size()));
-  double computing = 0;
-  for (size_t i = 0; i < step.size(); ++i) {
-    RankStats& total = (*totals)[i];
-    total.rank = step[i].rank;
-    total.step_seconds += step[i].step_seconds;
-    total.exchange_seconds += step[i].exchange_seconds;
-    total.bytes_sent += step[i].bytes_sent;
-    computing += total.step_seconds - total.exchange_seconds;
-  }
-  const double mean = computing / static_cast<double>(totals->size());
-  for (RankStats& total : *totals) {
-    total.imbalance = mean > 0 ? (total.step_seconds - total.exchange_seconds) / mean : 1;
-  }
+  for (size_t i = 0; i < step.size(); ++i) AddTotals(step[i], &(*totals)[i]);
+  SetImbalance(totals);
+}
+
+std::vector<RankStats> MergeByRank(std::span<const RankStats> parts) {
+  std::map<int, RankStats> by_rank;
+  for (const RankStats& part : parts) AddTotals(part, &by_rank[part.rank]);
+  std::vector<RankStats> totals;
+  for (const auto& [rank, total] : by_rank) totals.push_back(total);
+  SetImbalance(&totals);
+  return totals;
 }
 
 }  // namespace moesaic::engine

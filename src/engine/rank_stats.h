@@ -20,4 +20,8 @@ struct RankStats {
 /// Adds the work of one step, [ranks], and updates `imbalance`.
 void AddWork(std::span<const RankStats> step, std::vector<RankStats>* totals);
 
+/// Merges totals of several executors, each of which has the driver and some ranks. The result has one entry
+/// for each rank, with `imbalance` over all of them.
+std::vector<RankStats> MergeByRank(std::span<const RankStats> parts);
+
 }  // namespace moesaic::engine

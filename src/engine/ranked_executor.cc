@@ -16,16 +16,6 @@ using parallel::Range;
 constexpr int kDriver = 0;
 constexpr double kFarewellSeconds = 2;  // limit of the end of a job: a rank may be dead
 
-void Add(const kernels::SparsityCounters& part, kernels::SparsityCounters* sum) {
-  sum->selections += part.selections;
-  sum->reused += part.reused;
-  sum->rechosen += part.rechosen;
-  sum->blocks_read += part.blocks_read;
-  sum->blocks_all += part.blocks_all;
-  for (size_t i = 0; i < part.missed.counts.size(); ++i) sum->missed.counts[i] += part.missed.counts[i];
-  sum->missed.sum += part.missed.sum;
-}
-
 // A slot that one rank rejected holds nothing useful on others.
 void Add(const cache::KvResult& part, cache::KvResult* sum) {
   for (const int32_t slot : part.rejected_slots) {
@@ -45,22 +35,24 @@ bool WantsHidden(const StepBatch& batch) { return batch.want_hidden || batch.kin
 
 RankedExecutor::RankedExecutor(std::unique_ptr<LocalExecutor> local, runtime::ThreadPool& threads,
                                const models::ModelInfo& info, Transport& job, const Layout& layout,
-                               double time_limit_s)
+                               double time_limit_s, int replica)
     : local_(std::move(local)),
       threads_(threads),
       info_(info),
       job_(job),
       layout_(layout),
-      time_limit_s_(time_limit_s) {}
+      time_limit_s_(time_limit_s),
+      own_vocab_(replica == 0 ? info.own_vocab : Range()) {
+  for (int rank = 0; rank < layout_.ranks(); ++rank) {
+    if (rank != kDriver && layout_.At(rank).replica == replica) remote_.push_back(rank);
+  }
+}
 
 StatusOr<std::unique_ptr<RankedExecutor>> RankedExecutor::Create(
     std::unique_ptr<LocalExecutor> local, runtime::ThreadPool& threads, const models::ModelInfo& info,
-    Transport& job, const Layout& layout, const RankSetup& setup, double time_limit_s) {
-  if (layout.degrees().data > 1) {
-    return Unimplemented("one engine can't drive data parallel replicas; found {}", Name(layout.degrees()));
-  }
+    Transport& job, const Layout& layout, const RankSetup& setup, double time_limit_s, int replica) {
   std::unique_ptr<RankedExecutor> executor(
-      new RankedExecutor(std::move(local), threads, info, job, layout, time_limit_s));
+      new RankedExecutor(std::move(local), threads, info, job, layout, time_limit_s, replica));
   if (Status status = executor->SetUp(setup); !status.ok()) return executor->Fail(std::move(status));
   return executor;
 }
@@ -69,9 +61,8 @@ Status RankedExecutor::SetUp(const RankSetup& setup) {
   MessageWriter body;
   body.Put(setup);
   RETURN_IF_ERROR(Command(RankCommand::kSetup, body.bytes()));
-  if (info_.own_vocab.count > 0) columns_.push_back(info_.own_vocab);
-  for (int rank = 0; rank < layout_.ranks(); ++rank) {
-    if (rank == kDriver) continue;
+  if (own_vocab_.count > 0) columns_.push_back(own_vocab_);
+  for (const int rank : remote_) {
     ASSIGN_OR_RETURN(const std::string reply, ReceiveMessage(job_, rank, RankTag::kReply, time_limit_s_));
     MessageReader reader(reply);
     const auto code = reader.Get<StatusCode>();
@@ -92,8 +83,8 @@ Status RankedExecutor::SetUp(const RankSetup& setup) {
 
 RankedExecutor::~RankedExecutor() {
   const char end = static_cast<char>(RankCommand::kEnd);
-  for (int rank = 0; rank < layout_.ranks(); ++rank) {
-    if (rank == kDriver || job_.failed(rank)) continue;
+  for (const int rank : remote_) {
+    if (job_.failed(rank)) continue;
     SendLastMessage(job_, rank, RankTag::kCommand, {&end, 1}, kFarewellSeconds).IgnoreError();
   }
 }
@@ -101,8 +92,7 @@ RankedExecutor::~RankedExecutor() {
 Status RankedExecutor::Command(RankCommand command, std::string_view body) {
   std::string bytes(1, static_cast<char>(command));
   bytes += body;
-  for (int rank = 0; rank < layout_.ranks(); ++rank) {
-    if (rank == kDriver) continue;
+  for (const int rank : remote_) {
     RETURN_IF_ERROR(SendMessage(job_, rank, RankTag::kCommand, bytes, time_limit_s_));
   }
   return OkStatus();
@@ -115,27 +105,46 @@ Status RankedExecutor::Fail(Status status) {
   return failure_;
 }
 
-StatusOr<StepResult> RankedExecutor::Run(const StepBatch& batch) {
+// The ranks wait for a command here, so that the sends end soon.
+void RankedExecutor::Start(const StepBatch& batch) {
+  started_ = &batch;
+  if (!failure_.ok()) return;
+  Status sent = Command(RankCommand::kBatch, Serialize(batch));
+  if (sent.ok()) sent = parallel::CheckRanks(job_);  // of other replicas, too
+  if (!sent.ok()) Fail(std::move(sent)).IgnoreError();
+}
+
+StatusOr<StepResult> RankedExecutor::Finish() {
   RETURN_IF_ERROR(failure_);
-  StatusOr<StepResult> result = RunOnAll(batch);
+  StatusOr<StepResult> result = FinishOnAll(*started_);
   return result.ok() ? std::move(result) : Fail(result.status());
 }
 
-StatusOr<StepResult> RankedExecutor::RunOnAll(const StepBatch& batch) {
-  RETURN_IF_ERROR(Command(RankCommand::kBatch, Serialize(batch)));
-  ASSIGN_OR_RETURN(StepResult result, local_->Run(batch));
-  const int64_t rows = LogitRows(batch);
-  const bool summarized = batch.candidates > 0;
+// Runs the driver's part. For another replica than its own, the driver's work is its messages.
+StatusOr<StepResult> RankedExecutor::FinishHere(const StepBatch& batch) {
+  StepResult result;
+  if (local_ != nullptr) {
+    ASSIGN_OR_RETURN(result, local_->Run(batch));
+  } else {
+    result.ranks.emplace_back();
+  }
   const int64_t sent = job_.sent_bytes();
   work_.assign(1, result.ranks.front());
   work_.front().bytes_sent += sent - std::exchange(counted_bytes_, sent);
+  return result;
+}
+
+StatusOr<StepResult> RankedExecutor::FinishOnAll(const StepBatch& batch) {
+  ASSIGN_OR_RETURN(StepResult result, FinishHere(batch));
+  const int64_t rows = LogitRows(batch);
+  const bool summarized = batch.candidates > 0;
   slices_.clear();
-  if (summarized && info_.own_vocab.count > 0) {
-    slices_.push_back(SummarizeRows(batch, result.logits, info_.own_vocab, threads_));
+  if (summarized && own_vocab_.count > 0) {
+    slices_.push_back(SummarizeRows(batch, result.logits, own_vocab_, threads_));
   }
   if (!summarized) {
     logits_.resize(std::max<size_t>(logits_.size(), rows * info_.vocab_size));
-    if (!batch.rows.empty()) Place(result.logits, info_.own_vocab);
+    if (!batch.rows.empty()) Place(result.logits, own_vocab_);
   }
   for (const Peer& peer : peers_) RETURN_IF_ERROR(Collect(peer, batch, &result));
   AddWork(work_, &totals_);
@@ -159,7 +168,7 @@ Status RankedExecutor::Collect(const Peer& peer, const StepBatch& batch, StepRes
   ASSIGN_OR_RETURN(RankReply reply,
                    ParseReply(peer.rank, bytes, has_logits && summarized ? rows : 0, peer.vocab));
   StepResult& part = reply.result;
-  Add(part.sparsity, &result->sparsity);
+  AddCounters(part.sparsity, &result->sparsity);
   Add(part.kv, &result->kv);
   work_.push_back(part.ranks.front());
   if (peer.counts_experts) {
@@ -197,9 +206,9 @@ StatusOr<std::span<const float>> RankedExecutor::FetchFromAll(std::span<const in
     RETURN_IF_ERROR(SendMessage(job_, peer.rank, RankTag::kCommand, command, time_limit_s_));
   }
   logits_.resize(std::max<size_t>(logits_.size(), rows.size() * info_.vocab_size));
-  if (info_.own_vocab.count > 0) {
+  if (own_vocab_.count > 0) {
     ASSIGN_OR_RETURN(const std::span<const float> own, local_->FetchLogits(rows));
-    Place(own, info_.own_vocab);
+    Place(own, own_vocab_);
   }
   for (const Peer& peer : peers_) {
     if (peer.vocab.count == 0) continue;

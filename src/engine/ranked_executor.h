@@ -1,5 +1,6 @@
-// The executor of a model on several ranks. The driver, rank 0, has the engine; it sends each batch to the
-// other ranks, which run it on their layers, heads and experts. docs/contracts/executors.md is normative.
+// The executor of a replica of a model on several ranks. The driver, rank 0 of the job, has the engine; it
+// sends each batch to the replica's other ranks, which run it on their layers, heads and experts.
+// docs/contracts/executors.md is normative.
 #pragma once
 
 #include <functional>
@@ -29,22 +30,26 @@ struct RankSetup {
   int first_sparse_layer = 0;
 };
 
-/// Of the driver. After a rank fails, every later Run returns the same error.
+/// Of the driver. After a rank fails, every later Finish returns the same error.
 class RankedExecutor : public Executor {
  public:
-  /// Has the other ranks create their caches, and waits for them. `local` runs the driver's part. All are
-  /// borrowed. Unimplemented: the layout has data parallel replicas.
+  /// Has the replica's other ranks create their caches, and waits for them. `local` runs the driver's part of
+  /// replica 0; null: another replica, all of whose ranks are remote. All are borrowed.
   static StatusOr<std::unique_ptr<RankedExecutor>> Create(std::unique_ptr<LocalExecutor> local,
                                                           runtime::ThreadPool& threads,
                                                           const models::ModelInfo& info, comm::Transport& job,
                                                           const parallel::Layout& layout,
-                                                          const RankSetup& setup, double time_limit_s);
-  /// Ends the other ranks' RunRank().
+                                                          const RankSetup& setup, double time_limit_s,
+                                                          int replica = 0);
+  /// Ends the RunRank() of the replica's other ranks.
   ~RankedExecutor() override;
 
-  StatusOr<StepResult> Run(const StepBatch& batch) override;
+  void Start(const StepBatch& batch) override;
+  StatusOr<StepResult> Finish() override;
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
-  void BindCaller() override { local_->BindCaller(); }
+  void BindCaller() override {
+    if (local_ != nullptr) local_->BindCaller();
+  }
 
  private:
   // The part of the results that a rank computes.
@@ -56,10 +61,11 @@ class RankedExecutor : public Executor {
   };
   RankedExecutor(std::unique_ptr<LocalExecutor> local, runtime::ThreadPool& threads,
                  const models::ModelInfo& info, comm::Transport& job, const parallel::Layout& layout,
-                 double time_limit_s);
+                 double time_limit_s, int replica);
   Status SetUp(const RankSetup& setup);
   Status Command(RankCommand command, std::string_view body);
-  StatusOr<StepResult> RunOnAll(const StepBatch& batch);
+  StatusOr<StepResult> FinishOnAll(const StepBatch& batch);
+  StatusOr<StepResult> FinishHere(const StepBatch& batch);
   Status Collect(const Peer& peer, const StepBatch& batch, StepResult* result);
   StatusOr<std::span<const float>> FetchFromAll(std::span<const int32_t> rows);
   Status Fail(Status status);
@@ -71,12 +77,15 @@ class RankedExecutor : public Executor {
   parallel::CountedTransport job_;
   const parallel::Layout layout_;
   const double time_limit_s_;
+  std::vector<int> remote_;          // ranks of the replica without the driver
+  const parallel::Range own_vocab_;  // columns of the driver's head; empty: none
   std::vector<Peer> peers_;
+  const StepBatch* started_ = nullptr;
   std::vector<float> logits_, part_, hidden_;
   std::vector<SliceSummaries> slices_;    // of the ranks that have part of the head
   std::vector<parallel::Range> columns_;  // of slices_
   std::vector<RowSummary> summaries_;     // of the last batch
-  std::vector<RankStats> work_, totals_;  // [ranks] of one step, and of all
+  std::vector<RankStats> work_, totals_;  // [driver and ranks of the replica] of one step, and of all
   int64_t counted_bytes_ = 0;             // of the driver's own messages
   Status failure_;
 };

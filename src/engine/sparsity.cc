@@ -73,4 +73,14 @@ int64_t KeySummaryBytesOf(const models::KvSpec& kv, KeySummaryKind kind) {
                                              kind == KeySummaryKind::kSketch);
 }
 
+void AddCounters(const kernels::SparsityCounters& part, kernels::SparsityCounters* sum) {
+  sum->selections += part.selections;
+  sum->reused += part.reused;
+  sum->rechosen += part.rechosen;
+  sum->blocks_read += part.blocks_read;
+  sum->blocks_all += part.blocks_all;
+  for (size_t i = 0; i < part.missed.counts.size(); ++i) sum->missed.counts[i] += part.missed.counts[i];
+  sum->missed.sum += part.missed.sum;
+}
+
 }  // namespace moesaic::engine

@@ -64,4 +64,6 @@ std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity
 /// Bytes of one layer's key summaries of a block.
 int64_t KeySummaryBytesOf(const models::KvSpec& kv, KeySummaryKind kind = KeySummaryKind::kBox);
 
+void AddCounters(const kernels::SparsityCounters& part, kernels::SparsityCounters* sum);
+
 }  // namespace moesaic::engine

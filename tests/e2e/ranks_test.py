@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests a model on several ranks: equal results in every layout, ranks started by this program and by mpirun, and ranks that
 are killed."""
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ from serving import MODEL, Server, until  # noqa: E402
 
 IDS = ",".join(str(3 + i * 7 % 90) for i in range(40))
 LAYOUTS = (("-tp", "2"), ("-pp", "2"), ("-tp", "2", "-ep"), ("-tp", "2", "-pp", "2"), ("-tp", "3"), ("-pp", "3"),
-           ("-tp", "4", "--ep-size", "2"))
+           ("-tp", "4", "--ep-size", "2"), ("-tp", "2", "-dp", "2"))
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MPI_FLAGS = ["--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "vader,self", "--mca",
              "btl_vader_single_copy_mechanism", "none", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
@@ -68,6 +69,9 @@ class Results(RanksCase):
                     self.assertEqual(rows, self.logits(GOLDEN / model, *flags), "a layout repeats its results")
 
     def test_verbs_take_the_same_flags(self):
+        words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "--prompt", "The lion", "--prompt",
+                 "In the woods", "-n", "24", "--temperature", "0", "--format", "jsonl")
+        self.assertEqual(run(*words, "-dp", "2").stdout, run(*words).stdout)
         text = self.folder / "text.txt"
         text.write_text("The lion was in the woods and the owl was in the tree. " * 8)
         words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "24", "--temperature", "0")
@@ -162,7 +166,11 @@ class Refusals(RanksCase):
         self.assert_refused(["-tp", "7"], "4 attention heads can't be divided among 7 tensor parallel ranks")
         self.assert_refused(["-tp", "3", "--ep-size", "2"], "expert")
         self.assert_refused(["-tp", "0"], "--tensor-parallel-size", code=2)
-        self.assert_refused(["-dp", "2"], "-dp must be 1, found 2", code=2)
+        self.assert_refused(["-dp", "2", "-ep"], "--data-parallel-size 2 excludes --enable-expert-parallel")
+        error = run("bench", MODEL, "-dp", "2", code=2).stderr
+        self.assertIn("--data-parallel-size: must be 1: bench measures one replica", error)
+        error = run("serve", MODEL, "-dp", "2", "--kv-events", "tcp://127.0.0.1:*", "--port", "0", code=1).stderr
+        self.assertIn("KV events describe one cache, but DP2 has one for each replica", error)
 
     def test_a_topology_has_one_device_for_each_rank(self):
         self.assert_refused(["-tp", "2", "--topology", ROOT / "topologies" / "h800-h20-mixed.json"],
@@ -241,6 +249,41 @@ class Serving(RanksCase):
                 answer += part
         self.assertIn(b'data: {"error"', answer)
         self.assertTrue(answer.rstrip().endswith((b"data: [DONE]", b"0")), answer[-200:])
+
+    def test_replicas_answer_like_one_rank(self):
+        def answers(server):
+            def ask(number):
+                status, answer = server.json("POST", "/v1/completions", {
+                    "prompt": f"{number} owls and a lion went to the woods", "max_tokens": 24, "temperature": 0})
+                self.assertEqual(status, 200, answer)
+                return answer["choices"][0]["text"]
+            with concurrent.futures.ThreadPoolExecutor(32) as pool:
+                return list(pool.map(ask, range(32)))
+
+        def tokens(server):
+            metrics = server.metrics()
+            return [metrics[f'moesaic:replica_generation_tokens_total{{replica="{replica}"}}'] for replica in range(2)]
+
+        one = Server("--dtype", "f32", "--threads", "1")
+        expected = answers(one)
+        self.assertEqual(one.stop(), 0)
+        for flags in (("-dp", "2"), ("-dp", "2", "-tp", "2"), ("-dp", "2", "-pp", "2")):
+            with self.subTest(layout=flags):
+                server = Server("--dtype", "f32", "--threads", "1", *flags)
+                self.addCleanup(server.process.kill)
+                ranks = children(server.process.pid)
+                self.assertEqual(answers(server), expected)
+                server.wait_until_quiet()
+                self.assertTrue(all(count > 0 for count in tokens(server)), tokens(server))
+                self.assertEqual(sum(tokens(server)), server.metric("vllm:generation_tokens_total"))
+                self.assertEqual(server.stop(), 0)
+                until(lambda: all(map(ended, ranks)), limit())
+
+    def test_a_killed_rank_of_another_replica_ends_the_server(self):
+        server = Server("-dp", "2")
+        self.addCleanup(server.process.kill)
+        self.assertEqual(server.json("GET", "/health")[0], 200)
+        self.kill_a_rank(server)
 
     def test_an_idle_server_notices_a_killed_rank(self):
         server = Server("-pp", "2")

@@ -223,6 +223,14 @@ class StormOverRanks(Storm):
                 "--kv-warm-memory", "512KiB")
 
 
+class StormOverReplicas(Storm):
+    """The same storm with two replicas of two processes each."""
+
+    def flags(self):
+        return ("-dp", "2", "-tp", "2", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB",
+                "--kv-warm-memory", "512KiB")
+
+
 class Killed(unittest.TestCase):
     def test_leaves_nothing_behind(self):
         """Kills the server while requests of every kind run. A new server takes the port at once, and no file remains."""

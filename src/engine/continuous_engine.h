@@ -1,0 +1,124 @@
+// The engine of one model and one executor: continuous batching over the blocks of one KV cache.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "cache/kv_store.h"
+#include "cache/kv_tiers.h"
+#include "cache/radix_tree.h"
+#include "engine/engine.h"
+#include "engine/executor.h"
+#include "engine/model_drafter.h"
+#include "engine/row_tasks.h"
+#include "engine/scheduler.h"
+#include "engine/speculation.h"
+
+namespace moesaic::engine {
+
+/// The cache of an engine: block numbers, the radix tree, tiers and the store of this rank.
+struct KvCache {
+  cache::KvStoreOptions sizes;  // of the stores of all ranks
+  std::unique_ptr<cache::BlockPool> pool;
+  // The disk tier writes to it until it is destroyed. Null: all ranks are remote.
+  std::unique_ptr<cache::KvStore> store;
+  std::unique_ptr<cache::RadixTree> tree;
+  std::unique_ptr<cache::KvTiers> tiers;
+};
+
+/// Time of an engine's steps so far.
+struct StepSeconds {
+  double prefill = 0, decode = 0;
+};
+
+/// One thread, like Engine.
+class ContinuousEngine : public Engine {
+ public:
+  /// `threads` is borrowed. `options` are resolved.
+  ContinuousEngine(const models::ModelInfo& info, runtime::ThreadPool& threads, KvCache kv,
+                   std::unique_ptr<Executor> executor, std::unique_ptr<ModelDrafter> drafter,
+                   const EngineOptions& options, int max_context);
+
+  void BindCaller() override { executor_->BindCaller(); }
+  Status Check(const Request& request) const override;
+  StatusOr<RequestId> Add(Request request) override;
+  /// Like Add, with an id that is greater than those of all earlier requests.
+  Status AddAs(RequestId id, Request request);
+  /// Leading tokens of the prompt that are in the radix tree in whole blocks. Changes nothing.
+  int64_t CachedTokens(const Request& request) const;
+  /// Tokens to compute for all requests, with at most kExpectedOutputs of the outputs of each.
+  int64_t PendingTokens() const;
+  StepSeconds seconds() const { return {.prefill = stats_.prefill_seconds, .decode = stats_.decode_seconds}; }
+  void Cancel(RequestId id) override;
+  Status Step(std::vector<TokenEvent>* events) override;
+  /// Plans a step, commits the plan and starts its batch. Only Finish() may follow. If no work is left, or if
+  /// moving blocks fails, nothing is started.
+  void Begin();
+  /// Ends the step like Step().
+  Status Finish(std::vector<TokenEvent>* events);
+  void ClearCache() override;
+  bool saving() const override {
+    return std::ranges::any_of(kv_.tiers->all(), [](const cache::KvTier* tier) { return tier->saving(); });
+  }
+  void SaveCache(const std::function<bool()>& stop) override;
+  bool idle() const override { return scheduler_.empty() && ended_.empty(); }
+  EngineStats stats() const override;
+  const models::ModelInfo& model() const override { return info_; }
+  int max_context() const override { return max_context_; }
+  const SpeculativeOptions& speculative() const override { return options_.speculative; }
+  const SparsityOptions& sparsity() const override { return options_.sparsity; }
+  Status Score(std::span<const int32_t> ids,
+               const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink,
+               models::RouteTap* routes) override;
+
+ private:
+  // The step between Begin and Finish.
+  struct StepState {
+    Status status = OkStatus();  // error before the batch started
+    bool started = false;
+    StepPlan plan = {};
+    StepBatch batch = {};
+    Clock::time_point begin = {}, drafted = {};
+    bool masks_are_late = false;
+    bool embeds = false;  // a request wants its prompt's last hidden state
+  };
+  int pool_tokens() const { return kv_.pool->total_blocks() * tensor::kKvBlockTokens; }
+  Status CheckIds(std::span<const int32_t> ids) const;
+  Status ApplyOps(cache::KvOps ops);
+  Status MoveBlocks();
+  void WaitForTiers();
+  void TakeResult(const StepResult& result);
+  Status TakeOutcome();
+  void SetSparsity(Sequence& sequence);
+  void End(RequestId id, FinishReason reason);
+  Status FinishMoves();
+  Status FinishRows(std::vector<TokenEvent>* events);
+  void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
+  static void Accept(std::span<RowTask> tasks);
+  void CountAdmissions(const StepPlan& plan);
+  void CountPrompts(const StepPlan& plan);
+  void ReportFirst(Sequence& sequence, TokenEvent& event) const;
+  void Emit(RowTask& task, std::vector<TokenEvent>* events);
+  void EmitPromptOnly(std::vector<TokenEvent>* events);
+  void CountTime(const StepPlan& plan, double seconds);
+
+  const models::ModelInfo info_;
+  KvCache kv_;
+  EngineOptions options_;
+  const int max_context_;
+  const int scored_rows_;
+  Scheduler scheduler_;
+  const std::unique_ptr<Executor> executor_;
+  RowTasks rows_;
+  std::unique_ptr<Speculation> speculation_;  // or null
+  std::vector<TokenEvent> ended_;             // ends that the next Step reports
+  RequestId last_id_ = 0;
+  StepState step_;
+  int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
+  EngineStats stats_;
+};
+
+}  // namespace moesaic::engine

@@ -1,0 +1,163 @@
+// Engines over several ranks, which are threads here, and their expected outputs. For tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/transport/local_transport.h"
+#include "engine/engine.h"
+#include "engine/kv_budget.h"
+#include "engine/ranked_executor.h"
+#include "models/test_session.h"
+
+namespace moesaic::engine {
+
+inline constexpr double kTimeLimit = 20;
+
+/// A model on the ranks of a layout: the engine in the calling thread, other ranks in threads.
+class RankedEngine {
+ public:
+  /// `dies_at_send`: number of the message instead of which rank 1 dies; -1: none.
+  RankedEngine(const std::string& checkpoint, const parallel::Degrees& degrees, int64_t dies_at_send = -1)
+      : path_(models::SourcePath("tests/golden/" + checkpoint)),
+        layout_(*parallel::Layout::Create(degrees)),
+        topology_(comm::Topology::Flat(layout_.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10})),
+        job_(layout_.ranks()),
+        ended_(layout_.ranks()) {
+    if (dies_at_send >= 0) job_.KillAtSend(1, dies_at_send);
+    for (int rank = 1; rank < layout_.ranks(); ++rank) {
+      ranks_.emplace_back([this, rank] {
+        const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+        auto model = Load(rank, *threads);
+        if (model.ok()) {
+          ended_[rank] = RunRank(**model, kernels_, *threads, job_.end(rank), layout_, {}, kTimeLimit);
+        } else {
+          ended_[rank] = model.status();
+        }
+        job_.Leave(rank);
+      });
+    }
+    auto model = Load(0, *threads_);
+    EXPECT_TRUE(model.ok()) << Message(model.status());
+    model_ = *std::move(model);
+  }
+
+  ~RankedEngine() { End(); }
+
+  /// Starts the engine. `blocks` of the driver's cache and of its swap and warm areas.
+  Status Start(EngineOptions options, int blocks, int swap_blocks = 0, int warm_blocks = 0) {
+    const int64_t bytes = LayoutFor(model_->info().kv, tensor::DType::kF32, options.sparsity.key_summaries,
+                                    options.sparsity.summary_kind)
+                              .total_bytes();
+    options.kv_bytes = blocks * bytes;
+    options.swap_bytes = swap_blocks * bytes;
+    options.warm_bytes = warm_blocks * bytes;
+    options.job = &job_.end(0);
+    options.layout = layout_;
+    options.rank_time_limit_s = kTimeLimit;
+    auto engine = Engine::Create(*model_, kernels_, *threads_, options);
+    if (!engine.ok()) return engine.status();
+    engine_ = *std::move(engine);
+    return OkStatus();
+  }
+
+  /// A cache of 8 blocks, and an executor of its own instead of an engine's.
+  StatusOr<std::unique_ptr<RankedExecutor>> MakeExecutor(double limit_s = kTimeLimit) {
+    const tensor::KvLayout layout = LayoutFor(model_->info().kv, tensor::DType::kF32, false, {});
+    store_ = *cache::KvStore::Create({.layout = layout, .blocks = 8}, *threads_);
+    return RankedExecutor::Create(
+        std::make_unique<LocalExecutor>(*model_, kernels_, *threads_, *store_, /*first_sparse_layer=*/0),
+        *threads_, model_->info(), job_.end(0), layout_, {.dtype = tensor::DType::kF32, .blocks = 8},
+        limit_s);
+  }
+
+  Engine& engine() { return *engine_; }
+  const models::ModelInfo& info() const { return model_->info(); }
+  comm::LocalJob& job() { return job_; }
+
+  /// Ends the engine and returns how the other ranks ended.
+  const std::vector<Status>& End() {
+    if (engine_ == nullptr) {
+      for (int rank = 1; rank < layout_.ranks(); ++rank) job_.Kill(0);
+    }
+    engine_ = nullptr;
+    for (std::thread& rank : ranks_) rank.join();
+    ranks_.clear();
+    return ended_;
+  }
+
+ private:
+  StatusOr<std::unique_ptr<models::Model>> Load(int rank, runtime::ThreadPool& threads) {
+    ASSIGN_OR_RETURN(std::shared_ptr<parallel::RankGroups> groups,
+                     parallel::RankGroups::Create(job_.end(rank), topology_, layout_, kTimeLimit));
+    return models::Model::Load(path_, {.dtype = "f32", .progress = nullptr, .groups = groups}, threads);
+  }
+
+  const std::string path_;
+  const parallel::Layout layout_;
+  const comm::Topology topology_;
+  comm::LocalJob job_;
+  const kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
+  std::unique_ptr<runtime::ThreadPool> threads_ = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  std::vector<Status> ended_;
+  std::vector<std::thread> ranks_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<cache::KvStore> store_;
+  std::unique_ptr<Engine> engine_;
+};
+
+/// Parameter of tests.
+struct Case {
+  const char* checkpoint;
+  parallel::Degrees degrees;
+};
+
+inline void PrintTo(const Case& c, std::ostream* out) { *out << c.checkpoint << " " << Name(c.degrees); }
+
+inline constexpr int kTokens = 24;
+
+/// Runs every prompt twice at once and compares the outputs with the oracle's as far as it is certain.
+inline void ExpectOracle(Engine& engine, const std::string& checkpoint) {
+  const std::vector<models::GoldenPrompt> golden =
+      models::ReadGolden(models::SourcePath("tests/golden/" + checkpoint + "/golden.safetensors"));
+  std::map<RequestId, const models::GoldenPrompt*> prompts;
+  for (size_t i = 0; i < 2 * golden.size(); ++i) {
+    Request request;
+    request.prompt = golden[i % golden.size()].ids;
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = kTokens;
+    const auto id = engine.Add(request);
+    ASSERT_TRUE(id.ok()) << Message(id.status());
+    prompts[*id] = &golden[i % golden.size()];
+  }
+  std::map<RequestId, std::vector<int32_t>> said;
+  while (!engine.idle()) {
+    std::vector<TokenEvent> events;
+    const Status status = engine.Step(&events);
+    ASSERT_TRUE(status.ok()) << Message(status);
+    for (const TokenEvent& event : events) said[event.request].push_back(*event.token);
+  }
+  for (const auto& [id, prompt] : prompts) {
+    ASSERT_EQ(said[id].size(), kTokens);
+    for (size_t i = 0; i < std::min<size_t>(prompt->greedy.size(), kTokens); ++i) {
+      if (prompt->margins[i] < 1e-3F) break;
+      ASSERT_EQ(said[id][i], prompt->greedy[i]) << "request " << id << ", token " << i;
+    }
+  }
+}
+
+inline std::string NameOf(const testing::TestParamInfo<Case>& info) {
+  std::string name = Name(info.param.degrees);
+  std::erase(name, ' ');
+  return models::TestName(info.param.checkpoint) + "_" + name;
+}
+
+}  // namespace moesaic::engine

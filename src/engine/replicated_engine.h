@@ -1,0 +1,57 @@
+// The engine of a model with data parallel replicas: one continuous engine for each, which one thread steps
+// together. docs/contracts/executors.md, X21 to X26, is normative.
+#pragma once
+
+#include <absl/container/flat_hash_map.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/continuous_engine.h"
+#include "engine/engine.h"
+
+namespace moesaic::engine {
+
+/// Each replica has its own scheduler, KV blocks and prefix tree. Replica 0 computes in this process.
+class ReplicatedEngine : public Engine {
+ public:
+  /// [replicas], at least one, created with equal options.
+  explicit ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas);
+
+  void BindCaller() override { first().BindCaller(); }
+  Status Check(const Request& request) const override { return first().Check(request); }
+  /// Sends the request to the replica that would have least to compute with it: tokens of its other requests,
+  /// and of this prompt those that are not in its prefix tree. The first of equal ones.
+  StatusOr<RequestId> Add(Request request) override;
+  void Cancel(RequestId id) override;
+  /// Starts the step of every replica before it waits for any. If a replica fails, the others still end their
+  /// steps, and the first error is returned.
+  Status Step(std::vector<TokenEvent>* events) override;
+  void ClearCache() override;
+  bool saving() const override;
+  void SaveCache(const std::function<bool()>& stop) override;
+  bool idle() const override;
+  /// Sums over the replicas. Seconds are those of common steps.
+  EngineStats stats() const override;
+  const models::ModelInfo& model() const override { return first().model(); }
+  int max_context() const override { return first().max_context(); }
+  const SpeculativeOptions& speculative() const override { return first().speculative(); }
+  const SparsityOptions& sparsity() const override { return first().sparsity(); }
+  /// Replica 0 computes all rows.
+  Status Score(std::span<const int32_t> ids,
+               const std::function<Status(int64_t first_row, std::span<const float> rows)>& sink,
+               models::RouteTap* routes) override;
+
+ private:
+  ContinuousEngine& first() const { return *replicas_.front(); }
+  size_t ReplicaFor(const Request& request) const;
+  void CountTime(std::span<const StepSeconds> before);
+
+  const std::vector<std::unique_ptr<ContinuousEngine>> replicas_;
+  absl::flat_hash_map<RequestId, size_t> replica_of_;  // of the requests that have not ended
+  RequestId last_id_ = 0;
+  StepSeconds seconds_;
+};
+
+}  // namespace moesaic::engine

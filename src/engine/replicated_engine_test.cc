@@ -1,0 +1,177 @@
+#include "engine/replicated_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <thread>
+
+#include "comm/transport/local_transport.h"
+#include "engine/fake_engine.h"
+#include "engine/ranked_executor.h"
+
+namespace moesaic::engine {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr double kLimitSeconds = 20;
+
+/// Replicas of one rank each; the ranks are threads.
+class ReplicatedEngineTest : public FakeEngineTest {
+ protected:
+  ReplicatedEngineTest() : FakeEngineTest(512) {
+    for (int rank = 1; rank < kReplicas; ++rank) {
+      ranks_.emplace_back([this, rank] {
+        const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+        FakeModel model(512);
+        ended_[rank] = RunRank(model, kernels_, *threads, job_.end(rank), layout_, {}, kLimitSeconds);
+        job_.Leave(rank);
+      });
+    }
+  }
+  ~ReplicatedEngineTest() override {
+    if (engine_ == nullptr) job_.Kill(0);
+    engine_ = nullptr;
+    for (std::thread& rank : ranks_) rank.join();
+  }
+
+  EngineOptions Options() {
+    return {.kv_bytes = 64 * kBlockBytes,
+            .max_sequences = 4,
+            .max_batch_tokens = 64,
+            .seed = 3,
+            .job = &job_.end(0),
+            .layout = layout_,
+            .rank_time_limit_s = kLimitSeconds};
+  }
+  Engine& Start() {
+    engine_ = Make(Options());
+    return *engine_;
+  }
+  std::vector<int64_t> Outputs() const {
+    std::vector<int64_t> outputs;
+    for (const ReplicaStats& replica : engine_->stats().replicas) outputs.push_back(replica.output_tokens);
+    return outputs;
+  }
+
+  static constexpr int kReplicas = 3;
+  const parallel::Layout layout_ = *parallel::Layout::Create({.data = kReplicas});
+  comm::LocalJob job_{kReplicas};
+  std::vector<Status> ended_ = std::vector<Status>(kReplicas);
+  std::vector<std::thread> ranks_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(ReplicatedEngineTest, RequestsSpreadOverReplicasAndKeepTheirOutputs) {
+  Engine& engine = Start();
+  std::map<RequestId, Request> requests;
+  for (int i = 0; i < 12; ++i) {
+    const Request request = Greedy(RandomPrompt(20 + i, i), 30);
+    requests[*engine.Add(request)] = request;
+  }
+  EXPECT_EQ(requests.size(), 12U);
+  std::map<RequestId, Result> results;
+  Step(engine, &results);
+  for (const ReplicaStats& replica : engine.stats().replicas) {
+    EXPECT_EQ(replica.running + replica.waiting, 4);
+  }
+  for (const auto& [id, result] : Drain(engine)) {
+    auto& tokens = results[id].tokens;
+    tokens.insert(tokens.end(), result.tokens.begin(), result.tokens.end());
+  }
+  for (const auto& [id, request] : requests) EXPECT_EQ(results[id].tokens, Alone(request)) << id;
+  EXPECT_THAT(Outputs(), testing::ElementsAre(120, 120, 120));
+  EXPECT_EQ(engine.stats().output_tokens, 360);
+}
+
+// Seeds that requests lack are derived from their number, so the replica has no influence.
+TEST_F(ReplicatedEngineTest, UnseededOutputsAreThoseOfOneReplica) {
+  const auto outputs_of = [](Engine& engine) {
+    for (int i = 0; i < 9; ++i) *engine.Add(MakeRequest(RandomPrompt(10 + i, i), 20, 1.0F));
+    std::map<RequestId, std::vector<int32_t>> outputs;
+    for (const auto& [id, result] : Drain(engine)) outputs[id] = result.tokens;
+    return outputs;
+  };
+  EngineOptions one = Options();
+  one.job = nullptr;
+  one.layout = {};
+  EXPECT_EQ(outputs_of(Start()), outputs_of(*Make(one)));
+}
+
+TEST_F(ReplicatedEngineTest, ARequestGoesToTheReplicaThatHasItsPrefix) {
+  Engine& engine = Start();
+  // The second prompt is computed by replica 1, because replica 0 is busy with the first.
+  const Request other = Greedy(RandomPrompt(100, 1), 4), first = Greedy(RandomPrompt(200, 2), 4);
+  ASSERT_TRUE(engine.Add(other).ok());
+  ASSERT_TRUE(engine.Add(first).ok());
+  Drain(engine);
+  ASSERT_THAT(Outputs(), testing::ElementsAre(4, 4, 0));
+  const Request again = Greedy(Joined(first.prompt, RandomPrompt(10, 3)), 4);
+  EXPECT_GE(Ask(engine, again), 192);
+  EXPECT_THAT(Outputs(), testing::ElementsAre(4, 8, 0));
+}
+
+// A common prefix does not keep requests on one replica while others are idle.
+TEST_F(ReplicatedEngineTest, ACommonPrefixDoesNotOverloadAReplica) {
+  Engine& engine = Start();
+  const std::vector<int32_t> prefix = RandomPrompt(100, 1);
+  Ask(engine, Greedy(prefix, 4));
+  for (int i = 0; i < 12; ++i) {
+    ASSERT_TRUE(engine.Add(Greedy(Joined(prefix, RandomPrompt(5, i)), 50)).ok());
+  }
+  Drain(engine);
+  for (const int64_t outputs : Outputs()) EXPECT_GE(outputs, 150);
+}
+
+TEST_F(ReplicatedEngineTest, CancelledRequestsHoldNothing) {
+  Engine& engine = Start();
+  std::map<RequestId, Result> results;
+  std::set<RequestId> cancelled;
+  int added = 0;
+  for (int i = 0; i < 300; ++i) {
+    const RequestId id = *engine.Add(Greedy(RandomPrompt(1 + i * 7 % 90, i % 11), 20));
+    ++added;
+    for (int steps = i % 3; steps > 0; --steps) Step(engine, &results);
+    if (i % 4 == 0) continue;
+    engine.Cancel(id);
+    cancelled.insert(id);
+  }
+  while (!engine.idle()) Step(engine, &results);
+  ExpectNothingHeld(engine);
+  EXPECT_EQ(std::ssize(results), added);
+  for (const auto& [id, result] : results) {
+    EXPECT_EQ(result.ends, 1) << id;
+    if (!cancelled.contains(id)) EXPECT_EQ(result.finish, FinishReason::kLength) << id;
+  }
+  engine.ClearCache();
+  Step(engine, &results);
+  EXPECT_EQ(engine.stats().free_blocks, engine.stats().total_blocks);
+}
+
+TEST_F(ReplicatedEngineTest, ADeadRankOfAnyReplicaEndsTheEngine) {
+  Engine& engine = Start();
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(engine.Add(Greedy(RandomPrompt(30, i), 100)).ok());
+  std::map<RequestId, Result> results;
+  Step(engine, &results);
+  job_.Kill(1);
+  std::vector<TokenEvent> events;
+  const Status failed = engine.Step(&events);
+  EXPECT_THAT(Message(failed), HasSubstr("rank 1"));
+  EXPECT_EQ(Message(engine.Step(&events)), Message(failed));
+  EXPECT_TRUE(events.empty());
+  for (RequestId id = 1; id <= 6; ++id) engine.Cancel(id);
+  engine.Step(&events).IgnoreError();
+  EXPECT_EQ(events.size(), 6U);  // the requests of all replicas
+  EXPECT_TRUE(engine.idle());
+}
+
+TEST_F(ReplicatedEngineTest, ReplicasThatDivideExpertsAreRefused) {
+  EngineOptions options = Options();
+  options.layout = *parallel::Layout::Create({.data = kReplicas, .expert = kReplicas});
+  const auto engine = Engine::Create(model_, kernels_, *threads_, options);
+  EXPECT_THAT(Message(engine.status()), HasSubstr("DP3 x EP3"));
+}
+
+}  // namespace
+}  // namespace moesaic::engine

@@ -114,8 +114,10 @@ std::vector<std::string> ForMachines(const models::ModelInfo& info, const Line& 
           fmt::format("{:.4f}", line.bandwidth_share)};
 }
 
-nlohmann::json AsJson(const models::ModelInfo& info, const Line& line) {
-  return {{"model", info.model_type},
+nlohmann::json AsJson(const BenchFlags& options, const models::ModelInfo& info, const Line& line) {
+  return {{"layout", Name(options.model.ranks.degrees)},
+          {"ranks", options.model.ranks.degrees.ranks()},
+          {"model", info.model_type},
           {"architecture", info.architecture},
           {"weights", info.weight_format},
           {"weight_bytes", info.weight_bytes},
@@ -138,7 +140,7 @@ nlohmann::json AsJson(const models::ModelInfo& info, const Line& line) {
 void PrintAll(const BenchFlags& options, const models::ModelInfo& info, const std::vector<Line>& lines) {
   if (options.output == "json") {
     nlohmann::json all = nlohmann::json::array();
-    for (const Line& line : lines) all.push_back(AsJson(info, line));
+    for (const Line& line : lines) all.push_back(AsJson(options, info, line));
     Print("{}\n", all.dump(1));
   } else if (options.output == "csv") {
     Print("{}\n", fmt::join(Header(false), ","));
@@ -205,6 +207,9 @@ Status RunBench(const BenchFlags& options) {
   const models::ModelInfo& info = session->model->info();
   RETURN_IF_ERROR(BenchRunner::Check(CasesOf(options), info));
   Tell("{}: {}, loaded in {:.2f} s\n", options.model.model, DescribeWeights(info), session->load_seconds);
+  if (options.model.job != nullptr) {
+    Tell("{}; weights and threads are those of rank 0\n", options.model.job->Describe());
+  }
   std::vector<Line> lines;
   for (const Threads& run : runs) {
     RETURN_IF_ERROR(RunWithThreads(options, *session, run, static_cast<int>(lines.size()), &lines));
@@ -256,7 +261,7 @@ void AddBench(Verb& root, VerbRun& run) {
     if (options->model.ranks.degrees.data > 1) {
       FailUsage("--data-parallel-size", "must be 1: bench measures one replica");
     }
-    if (options->model.ranks.degrees.ranks() > 1) {
+    if (options->model.ranks.several()) {
       if (options->threads.size() > 1) FailUsage("--threads", "takes one number with several ranks");
       options->model.threads = options->threads.front();  // of each rank
     }

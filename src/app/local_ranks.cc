@@ -199,6 +199,14 @@ Status LocalRanks::Wait(double limit_s) {
   const Clock::time_point end =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
   while (Running() > 0 && Clock::now() < end) std::this_thread::sleep_for(kWaitStep);
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Child& child : children_) {
+      if (child.pid < 0 || !failure_.ok()) continue;
+      failure_ = absl::DeadlineExceededError(fmt::format(
+          "rank {} (process {}) did not end within {} s, and was killed", child.rank, child.pid, limit_s));
+    }
+  }
   KillRunning();
   while (Running() > 0) std::this_thread::sleep_for(kWaitStep);
   return Failure();

@@ -119,7 +119,7 @@ void AddPerplexity(Verb& root, VerbRun& run) {
     if (score.window > 0 && score.stride > score.window) {
       FailUsage(fmt::format("--stride {} is above the window of {} tokens", score.stride, score.window));
     }
-    if (options->score.model.ranks.degrees.ranks() > 1 && !options->score.reference.empty()) {
+    if (options->score.model.ranks.several() && !options->score.reference.empty()) {
       FailUsage("--reference",
                 "goes with one rank; save the reference's predictions by --save-logits, and give "
                 "--kl-base");

@@ -24,7 +24,8 @@ namespace {
 
 constexpr double kMeetSeconds = 60;      // for all ranks to start and meet
 constexpr double kFarewellSeconds = 10;  // for started ranks to end after the engine
-constexpr comm::Tag kHostTag = 8;        // tags below parallel::kFirstGroupTag are free for single messages
+constexpr comm::Tag kFingerprintTag = 10;
+constexpr comm::Tag kHostTag = 8;  // tags below parallel::kFirstGroupTag are free for single messages
 
 // A socket that listens on a free port of the loopback interface.
 class LoopbackListener {
@@ -65,20 +66,6 @@ StatusOr<std::string> RandomSecret() {
   return text;
 }
 
-StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
-  parallel::Degrees degrees = flags.degrees;
-  if (degrees.data > 1 && (flags.expert_parallel || degrees.expert > 1)) {
-    return InvalidArgument(
-        "--data-parallel-size {} excludes --enable-expert-parallel and --expert-parallel-size: replicas do "
-        "not "
-        "exchange tokens of experts yet, so that each needs all experts",
-        degrees.data);
-  }
-  if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor;
-  StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees);
-  return layout.ok() ? layout : Annotate(layout.status(), "layout");
-}
-
 // A number that a launcher sets in one of these variables.
 int FromEnvironment(std::initializer_list<const char*> names, int otherwise) {
   for (const char* name : names) {
@@ -99,12 +86,42 @@ void BindRank(int local_rank, int local_size, bool launched) {
   runtime::BindToCpus(runtime::ShareOfCpus(topology, local_rank, local_size));
 }
 
+// Refuses a number of processes that is surely a mistake.
+Status CheckLocalRanks(int ranks) {
+  constexpr int kRanksPerCpu = 4, kLeast = 16;
+  const int most = std::max(kLeast, kRanksPerCpu * static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  const int tasks = FromEnvironment({"SLURM_STEP_NUM_TASKS"}, 1);
+  if (tasks > 1) {
+    return InvalidArgument(
+        "srun started {} tasks without MOESAIC_RENDEZVOUS, so each would start ranks of its own; "
+        "deploy/slurm/moesaic.sbatch sets it",
+        tasks);
+  }
+  if (ranks <= most) return OkStatus();
+  return InvalidArgument(
+      "this machine runs at most {} ranks, found {}; start ranks on several machines by mpirun", most, ranks);
+}
+
 StatusOr<comm::Topology> ReadTopology(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadInput(path));
   return comm::Topology::Parse(text, path);
 }
 
 }  // namespace
+
+StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
+  parallel::Degrees degrees = flags.degrees;
+  if (degrees.data > 1 && (flags.expert_parallel || degrees.expert > 1)) {
+    return InvalidArgument(
+        "--data-parallel-size {} excludes --enable-expert-parallel and --expert-parallel-size: replicas do "
+        "not "
+        "exchange tokens of experts yet, so that each needs all experts",
+        degrees.data);
+  }
+  if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor;
+  StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees);
+  return layout.ok() ? layout : Annotate(layout.status(), "layout");
+}
 
 void AddRankFlags(Verb& verb, RankFlags& flags) {
   const std::string group = "Several ranks";
@@ -114,7 +131,7 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
   degree(
       "--tensor-parallel-size", flags.degrees.tensor,
       "Ranks that divide the matrices of each layer; also -tp. Ranks are processes of this machine, or those "
-      "of mpirun, srun or MOESAIC_RENDEZVOUS");
+      "of mpirun or MOESAIC_RENDEZVOUS");
   degree("--pipeline-parallel-size", flags.degrees.pipeline, "Stages that divide the layers; also -pp");
   degree("--data-parallel-size", flags.degrees.data,
          "Replicas of the model, each on ranks of its own; also -dp. They divide the requests");
@@ -148,10 +165,15 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
       .Group(group);
 }
 
-StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags) {
+StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const std::string& fingerprint) {
   ASSIGN_OR_RETURN(const parallel::Layout layout, LayoutOf(flags));
   const bool launched = comm::IsRankOfJob();
-  if (!launched && layout.ranks() == 1) return std::shared_ptr<RankJob>();
+  if (!launched && layout.ranks() == 1) {
+    if (flags.expert_parallel) Tell("--enable-expert-parallel has no effect on one rank\n");
+    if (!flags.topology.empty()) Tell("--topology has no effect on one rank\n");
+    return std::shared_ptr<RankJob>();
+  }
+  if (!launched) RETURN_IF_ERROR(CheckLocalRanks(layout.ranks()));
   if (!flags.topology.empty()) {
     ASSIGN_OR_RETURN(const comm::Topology topology, ReadTopology(flags.topology));
     if (topology.ranks() != layout.ranks()) {
@@ -174,6 +196,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags) {
     const LoopbackListener listener;
     ASSIGN_OR_RETURN(const uint16_t port, listener.Listen());
     ASSIGN_OR_RETURN(const std::string secret, RandomSecret());
+    setenv("UCX_NET_DEVICES", "lo", /*overwrite=*/0);  // the ranks are on this machine
     ASSIGN_OR_RETURN(children,
                      LocalRanks::Start({.ranks = layout.ranks(),
                                         .environment = {fmt::format("MOESAIC_RENDEZVOUS=127.0.0.1:{}", port),
@@ -185,6 +208,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags) {
                                        .size = layout.ranks(),
                                        .secret = secret,
                                        .listener = listener.fd(),
+                                       .check = [&children] { return children->Failure(); },
                                        .time_limit_s = kMeetSeconds});
     if (!met.ok()) {
       const Status failure = children->Failure();
@@ -194,6 +218,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags) {
   }
   std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
   job->children_ = std::move(children);
+  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, {}", Name(layout.degrees()), fingerprint)));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
   job->local_size_ = static_cast<int>(std::ranges::count(job->hosts_, job->hosts_[job->rank()]));
   const auto earlier =
@@ -202,6 +227,18 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags) {
                            static_cast<int>(earlier)),
            job->local_size_, launched);
   return job;
+}
+
+Status RankJob::CheckFingerprints(const std::string& own) const {
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   comm::TextsOfRanks(*transport_, kFingerprintTag, own, kMeetSeconds));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return InvalidArgument(
+        "all ranks must load the same model in the same way; rank {} has \"{}\", rank 0 \"{}\"", rank,
+        all[rank], all[0]);
+  }
+  return OkStatus();
 }
 
 std::string RankJob::Describe() const {
@@ -225,6 +262,11 @@ StatusOr<std::shared_ptr<parallel::RankGroups>> RankJob::MakeGroups() const {
 }
 
 Status RankJob::Failure() const { return children_ == nullptr ? OkStatus() : children_->Failure(); }
+
+void RankJob::Abandon(const Status& status) {
+  if (transport_->name() == "mpi") Tell("rank {}: {}\n", rank(), Message(status));
+  transport_->EndJob();
+}
 
 Status RankJob::End(Status status) {
   if (children_ == nullptr) return status;

@@ -21,7 +21,13 @@ struct RankFlags {
   std::string layout;            // "auto": the degrees are chosen for the topology
   std::string topology;          // file; "": assumed links
   double time_limit_s = 60;
+
+  /// False where --layout auto may still choose one rank.
+  bool several() const { return degrees.ranks() > 1 || !layout.empty(); }
 };
+
+/// The layout of the flags. InvalidArgument: degrees that do not go together.
+StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 
 /// Declares --tensor-parallel-size, --pipeline-parallel-size, --data-parallel-size, --enable-expert-parallel,
 /// --expert-parallel-size, --layout, --topology and --rank-time-limit.
@@ -30,10 +36,11 @@ void AddRankFlags(Verb& verb, RankFlags& flags);
 class RankJob {
  public:
   /// Starts the other ranks of the flags' layout on this machine, or joins the job of which a launcher
-  /// (mpirun, srun, or MOESAIC_RENDEZVOUS) has made this process a rank. Returns when all ranks have met.
+  /// (mpirun, or MOESAIC_RENDEZVOUS) has made this process a rank. Returns when all ranks have met.
   /// Binds this process to its part of the machine's cores. Null: one rank. Call it before the process has
-  /// threads. InvalidArgument: flags, or a job with another number of ranks.
-  static StatusOr<std::shared_ptr<RankJob>> Start(const RankFlags& flags);
+  /// threads. `fingerprint` describes the model and its settings; it must be equal on all ranks.
+  /// InvalidArgument: flags, a job with another number of ranks, or a rank with another fingerprint.
+  static StatusOr<std::shared_ptr<RankJob>> Start(const RankFlags& flags, const std::string& fingerprint);
 
   int rank() const { return transport_->rank(); }
   int local_ranks() const { return local_size_; }  ///< ranks on this machine
@@ -49,8 +56,13 @@ class RankJob {
   /// Ends the started ranks after the verb: waits for them if it succeeded, otherwise kills them. Returns
   /// `status`, or the failure of a rank that caused it.
   Status End(Status status);
+  /// After a failure of this rank: ends a job whose other ranks would not notice it (Transport::EndJob), and
+  /// reports `status` before.
+  void Abandon(const Status& status);
 
  private:
+  Status CheckFingerprints(const std::string& own) const;
+
   RankJob(const RankFlags& flags, const parallel::Layout& layout, comm::OpenedTransport transport)
       : flags_(flags), layout_(layout), transport_(std::move(transport)) {}
 

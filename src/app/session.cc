@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -14,8 +15,11 @@
 #include "app/progress.h"
 #include "app/table.h"
 #include "cache/block_pool.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/transport/open_transport.h"
 #include "engine/ranked_executor.h"
 #include "engine/speculative.h"
+#include "models/rank_work.h"
 #include "runtime/cpu_features.h"
 #include "runtime/topology.h"
 #include "tensor/packed.h"
@@ -184,8 +188,9 @@ void AddCacheFlags(Verb& verb, ModelFlags& flags) {
   AddKvDtypeFlag(verb, flags.kv_dtype);
 }
 
-StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads) {
-  const runtime::Topology topology = runtime::DetectTopology();
+StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads, int local_ranks) {
+  runtime::Topology topology = runtime::DetectTopology();
+  topology.cpu_quota /= local_ranks;  // cores are divided already
   const auto cpus = static_cast<int>(topology.cpus.size());
   if (threads > cpus) Tell("{} threads share the {} hardware threads of this machine\n", threads, cpus);
   return runtime::ThreadPool::Create({.threads = threads, .pin = true, .topology = &topology});
@@ -233,7 +238,8 @@ StatusOr<TunedKernels> KernelsFor(int threads, bool wanted) {
 
 StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   auto session = std::make_unique<Session>();
-  ASSIGN_OR_RETURN(session->threads, MakeThreads(flags.threads));
+  ASSIGN_OR_RETURN(session->threads,
+                   MakeThreads(flags.threads, flags.job == nullptr ? 1 : flags.job->local_ranks()));
   ASSIGN_OR_RETURN(TunedKernels kernels, KernelsFor(session->threads->size(), flags.tuning));
   session->kernels = std::move(kernels.table);
   session->tuning = std::move(kernels.tuning);
@@ -246,9 +252,9 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   options.numa = NumaOf(flags.numa);
   const std::string method = SpeculativeMethod(flags);
   options.load_mtp = engine::UsesMtp(method) || (method == "auto" && flags.draft_model.empty());
-  options.progress = [&progress](int64_t done, int64_t total) {
+  options.progress = [&progress, &flags](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));
-    return !Interrupted();
+    return !Interrupted() && (flags.job == nullptr || flags.job->Failure().ok());
   };
   RETURN_IF_ERROR(CheckDraftModel(flags));
   if (flags.job != nullptr) {
@@ -287,6 +293,20 @@ StatusOr<std::string> ChooseLayout(ModelFlags& flags) {
                      Name(best.layout.degrees()), flags.ranks.topology, LayoutTable(predictions, kLines));
 }
 
+// Checks that the layout divides the model. Returns the model and the settings that ranks must have in
+// common.
+StatusOr<std::string> CheckLayout(const ModelFlags& flags) {
+  ASSIGN_OR_RETURN(const parallel::Layout layout, LayoutOf(flags.ranks));
+  ASSIGN_OR_RETURN(const std::unique_ptr<checkpoint::Checkpoint> source,
+                   checkpoint::Checkpoint::Open(flags.model));
+  ASSIGN_OR_RETURN(const models::WorkOfRanks work,
+                   models::WorkOfRanks::Create(*source, flags.dtype, /*kv_element_bytes=*/2));
+  RETURN_IF_ERROR(work.Check(layout));
+  return fmt::format("moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}",
+                     MOESAIC_VERSION, flags.dtype, flags.kv_dtype, flags.experts_per_token,
+                     SpeculativeMethod(flags), std::hash<std::string>{}(source->config().dump()));
+}
+
 // A rank other than 0: it computes until rank 0 ends the job. Signals concern rank 0, which ends it in good
 // order.
 Status ComputeForRank0(const ModelFlags& flags) {
@@ -303,10 +323,16 @@ Status RunOnRanks(ModelFlags& flags, const VerbRun& verb) {
   if (flags.ranks.layout == "auto") {
     ASSIGN_OR_RETURN(choice, ChooseLayout(flags));
   }
-  ASSIGN_OR_RETURN(flags.job, RankJob::Start(flags.ranks));
+  std::string fingerprint;
+  if (flags.ranks.several() || comm::IsRankOfJob()) {
+    ASSIGN_OR_RETURN(fingerprint, CheckLayout(flags));
+  }
+  ASSIGN_OR_RETURN(flags.job, RankJob::Start(flags.ranks, fingerprint));
   if (flags.job == nullptr || flags.job->rank() == 0) WriteNotice(choice);
   if (flags.job == nullptr) return verb();
-  const Status status = flags.job->rank() == 0 ? flags.job->End(verb()) : ComputeForRank0(flags);
+  const int rank = flags.job->rank();
+  const Status status = rank == 0 ? flags.job->End(verb()) : ComputeForRank0(flags);
+  if (!status.ok()) flags.job->Abandon(status);
   flags.job.reset();
   return status;
 }

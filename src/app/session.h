@@ -86,7 +86,8 @@ std::string DescribeWeights(const models::ModelInfo& info);
 void AddThreadsFlag(Verb& verb, int& threads);
 
 /// Creates the pool for --threads. Prints a notice if that is more than the machine has.
-StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads);
+/// `local_ranks` processes share the machine's CPU quota.
+StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads, int local_ranks = 1);
 
 /// Returns the machine description that the choices of `moesaic tune` must match for this number of threads.
 StatusOr<nlohmann::json> MachineOfKernels(int threads);

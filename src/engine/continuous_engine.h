@@ -59,6 +59,7 @@ class ContinuousEngine : public Engine {
   void Begin();
   /// Ends the step like Step().
   Status Finish(std::vector<TokenEvent>* events);
+  Status CheckRanks() override { return executor_->CheckPeers(); }
   void ClearCache() override;
   bool saving() const override {
     return std::ranges::any_of(kv_.tiers->all(), [](const cache::KvTier* tier) { return tier->saving(); });

@@ -117,6 +117,8 @@ class Engine {
   /// Plans and runs one step and appends its events; without work it appends none. After an error of the
   /// model no request has advanced, and the step can be retried.
   virtual Status Step(std::vector<TokenEvent>* events) = 0;
+  /// Looks for ranks that have died, between steps. After an error each step fails.
+  virtual Status CheckRanks() { return OkStatus(); }
   /// Evicts all cached blocks that no request holds, and forgets those of all tiers.
   virtual void ClearCache() = 0;
   /// Whether blocks are still to be stored on disk. Step continues to store them, idle or not.

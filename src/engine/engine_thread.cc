@@ -12,6 +12,12 @@
 
 namespace moesaic::engine {
 
+namespace {
+
+constexpr std::chrono::milliseconds kRankCheck{500};  // between two searches for dead ranks of an idle engine
+
+}  // namespace
+
 class EngineThread::Impl {
  public:
   Impl(std::unique_ptr<Engine> engine, const EngineThreadOptions& options)
@@ -107,8 +113,13 @@ class EngineThread::Impl {
       bool stop;
       {
         std::unique_lock lock(mutex_);
-        wake_.wait(lock,
-                   [this] { return stopping_ || !inbox_.empty() || !engine_->idle() || engine_->saving(); });
+        const auto has_work = [this] {
+          return stopping_ || !inbox_.empty() || !engine_->idle() || engine_->saving();
+        };
+        while (options_.fails_for_good && !wake_.wait_for(lock, kRankCheck, has_work)) {
+          if (const Status dead = engine_->CheckRanks(); failure_.ok()) failure_ = dead;
+        }
+        wake_.wait(lock, has_work);
         inbox = std::exchange(inbox_, {});
         // Submit counts them as waiting until the next step updates the statistics.
         stats_.waiting += static_cast<int>(inbox.submitted.size());

@@ -29,6 +29,8 @@ class Executor {
   /// Logits of rows of the last batch, [rows.size(), vocab_size], whose result has summaries. `rows` count
   /// the rows that need logits. Valid until the next call of Start or FetchLogits.
   virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
+  /// Looks for ranks that have died, while no batch is computed.
+  virtual Status CheckPeers() { return OkStatus(); }
   /// Binds the calling thread, which calls Finish, to its core.
   virtual void BindCaller() {}
 };

@@ -14,6 +14,8 @@ using parallel::Layout;
 using parallel::Range;
 
 constexpr int kDriver = 0;
+// Ranks reply to the set-up when they have loaded their weights, some much later than others.
+constexpr double kLoadSeconds = 3600;
 constexpr double kFarewellSeconds = 2;  // limit of the end of a job: a rank may be dead
 
 // A slot that one rank rejected holds nothing useful on others.
@@ -63,7 +65,8 @@ Status RankedExecutor::SetUp(const RankSetup& setup) {
   RETURN_IF_ERROR(Command(RankCommand::kSetup, body.bytes()));
   if (own_vocab_.count > 0) columns_.push_back(own_vocab_);
   for (const int rank : remote_) {
-    ASSIGN_OR_RETURN(const std::string reply, ReceiveMessage(job_, rank, RankTag::kReply, time_limit_s_));
+    ASSIGN_OR_RETURN(const std::string reply,
+                     ReceiveMessage(job_, rank, RankTag::kReply, std::max(time_limit_s_, kLoadSeconds)));
     MessageReader reader(reply);
     const auto code = reader.Get<StatusCode>();
     const std::string_view text = reader.GetText();
@@ -71,6 +74,11 @@ Status RankedExecutor::SetUp(const RankSetup& setup) {
     const Coordinates at = layout_.At(rank);
     const auto vocab = reader.Get<Range>();
     RETURN_IF_ERROR(reader.Finish());
+    if (vocab.first < 0 || vocab.count < 0 || vocab.count > info_.vocab_size - vocab.first) {
+      return InvalidArgument(
+          "rank {} has columns {} to {} of a vocabulary of {}; all ranks must load the same model", rank,
+          vocab.first, vocab.end(), info_.vocab_size);
+    }
     // Shards have rising columns, and ranks of a stage rising shards.
     if (vocab.count > 0) columns_.push_back(vocab);
     peers_.push_back({.rank = rank,
@@ -79,6 +87,14 @@ Status RankedExecutor::SetUp(const RankSetup& setup) {
                       .counts_experts = at.shard == 0});
   }
   return OkStatus();
+}
+
+Status RankedExecutor::CheckPeers() {
+  if (!failure_.ok()) return failure_;
+  constexpr int kPolls = 128;  // transports read clocks once per some polls
+  for (int poll = 0; poll < kPolls; ++poll) job_.Progress();
+  failure_ = parallel::CheckRanks(job_);
+  return failure_;
 }
 
 RankedExecutor::~RankedExecutor() {

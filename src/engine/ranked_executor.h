@@ -47,6 +47,7 @@ class RankedExecutor : public Executor {
   void Start(const StepBatch& batch) override;
   StatusOr<StepResult> Finish() override;
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
+  Status CheckPeers() override;
   void BindCaller() override {
     if (local_ != nullptr) local_->BindCaller();
   }

@@ -28,6 +28,7 @@ class ReplicatedEngine : public Engine {
   /// Starts the step of every replica before it waits for any. If a replica fails, the others still end their
   /// steps, and the first error is returned.
   Status Step(std::vector<TokenEvent>* events) override;
+  Status CheckRanks() override { return replicas_.front()->CheckRanks(); }  // of all replicas
   void ClearCache() override;
   bool saving() const override;
   void SaveCache(const std::function<bool()>& stop) override;

@@ -68,6 +68,13 @@ StatusOr<WorkOfRanks> WorkOfRanks::Create(const checkpoint::Checkpoint& checkpoi
   return work;
 }
 
+Status WorkOfRanks::Check(const parallel::Layout& layout) const {
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    RETURN_IF_ERROR(parallel::MakeShard(layout, rank, shape_).status());
+  }
+  return OkStatus();
+}
+
 StatusOr<parallel::RankWork> WorkOfRanks::Of(const parallel::Layout& layout, int rank) const {
   ASSIGN_OR_RETURN(const parallel::Shard shard, parallel::MakeShard(layout, rank, shape_));
   const bool separate_head = SeparatesHead(dtype_) && formats_.empty();

@@ -22,7 +22,9 @@ class WorkOfRanks {
                                       double kv_element_bytes);
 
   const DecoderSpec& spec() const { return spec_; }
-  /// InvalidArgument where the layout does not fit the model.
+  /// InvalidArgument: the model can't be divided in this way.
+  Status Check(const parallel::Layout& layout) const;
+  /// InvalidArgument like Check().
   StatusOr<parallel::RankWork> Of(const parallel::Layout& layout, int rank) const;
 
  private:

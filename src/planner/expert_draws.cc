@@ -8,7 +8,7 @@
 namespace moesaic::planner {
 namespace {
 
-constexpr int kSteps = 64;           // that are drawn
+constexpr int kSteps = 64;           // to draw
 constexpr int kMostDraws = 1 << 14;  // of one step; more are close to their mean
 
 ExpertUse Mean(int experts, int top_k, int parts, int rows) {
@@ -16,7 +16,7 @@ ExpertUse Mean(int experts, int top_k, int parts, int rows) {
   return {.experts = experts * (1 - missed) / parts, .rows = static_cast<double>(rows) * top_k / parts};
 }
 
-// Draws one step and adds what its busiest part does.
+// Draws one step and adds the use of its busiest part.
 void DrawStep(int experts, int top_k, int parts, int rows, std::mt19937& random, ExpertUse* sum) {
   std::vector<int> order(experts), used(experts, 0), part_experts(parts, 0), part_rows(parts, 0);
   for (int e = 0; e < experts; ++e) order[e] = e;

@@ -242,7 +242,7 @@ struct Metrics::Impl {
   prometheus::Family<prometheus::Counter>& rank_exchange =
       prometheus::BuildCounter()
           .Name("moesaic:rank_exchange_seconds_total")
-          .Help("Part of it in sums with other ranks, and waiting for hidden states of the stage before")
+          .Help("Part of rank_step_seconds_total in sums with other ranks and in waits for hidden states")
           .Register(registry);
   prometheus::Family<prometheus::Counter>& rank_bytes = prometheus::BuildCounter()
                                                             .Name("moesaic:rank_sent_bytes_total")

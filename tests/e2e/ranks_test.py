@@ -131,7 +131,7 @@ class Layouts(RanksCase):
         self.assertIn("--layout auto: ", result.stderr)
         self.assertEqual(result.stderr.count("has the shortest predicted step"), 1, "only rank 0 prints it")
 
-    def test_auto_refuses_what_it_cannot_plan(self):
+    def test_auto_refuses_topologies_without_rates(self):
         words = ("generate", MODEL, "--prompt", "Once", "--layout", "auto")
         self.assertIn("--layout auto needs --topology", run(*words, code=1).stderr)
         self.write(memory_gb=0.001)
@@ -175,6 +175,29 @@ class Refusals(RanksCase):
     def test_a_topology_has_one_device_for_each_rank(self):
         self.assert_refused(["-tp", "2", "--topology", ROOT / "topologies" / "h800-h20-mixed.json"],
                             "the topology must have one device for each of 2 ranks, found 16")
+
+    def test_a_failure_of_rank_0_ends_an_mpi_job(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("mpirun is missing: install openmpi-bin")
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, "serve", MODEL, "-tp", "2", "--port", taken.getsockname()[1]]
+            result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
+                                    env=os.environ | MPI, stdin=subprocess.DEVNULL)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("Address already in use", result.stderr)
+
+    def test_ranks_with_different_settings_are_named(self):
+        environment = os.environ | {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": "2",
+                                    "MOESAIC_RENDEZVOUS": "127.0.0.1:" + Deployment.free_port()}
+        ranks = []
+        for rank, dtype in enumerate(("f32", "int8")):
+            command = [str(BINARY), "generate", str(MODEL), "--prompt", "Once", "-tp", "2", "--dtype", dtype]
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                          env=environment | {"MOESAIC_RANK": str(rank)}))
+        for rank in ranks:
+            _, error = rank.communicate(timeout=limit())
+            self.assertEqual(rank.returncode, 1)
+            self.assertRegex(error, "all ranks must load the same model.* rank 1 has .*dtype int8.* rank 0 .*dtype f32")
 
     def test_a_job_of_another_size_is_refused(self):
         if shutil.which("mpirun") is None:
@@ -292,7 +315,7 @@ class Serving(RanksCase):
         self.kill_a_rank(server)
 
     def test_a_stopped_rank_ends_the_server_after_its_time_limit(self):
-        server = Server("-tp", "2", "--rank-time-limit", "2")
+        server = Server("-tp", "2", "--rank-time-limit", "5")
         self.addCleanup(server.process.kill)
         rank = children(server.process.pid)[0]
         os.kill(rank, signal.SIGSTOP)
@@ -302,6 +325,20 @@ class Serving(RanksCase):
         server.process.wait(limit())
         self.assertEqual(server.stop(), 1)
         until(lambda: ended(rank), limit())
+
+    def test_an_idle_server_notices_a_dead_rank_of_another_launcher(self):
+        environment = {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": "2",
+                       "MOESAIC_RENDEZVOUS": "127.0.0.1:" + Deployment.free_port()}
+        other = subprocess.Popen([str(BINARY), "serve", str(MODEL), "-pp", "2"], stdin=subprocess.DEVNULL,
+                                 env=os.environ | environment | {"MOESAIC_RANK": "1"})
+        self.addCleanup(other.kill)
+        server = Server("-pp", "2", environment=environment | {"MOESAIC_RANK": "0"})
+        self.addCleanup(server.process.kill)
+        other.kill()
+        other.wait(limit())
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+        self.assertIn("rank 1", server.read_log())
 
     def test_sigterm_drains_and_ends_all_ranks(self):
         server = Server("-tp", "2", "-pp", "2")
@@ -343,9 +380,29 @@ class Deployment(RanksCase):
             request = urllib.request.Request(url + "/v1/completions", body, {"content-type": "application/json"})
             with urllib.request.urlopen(request, timeout=limit()) as answer:
                 self.assertEqual(json.loads(answer.read())["usage"]["completion_tokens"], 8)
-        finally:
+            ranks = self.ranks_of(process)
+            self.assertGreaterEqual(len(ranks), 2)
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(limit())
+            until(lambda: all(map(ended, ranks)), limit())
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # all have ended
+            process.wait(limit())
+
+    @staticmethod
+    def ranks_of(process):
+        """Processes of the binary in the session of `process`, which started it."""
+        found = []
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if os.getsid(int(folder.name)) == process.pid and (folder / "exe").resolve() == BINARY:
+                    found.append(int(folder.name))
+            except OSError:
+                pass  # it has ended
+        return found
 
     @staticmethod
     def get(url):

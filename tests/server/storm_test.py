@@ -219,7 +219,7 @@ class StormOverRanks(Storm):
     """The same storm with the model on four processes, and a cache that preempts requests to the swap space."""
 
     def flags(self):
-        return ("-tp", "2", "-pp", "2", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB",
+        return ("-tp", "2", "-pp", "2", "--dtype", "f32", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB",
                 "--kv-warm-memory", "512KiB")
 
 

@@ -12,11 +12,10 @@ namespace {
 
 constexpr Link kHostLink = {.latency_s = 1e-6, .bytes_per_s = 5e9};
 constexpr Link kEthernetLink = {.latency_s = 20e-6, .bytes_per_s = 1.25e9};
-constexpr size_t kNameBytes = 64;  // Linux: HOST_NAME_MAX
 
 std::string OwnHost() {
-  std::array<char, kNameBytes + 1> name{};
-  if (gethostname(name.data(), kNameBytes) != 0) return "unknown";
+  std::array<char, kRankTextBytes + 1> name{};
+  if (gethostname(name.data(), kRankTextBytes) != 0) return "unknown";
   return name.data();
 }
 
@@ -32,28 +31,35 @@ Status ReceiveBytes(Transport& transport, int peer, Tag tag, std::span<char> byt
 
 }  // namespace
 
-StatusOr<std::vector<std::string>> HostsOfRanks(Transport& transport, Tag tag, double limit_s) {
+StatusOr<std::vector<std::string>> TextsOfRanks(Transport& transport, Tag tag, const std::string& own,
+                                                double limit_s) {
   const int ranks = transport.size();
-  std::string names(ranks * kNameBytes, '\0');  // [ranks, kNameBytes]
-  const auto name = [&names](int rank) { return std::span(names).subspan(rank * kNameBytes, kNameBytes); };
-  std::ranges::copy(OwnHost(), name(transport.rank()).begin());
+  std::string texts(ranks * kRankTextBytes, '\0');  // [ranks, kRankTextBytes]
+  const auto text = [&texts](int rank) {
+    return std::span(texts).subspan(rank * kRankTextBytes, kRankTextBytes);
+  };
+  std::ranges::copy(own.substr(0, kRankTextBytes), text(transport.rank()).begin());
   if (transport.rank() == 0) {
     for (int rank = 1; rank < ranks; ++rank) {
-      RETURN_IF_ERROR(ReceiveBytes(transport, rank, tag, name(rank), limit_s));
+      RETURN_IF_ERROR(ReceiveBytes(transport, rank, tag, text(rank), limit_s));
     }
     for (int rank = 1; rank < ranks; ++rank) {
-      RETURN_IF_ERROR(SendBytes(transport, rank, tag, names, limit_s));
+      RETURN_IF_ERROR(SendBytes(transport, rank, tag, texts, limit_s));
     }
   } else {
-    RETURN_IF_ERROR(SendBytes(transport, 0, tag, name(transport.rank()), limit_s));
-    RETURN_IF_ERROR(ReceiveBytes(transport, 0, tag, names, limit_s));
+    RETURN_IF_ERROR(SendBytes(transport, 0, tag, text(transport.rank()), limit_s));
+    RETURN_IF_ERROR(ReceiveBytes(transport, 0, tag, texts, limit_s));
   }
-  std::vector<std::string> hosts(ranks);
+  std::vector<std::string> all(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
-    const std::span<const char> padded = name(rank);
-    hosts[rank].assign(padded.begin(), std::ranges::find(padded, '\0'));
+    const std::span<const char> padded = text(rank);
+    all[rank].assign(padded.begin(), std::ranges::find(padded, '\0'));
   }
-  return hosts;
+  return all;
+}
+
+StatusOr<std::vector<std::string>> HostsOfRanks(Transport& transport, Tag tag, double limit_s) {
+  return TextsOfRanks(transport, tag, OwnHost(), limit_s);
 }
 
 Topology TopologyOfHosts(std::span<const std::string> hosts) {

@@ -10,7 +10,13 @@
 
 namespace moesaic::comm {
 
-/// Returns the host name of every rank. All ranks call it; it uses `tag`. Errors are those of transfers.
+/// Exchanges a short text of every rank, cut to kRankTextBytes. All ranks call it; it uses `tag`. Errors are
+/// those of transfers.
+inline constexpr size_t kRankTextBytes = 256;
+StatusOr<std::vector<std::string>> TextsOfRanks(Transport& transport, Tag tag, const std::string& own,
+                                                double limit_s);
+
+/// Returns the host name of every rank, like TextsOfRanks().
 StatusOr<std::vector<std::string>> HostsOfRanks(Transport& transport, Tag tag, double limit_s);
 
 /// Topology of ranks on these hosts. Links have assumed values: those of shared memory within a host, and of

@@ -95,6 +95,7 @@ class MpiTransport final : public Transport {
   }
 
   size_t EagerBytes() const override { return kEagerBytes; }
+  void EndJob() override { MPI_Abort(MPI_COMM_WORLD, 1); }
   void Idle() override {
     if (idles_ < kSpinningIdles) {
       ++idles_;

@@ -30,11 +30,14 @@ StatusOr<OpenedTransport> OpenMpiWorld() {
   const auto session = std::make_shared<MpiSession>();
   if (initialized == 0) {
     int provided = 0;
-    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
       return FormatStatus(StatusCode::kUnavailable, "MPI_Init_thread failed; start the program by mpirun",
                           {});
     }
     session->initialized_here = true;
+    if (provided < MPI_THREAD_SERIALIZED) {
+      return Unimplemented("MPI must support MPI_THREAD_SERIALIZED, found level {}", provided);
+    }
   }
   ASSIGN_OR_RETURN(session->transport, MakeMpiTransport(MPI_COMM_WORLD));
   return OpenedTransport(session, session->transport.get());

@@ -145,6 +145,7 @@ class Host {
     ASSIGN_OR_RETURN(Socket listener, Listen(options_));
     while (std::ranges::find(present_, false) != present_.end()) {
       if (Clock::now() >= end) return Expire();
+      if (options_.check) RETURN_IF_ERROR(options_.check());
       Poll(listener, end);
     }
     for (const auto& peer : peers_) {

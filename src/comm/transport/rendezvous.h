@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,9 @@ struct RendezvousOptions {
   std::string secret;  ///< of the job; must not be empty
   /// Rank 0 only: a non-blocking socket that listens on the address already; borrowed. -1: none.
   int listener = -1;
+  /// Polled by rank 0, at least once per second, while ranks are missing; an error ends the wait. May be
+  /// empty.
+  std::function<Status()> check = {};
   double time_limit_s = 60;
 };
 

@@ -61,6 +61,9 @@ class Transport {
   virtual double SilentSeconds(int peer) const;
   /// Seconds since a fixed point: the clock of time limits. Virtual where delivery is simulated.
   virtual double Now() const = 0;
+  /// Called before a rank ends with a failure. Where peers can't notice the end of a process (MPI), this ends
+  /// all processes of the job, with exit code 1, and does not return.
+  virtual void EndJob() {}
   /// Called by a rank that has nothing to do until a transfer advances. The default yields the processor.
   virtual void Idle();
 };

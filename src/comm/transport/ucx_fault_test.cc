@@ -271,7 +271,7 @@ class UcxFaultTest : public testing::TestWithParam<const char*> {
 };
 
 // Sanitizers make ranks leave late; the masked batches and the end of the process are included, too.
-constexpr double kEndSeconds = 3;
+constexpr double kEndSeconds = 30;  // on a busy machine
 
 TEST_P(UcxFaultTest, SurvivorsNameTheKilledRankInTimeAndDispatchWithoutIt) {
   for (int i = 0; i < 3; ++i) {

@@ -38,8 +38,8 @@ class Server {
   virtual int port() const = 0;
   /// Refuses new generations. /ready answers with 503 from then on.
   virtual void Drain() = 0;
-  /// Reports that the model cannot compute any more: /health and /ready answer with 503 and `reason` from then
-  /// on. Refuses new generations like Drain().
+  /// Reports that the model cannot compute any more: /health and /ready answer with 503 and `reason` from
+  /// then on. Refuses new generations like Drain().
   virtual void Fail(const std::string& reason) = 0;
   /// Ends the running answers with an error. A stream gets an error event in the form of its API and its end.
   /// Later answers end at once.

@@ -24,9 +24,9 @@ Environment ProcessEnvironment();
 ///                                           written in brackets.
 ///
 /// The environment selects UCX by MOESAIC_RENDEZVOUS=HOST:PORT with MOESAIC_RANK and MOESAIC_WORLD_SIZE, or
-/// Slurm's SLURM_PROCID and SLURM_NTASKS without these, otherwise MPI when a launcher has set OMPI_COMM_WORLD_SIZE or PMI_SIZE, and otherwise "local". UCX reads
-/// the job's secret from MOESAIC_JOB_SECRET, or from the file that MOESAIC_JOB_SECRET_FILE names, without its
-/// final newline.
+/// Slurm's SLURM_PROCID and SLURM_NTASKS without these, otherwise MPI when a launcher has set
+/// OMPI_COMM_WORLD_SIZE or PMI_SIZE, and otherwise "local". UCX reads the job's secret from
+/// MOESAIC_JOB_SECRET, or from the file that MOESAIC_JOB_SECRET_FILE names, without its final newline.
 ///
 /// InvalidArgument names the faulty part; Unimplemented for a transport that this build does not have.
 StatusOr<OpenedTransport> OpenTransport(std::string_view spec,

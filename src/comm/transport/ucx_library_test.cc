@@ -16,7 +16,8 @@ TEST(UcxLibraryDeathTest, LoadingKeepsTheDispositionsOfSignals) {
     struct sigaction fault {};
     sigaction(SIGSEGV, nullptr, &fault);
     if (!OpenUcxLibrary().ok()) std::exit(1);
-    struct sigaction hang_up {}, fault_after {};
+    struct sigaction hang_up {
+    }, fault_after{};
     sigaction(SIGHUP, nullptr, &hang_up);
     sigaction(SIGSEGV, nullptr, &fault_after);
     std::exit(hang_up.sa_handler == SIG_IGN && fault_after.sa_handler == fault.sa_handler ? 0 : 2);

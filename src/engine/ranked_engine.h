@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -151,6 +153,46 @@ inline void ExpectOracle(Engine& engine, const std::string& checkpoint) {
       if (prompt->margins[i] < 1e-3F) break;
       ASSERT_EQ(said[id][i], prompt->greedy[i]) << "request " << id << ", token " << i;
     }
+  }
+}
+
+/// Sizes of a cache, and the rows of a step.
+struct Load {
+  int blocks, batch_tokens, swap_blocks = 0, warm_blocks = 0;
+};
+
+/// Outputs are the oracle's with this load, also when prompts are in the prefix cache. `check` sees the
+/// engine before it ends.
+inline void ExpectOracleUnder(const Load& load, const Case& c,
+                              const std::function<void(const EngineStats& stats)>& check = {}) {
+  RankedEngine ranks(c.checkpoint, c.degrees);
+  EngineOptions options;
+  options.max_sequences = 8;
+  options.max_batch_tokens = load.batch_tokens;
+  options.warm_exact = true;
+  const Status started = ranks.Start(options, load.blocks, load.swap_blocks, load.warm_blocks);
+  ASSERT_TRUE(started.ok()) << Message(started);
+  ExpectOracle(ranks.engine(), c.checkpoint);
+  ExpectOracle(ranks.engine(), c.checkpoint);  // prompts are in the prefix caches now
+  const EngineStats stats = ranks.engine().stats();
+  EXPECT_GT(stats.cache_hits, 0);
+  if (check) check(stats);
+  for (const Status& ended : ranks.End()) EXPECT_TRUE(ended.ok()) << Message(ended);
+}
+
+/// Outputs with drafts are the oracle's.
+inline void ExpectOracleWithDrafts(const Case& c) {
+  for (const std::string method : {"ngram", "mtp"}) {
+    if (method == "mtp" && std::string_view(c.checkpoint).find("mtp") == std::string_view::npos) continue;
+    RankedEngine ranks(c.checkpoint, c.degrees);
+    EngineOptions options;
+    options.max_sequences = 8;
+    options.max_batch_tokens = 64;
+    options.speculative.method = method;
+    const Status started = ranks.Start(options, 64);
+    ASSERT_TRUE(started.ok()) << Message(started);
+    ExpectOracle(ranks.engine(), c.checkpoint);
+    EXPECT_GT(ranks.engine().stats().speculation.draft_tokens, 0) << method;
   }
 }
 

@@ -18,41 +18,36 @@ using parallel::Layout;
 class RankedGoldenTest : public testing::TestWithParam<Case> {
  protected:
   std::string checkpoint() const { return GetParam().checkpoint; }
+
+  // Starts the engine of `ranks` with one request.
+  static void StartWithRequest(RankedEngine& ranks, int max_tokens, bool ignore_eos) {
+    EngineOptions options;
+    options.max_sequences = 4;
+    options.max_batch_tokens = 64;
+    ASSERT_TRUE(ranks.Start(options, 32).ok());
+    Request request;
+    request.prompt = {5, 6, 7};
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.ignore_eos = ignore_eos;
+    ASSERT_TRUE(ranks.engine().Add(request).ok());
+  }
+
+  // `failed` names the dead rank, and so does the error of every later step.
+  static void ExpectNamed(const Status& failed, RankedEngine& ranks) {
+    std::vector<TokenEvent> events;
+    ASSERT_FALSE(failed.ok());
+    EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << Message(failed);
+    EXPECT_EQ(Message(ranks.engine().Step(&events)), Message(failed));
+  }
 };
 
 TEST_P(RankedGoldenTest, OutputsAreTheOraclesUnderEveryLoad) {
-  struct Load {
-    int blocks, batch_tokens, swap_blocks = 0, warm_blocks = 0;
-  };
   for (const Load& load : {Load{64, 512}, {64, 13}, {14, 50}, {14, 50, 14}, {20, 512, 0, 20}}) {
-    RankedEngine ranks(checkpoint(), GetParam().degrees);
-    EngineOptions options;
-    options.max_sequences = 8;
-    options.max_batch_tokens = load.batch_tokens;
-    options.warm_exact = true;
-    const Status started = ranks.Start(options, load.blocks, load.swap_blocks, load.warm_blocks);
-    ASSERT_TRUE(started.ok()) << Message(started);
-    ExpectOracle(ranks.engine(), checkpoint());
-    ExpectOracle(ranks.engine(), checkpoint());  // prompts are in the prefix cache now
-    EXPECT_GT(ranks.engine().stats().cache_hits, 0);
-    for (const Status& ended : ranks.End()) EXPECT_TRUE(ended.ok()) << Message(ended);
+    ExpectOracleUnder(load, GetParam());
   }
 }
 
-TEST_P(RankedGoldenTest, DraftsKeepOutputs) {
-  for (const char* method : {"ngram", "mtp"}) {
-    if (std::string(method) == "mtp" && checkpoint().find("mtp") == std::string::npos) continue;
-    RankedEngine ranks(checkpoint(), GetParam().degrees);
-    EngineOptions options;
-    options.max_sequences = 8;
-    options.max_batch_tokens = 64;
-    options.speculative.method = method;
-    const Status started = ranks.Start(options, 64);
-    ASSERT_TRUE(started.ok()) << Message(started);
-    ExpectOracle(ranks.engine(), checkpoint());
-    EXPECT_GT(ranks.engine().stats().speculation.draft_tokens, 0) << method;
-  }
-}
+TEST_P(RankedGoldenTest, DraftsKeepOutputs) { ExpectOracleWithDrafts(GetParam()); }
 
 TEST_P(RankedGoldenTest, AbortsFreeBlocksOnAllRanks) {
   RankedEngine ranks(checkpoint(), GetParam().degrees);
@@ -79,36 +74,19 @@ TEST_P(RankedGoldenTest, AbortsFreeBlocksOnAllRanks) {
 
 TEST_P(RankedGoldenTest, ADeadRankIsNamed) {
   RankedEngine ranks(checkpoint(), GetParam().degrees);
-  EngineOptions options;
-  options.max_sequences = 4;
-  options.max_batch_tokens = 64;
-  ASSERT_TRUE(ranks.Start(options, 32).ok());
-  Request request;
-  request.prompt = {5, 6, 7};
-  request.sampling.max_tokens = 50;
-  ASSERT_TRUE(ranks.engine().Add(request).ok());
+  ASSERT_NO_FATAL_FAILURE(StartWithRequest(ranks, 50, /*ignore_eos=*/false));
   std::vector<TokenEvent> events;
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(ranks.engine().Step(&events).ok());
   ranks.job().Kill(1);
-  const Status failed = ranks.engine().Step(&events);
-  ASSERT_FALSE(failed.ok());
-  EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << Message(failed);
-  EXPECT_EQ(Message(ranks.engine().Step(&events)), Message(failed));
+  ExpectNamed(ranks.engine().Step(&events), ranks);
 }
 
-// A rank dies between two messages of a step. The step's error names it, and so does that of every later one.
+// A rank dies between two messages of a step.
 TEST_P(RankedGoldenTest, ARankThatDiesInAStepIsNamedSoon) {
   for (const int64_t sends : {2, 5, 9, 30}) {
+    SCOPED_TRACE(sends);
     RankedEngine ranks(checkpoint(), GetParam().degrees, sends);
-    EngineOptions options;
-    options.max_sequences = 4;
-    options.max_batch_tokens = 64;
-    ASSERT_TRUE(ranks.Start(options, 32).ok());
-    Request request;
-    request.prompt = {5, 6, 7};
-    request.sampling.max_tokens = 100;
-    request.sampling.ignore_eos = true;
-    ASSERT_TRUE(ranks.engine().Add(request).ok());
+    ASSERT_NO_FATAL_FAILURE(StartWithRequest(ranks, 100, /*ignore_eos=*/true));
     std::vector<TokenEvent> events;
     Status failed;
     std::chrono::steady_clock::time_point begin;
@@ -118,8 +96,7 @@ TEST_P(RankedGoldenTest, ARankThatDiesInAStepIsNamedSoon) {
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     EXPECT_LT(seconds.count(), 2);
-    EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << sends << ": " << Message(failed);
-    EXPECT_EQ(Message(ranks.engine().Step(&events)), Message(failed));
+    ExpectNamed(failed, ranks);
     for (int rank = 2; rank < GetParam().degrees.ranks(); ++rank) ranks.job().Kill(rank);
   }
 }

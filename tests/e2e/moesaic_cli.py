@@ -42,6 +42,20 @@ def run(*arguments, stdin="", code=0):
     return result
 
 
+# Environment and flags of mpirun: ranks share the cores of one machine, and the tests may run as root.
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+MPI_FLAGS = ["--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "vader,self", "--mca",
+             "btl_vader_single_copy_mechanism", "none", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+needs_mpirun = unittest.skipIf(shutil.which("mpirun") is None, "mpirun is missing: install openmpi-bin")
+
+
+def mpirun(*arguments):
+    """Runs `moesaic ARGUMENTS` on two ranks of mpirun and returns the finished process."""
+    command = ["mpirun", "-n", "2", *MPI_FLAGS, str(BINARY), *map(str, arguments)]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit(),
+                          env=os.environ | MPI)
+
+
 def wait_until_caught(process):
     """Waits until the process handles SIGINT."""
     deadline = time.monotonic() + limit()

@@ -15,7 +15,8 @@ import time
 import unittest
 import urllib.request
 
-from moesaic_cli import BINARY, GOLDEN, ROOT, limit, main, read_npy, run, wait_until_caught
+from moesaic_cli import (BINARY, GOLDEN, MPI, MPI_FLAGS, ROOT, limit, main, mpirun, needs_mpirun, read_npy, run,
+                         wait_until_caught)
 
 sys.path.insert(0, str(ROOT / "tests" / "server"))
 from serving import MODEL, Server, until  # noqa: E402
@@ -23,9 +24,6 @@ from serving import MODEL, Server, until  # noqa: E402
 IDS = ",".join(str(3 + i * 7 % 90) for i in range(40))
 LAYOUTS = (("-tp", "2"), ("-pp", "2"), ("-tp", "2", "-ep"), ("-tp", "2", "-pp", "2"), ("-tp", "3"), ("-pp", "3"),
            ("-tp", "4", "--ep-size", "2"), ("-tp", "2", "-dp", "2"))
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-MPI_FLAGS = ["--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "vader,self", "--mca",
-             "btl_vader_single_copy_mechanism", "none", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
 
 
 def children(pid):
@@ -84,13 +82,10 @@ class Results(RanksCase):
         table = json.loads(run("bench", MODEL, "-p", "16", "-n", "4", "-t", "1", "-r", "1", "-o", "json", "-tp", "2").stdout)
         self.assertTrue(table)
 
+    @needs_mpirun
     def test_mpirun_starts_the_ranks(self):
-        if shutil.which("mpirun") is None:
-            self.skipTest("mpirun is missing: install openmpi-bin")
         words = ["generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "12", "--temperature", "0"]
-        command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, *words, "-tp", "2"]
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
-                                env=os.environ | MPI, stdin=subprocess.DEVNULL)
+        result = mpirun(*words, "-tp", "2")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(result.stdout, run(*words).stdout)
 
@@ -143,13 +138,10 @@ class Layouts(RanksCase):
 
 
 class Doctor(RanksCase):
+    @needs_mpirun
     def test_it_measures_the_links_of_a_job(self):
-        if shutil.which("mpirun") is None:
-            self.skipTest("mpirun is missing: install openmpi-bin")
         for flags in ((), ("--json",)):
-            command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, "doctor", "--quick", *flags]
-            result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
-                                    env=os.environ | MPI, stdin=subprocess.DEVNULL)
+            result = mpirun("doctor", "--quick", *flags)
             self.assertEqual(result.returncode, 0, result.stderr)
             if flags:
                 self.assertEqual(json.loads(result.stdout)["links"]["name"], "links of the job")
@@ -176,13 +168,10 @@ class Refusals(RanksCase):
         self.assert_refused(["-tp", "2", "--topology", ROOT / "topologies" / "h800-h20-mixed.json"],
                             "the topology must have one device for each of 2 ranks, found 16")
 
+    @needs_mpirun
     def test_a_failure_of_rank_0_ends_an_mpi_job(self):
-        if shutil.which("mpirun") is None:
-            self.skipTest("mpirun is missing: install openmpi-bin")
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, "serve", MODEL, "-tp", "2", "--port", taken.getsockname()[1]]
-            result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
-                                    env=os.environ | MPI, stdin=subprocess.DEVNULL)
+            result = mpirun("serve", MODEL, "-tp", "2", "--port", taken.getsockname()[1])
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("Address already in use", result.stderr)
 
@@ -199,12 +188,9 @@ class Refusals(RanksCase):
             self.assertEqual(rank.returncode, 1)
             self.assertRegex(error, "all ranks must load the same model.* rank 1 has .*dtype int8.* rank 0 .*dtype f32")
 
+    @needs_mpirun
     def test_a_job_of_another_size_is_refused(self):
-        if shutil.which("mpirun") is None:
-            self.skipTest("mpirun is missing: install openmpi-bin")
-        command = ["mpirun", "-n", "2", *MPI_FLAGS, BINARY, "generate", MODEL, "--prompt", "Once"]
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit(),
-                                env=os.environ | MPI, stdin=subprocess.DEVNULL)
+        result = mpirun("generate", MODEL, "--prompt", "Once")
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("the job has 2 ranks, but", result.stderr)
 
@@ -426,9 +412,8 @@ class Deployment(RanksCase):
                     {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost", "MOESAIC": str(BINARY),
                      "MOESAIC_PORT": self.free_port(), "MOESAIC_RENDEZVOUS_PORT": self.free_port()})
 
+    @needs_mpirun
     def test_mpirun_reads_the_host_file(self):
-        if shutil.which("mpirun") is None:
-            self.skipTest("mpirun is missing: install openmpi-bin")
         port = self.free_port()
         self.answer(["mpirun", "--hostfile", ROOT / "deploy" / "mpi" / "hosts", *MPI_FLAGS, "-n", "2", BINARY, "serve", MODEL,
                      "-tp", "2", "--port", port], MPI | {"MOESAIC_PORT": port})

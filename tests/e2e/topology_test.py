@@ -4,17 +4,13 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import tempfile
 import unittest
 import xml.etree.ElementTree
 
-from moesaic_cli import BINARY, ROOT, limit, run
+from moesaic_cli import ROOT, mpirun, needs_mpirun, run
 
 FILES = ROOT / "topologies"
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-MPI_FLAGS = ["--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "vader,self", "--mca",
-             "btl_vader_single_copy_mechanism", "none", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
 
 
 def table(text):
@@ -128,11 +124,10 @@ class Probe(unittest.TestCase):
         self.assertIn("--name: ", run("topology", "probe", "--name", "a\x1b[2J", code=1).stderr)
         self.assertIn("hardware threads", run("topology", "probe", "--ranks", "60000", code=1).stderr)
 
-    @unittest.skipIf(shutil.which("mpirun") is None, "mpirun is not installed")
+    @needs_mpirun
     def test_ranks_of_a_job_are_probed_by_mpi(self):
         path = self.folder / "job.json"
-        command = ["mpirun", *MPI_FLAGS, "-n", "2", BINARY, "topology", "probe", "-o", path]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **MPI}, timeout=limit())
+        done = mpirun("topology", "probe", "-o", path)
         if "this build has no MPI" in done.stderr:
             self.skipTest("the binary was built without MPI")
         self.assertEqual(done.returncode, 0, done.stderr)

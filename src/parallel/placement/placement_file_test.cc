@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "parallel/placement/damaged_bytes.h"
 #include "parallel/placement/numpy_file.h"
-#include "parallel/placement/random.h"
 
 namespace moesaic::parallel {
 namespace {
@@ -74,17 +74,7 @@ TEST(PlacementFile, DamagedFilesEndInAnErrorOrAValidPlacement) {
   int read = 0;
   for (uint64_t seed = 0; seed < 30000; ++seed) {
     Random random(seed);
-    std::string bytes = files[seed % files.size()];
-    for (int edits = 1 + random.Below(4); edits > 0; --edits) {
-      const size_t at = random.Below(static_cast<int>(bytes.size()));
-      if (random.Below(4) == 0) {
-        bytes.erase(at, 1 + random.Below(8));
-        if (bytes.empty()) bytes = " ";
-      } else {
-        bytes[at] =
-            random.Below(2) ? static_cast<char>(random.Below(256)) : "0123456789[]{},-.e\""[random.Below(19)];
-      }
-    }
+    const std::string bytes = Damaged(files[seed % files.size()], random);
     const auto placement = ParsePlacement(bytes, "f", 2);
     if (placement.ok()) {
       ++read;

@@ -12,15 +12,11 @@
 #include <string>
 #include <utility>
 
-#include "comm/topology/topology_builder.h"
+#include "comm/topology/node_topology.h"
 #include "comm/transport/mpi_transport.h"
 
 namespace moesaic::comm {
 namespace {
-
-// Links of a machine that no file describes: shared memory, and 10 Gbit/s Ethernet between nodes.
-constexpr Link kNodeLink = {.latency_s = 1e-6, .bytes_per_s = 5e9};
-constexpr Link kClusterLink = {.latency_s = 20e-6, .bytes_per_s = 1.25e9};
 
 // MPI programs may wait for each other for any time.
 constexpr double kNoLimitSeconds = 1e9;
@@ -106,18 +102,6 @@ std::vector<int> PlacesOf(const std::vector<int>& nodes) {
   return places;
 }
 
-Topology TopologyOfNodes(const std::vector<int>& nodes) {
-  TopologyBuilder builder;
-  const int count = *std::ranges::max_element(nodes) + 1;
-  const int root = count > 1 ? builder.AddGroup(-1, "cluster", kClusterLink, 0) : -1;
-  for (int node = 0; node < count; ++node) {
-    const int group = builder.AddGroup(root, "node", kNodeLink, 0);
-    for (int64_t left = std::ranges::count(nodes, node); left > 0; --left) builder.AddDevice(group, 0, 0);
-  }
-  return builder.Finish("mpi", "nodes by MPI; links are assumed", {DeviceType{.name = "rank", .flops = {}}},
-                        PlacesOf(nodes));
-}
-
 const char* TopologyFile() {
   const char* const path = std::getenv("MOESAIC_TOPOLOGY");
   return path == nullptr || *path == 0 ? nullptr : path;
@@ -180,7 +164,7 @@ bool AllHaveEqual(MPI_Comm comm, const std::string& text) {
 
 // The topology of the ranks of `comm`. All ranks get one, or all get an error.
 StatusOr<Topology> AgreedTopology(MPI_Comm comm, int rank, int size) {
-  Topology topology = TopologyOfNodes(NodesOf(comm, rank, size));
+  Topology topology = TopologyOfNodes(NodesOf(comm, rank, size), "mpi", "nodes by MPI; links are assumed");
   Status status = OkStatus();
   if (const char* const path = TopologyFile(); path != nullptr) {
     StatusOr<Topology> read = TopologyOfFile(path, comm, size);

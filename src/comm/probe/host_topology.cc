@@ -1,23 +1,12 @@
 #include "comm/probe/host_topology.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 
-#include "comm/topology/topology_builder.h"
+#include "comm/probe/rank_place.h"
+#include "comm/topology/node_topology.h"
 
 namespace moesaic::comm {
 namespace {
-
-constexpr Link kHostLink = {.latency_s = 1e-6, .bytes_per_s = 5e9};
-constexpr Link kEthernetLink = {.latency_s = 20e-6, .bytes_per_s = 1.25e9};
-
-std::string OwnHost() {
-  std::array<char, kRankTextBytes + 1> name{};
-  if (gethostname(name.data(), kRankTextBytes) != 0) return "unknown";
-  return name.data();
-}
 
 Status SendBytes(Transport& transport, int peer, Tag tag, std::span<const char> bytes, double limit_s) {
   ASSIGN_OR_RETURN(const TransferId id, transport.Send(peer, tag, std::as_bytes(bytes)));
@@ -59,27 +48,18 @@ StatusOr<std::vector<std::string>> TextsOfRanks(Transport& transport, Tag tag, c
 }
 
 StatusOr<std::vector<std::string>> HostsOfRanks(Transport& transport, Tag tag, double limit_s) {
-  return TextsOfRanks(transport, tag, OwnHost(), limit_s);
+  return TextsOfRanks(transport, tag, HostName(), limit_s);
 }
 
 Topology TopologyOfHosts(std::span<const std::string> hosts) {
   std::vector<std::string> names;  // distinct, in the order of their first ranks
+  std::vector<int> nodes;
   for (const std::string& host : hosts) {
-    if (std::ranges::find(names, host) == names.end()) names.push_back(host);
+    const auto known = std::ranges::find(names, host);
+    nodes.push_back(static_cast<int>(known - names.begin()));
+    if (known == names.end()) names.push_back(host);
   }
-  TopologyBuilder builder;
-  const int root = names.size() > 1 ? builder.AddGroup(-1, "cluster", kEthernetLink, 0) : -1;
-  std::vector<int> device_of_rank(hosts.size());
-  for (const std::string& name : names) {
-    const int group = builder.AddGroup(root, "node", kHostLink, 0);
-    for (size_t rank = 0; rank < hosts.size(); ++rank) {
-      if (hosts[rank] != name) continue;
-      device_of_rank[rank] = builder.devices();
-      builder.AddDevice(group, 0, 0);
-    }
-  }
-  return builder.Finish("job", "hosts of the job; links are assumed",
-                        {DeviceType{.name = "rank", .flops = {}}}, device_of_rank);
+  return TopologyOfNodes(nodes, "job", "hosts of the job; links are assumed");
 }
 
 }  // namespace moesaic::comm

@@ -19,8 +19,7 @@ StatusOr<std::vector<std::string>> TextsOfRanks(Transport& transport, Tag tag, c
 /// Returns the host name of every rank, like TextsOfRanks().
 StatusOr<std::vector<std::string>> HostsOfRanks(Transport& transport, Tag tag, double limit_s);
 
-/// Topology of ranks on these hosts. Links have assumed values: those of shared memory within a host, and of
-/// 10 Gbit/s Ethernet between hosts.
+/// TopologyOfNodes() of ranks on these hosts.
 Topology TopologyOfHosts(std::span<const std::string> hosts);
 
 }  // namespace moesaic::comm

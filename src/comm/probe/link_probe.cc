@@ -355,7 +355,7 @@ StatusOr<Topology> ProbeThreads(int ranks, const ProbeOptions& options) {
   StatusOr<std::optional<Topology>> result = std::optional<Topology>();
   RunRanks(ranks, [&](Transport& transport) {
     // A thread that the system does not bind is measured where it runs.
-    BindThread(cpus[transport.rank()]);
+    runtime::BindToCpus({cpus[transport.rank()]});
     StatusOr<std::optional<Topology>> probed = ProbeLinks(transport, options);
     if (transport.rank() == 0) result = std::move(probed);
   });

@@ -39,12 +39,6 @@ Hwloc LoadHwloc(bool with_devices) {
   return topology;
 }
 
-std::string HostName() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "localhost";
-  return name.data();
-}
-
 // Number of the only NUMA node whose processors include all of `cpus`; -1 if there is none.
 int NumaNodeOf(hwloc_topology_t topology, hwloc_const_cpuset_t cpus) {
   for (hwloc_obj_t node = nullptr;
@@ -72,6 +66,12 @@ std::string DeviceFact(hwloc_topology_t topology, hwloc_obj_t device) {
 
 }  // namespace
 
+std::string HostName() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "localhost";
+  return name.data();
+}
+
 RankPlace PlaceOfThread() {
   RankPlace place{.host = HostName(), .memory_bytes = runtime::DetectTopology().memory_bytes};
   const Hwloc topology = LoadHwloc(/*with_devices=*/false);
@@ -89,13 +89,6 @@ RankPlace PlaceOfThread() {
     if (object->type == HWLOC_OBJ_CORE) place.core = index;
   }
   return place;
-}
-
-bool BindThread(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  return sched_setaffinity(0, sizeof(set), &set) == 0;
 }
 
 std::vector<std::string> MachineFacts() {

@@ -17,11 +17,11 @@ struct RankPlace {
   int64_t memory_bytes = 0;  ///< of the host; 0: unknown
 };
 
+/// Name of this machine.
+std::string HostName();
+
 /// Place of the calling thread, by its affinity.
 RankPlace PlaceOfThread();
-
-/// Binds the calling thread to one hardware thread. False if the system refuses.
-bool BindThread(int cpu);
 
 /// One line per fact about this machine: sockets, NUMA nodes, caches, and network cards and accelerators with
 /// the NUMA node and the rate of their PCIe link.

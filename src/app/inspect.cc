@@ -224,7 +224,7 @@ Status RunInspect(const InspectFlags& options) {
   ASSIGN_OR_RETURN(const std::vector<int> contexts, ContextsOf(info, options.contexts));
   Predictions layouts;
   if (!options.topology.empty()) {
-    ASSIGN_OR_RETURN(layouts, PredictLayouts({.model = options.model,
+    ASSIGN_OR_RETURN(layouts, PredictLayouts({.model = *source,
                                               .dtype = options.dtype,
                                               .kv_dtype = options.kv_dtype,
                                               .topology = options.topology}));

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "app/input.h"
 #include "app/table.h"
-#include "checkpoint/checkpoint.h"
 #include "models/rank_work.h"
 
 namespace moesaic::app {
@@ -45,11 +43,9 @@ const std::vector<planner::StepShape>& PredictedSteps() {
 StatusOr<std::vector<LayoutPlanner::Prediction>> PredictLayouts(const LayoutQuestion& question) {
   ASSIGN_OR_RETURN(const std::string text, ReadInput(question.topology));
   ASSIGN_OR_RETURN(const comm::Topology topology, comm::Topology::Parse(text, question.topology));
-  ASSIGN_OR_RETURN(const std::unique_ptr<checkpoint::Checkpoint> source,
-                   checkpoint::Checkpoint::Open(question.model));
   const double kv_bytes = question.kv_dtype == "f32" ? 4 : question.kv_dtype == "int8" ? 1 : 2;
   ASSIGN_OR_RETURN(const models::WorkOfRanks work,
-                   models::WorkOfRanks::Create(*source, question.dtype, kv_bytes));
+                   models::WorkOfRanks::Create(question.model, question.dtype, kv_bytes));
   ASSIGN_OR_RETURN(const LayoutPlanner planner,
                    LayoutPlanner::Create(
                        topology, work.spec().hidden, FlopsType(topology, question.dtype),

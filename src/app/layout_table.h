@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/checkpoint.h"
 #include "planner/layout_time.h"
 
 namespace moesaic::app {
 
 struct LayoutQuestion {
-  std::string model;
+  const checkpoint::Checkpoint& model;
   std::string dtype = "auto", kv_dtype = "auto";
   std::string topology;  // file
 };

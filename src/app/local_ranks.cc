@@ -103,7 +103,6 @@ Status LocalRanks::Spawn(int rank, const std::vector<std::string>& words) {
   variables.push_back(fmt::format("MOESAIC_RANK={}", rank));
   variables.push_back(fmt::format("MOESAIC_WORLD_SIZE={}", options_.ranks));
   variables.push_back(fmt::format("MOESAIC_LOCAL_RANK={}", rank));
-  variables.push_back(fmt::format("MOESAIC_LOCAL_SIZE={}", options_.ranks));
   std::vector<std::string> environment = EnvironmentWith(variables), arguments = words;
   const std::vector<char*> environment_pointers = Pointers(environment), word_pointers = Pointers(arguments);
   std::array<int, 2> output{};

@@ -2,7 +2,6 @@
 // command line, and learns its rank from the environment.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,8 +19,8 @@ class LocalRanks {
  public:
   struct Options {
     int ranks = 2;
-    /// Variables of all children, in addition to MOESAIC_RANK, MOESAIC_WORLD_SIZE, MOESAIC_LOCAL_RANK and
-    /// MOESAIC_LOCAL_SIZE: NAME=VALUE.
+    /// Variables of all children, in addition to MOESAIC_RANK, MOESAIC_WORLD_SIZE and MOESAIC_LOCAL_RANK:
+    /// NAME=VALUE.
     std::vector<std::string> environment;
     /// Receives each line that a child writes, "rank 1: TEXT\n". Called by one thread.
     std::function<void(const std::string& line)> output;

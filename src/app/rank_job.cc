@@ -174,11 +174,12 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
     return std::shared_ptr<RankJob>();
   }
   if (!launched) RETURN_IF_ERROR(CheckLocalRanks(layout.ranks()));
+  std::optional<comm::Topology> topology;
   if (!flags.topology.empty()) {
-    ASSIGN_OR_RETURN(const comm::Topology topology, ReadTopology(flags.topology));
-    if (topology.ranks() != layout.ranks()) {
+    ASSIGN_OR_RETURN(topology, ReadTopology(flags.topology));
+    if (topology->ranks() != layout.ranks()) {
       return InvalidArgument("{}: the topology must have one device for each of {} ranks, found {}",
-                             flags.topology, layout.ranks(), topology.ranks());
+                             flags.topology, layout.ranks(), topology->ranks());
     }
   }
   std::unique_ptr<LocalRanks> children;
@@ -220,6 +221,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   job->children_ = std::move(children);
   RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, {}", Name(layout.degrees()), fingerprint)));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
+  job->topology_ = topology.has_value() ? *std::move(topology) : comm::TopologyOfHosts(job->hosts_);
   job->local_size_ = static_cast<int>(std::ranges::count(job->hosts_, job->hosts_[job->rank()]));
   const auto earlier =
       std::ranges::count(job->hosts_.begin(), job->hosts_.begin() + job->rank(), job->hosts_[job->rank()]);
@@ -252,12 +254,8 @@ std::string RankJob::Describe() const {
 }
 
 StatusOr<std::shared_ptr<parallel::RankGroups>> RankJob::MakeGroups() const {
-  comm::Topology topology = comm::TopologyOfHosts(hosts_);
-  if (!flags_.topology.empty()) {
-    ASSIGN_OR_RETURN(topology, ReadTopology(flags_.topology));
-  }
   ASSIGN_OR_RETURN(std::unique_ptr<parallel::RankGroups> groups,
-                   parallel::RankGroups::Create(*transport_, topology, layout_, flags_.time_limit_s));
+                   parallel::RankGroups::Create(*transport_, *topology_, layout_, flags_.time_limit_s));
   return std::shared_ptr<parallel::RankGroups>(std::move(groups));
 }
 

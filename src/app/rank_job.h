@@ -1,8 +1,8 @@
 // The ranks that run one model together: this process and those that it starts, or those of a launcher.
 #pragma once
 
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "app/flags.h"
@@ -69,7 +69,8 @@ class RankJob {
   RankFlags flags_;
   parallel::Layout layout_;
   comm::OpenedTransport transport_;
-  std::vector<std::string> hosts_;  // of all ranks
+  std::vector<std::string> hosts_;          // of all ranks
+  std::optional<comm::Topology> topology_;  // set by Start
   int local_size_ = 1;
   std::unique_ptr<LocalRanks> children_;  // null: a launcher started the ranks
 };

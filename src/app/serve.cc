@@ -35,7 +35,7 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{50};
 // For clients to take the last bytes of answers that the drain deadline ended.
 constexpr std::chrono::seconds kFlushTime{2};
-// For requests to end after a rank failed, and for clients to read that.
+// For requests to end after a rank failed.
 constexpr std::chrono::seconds kFailureTime{2};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
@@ -141,6 +141,16 @@ struct Running {
     return ended.ok() ? engine.failure() : ended;
   }
 
+  // Waits until `done`, at most until the clock says `end`.
+  template <typename Done>
+  void SleepUntil(std::chrono::steady_clock::time_point end, const Done& done) {
+    while (!done() && std::chrono::steady_clock::now() < end) Sleep();
+  }
+  // Ends the running answers with an error, which clients get some time to read.
+  void CutAnswers() {
+    server.StopAnswers();
+    SleepUntil(std::chrono::steady_clock::now() + kFlushTime, [this] { return server.flushed(); });
+  }
   void Sleep() {
     watchdog.Check(engine.idle(), StepProgress(engine.stats()));
     std::this_thread::sleep_for(kPoll);
@@ -165,9 +175,7 @@ void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
     running.log.info("drained: all answers ended after {:.1f} s", elapsed());
   } else {
     running.log.warn("drain deadline reached: ending the running answers with an error");
-    running.server.StopAnswers();
-    const auto flushed_by = std::chrono::steady_clock::now() + kFlushTime;
-    while (!running.server.flushed() && std::chrono::steady_clock::now() < flushed_by) running.Sleep();
+    running.CutAnswers();
   }
   running.server.Close();
   while (!running.engine.idle()) running.Sleep();
@@ -198,13 +206,9 @@ void ShutDownFailed(const Status& failure, Running& running) {
   running.log.error("{}; the server stops", Message(failure));
   running.notifier.Send("STOPPING=1\nSTATUS=a rank failed");
   running.server.Fail(Message(failure));
-  const auto wait = [&running](auto until) {
-    const auto end = std::chrono::steady_clock::now() + kFailureTime;
-    while (!until() && std::chrono::steady_clock::now() < end) running.Sleep();
-  };
-  wait([&running] { return running.server.idle(); });
-  running.server.StopAnswers();
-  wait([&running] { return running.server.flushed(); });
+  running.SleepUntil(std::chrono::steady_clock::now() + kFailureTime,
+                     [&running] { return running.server.idle(); });
+  running.CutAnswers();
   running.server.Close();
 }
 

@@ -274,12 +274,12 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
 namespace {
 
 // Sets the degrees of the best layout for --topology. Returns a text that gives the reason.
-StatusOr<std::string> ChooseLayout(ModelFlags& flags) {
+StatusOr<std::string> ChooseLayout(const checkpoint::Checkpoint& source, ModelFlags& flags) {
   constexpr size_t kLines = 4;
   if (flags.ranks.topology.empty()) {
     return InvalidArgument("--layout auto needs --topology, a file with the ranks' devices and links");
   }
-  ASSIGN_OR_RETURN(const auto predictions, PredictLayouts({.model = flags.model,
+  ASSIGN_OR_RETURN(const auto predictions, PredictLayouts({.model = source,
                                                            .dtype = flags.dtype,
                                                            .kv_dtype = flags.kv_dtype,
                                                            .topology = flags.ranks.topology}));
@@ -295,16 +295,12 @@ StatusOr<std::string> ChooseLayout(ModelFlags& flags) {
 
 // Checks that the layout divides the model. Returns the model and the settings that ranks must have in
 // common.
-StatusOr<std::string> CheckLayout(const ModelFlags& flags) {
+StatusOr<std::string> CheckLayout(const checkpoint::Checkpoint& source, const ModelFlags& flags) {
   ASSIGN_OR_RETURN(const parallel::Layout layout, LayoutOf(flags.ranks));
-  ASSIGN_OR_RETURN(const std::unique_ptr<checkpoint::Checkpoint> source,
-                   checkpoint::Checkpoint::Open(flags.model));
-  ASSIGN_OR_RETURN(const models::WorkOfRanks work,
-                   models::WorkOfRanks::Create(*source, flags.dtype, /*kv_element_bytes=*/2));
-  RETURN_IF_ERROR(work.Check(layout));
+  RETURN_IF_ERROR(models::CheckDivisible(source, flags.dtype, layout));
   return fmt::format("moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}",
                      MOESAIC_VERSION, flags.dtype, flags.kv_dtype, flags.experts_per_token,
-                     SpeculativeMethod(flags), std::hash<std::string>{}(source->config().dump()));
+                     SpeculativeMethod(flags), std::hash<std::string>{}(source.config().dump()));
 }
 
 // A rank other than 0: it computes until rank 0 ends the job. Signals concern rank 0, which ends it in good
@@ -319,13 +315,14 @@ Status ComputeForRank0(const ModelFlags& flags) {
 }  // namespace
 
 Status RunOnRanks(ModelFlags& flags, const VerbRun& verb) {
-  std::string choice;
-  if (flags.ranks.layout == "auto") {
-    ASSIGN_OR_RETURN(choice, ChooseLayout(flags));
-  }
-  std::string fingerprint;
+  std::string choice, fingerprint;
   if (flags.ranks.several() || comm::IsRankOfJob()) {
-    ASSIGN_OR_RETURN(fingerprint, CheckLayout(flags));
+    ASSIGN_OR_RETURN(const std::unique_ptr<checkpoint::Checkpoint> source,
+                     checkpoint::Checkpoint::Open(flags.model));
+    if (flags.ranks.layout == "auto") {
+      ASSIGN_OR_RETURN(choice, ChooseLayout(*source, flags));
+    }
+    ASSIGN_OR_RETURN(fingerprint, CheckLayout(*source, flags));
   }
   ASSIGN_OR_RETURN(flags.job, RankJob::Start(flags.ranks, fingerprint));
   if (flags.job == nullptr || flags.job->rank() == 0) WriteNotice(choice);

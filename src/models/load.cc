@@ -49,9 +49,9 @@ StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const 
   parallel::Shard shard;
   WeightPlan plan;
   // If the parts of some rank can't be cut out of the file, all ranks return the same error.
+  const parallel::ModelShape shape = DivisibleShape(spec, whole);
   for (int rank = 0; rank < groups.layout().ranks(); ++rank) {
-    ASSIGN_OR_RETURN(parallel::Shard part,
-                     parallel::MakeShard(groups.layout(), rank, DivisibleShape(spec, whole)));
+    ASSIGN_OR_RETURN(parallel::Shard part, parallel::MakeShard(groups.layout(), rank, shape));
     ASSIGN_OR_RETURN(WeightPlan planned, PlanShardOfPacked(spec, whole, part, path));
     if (rank != groups.rank()) continue;
     shard = std::move(part);

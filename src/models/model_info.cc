@@ -19,12 +19,7 @@ int64_t ActiveBytes(const DecoderSpec& spec, const RegionPlan& region) {
     case Touch::kAll:
       break;
   }
-  int64_t bytes = region.bytes;
-  for (size_t p = 0; p < region.layouts.size(); ++p) {
-    // MLA decodes absorbed: it reads the transposed copy instead of the original part.
-    if (region.decl.parts[p].transposed) bytes -= region.layouts[0].total_bytes * region.decl.count;
-  }
-  return bytes;
+  return region.decode_bytes();
 }
 
 int64_t ActiveParameters(const DecoderSpec& spec, const RegionDecl& decl) {
@@ -145,20 +140,21 @@ std::string ConfigFile(const checkpoint::Checkpoint& checkpoint) {
   return ((path.extension() == ".safetensors" ? path.parent_path() : path) / "config.json").string();
 }
 
-StatusOr<ModelInfo> InfoOf(const checkpoint::Checkpoint& checkpoint, const std::string& dtype) {
-  ASSIGN_OR_RETURN(DecoderSpec spec, SpecFromConfig(checkpoint.config(), ConfigFile(checkpoint)));
-  ASSIGN_OR_RETURN(const WeightDtype wanted, ParseWeightDtype(dtype));
-  WeightPlan plan;
+StatusOr<WeightPlan> PlanOf(const checkpoint::Checkpoint& checkpoint, WeightDtype dtype, DecoderSpec& spec) {
   if (checkpoint.container() == "moesaic") {
     ASSIGN_OR_RETURN(const auto file, checkpoint::PackedFile::Open(checkpoint.path()));
     DropAbsentMtp(*file, spec);
-    ASSIGN_OR_RETURN(plan, PlanFromPacked(spec, *file));
-  } else if (checkpoint.tensors().empty()) {
-    return InfoFromSpec(spec, dtype);
-  } else {
-    DropAbsentMtp(checkpoint, spec);
-    ASSIGN_OR_RETURN(plan, PlanFromCheckpoint(spec, checkpoint, wanted));
+    return PlanFromPacked(spec, *file);
   }
+  DropAbsentMtp(checkpoint, spec);
+  return PlanFromCheckpoint(spec, checkpoint, dtype);
+}
+
+StatusOr<ModelInfo> InfoOf(const checkpoint::Checkpoint& checkpoint, const std::string& dtype) {
+  ASSIGN_OR_RETURN(DecoderSpec spec, SpecFromConfig(checkpoint.config(), ConfigFile(checkpoint)));
+  ASSIGN_OR_RETURN(const WeightDtype wanted, ParseWeightDtype(dtype));
+  if (checkpoint.container() != "moesaic" && checkpoint.tensors().empty()) return InfoFromSpec(spec, dtype);
+  ASSIGN_OR_RETURN(const WeightPlan plan, PlanOf(checkpoint, wanted, spec));
   return InfoFromPlan(spec, plan);
 }
 

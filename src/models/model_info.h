@@ -24,6 +24,10 @@ KvSpec KvOf(const DecoderSpec& spec, const parallel::Shard& shard);
 /// Returns the file that `checkpoint`'s config came from, for messages.
 std::string ConfigFile(const checkpoint::Checkpoint& checkpoint);
 
+/// Plans loading an opened checkpoint or mapping a packed file. Drops MTP modules from `spec` that are not
+/// stored.
+StatusOr<WeightPlan> PlanOf(const checkpoint::Checkpoint& checkpoint, WeightDtype dtype, DecoderSpec& spec);
+
 /// Returns the properties of an opened checkpoint, where "auto" follows the stored formats. A config without
 /// weights is handled like InfoFromSpec.
 StatusOr<ModelInfo> InfoOf(const checkpoint::Checkpoint& checkpoint, const std::string& dtype);

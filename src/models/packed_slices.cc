@@ -114,10 +114,7 @@ void SlicePiece::Copy() const {
 parallel::ModelShape DivisibleShape(const DecoderSpec& spec, const WeightPlan& whole) {
   parallel::ModelShape shape = ShapeOf(spec);
   for (const RegionPlan& region : whole.regions) {
-    const bool is_ffn = region.decl.precision == Precision::kAny && region.decl.parts.size() == 3;
-    if (!is_ffn && !region.decl.name.ends_with(".o_proj")) continue;
-    int& most = is_ffn ? shape.ffn_unit : shape.attention_unit;
-    most = std::max(most, tensor::ScaledInputs(region.layouts.back().format));
+    if (!region.layouts.empty()) WidenUnit(region.decl, region.layouts.back().format, &shape);
   }
   return shape;
 }

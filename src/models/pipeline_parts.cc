@@ -6,13 +6,9 @@ namespace moesaic::models {
 namespace {
 
 using kernels::SequenceSlice;
+using parallel::kMinPartRows;
+using parallel::kPartsPerStage;
 using parallel::Range;
-
-// A part reads all weights of its rows' experts again. From 32 rows on, dense matrices are bound by
-// computation.
-constexpr int kMinPartRows = 32;
-// With m parts, a stage computes m / (m + stages - 1) of the time: 4/5 or more.
-constexpr int kPartsPerStage = 4;
 
 // Parts of about equal size that begin with a sequence.
 std::vector<Range> PartsBetweenSequences(std::span<const SequenceSlice> sequences, int rows, int stages) {

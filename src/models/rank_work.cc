@@ -1,8 +1,10 @@
 #include "models/rank_work.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "models/model_info.h"
+#include "models/packed_slices.h"
 
 namespace moesaic::models {
 namespace {
@@ -15,33 +17,40 @@ double FlopsPerRow(const RegionPlan& region) {
   return flops;
 }
 
-// MLA decodes from the transposed copy instead of the original.
-double BytesOfStep(const RegionPlan& region) {
-  auto bytes = static_cast<double>(region.bytes);
-  for (const PartDecl& part : region.decl.parts) {
-    if (part.transposed) bytes -= static_cast<double>(region.layouts[0].total_bytes) * region.decl.count;
-  }
-  return bytes;
-}
-
 void Count(const RegionPlan& region, bool is_head, parallel::RankWork* work) {
   work->weight_bytes += static_cast<double>(region.bytes);
   if (region.decl.mtp || region.decl.touch == Touch::kRow) return;
   if (region.decl.touch == Touch::kTopK) {
     ++work->expert_layers;
-    work->experts = std::max(work->experts, region.decl.count);
     work->expert_bytes = std::max(work->expert_bytes, static_cast<double>(region.stride));
     work->expert_flops_per_row = std::max(work->expert_flops_per_row, FlopsPerRow(region));
   } else if (is_head) {
     work->head_bytes += static_cast<double>(region.bytes);
     work->head_flops_per_row += FlopsPerRow(region);
   } else {
-    work->read_bytes += BytesOfStep(region);
+    work->read_bytes += static_cast<double>(region.decode_bytes());
     work->flops_per_row += FlopsPerRow(region) * region.decl.count;
   }
 }
 
 }  // namespace
+
+Status CheckDivisible(const checkpoint::Checkpoint& checkpoint, const std::string& dtype,
+                      const parallel::Layout& layout) {
+  ASSIGN_OR_RETURN(DecoderSpec spec, SpecFromConfig(checkpoint.config(), ConfigFile(checkpoint)));
+  ASSIGN_OR_RETURN(const WeightDtype wanted, ParseWeightDtype(dtype));
+  parallel::ModelShape shape = ShapeOf(spec);
+  if (checkpoint.container() == "moesaic") {
+    ASSIGN_OR_RETURN(const WeightPlan plan, PlanOf(checkpoint, wanted, spec));
+    shape = DivisibleShape(spec, plan);
+  } else if (!checkpoint.tensors().empty()) {
+    ASSIGN_OR_RETURN(shape, DivisibleShape(spec, checkpoint, wanted));
+  }
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    RETURN_IF_ERROR(parallel::MakeShard(layout, rank, shape).status());
+  }
+  return OkStatus();
+}
 
 StatusOr<WorkOfRanks> WorkOfRanks::Create(const checkpoint::Checkpoint& checkpoint, const std::string& dtype,
                                           double kv_element_bytes) {
@@ -51,28 +60,13 @@ StatusOr<WorkOfRanks> WorkOfRanks::Create(const checkpoint::Checkpoint& checkpoi
   ASSIGN_OR_RETURN(work.dtype_, ParseWeightDtype(dtype));
   work.shape_ = ShapeOf(work.spec_);
   if (checkpoint.tensors().empty()) return work;
-  WeightPlan plan;
-  if (checkpoint.container() == "moesaic") {
-    ASSIGN_OR_RETURN(const auto file, checkpoint::PackedFile::Open(checkpoint.path()));
-    DropAbsentMtp(*file, work.spec_);
-    ASSIGN_OR_RETURN(plan, PlanFromPacked(work.spec_, *file));
-  } else {
-    DropAbsentMtp(checkpoint, work.spec_);
-    ASSIGN_OR_RETURN(work.shape_, DivisibleShape(work.spec_, checkpoint, work.dtype_));
-    ASSIGN_OR_RETURN(plan, PlanFromCheckpoint(work.spec_, checkpoint, work.dtype_));
-  }
+  ASSIGN_OR_RETURN(const WeightPlan plan, PlanOf(checkpoint, work.dtype_, work.spec_));
+  work.shape_ = DivisibleShape(work.spec_, plan);
   for (const RegionPlan& region : plan.regions) {
     std::vector<tensor::PackedFormat>& formats = work.formats_[region.decl.name];
     for (const tensor::PackedLayout& layout : region.layouts) formats.push_back(layout.format);
   }
   return work;
-}
-
-Status WorkOfRanks::Check(const parallel::Layout& layout) const {
-  for (int rank = 0; rank < layout.ranks(); ++rank) {
-    RETURN_IF_ERROR(parallel::MakeShard(layout, rank, shape_).status());
-  }
-  return OkStatus();
 }
 
 StatusOr<parallel::RankWork> WorkOfRanks::Of(const parallel::Layout& layout, int rank) const {

@@ -14,6 +14,10 @@
 
 namespace moesaic::models {
 
+/// InvalidArgument: a checkpoint that is loaded in `dtype` can't be divided in this way.
+Status CheckDivisible(const checkpoint::Checkpoint& checkpoint, const std::string& dtype,
+                      const parallel::Layout& layout);
+
 class WorkOfRanks {
  public:
   /// Formats are those in which `dtype` loads the checkpoint; a config without weights has bf16 ones for
@@ -22,9 +26,7 @@ class WorkOfRanks {
                                       double kv_element_bytes);
 
   const DecoderSpec& spec() const { return spec_; }
-  /// InvalidArgument: the model can't be divided in this way.
-  Status Check(const parallel::Layout& layout) const;
-  /// InvalidArgument like Check().
+  /// InvalidArgument where the layout does not fit the model.
   StatusOr<parallel::RankWork> Of(const parallel::Layout& layout, int rank) const;
 
  private:

@@ -297,6 +297,15 @@ Status CheckNoRegionLeft(const DecoderSpec& spec, const checkpoint::PackedFile& 
                          *left.begin(), spec.architecture);
 }
 
+bool IsFeedForward(const RegionDecl& decl) {
+  return decl.precision == Precision::kAny && decl.parts.size() == 3;
+}
+
+// Whether tensor parallel ranks divide the columns of the region's last part.
+bool HasDividedColumns(const RegionDecl& decl) {
+  return IsFeedForward(decl) || decl.name.ends_with(".o_proj");
+}
+
 }  // namespace
 
 void WeightPlan::Add(RegionPlan region) {
@@ -389,17 +398,20 @@ StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const Checkpoin
   return plan;
 }
 
+void WidenUnit(const RegionDecl& decl, tensor::PackedFormat last, parallel::ModelShape* shape) {
+  if (!HasDividedColumns(decl)) return;
+  int& most = IsFeedForward(decl) ? shape->ffn_unit : shape->attention_unit;
+  most = std::max(most, tensor::ScaledInputs(last));
+}
+
 StatusOr<parallel::ModelShape> DivisibleShape(const DecoderSpec& spec, const Checkpoint& checkpoint,
                                               WeightDtype dtype) {
   parallel::ModelShape shape = ShapeOf(spec);
   std::set<std::string> modules;
   for (const RegionDecl& decl : DeclareWeights(spec, SeparatesHead(dtype))) {
-    const bool is_ffn = decl.precision == Precision::kAny && decl.parts.size() == 3;
-    if (!is_ffn && !decl.name.ends_with(".o_proj")) continue;
+    if (!HasDividedColumns(decl)) continue;
     ASSIGN_OR_RETURN(const Stored stored, Inspect(decl, checkpoint, modules));
-    const int unit = tensor::ScaledInputs(ChooseFormats(decl.precision, dtype, stored).back());
-    int& most = is_ffn ? shape.ffn_unit : shape.attention_unit;
-    most = std::max(most, unit);
+    WidenUnit(decl, ChooseFormats(decl.precision, dtype, stored).back(), &shape);
   }
   return shape;
 }

@@ -27,6 +27,15 @@ struct RegionPlan {
   std::vector<float> input_scales;  // [count * parts] static activation scales, or empty
   int64_t start = 0;                // offset of the region in an image of all regions; a multiple of 64
 
+  /// Bytes that a decode step reads of a region whose weights are all used. MLA decodes absorbed: it reads
+  /// the transposed copy instead of the original part.
+  int64_t decode_bytes() const {
+    int64_t read = bytes;
+    for (const PartDecl& part : decl.parts) {
+      if (part.transposed) read -= layouts[0].total_bytes * decl.count;
+    }
+    return read;
+  }
   /// Returns the bytes that the region occupies in an image.
   int64_t placed_bytes() const { return base::RoundUp(bytes, int64_t{64}); }
 };
@@ -69,6 +78,9 @@ StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const checkpoin
 /// spec.
 StatusOr<WeightPlan> PlanFromCheckpoint(const DecoderSpec& spec, const checkpoint::Checkpoint& checkpoint,
                                         WeightDtype dtype, const parallel::Shard& shard);
+
+/// Widens the unit of the slices of a region's columns to that of the format of its last part.
+void WidenUnit(const RegionDecl& decl, tensor::PackedFormat last, parallel::ModelShape* shape);
 
 /// The sizes of `spec` that ranks can divide, with the units of the formats that `dtype` gives the weights of
 /// `checkpoint`.

@@ -29,6 +29,12 @@ struct Degrees {
 /// "TP2 x PP2 x EP2"; "1 rank" if all degrees are 1.
 std::string Name(const Degrees& degrees);
 
+/// Least rows of a part of a batch that flows through a pipeline. A part reads all weights of its rows'
+/// experts again; from 32 rows on, dense matrices are bound by computation.
+inline constexpr int kMinPartRows = 32;
+/// Most parts for each stage. With m parts, a stage computes m / (m + stages - 1) of the time: 4/5 or more.
+inline constexpr int kPartsPerStage = 4;
+
 struct Coordinates {
   int replica = 0, stage = 0, shard = 0;
   bool operator==(const Coordinates&) const = default;

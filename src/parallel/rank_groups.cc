@@ -59,7 +59,6 @@ void RankGroups::Sum(std::span<float> values) {
     Keep(Annotate(summed, fmt::format("sum over the job's ranks {}, which are numbered from 0 here",
                                       fmt::join(tensor_ranks_->ranks(), ", "))));
   }
-  traffic_.summed_bytes += std::ssize(bytes);
   traffic_.seconds += job_.Now() - begin;
 }
 
@@ -76,7 +75,6 @@ void RankGroups::SendHidden(std::span<const float> hidden) {
       job_.Send(StageRank(1), kHiddenTag, std::as_bytes(std::span<const float>(send.hidden)));
   if (!id.ok()) return Keep(id.status());
   send.id = *id;
-  traffic_.hidden_bytes += std::ssize(std::as_bytes(hidden));
   sends_.push_back(std::move(send));
 }
 

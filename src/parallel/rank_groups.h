@@ -20,10 +20,8 @@ inline constexpr comm::Tag kFirstGroupTag = comm::Tag{1} << comm::kCommunicatorT
 
 /// Bytes that one rank sent, and time that it waited for other ranks. All rise over the life of the groups.
 struct GroupTraffic {
-  int64_t summed_bytes = 0;  // size of the vectors that were summed
-  int64_t hidden_bytes = 0;  // hidden states sent to the next stage
-  int64_t sent_bytes = 0;    // messages of both kinds
-  double seconds = 0;        // in sums and receives
+  int64_t sent_bytes = 0;  // messages of both kinds
+  double seconds = 0;      // in sums and receives
 };
 
 /// The groups of one rank. Layers call it between kernels and cannot handle failures there. Therefore the

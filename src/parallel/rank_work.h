@@ -18,7 +18,7 @@ struct RankWork {
 
   // Routed experts, of which a row computes `top_k` of all ranks' `all_experts` per layer.
   int expert_layers = 0;
-  int experts = 0, all_experts = 0, top_k = 0;        ///< per layer
+  int all_experts = 0, top_k = 0;                     ///< per layer
   double expert_bytes = 0, expert_flops_per_row = 0;  ///< of this rank's slice of one expert
 };
 

@@ -17,7 +17,6 @@ using parallel::Layout;
 using parallel::RankWork;
 
 constexpr int kSumsPerLayer = 2;   // after attention and after the feed-forward network
-constexpr int kRowsPerPart = 32;   // least rows of a part of a prefill step
 constexpr double kFloatBytes = 4;  // hidden states travel as f32
 
 std::vector<int> Divisors(int number) {
@@ -31,7 +30,7 @@ std::vector<int> Divisors(int number) {
 int MostParts(const Layout& layout, const StepShape& shape) {
   const int stages = layout.degrees().pipeline;
   if (shape.rows_per_sequence == 1) return std::min(stages, shape.sequences);
-  return std::clamp(shape.rows() / kRowsPerPart, 1, 4 * stages);
+  return std::clamp(shape.rows() / parallel::kMinPartRows, 1, parallel::kPartsPerStage * stages);
 }
 
 }  // namespace
@@ -93,11 +92,9 @@ StepTime LayoutPlanner::TimeOf(const Layout& layout, std::vector<Stage>& stages,
     double seconds() const { return compute + sums; }
   };
   // `shape` is that of one part, which flows through the stage.
-  const auto time_of = [&](Stage& stage, size_t index, const StepShape& part) {
+  const auto time_of = [&](Stage& stage, size_t index, const StepShape& part, const ExpertUse& use) {
     const RankWork& work = stage.work;
     const int rows = part.rows();
-    const int groups = layout.degrees().expert;
-    const ExpertUse use = BusiestPart(work.all_experts, work.top_k, groups, rows);
     const double heads = work.has_head ? part.sequences : 0;
     const double read = work.read_bytes + work.expert_layers * use.experts * work.expert_bytes +
                         (heads > 0 ? work.head_bytes : 0) +
@@ -123,10 +120,12 @@ StepTime LayoutPlanner::TimeOf(const Layout& layout, std::vector<Stage>& stages,
     StepShape part = shape;
     (shape.rows_per_sequence == 1 ? part.sequences : part.rows_per_sequence) =
         base::CeilDiv(shape.rows_per_sequence == 1 ? shape.sequences : shape.rows_per_sequence, parts);
+    const RankWork& any = stages.front().work;  // the router of the model
+    const ExpertUse use = BusiestPart(any.all_experts, any.top_k, layout.degrees().expert, part.rows());
     StepTime step = {.parts = parts};
     StageTime slowest;
     for (size_t s = 0; s < stages.size(); ++s) {
-      const StageTime time = time_of(stages[s], s, part);
+      const StageTime time = time_of(stages[s], s, part, use);
       step.seconds += time.seconds() + time.transfer;
       step.communication += time.sums + time.transfer;
       if (time.seconds() > slowest.seconds()) slowest = time;

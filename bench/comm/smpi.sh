@@ -34,35 +34,9 @@ done
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-printf '#undef exit\n' > "$work/no_exit.h"  # SMPI's macro breaks a member of CLI11
-
-# simulated NAME: compiles bench/comm/NAME.cc and the MPI transport, and links the libraries of the native program, except
-# those of transports.
-simulated() {
-  local name=$1 file libraries
-  mapfile -t libraries < <(ninja -C "$build" -t commands "comm_$name" | tail -1 | tr ' ' '\n' | grep -E '\.(a|so[.0-9]*)$' |
-    grep -vE 'comm_(mpi|open|ucx|rendezvous)\.a|/openmpi/|/lib(mpi|crypto|ucp|uct|ucs|ucm)\.so')
-  for file in bench/comm/"$name".cc src/comm/transport/{mpi_transport,mpi_world,open_transport}.cc; do
-    smpicxx -include "$work/no_exit.h" -std=c++20 -O2 -DNDEBUG -DMOESAIC_HAVE_MPI=1 -DMOESAIC_HAVE_UCX=0 -DFMT_SHARED -Isrc -c "$file" \
-      -o "$work/$(basename "$file" .cc).o"
-  done
-  (cd "$build" && smpicxx -o "$work/$name" "$work/$name.o" "$work"/{mpi_transport,mpi_world,open_transport}.o "${libraries[@]}" \
-    -Wl,--as-needed -latomic)
-}
-
-# simulate TOPOLOGY PROGRAM ...: messages take the latency of their group and share ports fairly; a look for ended
-# messages takes 0.1 us.
-simulate() {
-  local topology=$1 ranks
-  shift
-  "$build/bin/comm_smpi_platform" "$topology" > "$work/platform.xml"
-  ranks=$(grep -c '<host ' "$work/platform.xml")
-  seq -f 'rank%g' 0 $((ranks - 1)) > "$work/hosts"
-  smpirun -np "$ranks" -platform "$work/platform.xml" -hostfile "$work/hosts" --cfg=smpi/simulate-computation:no \
-    --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:no --cfg=smpi/test:1e-7 \
-    --cfg=smpi/grow-injected-times:no --log=root.thres:critical "$@" 2> "$work/errors" ||
-    { cat "$work/errors" >&2; fail "smpirun ended with an error on $topology"; }
-}
+# simulated NAME: builds bench/comm/NAME.cc for SMPI.
+simulated() { bench/comm/smpi_program.sh build "$build" "comm_$1" "$work/$1" "bench/comm/$1.cc"; }
+simulate() { bench/comm/smpi_program.sh run "$build" "$@"; }
 
 all_reduce() {
   local topology

@@ -11,11 +11,11 @@ import argparse
 import json
 import os
 import pathlib
-import secrets
-import socket
 import statistics
 import subprocess
 import sys
+
+from namespaces import NamespaceTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", ROOT / "build" / "release" / "bin" / "moesaic")).resolve()
@@ -25,35 +25,8 @@ CASES = [("decode 1", ["-p", "0", "-n", "32", "-s", "1"]), ("decode 8", ["-p", "
          ("prefill 128", ["-p", "128", "-n", "0"]), ("prefill 512", ["-p", "512", "-n", "0"])]
 
 
-class Network:
-    """Two network namespaces on a bridge, whose ports carry 1 Gbit/s in each direction."""
-
-    def __init__(self):
-        number = os.getpid() % 10000
-        self.bridge, self.nodes = f"moe{number}", [f"moe{number}a", f"moe{number}b"]
-        subnet = f"10.{number // 100 + 100}.{number % 100 + 100}"
-        self.addresses = [f"{subnet}.{i + 2}" for i in range(2)]
-        self.run(f"ip link add {self.bridge} type bridge")
-        self.run(f"ip link set {self.bridge} up")
-        for node, address in zip(self.nodes, self.addresses):
-            self.run(f"ip netns add {node}")
-            self.run(f"ip link add {node} type veth peer name eth0 netns {node}")
-            self.run(f"ip link set {node} master {self.bridge} up")
-            self.run(f"ip -n {node} address add {address}/24 dev eth0")
-            self.run(f"ip -n {node} link set eth0 up")
-            self.run(f"ip -n {node} link set lo up")
-            self.run(f"ip netns exec {node} tc qdisc add dev eth0 root tbf rate 1gbit burst 128kb latency 50ms")
-            self.run(f"tc qdisc add dev {node} root tbf rate 1gbit burst 128kb latency 50ms")
-
-    @staticmethod
-    def run(command, check=True):
-        subprocess.run(command.split(), check=check, stderr=subprocess.DEVNULL if not check else None)
-
-    def close(self):
-        for node in self.nodes:
-            self.run(f"ip link delete {node}", check=False)
-            self.run(f"ip netns delete {node}", check=False)
-        self.run(f"ip link delete {self.bridge}", check=False)
+# Two devices whose ports carry 1 Gbit/s in each direction.
+GIGABIT = {"tree": {"link": {"gb_per_s": 0.125}, "children": [{"count": 2, "device": "core"}]}}
 
 
 def speeds(text):
@@ -70,19 +43,10 @@ def bench(model, flags, case, repetitions):
 
 def bench_over(network, model, flags, case, repetitions):
     """Runs one rank in each namespace; returns the speeds that rank 0 measures."""
-    with socket.create_server(("", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {**os.environ, "MOESAIC_RENDEZVOUS": f"{network.addresses[0]}:{port}", "MOESAIC_WORLD_SIZE": "2",
-                   "MOESAIC_JOB_SECRET": secrets.token_hex(16), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
-    ranks = []
-    for rank, node in enumerate(network.nodes):
-        command = ["ip", "netns", "exec", node, str(BINARY), "bench", model, *case, *flags, "-r", str(repetitions), "-o", "json"]
-        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                      env={**environment, "MOESAIC_RANK": str(rank)}))
-    outputs = [rank.communicate() for rank in ranks]
-    if any(rank.returncode != 0 for rank in ranks):
-        sys.exit("\n".join(error for _, error in outputs))
-    return speeds(outputs[0][0])
+    try:
+        return speeds(network.launch([BINARY, "bench", model, *case, *flags, "-r", repetitions, "-o", "json"]))
+    except RuntimeError as error:
+        sys.exit(str(error))
 
 
 def quartiles(values):
@@ -98,7 +62,7 @@ def main():
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     options = parser.parse_args()
     settings = [("2 threads", None, ["-t", "2"]), ("1 thread", None, ["-t", "1"])]
-    network = Network() if options.network else None
+    network = NamespaceTree(GIGABIT) if options.network else None
     settings += [(LAYOUTS[name][0], network, [*LAYOUTS[name][1], "-t", "1"]) for name in options.layouts]
     samples = {(case, name): [] for case, _ in CASES for name, _, _ in settings}
     try:

@@ -375,6 +375,10 @@ int LocalJob::ranks() const { return shared_->ranks; }
 Transport& LocalJob::end(int rank) { return *ends_.at(rank); }
 void LocalJob::Kill(int rank) { shared_->Kill(rank); }
 void LocalJob::KillAtSend(int rank, int64_t sends) { ends_.at(rank)->KillAtSend(sends); }
+void LocalJob::Compute(int rank, double seconds) {
+  MOESAIC_CHECK(shared_->clock != nullptr);
+  shared_->clock->Sleep(rank, seconds);
+}
 void LocalJob::Leave(int rank) {
   if (shared_->clock != nullptr) shared_->clock->Leave(rank);
 }

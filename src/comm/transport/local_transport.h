@@ -43,6 +43,8 @@ class LocalJob {
   void KillAtSend(int rank, int64_t sends);
   /// The rank makes no more calls. Virtual time does not wait for it.
   void Leave(int rank);
+  /// Called by the rank's thread in virtual time: computes for `seconds`, while its messages advance.
+  void Compute(int rank, double seconds);
 
  private:
   std::unique_ptr<LocalShared> shared_;

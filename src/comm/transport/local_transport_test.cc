@@ -175,6 +175,21 @@ TEST(LocalTransportTest, VirtualMessagesShareAPort) {
            {.topology = &topology});
 }
 
+// A message of 1 ms travels while one rank computes for 0.5 ms and the other one for 3 ms.
+TEST(LocalTransportTest, ComputationOverlapsMessagesInVirtualTime) {
+  const Topology topology = Topology::Flat(2, {.latency_s = 0, .bytes_per_s = 1e9});
+  LocalJob job(2, {.topology = &topology});
+  RunRanks(job, [&](Transport& t) {
+    std::vector<std::byte> data(1000000);
+    const StatusOr<TransferId> id = t.rank() == 0 ? t.Send(1, 0, data) : t.Receive(0, 0, data);
+    ASSERT_TRUE(id.ok());
+    job.Compute(t.rank(), t.rank() == 0 ? 0.5e-3 : 3e-3);
+    EXPECT_NEAR(t.Now(), t.rank() == 0 ? 0.5e-3 : 3e-3, 1e-9);
+    EXPECT_TRUE(Wait(t, *id, 10).ok());
+    EXPECT_NEAR(t.Now(), t.rank() == 0 ? 1e-3 : 3e-3, 1e-9);
+  });
+}
+
 // All ranks wait for messages that are never sent: the limit of an hour passes without real waiting.
 TEST(LocalTransportTest, VirtualTimeLimitsExpireAtOnce) {
   const Topology topology = Topology::Flat(2, {.latency_s = 0, .bytes_per_s = 1e9});

@@ -19,18 +19,36 @@ VirtualClock::VirtualClock(const Topology& topology, int ranks, Arrival arrival)
   for (int rank = 0; rank < ranks; ++rank) ranks_.push_back(std::make_unique<Rank>());
 }
 
-int VirtualClock::Start(int from, int to, uint32_t tag, size_t bytes, void* sender, void* receiver) {
-  const std::lock_guard lock(mutex_);
-  int ticket = static_cast<int>(tickets_.size());
+int VirtualClock::Add(const Ticket& ticket) {
+  int number = static_cast<int>(tickets_.size());
   if (free_tickets_.empty()) {
     tickets_.emplace_back();
   } else {
-    ticket = free_tickets_.back();
+    number = free_tickets_.back();
     free_tickets_.pop_back();
   }
-  tickets_[ticket] = {from, to, tag, starts_++, bytes, sender, receiver};
-  pending_.push_back(ticket);
-  return ticket;
+  tickets_[number] = ticket;
+  tickets_[number].order = starts_++;
+  pending_.push_back(number);
+  return number;
+}
+
+int VirtualClock::Start(int from, int to, uint32_t tag, size_t bytes, void* sender, void* receiver) {
+  const std::lock_guard lock(mutex_);
+  return Add({.from = from, .to = to, .tag = tag, .bytes = bytes, .sender = sender, .receiver = receiver});
+}
+
+void VirtualClock::Sleep(int rank, double seconds) {
+  const auto asleep = [&] {
+    const std::lock_guard lock(mutex_);
+    return ranks_[rank]->asleep;
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    Add({.from = rank, .to = rank, .sleep_s = std::max(seconds, 0.0)});
+    ranks_[rank]->asleep = true;
+  }
+  while (asleep()) Idle(rank);
 }
 
 void VirtualClock::Detach(int ticket, const void* side) {
@@ -82,7 +100,8 @@ void VirtualClock::StartPending() {
   });
   for (const int ticket : pending_) {
     const Ticket& t = tickets_[ticket];
-    const int flow = flows_.Start(t.from, t.to, static_cast<double>(t.bytes));
+    const int flow = t.sleep_s >= 0 ? flows_.StartTimer(t.sleep_s)
+                                    : flows_.Start(t.from, t.to, static_cast<double>(t.bytes));
     ticket_of_flow_.resize(flow + 1, -1);
     ticket_of_flow_[flow] = ticket;
   }
@@ -100,8 +119,13 @@ void VirtualClock::Advance() {
       if (ticket < 0) continue;
       now_.store(flows_.now(), std::memory_order_relaxed);
       const Ticket t = tickets_[ticket];
-      arrival_(t.sender, t.receiver);
       free_tickets_.push_back(ticket);
+      if (t.sleep_s >= 0) {
+        ranks_[t.from]->asleep = false;
+        Notify(*ranks_[t.from]);
+        continue;
+      }
+      arrival_(t.sender, t.receiver);
       if (t.sender != nullptr) Notify(*ranks_[t.from]);
       if (t.receiver != nullptr && t.from != t.to) Notify(*ranks_[t.to]);
     }

@@ -31,6 +31,8 @@ class VirtualClock {
   /// Waits until a message of the rank arrives, the rank is notified, or about a second of virtual time has
   /// passed.
   void Idle(int rank);
+  /// Returns `seconds` of virtual time later. Messages of the rank advance meanwhile.
+  void Sleep(int rank, double seconds);
   void NotifyAll();
   /// The rank waits no more; time does not stop for it.
   void Leave(int rank);
@@ -41,15 +43,17 @@ class VirtualClock {
     uint32_t tag = 0;
     uint64_t order = 0;  // of starts
     size_t bytes = 0;
+    double sleep_s = -1;  // of a sleep, which is no message; otherwise negative
     void* sender = nullptr;
     void* receiver = nullptr;
   };
   struct Rank {
     std::condition_variable wake;
     uint64_t notified = 0, seen = 0;
-    bool idle = false, left = false;
+    bool idle = false, left = false, asleep = false;
   };
 
+  int Add(const Ticket& ticket);
   void Notify(Rank& rank);
   void Advance();
   void StartPending();

@@ -1,0 +1,143 @@
+// Times steps of a deployment: real communication between computations that take the time of a roofline.
+//   parallel_step_work MODEL --topology FILE -tp 2 -pp 8 > work.json
+//   parallel_step_bench work.json --topology FILE --sequences 64            threads in virtual time
+//   mpirun -n 16 parallel_step_bench work.json --topology FILE --transport mpi --dilation 1000     real time
+// step_smpi.sh runs it under SMPI. Prints one JSON object.
+#include <fmt/format.h>
+#include <time.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "bench/parallel/step_schedule.h"
+#include "comm/transport/local_transport.h"
+#include "comm/transport/open_transport.h"
+
+namespace moesaic::bench {
+namespace {
+
+constexpr comm::Tag kReportTag = 3;
+
+struct Flags {
+  std::string work, topology, transport = "virtual";
+  StepRows rows;
+  int steps = 0;
+  double dilation = 1;
+};
+
+template <typename T>
+T Value(StatusOr<T> value) {
+  if (!value.ok()) {
+    fmt::print(stderr, "parallel_step_bench: {}\n", Message(value.status()));
+    std::exit(1);
+  }
+  return *std::move(value);
+}
+
+std::string Read(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) {
+    fmt::print(stderr, "parallel_step_bench: {} cannot be read\n", path);
+    std::exit(1);
+  }
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// Sums of all ranks, on rank 0.
+std::vector<double> SumOfAll(comm::Transport& transport, std::vector<double> values) {
+  const auto bytes = std::as_writable_bytes(std::span(values));
+  if (transport.rank() > 0) {
+    (void)comm::Wait(transport, Value(transport.Send(0, kReportTag, bytes)), 600);
+    return values;
+  }
+  std::vector<double> other(values.size());
+  for (int peer = 1; peer < transport.size(); ++peer) {
+    const auto id = Value(transport.Receive(peer, kReportTag, std::as_writable_bytes(std::span(other))));
+    (void)comm::Wait(transport, id, 600);
+    for (size_t i = 0; i < values.size(); ++i) values[i] += other[i];
+  }
+  return values;
+}
+
+// Means over the ranks per step, and bytes of all ranks per step.
+void RunRank(comm::Transport& transport, const comm::Topology& topology, const Deployment& deployment,
+             const Flags& flags, const Compute& compute) {
+  StepSchedule schedule(transport, topology, deployment, flags.rows, flags.dilation, compute);
+  schedule.Interval(1);  // exchanges learn their paths, collectives make their plans
+  const double latency = schedule.Latency();
+  const int steps = flags.steps > 0
+                        ? flags.steps
+                        : 3 * deployment.degrees.pipeline + (deployment.degrees.pipeline == 1 ? 1 : 0);
+  const double interval = schedule.Interval(steps);
+  std::vector<double> sums(schedule.parts().begin(), schedule.parts().end());
+  const size_t parts = sums.size();
+  for (const comm::LevelTraffic& level : schedule.bytes())
+    sums.push_back(static_cast<double>(level.row_bytes));
+  sums = SumOfAll(transport, sums);
+  if (transport.rank() > 0) return;
+  nlohmann::json out = {{"layout", Name(deployment.degrees)},
+                        {"ranks", transport.size()},
+                        {"latency_ms", 1e3 * latency / flags.dilation},
+                        {"interval_ms", 1e3 * interval / flags.dilation}};
+  for (size_t part = 0; part < parts; ++part) {
+    out["mean_ms"][kStepPartNames[part]] = 1e3 * sums[part] / transport.size() / steps / flags.dilation;
+  }
+  for (size_t i = parts; i < sums.size(); ++i) {
+    out["bytes"][schedule.bytes()[i - parts].level] = sums[i] / steps;
+  }
+  fmt::print("{}\n", out.dump());
+}
+
+// Computes in real time, or in SMPI's time: nanosleep is simulated there.
+void SleepAndProgress(comm::Transport& transport, double seconds) {
+  const double end = transport.Now() + seconds, slice = std::max(seconds / 4, 50e-6);
+  for (double left = seconds; left > 0; left = end - transport.Now()) {
+    transport.Progress();
+    const double now = std::min(left, slice);
+    const timespec time = {
+        .tv_sec = static_cast<time_t>(now),
+        .tv_nsec = static_cast<long>(1e9 * (now - static_cast<double>(static_cast<time_t>(now))))};
+    nanosleep(&time, nullptr);
+  }
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Times the steps of a deployment.");
+  app.add_option("work", flags.work, "Output of parallel_step_work")->required();
+  app.add_option("--topology", flags.topology, "Topology file")->required();
+  app.add_option("--transport", flags.transport,
+                 "virtual: threads in virtual time; or that of a launched job: mpi, ucx://...");
+  app.add_option("--sequences", flags.rows.sequences, "Sequences of each replica")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--rows", flags.rows.rows_per_sequence, "Rows of each sequence")->check(CLI::PositiveNumber);
+  app.add_option("--context", flags.rows.context, "Tokens that each sequence's rows read");
+  app.add_option("--steps", flags.steps, "Steps; the default is 4, or 3 for each stage of a pipeline");
+  app.add_option("--dilation", flags.dilation, "Factor of computing times, for links that are slower by it")
+      ->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  const Deployment deployment = Value(ReadDeployment(Read(flags.work)));
+  const comm::Topology topology = Value(comm::Topology::Parse(Read(flags.topology), flags.topology));
+  if (flags.transport != "virtual") {
+    const comm::OpenedTransport opened = Value(comm::OpenTransport(flags.transport));
+    RunRank(*opened, topology, deployment, flags,
+            [&](double seconds) { SleepAndProgress(*opened, seconds); });
+    return 0;
+  }
+  comm::LocalJob job(topology.ranks(), {.topology = &topology});
+  comm::RunRanks(job, [&](comm::Transport& transport) {
+    RunRank(transport, topology, deployment, flags,
+            [&](double seconds) { job.Compute(transport.rank(), seconds); });
+  });
+  return 0;
+}
+
+}  // namespace
+}  // namespace moesaic::bench
+
+int main(int argc, char** argv) { return moesaic::bench::Main(argc, argv); }

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Simulates steps of DeepSeek-V3 (int8 or fp8 weights) in several layouts, and prints markdown.
+
+    python3 bench/parallel/steps.py three-way     TP16, EP16, PP8 x TP2 and others on the 16-chip server
+    python3 bench/parallel/steps.py deepseek      prefill TP4 x DP8 with EP32, decode TP4 x DP36 with EP144, on H800 nodes
+    python3 bench/parallel/steps.py dilated       8 layers on 8 chips of that server, simulated, and in real time in network
+                                                  namespaces: links and computations are slower by 1,000 (needs root)
+
+The collectives and exchanges are this repository's; computations take the time of a roofline of the described devices.
+--simulator virtual (default) runs ranks as threads in virtual time, smpi as processes of SimGrid's SMPI. Needs a build folder
+with the benchmarks:  ninja -C build/release parallel_step_work parallel_step_bench comm_smpi_platform
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from namespaces import NamespaceTree
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "tests/support/deepseek_v3_config.json"
+SERVER = ROOT / "topologies/accelerators-16-dual-chip.json"
+
+
+class Simulator:
+    def __init__(self, build, kind, folder):
+        self.build, self.kind, self.folder = build, kind, pathlib.Path(folder)
+        self.model = self.folder / "DeepSeek-V3"
+        self.model.mkdir()
+        (self.model / "config.json").write_text(CONFIG.read_text())
+        for name in ("parallel_step_work", "parallel_step_bench"):
+            if not (build / "bin" / name).exists():
+                sys.exit(f"steps.py: {build / 'bin' / name} is missing; build it by: ninja -C {build} {name}")
+        self.program = build / "bin/parallel_step_bench"
+        if kind == "smpi":
+            self.program = self.folder / "parallel_step_bench"
+            self.run([ROOT / "bench/comm/smpi_program.sh", "build", build, "parallel_step_bench", self.program,
+                      "bench/parallel/step_bench.cc", "bench/parallel/step_schedule.cc"])
+
+    @staticmethod
+    def run(command):
+        done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"steps.py: {' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
+        return done.stdout
+
+    def work(self, topology, tp=1, pp=1, dp=1, ep=False, flops="int8", slots=0, tokens=128, name="work"):
+        command = [self.build / "bin/parallel_step_work", self.model, "--topology", topology, "--flops", flops, "--tp", tp,
+                   "--pp", pp, "--dp", dp, "--expert-slots", slots, "--tokens", max(1, tokens)]
+        path = self.folder / f"{name}.json"
+        path.write_text(self.run(command + (["--ep"] if ep else [])))
+        return path
+
+    def step(self, topology, work, sequences=1, rows=1, context=0, steps=0):
+        arguments = [work, "--topology", topology, "--sequences", sequences, "--rows", rows, "--context", context,
+                     "--steps", steps]
+        if self.kind == "smpi":
+            command = [ROOT / "bench/comm/smpi_program.sh", "run", self.build, topology, self.program, *arguments,
+                       "--transport", "mpi"]
+        else:
+            command = [self.program, *arguments]
+        start = time.monotonic()
+        result = json.loads(self.run(command))
+        print(f"steps.py: {work.stem}: {time.monotonic() - start:.0f} s", file=sys.stderr)
+        return result
+
+
+def row(cells):
+    print("| " + " | ".join(str(cell) for cell in cells) + " |")
+
+
+def header(cells):
+    row(cells)
+    print("|---|" + "---:|" * (len(cells) - 1))
+
+
+def milliseconds(value):
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def between(result):
+    mean = result["mean_ms"]
+    return sum(mean[part] for part in ("sums", "dispatch", "combine", "transfer"))
+
+
+def three_way(simulator):
+    layouts = [("TP16", {"tp": 16}), ("EP16", {"dp": 16, "ep": True}), ("PP2 x TP8", {"pp": 2, "tp": 8}),
+               ("PP4 x TP4", {"pp": 4, "tp": 4}), ("PP8 x TP2", {"pp": 8, "tp": 2}), ("PP16", {"pp": 16})]
+    for title, rows, sequences in (("prefill, 1,024 rows per step", 1024, 1), ("decode, 64 sequences per step", 1, 64)):
+        print(f"\n{title}; ms\n")
+        header(["layout", "one step", "interval", "between ranks", "of the interval of TP16"])
+        base = None
+        for name, degrees in layouts:
+            replicas = degrees.get("dp", 1)
+            shape = {"rows": rows // replicas} if rows > 1 else {"sequences": sequences // replicas}
+            work = simulator.work(SERVER, tokens=rows * sequences // 16, name=name.replace(" ", ""), **degrees)
+            result = simulator.step(SERVER, work, **shape)
+            base = base or result["interval_ms"]
+            row([name, milliseconds(result["latency_ms"]), milliseconds(result["interval_ms"]),
+                 milliseconds(between(result)), f"{result['interval_ms'] / base:.2f}"])
+
+
+def deepseek(simulator):
+    deployments = [
+        ("prefill TP4 x DP8, EP32, 4 nodes; 4,096 rows of each replica", ROOT / "topologies/h800-4x8-infiniband.json",
+         {"tp": 4, "dp": 8, "tokens": 1024}, {"rows": 4096, "context": 2048}),
+        ("decode TP4 x DP36, EP144, 18 nodes; 352 sequences of 4,989 tokens on each replica",
+         ROOT / "topologies/h800-18x8-infiniband.json", {"tp": 4, "dp": 36, "tokens": 88},
+         {"sequences": 352, "context": 4989})]
+    for title, topology, degrees, shape in deployments:
+        work = simulator.work(topology, ep=True, flops="fp8", slots=288, name=f"EP{degrees['tp'] * degrees['dp']}", **degrees)
+        result = simulator.step(topology, work, steps=2, **shape)
+        print(f"\n{title}: {milliseconds(result['interval_ms'])} ms per step\n")
+        header(["part", "mean ms of a rank"])
+        for part, value in result["mean_ms"].items():
+            if value > 0:
+                row([part, milliseconds(value)])
+        print()
+        header(["level", "GB that all ranks send per step"])
+        for level, value in result["bytes"].items():
+            row([level, f"{value / 1e9:.2f}"])
+
+
+DILATION = 1000
+# Time of an empty message between namespaces of this machine, in microseconds.
+NAMESPACE_LATENCY_US = 60
+
+
+def without_latency(node):
+    """The latencies of a dilated topology are those of this machine."""
+    node = {**node, "children": [without_latency(child) for child in node.get("children", [])]} if "children" in node else node
+    return {**node, "link": {**node["link"], "latency_us": NAMESPACE_LATENCY_US / DILATION}} if "link" in node else node
+
+
+def dilated(simulator):
+    topology = json.loads(SERVER.read_text())
+    topology["tree"]["children"][0]["children"][0]["count"] = 1  # one PCIe switch per socket
+    topology["tree"] = without_latency(topology["tree"])
+    path = simulator.folder / "eight.json"
+    path.write_text(json.dumps(topology))
+    config = json.loads(CONFIG.read_text())
+    config.update(num_hidden_layers=8, first_k_dense_replace=1, num_nextn_predict_layers=0)
+    (simulator.model / "config.json").write_text(json.dumps(config))
+    layouts = [("TP8", {"tp": 8}), ("EP8", {"dp": 8, "ep": True}), ("PP2 x TP4", {"pp": 2, "tp": 4}),
+               ("PP4 x TP2", {"pp": 4, "tp": 2})]
+    print(f"\n8 layers on 8 chips, prefill, 1,024 rows per step; ms, with links and computations {DILATION} times slower\n")
+    header(["layout", "one step, simulated", "in namespaces", "difference", "interval, simulated", "in namespaces", "difference"])
+    network = NamespaceTree(topology, DILATION)
+    try:
+        for name, degrees in layouts:
+            rows = 1024 // degrees.get("dp", 1)
+            work = simulator.work(path, tokens=rows, name=name.replace(" ", ""), **degrees)
+            predicted = simulator.step(path, work, rows=rows)
+            real = json.loads(network.launch([simulator.build / "bin/parallel_step_bench", work, "--topology", path, "--rows",
+                                              rows, "--transport", "", "--dilation", DILATION]))
+            cells = [name]
+            for key in ("latency_ms", "interval_ms"):
+                cells += [f"{predicted[key] * DILATION:.0f}", f"{real[key] * DILATION:.0f}", f"{real[key] / predicted[key] - 1:+.0%}"]
+            row(cells)
+    finally:
+        network.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="+", choices=["three-way", "deepseek", "dilated"])
+    parser.add_argument("--simulator", choices=["virtual", "smpi"], default="virtual")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
+    arguments = parser.parse_args()
+    os.environ.setdefault("LC_ALL", "C")
+    with tempfile.TemporaryDirectory() as folder:
+        simulator = Simulator(arguments.build.resolve(), arguments.simulator, folder)
+        for experiment in arguments.experiments:
+            {"three-way": three_way, "deepseek": deepseek, "dilated": dilated}[experiment](simulator)
+
+
+if __name__ == "__main__":
+    main()

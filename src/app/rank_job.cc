@@ -88,8 +88,8 @@ void BindRank(int local_rank, int local_size, bool launched) {
 
 // Refuses a number of processes that is surely a mistake.
 Status CheckLocalRanks(int ranks) {
-  constexpr int kRanksPerCpu = 4, kLeast = 16;
-  const int most = std::max(kLeast, kRanksPerCpu * static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  constexpr int kRanksPerCpu = 4, kMinRanks = 16;
+  const int most = std::max(kMinRanks, kRanksPerCpu * static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   const int tasks = FromEnvironment({"SLURM_STEP_NUM_TASKS"}, 1);
   if (tasks > 1) {
     return InvalidArgument(

@@ -9,7 +9,7 @@ namespace moesaic::planner {
 namespace {
 
 constexpr int kSteps = 64;           // to draw
-constexpr int kMostDraws = 1 << 14;  // of one step; more are close to their mean
+constexpr int kMaxDraws = 1 << 14;  // of one step; more are close to their mean
 
 ExpertUse Mean(int experts, int top_k, int parts, int rows) {
   const double missed = std::pow(1.0 - static_cast<double>(top_k) / experts, rows);
@@ -37,7 +37,7 @@ void DrawStep(int experts, int top_k, int parts, int rows, std::mt19937& random,
 
 ExpertUse BusiestPart(int experts, int top_k, int parts, int rows) {
   if (experts <= 0 || top_k <= 0 || rows <= 0) return {};
-  if (parts == 1 || static_cast<long>(rows) * top_k > kMostDraws) return Mean(experts, top_k, parts, rows);
+  if (parts == 1 || static_cast<long>(rows) * top_k > kMaxDraws) return Mean(experts, top_k, parts, rows);
   std::mt19937 random(1);
   ExpertUse sum;
   for (int step = 0; step < kSteps; ++step) DrawStep(experts, top_k, parts, rows, random, &sum);

@@ -9,7 +9,7 @@
 namespace moesaic::parallel {
 namespace {
 
-constexpr double kLeastGain = 1e-5;  // relative; below it, f32 rounding decides
+constexpr double kMinGain = 1e-5;  // relative; below it, f32 rounding decides
 constexpr int kSearchedRanks =
     16;  // costliest ranks that a step may start from; more take 4x the time for 0.4%
 
@@ -363,7 +363,7 @@ int LayerSearch::Improve(int max_steps, const std::function<bool()>& stop, int m
     std::sort(order.begin(), order.end(),
               [&](int a, int b) { return cost_[a] != cost_[b] ? cost_[a] > cost_[b] : a < b; });
     Step best;
-    best.gain = kLeastGain * total;
+    best.gain = kMinGain * total;
     // Most steps are found at the first rank; the sixteenth gains little.
     for (int i = 0;
          i < std::min(ranks, kSearchedRanks) && best.kind == Step::kNone && cost_[order[i]] > total * 1e-3;
@@ -429,7 +429,7 @@ void LayerSearch::TryLimits(int max_tries, const std::function<bool()>& stop) {
     if (spare < 0 || copies == last) continue;
     last = copies;
     Place(copies);
-    if (objective() >= best_cost * (1 - kLeastGain)) continue;
+    if (objective() >= best_cost * (1 - kMinGain)) continue;
     best_cost = objective();
     best = layer_;
   }
@@ -463,7 +463,7 @@ void LayerSearch::ShiftReplicas(int max_tries, const std::function<bool()>& stop
     for (int i = 0; i < std::min(kCandidates, experts_); ++i) receivers.push_back(by_size[i]);
     const LayerPlacement before = layer_;
     const std::vector<int> copies = copies_;
-    const double least = objective() * (1 - kLeastGain);
+    const double least = objective() * (1 - kMinGain);
     bool improved = false;
     for (const int receiver : receivers) {
       for (size_t d = 0; d < donors.size() && d < kCandidates && !improved && tries < max_tries; ++d) {

@@ -1,4 +1,4 @@
-// `moesaic serve MODEL`: the model behind the OpenAI and Anthropic APIs.
+// `moesaic serve MODEL`: serves a model over the APIs of OpenAI and Anthropic.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>

@@ -102,7 +102,7 @@ class KvPublisher::Impl {
       const std::lock_guard lock(mutex_);
       if (queue_.size() >= options_.max_queued) {
         queue_.clear();
-        gap_ = true;  // whoever listens must know that it missed something
+        gap_ = true;  // listeners must learn that they missed events
       }
       queue_.push_back(std::move(event));
     }

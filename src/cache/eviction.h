@@ -40,17 +40,18 @@ inline constexpr double kAwayPerAge = 2;
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
-  /// Worth of keeping the candidate, as an equivalent time of last use: the lowest is evicted first. It is
-  /// computed once per use of a node, so it must not depend on the time of eviction.
+  /// Returns the worth of keeping the candidate, as an equivalent time of last use. The candidate of lowest
+  /// worth is evicted first. It is computed once per use of a node, so it must not depend on the time of
+  /// eviction.
   virtual double Worth(const EvictionCandidate& candidate) = 0;
-  /// Predicted time of the next use; 0: unknown. Until then it replaces the worth: the latest is evicted
-  /// first, and before the candidate of least worth if the time until its use is at least kAwayPerAge times
-  /// the time since that one's last use.
+  /// Returns the predicted time of the next use; 0: unknown. Until that time it replaces the worth: the
+  /// candidate with the latest time is evicted first. It is evicted before the candidate of least worth if
+  /// the time until its use is at least kAwayPerAge times the time since the last use of that one.
   virtual double ReturnsAt(const EvictionCandidate& candidate) = 0;
   /// Called when `candidate`, or its end, was evicted at time `now`; `hash` is that of the first evicted
   /// block.
   virtual void OnEvict(const EvictionCandidate& candidate, uint64_t hash, uint64_t now) = 0;
-  /// Number of uses, before its eviction, of a node that begins with block `hash`; 0: unknown.
+  /// Returns how often a node that begins with block `hash` was used before its eviction; 0: unknown.
   virtual uint32_t UsesBefore(uint64_t hash) const = 0;
 };
 

@@ -87,7 +87,7 @@ class KvTier {
   /// States what computing one token costs: at the start of a sequence, in seconds.
   virtual void SetTokenSeconds(double /*seconds*/) {}
 
-  /// Whether blocks remain to be stored.
+  /// Returns whether blocks remain to be stored.
   virtual bool saving() const { return false; }
   /// Waits until a fetch or a write ends, or until `timeout`.
   virtual void Wait(std::chrono::milliseconds /*timeout*/) {}

@@ -52,7 +52,7 @@ class RadixTree {
   /// The longest cached prefix of `tokens` in namespace `name`. Changes only reference counts.
   PrefixMatch Find(std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// Number of leading tokens in whole blocks that Find would return. Changes nothing.
+  /// Returns the number of leading tokens in whole blocks that Find would return, and changes nothing.
   int64_t CountCached(std::string_view name, std::span<const int32_t> tokens) const;
 
   /// States that a request uses `blocks`, which Find returned. Advances the time by one and makes them the
@@ -74,11 +74,11 @@ class RadixTree {
   /// Evicts all idle blocks.
   void Clear();
 
-  /// Path of a block of the tree, also during its eviction callback.
+  /// Returns the path of a block of the tree. It may be called during the eviction callback of the block.
   BlockPath PathOf(int32_t block) const {
     return {.name = index_.NameOf(block), .blocks = index_.Path(block)};
   }
-  /// Tokens of such a block: [kKvBlockTokens], valid until it is evicted.
+  /// Returns the tokens of such a block, [kKvBlockTokens]. Valid until it is evicted.
   std::span<const int32_t> TokensOf(int32_t block) const { return index_.tokens(block); }
 
   uint64_t now() const { return now_; }           ///< Time: the number of calls of Use.

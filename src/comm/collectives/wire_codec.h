@@ -19,7 +19,7 @@ namespace moesaic::comm {
 
 inline constexpr int64_t kWireGroup = 128;  // elements per scale
 
-/// Bytes of a message of `count` elements of f32.
+/// Returns the bytes of a message of `count` elements of f32.
 int64_t EncodedBytes(WireFormat wire, int64_t count);
 /// `encoded` has EncodedBytes() of the number of values. The format is not kExact.
 void Encode(WireFormat wire, std::span<const float> values, std::byte* encoded);

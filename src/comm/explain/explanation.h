@@ -35,7 +35,7 @@ struct Explanation {
   /// orders.
   double flat_block_s = 0, flat_round_robin_s = 0;
 
-  /// Share of the bound: 1 is the best possible time.
+  /// Returns the share of the bound. 1 is the best possible time.
   double share() const { return seconds > 0 ? bound.seconds / seconds : 1; }
 };
 
@@ -48,7 +48,7 @@ Status CheckExplained(const Topology& topology);
 /// InvalidArgument for AllToAllv, which has no size, and by CheckExplained().
 StatusOr<Explanation> Explain(const Topology& topology, Collective collective, int64_t bytes);
 
-/// "node 0, out": name of a channel, without the root.
+/// Returns the name of a channel without the root, such as "node 0, out".
 std::string ChannelName(const Topology& topology, int channel);
 
 /// The tree as indented lines. Equal neighbours are one line with a count.
@@ -57,7 +57,7 @@ std::string TreeText(const Topology& topology);
 /// "25 GB/s" and "3 us".
 std::string RateText(double bytes_per_s);
 std::string TimeText(double seconds);
-/// "1.50x" and "67%"; "-" where the second argument is 0.
+/// Returns "1.50x" and "67%", or "-" if the second argument is 0.
 std::string FactorText(double seconds, double unit_seconds);
 std::string ShareText(double part, double whole);
 

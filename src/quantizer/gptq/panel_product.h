@@ -41,7 +41,7 @@ struct StripRows {
 /// another.
 class PackedPanels {
  public:
-  /// Floats of memory for an operand of this size.
+  /// Returns the number of floats that an operand of this size takes.
   static int64_t Floats(int inner, int columns) { return int64_t{inner} * columns; }
 
   PackedPanels(StripRows rows, std::span<float> memory) : rows_(rows), memory_(memory) {}
@@ -62,8 +62,8 @@ class PackedPanels {
     int first, height;
   };
   Piece PieceAt(int column) const;
-  // Returns the memory of a piece: floats [columns / 16][height][16], or words [2][columns / 16][height /
-  // 2][16] with pairs of upper halves, then of lower ones.
+  // Returns the memory in bytes of a piece: floats [columns / 16][height][16], or words [2][columns /
+  // 16][height / 2][16] with pairs of upper halves, then of lower ones.
   float* At(const Piece& piece) const { return memory_.data() + int64_t{piece.first - first_} * columns_; }
 
   StripRows rows_;

@@ -61,7 +61,7 @@ class KvStore {
   /// Reads the missing layers `layer` of `blocks` from disk and waits for them. The first block that cannot
   /// be read is reported by TakePaged; the step must then be dropped.
   void Page(int layer, std::span<const int32_t> blocks);
-  /// Moves what Page has completed, or failed to read, since the last call into `result`.
+  /// Moves the blocks that Page has completed, or failed to read, since the last call into `result`.
   void TakePaged(KvResult* result);
 
   /// Returns the XXH3 of a block with its key summaries.

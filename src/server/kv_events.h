@@ -1,5 +1,5 @@
-// Publishes what the KV cache holds over ZeroMQ, as vLLM does, for routers that send requests where their
-// prefix is.
+// Publishes the blocks that enter and leave the KV cache over ZeroMQ, in vLLM's format. A router can then
+// send a request to the server that has its prefix.
 #pragma once
 
 #include <cstdint>

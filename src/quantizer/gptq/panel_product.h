@@ -62,8 +62,8 @@ class PackedPanels {
     int first, height;
   };
   Piece PieceAt(int column) const;
-  // Returns the memory in bytes of a piece: floats [columns / 16][height][16], or words [2][columns /
-  // 16][height / 2][16] with pairs of upper halves, then of lower ones.
+  // Returns the memory of a piece: floats [columns / 16][height][16], or words [2][columns / 16][height /
+  // 2][16] with pairs of upper halves, then of lower ones.
   float* At(const Piece& piece) const { return memory_.data() + int64_t{piece.first - first_} * columns_; }
 
   StripRows rows_;

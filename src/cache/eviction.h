@@ -28,8 +28,8 @@ struct EvictionCandidate {
   uint64_t last_use;  ///< time at which a request last used the whole node
   uint32_t uses;  ///< sequences that continued after it in different ways, or brought it back after eviction
   Session session = Session::kNone;  ///< hint of the request that used it last
-  double returns_at = 0;             ///< likewise
-  int64_t end_position = 0;          ///< tokens of the sequence up to the end of the node
+  double returns_at = 0;             ///< predicted time of the next use, by that hint; 0: unknown
+  int64_t end_position = 0;          ///< number of tokens of the sequence up to the end of the node
 };
 
 /// Weight of the predicted time until reuse against LRU age, both in requests. Tuned on Mooncake's trace,
@@ -60,15 +60,15 @@ std::unique_ptr<EvictionPolicy> MakeLruPolicy();
 
 /// Weighs the chance of another use against the cost of computing the blocks again, per byte (all blocks have
 /// the same size). *Lifetime* is the mean time that a node stays in the cache after its only use.
-/// - A node of a session that continues is worth as much as one used half a lifetime later, a node with
-/// several
-///   uses as much as one used 0.15 lifetimes later. Both gain up to a quarter of that with the end position.
-/// - Nodes of a session that ended are evicted first, unless others used them too. So are nodes after the
-/// part that
-///   returns, unless more than eight sequences continued after them.
-/// - A node whose predicted return has passed counts as used then.
-/// Remembers `remembered` evicted nodes. attention_tokens: position at which attention costs a token as much
-/// as the rest of the model.
+///
+/// A node of a session that continues is worth as much as one that was used half a lifetime later. A node
+/// with several uses is worth as much as one that was used 0.15 lifetimes later. Both gain up to a quarter of
+/// that with the end position. Nodes of a session that ended are evicted first, unless other sessions used
+/// them. So are nodes after the part that returns, unless more than eight sequences continued after them. A
+/// node whose predicted return has passed counts as used at that time.
+///
+/// The policy remembers `remembered` evicted nodes. `attention_tokens` is the position at which attention
+/// costs a token as much as the rest of the model.
 std::unique_ptr<EvictionPolicy> MakeCostAwarePolicy(int64_t attention_tokens, int remembered);
 
 }  // namespace moesaic::cache

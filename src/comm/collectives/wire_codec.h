@@ -1,11 +1,12 @@
 // Lossy encodings of f32 messages between groups.
 //
-// kBf16  each element rounded to nearest even: |error| <= 2^-8 |x| for normal numbers.
-// kInt8  groups of 128 elements, counted from the start of the message, share a scale s >= max|x| / 127,
-// rounded up to 16
-//        significant bits: x = s * q, |error| <= s / 2 <= max|x| / 254 * (1 + 2^-15). A group whose largest
-//        magnitude is below 2^-100 becomes zero, one with an infinity or NaN becomes NaN. Magnitudes
-//        above 3.40e38 may overflow. A group is its scale (f32) and then its q (int8).
+// kBf16: Each element is rounded to nearest even: |error| <= 2^-8 |x| for normal numbers.
+//
+// kInt8: Groups of 128 elements, counted from the start of the message, share a scale s >= max|x| / 127,
+// rounded up to 16 significant bits: x = s * q, |error| <= s / 2 <= max|x| / 254 * (1 + 2^-15). A group whose
+// largest magnitude is below 2^-100 becomes zero, and a group with an infinity or NaN becomes NaN. Magnitudes
+// above 3.40e38 may overflow. A group is stored as its scale (f32) and then its q (int8).
+//
 // Encoding a decoded message again gives the same bytes, so forwarded messages do not lose more.
 #pragma once
 

@@ -49,7 +49,7 @@ __attribute__((target("avx512f,avx512bf16"))) void ScoreByVectors(const TokenSco
     __m512 sums[kTogether];
 #pragma GCC unroll 16
     for (int i = 0; i < kTogether; ++i) sums[i] = _mm512_setzero_ps();
-    // The next block stands elsewhere: behind the last keys of this one nothing more is asked for.
+    // The next block has another address, so nothing is prefetched after the last keys of this one.
     const std::byte* next = first + kTogether < tensor::kKvBlockTokens ? keys + kTogether * t.stride : keys;
     for (int pair = 0; pair < t.key_dim / 2; ++pair) {
       // Prefetches as many lines of the next keys as there are pairs, if rows are adjacent.

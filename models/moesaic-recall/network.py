@@ -141,7 +141,7 @@ class Model(nn.Module):
 
     def lay_circuits(self):
         """Starts the first two layers as the two halves of an induction circuit, which training would else take most
-        of its steps to find (arXiv 2209.11895): heads that look one and two tokens back write what they see beside the
+        of its steps to find (arXiv 2209.11895): heads that look one and two tokens back write what they see next to the
         token's own embedding, and heads of the next layer look where that equals the own token, or the one before.
 
         The residual stream is cut into one constant dimension, `own` and `before`. Matching takes the dimensions of a

@@ -181,7 +181,7 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
     result.blocks_per_step = static_cast<double>(blocks_read_ - blocks_before) / steps;
   }
   held_.clear();
-  engine::StepBatch last;  // releases what rows have kept
+  engine::StepBatch last;  // releases the state of the sequences
   for (int s = 0; s < test.sequences; ++s) last.ended.push_back(first_sequence_ + s);
   first_sequence_ += test.sequences;
   RETURN_IF_ERROR(executor_->Run(last).status());

@@ -20,16 +20,16 @@
 namespace moesaic::app {
 namespace {
 
-constexpr const char* kCommandHelp = R"(/help                 this text
+constexpr const char* kCommandHelp = R"(/help                 show this text
 /reset                forget the conversation, keep the system prompt
 /system [TEXT]        set the system prompt; alone: show it; "" removes it
 /regenerate           answer the last question again
 /set [NAME VALUE]     set a sampling parameter, as in /set temperature 0.7; alone: show them
 /save FILE            write the conversation as JSON
-/load FILE            go on with a saved conversation
-/stats                the model, its memory and what was generated so far
-/exit                 leave; as does Ctrl-D
-A line that ends with \ goes on in the next; """ begins and ends a text of many lines. Ctrl-C stops an answer.
+/load FILE            continue a saved conversation
+/stats                show the model, its memory, and the number of generated tokens
+/exit                 leave; Ctrl-D does the same
+A line that ends with \ continues in the next; """ begins and ends a text of many lines. Ctrl-C stops an answer.
 On a terminal Tab completes commands and file names, Ctrl-R searches earlier messages, and a paste may have many lines.
 )";
 

@@ -18,7 +18,7 @@ std::string HubCacheFolder();
 /// exists, or the snapshot lacks files; the message says how to download the model.
 StatusOr<std::string> FindModel(const std::string& model);
 
-/// "ORG/NAME" for a path inside a snapshot folder of the cache, else "".
+/// Returns "ORG/NAME" for a path inside a snapshot folder of the cache; "" for other paths.
 std::string HubIdOf(std::string_view path);
 
 }  // namespace moesaic::app

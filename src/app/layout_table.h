@@ -17,14 +17,14 @@ struct LayoutQuestion {
   std::string topology;  // file
 };
 
-/// Steps of the table: decode of 8 sequences, by which layouts are ordered, decode of one, prefill of 512
-/// rows.
+/// Returns the steps that the table predicts: decode of 8 sequences, by which layouts are ordered; decode of
+/// one; prefill of 512 rows.
 const std::vector<planner::StepShape>& PredictedSteps();
 
-/// All layouts of as many ranks as the topology has devices, best first.
+/// Returns all layouts of as many ranks as the topology has devices, best first.
 StatusOr<std::vector<planner::LayoutPlanner::Prediction>> PredictLayouts(const LayoutQuestion& question);
 
-/// One line per layout, at most `lines` of them.
+/// Returns the table, with one line per layout and at most `lines` of them.
 std::string LayoutTable(const std::vector<planner::LayoutPlanner::Prediction>& predictions, size_t lines);
 
 }  // namespace moesaic::app

@@ -8,17 +8,21 @@
 
 namespace moesaic::app {
 
-/// Files are written to `path.<numbers>.partial`, which Commit renames to `path`. Without Commit the partial
-/// folder is removed. The next writer of the same path removes one that a killed process left.
+/// A folder that appears under its name only when it is complete. Files are written to partial(), a folder
+/// `path.<numbers>.partial` next to `path`, and Commit renames it to `path`. The destructor removes a partial
+/// folder that was not committed. If a process was killed, the next writer of the same path removes its
+/// folder.
 class NewFolder {
  public:
-  /// `path` must not exist, or be an empty folder or a link to one, which is then filled.
+  /// Creates the partial folder and the parents of `path`. InvalidArgument unless `path` is new, an empty
+  /// folder, or a link to an empty folder. Commit replaces the empty folder, and a link stays.
   static StatusOr<std::unique_ptr<NewFolder>> Create(const std::string& path);
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
 
-  const std::string& partial() const { return partial_; }
+  const std::string& partial() const { return partial_; }  ///< folder to write files to
+  /// Renames the folder into place. IoError if `path` is no longer empty. Does not flush files to the disk.
   Status Commit();
 
  private:

@@ -44,7 +44,7 @@ struct PlacementFlags {
   int64_t seed = 1;
 };
 
-/// Workloads of the files; with --windows, each window is one.
+/// Returns the workloads of the files. With --windows, each window is a workload.
 StatusOr<std::vector<parallel::Workload>> ReadLoads(const PlacementFlags& flags);
 
 /// The format that --format names, or that the file name suggests.
@@ -59,13 +59,13 @@ Status RunPlacementConvert(const PlacementFlags& flags);
 Status RunPlacementExplain(const PlacementFlags& flags);
 Status RunPlacementGenerate(const PlacementFlags& flags);
 
-/// Page with the bars of a comparison.
+/// Returns an HTML page with a bar per compared placement.
 std::string ComparisonHtml(const PlacementFlags& flags, int slots,
                            const std::vector<parallel::PolicyResult>& results);
-/// Page with the points of a front.
+/// Returns an HTML page with the points of a front.
 std::string FrontHtml(const PlacementFlags& flags, int slots,
                       const std::vector<parallel::FrontPoint>& points);
-/// Page with the balance of each layer under a plan.
+/// Returns an HTML page with the balance of each layer under a plan.
 std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& placement,
                      const std::vector<double>& speeds, const std::vector<parallel::Workload>& loads);
 

@@ -114,7 +114,7 @@ void AddReport(Verb& root, VerbRun& run) {
       .Needs(text);
   verb.AddFlag("--roofline", options->roofline,
                "Measure this machine for some seconds and compare the run's times with the rates of its disk "
-               "and allow")
+               "and CPU")
       .Needs(source);
   AddThreadsFlag(verb, score.model.threads);
   verb.Footer(

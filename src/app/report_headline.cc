@@ -36,7 +36,7 @@ std::string TextOf(const json& settings, const char* key) {
 std::string WeightsText(const json& settings) {
   const std::string scheme = TextOf(settings, "scheme");
   if (scheme.empty())
-    return settings.contains("mix") ? "A mix of precisions, chosen by precision group" : "WeightsText";
+    return settings.contains("mix") ? "A mix of precisions, chosen by precision group" : "Weights";
   const auto* words = std::ranges::find(kSchemeWords, scheme, [](const auto& entry) { return entry.first; });
   const auto group = settings.find("group_size");
   std::string text(words == std::end(kSchemeWords) ? scheme : words->second);

@@ -7,8 +7,8 @@
 
 namespace moesaic::app {
 
-/// Returns "4-bit integer weights in groups of 128 (w4a16), rounded by GPTQ over 4,096 tokens. ...".
-/// Sentences about size and quality follow if these are known.
+/// Returns "4-bit integer weights in groups of 128 (w4a16), rounded by GPTQ, calibrated on 4,096 tokens. All
+/// tensors take 1.50 GiB; ...". Sentences about the method and the quality are omitted if these are unknown.
 std::string Headline(const ReportInput& input);
 
 }  // namespace moesaic::app

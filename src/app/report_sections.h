@@ -13,17 +13,19 @@
 
 namespace moesaic::app {
 
-/// Input of a report. Unknown parts are omitted, with a line that says how to get them.
+/// Input of a report. Only `folder` and `bytes` are required. For each other part that is missing, the report
+/// has a line with the command that measures it.
 struct ReportInput {
-  std::string folder, source = {}, text = {};        // as named on the command line
-  std::optional<QuantizeRecord> run = std::nullopt;  // quantize.json
-  nlohmann::json quality = nullptr;                  // ScoreJson against the source; null: none
-  std::vector<quantizer::LinearError> errors = {};
-  quantizer::TokenBytes bytes = {};  // tensors of the folder
+  std::string folder, source = {}, text = {};        // paths as given on the command line
+  std::optional<QuantizeRecord> run = std::nullopt;  // contents of quantize.json
+  nlohmann::json quality = nullptr;                 // ScoreJson of the comparison with the source; null: none
+  std::vector<quantizer::LinearError> errors = {};  // weight errors against the source
+  quantizer::TokenBytes bytes = {};                 // bytes of the folder's tensors, all and per token
   std::optional<quantizer::TokenBytes> source_bytes = std::nullopt;
   std::optional<quantizer::Roofline> roofline = std::nullopt;
 };
 
+/// Returns the report with its headline and all sections, for report_page.h to render.
 Report MakeReport(const ReportInput& input);
 
 }  // namespace moesaic::app

@@ -85,6 +85,8 @@ TEST(ReportTest, BeginsWithASummary) {
   EXPECT_THAT(MakeReport(input).subtitle,
               ::testing::StartsWith(
                   "A mix of precisions, chosen by precision group, rounded to the nearest. All tensors"));
+  input.run = *ParseQuantizeRecord(R"({"settings":{"method":"mse"}})", "f");
+  EXPECT_THAT(MakeReport(input).subtitle, ::testing::StartsWith("Weights, rounded to the nearest"));
 }
 
 TEST(ReportTest, ComparesTimesWithTheMachine) {

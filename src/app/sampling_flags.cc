@@ -76,31 +76,37 @@ ValueCheck Allowed(const char* name) {
 void AddSamplingFlags(Verb& verb, SamplingFlags& flags, int max_tokens) {
   flags.max_tokens = max_tokens;
   const std::string group = "Sampling (defaults: the model's generation_config.json)";
-  verb.AddOption("-n,--max-tokens", flags.max_tokens, "Longest output in tokens")
+  verb.AddOption("-n,--max-tokens", flags.max_tokens, "Maximum number of output tokens")
       .Range(0, std::numeric_limits<int>::max())
       .ShowDefault();
-  verb.AddOption("--temperature", flags.temperature, "0: greedy; without the model's own: 0.7")
+  verb.AddOption("--temperature", flags.temperature,
+                 "Temperature of draws; 0: greedy; 0.7 if the model has none")
       .Check(Allowed("temperature"))
       .Group(group);
-  verb.AddOption("--top-k", flags.top_k, "Draw from the K likeliest; 0: all")
+  verb.AddOption("--top-k", flags.top_k, "Draw from the K likeliest tokens; 0: all")
       .Check(Allowed("top_k"))
       .Group(group);
-  verb.AddOption("--top-p", flags.top_p, "Draw from the likeliest that together have P")
+  verb.AddOption("--top-p", flags.top_p, "Draw from the likeliest tokens that together have probability P")
       .Check(Allowed("top_p"))
       .Group(group);
-  verb.AddOption("--min-p", flags.min_p, "Leave out tokens below P times the likeliest")
+  verb.AddOption("--min-p", flags.min_p,
+                 "Exclude tokens with less than P times the probability of the likeliest")
       .Check(Allowed("min_p"))
       .Group(group);
-  verb.AddOption("--repetition-penalty", flags.repetition_penalty, "Divide logits of seen tokens")
+  verb.AddOption(
+          "--repetition-penalty", flags.repetition_penalty,
+          "Divide positive logits of tokens that have occurred by this, and multiply negative ones; 1: off")
       .Check(Allowed("repetition_penalty"))
       .Group(group);
-  verb.AddOption("--presence-penalty", flags.presence_penalty, "Subtract once for a token of the output")
+  verb.AddOption("--presence-penalty", flags.presence_penalty,
+                 "Subtract this from the logit of each token that the output contains")
       .Check(Allowed("presence_penalty"))
       .Group(group);
-  verb.AddOption("--frequency-penalty", flags.frequency_penalty, "Subtract for each time in the output")
+  verb.AddOption("--frequency-penalty", flags.frequency_penalty,
+                 "Subtract this from a token's logit for each time that the output contains it")
       .Check(Allowed("frequency_penalty"))
       .Group(group);
-  verb.AddOption("--seed", flags.seed, "Same seed, same text; absent: another each run")
+  verb.AddOption("--seed", flags.seed, "Seed of draws: equal seeds give equal texts; default: random")
       .Check([](std::string& value) { return Message(Parse<uint64_t>("seed", value).status()); })
       .Group(group);
   verb.AddOption("--stop", flags.stop, "Text that ends the output; may be repeated").OneValue().Group(group);

@@ -1,4 +1,4 @@
-// `moesaic serve MODEL`: the model behind the OpenAI and Anthropic APIs.
+// `moesaic serve MODEL`: serves a model over the APIs of OpenAI and Anthropic.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
@@ -157,8 +157,8 @@ struct Running {
   }
 };
 
-// Ends what runs in good order: new calls are refused, those on their way may finish in time, and the rest
-// ends with an error that says so.
+// Shuts down in order. New calls are refused, running ones have until the drain timeout to finish, and the
+// rest ends with an error that gives the reason.
 void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();

@@ -46,7 +46,7 @@ struct ServeFlags {
 /// Declares the flags. "--max-queue" is MOESAIC_MAX_QUEUE in the environment and max-queue in a file.
 void AddServeFlags(Verb& verb, ServeFlags& flags);
 
-/// Error for an empty key, which means neither "no keys" nor "open to everybody".
+/// Error for an empty key. It must not be read as "no keys", which would open the server to all clients.
 inline constexpr const char* kEmptyKey = "api-key is empty";
 
 /// Sets the environment variable of each flag.

@@ -9,11 +9,12 @@
 
 namespace moesaic::app {
 
-/// Declares --speculative, --num-speculative-tokens and what goes with them.
+/// Declares --speculative, --speculative-model, and the flags that limit drafts (--num-speculative-tokens,
+/// --adaptive-drafts, --prompt-lookup-min and -max). Their values are stored in flags.speculative.
 void AddSpeculativeFlags(Verb& verb, ModelFlags& flags);
 
-/// Returns "mtp, up to 4 tokens a step, 120 of 150 drafted tokens accepted", "mtp+ngram, up to 4 tokens a
-/// step from the module, or up to 8 looked up", or "off".
+/// Returns the settings and results of `engine` for people: "mtp, up to 4 tokens a step, 120 of 150 drafted
+/// tokens accepted", "mtp+ngram, up to 4 tokens a step from the module, or up to 8 looked up", or "off".
 std::string DescribeSpeculation(const engine::Engine& engine);
 
 }  // namespace moesaic::app

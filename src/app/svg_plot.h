@@ -8,9 +8,10 @@
 
 namespace moesaic::app {
 
+/// Formats a value for a label.
 using NumberText = std::function<std::string(double)>;
 
-/// Horizontal bars, one per label, from 0 to the largest value.
+/// Returns horizontal bars, one per (label, value), on an axis from 0 to the largest value.
 std::string BarPlot(const std::vector<std::pair<std::string, double>>& bars, const NumberText& text);
 
 struct PlotSeries {
@@ -18,12 +19,13 @@ struct PlotSeries {
   std::vector<std::pair<double, double>> points = {};  // x, y
 };
 
-/// Points over integer x, such as layers, joined in the given order; y from 0, or logarithmic. At most six
-/// series have colours of their own.
+/// Returns points over an integer x, such as layers; "" without points. The y axis begins at 0. With
+/// `logarithmic` it is logarithmic, and values of 0 or less are omitted. With `joined`, lines connect the
+/// points of a series in the given order. Colours repeat after six series.
 std::string PointPlot(const std::vector<PlotSeries>& series, const std::string& x_name,
                       const NumberText& text, bool logarithmic, bool joined);
 
-/// Escapes the characters that have a meaning in HTML.
+/// Returns `text` with &, <, > and " escaped for HTML.
 std::string EscapeHtml(const std::string& text);
 
 }  // namespace moesaic::app

@@ -8,8 +8,8 @@
 
 namespace moesaic::app {
 
-/// Returns `moesaic chat: --top-k must be a number, found "many"; see moesaic chat --help` for an error of
-/// `root.parse`.
+/// Returns the line for an error of `root.parse`, with its end of line, such as
+/// `moesaic chat: --top-k must be a number, found "many"; see moesaic chat --help`.
 std::string UsageLine(const CLI::App& root, const CLI::ParseError& error);
 
 /// The same for a message about the command line of `verb`.
@@ -21,7 +21,7 @@ const CLI::App* FindVerb(const CLI::App& root, const std::string& name);
 /// Returns "there is no verb "chta" (did you mean chat?)".
 std::string UnknownVerb(const CLI::App& root, const std::string& word);
 
-/// Returns UnknownVerb as a line for standard error.
+/// Returns UnknownVerb as a line for standard error, with its end of line.
 std::string UnknownVerbLine(const CLI::App& root, const std::string& word);
 
 /// Looks up names among the options and arguments of `verb`, which must outlive the result.

@@ -15,8 +15,7 @@ inline Status CheckFetched(std::string_view begin, const std::string& file) {
   if (!begin.starts_with(kLfsPointer)) return OkStatus();
   return DataLoss(
       "{}: this is a Git LFS pointer and not the file itself; run \"git lfs pull\" in its repository, or "
-      "download "
-      "the file again",
+      "download the file again",
       file);
 }
 

@@ -48,11 +48,11 @@ class DiskIndex {
   DiskIndex(const DiskIndex&) = delete;
   DiskIndex& operator=(const DiskIndex&) = delete;
 
-  /// Leading blocks of `tokens` that are stored or being written.
+  /// Returns the leading blocks of `tokens` that are stored or being written.
   std::vector<DiskBlock*> Find(std::string_view name, std::span<const int32_t> tokens) const;
   /// The block of a record.
   DiskBlock& At(uint64_t id) const { return *by_id_.at(id); }
-  /// Number of leading blocks of `tokens` that are stored.
+  /// Returns the number of leading blocks of `tokens` that are stored.
   int CountStored(std::string_view name, std::span<const int32_t> tokens) const;
 
   /// The block of `tokens` [kKvBlockTokens] after `parent` (null: the first of namespace `name`); null: there

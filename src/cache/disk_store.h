@@ -69,7 +69,7 @@ class DiskStore {
   DiskStore(const DiskStore&) = delete;
   DiskStore& operator=(const DiskStore&) = delete;
 
-  /// Number of leading blocks of `tokens` that can be loaded now.
+  /// Returns the number of leading blocks of `tokens` that can be loaded now.
   int Find(std::string_view name, std::span<const int32_t> tokens) const;
 
   /// Adds the blocks of `tokens` that are missing, from the first on, as far as staging memory, room on disk
@@ -79,7 +79,7 @@ class DiskStore {
   void Write(uint64_t record, const KvBlockView& from);
   /// False for names that are too long, and after a write error.
   bool CanStore(std::string_view name) const;
-  /// Whether blocks are being written.
+  /// Returns whether blocks are being written.
   bool writing() const { return !under_way_.empty(); }
 
   /// Opens a load of blocks [first, first + count) of `tokens`, which Find counted. Read or Cancel must
@@ -102,7 +102,7 @@ class DiskStore {
   /// Reads layers of pinned records and waits for them. The number of leading ones that are intact; the next
   /// is refused, with the blocks after it.
   size_t ReadLayers(std::span<const LayerRead> reads);
-  /// Number of leading blocks of `tokens` that are stored or being written.
+  /// Returns the number of leading blocks of `tokens` that are stored or being written.
   int CountKnown(std::string_view name, std::span<const int32_t> tokens) const {
     return static_cast<int>(index_.Find(name, tokens).size());
   }

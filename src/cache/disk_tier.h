@@ -22,9 +22,10 @@
 namespace moesaic::cache {
 
 struct DiskTierOptions {
-  int64_t step_bytes = 16 << 20;  ///< bytes of blocks stored, and of key summaries fetched, per step; at
-                                  ///< least one block
-  bool attaches = true;  ///< long prefixes of requests whose rows choose blocks are paged in on demand
+  /// Maximum bytes of blocks stored, and of key summaries fetched, in one step. One block is always allowed.
+  int64_t step_bytes = 16 << 20;
+  /// Layers of long prefixes are read on demand, for requests whose rows choose blocks.
+  bool attaches = true;
 };
 
 class DiskTier : public KvTier {
@@ -45,7 +46,7 @@ class DiskTier : public KvTier {
     requests_.erase(request);
   }
   void OnEnd(uint64_t request, std::string_view name, std::span<const int32_t> tokens) override;
-  /// Lists copies of blocks that are to be stored and that the tree still has.
+  /// Appends a `store` operation for each block that waits to be stored and is still in the tree.
   void BeginStep(KvOps* ops) override;
   void OnResult(const KvResult& result) override;
   bool saving() const override { return !pending_.empty() || store_->writing(); }
@@ -55,22 +56,22 @@ class DiskTier : public KvTier {
   void AddStats(TierStats* stats) const override;
 
  private:
-  // Tokens of whole blocks that are to be stored.
+  // Blocks that wait to be stored.
   struct Pending {
     std::string name;
     std::vector<int32_t> tokens;
   };
-  // A waiting request since it last began to wait.
+  // State of a waiting request since it last began to wait.
   struct Request {
-    std::optional<DiskStore::LoadId> load;  // under way
-    bool tried = false;                     // its blocks have been fetched
-    int attached =
-        0;  // leading blocks that the tree had after a part of them was attached; more parts follow
+    std::optional<DiskStore::LoadId> load;  // load in progress
+    bool tried = false;                     // true once its blocks have been fetched
+    // Number of leading blocks in the tree after a part of them was attached, while more parts follow.
+    int attached = 0;
   };
   // Leading blocks of a request that the tree has and that may be stored.
   struct Storable {
     int blocks = 0;
-    bool inexact = false;  // the next one is not, since it is inexact
+    bool inexact = false;  // the block after them is not stored, because it is inexact
   };
 
   bool IsAttached(const TierQuery& query, int blocks, int attached_before) const;

@@ -15,12 +15,13 @@
 
 namespace moesaic::cache {
 
-/// XXH3, 64 bits.
+/// Returns the 64-bit XXH3 of `bytes`.
 uint64_t ChecksumOf(std::span<const std::byte> bytes);
 
 /// Hash of everything that decides the values of blocks, 128 bits.
 using Fingerprint = std::array<uint64_t, 2>;
-/// Fingerprint of blocks of this layout whose computation `computation` identifies.
+/// Returns the fingerprint of blocks of this layout. `computation` identifies everything else that decides
+/// their values.
 Fingerprint FingerprintOf(const KvLayout& layout, std::string_view computation);
 
 inline constexpr size_t kMaxNameBytes = 512;  ///< Longest namespace whose blocks are stored.
@@ -59,8 +60,8 @@ class SegmentFormat {
 
   /// The header of segment `number` with `slots` slots: [kHeaderBytes].
   std::vector<std::byte> EncodeHeader(uint64_t number, int slots) const;
-  /// Number of slots of segment `number`, whose file begins with `bytes`. DataLoss: it is damaged or no
-  /// segment; FailedPrecondition: it is of another model, type, layout or version.
+  /// Returns the number of slots of segment `number`, whose file begins with `bytes`. DataLoss if the file is
+  /// damaged or no segment; FailedPrecondition if it is of another model, type, layout or version.
   StatusOr<int> DecodeHeader(std::span<const std::byte> bytes, uint64_t number) const;
 
   /// The record as bytes: [record_bytes()]. They are valid in this slot only.
@@ -68,9 +69,9 @@ class SegmentFormat {
   /// The record in `bytes` [record_bytes()], if it is intact.
   std::optional<SlotRecord> DecodeRecord(std::span<const std::byte> bytes, uint64_t number, int slot) const;
 
-  /// Checksums of `layers` consecutive layers at `from`: [layers].
+  /// Returns the checksums of `layers` consecutive layers at `from`: [layers].
   std::vector<uint64_t> LayerSums(const std::byte* from, int layers) const;
-  /// Key summaries of a block: [layers * summary_bytes].
+  /// Returns the key summaries of a block: [layers * summary_bytes].
   std::vector<std::byte> SummariesOf(const KvBlockView& block) const;
   /// Copies key summaries to those of `block`.
   void PutSummaries(std::span<const std::byte> summaries, const KvBlockView& block) const;
@@ -83,7 +84,7 @@ class SegmentFormat {
   const Fingerprint fingerprint_;
 };
 
-/// "kv-000000000000002a.segment"
+/// Returns the name of a segment's file, such as "kv-000000000000002a.segment".
 std::string SegmentName(uint64_t number);
 /// The number in such a name; none: it is no such name.
 std::optional<uint64_t> SegmentNumber(std::string_view name);

@@ -45,7 +45,7 @@ class KvStore {
   KvStore(const KvStore&) = delete;
   KvStore& operator=(const KvStore&) = delete;
 
-  /// Number of whole blocks that fit `bytes`; ResourceExhausted: none does.
+  /// Returns the number of whole blocks that fit `bytes`. ResourceExhausted if not even one fits.
   static StatusOr<int> BlocksFor(const tensor::KvLayout& layout, int64_t bytes);
 
   /// Must be called before the first kBuildSummary.
@@ -56,15 +56,15 @@ class KvStore {
   /// Applies the operations in order and adds their outcome to `result`.
   void Apply(std::span<const KvOp> ops, KvResult* result);
 
-  /// Whether rows may find layers of a block on disk.
+  /// Returns whether rows may find layers of a block on disk.
   bool pages() const { return !attached_.empty(); }
   /// Reads the missing layers `layer` of `blocks` from disk and waits for them. The first block that cannot
   /// be read is reported by TakePaged; the step must then be dropped.
   void Page(int layer, std::span<const int32_t> blocks);
-  /// Moves what Page has completed, or failed to read, since the last call into `result`.
+  /// Moves the blocks that Page has completed, or failed to read, since the last call into `result`.
   void TakePaged(KvResult* result);
 
-  /// XXH3 of a block with its key summaries.
+  /// Returns the XXH3 of a block with its key summaries.
   uint64_t Checksum(int32_t block) const;
 
   const tensor::KvLayout& layout() const { return options_.layout; }
@@ -72,8 +72,8 @@ class KvStore {
   int slots(KvArea area) const { return area == KvArea::kSwap ? options_.swap_slots : options_.warm_slots; }
   std::byte* base() const { return memory_.data(); }
   std::byte* At(int32_t block) const { return base() + block * options_.layout.block_bytes(); }
-  /// Key summaries of block 0 in `layer`. They are stored [layer][block][summary_stride()], so that reading
-  /// those of one layer touches few pages. Null: there are none.
+  /// Returns the key summaries of block 0 in `layer`, or null if there are none. They are stored as
+  /// [layer][block][summary_stride()], so that reading those of one layer touches few pages.
   std::byte* summaries(int layer) const;
   tensor::KvBlockView ViewOf(int32_t block) const;
 

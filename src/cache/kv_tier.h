@@ -84,10 +84,10 @@ class KvTier {
   virtual void ExpectEvictions(int /*blocks*/) {}
   /// Updates the tier's records by the outcome of a step's operations.
   virtual void OnResult(const KvResult& /*result*/) {}
-  /// States what computing one token costs: at the start of a sequence, in seconds.
+  /// Sets the seconds that it takes to compute one token at the start of a sequence.
   virtual void SetTokenSeconds(double /*seconds*/) {}
 
-  /// Whether blocks remain to be stored.
+  /// Returns whether blocks remain to be stored.
   virtual bool saving() const { return false; }
   /// Waits until a fetch or a write ends, or until `timeout`.
   virtual void Wait(std::chrono::milliseconds /*timeout*/) {}

@@ -33,13 +33,13 @@ struct PrefixMatch {
 
 /// Identity of a block of the tree.
 struct BlockPath {
-  std::string_view name;        // its namespace, valid until the tree changes
-  std::vector<int32_t> blocks;  // from the first on, itself last
+  std::string_view name;        // namespace, valid until the tree changes
+  std::vector<int32_t> blocks;  // all blocks of its sequence up to itself, in order
 };
 
-/// Holds one handle of each of its blocks. A node is a run of blocks that were always used together. Costs:
-/// those of PrefixIndex, and O(log nodes) per evicted node; only Clear walks the whole tree. Engine thread
-/// only.
+/// The tree holds one handle of each of its blocks. A node has adjacent blocks that were always used
+/// together. Costs are those of PrefixIndex, and O(log nodes) per evicted node. Only Clear visits the whole
+/// tree. Engine thread only.
 class RadixTree {
  public:
   /// `pool` is borrowed and must outlive the tree; so must `observer`, which may be null.
@@ -49,16 +49,16 @@ class RadixTree {
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
 
-  /// The longest cached prefix of `tokens` in namespace `name`. Changes only reference counts.
+  /// Returns the longest cached prefix of `tokens` in namespace `name`. Changes only reference counts.
   PrefixMatch Find(std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// Number of leading tokens in whole blocks that Find would return. Changes nothing.
+  /// Returns the number of leading tokens in whole blocks that Find would return, and changes nothing.
   int64_t CountCached(std::string_view name, std::span<const int32_t> tokens) const;
 
-  /// States that a request uses `blocks`, which Find returned. Advances the time by one and makes them the
-  /// last used.
+  /// Records that a request uses `blocks`, which Find returned. Advances the time by one and makes them the
+  /// most recently used.
   void Use(std::span<const BlockRef> blocks);
-  /// Makes `blocks`, which Find or Insert returned, the last used, and applies the client's hint.
+  /// Makes `blocks`, which Find or Insert returned, the most recently used, and applies the client's hint.
   void Touch(std::span<const BlockRef> blocks, const SessionHint& hint);
 
   /// Adds blocks[known ..], which contain tokens[64 * known ..], after blocks[.. known], which are in the
@@ -69,31 +69,31 @@ class RadixTree {
   /// Sets a function that is called with each block before it is evicted; null: none. It may read the tree
   /// and must not change it.
   void SetEvictionCallback(std::function<void(int32_t block)> callback) { on_evict_ = std::move(callback); }
-  /// Evicts up to `count` idle blocks, the least valuable first; the number evicted.
+  /// Evicts up to `count` idle blocks, the least valuable first. Returns the number of evicted blocks.
   int Evict(int count);
   /// Evicts all idle blocks.
   void Clear();
 
-  /// Path of a block of the tree, also during its eviction callback.
+  /// Returns the path of a block of the tree. It may be called during the eviction callback of the block.
   BlockPath PathOf(int32_t block) const {
     return {.name = index_.NameOf(block), .blocks = index_.Path(block)};
   }
-  /// Tokens of such a block: [kKvBlockTokens], valid until it is evicted.
+  /// Returns the tokens of such a block, [kKvBlockTokens]. Valid until it is evicted.
   std::span<const int32_t> TokensOf(int32_t block) const { return index_.tokens(block); }
 
   uint64_t now() const { return now_; }           ///< Time: the number of calls of Use.
-  int blocks() const { return index_.blocks(); }  ///< Idle or held.
+  int blocks() const { return index_.blocks(); }  ///< Number of blocks, idle or held.
   int nodes() const { return index_.nodes(); }
   int64_t evicted() const { return evicted_; }  ///< Blocks evicted so far.
 
-  /// Aborts if a rule of the structure does not hold. For tests.
+  /// Aborts if an invariant of the tree is violated. For tests.
   void CheckStructure() const;
 
  private:
   struct NodeState : EvictionQueue::Entry {
     uint64_t last_use = 0;
-    uint32_t uses =
-        1;  // sequences that continued after it in different ways, or brought it back after eviction
+    // Number of sequences that continued after it in different ways, or brought it back after eviction.
+    uint32_t uses = 1;
     bool continued = false;  // some block has followed it
     Session session = Session::kNone;
     double returns_at = 0;

@@ -6,7 +6,6 @@
 #include "base/check.h"
 
 namespace moesaic::cache {
-namespace {}  // namespace
 
 StatusOr<std::unique_ptr<SwapTier>> SwapTier::Create(BlockPool& pool, const KvLayout& layout, int64_t bytes,
                                                      int64_t attention_tokens) {

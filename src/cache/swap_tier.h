@@ -18,14 +18,14 @@ namespace moesaic::cache {
 
 class SwapTier : public KvTier {
  public:
-  /// As many slots as fit `bytes`; fails if none does. `pool` is borrowed. `attention_tokens`: position at
-  /// which attention doubles the cost of a token.
+  /// Creates as many slots as fit `bytes`. ResourceExhausted if not even one fits. `pool` is borrowed.
+  /// `attention_tokens` is the position at which attention doubles the cost of computing a token.
   static StatusOr<std::unique_ptr<SwapTier>> Create(BlockPool& pool, const KvLayout& layout, int64_t bytes,
                                                     int64_t attention_tokens);
 
   int slots() const { return slots_.total(); }
-  /// Sets the cost of copying one block out and back, in tokens computed at the start of a sequence. Until
-  /// then copying costs nothing.
+  /// Sets the cost of copying one block out and back, in units of computing a token at the start of a
+  /// sequence. Blocks are saved only if computing them again would cost more. The initial cost is 0.
   void SetCopyTokens(double tokens) { copy_tokens_ = tokens; }
 
   TierHit Lookup(const TierQuery& query) const override;
@@ -41,15 +41,16 @@ class SwapTier : public KvTier {
   void AddStats(TierStats* stats) const override;
 
  private:
-  // A block of a preempted request: in the radix tree, in a slot, or lost.
+  // A block of a preempted request. It is in the radix tree, or in a slot, or in neither and must be computed
+  // again.
   struct Parked {
-    int32_t in_tree = -1;  // its number, or -1
+    int32_t in_tree = -1;  // block number if it is in the tree, otherwise -1
     SlotRef slot = nullptr;
     bool inexact = false;
   };
   struct Request {
     std::vector<Parked> blocks;
-    int tokens = 0;  // in them
+    int tokens = 0;  // number of computed tokens in `blocks`
   };
 
   SwapTier(BlockPool& pool, int slots, double copy_seconds, int64_t attention_tokens)
@@ -60,11 +61,11 @@ class SwapTier : public KvTier {
 
   BlockPool& pool_;
   SlotPool slots_;
-  double copy_seconds_;  // to copy a block one way
+  double copy_seconds_;  // time to copy one block in one direction
   const int64_t attention_tokens_;
   double copy_tokens_ = 0;
   absl::flat_hash_map<uint64_t, Request> requests_;
-  // Requests that want a block of the tree back, and as which of their blocks.
+  // By number of a block in the tree: preempted requests that need it, and its index in Request::blocks.
   absl::flat_hash_map<int32_t, std::vector<std::pair<uint64_t, int>>> wanted_;
   SwapTierStats stats_;
 };

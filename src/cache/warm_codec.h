@@ -23,7 +23,7 @@ class WarmCodec {
 
   int layers() const { return layout_.layers; }
 
-  /// Whether all elements of a layer are finite. True for exact layers, which need not be.
+  /// Returns whether all elements of a layer are finite. True for exact layers, which need not be.
   bool IsFinite(const KvBlockView& block, int layer) const;
   /// Encodes a layer of `block`, which is finite, into `to` [block_bytes()]. Different layers may be encoded
   /// in parallel.

@@ -38,7 +38,7 @@ class WarmTier : public KvTier {
   static StatusOr<std::unique_ptr<WarmTier>> Create(BlockPool& pool, const RadixTree* tree,
                                                     const KvLayout& layout, const WarmTierOptions& options);
 
-  /// Whether restored blocks are bit-identical to those that were kept.
+  /// Returns whether restored blocks are bit-identical to those that were kept.
   bool exact() const { return codec_.exact(); }
   int slots() const { return slots_.total(); }
 

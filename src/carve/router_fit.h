@@ -17,7 +17,7 @@ struct LinearRouter {
   RowMatrix weights;        // [routed, hidden]
   std::vector<float> bias;  // [routed]
 
-  /// Returns the inactive experts for the input `u` [hidden] when `active` experts are active.
+  /// Returns the experts that stay inactive for the input `u` [hidden] if the best `active` are active.
   std::vector<int> Off(const float* u, int active) const;
 };
 

@@ -193,7 +193,7 @@ void ContinuousEngine::TakeResult(const StepResult& result) {
   if (options_.layout.ranks() > 1) stats_.ranks = result.ranks;
 }
 
-// Takes what the operations of a failed step did, before another batch is run (X6).
+// Takes the outcome of a failed step's operations before another batch runs (X6).
 Status ContinuousEngine::TakeOutcome() {
   ASSIGN_OR_RETURN(const StepResult outcome, executor_->Run({}));
   TakeResult(outcome);

@@ -113,7 +113,7 @@ void DepthPolicy::CountDrafts(int sequences, int passes, int pending_rows, doubl
     credit_ -= seconds - charged_;
     charged_ = 0;
   }
-  if (passes > 0 && pending_rows <= kMaxDrafts * sequences) {  // what the last step left is part of the pass
+  if (passes > 0 && pending_rows <= kMaxDrafts * sequences) {  // rows of the last step belong to the pass
     pass_.Add(seconds / passes);
   } else if (pending_rows > 0) {
     pending_row_.Add(std::max(0.0, seconds - passes * pass_.value) / pending_rows);

@@ -21,12 +21,12 @@ class DepthPolicy {
     bool is_free = false;  // as Drafter::is_free
   };
 
-  /// Depths [candidates] for a step of `decodes` sequences that include the candidates: each at most its
-  /// limit, their sum at most `rows`.
+  /// Returns the depths [candidates] for a step of `decodes` sequences that include the candidates. Each is
+  /// at most its limit, and their sum is at most `rows`.
   std::vector<int> Choose(std::span<const Candidate> candidates, int decodes, int rows);
-  /// Expected tokens per second of a decode alone, with its best depth.
+  /// Returns the expected tokens per second of a decode alone, with its best depth.
   double Rate(const Candidate& candidate) const;
-  /// Whether computed drafts are expected to pay for a sequence without a record.
+  /// Returns whether computed drafts are expected to pay for a sequence without a record.
   bool WorthStarting() const;
 
   /// Records the time of a step of `rows` decode and draft rows.

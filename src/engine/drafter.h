@@ -24,17 +24,17 @@ class Drafter {
   virtual ~Drafter() = default;
   /// Forgets all sequences but `running`, which are ordered by id. Called before Limit.
   virtual void Keep(const std::vector<std::unique_ptr<Sequence>>&) {}
-  /// Number of tokens that it could draft now for `sequence`, a decode; at most `most`.
+  /// Returns the number of tokens, at most `most`, that it could draft now for `sequence`, a decode.
   virtual int Limit(const Sequence& sequence, int most) = 0;
-  /// Number of rows that it must compute for `sequence` before the first draft.
+  /// Returns the number of rows that it must compute for `sequence` before the first draft.
   virtual int PendingRows(const Sequence& sequence) const = 0;
   /// The tokens that Limit found for `sequence`, if it drafts by look-up; valid until the next Keep.
   virtual std::span<const int32_t> Found(const Sequence&) const { return {}; }
-  /// Whether the cost of its drafts is negligible.
+  /// Returns whether the cost of its drafts is negligible.
   virtual bool is_free() const { return false; }
   /// Appends up to `depth` tokens to each job's draft.tokens, which are empty.
   virtual Status Draft(std::span<const DraftJob> jobs) = 0;
-  /// Whether Computed needs final hidden states.
+  /// Returns whether Computed needs final hidden states.
   virtual bool wants_hidden() const { return false; }
   /// Called before Commit: the plan's admissions still have their prefixes.
   virtual void Admitted(const StepPlan&) {}

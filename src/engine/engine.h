@@ -121,7 +121,7 @@ class Engine {
   virtual Status CheckRanks() { return OkStatus(); }
   /// Evicts all cached blocks that no request holds, and forgets those of all tiers.
   virtual void ClearCache() = 0;
-  /// Whether blocks are still to be stored on disk. Step continues to store them, idle or not.
+  /// Returns whether blocks are still to be stored on disk. Step continues to store them, idle or not.
   virtual bool saving() const = 0;
   /// Waits until all blocks that are to be stored are on disk, or until `stop`, which is polled, becomes
   /// true.

@@ -100,7 +100,7 @@ class EngineThread::Impl {
     bool empty() const { return submitted.empty() && cancelled.empty() && !clear_cache; }
   };
   struct Live {
-    RequestId id;  // what Submit gave out
+    RequestId id;  // number that Submit returned
     Sink sink;
     Clock::time_point arrived;
   };
@@ -218,7 +218,7 @@ class EngineThread::Impl {
   absl::flat_hash_map<RequestId, Live> live_;            // used by the thread only, by the engine's id
   absl::flat_hash_map<RequestId, RequestId> engine_id_;  // used by the thread only
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable wake_;
   Inbox inbox_;
   EngineStats stats_;

@@ -77,8 +77,8 @@ class MaskWorker {
   void WaitForAll(std::span<const std::shared_ptr<MaskJob>> jobs, std::chrono::steady_clock::time_point end);
   /// Waits until a job completes that was not complete at the last wait, or until `end`.
   void WaitForAny(std::chrono::steady_clock::time_point end);
-  /// Whether the quick thread has spent kSlowSeconds on `job`. If so, that thread finishes the job at low
-  /// priority, and a new quick thread replaces it.
+  /// Returns whether the quick thread has spent kSlowSeconds on `job`. If so, that thread finishes the job at
+  /// low priority, and a new quick thread replaces it.
   bool Demote(const MaskJob& job);
   /// Fails jobs that exceed max_seconds.
   void CancelOverdue();

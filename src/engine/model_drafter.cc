@@ -26,7 +26,7 @@ void ModelDrafter::Keep(const std::vector<std::unique_ptr<Sequence>>& running) {
   absl::erase_if(states_, [&runs](const auto& entry) { return !runs(entry.first); });
 }
 
-// While a prompt is read, what the engine has read of it; then all tokens.
+// Returns the number of tokens that the second model reads: those computed so far during a prefill, then all.
 int ModelDrafter::End(const Sequence& sequence) {
   return sequence.remaining() > 1 ? sequence.computed : sequence.size();
 }
@@ -77,7 +77,7 @@ Status ModelDrafter::Draft(std::span<const DraftJob> jobs) {
   return OkStatus();
 }
 
-// Computes what is missing and too much for one pass of drafts, or all where none are wanted.
+// Computes missing tokens that are too many for one pass of drafts, or all of them if no drafts are needed.
 Status ModelDrafter::TakeIn(std::vector<Chain>& chains) {
   for (Chain& chain : chains) {
     std::vector<int32_t>& known = chain.state->tokens;

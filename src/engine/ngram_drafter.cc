@@ -7,7 +7,7 @@ namespace moesaic::engine {
 std::span<const int32_t> LookUp(std::span<const int32_t> tokens, int shortest, int longest, int most) {
   const auto size = static_cast<int64_t>(tokens.size());
   const int32_t* data = tokens.data();
-  int64_t best = 0, best_end = 0;  // length, and where what follows begins
+  int64_t best = 0, best_end = 0;  // length of the match, and the position after it
   for (int64_t end = shortest; end < size && best < longest; ++end) {
     int64_t same = 0;
     while (same < longest && same < end && data[end - 1 - same] == data[size - 1 - same]) ++same;

@@ -12,9 +12,9 @@
 
 namespace moesaic::engine {
 
-/// Up to `most` tokens after the earliest other occurrence of the last n tokens, with the greatest n in
-/// [shortest, longest] that has one; empty: there is none. O(tokens x longest) at worst, usually one pass
-/// over the tokens.
+/// Finds the earliest other occurrence of the last n tokens, for the greatest n in [shortest, longest] that
+/// has one, and returns up to `most` tokens after it; empty if there is none. O(tokens x longest) at worst,
+/// usually one pass over the tokens.
 std::span<const int32_t> LookUp(std::span<const int32_t> tokens, int shortest, int longest, int most);
 
 class NgramDrafter : public Drafter {

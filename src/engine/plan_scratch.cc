@@ -50,7 +50,7 @@ PlanScratch::PlanScratch(const cache::BlockPool& pool, const cache::RadixTree& t
   }
 }
 
-// Idle blocks are as good as free: Commit evicts what it needs.
+// Idle blocks count as free, because Commit evicts as many as it needs.
 int PlanScratch::FreeBlocks() const { return pool_.free_blocks() + pool_.idle_blocks() + given_ - taken_; }
 
 int PlanScratch::ChunkOf(const Sequence& sequence, int computed) const {
@@ -135,11 +135,11 @@ double PlanScratch::ServiceOf(const Sequence& sequence) const {
   return sequence.share->service + (promised == promised_.end() ? 0 : promised->second);
 }
 
-// The last token is always computed: its logits, or its hidden state, are what the step is for.
+// The last token is always computed, because the step needs its logits or its hidden state.
 cache::PrefixMatch PlanScratch::PrefixOf(const Sequence& sequence) const {
   if (!Shares(sequence)) return {};
   cache::PrefixMatch match = tree_.Find(sequence.cache_namespace, SharedTokens(sequence));
-  // Rows that read what an earlier row chose need that row: none of them is copied without it.
+  // A row that shares the choice of an earlier row needs that row, so it is not copied without it.
   if (sequence.sparsity && match.tokens() > sequence.sparsity->first_sparse()) {
     match.tail_tokens -= match.tail_tokens % sequence.sparsity->reuse;
   }

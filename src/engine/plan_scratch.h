@@ -47,7 +47,7 @@ class PlanScratch {
   bool Shares(const Sequence& sequence) const;
   static std::span<const int32_t> SharedTokens(const Sequence& sequence);
   cache::PrefixMatch PrefixOf(const Sequence& sequence) const;
-  // A tier and what it has of a sequence; null: none has any.
+  // A tier and its blocks of a sequence; null: no tier has any.
   struct Found {
     cache::KvTier* tier = nullptr;
     cache::TierHit hit;

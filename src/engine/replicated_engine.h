@@ -21,8 +21,8 @@ class ReplicatedEngine : public Engine {
 
   void BindCaller() override { first().BindCaller(); }
   Status Check(const Request& request) const override { return first().Check(request); }
-  /// Sends the request to the replica that would have least to compute with it: tokens of its other requests,
-  /// and of this prompt those that are not in its prefix tree. The first of equal ones.
+  /// Adds the request to the replica that then has the fewest tokens to compute: those of its other requests,
+  /// and those of this prompt that are not in its prefix tree. Of equal replicas, the first is chosen.
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
   /// Starts the step of every replica before it waits for any. If a replica fails, the others still end their

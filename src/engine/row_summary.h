@@ -20,7 +20,7 @@ struct TokenLogit {
   float logit;
 };
 
-/// Whether `a` comes before `b` in the order of candidates: greater logits first, ties by lower id.
+/// Returns whether `a` comes before `b` in the order of candidates: greater logits first, ties by lower id.
 inline bool ComesBefore(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }

@@ -49,7 +49,7 @@ class RowTasks {
   /// drawn token. `result` has rows from FirstLogits on of all chunks; logits that its summaries lack are
   /// fetched from `executor`. Histories and grammars are updated; tokens are not.
   StatusOr<std::vector<RowTask>> Run(StepPlan& plan, const StepResult& result, Executor& executor);
-  /// Whether `token` ends `sequence`.
+  /// Returns whether `token` ends `sequence`.
   bool Ends(const Sequence& sequence, int32_t token) const;
 
  private:

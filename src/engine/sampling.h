@@ -29,7 +29,7 @@ class TokenHistory {
   std::unordered_map<int32_t, Counts> counts_;
 };
 
-/// Whether `sampling` needs a TokenHistory.
+/// Returns whether `sampling` needs a TokenHistory.
 bool HasPenalties(const SamplingParams& sampling);
 
 /// Refuses parameters out of range by name; token ids must be below `vocab_size`.
@@ -71,8 +71,8 @@ StatusOr<Drawn> Draw(const DrawParams& params, DrawScratch& scratch);
 /// The sums that a draw with `sampling` takes from summaries.
 RowNeeds NeedsOf(const SamplingParams& sampling);
 
-/// Log-softmax over `logits` of `token` and of the `top` most likely tokens. The normalizer is that of
-/// `summary`, if it has one.
+/// Returns the log-softmax over `logits` of `token` and of the `top` most likely tokens. The normalizer is
+/// that of `summary`, if it has one.
 LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int top,
                         const RowSummary* summary = nullptr);
 

@@ -92,7 +92,8 @@ struct Sequence {
   int outputs() const { return size() - prompt_size(); }
   int remaining() const { return size() - computed; }  // 1: a decode; more: a prefill
   bool draws_after(int count) const { return computed + count == size() && size() < limit; }
-  /// Whether its mask is late, so that running it would be useless. Valid before the masks of a step begin.
+  /// Returns whether its mask is late, so that running it would be useless. Valid before the masks of a step
+  /// begin.
   bool waits_for_mask() const { return mask && !mask->done(); }
   bool wants_prompt_logprobs() const {
     return request.prompt_logprobs && !first_event_sent &&

@@ -53,7 +53,7 @@ struct SparsityOptions {
 /// InvalidArgument names a member that is out of range, or a mode other than kDense without key summaries.
 Status CheckSparsity(const RequestSparsity& sparsity, const SparsityOptions& options);
 
-/// Settings of the kernels for a request with a prompt of `prompt` tokens.
+/// Returns the kernels' settings for a request with a prompt of `prompt` tokens.
 kernels::SparsitySettings SparsitySettingsOf(const RequestSparsity& sparsity, const SparsityOptions& options,
                                              int prompt);
 
@@ -61,7 +61,7 @@ kernels::SparsitySettings SparsitySettingsOf(const RequestSparsity& sparsity, co
 /// unless rows of prompts choose. Different names or settings of such rows have different namespaces.
 std::string NamespaceOf(const std::string& name, const RequestSparsity& sparsity);
 
-/// Bytes of one layer's key summaries of a block.
+/// Returns the bytes of one layer's key summaries of a block.
 int64_t KeySummaryBytesOf(const models::KvSpec& kv, KeySummaryKind kind = KeySummaryKind::kBox);
 
 void AddCounters(const kernels::SparsityCounters& part, kernels::SparsityCounters* sum);

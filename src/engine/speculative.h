@@ -38,7 +38,7 @@ struct SpeculativeOptions {
   models::Model* draft_model = nullptr;  ///< Model of the same vocabulary; borrowed.
 };
 
-/// Whether `method` uses the model's own module.
+/// Returns whether `method` uses the model's own module.
 inline bool UsesMtp(const std::string& method) { return method == "mtp" || method == "mtp+ngram"; }
 
 /// Counters; they rise over the engine's life.

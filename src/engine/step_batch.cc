@@ -34,7 +34,7 @@ class Writer {
   std::string bytes_;
 };
 
-// Reads what Writer wrote. After the first failure all reads return zeros.
+// Reads the bytes of a Writer. After the first failure all reads return zeros.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes), size_(bytes.size()) {}

@@ -83,7 +83,7 @@ struct StepLimits {
   bool disk = false;  // operations on the disk tier are allowed: the records that they name are its own
 };
 
-/// Whether every index and number of `batch` is in range. InvalidArgument names the first that is not.
+/// Checks that every index and number of `batch` is in range. InvalidArgument names the first that is not.
 Status CheckBatch(const StepBatch& batch, const StepLimits& limits);
 
 /// The batch as bytes: little-endian, with a magic number and a version.

@@ -121,8 +121,8 @@ class SparseAttentionPass {
 
   /// Chooses the blocks of the next group of rows. Returns false if all rows have been computed.
   bool ChooseBlocks();
-  /// Slices whose blocks AttendChosen() reads: the chosen blocks, and all blocks of dense rows and of audited
-  /// heads.
+  /// Returns the slices whose blocks AttendChosen() reads: the chosen blocks, and all blocks of dense rows
+  /// and of audited heads.
   std::span<const SequenceSlice> reads() const { return reads_; }
   /// Attends over the blocks of reads(). Must follow each call of ChooseBlocks that returns true.
   void AttendChosen();

@@ -38,7 +38,7 @@ struct KernelTable {
   struct Gemm {
     GemmTileFn tile = nullptr;
     PrepareRowFn prepare = nullptr;
-    int unit_bytes = 0;  // bytes of 64 prepared activations, including their scales
+    int unit_bytes = 0;  // bytes of 64 quantized activations, including their scales
     // Products with fewer than few_below rows run on `few`, if it is set; its results are bit-identical.
     GemmTileFn few = nullptr;
     int few_below = 0;

@@ -14,7 +14,7 @@
 
 namespace moesaic::kernels {
 
-/// One tile of C = A W^T: `m` rows of prepared activations times `panels` panels of 16 outputs.
+/// One tile of C = A W^T: `m` rows of quantized activations times `panels` panels of 16 outputs.
 struct GemmTile {
   const std::byte* a;     // [m][a_stride bytes]: rows written by `prepare` of the same table entry
   int64_t a_stride;       // bytes between rows
@@ -93,14 +93,15 @@ struct AttentionTile {
   // [rows rounded up to 8][q_stride]: already scaled; rows beyond `rows` are read but not used
   const float* q;
   int64_t q_stride;  // floats
-  // Buffer in which a kernel may keep its packed form of the queries between calls, or null. q_is_packed: the
-  // last call with this buffer had the same queries.
+  // Buffer for the kernel's packed form of the queries, or null. With q_is_packed the last call with this
+  // buffer had the same queries, so that the kernel need not pack them again.
   std::byte* packed_q;  // [rows rounded up to 16][key_dim] times 4 bytes, 64-byte aligned
   bool q_is_packed;
   // Keys of each run, [64][key_stride bytes] with key_dim elements each. Keys that are not visible may be
   // read. Runs without visible keys may be null.
   const std::byte* runs[kAttentionRuns];
-  // Runs of the next call, for prefetching, or null. Their layout differs only by `after_scales`.
+  // Runs of the next call, which a kernel may prefetch, or null. Only the offset of their scales may differ
+  // (after_scales).
   const std::byte* after[kAttentionRuns];
   int64_t key_stride;    // bytes
   int64_t value_offset;  // bytes from a run's keys to its values; 0: values are the keys' first dimensions
@@ -113,7 +114,7 @@ struct AttentionTile {
   const int* visible;      // [rows]: row r sees keys [0, visible[r]) of all runs
   // State of each row: output, and with `resume` also input, the state after the preceding keys. The initial
   // state is -inf, 0 and zeros.
-  float* max;          // [rows]: the largest score, or up to ln 2 more; -inf if no key is visible
+  float* max;          // [rows]: a bound from the largest score to ln 2 above it; -inf if no key is visible
   float* sum;          // [rows]: sum of exp(score - max)
   float* acc;          // [rows][acc_stride]: weighted values, not divided by sum
   int64_t acc_stride;  // floats
@@ -125,7 +126,7 @@ struct AttentionTile {
   int64_t rest_scales;
   int64_t value_scales;
   int key_split;         // multiple of 8
-  int64_t after_scales;  // additional bytes from the keys of `after` to their scales
+  int64_t after_scales;  // bytes to add to the three offsets above for the scales of `after`
 };
 using AttentionTileFn = void (*)(const AttentionTile& tile);
 
@@ -180,9 +181,11 @@ using KeySummaryFn = void (*)(const KeySummaryTask& task);
 constexpr int kScoreGroup = 16;  ///< rows whose scores of a block are stored together
 constexpr int kMaxEstimateRows = 128;
 
-/// Estimates, for block selection, of the scores of `rows` queries in `count` blocks. They are not bounds.
-/// Queries may be rounded to 2^-15 of the largest element of their part, and their magnitudes for radii to
-/// 2^-8.
+/// Estimates a score of each of `rows` queries for each of `count` blocks, for block selection:
+///   scale * (q . center + share * spread)
+///
+/// The spread is a sum over the parts of min(|q| . radius, |q|_2 ball). The estimates are not bounds. Kernels
+/// may round q to 2^-15, and |q| in the product with radii to 2^-8, of the largest element of its part.
 struct KeySummaryEstimates {
   const float* q;                     // [rows][q_stride]
   int64_t q_stride;                   // floats
@@ -191,14 +194,12 @@ struct KeySummaryEstimates {
   int rows;                           // 1..kMaxEstimateRows
   int count;
   int key_dim, key_split;  // multiples of 8, key_dim at most kMaxKeySummaryDim
-  // Multiplier of the spread, which is added to q . center. For each part, the spread is the smaller of
-  // |q| . radius and |q|_2 ball.
-  float share;
-  // out [ceil(rows / 16)][stride][16]; NaN if the summary has one. Unused entries are undefined
+  float share;             // multiplier of the spread
+  // out [ceil(rows / 16)][stride][16]; NaN for a summary with a NaN. Unused entries are undefined.
   float* scores;
   int64_t stride;  // blocks, >= count
-  // Prefetch hint: bytes per summary, from its start on, that are neither cached nor already prefetched: of
-  // this head and of heads scored next. 0 disables prefetching. Kernels may ignore it.
+  // Prefetch hint: leading bytes of each summary that are probably not in a cache yet, those of the heads
+  // that are scored next included. 0 disables prefetching. Kernels may ignore it.
   int64_t prefetch_bytes;
   // Summaries that this worker scores next, with equal dimensions, and their prefetch hint.
   const std::byte* const* next;
@@ -207,13 +208,15 @@ struct KeySummaryEstimates {
 };
 using KeySummaryEstimatesFn = void (*)(const KeySummaryEstimates& estimates);
 
-/// Scores below their row's largest plus this contribute nothing to shares. exp(-72) is 2^-104; the share of
-/// one of 2^22 such blocks is still not denormal, and denormals are slow.
+/// A score that is more than 72 below the largest of its row contributes nothing to shares. exp(-72) is
+/// 2^-104, so that even the share of one of 2^22 such blocks is not denormal; denormals are slow.
 constexpr float kMinPower = -72;
 
-/// shares[b] = sum over up to 16 rows of exp(scores[b][row]) / sum_b exp(scores[b][row]). NaN scores
-/// contribute nothing, and a row of NaN only has no shares; but shares[b] is NaN where the first row's score
-/// is not finite. `scores` [blocks][16] is overwritten; unused entries may have any value.
+/// Sums the softmax over blocks of up to 16 rows:
+///   shares[b] = sum over rows of exp(scores[b][row]) / sum over blocks c of exp(scores[c][row])
+///
+/// A NaN score contributes nothing. However, shares[b] is NaN if the first row's score of b is not finite, as
+/// it is for a summary with a NaN. `scores` [blocks][16] is overwritten; unused entries may have any value.
 using BlockSharesFn = void (*)(float* scores, int rows, int blocks, float* shares);
 
 /// Scores of `rows` queries in `count` blocks by the keys' sketches: for each block, the logarithm of the sum

@@ -32,7 +32,7 @@ class MlaExpansion {
   /// Returns the number of heads expanded together: as many as fit expansion_bytes, at least one.
   int heads_at_once() const { return heads_at_once_; }
   int value_dim() const { return value_dim_; }  ///< v_dim rounded up to the kernel's 8
-  /// block table of the KV layer that Heads returns
+  /// Returns the block table of the KV layer that Heads returns.
   const int32_t* block_table() const { return block_table_; }
 
   /// Expands heads [first, first + count), count <= heads_at_once(). Returns them as a KV layer, valid until

@@ -42,7 +42,7 @@ struct Step {
   parallel::RankGroups* groups = nullptr;  // null: one rank has the whole model
 
   int rows() const { return static_cast<int>(positions.size()); }
-  /// Whether outputs of attention and feed-forward networks are partial sums, which Sum() completes.
+  /// Returns whether outputs of attention and feed-forward networks are partial sums, which Sum() completes.
   bool has_shards() const { return groups != nullptr && groups->has_shards(); }
   void Sum(float* values, int64_t count) const {
     if (has_shards()) groups->Sum({values, static_cast<size_t>(count)});

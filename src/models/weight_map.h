@@ -25,8 +25,8 @@ class WeightMap {
   static StatusOr<WeightMap> Copy(const checkpoint::PackedFile& file, WeightPlan plan,
                                   const PackProgress& progress, const NumaPlacement& placement,
                                   runtime::ThreadPool& pool);
-  /// Copies one rank's part of a packed file: `plan`, which PlanShardOfPacked made from `whole`. The
-  /// placement is not kSlice.
+  /// Copies one rank's shard of a packed file. `whole` is the plan of the file, and `plan` the shard that
+  /// PlanShardOfPacked made from it. `placement` must not be kSlice on several nodes.
   static StatusOr<WeightMap> CopyShard(const checkpoint::PackedFile& file, const WeightPlan& whole,
                                        WeightPlan plan, const PackProgress& progress,
                                        const NumaPlacement& placement, runtime::ThreadPool& pool);
@@ -36,7 +36,8 @@ class WeightMap {
   bool Has(const std::string& name) const { return regions_.contains(name); }
   /// Returns the values of a vector region. A region that is not in the plan aborts the program as a bug.
   const float* Vector(const std::string& name) const;
-  /// Returns part `part` of record `record`, including its static activation scale.
+  /// Returns one matrix of a region: the `part`-th matrix (such as gate, up or down) of the `record`-th
+  /// record (such as an expert), with its static activation scale if it has one.
   tensor::PackedMatrix Matrix(const std::string& name, int record = 0, int part = 0) const;
   /// Returns a region of gate, up and down records as the MoE operator's parameters.
   kernels::ExpertWeights Experts(const std::string& name) const;
@@ -46,7 +47,7 @@ class WeightMap {
  private:
   struct RegionView {
     const RegionPlan* region;
-    const RegionPlan* layout;  // layout in memory: a slice's, or the region's own
+    const RegionPlan* layout;  // layout in memory: that of a slice (kSlice), otherwise `region`
     const std::byte* data;
     std::vector<tensor::StaticScale> moe_scales;  // [count * 2]: scales of gate/up and of down, or empty
   };

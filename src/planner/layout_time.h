@@ -24,10 +24,10 @@ struct StepShape {
 };
 
 struct StepTime {
-  double seconds = 0;        ///< from the first stage's start to the last one's end
-  double communication = 0;  ///< its part in sums and transfers
-  int parts = 1;             ///< parts of the batch that flow through the stages
-  double interval = 0;       ///< between steps of different sequences that keep all stages busy
+  double seconds = 0;        ///< from the start of the first stage to the end of the last one
+  double communication = 0;  ///< part of `seconds` spent in sums over ranks and transfers between stages
+  int parts = 1;             ///< number of parts into which the pipeline divides the batch
+  double interval = 0;       ///< seconds between the ends of steps while other sequences keep all stages busy
 };
 
 /// A rank's share of a model in a layout. The planner requests the first shard of each stage, which is the
@@ -44,10 +44,10 @@ class LayoutPlanner {
 
   struct Prediction {
     parallel::Layout layout;
-    double weight_bytes = 0;  ///< of the rank with most
-    double free_bytes = 0;    ///< least memory that a device has left; 0 where memory is unknown
+    double weight_bytes = 0;  ///< weights of the rank with the most
+    double free_bytes = 0;    ///< minimum free memory of a device, negative if it is too small; 0 if unknown
     bool fits = true;
-    std::vector<StepTime> steps;  ///< of the shapes
+    std::vector<StepTime> steps;  ///< one per shape
   };
   StatusOr<Prediction> Predict(const parallel::Degrees& degrees, const std::vector<StepShape>& shapes) const;
   /// All layouts of as many ranks as the topology has, that the model can be divided into, by the time of the

@@ -16,9 +16,9 @@ class KeyedHasher {
   /// Draws a new secret. Keeps `bits` of each hash; tests pass fewer than 64 to provoke collisions.
   explicit KeyedHasher(int bits = 64);
 
-  /// Hash of the position before the first block of namespace `name`.
+  /// Returns the hash of the position before the first block of namespace `name`.
   uint64_t Root(std::string_view name) const;
-  /// Hash of the block of `tokens` that follows the block with hash `parent`.
+  /// Returns the hash of the block of `tokens` that follows the block with hash `parent`.
   uint64_t Next(uint64_t parent, std::span<const int32_t> tokens) const;
 
  private:

@@ -1,5 +1,5 @@
-// PrefixIndex: a radix tree over blocks of tokens. It knows which blocks follow which and finds the longest
-// known prefix of a prompt. The payload gives a block its meaning.
+// PrefixIndex: a radix tree over blocks of tokens. It stores the order of blocks and finds the longest known
+// prefix of a prompt. The user stores a payload with each block, such as the place of its bytes.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -21,27 +21,27 @@
 
 namespace moesaic::prefix {
 
-/// State of nodes whose users need none.
+/// Empty state of a node, for users that store nothing per node.
 struct NoNodeState {};
 
 /// A tree of blocks for each namespace. A block is identified by its namespace, its tokens and the blocks
-/// before it; keyed hashes only find candidates. A node is a *run*: consecutive blocks without a branch
-/// between them. Each block has an id, which its user chooses, and a `Payload`; each node has a `NodeState`.
+/// before it; keyed hashes only find candidates. A node has adjacent blocks without a branch between them.
+/// Each block has an id, which its user chooses, and a `Payload`; each node has a `NodeState`.
 ///
-/// Costs: finding a prefix compares every block, and computes one hash per node unless the child that was
-/// used last is the right one; appending a block computes one hash. One thread.
+/// To find a prefix, the index compares every block and computes one hash per node, unless the child that was
+/// used last is the right one. Appending a block computes one hash. Not thread-safe.
 ///
-/// kFixedTokens: tokens per block if they are known at compile time, which makes comparisons faster; 0: they
-/// are given to the constructor.
+/// kFixedTokens is the number of tokens per block if it is known at compile time, which makes comparisons
+/// faster. With 0 the constructor's argument is used.
 template <typename Payload, typename NodeState = NoNodeState, int kFixedTokens = 0>
 class PrefixIndex {
  public:
-  /// A run of blocks. Roots, one per namespace, have none.
+  /// Adjacent blocks of one sequence. There is one root per namespace, and it has no blocks.
   struct Node : NodeState {
-    Node* parent = nullptr;                                             // null: this is a root
+    Node* parent = nullptr;                                             // null: this node is a root
     Node *first_child = nullptr, *next = nullptr, *previous = nullptr;  // siblings, the newest first
     std::vector<int32_t> blocks;                                        // ids
-    int64_t start = 0;                                                  // blocks before this node
+    int64_t start = 0;                                                  // number of blocks before this node
     std::string name;                                                   // namespace; roots only
     int64_t end() const { return start + static_cast<int64_t>(blocks.size()); }
 
@@ -53,16 +53,17 @@ class PrefixIndex {
     uint64_t first_hash = 0;     // hash of the first block; of a root: of its namespace
     std::unique_ptr<Node> twin;  // another node with the same first_hash
   };
-  /// The place of a block, or of a root: depth -1.
+  /// The place of a block. A root has depth -1. Valid until its node is cut or its block is removed.
   struct Position {
-    Node* node = nullptr;  // null: there is no such block
-    int64_t depth = -1;    // blocks before it in its sequence
+    Node* node = nullptr;  // null: the block does not exist
+    int64_t depth = -1;    // number of blocks before it in its sequence
     explicit operator bool() const { return node != nullptr; }
   };
   /// The longest known prefix of a prompt.
   struct Walked {
-    Node* node = nullptr;  // that contains its last block; a root when it is empty; null: no such namespace
-    size_t offset = 0;     // blocks of `node` that belong to it
+    // Node of the prefix's last block. An empty prefix has the root, or null if the namespace does not exist.
+    Node* node = nullptr;
+    size_t offset = 0;  // number of leading blocks of `node` that belong to the prefix
   };
 
   explicit PrefixIndex(int block_tokens, const KeyedHasher& hasher = KeyedHasher())
@@ -72,10 +73,10 @@ class PrefixIndex {
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
-  int blocks() const { return blocks_; }  ///< in all namespaces
-  int nodes() const { return nodes_; }    ///< without roots
+  int blocks() const { return blocks_; }  ///< number of blocks in all namespaces
+  int nodes() const { return nodes_; }    ///< number of nodes, without roots
 
-  /// An id that no block has. For users without ids of their own; Remove makes it available again.
+  /// Returns an id that no block has, for users without ids of their own. Remove makes it available again.
   int32_t NewId() {
     if (free_ids_.empty()) return next_id_++;
     const int32_t id = free_ids_.back();
@@ -89,19 +90,20 @@ class PrefixIndex {
   }
   Payload& payload(int32_t id) { return payloads_[ChunkOf(id)][InChunk(id)]; }
   const Payload& payload(int32_t id) const { return payloads_[ChunkOf(id)][InChunk(id)]; }
-  /// Tokens of a block: [block_tokens], valid while the block is in the index.
+  /// Returns the tokens of a block, [block_tokens]. Valid while the block is in the index.
   std::span<const int32_t> tokens(int32_t id) const {
     return {TokensAt(id), static_cast<size_t>(block_tokens())};
   }
   uint64_t hash(int32_t id) const { return entry(id).hash; }
   Position position(int32_t id) const { return entry(id).at; }
 
-  /// Root of a namespace; null: it has no blocks.
+  /// Returns the root of a namespace, or null if the namespace has no blocks.
   Node* FindRoot(std::string_view name) const {
     const auto it = roots_.find(name);
     return it == roots_.end() ? nullptr : it->second.get();
   }
-  /// Root of a namespace. A root without children must get one, or be erased by EraseIfEmpty.
+  /// Returns the root of a namespace, and creates it if necessary. The caller must append a block to a new
+  /// root, or erase it with EraseIfEmpty.
   Node& AddRoot(std::string_view name) {
     if (Node* const root = FindRoot(name)) return *root;
     auto made = std::make_unique<Node>();
@@ -109,11 +111,12 @@ class PrefixIndex {
     made->first_hash = hasher_.Root(name);
     return *(roots_[std::string(name)] = std::move(made));
   }
-  /// Some root; null: the index is empty.
+  /// Returns any root, or null if the index is empty.
   Node* AnyRoot() const { return roots_.empty() ? nullptr : roots_.begin()->second.get(); }
   const std::map<std::string, std::unique_ptr<Node>, std::less<>>& roots() const { return roots_; }
 
-  /// Calls `visit(ids)` with the leading blocks of `tokens` that are known, in order, node by node.
+  /// Finds the longest known prefix of `tokens`, in whole blocks. Calls `visit(ids)` for each of its nodes,
+  /// in order, with the ids of the node's blocks that belong to it.
   template <typename Visit>
   Walked Walk(std::string_view name, std::span<const int32_t> tokens, const Visit& visit) const {
     Walked walked = {.node = FindRoot(name)};
@@ -132,7 +135,8 @@ class PrefixIndex {
     return walked;
   }
 
-  /// Position of the block of `tokens` [block_tokens] that follows `at`.
+  /// Returns the position of the block after `at` that has these `tokens` [block_tokens]; false if there is
+  /// none.
   Position Next(Position at, std::span<const int32_t> tokens) const {
     if (at.node->parent != nullptr && at.depth + 1 < at.node->end()) {
       return Equal(this->tokens(at.node->blocks[at.depth + 1 - at.node->start]), tokens)
@@ -143,19 +147,19 @@ class PrefixIndex {
     return child == nullptr ? Position{} : Position{child, at.depth + 1};
   }
   int32_t IdAt(Position at) const { return at.node->blocks[at.depth - at.node->start]; }
-  /// Id of the block before; -1: it is the first of its namespace.
+  /// Returns the id of the block before `id`, or -1 if `id` is the first block of its sequence.
   int32_t Parent(int32_t id) const {
     const Position at = position(id);
     if (at.depth > at.node->start) return at.node->blocks[at.depth - 1 - at.node->start];
     return at.node->parent->parent == nullptr ? -1 : at.node->parent->blocks.back();
   }
-  /// Id of some block that follows; -1: there is none.
+  /// Returns the id of one of the blocks after `id`, or -1 if there is none.
   int32_t Follower(int32_t id) const {
     const Position at = position(id);
     if (at.depth + 1 < at.node->end()) return at.node->blocks[at.depth + 1 - at.node->start];
     return at.node->first_child == nullptr ? -1 : at.node->first_child->blocks.front();
   }
-  /// Ids of all blocks of the sequence up to `id`.
+  /// Returns the ids of all blocks of the sequence up to and including `id`.
   std::vector<int32_t> Path(int32_t id) const {
     const Position at = position(id);
     std::vector<int32_t> path(static_cast<size_t>(at.depth) + 1);
@@ -167,15 +171,16 @@ class PrefixIndex {
     }
     return path;
   }
-  /// Namespace of a block, valid while the index has a block of that namespace.
+  /// Returns the namespace of a block. Valid while the index has a block of that namespace.
   std::string_view NameOf(int32_t id) const {
     const Node* node = position(id).node;
     while (node->parent != nullptr) node = node->parent;
     return node->name;
   }
 
-  /// Adds block `id` of `tokens` after `at`, where no such block exists. `extend`: it may join the node of
-  /// `at`; else it begins a node.
+  /// Adds block `id` with `tokens` [block_tokens] after `at` and returns its position. A block with these
+  /// tokens must not exist there (see Next). With `extend` the block may join the node of `at`; otherwise it
+  /// begins a new node.
   Position Append(Position at, int32_t id, std::span<const int32_t> tokens, Payload payload, bool extend) {
     MOESAIC_CHECK_EQ(tokens.size(), static_cast<size_t>(block_tokens()));
     Node* node = at.node;
@@ -195,8 +200,8 @@ class PrefixIndex {
     return added.at;
   }
 
-  /// Cuts `node` in two: its first `count` blocks become a node of their own, which is returned with a fresh
-  /// NodeState; `node` keeps the others and its children.
+  /// Divides `node`. Returns a new node with its first `count` blocks and a default NodeState. `node` keeps
+  /// the other blocks and its children.
   Node& Cut(Node& node, size_t count) {
     MOESAIC_CHECK(0 < count && count < node.blocks.size());
     auto made = std::make_unique<Node>();
@@ -232,8 +237,8 @@ class PrefixIndex {
     node.parent->likely_tag = node.tag;
   }
 
-  /// Removes the last block of `node`, which has no children. EraseIfEmpty must follow before the next call
-  /// of another method but payload, hash and RemoveLast.
+  /// Removes the last block of `node`, which must not have children. Before the next call of a method other
+  /// than payload, hash and RemoveLast, the caller must call EraseIfEmpty.
   void RemoveLast(Node& node) {
     MOESAIC_CHECK(node.first_child == nullptr);
     const int32_t id = node.blocks.back();
@@ -242,8 +247,8 @@ class PrefixIndex {
     payload(id) = Payload();
     --blocks_;
   }
-  /// Erases `node` if it has neither blocks nor children, and its root if that has no children any more. The
-  /// parent, if it still exists and has no children any more; else null.
+  /// Erases `node` if it has neither blocks nor children, and its root if it was the last node of its
+  /// namespace. Returns the parent if it has blocks and its last child was erased; otherwise null.
   Node* EraseIfEmpty(Node& node) {
     if (!node.blocks.empty() || node.first_child != nullptr) return nullptr;
     if (node.parent == nullptr) {
@@ -261,7 +266,7 @@ class PrefixIndex {
     roots_.erase(roots_.find(parent.name));
     return nullptr;
   }
-  /// Removes a block that nothing follows and makes its id, which NewId gave, available again.
+  /// Removes a block without followers. Its id must be from NewId, which may return it again.
   void Remove(int32_t id) {
     const Position at = position(id);
     MOESAIC_CHECK(at.depth + 1 == at.node->end());
@@ -280,7 +285,7 @@ class PrefixIndex {
     next_id_ = blocks_ = nodes_ = 0;
   }
 
-  /// Aborts if a rule of the structure does not hold. For tests.
+  /// Aborts if an invariant of the tree is violated. For tests.
   void CheckStructure() const {
     int blocks = 0, nodes = 0;
     std::vector<const Node*> open;
@@ -323,7 +328,7 @@ class PrefixIndex {
 
   struct Entry {
     uint64_t hash = 0;
-    Position at;  // no node: the id is not in use
+    Position at;  // without a node if the id is not in use
   };
   struct alignas(64) TokenLine {
     std::array<int32_t, 16> tokens;
@@ -342,7 +347,7 @@ class PrefixIndex {
     }
     return count;
   }
-  // Tokens from all over a block: enough to tell most blocks apart.
+  // Returns a hash of four tokens of a block, which distinguishes most blocks.
   uint64_t TagOf(std::span<const int32_t> tokens) const {
     const size_t last = tokens.size() - 1;
     const auto at = [&](size_t i) { return static_cast<uint64_t>(static_cast<uint32_t>(tokens[i])); };

@@ -1,4 +1,5 @@
-// Computes the time that a finished run would take at the rates of this machine's disk and CPU.
+// Computes the least time that a finished run could take on this machine, from measured rates of its disk and
+// CPU. `moesaic report --roofline` compares it with the time of the run.
 #pragma once
 
 #include <string>
@@ -13,23 +14,24 @@
 
 namespace moesaic::quantizer {
 
-/// Seconds at the machine's rates.
 struct Roofline {
-  double disk_seconds = 0;  // for the moved bytes
-  /// CPU time by stage of QuantizeReport. "forward" includes the analysis. Calibration's products are counted
-  /// at the peak of dot products. Rounding without GPTQ is counted at its measured rate from memory.
+  double disk_seconds = 0;  // time to read and write the bytes that the run moved
+  /// Name and CPU seconds of each stage of QuantizeReport. "forward" includes the analysis. Matrix products
+  /// run at the measured peak of dot products, and rounding without GPTQ at its measured rate in memory.
   std::vector<std::pair<std::string, double>> stages;
-  std::string rates;  // description of the rates
+  std::string rates;  // the rates as one line of text
 };
 
-/// Returns Roofline::stages of a run with this plan. `least` is the minimum of calibration; null without
-/// calibration.
+/// Returns Roofline::stages of a run with this plan. `least` is the forecast of calibration at peak rates;
+/// null if the run was not calibrated.
 std::vector<std::pair<std::string, double>> StagesAt(const QuantizePlan& plan, const OutputSettings& settings,
                                                      const MachineRates& rates,
                                                      const CalibrationForecast* least);
 
-/// Measures this machine for some seconds, as --plan does, with a scratch file in the folder of `quantized`.
-/// That folder was made from `source` by moving these numbers of bytes.
+/// Computes the roofline of the run that made `quantized` from `source`. `read_bytes` and `written_bytes` are
+/// the bytes that the run moved. Measures this machine for some seconds, as `quantize --plan` does, and
+/// writes a temporary file of 256 MiB to the folder of `quantized`. Fails if that folder has no readable
+/// settings.
 StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
                                    const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                                    runtime::ThreadPool& pool, double read_bytes, double written_bytes);

@@ -36,11 +36,11 @@ struct VerifyReport {
 /// Called after each step with the number of bytes done and in all; returns false to stop.
 using VerifyProgress = std::function<bool(int64_t done, int64_t total)>;
 
-/// Makes two checks. Every byte of the folder's weights must be what its settings make of `source`. Every
-/// linear, read as the loader reads it, must be as near to the source as its grid allows: within each scale,
-/// the mean squared error is at most that of the largest rounding error. Codes that calibration decided are
-/// checked by their checksums in quantize.json instead, and their errors have no bound. An error names the
-/// file and the tensor.
+/// Checks the folder's weights in two ways. Each byte must equal the result of quantizing `source` with the
+/// folder's settings. Each linear, read as the loader reads it, must be as near to the source as its grid
+/// allows: within each scale, the mean squared error is at most that of the largest rounding error. Codes
+/// that calibration decided are checked by their checksums in quantize.json instead, and their errors have no
+/// bound. An error names the file and the tensor.
 StatusOr<VerifyReport> Verify(const checkpoint::Checkpoint& quantized, const checkpoint::Checkpoint& source,
                               const kernels::KernelTable& kernels, runtime::ThreadPool& pool,
                               const VerifyProgress& progress);

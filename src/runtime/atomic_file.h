@@ -10,7 +10,7 @@
 
 namespace moesaic::runtime {
 
-/// Writes to `path.<numbers>.partial` beside `path` and renames it into place. Destruction before Commit()
+/// Writes to `path.<numbers>.partial` next to `path` and renames it into place. Destruction before Commit()
 /// removes the partial file. The next writer of the same path removes partial files of killed writers.
 class AtomicFile {
  public:

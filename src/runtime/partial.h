@@ -18,7 +18,8 @@ struct Partial {
   int descriptor;  // owned by the caller; open for writing (file) or for the lock only (folder)
 };
 
-/// Creates an empty one beside `path` and removes leftovers of killed writers of `path`.
+/// Creates an empty partial file or folder next to `path`, and removes those that killed writers of `path`
+/// left.
 StatusOr<Partial> CreatePartial(const std::string& path, PartialKind kind);
 
 /// Returns whether CreatePartial could have created `name` for `target`; a user's "f.notes.partial" does not

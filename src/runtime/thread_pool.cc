@@ -68,7 +68,7 @@ struct alignas(64) TaskQueue {
 // opens the gate and increments `epoch`. A worker joins by incrementing the count in the open gate. A worker
 // that wakes late finds the gate closed and sleeps again. A loop thus never waits for a worker that took no
 // part in it, for example because its core was taken.
-// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): what threads spin on has cache lines of its own
+// NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): spinning threads need separate cache lines
 struct ThreadPool::Impl {
   std::vector<int> cpus;
   std::vector<std::thread> workers;

@@ -30,7 +30,7 @@ class BrowserGuard {
   /// - "origin" must be the same host and port as "host", or allowed by CORS (403).
   std::optional<ApiError> Check(const HttpRequest& head) const;
 
-  /// Headers that let a page of an allowed origin read the answer.
+  /// Returns the headers that let a page of an allowed origin read the answer.
   Headers CorsHeaders(const HttpRequest& head) const;
 
  private:

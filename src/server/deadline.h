@@ -8,9 +8,9 @@
 
 namespace moesaic::server {
 
-/// Moving the limit to a later time, or removing it, costs one comparison, since the timer checks the limit
-/// again when it fires. Call all methods on the strand of its executor. A pending timer keeps its owner alive
-/// until Cancel.
+/// A timer with a limit. To move the limit to a later time, or to remove it, costs one comparison, because
+/// the timer checks the limit again when it fires. Call all methods on the strand of the executor. A pending
+/// timer keeps the owner alive until Cancel.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -23,7 +23,9 @@ class Deadline {
     at_ = Clock::now() + limit;
     if (armed_ > at_) Arm(std::move(owner));
   }
+  /// Removes the limit. The pending timer still keeps the owner alive.
   void Clear() { at_ = Clock::time_point::max(); }
+  /// Removes the limit and the pending timer.
   void Cancel() {
     Clear();
     timer_.cancel();

@@ -51,7 +51,7 @@ class HttpServer {
   /// Closes all connections and accepts no more. Executors still run.
   virtual void Close() = 0;
   virtual int64_t connections() const = 0;
-  /// Number of requests whose answer has not ended.
+  /// Returns the number of requests whose answer has not ended.
   virtual int64_t active_requests() const = 0;
 };
 

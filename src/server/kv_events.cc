@@ -102,7 +102,7 @@ class KvPublisher::Impl {
       const std::lock_guard lock(mutex_);
       if (queue_.size() >= options_.max_queued) {
         queue_.clear();
-        gap_ = true;  // whoever listens must know that it missed something
+        gap_ = true;  // listeners must learn that they missed events
       }
       queue_.push_back(std::move(event));
     }
@@ -197,7 +197,7 @@ StatusOr<std::unique_ptr<KvPublisher>> KvPublisher::Create(const KvPublisherOpti
 
 void KvPublisher::Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
                          std::span<const int32_t> tokens, std::string_view name_space) {
-  // A sequence's first block carries what keeps it apart from others' (vLLM's extra keys).
+  // The first block of a sequence has the namespace in vLLM's extra keys, so that blocks of others differ.
   EventJson extra_keys;
   if (!name_space.empty()) {
     extra_keys = EventJson::array();

@@ -10,8 +10,9 @@
 
 namespace moesaic::server {
 
-/// `routes`: method and path of every endpoint. A path may have segments {NAME}, and one that ends in '/'
-/// takes a model's name after it. Describes each route; a route without a description is a failed check.
+/// Returns the description of all `routes`, which are the method and path of every endpoint. A path may have
+/// segments {NAME}; a path that ends in '/' is followed by a model's name. A route that openapi.cc does not
+/// describe aborts the program as a bug.
 Json OpenApi(const ServedModel& model, const std::string& version,
              const std::vector<std::pair<std::string, std::string>>& routes);
 

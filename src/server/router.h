@@ -61,7 +61,7 @@ class Router {
   /// Adds an endpoint for the paths that begin with `prefix` and have no route of their own.
   void AddPrefix(const char* method, const std::string& prefix, Access access, Endpoint endpoint);
 
-  /// Method and path of each route; prefixes end in '/'.
+  /// Returns the method and path of each route; prefixes end in '/'.
   std::vector<std::pair<std::string, std::string>> Routes() const;
 
   HttpHooks Hooks();

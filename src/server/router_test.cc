@@ -76,9 +76,10 @@ class RouterTest : public testing::Test {
 TEST_F(RouterTest, AnswersAnEndpointsExceptionWith500) {
   const std::string answer = Get("/throws");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
-  EXPECT_THAT(answer,
-              HasSubstr(R"({"error":{"message":"the server failed at this request; its log says how",)"
-                        R"("type":"server_error","param":null,"code":null}})"));
+  EXPECT_THAT(
+      answer,
+      HasSubstr(R"({"error":{"message":"the server failed to process this request; its log has the reason",)"
+                R"("type":"server_error","param":null,"code":null}})"));
   EXPECT_THAT(answer, Not(HasSubstr("dog")));
   EXPECT_THAT(Get("/throws_a_number"), StartsWith("HTTP/1.1 500 "));
   EXPECT_THAT(Get("/works"), HasSubstr(R"({"it":"works"})"));

@@ -201,7 +201,7 @@ StatusOr<int> OutputBudget(const ServedModel& model, size_t prompt, std::optiona
         param, "context_length_exceeded",
         fmt::format(
             "This model's maximum context length is {} tokens. However, the prompt has {} and {} more "
-            "were asked for. Please shorten one of them.",
+            "were requested. Please shorten one of them.",
             model.max_context, prompt, *asked));
   }
   return static_cast<int>(std::min<int64_t>(asked.value_or(otherwise), room));

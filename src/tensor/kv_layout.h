@@ -13,15 +13,15 @@ namespace moesaic::tensor {
 
 inline constexpr int kKvBlockTokens = 64;  ///< Tokens per KV block.
 
-/// Number of blocks that hold `tokens` tokens of one sequence.
+/// Returns the number of blocks that hold `tokens` tokens of one sequence.
 constexpr int KvBlocksFor(int64_t tokens) { return static_cast<int>(base::CeilDiv(tokens, kKvBlockTokens)); }
 
-/// Tokens of block `index` of a sequence: [kKvBlockTokens].
+/// Returns the tokens of block `index` of a sequence, [kKvBlockTokens].
 inline std::span<const int32_t> KvBlockAt(std::span<const int32_t> tokens, size_t index) {
   return tokens.subspan(index * kKvBlockTokens, kKvBlockTokens);
 }
 
-/// Tokens of the first `blocks` blocks of a sequence: [blocks * kKvBlockTokens].
+/// Returns the tokens of the first `blocks` blocks of a sequence, [blocks * kKvBlockTokens].
 inline std::span<const int32_t> KvTokensOf(std::span<const int32_t> tokens, size_t blocks) {
   return tokens.first(blocks * kKvBlockTokens);
 }
@@ -52,27 +52,27 @@ struct KvLayout {
   static constexpr int64_t kAlignment = 64;  // bytes: one cache line, one AVX-512 register
 
   int64_t element_bytes() const { return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 ? 2 : 1; }
-  /// Keys of one layer and head.
+  /// Returns the bytes of the keys of one layer and head.
   int64_t head_keys_bytes() const { return int64_t{kKvBlockTokens} * key_dim * element_bytes(); }
-  /// Bytes from one head's keys to those of the next head.
+  /// Returns the bytes from one head's keys to those of the next head.
   int64_t head_stride() const {
     const int64_t dims = shared ? key_dim : int64_t{key_dim} + value_dim;
     return kKvBlockTokens * dims * element_bytes();
   }
-  /// Bytes from a head's keys to its values.
+  /// Returns the bytes from a head's keys to its values.
   int64_t value_offset() const { return shared ? 0 : head_keys_bytes(); }
   int64_t keys_bytes() const { return heads * head_keys_bytes(); }               ///< Keys of one layer.
   int64_t values_bytes() const { return heads * head_stride() - keys_bytes(); }  ///< Values of one layer.
-  /// Bytes from a layer's first key to its scales (kI8).
+  /// Returns the bytes from a layer's first key to its scales (kI8).
   int64_t scale_offset() const { return heads * head_stride(); }
   int64_t scales_bytes() const {
     return dtype == DType::kI8 ? int64_t{2} * heads * kKvBlockTokens * int64_t{sizeof(float)} : 0;
   }
   int64_t layer_bytes() const { return base::RoundUp(scale_offset() + scales_bytes(), kAlignment); }
   int64_t block_bytes() const { return layers * layer_bytes(); }
-  /// Bytes between the key summaries of two blocks of a layer.
+  /// Returns the bytes between the key summaries of two blocks of a layer.
   int64_t summary_stride() const { return base::RoundUp(summary_bytes, kAlignment); }
-  /// Block and key summaries of all layers: the bytes that budgets count for one block.
+  /// Returns the bytes that budgets count for one block: the block and its key summaries in all layers.
   int64_t total_bytes() const { return block_bytes() + layers * summary_stride(); }
 
   /// Views a block stored alone in [total_bytes()]: its layers, then their key summaries.

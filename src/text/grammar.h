@@ -60,8 +60,8 @@ class Grammar {
   /// Interrupts a running ComputeMask and makes all later calls fail. Thread-safe.
   void Cancel() const;
 
-  /// Estimated memory. ComputeFirstMask() adds the lexer states of the first mask; those of later masks are
-  /// not counted.
+  /// Returns the estimated memory in bytes. ComputeFirstMask() adds the lexer states of the first mask; those
+  /// of later masks are not counted.
   size_t bytes() const;
 
  private:

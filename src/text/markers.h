@@ -16,7 +16,8 @@ inline std::string Trimmed(std::string_view text) {
   return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
 }
 
-/// Length of the longest end of `text` that begins `mark` without being all of it; 0 for an empty mark.
+/// Returns the length of the longest end of `text` that is a beginning of `mark`, but not all of it; 0 for an
+/// empty mark.
 inline size_t BegunAtEnd(std::string_view text, std::string_view mark) {
   if (mark.empty()) return 0;
   for (size_t length = std::min(text.size(), mark.size() - 1); length > 0; --length) {

@@ -9,7 +9,8 @@
 
 namespace moesaic::text {
 
-/// `config_wraps`: the config determines BOS and EOS around a text, instead of the JSON.
+/// Builds the part from `json`. With `config_wraps`, the config determines BOS and EOS around a text;
+/// otherwise the JSON does. The error has the message of the tokenizers crate.
 StatusOr<std::shared_ptr<Tokenizer::Impl>> BuildTokenizer(std::string_view json,
                                                           const TokenizerConfig& config, bool config_wraps);
 

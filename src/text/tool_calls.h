@@ -24,15 +24,16 @@ enum class ToolFormat {
   kMiniMaxM2,    ///< <minimax:tool_call><invoke name="NAME"> ...
 };
 
-/// "none", "hermes", "qwen3-coder", "deepseek-v3", ...
+/// Parses a name such as "none", "hermes" or "deepseek-v3.1". InvalidArgument lists all names.
 StatusOr<ToolFormat> ParseToolFormat(std::string_view name);
 const char* Name(ToolFormat format);
 /// Returns all names, separated by commas.
 std::string ToolFormatNames();
-/// Returns the format whose markers a chat template's source contains; kHermes for a template that handles
-/// tools but contains none of the markers.
+/// Returns the format whose markers the source of a chat template contains. Without a known marker, it is
+/// kHermes if the template mentions tools, and otherwise kNone.
 ToolFormat DetectToolFormat(std::string_view template_source);
-/// Returns the markers that frame calls. Some are special tokens, which decoding must not skip.
+/// Returns the markers that frame calls; some may be empty. Some are special tokens of the model, so decoding
+/// must not skip special tokens with these texts.
 std::vector<std::string_view> ToolMarks(ToolFormat format);
 
 /// Returns the marker that opens calls, which also ends reasoning that the model left open; empty if there is

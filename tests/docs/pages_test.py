@@ -46,6 +46,20 @@ class Pages(unittest.TestCase):
                     if anchor:
                         self.assertIn(anchor, anchors(target))
 
+    def test_readme_leads_to_every_page_of_docs(self):
+        reached, open_pages = set(), [ROOT / "README.md"]
+        while open_pages:
+            page = open_pages.pop()
+            if page in reached:
+                continue
+            reached.add(page)
+            links = LINK.findall(CODE.sub("", FENCE.sub("", page.read_text())))
+            targets = ((page.parent / link.partition("#")[0]).resolve() for link in links if ":" not in link)
+            open_pages.extend(target for target in targets if target.suffix == ".md" and target.is_file())
+        for page in sorted((ROOT / "docs").rglob("*.md")):
+            with self.subTest(page=str(page.relative_to(ROOT))):
+                self.assertTrue(page in reached, "no page links to it")
+
     def test_performance_page_matches_the_results(self):
         checked = subprocess.run([sys.executable, PERFORMANCE, "--check"], capture_output=True, text=True)
         self.assertEqual(checked.returncode, 0, checked.stderr)

@@ -67,8 +67,8 @@ QUESTION = "What is the capital of France?"
 # independent ones in a residual stream that all of them share: sqrt(4) at most, 6.4% of the logits' rms. Experts that a
 # rounding changed for a token are beyond this, so it is compared with the median token.
 ROUNDED_ACTIVATIONS = 0.065
-# With the same weights and f32 products on both sides only the order of sums differs: an error of at most k u of what is
-# added up in a linear of k = 512 inputs (u = 2^-24), two parts in each of 4 layers and the head one after the other.
+# With the same weights and f32 products on both sides only the order of sums differs: an error of at most k u of the
+# summands of a linear of k = 512 inputs (u = 2^-24), two parts in each of 4 layers and the head one after the other.
 SAME_WEIGHTS = 9 * 512 * 2.0**-24
 
 

@@ -18,14 +18,15 @@ struct Block {
   Slice target;    // in the receiver's buffers
 };
 
-/// Moves all blocks to their targets, from `step` on; returns a step after which they are complete. Blocks
-/// that cross the top of the tree go to one peer of the other child, together, and from there down. A peer
-/// has the index of the sender, so all ranks of a child share the load. Blocks of less than kPackBytes are
-/// packed into one message. Algorithms: kPairwise and kLinear at the topmost level; kBruck in flat trees.
+/// Moves all blocks to their targets, from `step` on. Returns a step after which they are complete. Blocks
+/// that cross the top of the tree are sent together to one peer in the other child, which sends them down.
+/// The peer has the index of the sender, so all ranks of a child share the load. Blocks of less than
+/// kPackBytes are packed into one message. Algorithms: kPairwise and kLinear at the topmost level; kBruck in
+/// flat trees.
 int MoveBlocks(PlanBuilder& builder, int step, const RankTree& tree, std::vector<Block> blocks,
                Algorithm algorithm);
 
-inline constexpr int64_t kPackBytes = 32
-                                      << 10;  // larger blocks cost more to copy than a message of their own
+/// Minimum bytes of a block that gets a message of its own. To copy a larger block costs more than a message.
+inline constexpr int64_t kPackBytes = 32 << 10;
 
 }  // namespace moesaic::comm

@@ -57,7 +57,7 @@ class CollectiveHandle {
   /// Ends the call: its buffers are not touched after this returns. Other ranks run into their time limit,
   /// unless they cancel the call, too.
   void Cancel();
-  /// Whether the handle has a call whose end was not reported.
+  /// Returns whether the handle has a call whose end was not reported.
   bool valid() const { return call_ != nullptr; }
 
  private:

@@ -22,9 +22,8 @@ struct ConformanceOptions {
   uint32_t first_tag = 0;
 };
 
-/// Number of collectives that were run and compared, for reports.
 struct ConformanceReport {
-  int64_t runs = 0;
+  int64_t runs = 0;  ///< collectives that were run and compared
   int64_t failures = 0;
   Status first_failure;  ///< names the collective, plan, size and element
 };
@@ -37,8 +36,8 @@ ConformanceReport CheckCollectives(Transport& transport, const ConformanceOption
 /// Runs a body on each of N ranks and returns after all have ended.
 using RankRunner = std::function<void(int ranks, const std::function<void(Transport&)>& body)>;
 
-/// CheckCollectives() with 1 to `max_ranks` ranks. Returns the first failure of any rank; `*runs`, if not
-/// null, becomes the number of collectives that a rank has run. Ranks are threads of this process.
+/// Runs CheckCollectives() with 1 to `max_ranks` ranks. Returns the first failure of any rank; `*runs`, if
+/// not null, becomes the number of collectives that a rank has run. Ranks are threads of this process.
 Status CheckCollectivesOn(const RankRunner& runner, int max_ranks, const ConformanceOptions& options = {},
                           int64_t* runs = nullptr);
 

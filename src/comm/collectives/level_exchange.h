@@ -1,5 +1,5 @@
-// Exchanges among the children of one level of a rank tree, the parts that all reductions and gathers are
-// made of. For each piece one rank of each child takes part. A flat algorithm has one rank per child.
+// Exchanges among the children of one level of a rank tree. All reductions and gathers consist of them. For
+// each piece, one rank of each child takes part: its handler. A flat algorithm has one rank per child.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +21,20 @@ struct WorkBuffer {
   }
 };
 
-/// Each of these adds messages from `step` on and returns the step after the last.
+/// Each function adds messages from `step` on and returns the step after the last message.
 
-/// The owner of each piece ends with its sum over all handlers.
+/// Gives the owner of each piece its sum over all handlers.
 int LevelReduceScatter(PlanBuilder& builder, int step, Algorithm algorithm, int children,
                        const std::vector<LevelPiece>& pieces, const WorkBuffer& work, WireFormat wire);
-/// All handlers of a piece end with its owner's contents.
+/// Gives all handlers of a piece its owner's contents.
 int LevelAllGather(PlanBuilder& builder, int step, Algorithm algorithm, int children,
                    const std::vector<LevelPiece>& pieces, const WorkBuffer& work, WireFormat wire);
-/// All handlers of a piece end with its sum, by recursive doubling. Takes scratch of the size of the pieces.
+/// Gives all handlers of a piece its sum, by recursive doubling. Needs scratch of the size of the pieces.
 int LevelDoubling(PlanBuilder& builder, int step, int children, const std::vector<LevelPiece>& pieces,
                   const WorkBuffer& work);
 
-/// All handlers of a piece end with its owner's contents, which travel whole: along a chain (kChain), or down
-/// a binomial tree (kBinomial).
+/// Gives all handlers of a piece its owner's contents. They are sent whole, along a chain (kChain) or down a
+/// binomial tree (kBinomial).
 int LevelBroadcast(PlanBuilder& builder, int step, Algorithm algorithm, int children,
                    const std::vector<LevelPiece>& pieces, const WorkBuffer& work);
 

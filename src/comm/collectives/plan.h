@@ -94,14 +94,14 @@ struct Plan {
   std::vector<RankPlan> ranks;
 };
 
-/// Name for messages and tables: "all_reduce".
+/// Returns the name for messages and tables, such as "all_reduce".
 std::string_view Name(Collective collective);
 std::string_view Name(PlanBuffer buffer);
 std::string_view Name(WireFormat wire);
 
 /// InvalidArgument for negative counts, a root out of range, or vectors of a wrong length.
 Status ValidateRequest(const PlanRequest& request);
-/// Elements of a rank's input and output.
+/// Returns the number of elements of a rank's input or output.
 int64_t InputCount(const PlanRequest& request, int rank);
 int64_t OutputCount(const PlanRequest& request, int rank);
 

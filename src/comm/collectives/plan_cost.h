@@ -24,19 +24,19 @@ struct PlanCost {
   double bottleneck_s = 0;            ///< time in which it would carry its bytes
 };
 
-/// Bytes of a message on the wire.
+/// Returns the bytes of a message on the wire.
 double WireBytes(const Message& message, int element_bytes);
 
-/// Quick estimate: all ranks do each step together, and it takes the largest latency plus the time of the
-/// busiest channel.
+/// Estimates the cost quickly: all ranks do each step together, and it takes the largest latency plus the
+/// time of the busiest channel.
 PlanCost EstimatePlan(const Plan& plan, const Topology& topology, const CostOptions& options = {});
-/// Simulation by FlowSimulator: a message starts when both ranks have started its round, messages share
-/// channels fairly, and streams of a rank run concurrently. The sum of the last piece of a message follows
-/// its arrival. The plan must be valid.
+/// Simulates the plan with FlowSimulator: a message starts when both ranks have started its round, messages
+/// share channels fairly, and streams of a rank run concurrently. The sum of the last piece of a message
+/// follows its arrival. The plan must be valid.
 PlanCost SimulatePlan(const Plan& plan, const Topology& topology, const CostOptions& options = {});
 
-/// Seconds below which no algorithm can complete an AllReduce of `bytes`, by the bandwidth of ports: if the
-/// groups of one depth divide the ranks into n parts, 2 (n - 1) vectors cross their ports in each direction.
+/// Returns a lower bound in seconds for any AllReduce of `bytes`, by the bandwidth of ports: if the groups of
+/// one depth divide the ranks into n parts, 2 (n - 1) vectors cross their ports in each direction.
 double AllReduceBound(const Topology& topology, double bytes);
 
 }  // namespace moesaic::comm

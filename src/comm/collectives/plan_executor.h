@@ -19,7 +19,7 @@ namespace moesaic::comm {
 /// Streams of one plan; each has a tag of its own.
 inline constexpr int kMaxStreams = 8;
 
-/// Elements of the pieces in which a message of `count` elements travels.
+/// Returns the number of elements per piece in which a message of `count` elements travels.
 int64_t PieceElements(int64_t count, int64_t element_bytes);
 
 /// One rank's part of a plan. It can be run any number of times, one run after the other, and allocates
@@ -48,7 +48,7 @@ class PlanExecutor {
   const Status& result() const { return result_; }
   /// Ends the run with an error, after which buffers are not touched.
   void Cancel(const Status& reason);
-  /// Peers with transfers in flight, for messages: "rank 2 (receive), rank 3 (send)".
+  /// Returns the peers with transfers in flight, for messages: "rank 2 (receive), rank 3 (send)".
   std::string Waiting() const;
 
  private:

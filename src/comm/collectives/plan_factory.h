@@ -43,7 +43,7 @@ struct PlanShape {
   bool fixed_order = false;
 };
 
-/// Whether the algorithm exists for the collective at the topmost level.
+/// Returns whether the algorithm exists for the collective at the topmost level.
 bool Supports(Collective collective, Algorithm algorithm);
 
 /// InvalidArgument for a faulty request, for algorithms that the collective does not have, and for a tree

@@ -26,8 +26,8 @@ struct Candidate {
   int levels = 0;
   PlanShape shape;
 };
-/// "levels 2, ring, pairwise, segments 8, streams 1": key of tuning tables. Encodings and fixed order follow
-/// where set.
+/// Returns the key of tuning tables, such as "levels 2, ring, pairwise, segments 8, streams 1". Encodings and
+/// fixed order follow if they are set.
 std::string Name(const Candidate& candidate);
 
 /// Measured times, which correct predictions.
@@ -39,8 +39,8 @@ class TuningTable {
   std::string ToJson() const;
 
   void Add(Collective collective, int ranks, int64_t bytes, const std::string& candidate, double seconds);
-  /// Time at `bytes`, interpolated between measured sizes; empty beyond twice the largest or half of the
-  /// smallest one.
+  /// Returns the time at `bytes`, interpolated between measured sizes. Empty beyond twice the largest or half
+  /// of the smallest size.
   std::optional<double> Find(Collective collective, int ranks, int64_t bytes,
                              const std::string& candidate) const;
   bool empty() const { return times_.empty(); }
@@ -67,7 +67,8 @@ struct Choice {
   double seconds = 0;  ///< predicted, or measured where the tuning table has it
 };
 
-/// Bytes by which requests are divided into size classes: of a rank's input or output, the larger one.
+/// Returns the bytes by which requests are divided into size classes: the larger of a rank's input and
+/// output.
 int64_t RequestBytes(const PlanRequest& request);
 
 /// Not thread-safe. Equal calls on all ranks give equal plans.
@@ -78,10 +79,10 @@ class Planner {
   const Topology& topology() const { return topology_; }
   /// The tree of a candidate.
   const RankTree& TreeOf(int levels) const { return trees_[levels]; }
-  /// Plan of a candidate.
+  /// Builds the plan of a candidate.
   StatusOr<Plan> Build(const PlanRequest& request, const Candidate& candidate) const;
 
-  /// All candidates with one segment, and the best of them with more, cheapest first.
+  /// Returns all candidates with one segment, and the best of them with more, cheapest first.
   std::vector<Choice> Compare(const PlanRequest& request, const PlanMode& mode) const;
   /// The cheapest candidate. It is computed once per collective, size class (two per power of two), element
   /// size and mode.

@@ -15,13 +15,13 @@ struct RankTree {
   double port_bytes_per_s = 0;  // of all its ports together; 0: unknown
 };
 
-/// One level whose children are `order`.
+/// Returns a tree with one level whose children are `order`.
 RankTree FlatTree(const std::vector<int>& order);
-/// Tree of a topology. Groups of one child are skipped.
+/// Returns the tree of a topology. Groups of one child are skipped.
 RankTree TreeOf(const Topology& topology);
 /// The tree with only its topmost `levels` levels; ranks below become children of the last one.
 RankTree Cut(const RankTree& tree, int levels);
-/// Number of levels: 1 for a flat tree, 0 for a single rank.
+/// Returns the number of levels: 1 for a flat tree, 0 for a single rank.
 int Depth(const RankTree& tree);
 
 /// A range of a vector and the rank that owns it.
@@ -34,11 +34,11 @@ using Ownership = std::vector<Piece>;  // sorted by offset, disjoint
 /// Divides a range among the ranks so that an AllReduce loads the ports of each group in proportion to their
 /// bandwidth: a child with a slow port owns less.
 Ownership DivideForAllReduce(const RankTree& tree, int64_t offset, int64_t count);
-/// Ownership within `child` when `owner` holds for its parent `tree`: pieces of its own ranks stay with them,
-/// pieces of every other child are spread over all ranks of `child`, in order. Equal children thereby get
-/// aligned peers.
+/// Returns the ownership within `child` when `owner` holds for its parent `tree`: pieces of its own ranks
+/// stay with them, pieces of every other child are spread over all ranks of `child`, in order. Equal children
+/// thereby get aligned peers.
 Ownership Delegate(const RankTree& tree, int child, const Ownership& owner);
-/// Part `index` of `parts` equal parts of each piece.
+/// Returns part `index` of `parts` equal parts of each piece.
 Ownership Segment(const Ownership& whole, int index, int parts);
 
 /// A range with the rank that handles it in each child of a tree.
@@ -47,7 +47,7 @@ struct LevelPiece {
   std::vector<int> handlers;  // [children]
   int owner = 0;              // child of the final owner
 };
-/// Common refinement of the ownership of a tree and those of its children.
+/// Returns the common refinement of the ownership of a tree and those of its children.
 std::vector<LevelPiece> Refine(const RankTree& tree, const Ownership& owner,
                                const std::vector<Ownership>& of_children);
 

@@ -18,7 +18,7 @@ std::string_view Name(ReduceOp op);
 /// are those of IEEE 754-2019 for all orders of operands: -0 is less than +0, and a NaN is the result.
 using ReduceKernel = void (*)(std::byte* target, const std::byte* source, int64_t count);
 
-/// Kernel for F64, F32, F16, BF16, I64, I32, I8 or U8. Unimplemented for other types.
+/// Returns the kernel for F64, F32, F16, BF16, I64, I32, I8 or U8. Unimplemented for other types.
 StatusOr<ReduceKernel> FindReduceKernel(tensor::DType dtype, ReduceOp op);
 
 }  // namespace moesaic::comm

@@ -49,7 +49,7 @@ class SymbolicBuffer {
   std::map<int64_t, Value> intervals_;  // by begin; disjoint
 };
 
-/// "rank 0 [+0], rank 2 [+0] x2" for messages.
+/// Returns "rank 0 [+0], rank 2 [+0] x2" for messages.
 std::string Describe(const Terms& terms, int64_t shift);
 
 }  // namespace moesaic::comm

@@ -9,18 +9,18 @@
 
 namespace moesaic::comm {
 
-/// Each function adds messages from `step` on and returns the step after the last.
+/// Each function adds messages from `step` on and returns the step after the last message.
 
-/// Each owner ends with the sum of its ranges. Inner levels come first.
+/// Gives each owner the sum of its ranges. Inner levels come first.
 int TreeReduceScatter(PlanBuilder& builder, int step, const RankTree& tree, const Ownership& owner,
                       const WorkBuffer& work, const PlanShape& shape);
-/// All ranks end with the contents of each range's owner. The topmost level comes first.
+/// Gives all ranks the contents of each range's owner. The topmost level comes first.
 int TreeAllGather(PlanBuilder& builder, int step, const RankTree& tree, const Ownership& owner,
                   const WorkBuffer& work, const PlanShape& shape);
-/// All ranks end with the sum of [offset, offset + count).
+/// Gives all ranks the sum of [offset, offset + count).
 int TreeAllReduce(PlanBuilder& builder, int step, const RankTree& tree, int64_t offset, int64_t count,
                   const WorkBuffer& work, const PlanShape& shape);
-/// All ranks end with the root's contents of [offset, offset + count).
+/// Gives all ranks the root's contents of [offset, offset + count).
 int TreeBroadcast(PlanBuilder& builder, int step, const RankTree& tree, int root, int64_t offset,
                   int64_t count, const WorkBuffer& work, const PlanShape& shape);
 /// No rank passes the returned step before all have reached `step`.

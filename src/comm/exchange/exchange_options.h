@@ -24,8 +24,7 @@ enum class Reduction : uint8_t {
   /// Results depend on the topology's shape, not on arrival.
   kPartialSums,
   /// Each output travels alone, unweighted; the owner sums by slot. Results are bitwise equal for all
-  /// topologies and
-  /// forwardings, for more bytes: one row per slot.
+  /// topologies and forwardings, for more bytes: one row per slot.
   kBySlot,
 };
 

@@ -1,4 +1,4 @@
-// Operations that bring rows to their experts.
+// Operations that send the rows of a rank's tokens to the ranks of their experts.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,11 @@
 
 namespace moesaic::comm {
 
-/// Checks shape and payload of a caller's rows.
+/// InvalidArgument, with `name`, unless `rows` has the bytes and scales of `count` rows of `hidden` elements.
 Status CheckRows(const PayloadRows& rows, int64_t count, int hidden, const char* name);
 
-/// Wire rows of this rank's tokens: the caller's own memory where it has the wire's form, otherwise encoded.
+/// Rows of this rank's tokens in the format that is sent. Encode() copies them unless the caller's memory
+/// already has that format, which is then borrowed.
 class OwnRows {
  public:
   Status Encode(const ExchangeState& state, const PayloadRows& x, const Route& route,
@@ -27,14 +28,14 @@ class OwnRows {
 
 /// Sizes the memory for the route's expert rows.
 Status ReserveRows(const ExchangeState& state, const Route& route, RowMemory* memory);
-/// Copies a held row to all its experts.
+/// Copies a row that this rank holds (Route::held) to each of its expert rows. `wire` is the row as received.
 void ExpandRow(const ExchangeState& state, const Route& route, int32_t row, const std::byte* wire,
                RowMemory* memory);
 
-/// Throughput mode. Rows follow a route that is either known, or built first from the rank's tokens.
+/// Throughput mode: sends rows in segments along a route. The route is either known, or exchanged first.
 class RowDispatch final : public Operation, private PipelineSteps {
  public:
-  /// `tokens` is null when the route is known. All references and the rows are borrowed until done().
+  /// `tokens` is null if the route is known. All references and the rows must live until done() or Cancel().
   RowDispatch(ExchangeState& state, const PayloadRows& x, const TokenRoutes* tokens,
               std::shared_ptr<Route> route, std::shared_ptr<RowMemory> rows,
               std::shared_ptr<OperationMemory> memory);

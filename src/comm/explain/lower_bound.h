@@ -31,8 +31,8 @@ struct LowerBound {
   std::string bottleneck;  ///< "port of node 0, out" or "ports of 4 x node"
 };
 
-/// The largest bound over the ports of all groups, the children of each group with its surroundings, and the
-/// groups of each depth. The request must be valid and have as many ranks as the topology.
+/// Returns the largest bound over the ports of all groups, the children of each group with its surroundings,
+/// and the groups of each depth. The request must be valid and have as many ranks as the topology.
 LowerBound BoundOf(const PlanRequest& request, const Topology& topology);
 
 }  // namespace moesaic::comm

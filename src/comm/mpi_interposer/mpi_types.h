@@ -1,4 +1,4 @@
-// MPI datatypes and operations in the words of src/comm/collectives.
+// Translates MPI datatypes and operations to those of src/comm/collectives.
 #pragma once
 
 #include <mpi.h>
@@ -17,14 +17,14 @@ struct Reduction {
   ReduceOp op = ReduceOp::kSum;
 };
 
-/// Empty for types and operations that the collectives do not have: user-defined ones, pairs, complex
-/// numbers, and MIN and MAX of unsigned types of more than 8 bits and of MPI_OFFSET.
+/// Returns the reduction. Empty for types and operations that the collectives do not have: user-defined ones,
+/// pairs, complex numbers, and MIN and MAX of unsigned types of more than 8 bits and of MPI_OFFSET.
 std::optional<Reduction> ReductionOf(MPI_Datatype type, MPI_Op op);
 
 struct TypeLayout {
-  int64_t bytes = 0;           // of the data of one element
-  int64_t extent = 0;          // from one element to the next
-  bool is_contiguous = false;  // elements are stored as their data, without gaps
+  int64_t bytes = 0;           // data bytes of one element
+  int64_t extent = 0;          // bytes from one element to the next
+  bool is_contiguous = false;  // true if elements and their data have no gaps
 };
 TypeLayout LayoutOf(MPI_Datatype type);
 

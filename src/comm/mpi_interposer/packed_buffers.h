@@ -18,9 +18,9 @@ struct PartList {
   MPI_Datatype type = MPI_BYTE;
   std::vector<int64_t> counts, displacements;
 
-  /// Parts of equal counts that follow one another.
+  /// Returns adjacent parts of equal counts.
   static PartList Equal(MPI_Datatype type, int parts, int64_t count);
-  /// Parts that follow one another.
+  /// Returns adjacent parts of the given counts.
   static PartList Adjacent(MPI_Datatype type, std::span<const int> counts);
   static PartList Placed(MPI_Datatype type, std::span<const int> counts, std::span<const int> displacements);
 

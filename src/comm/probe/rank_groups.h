@@ -43,9 +43,10 @@ inline constexpr double kLevelRatio = 1.5;
 /// Two ratios above this mean that two messages do not share a port.
 inline constexpr double kParallelRatio = 1.5;
 
-/// Topology of measured groups: latency and bandwidth are medians, a port that differs by more than a quarter
-/// gets its own value. Levels are named by the places: cluster, node, socket, NUMA node, cache, core. Device
-/// d is the d-th rank of the groups in order; the file's source says so if this is not the order of ranks.
+/// Returns the topology of measured groups. Latency and bandwidth are medians; a port that differs by more
+/// than a quarter gets its own value. Levels are named by the places: cluster, node, socket, NUMA node,
+/// cache, core. Device d is the d-th rank of the groups in order; the source of the file states it if this is
+/// not the order of ranks.
 Topology TopologyOf(const RankGroup& root, const LinkMatrix& links, std::span<const RankPlace> places,
                     const std::string& name, const std::string& origin);
 

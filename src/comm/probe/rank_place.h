@@ -17,14 +17,14 @@ struct RankPlace {
   int64_t memory_bytes = 0;  ///< of the host; 0: unknown
 };
 
-/// Name of this machine.
+/// Returns the name of this machine.
 std::string HostName();
 
-/// Place of the calling thread, by its affinity.
+/// Returns the place of the calling thread, by its affinity.
 RankPlace PlaceOfThread();
 
-/// One line per fact about this machine: sockets, NUMA nodes, caches, and network cards and accelerators with
-/// the NUMA node and the rate of their PCIe link.
+/// Returns one line per fact about this machine: sockets, NUMA nodes, caches, and network cards and
+/// accelerators with the NUMA node and the rate of their PCIe link.
 std::vector<std::string> MachineFacts();
 
 }  // namespace moesaic::comm

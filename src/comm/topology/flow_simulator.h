@@ -25,18 +25,19 @@ class FlowSimulator {
   /// Starts a timer, for example of a local reduction, and returns its number.
   int StartTimer(double seconds);
 
-  /// Seconds since the start of the simulation.
+  /// Returns the seconds since the start of the simulation.
   double now() const { return now_; }
-  /// Number of messages and timers that have not completed.
+  /// Returns the number of messages and timers that have not completed.
   int active() const { return active_; }
 
   /// Advances to the earliest completion. Returns all messages and timers that complete then, ascending;
   /// empty when none is active.
   std::vector<int> AdvanceToNextCompletion();
 
-  /// Bytes of all messages started so far, by channel (an index into Topology::channels()).
+  /// Returns the bytes of all messages started so far, by channel (an index into Topology::channels()).
   const std::vector<double>& channel_bytes() const { return channel_bytes_; }
-  /// Current rate of a message in bytes per second: 0 before its latency has passed and after its completion.
+  /// Returns the current rate of a message in bytes per second: 0 before its latency has passed and after its
+  /// completion.
   double rate(int flow);
 
  private:

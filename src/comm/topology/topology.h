@@ -60,13 +60,13 @@ class Topology {
   static StatusOr<Topology> Parse(std::string_view json, const std::string& source);
   /// InvalidArgument for a name that files cannot have: empty, not UTF-8, or with control characters.
   static Status CheckName(const std::string& name);
-  /// One group of `ranks` equal devices.
+  /// Returns a topology with one group of `ranks` equal devices.
   static Topology Flat(int ranks, Link link);
 
   /// Returns the file's text; Parse() of it gives an equal topology (of Selected() ones: in tree order).
   std::string ToJson() const;
-  /// Topology whose rank i is on this topology's rank `ranks[i]`. Devices that are not named, and groups that
-  /// become empty, are dropped. InvalidArgument for numbers out of range or named twice.
+  /// Returns the topology whose rank i is rank `ranks[i]` of this topology. Devices that are not named, and
+  /// groups that become empty, are dropped. InvalidArgument for numbers that are out of range or repeated.
   StatusOr<Topology> Selected(std::span<const int> ranks) const;
 
   const std::string& name() const { return name_; }
@@ -79,18 +79,19 @@ class Topology {
 
   /// The smallest group that contains both ranks.
   int CommonGroup(int a, int b) const;
-  /// Latency of a message in seconds; 0 when a == b.
+  /// Returns the latency of a message in seconds; 0 when a == b.
   double Latency(int a, int b) const;
-  /// Channels that a message from `from` to `to` occupies, from the sender's side on. Empty when from == to.
+  /// Returns the channels that a message from `from` to `to` occupies, from the sender's side on. Empty when
+  /// from == to.
   std::vector<int> Path(int from, int to) const;
-  /// Bandwidth of an otherwise idle path in bytes per second: the slowest channel's. Infinite when from ==
-  /// to.
+  /// Returns the bandwidth of an otherwise idle path in bytes per second: the slowest channel's. Infinite
+  /// when from == to.
   double Bandwidth(int from, int to) const;
-  /// Number of levels with more than one child: 1 for a flat group.
+  /// Returns the number of levels with more than one child: 1 for a flat group.
   int depth() const;
-  /// Channel of the port of `group`, not the root, that messages from (up) or to `rank` pass.
+  /// Returns the channel of the port of `group`, not the root, that messages from (up) or to `rank` pass.
   int ChannelOf(int group, int rank, bool up) const;
-  /// Leaf of a rank's device.
+  /// Returns the leaf of a rank's device.
   int leaf(int rank) const { return leaf_of_rank_[rank]; }
 
  private:

@@ -16,7 +16,7 @@ class TopologyBuilder {
   /// Adds a device, which is the next rank.
   int AddDevice(int parent, int type, double port_bytes_per_s);
 
-  /// Number of groups, devices included.
+  /// Returns the number of groups, devices included.
   int groups() const { return static_cast<int>(topology_.groups_.size()); }
   int devices() const { return static_cast<int>(topology_.leaf_of_rank_.size()); }
 

@@ -21,7 +21,7 @@ constexpr size_t kMaxFileBytes = size_t{16} << 20;
 constexpr int kMaxGroups = 2 * kMaxDevices;  // enough for any tree whose groups have two children or more
 constexpr size_t kMaxLevelBytes = 64;        // names of all groups are built from those of levels
 // Limits within which no computation with a value overflows.
-constexpr double kLeastNumber = 1e-6, kGreatestNumber = 1e24;
+constexpr double kMinNumber = 1e-6, kMaxNumber = 1e24;
 constexpr double kGiga = 1e9, kMicro = 1e6;
 
 // A value for messages. Texts are in quotes, with escapes for all bytes but printable ASCII.
@@ -96,8 +96,8 @@ class FileReader {
            Quoted(*it));
       return 1;
     }
-    if (value < kLeastNumber || value > kGreatestNumber) {
-      Fail(path + "." + key, "must be in [{}, {}], found {}", kLeastNumber, kGreatestNumber, Quoted(*it));
+    if (value < kMinNumber || value > kMaxNumber) {
+      Fail(path + "." + key, "must be in [{}, {}], found {}", kMinNumber, kMaxNumber, Quoted(*it));
       return 1;
     }
     return value;

@@ -19,7 +19,7 @@ struct ConformanceCase {
 
 std::span<const ConformanceCase> ConformanceCases();
 
-/// Tags for the case of this index, so that no message of a case is matched by another one.
+/// Returns a tag for the case of this index, so that no message of a case is matched by another one.
 Tag ConformanceTag(size_t index);
 
 }  // namespace moesaic::comm

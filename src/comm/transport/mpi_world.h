@@ -5,8 +5,8 @@
 
 namespace moesaic::comm {
 
-/// Transport over MPI_COMM_WORLD. It initializes MPI if no other part of the program has, and then finalizes
-/// it when the transport is destroyed; MPI can be initialized only once in a process.
+/// Opens a transport over MPI_COMM_WORLD. It initializes MPI if no other part of the program has, and then
+/// finalizes it when the transport is destroyed. MPI can be initialized only once in a process.
 StatusOr<OpenedTransport> OpenMpiWorld();
 
 }  // namespace moesaic::comm

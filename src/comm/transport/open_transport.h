@@ -35,8 +35,8 @@ StatusOr<OpenedTransport> OpenTransport(std::string_view spec,
 /// UCX transport of a job whose data are known. Errors of Rendezvous(); Unimplemented without UCX.
 StatusOr<OpenedTransport> OpenUcxTransport(const RendezvousOptions& options);
 
-/// Whether a launcher started this process as one of several ranks: the variables of OpenTransport("") say
-/// so.
+/// Returns whether a launcher started this process as one of several ranks: the variables of
+/// OpenTransport("") say so.
 bool IsRankOfJob(const Environment& environment = ProcessEnvironment());
 
 }  // namespace moesaic::comm

@@ -17,8 +17,8 @@ static_assert(sizeof(ProcessName) == 64);
 
 ProcessName OwnProcess();
 
-/// Whether the process is known to have ended, reaped or not. False for processes of other namespaces or
-/// hosts.
+/// Returns whether the process is known to have ended, reaped or not. False for processes of other namespaces
+/// or hosts.
 bool HasEnded(const ProcessName& process);
 
 }  // namespace moesaic::comm

@@ -54,7 +54,7 @@ std::string TableMac(std::string_view secret, std::string_view challenge, std::s
 std::string EncodeRefusal(const Status& status);
 StatusOr<Status> ParseRefusal(std::string_view payload);
 
-/// Longest payload of each direction.
+/// Returns the maximum payload bytes of each direction.
 size_t MaxHelloBytes();
 size_t MaxTableBytes(int size);
 

@@ -50,16 +50,18 @@ class Transport {
   /// part may still arrive; the pair's later messages under other tags are not affected.
   virtual void Cancel(TransferId id) = 0;
 
-  /// Bytes of messages whose sends usually end before their receives are posted. Callers that have both to
-  /// start begin with the sends of such messages, and with the receives of larger ones.
+  /// Returns the maximum size of messages whose sends usually end before their receives are posted. A caller
+  /// that has both to start begins with the sends of such messages, and with the receives of larger ones.
   virtual size_t EagerBytes() const;
 
-  /// Whether the peer is known to be dead.
+  /// Returns whether the peer is known to be dead.
   virtual bool failed(int peer) const = 0;
-  /// Seconds for which the peer has left a question of the transport unanswered. Transports that ask do so
-  /// while no transfer ends; on others it is 0. A silent peer is stopped, unreachable or busy, not dead.
+  /// Returns the seconds for which the peer has not answered a query of the transport. Some transports send
+  /// queries while no transfer ends; others return 0. A silent peer is stopped, unreachable or busy, not
+  /// dead.
   virtual double SilentSeconds(int peer) const;
-  /// Seconds since a fixed point: the clock of time limits. Virtual where delivery is simulated.
+  /// Returns the seconds since a fixed point, by the clock of time limits. The clock is virtual if delivery
+  /// is simulated.
   virtual double Now() const = 0;
   /// Called before a rank ends with a failure. Where peers can't notice the end of a process (MPI), this ends
   /// all processes of the job, with exit code 1, and does not return.

@@ -21,11 +21,11 @@ using UcxWorker = std::unique_ptr<std::remove_pointer_t<ucp_worker_h>, UcxWorker
 /// kUnavailable unless `code` is UCS_OK: "WHERE failed; UCX reports: TEXT".
 Status UcxStatus(const std::string& where, ucs_status_t code);
 
-/// Context for tagged and active messages whose dead peers are detected in time.
+/// Creates a context for tagged and active messages that detects dead peers in time.
 StatusOr<UcxContext> MakeUcxContext(int ranks);
-/// Worker of one thread.
+/// Creates the worker of one thread.
 StatusOr<UcxWorker> MakeUcxWorker(ucp_context_h context);
-/// Address by which peers connect.
+/// Returns the address by which peers connect.
 StatusOr<std::string> UcxAddress(ucp_worker_h worker);
 
 }  // namespace moesaic::comm

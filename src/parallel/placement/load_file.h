@@ -12,9 +12,8 @@ namespace moesaic::parallel {
 /// Parses a file by its content:
 /// - .npy: [layers, experts], or [windows, layers, experts];
 /// - JSON of SGLang's recorder: "logical_count" of the same shapes;
-/// - JSON of vLLM's EPLB state: "expert_load_window" or "expert_load_pass" [..., layers, physical experts]
-/// with
-///   "physical_to_logical_map" [layers, physical experts].
+/// - JSON of vLLM's EPLB state: "expert_load_window" or "expert_load_pass" [..., layers, slots] with
+///   "physical_to_logical_map" [layers, slots].
 /// `name` names the workload and begins messages. InvalidArgument says which value is wrong.
 StatusOr<Workload> ParseLoad(std::string_view bytes, const std::string& name);
 

@@ -20,11 +20,11 @@ struct PlannerOptions {
   /// stay on their rank keep their slots.
   const Placement* current = nullptr;
   int max_moves = -1;
-  /// With a positive weight, replicas away from the node of their expert's group have a cost. Ranks are
-  /// divided among `nodes` in order, and groups of adjacent experts among nodes so that nodes are balanced;
-  /// both equally. Tokens that are all away cost `traffic_weight` times a balanced placement. The scale of
-  /// costs is a high power of rank loads, so useful weights are powers of ten, and 1e12 keeps all experts at
-  /// home.
+  /// Cost of replicas that are not on the home node of their expert; 0: none. Each node has an equal number
+  /// of adjacent ranks, and of groups of adjacent experts, whose home it is; groups are assigned so that the
+  /// loads of nodes are balanced. If all tokens leave their home, the cost is `traffic_weight` times that of
+  /// a balanced placement. Costs are a high power of rank loads, so useful weights are powers of ten. 1e12
+  /// keeps all experts at home.
   double traffic_weight = 0;
   int nodes = 1;
   int groups = 1;

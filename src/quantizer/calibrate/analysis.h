@@ -88,7 +88,7 @@ StatusOr<Analysis> Analyze(const kernels::ExecContext& ctx, const checkpoint::Ch
                            const Grid& grid, const std::vector<std::vector<int32_t>>& sequences,
                            const AnalyzedLinears& linears, const AnalysisRun& run);
 
-/// Memory of an analysis in addition to that of a walk.
+/// Returns the memory in bytes of an analysis in addition to that of a walk.
 int64_t AnalysisBytes(const models::DecoderSpec& spec);
 
 }  // namespace moesaic::quantizer

@@ -8,16 +8,19 @@
 
 namespace moesaic::quantizer {
 
-/// Limits of the memory that calibration holds at once. Lower limits take longer. Results do not depend on
-/// them, with one exception: on a device, bits depend on slab_values, which decides the shapes of its
-/// products.
+/// Limits of the memory that calibration uses at once. Lower limits need less memory and take longer. Results
+/// are identical to the bit for all limits, except on a GptqAccelerator, where slab_values decides the shapes
+/// of matrix products and thus their rounding.
 struct CalibrationLimits {
-  int part_rows = 2048;                    // CalibrationStream::part_rows()
-  int64_t slab_values = int64_t{1} << 24;  // weights rounded at once (SlabRows)
-  /// Minimum number of inputs of a linear outside of experts that has no Hessian besides its factor
-  /// (Factorizer). It is above the model's hidden size.
+  int part_rows = 2048;  // tokens that pass a layer together, CalibrationStream::part_rows()
+  int64_t slab_values = int64_t{1} << 24;  // weights of a linear rounded at once, in whole rows (SlabRows)
+  /// Linears outside of experts with at least this many inputs are factored without a separate Hessian: their
+  /// factor is built in place from the inputs (see Factorizer::FromInputs), which reads the inputs more
+  /// often. A value above the model's hidden size, so that only the widest linears are affected.
   int in_order_inputs = std::numeric_limits<int>::max();
 
+  /// True if a linear of `inputs` inputs is factored without a separate Hessian. `routed`: it is part of a
+  /// routed expert.
   bool GathersInOrder(int64_t inputs, bool routed) const { return !routed && inputs >= in_order_inputs; }
 };
 
@@ -25,22 +28,23 @@ struct CalibrationLimits {
 /// MTP modules.
 bool IsWalked(const ModelItem& item, const models::DecoderSpec& spec);
 
-/// Maximum scratch memory of factoring the item's Hessian and rounding it to any of `roundings`, including
-/// the buffers of rounding.
+/// Returns the maximum bytes of scratch memory to factor the item's Hessian and to round the item to any of
+/// `roundings` on `threads` threads.
 int64_t GptqScratchBytes(const ModelItem& item, std::span<const Precision> roundings, int threads,
                          const CalibrationLimits& limits);
-/// Maximum over the items of `layer` that are rounded and walked.
+/// Returns the maximum of GptqScratchBytes over the items of `layer` that are rounded and walked.
 int64_t GptqScratchBytes(const models::DecoderSpec& spec, std::span<const ModelItem> items, int layer,
                          std::span<const Precision> roundings, int threads, const CalibrationLimits& limits);
 
-/// Maximum memory of calibration, for GPTQ and for an analysis, in addition to the units.
+/// Returns the maximum bytes that calibration uses at once, for GPTQ or for an analysis. The buffers of I/O
+/// units (work_plan.h) are not included.
 int64_t CalibrationBytes(const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                          const OutputSettings& settings, int threads, const CalibrationLimits& limits);
 
-/// Limits to choose from, fastest first.
+/// Returns the limits that a plan may choose from, fastest first. The first that fit the memory are used.
 std::vector<CalibrationLimits> LimitsFor(const models::DecoderSpec& spec, const OutputSettings& settings);
 
-/// Bytes of one saved state.
+/// Returns the bytes of one saved state: hidden states of all calibration tokens, in f32.
 int64_t StateBytes(const models::DecoderSpec& spec, const OutputSettings& settings);
 
 }  // namespace moesaic::quantizer

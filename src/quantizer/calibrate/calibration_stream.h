@@ -33,7 +33,8 @@ class CalibrationStream {
                                             const models::DecoderSpec& spec,
                                             const std::vector<std::vector<int32_t>>& sequences,
                                             const kernels::ExecContext& ctx);
-  /// Memory of a stream of `tokens` tokens in sequences of at most `longest`, without scratch memory.
+  /// Returns the memory in bytes of a stream of `tokens` tokens in sequences of at most `longest`, without
+  /// scratch memory.
   static int64_t Bytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest);
 
   /// Maximum number of tokens in a batch of whole sequences. A longer sequence is a batch of its own.

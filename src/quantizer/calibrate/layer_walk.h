@@ -50,7 +50,8 @@ class LayerVisitor {
   virtual ~LayerVisitor() = default;
   /// Returns the matrices to run, one for each module.
   virtual StatusOr<std::vector<OwnedMatrix>> Visit(const LinearGroup& group) = 0;
-  /// Maximum scratch memory of Visit for a layer while no inputs are made. It overlaps with theirs.
+  /// Returns the maximum scratch bytes of Visit for a layer. Visit uses them while no inputs are computed, so
+  /// they overlap with the scratch memory of inputs.
   virtual int64_t ScratchBytes(int /*layer*/) const { return 0; }
   /// Returns replacements for variants other than the first. Called after Visit with its result. For linears
   /// outside of experts it may add variants.
@@ -82,10 +83,11 @@ struct WalkScratch {
 };
 WalkScratch WalkScratchOf(const models::DecoderSpec& spec, int64_t tokens, int64_t longest, int part_rows);
 
-/// Memory of the sums of experts' outputs and of the routes.
+/// Returns the memory in bytes of the sums of experts' outputs and of the routes.
 int64_t RoutingBytes(const models::DecoderSpec& spec, int64_t tokens);
 
-/// Memory of a walk for `tokens` tokens, in addition to the stream and the matrices that visitors return.
+/// Returns the memory in bytes of a walk for `tokens` tokens, in addition to the stream and the matrices that
+/// visitors return.
 int64_t WalkBytes(const models::DecoderSpec& spec, int64_t tokens, int64_t longest);
 
 }  // namespace moesaic::quantizer

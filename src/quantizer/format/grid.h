@@ -46,7 +46,7 @@ struct Grid {
   int group = 0;
 
   kernels::NumberGrid numbers() const { return NumbersOf(kind); }
-  /// Number of inputs and of outputs that share a scale, in a matrix with k inputs.
+  /// Returns the number of inputs and of outputs that share a scale, in a matrix with k inputs.
   int group_inputs(int k) const { return kind == GridKind::kInt8Channel || group == 0 ? k : group; }
   int group_outputs() const { return kind == GridKind::kFp8Block ? group : 1; }
   int scale_rows(int n) const { return (n + group_outputs() - 1) / group_outputs(); }

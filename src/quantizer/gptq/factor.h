@@ -63,7 +63,7 @@ class FactorPanels {
   void AddInside(const kernels::ExecContext& ctx, int column, int end, const tensor::BF16* errors,
                  int64_t stride, int rows, float* out) const;
 
-  /// Number of columns of the wide block at `begin`.
+  /// Returns the number of columns of the wide block at `begin`.
   int columns(int begin) const { return std::min(kWideBlock, k_padded_ - begin); }
 
  private:
@@ -89,18 +89,19 @@ struct HessianFactor {
   int attempts = 0;                 // 1 unless damping had to be raised
   int dead = 0;                     // number of inputs that were 0 in every token
 
-  /// Diagonal block of columns [begin, begin + 128).
+  /// Returns the diagonal block of columns [begin, begin + 128).
   const float* diagonal_block(int begin) const {
     return diagonal_blocks.as<float>() + int64_t{begin} * kFactorBlock;
   }
 };
 
-/// Memory of a factor that a Factorizer holds. The factor replaces the triangle that it is made from.
+/// Returns the bytes of a factor that a Factorizer holds. The factor replaces the triangle from which it is
+/// computed.
 int64_t FactorBytes(int k);
-/// Resident part of it once it is made from inputs instead of a Hessian. The rest of the triangle is
-/// released.
+/// Returns the resident bytes of a factor after it was computed from inputs instead of a Hessian. The rest of
+/// the triangle is released.
 int64_t FactorBytesMade(int k);
-/// Scratch memory of a factorization.
+/// Returns the scratch memory in bytes of a factorization.
 int64_t FactoringScratchBytes(int k, int threads);
 
 /// Sends all of a layer's inputs to a sink, in the same runs of tokens each time. An error means that some
@@ -134,7 +135,7 @@ class Factorizer {
   };
   StatusOr<FromInputs> Factor(const kernels::ExecContext& ctx, int k, const InputSource& inputs,
                               const FactorOptions& options);
-  /// Memory of this path in addition to FactorBytes.
+  /// Returns the bytes that this path needs in addition to FactorBytes.
   static int64_t FromInputsBytes(int k);
 
   HessianFactor Take() { return std::move(factor_); }

@@ -38,7 +38,7 @@ StatusOr<double> LossOfNearest(
 /// Maximum number of rows that LossOfNearest samples. It evaluates twice as many errors.
 inline constexpr int kOfNearestRows = 64;
 
-/// Memory of RoundByGptq in addition to its result.
+/// Returns the memory in bytes of RoundByGptq in addition to its result.
 int64_t GptqBytes(const Grid& grid, int n, int k, int threads);
 
 /// Returns the sum over `count` rows of e H e^T with the factor's damped H, for errors e [count, k] by input.

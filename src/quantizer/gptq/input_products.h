@@ -42,7 +42,7 @@ inline constexpr int kProductTokens = 512;
 /// on the split of tokens into calls.
 void AddProducts(const kernels::ExecContext& ctx, const TokenRows& tokens, std::span<const int> order,
                  const ProductSums& sums);
-/// Scratch memory of AddProducts for calls of at most `tokens` tokens.
+/// Returns the scratch memory in bytes of AddProducts for calls of at most `tokens` tokens.
 int64_t AddProductsBytes(int64_t k, int64_t tokens);
 
 }  // namespace moesaic::quantizer

@@ -41,7 +41,7 @@ struct StripRows {
 /// another.
 class PackedPanels {
  public:
-  /// Floats of memory for an operand of this size.
+  /// Returns the number of floats that an operand of this size takes.
   static int64_t Floats(int inner, int columns) { return int64_t{inner} * columns; }
 
   PackedPanels(StripRows rows, std::span<float> memory) : rows_(rows), memory_(memory) {}

@@ -32,8 +32,8 @@ bool LoadHidden(const std::string& path, const std::string& xxh3, std::span<floa
 /// Returns the XXH3 of a file; a missing file counts as empty. Sets `bytes`, if not null, to its size.
 std::string ChecksumOfFile(const std::string& path, int64_t* bytes = nullptr);
 
-/// True if `name` is a state of an analysis ("analysis-3.state") or an unfinished file of one. No other name
-/// matches, whatever its prefix.
+/// True if `name` is a state of an analysis ("analysis-3.state") or an unfinished file of one. Other names
+/// that begin with "analysis-" do not match.
 bool IsAnalysisState(std::string_view name);
 
 /// Returns the total size of complete states in `folder`.

@@ -29,7 +29,7 @@ class Journal {
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
-  /// Header of a previous run; null if there is none.
+  /// Returns the header of a previous run; null if there is none.
   const nlohmann::ordered_json& header() const { return header_; }
   const std::vector<Entry>& entries() const { return entries_; }
 

@@ -38,7 +38,7 @@ class StateStore {
     nlohmann::ordered_json key, state;
     Files files;
   };
-  /// Returns the saved object, whatever its key; nothing if it is missing or incomplete.
+  /// Returns the saved object, whose key may be another one; nothing if it is missing or incomplete.
   std::optional<Saved> Load() const { return LoadFrom(PathOf(name_)); }
   static std::optional<Saved> LoadFrom(const std::string& path);
   const nlohmann::ordered_json& key() const { return key_; }

@@ -42,8 +42,8 @@ class UnitRounder {
   Status Round(std::span<const Piece> pieces, std::span<const SourceRows> rows,
                std::span<std::byte* const> out, const Rounding& rounding = {});
 
-  /// Number of source bytes that were read again, for the scales of linears that are too large for the
-  /// memory.
+  /// Returns the number of source bytes that were read again, for the scales of linears that are too large
+  /// for the memory.
   int64_t reread_bytes() const { return reread_bytes_; }
 
  private:

@@ -218,7 +218,7 @@ Status UnitStream::Drain() {
 
 Status UnitStream::SettleAll() {
   Status status;
-  // Units in flight are journaled whatever the error.
+  // Units in flight are journaled even after an error.
   for (Slot& slot : slots_) {
     if (const Status read = FinishRead(slot); status.ok()) status = read;
   }

@@ -38,7 +38,7 @@ struct WorkPlan {
   int64_t slab_values = 0;   // largest number of values rounded at once
 
   int64_t buffer_bytes() const;
-  /// Additional memory of a run: one slab as f32, its codes and scales.
+  /// Returns the bytes that rounding needs in addition: one slab as f32, its codes and scales.
   int64_t slab_bytes() const { return slab_values * 6; }
   int64_t bytes() const { return buffer_bytes() + slab_bytes(); }
 };

@@ -100,7 +100,8 @@ std::string PrecisionGroupOf(const std::string& module);
 /// Returns "re:..." patterns that match exactly the modules of `units`.
 std::vector<std::string> MixPatterns(std::span<const std::string> units);
 
-/// Nominal relative squared error of rounding bell-shaped weights, for plans without measurements.
+/// Returns the nominal relative squared error of rounding bell-shaped weights, for plans without
+/// measurements.
 double NominalError(const Precision& precision);
 
 /// Costs outside of the mix.

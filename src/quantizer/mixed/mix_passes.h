@@ -50,7 +50,7 @@ StatusOr<std::vector<MixPass>> PlanMixPasses(const models::DecoderSpec& spec,
 /// Returns the number of tokens for measuring losses.
 int64_t MixSampleTokens(const OutputSettings& settings);
 
-/// Maximum bytes of hidden states that these passes keep at a time.
+/// Returns the maximum bytes of hidden states that these passes keep at a time.
 int64_t MixStateBytes(const models::DecoderSpec& spec, const OutputSettings& settings,
                       const std::vector<MixPass>& passes);
 

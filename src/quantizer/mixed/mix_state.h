@@ -1,4 +1,4 @@
-// The progress of a mix's measurement, from which an interrupted run resumes.
+// Saves the progress of measuring a mix, so that an interrupted run resumes from it.
 #pragma once
 
 #include <map>
@@ -29,12 +29,14 @@ struct MixState {
   bool any() const { return gain_layers > 0 || layers > 0 || pass_end > 0; }
 };
 
-/// Returns the error of a state whose measurements of `unit` this program would not make under the same key.
+/// Returns the error for a saved state whose measurement of `unit` does not match this program's, although
+/// the keys are equal.
 Status OtherGroups(const std::string& unit);
 
 class MixStore {
  public:
-  /// `key` names everything that losses depend on. Without a folder nothing is saved.
+  /// `key` identifies everything that decides the losses. `share` is the maximum share of the time that
+  /// saving may take. If `folder` is empty, nothing is saved.
   MixStore(std::string folder, nlohmann::ordered_json key, double share)
       : store_(std::move(folder), kMixStateFile, std::move(key), share) {}
 

@@ -9,7 +9,7 @@
 
 namespace moesaic::quantizer {
 
-/// Rows of the head that are in memory at a time: 16M values for models of any size.
+/// Returns the number of rows of the head that are in memory at a time: 16M values for models of any size.
 int VariantLossRows(const models::DecoderSpec& spec);
 
 /// Returns KL(first variant || variant) of the predictions from each variant's hidden states, in nats per
@@ -21,7 +21,8 @@ StatusOr<std::vector<double>> VariantLosses(const kernels::ExecContext& ctx,
                                             const models::DecoderSpec& spec, tensor::DType exact, int rows,
                                             CalibrationStream& stream);
 
-/// Maximum memory of VariantLosses with VariantLossRows, for `tokens` tokens of all variants.
+/// Returns the maximum memory in bytes of VariantLosses with VariantLossRows, for `tokens` tokens of all
+/// variants.
 int64_t VariantLossBytes(const models::DecoderSpec& spec, tensor::DType exact, int64_t tokens);
 
 }  // namespace moesaic::quantizer

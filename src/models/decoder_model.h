@@ -20,6 +20,7 @@ class DecoderModel : public Model {
   parallel::GroupTraffic traffic() const override {
     return groups_ == nullptr ? parallel::GroupTraffic{} : groups_->traffic();
   }
+  ExpertLoad expert_load() const override;
   Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
                  std::span<const kernels::KvLayer> kv, const ForwardOutput& out) override;
   Status ForwardMtp(const kernels::ExecContext& ctx, int depth, const ForwardBatch& batch,
@@ -38,6 +39,10 @@ class DecoderModel : public Model {
   void RunPart(const kernels::ExecContext& ctx, const ForwardBatch& batch, const PipelinePart& part,
                std::span<const int32_t> positions, std::span<const kernels::KvLayer> kv, std::span<float> x,
                const ForwardOutput& out) const;
+  Status JoinExperts();
+  Status CheckJoint(const JointStep& joint, size_t parts) const;
+  bool exchanges() const { return groups_ != nullptr && groups_->experts() != nullptr; }
+  void RunIdle(const kernels::ExecContext& ctx) const;
   void RunLayers(const layers::Step& step, std::span<const kernels::KvLayer> kv, float* x) const;
   void Finish(const kernels::ExecContext& ctx, const ForwardBatch& batch, const float* norm,
               const layers::Linear& head, float* x, const ForwardOutput& out) const;
@@ -48,7 +53,9 @@ class DecoderModel : public Model {
   WeightMap weights_;
   ModelInfo info_;
   layers::RopeTable rope_;
-  DecoderWeights decoder_;  // views into weights_ and rope_
+  DecoderWeights decoder_;                    // views into weights_ and rope_
+  std::vector<int> moe_layers_;               // decoder layers of the rank that have routed experts
+  mutable std::vector<int64_t> expert_load_;  // [MoE layers of the rank, those of MTP last, experts]
 };
 
 }  // namespace moesaic::models

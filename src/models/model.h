@@ -78,6 +78,22 @@ struct ModelInfo {
 
 using layers::RouteTap;
 
+/// Choices of the routers: tokens of each routed expert, since the model was loaded.
+struct ExpertLoad {
+  std::vector<int> layers = {};      // decoder layers with routed experts, ascending
+  int experts = 0;                   // of a layer
+  std::vector<int64_t> tokens = {};  // [layers, experts]
+};
+
+/// Sizes that all replicas know of a step in which they exchange tokens of experts. Each layer with experts
+/// has one exchange for each part of the batch, in which every replica takes part.
+struct JointStep {
+  uint64_t number = 0;    // of the step, from 1; 0: not agreed on, and replicas have equally many parts
+  int32_t parts = 0;      // of the replica with most parts
+  int32_t most_rows = 0;  // of a part of any replica
+  bool operator==(const JointStep&) const = default;
+};
+
 /// Ragged batch of one step. Rows of the sequences are consecutive.
 struct ForwardBatch {
   std::span<const int32_t> tokens;  // [rows], each in [0, vocab_size)
@@ -85,6 +101,7 @@ struct ForwardBatch {
       sequences;                         // cover the rows; block tables hold start + count tokens
   std::span<const int32_t> logit_rows;   // rows whose logits are wanted, ascending
   layers::KvFetcher* fetcher = nullptr;  // Forward: fetches blocks that are not in memory; null: all are
+  JointStep joint = {};                  // in a layout that exchanges tokens
 };
 
 struct ForwardOutput {
@@ -135,10 +152,13 @@ class Model {
   virtual const ModelInfo& info() const = 0;
   /// Of the groups of this rank; zero on one rank.
   virtual parallel::GroupTraffic traffic() const { return {}; }
+  /// Of the rows that this rank routed. The shards of a replica route the same rows.
+  virtual ExpertLoad expert_load() const { return {}; }
 
   /// Runs all layers over the batch, together with the other ranks of its layout, and writes keys and values
   /// of the new tokens into `kv` [info().kv.layers]. Results are deterministic, and those of a sequence do
-  /// not depend on other sequences. With grouped-query attention they do not depend on how the prompt is
+  /// not depend on other sequences. Where replicas exchange tokens, one without rows takes part with an empty
+  /// batch. With grouped-query attention they do not depend on how the prompt is
   /// split into chunks, bit for bit. MLA chooses between two algorithms per chunk (MlaPath), which round
   /// differently.
   virtual Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,

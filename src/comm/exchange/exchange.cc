@@ -208,8 +208,8 @@ StatusOr<PendingDispatch> ExpertExchange::BeginThroughputDispatch(const PayloadR
   pending.exchange_ = this;
   pending.route_ = routes_.Take();
   pending.rows_ = rows_.Take();
-  pending.operation_ = std::make_shared<RowDispatch>(state_, x, &tokens_, pending.route_, pending.rows_,
-                                                     memory_.Take());
+  pending.operation_ =
+      std::make_shared<RowDispatch>(state_, x, &tokens_, pending.route_, pending.rows_, memory_.Take());
   AddInFlight(pending.operation_);
   AdvanceAll();
   return pending;

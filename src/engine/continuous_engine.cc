@@ -134,6 +134,21 @@ int64_t ContinuousEngine::PendingTokens() const {
   return tokens;
 }
 
+StepDemand ContinuousEngine::Demand() const {
+  StepDemand demand;
+  int64_t prefill = 0;
+  for (const auto& sequence : scheduler_.running()) {
+    sequence->remaining() == 1 ? ++demand.decodes : prefill += sequence->remaining();
+  }
+  auto slots = static_cast<int64_t>(options_.max_sequences) - std::ssize(scheduler_.running());
+  for (const auto& sequence : scheduler_.waiting()) {
+    if (slots-- <= 0 || prefill >= options_.max_batch_tokens) break;
+    prefill += std::max<int64_t>(1, sequence->size() - CachedTokens(sequence->request));
+  }
+  demand.prefill = static_cast<int>(std::min<int64_t>(prefill, options_.max_batch_tokens));
+  return demand;
+}
+
 void ContinuousEngine::SetSparsity(Sequence& sequence) {
   const RequestSparsity sparsity = sequence.request.sparsity.value_or(options_.sparsity.defaults);
   sequence.cache_namespace = NamespaceOf(sequence.request.cache_namespace, sparsity);
@@ -190,7 +205,6 @@ void ContinuousEngine::WaitForTiers() {
 void ContinuousEngine::TakeResult(const StepResult& result) {
   for (cache::KvTier* tier : kv_.tiers->all()) tier->OnResult(result.kv);
   stats_.sparsity = result.sparsity;
-  if (options_.layout.ranks() > 1) stats_.ranks = result.ranks;
 }
 
 // Takes what the operations of a failed step did, before another batch is run (X6).
@@ -216,7 +230,7 @@ void ContinuousEngine::Begin() {
   step_.drafted = Clock::now();
   StepPlan& plan = step_.plan;
   StepBatch& batch = step_.batch;
-  plan = scheduler_.Plan();
+  plan = scheduler_.Plan(most_rows_);
   if (speculation_ != nullptr) speculation_->Planned(plan);
   batch = scheduler_.Commit(plan);
   if (speculation_ != nullptr) speculation_->Committed(plan, &batch.ops_before);
@@ -410,6 +424,7 @@ void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
 
 EngineStats ContinuousEngine::stats() const {
   EngineStats stats = stats_;
+  stats.ranks = executor_->ranks();
   stats.running = static_cast<int>(scheduler_.running().size());
   stats.waiting = static_cast<int>(scheduler_.waiting().size());
   stats.free_blocks = kv_.pool->free_blocks();

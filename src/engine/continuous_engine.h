@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cache/kv_tiers.h"
 #include "cache/radix_tree.h"
 #include "engine/engine.h"
+#include "engine/even_steps.h"
 #include "engine/executor.h"
 #include "engine/model_drafter.h"
 #include "engine/row_tasks.h"
@@ -51,6 +53,10 @@ class ContinuousEngine : public Engine {
   int64_t CachedTokens(const Request& request) const;
   /// Tokens to compute for all requests, with at most kExpectedOutputs of the outputs of each.
   int64_t PendingTokens() const;
+  /// Rows that the next step could have.
+  StepDemand Demand() const;
+  /// Limits the rows of the next step; decodes are not delayed.
+  void LimitRows(int rows) { most_rows_ = rows; }
   StepSeconds seconds() const { return {.prefill = stats_.prefill_seconds, .decode = stats_.decode_seconds}; }
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
@@ -118,7 +124,8 @@ class ContinuousEngine : public Engine {
   std::vector<TokenEvent> ended_;             // ends that the next Step reports
   RequestId last_id_ = 0;
   StepState step_;
-  int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
+  int most_rows_ = std::numeric_limits<int>::max();  // of the next step
+  int64_t prefilled_ = 0;                            // rows that prefill_seconds were spent on
   EngineStats stats_;
 };
 

@@ -99,7 +99,7 @@ struct EngineStats {
 class Engine {
  public:
   /// `model`, `kernels` and `pool` are borrowed and must outlive the engine.
-  /// Unimplemented: replicas that divide the experts, or with kv_observer.
+  /// Unimplemented: replicas with kv_observer.
   static StatusOr<std::unique_ptr<Engine>> Create(models::Model& model, const kernels::KernelTable& kernels,
                                                   runtime::ThreadPool& pool, const EngineOptions& options);
   virtual ~Engine() = default;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/step_batch.h"
@@ -31,6 +32,8 @@ class Executor {
   virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
   /// Looks for ranks that have died, while no batch is computed.
   virtual Status CheckPeers() { return OkStatus(); }
+  /// Work of all ranks so far; empty: this process alone.
+  virtual std::vector<RankStats> ranks() const { return {}; }
   /// Binds the calling thread, which calls Finish, to its core.
   virtual void BindCaller() {}
 };

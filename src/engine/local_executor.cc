@@ -78,7 +78,13 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   for (const uint64_t sequence : batch.ended) kept_.erase(sequence);
   store_.Apply(batch.ops_before, &kv_);
   StepResult result;
-  if (!batch.rows.empty()) {
+  const bool is_joint = batch.joint.number > 0;
+  if (is_joint && batch.joint.number != joint_ + 1) {
+    return InvalidArgument("the replicas are not in lockstep: step {} follows step {}", batch.joint.number,
+                           joint_);
+  }
+  if (is_joint) joint_ = batch.joint.number;
+  if (!batch.rows.empty() || is_joint) {
     const kernels::SparsityCounters before = counters_;
     const Status computed = Compute(batch, &result);
     store_.TakePaged(&kv_);
@@ -155,7 +161,8 @@ Status LocalExecutor::Compute(const StepBatch& batch, StepResult* result) {
   const models::ForwardBatch forward = {.tokens = batch.tokens,
                                         .sequences = slices_,
                                         .logit_rows = logit_rows_,
-                                        .fetcher = store_.pages() && !mtp ? pager_.get() : nullptr};
+                                        .fetcher = store_.pages() && !mtp ? pager_.get() : nullptr,
+                                        .joint = batch.joint};
   const models::ForwardOutput output = {.logits = logits,
                                         .hidden = hidden_,
                                         .experts_read = batch.count_experts ? &result->experts_read : nullptr,

@@ -58,6 +58,7 @@ class LocalExecutor : public Executor {
   absl::flat_hash_map<uint64_t, std::unique_ptr<kernels::KeptChoices>> kept_;
   kernels::SparsityCounters counters_;
   cache::KvResult kv_;  // of operations since the last result
+  uint64_t joint_ = 0;  // number of the last joint step
 };
 
 }  // namespace moesaic::engine

@@ -48,6 +48,7 @@ class RankedExecutor : public Executor {
   StatusOr<StepResult> Finish() override;
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   Status CheckPeers() override;
+  std::vector<RankStats> ranks() const override { return totals_; }
   void BindCaller() override {
     if (local_ != nullptr) local_->BindCaller();
   }

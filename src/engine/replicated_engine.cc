@@ -64,8 +64,9 @@ void AddReplica(const EngineStats& part, EngineStats* sum) {
 
 }  // namespace
 
-ReplicatedEngine::ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas)
-    : replicas_(std::move(replicas)) {
+ReplicatedEngine::ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas,
+                                   int max_batch_tokens)
+    : replicas_(std::move(replicas)), max_batch_tokens_(max_batch_tokens) {
   MOESAIC_CHECK(!replicas_.empty());
 }
 
@@ -93,10 +94,18 @@ void ReplicatedEngine::Cancel(RequestId id) {
   if (const auto it = replica_of_.find(id); it != replica_of_.end()) replicas_[it->second]->Cancel(id);
 }
 
+void ReplicatedEngine::EvenOut() {
+  std::vector<StepDemand> demands;
+  for (const auto& replica : replicas_) demands.push_back(replica->Demand());
+  const std::vector<int> limits = EvenLimits(demands, max_batch_tokens_);
+  for (size_t i = 0; i < replicas_.size(); ++i) replicas_[i]->LimitRows(limits[i]);
+}
+
 Status ReplicatedEngine::Step(std::vector<TokenEvent>* events) {
   std::vector<StepSeconds> before;
   for (const auto& replica : replicas_) before.push_back(replica->seconds());
   const size_t known = events->size();
+  EvenOut();
   // Replica 0 computes in this thread, so it begins last and ends first.
   for (const auto& replica : std::views::reverse(replicas_)) replica->Begin();
   Status failure;

@@ -17,7 +17,7 @@ namespace moesaic::engine {
 class ReplicatedEngine : public Engine {
  public:
   /// [replicas], at least one, created with equal options.
-  explicit ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas);
+  ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas, int max_batch_tokens);
 
   void BindCaller() override { first().BindCaller(); }
   Status Check(const Request& request) const override { return first().Check(request); }
@@ -25,8 +25,9 @@ class ReplicatedEngine : public Engine {
   /// and of this prompt those that are not in its prefix tree. The first of equal ones.
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
-  /// Starts the step of every replica before it waits for any. If a replica fails, the others still end their
-  /// steps, and the first error is returned.
+  /// Starts the step of every replica before it waits for any. Chunks of prompts are limited so that no
+  /// replica makes the others wait (EvenLimits). If a replica fails, the others still end their steps, and
+  /// the first error is returned.
   Status Step(std::vector<TokenEvent>* events) override;
   Status CheckRanks() override { return replicas_.front()->CheckRanks(); }  // of all replicas
   void ClearCache() override;
@@ -47,9 +48,11 @@ class ReplicatedEngine : public Engine {
  private:
   ContinuousEngine& first() const { return *replicas_.front(); }
   size_t ReplicaFor(const Request& request) const;
+  void EvenOut();
   void CountTime(std::span<const StepSeconds> before);
 
   const std::vector<std::unique_ptr<ContinuousEngine>> replicas_;
+  const int max_batch_tokens_;
   absl::flat_hash_map<RequestId, size_t> replica_of_;  // of the requests that have not ended
   RequestId last_id_ = 0;
   StepSeconds seconds_;

@@ -56,11 +56,24 @@ ContinuousEngine::ContinuousEngine(const models::ModelInfo& info, runtime::Threa
                   .prefix_cache = options.prefix_cache}),
       executor_(std::move(executor)),
       rows_(threads, info.vocab_size, options.eos_ids, options.max_mask_seconds) {
+  if (options_.expert_load.window_s > 0 && options_.layout.degrees().data == 1) {
+    load_ = std::make_unique<ExpertLoadRecorder>(options_.expert_load);
+  }
   speculation_ = MakeSpeculation(options_.speculative, *executor_, *kv_.pool, info, std::move(drafter));
   if (options_.seed == 0) {
     std::random_device device;
     options_.seed = static_cast<uint64_t>(device()) << 32 | device();
   }
+}
+
+ContinuousEngine::~ContinuousEngine() {
+  if (load_ != nullptr) RecordLoad().IgnoreError();  // the last window; ranks may be dead
+}
+
+Status ContinuousEngine::RecordLoad() {
+  ASSIGN_OR_RETURN(const models::ExpertLoad load, executor_->FetchExpertLoad());
+  load_->Add(load, ExpertLoadRecorder::Clock::now());
+  return OkStatus();
 }
 
 Status ContinuousEngine::CheckIds(std::span<const int32_t> ids) const {
@@ -217,7 +230,9 @@ Status ContinuousEngine::TakeOutcome() {
 
 Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   Begin();
-  return Finish(events);
+  RETURN_IF_ERROR(Finish(events));
+  if (load_ != nullptr && load_->Due(ExpertLoadRecorder::Clock::now())) return RecordLoad();
+  return OkStatus();
 }
 
 void ContinuousEngine::Begin() {
@@ -425,6 +440,7 @@ void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
 EngineStats ContinuousEngine::stats() const {
   EngineStats stats = stats_;
   stats.ranks = executor_->ranks();
+  if (load_ != nullptr) stats.expert_load = load_->stats();
   stats.running = static_cast<int>(scheduler_.running().size());
   stats.waiting = static_cast<int>(scheduler_.waiting().size());
   stats.free_blocks = kv_.pool->free_blocks();

@@ -44,6 +44,8 @@ class ContinuousEngine : public Engine {
                    std::unique_ptr<Executor> executor, std::unique_ptr<ModelDrafter> drafter,
                    const EngineOptions& options, int max_context);
 
+  ~ContinuousEngine() override;
+
   void BindCaller() override { executor_->BindCaller(); }
   Status Check(const Request& request) const override;
   StatusOr<RequestId> Add(Request request) override;
@@ -55,6 +57,8 @@ class ContinuousEngine : public Engine {
   int64_t PendingTokens() const;
   /// Rows that the next step could have.
   StepDemand Demand() const;
+  /// Tokens of each expert, of this engine's rows. Only between steps.
+  StatusOr<models::ExpertLoad> FetchExpertLoad() { return executor_->FetchExpertLoad(); }
   /// Limits the rows of the next step; decodes are not delayed.
   void LimitRows(int rows) { most_rows_ = rows; }
   StepSeconds seconds() const { return {.prefill = stats_.prefill_seconds, .decode = stats_.decode_seconds}; }
@@ -101,6 +105,7 @@ class ContinuousEngine : public Engine {
   Status TakeOutcome();
   void SetSparsity(Sequence& sequence);
   void End(RequestId id, FinishReason reason);
+  Status RecordLoad();
   Status FinishMoves();
   Status FinishRows(std::vector<TokenEvent>* events);
   void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
@@ -127,6 +132,7 @@ class ContinuousEngine : public Engine {
   int most_rows_ = std::numeric_limits<int>::max();  // of the next step
   int64_t prefilled_ = 0;                            // rows that prefill_seconds were spent on
   EngineStats stats_;
+  std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded, or by the engine of all replicas
 };
 
 }  // namespace moesaic::engine

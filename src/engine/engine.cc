@@ -176,7 +176,9 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
     ASSIGN_OR_RETURN(replicas.emplace_back(), MakeReplica(model, kernels, pool, options, replica, lockstep));
   }
   if (replicas.size() == 1) return std::move(replicas.front());
-  return std::make_unique<ReplicatedEngine>(std::move(replicas), options.max_batch_tokens);
+  std::vector<std::string> link_levels;
+  for (const auto& level : model.traffic().experts.levels) link_levels.push_back(level.name);
+  return std::make_unique<ReplicatedEngine>(std::move(replicas), options, std::move(link_levels));
 }
 
 }  // namespace moesaic::engine

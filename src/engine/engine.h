@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "cache/kv_events.h"
 #include "cache/tier_stats.h"
+#include "engine/expert_load.h"
 #include "engine/rank_stats.h"
 #include "engine/request.h"
 #include "engine/speculative.h"
@@ -65,6 +66,7 @@ struct EngineOptions {
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
+  ExpertLoadOptions expert_load = {};
 };
 
 /// Of one of several data parallel replicas.
@@ -93,6 +95,9 @@ struct EngineStats {
   kernels::SparsityCounters sparsity;
   std::vector<RankStats> ranks;        ///< [ranks] of the layout; empty on one rank.
   std::vector<ReplicaStats> replicas;  ///< [replicas] whose sums are above; empty: one replica.
+  /// Names of the links that RankStats::level_bytes counts, outermost first.
+  std::vector<std::string> link_levels;
+  std::shared_ptr<const ExpertLoadStats> expert_load;  ///< Null: not recorded, or no window has ended.
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).

@@ -32,6 +32,9 @@ class Executor {
   virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
   /// Looks for ranks that have died, while no batch is computed.
   virtual Status CheckPeers() { return OkStatus(); }
+  /// Tokens that the routers of all layers sent to each expert, of this executor's rows. Only between
+  /// batches.
+  virtual StatusOr<models::ExpertLoad> FetchExpertLoad() { return models::ExpertLoad{}; }
   /// Work of all ranks so far; empty: this process alone.
   virtual std::vector<RankStats> ranks() const { return {}; }
   /// Binds the calling thread, which calls Finish, to its core.

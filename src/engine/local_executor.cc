@@ -1,5 +1,6 @@
 #include "engine/local_executor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -26,6 +27,19 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvStore& store, int first_sp
     layers.push_back(layer);
   }
   return layers;
+}
+
+// Work between two readings of the traffic.
+RankStats WorkBetween(const parallel::GroupTraffic& before, const parallel::GroupTraffic& after) {
+  RankStats work = {.exchange_seconds = after.seconds - before.seconds,
+                    .bytes_sent = after.sent_bytes - before.sent_bytes,
+                    .sent_rows = after.experts.sent_rows - before.experts.sent_rows,
+                    .expert_rows = after.experts.computed_rows - before.experts.computed_rows};
+  for (size_t i = 0; i < after.experts.levels.size(); ++i) {
+    work.level_bytes[std::min<size_t>(i, kLinkLevels - 1)] +=
+        after.experts.levels[i].bytes - before.experts.levels[i].bytes;
+  }
+  return work;
 }
 
 }  // namespace
@@ -94,9 +108,8 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   if (kv_.damaged_block < 0) store_.Apply(batch.ops_after, &kv_);
   const parallel::GroupTraffic after = model_.traffic();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  result.ranks = {{.step_seconds = seconds.count(),
-                   .exchange_seconds = after.seconds - traffic.seconds,
-                   .bytes_sent = after.sent_bytes - traffic.sent_bytes}};
+  result.ranks = {WorkBetween(traffic, after)};
+  result.ranks.front().step_seconds = seconds.count();
   result.sparsity = counters_;
   result.kv = std::exchange(kv_, {});
   return result;

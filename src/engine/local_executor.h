@@ -29,6 +29,7 @@ class LocalExecutor : public Executor {
   StatusOr<StepResult> Finish() override;
   /// Rows of this rank's columns, [rows.size(), own_vocab.count], whether there are summaries or not.
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
+  StatusOr<models::ExpertLoad> FetchExpertLoad() override { return model_.expert_load(); }
   void BindCaller() override { threads_.PinCaller(); }
 
   /// Limits of the batches that it runs.

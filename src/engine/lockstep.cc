@@ -39,6 +39,7 @@ class Lockstep::Member : public Executor {
   }
   Status CheckPeers() override { return executor_->CheckPeers(); }
   void BindCaller() override { executor_->BindCaller(); }
+  StatusOr<models::ExpertLoad> FetchExpertLoad() override { return executor_->FetchExpertLoad(); }
   std::vector<RankStats> ranks() const override { return executor_->ranks(); }
 
  private:

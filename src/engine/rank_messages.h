@@ -27,6 +27,7 @@ enum class RankCommand : char {
   kSetup = 'S',  ///< Creates the cache (RankSetup).
   kBatch = 'B',  ///< Runs a serialized StepBatch.
   kFetch = 'L',  ///< Sends logits of rows of the last batch.
+  kLoad = 'X',   ///< Sends the loads of its experts (models::ExpertLoad).
   kEnd = 'E'
 };
 

@@ -123,4 +123,20 @@ StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, R
   return reply;
 }
 
+void PutExpertLoad(const models::ExpertLoad& load, MessageWriter* writer) {
+  writer->Put(load.experts);
+  writer->PutAll(load.layers);
+  writer->PutAll(load.tokens);
+}
+
+StatusOr<models::ExpertLoad> ParseExpertLoad(std::string_view bytes) {
+  MessageReader reader(bytes);
+  models::ExpertLoad load;
+  load.experts = reader.Get<int>();
+  load.layers = reader.GetAll<int>();
+  load.tokens = reader.GetAll<int64_t>();
+  RETURN_IF_ERROR(reader.Finish());
+  return load;
+}
+
 }  // namespace moesaic::engine

@@ -43,4 +43,8 @@ void PutReply(const Status& status, const RankReply& reply, MessageWriter* write
 /// `rows` rows of `columns`.
 StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, parallel::Range columns);
 
+void PutExpertLoad(const models::ExpertLoad& load, MessageWriter* writer);
+/// InvalidArgument: the message is no load.
+StatusOr<models::ExpertLoad> ParseExpertLoad(std::string_view bytes);
+
 }  // namespace moesaic::engine

@@ -43,6 +43,8 @@ class RankWorker {
         return RunBatch(body);
       case RankCommand::kFetch:
         return SendLogits(body);
+      case RankCommand::kLoad:
+        return SendLoad();
       case RankCommand::kEnd:
         break;
     }
@@ -117,6 +119,12 @@ class RankWorker {
     if (executor_ == nullptr) return InvalidArgument("logits were requested before the cache's size");
     ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->FetchLogits(rows));
     return SendFloats(job_, kDriver, RankTag::kLogits, logits, time_limit_s_);
+  }
+
+  Status SendLoad() {
+    MessageWriter reply;
+    PutExpertLoad(model_.expert_load(), &reply);
+    return SendMessage(job_, kDriver, RankTag::kReply, reply.bytes(), time_limit_s_);
   }
 
   models::Model& model_;

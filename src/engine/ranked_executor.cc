@@ -235,6 +235,32 @@ StatusOr<std::span<const float>> RankedExecutor::FetchFromAll(std::span<const in
   return std::span<const float>(logits_).first(rows.size() * info_.vocab_size);
 }
 
+StatusOr<models::ExpertLoad> RankedExecutor::FetchExpertLoad() {
+  RETURN_IF_ERROR(failure_);
+  StatusOr<models::ExpertLoad> load = FetchLoadOfAll();
+  return load.ok() ? std::move(load) : Fail(load.status());
+}
+
+// The shards of a stage route the same rows, so that one of them is asked.
+StatusOr<models::ExpertLoad> RankedExecutor::FetchLoadOfAll() {
+  const char command = static_cast<char>(RankCommand::kLoad);
+  for (const int rank : remote_) {
+    if (layout_.At(rank).shard != 0) continue;
+    RETURN_IF_ERROR(SendMessage(job_, rank, RankTag::kCommand, {&command, 1}, time_limit_s_));
+  }
+  models::ExpertLoad sum;
+  if (local_ != nullptr) {
+    ASSIGN_OR_RETURN(sum, local_->FetchExpertLoad());
+  }
+  for (const int rank : remote_) {
+    if (layout_.At(rank).shard != 0) continue;
+    ASSIGN_OR_RETURN(const std::string bytes, ReceiveMessage(job_, rank, RankTag::kReply, time_limit_s_));
+    ASSIGN_OR_RETURN(const models::ExpertLoad load, ParseExpertLoad(bytes));
+    RETURN_IF_ERROR(Annotate(AddExpertLoad(load, &sum), fmt::format("rank {}", rank)));
+  }
+  return sum;
+}
+
 // Copies a rank's columns, [rows, vocab.count], into logits_ [rows, vocab_size].
 void RankedExecutor::Place(std::span<const float> part, Range vocab) {
   if (vocab.count == 0) return;

@@ -11,6 +11,7 @@
 #include "cache/kv_store.h"
 #include "comm/transport/transport.h"
 #include "engine/executor.h"
+#include "engine/expert_load.h"
 #include "engine/local_executor.h"
 #include "engine/rank_messages.h"
 #include "engine/rank_reply.h"
@@ -48,6 +49,7 @@ class RankedExecutor : public Executor {
   StatusOr<StepResult> Finish() override;
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   Status CheckPeers() override;
+  StatusOr<models::ExpertLoad> FetchExpertLoad() override;
   std::vector<RankStats> ranks() const override { return totals_; }
   void BindCaller() override {
     if (local_ != nullptr) local_->BindCaller();
@@ -70,6 +72,7 @@ class RankedExecutor : public Executor {
   StatusOr<StepResult> FinishHere(const StepBatch& batch);
   Status Collect(const Peer& peer, const StepBatch& batch, StepResult* result);
   StatusOr<std::span<const float>> FetchFromAll(std::span<const int32_t> rows);
+  StatusOr<models::ExpertLoad> FetchLoadOfAll();
   Status Fail(Status status);
   void Place(std::span<const float> part, parallel::Range vocab);
 

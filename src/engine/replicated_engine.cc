@@ -65,9 +65,26 @@ void AddReplica(const EngineStats& part, EngineStats* sum) {
 }  // namespace
 
 ReplicatedEngine::ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas,
-                                   int max_batch_tokens)
-    : replicas_(std::move(replicas)), max_batch_tokens_(max_batch_tokens) {
+                                   const EngineOptions& options, std::vector<std::string> link_levels)
+    : replicas_(std::move(replicas)),
+      max_batch_tokens_(options.max_batch_tokens),
+      link_levels_(std::move(link_levels)) {
   MOESAIC_CHECK(!replicas_.empty());
+  if (options.expert_load.window_s > 0) load_ = std::make_unique<ExpertLoadRecorder>(options.expert_load);
+}
+
+ReplicatedEngine::~ReplicatedEngine() {
+  if (load_ != nullptr) RecordLoad().IgnoreError();  // the last window; ranks may be dead
+}
+
+Status ReplicatedEngine::RecordLoad() {
+  models::ExpertLoad sum;
+  for (const auto& replica : replicas_) {
+    ASSIGN_OR_RETURN(const models::ExpertLoad load, replica->FetchExpertLoad());
+    RETURN_IF_ERROR(AddExpertLoad(load, &sum));
+  }
+  load_->Add(sum, ExpertLoadRecorder::Clock::now());
+  return OkStatus();
 }
 
 size_t ReplicatedEngine::ReplicaFor(const Request& request) const {
@@ -117,6 +134,8 @@ Status ReplicatedEngine::Step(std::vector<TokenEvent>* events) {
   for (const TokenEvent& event : std::span(*events).subspan(known)) {
     if (event.finish != FinishReason::kNone) replica_of_.erase(event.request);
   }
+  if (failure.ok() && load_ != nullptr && load_->Due(ExpertLoadRecorder::Clock::now()))
+    failure = RecordLoad();
   return failure;
 }
 
@@ -161,6 +180,8 @@ EngineStats ReplicatedEngine::stats() const {
     ranks.insert(ranks.end(), part.ranks.begin(), part.ranks.end());
   }
   sum.ranks = MergeByRank(ranks);
+  sum.link_levels = link_levels_;
+  if (load_ != nullptr) sum.expert_load = load_->stats();
   sum.prefill_seconds = seconds_.prefill;
   sum.decode_seconds = seconds_.decode;
   return sum;

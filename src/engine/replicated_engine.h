@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/continuous_engine.h"
@@ -16,8 +17,10 @@ namespace moesaic::engine {
 /// Each replica has its own scheduler, KV blocks and prefix tree. Replica 0 computes in this process.
 class ReplicatedEngine : public Engine {
  public:
-  /// [replicas], at least one, created with equal options.
-  ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas, int max_batch_tokens);
+  /// [replicas], at least one, created with `options`. `link_levels` of EngineStats.
+  ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas, const EngineOptions& options,
+                   std::vector<std::string> link_levels = {});
+  ~ReplicatedEngine() override;
 
   void BindCaller() override { first().BindCaller(); }
   Status Check(const Request& request) const override { return first().Check(request); }
@@ -49,13 +52,16 @@ class ReplicatedEngine : public Engine {
   ContinuousEngine& first() const { return *replicas_.front(); }
   size_t ReplicaFor(const Request& request) const;
   void EvenOut();
+  Status RecordLoad();
   void CountTime(std::span<const StepSeconds> before);
 
   const std::vector<std::unique_ptr<ContinuousEngine>> replicas_;
   const int max_batch_tokens_;
+  const std::vector<std::string> link_levels_;
   absl::flat_hash_map<RequestId, size_t> replica_of_;  // of the requests that have not ended
   RequestId last_id_ = 0;
   StepSeconds seconds_;
+  std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded
 };
 
 }  // namespace moesaic::engine

@@ -156,6 +156,13 @@ class HttpApi : public Server {
       SendJson(*call.writer, StateJson());
       return OkStatus();
     });
+    router_.Add("GET", "/expert_load", Access::kAdmin, [this](Call& call) {
+      const std::shared_ptr<const engine::ExpertLoadStats> load = model_.engine->stats().expert_load;
+      call.writer->Send({.status = 200,
+                         .headers = {{"content-type", "application/json"}},
+                         .body = engine::ToJson(load == nullptr ? engine::ExpertLoadStats() : *load)});
+      return OkStatus();
+    });
     router_.Add("GET", "/debug/trace", Access::kAdmin, [this](Call& call) {
       call.writer->Send(
           {.status = 200, .headers = {{"content-type", "application/json"}}, .body = tracer_.ChromeJson()});

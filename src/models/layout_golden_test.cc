@@ -252,8 +252,8 @@ TEST_P(LayoutGoldenTest, RepeatedRunsAreBitwiseEqual) {
 // Outputs of experts are summed in the order of the router's choices if an expert has several replicas. So
 // two placements with replicas give equal bits.
 TEST_P(LayoutGoldenTest, PlacementsOfExpertsGiveTheSameResults) {
-  const TestModel model(SourcePath(GetParam().path), BestIsa(), {.dtype = GetParam().dtype},
-                        {.threads = 1, .pin = false});
+  TestModel model(SourcePath(GetParam().path), BestIsa(), {.dtype = GetParam().dtype},
+                  {.threads = 1, .pin = false});
   const int layers = model->info().moe_layers, experts = model->info().experts;
   if (layers == 0) GTEST_SKIP() << "a dense model";
   std::vector<GoldenPrompt> prompts = ReadGolden(SourcePath(GetParam().path) + "/golden.safetensors");

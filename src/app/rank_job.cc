@@ -115,6 +115,17 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor * degrees.data;
   StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees);
   if (!layout.ok()) return Annotate(layout.status(), "layout");
+  if (flags.rebalance_s > 0) {
+    if (!layout->exchanges_tokens()) {
+      return InvalidArgument(
+          "--rebalance-experts needs data parallel replicas that divide the experts (-dp N -ep), found {}",
+          Name(degrees));
+    }
+    layout->LetExpertsMove();
+  } else if (flags.redundant_experts > 0) {
+    return InvalidArgument("--redundant-experts {} needs --rebalance-experts, which plans where they are",
+                           flags.redundant_experts);
+  }
   if (flags.placement.empty()) return layout;
   ASSIGN_OR_RETURN(parallel::Placement placement,
                    parallel::ReadPlacement(flags.placement, degrees.tensor * degrees.data));
@@ -143,6 +154,18 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
   verb.AddFlag(
           "--enable-expert-parallel", flags.expert_parallel,
           "Divide the routed experts among all ranks of a stage, those of all replicas included; also -ep")
+      .Group(group);
+  verb.AddOption("--rebalance-experts", flags.rebalance_s,
+                 "Seconds between plans that move experts to other ranks while the model runs, where recent "
+                 "loads make "
+                 "that worth its cost; with -dp and -ep. 0: experts stay")
+      .Range(0.0, 86400.0)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--redundant-experts", flags.redundant_experts,
+                 "Replicas of experts in each layer that these plans may use, beyond one of each")
+      .Range(0, 1 << 16)
+      .ShowDefault()
       .Group(group);
   verb.AddOption(
           "--expert-placement", flags.placement,

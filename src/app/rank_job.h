@@ -19,6 +19,8 @@ struct RankFlags {
   parallel::Degrees degrees;
   bool expert_parallel = false;  // --enable-expert-parallel
   std::string layout;            // "auto": the degrees are chosen for the topology
+  double rebalance_s = 0;        // --rebalance-experts; 0: experts stay
+  int redundant_experts = 0;     // --redundant-experts
   std::string topology;          // file; "": assumed links
   std::string placement;         // file of --expert-placement; "": experts are divided in order
   double time_limit_s = 60;

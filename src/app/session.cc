@@ -313,9 +313,10 @@ StatusOr<std::string> CheckLayout(const checkpoint::Checkpoint& source, const Mo
                      parallel::PlacementBytes(*layout.placement(), parallel::PlacementFormat::kMoesaic));
   }
   return fmt::format(
-      "moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}, experts {:016x}",
+      "moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}, experts {:016x}{}",
       MOESAIC_VERSION, flags.dtype, flags.kv_dtype, flags.experts_per_token, SpeculativeMethod(flags),
-      std::hash<std::string>{}(source.config().dump()), std::hash<std::string>{}(placement));
+      std::hash<std::string>{}(source.config().dump()), std::hash<std::string>{}(placement),
+      layout.experts_move() ? ", moving" : "");
 }
 
 // A rank other than 0: it computes until rank 0 ends the job. Signals concern rank 0, which ends it in good
@@ -355,6 +356,8 @@ void UseRanks(const ModelFlags& flags, engine::EngineOptions* options) {
   options->layout = flags.job->layout();
   options->rank_time_limit_s = flags.job->time_limit_s();
   options->local_ranks = flags.job->local_ranks();
+  options->balance.interval_s = flags.ranks.rebalance_s;
+  options->balance.redundant = flags.ranks.redundant_experts;
 }
 
 namespace {

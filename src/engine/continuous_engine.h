@@ -59,6 +59,7 @@ class ContinuousEngine : public Engine {
   StepDemand Demand() const;
   /// Tokens of each expert, of this engine's rows. Only between steps.
   StatusOr<models::ExpertLoad> FetchExpertLoad() { return executor_->FetchExpertLoad(); }
+  Executor& executor() { return *executor_; }
   /// Limits the rows of the next step; decodes are not delayed.
   void LimitRows(int rows) { most_rows_ = rows; }
   StepSeconds seconds() const { return {.prefill = stats_.prefill_seconds, .decode = stats_.decode_seconds}; }

@@ -116,6 +116,12 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
 
 Status CheckReplicas(const EngineOptions& options) {
   const parallel::Degrees& degrees = options.layout.degrees();
+  if (options.balance.interval_s > 0 &&
+      !(options.layout.experts_move() && options.expert_load.window_s > 0)) {
+    return InvalidArgument(
+        "experts can move if replicas divide them and loads are recorded, which {} does not do",
+        Name(degrees));
+  }
   if (degrees.data == 1) return OkStatus();
   if (options.kv_observer != nullptr) {
     return Unimplemented(
@@ -178,7 +184,16 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   if (replicas.size() == 1) return std::move(replicas.front());
   std::vector<std::string> link_levels;
   for (const auto& level : model.traffic().experts.levels) link_levels.push_back(level.name);
-  return std::make_unique<ReplicatedEngine>(std::move(replicas), options, std::move(link_levels));
+  std::unique_ptr<ExpertBalancer> balancer;
+  if (options.balance.interval_s > 0 && model.info().experts > 0) {
+    std::vector<Executor*> executors;
+    for (const auto& replica : replicas) executors.push_back(&replica->executor());
+    balancer = std::make_unique<ExpertBalancer>(options.layout, model.info(), *lockstep, std::move(executors),
+                                                options.balance);
+  }
+  auto engine = std::make_unique<ReplicatedEngine>(std::move(replicas), options, std::move(link_levels));
+  engine->SetBalancer(std::move(balancer));
+  return engine;
 }
 
 }  // namespace moesaic::engine

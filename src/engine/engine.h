@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "cache/kv_events.h"
 #include "cache/tier_stats.h"
+#include "engine/expert_balancer.h"
 #include "engine/expert_load.h"
 #include "engine/rank_stats.h"
 #include "engine/request.h"
@@ -67,6 +68,8 @@ struct EngineOptions {
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
   ExpertLoadOptions expert_load = {};
+  /// Of replicas that divide the experts, whose layout lets experts move. Needs expert_load.
+  ExpertBalanceOptions balance = {};
 };
 
 /// Of one of several data parallel replicas.
@@ -98,6 +101,7 @@ struct EngineStats {
   /// Names of the links that RankStats::level_bytes counts, outermost first.
   std::vector<std::string> link_levels;
   std::shared_ptr<const ExpertLoadStats> expert_load;  ///< Null: not recorded, or no window has ended.
+  std::shared_ptr<const ExpertBalanceStats> balance;   ///< Null: experts stay.
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).

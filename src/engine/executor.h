@@ -35,6 +35,13 @@ class Executor {
   /// Tokens that the routers of all layers sent to each expert, of this executor's rows. Only between
   /// batches.
   virtual StatusOr<models::ExpertLoad> FetchExpertLoad() { return models::ExpertLoad{}; }
+  /// Has all ranks begin a move of experts, or give it up. Ranks report its state with later batches.
+  virtual Status BeginExpertMove(const models::ExpertMoveOrder&) {
+    return Unimplemented("experts can't move");
+  }
+  virtual Status DropExpertMove() { return OkStatus(); }
+  /// States of the ranks' parts of the move, after the last batch.
+  virtual std::vector<models::ExpertMoveReport> move_reports() const { return {}; }
   /// Work of all ranks so far; empty: this process alone.
   virtual std::vector<RankStats> ranks() const { return {}; }
   /// Binds the calling thread, which calls Finish, to its core.

@@ -98,6 +98,10 @@ StatusOr<StepResult> LocalExecutor::Finish() {
                            joint_);
   }
   if (is_joint) joint_ = batch.joint.number;
+  if (is_joint && batch.joint.move != move_) {
+    RETURN_IF_ERROR(model_.ApplyExpertMove(batch.joint.move));
+    move_ = batch.joint.move;
+  }
   if (!batch.rows.empty() || is_joint) {
     const kernels::SparsityCounters before = counters_;
     const Status computed = Compute(batch, &result);
@@ -112,6 +116,7 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   result.ranks.front().step_seconds = seconds.count();
   result.sparsity = counters_;
   result.kv = std::exchange(kv_, {});
+  result.move = model_.AdvanceExpertMove();
   return result;
 }
 

@@ -40,6 +40,11 @@ class Lockstep::Member : public Executor {
   Status CheckPeers() override { return executor_->CheckPeers(); }
   void BindCaller() override { executor_->BindCaller(); }
   StatusOr<models::ExpertLoad> FetchExpertLoad() override { return executor_->FetchExpertLoad(); }
+  Status BeginExpertMove(const models::ExpertMoveOrder& order) override {
+    return executor_->BeginExpertMove(order);
+  }
+  Status DropExpertMove() override { return executor_->DropExpertMove(); }
+  std::vector<models::ExpertMoveReport> move_reports() const override { return executor_->move_reports(); }
   std::vector<RankStats> ranks() const override { return executor_->ranks(); }
 
  private:
@@ -74,7 +79,7 @@ StatusOr<StepResult> Lockstep::Finish(size_t replica) {
 }
 
 models::JointStep Lockstep::Agree(const std::vector<bool>& computes) const {
-  models::JointStep joint = {.number = steps_};
+  models::JointStep joint = {.number = steps_, .move = move_};
   for (size_t i = 0; i < replicas_.size(); ++i) {
     if (!computes[i]) continue;
     const models::JointStep own = PartsOf(*replicas_[i].started, stages_);

@@ -23,6 +23,8 @@ class Lockstep {
   static std::unique_ptr<Executor> Add(const std::shared_ptr<Lockstep>& lockstep,
                                        std::unique_ptr<Executor> replica);
 
+  /// The next joint step begins with this move of experts, which all ranks have reported as ready.
+  void ApplyMove(uint64_t number) { move_ = number; }
   uint64_t steps() const { return steps_; }  ///< Joint steps so far.
 
  private:
@@ -41,6 +43,7 @@ class Lockstep {
   const int stages_;
   std::vector<Replica> replicas_;
   uint64_t steps_ = 0;
+  uint64_t move_ = 0;  // last one that is applied
 };
 
 }  // namespace moesaic::engine

@@ -111,6 +111,23 @@ void ReplicatedEngine::Cancel(RequestId id) {
   if (const auto it = replica_of_.find(id); it != replica_of_.end()) replicas_[it->second]->Cancel(id);
 }
 
+Status ReplicatedEngine::FollowLoad() {
+  const auto now = ExpertLoadRecorder::Clock::now();
+  if (load_->Due(now)) RETURN_IF_ERROR(RecordLoad());
+  if (balancer_ == nullptr) return OkStatus();
+  return balancer_->Poll(
+      load_->stats(), [this] { return Ranks(); }, now);
+}
+
+std::vector<RankStats> ReplicatedEngine::Ranks() const {
+  std::vector<RankStats> ranks;
+  for (const auto& replica : replicas_) {
+    const std::vector<RankStats> part = replica->executor().ranks();
+    ranks.insert(ranks.end(), part.begin(), part.end());
+  }
+  return MergeByRank(ranks);
+}
+
 void ReplicatedEngine::EvenOut() {
   std::vector<StepDemand> demands;
   for (const auto& replica : replicas_) demands.push_back(replica->Demand());
@@ -134,9 +151,7 @@ Status ReplicatedEngine::Step(std::vector<TokenEvent>* events) {
   for (const TokenEvent& event : std::span(*events).subspan(known)) {
     if (event.finish != FinishReason::kNone) replica_of_.erase(event.request);
   }
-  if (failure.ok() && load_ != nullptr && load_->Due(ExpertLoadRecorder::Clock::now()))
-    failure = RecordLoad();
-  return failure;
+  return failure.ok() && load_ != nullptr ? FollowLoad() : failure;
 }
 
 // Adds the longest step of a replica, divided between prefill and decode like the time of all.
@@ -180,6 +195,7 @@ EngineStats ReplicatedEngine::stats() const {
     ranks.insert(ranks.end(), part.ranks.begin(), part.ranks.end());
   }
   sum.ranks = MergeByRank(ranks);
+  if (balancer_ != nullptr) sum.balance = std::make_shared<const ExpertBalanceStats>(balancer_->stats());
   sum.link_levels = link_levels_;
   if (load_ != nullptr) sum.expert_load = load_->stats();
   sum.prefill_seconds = seconds_.prefill;

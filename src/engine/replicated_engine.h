@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/continuous_engine.h"
@@ -21,6 +22,8 @@ class ReplicatedEngine : public Engine {
   ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas, const EngineOptions& options,
                    std::vector<std::string> link_levels = {});
   ~ReplicatedEngine() override;
+  /// Moves experts between the ranks of these replicas, whose loads are recorded.
+  void SetBalancer(std::unique_ptr<ExpertBalancer> balancer) { balancer_ = std::move(balancer); }
 
   void BindCaller() override { first().BindCaller(); }
   Status Check(const Request& request) const override { return first().Check(request); }
@@ -53,6 +56,8 @@ class ReplicatedEngine : public Engine {
   size_t ReplicaFor(const Request& request) const;
   void EvenOut();
   Status RecordLoad();
+  Status FollowLoad();
+  std::vector<RankStats> Ranks() const;
   void CountTime(std::span<const StepSeconds> before);
 
   const std::vector<std::unique_ptr<ContinuousEngine>> replicas_;
@@ -62,6 +67,7 @@ class ReplicatedEngine : public Engine {
   RequestId last_id_ = 0;
   StepSeconds seconds_;
   std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded
+  std::unique_ptr<ExpertBalancer> balancer_;  // null: experts stay
 };
 
 }  // namespace moesaic::engine

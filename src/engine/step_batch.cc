@@ -290,6 +290,7 @@ std::string Serialize(const StepBatch& batch) {
   writer.Put(batch.joint.number);
   writer.Put(batch.joint.parts);
   writer.Put(batch.joint.most_rows);
+  writer.Put(batch.joint.move);
   return writer.Take();
 }
 
@@ -331,6 +332,7 @@ StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes) {
   batch.joint.number = reader.Get<uint64_t>();
   batch.joint.parts = reader.Get<int32_t>();
   batch.joint.most_rows = reader.Get<int32_t>();
+  batch.joint.move = reader.Get<uint64_t>();
   RETURN_IF_ERROR(reader.Finish());
   return batch;
 }

@@ -74,6 +74,7 @@ struct StepResult {
   std::vector<RankStats> ranks;
   kernels::SparsityCounters sparsity;  // of all steps so far; failed and dropped ones are not counted
   cache::KvResult kv;
+  models::ExpertMoveReport move;  // of this rank
 };
 
 /// Sizes that a batch must respect to be run by an executor.

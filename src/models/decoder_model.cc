@@ -65,8 +65,41 @@ Status DecoderModel::JoinExperts() {
   if (groups_ == nullptr || !groups_->layout().exchanges_tokens()) return OkStatus();
   std::vector<std::vector<std::vector<int>>> by_layer;
   for (const int layer : layers) by_layer.push_back(ExpertsByRank(groups_->layout(), shape, layer));
-  return groups_->JoinExperts(
-      {.hidden = spec_.hidden, .experts = spec_.moe.experts, .top_k = spec_.moe.top_k}, by_layer);
+  RETURN_IF_ERROR(groups_->JoinExperts({.hidden = spec_.hidden,
+                                        .experts = spec_.moe.experts,
+                                        .top_k = spec_.moe.top_k,
+                                        .sums_by_choice = groups_->layout().experts_move()},
+                                       by_layer));
+  if (groups_->layout().experts_move()) LetExpertsMove();
+  return OkStatus();
+}
+
+// Experts of MTP modules stay.
+void DecoderModel::LetExpertsMove() {
+  std::vector<MovableExperts::Layer> layers;
+  for (const int layer : moe_layers_) {
+    auto& moe = std::get<layers::MoeLayer>(decoder_.layers[layer - shard_.layers.first].ffn);
+    layers.push_back({.number = layer, .moe = &moe, .release = [this, layer] {
+                        weights_.Release(LayerPrefix(layer) + "mlp.experts");
+                      }});
+  }
+  movable_ = std::make_unique<MovableExperts>(std::move(layers), *groups_->experts());
+}
+
+Status DecoderModel::BeginExpertMove(const ExpertMoveOrder& order) {
+  if (movable_ != nullptr) return movable_->Begin(order);
+  return absl::FailedPreconditionError("the layout does not let experts move");
+}
+
+Status DecoderModel::ApplyExpertMove(uint64_t number) {
+  if (movable_ != nullptr) return movable_->Apply(number);
+  return absl::FailedPreconditionError("the layout does not let experts move");
+}
+
+// Between layers: messages to other stages, and moves of experts.
+void DecoderModel::Progress() const {
+  groups_->Progress();
+  if (movable_ != nullptr) movable_->Advance();
 }
 
 ExpertLoad DecoderModel::expert_load() const {
@@ -173,7 +206,7 @@ void DecoderModel::RunIdle(const ExecContext& ctx) const {
     const auto* moe = std::get_if<layers::MoeLayer>(&layer.ffn);
     if (moe != nullptr) moe->Forward(step, nullptr, nullptr);
     if (groups_->failed()) return;
-    groups_->Progress();
+    Progress();
   }
 }
 
@@ -184,7 +217,7 @@ void DecoderModel::RunLayers(const Step& step, std::span<const KvLayer> kv, floa
     decoder_.layers[i].Forward(step, kv[i], x);
     if (groups_ != nullptr) {
       if (groups_->failed()) return;  // the results are void
-      groups_->Progress();
+      Progress();
     }
     if (step.routes == nullptr || step.routes->layers.size() == told) continue;
     step.routes->layers.back().layer = shard_.layers.first + i;

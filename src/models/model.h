@@ -91,7 +91,25 @@ struct JointStep {
   uint64_t number = 0;    // of the step, from 1; 0: not agreed on, and replicas have equally many parts
   int32_t parts = 0;      // of the replica with most parts
   int32_t most_rows = 0;  // of a part of any replica
+  uint64_t move = 0;      // last move of experts that is applied before the step
   bool operator==(const JointStep&) const = default;
+};
+
+/// A new placement of one layer's experts on the ranks of its stage.
+struct ExpertMoveOrder {
+  uint64_t number = 0;             // of the move, from 1, rising
+  int layer = 0;                   // decoder layer
+  parallel::LayerPlacement next;   // [ranks of the stage]: experts, ascending
+  std::vector<double> loads = {};  // [experts] by which tokens are divided over replicas; empty: equal
+};
+
+enum class MoveState : uint8_t { kNone, kMoving, kReady, kFailed };
+
+/// State of a rank's part of a move.
+struct ExpertMoveReport {
+  uint64_t number = 0;  // 0: none
+  MoveState state = MoveState::kNone;
+  int64_t sent_bytes = 0;  // of weights, by this rank
 };
 
 /// Ragged batch of one step. Rows of the sequences are consecutive.
@@ -154,6 +172,15 @@ class Model {
   virtual parallel::GroupTraffic traffic() const { return {}; }
   /// Of the rows that this rank routed. The shards of a replica route the same rows.
   virtual ExpertLoad expert_load() const { return {}; }
+  /// Begins to gather the experts of a layer's next placement, while the current one is used. All ranks of
+  /// the stage begin the same move. An error is that of the whole move: it is reported as failed until it is
+  /// dropped. Only in a layout that exchanges tokens and lets experts move.
+  virtual Status BeginExpertMove(const ExpertMoveOrder&) { return Unimplemented("experts can't move"); }
+  /// Does a small part of the move, if there is one; does not wait.
+  virtual ExpertMoveReport AdvanceExpertMove() { return {}; }
+  /// Uses the gathered experts from the next Forward on; all ranks do it before the same one.
+  virtual Status ApplyExpertMove(uint64_t) { return Unimplemented("experts can't move"); }
+  virtual void DropExpertMove() {}
 
   /// Runs all layers over the batch, together with the other ranks of its layout, and writes keys and values
   /// of the new tokens into `kv` [info().kv.layers]. Results are deterministic, and those of a sequence do

@@ -97,6 +97,25 @@ Status ExpertGroup::SetLoads(int layer, std::span<const double> loads) {
   return Divide(layers_[layer], loads);
 }
 
+Status ExpertGroup::CheckExperts(const LayerPlacement& by_rank) const {
+  if (by_rank.size() != ranks_->ranks().size()) {
+    return InvalidArgument("a placement of experts must have {} ranks, found {}", ranks_->ranks().size(),
+                           by_rank.size());
+  }
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (!std::ranges::is_sorted(by_rank[rank])) {
+      return InvalidArgument("experts of rank {} must be ascending", rank);
+    }
+  }
+  return comm::ExpertMap::Create(options_.experts, by_rank).status();
+}
+
+Status ExpertGroup::SetExperts(int layer, const LayerPlacement& by_rank) {
+  RETURN_IF_ERROR(CheckExperts(by_rank));
+  ASSIGN_OR_RETURN(layers_[layer], MakeLayer(by_rank));
+  return OkStatus();
+}
+
 Range ExpertGroup::OwnRows(int rows) const {
   const int shards = layout_.degrees().tensor;
   return parallel::Divide(rows, 1, shards)[layout_.At(job_.rank()).shard];

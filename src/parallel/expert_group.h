@@ -76,7 +76,17 @@ class ExpertGroup {
   /// [experts]. Ranks may have other loads.
   Status SetLoads(int layer, std::span<const double> loads);
 
-  bool has_replicas() const { return has_replicas_; }
+  /// Experts of each rank in a layer.
+  const LayerPlacement& experts(int layer) const { return layers_[layer].by_rank; }
+  /// InvalidArgument: not a placement of the group's experts on its ranks, ascending on each.
+  Status CheckExperts(const LayerPlacement& by_rank) const;
+  /// Changes the placement of a layer, on all ranks between the same operations. The sums of tokens change in
+  /// the last bits unless ExpertGroupOptions::sums_by_choice is on.
+  Status SetExperts(int layer, const LayerPlacement& by_rank);
+
+  const ExpertGroupOptions& options() const { return options_; }
+  int rank() const { return ranks_->rank(); }  ///< of the group
+  comm::Transport& transport() { return *ranks_; }
   int layers() const { return static_cast<int>(layers_.size()); }
   ExpertTraffic traffic() const;
 

@@ -73,6 +73,9 @@ class Layout {
   /// exchange tokens, or its expert groups have another number of ranks.
   Status PlaceExperts(std::shared_ptr<const Placement> placement);
   const Placement* placement() const { return placement_.get(); }  ///< or null
+  /// Experts may move to other ranks while the model serves. Sums then do not depend on their placement.
+  void LetExpertsMove() { experts_move_ = true; }
+  bool experts_move() const { return experts_move_; }
   /// Position of a rank in its expert group.
   int IndexInExpertGroup(int rank) const;
 
@@ -81,6 +84,7 @@ class Layout {
 
   Degrees degrees_;
   std::shared_ptr<const Placement> placement_;
+  bool experts_move_ = false;
 };
 
 }  // namespace moesaic::parallel

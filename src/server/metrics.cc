@@ -55,6 +55,17 @@ struct Metrics::Impl {
     if (total > counter.Value()) counter.Increment(total - counter.Value());
   }
 
+  void FollowBalance(const engine::ExpertBalanceStats& balance) {
+    Follow(expert_plans.Add({{"result", "failed"}}), static_cast<double>(balance.failed_plans));
+    Follow(expert_plans.Add({{"result", "no_gain"}}), static_cast<double>(balance.plans_without_gain));
+    Follow(expert_plans.Add({{"result", "moves"}}),
+           static_cast<double>(balance.plans - balance.failed_plans - balance.plans_without_gain));
+    Follow(expert_moves.Add({{"result", "applied"}}), static_cast<double>(balance.moved_layers));
+    Follow(expert_moves.Add({{"result", "rolled_back"}}), static_cast<double>(balance.rolled_back));
+    Follow(moved_experts.Add({}), static_cast<double>(balance.moved_experts));
+    Follow(moved_bytes.Add({}), static_cast<double>(balance.moved_bytes));
+  }
+
   // Replicas that divide the experts, and the loads of experts.
   void FollowExperts(const engine::EngineStats& engine) {
     int64_t rows = 0;
@@ -74,6 +85,7 @@ struct Metrics::Impl {
         Follow(rank_level_bytes.Add(labels), static_cast<double>(rank.level_bytes[level]));
       }
     }
+    if (engine.balance != nullptr) FollowBalance(*engine.balance);
     if (engine.expert_load == nullptr) return;
     for (size_t i = 0; i < engine.expert_load->layers.size(); ++i) {
       expert_skew.Add({{"layer", std::to_string(engine.expert_load->layers[i])}})
@@ -298,6 +310,25 @@ struct Metrics::Impl {
       prometheus::BuildGauge()
           .Name("moesaic:expert_load_skew")
           .Help("Recent tokens of a layer's most used expert, divided by the mean of its experts")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& expert_plans = prometheus::BuildCounter()
+                                                              .Name("moesaic:expert_plans_total")
+                                                              .Help("Plans of --rebalance-experts by result")
+                                                              .Register(registry);
+  prometheus::Family<prometheus::Counter>& expert_moves =
+      prometheus::BuildCounter()
+          .Name("moesaic:expert_moves_total")
+          .Help("Layers whose experts moved to other ranks, and moves that were rolled back")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& moved_experts =
+      prometheus::BuildCounter()
+          .Name("moesaic:moved_experts_total")
+          .Help("Experts that a rank received from another one")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& moved_bytes =
+      prometheus::BuildCounter()
+          .Name("moesaic:moved_expert_bytes_total")
+          .Help("Bytes of weights that ranks sent to others")
           .Register(registry);
   prometheus::Family<prometheus::Gauge>& rank_imbalance =
       prometheus::BuildGauge()

@@ -176,6 +176,13 @@ class HttpApi : public Server {
     });
   }
 
+  // Null where experts stay on their ranks.
+  static Json BalanceJson(const engine::EngineStats& stats) {
+    if (stats.balance == nullptr) return nullptr;
+    const engine::ExpertBalanceStats& balance = *stats.balance;
+    return {{"state", balance.state}, {"epoch", balance.epoch}, {"history", balance.history}};
+  }
+
   Json StateJson() const {
     const engine::EngineStats stats = model_.engine->stats();
     const int used = stats.total_blocks - stats.free_blocks - stats.cached_blocks;
@@ -189,6 +196,7 @@ class HttpApi : public Server {
               {"free_blocks", stats.free_blocks},
               {"tree_nodes", stats.tree_nodes},
               {"block_tokens", tensor::kKvBlockTokens}}},
+            {"experts", BalanceJson(stats)},
             {"requests", live_.List(kShownRequests)}};
   }
 

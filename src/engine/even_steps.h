@@ -19,7 +19,7 @@ inline constexpr int kLeastStepRows = 128;
 /// Limits of the replicas' rows in a step, at most `most` each. A replica may compute the mean of all
 /// replicas that have rows, or kLeastStepRows, or its decodes. So all have the full limit while all have
 /// prompts, while one replica's prompt in the midst of the others' decodes is read in smaller chunks. A
-/// single replica with rows makes nobody wait.
+/// single replica with rows makes no other one wait.
 std::vector<int> EvenLimits(std::span<const StepDemand> demands, int most);
 
 }  // namespace moesaic::engine

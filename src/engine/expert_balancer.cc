@@ -230,7 +230,7 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
   stats_.moved_bytes += bytes;
   stats_.epoch = number_;
   current_[move.layer] = move.next;
-  Note(fmt::format("layer {} is placed anew by move {}: busiest rank {:.2f} times the mean, before {:.2f}",
+  Note(fmt::format("layer {} changed by move {}: busiest rank {:.2f} times the mean, before {:.2f}",
                    move.layer, number_, move.after, move.before));
   queue_.pop_front();
   state_ = State::kChanging;

@@ -1,5 +1,5 @@
 // Joint steps of replicas that divide the experts: when one of them computes rows, all take part in the
-// exchanges of every layer with experts. docs/contracts/executors.md, X27 to X32, is normative.
+// exchanges of every layer with experts. docs/contracts/executors.md, X27 to X33, is normative.
 #pragma once
 
 #include <cstdint>

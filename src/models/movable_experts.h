@@ -35,7 +35,7 @@ class MovableExperts {
   /// The next layer computation uses the gathered experts. FailedPrecondition: the move `number` is not
   /// ready.
   Status Apply(uint64_t number);
-  /// Gives the move up, whatever its state.
+  /// Gives the move up in any state.
   void Drop();
 
  private:

@@ -352,6 +352,31 @@ class Serving(RanksCase):
                 answer += part
         self.assertIn(b'data: {"error"', answer)
 
+    def test_experts_move_while_answers_stay_the_same(self):
+        def answers(server, rounds):
+            texts = []
+            for number in range(rounds):
+                status, answer = server.json("POST", "/v1/completions", {
+                    "prompt": f"{number} owls and a lion went to the woods", "max_tokens": 16, "temperature": 0})
+                self.assertEqual(status, 200, answer)
+                texts.append(answer["choices"][0]["text"])
+            return texts
+
+        flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--rebalance-experts", "0.05", "--expert-load-window", "0.01",
+                 "--redundant-experts", "2")
+        one = Server("--dtype", "f32", "--threads", "1")
+        expected = answers(one, 12)
+        self.assertEqual(one.stop(), 0)
+        server = Server(*flags)
+        self.addCleanup(server.process.kill)
+        self.assertEqual(answers(server, 12), expected)
+        plans = {name: value for name, value in server.metrics().items() if name.startswith("moesaic:expert_plans_total")}
+        self.assertGreater(sum(plans.values()), 0, plans)
+        self.assertIn(server.json("GET", "/state")[1]["experts"]["state"], ("idle", "planning", "moving"))
+        self.assertEqual(server.stop(), 0)
+        error = run("serve", MODEL, "-tp", "2", "-ep", "--rebalance-experts", "5", "--port", "0", code=1).stderr
+        self.assertIn("--rebalance-experts needs data parallel replicas that divide the experts", error)
+
     def test_replicas_that_divide_the_experts_are_measured(self):
         server = Server("-dp", "2", "-ep", "--expert-load-window", "0.01")
         self.addCleanup(server.process.kill)

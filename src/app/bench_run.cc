@@ -4,10 +4,13 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <ranges>
+#include <span>
 #include <utility>
 
 #include "app/interrupt.h"
 #include "engine/kv_budget.h"
+#include "engine/lockstep.h"
 #include "engine/make_executor.h"
 
 namespace moesaic::app {
@@ -60,10 +63,29 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
   const cache::KvStoreOptions sizes = {.layout = layout, .blocks = static_cast<int>(blocks)};
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store, cache::KvStore::Create(sizes, threads));
   std::unique_ptr<BenchRunner> runner(new BenchRunner(model, options.sparsity, std::move(store)));
-  ASSIGN_OR_RETURN(runner->executor_,
-                   engine::MakeExecutor(model, kernels, threads, sizes, runner->store_.get(), options,
-                                        /*replica=*/0));
+  std::shared_ptr<engine::Lockstep> lockstep;
+  if (options.layout.exchanges_tokens()) {
+    lockstep = std::make_shared<engine::Lockstep>(options.layout.degrees().pipeline);
+  }
+  for (int replica = 0; replica < options.layout.degrees().data; ++replica) {
+    cache::KvStore* const own = replica == 0 ? runner->store_.get() : nullptr;
+    ASSIGN_OR_RETURN(std::unique_ptr<engine::Executor> executor,
+                     engine::MakeExecutor(model, kernels, threads, sizes, own, options, replica));
+    if (lockstep != nullptr) executor = engine::Lockstep::Add(lockstep, std::move(executor));
+    runner->executors_.push_back(std::move(executor));
+  }
   return runner;
+}
+
+// Runs the batch on every replica. The result is that of replica 0.
+StatusOr<engine::StepResult> BenchRunner::RunStep(const engine::StepBatch& step) {
+  for (const auto& executor : std::views::reverse(executors_)) executor->Start(step);
+  StatusOr<engine::StepResult> first = executors_.front()->Finish();
+  for (const auto& executor : std::span(executors_).subspan(1)) {
+    const StatusOr<engine::StepResult> result = executor->Finish();
+    if (first.ok() && !result.ok()) first = result.status();
+  }
+  return first;
 }
 
 BenchRunner::BenchRunner(models::Model& model, const engine::SparsityOptions& sparsity,
@@ -118,7 +140,7 @@ Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
                   .first_logits = last ? rows - 1 : rows},
                  std::span(tokens).subspan(done, rows), {}, tables_[sequence],
                  SparsityOf(engine::SparsityMode::kAll));
-    ASSIGN_OR_RETURN(const engine::StepResult result, executor_->Run(step));
+    ASSIGN_OR_RETURN(const engine::StepResult result, RunStep(step));
     blocks_read_ = result.sparsity.blocks_read;
   }
   return OkStatus();
@@ -135,7 +157,7 @@ Status BenchRunner::Decode(int sequences, int start, int count) {
                    std::span(tokens).subspan(s, 1), {}, tables_[s],
                    SparsityOf(engine::SparsityMode::kDecode));
     }
-    ASSIGN_OR_RETURN(const engine::StepResult result, executor_->Run(step));
+    ASSIGN_OR_RETURN(const engine::StepResult result, RunStep(step));
     experts_read_ += result.experts_read;
     blocks_read_ = result.sparsity.blocks_read;
   }
@@ -167,7 +189,8 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
     const auto start = std::chrono::steady_clock::now();
     RETURN_IF_ERROR(RunOnce(test));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const int tokens = test.sequences * (test.generate > 0 ? test.generate : test.prompt);
+    const int tokens = static_cast<int>(executors_.size()) * test.sequences *
+                       (test.generate > 0 ? test.generate : test.prompt);
     if (i > 0) {
       result.tokens_per_second.push_back(tokens / seconds);
     } else {
@@ -184,7 +207,7 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
   engine::StepBatch last;  // releases the state of the sequences
   for (int s = 0; s < test.sequences; ++s) last.ended.push_back(first_sequence_ + s);
   first_sequence_ += test.sequences;
-  RETURN_IF_ERROR(executor_->Run(last).status());
+  RETURN_IF_ERROR(RunStep(last).status());
   return result;
 }
 

@@ -55,6 +55,7 @@ class BenchRunner {
   double StepBytes(const BenchResult& result, int sequences, int depth) const;
 
  private:
+  StatusOr<engine::StepResult> RunStep(const engine::StepBatch& step);
   BenchRunner(models::Model& model, const engine::SparsityOptions& sparsity,
               std::unique_ptr<cache::KvStore> store);
   const kernels::SparsitySettings* SparsityOf(engine::SparsityMode least) const;
@@ -67,10 +68,10 @@ class BenchRunner {
   const std::unique_ptr<cache::KvStore> store_;
   cache::BlockPool pool_;
   const engine::SparsityOptions options_;
-  const kernels::SparsitySettings sparsity_;  // of `options_`
-  std::unique_ptr<engine::Executor> executor_;
-  uint64_t first_sequence_ = 1;                     // number of the first sequence of this case
-  int64_t experts_read_ = 0;                        // by decode steps
+  const kernels::SparsitySettings sparsity_;                  // of `options_`
+  std::vector<std::unique_ptr<engine::Executor>> executors_;  // [replicas]
+  uint64_t first_sequence_ = 1;                               // number of the first sequence of this case
+  int64_t experts_read_ = 0;                                  // by decode steps
   int64_t blocks_read_ = 0;                         // of one KV head, by rows that chose: all steps so far
   std::mt19937 random_{1};                          // the same tokens in every run
   std::vector<std::vector<cache::BlockRef>> held_;  // [sequences]

@@ -115,8 +115,10 @@ std::vector<std::string> ForMachines(const models::ModelInfo& info, const Line& 
 }
 
 nlohmann::json AsJson(const BenchFlags& options, const models::ModelInfo& info, const Line& line) {
-  return {{"layout", Name(options.model.ranks.degrees)},
-          {"ranks", options.model.ranks.degrees.ranks()},
+  const parallel::Layout layout =
+      options.model.job == nullptr ? parallel::Layout() : options.model.job->layout();
+  return {{"layout", Name(layout.degrees())},
+          {"ranks", layout.ranks()},
           {"model", info.model_type},
           {"architecture", info.architecture},
           {"weights", info.weight_format},
@@ -235,7 +237,7 @@ void AddBench(Verb& root, VerbRun& run) {
        "Comma-separated numbers of tokens to decode; 0: none");
   list("-d,--depth", options->depths, 0, 1 << 24, "Comma-separated numbers of cached tokens before the test");
   list("-s,--sequences", options->sequences, 1, 1 << 16,
-       "Comma-separated numbers of concurrently decoded sequences");
+       "Comma-separated numbers of concurrently decoded sequences, of each data parallel replica");
   list("-b,--batch", options->batches, 1, 1 << 20, "Comma-separated token counts of one prefill step");
   list("-t,--threads", options->threads, 0, 1024, "Comma-separated thread counts; 0: one thread per core");
   AddKvDtypeFlag(verb, options->model.kv_dtype);
@@ -258,9 +260,6 @@ void AddBench(Verb& root, VerbRun& run) {
       "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json");
   verb.OnParsed([options, &run] {
     if (CasesOf(*options).empty()) FailUsage("-p 0 and -n 0 measure nothing");
-    if (options->model.ranks.degrees.data > 1) {
-      FailUsage("--data-parallel-size", "must be 1: bench measures one replica");
-    }
     if (options->model.ranks.several()) {
       if (options->threads.size() > 1) FailUsage("--threads", "takes one number with several ranks");
       options->model.threads = options->threads.front();  // of each rank

@@ -17,6 +17,7 @@
 #include "app/output.h"
 #include "comm/probe/host_topology.h"
 #include "comm/transport/open_transport.h"
+#include "parallel/placement/placement_file.h"
 #include "runtime/topology.h"
 
 namespace moesaic::app {
@@ -111,16 +112,28 @@ StatusOr<comm::Topology> ReadTopology(const std::string& path) {
 
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   parallel::Degrees degrees = flags.degrees;
-  if (degrees.data > 1 && (flags.expert_parallel || degrees.expert > 1)) {
-    return InvalidArgument(
-        "--data-parallel-size {} excludes --enable-expert-parallel and --expert-parallel-size: replicas do "
-        "not "
-        "exchange tokens of experts yet, so that each needs all experts",
-        degrees.data);
-  }
-  if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor;
+  if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor * degrees.data;
   StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees);
-  return layout.ok() ? layout : Annotate(layout.status(), "layout");
+  if (!layout.ok()) return Annotate(layout.status(), "layout");
+  if (flags.rebalance_s > 0) {
+    if (!layout->exchanges_tokens()) {
+      return InvalidArgument(
+          "--rebalance-experts needs data parallel replicas that divide the experts (-dp N -ep), found {}",
+          Name(degrees));
+    }
+    layout->LetExpertsMove();
+  } else if (flags.redundant_experts > 0) {
+    return InvalidArgument("--redundant-experts {} needs --rebalance-experts, which plans where they are",
+                           flags.redundant_experts);
+  }
+  if (flags.placement.empty()) return layout;
+  ASSIGN_OR_RETURN(parallel::Placement placement,
+                   parallel::ReadPlacement(flags.placement, degrees.tensor * degrees.data));
+  RETURN_IF_ERROR(parallel::CheckPlacement(placement, flags.placement, /*distinct=*/true));
+  RETURN_IF_ERROR(
+      Annotate(layout->PlaceExperts(std::make_shared<const parallel::Placement>(std::move(placement))),
+               flags.placement));
+  return layout;
 }
 
 void AddRankFlags(Verb& verb, RankFlags& flags) {
@@ -138,8 +151,27 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
   degree("--expert-parallel-size", flags.degrees.expert,
          "Parts into which the ranks of a stage divide the routed experts; 1: each rank has a slice of every "
          "expert");
-  verb.AddFlag("--enable-expert-parallel", flags.expert_parallel,
-               "Divide the routed experts among all ranks of a stage; also -ep")
+  verb.AddFlag(
+          "--enable-expert-parallel", flags.expert_parallel,
+          "Divide the routed experts among all ranks of a stage, those of all replicas included; also -ep")
+      .Group(group);
+  verb.AddOption("--rebalance-experts", flags.rebalance_s,
+                 "Seconds between plans that move experts to other ranks while the model runs, where recent "
+                 "loads make "
+                 "that worth its cost; with -dp and -ep. 0: experts stay")
+      .Range(0.0, 86400.0)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--redundant-experts", flags.redundant_experts,
+                 "Replicas of experts in each layer that these plans may use, beyond one of each")
+      .Range(0, 1 << 16)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption(
+          "--expert-placement", flags.placement,
+          "File that assigns experts of each layer to the ranks of a stage, as moesaic placement plan writes "
+          "it; with -dp and -ep")
+      .ExistingFile()
       .Group(group);
   verb.AddOption("--layout", flags.layout,
                  "auto: choose the sizes above for the devices of --topology, by the predicted time of a "

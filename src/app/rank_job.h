@@ -19,18 +19,22 @@ struct RankFlags {
   parallel::Degrees degrees;
   bool expert_parallel = false;  // --enable-expert-parallel
   std::string layout;            // "auto": the degrees are chosen for the topology
+  double rebalance_s = 0;        // --rebalance-experts; 0: experts stay
+  int redundant_experts = 0;     // --redundant-experts
   std::string topology;          // file; "": assumed links
+  std::string placement;         // file of --expert-placement; "": experts are divided in order
   double time_limit_s = 60;
 
   /// False where --layout auto may still choose one rank.
   bool several() const { return degrees.ranks() > 1 || !layout.empty(); }
 };
 
-/// The layout of the flags. InvalidArgument: degrees that do not go together.
+/// The layout of the flags. InvalidArgument: degrees that do not go together, or a placement of experts that
+/// does not fit them.
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 
 /// Declares --tensor-parallel-size, --pipeline-parallel-size, --data-parallel-size, --enable-expert-parallel,
-/// --expert-parallel-size, --layout, --topology and --rank-time-limit.
+/// --expert-parallel-size, --expert-placement, --layout, --topology and --rank-time-limit.
 void AddRankFlags(Verb& verb, RankFlags& flags);
 
 class RankJob {

@@ -20,6 +20,7 @@
 #include "engine/ranked_executor.h"
 #include "engine/speculative.h"
 #include "models/rank_work.h"
+#include "parallel/placement/placement_file.h"
 #include "runtime/cpu_features.h"
 #include "runtime/topology.h"
 #include "tensor/packed.h"
@@ -179,6 +180,14 @@ void AddModelFlags(Verb& verb, ModelFlags& flags) {
       .NotInConfig()
       .Excludes("--mmap");
   AddRankFlags(verb, flags.ranks);
+  verb.AddOption(
+          "--record-expert-load", flags.expert_load_file,
+          "Record the tokens that go to each routed expert in this file, which moesaic placement reads")
+      .Group("Several ranks");
+  verb.AddOption("--expert-load-window", flags.expert_load_window, "Seconds of one window of that record")
+      .Range(0.01, 86400.0)
+      .ShowDefault()
+      .Group("Several ranks");
 }
 
 void AddCacheFlags(Verb& verb, ModelFlags& flags) {
@@ -298,9 +307,16 @@ StatusOr<std::string> ChooseLayout(const checkpoint::Checkpoint& source, ModelFl
 StatusOr<std::string> CheckLayout(const checkpoint::Checkpoint& source, const ModelFlags& flags) {
   ASSIGN_OR_RETURN(const parallel::Layout layout, LayoutOf(flags.ranks));
   RETURN_IF_ERROR(models::CheckDivisible(source, flags.dtype, layout));
-  return fmt::format("moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}",
-                     MOESAIC_VERSION, flags.dtype, flags.kv_dtype, flags.experts_per_token,
-                     SpeculativeMethod(flags), std::hash<std::string>{}(source.config().dump()));
+  std::string placement;
+  if (layout.placement() != nullptr) {
+    ASSIGN_OR_RETURN(placement,
+                     parallel::PlacementBytes(*layout.placement(), parallel::PlacementFormat::kMoesaic));
+  }
+  return fmt::format(
+      "moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}, experts {:016x}{}",
+      MOESAIC_VERSION, flags.dtype, flags.kv_dtype, flags.experts_per_token, SpeculativeMethod(flags),
+      std::hash<std::string>{}(source.config().dump()), std::hash<std::string>{}(placement),
+      layout.experts_move() ? ", moving" : "");
 }
 
 // A rank other than 0: it computes until rank 0 ends the job. Signals concern rank 0, which ends it in good
@@ -340,7 +356,23 @@ void UseRanks(const ModelFlags& flags, engine::EngineOptions* options) {
   options->layout = flags.job->layout();
   options->rank_time_limit_s = flags.job->time_limit_s();
   options->local_ranks = flags.job->local_ranks();
+  options->balance.interval_s = flags.ranks.rebalance_s;
+  options->balance.redundant = flags.ranks.redundant_experts;
 }
+
+namespace {
+
+void RecordExpertLoad(Session& session, const ModelFlags& flags, engine::EngineOptions* options) {
+  if (session.model->info().experts == 0) return;
+  options->expert_load.window_s = flags.expert_load_window;
+  if (flags.expert_load_file.empty()) return;
+  session.expert_load = std::make_unique<ExpertLoadFile>(flags.expert_load_file);
+  options->expert_load.sink = [file = session.expert_load.get()](auto stats) {
+    file->Write(std::move(stats));
+  };
+}
+
+}  // namespace
 
 Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOptions options) {
   options.kv_dtype = flags.kv_dtype;
@@ -350,6 +382,7 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   options.speculative.method = SpeculativeMethod(flags);
   ASSIGN_OR_RETURN(options.sparsity, flags.sparsity.Resolve());
   UseRanks(flags, &options);
+  RecordExpertLoad(session, flags, &options);
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
   // Replicas have equal caches.

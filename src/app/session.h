@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "app/expert_load_file.h"
 #include "app/flags.h"
 #include "app/rank_job.h"
 #include "app/tuning_file.h"
@@ -41,6 +42,8 @@ struct ModelFlags {
   engine::SpeculativeOptions speculative;  // off for verbs without AddSpeculativeFlags; method "": not given
   std::string draft_model;
   SparsityFlags sparsity;
+  std::string expert_load_file;  // --record-expert-load; "": none
+  double expert_load_window = 10;
   RankFlags ranks;
   std::shared_ptr<RankJob> job;  // set by RunOnRanks; null: one rank
 };
@@ -58,8 +61,9 @@ void AddModelPath(Verb& verb, std::string& model,
 void AddDtypeFlag(Verb& verb, std::string& dtype);
 /// Declares --kv-dtype.
 void AddKvDtypeFlag(Verb& verb, std::string& kv_dtype);
-/// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap, --numa, --no-tuning and the flags of
-/// ranks.
+/// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap, --numa, --no-tuning,
+/// --record-expert-load,
+/// --expert-load-window and the flags of ranks.
 void AddModelFlags(Verb& verb, ModelFlags& flags);
 /// Declares --ctx-size and --kv-dtype.
 void AddCacheFlags(Verb& verb, ModelFlags& flags);
@@ -76,7 +80,8 @@ struct Session {
   std::unique_ptr<models::Model> model;
   std::unique_ptr<models::Model> draft_model;  // may be null
   double load_seconds = 0;
-  std::unique_ptr<engine::Engine> engine;  // null until StartEngine
+  std::unique_ptr<ExpertLoadFile> expert_load;  // null: not recorded
+  std::unique_ptr<engine::Engine> engine;       // null until StartEngine
 };
 
 /// Returns "int8 weights, copied to huge pages, interleaved over 2 NUMA nodes".

@@ -56,11 +56,24 @@ ContinuousEngine::ContinuousEngine(const models::ModelInfo& info, runtime::Threa
                   .prefix_cache = options.prefix_cache}),
       executor_(std::move(executor)),
       rows_(threads, info.vocab_size, options.eos_ids, options.max_mask_seconds) {
+  if (options_.expert_load.window_s > 0 && options_.layout.degrees().data == 1) {
+    load_ = std::make_unique<ExpertLoadRecorder>(options_.expert_load);
+  }
   speculation_ = MakeSpeculation(options_.speculative, *executor_, *kv_.pool, info, std::move(drafter));
   if (options_.seed == 0) {
     std::random_device device;
     options_.seed = static_cast<uint64_t>(device()) << 32 | device();
   }
+}
+
+ContinuousEngine::~ContinuousEngine() {
+  if (load_ != nullptr) RecordLoad().IgnoreError();  // the last window; ranks may be dead
+}
+
+Status ContinuousEngine::RecordLoad() {
+  ASSIGN_OR_RETURN(const models::ExpertLoad load, executor_->FetchExpertLoad());
+  load_->Add(load, ExpertLoadRecorder::Clock::now());
+  return OkStatus();
 }
 
 Status ContinuousEngine::CheckIds(std::span<const int32_t> ids) const {
@@ -134,6 +147,21 @@ int64_t ContinuousEngine::PendingTokens() const {
   return tokens;
 }
 
+StepDemand ContinuousEngine::Demand() const {
+  StepDemand demand;
+  int64_t prefill = 0;
+  for (const auto& sequence : scheduler_.running()) {
+    sequence->remaining() == 1 ? ++demand.decodes : prefill += sequence->remaining();
+  }
+  auto slots = static_cast<int64_t>(options_.max_sequences) - std::ssize(scheduler_.running());
+  for (const auto& sequence : scheduler_.waiting()) {
+    if (slots-- <= 0 || prefill >= options_.max_batch_tokens) break;
+    prefill += std::max<int64_t>(1, sequence->size() - CachedTokens(sequence->request));
+  }
+  demand.prefill = static_cast<int>(std::min<int64_t>(prefill, options_.max_batch_tokens));
+  return demand;
+}
+
 void ContinuousEngine::SetSparsity(Sequence& sequence) {
   const RequestSparsity sparsity = sequence.request.sparsity.value_or(options_.sparsity.defaults);
   sequence.cache_namespace = NamespaceOf(sequence.request.cache_namespace, sparsity);
@@ -190,7 +218,6 @@ void ContinuousEngine::WaitForTiers() {
 void ContinuousEngine::TakeResult(const StepResult& result) {
   for (cache::KvTier* tier : kv_.tiers->all()) tier->OnResult(result.kv);
   stats_.sparsity = result.sparsity;
-  if (options_.layout.ranks() > 1) stats_.ranks = result.ranks;
 }
 
 // Takes the outcome of a failed step's operations before another batch runs (X6).
@@ -203,7 +230,9 @@ Status ContinuousEngine::TakeOutcome() {
 
 Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
   Begin();
-  return Finish(events);
+  RETURN_IF_ERROR(Finish(events));
+  if (load_ != nullptr && load_->Due(ExpertLoadRecorder::Clock::now())) return RecordLoad();
+  return OkStatus();
 }
 
 void ContinuousEngine::Begin() {
@@ -216,7 +245,7 @@ void ContinuousEngine::Begin() {
   step_.drafted = Clock::now();
   StepPlan& plan = step_.plan;
   StepBatch& batch = step_.batch;
-  plan = scheduler_.Plan();
+  plan = scheduler_.Plan(most_rows_);
   if (speculation_ != nullptr) speculation_->Planned(plan);
   batch = scheduler_.Commit(plan);
   if (speculation_ != nullptr) speculation_->Committed(plan, &batch.ops_before);
@@ -410,6 +439,8 @@ void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
 
 EngineStats ContinuousEngine::stats() const {
   EngineStats stats = stats_;
+  stats.ranks = executor_->ranks();
+  if (load_ != nullptr) stats.expert_load = load_->stats();
   stats.running = static_cast<int>(scheduler_.running().size());
   stats.waiting = static_cast<int>(scheduler_.waiting().size());
   stats.free_blocks = kv_.pool->free_blocks();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cache/kv_tiers.h"
 #include "cache/radix_tree.h"
 #include "engine/engine.h"
+#include "engine/even_steps.h"
 #include "engine/executor.h"
 #include "engine/model_drafter.h"
 #include "engine/row_tasks.h"
@@ -42,6 +44,8 @@ class ContinuousEngine : public Engine {
                    std::unique_ptr<Executor> executor, std::unique_ptr<ModelDrafter> drafter,
                    const EngineOptions& options, int max_context);
 
+  ~ContinuousEngine() override;
+
   void BindCaller() override { executor_->BindCaller(); }
   Status Check(const Request& request) const override;
   StatusOr<RequestId> Add(Request request) override;
@@ -51,6 +55,13 @@ class ContinuousEngine : public Engine {
   int64_t CachedTokens(const Request& request) const;
   /// Tokens to compute for all requests, with at most kExpectedOutputs of the outputs of each.
   int64_t PendingTokens() const;
+  /// Rows that the next step could have.
+  StepDemand Demand() const;
+  /// Tokens of each expert, of this engine's rows. Only between steps.
+  StatusOr<models::ExpertLoad> FetchExpertLoad() { return executor_->FetchExpertLoad(); }
+  Executor& executor() { return *executor_; }
+  /// Limits the rows of the next step; decodes are not delayed.
+  void LimitRows(int rows) { most_rows_ = rows; }
   StepSeconds seconds() const { return {.prefill = stats_.prefill_seconds, .decode = stats_.decode_seconds}; }
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
@@ -95,6 +106,7 @@ class ContinuousEngine : public Engine {
   Status TakeOutcome();
   void SetSparsity(Sequence& sequence);
   void End(RequestId id, FinishReason reason);
+  Status RecordLoad();
   Status FinishMoves();
   Status FinishRows(std::vector<TokenEvent>* events);
   void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
@@ -118,8 +130,10 @@ class ContinuousEngine : public Engine {
   std::vector<TokenEvent> ended_;             // ends that the next Step reports
   RequestId last_id_ = 0;
   StepState step_;
-  int64_t prefilled_ = 0;  // rows that prefill_seconds were spent on
+  int most_rows_ = std::numeric_limits<int>::max();  // of the next step
+  int64_t prefilled_ = 0;                            // rows that prefill_seconds were spent on
   EngineStats stats_;
+  std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded, or by the engine of all replicas
 };
 
 }  // namespace moesaic::engine

@@ -7,6 +7,7 @@
 #include "engine/continuous_engine.h"
 #include "engine/kv_budget.h"
 #include "engine/kv_fingerprint.h"
+#include "engine/lockstep.h"
 #include "engine/make_executor.h"
 #include "engine/replicated_engine.h"
 
@@ -115,12 +116,13 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
 
 Status CheckReplicas(const EngineOptions& options) {
   const parallel::Degrees& degrees = options.layout.degrees();
-  if (degrees.data == 1) return OkStatus();
-  if (degrees.expert > 1) {
-    return Unimplemented(
-        "data parallel replicas can't divide the experts yet, found {}: give each replica all experts",
+  if (options.balance.interval_s > 0 &&
+      !(options.layout.experts_move() && options.expert_load.window_s > 0)) {
+    return InvalidArgument(
+        "experts can move if replicas divide them and loads are recorded, which {} does not do",
         Name(degrees));
   }
+  if (degrees.data == 1) return OkStatus();
   if (options.kv_observer != nullptr) {
     return Unimplemented(
         "KV events describe one cache, but {} has one for each replica; start one server for each",
@@ -129,11 +131,13 @@ Status CheckReplicas(const EngineOptions& options) {
   return OkStatus();
 }
 
-// Creates the engine of a replica from resolved options.
+// Creates the engine of a replica from resolved options. `lockstep` of replicas that exchange tokens, or
+// null.
 StatusOr<std::unique_ptr<ContinuousEngine>> MakeReplica(models::Model& model,
                                                         const kernels::KernelTable& kernels,
                                                         runtime::ThreadPool& pool,
-                                                        const EngineOptions& options, int replica) {
+                                                        const EngineOptions& options, int replica,
+                                                        const std::shared_ptr<Lockstep>& lockstep) {
   const models::ModelInfo& info = model.info();
   const int context = options.max_context > 0 ? options.max_context : info.context_length;
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
@@ -143,6 +147,7 @@ StatusOr<std::unique_ptr<ContinuousEngine>> MakeReplica(models::Model& model,
                    MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options, replica));
   ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
                    MakeExecutor(model, kernels, pool, kv.sizes, kv.store.get(), options, replica));
+  if (lockstep != nullptr) executor = Lockstep::Add(lockstep, std::move(executor));
   std::unique_ptr<ModelDrafter> drafter;
   if (options.speculative.method == "draft") {
     ASSIGN_OR_RETURN(drafter,
@@ -168,12 +173,27 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   RETURN_IF_ERROR(CheckOptions(options, model.info()));
   RETURN_IF_ERROR(CheckReplicas(options));
   ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, model.info()));
+  std::shared_ptr<Lockstep> lockstep;  // null: replicas step alone
+  if (options.layout.exchanges_tokens()) {
+    lockstep = std::make_shared<Lockstep>(options.layout.degrees().pipeline);
+  }
   std::vector<std::unique_ptr<ContinuousEngine>> replicas;
   for (int replica = 0; replica < options.layout.degrees().data; ++replica) {
-    ASSIGN_OR_RETURN(replicas.emplace_back(), MakeReplica(model, kernels, pool, options, replica));
+    ASSIGN_OR_RETURN(replicas.emplace_back(), MakeReplica(model, kernels, pool, options, replica, lockstep));
   }
   if (replicas.size() == 1) return std::move(replicas.front());
-  return std::make_unique<ReplicatedEngine>(std::move(replicas));
+  std::vector<std::string> link_levels;
+  for (const auto& level : model.traffic().experts.levels) link_levels.push_back(level.name);
+  std::unique_ptr<ExpertBalancer> balancer;
+  if (options.balance.interval_s > 0 && model.info().experts > 0) {
+    std::vector<Executor*> executors;
+    for (const auto& replica : replicas) executors.push_back(&replica->executor());
+    balancer = std::make_unique<ExpertBalancer>(options.layout, model.info(), *lockstep, std::move(executors),
+                                                options.balance);
+  }
+  auto engine = std::make_unique<ReplicatedEngine>(std::move(replicas), options, std::move(link_levels));
+  engine->SetBalancer(std::move(balancer));
+  return engine;
 }
 
 }  // namespace moesaic::engine

@@ -11,6 +11,8 @@
 #include "base/status.h"
 #include "cache/kv_events.h"
 #include "cache/tier_stats.h"
+#include "engine/expert_balancer.h"
+#include "engine/expert_load.h"
 #include "engine/rank_stats.h"
 #include "engine/request.h"
 #include "engine/speculative.h"
@@ -65,6 +67,9 @@ struct EngineOptions {
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
+  ExpertLoadOptions expert_load = {};
+  /// Of replicas that divide the experts, whose layout lets experts move. Needs expert_load.
+  ExpertBalanceOptions balance = {};
 };
 
 /// Of one of several data parallel replicas.
@@ -93,13 +98,17 @@ struct EngineStats {
   kernels::SparsityCounters sparsity;
   std::vector<RankStats> ranks;        ///< [ranks] of the layout; empty on one rank.
   std::vector<ReplicaStats> replicas;  ///< [replicas] whose sums are above; empty: one replica.
+  /// Names of the links that RankStats::level_bytes counts, outermost first.
+  std::vector<std::string> link_levels;
+  std::shared_ptr<const ExpertLoadStats> expert_load;  ///< Null: not recorded, or no window has ended.
+  std::shared_ptr<const ExpertBalanceStats> balance;   ///< Null: experts stay.
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).
 class Engine {
  public:
   /// `model`, `kernels` and `pool` are borrowed and must outlive the engine.
-  /// Unimplemented: replicas that divide the experts, or with kv_observer.
+  /// Unimplemented: replicas with kv_observer.
   static StatusOr<std::unique_ptr<Engine>> Create(models::Model& model, const kernels::KernelTable& kernels,
                                                   runtime::ThreadPool& pool, const EngineOptions& options);
   virtual ~Engine() = default;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/step_batch.h"
@@ -31,6 +32,18 @@ class Executor {
   virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
   /// Looks for ranks that have died, while no batch is computed.
   virtual Status CheckPeers() { return OkStatus(); }
+  /// Tokens that the routers of all layers sent to each expert, of this executor's rows. Only between
+  /// batches.
+  virtual StatusOr<models::ExpertLoad> FetchExpertLoad() { return models::ExpertLoad{}; }
+  /// Has all ranks begin a move of experts, or give it up. Ranks report its state with later batches.
+  virtual Status BeginExpertMove(const models::ExpertMoveOrder&) {
+    return Unimplemented("experts can't move");
+  }
+  virtual Status DropExpertMove() { return OkStatus(); }
+  /// States of the ranks' parts of the move, after the last batch.
+  virtual std::vector<models::ExpertMoveReport> move_reports() const { return {}; }
+  /// Work of all ranks so far; empty: this process alone.
+  virtual std::vector<RankStats> ranks() const { return {}; }
   /// Binds the calling thread, which calls Finish, to its core.
   virtual void BindCaller() {}
 };

@@ -1,5 +1,6 @@
 #include "engine/local_executor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -26,6 +27,19 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvStore& store, int first_sp
     layers.push_back(layer);
   }
   return layers;
+}
+
+// Work between two readings of the traffic.
+RankStats WorkBetween(const parallel::GroupTraffic& before, const parallel::GroupTraffic& after) {
+  RankStats work = {.exchange_seconds = after.seconds - before.seconds,
+                    .bytes_sent = after.sent_bytes - before.sent_bytes,
+                    .sent_rows = after.experts.sent_rows - before.experts.sent_rows,
+                    .expert_rows = after.experts.computed_rows - before.experts.computed_rows};
+  for (size_t i = 0; i < after.experts.levels.size(); ++i) {
+    work.level_bytes[std::min<size_t>(i, kLinkLevels - 1)] +=
+        after.experts.levels[i].bytes - before.experts.levels[i].bytes;
+  }
+  return work;
 }
 
 }  // namespace
@@ -78,7 +92,17 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   for (const uint64_t sequence : batch.ended) kept_.erase(sequence);
   store_.Apply(batch.ops_before, &kv_);
   StepResult result;
-  if (!batch.rows.empty()) {
+  const bool is_joint = batch.joint.number > 0;
+  if (is_joint && batch.joint.number != joint_ + 1) {
+    return InvalidArgument("the replicas are not in lockstep: step {} follows step {}", batch.joint.number,
+                           joint_);
+  }
+  if (is_joint) joint_ = batch.joint.number;
+  if (is_joint && batch.joint.move != move_) {
+    RETURN_IF_ERROR(model_.ApplyExpertMove(batch.joint.move));
+    move_ = batch.joint.move;
+  }
+  if (!batch.rows.empty() || is_joint) {
     const kernels::SparsityCounters before = counters_;
     const Status computed = Compute(batch, &result);
     store_.TakePaged(&kv_);
@@ -88,11 +112,11 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   if (kv_.damaged_block < 0) store_.Apply(batch.ops_after, &kv_);
   const parallel::GroupTraffic after = model_.traffic();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  result.ranks = {{.step_seconds = seconds.count(),
-                   .exchange_seconds = after.seconds - traffic.seconds,
-                   .bytes_sent = after.sent_bytes - traffic.sent_bytes}};
+  result.ranks = {WorkBetween(traffic, after)};
+  result.ranks.front().step_seconds = seconds.count();
   result.sparsity = counters_;
   result.kv = std::exchange(kv_, {});
+  result.move = model_.AdvanceExpertMove();
   return result;
 }
 
@@ -155,7 +179,8 @@ Status LocalExecutor::Compute(const StepBatch& batch, StepResult* result) {
   const models::ForwardBatch forward = {.tokens = batch.tokens,
                                         .sequences = slices_,
                                         .logit_rows = logit_rows_,
-                                        .fetcher = store_.pages() && !mtp ? pager_.get() : nullptr};
+                                        .fetcher = store_.pages() && !mtp ? pager_.get() : nullptr,
+                                        .joint = batch.joint};
   const models::ForwardOutput output = {.logits = logits,
                                         .hidden = hidden_,
                                         .experts_read = batch.count_experts ? &result->experts_read : nullptr,

@@ -29,6 +29,14 @@ class LocalExecutor : public Executor {
   StatusOr<StepResult> Finish() override;
   /// Rows of this rank's columns, [rows.size(), own_vocab.count], whether there are summaries or not.
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
+  StatusOr<models::ExpertLoad> FetchExpertLoad() override { return model_.expert_load(); }
+  Status BeginExpertMove(const models::ExpertMoveOrder& order) override {
+    return model_.BeginExpertMove(order);
+  }
+  Status DropExpertMove() override {
+    model_.DropExpertMove();
+    return OkStatus();
+  }
   void BindCaller() override { threads_.PinCaller(); }
 
   /// Limits of the batches that it runs.
@@ -58,6 +66,8 @@ class LocalExecutor : public Executor {
   absl::flat_hash_map<uint64_t, std::unique_ptr<kernels::KeptChoices>> kept_;
   kernels::SparsityCounters counters_;
   cache::KvResult kv_;  // of operations since the last result
+  uint64_t joint_ = 0;  // number of the last joint step
+  uint64_t move_ = 0;   // last move of experts that was applied
 };
 
 }  // namespace moesaic::engine

@@ -3,6 +3,7 @@
 
 #include <absl/container/flat_hash_map.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
@@ -21,6 +22,8 @@ class PlanScratch {
   /// A sequence as tiers see it, of which the radix tree has `indexed_blocks` and `indexed_tokens`.
   static cache::TierQuery QueryOf(const Sequence& sequence, int indexed_blocks, int64_t indexed_tokens);
 
+  /// Limits the rows of the plan further than the options do.
+  void LimitRows(int rows) { rows_ = std::min(rows_, rows); }
   /// Plans every running sequence with one remaining token, in rank order. Cancels fetches, then preempts the
   /// last in rank, if blocks are missing.
   void PlanDecodes();

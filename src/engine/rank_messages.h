@@ -27,6 +27,9 @@ enum class RankCommand : char {
   kSetup = 'S',  ///< Creates the cache (RankSetup).
   kBatch = 'B',  ///< Runs a serialized StepBatch.
   kFetch = 'L',  ///< Sends logits of rows of the last batch.
+  kMove = 'M',   ///< Begins a move of experts (models::ExpertMoveOrder); has no reply.
+  kDrop = 'D',   ///< Gives the move up; has no reply.
+  kLoad = 'X',   ///< Sends the loads of its experts (models::ExpertLoad).
   kEnd = 'E'
 };
 

@@ -65,6 +65,7 @@ void PutReply(const Status& status, const RankReply& reply, MessageWriter* write
   writer->Put(result.kv.warm_save_seconds);
   writer->Put(result.kv.warm_restore_seconds);
   writer->PutAll(result.kv.rejected_slots);
+  writer->Put(result.move);
   writer->Put(static_cast<uint32_t>(result.routes.layers.size()));
   for (const models::RouteTap::Layer& layer : result.routes.layers) {
     writer->Put(layer.layer);
@@ -109,6 +110,7 @@ StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, R
   result.kv.warm_save_seconds = reader.Get<double>();
   result.kv.warm_restore_seconds = reader.Get<double>();
   result.kv.rejected_slots = reader.GetAll<int32_t>();
+  result.move = reader.Get<models::ExpertMoveReport>();
   const auto layers = reader.Get<uint32_t>();
   for (uint32_t i = 0; i < layers && i < bytes.size(); ++i) {
     const int layer = reader.Get<int>(), top_k = reader.Get<int>();
@@ -121,6 +123,42 @@ StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, R
   RETURN_IF_ERROR(Annotate(reader.Finish(), name));
   RETURN_IF_ERROR(Annotate(CheckSlices(reply.slices, rows, columns), name));
   return reply;
+}
+
+void PutExpertLoad(const models::ExpertLoad& load, MessageWriter* writer) {
+  writer->Put(load.experts);
+  writer->PutAll(load.layers);
+  writer->PutAll(load.tokens);
+}
+
+StatusOr<models::ExpertLoad> ParseExpertLoad(std::string_view bytes) {
+  MessageReader reader(bytes);
+  models::ExpertLoad load;
+  load.experts = reader.Get<int>();
+  load.layers = reader.GetAll<int>();
+  load.tokens = reader.GetAll<int64_t>();
+  RETURN_IF_ERROR(reader.Finish());
+  return load;
+}
+
+void PutMoveOrder(const models::ExpertMoveOrder& order, MessageWriter* writer) {
+  writer->Put(order.number);
+  writer->Put(order.layer);
+  writer->Put(static_cast<uint32_t>(order.next.size()));
+  for (const std::vector<int>& experts : order.next) writer->PutAll(experts);
+  writer->PutAll(order.loads);
+}
+
+StatusOr<models::ExpertMoveOrder> ParseMoveOrder(std::string_view bytes) {
+  MessageReader reader(bytes);
+  models::ExpertMoveOrder order;
+  order.number = reader.Get<uint64_t>();
+  order.layer = reader.Get<int>();
+  const auto ranks = reader.Get<uint32_t>();
+  for (uint32_t i = 0; i < ranks && i < bytes.size(); ++i) order.next.push_back(reader.GetAll<int>());
+  order.loads = reader.GetAll<double>();
+  RETURN_IF_ERROR(reader.Finish());
+  return order;
 }
 
 }  // namespace moesaic::engine

@@ -43,4 +43,12 @@ void PutReply(const Status& status, const RankReply& reply, MessageWriter* write
 /// `rows` rows of `columns`.
 StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, parallel::Range columns);
 
+void PutMoveOrder(const models::ExpertMoveOrder& order, MessageWriter* writer);
+/// InvalidArgument: the message is no order.
+StatusOr<models::ExpertMoveOrder> ParseMoveOrder(std::string_view bytes);
+
+void PutExpertLoad(const models::ExpertLoad& load, MessageWriter* writer);
+/// InvalidArgument: the message is no load.
+StatusOr<models::ExpertLoad> ParseExpertLoad(std::string_view bytes);
+
 }  // namespace moesaic::engine

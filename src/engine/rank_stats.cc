@@ -11,6 +11,9 @@ void AddTotals(const RankStats& part, RankStats* total) {
   total->step_seconds += part.step_seconds;
   total->exchange_seconds += part.exchange_seconds;
   total->bytes_sent += part.bytes_sent;
+  total->sent_rows += part.sent_rows;
+  total->expert_rows += part.expert_rows;
+  for (int level = 0; level < kLinkLevels; ++level) total->level_bytes[level] += part.level_bytes[level];
 }
 
 double Computing(const RankStats& stats) { return stats.step_seconds - stats.exchange_seconds; }

@@ -1,11 +1,15 @@
 // Work of the ranks of a model, for /metrics.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 namespace moesaic::engine {
+
+/// Levels of links whose bytes are counted apart.
+inline constexpr int kLinkLevels = 4;
 
 /// Totals of one rank over the engine's life.
 struct RankStats {
@@ -13,6 +17,11 @@ struct RankStats {
   double step_seconds = 0;      ///< In batches: computation and exchange.
   double exchange_seconds = 0;  ///< Part of it: in sums over shards, and waiting for hidden states.
   int64_t bytes_sent = 0;       ///< All messages to other ranks, those of the driver included.
+  // Where replicas divide the experts:
+  int64_t sent_rows = 0;    ///< Tokens and outputs of experts sent to other ranks.
+  int64_t expert_rows = 0;  ///< Computed by this rank's experts, for tokens of any rank.
+  /// Bytes of these rows and of their routing by level of links, outermost first; the last has all others.
+  std::array<int64_t, kLinkLevels> level_bytes = {};
   /// Time of computation, step_seconds - exchange_seconds, divided by its mean over all ranks. 1: balanced.
   double imbalance = 1;
 };

@@ -1,4 +1,6 @@
 // RunRank: the loop of a rank other than the driver.
+#include <spdlog/spdlog.h>
+
 #include <utility>
 
 #include "engine/kv_budget.h"
@@ -25,9 +27,13 @@ class RankWorker {
 
   /// Runs commands until the driver ends the job.
   Status Run(const std::function<bool()>& stop) {
+    const auto poll = [this, &stop] {
+      model_.AdvanceExpertMove();
+      return stop && stop();
+    };
     for (;;) {
       ASSIGN_OR_RETURN(const std::string message,
-                       AwaitMessage(job_, kDriver, RankTag::kCommand, stop, time_limit_s_));
+                       AwaitMessage(job_, kDriver, RankTag::kCommand, poll, time_limit_s_));
       const auto command = message.empty() ? RankCommand::kEnd : static_cast<RankCommand>(message[0]);
       if (command == RankCommand::kEnd) return OkStatus();
       RETURN_IF_ERROR(Apply(command, std::string_view(message).substr(1)));
@@ -43,6 +49,13 @@ class RankWorker {
         return RunBatch(body);
       case RankCommand::kFetch:
         return SendLogits(body);
+      case RankCommand::kLoad:
+        return SendLoad();
+      case RankCommand::kMove:
+        return BeginMove(body);
+      case RankCommand::kDrop:
+        model_.DropExpertMove();
+        return OkStatus();
       case RankCommand::kEnd:
         break;
     }
@@ -117,6 +130,20 @@ class RankWorker {
     if (executor_ == nullptr) return InvalidArgument("logits were requested before the cache's size");
     ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->FetchLogits(rows));
     return SendFloats(job_, kDriver, RankTag::kLogits, logits, time_limit_s_);
+  }
+
+  // A move that can't begin is reported with the next batch, and the driver gives it up.
+  Status BeginMove(std::string_view body) {
+    ASSIGN_OR_RETURN(const models::ExpertMoveOrder order, ParseMoveOrder(body));
+    const Status begun = model_.BeginExpertMove(order);
+    if (!begun.ok()) spdlog::warn("move {} of experts: {}", order.number, Message(begun));
+    return OkStatus();
+  }
+
+  Status SendLoad() {
+    MessageWriter reply;
+    PutExpertLoad(model_.expert_load(), &reply);
+    return SendMessage(job_, kDriver, RankTag::kReply, reply.bytes(), time_limit_s_);
   }
 
   models::Model& model_;

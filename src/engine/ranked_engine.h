@@ -28,9 +28,11 @@ inline constexpr double kTimeLimit = 20;
 class RankedEngine {
  public:
   /// `dies_at_send`: number of the message instead of which rank 1 dies; -1: none.
-  RankedEngine(const std::string& checkpoint, const parallel::Degrees& degrees, int64_t dies_at_send = -1)
+  /// `experts_move`: experts may move between ranks.
+  RankedEngine(const std::string& checkpoint, const parallel::Degrees& degrees, int64_t dies_at_send = -1,
+               bool experts_move = false)
       : path_(models::SourcePath("tests/golden/" + checkpoint)),
-        layout_(*parallel::Layout::Create(degrees)),
+        layout_(LayoutOf(degrees, experts_move)),
         topology_(comm::Topology::Flat(layout_.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10})),
         job_(layout_.ranks()),
         ended_(layout_.ranks()) {
@@ -97,6 +99,11 @@ class RankedEngine {
   }
 
  private:
+  static parallel::Layout LayoutOf(const parallel::Degrees& degrees, bool experts_move) {
+    parallel::Layout layout = *parallel::Layout::Create(degrees);
+    if (experts_move) layout.LetExpertsMove();
+    return layout;
+  }
   StatusOr<std::unique_ptr<models::Model>> Load(int rank, runtime::ThreadPool& threads) {
     ASSIGN_OR_RETURN(std::shared_ptr<parallel::RankGroups> groups,
                      parallel::RankGroups::Create(job_.end(rank), topology_, layout_, kTimeLimit));

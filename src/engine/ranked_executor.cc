@@ -139,8 +139,10 @@ StatusOr<StepResult> RankedExecutor::Finish() {
 // Runs the driver's part. For another replica than its own, the driver's work is its messages.
 StatusOr<StepResult> RankedExecutor::FinishHere(const StepBatch& batch) {
   StepResult result;
+  moves_.clear();
   if (local_ != nullptr) {
     ASSIGN_OR_RETURN(result, local_->Run(batch));
+    moves_.push_back(result.move);
   } else {
     result.ranks.emplace_back();
   }
@@ -187,6 +189,7 @@ Status RankedExecutor::Collect(const Peer& peer, const StepBatch& batch, StepRes
   AddCounters(part.sparsity, &result->sparsity);
   Add(part.kv, &result->kv);
   work_.push_back(part.ranks.front());
+  moves_.push_back(part.move);
   if (peer.counts_experts) {
     result->experts_read += part.experts_read;
     std::move(part.routes.layers.begin(), part.routes.layers.end(),
@@ -233,6 +236,47 @@ StatusOr<std::span<const float>> RankedExecutor::FetchFromAll(std::span<const in
     Place(part_, peer.vocab);
   }
   return std::span<const float>(logits_).first(rows.size() * info_.vocab_size);
+}
+
+Status RankedExecutor::BeginExpertMove(const models::ExpertMoveOrder& order) {
+  RETURN_IF_ERROR(failure_);
+  MessageWriter body;
+  PutMoveOrder(order, &body);
+  if (Status sent = Command(RankCommand::kMove, body.bytes()); !sent.ok()) return Fail(std::move(sent));
+  return local_ == nullptr ? OkStatus() : local_->BeginExpertMove(order);
+}
+
+Status RankedExecutor::DropExpertMove() {
+  RETURN_IF_ERROR(failure_);
+  if (local_ != nullptr) RETURN_IF_ERROR(local_->DropExpertMove());
+  Status sent = Command(RankCommand::kDrop, {});
+  return sent.ok() ? sent : Fail(std::move(sent));
+}
+
+StatusOr<models::ExpertLoad> RankedExecutor::FetchExpertLoad() {
+  RETURN_IF_ERROR(failure_);
+  StatusOr<models::ExpertLoad> load = FetchLoadOfAll();
+  return load.ok() ? std::move(load) : Fail(load.status());
+}
+
+// The shards of a stage route the same rows, so that one of them is asked.
+StatusOr<models::ExpertLoad> RankedExecutor::FetchLoadOfAll() {
+  const char command = static_cast<char>(RankCommand::kLoad);
+  for (const int rank : remote_) {
+    if (layout_.At(rank).shard != 0) continue;
+    RETURN_IF_ERROR(SendMessage(job_, rank, RankTag::kCommand, {&command, 1}, time_limit_s_));
+  }
+  models::ExpertLoad sum;
+  if (local_ != nullptr) {
+    ASSIGN_OR_RETURN(sum, local_->FetchExpertLoad());
+  }
+  for (const int rank : remote_) {
+    if (layout_.At(rank).shard != 0) continue;
+    ASSIGN_OR_RETURN(const std::string bytes, ReceiveMessage(job_, rank, RankTag::kReply, time_limit_s_));
+    ASSIGN_OR_RETURN(const models::ExpertLoad load, ParseExpertLoad(bytes));
+    RETURN_IF_ERROR(Annotate(AddExpertLoad(load, &sum), fmt::format("rank {}", rank)));
+  }
+  return sum;
 }
 
 // Copies a rank's columns, [rows, vocab.count], into logits_ [rows, vocab_size].

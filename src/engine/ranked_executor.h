@@ -11,6 +11,7 @@
 #include "cache/kv_store.h"
 #include "comm/transport/transport.h"
 #include "engine/executor.h"
+#include "engine/expert_load.h"
 #include "engine/local_executor.h"
 #include "engine/rank_messages.h"
 #include "engine/rank_reply.h"
@@ -48,6 +49,11 @@ class RankedExecutor : public Executor {
   StatusOr<StepResult> Finish() override;
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   Status CheckPeers() override;
+  StatusOr<models::ExpertLoad> FetchExpertLoad() override;
+  Status BeginExpertMove(const models::ExpertMoveOrder& order) override;
+  Status DropExpertMove() override;
+  std::vector<models::ExpertMoveReport> move_reports() const override { return moves_; }
+  std::vector<RankStats> ranks() const override { return totals_; }
   void BindCaller() override {
     if (local_ != nullptr) local_->BindCaller();
   }
@@ -69,6 +75,7 @@ class RankedExecutor : public Executor {
   StatusOr<StepResult> FinishHere(const StepBatch& batch);
   Status Collect(const Peer& peer, const StepBatch& batch, StepResult* result);
   StatusOr<std::span<const float>> FetchFromAll(std::span<const int32_t> rows);
+  StatusOr<models::ExpertLoad> FetchLoadOfAll();
   Status Fail(Status status);
   void Place(std::span<const float> part, parallel::Range vocab);
 
@@ -83,11 +90,12 @@ class RankedExecutor : public Executor {
   std::vector<Peer> peers_;
   const StepBatch* started_ = nullptr;
   std::vector<float> logits_, part_, hidden_;
-  std::vector<SliceSummaries> slices_;    // of the ranks that have part of the head
-  std::vector<parallel::Range> columns_;  // of slices_
-  std::vector<RowSummary> summaries_;     // of the last batch
-  std::vector<RankStats> work_, totals_;  // [driver and ranks of the replica] of one step, and of all
-  int64_t counted_bytes_ = 0;             // of the driver's own messages
+  std::vector<SliceSummaries> slices_;           // of the ranks that have part of the head
+  std::vector<parallel::Range> columns_;         // of slices_
+  std::vector<RowSummary> summaries_;            // of the last batch
+  std::vector<models::ExpertMoveReport> moves_;  // of the ranks, after the last batch
+  std::vector<RankStats> work_, totals_;         // [driver and ranks of the replica] of one step, and of all
+  int64_t counted_bytes_ = 0;                    // of the driver's own messages
   Status failure_;
 };
 

@@ -64,9 +64,27 @@ void AddReplica(const EngineStats& part, EngineStats* sum) {
 
 }  // namespace
 
-ReplicatedEngine::ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas)
-    : replicas_(std::move(replicas)) {
+ReplicatedEngine::ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas,
+                                   const EngineOptions& options, std::vector<std::string> link_levels)
+    : replicas_(std::move(replicas)),
+      max_batch_tokens_(options.max_batch_tokens),
+      link_levels_(std::move(link_levels)) {
   MOESAIC_CHECK(!replicas_.empty());
+  if (options.expert_load.window_s > 0) load_ = std::make_unique<ExpertLoadRecorder>(options.expert_load);
+}
+
+ReplicatedEngine::~ReplicatedEngine() {
+  if (load_ != nullptr) RecordLoad().IgnoreError();  // the last window; ranks may be dead
+}
+
+Status ReplicatedEngine::RecordLoad() {
+  models::ExpertLoad sum;
+  for (const auto& replica : replicas_) {
+    ASSIGN_OR_RETURN(const models::ExpertLoad load, replica->FetchExpertLoad());
+    RETURN_IF_ERROR(AddExpertLoad(load, &sum));
+  }
+  load_->Add(sum, ExpertLoadRecorder::Clock::now());
+  return OkStatus();
 }
 
 size_t ReplicatedEngine::ReplicaFor(const Request& request) const {
@@ -93,10 +111,35 @@ void ReplicatedEngine::Cancel(RequestId id) {
   if (const auto it = replica_of_.find(id); it != replica_of_.end()) replicas_[it->second]->Cancel(id);
 }
 
+Status ReplicatedEngine::FollowLoad() {
+  const auto now = ExpertLoadRecorder::Clock::now();
+  if (load_->Due(now)) RETURN_IF_ERROR(RecordLoad());
+  if (balancer_ == nullptr) return OkStatus();
+  return balancer_->Poll(
+      load_->stats(), [this] { return Ranks(); }, now);
+}
+
+std::vector<RankStats> ReplicatedEngine::Ranks() const {
+  std::vector<RankStats> ranks;
+  for (const auto& replica : replicas_) {
+    const std::vector<RankStats> part = replica->executor().ranks();
+    ranks.insert(ranks.end(), part.begin(), part.end());
+  }
+  return MergeByRank(ranks);
+}
+
+void ReplicatedEngine::EvenOut() {
+  std::vector<StepDemand> demands;
+  for (const auto& replica : replicas_) demands.push_back(replica->Demand());
+  const std::vector<int> limits = EvenLimits(demands, max_batch_tokens_);
+  for (size_t i = 0; i < replicas_.size(); ++i) replicas_[i]->LimitRows(limits[i]);
+}
+
 Status ReplicatedEngine::Step(std::vector<TokenEvent>* events) {
   std::vector<StepSeconds> before;
   for (const auto& replica : replicas_) before.push_back(replica->seconds());
   const size_t known = events->size();
+  EvenOut();
   // Replica 0 computes in this thread, so it begins last and ends first.
   for (const auto& replica : std::views::reverse(replicas_)) replica->Begin();
   Status failure;
@@ -108,7 +151,7 @@ Status ReplicatedEngine::Step(std::vector<TokenEvent>* events) {
   for (const TokenEvent& event : std::span(*events).subspan(known)) {
     if (event.finish != FinishReason::kNone) replica_of_.erase(event.request);
   }
-  return failure;
+  return failure.ok() && load_ != nullptr ? FollowLoad() : failure;
 }
 
 // Adds the longest step of a replica, divided between prefill and decode like the time of all.
@@ -152,6 +195,9 @@ EngineStats ReplicatedEngine::stats() const {
     ranks.insert(ranks.end(), part.ranks.begin(), part.ranks.end());
   }
   sum.ranks = MergeByRank(ranks);
+  if (balancer_ != nullptr) sum.balance = std::make_shared<const ExpertBalanceStats>(balancer_->stats());
+  sum.link_levels = link_levels_;
+  if (load_ != nullptr) sum.expert_load = load_->stats();
   sum.prefill_seconds = seconds_.prefill;
   sum.decode_seconds = seconds_.decode;
   return sum;

@@ -6,6 +6,8 @@
 
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/continuous_engine.h"
@@ -16,8 +18,12 @@ namespace moesaic::engine {
 /// Each replica has its own scheduler, KV blocks and prefix tree. Replica 0 computes in this process.
 class ReplicatedEngine : public Engine {
  public:
-  /// [replicas], at least one, created with equal options.
-  explicit ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas);
+  /// [replicas], at least one, created with `options`. `link_levels` of EngineStats.
+  ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas, const EngineOptions& options,
+                   std::vector<std::string> link_levels = {});
+  ~ReplicatedEngine() override;
+  /// Moves experts between the ranks of these replicas, whose loads are recorded.
+  void SetBalancer(std::unique_ptr<ExpertBalancer> balancer) { balancer_ = std::move(balancer); }
 
   void BindCaller() override { first().BindCaller(); }
   Status Check(const Request& request) const override { return first().Check(request); }
@@ -25,8 +31,9 @@ class ReplicatedEngine : public Engine {
   /// and those of this prompt that are not in its prefix tree. Of equal replicas, the first is chosen.
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
-  /// Starts the step of every replica before it waits for any. If a replica fails, the others still end their
-  /// steps, and the first error is returned.
+  /// Starts the step of every replica before it waits for any. Chunks of prompts are limited so that no
+  /// replica makes the others wait (EvenLimits). If a replica fails, the others still end their steps, and
+  /// the first error is returned.
   Status Step(std::vector<TokenEvent>* events) override;
   Status CheckRanks() override { return replicas_.front()->CheckRanks(); }  // of all replicas
   void ClearCache() override;
@@ -47,12 +54,20 @@ class ReplicatedEngine : public Engine {
  private:
   ContinuousEngine& first() const { return *replicas_.front(); }
   size_t ReplicaFor(const Request& request) const;
+  void EvenOut();
+  Status RecordLoad();
+  Status FollowLoad();
+  std::vector<RankStats> Ranks() const;
   void CountTime(std::span<const StepSeconds> before);
 
   const std::vector<std::unique_ptr<ContinuousEngine>> replicas_;
+  const int max_batch_tokens_;
+  const std::vector<std::string> link_levels_;
   absl::flat_hash_map<RequestId, size_t> replica_of_;  // of the requests that have not ended
   RequestId last_id_ = 0;
   StepSeconds seconds_;
+  std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded
+  std::unique_ptr<ExpertBalancer> balancer_;  // null: experts stay
 };
 
 }  // namespace moesaic::engine

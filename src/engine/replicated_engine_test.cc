@@ -167,11 +167,33 @@ TEST_F(ReplicatedEngineTest, ADeadRankOfAnyReplicaEndsTheEngine) {
   EXPECT_TRUE(engine.idle());
 }
 
-TEST_F(ReplicatedEngineTest, ReplicasThatDivideExpertsAreRefused) {
+TEST_F(ReplicatedEngineTest, ReplicasThatDivideExpertsAllTakePartInEachStep) {
   EngineOptions options = Options();
   options.layout = *parallel::Layout::Create({.data = kReplicas, .expert = kReplicas});
-  const auto engine = Engine::Create(model_, kernels_, *threads_, options);
-  EXPECT_THAT(Message(engine.status()), HasSubstr("DP3 x EP3"));
+  engine_ = Make(options);
+  ASSERT_TRUE(engine_->Add(Greedy(RandomPrompt(30, 1), 10)).ok());
+  std::map<RequestId, Result> results;
+  while (!engine_->idle()) Step(*engine_, &results);
+  EXPECT_EQ(results[1].tokens.size(), 10U);
+  EXPECT_THAT(Outputs(), testing::ElementsAre(10, 0, 0));
+  const EngineStats stats = engine_->stats();
+  ASSERT_EQ(stats.ranks.size(), kReplicas);
+  for (const RankStats& rank : stats.ranks) EXPECT_GT(rank.step_seconds, 0) << "rank " << rank.rank;
+}
+
+// While one replica reads a long prompt, the decodes of others wait for smaller steps.
+TEST_F(ReplicatedEngineTest, APromptAmongDecodesIsReadInSmallerChunks) {
+  EngineOptions options = Options();
+  options.max_batch_tokens = 400;
+  engine_ = Make(options);
+  for (const int outputs : {1, 40, 40}) ASSERT_TRUE(engine_->Add(Greedy(RandomPrompt(5, 1), outputs)).ok());
+  std::map<RequestId, Result> results;
+  while (results[1].ends == 0) Step(*engine_, &results);
+  model_.largest_step = 0;
+  ASSERT_TRUE(engine_->Add(Greedy(RandomPrompt(450, 3), 1)).ok());  // of replica 0, which is idle
+  while (!engine_->idle()) Step(*engine_, &results);
+  for (const RequestId id : {2, 3}) EXPECT_EQ(results[id].tokens.size(), 40U);
+  EXPECT_EQ(model_.largest_step, 134U) << "the mean of 400 rows and two decodes";
 }
 
 }  // namespace

@@ -19,12 +19,104 @@ TEST_P(ReplicatedGoldenTest, OutputsAreTheOraclesUnderEveryLoad) {
 
 TEST_P(ReplicatedGoldenTest, DraftsKeepOutputs) { ExpectOracleWithDrafts(GetParam()); }
 
+// One request at a time, so that the other replicas are idle, and some that end early.
+TEST_P(ReplicatedGoldenTest, IdleReplicasDoNotHoldOthersUp) {
+  RankedEngine ranks(GetParam().checkpoint, GetParam().degrees);
+  ASSERT_TRUE(ranks.Start({.max_sequences = 8, .max_batch_tokens = 64}, 64).ok());
+  std::vector<std::vector<int32_t>> outputs;
+  for (int round = 0; round < 6; ++round) {
+    Request request;
+    request.prompt = {5, 6, 7, 8, 9, 10, 11};
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 12;
+    const RequestId id = *ranks.engine().Add(request);
+    std::vector<int32_t>& said = outputs.emplace_back();
+    for (int step = 0; !ranks.engine().idle(); ++step) {
+      std::vector<TokenEvent> events;
+      const Status status = ranks.engine().Step(&events);
+      ASSERT_TRUE(status.ok()) << Message(status);
+      for (const TokenEvent& event : events) {
+        if (event.token.has_value()) said.push_back(*event.token);
+      }
+      if (round % 2 == 1 && step == 3) ranks.engine().Cancel(id);
+    }
+  }
+  EXPECT_EQ(outputs[0].size(), 12U);
+  EXPECT_EQ(outputs[2], outputs[0]);
+  EXPECT_LT(outputs[1].size(), 12U);
+  for (const Status& ended : ranks.End()) EXPECT_TRUE(ended.ok()) << Message(ended);
+}
+
+// Tokens and their log-probabilities of prompts that come one after the other, while experts move as often as
+// they can, or stay.
+std::vector<float> OutputsWhile(const Case& c, bool experts_move, EngineStats* stats) {
+  RankedEngine ranks(c.checkpoint, c.degrees, /*dies_at_send=*/-1, /*experts_move=*/true);
+  EngineOptions options{.max_sequences = 8, .max_batch_tokens = 64};
+  if (experts_move) {
+    options.expert_load.window_s = 1e-9;
+    options.balance = {.interval_s = 1e-6, .redundant = 2, .least_gain = 0.01, .move_bytes_per_s = 1e30};
+  }
+  const Status started = ranks.Start(options, 64);
+  EXPECT_TRUE(started.ok()) << Message(started);
+  std::map<RequestId, std::vector<float>> said;
+  for (int round = 0; round < 24; ++round) {
+    for (int i = 0; i < 3; ++i) {
+      Request request;
+      for (int t = 0; t < 20; ++t) request.prompt.push_back(3 + (round * 7 + i * 5 + t * 3) % 60);
+      request.sampling.temperature = 0;
+      request.sampling.max_tokens = 6;
+      request.sampling.logprobs = 1;
+      EXPECT_TRUE(ranks.engine().Add(request).ok());
+    }
+    while (!ranks.engine().idle()) {
+      std::vector<TokenEvent> events;
+      const Status status = ranks.engine().Step(&events);
+      EXPECT_TRUE(status.ok()) << Message(status);
+      if (!status.ok()) return {};
+      for (const TokenEvent& event : events) {
+        if (!event.token.has_value()) continue;
+        said[event.request].push_back(static_cast<float>(*event.token));
+        said[event.request].push_back(event.logprobs.logprob);
+      }
+    }
+  }
+  *stats = ranks.engine().stats();
+  for (const Status& ended : ranks.End()) EXPECT_TRUE(ended.ok()) << Message(ended);
+  std::vector<float> all;
+  for (const auto& [id, values] : said) all.insert(all.end(), values.begin(), values.end());
+  return all;
+}
+
+class MovingExpertsTest : public testing::TestWithParam<Case> {};
+
+TEST_P(MovingExpertsTest, OutputsAreBitwiseThoseOfExpertsThatStay) {
+  EngineStats stayed, moved;
+  const std::vector<float> expected = OutputsWhile(GetParam(), false, &stayed);
+  ASSERT_EQ(OutputsWhile(GetParam(), true, &moved), expected);
+  EXPECT_EQ(stayed.balance, nullptr);
+  ASSERT_NE(moved.balance, nullptr);
+  EXPECT_GT(moved.balance->moved_layers, 0);
+  EXPECT_GT(moved.balance->moved_experts, 0);
+  EXPECT_EQ(moved.balance->rolled_back, 0);
+  EXPECT_EQ(moved.balance->failed_plans, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MovingExpertsTest,
+                         testing::Values(Case{"qwen3-moe-norm-tied", {.data = 2, .expert = 2}},
+                                         Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2, .expert = 4}},
+                                         Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2, .expert = 2}}),
+                         NameOf);
+
 INSTANTIATE_TEST_SUITE_P(All, ReplicatedGoldenTest,
                          testing::Values(Case{"deepseek-v3-mtp", {.data = 2}},
                                          Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2}},
                                          Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2}},
                                          Case{"qwen3-moe-norm-tied", {.tensor = 2, .data = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.data = 3}}),
+                                         Case{"qwen3-moe-norm-tied", {.data = 3}},
+                                         Case{"deepseek-v3-mtp", {.data = 2, .expert = 2}},
+                                         Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2, .expert = 4}},
+                                         Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2, .expert = 2}},
+                                         Case{"qwen3-moe-norm-tied", {.data = 3, .expert = 3}}),
                          NameOf);
 
 }  // namespace

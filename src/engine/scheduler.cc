@@ -125,8 +125,9 @@ std::vector<RequestId> Scheduler::PastDeadline(Clock::time_point now) const {
   return past;
 }
 
-StepPlan Scheduler::Plan() const {
+StepPlan Scheduler::Plan(int most_rows) const {
   PlanScratch scratch(pool_, tree_, tiers_, options_, running_, waiting_, front_);
+  scratch.LimitRows(std::max(most_rows, options_.max_sequences));
   scratch.PlanDecodes();
   scratch.PlanPrefills();
   scratch.PlanAdmissions();

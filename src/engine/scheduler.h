@@ -3,6 +3,7 @@
 // normative.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -93,7 +94,8 @@ class Scheduler {
   void ClearTree();
   bool fetching() const;  ///< Whether a sequence waits for a fetch.
 
-  StepPlan Plan() const;
+  /// `most_rows` limits the step further than the options do, but not its decodes; at least max_sequences.
+  StepPlan Plan(int most_rows = std::numeric_limits<int>::max()) const;
   /// Carries the plan out. The batch computes its chunks, after all pending operations.
   StepBatch Commit(StepPlan& plan);
   /// Takes the pending operations and ended sequences, as a batch without rows.

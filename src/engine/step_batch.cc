@@ -14,7 +14,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "batches are written as they are in memory");
 
 constexpr uint32_t kMagic = 0x4253'4d6d;  // "mMSB"
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 
 class Writer {
  public:
@@ -90,6 +90,9 @@ class Reader {
   const size_t size_;
   std::string failure_;
 };
+
+// Of any pipeline: some parts for each of up to 65536 stages.
+constexpr int kMostParts = 1 << 20;
 
 constexpr size_t kOpBytes = 2 + 5 * sizeof(int32_t) + 2 * sizeof(uint64_t);
 constexpr size_t kRowsBytes = sizeof(uint64_t) + 7 * sizeof(int32_t) + sizeof(float) + 1;
@@ -225,6 +228,12 @@ Status CheckBatch(const StepBatch& batch, const StepLimits& limits) {
                              block);
     }
   }
+  // More parts than rows would make ranks compute empty parts without end.
+  const models::JointStep& joint = batch.joint;
+  if (joint.parts < 0 || joint.most_rows < 0 || (joint.number > 0 && joint.parts > kMostParts)) {
+    return InvalidArgument("step batch: joint step {} has {} parts of at most {} rows", joint.number,
+                           joint.parts, joint.most_rows);
+  }
   size_t next = 0;
   for (const BatchRows& rows : batch.rows) {
     RETURN_IF_ERROR(CheckRows(rows, batch));
@@ -278,6 +287,10 @@ std::string Serialize(const StepBatch& batch) {
     writer.Put(static_cast<int32_t>(setting.audit_every));
   }
   writer.PutAll(batch.hidden);
+  writer.Put(batch.joint.number);
+  writer.Put(batch.joint.parts);
+  writer.Put(batch.joint.most_rows);
+  writer.Put(batch.joint.move);
   return writer.Take();
 }
 
@@ -316,6 +329,10 @@ StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes) {
     setting.audit_every = reader.Get<int32_t>();
   }
   batch.hidden = reader.GetAll<float>("hidden");
+  batch.joint.number = reader.Get<uint64_t>();
+  batch.joint.parts = reader.Get<int32_t>();
+  batch.joint.most_rows = reader.Get<int32_t>();
+  batch.joint.move = reader.Get<uint64_t>();
   RETURN_IF_ERROR(reader.Finish());
   return batch;
 }

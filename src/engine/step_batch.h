@@ -39,7 +39,7 @@ enum class StepKind : uint8_t {
 };
 
 /// Operations on KV blocks, rows to compute, and operations that follow the rows. A batch without rows only
-/// applies its operations.
+/// applies its operations, and takes part in the exchanges of a joint step.
 struct StepBatch {
   StepKind kind = StepKind::kDecoder;
   bool want_hidden = false;  // final hidden states of all rows; always on for kMtp
@@ -54,6 +54,8 @@ struct StepBatch {
   std::vector<BatchRows> rows = {};
   std::vector<kernels::SparsitySettings> sparsity = {};
   std::vector<float> hidden = {};  // kMtp: [rows, hidden_size]
+  // Of a step in which all replicas exchange tokens of experts; number 0: no joint step.
+  models::JointStep joint = {};
 
   /// Appends rows of `tokens` and `drafts`, whose first_token, count, first_block and blocks are set here.
   void AddRows(BatchRows rows, std::span<const int32_t> tokens, std::span<const int32_t> drafts,
@@ -72,6 +74,7 @@ struct StepResult {
   std::vector<RankStats> ranks;
   kernels::SparsityCounters sparsity;  // of all steps so far; failed and dropped ones are not counted
   cache::KvResult kv;
+  models::ExpertMoveReport move;  // of this rank
 };
 
 /// Sizes that a batch must respect to be run by an executor.

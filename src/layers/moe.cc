@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/elementwise.h"
 #include "layers/mlp.h"
 
 namespace moesaic::layers {
@@ -44,19 +45,82 @@ void MoeLayer::AddShared(const Step& step, const float* x, float* out) const {
   shared.Forward(step, x, out, /*accumulate=*/true);
 }
 
-void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
-  ScratchScope scratch(step.ctx);
+// Adds the choices of the routers to the counters that the step has.
+void MoeLayer::Count(const Step& step, const int32_t* ids) const {
   const int rows = step.rows();
-  const int hidden = router.gate.k();
-  auto* ids = scratch.Take<int32_t>(static_cast<int64_t>(rows) * router.top_k);
-  auto* weights = scratch.Take<float>(static_cast<int64_t>(rows) * router.top_k);
-  router.Route(step, x, ids, weights);
+  if (step.expert_load != nullptr) {
+    int64_t* load = step.expert_load + static_cast<int64_t>(index) * router.gate.n();
+    for (int64_t i = 0; i < int64_t{rows} * router.top_k; ++i) ++load[ids[i]];
+  }
   if (step.experts_read != nullptr) {
     *step.experts_read += CountExperts(step, ids, int64_t{rows} * router.top_k, router.gate.n());
   }
   if (step.routes != nullptr) {
     step.routes->layers.push_back(
         {.top_k = router.top_k, .ids = std::vector<int32_t>(ids, ids + int64_t{rows} * router.top_k)});
+  }
+}
+
+// After a failure, which the groups keep, the output is void.
+void MoeLayer::Exchange(const Step& step, parallel::ExpertGroup& group, const float* x, const int32_t* ids,
+                        const float* weights, float* out) const {
+  const Status exchanged = ExchangeRows(step, group, x, ids, weights, out);
+  if (exchanged.ok()) return;
+  std::fill_n(out, static_cast<int64_t>(step.rows()) * router.gate.k(), 0.0F);
+  step.groups->Fail(exchanged);
+}
+
+// The shards of a replica have the same rows and send a part of them each. So the output is a partial sum
+// over the shards, as that of the shared experts is.
+Status MoeLayer::ExchangeRows(const Step& step, parallel::ExpertGroup& group, const float* x,
+                              const int32_t* ids, const float* weights, float* out) const {
+  ScratchScope scratch(step.ctx);
+  const int hidden = router.gate.k();
+  const parallel::Range own = group.OwnRows(step.rows());
+  const auto first = static_cast<int64_t>(own.first), count = static_cast<int64_t>(own.count);
+  const auto values = static_cast<size_t>(count * hidden),
+             choices = static_cast<size_t>(count * router.top_k);
+  RETURN_IF_ERROR(group.Begin(index, {x + first * hidden, values}, {ids + first * router.top_k, choices},
+                              {weights + first * router.top_k, choices}));
+  std::fill_n(out, static_cast<int64_t>(step.rows()) * hidden, 0.0F);
+  if (!shared_gate.empty() && step.rows() > 0) AddShared(step, x, out);  // while rows travel
+  ASSIGN_OR_RETURN(const parallel::ExpertGroup::Rows received, group.Receive());
+  const int64_t outputs = int64_t{received.count} * hidden;
+  auto* y = scratch.Take<float>(outputs);
+  if (received.count > 0) {
+    auto* ones = scratch.Take<float>(received.count);  // the rank of the token applies its weights
+    std::fill_n(ones, received.count, 1.0F);
+    kernels::Moe(step.ctx, {.x = received.x,
+                            .x_stride = hidden,
+                            .rows = received.count,
+                            .hidden = hidden,
+                            .intermediate = experts.gate.n(),
+                            .experts = experts,
+                            .ids = received.expert.data(),
+                            .weights = ones,
+                            .top_k = 1,
+                            .shared_gate = {},
+                            .shared_up = {},
+                            .shared_down = {},
+                            .out = y,
+                            .out_stride = hidden});
+  }
+  auto* routed = scratch.Take<float>(count * hidden);
+  RETURN_IF_ERROR(group.Combine({y, static_cast<size_t>(outputs)}, {routed, values}));
+  if (count > 0) kernels::Add(step.ctx, routed, count * hidden, out + first * hidden);
+  return OkStatus();
+}
+
+void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
+  ScratchScope scratch(step.ctx);
+  const int rows = step.rows();
+  const int hidden = router.gate.k();
+  auto* ids = scratch.Take<int32_t>(static_cast<int64_t>(rows) * router.top_k);
+  auto* weights = scratch.Take<float>(static_cast<int64_t>(rows) * router.top_k);
+  if (rows > 0) router.Route(step, x, ids, weights);
+  Count(step, ids);
+  if (step.groups != nullptr && step.groups->experts() != nullptr) {
+    return Exchange(step, *step.groups->experts(), x, ids, weights, out);
   }
   if (!local_expert.empty()) {
     for (int64_t i = 0; i < int64_t{rows} * router.top_k; ++i) ids[i] = local_expert[ids[i]];

@@ -25,18 +25,26 @@ struct Router {
 };
 
 /// Of several ranks each has some of the routed experts, or some columns of each, and some columns of the
-/// shared experts. Its output is then a partial sum.
+/// shared experts. Its output is then a partial sum. If replicas divide the experts, tokens travel to the
+/// ranks of their experts.
 struct MoeLayer {
   Router router;
   kernels::ExpertWeights experts;  // of this rank; count may be 0
   // [routed experts] position in `experts`, -1: on another rank. Empty: all experts are here.
   std::vector<int32_t> local_expert;
+  int index = 0;                                             // among the rank's layers with experts
   tensor::PackedMatrix shared_gate, shared_up, shared_down;  // empty: no shared expert
 
-  /// Overwrites out [rows, hidden]; x is [rows, hidden].
+  /// Overwrites out [rows, hidden]; x is [rows, hidden]. A rank without rows still takes part in the exchange
+  /// of tokens.
   void Forward(const Step& step, const float* x, float* out) const;
 
  private:
+  void Count(const Step& step, const int32_t* ids) const;
+  void Exchange(const Step& step, parallel::ExpertGroup& group, const float* x, const int32_t* ids,
+                const float* weights, float* out) const;
+  Status ExchangeRows(const Step& step, parallel::ExpertGroup& group, const float* x, const int32_t* ids,
+                      const float* weights, float* out) const;
   void AddShared(const Step& step, const float* x, float* out) const;
 };
 

@@ -36,7 +36,8 @@ struct Step {
   std::span<const int32_t> positions;  // [rows]
   // incremented by the number of distinct routed experts that the rows use; or null
   int64_t* experts_read = nullptr;
-  RouteTap* routes = nullptr;  // each MoE layer adds an entry; or null
+  RouteTap* routes = nullptr;      // each MoE layer adds an entry; or null
+  int64_t* expert_load = nullptr;  // [MoE layers of the rank, experts]: choices are added; or null
 
   KvFetcher* fetcher = nullptr;            // null: all blocks are in memory
   parallel::RankGroups* groups = nullptr;  // null: one rank has the whole model

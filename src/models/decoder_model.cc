@@ -48,7 +48,65 @@ StatusOr<std::unique_ptr<DecoderModel>> DecoderModel::Create(DecoderSpec spec, p
                                std::move(rope), std::move(groups));
   std::unique_ptr<DecoderModel> model(raw);
   model->decoder_ = Assemble(model->spec_, model->shard_, model->weights_, model->rope_, mla_path);
+  RETURN_IF_ERROR(raw->JoinExperts());
   return model;
+}
+
+Status DecoderModel::JoinExperts() {
+  const parallel::ModelShape shape = ShapeOf(spec_);
+  for (const int layer : shape.moe_layers) {
+    if (layer >= shard_.layers.first && layer < shard_.layers.end()) moe_layers_.push_back(layer);
+  }
+  std::vector<int> layers = moe_layers_;
+  for (size_t i = 0; i < decoder_.mtp.size() && spec_.is_moe.back(); ++i) {
+    layers.push_back(spec_.layers + static_cast<int>(i));
+  }
+  expert_load_.assign(layers.size() * static_cast<size_t>(spec_.moe.experts), 0);
+  if (groups_ == nullptr || !groups_->layout().exchanges_tokens()) return OkStatus();
+  std::vector<std::vector<std::vector<int>>> by_layer;
+  for (const int layer : layers) by_layer.push_back(ExpertsByRank(groups_->layout(), shape, layer));
+  RETURN_IF_ERROR(groups_->JoinExperts({.hidden = spec_.hidden,
+                                        .experts = spec_.moe.experts,
+                                        .top_k = spec_.moe.top_k,
+                                        .sums_by_choice = groups_->layout().experts_move()},
+                                       by_layer));
+  if (groups_->layout().experts_move()) LetExpertsMove();
+  return OkStatus();
+}
+
+// Experts of MTP modules stay.
+void DecoderModel::LetExpertsMove() {
+  std::vector<MovableExperts::Layer> layers;
+  for (const int layer : moe_layers_) {
+    auto& moe = std::get<layers::MoeLayer>(decoder_.layers[layer - shard_.layers.first].ffn);
+    layers.push_back({.number = layer, .moe = &moe, .release = [this, layer] {
+                        weights_.Release(LayerPrefix(layer) + "mlp.experts");
+                      }});
+  }
+  movable_ = std::make_unique<MovableExperts>(std::move(layers), *groups_->experts());
+}
+
+Status DecoderModel::BeginExpertMove(const ExpertMoveOrder& order) {
+  if (movable_ != nullptr) return movable_->Begin(order);
+  return absl::FailedPreconditionError("the layout does not let experts move");
+}
+
+Status DecoderModel::ApplyExpertMove(uint64_t number) {
+  if (movable_ != nullptr) return movable_->Apply(number);
+  return absl::FailedPreconditionError("the layout does not let experts move");
+}
+
+// Between layers: messages to other stages, and moves of experts.
+void DecoderModel::Progress() const {
+  groups_->Progress();
+  if (movable_ != nullptr) movable_->Advance();
+}
+
+ExpertLoad DecoderModel::expert_load() const {
+  const size_t count = moe_layers_.size() * static_cast<size_t>(spec_.moe.experts);
+  return {.layers = moe_layers_,
+          .experts = spec_.moe.experts,
+          .tokens = {expert_load_.begin(), expert_load_.begin() + static_cast<ptrdiff_t>(count)}};
 }
 
 Status DecoderModel::Check(const ForwardBatch& batch, std::span<const KvLayer> kv,
@@ -141,6 +199,17 @@ void DecoderModel::Embed(const Step& step, const tensor::PackedMatrix& table, st
   step.Sum(x, static_cast<int64_t>(tokens.size()) * spec_.hidden);
 }
 
+// Takes part in the exchanges of the rank's layers, without rows.
+void DecoderModel::RunIdle(const ExecContext& ctx) const {
+  const Step step{.ctx = ctx, .sequences = {}, .positions = {}, .groups = groups_.get()};
+  for (const layers::DecoderLayer& layer : decoder_.layers) {
+    const auto* moe = std::get_if<layers::MoeLayer>(&layer.ffn);
+    if (moe != nullptr) moe->Forward(step, nullptr, nullptr);
+    if (groups_->failed()) return;
+    Progress();
+  }
+}
+
 // Runs the rank's layers; `kv` begins with the first of them.
 void DecoderModel::RunLayers(const Step& step, std::span<const KvLayer> kv, float* x) const {
   size_t told = 0;
@@ -148,7 +217,7 @@ void DecoderModel::RunLayers(const Step& step, std::span<const KvLayer> kv, floa
     decoder_.layers[i].Forward(step, kv[i], x);
     if (groups_ != nullptr) {
       if (groups_->failed()) return;  // the results are void
-      groups_->Progress();
+      Progress();
     }
     if (step.routes == nullptr || step.routes->layers.size() == told) continue;
     step.routes->layers.back().layer = shard_.layers.first + i;
@@ -160,12 +229,14 @@ void DecoderModel::RunLayers(const Step& step, std::span<const KvLayer> kv, floa
 void DecoderModel::RunPart(const ExecContext& ctx, const ForwardBatch& batch, const PipelinePart& part,
                            std::span<const int32_t> positions, std::span<const KvLayer> kv,
                            std::span<float> x, const ForwardOutput& out) const {
+  if (part.rows.count == 0) return RunIdle(ctx);
   RouteTap routes;
   const Step step{.ctx = ctx,
                   .sequences = part.sequences,
                   .positions = positions.subspan(part.rows.first, part.rows.count),
                   .experts_read = out.experts_read,
                   .routes = out.routes != nullptr ? &routes : nullptr,
+                  .expert_load = expert_load_.data(),
                   .fetcher = batch.fetcher,
                   .groups = groups_.get()};
   const std::span<const int32_t> tokens = batch.tokens.subspan(part.rows.first, part.rows.count);
@@ -182,10 +253,16 @@ void DecoderModel::RunPart(const ExecContext& ctx, const ForwardBatch& batch, co
          decoder_.final_norm, decoder_.head, x.data(), own);
 }
 
+Status DecoderModel::CheckJoint(const JointStep& joint, size_t parts) const {
+  if (joint.number == 0 || static_cast<size_t>(joint.parts) >= parts) return OkStatus();
+  return InvalidArgument("replicas agreed on {} parts of step {}, but this one has {}", joint.parts,
+                         joint.number, parts);
+}
+
 Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, std::span<const KvLayer> kv,
                              const ForwardOutput& out) {
   RETURN_IF_ERROR(Check(batch, kv, out));
-  if (batch.tokens.empty()) return OkStatus();
+  if (batch.tokens.empty() && !exchanges()) return OkStatus();
   ScratchScope scratch(ctx);
   const std::span<const int32_t> positions = Positions(scratch, ctx, batch);
   if (out.routes != nullptr) out.routes->layers.clear();
@@ -196,9 +273,15 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
     return x.subspan(part.rows.first * width, part.rows.count * width);
   };
   const int stages = groups_ == nullptr ? 1 : groups_->layout().degrees().pipeline;
-  const std::vector<PipelinePart> parts = SplitForPipeline(batch, stages);
+  std::vector<PipelinePart> parts = SplitForPipeline(batch, stages);
+  if (exchanges()) {
+    RETURN_IF_ERROR(CheckJoint(batch.joint, parts.size()));
+    groups_->experts()->SetMostRows(batch.joint.most_rows);
+    const PipelinePart idle = {.rows = {static_cast<int>(batch.tokens.size()), 0}, .logits = {}};
+    parts.resize(std::max<size_t>(parts.size(), batch.joint.parts), idle);
+  }
   for (const PipelinePart& part : parts) {
-    if (!shard_.has_embedding) groups_->ExpectHidden(rows_of(part));
+    if (!shard_.has_embedding && part.rows.count > 0) groups_->ExpectHidden(rows_of(part));
   }
   for (const PipelinePart& part : parts) {
     if (groups_ != nullptr && groups_->failed()) break;
@@ -214,13 +297,19 @@ Status DecoderModel::ForwardMtp(const ExecContext& ctx, int depth, const Forward
     return InvalidArgument("MTP modules are [0, {}), found {}", decoder_.mtp.size(), depth);
   }
   RETURN_IF_ERROR(Check(batch, kv, out));
-  if (batch.tokens.empty()) return OkStatus();
+  if (exchanges()) groups_->experts()->SetMostRows(batch.joint.most_rows);
+  const MtpModule& module = decoder_.mtp[depth];
+  if (batch.tokens.empty()) {
+    const auto* moe = std::get_if<layers::MoeLayer>(&module.layer.ffn);
+    if (moe == nullptr || !exchanges()) return OkStatus();
+    moe->Forward({.ctx = ctx, .sequences = {}, .positions = {}, .groups = groups_.get()}, nullptr, nullptr);
+    return groups_->TakeFailure();
+  }
   const int width = spec_.hidden;
   if (hidden.size() != batch.tokens.size() * width) {
     return InvalidArgument("hidden must have {} values, found {}", batch.tokens.size() * width,
                            hidden.size());
   }
-  const MtpModule& module = decoder_.mtp[depth];
   ScratchScope scratch(ctx);
   const Step step{.ctx = ctx,
                   .sequences = batch.sequences,

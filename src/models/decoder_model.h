@@ -4,6 +4,7 @@
 #include "models/decoder_spec.h"
 #include "models/decoder_weights.h"
 #include "models/model.h"
+#include "models/movable_experts.h"
 #include "models/pipeline_parts.h"
 
 namespace moesaic::models {
@@ -19,6 +20,15 @@ class DecoderModel : public Model {
   const ModelInfo& info() const override { return info_; }
   parallel::GroupTraffic traffic() const override {
     return groups_ == nullptr ? parallel::GroupTraffic{} : groups_->traffic();
+  }
+  ExpertLoad expert_load() const override;
+  Status BeginExpertMove(const ExpertMoveOrder& order) override;
+  ExpertMoveReport AdvanceExpertMove() override {
+    return movable_ == nullptr ? ExpertMoveReport() : movable_->Advance();
+  }
+  Status ApplyExpertMove(uint64_t number) override;
+  void DropExpertMove() override {
+    if (movable_ != nullptr) movable_->Drop();
   }
   Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
                  std::span<const kernels::KvLayer> kv, const ForwardOutput& out) override;
@@ -38,6 +48,12 @@ class DecoderModel : public Model {
   void RunPart(const kernels::ExecContext& ctx, const ForwardBatch& batch, const PipelinePart& part,
                std::span<const int32_t> positions, std::span<const kernels::KvLayer> kv, std::span<float> x,
                const ForwardOutput& out) const;
+  Status JoinExperts();
+  Status CheckJoint(const JointStep& joint, size_t parts) const;
+  bool exchanges() const { return groups_ != nullptr && groups_->experts() != nullptr; }
+  void RunIdle(const kernels::ExecContext& ctx) const;
+  void LetExpertsMove();
+  void Progress() const;
   void RunLayers(const layers::Step& step, std::span<const kernels::KvLayer> kv, float* x) const;
   void Finish(const kernels::ExecContext& ctx, const ForwardBatch& batch, const float* norm,
               const layers::Linear& head, float* x, const ForwardOutput& out) const;
@@ -48,7 +64,10 @@ class DecoderModel : public Model {
   WeightMap weights_;
   ModelInfo info_;
   layers::RopeTable rope_;
-  DecoderWeights decoder_;  // views into weights_ and rope_
+  DecoderWeights decoder_;                    // views into weights_ and rope_
+  std::unique_ptr<MovableExperts> movable_;   // null: experts stay
+  std::vector<int> moe_layers_;               // decoder layers of the rank that have routed experts
+  mutable std::vector<int64_t> expert_load_;  // [MoE layers of the rank, those of MTP last, experts]
 };
 
 }  // namespace moesaic::models

@@ -17,7 +17,7 @@ class Assembler {
     return {.weight = Matrix(name), .bias = OptionalVector(name + ".bias")};
   }
 
-  layers::DecoderLayer Layer(int index, bool moe) const {
+  layers::DecoderLayer Layer(int index, bool moe) {
     const std::string prefix = LayerPrefix(index);
     layers::DecoderLayer layer;
     layer.norm_eps = spec_.norm_eps;
@@ -37,7 +37,7 @@ class Assembler {
       layer.attention = Mla(prefix + "self_attn.");
     }
     if (moe) {
-      layer.ffn = Moe(prefix + "mlp");
+      layer.ffn = Moe(prefix + "mlp", index);
     } else {
       layer.ffn = Mlp(prefix + "mlp");
     }
@@ -117,9 +117,11 @@ class Assembler {
             .hidden = spec_.hidden};
   }
 
-  layers::MoeLayer Moe(const std::string& name) const {
+  layers::MoeLayer Moe(const std::string& name, int decoder_layer) {
     const MoeSpec& moe = spec_.moe;
+    const std::vector<int32_t>& own = shard_.ExpertsOf(decoder_layer);
     layers::MoeLayer layer;
+    layer.index = moe_layers_++;
     layer.router = {.gate = Linear(name + ".gate"),
                     .choice_bias = OptionalVector(name + ".gate.e_score_correction_bias"),
                     .top_k = moe.top_k,
@@ -131,11 +133,9 @@ class Assembler {
                     .scale = moe.scale};
     if (frame_) return layer;
     if (weights_.Has(name + ".experts")) layer.experts = weights_.Experts(name + ".experts");
-    if (static_cast<int>(shard_.experts.size()) < moe.experts) {
+    if (static_cast<int>(own.size()) < moe.experts) {
       layer.local_expert.assign(moe.experts, -1);
-      for (size_t i = 0; i < shard_.experts.size(); ++i) {
-        layer.local_expert[shard_.experts[i]] = static_cast<int32_t>(i);
-      }
+      for (size_t i = 0; i < own.size(); ++i) layer.local_expert[own[i]] = static_cast<int32_t>(i);
     }
     layer.shared_gate = OptionalMatrix(name + ".shared_experts", 0, 0);
     layer.shared_up = OptionalMatrix(name + ".shared_experts", 0, 1);
@@ -149,6 +149,7 @@ class Assembler {
   const layers::RopeTable& rope_;
   layers::MlaPath path_;
   bool frame_;
+  int moe_layers_ = 0;  // assembled so far
 };
 
 // Compares whole matrices of equal shape: all slices, or any one image.
@@ -173,7 +174,7 @@ bool IsCopy(const tensor::PackedMatrix& a, const tensor::PackedMatrix& b) {
 
 DecoderWeights Assemble(const DecoderSpec& spec, const parallel::Shard& shard, const WeightMap& weights,
                         const layers::RopeTable& rope, layers::MlaPath mla_path) {
-  const Assembler assemble(spec, shard, weights, rope, mla_path);
+  Assembler assemble(spec, shard, weights, rope, mla_path);
   DecoderWeights decoder;
   if (shard.has_embedding) decoder.embedding = weights.Matrix(kEmbedding);
   for (int i = shard.layers.first; i < shard.layers.end(); ++i) {

@@ -67,7 +67,27 @@ std::vector<Degrees> Layouts() {
           {.tensor = 2, .pipeline = 2},
           {.tensor = 2, .pipeline = 2, .expert = 2},
           {.tensor = 3, .pipeline = 2, .expert = 3},
-          {.tensor = 4, .pipeline = 2, .expert = 4}};
+          {.tensor = 4, .pipeline = 2, .expert = 4},
+          {.data = 2, .expert = 2},
+          {.data = 3, .expert = 3},
+          {.tensor = 2, .data = 2, .expert = 4},
+          {.pipeline = 2, .data = 2, .expert = 2}};
+}
+
+// Experts of each rank in each layer with experts: expert e on the ranks e and e + layer, so that some have
+// two replicas.
+std::shared_ptr<const parallel::Placement> ScatteredExperts(int layers, int experts, int ranks) {
+  auto placement = std::make_shared<parallel::Placement>();
+  placement->experts = experts;
+  for (int layer = 0; layer < layers; ++layer) {
+    parallel::LayerPlacement& by_rank = placement->layers.emplace_back(ranks);
+    for (int expert = 0; expert < experts; ++expert) {
+      by_rank[expert % ranks].push_back(expert);
+      const int other = (expert + layer) % ranks;
+      if (expert % 3 == 0 && other != expert % ranks) by_rank[other].push_back(expert);
+    }
+  }
+  return placement;
 }
 
 // Results of one prompt: logits of the golden's rows, of a second chunk, of decodes, and of the MTP module.
@@ -87,6 +107,7 @@ void Place(std::span<const float> part, parallel::Range slice, int vocab, std::v
 
 class Rank {
  public:
+  // Replicas compute the same prompts; `results` are those of one. Null: another replica.
   Rank(TestModel& model, Results* results, std::mutex* mutex)
       : model_(model), cache_(model->info().kv, 2, 320), results_(results), mutex_(mutex) {}
 
@@ -139,6 +160,7 @@ class Rank {
   }
 
   void Keep(std::span<const float> logits, std::vector<float> Results::*to) {
+    if (results_ == nullptr) return;
     const std::lock_guard<std::mutex> lock(*mutex_);
     std::vector<float> whole;
     std::swap(whole, results_->*to);
@@ -156,8 +178,10 @@ class Rank {
 // path of a packed file to load instead.
 StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Degrees& degrees,
                                          const std::vector<GoldenPrompt>& prompts,
-                                         const std::string& packed = {}) {
-  ASSIGN_OR_RETURN(const Layout layout, Layout::Create(degrees));
+                                         const std::string& packed = {},
+                                         std::shared_ptr<const parallel::Placement> experts = nullptr) {
+  ASSIGN_OR_RETURN(Layout layout, Layout::Create(degrees));
+  if (experts != nullptr) RETURN_IF_ERROR(layout.PlaceExperts(std::move(experts)));
   const comm::Topology topology =
       comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
   std::vector<Results> results(prompts.size());
@@ -171,7 +195,8 @@ StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Deg
     loaded[end.rank()] = model.status();
     if (!model.status().ok()) return;  // all ranks fail for the same reason
     for (size_t i = 0; i < prompts.size(); ++i) {
-      Rank(model, &results[i], &mutex).Run(prompts[i], checkpoint.mtp);
+      Results* const kept = groups->at().replica == 0 ? &results[i] : nullptr;
+      Rank(model, kept, &mutex).Run(prompts[i], checkpoint.mtp);
     }
     EXPECT_TRUE(groups->Finish().ok());
   });
@@ -214,12 +239,50 @@ TEST_P(LayoutGoldenTest, RepeatedRunsAreBitwiseEqual) {
   ASSERT_GE(prompts.size(), 4U);
   prompts = {prompts[3]};  // long enough for several parts of a pipeline
   ASSERT_GE(prompts[0].ids.size(), 128U);
-  const Degrees degrees{.tensor = 2, .pipeline = 2};
-  const StatusOr<std::vector<Results>> first = RunLayout(GetParam(), degrees, prompts);
-  const StatusOr<std::vector<Results>> second = RunLayout(GetParam(), degrees, prompts);
-  ASSERT_TRUE(first.ok()) << Message(first.status());
-  EXPECT_EQ(first->front().logits, second->front().logits);
-  EXPECT_EQ(first->front().decoded, second->front().decoded);
+  for (const Degrees& degrees :
+       {Degrees{.tensor = 2, .pipeline = 2}, Degrees{.tensor = 2, .data = 2, .expert = 4}}) {
+    const StatusOr<std::vector<Results>> first = RunLayout(GetParam(), degrees, prompts);
+    const StatusOr<std::vector<Results>> second = RunLayout(GetParam(), degrees, prompts);
+    ASSERT_TRUE(first.ok()) << Message(first.status());
+    EXPECT_EQ(first->front().logits, second->front().logits) << Name(degrees);
+    EXPECT_EQ(first->front().decoded, second->front().decoded) << Name(degrees);
+  }
+}
+
+// Outputs of experts are summed in the order of the router's choices if an expert has several replicas. So
+// two placements with replicas give equal bits.
+TEST_P(LayoutGoldenTest, PlacementsOfExpertsGiveTheSameResults) {
+  TestModel model(SourcePath(GetParam().path), BestIsa(), {.dtype = GetParam().dtype},
+                  {.threads = 1, .pin = false});
+  const int layers = model->info().moe_layers, experts = model->info().experts;
+  if (layers == 0) GTEST_SKIP() << "a dense model";
+  std::vector<GoldenPrompt> prompts = ReadGolden(SourcePath(GetParam().path) + "/golden.safetensors");
+  prompts = {prompts[2]};
+  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), {}, prompts);
+  ASSERT_TRUE(alone.ok()) << Message(alone.status());
+  std::vector<Results> placed;
+  for (const Degrees& degrees :
+       {Degrees{.data = 2, .expert = 2}, Degrees{.tensor = 2, .data = 2, .expert = 4},
+        Degrees{.pipeline = 2, .data = 2, .expert = 2}}) {
+    const auto scattered = ScatteredExperts(layers, experts, degrees.tensor * degrees.data);
+    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), degrees, prompts, {}, scattered);
+    ASSERT_TRUE(parts.ok()) << Message(parts.status());
+    EXPECT_LE(MaxDiff(alone->front().logits, parts->front().logits), GetParam().tolerance) << Name(degrees);
+    EXPECT_LE(MaxDiff(alone->front().decoded, parts->front().decoded), GetParam().tolerance) << Name(degrees);
+    placed.push_back(parts->front());
+  }
+  const auto all = std::make_shared<parallel::Placement>(*ScatteredExperts(layers, experts, 2));
+  for (parallel::LayerPlacement& layer : all->layers) {
+    for (std::vector<int>& own : layer) {
+      own.clear();
+      for (int expert = 0; expert < experts; ++expert) own.push_back(expert);
+    }
+  }
+  const StatusOr<std::vector<Results>> everywhere =
+      RunLayout(GetParam(), {.data = 2, .expert = 2}, prompts, {}, all);
+  ASSERT_TRUE(everywhere.ok()) << Message(everywhere.status());
+  EXPECT_EQ(everywhere->front().logits, placed.front().logits);
+  EXPECT_EQ(everywhere->front().decoded, placed.front().decoded);
 }
 
 // Ranks of a packed file have the bits that they have when they load its checkpoint. The matrices of some
@@ -233,8 +296,9 @@ TEST_P(LayoutGoldenTest, PackedFilesGiveTheResultsOfTheirCheckpoint) {
       Convert(SourcePath(GetParam().path), packed, {.dtype = GetParam().dtype}, *threads);
   ASSERT_TRUE(converted.ok()) << Message(converted);
   int ran = 0;
-  for (const Degrees& degrees : {Degrees{.tensor = 2}, Degrees{.pipeline = 2},
-                                 Degrees{.tensor = 2, .expert = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
+  for (const Degrees& degrees :
+       {Degrees{.tensor = 2}, Degrees{.pipeline = 2}, Degrees{.data = 2, .expert = 2},
+        Degrees{.tensor = 2, .expert = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
     const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), degrees, prompts, packed);
     if (!parts.ok()) {
       EXPECT_THAT(Message(parts.status()), testing::AnyOf(testing::HasSubstr("is divided at multiples of"),

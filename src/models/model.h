@@ -78,6 +78,40 @@ struct ModelInfo {
 
 using layers::RouteTap;
 
+/// Choices of the routers: tokens of each routed expert, since the model was loaded.
+struct ExpertLoad {
+  std::vector<int> layers = {};      // decoder layers with routed experts, ascending
+  int experts = 0;                   // of a layer
+  std::vector<int64_t> tokens = {};  // [layers, experts]
+};
+
+/// Sizes that all replicas know of a step in which they exchange tokens of experts. Each layer with experts
+/// has one exchange for each part of the batch, in which every replica takes part.
+struct JointStep {
+  uint64_t number = 0;    // of the step, from 1; 0: not agreed on, and replicas have equally many parts
+  int32_t parts = 0;      // of the replica with most parts
+  int32_t most_rows = 0;  // of a part of any replica
+  uint64_t move = 0;      // last move of experts that is applied before the step
+  bool operator==(const JointStep&) const = default;
+};
+
+/// A new placement of one layer's experts on the ranks of its stage.
+struct ExpertMoveOrder {
+  uint64_t number = 0;             // of the move, from 1, rising
+  int layer = 0;                   // decoder layer
+  parallel::LayerPlacement next;   // [ranks of the stage]: experts, ascending
+  std::vector<double> loads = {};  // [experts] by which tokens are divided over replicas; empty: equal
+};
+
+enum class MoveState : uint8_t { kNone, kMoving, kReady, kFailed };
+
+/// State of a rank's part of a move.
+struct ExpertMoveReport {
+  uint64_t number = 0;  // 0: none
+  MoveState state = MoveState::kNone;
+  int64_t sent_bytes = 0;  // of weights, by this rank
+};
+
 /// Ragged batch of one step. Rows of the sequences are consecutive.
 struct ForwardBatch {
   std::span<const int32_t> tokens;  // [rows], each in [0, vocab_size)
@@ -85,6 +119,7 @@ struct ForwardBatch {
       sequences;                         // cover the rows; block tables hold start + count tokens
   std::span<const int32_t> logit_rows;   // rows whose logits are wanted, ascending
   layers::KvFetcher* fetcher = nullptr;  // Forward: fetches blocks that are not in memory; null: all are
+  JointStep joint = {};                  // in a layout that exchanges tokens
 };
 
 struct ForwardOutput {
@@ -135,10 +170,22 @@ class Model {
   virtual const ModelInfo& info() const = 0;
   /// Of the groups of this rank; zero on one rank.
   virtual parallel::GroupTraffic traffic() const { return {}; }
+  /// Of the rows that this rank routed. The shards of a replica route the same rows.
+  virtual ExpertLoad expert_load() const { return {}; }
+  /// Begins to gather the experts of a layer's next placement, while the current one is used. All ranks of
+  /// the stage begin the same move. An error is that of the whole move: it is reported as failed until it is
+  /// dropped. Only in a layout that exchanges tokens and lets experts move.
+  virtual Status BeginExpertMove(const ExpertMoveOrder&) { return Unimplemented("experts can't move"); }
+  /// Does a small part of the move, if there is one; does not wait.
+  virtual ExpertMoveReport AdvanceExpertMove() { return {}; }
+  /// Uses the gathered experts from the next Forward on; all ranks do it before the same one.
+  virtual Status ApplyExpertMove(uint64_t) { return Unimplemented("experts can't move"); }
+  virtual void DropExpertMove() {}
 
   /// Runs all layers over the batch, together with the other ranks of its layout, and writes keys and values
   /// of the new tokens into `kv` [info().kv.layers]. Results are deterministic, and those of a sequence do
-  /// not depend on other sequences. With grouped-query attention they do not depend on how the prompt is
+  /// not depend on other sequences. Where replicas exchange tokens, one without rows takes part with an empty
+  /// batch. With grouped-query attention they do not depend on how the prompt is
   /// split into chunks, bit for bit. MLA chooses between two algorithms per chunk (MlaPath), which round
   /// differently.
   virtual Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,

@@ -96,7 +96,7 @@ class Declarer {
                                                       : Mla(prefix + "self_attn.");
     Vector(prefix + "post_attention_layernorm.weight", spec_.hidden);
     if (spec_.sandwich_norm) Vector(prefix + "pre_mlp_layernorm.weight", spec_.hidden);
-    moe ? Moe(prefix + "mlp") : Mlp(prefix + "mlp");
+    moe ? Moe(prefix + "mlp", shard_.ExpertsOf(layer)) : Mlp(prefix + "mlp");
     if (spec_.sandwich_norm) Vector(prefix + "post_mlp_layernorm.weight", spec_.hidden);
   }
 
@@ -176,12 +176,11 @@ class Declarer {
     Swiglu(name, name + ".", spec_.intermediate, shard_.intermediate);
   }
 
-  void Moe(const std::string& name) {
+  void Moe(const std::string& name, const std::vector<int32_t>& experts) {
     const MoeSpec& moe = spec_.moe;
     Matrix(name + ".gate", moe.experts, spec_.hidden).precision = Precision::kF32;
     if (moe.choice_bias) Vector(name + ".gate.e_score_correction_bias", moe.experts);
-    Swiglu(name + ".experts", name + ".experts.{}.", moe.intermediate, shard_.expert_intermediate,
-           &shard_.experts);
+    Swiglu(name + ".experts", name + ".experts.{}.", moe.intermediate, shard_.expert_intermediate, &experts);
     if (moe.shared_intermediate > 0) {
       Swiglu(name + ".shared_experts", name + ".shared_experts.", moe.shared_intermediate,
              shard_.shared_intermediate);
@@ -208,6 +207,10 @@ std::string LayerPrefix(int layer) { return fmt::format("model.layers.{}.", laye
 parallel::ModelShape ShapeOf(const DecoderSpec& spec) {
   const AttentionSpec& a = spec.attention;
   const bool mla = a.kind == AttentionSpec::Kind::kMla;
+  std::vector<int> moe_layers;
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    if (spec.is_moe[layer]) moe_layers.push_back(layer);
+  }
   return {.layers = spec.layers,
           .heads = a.heads,
           .kv_heads = mla ? 0 : a.kv_heads,
@@ -216,7 +219,8 @@ parallel::ModelShape ShapeOf(const DecoderSpec& spec) {
           .intermediate = spec.intermediate,
           .shared_intermediate = spec.moe.shared_intermediate,
           .expert_intermediate = spec.moe.intermediate,
-          .experts = spec.moe.experts};
+          .experts = spec.moe.experts,
+          .moe_layers = std::move(moe_layers)};
 }
 
 std::vector<RegionDecl> DeclareWeights(const DecoderSpec& spec, bool separate_head) {

@@ -34,6 +34,12 @@ class WeightImage {
   /// Returns the total for progress: the plan's bytes, times the number of mirrors.
   int64_t total() const { return sliced() ? plan_->bytes : plan_->bytes * images_; }
 
+  /// Returns whole pages of [from, from + bytes), a range of the image that is not read any more, to the
+  /// system.
+  void Release(const std::byte* from, int64_t bytes) {
+    buffer_.Release(static_cast<size_t>(from - buffer_.data()), static_cast<size_t>(bytes));
+  }
+
   /// Copies the first image to its mirrors, on threads of their nodes; does nothing for other placements.
   /// Returns Cancelled if `progress` requests it.
   Status Mirror(const PackProgress& progress, runtime::ThreadPool& pool) const;

@@ -189,6 +189,11 @@ PackedMatrix WeightMap::Matrix(const std::string& name, int record, int part) co
   return matrix;
 }
 
+void WeightMap::Release(const std::string& name) {
+  const RegionView& view = At(name);
+  if (file_ == nullptr && image_.images() == 1) image_.Release(view.data, view.region->bytes);
+}
+
 kernels::ExpertWeights WeightMap::Experts(const std::string& name) const {
   const RegionView& view = At(name);
   kernels::ExpertWeights experts{.gate = Matrix(name, 0, 0),

@@ -42,6 +42,10 @@ class WeightMap {
   /// Returns a region of gate, up and down records as the MoE operator's parameters.
   kernels::ExpertWeights Experts(const std::string& name) const;
 
+  /// Returns the memory of a region that is not read any more to the system, as far as it has whole pages. A
+  /// mapped file stays mapped.
+  void Release(const std::string& name);
+
   const WeightPlan& plan() const { return *plan_; }
 
  private:

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace moesaic::parallel {
 
 std::string Name(const Degrees& degrees) {
@@ -69,6 +71,21 @@ std::vector<int> Layout::ExpertGroup(int rank) const {
     for (at.shard = 0; at.shard < degrees_.tensor; ++at.shard) ranks.push_back(RankAt(at));
   }
   return ranks;
+}
+
+Status Layout::PlaceExperts(std::shared_ptr<const Placement> placement) {
+  if (!exchanges_tokens()) {
+    return InvalidArgument(
+        "experts can be placed on ranks if data parallel replicas divide them, which {} does not do",
+        Name(degrees_));
+  }
+  const int ranks = degrees_.tensor * degrees_.data;
+  if (placement->ranks() != ranks) {
+    return InvalidArgument("the placement must have {} ranks for {}, found {}", ranks, Name(degrees_),
+                           placement->ranks());
+  }
+  placement_ = std::move(placement);
+  return OkStatus();
 }
 
 int Layout::expert_slices() const {

@@ -6,10 +6,12 @@
 // experts.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "parallel/placement/placement.h"
 
 namespace moesaic::parallel {
 
@@ -63,12 +65,26 @@ class Layout {
   /// Slice of that part's experts, in [0, expert_slices()).
   int ExpertSlice(int rank) const;
   int expert_slices() const;
+  /// Whether replicas divide the experts of their stage, so that tokens travel to the ranks of their experts.
+  bool exchanges_tokens() const { return degrees_.data > 1 && degrees_.expert > 1; }
+
+  /// Sets the experts of each rank of an expert group, which are contiguous ranges otherwise. Layers of
+  /// `placement` are the model's MoE layers, or all its decoder layers. InvalidArgument: the layout does not
+  /// exchange tokens, or its expert groups have another number of ranks.
+  Status PlaceExperts(std::shared_ptr<const Placement> placement);
+  const Placement* placement() const { return placement_.get(); }  ///< or null
+  /// Experts may move to other ranks while the model serves. Sums then do not depend on their placement.
+  void LetExpertsMove() { experts_move_ = true; }
+  bool experts_move() const { return experts_move_; }
+  /// Position of a rank in its expert group.
+  int IndexInExpertGroup(int rank) const;
 
  private:
   explicit Layout(const Degrees& degrees) : degrees_(degrees) {}
-  int IndexInExpertGroup(int rank) const;
 
   Degrees degrees_;
+  std::shared_ptr<const Placement> placement_;
+  bool experts_move_ = false;
 };
 
 }  // namespace moesaic::parallel

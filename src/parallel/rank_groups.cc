@@ -22,6 +22,7 @@ StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, c
                            layout.ranks(), job.size());
   }
   std::unique_ptr<RankGroups> groups(new RankGroups(job, layout, time_limit_s));
+  if (layout.exchanges_tokens()) groups->topology_ = topology;
   if (layout.degrees().tensor > 1) {
     const std::vector<int> ranks = layout.TensorGroup(job.rank());
     comm::CommunicatorOptions options;
@@ -35,7 +36,17 @@ StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, c
   return groups;
 }
 
+Status RankGroups::JoinExperts(const ExpertGroupOptions& options,
+                               const std::vector<std::vector<std::vector<int>>>& by_layer) {
+  ExpertGroupOptions limited = options;
+  limited.time_limit_s = time_limit_s_;
+  ASSIGN_OR_RETURN(experts_, ExpertGroup::Create(job_, *topology_, layout_, limited, by_layer));
+  return OkStatus();
+}
+
 RankGroups::~RankGroups() {
+  experts_.reset();  // ends transfers of the job
+
   for (const PendingSend& send : sends_) job_.Cancel(send.id);
   DropExpected();
 }

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "comm/topology/topology.h"
 #include "comm/transport/group_transport.h"
 #include "parallel/counted_transport.h"
+#include "parallel/expert_group.h"
 #include "parallel/layout.h"
 
 namespace moesaic::parallel {
@@ -21,7 +23,8 @@ inline constexpr comm::Tag kFirstGroupTag = comm::Tag{1} << comm::kCommunicatorT
 /// Bytes that one rank sent, and time that it waited for other ranks. All rise over the life of the groups.
 struct GroupTraffic {
   int64_t sent_bytes = 0;  // messages of both kinds
-  double seconds = 0;      // in sums and receives
+  double seconds = 0;      // in sums, receives, and exchanges of tokens
+  ExpertTraffic experts;   // zero if replicas do not divide the experts
 };
 
 /// The groups of one rank. Layers call it between kernels and cannot handle failures there. Therefore the
@@ -42,6 +45,14 @@ class RankGroups {
   bool has_shards() const { return tensor_ != nullptr; }
   /// Replaces `values` by the sum over the shards of the stage, which is bitwise equal on all of them.
   void Sum(std::span<float> values);
+  /// Joins the ranks that divide the experts of the stage's layers, in a layout that exchanges tokens.
+  /// Arguments are those of ExpertGroup::Create().
+  Status JoinExperts(const ExpertGroupOptions& options,
+                     const std::vector<std::vector<std::vector<int>>>& by_layer);
+  /// Null unless JoinExperts() was called. Layers report its errors to Fail().
+  ExpertGroup* experts() { return experts_.get(); }
+  /// Keeps the first failure.
+  void Fail(Status status) { Keep(std::move(status)); }
   /// Sends hidden states to the next stage, which receives them in order; `hidden` is copied. Memory of
   /// sends that have ended is used again.
   void SendHidden(std::span<const float> hidden);
@@ -69,6 +80,8 @@ class RankGroups {
   GroupTraffic traffic() const {
     GroupTraffic traffic = traffic_;
     traffic.sent_bytes = job_.sent_bytes();
+    if (experts_ != nullptr) traffic.experts = experts_->traffic();
+    traffic.seconds += traffic.experts.seconds;
     return traffic;
   }
   /// Buffers of hidden states whose sends have not ended.
@@ -94,6 +107,8 @@ class RankGroups {
   CountedTransport job_;
   Layout layout_;
   double time_limit_s_;
+  std::optional<comm::Topology> topology_;  // of the job
+  std::unique_ptr<ExpertGroup> experts_;
   std::unique_ptr<comm::GroupTransport> tensor_ranks_;
   std::unique_ptr<comm::Communicator> tensor_;  // null: one shard
   std::deque<PendingSend> sends_;

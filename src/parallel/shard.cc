@@ -69,7 +69,60 @@ Status DivideHeads(const ModelShape& shape, int shards, int shard, Shard* out) {
   return OkStatus();
 }
 
+// Index of a decoder layer in the placement, whose layers are those with experts, or all; -1: none.
+int PlacedLayer(const Placement& placement, const ModelShape& shape, int layer) {
+  if (layer >= shape.layers) return -1;  // MTP
+  const auto found = std::ranges::find(shape.moe_layers, layer);
+  if (found == shape.moe_layers.end()) return -1;
+  const bool only_moe = placement.layers.size() == shape.moe_layers.size();
+  return only_moe ? static_cast<int>(found - shape.moe_layers.begin()) : layer;
+}
+
+Status CheckFits(const Placement& placement, const ModelShape& shape) {
+  if (placement.experts != shape.experts) {
+    return InvalidArgument("the expert placement has {} experts in a layer, but the model has {}",
+                           placement.experts, shape.experts);
+  }
+  const size_t layers = placement.layers.size();
+  if (layers == shape.moe_layers.size() || layers == static_cast<size_t>(shape.layers)) return OkStatus();
+  return InvalidArgument(
+      "the expert placement must have the model's {} layers with routed experts, or all its {} layers; found "
+      "{}",
+      shape.moe_layers.size(), shape.layers, layers);
+}
+
+// The experts of `rank` in each layer of the model.
+std::vector<std::vector<int32_t>> PlacedExperts(const Layout& layout, const ModelShape& shape, int rank) {
+  std::vector<std::vector<int32_t>> placed(shape.layers);
+  for (const int layer : shape.moe_layers) {
+    const std::vector<int> own = ExpertsByRank(layout, shape, layer)[layout.IndexInExpertGroup(rank)];
+    placed[layer].assign(own.begin(), own.end());
+  }
+  return placed;
+}
+
 }  // namespace
+
+std::vector<std::vector<int>> ExpertsByRank(const Layout& layout, const ModelShape& shape, int layer) {
+  const int ranks = layout.degrees().tensor * layout.degrees().data;
+  const Placement* placement = layout.placement();
+  const int index = placement == nullptr ? -1 : PlacedLayer(*placement, shape, layer);
+  std::vector<std::vector<int>> by_rank(ranks);
+  if (index >= 0) {
+    by_rank = placement->layers[index];
+    for (std::vector<int>& experts : by_rank) {
+      std::ranges::sort(experts);
+      experts.erase(std::ranges::unique(experts).begin(), experts.end());
+    }
+    return by_rank;
+  }
+  const std::vector<Range> ranges = Divide(shape.experts, 1, ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    by_rank[rank].resize(ranges[rank].count);
+    std::iota(by_rank[rank].begin(), by_rank[rank].end(), ranges[rank].first);
+  }
+  return by_rank;
+}
 
 std::vector<Range> Divide(int total, int unit, std::span<const double> shares) {
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
@@ -148,6 +201,10 @@ StatusOr<Shard> MakeShard(const Layout& layout, int rank, const ModelShape& shap
   const Range experts = Divide(shape.experts, 1, degrees.expert)[layout.ExpertPart(rank)];
   shard.experts.resize(experts.count);
   std::iota(shard.experts.begin(), shard.experts.end(), experts.first);
+  if (layout.placement() != nullptr) {
+    RETURN_IF_ERROR(CheckFits(*layout.placement(), shape));
+    shard.placed_experts = PlacedExperts(layout, shape, rank);
+  }
   shard.adds_bias = at.shard == 0;
   shard.is_whole = shard == WholeModel(shape);
   return shard;

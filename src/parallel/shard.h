@@ -25,6 +25,7 @@ struct ModelShape {
   int vocab = 0;
   int intermediate = 0, shared_intermediate = 0, expert_intermediate = 0;
   int experts = 0;
+  std::vector<int> moe_layers = {};  // decoder layers with routed experts, ascending
   /// Inputs that share a scale, in the formats of attention's output projection and of the feed-forward
   /// networks' down projections. Slices of their columns begin at multiples.
   int attention_unit = 1, ffn_unit = 1;
@@ -39,10 +40,16 @@ struct Shard {
   Range vocab;                                                   // rows of embedding and head
   Range intermediate, shared_intermediate, expert_intermediate;  // columns; counts may be 0
   std::vector<int32_t> experts;                                  // routed experts, ascending
+  /// [layers of the model] the same where the layout places experts by layer; empty: `experts` everywhere.
+  std::vector<std::vector<int32_t>> placed_experts = {};
   /// Whether the rank adds biases of linears whose columns are divided; exactly one of a group does.
   bool adds_bias = true;
   bool is_whole = true;  // the rank has the whole model
 
+  /// Routed experts of a decoder layer, or of an MTP module, whose layers follow.
+  const std::vector<int32_t>& ExpertsOf(int layer) const {
+    return layer < static_cast<int>(placed_experts.size()) ? placed_experts[layer] : experts;
+  }
   bool operator==(const Shard&) const = default;
 };
 
@@ -52,6 +59,10 @@ Shard WholeModel(const ModelShape& shape);
 /// The part of `rank`. InvalidArgument: more stages than layers, more shards than attention heads, or more
 /// parts than experts.
 StatusOr<Shard> MakeShard(const Layout& layout, int rank, const ModelShape& shape);
+
+/// Experts of each rank of an expert group, ascending: [ranks]. `layer` is a decoder layer with routed
+/// experts; layers from shape.layers on are those of MTP modules. `layout` exchanges tokens.
+std::vector<std::vector<int>> ExpertsByRank(const Layout& layout, const ModelShape& shape, int layer);
 
 /// Divides [0, total) into shares.size() ranges whose sizes are proportional to `shares`, as far as
 /// boundaries at multiples of `unit` permit; ranges may be empty. Shares are positive.

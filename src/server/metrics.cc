@@ -55,6 +55,44 @@ struct Metrics::Impl {
     if (total > counter.Value()) counter.Increment(total - counter.Value());
   }
 
+  void FollowBalance(const engine::ExpertBalanceStats& balance) {
+    Follow(expert_plans.Add({{"result", "failed"}}), static_cast<double>(balance.failed_plans));
+    Follow(expert_plans.Add({{"result", "no_gain"}}), static_cast<double>(balance.plans_without_gain));
+    Follow(expert_plans.Add({{"result", "moves"}}),
+           static_cast<double>(balance.plans - balance.failed_plans - balance.plans_without_gain));
+    Follow(expert_moves.Add({{"result", "applied"}}), static_cast<double>(balance.moved_layers));
+    Follow(expert_moves.Add({{"result", "rolled_back"}}), static_cast<double>(balance.rolled_back));
+    Follow(moved_experts.Add({}), static_cast<double>(balance.moved_experts));
+    Follow(moved_bytes.Add({}), static_cast<double>(balance.moved_bytes));
+  }
+
+  // Replicas that divide the experts, and the loads of experts.
+  void FollowExperts(const engine::EngineStats& engine) {
+    int64_t rows = 0;
+    for (const engine::RankStats& rank : engine.ranks) rows += rank.expert_rows;
+    const double mean =
+        static_cast<double>(rows) / std::max<double>(1, static_cast<double>(engine.ranks.size()));
+    for (const engine::RankStats& rank : engine.ranks) {
+      if (engine.link_levels.empty()) break;
+      const Labels number = {{"rank", std::to_string(rank.rank)}};
+      Follow(rank_rows.Add(number), static_cast<double>(rank.sent_rows));
+      Follow(expert_rows.Add(number), static_cast<double>(rank.expert_rows));
+      expert_imbalance.Add(number).Set(rows > 0 ? static_cast<double>(rank.expert_rows) / mean : 1);
+      for (size_t level = 0; level < std::min<size_t>(engine.link_levels.size(), engine::kLinkLevels);
+           ++level) {
+        Labels labels = number;
+        labels["level"] = engine.link_levels[level];
+        Follow(rank_level_bytes.Add(labels), static_cast<double>(rank.level_bytes[level]));
+      }
+    }
+    if (engine.balance != nullptr) FollowBalance(*engine.balance);
+    if (engine.expert_load == nullptr) return;
+    for (size_t i = 0; i < engine.expert_load->layers.size(); ++i) {
+      expert_skew.Add({{"layer", std::to_string(engine.expert_load->layers[i])}})
+          .Set(engine.expert_load->Skew(i));
+    }
+  }
+
   // Does so for a histogram. Its last bucket, for values above all bounds, is always empty.
   static void Follow(prometheus::Histogram& histogram, const kernels::MassHistogram& total) {
     const prometheus::ClientMetric::Histogram now = histogram.Collect().histogram;
@@ -248,6 +286,50 @@ struct Metrics::Impl {
                                                             .Name("moesaic:rank_sent_bytes_total")
                                                             .Help("Bytes that a rank sent to other ranks")
                                                             .Register(registry);
+  prometheus::Family<prometheus::Counter>& rank_rows =
+      prometheus::BuildCounter()
+          .Name("moesaic:rank_sent_rows_total")
+          .Help("Tokens for experts of other ranks, and outputs of own experts, that a rank sent")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& rank_level_bytes =
+      prometheus::BuildCounter()
+          .Name("moesaic:rank_exchange_bytes_total")
+          .Help("Bytes of these rows and of their routing, by level of the links")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& expert_rows =
+      prometheus::BuildCounter()
+          .Name("moesaic:rank_expert_rows_total")
+          .Help("Rows that a rank's experts computed, for tokens of any rank")
+          .Register(registry);
+  prometheus::Family<prometheus::Gauge>& expert_imbalance =
+      prometheus::BuildGauge()
+          .Name("moesaic:rank_expert_imbalance")
+          .Help("Rows that a rank's experts computed, divided by the mean of all ranks; 1 is balanced")
+          .Register(registry);
+  prometheus::Family<prometheus::Gauge>& expert_skew =
+      prometheus::BuildGauge()
+          .Name("moesaic:expert_load_skew")
+          .Help("Recent tokens of a layer's most used expert, divided by the mean of its experts")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& expert_plans = prometheus::BuildCounter()
+                                                              .Name("moesaic:expert_plans_total")
+                                                              .Help("Plans of --rebalance-experts by result")
+                                                              .Register(registry);
+  prometheus::Family<prometheus::Counter>& expert_moves =
+      prometheus::BuildCounter()
+          .Name("moesaic:expert_moves_total")
+          .Help("Layers whose experts moved to other ranks, and moves that were rolled back")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& moved_experts =
+      prometheus::BuildCounter()
+          .Name("moesaic:moved_experts_total")
+          .Help("Experts that a rank received from another one")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& moved_bytes =
+      prometheus::BuildCounter()
+          .Name("moesaic:moved_expert_bytes_total")
+          .Help("Bytes of weights that ranks sent to others")
+          .Register(registry);
   prometheus::Family<prometheus::Gauge>& rank_imbalance =
       prometheus::BuildGauge()
           .Name("moesaic:rank_imbalance")
@@ -367,6 +449,7 @@ std::string Metrics::Text(const engine::EngineStats& engine, const HttpGauges& h
     Impl::Follow(m.rank_bytes.Add(labels), static_cast<double>(rank.bytes_sent));
     m.rank_imbalance.Add(labels).Set(rank.imbalance);
   }
+  m.FollowExperts(engine);
   m.swap.Add({{"state", "used"}}).Set(engine.swapped_blocks);
   m.swap.Add({{"state", "free"}}).Set(engine.swap_blocks - engine.swapped_blocks);
   const cache::DiskTierStats& disk = engine.disk;

@@ -80,6 +80,7 @@ const std::map<std::string, Operation>& Operations() {
       {"GET /version", {"Version"}},
       {"GET /metrics", {"Prometheus", {kText}}},
       {"GET /state", {"Blocks and requests at this moment"}},
+      {"GET /expert_load", {"Tokens of each routed expert, for moesaic placement"}},
       {"GET /debug/trace", {"The latest requests as a Chrome trace"}},
       {"POST /reset_prefix_cache", {"Drops cached blocks that no request holds, and those on disk"}},
       {"GET /openapi.json", {"This description"}}};

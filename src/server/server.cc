@@ -156,6 +156,13 @@ class HttpApi : public Server {
       SendJson(*call.writer, StateJson());
       return OkStatus();
     });
+    router_.Add("GET", "/expert_load", Access::kAdmin, [this](Call& call) {
+      const std::shared_ptr<const engine::ExpertLoadStats> load = model_.engine->stats().expert_load;
+      call.writer->Send({.status = 200,
+                         .headers = {{"content-type", "application/json"}},
+                         .body = engine::ToJson(load == nullptr ? engine::ExpertLoadStats() : *load)});
+      return OkStatus();
+    });
     router_.Add("GET", "/debug/trace", Access::kAdmin, [this](Call& call) {
       call.writer->Send(
           {.status = 200, .headers = {{"content-type", "application/json"}}, .body = tracer_.ChromeJson()});
@@ -167,6 +174,13 @@ class HttpApi : public Server {
       SendJson(*call.writer, {{"status", "ok"}});
       return OkStatus();
     });
+  }
+
+  // Null where experts stay on their ranks.
+  static Json BalanceJson(const engine::EngineStats& stats) {
+    if (stats.balance == nullptr) return nullptr;
+    const engine::ExpertBalanceStats& balance = *stats.balance;
+    return {{"state", balance.state}, {"epoch", balance.epoch}, {"history", balance.history}};
   }
 
   Json StateJson() const {
@@ -182,6 +196,7 @@ class HttpApi : public Server {
               {"free_blocks", stats.free_blocks},
               {"tree_nodes", stats.tree_nodes},
               {"block_tokens", tensor::kKvBlockTokens}}},
+            {"experts", BalanceJson(stats)},
             {"requests", live_.List(kShownRequests)}};
   }
 

@@ -23,7 +23,8 @@ from serving import MODEL, Server, until  # noqa: E402
 
 IDS = ",".join(str(3 + i * 7 % 90) for i in range(40))
 LAYOUTS = (("-tp", "2"), ("-pp", "2"), ("-tp", "2", "-ep"), ("-tp", "2", "-pp", "2"), ("-tp", "3"), ("-pp", "3"),
-           ("-tp", "4", "--ep-size", "2"), ("-tp", "2", "-dp", "2"))
+           ("-tp", "4", "--ep-size", "2"), ("-tp", "2", "-dp", "2"), ("-dp", "2", "-ep"), ("-tp", "2", "-dp", "2", "-ep"),
+           ("-pp", "2", "-dp", "2", "-ep"))
 
 
 def children(pid):
@@ -69,25 +70,30 @@ class Results(RanksCase):
     def test_verbs_take_the_same_flags(self):
         words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "--prompt", "The lion", "--prompt",
                  "In the woods", "-n", "24", "--temperature", "0", "--format", "jsonl")
-        self.assertEqual(run(*words, "-dp", "2").stdout, run(*words).stdout)
+        for flags in (("-dp", "2"), ("-dp", "2", "-ep")):
+            self.assertEqual(run(*words, *flags).stdout, run(*words).stdout)
         text = self.folder / "text.txt"
         text.write_text("The lion was in the woods and the owl was in the tree. " * 8)
         words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "24", "--temperature", "0")
         self.assertEqual(run(*words, "-tp", "2").stdout, run(*words).stdout)
         words = ("perplexity", MODEL, text, "--dtype", "f32", "--format", "json")
-        one, two = (json.loads(run(*words, *flags).stdout) for flags in ((), ("-pp", "2")))
-        self.assertAlmostEqual(one["perplexity"], two["perplexity"], delta=1e-3 * one["perplexity"])
+        one, *others = (json.loads(run(*words, *flags).stdout) for flags in ((), ("-pp", "2"), ("-dp", "2", "-ep")))
+        for other in others:
+            self.assertAlmostEqual(one["perplexity"], other["perplexity"], delta=1e-3 * one["perplexity"])
         words = ("chat", MODEL, "--dtype", "f32", "-p", "Hello", "-n", "12", "--temperature", "0", "-q")
-        self.assertEqual(run(*words, "-tp", "2", "-ep").stdout, run(*words).stdout)
-        table = json.loads(run("bench", MODEL, "-p", "16", "-n", "4", "-t", "1", "-r", "1", "-o", "json", "-tp", "2").stdout)
-        self.assertTrue(table)
+        for flags in (("-tp", "2", "-ep"), ("-dp", "2", "-ep")):
+            self.assertEqual(run(*words, *flags).stdout, run(*words).stdout)
+        for flags, name in ((("-tp", "2"), "TP2"), (("-dp", "2"), "DP2"), (("-dp", "2", "-ep"), "DP2 x EP2")):
+            table = json.loads(run("bench", MODEL, "-p", "16", "-n", "4", "-t", "1", "-r", "1", "-o", "json", *flags).stdout)
+            self.assertEqual({line["layout"] for line in table}, {name})
 
     @needs_mpirun
     def test_mpirun_starts_the_ranks(self):
         words = ["generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "12", "--temperature", "0"]
-        result = mpirun(*words, "-tp", "2")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual(result.stdout, run(*words).stdout)
+        for flags in (("-tp", "2"), ("-dp", "2", "-ep")):
+            result = mpirun(*words, *flags)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(result.stdout, run(*words).stdout)
 
 
 TWO_DEVICES = {
@@ -158,9 +164,8 @@ class Refusals(RanksCase):
         self.assert_refused(["-tp", "7"], "4 attention heads can't be divided among 7 tensor parallel ranks")
         self.assert_refused(["-tp", "3", "--ep-size", "2"], "expert")
         self.assert_refused(["-tp", "0"], "--tensor-parallel-size", code=2)
-        self.assert_refused(["-dp", "2", "-ep"], "--data-parallel-size 2 excludes --enable-expert-parallel")
-        error = run("bench", MODEL, "-dp", "2", code=2).stderr
-        self.assertIn("--data-parallel-size: must be 1: bench measures one replica", error)
+        self.assert_refused(["-dp", "2", "-tp", "2", "--ep-size", "2"],
+                            "the expert parallel size must be 1 or 4 with 2 data parallel replicas, found 2")
         error = run("serve", MODEL, "-dp", "2", "--kv-events", "tcp://127.0.0.1:*", "--port", "0", code=1).stderr
         self.assertIn("KV events describe one cache, but DP2 has one for each replica", error)
 
@@ -193,6 +198,46 @@ class Refusals(RanksCase):
         result = mpirun("generate", MODEL, "--prompt", "Once")
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("the job has 2 ranks, but", result.stderr)
+
+
+class ExpertPlacement(RanksCase):
+    """Loads that a run records become a plan, which another run reads."""
+    MODEL = GOLDEN / "qwen3-moe-norm-tied"
+
+    def record(self, *flags):
+        load = self.folder / "load.json"
+        run("perplexity", self.MODEL, "--ids", IDS, "--dtype", "f32", "--record-expert-load", load, *flags)
+        return load
+
+    def test_every_layout_records_the_same_loads(self):
+        one = json.loads(self.record().read_text())
+        self.assertEqual(sum(one["logical_count"][0][0]) % len(IDS.split(",")), 0, "tokens times experts of each")
+        for flags in (("-tp", "2"), ("-pp", "2"), ("-dp", "2", "-ep")):
+            with self.subTest(layout=flags):
+                self.assertEqual(json.loads(self.record(*flags).read_text()), one)
+
+    def test_a_plan_from_a_recorded_load_keeps_the_results(self):
+        expected = self.logits(self.MODEL)
+        experts = len(json.loads(self.record().read_text())["logical_count"][0][0])
+        plan = self.folder / "plan.json"
+        for slots in (experts, experts + 2):  # without and with replicas
+            run("placement", "plan", self.folder / "load.json", "--ranks", "2", "--slots", slots, "--out", plan)
+            for flags in ((), ("-pp", "2")):
+                rows = self.logits(self.MODEL, "-dp", "2", "-ep", "--expert-placement", plan, *flags)
+                self.assert_close(rows, expected)
+
+    def test_placements_that_do_not_fit_are_named(self):
+        plan = self.folder / "plan.json"
+        def refused(layers, part, *flags, experts=4):
+            plan.write_text(json.dumps({"experts": experts, "layers": layers}))
+            error = run("logits", self.MODEL, "--ids", IDS, "--out", self.folder / "l.npy", "--expert-placement", plan, *flags,
+                        code=1).stderr
+            self.assertIn(part, error)
+            self.assertIn(str(plan), error)
+        refused([[[0, 1], [2, 3]]], "experts can be placed on ranks if data parallel replicas divide them", "-tp", "2", "-ep")
+        refused([[[0, 1, 2, 3]]], "ranks", "-dp", "2", "-ep")
+        refused([[[0, 1], [2, 3]]] * 7, "layers", "-dp", "2", "-ep")
+        refused([[[0, 1], [2, 2]]], "3", "-dp", "2", "-ep")
 
 
 class Processes(RanksCase):
@@ -276,7 +321,8 @@ class Serving(RanksCase):
         one = Server("--dtype", "f32", "--threads", "1")
         expected = answers(one)
         self.assertEqual(one.stop(), 0)
-        for flags in (("-dp", "2"), ("-dp", "2", "-tp", "2"), ("-dp", "2", "-pp", "2")):
+        for flags in (("-dp", "2"), ("-dp", "2", "-tp", "2"), ("-dp", "2", "-pp", "2"), ("-dp", "2", "-ep"),
+                      ("-dp", "2", "-tp", "2", "-ep")):
             with self.subTest(layout=flags):
                 server = Server("--dtype", "f32", "--threads", "1", *flags)
                 self.addCleanup(server.process.kill)
@@ -289,10 +335,65 @@ class Serving(RanksCase):
                 until(lambda: all(map(ended, ranks)), limit())
 
     def test_a_killed_rank_of_another_replica_ends_the_server(self):
-        server = Server("-dp", "2")
+        for flags in (("-dp", "2"), ("-dp", "2", "-ep")):
+            with self.subTest(layout=flags):
+                server = Server(*flags)
+                self.addCleanup(server.process.kill)
+                self.assertEqual(server.json("GET", "/health")[0], 200)
+                self.kill_a_rank(server)
+
+    def test_a_rank_that_is_killed_during_an_exchange_ends_the_server_with_an_error_event(self):
+        server = Server("-dp", "2", "-ep")
         self.addCleanup(server.process.kill)
-        self.assertEqual(server.json("GET", "/health")[0], 200)
-        self.kill_a_rank(server)
+        with server.holding() as client:
+            self.kill_a_rank(server)
+            answer = b""
+            while part := client.recv(1 << 16):
+                answer += part
+        self.assertIn(b'data: {"error"', answer)
+
+    def test_experts_move_while_answers_stay_the_same(self):
+        def answers(server, rounds):
+            texts = []
+            for number in range(rounds):
+                status, answer = server.json("POST", "/v1/completions", {
+                    "prompt": f"{number} owls and a lion went to the woods", "max_tokens": 16, "temperature": 0})
+                self.assertEqual(status, 200, answer)
+                texts.append(answer["choices"][0]["text"])
+            return texts
+
+        flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--rebalance-experts", "0.05", "--expert-load-window", "0.01",
+                 "--redundant-experts", "2")
+        one = Server("--dtype", "f32", "--threads", "1")
+        expected = answers(one, 12)
+        self.assertEqual(one.stop(), 0)
+        server = Server(*flags)
+        self.addCleanup(server.process.kill)
+        self.assertEqual(answers(server, 12), expected)
+        plans = {name: value for name, value in server.metrics().items() if name.startswith("moesaic:expert_plans_total")}
+        self.assertGreater(sum(plans.values()), 0, plans)
+        self.assertIn(server.json("GET", "/state")[1]["experts"]["state"], ("idle", "planning", "moving"))
+        self.assertEqual(server.stop(), 0)
+        error = run("serve", MODEL, "-tp", "2", "-ep", "--rebalance-experts", "5", "--port", "0", code=1).stderr
+        self.assertIn("--rebalance-experts needs data parallel replicas that divide the experts", error)
+
+    def test_replicas_that_divide_the_experts_are_measured(self):
+        server = Server("-dp", "2", "-ep", "--expert-load-window", "0.01")
+        self.addCleanup(server.process.kill)
+        for _ in range(3):  # a window ends with a step
+            self.assertEqual(server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})[0], 200)
+        metrics = server.metrics()
+        for rank in range(2):
+            for name in ("rank_sent_rows", "rank_expert_rows"):
+                self.assertGreater(metrics[f'moesaic:{name}_total{{rank="{rank}"}}'], 0)
+            self.assertGreater(metrics[f'moesaic:rank_expert_imbalance{{rank="{rank}"}}'], 0)
+            self.assertEqual(metrics[f'moesaic:replica_requests{{replica="{rank}",state="running"}}'], 0)
+        sent = [value for name, value in metrics.items() if name.startswith("moesaic:rank_exchange_bytes_total")]
+        self.assertTrue(sent and all(value > 0 for value in sent), metrics)
+        load = server.json("GET", "/expert_load")[1]
+        self.assertEqual(len(load["layers"]), len(load["logical_count"][0]))
+        self.assertGreaterEqual(metrics[f'moesaic:expert_load_skew{{layer="{load["layers"][0]}"}}'], 1)
+        self.assertEqual(server.stop(), 0)
 
     def test_an_idle_server_notices_a_killed_rank(self):
         server = Server("-pp", "2")

@@ -12,7 +12,7 @@ from serving import chat, serving, until
 
 CHAT = "/v1/chat/completions"
 LONG = "The prefix cache keeps blocks of sixty-four tokens each. " * 40
-OPERATIONS = [("GET", "/state"), ("GET", "/debug/trace"), ("POST", "/reset_prefix_cache")]
+OPERATIONS = [("GET", "/state"), ("GET", "/debug/trace"), ("GET", "/expert_load"), ("POST", "/reset_prefix_cache")]
 
 
 def bearer(key):

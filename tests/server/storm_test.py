@@ -231,6 +231,13 @@ class StormOverReplicas(Storm):
                 "--kv-warm-memory", "512KiB")
 
 
+class StormOverExperts(Storm):
+    """The same storm with two replicas that divide the experts."""
+
+    def flags(self):
+        return ("-dp", "2", "-ep", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB", "--kv-warm-memory", "512KiB")
+
+
 class Killed(unittest.TestCase):
     def test_leaves_nothing_behind(self):
         """Kills the server while requests of every kind run. A new server takes the port at once, and no file remains."""

@@ -60,7 +60,8 @@ Status CheckOptions(const Transport& transport, const Topology& topology, const 
 
 ExpertExchange::ExpertExchange(Transport& transport, const Topology& topology, ExpertMap map, int hidden,
                                ExchangeOptions options)
-    : state_(transport, topology, std::move(map), hidden, std::move(options)) {}
+    : state_(transport, topology, std::make_shared<const ExpertMap>(std::move(map)), hidden,
+             std::move(options)) {}
 
 StatusOr<std::unique_ptr<ExpertExchange>> ExpertExchange::Create(Transport& transport,
                                                                  const Topology& topology, ExpertMap map,
@@ -90,9 +91,29 @@ StatusOr<std::unique_ptr<ExpertExchange>> ExpertExchange::Create(Transport& tran
   return made;
 }
 
+Status ExpertExchange::SetMap(std::shared_ptr<const ExpertMap> map) {
+  if (map->ranks() != state_.map->ranks()) {
+    return InvalidArgument("exchange: the placement has {} ranks, expected {}", map->ranks(),
+                           state_.map->ranks());
+  }
+  if (map->physical_experts() > kMaxPhysicalExperts) {
+    return InvalidArgument("exchange: at most {} expert replicas are supported, found {}",
+                           kMaxPhysicalExperts, map->physical_experts());
+  }
+  for (const std::weak_ptr<Operation>& held : in_flight_) {
+    const auto operation = held.lock();
+    if (operation != nullptr && !operation->ended() && operation->uses_map()) {
+      return absl::FailedPreconditionError("exchange: a dispatch is in flight; finish it before SetMap()");
+    }
+  }
+  state_.chooser.SetMap(*map);
+  state_.map = std::move(map);
+  return OkStatus();
+}
+
 StatusOr<ExchangeLayout> ExpertExchange::Layout(const TopK& topk) {
-  RETURN_IF_ERROR(RouteTokens(topk, state_.map, state_.chooser, &tokens_));
-  return CountLayout(tokens_, state_.map, group_of_rank_, groups_);
+  RETURN_IF_ERROR(RouteTokens(topk, *state_.map, state_.chooser, &tokens_));
+  return CountLayout(tokens_, *state_.map, group_of_rank_, groups_);
 }
 
 Status ExpertExchange::CheckInput(const PayloadRows& x, int64_t tokens) const {
@@ -157,7 +178,7 @@ Status ExpertExchange::Wait(Operation& operation) {
       return operation.failure();
     }
     if (now - last_progress > kFaultGraceS) {
-      for (int peer = 0; peer < state_.map.ranks(); ++peer) {
+      for (int peer = 0; peer < state_.map->ranks(); ++peer) {
         if (peer == state_.rank() || state_.dead[peer] || !state_.transport.failed(peer)) continue;
         operation.Fail(absl::UnavailableError(fmt::format(
             "exchange: rank {} is dead, and the {} of rank {} cannot end; call SetDead() on all live ranks",
@@ -171,13 +192,27 @@ Status ExpertExchange::Wait(Operation& operation) {
 
 StatusOr<Dispatched> ExpertExchange::Dispatch(const PayloadRows& x, const TopK& topk) {
   RETURN_IF_ERROR(CheckInput(x, topk.tokens));
-  RETURN_IF_ERROR(RouteTokens(topk, state_.map, state_.chooser, &tokens_));
+  RETURN_IF_ERROR(RouteTokens(topk, *state_.map, state_.chooser, &tokens_));
   auto route = routes_.Take();
   auto rows = rows_.Take();
   const auto operation = std::make_shared<RowDispatch>(state_, x, &tokens_, route, rows, memory_.Take());
   AddInFlight(operation);
   RETURN_IF_ERROR(Wait(*operation));
   return Result(std::move(route), std::move(rows));
+}
+
+StatusOr<PendingDispatch> ExpertExchange::BeginThroughputDispatch(const PayloadRows& x, const TopK& topk) {
+  RETURN_IF_ERROR(CheckInput(x, topk.tokens));
+  RETURN_IF_ERROR(RouteTokens(topk, *state_.map, state_.chooser, &tokens_));
+  PendingDispatch pending;
+  pending.exchange_ = this;
+  pending.route_ = routes_.Take();
+  pending.rows_ = rows_.Take();
+  pending.operation_ =
+      std::make_shared<RowDispatch>(state_, x, &tokens_, pending.route_, pending.rows_, memory_.Take());
+  AddInFlight(pending.operation_);
+  AdvanceAll();
+  return pending;
 }
 
 StatusOr<Dispatched> ExpertExchange::Dispatch(const PayloadRows& x, const RouteHandle& handle) {
@@ -235,7 +270,7 @@ StatusOr<PendingDispatch> ExpertExchange::BeginDispatch(const PayloadRows& x, co
                            options.low_latency_slots, topk.k);
   }
   RETURN_IF_ERROR(CheckInput(x, topk.tokens));
-  RETURN_IF_ERROR(RouteTokens(topk, state_.map, state_.chooser, &tokens_));
+  RETURN_IF_ERROR(RouteTokens(topk, *state_.map, state_.chooser, &tokens_));
   std::shared_ptr<FixedBuffers> buffers;
   for (std::shared_ptr<FixedBuffers>& slot : fixed_) {
     if (slot == nullptr) slot = std::make_shared<FixedBuffers>();
@@ -248,7 +283,7 @@ StatusOr<PendingDispatch> ExpertExchange::BeginDispatch(const PayloadRows& x, co
   buffers->bytes_per_rank =
       options.low_latency_tokens *
       (RowRoutingBytes(options.low_latency_slots) + WireRowBytes(options.dispatch_payload, state_.hidden));
-  RETURN_IF_ERROR(buffers->memory.Reserve(static_cast<size_t>(buffers->bytes_per_rank * state_.map.ranks()),
+  RETURN_IF_ERROR(buffers->memory.Reserve(static_cast<size_t>(buffers->bytes_per_rank * state_.map->ranks()),
                                           /*huge=*/true));
   PendingDispatch pending;
   pending.exchange_ = this;
@@ -284,10 +319,10 @@ template class PendingExchange<StatusOr<Dispatched>>;
 template class PendingExchange<Status>;
 
 Status ExpertExchange::SetDead(std::span<const int> ranks) {
-  std::vector<bool> dead(state_.map.ranks(), false);
+  std::vector<bool> dead(state_.map->ranks(), false);
   for (const int rank : ranks) {
-    if (rank < 0 || rank >= state_.map.ranks()) {
-      return InvalidArgument("exchange: dead ranks must be in [0, {}), found {}", state_.map.ranks(), rank);
+    if (rank < 0 || rank >= state_.map->ranks()) {
+      return InvalidArgument("exchange: dead ranks must be in [0, {}), found {}", state_.map->ranks(), rank);
     }
     if (rank == state_.rank())
       return InvalidArgument("exchange: a rank cannot declare itself dead, found {}", rank);

@@ -94,12 +94,20 @@ class ExpertExchange {
   static StatusOr<std::unique_ptr<ExpertExchange>> Create(Transport& transport, const Topology& topology,
                                                           ExpertMap map, int hidden, ExchangeOptions options);
 
+  /// Uses another placement from the next dispatch on; all ranks call it between the same operations. Layers
+  /// with placements of their own share one exchange. Combines of earlier dispatches may follow.
+  /// FailedPrecondition: a dispatch is in flight. InvalidArgument: the map has other ranks, or too many
+  /// replicas.
+  Status SetMap(std::shared_ptr<const ExpertMap> map);
+
   /// Counts the rows that this rank's tokens need. Sends nothing.
   StatusOr<ExchangeLayout> Layout(const TopK& topk);
 
   /// Throughput mode. `x` is [tokens, hidden] in any payload that can become the dispatch payload
   /// (CanEncode()).
   StatusOr<Dispatched> Dispatch(const PayloadRows& x, const TopK& topk);
+  /// The same, but returns after the first messages are posted. `x` is borrowed until Finish().
+  StatusOr<PendingDispatch> BeginThroughputDispatch(const PayloadRows& x, const TopK& topk);
   /// Cached mode: rows take the path of an earlier dispatch of any mode, with its weights.
   StatusOr<Dispatched> Dispatch(const PayloadRows& x, const RouteHandle& handle);
   /// Sums expert outputs into `out`. `y` is [handle.rows(), hidden] of kF32 or kBf16, of one payload on all
@@ -123,7 +131,7 @@ class ExpertExchange {
   const std::vector<LevelTraffic>& dispatch_traffic() const { return state_.dispatch_traffic.levels(); }
   const std::vector<LevelTraffic>& combine_traffic() const { return state_.combine_traffic.levels(); }
   void ResetTraffic();
-  const ExpertMap& map() const { return state_.map; }
+  const ExpertMap& map() const { return *state_.map; }
 
  private:
   template <typename Result>

@@ -48,7 +48,7 @@ ExpertMap ExpertMap::Even(int experts, int ranks) {
 }
 
 ReplicaChooser::ReplicaChooser(const Topology& topology, const ExpertMap& map, int rank, ReplicaChoice choice)
-    : map_(map), rank_(rank), distance_(map.ranks(), 0), dead_(map.ranks(), false) {
+    : map_(&map), rank_(rank), distance_(map.ranks(), 0), dead_(map.ranks(), false) {
   if (choice == ReplicaChoice::kSpread) return;
   for (int peer = 0; peer < map.ranks(); ++peer) {
     if (peer == rank) continue;
@@ -62,8 +62,8 @@ void ReplicaChooser::SetDead(const std::vector<bool>& dead) { dead_ = dead; }
 int ReplicaChooser::Choose(int expert, int token) const {
   int best = -1, best_distance = 0;
   uint64_t best_hash = 0;
-  for (const int32_t index : map_.ReplicasOf(expert)) {
-    const int rank = map_.physical(index).rank;
+  for (const int32_t index : map_->ReplicasOf(expert)) {
+    const int rank = map_->physical(index).rank;
     if (dead_[rank]) continue;
     const int distance = distance_[rank];
     if (best >= 0 && distance > best_distance) continue;

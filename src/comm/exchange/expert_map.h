@@ -57,6 +57,8 @@ enum class ReplicaChoice : uint8_t {
 class ReplicaChooser {
  public:
   ReplicaChooser(const Topology& topology, const ExpertMap& map, int rank, ReplicaChoice choice);
+  /// Chooses among the replicas of another map of the same ranks.
+  void SetMap(const ExpertMap& map) { map_ = &map; }
   /// Excludes dead ranks: `dead` has one flag per rank.
   void SetDead(const std::vector<bool>& dead);
 
@@ -65,7 +67,7 @@ class ReplicaChooser {
   bool dead(int rank) const { return dead_[rank]; }
 
  private:
-  const ExpertMap& map_;
+  const ExpertMap* map_;
   int rank_;
   std::vector<int> distance_;  // [ranks], larger is farther; all 0 for kSpread
   std::vector<bool> dead_;

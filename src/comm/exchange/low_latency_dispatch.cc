@@ -17,8 +17,8 @@ LowLatencyDispatch::LowLatencyDispatch(ExchangeState& state, const PayloadRows& 
       buffers_(std::move(buffers)),
       tags_(OperationTags::Next(state)),
       row_bytes_(WireRowBytes(state.options.dispatch_payload, state.hidden)),
-      builder_(state.direct, state.map, state.rank(), state.options.low_latency_tokens, route_.get()),
-      peers_(state.map.ranks()) {
+      builder_(state.direct, *state.map, state.rank(), state.options.low_latency_tokens, route_.get()),
+      peers_(state.map->ranks()) {
   builder_.AddTokens(tokens);
   if (state.direct.phases() > 0) live_peers_ = state.direct.Targets(state.rank(), 0);
 }

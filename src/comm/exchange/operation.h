@@ -15,8 +15,8 @@ namespace moesaic::comm {
 
 /// State that operations share. Owned by the exchange, which outlives them.
 struct ExchangeState {
-  ExchangeState(Transport& end, const Topology& layout, ExpertMap placement, int hidden_size,
-                ExchangeOptions choices)
+  ExchangeState(Transport& end, const Topology& layout, std::shared_ptr<const ExpertMap> placement,
+                int hidden_size, ExchangeOptions choices)
       : transport(end),
         topology(layout),
         map(std::move(placement)),
@@ -25,7 +25,7 @@ struct ExchangeState {
         dead(layout.ranks(), false),
         tree(RouteTree::Direct(dead)),
         direct(RouteTree::Direct(dead)),
-        chooser(layout, map, end.rank(), options.replica_choice),
+        chooser(layout, *map, end.rank(), options.replica_choice),
         dispatch_traffic(layout, end.rank()),
         combine_traffic(layout, end.rank()) {}
 
@@ -33,7 +33,7 @@ struct ExchangeState {
 
   Transport& transport;
   const Topology& topology;
-  const ExpertMap map;
+  std::shared_ptr<const ExpertMap> map;  // that the chooser borrows; never null
   const int hidden;
   const ExchangeOptions options;
   std::vector<bool> dead;
@@ -71,6 +71,8 @@ class Operation {
   virtual void Cancel() = 0;
   /// A rank that the operation waits for, or -1.
   virtual int WaitsFor() const = 0;
+  /// Whether it reads ExchangeState::map until it ends.
+  virtual bool uses_map() const { return false; }
   /// Name for messages.
   virtual const char* name() const = 0;
 

@@ -76,7 +76,7 @@ RowDispatch::RowDispatch(ExchangeState& state, const PayloadRows& x, const Token
       row_bytes_(WireRowBytes(state.options.dispatch_payload, state.hidden)),
       pipeline_(state.transport) {
   if (tokens == nullptr) return;
-  builder_.emplace(state.tree, state.map, state.rank(), state.options.segment_tokens, route_.get());
+  builder_.emplace(state.tree, *state.map, state.rank(), state.options.segment_tokens, route_.get());
   builder_->AddTokens(*tokens);
   routing_.emplace(state, state.tree, *builder_, *route_, tags_);
 }

@@ -44,6 +44,7 @@ class RowDispatch final : public Operation, private PipelineSteps {
   bool done() const override { return started_rows_ && pipeline_.done(); }
   int WaitsFor() const override { return started_rows_ ? pipeline_.WaitsFor() : routing_->WaitsFor(); }
   void Cancel() override;
+  bool uses_map() const override { return true; }
   const char* name() const override { return "dispatch"; }
 
  private:
@@ -88,6 +89,7 @@ class LowLatencyDispatch final : public Operation {
   bool done() const override { return done_; }
   int WaitsFor() const override;
   void Cancel() override { CancelTransfers(); }
+  bool uses_map() const override { return true; }
   const char* name() const override { return "low-latency dispatch"; }
 
  private:

@@ -1,0 +1,250 @@
+#include "engine/expert_balancer.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "parallel/placement/planner.h"
+#include "parallel/placement/token_split.h"
+#include "parallel/shard.h"
+
+namespace moesaic::engine {
+namespace {
+
+using parallel::LayerPlacement;
+
+constexpr size_t kHistory = 32;
+constexpr double kMoveSeconds = 600;  // a move that takes longer is given up
+
+// Largest load of a rank over the mean, with tokens divided exactly over replicas.
+double Balance(const LayerPlacement& layer, std::span<const double> loads) {
+  const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
+  if (sum <= 0) return 1;
+  parallel::TokenSplit split(layer, static_cast<int>(loads.size()));
+  return split.Solve(loads) * static_cast<double>(layer.size()) / sum;
+}
+
+// Most experts that one rank of `next` receives.
+int MostReceived(const LayerPlacement& current, const LayerPlacement& next) {
+  int most = 0;
+  for (size_t rank = 0; rank < next.size(); ++rank) {
+    most = std::max(most, static_cast<int>(std::ranges::count_if(next[rank], [&](int expert) {
+                      return std::ranges::find(current[rank], expert) == current[rank].end();
+                    })));
+  }
+  return most;
+}
+
+LayerPlacement Sorted(LayerPlacement layer) {
+  for (std::vector<int>& experts : layer) std::ranges::sort(experts);
+  return layer;
+}
+
+double ComputingSeconds(const std::vector<RankStats>& ranks) {
+  double seconds = 0;
+  for (const RankStats& rank : ranks) seconds += rank.step_seconds - rank.exchange_seconds;
+  return seconds;
+}
+
+}  // namespace
+
+StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, const ExpertLoadStats& load,
+                                             int64_t expert_bytes, double busy,
+                                             const ExpertBalanceOptions& options,
+                                             const std::function<bool()>& stop) {
+  parallel::Placement known{.experts = load.experts};
+  for (const int layer : load.layers) known.layers.push_back(current.at(layer));
+  const int ranks = known.ranks();
+  const parallel::LoadMatrix recent{
+      .layers = static_cast<int>(load.layers.size()), .experts = load.experts, .tokens = load.recent};
+  parallel::PlannerOptions planner;
+  planner.slots = parallel::EqualSlots(load.experts + options.redundant, ranks);
+  planner.current = &known;
+  planner.threads = 1;  // ranks compute meanwhile
+  planner.stop = stop;
+  ASSIGN_OR_RETURN(const parallel::PlannedPlacement planned, PlanPlacement({&recent, 1}, planner));
+  std::vector<PlannedMove> moves;
+  const double layers = static_cast<double>(load.layers.size());
+  for (size_t i = 0; i < load.layers.size(); ++i) {
+    const std::span<const double> loads = recent.layer(static_cast<int>(i));
+    PlannedMove move{.layer = load.layers[i],
+                     .next = Sorted(planned.placement.layers[i]),
+                     .loads = {loads.begin(), loads.end()},
+                     .before = Balance(known.layers[i], loads)};
+    move.after = Balance(move.next, loads);
+    move.moved = MostReceived(known.layers[i], move.next);
+    const double saved = 1 - move.after / move.before;
+    const double saved_s = saved * busy * options.interval_s / layers;
+    const double cost_s = static_cast<double>(move.moved * expert_bytes) / options.move_bytes_per_s;
+    if (move.moved > 0 && saved >= options.least_gain && saved_s > cost_s) moves.push_back(std::move(move));
+  }
+  std::ranges::stable_sort(moves, [](const PlannedMove& a, const PlannedMove& b) {
+    return a.after / a.before < b.after / b.before;
+  });
+  return moves;
+}
+
+ExpertBalancer::ExpertBalancer(const parallel::Layout& layout, const models::ModelInfo& info,
+                               Lockstep& lockstep, std::vector<Executor*> replicas,
+                               const ExpertBalanceOptions& options)
+    : layout_(layout),
+      info_(info),
+      lockstep_(lockstep),
+      replicas_(std::move(replicas)),
+      options_(options),
+      move_bytes_per_s_(options.move_bytes_per_s) {}
+
+ExpertBalancer::~ExpertBalancer() { *ending_ = true; }
+
+void ExpertBalancer::Note(const std::string& event) {
+  spdlog::info("experts: {}", event);
+  stats_.history.push_back(event);
+  if (stats_.history.size() > kHistory) stats_.history.erase(stats_.history.begin());
+}
+
+Status ExpertBalancer::Poll(const std::shared_ptr<const ExpertLoadStats>& load,
+                            const std::function<std::vector<RankStats>()>& ranks, Clock::time_point now) {
+  switch (state_) {
+    case State::kIdle:
+      if (load != nullptr && load->all_windows > windows_ &&
+          now - planned_ >= std::chrono::duration<double>(options_.interval_s)) {
+        StartPlan(load, ranks(), now);
+      }
+      return OkStatus();
+    case State::kPlanning:
+      if (plan_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return OkStatus();
+      return TakePlan(now);
+    case State::kMoving:
+      return Watch(now);
+    case State::kChanging:
+      if (lockstep_.steps() == steps_) return OkStatus();
+      return BeginNext(now);
+  }
+  return OkStatus();
+}
+
+// Experts of the layers as they were loaded.
+void ExpertBalancer::SetLayers(const ExpertLoadStats& load) {
+  if (!current_.empty()) return;
+  const parallel::ModelShape shape{
+      .layers = info_.layers, .experts = info_.experts, .moe_layers = load.layers};
+  for (const int layer : load.layers) current_[layer] = parallel::ExpertsByRank(layout_, shape, layer);
+}
+
+void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& load,
+                               const std::vector<RankStats>& ranks, Clock::time_point now) {
+  SetLayers(*load);
+  const double computing = ComputingSeconds(ranks);
+  const std::chrono::duration<double> passed = now - planned_;
+  const double busy =
+      std::min(1.0, (computing - computing_) /
+                        (passed.count() * std::max<double>(1, static_cast<double>(ranks.size()))));
+  computing_ = computing;
+  planned_ = now;
+  windows_ = load->all_windows;
+  ExpertBalanceOptions options = options_;
+  options.move_bytes_per_s = move_bytes_per_s_;
+  plan_ = std::async(std::launch::async, [current = current_, load, bytes = info_.expert_bytes, busy, options,
+                                          ending = ending_]() {
+    try {
+      return PlanMoves(current, *load, bytes, busy, options, [ending] { return ending->load(); });
+    } catch (const std::exception& error) {  // of memory
+      return StatusOr<std::vector<PlannedMove>>(ResourceExhausted("{}", error.what()));
+    }
+  });
+  ++stats_.plans;
+  state_ = State::kPlanning;
+  stats_.state = "planning";
+}
+
+Status ExpertBalancer::TakePlan(Clock::time_point now) {
+  state_ = State::kIdle;
+  stats_.state = "idle";
+  StatusOr<std::vector<PlannedMove>> moves = plan_.get();
+  if (!moves.ok()) {
+    ++stats_.failed_plans;
+    Note(fmt::format("the plan failed: {}", Message(moves.status())));
+    return OkStatus();
+  }
+  if (moves->empty()) {
+    ++stats_.plans_without_gain;
+    return OkStatus();
+  }
+  Note(fmt::format("{} layers move; the first has a busiest rank of {:.2f} times the mean, then {:.2f}",
+                   moves->size(), moves->front().before, moves->front().after));
+  queue_.assign(std::make_move_iterator(moves->begin()), std::make_move_iterator(moves->end()));
+  return BeginNext(now);
+}
+
+Status ExpertBalancer::BeginNext(Clock::time_point now) {
+  if (queue_.empty()) {
+    state_ = State::kIdle;
+    stats_.state = "idle";
+    return OkStatus();
+  }
+  state_ = State::kMoving;
+  stats_.state = "moving";
+  begun_ = now;
+  const PlannedMove& move = queue_.front();
+  const models::ExpertMoveOrder order = {
+      .number = ++number_, .layer = move.layer, .next = move.next, .loads = move.loads};
+  for (Executor* replica : replicas_) {
+    const Status begun = replica->BeginExpertMove(order);
+    if (!begun.ok()) return RollBack(Message(begun));
+  }
+  return OkStatus();
+}
+
+// Reports are those of the last batch of each rank, which may have run before the move began.
+Status ExpertBalancer::Watch(Clock::time_point now) {
+  bool ready = true;
+  int64_t bytes = 0, most = 0;
+  for (const Executor* replica : replicas_) {
+    for (const models::ExpertMoveReport& report : replica->move_reports()) {
+      const bool of_this = report.number == number_;
+      if (of_this && report.state == models::MoveState::kFailed) {
+        return RollBack("a rank could not gather its experts");
+      }
+      ready &= of_this && report.state == models::MoveState::kReady;
+      bytes += report.sent_bytes;
+      most = std::max(most, report.sent_bytes);
+    }
+  }
+  const std::chrono::duration<double> passed = now - begun_;
+  if (!ready) {
+    if (passed.count() < kMoveSeconds) return OkStatus();
+    return RollBack(fmt::format("it took longer than {} s", kMoveSeconds));
+  }
+  lockstep_.ApplyMove(number_);
+  steps_ = lockstep_.steps();
+  const PlannedMove& move = queue_.front();
+  if (most > 0 && passed.count() > 0) move_bytes_per_s_ = static_cast<double>(most) / passed.count();
+  for (size_t rank = 0; rank < move.next.size(); ++rank) {
+    const std::vector<int>& old = current_[move.layer][rank];
+    stats_.moved_experts += std::ranges::count_if(
+        move.next[rank], [&](int expert) { return std::ranges::find(old, expert) == old.end(); });
+  }
+  ++stats_.moved_layers;
+  stats_.moved_bytes += bytes;
+  stats_.epoch = number_;
+  current_[move.layer] = move.next;
+  Note(fmt::format("layer {} changed by move {}: busiest rank {:.2f} times the mean, before {:.2f}",
+                   move.layer, number_, move.after, move.before));
+  queue_.pop_front();
+  state_ = State::kChanging;
+  return OkStatus();
+}
+
+Status ExpertBalancer::RollBack(const std::string& why) {
+  ++stats_.rolled_back;
+  Note(fmt::format("move {} of layer {} is rolled back: {}", number_, queue_.front().layer, why));
+  queue_.clear();
+  state_ = State::kIdle;
+  stats_.state = "idle";
+  for (Executor* replica : replicas_) RETURN_IF_ERROR(replica->DropExpertMove());
+  return OkStatus();
+}
+
+}  // namespace moesaic::engine

@@ -1,0 +1,113 @@
+// Moves experts to other ranks while the engine serves: plans from recorded loads, gathers the weights of one
+// layer after the other, and has all ranks change to them in the same step.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/executor.h"
+#include "engine/expert_load.h"
+#include "engine/lockstep.h"
+#include "parallel/layout.h"
+#include "parallel/placement/placement.h"
+
+namespace moesaic::engine {
+
+struct ExpertBalanceOptions {
+  double interval_s = 0;  ///< Least time between plans; 0: experts stay.
+  int redundant = 0;      ///< Replicas of a layer beyond one of each expert.
+  /// Least reduction of the largest load of a rank, as a share of it, for which a layer's experts move.
+  double least_gain = 0.1;
+  /// Bytes per second at which a rank sends and receives weights, until a move has been measured.
+  double move_bytes_per_s = 1e9;
+};
+
+/// A layer whose experts shall move.
+struct PlannedMove {
+  int layer = 0;                  // decoder layer
+  parallel::LayerPlacement next;  // experts ascending on each rank
+  std::vector<double> loads;      // [experts] that it was planned for
+  int moved = 0;                  // most experts that one rank receives
+  double before = 1, after = 1;   // largest load of a rank over the mean
+};
+
+/// Experts of each rank by decoder layer.
+using PlacementByLayer = std::map<int, parallel::LayerPlacement>;
+
+/// Plans all layers for the recent loads, and returns those whose gain over `current` is large enough, the
+/// largest gain first. `busy` is the share of time in which ranks compute: time that a layer's ranks save
+/// until the next plan must exceed that of moving weights of `expert_bytes` for each expert. Deterministic.
+StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, const ExpertLoadStats& load,
+                                             int64_t expert_bytes, double busy,
+                                             const ExpertBalanceOptions& options,
+                                             const std::function<bool()>& stop = {});
+
+/// Numbers for /metrics, since the start.
+struct ExpertBalanceStats {
+  std::string state = "idle";  ///< idle, planning or moving
+  int64_t plans = 0, plans_without_gain = 0, failed_plans = 0;
+  int64_t moved_layers = 0, moved_experts = 0, rolled_back = 0;
+  int64_t moved_bytes = 0;           ///< Weights that ranks sent.
+  uint64_t epoch = 0;                ///< Last move that is in use.
+  std::vector<std::string> history;  ///< The last events, the oldest first.
+};
+
+/// Called by the engine's thread between steps. Plans are made by a thread of their own; one that fails is
+/// counted, and the next one is made after the interval. A move that any rank fails is given up on all, which
+/// go the experts that they have.
+class ExpertBalancer {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `replicas` are the executors of all replicas, of `lockstep`. Borrowed.
+  ExpertBalancer(const parallel::Layout& layout, const models::ModelInfo& info, Lockstep& lockstep,
+                 std::vector<Executor*> replicas, const ExpertBalanceOptions& options);
+
+  ~ExpertBalancer();  ///< Ends a plan that is being made.
+  ExpertBalancer(const ExpertBalancer&) = delete;
+  ExpertBalancer& operator=(const ExpertBalancer&) = delete;
+
+  /// `load` may be null. `ranks` returns the work of all ranks so far. An error is one of the job.
+  Status Poll(const std::shared_ptr<const ExpertLoadStats>& load,
+              const std::function<std::vector<RankStats>()>& ranks, Clock::time_point now);
+  const ExpertBalanceStats& stats() const { return stats_; }
+
+ private:
+  enum class State : uint8_t { kIdle, kPlanning, kMoving, kChanging };
+  void SetLayers(const ExpertLoadStats& load);
+  void StartPlan(const std::shared_ptr<const ExpertLoadStats>& load, const std::vector<RankStats>& ranks,
+                 Clock::time_point now);
+  Status TakePlan(Clock::time_point now);
+  Status BeginNext(Clock::time_point now);
+  Status Watch(Clock::time_point now);
+  Status RollBack(const std::string& why);
+  void Note(const std::string& event);
+
+  const parallel::Layout layout_;
+  const models::ModelInfo info_;
+  Lockstep& lockstep_;
+  const std::vector<Executor*> replicas_;
+  const ExpertBalanceOptions options_;
+  PlacementByLayer current_;
+  State state_ = State::kIdle;
+  Clock::time_point planned_ = Clock::now(), begun_;  // the last plan and move
+  double computing_ = 0;                              // seconds of all ranks at the last plan
+  int64_t windows_ = 0;                               // that the last plan knew
+  const std::shared_ptr<std::atomic<bool>> ending_ = std::make_shared<std::atomic<bool>>(false);
+  std::future<StatusOr<std::vector<PlannedMove>>> plan_;
+  std::deque<PlannedMove> queue_;  // the first one is under way
+  uint64_t number_ = 0;            // of the last move that began
+  uint64_t steps_ = 0;             // joint steps when the last move was applied
+  double move_bytes_per_s_;
+  ExpertBalanceStats stats_;
+};
+
+}  // namespace moesaic::engine

@@ -1,0 +1,64 @@
+// Record of the tokens that routers sent to each expert, for the placement of experts.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "models/model.h"
+
+namespace moesaic::engine {
+
+/// Immutable once it is shared. All matrices are [layers, experts].
+struct ExpertLoadStats {
+  std::vector<int> layers;  // decoder layers with routed experts
+  int experts = 0;
+  std::vector<int64_t> total;  // tokens since the start
+  std::vector<double> recent;  // tokens, of which a window counts half after kExpertLoadHalfLife
+  std::vector<std::shared_ptr<const std::vector<int64_t>>> windows;  // the last ones, the oldest first
+  int64_t all_windows = 0;                                           // since the start
+
+  /// Largest recent load of an expert of a layer, divided by the mean. 1: balanced; 0: no tokens.
+  double Skew(size_t layer) const;
+};
+
+inline constexpr int kExpertLoadWindows = 64;
+inline constexpr std::chrono::seconds kExpertLoadHalfLife{300};
+
+struct ExpertLoadOptions {
+  double window_s = 0;  ///< Length of a window; 0: loads are not recorded.
+  /// Called by the engine's thread after each window with tokens, and when the engine ends.
+  std::function<void(std::shared_ptr<const ExpertLoadStats>)> sink = nullptr;
+};
+
+/// One thread.
+class ExpertLoadRecorder {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit ExpertLoadRecorder(ExpertLoadOptions options) : options_(std::move(options)) {}
+
+  /// Whether a window ends at `now`.
+  bool Due(Clock::time_point now) const;
+  /// Ends a window with these totals of all ranks. A window without tokens is not kept.
+  void Add(const models::ExpertLoad& totals, Clock::time_point now);
+  std::shared_ptr<const ExpertLoadStats> stats() const { return stats_; }  ///< Null before the first window.
+
+ private:
+  const ExpertLoadOptions options_;
+  Clock::time_point begin_ = Clock::now();  // of the window
+  std::shared_ptr<const ExpertLoadStats> stats_;
+};
+
+/// The loads as JSON that `moesaic placement` reads: "logical_count" [windows][layers][experts], in which the
+/// first window also has the tokens of dropped ones, and "layers".
+std::string ToJson(const ExpertLoadStats& stats);
+
+/// Adds the loads of other layers or replicas: layers stay ascending. InvalidArgument: another number of
+/// experts.
+Status AddExpertLoad(const models::ExpertLoad& part, models::ExpertLoad* sum);
+
+}  // namespace moesaic::engine

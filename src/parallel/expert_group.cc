@@ -1,0 +1,223 @@
+#include "parallel/expert_group.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "parallel/job_wait.h"
+#include "parallel/placement/token_split.h"
+
+namespace moesaic::parallel {
+namespace {
+
+// Rows of a decode step travel in one message to each rank, whose buffers have a fixed size: at most this for
+// all ranks. DeepSeek-V3 in f32 takes 3.7 MB for 128 rows of a rank.
+constexpr int64_t kFixedBufferBytes = int64_t{64} << 20;
+constexpr int kMostFixedRows = 128;
+
+int FixedRows(const ExpertGroupOptions& options, int ranks) {
+  const int64_t row = comm::RowRoutingBytes(options.top_k) + int64_t{4} * options.hidden;
+  return static_cast<int>(std::clamp<int64_t>(kFixedBufferBytes / (row * ranks), 1, kMostFixedRows));
+}
+
+class Stopwatch {
+ public:
+  Stopwatch(const comm::Transport& job, double* total) : job_(job), total_(total), begin_(job.Now()) {}
+  ~Stopwatch() { *total_ += job_.Now() - begin_; }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  const comm::Transport& job_;
+  double* const total_;
+  const double begin_;
+};
+
+}  // namespace
+
+ExpertGroup::~ExpertGroup() = default;
+
+StatusOr<std::unique_ptr<ExpertGroup>> ExpertGroup::Create(
+    comm::Transport& job, const comm::Topology& topology, const Layout& layout,
+    const ExpertGroupOptions& options, const std::vector<std::vector<std::vector<int>>>& by_layer) {
+  std::unique_ptr<ExpertGroup> group(new ExpertGroup(job, layout, options));
+  const std::vector<int> ranks = layout.ExpertGroup(job.rank());
+  ASSIGN_OR_RETURN(group->ranks_, comm::GroupTransport::Create(job, ranks));
+  ASSIGN_OR_RETURN(group->topology_, topology.Selected(ranks));
+  for (const auto& by_rank : by_layer) {
+    ASSIGN_OR_RETURN(Layer layer, group->MakeLayer(by_rank));
+    group->has_replicas_ |= layer.has_replicas;
+    group->layers_.push_back(std::move(layer));
+  }
+  if (group->layers_.empty()) return group;  // a stage of dense layers
+  group->few_rows_ = FixedRows(options, static_cast<int>(ranks.size()));
+  comm::ExchangeOptions exchange;
+  exchange.dispatch_payload = exchange.combine_payload = comm::Payload::kF32;
+  exchange.reduction = options.sums_by_choice || group->has_replicas_ ? comm::Reduction::kBySlot
+                                                                      : comm::Reduction::kPartialSums;
+  exchange.low_latency_tokens = group->few_rows_;
+  exchange.low_latency_slots = options.top_k;
+  exchange.time_limit_s = options.time_limit_s;
+  ASSIGN_OR_RETURN(group->exchange_,
+                   comm::ExpertExchange::Create(*group->ranks_, *group->topology_,
+                                                *group->layers_.front().map, options.hidden, exchange));
+  return group;
+}
+
+StatusOr<ExpertGroup::Layer> ExpertGroup::MakeLayer(const std::vector<std::vector<int>>& by_rank) const {
+  Layer layer;
+  ASSIGN_OR_RETURN(comm::ExpertMap map, comm::ExpertMap::Create(options_.experts, by_rank));
+  layer.map = std::make_shared<const comm::ExpertMap>(std::move(map));
+  layer.by_rank = by_rank;
+  layer.has_replicas = layer.map->physical_experts() > options_.experts;
+  RETURN_IF_ERROR(Divide(layer, std::vector<double>(options_.experts, 1.0)));
+  return layer;
+}
+
+Status ExpertGroup::Divide(Layer& layer, std::span<const double> loads) const {
+  if (!layer.has_replicas) return OkStatus();
+  TokenSplit split(layer.by_rank, options_.experts);
+  split.Solve(loads);
+  layer.shares.resize(layer.map->physical_experts());
+  for (int i = 0; i < layer.map->physical_experts(); ++i) {
+    const comm::ExpertReplica& replica = layer.map->physical(i);
+    const auto copies = static_cast<double>(layer.map->ReplicasOf(replica.expert).size());
+    const double load = loads[replica.expert];
+    layer.shares[i] = load > 0 ? split.LoadOn(replica.expert, replica.rank) / load : 1 / copies;
+  }
+  return OkStatus();
+}
+
+Status ExpertGroup::SetLoads(int layer, std::span<const double> loads) {
+  if (layer < 0 || layer >= layers() || std::ssize(loads) != options_.experts) {
+    return InvalidArgument("loads of {} experts of layer {} do not fit {} layers of {}", loads.size(), layer,
+                           layers(), options_.experts);
+  }
+  return Divide(layers_[layer], loads);
+}
+
+Status ExpertGroup::CheckExperts(const LayerPlacement& by_rank) const {
+  if (by_rank.size() != ranks_->ranks().size()) {
+    return InvalidArgument("a placement of experts must have {} ranks, found {}", ranks_->ranks().size(),
+                           by_rank.size());
+  }
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (!std::ranges::is_sorted(by_rank[rank])) {
+      return InvalidArgument("experts of rank {} must be ascending", rank);
+    }
+  }
+  return comm::ExpertMap::Create(options_.experts, by_rank).status();
+}
+
+Status ExpertGroup::SetExperts(int layer, const LayerPlacement& by_rank) {
+  RETURN_IF_ERROR(CheckExperts(by_rank));
+  ASSIGN_OR_RETURN(layers_[layer], MakeLayer(by_rank));
+  return OkStatus();
+}
+
+Range ExpertGroup::OwnRows(int rows) const {
+  const int shards = layout_.degrees().tensor;
+  return parallel::Divide(rows, 1, shards)[layout_.At(job_.rank()).shard];
+}
+
+void ExpertGroup::SetMostRows(int rows) {
+  const int shards = layout_.degrees().tensor;
+  most_sent_ = (rows + shards - 1) / shards;
+}
+
+// A smooth weighted round: each token of an expert goes to the replica that lacks most of its share. Ranks
+// begin with different replicas, so that short batches spread, too.
+std::span<const int32_t> ExpertGroup::ChooseReplicas(const Layer& layer, std::span<const int32_t> ids) {
+  const comm::ExpertMap& map = *layer.map;
+  credit_.resize(map.physical_experts());
+  for (int expert = 0; expert < options_.experts; ++expert) {
+    const std::span<const int32_t> copies = map.ReplicasOf(expert);
+    for (size_t i = 0; i < copies.size(); ++i) {
+      const size_t turn = (i + static_cast<size_t>(ranks_->rank())) % copies.size();
+      credit_[copies[i]] =
+          layer.shares[copies[i]] * static_cast<double>(turn) / static_cast<double>(copies.size());
+    }
+  }
+  replicas_.assign(ids.size(), 0);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0) continue;
+    const std::span<const int32_t> copies = map.ReplicasOf(ids[i]);
+    size_t best = 0;
+    for (size_t c = 0; c < copies.size(); ++c) {
+      credit_[copies[c]] += layer.shares[copies[c]];
+      if (credit_[copies[c]] > credit_[copies[best]]) best = c;
+    }
+    credit_[copies[best]] -= 1;
+    replicas_[i] = static_cast<int32_t>(best);
+  }
+  return replicas_;
+}
+
+Status ExpertGroup::Begin(int layer, std::span<const float> x, std::span<const int32_t> ids,
+                          std::span<const float> weights) {
+  const Stopwatch watch(job_, &seconds_);
+  const Layer& placed = layers_[layer];
+  RETURN_IF_ERROR(exchange_->SetMap(placed.map));
+  comm::TopK topk{.tokens = std::ssize(x) / options_.hidden,
+                  .k = options_.top_k,
+                  .ids = ids,
+                  .weights = weights,
+                  .replicas = {}};
+  if (placed.has_replicas) topk.replicas = ChooseReplicas(placed, ids);
+  const bool few = most_sent_ > 0 && most_sent_ <= few_rows_;
+  StatusOr<comm::PendingDispatch> begun = few ? exchange_->BeginDispatch(comm::RowsOf(x), topk)
+                                              : exchange_->BeginThroughputDispatch(comm::RowsOf(x), topk);
+  if (!begun.ok()) return Explain(begun.status());
+  pending_.emplace(*std::move(begun));
+  return OkStatus();
+}
+
+StatusOr<ExpertGroup::Rows> ExpertGroup::Receive() {
+  const Stopwatch watch(job_, &seconds_);
+  StatusOr<comm::Dispatched> received = pending_->Finish();
+  pending_.reset();
+  if (!received.ok()) return Explain(received.status());
+  received_ = *std::move(received);
+  expert_of_row_.resize(received_->rows());
+  const std::span<const int64_t> begin = received_->expert_begin();
+  for (size_t expert = 0; expert + 1 < begin.size(); ++expert) {
+    std::fill(expert_of_row_.begin() + begin[expert], expert_of_row_.begin() + begin[expert + 1],
+              static_cast<int32_t>(expert));
+  }
+  computed_rows_ += received_->rows();
+  return Rows{.count = static_cast<int>(received_->rows()),
+              .x = reinterpret_cast<const float*>(received_->data().data()),
+              .expert = expert_of_row_};
+}
+
+Status ExpertGroup::Combine(std::span<const float> outputs, std::span<float> out) {
+  const Stopwatch watch(job_, &seconds_);
+  const Status combined = exchange_->Combine(comm::RowsOf(outputs), received_->handle(), comm::OutputOf(out));
+  received_.reset();
+  return combined.ok() ? combined : Explain(combined);
+}
+
+Status ExpertGroup::Explain(const Status& status) const {
+  const Status dead = CheckRanks(job_);
+  if (!dead.ok()) return dead;
+  return Annotate(status, fmt::format("experts of the job's ranks {}, which are numbered from 0 here",
+                                      fmt::join(ranks_->ranks(), ", ")));
+}
+
+ExpertTraffic ExpertGroup::traffic() const {
+  ExpertTraffic traffic{.computed_rows = computed_rows_, .seconds = seconds_};
+  if (exchange_ == nullptr) return traffic;
+  for (const auto* levels : {&exchange_->dispatch_traffic(), &exchange_->combine_traffic()}) {
+    traffic.levels.resize(levels->size());
+    for (size_t i = 0; i < levels->size(); ++i) {
+      const comm::LevelTraffic& level = (*levels)[i];
+      traffic.sent_rows += level.rows;
+      traffic.levels[i].name = level.level;
+      traffic.levels[i].bytes += level.row_bytes + level.routing_bytes;
+    }
+  }
+  return traffic;
+}
+
+}  // namespace moesaic::parallel

@@ -1,0 +1,125 @@
+// The ranks of one stage in all replicas, which divide its routed experts: tokens travel to the ranks of
+// their experts and outputs travel back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/exchange/exchange.h"
+#include "comm/topology/topology.h"
+#include "comm/transport/group_transport.h"
+#include "parallel/layout.h"
+#include "parallel/shard.h"
+
+namespace moesaic::parallel {
+
+/// Work of one rank for its expert group. All rise over the life of the group.
+struct ExpertTraffic {
+  int64_t sent_rows = 0;      // tokens and outputs that were sent to other ranks
+  int64_t computed_rows = 0;  // that its experts computed, for tokens of any rank
+  double seconds = 0;         // in the exchange
+  struct Level {
+    std::string name;  // of the topology, outermost first
+    int64_t bytes = 0;
+  };
+  std::vector<Level> levels;  // bytes sent over the links of each level
+};
+
+struct ExpertGroupOptions {
+  int hidden = 0, experts = 0, top_k = 0;
+  double time_limit_s = 60;
+  /// Sums outputs in the order of a token's choices, with one row of traffic for each, so that results do not
+  /// depend on the ranks of the experts. Otherwise ranks send one sum per token, and equal results need an
+  /// equal placement. Always on if an expert has several replicas.
+  bool sums_by_choice = false;
+};
+
+/// One rank's end. All ranks of the group call Begin, Receive and Combine for the same layers in the same
+/// order; zero rows are a valid batch. One thread.
+class ExpertGroup {
+ public:
+  /// `by_layer` has, for each layer with routed experts, the experts of each rank, ascending. Borrows `job`,
+  /// whose ranks are those of `layout`.
+  static StatusOr<std::unique_ptr<ExpertGroup>> Create(
+      comm::Transport& job, const comm::Topology& topology, const Layout& layout,
+      const ExpertGroupOptions& options, const std::vector<std::vector<std::vector<int>>>& by_layer);
+  ~ExpertGroup();
+
+  /// Rows that this rank sends, of `rows` that all shards of its replica have.
+  Range OwnRows(int rows) const;
+  /// Sets the most rows that a replica has in the next layers, which all ranks know; 0: unknown. If they are
+  /// few, rows travel in one message to each rank.
+  void SetMostRows(int rows);
+
+  /// Begins to send rows [OwnRows().count, hidden] to the ranks of their experts `ids` [rows, top_k], and
+  /// returns. `x` is borrowed until Receive().
+  Status Begin(int layer, std::span<const float> x, std::span<const int32_t> ids,
+               std::span<const float> weights);
+
+  /// Rows of this rank's experts, grouped by expert. Valid until Combine().
+  struct Rows {
+    int count = 0;
+    const float* x = nullptr;         // [count, hidden]
+    std::span<const int32_t> expert;  // [count]: position among the rank's experts
+  };
+  StatusOr<Rows> Receive();
+  /// Sends outputs [Rows::count, hidden] back, and sets `out` [OwnRows().count, hidden] to the weighted sums
+  /// of the outputs for this rank's rows.
+  Status Combine(std::span<const float> outputs, std::span<float> out);
+
+  /// Divides the tokens of each expert over its replicas so that ranks have equal work under these loads,
+  /// [experts]. Ranks may have other loads.
+  Status SetLoads(int layer, std::span<const double> loads);
+
+  /// Experts of each rank in a layer.
+  const LayerPlacement& experts(int layer) const { return layers_[layer].by_rank; }
+  /// InvalidArgument: not a placement of the group's experts on its ranks, ascending on each.
+  Status CheckExperts(const LayerPlacement& by_rank) const;
+  /// Changes the placement of a layer, on all ranks between the same operations. The sums of tokens change in
+  /// the last bits unless ExpertGroupOptions::sums_by_choice is on.
+  Status SetExperts(int layer, const LayerPlacement& by_rank);
+
+  const ExpertGroupOptions& options() const { return options_; }
+  int rank() const { return ranks_->rank(); }  ///< of the group
+  comm::Transport& transport() { return *ranks_; }
+  int layers() const { return static_cast<int>(layers_.size()); }
+  ExpertTraffic traffic() const;
+
+ private:
+  struct Layer {
+    std::shared_ptr<const comm::ExpertMap> map;
+    std::vector<std::vector<int>> by_rank;
+    bool has_replicas = false;
+    std::vector<double> shares;  // [physical experts]: of the expert's tokens
+  };
+  ExpertGroup(comm::Transport& job, const Layout& layout, const ExpertGroupOptions& options)
+      : job_(job), layout_(layout), options_(options) {}
+  StatusOr<Layer> MakeLayer(const std::vector<std::vector<int>>& by_rank) const;
+  Status Divide(Layer& layer, std::span<const double> loads) const;
+  std::span<const int32_t> ChooseReplicas(const Layer& layer, std::span<const int32_t> ids);
+  Status Explain(const Status& status) const;
+
+  comm::Transport& job_;
+  const Layout layout_;
+  const ExpertGroupOptions options_;
+  std::unique_ptr<comm::GroupTransport> ranks_;
+  std::optional<comm::Topology> topology_;
+  std::vector<Layer> layers_;
+  bool has_replicas_ = false;
+  std::unique_ptr<comm::ExpertExchange> exchange_;
+  int most_sent_ = 0;  // of a rank in the next layers; 0: unknown
+  int few_rows_ = 0;   // limit of the low-latency mode
+  std::optional<comm::PendingDispatch> pending_;
+  std::optional<comm::Dispatched> received_;
+  std::vector<int32_t> expert_of_row_, replicas_;
+  std::vector<double> credit_;  // [physical experts] of the layer
+  int64_t computed_rows_ = 0;
+  double seconds_ = 0;
+};
+
+}  // namespace moesaic::parallel

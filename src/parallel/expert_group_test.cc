@@ -1,0 +1,176 @@
+#include "parallel/expert_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "comm/transport/local_transport.h"
+
+namespace moesaic::parallel {
+namespace {
+
+using comm::Transport;
+using testing::HasSubstr;
+
+constexpr int kHidden = 24, kExperts = 6, kTopK = 2;
+constexpr double kLimitSeconds = 20;
+
+// An output of an expert for one value of a row.
+float Output(int expert, float x) { return x * static_cast<float>(expert + 1) - static_cast<float>(expert); }
+
+struct Tokens {
+  std::vector<float> x, weights;
+  std::vector<int32_t> ids;
+};
+
+Tokens RandomTokens(uint32_t seed, int rows) {
+  std::mt19937 random(seed);
+  const auto uniform = [&] { return static_cast<float>(random() % 1000) / 1000; };
+  Tokens tokens;
+  for (int i = 0; i < rows * kHidden; ++i) tokens.x.push_back(uniform() - 0.5F);
+  for (int row = 0; row < rows; ++row) {
+    const auto first = static_cast<int32_t>(random() % kExperts);
+    tokens.ids.insert(tokens.ids.end(),
+                      {first, (first + 1 + static_cast<int32_t>(random() % (kExperts - 1))) % kExperts});
+    tokens.weights.insert(tokens.weights.end(), {uniform(), uniform()});
+  }
+  return tokens;
+}
+
+using ByLayer = std::vector<std::vector<std::vector<int>>>;
+
+std::unique_ptr<ExpertGroup> Join(Transport& end, const Layout& layout, const ByLayer& by_layer) {
+  const auto topology = comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
+  auto group = ExpertGroup::Create(
+      end, topology, layout,
+      {.hidden = kHidden, .experts = kExperts, .top_k = kTopK, .time_limit_s = kLimitSeconds}, by_layer);
+  EXPECT_TRUE(group.ok()) << Message(group.status());
+  return *std::move(group);
+}
+
+// One layer for this rank's part of `tokens`; the result is the part's sums.
+std::vector<float> RunLayer(ExpertGroup& group, int layer, const std::vector<int>& own, const Tokens& tokens,
+                            int rows) {
+  const Range part = group.OwnRows(rows);
+  const auto at = [&](const auto& values, int width) {
+    return std::span(values).subspan(part.first * width, part.count * width);
+  };
+  std::vector<float> out(part.count * kHidden);
+  Status status = group.Begin(layer, at(tokens.x, kHidden), at(tokens.ids, kTopK), at(tokens.weights, kTopK));
+  EXPECT_TRUE(status.ok()) << Message(status);
+  const auto received = group.Receive();
+  EXPECT_TRUE(received.ok()) << Message(received.status());
+  std::vector<float> y(received->count * kHidden);
+  for (int row = 0; row < received->count; ++row) {
+    for (int i = 0; i < kHidden; ++i) {
+      y[row * kHidden + i] = Output(own[received->expert[row]], received->x[row * kHidden + i]);
+    }
+  }
+  status = group.Combine(y, out);
+  EXPECT_TRUE(status.ok()) << Message(status);
+  return out;
+}
+
+std::vector<float> Expected(const Tokens& tokens, Range rows) {
+  std::vector<float> sums;
+  for (int row = rows.first; row < rows.end(); ++row) {
+    for (int i = 0; i < kHidden; ++i) {
+      float sum = 0;
+      for (int slot = 0; slot < kTopK; ++slot) {
+        sum += tokens.weights[row * kTopK + slot] *
+               Output(tokens.ids[row * kTopK + slot], tokens.x[row * kHidden + i]);
+      }
+      sums.push_back(sum);
+    }
+  }
+  return sums;
+}
+
+const ByLayer kUneven = {{{0}, {1, 2, 3}, {}, {4, 5}}, {{5, 4}, {3}, {2, 1}, {0}}};
+const ByLayer kReplicas = {{{0, 1, 2}, {0, 3}, {0, 1, 4}, {2, 5}}};
+
+class ExpertGroupTest : public testing::TestWithParam<int> {};
+
+// The parameter is the limit of rows that replicas agree on: few rows travel in one message.
+TEST_P(ExpertGroupTest, SumsTheOutputsOfAllExperts) {
+  const Layout layout = *Layout::Create({.tensor = 2, .data = 2, .expert = 4});
+  comm::RunRanks(4, [&](Transport& end) {
+    for (const ByLayer& by_layer : {kUneven, kReplicas}) {
+      const auto group = Join(end, layout, by_layer);
+      const int replica = layout.At(end.rank()).replica;
+      for (int step = 0; step < 6; ++step) {
+        const int rows = step == replica ? 0 : 1 + step * 5;  // replicas are idle in turn
+        const Tokens tokens = RandomTokens(10 * step + replica, rows);
+        group->SetMostRows(GetParam());
+        for (int layer = 0; layer < group->layers(); ++layer) {
+          const auto sums = RunLayer(*group, layer, by_layer[layer][end.rank()], tokens, rows);
+          const auto expected = Expected(tokens, group->OwnRows(rows));
+          ASSERT_EQ(sums.size(), expected.size());
+          for (size_t i = 0; i < sums.size(); ++i) ASSERT_NEAR(sums[i], expected[i], 1e-5) << "step " << step;
+        }
+      }
+      EXPECT_GT(group->traffic().sent_rows, 0);
+      ASSERT_EQ(group->traffic().levels.size(), 1U);
+      EXPECT_GT(group->traffic().levels[0].bytes, 0);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, ExpertGroupTest, testing::Values(0, 64));
+
+// Replicas of experts are used in any proportion, and results do not depend on it.
+TEST(ExpertGroup, LoadsMoveTokensBetweenReplicasButNotTheirSums) {
+  const Layout layout = *Layout::Create({.data = 2, .expert = 2});
+  const ByLayer both = {{{0, 1, 2, 3}, {0, 1, 4, 5}}};
+  comm::RunRanks(2, [&](Transport& end) {
+    const auto group = Join(end, layout, both);
+    const Tokens tokens = RandomTokens(7 + end.rank(), 40);
+    const auto computed = [&] { return group->traffic().computed_rows; };
+    const auto even = RunLayer(*group, 0, both[0][end.rank()], tokens, 40);
+    const int64_t before = computed();
+    // Experts 2 and 3 alone keep rank 0 busy: rank 1 takes all tokens of 0 and 1.
+    ASSERT_TRUE(group->SetLoads(0, std::vector<double>{1, 1, 50, 50, 1, 1}).ok());
+    EXPECT_EQ(RunLayer(*group, 0, both[0][end.rank()], tokens, 40), even);
+    EXPECT_NE(computed() - before, before);
+    EXPECT_THAT(Message(group->SetLoads(1, std::vector<double>(kExperts, 1))),
+                HasSubstr("do not fit 1 layers"));
+  });
+}
+
+TEST(ExpertGroup, ShortBatchesUseAllReplicas) {
+  const Layout layout = *Layout::Create({.data = 2, .expert = 2});
+  const ByLayer all = {{{0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 4, 5}}};
+  comm::RunRanks(2, [&](Transport& end) {
+    const auto group = Join(end, layout, all);
+    Tokens tokens = RandomTokens(1, 8);
+    std::fill(tokens.ids.begin(), tokens.ids.end(), 3);
+    RunLayer(*group, 0, all[0][end.rank()], tokens, 8);
+    EXPECT_EQ(group->traffic().computed_rows, 16) << "half of both ranks' rows";
+  });
+}
+
+TEST(ExpertGroup, ADeadRankIsNamed) {
+  const Layout layout = *Layout::Create({.data = 2, .expert = 2});
+  const ByLayer halves = {{{0, 1, 2}, {3, 4, 5}}};
+  comm::LocalJob job(2);
+  const auto group = Join(job.end(0), layout, halves);
+  job.Kill(1);
+  const Tokens tokens = RandomTokens(1, 4);
+  const Status begun = group->Begin(0, tokens.x, tokens.ids, tokens.weights);
+  const Status failed = begun.ok() ? group->Receive().status() : begun;
+  EXPECT_THAT(Message(failed), HasSubstr("rank 1 died"));
+}
+
+TEST(ExpertGroup, RefusesPlacementsWithoutAnExpert) {
+  const Layout layout = *Layout::Create({.data = 2, .expert = 2});
+  comm::LocalJob job(2);
+  const auto topology = comm::Topology::Flat(2, {.latency_s = 1e-6, .bytes_per_s = 1e10});
+  const auto group =
+      ExpertGroup::Create(job.end(0), topology, layout,
+                          {.hidden = kHidden, .experts = kExperts, .top_k = kTopK}, {{{0, 1, 2}, {3, 4}}});
+  EXPECT_THAT(Message(group.status()), HasSubstr("no rank has expert 5"));
+}
+
+}  // namespace
+}  // namespace moesaic::parallel

@@ -1,0 +1,115 @@
+#include "parallel/expert_move.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/collectives/communicator.h"
+
+namespace moesaic::parallel {
+namespace {
+
+// After the tags of sums and hidden states; those of exchanges begin at 2^28. A tag has 12 bits of the move
+// and 12 of the round: messages of a move that was given up are never matched by one of the next 4095.
+constexpr comm::Tag kMoveTags = comm::Tag{3} << comm::kCommunicatorTagBits;
+constexpr size_t kMostRounds = 1 << 12;
+constexpr int64_t kPieceBytes = 1 << 20;
+
+comm::Tag TagOf(uint64_t move, size_t round) {
+  return kMoveTags | static_cast<comm::Tag>(move & 0xfffU) << 12 | static_cast<comm::Tag>(round);
+}
+
+}  // namespace
+
+StatusOr<ExpertMove> ExpertMove::Create(comm::Transport& ranks, uint64_t number,
+                                        const LayerPlacement& current, const LayerPlacement& next,
+                                        int64_t bytes, OldWeights old_weights, std::byte* next_weights) {
+  const int own = ranks.rank();
+  ASSIGN_OR_RETURN(const std::vector<TransferRound> rounds, PlanTransfers(current, next));
+  if (rounds.size() > kMostRounds) {
+    return InvalidArgument("a move of experts has at most {} rounds, found {}", kMostRounds, rounds.size());
+  }
+  ExpertMove move(ranks, number, bytes, std::move(old_weights), next_weights);
+  for (size_t slot = 0; slot < next[own].size(); ++slot) {
+    const int expert = next[own][slot];
+    if (std::ranges::find(current[own], expert) == current[own].end()) continue;
+    move.copies_.push_back({.expert = expert, .slot = static_cast<int>(slot)});
+  }
+  std::ranges::reverse(move.copies_);
+  for (size_t round = 0; round < rounds.size(); ++round) {
+    OwnRound part = {.number = round, .send = {}, .receive = {}};
+    for (const ExpertTransfer& transfer : rounds[round]) {
+      if (transfer.from == own) part.send = transfer;
+      if (transfer.to == own) part.receive = transfer;
+    }
+    if (part.send || part.receive) move.rounds_.push_back(part);
+  }
+  return move;
+}
+
+ExpertMove::ExpertMove(ExpertMove&& other) noexcept
+    : ranks_(other.ranks_),
+      number_(other.number_),
+      bytes_(other.bytes_),
+      old_weights_(std::move(other.old_weights_)),
+      next_(other.next_),
+      copies_(std::move(other.copies_)),
+      rounds_(std::move(other.rounds_)),
+      round_(other.round_),
+      send_(std::exchange(other.send_, {})),
+      receive_(std::exchange(other.receive_, {})),
+      sent_bytes_(other.sent_bytes_) {}
+
+ExpertMove::~ExpertMove() {
+  for (const Lane* lane : {&send_, &receive_}) {
+    if (lane->piece) ranks_->Cancel(*lane->piece);
+  }
+}
+
+Status ExpertMove::Advance() {
+  if (!send_.open() && !receive_.open() && round_ < rounds_.size()) StartRound();
+  RETURN_IF_ERROR(AdvanceLane(/*sends=*/false, receive_));
+  RETURN_IF_ERROR(AdvanceLane(/*sends=*/true, send_));
+  CopyPiece();  // while a round travels
+  ranks_->Progress();
+  return OkStatus();
+}
+
+void ExpertMove::StartRound() {
+  const OwnRound& round = rounds_[round_++];
+  const comm::Tag tag = TagOf(number_, round.number);
+  if (round.receive) receive_ = {.transfer = *round.receive, .tag = tag, .left = bytes_};
+  if (round.send) send_ = {.transfer = *round.send, .tag = tag, .left = bytes_};
+}
+
+// Pieces of a lane have one tag and follow each other, so that they arrive in order.
+Status ExpertMove::AdvanceLane(bool sends, Lane& lane) {
+  if (Status result; lane.piece && ranks_->Test(*lane.piece, &result)) {
+    lane.piece.reset();
+    RETURN_IF_ERROR(result);
+  }
+  if (lane.piece || lane.left == 0) return OkStatus();
+  const auto count = static_cast<size_t>(std::min(lane.left, kPieceBytes));
+  if (sends) {
+    const std::byte* const from = old_weights_(lane.transfer.expert) + lane.begun;
+    ASSIGN_OR_RETURN(lane.piece, ranks_->Send(lane.transfer.to, lane.tag, {from, count}));
+    sent_bytes_ += static_cast<int64_t>(count);
+  } else {
+    std::byte* const to = next_ + lane.transfer.slot * bytes_ + lane.begun;
+    ASSIGN_OR_RETURN(lane.piece, ranks_->Receive(lane.transfer.from, lane.tag, {to, count}));
+  }
+  lane.begun += static_cast<int64_t>(count);
+  lane.left -= static_cast<int64_t>(count);
+  return OkStatus();
+}
+
+void ExpertMove::CopyPiece() {
+  if (copies_.empty()) return;
+  Copy& copy = copies_.back();
+  const int64_t count = std::min(bytes_ - copy.done, kPieceBytes);
+  std::memcpy(next_ + copy.slot * bytes_ + copy.done, old_weights_(copy.expert) + copy.done,
+              static_cast<size_t>(count));
+  copy.done += count;
+  if (copy.done == bytes_) copies_.pop_back();
+}
+
+}  // namespace moesaic::parallel

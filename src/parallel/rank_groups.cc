@@ -18,8 +18,8 @@ constexpr comm::Tag kHiddenTag = 2 * kFirstGroupTag;
 StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, const comm::Topology& topology,
                                                          const Layout& layout, double time_limit_s) {
   if (job.size() != layout.ranks()) {
-    return InvalidArgument("the layout {} has {} ranks, but the job has {}", Name(layout.degrees()),
-                           layout.ranks(), job.size());
+    return InvalidArgument("the layout {} has {} ranks, but the job has {}", layout.Name(), layout.ranks(),
+                           job.size());
   }
   std::unique_ptr<RankGroups> groups(new RankGroups(job, layout, time_limit_s));
   if (layout.degrees().tensor > 1) {

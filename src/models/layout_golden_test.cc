@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "comm/transport/local_transport.h"
+#include "models/rank_work.h"
 #include "models/test_session.h"
 
 namespace moesaic::models {
@@ -67,7 +68,9 @@ std::vector<Degrees> Layouts() {
           {.tensor = 2, .pipeline = 2},
           {.tensor = 2, .pipeline = 2, .expert = 2},
           {.tensor = 3, .pipeline = 2, .expert = 3},
-          {.tensor = 4, .pipeline = 2, .expert = 4}};
+          {.tensor = 2, .pipeline = 3},
+          {.tensor = 4, .pipeline = 2, .expert = 4},
+          {.tensor = 2, .pipeline = 4}};
 }
 
 // Results of one prompt: logits of the golden's rows, of a second chunk, of decodes, and of the MTP module.
@@ -154,10 +157,10 @@ class Rank {
 
 // Runs the prompts on all ranks of a layout; InvalidArgument if the model cannot be divided so. `packed`:
 // path of a packed file to load instead.
-StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Degrees& degrees,
+StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Layout& layout,
                                          const std::vector<GoldenPrompt>& prompts,
-                                         const std::string& packed = {}) {
-  ASSIGN_OR_RETURN(const Layout layout, Layout::Create(degrees));
+                                         const std::string& packed = {},
+                                         Placement placement = Placement::kAuto) {
   const comm::Topology topology =
       comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
   std::vector<Results> results(prompts.size());
@@ -166,7 +169,9 @@ StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Deg
   comm::RunRanks(layout.ranks(), [&](comm::Transport& end) {
     const std::shared_ptr<RankGroups> groups = *RankGroups::Create(end, topology, layout, kTimeLimit);
     TestModel model(packed.empty() ? SourcePath(checkpoint.path) : packed, BestIsa(),
-                    {.dtype = packed.empty() ? checkpoint.dtype : "auto", .groups = groups},
+                    {.dtype = packed.empty() ? checkpoint.dtype : "auto",
+                     .placement = packed.empty() ? Placement::kAuto : placement,
+                     .groups = groups},
                     {.threads = 1, .pin = false});
     loaded[end.rank()] = model.status();
     if (!model.status().ok()) return;  // all ranks fail for the same reason
@@ -179,6 +184,18 @@ StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Deg
   return results;
 }
 
+StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Degrees& degrees,
+                                         const std::vector<GoldenPrompt>& prompts) {
+  ASSIGN_OR_RETURN(const Layout layout, Layout::Create(degrees));
+  return RunLayout(checkpoint, layout, prompts);
+}
+
+// Whether the file's model can be divided so, before any rank loads it.
+Status CheckFile(const std::string& packed, const Layout& layout) {
+  ASSIGN_OR_RETURN(const auto file, checkpoint::Checkpoint::Open(packed));
+  return CheckDivisible(*file, "auto", layout);
+}
+
 class LayoutGoldenTest : public testing::TestWithParam<Checkpoint> {};
 
 TEST_P(LayoutGoldenTest, EveryLayoutComputesTheLogitsOfOneRank) {
@@ -186,7 +203,7 @@ TEST_P(LayoutGoldenTest, EveryLayoutComputesTheLogitsOfOneRank) {
   std::vector<GoldenPrompt> prompts = ReadGolden(path + "/golden.safetensors");
   ASSERT_GE(prompts.size(), 3U);
   prompts.resize(3);
-  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), {}, prompts);
+  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), Degrees{}, prompts);
   ASSERT_TRUE(alone.ok()) << Message(alone.status());
   int ran = 0;
   for (const Degrees& degrees : Layouts()) {
@@ -235,13 +252,15 @@ TEST_P(LayoutGoldenTest, PackedFilesGiveTheResultsOfTheirCheckpoint) {
   int ran = 0;
   for (const Degrees& degrees : {Degrees{.tensor = 2}, Degrees{.pipeline = 2},
                                  Degrees{.tensor = 2, .expert = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
-    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), degrees, prompts, packed);
-    if (!parts.ok()) {
-      EXPECT_THAT(Message(parts.status()), testing::AnyOf(testing::HasSubstr("is divided at multiples of"),
-                                                          testing::HasSubstr("can't be divided among")))
+    const Layout layout = *Layout::Create(degrees);
+    if (const Status fits = CheckFile(packed, layout); !fits.ok()) {
+      EXPECT_THAT(Message(fits), testing::AnyOf(testing::HasSubstr("is divided at multiples of"),
+                                                testing::HasSubstr("can't be divided among")))
           << Name(degrees);
       continue;
     }
+    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), layout, prompts, packed);
+    ASSERT_TRUE(parts.ok()) << Message(parts.status());
     ++ran;
     const StatusOr<std::vector<Results>> whole = RunLayout(GetParam(), degrees, prompts);
     ASSERT_TRUE(whole.ok()) << Message(whole.status());
@@ -251,6 +270,74 @@ TEST_P(LayoutGoldenTest, PackedFilesGiveTheResultsOfTheirCheckpoint) {
   }
   EXPECT_GE(ran, 1);
   std::remove(packed.c_str());
+}
+
+// A file with the parts of the ranks is mapped, and gives the bits that ranks have when they load its
+// checkpoint, also where a tile is divided. Other layouts are refused.
+TEST_P(LayoutGoldenTest, FilesWithPartsGiveTheResultsOfTheirCheckpoint) {
+  std::vector<GoldenPrompt> prompts = ReadGolden(SourcePath(GetParam().path) + "/golden.safetensors");
+  prompts = {prompts[2]};
+  const std::string packed = testing::TempDir() + "/parts_" + GetParam().name + ".moesaic";
+  const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  int ran = 0;
+  for (const Degrees& degrees :
+       {Degrees{.tensor = 2}, Degrees{.tensor = 2, .expert = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
+    const Layout layout = *Layout::Create(degrees);
+    const StatusOr<std::vector<Results>> whole = RunLayout(GetParam(), layout, prompts);
+    const Status converted = Convert(SourcePath(GetParam().path), packed, {.dtype = GetParam().dtype},
+                                     *threads, /*texts=*/{}, layout);
+    ASSERT_EQ(converted.ok(), whole.ok()) << Message(converted);
+    if (!whole.ok()) continue;
+    ++ran;
+    const StatusOr<std::vector<Results>> parts =
+        RunLayout(GetParam(), layout, prompts, packed, ran % 2 == 0 ? Placement::kCopy : Placement::kMap);
+    ASSERT_TRUE(parts.ok()) << Message(parts.status());
+    EXPECT_EQ(parts->front().logits, whole->front().logits) << Name(degrees);
+    EXPECT_EQ(parts->front().decoded, whole->front().decoded) << Name(degrees);
+    EXPECT_EQ(parts->front().mtp, whole->front().mtp) << Name(degrees);
+    EXPECT_THAT(
+        Message(CheckFile(packed, *Layout::Create({.tensor = 3}))),
+        testing::HasSubstr("has the parts of the layout " + layout.PartsText() + ", but this is tp=3"));
+    EXPECT_TRUE(CheckFile(packed, layout).ok());
+    const auto alone = Model::Load(packed, {}, *threads);
+    EXPECT_THAT(Message(alone.status()), testing::HasSubstr("but this is tp=1"));
+  }
+  EXPECT_GE(ran, 1);
+  std::remove(packed.c_str());
+}
+
+// Ranks may have unequal numbers of layers and of experts.
+TEST_P(LayoutGoldenTest, UnevenPartsComputeTheLogitsOfOneRank) {
+  const std::string path = SourcePath(GetParam().path);
+  std::vector<GoldenPrompt> prompts = ReadGolden(path + "/golden.safetensors");
+  prompts = {prompts[1]};
+  const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  const auto model = Model::Load(path, {.dtype = GetParam().dtype, .progress = nullptr}, *threads);
+  ASSERT_TRUE(model.ok()) << Message(model.status());
+  const ModelInfo& info = (*model)->info();
+  const auto split = [](int total) { return std::vector<int>{1, total - 1}; };
+  std::vector<StatusOr<Layout>> layouts = {
+      Layout::Create({.pipeline = 2}, {.layers = split(info.layers), .experts = {}})};
+  if (info.experts > 0) {
+    layouts.push_back(
+        Layout::Create({.tensor = 2, .expert = 2}, {.layers = {}, .experts = split(info.experts)}));
+    layouts.push_back(Layout::Create({.tensor = 2, .pipeline = 2, .expert = 2},
+                                     {.layers = split(info.layers), .experts = split(info.experts)}));
+  }
+  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), Degrees{}, prompts);
+  ASSERT_TRUE(alone.ok()) << Message(alone.status());
+  for (const StatusOr<Layout>& layout : layouts) {
+    ASSERT_TRUE(layout.ok()) << Message(layout.status());
+    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), *layout, prompts);
+    ASSERT_TRUE(parts.ok()) << Message(parts.status());
+    EXPECT_LE(MaxDiff(alone->front().logits, parts->front().logits), GetParam().tolerance) << layout->Name();
+    EXPECT_LE(MaxDiff(alone->front().decoded, parts->front().decoded), GetParam().tolerance)
+        << layout->Name();
+  }
+  const Layout wrong = *Layout::Create({.pipeline = 2}, {.layers = {1, info.layers}, .experts = {}});
+  EXPECT_THAT(Message(RunLayout(GetParam(), wrong, prompts).status()),
+              testing::HasSubstr(
+                  fmt::format("has {} layers, but the layout divides {}", info.layers, info.layers + 1)));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LayoutGoldenTest, testing::ValuesIn(kCheckpoints),

@@ -19,13 +19,14 @@ TEST_P(ReplicatedGoldenTest, OutputsAreTheOraclesUnderEveryLoad) {
 
 TEST_P(ReplicatedGoldenTest, DraftsKeepOutputs) { ExpectOracleWithDrafts(GetParam()); }
 
-INSTANTIATE_TEST_SUITE_P(All, ReplicatedGoldenTest,
-                         testing::Values(Case{"deepseek-v3-mtp", {.data = 2}},
-                                         Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2}},
-                                         Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.tensor = 2, .data = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.data = 3}}),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    All, ReplicatedGoldenTest,
+    testing::Values(Case{"deepseek-v3-mtp", {.data = 2}}, Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2}},
+                    Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2}},
+                    Case{"qwen3-moe-norm-tied", {.tensor = 2, .data = 2}},
+                    Case{"qwen3-moe-norm-tied", {.data = 3}},
+                    Case{"qwen3-moe-norm-tied", {.tensor = 2, .pipeline = 2, .data = 2}}),
+    NameOf);
 
 }  // namespace
 }  // namespace moesaic::engine

@@ -14,7 +14,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "batches are written as they are in memory");
 
 constexpr uint32_t kMagic = 0x4253'4d6d;  // "mMSB"
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 
 class Writer {
  public:
@@ -251,7 +251,7 @@ std::string Serialize(const StepBatch& batch) {
   writer.Put(kMagic);
   writer.Put(kVersion);
   writer.Put(batch.kind);
-  for (const bool flag : {batch.want_hidden, batch.count_experts, batch.want_routes}) {
+  for (const bool flag : {batch.want_hidden, batch.count_experts, batch.want_routes, batch.divides}) {
     writer.Put(static_cast<uint8_t>(flag));
   }
   writer.Put(batch.candidates);
@@ -292,6 +292,7 @@ StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes) {
   batch.want_hidden = reader.GetBool("want_hidden");
   batch.count_experts = reader.GetBool("count_experts");
   batch.want_routes = reader.GetBool("want_routes");
+  batch.divides = reader.GetBool("divides");
   batch.candidates = reader.Get<int32_t>();
   batch.ops_before = GetOps("ops_before", &reader);
   batch.ops_after = GetOps("ops_after", &reader);

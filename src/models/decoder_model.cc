@@ -146,10 +146,7 @@ void DecoderModel::RunLayers(const Step& step, std::span<const KvLayer> kv, floa
   size_t told = 0;
   for (int i = 0; i < shard_.layers.count; ++i) {
     decoder_.layers[i].Forward(step, kv[i], x);
-    if (groups_ != nullptr) {
-      if (groups_->failed()) return;  // the results are void
-      groups_->Progress();
-    }
+    if (groups_ != nullptr && groups_->failed()) return;  // the results are void
     if (step.routes == nullptr || step.routes->layers.size() == told) continue;
     step.routes->layers.back().layer = shard_.layers.first + i;
     ++told;
@@ -196,7 +193,8 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
     return x.subspan(part.rows.first * width, part.rows.count * width);
   };
   const int stages = groups_ == nullptr ? 1 : groups_->layout().degrees().pipeline;
-  const std::vector<PipelinePart> parts = SplitForPipeline(batch, stages);
+  const std::vector<PipelinePart> parts =
+      SplitForPipeline(batch, stages, ReadRows(spec_.moe.experts, spec_.moe.top_k));
   for (const PipelinePart& part : parts) {
     if (!shard_.has_embedding) groups_->ExpectHidden(rows_of(part));
   }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -107,6 +108,24 @@ StatusOr<comm::Topology> ReadTopology(const std::string& path) {
   return comm::Topology::Parse(text, path);
 }
 
+constexpr std::string_view kAuto = "auto";
+
+// Parses "20,28".
+StatusOr<std::vector<int>> CountsOf(const char* flag, const std::string& text) {
+  std::vector<int> counts;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    int count = 0;
+    const auto [next, error] = std::from_chars(text.data() + at, text.data() + end, count);
+    if (error != std::errc() || next != text.data() + end) {
+      return InvalidArgument("{} must be numbers separated by commas, found \"{}\"", flag, text);
+    }
+    counts.push_back(count);
+    at = end + 1;
+  }
+  return counts;
+}
+
 }  // namespace
 
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
@@ -119,7 +138,14 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
         degrees.data);
   }
   if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor;
-  StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees);
+  parallel::Split split = flags.split;
+  if (!flags.layers.empty() && flags.layers != kAuto) {
+    ASSIGN_OR_RETURN(split.layers, CountsOf("--layer-split", flags.layers));
+  }
+  if (!flags.experts.empty()) {
+    ASSIGN_OR_RETURN(split.experts, CountsOf("--expert-split", flags.experts));
+  }
+  StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees, std::move(split));
   return layout.ok() ? layout : Annotate(layout.status(), "layout");
 }
 
@@ -141,6 +167,14 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
   verb.AddFlag("--enable-expert-parallel", flags.expert_parallel,
                "Divide the routed experts among all ranks of a stage; also -ep")
       .Group(group);
+  verb.AddOption(
+          "--layer-split", flags.layers,
+          "Decoder layers of each pipeline stage, as in 20,28, for ranks of different speed or memory; auto: "
+          "by the speeds and memory of the devices of --topology. Default: equal numbers")
+      .Group(group);
+  verb.AddOption("--expert-split", flags.experts,
+                 "Routed experts of each expert parallel part, as in 70,58. Default: equal numbers")
+      .Group(group);
   verb.AddOption("--layout", flags.layout,
                  "auto: choose the sizes above for the devices of --topology, by the predicted time of a "
                  "decode step "
@@ -151,6 +185,8 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
       .Excludes("--data-parallel-size")
       .Excludes("--expert-parallel-size")
       .Excludes("--enable-expert-parallel")
+      .Excludes("--layer-split")
+      .Excludes("--expert-split")
       .Group(group);
   verb.AddOption(
           "--topology", flags.topology,
@@ -219,7 +255,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   }
   std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
   job->children_ = std::move(children);
-  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, {}", Name(layout.degrees()), fingerprint)));
+  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, {}", layout.Name(), fingerprint)));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
   job->topology_ = topology.has_value() ? *std::move(topology) : comm::TopologyOfHosts(job->hosts_);
   job->local_size_ = static_cast<int>(std::ranges::count(job->hosts_, job->hosts_[job->rank()]));
@@ -249,7 +285,7 @@ std::string RankJob::Describe() const {
   const auto repeated = std::ranges::unique(hosts);
   const auto machines = hosts.size() - repeated.size();
   const std::string where = machines == 1 ? "this machine" : fmt::format("{} machines", machines);
-  return fmt::format("{} on {} processes of {} ({})", Name(layout_.degrees()), layout_.ranks(), where,
+  return fmt::format("{} on {} processes of {} ({})", layout_.Name(), layout_.ranks(), where,
                      transport_->name());
 }
 

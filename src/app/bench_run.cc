@@ -106,48 +106,75 @@ std::vector<int32_t> BenchRunner::RandomTokens(int count) {
   return tokens;
 }
 
+// Starts a step like an engine: as many as there are pipeline stages are in flight.
+Status BenchRunner::Start(engine::StepBatch step) {
+  if (std::ssize(steps_) == executor_->max_in_flight()) RETURN_IF_ERROR(FinishOldest());
+  executor_->Start(steps_.emplace_back(std::move(step)));
+  return OkStatus();
+}
+
+Status BenchRunner::FinishOldest() {
+  const StatusOr<engine::StepResult> result = executor_->Finish();
+  steps_.pop_front();
+  RETURN_IF_ERROR(result.status());
+  experts_read_ += result->experts_read;
+  blocks_read_ = result->sparsity.blocks_read;
+  return OkStatus();
+}
+
+Status BenchRunner::FinishAll() {
+  while (!steps_.empty()) RETURN_IF_ERROR(FinishOldest());
+  return OkStatus();
+}
+
 Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
   const std::vector<int32_t> tokens = RandomTokens(count);
   for (int done = 0; done < count; done += batch) {
     if (Interrupted()) return Cancelled("interrupted");
     const int rows = std::min(batch, count - done);
     const bool last = done + rows == count;
-    engine::StepBatch step;
+    engine::StepBatch step = {.divides = rows == count || executor_->max_in_flight() == 1};
     step.AddRows({.sequence = first_sequence_ + sequence,
                   .start = start + done,
                   .first_logits = last ? rows - 1 : rows},
                  std::span(tokens).subspan(done, rows), {}, tables_[sequence],
                  SparsityOf(engine::SparsityMode::kAll));
-    ASSIGN_OR_RETURN(const engine::StepResult result, executor_->Run(step));
-    blocks_read_ = result.sparsity.blocks_read;
+    RETURN_IF_ERROR(Start(std::move(step)));
   }
   return OkStatus();
 }
 
+// Pipeline stages work on different parts of the sequences at the same time. A part's next step starts after
+// its last one has ended, since it needs that one's token.
 Status BenchRunner::Decode(int sequences, int start, int count) {
+  const std::vector<parallel::Range> parts =
+      parallel::Divide(sequences, 1, std::min(sequences, executor_->max_in_flight()));
   for (int i = 0; i < count; ++i) {
     if (Interrupted()) return Cancelled("interrupted");
-    const std::vector<int32_t> tokens = RandomTokens(sequences);
-    engine::StepBatch step;
-    step.count_experts = true;
-    for (int s = 0; s < sequences; ++s) {
-      step.AddRows({.sequence = first_sequence_ + s, .start = start + i, .first_logits = 0},
-                   std::span(tokens).subspan(s, 1), {}, tables_[s],
-                   SparsityOf(engine::SparsityMode::kDecode));
+    for (const parallel::Range& part : parts) {
+      if (std::ssize(steps_) == std::ssize(parts)) RETURN_IF_ERROR(FinishOldest());
+      const std::vector<int32_t> tokens = RandomTokens(part.count);
+      engine::StepBatch step = {.count_experts = true, .divides = parts.size() == 1};
+      for (int s = part.first; s < part.end(); ++s) {
+        step.AddRows({.sequence = first_sequence_ + s, .start = start + i, .first_logits = 0},
+                     std::span(tokens).subspan(s - part.first, 1), {}, tables_[s],
+                     SparsityOf(engine::SparsityMode::kDecode));
+      }
+      RETURN_IF_ERROR(Start(std::move(step)));
     }
-    ASSIGN_OR_RETURN(const engine::StepResult result, executor_->Run(step));
-    experts_read_ += result.experts_read;
-    blocks_read_ = result.sparsity.blocks_read;
   }
   return OkStatus();
 }
 
 Status BenchRunner::RunOnce(const BenchCase& test) {
-  if (test.generate > 0) return Decode(test.sequences, test.depth, test.generate);
+  if (test.generate > 0) {
+    RETURN_IF_ERROR(Decode(test.sequences, test.depth, test.generate));
+    return FinishAll();
+  }
   for (int s = 0; s < test.sequences; ++s) {
     RETURN_IF_ERROR(Prefill(s, test.depth, test.prompt, test.batch));
   }
-  return OkStatus();
+  return FinishAll();
 }
 
 StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
@@ -161,6 +188,7 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
     }
     if (test.depth > 0) RETURN_IF_ERROR(Prefill(s, 0, test.depth, test.batch));
   }
+  RETURN_IF_ERROR(FinishAll());
   BenchResult result;
   int64_t blocks_before = 0;
   for (int i = 0; i <= repetitions; ++i) {

@@ -164,11 +164,11 @@ Status MessageSender::Start(std::span<const int> peers, RankTag tag,
   const std::span<const std::byte> all(message.bytes);
   for (const int peer : peers) {
     ASSIGN_OR_RETURN(const comm::TransferId id,
-                     job_.Send(peer, TagOf(tag, false), all.first(first_part_bytes)));
+                     job_.SendAhead(peer, TagOf(tag, false), all.first(first_part_bytes)));
     message.sends.push_back(id);
     if (all.size() == first_part_bytes) continue;
     ASSIGN_OR_RETURN(const comm::TransferId rest,
-                     job_.Send(peer, TagOf(tag, true), all.subspan(first_part_bytes)));
+                     job_.SendAhead(peer, TagOf(tag, true), all.subspan(first_part_bytes)));
     message.sends.push_back(rest);
   }
   return OkStatus();

@@ -25,7 +25,7 @@ enum class RankTag : uint32_t { kCommand = 0, kReply = 2, kLogits = 4, kHidden =
 
 /// First byte of a command of the driver.
 enum class RankCommand : char {
-  kCapacity = 'C',  ///< Asks for the size of the cache (CapacityQuestion).
+  kCapacity = 'C',  ///< Computes the size of the cache (CapacityQuestion).
   kSetup = 'S',     ///< Creates the cache (RankSetup).
   kBatch = 'B',     ///< Runs a serialized StepBatch.
   kFetch = 'L',     ///< Sends logits of rows of the last batch.

@@ -72,10 +72,22 @@ void RankGroups::SendHidden(std::span<const float> hidden) {
   }
   send.hidden.assign(hidden.begin(), hidden.end());
   const StatusOr<comm::TransferId> id =
-      job_.Send(StageRank(1), kHiddenTag, std::as_bytes(std::span<const float>(send.hidden)));
+      job_.SendAhead(StageRank(1), kHiddenTag, std::as_bytes(std::span<const float>(send.hidden)));
   if (!id.ok()) return Keep(id.status());
   send.id = *id;
   sends_.push_back(std::move(send));
+  PushSends(hidden.size_bytes());
+}
+
+// Shared memory takes some hundred KB of a message at a time, as fast as the receiver empties it. The rank
+// helps for about as long as the copy takes, because the next call of Progress() may be a layer away.
+void RankGroups::PushSends(size_t bytes) {
+  constexpr double kBytesPerS = 5e8;
+  constexpr size_t kBytesPerPoll = 128;
+  const double end = job_.Now() + static_cast<double>(bytes) / kBytesPerS;
+  for (size_t polls = bytes / kBytesPerPoll; polls > 0 && !sends_.empty() && job_.Now() < end; --polls) {
+    FreeSends();
+  }
 }
 
 // Sends end in order as far as the transport delivers in order; a later one that has ended waits here.

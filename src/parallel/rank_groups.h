@@ -84,6 +84,7 @@ class RankGroups {
   int StageRank(int step) const;
   void Keep(Status status);
   void FreeSends();
+  void PushSends(size_t bytes);
   void DropExpected();
 
   CountedTransport job_;

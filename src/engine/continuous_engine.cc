@@ -290,8 +290,23 @@ Status ContinuousEngine::Finish(std::vector<TokenEvent>* events) {
   if (steps_.empty()) return OkStatus();
   StepState& step = steps_.front();
   const Status status = step.batch.rows.empty() ? FinishMoves(step) : FinishRows(step, events);
-  steps_.pop_front();  // its plan pins blocks
+  if (status.ok()) {
+    steps_.pop_front();  // its plan pins blocks
+  } else {
+    DropSteps();
+  }
   return status;
+}
+
+// Ends all steps in flight after one has failed: the executor does not finish the others.
+void ContinuousEngine::DropSteps() {
+  for (const StepState& step : steps_) {
+    Land(step.plan);
+    for (const StepPlan::ScheduledChunk& chunk : step.plan.chunks) {
+      if (chunk.sequence->ending != FinishReason::kNone) End(chunk.sequence->id, chunk.sequence->ending);
+    }
+  }
+  steps_.clear();
 }
 
 // Ends a step without rows.

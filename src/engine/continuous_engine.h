@@ -101,7 +101,8 @@ class ContinuousEngine : public Engine {
   void Follow(StepState& step);
   Status FinishMoves(StepState& step);
   Status FinishRows(StepState& step, std::vector<TokenEvent>* events);
-  void Land(const StepPlan& plan);
+  void DropSteps();
+  static void Land(const StepPlan& plan);
   void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
   static void Accept(std::span<RowTask> tasks);
   void CountAdmissions(const StepPlan& plan);

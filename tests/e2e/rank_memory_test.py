@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "bench")]
 import make_shapes  # noqa: E402
 import ranks_test  # noqa: E402
 from serving import Server  # noqa: E402
+from terminal import Terminal  # noqa: E402
 
 LAYERS, EXPERTS = 8, 32
 PROMPT_IDS = [3 + i * 37 % 4000 for i in range(300)]  # enough rows for every expert to get some
@@ -101,6 +102,13 @@ class RankMemory(unittest.TestCase):
                     self.assertLessEqual(held, 1.1 * parts[rank], f"rank {rank}")
                     self.assertGreater(held, 0.5 * parts[rank], f"rank {rank}")
                 self.assertEqual(server.stop(), 0)
+
+    def test_a_terminal_shows_the_progress_of_each_rank(self):
+        terminal = Terminal("generate", self.model, "--prompt", "a", "-n", "1", "--threads", "1", "-tp", "2")
+        self.addCleanup(terminal.process.kill)
+        for part in ("rank 0: loading [", "rank 1: loading ["):
+            terminal.wait_for(part)
+        self.assertEqual(terminal.process.wait(limit()), 0)
 
     def test_another_layout_is_refused(self):
         packed = self.folder / "two.moesaic"

@@ -22,7 +22,9 @@ BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", ROOT / "build" / "release
 LAYOUTS = {"tp": ("TP2", ["-tp", "2"]), "pp": ("PP2", ["-pp", "2"]), "ep": ("TP2 x EP2", ["-tp", "2", "-ep"])}
 # (name, flags of moesaic bench)
 CASES = [("decode 1", ["-p", "0", "-n", "32", "-s", "1"]), ("decode 8", ["-p", "0", "-n", "16", "-s", "8"]),
-         ("prefill 128", ["-p", "128", "-n", "0"]), ("prefill 512", ["-p", "512", "-n", "0"])]
+         ("prefill 128", ["-p", "128", "-n", "0"]), ("prefill 512", ["-p", "512", "-n", "0"]),
+         ("prefill 2048 in 4 chunks", ["-p", "2048", "-n", "0", "-b", "512"]),
+         ("prefill 4096 in 8 chunks", ["-p", "4096", "-n", "0", "-b", "512"])]
 
 
 # Two devices whose ports carry 1 Gbit/s in each direction.
@@ -60,14 +62,16 @@ def main():
     parser.add_argument("--launches", type=int, default=5)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser.add_argument("--cases", nargs="+", default=[name for name, _ in CASES], help="names as in the table")
     options = parser.parse_args()
+    cases = [(name, flags) for name, flags in CASES if name in options.cases]
     settings = [("2 threads", None, ["-t", "2"]), ("1 thread", None, ["-t", "1"])]
     network = NamespaceTree(GIGABIT) if options.network else None
     settings += [(LAYOUTS[name][0], network, [*LAYOUTS[name][1], "-t", "1"]) for name in options.layouts]
-    samples = {(case, name): [] for case, _ in CASES for name, _, _ in settings}
+    samples = {(case, name): [] for case, _ in cases for name, _, _ in settings}
     try:
         for _ in range(options.launches):
-            for case, case_flags in CASES:
+            for case, case_flags in cases:
                 for name, over, flags in settings:
                     run = (lambda *a: bench_over(over, *a)) if over else bench
                     samples[case, name].append(statistics.median(run(options.model, flags, case_flags, options.repetitions)))
@@ -75,7 +79,7 @@ def main():
         if network:
             network.close()
     print("| case | setting | tokens/s, median (quartiles) | over 2 threads | over 1 thread |\n|---|---|---:|---:|---:|")
-    for case, _ in CASES:
+    for case, _ in cases:
         both, one = (statistics.median(samples[case, name]) for name in ("2 threads", "1 thread"))
         for name, _, _ in settings:
             low, middle, high = quartiles(samples[case, name])

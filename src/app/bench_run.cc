@@ -12,6 +12,7 @@
 #include "engine/kv_budget.h"
 #include "engine/lockstep.h"
 #include "engine/make_executor.h"
+#include "models/pipeline_parts.h"
 
 namespace moesaic::app {
 namespace {
@@ -65,7 +66,9 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
   std::unique_ptr<BenchRunner> runner(new BenchRunner(model, options.sparsity, std::move(store)));
   std::shared_ptr<engine::Lockstep> lockstep;
   if (options.layout.exchanges_tokens()) {
-    lockstep = std::make_shared<engine::Lockstep>(options.layout.degrees().pipeline);
+    lockstep = std::make_shared<engine::Lockstep>(
+        options.layout.degrees().pipeline,
+        models::ReadRows(model.info().experts, model.info().experts_per_token));
   }
   for (int replica = 0; replica < options.layout.degrees().data; ++replica) {
     cache::KvStore* const own = replica == 0 ? runner->store_.get() : nullptr;
@@ -75,17 +78,6 @@ StatusOr<std::unique_ptr<BenchRunner>> BenchRunner::Create(models::Model& model,
     runner->executors_.push_back(std::move(executor));
   }
   return runner;
-}
-
-// Runs the batch on every replica. The result is that of replica 0.
-StatusOr<engine::StepResult> BenchRunner::RunStep(const engine::StepBatch& step) {
-  for (const auto& executor : std::views::reverse(executors_)) executor->Start(step);
-  StatusOr<engine::StepResult> first = executors_.front()->Finish();
-  for (const auto& executor : std::span(executors_).subspan(1)) {
-    const StatusOr<engine::StepResult> result = executor->Finish();
-    if (first.ok() && !result.ok()) first = result.status();
-  }
-  return first;
 }
 
 BenchRunner::BenchRunner(models::Model& model, const engine::SparsityOptions& sparsity,
@@ -128,48 +120,82 @@ std::vector<int32_t> BenchRunner::RandomTokens(int count) {
   return tokens;
 }
 
+int BenchRunner::max_in_flight() const { return executors_.front()->max_in_flight(); }
+
+// Starts a step on every replica like an engine: as many as there are pipeline stages are in flight.
+Status BenchRunner::Start(engine::StepBatch step) {
+  if (std::ssize(steps_) == max_in_flight()) RETURN_IF_ERROR(FinishOldest());
+  const engine::StepBatch& started = steps_.emplace_back(std::move(step));
+  for (const auto& executor : std::views::reverse(executors_)) executor->Start(started);
+  return OkStatus();
+}
+
+// The result is that of replica 0.
+Status BenchRunner::FinishOldest() {
+  const StatusOr<engine::StepResult> result = executors_.front()->Finish();
+  Status others;
+  for (const auto& executor : std::span(executors_).subspan(1)) others.Update(executor->Finish().status());
+  steps_.pop_front();
+  RETURN_IF_ERROR(result.status());
+  RETURN_IF_ERROR(others);
+  experts_read_ += result->experts_read;
+  blocks_read_ = result->sparsity.blocks_read;
+  return OkStatus();
+}
+
+Status BenchRunner::FinishAll() {
+  while (!steps_.empty()) RETURN_IF_ERROR(FinishOldest());
+  return OkStatus();
+}
+
 Status BenchRunner::Prefill(int sequence, int start, int count, int batch) {
   const std::vector<int32_t> tokens = RandomTokens(count);
   for (int done = 0; done < count; done += batch) {
     if (Interrupted()) return Cancelled("interrupted");
     const int rows = std::min(batch, count - done);
     const bool last = done + rows == count;
-    engine::StepBatch step;
+    engine::StepBatch step = {.divides = rows == count || max_in_flight() == 1};
     step.AddRows({.sequence = first_sequence_ + sequence,
                   .start = start + done,
                   .first_logits = last ? rows - 1 : rows},
                  std::span(tokens).subspan(done, rows), {}, tables_[sequence],
                  SparsityOf(engine::SparsityMode::kAll));
-    ASSIGN_OR_RETURN(const engine::StepResult result, RunStep(step));
-    blocks_read_ = result.sparsity.blocks_read;
+    RETURN_IF_ERROR(Start(std::move(step)));
   }
   return OkStatus();
 }
 
+// Pipeline stages work on different parts of the sequences at the same time. A part's next step starts after
+// its last one has ended, since it needs that one's token.
 Status BenchRunner::Decode(int sequences, int start, int count) {
+  const std::vector<parallel::Range> parts =
+      parallel::Divide(sequences, 1, std::min(sequences, max_in_flight()));
   for (int i = 0; i < count; ++i) {
     if (Interrupted()) return Cancelled("interrupted");
-    const std::vector<int32_t> tokens = RandomTokens(sequences);
-    engine::StepBatch step;
-    step.count_experts = true;
-    for (int s = 0; s < sequences; ++s) {
-      step.AddRows({.sequence = first_sequence_ + s, .start = start + i, .first_logits = 0},
-                   std::span(tokens).subspan(s, 1), {}, tables_[s],
-                   SparsityOf(engine::SparsityMode::kDecode));
+    for (const parallel::Range& part : parts) {
+      if (std::ssize(steps_) == std::ssize(parts)) RETURN_IF_ERROR(FinishOldest());
+      const std::vector<int32_t> tokens = RandomTokens(part.count);
+      engine::StepBatch step = {.count_experts = true, .divides = parts.size() == 1};
+      for (int s = part.first; s < part.end(); ++s) {
+        step.AddRows({.sequence = first_sequence_ + s, .start = start + i, .first_logits = 0},
+                     std::span(tokens).subspan(s - part.first, 1), {}, tables_[s],
+                     SparsityOf(engine::SparsityMode::kDecode));
+      }
+      RETURN_IF_ERROR(Start(std::move(step)));
     }
-    ASSIGN_OR_RETURN(const engine::StepResult result, RunStep(step));
-    experts_read_ += result.experts_read;
-    blocks_read_ = result.sparsity.blocks_read;
   }
   return OkStatus();
 }
 
 Status BenchRunner::RunOnce(const BenchCase& test) {
-  if (test.generate > 0) return Decode(test.sequences, test.depth, test.generate);
+  if (test.generate > 0) {
+    RETURN_IF_ERROR(Decode(test.sequences, test.depth, test.generate));
+    return FinishAll();
+  }
   for (int s = 0; s < test.sequences; ++s) {
     RETURN_IF_ERROR(Prefill(s, test.depth, test.prompt, test.batch));
   }
-  return OkStatus();
+  return FinishAll();
 }
 
 StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
@@ -183,6 +209,7 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
     }
     if (test.depth > 0) RETURN_IF_ERROR(Prefill(s, 0, test.depth, test.batch));
   }
+  RETURN_IF_ERROR(FinishAll());
   BenchResult result;
   int64_t blocks_before = 0;
   for (int i = 0; i <= repetitions; ++i) {

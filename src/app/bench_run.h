@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <random>
 #include <vector>
@@ -55,10 +56,13 @@ class BenchRunner {
   double StepBytes(const BenchResult& result, int sequences, int depth) const;
 
  private:
-  StatusOr<engine::StepResult> RunStep(const engine::StepBatch& step);
   BenchRunner(models::Model& model, const engine::SparsityOptions& sparsity,
               std::unique_ptr<cache::KvStore> store);
   const kernels::SparsitySettings* SparsityOf(engine::SparsityMode least) const;
+  int max_in_flight() const;
+  Status Start(engine::StepBatch step);
+  Status FinishOldest();
+  Status FinishAll();
   Status Prefill(int sequence, int start, int count, int batch);
   Status Decode(int sequences, int start, int count);
   Status RunOnce(const BenchCase& test);
@@ -70,6 +74,7 @@ class BenchRunner {
   const engine::SparsityOptions options_;
   const kernels::SparsitySettings sparsity_;                  // of `options_`
   std::vector<std::unique_ptr<engine::Executor>> executors_;  // [replicas]
+  std::deque<engine::StepBatch> steps_;                       // in flight, the oldest first
   uint64_t first_sequence_ = 1;                               // number of the first sequence of this case
   int64_t experts_read_ = 0;                                  // by decode steps
   int64_t blocks_read_ = 0;                         // of one KV head, by rows that chose: all steps so far

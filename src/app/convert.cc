@@ -21,6 +21,7 @@ namespace {
 struct ConvertFlags {
   std::string model, out;
   std::string dtype = "auto";
+  std::string layout;
   int threads = 0;
   bool force = false;
 };
@@ -28,6 +29,10 @@ struct ConvertFlags {
 Status RunConvert(const ConvertFlags& options) {
   if (!options.force && std::filesystem::exists(options.out)) {
     return InvalidArgument("{} exists already; use --force to replace it", options.out);
+  }
+  parallel::Layout layout;
+  if (!options.layout.empty()) {
+    ASSIGN_OR_RETURN(layout, parallel::Layout::Parse(options.layout));
   }
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
@@ -42,7 +47,7 @@ Status RunConvert(const ConvertFlags& options) {
       progress.Show(done, total, FormatBytes(static_cast<double>(total)));
       return !Interrupted();
     };
-    RETURN_IF_ERROR(models::Convert(options.model, options.out, load, *pool, texts));
+    RETURN_IF_ERROR(models::Convert(options.model, options.out, load, *pool, texts, layout));
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   Tell("{}: {} in {:.1f} s\n", options.out,
@@ -59,12 +64,16 @@ void AddConvert(Verb& root, VerbRun& run) {
   verb.AddOption("-o,--out", options->out, "Packed file to write").Required();
   AddDtypeFlag(verb, options->dtype);
   AddThreadsFlag(verb, options->threads);
+  verb.AddOption("--layout", options->layout,
+                 "Write the part of each rank of this layout, as in tp=2,pp=2 (also ep=2, layers=20+28, "
+                 "experts=70+58), which ranks map without copying. Only this layout loads the file");
   verb.AddFlag("--force", options->force, "Replace an existing file");
   verb.Footer(
       "The packed file holds weights in the kernels' layout, config, tokenizer and template. It is also a\n"
       "valid safetensors file. An interrupted run leaves no file.\n\n"
       "Examples:\n  moesaic convert models/moesaic-tiny --dtype int8 --out tiny.moesaic\n  moesaic chat "
-      "tiny.moesaic");
+      "tiny.moesaic\n  moesaic convert models/moesaic-tiny --layout tp=2 --out tiny.moesaic\n  moesaic "
+      "serve tiny.moesaic -tp 2");
   verb.OnParsed([options, &run] { run = [options] { return RunConvert(*options); }; });
 }
 

@@ -40,7 +40,12 @@ const std::vector<planner::StepShape>& PredictedSteps() {
   return steps;
 }
 
-StatusOr<std::vector<LayoutPlanner::Prediction>> PredictLayouts(const LayoutQuestion& question) {
+namespace {
+
+// Calls `ask` with a planner for the devices and the model.
+template <typename Ask>
+auto AskPlanner(const LayoutQuestion& question, const Ask& ask)
+    -> decltype(ask(std::declval<LayoutPlanner>())) {
   ASSIGN_OR_RETURN(const std::string text, ReadInput(question.topology));
   ASSIGN_OR_RETURN(const comm::Topology topology, comm::Topology::Parse(text, question.topology));
   const double kv_bytes = question.kv_dtype == "f32" ? 4 : question.kv_dtype == "int8" ? 1 : 2;
@@ -50,7 +55,19 @@ StatusOr<std::vector<LayoutPlanner::Prediction>> PredictLayouts(const LayoutQues
                    LayoutPlanner::Create(
                        topology, work.spec().hidden, FlopsType(topology, question.dtype),
                        [&work](const parallel::Layout& layout, int rank) { return work.Of(layout, rank); }));
-  return planner.Compare(PredictedSteps());
+  return ask(planner);
+}
+
+}  // namespace
+
+StatusOr<std::vector<LayoutPlanner::Prediction>> PredictLayouts(const LayoutQuestion& question) {
+  return AskPlanner(question, [](const LayoutPlanner& planner) { return planner.Compare(PredictedSteps()); });
+}
+
+StatusOr<parallel::Split> PredictSplit(const LayoutQuestion& question, const parallel::Layout& layout) {
+  return AskPlanner(question, [&](const LayoutPlanner& planner) {
+    return planner.BalanceLayers(layout, PredictedSteps().front());
+  });
 }
 
 std::string LayoutTable(const std::vector<LayoutPlanner::Prediction>& predictions, size_t lines) {
@@ -61,7 +78,7 @@ std::string LayoutTable(const std::vector<LayoutPlanner::Prediction>& prediction
     if (rows.size() > lines) break;
     const StepTime &eight = prediction.steps[kDecode8], &one = prediction.steps[kDecode1],
                    &prefill = prediction.steps[kPrefill];
-    rows.push_back({Name(prediction.layout.degrees()), FormatBytes(prediction.weight_bytes),
+    rows.push_back({prediction.layout.Name(), FormatBytes(prediction.weight_bytes),
                     prediction.fits ? FormatBytes(prediction.free_bytes) : "too large",
                     Milliseconds(eight.seconds), Share(eight.communication, eight.seconds),
                     Milliseconds(eight.interval), Milliseconds(one.seconds),

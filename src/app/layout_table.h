@@ -24,6 +24,9 @@ const std::vector<planner::StepShape>& PredictedSteps();
 /// Returns all layouts of as many ranks as the topology has devices, best first.
 StatusOr<std::vector<planner::LayoutPlanner::Prediction>> PredictLayouts(const LayoutQuestion& question);
 
+/// Returns the layers of the stages of `layout` that balance their times and fit the devices.
+StatusOr<parallel::Split> PredictSplit(const LayoutQuestion& question, const parallel::Layout& layout);
+
 /// Returns the table, with one line per layout and at most `lines` of them.
 std::string LayoutTable(const std::vector<planner::LayoutPlanner::Prediction>& predictions, size_t lines);
 

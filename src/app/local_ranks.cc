@@ -16,6 +16,8 @@
 #include <iterator>
 #include <utility>
 
+#include "app/progress.h"
+
 namespace moesaic::app {
 namespace {
 
@@ -103,6 +105,9 @@ Status LocalRanks::Spawn(int rank, const std::vector<std::string>& words) {
   variables.push_back(fmt::format("MOESAIC_RANK={}", rank));
   variables.push_back(fmt::format("MOESAIC_WORLD_SIZE={}", options_.ranks));
   variables.push_back(fmt::format("MOESAIC_LOCAL_RANK={}", rank));
+  if (std::string progress = RankProgressVariable(); !progress.empty()) {
+    variables.push_back(std::move(progress));
+  }
   std::vector<std::string> environment = EnvironmentWith(variables), arguments = words;
   const std::vector<char*> environment_pointers = Pointers(environment), word_pointers = Pointers(arguments);
   std::array<int, 2> output{};
@@ -154,7 +159,9 @@ void LocalRanks::Forward(Child& child, std::string_view text) {
   for (const char letter : text) {
     if (letter != '\n') child.line += letter;
     if (letter != '\n' && child.line.size() < kLongestLine) continue;
-    options_.output(fmt::format("rank {}: {}\n", child.rank, child.line));
+    if (!ShowRankProgress(child.rank, child.line)) {
+      options_.output(fmt::format("rank {}: {}\n", child.rank, child.line));
+    }
     child.line.clear();
   }
 }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -108,12 +109,37 @@ StatusOr<comm::Topology> ReadTopology(const std::string& path) {
   return comm::Topology::Parse(text, path);
 }
 
+constexpr std::string_view kAuto = "auto";
+
+// Parses "20,28".
+StatusOr<std::vector<int>> CountsOf(const char* flag, const std::string& text) {
+  std::vector<int> counts;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    int count = 0;
+    const auto [next, error] = std::from_chars(text.data() + at, text.data() + end, count);
+    if (error != std::errc() || next != text.data() + end) {
+      return InvalidArgument("{} must be numbers separated by commas, found \"{}\"", flag, text);
+    }
+    counts.push_back(count);
+    at = end + 1;
+  }
+  return counts;
+}
+
 }  // namespace
 
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   parallel::Degrees degrees = flags.degrees;
   if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor * degrees.data;
-  StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees);
+  parallel::Split split = flags.split;
+  if (!flags.layers.empty() && flags.layers != kAuto) {
+    ASSIGN_OR_RETURN(split.layers, CountsOf("--layer-split", flags.layers));
+  }
+  if (!flags.experts.empty()) {
+    ASSIGN_OR_RETURN(split.experts, CountsOf("--expert-split", flags.experts));
+  }
+  StatusOr<parallel::Layout> layout = parallel::Layout::Create(degrees, std::move(split));
   if (!layout.ok()) return Annotate(layout.status(), "layout");
   if (flags.rebalance_s > 0) {
     if (!layout->exchanges_tokens()) {
@@ -127,6 +153,10 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
                            flags.redundant_experts);
   }
   if (flags.placement.empty()) return layout;
+  if (!flags.experts.empty()) {
+    return InvalidArgument("--expert-placement {} excludes --expert-split: both assign experts to ranks",
+                           flags.placement);
+  }
   ASSIGN_OR_RETURN(parallel::Placement placement,
                    parallel::ReadPlacement(flags.placement, degrees.tensor * degrees.data));
   RETURN_IF_ERROR(parallel::CheckPlacement(placement, flags.placement, /*distinct=*/true));
@@ -173,6 +203,14 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
           "it; with -dp and -ep")
       .ExistingFile()
       .Group(group);
+  verb.AddOption(
+          "--layer-split", flags.layers,
+          "Decoder layers of each pipeline stage, as in 20,28, for ranks of different speed or memory; auto: "
+          "by the speeds and memory of the devices of --topology. Default: equal numbers")
+      .Group(group);
+  verb.AddOption("--expert-split", flags.experts,
+                 "Routed experts of each expert parallel part, as in 70,58. Default: equal numbers")
+      .Group(group);
   verb.AddOption("--layout", flags.layout,
                  "auto: choose the sizes above for the devices of --topology, by the predicted time of a "
                  "decode step "
@@ -183,6 +221,8 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
       .Excludes("--data-parallel-size")
       .Excludes("--expert-parallel-size")
       .Excludes("--enable-expert-parallel")
+      .Excludes("--layer-split")
+      .Excludes("--expert-split")
       .Group(group);
   verb.AddOption(
           "--topology", flags.topology,
@@ -251,7 +291,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   }
   std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
   job->children_ = std::move(children);
-  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, {}", Name(layout.degrees()), fingerprint)));
+  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, {}", layout.Name(), fingerprint)));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
   job->topology_ = topology.has_value() ? *std::move(topology) : comm::TopologyOfHosts(job->hosts_);
   job->local_size_ = static_cast<int>(std::ranges::count(job->hosts_, job->hosts_[job->rank()]));
@@ -281,7 +321,7 @@ std::string RankJob::Describe() const {
   const auto repeated = std::ranges::unique(hosts);
   const auto machines = hosts.size() - repeated.size();
   const std::string where = machines == 1 ? "this machine" : fmt::format("{} machines", machines);
-  return fmt::format("{} on {} processes of {} ({})", Name(layout_.degrees()), layout_.ranks(), where,
+  return fmt::format("{} on {} processes of {} ({})", layout_.Name(), layout_.ranks(), where,
                      transport_->name());
 }
 

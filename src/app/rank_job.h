@@ -17,6 +17,8 @@ namespace moesaic::app {
 
 struct RankFlags {
   parallel::Degrees degrees;
+  parallel::Split split;         // set by --layout auto and --layer-split auto
+  std::string layers, experts;   // --layer-split, --expert-split: numbers, or "auto" for layers
   bool expert_parallel = false;  // --enable-expert-parallel
   std::string layout;            // "auto": the degrees are chosen for the topology
   double rebalance_s = 0;        // --rebalance-experts; 0: experts stay
@@ -34,7 +36,8 @@ struct RankFlags {
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 
 /// Declares --tensor-parallel-size, --pipeline-parallel-size, --data-parallel-size, --enable-expert-parallel,
-/// --expert-parallel-size, --expert-placement, --layout, --topology and --rank-time-limit.
+/// --expert-parallel-size, --expert-placement, --layer-split, --expert-split, --layout, --topology and
+/// --rank-time-limit.
 void AddRankFlags(Verb& verb, RankFlags& flags);
 
 class RankJob {

@@ -268,6 +268,7 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   RETURN_IF_ERROR(CheckDraftModel(flags));
   if (flags.job != nullptr) {
     ASSIGN_OR_RETURN(options.groups, flags.job->MakeGroups());
+    options.local_ranks = flags.job->local_ranks();
   }
   ASSIGN_OR_RETURN(session->model, models::Model::Load(flags.model, options, *session->threads));
   RETURN_IF_ERROR(LoadDraftModel(flags, options, *session));
@@ -298,8 +299,24 @@ StatusOr<std::string> ChooseLayout(const checkpoint::Checkpoint& source, ModelFl
                              flags.ranks.topology, FormatBytes(best.weight_bytes));
   }
   flags.ranks.degrees = best.layout.degrees();
+  flags.ranks.split = best.layout.split();
   return fmt::format("--layout auto: {} has the shortest predicted step for 8 sequences on {}\n{}",
-                     Name(best.layout.degrees()), flags.ranks.topology, LayoutTable(predictions, kLines));
+                     best.layout.Name(), flags.ranks.topology, LayoutTable(predictions, kLines));
+}
+
+// Sets the layers of the stages for the devices of --topology. Returns a text that names them.
+StatusOr<std::string> ChooseLayers(const checkpoint::Checkpoint& source, ModelFlags& flags) {
+  if (flags.ranks.topology.empty()) {
+    return InvalidArgument("--layer-split auto needs --topology, a file with the ranks' devices and links");
+  }
+  ASSIGN_OR_RETURN(const parallel::Layout layout, LayoutOf(flags.ranks));
+  ASSIGN_OR_RETURN(flags.ranks.split, PredictSplit({.model = source,
+                                                    .dtype = flags.dtype,
+                                                    .kv_dtype = flags.kv_dtype,
+                                                    .topology = flags.ranks.topology},
+                                                   layout));
+  ASSIGN_OR_RETURN(const parallel::Layout chosen, LayoutOf(flags.ranks));
+  return fmt::format("--layer-split auto: {} for {}\n", chosen.Name(), flags.ranks.topology);
 }
 
 // Checks that the layout divides the model. Returns the model and the settings that ranks must have in
@@ -325,7 +342,7 @@ Status ComputeForRank0(const ModelFlags& flags) {
   const InterruptGuard guard;
   ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, OpenSession(flags));
   return engine::RunRank(*session->model, session->kernels, *session->threads, flags.job->transport(),
-                         flags.job->layout(), /*stop=*/{}, flags.job->time_limit_s());
+                         flags.job->layout(), flags.job->time_limit_s(), flags.job->local_ranks());
 }
 
 }  // namespace
@@ -337,6 +354,9 @@ Status RunOnRanks(ModelFlags& flags, const VerbRun& verb) {
                      checkpoint::Checkpoint::Open(flags.model));
     if (flags.ranks.layout == "auto") {
       ASSIGN_OR_RETURN(choice, ChooseLayout(*source, flags));
+    }
+    if (flags.ranks.layers == "auto") {
+      ASSIGN_OR_RETURN(choice, ChooseLayers(*source, flags));
     }
     ASSIGN_OR_RETURN(fingerprint, CheckLayout(*source, flags));
   }

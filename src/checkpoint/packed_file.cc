@@ -19,6 +19,7 @@ using nlohmann::json;
 
 constexpr char kFormatName[] = "moesaic-packed";
 constexpr char kFormatVersion[] = "1";
+constexpr char kLayoutVersion[] = "2";  // of a file with a layout
 // The header begins with these bytes, so that a single read identifies a packed file.
 constexpr char kHeaderStart[] = R"({"__metadata__":{"format":"moesaic-packed","version":")";
 constexpr int64_t kDataAlignment =
@@ -30,7 +31,8 @@ StatusOr<std::string> MakeHeader(const std::vector<PackedRegion>& regions,
   using nlohmann::ordered_json;
   ordered_json info;
   info["format"] = kFormatName;
-  info["version"] = kFormatVersion;
+  const bool has_layout = std::ranges::any_of(metadata, [](const auto& e) { return e.first == kLayoutKey; });
+  info["version"] = has_layout ? kLayoutVersion : kFormatVersion;
   json layouts = json::array();
   for (const PackedRegion& region : regions) {
     layouts.push_back({{"name", region.name}, {"bytes", region.bytes}, {"layout", region.layout}});
@@ -139,9 +141,10 @@ class MappedPackedFile : public PackedFile {
     ASSIGN_OR_RETURN(const std::string version, Metadata("version"));
     if (format != kFormatName)
       return InvalidArgument("{}: format must be {}, found {}", path_, kFormatName, format);
-    if (version != kFormatVersion) {
+    const std::string expected = Metadata(kLayoutKey).ok() ? kLayoutVersion : kFormatVersion;
+    if (version != expected) {
       return Unimplemented("{}: packed format version must be {}, found {}; convert the checkpoint again",
-                           path_, kFormatVersion, version);
+                           path_, expected, version);
     }
     ASSIGN_OR_RETURN(const std::string text, Metadata("regions"));
     const json list = IsShallowJson(text) ? json::parse(text, nullptr, /*allow_exceptions=*/false) : json();
@@ -191,7 +194,47 @@ class MappedPackedFile : public PackedFile {
   std::map<std::string, Place> places_;
 };
 
+// The regions of one rank.
+class RankPart : public PackedFile {
+ public:
+  RankPart(std::shared_ptr<const PackedFile> file, int rank) : file_(std::move(file)), rank_(rank) {
+    const std::string prefix = RankRegion(rank, "");
+    for (const PackedRegion& region : file_->regions()) {
+      if (!region.name.starts_with(prefix)) continue;
+      regions_.push_back(region);
+      regions_.back().name.erase(0, prefix.size());
+    }
+    for (const PackedRegion& region : regions_) places_[region.name] = &region;
+  }
+
+  const std::string& path() const override { return file_->path(); }
+  StatusOr<std::string> Metadata(const std::string& key) const override { return file_->Metadata(key); }
+  const std::vector<PackedRegion>& regions() const override { return regions_; }
+  StatusOr<std::span<const std::byte>> Region(const std::string& name) const override {
+    return file_->Region(RankRegion(rank_, name));
+  }
+  StatusOr<const PackedRegion*> Describe(const std::string& name) const override {
+    const auto found = places_.find(name);
+    if (found == places_.end()) {
+      return NotFound("{}: region {} is missing", path(), RankRegion(rank_, name));
+    }
+    return found->second;
+  }
+
+ private:
+  std::shared_ptr<const PackedFile> file_;
+  int rank_;
+  std::vector<PackedRegion> regions_;
+  std::map<std::string, const PackedRegion*> places_;
+};
+
 }  // namespace
+
+std::string RankRegion(int rank, const std::string& region) { return fmt::format("rank{}/{}", rank, region); }
+
+std::shared_ptr<const PackedFile> PackedFile::OfRank(std::shared_ptr<const PackedFile> file, int rank) {
+  return std::make_shared<RankPart>(std::move(file), rank);
+}
 
 StatusOr<std::unique_ptr<PackedWriter>> PackedWriter::Create(
     const std::string& path, std::vector<PackedRegion> regions,

@@ -26,8 +26,8 @@ struct PackedRegion {
 /// under its name only when it is complete, so an interrupted run leaves no broken file.
 class PackedWriter {
  public:
-  /// `metadata` is written to the header's __metadata__ (strings only): format version, source, config.json,
-  /// texts.
+  /// `metadata` is written to the header's __metadata__ (strings only): source, config.json, texts, and
+  /// kLayoutKey if the regions are those of the ranks of a layout (RankRegion).
   static StatusOr<std::unique_ptr<PackedWriter>> Create(
       const std::string& path, std::vector<PackedRegion> regions,
       const std::vector<std::pair<std::string, std::string>>& metadata);
@@ -39,6 +39,11 @@ class PackedWriter {
   virtual Status Finish() = 0;
 };
 
+/// Metadata of a file with the parts of the ranks of a layout: the layout's text.
+inline constexpr char kLayoutKey[] = "layout";
+/// Name in such a file of `region` of one rank: "rank3/model.norm.weight".
+std::string RankRegion(int rank, const std::string& region);
+
 /// A mapped packed file. Regions are 64-byte aligned and valid for the lifetime of this object.
 class PackedFile {
  public:
@@ -49,7 +54,11 @@ class PackedFile {
   /// Returns whether `path` is a safetensors file whose metadata names our layout; false if it cannot be
   /// read.
   static bool Is(const std::string& path);
+  /// The part of one rank in a file with a layout; its regions have the names of the whole model's.
+  static std::shared_ptr<const PackedFile> OfRank(std::shared_ptr<const PackedFile> file, int rank);
   virtual ~PackedFile() = default;
+  /// Text of the layout whose ranks the parts are for; "": the file has the whole model.
+  std::string layout() const { return Metadata(kLayoutKey).value_or(""); }
   virtual const std::string& path() const = 0;
   virtual StatusOr<std::string> Metadata(const std::string& key) const = 0;
   virtual const std::vector<PackedRegion>& regions() const = 0;

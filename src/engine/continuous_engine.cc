@@ -29,6 +29,13 @@ constexpr RequestId kScoredSequence = ~RequestId{0};
 // While there is nothing to compute, the engine looks so often for new requests.
 constexpr std::chrono::milliseconds kDiskPoll{2};
 
+// Drafts are verified before the next ones are made, a damaged block of the disk tier drops its step, and
+// replicas that divide the experts take their steps together.
+bool CanOverlap(const EngineOptions& options) {
+  const parallel::Degrees& degrees = options.layout.degrees();
+  return options.speculative.method == "off" && !options.disk && (degrees.data == 1 || degrees.expert == 1);
+}
+
 std::vector<float> UnitLength(std::vector<float> values) {
   double squares = 0;
   for (const float value : values) squares += static_cast<double>(value) * value;
@@ -48,11 +55,13 @@ ContinuousEngine::ContinuousEngine(const models::ModelInfo& info, runtime::Threa
       max_context_(max_context),
       scored_rows_(static_cast<int>(std::clamp<int64_t>(kScoredLogitsBytes / (int64_t{4} * info.vocab_size),
                                                         1, options.max_batch_tokens))),
+      max_in_flight_(CanOverlap(options) ? executor->max_in_flight() : 1),
       scheduler_(*kv_.pool, *kv_.tree, kv_.tiers->all(),
                  {.max_sequences = options.max_sequences,
                   .max_batch_tokens = options.max_batch_tokens,
                   .max_scored_rows = scored_rows_,
                   .max_overtakes = options.max_overtakes,
+                  .max_in_flight = max_in_flight_,
                   .prefix_cache = options.prefix_cache}),
       executor_(std::move(executor)),
       rows_(threads, info.vocab_size, options.eos_ids, options.max_mask_seconds) {
@@ -173,6 +182,12 @@ void ContinuousEngine::SetSparsity(Sequence& sequence) {
 void ContinuousEngine::Cancel(RequestId id) { End(id, FinishReason::kCancelled); }
 
 void ContinuousEngine::End(RequestId id, FinishReason reason) {
+  const auto& running = scheduler_.running();
+  const auto it = std::ranges::find(running, id, [](const auto& sequence) { return sequence->id; });
+  if (it != running.end() && (*it)->in_flight) {
+    (*it)->ending = reason;
+    return;
+  }
   if (!scheduler_.Remove(id)) return;
   TokenEvent& end = ended_.emplace_back();
   end.request = id;
@@ -205,7 +220,7 @@ Status ContinuousEngine::ApplyOps(cache::KvOps ops) {
 // Moves blocks between the cache and its tiers, as far as that does not belong to a step with rows.
 Status ContinuousEngine::MoveBlocks() {
   scheduler_.BeginStep();
-  if (!scheduler_.empty()) return OkStatus();
+  if (!scheduler_.empty() || !steps_.empty()) return OkStatus();
   RETURN_IF_ERROR(ApplyOps({}));
   if (saving()) WaitForTiers();
   return OkStatus();
@@ -237,51 +252,102 @@ Status ContinuousEngine::Step(std::vector<TokenEvent>* events) {
 
 void ContinuousEngine::Begin() {
   for (const RequestId id : scheduler_.PastDeadline(Clock::now())) End(id, FinishReason::kDeadline);
-  step_.status = MoveBlocks();
-  if (!step_.status.ok() || scheduler_.empty()) return;
+  while (std::ssize(steps_) < max_in_flight_ && StartStep()) {
+  }
+}
+
+// Returns whether a step has started. While others are in flight, a step needs rows.
+bool ContinuousEngine::StartStep() {
+  if (!steps_.empty() && (steps_.back().moves || scheduler_.fetching())) return false;
+  failure_ = MoveBlocks();
+  if (!failure_.ok() || scheduler_.empty()) return false;
+  StepState step;
   rows_.CancelOverdue();
-  step_.begin = Clock::now();
+  step.begin = Clock::now();
   if (speculation_ != nullptr) speculation_->Draft(scheduler_.running(), options_.max_batch_tokens);
-  step_.drafted = Clock::now();
-  StepPlan& plan = step_.plan;
-  StepBatch& batch = step_.batch;
-  plan = scheduler_.Plan(most_rows_);
-  if (speculation_ != nullptr) speculation_->Planned(plan);
-  batch = scheduler_.Commit(plan);
-  if (speculation_ != nullptr) speculation_->Committed(plan, &batch.ops_before);
-  step_.masks_are_late = std::ranges::any_of(scheduler_.running(),
-                                             [](const auto& sequence) { return sequence->waits_for_mask(); });
-  if (!plan.chunks.empty()) {
-    CountAdmissions(plan);
-    rows_.StartMasks(plan);
-    step_.embeds = std::ranges::any_of(plan.chunks, [](const StepPlan::ScheduledChunk& chunk) {
+  step.drafted = Clock::now();
+  step.plan = scheduler_.Plan(most_rows_);
+  if (!steps_.empty() && step.plan.chunks.empty()) return false;
+  if (speculation_ != nullptr) speculation_->Planned(step.plan);
+  step.batch = scheduler_.Commit(step.plan);
+  if (speculation_ != nullptr) speculation_->Committed(step.plan, &step.batch.ops_before);
+  step.masks_are_late = std::ranges::any_of(scheduler_.running(),
+                                            [](const auto& sequence) { return sequence->waits_for_mask(); });
+  if (!step.plan.chunks.empty()) {
+    CountAdmissions(step.plan);
+    rows_.StartMasks(step.plan);
+    step.embeds = std::ranges::any_of(step.plan.chunks, [](const StepPlan::ScheduledChunk& chunk) {
       return chunk.sequence->request.want_embedding;
     });
-    batch.want_hidden = step_.embeds || (speculation_ != nullptr && speculation_->wants_hidden());
+    step.batch.want_hidden = step.embeds || (speculation_ != nullptr && speculation_->wants_hidden());
   }
-  step_.started = true;
-  executor_->Start(batch);
+  StepState& started = steps_.emplace_back(std::move(step));
+  if (max_in_flight_ > 1) Follow(started);
+  executor_->Start(started.batch);
+  return true;
+}
+
+// Lets other steps run while this one is in flight. Chunks without results advance now: later batches run
+// after this one, and a batch that fails ends the engine.
+void ContinuousEngine::Follow(StepState& step) {
+  step.moves = std::ranges::any_of(step.batch.ops_before, [](const cache::KvOp& op) {
+    return op.kind != cache::KvOpKind::kCopy && op.kind != cache::KvOpKind::kClear;
+  });
+  StepPlan advanced;
+  std::erase_if(step.plan.chunks, [&](const StepPlan::ScheduledChunk& chunk) {
+    const bool advances =
+        !step.embeds && chunk.count < chunk.sequence->remaining() && chunk.FirstLogits() == chunk.count;
+    if (advances) advanced.chunks.push_back(chunk);
+    return advances;
+  });
+  for (const StepPlan::ScheduledChunk& chunk : step.plan.chunks) chunk.sequence->in_flight = true;
+  for (const StepPlan::ScheduledChunk& chunk : advanced.chunks) step.advanced_rows += chunk.count;
+  scheduler_.Advance(advanced);
+  CountPrompts(advanced);
+  // Another step follows at once if a sequence can run, and then stages need not divide this one's rows.
+  const bool follows =
+      steps_.size() > 1 || std::ranges::any_of(scheduler_.running(), [](const auto& sequence) {
+        return !sequence->in_flight && !sequence->waits_for_mask();
+      });
+  step.batch.divides = !follows;
 }
 
 Status ContinuousEngine::Finish(std::vector<TokenEvent>* events) {
   std::move(ended_.begin(), ended_.end(), std::back_inserter(*events));
   ended_.clear();
-  Status status = std::move(step_.status);
-  if (step_.started) status = step_.plan.chunks.empty() ? FinishMoves() : FinishRows(events);
-  step_ = {};  // its plan pins blocks
+  RETURN_IF_ERROR(std::exchange(failure_, OkStatus()));
+  if (steps_.empty()) return OkStatus();
+  StepState& step = steps_.front();
+  const Status status = step.batch.rows.empty() ? FinishMoves(step) : FinishRows(step, events);
+  if (status.ok()) {
+    steps_.pop_front();  // its plan pins blocks
+  } else {
+    DropSteps();
+  }
   return status;
 }
 
+// Ends all steps in flight after one has failed: the executor does not finish the others.
+void ContinuousEngine::DropSteps() {
+  for (const StepState& step : steps_) {
+    Land(step.plan);
+    for (const StepPlan::ScheduledChunk& chunk : step.plan.chunks) {
+      if (chunk.sequence->ending != FinishReason::kNone) End(chunk.sequence->id, chunk.sequence->ending);
+    }
+  }
+  steps_.clear();
+}
+
 // Ends a step without rows.
-Status ContinuousEngine::FinishMoves() {
+Status ContinuousEngine::FinishMoves(StepState& step) {
   ASSIGN_OR_RETURN(const StepResult moved, executor_->Finish());
   TakeResult(moved);
-  if (step_.masks_are_late) {
+  if (step.masks_are_late) {
     rows_.WaitForAnyMask();
     return OkStatus();
   }
   // Nothing runs, since the front always advances: all sequences wait for their blocks.
-  const std::vector<StepPlan::Fetch>& fetches = step_.plan.fetches;
+  const std::vector<StepPlan::Fetch>& fetches = step.plan.fetches;
   MOESAIC_CHECK(scheduler_.running().empty() && (scheduler_.fetching() || !fetches.empty()));
   const bool filled =
       std::ranges::any_of(fetches, [](const StepPlan::Fetch& fetch) { return fetch.hit.exclusive; });
@@ -289,11 +355,17 @@ Status ContinuousEngine::FinishMoves() {
   return OkStatus();
 }
 
-Status ContinuousEngine::FinishRows(std::vector<TokenEvent>* events) {
-  StepPlan& plan = step_.plan;
+// Sequences of a step that is not in flight any more may be planned again, or end.
+void ContinuousEngine::Land(const StepPlan& plan) {
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) chunk.sequence->in_flight = false;
+}
+
+Status ContinuousEngine::FinishRows(StepState& step, std::vector<TokenEvent>* events) {
+  StepPlan& plan = step.plan;
   const StatusOr<StepResult> result = executor_->Finish();
-  if (result.ok() && step_.embeds && result->kv.damaged_block < 0) KeepHidden(plan, result->hidden);
+  if (result.ok() && step.embeds && result->kv.damaged_block < 0) KeepHidden(plan, result->hidden);
   rows_.CollectMasks(plan);
+  Land(plan);
   if (!result.ok()) {
     RETURN_IF_ERROR(TakeOutcome());
     return result.status();
@@ -306,18 +378,25 @@ Status ContinuousEngine::FinishRows(std::vector<TokenEvent>* events) {
   ASSIGN_OR_RETURN(std::vector<RowTask> tasks, rows_.Run(plan, *result, *executor_));
   Accept(tasks);
   const Clock::time_point end = Clock::now();
-  CountTime(plan, std::chrono::duration<double>(end - step_.begin).count());
+  const Clock::time_point begin = std::max(step.begin, std::exchange(last_end_, end));
+  CountTime(step, std::chrono::duration<double>(end - begin).count());
   if (speculation_ != nullptr) {
-    speculation_->Computed(plan, result->hidden, std::chrono::duration<double>(end - step_.drafted).count());
+    speculation_->Computed(plan, result->hidden, std::chrono::duration<double>(end - step.drafted).count());
   }
   scheduler_.Advance(plan);
   CountPrompts(plan);
-  for (RowTask& task : tasks) {
-    if (task.prompt_index < 0) Emit(task, events);
+  std::vector<Sequence*> ending;
+  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+    if (chunk.sequence->ending != FinishReason::kNone) ending.push_back(chunk.sequence);
   }
+  for (RowTask& task : tasks) {
+    const bool ends = task.chunk->sequence->ending != FinishReason::kNone;
+    if (task.prompt_index < 0 && !ends) Emit(task, events);
+  }
+  for (const Sequence* sequence : ending) End(sequence->id, sequence->ending);
   EmitPromptOnly(events);
   for (const auto& sequence : scheduler_.running()) {
-    if (!sequence->mask && sequence->remaining() == 1) rows_.StartSlowMask(*sequence);
+    if (!sequence->in_flight && !sequence->mask && sequence->remaining() == 1) rows_.StartSlowMask(*sequence);
   }
   return OkStatus();
 }
@@ -355,9 +434,9 @@ void ContinuousEngine::KeepHidden(const StepPlan& plan, std::span<const float> h
   }
 }
 
-void ContinuousEngine::CountTime(const StepPlan& plan, double seconds) {
-  int prefill = 0, rows = 0;
-  for (const StepPlan::ScheduledChunk& chunk : plan.chunks) {
+void ContinuousEngine::CountTime(const StepState& step, double seconds) {
+  int prefill = step.advanced_rows, rows = prefill;
+  for (const StepPlan::ScheduledChunk& chunk : step.plan.chunks) {
     rows += chunk.rows();
     if (!chunk.is_decode()) prefill += chunk.count;
   }

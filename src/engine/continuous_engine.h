@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <span>
@@ -65,10 +66,11 @@ class ContinuousEngine : public Engine {
   StepSeconds seconds() const { return {.prefill = stats_.prefill_seconds, .decode = stats_.decode_seconds}; }
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
-  /// Plans a step, commits the plan and starts its batch. Only Finish() may follow. If no work is left, or if
-  /// moving blocks fails, nothing is started.
+  /// Plans steps, commits the plans and starts their batches, until as many are in flight as the executor
+  /// takes, or no sequence can run before one has finished. Only Finish() may follow. If no work is left, or
+  /// if moving blocks fails, nothing is started.
   void Begin();
-  /// Ends the step like Step().
+  /// Ends the oldest step like Step().
   Status Finish(std::vector<TokenEvent>* events);
   Status CheckRanks() override { return executor_->CheckPeers(); }
   void ClearCache() override;
@@ -76,7 +78,7 @@ class ContinuousEngine : public Engine {
     return std::ranges::any_of(kv_.tiers->all(), [](const cache::KvTier* tier) { return tier->saving(); });
   }
   void SaveCache(const std::function<bool()>& stop) override;
-  bool idle() const override { return scheduler_.empty() && ended_.empty(); }
+  bool idle() const override { return scheduler_.empty() && ended_.empty() && steps_.empty(); }
   EngineStats stats() const override;
   const models::ModelInfo& model() const override { return info_; }
   int max_context() const override { return max_context_; }
@@ -87,15 +89,15 @@ class ContinuousEngine : public Engine {
                models::RouteTap* routes) override;
 
  private:
-  // The step between Begin and Finish.
+  // A step that has started. Its plan lacks the chunks that have advanced.
   struct StepState {
-    Status status = OkStatus();  // error before the batch started
-    bool started = false;
     StepPlan plan = {};
     StepBatch batch = {};
     Clock::time_point begin = {}, drafted = {};
     bool masks_are_late = false;
     bool embeds = false;  // a request wants its prompt's last hidden state
+    bool moves = false;   // operations have an outcome that the next plan depends on
+    int advanced_rows = 0;
   };
   int pool_tokens() const { return kv_.pool->total_blocks() * tensor::kKvBlockTokens; }
   Status CheckIds(std::span<const int32_t> ids) const;
@@ -107,8 +109,12 @@ class ContinuousEngine : public Engine {
   void SetSparsity(Sequence& sequence);
   void End(RequestId id, FinishReason reason);
   Status RecordLoad();
-  Status FinishMoves();
-  Status FinishRows(std::vector<TokenEvent>* events);
+  bool StartStep();
+  void Follow(StepState& step);
+  Status FinishMoves(StepState& step);
+  Status FinishRows(StepState& step, std::vector<TokenEvent>* events);
+  void DropSteps();
+  static void Land(const StepPlan& plan);
   void KeepHidden(const StepPlan& plan, std::span<const float> hidden);
   static void Accept(std::span<RowTask> tasks);
   void CountAdmissions(const StepPlan& plan);
@@ -116,21 +122,24 @@ class ContinuousEngine : public Engine {
   void ReportFirst(Sequence& sequence, TokenEvent& event) const;
   void Emit(RowTask& task, std::vector<TokenEvent>* events);
   void EmitPromptOnly(std::vector<TokenEvent>* events);
-  void CountTime(const StepPlan& plan, double seconds);
+  void CountTime(const StepState& step, double seconds);
 
   const models::ModelInfo info_;
   KvCache kv_;
   EngineOptions options_;
   const int max_context_;
   const int scored_rows_;
+  const int max_in_flight_;  // steps
   Scheduler scheduler_;
   const std::unique_ptr<Executor> executor_;
   RowTasks rows_;
   std::unique_ptr<Speculation> speculation_;  // or null
   std::vector<TokenEvent> ended_;             // ends that the next Step reports
   RequestId last_id_ = 0;
-  StepState step_;
   int most_rows_ = std::numeric_limits<int>::max();  // of the next step
+  Status failure_;                                   // of the last Begin, before a batch started
+  std::deque<StepState> steps_;                      // in flight, the oldest first
+  Clock::time_point last_end_;                       // of a step
   int64_t prefilled_ = 0;                            // rows that prefill_seconds were spent on
   EngineStats stats_;
   std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded, or by the engine of all replicas

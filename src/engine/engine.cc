@@ -9,7 +9,9 @@
 #include "engine/kv_fingerprint.h"
 #include "engine/lockstep.h"
 #include "engine/make_executor.h"
+#include "engine/rank_capacity.h"
 #include "engine/replicated_engine.h"
+#include "models/pipeline_parts.h"
 
 namespace moesaic::engine {
 namespace {
@@ -45,10 +47,9 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
 
 // Creates all parts except the disk tier, whose files are identified by results of the model.
 StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool& threads,
-                              const tensor::KvLayout& layout, int64_t bytes, const EngineOptions& options,
+                              const tensor::KvLayout& layout, int blocks, const EngineOptions& options,
                               int replica) {
   KvCache kv;
-  ASSIGN_OR_RETURN(const int blocks, cache::KvStore::BlocksFor(layout, bytes));
   kv.pool = std::make_unique<cache::BlockPool>(blocks);
   kv.tree = std::make_unique<cache::RadixTree>(*kv.pool, PolicyOf(options, info, blocks),
                                                options.kv_observer.get());
@@ -143,8 +144,14 @@ StatusOr<std::unique_ptr<ContinuousEngine>> MakeReplica(models::Model& model,
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, info));
   const tensor::KvLayout layout =
       LayoutFor(info.kv, dtype, options.sparsity.key_summaries, options.sparsity.summary_kind);
-  ASSIGN_OR_RETURN(KvCache kv,
-                   MakeKvCache(info, pool, layout, KvBudget(layout, options, context), options, replica));
+  const CapacityQuestion question = {.dtype = dtype,
+                                     .key_summaries = options.sparsity.key_summaries,
+                                     .summary_kind = options.sparsity.summary_kind,
+                                     .kv_bytes = options.kv_bytes,
+                                     .max_sequences = options.max_sequences,
+                                     .context = context};
+  ASSIGN_OR_RETURN(const int blocks, BlocksOfReplica(info, question, options, replica));
+  ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, blocks, options, replica));
   ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
                    MakeExecutor(model, kernels, pool, kv.sizes, kv.store.get(), options, replica));
   if (lockstep != nullptr) executor = Lockstep::Add(lockstep, std::move(executor));
@@ -175,7 +182,9 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, model.info()));
   std::shared_ptr<Lockstep> lockstep;  // null: replicas step alone
   if (options.layout.exchanges_tokens()) {
-    lockstep = std::make_shared<Lockstep>(options.layout.degrees().pipeline);
+    lockstep =
+        std::make_shared<Lockstep>(options.layout.degrees().pipeline,
+                                   models::ReadRows(model.info().experts, model.info().experts_per_token));
   }
   std::vector<std::unique_ptr<ContinuousEngine>> replicas;
   for (int replica = 0; replica < options.layout.degrees().data; ++replica) {

@@ -128,7 +128,11 @@ class EngineThread::Impl {
       Take(std::move(inbox));
       if (stop) CancelAll();
       std::vector<TokenEvent> events;
-      if (const Status status = engine_->Step(&events); !status.ok()) Fail(status, &events);
+      Status status;
+      do {  // requests in flight end with their steps
+        status = engine_->Step(&events);
+      } while (stop && status.ok() && !engine_->idle());
+      if (!status.ok()) Fail(status, &events);
       {
         const std::lock_guard lock(mutex_);
         stats_ = engine_->stats();

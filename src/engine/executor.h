@@ -15,20 +15,24 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  /// Starts a batch, which is borrowed until Finish(). Sends it to other ranks and does not wait for their
-  /// results. Finish() returns the error of a start that failed.
+  /// Starts a batch, which is borrowed until its Finish(). Sends it to other ranks, may compute the part of
+  /// this process, and does not wait for results of others. Finish() returns the error of a start that
+  /// failed.
   virtual void Start(const StepBatch& batch) = 0;
-  /// Ends the batch: applies ops_before, computes the rows, applies ops_after. When the model fails, or a
-  /// block that is paged in is damaged (KvResult::damaged_block), the rows count as not computed: ops_before
-  /// stay applied, ops_after are not, and the same rows may be run again.
+  /// Ends the oldest batch that was started: applies ops_before, computes the rows, applies ops_after. When
+  /// the model fails, or a block that is paged in is damaged (KvResult::damaged_block), the rows count as not
+  /// computed: ops_before stay applied, ops_after are not, and the same rows may be run again.
   virtual StatusOr<StepResult> Finish() = 0;
-  /// Both.
+  /// Batches that may have started and not finished. If it is more than 1, a batch that fails is final: every
+  /// later one fails, too.
+  virtual int max_in_flight() const { return 1; }
+  /// Both, while no other batch is in flight.
   StatusOr<StepResult> Run(const StepBatch& batch) {
     Start(batch);
     return Finish();
   }
-  /// Logits of rows of the last batch, [rows.size(), vocab_size], whose result has summaries. `rows` count
-  /// the rows that need logits. Valid until the next call of Start or FetchLogits.
+  /// Logits of rows of the batch that finished last, [rows.size(), vocab_size], whose result has summaries.
+  /// `rows` count the rows that need logits. Valid until the next call of Start or FetchLogits.
   virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
   /// Looks for ranks that have died, while no batch is computed.
   virtual Status CheckPeers() { return OkStatus(); }

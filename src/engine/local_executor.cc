@@ -89,6 +89,11 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   const StepBatch& batch = *started_;
   const auto begin = std::chrono::steady_clock::now();
   const parallel::GroupTraffic traffic = model_.traffic();
+  if (outputs_.size() > 1) {
+    outputs_.push_front(std::move(outputs_.back()));
+    outputs_.pop_back();
+  }
+  outputs_.front().rows.clear();
   for (const uint64_t sequence : batch.ended) kept_.erase(sequence);
   store_.Apply(batch.ops_before, &kv_);
   StepResult result;
@@ -120,23 +125,28 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   return result;
 }
 
-StatusOr<std::span<const float>> LocalExecutor::FetchLogits(std::span<const int32_t> rows) {
+StatusOr<std::span<const float>> LocalExecutor::FetchLogitsOf(int later, std::span<const int32_t> rows) {
   const size_t width = model_.info().own_vocab.count;
+  if (later < 0 || later >= std::ssize(outputs_)) {
+    return InvalidArgument(
+        "logits of the last {} batches are kept, but those before {} later ones are fetched", outputs_.size(),
+        later);
+  }
+  const Logits& kept = outputs_[later];
   fetched_.clear();
   for (const int32_t row : rows) {
-    if (row < 0 || static_cast<size_t>(row) >= logit_rows_.size()) {
-      return InvalidArgument("the last batch has logits of {} rows, but row {} is fetched",
-                             logit_rows_.size(), row);
+    if (row < 0 || static_cast<size_t>(row) >= kept.rows.size()) {
+      return InvalidArgument("the last batch has logits of {} rows, but row {} is fetched", kept.rows.size(),
+                             row);
     }
-    const auto begin = logits_.begin() + static_cast<ptrdiff_t>(row * width);
+    const auto begin = kept.values.begin() + static_cast<ptrdiff_t>(row * width);
     fetched_.insert(fetched_.end(), begin, begin + static_cast<ptrdiff_t>(width));
   }
   return std::span<const float>(fetched_);
 }
 
-// Fills slices_, logit_rows_ and sparsity_.
+// Fills slices_, sparsity_ and the rows with logits.
 void LocalExecutor::LayOutRows(const StepBatch& batch) {
-  logit_rows_.clear();
   slices_.clear();
   sparsity_.assign(batch.rows.size(), {});  // slices refer to its elements
   for (size_t i = 0; i < batch.rows.size(); ++i) {
@@ -160,7 +170,8 @@ void LocalExecutor::LayOutRows(const StepBatch& batch) {
                        .count = rows.count,
                        .row = rows.first_token,
                        .sparsity = sparsity});
-    for (int r = rows.first_logits; r < rows.count; ++r) logit_rows_.push_back(rows.first_token + r);
+    for (int r = rows.first_logits; r < rows.count; ++r)
+      outputs_.front().rows.push_back(rows.first_token + r);
   }
 }
 
@@ -169,18 +180,20 @@ Status LocalExecutor::Compute(const StepBatch& batch, StepResult* result) {
   const bool mtp = batch.kind == StepKind::kMtp;
   if (mtp && info.own_mtp_layers == 0) return OkStatus();  // the last stage has the module
   LayOutRows(batch);
-  const size_t wanted = logit_rows_.size() * info.own_vocab.count;
-  if (logits_.size() < wanted) logits_.resize(wanted);
-  const std::span<float> logits(logits_.data(), wanted);
+  Logits& kept = outputs_.front();
+  const size_t wanted = kept.rows.size() * info.own_vocab.count;
+  if (kept.values.size() < wanted) kept.values.resize(wanted);
+  const std::span<float> logits(kept.values.data(), wanted);
   const bool want_hidden = (mtp || batch.want_hidden) && info.own_vocab.count > 0;
   hidden_.resize(want_hidden ? batch.tokens.size() * info.hidden_size : 0);
   scratch_.Reset();
   const kernels::ExecContext context = {.kernels = &kernels_, .pool = &threads_, .scratch = &scratch_};
   const models::ForwardBatch forward = {.tokens = batch.tokens,
                                         .sequences = slices_,
-                                        .logit_rows = logit_rows_,
+                                        .logit_rows = kept.rows,
                                         .fetcher = store_.pages() && !mtp ? pager_.get() : nullptr,
-                                        .joint = batch.joint};
+                                        .joint = batch.joint,
+                                        .divides = batch.divides};
   const models::ForwardOutput output = {.logits = logits,
                                         .hidden = hidden_,
                                         .experts_read = batch.count_experts ? &result->experts_read : nullptr,

@@ -4,6 +4,7 @@
 #include <absl/container/flat_hash_map.h>
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,7 +29,6 @@ class LocalExecutor : public Executor {
   void Start(const StepBatch& batch) override { started_ = &batch; }
   StatusOr<StepResult> Finish() override;
   /// Rows of this rank's columns, [rows.size(), own_vocab.count], whether there are summaries or not.
-  StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   StatusOr<models::ExpertLoad> FetchExpertLoad() override { return model_.expert_load(); }
   Status BeginExpertMove(const models::ExpertMoveOrder& order) override {
     return model_.BeginExpertMove(order);
@@ -37,6 +37,14 @@ class LocalExecutor : public Executor {
     model_.DropExpertMove();
     return OkStatus();
   }
+  StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override {
+    return FetchLogitsOf(0, rows);
+  }
+  /// The same of the batch that ran before the last `later` ones. Only the logits of the number of batches
+  /// given to KeepLogits are kept.
+  StatusOr<std::span<const float>> FetchLogitsOf(int later, std::span<const int32_t> rows);
+  /// `batches` is at least 1.
+  void KeepLogits(int batches) { outputs_.resize(batches); }
   void BindCaller() override { threads_.PinCaller(); }
 
   /// Limits of the batches that it runs.
@@ -56,10 +64,15 @@ class LocalExecutor : public Executor {
   runtime::Arena scratch_;
   std::vector<kernels::KvLayer> layers_;
   const StepBatch* started_ = nullptr;
-  std::vector<int32_t> logit_rows_;
   std::vector<kernels::SequenceSlice> slices_;
   std::vector<kernels::RowSparsity> sparsity_;  // [rows of the batch]
-  std::vector<float> logits_, hidden_;
+  // Logits of a batch; their memory stays.
+  struct Logits {
+    std::vector<int32_t> rows;  // of the batch
+    std::vector<float> values;
+  };
+  std::deque<Logits> outputs_ = std::deque<Logits>(1);  // of the last batches, the last one in front
+  std::vector<float> hidden_;
   std::vector<float> fetched_;  // of the last FetchLogits
   std::unique_ptr<Pager> pager_;
   // By sequence: choices that later rows read again.

@@ -9,15 +9,15 @@ namespace moesaic::engine {
 namespace {
 
 // Parts that the stages of a replica make of a batch (SplitForPipeline), and the rows of the largest.
-models::JointStep PartsOf(const StepBatch& batch, int stages) {
+models::JointStep PartsOf(const StepBatch& batch, int stages, double read_rows) {
   std::vector<kernels::SequenceSlice> sequences;
   for (const BatchRows& rows : batch.rows) {
     sequences.push_back({.start = rows.start, .count = rows.count, .row = rows.first_token});
   }
   if (batch.kind == StepKind::kMtp) stages = 1;
   models::JointStep joint;
-  for (const models::PipelinePart& part :
-       models::SplitForPipeline({.tokens = batch.tokens, .sequences = sequences, .logit_rows = {}}, stages)) {
+  for (const models::PipelinePart& part : models::SplitForPipeline(
+           {.tokens = batch.tokens, .sequences = sequences, .logit_rows = {}}, stages, read_rows)) {
     ++joint.parts;
     joint.most_rows = std::max(joint.most_rows, part.rows.count);
   }
@@ -82,7 +82,7 @@ models::JointStep Lockstep::Agree(const std::vector<bool>& computes) const {
   models::JointStep joint = {.number = steps_, .move = move_};
   for (size_t i = 0; i < replicas_.size(); ++i) {
     if (!computes[i]) continue;
-    const models::JointStep own = PartsOf(*replicas_[i].started, stages_);
+    const models::JointStep own = PartsOf(*replicas_[i].started, stages_, read_rows_);
     joint.parts = std::max(joint.parts, own.parts);
     joint.most_rows = std::max(joint.most_rows, own.most_rows);
   }

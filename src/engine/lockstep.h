@@ -15,8 +15,8 @@ namespace moesaic::engine {
 /// Replicas without rows run an empty batch. Nothing runs while no replica has rows. One thread.
 class Lockstep {
  public:
-  /// `stages` of each replica's pipeline.
-  explicit Lockstep(int stages) : stages_(stages) {}
+  /// `stages` of each replica's pipeline, which divides batches with `read_rows` (SplitForPipeline).
+  explicit Lockstep(int stages, double read_rows = 1) : stages_(stages), read_rows_(read_rows) {}
 
   /// Adds the next replica, the one of this process first, and returns the executor for its engine. All
   /// executors end before any of them is used again.
@@ -41,6 +41,7 @@ class Lockstep {
   models::JointStep Agree(const std::vector<bool>& computes) const;
 
   const int stages_;
+  const double read_rows_;
   std::vector<Replica> replicas_;
   uint64_t steps_ = 0;
   uint64_t move_ = 0;  // last one that is applied

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "base/round.h"
+
 namespace moesaic::engine {
 namespace {
 
@@ -36,7 +38,9 @@ PlanScratch::PlanScratch(const cache::BlockPool& pool, const cache::RadixTree& t
       options_(options),
       rows_(options.max_batch_tokens),
       scored_rows_(options.max_scored_rows) {
-  for (const auto& sequence : running) running_.push_back(sequence.get());
+  for (const auto& sequence : running) {
+    (sequence->in_flight ? in_flight_ : running_).push_back(sequence.get());
+  }
   std::sort(running_.begin(), running_.end(),
             [front](const Sequence* a, const Sequence* b) { return RankOf(*a, front) < RankOf(*b, front); });
   for (const auto& sequence : waiting) {
@@ -74,17 +78,28 @@ void PlanScratch::Take(Sequence* sequence, int count, int new_blocks) {
   plan_.chunks.push_back({sequence, count, new_blocks});
 }
 
+// Sequences in flight draw a token: they are decodes of the next steps.
+int PlanScratch::DecodesOfStep() const {
+  const auto decodes = std::ranges::count_if(running_, [](const Sequence* sequence) {
+    return sequence->remaining() == 1 && !sequence->waits_for_mask();
+  });
+  return base::CeilDiv(static_cast<int>(decodes + std::ssize(in_flight_)), options_.max_in_flight);
+}
+
 void PlanScratch::PlanDecodes() {
-  for (size_t i = 0; i < running_.size(); ++i) {
+  int left = DecodesOfStep();
+  for (size_t i = 0; i < running_.size() && left > 0; ++i) {
     Sequence* sequence = running_[i];
     if (sequence->remaining() != 1 || sequence->waits_for_mask()) continue;
     // A draft that was refused may have left a block more than its tokens need.
     const int needed =
         std::max(0, tensor::KvBlocksFor(sequence->size()) - static_cast<int>(sequence->blocks.size()));
+    if (FreeBlocks() < needed && !in_flight_.empty()) return;
     while (FreeBlocks() < needed && !fetching_.empty()) CancelLastFetch();
     while (FreeBlocks() < needed && running_.size() > i) PreemptLast();
     if (running_.size() <= i) return;  // it was the last itself
     Take(sequence, 1, needed);
+    --left;
   }
 }
 
@@ -171,12 +186,11 @@ bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::Prefix
     return other.tokens.size() >= wanted && same(known, wanted) && same(0, known) &&
            other.cache_namespace == sequence.cache_namespace;
   };
-  return std::ranges::any_of(running_,
-                             [&](const Sequence* other) {
-                               return other->computed < static_cast<int>(wanted) &&
-                                      static_cast<size_t>(other->shared_limit) >= wanted &&
-                                      begins_alike(*other);
-                             }) ||
+  const auto computes = [&](const Sequence* other) {
+    return other->computed < static_cast<int>(wanted) && static_cast<size_t>(other->shared_limit) >= wanted &&
+           begins_alike(*other);
+  };
+  return std::ranges::any_of(running_, computes) || std::ranges::any_of(in_flight_, computes) ||
          std::ranges::any_of(fetching_,
                              [&](const Fetching& other) {
                                return static_cast<size_t>(other.blocks) * tensor::kKvBlockTokens >= wanted &&
@@ -221,7 +235,8 @@ void PlanScratch::PlanFetch(Sequence* sequence, cache::PrefixMatch prefix, Found
 // A block to spare for each running sequence: none of them can need more within its next 64 tokens, so an
 // admission is not undone at once.
 bool PlanScratch::Fits(int needed) const {
-  const int spare = running_.empty() ? 0 : static_cast<int>(running_.size()) + 1;
+  const auto active = static_cast<int>(running_.size() + in_flight_.size());
+  const int spare = active == 0 ? 0 : active + 1;
   return FreeBlocks() >= needed + spare + reserved_;
 }
 
@@ -230,7 +245,8 @@ void PlanScratch::PlanAdmissions() {
   std::vector<Sequence*> line = waiting_;
   int passed_by = 0;
   while (!line.empty() && passed_by <= kMaxPassedBy) {
-    if (static_cast<int>(running_.size() + fetching_.size()) >= options_.max_sequences) return;
+    if (std::ssize(running_) + std::ssize(in_flight_) + std::ssize(fetching_) >= options_.max_sequences)
+      return;
     const auto first = std::min_element(
         line.begin(), line.end(), [this](const Sequence* a, const Sequence* b) { return Before(*a, *b); });
     Sequence* next = *first;

@@ -24,8 +24,8 @@ class PlanScratch {
 
   /// Limits the rows of the plan further than the options do.
   void LimitRows(int rows) { rows_ = std::min(rows_, rows); }
-  /// Plans every running sequence with one remaining token, in rank order. Cancels fetches, then preempts the
-  /// last in rank, if blocks are missing.
+  /// Plans running sequences with one remaining token, in rank order: all, or with several steps in flight an
+  /// equal part of them. Cancels fetches, then preempts the last in rank, if blocks are missing.
   void PlanDecodes();
   /// Plans chunks of prompts with the remaining rows, in rank order. Their blocks were allocated at
   /// admission.
@@ -39,6 +39,7 @@ class PlanScratch {
 
  private:
   int FreeBlocks() const;
+  int DecodesOfStep() const;
   int ChunkOf(const Sequence& sequence, int computed) const;
   void Take(Sequence* sequence, int count, int new_blocks);
   void GiveBack(const Sequence& sequence);
@@ -67,12 +68,13 @@ class PlanScratch {
     Sequence* sequence;
     int blocks;  // that it holds when its fetch has ended
   };
-  std::vector<Sequence*> running_;  // by rank
-  std::vector<Sequence*> waiting_;  // without those whose fetch is under way
-  std::vector<Fetching> fetching_;  // by arrival, then those of this plan, without exclusive ones
-  int reserved_ = 0;                // blocks that fetching sequences will need after their fetch
-  int taken_ = 0;                   // blocks that the plan's chunks allocate
-  int given_ = 0;                   // blocks that preemptions release
+  std::vector<Sequence*> running_;    // by rank, without those in flight
+  std::vector<Sequence*> in_flight_;  // running ones that this plan leaves alone
+  std::vector<Sequence*> waiting_;    // without those whose fetch is under way
+  std::vector<Fetching> fetching_;    // by arrival, then those of this plan, without exclusive ones
+  int reserved_ = 0;                  // blocks that fetching sequences will need after their fetch
+  int taken_ = 0;                     // blocks that the plan's chunks allocate
+  int given_ = 0;                     // blocks that preemptions release
   int rows_, scored_rows_;
   absl::flat_hash_map<int32_t, int> released_;  // handles of a block that preemptions release
   absl::flat_hash_map<const ClientShare*, double>

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "parallel/job_wait.h"
 
@@ -28,7 +29,7 @@ using FirstPart = std::array<std::byte, kFirstPartBytes>;
 comm::Tag TagOf(RankTag tag, bool second) { return static_cast<comm::Tag>(tag) + (second ? 1 : 0); }
 
 // Receives the rest of the message that begins with `first`.
-StatusOr<std::string> ReceiveRest(Transport& job, int peer, RankTag tag, const FirstPart& first,
+StatusOr<std::string> ReceiveRest(Transport& job, int peer, RankTag tag, std::span<const std::byte> first,
                                   double limit_s) {
   uint64_t size = 0;
   std::memcpy(&size, first.data(), sizeof size);
@@ -36,7 +37,7 @@ StatusOr<std::string> ReceiveRest(Transport& job, int peer, RankTag tag, const F
     return InvalidArgument("rank {} sent a message of {} bytes, more than {}", peer, size, kMaxMessageBytes);
   }
   std::string bytes(size, '\0');
-  const size_t head = std::min<size_t>(size, kFirstTextBytes);
+  const size_t head = std::min<size_t>(size, first.size() - sizeof size);
   std::memcpy(bytes.data(), first.data() + sizeof size, head);
   if (size == head) return bytes;
   const std::span<std::byte> rest = std::as_writable_bytes(std::span(bytes)).subspan(head);
@@ -101,7 +102,7 @@ Status MessageReader::Finish() const {
   return InvalidArgument("a message between ranks is malformed; all ranks must run the same version");
 }
 
-StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const std::function<bool()>& stop,
+StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const std::function<void()>& poll,
                                    double limit_s) {
   // Steps follow each other within microseconds; a rank without work for this long sleeps between polls.
   constexpr double kBusySeconds = 0.05;
@@ -115,13 +116,105 @@ StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const 
       RETURN_IF_ERROR(result);
       return ReceiveRest(job, peer, tag, first, limit_s);
     }
-    if (stop && stop()) {
-      job.Cancel(id);
-      return Cancelled("the rank was stopped");
-    }
+    poll();
     job.Idle();
     if (job.Now() - begin > kBusySeconds) std::this_thread::sleep_for(kSleep);
   }
+}
+
+MessageSender::~MessageSender() {
+  for (const Message& message : messages_) {
+    for (const comm::TransferId id : message.sends) job_.Cancel(id);
+  }
+}
+
+Status MessageSender::Retire() {
+  Status first;
+  job_.Progress();
+  for (Message& message : messages_) {
+    std::erase_if(message.sends, [&](comm::TransferId id) {
+      Status result;
+      const bool ended = job_.Test(id, &result);
+      if (ended && first.ok()) first = std::move(result);
+      return ended;
+    });
+  }
+  for (; !messages_.empty() && messages_.front().sends.empty(); messages_.pop_front()) {
+    unused_.push_back(std::move(messages_.front().bytes));
+  }
+  return first;
+}
+
+Status MessageSender::Start(std::span<const int> peers, RankTag tag,
+                            std::initializer_list<std::string_view> texts, size_t first_part_bytes) {
+  RETURN_IF_ERROR(Retire());
+  uint64_t size = 0;
+  for (const std::string_view text : texts) size += text.size();
+  Message& message = messages_.emplace_back();
+  if (!unused_.empty()) {
+    message.bytes = std::move(unused_.back());
+    unused_.pop_back();
+  }
+  message.bytes.resize(std::max<size_t>(first_part_bytes, sizeof size + size));
+  std::byte* to = message.bytes.data();
+  std::memcpy(to, &size, sizeof size);
+  to += sizeof size;
+  for (const std::string_view text : texts) {
+    if (!text.empty()) std::memcpy(to, text.data(), text.size());
+    to += text.size();
+  }
+  const std::span<const std::byte> all(message.bytes);
+  for (const int peer : peers) {
+    ASSIGN_OR_RETURN(const comm::TransferId id,
+                     job_.SendAhead(peer, TagOf(tag, false), all.first(first_part_bytes)));
+    message.sends.push_back(id);
+    if (all.size() == first_part_bytes) continue;
+    ASSIGN_OR_RETURN(const comm::TransferId rest,
+                     job_.SendAhead(peer, TagOf(tag, true), all.subspan(first_part_bytes)));
+    message.sends.push_back(rest);
+  }
+  return OkStatus();
+}
+
+Status MessageSender::Finish(double limit_s) {
+  for (Message& message : messages_) {
+    while (!message.sends.empty()) {
+      const comm::TransferId id = message.sends.back();
+      message.sends.pop_back();  // the id is invalid after the wait
+      RETURN_IF_ERROR(parallel::WaitInJob(job_, id, limit_s));
+    }
+  }
+  return Retire();
+}
+
+StatusOr<ExpectedMessage> ExpectedMessage::Start(Transport& job, int peer, RankTag tag,
+                                                 size_t first_part_bytes) {
+  ExpectedMessage message(job, peer, tag);
+  message.first_.resize(first_part_bytes);
+  StatusOr<comm::TransferId> id = job.Receive(peer, TagOf(tag, false), message.first_);
+  if (!id.ok()) {
+    message.job_ = nullptr;
+    return id.status();
+  }
+  message.id_ = *id;
+  return message;
+}
+
+ExpectedMessage::ExpectedMessage(ExpectedMessage&& other) noexcept
+    : job_(std::exchange(other.job_, nullptr)),
+      peer_(other.peer_),
+      tag_(other.tag_),
+      first_(std::move(other.first_)),
+      id_(other.id_) {}
+
+ExpectedMessage::~ExpectedMessage() {
+  if (job_ != nullptr) job_->Cancel(id_);
+}
+
+StatusOr<std::string> ExpectedMessage::Await(double limit_s) {
+  Transport& job = *std::exchange(job_, nullptr);
+  RETURN_IF_ERROR(WaitFor(job, peer_, id_, limit_s));
+  return ReceiveRest(job, peer_, tag_, first_, limit_s);
 }
 
 }  // namespace moesaic::engine

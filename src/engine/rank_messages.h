@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,8 +17,8 @@
 
 namespace moesaic::engine {
 
-/// A message has a first part of fixed size, which holds the length, and a second part if it is longer. Ranks
-/// that receive it need not know its length.
+/// A message has a first part, which holds the length, and a second part if it is longer. Both sides know the
+/// size of the first part; the receiver need not know the length.
 inline constexpr size_t kFirstPartBytes = 1024;
 
 /// Tags of messages; groups of ranks use tags from parallel::kFirstGroupTag on.
@@ -24,12 +26,13 @@ enum class RankTag : uint32_t { kCommand = 0, kReply = 2, kLogits = 4, kHidden =
 
 /// First byte of a command of the driver.
 enum class RankCommand : char {
-  kSetup = 'S',  ///< Creates the cache (RankSetup).
-  kBatch = 'B',  ///< Runs a serialized StepBatch.
-  kFetch = 'L',  ///< Sends logits of rows of the last batch.
-  kMove = 'M',   ///< Begins a move of experts (models::ExpertMoveOrder); has no reply.
-  kDrop = 'D',   ///< Gives the move up; has no reply.
-  kLoad = 'X',   ///< Sends the loads of its experts (models::ExpertLoad).
+  kCapacity = 'C',  ///< Computes the size of the cache (CapacityQuestion).
+  kSetup = 'S',     ///< Creates the cache (RankSetup).
+  kBatch = 'B',     ///< Runs a serialized StepBatch.
+  kFetch = 'L',     ///< Sends logits of rows of the last batch.
+  kMove = 'M',      ///< Begins a move of experts (models::ExpertMoveOrder); has no reply.
+  kDrop = 'D',      ///< Gives the move up; has no reply.
+  kLoad = 'X',      ///< Sends the loads of its experts (models::ExpertLoad).
   kEnd = 'E'
 };
 
@@ -41,9 +44,60 @@ Status SendLastMessage(comm::Transport& job, int peer, RankTag tag, std::string_
 /// Receives one. InvalidArgument: the length is more than 1 GiB.
 StatusOr<std::string> ReceiveMessage(comm::Transport& job, int peer, RankTag tag, double limit_s);
 /// Waits without limit for the first part, at a low rate after a while, and then receives the message.
-/// Cancelled when `stop`, which is polled, returns true.
+/// Calls `poll` meanwhile.
 StatusOr<std::string> AwaitMessage(comm::Transport& job, int peer, RankTag tag,
-                                   const std::function<bool()>& stop, double limit_s);
+                                   const std::function<void()>& poll, double limit_s);
+
+/// Sends messages without waiting for their receivers, whose processes may be computing. One thread.
+class MessageSender {
+ public:
+  /// Borrows the transport.
+  explicit MessageSender(comm::Transport& job) : job_(job) {}
+  ~MessageSender();  ///< cancels the sends that have not ended
+  MessageSender(const MessageSender&) = delete;
+  MessageSender& operator=(const MessageSender&) = delete;
+
+  /// Starts to send the concatenation of `texts`, which is copied once, to all `peers`. Returns the first
+  /// error of earlier sends that have ended, too.
+  Status Start(std::span<const int> peers, RankTag tag, std::initializer_list<std::string_view> texts,
+               size_t first_part_bytes = kFirstPartBytes);
+  /// Waits until all sends have ended.
+  Status Finish(double limit_s);
+
+ private:
+  struct Message {
+    std::vector<std::byte> bytes;
+    std::vector<comm::TransferId> sends;
+  };
+  Status Retire();
+
+  comm::Transport& job_;
+  std::deque<Message> messages_;                // with sends that have not ended
+  std::vector<std::vector<std::byte>> unused_;  // memory of earlier messages
+};
+
+/// A message that is received while the rank does other work.
+class ExpectedMessage {
+ public:
+  /// Starts to receive the first part. Borrows the transport.
+  static StatusOr<ExpectedMessage> Start(comm::Transport& job, int peer, RankTag tag,
+                                         size_t first_part_bytes = kFirstPartBytes);
+  ExpectedMessage(ExpectedMessage&& other) noexcept;
+  ExpectedMessage& operator=(ExpectedMessage&&) = delete;
+  ~ExpectedMessage();
+
+  /// Waits for the message. Called once.
+  StatusOr<std::string> Await(double limit_s);
+
+ private:
+  ExpectedMessage(comm::Transport& job, int peer, RankTag tag) : job_(&job), peer_(peer), tag_(tag) {}
+
+  comm::Transport* job_;  // null: nothing is received
+  int peer_;
+  RankTag tag_;
+  std::vector<std::byte> first_;
+  comm::TransferId id_;
+};
 
 /// Sends or receives values whose number both sides know.
 Status SendFloats(comm::Transport& job, int peer, RankTag tag, std::span<const float> values, double limit_s);

@@ -1,5 +1,6 @@
 #include "engine/rank_reply.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -33,15 +34,17 @@ SliceSummaries SummarizeRows(const StepBatch& batch, std::span<const float> logi
   return slices;
 }
 
-std::vector<RowSummary> MergeRows(std::span<const SliceSummaries> slices, std::span<const Range> columns) {
-  const size_t rows = slices.empty() ? 0 : slices.front().sums.size();
+void MergeRows(std::span<const SliceSummaries> slices, std::span<const Range> columns,
+               std::vector<RowSummary>* merged) {
   std::vector<size_t> next(slices.size());
-  std::vector<RowSummary> merged;
-  merged.reserve(rows);
-  for (size_t row = 0; row < rows; ++row) {
-    std::vector<TokenLogit> best;
-    std::vector<int> counts;
-    std::vector<SliceSums> sums;
+  std::vector<int> counts;
+  merged->resize(slices.empty() ? 0 : slices.front().sums.size());
+  for (size_t row = 0; row < merged->size(); ++row) {
+    std::vector<TokenLogit> best = std::move((*merged)[row].best);
+    std::vector<SliceSums> sums = std::move((*merged)[row].slices);
+    best.clear();
+    sums.clear();
+    counts.clear();
     for (size_t i = 0; i < slices.size(); ++i) {
       const auto from = slices[i].best.begin() + static_cast<ptrdiff_t>(next[i]);
       counts.push_back(slices[i].counts[row]);
@@ -49,9 +52,16 @@ std::vector<RowSummary> MergeRows(std::span<const SliceSummaries> slices, std::s
       next[i] += counts.back();
       sums.push_back(slices[i].sums[row]);
     }
-    merged.push_back(MergeSlices(std::move(best), counts, columns, std::move(sums)));
+    (*merged)[row] = MergeSlices(std::move(best), counts, columns, std::move(sums));
   }
-  return merged;
+}
+
+size_t FirstReplyBytes(const StepBatch& batch, Range columns) {
+  // The default has room for all but the summaries of later rows.
+  const int64_t row_bytes =
+      sizeof(SliceSums) + sizeof(int32_t) + sizeof(TokenLogit) * std::min(batch.candidates, columns.count);
+  const int64_t later_rows = std::max<int64_t>(0, LogitRows(batch) - 1);
+  return kFirstPartBytes + (batch.candidates > 0 && columns.count > 0 ? later_rows * row_bytes : 0);
 }
 
 void PutReply(const Status& status, const RankReply& reply, MessageWriter* writer) {

@@ -28,15 +28,20 @@ SliceSummaries SummarizeRows(const StepBatch& batch, std::span<const float> logi
 /// Rows that need logits.
 int64_t LogitRows(const StepBatch& batch);
 
-/// Merges the slices of the ranks that have part of the head, in the order of `columns` [slices].
-std::vector<RowSummary> MergeRows(std::span<const SliceSummaries> slices,
-                                  std::span<const parallel::Range> columns);
+/// Merges the slices of the ranks that have part of the head, in the order of `columns` [slices]. Replaces
+/// `merged`, whose memory is used again.
+void MergeRows(std::span<const SliceSummaries> slices, std::span<const parallel::Range> columns,
+               std::vector<RowSummary>* merged);
 
 /// Everything but logits and hidden states.
 struct RankReply {
   StepResult result;
   SliceSummaries slices;
 };
+
+/// Bytes of the first part of a reply that has `rows` rows of `columns` of the head. Replies without routes
+/// fit.
+size_t FirstReplyBytes(const StepBatch& batch, parallel::Range columns);
 
 void PutReply(const Status& status, const RankReply& reply, MessageWriter* writer);
 /// Returns the rank's own error, if it sent one, with the rank's number. InvalidArgument: the reply has not

@@ -1,9 +1,11 @@
 // RunRank: the loop of a rank other than the driver.
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/kv_budget.h"
+#include "engine/rank_capacity.h"
 #include "engine/rank_messages.h"
 #include "engine/rank_reply.h"
 #include "engine/ranked_executor.h"
@@ -17,23 +19,22 @@ constexpr int kDriver = 0;
 class RankWorker {
  public:
   RankWorker(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-             comm::Transport& job, const parallel::Layout& layout, double time_limit_s)
+             comm::Transport& job, const parallel::Layout& layout, double time_limit_s, int local_ranks)
       : model_(model),
         kernels_(kernels),
         threads_(threads),
         job_(job),
         first_shard_(layout.At(job.rank()).shard == 0),
-        time_limit_s_(time_limit_s) {}
+        time_limit_s_(time_limit_s),
+        local_ranks_(local_ranks),
+        replies_(job_) {}
 
   /// Runs commands until the driver ends the job.
-  Status Run(const std::function<bool()>& stop) {
-    const auto poll = [this, &stop] {
-      model_.AdvanceExpertMove();
-      return stop && stop();
-    };
+  Status Run() {
     for (;;) {
-      ASSIGN_OR_RETURN(const std::string message,
-                       AwaitMessage(job_, kDriver, RankTag::kCommand, poll, time_limit_s_));
+      ASSIGN_OR_RETURN(const std::string message, AwaitMessage(
+                                                      job_, kDriver, RankTag::kCommand,
+                                                      [this] { model_.AdvanceExpertMove(); }, time_limit_s_));
       const auto command = message.empty() ? RankCommand::kEnd : static_cast<RankCommand>(message[0]);
       if (command == RankCommand::kEnd) return OkStatus();
       RETURN_IF_ERROR(Apply(command, std::string_view(message).substr(1)));
@@ -43,6 +44,8 @@ class RankWorker {
  private:
   Status Apply(RankCommand command, std::string_view body) {
     switch (command) {
+      case RankCommand::kCapacity:
+        return AnswerCapacity(body);
       case RankCommand::kSetup:
         return SetUpAndReply(body);
       case RankCommand::kBatch:
@@ -62,6 +65,19 @@ class RankWorker {
     return InvalidArgument("an unknown command came from the driver; all ranks must run the same version");
   }
 
+  Status AnswerCapacity(std::string_view body) {
+    MessageReader reader(body);
+    const auto question = reader.Get<CapacityQuestion>();
+    RETURN_IF_ERROR(reader.Finish());
+    const StatusOr<int> blocks = BlocksOfRank(model_.info().kv, question, local_ranks_);
+    MessageWriter reply;
+    reply.Put(blocks.status().code());
+    reply.PutText(Message(blocks.status()));
+    reply.Put(blocks.value_or(0));
+    RETURN_IF_ERROR(SendMessage(job_, kDriver, RankTag::kReply, reply.bytes(), time_limit_s_));
+    return blocks.status();
+  }
+
   Status SetUp(std::string_view body) {
     MessageReader reader(body);
     const auto setup = reader.Get<RankSetup>();
@@ -76,6 +92,7 @@ class RankWorker {
                                                     threads_));
     executor_ =
         std::make_unique<LocalExecutor>(model_, kernels_, threads_, *store_, setup.first_sparse_layer);
+    executor_->KeepLogits(std::max(1, setup.in_flight));
     executor_->BindCaller();
     return OkStatus();
   }
@@ -112,8 +129,13 @@ class RankWorker {
     }
     MessageWriter writer;
     PutReply(computed.status(), reply, &writer);
-    RETURN_IF_ERROR(SendMessage(job_, kDriver, RankTag::kReply, writer.bytes(), time_limit_s_));
-    RETURN_IF_ERROR(computed.status());
+    // The driver may be computing its part of the next batch.
+    RETURN_IF_ERROR(replies_.Start(std::span(&kDriver, 1), RankTag::kReply, {writer.bytes()},
+                                   FirstReplyBytes(batch, model_.info().own_vocab)));
+    if (!computed.ok()) {
+      RETURN_IF_ERROR(replies_.Finish(time_limit_s_));
+      return computed.status();
+    }
     if (batch.candidates == 0 && !reply.result.logits.empty()) {
       RETURN_IF_ERROR(SendFloats(job_, kDriver, RankTag::kLogits, reply.result.logits, time_limit_s_));
     }
@@ -125,10 +147,11 @@ class RankWorker {
 
   Status SendLogits(std::string_view body) {
     MessageReader reader(body);
+    const auto later = reader.Get<int32_t>();
     const std::vector<int32_t> rows = reader.GetAll<int32_t>();
     RETURN_IF_ERROR(reader.Finish());
     if (executor_ == nullptr) return InvalidArgument("logits were requested before the cache's size");
-    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->FetchLogits(rows));
+    ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->FetchLogitsOf(later, rows));
     return SendFloats(job_, kDriver, RankTag::kLogits, logits, time_limit_s_);
   }
 
@@ -152,6 +175,8 @@ class RankWorker {
   parallel::CountedTransport job_;
   const bool first_shard_;
   const double time_limit_s_;
+  const int local_ranks_;
+  MessageSender replies_;
   int64_t counted_bytes_ = 0;  // of the messages of this rank to the driver
   std::unique_ptr<cache::KvStore> store_;
   std::unique_ptr<LocalExecutor> executor_;
@@ -160,9 +185,8 @@ class RankWorker {
 }  // namespace
 
 Status RunRank(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-               comm::Transport& job, const parallel::Layout& layout, const std::function<bool()>& stop,
-               double time_limit_s) {
-  return RankWorker(model, kernels, threads, job, layout, time_limit_s).Run(stop);
+               comm::Transport& job, const parallel::Layout& layout, double time_limit_s, int local_ranks) {
+  return RankWorker(model, kernels, threads, job, layout, time_limit_s, local_ranks).Run();
 }
 
 }  // namespace moesaic::engine

@@ -42,7 +42,7 @@ class RankedEngine {
         const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
         auto model = Load(rank, *threads);
         if (model.ok()) {
-          ended_[rank] = RunRank(**model, kernels_, *threads, job_.end(rank), layout_, {}, kTimeLimit);
+          ended_[rank] = RunRank(**model, kernels_, *threads, job_.end(rank), layout_, kTimeLimit);
         } else {
           ended_[rank] = model.status();
         }
@@ -58,9 +58,17 @@ class RankedEngine {
 
   /// Starts the engine. `blocks` of the driver's cache and of its swap and warm areas.
   Status Start(EngineOptions options, int blocks, int swap_blocks = 0, int warm_blocks = 0) {
-    const int64_t bytes = LayoutFor(model_->info().kv, tensor::DType::kF32, options.sparsity.key_summaries,
-                                    options.sparsity.summary_kind)
-                              .total_bytes();
+    // The rank with the largest part of a block decides.
+    models::KvSpec kv = model_->info().kv;
+    const int stages = layout_.degrees().pipeline;
+    const std::vector<parallel::Range> layers = parallel::Divide(model_->info().layers, 1, stages);
+    for (int stage = 0; stage < stages; ++stage) {
+      const int modules = stage == stages - 1 ? model_->info().mtp_layers : 0;
+      kv.layers = std::max(kv.layers, layers[stage].count + modules);
+    }
+    const int64_t bytes =
+        LayoutFor(kv, tensor::DType::kF32, options.sparsity.key_summaries, options.sparsity.summary_kind)
+            .total_bytes();
     options.kv_bytes = blocks * bytes;
     options.swap_bytes = swap_blocks * bytes;
     options.warm_bytes = warm_blocks * bytes;

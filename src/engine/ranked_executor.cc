@@ -44,7 +44,8 @@ RankedExecutor::RankedExecutor(std::unique_ptr<LocalExecutor> local, runtime::Th
       job_(job),
       layout_(layout),
       time_limit_s_(time_limit_s),
-      own_vocab_(replica == 0 ? info.own_vocab : Range()) {
+      own_vocab_(replica == 0 ? info.own_vocab : Range()),
+      commands_(job_) {
   for (int rank = 0; rank < layout_.ranks(); ++rank) {
     if (rank != kDriver && layout_.At(rank).replica == replica) remote_.push_back(rank);
   }
@@ -59,10 +60,12 @@ StatusOr<std::unique_ptr<RankedExecutor>> RankedExecutor::Create(
   return executor;
 }
 
-Status RankedExecutor::SetUp(const RankSetup& setup) {
+Status RankedExecutor::SetUp(RankSetup setup) {
+  setup.in_flight = max_in_flight();
   MessageWriter body;
+  body.Put(RankCommand::kSetup);
   body.Put(setup);
-  RETURN_IF_ERROR(Command(RankCommand::kSetup, body.bytes()));
+  RETURN_IF_ERROR(commands_.Start(remote_, RankTag::kCommand, {body.bytes()}));
   if (own_vocab_.count > 0) columns_.push_back(own_vocab_);
   for (const int rank : remote_) {
     ASSIGN_OR_RETURN(const std::string reply,
@@ -105,15 +108,6 @@ RankedExecutor::~RankedExecutor() {
   }
 }
 
-Status RankedExecutor::Command(RankCommand command, std::string_view body) {
-  std::string bytes(1, static_cast<char>(command));
-  bytes += body;
-  for (const int rank : remote_) {
-    RETURN_IF_ERROR(SendMessage(job_, rank, RankTag::kCommand, bytes, time_limit_s_));
-  }
-  return OkStatus();
-}
-
 // Keeps the failure. If a rank is known to be dead, the error names it instead.
 Status RankedExecutor::Fail(Status status) {
   const Status dead = parallel::CheckRanks(job_);
@@ -121,23 +115,41 @@ Status RankedExecutor::Fail(Status status) {
   return failure_;
 }
 
-// The ranks wait for a command here, so that the sends end soon.
 void RankedExecutor::Start(const StepBatch& batch) {
-  started_ = &batch;
+  Started& started = started_.emplace_back();
+  started.batch = &batch;
   if (!failure_.ok()) return;
-  Status sent = Command(RankCommand::kBatch, Serialize(batch));
-  if (sent.ok()) sent = parallel::CheckRanks(job_);  // of other replicas, too
-  if (!sent.ok()) Fail(std::move(sent)).IgnoreError();
+  if (Status status = StartOnAll(started); !status.ok()) Fail(std::move(status)).IgnoreError();
+}
+
+// Ranks may be computing an earlier batch, so that nothing here waits for them but sums and hidden states.
+Status RankedExecutor::StartOnAll(Started& started) {
+  const StepBatch& batch = *started.batch;
+  for (const Peer& peer : peers_) {
+    ASSIGN_OR_RETURN(ExpectedMessage reply, ExpectedMessage::Start(job_, peer.rank, RankTag::kReply,
+                                                                   FirstReplyBytes(batch, peer.vocab)));
+    started.replies.push_back(std::move(reply));
+  }
+  const char command = static_cast<char>(RankCommand::kBatch);
+  RETURN_IF_ERROR(commands_.Start(remote_, RankTag::kCommand, {{&command, 1}, Serialize(batch)}));
+  RETURN_IF_ERROR(parallel::CheckRanks(job_));  // of other replicas, too
+  ASSIGN_OR_RETURN(started.own, RunHere(batch));
+  if (batch.candidates > 0 && own_vocab_.count > 0) {
+    started.slices = SummarizeRows(batch, started.own.logits, own_vocab_, threads_);
+  }
+  return OkStatus();
 }
 
 StatusOr<StepResult> RankedExecutor::Finish() {
+  Started started = std::move(started_.front());
+  started_.pop_front();
   RETURN_IF_ERROR(failure_);
-  StatusOr<StepResult> result = FinishOnAll(*started_);
+  StatusOr<StepResult> result = FinishOnAll(started);
   return result.ok() ? std::move(result) : Fail(result.status());
 }
 
 // Runs the driver's part. For another replica than its own, the driver's work is its messages.
-StatusOr<StepResult> RankedExecutor::FinishHere(const StepBatch& batch) {
+StatusOr<StepResult> RankedExecutor::RunHere(const StepBatch& batch) {
   StepResult result;
   moves_.clear();
   if (local_ != nullptr) {
@@ -147,29 +159,30 @@ StatusOr<StepResult> RankedExecutor::FinishHere(const StepBatch& batch) {
     result.ranks.emplace_back();
   }
   const int64_t sent = job_.sent_bytes();
-  work_.assign(1, result.ranks.front());
-  work_.front().bytes_sent += sent - std::exchange(counted_bytes_, sent);
+  result.ranks.front().bytes_sent += sent - std::exchange(counted_bytes_, sent);
   return result;
 }
 
-StatusOr<StepResult> RankedExecutor::FinishOnAll(const StepBatch& batch) {
-  ASSIGN_OR_RETURN(StepResult result, FinishHere(batch));
+StatusOr<StepResult> RankedExecutor::FinishOnAll(Started& started) {
+  const StepBatch& batch = *started.batch;
+  StepResult result = std::move(started.own);
   const int64_t rows = LogitRows(batch);
   const bool summarized = batch.candidates > 0;
+  work_.assign(1, result.ranks.front());
   slices_.clear();
-  if (summarized && own_vocab_.count > 0) {
-    slices_.push_back(SummarizeRows(batch, result.logits, own_vocab_, threads_));
-  }
+  if (summarized && own_vocab_.count > 0) slices_.push_back(std::move(started.slices));
   if (!summarized) {
     logits_.resize(std::max<size_t>(logits_.size(), rows * info_.vocab_size));
     if (!batch.rows.empty()) Place(result.logits, own_vocab_);
   }
-  for (const Peer& peer : peers_) RETURN_IF_ERROR(Collect(peer, batch, &result));
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    RETURN_IF_ERROR(Collect(peers_[i], started.replies[i], batch, &result));
+  }
   AddWork(work_, &totals_);
   result.ranks = totals_;
   result.logits = {};
   if (summarized) {
-    summaries_ = MergeRows(slices_, columns_);
+    MergeRows(slices_, columns_, &summaries_);
     result.summaries = summaries_;
   } else {
     result.logits = std::span(logits_).first(rows * info_.vocab_size);
@@ -178,11 +191,12 @@ StatusOr<StepResult> RankedExecutor::FinishOnAll(const StepBatch& batch) {
 }
 
 // Adds the results of `peer` to `result`.
-Status RankedExecutor::Collect(const Peer& peer, const StepBatch& batch, StepResult* result) {
+Status RankedExecutor::Collect(const Peer& peer, ExpectedMessage& expected, const StepBatch& batch,
+                               StepResult* result) {
   const int64_t rows = LogitRows(batch);
   const bool has_logits = rows > 0 && peer.vocab.count > 0;
   const bool summarized = batch.candidates > 0;
-  ASSIGN_OR_RETURN(const std::string bytes, ReceiveMessage(job_, peer.rank, RankTag::kReply, time_limit_s_));
+  ASSIGN_OR_RETURN(const std::string bytes, expected.Await(time_limit_s_));
   ASSIGN_OR_RETURN(RankReply reply,
                    ParseReply(peer.rank, bytes, has_logits && summarized ? rows : 0, peer.vocab));
   StepResult& part = reply.result;
@@ -217,13 +231,14 @@ StatusOr<std::span<const float>> RankedExecutor::FetchLogits(std::span<const int
 
 StatusOr<std::span<const float>> RankedExecutor::FetchFromAll(std::span<const int32_t> rows) {
   MessageWriter body;
+  body.Put(RankCommand::kFetch);
+  body.Put(static_cast<int32_t>(started_.size()));  // batches that ranks run before they read the command
   body.PutAll(std::vector<int32_t>(rows.begin(), rows.end()));
-  std::string command(1, static_cast<char>(RankCommand::kFetch));
-  command += body.bytes();
+  std::vector<int> ranks;
   for (const Peer& peer : peers_) {
-    if (peer.vocab.count == 0) continue;
-    RETURN_IF_ERROR(SendMessage(job_, peer.rank, RankTag::kCommand, command, time_limit_s_));
+    if (peer.vocab.count > 0) ranks.push_back(peer.rank);
   }
+  RETURN_IF_ERROR(commands_.Start(ranks, RankTag::kCommand, {body.bytes()}));
   logits_.resize(std::max<size_t>(logits_.size(), rows.size() * info_.vocab_size));
   if (own_vocab_.count > 0) {
     ASSIGN_OR_RETURN(const std::span<const float> own, local_->FetchLogits(rows));

@@ -3,7 +3,7 @@
 // docs/contracts/executors.md is normative.
 #pragma once
 
-#include <functional>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +29,7 @@ struct RankSetup {
   int blocks = 0, swap_slots = 0, warm_slots = 0;
   bool warm_exact = false;
   int first_sparse_layer = 0;
+  int in_flight = 1;  // batches that may have started and not finished
 };
 
 /// Of the driver. After a rank fails, every later Finish returns the same error.
@@ -47,6 +48,8 @@ class RankedExecutor : public Executor {
 
   void Start(const StepBatch& batch) override;
   StatusOr<StepResult> Finish() override;
+  /// One for each pipeline stage.
+  int max_in_flight() const override { return layout_.degrees().pipeline; }
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override;
   Status CheckPeers() override;
   StatusOr<models::ExpertLoad> FetchExpertLoad() override;
@@ -69,11 +72,18 @@ class RankedExecutor : public Executor {
   RankedExecutor(std::unique_ptr<LocalExecutor> local, runtime::ThreadPool& threads,
                  const models::ModelInfo& info, comm::Transport& job, const parallel::Layout& layout,
                  double time_limit_s, int replica);
-  Status SetUp(const RankSetup& setup);
-  Status Command(RankCommand command, std::string_view body);
-  StatusOr<StepResult> FinishOnAll(const StepBatch& batch);
-  StatusOr<StepResult> FinishHere(const StepBatch& batch);
-  Status Collect(const Peer& peer, const StepBatch& batch, StepResult* result);
+  // A batch that has started.
+  struct Started {
+    const StepBatch* batch = nullptr;
+    std::vector<ExpectedMessage> replies = {};  // [peers_]
+    StepResult own = {};                        // of this process
+    SliceSummaries slices = {};                 // of its part of the head
+  };
+  Status SetUp(RankSetup setup);
+  Status StartOnAll(Started& started);
+  StatusOr<StepResult> RunHere(const StepBatch& batch);
+  StatusOr<StepResult> FinishOnAll(Started& started);
+  Status Collect(const Peer& peer, ExpectedMessage& expected, const StepBatch& batch, StepResult* result);
   StatusOr<std::span<const float>> FetchFromAll(std::span<const int32_t> rows);
   StatusOr<models::ExpertLoad> FetchLoadOfAll();
   Status Fail(Status status);
@@ -88,7 +98,8 @@ class RankedExecutor : public Executor {
   std::vector<int> remote_;          // ranks of the replica without the driver
   const parallel::Range own_vocab_;  // columns of the driver's head; empty: none
   std::vector<Peer> peers_;
-  const StepBatch* started_ = nullptr;
+  MessageSender commands_;
+  std::deque<Started> started_;  // batches without results, the oldest first
   std::vector<float> logits_, part_, hidden_;
   std::vector<SliceSummaries> slices_;           // of the ranks that have part of the head
   std::vector<parallel::Range> columns_;         // of slices_
@@ -100,9 +111,9 @@ class RankedExecutor : public Executor {
 };
 
 /// Runs the driver's batches on this rank until the driver ends the job. Returns the error of the rank or of
-/// its peers; Cancelled after `stop`, which is polled between batches, returned true.
+/// its peers. `local_ranks` ranks share the memory of this machine.
 Status RunRank(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
-               comm::Transport& job, const parallel::Layout& layout, const std::function<bool()>& stop,
-               double time_limit_s = 60);
+               comm::Transport& job, const parallel::Layout& layout, double time_limit_s = 60,
+               int local_ranks = 1);
 
 }  // namespace moesaic::engine

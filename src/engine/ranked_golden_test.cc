@@ -297,6 +297,7 @@ INSTANTIATE_TEST_SUITE_P(All, RankedGoldenTest,
                          testing::Values(Case{"deepseek-v3-mtp", {.tensor = 2}},
                                          Case{"deepseek-v3-mtp", {.pipeline = 2}},
                                          Case{"deepseek-v3-mtp", {.tensor = 2, .pipeline = 2, .expert = 2}},
+                                         Case{"qwen3-moe-norm-tied", {.pipeline = 4}},
                                          Case{"qwen3-moe-norm-tied", {.tensor = 2, .expert = 2}},
                                          Case{"qwen3-moe-norm-tied", {.pipeline = 2}}),
                          NameOf);

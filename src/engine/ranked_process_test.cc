@@ -174,7 +174,7 @@ int RunRole(const char* text) {
   Process process(role, /*limit_s=*/30);
   if (process.model == nullptr) return 1;
   const Status ended = RunRank(*process.model, process.kernels, *process.threads, *process.job,
-                               process.layout, {}, /*time_limit_s=*/30);
+                               process.layout, /*time_limit_s=*/30);
   return ended.ok() ? 0 : 1;
 }
 

@@ -25,7 +25,7 @@ class ReplicatedEngineTest : public FakeEngineTest {
       ranks_.emplace_back([this, rank] {
         const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
         FakeModel model(512);
-        ended_[rank] = RunRank(model, kernels_, *threads, job_.end(rank), layout_, {}, kLimitSeconds);
+        ended_[rank] = RunRank(model, kernels_, *threads, job_.end(rank), layout_, kLimitSeconds);
         job_.Leave(rank);
       });
     }

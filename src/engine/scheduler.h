@@ -24,6 +24,7 @@ struct SchedulerOptions {
   int max_batch_tokens = 0;  // >= max_sequences
   int max_scored_rows = 0;   // maximum rows of a step that need prompt logprobs; >= 1
   int max_overtakes = 64;    // younger requests that may be admitted before a waiting one
+  int max_in_flight = 1;     // steps that run at the same time, which divide the decodes
   bool prefix_cache = true;
 };
 
@@ -94,7 +95,9 @@ class Scheduler {
   void ClearTree();
   bool fetching() const;  ///< Whether a sequence waits for a fetch.
 
-  /// `most_rows` limits the step further than the options do, but not its decodes; at least max_sequences.
+  /// Sequences in flight keep their blocks. While there are some, nothing is preempted and no fetch ends for
+  /// a decode that lacks blocks: it waits for them. `most_rows` limits the step further than the options do,
+  /// but not its decodes; at least max_sequences.
   StepPlan Plan(int most_rows = std::numeric_limits<int>::max()) const;
   /// Carries the plan out. The batch computes its chunks, after all pending operations.
   StepBatch Commit(StepPlan& plan);

@@ -83,6 +83,9 @@ struct Sequence {
   cache::KvTier* fetching = nullptr;
   DraftState draft;
 
+  bool in_flight = false;  // rows whose results it needs have started: no step may plan, move or remove it
+  FinishReason ending = FinishReason::kNone;  // of an end that waits for these rows; kNone: none
+
   ClientShare* share = nullptr;
   int overtaken = 0;  // younger sequences admitted before it
   bool aged = false;  // preempted, or overtaken as often as allowed: ordered by arrival alone

@@ -260,7 +260,7 @@ std::string Serialize(const StepBatch& batch) {
   writer.Put(kMagic);
   writer.Put(kVersion);
   writer.Put(batch.kind);
-  for (const bool flag : {batch.want_hidden, batch.count_experts, batch.want_routes}) {
+  for (const bool flag : {batch.want_hidden, batch.count_experts, batch.want_routes, batch.divides}) {
     writer.Put(static_cast<uint8_t>(flag));
   }
   writer.Put(batch.candidates);
@@ -305,6 +305,7 @@ StatusOr<StepBatch> ParseStepBatch(std::span<const std::byte> bytes) {
   batch.want_hidden = reader.GetBool("want_hidden");
   batch.count_experts = reader.GetBool("count_experts");
   batch.want_routes = reader.GetBool("want_routes");
+  batch.divides = reader.GetBool("divides");
   batch.candidates = reader.Get<int32_t>();
   batch.ops_before = GetOps("ops_before", &reader);
   batch.ops_after = GetOps("ops_after", &reader);

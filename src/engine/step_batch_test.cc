@@ -26,7 +26,7 @@ using testing::HasSubstr;
 std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 StepBatch Example() {
-  StepBatch batch = {.want_hidden = true, .count_experts = true, .candidates = 5};
+  StepBatch batch = {.want_hidden = true, .count_experts = true, .divides = false, .candidates = 5};
   batch.ops_before = {{.kind = KvOpKind::kSave, .area = KvArea::kWarm, .block = 3, .slot = 1},
                       {.kind = KvOpKind::kCopy, .block = 1, .from = 2, .tokens = 40},
                       {.kind = KvOpKind::kLoad, .block = 4, .record = 17, .load = uint64_t{1} << 60}};
@@ -55,7 +55,7 @@ TEST(StepBatchTest, ParsingRestoresTheSerializedBatch) {
   EXPECT_EQ(parsed->tokens, batch.tokens);
   EXPECT_EQ(parsed->block_tables, batch.block_tables);
   EXPECT_EQ(parsed->rows, batch.rows);
-  EXPECT_TRUE(parsed->want_hidden && parsed->count_experts && !parsed->want_routes);
+  EXPECT_TRUE(parsed->want_hidden && parsed->count_experts && !parsed->want_routes && !parsed->divides);
   ASSERT_EQ(parsed->sparsity.size(), 1U);
   EXPECT_EQ(parsed->sparsity[0].budget_blocks, 8);
   EXPECT_EQ(parsed->sparsity[0].first_position, 3);
@@ -80,11 +80,11 @@ TEST(StepBatchTest, MalformedBytesAreRefusedWithAReason) {
     return Message(ParseStepBatch(Bytes(bytes)).status());
   };
   EXPECT_THAT(message(0, 'x'), HasSubstr("the bytes are no step batch"));
-  EXPECT_THAT(message(4, 9), HasSubstr("this build reads version 3, found 9"));
+  EXPECT_THAT(message(4, 9), HasSubstr("this build reads version 4, found 9"));
   EXPECT_THAT(message(8, 2), HasSubstr("kind must be in [0, 2), found 2"));
   EXPECT_THAT(message(9, 2), HasSubstr("want_hidden must be 0 or 1, found 2"));
-  EXPECT_THAT(message(17, 120), HasSubstr("ops_before has"));
-  EXPECT_THAT(message(24, 100), HasSubstr("kind of an operation must be in [0, 10), found 100"));
+  EXPECT_THAT(message(18, 120), HasSubstr("ops_before has"));
+  EXPECT_THAT(message(25, 100), HasSubstr("kind of an operation must be in [0, 10), found 100"));
 }
 
 TEST(StepBatchTest, NumbersOutOfRangeAreRefusedWithAReason) {

@@ -59,7 +59,9 @@ void DecoderLayer::AddFfn(const Step& step, float* x) const {
 
 void DecoderLayer::Forward(const Step& step, const kernels::KvLayer& kv, float* x) const {
   AddAttention(step, kv, x);
+  step.Progress();
   AddFfn(step, x);
+  step.Progress();
 }
 
 }  // namespace moesaic::layers

@@ -48,6 +48,10 @@ struct Step {
   void Sum(float* values, int64_t count) const {
     if (has_shards()) groups->Sum({values, static_cast<size_t>(count)});
   }
+  /// Advances messages between stages while this one computes.
+  void Progress() const {
+    if (groups != nullptr) groups->Progress();
+  }
   void Fetch(const kernels::KvLayer& kv, std::span<const kernels::SequenceSlice> slices) const {
     if (fetcher != nullptr) fetcher->Fetch(kv, slices);
   }

@@ -38,10 +38,27 @@ std::vector<std::pair<std::string, std::string>> Metadata(
   return metadata;
 }
 
+// The weights of each rank.
+StatusOr<std::vector<WeightPlan>> PlanParts(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                                            WeightDtype dtype, const parallel::Layout& layout) {
+  if (layout.degrees().data > 1) {
+    return InvalidArgument("data parallel replicas have equal parts: convert without dp, found dp={}",
+                           layout.degrees().data);
+  }
+  ASSIGN_OR_RETURN(const parallel::ModelShape shape, DivisibleShape(spec, checkpoint, dtype));
+  std::vector<WeightPlan> parts;
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    ASSIGN_OR_RETURN(const parallel::Shard shard, parallel::MakeShard(layout, rank, shape));
+    ASSIGN_OR_RETURN(parts.emplace_back(), PlanFromCheckpoint(spec, checkpoint, dtype, shard));
+  }
+  return parts;
+}
+
 }  // namespace
 
 Status Convert(const std::string& path, const std::string& out, const LoadOptions& options,
-               runtime::ThreadPool& pool, const std::vector<std::pair<std::string, std::string>>& texts) {
+               runtime::ThreadPool& pool, const std::vector<std::pair<std::string, std::string>>& texts,
+               const parallel::Layout& layout) {
   ASSIGN_OR_RETURN(const WeightDtype dtype, ParseWeightDtype(options.dtype));
   if (checkpoint::PackedFile::Is(path)) return InvalidArgument("{} is a packed file already", path);
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(path));
@@ -53,14 +70,34 @@ Status Convert(const std::string& path, const std::string& out, const LoadOption
   }
   if (!options.load_mtp) spec.mtp_layers = 0;
   DropAbsentMtp(*checkpoint, spec);
-  ASSIGN_OR_RETURN(const WeightPlan plan, PlanFromCheckpoint(spec, *checkpoint, dtype));
+  ASSIGN_OR_RETURN(const std::vector<WeightPlan> parts, PlanParts(spec, *checkpoint, dtype, layout));
+  std::vector<std::pair<std::string, std::string>> metadata = Metadata(*checkpoint, texts);
+  const bool divided = layout.ranks() > 1;
+  if (divided) metadata.emplace_back(checkpoint::kLayoutKey, layout.PartsText());
   std::vector<PackedRegion> regions;
-  for (const RegionPlan& region : plan.regions) regions.push_back(Describe(region));
+  int64_t total = 0;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    total += parts[rank].bytes;
+    for (const RegionPlan& region : parts[rank].regions) {
+      PackedRegion& described = regions.emplace_back(Describe(region));
+      if (divided) described.name = checkpoint::RankRegion(static_cast<int>(rank), described.name);
+    }
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<PackedWriter> writer,
-                   PackedWriter::Create(out, std::move(regions), Metadata(*checkpoint, texts)));
-  RETURN_IF_ERROR(PackStream(
-      *checkpoint, plan, options.progress, pool,
-      [&](size_t region, std::span<const std::byte> bytes) { return writer->Append(region, bytes); }));
+                   PackedWriter::Create(out, std::move(regions), metadata));
+  size_t first = 0;
+  int64_t before = 0;
+  for (const WeightPlan& part : parts) {
+    const PackProgress progress = [&](int64_t done, int64_t) {
+      return !options.progress || options.progress(before + done, total);
+    };
+    RETURN_IF_ERROR(
+        PackStream(*checkpoint, part, progress, pool, [&](size_t region, std::span<const std::byte> bytes) {
+          return writer->Append(first + region, bytes);
+        }));
+    first += part.regions.size();
+    before += part.bytes;
+  }
   return writer->Finish();
 }
 

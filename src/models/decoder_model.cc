@@ -273,7 +273,8 @@ Status DecoderModel::Forward(const ExecContext& ctx, const ForwardBatch& batch, 
     return x.subspan(part.rows.first * width, part.rows.count * width);
   };
   const int stages = groups_ == nullptr ? 1 : groups_->layout().degrees().pipeline;
-  std::vector<PipelinePart> parts = SplitForPipeline(batch, stages);
+  std::vector<PipelinePart> parts =
+      SplitForPipeline(batch, stages, ReadRows(spec_.moe.experts, spec_.moe.top_k));
   if (exchanges()) {
     RETURN_IF_ERROR(CheckJoint(batch.joint, parts.size()));
     groups_->experts()->SetMostRows(batch.joint.most_rows);

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "comm/transport/local_transport.h"
+#include "models/rank_work.h"
 #include "models/test_session.h"
 
 namespace moesaic::models {
@@ -67,6 +68,8 @@ std::vector<Degrees> Layouts() {
           {.tensor = 2, .pipeline = 2},
           {.tensor = 2, .pipeline = 2, .expert = 2},
           {.tensor = 3, .pipeline = 2, .expert = 3},
+          {.tensor = 2, .pipeline = 3},
+          {.tensor = 2, .pipeline = 4},
           {.tensor = 4, .pipeline = 2, .expert = 4},
           {.data = 2, .expert = 2},
           {.data = 3, .expert = 3},
@@ -176,12 +179,10 @@ class Rank {
 
 // Runs the prompts on all ranks of a layout; InvalidArgument if the model cannot be divided so. `packed`:
 // path of a packed file to load instead.
-StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Degrees& degrees,
+StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Layout& layout,
                                          const std::vector<GoldenPrompt>& prompts,
                                          const std::string& packed = {},
-                                         std::shared_ptr<const parallel::Placement> experts = nullptr) {
-  ASSIGN_OR_RETURN(Layout layout, Layout::Create(degrees));
-  if (experts != nullptr) RETURN_IF_ERROR(layout.PlaceExperts(std::move(experts)));
+                                         Placement placement = Placement::kAuto) {
   const comm::Topology topology =
       comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
   std::vector<Results> results(prompts.size());
@@ -190,7 +191,9 @@ StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Deg
   comm::RunRanks(layout.ranks(), [&](comm::Transport& end) {
     const std::shared_ptr<RankGroups> groups = *RankGroups::Create(end, topology, layout, kTimeLimit);
     TestModel model(packed.empty() ? SourcePath(checkpoint.path) : packed, BestIsa(),
-                    {.dtype = packed.empty() ? checkpoint.dtype : "auto", .groups = groups},
+                    {.dtype = packed.empty() ? checkpoint.dtype : "auto",
+                     .placement = packed.empty() ? Placement::kAuto : placement,
+                     .groups = groups},
                     {.threads = 1, .pin = false});
     loaded[end.rank()] = model.status();
     if (!model.status().ok()) return;  // all ranks fail for the same reason
@@ -204,6 +207,26 @@ StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Deg
   return results;
 }
 
+StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Degrees& degrees,
+                                         const std::vector<GoldenPrompt>& prompts) {
+  ASSIGN_OR_RETURN(const Layout layout, Layout::Create(degrees));
+  return RunLayout(checkpoint, layout, prompts);
+}
+
+StatusOr<std::vector<Results>> RunPlaced(const Checkpoint& checkpoint, const Degrees& degrees,
+                                         const std::vector<GoldenPrompt>& prompts,
+                                         std::shared_ptr<const parallel::Placement> experts) {
+  ASSIGN_OR_RETURN(Layout layout, Layout::Create(degrees));
+  RETURN_IF_ERROR(layout.PlaceExperts(std::move(experts)));
+  return RunLayout(checkpoint, layout, prompts);
+}
+
+// Whether the file's model can be divided so, before any rank loads it.
+Status CheckFile(const std::string& packed, const Layout& layout) {
+  ASSIGN_OR_RETURN(const auto file, checkpoint::Checkpoint::Open(packed));
+  return CheckDivisible(*file, "auto", layout);
+}
+
 class LayoutGoldenTest : public testing::TestWithParam<Checkpoint> {};
 
 TEST_P(LayoutGoldenTest, EveryLayoutComputesTheLogitsOfOneRank) {
@@ -211,7 +234,7 @@ TEST_P(LayoutGoldenTest, EveryLayoutComputesTheLogitsOfOneRank) {
   std::vector<GoldenPrompt> prompts = ReadGolden(path + "/golden.safetensors");
   ASSERT_GE(prompts.size(), 3U);
   prompts.resize(3);
-  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), {}, prompts);
+  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), Degrees{}, prompts);
   ASSERT_TRUE(alone.ok()) << Message(alone.status());
   int ran = 0;
   for (const Degrees& degrees : Layouts()) {
@@ -258,14 +281,14 @@ TEST_P(LayoutGoldenTest, PlacementsOfExpertsGiveTheSameResults) {
   if (layers == 0) GTEST_SKIP() << "a dense model";
   std::vector<GoldenPrompt> prompts = ReadGolden(SourcePath(GetParam().path) + "/golden.safetensors");
   prompts = {prompts[2]};
-  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), {}, prompts);
+  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), Degrees{}, prompts);
   ASSERT_TRUE(alone.ok()) << Message(alone.status());
   std::vector<Results> placed;
   for (const Degrees& degrees :
        {Degrees{.data = 2, .expert = 2}, Degrees{.tensor = 2, .data = 2, .expert = 4},
         Degrees{.pipeline = 2, .data = 2, .expert = 2}}) {
     const auto scattered = ScatteredExperts(layers, experts, degrees.tensor * degrees.data);
-    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), degrees, prompts, {}, scattered);
+    const StatusOr<std::vector<Results>> parts = RunPlaced(GetParam(), degrees, prompts, scattered);
     ASSERT_TRUE(parts.ok()) << Message(parts.status());
     EXPECT_LE(MaxDiff(alone->front().logits, parts->front().logits), GetParam().tolerance) << Name(degrees);
     EXPECT_LE(MaxDiff(alone->front().decoded, parts->front().decoded), GetParam().tolerance) << Name(degrees);
@@ -279,7 +302,7 @@ TEST_P(LayoutGoldenTest, PlacementsOfExpertsGiveTheSameResults) {
     }
   }
   const StatusOr<std::vector<Results>> everywhere =
-      RunLayout(GetParam(), {.data = 2, .expert = 2}, prompts, {}, all);
+      RunPlaced(GetParam(), {.data = 2, .expert = 2}, prompts, all);
   ASSERT_TRUE(everywhere.ok()) << Message(everywhere.status());
   EXPECT_EQ(everywhere->front().logits, placed.front().logits);
   EXPECT_EQ(everywhere->front().decoded, placed.front().decoded);
@@ -299,13 +322,15 @@ TEST_P(LayoutGoldenTest, PackedFilesGiveTheResultsOfTheirCheckpoint) {
   for (const Degrees& degrees :
        {Degrees{.tensor = 2}, Degrees{.pipeline = 2}, Degrees{.data = 2, .expert = 2},
         Degrees{.tensor = 2, .expert = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
-    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), degrees, prompts, packed);
-    if (!parts.ok()) {
-      EXPECT_THAT(Message(parts.status()), testing::AnyOf(testing::HasSubstr("is divided at multiples of"),
-                                                          testing::HasSubstr("can't be divided among")))
+    const Layout layout = *Layout::Create(degrees);
+    if (const Status fits = CheckFile(packed, layout); !fits.ok()) {
+      EXPECT_THAT(Message(fits), testing::AnyOf(testing::HasSubstr("is divided at multiples of"),
+                                                testing::HasSubstr("can't be divided among")))
           << Name(degrees);
       continue;
     }
+    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), layout, prompts, packed);
+    ASSERT_TRUE(parts.ok()) << Message(parts.status());
     ++ran;
     const StatusOr<std::vector<Results>> whole = RunLayout(GetParam(), degrees, prompts);
     ASSERT_TRUE(whole.ok()) << Message(whole.status());
@@ -315,6 +340,74 @@ TEST_P(LayoutGoldenTest, PackedFilesGiveTheResultsOfTheirCheckpoint) {
   }
   EXPECT_GE(ran, 1);
   std::remove(packed.c_str());
+}
+
+// A file with the parts of the ranks is mapped, and gives the bits that ranks have when they load its
+// checkpoint, also where a tile is divided. Other layouts are refused.
+TEST_P(LayoutGoldenTest, FilesWithPartsGiveTheResultsOfTheirCheckpoint) {
+  std::vector<GoldenPrompt> prompts = ReadGolden(SourcePath(GetParam().path) + "/golden.safetensors");
+  prompts = {prompts[2]};
+  const std::string packed = testing::TempDir() + "/parts_" + GetParam().name + ".moesaic";
+  const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  int ran = 0;
+  for (const Degrees& degrees :
+       {Degrees{.tensor = 2}, Degrees{.tensor = 2, .expert = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
+    const Layout layout = *Layout::Create(degrees);
+    const StatusOr<std::vector<Results>> whole = RunLayout(GetParam(), layout, prompts);
+    const Status converted = Convert(SourcePath(GetParam().path), packed, {.dtype = GetParam().dtype},
+                                     *threads, /*texts=*/{}, layout);
+    ASSERT_EQ(converted.ok(), whole.ok()) << Message(converted);
+    if (!whole.ok()) continue;
+    ++ran;
+    const StatusOr<std::vector<Results>> parts =
+        RunLayout(GetParam(), layout, prompts, packed, ran % 2 == 0 ? Placement::kCopy : Placement::kMap);
+    ASSERT_TRUE(parts.ok()) << Message(parts.status());
+    EXPECT_EQ(parts->front().logits, whole->front().logits) << Name(degrees);
+    EXPECT_EQ(parts->front().decoded, whole->front().decoded) << Name(degrees);
+    EXPECT_EQ(parts->front().mtp, whole->front().mtp) << Name(degrees);
+    EXPECT_THAT(
+        Message(CheckFile(packed, *Layout::Create({.tensor = 3}))),
+        testing::HasSubstr("has the parts of the layout " + layout.PartsText() + ", but this is tp=3"));
+    EXPECT_TRUE(CheckFile(packed, layout).ok());
+    const auto alone = Model::Load(packed, {}, *threads);
+    EXPECT_THAT(Message(alone.status()), testing::HasSubstr("but this is tp=1"));
+  }
+  EXPECT_GE(ran, 1);
+  std::remove(packed.c_str());
+}
+
+// Ranks may have unequal numbers of layers and of experts.
+TEST_P(LayoutGoldenTest, UnevenPartsComputeTheLogitsOfOneRank) {
+  const std::string path = SourcePath(GetParam().path);
+  std::vector<GoldenPrompt> prompts = ReadGolden(path + "/golden.safetensors");
+  prompts = {prompts[1]};
+  const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  const auto model = Model::Load(path, {.dtype = GetParam().dtype, .progress = nullptr}, *threads);
+  ASSERT_TRUE(model.ok()) << Message(model.status());
+  const ModelInfo& info = (*model)->info();
+  const auto split = [](int total) { return std::vector<int>{1, total - 1}; };
+  std::vector<StatusOr<Layout>> layouts = {
+      Layout::Create({.pipeline = 2}, {.layers = split(info.layers), .experts = {}})};
+  if (info.experts > 0) {
+    layouts.push_back(
+        Layout::Create({.tensor = 2, .expert = 2}, {.layers = {}, .experts = split(info.experts)}));
+    layouts.push_back(Layout::Create({.tensor = 2, .pipeline = 2, .expert = 2},
+                                     {.layers = split(info.layers), .experts = split(info.experts)}));
+  }
+  const StatusOr<std::vector<Results>> alone = RunLayout(GetParam(), Degrees{}, prompts);
+  ASSERT_TRUE(alone.ok()) << Message(alone.status());
+  for (const StatusOr<Layout>& layout : layouts) {
+    ASSERT_TRUE(layout.ok()) << Message(layout.status());
+    const StatusOr<std::vector<Results>> parts = RunLayout(GetParam(), *layout, prompts);
+    ASSERT_TRUE(parts.ok()) << Message(parts.status());
+    EXPECT_LE(MaxDiff(alone->front().logits, parts->front().logits), GetParam().tolerance) << layout->Name();
+    EXPECT_LE(MaxDiff(alone->front().decoded, parts->front().decoded), GetParam().tolerance)
+        << layout->Name();
+  }
+  const Layout wrong = *Layout::Create({.pipeline = 2}, {.layers = {1, info.layers}, .experts = {}});
+  EXPECT_THAT(Message(RunLayout(GetParam(), wrong, prompts).status()),
+              testing::HasSubstr(
+                  fmt::format("has {} layers, but the layout divides {}", info.layers, info.layers + 1)));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LayoutGoldenTest, testing::ValuesIn(kCheckpoints),

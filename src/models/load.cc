@@ -34,8 +34,14 @@ StatusOr<std::unique_ptr<Model>> Finish(DecoderSpec spec, parallel::Shard shard,
   return std::unique_ptr<Model>(std::move(model));
 }
 
-// The other half is left for the KV cache and other processes.
-bool FitsTwice(int64_t bytes) { return bytes <= runtime::AvailableMemory() / 2; }
+// The other half is left for the KV cache and other processes. Ranks of one machine load at the same time.
+bool FitsTwice(int64_t bytes, const LoadOptions& options) {
+  return bytes <= runtime::AvailableMemory() / 2 / options.local_ranks;
+}
+
+bool HasSeveralRanks(const LoadOptions& options) {
+  return options.groups != nullptr && options.groups->layout().ranks() > 1;
+}
 
 // The mapping of the file ends with the load, so that only the rank's part stays in memory.
 StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const PackedFile& file,
@@ -43,20 +49,15 @@ StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const 
                                                  const LoadOptions& options, runtime::ThreadPool& pool) {
   const parallel::RankGroups& groups = *options.groups;
   if (options.placement == Placement::kMap) {
-    return InvalidArgument("{}: each rank copies its part of a packed file, so --mmap can't be on with {}",
-                           path, Name(groups.layout().degrees()));
+    return InvalidArgument(
+        "{}: each rank copies its part of a packed file of the whole model, so --mmap can't be on with {}; "
+        "moesaic convert --layout {} writes a file with parts that can be mapped",
+        path, groups.layout().Name(), groups.layout().PartsText());
   }
-  parallel::Shard shard;
-  WeightPlan plan;
-  // If the parts of some rank can't be cut out of the file, all ranks return the same error.
+  // CheckDivisible has refused layouts that cut the file inside a tile before any rank loads.
   const parallel::ModelShape shape = DivisibleShape(spec, whole);
-  for (int rank = 0; rank < groups.layout().ranks(); ++rank) {
-    ASSIGN_OR_RETURN(parallel::Shard part, parallel::MakeShard(groups.layout(), rank, shape));
-    ASSIGN_OR_RETURN(WeightPlan planned, PlanShardOfPacked(spec, whole, part, path));
-    if (rank != groups.rank()) continue;
-    shard = std::move(part);
-    plan = std::move(planned);
-  }
+  ASSIGN_OR_RETURN(parallel::Shard shard, parallel::MakeShard(groups.layout(), groups.rank(), shape));
+  ASSIGN_OR_RETURN(WeightPlan plan, PlanShardOfPacked(spec, whole, shard, path));
   ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan, pool));
   if (placement.policy == NumaPolicy::kSlice && placement.images() > 1) {
     return Unimplemented(
@@ -74,13 +75,23 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
                                             const LoadOptions& options, runtime::ThreadPool& pool) {
   ASSIGN_OR_RETURN(std::shared_ptr<const PackedFile> file, PackedFile::Open(path));
   DropAbsentMtp(*file, spec);
-  ASSIGN_OR_RETURN(WeightPlan plan, PlanFromPacked(spec, *file));
-  if (options.groups != nullptr && options.groups->layout().ranks() > 1) {
-    return LoadPackedShard(path, *file, std::move(spec), plan, options, pool);
+  parallel::Shard shard = parallel::WholeModel(ShapeOf(spec));
+  WeightPlan plan;
+  if (file->layout().empty()) {
+    ASSIGN_OR_RETURN(plan, PlanFromPacked(spec, *file));
+    if (HasSeveralRanks(options)) {
+      return LoadPackedShard(path, *file, std::move(spec), plan, options, pool);
+    }
+  } else {
+    ASSIGN_OR_RETURN(plan, PlanOfParts(spec, *file));
+    const parallel::Layout layout = HasSeveralRanks(options) ? options.groups->layout() : parallel::Layout();
+    const int rank = HasSeveralRanks(options) ? options.groups->rank() : 0;
+    ASSIGN_OR_RETURN(file, PartOfFile(std::move(file), layout, rank));
+    ASSIGN_OR_RETURN(shard, parallel::MakeShard(layout, rank, DivisibleShape(spec, plan)));
+    ASSIGN_OR_RETURN(plan, PlanFromPacked(spec, *file, shard));
   }
-  parallel::Shard whole = parallel::WholeModel(ShapeOf(spec));
   const bool copied = options.placement == Placement::kCopy ||
-                      (options.placement == Placement::kAuto && FitsTwice(plan.bytes));
+                      (options.placement == Placement::kAuto && FitsTwice(plan.bytes, options));
   NumaPlacement placement;
   if (copied || IsByNode(options.numa)) {
     ASSIGN_OR_RETURN(placement, PlaceWeights(options.numa, plan, pool));
@@ -95,11 +106,11 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
   if (copied || by_node) {
     ASSIGN_OR_RETURN(WeightMap weights,
                      WeightMap::Copy(*file, std::move(plan), options.progress, placement, pool));
-    return Finish(std::move(spec), std::move(whole), std::move(weights), WeightSource::kCopied, placement,
+    return Finish(std::move(spec), std::move(shard), std::move(weights), WeightSource::kCopied, placement,
                   options);
   }
   ASSIGN_OR_RETURN(WeightMap weights, WeightMap::Map(std::move(file), std::move(plan)));
-  return Finish(std::move(spec), std::move(whole), std::move(weights), WeightSource::kMapped, {}, options);
+  return Finish(std::move(spec), std::move(shard), std::move(weights), WeightSource::kMapped, {}, options);
 }
 
 }  // namespace

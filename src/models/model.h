@@ -120,6 +120,7 @@ struct ForwardBatch {
   std::span<const int32_t> logit_rows;   // rows whose logits are wanted, ascending
   layers::KvFetcher* fetcher = nullptr;  // Forward: fetches blocks that are not in memory; null: all are
   JointStep joint = {};                  // in a layout that exchanges tokens
+  bool divides = true;                   // Forward: pipeline stages divide the rows into parts
 };
 
 struct ForwardOutput {
@@ -158,6 +159,7 @@ struct LoadOptions {
   layers::MlaPath mla_path = layers::MlaPath::kAuto;
   /// The groups of this rank: it loads its shard of the layout. Null: the model runs on one rank.
   std::shared_ptr<parallel::RankGroups> groups = nullptr;
+  int local_ranks = 1;  ///< processes of this machine that load a part, and share its free memory
 };
 
 class Model {
@@ -203,7 +205,10 @@ class Model {
 /// Packs the checkpoint at `path` into one packed file at `out`, region by region, which Load can then map.
 /// Tokenizer, template and generation texts are stored in the metadata. `texts`, pairs of file name and
 /// content, are stored too, for a checkpoint without such files (a GGUF file's tokenizer as tokenizer.json).
+/// With several ranks in `layout`, the file has the part of each rank, one after the other. InvalidArgument:
+/// the layout has replicas, whose parts are equal, or does not divide the model.
 Status Convert(const std::string& path, const std::string& out, const LoadOptions& options,
-               runtime::ThreadPool& pool, const std::vector<std::pair<std::string, std::string>>& texts = {});
+               runtime::ThreadPool& pool, const std::vector<std::pair<std::string, std::string>>& texts = {},
+               const parallel::Layout& layout = {});
 
 }  // namespace moesaic::models

@@ -144,7 +144,7 @@ StatusOr<WeightPlan> PlanOf(const checkpoint::Checkpoint& checkpoint, WeightDtyp
   if (checkpoint.container() == "moesaic") {
     ASSIGN_OR_RETURN(const auto file, checkpoint::PackedFile::Open(checkpoint.path()));
     DropAbsentMtp(*file, spec);
-    return PlanFromPacked(spec, *file);
+    return file->layout().empty() ? PlanFromPacked(spec, *file) : PlanOfParts(spec, *file);
   }
   DropAbsentMtp(checkpoint, spec);
   return PlanFromCheckpoint(spec, checkpoint, dtype);

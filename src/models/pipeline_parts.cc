@@ -24,6 +24,20 @@ std::vector<Range> PartsBetweenSequences(std::span<const SequenceSlice> sequence
   return ranges;
 }
 
+// The number of parts with the least time: the last part leaves the last stage after parts + stages - 1 times
+// that of a part, which reads the weights and computes its rows.
+int PartsOf(int rows, int stages, double read_rows) {
+  const int most = std::min(rows / kMinPartRows, kPartsPerStage * stages);
+  const auto seconds = [&](int parts) {
+    return (parts + stages - 1) * (read_rows + static_cast<double>(rows) / parts);
+  };
+  int best = 1;
+  for (int parts = 2; parts <= most; ++parts) {
+    if (seconds(parts) < seconds(best)) best = parts;
+  }
+  return best;
+}
+
 PipelinePart PartOf(const ForwardBatch& batch, Range rows) {
   PipelinePart part = {.rows = rows, .logits = {}};
   for (const SequenceSlice& sequence : batch.sequences) {
@@ -45,12 +59,19 @@ PipelinePart PartOf(const ForwardBatch& batch, Range rows) {
 
 }  // namespace
 
-std::vector<PipelinePart> SplitForPipeline(const ForwardBatch& batch, int stages) {
+double ReadRows(int experts, int top_k) {
+  // Integer kernels of one core compute 2 (AVX2) to 40 (AMX) rows while they read the weights of a dense
+  // matrix.
+  constexpr double kDenseRows = 8;
+  return experts > 0 && top_k > 0 ? kDenseRows * experts / top_k : kDenseRows;
+}
+
+std::vector<PipelinePart> SplitForPipeline(const ForwardBatch& batch, int stages, double read_rows) {
   const auto rows = static_cast<int>(batch.tokens.size());
   std::vector<Range> ranges = {{0, rows}};
-  if (stages > 1 && rows >= 2 * kMinPartRows) {
-    ranges = parallel::Divide(rows, 1, std::min(rows / kMinPartRows, kPartsPerStage * stages));
-  } else if (stages > 1) {
+  if (stages > 1 && batch.divides && rows >= 2 * kMinPartRows) {
+    ranges = parallel::Divide(rows, 1, PartsOf(rows, stages, read_rows));
+  } else if (stages > 1 && batch.divides) {
     ranges = PartsBetweenSequences(batch.sequences, rows, stages);
   }
   std::vector<PipelinePart> parts;

@@ -29,10 +29,12 @@ struct Rows {
   std::vector<SequenceSlice> sequences;
 };
 
-std::vector<int> RowCounts(const std::vector<int>& counts, int stages) {
+std::vector<int> RowCounts(const std::vector<int>& counts, int stages, double read_rows = ReadRows(0, 0)) {
   const Rows rows(counts);
   std::vector<int> parts;
-  for (const PipelinePart& part : SplitForPipeline(rows.batch(), stages)) parts.push_back(part.rows.count);
+  for (const PipelinePart& part : SplitForPipeline(rows.batch(), stages, read_rows)) {
+    parts.push_back(part.rows.count);
+  }
   return parts;
 }
 
@@ -48,7 +50,22 @@ TEST(SplitForPipelineTest, PrefillPartsHaveAtLeast32Rows) {
   EXPECT_EQ(RowCounts({64}, 2), Counts({32, 32}));
   EXPECT_EQ(RowCounts({130}, 2), Counts({33, 33, 32, 32}));
   EXPECT_EQ(RowCounts({512}, 2), Counts(8, 64));
-  EXPECT_EQ(RowCounts({1, 1, 382}, 3), Counts(12, 32)) << "decodes are in the first part";
+  EXPECT_EQ(RowCounts({1, 1, 94}, 3), Counts(3, 32)) << "decodes are in the first part";
+}
+
+// Each part reads the experts of its rows, which are nearly all of them.
+TEST(SplitForPipelineTest, PartsOfSparseModelsAreLarger) {
+  const double read_rows = ReadRows(128, 8);
+  EXPECT_EQ(RowCounts({128}, 2, read_rows), Counts({128}));
+  EXPECT_EQ(RowCounts({512}, 2, read_rows), Counts({256, 256}));
+  EXPECT_EQ(RowCounts({4096}, 2, read_rows).size(), 6U);
+}
+
+TEST(SplitForPipelineTest, BatchesAmongOthersHaveOnePart) {
+  const Rows rows({1, 1, 100});
+  ForwardBatch batch = rows.batch();
+  batch.divides = false;
+  EXPECT_EQ(SplitForPipeline(batch, 2, ReadRows(0, 0)).size(), 1U);
 }
 
 TEST(SplitForPipelineTest, DecodesAreDividedAmongStagesBetweenSequences) {
@@ -68,7 +85,8 @@ TEST(SplitForPipelineTest, PartsCoverTheBatchInOrder) {
     const Rows rows(counts);
     const ForwardBatch batch = rows.batch();
     int next = 0, logits = 0;
-    for (const PipelinePart& part : SplitForPipeline(batch, 1 + static_cast<int>(random() % 4))) {
+    for (const PipelinePart& part :
+         SplitForPipeline(batch, 1 + static_cast<int>(random() % 4), ReadRows(0, 0))) {
       ASSERT_EQ(part.rows.first, next);
       ASSERT_GT(part.rows.count, 0);
       ASSERT_EQ(part.logits.first, logits);

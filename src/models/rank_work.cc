@@ -35,15 +35,34 @@ void Count(const RegionPlan& region, bool is_head, parallel::RankWork* work) {
 
 }  // namespace
 
+namespace {
+
+// Whether the ranks' parts can be cut out of a packed file, or are those that it has.
+Status CheckPackedFile(const checkpoint::Checkpoint& checkpoint, DecoderSpec& spec,
+                       const parallel::Layout& layout) {
+  ASSIGN_OR_RETURN(const auto file, checkpoint::PackedFile::Open(checkpoint.path()));
+  if (!file->layout().empty()) return PartOfFile(file, layout, /*rank=*/0).status();
+  DropAbsentMtp(*file, spec);
+  ASSIGN_OR_RETURN(const WeightPlan plan, PlanFromPacked(spec, *file));
+  const parallel::ModelShape shape = DivisibleShape(spec, plan);
+  if (layout.ranks() == 1) return OkStatus();
+  const int replica = layout.ranks() / layout.degrees().data;  // others have equal parts
+  for (int rank = 0; rank < replica; ++rank) {
+    ASSIGN_OR_RETURN(const parallel::Shard shard, parallel::MakeShard(layout, rank, shape));
+    RETURN_IF_ERROR(PlanShardOfPacked(spec, plan, shard, checkpoint.path()).status());
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
 Status CheckDivisible(const checkpoint::Checkpoint& checkpoint, const std::string& dtype,
                       const parallel::Layout& layout) {
   ASSIGN_OR_RETURN(DecoderSpec spec, SpecFromConfig(checkpoint.config(), ConfigFile(checkpoint)));
   ASSIGN_OR_RETURN(const WeightDtype wanted, ParseWeightDtype(dtype));
   parallel::ModelShape shape = ShapeOf(spec);
-  if (checkpoint.container() == "moesaic") {
-    ASSIGN_OR_RETURN(const WeightPlan plan, PlanOf(checkpoint, wanted, spec));
-    shape = DivisibleShape(spec, plan);
-  } else if (!checkpoint.tensors().empty()) {
+  if (checkpoint.container() == "moesaic") return CheckPackedFile(checkpoint, spec, layout);
+  if (!checkpoint.tensors().empty()) {
     ASSIGN_OR_RETURN(shape, DivisibleShape(spec, checkpoint, wanted));
   }
   for (int rank = 0; rank < layout.ranks(); ++rank) {

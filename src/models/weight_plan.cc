@@ -219,22 +219,28 @@ Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, cons
   return OkStatus();
 }
 
-StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::PackedFile& file) {
-  ASSIGN_OR_RETURN(const checkpoint::PackedRegion* stored, file.Describe(decl.name));
+Status RefuseRegion(const std::string& path, const RegionDecl& decl, const std::string& expected,
+                    const std::string& found) {
+  return DataLoss("{}: packed region {} must be {}, found {}", path, decl.name, expected, found);
+}
+
+// Returns the formats of the parts of `stored`, the region of `decl`.
+StatusOr<std::vector<PackedFormat>> StoredFormats(const RegionDecl& decl,
+                                                  const checkpoint::PackedRegion& stored,
+                                                  const std::string& path) {
   auto refuse = [&](const std::string& expected, const std::string& found) {
-    return DataLoss("{}: packed region {} must be {}, found {}", file.path(), decl.name, expected, found);
+    return RefuseRegion(path, decl, expected, found);
   };
-  const auto format_name = stored->layout.find("format");
-  if (format_name == stored->layout.end() || !format_name->is_string()) {
-    return refuse("described by a \"format\"", stored->layout.dump());
+  const auto format_name = stored.layout.find("format");
+  if (format_name == stored.layout.end() || !format_name->is_string()) {
+    return refuse("described by a \"format\"", stored.layout.dump());
   }
   ASSIGN_OR_RETURN(const PackedFormat format, tensor::ParsePackedFormat(format_name->get<std::string>()));
   std::vector<PackedFormat> formats(decl.parts.size(), format);
-  const auto parts = stored->layout.find("parts");
-  const bool has_parts =
-      parts != stored->layout.end() && parts->is_array() && parts->size() == formats.size();
+  const auto parts = stored.layout.find("parts");
+  const bool has_parts = parts != stored.layout.end() && parts->is_array() && parts->size() == formats.size();
   if (!formats.empty() && !has_parts) {
-    return refuse(fmt::format("described by {} \"parts\"", formats.size()), stored->layout.dump());
+    return refuse(fmt::format("described by {} \"parts\"", formats.size()), stored.layout.dump());
   }
   for (size_t p = 0; p < formats.size(); ++p) {
     const nlohmann::json& part = (*parts)[p];
@@ -243,8 +249,17 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
     ASSIGN_OR_RETURN(formats[p], tensor::ParsePackedFormat(own->get<std::string>()));
   }
   if (formats.size() == 3 && formats[0] != formats[1]) {
-    return refuse("of one format for gate and up", stored->layout.dump());
+    return refuse("of one format for gate and up", stored.layout.dump());
   }
+  return formats;
+}
+
+StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::PackedFile& file) {
+  ASSIGN_OR_RETURN(const checkpoint::PackedRegion* stored, file.Describe(decl.name));
+  auto refuse = [&](const std::string& expected, const std::string& found) {
+    return RefuseRegion(file.path(), decl, expected, found);
+  };
+  ASSIGN_OR_RETURN(const std::vector<PackedFormat> formats, StoredFormats(decl, *stored, file.path()));
   ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, formats));
   if (const auto scales = stored->layout.find("input_scales"); scales != stored->layout.end()) {
     for (const nlohmann::json& scale : *scales) {
@@ -278,7 +293,8 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
 }
 
 // Checks that every region belongs to the decoder or to a complete MTP module, loaded or not.
-Status CheckNoRegionLeft(const DecoderSpec& spec, const checkpoint::PackedFile& file, bool separate_head) {
+Status CheckNoRegionLeft(const DecoderSpec& spec, const checkpoint::PackedFile& file, bool separate_head,
+                         const parallel::Shard& shard) {
   int last = -1;
   std::set<std::string> left;
   for (const checkpoint::PackedRegion& region : file.regions()) {
@@ -286,7 +302,7 @@ Status CheckNoRegionLeft(const DecoderSpec& spec, const checkpoint::PackedFile& 
     left.insert(region.name);
   }
   ASSIGN_OR_RETURN(const DecoderSpec stored, WithStoredMtp(spec, last, file.path()));
-  for (const RegionDecl& decl : DeclareWeights(stored, separate_head)) {
+  for (const RegionDecl& decl : DeclareWeights(stored, separate_head, shard)) {
     const int layer = LayerOf(decl.name);
     if (left.erase(decl.name) == 0 && layer >= spec.layers + spec.mtp_layers && !decl.optional) {
       return NotAModule(file.path(), spec, layer, NotFound("packed region {} is missing", decl.name));
@@ -373,10 +389,10 @@ void DropAbsentMtp(const Checkpoint& checkpoint, DecoderSpec& spec) {
 
 void DropAbsentMtp(const checkpoint::PackedFile& file, DecoderSpec& spec) {
   const std::string prefix = LayerPrefix(spec.layers);
-  const auto& regions = file.regions();
-  const bool stored =
-      std::any_of(regions.begin(), regions.end(),
-                  [&](const checkpoint::PackedRegion& region) { return region.name.starts_with(prefix); });
+  const bool stored = std::ranges::any_of(file.regions(), [&](const checkpoint::PackedRegion& region) {
+    // Names of a file with a layout begin with the rank.
+    return std::string_view(region.name).substr(region.name.find('/') + 1).starts_with(prefix);
+  });
   if (!stored) spec.mtp_layers = 0;
 }
 
@@ -430,16 +446,53 @@ StatusOr<WeightPlan> PlanFrame(const DecoderSpec& spec, const Checkpoint& checkp
 }
 
 StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::PackedFile& file) {
+  return PlanFromPacked(spec, file, parallel::WholeModel(ShapeOf(spec)));
+}
+
+StatusOr<WeightPlan> PlanOfParts(const DecoderSpec& spec, const checkpoint::PackedFile& file) {
+  std::map<std::string_view, const checkpoint::PackedRegion*> present;  // of the first rank that has it
+  for (const checkpoint::PackedRegion& region : file.regions()) {
+    present.emplace(std::string_view(region.name).substr(region.name.find('/') + 1), &region);
+  }
+  WeightPlan plan;
+  const bool separate_head = spec.tied && present.contains(kHead);
+  for (RegionDecl& decl : DeclareWeights(spec, separate_head)) {
+    const auto found = present.find(decl.name);
+    if (found == present.end() && decl.optional) continue;
+    if (found == present.end()) return DataLoss("{}: no rank has region {}", file.path(), decl.name);
+    ASSIGN_OR_RETURN(const std::vector<PackedFormat> formats,
+                     StoredFormats(decl, *found->second, file.path()));
+    ASSIGN_OR_RETURN(RegionPlan region, LayOut(std::move(decl), formats));
+    plan.Add(std::move(region));
+  }
+  return plan;
+}
+
+StatusOr<std::shared_ptr<const checkpoint::PackedFile>> PartOfFile(
+    std::shared_ptr<const checkpoint::PackedFile> file, const parallel::Layout& layout, int rank) {
+  if (const std::string stored = file->layout(); stored != layout.PartsText()) {
+    return InvalidArgument(
+        "{}: the file has the parts of the layout {}, but this is {}; start it with the file's layout, or "
+        "convert the checkpoint again with --layout {}",
+        file->path(), stored, layout.PartsText(), layout.PartsText());
+  }
+  parallel::Coordinates at = layout.At(rank);
+  at.replica = 0;  // replicas have equal parts
+  return checkpoint::PackedFile::OfRank(std::move(file), layout.RankAt(at));
+}
+
+StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::PackedFile& file,
+                                    const parallel::Shard& shard) {
   WeightPlan plan;
   std::set<std::string> present;
   for (const checkpoint::PackedRegion& region : file.regions()) present.insert(region.name);
   const bool separate_head = spec.tied && present.contains(kHead);
-  for (const RegionDecl& decl : DeclareWeights(spec, separate_head)) {
+  for (const RegionDecl& decl : DeclareWeights(spec, separate_head, shard)) {
     if (decl.optional && !present.contains(decl.name)) continue;
     ASSIGN_OR_RETURN(RegionPlan region, ReadDescription(decl, file));
     plan.Add(std::move(region));
   }
-  RETURN_IF_ERROR(CheckNoRegionLeft(spec, file, separate_head));
+  RETURN_IF_ERROR(CheckNoRegionLeft(spec, file, separate_head, shard));
   return plan;
 }
 

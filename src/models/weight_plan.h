@@ -93,6 +93,14 @@ StatusOr<WeightPlan> PlanFrame(const DecoderSpec& spec, const checkpoint::Checkp
 
 /// Plans mapping a packed file's regions. Each must exist with the layout that the spec implies.
 StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::PackedFile& file);
+/// The same of one rank's part of a file with a layout (PackedFile::OfRank).
+StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::PackedFile& part,
+                                    const parallel::Shard& shard);
+/// Plans the whole model in the formats of a file with a layout, to describe it. It can't be loaded.
+StatusOr<WeightPlan> PlanOfParts(const DecoderSpec& spec, const checkpoint::PackedFile& file);
+/// The part of a rank of `layout` in `file`. InvalidArgument: the file has the parts of another layout.
+StatusOr<std::shared_ptr<const checkpoint::PackedFile>> PartOfFile(
+    std::shared_ptr<const checkpoint::PackedFile> file, const parallel::Layout& layout, int rank);
 
 /// Describes a region for a packed file. The planner parses formats and scales back from it.
 checkpoint::PackedRegion Describe(const RegionPlan& region);

@@ -22,6 +22,10 @@ class CountedTransport : public comm::Transport {
     sent_bytes_ += std::ssize(data);
     return job_.Send(peer, tag, data);
   }
+  StatusOr<comm::TransferId> SendAhead(int peer, comm::Tag tag, std::span<const std::byte> data) override {
+    sent_bytes_ += std::ssize(data);
+    return job_.SendAhead(peer, tag, data);
+  }
   StatusOr<comm::TransferId> Receive(int peer, comm::Tag tag, std::span<std::byte> data) override {
     return job_.Receive(peer, tag, data);
   }

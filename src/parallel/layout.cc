@@ -1,10 +1,57 @@
 #include "parallel/layout.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
 
 #include <utility>
 
 namespace moesaic::parallel {
+namespace {
+
+constexpr int kMaxDegree = 1 << 16;
+
+Status CheckCounts(const char* what, const char* parts, const std::vector<int>& counts, int degree) {
+  if (counts.empty()) return OkStatus();
+  if (std::ssize(counts) != degree) {
+    return InvalidArgument("the {} must be divided among {} {}, found {} numbers: {}", what, degree, parts,
+                           counts.size(), fmt::join(counts, "+"));
+  }
+  for (const int count : counts) {
+    if (count < 1 || count > kMaxDegree) {
+      return InvalidArgument("each of the {} {} needs at least one of the {}, found {}", degree, parts, what,
+                             fmt::join(counts, "+"));
+    }
+  }
+  return OkStatus();
+}
+
+// Takes the text before the first `end` from the front of `text`.
+std::string_view TakeUntil(char end, std::string_view* text) {
+  const size_t at = text->find(end);
+  const std::string_view taken = text->substr(0, at);
+  text->remove_prefix(at == std::string_view::npos ? text->size() : at + 1);
+  return taken;
+}
+
+StatusOr<std::vector<int>> ParseCounts(std::string_view text) {
+  std::vector<int> counts;
+  for (std::string_view left = text; !left.empty() || counts.empty();) {
+    const std::string_view number = TakeUntil('+', &left);
+    int count = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), count);
+    if (error != std::errc() || end != number.data() + number.size() || count < 1) {
+      return InvalidArgument("a layout needs positive numbers, found \"{}\"", text);
+    }
+    counts.push_back(count);
+  }
+  return counts;
+}
+
+}  // namespace
 
 std::string Name(const Degrees& degrees) {
   std::string name;
@@ -18,12 +65,11 @@ std::string Name(const Degrees& degrees) {
   return name.empty() ? "1 rank" : name;
 }
 
-StatusOr<Layout> Layout::Create(const Degrees& degrees) {
+StatusOr<Layout> Layout::Create(const Degrees& degrees, Split split) {
   const std::pair<const char*, int> named[] = {{"tensor", degrees.tensor},
                                                {"pipeline", degrees.pipeline},
                                                {"data", degrees.data},
                                                {"expert", degrees.expert}};
-  constexpr int kMaxDegree = 1 << 16;
   for (const auto& [name, degree] : named) {
     if (degree < 1 || degree > kMaxDegree) {
       return InvalidArgument("the {} parallel size must be in [1, {}], found {}", name, kMaxDegree, degree);
@@ -43,7 +89,53 @@ StatusOr<Layout> Layout::Create(const Degrees& degrees) {
         "the expert parallel size must be 1 or {} with {} data parallel replicas, found {}", group,
         degrees.data, degrees.expert);
   }
-  return Layout(degrees);
+  RETURN_IF_ERROR(CheckCounts("layers", "pipeline stages", split.layers, degrees.pipeline));
+  RETURN_IF_ERROR(CheckCounts("experts", "parts", split.experts, degrees.expert));
+  return Layout(degrees, std::move(split));
+}
+
+StatusOr<Layout> Layout::Parse(std::string_view text) {
+  Degrees degrees;
+  Split split;
+  std::set<std::string_view> seen;
+  for (std::string_view left = text; !left.empty() || seen.empty();) {
+    std::string_view value = TakeUntil(',', &left);
+    const std::string_view key = TakeUntil('=', &value);
+    if (!seen.insert(key).second) return InvalidArgument("the layout \"{}\" has {} twice", text, key);
+    ASSIGN_OR_RETURN(std::vector<int> counts, ParseCounts(value));
+    const std::pair<std::string_view, int*> sizes[] = {
+        {"tp", &degrees.tensor}, {"pp", &degrees.pipeline}, {"dp", &degrees.data}, {"ep", &degrees.expert}};
+    const auto size = std::ranges::find(sizes, key, &std::pair<std::string_view, int*>::first);
+    if (size != std::end(sizes) && counts.size() == 1) {
+      *size->second = counts.front();
+    } else if (key == "layers") {
+      split.layers = std::move(counts);
+    } else if (key == "experts") {
+      split.experts = std::move(counts);
+    } else {
+      return InvalidArgument(
+          "a layout has sizes tp, pp, dp and ep, and numbers of layers and experts, as in "
+          "\"tp=2,pp=2,layers=20+28\"; found \"{}\"",
+          text);
+    }
+  }
+  return Create(degrees, std::move(split));
+}
+
+std::string Layout::PartsText() const {
+  std::string text = fmt::format("tp={}", degrees_.tensor);
+  if (degrees_.pipeline > 1) text += fmt::format(",pp={}", degrees_.pipeline);
+  if (degrees_.expert > 1) text += fmt::format(",ep={}", degrees_.expert);
+  if (!split_.layers.empty()) text += fmt::format(",layers={}", fmt::join(split_.layers, "+"));
+  if (!split_.experts.empty()) text += fmt::format(",experts={}", fmt::join(split_.experts, "+"));
+  return text;
+}
+
+std::string Layout::Name() const {
+  std::string name = parallel::Name(degrees_);
+  if (!split_.layers.empty()) name += fmt::format(", layers {}", fmt::join(split_.layers, "+"));
+  if (!split_.experts.empty()) name += fmt::format(", experts {}", fmt::join(split_.experts, "+"));
+  return name;
 }
 
 Coordinates Layout::At(int rank) const {

@@ -8,6 +8,8 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -31,6 +33,13 @@ struct Degrees {
 /// "TP2 x PP2 x EP2"; "1 rank" if all degrees are 1.
 std::string Name(const Degrees& degrees);
 
+/// Uneven parts, for ranks of different speed or memory. Empty: parts differ by at most one.
+struct Split {
+  std::vector<int> layers;   // decoder layers of each stage, [pipeline]
+  std::vector<int> experts;  // routed experts of each part, [expert]
+  bool operator==(const Split&) const = default;
+};
+
 /// Least rows of a part of a batch that flows through a pipeline. A part reads all weights of its rows'
 /// experts again; from 32 rows on, dense matrices are bound by computation.
 inline constexpr int kMinPartRows = 32;
@@ -49,9 +58,17 @@ class Layout {
   Layout() = default;
   /// InvalidArgument: a degree below 1, or an expert degree that does not divide tensor * data; with several
   /// replicas it must be 1 or tensor * data.
-  static StatusOr<Layout> Create(const Degrees& degrees);
+  /// A split needs a number of at least 1 for each stage or part.
+  static StatusOr<Layout> Create(const Degrees& degrees, Split split = {});
+  /// Parses "tp=2,pp=2": sizes (tp, pp, dp, ep) and splits (layers=20+28, experts=70+58), each at most once.
+  static StatusOr<Layout> Parse(std::string_view text);
 
   const Degrees& degrees() const { return degrees_; }
+  const Split& split() const { return split_; }
+  std::string Name() const;  ///< "TP2 x PP2, layers 20+28"
+  /// The parts of one replica, as Parse reads them: "tp=2,pp=2,layers=20+28"; "tp=1" for one rank. Layouts
+  /// with equal texts give the ranks of a replica equal parts of a model.
+  std::string PartsText() const;
   int ranks() const { return degrees_.ranks(); }
   Coordinates At(int rank) const;
   int RankAt(const Coordinates& at) const;
@@ -80,9 +97,10 @@ class Layout {
   int IndexInExpertGroup(int rank) const;
 
  private:
-  explicit Layout(const Degrees& degrees) : degrees_(degrees) {}
+  Layout(const Degrees& degrees, Split split) : degrees_(degrees), split_(std::move(split)) {}
 
   Degrees degrees_;
+  Split split_;
   std::shared_ptr<const Placement> placement_;
   bool experts_move_ = false;
 };

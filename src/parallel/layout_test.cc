@@ -48,5 +48,23 @@ TEST(Layout, NamesDegreesAboveOne) {
   EXPECT_EQ(Name({.tensor = 2, .pipeline = 4, .expert = 2}), "TP2 x PP4 x EP2");
 }
 
+TEST(Layout, ParsesSizesAndSplits) {
+  const Layout layout = *Layout::Parse("pp=2,tp=2,ep=2,layers=20+28,experts=3+5");
+  EXPECT_EQ(layout.degrees(), (Degrees{.tensor = 2, .pipeline = 2, .expert = 2}));
+  EXPECT_THAT(layout.split().layers, ElementsAre(20, 28));
+  EXPECT_EQ(layout.PartsText(), "tp=2,pp=2,ep=2,layers=20+28,experts=3+5");
+  EXPECT_EQ(layout.Name(), "TP2 x PP2 x EP2, layers 20+28, experts 3+5");
+  EXPECT_EQ(Layout::Parse(layout.PartsText())->split(), layout.split());
+  EXPECT_EQ(Layout().PartsText(), "tp=1");
+  const auto message = [](const char* text) { return Message(Layout::Parse(text).status()); };
+  EXPECT_THAT(message(""), HasSubstr("positive numbers"));
+  EXPECT_THAT(message("tp=0"), HasSubstr("positive numbers, found \"0\""));
+  EXPECT_THAT(message("tp=2+2"), HasSubstr("as in"));
+  EXPECT_THAT(message("tp=2,tp=2"), HasSubstr("tp twice"));
+  EXPECT_THAT(message("cp=2"), HasSubstr("found \"cp=2\""));
+  EXPECT_THAT(message("pp=2,layers=5"), HasSubstr("2 pipeline stages, found 1 numbers: 5"));
+  EXPECT_THAT(message("pp=2,layers=5+"), HasSubstr("found 1 numbers"));
+}
+
 }  // namespace
 }  // namespace moesaic::parallel

@@ -18,8 +18,8 @@ constexpr comm::Tag kHiddenTag = 2 * kFirstGroupTag;
 StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, const comm::Topology& topology,
                                                          const Layout& layout, double time_limit_s) {
   if (job.size() != layout.ranks()) {
-    return InvalidArgument("the layout {} has {} ranks, but the job has {}", Name(layout.degrees()),
-                           layout.ranks(), job.size());
+    return InvalidArgument("the layout {} has {} ranks, but the job has {}", layout.Name(), layout.ranks(),
+                           job.size());
   }
   std::unique_ptr<RankGroups> groups(new RankGroups(job, layout, time_limit_s));
   if (layout.exchanges_tokens()) groups->topology_ = topology;
@@ -83,10 +83,22 @@ void RankGroups::SendHidden(std::span<const float> hidden) {
   }
   send.hidden.assign(hidden.begin(), hidden.end());
   const StatusOr<comm::TransferId> id =
-      job_.Send(StageRank(1), kHiddenTag, std::as_bytes(std::span<const float>(send.hidden)));
+      job_.SendAhead(StageRank(1), kHiddenTag, std::as_bytes(std::span<const float>(send.hidden)));
   if (!id.ok()) return Keep(id.status());
   send.id = *id;
   sends_.push_back(std::move(send));
+  PushSends(hidden.size_bytes());
+}
+
+// Shared memory takes some hundred KB of a message at a time, as fast as the receiver empties it. The rank
+// helps for about as long as the copy takes, because the next call of Progress() may be a layer away.
+void RankGroups::PushSends(size_t bytes) {
+  constexpr double kBytesPerS = 5e8;
+  constexpr size_t kBytesPerPoll = 128;
+  const double end = job_.Now() + static_cast<double>(bytes) / kBytesPerS;
+  for (size_t polls = bytes / kBytesPerPoll; polls > 0 && !sends_.empty() && job_.Now() < end; --polls) {
+    FreeSends();
+  }
 }
 
 // Sends end in order as far as the transport delivers in order; a later one that has ended waits here.

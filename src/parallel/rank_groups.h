@@ -61,14 +61,9 @@ class RankGroups {
   void ExpectHidden(std::span<float> hidden);
   /// Waits for the oldest hidden states that are expected. They are zero after a failure.
   void AwaitHidden();
-  /// Both.
-  void ReceiveHidden(std::span<float> hidden) {
-    ExpectHidden(hidden);
-    AwaitHidden();
-  }
-  /// Advances hidden states in both directions while the rank computes.
+  /// Advances messages between stages while the rank computes.
   void Progress() {
-    if (!sends_.empty() || !expected_.empty()) job_.Progress();
+    if (layout_.degrees().pipeline > 1) job_.Progress();
   }
   /// Whether a call failed since the last TakeFailure().
   bool failed() const { return !failure_.ok(); }
@@ -102,6 +97,7 @@ class RankGroups {
   int StageRank(int step) const;
   void Keep(Status status);
   void FreeSends();
+  void PushSends(size_t bytes);
   void DropExpected();
 
   CountedTransport job_;

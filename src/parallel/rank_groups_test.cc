@@ -38,7 +38,8 @@ TEST(RankGroups, SendsHiddenStatesToTheNextStageInOrder) {
       std::vector<float> hidden(64, static_cast<float>(100 * groups->at().shard + batch));
       if (groups->at().stage > 0) {
         std::vector<float> received(64);
-        groups->ReceiveHidden(received);
+        groups->ExpectHidden(received);
+        groups->AwaitHidden();
         EXPECT_EQ(received, hidden);
       }
       if (groups->at().stage < 2) groups->SendHidden(hidden);
@@ -59,7 +60,8 @@ TEST(RankGroups, UsesTheMemoryOfFinishedSendsAgain) {
         EXPECT_EQ(groups->pending_sends(), 1) << "the send before has ended";
         ASSERT_TRUE(comm::Wait(end, *end.Receive(1, 0, {&taken, 1}), 60).ok());
       } else {
-        groups->ReceiveHidden(hidden);
+        groups->ExpectHidden(hidden);
+        groups->AwaitHidden();
         ASSERT_TRUE(comm::Wait(end, *end.Send(0, 0, {&taken, 1}), 60).ok());
       }
     }
@@ -98,7 +100,8 @@ TEST(RankGroups, NamesADeadRankThatIsNotItsPeer) {
   const auto groups = Join(job.end(2), layout);  // stage 1, shard 0; its peer is rank 0
   job.Kill(1);
   std::vector<float> hidden(64, 1.0F);
-  groups->ReceiveHidden(hidden);
+  groups->ExpectHidden(hidden);
+  groups->AwaitHidden();
   EXPECT_EQ(hidden, std::vector<float>(64));
   EXPECT_THAT(Message(groups->TakeFailure()), testing::HasSubstr("rank 1 died"));
 }

@@ -1,7 +1,6 @@
 #include "parallel/shard.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "base/round.h"
@@ -101,6 +100,16 @@ std::vector<std::vector<int32_t>> PlacedExperts(const Layout& layout, const Mode
   return placed;
 }
 
+// Part `part` of `total`, divided by `counts`, or into equal parts.
+StatusOr<Range> PartOf(const char* what, const std::vector<int>& counts, int total, int parts, int part) {
+  if (counts.empty()) return Divide(total, 1, parts)[part];
+  const int sum = std::accumulate(counts.begin(), counts.end(), 0);
+  if (sum != total) {
+    return InvalidArgument("the model has {} {}, but the layout divides {}", total, what, sum);
+  }
+  return Range{std::accumulate(counts.begin(), counts.begin() + part, 0), counts[part]};
+}
+
 }  // namespace
 
 std::vector<std::vector<int>> ExpertsByRank(const Layout& layout, const ModelShape& shape, int layer) {
@@ -116,30 +125,14 @@ std::vector<std::vector<int>> ExpertsByRank(const Layout& layout, const ModelSha
     }
     return by_rank;
   }
-  const std::vector<Range> ranges = Divide(shape.experts, 1, ranks);
-  for (int rank = 0; rank < ranks; ++rank) {
-    by_rank[rank].resize(ranges[rank].count);
-    std::iota(by_rank[rank].begin(), by_rank[rank].end(), ranges[rank].first);
+  const std::vector<int>& counts = layout.split().experts;
+  const std::vector<Range> even = Divide(shape.experts, 1, ranks);
+  for (int rank = 0, first = 0; rank < ranks; ++rank) {
+    by_rank[rank].resize(counts.empty() ? even[rank].count : counts[rank]);
+    std::iota(by_rank[rank].begin(), by_rank[rank].end(), first);
+    first += static_cast<int>(by_rank[rank].size());
   }
   return by_rank;
-}
-
-std::vector<Range> Divide(int total, int unit, std::span<const double> shares) {
-  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
-  const int units = base::CeilDiv(total, unit);
-  std::vector<Range> ranges;
-  double before = 0;
-  int first = 0;
-  for (const double share : shares) {
-    before += share;
-    // The last boundary is the total, even if the sum was rounded.
-    const bool last = ranges.size() + 1 == shares.size();
-    const int end =
-        last ? total : std::min(total, unit * static_cast<int>(std::lround(units * before / sum)));
-    ranges.push_back({first, std::max(0, end - first)});
-    first = std::max(first, end);
-  }
-  return ranges;
 }
 
 std::vector<Range> Divide(int total, int unit, int parts) {
@@ -180,7 +173,8 @@ StatusOr<Shard> MakeShard(const Layout& layout, int rank, const ModelShape& shap
     return InvalidArgument("{} layers can't be divided among {} pipeline stages", shape.layers,
                            degrees.pipeline);
   }
-  shard.layers = Divide(shape.layers, 1, degrees.pipeline)[at.stage];
+  ASSIGN_OR_RETURN(shard.layers,
+                   PartOf("layers", layout.split().layers, shape.layers, degrees.pipeline, at.stage));
   shard.has_embedding = at.stage == 0;
   shard.has_head = at.stage == degrees.pipeline - 1;
   RETURN_IF_ERROR(DivideHeads(shape, degrees.tensor, at.shard, &shard));
@@ -198,7 +192,8 @@ StatusOr<Shard> MakeShard(const Layout& layout, int rank, const ModelShape& shap
     return InvalidArgument("{} routed experts can't be divided among {} expert parallel ranks", shape.experts,
                            degrees.expert);
   }
-  const Range experts = Divide(shape.experts, 1, degrees.expert)[layout.ExpertPart(rank)];
+  ASSIGN_OR_RETURN(const Range experts, PartOf("routed experts", layout.split().experts, shape.experts,
+                                               degrees.expert, layout.ExpertPart(rank)));
   shard.experts.resize(experts.count);
   std::iota(shard.experts.begin(), shard.experts.end(), experts.first);
   if (layout.placement() != nullptr) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -64,10 +63,8 @@ StatusOr<Shard> MakeShard(const Layout& layout, int rank, const ModelShape& shap
 /// experts; layers from shape.layers on are those of MTP modules. `layout` exchanges tokens.
 std::vector<std::vector<int>> ExpertsByRank(const Layout& layout, const ModelShape& shape, int layer);
 
-/// Divides [0, total) into shares.size() ranges whose sizes are proportional to `shares`, as far as
-/// boundaries at multiples of `unit` permit; ranges may be empty. Shares are positive.
-std::vector<Range> Divide(int total, int unit, std::span<const double> shares);
-/// `parts` equal shares.
+/// Divides [0, total) into `parts` ranges that differ by at most one `unit`; their boundaries are multiples
+/// of it, and ranges may be empty.
 std::vector<Range> Divide(int total, int unit, int parts);
 
 }  // namespace moesaic::parallel

@@ -44,12 +44,6 @@ TEST(Divide, CoversTheTotalAtMultiplesOfTheUnit) {
   }
 }
 
-TEST(Divide, FollowsUnequalShares) {
-  const double shares[] = {3, 1};
-  EXPECT_THAT(Divide(64, 1, shares), ElementsAre(Range{0, 48}, Range{48, 16}));
-  EXPECT_THAT(Divide(64, 32, shares), ElementsAre(Range{0, 64}, Range{64, 0}));
-}
-
 TEST(MakeShard, OneRankHasTheWholeModel) {
   const Shard shard = *MakeShard(Layout(), 0, Shape());
   EXPECT_EQ(shard, WholeModel(Shape()));

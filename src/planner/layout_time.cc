@@ -1,6 +1,8 @@
 #include "planner/layout_time.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <utility>
@@ -38,8 +40,13 @@ int MostParts(const Layout& layout, const StepShape& shape) {
 struct LayoutPlanner::Stage {
   std::vector<int> ranks;
   RankWork work;
-  std::unique_ptr<comm::Planner> sums;    // null: one rank
-  std::map<int64_t, double> sum_seconds;  // by bytes
+  std::unique_ptr<comm::Planner> sums;            // null: one rank
+  mutable std::map<int64_t, double> sum_seconds;  // by count of elements
+};
+
+struct LayoutPlanner::StageTime {
+  double compute = 0, sums = 0;
+  double seconds() const { return compute + sums; }
 };
 
 StatusOr<LayoutPlanner> LayoutPlanner::Create(comm::Topology topology, int hidden,
@@ -72,7 +79,7 @@ StatusOr<std::vector<LayoutPlanner::Stage>> LayoutPlanner::Stages(const Layout& 
   return stages;
 }
 
-double LayoutPlanner::SumSeconds(Stage& stage, double bytes) const {
+double LayoutPlanner::SumSeconds(const Stage& stage, double bytes) const {
   if (stage.sums == nullptr) return 0;
   const auto count = static_cast<int64_t>(bytes / kFloatBytes);
   const auto [known, added] = stage.sum_seconds.emplace(count, 0);
@@ -85,35 +92,33 @@ double LayoutPlanner::SumSeconds(Stage& stage, double bytes) const {
   return known->second;
 }
 
-StepTime LayoutPlanner::TimeOf(const Layout& layout, std::vector<Stage>& stages,
+// `part` is the part of a step that flows through the stage.
+LayoutPlanner::StageTime LayoutPlanner::TimeOf(const Stage& stage, const StepShape& part,
+                                               const ExpertUse& use) const {
+  const RankWork& work = stage.work;
+  const int rows = part.rows();
+  const double heads = work.has_head ? part.sequences : 0;
+  const double read = work.read_bytes + work.expert_layers * use.experts * work.expert_bytes +
+                      (heads > 0 ? work.head_bytes : 0) +
+                      work.kv_bytes_per_token * part.context * part.sequences;
+  const double flops = rows * work.flops_per_row + heads * work.head_flops_per_row +
+                       work.expert_layers * use.rows * work.expert_flops_per_row;
+  StageTime time;
+  for (const int rank : stage.ranks) {
+    const comm::DeviceType& device = topology_.device_type(rank);
+    time.compute = std::max({time.compute, read / device.memory_bytes_per_s, flops / flops_[rank]});
+  }
+  time.sums = (kSumsPerLayer * work.layers + (work.has_embedding ? 1 : 0)) *
+              SumSeconds(stage, kFloatBytes * hidden_ * rows);
+  return time;
+}
+
+StepTime LayoutPlanner::TimeOf(const Layout& layout, const std::vector<Stage>& stages,
                                const StepShape& shape) const {
-  struct StageTime {
-    double compute = 0, sums = 0, transfer = 0;
-    double seconds() const { return compute + sums; }
-  };
-  // `shape` is that of one part, which flows through the stage.
-  const auto time_of = [&](Stage& stage, size_t index, const StepShape& part, const ExpertUse& use) {
-    const RankWork& work = stage.work;
-    const int rows = part.rows();
-    const double heads = work.has_head ? part.sequences : 0;
-    const double read = work.read_bytes + work.expert_layers * use.experts * work.expert_bytes +
-                        (heads > 0 ? work.head_bytes : 0) +
-                        work.kv_bytes_per_token * part.context * part.sequences;
-    const double flops = rows * work.flops_per_row + heads * work.head_flops_per_row +
-                         work.expert_layers * use.rows * work.expert_flops_per_row;
-    StageTime time;
-    for (const int rank : stage.ranks) {
-      const comm::DeviceType& device = topology_.device_type(rank);
-      time.compute = std::max({time.compute, read / device.memory_bytes_per_s, flops / flops_[rank]});
-    }
-    const double bytes = kFloatBytes * hidden_ * rows;
-    const bool sums_embedding = work.has_embedding;
-    time.sums = (kSumsPerLayer * work.layers + (sums_embedding ? 1 : 0)) * SumSeconds(stage, bytes);
-    if (index + 1 < stages.size()) {
-      const int from = stage.ranks[0], to = stages[index + 1].ranks[0];
-      time.transfer = topology_.Latency(from, to) + bytes / topology_.Bandwidth(from, to);
-    }
-    return time;
+  const auto transfer = [&](size_t index, int rows) {
+    if (index + 1 == stages.size()) return 0.0;
+    const int from = stages[index].ranks[0], to = stages[index + 1].ranks[0];
+    return topology_.Latency(from, to) + kFloatBytes * hidden_ * rows / topology_.Bandwidth(from, to);
   };
   StepTime best;
   for (int parts = 1; parts <= MostParts(layout, shape); ++parts) {
@@ -125,9 +130,10 @@ StepTime LayoutPlanner::TimeOf(const Layout& layout, std::vector<Stage>& stages,
     StepTime step = {.parts = parts};
     StageTime slowest;
     for (size_t s = 0; s < stages.size(); ++s) {
-      const StageTime time = time_of(stages[s], s, part, use);
-      step.seconds += time.seconds() + time.transfer;
-      step.communication += time.sums + time.transfer;
+      const StageTime time = TimeOf(stages[s], part, use);
+      const double sending = transfer(s, part.rows());
+      step.seconds += time.seconds() + sending;
+      step.communication += time.sums + sending;
       if (time.seconds() > slowest.seconds()) slowest = time;
     }
     step.seconds += (parts - 1) * slowest.seconds();
@@ -142,6 +148,83 @@ StepTime LayoutPlanner::TimeOf(const Layout& layout, std::vector<Stage>& stages,
   return best;
 }
 
+bool LayoutPlanner::HasEqualDevices() const {
+  const comm::DeviceType& first = topology_.device_type(0);
+  for (int rank = 1; rank < topology_.ranks(); ++rank) {
+    const comm::DeviceType& device = topology_.device_type(rank);
+    const bool equal = device.memory_bytes_per_s == first.memory_bytes_per_s &&
+                       device.memory_bytes == first.memory_bytes && flops_[rank] == flops_[0];
+    if (!equal) return false;
+  }
+  return true;
+}
+
+// Least memory that a device has left; infinity where memory is unknown.
+double LayoutPlanner::FreeBytes(const Stage& stage) const {
+  double left = std::numeric_limits<double>::infinity();
+  for (const int rank : stage.ranks) {
+    const double memory = topology_.device_type(rank).memory_bytes;
+    if (memory > 0) left = std::min(left, memory - stage.work.weight_bytes);
+  }
+  return left;
+}
+
+// Seconds of each stage; missing bytes are worth more than any time.
+std::vector<double> LayoutPlanner::StageCosts(const Layout& layout, const std::vector<Stage>& stages,
+                                              const StepShape& shape) const {
+  constexpr double kMissing = 1e9;
+  const RankWork& any = stages.front().work;
+  const ExpertUse use = BusiestPart(any.all_experts, any.top_k, layout.degrees().expert, shape.rows());
+  std::vector<double> costs;
+  for (const Stage& stage : stages) {
+    const double left = FreeBytes(stage);
+    costs.push_back(TimeOf(stage, shape, use).seconds() + (left < 0 ? kMissing * (1 - left) : 0));
+  }
+  return costs;
+}
+
+StatusOr<parallel::Split> LayoutPlanner::BalanceLayers(const Layout& layout, const StepShape& shape) const {
+  parallel::Split split = layout.split();
+  split.layers = {};
+  const size_t stages = layout.degrees().pipeline;
+  if (stages == 1) return split;
+  const auto costs_of = [&](const parallel::Split& of,
+                            std::vector<int>* layers) -> StatusOr<std::vector<double>> {
+    ASSIGN_OR_RETURN(const Layout tried, Layout::Create(layout.degrees(), of));
+    ASSIGN_OR_RETURN(const std::vector<Stage> parts, Stages(tried));
+    layers->clear();
+    for (const Stage& stage : parts) layers->push_back(stage.work.layers);
+    return StageCosts(tried, parts, shape);
+  };
+  std::vector<int> layers, ignored;
+  ASSIGN_OR_RETURN(std::vector<double> costs, costs_of(split, &layers));
+  const std::vector<int> equal = layers;
+  for (bool improved = true; improved;) {
+    improved = false;
+    const size_t from = std::ranges::max_element(costs) - costs.begin();
+    if (layers[from] == 1) break;
+    parallel::Split best;
+    std::vector<double> best_costs = costs;
+    for (size_t to = 0; to < stages; ++to) {
+      if (to == from) continue;
+      parallel::Split tried = split;
+      tried.layers = layers;
+      --tried.layers[from];
+      ++tried.layers[to];
+      ASSIGN_OR_RETURN(std::vector<double> now, costs_of(tried, &ignored));
+      if (std::ranges::max(now) >= std::ranges::max(best_costs)) continue;
+      best = std::move(tried);
+      best_costs = std::move(now);
+      improved = true;
+    }
+    if (!improved) break;
+    layers = best.layers;
+    costs = std::move(best_costs);
+  }
+  if (layers != equal) split.layers = layers;
+  return split;
+}
+
 StatusOr<LayoutPlanner::Prediction> LayoutPlanner::Predict(const Degrees& degrees,
                                                            const std::vector<StepShape>& shapes) const {
   Prediction prediction;
@@ -150,18 +233,17 @@ StatusOr<LayoutPlanner::Prediction> LayoutPlanner::Predict(const Degrees& degree
     return InvalidArgument("{} has {} ranks, but the topology {} has {}", Name(degrees),
                            prediction.layout.ranks(), topology_.name(), topology_.ranks());
   }
-  ASSIGN_OR_RETURN(std::vector<Stage> stages, Stages(prediction.layout));
-  bool first = true;
+  if (!HasEqualDevices() && !shapes.empty()) {
+    ASSIGN_OR_RETURN(parallel::Split split, BalanceLayers(prediction.layout, shapes.front()));
+    ASSIGN_OR_RETURN(prediction.layout, Layout::Create(degrees, std::move(split)));
+  }
+  ASSIGN_OR_RETURN(const std::vector<Stage> stages, Stages(prediction.layout));
+  double left = std::numeric_limits<double>::infinity();
   for (const Stage& stage : stages) {
     prediction.weight_bytes = std::max(prediction.weight_bytes, stage.work.weight_bytes);
-    for (const int rank : stage.ranks) {
-      const double memory = topology_.device_type(rank).memory_bytes;
-      if (memory <= 0) continue;
-      const double left = memory - stage.work.weight_bytes;
-      prediction.free_bytes = first ? left : std::min(prediction.free_bytes, left);
-      first = false;
-    }
+    left = std::min(left, FreeBytes(stage));
   }
+  if (std::isfinite(left)) prediction.free_bytes = left;
   prediction.fits = prediction.free_bytes >= 0;
   for (const StepShape& shape : shapes) prediction.steps.push_back(TimeOf(prediction.layout, stages, shape));
   return prediction;

@@ -13,6 +13,8 @@
 
 namespace moesaic::planner {
 
+struct ExpertUse;
+
 /// Rows of a step. A decode step has one row per sequence, and the logits of all; a prefill step has many
 /// rows of one sequence, and the logits of one.
 struct StepShape {
@@ -49,7 +51,11 @@ class LayoutPlanner {
     bool fits = true;
     std::vector<StepTime> steps;  ///< one per shape
   };
+  /// Devices that differ get unequal numbers of layers (BalanceLayers).
   StatusOr<Prediction> Predict(const parallel::Degrees& degrees, const std::vector<StepShape>& shapes) const;
+  /// The split of `layout` with layers moved between its stages, until moving another one would not shorten
+  /// the longest time of a stage for `shape`. A stage that exceeds its devices' memory is the longest.
+  StatusOr<parallel::Split> BalanceLayers(const parallel::Layout& layout, const StepShape& shape) const;
   /// All layouts of as many ranks as the topology has, that the model can be divided into, by the time of the
   /// first shape; those that do not fit come last. InvalidArgument if there is none.
   StatusOr<std::vector<Prediction>> Compare(const std::vector<StepShape>& shapes) const;
@@ -58,9 +64,16 @@ class LayoutPlanner {
   LayoutPlanner(comm::Topology topology, int hidden, WorkOfRank work)
       : topology_(std::move(topology)), hidden_(hidden), work_(std::move(work)) {}
   struct Stage;
+  struct StageTime;
   StatusOr<std::vector<Stage>> Stages(const parallel::Layout& layout) const;
-  StepTime TimeOf(const parallel::Layout& layout, std::vector<Stage>& stages, const StepShape& shape) const;
-  double SumSeconds(Stage& stage, double bytes) const;
+  StageTime TimeOf(const Stage& stage, const StepShape& part, const ExpertUse& use) const;
+  std::vector<double> StageCosts(const parallel::Layout& layout, const std::vector<Stage>& stages,
+                                 const StepShape& shape) const;
+  bool HasEqualDevices() const;
+  double FreeBytes(const Stage& stage) const;
+  StepTime TimeOf(const parallel::Layout& layout, const std::vector<Stage>& stages,
+                  const StepShape& shape) const;
+  double SumSeconds(const Stage& stage, double bytes) const;
 
   comm::Topology topology_;
   int hidden_;

@@ -86,6 +86,42 @@ TEST(LayoutPlanner, RefusesWhatItCannotPredict) {
   EXPECT_FALSE(DensePlanner(4, 1e11).Predict({.tensor = 2}, {{}}).ok());
 }
 
+// Two devices, of which the second reads its memory three times as fast.
+LayoutPlanner UnequalPlanner(double first_memory_gb) {
+  const auto device = [](double rate, double memory) {
+    return R"({"flops":{"bf16":1e13},"memory_gb_per_s":)" + std::to_string(rate) + R"(,"memory_gb":)" +
+           std::to_string(memory) + "}";
+  };
+  const std::string json = R"({"name":"test","source":"test","devices":{"slow":)" +
+                           device(100, first_memory_gb) + R"(,"fast":)" + device(300, 100) +
+                           R"(},"tree":{"level":"node","link":{"latency_us":1,"gb_per_s":10},)"
+                           R"("children":[{"device":"slow"},{"device":"fast"}]}})";
+  const auto work = [](const Layout& layout, int rank) -> StatusOr<RankWork> {
+    const std::vector<int>& split = layout.split().layers;
+    const int layers = split.empty() ? 16 / layout.degrees().pipeline : split[layout.At(rank).stage];
+    return RankWork{.weight_bytes = layers * 1e9, .layers = layers, .read_bytes = layers * 1e9};
+  };
+  return LayoutPlanner::Create(comm::Topology::Parse(json, "test").value(), kHidden, "bf16", work).value();
+}
+
+TEST(LayoutPlanner, FasterDevicesGetMoreLayers) {
+  const auto prediction = UnequalPlanner(100).Predict({.pipeline = 2}, {{}});
+  ASSERT_TRUE(prediction.ok()) << Message(prediction.status());
+  EXPECT_EQ(prediction->layout.split().layers, (std::vector<int>{4, 12}));
+  EXPECT_NEAR(prediction->steps[0].interval, 4e9 / 1e11, 1e-4);
+}
+
+TEST(LayoutPlanner, LayersFitTheMemoryOfTheirDevices) {
+  const auto prediction = UnequalPlanner(2.5).Predict({.pipeline = 2}, {{}});
+  ASSERT_TRUE(prediction.ok()) << Message(prediction.status());
+  EXPECT_EQ(prediction->layout.split().layers, (std::vector<int>{2, 14}));
+  EXPECT_TRUE(prediction->fits);
+}
+
+TEST(LayoutPlanner, EqualDevicesKeepEqualStages) {
+  EXPECT_TRUE(DensePlanner(4, 1e11).Predict({.pipeline = 4}, {{}})->layout.split().layers.empty());
+}
+
 TEST(ExpertDraws, OnePartUsesTheMean) {
   const ExpertUse use = BusiestPart(128, 8, 1, 1);
   EXPECT_NEAR(use.experts, 8, 1e-9);

@@ -75,6 +75,27 @@ void DeliversEverySize(Transport& t, Tag tag) {
   }
 }
 
+// Messages that are sent ahead and others of one tag keep their order, whatever protocols carry them.
+void MessagesSentAheadKeepTheirPlace(Transport& t, Tag tag) {
+  const size_t sizes[] = {100, 20000, size_t{1} << 18, 100, size_t{1} << 20, size_t{20} << 20, 20000};
+  std::vector<Bytes> sent, received;
+  std::vector<Pending> pending;
+  for (const size_t bytes : sizes) {
+    sent.push_back(Pattern(Seed(t.rank(), Next(t), sent.size()), bytes));
+    received.emplace_back(bytes);
+  }
+  for (size_t i = 0; i < sent.size(); ++i) {
+    const auto id = i % 3 == 2 ? t.Send(Next(t), tag, sent[i]) : t.SendAhead(Next(t), tag, sent[i]);
+    ASSERT_TRUE(id.ok()) << id.status();
+    pending.push_back({*id, "send ahead"});
+  }
+  for (Bytes& data : received) pending.push_back(StartReceive(t, Previous(t), tag, data));
+  for (const Pending& each : pending) End(t, each);
+  for (size_t i = 0; i < received.size(); ++i) {
+    EXPECT_TRUE(received[i] == Pattern(Seed(Previous(t), t.rank(), i), sizes[i])) << i;
+  }
+}
+
 // 100 messages of one tag, sent before any receive is posted.
 void KeepsTheOrderOfATag(Transport& t, Tag tag) {
   constexpr size_t kMessages = 100;
@@ -290,6 +311,7 @@ void RefusesBadArguments(Transport& t, Tag tag) {
 constexpr ConformanceCase kCases[] = {
     {"RefusesBadArguments", RefusesBadArguments},
     {"DeliversEverySize", DeliversEverySize},
+    {"MessagesSentAheadKeepTheirPlace", MessagesSentAheadKeepTheirPlace},
     {"KeepsTheOrderOfATag", KeepsTheOrderOfATag},
     {"LargeMessagesKeepTheirPlace", LargeMessagesKeepTheirPlace},
     {"MatchesByTag", MatchesByTag},

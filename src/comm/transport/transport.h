@@ -40,6 +40,11 @@ class Transport {
 
   /// Starts to send `data`, which is borrowed until the transfer ends. `peer` may be rank() itself.
   virtual StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) = 0;
+  /// Like Send, for a rank that computes next and seldom calls Progress(). Where a protocol exists that needs
+  /// no answer of the receiver, the message takes it, at the cost of a copy.
+  virtual StatusOr<TransferId> SendAhead(int peer, Tag tag, std::span<const std::byte> data) {
+    return Send(peer, tag, data);
+  }
   /// Starts to receive exactly data.size() bytes into `data`, which is borrowed until the transfer ends.
   virtual StatusOr<TransferId> Receive(int peer, Tag tag, std::span<std::byte> data) = 0;
   /// Advances all transfers; never blocks.

@@ -22,6 +22,8 @@ struct UcxSetting {
 const std::vector<UcxSetting>& UcxSettings() {
   static const std::vector<UcxSetting> settings = {
       {{}, "KEEPALIVE_INTERVAL", "UCX_KEEPALIVE_INTERVAL", "1s"},
+      // Of SendAhead. Larger messages would take more memory of the receiver than they are worth.
+      {{}, "RNDV_SEND_NBR_THRESH", "UCX_RNDV_SEND_NBR_THRESH", "16m"},
       {{"posix", "sysv", "sm", "shm", "all"}, "MM_ERROR_HANDLING", "UCX_MM_ERROR_HANDLING", "y"},
       {{"tcp", "all"}, "KEEPIDLE", "UCX_TCP_KEEPIDLE", "2s"},
       {{"tcp", "all"}, "KEEPINTVL", "UCX_TCP_KEEPINTVL", "1s"},

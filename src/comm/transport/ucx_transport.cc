@@ -120,7 +120,13 @@ class UcxTransport final : public Transport {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
-  StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override;
+  StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override {
+    return StartSend(peer, tag, data, 0);
+  }
+  // UCX sends messages up to RNDV_SEND_NBR_THRESH eagerly then.
+  StatusOr<TransferId> SendAhead(int peer, Tag tag, std::span<const std::byte> data) override {
+    return StartSend(peer, tag, data, UCP_OP_ATTR_FLAG_FAST_CMPL);
+  }
   StatusOr<TransferId> Receive(int peer, Tag tag, std::span<std::byte> data) override;
   void Idle() override {
     if (std::exchange(ended_idle_, ended_) != ended_) backoff_.Reset();
@@ -137,6 +143,7 @@ class UcxTransport final : public Transport {
   void Cancel(TransferId id) override;
 
  private:
+  StatusOr<TransferId> StartSend(int peer, Tag tag, std::span<const std::byte> data, uint32_t flags);
   UcxTransfer& Take(bool is_send, int peer, Tag tag, std::byte* data, size_t bytes);
   void Release(UcxTransfer& transfer) {
     transfer.result = OkStatus();
@@ -417,7 +424,8 @@ void UcxTransport::EndTransfer(UcxTransfer& transfer, ucs_status_t code, size_t 
   }
 }
 
-StatusOr<TransferId> UcxTransport::Send(int peer, Tag tag, std::span<const std::byte> data) {
+StatusOr<TransferId> UcxTransport::StartSend(int peer, Tag tag, std::span<const std::byte> data,
+                                             uint32_t flags) {
   RETURN_IF_ERROR(CheckTransfer(*this, peer, tag));
   if (peers_[peer].dead) return DeadPeer(rank_, peer);
   // The buffer of a send is only read.
@@ -428,7 +436,7 @@ StatusOr<TransferId> UcxTransport::Send(int peer, Tag tag, std::span<const std::
   }
   ucp_request_param_t param{};
   param.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE | flags;
   param.cb.send = OnSent;
   param.user_data = &transfer;
   param.memory_type = UCS_MEMORY_TYPE_HOST;

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Tests the memory of ranks: a file with the parts of a layout is mapped part by part, and a model that exceeds the memory of one
+process runs on two."""
+import contextlib
+import json
+import os
+import pathlib
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from moesaic_cli import BINARY, ROOT, limit, main, run
+
+sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "bench")]
+import make_shapes  # noqa: E402
+import ranks_test  # noqa: E402
+from serving import Server  # noqa: E402
+from terminal import Terminal  # noqa: E402
+
+LAYERS, EXPERTS = 8, 32
+PROMPT_IDS = [3 + i * 37 % 4000 for i in range(300)]  # enough rows for every expert to get some
+
+
+def write_model(path):
+    make_shapes.SHAPES["rank-memory"] = lambda _: make_shapes.qwen3_moe(
+        hidden=1024, heads=8, kv_heads=2, head=128, experts=EXPERTS, width=512, layers=LAYERS, vocab=4096, active=4)
+    make_shapes.write(path, "rank-memory", "q8_0", seed=1, context=1024)
+
+
+def part_bytes(path):
+    """Returns the bytes of the regions of each rank."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    parts = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            rank = int(name.partition("/")[0].removeprefix("rank"))
+            parts[rank] = parts.get(rank, 0) + end - begin
+    return [parts[rank] for rank in sorted(parts)]
+
+
+def resident(pid, path):
+    """Returns the bytes of a file's mappings that are in the memory of a process."""
+    total, counts = 0, False
+    for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            counts = line.endswith(str(path))
+        elif counts and words[0] == "Rss:":
+            total += int(words[1]) << 10
+    return total
+
+
+@contextlib.contextmanager
+def memory_limit(size):
+    """Yields a function for a child process before it starts: it may use `size` bytes. A control group of version 2 counts all
+    memory; where none can be made, the limit of private writable memory counts weights that are packed or copied."""
+    own = next((line.split(":", 2)[2] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+                if line.startswith("0::")), "")
+    group = pathlib.Path("/sys/fs/cgroup") / own.strip("/") / f"moesaic-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        group.mkdir()
+        (group / "memory.max").write_text(str(size))
+        (group / "memory.swap.max").write_text("0")
+    except OSError:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        yield lambda: resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+        return
+    try:
+        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
+    finally:
+        group.rmdir()
+
+
+class RankMemory(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-rank-memory-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.model = cls.folder / "model.gguf"
+        write_model(cls.model)
+
+    def test_ranks_map_their_parts_alone(self):
+        for layout, flags in (("tp=2", ("-tp", "2")), ("pp=2,layers=3+5", ("-pp", "2", "--layer-split", "3,5"))):
+            with self.subTest(layout=layout):
+                packed = self.folder / "parts.moesaic"
+                run("convert", self.model, "--layout", layout, "--out", packed, "--force")
+                parts = part_bytes(packed)
+                server = Server(*flags, "--mmap", "on", "--threads", "1", "--kv-memory", "64M", model=packed)
+                self.addCleanup(server.process.kill)
+                status, answer = server.json("POST", "/v1/completions", {"prompt": PROMPT_IDS, "max_tokens": 2})
+                self.assertEqual(status, 200, answer)
+                for rank, pid in enumerate([server.process.pid, *ranks_test.children(server.process.pid)]):
+                    held = resident(pid, packed)
+                    self.assertLessEqual(held, 1.1 * parts[rank], f"rank {rank}")
+                    self.assertGreater(held, 0.5 * parts[rank], f"rank {rank}")
+                self.assertEqual(server.stop(), 0)
+
+    def test_a_terminal_shows_the_progress_of_each_rank(self):
+        terminal = Terminal("generate", self.model, "--prompt", "a", "-n", "1", "--threads", "1", "-tp", "2")
+        self.addCleanup(terminal.process.kill)
+        for part in ("rank 0: loading [", "rank 1: loading ["):
+            terminal.wait_for(part)
+        self.assertEqual(terminal.process.wait(limit()), 0)
+
+    def test_another_layout_is_refused(self):
+        packed = self.folder / "two.moesaic"
+        run("convert", self.model, "--layout", "tp=2", "--out", packed)
+        words = ("generate", packed, "--prompt", "Once", "-n", "1")
+        self.assertIn("has the parts of the layout tp=2, but this is tp=1", run(*words, code=1).stderr)
+        self.assertIn("but this is tp=1,pp=2; start it with the file's layout", run(*words, "-pp", "2", code=1).stderr)
+        self.assertIn("convert without dp", run("convert", self.model, "--layout", "tp=2,dp=2", "--out", self.folder / "x",
+                                                code=1).stderr)
+
+    def test_a_model_that_exceeds_the_memory_of_one_rank_runs_on_two(self):
+        weights = self.model.stat().st_size
+        size = weights * 17 // 20
+        environment = os.environ | {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": "2",
+                                    "MOESAIC_RENDEZVOUS": "127.0.0.1:" + ranks_test.Deployment.free_port()}
+
+        def start(stack, rank, *flags):
+            command = [str(BINARY), "generate", str(self.model), "--prompt", "a", "-n", "8", "--ignore-eos", "--temperature", "0",
+                       "--threads", "1", "--max-model-len", "128", *flags]
+            own = environment | {"MOESAIC_RANK": str(rank)} if flags else os.environ
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                    env=own, preexec_fn=stack.enter_context(memory_limit(size)))
+
+        with contextlib.ExitStack() as stack:
+            alone = start(stack, 0)
+            output, error = alone.communicate(timeout=limit())
+            self.assertNotEqual(alone.returncode, 0, f"{weights} bytes of weights fit {size} bytes: {output}")
+            for flags in (("-tp", "2"), ("-pp", "2")):
+                with self.subTest(layout=flags):
+                    ranks = [start(stack, rank, *flags) for rank in range(2)]
+                    results = [rank.communicate(timeout=limit()) for rank in ranks]
+                    self.assertEqual([rank.returncode for rank in ranks], [0, 0], results)
+                    self.assertTrue(results[0][0].strip())
+
+
+if __name__ == "__main__":
+    main()

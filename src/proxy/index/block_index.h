@@ -27,6 +27,7 @@ struct InstanceMatch {
 struct MatchResult {
   std::vector<InstanceMatch> matches;  ///< instances with at least one block; longest first
   uint32_t longest = 0;
+  std::vector<uint32_t> scratch;  ///< of Match
   uint32_t BlocksOf(int instance) const;
   uint32_t DeviceBlocksOf(int instance) const;
 };
@@ -57,6 +58,8 @@ class BlockIndex {
   /// The block is on the instance. False when the table has no room.
   bool Add(int instance, Tier tier, uint64_t key);
   void Remove(int instance, Tier tier, uint64_t key);
+  /// Tiers in which the instance has the block: bit i for tier i.
+  uint32_t Tiers(int instance, uint64_t key) const;
   /// Removes the instance from all blocks; takes time proportional to the table.
   void Clear(int instance);
 

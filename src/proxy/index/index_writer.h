@@ -20,39 +20,43 @@ struct IndexWriterStats {
   uint64_t unusable = 0;  ///< events without tokens, of other KV groups or of an unknown medium
 };
 
-/// The process that subscribes to an instance owns its writer. The sequence number and the state are stored
-/// in shared memory, so that another process may continue after this one has died.
+/// The process that subscribes to an instance owns its writer. The sequence number and the state are stored in
+/// shared memory, so that another process may continue after this one has died.
 ///
-/// Loss of events is repaired in three steps. A gap makes the index DEGRADED and asks for a replay from the
-/// first missing number. When the replay begins later than that, history was lost: the instance's blocks are
-/// cleared, and the index stays DEGRADED until the engine clears its cache or every block was evicted once.
-/// Otherwise the index is EXACT again.
+/// A gap makes the index REPLAYING: live messages are ignored until the missing ones were replayed, and the index is
+/// EXACT again at the end of the replay. When the replay begins too late, or no replay socket exists, history was lost:
+/// the instance's blocks are cleared, so that nothing false is known, and the index is DEGRADED, because blocks may be
+/// missing, until the engine clears its cache or is restarted. A writer that starts in the middle of a stream asks for
+/// everything.
 class IndexWriter {
  public:
   IndexWriter(State state, BlockIndex index, int instance);
 
-  /// Applies a message: `sequence` is its second frame. Returns a replay request when messages are missing.
   struct Result {
     bool applied = false;
-    std::optional<uint64_t> replay_from;  ///< send this number to the replay socket
+    std::optional<uint64_t> replay_from;  ///< send this number to the replay socket, or call OnReplayFailed
   };
+  /// Applies a live message; `sequence` is its second frame.
   Result Apply(uint64_t sequence, const KvBatch& batch);
-
-  /// Replies of the replay socket, in order; the end marker has sequence kReplayEnd.
+  /// Applies a reply of the replay socket, in order. The end marker has the number kReplayEnd and no batch.
   Result ApplyReplay(uint64_t sequence, const KvBatch* batch);
-
-  /// The connection was lost, or the replay socket does not answer.
-  void OnDisconnect();
+  /// The replay socket does not exist or does not answer.
   void OnReplayFailed();
-  /// The engine was restarted: forget its blocks and start from any number.
+  /// The engine was restarted: forgets its blocks and accepts any number.
   void Reset();
 
   IndexState state() const;
   const IndexWriterStats& stats() const { return stats_; }
 
  private:
+  Result StartReplay(uint64_t from);
+  void LoseHistory();
   void ApplyEvents(const KvBatch& batch);
   void Stored(const KvEvent& event);
+  void Removed(const KvEvent& event);
+  bool OfPrimaryGroup(const KvEvent& event);
+  Tier TierOf(const std::string& medium);
+  void Applied(uint64_t sequence);
   void SetState(IndexState state);
 
   State state_;
@@ -60,6 +64,13 @@ class IndexWriter {
   KeyMaker keys_;
   int instance_;
   SequenceTracker tracker_;
+  std::optional<uint64_t> replay_next_;  // number that the replay should bring next
+  bool replay_complete_ = false;         // no number was missing in it so far
+  bool replay_empty_ = false;
+  bool asked_for_all_ = false;           // a replay from the beginning was requested since the last Reset
+  bool unknown_parent_ = false;
+  bool device_seen_ = false;             // the engine names device memory, so that "CPU" is another tier
+  int64_t primary_group_ = 0;
   IndexWriterStats stats_;
 };
 

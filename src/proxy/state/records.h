@@ -37,7 +37,7 @@ struct InstanceConfig {
   uint32_t model_class = 0;  ///< instances of a class share a latency model
   uint32_t block_size = 16;
   double weight = 1;  ///< relative speed
-  InstanceCaps caps;
+  InstanceCaps caps = {};
 };
 
 /// Counters of an instance: the sum of the charges of its requests.

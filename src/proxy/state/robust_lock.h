@@ -3,9 +3,6 @@
 
 #include <pthread.h>
 
-#include <atomic>
-#include <cstdint>
-
 namespace moesaic::proxy {
 
 /// A process-shared robust mutex. When the owner was killed, the next Lock() returns kRepair: the caller
@@ -18,12 +15,9 @@ class RobustLock {
   void Init();
   Acquired Lock();
   void Unlock();
-  /// Process that holds the lock, for diagnostics; 0 when it is free.
-  int32_t owner() const { return owner_.load(std::memory_order_relaxed); }
 
  private:
   pthread_mutex_t mutex_;
-  std::atomic<int32_t> owner_;
 };
 
 }  // namespace moesaic::proxy

@@ -30,23 +30,18 @@ struct FieldName {
   std::string_view name;
   Field field;
 };
-constexpr FieldName kFieldNames[] = {{"block_hashes", Field::kBlockHashes},
-                                     {"parent_block_hash", Field::kParent},
-                                     {"token_ids", Field::kTokenIds},
-                                     {"block_size", Field::kBlockSize},
-                                     {"lora_id", Field::kLoraId},
-                                     {"medium", Field::kMedium},
-                                     {"lora_name", Field::kLoraName},
-                                     {"extra_keys", Field::kExtraKeys},
-                                     {"group_idx", Field::kGroup},
-                                     {"kv_cache_spec_kind", Field::kSpecKind},
-                                     {"metadata", Field::kMetadata},
-                                     {"cache_salt", Field::kCacheSalt}};
+constexpr FieldName kFieldNames[] = {
+    {"block_hashes", Field::kBlockHashes}, {"parent_block_hash", Field::kParent},
+    {"token_ids", Field::kTokenIds},       {"block_size", Field::kBlockSize},
+    {"lora_id", Field::kLoraId},           {"medium", Field::kMedium},
+    {"lora_name", Field::kLoraName},       {"extra_keys", Field::kExtraKeys},
+    {"group_idx", Field::kGroup},          {"kv_cache_spec_kind", Field::kSpecKind},
+    {"metadata", Field::kMetadata},        {"cache_salt", Field::kCacheSalt}};
 
 // Fields of array events in their order. SGLang has a map of metadata in the place of vLLM's LoRA name.
-constexpr std::array kStoredFields = {Field::kBlockHashes, Field::kParent,  Field::kTokenIds, Field::kBlockSize,
-                                      Field::kLoraId,      Field::kMedium,  Field::kLoraName, Field::kExtraKeys,
-                                      Field::kGroup,       Field::kSpecKind};
+constexpr std::array kStoredFields = {
+    Field::kBlockHashes, Field::kParent,   Field::kTokenIds,  Field::kBlockSize, Field::kLoraId,
+    Field::kMedium,      Field::kLoraName, Field::kExtraKeys, Field::kGroup,     Field::kSpecKind};
 constexpr std::array kRemovedFields = {Field::kBlockHashes, Field::kMedium, Field::kGroup};
 
 KvEvent::Type TypeNamed(std::string_view name) {
@@ -125,8 +120,10 @@ class EventReader {
     ASSIGN_OR_RETURN(const MsgpackType type, r_.Peek());
     if (type == MsgpackType::kNil || field == Field::kIgnored) return r_.Skip();
     switch (field) {
-      case Field::kBlockHashes: return ReadHashes(event);
-      case Field::kTokenIds: return ReadTokens(event);
+      case Field::kBlockHashes:
+        return ReadHashes(event);
+      case Field::kTokenIds:
+        return ReadTokens(event);
       case Field::kParent: {
         ASSIGN_OR_RETURN(event.parent, ReadHash());
         return OkStatus();
@@ -137,18 +134,26 @@ class EventReader {
         event.block_size = static_cast<uint32_t>(value);
         return OkStatus();
       }
-      case Field::kLoraId: return ReadOptionalInteger(event.lora_id);
-      case Field::kGroup: return ReadOptionalInteger(event.group);
-      case Field::kMedium: return ReadText(event.medium);
-      case Field::kLoraName: return ReadText(event.lora_name);
-      case Field::kSpecKind: return ReadText(event.spec_kind);
-      case Field::kCacheSalt: return ReadText(event.cache_salt);
+      case Field::kLoraId:
+        return ReadOptionalInteger(event.lora_id);
+      case Field::kGroup:
+        return ReadOptionalInteger(event.group);
+      case Field::kMedium:
+        return ReadText(event.medium);
+      case Field::kLoraName:
+        return ReadText(event.lora_name);
+      case Field::kSpecKind:
+        return ReadText(event.spec_kind);
+      case Field::kCacheSalt:
+        return ReadText(event.cache_salt);
       case Field::kExtraKeys: {
         ASSIGN_OR_RETURN(extra_keys_, r_.ReadRaw());
         return OkStatus();
       }
-      case Field::kMetadata: return ReadMetadata(event);
-      case Field::kIgnored: break;
+      case Field::kMetadata:
+        return ReadMetadata(event);
+      case Field::kIgnored:
+        break;
     }
     return r_.Skip();
   }
@@ -212,8 +217,8 @@ class EventReader {
     return OkStatus();
   }
 
-  // Per block nil or an array of: the LoRA name, the cache salt (first block of a sequence), and [hash, offset] of
-  // images. Names and salts are strings; everything else is kept encoded.
+  // Per block nil or an array of: the LoRA name, the cache salt (first block of a sequence), and [hash,
+  // offset] of images. Names and salts are strings; everything else is kept encoded.
   Status SortExtraKeys(KvEvent& event) {
     if (extra_keys_.empty()) return OkStatus();
     MsgpackReader keys(extra_keys_);
@@ -255,7 +260,8 @@ class EventReader {
 StatusOr<KvBatch> DecodeKvBatch(std::string_view payload) {
   MsgpackReader reader(payload);
   ASSIGN_OR_RETURN(const uint32_t size, reader.ReadArray());
-  if (size < 2) return DataLoss("KV event batch: an array of {} elements instead of time, events, rank", size);
+  if (size < 2)
+    return DataLoss("KV event batch: an array of {} elements instead of time, events, rank", size);
   KvBatch batch;
   ASSIGN_OR_RETURN(batch.time, reader.ReadNumber());
   ASSIGN_OR_RETURN(const uint32_t events, reader.ReadArray());
@@ -271,12 +277,14 @@ StatusOr<KvBatch> DecodeKvBatch(std::string_view payload) {
       RETURN_IF_ERROR(reader.Skip());
     }
   }
-  if (!reader.at_end()) return DataLoss("KV event batch: {} bytes follow its end", payload.size() - reader.position());
+  if (!reader.at_end())
+    return DataLoss("KV event batch: {} bytes follow its end", payload.size() - reader.position());
   return batch;
 }
 
 StatusOr<uint64_t> DecodeSequence(std::string_view frame) {
-  if (frame.size() != 8) return DataLoss("the sequence frame of a KV event message has 8 bytes, not {}", frame.size());
+  if (frame.size() != 8)
+    return DataLoss("the sequence frame of a KV event message has 8 bytes, not {}", frame.size());
   return FoldedHash(frame);
 }
 

@@ -1,5 +1,5 @@
-// Feeds bytes to the decoder of KV events, and accepted batches to an index. A batch that was accepted must be the same
-// after encoding and decoding again.
+// Feeds bytes to the decoder of KV events, and accepted batches to an index. A batch that was accepted must
+// be the same after encoding and decoding again.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

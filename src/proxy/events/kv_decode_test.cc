@@ -57,7 +57,8 @@ void ExpectEvent(const KvEvent& event, const Row& expect) {
   if (expect.contains("block_size")) {
     EXPECT_EQ(event.block_size, expect["block_size"].get<uint32_t>());
   }
-  EXPECT_EQ(event.lora_id, expect.contains("lora_id") ? std::optional(expect["lora_id"].get<int64_t>()) : std::nullopt);
+  EXPECT_EQ(event.lora_id,
+            expect.contains("lora_id") ? std::optional(expect["lora_id"].get<int64_t>()) : std::nullopt);
   EXPECT_EQ(event.group,
             expect.contains("group_idx") ? std::optional(expect["group_idx"].get<int64_t>()) : std::nullopt);
   EXPECT_EQ(event.medium, expect.value("medium", ""));
@@ -164,7 +165,11 @@ TEST(KvDecode, MutatedMessagesEndWithoutACrash) {
 
 TEST(KvDecode, RefusesDeepNesting) {
   // [0, [[BlockStored with an unknown field of nested arrays]]]
-  const std::string bytes = std::string("\x92\x00\x91\x82\xa4type\xab" "BlockStored\xa1x", 23) + std::string(100, '\x91') + "\xc0";
+  const std::string bytes = std::string(
+                                "\x92\x00\x91\x82\xa4type\xab"
+                                "BlockStored\xa1x",
+                                23) +
+                            std::string(100, '\x91') + "\xc0";
   const auto decoded = DecodeKvBatch(bytes);
   ASSERT_FALSE(decoded.ok());
   EXPECT_NE(Message(decoded.status()).find("nested"), std::string::npos) << decoded.status();

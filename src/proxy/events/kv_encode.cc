@@ -139,7 +139,9 @@ void WriteEvent(Writer& w, const KvEvent& event, KvEncoding encoding) {
       return;
     }
     case KvEvent::Type::kCleared:
-    case KvEvent::Type::kOther: EventWriter(w, encoding, "AllBlocksCleared", 0); return;
+    case KvEvent::Type::kOther:
+      EventWriter(w, encoding, "AllBlocksCleared", 0);
+      return;
   }
 }
 

@@ -26,7 +26,9 @@ StatusOr<MsgpackType> TypeOf(uint8_t byte) {
 
 }  // namespace
 
-Status MsgpackReader::Damaged(const char* problem) const { return DataLoss("MessagePack at byte {}: {}", at_, problem); }
+Status MsgpackReader::Damaged(const char* problem) const {
+  return DataLoss("MessagePack at byte {}: {}", at_, problem);
+}
 
 std::optional<uint64_t> MsgpackReader::BigEndian(size_t bytes) {
   if (bytes_.size() - at_ < bytes) return std::nullopt;
@@ -51,8 +53,11 @@ StatusOr<MsgpackReader::Head> MsgpackReader::ReadHead() {
   Head head = {.type = type, .value = 0, .payload = 0};
   std::optional<uint64_t> number = 0;
   switch (type) {
-    case MsgpackType::kNil: break;
-    case MsgpackType::kBool: head.value = byte & 1; break;
+    case MsgpackType::kNil:
+      break;
+    case MsgpackType::kBool:
+      head.value = byte & 1;
+      break;
     case MsgpackType::kInteger:
       if (byte <= 0x7f || byte >= 0xe0) {
         head.value = SignExtended(byte, 1);
@@ -70,9 +75,15 @@ StatusOr<MsgpackReader::Head> MsgpackReader::ReadHead() {
     case MsgpackType::kString:
       number = byte <= 0xbf ? byte & 0x1f : BigEndian(size_t{1} << (byte - 0xd9));
       break;
-    case MsgpackType::kBinary: number = BigEndian(size_t{1} << (byte - 0xc4)); break;
-    case MsgpackType::kArray: number = byte <= 0x9f ? byte & 0xf : BigEndian(byte == 0xdc ? 2 : 4); break;
-    case MsgpackType::kMap: number = byte <= 0x8f ? byte & 0xf : BigEndian(byte == 0xde ? 2 : 4); break;
+    case MsgpackType::kBinary:
+      number = BigEndian(size_t{1} << (byte - 0xc4));
+      break;
+    case MsgpackType::kArray:
+      number = byte <= 0x9f ? byte & 0xf : BigEndian(byte == 0xdc ? 2 : 4);
+      break;
+    case MsgpackType::kMap:
+      number = byte <= 0x8f ? byte & 0xf : BigEndian(byte == 0xde ? 2 : 4);
+      break;
     case MsgpackType::kExtension:
       number = byte >= 0xd4 ? uint64_t{1} << (byte - 0xd4) : BigEndian(size_t{1} << (byte - 0xc7));
       if (number) number = *number + 1;  // the extension's type

@@ -1,4 +1,5 @@
-// A reader of MessagePack over a buffer. It never reads past the end and never allocates by an announced size.
+// A reader of MessagePack over a buffer. It never reads past the end and never allocates by an announced
+// size.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,17 @@
 
 namespace moesaic::proxy {
 
-enum class MsgpackType : uint8_t { kNil, kBool, kInteger, kFloat, kString, kBinary, kArray, kMap, kExtension };
+enum class MsgpackType : uint8_t {
+  kNil,
+  kBool,
+  kInteger,
+  kFloat,
+  kString,
+  kBinary,
+  kArray,
+  kMap,
+  kExtension
+};
 
 /// Reads one value after another. An array or map yields its number of elements; its elements follow.
 class MsgpackReader {

@@ -10,8 +10,8 @@ namespace moesaic::proxy {
 namespace {
 
 constexpr uint32_t kConfirmedTiers = TierBit(Tier::kDevice) | TierBit(Tier::kHost) | TierBit(Tier::kDisk);
-// A bit set with no more instances than this becomes an inline word again: less than an inline word holds, so that an
-// instance that comes and leaves does not convert it each time.
+// A bit set with no more instances than this becomes an inline word again: less than an inline word holds, so
+// that an instance that comes and leaves does not convert it each time.
 constexpr int kInlineAgain = 2;
 
 // Tiers of an instance in a bit set.
@@ -20,7 +20,8 @@ uint32_t TiersInSet(const KeyTable& table, uint32_t set, int instance) {
   const uint32_t words = table.index().set_words;
   uint32_t tiers = 0;
   for (int t = 0; t < kNumTiers; ++t) {
-    if ((planes[t * words + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1) != 0) tiers |= 1U << t;
+    if ((planes[t * words + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1) != 0)
+      tiers |= 1U << t;
   }
   return tiers;
 }
@@ -62,11 +63,12 @@ int FreeEntries(const KeyBucket& bucket) {
   return free;
 }
 
-// Takes a free entry for a key that is in neither of its buckets: in the first bucket while that is at most half full,
-// since readers look there first; then in the emptier one.
+// Takes a free entry for a key that is in neither of its buckets: in the first bucket while that is at most
+// half full, since readers look there first; then in the emptier one.
 KeyBucket::Entry* Claim(const KeyTable& table, uint64_t key) {
   const uint64_t mixed = MixBits(key);
-  KeyBucket *first = &table.bucket(table.FirstBucket(mixed)), *second = &table.bucket(table.SecondBucket(mixed));
+  KeyBucket *first = &table.bucket(table.FirstBucket(mixed)),
+            *second = &table.bucket(table.SecondBucket(mixed));
   const int free = FreeEntries(*first);
   if (free < 2 && FreeEntries(*second) > free) std::swap(first, second);
   for (KeyBucket* const bucket : {first, second}) {
@@ -88,8 +90,8 @@ void CountChange(IndexLayout& index, uint32_t before, uint32_t after) {
   if (change != 0) index.memberships.fetch_add(change, std::memory_order_relaxed);
 }
 
-// Replaces the tiers of an instance in the entry's set by `change(tiers)`. The caller holds the stripe. False when a bit
-// set is needed and none is free. Frees the entry when its set becomes empty.
+// Replaces the tiers of an instance in the entry's set by `change(tiers)`. The caller holds the stripe. False
+// when a bit set is needed and none is free. Frees the entry when its set becomes empty.
 template <typename Change>
 bool Update(const KeyTable& table, KeyBucket::Entry& entry, int instance, Change change) {
   SetWord word(entry.set.load(std::memory_order_relaxed));
@@ -144,7 +146,8 @@ uint64_t HashWord(int instance, uint64_t engine_hash) {
 
 int FreeHashes(const HashBucket& bucket) {
   int free = 0;
-  for (const HashBucket::Entry& entry : bucket.entries) free += entry.hash.load(std::memory_order_relaxed) == 0;
+  for (const HashBucket::Entry& entry : bucket.entries)
+    free += entry.hash.load(std::memory_order_relaxed) == 0;
   return free;
 }
 

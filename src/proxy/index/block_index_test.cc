@@ -23,7 +23,8 @@ class PlainIndex {
   }
   void Remove(int instance, Tier tier, uint64_t key) { holders_[key].erase({instance, tier}); }
   void Clear(int instance) {
-    for (auto& [key, holders] : holders_) std::erase_if(holders, [&](const auto& h) { return h.first == instance; });
+    for (auto& [key, holders] : holders_)
+      std::erase_if(holders, [&](const auto& h) { return h.first == instance; });
   }
   uint32_t Match(const std::vector<uint64_t>& keys, int instance, bool device_only) const {
     uint32_t depth = 0;
@@ -47,7 +48,8 @@ class BlockIndexTest : public testing::TestWithParam<int> {};
 
 TEST_P(BlockIndexTest, AgreesWithAPlainIndex) {
   const int instances = GetParam();
-  ZoneOptions options = {.max_instances = static_cast<uint32_t>(instances), .max_requests = 8, .max_workers = 2};
+  ZoneOptions options = {
+      .max_instances = static_cast<uint32_t>(instances), .max_requests = 8, .max_workers = 2};
   options.index_blocks = 1 << 12;
   options.engine_blocks = 64;
   options.shared_blocks = 1 << 12;
@@ -105,7 +107,8 @@ TEST_P(BlockIndexTest, AgreesWithAPlainIndex) {
     }
     for (int i = 0; i < instances; ++i) {
       ASSERT_EQ(found[i].blocks, plain.Match(query, i, false)) << "round " << round << " instance " << i;
-      ASSERT_EQ(found[i].device_blocks, plain.Match(query, i, true)) << "round " << round << " instance " << i;
+      ASSERT_EQ(found[i].device_blocks, plain.Match(query, i, true))
+          << "round " << round << " instance " << i;
     }
   }
   for (int i = 0; i < instances; ++i) index.Clear(i);
@@ -183,7 +186,8 @@ TEST(BlockIndex, EngineHashesAreKeptPerInstance) {
   EXPECT_FALSE(index.FindEngineHash(0, 5).has_value());
 }
 
-// Writers of different instances change the same keys while a reader matches. Sets move between words and bit sets.
+// Writers of different instances change the same keys while a reader matches. Sets move between words and bit
+// sets.
 TEST(BlockIndex, ReadersSeeWholeSetsWhileWritersChangeThem) {
   TestZone zone;
   const std::vector<uint64_t> keys = {1, 2, 3, 4, 5, 6, 7, 8};

@@ -11,8 +11,8 @@
 
 namespace moesaic::proxy {
 
-/// A cache line of four entries: key and set. Every key has two buckets where it may be; a deleted entry is simply
-/// free again, so that there are no tombstones.
+/// A cache line of four entries: key and set. Every key has two buckets where it may be; a deleted entry is
+/// simply free again, so that there are no tombstones.
 struct alignas(64) KeyBucket {
   struct Entry {
     std::atomic<uint64_t> key;  // 0: free
@@ -40,17 +40,17 @@ struct Expected {
 inline constexpr uint32_t kStripes = 1024;
 
 struct IndexLayout {
-  std::array<RobustLock, kStripes> stripes;  // stripe of a key: all changes of one key exclude each other
-  uint64_t key_buckets, hash_buckets;        // offsets
+  std::array<RobustLock, kStripes> stripes;    // stripe of a key: all changes of one key exclude each other
+  uint64_t key_buckets, hash_buckets;          // offsets
   uint64_t num_key_buckets, num_hash_buckets;  // below 2^32
   // Bit sets: [num_sets][kNumTiers][set_words]. Set i is free when it is in the list of free sets.
   uint64_t sets, set_next;
   uint32_t num_sets, set_words;
-  std::atomic<uint64_t> free_set;   // number + 1 in the lower half, a counter against ABA in the upper half
-  std::atomic<uint32_t> set_tag;    // counts uses of sets, so that readers notice a reused one
-  std::atomic<uint32_t> tiers_used; // bit per tier that any instance ever used
-  uint64_t expected;               // ring of Expected
-  uint64_t expected_capacity;      // a power of two
+  std::atomic<uint64_t> free_set;    // number + 1 in the lower half, a counter against ABA in the upper half
+  std::atomic<uint32_t> set_tag;     // counts uses of sets, so that readers notice a reused one
+  std::atomic<uint32_t> tiers_used;  // bit per tier that any instance ever used
+  uint64_t expected;                 // ring of Expected
+  uint64_t expected_capacity;        // a power of two
   std::atomic<uint64_t> expected_head, expected_tail;
   std::atomic<uint64_t> blocks, memberships, engine_blocks, sets_used, dropped;
 };

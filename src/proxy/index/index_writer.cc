@@ -10,7 +10,9 @@ namespace {
 // Publishers count from 0 or from 1.
 constexpr uint64_t kLastFirstNumber = 1;
 
-InstanceEntry& EntryOf(const State& state, int instance) { return StateView(state.zone()).instance(instance); }
+InstanceEntry& EntryOf(const State& state, int instance) {
+  return StateView(state.zone()).instance(instance);
+}
 
 }  // namespace
 
@@ -51,9 +53,14 @@ IndexWriter::Result IndexWriter::Apply(uint64_t sequence, const KvBatch& batch) 
     if (state() == IndexState::kNone) SetState(IndexState::kExact);
   } else {
     switch (tracker_.Check(sequence)) {
-      case SequenceTracker::Verdict::kNext: break;
-      case SequenceTracker::Verdict::kDuplicate: ++stats_.duplicates; return {};
-      case SequenceTracker::Verdict::kGap: ++stats_.gaps; return StartReplay(*tracker_.next());
+      case SequenceTracker::Verdict::kNext:
+        break;
+      case SequenceTracker::Verdict::kDuplicate:
+        ++stats_.duplicates;
+        return {};
+      case SequenceTracker::Verdict::kGap:
+        ++stats_.gaps;
+        return StartReplay(*tracker_.next());
       case SequenceTracker::Verdict::kRestart:
         Reset();
         SetState(IndexState::kExact);
@@ -121,15 +128,21 @@ void IndexWriter::ApplyEvents(const KvBatch& batch) {
   for (const KvEvent& event : batch.events) {
     ++stats_.events;
     switch (event.type) {
-      case KvEvent::Type::kStored: Stored(event); break;
-      case KvEvent::Type::kRemoved: Removed(event); break;
+      case KvEvent::Type::kStored:
+        Stored(event);
+        break;
+      case KvEvent::Type::kRemoved:
+        Removed(event);
+        break;
       case KvEvent::Type::kCleared:
         ++stats_.cleared;
         index_.Clear(instance_);
         // Nothing is in the cache, and that is known: the index is exact from here on.
         if (state() == IndexState::kDegraded) SetState(IndexState::kExact);
         break;
-      case KvEvent::Type::kOther: ++stats_.unusable; break;
+      case KvEvent::Type::kOther:
+        ++stats_.unusable;
+        break;
     }
   }
 }
@@ -137,7 +150,8 @@ void IndexWriter::ApplyEvents(const KvBatch& batch) {
 // Hybrid models publish a stream per KV group. The prefix that can be reused is that of full attention.
 bool IndexWriter::OfPrimaryGroup(const KvEvent& event) {
   if (!event.group) return true;
-  if (event.spec_kind == "full_attention" || event.spec_kind == "mla_attention") primary_group_ = *event.group;
+  if (event.spec_kind == "full_attention" || event.spec_kind == "mla_attention")
+    primary_group_ = *event.group;
   return *event.group == primary_group_;
 }
 

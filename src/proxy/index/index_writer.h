@@ -20,14 +20,14 @@ struct IndexWriterStats {
   uint64_t unusable = 0;  ///< events without tokens, of other KV groups or of an unknown medium
 };
 
-/// The process that subscribes to an instance owns its writer. The sequence number and the state are stored in
-/// shared memory, so that another process may continue after this one has died.
+/// The process that subscribes to an instance owns its writer. The sequence number and the state are stored
+/// in shared memory, so that another process may continue after this one has died.
 ///
-/// A gap makes the index REPLAYING: live messages are ignored until the missing ones were replayed, and the index is
-/// EXACT again at the end of the replay. When the replay begins too late, or no replay socket exists, history was lost:
-/// the instance's blocks are cleared, so that nothing false is known, and the index is DEGRADED, because blocks may be
-/// missing, until the engine clears its cache or is restarted. A writer that starts in the middle of a stream asks for
-/// everything.
+/// A gap makes the index REPLAYING: live messages are ignored until the missing ones were replayed, and the
+/// index is EXACT again at the end of the replay. When the replay begins too late, or no replay socket
+/// exists, history was lost: the instance's blocks are cleared, so that nothing false is known, and the index
+/// is DEGRADED, because blocks may be missing, until the engine clears its cache or is restarted. A writer
+/// that starts in the middle of a stream asks for everything.
 class IndexWriter {
  public:
   IndexWriter(State state, BlockIndex index, int instance);
@@ -67,9 +67,9 @@ class IndexWriter {
   std::optional<uint64_t> replay_next_;  // number that the replay should bring next
   bool replay_complete_ = false;         // no number was missing in it so far
   bool replay_empty_ = false;
-  bool asked_for_all_ = false;           // a replay from the beginning was requested since the last Reset
+  bool asked_for_all_ = false;  // a replay from the beginning was requested since the last Reset
   bool unknown_parent_ = false;
-  bool device_seen_ = false;             // the engine names device memory, so that "CPU" is another tier
+  bool device_seen_ = false;  // the engine names device memory, so that "CPU" is another tier
   int64_t primary_group_ = 0;
   IndexWriterStats stats_;
 };

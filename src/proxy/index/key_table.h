@@ -76,8 +76,8 @@ class KeyTable {
   HashBucket* hashes_;
 };
 
-/// Excludes other changes of the same key. A writer that dies leaves at worst a key without instances, which the next
-/// change of the key or a Clear removes.
+/// Excludes other changes of the same key. A writer that dies leaves at worst a key without instances, which
+/// the next change of the key or a Clear removes.
 class StripeLock {
  public:
   StripeLock(const IndexLayout& index, uint64_t key)

@@ -8,7 +8,8 @@
 namespace moesaic::proxy {
 namespace {
 
-// Keys ahead whose table lines are prefetched. A line from memory takes about 100 ns, a step of the walk about 6 ns.
+// Keys ahead whose table lines are prefetched. A line from memory takes about 100 ns, a step of the walk
+// about 6 ns.
 constexpr size_t kAhead = 20;
 // Keys ahead whose words are read to prefetch their bit sets.
 constexpr size_t kSetAhead = 8;
@@ -24,9 +25,10 @@ constexpr uint32_t kStillDevice = ~uint32_t{0};
 
 using Bits = std::array<uint64_t, kMaxWords>;
 
-// Reads the instances of a bit set, in any tier and in device memory. False when the set was reused meanwhile.
-bool ReadSet(const KeyTable& table, SetWord word, const KeyBucket::Entry& entry, uint32_t tiers_used, Bits& any,
-             Bits& device) {
+// Reads the instances of a bit set, in any tier and in device memory. False when the set was reused
+// meanwhile.
+bool ReadSet(const KeyTable& table, SetWord word, const KeyBucket::Entry& entry, uint32_t tiers_used,
+             Bits& any, Bits& device) {
   const uint32_t words = table.index().set_words;
   const std::atomic<uint64_t>* const planes = table.Planes(word.set_number());
   for (uint32_t w = 0; w < words; ++w) any[w] = device[w] = 0;
@@ -46,7 +48,10 @@ bool ReadSet(const KeyTable& table, SetWord word, const KeyBucket::Entry& entry,
 class Walk {
  public:
   Walk(const KeyTable& table, std::span<const uint64_t> keys, MatchResult& result)
-      : table_(table), keys_(keys), result_(result), tiers_used_(table.index().tiers_used.load(std::memory_order_relaxed)) {}
+      : table_(table),
+        keys_(keys),
+        result_(result),
+        tiers_used_(table.index().tiers_used.load(std::memory_order_relaxed)) {}
 
   void Run() {
     for (size_t j = 0; j < std::min(kAhead, keys_.size()); ++j) table_.Prefetch(keys_[j]);
@@ -81,7 +86,8 @@ class Walk {
     if (entry == nullptr) return Drop(depth);
     for (;;) {
       const SetWord word(entry->set.load(std::memory_order_acquire));
-      if (entry->key.load(std::memory_order_acquire) != (keys_[depth] == 0 ? 1 : keys_[depth])) return Drop(depth);
+      if (entry->key.load(std::memory_order_acquire) != (keys_[depth] == 0 ? 1 : keys_[depth]))
+        return Drop(depth);
       if (!word.is_set()) return StepInline(word, depth);
       if (bits_mode_ || depth == 0) {
         Bits any, device;
@@ -95,7 +101,8 @@ class Walk {
         const int instance = list_[i].instance;
         for (int t = 0; t < kNumTiers; ++t) {
           tiers[i] |= static_cast<uint32_t>(
-              (planes[t * words + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1) << t);
+              (planes[t * words + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1)
+              << t);
         }
       }
       std::atomic_thread_fence(std::memory_order_acquire);
@@ -117,7 +124,8 @@ class Walk {
             EmitBit(w, bit, depth);
           } else {
             const uint32_t before = (device_[w] >> bit & 1) != 0 ? kStillDevice : result_.scratch[instance];
-            list_[list_size_++] = {instance, before != kStillDevice || (tiers & kDeviceTiers) != 0 ? before : depth};
+            list_[list_size_++] = {instance,
+                                   before != kStillDevice || (tiers & kDeviceTiers) != 0 ? before : depth};
           }
         }
       }
@@ -128,7 +136,8 @@ class Walk {
       for (int i = 0; i < SetWord::kInline; ++i) {
         const uint32_t tiers = SetWord::TiersOf(word.field(i));
         if (tiers != 0)
-          list_[list_size_++] = {SetWord::InstanceOf(word.field(i)), (tiers & kDeviceTiers) != 0 ? kStillDevice : 0};
+          list_[list_size_++] = {SetWord::InstanceOf(word.field(i)),
+                                 (tiers & kDeviceTiers) != 0 ? kStillDevice : 0};
       }
       return list_size_ > 0;
     }
@@ -169,7 +178,8 @@ class Walk {
           for (uint64_t left = device_[w] & ~device[w]; left != 0; left &= left - 1)
             result_.scratch[w * 64 + std::countr_zero(left)] = depth;
           device_[w] &= device[w];
-          for (uint64_t left = any_[w] & ~any[w]; left != 0; left &= left - 1) EmitBit(w, std::countr_zero(left), depth);
+          for (uint64_t left = any_[w] & ~any[w]; left != 0; left &= left - 1)
+            EmitBit(w, std::countr_zero(left), depth);
           any_[w] &= any[w];
         }
       }
@@ -184,7 +194,8 @@ class Walk {
     for (uint32_t w = 0; w < words; ++w) {
       for (uint64_t rest = any_[w]; rest != 0; rest &= rest - 1) {
         const int bit = std::countr_zero(rest), instance = static_cast<int>(w) * 64 + bit;
-        list_[list_size_++] = {instance, (device_[w] >> bit & 1) != 0 ? kStillDevice : result_.scratch[instance]};
+        list_[list_size_++] = {instance,
+                               (device_[w] >> bit & 1) != 0 ? kStillDevice : result_.scratch[instance]};
       }
     }
     bits_mode_ = false;

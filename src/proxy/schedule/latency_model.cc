@@ -20,7 +20,8 @@ constexpr double kKvScale = 65536;
 // Solves the symmetric 3x3 system by Cramer's rule; false when it is singular.
 bool Solve3(const double m[3][3], const double v[3], double out[3]) {
   const auto det = [](const double a[3][3]) {
-    return a[0][0] * (a[1][1] * a[2][2] - a[1][2] * a[2][1]) - a[0][1] * (a[1][0] * a[2][2] - a[1][2] * a[2][0]) +
+    return a[0][0] * (a[1][1] * a[2][2] - a[1][2] * a[2][1]) -
+           a[0][1] * (a[1][0] * a[2][2] - a[1][2] * a[2][0]) +
            a[0][2] * (a[1][0] * a[2][1] - a[1][1] * a[2][0]);
   };
   const double whole = det(m);
@@ -38,8 +39,7 @@ bool Solve3(const double m[3][3], const double v[3], double out[3]) {
 }  // namespace
 
 double LatencyCoefficients::PrefillNanos(double new_tokens, double cached_tokens) const {
-  const double all = new_tokens + cached_tokens;
-  return base + per_token * new_tokens + per_pair * (all * all - cached_tokens * cached_tokens);
+  return base + per_token * new_tokens + per_pair * Pairs(new_tokens, cached_tokens);
 }
 
 double LatencyCoefficients::StepNanos(double batch, double kv_tokens) const {
@@ -67,8 +67,8 @@ std::array<double, 3> LeastSquares3::Solve(const std::array<double, 3>& prior) c
     m[i][i] += kPriorSamples;
     v[i] += kPriorSamples * prior[i];
   }
-  // A coefficient that comes out negative is fixed at zero, and the others are solved again: times do not fall with
-  // work.
+  // A coefficient that comes out negative is fixed at zero, and the others are solved again: times do not
+  // fall with work.
   bool fixed[3] = {};
   double out[3] = {};
   for (int round = 0; round < 3; ++round) {
@@ -91,10 +91,8 @@ void LatencyModel::Init(const LatencyCoefficients& start) {
   decode = {};
 }
 
-void LatencyModel::ObservePrefill(double new_tokens, double cached_tokens, Nanos time, double weight) {
-  const double all = new_tokens + cached_tokens;
-  prefill.Add({1, new_tokens / kTokenScale, (all * all - cached_tokens * cached_tokens) / kPairScale},
-              static_cast<double>(time) * weight, kForget);
+void LatencyModel::ObservePrefill(double new_tokens, double pairs, Nanos time, double weight) {
+  prefill.Add({1, new_tokens / kTokenScale, pairs / kPairScale}, static_cast<double>(time) * weight, kForget);
   const auto solved = prefill.Solve({prior.base, prior.per_token * kTokenScale, prior.per_pair * kPairScale});
   coefficients.base = solved[0];
   coefficients.per_token = solved[1] / kTokenScale;

@@ -17,6 +17,10 @@ struct LatencyCoefficients {
   double base = 16.5e6, per_token = 15'183, per_pair = 0.421;
   double step_base = 5.74e6, per_sequence = 50e3, per_kv_token = 12;
 
+  /// Query-key pairs of attention, twice: (new + cached)^2 - cached^2.
+  static double Pairs(double new_tokens, double cached_tokens) {
+    return new_tokens * (new_tokens + 2 * cached_tokens);
+  }
   double PrefillNanos(double new_tokens, double cached_tokens) const;
   double StepNanos(double batch, double kv_tokens) const;
 };
@@ -43,8 +47,9 @@ struct LatencyModel {
   LeastSquares3 prefill, decode;
 
   void Init(const LatencyCoefficients& start);
-  /// `weight` is the relative speed of the instance: times are scaled to weight 1.
-  void ObservePrefill(double new_tokens, double cached_tokens, Nanos time, double weight);
+  /// `weight` is the relative speed of the instance: times are scaled to weight 1. `pairs` is the sum of
+  /// LatencyCoefficients::Pairs over the requests of a batch.
+  void ObservePrefill(double new_tokens, double pairs, Nanos time, double weight);
   void ObserveStep(double batch, double kv_tokens, Nanos time, double weight);
 };
 

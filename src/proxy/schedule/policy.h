@@ -27,6 +27,7 @@ struct InstanceView {
   Nanos last_scheduled = 0, last_prefill_done = 0;
   uint64_t prefills = 0;  ///< requests it ever got
   const LatencyCoefficients* model = nullptr;
+  Nanos reserved_work = 0;  ///< of older requests that wait in the queue for this instance
   // Facts about the request at hand:
   uint32_t matched_tokens = 0;         ///< leading prompt tokens that it holds in any tier
   uint32_t device_matched_tokens = 0;  ///< the part of them in device memory
@@ -48,6 +49,7 @@ struct RequestView {
   uint32_t output_tokens = 0;
   int prefill_instance = -1;  ///< for the decode choice; -1 otherwise
   int session_instance = -1;  ///< instance of the session's last request; a hint
+  Nanos work = 0;             ///< predicted prefill time with the best known prefix
   bool must_place = false;    ///< the starvation bound has passed: a free slot must be used
 };
 
@@ -58,12 +60,15 @@ struct TransferCost {
 };
 
 struct Choice {
-  int instance = -1;     ///< -1: stay in the queue
+  enum class Kind : uint8_t { kPlace, kHold, kReject };
+  Kind kind = Kind::kHold;
+  int instance = -1;     ///< of kHold: the instance that the request waits for, or -1
   Nanos hold_until = 0;  ///< look again at this time; 0: when something changes
-  bool reject = false;   ///< no instance can serve it in time
-  static Choice Place(int id) { return {.instance = id}; }
-  static Choice Hold(Nanos until = 0) { return {.hold_until = until}; }
-  static Choice Reject() { return {.reject = true}; }
+  static Choice Place(int id) { return {.kind = Kind::kPlace, .instance = id, .hold_until = 0}; }
+  static Choice Hold(int id = -1, Nanos until = 0) {
+    return {.kind = Kind::kHold, .instance = id, .hold_until = until};
+  }
+  static Choice Reject() { return {.kind = Kind::kReject, .instance = -1, .hold_until = 0}; }
 };
 
 /// Used by one thread. A policy may keep state of its own (a round-robin position, an approximate tree); it
@@ -72,15 +77,16 @@ class Policy {
  public:
   virtual ~Policy() = default;
   virtual std::string_view name() const = 0;
-  /// Sort key of the prefill queue: smaller is served first. `longest` and `oldest` are the maxima over the
-  /// queue. Default: order of arrival.
-  virtual double PrefillOrder(const RequestView& request, uint32_t longest, Nanos oldest, Nanos now) const;
-  virtual double DecodeOrder(const RequestView& request, uint32_t longest, Nanos now) const;
-  /// True when the order needs the best match of each request (as saved work), which costs a match each.
-  virtual bool OrdersByWork() const { return false; }
-  /// True when the caps of InstanceCaps hold for this policy. Routers without a queue of their own send at
-  /// once.
+  /// Orders the prefill and the decode queue: the first is placed first. Requests past the starvation bound
+  /// and of higher priority are moved to the front afterwards. Default: order of arrival. `engines` is the
+  /// number of instances that serve the queue.
+  virtual void OrderPrefill(std::vector<RequestView>& queue, int engines, Nanos now) const;
+  virtual void OrderDecode(std::vector<RequestView>& queue, Nanos now) const;
+  /// True when the bounds of InstanceCaps hold for this policy, and requests wait in the proxy's queue.
+  /// Routers without a queue of their own send at once.
   virtual bool HoldsCaps() const { return false; }
+  /// True when P is skipped for requests whose prefix is on a decode instance.
+  virtual bool SkipsPrefill() const { return false; }
   virtual Choice ChoosePrefill(const RequestView& request, std::span<const InstanceView> instances,
                                Nanos now) = 0;
   virtual Choice ChooseDecode(const RequestView& request, std::span<const InstanceView> instances,
@@ -95,7 +101,8 @@ struct PolicyOptions {
   uint64_t seed = 1;
   Nanos slo_ttft = 0, slo_tpot = 0;  ///< 0: none; ours orders by them, Mooncake rejects by them
   bool rejects = false;              ///< policies that can shed load may do so
-  uint32_t skip_prefill_tokens = 256;
+  uint32_t batch_tokens =
+      8192;  ///< token budget of an engine's step: more prefill tokens at once do not help
   TransferCost transfer;
 };
 

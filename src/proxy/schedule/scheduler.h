@@ -22,9 +22,10 @@ struct TenantLimit {
 struct SchedulerOptions {
   /// A request that waited this long is placed before all younger ones, on any instance with a free slot.
   Nanos starvation_bound = 10 * kSecond;
-  uint32_t queue_limit = 4096;         ///< waiting requests; beyond, Submit rejects
-  Nanos queue_time_limit = 0;          ///< predicted waiting time beyond which Submit rejects; 0: none
-  uint32_t skip_prefill_tokens = 256;  ///< P is skipped when fewer prompt tokens are uncached on the chosen D
+  uint32_t queue_limit = 4096;  ///< waiting requests; beyond, Submit rejects
+  Nanos queue_time_limit = 0;   ///< predicted waiting time beyond which Submit rejects; 0: none
+  uint32_t skip_prefill_tokens =
+      256;  ///< P may be skipped when fewer prompt tokens are uncached on the chosen D
   Nanos speculative_ttl = 2 * kSecond;
   uint32_t max_retries = 2;
   TenantLimit tenant;

@@ -11,7 +11,9 @@ namespace {
 
 constexpr auto kRelax = std::memory_order_relaxed;
 
-InstanceState StateOf(const InstanceEntry& entry) { return static_cast<InstanceState>(entry.state.load(kRelax)); }
+InstanceState StateOf(const InstanceEntry& entry) {
+  return static_cast<InstanceState>(entry.state.load(kRelax));
+}
 
 int FindEntry(const StateView& view, std::string_view url, uint32_t dp_rank) {
   for (uint32_t i = 0; i < view.s.num_instances; ++i) {
@@ -44,11 +46,13 @@ void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
 
 Status CheckConfig(const InstanceConfig& config) {
   if (config.url.empty() || config.url.size() >= kUrlBytes)
-    return InvalidArgument("the URL of an instance has 1 to {} bytes, not {}", kUrlBytes - 1, config.url.size());
+    return InvalidArgument("the URL of an instance has 1 to {} bytes, not {}", kUrlBytes - 1,
+                           config.url.size());
   if (config.block_size == 0 || config.block_size > 65536)
     return InvalidArgument("{}: a block has 1 to 65536 tokens, not {}", config.url, config.block_size);
   if (!(config.weight > 0 && config.weight < 1e6))
-    return InvalidArgument("{}: the weight must be above 0 and below 1000000, not {}", config.url, config.weight);
+    return InvalidArgument("{}: the weight must be above 0 and below 1000000, not {}", config.url,
+                           config.weight);
   if (config.model_class >= kModelClasses)
     return InvalidArgument("{}: the model class must be below {}, not {}", config.url, kModelClasses,
                            config.model_class);
@@ -85,8 +89,9 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
     }
     for (const InstanceConfig& config : configs) fresh += FindEntry(view, config.url, config.dp_rank) < 0;
     if (fresh > unused) {
-      return ResourceExhausted("{} instances are new, and {} of the zone's {} entries are free: enlarge the zone",
-                               fresh, unused, view.options.max_instances);
+      return ResourceExhausted(
+          "{} instances are new, and {} of the zone's {} entries are free: enlarge the zone", fresh, unused,
+          view.options.max_instances);
     }
     for (uint32_t i = 0; i < view.s.num_instances; ++i) {
       const int id = static_cast<int>(i);
@@ -156,8 +161,10 @@ int State::FindInstance(std::string_view url, uint32_t dp_rank) const {
 }
 
 Status State::SetInstanceState(int id, InstanceState state) {
-  if (state != InstanceState::kEnabled && state != InstanceState::kDraining && state != InstanceState::kDisabled)
-    return InvalidArgument("an instance can be enabled, draining or disabled, not {}", InstanceStateName(state));
+  if (state != InstanceState::kEnabled && state != InstanceState::kDraining &&
+      state != InstanceState::kDisabled)
+    return InvalidArgument("an instance can be enabled, draining or disabled, not {}",
+                           InstanceStateName(state));
   const StateView view(zone_);
   const Locked lock(zone_);
   if (!view.InstanceUsed(id)) return NotFound("there is no instance {}", id);
@@ -199,7 +206,8 @@ StatusOr<int> State::RegisterWorker(int32_t pid) {
   for (uint32_t i = 0; i < view.options.max_workers; ++i) {
     WorkerEntry& worker = view.worker(static_cast<int>(i));
     if (worker.pid.load(kRelax) != 0) continue;
-    for (uint32_t w = 0; w < view.s.bitmap_words; ++w) view.scheduled(static_cast<int>(i))[w].store(0, kRelax);
+    for (uint32_t w = 0; w < view.s.bitmap_words; ++w)
+      view.scheduled(static_cast<int>(i))[w].store(0, kRelax);
     worker.requests = 0;
     worker.pid.store(pid, std::memory_order_release);
     view.s.num_workers = std::max(view.s.num_workers, i + 1);

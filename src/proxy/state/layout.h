@@ -1,8 +1,8 @@
 // Layout of the shared-memory region. Only the library's own files include this header.
 //
-// A slot is the truth about its request; every counter, list and bitmap can be computed from the slots. A process that is
-// killed inside an operation leaves the derived data wrong and each slot valid: a charge counts once its flag is set,
-// and the fields of the charge are written before the flag.
+// A slot is the truth about its request; every counter, list and bitmap can be computed from the slots. A
+// process that is killed inside an operation leaves the derived data wrong and each slot valid: a charge
+// counts once its flag is set, and the fields of the charge are written before the flag.
 #pragma once
 
 #include <array>
@@ -51,7 +51,7 @@ struct InstanceEntry {
   Nanos closed_until;
   uint32_t failures;
   Nanos busy_since, last_scheduled, last_prefill_done;
-  uint64_t batch_new_tokens, batch_cached_tokens;  // of prefills that ended together at last_prefill_done
+  double batch_new_tokens, batch_pairs;  // of prefills that ended together at last_prefill_done
   uint32_t batch_requests;
   Nanos batch_started;
   uint64_t prefills, decodes, completed, failed;
@@ -158,7 +158,8 @@ struct StateView {
   RequestSlot* Find(RequestId id) const {
     if (id.slot >= options.max_requests) return nullptr;
     RequestSlot& found = slot(id.slot);
-    return found.used.load(std::memory_order_relaxed) != 0 && found.generation == id.generation ? &found : nullptr;
+    return found.used.load(std::memory_order_relaxed) != 0 && found.generation == id.generation ? &found
+                                                                                                : nullptr;
   }
   bool InstanceUsed(int id) const {
     return id >= 0 && id < static_cast<int>(s.num_instances) &&

@@ -18,7 +18,8 @@ struct Sums {
 bool Bit(const BitmapWord* bits, uint32_t i) { return (bits[i / 64].load(kPlain) >> (i % 64) & 1) != 0; }
 
 Status Different(std::string_view what, uint64_t index, uint64_t counter, uint64_t sum) {
-  return absl::InternalError(fmt::format("{} {}: the counter is {}, the slots give {}", what, index, counter, sum));
+  return absl::InternalError(
+      fmt::format("{} {}: the counter is {}, the slots give {}", what, index, counter, sum));
 }
 
 Status CheckSlot(const StateView& view, uint32_t i, Sums& sums) {
@@ -53,9 +54,11 @@ Status CheckSlot(const StateView& view, uint32_t i, Sums& sums) {
     load.kv_blocks += slot.charged_blocks;
   }
   if (Bit(view.waiting_prefill(), i) != (stage == Stage::kPrefillWaiting && !rejected))
-    return absl::InternalError(fmt::format("slot {} in stage {}: wrong bit in the prefill queue", i, StageName(stage)));
+    return absl::InternalError(
+        fmt::format("slot {} in stage {}: wrong bit in the prefill queue", i, StageName(stage)));
   if (Bit(view.waiting_decode(), i) != (stage == Stage::kDecodeWaiting && !rejected))
-    return absl::InternalError(fmt::format("slot {} in stage {}: wrong bit in the decode queue", i, StageName(stage)));
+    return absl::InternalError(
+        fmt::format("slot {} in stage {}: wrong bit in the decode queue", i, StageName(stage)));
   uint32_t keys = 0;
   for (uint32_t chunk = slot.first_chunk; chunk != kNone; chunk = view.chunk(chunk).next) {
     if (++sums.chunks > view.s.num_chunks) return absl::InternalError("the key chunks form a cycle");
@@ -139,8 +142,10 @@ Status State::CheckInvariants() const {
     if (requests != sums.worker_requests[i])
       return Different("requests of worker", i, requests, sums.worker_requests[i]);
   }
-  if (view.s.slots_used != sums.slots) return Different("used slots of zone", 0, view.s.slots_used, sums.slots);
-  if (view.s.chunks_used != sums.chunks) return Different("used chunks of zone", 0, view.s.chunks_used, sums.chunks);
+  if (view.s.slots_used != sums.slots)
+    return Different("used slots of zone", 0, view.s.slots_used, sums.slots);
+  if (view.s.chunks_used != sums.chunks)
+    return Different("used chunks of zone", 0, view.s.chunks_used, sums.chunks);
   uint32_t free_slots = 0, free_chunks = 0;
   for (uint32_t i = view.s.free_slot; i != kNone; i = view.slot(i).next_free) {
     if (++free_slots > view.options.max_requests) return absl::InternalError("the free slots form a cycle");

@@ -32,8 +32,8 @@ bool StoreKeys(const StateView& view, RequestSlot& slot, std::span<const uint64_
     KeyChunk& chunk = view.chunk(index);
     view.s.free_chunk = chunk.next;
     ++view.s.chunks_used;
-    const auto part = keys.subspan(size_t{i} * kKeysPerChunk).first(
-        std::min<size_t>(kKeysPerChunk, keys.size() - size_t{i} * kKeysPerChunk));
+    const auto part = keys.subspan(size_t{i} * kKeysPerChunk)
+                          .first(std::min<size_t>(kKeysPerChunk, keys.size() - size_t{i} * kKeysPerChunk));
     std::copy(part.begin(), part.end(), chunk.keys.begin());
     chunk.count = static_cast<uint32_t>(part.size());
     chunk.next = next;
@@ -50,11 +50,11 @@ bool StoreKeys(const StateView& view, RequestSlot& slot, std::span<const uint64_
 StatusOr<RequestId> State::Begin(int worker, Nanos now) {
   const StateView view(zone_);
   const Locked lock(zone_);
-  if (worker < 0 || worker >= static_cast<int>(view.s.num_workers) || view.worker(worker).pid.load(kLoose) == 0)
+  if (worker < 0 || worker >= static_cast<int>(view.s.num_workers) ||
+      view.worker(worker).pid.load(kLoose) == 0)
     return InvalidArgument("there is no worker {}", worker);
   const uint32_t index = view.s.free_slot;
-  if (index == kNone)
-    return ResourceExhausted("all {} request slots are in use", view.options.max_requests);
+  if (index == kNone) return ResourceExhausted("all {} request slots are in use", view.options.max_requests);
   RequestSlot& slot = view.slot(index);
   view.s.free_slot = slot.next_free;
   ++view.s.slots_used;
@@ -101,10 +101,17 @@ bool State::Enter(RequestId id, Stage stage, Nanos now) {
   bool allowed = false;
   switch (stage) {
     case Stage::kTokenized:
-    case Stage::kPrefixMatched: allowed = current < stage; break;
-    case Stage::kPrefillRunning: allowed = current == Stage::kPrefillScheduled; break;
-    case Stage::kDecodeRunning: allowed = current == Stage::kDecodeScheduled; break;
-    default: break;
+    case Stage::kPrefixMatched:
+      allowed = current < stage;
+      break;
+    case Stage::kPrefillRunning:
+      allowed = current == Stage::kPrefillScheduled;
+      break;
+    case Stage::kDecodeRunning:
+      allowed = current == Stage::kDecodeScheduled;
+      break;
+    default:
+      break;
   }
   if (allowed) MoveTo(view, id.slot, stage, now);
   return allowed;

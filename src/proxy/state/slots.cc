@@ -12,14 +12,15 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 
 bool InQueue(const RequestSlot& slot, Stage stage) {
-  return slot.stage.load(kRelaxed) == static_cast<uint8_t>(stage) && (slot.flags.load(kRelaxed) & kRejected) == 0;
+  return slot.stage.load(kRelaxed) == static_cast<uint8_t>(stage) &&
+         (slot.flags.load(kRelaxed) & kRejected) == 0;
 }
 
 bool WorkerMustLook(const RequestSlot& slot) {
   const auto stage = static_cast<Stage>(slot.stage.load(kRelaxed));
   const uint32_t flags = slot.flags.load(kRelaxed);
-  return (flags & kTaken) == 0 && ((flags & kRejected) != 0 || stage == Stage::kPrefillScheduled ||
-                                   stage == Stage::kDecodeScheduled);
+  return (flags & kTaken) == 0 &&
+         ((flags & kRejected) != 0 || stage == Stage::kPrefillScheduled || stage == Stage::kDecodeScheduled);
 }
 
 void AddLoad(InstanceLoad& load, const RequestSlot& slot, bool prefill, bool decode) {
@@ -47,7 +48,8 @@ void AddReferences(const StateView& view, const RequestSlot& slot, int delta) {
 void FreeIfUnreferenced(const StateView& view, int id) {
   if (!view.InstanceUsed(id)) return;
   InstanceEntry& entry = view.instance(id);
-  if (entry.state.load(kRelaxed) == static_cast<uint8_t>(InstanceState::kAbandoned) && entry.load.references == 0)
+  if (entry.state.load(kRelaxed) == static_cast<uint8_t>(InstanceState::kAbandoned) &&
+      entry.load.references == 0)
     entry.state.store(static_cast<uint8_t>(InstanceState::kUnused), kRelease);
 }
 
@@ -201,11 +203,10 @@ void Repair(const Zone& zone) {
     ++s.slots_used;
     ++s.in_stage[slot.stage.load(kRelaxed)];
     const uint32_t flags = slot.flags.load(kRelaxed);
-    if ((flags & kPrefillCharged) != 0)
-      AddLoad(view.instance(slot.prefill_instance).load, slot, true, false);
+    if ((flags & kPrefillCharged) != 0) AddLoad(view.instance(slot.prefill_instance).load, slot, true, false);
     if ((flags & kDecodeCharged) != 0) AddLoad(view.instance(slot.decode_instance).load, slot, false, true);
-    // An operation that died between two fields may have named an instance without the charge. The name alone counts
-    // as a reference, as it does in every other place.
+    // An operation that died between two fields may have named an instance without the charge. The name alone
+    // counts as a reference, as it does in every other place.
     AddReferences(view, slot, 1);
     if (InQueue(slot, Stage::kPrefillWaiting)) SetBit(view.waiting_prefill(), i);
     if (InQueue(slot, Stage::kDecodeWaiting)) SetBit(view.waiting_decode(), i);

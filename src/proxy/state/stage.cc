@@ -10,8 +10,8 @@ namespace {
 constexpr std::array<std::string_view, kNumStages> kStageNames = {
     "received",        "tokenized",      "prefix_matched",   "prefill_waiting", "prefill_scheduled",
     "prefill_running", "decode_waiting", "decode_scheduled", "decode_running",  "done"};
-constexpr std::array<std::string_view, kNumOutcomes> kOutcomeNames = {"completed", "failed", "aborted", "rejected",
-                                                                      "lost"};
+constexpr std::array<std::string_view, kNumOutcomes> kOutcomeNames = {"completed", "failed", "aborted",
+                                                                      "rejected", "lost"};
 constexpr std::array<std::string_view, 3> kRoleNames = {"both", "prefill", "decode"};
 constexpr std::array<std::string_view, 5> kInstanceStateNames = {"unused", "enabled", "draining", "disabled",
                                                                  "abandoned"};

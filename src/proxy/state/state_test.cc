@@ -26,7 +26,8 @@ class StateTest : public testing::Test {
     EXPECT_EQ(totals.keys_used, 0U);
     for (const uint64_t count : totals.in_stage) EXPECT_EQ(count, 0U);
     for (const InstanceRecord& instance : state_.Instances()) {
-      EXPECT_EQ(instance.load.prefill_requests + instance.load.decode_requests + instance.load.references, 0U);
+      EXPECT_EQ(instance.load.prefill_requests + instance.load.decode_requests + instance.load.references,
+                0U);
       EXPECT_EQ(instance.load.prefill_tokens + instance.load.decode_tokens + instance.load.kv_blocks, 0U);
     }
   }
@@ -187,7 +188,8 @@ TEST(Zone, WorksAtAnotherAddress) {
   State state(zone.zone());
   const int worker = *state.RegisterWorker(getpid());
   const RequestId id = *state.Begin(worker, 1);
-  void* const other = mremap(zone.memory(), 0, zone.bytes(), MREMAP_MAYMOVE);  // a second mapping of shared memory
+  void* const other =
+      mremap(zone.memory(), 0, zone.bytes(), MREMAP_MAYMOVE);  // a second mapping of shared memory
   ASSERT_NE(other, MAP_FAILED);
   State moved(*Zone::Attach(other, zone.bytes()));
   EXPECT_TRUE(moved.Request(id).has_value());

@@ -23,7 +23,8 @@ class TestZone {
                                                   .shared_blocks = 1 << 10,
                                                   .speculative_blocks = 1 << 12})
       : bytes_(Zone::Bytes(options)),
-        memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+        memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                     0)) {
     MOESAIC_CHECK(memory_ != MAP_FAILED);
     MOESAIC_CHECK(Zone::Create(memory_, bytes_, options).ok());
   }

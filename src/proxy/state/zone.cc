@@ -119,7 +119,8 @@ StatusOr<Zone> Zone::Create(void* memory, size_t bytes, const ZoneOptions& optio
   if (bytes < needed)
     return ResourceExhausted("the zone has {} bytes and needs {}: enlarge it or lower its capacities", bytes,
                              needed);
-  // Everything that is not set here is valid as zero. Zero pages of a fresh mapping stay untouched where they can.
+  // Everything that is not set here is valid as zero. Zero pages of a fresh mapping stay untouched where they
+  // can.
   auto* const base = static_cast<std::byte*>(memory);
   std::memset(base, 0, ArraysOffset());
   ZoneHeader& header = Header(base);
@@ -154,9 +155,9 @@ StatusOr<Zone> Zone::Attach(void* memory, size_t bytes) {
   if (bytes < sizeof(ZoneHeader) || header.magic != kZoneMagic)
     return absl::FailedPreconditionError("the memory is no zone of this proxy");
   if (header.version != kZoneVersion || header.header_bytes != StructureSizes()) {
-    return absl::FailedPreconditionError(fmt::format(
-        "the zone has layout version {}.{}, this program has {}.{}: it must be formatted again", header.version,
-        header.header_bytes, kZoneVersion, StructureSizes()));
+    return absl::FailedPreconditionError(
+        fmt::format("the zone has layout version {}.{}, this program has {}.{}: it must be formatted again",
+                    header.version, header.header_bytes, kZoneVersion, StructureSizes()));
   }
   if (header.ready.load(std::memory_order_acquire) == 0)
     return absl::FailedPreconditionError("the zone was not formatted completely");

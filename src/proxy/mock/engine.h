@@ -17,6 +17,9 @@ namespace moesaic::proxy {
 
 inline constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
 
+/// Id of an output token: 1 to 1000 by seed and index.
+int32_t MockOutputToken(uint64_t seed, uint32_t index);
+
 /// A request to the mock engine.
 struct MockRequest {
   uint64_t id = 0;  ///< chosen by the caller, unique among live requests
@@ -25,7 +28,7 @@ struct MockRequest {
   std::vector<uint64_t>
       keys;  ///< hashes of the full blocks of the prompt: chained, engine's own or the trace's
   std::vector<int32_t> tokens;  ///< prompt ids for events; empty: events carry hashes only
-  uint64_t output_seed = 0;     ///< keys and ids of blocks that output tokens fill derive from it
+  uint64_t output_seed = 0;     ///< ids of output tokens are MockOutputToken(output_seed, index)
   /// Prefill only: the answer is one token, and the blocks stay pinned until ReleaseRemote(id).
   bool prefill_only = false;
   /// Decode with KV from another engine: the blocks are allocated at once and are ready after a transfer that
@@ -33,12 +36,16 @@ struct MockRequest {
   bool remote_prefill = false;
   Nanos remote_ready = 0;
   uint32_t uncomputed_tokens = 0;
-  int32_t priority = 0;
 };
 
 /// Something a request's caller sees.
 struct MockOutput {
-  enum class Kind : uint8_t { kToken, kFinished, kFailed };
+  enum class Kind : uint8_t {
+    kToken,        ///< one more token
+    kFinished,     ///< the last token
+    kTransferred,  ///< remote_prefill: the KV has arrived, and the prefill side may release it
+    kFailed,
+  };
   uint64_t id = 0;
   Kind kind = Kind::kToken;
   Nanos time = 0;
@@ -60,6 +67,13 @@ struct MockStats {
   Nanos busy = 0;
 };
 
+/// The step that began last.
+struct MockStep {
+  uint32_t decode_rows = 0, prefill_tokens = 0;
+  uint64_t kv_tokens = 0;  ///< context of the decode rows
+  Nanos time = 0;
+};
+
 /// Continuous batching as in vLLM's V1 scheduler: a step runs all decode rows and fills the rest of the token
 /// budget with prefill chunks in order of arrival. Blocks have reference counts and an LRU list of cached
 /// blocks without references. When a block is needed and none is free, the youngest sequence is preempted.
@@ -76,6 +90,8 @@ class MockEngine {
   Status Submit(MockRequest request, Nanos now);
   /// Ends a request without an output; false when it is not known.
   bool Cancel(uint64_t id, Nanos now);
+  /// The remote prefill of `id`, submitted with remote_ready = kNever, has finished at `ready`.
+  bool RemoteReady(uint64_t id, Nanos ready, Nanos now);
   /// The decode side has read the blocks of a prefill_only request: unpins them.
   bool ReleaseRemote(uint64_t id, Nanos now);
   /// Drops all cached blocks that are not in use, with an event.
@@ -95,6 +111,7 @@ class MockEngine {
   /// Leading blocks of `keys` in the cache.
   uint32_t CachedBlocks(std::span<const uint64_t> keys) const;
   MockStats stats() const;
+  MockStep last_step() const;
   const MockEngineOptions& options() const;
   void SetFaults(const MockFaults& faults);
 

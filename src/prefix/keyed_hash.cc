@@ -25,6 +25,10 @@ KeyedHasher::KeyedHasher(int bits) : mask_(bits == 64 ? ~uint64_t{0} : (uint64_t
   }
 }
 
+KeyedHasher::KeyedHasher(std::span<const std::byte, 192> secret) : mask_(~uint64_t{0}) {
+  std::memcpy(secret_.data(), secret.data(), secret.size());
+}
+
 uint64_t KeyedHasher::Root(std::string_view name) const {
   return XXH3_64bits_withSecret(name.data(), name.size(), secret_.data(), secret_.size()) & mask_;
 }

@@ -15,6 +15,8 @@ class KeyedHasher {
  public:
   /// Draws a new secret. Keeps `bits` of each hash; tests pass fewer than 64 to provoke collisions.
   explicit KeyedHasher(int bits = 64);
+  /// Uses a secret that several processes share.
+  explicit KeyedHasher(std::span<const std::byte, 192> secret);
 
   /// Returns the hash of the position before the first block of namespace `name`.
   uint64_t Root(std::string_view name) const;

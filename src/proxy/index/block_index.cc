@@ -1,0 +1,317 @@
+// Changes of the index. match.cc reads it.
+#include "proxy/index/block_index.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "proxy/index/key_table.h"
+
+namespace moesaic::proxy {
+namespace {
+
+constexpr uint32_t kConfirmedTiers = TierBit(Tier::kDevice) | TierBit(Tier::kHost) | TierBit(Tier::kDisk);
+// A bit set with no more instances than this becomes an inline word again: less than an inline word holds, so
+// that an instance that comes and leaves does not convert it each time.
+constexpr int kInlineAgain = 2;
+
+// Tiers of an instance in a bit set.
+uint32_t TiersInSet(const KeyTable& table, uint32_t set, int instance) {
+  const std::atomic<uint64_t>* const planes = table.Planes(set);
+  const uint32_t words = table.index().set_words;
+  uint32_t tiers = 0;
+  for (int t = 0; t < kNumTiers; ++t) {
+    if ((planes[t * words + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1) != 0)
+      tiers |= 1U << t;
+  }
+  return tiers;
+}
+
+void AssignInSet(const KeyTable& table, uint32_t set, int instance, uint32_t tiers) {
+  std::atomic<uint64_t>* const planes = table.Planes(set);
+  const uint32_t words = table.index().set_words;
+  const uint64_t bit = uint64_t{1} << (instance % 64);
+  for (int t = 0; t < kNumTiers; ++t) {
+    std::atomic<uint64_t>& word = planes[t * words + instance / 64];
+    const uint64_t old = word.load(std::memory_order_relaxed);
+    const uint64_t changed = (tiers & 1U << t) != 0 ? old | bit : old & ~bit;
+    if (changed != old) word.store(changed, std::memory_order_release);
+  }
+}
+
+// The set as an inline word, if it has at most `most` instances.
+std::optional<SetWord> InlineOf(const KeyTable& table, uint32_t set, int most) {
+  const std::atomic<uint64_t>* const planes = table.Planes(set);
+  const uint32_t words = table.index().set_words;
+  SetWord word;
+  int count = 0;
+  for (uint32_t w = 0; w < words; ++w) {
+    uint64_t any = 0;
+    for (int t = 0; t < kNumTiers; ++t) any |= planes[t * words + w].load(std::memory_order_relaxed);
+    count += std::popcount(any);
+    if (count > most) return std::nullopt;
+    for (; any != 0; any &= any - 1) {
+      const int instance = static_cast<int>(w) * 64 + std::countr_zero(any);
+      word.Assign(instance, TiersInSet(table, set, instance));
+    }
+  }
+  return word;
+}
+
+int FreeEntries(const KeyBucket& bucket) {
+  int free = 0;
+  for (const KeyBucket::Entry& entry : bucket.entries) free += entry.key.load(std::memory_order_relaxed) == 0;
+  return free;
+}
+
+// Takes a free entry for a key that is in neither of its buckets: in the first bucket while that is at most
+// half full, since readers look there first; then in the emptier one.
+KeyBucket::Entry* Claim(const KeyTable& table, uint64_t key) {
+  const uint64_t mixed = MixBits(key);
+  KeyBucket *first = &table.bucket(table.FirstBucket(mixed)),
+            *second = &table.bucket(table.SecondBucket(mixed));
+  const int free = FreeEntries(*first);
+  if (free < 2 && FreeEntries(*second) > free) std::swap(first, second);
+  for (KeyBucket* const bucket : {first, second}) {
+    for (KeyBucket::Entry& entry : bucket->entries) {
+      uint64_t none = 0;
+      if (entry.key.load(std::memory_order_relaxed) == 0 &&
+          entry.key.compare_exchange_strong(none, key, std::memory_order_acq_rel)) {
+        return &entry;
+      }
+    }
+  }
+  return nullptr;
+}
+
+uint64_t Confirmed(uint32_t tiers) { return static_cast<uint64_t>(std::popcount(tiers & kConfirmedTiers)); }
+
+void CountChange(IndexLayout& index, uint32_t before, uint32_t after) {
+  const uint64_t change = Confirmed(after) - Confirmed(before);
+  if (change != 0) index.memberships.fetch_add(change, std::memory_order_relaxed);
+}
+
+// Replaces the tiers of an instance in the entry's set by `change(tiers)`. The caller holds the stripe. False
+// when a bit set is needed and none is free. Frees the entry when its set becomes empty.
+template <typename Change>
+bool Update(const KeyTable& table, KeyBucket::Entry& entry, int instance, Change change) {
+  SetWord word(entry.set.load(std::memory_order_relaxed));
+  uint32_t before = 0, after = 0;
+  if (word.is_set()) {
+    before = TiersInSet(table, word.set_number(), instance);
+    after = change(before);
+    if (after == before) return true;
+    AssignInSet(table, word.set_number(), instance, after);
+    CountChange(table.index(), before, after);
+    if (after != 0) return true;
+    if (const auto small = InlineOf(table, word.set_number(), kInlineAgain)) {
+      entry.set.store(small->word(), std::memory_order_release);
+      table.FreeSet(word.set_number());
+      word = *small;
+    } else {
+      return true;
+    }
+  } else {
+    before = word.TiersFor(instance);
+    after = change(before);
+    SetWord changed = word;
+    if (changed.Assign(instance, after)) {
+      if (changed.word() != word.word()) entry.set.store(changed.word(), std::memory_order_release);
+      word = changed;
+    } else {
+      const auto set = table.TakeSet();
+      if (!set) return false;
+      for (int i = 0; i < SetWord::kInline; ++i)
+        AssignInSet(table, *set, SetWord::InstanceOf(word.field(i)), SetWord::TiersOf(word.field(i)));
+      AssignInSet(table, *set, instance, after);
+      const uint32_t tag = table.index().set_tag.fetch_add(1, std::memory_order_relaxed);
+      word = SetWord::OfSet(*set, tag);
+      entry.set.store(word.word(), std::memory_order_release);
+    }
+    CountChange(table.index(), before, after);
+  }
+  if (word.empty()) {
+    entry.key.store(0, std::memory_order_release);
+    table.index().blocks.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return true;
+}
+
+uint64_t NonZero(uint64_t key) { return key == 0 ? 1 : key; }
+
+// Engine hashes carry their instance in the low bits, so that Clear finds them.
+uint64_t HashWord(int instance, uint64_t engine_hash) {
+  const uint64_t mixed = MixBits(engine_hash ^ MixBits(static_cast<uint64_t>(instance) + 1));
+  return (mixed & ~uint64_t{0x7ff}) | uint64_t{1} << 11 | static_cast<uint64_t>(instance);
+}
+
+int FreeHashes(const HashBucket& bucket) {
+  int free = 0;
+  for (const HashBucket::Entry& entry : bucket.entries)
+    free += entry.hash.load(std::memory_order_relaxed) == 0;
+  return free;
+}
+
+HashBucket::Entry* FindHash(const KeyTable& table, uint64_t word) {
+  const uint64_t mixed = MixBits(word);
+  for (HashBucket* const bucket : {&table.FirstHashBucket(mixed), &table.SecondHashBucket(mixed)}) {
+    for (HashBucket::Entry& entry : bucket->entries) {
+      if (entry.hash.load(std::memory_order_acquire) == word) return &entry;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool BlockIndex::Add(int instance, Tier tier, uint64_t key) {
+  key = NonZero(key);
+  const KeyTable table(zone_);
+  IndexLayout& index = table.index();
+  const uint32_t bit = TierBit(tier);
+  if ((index.tiers_used.load(std::memory_order_relaxed) & bit) == 0)
+    index.tiers_used.fetch_or(bit, std::memory_order_relaxed);
+  const StripeLock lock(index, key);
+  KeyBucket::Entry* entry = table.Find(key);
+  if (entry == nullptr) {
+    entry = Claim(table, key);
+    if (entry == nullptr) {
+      index.dropped.fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
+    index.blocks.fetch_add(1, std::memory_order_relaxed);
+  }
+  // An event confirms an expectation.
+  const bool added = Update(table, *entry, instance, [&](uint32_t tiers) {
+    if (tier == Tier::kSpeculative) return (tiers & TierBit(Tier::kDevice)) != 0 ? tiers : tiers | bit;
+    return (tiers & ~TierBit(Tier::kSpeculative)) | bit;
+  });
+  if (!added) index.dropped.fetch_add(1, std::memory_order_relaxed);
+  return added;
+}
+
+void BlockIndex::Remove(int instance, Tier tier, uint64_t key) {
+  key = NonZero(key);
+  const KeyTable table(zone_);
+  const StripeLock lock(table.index(), key);
+  KeyBucket::Entry* const entry = table.Find(key);
+  if (entry == nullptr) return;
+  Update(table, *entry, instance, [&](uint32_t tiers) { return tiers & ~TierBit(tier); });
+}
+
+uint32_t BlockIndex::Tiers(int instance, uint64_t key) const {
+  key = NonZero(key);
+  const KeyTable table(zone_);
+  const StripeLock lock(table.index(), key);
+  const SetWord word = table.Load(key);
+  return word.is_set() ? TiersInSet(table, word.set_number(), instance) : word.TiersFor(instance);
+}
+
+void BlockIndex::Clear(int instance) {
+  const KeyTable table(zone_);
+  IndexLayout& index = table.index();
+  for (uint64_t b = 0; b < index.num_key_buckets; ++b) {
+    for (KeyBucket::Entry& entry : table.bucket(b).entries) {
+      const uint64_t key = entry.key.load(std::memory_order_acquire);
+      if (key == 0) continue;
+      const StripeLock lock(index, key);
+      if (entry.key.load(std::memory_order_relaxed) != key) continue;
+      Update(table, entry, instance, [](uint32_t) { return 0U; });
+    }
+  }
+  for (uint64_t b = 0; b < index.num_hash_buckets; ++b) {
+    for (HashBucket::Entry& entry : table.hash_bucket(b).entries) {
+      const uint64_t word = entry.hash.load(std::memory_order_acquire);
+      if (word == 0 || static_cast<int>(word & 0x7ff) != instance) continue;
+      entry.hash.store(0, std::memory_order_release);
+      index.engine_blocks.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+}
+
+bool BlockIndex::MapEngineHash(int instance, uint64_t engine_hash, uint64_t key) {
+  const KeyTable table(zone_);
+  const uint64_t word = HashWord(instance, engine_hash);
+  if (HashBucket::Entry* const entry = FindHash(table, word)) {
+    entry->key.store(key, std::memory_order_release);
+    return true;
+  }
+  const uint64_t mixed = MixBits(word);
+  HashBucket *first = &table.FirstHashBucket(mixed), *second = &table.SecondHashBucket(mixed);
+  if (FreeHashes(*second) > FreeHashes(*first)) std::swap(first, second);
+  for (HashBucket* const bucket : {first, second}) {
+    for (HashBucket::Entry& entry : bucket->entries) {
+      uint64_t none = 0;
+      if (entry.hash.load(std::memory_order_relaxed) == 0 &&
+          entry.hash.compare_exchange_strong(none, word, std::memory_order_acq_rel)) {
+        entry.key.store(key, std::memory_order_release);
+        table.index().engine_blocks.fetch_add(1, std::memory_order_relaxed);
+        return true;
+      }
+    }
+  }
+  table.index().dropped.fetch_add(1, std::memory_order_relaxed);
+  return false;
+}
+
+std::optional<uint64_t> BlockIndex::FindEngineHash(int instance, uint64_t engine_hash) const {
+  const KeyTable table(zone_);
+  const HashBucket::Entry* const entry = FindHash(table, HashWord(instance, engine_hash));
+  if (entry == nullptr) return std::nullopt;
+  return entry->key.load(std::memory_order_acquire);
+}
+
+std::optional<uint64_t> BlockIndex::UnmapEngineHash(int instance, uint64_t engine_hash) {
+  const KeyTable table(zone_);
+  HashBucket::Entry* const entry = FindHash(table, HashWord(instance, engine_hash));
+  if (entry == nullptr) return std::nullopt;
+  const uint64_t key = entry->key.load(std::memory_order_acquire);
+  entry->hash.store(0, std::memory_order_release);
+  table.index().engine_blocks.fetch_sub(1, std::memory_order_relaxed);
+  return key;
+}
+
+void BlockIndex::AddSpeculative(int instance, std::span<const uint64_t> keys, Nanos deadline) {
+  const KeyTable table(zone_);
+  IndexLayout& index = table.index();
+  for (const uint64_t key : keys) {
+    if (!Add(instance, Tier::kSpeculative, key)) continue;
+    const uint64_t tail = index.expected_tail.load(std::memory_order_relaxed);
+    uint64_t head = index.expected_head.load(std::memory_order_relaxed);
+    if (tail - head >= index.expected_capacity) {  // the oldest expectation ends early
+      const Expected oldest = table.expected(head);
+      index.expected_head.store(head + 1, std::memory_order_release);
+      Remove(oldest.instance, Tier::kSpeculative, oldest.key);
+    }
+    table.expected(tail) = {.key = key, .deadline = deadline, .instance = instance};
+    index.expected_tail.store(tail + 1, std::memory_order_release);
+  }
+}
+
+void BlockIndex::Expire(Nanos now, size_t limit) {
+  const KeyTable table(zone_);
+  IndexLayout& index = table.index();
+  uint64_t head = index.expected_head.load(std::memory_order_relaxed);
+  const uint64_t tail = index.expected_tail.load(std::memory_order_acquire);
+  for (; head != tail && limit > 0; ++head, --limit) {
+    const Expected oldest = table.expected(head);
+    if (oldest.deadline > now) break;
+    Remove(oldest.instance, Tier::kSpeculative, oldest.key);
+    index.expected_head.store(head + 1, std::memory_order_release);
+  }
+}
+
+IndexStats BlockIndex::Stats() const {
+  const IndexLayout& index = zone_.index();
+  const auto read = [](const std::atomic<uint64_t>& value) { return value.load(std::memory_order_relaxed); };
+  IndexStats stats;
+  stats.blocks = read(index.blocks);
+  stats.memberships = read(index.memberships);
+  stats.engine_blocks = read(index.engine_blocks);
+  stats.shared_blocks = read(index.sets_used);
+  stats.speculative = read(index.expected_tail) - read(index.expected_head);
+  stats.dropped = read(index.dropped);
+  stats.bytes = index.expected + index.expected_capacity * sizeof(Expected) - index.key_buckets;
+  return stats;
+}
+
+}  // namespace moesaic::proxy

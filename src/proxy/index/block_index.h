@@ -1,0 +1,84 @@
+// BlockIndex: which instances hold which block, for all instances in one table in shared memory.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "proxy/state/records.h"
+#include "proxy/state/zone.h"
+
+namespace moesaic::proxy {
+
+/// Memory in which an instance holds a block. kSpeculative: the block was sent there and is expected to
+/// appear.
+enum class Tier : uint8_t { kDevice, kHost, kDisk, kSpeculative };
+inline constexpr int kNumTiers = 4;
+
+/// Length of the known prefix of a prompt on one instance.
+struct InstanceMatch {
+  int instance = -1;
+  uint32_t blocks = 0;         ///< leading blocks in any tier
+  uint32_t device_blocks = 0;  ///< leading blocks in device memory or expected there
+};
+
+/// Result of Match. Reuse the object: it keeps its memory.
+struct MatchResult {
+  std::vector<InstanceMatch> matches;  ///< instances with at least one block; longest first
+  uint32_t longest = 0;
+  std::vector<uint32_t> scratch;  ///< of Match
+  uint32_t BlocksOf(int instance) const;
+  uint32_t DeviceBlocksOf(int instance) const;
+};
+
+struct IndexStats {
+  uint64_t blocks = 0;         ///< distinct keys
+  uint64_t memberships = 0;    ///< (block, instance, tier) without speculative ones
+  uint64_t engine_blocks = 0;  ///< engine hashes
+  uint64_t shared_blocks = 0;  ///< keys whose instances need a bit set
+  uint64_t speculative = 0;
+  uint64_t dropped = 0;  ///< insertions that found no room; each shortens a later match
+  uint64_t bytes = 0;    ///< memory of the tables
+};
+
+/// One writer per instance: Add, Remove and Clear of an instance, and Store and Evict, come from one process
+/// at a time. Writers of different instances run in parallel. Readers take no lock.
+///
+/// A table entry is a key and a word that holds up to four instances, or the number of a bit set. Match walks
+/// the keys once for all instances: it keeps the set of instances that hold every block so far, intersects it
+/// with each block's set and stops when it is empty.
+class BlockIndex {
+ public:
+  explicit BlockIndex(Zone zone) : zone_(zone) {}
+
+  /// Longest prefixes of `keys` on all instances.
+  void Match(std::span<const uint64_t> keys, MatchResult& result) const;
+
+  /// The block is on the instance. False when the table has no room.
+  bool Add(int instance, Tier tier, uint64_t key);
+  void Remove(int instance, Tier tier, uint64_t key);
+  /// Tiers in which the instance has the block: bit i for tier i.
+  uint32_t Tiers(int instance, uint64_t key) const;
+  /// Removes the instance from all blocks; takes time proportional to the table.
+  void Clear(int instance);
+
+  /// Links an engine's own hash to a key, so that later events can name it. False when the table has no room.
+  bool MapEngineHash(int instance, uint64_t engine_hash, uint64_t key);
+  /// Key of an engine's hash.
+  std::optional<uint64_t> FindEngineHash(int instance, uint64_t engine_hash) const;
+  std::optional<uint64_t> UnmapEngineHash(int instance, uint64_t engine_hash);
+
+  /// Expects the blocks on the instance until `deadline`, because a request with them was sent there. Only
+  /// the holder of the scheduling lease calls this and Expire.
+  void AddSpeculative(int instance, std::span<const uint64_t> keys, Nanos deadline);
+  /// Drops expectations whose deadline has passed; at most `limit` entries a call.
+  void Expire(Nanos now, size_t limit = 4096);
+
+  IndexStats Stats() const;
+
+ private:
+  Zone zone_;
+};
+
+}  // namespace moesaic::proxy

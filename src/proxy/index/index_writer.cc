@@ -1,0 +1,221 @@
+#include "proxy/index/index_writer.h"
+
+#include <algorithm>
+
+#include "proxy/state/layout.h"
+
+namespace moesaic::proxy {
+namespace {
+
+// Publishers count from 0 or from 1.
+constexpr uint64_t kLastFirstNumber = 1;
+
+InstanceEntry& EntryOf(const State& state, int instance) {
+  return StateView(state.zone()).instance(instance);
+}
+
+}  // namespace
+
+IndexWriter::IndexWriter(State state, BlockIndex index, int instance)
+    : state_(state), index_(index), keys_(state.zone()), instance_(instance) {
+  const uint64_t next = EntryOf(state_, instance_).next_sequence.load(std::memory_order_acquire);
+  if (next > 0) tracker_ = SequenceTracker(next - 1);
+  // The replay of a process that died is not continued; the gap that caused it is found again.
+  if (this->state() == IndexState::kReplaying) SetState(IndexState::kDegraded);
+}
+
+IndexState IndexWriter::state() const {
+  return static_cast<IndexState>(EntryOf(state_, instance_).index_state.load(std::memory_order_acquire));
+}
+
+void IndexWriter::SetState(IndexState state) {
+  EntryOf(state_, instance_).index_state.store(static_cast<uint8_t>(state), std::memory_order_release);
+}
+
+void IndexWriter::Applied(uint64_t sequence) {
+  tracker_.Applied(sequence);
+  EntryOf(state_, instance_).next_sequence.store(sequence + 2, std::memory_order_release);
+}
+
+IndexWriter::Result IndexWriter::StartReplay(uint64_t from) {
+  SetState(IndexState::kReplaying);
+  replay_next_ = from;
+  replay_complete_ = replay_empty_ = true;
+  asked_for_all_ |= from == 0;
+  return {.applied = false, .replay_from = from};
+}
+
+IndexWriter::Result IndexWriter::Apply(uint64_t sequence, const KvBatch& batch) {
+  ++stats_.batches;
+  if (state() == IndexState::kReplaying) return {};  // the replay brings it
+  if (!tracker_.next()) {
+    if (sequence > kLastFirstNumber && !asked_for_all_) return StartReplay(0);
+    if (state() == IndexState::kNone) SetState(IndexState::kExact);
+  } else {
+    switch (tracker_.Check(sequence)) {
+      case SequenceTracker::Verdict::kNext:
+        break;
+      case SequenceTracker::Verdict::kDuplicate:
+        ++stats_.duplicates;
+        return {};
+      case SequenceTracker::Verdict::kGap:
+        ++stats_.gaps;
+        return StartReplay(*tracker_.next());
+      case SequenceTracker::Verdict::kRestart:
+        Reset();
+        SetState(IndexState::kExact);
+        break;
+    }
+  }
+  unknown_parent_ = false;
+  ApplyEvents(batch);
+  Applied(sequence);
+  if (unknown_parent_ && state() == IndexState::kExact) {
+    if (!asked_for_all_) return StartReplay(0);
+    SetState(IndexState::kDegraded);
+  }
+  return {.applied = true, .replay_from = std::nullopt};
+}
+
+IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* batch) {
+  if (!replay_next_) return {};
+  if (sequence != kReplayEnd && batch != nullptr) {
+    if (sequence < *replay_next_) return {};
+    // From 0 means everything, and some publishers begin with 1.
+    const bool whole = *replay_next_ == 0 && sequence <= kLastFirstNumber;
+    if (sequence != *replay_next_ && !whole && replay_complete_) {
+      replay_complete_ = false;
+      LoseHistory();
+    }
+    replay_empty_ = false;
+    ApplyEvents(*batch);
+    replay_next_ = sequence + 1;
+    if (!tracker_.next() || sequence >= *tracker_.next()) Applied(sequence);
+    return {.applied = true, .replay_from = std::nullopt};
+  }
+  if (replay_empty_ && replay_complete_) {  // the publisher kept none of the missing messages
+    replay_complete_ = false;
+    LoseHistory();
+    tracker_.Reset();
+  }
+  replay_next_.reset();
+  SetState(replay_complete_ ? IndexState::kExact : IndexState::kDegraded);
+  return {};
+}
+
+void IndexWriter::OnReplayFailed() {
+  if (state() != IndexState::kReplaying) return;
+  LoseHistory();
+  tracker_.Reset();
+  replay_next_.reset();
+  asked_for_all_ = true;
+  SetState(IndexState::kDegraded);
+}
+
+void IndexWriter::LoseHistory() { index_.Clear(instance_); }
+
+void IndexWriter::Reset() {
+  index_.Clear(instance_);
+  tracker_.Reset();
+  EntryOf(state_, instance_).next_sequence.store(0, std::memory_order_release);
+  replay_next_.reset();
+  asked_for_all_ = false;
+  device_seen_ = false;
+  SetState(IndexState::kNone);
+}
+
+void IndexWriter::ApplyEvents(const KvBatch& batch) {
+  for (const KvEvent& event : batch.events) {
+    ++stats_.events;
+    switch (event.type) {
+      case KvEvent::Type::kStored:
+        Stored(event);
+        break;
+      case KvEvent::Type::kRemoved:
+        Removed(event);
+        break;
+      case KvEvent::Type::kCleared:
+        ++stats_.cleared;
+        index_.Clear(instance_);
+        // Nothing is in the cache, and that is known: the index is exact from here on.
+        if (state() == IndexState::kDegraded) SetState(IndexState::kExact);
+        break;
+      case KvEvent::Type::kOther:
+        ++stats_.unusable;
+        break;
+    }
+  }
+}
+
+// Hybrid models publish a stream per KV group. The prefix that can be reused is that of full attention.
+bool IndexWriter::OfPrimaryGroup(const KvEvent& event) {
+  if (!event.group) return true;
+  if (event.spec_kind == "full_attention" || event.spec_kind == "mla_attention")
+    primary_group_ = *event.group;
+  return *event.group == primary_group_;
+}
+
+Tier IndexWriter::TierOf(const std::string& medium) {
+  if (medium.empty() || medium == "GPU") {
+    device_seen_ = true;
+    return Tier::kDevice;
+  }
+  // An engine that runs on the CPU has no other memory.
+  if (medium.starts_with("CPU")) return device_seen_ ? Tier::kHost : Tier::kDevice;
+  return Tier::kDisk;
+}
+
+void IndexWriter::Stored(const KvEvent& event) {
+  const size_t size = event.block_size;
+  if (size == 0 || event.tokens.size() != event.block_hashes.size() * size || !OfPrimaryGroup(event)) {
+    ++stats_.unusable;
+    return;
+  }
+  InstanceEntry& entry = EntryOf(state_, instance_);
+  if (entry.block_size != size) {
+    const Locked lock(state_.zone());
+    entry.block_size = static_cast<uint32_t>(size);
+  }
+  const Tier tier = TierOf(event.medium);
+  uint64_t parent = 0;
+  if (event.parent) {
+    const auto key = index_.FindEngineHash(instance_, *event.parent);
+    if (!key) {
+      ++stats_.unknown_parents;
+      unknown_parent_ = true;
+      return;
+    }
+    parent = *key;
+  } else {
+    parent = keys_.Root({.salt = event.cache_salt, .adapter = event.lora_name}, event.block_size);
+  }
+  const std::span<const int32_t> tokens = event.tokens;
+  for (size_t i = 0; i < event.block_hashes.size(); ++i) {
+    const std::string_view extra = i < event.extra_keys.size() ? std::string_view(event.extra_keys[i]) : "";
+    parent = keys_.Next(parent, tokens.subspan(i * size, size), extra);
+    index_.Add(instance_, tier, parent);
+    index_.MapEngineHash(instance_, event.block_hashes[i], parent);
+    ++stats_.stored;
+  }
+}
+
+void IndexWriter::Removed(const KvEvent& event) {
+  if (!OfPrimaryGroup(event)) {
+    ++stats_.unusable;
+    return;
+  }
+  const Tier tier = TierOf(event.medium);
+  constexpr uint32_t kConfirmed = (1U << kNumTiers) - 1 - (1U << static_cast<uint32_t>(Tier::kSpeculative));
+  for (const uint64_t hash : event.block_hashes) {
+    const auto key = index_.FindEngineHash(instance_, hash);
+    if (!key) {
+      ++stats_.unknown_removals;
+      continue;
+    }
+    index_.Remove(instance_, tier, *key);
+    if ((index_.Tiers(instance_, *key) & kConfirmed) == 0) index_.UnmapEngineHash(instance_, hash);
+    ++stats_.removed;
+  }
+}
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,77 @@
+// IndexWriter: applies one instance's KV events to the index, in sequence.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "proxy/events/kv_event.h"
+#include "proxy/events/sequence.h"
+#include "proxy/index/block_index.h"
+#include "proxy/index/keys.h"
+#include "proxy/state/state.h"
+
+namespace moesaic::proxy {
+
+struct IndexWriterStats {
+  uint64_t batches = 0, duplicates = 0, gaps = 0, events = 0, stored = 0, removed = 0, cleared = 0;
+  uint64_t unknown_parents = 0;  ///< events whose parent is not known: they are skipped
+  uint64_t unknown_removals = 0;
+  uint64_t unusable = 0;  ///< events without tokens, of other KV groups or of an unknown medium
+};
+
+/// The process that subscribes to an instance owns its writer. The sequence number and the state are stored
+/// in shared memory, so that another process may continue after this one has died.
+///
+/// A gap makes the index REPLAYING: live messages are ignored until the missing ones were replayed, and the
+/// index is EXACT again at the end of the replay. When the replay begins too late, or no replay socket
+/// exists, history was lost: the instance's blocks are cleared, so that nothing false is known, and the index
+/// is DEGRADED, because blocks may be missing, until the engine clears its cache or is restarted. A writer
+/// that starts in the middle of a stream asks for everything.
+class IndexWriter {
+ public:
+  IndexWriter(State state, BlockIndex index, int instance);
+
+  struct Result {
+    bool applied = false;
+    std::optional<uint64_t> replay_from;  ///< send this number to the replay socket, or call OnReplayFailed
+  };
+  /// Applies a live message; `sequence` is its second frame.
+  Result Apply(uint64_t sequence, const KvBatch& batch);
+  /// Applies a reply of the replay socket, in order. The end marker has the number kReplayEnd and no batch.
+  Result ApplyReplay(uint64_t sequence, const KvBatch* batch);
+  /// The replay socket does not exist or does not answer.
+  void OnReplayFailed();
+  /// The engine was restarted: forgets its blocks and accepts any number.
+  void Reset();
+
+  IndexState state() const;
+  const IndexWriterStats& stats() const { return stats_; }
+
+ private:
+  Result StartReplay(uint64_t from);
+  void LoseHistory();
+  void ApplyEvents(const KvBatch& batch);
+  void Stored(const KvEvent& event);
+  void Removed(const KvEvent& event);
+  bool OfPrimaryGroup(const KvEvent& event);
+  Tier TierOf(const std::string& medium);
+  void Applied(uint64_t sequence);
+  void SetState(IndexState state);
+
+  State state_;
+  BlockIndex index_;
+  KeyMaker keys_;
+  int instance_;
+  SequenceTracker tracker_;
+  std::optional<uint64_t> replay_next_;  // number that the replay should bring next
+  bool replay_complete_ = false;         // no number was missing in it so far
+  bool replay_empty_ = false;
+  bool asked_for_all_ = false;  // a replay from the beginning was requested since the last Reset
+  bool unknown_parent_ = false;
+  bool device_seen_ = false;  // the engine names device memory, so that "CPU" is another tier
+  int64_t primary_group_ = 0;
+  IndexWriterStats stats_;
+};
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,304 @@
+#include "proxy/index/index_writer.h"
+
+#include <gtest/gtest.h>
+
+#include "proxy/events/kv_decode.h"
+#include "proxy/state/test_zone.h"
+#include "text/test_data.h"
+
+namespace moesaic::proxy {
+namespace {
+
+using Row = nlohmann::ordered_json;
+
+std::string Base64Bytes(const std::string& text) {
+  static const std::string kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string bytes;
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text) {
+    if (c == '=') break;
+    bits = bits << 6 | static_cast<uint32_t>(kAlphabet.find(c));
+    if ((count += 6) >= 8) bytes.push_back(static_cast<char>(bits >> (count -= 8)));
+  }
+  return bytes;
+}
+
+struct Message {
+  uint64_t sequence;
+  KvBatch batch;
+};
+
+Message Decoded(const Row& frames) {
+  auto batch = DecodeKvBatch(Base64Bytes(frames[2]));
+  EXPECT_TRUE(batch.ok()) << batch.status();
+  return {*DecodeSequence(Base64Bytes(frames[1])), *std::move(batch)};
+}
+
+class IndexWriterTest : public testing::Test {
+ protected:
+  IndexWriterTest() {
+    EXPECT_TRUE(state_.Configure(std::vector<InstanceConfig>{{.url = "http://a"}}, 1).ok());
+  }
+
+  uint32_t Matched(const std::vector<int32_t>& tokens, uint32_t block_size, std::string_view salt = "") {
+    std::vector<uint64_t> keys;
+    KeyMaker(zone_.zone()).Append(tokens, {.salt = salt, .adapter = ""}, block_size, keys);
+    index_.Match(keys, result_);
+    return result_.BlocksOf(0);
+  }
+
+  // Replays a session in order of receipt; counts requests whose cached tokens the index predicts. A
+  // request's own messages may come before its line, so that the prediction is made at the line before it. A
+  // simulator collects messages for up to a second: there the prediction must be right at one point up to
+  // `late` rows later. The simulator ignores salts, and its subscriber missed the message before the second
+  // request.
+  void ReplaySession(const std::string& name, bool salted, size_t late, int requests, int wrong) {
+    const auto path = text::SharedData() / "kv_events" / name;
+    SKIP_WITHOUT(path);
+    IndexWriter writer(state_, index_, 0);
+    const std::vector<Row> rows = text::ReadRows(path);
+    const uint32_t block_size = rows.at(0)["block_size"];
+    struct Asked {
+      size_t first, last;  // rows after which the prediction is made
+      std::vector<int32_t> prompt;
+      std::string salt;
+      uint32_t cached;
+      bool found = false;
+    };
+    std::vector<Asked> asked;
+    size_t previous = 0;
+    for (size_t i = 1; i < rows.size(); ++i) {
+      if (rows[i]["kind"] != "request") continue;
+      const Row& salt = rows[i]["cache_salt"];
+      asked.push_back({.first = previous,
+                       .last = late == 0 ? previous : i + late,
+                       .prompt = rows[i]["prompt"].get<std::vector<int32_t>>(),
+                       .salt = salt.is_null() || !salted ? "" : salt.get<std::string>(),
+                       .cached = rows[i]["cached_tokens"]});
+      previous = i;
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i]["kind"] == "event") {
+        const Message message = Decoded(rows[i]["frames"]);
+        EXPECT_FALSE(writer.Apply(message.sequence, message.batch).replay_from.has_value());
+      }
+      for (Asked& request : asked) {
+        if (i < request.first || i > request.last) continue;
+        // An engine computes at least the last token of a prompt itself.
+        const uint32_t most = (static_cast<uint32_t>(request.prompt.size()) - 1) / block_size;
+        request.found |=
+            std::min(Matched(request.prompt, block_size, request.salt), most) * block_size == request.cached;
+      }
+    }
+    EXPECT_EQ(asked.size(), static_cast<size_t>(requests));
+    int right = 0;
+    for (const Asked& request : asked) right += request.found;
+    EXPECT_EQ(right, requests - wrong);
+    EXPECT_EQ(writer.state(), IndexState::kExact);
+    EXPECT_EQ(writer.stats().unknown_parents, 0U);
+  }
+
+  TestZone zone_;
+  State state_{zone_.zone()};
+  BlockIndex index_{zone_.zone()};
+  MatchResult result_;
+};
+
+TEST_F(IndexWriterTest, PredictsCachedTokensOfARealVllm) {
+  ReplaySession("real_vllm_0.32.0_session.jsonl.gz", true, 0, 119, 1);
+}
+TEST_F(IndexWriterTest, PredictsCachedTokensOfASimulatorWithArrays) {
+  ReplaySession("real_llmd_sim_array_session.jsonl.gz", false, 12, 120, 1);
+}
+TEST_F(IndexWriterTest, PredictsCachedTokensOfASimulatorWithMaps) {
+  ReplaySession("real_llmd_sim_map_session.jsonl.gz", false, 12, 120, 1);
+}
+
+TEST_F(IndexWriterTest, MatchesResidentBlocksOfRecordedStreams) {
+  const auto path = text::SharedData() / "kv_events" / "kv_events_streams.jsonl.gz";
+  SKIP_WITHOUT(path);
+  int queries = 0;
+  for (const Row& stream : text::ReadRows(path)) {
+    SCOPED_TRACE(stream["engine"].get<std::string>() + " " + stream["version"].get<std::string>());
+    IndexWriter writer(state_, index_, 0);
+    writer.Reset();
+    const uint32_t block_size = stream["block_size"];
+    size_t next = 0;
+    for (const Row& check : stream["checks"]) {
+      for (; next < stream["batches"].size(); ++next) {
+        const Message message = Decoded(stream["batches"][next]["frames"]);
+        if (message.sequence > check["after_seq"].get<uint64_t>()) break;
+        writer.Apply(message.sequence, message.batch);
+      }
+      for (const Row& query : check["queries"]) {
+        EXPECT_EQ(Matched(query["tokens"].get<std::vector<int32_t>>(), block_size),
+                  query["matched_blocks"].get<uint32_t>());
+        ++queries;
+      }
+    }
+    EXPECT_EQ(writer.stats().unknown_parents, 0U);
+  }
+  EXPECT_GT(queries, 500);
+}
+
+// --- Loss, duplication and order ---
+
+constexpr uint32_t kBlock = 4;
+
+KvBatch StoreOf(uint64_t first_hash, std::optional<uint64_t> parent, const std::vector<int32_t>& tokens) {
+  KvEvent event;
+  event.type = KvEvent::Type::kStored;
+  for (size_t i = 0; i < tokens.size() / kBlock; ++i) event.block_hashes.push_back(first_hash + i);
+  event.parent = parent;
+  event.tokens = tokens;
+  event.block_size = kBlock;
+  event.medium = "GPU";
+  return {.time = 1, .events = {event}, .dp_rank = {}};
+}
+
+KvBatch RemoveOf(std::vector<uint64_t> hashes) {
+  KvEvent event;
+  event.type = KvEvent::Type::kRemoved;
+  event.block_hashes = std::move(hashes);
+  event.medium = "GPU";
+  return {.time = 1, .events = {event}, .dp_rank = {}};
+}
+
+const std::vector<int32_t> kPrompt = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
+// Three messages that store the first three blocks, one each.
+std::vector<KvBatch> ThreeStores() {
+  return {StoreOf(101, std::nullopt, {1, 2, 3, 4}), StoreOf(102, 101, {5, 6, 7, 8}),
+          StoreOf(103, 102, {9, 10, 11, 12})};
+}
+
+TEST_F(IndexWriterTest, FollowsParentsAcrossEvents) {
+  IndexWriter writer(state_, index_, 0);
+  uint64_t sequence = 0;
+  for (const KvBatch& batch : ThreeStores()) EXPECT_TRUE(writer.Apply(sequence++, batch).applied);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  writer.Apply(sequence++, RemoveOf({102}));
+  EXPECT_EQ(Matched(kPrompt, kBlock), 1U);
+}
+
+TEST_F(IndexWriterTest, ReplaysAGapAndIsExactAgain) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  const auto result = writer.Apply(2, batches[2]);
+  EXPECT_FALSE(result.applied);
+  ASSERT_EQ(result.replay_from, 1U);
+  EXPECT_EQ(writer.state(), IndexState::kReplaying);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 1U);  // the known part stays usable
+  writer.ApplyReplay(1, &batches[1]);
+  writer.ApplyReplay(2, &batches[2]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+}
+
+TEST_F(IndexWriterTest, ClearsAndDegradesWhenHistoryWasEvicted) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  ASSERT_EQ(writer.Apply(5, batches[2]).replay_from, 1U);
+  const KvBatch other = StoreOf(201, std::nullopt, {1, 2, 3, 4, 5, 6, 7, 8});
+  writer.ApplyReplay(4, &other);  // 1 to 3 are lost
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
+  KvEvent cleared;
+  cleared.type = KvEvent::Type::kCleared;
+  writer.Apply(5, {.time = 1, .events = {cleared}, .dp_rank = {}});
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+}
+
+TEST_F(IndexWriterTest, DegradesWithoutAReplaySocket) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  ASSERT_TRUE(writer.Apply(2, batches[2]).replay_from.has_value());
+  writer.OnReplayFailed();
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+  EXPECT_TRUE(writer.Apply(3, batches[0]).applied);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 1U);
+}
+
+TEST_F(IndexWriterTest, IgnoresDuplicatesAndLateMessages) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  writer.Apply(1, batches[1]);
+  EXPECT_FALSE(writer.Apply(1, RemoveOf({101})).applied);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
+  EXPECT_EQ(writer.stats().duplicates, 1U);
+}
+
+TEST_F(IndexWriterTest, ForgetsBlocksWhenTheEngineCountsFromZeroAgain) {
+  IndexWriter writer(state_, index_, 0);
+  uint64_t sequence = 0;
+  for (const KvBatch& batch : ThreeStores()) writer.Apply(sequence++, batch);
+  // The same tokens with hashes of another seed.
+  EXPECT_TRUE(writer.Apply(0, StoreOf(7001, std::nullopt, {1, 2, 3, 4})).applied);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 1U);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+}
+
+TEST_F(IndexWriterTest, AsksForEverythingWhenItStartsInTheMiddle) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  ASSERT_EQ(writer.Apply(2, batches[2]).replay_from, 0U);
+  for (uint64_t i = 0; i < 3; ++i) writer.ApplyReplay(i, &batches[i]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+}
+
+TEST_F(IndexWriterTest, AnotherProcessContinuesAtTheStoredNumber) {
+  const auto batches = ThreeStores();
+  {
+    IndexWriter writer(state_, index_, 0);
+    writer.Apply(0, batches[0]);
+  }
+  IndexWriter successor(state_, index_, 0);
+  EXPECT_TRUE(successor.Apply(1, batches[1]).applied);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
+  EXPECT_EQ(successor.Apply(4, batches[2]).replay_from, 2U);
+}
+
+TEST_F(IndexWriterTest, AsksForEverythingWhenAParentIsUnknown) {
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, StoreOf(101, std::nullopt, {1, 2, 3, 4}));
+  ASSERT_EQ(writer.Apply(1, StoreOf(300, 299, {5, 6, 7, 8})).replay_from, 0U);
+  EXPECT_EQ(writer.stats().unknown_parents, 1U);
+  writer.OnReplayFailed();
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+}
+
+TEST_F(IndexWriterTest, SeparatesSaltsAndAdapters) {
+  IndexWriter writer(state_, index_, 0);
+  KvBatch batch = StoreOf(101, std::nullopt, {1, 2, 3, 4});
+  batch.events[0].cache_salt = "a";
+  writer.Apply(0, batch);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+  EXPECT_EQ(Matched(kPrompt, kBlock, "a"), 1U);
+  EXPECT_EQ(Matched(kPrompt, kBlock, "b"), 0U);
+}
+
+TEST_F(IndexWriterTest, KeepsABlockInHostMemoryAfterItLeftTheDevice) {
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, StoreOf(101, std::nullopt, {1, 2, 3, 4}));
+  KvBatch offloaded = StoreOf(101, std::nullopt, {1, 2, 3, 4});
+  offloaded.events[0].medium = "CPU";
+  writer.Apply(1, offloaded);
+  writer.Apply(2, RemoveOf({101}));
+  EXPECT_EQ(Matched(kPrompt, kBlock), 1U);
+  EXPECT_EQ(result_.DeviceBlocksOf(0), 0U);
+}
+
+}  // namespace
+}  // namespace moesaic::proxy

@@ -1,0 +1,95 @@
+// Access to the tables of the index. Only the library's own files include this header.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "proxy/index/index_layout.h"
+#include "proxy/index/instance_set.h"
+
+namespace moesaic::proxy {
+
+/// Mixes a key that may be a small number. (MurmurHash3's finalizer.)
+inline uint64_t MixBits(uint64_t x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdULL;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53ULL;
+  return x ^ x >> 33;
+}
+
+/// The tables of one zone, with addresses of this process.
+class KeyTable {
+ public:
+  explicit KeyTable(const Zone& zone)
+      : zone_(zone),
+        index_(zone.index()),
+        keys_(zone.At<KeyBucket>(index_.key_buckets)),
+        hashes_(zone.At<HashBucket>(index_.hash_buckets)) {}
+
+  IndexLayout& index() const { return index_; }
+  uint64_t FirstBucket(uint64_t mixed) const { return (mixed & 0xffffffffU) * index_.num_key_buckets >> 32; }
+  uint64_t SecondBucket(uint64_t mixed) const { return (mixed >> 32) * index_.num_key_buckets >> 32; }
+  void Prefetch(uint64_t key) const { __builtin_prefetch(&keys_[FirstBucket(MixBits(key))]); }
+
+  /// Word of a key; empty when it is not in the table. Readers.
+  SetWord Load(uint64_t key) const {
+    const KeyBucket::Entry* const entry = Find(key);
+    return SetWord(entry == nullptr ? 0 : entry->set.load(std::memory_order_acquire));
+  }
+  KeyBucket::Entry* Find(uint64_t key) const {
+    const uint64_t mixed = MixBits(key);
+    for (KeyBucket::Entry& entry : keys_[FirstBucket(mixed)].entries) {
+      if (entry.key.load(std::memory_order_acquire) == key) return &entry;
+    }
+    for (KeyBucket::Entry& entry : keys_[SecondBucket(mixed)].entries) {
+      if (entry.key.load(std::memory_order_acquire) == key) return &entry;
+    }
+    return nullptr;
+  }
+  KeyBucket& bucket(uint64_t i) const { return keys_[i]; }
+
+  /// [kNumTiers][set_words] of a set.
+  std::atomic<uint64_t>* Planes(uint32_t set) const {
+    return zone_.At<std::atomic<uint64_t>>(index_.sets) + uint64_t{set} * kNumTiers * index_.set_words;
+  }
+  /// Takes a set with all bits clear.
+  std::optional<uint32_t> TakeSet() const;
+  void FreeSet(uint32_t set) const;
+
+  HashBucket& FirstHashBucket(uint64_t mixed) const {
+    return hashes_[(mixed & 0xffffffffU) * index_.num_hash_buckets >> 32];
+  }
+  HashBucket& SecondHashBucket(uint64_t mixed) const {
+    return hashes_[(mixed >> 32) * index_.num_hash_buckets >> 32];
+  }
+  HashBucket& hash_bucket(uint64_t i) const { return hashes_[i]; }
+  Expected& expected(uint64_t i) const {
+    return zone_.At<Expected>(index_.expected)[i & (index_.expected_capacity - 1)];
+  }
+
+ private:
+  const Zone& zone_;
+  IndexLayout& index_;
+  KeyBucket* keys_;
+  HashBucket* hashes_;
+};
+
+/// Excludes other changes of the same key. A writer that dies leaves at worst a key without instances, which
+/// the next change of the key or a Clear removes.
+class StripeLock {
+ public:
+  StripeLock(const IndexLayout& index, uint64_t key)
+      : lock_(const_cast<RobustLock&>(index.stripes[MixBits(key) % kStripes])) {
+    lock_.Lock();
+  }
+  ~StripeLock() { lock_.Unlock(); }
+  StripeLock(const StripeLock&) = delete;
+  StripeLock& operator=(const StripeLock&) = delete;
+
+ private:
+  RobustLock& lock_;
+};
+
+}  // namespace moesaic::proxy

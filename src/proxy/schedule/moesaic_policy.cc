@@ -1,0 +1,192 @@
+// The policy of this project.
+//
+// A request goes where it is predicted to finish its prefill first: queue + prefill(length - hit). It waits
+// in the proxy's queue until that instance is about to become free, because a decision that is made later
+// knows more and can still be changed. The queue is ordered so that as many requests as possible meet their
+// TTFT target (Moore and Hodgson, "An n job, one machine sequencing algorithm for minimizing the number of
+// late jobs", Management Science 15(1), 1968): by deadline, but when the deadlines cannot all be met, the
+// requests that take longest wait.
+#include <algorithm>
+#include <limits>
+#include <queue>
+
+#include "proxy/schedule/policies.h"
+
+namespace moesaic::proxy {
+namespace {
+
+// An instance gets its next prefill this long before it is predicted to be free, so that it never idles.
+constexpr Nanos kLookAhead = 15 * kMillisecond;
+// Cost of computing a token that another instance has, as a share of its computing time: the time is lost for
+// others.
+constexpr double kWaste = 0.5;
+// KV usage beyond which a decode instance is avoided: preemption follows.
+constexpr double kFullCache = 0.92;
+// Without a target: weights of shortness and of waiting time in the order of the queue.
+constexpr double kLengthWeight = 0.8, kWaitWeight = 0.2;
+
+class MoesaicPolicy final : public Policy {
+ public:
+  explicit MoesaicPolicy(const PolicyOptions& options) : options_(options) {}
+  std::string_view name() const override { return "moesaic"; }
+  bool HoldsCaps() const override { return true; }
+  bool SkipsPrefill() const override { return true; }
+
+  void OrderPrefill(std::vector<RequestView>& queue, int engines, Nanos now) const override {
+    if (options_.slo_ttft > 0) {
+      OrderByDeadline(queue, engines, now);
+    } else {
+      OrderByLengthAndAge(queue);
+    }
+  }
+
+  Choice ChoosePrefill(const RequestView& r, std::span<const InstanceView> instances, Nanos now) override {
+    const uint32_t tokens = r.facts.prompt_tokens;
+    Nanos least_work = std::numeric_limits<Nanos>::max();
+    for (const InstanceView& v : instances)
+      least_work = std::min(least_work, v.PrefillTime(tokens, v.matched_tokens));
+    const InstanceView* best = nullptr;
+    double lowest = std::numeric_limits<double>::infinity();
+    for (const InstanceView& v : instances) {
+      const double cost = Cost(r, v, least_work, now);
+      // Equal costs: the one that was idle longest, so that cold instances become warm.
+      if (cost < lowest || (cost == lowest && v.last_scheduled < best->last_scheduled)) {
+        lowest = cost;
+        best = &v;
+      }
+    }
+    if (best == nullptr) return Choice::Hold();
+    const Nanos queue = best->QueueTime(now);
+    const bool fits = best->PrefillRoom(tokens - best->matched_tokens) &&
+                      (best->role != Role::kBoth || best->DecodeRoom(tokens));
+    if (!fits) return Choice::Hold(best->id);
+    if (options_.rejects && options_.slo_ttft > 0 &&
+        now - r.received + queue + best->PrefillTime(tokens, best->matched_tokens) > options_.slo_ttft) {
+      return Choice::Reject();
+    }
+    // Short prompts share a step of the engine: they are sent while its token budget lasts.
+    const bool shares_step =
+        best->reserved_work == 0 &&
+        best->load.prefill_tokens + tokens - best->matched_tokens <= options_.batch_tokens / 4;
+    if (queue <= kLookAhead || shares_step) return Choice::Place(best->id);
+    return Choice::Hold(best->id, now + queue - kLookAhead);
+  }
+
+  Choice ChooseDecode(const RequestView& r, std::span<const InstanceView> instances, Nanos) override {
+    const uint32_t tokens = r.facts.prompt_tokens + r.output_tokens;
+    const InstanceView* best = nullptr;
+    double lowest = std::numeric_limits<double>::infinity();
+    for (const InstanceView& v : instances) {
+      if (!v.DecodeRoom(tokens)) continue;
+      double cost = v.model->StepNanos(v.load.decode_requests + 1.0,
+                                       static_cast<double>(v.load.decode_tokens) + tokens) /
+                    v.weight;
+      if (v.caps.kv_blocks > 0) {
+        const double usage =
+            (static_cast<double>(v.load.kv_blocks) + tokens / std::max<double>(v.block_size, 1)) /
+            static_cast<double>(v.caps.kv_blocks);
+        // A fuller pool has less room for the outputs of all its requests.
+        cost *= 1 + usage;
+        if (usage > kFullCache) cost *= 4;
+      }
+      // The time to move what D does not have, spread over the tokens of an answer.
+      constexpr double kAnswerTokens = 100;
+      cost +=
+          options_.transfer.nanos_per_token * (tokens - std::min(tokens, v.matched_tokens)) / kAnswerTokens;
+      if (cost < lowest) {
+        lowest = cost;
+        best = &v;
+      }
+    }
+    return best == nullptr ? Choice::Hold() : Choice::Place(best->id);
+  }
+
+ private:
+  double Cost(const RequestView& r, const InstanceView& v, Nanos least_work, Nanos now) const {
+    const uint32_t tokens = r.facts.prompt_tokens;
+    const Nanos work = v.PrefillTime(tokens, v.matched_tokens);
+    double cost =
+        static_cast<double>(v.QueueTime(now) + work) + kWaste * static_cast<double>(work - least_work);
+    if (v.role == Role::kBoth) {
+      // Running requests share every step of the prefill, and each of them is slowed down by it.
+      const double step =
+          v.model->StepNanos(v.load.decode_requests, static_cast<double>(v.load.decode_tokens)) / v.weight;
+      const double steps =
+          1 + static_cast<double>(tokens - v.matched_tokens) / std::max<double>(options_.batch_tokens, 1);
+      cost += step * steps;
+      if (options_.slo_tpot > 0 && step > 0.8 * static_cast<double>(options_.slo_tpot)) cost *= 2;
+      if (v.caps.kv_blocks > 0) {
+        const double usage =
+            (static_cast<double>(v.load.kv_blocks) + tokens / std::max<double>(v.block_size, 1)) /
+            static_cast<double>(v.caps.kv_blocks);
+        if (usage > kFullCache) cost *= 4;
+      }
+    }
+    // An index that may be incomplete: the session's last instance probably has more than is known.
+    if (v.id == r.session_instance) cost *= v.index_state == IndexState::kExact ? 0.98 : 0.7;
+    return cost;
+  }
+
+  static void OrderByLengthAndAge(std::vector<RequestView>& queue) {
+    double longest = 1, oldest = 50 * kMillisecond;
+    for (const RequestView& r : queue) {
+      longest = std::max(longest, static_cast<double>(r.work));
+      oldest = std::max(oldest, static_cast<double>(r.waiting));
+    }
+    const auto weight = [&](const RequestView& r) {
+      return kLengthWeight * (longest - static_cast<double>(r.work)) / longest +
+             kWaitWeight * static_cast<double>(r.waiting) / oldest;
+    };
+    std::stable_sort(queue.begin(), queue.end(),
+                     [&](const auto& a, const auto& b) { return weight(a) > weight(b); });
+  }
+
+  void OrderByDeadline(std::vector<RequestView>& queue, int engines, Nanos now) const {
+    std::stable_sort(queue.begin(), queue.end(),
+                     [](const auto& a, const auto& b) { return a.received < b.received; });
+    // Requests on time in order of deadline; the longest of them leaves when the work until a deadline is too
+    // much.
+    const auto longer = [&](size_t a, size_t b) { return queue[a].work < queue[b].work; };
+    std::priority_queue<size_t, std::vector<size_t>, decltype(longer)> on_time(longer);
+    std::vector<bool> late(queue.size());
+    double total = 0;
+    for (size_t i = 0; i < queue.size(); ++i) {
+      const double left = static_cast<double>(queue[i].received + options_.slo_ttft - now);
+      if (static_cast<double>(queue[i].work) > left) {  // on its own it cannot be on time any more
+        late[i] = true;
+        continue;
+      }
+      on_time.push(i);
+      total += static_cast<double>(queue[i].work) / engines;
+      while (total > left) {
+        const size_t longest = on_time.top();
+        on_time.pop();
+        late[longest] = true;
+        total -= static_cast<double>(queue[longest].work) / engines;
+      }
+    }
+    std::vector<RequestView> ordered;
+    ordered.reserve(queue.size());
+    for (size_t i = 0; i < queue.size(); ++i) {
+      if (!late[i]) ordered.push_back(queue[i]);
+    }
+    const size_t first_late = ordered.size();
+    for (size_t i = 0; i < queue.size(); ++i) {
+      if (late[i]) ordered.push_back(queue[i]);
+    }
+    // Late ones shortest first: the mean waiting time is least.
+    std::stable_sort(ordered.begin() + static_cast<ptrdiff_t>(first_late), ordered.end(),
+                     [](const auto& a, const auto& b) { return a.work < b.work; });
+    queue = std::move(ordered);
+  }
+
+  const PolicyOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeMoesaicPolicy(const PolicyOptions& options) {
+  return std::make_unique<MoesaicPolicy>(options);
+}
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,91 @@
+// Scheduler: queues, order, admission and placement over the shared state. Every worker has one; the holder
+// of the lease runs it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "proxy/index/block_index.h"
+#include "proxy/schedule/policy.h"
+#include "proxy/state/state.h"
+
+namespace moesaic::proxy {
+
+/// Rate of prompt and requested output tokens of one tenant; rate 0: unlimited.
+struct TenantLimit {
+  double tokens_per_second = 0;
+  double burst_tokens = 0;
+};
+
+struct SchedulerOptions {
+  /// A request that waited this long is placed before all younger ones, on any instance with a free slot.
+  Nanos starvation_bound = 10 * kSecond;
+  uint32_t queue_limit = 4096;  ///< waiting requests; beyond, Submit rejects
+  Nanos queue_time_limit = 0;   ///< predicted waiting time beyond which Submit rejects; 0: none
+  uint32_t skip_prefill_tokens =
+      256;  ///< P may be skipped when fewer prompt tokens are uncached on the chosen D
+  Nanos speculative_ttl = 2 * kSecond;
+  uint32_t max_retries = 2;
+  TenantLimit tenant;
+  uint32_t placements_per_run = 256;
+};
+
+/// Answer to Submit.
+struct Admission {
+  enum class Verdict : uint8_t { kQueued, kQueueFull, kTooSlow, kRateLimited, kStale };
+  Verdict verdict = Verdict::kQueued;
+  Nanos retry_after = 0;
+};
+
+struct RunResult {
+  uint32_t placed_prefill = 0, placed_decode = 0, rejected = 0;
+  uint32_t waiting_prefill = 0, waiting_decode = 0;  ///< still in the queues
+  /// Call Run again at this time even if nothing happens; 0: not needed.
+  Nanos next_run = 0;
+  /// Workers (numbers of RegisterWorker) that have new entries in State::TakeScheduled.
+  std::vector<int> wake;
+  bool lost_lease = false;  ///< another process is the master: nothing was changed after that was noticed
+};
+
+/// When to call Run: after Submit, PrefillDone, Requeue and State::Finish (a slot became free), and at
+/// next_run. The worker that did one of these wakes the master if it is not the master itself.
+class Scheduler {
+ public:
+  Scheduler(State state, BlockIndex index, std::unique_ptr<Policy> policy, const SchedulerOptions& options);
+  ~Scheduler();
+  Scheduler(Scheduler&&) noexcept;
+
+  // --- Called by the worker that owns the request ---
+
+  /// Puts a tokenized request into the prefill queue.
+  Admission Submit(RequestId id, Nanos now);
+  /// The prefill instance has answered. Releases its charge, teaches the latency model, and moves the request
+  /// on: kAggregated to kDecodeRunning on the same instance, kSequential to kDecodeWaiting, kParallel to
+  /// kDecodeRunning.
+  bool PrefillDone(RequestId id, Nanos now);
+  /// The instance failed before the first byte was sent to the client: back into the queue that chose it,
+  /// without that instance. False when the retries are used up: finish the request as kFailed.
+  bool Requeue(RequestId id, bool exclude, Nanos now);
+  /// A decode step of `instance` took `time` with `batch` running requests of `kv_tokens` tokens together.
+  void ObserveStep(int instance, double batch, double kv_tokens, Nanos time);
+
+  // --- Called by the holder of the lease ---
+
+  RunResult Run(LeaseToken lease, Nanos now);
+
+  /// Longest prefixes of a request's keys now. Used by Run; public for access logs.
+  bool Match(RequestId id, MatchResult& result) const;
+  const Policy& policy() const;
+  /// Coefficients of a model class.
+  LatencyCoefficients Model(uint32_t model_class) const;
+  /// Replaces the start values of all classes that have no samples.
+  void SetPrior(const LatencyCoefficients& prior);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moesaic::proxy

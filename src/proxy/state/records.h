@@ -1,0 +1,111 @@
+// Records of requests and instances as processes see them. The layout in shared memory is in layout.h.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "proxy/state/stage.h"
+
+namespace moesaic::proxy {
+
+/// Names one use of a request slot. A handle of an earlier use is recognized by its generation.
+struct RequestId {
+  uint32_t slot = 0;
+  uint32_t generation = 0;  // 0: no request
+  explicit operator bool() const { return generation != 0; }
+  friend bool operator==(const RequestId&, const RequestId&) = default;
+};
+
+/// Bounds of one instance that the scheduler never exceeds. 0: no bound.
+struct InstanceCaps {
+  uint32_t prefill_requests = 0;
+  uint64_t prefill_tokens = 0;  ///< uncached tokens sent and not yet computed
+  uint32_t decode_requests = 0;
+  uint64_t decode_tokens = 0;  ///< context tokens of running requests
+  uint64_t kv_blocks = 0;      ///< capacity of the engine's block pool
+};
+
+/// An instance as configured: one engine, or one data-parallel rank of it.
+struct InstanceConfig {
+  std::string url;  ///< together with dp_rank the identity across reloads; at most 255 bytes
+  Role role = Role::kBoth;
+  uint32_t dp_rank = 0;
+  uint32_t group = 0;        ///< a decode instance is chosen in the group of the prefill instance
+  uint32_t pod = 0;          ///< DP ranks of one pod share a step: they start and end batches together
+  uint32_t model_class = 0;  ///< instances of a class share a latency model
+  uint32_t block_size = 16;
+  double weight = 1;  ///< relative speed
+  InstanceCaps caps = {};
+};
+
+/// Counters of an instance: the sum of the charges of its requests.
+struct InstanceLoad {
+  uint32_t prefill_requests = 0;  ///< scheduled or running prefill
+  uint64_t prefill_tokens = 0;    ///< their uncached tokens
+  Nanos prefill_work = 0;         ///< their predicted computing time
+  uint32_t decode_requests = 0;
+  uint64_t decode_tokens = 0;  ///< prompt and output tokens of running requests
+  uint64_t kv_blocks = 0;      ///< blocks of those tokens
+  uint32_t references = 0;     ///< slots that name the instance
+};
+
+/// How well the index knows the cache of an instance.
+enum class IndexState : uint8_t { kNone, kExact, kDegraded, kReplaying };
+std::string_view IndexStateName(IndexState state);
+
+/// A copy of an instance's entry.
+struct InstanceRecord {
+  int id = -1;
+  uint32_t generation = 0;
+  InstanceConfig config;
+  InstanceState state = InstanceState::kUnused;
+  bool healthy = true;
+  Nanos closed_until = 0;  ///< the circuit breaker lets no request through until then
+  uint32_t failures = 0;   ///< consecutive
+  InstanceLoad load;
+  IndexState index_state = IndexState::kNone;
+  Nanos busy_since = 0;  ///< start of the current batch as far as known; 0: idle
+  Nanos last_scheduled = 0;
+  Nanos last_prefill_done = 0;
+  uint64_t prefills = 0, decodes = 0, completed = 0, failed = 0;
+  uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
+};
+
+/// Facts about a request that scheduling needs.
+struct PromptFacts {
+  uint32_t prompt_tokens = 0;
+  uint32_t max_tokens = 0;  ///< 0: unknown
+  int32_t priority = 0;     ///< larger is more urgent
+  uint64_t tenant = 0;      ///< hash of the API key; 0: none
+  uint64_t session = 0;     ///< hash of the session or conversation; 0: none
+  Mode mode = Mode::kAggregated;
+  uint32_t block_size = 0;  ///< of the keys; 0: there are no keys
+};
+
+/// Up to this many instances are excluded for one request after they failed it.
+inline constexpr int kMaxExcluded = 4;
+
+/// A copy of a request's slot.
+struct RequestRecord {
+  RequestId id;
+  int worker = -1;
+  Stage stage = Stage::kReceived;
+  std::array<Nanos, kNumStages> entered{};  ///< 0: not entered
+  PromptFacts facts;
+  int prefill_instance = -1, decode_instance = -1;
+  uint32_t cached_tokens = 0;  ///< predicted at dispatch; replaced by the engine's report
+  uint32_t output_tokens = 0;
+  uint32_t retries = 0;
+  Nanos first_token = 0, last_token = 0;
+  bool prefill_charged = false, decode_charged = false;
+  bool prefill_skipped = false;  ///< few tokens are uncached: the decode instance computes them
+  bool rejected = false;         ///< the policy rejected it: answer 429 and Finish it
+  uint32_t charged_tokens = 0;
+  Nanos charged_work = 0;
+  std::array<int16_t, kMaxExcluded> excluded{-1, -1, -1, -1};
+  uint32_t num_keys = 0;
+};
+
+}  // namespace moesaic::proxy

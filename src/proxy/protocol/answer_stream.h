@@ -27,7 +27,7 @@ StatusOr<PrefillAnswer> ReadPrefillAnswer(std::string_view json);
 struct AnswerOptions {
   bool stream = false;  ///< server-sent events; otherwise one JSON object
   /// Replaces usage.prompt_tokens_details.cached_tokens: D of a pair reports blocks that came from P as cached.
-  std::optional<int64_t> cached_tokens;
+  std::optional<int64_t> cached_tokens = std::nullopt;
 };
 
 /// Passes an answer on. Whole lines of a stream leave at once; an incomplete line is held until its end arrives. Bytes

@@ -287,6 +287,14 @@ std::string_view JsonMembers::Value(std::string_view key) const {
   return member == nullptr ? std::string_view() : Text(*member);
 }
 
+bool JsonMembers::Given(std::string_view key) const {
+  const JsonMember* member = Find(key);
+  if (member == nullptr || member->type == JsonType::kNull) return false;
+  const bool container = member->type == JsonType::kArray || member->type == JsonType::kObject;
+  const std::string_view text = Text(*member);
+  return !container || text.substr(1, text.size() - 2).find_first_not_of(" \t\r\n") != std::string_view::npos;
+}
+
 std::optional<std::string> JsonMembers::String(std::string_view key) const {
   const JsonMember* member = Find(key);
   if (member == nullptr || member->type != JsonType::kString) return std::nullopt;

@@ -48,6 +48,9 @@ class JsonMembers {
   }
   std::string_view text() const { return text_; }
 
+  /// Returns whether a member is there and not null, an empty list or an empty object.
+  bool Given(std::string_view key) const;
+
   /// Values of members of simple types; nullopt if the member is absent or has another type.
   std::optional<std::string> String(std::string_view key) const;
   std::optional<int64_t> Integer(std::string_view key) const;

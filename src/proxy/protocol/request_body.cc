@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <utility>
@@ -38,13 +37,6 @@ Status ReadCount(const JsonMembers& members, std::string_view key, int64_t* valu
     *value = *count;
   }
   return OkStatus();
-}
-
-bool Given(const JsonMembers& members, std::string_view key) {
-  const JsonMember* member = members.Find(key);
-  if (member == nullptr || member->type == JsonType::kNull) return false;
-  const std::string_view text = members.Text(*member);
-  return !(member->type == JsonType::kArray && text.find_first_not_of("[] \t\r\n") == std::string_view::npos);
 }
 
 std::string IdList(std::span<const int32_t> ids) {
@@ -113,7 +105,7 @@ StatusOr<RequestBody> ReadRequestBody(Endpoint endpoint, std::string_view text) 
   ASSIGN_OR_RETURN(body.members, JsonMembers::Scan(text));
   const JsonMembers& members = body.members;
   if (members.is_array()) return InvalidArgument("the body must be a JSON object, found an array");
-  if (Given(members, "ec_transfer_params")) {
+  if (members.Given("ec_transfer_params")) {
     return Unimplemented("'ec_transfer_params': a separate encode stage (EPD) is not supported");
   }
   const std::string_view prompt = endpoint == Endpoint::kChat ? "messages" : "prompt";
@@ -138,7 +130,7 @@ StatusOr<RequestBody> ReadRequestBody(Endpoint endpoint, std::string_view text) 
   RETURN_IF_ERROR(ReadCount(members, "max_completion_tokens", &body.max_tokens));
   RETURN_IF_ERROR(ReadCount(members, "priority", &body.priority));
   RETURN_IF_ERROR(ReadCount(members, "n", &body.choices));
-  if (Given(members, "stream_options")) {
+  if (members.Given("stream_options")) {
     ASSIGN_OR_RETURN(const JsonMembers options, JsonMembers::Scan(members.Value("stream_options")));
     body.include_usage = options.Bool("include_usage").value_or(false);
   }
@@ -227,14 +219,14 @@ bool CanForwardTokens(const RequestBody& body, Dialect dialect, bool decode) {
     const JsonMember* prompt = members.Find("prompt");
     // vLLM truncates ids and text at different ends of its own pipeline; such prompts keep their text.
     return prompt->type == JsonType::kString && !members.Bool("echo").value_or(false) &&
-           !Given(members, "truncate_prompt_tokens") && !Given(members, "prompt_embeds") && !Given(members, "suffix");
+           !members.Given("truncate_prompt_tokens") && !members.Given("prompt_embeds") && !members.Given("suffix");
   }
   if (body.endpoint != Endpoint::kChat) return false;
   if (dialect == Dialect::kVllm) return decode;
   if (dialect != Dialect::kSglang) return false;
   for (const std::string_view field : {"tools", "chat_template_kwargs", "chat_template", "documents",
                                        "continue_final_message", "reasoning_effort", "input_ids"}) {
-    if (Given(members, field)) return false;
+    if (members.Given(field)) return false;
   }
   return true;
 }

@@ -63,13 +63,13 @@ std::optional<std::vector<int32_t>> PromptIds(const RequestBody& body);
 /// The pair of engines of one request with separate prefill and decode.
 struct TransferPeers {
   Transfer transfer = Transfer::kAggregated;
-  std::string prefill_host;       ///< of the bootstrap server, for kSglang
+  std::string prefill_host = "";       ///< of the bootstrap server, for kSglang
   int bootstrap_port = 8998;
   int64_t room = 0;               ///< random, 63 bits, for kSglang
-  std::string transfer_id;        ///< for kVllmMooncake
-  std::string bootstrap_address;  ///< "http://HOST:PORT" of P, for kVllmMooncake
-  std::string engine_id;          ///< of P, for kVllmMooncake
-  std::string metaserver;         ///< "http://PROXY/v1/metaserver", for kAscend
+  std::string transfer_id = "";        ///< for kVllmMooncake
+  std::string bootstrap_address = "";  ///< "http://HOST:PORT" of P, for kVllmMooncake
+  std::string engine_id = "";          ///< of P, for kVllmMooncake
+  std::string metaserver = "";         ///< "http://PROXY/v1/metaserver", for kAscend
 };
 
 /// Body for P. `params`: D's blocks, which it posted to the metaserver (kAscend only).

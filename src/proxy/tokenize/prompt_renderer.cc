@@ -19,11 +19,6 @@ bool IsByteLevel(const std::filesystem::path& folder) {
   return members.ok() && members->Value("pre_tokenizer").find("\"ByteLevel\"") != std::string_view::npos;
 }
 
-bool Given(const JsonMembers& members, std::string_view key) {
-  const std::string_view value = members.Value(key);
-  return !value.empty() && value != "null" && value != "[]" && value != "{}";
-}
-
 // Joins the text parts of a message's content; Unimplemented for other parts.
 StatusOr<std::string> JoinedContent(std::string_view content) {
   ASSIGN_OR_RETURN(const JsonMembers parts, JsonMembers::Scan(content));
@@ -81,12 +76,12 @@ StatusOr<std::string> TemplateMessages(std::string_view messages, Dialect dialec
       *exact = false;
     }
     if (content == nullptr || content->type == JsonType::kNull) *exact = false;
-    if (Given(fields, "tool_calls")) {
+    if (fields.Given("tool_calls")) {
       ASSIGN_OR_RETURN(std::string calls, WithObjectArguments(fields.Value("tool_calls")));
       edit.Set("tool_calls", std::move(calls));
       *exact = false;
     }
-    if (Given(fields, "reasoning_content")) *exact = false;
+    if (fields.Given("reasoning_content")) *exact = false;
     if (text.size() > 1) text += ',';
     text += edit.empty() ? std::string(list.Text(message)) : edit.Apply();
   }
@@ -113,7 +108,7 @@ StatusOr<std::unique_ptr<PromptRenderer>> PromptRenderer::Open(const std::filesy
 StatusOr<RenderedPrompt> PromptRenderer::Render(const RequestBody& body) {
   for (const std::string_view field : {"chat_template", "truncate_prompt_tokens", "prompt_embeds", "suffix", "images",
                                        "mm_processor_kwargs"}) {
-    if (Given(body.members, field)) return Unimplemented("'{}' is left to the engine", field);
+    if (body.members.Given(field)) return Unimplemented("'{}' is left to the engine", field);
   }
   if (body.endpoint == Endpoint::kChat) return RenderChat(body);
   if (body.endpoint == Endpoint::kCompletions) return RenderCompletion(body);
@@ -145,14 +140,14 @@ StatusOr<RenderedPrompt> PromptRenderer::RenderChat(const RequestBody& body) {
   prompt.exact = true;
   text::ChatInput input;
   ASSIGN_OR_RETURN(input.messages_json, TemplateMessages(members.Value("messages"), dialect_, &prompt.exact));
-  if (Given(members, "tools")) {
+  if (members.Given("tools")) {
     if (members.Value("tool_choice") != "\"none\"") input.tools_json = std::string(members.Value("tools"));
     prompt.exact = false;
   }
-  if (Given(members, "documents")) input.documents_json = std::string(members.Value("documents"));
+  if (members.Given("documents")) input.documents_json = std::string(members.Value("documents"));
   std::string variables = "{}";
-  if (Given(members, "chat_template_kwargs")) variables = std::string(members.Value("chat_template_kwargs"));
-  if (Given(members, "reasoning_effort")) {
+  if (members.Given("chat_template_kwargs")) variables = std::string(members.Value("chat_template_kwargs"));
+  if (members.Given("reasoning_effort")) {
     ASSIGN_OR_RETURN(const JsonMembers fields, JsonMembers::Scan(variables));
     JsonEdit edit(fields);
     edit.Set("reasoning_effort", std::string(members.Value("reasoning_effort")));

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kEntryOverhead = 160;  // list node, map node and control block
 
 bool IsLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\v' || c == '\f'; }
+bool IsBlankByte(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\v' || c == '\f'; }
 
 // Returns whether the ids of `left` and `right` joined are the ids of both texts together.
 StatusOr<bool> CutsWell(const text::Tokenizer& tokenizer, const std::string& left, const std::string& right) {
@@ -52,7 +52,7 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
   cutter.lines_ = byte_level;
   for (const char* end : kEnds) {
     const std::string left = std::string(end) + "\n";
-    if (!cutter.lines_ || IsSpace(left[left.size() - 2])) continue;
+    if (!cutter.lines_ || IsBlankByte(left[left.size() - 2])) continue;
     for (const char* begin : kBegins) {
       ASSIGN_OR_RETURN(cutter.lines_, CutsWell(tokenizer, left, begin));
       if (!cutter.lines_) break;
@@ -71,7 +71,7 @@ size_t TextCutter::NextSegment(std::string_view rest) const {
   for (size_t at = kMinSegment; at < rest.size(); ++at) {
     const char c = rest[at];
     if (SpecialAt(rest, at)) return at;
-    if (lines_ && rest[at - 1] == '\n' && IsLetter(c) && !IsSpace(rest[at - 2])) return at;
+    if (lines_ && rest[at - 1] == '\n' && IsLetter(c) && !IsBlankByte(rest[at - 2])) return at;
   }
   return rest.size();
 }

@@ -287,7 +287,7 @@ Status SetTenantRate(PoolSettings& pool, Args args) {
 Status SetSkip(PoolSettings& pool, Args args) {
   RETURN_IF_ERROR(One(args));
   ASSIGN_OR_RETURN(const uint64_t tokens, ParseNumber(args[0]));
-  pool.scheduler.skip_prefill_tokens = pool.policy_options.skip_prefill_tokens = static_cast<uint32_t>(tokens);
+  pool.scheduler.skip_prefill_tokens = static_cast<uint32_t>(tokens);
   return OkStatus();
 }
 
@@ -465,7 +465,7 @@ Status FinishPool(PoolSettings& pool) {
     return InvalidArgument("'transfer ascend' needs 'metaserver'");
   }
   // SGLang's decode engines compute no prompts.
-  if (pool.transfer == Transfer::kSglang) pool.scheduler.skip_prefill_tokens = pool.policy_options.skip_prefill_tokens = 0;
+  if (pool.transfer == Transfer::kSglang) pool.scheduler.skip_prefill_tokens = 0;
   return OkStatus();
 }
 

@@ -300,7 +300,9 @@ void moesaic_loop_unwatch(void* data) {
   ngx_connection_t* c = watch->connection;
 
   ngx_del_event(c->read, NGX_READ_EVENT, 0);
-  if (c->read->posted) ngx_delete_posted_event(c->read);
+  if (c->read->posted) { /* the macro is several statements */
+    ngx_delete_posted_event(c->read);
+  }
   c->read->channel = 0;
   c->idle = 0;
   c->fd = (ngx_socket_t)-1; /* the descriptor belongs to the gateway */

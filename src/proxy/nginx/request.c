@@ -21,7 +21,9 @@ static void moesaic_cleanup(void* data) {
   moesaic_request_t* request = data;
   moesaic_flow_t* flow = request->flow;
 
-  if (request->end_event.posted) ngx_delete_posted_event(&request->end_event);
+  if (request->end_event.posted) { /* the macro is several statements */
+    ngx_delete_posted_event(&request->end_event);
+  }
   if (flow == NULL) return;
   request->flow = NULL;
   moesaic_flow_detach(flow, &request->log);

@@ -51,7 +51,7 @@ Reduce ParseReduce(const std::string& text) {
 
 Message ParseMessage(const std::string& text) {
   static constexpr std::pair<const char*, Message> kNames[] = {
-      {"copy_u", Message::kCopyU},   {"copy_e", Message::kCopyE},   {"u_add_e", Message::kUAddE},
+      {"copy_u", Message::kCopyU},  {"copy_e", Message::kCopyE},  {"u_add_e", Message::kUAddE},
       {"u_sub_e", Message::kUSubE}, {"u_mul_e", Message::kUMulE}, {"u_div_e", Message::kUDivE},
       {"u_dot_e", Message::kUDotE}};
   return Parse(text, kNames, "message");
@@ -88,10 +88,11 @@ void BindPlans(nb::module_& m) {
                     return ValueOrThrow(
                         Graph::FromCoo(ToIndices(src, "src"), ToIndices(dst, "dst"), num_src, num_dst));
                   })
-      .def_static("from_csc",
-                  [](const ReadArray& ptr, const ReadArray& src, int64_t num_src) {
-                    return ValueOrThrow(Graph::FromCsc(ToIndices(ptr, "ptr"), ToIndices(src, "src"), num_src));
-                  })
+      .def_static(
+          "from_csc",
+          [](const ReadArray& ptr, const ReadArray& src, int64_t num_src) {
+            return ValueOrThrow(Graph::FromCsc(ToIndices(ptr, "ptr"), ToIndices(src, "src"), num_src));
+          })
       .def_prop_ro("num_src", &Graph::num_src)
       .def_prop_ro("num_dst", &Graph::num_dst)
       .def_prop_ro("num_edges", &Graph::num_edges)
@@ -103,7 +104,8 @@ void BindPlans(nb::module_& m) {
       .def("copy_csc", [](const Graph& g, const Array& ptr, const Array& src, const Array& edge) {
         const graph::Adjacency& csc = g.by_destination();
         const std::span<int32_t> outs[] = {ToInts(ptr, "ptr"), ToInts(src, "src"), ToInts(edge, "edge")};
-        if (outs[0].size() != csc.ptr.size() || outs[1].size() != csc.neighbor.size() || outs[2].size() != outs[1].size()) {
+        if (outs[0].size() != csc.ptr.size() || outs[1].size() != csc.neighbor.size() ||
+            outs[2].size() != outs[1].size()) {
           throw nb::value_error("ptr, src and edge must have num_dst + 1, num_edges and num_edges elements");
         }
         std::copy(csc.ptr.begin(), csc.ptr.end(), outs[0].begin());
@@ -140,14 +142,16 @@ void BindSegments(nb::module_& m) {
       "gather",
       [](const Segments& segments, const ReadArray& src, const Array& out) {
         const Session session;
-        ThrowIfError(graph::Gather(session.context(), segments, ToFeatures(src, "src"), ToOutput(out, "out")));
+        ThrowIfError(
+            graph::Gather(session.context(), segments, ToFeatures(src, "src"), ToOutput(out, "out")));
       },
       arg("segments"), arg("src"), arg("out"), call_guard<gil_scoped_release>());
   m.def(
       "segment_softmax",
       [](const Segments& segments, const ReadArray& x, const Array& out) {
         const Session session;
-        ThrowIfError(graph::SegmentSoftmax(session.context(), segments, ToFeatures(x, "x"), ToOutput(out, "out")));
+        ThrowIfError(
+            graph::SegmentSoftmax(session.context(), segments, ToFeatures(x, "x"), ToOutput(out, "out")));
       },
       arg("segments"), arg("x"), arg("out"), call_guard<gil_scoped_release>());
   m.def(
@@ -164,8 +168,8 @@ void BindMessages(nb::module_& m) {
   using nb::call_guard, nb::gil_scoped_release, nb::arg;
   m.def(
       "gspmm",
-      [](const Graph& g, const std::string& message, const std::string& reduce, const MaybeRead& u, const MaybeRead& e,
-         const Array& out, const MaybeWrite& chosen) {
+      [](const Graph& g, const std::string& message, const std::string& reduce, const MaybeRead& u,
+         const MaybeRead& e, const Array& out, const MaybeWrite& chosen) {
         const Session session;
         ThrowIfError(graph::Gspmm(session.context(), g,
                                   {.message = ParseMessage(message),
@@ -175,12 +179,13 @@ void BindMessages(nb::module_& m) {
                                    .out = ToOutput(out, "out"),
                                    .options = {.arg = MaybeInts(chosen, "arg")}}));
       },
-      arg("graph"), arg("message"), arg("reduce"), arg("u").none(), arg("e").none(), arg("out"), arg("arg").none(),
-      call_guard<gil_scoped_release>());
+      arg("graph"), arg("message"), arg("reduce"), arg("u").none(), arg("e").none(), arg("out"),
+      arg("arg").none(), call_guard<gil_scoped_release>());
   m.def(
       "gspmm_backward",
-      [](const Graph& g, const std::string& message, const std::string& reduce, const MaybeRead& u, const MaybeRead& e,
-         const ReadArray& grad, const MaybeWrite& chosen, const MaybeWrite& u_grad, const MaybeWrite& e_grad) {
+      [](const Graph& g, const std::string& message, const std::string& reduce, const MaybeRead& u,
+         const MaybeRead& e, const ReadArray& grad, const MaybeWrite& chosen, const MaybeWrite& u_grad,
+         const MaybeWrite& e_grad) {
         const Session session;
         ThrowIfError(graph::GspmmBackward(session.context(), g,
                                           {.message = ParseMessage(message),
@@ -198,8 +203,8 @@ void BindMessages(nb::module_& m) {
       arg("arg").none(), arg("u_grad").none(), arg("e_grad").none(), call_guard<gil_scoped_release>());
   m.def(
       "gsddmm",
-      [](const Graph& g, const std::string& op, const ReadArray& lhs, const MaybeRead& rhs, const std::string& lhs_target,
-         const std::string& rhs_target, const Array& out) {
+      [](const Graph& g, const std::string& op, const ReadArray& lhs, const MaybeRead& rhs,
+         const std::string& lhs_target, const std::string& rhs_target, const Array& out) {
         const Session session;
         ThrowIfError(graph::Gsddmm(session.context(), g,
                                    {.op = ParseEdgeOp(op),
@@ -209,12 +214,13 @@ void BindMessages(nb::module_& m) {
                                     .rhs_target = ParseTarget(rhs_target),
                                     .out = ToOutput(out, "out")}));
       },
-      arg("graph"), arg("op"), arg("lhs"), arg("rhs").none(), arg("lhs_target"), arg("rhs_target"), arg("out"),
-      call_guard<gil_scoped_release>());
+      arg("graph"), arg("op"), arg("lhs"), arg("rhs").none(), arg("lhs_target"), arg("rhs_target"),
+      arg("out"), call_guard<gil_scoped_release>());
   m.def(
       "gsddmm_backward",
-      [](const Graph& g, const std::string& op, const ReadArray& lhs, const MaybeRead& rhs, const std::string& lhs_target,
-         const std::string& rhs_target, const ReadArray& grad, const MaybeWrite& lhs_grad, const MaybeWrite& rhs_grad) {
+      [](const Graph& g, const std::string& op, const ReadArray& lhs, const MaybeRead& rhs,
+         const std::string& lhs_target, const std::string& rhs_target, const ReadArray& grad,
+         const MaybeWrite& lhs_grad, const MaybeWrite& rhs_grad) {
         const Session session;
         ThrowIfError(graph::GsddmmBackward(session.context(), g,
                                            {.op = ParseEdgeOp(op),
@@ -227,13 +233,13 @@ void BindMessages(nb::module_& m) {
                                             .lhs_grad = MaybeOut(lhs_grad, "lhs_grad"),
                                             .rhs_grad = MaybeOut(rhs_grad, "rhs_grad")}));
       },
-      arg("graph"), arg("op"), arg("lhs"), arg("rhs").none(), arg("lhs_target"), arg("rhs_target"), arg("out_grad"),
-      arg("lhs_grad").none(), arg("rhs_grad").none(), call_guard<gil_scoped_release>());
+      arg("graph"), arg("op"), arg("lhs"), arg("rhs").none(), arg("lhs_target"), arg("rhs_target"),
+      arg("out_grad"), arg("lhs_grad").none(), arg("rhs_grad").none(), call_guard<gil_scoped_release>());
 }
 
 graph::EdgeAttentionParams AttentionParams(int heads, float scale, const ReadArray& q, const ReadArray& k,
-                                           const ReadArray& v, const MaybeRead& bias, const std::string& k_target,
-                                           const std::string& v_target) {
+                                           const ReadArray& v, const MaybeRead& bias,
+                                           const std::string& k_target, const std::string& v_target) {
   return {.heads = heads,
           .q = ToFeatures(q, "q"),
           .k = ToFeatures(k, "k"),
@@ -256,25 +262,26 @@ void BindAttention(nb::module_& m) {
         params.out = ToOutput(out, "out");
         ThrowIfError(graph::EdgeAttention(session.context(), g, params));
       },
-      arg("graph"), arg("heads"), arg("scale"), arg("q"), arg("k"), arg("v"), arg("bias").none(), arg("k_target"),
-      arg("v_target"), arg("out"), call_guard<gil_scoped_release>());
+      arg("graph"), arg("heads"), arg("scale"), arg("q"), arg("k"), arg("v"), arg("bias").none(),
+      arg("k_target"), arg("v_target"), arg("out"), call_guard<gil_scoped_release>());
   m.def(
       "edge_attention_backward",
       [](const Graph& g, int heads, float scale, const ReadArray& q, const ReadArray& k, const ReadArray& v,
-         const MaybeRead& bias, const std::string& k_target, const std::string& v_target, const ReadArray& grad,
-         const MaybeWrite& q_grad, const MaybeWrite& k_grad, const MaybeWrite& v_grad, const MaybeWrite& bias_grad) {
+         const MaybeRead& bias, const std::string& k_target, const std::string& v_target,
+         const ReadArray& grad, const MaybeWrite& q_grad, const MaybeWrite& k_grad, const MaybeWrite& v_grad,
+         const MaybeWrite& bias_grad) {
         const Session session;
-        ThrowIfError(graph::EdgeAttentionBackward(session.context(), g,
-                                                  AttentionParams(heads, scale, q, k, v, bias, k_target, v_target),
-                                                  {.out_grad = ToFeatures(grad, "out_grad"),
-                                                   .q_grad = MaybeOut(q_grad, "q_grad"),
-                                                   .k_grad = MaybeOut(k_grad, "k_grad"),
-                                                   .v_grad = MaybeOut(v_grad, "v_grad"),
-                                                   .bias_grad = MaybeOut(bias_grad, "bias_grad")}));
+        ThrowIfError(graph::EdgeAttentionBackward(
+            session.context(), g, AttentionParams(heads, scale, q, k, v, bias, k_target, v_target),
+            {.out_grad = ToFeatures(grad, "out_grad"),
+             .q_grad = MaybeOut(q_grad, "q_grad"),
+             .k_grad = MaybeOut(k_grad, "k_grad"),
+             .v_grad = MaybeOut(v_grad, "v_grad"),
+             .bias_grad = MaybeOut(bias_grad, "bias_grad")}));
       },
-      arg("graph"), arg("heads"), arg("scale"), arg("q"), arg("k"), arg("v"), arg("bias").none(), arg("k_target"),
-      arg("v_target"), arg("out_grad"), arg("q_grad").none(), arg("k_grad").none(), arg("v_grad").none(),
-      arg("bias_grad").none(), call_guard<gil_scoped_release>());
+      arg("graph"), arg("heads"), arg("scale"), arg("q"), arg("k"), arg("v"), arg("bias").none(),
+      arg("k_target"), arg("v_target"), arg("out_grad"), arg("q_grad").none(), arg("k_grad").none(),
+      arg("v_grad").none(), arg("bias_grad").none(), call_guard<gil_scoped_release>());
 }
 
 }  // namespace

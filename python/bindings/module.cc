@@ -1,4 +1,4 @@
-// moesaic._core: operators without conveniences. The Python modules beside it give them shapes and gradients.
+// moesaic._core: operators on matrices. The Python modules of the package add shapes and gradients.
 #include <unistd.h>
 
 #include <memory>
@@ -28,18 +28,21 @@ tensor::DType TypeOf(const nb::dlpack::dtype& type, const char* name) {
   if (type == nb::dtype<float>()) return tensor::DType::kF32;
   const bool sixteen = type.bits == 16 && type.lanes == 1;
   if (sixteen && type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float)) return tensor::DType::kF16;
-  if (sixteen && type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat)) return tensor::DType::kBF16;
+  if (sixteen && type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat))
+    return tensor::DType::kBF16;
   throw nb::type_error(fmt::format("{} must have elements of float32, bfloat16 or float16", name).c_str());
 }
 
 template <typename AnyArray>
 void CheckMatrix(const AnyArray& array, const char* name) {
   if (array.ndim() != 2) {
-    throw nb::value_error(fmt::format("{} must be a matrix, but has {} dimensions", name, array.ndim()).c_str());
+    throw nb::value_error(
+        fmt::format("{} must be a matrix, but has {} dimensions", name, array.ndim()).c_str());
   }
   if (array.shape(1) > 1 && array.shape(0) > 0 && array.stride(1) != 1) {
     throw nb::value_error(
-        fmt::format("rows of {} must be contiguous, but their elements are {} apart", name, array.stride(1)).c_str());
+        fmt::format("rows of {} must be contiguous, but their elements are {} apart", name, array.stride(1))
+            .c_str());
   }
 }
 
@@ -77,7 +80,8 @@ graph::Output ToOutput(const Array& array, const char* name) {
 
 graph::Indices ToIndices(const ReadArray& array, const char* name) {
   if (array.ndim() != 1) {
-    throw nb::value_error(fmt::format("{} must be a vector, but has {} dimensions", name, array.ndim()).c_str());
+    throw nb::value_error(
+        fmt::format("{} must be a vector, but has {} dimensions", name, array.ndim()).c_str());
   }
   const int64_t size = CheckContiguous(array, name);
   const bool wide = array.dtype() == nb::dtype<int64_t>();
@@ -88,12 +92,14 @@ graph::Indices ToIndices(const ReadArray& array, const char* name) {
 }
 
 std::span<int32_t> ToInts(const Array& array, const char* name) {
-  if (array.dtype() != nb::dtype<int32_t>()) throw nb::type_error(fmt::format("{} must be int32", name).c_str());
+  if (array.dtype() != nb::dtype<int32_t>())
+    throw nb::type_error(fmt::format("{} must be int32", name).c_str());
   return {static_cast<int32_t*>(array.data()), static_cast<size_t>(CheckContiguous(array, name))};
 }
 
 std::span<float> ToFloats(const Array& array, const char* name) {
-  if (array.dtype() != nb::dtype<float>()) throw nb::type_error(fmt::format("{} must be float32", name).c_str());
+  if (array.dtype() != nb::dtype<float>())
+    throw nb::type_error(fmt::format("{} must be float32", name).c_str());
   return {static_cast<float*>(array.data()), static_cast<size_t>(CheckContiguous(array, name))};
 }
 
@@ -134,7 +140,8 @@ NB_MODULE(_core, module) {
       },
       nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
   module.def(
-      "get_num_threads", [] { return moesaic::python::Session().threads(); }, nb::call_guard<nb::gil_scoped_release>());
+      "get_num_threads", [] { return moesaic::python::Session().threads(); },
+      nb::call_guard<nb::gil_scoped_release>());
   module.def("kernels", [] { return moesaic::python::Session().context().graph->name; });
   moesaic::python::BindGraph(module);
 }

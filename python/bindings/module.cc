@@ -1,0 +1,147 @@
+// moesaic._core: operators on matrices. The Python modules of the package add shapes and gradients.
+#include <unistd.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "bindings/arrays.h"
+
+namespace nb = nanobind;
+
+namespace moesaic::python {
+namespace {
+
+struct Process {
+  std::mutex mutex;
+  std::unique_ptr<graph::Workspace> workspace;
+  pid_t owner = 0;
+  int threads = 0;
+};
+
+Process& TheProcess() {
+  static auto* process = new Process;  // never destroyed: threads may outlive the interpreter's modules
+  return *process;
+}
+
+tensor::DType TypeOf(const nb::dlpack::dtype& type, const char* name) {
+  if (type == nb::dtype<float>()) return tensor::DType::kF32;
+  const bool sixteen = type.bits == 16 && type.lanes == 1;
+  if (sixteen && type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float)) return tensor::DType::kF16;
+  if (sixteen && type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat))
+    return tensor::DType::kBF16;
+  throw nb::type_error(fmt::format("{} must have elements of float32, bfloat16 or float16", name).c_str());
+}
+
+template <typename AnyArray>
+void CheckMatrix(const AnyArray& array, const char* name) {
+  if (array.ndim() != 2) {
+    throw nb::value_error(
+        fmt::format("{} must be a matrix, but has {} dimensions", name, array.ndim()).c_str());
+  }
+  if (array.shape(1) > 1 && array.shape(0) > 0 && array.stride(1) != 1) {
+    throw nb::value_error(
+        fmt::format("rows of {} must be contiguous, but their elements are {} apart", name, array.stride(1))
+            .c_str());
+  }
+}
+
+template <typename AnyArray>
+int64_t CheckContiguous(const AnyArray& array, const char* name) {
+  int64_t size = 1;
+  for (size_t i = array.ndim(); i-- > 0;) {
+    if (array.shape(i) > 1 && array.stride(i) != size) {
+      throw nb::value_error(fmt::format("{} must be contiguous", name).c_str());
+    }
+    size *= static_cast<int64_t>(array.shape(i));
+  }
+  return size;
+}
+
+}  // namespace
+
+graph::Features ToFeatures(const ReadArray& array, const char* name) {
+  CheckMatrix(array, name);
+  return {.data = array.data(),
+          .dtype = TypeOf(array.dtype(), name),
+          .rows = static_cast<int64_t>(array.shape(0)),
+          .cols = static_cast<int64_t>(array.shape(1)),
+          .stride = array.stride(0)};
+}
+
+graph::Output ToOutput(const Array& array, const char* name) {
+  CheckMatrix(array, name);
+  return {.data = array.data(),
+          .dtype = TypeOf(array.dtype(), name),
+          .rows = static_cast<int64_t>(array.shape(0)),
+          .cols = static_cast<int64_t>(array.shape(1)),
+          .stride = array.stride(0)};
+}
+
+graph::Indices ToIndices(const ReadArray& array, const char* name) {
+  if (array.ndim() != 1) {
+    throw nb::value_error(
+        fmt::format("{} must be a vector, but has {} dimensions", name, array.ndim()).c_str());
+  }
+  const int64_t size = CheckContiguous(array, name);
+  const bool wide = array.dtype() == nb::dtype<int64_t>();
+  if (!wide && array.dtype() != nb::dtype<int32_t>()) {
+    throw nb::type_error(fmt::format("{} must have elements of int32 or int64", name).c_str());
+  }
+  return {.data = array.data(), .size = size, .wide = wide};
+}
+
+std::span<int32_t> ToInts(const Array& array, const char* name) {
+  if (array.dtype() != nb::dtype<int32_t>())
+    throw nb::type_error(fmt::format("{} must be int32", name).c_str());
+  return {static_cast<int32_t*>(array.data()), static_cast<size_t>(CheckContiguous(array, name))};
+}
+
+std::span<float> ToFloats(const Array& array, const char* name) {
+  if (array.dtype() != nb::dtype<float>())
+    throw nb::type_error(fmt::format("{} must be float32", name).c_str());
+  return {static_cast<float*>(array.data()), static_cast<size_t>(CheckContiguous(array, name))};
+}
+
+void ThrowIfError(const Status& status) {
+  if (status.ok()) return;
+  throw std::invalid_argument(Message(status));  // nanobind raises ValueError
+}
+
+Session::Session() : lock_(TheProcess().mutex) {
+  Process& process = TheProcess();
+  if (process.owner != getpid()) {
+    // Threads do not survive fork(): a child process starts its own. The parent's workspace stays allocated.
+    static_cast<void>(process.workspace.release());
+    process.owner = getpid();
+  }
+  if (process.workspace == nullptr) {
+    process.workspace = ValueOrThrow(graph::Workspace::Create(process.threads, runtime::DetectCpu()));
+  }
+  workspace_ = process.workspace.get();
+}
+
+void SetThreads(int threads) {
+  Process& process = TheProcess();
+  const std::lock_guard lock(process.mutex);
+  process.threads = threads;
+  if (process.owner == getpid()) process.workspace.reset();
+}
+
+}  // namespace moesaic::python
+
+NB_MODULE(_core, module) {
+  module.doc() = "C++ operators of moesaic.graph. Use the functions of moesaic.graph instead.";
+  module.def(
+      "set_num_threads",
+      [](int threads) {
+        if (threads < 0) throw nb::value_error("the number of threads must be 0 or more");
+        moesaic::python::SetThreads(threads);
+      },
+      nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "get_num_threads", [] { return moesaic::python::Session().threads(); },
+      nb::call_guard<nb::gil_scoped_release>());
+  module.def("kernels", [] { return moesaic::python::Session().context().graph->name; });
+  moesaic::python::BindGraph(module);
+}

@@ -1,0 +1,98 @@
+"""Differences between NumPy arrays and PyTorch tensors."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import torch
+
+    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]" | torch.Tensor
+
+#: A NumPy array or a PyTorch tensor on the CPU; results are of the same kind as the arguments.
+ArrayT = TypeVar("ArrayT")
+
+
+def is_torch(x: object) -> bool:
+    """Return whether x is a PyTorch tensor, without importing PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def needs_grad(*arrays: object) -> bool:
+    """Return whether PyTorch records an operator on these arrays."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in arrays)
+
+
+def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
+    """Return uninitialized memory of the kind, and by default of the type, of `like`."""
+    if is_torch(like):
+        import torch
+
+        return torch.empty(tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, dtype))
+    return np.empty(tuple(shape), dtype=like.dtype if dtype is None else dtype)
+
+
+def plain(x: Any) -> Any:
+    """Return x as an object that the extension reads: a tensor without its gradient."""
+    if is_torch(x):
+        if x.device.type != "cpu":
+            raise ValueError(f"tensors must be on the CPU, but one is on {x.device}")
+        return x.detach()
+    return x
+
+
+def contiguous(x: Any) -> Any:
+    """Return x, or a contiguous copy if it is not contiguous."""
+    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
+
+
+def as_matrix(x: Any, name: str, leading: int = 1) -> Any:
+    """View x [rows, ...] as a matrix [rows, columns] with contiguous rows; copies only if it must."""
+    if not hasattr(x, "shape"):
+        raise TypeError(f"{name} must be a NumPy array or a PyTorch tensor, not {type(x).__name__}")
+    shape = tuple(x.shape)
+    if len(shape) < leading:
+        raise ValueError(f"{name} must have {leading} or more dimensions, but has the shape {shape}")
+    rows, columns = math.prod(shape[:leading]), math.prod(shape[leading:])
+    x = plain(x)
+    if len(shape) == 2 and leading == 1 and _rows_are_contiguous(x):
+        return x
+    return contiguous(x).reshape(rows, columns)
+
+
+def _rows_are_contiguous(x: Any) -> bool:
+    step = x.stride(1) if is_torch(x) else x.strides[1] // x.itemsize
+    apart = x.stride(0) if is_torch(x) else x.strides[0] / x.itemsize
+    return bool(step == 1 and (x.shape[0] <= 1 or (apart >= x.shape[1] and float(apart).is_integer())))
+
+
+def as_index(x: Any, name: str) -> Any:
+    """Check that x is a vector of int32 or int64, and return it contiguous."""
+    if not hasattr(x, "shape"):
+        x = np.asarray(x, dtype=np.int64)
+    if str(x.dtype).rsplit(".", 1)[-1] not in ("int32", "int64"):
+        raise TypeError(f"{name} must have elements of int32 or int64, not {x.dtype}")
+    if x.ndim != 1:
+        raise ValueError(f"{name} must be a vector, but has the shape {tuple(x.shape)}")
+    return contiguous(plain(x))
+
+
+def to_numpy(x: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """View x as a NumPy array."""
+    return cast("np.ndarray[Any, np.dtype[Any]]", plain(x).numpy() if is_torch(x) else np.asarray(x))
+
+
+def widen(x: Any) -> Any:
+    """Return int32 x as int64, PyTorch's type of indices."""
+    return x.long() if is_torch(x) else x.astype(np.int64)

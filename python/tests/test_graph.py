@@ -1,0 +1,173 @@
+"""moesaic.graph on NumPy arrays, against plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import moesaic
+from moesaic import graph
+
+
+def edges(rng, num_src=11, num_dst=9, count=70):
+    src = rng.integers(0, num_src, count)
+    dst = rng.integers(0, num_dst - 1, count)  # the last node has no edges
+    return src, dst, graph.Graph(src, dst, num_src, num_dst)
+
+
+def reduce_plain(messages, dst, num_dst, kind):
+    out = np.zeros((num_dst, *messages.shape[1:]), np.float64)
+    for d in range(num_dst):
+        rows = messages[dst == d].astype(np.float64)
+        if len(rows):
+            out[d] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[kind](rows, axis=0)
+    return out
+
+
+OPS = {
+    "copy_lhs": lambda u, e: u + 0 * e,
+    "copy_rhs": lambda u, e: e + 0 * u,
+    "add": lambda u, e: u + e,
+    "sub": lambda u, e: u - e,
+    "mul": lambda u, e: u * e,
+    "div": lambda u, e: u / e,
+}
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_gspmm_matches_numpy(rng, op, kind, dtype):
+    src, dst, g = edges(rng)
+    u = rng.uniform(0.5, 2, (11, 3, 10)).astype(dtype)
+    for e_shape in [(70, 3, 10), (70, 3), (70, 1, 1), (70,)]:
+        e = rng.uniform(0.5, 2, e_shape).astype(dtype)
+        if op == "copy_rhs" and e_shape != (70, 3, 10):
+            continue
+        full = e.reshape(e_shape + (1,) * (3 - len(e_shape)))
+        want = reduce_plain(OPS[op](u[src].astype(np.float64), full.astype(np.float64)), dst, 9, kind)
+        got = graph.gspmm(g, op, kind, u, e)
+        assert got.dtype == dtype and got.shape == (9, 3, 10)
+        tolerance = 1e-5 if dtype == np.float32 else 4e-3
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_arguments_of_a_maximum(rng):
+    src, dst, g = edges(rng)
+    u = rng.normal(size=(11, 5)).astype(np.float32)
+    out, arg = graph.gspmm(g, "copy_lhs", "max", u, None, return_arg=True)
+    assert arg.dtype == np.int64
+    for d in range(8):
+        for c in range(5):
+            assert dst[arg[d, c]] == d
+            assert u[src[arg[d, c]], c] == out[d, c]
+    assert (arg[8] == 70).all() and (out[8] == 0).all()
+
+
+def test_gsddmm_matches_numpy(rng):
+    src, dst, g = edges(rng)
+    u = rng.normal(size=(11, 2, 6)).astype(np.float32)
+    v = rng.normal(size=(9, 2, 6)).astype(np.float32)
+    np.testing.assert_allclose(graph.gsddmm(g, "add", u, v), u[src] + v[dst], rtol=1e-6)
+    np.testing.assert_allclose(graph.gsddmm(g, "sub", v, u, "v", "u"), v[dst] - u[src], rtol=1e-6)
+    np.testing.assert_allclose(graph.gsddmm(g, "copy_rhs", None, v), v[dst])
+    dots = graph.u_dot_v(g, u, v)
+    assert dots.shape == (70, 2, 1)
+    np.testing.assert_allclose(dots, (u[src] * v[dst]).sum(-1, keepdims=True), rtol=1e-4, atol=1e-5)
+
+
+def test_edge_attention_matches_numpy(rng):
+    src, dst, g = edges(rng)
+    q, k = (rng.normal(size=(n, 4, 8)).astype(np.float32) for n in (9, 11))
+    v = rng.normal(size=(11, 4, 5)).astype(np.float32)
+    bias = rng.normal(size=(70, 4)).astype(np.float32)
+    got = graph.edge_attention(g, q, k, v, bias)
+    scores = (q[dst] * k[src]).sum(-1) / np.sqrt(8) + bias
+    for d in range(8):
+        mine = dst == d
+        weights = np.exp(scores[mine])
+        weights /= weights.sum(0)
+        np.testing.assert_allclose(got[d], (weights[..., None] * v[src[mine]]).sum(0), rtol=1e-4, atol=1e-5)
+    assert (got[8] == 0).all()
+    softmax = graph.edge_softmax(g, scores.astype(np.float32))
+    for d in range(8):
+        np.testing.assert_allclose(softmax[dst == d].sum(0), 1, rtol=1e-5)
+
+
+def test_results_do_not_depend_on_threads(rng):
+    before = moesaic.get_num_threads()
+    src, dst = rng.integers(0, 500, 60000), np.minimum(rng.integers(0, 3000, 60000), 499)
+    g = graph.Graph(src, dst, 500, 500)
+    u = rng.normal(size=(500, 48)).astype(np.float32)
+    results = []
+    for threads in (1, 2, 3):
+        moesaic.set_num_threads(threads)
+        assert moesaic.get_num_threads() == threads
+        results.append(graph.copy_u(g, u).tobytes())
+    moesaic.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+
+
+def test_plan_keeps_its_edges(rng):
+    src, dst, g = edges(rng)
+    u = rng.normal(size=(11, 4)).astype(np.float32)
+    before = graph.copy_u(g, u)
+    assert g.matches(src, dst)
+    src[0] = (src[0] + 1) % 11
+    assert not g.matches(src, dst)
+    np.testing.assert_array_equal(before, graph.copy_u(g, u))
+
+
+def test_csc_lists_edges_by_destination(rng):
+    src, dst, g = edges(rng)
+    ptr, sources, edge = g.csc()
+    np.testing.assert_array_equal(sources, src[edge])
+    np.testing.assert_array_equal(np.repeat(np.arange(9), np.diff(ptr)), dst[edge])
+    again = graph.Graph.from_csc(ptr, sources, 11)
+    assert again.num_edges == 70 and again.reversed().num_dst == 11
+
+
+def test_index_add_accumulates(rng):
+    out = np.ones((4, 3), np.float32)
+    graph.index_add(out, np.array([1, 1, 3]), np.full((3, 3), 2, np.float32), alpha=0.5)
+    np.testing.assert_array_equal(out[:, 0], [1, 3, 1, 2])
+
+
+def test_arrays_without_contiguous_rows_are_copied(rng):
+    _, _, g = edges(rng)
+    u = rng.normal(size=(5, 11)).astype(np.float32)
+    np.testing.assert_array_equal(graph.copy_u(g, u.T), graph.copy_u(g, np.ascontiguousarray(u.T)))
+    wide = rng.normal(size=(11, 20)).astype(np.float32)
+    np.testing.assert_array_equal(graph.copy_u(g, wide[:, 3:9]), graph.copy_u(g, wide[:, 3:9].copy()))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: graph.Graph([0, 1], [0, -2]), ValueError, r"dst\[1\] must be in \[0, 2\), but is -2"),
+        (lambda: graph.Graph([0, 9], [0, 1], 3, 3), ValueError, r"src\[1\] must be in \[0, 3\), but is 9"),
+        (lambda: graph.Graph([0, 1], [0]), ValueError, "one element per edge"),
+        (lambda: graph.Graph(np.zeros(3), np.zeros(3)), TypeError, "int32 or int64"),
+        (lambda: graph.Graph(np.zeros((2, 2), np.int64), [0]), ValueError, "must be a vector"),
+        (lambda: graph.copy_u(graph.Graph([0], [0]), np.zeros((1, 2))), TypeError, "float32, bfloat16 or float16"),
+        (lambda: graph.copy_u(graph.Graph([0], [0]), np.zeros((2, 2), np.float32)), ValueError, "must have 1 rows"),
+        (lambda: graph.copy_u(graph.Graph([0], [0]), [1.0]), TypeError, "NumPy array or a PyTorch tensor"),
+        (lambda: graph.gspmm(graph.Graph([0], [0]), "pow", "sum", None, None), ValueError, "unknown operator"),
+        (
+            lambda: graph.copy_u(graph.Graph([0], [0]), np.zeros((1, 2), np.float32), "median"),
+            ValueError,
+            "unknown reduction",
+        ),
+        (lambda: graph.Segments.from_ptr([0, 3, 2]), ValueError, r"ptr\[1\] must be at most 2|ptr\[2\]"),
+    ],
+)
+def test_wrong_input_is_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_empty_graphs_give_zeros():
+    none = np.zeros(0, np.int64)
+    g = graph.Graph(none, none, 0, 3)
+    assert (graph.copy_u(g, np.zeros((0, 4), np.float32)) == 0).all()
+    assert graph.Graph(none, none).num_dst == 0

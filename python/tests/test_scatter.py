@@ -1,0 +1,102 @@
+"""The names of torch_scatter on NumPy arrays, against plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moesaic import scatter as ts
+
+
+def plain(src, index, dim, size, kind):
+    moved = np.moveaxis(src, dim, 0).astype(np.float64)
+    full = np.moveaxis(np.broadcast_to(index, src.shape), dim, 0)
+    out = np.zeros((size, *moved.shape[1:]))
+    arg = np.full(out.shape, src.shape[dim])
+    for place in np.ndindex(*moved.shape[1:]):
+        for s in range(size):
+            at = np.nonzero(full[(slice(None), *place)] == s)[0]
+            if len(at):
+                values = moved[(at, *place)]
+                out[(s, *place)] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "mul": np.prod}[kind](
+                    values
+                )
+                if kind in ("max", "min"):
+                    arg[(s, *place)] = at[np.argmax(values) if kind == "max" else np.argmin(values)]
+            elif kind == "mul":
+                out[(s, *place)] = 1
+    return np.moveaxis(out, 0, dim), np.moveaxis(arg, 0, dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min", "mul"])
+def test_scatter_matches_numpy(rng, dim, kind):
+    src = rng.normal(size=(6, 9, 7)).astype(np.float32)
+    length = src.shape[dim]
+    vector = rng.integers(0, 4, length)
+    shape = [1, 1, 1]
+    shape[dim] = length
+    own = rng.integers(0, 4, src.shape)
+    for index, full in [(vector, vector.reshape(shape)), (vector.reshape(shape), vector.reshape(shape)), (own, own)]:
+        want, want_arg = plain(src, full, dim, 5, kind)
+        got = ts.scatter(src, index, dim, dim_size=5, reduce=kind)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        if kind in ("max", "min"):
+            value, arg = (ts.scatter_max if kind == "max" else ts.scatter_min)(src, index, dim, dim_size=5)
+            np.testing.assert_allclose(value, want)
+            np.testing.assert_array_equal(arg, want_arg)
+
+
+def test_out_takes_part(rng):
+    src = np.array([[1.0, 2.0, 6.0]], np.float32)
+    index = np.array([0, 0, 1])
+    np.testing.assert_array_equal(ts.scatter_sum(src, index, out=np.full((1, 3), 10, np.float32)), [[13, 16, 10]])
+    np.testing.assert_array_equal(ts.scatter_mean(src, index, out=np.full((1, 3), 1, np.float32)), [[2, 7, 1]])
+    value, arg = ts.scatter_max(src, index, out=np.full((1, 3), 3, np.float32))
+    np.testing.assert_array_equal(value, [[3, 6, 3]])
+    np.testing.assert_array_equal(arg, [[3, 2, 3]])
+
+
+def test_composites_match_numpy(rng):
+    src = rng.normal(size=(40, 3)).astype(np.float32)
+    index = rng.integers(0, 5, 40)
+    softmax = ts.scatter_softmax(src, index, 0)
+    logs = ts.scatter_log_softmax(src, index, 0)
+    sums = ts.scatter_logsumexp(src, index, 0)
+    deviation = ts.scatter_std(src, index, 0)
+    for s in range(5):
+        rows = src[index == s].astype(np.float64)
+        total = np.exp(rows).sum(0)
+        np.testing.assert_allclose(softmax[index == s], np.exp(rows) / total, rtol=1e-5)
+        np.testing.assert_allclose(logs[index == s], rows - np.log(total), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(sums[s], np.log(total), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(deviation[s], rows.std(0, ddof=1), rtol=1e-4)
+
+
+def test_segment_and_gather(rng):
+    src = rng.normal(size=(2, 8, 3)).astype(np.float32)
+    ptr = np.array([0, 2, 2, 5, 8])
+    index = np.repeat(np.arange(4), np.diff(ptr))
+    for batch in range(2):
+        for kind in ("sum", "mean"):
+            want = plain(src[batch], index[:, None], 0, 4, kind)[0]
+            np.testing.assert_allclose(ts.segment_csr(src[batch], ptr, reduce=kind), want, rtol=1e-5, atol=1e-6)
+            both = ts.segment_csr(src, np.stack([ptr, ptr]), reduce=kind)
+            np.testing.assert_allclose(both[batch], want, rtol=1e-5, atol=1e-6)
+            coo = ts.segment_coo(src[batch], index, dim_size=4, reduce=kind)
+            np.testing.assert_allclose(coo, want, rtol=1e-5, atol=1e-6)
+    value, arg = ts.segment_max_csr(src[0], ptr)
+    np.testing.assert_array_equal(ts.segment_csr(src[0], ptr, reduce="max"), value)
+    assert (arg[1] == 8).all()
+    np.testing.assert_array_equal(value[0], src[0, :2].max(0))
+    nodes = rng.normal(size=(4, 3)).astype(np.float32)
+    np.testing.assert_array_equal(ts.gather_csr(nodes, ptr), nodes[index])
+    np.testing.assert_array_equal(ts.gather_coo(nodes, index), nodes[index])
+    batched = rng.normal(size=(2, 4, 3)).astype(np.float32)
+    both = np.stack([index, index])
+    np.testing.assert_array_equal(ts.gather_coo(batched, both), batched[:, index])
+
+
+def test_index_beyond_dim_size_is_named():
+    with pytest.raises(ValueError, match=r"index\[1\] must be in \[0, 2\), but is 5"):
+        ts.scatter_sum(np.zeros((2, 1), np.float32), np.array([0, 5]), 0, dim_size=2)

@@ -1,0 +1,161 @@
+"""PyTorch tensors: gradients by gradcheck, bfloat16, views, and torch_scatter where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+
+import numpy as np
+import pytest
+
+from moesaic import graph
+from moesaic import scatter as ts
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+HAS_TORCH_SCATTER = importlib.util.find_spec("torch_scatter") is not None
+
+
+def plan(count=40, num_src=7, num_dst=6):
+    generator = torch.Generator().manual_seed(1)
+    src = torch.randint(0, num_src, (count,), generator=generator)
+    dst = torch.randint(0, num_dst - 1, (count,), generator=generator)
+    return graph.Graph(src, dst, num_src, num_dst), src, dst
+
+
+def leaf(*shape):
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.rand(*shape, generator=generator) + 0.5
+    return x.requires_grad_()
+
+
+def check(function, *inputs):
+    """gradcheck in float32: differences over 2e-2 are exact to some 1e-4 for these smooth functions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about float32
+        assert torch.autograd.gradcheck(function, inputs, eps=1e-2, atol=2e-2, rtol=1e-2, nondet_tol=0.0)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("op", ["copy_lhs", "copy_rhs", "add", "sub", "mul", "div"])
+def test_gspmm_gradients(op, reduce):
+    g, src, dst = plan()
+    u, e = leaf(7, 2, 3), leaf(40, 2, 3) if op == "copy_rhs" else leaf(40, 2)
+    if reduce in ("max", "min"):  # differences must not change the order: compare with PyTorch instead
+        full = e if e.dim() == 3 else e.unsqueeze(-1)
+        message = {
+            "copy_lhs": u[src],
+            "copy_rhs": full,
+            "add": u[src] + full,
+            "sub": u[src] - full,
+            "mul": u[src] * full,
+            "div": u[src] / full,
+        }[op].expand(40, 2, 3)
+        index = dst.view(-1, 1, 1).expand(40, 2, 3)
+        want = torch.zeros(6, 2, 3).scatter_reduce(
+            0, index, message, "amax" if reduce == "max" else "amin", include_self=False
+        )
+        got = graph.gspmm(g, op, reduce, u, e)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        weights = torch.rand(6, 2, 3)
+        inputs = [x for x in (u, e) if x is not None]
+        grads = [
+            torch.autograd.grad((x * weights).sum(), inputs, allow_unused=True, retain_graph=True) for x in (got, want)
+        ]
+        for mine, theirs in zip(*grads, strict=True):
+            if theirs is None:
+                assert mine is None
+            else:
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        return
+    if op == "copy_lhs":
+        check(lambda a: graph.gspmm(g, op, reduce, a, None), u)
+    elif op == "copy_rhs":
+        check(lambda a: graph.gspmm(g, op, reduce, None, a), e)
+    else:
+        check(lambda a, b: graph.gspmm(g, op, reduce, a, b), u, e)
+
+
+def test_other_gradients():
+    g, _, dst = plan()
+    check(lambda a, b: graph.gspmm(g, "dot", "sum", a, b), leaf(7, 2, 3), leaf(40, 2, 3))
+    for op in ("add", "sub", "mul", "div", "dot"):
+        check(lambda a, b, op=op: graph.gsddmm(g, op, a, b), leaf(7, 2, 3), leaf(6, 2, 3))
+    check(lambda a: graph.edge_softmax(g, a), leaf(40, 3))
+    check(
+        lambda a, b, c, d: graph.edge_attention(g, a, b, c, d), leaf(6, 2, 4), leaf(7, 2, 4), leaf(7, 2, 3), leaf(40, 2)
+    )
+    check(lambda a, b, c: graph.edge_attention(g, a, b, c), leaf(6, 2, 4), leaf(40, 2, 4), leaf(40, 2, 3))
+    check(lambda a: ts.scatter_sum(a, dst, 0), leaf(40, 3))
+    check(lambda a: ts.scatter_mean(a, dst, 0), leaf(40, 3))
+    check(lambda a: ts.scatter_softmax(a, dst, 0), leaf(40, 3))
+    check(lambda a: ts.scatter_logsumexp(a, dst, 0, dim_size=5), leaf(40, 3))
+    check(lambda a: ts.gather_csr(a, torch.tensor([0, 2, 2, 5])), leaf(3, 2))
+
+
+def test_bfloat16_sums_in_float32():
+    g, src, dst = plan(2000)
+    u = torch.rand(7, 33).bfloat16()
+    want = torch.zeros(6, 33).index_add_(0, dst, u.float()[src])
+    got = graph.copy_u(g, u)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, want.bfloat16(), rtol=2**-8, atol=0)
+
+
+def test_views_share_memory_and_gradients_flow_through_them():
+    g, src, dst = plan()
+    base = torch.rand(7, 12, requires_grad=True)
+    view = base[:, 2:8]
+    out = graph.copy_u(g, view)
+    torch.testing.assert_close(out, torch.zeros(6, 6).index_add_(0, dst, view.detach()[src]))
+    out.sum().backward()
+    assert base.grad[:, :2].abs().max() == 0 and base.grad[:, 2:8].sum() == 40 * 6
+    target = torch.zeros(6, 6)
+    graph.index_add(target, dst, torch.ones(40, 6))
+    assert target.sum() == 240
+
+
+def test_equals_pytorch_at_size():
+    rng = np.random.default_rng(0)
+    src, dst = (torch.from_numpy(rng.integers(0, 512, 32768)) for _ in range(2))
+    u, w = torch.randn(512, 64), torch.randn(32768)
+    got = graph.u_mul_e_sum(graph.Graph(src, dst, 512, 512), u, w)
+    want = torch.zeros(512, 64, dtype=torch.float64).index_add_(0, dst, u.double()[src] * w.double()[:, None])
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(not HAS_TORCH_SCATTER, reason="torch_scatter is not installed")
+def test_equals_torch_scatter():
+    import torch_scatter
+
+    generator = torch.Generator().manual_seed(3)
+    for shape, dim in [((50, 4), 0), ((3, 20, 5), 1), ((4, 30), -1)]:
+        src = torch.randn(*shape, generator=generator)
+        for index in (
+            torch.randint(0, 6, (shape[dim],), generator=generator),
+            torch.randint(0, 6, shape, generator=generator),
+        ):
+            full = torch_scatter.utils.broadcast(index, src, dim)
+            for name in (
+                "scatter_sum",
+                "scatter_mean",
+                "scatter_softmax",
+                "scatter_log_softmax",
+                "scatter_std",
+                "scatter_logsumexp",
+                "scatter_mul",
+            ):
+                mine, theirs = (getattr(m, name)(src, i, dim) for m, i in ((ts, index), (torch_scatter, full)))
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+            for name in ("scatter_max", "scatter_min"):
+                mine, theirs = (
+                    getattr(m, name)(src, i, dim, dim_size=8) for m, i in ((ts, index), (torch_scatter, full))
+                )
+                torch.testing.assert_close(mine[0], theirs[0])
+                assert torch.equal(mine[1], theirs[1])
+    src, ptr = torch.randn(10, 3), torch.tensor([0, 3, 3, 10])
+    for kind in ("sum", "mean", "min", "max"):
+        torch.testing.assert_close(
+            ts.segment_csr(src, ptr, reduce=kind), torch_scatter.segment_csr(src, ptr, reduce=kind)
+        )
+    torch.testing.assert_close(ts.gather_csr(src[:3], ptr), torch_scatter.gather_csr(src[:3], ptr))

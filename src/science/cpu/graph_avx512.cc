@@ -1,0 +1,17 @@
+#include "science/cpu/graph.h"
+#include "science/cpu/lanes_avx512-inl.h"
+// Requires the lanes included above:
+#include "science/cpu/elements-inl.h"
+// Requires the elements included above:
+#include "science/cpu/edge_map-inl.h"
+#include "science/cpu/reduce-inl.h"
+#include "science/cpu/softmax-inl.h"
+
+namespace moesaic::graph::cpu {
+
+void ReduceAvx512(const ReduceTask& task) { RunReduce(task); }
+void EdgeMapAvx512(const EdgeMapTask& task) { RunEdgeMap(task); }
+void SoftmaxAvx512(const SoftmaxTask& task) { RunSoftmax(task); }
+void EdgeAttentionAvx512(const EdgeAttentionTask& task) { RunEdgeAttention(task); }
+
+}  // namespace moesaic::graph::cpu

@@ -1,0 +1,229 @@
+// Fused gather, combine and reduce over elements-inl.h, which must be included first.
+#pragma once
+
+namespace moesaic::graph::cpu {
+namespace {
+
+// A segment is reduced in blocks of columns whose accumulators stay in registers: 8 vectors of 16 registers
+// leave room for loads, and 8 independent sums hide the latency of an FMA.
+constexpr int kReduceBlock = 8;
+// Rows of u are read in random order. Positions ahead at which they are prefetched: at 64 columns an edge
+// takes about 8 cycles, so 16 edges cover an access to the L3 cache.
+constexpr int kPrefetchAhead = 16;
+
+// The columns of one block. `scale_col` is the column of e for all of them if e is shared by groups.
+struct ReduceColumns {
+  int64_t first;
+  int64_t e_first;
+  int n;  // columns in the last vector; kLanes unless the block is a tail
+};
+
+template <typename E>
+inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) {
+  if (t.out_f32) {
+    kernels::StoreFirst(static_cast<float*>(t.out) + s * t.out_stride + col, sum, n);
+    return;
+  }
+  if (t.reduce == Reduce::kMean) {
+    const int32_t edges = t.ptr[s + 1] - t.ptr[s];
+    sum = Div(sum, Set(static_cast<float>(edges > 1 ? edges : 1)));
+  }
+  if (t.alpha != 1) sum = Mul(Set(t.alpha), sum);
+  auto* out = static_cast<typename E::T*>(t.out) + s * t.out_stride + col;
+  const bool whole = n == kLanes;
+  if (t.beta != 0) {
+    const V old = whole ? E::Load(out) : E::LoadFirst(out, n);
+    sum = Add(Mul(Set(t.beta), old), sum);
+  }
+  if (whole) {
+    E::Store(out, sum);
+  } else {
+    E::StoreFirst(out, sum, n);
+  }
+}
+
+template <typename E, Op op, bool kShared, int kBlock, bool kPart>
+inline void SumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
+  const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
+  const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
+  const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
+  V sum[kBlock];
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlock; ++b) sum[b] = Zero();
+  for (int32_t p = begin; p < end; ++p) {
+    const auto* row = u + (t.u_rows != nullptr ? t.u_rows[p] : p) * t.u_stride;
+    if (t.u_rows != nullptr && p + kPrefetchAhead < end) {
+      const auto* ahead = reinterpret_cast<const char*>(u + t.u_rows[p + kPrefetchAhead] * t.u_stride);
+#pragma GCC unroll 8
+      for (int b = 0; b < kBlock * kLanes * static_cast<int>(sizeof(typename E::T)); b += 64)
+        __builtin_prefetch(ahead + b);
+    }
+    const typename E::T* weights = nullptr;
+    V shared = Zero();
+    if constexpr (op != Op::kCopyU) {
+      weights = e + (t.e_rows != nullptr ? t.e_rows[p] : p) * t.e_stride;
+      if constexpr (kShared) shared = E::Broadcast(weights);
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlock; ++b) {
+      const V x = LoadLanes<E, kPart>(row + b * kLanes, c.n);
+      if constexpr (op == Op::kCopyU) {
+        sum[b] = Add(sum[b], x);
+      } else {
+        const V w = kShared ? shared : LoadLanes<E, kPart>(weights + b * kLanes, c.n);
+        if constexpr (op == Op::kMul) {
+          sum[b] = Fma(x, w, sum[b]);
+        } else {
+          sum[b] = Add(sum[b], Apply<op>(x, w));
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlock; ++b) StoreSum<E>(t, s, c.first + b * kLanes, sum[b], kPart ? c.n : kLanes);
+}
+
+// The sum of a gradient: an edge contributes only to the columns that chose it.
+template <typename E, Op op, bool kShared, int kBlock, bool kPart>
+inline void MaskedSumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
+  const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
+  const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
+  V sum[kBlock];
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlock; ++b) sum[b] = Zero();
+  for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) {
+    const int64_t row = t.u_rows != nullptr ? t.u_rows[p] : p;
+    const int32_t edge = t.e_rows != nullptr ? t.e_rows[p] : p;
+    const int32_t* chosen = t.arg + row * t.cols + c.first;
+    for (int b = 0; b < kBlock; ++b) {
+      V x = LoadLanes<E, kPart>(u + row * t.u_stride + b * kLanes, c.n);
+      if constexpr (op != Op::kCopyU) {
+        const auto* weights = e + edge * t.e_stride;
+        x = Apply<op>(x, kShared ? E::Broadcast(weights) : LoadLanes<E, kPart>(weights + b * kLanes, c.n));
+      }
+      const VI arg = LoadFirstInts(chosen + b * kLanes, kPart ? c.n : kLanes);
+      sum[b] = Add(sum[b], KeepEqual(arg, SetInts(edge), x));
+    }
+  }
+  for (int b = 0; b < kBlock; ++b) StoreSum<E>(t, s, c.first + b * kLanes, sum[b], kPart ? c.n : kLanes);
+}
+
+template <typename E, Op op, bool kShared, int kBlock, bool kPart>
+inline void MaxBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
+  const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
+  const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
+  const bool min = t.reduce == Reduce::kMin;
+  const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
+  V best[kBlock];
+  VI arg[kBlock];
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlock; ++b) {
+    best[b] = Zero();
+    arg[b] = SetInts(t.arg_empty);
+  }
+  for (int32_t p = begin; p < end; ++p) {
+    const auto* row = u + (t.u_rows != nullptr ? t.u_rows[p] : p) * t.u_stride;
+    const int32_t edge = t.e_rows != nullptr ? t.e_rows[p] : p;
+    const auto* weights = e + edge * t.e_stride;
+    const VI id = SetInts(edge);
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlock; ++b) {
+      V x = LoadLanes<E, kPart>(row + b * kLanes, c.n);
+      if constexpr (op != Op::kCopyU) {
+        x = Apply<op>(x, kShared ? E::Broadcast(weights) : LoadLanes<E, kPart>(weights + b * kLanes, c.n));
+      }
+      if (min) x = Negate(x);
+      if (p == begin) {
+        best[b] = x;
+        arg[b] = id;
+      } else {
+        MaxStep(x, id, &best[b], &arg[b]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int b = 0; b < kBlock; ++b) {
+    const V x = min && begin < end ? Negate(best[b]) : best[b];
+    const int n = kPart ? c.n : kLanes;
+    const int64_t col = c.first + b * kLanes;
+    if (t.out_f32) {
+      kernels::StoreFirst(static_cast<float*>(t.out) + s * t.out_stride + col, x, n);
+    } else {
+      StoreLanes<E, kPart>(static_cast<typename E::T*>(t.out) + s * t.out_stride + col, x, n);
+    }
+    if (t.arg != nullptr) StoreFirstInts(t.arg + s * t.cols + col, arg[b], n);
+  }
+}
+
+enum class ReduceKind { kSum, kMasked, kMax };
+
+template <typename E, Op op, bool kShared, ReduceKind kind, int kBlock, bool kPart>
+inline void ReduceOneBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
+  if constexpr (kind == ReduceKind::kSum) SumBlock<E, op, kShared, kBlock, kPart>(t, s, c);
+  if constexpr (kind == ReduceKind::kMasked) MaskedSumBlock<E, op, kShared, kBlock, kPart>(t, s, c);
+  if constexpr (kind == ReduceKind::kMax) MaxBlock<E, op, kShared, kBlock, kPart>(t, s, c);
+}
+
+// Reduces columns [first, last), which share one column of e if kShared.
+template <typename E, Op op, bool kShared, ReduceKind kind>
+inline void ReduceColumnRange(const ReduceTask& t, int32_t s, int64_t first, int64_t last, int64_t e_first) {
+  constexpr int kBlock = kind == ReduceKind::kMax ? 4 : kReduceBlock;
+  int64_t col = first;
+  auto columns = [&](int n) { return ReduceColumns{col, kShared ? e_first : col, n}; };
+  for (; col + kBlock * kLanes <= last; col += kBlock * kLanes)
+    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, s, columns(kLanes));
+  for (; col + 2 * kLanes <= last; col += 2 * kLanes)
+    ReduceOneBlock<E, op, kShared, kind, 2, false>(t, s, columns(kLanes));
+  for (; col < last; col += kLanes) {
+    const int n = static_cast<int>(last - col < kLanes ? last - col : kLanes);
+    if (n == kLanes) {
+      ReduceOneBlock<E, op, kShared, kind, 1, false>(t, s, columns(n));
+    } else {
+      ReduceOneBlock<E, op, kShared, kind, 1, true>(t, s, columns(n));
+    }
+  }
+}
+
+template <typename E, Op op, ReduceKind kind>
+void ReduceSegments(const ReduceTask& t) {
+  for (int32_t s = t.first; s < t.last; ++s) {
+    if (op == Op::kCopyU || t.e_group == 1) {
+      ReduceColumnRange<E, op, false, kind>(t, s, 0, t.cols, 0);
+    } else if constexpr (op != Op::kCopyU) {
+      for (int64_t j = 0; j * t.e_group < t.cols; ++j)
+        ReduceColumnRange<E, op, true, kind>(t, s, j * t.e_group, (j + 1) * t.e_group, j);
+    }
+  }
+}
+
+template <typename E, ReduceKind kind>
+void ReduceByOp(const ReduceTask& t) {
+  switch (t.op) {
+    case Op::kCopyU:
+      return ReduceSegments<E, Op::kCopyU, kind>(t);
+    case Op::kAdd:
+      return ReduceSegments<E, Op::kAdd, kind>(t);
+    case Op::kSub:
+      return ReduceSegments<E, Op::kSub, kind>(t);
+    case Op::kMul:
+      return ReduceSegments<E, Op::kMul, kind>(t);
+    case Op::kDiv:
+      return ReduceSegments<E, Op::kDiv, kind>(t);
+  }
+}
+
+inline void RunReduce(const ReduceTask& t) {
+  WithElements(t.dtype, [&](auto elements) {
+    using E = decltype(elements);
+    if (t.reduce == Reduce::kMax || t.reduce == Reduce::kMin) {
+      ReduceByOp<E, ReduceKind::kMax>(t);
+    } else if (t.arg != nullptr) {
+      ReduceByOp<E, ReduceKind::kMasked>(t);
+    } else {
+      ReduceByOp<E, ReduceKind::kSum>(t);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace moesaic::graph::cpu

@@ -1,0 +1,163 @@
+#include "science/edge_attention.h"
+
+namespace moesaic::graph {
+namespace {
+
+int64_t OwnersOf(const Graph& graph, Target target) {
+  return target == Target::kEdge ? graph.num_edges() : graph.num_src();
+}
+
+Status CheckAttention(const Graph& graph, const EdgeAttentionParams& p) {
+  if (p.k_target == Target::kDestination || p.v_target == Target::kDestination) {
+    return InvalidArgument("keys and values must belong to sources or edges");
+  }
+  RETURN_IF_ERROR(CheckFeatures(p.q, "q", graph.num_dst()));
+  RETURN_IF_ERROR(CheckFeatures(p.k, "k", OwnersOf(graph, p.k_target), p.q.cols));
+  RETURN_IF_ERROR(CheckFeatures(p.v, "v", OwnersOf(graph, p.v_target)));
+  RETURN_IF_ERROR(CheckSameType(p.q, "q", p.k, "k"));
+  RETURN_IF_ERROR(CheckSameType(p.q, "q", p.v, "v"));
+  if (p.heads < 1 || p.q.cols % p.heads != 0 || p.v.cols % p.heads != 0) {
+    return InvalidArgument("the columns of q and v, {} and {}, must be divisible by heads = {}", p.q.cols,
+                           p.v.cols, p.heads);
+  }
+  if (p.q.cols / p.heads > kMaxHeadDim || p.v.cols / p.heads > kMaxHeadDim) {
+    return InvalidArgument("a head must have at most {} columns, but q and v have {} and {}", kMaxHeadDim,
+                           p.q.cols / p.heads, p.v.cols / p.heads);
+  }
+  if (!p.bias.empty()) {
+    RETURN_IF_ERROR(CheckFeatures(p.bias, "bias", graph.num_edges(), p.heads));
+    RETURN_IF_ERROR(CheckSameType(p.q, "q", p.bias, "bias"));
+  }
+  return OkStatus();
+}
+
+const int32_t* RowsFor(const Adjacency& csc, Target target) {
+  return target == Target::kEdge ? csc.edge_rows() : csc.neighbor.data();
+}
+
+}  // namespace
+
+Status EdgeAttention(const Context& ctx, const Graph& graph, const EdgeAttentionParams& p) {
+  RETURN_IF_ERROR(CheckAttention(graph, p));
+  RETURN_IF_ERROR(CheckFeatures(p.out, "out", graph.num_dst(), p.v.cols));
+  RETURN_IF_ERROR(CheckSameType(p.q, "q", p.out, "out"));
+  if (!p.log_sum.empty() && static_cast<int64_t>(p.log_sum.size()) != int64_t{graph.num_dst()} * p.heads) {
+    return InvalidArgument("log_sum must have {} elements, but has {}", int64_t{graph.num_dst()} * p.heads,
+                           p.log_sum.size());
+  }
+  const Adjacency& csc = graph.by_destination();
+  const EdgeAttentionTask task = {.ptr = csc.ptr.data(),
+                                  .first = 0,
+                                  .last = 0,
+                                  .k_rows = RowsFor(csc, p.k_target),
+                                  .v_rows = RowsFor(csc, p.v_target),
+                                  .e_rows = csc.edge_rows(),
+                                  .q = p.q.data,
+                                  .k = p.k.data,
+                                  .v = p.v.data,
+                                  .bias = p.bias.data,
+                                  .q_stride = p.q.stride,
+                                  .k_stride = p.k.stride,
+                                  .v_stride = p.v.stride,
+                                  .bias_stride = p.bias.stride,
+                                  .dtype = p.q.dtype,
+                                  .heads = p.heads,
+                                  .dim = static_cast<int>(p.q.cols / p.heads),
+                                  .v_dim = static_cast<int>(p.v.cols / p.heads),
+                                  .scale = p.scale,
+                                  .out = p.out.data,
+                                  .out_stride = p.out.stride,
+                                  .log_sum = p.log_sum.empty() ? nullptr : p.log_sum.data()};
+  std::vector<SegmentRange> ranges = DivideByEdges(csc, ctx.exec.pool->size());
+  for (const int32_t hub : csc.hubs) ranges.push_back({hub, hub + 1});
+  ctx.exec.pool->Run(static_cast<int64_t>(ranges.size()), [&](int64_t i, int) {
+    EdgeAttentionTask part = task;
+    part.first = ranges[i].first;
+    part.last = ranges[i].last;
+    ctx.graph->edge_attention(part);
+  });
+  return OkStatus();
+}
+
+Status EdgeAttentionBackward(const Context& ctx, const Graph& graph, const EdgeAttentionParams& p,
+                             const EdgeAttentionGradients& g) {
+  RETURN_IF_ERROR(CheckAttention(graph, p));
+  RETURN_IF_ERROR(CheckFeatures(g.out_grad, "out_grad", graph.num_dst(), p.v.cols));
+  ScratchScope scope(ctx);
+  const tensor::DType dtype = p.q.dtype;
+  const int64_t edges = graph.num_edges();
+  // Weights: softmax(scale q k + bias). The scale is applied to a copy of q, so that scores are rounded once.
+  const Output q = scope.Matrix(dtype, p.q.rows, p.q.cols);
+  auto scaled = [&](const Features& from, const Output& to) {
+    RunEdgeMap(ctx, static_cast<int32_t>(from.rows),
+               {.lhs_rows = nullptr,
+                .rhs_rows = nullptr,
+                .out_rows = nullptr,
+                .lhs = from.data,
+                .rhs = from.data,
+                .lhs_stride = from.stride,
+                .rhs_stride = from.stride,
+                .dtype = dtype,
+                .cols = from.cols,
+                .rhs_group = 1,
+                .sum_group = 0,
+                .op = Op::kCopyU,
+                .alpha = p.scale,
+                .mask = nullptr,
+                .out = to.data,
+                .out_stride = to.stride});
+  };
+  scaled(p.q, q);
+  const Output weights = scope.Matrix(dtype, edges, p.heads);
+  const GsddmmParams scores = {.op = EdgeOp::kDot,
+                               .lhs = q,
+                               .rhs = p.k,
+                               .lhs_target = Target::kDestination,
+                               .rhs_target = p.k_target,
+                               .out = weights};
+  RETURN_IF_ERROR(Gsddmm(ctx, graph, scores));
+  if (!p.bias.empty()) {
+    RETURN_IF_ERROR(Gsddmm(ctx, graph,
+                           {.op = EdgeOp::kAdd,
+                            .lhs = weights,
+                            .rhs = p.bias,
+                            .lhs_target = Target::kEdge,
+                            .rhs_target = Target::kEdge,
+                            .out = weights}));
+  }
+  RETURN_IF_ERROR(SegmentSoftmax(ctx, graph.by_destination(), weights, weights));
+  // The gradient of v is that of the weighted sum: per edge or per source.
+  const Output weight_grad = scope.Matrix(dtype, edges, p.heads);
+  RETURN_IF_ERROR(Gsddmm(ctx, graph,
+                         {.op = EdgeOp::kDot,
+                          .lhs = g.out_grad,
+                          .rhs = p.v,
+                          .lhs_target = Target::kDestination,
+                          .rhs_target = p.v_target,
+                          .out = weight_grad}));
+  if (!g.v_grad.empty()) {
+    const GsddmmParams dot = {.op = EdgeOp::kDot,
+                              .lhs = g.out_grad,
+                              .rhs = p.v,
+                              .lhs_target = Target::kDestination,
+                              .rhs_target = p.v_target,
+                              .out = {}};
+    RETURN_IF_ERROR(GsddmmBackward(ctx, graph, dot, {.out_grad = weights, .rhs_grad = g.v_grad}));
+  }
+  RETURN_IF_ERROR(SegmentSoftmaxBackward(ctx, graph.by_destination(), weights, weight_grad, weight_grad));
+  if (!g.bias_grad.empty()) {
+    RETURN_IF_ERROR(Gsddmm(ctx, graph,
+                           {.op = EdgeOp::kCopy,
+                            .lhs = weight_grad,
+                            .rhs = {},
+                            .lhs_target = Target::kEdge,
+                            .rhs_target = Target::kEdge,
+                            .out = g.bias_grad}));
+  }
+  RETURN_IF_ERROR(GsddmmBackward(ctx, graph, scores,
+                                 {.out_grad = weight_grad, .lhs_grad = g.q_grad, .rhs_grad = g.k_grad}));
+  if (!g.q_grad.empty()) scaled(g.q_grad, g.q_grad);
+  return OkStatus();
+}
+
+}  // namespace moesaic::graph

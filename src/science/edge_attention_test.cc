@@ -1,0 +1,156 @@
+// Attention over edges and its gradients against plain loops in double.
+#include "science/edge_attention.h"
+
+#include <gtest/gtest.h>
+
+#include "science/test_graphs.h"
+
+namespace moesaic::graph {
+namespace {
+
+struct AttentionInputs {
+  TestEdges edges;
+  int heads = 1, dim = 1, v_dim = 1;
+  Target k_target = Target::kSource, v_target = Target::kSource;
+  std::vector<double> q, k, v, bias;
+};
+
+std::vector<double> Attend(const AttentionInputs& in, double scale) {
+  const int64_t qc = int64_t{in.heads} * in.dim, vc = int64_t{in.heads} * in.v_dim;
+  std::vector<double> out(in.edges.num_dst * vc, 0);
+  for (int64_t d = 0; d < in.edges.num_dst; ++d) {
+    for (int h = 0; h < in.heads; ++h) {
+      double total = 0;
+      for (int64_t e = 0; e < in.edges.size(); ++e) {
+        if (in.edges.dst[e] != d) continue;
+        const int64_t k = in.k_target == Target::kEdge ? e : in.edges.src[e];
+        const int64_t v = in.v_target == Target::kEdge ? e : in.edges.src[e];
+        double score = 0;
+        for (int i = 0; i < in.dim; ++i)
+          score += in.q[d * qc + h * in.dim + i] * in.k[k * qc + h * in.dim + i];
+        const double weight = std::exp(scale * score + in.bias[e * in.heads + h]);
+        total += weight;
+        for (int i = 0; i < in.v_dim; ++i)
+          out[d * vc + h * in.v_dim + i] += weight * in.v[v * vc + h * in.v_dim + i];
+      }
+      for (int i = 0; i < in.v_dim && total > 0; ++i) out[d * vc + h * in.v_dim + i] /= total;
+    }
+  }
+  return out;
+}
+
+std::vector<double> Flat(const TestFeatures& x) {
+  std::vector<double> values;
+  for (int64_t r = 0; r < x.rows(); ++r) {
+    for (int64_t c = 0; c < x.cols(); ++c) values.push_back(x.at(r, c));
+  }
+  return values;
+}
+
+class EdgeAttentionTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  std::unique_ptr<Workspace> workspace_ = MakeWorkspace(GetParam(), 2);
+  std::mt19937 rng_{5};
+};
+INSTANTIATE_TEST_SUITE_P(Isa, EdgeAttentionTest, testing::ValuesIn(GraphIsas()),
+                         [](const auto& info) { return runtime::IsaName(info.param); });
+
+TEST_P(EdgeAttentionTest, ForwardAndGradientsMatchDouble) {
+  const Context ctx = workspace_->context();
+  for (const Target target : {Target::kSource, Target::kEdge}) {
+    for (const auto& [heads, dim, v_dim, num_edges] :
+         std::vector<std::array<int, 4>>{{1, 1, 1, 40}, {4, 8, 5, 60}, {2, 20, 33, 900}}) {
+      AttentionInputs in{.edges = RandomEdges(&rng_, 9, 7, num_edges),
+                         .heads = heads,
+                         .dim = dim,
+                         .v_dim = v_dim,
+                         .k_target = target,
+                         .v_target = target,
+                         .q = {},
+                         .k = {},
+                         .v = {},
+                         .bias = {}};
+      const Graph graph = in.edges.Build();
+      const int64_t owners = target == Target::kEdge ? num_edges : 9;
+      auto random = [&](int64_t rows, int64_t cols) {
+        return TestFeatures::Random(&rng_, tensor::DType::kF32, rows, cols);
+      };
+      const TestFeatures q = random(7, int64_t{heads} * dim), k = random(owners, int64_t{heads} * dim),
+                         v = random(owners, int64_t{heads} * v_dim), bias = random(num_edges, heads),
+                         grad = random(7, int64_t{heads} * v_dim);
+      TestFeatures out(tensor::DType::kF32, 7, int64_t{heads} * v_dim);
+      const float scale = 0.3F;
+      const EdgeAttentionParams params = {.heads = heads,
+                                          .q = q.view(),
+                                          .k = k.view(),
+                                          .v = v.view(),
+                                          .bias = bias.view(),
+                                          .k_target = target,
+                                          .v_target = target,
+                                          .scale = scale,
+                                          .out = out.out()};
+      ASSERT_TRUE(EdgeAttention(ctx, graph, params).ok());
+      in.q = Flat(q);
+      in.k = Flat(k);
+      in.v = Flat(v);
+      in.bias = Flat(bias);
+      const std::vector<double> want = Attend(in, scale), got = Flat(out), weights = Flat(grad);
+      for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-5) << i;
+
+      TestFeatures grads[] = {{tensor::DType::kF32, q.rows(), q.cols()},
+                              {tensor::DType::kF32, k.rows(), k.cols()},
+                              {tensor::DType::kF32, v.rows(), v.cols()},
+                              {tensor::DType::kF32, bias.rows(), bias.cols()}};
+      ASSERT_TRUE(EdgeAttentionBackward(ctx, graph, params,
+                                        {.out_grad = grad.view(),
+                                         .q_grad = grads[0].out(),
+                                         .k_grad = grads[1].out(),
+                                         .v_grad = grads[2].out(),
+                                         .bias_grad = grads[3].out()})
+                      .ok());
+      std::vector<double>* inputs[] = {&in.q, &in.k, &in.v, &in.bias};
+      for (int which = 0; which < 4; ++which) {
+        const std::vector<double> direction = Flat(random(grads[which].rows(), grads[which].cols()));
+        const std::vector<double> kept = *inputs[which];
+        auto loss = [&](double step) {
+          for (size_t i = 0; i < kept.size(); ++i) (*inputs[which])[i] = kept[i] + step * direction[i];
+          const std::vector<double> result = Attend(in, scale);
+          double sum = 0;
+          for (size_t i = 0; i < result.size(); ++i) sum += result[i] * weights[i];
+          return sum;
+        };
+        const double difference = (loss(1e-5) - loss(-1e-5)) / 2e-5;
+        *inputs[which] = kept;
+        double product = 0;
+        const std::vector<double> computed = Flat(grads[which]);
+        for (size_t i = 0; i < kept.size(); ++i) product += computed[i] * direction[i];
+        EXPECT_NEAR(product, difference, 1e-3 * std::max(1.0, std::abs(difference))) << "input " << which;
+      }
+    }
+  }
+}
+
+TEST_P(EdgeAttentionTest, LargeScoresDoNotOverflow) {
+  const std::vector<int32_t> src = {0, 1}, dst = {0, 0};
+  const Graph graph = *Graph::FromCoo(Indices::Of(src.data(), 2), Indices::Of(dst.data(), 2), 2, 2);
+  TestFeatures q(tensor::DType::kF32, 2, 1), k(tensor::DType::kF32, 2, 1), v(tensor::DType::kF32, 2, 1),
+      out(tensor::DType::kF32, 2, 1);
+  q.Fill(1e4F);
+  k.Set(0, 0, 1);
+  k.Set(1, 0, -1);
+  v.Set(0, 0, 3);
+  v.Set(1, 0, 8);
+  std::vector<float> log_sum(2);
+  ASSERT_TRUE(
+      EdgeAttention(
+          workspace_->context(), graph,
+          {.q = q.view(), .k = k.view(), .v = v.view(), .bias = {}, .out = out.out(), .log_sum = log_sum})
+          .ok());
+  EXPECT_EQ(out.at(0, 0), 3);
+  EXPECT_EQ(out.at(1, 0), 0);  // no edges
+  EXPECT_EQ(log_sum[0], 1e4F);
+  EXPECT_EQ(log_sum[1], -std::numeric_limits<float>::infinity());
+}
+
+}  // namespace
+}  // namespace moesaic::graph

@@ -1,0 +1,52 @@
+// The plan of a graph: its edges grouped by destination and by source, built once and used by many operators.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "science/features.h"
+#include "science/segments.h"
+
+namespace moesaic::graph {
+
+/// Edges grouped by one of their ends.
+struct Adjacency : Segments {
+  std::vector<int32_t> own;       ///< [edges]: the end by which edges are grouped.
+  std::vector<int32_t> neighbor;  ///< [edges]: the other end.
+};
+
+/// A directed graph with edges from source to destination nodes. The plan owns a sorted copy of the edges:
+/// later changes of the caller's arrays do not affect it (Matches() detects them). Copies of a Graph share
+/// the plan. It is immutable and safe to use from several threads.
+class Graph {
+ public:
+  Graph();  ///< No nodes and no edges.
+
+  /// Groups edges src[e] -> dst[e] by destination with a stable counting sort (CSC). Costs about 1 us per
+  /// 1000 edges. Fails if an index is negative or too large, if the arrays disagree in size, or from 2^31
+  /// edges on.
+  static StatusOr<Graph> FromCoo(Indices src, Indices dst, int64_t num_src, int64_t num_dst);
+  /// Takes edges that are already grouped by destination. ptr is [num_dst + 1], src is [edges].
+  static StatusOr<Graph> FromCsc(Indices ptr, Indices src, int64_t num_src);
+
+  int32_t num_src() const;
+  int32_t num_dst() const;
+  int32_t num_edges() const;
+
+  const Adjacency& by_destination() const;  ///< CSC.
+  const Adjacency& by_source() const;       ///< CSR; built at the first call.
+  Graph Reversed() const;                   ///< Exchanges the ends of every edge; shares the plan.
+
+  /// Returns whether the plan was built from these edges in this order.
+  bool Matches(Indices src, Indices dst) const;
+
+ private:
+  struct Plan;
+  explicit Graph(std::shared_ptr<Plan> plan, bool reversed) : plan_(std::move(plan)), reversed_(reversed) {}
+  std::shared_ptr<Plan> plan_;
+  bool reversed_ = false;
+};
+
+}  // namespace moesaic::graph

@@ -1,0 +1,26 @@
+#include "science/graph_kernels.h"
+
+#include "science/cpu/graph.h"
+#include "science/ref/graph.h"
+
+namespace moesaic::graph {
+
+GraphKernels SelectGraphKernels(const runtime::CpuFeatures& cpu) {
+  if (cpu.Prefers(runtime::Isa::kAvx512)) {
+    return {cpu::ReduceAvx512, cpu::EdgeMapAvx512, cpu::SoftmaxAvx512, cpu::EdgeAttentionAvx512, "avx512"};
+  }
+  if (cpu.Prefers(runtime::Isa::kAvx2)) {
+    return {cpu::ReduceAvx2, cpu::EdgeMapAvx2, cpu::SoftmaxAvx2, cpu::EdgeAttentionAvx2, "avx2"};
+  }
+  return {ref::Reduce, ref::EdgeMap, ref::Softmax, ref::EdgeAttention, "ref"};
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::Create(int threads, const runtime::CpuFeatures& cpu) {
+  auto workspace = std::unique_ptr<Workspace>(new Workspace);
+  workspace->graph_ = SelectGraphKernels(cpu);
+  workspace->kernels_ = kernels::SelectKernels(cpu);
+  ASSIGN_OR_RETURN(workspace->pool_, runtime::ThreadPool::Create({.threads = threads, .pin = false}));
+  return workspace;
+}
+
+}  // namespace moesaic::graph

@@ -1,0 +1,51 @@
+// The selected micro-kernels of graph operators, and the context in which the operators run.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/exec_context.h"
+#include "kernels/kernel_table.h"
+#include "runtime/cpu_features.h"
+#include "science/micro_kernels.h"
+
+namespace moesaic::graph {
+
+struct GraphKernels {
+  ReduceFn reduce = nullptr;
+  EdgeMapFn edge_map = nullptr;
+  SoftmaxFn softmax = nullptr;
+  EdgeAttentionFn edge_attention = nullptr;
+  std::string name;  ///< "avx512", "avx2" or "ref"
+};
+
+/// Selects the best implementation that the processor can run. It cannot fail: ref/ is always usable.
+GraphKernels SelectGraphKernels(const runtime::CpuFeatures& cpu);
+
+/// Resources of every graph operator; borrowed. Operators use the whole thread pool and rewind the scratch
+/// memory. Results are bitwise identical for any number of threads.
+struct Context {
+  const GraphKernels* graph;
+  kernels::ExecContext exec;
+};
+
+/// Owns the resources of a Context. Use by one thread at a time.
+class Workspace {
+ public:
+  /// threads = 0: one per core.
+  static StatusOr<std::unique_ptr<Workspace>> Create(int threads, const runtime::CpuFeatures& cpu);
+  Context context() {
+    return {.graph = &graph_, .exec = {.kernels = &kernels_, .pool = pool_.get(), .scratch = &scratch_}};
+  }
+  int threads() const { return pool_->size(); }
+
+ private:
+  Workspace() = default;
+  GraphKernels graph_;
+  kernels::KernelTable kernels_;
+  std::unique_ptr<runtime::ThreadPool> pool_;
+  runtime::Arena scratch_;
+};
+
+}  // namespace moesaic::graph

@@ -1,0 +1,346 @@
+#include "science/message_ops.h"
+
+namespace moesaic::graph {
+namespace {
+
+// Features with the row that each position of an adjacency reads.
+struct Operand {
+  Features x;
+  const int32_t* rows;
+};
+
+int64_t Owners(const Graph& graph, Target target) {
+  if (target == Target::kEdge) return graph.num_edges();
+  return target == Target::kSource ? graph.num_src() : graph.num_dst();
+}
+
+const int32_t* RowsByDestination(const Graph& graph, Target target) {
+  const Adjacency& csc = graph.by_destination();
+  if (target == Target::kEdge) return csc.edge_rows();
+  return target == Target::kSource ? csc.neighbor.data() : csc.own.data();
+}
+
+const int32_t* RowsBySource(const Graph& graph, Target target) {
+  const Adjacency& csr = graph.by_source();
+  if (target == Target::kEdge) return csr.edge_rows();
+  return target == Target::kSource ? csr.own.data() : csr.neighbor.data();
+}
+
+// out[s] = reduce of u op e, with u's and e's rows as given.
+void ReduceInto(const Context& ctx, const Adjacency& adjacency, Op op, Reduce reduce, const Operand& u,
+                const Operand& e, int64_t e_group, const Output& out, const ReduceOptions& options,
+                const int32_t* mask = nullptr) {
+  int32_t* arg =
+      options.arg.empty() ? const_cast<int32_t*>(mask) : options.arg.data();  // a mask is only read
+  RunReduce(ctx, adjacency,
+            {.u_rows = u.rows,
+             .e_rows = e.rows,
+             .u = u.x.data,
+             .e = e.x.data,
+             .u_stride = u.x.stride,
+             .e_stride = e.x.stride,
+             .dtype = out.dtype,
+             .cols = out.cols,
+             .e_group = e_group,
+             .op = op,
+             .reduce = reduce,
+             .alpha = options.alpha,
+             .beta = options.beta,
+             .out = out.data,
+             .out_stride = out.stride,
+             .arg = arg,
+             .arg_empty = adjacency.edges()});
+}
+
+// Per-edge map in the order by destination.
+struct MapSpec {
+  Op op = Op::kCopyU;
+  Operand lhs, rhs;
+  int64_t rhs_group = 1, sum_group = 0;
+  float alpha = 1;
+  const int32_t* mask = nullptr;
+};
+
+void MapInto(const Context& ctx, const Graph& graph, const MapSpec& spec, const Output& out) {
+  RunEdgeMap(ctx, graph.num_edges(),
+             {.lhs_rows = spec.lhs.rows,
+              .rhs_rows = spec.rhs.rows,
+              .out_rows = graph.by_destination().edge_rows(),
+              .lhs = spec.lhs.x.data,
+              .rhs = spec.rhs.x.data,
+              .lhs_stride = spec.lhs.x.stride,
+              .rhs_stride = spec.rhs.x.stride,
+              .dtype = out.dtype,
+              .cols = spec.lhs.x.cols,
+              .rhs_group = spec.rhs_group,
+              .sum_group = spec.sum_group,
+              .op = spec.op,
+              .alpha = spec.alpha,
+              .mask = spec.mask,
+              .out = out.data,
+              .out_stride = out.stride});
+}
+
+Op ElementOp(Message message) {
+  switch (message) {
+    case Message::kUAddE:
+      return Op::kAdd;
+    case Message::kUSubE:
+      return Op::kSub;
+    case Message::kUMulE:
+    case Message::kUDotE:
+      return Op::kMul;
+    case Message::kUDivE:
+      return Op::kDiv;
+    default:
+      return Op::kCopyU;
+  }
+}
+
+// Checks u and e, and returns the columns of u that share an element of e (1 without e).
+StatusOr<int64_t> CheckMessage(const Graph& graph, const GspmmParams& p) {
+  if (p.message != Message::kCopyE) RETURN_IF_ERROR(CheckFeatures(p.u, "u", graph.num_src()));
+  if (p.message == Message::kCopyU) return 1;
+  RETURN_IF_ERROR(CheckFeatures(p.e, "e", graph.num_edges()));
+  if (p.message == Message::kCopyE) return 1;
+  RETURN_IF_ERROR(CheckSameType(p.u, "u", p.e, "e"));
+  if (p.message == Message::kUDotE) {
+    RETURN_IF_ERROR(CheckFeatures(p.e, "e", graph.num_edges(), p.u.cols));
+    return 1;
+  }
+  return BroadcastGroup(p.u, "u", p.e, "e");
+}
+
+StatusOr<int64_t> HeadWidth(int64_t cols, int64_t heads) {
+  if (heads < 1 || cols % heads != 0) {
+    return InvalidArgument("the columns of out must divide the {} columns of a dot product, but are {}", cols,
+                           heads);
+  }
+  return cols / heads;
+}
+
+Status GspmmDot(const Context& ctx, const Graph& graph, const GspmmParams& p) {
+  ASSIGN_OR_RETURN(const int64_t width, HeadWidth(p.u.cols, p.out.cols));
+  ScratchScope scope(ctx);
+  const Output dots = scope.Matrix(p.out.dtype, graph.num_edges(), p.out.cols);
+  MapInto(ctx, graph,
+          {.op = Op::kMul,
+           .lhs = {p.u, RowsByDestination(graph, Target::kSource)},
+           .rhs = {p.e, RowsByDestination(graph, Target::kEdge)},
+           .sum_group = width},
+          dots);
+  return Segment(ctx, p.reduce, graph.by_destination(), dots, p.out, p.options);
+}
+
+bool IsMaskedReduce(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
+
+}  // namespace
+
+Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& p) {
+  ASSIGN_OR_RETURN(const int64_t group, CheckMessage(graph, p));
+  const Features& main = p.message == Message::kCopyE ? p.e : p.u;
+  RETURN_IF_ERROR(
+      CheckFeatures(p.out, "out", graph.num_dst(), p.message == Message::kUDotE ? -1 : main.cols));
+  RETURN_IF_ERROR(CheckSameType(main, p.message == Message::kCopyE ? "e" : "u", p.out, "out"));
+  RETURN_IF_ERROR(CheckOptions(p.options, p.reduce, p.out));
+  if (p.message == Message::kUDotE) return GspmmDot(ctx, graph, p);
+  const int32_t* edges = RowsByDestination(graph, Target::kEdge);
+  const Operand lhs = {main,
+                       p.message == Message::kCopyE ? edges : RowsByDestination(graph, Target::kSource)};
+  ReduceInto(ctx, graph.by_destination(), ElementOp(p.message), p.reduce, lhs, {p.e, edges}, group, p.out,
+             p.options);
+  return OkStatus();
+}
+
+Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& p, const GspmmGradients& g) {
+  ASSIGN_OR_RETURN(const int64_t group, CheckMessage(graph, p));
+  const bool dot = p.message == Message::kUDotE, masked = IsMaskedReduce(p.reduce);
+  const Features& main = p.message == Message::kCopyE ? p.e : p.u;
+  RETURN_IF_ERROR(CheckFeatures(g.out_grad, "out_grad", graph.num_dst(), dot ? -1 : main.cols));
+  RETURN_IF_ERROR(CheckSameType(g.out_grad, "out_grad", main, "the input"));
+  if (!g.u_grad.empty()) RETURN_IF_ERROR(CheckFeatures(g.u_grad, "u_grad", graph.num_src(), p.u.cols));
+  if (!g.e_grad.empty()) RETURN_IF_ERROR(CheckFeatures(g.e_grad, "e_grad", graph.num_edges(), p.e.cols));
+  if (masked && dot) return Unimplemented("the gradient of u_dot_e needs sum or mean");
+  if (masked && static_cast<int64_t>(g.arg.size()) != g.out_grad.rows * g.out_grad.cols) {
+    return InvalidArgument("arg must have {} elements, but has {}", g.out_grad.rows * g.out_grad.cols,
+                           g.arg.size());
+  }
+  ScratchScope scope(ctx);
+  Features grad = g.out_grad;
+  if (p.reduce == Reduce::kMean) {
+    const Output divided = scope.Matrix(grad.dtype, grad.rows, grad.cols);
+    DivideByCount(ctx, graph.by_destination(), grad, divided);
+    grad = divided;
+  }
+  const int32_t* mask = masked ? g.arg.data() : nullptr;
+  const int64_t width = dot ? p.u.cols / std::max<int64_t>(1, grad.cols) : 1;
+  if (!g.u_grad.empty() && p.message != Message::kCopyE) {
+    const Operand at_dst = {grad, RowsBySource(graph, Target::kDestination)};
+    const Operand at_edge = {p.e, RowsBySource(graph, Target::kEdge)};
+    const bool scaled = p.message == Message::kUMulE || p.message == Message::kUDivE;
+    if (dot) {
+      ReduceInto(ctx, graph.by_source(), Op::kMul, Reduce::kSum, at_edge, at_dst, width, g.u_grad, {});
+    } else {
+      ReduceInto(ctx, graph.by_source(), scaled ? ElementOp(p.message) : Op::kCopyU, Reduce::kSum, at_dst,
+                 at_edge, scaled ? group : 1, g.u_grad, {}, mask);
+    }
+  }
+  if (g.e_grad.empty() || p.message == Message::kCopyU) return OkStatus();
+  const Operand at_dst = {grad, RowsByDestination(graph, Target::kDestination)};
+  const Operand at_src = {p.u, RowsByDestination(graph, Target::kSource)};
+  if (dot) {
+    MapInto(ctx, graph, {.op = Op::kMul, .lhs = at_src, .rhs = at_dst, .rhs_group = width}, g.e_grad);
+    return OkStatus();
+  }
+  const bool product = p.message == Message::kUMulE || p.message == Message::kUDivE;
+  MapInto(ctx, graph,
+          {.op = product ? Op::kMul : Op::kCopyU,
+           .lhs = at_dst,
+           .rhs = product ? at_src : at_dst,
+           .sum_group = group == 1 ? 0 : group,
+           .alpha = p.message == Message::kUSubE || p.message == Message::kUDivE ? -1.0F : 1.0F,
+           .mask = mask},
+          g.e_grad);
+  if (p.message == Message::kUDivE) {  // -u / e^2: divide twice
+    const int32_t* edges = RowsByDestination(graph, Target::kEdge);
+    for (int i = 0; i < 2; ++i)
+      MapInto(ctx, graph, {.op = Op::kDiv, .lhs = {g.e_grad, edges}, .rhs = {p.e, edges}}, g.e_grad);
+  }
+  return OkStatus();
+}
+
+namespace {
+
+Op ElementOp(EdgeOp op) {
+  switch (op) {
+    case EdgeOp::kCopy:
+      return Op::kCopyU;
+    case EdgeOp::kAdd:
+      return Op::kAdd;
+    case EdgeOp::kSub:
+      return Op::kSub;
+    case EdgeOp::kMul:
+    case EdgeOp::kDot:
+      return Op::kMul;
+    case EdgeOp::kDiv:
+      return Op::kDiv;
+  }
+  return Op::kCopyU;
+}
+
+// Columns of lhs that share an element of rhs.
+StatusOr<int64_t> CheckOperands(const Graph& graph, const GsddmmParams& p) {
+  RETURN_IF_ERROR(CheckFeatures(p.lhs, "lhs", Owners(graph, p.lhs_target)));
+  if (p.op == EdgeOp::kCopy) return 1;
+  RETURN_IF_ERROR(
+      CheckFeatures(p.rhs, "rhs", Owners(graph, p.rhs_target), p.op == EdgeOp::kDot ? p.lhs.cols : -1));
+  RETURN_IF_ERROR(CheckSameType(p.lhs, "lhs", p.rhs, "rhs"));
+  return BroadcastGroup(p.lhs, "lhs", p.rhs, "rhs");
+}
+
+// The gradient of one side: a per-edge map if edges own it, otherwise a reduction over the node's edges of
+// (u op e), where u and e are given by their targets.
+struct SideGradient {
+  Target target;
+  Op op;
+  Features u, e;
+  Target u_target, e_target;
+  int64_t e_group;
+};
+
+void ComputeSide(const Context& ctx, const Graph& graph, const SideGradient& s, const Output& out) {
+  if (s.target == Target::kEdge) {
+    MapInto(ctx, graph,
+            {.op = s.op,
+             .lhs = {s.u, RowsByDestination(graph, s.u_target)},
+             .rhs = {s.e, RowsByDestination(graph, s.e_target)},
+             .rhs_group = s.e_group},
+            out);
+    return;
+  }
+  const bool by_source = s.target == Target::kSource;
+  auto rows = [&](Target t) { return by_source ? RowsBySource(graph, t) : RowsByDestination(graph, t); };
+  ReduceInto(ctx, by_source ? graph.by_source() : graph.by_destination(), s.op, Reduce::kSum,
+             {s.u, rows(s.u_target)}, {s.e, rows(s.e_target)}, s.e_group, out, {});
+}
+
+// The gradient of rhs for all operations but the dot product: computed per edge, then reduced if nodes own
+// it.
+void ComputeRhs(const Context& ctx, const Graph& graph, const GsddmmParams& p, const Features& grad,
+                int64_t group, const Output& out) {
+  ScratchScope scope(ctx);
+  const bool per_edge = p.rhs_target == Target::kEdge;
+  const Output edges = per_edge ? out : scope.Matrix(out.dtype, graph.num_edges(), p.rhs.cols);
+  const int32_t* order = RowsByDestination(graph, Target::kEdge);
+  const bool product = p.op == EdgeOp::kMul || p.op == EdgeOp::kDiv;
+  MapInto(ctx, graph,
+          {.op = product ? Op::kMul : Op::kCopyU,
+           .lhs = {grad, order},
+           .rhs = {product ? p.lhs : grad, product ? RowsByDestination(graph, p.lhs_target) : order},
+           .sum_group = group == 1 ? 0 : group,
+           .alpha = p.op == EdgeOp::kSub || p.op == EdgeOp::kDiv ? -1.0F : 1.0F},
+          edges);
+  if (p.op == EdgeOp::kDiv) {
+    for (int i = 0; i < 2; ++i) {
+      MapInto(ctx, graph,
+              {.op = Op::kDiv, .lhs = {edges, order}, .rhs = {p.rhs, RowsByDestination(graph, p.rhs_target)}},
+              edges);
+    }
+  }
+  if (per_edge) return;
+  ComputeSide(ctx, graph, {p.rhs_target, Op::kCopyU, edges, edges, Target::kEdge, Target::kEdge, 1}, out);
+}
+
+}  // namespace
+
+Status Gsddmm(const Context& ctx, const Graph& graph, const GsddmmParams& p) {
+  ASSIGN_OR_RETURN(const int64_t group, CheckOperands(graph, p));
+  RETURN_IF_ERROR(CheckFeatures(p.out, "out", graph.num_edges(), p.op == EdgeOp::kDot ? -1 : p.lhs.cols));
+  RETURN_IF_ERROR(CheckSameType(p.lhs, "lhs", p.out, "out"));
+  MapSpec spec = {.op = ElementOp(p.op),
+                  .lhs = {p.lhs, RowsByDestination(graph, p.lhs_target)},
+                  .rhs = {p.rhs, RowsByDestination(graph, p.rhs_target)},
+                  .rhs_group = group};
+  if (p.op == EdgeOp::kDot) {
+    ASSIGN_OR_RETURN(spec.sum_group, HeadWidth(p.lhs.cols, p.out.cols));
+  }
+  MapInto(ctx, graph, spec, p.out);
+  return OkStatus();
+}
+
+Status GsddmmBackward(const Context& ctx, const Graph& graph, const GsddmmParams& p,
+                      const GsddmmGradients& g) {
+  ASSIGN_OR_RETURN(const int64_t group, CheckOperands(graph, p));
+  const bool dot = p.op == EdgeOp::kDot;
+  RETURN_IF_ERROR(CheckFeatures(g.out_grad, "out_grad", graph.num_edges(), dot ? -1 : p.lhs.cols));
+  RETURN_IF_ERROR(CheckSameType(p.lhs, "lhs", g.out_grad, "out_grad"));
+  int64_t width = 1;
+  if (dot) {
+    ASSIGN_OR_RETURN(width, HeadWidth(p.lhs.cols, g.out_grad.cols));
+  }
+  if (!g.lhs_grad.empty()) {
+    RETURN_IF_ERROR(CheckFeatures(g.lhs_grad, "lhs_grad", p.lhs.rows, p.lhs.cols));
+    const bool scaled = p.op == EdgeOp::kMul || p.op == EdgeOp::kDiv;
+    if (dot) {
+      ComputeSide(ctx, graph, {p.lhs_target, Op::kMul, p.rhs, g.out_grad, p.rhs_target, Target::kEdge, width},
+                  g.lhs_grad);
+    } else {
+      ComputeSide(
+          ctx, graph,
+          {p.lhs_target, scaled ? ElementOp(p.op) : Op::kCopyU, g.out_grad, scaled ? p.rhs : g.out_grad,
+           Target::kEdge, scaled ? p.rhs_target : Target::kEdge, scaled ? group : 1},
+          g.lhs_grad);
+    }
+  }
+  if (g.rhs_grad.empty() || p.op == EdgeOp::kCopy) return OkStatus();
+  RETURN_IF_ERROR(CheckFeatures(g.rhs_grad, "rhs_grad", p.rhs.rows, p.rhs.cols));
+  if (dot) {
+    ComputeSide(ctx, graph, {p.rhs_target, Op::kMul, p.lhs, g.out_grad, p.lhs_target, Target::kEdge, width},
+                g.rhs_grad);
+  } else {
+    ComputeRhs(ctx, graph, p, g.out_grad, group, g.rhs_grad);
+  }
+  return OkStatus();
+}
+
+}  // namespace moesaic::graph

@@ -1,0 +1,346 @@
+// gspmm, gsddmm and their gradients against plain loops in double.
+#include "science/message_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "science/test_graphs.h"
+
+namespace moesaic::graph {
+namespace {
+
+using Matrix = std::vector<double>;
+
+constexpr Message kMessages[] = {Message::kCopyU, Message::kCopyE, Message::kUAddE, Message::kUSubE,
+                                 Message::kUMulE, Message::kUDivE, Message::kUDotE};
+constexpr Reduce kReduces[] = {Reduce::kSum, Reduce::kMean, Reduce::kMax, Reduce::kMin};
+
+Matrix Values(const TestFeatures& x) {
+  Matrix values;
+  for (int64_t r = 0; r < x.rows(); ++r) {
+    for (int64_t c = 0; c < x.cols(); ++c) values.push_back(x.at(r, c));
+  }
+  return values;
+}
+
+double Combined(Message message, double u, double e) {
+  switch (message) {
+    case Message::kCopyU:
+      return u;
+    case Message::kCopyE:
+      return e;
+    case Message::kUAddE:
+      return u + e;
+    case Message::kUSubE:
+      return u - e;
+    case Message::kUDivE:
+      return u / e;
+    default:
+      return u * e;
+  }
+}
+
+// gspmm in double. cols is the width of u (of e for kCopyE), e_cols that of e, out_cols that of the result.
+Matrix Expected(const TestEdges& graph, Message message, Reduce reduce, const Matrix& u, const Matrix& e,
+                int64_t cols, int64_t e_cols, int64_t out_cols) {
+  Matrix out(graph.num_dst * out_cols, 0);
+  std::vector<int> count(graph.num_dst, 0);
+  for (int64_t i = 0; i < graph.size(); ++i) {
+    const int64_t s = graph.src[i], d = graph.dst[i];
+    for (int64_t o = 0; o < out_cols; ++o) {
+      double value = 0;
+      const int64_t width = cols / out_cols;  // above 1 for a dot product
+      for (int64_t c = o * width; c < (o + 1) * width; ++c) {
+        const double ue = u.empty() ? 0 : u[s * cols + c];
+        const double ee = e.empty() ? 0 : e[i * e_cols + c / (cols / e_cols)];
+        value += Combined(message, ue, ee);
+      }
+      double& at = out[d * out_cols + o];
+      if (reduce == Reduce::kSum || reduce == Reduce::kMean) {
+        at += value;
+      } else if (count[d] == 0 || (reduce == Reduce::kMax ? value > at : value < at)) {
+        at = value;
+      }
+    }
+    ++count[d];
+  }
+  if (reduce != Reduce::kMean) return out;
+  for (int64_t d = 0; d < graph.num_dst; ++d) {
+    for (int64_t o = 0; o < out_cols; ++o) out[d * out_cols + o] /= std::max(1, count[d]);
+  }
+  return out;
+}
+
+struct Case {
+  int64_t cols, e_cols, out_cols;
+};
+
+// Widths of u, e and out for a message.
+std::vector<Case> Cases(Message message) {
+  if (message == Message::kUDotE) return {{40, 40, 4}, {33, 33, 1}, {8, 8, 8}};
+  if (message == Message::kCopyU || message == Message::kCopyE)
+    return {{1, 1, 1}, {70, 70, 70}, {64, 64, 64}};
+  return {{7, 7, 7}, {70, 1, 70}, {96, 4, 96}, {20, 10, 20}, {128, 128, 128}};
+}
+
+class MessageOpsTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  std::unique_ptr<Workspace> workspace_ = MakeWorkspace(GetParam(), 2);
+  Context ctx_ = workspace_->context();
+  std::mt19937 rng_{11};
+};
+INSTANTIATE_TEST_SUITE_P(Isa, MessageOpsTest, testing::ValuesIn(GraphIsas()),
+                         [](const auto& info) { return runtime::IsaName(info.param); });
+
+void ExpectNear(const TestFeatures& got, const Matrix& want, double bound) {
+  for (int64_t r = 0; r < got.rows(); ++r) {
+    for (int64_t c = 0; c < got.cols(); ++c) {
+      const double x = want[r * got.cols() + c];
+      ASSERT_NEAR(got.at(r, c), x, bound * std::max(1.0, std::abs(x))) << "row " << r << " column " << c;
+    }
+  }
+}
+
+TEST_P(MessageOpsTest, GspmmMatchesDouble) {
+  const TestEdges edges = RandomEdges(&rng_, 29, 31, 400);
+  const Graph graph = edges.Build();
+  for (const tensor::DType dtype : {tensor::DType::kF32, tensor::DType::kBF16, tensor::DType::kF16}) {
+    // Of some 13 messages of magnitude up to 8, each added with a relative error of 2^-24; then one rounding.
+    // The products of a dot are rounded to the type before they are added.
+    const double bound = 4 * Unit(dtype) + 1e-5;
+    for (const Message message : kMessages) {
+      for (const Reduce reduce : kReduces) {
+        for (const Case& c : Cases(message)) {
+          SCOPED_TRACE(testing::Message()
+                       << "message " << int(message) << " reduce " << int(reduce) << " columns " << c.cols);
+          const TestFeatures u = TestFeatures::Random(&rng_, dtype, 29, c.cols, 3);
+          const TestFeatures e = TestFeatures::Random(&rng_, dtype, 400, c.e_cols);
+          TestFeatures out(dtype, 31, c.out_cols);
+          ASSERT_TRUE(Gspmm(ctx_, graph,
+                            {.message = message,
+                             .reduce = reduce,
+                             .u = u.view(),
+                             .e = e.view(),
+                             .out = out.out(),
+                             .options = {}})
+                          .ok());
+          const Matrix want =
+              Expected(edges, message, reduce, Values(u), Values(e), c.cols, c.e_cols, c.out_cols);
+          // Errors of a sum grow with the magnitude of its terms, not with that of the sum.
+          ExpectNear(out, want, message == Message::kUDotE ? 40 * bound : 16 * bound);
+        }
+      }
+    }
+  }
+}
+
+// The derivative of a function of one matrix in direction d, by central differences in double.
+double Derivative(const std::function<double(const Matrix&)>& f, const Matrix& x, const Matrix& d) {
+  constexpr double kStep = 1e-6;
+  Matrix above = x, below = x;
+  for (size_t i = 0; i < x.size(); ++i) {
+    above[i] += kStep * d[i];
+    below[i] -= kStep * d[i];
+  }
+  return (f(above) - f(below)) / (2 * kStep);
+}
+
+double Dot(const Matrix& a, const Matrix& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+TEST_P(MessageOpsTest, GspmmGradientsMatchDifferences) {
+  const TestEdges edges = RandomEdges(&rng_, 13, 12, 90);
+  const Graph graph = edges.Build();
+  for (const Message message : kMessages) {
+    for (const Reduce reduce : kReduces) {
+      const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
+      if (extreme && message == Message::kUDotE) continue;
+      for (const Case& c : Cases(message)) {
+        SCOPED_TRACE(testing::Message()
+                     << "message " << int(message) << " reduce " << int(reduce) << " columns " << c.cols);
+        const TestFeatures u = TestFeatures::Random(&rng_, tensor::DType::kF32, 13, c.cols);
+        const TestFeatures e = TestFeatures::Random(&rng_, tensor::DType::kF32, 90, c.e_cols);
+        const TestFeatures grad = TestFeatures::Random(&rng_, tensor::DType::kF32, 12, c.out_cols);
+        TestFeatures out(tensor::DType::kF32, 12, c.out_cols), u_grad(tensor::DType::kF32, 13, c.cols),
+            e_grad(tensor::DType::kF32, 90, c.e_cols);
+        std::vector<int32_t> arg(extreme ? 12 * c.out_cols : 0);
+        const GspmmParams forward = {.message = message,
+                                     .reduce = reduce,
+                                     .u = u.view(),
+                                     .e = e.view(),
+                                     .out = out.out(),
+                                     .options = {.arg = arg}};
+        ASSERT_TRUE(Gspmm(ctx_, graph, forward).ok());
+        ASSERT_TRUE(GspmmBackward(
+                        ctx_, graph, forward,
+                        {.out_grad = grad.view(), .arg = arg, .u_grad = u_grad.out(), .e_grad = e_grad.out()})
+                        .ok());
+        auto loss = [&](const Matrix& x, const Matrix& y) {
+          return Dot(Expected(edges, message, reduce, x, y, c.cols, c.e_cols, c.out_cols), Values(grad));
+        };
+        const Matrix du = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, 13, c.cols));
+        const Matrix de = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, 90, c.e_cols));
+        if (message != Message::kCopyE) {
+          const double want = Derivative([&](const Matrix& x) { return loss(x, Values(e)); }, Values(u), du);
+          EXPECT_NEAR(Dot(Values(u_grad), du), want, 2e-4 * std::max(10.0, std::abs(want)));
+        }
+        if (message != Message::kCopyU) {
+          const double want = Derivative([&](const Matrix& y) { return loss(Values(u), y); }, Values(e), de);
+          EXPECT_NEAR(Dot(Values(e_grad), de), want, 2e-4 * std::max(10.0, std::abs(want)));
+        }
+      }
+    }
+  }
+}
+
+// gsddmm in double.
+Matrix ExpectedEdges(const TestEdges& graph, EdgeOp op, const Matrix& lhs, Target lhs_target,
+                     const Matrix& rhs, Target rhs_target, const Case& c) {
+  Matrix out(graph.size() * c.out_cols, 0);
+  auto row = [&](Target target, int64_t e) -> int64_t {
+    if (target == Target::kEdge) return e;
+    return target == Target::kSource ? graph.src[e] : graph.dst[e];
+  };
+  for (int64_t e = 0; e < graph.size(); ++e) {
+    for (int64_t i = 0; i < c.cols; ++i) {
+      const double x = lhs[row(lhs_target, e) * c.cols + i];
+      const double y = rhs[row(rhs_target, e) * c.e_cols + i / (c.cols / c.e_cols)];
+      double value = x;
+      if (op == EdgeOp::kAdd) value = x + y;
+      if (op == EdgeOp::kSub) value = x - y;
+      if (op == EdgeOp::kMul || op == EdgeOp::kDot) value = x * y;
+      if (op == EdgeOp::kDiv) value = x / y;
+      out[e * c.out_cols + i / (c.cols / c.out_cols)] += value;
+    }
+  }
+  return out;
+}
+
+TEST_P(MessageOpsTest, GsddmmAndGradientsMatchDouble) {
+  const TestEdges edges = RandomEdges(&rng_, 13, 12, 90);
+  const Graph graph = edges.Build();
+  constexpr Target kTargets[] = {Target::kSource, Target::kDestination, Target::kEdge};
+  auto owners = [](Target target) {
+    return target == Target::kEdge ? 90 : target == Target::kSource ? 13 : 12;
+  };
+  for (const EdgeOp op :
+       {EdgeOp::kCopy, EdgeOp::kAdd, EdgeOp::kSub, EdgeOp::kMul, EdgeOp::kDiv, EdgeOp::kDot}) {
+    for (const Target lhs_target : kTargets) {
+      for (const Target rhs_target : kTargets) {
+        for (const Case& c : op == EdgeOp::kDot ? std::vector<Case>{{40, 40, 5}, {9, 9, 1}}
+                                                : std::vector<Case>{{19, 19, 19}, {24, 3, 24}}) {
+          SCOPED_TRACE(testing::Message()
+                       << "op " << int(op) << " of " << int(lhs_target) << " and " << int(rhs_target));
+          const TestFeatures lhs =
+              TestFeatures::Random(&rng_, tensor::DType::kF32, owners(lhs_target), c.cols, 2);
+          const TestFeatures rhs =
+              TestFeatures::Random(&rng_, tensor::DType::kF32, owners(rhs_target), c.e_cols);
+          const TestFeatures grad = TestFeatures::Random(&rng_, tensor::DType::kF32, 90, c.out_cols);
+          TestFeatures out(tensor::DType::kF32, 90, c.out_cols),
+              lhs_grad(tensor::DType::kF32, lhs.rows(), c.cols),
+              rhs_grad(tensor::DType::kF32, rhs.rows(), c.e_cols);
+          const GsddmmParams forward = {.op = op,
+                                        .lhs = lhs.view(),
+                                        .rhs = rhs.view(),
+                                        .lhs_target = lhs_target,
+                                        .rhs_target = rhs_target,
+                                        .out = out.out()};
+          ASSERT_TRUE(Gsddmm(ctx_, graph, forward).ok());
+          ASSERT_TRUE(GsddmmBackward(
+                          ctx_, graph, forward,
+                          {.out_grad = grad.view(), .lhs_grad = lhs_grad.out(), .rhs_grad = rhs_grad.out()})
+                          .ok());
+          auto value = [&](const Matrix& x, const Matrix& y) {
+            return ExpectedEdges(edges, op, x, lhs_target, y, rhs_target, c);
+          };
+          ExpectNear(out, value(Values(lhs), Values(rhs)), 1e-5);
+          const Matrix dl = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, lhs.rows(), c.cols));
+          const Matrix dr = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, rhs.rows(), c.e_cols));
+          double want = Derivative([&](const Matrix& x) { return Dot(value(x, Values(rhs)), Values(grad)); },
+                                   Values(lhs), dl);
+          EXPECT_NEAR(Dot(Values(lhs_grad), dl), want, 2e-4 * std::max(10.0, std::abs(want)));
+          if (op == EdgeOp::kCopy) continue;
+          want = Derivative([&](const Matrix& x) { return Dot(value(Values(lhs), x), Values(grad)); },
+                            Values(rhs), dr);
+          EXPECT_NEAR(Dot(Values(rhs_grad), dr), want, 2e-4 * std::max(10.0, std::abs(want)));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MessageOpsTest, ResultsDoNotDependOnThreads) {
+  const TestEdges edges = RandomEdges(&rng_, 300, 200, 30000, true);
+  const Graph graph = edges.Build();
+  const TestFeatures u = TestFeatures::Random(&rng_, tensor::DType::kF32, 300, 48);
+  const TestFeatures e = TestFeatures::Random(&rng_, tensor::DType::kF32, 30000, 1);
+  std::vector<TestFeatures> outs, u_grads, e_grads;
+  for (const int threads : {1, 2, 7}) {
+    const auto workspace = MakeWorkspace(GetParam(), threads);
+    outs.emplace_back(tensor::DType::kF32, 200, 48);
+    u_grads.emplace_back(tensor::DType::kF32, 300, 48);
+    e_grads.emplace_back(tensor::DType::kF32, 30000, 1);
+    const GspmmParams forward = {.message = Message::kUMulE,
+                                 .reduce = Reduce::kSum,
+                                 .u = u.view(),
+                                 .e = e.view(),
+                                 .out = outs.back().out(),
+                                 .options = {}};
+    ASSERT_TRUE(Gspmm(workspace->context(), graph, forward).ok());
+    ASSERT_TRUE(
+        GspmmBackward(
+            workspace->context(), graph, forward,
+            {.out_grad = outs.back().view(), .u_grad = u_grads.back().out(), .e_grad = e_grads.back().out()})
+            .ok());
+  }
+  for (size_t i = 1; i < outs.size(); ++i) {
+    EXPECT_EQ(outs[0].bytes(), outs[i].bytes());
+    EXPECT_EQ(u_grads[0].bytes(), u_grads[i].bytes());
+    EXPECT_EQ(e_grads[0].bytes(), e_grads[i].bytes());
+  }
+}
+
+TEST_P(MessageOpsTest, WrongShapesAreNamed) {
+  const Graph graph = RandomEdges(&rng_, 5, 6, 20).Build();
+  TestFeatures u(tensor::DType::kF32, 5, 6), e(tensor::DType::kF32, 20, 4), out(tensor::DType::kF32, 6, 6);
+  GspmmParams params = {.message = Message::kUMulE,
+                        .reduce = Reduce::kSum,
+                        .u = u.view(),
+                        .e = e.view(),
+                        .out = out.out(),
+                        .options = {}};
+  EXPECT_EQ(moesaic::Message(Gspmm(ctx_, graph, params)),
+            "the columns of e must divide the 6 columns of u, but are 4");
+  params.u.rows = 4;
+  EXPECT_EQ(moesaic::Message(Gspmm(ctx_, graph, params)), "u must have 5 rows, but has 4");
+  params.u = u.view();
+  params.u.stride = 3;
+  EXPECT_EQ(moesaic::Message(Gspmm(ctx_, graph, params)),
+            "rows of u must not overlap: 6 columns need a stride of 6 or more, not 3");
+  params.u.dtype = tensor::DType::kF64;
+  EXPECT_EQ(moesaic::Message(Gspmm(ctx_, graph, params)), "u must be f32, bf16 or f16, not F64");
+}
+
+TEST_P(MessageOpsTest, EmptyGraphsGiveZeros) {
+  const Graph graph = *Graph::FromCoo({}, {}, 0, 3);
+  TestFeatures u(tensor::DType::kF32, 0, 9), e(tensor::DType::kF32, 0, 9), out(tensor::DType::kF32, 3, 9);
+  for (const Message message : {Message::kCopyU, Message::kUMulE}) {
+    out.Fill(7);
+    ASSERT_TRUE(Gspmm(ctx_, graph,
+                      {.message = message,
+                       .reduce = Reduce::kMax,
+                       .u = u.view(),
+                       .e = e.view(),
+                       .out = out.out(),
+                       .options = {}})
+                    .ok());
+    for (int r = 0; r < 3; ++r) EXPECT_EQ(out.at(r, 8), 0);
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::graph

@@ -1,0 +1,157 @@
+#include "science/run_tasks.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "science/elements.h"
+
+namespace moesaic::graph {
+namespace {
+
+bool IsExtreme(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
+
+// A part of a hub: positions bounds[0] to bounds[1].
+struct HubPart {
+  int32_t bounds[2];
+};
+
+// Combines the parts [parts, cols] of one hub in order.
+void CombineParts(const ReduceTask& t, int32_t hub, int32_t edges, int64_t parts, const float* values,
+                  const int32_t* args) {
+  const float sign = t.reduce == Reduce::kMin ? -1.0F : 1.0F;
+  for (int64_t col = 0; col < t.cols; ++col) {
+    float total = values[col];
+    int64_t chosen = 0;
+    for (int64_t i = 1; i < parts; ++i) {
+      const float x = values[i * t.cols + col];
+      if (!IsExtreme(t.reduce)) {
+        total += x;
+      } else if (sign * x > sign * total || (std::isnan(x) && !std::isnan(total))) {
+        total = x;
+        chosen = i;
+      }
+    }
+    const int64_t at = hub * t.out_stride + col;
+    if (IsExtreme(t.reduce)) {
+      if (t.arg != nullptr) t.arg[hub * t.cols + col] = args[chosen * t.cols + col];
+    } else {
+      if (t.reduce == Reduce::kMean) total /= static_cast<float>(edges);
+      total *= t.alpha;
+      if (t.beta != 0) total += t.beta * LoadElement(t.out, t.dtype, at);
+    }
+    StoreElement(t.out, t.dtype, at, total);
+  }
+}
+
+void ReduceHubs(const Context& ctx, const Segments& segments, const ReduceTask& task) {
+  std::vector<HubPart> parts;
+  std::vector<size_t> begins;
+  for (const int32_t hub : segments.hubs) {
+    begins.push_back(parts.size());
+    for (int32_t p = segments.ptr[hub]; p < segments.ptr[hub + 1];
+         p += std::min(kHubEdges, segments.ptr[hub + 1] - p))
+      parts.push_back({{p, p + std::min(kHubEdges, segments.ptr[hub + 1] - p)}});
+  }
+  begins.push_back(parts.size());
+  const bool args = IsExtreme(task.reduce) && task.arg != nullptr;
+  float* values = ctx.exec.scratch->Take<float>(parts.size() * task.cols).data();
+  int32_t* chosen = args ? ctx.exec.scratch->Take<int32_t>(parts.size() * task.cols).data() : nullptr;
+  ctx.exec.pool->Run(static_cast<int64_t>(parts.size()), [&](int64_t i, int) {
+    ReduceTask part = task;
+    part.ptr = parts[i].bounds;
+    part.first = 0;
+    part.last = 1;
+    part.out = values + i * task.cols;
+    part.out_stride = task.cols;
+    part.out_f32 = true;
+    if (args) part.arg = chosen + i * task.cols;
+    ctx.graph->reduce(part);
+  });
+  for (size_t h = 0; h < segments.hubs.size(); ++h) {
+    const int32_t hub = segments.hubs[h];
+    const int64_t first = static_cast<int64_t>(begins[h]) * task.cols;
+    CombineParts(task, hub, segments.ptr[hub + 1] - segments.ptr[hub], begins[h + 1] - begins[h],
+                 values + first, args ? chosen + first : nullptr);
+  }
+}
+
+}  // namespace
+
+Status CheckFeatures(const Features& x, const char* name, int64_t rows, int64_t cols) {
+  if (!IsFeatureType(x.dtype)) {
+    return InvalidArgument("{} must be f32, bf16 or f16, not {}", name, tensor::DTypeName(x.dtype));
+  }
+  if (x.rows != rows) return InvalidArgument("{} must have {} rows, but has {}", name, rows, x.rows);
+  if (cols >= 0 && x.cols != cols)
+    return InvalidArgument("{} must have {} columns, but has {}", name, cols, x.cols);
+  if (x.data == nullptr && x.rows > 0 && x.cols > 0) return InvalidArgument("{} has no data", name);
+  if (x.rows > 1 && x.stride < x.cols) {
+    return InvalidArgument("rows of {} must not overlap: {} columns need a stride of {} or more, not {}",
+                           name, x.cols, x.cols, x.stride);
+  }
+  return OkStatus();
+}
+
+Status CheckSameType(const Features& a, const char* a_name, const Features& b, const char* b_name) {
+  if (a.dtype == b.dtype) return OkStatus();
+  return InvalidArgument("{} and {} must have one type, but are {} and {}", a_name, b_name,
+                         tensor::DTypeName(a.dtype), tensor::DTypeName(b.dtype));
+}
+
+StatusOr<int64_t> BroadcastGroup(const Features& u, const char* u_name, const Features& e,
+                                 const char* e_name) {
+  if (e.cols == u.cols) return 1;
+  if (e.cols < 1 || u.cols % e.cols != 0) {
+    return InvalidArgument("the columns of {} must divide the {} columns of {}, but are {}", e_name, u.cols,
+                           u_name, e.cols);
+  }
+  return u.cols / e.cols;
+}
+
+void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task) {
+  if (task.cols == 0) return;
+  const ScratchScope scope(ctx);
+  if (task.e == nullptr) task.e = task.u;  // micro-kernels compute the address in any case
+  task.out_f32 = false;
+  if (!segments.hubs.empty()) ReduceHubs(ctx, segments, task);
+  task.ptr = segments.ptr.data();
+  const std::vector<SegmentRange> ranges = DivideByEdges(segments, ctx.exec.pool->size());
+  ctx.exec.pool->Run(static_cast<int64_t>(ranges.size()), [&](int64_t i, int) {
+    ReduceTask part = task;
+    part.first = ranges[i].first;
+    part.last = ranges[i].last;
+    ctx.graph->reduce(part);
+  });
+}
+
+void RunEdgeMap(const Context& ctx, int32_t edges, const EdgeMapTask& task) {
+  if (task.cols == 0) return;
+  const std::vector<SegmentRange> ranges =
+      DivideEvenly(edges, ctx.exec.pool->size(), std::max<int64_t>(64, (1 << 15) / task.cols));
+  ctx.exec.pool->Run(static_cast<int64_t>(ranges.size()), [&](int64_t i, int) {
+    EdgeMapTask part = task;
+    if (part.rhs == nullptr) part.rhs = part.lhs;
+    part.first = ranges[i].first;
+    part.last = ranges[i].last;
+    ctx.graph->edge_map(part);
+  });
+}
+
+void RunSoftmax(const Context& ctx, const Segments& segments, SoftmaxTask task) {
+  task.ptr = segments.ptr.data();
+  // A softmax of a hub is not divided: its three passes are short beside the rest of a model.
+  std::vector<SegmentRange> ranges = DivideByEdges(segments, ctx.exec.pool->size());
+  for (const int32_t hub : segments.hubs) ranges.push_back({hub, hub + 1});
+  ctx.exec.pool->Run(static_cast<int64_t>(ranges.size()), [&](int64_t i, int) {
+    SoftmaxTask part = task;
+    part.first = ranges[i].first;
+    part.last = ranges[i].last;
+    ctx.graph->softmax(part);
+  });
+}
+
+Output ScratchScope::Matrix(tensor::DType dtype, int64_t rows, int64_t cols) {
+  return {arena_->TakeBytes(tensor::BytesOf(dtype, rows * cols) + 64), dtype, rows, cols, cols};
+}
+
+}  // namespace moesaic::graph

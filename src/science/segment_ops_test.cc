@@ -1,0 +1,219 @@
+// Scatter, segment, index_add and softmax of every instruction set against sums in double.
+#include "science/segment_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "science/test_graphs.h"
+
+namespace moesaic::graph {
+namespace {
+
+constexpr Reduce kReductions[] = {Reduce::kSum, Reduce::kMean, Reduce::kMax, Reduce::kMin};
+constexpr tensor::DType kTypes[] = {tensor::DType::kF32, tensor::DType::kBF16, tensor::DType::kF16};
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Expected {
+  double value = 0, magnitude = 0;
+  int32_t arg = 0;
+};
+
+// The reduction of one element, its sum of magnitudes for the error bound, and its edge.
+Expected ReduceElement(Reduce reduce, const TestFeatures& src, const std::vector<int32_t>& index,
+                       int32_t segment, int64_t col) {
+  Expected expected;
+  expected.arg = static_cast<int32_t>(index.size());
+  int count = 0;
+  for (size_t e = 0; e < index.size(); ++e) {
+    if (index[e] != segment) continue;
+    const double x = src.at(static_cast<int64_t>(e), col);
+    const bool first = count++ == 0;
+    if (reduce == Reduce::kSum || reduce == Reduce::kMean) {
+      expected.value += x;
+      expected.magnitude += std::abs(x);
+    } else if (first || (reduce == Reduce::kMax ? x > expected.value : x < expected.value)) {
+      expected.value = x;
+      expected.arg = static_cast<int32_t>(e);
+    }
+  }
+  if (reduce == Reduce::kMean) expected.value /= std::max(1, count);
+  expected.magnitude *= count;  // every one of `count` additions may round the whole sum
+  return expected;
+}
+
+class SegmentOpsTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  std::unique_ptr<Workspace> workspace_ = MakeWorkspace(GetParam(), 2);
+  Context ctx_ = workspace_->context();
+  std::mt19937 rng_{7};
+};
+INSTANTIATE_TEST_SUITE_P(Isa, SegmentOpsTest, testing::ValuesIn(GraphIsas()),
+                         [](const auto& info) { return runtime::IsaName(info.param); });
+
+TEST_P(SegmentOpsTest, ScatterMatchesDouble) {
+  for (const tensor::DType dtype : kTypes) {
+    for (const int64_t cols : {1, 3, 8, 16, 17, 31, 64, 100, 256}) {
+      const std::vector<int32_t> index = RandomEdges(&rng_, 1, 23, 200).dst;
+      const TestFeatures src = TestFeatures::Random(&rng_, dtype, 200, cols, cols % 3);
+      for (const Reduce reduce : kReductions) {
+        const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
+        TestFeatures out(dtype, 23, cols, 5);
+        std::vector<int32_t> arg(extreme ? 23 * cols : 0);
+        ASSERT_TRUE(
+            Scatter(ctx_, reduce, src.view(), Indices::Of(index.data(), 200), out.out(), {.arg = arg}).ok());
+        for (int32_t s = 0; s < 23; ++s) {
+          for (int64_t c = 0; c < cols; ++c) {
+            const Expected want = ReduceElement(reduce, src, index, s, c);
+            const double bound = Unit(dtype) * std::abs(want.value) + 0x1p-24 * want.magnitude;
+            ASSERT_NEAR(out.at(s, c), want.value, bound) << "segment " << s << " column " << c;
+            if (extreme) {
+              ASSERT_EQ(arg[s * cols + c], want.arg) << "segment " << s << " column " << c;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SegmentOpsTest, HubsMatchDoubleForAnyNumberOfThreads) {
+  const int64_t cols = 24;
+  const std::vector<int32_t> index = RandomEdges(&rng_, 1, 40, 20000, true).dst;
+  TestFeatures src = TestFeatures::Random(&rng_, tensor::DType::kF32, 20000, cols);
+  for (const Reduce reduce : kReductions) {
+    const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
+    std::vector<TestFeatures> results;
+    std::vector<std::vector<int32_t>> args;
+    for (const int threads : {1, 2, 5}) {
+      const auto workspace = MakeWorkspace(GetParam(), threads);
+      results.emplace_back(tensor::DType::kF32, 40, cols);
+      args.emplace_back(extreme ? 40 * cols : 0);
+      ASSERT_TRUE(Scatter(workspace->context(), reduce, src.view(), Indices::Of(index.data(), 20000),
+                          results.back().out(), {.arg = args.back()})
+                      .ok());
+    }
+    EXPECT_EQ(results[0].bytes(), results[1].bytes());
+    EXPECT_EQ(results[0].bytes(), results[2].bytes());
+    EXPECT_EQ(args[0], args[2]);
+    for (int64_t c = 0; c < cols; ++c) {
+      const Expected want = ReduceElement(reduce, src, index, 1, c);
+      EXPECT_NEAR(results[0].at(1, c), want.value,
+                  1e-5 * std::max(1.0, std::abs(want.value)) + 0x1p-24 * 1e4);
+      if (extreme) {
+        EXPECT_EQ(args[0][cols + c], want.arg);
+      }
+    }
+  }
+}
+
+TEST_P(SegmentOpsTest, AlphaAndBetaScaleSums) {
+  const std::vector<int64_t> index = {1, 1, 0};
+  TestFeatures src(tensor::DType::kF32, 3, 2), out(tensor::DType::kF32, 3, 2);
+  src.Fill(2);
+  out.Fill(10);
+  ASSERT_TRUE(Scatter(ctx_, Reduce::kSum, src.view(), Indices::Of(index.data(), 3), out.out(),
+                      {.alpha = 3, .beta = 0.5})
+                  .ok());
+  EXPECT_EQ(out.at(0, 0), 11);
+  EXPECT_EQ(out.at(1, 1), 17);
+  EXPECT_EQ(out.at(2, 0), 5);
+  ASSERT_TRUE(IndexAdd(ctx_, out.out(), Indices::Of(index.data(), 3), src.view(), -1).ok());
+  EXPECT_EQ(out.at(1, 1), 13);
+  EXPECT_EQ(out.at(2, 0), 5);
+}
+
+TEST_P(SegmentOpsTest, EmptySegmentsGiveZeroAndNanWins) {
+  const std::vector<int32_t> ptr = {0, 0, 3, 3};
+  TestFeatures src(tensor::DType::kF32, 3, 1), out(tensor::DType::kF32, 3, 1);
+  src.Set(0, 0, -5);
+  src.Set(1, 0, kNan);
+  src.Set(2, 0, -4);
+  const Segments segments = *SegmentsFromPtr(Indices::Of(ptr.data(), 4), 3);
+  for (const Reduce reduce : kReductions) {
+    const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
+    std::vector<int32_t> arg(extreme ? 3 : 0);
+    out.Fill(9);
+    ASSERT_TRUE(Segment(ctx_, reduce, segments, src.view(), out.out(), {.arg = arg}).ok());
+    EXPECT_EQ(out.at(0, 0), 0);
+    EXPECT_EQ(out.at(2, 0), 0);
+    EXPECT_TRUE(std::isnan(out.at(1, 0)));
+    if (extreme) {
+      EXPECT_EQ(arg, (std::vector<int32_t>{3, 1, 3}));
+    }
+  }
+}
+
+TEST_P(SegmentOpsTest, BackwardOfEveryReductionMatchesDefinition) {
+  for (const int64_t cols : {1, 5, 33}) {
+    const std::vector<int32_t> index = RandomEdges(&rng_, 1, 11, 90).dst;
+    const Segments segments = *GroupByIndex(Indices::Of(index.data(), 90), 11);
+    const TestFeatures src = TestFeatures::Random(&rng_, tensor::DType::kF32, 90, cols);
+    const TestFeatures grad = TestFeatures::Random(&rng_, tensor::DType::kF32, 11, cols);
+    for (const Reduce reduce : kReductions) {
+      const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
+      std::vector<int32_t> arg(extreme ? 11 * cols : 0);
+      TestFeatures out(tensor::DType::kF32, 11, cols), got(tensor::DType::kF32, 90, cols);
+      ASSERT_TRUE(Segment(ctx_, reduce, segments, src.view(), out.out(), {.arg = arg}).ok());
+      ASSERT_TRUE(SegmentBackward(ctx_, reduce, segments, grad.view(), arg, got.out()).ok());
+      for (int64_t e = 0; e < 90; ++e) {
+        for (int64_t c = 0; c < cols; ++c) {
+          float want = grad.at(index[e], c);
+          if (reduce == Reduce::kMean)
+            want /= static_cast<float>(segments.ptr[index[e] + 1] - segments.ptr[index[e]]);
+          if (extreme && arg[index[e] * cols + c] != e) want = 0;
+          ASSERT_EQ(got.at(e, c), want);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SegmentOpsTest, SoftmaxMatchesDouble) {
+  for (const int64_t cols : {1, 4, 8, 19}) {
+    const std::vector<int32_t> index = RandomEdges(&rng_, 1, 17, 150).dst;
+    const Segments segments = *GroupByIndex(Indices::Of(index.data(), 150), 17);
+    const TestFeatures x = TestFeatures::Random(&rng_, tensor::DType::kF32, 150, cols);
+    const TestFeatures grad = TestFeatures::Random(&rng_, tensor::DType::kF32, 150, cols);
+    TestFeatures y(tensor::DType::kF32, 150, cols), got(tensor::DType::kF32, 150, cols);
+    ASSERT_TRUE(SegmentSoftmax(ctx_, segments, x.view(), y.out()).ok());
+    ASSERT_TRUE(SegmentSoftmaxBackward(ctx_, segments, y.view(), grad.view(), got.out()).ok());
+    for (int64_t c = 0; c < cols; ++c) {
+      for (int32_t s = 0; s < 17; ++s) {
+        double sum = 0, dot = 0;
+        for (int e = 0; e < 150; ++e) sum += index[e] == s ? std::exp(double{x.at(e, c)}) : 0;
+        for (int e = 0; e < 150; ++e)
+          dot += index[e] == s ? std::exp(double{x.at(e, c)}) / sum * grad.at(e, c) : 0;
+        for (int e = 0; e < 150; ++e) {
+          if (index[e] != s) continue;
+          const double want = std::exp(double{x.at(e, c)}) / sum;
+          ASSERT_NEAR(y.at(e, c), want, 1e-6);
+          ASSERT_NEAR(got.at(e, c), want * (grad.at(e, c) - dot), 2e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SegmentOpsTest, WrongShapesAreNamed) {
+  TestFeatures src(tensor::DType::kF32, 3, 2), out(tensor::DType::kF32, 4, 2),
+      half(tensor::DType::kF16, 4, 2);
+  const std::vector<int32_t> index = {0, 1, 9};
+  auto fault = [&](const Output& to, int64_t edges, Reduce reduce, const ReduceOptions& options) {
+    return Message(Scatter(ctx_, reduce, src.view(), Indices::Of(index.data(), edges), to, options));
+  };
+  EXPECT_EQ(fault(out.out(), 2, Reduce::kSum, {}),
+            "index must have one element per row of src, 3, but has 2");
+  EXPECT_EQ(fault(out.out(), 3, Reduce::kSum, {}), "index[2] must be in [0, 4), but is 9");
+  const std::vector<int32_t> good = {0, 1, 2};
+  const Segments segments = *GroupByIndex(Indices::Of(good.data(), 3), 4);
+  EXPECT_EQ(Message(Segment(ctx_, Reduce::kSum, segments, src.view(), half.out())),
+            "src and out must have one type, but are F32 and F16");
+  EXPECT_EQ(Message(Segment(ctx_, Reduce::kMax, segments, src.view(), out.out(), {.beta = 1})),
+            "max and min need alpha 1 and beta 0, not 1 and 1");
+  EXPECT_EQ(Message(Segment(ctx_, Reduce::kSum, segments, out.view(), out.out())),
+            "src must have 3 rows, but has 4");
+}
+
+}  // namespace
+}  // namespace moesaic::graph

@@ -1,0 +1,46 @@
+// Plans of segmented reductions: edges grouped by node, and the division of the groups into tasks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "science/features.h"
+
+namespace moesaic::graph {
+
+/// Segments with more edges than this are reduced in parts of this many edges. The parts depend on the graph
+/// alone, so results do not depend on the number of threads.
+inline constexpr int32_t kHubEdges = 4096;
+
+/// Edges grouped by segment. Position p of the grouped order holds the caller's edge edge[p].
+struct Segments {
+  std::vector<int32_t> ptr = {0};  ///< [segments + 1]: segment s has positions [ptr[s], ptr[s + 1]).
+  std::vector<int32_t> edge;       ///< [edges], or empty if the caller's order is already grouped.
+  std::vector<int32_t> hubs;       ///< Segments with more than kHubEdges edges, ascending.
+
+  int32_t count() const { return static_cast<int32_t>(ptr.size()) - 1; }
+  int32_t edges() const { return ptr.back(); }
+  const int32_t* edge_rows() const { return edge.empty() ? nullptr : edge.data(); }
+};
+
+/// Groups edges by index[e] in [0, count) with a stable counting sort. Fails with the position of the first
+/// index out of range, or if there are 2^31 or more edges or segments.
+StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name = "index");
+
+/// Takes boundaries that are already sorted: ptr[0] = 0, ptr is not decreasing, and ptr[last] = edges.
+StatusOr<Segments> SegmentsFromPtr(Indices ptr, int64_t edges, const char* name = "ptr");
+
+/// Consecutive segments of one task.
+struct SegmentRange {
+  int32_t first, last;
+};
+
+/// Divides segments other than hubs into ranges of about equal cost, which counts edges and segments.
+std::vector<SegmentRange> DivideByEdges(const Segments& segments, int threads);
+
+/// Divides `items` positions into ranges for `threads` workers.
+std::vector<SegmentRange> DivideEvenly(int64_t items, int threads, int64_t at_least);
+
+}  // namespace moesaic::graph

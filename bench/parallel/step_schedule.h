@@ -64,6 +64,10 @@ class LevelBytesTransport final : public comm::Transport {
     if (peer != rank()) traffic_.CountRows(peer, 0, std::ssize(data));
     return job_.Send(peer, tag, data);
   }
+  StatusOr<comm::TransferId> SendAhead(int peer, comm::Tag tag, std::span<const std::byte> data) override {
+    if (peer != rank()) traffic_.CountRows(peer, 0, std::ssize(data));
+    return job_.SendAhead(peer, tag, data);
+  }
   StatusOr<comm::TransferId> Receive(int peer, comm::Tag tag, std::span<std::byte> data) override {
     return job_.Receive(peer, tag, data);
   }

@@ -36,8 +36,8 @@ class Executor {
   virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
   /// Looks for ranks that have died, while no batch is computed.
   virtual Status CheckPeers() { return OkStatus(); }
-  /// Tokens that the routers of all layers sent to each expert, of this executor's rows. Only between
-  /// batches.
+  /// Tokens that the routers of all layers sent to each expert, of this executor's rows. Waits for other
+  /// ranks' parts of the batches in flight.
   virtual StatusOr<models::ExpertLoad> FetchExpertLoad() { return models::ExpertLoad{}; }
   /// Has all ranks begin a move of experts, or give it up. Ranks report its state with later batches.
   virtual Status BeginExpertMove(const models::ExpertMoveOrder&) {

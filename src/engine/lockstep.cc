@@ -17,7 +17,8 @@ models::JointStep PartsOf(const StepBatch& batch, int stages, double read_rows) 
   if (batch.kind == StepKind::kMtp) stages = 1;
   models::JointStep joint;
   for (const models::PipelinePart& part : models::SplitForPipeline(
-           {.tokens = batch.tokens, .sequences = sequences, .logit_rows = {}}, stages, read_rows)) {
+           {.tokens = batch.tokens, .sequences = sequences, .logit_rows = {}, .divides = batch.divides},
+           stages, read_rows)) {
     ++joint.parts;
     joint.most_rows = std::max(joint.most_rows, part.rows.count);
   }

@@ -78,11 +78,6 @@ StatusOr<std::string> ReceiveMessage(Transport& job, int peer, RankTag tag, doub
   return ReceiveRest(job, peer, tag, first, limit_s);
 }
 
-Status SendFloats(Transport& job, int peer, RankTag tag, std::span<const float> values, double limit_s) {
-  ASSIGN_OR_RETURN(const comm::TransferId id, job.Send(peer, TagOf(tag, false), std::as_bytes(values)));
-  return WaitFor(job, peer, id, limit_s);
-}
-
 Status ReceiveFloats(Transport& job, int peer, RankTag tag, std::span<float> values, double limit_s) {
   ASSIGN_OR_RETURN(const comm::TransferId id,
                    job.Receive(peer, TagOf(tag, false), std::as_writable_bytes(values)));
@@ -145,17 +140,32 @@ Status MessageSender::Retire() {
   return first;
 }
 
-Status MessageSender::Start(std::span<const int> peers, RankTag tag,
-                            std::initializer_list<std::string_view> texts, size_t first_part_bytes) {
-  RETURN_IF_ERROR(Retire());
-  uint64_t size = 0;
-  for (const std::string_view text : texts) size += text.size();
+MessageSender::Message& MessageSender::Add(size_t bytes) {
   Message& message = messages_.emplace_back();
   if (!unused_.empty()) {
     message.bytes = std::move(unused_.back());
     unused_.pop_back();
   }
-  message.bytes.resize(std::max<size_t>(first_part_bytes, sizeof size + size));
+  message.bytes.resize(bytes);
+  return message;
+}
+
+Status MessageSender::StartFloats(int peer, RankTag tag, std::span<const float> values) {
+  RETURN_IF_ERROR(Retire());
+  if (values.empty()) return OkStatus();
+  Message& message = Add(values.size_bytes());
+  std::memcpy(message.bytes.data(), values.data(), values.size_bytes());
+  ASSIGN_OR_RETURN(const comm::TransferId id, job_.SendAhead(peer, TagOf(tag, false), message.bytes));
+  message.sends.push_back(id);
+  return OkStatus();
+}
+
+Status MessageSender::Start(std::span<const int> peers, RankTag tag,
+                            std::initializer_list<std::string_view> texts, size_t first_part_bytes) {
+  RETURN_IF_ERROR(Retire());
+  uint64_t size = 0;
+  for (const std::string_view text : texts) size += text.size();
+  Message& message = Add(std::max<size_t>(first_part_bytes, sizeof size + size));
   std::byte* to = message.bytes.data();
   std::memcpy(to, &size, sizeof size);
   to += sizeof size;

@@ -22,7 +22,14 @@ namespace moesaic::engine {
 inline constexpr size_t kFirstPartBytes = 1024;
 
 /// Tags of messages; groups of ranks use tags from parallel::kFirstGroupTag on.
-enum class RankTag : uint32_t { kCommand = 0, kReply = 2, kLogits = 4, kHidden = 5 };
+enum class RankTag : uint32_t {
+  kCommand = 0,
+  kReply = 2,
+  kLogits = 4,   ///< of a batch
+  kHidden = 5,   ///< of a batch
+  kFetched = 6,  ///< logits of kFetch: replies of batches in flight may come first
+  kLoad = 8
+};
 
 /// First byte of a command of the driver.
 enum class RankCommand : char {
@@ -61,6 +68,8 @@ class MessageSender {
   /// error of earlier sends that have ended, too.
   Status Start(std::span<const int> peers, RankTag tag, std::initializer_list<std::string_view> texts,
                size_t first_part_bytes = kFirstPartBytes);
+  /// Starts to send values, which are copied, to a peer that calls ReceiveFloats.
+  Status StartFloats(int peer, RankTag tag, std::span<const float> values);
   /// Waits until all sends have ended.
   Status Finish(double limit_s);
 
@@ -70,6 +79,7 @@ class MessageSender {
     std::vector<comm::TransferId> sends;
   };
   Status Retire();
+  Message& Add(size_t bytes);
 
   comm::Transport& job_;
   std::deque<Message> messages_;                // with sends that have not ended
@@ -100,7 +110,6 @@ class ExpectedMessage {
 };
 
 /// Sends or receives values whose number both sides know.
-Status SendFloats(comm::Transport& job, int peer, RankTag tag, std::span<const float> values, double limit_s);
 Status ReceiveFloats(comm::Transport& job, int peer, RankTag tag, std::span<float> values, double limit_s);
 
 /// Appends values to a message. All ranks run one binary: values are sent as they are in memory.

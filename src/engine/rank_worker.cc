@@ -137,10 +137,10 @@ class RankWorker {
       return computed.status();
     }
     if (batch.candidates == 0 && !reply.result.logits.empty()) {
-      RETURN_IF_ERROR(SendFloats(job_, kDriver, RankTag::kLogits, reply.result.logits, time_limit_s_));
+      RETURN_IF_ERROR(replies_.StartFloats(kDriver, RankTag::kLogits, reply.result.logits));
     }
     if (first_shard_ && !reply.result.hidden.empty()) {
-      RETURN_IF_ERROR(SendFloats(job_, kDriver, RankTag::kHidden, reply.result.hidden, time_limit_s_));
+      RETURN_IF_ERROR(replies_.StartFloats(kDriver, RankTag::kHidden, reply.result.hidden));
     }
     return OkStatus();
   }
@@ -152,7 +152,7 @@ class RankWorker {
     RETURN_IF_ERROR(reader.Finish());
     if (executor_ == nullptr) return InvalidArgument("logits were requested before the cache's size");
     ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->FetchLogitsOf(later, rows));
-    return SendFloats(job_, kDriver, RankTag::kLogits, logits, time_limit_s_);
+    return replies_.StartFloats(kDriver, RankTag::kFetched, logits);
   }
 
   // A move that can't begin is reported with the next batch, and the driver gives it up.
@@ -166,7 +166,7 @@ class RankWorker {
   Status SendLoad() {
     MessageWriter reply;
     PutExpertLoad(model_.expert_load(), &reply);
-    return SendMessage(job_, kDriver, RankTag::kReply, reply.bytes(), time_limit_s_);
+    return replies_.Start(std::span(&kDriver, 1), RankTag::kLoad, {reply.bytes()});
   }
 
   models::Model& model_;

@@ -247,7 +247,7 @@ StatusOr<std::span<const float>> RankedExecutor::FetchFromAll(std::span<const in
   for (const Peer& peer : peers_) {
     if (peer.vocab.count == 0) continue;
     part_.resize(rows.size() * peer.vocab.count);
-    RETURN_IF_ERROR(ReceiveFloats(job_, peer.rank, RankTag::kLogits, part_, time_limit_s_));
+    RETURN_IF_ERROR(ReceiveFloats(job_, peer.rank, RankTag::kFetched, part_, time_limit_s_));
     Place(part_, peer.vocab);
   }
   return std::span<const float>(logits_).first(rows.size() * info_.vocab_size);
@@ -256,15 +256,18 @@ StatusOr<std::span<const float>> RankedExecutor::FetchFromAll(std::span<const in
 Status RankedExecutor::BeginExpertMove(const models::ExpertMoveOrder& order) {
   RETURN_IF_ERROR(failure_);
   MessageWriter body;
+  body.Put(RankCommand::kMove);
   PutMoveOrder(order, &body);
-  if (Status sent = Command(RankCommand::kMove, body.bytes()); !sent.ok()) return Fail(std::move(sent));
+  Status sent = commands_.Start(remote_, RankTag::kCommand, {body.bytes()});
+  if (!sent.ok()) return Fail(std::move(sent));
   return local_ == nullptr ? OkStatus() : local_->BeginExpertMove(order);
 }
 
 Status RankedExecutor::DropExpertMove() {
   RETURN_IF_ERROR(failure_);
   if (local_ != nullptr) RETURN_IF_ERROR(local_->DropExpertMove());
-  Status sent = Command(RankCommand::kDrop, {});
+  const char command = static_cast<char>(RankCommand::kDrop);
+  Status sent = commands_.Start(remote_, RankTag::kCommand, {{&command, 1}});
   return sent.ok() ? sent : Fail(std::move(sent));
 }
 
@@ -276,18 +279,17 @@ StatusOr<models::ExpertLoad> RankedExecutor::FetchExpertLoad() {
 
 // The shards of a stage route the same rows, so that one of them is asked.
 StatusOr<models::ExpertLoad> RankedExecutor::FetchLoadOfAll() {
+  std::vector<int> asked;
+  std::ranges::copy_if(remote_, std::back_inserter(asked),
+                       [&](int rank) { return layout_.At(rank).shard == 0; });
   const char command = static_cast<char>(RankCommand::kLoad);
-  for (const int rank : remote_) {
-    if (layout_.At(rank).shard != 0) continue;
-    RETURN_IF_ERROR(SendMessage(job_, rank, RankTag::kCommand, {&command, 1}, time_limit_s_));
-  }
+  RETURN_IF_ERROR(commands_.Start(asked, RankTag::kCommand, {{&command, 1}}));
   models::ExpertLoad sum;
   if (local_ != nullptr) {
     ASSIGN_OR_RETURN(sum, local_->FetchExpertLoad());
   }
-  for (const int rank : remote_) {
-    if (layout_.At(rank).shard != 0) continue;
-    ASSIGN_OR_RETURN(const std::string bytes, ReceiveMessage(job_, rank, RankTag::kReply, time_limit_s_));
+  for (const int rank : asked) {
+    ASSIGN_OR_RETURN(const std::string bytes, ReceiveMessage(job_, rank, RankTag::kLoad, time_limit_s_));
     ASSIGN_OR_RETURN(const models::ExpertLoad load, ParseExpertLoad(bytes));
     RETURN_IF_ERROR(Annotate(AddExpertLoad(load, &sum), fmt::format("rank {}", rank)));
   }

@@ -12,7 +12,8 @@ namespace {
 models::JointStep PartsOf(const StepBatch& batch, int stages) {
   std::vector<kernels::SequenceSlice> sequences;
   for (const BatchRows& rows : batch.rows) {
-    sequences.push_back({.start = rows.start, .count = rows.count, .row = rows.first_token});
+    sequences.push_back(
+        {.block_table = nullptr, .start = rows.start, .count = rows.count, .row = rows.first_token});
   }
   if (batch.kind == StepKind::kMtp) stages = 1;
   models::JointStep joint;

@@ -62,7 +62,7 @@ struct ExpertBalanceStats {
 
 /// Called by the engine's thread between steps. Plans are made by a thread of their own; one that fails is
 /// counted, and the next one is made after the interval. A move that any rank fails is given up on all, which
-/// go the experts that they have.
+/// keep the experts that they have.
 class ExpertBalancer {
  public:
   using Clock = std::chrono::steady_clock;

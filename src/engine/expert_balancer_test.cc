@@ -14,7 +14,10 @@ constexpr int64_t kExpertBytes = 1 << 20;
 
 // One layer of 8 experts, of which the first two get most tokens.
 ExpertLoadStats Skewed() {
-  ExpertLoadStats load{.layers = {3}, .experts = 8, .total = {}, .recent = {90, 80, 1, 1, 1, 1, 1, 1}};
+  ExpertLoadStats load;
+  load.layers = {3};
+  load.experts = 8;
+  load.recent = {90, 80, 1, 1, 1, 1, 1, 1};
   load.all_windows = 1;
   return load;
 }
@@ -84,9 +87,13 @@ class ExpertBalancerTest : public testing::Test {
       members_.push_back(Lockstep::Add(lockstep_, std::move(executor)));
     }
     layout_.LetExpertsMove();
-    balancer_ = std::make_unique<ExpertBalancer>(
-        layout_, models::ModelInfo{.layers = 4, .experts = 8, .expert_bytes = kExpertBytes}, *lockstep_,
-        std::vector<Executor*>{members_[0].get(), members_[1].get()}, ExpertBalanceOptions{.interval_s = 60});
+    models::ModelInfo info;
+    info.layers = 4;
+    info.experts = 8;
+    info.expert_bytes = kExpertBytes;
+    balancer_ = std::make_unique<ExpertBalancer>(layout_, info, *lockstep_,
+                                                 std::vector<Executor*>{members_[0].get(), members_[1].get()},
+                                                 ExpertBalanceOptions{.interval_s = 60});
   }
 
   void Poll() {

@@ -48,7 +48,10 @@ TEST(ExpertLoad, WindowsHaveTheTokensSinceTheLastOne) {
 }
 
 TEST(ExpertLoad, JsonHasTheTokensOfDroppedWindowsInTheFirst) {
-  ExpertLoadStats stats{.layers = {1, 3}, .experts = 2, .total = {10, 20, 30, 40}};
+  ExpertLoadStats stats;
+  stats.layers = {1, 3};
+  stats.experts = 2;
+  stats.total = {10, 20, 30, 40};
   for (const int64_t tokens : {1, 2}) {
     stats.windows.push_back(std::make_shared<const std::vector<int64_t>>(4, tokens));
   }

@@ -12,7 +12,8 @@ namespace {
 models::JointStep PartsOf(const StepBatch& batch, int stages, double read_rows) {
   std::vector<kernels::SequenceSlice> sequences;
   for (const BatchRows& rows : batch.rows) {
-    sequences.push_back({.start = rows.start, .count = rows.count, .row = rows.first_token});
+    sequences.push_back(
+        {.block_table = nullptr, .start = rows.start, .count = rows.count, .row = rows.first_token});
   }
   if (batch.kind == StepKind::kMtp) stages = 1;
   models::JointStep joint;
@@ -63,20 +64,20 @@ std::unique_ptr<Executor> Lockstep::Add(const std::shared_ptr<Lockstep>& lockste
 
 void Lockstep::Start(size_t replica, const StepBatch& batch) {
   replicas_[replica].started = &batch;
-  replicas_[replica].result.reset();
+  replicas_[replica].done = false;
 }
 
 // A batch without rows concerns its replica alone. Drafts of an MTP module are computed while batches of
 // other replicas wait to be run, and do not run them.
 StatusOr<StepResult> Lockstep::Finish(size_t replica) {
   Replica& own = replicas_[replica];
-  if (!own.result.has_value()) {
+  if (!own.done) {
     if (own.started->rows.empty()) return own.executor->Run(*std::exchange(own.started, nullptr));
     RunJointly(replica);
   }
-  StatusOr<StepResult> result = *std::move(own.result);
-  own.result.reset();
-  return result;
+  own.done = false;
+  RETURN_IF_ERROR(std::exchange(own.status, OkStatus()));
+  return std::move(own.result);
 }
 
 models::JointStep Lockstep::Agree(const std::vector<bool>& computes) const {
@@ -109,14 +110,17 @@ void Lockstep::RunJointly(size_t asking) {
   }
   Status idle_failure;
   for (size_t i = 0; i < replicas_.size(); ++i) {
-    StatusOr<StepResult> result = replicas_[i].executor->Finish();
-    if (computes[i]) {
-      replicas_[i].result = std::move(result);
-    } else if (idle_failure.ok()) {
-      idle_failure = result.status();
+    Replica& replica = replicas_[i];
+    StatusOr<StepResult> result = replica.executor->Finish();
+    if (!computes[i]) {
+      if (idle_failure.ok()) idle_failure = result.status();
+      continue;
     }
+    replica.done = true;
+    replica.status = result.status();
+    if (result.ok()) replica.result = *std::move(result);
   }
-  if (!idle_failure.ok()) replicas_[asking].result = std::move(idle_failure);
+  if (!idle_failure.ok()) replicas_[asking].status = std::move(idle_failure);
 }
 
 }  // namespace moesaic::engine

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "engine/executor.h"
@@ -31,9 +30,12 @@ class Lockstep {
   class Member;
   struct Replica {
     Executor* executor = nullptr;
-    const StepBatch* started = nullptr;          // that has not run
-    StepBatch batch = {};                        // of the joint step
-    std::optional<StatusOr<StepResult>> result;  // of the joint step, until the replica's Finish
+    const StepBatch* started = nullptr;  // that has not run
+    StepBatch batch = {};                // of the joint step
+    // Outcome of the joint step, until the replica's Finish.
+    bool done = false;
+    Status status = {};
+    StepResult result = {};
   };
   void Start(size_t replica, const StepBatch& batch);
   StatusOr<StepResult> Finish(size_t replica);

@@ -24,7 +24,9 @@ class RecordingExecutor : public Executor {
   StatusOr<StepResult> Finish() override {
     calls_->push_back(fmt::format("finish {}", replica_));
     RETURN_IF_ERROR(std::exchange(failure, OkStatus()));
-    return StepResult{.experts_read = rows_};
+    StepResult result;
+    result.experts_read = rows_;
+    return result;
   }
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t>) override {
     return std::span<const float>();

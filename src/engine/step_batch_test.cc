@@ -32,6 +32,7 @@ StepBatch Example() {
                       {.kind = KvOpKind::kLoad, .block = 4, .record = 17, .load = uint64_t{1} << 60}};
   batch.ops_after = {{.kind = KvOpKind::kBuildSummary, .block = 5}};
   batch.ended = {7, 9};
+  batch.joint = {.number = 3, .parts = 2, .most_rows = 40, .move = 1};
   const std::vector<int32_t> tokens = {1, 2, 3}, drafts = {4}, table = {5, 6};
   const kernels::SparsitySettings setting = {
       .budget_blocks = 8, .first_position = 3, .reuse = 4, .audit_every = 5};
@@ -52,6 +53,7 @@ TEST(StepBatchTest, ParsingRestoresTheSerializedBatch) {
   EXPECT_EQ(parsed->ops_before, batch.ops_before);
   EXPECT_EQ(parsed->ops_after, batch.ops_after);
   EXPECT_EQ(parsed->ended, batch.ended);
+  EXPECT_EQ(parsed->joint, batch.joint);
   EXPECT_EQ(parsed->tokens, batch.tokens);
   EXPECT_EQ(parsed->block_tables, batch.block_tables);
   EXPECT_EQ(parsed->rows, batch.rows);
@@ -103,6 +105,7 @@ TEST(StepBatchTest, NumbersOutOfRangeAreRefusedWithAReason) {
   };
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[0].block = 8; }), HasSubstr("block outside [0, 8): 8"));
   EXPECT_THAT(message([](StepBatch& b) { b.candidates = -1; }), HasSubstr("at least 0, found -1"));
+  EXPECT_THAT(message([](StepBatch& b) { b.joint.parts = -1; }), HasSubstr("joint step 3 has -1 parts"));
   EXPECT_THAT(message([](StepBatch& b) { b.rows[0].needs.temperature = NAN; }),
               HasSubstr("temperature must be at least 0"));
   EXPECT_THAT(message([](StepBatch& b) { b.ops_before[0].slot = 2; }), HasSubstr("slot outside [0, 2): 2"));

@@ -77,8 +77,8 @@ std::vector<Degrees> Layouts() {
           {.pipeline = 2, .data = 2, .expert = 2}};
 }
 
-// Experts of each rank in each layer with experts: expert e on the ranks e and e + layer, so that some have
-// two replicas.
+// Experts of each rank in each layer with experts: expert e on the ranks e and e + layer + 1, so that some
+// have two replicas.
 std::shared_ptr<const parallel::Placement> ScatteredExperts(int layers, int experts, int ranks) {
   auto placement = std::make_shared<parallel::Placement>();
   placement->experts = experts;
@@ -86,7 +86,7 @@ std::shared_ptr<const parallel::Placement> ScatteredExperts(int layers, int expe
     parallel::LayerPlacement& by_rank = placement->layers.emplace_back(ranks);
     for (int expert = 0; expert < experts; ++expert) {
       by_rank[expert % ranks].push_back(expert);
-      const int other = (expert + layer) % ranks;
+      const int other = (expert + layer + 1) % ranks;
       if (expert % 3 == 0 && other != expert % ranks) by_rank[other].push_back(expert);
     }
   }

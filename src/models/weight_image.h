@@ -7,6 +7,7 @@
 #include "models/numa_nodes.h"
 #include "models/weight_plan.h"
 #include "runtime/memory.h"
+#include "runtime/release_pages.h"
 
 namespace moesaic::models {
 
@@ -37,7 +38,7 @@ class WeightImage {
   /// Returns whole pages of [from, from + bytes), a range of the image that is not read any more, to the
   /// system.
   void Release(const std::byte* from, int64_t bytes) {
-    buffer_.Release(static_cast<size_t>(from - buffer_.data()), static_cast<size_t>(bytes));
+    runtime::ReleasePages(buffer_, static_cast<size_t>(from - buffer_.data()), static_cast<size_t>(bytes));
   }
 
   /// Copies the first image to its mirrors, on threads of their nodes; does nothing for other placements.

@@ -206,7 +206,9 @@ Status ExpertGroup::Explain(const Status& status) const {
 }
 
 ExpertTraffic ExpertGroup::traffic() const {
-  ExpertTraffic traffic{.computed_rows = computed_rows_, .seconds = seconds_};
+  ExpertTraffic traffic;
+  traffic.computed_rows = computed_rows_;
+  traffic.seconds = seconds_;
   if (exchange_ == nullptr) return traffic;
   for (const auto* levels : {&exchange_->dispatch_traffic(), &exchange_->combine_traffic()}) {
     traffic.levels.resize(levels->size());

@@ -112,12 +112,6 @@ void Buffer::Trim(size_t bytes) {
   if (used < mapped_) madvise(data_ + used, mapped_ - used, MADV_DONTNEED);
 }
 
-void Buffer::Release(size_t first, size_t bytes) {
-  const size_t page = pages_ == PageKind::kSmall ? PageBytes() : kHugePage;
-  const size_t begin = base::RoundUp(first, page), end = (first + bytes) / page * page;
-  if (begin < end && end <= mapped_) madvise(data_ + begin, end - begin, MADV_DONTNEED);
-}
-
 Buffer::~Buffer() {
   if (data_ != nullptr) munmap(data_, mapped_);
 }

@@ -35,9 +35,6 @@ class Buffer {
   /// The returned range then reads as zeros.
   void Trim(size_t bytes);
 
-  /// Likewise for whole pages of [first, first + bytes).
-  void Release(size_t first, size_t bytes);
-
   /// Interleaves pages that are faulted in later over the NUMA `nodes` (the operating system's numbers).
   Status Interleave(std::span<const int> nodes);
 

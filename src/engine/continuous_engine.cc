@@ -258,7 +258,10 @@ void ContinuousEngine::Begin() {
 
 // Returns whether a step has started. While others are in flight, a step needs rows.
 bool ContinuousEngine::StartStep() {
-  if (!steps_.empty() && (steps_.back().moves || scheduler_.fetching())) return false;
+  if (!steps_.empty()) {
+    const StepState& last = steps_.back();
+    if (last.moves || last.batch.rows.empty() || scheduler_.fetching()) return false;
+  }
   failure_ = MoveBlocks();
   if (!failure_.ok() || scheduler_.empty()) return false;
   StepState step;

@@ -39,6 +39,7 @@ StatusOr<int> BlocksOfReplica(const models::ModelInfo& info, const CapacityQuest
   body.Put(question);
   MessageSender commands(job);
   RETURN_IF_ERROR(commands.Start(remote, RankTag::kCommand, {body.bytes()}));
+  RETURN_IF_ERROR(commands.Finish(options.rank_time_limit_s));
   for (const int rank : remote) {
     ASSIGN_OR_RETURN(
         const std::string reply,

@@ -66,6 +66,7 @@ Status RankedExecutor::SetUp(RankSetup setup) {
   body.Put(RankCommand::kSetup);
   body.Put(setup);
   RETURN_IF_ERROR(commands_.Start(remote_, RankTag::kCommand, {body.bytes()}));
+  RETURN_IF_ERROR(commands_.Finish(time_limit_s_));
   if (own_vocab_.count > 0) columns_.push_back(own_vocab_);
   for (const int rank : remote_) {
     ASSIGN_OR_RETURN(const std::string reply,

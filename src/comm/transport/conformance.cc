@@ -75,7 +75,7 @@ void DeliversEverySize(Transport& t, Tag tag) {
   }
 }
 
-// Messages that are sent ahead and others of one tag keep their order, whatever protocols carry them.
+// Messages that are sent ahead and others of one tag keep their order, though protocols differ.
 void MessagesSentAheadKeepTheirPlace(Transport& t, Tag tag) {
   const size_t sizes[] = {100, 20000, size_t{1} << 18, 100, size_t{1} << 20, size_t{20} << 20, 20000};
   std::vector<Bytes> sent, received;

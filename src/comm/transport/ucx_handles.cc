@@ -25,6 +25,8 @@ const std::vector<UcxSetting>& UcxSettings() {
       // Of SendAhead. Larger messages would take more memory of the receiver than they are worth.
       {{}, "RNDV_SEND_NBR_THRESH", "UCX_RNDV_SEND_NBR_THRESH", "16m"},
       {{"posix", "sysv", "sm", "shm", "all"}, "MM_ERROR_HANDLING", "UCX_MM_ERROR_HANDLING", "y"},
+      // A rank takes 8 MB of messages while it computes: the hidden states of a chunk of a prompt.
+      {{"posix", "sysv", "sm", "shm", "all"}, "MM_FIFO_SIZE", "UCX_MM_FIFO_SIZE", "1024"},
       {{"tcp", "all"}, "KEEPIDLE", "UCX_TCP_KEEPIDLE", "2s"},
       {{"tcp", "all"}, "KEEPINTVL", "UCX_TCP_KEEPINTVL", "1s"},
       {{"tcp", "all"}, "KEEPCNT", "UCX_TCP_KEEPCNT", "2"},

@@ -78,6 +78,8 @@ int Main(int argc, char** argv) {
   AddChat(verbs, run);
   AddGenerate(verbs, run);
   AddServe(verbs, run);
+  AddProxy(verbs, run);
+  AddMockEngine(verbs, run);
   AddPerplexity(verbs, run);
   AddBench(verbs, run);
   AddTokenize(verbs, run);

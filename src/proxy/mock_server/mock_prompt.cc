@@ -90,6 +90,10 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
 
 }  // namespace
 
+uint64_t MockBlockHash(uint64_t parent, std::span<const int32_t> tokens) {
+  return XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), parent);
+}
+
 StatusOr<MockPrompt> ReadMockPrompt(Endpoint endpoint, std::string_view text, Transfer transfer, uint32_t block_size,
                                     uint64_t seed) {
   MockPrompt prompt;
@@ -110,7 +114,7 @@ StatusOr<MockPrompt> ReadMockPrompt(Endpoint endpoint, std::string_view text, Tr
   prompt.return_ids = members.Bool("return_token_ids").value_or(false);
   uint64_t parent = XXH3_64bits_withSeed(prompt.body.cache_salt.data(), prompt.body.cache_salt.size(), seed);
   for (size_t at = 0; at + block_size <= prompt.ids.size(); at += block_size) {
-    parent = XXH3_64bits_withSeed(&prompt.ids[at], block_size * sizeof(int32_t), parent);
+    parent = MockBlockHash(parent, std::span(prompt.ids).subspan(at, block_size));
     prompt.keys.push_back(parent);
   }
   return prompt;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,9 @@ struct MockPrompt {
   uint32_t output_tokens = 16;
   bool return_ids = false;
 };
+
+/// Hash of the block `tokens` after the block with hash `parent`.
+uint64_t MockBlockHash(uint64_t parent, std::span<const int32_t> tokens);
 
 /// `body` must outlive the result. `seed` makes the block hashes of two engines different.
 StatusOr<MockPrompt> ReadMockPrompt(Endpoint endpoint, std::string_view body, Transfer transfer, uint32_t block_size,

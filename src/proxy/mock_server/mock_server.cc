@@ -39,6 +39,11 @@ Nanos SteadyNow() {
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
 
+MockEngineOptions WithHash(MockEngineOptions options) {
+  options.hash = MockBlockHash;
+  return options;
+}
+
 // One HTTP request to another process; calls back once with the body, or with nullopt.
 class PeerCall : public std::enable_shared_from_this<PeerCall> {
  public:
@@ -92,7 +97,7 @@ class MockServer::Impl {
   class Session;
 
   explicit Impl(const MockServerOptions& options)
-      : options_(options), engine_(options.engine), acceptor_(io_), timer_(io_), replay_fd_(io_) {
+      : options_(options), engine_(WithHash(options.engine)), acceptor_(io_), timer_(io_), replay_fd_(io_) {
     engine_id_ = fmt::format("mock-{:x}", SteadyNow() ^ static_cast<Nanos>(reinterpret_cast<uintptr_t>(this)));
   }
   ~Impl() {
@@ -263,6 +268,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   }
 
   void OnOutput(const MockOutput& output) {
+    if (output.kind == MockOutput::Kind::kTransferred) return NotifyPrefill();
     cached_ = output.cached_tokens;
     if (output.kind == MockOutput::Kind::kFailed) {
       id_ = 0;
@@ -406,7 +412,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     request.output_tokens = std::max(1u, prompt_->output_tokens);
     request.keys = prompt_->keys;
     request.tokens = prompt_->ids;
-    request.output_seed = id_ * 0x9e3779b97f4a7c15u + server_.options_.engine.seed;
+    request.output_seed = seed_ = id_ * 0x9e3779b97f4a7c15u + server_.options_.engine.seed;
     if (transfer.part == MockTransfer::Part::kPrefill) {
       request.prefill_only = true;
       request.output_tokens = 1;
@@ -424,13 +430,13 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     }
     if (prefill_only) server_.pinned_[id_] = SteadyNow();
     server_.live_[id_] = shared_from_this();
-    if (transfer.part == MockTransfer::Part::kDecode) NotifyPrefill();
     server_.TurnSoon();
   }
 
-  // D has read the blocks: P may drop them.
+  // D has read the blocks, or does not need them any more: P may drop them.
   void NotifyPrefill() {
     const MockTransfer& transfer = prompt_->transfer;
+    if (transfer.part != MockTransfer::Part::kDecode || std::exchange(notified_, true)) return;
     if (transfer.peer.empty() || server_.options_.transfer == Transfer::kAscend) return;
     auto call = std::make_shared<PeerCall>(server_.io_, [](std::optional<std::string>) {});
     call->Start(transfer.peer, http::verb::post, "/mock/release/" + transfer.key, "");
@@ -499,7 +505,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   // --- Answers ---
 
   std::string AnswerId() const { return fmt::format("{}-{}", prompt_->body.endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", id_); }
-  std::string TokenText(uint32_t index) const { return fmt::format(" t{}", (prompt_->ids.back() + index * 7) % 1000); }
+  std::string TokenText(uint32_t index) const { return fmt::format(" t{}", MockOutputToken(seed_, index)); }
 
   Json Usage() const {
     return {{"prompt_tokens", prompt_->ids.size()}, {"completion_tokens", tokens_}, {"total_tokens", prompt_->ids.size() + tokens_},
@@ -612,7 +618,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   void Next() {
     const bool keep = parser_->get().keep_alive();
     finished_ = head_sent_ = false;
-    await_room_ = false;
+    await_room_ = notified_ = false;
     tokens_ = cached_ = drop_after_ = 0;
     prompt_.reset();
     peer_.reset();
@@ -645,6 +651,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
       server_.pinned_.erase(id_);
       server_.live_.erase(id_);
       id_ = 0;
+      if (server_.options_.transfer == Transfer::kVllmNixl) NotifyPrefill();
       server_.TurnSoon();
     }
     boost::system::error_code ignored;
@@ -660,10 +667,10 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   std::optional<MockPrompt> prompt_;
   std::shared_ptr<PeerCall> peer_;
   std::string out_, sending_;
-  uint64_t id_ = 0;
+  uint64_t id_ = 0, seed_ = 0;
   uint32_t tokens_ = 0, cached_ = 0, drop_after_ = 0;
   bool head_sent_ = false, finished_ = false, writing_ = false, watching_ = false, idle_ = false, closed_ = false,
-       await_room_ = false;
+       await_room_ = false, notified_ = false;
 };
 
 void MockServer::Impl::Accept() {
@@ -692,7 +699,8 @@ void MockServer::Impl::Turn() {
     const auto found = live_.find(output.id);
     if (found == live_.end()) continue;
     const std::shared_ptr<Session> session = found->second;
-    if (output.kind != MockOutput::Kind::kToken) live_.erase(found);
+    const bool ended = output.kind == MockOutput::Kind::kFinished || output.kind == MockOutput::Kind::kFailed;
+    if (ended) live_.erase(found);
     if (output.kind == MockOutput::Kind::kFailed) pinned_.erase(output.id);
     session->OnOutput(output);
   }

@@ -1,0 +1,12 @@
+// `moesaic proxy` and the verbs below it.
+#include "app/proxy_serve.h"
+#include "app/verb.h"
+
+namespace moesaic::app {
+
+void AddProxy(Verb& root, VerbRun& run) {
+  const Verb proxy = root.AddVerb("proxy", "Schedule requests over many engines");
+  AddProxyServing(proxy, run);
+}
+
+}  // namespace moesaic::app

@@ -78,6 +78,7 @@ int Main(int argc, char** argv) {
   AddChat(verbs, run);
   AddGenerate(verbs, run);
   AddServe(verbs, run);
+  AddProxy(verbs, run);
   AddPerplexity(verbs, run);
   AddBench(verbs, run);
   AddTokenize(verbs, run);

@@ -70,7 +70,7 @@ class Scheduler::Impl {
   bool AnyStarved(Nanos now);
   RequestView ViewOf(const RequestSlot& slot, uint32_t index, Stage stage, Nanos now) const;
   const std::vector<InstanceMatch>& MatchesOf(const Waiting& request, Nanos now);
-  /// Views of the instances that may take the request, with what they hold of its prompt.
+  /// Views of the instances that may take the request, with the length of its prefix on each.
   void Candidates(const Waiting& request, bool decode, Nanos now);
   void PlacePrefills(Nanos now);
   void PlaceDecodes(Nanos now);

@@ -134,8 +134,9 @@ class MessageWriter {
 
  private:
   void Append(const void* data, size_t count) {
-    const char* begin = static_cast<const char*>(data);
-    bytes_.insert(bytes_.end(), begin, begin + count);
+    const size_t at = bytes_.size();
+    bytes_.resize(at + count);
+    if (count > 0) std::memcpy(bytes_.data() + at, data, count);
   }
   std::vector<char> bytes_;
 };

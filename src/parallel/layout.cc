@@ -168,12 +168,11 @@ std::vector<int> Layout::ExpertGroup(int rank) const {
 Status Layout::PlaceExperts(std::shared_ptr<const Placement> placement) {
   if (!exchanges_tokens()) {
     return InvalidArgument(
-        "experts can be placed on ranks if data parallel replicas divide them, which {} does not do",
-        Name(degrees_));
+        "experts can be placed on ranks if data parallel replicas divide them, which {} does not do", Name());
   }
   const int ranks = degrees_.tensor * degrees_.data;
   if (placement->ranks() != ranks) {
-    return InvalidArgument("the placement must have {} ranks for {}, found {}", ranks, Name(degrees_),
+    return InvalidArgument("the placement must have {} ranks for {}, found {}", ranks, Name(),
                            placement->ranks());
   }
   placement_ = std::move(placement);

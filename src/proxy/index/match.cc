@@ -60,7 +60,7 @@ class Walk {
       if (depth + kAhead < keys_.size()) table_.Prefetch(keys_[depth + kAhead]);
       if (!Step(depth)) break;
     }
-    // Whoever is left holds all keys.
+    // The instances that are left hold all keys.
     for (int i = 0; i < list_size_; ++i) Emit(list_[i].instance, depth, list_[i].device_blocks);
     if (bits_mode_ && depth > 0) {
       for (uint32_t w = 0; w < table_.index().set_words; ++w) {

@@ -79,10 +79,7 @@ int Main(int argc, char** argv) {
   AddGenerate(verbs, run);
   AddServe(verbs, run);
   AddProxy(verbs, run);
-<<<<<<< HEAD
   AddMockEngine(verbs, run);
-=======
->>>>>>> 515128459ac927568e87ebece9f6419bae3b4b9d
   AddPerplexity(verbs, run);
   AddBench(verbs, run);
   AddTokenize(verbs, run);

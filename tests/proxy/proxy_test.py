@@ -94,7 +94,7 @@ class Aggregated(ProxyTest):
                 # The engine learns a prompt behind the proxy's back.
                 prompt = tokens(5, 1600)
                 request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 1})
-                until(lambda: proxy.state()["index"]["memberships"] >= 100, what=lambda: (proxy.state(), proxy.log()))
+                until(lambda: proxy.state()["index"]["memberships"] >= 100, what=lambda: (proxy.state(), proxy.metrics(), proxy.log()))
                 self.assertEqual(proxy.state()["engines"][0]["index"], "exact")
                 for i in range(4):
                     proxy.complete(prompt=prompt + tokens(100 + i, 50), max_tokens=1)
@@ -218,9 +218,8 @@ class Pairs(ProxyTest):
 
     def check(self, transfer, stages, api="vllm"):
         prefill, decode, pool = self.pair(transfer)
-        proxy = self.proxy(pool + f" api {api};")
-        if transfer == "ascend":
-            proxy.reload(pool + f"metaserver http://{HOST}:{proxy.port}/v1/metaserver;")
+        metaserver = f"metaserver http://{HOST}:@PORT@/v1/metaserver;" if transfer == "ascend" else ""
+        proxy = self.proxy(pool + f" api {api}; {metaserver}")
         status, answer = proxy.complete(prompt=tokens(1, 500), max_tokens=8)
         self.assertEqual((status, answer["usage"]["completion_tokens"]), (200, 8), answer)
         with proxy.streaming(prompt=tokens(2, 500), max_tokens=8) as stream:

@@ -276,6 +276,8 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
       return Close();
     }
     const bool finished = output.kind == MockOutput::Kind::kFinished;
+    const bool rooms = server_.options_.transfer != Transfer::kVllmNixl && server_.options_.transfer != Transfer::kAggregated;
+    if (finished && rooms && prompt_->transfer.part == MockTransfer::Part::kPrefill) RoomReady();
     const uint32_t before = tokens_;
     tokens_ = std::max(tokens_, output.tokens);
     if (drop_after_ > 0 && tokens_ >= drop_after_) {
@@ -575,11 +577,9 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
         call->Start(transfer.peer, http::verb::post, "/mock/pushed/" + transfer.key, "");
       }
     }
-    if (transfer.part == MockTransfer::Part::kPrefill && server_.options_.transfer != Transfer::kVllmNixl) RoomReady();
     Send(200, answer.dump());
   }
 
- public:
   // A prefill of ours is complete: engines that wait for it may read.
   void RoomReady() {
     const auto found = server_.rooms_.find(prompt_->transfer.key);
@@ -590,7 +590,6 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     }
   }
 
- private:
   void Send(int status, const std::string& body, const char* type = "application/json") {
     if (closed_) return;
     head_sent_ = finished_ = true;

@@ -147,6 +147,11 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
           "--rebalance-experts needs data parallel replicas that divide the experts (-dp N -ep), found {}",
           Name(degrees));
     }
+    if (!flags.experts.empty() || !flags.placement.empty()) {
+      return InvalidArgument(
+          "--rebalance-experts excludes --expert-split and --expert-placement: its plans give each "
+          "rank an equal number of experts");
+    }
     layout->LetExpertsMove();
   } else if (flags.redundant_experts > 0) {
     return InvalidArgument("--redundant-experts {} needs --rebalance-experts, which plans where they are",

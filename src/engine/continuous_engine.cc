@@ -76,7 +76,9 @@ ContinuousEngine::ContinuousEngine(const models::ModelInfo& info, runtime::Threa
 }
 
 ContinuousEngine::~ContinuousEngine() {
-  if (load_ != nullptr) RecordLoad().IgnoreError();  // the last window; ranks may be dead
+  if (load_ != nullptr && load_->has_sink()) {
+    RecordLoad().IgnoreError();  // the last window; ranks may be dead
+  }
 }
 
 Status ContinuousEngine::RecordLoad() {

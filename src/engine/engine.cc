@@ -117,11 +117,13 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
 
 Status CheckReplicas(const EngineOptions& options) {
   const parallel::Degrees& degrees = options.layout.degrees();
-  if (options.balance.interval_s > 0 &&
-      !(options.layout.experts_move() && options.expert_load.window_s > 0)) {
+  if (options.balance.interval_s > 0 && !options.layout.experts_move()) {
+    return InvalidArgument("experts can move if data parallel replicas divide them, which {} does not do",
+                           Name(degrees));
+  }
+  if (options.balance.interval_s > 0 && options.expert_load.window_s <= 0) {
     return InvalidArgument(
-        "experts can move if replicas divide them and loads are recorded, which {} does not do",
-        Name(degrees));
+        "moves of experts are planned from recorded loads: --expert-load-window must be positive");
   }
   if (degrees.data == 1) return OkStatus();
   if (options.kv_observer != nullptr) {

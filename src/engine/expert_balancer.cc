@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <system_error>
 #include <utility>
 
 #include "parallel/placement/planner.h"
@@ -16,7 +17,9 @@ namespace {
 using parallel::LayerPlacement;
 
 constexpr size_t kHistory = 32;
-constexpr double kMoveSeconds = 600;  // a move that takes longer is given up
+constexpr double kMoveSeconds = 600;   // a move that takes longer is given up
+constexpr double kMaxPollSeconds = 1;  // longer times without a step count as idle
+constexpr double kMaxSlowdown = 20;    // of a measured rate against the assumed one
 
 // Largest load of a rank over the mean, with tokens divided exactly over replicas.
 double Balance(const LayerPlacement& layer, std::span<const double> loads) {
@@ -146,15 +149,22 @@ void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& loa
   windows_ = load->all_windows;
   ExpertBalanceOptions options = options_;
   options.move_bytes_per_s = move_bytes_per_s_;
-  plan_ = std::async(std::launch::async, [current = current_, load, bytes = info_.expert_bytes, busy, options,
-                                          ending = ending_]() {
+  const auto make = [current = current_, load, bytes = info_.expert_bytes, busy, options,
+                     ending = ending_]() {
     try {
       return PlanMoves(current, *load, bytes, busy, options, [ending] { return ending->load(); });
     } catch (const std::exception& error) {  // of memory
       return StatusOr<std::vector<PlannedMove>>(ResourceExhausted("{}", error.what()));
     }
-  });
+  };
   ++stats_.plans;
+  try {
+    plan_ = std::async(std::launch::async, make);
+  } catch (const std::system_error& error) {  // no more threads
+    ++stats_.failed_plans;
+    Note(fmt::format("the plan failed: {}", error.what()));
+    return;
+  }
   state_ = State::kPlanning;
   stats_.state = "planning";
 }
@@ -174,6 +184,9 @@ Status ExpertBalancer::TakePlan(Clock::time_point now) {
   }
   Note(fmt::format("{} layers move; the first has a busiest rank of {:.2f} times the mean, then {:.2f}",
                    moves->size(), moves->front().before, moves->front().after));
+  // Layers whose last move failed come after the others.
+  std::ranges::stable_partition(*moves,
+                                [&](const PlannedMove& move) { return !failed_.contains(move.layer); });
   queue_.assign(std::make_move_iterator(moves->begin()), std::make_move_iterator(moves->end()));
   return BeginNext(now);
 }
@@ -186,46 +199,52 @@ Status ExpertBalancer::BeginNext(Clock::time_point now) {
   }
   state_ = State::kMoving;
   stats_.state = "moving";
-  begun_ = now;
+  polled_ = now;
+  moving_s_ = 0;
   const PlannedMove& move = queue_.front();
   const models::ExpertMoveOrder order = {
       .number = ++number_, .layer = move.layer, .next = move.next, .loads = move.loads};
   for (Executor* replica : replicas_) {
     const Status begun = replica->BeginExpertMove(order);
-    if (!begun.ok()) return RollBack(Message(begun));
+    if (!begun.ok()) return RollBack(Message(begun), now);
   }
   return OkStatus();
 }
 
 // Reports are those of the last batch of each rank, which may have run before the move began.
 Status ExpertBalancer::Watch(Clock::time_point now) {
+  const std::chrono::duration<double> passed = now - std::exchange(polled_, now);
+  moving_s_ += std::min(passed.count(), kMaxPollSeconds);
   bool ready = true;
   int64_t bytes = 0, most = 0;
   for (const Executor* replica : replicas_) {
     for (const models::ExpertMoveReport& report : replica->move_reports()) {
       const bool of_this = report.number == number_;
       if (of_this && report.state == models::MoveState::kFailed) {
-        return RollBack("a rank could not gather its experts");
+        return RollBack("a rank could not gather its experts", now);
       }
       ready &= of_this && report.state == models::MoveState::kReady;
       bytes += report.sent_bytes;
       most = std::max(most, report.sent_bytes);
     }
   }
-  const std::chrono::duration<double> passed = now - begun_;
   if (!ready) {
-    if (passed.count() < kMoveSeconds) return OkStatus();
-    return RollBack(fmt::format("it took longer than {} s", kMoveSeconds));
+    if (moving_s_ < kMoveSeconds) return OkStatus();
+    return RollBack(fmt::format("it took longer than {} s", kMoveSeconds), now);
   }
   lockstep_.ApplyMove(number_);
   steps_ = lockstep_.steps();
   const PlannedMove& move = queue_.front();
-  if (most > 0 && passed.count() > 0) move_bytes_per_s_ = static_cast<double>(most) / passed.count();
+  if (most > 0 && moving_s_ > 0) {
+    move_bytes_per_s_ =
+        std::max(static_cast<double>(most) / moving_s_, options_.move_bytes_per_s / kMaxSlowdown);
+  }
   for (size_t rank = 0; rank < move.next.size(); ++rank) {
     const std::vector<int>& old = current_[move.layer][rank];
     stats_.moved_experts += std::ranges::count_if(
         move.next[rank], [&](int expert) { return std::ranges::find(old, expert) == old.end(); });
   }
+  failed_.erase(move.layer);
   ++stats_.moved_layers;
   stats_.moved_bytes += bytes;
   stats_.epoch = number_;
@@ -237,14 +256,15 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
   return OkStatus();
 }
 
-Status ExpertBalancer::RollBack(const std::string& why) {
+// Other layers of the plan go on.
+Status ExpertBalancer::RollBack(const std::string& why, Clock::time_point now) {
   ++stats_.rolled_back;
-  Note(fmt::format("move {} of layer {} is rolled back: {}", number_, queue_.front().layer, why));
-  queue_.clear();
-  state_ = State::kIdle;
-  stats_.state = "idle";
+  const int layer = queue_.front().layer;
+  Note(fmt::format("move {} of layer {} is rolled back: {}", number_, layer, why));
+  failed_.insert(layer);
+  queue_.pop_front();
   for (Executor* replica : replicas_) RETURN_IF_ERROR(replica->DropExpertMove());
-  return OkStatus();
+  return BeginNext(now);
 }
 
 }  // namespace moesaic::engine

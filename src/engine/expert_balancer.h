@@ -10,6 +10,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -88,7 +89,7 @@ class ExpertBalancer {
   Status TakePlan(Clock::time_point now);
   Status BeginNext(Clock::time_point now);
   Status Watch(Clock::time_point now);
-  Status RollBack(const std::string& why);
+  Status RollBack(const std::string& why, Clock::time_point now);
   void Note(const std::string& event);
 
   const parallel::Layout layout_;
@@ -98,14 +99,16 @@ class ExpertBalancer {
   const ExpertBalanceOptions options_;
   PlacementByLayer current_;
   State state_ = State::kIdle;
-  Clock::time_point planned_ = Clock::now(), begun_;  // the last plan and move
-  double computing_ = 0;                              // seconds of all ranks at the last plan
-  int64_t windows_ = 0;                               // that the last plan knew
+  Clock::time_point planned_ = Clock::now(), polled_;  // the last plan, and look at a move
+  double computing_ = 0;                               // seconds of all ranks at the last plan
+  int64_t windows_ = 0;                                // that the last plan knew
   const std::shared_ptr<std::atomic<bool>> ending_ = std::make_shared<std::atomic<bool>>(false);
   std::future<StatusOr<std::vector<PlannedMove>>> plan_;
   std::deque<PlannedMove> queue_;  // the first one is under way
   uint64_t number_ = 0;            // of the last move that began
   uint64_t steps_ = 0;             // joint steps when the last move was applied
+  double moving_s_ = 0;            // of the move, without idle times
+  std::set<int> failed_;           // layers whose last move failed
   double move_bytes_per_s_;
   ExpertBalanceStats stats_;
 };

@@ -43,6 +43,8 @@ class ExpertLoadRecorder {
 
   /// Whether a window ends at `now`.
   bool Due(Clock::time_point now) const;
+  /// Whether somebody wants the last window.
+  bool has_sink() const { return options_.sink != nullptr; }
   /// Ends a window with these totals of all ranks. A window without tokens is not kept.
   void Add(const models::ExpertLoad& totals, Clock::time_point now);
   std::shared_ptr<const ExpertLoadStats> stats() const { return stats_; }  ///< Null before the first window.

@@ -74,7 +74,9 @@ ReplicatedEngine::ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>
 }
 
 ReplicatedEngine::~ReplicatedEngine() {
-  if (load_ != nullptr) RecordLoad().IgnoreError();  // the last window; ranks may be dead
+  if (load_ != nullptr && load_->has_sink()) {
+    RecordLoad().IgnoreError();  // the last window; ranks may be dead
+  }
 }
 
 Status ReplicatedEngine::RecordLoad() {

@@ -127,7 +127,8 @@ std::vector<RequestId> Scheduler::PastDeadline(Clock::time_point now) const {
 
 StepPlan Scheduler::Plan(int most_rows) const {
   PlanScratch scratch(pool_, tree_, tiers_, options_, running_, waiting_, front_);
-  scratch.LimitRows(std::max(most_rows, options_.max_sequences));
+  const auto decodes = std::ranges::count_if(running_, [](const auto& s) { return s->remaining() == 1; });
+  scratch.LimitRows(std::max(most_rows, static_cast<int>(decodes)));
   scratch.PlanDecodes();
   scratch.PlanPrefills();
   scratch.PlanAdmissions();

@@ -97,7 +97,7 @@ class Scheduler {
 
   /// Sequences in flight keep their blocks. While there are some, nothing is preempted and no fetch ends for
   /// a decode that lacks blocks: it waits for them. `most_rows` limits the step further than the options do,
-  /// but not its decodes; at least max_sequences.
+  /// but not its decodes.
   StepPlan Plan(int most_rows = std::numeric_limits<int>::max()) const;
   /// Carries the plan out. The batch computes its chunks, after all pending operations.
   StepBatch Commit(StepPlan& plan);

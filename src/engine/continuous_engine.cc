@@ -372,7 +372,7 @@ Status ContinuousEngine::FinishRows(StepState& step, std::vector<TokenEvent>* ev
   rows_.CollectMasks(plan);
   Land(plan);
   if (!result.ok()) {
-    RETURN_IF_ERROR(TakeOutcome());
+    if (max_in_flight_ == 1) RETURN_IF_ERROR(TakeOutcome());
     return result.status();
   }
   TakeResult(*result);

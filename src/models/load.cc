@@ -49,10 +49,14 @@ StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const 
                                                  const LoadOptions& options, runtime::ThreadPool& pool) {
   const parallel::RankGroups& groups = *options.groups;
   if (options.placement == Placement::kMap) {
+    const std::string way_out =
+        groups.layout().exchanges_tokens()
+            ? "leave it out"
+            : "moesaic convert --layout " + groups.layout().PartsText() + " writes parts that can be mapped";
     return InvalidArgument(
         "{}: each rank copies its part of a packed file of the whole model, so --mmap can't be on with {}; "
-        "moesaic convert --layout {} writes a file with parts that can be mapped",
-        path, groups.layout().Name(), groups.layout().PartsText());
+        "{}",
+        path, groups.layout().Name(), way_out);
   }
   // CheckDivisible has refused layouts that cut the file inside a tile before any rank loads.
   const parallel::ModelShape shape = DivisibleShape(spec, whole);

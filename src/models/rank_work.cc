@@ -33,10 +33,6 @@ void Count(const RegionPlan& region, bool is_head, parallel::RankWork* work) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 // Whether the ranks' parts can be cut out of a packed file, or are those that it has.
 Status CheckPackedFile(const checkpoint::Checkpoint& checkpoint, DecoderSpec& spec,
                        const parallel::Layout& layout) {
@@ -46,8 +42,9 @@ Status CheckPackedFile(const checkpoint::Checkpoint& checkpoint, DecoderSpec& sp
   ASSIGN_OR_RETURN(const WeightPlan plan, PlanFromPacked(spec, *file));
   const parallel::ModelShape shape = DivisibleShape(spec, plan);
   if (layout.ranks() == 1) return OkStatus();
-  const int replica = layout.ranks() / layout.degrees().data;  // others have equal parts
-  for (int rank = 0; rank < replica; ++rank) {
+  // Replicas have equal parts, unless they divide the experts.
+  const int different = layout.exchanges_tokens() ? layout.ranks() : layout.ranks() / layout.degrees().data;
+  for (int rank = 0; rank < different; ++rank) {
     ASSIGN_OR_RETURN(const parallel::Shard shard, parallel::MakeShard(layout, rank, shape));
     RETURN_IF_ERROR(PlanShardOfPacked(spec, plan, shard, checkpoint.path()).status());
   }

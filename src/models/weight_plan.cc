@@ -470,6 +470,13 @@ StatusOr<WeightPlan> PlanOfParts(const DecoderSpec& spec, const checkpoint::Pack
 
 StatusOr<std::shared_ptr<const checkpoint::PackedFile>> PartOfFile(
     std::shared_ptr<const checkpoint::PackedFile> file, const parallel::Layout& layout, int rank) {
+  if (layout.exchanges_tokens()) {
+    return InvalidArgument(
+        "{}: the file has the parts of the ranks of one replica, but the replicas of {} divide the experts; "
+        "load a "
+        "packed file of the whole model, or its checkpoint",
+        file->path(), layout.Name());
+  }
   if (const std::string stored = file->layout(); stored != layout.PartsText()) {
     return InvalidArgument(
         "{}: the file has the parts of the layout {}, but this is {}; start it with the file's layout, or "

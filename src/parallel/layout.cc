@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <set>
-
 #include <utility>
 
 namespace moesaic::parallel {
@@ -39,6 +38,7 @@ std::string_view TakeUntil(char end, std::string_view* text) {
 
 StatusOr<std::vector<int>> ParseCounts(std::string_view text) {
   std::vector<int> counts;
+  if (text.ends_with('+')) return InvalidArgument("a number is missing after \"{}\"", text);
   for (std::string_view left = text; !left.empty() || counts.empty();) {
     const std::string_view number = TakeUntil('+', &left);
     int count = 0;
@@ -98,6 +98,7 @@ StatusOr<Layout> Layout::Parse(std::string_view text) {
   Degrees degrees;
   Split split;
   std::set<std::string_view> seen;
+  if (text.ends_with(',')) return InvalidArgument("a size is missing after \"{}\"", text);
   for (std::string_view left = text; !left.empty() || seen.empty();) {
     std::string_view value = TakeUntil(',', &left);
     const std::string_view key = TakeUntil('=', &value);

@@ -63,7 +63,8 @@ TEST(Layout, ParsesSizesAndSplits) {
   EXPECT_THAT(message("tp=2,tp=2"), HasSubstr("tp twice"));
   EXPECT_THAT(message("cp=2"), HasSubstr("found \"cp=2\""));
   EXPECT_THAT(message("pp=2,layers=5"), HasSubstr("2 pipeline stages, found 1 numbers: 5"));
-  EXPECT_THAT(message("pp=2,layers=5+"), HasSubstr("found 1 numbers"));
+  EXPECT_THAT(message("pp=2,layers=5+"), HasSubstr("missing after \"5+\""));
+  EXPECT_THAT(message("tp=2,"), HasSubstr("missing after \"tp=2,\""));
 }
 
 }  // namespace

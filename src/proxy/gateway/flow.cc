@@ -501,8 +501,8 @@ bool Flow::Retry(int failed_instance, bool breaker) {
                         std::uniform_real_distribution<double>(1 - kRetryJitter, 1 + kRetryJitter)(gateway_.random());
   gateway_.board().retries.fetch_add(1, std::memory_order_relaxed);
   const auto delay = static_cast<Nanos>(static_cast<double>(gateway_.settings().retry_delay) * factor);
-  timer_.At(gateway_.now() + delay, [this] {
-    if (!gateway_.scheduler().Requeue(id_, /*exclude=*/true, gateway_.now())) {
+  timer_.At(gateway_.now() + delay, [this, failed_instance] {
+    if (!gateway_.scheduler().Requeue(id_, failed_instance, gateway_.now())) {
       return Reply(502, "server_error", "all attempts on engines failed");
     }
     Enqueue();

@@ -43,7 +43,7 @@ class Scheduler::Impl {
 
   Admission Submit(RequestId id, Nanos now);
   bool PrefillDone(RequestId id, Nanos now);
-  bool Requeue(RequestId id, bool exclude, Nanos now);
+  bool Requeue(RequestId id, int failed, Nanos now);
   RunResult Run(LeaseToken lease, Nanos now);
   bool Match(RequestId id, MatchResult& result) const;
 
@@ -251,7 +251,7 @@ bool Scheduler::Impl::PrefillDone(RequestId id, Nanos now) {
   return true;
 }
 
-bool Scheduler::Impl::Requeue(RequestId id, bool exclude, Nanos now) {
+bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
   const StateView view(state_.zone());
   const Locked lock(state_.zone());
   RequestSlot* const slot = view.Find(id);
@@ -262,9 +262,7 @@ bool Scheduler::Impl::Requeue(RequestId id, bool exclude, Nanos now) {
   ++slot->retries;
   const bool again_from_prefill = !was_decoding || slot->facts.mode != Mode::kSequential ||
                                   (slot->flags.load(kLax) & kPrefillSkipped) != 0;
-  const int32_t failed = was_decoding ? slot->decode_instance : slot->prefill_instance;
-  if (exclude && failed >= 0)
-    slot->excluded[(slot->retries - 1) % kMaxExcluded] = static_cast<int16_t>(failed);
+  if (failed >= 0) slot->excluded[(slot->retries - 1) % kMaxExcluded] = static_cast<int16_t>(failed);
   const auto leave = [&](int32_t& instance) {
     const int32_t old = instance;
     instance = -1;
@@ -383,10 +381,15 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
     const StateView view(state_.zone());
     group = view.instance(request.view.prefill_instance).group;
   }
+  const auto eligible = [&](const InstanceView& instance) {
+    return instance.role != (decode ? Role::kPrefill : Role::kDecode) && (!group || instance.group == *group);
+  };
+  // When a request has failed on every instance there is, it may return to one of them.
+  const bool avoids = std::any_of(instances_.begin(), instances_.end(), [&](const InstanceView& instance) {
+    return eligible(instance) && !IsExcluded(request.excluded, instance.id);
+  });
   for (const InstanceView& instance : instances_) {
-    if (instance.role == (decode ? Role::kPrefill : Role::kDecode)) continue;
-    if (group && instance.group != *group) continue;
-    if (IsExcluded(request.excluded, instance.id)) continue;
+    if (!eligible(instance) || (avoids && IsExcluded(request.excluded, instance.id))) continue;
     candidates_.push_back(instance);
     InstanceView& added = candidates_.back();
     // The last token of a prompt is always computed.
@@ -664,7 +667,7 @@ Scheduler::Scheduler(Scheduler&&) noexcept = default;
 
 Admission Scheduler::Submit(RequestId id, Nanos now) { return impl_->Submit(id, now); }
 bool Scheduler::PrefillDone(RequestId id, Nanos now) { return impl_->PrefillDone(id, now); }
-bool Scheduler::Requeue(RequestId id, bool exclude, Nanos now) { return impl_->Requeue(id, exclude, now); }
+bool Scheduler::Requeue(RequestId id, int failed, Nanos now) { return impl_->Requeue(id, failed, now); }
 RunResult Scheduler::Run(LeaseToken lease, Nanos now) { return impl_->Run(lease, now); }
 bool Scheduler::Match(RequestId id, MatchResult& result) const { return impl_->Match(id, result); }
 const Policy& Scheduler::policy() const { return *impl_->policy_; }

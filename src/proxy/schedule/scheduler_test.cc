@@ -162,11 +162,38 @@ TEST_F(SchedulerTest, RetriesElsewhereUntilTheRetriesAreUsedUp) {
   for (int i = 0; i < 3; ++i) {
     Run();
     ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
-    EXPECT_TRUE(used.insert(state_.Request(id)->prefill_instance).second) << "the same instance again";
-    EXPECT_EQ(scheduler_->Requeue(id, true, now_), i < 2);
+    const int instance = state_.Request(id)->prefill_instance;
+    EXPECT_TRUE(used.insert(instance).second) << "the same instance again";
+    EXPECT_EQ(scheduler_->Requeue(id, instance, now_), i < 2);
   }
   state_.Finish(id, Outcome::kFailed, now_);
   EXPECT_TRUE(state_.CheckInvariants().ok()) << state_.CheckInvariants();
+}
+
+TEST_F(SchedulerTest, RetriesOnTheOnlyInstance) {
+  Use(Engines(1));
+  const RequestId id = Submitted({.prompt_tokens = 100});
+  for (int i = 0; i < 3; ++i) {
+    Run();
+    ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+    EXPECT_EQ(scheduler_->Requeue(id, 0, now_), i < 2);
+  }
+  state_.Finish(id, Outcome::kFailed, now_);
+}
+
+TEST_F(SchedulerTest, AvoidsTheFailedHalfOfAParallelPair) {
+  Use(Engines(0, 1, 2));
+  const RequestId id = Submitted({.prompt_tokens = 1000, .mode = Mode::kParallel});
+  Run();
+  ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+  state_.Enter(id, Stage::kPrefillRunning, now_);
+  const int failed = state_.Request(id)->decode_instance;
+  ASSERT_TRUE(scheduler_->Requeue(id, failed, now_));
+  Run();
+  ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+  EXPECT_EQ(state_.Request(id)->prefill_instance, 0);
+  EXPECT_NE(state_.Request(id)->decode_instance, failed);
+  state_.Finish(id, Outcome::kFailed, now_);
 }
 
 TEST_F(SchedulerTest, UnhealthyClosedAndDrainingInstancesGetNothing) {

@@ -473,7 +473,11 @@ void Flow::AnswerFailed(const Status& status) {
   if (client_ != nullptr) {
     if (is_stream_) {
       std::string out;
-      if (stream_ != nullptr) stream_->Finish(&out);
+      if (stream_ != nullptr) {
+        stream_->Abandon(&out);
+      } else {
+        out = "\n\n";  // it is not known where the event ends
+      }
       client_->SendBody(out + ErrorEvent(502, "server_error", "the engine failed inside the answer"));
       client_->End(/*complete=*/true);
     } else {

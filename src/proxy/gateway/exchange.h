@@ -48,7 +48,7 @@ class Exchange {
   const ResponseReader& response() const { return reader_; }
 
   // Called by the transport.
-  void OnConnected(bool reused);
+  void OnConnected();
   void OnData(std::string_view bytes);
   void OnClosed();
   void OnFailed(std::string_view reason);

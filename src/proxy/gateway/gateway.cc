@@ -199,7 +199,8 @@ std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view 
   for (const Header& header : headers) {
     fmt::format_to(std::back_inserter(request), "{}: {}\r\n", header.name, header.value);
   }
-  if (method != "GET" && method != "HEAD") {
+  // Without a length the engine would take a body for its next request.
+  if (!body.empty() || (method != "GET" && method != "HEAD")) {
     fmt::format_to(std::back_inserter(request), "Content-Length: {}\r\n", body.size());
   }
   request += "\r\n";

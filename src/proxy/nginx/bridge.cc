@@ -64,10 +64,12 @@ class ShellTransport : public proxy::Transport {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * proxy::kSecond + now.tv_nsec;
   }
-  void* Connect(proxy::Exchange& exchange, const proxy::EngineAddress& address, std::string_view bytes,
-                bool reuse) override {
-    return shell_.connect(loop_, reinterpret_cast<moesaic_exchange_t*>(&exchange), address.sockaddr.data(),
-                          address.sockaddr.size(), Text(bytes), reuse ? 1 : 0);
+  Connected Connect(proxy::Exchange& exchange, const proxy::EngineAddress& address, std::string_view bytes,
+                    bool reuse) override {
+    const moesaic_connected_t connected =
+        shell_.connect(loop_, reinterpret_cast<moesaic_exchange_t*>(&exchange), address.sockaddr.data(),
+                       address.sockaddr.size(), Text(bytes), reuse ? 1 : 0);
+    return {.connection = connected.connection, .reused = connected.reused != 0, .refused = connected.refused != 0};
   }
   void Release(void* connection, bool keep) override { shell_.release(connection, keep ? 1 : 0); }
   void Pause(void* connection, bool paused) override { shell_.pause(connection, paused ? 1 : 0); }
@@ -303,8 +305,8 @@ void moesaic_task_done(moesaic_task_t* task) {
   Guard(nullptr, [&] { Of(task).OnTokenized(); });
 }
 
-void moesaic_exchange_connected(moesaic_exchange_t* exchange, int reused) {
-  Guard(nullptr, [&] { Of(exchange).OnConnected(reused != 0); });
+void moesaic_exchange_connected(moesaic_exchange_t* exchange) {
+  Guard(nullptr, [&] { Of(exchange).OnConnected(); });
 }
 void moesaic_exchange_data(moesaic_exchange_t* exchange, moesaic_text_t bytes) {
   Guard(nullptr, [&] { Of(exchange).OnData(View(bytes)); });

@@ -39,11 +39,17 @@ typedef struct {
   char prefill[256], decode[256], request_id[128], key_name[64];
 } moesaic_log_t;
 
+typedef struct {
+  void* connection; /* null: there is none */
+  int reused;       /* it was idle */
+  int refused;      /* the engine's address does not accept connections */
+} moesaic_connected_t;
+
 /* Operations of the event loop. `loop` is the argument of moesaic_gateway_create, `client` that of moesaic_flow_create.
  * None of them calls back before it returns. See gateway/transport.h. */
 typedef struct {
-  void* (*connect)(void* loop, moesaic_exchange_t* exchange, const void* address, size_t address_len,
-                   moesaic_text_t bytes, int reuse);
+  moesaic_connected_t (*connect)(void* loop, moesaic_exchange_t* exchange, const void* address, size_t address_len,
+                                 moesaic_text_t bytes, int reuse);
   void (*release)(void* connection, int keep);
   void (*pause)(void* connection, int paused);
   void (*arm_timer)(void* loop, int64_t delay_ns, int idle);
@@ -92,7 +98,7 @@ void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log);
 void moesaic_task_run(moesaic_task_t* task); /* in any thread */
 void moesaic_task_done(moesaic_task_t* task);
 
-void moesaic_exchange_connected(moesaic_exchange_t* exchange, int reused);
+void moesaic_exchange_connected(moesaic_exchange_t* exchange);
 void moesaic_exchange_data(moesaic_exchange_t* exchange, moesaic_text_t bytes);
 void moesaic_exchange_closed(moesaic_exchange_t* exchange);
 void moesaic_exchange_failed(moesaic_exchange_t* exchange, moesaic_text_t reason);

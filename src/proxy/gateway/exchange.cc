@@ -107,6 +107,10 @@ void Exchange::OnFailed(std::string_view reason) {
   Fail(absl::UnavailableError(fmt::format("connection to the engine failed: {}", reason)));
 }
 
+void Exchange::OnException(std::string_view what) {
+  if (live_) Fail(ResourceExhausted("{}", what));
+}
+
 void Exchange::Fail(const Status& status) {
   Cancel();
   handler_->OnError(*this, status);

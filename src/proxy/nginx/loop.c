@@ -235,7 +235,7 @@ static void moesaic_read(ngx_event_t* event) {
 
 static void moesaic_on_timer(ngx_event_t* event) {
   moesaic_loop_t* loop = event->data;
-  moesaic_gateway_timer(loop->gateway);
+  if (loop->gateway != NULL) moesaic_gateway_timer(loop->gateway);
 }
 
 static void moesaic_on_soon(ngx_event_t* event) {
@@ -264,7 +264,6 @@ static void moesaic_watch_read(ngx_event_t* event) {
   ngx_connection_t* c = event->data;
   moesaic_watch_t* watch = c->data;
   moesaic_loop_t* loop = watch->loop;
-  uint64_t count;
 
   if (watch->watcher != NULL) {
     moesaic_watcher_readable(watch->watcher);
@@ -274,8 +273,6 @@ static void moesaic_watch_read(ngx_event_t* event) {
     c->close = 0;
     moesaic_gateway_retire(loop->gateway);
     return;
-  }
-  while (read(c->fd, &count, sizeof(count)) == sizeof(count)) { /* void */
   }
   moesaic_gateway_woken(loop->gateway);
 }
@@ -322,15 +319,6 @@ void moesaic_loop_unwatch(void* data) {
   ngx_free(watch);
 }
 
-void moesaic_loop_wake(void* data, int worker) {
-  moesaic_loop_t* loop = data;
-  uint64_t one = 1;
-  int fd = moesaic_pool_wake_fd(loop->pool, worker);
-
-  if (fd >= 0 && write(fd, &one, sizeof(one)) != (ssize_t)sizeof(one)) { /* the counter is full: it is awake */
-  }
-}
-
 void moesaic_loop_log(void* data, int error, moesaic_text_t message) {
   moesaic_loop_t* loop = data;
   ngx_str_t text;
@@ -342,10 +330,32 @@ void moesaic_loop_log(void* data, int error, moesaic_text_t message) {
 
 /* --- Worker processes --- */
 
-ngx_int_t moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle) {
-  char error[512];
+/* Registers the worker. It answers 503 until it has succeeded, and it tries again. */
+static void moesaic_join(ngx_event_t* event) {
+  moesaic_loop_t* loop = event->data;
   moesaic_watch_t* watch;
+  char error[512];
 
+  if (ngx_exiting || ngx_terminate) return;
+  loop->gateway = moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
+  if (loop->gateway != NULL) {
+    loop->wake_watch = moesaic_loop_watch(loop, moesaic_gateway_wake_fd(loop->gateway), NULL);
+    if (loop->wake_watch != NULL) {
+      watch = loop->wake_watch;
+      watch->connection->idle = 1; /* nginx calls the handler when the worker is asked to exit */
+      moesaic_gateway_soon(loop->gateway);
+      return;
+    }
+    moesaic_gateway_destroy(loop->gateway);
+    loop->gateway = NULL;
+    ngx_memcpy(error, "no connection is free", sizeof("no connection is free"));
+  }
+  ngx_log_error(NGX_LOG_ERR, event->log, 0, "moesaic_pool %V: this worker answers 503 for now: %s", &loop->name, error);
+  event->cancelable = 1;
+  ngx_add_timer(event, 1000);
+}
+
+void moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle) {
   ngx_queue_init(&loop->idle);
   loop->idle_count = 0;
   loop->timer.handler = moesaic_on_timer;
@@ -354,27 +364,20 @@ ngx_int_t moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle) {
   loop->soon.handler = moesaic_on_soon;
   loop->soon.data = loop;
   loop->soon.log = cycle->log;
-  loop->gateway = moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
-  if (loop->gateway == NULL) {
-    ngx_log_error(NGX_LOG_EMERG, cycle->log, 0, "moesaic_pool %V: %s", &loop->name, error);
-    return NGX_ERROR;
-  }
-  loop->wake_watch =
-      moesaic_loop_watch(loop, moesaic_pool_wake_fd(loop->pool, moesaic_gateway_worker(loop->gateway)), NULL);
-  if (loop->wake_watch == NULL) return NGX_ERROR;
-  watch = loop->wake_watch;
-  watch->connection->idle = 1; /* nginx calls the handler when the worker is asked to exit */
-  moesaic_gateway_soon(loop->gateway);
-  return NGX_OK;
+  loop->join.handler = moesaic_join;
+  loop->join.data = loop;
+  loop->join.log = cycle->log;
+  moesaic_join(&loop->join);
 }
 
 void moesaic_loop_stop(moesaic_loop_t* loop) {
   ngx_queue_t* q;
 
+  if (loop->join.timer_set) ngx_del_timer(&loop->join);
   if (loop->gateway == NULL) return;
+  if (loop->wake_watch != NULL) moesaic_loop_unwatch(loop->wake_watch);
   moesaic_gateway_destroy(loop->gateway);
   loop->gateway = NULL;
-  if (loop->wake_watch != NULL) moesaic_loop_unwatch(loop->wake_watch);
   loop->wake_watch = NULL;
   if (loop->timer.timer_set) ngx_del_timer(&loop->timer);
   while (!ngx_queue_empty(&loop->idle)) {

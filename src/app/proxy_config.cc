@@ -100,10 +100,10 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
     text += fmt::format("user {};\n", user == nullptr ? "root" : user->pw_name);
   }
   fmt::format_to(std::back_inserter(text),
-                 "daemon off;\nworker_processes {};\nworker_rlimit_nofile 65536;\npid {}/nginx.pid;\n"
+                 "daemon off;\nworker_processes {};\nworker_rlimit_nofile 65536;\npid {};\n"
                  "error_log stderr notice;\nthread_pool default threads={} max_queue=65536;\n"
                  "events {{ worker_connections 16384; }}\nhttp {{\n",
-                 workers, folder, std::max(2, cores / workers));
+                 workers, Word(folder + "/nginx.pid"), std::max(2, cores / workers));
   if (flags.access_log.empty()) {
     text += "  access_log off;\n";
   } else {
@@ -120,13 +120,21 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
     fmt::format_to(std::back_inserter(text), "  {}_temp_path {};\n", kind, Word(fmt::format("{}/{}", folder, kind)));
   }
+  // The pages name engines, keys and requests, and ask for no key.
+  std::string access = "allow 127.0.0.0/8; allow ::1; ";
+  for (const std::string& address : flags.allowed) access += fmt::format("allow {}; ", Word(address));
+  access += "deny all;";
+  const std::string host = flags.host.find(':') != std::string::npos && !flags.host.starts_with('[')
+                               ? fmt::format("[{}]", flags.host)
+                               : flags.host;
   fmt::format_to(std::back_inserter(text),
                  "  client_max_body_size {};\n  client_body_buffer_size 1m;\n  keepalive_requests 100000;\n"
                  "  moesaic_pool {} {{\n{}  }}\n  server {{\n    listen {}:{} backlog=4096;\n"
-                 "    location / {{ moesaic_pass {}; }}\n    location = /metrics {{ moesaic_metrics {}; }}\n"
-                 "    location = /moesaic {{ moesaic_page {}; }}\n    location = /moesaic/state {{ moesaic_state {}; }}\n"
-                 "    location = /moesaic/trace {{ moesaic_trace {}; }}\n",
-                 pool.max_body_bytes, pool.name, body, flags.host, flags.port, pool.name, pool.name, pool.name, pool.name, pool.name);
+                 "    location / {{ moesaic_pass {}; }}\n    location = /metrics {{ {} moesaic_metrics {}; }}\n"
+                 "    location = /moesaic {{ {} moesaic_page {}; }}\n    location = /moesaic/state {{ {} moesaic_state {}; }}\n"
+                 "    location = /moesaic/trace {{ {} moesaic_trace {}; }}\n",
+                 pool.max_body_bytes, pool.name, body, host, flags.port, pool.name, access, pool.name, access, pool.name,
+                 access, pool.name, access, pool.name);
   if (transfer == "ascend") text += fmt::format("    location = /v1/metaserver {{ moesaic_metaserver {}; }}\n", pool.name);
   return text + "  }\n}\n";
 }

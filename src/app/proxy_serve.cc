@@ -144,6 +144,8 @@ void AddProxyServing(Verb proxy, VerbRun& run) {
   proxy.AddOption("--set", flags->settings, "A directive of the pool, e.g. \"queue 1000 30s\"; see --reference").OneValue();
   proxy.AddOption("--host", flags->host, "Address to listen at").ShowDefault();
   proxy.AddOption("--port", flags->port, "Port to listen at").Range(1, 65535).ShowDefault();
+  proxy.AddOption("--allow", flags->allowed, "Address or network that may read /metrics and /moesaic, besides this machine")
+      .OneValue();
   proxy.AddOption("--workers", flags->workers, "nginx worker processes (default: processors, at most 8)").Range(1, 64);
   proxy.AddOption("--access-log", flags->access_log, "File for one JSON line per request with the times of its stages");
   proxy.AddOption("--nginx", flags->nginx, "nginx binary (default: the installed one)");

@@ -119,12 +119,46 @@ class Mock:
         self.process.stdout.close()
 
 
+class Daemon:
+    """A process that left its parent, with the interface of Popen."""
+
+    def __init__(self, command, pid_file):
+        subprocess.run(command, check=True)
+        self.pid_file = pid_file
+        self.pid = until(self.read_pid, what=lambda: "the pid file")
+
+    def read_pid(self):
+        text = self.pid_file.read_text() if self.pid_file.exists() else ""
+        return int(text) if text.endswith("\n") else None
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def poll(self):
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return 0
+        stat = pathlib.Path(f"/proc/{self.pid}/stat")  # a zombie has ended too
+        return 0 if stat.read_text().rsplit(")", 1)[1].split()[0] == "Z" else None
+
+    def wait(self, seconds):
+        until(lambda: self.poll() is not None, seconds)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL)
+
+
 class Proxy:
     """nginx with one pool. `pool` is the text of its block, in which @PORT@ is the port of nginx."""
 
-    def __init__(self, pool, workers=2, server=""):
+    def __init__(self, pool, workers=2, server="", daemon=False):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-proxy-"))
-        self.workers_wanted, self.server = workers, server
+        self.workers_wanted, self.server, self.daemon = workers, server, daemon
         with socket.create_server((HOST, 0)) as free:
             self.port = free.getsockname()[1]
         self.log_path = self.folder / "error.log"
@@ -134,7 +168,7 @@ class Proxy:
         if checked.returncode != 0:
             shutil.rmtree(self.folder)
             raise ValueError(checked.stderr)
-        self.process = subprocess.Popen(command)
+        self.process = Daemon(command, self.folder / "pid") if daemon else subprocess.Popen(command)
         atexit.register(self.process.kill)
         until(lambda: self.listens() or self.process.poll() is not None)
         if self.process.poll() is not None:
@@ -144,7 +178,7 @@ class Proxy:
         temporary = "\n".join(f"{kind}_temp_path {self.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
         user = "user root;" if os.geteuid() == 0 else ""
         (self.folder / "nginx.conf").write_text(f"""load_module {MODULE};
-{user} daemon off; worker_processes {self.workers_wanted}; pid {self.folder}/pid; error_log {self.log_path} notice;
+{user} daemon {'on' if self.daemon else 'off'}; worker_processes {self.workers_wanted}; pid {self.folder}/pid; error_log {self.log_path} info;
 thread_pool default threads=2 max_queue=65536;
 events {{ worker_connections 2048; }}
 http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_tokenized $moesaic_prefix_matched '
@@ -192,7 +226,7 @@ http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_t
             connection.close()
 
     def state(self):
-        return json.loads(self.request("GET", "/moesaic?state")[2])
+        return json.loads(self.request("GET", "/moesaic?check")[2])
 
     def metrics(self):
         text = self.request("GET", "/metrics")[2].decode()

@@ -1,6 +1,7 @@
 // A small region of shared memory beside the zone: the worker processes and messages between them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -10,65 +11,114 @@
 
 namespace moesaic::proxy {
 
-inline constexpr int kMaxWorkers = 64;
+/// Worker processes of one zone, those of old configurations included.
+inline constexpr int kMaxWorkers = 1024;
 
 /// All zero is the empty board.
 class Board {
  public:
+  struct Worker {
+    std::atomic<int32_t> pid;        ///< 0: the number is free
+    std::atomic<uint32_t> retiring;  ///< it was asked to exit and finishes its requests
+    std::atomic<uint64_t> wake;      ///< name of the socket that wakes it
+  };
+
   /// A message to one worker about one of its requests.
-  struct Letter {
+  struct Message {
     static constexpr size_t kMaxBytes = 32 << 10;
-    enum : uint32_t { kFree, kWriting, kReady };
-    std::atomic<uint32_t> phase;
+    enum : uint64_t { kFree, kReady, kWriting };  // kWriting: with the writer's pid in the upper half
+    std::atomic<uint64_t> phase;
     int32_t worker;
     uint32_t slot, generation;
-    uint32_t bytes;
+    uint32_t id_bytes, bytes;
+    std::array<char, 128> id;  ///< the request's id as the sender knows it
     char text[kMaxBytes];
   };
 
-  std::array<std::atomic<int32_t>, kMaxWorkers> pids;  ///< by number of RegisterWorker; 0: none
+  std::array<Worker, kMaxWorkers> workers;  ///< by number of RegisterWorker
+  std::atomic<int> num_workers;             ///< one more than the largest number that was ever used
   std::atomic<uint64_t> kv_messages, kv_gaps, kv_errors;
   std::atomic<uint64_t> takeovers;      ///< leases acquired from another process
-  std::atomic<uint64_t> retries, released_kv;
+  std::atomic<uint64_t> retries, released_kv, failed_releases;
   std::atomic<uint64_t> token_hits, token_misses;      ///< bytes of segments
   std::atomic<uint64_t> rendered, unrendered;          ///< prompts
-  std::array<Letter, 32> letters;
+  std::array<Message, 32> messages;
 
+  void Join(int number, int32_t pid, uint64_t wake) {
+    Worker& worker = workers[static_cast<size_t>(number)];
+    worker.wake.store(wake, std::memory_order_relaxed);
+    worker.retiring.store(0, std::memory_order_relaxed);
+    worker.pid.store(pid, std::memory_order_release);
+    int known = num_workers.load(std::memory_order_relaxed);
+    while (known <= number && !num_workers.compare_exchange_weak(known, number + 1, std::memory_order_release)) {
+    }
+  }
+  void Leave(int number) { workers[static_cast<size_t>(number)].pid.store(0, std::memory_order_release); }
+  int32_t Pid(int number) const {
+    return number < 0 || number >= kMaxWorkers ? 0 : workers[static_cast<size_t>(number)].pid.load(std::memory_order_acquire);
+  }
+  int Numbers() const { return std::min(num_workers.load(std::memory_order_acquire), kMaxWorkers); }
   int NumberOf(int32_t pid) const {
-    for (int i = 0; i < kMaxWorkers; ++i) {
-      if (pids[static_cast<size_t>(i)].load(std::memory_order_acquire) == pid) return i;
+    for (int i = 0; i < Numbers(); ++i) {
+      if (Pid(i) == pid) return i;
     }
     return -1;
   }
+  /// Whether a worker besides `number` may be the master: it is registered and was not asked to exit.
+  bool HasSuccessor(int number) const {
+    for (int i = 0; i < Numbers(); ++i) {
+      if (i != number && Pid(i) != 0 && workers[static_cast<size_t>(i)].retiring.load(std::memory_order_relaxed) == 0) return true;
+    }
+    return false;
+  }
 
-  /// False: the text is too long, or no letter is free.
-  bool Send(int worker, uint32_t slot, uint32_t generation, std::string_view text) {
-    if (text.size() > Letter::kMaxBytes) return false;
-    for (Letter& letter : letters) {
-      uint32_t free = Letter::kFree;
-      if (!letter.phase.compare_exchange_strong(free, Letter::kWriting, std::memory_order_acquire)) continue;
-      letter.worker = worker;
-      letter.slot = slot;
-      letter.generation = generation;
-      letter.bytes = static_cast<uint32_t>(text.size());
-      std::memcpy(letter.text, text.data(), text.size());
-      letter.phase.store(Letter::kReady, std::memory_order_release);
+  /// Frees the number and the messages of a process that has died.
+  void Forget(int32_t pid) {
+    const int number = NumberOf(pid);
+    for (Message& message : messages) {
+      uint64_t phase = message.phase.load(std::memory_order_acquire);
+      const bool to_it = phase == Message::kReady && message.worker == number;
+      if (to_it || phase == WritingBy(pid)) message.phase.compare_exchange_strong(phase, Message::kFree, std::memory_order_acq_rel);
+    }
+    if (number >= 0) {
+      int32_t old = pid;
+      workers[static_cast<size_t>(number)].pid.compare_exchange_strong(old, 0, std::memory_order_acq_rel);
+    }
+  }
+
+  /// Called by process `pid`. False: the text is too long, or no message is free.
+  bool Send(int32_t pid, int worker, uint32_t slot, uint32_t generation, std::string_view id, std::string_view text) {
+    if (text.size() > Message::kMaxBytes || id.size() > sizeof(Message::id)) return false;
+    for (Message& message : messages) {
+      uint64_t free = Message::kFree;
+      if (!message.phase.compare_exchange_strong(free, WritingBy(pid), std::memory_order_acquire)) continue;
+      message.worker = worker;
+      message.slot = slot;
+      message.generation = generation;
+      message.id_bytes = static_cast<uint32_t>(id.size());
+      message.bytes = static_cast<uint32_t>(text.size());
+      std::memcpy(message.id.data(), id.data(), id.size());
+      std::memcpy(message.text, text.data(), text.size());
+      message.phase.store(Message::kReady, std::memory_order_release);
       return true;
     }
     return false;
   }
 
-  /// Calls `take(slot, generation, text)` for each letter to `worker` and frees it.
+  /// Calls `take(slot, generation, id, text)` for each message to `worker` and frees it.
   template <typename Take>
   void Receive(int worker, Take take) {
-    for (Letter& letter : letters) {
-      if (letter.phase.load(std::memory_order_acquire) != Letter::kReady || letter.worker != worker) continue;
-      const std::string text(letter.text, letter.bytes);
-      const uint32_t slot = letter.slot, generation = letter.generation;
-      letter.phase.store(Letter::kFree, std::memory_order_release);
-      take(slot, generation, text);
+    for (Message& message : messages) {
+      if (message.phase.load(std::memory_order_acquire) != Message::kReady || message.worker != worker) continue;
+      const std::string id(message.id.data(), message.id_bytes), text(message.text, message.bytes);
+      const uint32_t slot = message.slot, generation = message.generation;
+      message.phase.store(Message::kFree, std::memory_order_release);
+      take(slot, generation, id, text);
     }
   }
+
+ private:
+  static uint64_t WritingBy(int32_t pid) { return static_cast<uint64_t>(pid) << 32 | Message::kWriting; }
 };
 
 }  // namespace moesaic::proxy

@@ -14,7 +14,7 @@ class EngineChecks::Check : public Exchange::Handler {
       : gateway_(gateway), engine_(engine), timer_(gateway.timers()) {
     timer_.At(first, [this] { Ask(); });
   }
-  ~Check() override { gateway_.Bury(std::move(exchange_)); }
+  ~Check() override { gateway_.DestroyLater(std::move(exchange_)); }
 
   void OnHead(Exchange&) override {}
   void OnBody(Exchange&, std::string_view) override {}
@@ -45,7 +45,7 @@ class EngineChecks::Check : public Exchange::Handler {
         }
       }
     }
-    gateway_.Bury(std::move(exchange_));
+    gateway_.DestroyLater(std::move(exchange_));
     timer_.At(gateway_.now() + settings.health_interval, [this] { Ask(); });
   }
 

@@ -14,12 +14,17 @@ void Exchange::Start(const EngineAddress& address, std::string request, const Ex
 
 void Exchange::Connect(bool reuse) {
   connected_ = answered_ = head_told_ = false;
-  reader_ = ResponseReader();
+  reader_ = ResponseReader(/*head=*/request_.starts_with("HEAD "));
   last_ = transport_.Now();
-  connection_ = transport_.Connect(*this, address_, request_, reuse);
+  const Transport::Connected connected = transport_.Connect(*this, address_, request_, reuse);
+  connection_ = connected.connection;
+  reused_ = connected.reused;
   if (connection_ == nullptr) {
     // The caller is still inside Start: report from the event loop.
-    timer_.At(0, [this] { Fail(absl::UnavailableError("cannot connect to the engine")); });
+    timer_.At(0, [this, refused = connected.refused] {
+      Fail(refused ? absl::UnavailableError("cannot connect to the engine")
+                   : absl::ResourceExhaustedError("this worker process has no free connection"));
+    });
     return;
   }
   Watchdog();
@@ -51,9 +56,8 @@ void Exchange::Pause(bool paused) {
   transport_.Pause(connection_, paused);
 }
 
-void Exchange::OnConnected(bool reused) {
+void Exchange::OnConnected() {
   connected_ = true;
-  reused_ = reused;
   last_ = transport_.Now();
   Watchdog();
 }
@@ -86,7 +90,6 @@ bool Exchange::RetryFresh() {
   // An engine may close an idle connection at the moment at which it is used again: the request was not read.
   if (!reused_ || answered_ || connection_ == nullptr) return false;
   transport_.Release(std::exchange(connection_, nullptr), /*keep=*/false);
-  reused_ = false;
   Connect(/*reuse=*/false);
   return true;
 }
@@ -102,6 +105,10 @@ void Exchange::OnClosed() {
 void Exchange::OnFailed(std::string_view reason) {
   if (!live_ || RetryFresh()) return;
   Fail(absl::UnavailableError(fmt::format("connection to the engine failed: {}", reason)));
+}
+
+void Exchange::OnException(std::string_view what) {
+  if (live_) Fail(ResourceExhausted("{}", what));
 }
 
 void Exchange::Fail(const Status& status) {

@@ -21,7 +21,7 @@ struct ExchangeTimeouts {
 class Exchange {
  public:
   /// Exactly one of OnEnd and OnError ends an exchange, unless Cancel does. Callbacks may cancel the exchange but must
-  /// not destroy it: Gateway::Bury destroys it later.
+  /// not destroy it: Gateway::DestroyLater does.
   class Handler {
    public:
     virtual ~Handler() = default;
@@ -44,14 +44,17 @@ class Exchange {
   void Pause(bool paused);
 
   bool live() const { return live_; }
+  bool connected() const { return connected_; }
   bool answered() const { return answered_; }  ///< a byte of the answer has arrived
   const ResponseReader& response() const { return reader_; }
 
   // Called by the transport.
-  void OnConnected(bool reused);
+  void OnConnected();
   void OnData(std::string_view bytes);
   void OnClosed();
   void OnFailed(std::string_view reason);
+  /// An exception left a callback: ends the exchange.
+  void OnException(std::string_view what);
 
  private:
   void Connect(bool reuse);

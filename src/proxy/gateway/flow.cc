@@ -13,6 +13,7 @@ namespace moesaic::proxy {
 namespace {
 
 constexpr size_t kMaxPrefillAnswer = 16 << 20;
+constexpr Nanos kQueryTimeout = 5 * kSecond;  // of a bootstrap server
 constexpr double kRetryGrowth = 1.5, kRetryJitter = 0.2;
 
 // Headers of one connection, and those that the gateway writes itself.
@@ -23,6 +24,28 @@ bool IsHopHeader(std::string_view name) {
                                          "x-request-id", "x-data-parallel-rank"};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
+
+// Characters that need no escape in a request line and have no meaning for an engine's router.
+bool IsPlainPath(std::string_view path) {
+  return path.starts_with('/') && std::all_of(path.begin(), path.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           std::string_view("/-._~:@!$&'()*+,;=").find(c) != std::string_view::npos;
+  });
+}
+
+// A path that ends with '/' stands for all below it.
+bool IsListed(std::string_view path, std::span<const std::string> list) {
+  return std::any_of(list.begin(), list.end(), [path](std::string_view listed) {
+    return listed.ends_with('/') ? path.starts_with(listed) : path == listed;
+  });
+}
+
+// Statuses by which an engine fails for one request. With 502, 503 and 504 it reports its own state.
+bool MayBeOfRequest(int status) { return status >= 500 && (status < 502 || status > 504); }
+
+// Failures of this worker process say nothing about the engine.
+bool IsLocal(const Status& status) { return status.code() == StatusCode::kResourceExhausted; }
+Status NoEngine() { return ResourceExhausted("the engine was removed"); }
 
 bool IsRetryable(int status) { return status == 408 || status == 429 || (status >= 500 && status != 501); }
 
@@ -58,6 +81,8 @@ Flow::~Flow() {
     gateway_.Unregister(id_);
     gateway_.state().Finish(id_, Outcome::kAborted, gateway_.now());
   }
+  gateway_.ReturnBody(held_bytes_);
+  if (passing_) gateway_.ReturnPass();
 }
 
 bool Flow::KeyAccepted() {
@@ -87,8 +112,19 @@ void Flow::Start(ClientRequest request) {
                  fmt::format("the body has {} bytes, more than {}", request_.body.size(),
                              gateway_.settings().max_body_bytes));
   }
-  const Endpoint endpoint = request_.method == "POST" ? EndpointOf(request_.target) : Endpoint::kOther;
-  if (endpoint == Endpoint::kOther) return PassUnscheduled();
+  if (!gateway_.TakeBody(request_.body.size())) {
+    return Reply(503, "overloaded_error", "the proxy holds too many bytes of requests", kSecond);
+  }
+  held_bytes_ = request_.body.size();
+  // The engine gets the path as it was read here: it may decode other spellings to paths that are limited.
+  const size_t query = std::min(request_.target.find('?'), request_.target.size());
+  const bool plain = IsPlainPath(request_.path);
+  request_.target.replace(0, query, request_.path);
+  const Endpoint endpoint = plain ? EndpointOf(request_.path) : Endpoint::kOther;
+  if (!plain || (endpoint == Endpoint::kOther && !IsListed(request_.path, gateway_.settings().passed))) {
+    return Reply(404, "invalid_request_error", "there is no such path");
+  }
+  if (endpoint == Endpoint::kOther || request_.method != "POST") return PassUnscheduled(endpoint);
 
   StatusOr<RequestBody> body = ReadRequestBody(endpoint, request_.body);
   if (!body.ok()) {
@@ -96,6 +132,7 @@ void Flow::Start(ClientRequest request) {
     return Reply(later ? 501 : 400, "invalid_request_error", Message(body.status()));
   }
   body_ = *std::move(body);
+  if (gateway_.settings().client_transfer) body_->has_kv_transfer = false;
   const StatusOr<RequestId> id = gateway_.state().Begin(gateway_.worker(), gateway_.now());
   if (!id.ok()) {
     return Reply(503, "overloaded_error", "the proxy has no room for another request", kSecond);
@@ -115,7 +152,7 @@ void Flow::Start(ClientRequest request) {
     });
     if (client_->StartTokenize(*this)) return;
     tokenizing_ = false;
-    Tokenize();
+    return Reply(503, "overloaded_error", "the tokenizer is busy", kSecond);
   } else if (inline_ids) {
     tokens_ = *PromptIds(*body_);
   } else {
@@ -151,9 +188,11 @@ void Flow::SubmitPrompt() {
   PromptFacts facts;
   const std::string_view input = body_->members.Value(body_->endpoint == Endpoint::kChat ? "messages" : "prompt");
   facts.prompt_tokens = tokens_.empty() ? static_cast<uint32_t>(input.size() / 4 + 1) : static_cast<uint32_t>(tokens_.size());
-  facts.max_tokens = static_cast<uint32_t>(std::min<int64_t>(body_->max_tokens, UINT32_MAX));
+  const int64_t choices = std::clamp<int64_t>(body_->choices, 1, 1024);
+  facts.max_tokens = static_cast<uint32_t>(std::min<int64_t>(body_->max_tokens, UINT32_MAX / choices) * choices);
   // vLLM: a smaller number is served earlier.
-  facts.priority = static_cast<int32_t>(std::clamp<int64_t>(-body_->priority, INT32_MIN + 1, INT32_MAX));
+  const int64_t range = settings.client_priority;
+  facts.priority = static_cast<int32_t>(-std::clamp<int64_t>(body_->priority, -range, range));
   facts.tenant = tenant_;
   const std::string_view session = HeaderOf(request_, "x-session-id");
   facts.session = session.empty() ? 0 : HashName(session);
@@ -188,6 +227,7 @@ void Flow::SubmitPrompt() {
 
 void Flow::Enqueue() {
   phase_ = Phase::kQueued;
+  queued_ = gateway_.now();
   timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {
     Reply(503, "overloaded_error", "no engine was free in time", kSecond);
   });
@@ -224,9 +264,8 @@ void Flow::OnScheduled(const RequestRecord& record) {
   StartAnswer();
 }
 
-std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target, std::string body) {
-  const EngineSettings* engine = gateway_.Engine(instance);
-  if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
+// The headers of the request without those of the connection and without keys of the proxy.
+std::vector<Header> Flow::HeadersForEngines() const {
   std::vector<Header> headers;
   for (const Header& header : request_.headers) {
     if (IsHopHeader(header.name)) continue;
@@ -234,6 +273,13 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
     headers.push_back(header);
   }
   if (!request_id_.empty()) headers.push_back({"X-Request-Id", request_id_});
+  return headers;
+}
+
+std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target, std::string body) {
+  const EngineSettings* engine = gateway_.Engine(instance);
+  if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
+  std::vector<Header> headers = HeadersForEngines();
   if (engine->ranked) headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   exchange->Start(engine->address, gateway_.HttpRequest(*engine, method, target, headers, body), gateway_.timeouts());
@@ -242,7 +288,7 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
 
 std::string Flow::BodyFor(bool prefill) const {
   const PoolSettings& settings = gateway_.settings();
-  std::string text = aggregated_ ? std::string(body_->text())
+  std::string text = aggregated_ ? AggregatedBody(*body_)
                      : prefill   ? PrefillBody(*body_, peers_, params_)
                                  : DecodeBody(*body_, peers_, params_);
   const bool decode = !aggregated_ && !prefill;
@@ -258,21 +304,23 @@ void Flow::StartPrefill() {
   prefill_body_.clear();
   params_.clear();
   prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
-  if (prefill_ == nullptr) PrefillFailed(absl::UnavailableError("the engine was removed"));
+  if (prefill_ == nullptr) PrefillFailed(NoEngine());
 }
 
 void Flow::StartAnswer() {
   peers_.transfer = gateway_.settings().transfer;
   const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
   answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false));
-  if (answer_ == nullptr) AnswerFailed(absl::UnavailableError("the engine was removed"));
+  if (answer_ == nullptr) AnswerFailed(NoEngine());
 }
 
 // Both engines were chosen at once.
 void Flow::StartPair() {
   const PoolSettings& settings = gateway_.settings();
   const EngineSettings* engine = gateway_.Engine(prefill_instance_);
-  if (engine == nullptr) return PrefillFailed(absl::UnavailableError("the engine was removed"));
+  if (engine == nullptr) return PrefillFailed(NoEngine());
+  // The record of an engine of a newer configuration does not name its bootstrap port.
+  if (engine->bootstrap_port == 0 && settings.transfer != Transfer::kAscend) return PrefillFailed(NoEngine());
   peers_.transfer = settings.transfer;
   peers_.prefill_host = engine->host_name;
   peers_.bootstrap_port = engine->bootstrap_port;
@@ -283,7 +331,7 @@ void Flow::StartPair() {
   prefill_body_.clear();
   params_.clear();
   if (settings.transfer == Transfer::kVllmMooncake) {
-    peers_.engine_id = *gateway_.BootstrapId(prefill_instance_);
+    peers_.engine_id = gateway_.BootstrapId(prefill_instance_);
     if (peers_.engine_id.empty()) return AskBootstrap();
   }
   // With kAscend P is sent when D has posted its blocks.
@@ -303,24 +351,33 @@ void Flow::AskBootstrap() {
   address[3] = static_cast<char>(engine->bootstrap_port & 255);
   query_body_.clear();
   query_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
-  query_->Start(bootstrap.address, gateway_.HttpRequest(bootstrap, "GET", "/query", {}, ""), gateway_.timeouts());
+  query_->Start(bootstrap.address, gateway_.HttpRequest(bootstrap, "GET", "/query", {}, ""),
+                {.connect = gateway_.settings().connect_timeout, .first_byte = kQueryTimeout, .idle = kQueryTimeout});
 }
 
-void Flow::OnLetter(const std::string& text) {
-  if (phase_ != Phase::kRunning || gateway_.settings().transfer != Transfer::kAscend || prefill_ != nullptr) return;
+bool Flow::OnBlocks(const std::string& id, const std::string& text) {
+  if (!SameSecret(id, request_id_)) return false;
+  if (phase_ != Phase::kRunning || gateway_.settings().transfer != Transfer::kAscend || prefill_ != nullptr) return true;
   params_ = text;
   prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
-  if (prefill_ == nullptr) PrefillFailed(absl::UnavailableError("the engine was removed"));
+  if (prefill_ == nullptr) PrefillFailed(NoEngine());
+  return true;
 }
 
-void Flow::PassUnscheduled() {
+void Flow::PassUnscheduled(Endpoint endpoint) {
+  if (endpoint != Endpoint::kOther && !request_.body.empty()) {
+    return Reply(405, "invalid_request_error", "bodies for this path are sent with POST");
+  }
+  if (!(passing_ = gateway_.TakePass())) {
+    return Reply(503, "overloaded_error", "too many requests pass without scheduling", kSecond);
+  }
   const int instance = gateway_.AnyEngine();
   if (instance < 0) return Reply(503, "overloaded_error", "no engine is available", kSecond);
   phase_ = Phase::kPassing;
   decode_instance_ = instance;
   request_id_ = HeaderOf(request_, "x-request-id");
   answer_ = Open(instance, request_.method, request_.target, request_.body);
-  if (answer_ == nullptr) AnswerFailed(absl::UnavailableError("the engine was removed"));
+  if (answer_ == nullptr) AnswerFailed(NoEngine());
 }
 
 void Flow::MarkPrefillDone() {
@@ -342,16 +399,34 @@ void Flow::ForwardHead(const ResponseReader& response, bool length) {
   client_->SendHead(response.status(), headers);
 }
 
+// Whether a second engine failed for this request with the same status: then the request causes it, and no engine is to
+// blame.
+bool Flow::BlamesRequest(int instance, int status) {
+  if (!MayBeOfRequest(status)) return false;
+  if (suspect_status_ == status) {
+    suspect_instance_ = -1;
+    return true;
+  }
+  suspect_instance_ = instance;
+  suspect_status_ = status;
+  return false;
+}
+
 void Flow::OnHead(Exchange& exchange) {
   if (&exchange != answer_.get()) return;
   const ResponseReader& response = exchange.response();
   const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
-  if (phase_ == Phase::kRunning && IsRetryable(response.status()) &&
-      Retry(instance, /*breaker=*/response.status() >= 500)) {
+  const int status = response.status();
+  if (phase_ == Phase::kRunning && IsRetryable(status) && !BlamesRequest(instance, status) &&
+      Retry(instance, /*breaker=*/status >= 500 && !MayBeOfRequest(status))) {
     return;
   }
-  if (response.status() < 500) gateway_.state().RecordSuccess(instance);
-  pass_error_ = response.status() >= 400;
+  if (status < 500) gateway_.state().RecordSuccess(instance);
+  if (status < 400 && suspect_instance_ >= 0 && suspect_instance_ != instance) {  // the request was right
+    gateway_.state().RecordFailure(suspect_instance_, gateway_.now(), gateway_.settings().breaker);
+  }
+  pass_error_ = status >= 400;
+  decode_accepted_ = !pass_error_;
   is_stream_ = response.Header("content-type").starts_with("text/event-stream");
   AnswerOptions options{.stream = is_stream_, .cached_tokens = std::nullopt};
   if (!pass_error_ && phase_ == Phase::kRunning) {
@@ -396,9 +471,9 @@ void Flow::OnEnd(Exchange& exchange) {
         engine_id = entry->String("engine_id").value_or("");
       }
     }
-    gateway_.Bury(std::move(query_));
+    gateway_.DestroyLater(std::move(query_));
     if (engine_id.empty()) return PrefillFailed(absl::UnavailableError("its bootstrap server named no engine"));
-    *gateway_.BootstrapId(prefill_instance_) = engine_id;
+    gateway_.SetBootstrapId(prefill_instance_, engine_id);
     return StartPair();
   }
   if (&exchange == prefill_.get()) return PrefillEnded();
@@ -427,8 +502,11 @@ void Flow::OnError(Exchange& exchange, const Status& status) {
 void Flow::PrefillEnded() {
   const int status = prefill_->response().status();
   const Transfer transfer = gateway_.settings().transfer;
-  if (IsRetryable(status)) return PrefillFailed(absl::UnavailableError(fmt::format("status {}", status)));
-  gateway_.state().RecordSuccess(prefill_instance_);
+  const Status failure = absl::UnavailableError(fmt::format("status {}", status));
+  if (IsRetryable(status) && !BlamesRequest(prefill_instance_, status)) {
+    return PrefillFailed(failure, /*breaker=*/status >= 500 && !MayBeOfRequest(status));
+  }
+  if (status < 500) gateway_.state().RecordSuccess(prefill_instance_);
   if (status >= 400) {  // the request itself is wrong: its client gets P's answer
     if (!head_sent_ && client_ != nullptr) {
       ForwardHead(prefill_->response(), /*length=*/true);
@@ -436,9 +514,9 @@ void Flow::PrefillEnded() {
       client_->End(/*complete=*/true);
       return Complete(Outcome::kFailed);
     }
-    return PrefillFailed(absl::UnavailableError(fmt::format("status {}", status)));
+    return PrefillFailed(failure, /*breaker=*/false);
   }
-  gateway_.Bury(std::move(prefill_));
+  gateway_.DestroyLater(std::move(prefill_));
   if (transfer != Transfer::kVllmNixl) return MarkPrefillDone();
   const StatusOr<PrefillAnswer> answer = ReadPrefillAnswer(prefill_body_);
   if (answer.ok()) {
@@ -450,31 +528,43 @@ void Flow::PrefillEnded() {
   Enqueue();
 }
 
-void Flow::PrefillFailed(const Status& status) {
+void Flow::PrefillFailed(const Status& status, bool breaker) {
   gateway_.transport().Log(true, fmt::format("{}: prefill failed: {}", request_id_, Message(status)));
-  gateway_.BootstrapId(prefill_instance_)->clear();
+  gateway_.SetBootstrapId(prefill_instance_, "");
+  breaker = breaker && !IsLocal(status);
   if (head_sent_) {  // D waits for KV that will not come
-    gateway_.state().RecordFailure(prefill_instance_, gateway_.now(), gateway_.settings().breaker);
-    return AnswerFailed(absl::UnavailableError("the prefill engine failed"));
+    if (breaker) gateway_.state().RecordFailure(prefill_instance_, gateway_.now(), gateway_.settings().breaker);
+    return EndAnswer("the prefill engine failed");
   }
-  if (Retry(prefill_instance_, /*breaker=*/true)) return;
+  if (Retry(prefill_instance_, breaker)) return;
   Reply(502, "server_error", fmt::format("the prefill engine failed: {}", Message(status)));
 }
 
 void Flow::AnswerFailed(const Status& status) {
   const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
   gateway_.transport().Log(true, fmt::format("{}: engine failed: {}", request_id_, Message(status)));
+  // The pair may have failed because P was restarted and has another id.
+  if (prefill_instance_ >= 0) gateway_.SetBootstrapId(prefill_instance_, "");
   if (!head_sent_) {
-    if (phase_ == Phase::kRunning && Retry(instance, /*breaker=*/true)) return;
+    if (phase_ == Phase::kRunning && Retry(instance, /*breaker=*/!IsLocal(status))) return;
     const bool late = status.code() == StatusCode::kDeadlineExceeded;
     return Reply(late ? 504 : 502, "server_error", fmt::format("the engine failed: {}", Message(status)));
   }
-  gateway_.state().RecordFailure(instance, gateway_.now(), gateway_.settings().breaker);
+  if (!IsLocal(status)) gateway_.state().RecordFailure(instance, gateway_.now(), gateway_.settings().breaker);
+  EndAnswer("the engine failed inside the answer");
+}
+
+// Ends an answer of which bytes have left.
+void Flow::EndAnswer(std::string_view message) {
   if (client_ != nullptr) {
     if (is_stream_) {
       std::string out;
-      if (stream_ != nullptr) stream_->Finish(&out);
-      client_->SendBody(out + ErrorEvent(502, "server_error", "the engine failed inside the answer"));
+      if (stream_ != nullptr) {
+        stream_->Abandon(&out);
+      } else {
+        out = "\n\n";  // it is not known where the event ends
+      }
+      client_->SendBody(out + ErrorEvent(502, "server_error", message));
       client_->End(/*complete=*/true);
     } else {
       client_->End(/*complete=*/false);
@@ -490,19 +580,20 @@ bool Flow::Retry(int failed_instance, bool breaker) {
   if (!record || record->retries >= gateway_.settings().scheduler.max_retries) return false;
   estimate_.Cancel();
   stream_.reset();
+  decode_accepted_ = false;
   // A sequential D is replaced alone; P's blocks stay valid until one fetches them.
   const bool keeps_prefill = gateway_.settings().transfer == Transfer::kVllmNixl && prefill_ == nullptr && !params_.empty();
-  gateway_.Bury(std::move(answer_));
-  gateway_.Bury(std::move(query_));
-  gateway_.Bury(std::move(prefill_));
+  gateway_.DestroyLater(std::move(answer_));
+  gateway_.DestroyLater(std::move(query_));
+  gateway_.DestroyLater(std::move(prefill_));
   if (!keeps_prefill) prefill_done_ = false;
   phase_ = Phase::kRetrying;
   const double factor = std::pow(kRetryGrowth, attempts_++) *
                         std::uniform_real_distribution<double>(1 - kRetryJitter, 1 + kRetryJitter)(gateway_.random());
   gateway_.board().retries.fetch_add(1, std::memory_order_relaxed);
   const auto delay = static_cast<Nanos>(static_cast<double>(gateway_.settings().retry_delay) * factor);
-  timer_.At(gateway_.now() + delay, [this] {
-    if (!gateway_.scheduler().Requeue(id_, /*exclude=*/true, gateway_.now())) {
+  timer_.At(gateway_.now() + delay, [this, failed_instance] {
+    if (!gateway_.scheduler().Requeue(id_, failed_instance, gateway_.now())) {
       return Reply(502, "server_error", "all attempts on engines failed");
     }
     Enqueue();
@@ -526,24 +617,59 @@ void Flow::Reply(int status, std::string_view type, const std::string& message, 
   Complete(status == 429 || status == 503 ? Outcome::kRejected : Outcome::kFailed);
 }
 
+KvRelease Flow::ReleaseOf() const {
+  return {.endpoint = body_->endpoint,
+          .target = request_.target,
+          .body = request_.body,
+          .headers = HeadersForEngines(),
+          .prefill = prefill_instance_,
+          .strip = !gateway_.settings().client_transfer};
+}
+
+namespace {
+
+// Reads the rest of P's answer, for the blocks that nobody fetches now.
+class AbandonedPrefill : public DrainHandler {
+ public:
+  AbandonedPrefill(Gateway& gateway, KvRelease release, std::string body)
+      : DrainHandler(gateway), release_(std::move(release)), body_(std::move(body)) {}
+  void OnBody(Exchange&, std::string_view bytes) override {
+    if (body_.size() + bytes.size() <= kMaxPrefillAnswer) body_.append(bytes);
+  }
+
+ private:
+  void Ended(Exchange& exchange) override {
+    const StatusOr<PrefillAnswer> answer = ReadPrefillAnswer(body_);
+    if (exchange.response().status() >= 400 || !answer.ok() || answer->transfer_params.empty()) return;
+    gateway_.ReleaseKv(release_, answer->transfer_params);
+  }
+
+  KvRelease release_;
+  std::string body_;
+};
+
+}  // namespace
+
 // Ends the exchanges by the rules of the transfer.
 void Flow::DropExchanges() {
   const Transfer transfer = gateway_.settings().transfer;
   const bool answered = answer_ != nullptr && !answer_->live() && stream_ != nullptr && stream_->saw_end();
-  if (transfer == Transfer::kVllmNixl && body_ && log_.outcome == Outcome::kAborted) {
-    // P holds the blocks until a decode engine fetches them. A decode engine that has the request tells P when it
-    // is cancelled; without one, fetch them.
-    if (prefill_ != nullptr && prefill_->answered()) {
-      gateway_.Drain(std::move(prefill_));
-    } else if (answer_ == nullptr && !params_.empty()) {
-      gateway_.ReleaseKv(*body_, request_.target, params_);
+  if (transfer == Transfer::kVllmNixl && body_) {
+    // P holds the blocks until a decode engine fetches them. One that has the request tells P when it is cancelled;
+    // without one, another must fetch them.
+    const bool at_decode = decode_accepted_ || (answer_ != nullptr && answer_->live() && answer_->connected() &&
+                                                !answer_->response().head_done());
+    if (prefill_ != nullptr && prefill_->live() && prefill_->answered()) {
+      gateway_.Drain(std::move(prefill_), std::make_unique<AbandonedPrefill>(gateway_, ReleaseOf(), std::move(prefill_body_)));
+    } else if (!params_.empty() && !at_decode) {
+      gateway_.ReleaseKv(ReleaseOf(), params_);
     }
   }
   // SGLang's P still sends its blocks when D has answered: it must come to its end.
   if (prefill_ != nullptr && (answered || log_.outcome == Outcome::kCompleted)) gateway_.Drain(std::move(prefill_));
-  gateway_.Bury(std::move(prefill_));
-  gateway_.Bury(std::move(answer_));
-  gateway_.Bury(std::move(query_));
+  gateway_.DestroyLater(std::move(prefill_));
+  gateway_.DestroyLater(std::move(answer_));
+  gateway_.DestroyLater(std::move(query_));
 }
 
 // Leaves all stages. Slot and charges return at once.
@@ -576,7 +702,17 @@ void Flow::Complete(Outcome outcome) {
     gateway_.ScheduleSoon();
   }
   DropExchanges();
+  gateway_.ReturnBody(std::exchange(held_bytes_, 0));
+  if (std::exchange(passing_, false)) gateway_.ReturnPass();
   if (client_ == nullptr && !tokenizing_) gateway_.Reap(*this);
+}
+
+void Flow::OnException(std::string_view what) {
+  gateway_.transport().Log(true, fmt::format("{}: {}", request_id_, what));
+  if (phase_ == Phase::kDone) return;
+  if (!head_sent_) return Reply(500, "server_error", "the proxy failed");
+  if (client_ != nullptr) client_->End(/*complete=*/false);
+  Complete(Outcome::kFailed);
 }
 
 FlowLog Flow::Detach() {

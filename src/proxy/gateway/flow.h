@@ -17,10 +17,12 @@
 namespace moesaic::proxy {
 
 class Gateway;
+struct KvRelease;
 
 /// The request of a client.
 struct ClientRequest {
-  std::string method, target;   ///< target: path and query
+  std::string method, target;   ///< target: path and query as the client wrote them
+  std::string path;             ///< decoded, without "." and ".."
   std::vector<Header> headers;  ///< names in lower case
   std::string body;
 };
@@ -48,6 +50,10 @@ class Flow : public Exchange::Handler {
   /// Renders the prompt. Called in a thread; the event loop does not touch the flow meanwhile, except Detach.
   void Tokenize();
   void OnTokenized();
+  /// Tokenize ended by an exception.
+  void TokenizeFailed(std::string_view what) { render_status_ = absl::InternalError(std::string(what)); }
+  /// An exception left a call: answers 500.
+  void OnException(std::string_view what);
   /// The client left, or its answer was sent. No calls to Client follow.
   FlowLog Detach();
   /// The client's connection is slow, or drained again.
@@ -55,9 +61,11 @@ class Flow : public Exchange::Handler {
 
   // Called by the gateway.
   void OnScheduled(const RequestRecord& record);
-  void OnLetter(const std::string& text);
+  /// Blocks that D has for the request with this id (transfer ascend). False: it is another request's id.
+  bool OnBlocks(const std::string& id, const std::string& text);
   RequestId id() const { return id_; }
   bool waiting() const { return phase_ == Phase::kQueued; }
+  Nanos queued() const { return queued_; }  ///< begin of the wait
   bool finished() const { return phase_ == Phase::kDone && client_ == nullptr && !tokenizing_; }
 
   void OnHead(Exchange& exchange) override;
@@ -68,7 +76,10 @@ class Flow : public Exchange::Handler {
  private:
   enum class Phase { kNew, kTokenizing, kQueued, kRunning, kRetrying, kPassing, kDone };
 
-  void PassUnscheduled();
+  void PassUnscheduled(Endpoint endpoint);
+  std::vector<Header> HeadersForEngines() const;
+  KvRelease ReleaseOf() const;
+  bool BlamesRequest(int instance, int status);
   void SubmitPrompt();
   void Enqueue();
   void StartPrefill();
@@ -78,8 +89,9 @@ class Flow : public Exchange::Handler {
   std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target, std::string body);
   std::string BodyFor(bool prefill) const;
   void PrefillEnded();
-  void PrefillFailed(const Status& status);
+  void PrefillFailed(const Status& status, bool breaker = true);
   void AnswerFailed(const Status& status);
+  void EndAnswer(std::string_view message);
   bool Retry(int failed_instance, bool breaker);
   void Reply(int status, std::string_view type, const std::string& message, Nanos retry_after = 0);
   void ForwardHead(const ResponseReader& response, bool length);
@@ -109,12 +121,18 @@ class Flow : public Exchange::Handler {
 
   std::unique_ptr<Exchange> prefill_, answer_, query_;
   std::string prefill_body_, query_body_;
-  std::string params_;  // kv_transfer_params of P, or D's letter
+  std::string params_;  // kv_transfer_params of P, or those that D posted
   std::optional<int64_t> prefill_cached_;
   std::unique_ptr<AnswerStream> stream_;
   bool head_sent_ = false, is_stream_ = false, pass_error_ = false, prefill_done_ = false, aggregated_ = false;
+  bool decode_accepted_ = false;  // D answers, so that it has P's blocks
+  size_t held_bytes_ = 0;         // of Gateway::TakeBody
+  bool passing_ = false;          // counted by Gateway::TakePass
   int64_t counted_ = 0;
   uint32_t attempts_ = 0;
+  // An engine answered with this status, and another one has not shown yet whether the request or the engine is wrong.
+  int suspect_instance_ = -1, suspect_status_ = 0;
+  Nanos queued_ = 0;
   int prefill_instance_ = -1, decode_instance_ = -1;
   Timer timer_;        // queue timeout, retry delay
   Timer estimate_;     // end of the prefill of an answer that does not stream

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
 #include <utility>
 
@@ -25,15 +26,23 @@ uint64_t Word(RequestId id) { return uint64_t{id.slot} << 32 | id.generation; }
 
 int OpenPidFd(int32_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
-// Ends drained exchanges.
-class DrainHandler : public NullHandler {
+constexpr Nanos kBootstrapAge = 30 * kSecond;  // an id of a bootstrap server is used for this long
+constexpr size_t kMaxPassing = 1024;           // requests of a worker that pass without scheduling
+
+// Counts requests that release blocks and failed.
+class ReleaseHandler : public DrainHandler {
  public:
-  explicit DrainHandler(std::function<void(Exchange&)> done) : done_(std::move(done)) {}
-  void OnEnd(Exchange& exchange) override { done_(exchange); }
-  void OnError(Exchange& exchange, const Status&) override { done_(exchange); }
+  using DrainHandler::DrainHandler;
 
  private:
-  std::function<void(Exchange&)> done_;
+  void Ended(Exchange& exchange) override {
+    if (exchange.response().status() >= 400) Count(fmt::format("status {}", exchange.response().status()));
+  }
+  void Failed(Exchange&, const Status& status) override { Count(Message(status)); }
+  void Count(const std::string& fault) {
+    gateway_.board().failed_releases.fetch_add(1, std::memory_order_relaxed);
+    gateway_.transport().Log(true, "blocks of a prefill engine stay until its timeout, a decode engine did not fetch them: " + fault);
+  }
 };
 
 }  // namespace
@@ -75,28 +84,43 @@ Gateway::Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRe
       timers_([this] { ArmTimer(); }),
       run_(timers_),
       check_(timers_),
-      random_(std::random_device()()) {
-  drain_handler_ = std::make_unique<DrainHandler>([this](Exchange& exchange) {
-    const auto found = drains_.find(&exchange);
-    if (found == drains_.end()) return;
-    Bury(std::move(found->second));
-    drains_.erase(found);
-  });
+      random_(std::random_device()()) {}
+
+void DrainHandler::OnEnd(Exchange& exchange) {
+  Ended(exchange);
+  gateway_.EndDrain(exchange);
+}
+
+void DrainHandler::OnError(Exchange& exchange, const Status& status) {
+  Failed(exchange, status);
+  gateway_.EndDrain(exchange);
+}
+
+void Gateway::EndDrain(Exchange& exchange) {
+  const auto found = drains_.find(&exchange);
+  if (found == drains_.end()) return;
+  exchange.Cancel();
+  destroyed_.push_back(std::move(found->second));
+  drains_.erase(found);
+  if (!std::exchange(soon_, true)) transport_.RunSoon();
 }
 
 Gateway::~Gateway() { Stop(); }
 
-Status Gateway::Start(int32_t pid) {
+Status Gateway::Start(int32_t pid, uint64_t wake) {
   pid_ = pid;
-  ASSIGN_OR_RETURN(worker_, state_.RegisterWorker(pid));
-  if (worker_ >= kMaxWorkers) return ResourceExhausted("more than {} worker processes", kMaxWorkers);
-  board_.pids[static_cast<size_t>(worker_)].store(pid, std::memory_order_release);
-  for (size_t i = 0; i < settings_.engines.size(); ++i) {
-    const InstanceConfig& config = settings_.engines[i].instance;
-    const int instance = state_.FindInstance(config.url, config.dp_rank);
-    if (instance < 0) return absl::InternalError(fmt::format("engine {} is not in the zone", config.url));
-    if (engine_of_instance_.size() <= static_cast<size_t>(instance)) engine_of_instance_.resize(instance + 1, -1);
-    engine_of_instance_[static_cast<size_t>(instance)] = static_cast<int>(i);
+  ASSIGN_OR_RETURN(const int number, state_.RegisterWorker(pid));
+  if (number >= kMaxWorkers) {
+    state_.UnregisterWorker(number, transport_.Now());
+    return ResourceExhausted("more than {} worker processes", kMaxWorkers);
+  }
+  worker_ = number;
+  board_.Join(worker_, pid, wake);
+  for (const EngineSettings& engine : settings_.engines) {
+    const int instance = state_.FindInstance(engine.instance.url, engine.instance.dp_rank);
+    const auto record = state_.Instance(instance);
+    // The zone may not have room for all engines of a reloaded configuration.
+    if (record) engines_[instance] = {.generation = record->generation, .settings = &engine};
   }
   const int probe = OpenPidFd(pid);
   if (probe >= 0) {  // deaths are seen at once, so that the lease need not expire quickly
@@ -104,15 +128,21 @@ Status Gateway::Start(int32_t pid) {
     lease_options_ = {.renew = 100 * kMillisecond, .timeout = 500 * kMillisecond};
   }
   ScheduleSoon();
-  for (int i = 0; i < kMaxWorkers; ++i) {
-    if (i != worker_ && board_.pids[static_cast<size_t>(i)].load() != 0) transport_.Wake(i);  // they watch this one
-  }
+  WakeOthers();  // they watch this one
   return OkStatus();
+}
+
+void Gateway::WakeOthers() {
+  for (int i = 0; i < board_.Numbers(); ++i) {
+    if (i != worker_ && board_.Pid(i) != 0) transport_.Wake(i);
+  }
 }
 
 void Gateway::Retire() {
   retiring_ = true;
+  if (worker_ >= 0) board_.workers[static_cast<size_t>(worker_)].retiring.store(1, std::memory_order_release);
   DropLease(/*release=*/true);
+  ScheduleSoon();
   ArmTimer();
 }
 
@@ -123,23 +153,36 @@ void Gateway::Stop() {
   drains_.clear();
   flows_.clear();
   by_id_.clear();
-  buried_.clear();
-  board_.pids[static_cast<size_t>(worker_)].store(0, std::memory_order_release);
+  destroyed_.clear();
+  board_.Leave(worker_);
   state_.UnregisterWorker(std::exchange(worker_, -1), transport_.Now());
 }
 
-const EngineSettings* Gateway::Engine(int instance) const {
-  if (instance < 0 || static_cast<size_t>(instance) >= engine_of_instance_.size()) return nullptr;
-  const int engine = engine_of_instance_[static_cast<size_t>(instance)];
-  return engine < 0 ? nullptr : &settings_.engines[static_cast<size_t>(engine)];
+const EngineSettings* Gateway::Engine(int instance) {
+  const std::optional<InstanceRecord> record = state_.Instance(instance);
+  if (!record) return nullptr;
+  KnownEngine& known = engines_[instance];
+  if (known.generation == record->generation) return known.settings;
+  // Another configuration added it. Requests of this worker are placed on it too.
+  known = {.generation = record->generation};
+  StatusOr<EngineSettings> settings = EngineOf(record->config);
+  if (!settings.ok()) {
+    transport_.Log(true, fmt::format("engine {} of a newer configuration: {}", record->config.url, Message(settings.status())));
+    return nullptr;
+  }
+  settings->ranked = record->config.dp_rank > 0 || state_.FindInstance(record->config.url, 1) >= 0;
+  known.own = std::make_unique<EngineSettings>(*std::move(settings));
+  known.settings = known.own.get();
+  return known.settings;
 }
 
-int Gateway::AnyEngine() const {
+int Gateway::AnyEngine(int prefill) {
   int best = -1;
   uint64_t best_load = 0;
+  const std::optional<InstanceRecord> first = prefill < 0 ? std::nullopt : state_.Instance(prefill);
   for (const InstanceRecord& instance : state_.Instances()) {
-    if (Engine(instance.id) == nullptr || instance.state != InstanceState::kEnabled || !instance.healthy) continue;
-    if (instance.config.role == Role::kPrefill) continue;
+    if (instance.state != InstanceState::kEnabled || !instance.healthy) continue;
+    if (instance.config.role == Role::kPrefill || (first && instance.config.group != first->config.group)) continue;
     const uint64_t load = instance.load.decode_requests + instance.load.prefill_requests;
     if (best < 0 || load < best_load) {
       best = instance.id;
@@ -147,6 +190,27 @@ int Gateway::AnyEngine() const {
     }
   }
   return best;
+}
+
+bool Gateway::TakeBody(size_t bytes) {
+  if (body_bytes_ + bytes > settings_.body_memory) return false;
+  body_bytes_ += bytes;
+  return true;
+}
+
+bool Gateway::TakePass() {
+  if (passing_ >= kMaxPassing) return false;
+  ++passing_;
+  return true;
+}
+
+std::string Gateway::BootstrapId(int instance) {
+  const Bootstrap& known = bootstrap_ids_[instance];
+  return known.until > now() ? known.id : std::string();
+}
+
+void Gateway::SetBootstrapId(int instance, std::string id) {
+  bootstrap_ids_[instance] = {.id = std::move(id), .until = now() + kBootstrapAge};
 }
 
 Flow& Gateway::NewFlow(Client& client) {
@@ -159,20 +223,21 @@ Flow& Gateway::NewFlow(Client& client) {
 void Gateway::Register(Flow& flow) { by_id_[Word(flow.id())] = &flow; }
 void Gateway::Unregister(RequestId id) { by_id_.erase(Word(id)); }
 
-void Gateway::Bury(std::unique_ptr<Exchange> exchange) {
+void Gateway::DestroyLater(std::unique_ptr<Exchange> exchange) {
   if (exchange == nullptr) return;
   exchange->Cancel();
-  buried_.push_back(std::move(exchange));
+  destroyed_.push_back({.exchange = std::move(exchange), .handler = nullptr});
   if (!std::exchange(soon_, true)) transport_.RunSoon();
 }
 
-void Gateway::Drain(std::unique_ptr<Exchange> exchange) {
+void Gateway::Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler) {
   if (exchange == nullptr) return;
-  if (!exchange->live()) return Bury(std::move(exchange));
-  exchange->SetHandler(*drain_handler_);
+  if (!exchange->live()) return DestroyLater(std::move(exchange));
+  if (handler == nullptr) handler = std::make_unique<DrainHandler>(*this);
+  exchange->SetHandler(*handler);
   exchange->Pause(false);
   Exchange* key = exchange.get();
-  drains_.emplace(key, std::move(exchange));
+  drains_.emplace(key, Drained{std::move(exchange), std::move(handler)});
   ArmTimer();
 }
 
@@ -199,7 +264,8 @@ std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view 
   for (const Header& header : headers) {
     fmt::format_to(std::back_inserter(request), "{}: {}\r\n", header.name, header.value);
   }
-  if (method != "GET" && method != "HEAD") {
+  // Without a length the engine would take a body for its next request.
+  if (!body.empty() || (method != "GET" && method != "HEAD")) {
     fmt::format_to(std::back_inserter(request), "Content-Length: {}\r\n", body.size());
   }
   request += "\r\n";
@@ -207,21 +273,21 @@ std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view 
   return request;
 }
 
-void Gateway::ReleaseKv(const RequestBody& body, const std::string& target, const std::string& params) {
-  const int instance = AnyEngine();
-  const EngineSettings* engine = Engine(instance);
-  if (engine == nullptr) return;
-  JsonEdit edit(body.members);
-  edit.Set("kv_transfer_params", params);
-  edit.Set("max_tokens", "1");
-  if (body.members.Find("max_completion_tokens") != nullptr) edit.Set("max_completion_tokens", "1");
-  edit.Set("stream", "false");
-  edit.Remove("stream_options");
-  auto exchange = std::make_unique<Exchange>(transport_, timers_, *drain_handler_);
-  exchange->Start(engine->address,
-                  HttpRequest(*engine, "POST", target, {{"Content-Type", "application/json"}}, edit.Apply()), timeouts());
+void Gateway::ReleaseKv(const KvRelease& release, const std::string& params) {
+  const EngineSettings* engine = Engine(AnyEngine(release.prefill));
+  StatusOr<RequestBody> body = ReadRequestBody(release.endpoint, release.body);
+  if (engine == nullptr || !body.ok()) {
+    board_.failed_releases.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  body->has_kv_transfer = body->has_kv_transfer && release.strip;
+  std::vector<Header> headers = release.headers;
+  if (engine->ranked) headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
+  auto handler = std::make_unique<ReleaseHandler>(*this);
+  auto exchange = std::make_unique<Exchange>(transport_, timers_, *handler);
+  exchange->Start(engine->address, HttpRequest(*engine, "POST", release.target, headers, ReleaseBody(*body, params)), timeouts());
   board_.released_kv.fetch_add(1, std::memory_order_relaxed);
-  Drain(std::move(exchange));
+  Drain(std::move(exchange), std::move(handler));
 }
 
 void Gateway::OnTimer() {
@@ -237,7 +303,7 @@ void Gateway::ArmTimer() {
 }
 
 void Gateway::Collect() {
-  const auto buried = std::exchange(buried_, {});
+  const auto destroyed = std::exchange(destroyed_, {});
   for (Flow* flow : std::exchange(reap_, {})) {
     const auto found = flows_.find(flow);
     if (found != flows_.end() && flow->finished()) flows_.erase(found);
@@ -253,40 +319,58 @@ void Gateway::OnSoon() {
 
 void Gateway::OnWake() {
   if (worker_ < 0) return;
-  board_.Receive(worker_, [this](uint32_t slot, uint32_t generation, const std::string& text) {
+  board_.Receive(worker_, [this](uint32_t slot, uint32_t generation, const std::string& id, const std::string& text) {
     const auto found = by_id_.find(Word({slot, generation}));
-    if (found != by_id_.end()) found->second->OnLetter(text);
+    if (found != by_id_.end()) found->second->OnBlocks(id, text);
   });
   WatchWorkers();
   DispatchScheduled();
-  if (!retiring_) ScheduleSoon();
+  ScheduleSoon();
 }
 
 // Watches processes that registered since the last call, and forgets those that died.
 void Gateway::WatchWorkers() {
-  for (int i = 0; i < kMaxWorkers; ++i) {
-    const int32_t pid = board_.pids[static_cast<size_t>(i)].load(std::memory_order_acquire);
+  for (int i = 0; i < board_.Numbers(); ++i) {
+    const int32_t pid = board_.Pid(i);
     if (pid == 0 || pid == pid_ || deaths_.contains(pid)) continue;
     const int fd = OpenPidFd(pid);
-    if (fd >= 0) deaths_[pid] = std::make_unique<Death>(*this, pid, fd);
+    if (fd >= 0) {
+      deaths_[pid] = std::make_unique<Death>(*this, pid, fd);
+    } else if (!ProcessLives(pid)) {
+      board_.Forget(pid);
+    }
   }
 }
 
-void Gateway::TryAcquire() {
-  if (retiring_) return;
-  const Nanos now = transport_.Now();
-  if (const std::optional<LeaseToken> lease = state_.lease().Acquire(pid_, now, lease_options_)) TakeLease(*lease);
+void Gateway::TryAcquire(int32_t dead) {
+  // A worker that is to exit schedules only when there is no other, for its requests and those of its like.
+  if (retiring_ && (idle() || board_.HasSuccessor(worker_))) return;
+  if (const std::optional<LeaseToken> lease = state_.lease().Acquire(pid_, transport_.Now(), lease_options_, dead)) {
+    TakeLease(*lease);
+  }
+}
+
+// A worker's request has waited for the lease's timeout. The master that was woken for it renews the lease, unless it
+// hangs.
+void Gateway::CheckMaster() {
+  Nanos oldest = 0;
+  for (const auto& [flow, owned] : flows_) {
+    if (flow->waiting() && (oldest == 0 || flow->queued() < oldest)) oldest = flow->queued();
+  }
+  if (oldest == 0) return;
+  if (state_.lease().renewed() < oldest && transport_.Now() - oldest >= lease_options_.timeout) TryAcquire();
+  ScheduleSoon();
 }
 
 void Gateway::TakeLease(LeaseToken lease) {
   lease_ = lease;
   board_.takeovers.fetch_add(1, std::memory_order_relaxed);
   state_.ReclaimDeadWorkers(transport_.Now());
-  feeds_ = std::make_unique<KvFeeds>(*this);
-  checks_ = std::make_unique<EngineChecks>(*this);
-  for (int i = 0; i < kMaxWorkers; ++i) {  // the old master, if it lives, stops its feeds
-    if (i != worker_ && board_.pids[static_cast<size_t>(i)].load() != 0) transport_.Wake(i);
+  if (!retiring_) {
+    feeds_ = std::make_unique<KvFeeds>(*this);
+    checks_ = std::make_unique<EngineChecks>(*this);
   }
+  WakeOthers();  // the old master, if it lives, stops its feeds
 }
 
 void Gateway::DropLease(bool release) {
@@ -296,44 +380,39 @@ void Gateway::DropLease(bool release) {
   run_.Cancel();
   if (release) state_.lease().Release(lease_);
   lease_ = {};
-  if (!release) return;
-  for (int i = 0; i < kMaxWorkers; ++i) {
-    if (i != worker_ && board_.pids[static_cast<size_t>(i)].load() != 0) transport_.Wake(i);
-  }
+  if (release) WakeOthers();
 }
 
 void Gateway::Schedule() {
   const Nanos now = transport_.Now();
   WatchWorkers();
-  bool dead = false;
+  const int32_t holder = state_.lease().holder();
+  int32_t dead = 0;  // a process that has ended; the holder of the lease if it is one
+  bool watched = false;
   for (auto it = deaths_.begin(); it != deaths_.end();) {
+    watched |= it->first == holder;
     if (!it->second->dead()) {
       ++it;
       continue;
     }
-    dead = true;
-    const int number = board_.NumberOf(it->first);
-    if (number >= 0) board_.pids[static_cast<size_t>(number)].store(0, std::memory_order_release);
+    if (dead != holder) dead = it->first;
+    board_.Forget(it->first);
     it = deaths_.erase(it);
   }
   if (lease_ && !state_.lease().Renew(lease_, now)) DropLease(/*release=*/false);
+  if (lease_ && retiring_ && board_.HasSuccessor(worker_)) DropLease(/*release=*/true);
   if (!lease_) {
-    const int32_t holder = state_.lease().holder();
-    if (holder == 0 || holder == pid_ || !ProcessLives(holder)) TryAcquire();
-  } else if (dead) {
+    // Without a descriptor of its process the kernel must be asked.
+    if (!watched && holder != 0 && holder != pid_ && dead != holder && !ProcessLives(holder)) dead = holder;
+    if (holder == 0 || holder == pid_ || holder == dead) TryAcquire(dead);
+  } else if (dead != 0) {
     state_.ReclaimDeadWorkers(now);
   }
   if (!lease_) {
     const bool waits = std::any_of(flows_.begin(), flows_.end(), [](const auto& item) { return item.first->waiting(); });
-    const int holder = board_.NumberOf(state_.lease().holder());
-    if (holder >= 0 && holder != worker_) transport_.Wake(holder);
-    if (waits && !check_.armed()) {
-      const Nanos next = std::max(state_.lease().NextCheck(lease_options_), now + lease_options_.timeout);
-      check_.At(next, [this] {
-        TryAcquire();
-        ScheduleSoon();
-      });
-    }
+    const int master = board_.NumberOf(state_.lease().holder());
+    if (master >= 0 && master != worker_) transport_.Wake(master);
+    if (waits && !check_.armed()) check_.At(now + lease_options_.timeout, [this] { CheckMaster(); });
     return;
   }
   const RunResult result = scheduler_.Run(lease_, now);
@@ -355,24 +434,23 @@ void Gateway::Schedule() {
 int Gateway::Metaserver(std::string_view body) {
   const StatusOr<JsonMembers> members = JsonMembers::Scan(body);
   if (!members.ok()) return 400;
-  const std::string id = members->String("request_id").value_or("");
+  std::string id = members->String("request_id").value_or("");
   // Engines put "chatcmpl-" or "cmpl-" before our id, and a number after it.
-  const size_t at = id.find("moesaic-");
-  int worker = 0;
+  int worker = 0, end = 0;
   uint32_t slot = 0, generation = 0;
-  if (at == std::string::npos || std::sscanf(id.c_str() + at, "moesaic-%d-%u-%u-", &worker, &slot, &generation) != 3) return 404;
+  uint64_t random = 0;
+  id.erase(0, std::min(id.find("moesaic-"), id.size()));
+  if (std::sscanf(id.c_str(), "moesaic-%d-%u-%u-%16" SCNx64 "%n", &worker, &slot, &generation, &random, &end) != 4) return 404;
+  id.resize(static_cast<size_t>(end));
   JsonEdit params(*members);
   params.Remove("request_id");
   const std::string text = params.Apply();
   if (worker == worker_) {
     const auto found = by_id_.find(Word({slot, generation}));
-    if (found == by_id_.end()) return 404;
-    found->second->OnLetter(text);
-    return 200;
+    return found != by_id_.end() && found->second->OnBlocks(id, text) ? 200 : 404;
   }
-  if (worker < 0 || worker >= kMaxWorkers || board_.pids[static_cast<size_t>(worker)].load() == 0) return 404;
-  if (!state_.Request({slot, generation})) return 404;
-  if (!board_.Send(worker, slot, generation, text)) return 503;
+  if (board_.Pid(worker) == 0 || !state_.Request({slot, generation})) return 404;
+  if (!board_.Send(pid_, worker, slot, generation, id, text)) return 503;
   transport_.Wake(worker);
   return 200;
 }

@@ -22,7 +22,31 @@
 namespace moesaic::proxy {
 
 class EngineChecks;
+class Gateway;
 class KvFeeds;
+
+/// KV blocks that P holds for a request whose client left, or that no decode engine took: a decode engine fetches them
+/// for one token, so that P frees them.
+struct KvRelease {
+  Endpoint endpoint = Endpoint::kOther;
+  std::string target, body;
+  std::vector<Header> headers;  ///< of the request, without those that depend on the engine
+  int prefill = -1;             ///< the instance that holds the blocks
+  bool strip = true;            ///< RequestBody::has_kv_transfer
+};
+
+/// Reads what is left of an exchange whose client left.
+class DrainHandler : public NullHandler {
+ public:
+  explicit DrainHandler(Gateway& gateway) : gateway_(gateway) {}
+  void OnEnd(Exchange& exchange) override;
+  void OnError(Exchange& exchange, const Status& status) override;
+
+ protected:
+  virtual void Ended(Exchange&) {}
+  virtual void Failed(Exchange&, const Status&) {}
+  Gateway& gateway_;
+};
 
 /// One thread, that of the event loop. The exception is Flow::Tokenize.
 ///
@@ -35,9 +59,10 @@ class Gateway {
   Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer, Transport& transport);
   ~Gateway();
 
-  /// Registers this process as a worker.
-  Status Start(int32_t pid);
-  /// The worker is asked to exit: it gives up the lease and finishes its requests.
+  /// Registers this process as a worker. `wake`: name by which the transports of other workers wake it.
+  Status Start(int32_t pid, uint64_t wake);
+  /// The worker is asked to exit: it gives up the lease and finishes its requests. It schedules itself when all other
+  /// workers are to exit too.
   void Retire();
   /// The worker exits now.
   void Stop();
@@ -48,7 +73,7 @@ class Gateway {
   void OnTimer();
   void OnSoon();
   void OnWake();
-  /// A decode engine posted its blocks (transfer ascend); returns the status of the answer.
+  /// The message of a decode engine that names its blocks (transfer ascend); returns the status of the answer.
   int Metaserver(std::string_view body);
 
   int worker() const { return worker_; }
@@ -68,32 +93,45 @@ class Gateway {
   Timers& timers() { return timers_; }
   Nanos now() { return transport_.Now(); }
   std::mt19937_64& random() { return random_; }
-  const EngineSettings* Engine(int instance) const;
+  /// Settings of an instance; null: there is none of this number. An instance that a later configuration added is known
+  /// by its record.
+  const EngineSettings* Engine(int instance);
   /// The engine for a request that is not scheduled: the least loaded one that decodes.
-  int AnyEngine() const;
+  /// In P's group when `prefill` is not negative.
+  int AnyEngine(int prefill = -1);
   void ScheduleSoon();
   void Register(Flow& flow);
   void Unregister(RequestId id);
   /// Destroys the exchange when the current event has been handled.
-  void Bury(std::unique_ptr<Exchange> exchange);
-  /// Lets the exchange run to its end although nobody reads its answer.
-  void Drain(std::unique_ptr<Exchange> exchange);
-  /// Frees KV blocks that P holds for a request whose client left: a decode engine fetches them for one token.
-  void ReleaseKv(const RequestBody& body, const std::string& target, const std::string& params);
-  /// Returns the engine id of P's bootstrap server if it is known.
-  std::string* BootstrapId(int instance) { return &bootstrap_ids_[instance]; }
+  void DestroyLater(std::unique_ptr<Exchange> exchange);
+  /// Lets the exchange run to its end although its client has left. `handler`: reads the rest; null: nothing does.
+  void Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler = nullptr);
+  void ReleaseKv(const KvRelease& release, const std::string& params);
+  /// The id of P's engine as its bootstrap server named it lately; empty: ask it.
+  std::string BootstrapId(int instance);
+  void SetBootstrapId(int instance, std::string id);
+  /// Takes part of the memory for bodies of requests. False: it is used up.
+  bool TakeBody(size_t bytes);
+  void ReturnBody(size_t bytes) { body_bytes_ -= bytes; }
+  /// Counts a request that passes without scheduling. False: there are too many.
+  bool TakePass();
+  void ReturnPass() { --passing_; }
   std::string HttpRequest(const EngineSettings& engine, std::string_view method, std::string_view target,
                           const std::vector<Header>& headers, std::string_view body) const;
   ExchangeTimeouts timeouts() const;
   void Reap(Flow& flow);
 
  private:
+  friend class DrainHandler;
   class Death;
 
   void Schedule();
   void TakeLease(LeaseToken lease);
   void DropLease(bool release);
-  void TryAcquire();
+  void TryAcquire(int32_t dead = 0);
+  void CheckMaster();
+  void WakeOthers();
+  void EndDrain(Exchange& exchange);
   void DispatchScheduled();
   void WatchWorkers();
   void ArmTimer();
@@ -117,12 +155,25 @@ class Gateway {
   std::unordered_map<Flow*, std::unique_ptr<Flow>> flows_;
   std::unordered_map<uint64_t, Flow*> by_id_;
   std::vector<Flow*> reap_;
-  std::vector<std::unique_ptr<Exchange>> buried_;
-  std::unordered_map<Exchange*, std::unique_ptr<Exchange>> drains_;
-  std::unique_ptr<NullHandler> drain_handler_;
+  struct Drained {
+    std::unique_ptr<Exchange> exchange;
+    std::unique_ptr<DrainHandler> handler;
+  };
+  std::vector<Drained> destroyed_;  // when the current event has been handled
+  std::unordered_map<Exchange*, Drained> drains_;
   std::unordered_map<int32_t, std::unique_ptr<Death>> deaths_;
-  std::unordered_map<int, std::string> bootstrap_ids_;
-  std::vector<int> engine_of_instance_;
+  struct Bootstrap {
+    std::string id;
+    Nanos until = 0;
+  };
+  std::unordered_map<int, Bootstrap> bootstrap_ids_;
+  struct KnownEngine {
+    uint32_t generation = 0;
+    const EngineSettings* settings = nullptr;     // of the configuration, or `own`
+    std::unique_ptr<EngineSettings> own = nullptr;  // of an instance that a later configuration added
+  };
+  std::unordered_map<int, KnownEngine> engines_;  // by instance
+  size_t body_bytes_ = 0, passing_ = 0;
   std::unique_ptr<KvFeeds> feeds_;
   std::unique_ptr<EngineChecks> checks_;
   std::mt19937_64 random_;

@@ -17,7 +17,8 @@ namespace {
 
 constexpr int kHighWater = 100'000;
 constexpr size_t kBatch = 256;  // messages of one turn of the event loop
-constexpr Nanos kReplayTimeout = 5 * kSecond;
+constexpr Nanos kReplayTimeout = 5 * kSecond;  // since the last reply
+constexpr Nanos kReopenDelay = kSecond;
 
 // Receives one message with all its frames without waiting. False: there is none.
 bool Receive(void* socket, std::vector<std::string>* frames) {
@@ -42,18 +43,14 @@ class KvFeeds::Feed {
  public:
   Feed(Gateway& gateway, void* context, const EngineSettings& engine, int instance)
       : gateway_(gateway),
+        context_(context),
         engine_(engine),
         writer_(gateway.state(), gateway.index(), instance),
         events_(*this, /*replay=*/false),
         replay_(*this, /*replay=*/true),
         replay_timer_(gateway.timers()),
-        again_(gateway.timers()) {
-    if (!Open(context, ZMQ_SUB, engine.kv_events, engine.kv_bind, &events_)) return;
-    if (!engine.kv_replay.empty() && Open(context, ZMQ_DEALER, engine.kv_replay, /*bind=*/false, &replay_)) {
-      // Messages that were sent before this subscription began. Those that are known already are duplicates.
-      AskReplay(0);
-    }
-    events_.OnReadable();
+        open_timer_(gateway.timers()) {
+    Start();
   }
   ~Feed() {
     events_.Close(gateway_.transport());
@@ -61,25 +58,42 @@ class KvFeeds::Feed {
   }
 
  private:
+  // Subscribes, or tries again later: another process may still hold the endpoint.
+  void Start() {
+    if (!Open(ZMQ_SUB, engine_.kv_events, engine_.kv_bind, &events_) ||
+        (!engine_.kv_replay.empty() && !Open(ZMQ_DEALER, engine_.kv_replay, /*bind=*/false, &replay_))) {
+      events_.Close(gateway_.transport());
+      replay_.Close(gateway_.transport());
+      writer_.OnFeedFailed();
+      open_timer_.At(gateway_.now() + kReopenDelay, [this] { Start(); });
+      return;
+    }
+    // Messages that were sent before this subscription began.
+    if (replay_.socket_ != nullptr) AskReplay(*writer_.Begin().replay_from);
+    events_.OnReadable();
+  }
+
   // A socket with its descriptor in the event loop.
   class Socket : public Watcher {
    public:
-    Socket(Feed& feed, bool replay) : feed_(feed), replay_(replay) {}
+    Socket(Feed& feed, bool replay) : again_(feed.gateway_.timers()), feed_(feed), replay_(replay) {}
     void OnReadable() override { feed_.Read(*this, replay_); }
     void Close(Transport& transport) {
+      again_.Cancel();
       if (watch_ != nullptr) transport.Unwatch(std::exchange(watch_, nullptr));
       if (socket_ != nullptr) zmq_close(std::exchange(socket_, nullptr));
     }
     void* socket_ = nullptr;
     void* watch_ = nullptr;
+    Timer again_;
 
    private:
     Feed& feed_;
     bool replay_;
   };
 
-  bool Open(void* context, int type, const std::string& endpoint, bool bind, Socket* socket) {
-    socket->socket_ = zmq_socket(context, type);
+  bool Open(int type, const std::string& endpoint, bool bind, Socket* socket) {
+    socket->socket_ = zmq_socket(context_, type);
     if (socket->socket_ == nullptr) return false;
     const int linger = 0, water = kHighWater;
     zmq_setsockopt(socket->socket_, ZMQ_LINGER, &linger, sizeof linger);
@@ -89,13 +103,15 @@ class KvFeeds::Feed {
     int fd = -1;
     size_t size = sizeof fd;
     if (failed != 0 || zmq_getsockopt(socket->socket_, ZMQ_FD, &fd, &size) != 0) {
-      gateway_.transport().Log(true, fmt::format("KV events of {}: cannot {} {}: {}", engine_.instance.url,
-                                                 bind ? "bind" : "connect to", endpoint, zmq_strerror(zmq_errno())));
+      if (!std::exchange(fault_told_, true)) {
+        gateway_.transport().Log(true, fmt::format("KV events of {}: cannot {} {}: {}; it is tried again", engine_.instance.url,
+                                                   bind ? "bind" : "connect to", endpoint, zmq_strerror(zmq_errno())));
+      }
       zmq_close(std::exchange(socket->socket_, nullptr));
       return false;
     }
     socket->watch_ = gateway_.transport().Watch(fd, *socket);
-    return true;
+    return socket->watch_ != nullptr;
   }
 
   void AskReplay(uint64_t from) {
@@ -103,8 +119,12 @@ class KvFeeds::Feed {
     const std::string number = EncodeSequence(from);
     zmq_send(replay_.socket_, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
     zmq_send(replay_.socket_, number.data(), number.size(), ZMQ_DONTWAIT);
-    replay_timer_.At(gateway_.now() + kReplayTimeout, [this] { writer_.OnReplayFailed(); });
+    AwaitReply();
     replay_.OnReadable();  // the descriptor signals changes only, and sending may have hidden one
+  }
+
+  void AwaitReply() {
+    replay_timer_.At(gateway_.now() + kReplayTimeout, [this] { writer_.OnReplayFailed(); });
   }
 
   void Read(Socket& socket, bool replay) {
@@ -120,8 +140,7 @@ class KvFeeds::Feed {
       }
       replay ? Replayed(frames) : Received(frames);
     }
-    Socket* rest = &socket;
-    again_.At(0, [rest] { rest->OnReadable(); });  // let other events run
+    socket.again_.At(0, [&socket] { socket.OnReadable(); });  // let other events run
   }
 
   void Received(const std::vector<std::string>& frames) {  // topic, sequence, payload
@@ -150,6 +169,7 @@ class KvFeeds::Feed {
       const StatusOr<KvBatch> batch = DecodeKvBatch(frames.back());
       if (!batch.ok()) return Damaged(Message(batch.status()));
       result = writer_.ApplyReplay(*sequence, &*batch);
+      if (replay_timer_.armed()) AwaitReply();
     }
     if (result.replay_from) AskReplay(*result.replay_from);
   }
@@ -161,10 +181,12 @@ class KvFeeds::Feed {
   }
 
   Gateway& gateway_;
+  void* context_;
   const EngineSettings& engine_;
   IndexWriter writer_;
   Socket events_, replay_;
-  Timer replay_timer_, again_;
+  Timer replay_timer_, open_timer_;
+  bool fault_told_ = false;
 };
 
 KvFeeds::KvFeeds(Gateway& gateway) {

@@ -10,6 +10,8 @@
 #include <fstream>
 #include <memory>
 
+#include "proxy/state/layout.h"
+
 namespace moesaic::proxy {
 namespace {
 
@@ -121,11 +123,11 @@ Status EngineOption(std::string_view name, std::string_view value, EngineSetting
     RETURN_IF_ERROR(count());
     instance.group = static_cast<uint32_t>(number);
   } else if (name == "class") {
-    RETURN_IF_ERROR(count(63));
+    RETURN_IF_ERROR(count(kModelClasses - 1));
     instance.model_class = static_cast<uint32_t>(number);
   } else if (name == "weight") {
     ASSIGN_OR_RETURN(instance.weight, ParseReal(value));
-    if (instance.weight <= 0) return InvalidArgument("must be positive");
+    if (instance.weight <= 0 || instance.weight >= 1e6) return InvalidArgument("must be above 0 and below 1000000");
   } else if (name == "max_requests") {
     RETURN_IF_ERROR(count());
     instance.caps.prefill_requests = instance.caps.decode_requests = static_cast<uint32_t>(number);
@@ -348,6 +350,43 @@ Status SetShed(PoolSettings& pool, Args args) {
   return OkStatus();
 }
 
+Status SetPass(PoolSettings& pool, Args args) {
+  for (const std::string_view path : args) {
+    if (!path.starts_with('/')) return InvalidArgument("needs paths such as /v1/embeddings, found '{}'", path);
+  }
+  pool.passed.insert(pool.passed.end(), args.begin(), args.end());
+  return OkStatus();
+}
+
+Status SetClientPriority(PoolSettings& pool, Args args) {
+  RETURN_IF_ERROR(One(args));
+  ASSIGN_OR_RETURN(const uint64_t bound, ParseNumber(args[0], 1'000'000'000));
+  pool.client_priority = static_cast<uint32_t>(bound);
+  return OkStatus();
+}
+
+Status SetClientTransfer(PoolSettings& pool, Args args) {
+  RETURN_IF_ERROR(One(args));
+  ASSIGN_OR_RETURN(pool.client_transfer, ParseSwitch(args[0]));
+  return OkStatus();
+}
+
+// Resolves the engine's name.
+Status Resolve(EngineSettings* engine) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  const std::string_view authority = engine->address.host;
+  const size_t colon = authority.rfind(':');
+  const bool has_port = colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos;
+  const std::string port = has_port ? std::string(authority.substr(colon + 1)) : "80";
+  if (const int error = getaddrinfo(engine->host_name.c_str(), port.c_str(), &hints, &found); error != 0) {
+    return IoError("engine {}: cannot resolve '{}': {}", engine->instance.url, engine->host_name, gai_strerror(error));
+  }
+  engine->address.sockaddr.assign(reinterpret_cast<const char*>(found->ai_addr), found->ai_addrlen);
+  freeaddrinfo(found);
+  return OkStatus();
+}
+
 constexpr Directive kDirectives[] = {
     {"engine", "URL [OPTION=VALUE ...]", "",
      "Adds an engine. Options: `role=both|prefill|decode`; `dp_ranks=N` data-parallel ranks, each scheduled by itself; "
@@ -394,6 +433,15 @@ constexpr Directive kDirectives[] = {
      "get 429.", SetTenantRate},
     {"key", "KEY [NAME]", "", "Requests need this key, or another listed one, as `Authorization: Bearer KEY`.", SetKey},
     {"key_file", "FILE", "", "Keys, one `KEY [NAME]` a line.", SetKeyFile},
+    {"pass", "PATH ...", "", "More paths that go to an engine without scheduling, besides `/v1/models`, `/health`, `/ping`, "
+     "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` stands for all below it. Other paths get 404.",
+     SetPass},
+    {"client_priority", "BOUND", "0", "A request's `priority` counts up to this bound, in both directions.",
+     SetClientPriority},
+    {"client_transfer", "on | off", "off", "Lets engines get `kv_transfer_params`, bootstrap fields and data-parallel ranks "
+     "of clients. Clients can make engines fetch KV from any host with them.", SetClientTransfer},
+    {"body_memory", "SIZE", "1g", "Bytes of bodies that each worker holds; more get 503.",
+     SetBytes<&PoolSettings::body_memory>},
     {"max_body", "SIZE", "64m", "Larger bodies get 413.", SetBytes<&PoolSettings::max_body_bytes>},
     {"connect_timeout", "TIME", "5s", "Limit of connecting to an engine.",
      SetDuration<&PoolSettings::connect_timeout>},
@@ -447,17 +495,7 @@ Status FinishPool(PoolSettings& pool) {
                              RoleName(role));
     }
     if (!engine.address.sockaddr.empty()) continue;
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    const std::string_view authority = engine.address.host;
-    const size_t colon = authority.rfind(':');
-    const bool has_port = colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos;
-    const std::string port = has_port ? std::string(authority.substr(colon + 1)) : "80";
-    if (const int error = getaddrinfo(engine.host_name.c_str(), port.c_str(), &hints, &found); error != 0) {
-      return IoError("engine {}: cannot resolve '{}': {}", engine.instance.url, engine.host_name, gai_strerror(error));
-    }
-    engine.address.sockaddr.assign(reinterpret_cast<const char*>(found->ai_addr), found->ai_addrlen);
-    freeaddrinfo(found);
+    RETURN_IF_ERROR(Resolve(&engine));
   }
   if (!prefill) return InvalidArgument("moesaic_pool '{}' has no engine that does prefill", pool.name);
   if (!decode) return InvalidArgument("moesaic_pool '{}' has no engine that does decode", pool.name);
@@ -467,6 +505,15 @@ Status FinishPool(PoolSettings& pool) {
   // SGLang's decode engines compute no prompts.
   if (pool.transfer == Transfer::kSglang) pool.scheduler.skip_prefill_tokens = 0;
   return OkStatus();
+}
+
+StatusOr<EngineSettings> EngineOf(const InstanceConfig& config) {
+  EngineSettings engine;
+  RETURN_IF_ERROR(ParseUrl(config.url, &engine));
+  engine.instance = config;
+  engine.bootstrap_port = 0;
+  RETURN_IF_ERROR(Resolve(&engine));
+  return engine;
 }
 
 std::string DirectiveReference() {

@@ -156,6 +156,8 @@ std::string MetricsText(Gateway& gateway) {
   out.One("moesaic_proxy_reclaimed_total", "counter", "Requests of dead workers that were freed.", totals.reclaimed);
   out.One("moesaic_proxy_retries_total", "counter", "Attempts on another engine.", board.retries.load());
   out.One("moesaic_proxy_released_kv_total", "counter", "Fetches of KV blocks whose client left.", board.released_kv.load());
+  out.One("moesaic_proxy_failed_releases_total", "counter", "Fetches of abandoned KV blocks that failed.",
+          board.failed_releases.load());
   out.One("moesaic_proxy_takeovers_total", "counter", "Changes of the scheduling worker.", board.takeovers.load());
   out.One("moesaic_proxy_rendered_total", "counter", "Prompts tokenized by the proxy.", board.rendered.load());
   out.One("moesaic_proxy_unrendered_total", "counter", "Prompts left to the engines.", board.unrendered.load());
@@ -171,11 +173,16 @@ std::string MetricsText(Gateway& gateway) {
   return out.Take();
 }
 
-std::string StateJson(Gateway& gateway) {
+std::string StateJson(Gateway& gateway, bool check) {
   State& state = gateway.state();
   const Nanos now = gateway.now();
   const Totals totals = state.ReadTotals();
   const IndexStats index = gateway.index().Stats();
+  std::string invariants = "null";
+  if (check) {
+    const Status status = state.CheckInvariants();
+    invariants = JsonQuoted(status.ok() ? "ok" : Message(status));
+  }
   std::string json;
   const auto out = std::back_inserter(json);
   fmt::format_to(out, R"({{"pool":{},"policy":{},"transfer":{},"master":{},"worker":{},"stages":[)",
@@ -199,7 +206,7 @@ std::string StateJson(Gateway& gateway) {
                  R"("invariants":{},"engines":[)",
                  totals.prompt_tokens, totals.cached_tokens, totals.output_tokens, Seconds(state.ttft().sum()),
                  state.ttft().count(), totals.slots_used, totals.keys_used, index.blocks, index.memberships,
-                 index.speculative, index.dropped, JsonQuoted(state.CheckInvariants().ok() ? "ok" : Message(state.CheckInvariants())));
+                 index.speculative, index.dropped, invariants);
   bool first = true;
   for (const InstanceRecord& e : state.Instances()) {
     fmt::format_to(out,

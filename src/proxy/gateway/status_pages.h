@@ -9,7 +9,8 @@ class Gateway;
 
 /// Prometheus text format. Counters are those of the shared memory: any worker answers for all.
 std::string MetricsText(Gateway& gateway);
-std::string StateJson(Gateway& gateway);
+/// `check`: compares all counters with the requests, which holds the zone's lock for a while.
+std::string StateJson(Gateway& gateway, bool check);
 /// The requests that are in the proxy now, in Chrome's trace event format.
 std::string TraceJson(Gateway& gateway);
 /// A page without outside references that shows StateJson, which it fetches from its own address with "?state".

@@ -1,6 +1,7 @@
 // Timers of a worker: the transport provides one, and this set multiplexes it.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
@@ -28,6 +29,7 @@ class Timer {
  private:
   friend class Timers;
   Timers& timers_;
+  uint64_t set_ = 0;  // number of the call of At
   std::function<void()> callback_;
   std::optional<std::multimap<Nanos, Timer*>::iterator> position_;
 };
@@ -37,14 +39,22 @@ class Timers {
   /// `on_earlier` runs when a timer becomes the first one.
   explicit Timers(std::function<void()> on_earlier) : on_earlier_(std::move(on_earlier)) {}
 
-  /// Runs what is due. Callbacks may set and cancel timers.
+  /// Runs what is due. Callbacks may set and cancel timers. Those that they set run in the next call, so that a
+  /// callback that sets itself again lets other events run.
   void Run(Nanos now) {
-    while (!due_.empty() && due_.begin()->first <= now) {
-      Timer& timer = *due_.begin()->second;
-      due_.erase(due_.begin());
+    const uint64_t last = calls_;
+    auto next = due_.begin();
+    while (next != due_.end() && next->first <= now) {
+      Timer& timer = *next->second;
+      if (timer.set_ > last) {
+        ++next;
+        continue;
+      }
+      due_.erase(next);
       timer.position_.reset();
       const std::function<void()> callback = std::move(timer.callback_);
       callback();  // may destroy the timer
+      next = due_.begin();
     }
   }
   std::optional<Nanos> Next() const {
@@ -55,12 +65,14 @@ class Timers {
  private:
   friend class Timer;
   std::function<void()> on_earlier_;
+  uint64_t calls_ = 0;
   std::multimap<Nanos, Timer*> due_;
 };
 
 inline void Timer::At(Nanos when, std::function<void()> callback) {
   Cancel();
   callback_ = std::move(callback);
+  set_ = ++timers_.calls_;
   position_ = timers_.due_.emplace(when, this);
   if (*position_ == timers_.due_.begin()) timers_.on_earlier_();
 }

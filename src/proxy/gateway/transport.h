@@ -17,7 +17,7 @@ struct Header {
   std::string name, value;
 };
 
-/// Is told when a descriptor becomes readable. Readiness is edge-triggered: the watcher reads everything.
+/// Receives a call when a descriptor becomes readable. Readiness is edge-triggered: the watcher reads everything.
 class Watcher {
  public:
   virtual ~Watcher() = default;
@@ -42,9 +42,14 @@ class Transport {
   virtual ~Transport() = default;
   virtual Nanos Now() = 0;
 
+  struct Connected {
+    void* connection = nullptr;  ///< null: there is no connection
+    bool reused = false;         ///< an idle connection was taken
+    bool refused = false;        ///< the connection failed at once; false with null: the process has no descriptor left
+  };
   /// Opens a connection, or takes an idle one when `reuse`, and sends `bytes`, which stay valid until the exchange
-  /// ends. Calls the exchange's On functions. Null: the connection failed at once.
-  virtual void* Connect(Exchange& exchange, const EngineAddress& address, std::string_view bytes, bool reuse) = 0;
+  /// ends. Calls the exchange's On functions.
+  virtual Connected Connect(Exchange& exchange, const EngineAddress& address, std::string_view bytes, bool reuse) = 0;
   /// The exchange does not use the connection any more. `keep`: it may serve another exchange.
   virtual void Release(void* connection, bool keep) = 0;
   /// Stops or resumes reading.

@@ -1,6 +1,7 @@
 #include "proxy/index/index_writer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "proxy/state/layout.h"
 
@@ -37,9 +38,22 @@ void IndexWriter::Applied(uint64_t sequence) {
   EntryOf(state_, instance_).next_sequence.store(sequence + 2, std::memory_order_release);
 }
 
+IndexWriter::Result IndexWriter::Begin() {
+  was_degraded_ = state() == IndexState::kDegraded && !std::exchange(feed_failed_, false);
+  const Result result = StartReplay(tracker_.next().value_or(0));
+  beginning_ = true;
+  return result;
+}
+
+void IndexWriter::OnFeedFailed() {
+  feed_failed_ |= state() != IndexState::kDegraded;
+  SetState(IndexState::kDegraded);
+}
+
 IndexWriter::Result IndexWriter::StartReplay(uint64_t from) {
   SetState(IndexState::kReplaying);
-  replay_next_ = from;
+  beginning_ = false;
+  replay_next_ = began_at_ = from;
   replay_complete_ = replay_empty_ = true;
   asked_for_all_ |= from == 0;
   return {.applied = false, .replay_from = from};
@@ -48,6 +62,14 @@ IndexWriter::Result IndexWriter::StartReplay(uint64_t from) {
 IndexWriter::Result IndexWriter::Apply(uint64_t sequence, const KvBatch& batch) {
   ++stats_.batches;
   if (state() == IndexState::kReplaying) return {};  // the replay brings it
+  InstanceEntry& entry = EntryOf(state_, instance_);
+  const auto time = static_cast<uint64_t>(std::clamp(batch.time * 1e6, 0.0, 9e18));
+  // A smaller number with a later time is not a late message: the publisher counts from the beginning again.
+  if (tracker_.next() && sequence < *tracker_.next() && entry.last_time != 0 && time > entry.last_time &&
+      tracker_.Check(sequence) == SequenceTracker::Verdict::kDuplicate) {
+    Reset();
+    return StartReplay(0);
+  }
   if (!tracker_.next()) {
     if (sequence > kLastFirstNumber && !asked_for_all_) return StartReplay(0);
     if (state() == IndexState::kNone) SetState(IndexState::kExact);
@@ -70,6 +92,7 @@ IndexWriter::Result IndexWriter::Apply(uint64_t sequence, const KvBatch& batch) 
   unknown_parent_ = false;
   ApplyEvents(batch);
   Applied(sequence);
+  entry.last_time = time;
   if (unknown_parent_ && state() == IndexState::kExact) {
     if (!asked_for_all_) return StartReplay(0);
     SetState(IndexState::kDegraded);
@@ -89,9 +112,18 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
     }
     replay_empty_ = false;
     ApplyEvents(*batch);
+    EntryOf(state_, instance_).last_time = static_cast<uint64_t>(std::clamp(batch->time * 1e6, 0.0, 9e18));
     replay_next_ = sequence + 1;
     if (!tracker_.next() || sequence >= *tracker_.next()) Applied(sequence);
     return {.applied = true, .replay_from = std::nullopt};
+  }
+  if (beginning_ && replay_complete_) {
+    // Nothing, or all that was missing. What was lost before stays lost, unless the replay held everything.
+    const bool whole = !replay_empty_ && began_at_ == 0;
+    if (replay_empty_) asked_for_all_ = false;  // messages may pass before the subscription takes effect
+    replay_next_.reset();
+    SetState(was_degraded_ && !whole ? IndexState::kDegraded : IndexState::kExact);
+    return {};
   }
   if (replay_empty_ && replay_complete_) {  // the publisher kept none of the missing messages
     replay_complete_ = false;
@@ -119,6 +151,7 @@ void IndexWriter::Reset() {
   tracker_.Reset();
   EntryOf(state_, instance_).next_sequence.store(0, std::memory_order_release);
   replay_next_.reset();
+  EntryOf(state_, instance_).last_time = 0;
   asked_for_all_ = false;
   device_seen_ = false;
   SetState(IndexState::kNone);
@@ -194,7 +227,9 @@ void IndexWriter::Stored(const KvEvent& event) {
     const std::string_view extra = i < event.extra_keys.size() ? std::string_view(event.extra_keys[i]) : "";
     parent = keys_.Next(parent, tokens.subspan(i * size, size), extra);
     index_.Add(instance_, tier, parent);
-    index_.MapEngineHash(instance_, event.block_hashes[i], parent);
+    if (!index_.MapEngineHash(instance_, event.block_hashes[i], parent)) {
+      index_.Remove(instance_, tier, parent);  // no event could remove it
+    }
     ++stats_.stored;
   }
 }

@@ -40,6 +40,10 @@ class IndexWriter {
   Result Apply(uint64_t sequence, const KvBatch& batch);
   /// Applies a reply of the replay socket, in order. The end marker has the number kReplayEnd and no batch.
   Result ApplyReplay(uint64_t sequence, const KvBatch* batch);
+  /// A subscription begins and a replay socket exists: asks for the messages since the last one that was applied.
+  Result Begin();
+  /// There is no subscription for now.
+  void OnFeedFailed();
   /// The replay socket does not exist or does not answer.
   void OnReplayFailed();
   /// The engine was restarted: forgets its blocks and accepts any number.
@@ -64,9 +68,13 @@ class IndexWriter {
   KeyMaker keys_;
   int instance_;
   SequenceTracker tracker_;
+  uint64_t began_at_ = 0;  // number that the replay was asked from
   std::optional<uint64_t> replay_next_;  // number that the replay should bring next
   bool replay_complete_ = false;         // no number was missing in it so far
   bool replay_empty_ = false;
+  bool beginning_ = false;       // the replay was not asked because of a gap
+  bool was_degraded_ = false;    // before the replay
+  bool feed_failed_ = false;     // it is DEGRADED for this reason only
   bool asked_for_all_ = false;  // a replay from the beginning was requested since the last Reset
   bool unknown_parent_ = false;
   bool device_seen_ = false;  // the engine names device memory, so that "CPU" is another tier

@@ -270,6 +270,62 @@ TEST_F(IndexWriterTest, AnotherProcessContinuesAtTheStoredNumber) {
   EXPECT_EQ(successor.Apply(4, batches[2]).replay_from, 2U);
 }
 
+TEST_F(IndexWriterTest, BeginsWithAReplayOfWhatItMissed) {
+  const auto batches = ThreeStores();
+  {
+    IndexWriter first(state_, index_, 0);
+    EXPECT_EQ(first.Begin().replay_from, 0U);
+    first.ApplyReplay(0, &batches[0]);
+    first.ApplyReplay(kReplayEnd, nullptr);
+    EXPECT_EQ(first.state(), IndexState::kExact);
+  }
+  IndexWriter successor(state_, index_, 0);
+  EXPECT_EQ(successor.Begin().replay_from, 1U);
+  EXPECT_EQ(successor.state(), IndexState::kReplaying);
+  for (uint64_t i = 1; i < 3; ++i) successor.ApplyReplay(i, &batches[i]);
+  successor.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(successor.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+  // Nothing was missed.
+  IndexWriter third(state_, index_, 0);
+  third.Begin();
+  third.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(third.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+}
+
+TEST_F(IndexWriterTest, IsDegradedWhileThereIsNoSubscription) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  writer.OnFeedFailed();
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+  EXPECT_EQ(writer.Begin().replay_from, 1U);
+  writer.ApplyReplay(1, &batches[1]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+}
+
+TEST_F(IndexWriterTest, ReplaysARestartedEngineWhoseFirstMessagesWereMissed) {
+  auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  for (uint64_t i = 0; i < 3; ++i) {
+    batches[i].time = 100 + static_cast<double>(i);
+    writer.Apply(i, batches[i]);
+  }
+  KvBatch late = batches[1];
+  EXPECT_FALSE(writer.Apply(1, late).replay_from);  // an old message, not a new engine
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+  KvBatch fresh = StoreOf(7002, std::nullopt, {9, 9, 9, 9});
+  fresh.time = 200;
+  EXPECT_EQ(writer.Apply(2, fresh).replay_from, 0U);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+  for (uint64_t i = 0; i < 3; ++i) writer.ApplyReplay(i, &fresh);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  EXPECT_TRUE(writer.Apply(3, fresh).applied);
+}
+
 TEST_F(IndexWriterTest, AsksForEverythingWhenAParentIsUnknown) {
   IndexWriter writer(state_, index_, 0);
   writer.Apply(0, StoreOf(101, std::nullopt, {1, 2, 3, 4}));

@@ -1,17 +1,24 @@
 #include "proxy/nginx/bridge.h"
 
-#include <sys/eventfd.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
 #include <optional>
+#include <random>
 #include <string>
+#include <utility>
 
 #include "proxy/gateway/board.h"
 #include "proxy/gateway/gateway.h"
@@ -35,14 +42,12 @@ void Copy(std::string_view text, char* to, size_t size) {
   to[bytes] = '\0';
 }
 
-// The shared memory: the board, the wake descriptors, and the zone.
+// The shared memory: the board and the zone.
 struct Prefix {
   uint64_t magic;
-  int32_t master;  // process that opened the descriptors; its children inherit their numbers
-  int32_t wake_fds[MOESAIC_WORKERS];
   proxy::Board board;
 };
-constexpr uint64_t kMagic = 0x6d6f657361696302;
+constexpr uint64_t kMagic = 0x6d6f657361696303;
 constexpr size_t kPrefixBytes = (sizeof(Prefix) + 4095) & ~size_t{4095};
 
 }  // namespace
@@ -56,24 +61,76 @@ struct moesaic_pool_s {
 
 namespace {
 
+// The socket by which other workers wake this one. Every worker opens its own after the fork, so that reloads and daemons
+// need no common descriptors. Its name is random and known by the board only.
+class WakeSocket {
+ public:
+  ~WakeSocket() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Status Open() {
+    fd_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd_ < 0) return moesaic::IoError("socket: {}", std::strerror(errno));
+    std::random_device random;
+    name_ = static_cast<uint64_t>(random()) << 32 | random();
+    const auto [address, size] = AddressOf(name_);
+    if (bind(fd_, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+      return moesaic::IoError("bind: {}", std::strerror(errno));
+    }
+    return moesaic::OkStatus();
+  }
+  int fd() const { return fd_; }
+  uint64_t name() const { return name_; }
+  // A full queue means that the worker is awake already; a refusal, that it has ended.
+  void Send(uint64_t name) const {
+    const auto [address, size] = AddressOf(name);
+    const char byte = 0;
+    (void)!sendto(fd_, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), size);
+  }
+  void Drain() const {
+    char byte;
+    while (recv(fd_, &byte, 1, MSG_DONTWAIT) >= 0 || errno == EINTR) {
+    }
+  }
+
+ private:
+  static std::pair<sockaddr_un, socklen_t> AddressOf(uint64_t name) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;  // the name begins with a zero: it is not in the file system
+    const int length = std::snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "moesaic-%016llx",
+                                     static_cast<unsigned long long>(name));
+    return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length))};
+  }
+
+  int fd_ = -1;
+  uint64_t name_ = 0;
+};
+
 class ShellTransport : public proxy::Transport {
  public:
-  ShellTransport(const moesaic_shell_t& shell, void* loop) : shell_(shell), loop_(loop) {}
+  ShellTransport(const moesaic_shell_t& shell, void* loop, const proxy::Board& board)
+      : shell_(shell), loop_(loop), board_(board) {}
+  WakeSocket& wake_socket() { return wake_; }
+  const WakeSocket& wake_socket() const { return wake_; }
   proxy::Nanos Now() override {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * proxy::kSecond + now.tv_nsec;
   }
-  void* Connect(proxy::Exchange& exchange, const proxy::EngineAddress& address, std::string_view bytes,
-                bool reuse) override {
-    return shell_.connect(loop_, reinterpret_cast<moesaic_exchange_t*>(&exchange), address.sockaddr.data(),
-                          address.sockaddr.size(), Text(bytes), reuse ? 1 : 0);
+  Connected Connect(proxy::Exchange& exchange, const proxy::EngineAddress& address, std::string_view bytes,
+                    bool reuse) override {
+    const moesaic_connected_t connected =
+        shell_.connect(loop_, reinterpret_cast<moesaic_exchange_t*>(&exchange), address.sockaddr.data(),
+                       address.sockaddr.size(), Text(bytes), reuse ? 1 : 0);
+    return {.connection = connected.connection, .reused = connected.reused != 0, .refused = connected.refused != 0};
   }
   void Release(void* connection, bool keep) override { shell_.release(connection, keep ? 1 : 0); }
   void Pause(void* connection, bool paused) override { shell_.pause(connection, paused ? 1 : 0); }
   void ArmTimer(proxy::Nanos delay, bool idle) override { shell_.arm_timer(loop_, delay, idle ? 1 : 0); }
   void RunSoon() override { shell_.run_soon(loop_); }
-  void Wake(int worker) override { shell_.wake(loop_, worker); }
+  void Wake(int worker) override {
+    if (board_.Pid(worker) != 0) wake_.Send(board_.workers[static_cast<size_t>(worker)].wake.load(std::memory_order_relaxed));
+  }
   void* Watch(int fd, proxy::Watcher& watcher) override {
     return shell_.watch(loop_, fd, reinterpret_cast<moesaic_watcher_t*>(&watcher));
   }
@@ -85,13 +142,15 @@ class ShellTransport : public proxy::Transport {
  private:
   const moesaic_shell_t& shell_;
   void* loop_;
+  const proxy::Board& board_;
+  WakeSocket wake_;
 };
 
 }  // namespace
 
 struct moesaic_gateway_s {
   moesaic_gateway_s(moesaic_pool_t& pool, const moesaic_shell_t& shell, void* loop)
-      : shell(shell), transport(shell, loop), board(pool.prefix->board),
+      : shell(shell), transport(shell, loop, pool.prefix->board), board(pool.prefix->board),
         gateway(pool.settings, *pool.zone, pool.prefix->board, pool.renderer.get(), transport) {}
   const moesaic_shell_t& shell;
   ShellTransport transport;
@@ -118,14 +177,23 @@ struct moesaic_flow_s : proxy::Client {
 
 namespace {
 
-// Runs `body` and keeps exceptions, which can only be a lack of memory or a bug, away from nginx.
-template <typename Body>
-void Guard(const moesaic_gateway_t* gateway, Body body) {
+// Runs `body` and keeps exceptions, which can only be a lack of memory or a bug, away from nginx. `failed` ends the
+// request that they belong to.
+template <typename Body, typename Failed>
+void Guard(Body body, Failed failed) {
   try {
     body();
   } catch (const std::exception& error) {
-    if (gateway != nullptr) const_cast<moesaic_gateway_t*>(gateway)->transport.Log(true, error.what());
+    try {
+      failed(error.what());
+    } catch (const std::exception&) {  // no memory for the end either: timeouts end the request
+    }
   }
+}
+
+template <typename Body>
+void Guard(moesaic_gateway_t* gateway, Body body) {
+  Guard(body, [gateway](const char* what) { gateway->transport.Log(true, what); });
 }
 
 template <typename Body>
@@ -148,7 +216,7 @@ proxy::Flow& Of(moesaic_task_t* task) { return *reinterpret_cast<proxy::Flow*>(t
 moesaic_pool_t* moesaic_pool_create(moesaic_text_t name) {
   auto* pool = new (std::nothrow) moesaic_pool_t;
   if (pool != nullptr) {
-    Guard(nullptr, [&] { pool->settings.name = View(name); });
+    Guard([&] { pool->settings.name = View(name); }, [](const char*) {});
   }
   return pool;
 }
@@ -177,7 +245,9 @@ int moesaic_pool_finish(moesaic_pool_t* pool, char* error, size_t error_len) {
 
 size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool) { return pool->settings.zone_bytes + kPrefixBytes; }
 
-int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* error, size_t error_len) {
+int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* note, size_t note_len,
+                        char* error, size_t error_len) {
+  Copy("", note, note_len);
   return Checked(error, error_len, [&]() -> Status {
     if (bytes <= kPrefixBytes) return moesaic::InvalidArgument("zone of {} bytes is too small", bytes);
     auto* prefix = static_cast<Prefix*>(memory);
@@ -188,23 +258,24 @@ int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int fo
       StatusOr<proxy::Zone> zone = proxy::Zone::Attach(zone_memory, zone_bytes);
       if (!zone.ok()) return zone.status();
       pool->zone = *zone;
+      const proxy::ZoneOptions& options = zone->options();
+      if (options.max_instances != pool->settings.max_instances || options.max_requests != pool->settings.max_requests) {
+        Copy(fmt::format("the zone is used on: max_engines stays {} and max_live {} until its size changes or nginx restarts",
+                         options.max_instances, options.max_requests), note, note_len);
+      }
     } else {
       std::memset(memory, 0, kPrefixBytes);
+      // Each worker has a bit per request; they take a small part of the zone at most.
+      const size_t workers = zone_bytes / 16 / (pool->settings.max_requests / 8 + 64);
       const proxy::ZoneOptions options =
-          proxy::Zone::Fit(zone_bytes, pool->settings.max_instances, pool->settings.max_requests);
+          proxy::Zone::Fit(zone_bytes, pool->settings.max_instances, pool->settings.max_requests,
+                           static_cast<uint32_t>(std::clamp<size_t>(workers, 64, proxy::kMaxWorkers)));
       StatusOr<proxy::Zone> zone = proxy::Zone::Create(zone_memory, zone_bytes, options);
       if (!zone.ok()) return zone.status();
       pool->zone = *zone;
       prefix->magic = kMagic;
     }
-    if (prefix->master != getpid()) {
-      for (int& fd : prefix->wake_fds) {
-        fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-        if (fd < 0) return moesaic::IoError("eventfd: {}", std::strerror(errno));
-      }
-      prefix->master = getpid();
-    }
-    return moesaic::OkStatus();
+    return proxy::State(*pool->zone).CheckCapacity(pool->settings.Instances());
   });
 }
 
@@ -217,16 +288,13 @@ int moesaic_pool_configure(moesaic_pool_t* pool, char* error, size_t error_len) 
   });
 }
 
-int moesaic_pool_wake_fd(const moesaic_pool_t* pool, int worker) {
-  return worker >= 0 && worker < MOESAIC_WORKERS ? pool->prefix->wake_fds[worker] : -1;
-}
-
 moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop, int32_t pid,
                                           char* error, size_t error_len) {
   std::unique_ptr<moesaic_gateway_t> gateway;
   const int ok = Checked(error, error_len, [&]() -> Status {
     gateway = std::make_unique<moesaic_gateway_t>(*pool, *shell, loop);
-    return gateway->gateway.Start(pid);
+    RETURN_IF_ERROR(gateway->transport.wake_socket().Open());
+    return gateway->gateway.Start(pid, gateway->transport.wake_socket().name());
   });
   return ok != 0 ? gateway.release() : nullptr;
 }
@@ -236,7 +304,7 @@ void moesaic_gateway_destroy(moesaic_gateway_t* gateway) {
   delete gateway;
 }
 
-int moesaic_gateway_worker(const moesaic_gateway_t* gateway) { return gateway->gateway.worker(); }
+int moesaic_gateway_wake_fd(const moesaic_gateway_t* gateway) { return gateway->transport.wake_socket().fd(); }
 void moesaic_gateway_retire(moesaic_gateway_t* gateway) {
   Guard(gateway, [&] { gateway->gateway.Retire(); });
 }
@@ -247,7 +315,10 @@ void moesaic_gateway_soon(moesaic_gateway_t* gateway) {
   Guard(gateway, [&] { gateway->gateway.OnSoon(); });
 }
 void moesaic_gateway_woken(moesaic_gateway_t* gateway) {
-  Guard(gateway, [&] { gateway->gateway.OnWake(); });
+  Guard(gateway, [&] {
+    gateway->transport.wake_socket().Drain();
+    gateway->gateway.OnWake();
+  });
 }
 
 moesaic_flow_t* moesaic_flow_create(moesaic_gateway_t* gateway, void* client) {
@@ -260,26 +331,27 @@ moesaic_flow_t* moesaic_flow_create(moesaic_gateway_t* gateway, void* client) {
   return flow.release();
 }
 
-void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target,
+void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target, moesaic_text_t path,
                         const moesaic_header_t* headers, size_t count, moesaic_text_t body) {
-  Guard(nullptr, [&] {
+  Guard([&] {
     proxy::ClientRequest request;
     request.method = View(method);
     request.target = View(target);
+    request.path = View(path);
     for (size_t i = 0; i < count; ++i) {
       request.headers.push_back({std::string(View(headers[i].name)), std::string(View(headers[i].value))});
     }
     request.body = View(body);
     flow->flow->Start(std::move(request));
-  });
+  }, [&](const char* what) { flow->flow->OnException(what); });
 }
 
 void moesaic_flow_pause(moesaic_flow_t* flow, int paused) {
-  Guard(nullptr, [&] { flow->flow->Pause(paused != 0); });
+  Guard([&] { flow->flow->Pause(paused != 0); }, [&](const char* what) { flow->flow->OnException(what); });
 }
 
 void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log) {
-  Guard(nullptr, [&] {
+  Guard([&] {
     const proxy::FlowLog facts = flow->flow->Detach();
     std::copy(facts.entered.begin(), facts.entered.end(), log->entered);
     log->first_token = facts.first_token;
@@ -292,31 +364,32 @@ void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log) {
     Copy(facts.decode, log->decode, sizeof log->decode);
     Copy(facts.request_id, log->request_id, sizeof log->request_id);
     Copy(facts.key_name, log->key_name, sizeof log->key_name);
-  });
+  }, [&](const char* what) { flow->flow->OnException(what); });
   delete flow;
 }
 
 void moesaic_task_run(moesaic_task_t* task) {
-  Guard(nullptr, [&] { Of(task).Tokenize(); });
+  Guard([&] { Of(task).Tokenize(); }, [&](const char* what) { Of(task).TokenizeFailed(what); });
 }
 void moesaic_task_done(moesaic_task_t* task) {
-  Guard(nullptr, [&] { Of(task).OnTokenized(); });
+  Guard([&] { Of(task).OnTokenized(); }, [&](const char* what) { Of(task).OnException(what); });
 }
 
-void moesaic_exchange_connected(moesaic_exchange_t* exchange, int reused) {
-  Guard(nullptr, [&] { Of(exchange).OnConnected(reused != 0); });
+void moesaic_exchange_connected(moesaic_exchange_t* exchange) {
+  Guard([&] { Of(exchange).OnConnected(); }, [&](const char* what) { Of(exchange).OnException(what); });
 }
 void moesaic_exchange_data(moesaic_exchange_t* exchange, moesaic_text_t bytes) {
-  Guard(nullptr, [&] { Of(exchange).OnData(View(bytes)); });
+  Guard([&] { Of(exchange).OnData(View(bytes)); }, [&](const char* what) { Of(exchange).OnException(what); });
 }
 void moesaic_exchange_closed(moesaic_exchange_t* exchange) {
-  Guard(nullptr, [&] { Of(exchange).OnClosed(); });
+  Guard([&] { Of(exchange).OnClosed(); }, [&](const char* what) { Of(exchange).OnException(what); });
 }
 void moesaic_exchange_failed(moesaic_exchange_t* exchange, moesaic_text_t reason) {
-  Guard(nullptr, [&] { Of(exchange).OnFailed(View(reason)); });
+  Guard([&] { Of(exchange).OnFailed(View(reason)); }, [&](const char* what) { Of(exchange).OnException(what); });
 }
 void moesaic_watcher_readable(moesaic_watcher_t* watcher) {
-  Guard(nullptr, [&] { reinterpret_cast<proxy::Watcher*>(watcher)->OnReadable(); });
+  // The next event of the descriptor goes on.
+  Guard([&] { reinterpret_cast<proxy::Watcher*>(watcher)->OnReadable(); }, [](const char*) {});
 }
 
 int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* len, const char** type) {
@@ -329,7 +402,8 @@ int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* le
         *type = "text/plain; version=0.0.4; charset=utf-8";
         break;
       case MOESAIC_STATE:
-        page = proxy::StateJson(gateway->gateway);
+      case MOESAIC_CHECK:
+        page = proxy::StateJson(gateway->gateway, kind == MOESAIC_CHECK);
         *type = "application/json";
         break;
       case MOESAIC_TRACE:

@@ -13,7 +13,7 @@ typedef struct {
   moesaic_text_t send; /* the part of the request that was not sent yet */
   u_char address[sizeof(struct sockaddr_storage)];
   size_t address_len;
-  unsigned connected : 1, reused : 1, paused : 1, busy : 1, released : 1, keep : 1;
+  unsigned connected : 1, paused : 1, busy : 1, released : 1, keep : 1;
 } moesaic_connection_t;
 
 typedef struct {
@@ -54,23 +54,32 @@ static void moesaic_settle(moesaic_connection_t* connection) {
 static ngx_int_t moesaic_get_peer(ngx_peer_connection_t* peer, void* data) { return NGX_OK; }
 
 static moesaic_connection_t* moesaic_take_idle(moesaic_loop_t* loop, const void* address, size_t address_len) {
-  ngx_queue_t* q;
+  ngx_queue_t *q, *next;
   moesaic_connection_t* connection;
+  u_char byte;
 
-  for (q = ngx_queue_head(&loop->idle); q != ngx_queue_sentinel(&loop->idle); q = ngx_queue_next(q)) {
+  for (q = ngx_queue_head(&loop->idle); q != ngx_queue_sentinel(&loop->idle); q = next) {
+    next = ngx_queue_next(q);
     connection = ngx_queue_data(q, moesaic_connection_t, queue);
     if (connection->address_len != address_len || ngx_memcmp(connection->address, address, address_len) != 0) continue;
     ngx_queue_remove(q);
     loop->idle_count--;
+    /* The engine may have closed it, and the event loop has not seen that yet. */
+    if (recv(connection->peer.connection->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != -1 ||
+        ngx_socket_errno != NGX_EAGAIN) {
+      moesaic_close(connection);
+      continue;
+    }
     connection->peer.connection->idle = 0;
     return connection;
   }
   return NULL;
 }
 
-void* moesaic_loop_connect(void* data, moesaic_exchange_t* exchange, const void* address, size_t address_len,
-                           moesaic_text_t bytes, int reuse) {
+moesaic_connected_t moesaic_loop_connect(void* data, moesaic_exchange_t* exchange, const void* address,
+                                         size_t address_len, moesaic_text_t bytes, int reuse) {
   moesaic_loop_t* loop = data;
+  moesaic_connected_t result = {NULL, 0, 0};
   moesaic_connection_t* connection;
   ngx_connection_t* c;
   ngx_int_t rc;
@@ -80,14 +89,15 @@ void* moesaic_loop_connect(void* data, moesaic_exchange_t* exchange, const void*
     connection->exchange = exchange;
     connection->send = bytes;
     connection->connected = 0;
-    connection->reused = 1;
     ngx_post_event(connection->peer.connection->write, &ngx_posted_events);
-    return connection;
+    result.connection = connection;
+    result.reused = 1;
+    return result;
   }
   connection = ngx_calloc(sizeof(moesaic_connection_t), ngx_cycle->log);
   if (connection == NULL || address_len > sizeof(connection->address)) {
     if (connection != NULL) ngx_free(connection);
-    return NULL;
+    return result;
   }
   ngx_memcpy(connection->address, address, address_len);
   connection->address_len = address_len;
@@ -105,7 +115,8 @@ void* moesaic_loop_connect(void* data, moesaic_exchange_t* exchange, const void*
   rc = ngx_event_connect_peer(&connection->peer);
   if (rc != NGX_OK && rc != NGX_AGAIN) {
     moesaic_close(connection);
-    return NULL;
+    result.refused = rc == NGX_DECLINED;
+    return result;
   }
   c = connection->peer.connection;
   c->data = connection;
@@ -116,7 +127,8 @@ void* moesaic_loop_connect(void* data, moesaic_exchange_t* exchange, const void*
   if (rc == NGX_OK) {
     ngx_post_event(c->write, &ngx_posted_events);
   }
-  return connection;
+  result.connection = connection;
+  return result;
 }
 
 void moesaic_loop_release(void* data, int keep) {
@@ -166,7 +178,7 @@ static void moesaic_write(ngx_event_t* event) {
       return;
     }
     connection->connected = 1;
-    if (!MOESAIC_TELL(connection, moesaic_exchange_connected(connection->exchange, connection->reused))) return;
+    if (!MOESAIC_TELL(connection, moesaic_exchange_connected(connection->exchange))) return;
   }
   while (connection->send.len > 0) {
     sent = c->send(c, (u_char*)connection->send.data, connection->send.len);
@@ -190,7 +202,7 @@ static void moesaic_read(ngx_event_t* event) {
   moesaic_text_t bytes;
   ssize_t n;
 
-  if (connection->exchange == NULL) { /* idle: closed by the engine or by nginx, or it sends what nobody asked for */
+  if (connection->exchange == NULL) { /* idle: closed by the engine or by nginx, or the engine sends unasked */
     n = c->close ? 0 : recv(c->fd, buffer, 1, MSG_PEEK);
     if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
       event->ready = 0;
@@ -223,7 +235,7 @@ static void moesaic_read(ngx_event_t* event) {
 
 static void moesaic_on_timer(ngx_event_t* event) {
   moesaic_loop_t* loop = event->data;
-  moesaic_gateway_timer(loop->gateway);
+  if (loop->gateway != NULL) moesaic_gateway_timer(loop->gateway);
 }
 
 static void moesaic_on_soon(ngx_event_t* event) {
@@ -252,7 +264,6 @@ static void moesaic_watch_read(ngx_event_t* event) {
   ngx_connection_t* c = event->data;
   moesaic_watch_t* watch = c->data;
   moesaic_loop_t* loop = watch->loop;
-  uint64_t count;
 
   if (watch->watcher != NULL) {
     moesaic_watcher_readable(watch->watcher);
@@ -262,8 +273,6 @@ static void moesaic_watch_read(ngx_event_t* event) {
     c->close = 0;
     moesaic_gateway_retire(loop->gateway);
     return;
-  }
-  while (read(c->fd, &count, sizeof(count)) == sizeof(count)) { /* void */
   }
   moesaic_gateway_woken(loop->gateway);
 }
@@ -310,15 +319,6 @@ void moesaic_loop_unwatch(void* data) {
   ngx_free(watch);
 }
 
-void moesaic_loop_wake(void* data, int worker) {
-  moesaic_loop_t* loop = data;
-  uint64_t one = 1;
-  int fd = moesaic_pool_wake_fd(loop->pool, worker);
-
-  if (fd >= 0 && write(fd, &one, sizeof(one)) != (ssize_t)sizeof(one)) { /* the counter is full: it is awake */
-  }
-}
-
 void moesaic_loop_log(void* data, int error, moesaic_text_t message) {
   moesaic_loop_t* loop = data;
   ngx_str_t text;
@@ -330,10 +330,32 @@ void moesaic_loop_log(void* data, int error, moesaic_text_t message) {
 
 /* --- Worker processes --- */
 
-ngx_int_t moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle) {
-  char error[512];
+/* Registers the worker. It answers 503 until it has succeeded, and it tries again. */
+static void moesaic_join(ngx_event_t* event) {
+  moesaic_loop_t* loop = event->data;
   moesaic_watch_t* watch;
+  char error[512];
 
+  if (ngx_exiting || ngx_terminate) return;
+  loop->gateway = moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
+  if (loop->gateway != NULL) {
+    loop->wake_watch = moesaic_loop_watch(loop, moesaic_gateway_wake_fd(loop->gateway), NULL);
+    if (loop->wake_watch != NULL) {
+      watch = loop->wake_watch;
+      watch->connection->idle = 1; /* nginx calls the handler when the worker is asked to exit */
+      moesaic_gateway_soon(loop->gateway);
+      return;
+    }
+    moesaic_gateway_destroy(loop->gateway);
+    loop->gateway = NULL;
+    ngx_memcpy(error, "no connection is free", sizeof("no connection is free"));
+  }
+  ngx_log_error(NGX_LOG_ERR, event->log, 0, "moesaic_pool %V: this worker answers 503 for now: %s", &loop->name, error);
+  event->cancelable = 1;
+  ngx_add_timer(event, 1000);
+}
+
+void moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle) {
   ngx_queue_init(&loop->idle);
   loop->idle_count = 0;
   loop->timer.handler = moesaic_on_timer;
@@ -342,27 +364,20 @@ ngx_int_t moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle) {
   loop->soon.handler = moesaic_on_soon;
   loop->soon.data = loop;
   loop->soon.log = cycle->log;
-  loop->gateway = moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
-  if (loop->gateway == NULL) {
-    ngx_log_error(NGX_LOG_EMERG, cycle->log, 0, "moesaic_pool %V: %s", &loop->name, error);
-    return NGX_ERROR;
-  }
-  loop->wake_watch =
-      moesaic_loop_watch(loop, moesaic_pool_wake_fd(loop->pool, moesaic_gateway_worker(loop->gateway)), NULL);
-  if (loop->wake_watch == NULL) return NGX_ERROR;
-  watch = loop->wake_watch;
-  watch->connection->idle = 1; /* nginx calls the handler when the worker is asked to exit */
-  moesaic_gateway_soon(loop->gateway);
-  return NGX_OK;
+  loop->join.handler = moesaic_join;
+  loop->join.data = loop;
+  loop->join.log = cycle->log;
+  moesaic_join(&loop->join);
 }
 
 void moesaic_loop_stop(moesaic_loop_t* loop) {
   ngx_queue_t* q;
 
+  if (loop->join.timer_set) ngx_del_timer(&loop->join);
   if (loop->gateway == NULL) return;
+  if (loop->wake_watch != NULL) moesaic_loop_unwatch(loop->wake_watch);
   moesaic_gateway_destroy(loop->gateway);
   loop->gateway = NULL;
-  if (loop->wake_watch != NULL) moesaic_loop_unwatch(loop->wake_watch);
   loop->wake_watch = NULL;
   if (loop->timer.timer_set) ngx_del_timer(&loop->timer);
   while (!ngx_queue_empty(&loop->idle)) {

@@ -19,7 +19,6 @@ const moesaic_shell_t moesaic_shell = {
     .pause = moesaic_loop_pause,
     .arm_timer = moesaic_loop_arm_timer,
     .run_soon = moesaic_loop_run_soon,
-    .wake = moesaic_loop_wake,
     .watch = moesaic_loop_watch,
     .unwatch = moesaic_loop_unwatch,
     .log = moesaic_loop_log,
@@ -297,7 +296,7 @@ static ngx_int_t moesaic_init_zone(ngx_shm_zone_t* zone, void* data) {
   ngx_slab_pool_t* slab = (ngx_slab_pool_t*)zone->shm.addr;
   size_t bytes = moesaic_pool_zone_bytes(loop->pool);
   int formatted = data != NULL || zone->shm.exists;
-  char error[512];
+  char error[512], note[256];
 
   if (!formatted || slab->data == NULL) {
     formatted = 0;
@@ -307,7 +306,10 @@ static ngx_int_t moesaic_init_zone(ngx_shm_zone_t* zone, void* data) {
       return NGX_ERROR;
     }
   }
-  if (moesaic_pool_attach(loop->pool, slab->data, bytes, formatted, error, sizeof(error))) return NGX_OK;
+  if (moesaic_pool_attach(loop->pool, slab->data, bytes, formatted, note, sizeof(note), error, sizeof(error))) {
+    if (note[0] != '\0') ngx_log_error(NGX_LOG_WARN, zone->shm.log, 0, "moesaic_pool %V: %s", &loop->name, note);
+    return NGX_OK;
+  }
   ngx_log_error(NGX_LOG_EMERG, zone->shm.log, 0, "moesaic_pool %V: %s", &loop->name, error);
   return NGX_ERROR;
 }
@@ -317,7 +319,8 @@ static moesaic_main_conf_t* moesaic_main_conf(ngx_cycle_t* cycle) {
   return ngx_http_cycle_get_module_main_conf(cycle, ngx_http_moesaic_module);
 }
 
-/* The configuration is accepted: its engines replace those of the last one. */
+/* The configuration is accepted: its engines replace those of the last one. An error here would end nginx, so the old
+ * engines stay instead. moesaic_init_zone has refused configurations that do not fit. */
 static ngx_int_t moesaic_init_module(ngx_cycle_t* cycle) {
   moesaic_main_conf_t* conf = moesaic_main_conf(cycle);
   moesaic_loop_t** pools;
@@ -328,8 +331,7 @@ static ngx_int_t moesaic_init_module(ngx_cycle_t* cycle) {
   pools = conf->pools.elts;
   for (i = 0; i < conf->pools.nelts; i++) {
     if (moesaic_pool_configure(pools[i]->pool, error, sizeof(error))) continue;
-    ngx_log_error(NGX_LOG_EMERG, cycle->log, 0, "moesaic_pool %V: %s", &pools[i]->name, error);
-    return NGX_ERROR;
+    ngx_log_error(NGX_LOG_ALERT, cycle->log, 0, "moesaic_pool %V keeps its engines: %s", &pools[i]->name, error);
   }
   return NGX_OK;
 }
@@ -342,7 +344,7 @@ static ngx_int_t moesaic_init_process(ngx_cycle_t* cycle) {
   if (conf == NULL || (ngx_process != NGX_PROCESS_WORKER && ngx_process != NGX_PROCESS_SINGLE)) return NGX_OK;
   pools = conf->pools.elts;
   for (i = 0; i < conf->pools.nelts; i++) {
-    if (moesaic_loop_start(pools[i], cycle) != NGX_OK) return NGX_ERROR;
+    moesaic_loop_start(pools[i], cycle);
   }
   return NGX_OK;
 }

@@ -20,7 +20,7 @@ typedef struct {
   ngx_thread_pool_t* threads;
   /* Worker process only: */
   moesaic_gateway_t* gateway;
-  ngx_event_t timer, soon;
+  ngx_event_t timer, soon, join;
   void* wake_watch;
   ngx_queue_t idle; /* connections to engines without an exchange */
   ngx_uint_t idle_count;
@@ -30,15 +30,14 @@ extern ngx_module_t ngx_http_moesaic_module;
 extern const moesaic_shell_t moesaic_shell;
 
 /* loop.c */
-ngx_int_t moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle);
+void moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle);
 void moesaic_loop_stop(moesaic_loop_t* loop);
-void* moesaic_loop_connect(void* loop, moesaic_exchange_t* exchange, const void* address, size_t address_len,
-                           moesaic_text_t bytes, int reuse);
+moesaic_connected_t moesaic_loop_connect(void* loop, moesaic_exchange_t* exchange, const void* address,
+                                         size_t address_len, moesaic_text_t bytes, int reuse);
 void moesaic_loop_release(void* connection, int keep);
 void moesaic_loop_pause(void* connection, int paused);
 void moesaic_loop_arm_timer(void* loop, int64_t delay_ns, int idle);
 void moesaic_loop_run_soon(void* loop);
-void moesaic_loop_wake(void* loop, int worker);
 void* moesaic_loop_watch(void* loop, int fd, moesaic_watcher_t* watcher);
 void moesaic_loop_unwatch(void* watch);
 void moesaic_loop_log(void* loop, int error, moesaic_text_t message);

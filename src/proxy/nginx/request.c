@@ -146,7 +146,8 @@ static void moesaic_body_read(ngx_http_request_t* r) {
     ngx_http_finalize_request(r, NGX_HTTP_INTERNAL_SERVER_ERROR);
     return;
   }
-  moesaic_flow_start(request->flow, moesaic_text(&r->method_name), moesaic_text(&r->unparsed_uri), headers, count, body);
+  moesaic_flow_start(request->flow, moesaic_text(&r->method_name), moesaic_text(&r->unparsed_uri),
+                     moesaic_text(&r->uri), headers, count, body);
 }
 
 /* --- The answer --- */
@@ -388,6 +389,9 @@ ngx_int_t moesaic_page_handler(ngx_http_request_t* r, moesaic_loop_t* loop, int 
   if (loop->gateway == NULL) return NGX_HTTP_SERVICE_UNAVAILABLE;
   if (kind == MOESAIC_PAGE && r->args.len == 5 && ngx_strncmp(r->args.data, "state", 5) == 0) kind = MOESAIC_STATE;
   if (kind == MOESAIC_PAGE && r->args.len == 5 && ngx_strncmp(r->args.data, "trace", 5) == 0) kind = MOESAIC_TRACE;
+  if ((kind == MOESAIC_PAGE || kind == MOESAIC_STATE) && r->args.len == 5 && ngx_strncmp(r->args.data, "check", 5) == 0) {
+    kind = MOESAIC_CHECK;
+  }
   cleanup = ngx_pool_cleanup_add(r->pool, 0);
   if (cleanup == NULL || !moesaic_render(loop->gateway, kind, &text, &len, &type)) return NGX_HTTP_INTERNAL_SERVER_ERROR;
   cleanup->handler = moesaic_free_text;

@@ -100,6 +100,7 @@ void AnswerStream::Correct(std::string_view json, std::string* corrected) {
 void AnswerStream::Line(std::string_view line, std::string* out) {
   std::string_view content = line;
   while (content.ends_with('\n') || content.ends_with('\r')) content.remove_suffix(1);
+  in_event_ = !content.empty();
   if (!content.starts_with("data:")) {
     out->append(line);
     return;
@@ -142,6 +143,7 @@ void AnswerStream::Push(std::string_view bytes, std::string* out) {
     if (passing_) {
       out->append(piece);
       passing_ = end == std::string_view::npos;
+      in_event_ = true;
     } else if (end == std::string_view::npos) {
       held_.append(piece);
       if (held_.size() > kMaxInspected) {
@@ -169,6 +171,16 @@ void AnswerStream::Finish(std::string* out) {
     saw_end_ = true;
   }
   held_ = {};
+}
+
+void AnswerStream::Abandon(std::string* out) {
+  if (options_.stream && passing_) {
+    out->append("\n\n");
+  } else if (options_.stream && in_event_) {
+    out->append("\n");
+  }
+  held_ = {};
+  in_event_ = passing_ = false;
 }
 
 std::string ErrorBody(int status, std::string_view type, std::string_view message) {

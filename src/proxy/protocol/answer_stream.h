@@ -40,6 +40,9 @@ class AnswerStream {
   void Push(std::string_view bytes, std::string* out);
   /// The body is complete: appends the held bytes.
   void Finish(std::string* out);
+  /// The body ends here although it is incomplete, and an error event follows: drops an incomplete line, and ends an
+  /// event of which lines have left.
+  void Abandon(std::string* out);
 
   bool first_token() const { return chunks_ > 0; }
   /// Chunks with text so far, an estimate of the output tokens while the answer runs.
@@ -58,6 +61,7 @@ class AnswerStream {
 
   AnswerOptions options_;
   std::string held_;
+  bool in_event_ = false;    // the last line that left did not end an event
   bool passing_ = false;     // the rest of the held line, or of the answer, passes
   int64_t chunks_ = 0;
   AnswerUsage usage_;

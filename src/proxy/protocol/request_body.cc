@@ -4,6 +4,7 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -20,9 +21,11 @@ constexpr std::array<std::pair<std::string_view, Transfer>, 5> kTransfers = {{
 constexpr std::array<std::pair<std::string_view, Dialect>, 3> kDialects = {
     {{"vllm", Dialect::kVllm}, {"sglang", Dialect::kSglang}, {"moesaic", Dialect::kMoesaic}}};
 
-// Fields by which a client could make an engine fetch blocks of its choice. P/D modes overwrite them.
-constexpr std::array<std::string_view, 4> kTransferFields = {"kv_transfer_params", "bootstrap_host",
-                                                             "bootstrap_port", "bootstrap_room"};
+// Fields by which a client could make an engine fetch blocks of its choice, choose a data-parallel rank, or replace the
+// prompt that the proxy has read.
+constexpr std::array<std::string_view, 10> kTransferFields = {
+    "kv_transfer_params", "bootstrap_host", "bootstrap_port",     "bootstrap_room",       "bootstrap_pair_key",
+    "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "disaggregated_params", "input_ids"};
 
 Status CheckType(const JsonMembers& members, std::string_view key, JsonType type, std::string_view name) {
   const JsonMember* member = members.Find(key);
@@ -32,10 +35,20 @@ Status CheckType(const JsonMembers& members, std::string_view key, JsonType type
 
 Status ReadCount(const JsonMembers& members, std::string_view key, int64_t* value) {
   RETURN_IF_ERROR(CheckType(members, key, JsonType::kNumber, "an integer"));
-  if (const auto count = members.Integer(key)) {
-    if (*count < 0 && key != "priority") return InvalidArgument("'{}' must not be negative, found {}", key, *count);
-    *value = *count;
+  if (!members.Given(key)) return OkStatus();
+  std::optional<int64_t> count = members.Integer(key);
+  if (!count) {  // 1e3 and 1000.0 are integers too
+    const std::string_view text = members.Value(key);
+    double real = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), real);
+    constexpr double kExact = 9007199254740992;
+    if (error != std::errc() || end != text.data() + text.size() || std::trunc(real) != real || std::abs(real) > kExact) {
+      return InvalidArgument("'{}' must be an integer, found {}", key, text.substr(0, 40));
+    }
+    count = static_cast<int64_t>(real);
   }
+  if (*count < 0 && key != "priority") return InvalidArgument("'{}' must not be negative, found {}", key, *count);
+  *value = *count;
   return OkStatus();
 }
 
@@ -93,7 +106,6 @@ StatusOr<Dialect> ParseDialect(std::string_view name) {
 std::string_view DialectName(Dialect dialect) { return kDialects[static_cast<size_t>(dialect)].first; }
 
 Endpoint EndpointOf(std::string_view path) {
-  path = path.substr(0, path.find('?'));
   if (path.ends_with("/v1/chat/completions")) return Endpoint::kChat;
   if (path.ends_with("/v1/completions")) return Endpoint::kCompletions;
   return Endpoint::kOther;
@@ -166,11 +178,17 @@ std::optional<std::vector<int32_t>> PromptIds(const RequestBody& body) {
   return ids;
 }
 
+std::string AggregatedBody(const RequestBody& body) {
+  JsonEdit edit(body.members);
+  RemoveTransferFields(body, &edit);
+  return edit.empty() ? std::string(body.text()) : edit.Apply();
+}
+
 std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params) {
   JsonEdit edit(body.members);
   RemoveTransferFields(body, &edit);
   switch (peers.transfer) {
-    case Transfer::kAggregated: return std::string(body.text());
+    case Transfer::kAggregated: return AggregatedBody(body);
     case Transfer::kSglang: SetBootstrap(peers, &edit); return edit.Apply();
     case Transfer::kVllmNixl:
       edit.Set("kv_transfer_params",
@@ -192,7 +210,7 @@ std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std:
   JsonEdit edit(body.members);
   RemoveTransferFields(body, &edit);
   switch (peers.transfer) {
-    case Transfer::kAggregated: return std::string(body.text());
+    case Transfer::kAggregated: break;
     case Transfer::kSglang: SetBootstrap(peers, &edit); break;
     case Transfer::kVllmNixl:
       if (!params.empty()) edit.Set("kv_transfer_params", std::string(params));
@@ -211,6 +229,18 @@ std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std:
       break;
   }
   return edit.empty() ? std::string(body.text()) : edit.Apply();
+}
+
+std::string ReleaseBody(const RequestBody& body, std::string_view params) {
+  JsonEdit edit(body.members);
+  RemoveTransferFields(body, &edit);
+  edit.Set("kv_transfer_params", std::string(params));
+  OneToken(body, &edit);
+  for (const std::string_view field : {"n", "best_of"}) {
+    if (body.members.Find(field) != nullptr) edit.Set(field, "1");
+  }
+  for (const std::string_view field : {"logprobs", "top_logprobs", "prompt_logprobs", "echo"}) edit.Remove(field);
+  return edit.Apply();
 }
 
 bool CanForwardTokens(const RequestBody& body, Dialect dialect, bool decode) {

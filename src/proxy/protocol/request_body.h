@@ -34,7 +34,7 @@ StatusOr<Dialect> ParseDialect(std::string_view name);
 std::string_view DialectName(Dialect dialect);
 
 enum class Endpoint { kChat, kCompletions, kOther };
-/// Returns the endpoint of a path, with or without a prefix before "/v1".
+/// Returns the endpoint of a normalized path, with or without a prefix before "/v1".
 Endpoint EndpointOf(std::string_view path);
 
 /// A checked body. It refers to the bytes of the body, which must outlive it.
@@ -48,7 +48,9 @@ struct RequestBody {
   int64_t max_tokens = 0;          ///< limit of output tokens; 0: the body gives none
   int64_t priority = 0;
   int64_t choices = 1;             ///< "n"
-  bool has_kv_transfer = false;    ///< the client sent kv_transfer_params or bootstrap fields itself
+  /// The client sent kv_transfer_params or other fields of the transfer itself. They are removed from the bodies for
+  /// engines while this is set.
+  bool has_kv_transfer = false;
 
   std::string_view text() const { return members.text(); }
 };
@@ -72,12 +74,19 @@ struct TransferPeers {
   std::string metaserver = "";         ///< "http://PROXY/v1/metaserver", for kAscend
 };
 
+/// Body for an engine that does both.
+std::string AggregatedBody(const RequestBody& body);
+
 /// Body for P. `params`: D's blocks, which it posted to the metaserver (kAscend only).
 std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {});
 
 /// Body for D. `params`: text of kv_transfer_params in P's response (kVllmNixl only); empty: P gave none, and D
 /// computes the prompt itself.
 std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {});
+
+/// Body by which a decode engine fetches the blocks that P holds for the request, and computes one token, so that P
+/// frees them. `params`: as for DecodeBody.
+std::string ReleaseBody(const RequestBody& body, std::string_view params);
 
 /// Whether and how ids replace the prompt in a body for an engine of `dialect`. `decode`: the body goes to the D of a
 /// pair, where vLLM takes the ids of a chat as kv_transfer_params.prompt_token_ids.

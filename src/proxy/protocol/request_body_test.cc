@@ -1,5 +1,6 @@
 #include "proxy/protocol/request_body.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace moesaic::proxy {
@@ -46,6 +47,42 @@ TEST(RequestBody, ReadsPromptIds) {
                            R"({"prompt":[-1]})", R"({"prompt":[1.5]})", R"({"prompt":[99999999999]})"}) {
     EXPECT_EQ(PromptIds(Read(Endpoint::kCompletions, text)), std::nullopt) << text;
   }
+}
+
+TEST(RequestBody, ReadsIntegersInAnySpelling) {
+  for (const char* number : {"4000", "4000.0", "4e3", "40000e-1"}) {
+    EXPECT_EQ(Read(Endpoint::kCompletions, fmt::format(R"({{"prompt":"a","max_tokens":{}}})", number)).max_tokens, 4000);
+  }
+  EXPECT_EQ(Read(Endpoint::kCompletions, R"({"prompt":"a","max_tokens":null})").max_tokens, 0);
+  EXPECT_EQ(Read(Endpoint::kCompletions, R"({"prompt":"a","priority":-9223372036854775808})").priority, INT64_MIN);
+  for (const char* number : {"0.5", "1e30", "9223372036854775808", "-1.0"}) {
+    EXPECT_FALSE(ReadRequestBody(Endpoint::kCompletions, fmt::format(R"({{"prompt":"a","max_tokens":{}}})", number)).ok()) << number;
+  }
+}
+
+TEST(RequestBody, TransferFieldsOfClientsReachNoEngine) {
+  const std::string text =
+      R"({"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"},"bootstrap_host":"evil",)"
+      R"("data_parallel_rank":3,"input_ids":[1],"user":"u"})";
+  RequestBody body = Read(Endpoint::kCompletions, text);
+  EXPECT_TRUE(body.has_kv_transfer);
+  const std::string clean = R"({"prompt":"a","user":"u"})";
+  EXPECT_EQ(AggregatedBody(body), clean);
+  EXPECT_EQ(DecodeBody(body, {.transfer = Transfer::kAggregated}), clean);
+  EXPECT_EQ(DecodeBody(body, {.transfer = Transfer::kVllmNixl}), clean);
+  for (const Transfer transfer : {Transfer::kVllmNixl, Transfer::kVllmMooncake, Transfer::kSglang, Transfer::kAscend}) {
+    EXPECT_EQ(PrefillBody(body, {.transfer = transfer}, "{}").find("evil"), std::string::npos);
+    EXPECT_EQ(DecodeBody(body, {.transfer = transfer}, "{}").find("evil"), std::string::npos);
+  }
+  body.has_kv_transfer = false;  // the pool trusts its clients
+  EXPECT_EQ(AggregatedBody(body), text);
+}
+
+TEST(ReleaseBody, ComputesOneToken) {
+  const RequestBody body = Read(Endpoint::kCompletions,
+                                R"({"prompt":"a","n":4,"logprobs":5,"min_tokens":9,"stream":true,"max_tokens":50})");
+  EXPECT_EQ(ReleaseBody(body, R"({"x":1})"),
+            R"({"prompt":"a","n":1,"min_tokens":1,"stream":false,"max_tokens":1,"kv_transfer_params":{"x":1}})");
 }
 
 TEST(PrefillBody, Nixl) {

@@ -92,7 +92,7 @@ Status ResponseReader::ParseHead() {
     left_ = bytes;
     length = true;
   }
-  if (status_ == 204 || status_ == 304) {
+  if (head_only_ || status_ == 204 || status_ == 304) {
     state_ = State::kDone;
   } else if (!coding.empty()) {
     if (coding != "chunked" || length) return InvalidArgument("response has an invalid Transfer-Encoding");

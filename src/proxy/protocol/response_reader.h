@@ -17,6 +17,9 @@ class ResponseReader {
   /// Limit of the status line and headers together, and of one chunk-size line.
   static constexpr size_t kMaxHeadBytes = 64 << 10;
 
+  /// `head`: the response answers a HEAD request and ends with its headers.
+  explicit ResponseReader(bool head = false) : head_only_(head) {}
+
   /// Consumes the next bytes of the connection and appends body bytes to `body`. An error means that the
   /// connection is unusable. Bytes after the end of the response make it unusable for a next request.
   Status Consume(std::string_view bytes, std::string* body);
@@ -38,6 +41,7 @@ class ResponseReader {
   Status TakeLine(std::string_view* bytes, bool* complete);
 
   State state_ = State::kHead;
+  bool head_only_;
   std::string line_;  // the head, or an incomplete line
   uint64_t left_ = 0;
   int status_ = 0;

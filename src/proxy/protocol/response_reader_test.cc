@@ -5,6 +5,17 @@
 namespace moesaic::proxy {
 namespace {
 
+TEST(ResponseReader, EndsWithTheHeadersOfAHeadRequest) {
+  for (const std::string_view framing : {"Content-Length: 512\r\n", "Transfer-Encoding: chunked\r\n", ""}) {
+    ResponseReader reader(/*head=*/true);
+    std::string body;
+    ASSERT_TRUE(reader.Consume("HTTP/1.1 200 OK\r\n" + std::string(framing) + "\r\n", &body).ok());
+    EXPECT_TRUE(reader.done());
+    EXPECT_TRUE(reader.keep_alive());
+    EXPECT_EQ(body, "");
+  }
+}
+
 // Feeds `text` in pieces of `step` bytes; returns the body.
 StatusOr<std::string> ReadAll(ResponseReader& reader, std::string_view text, size_t step) {
   std::string body;

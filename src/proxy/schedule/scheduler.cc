@@ -44,7 +44,7 @@ class Scheduler::Impl {
 
   Admission Submit(RequestId id, Nanos now);
   bool PrefillDone(RequestId id, Nanos now);
-  bool Requeue(RequestId id, bool exclude, Nanos now);
+  bool Requeue(RequestId id, int failed, Nanos now);
   RunResult Run(LeaseToken lease, Nanos now);
   bool Match(RequestId id, MatchResult& result) const;
 
@@ -76,6 +76,8 @@ class Scheduler::Impl {
   void PlaceDecodes(Nanos now);
   bool TrySkipPrefill(const Waiting& request, Nanos now);
   int LeastQueued(const Waiting& request, Nanos now) const;
+  void KeepPairs(const Waiting& request);
+  void Reserve();
   bool Commit(const Waiting& request, int prefill, int decode, Nanos now);
   void Reject(const Waiting& request);
   template <typename Queue>
@@ -98,6 +100,7 @@ class Scheduler::Impl {
   std::vector<InstanceView> candidates_;
   std::vector<uint32_t> depth_, device_depth_;  // by instance
   RunResult result_;
+  size_t reserved_ = 0;  // instances that were kept for starved requests
   // Matches of waiting requests, by slot.
   std::vector<KnownMatch> known_;
   MatchResult match_;
@@ -253,7 +256,7 @@ bool Scheduler::Impl::PrefillDone(RequestId id, Nanos now) {
   return true;
 }
 
-bool Scheduler::Impl::Requeue(RequestId id, bool exclude, Nanos now) {
+bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
   const StateView view(state_.zone());
   const Locked lock(state_.zone());
   RequestSlot* const slot = view.Find(id);
@@ -264,9 +267,7 @@ bool Scheduler::Impl::Requeue(RequestId id, bool exclude, Nanos now) {
   ++slot->retries;
   const bool again_from_prefill = !was_decoding || slot->facts.mode != Mode::kSequential ||
                                   (slot->flags.load(kLax) & kPrefillSkipped) != 0;
-  const int32_t failed = was_decoding ? slot->decode_instance : slot->prefill_instance;
-  if (exclude && failed >= 0)
-    slot->excluded[(slot->retries - 1) % kMaxExcluded] = static_cast<int16_t>(failed);
+  if (failed >= 0) slot->excluded[(slot->retries - 1) % kMaxExcluded] = static_cast<int16_t>(failed);
   const auto leave = [&](int32_t& instance) {
     const int32_t old = instance;
     instance = -1;
@@ -411,10 +412,15 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
     const StateView view(state_.zone());
     group = view.instance(request.view.prefill_instance).group;
   }
+  const auto eligible = [&](const InstanceView& instance) {
+    return instance.role != (decode ? Role::kPrefill : Role::kDecode) && (!group || instance.group == *group);
+  };
+  // When a request has failed on every instance there is, it may return to one of them.
+  const bool avoids = std::any_of(instances_.begin(), instances_.end(), [&](const InstanceView& instance) {
+    return eligible(instance) && !IsExcluded(request.excluded, instance.id);
+  });
   for (const InstanceView& instance : instances_) {
-    if (instance.role == (decode ? Role::kPrefill : Role::kDecode)) continue;
-    if (group && instance.group != *group) continue;
-    if (IsExcluded(request.excluded, instance.id)) continue;
+    if (!eligible(instance) || (avoids && IsExcluded(request.excluded, instance.id))) continue;
     candidates_.push_back(instance);
     InstanceView& added = candidates_.back();
     // The last token of a prompt is always computed.
@@ -440,6 +446,27 @@ int Scheduler::Impl::LeastQueued(const Waiting& request, Nanos now) const {
     }
   }
   return best;
+}
+
+// Drops prefill candidates in whose group no decode instance can take the request.
+void Scheduler::Impl::KeepPairs(const Waiting& request) {
+  std::erase_if(candidates_, [&](const InstanceView& prefill) {
+    return std::none_of(instances_.begin(), instances_.end(), [&](const InstanceView& decode) {
+      return decode.role != Role::kPrefill && decode.group == prefill.group &&
+             (!policy_->HoldsCaps() || decode.DecodeRoom(request.view.facts.prompt_tokens));
+    });
+  });
+}
+
+// No candidate has room for a starved request: keeps the one that is nearest to it from younger requests in this run. The
+// others go on, and so does half of the pool whatever the number of starved requests.
+void Scheduler::Impl::Reserve() {
+  const auto nearest = std::min_element(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
+    return a.load.prefill_requests + a.load.decode_requests < b.load.prefill_requests + b.load.decode_requests;
+  });
+  if (nearest == candidates_.end() || (reserved_ > 0 && instances_.size() <= reserved_ + 1)) return;
+  ++reserved_;
+  std::erase_if(instances_, [id = nearest->id](const InstanceView& v) { return v.id == id; });
 }
 
 bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Nanos now) {
@@ -593,6 +620,15 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
     }
     if (result_.lost_lease) return;
     Candidates(request, false, now);
+    if (view.facts.mode == Mode::kParallel) {
+      const std::vector<InstanceView> all = candidates_;
+      KeepPairs(request);
+      if (candidates_.empty() && view.must_place && !all.empty()) {  // a decode instance is what it waits for
+        Candidates(request, true, now);
+        Reserve();
+        continue;
+      }
+    }
     if (candidates_.empty()) continue;
     Choice choice = policy_->ChoosePrefill(view, candidates_, now);
     if (choice.kind == Choice::Kind::kReject && !view.must_place) {
@@ -602,8 +638,10 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
     }
     if (view.must_place && choice.kind != Choice::Kind::kPlace) {
       const int free = LeastQueued(request, now);
-      // Without room for it, nothing younger is placed either: the next free slot is its own.
-      if (free < 0) return;
+      if (free < 0) {
+        Reserve();
+        continue;
+      }
       choice = Choice::Place(free);
     }
     if (choice.kind == Choice::Kind::kHold) {
@@ -621,7 +659,12 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
       Waiting paired = request;
       paired.view.prefill_instance = choice.instance;
       Candidates(paired, true, now);
-      const Choice second = policy_->ChooseDecode(paired.view, candidates_, now);
+      Choice second = policy_->ChooseDecode(paired.view, candidates_, now);
+      if (second.kind != Choice::Kind::kPlace && view.must_place) {
+        for (const InstanceView& v : candidates_) {
+          if (v.DecodeRoom(view.facts.prompt_tokens)) second = Choice::Place(v.id);
+        }
+      }
       candidates_ = prefill_candidates;
       if (second.kind != Choice::Kind::kPlace) continue;
       decode = second.instance;
@@ -653,7 +696,10 @@ void Scheduler::Impl::PlaceDecodes(Nanos now) {
       const auto free = std::find_if(candidates_.begin(), candidates_.end(), [&](const InstanceView& v) {
         return v.DecodeRoom(view.facts.prompt_tokens + view.output_tokens);
       });
-      if (free == candidates_.end()) return;
+      if (free == candidates_.end()) {
+        Reserve();
+        continue;
+      }
       choice = Choice::Place(free->id);
     }
     if (choice.kind != Choice::Kind::kPlace) {
@@ -670,6 +716,7 @@ void Scheduler::Impl::PlaceDecodes(Nanos now) {
 
 RunResult Scheduler::Impl::Run(LeaseToken lease, Nanos now) {
   result_ = {};
+  reserved_ = 0;
   lease_ = lease;
   if (!state_.lease().Holds(lease)) {
     result_.lost_lease = true;
@@ -693,7 +740,7 @@ Scheduler::Scheduler(Scheduler&&) noexcept = default;
 
 Admission Scheduler::Submit(RequestId id, Nanos now) { return impl_->Submit(id, now); }
 bool Scheduler::PrefillDone(RequestId id, Nanos now) { return impl_->PrefillDone(id, now); }
-bool Scheduler::Requeue(RequestId id, bool exclude, Nanos now) { return impl_->Requeue(id, exclude, now); }
+bool Scheduler::Requeue(RequestId id, int failed, Nanos now) { return impl_->Requeue(id, failed, now); }
 RunResult Scheduler::Run(LeaseToken lease, Nanos now) { return impl_->Run(lease, now); }
 bool Scheduler::Match(RequestId id, MatchResult& result) const { return impl_->Match(id, result); }
 const Policy& Scheduler::policy() const { return *impl_->policy_; }

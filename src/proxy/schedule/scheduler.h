@@ -65,9 +65,10 @@ class Scheduler {
   /// on: kAggregated to kDecodeRunning on the same instance, kSequential to kDecodeWaiting, kParallel to
   /// kDecodeRunning.
   bool PrefillDone(RequestId id, Nanos now);
-  /// The instance failed before the first byte was sent to the client: back into the queue that chose it,
-  /// without that instance. False when the retries are used up: finish the request as kFailed.
-  bool Requeue(RequestId id, bool exclude, Nanos now);
+  /// Instance `failed` did not serve the request, and no byte was sent to the client: back into the queue that
+  /// chose it. The request avoids that instance while another one may take it; -1: it avoids none. False when the
+  /// retries are used up: finish the request as kFailed.
+  bool Requeue(RequestId id, int failed, Nanos now);
   /// A decode step of `instance` took `time` with `batch` running requests of `kv_tokens` tokens together.
   void ObserveStep(int instance, double batch, double kv_tokens, Nanos time);
 

@@ -162,11 +162,76 @@ TEST_F(SchedulerTest, RetriesElsewhereUntilTheRetriesAreUsedUp) {
   for (int i = 0; i < 3; ++i) {
     Run();
     ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
-    EXPECT_TRUE(used.insert(state_.Request(id)->prefill_instance).second) << "the same instance again";
-    EXPECT_EQ(scheduler_->Requeue(id, true, now_), i < 2);
+    const int instance = state_.Request(id)->prefill_instance;
+    EXPECT_TRUE(used.insert(instance).second) << "the same instance again";
+    EXPECT_EQ(scheduler_->Requeue(id, instance, now_), i < 2);
   }
   state_.Finish(id, Outcome::kFailed, now_);
   EXPECT_TRUE(state_.CheckInvariants().ok()) << state_.CheckInvariants();
+}
+
+TEST_F(SchedulerTest, RetriesOnTheOnlyInstance) {
+  Use(Engines(1));
+  const RequestId id = Submitted({.prompt_tokens = 100});
+  for (int i = 0; i < 3; ++i) {
+    Run();
+    ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+    EXPECT_EQ(scheduler_->Requeue(id, 0, now_), i < 2);
+  }
+  state_.Finish(id, Outcome::kFailed, now_);
+}
+
+TEST_F(SchedulerTest, AvoidsTheFailedHalfOfAParallelPair) {
+  Use(Engines(0, 1, 2));
+  const RequestId id = Submitted({.prompt_tokens = 1000, .mode = Mode::kParallel});
+  Run();
+  ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+  state_.Enter(id, Stage::kPrefillRunning, now_);
+  const int failed = state_.Request(id)->decode_instance;
+  ASSERT_TRUE(scheduler_->Requeue(id, failed, now_));
+  Run();
+  ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+  EXPECT_EQ(state_.Request(id)->prefill_instance, 0);
+  EXPECT_NE(state_.Request(id)->decode_instance, failed);
+  state_.Finish(id, Outcome::kFailed, now_);
+}
+
+TEST_F(SchedulerTest, AStarvedRequestKeepsOneInstanceAndNotThePool) {
+  Use(Engines(2, 0, 0, {.prefill_tokens = 1000}));
+  const RequestId first = Submitted({.prompt_tokens = 100}), second = Submitted({.prompt_tokens = 100});
+  Run();
+  ASSERT_EQ(StageOf(first), Stage::kPrefillScheduled);
+  ASSERT_EQ(StageOf(second), Stage::kPrefillScheduled);
+  ASSERT_NE(state_.Request(first)->prefill_instance, state_.Request(second)->prefill_instance);
+  const RequestId large = Submitted({.prompt_tokens = 5000});  // fits an idle instance only
+  now_ += 11 * kSecond;
+  const RequestId small = Submitted({.prompt_tokens = 100});
+  Run();
+  EXPECT_EQ(StageOf(large), Stage::kPrefillWaiting);
+  EXPECT_EQ(StageOf(small), Stage::kPrefillScheduled);
+  const int kept = state_.Request(small)->prefill_instance == state_.Request(first)->prefill_instance
+                       ? state_.Request(second)->prefill_instance
+                       : state_.Request(first)->prefill_instance;
+  state_.Finish(state_.Request(first)->prefill_instance == kept ? first : second, Outcome::kCompleted, now_);
+  Run();
+  EXPECT_EQ(StageOf(large), Stage::kPrefillScheduled);
+  EXPECT_EQ(state_.Request(large)->prefill_instance, kept);
+}
+
+TEST_F(SchedulerTest, ParallelPairsAvoidGroupsWithoutADecodeInstance) {
+  auto configs = Engines(0, 2, 1);
+  configs[0].group = 5;  // no decode instance is in it
+  configs[1].group = configs[2].group = 7;
+  Use(configs);
+  for (int i = 0; i < 4; ++i) {
+    const RequestId id = Submitted({.prompt_tokens = 1000, .mode = Mode::kParallel});
+    now_ += 12 * kSecond;
+    Run();
+    ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+    EXPECT_EQ(state_.Request(id)->prefill_instance, 1);
+    EXPECT_EQ(state_.Request(id)->decode_instance, 2);
+    state_.Finish(id, Outcome::kCompleted, now_);
+  }
 }
 
 TEST_F(SchedulerTest, UnhealthyClosedAndDrainingInstancesGetNothing) {

@@ -60,7 +60,37 @@ Status CheckConfig(const InstanceConfig& config) {
   return OkStatus();
 }
 
+// Marks the entries that `configs` name.
+std::vector<bool> NamedOf(const StateView& view, std::span<const InstanceConfig> configs) {
+  std::vector<bool> named(view.options.max_instances);
+  for (const InstanceConfig& config : configs) {
+    if (const int id = FindEntry(view, config.url, config.dp_rank); id >= 0) named[static_cast<size_t>(id)] = true;
+  }
+  return named;
+}
+
+Status CheckRoom(const StateView& view, std::span<const InstanceConfig> configs, const std::vector<bool>& named) {
+  uint32_t unused = 0, fresh = 0;
+  for (uint32_t i = 0; i < view.options.max_instances; ++i) {
+    const InstanceEntry& entry = view.instance(static_cast<int>(i));
+    unused += StateOf(entry) == InstanceState::kUnused || (!named[i] && entry.load.references == 0);
+  }
+  for (const InstanceConfig& config : configs) fresh += FindEntry(view, config.url, config.dp_rank) < 0;
+  if (fresh > unused) {
+    return ResourceExhausted("{} instances are new, and {} of the zone's {} entries are free: enlarge the zone", fresh,
+                             unused, view.options.max_instances);
+  }
+  return OkStatus();
+}
+
 }  // namespace
+
+Status State::CheckCapacity(std::span<const InstanceConfig> configs) const {
+  for (const InstanceConfig& config : configs) RETURN_IF_ERROR(CheckConfig(config));
+  const StateView view(zone_);
+  const Locked lock(zone_);
+  return CheckRoom(view, configs, NamedOf(view, configs));
+}
 
 Lease& State::lease() const { return zone_.state().lease; }
 int State::max_instances() const { return static_cast<int>(zone_.options().max_instances); }
@@ -79,21 +109,8 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
   std::vector<int> used_before;
   {
     const Locked lock(zone_);
-    std::vector<bool> named(view.options.max_instances);
-    for (const InstanceConfig& config : configs) {
-      if (const int id = FindEntry(view, config.url, config.dp_rank); id >= 0) named[id] = true;
-    }
-    uint32_t unused = 0, fresh = 0;
-    for (uint32_t i = 0; i < view.options.max_instances; ++i) {
-      const InstanceEntry& entry = view.instance(static_cast<int>(i));
-      unused += StateOf(entry) == InstanceState::kUnused || (!named[i] && entry.load.references == 0);
-    }
-    for (const InstanceConfig& config : configs) fresh += FindEntry(view, config.url, config.dp_rank) < 0;
-    if (fresh > unused) {
-      return ResourceExhausted(
-          "{} instances are new, and {} of the zone's {} entries are free: enlarge the zone", fresh, unused,
-          view.options.max_instances);
-    }
+    const std::vector<bool> named = NamedOf(view, configs);
+    RETURN_IF_ERROR(CheckRoom(view, configs, named));
     for (uint32_t i = 0; i < view.s.num_instances; ++i) {
       const int id = static_cast<int>(i);
       InstanceEntry& entry = view.instance(id);
@@ -197,6 +214,15 @@ void State::RecordFailure(int id, Nanos now, const BreakerOptions& options) {
   InstanceEntry& entry = view.instance(id);
   ++entry.failures;
   if (options.failures == 0 || entry.failures < options.failures) return;
+  // The last instance that can serve stays: its failures show what is wrong, and a closed pool would not.
+  bool other = false;
+  for (uint32_t i = 0; i < view.s.num_instances && !other; ++i) {
+    const InstanceEntry& candidate = view.instance(static_cast<int>(i));
+    const bool same_role = candidate.role == entry.role || candidate.role == static_cast<uint8_t>(Role::kBoth);
+    other = static_cast<int>(i) != id && StateOf(candidate) == InstanceState::kEnabled && candidate.healthy != 0 &&
+            candidate.closed_until <= now && same_role;
+  }
+  if (!other) return;
   const uint32_t doublings = std::min<uint32_t>(entry.failures - options.failures, 30);
   entry.closed_until = now + std::min(options.max_open, options.open << doublings);
 }

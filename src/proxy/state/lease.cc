@@ -26,7 +26,7 @@ bool ProcessLives(int32_t pid) {
   return name_end == nullptr || name_end[1] == 0 || (name_end[2] != 'Z' && name_end[2] != 'X');
 }
 
-std::optional<LeaseToken> Lease::Acquire(int32_t pid, Nanos now, const LeaseOptions& options) {
+std::optional<LeaseToken> Lease::Acquire(int32_t pid, Nanos now, const LeaseOptions& options, int32_t dead) {
   uint64_t word = word_.load(std::memory_order_acquire);
   const auto holder = static_cast<int32_t>(word >> 32);
   if (holder == pid) {
@@ -34,7 +34,7 @@ std::optional<LeaseToken> Lease::Acquire(int32_t pid, Nanos now, const LeaseOpti
     if (Renew(token, now)) return token;
     word = word_.load(std::memory_order_acquire);
   }
-  if (static_cast<int32_t>(word >> 32) != 0) {
+  if (const auto other = static_cast<int32_t>(word >> 32); other != 0 && other != dead) {
     const Nanos age = now - renewed();
     // A living holder renews in time; asking the kernel about it costs a system call.
     if (age <= 2 * options.renew) return std::nullopt;

@@ -57,6 +57,8 @@ class State {
   /// keep their number, counters and index; ones that are no longer named are abandoned and freed with their
   /// last reference. ResourceExhausted when more are needed than the zone has.
   StatusOr<Configured> Configure(std::span<const InstanceConfig> configs, Nanos now);
+  /// Whether Configure finds room; ResourceExhausted otherwise.
+  Status CheckCapacity(std::span<const InstanceConfig> configs) const;
   int max_instances() const;
   std::optional<InstanceRecord> Instance(int id) const;
   std::vector<InstanceRecord> Instances() const;

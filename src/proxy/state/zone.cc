@@ -90,10 +90,11 @@ size_t Zone::Bytes(const ZoneOptions& options) {
   return PlaceIndex(options, PlaceState(options, ArraysOffset(), nullptr), nullptr);
 }
 
-ZoneOptions Zone::Fit(size_t bytes, uint32_t max_instances, uint32_t max_requests) {
+ZoneOptions Zone::Fit(size_t bytes, uint32_t max_instances, uint32_t max_requests, uint32_t max_workers) {
   ZoneOptions options;
   options.max_instances = max_instances;
   options.max_requests = max_requests;
+  options.max_workers = max_workers;
   options.request_keys = std::clamp<uint64_t>(bytes / 64, 1 << 12, uint64_t{1} << 23);
   options.index_blocks = 1 << 10;
   const auto scale = [&] {

@@ -95,6 +95,8 @@ int Main(int argc, char** argv) {
   AddTune(verbs, run);
   AddPlacement(verbs, run);
   AddTopology(verbs, run);
+  AddProtein(verbs, run);
+  AddGraph(verbs, run);
   AddCompletion(verbs, run);
   AddHelp(verbs, run);
   AddVersion(verbs, run);

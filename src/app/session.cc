@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/host_features.h"
 #include "app/hub_cache.h"
 #include "app/interrupt.h"
 #include "app/layout_table.h"
@@ -204,23 +205,6 @@ StatusOr<std::unique_ptr<runtime::ThreadPool>> MakeThreads(int threads, int loca
   if (threads > cpus) Tell("{} threads share the {} hardware threads of this machine\n", threads, cpus);
   return runtime::ThreadPool::Create({.threads = threads, .pin = true, .topology = &topology});
 }
-
-namespace {
-
-// Returns this machine's features, limited by MOESAIC_ISA.
-StatusOr<runtime::CpuFeatures> FeaturesOfHost() {
-  runtime::CpuFeatures cpu = runtime::DetectCpu();
-  if (const char* limit = std::getenv("MOESAIC_ISA"); limit != nullptr && *limit != '\0') {
-    const auto isa = runtime::ParseIsa(limit);
-    if (!isa.ok()) return Annotate(isa.status(), "MOESAIC_ISA");
-    const auto limited = runtime::LimitTo(cpu, *isa);
-    if (!limited.ok()) return Annotate(limited.status(), "MOESAIC_ISA");
-    cpu = *limited;
-  }
-  return cpu;
-}
-
-}  // namespace
 
 StatusOr<nlohmann::json> MachineOfKernels(int threads) {
   ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());

@@ -7,12 +7,14 @@ namespace moesaic::graph {
 
 GraphKernels SelectGraphKernels(const runtime::CpuFeatures& cpu) {
   if (cpu.Prefers(runtime::Isa::kAvx512)) {
-    return {cpu::ReduceAvx512, cpu::EdgeMapAvx512, cpu::SoftmaxAvx512, cpu::EdgeAttentionAvx512, "avx512"};
+    return {cpu::ReduceAvx512,        cpu::EdgeMapAvx512,      cpu::SoftmaxAvx512,
+            cpu::EdgeAttentionAvx512, cpu::RowKernelsAvx512(), "avx512"};
   }
   if (cpu.Prefers(runtime::Isa::kAvx2)) {
-    return {cpu::ReduceAvx2, cpu::EdgeMapAvx2, cpu::SoftmaxAvx2, cpu::EdgeAttentionAvx2, "avx2"};
+    return {cpu::ReduceAvx2,        cpu::EdgeMapAvx2,      cpu::SoftmaxAvx2,
+            cpu::EdgeAttentionAvx2, cpu::RowKernelsAvx2(), "avx2"};
   }
-  return {ref::Reduce, ref::EdgeMap, ref::Softmax, ref::EdgeAttention, "ref"};
+  return {ref::Reduce, ref::EdgeMap, ref::Softmax, ref::EdgeAttention, ref::Rows(), "ref"};
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::Create(int threads, const runtime::CpuFeatures& cpu) {

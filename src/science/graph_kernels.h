@@ -9,6 +9,7 @@
 #include "kernels/kernel_table.h"
 #include "runtime/cpu_features.h"
 #include "science/micro_kernels.h"
+#include "science/row_kernels.h"
 
 namespace moesaic::graph {
 
@@ -17,6 +18,7 @@ struct GraphKernels {
   EdgeMapFn edge_map = nullptr;
   SoftmaxFn softmax = nullptr;
   EdgeAttentionFn edge_attention = nullptr;
+  RowKernels rows;
   std::string name;  ///< "avx512", "avx2" or "ref"
 };
 

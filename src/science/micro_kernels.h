@@ -34,7 +34,7 @@ struct ReduceTask {
   float alpha = 0, beta = 0;  // must be 1 and 0 for kMax and kMin
   void* out = nullptr;        // [segments, out_stride]
   int64_t out_stride = 0;
-  // out is f32 whatever dtype is, and alpha, beta and a mean's divisor are not applied: a part of a hub.
+  // out is f32 for any dtype, and alpha, beta and a mean's divisor are not applied: a part of a hub.
   bool out_f32 = false;
   // Edge of the maximum or minimum [segments, cols], or null. Empty segments get arg_empty. With a sum it is
   // an input: [u rows, cols], and an edge contributes only to columns where it is equal to the edge's number.

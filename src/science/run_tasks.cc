@@ -139,7 +139,7 @@ void RunEdgeMap(const Context& ctx, int32_t edges, const EdgeMapTask& task) {
 
 void RunSoftmax(const Context& ctx, const Segments& segments, SoftmaxTask task) {
   task.ptr = segments.ptr.data();
-  // A softmax of a hub is not divided: its three passes are short beside the rest of a model.
+  // A softmax of a hub is not divided: its three passes are a small part of a model.
   std::vector<SegmentRange> ranges = DivideByEdges(segments, ctx.exec.pool->size());
   for (const int32_t hub : segments.hubs) ranges.push_back({hub, hub + 1});
   ctx.exec.pool->Run(static_cast<int64_t>(ranges.size()), [&](int64_t i, int) {

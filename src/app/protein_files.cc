@@ -1,0 +1,98 @@
+#include "app/protein_files.h"
+
+#include <zlib.h>
+
+#include <bit>
+#include <charconv>
+#include <cstring>
+#include <span>
+
+#include "app/input.h"
+#include "checkpoint/safetensors.h"
+#include "runtime/memory.h"
+#include "science/torch_file.h"
+
+namespace moesaic::app {
+namespace {
+
+bool IsGzip(std::string_view bytes) { return bytes.size() > 2 && bytes[0] == '\x1f' && bytes[1] == '\x8b'; }
+
+StatusOr<std::string> Unzip(const std::string& bytes, const std::string& name) {
+  z_stream stream{};
+  constexpr int kGzipWindow = 15 + 16;  // the largest window, with a gzip header
+  if (inflateInit2(&stream, kGzipWindow) != Z_OK) return ResourceExhausted("{}: zlib cannot start", name);
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));  // zlib reads it only
+  stream.avail_in = static_cast<uInt>(bytes.size());
+  std::string text;
+  std::string buffer(1 << 20, '\0');
+  int state = Z_OK;
+  while (state == Z_OK) {
+    stream.next_out = reinterpret_cast<Bytef*>(buffer.data());
+    stream.avail_out = static_cast<uInt>(buffer.size());
+    state = inflate(&stream, Z_NO_FLUSH);
+    text.append(buffer, 0, buffer.size() - stream.avail_out);
+    if (text.size() > kMaxStructureBytes) {
+      inflateEnd(&stream);
+      return ResourceExhausted("{}: more than {} bytes after decompression", name, kMaxStructureBytes);
+    }
+  }
+  inflateEnd(&stream);
+  if (state != Z_STREAM_END) return DataLoss("{}: the gzip data are damaged or truncated", name);
+  return text;
+}
+
+StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
+  ASSIGN_OR_RETURN(const checkpoint::Safetensors parsed,
+                   checkpoint::ParseSafetensors(file.bytes(), file.path()));
+  ProteinWeights weights;
+  for (const checkpoint::TensorEntry& entry : parsed.tensors) {
+    using tensor::DType;
+    if (entry.dtype != DType::kF32 && entry.dtype != DType::kF16 && entry.dtype != DType::kBF16) {
+      return Unimplemented("{}: tensor \"{}\" must be F32, F16 or BF16, not {}", file.path(), entry.name,
+                           tensor::DTypeName(entry.dtype));
+    }
+    science::WeightTensor& to = weights.tensors[entry.name];
+    to.shape = entry.shape;
+    const size_t size = entry.dtype == DType::kF32 ? 4 : 2;
+    for (size_t i = 0; i < entry.bytes.size() / size; ++i) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, entry.bytes.data() + i * size, size);
+      float value = std::bit_cast<float>(bits);
+      if (entry.dtype == DType::kBF16) value = tensor::ToFloat(tensor::BF16{static_cast<uint16_t>(bits)});
+      if (entry.dtype == DType::kF16) value = tensor::HalfToFloat(static_cast<uint16_t>(bits));
+      to.values.push_back(value);
+    }
+  }
+  if (const auto found = parsed.metadata.find("num_edges"); found != parsed.metadata.end()) {
+    std::from_chars(found->second.data(), found->second.data() + found->second.size(), weights.neighbors);
+  }
+  return weights;
+}
+
+}  // namespace
+
+StatusOr<science::Structure> ReadStructure(const std::string& path) {
+  ASSIGN_OR_RETURN(std::string bytes, ReadInput(path));
+  const std::string name = InputName(path);
+  if (IsGzip(bytes)) {
+    ASSIGN_OR_RETURN(bytes, Unzip(bytes, name));
+  }
+  return science::ParseStructure(bytes, name);
+}
+
+StatusOr<ProteinWeights> ReadProteinWeights(const std::string& path) {
+  ASSIGN_OR_RETURN(const auto file, runtime::MappedFile::Open(path));
+  const std::span<const std::byte> bytes = file->bytes();
+  if (bytes.size() < 2 || bytes[0] != std::byte{'P'} || bytes[1] != std::byte{'K'})
+    return ReadSafetensors(*file);
+  ASSIGN_OR_RETURN(const science::TorchFile torch, science::ParseTorchFile(bytes, path));
+  ProteinWeights weights;
+  weights.tensors = torch.Under("model_state_dict/");
+  if (weights.tensors.empty()) weights.tensors = torch.tensors;
+  if (const auto found = torch.numbers.find("num_edges"); found != torch.numbers.end()) {
+    weights.neighbors = static_cast<int>(found->second);
+  }
+  return weights;
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,117 @@
+// Product of row-major f32 matrices over the lanes of lanes_<isa>-inl.h, which must be included first.
+#pragma once
+
+namespace moesaic::graph::cpu {
+namespace {
+
+// 6 rows times 2 vectors: 12 accumulators, 2 vectors of b and 1 of a fill 15 of AVX2's 16 registers.
+constexpr int kProductRows = 6;
+constexpr int kProductCols = 2 * kLanes;
+
+template <int kRows, bool kPart>
+inline void ProductBlock(const MatmulTask& t, const float* a, const float* b, int64_t b_stride, int cols,
+                         float* c) {
+  V sum[kRows][2];
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = Zero();
+  const int first = cols < kLanes ? cols : kLanes, second = cols - first;
+  for (int64_t k = 0; k < t.k; ++k) {
+    const float* row = b + k * b_stride;
+    const V b0 = kPart ? kernels::LoadFirst(row, first) : kernels::Load(row);
+    const V b1 = kPart ? kernels::LoadFirst(row + kLanes, second) : kernels::Load(row + kLanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+      const V x = Set(a[r * t.a_stride + k]);
+      sum[r][0] = Fma(x, b0, sum[r][0]);
+      sum[r][1] = Fma(x, b1, sum[r][1]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r) {
+    float* to = c + r * t.c_stride;
+    if (t.accumulate) {
+      sum[r][0] = Add(kernels::LoadFirst(to, first), sum[r][0]);
+      if (second > 0) sum[r][1] = Add(kernels::LoadFirst(to + kLanes, second), sum[r][1]);
+    }
+    kernels::StoreFirst(to, sum[r][0], first);
+    if (second > 0) kernels::StoreFirst(to + kLanes, sum[r][1], second);
+  }
+}
+
+template <bool kPart>
+inline void ProductRows(const MatmulTask& t, const float* b, int64_t b_stride, int cols, float* c) {
+  int64_t row = 0;
+  for (; row + kProductRows <= t.m; row += kProductRows)
+    ProductBlock<kProductRows, kPart>(t, t.a + row * t.a_stride, b, b_stride, cols, c + row * t.c_stride);
+  const float* a = t.a + row * t.a_stride;
+  float* to = c + row * t.c_stride;
+  switch (t.m - row) {
+    case 5:
+      return ProductBlock<5, kPart>(t, a, b, b_stride, cols, to);
+    case 4:
+      return ProductBlock<4, kPart>(t, a, b, b_stride, cols, to);
+    case 3:
+      return ProductBlock<3, kPart>(t, a, b, b_stride, cols, to);
+    case 2:
+      return ProductBlock<2, kPart>(t, a, b, b_stride, cols, to);
+    case 1:
+      return ProductBlock<1, kPart>(t, a, b, b_stride, cols, to);
+    default:
+      return;
+  }
+}
+
+// Copies columns [0, cols) of b as [k][kProductCols], with zeros beyond them.
+inline void PackPanel(const MatmulTask& t, const float* b, int cols, float* panel) {
+  if (t.b_transposed) {
+    for (int j = 0; j < kProductCols; ++j) {
+      for (int64_t k = 0; k < t.k; ++k) panel[k * kProductCols + j] = j < cols ? b[j * t.b_stride + k] : 0;
+    }
+    return;
+  }
+  const int first = cols < kLanes ? cols : kLanes;
+  for (int64_t k = 0; k < t.k; ++k) {
+    const float* row = b + k * t.b_stride;
+    kernels::Store(panel + k * kProductCols, kernels::LoadFirst(row, first));
+    kernels::Store(panel + k * kProductCols + kLanes,
+                   cols > kLanes ? kernels::LoadFirst(row + kLanes, cols - kLanes) : Zero());
+  }
+}
+
+// Columns are taken in panels. A panel that many rows use is copied first: its rows in b may be a power of
+// two apart, where they would evict one another from the L1 cache. A panel of 512 inputs fills half of it.
+constexpr int64_t kPackFromRows = 24;
+constexpr int64_t kPanelInputs = 512;
+
+inline void ProductOfInputs(const MatmulTask& t, float* panel) {
+  const bool pack = t.m >= kPackFromRows || t.b_transposed;
+  for (int64_t col = 0; col < t.n; col += kProductCols) {
+    const int cols = static_cast<int>(t.n - col < kProductCols ? t.n - col : kProductCols);
+    const float* b = t.b + (t.b_transposed ? col * t.b_stride : col);
+    if (pack) PackPanel(t, b, cols, panel);
+    if (pack) {
+      ProductRows<false>(t, panel, kProductCols, cols, t.c + col);
+    } else if (cols == kProductCols) {
+      ProductRows<false>(t, b, t.b_stride, cols, t.c + col);
+    } else {
+      ProductRows<true>(t, b, t.b_stride, cols, t.c + col);
+    }
+  }
+}
+
+void RunMatmul(const MatmulTask& task) {
+  alignas(64) float panel[kPanelInputs * kProductCols];
+  MatmulTask t = task;
+  int64_t done = 0;
+  do {
+    t.k = task.k - done < kPanelInputs ? task.k - done : kPanelInputs;
+    t.a = task.a + done;
+    t.b = task.b + (task.b_transposed ? done : done * task.b_stride);
+    ProductOfInputs(t, panel);
+    t.accumulate = true;
+    done += t.k;
+  } while (done < task.k);
+}
+
+}  // namespace
+}  // namespace moesaic::graph::cpu

@@ -1,0 +1,60 @@
+// Equivariant graph neural network: Satorras, Hoogeboom, Welling, "E(n) Equivariant Graph Neural Networks"
+// (arXiv 2102.09844), with the parameter names of the authors' program.
+#pragma once
+
+#include "science/edge_mlp.h"
+#include "science/weights.h"
+
+namespace moesaic::science {
+
+struct EgnnOptions {
+  bool residual = true;          ///< Adds h to the node perceptron's result, if both have the same width.
+  bool mean_coordinates = true;  ///< Averages coordinate updates over a node's edges instead of adding them.
+  bool normalize = false;        ///< Divides differences of coordinates by (distance + 1e-8).
+  bool tanh = false;             ///< Bounds coordinate weights.
+};
+
+/// One layer: m = phi_e(h_d, h_s, |x_d - x_s|^2, e); x_d += sum or mean of (x_d - x_s) phi_x(m);
+/// h_d = phi_h(h_d, sum of m).
+class EgnnLayer {
+ public:
+  /// Weights edge_mlp.0, edge_mlp.2, node_mlp.0, node_mlp.2, coord_mlp.0, coord_mlp.2 and, if present,
+  /// att_mlp.0 (a gate on every message). node_inputs is the width of h; edge_inputs that of e.
+  static StatusOr<EgnnLayer> Load(const WeightScope& weights, int node_inputs, int edge_inputs,
+                                  const EgnnOptions& options = {});
+
+  int inputs() const { return node_inputs_; }
+  int outputs() const { return node_out_.n(); }
+
+  /// Updates features h [nodes, inputs] into h_out [nodes, outputs] and coordinates x [nodes, 3] into x_out,
+  /// which may be x. Nodes are both sources and destinations. edge is [edges, edge_inputs] or null.
+  Status Run(const graph::Context& ctx, const graph::Graph& graph, const float* h, const float* x,
+             const float* edge, float* h_out, float* x_out) const;
+
+ private:
+  EgnnOptions options_;
+  int node_inputs_ = 0;
+  EdgeMlp edge_mlp_;
+  Dense coord_in_, coord_out_, attention_, node_in_, node_out_;
+};
+
+/// A model that predicts one property of a molecule: embedding, layers, and two perceptrons around the sum
+/// over nodes (the authors' QM9 model). Parameters: embedding, gcl_N.*, node_dec.0, node_dec.2, graph_dec.0,
+/// graph_dec.2.
+class EgnnModel {
+ public:
+  static StatusOr<EgnnModel> Load(const WeightMap& weights);
+  int inputs() const { return embedding_.k(); }
+  int layers() const { return static_cast<int>(layers_.size()); }
+  /// Predicts one value per molecule. features is [nodes, inputs], xyz [nodes, 3]; molecule m has nodes
+  /// [molecules[m], molecules[m + 1]).
+  StatusOr<std::vector<float>> Predict(const graph::Context& ctx, const graph::Graph& graph,
+                                       const float* features, const float* xyz,
+                                       const graph::Segments& molecules) const;
+
+ private:
+  Dense embedding_, node_in_, node_out_, graph_in_, graph_out_;
+  std::vector<EgnnLayer> layers_;
+};
+
+}  // namespace moesaic::science

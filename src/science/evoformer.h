@@ -1,0 +1,98 @@
+// Layers of AlphaFold 2's Evoformer (Jumper et al., Nature 596, 2021, supplementary algorithms 7 to 15), with
+// the parameter names of OpenFold. Activations are f32: m [sequences, residues, c_m] and z [residues,
+// residues, c_z]. Every layer adds its update to its argument.
+#pragma once
+
+#include "science/pair_attention.h"
+#include "science/weights.h"
+
+namespace moesaic::science {
+
+/// Projections of multi-head attention with a gate: linear_q, linear_k, linear_v, linear_g, linear_o.
+struct GatedHeads {
+  Dense q, k, v, gate, out;
+  int heads = 0, dim = 0;
+  static StatusOr<GatedHeads> Load(const WeightScope& weights, int heads);
+};
+
+/// Algorithms 11 and 12: z_ij += gate * linear(norm(sum_k a_ik b_jk)), or a_ki b_kj for incoming edges.
+class TriangleMultiplication {
+ public:
+  static StatusOr<TriangleMultiplication> Load(const WeightScope& weights, bool incoming);
+  /// mask is [n, n] or null.
+  Status Run(const graph::Context& ctx, int64_t n, const float* mask, float* z) const;
+
+ private:
+  bool incoming_ = false;
+  Norm norm_in_, norm_out_;
+  Dense a_, a_gate_, b_, b_gate_, gate_, out_;
+};
+
+/// Algorithms 13 and 14: attention along rows of z (starting node) or columns (ending node), biased by z.
+class TriangleAttention {
+ public:
+  static StatusOr<TriangleAttention> Load(const WeightScope& weights, int heads, bool ending);
+  Status Run(const graph::Context& ctx, int64_t n, const float* mask, float* z) const;
+
+ private:
+  bool ending_ = false;
+  Norm norm_;
+  Dense bias_;
+  GatedHeads mha_;
+};
+
+/// Algorithms 7 and 8: attention along the rows of m, biased by z, or along its columns.
+class MsaAttention {
+ public:
+  /// Row attention if the weights have linear_z, otherwise column attention.
+  static StatusOr<MsaAttention> Load(const WeightScope& weights, int heads);
+  /// mask is [sequences, residues] or null. z is read by row attention only.
+  Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
+             const float* z, float* m) const;
+
+ private:
+  Norm norm_, norm_z_;
+  Dense bias_;
+  GatedHeads mha_;
+};
+
+/// Algorithm 10: z_ij += linear(mean over sequences of a_si outer b_sj), without storing the outer products.
+class OuterProductMean {
+ public:
+  static StatusOr<OuterProductMean> Load(const WeightScope& weights);
+  Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
+             const float* m, float* z) const;
+
+ private:
+  Norm norm_;
+  Dense a_, b_, out_;
+};
+
+/// Algorithms 9 and 15: x += linear(relu(linear(norm(x)))) for rows of x.
+class Transition {
+ public:
+  static StatusOr<Transition> Load(const WeightScope& weights);
+  Status Run(const graph::Context& ctx, int64_t rows, float* x) const;
+
+ private:
+  Norm norm_;
+  Dense in_, out_;
+};
+
+/// Algorithm 6, one block. Scopes: msa_att_row, msa_att_col, msa_transition, outer_product_mean, tri_mul_out,
+/// tri_mul_in, tri_att_start, tri_att_end, pair_transition.
+class EvoformerBlock {
+ public:
+  static StatusOr<EvoformerBlock> Load(const WeightScope& weights, int msa_heads, int pair_heads);
+  Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* msa_mask,
+             const float* pair_mask, float* m, float* z) const;
+
+ private:
+  MsaAttention row_, column_;
+  Transition msa_transition_, pair_transition_;
+  OuterProductMean outer_;
+  TriangleMultiplication outgoing_, incoming_;
+  TriangleAttention starting_, ending_;
+};
+
+}  // namespace moesaic::science

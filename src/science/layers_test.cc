@@ -1,0 +1,193 @@
+// EGNN, Evoformer layers and invariant point attention against PyTorch transcriptions, on every instruction
+// set.
+#include <gtest/gtest.h>
+
+#include "science/egnn.h"
+#include "science/evoformer.h"
+#include "science/invariant_points.h"
+#include "science/test_goldens.h"
+
+namespace moesaic::science {
+namespace {
+
+constexpr float kTolerance = 1e-5F;  // relative to the largest element
+constexpr float kEquivariance = 1e-4F;
+
+class LayersTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  std::unique_ptr<graph::Workspace> workspace_ = graph::MakeWorkspace(GetParam(), 2);
+  graph::Context ctx_ = workspace_->context();
+  std::mt19937 rng_{3};
+};
+INSTANTIATE_TEST_SUITE_P(Isa, LayersTest, testing::ValuesIn(graph::GraphIsas()),
+                         [](const auto& info) { return runtime::IsaName(info.param); });
+
+struct EgnnCase {
+  EgnnLayer layer;
+  graph::Graph graph;
+  std::vector<float> h, x, edge;
+};
+
+EgnnCase LoadEgnn(const Goldens& goldens, const std::string& name, const EgnnOptions& options) {
+  const WeightMap weights = goldens.Weights(name + ".weights.");
+  const std::vector<int32_t> src = goldens.Ints(name + ".src"), dst = goldens.Ints(name + ".dst");
+  const auto edges = static_cast<int64_t>(src.size());
+  EgnnCase c{.layer = *EgnnLayer::Load(WeightScope(weights), 10, 3, options),
+             .graph = *graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
+                                             graph::Indices::Of(dst.data(), edges), 20, 20),
+             .h = goldens.Floats(name + ".h"),
+             .x = goldens.Floats(name + ".x"),
+             .edge = goldens.Floats(name + ".edge")};
+  return c;
+}
+
+const std::pair<const char*, EgnnOptions> kEgnnCases[] = {
+    {"plain", {}}, {"gated", {.residual = true, .mean_coordinates = false, .normalize = true, .tanh = true}}};
+
+TEST_P(LayersTest, EgnnMatchesPyTorch) {
+  const Goldens goldens("egnn");
+  for (const auto& [name, options] : kEgnnCases) {
+    const EgnnCase c = LoadEgnn(goldens, name, options);
+    std::vector<float> h(c.h.size()), x(c.x.size());
+    ASSERT_TRUE(c.layer.Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h.data(), x.data()).ok());
+    ExpectClose(h, goldens.Floats(std::string(name) + ".h_out"), kTolerance, "h");
+    ExpectClose(x, goldens.Floats(std::string(name) + ".x_out"), kTolerance, "x");
+  }
+}
+
+TEST_P(LayersTest, EgnnIsEquivariantAndIndependentOfThreads) {
+  const Goldens goldens("egnn");
+  for (const auto& [name, options] : kEgnnCases) {
+    const EgnnCase c = LoadEgnn(goldens, name, options);
+    std::vector<float> h(c.h.size()), x(c.x.size()), h_moved(c.h.size()), x_moved(c.x.size());
+    ASSERT_TRUE(c.layer.Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h.data(), x.data()).ok());
+    const std::array<float, 9> rotation = RandomRotation(&rng_);
+    const std::array<float, 3> shift = {3, -1, 2};
+    const std::vector<float> moved = Moved(c.x, rotation, shift);
+    ASSERT_TRUE(
+        c.layer.Run(ctx_, c.graph, c.h.data(), moved.data(), c.edge.data(), h_moved.data(), x_moved.data())
+            .ok());
+    ExpectClose(h_moved, h, kEquivariance, "h");
+    ExpectClose(x_moved, Moved(x, rotation, shift), kEquivariance, "x");
+    const auto other = graph::MakeWorkspace(GetParam(), 5);
+    std::vector<float> h_other(h.size()), x_other(x.size());
+    ASSERT_TRUE(c.layer
+                    .Run(other->context(), c.graph, c.h.data(), c.x.data(), c.edge.data(), h_other.data(),
+                         x_other.data())
+                    .ok());
+    EXPECT_EQ(h_other, h);
+    EXPECT_EQ(x_other, x);
+  }
+}
+
+// Runs a layer on a copy of x and returns its update.
+template <typename Run>
+std::vector<float> UpdateOf(const std::vector<float>& x, const Run& run) {
+  std::vector<float> updated = x;
+  EXPECT_TRUE(run(updated.data()).ok());
+  for (size_t i = 0; i < x.size(); ++i) updated[i] -= x[i];
+  return updated;
+}
+
+TEST_P(LayersTest, EvoformerLayersMatchPyTorch) {
+  const Goldens goldens("evoformer");
+  const WeightMap weights = goldens.Weights("weights.");
+  const WeightScope scope(weights);
+  const std::vector<float> m = goldens.Floats("m"), z = goldens.Floats("z"),
+                           msa_mask = goldens.Floats("msa_mask"), pair_mask = goldens.Floats("pair_mask");
+  const int64_t sequences = goldens.Shape("m")[0], residues = goldens.Shape("m")[1];
+  auto expect = [&](const std::string& name, const std::vector<float>& got) {
+    ExpectClose(got, goldens.Floats(name + ".out"), kTolerance, name.c_str());
+  };
+  for (const bool incoming : {false, true}) {
+    const std::string name = incoming ? "tri_mul_in" : "tri_mul_out";
+    const auto layer = *TriangleMultiplication::Load(scope.Under(name), incoming);
+    expect(name, UpdateOf(z, [&](float* x) { return layer.Run(ctx_, residues, pair_mask.data(), x); }));
+  }
+  for (const bool ending : {false, true}) {
+    const std::string name = ending ? "tri_att_end" : "tri_att_start";
+    const auto layer = *TriangleAttention::Load(scope.Under(name), 2, ending);
+    expect(name, UpdateOf(z, [&](float* x) { return layer.Run(ctx_, residues, pair_mask.data(), x); }));
+  }
+  for (const std::string name : {"msa_att_row", "msa_att_col"}) {
+    const auto layer = *MsaAttention::Load(scope.Under(name), 2);
+    expect(name, UpdateOf(m, [&](float* x) {
+             return layer.Run(ctx_, sequences, residues, msa_mask.data(), z.data(), x);
+           }));
+  }
+  const auto outer = *OuterProductMean::Load(scope.Under("outer_product_mean"));
+  expect("outer_product_mean", UpdateOf(z, [&](float* x) {
+           return outer.Run(ctx_, sequences, residues, msa_mask.data(), m.data(), x);
+         }));
+  const auto transition = *Transition::Load(scope.Under("pair_transition"));
+  expect("pair_transition",
+         UpdateOf(z, [&](float* x) { return transition.Run(ctx_, residues * residues, x); }));
+  const auto block = *EvoformerBlock::Load(scope, 2, 2);
+  std::vector<float> m_out = m, z_out = z;
+  ASSERT_TRUE(
+      block.Run(ctx_, sequences, residues, msa_mask.data(), pair_mask.data(), m_out.data(), z_out.data())
+          .ok());
+  // Nine layers in a row, each with the error of one.
+  ExpectClose(m_out, goldens.Floats("m_out"), 9 * kTolerance, "m");
+  ExpectClose(z_out, goldens.Floats("z_out"), 9 * kTolerance, "z");
+}
+
+class IpaTest : public LayersTest {
+ protected:
+  std::vector<float> Run(const std::vector<float>& rotation, const std::vector<float>& translation) {
+    const std::vector<float> s = goldens_.Floats("ipa.s"), z = goldens_.Floats("z"),
+                             mask = goldens_.Floats("ipa.mask");
+    const WeightMap weights = goldens_.Weights("ipa.weights.");
+    const auto layer = *InvariantPointAttention::Load(
+        WeightScope(weights), {.heads = 3, .dim = 5, .query_points = 4, .value_points = 6});
+    std::vector<float> out(s.size());
+    EXPECT_TRUE(layer
+                    .Run(ctx_, static_cast<int64_t>(mask.size()), s.data(), z.data(),
+                         {rotation.data(), translation.data()}, mask.data(), out.data())
+                    .ok());
+    return out;
+  }
+  // Rows of residues that are not padding: those of padding are undefined in the paper's program.
+  std::vector<float> Kept(std::vector<float> out) const {
+    out.resize(out.size() - 2 * 14);
+    return out;
+  }
+  Goldens goldens_{"evoformer"};
+};
+INSTANTIATE_TEST_SUITE_P(Isa, IpaTest, testing::ValuesIn(graph::GraphIsas()),
+                         [](const auto& info) { return runtime::IsaName(info.param); });
+
+TEST_P(IpaTest, MatchesPyTorch) {
+  const std::vector<float> out = Run(goldens_.Floats("ipa.rotation"), goldens_.Floats("ipa.translation"));
+  // Positions of some 100 angstroms are rounded to 2^-18 of an angstrom before any arithmetic.
+  ExpectClose(Kept(out), Kept(goldens_.Floats("ipa.out")), 2 * kTolerance, "ipa");
+}
+
+TEST_P(IpaTest, IsInvariantUnderMotions) {
+  const std::vector<float> rotation = goldens_.Floats("ipa.rotation"),
+                           translation = goldens_.Floats("ipa.translation");
+  const std::vector<float> out = Run(rotation, translation);
+  const std::array<float, 9> motion = RandomRotation(&rng_);
+  std::vector<float> turned(rotation.size());
+  for (size_t i = 0; i < rotation.size(); i += 9) {
+    for (int row = 0; row < 3; ++row) {
+      for (int column = 0; column < 3; ++column) {
+        for (int k = 0; k < 3; ++k)
+          turned[i + 3 * row + column] += motion[3 * row + k] * rotation[i + 3 * k + column];
+      }
+    }
+  }
+  ExpectClose(Kept(Run(turned, Moved(translation, motion, {5, 6, -7}))), Kept(out), kEquivariance, "ipa");
+}
+
+TEST_P(LayersTest, MissingWeightsAreNamed) {
+  WeightMap weights = Goldens("egnn").Weights("plain.weights.");
+  weights.erase("coord_mlp.2.weight");
+  EXPECT_EQ(moesaic::Message(EgnnLayer::Load(WeightScope(weights), 10, 3).status()),
+            "the weights have no tensor \"coord_mlp.2.weight\"");
+  EXPECT_EQ(moesaic::Message(EgnnLayer::Load(WeightScope(weights), 9, 3).status()),
+            "tensor \"edge_mlp.0.weight\" must have the shape [-1, 22], but has [24, 24]");
+}
+
+}  // namespace
+}  // namespace moesaic::science

@@ -1,0 +1,40 @@
+// Edge features of ProteinMPNN: distances of all pairs of five backbone atoms, and the offset in the chain.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "science/protein/protein_mpnn.h"
+
+namespace moesaic::science {
+
+inline constexpr int kMpnnOffsets = 66;  // 2 * 32 + 1 offsets, and one for other chains
+inline constexpr int kMpnnRbf = 16;      // radial basis functions per pair of atoms
+inline constexpr int kMpnnAtomPairs = 25;
+inline constexpr int kMpnnPositional = 16;  // width of the offset's embedding
+inline constexpr int kMpnnEdgeInputs = kMpnnPositional + kMpnnRbf * kMpnnAtomPairs;
+
+/// Features of a backbone that every edge reads.
+class MpnnGeometry {
+ public:
+  MpnnGeometry(const MpnnInput& input, int neighbors);
+  int neighbors() const { return k_; }
+  const std::vector<int32_t>& neighbor() const { return neighbor_; }  // [L, K]
+
+  /// Nearest positions of i by distance of CA, itself included; unknown ones last.
+  void FindNeighbors(int64_t i);
+  /// Index of the offset's embedding for edge (i, its k-th neighbour).
+  int OffsetOf(int64_t i, int k) const;
+  /// Writes the 400 squared exponents -((distance - mu) / sigma)^2 of an edge.
+  void Exponents(int64_t i, int k, float* out) const;
+
+ private:
+  const MpnnInput& input_;
+  int k_;
+  std::vector<float> atoms_;       // [5][L, 3]: CA, N, C, O, CB
+  std::vector<int32_t> neighbor_;  // [L, K]
+  std::vector<float> adjusted_;    // [L, K]: distance of CA as the selection sees it
+};
+
+}  // namespace moesaic::science

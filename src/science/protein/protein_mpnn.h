@@ -1,0 +1,111 @@
+// ProteinMPNN: amino-acid sequences for a protein backbone. Dauparas et al., "Robust deep learning-based
+// protein sequence design using ProteinMPNN" (Science 378, 2022), with the architecture, parameter names and
+// conventions of the published program (full-backbone models).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "science/edge_mlp.h"
+#include "science/protein/structure.h"
+#include "science/weights.h"
+
+namespace moesaic::science {
+
+inline constexpr std::string_view kMpnnAlphabet = "ACDEFGHIKLMNPQRSTVWYX";
+inline constexpr int kMpnnLetters = 21;
+
+/// A backbone as the model reads it. Positions are residues of all chains, including gaps in the numbering.
+struct MpnnInput {
+  std::vector<float> xyz;         ///< [L, 4, 3]: N, CA, C, O; zeros where unknown.
+  std::vector<uint8_t> known;     ///< [L]: all four atoms are present.
+  std::vector<int32_t> index;     ///< [L]: position in the chain plus 100 per preceding chain.
+  std::vector<int32_t> chain;     ///< [L]: number of the chain, from 1.
+  std::vector<int32_t> sequence;  ///< [L]: letters of the file as indices into kMpnnAlphabet.
+  std::vector<uint8_t> designed;  ///< [L]: 1: the model chooses the letter; 0: the letter is kept.
+
+  int64_t size() const { return static_cast<int64_t>(known.size()); }
+};
+
+/// Largest gap in a chain's numbering that is filled with unknown residues, as the program does. A larger
+/// jump is taken as adjacent.
+inline constexpr int kMaxFilledGap = 512;
+
+/// Converts a structure. `chains` names those to design; empty: all. Fails for a chain that does not exist.
+StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<std::string>& chains = {});
+
+/// Result of the encoder.
+struct MpnnEncoding {
+  int64_t size = 0;
+  int neighbors = 0;              ///< K: min(k, size)
+  std::vector<int32_t> neighbor;  ///< [L, K], nearest first
+  std::vector<float> nodes;       ///< [L, H]
+  std::vector<float> edges;       ///< [L, K, H]
+};
+
+struct MpnnSample {
+  std::vector<int32_t> sequence;  ///< [L]
+  double score = 0;               ///< Mean of -log p over designed known residues.
+  double recovery = 0;            ///< Share of those that equal the file's.
+};
+
+struct MpnnSampling {
+  double temperature = 0.1;
+  uint64_t seed = 0;
+  std::string omit = "X";  ///< Letters that are never chosen.
+};
+
+class ProteinMpnn {
+ public:
+  /// Loads the parameters of a state dict. neighbors is the checkpoint's "num_edges".
+  static StatusOr<ProteinMpnn> Load(const WeightMap& weights, int neighbors);
+  /// Random parameters (uniform, scaled by fan) for tests and benchmarks.
+  static WeightMap RandomWeights(uint64_t seed, int hidden = 128, int layers = 3);
+
+  int hidden() const { return hidden_; }
+  int neighbors() const { return neighbors_; }
+
+  StatusOr<MpnnEncoding> Encode(const graph::Context& ctx, const MpnnInput& input) const;
+  /// Log-probabilities [L, 21] of each letter given the letters of `sequence` at positions that precede it in
+  /// `order`, a permutation of the positions.
+  StatusOr<std::vector<float>> LogProbabilities(const graph::Context& ctx, const MpnnInput& input,
+                                                const MpnnEncoding& encoding,
+                                                std::span<const int32_t> sequence,
+                                                std::span<const int32_t> order) const;
+  /// Chooses letters one by one in a random order in which kept positions come first.
+  StatusOr<MpnnSample> Sample(const graph::Context& ctx, const MpnnInput& input, const MpnnEncoding& encoding,
+                              const MpnnSampling& sampling) const;
+
+  struct FeedForward {
+    Dense in, out;
+  };
+  struct EncoderLayer {
+    EdgeMlp message, edge_message;
+    Norm norm1, norm2, norm3;
+    FeedForward dense;
+  };
+  struct DecoderLayer {
+    EdgeMlp message;  // sources are [h_S, h_V] of 2 L rows: decoded ones, then those still to decode
+    Norm norm1, norm2;
+    FeedForward dense;
+  };
+
+ private:
+  Status UpdateNodes(const graph::Context& ctx, const std::vector<float>& sums, const Norm& norm1,
+                     const Norm& norm2, const FeedForward& dense, std::span<const uint8_t> known,
+                     std::vector<float>* nodes) const;
+
+  int hidden_ = 0, neighbors_ = 0;
+  Dense positional_, edge_embedding_, edge_in_, out_;
+  Norm norm_edges_;
+  std::vector<float> letters_;  // [21, H]
+  std::vector<EncoderLayer> encoder_;
+  std::vector<DecoderLayer> decoder_;
+};
+
+/// Random order of the positions in which kept ones come first, as the program draws it.
+std::vector<int32_t> DecodingOrder(const MpnnInput& input, uint64_t seed);
+
+}  // namespace moesaic::science

@@ -1,0 +1,122 @@
+// ProteinMPNN against a PyTorch transcription; sampling.
+#include "science/protein/protein_mpnn.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "science/test_goldens.h"
+
+namespace moesaic::science {
+namespace {
+
+class ProteinMpnnTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  ProteinMpnnTest() {
+    input_.xyz = goldens_.Floats("xyz");
+    input_.index = goldens_.Ints("index");
+    input_.chain = goldens_.Ints("chain");
+    input_.sequence = goldens_.Ints("sequence");
+    for (const int32_t known : goldens_.Ints("known")) input_.known.push_back(static_cast<uint8_t>(known));
+    input_.designed.assign(input_.known.size(), 1);
+  }
+  Goldens goldens_{"protein_mpnn"};
+  MpnnInput input_;
+  ProteinMpnn model_ = *ProteinMpnn::Load(goldens_.Weights("weights."), 12);
+  std::unique_ptr<graph::Workspace> workspace_ = graph::MakeWorkspace(GetParam(), 2);
+};
+INSTANTIATE_TEST_SUITE_P(Isa, ProteinMpnnTest, testing::ValuesIn(graph::GraphIsas()),
+                         [](const auto& info) { return runtime::IsaName(info.param); });
+
+TEST_P(ProteinMpnnTest, MatchesPyTorch) {
+  const graph::Context ctx = workspace_->context();
+  const MpnnEncoding encoding = *model_.Encode(ctx, input_);
+  const std::vector<int32_t> neighbor = goldens_.Ints("neighbor");
+  // The order of unknown residues is free: all of them are equally far away.
+  for (int64_t i = 0; i < encoding.size; ++i) {
+    if (input_.known[i] == 0) continue;
+    for (int k = 0; k < encoding.neighbors; ++k)
+      ASSERT_EQ(encoding.neighbor[i * 12 + k], neighbor[i * 12 + k]) << i << " " << k;
+  }
+  ExpectClose(encoding.nodes, goldens_.Floats("nodes"), 1e-5F, "nodes");
+  const std::vector<float> logs =
+      *model_.LogProbabilities(ctx, input_, encoding, input_.sequence, goldens_.Ints("order"));
+  std::vector<float> got, want;
+  const std::vector<float> golden = goldens_.Floats("log_probabilities");
+  for (int64_t i = 0; i < encoding.size; ++i) {
+    if (input_.known[i] == 0) continue;
+    got.insert(got.end(), logs.begin() + i * kMpnnLetters, logs.begin() + (i + 1) * kMpnnLetters);
+    want.insert(want.end(), golden.begin() + i * kMpnnLetters, golden.begin() + (i + 1) * kMpnnLetters);
+  }
+  ExpectClose(got, want, 1e-5F, "log-probabilities");
+}
+
+TEST_P(ProteinMpnnTest, SamplesAgreeWithTheirLogProbabilities) {
+  const graph::Context ctx = workspace_->context();
+  const MpnnEncoding encoding = *model_.Encode(ctx, input_);
+  for (int i = 0; i < 10; ++i) input_.designed[i] = 0;
+  const MpnnSample sample = *model_.Sample(ctx, input_, encoding, {.temperature = 1, .seed = 5});
+  const std::vector<int32_t> order = DecodingOrder(input_, 5);
+  const std::vector<float> logs = *model_.LogProbabilities(ctx, input_, encoding, sample.sequence, order);
+  double score = 0;
+  int count = 0;
+  for (int64_t i = 0; i < encoding.size; ++i) {
+    if (i < 10 || input_.known[i] == 0) {
+      EXPECT_EQ(sample.sequence[i], input_.sequence[i]);
+      continue;
+    }
+    EXPECT_NE(sample.sequence[i], kMpnnLetters - 1);  // X is never chosen
+    score -= logs[i * kMpnnLetters + sample.sequence[i]];
+    ++count;
+  }
+  EXPECT_NEAR(sample.score, score / count, 1e-4);
+  const MpnnSample again = *model_.Sample(ctx, input_, encoding, {.temperature = 1, .seed = 5});
+  EXPECT_EQ(again.sequence, sample.sequence);
+  const auto other = graph::MakeWorkspace(GetParam(), 1);
+  EXPECT_EQ(model_
+                .Sample(other->context(), input_, *model_.Encode(other->context(), input_),
+                        {.temperature = 1, .seed = 5})
+                ->sequence,
+            sample.sequence);
+}
+
+TEST_P(ProteinMpnnTest, OmittedLettersAreNeverChosen) {
+  const graph::Context ctx = workspace_->context();
+  const MpnnEncoding encoding = *model_.Encode(ctx, input_);
+  const MpnnSample sample =
+      *model_.Sample(ctx, input_, encoding, {.temperature = 10, .seed = 1, .omit = "CDEFGHIKLMNPQRSTVX"});
+  for (int64_t i = 0; i < encoding.size; ++i) {
+    if (input_.known[i] != 0) {
+      EXPECT_NE(std::string("AWY").find(kMpnnAlphabet[sample.sequence[i]]), std::string::npos);
+    }
+  }
+  EXPECT_FALSE(model_.Sample(ctx, input_, encoding, {.temperature = 0}).ok());
+}
+
+TEST_P(ProteinMpnnTest, IsInvariantUnderMotions) {
+  const graph::Context ctx = workspace_->context();
+  std::mt19937 rng(2);
+  std::fill(input_.known.begin(), input_.known.end(), 1);  // unknown residues stay at the origin
+  const MpnnEncoding before = *model_.Encode(ctx, input_);
+  const std::array<float, 9> rotation = RandomRotation(&rng);
+  input_.xyz = Moved(input_.xyz, rotation, {10, 20, -5});
+  const MpnnEncoding after = *model_.Encode(ctx, input_);
+  ExpectClose(after.nodes, before.nodes, 1e-4F, "nodes");
+}
+
+TEST_P(ProteinMpnnTest, RandomWeightsLoadAndShapesAreChecked) {
+  EXPECT_TRUE(ProteinMpnn::Load(ProteinMpnn::RandomWeights(1, 32, 1), 8).ok());
+  WeightMap weights = ProteinMpnn::RandomWeights(1, 32, 1);
+  weights["W_out.weight"].shape = {20, 32};
+  EXPECT_EQ(moesaic::Message(ProteinMpnn::Load(weights, 8).status()),
+            "tensor \"W_out.weight\" must have the shape [21, 32], but has [20, 32]");
+  EXPECT_FALSE(ProteinMpnn::Load({}, 8).ok());
+  const graph::Context ctx = workspace_->context();
+  MpnnInput broken = input_;
+  broken.chain.pop_back();
+  EXPECT_EQ(moesaic::Message(model_.Encode(ctx, broken).status()),
+            "all arrays of the input must have 44 positions");
+}
+
+}  // namespace
+}  // namespace moesaic::science

@@ -1,0 +1,79 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "science/row_kernels.h"
+
+namespace moesaic::graph::ref {
+namespace {
+
+float ActivatedValue(float x, Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
+    case Activation::kRelu:
+      return x < 0 ? 0 : x;
+    case Activation::kGelu:
+      return 0.5F * x * (1 + std::erf(x * 0.70710678F));
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-x));
+    case Activation::kNone:
+      break;
+  }
+  return x;
+}
+
+void Activate(const float* const* rows, int count, const float* weights, float scale, int n,
+              Activation activation, float* y) {
+  for (int i = 0; i < n; ++i) {
+    float x = weights != nullptr ? scale * weights[i] : 0;
+    for (int r = 0; r < count; ++r) x += rows[r][i];
+    y[i] = ActivatedValue(x, activation);
+  }
+}
+
+void LayerNorm(const float* x, const float* gamma, const float* beta, int n, float eps, float* y) {
+  float sum = 0, squares = 0;
+  for (int i = 0; i < n; ++i) sum += x[i];
+  const float mean = sum / static_cast<float>(n);
+  for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const float inverse = 1 / std::sqrt(squares / static_cast<float>(n) + eps);
+  for (int i = 0; i < n; ++i) {
+    y[i] = (x[i] - mean) * inverse * (gamma != nullptr ? gamma[i] : 1) + (beta != nullptr ? beta[i] : 0);
+  }
+}
+
+void Gate(const float* x, const float* gate, int n, float* y) {
+  for (int i = 0; i < n; ++i) y[i] = x[i] * ActivatedValue(gate[i], Activation::kSigmoid);
+}
+
+void SoftmaxRow(float* x, int n) {
+  const float max = n > 0 ? *std::max_element(x, x + n) : 0;
+  const bool none = max == -std::numeric_limits<float>::infinity();
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum += x[i] = none ? 0 : std::exp(x[i] - max);
+  for (int i = 0; i < n && !none; ++i) x[i] /= sum;
+}
+
+void ExpRow(float* x, int n) {
+  for (int i = 0; i < n; ++i) x[i] = std::exp(x[i]);
+}
+
+void Matmul(const MatmulTask& t) {
+  for (int64_t i = 0; i < t.m; ++i) {
+    for (int64_t j = 0; j < t.n; ++j) {
+      float sum = 0;
+      for (int64_t k = 0; k < t.k; ++k) {
+        sum += t.a[i * t.a_stride + k] * (t.b_transposed ? t.b[j * t.b_stride + k] : t.b[k * t.b_stride + j]);
+      }
+      float& c = t.c[i * t.c_stride + j];
+      c = t.accumulate ? c + sum : sum;
+    }
+  }
+}
+
+}  // namespace
+
+RowKernels Rows() { return {Activate, LayerNorm, Gate, SoftmaxRow, ExpRow, Matmul}; }
+
+}  // namespace moesaic::graph::ref

@@ -1,0 +1,54 @@
+// Micro-kernel interfaces of f32 rows, for layers. See micro_kernels.h for the rules.
+#pragma once
+
+#include <cstdint>
+
+namespace moesaic::graph {
+
+/// kGelu is the exact form, with the error function.
+enum class Activation : uint8_t { kNone, kSilu, kRelu, kGelu, kSigmoid };
+
+/// y[i] = activation(sum of rows[r][i] + scale * weights[i]); weights may be null. y may be one of the rows.
+using ActivateFn = void (*)(const float* const* rows, int count, const float* weights, float scale, int n,
+                            Activation activation, float* y);
+/// y = (x - mean) / sqrt(variance + eps) * gamma + beta; gamma and beta may be null. y may be x.
+using LayerNormFn = void (*)(const float* x, const float* gamma, const float* beta, int n, float eps,
+                             float* y);
+/// y[i] = x[i] * sigmoid(gate[i]); y may be x or gate.
+using GateFn = void (*)(const float* x, const float* gate, int n, float* y);
+/// x = softmax(x). A row of -inf becomes 0.
+using SoftmaxRowFn = void (*)(float* x, int n);
+/// x[i] = e^x[i] for x <= 0; values below -87 give at most 2^-126.
+using ExpFn = void (*)(float* x, int n);
+
+/// c [m, n] = a [m, k] b [k, n], or c += with accumulate; all row-major. With b_transposed b is [n, k].
+/// Elements are summed in order of k.
+struct MatmulTask {
+  const float* a = nullptr;
+  const float* b = nullptr;
+  float* c = nullptr;
+  int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // floats between rows
+  int64_t m = 0, n = 0, k = 0;
+  bool accumulate = false, b_transposed = false;
+};
+using MatmulFn = void (*)(const MatmulTask& task);
+
+/// The row kernels of one instruction set.
+struct RowKernels {
+  ActivateFn activate = nullptr;
+  LayerNormFn layer_norm = nullptr;
+  GateFn gate = nullptr;
+  SoftmaxRowFn softmax = nullptr;
+  ExpFn exp = nullptr;
+  MatmulFn matmul = nullptr;
+};
+
+namespace cpu {
+RowKernels RowKernelsAvx2();
+RowKernels RowKernelsAvx512();
+}  // namespace cpu
+namespace ref {
+RowKernels Rows();
+}  // namespace ref
+
+}  // namespace moesaic::graph

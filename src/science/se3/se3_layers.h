@@ -1,0 +1,109 @@
+// Layers of the SE(3)-Transformer (Fuchs et al., NeurIPS 2020, arXiv 2006.10503) with the conventions and
+// parameter names of NVIDIA's implementation (unfused layout) on e3nn's harmonics.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "science/dense.h"
+#include "science/graph.h"
+#include "science/se3/so3.h"
+#include "science/weights.h"
+
+namespace moesaic::science {
+
+/// Channels per degree.
+using Fiber = std::map<int, int>;
+/// Features by degree: [rows, channels, 2 degree + 1].
+using FiberFeatures = std::map<int, std::vector<float>>;
+
+/// Sum of channels * (2 degree + 1).
+int FiberWidth(const Fiber& fiber);
+
+/// Edges with their geometry, shared by all layers of a model.
+class Se3Graph {
+ public:
+  /// Relative positions are xyz[src] - xyz[dst] if `source_minus_destination`, otherwise the reverse.
+  /// Harmonics up to twice max_degree are computed for every edge.
+  static StatusOr<Se3Graph> Create(graph::Graph graph, const float* xyz, int max_degree,
+                                   bool source_minus_destination = true);
+  const graph::Graph& graph() const { return graph_; }
+  int max_degree() const { return max_degree_; }
+  const float* harmonics(int64_t position) const {
+    return harmonics_.data() + position * width_;
+  }  ///< By destination.
+  float distance(int64_t position) const { return distances_[position]; }
+
+ private:
+  graph::Graph graph_;
+  int max_degree_ = 0, width_ = 0;
+  std::vector<float> harmonics_, distances_;
+};
+
+/// y = W x per degree: parameters weights.D [out, in].
+class Se3Linear {
+ public:
+  static StatusOr<Se3Linear> Load(const WeightScope& weights, const Fiber& in, const Fiber& out);
+  FiberFeatures Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const;
+
+ private:
+  std::map<int, WeightTensor> weights_;
+};
+
+/// Scales features by relu(LayerNorm(norms)) / norms: parameters layer_norms.D.
+class Se3Norm {
+ public:
+  static StatusOr<Se3Norm> Load(const WeightScope& weights, const Fiber& fiber);
+  FiberFeatures Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const;
+
+ private:
+  std::map<int, Norm> norms_;
+};
+
+/// Tensor field convolution: per edge, a radial perceptron on [edge features, distance] weights the products
+/// of source features and harmonics. The weights exist for a tile of edges only. Parameters
+/// conv.IN,OUT.radial_func.net.{0,2,4} (or {0,1,3,4,6} with layer norms) and, optionally, to_kernel_self.D.
+class Se3Conv {
+ public:
+  static StatusOr<Se3Conv> Load(const WeightScope& weights, const Fiber& in, const Fiber& out,
+                                int edge_inputs);
+  /// Returns features of the edges, in their order by destination. edge is [edges, edge_inputs] in the
+  /// caller's order or null.
+  StatusOr<FiberFeatures> RunEdges(const graph::Context& ctx, const Se3Graph& edges,
+                                   const FiberFeatures& nodes, const float* edge) const;
+  /// Returns sums over the incoming edges of every node.
+  StatusOr<FiberFeatures> RunNodes(const graph::Context& ctx, const Se3Graph& edges,
+                                   const FiberFeatures& nodes, const float* edge) const;
+
+  const Fiber& out() const { return out_; }
+
+ private:
+  struct Pair {
+    int in_degree, out_degree, frequencies;
+    Dense first, second, last;  // `last` has rows in the order (input channel, frequency, output channel)
+    Norm first_norm, second_norm;
+    std::vector<float> coupling;  // [frequencies][2 in + 1][2 out + 1][2 J + 1], concatenated
+  };
+  Fiber in_, out_;
+  int edge_inputs_ = 0;
+  std::vector<Pair> pairs_;
+  std::map<int, WeightTensor> self_;
+};
+
+/// Attention over incoming edges with equivariant keys and values, and a projection of [x, attended].
+/// Parameters to_key_value.*, to_query.*, project.*.
+class Se3AttentionBlock {
+ public:
+  static StatusOr<Se3AttentionBlock> Load(const WeightScope& weights, const Fiber& in, const Fiber& out,
+                                          int edge_inputs, int heads, int channels_div);
+  StatusOr<FiberFeatures> Run(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
+                              const float* edge) const;
+
+ private:
+  Fiber in_, value_, key_;
+  int heads_ = 1;
+  Se3Conv to_key_value_;
+  Se3Linear to_query_, project_;
+};
+
+}  // namespace moesaic::science

@@ -1,0 +1,102 @@
+// Harmonics, Wigner symbols and SE(3) layers against e3nn and PyTorch transcriptions.
+#include "science/se3/se3_layers.h"
+
+#include <gtest/gtest.h>
+
+#include "science/test_goldens.h"
+
+namespace moesaic::science {
+namespace {
+
+const Fiber kIn = {{0, 5}, {1, 3}}, kOut = {{0, 8}, {1, 8}, {2, 4}};
+constexpr int kNodes = 12;
+
+TEST(So3Test, WignerSymbolsMatchE3nn) {
+  const Goldens goldens("se3");
+  for (const auto& [a, b, c] : std::vector<std::array<int, 3>>{
+           {0, 1, 1}, {1, 1, 0}, {1, 1, 1}, {1, 1, 2}, {1, 2, 2}, {2, 2, 3}, {3, 2, 4}, {4, 4, 4}}) {
+    const std::string name = fmt::format("w3j.{}{}{}", a, b, c);
+    const std::vector<double> got = Wigner3j(a, b, c);
+    ExpectClose({got.begin(), got.end()}, goldens.Floats(name), 1e-6F, name.c_str());
+  }
+  for (const double x : Wigner3j(1, 1, 3)) EXPECT_EQ(x, 0);
+}
+
+TEST(So3Test, HarmonicsMatchE3nn) {
+  const Goldens goldens("se3");
+  const std::vector<float> directions = goldens.Floats("directions");
+  const SphericalHarmonics harmonics(6);
+  std::vector<float> got(directions.size() / 3 * harmonics.size());
+  for (size_t i = 0; i < directions.size() / 3; ++i)
+    harmonics.Evaluate(directions.data() + 3 * i, got.data() + i * harmonics.size());
+  ExpectClose(got, goldens.Floats("harmonics"), 1e-6F, "harmonics");
+  std::vector<float> zero(harmonics.size());
+  const float origin[3] = {0, 0, 0};
+  harmonics.Evaluate(origin, zero.data());
+  for (size_t i = 1; i < zero.size(); ++i) EXPECT_EQ(zero[i], 0);
+}
+
+class Se3LayersTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  Se3Graph GraphOf(const std::vector<float>& xyz) const {
+    const std::vector<int32_t> src = goldens_.Ints("src"), dst = goldens_.Ints("dst");
+    const auto edges = static_cast<int64_t>(src.size());
+    return *Se3Graph::Create(*graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
+                                                    graph::Indices::Of(dst.data(), edges), kNodes, kNodes),
+                             xyz.data(), 2);
+  }
+  Goldens goldens_{"se3"};
+  std::unique_ptr<graph::Workspace> workspace_ = graph::MakeWorkspace(GetParam(), 2);
+  graph::Context ctx_ = workspace_->context();
+  FiberFeatures x_ = {{0, goldens_.Floats("x0")}, {1, goldens_.Floats("x1")}};
+  std::vector<float> edge_ = goldens_.Floats("edge"), xyz_ = goldens_.Floats("xyz");
+  WeightMap conv_ = goldens_.Weights("conv.weights."), attention_ = goldens_.Weights("attention.weights.");
+};
+INSTANTIATE_TEST_SUITE_P(Isa, Se3LayersTest, testing::ValuesIn(graph::GraphIsas()),
+                         [](const auto& info) { return runtime::IsaName(info.param); });
+
+TEST_P(Se3LayersTest, LayersMatchPyTorch) {
+  const Se3Graph edges = GraphOf(xyz_);
+  const FiberFeatures conv =
+      *Se3Conv::Load(WeightScope(conv_), kIn, kOut, 3)->RunNodes(ctx_, edges, x_, edge_.data());
+  const FiberFeatures attention = *Se3AttentionBlock::Load(WeightScope(attention_), kIn, kOut, 3, 2, 2)
+                                       ->Run(ctx_, edges, x_, edge_.data());
+  for (const auto& [degree, channels] : kOut) {
+    ExpectClose(conv.at(degree), goldens_.Floats(fmt::format("conv.out{}", degree)), 1e-5F, "conv");
+    ExpectClose(attention.at(degree), goldens_.Floats(fmt::format("attention.out{}", degree)), 1e-5F,
+                "attention");
+  }
+  const WeightMap norm = goldens_.Weights("norm.weights.");
+  const FiberFeatures scaled = Se3Norm::Load(WeightScope(norm), kIn)->Run(ctx_, kNodes, x_);
+  for (const int degree : {0, 1})
+    ExpectClose(scaled.at(degree), goldens_.Floats(fmt::format("norm.out{}", degree)), 1e-5F, "norm");
+}
+
+TEST_P(Se3LayersTest, AttentionIsEquivariantAndIndependentOfThreads) {
+  const auto block = *Se3AttentionBlock::Load(WeightScope(attention_), kIn, kOut, 3, 2, 2);
+  const FiberFeatures before = *block.Run(ctx_, GraphOf(xyz_), x_, edge_.data());
+  std::mt19937 rng(4);
+  const std::array<float, 9> rotation = RandomRotation(&rng);
+  FiberFeatures turned = x_;
+  turned[1] = Moved(x_[1], rotation, {0, 0, 0});  // features of degree 1 are vectors
+  const FiberFeatures after =
+      *block.Run(ctx_, GraphOf(Moved(xyz_, rotation, {1, 2, 3})), turned, edge_.data());
+  ExpectClose(after.at(0), before.at(0), 1e-4F, "degree 0");
+  ExpectClose(after.at(1), Moved(before.at(1), rotation, {0, 0, 0}), 1e-4F, "degree 1");
+  const auto other = graph::MakeWorkspace(GetParam(), 3);
+  EXPECT_EQ(*block.Run(other->context(), GraphOf(xyz_), x_, edge_.data()), before);
+}
+
+TEST_P(Se3LayersTest, WrongShapesAreNamed) {
+  EXPECT_EQ(moesaic::Message(Se3Conv::Load(WeightScope(conv_), kIn, kOut, 4).status()),
+            "tensor \"conv.0,0.radial_func.net.0.weight\" must have the shape [-1, 5], but has [32, 4]");
+  FiberFeatures wrong = x_;
+  wrong[1].pop_back();
+  EXPECT_EQ(moesaic::Message(Se3Conv::Load(WeightScope(conv_), kIn, kOut, 3)
+                                 ->RunNodes(ctx_, GraphOf(xyz_), wrong, edge_.data())
+                                 .status()),
+            "features of degree 1 must have 108 elements, but have 107");
+}
+
+}  // namespace
+}  // namespace moesaic::science

@@ -1,4 +1,4 @@
-// A small region of shared memory beside the zone: the worker processes and messages between them.
+// A small region of shared memory next to the zone: the worker processes and messages between them.
 #pragma once
 
 #include <array>
@@ -28,10 +28,10 @@ class Board {
 
   std::array<std::atomic<int32_t>, kMaxWorkers> pids;  ///< by number of RegisterWorker; 0: none
   std::atomic<uint64_t> kv_messages, kv_gaps, kv_errors;
-  std::atomic<uint64_t> takeovers;      ///< leases acquired from another process
+  std::atomic<uint64_t> takeovers;  ///< leases acquired from another process
   std::atomic<uint64_t> retries, released_kv;
-  std::atomic<uint64_t> token_hits, token_misses;      ///< bytes of segments
-  std::atomic<uint64_t> rendered, unrendered;          ///< prompts
+  std::atomic<uint64_t> token_hits, token_misses;  ///< bytes of segments
+  std::atomic<uint64_t> rendered, unrendered;      ///< prompts
   std::array<Letter, 32> letters;
 
   int NumberOf(int32_t pid) const {

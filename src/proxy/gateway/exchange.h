@@ -20,8 +20,8 @@ struct ExchangeTimeouts {
 
 class Exchange {
  public:
-  /// Exactly one of OnEnd and OnError ends an exchange, unless Cancel does. Callbacks may cancel the exchange but must
-  /// not destroy it: Gateway::Bury destroys it later.
+  /// Exactly one of OnEnd and OnError ends an exchange, unless Cancel does. Callbacks may cancel the exchange
+  /// but must not destroy it: Gateway::Bury destroys it later.
   class Handler {
    public:
     virtual ~Handler() = default;
@@ -67,7 +67,8 @@ class Exchange {
   ExchangeTimeouts timeouts_;
   ResponseReader reader_;
   void* connection_ = nullptr;
-  bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_told_ = false, paused_ = false;
+  bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_told_ = false,
+       paused_ = false;
   Nanos last_ = 0;
 };
 

@@ -37,7 +37,8 @@ struct FlowLog {
   Outcome outcome = Outcome::kFailed;
 };
 
-/// Owned by the gateway. It lives until the client is detached, no thread uses it and its exchanges have ended.
+/// Owned by the gateway. It lives until the client is detached, no thread uses it and its exchanges have
+/// ended.
 class Flow : public Exchange::Handler {
  public:
   Flow(Gateway& gateway, Client& client);
@@ -75,7 +76,8 @@ class Flow : public Exchange::Handler {
   void StartAnswer();
   void StartPair();
   void AskBootstrap();
-  std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target, std::string body);
+  std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target,
+                                 std::string body);
   std::string BodyFor(bool prefill) const;
   void PrefillEnded();
   void PrefillFailed(const Status& status);
@@ -112,12 +114,13 @@ class Flow : public Exchange::Handler {
   std::string params_;  // kv_transfer_params of P, or D's letter
   std::optional<int64_t> prefill_cached_;
   std::unique_ptr<AnswerStream> stream_;
-  bool head_sent_ = false, is_stream_ = false, pass_error_ = false, prefill_done_ = false, aggregated_ = false;
+  bool head_sent_ = false, is_stream_ = false, pass_error_ = false, prefill_done_ = false,
+       aggregated_ = false;
   int64_t counted_ = 0;
   uint32_t attempts_ = 0;
   int prefill_instance_ = -1, decode_instance_ = -1;
-  Timer timer_;        // queue timeout, retry delay
-  Timer estimate_;     // end of the prefill of an answer that does not stream
+  Timer timer_;     // queue timeout, retry delay
+  Timer estimate_;  // end of the prefill of an answer that does not stream
   FlowLog log_;
 };
 

@@ -63,7 +63,8 @@ class Gateway::Death : public Watcher {
   bool dead_ = false;
 };
 
-Gateway::Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer, Transport& transport)
+Gateway::Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer,
+                 Transport& transport)
     : settings_(settings),
       board_(board),
       renderer_(renderer),
@@ -95,7 +96,8 @@ Status Gateway::Start(int32_t pid) {
     const InstanceConfig& config = settings_.engines[i].instance;
     const int instance = state_.FindInstance(config.url, config.dp_rank);
     if (instance < 0) return absl::InternalError(fmt::format("engine {} is not in the zone", config.url));
-    if (engine_of_instance_.size() <= static_cast<size_t>(instance)) engine_of_instance_.resize(instance + 1, -1);
+    if (engine_of_instance_.size() <= static_cast<size_t>(instance))
+      engine_of_instance_.resize(instance + 1, -1);
     engine_of_instance_[static_cast<size_t>(instance)] = static_cast<int>(i);
   }
   const int probe = OpenPidFd(pid);
@@ -105,7 +107,8 @@ Status Gateway::Start(int32_t pid) {
   }
   ScheduleSoon();
   for (int i = 0; i < kMaxWorkers; ++i) {
-    if (i != worker_ && board_.pids[static_cast<size_t>(i)].load() != 0) transport_.Wake(i);  // they watch this one
+    if (i != worker_ && board_.pids[static_cast<size_t>(i)].load() != 0)
+      transport_.Wake(i);  // they watch this one
   }
   return OkStatus();
 }
@@ -138,7 +141,8 @@ int Gateway::AnyEngine() const {
   int best = -1;
   uint64_t best_load = 0;
   for (const InstanceRecord& instance : state_.Instances()) {
-    if (Engine(instance.id) == nullptr || instance.state != InstanceState::kEnabled || !instance.healthy) continue;
+    if (Engine(instance.id) == nullptr || instance.state != InstanceState::kEnabled || !instance.healthy)
+      continue;
     if (instance.config.role == Role::kPrefill) continue;
     const uint64_t load = instance.load.decode_requests + instance.load.prefill_requests;
     if (best < 0 || load < best_load) {
@@ -187,11 +191,14 @@ void Gateway::ScheduleSoon() {
 }
 
 ExchangeTimeouts Gateway::timeouts() const {
-  return {.connect = settings_.connect_timeout, .first_byte = settings_.prefill_timeout, .idle = settings_.idle_timeout};
+  return {.connect = settings_.connect_timeout,
+          .first_byte = settings_.prefill_timeout,
+          .idle = settings_.idle_timeout};
 }
 
-std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view method, std::string_view target,
-                                 const std::vector<Header>& headers, std::string_view body) const {
+std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view method,
+                                 std::string_view target, const std::vector<Header>& headers,
+                                 std::string_view body) const {
   std::string request;
   request.reserve(body.size() + 1024);
   fmt::format_to(std::back_inserter(request), "{} {}{} HTTP/1.1\r\nHost: {}\r\n", method, engine.path, target,
@@ -219,7 +226,8 @@ void Gateway::ReleaseKv(const RequestBody& body, const std::string& target, cons
   edit.Remove("stream_options");
   auto exchange = std::make_unique<Exchange>(transport_, timers_, *drain_handler_);
   exchange->Start(engine->address,
-                  HttpRequest(*engine, "POST", target, {{"Content-Type", "application/json"}}, edit.Apply()), timeouts());
+                  HttpRequest(*engine, "POST", target, {{"Content-Type", "application/json"}}, edit.Apply()),
+                  timeouts());
   board_.released_kv.fetch_add(1, std::memory_order_relaxed);
   Drain(std::move(exchange));
 }
@@ -275,7 +283,8 @@ void Gateway::WatchWorkers() {
 void Gateway::TryAcquire() {
   if (retiring_) return;
   const Nanos now = transport_.Now();
-  if (const std::optional<LeaseToken> lease = state_.lease().Acquire(pid_, now, lease_options_)) TakeLease(*lease);
+  if (const std::optional<LeaseToken> lease = state_.lease().Acquire(pid_, now, lease_options_))
+    TakeLease(*lease);
 }
 
 void Gateway::TakeLease(LeaseToken lease) {
@@ -324,7 +333,8 @@ void Gateway::Schedule() {
     state_.ReclaimDeadWorkers(now);
   }
   if (!lease_) {
-    const bool waits = std::any_of(flows_.begin(), flows_.end(), [](const auto& item) { return item.first->waiting(); });
+    const bool waits =
+        std::any_of(flows_.begin(), flows_.end(), [](const auto& item) { return item.first->waiting(); });
     const int holder = board_.NumberOf(state_.lease().holder());
     if (holder >= 0 && holder != worker_) transport_.Wake(holder);
     if (waits && !check_.armed()) {
@@ -360,7 +370,9 @@ int Gateway::Metaserver(std::string_view body) {
   const size_t at = id.find("moesaic-");
   int worker = 0;
   uint32_t slot = 0, generation = 0;
-  if (at == std::string::npos || std::sscanf(id.c_str() + at, "moesaic-%d-%u-%u-", &worker, &slot, &generation) != 3) return 404;
+  if (at == std::string::npos ||
+      std::sscanf(id.c_str() + at, "moesaic-%d-%u-%u-", &worker, &slot, &generation) != 3)
+    return 404;
   JsonEdit params(*members);
   params.Remove("request_id");
   const std::string text = params.Apply();

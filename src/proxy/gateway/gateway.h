@@ -26,13 +26,15 @@ class KvFeeds;
 
 /// One thread, that of the event loop. The exception is Flow::Tokenize.
 ///
-/// One worker of all, the master, holds the lease: it runs the scheduler, subscribes to KV events and checks the
-/// engines' health. The others wake it after they changed a queue, and it wakes the workers whose requests it placed.
-/// Workers watch each other's processes, so that the death of the master is noticed at once.
+/// One worker of all, the master, holds the lease: it runs the scheduler, subscribes to KV events and checks
+/// the engines' health. The others wake it after they changed a queue, and it wakes the workers whose
+/// requests it placed. Workers watch each other's processes, so that the death of the master is noticed at
+/// once.
 class Gateway {
  public:
   /// `renderer` may be null. `settings`, `board` and `renderer` outlive the gateway.
-  Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer, Transport& transport);
+  Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer,
+          Transport& transport);
   ~Gateway();
 
   /// Registers this process as a worker.
@@ -76,9 +78,10 @@ class Gateway {
   void Unregister(RequestId id);
   /// Destroys the exchange when the current event has been handled.
   void Bury(std::unique_ptr<Exchange> exchange);
-  /// Lets the exchange run to its end although nobody reads its answer.
+  /// Lets the exchange run to its end; its answer is discarded.
   void Drain(std::unique_ptr<Exchange> exchange);
-  /// Frees KV blocks that P holds for a request whose client left: a decode engine fetches them for one token.
+  /// Frees KV blocks that P holds for a request whose client left: a decode engine fetches them for one
+  /// token.
   void ReleaseKv(const RequestBody& body, const std::string& target, const std::string& params);
   /// Returns the engine id of P's bootstrap server if it is known.
   std::string* BootstrapId(int instance) { return &bootstrap_ids_[instance]; }

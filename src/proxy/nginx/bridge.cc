@@ -91,7 +91,9 @@ class ShellTransport : public proxy::Transport {
 
 struct moesaic_gateway_s {
   moesaic_gateway_s(moesaic_pool_t& pool, const moesaic_shell_t& shell, void* loop)
-      : shell(shell), transport(shell, loop), board(pool.prefix->board),
+      : shell(shell),
+        transport(shell, loop),
+        board(pool.prefix->board),
         gateway(pool.settings, *pool.zone, pool.prefix->board, pool.renderer.get(), transport) {}
   const moesaic_shell_t& shell;
   ShellTransport transport;
@@ -155,7 +157,8 @@ moesaic_pool_t* moesaic_pool_create(moesaic_text_t name) {
 
 void moesaic_pool_destroy(moesaic_pool_t* pool) { delete pool; }
 
-int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error, size_t error_len) {
+int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error,
+                     size_t error_len) {
   return Checked(error, error_len, [&] {
     std::vector<std::string_view> args;
     for (size_t i = 1; i < count; ++i) args.push_back(View(words[i]));
@@ -175,9 +178,12 @@ int moesaic_pool_finish(moesaic_pool_t* pool, char* error, size_t error_len) {
   });
 }
 
-size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool) { return pool->settings.zone_bytes + kPrefixBytes; }
+size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool) {
+  return pool->settings.zone_bytes + kPrefixBytes;
+}
 
-int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* error, size_t error_len) {
+int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* error,
+                        size_t error_len) {
   return Checked(error, error_len, [&]() -> Status {
     if (bytes <= kPrefixBytes) return moesaic::InvalidArgument("zone of {} bytes is too small", bytes);
     auto* prefix = static_cast<Prefix*>(memory);
@@ -221,8 +227,8 @@ int moesaic_pool_wake_fd(const moesaic_pool_t* pool, int worker) {
   return worker >= 0 && worker < MOESAIC_WORKERS ? pool->prefix->wake_fds[worker] : -1;
 }
 
-moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop, int32_t pid,
-                                          char* error, size_t error_len) {
+moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop,
+                                          int32_t pid, char* error, size_t error_len) {
   std::unique_ptr<moesaic_gateway_t> gateway;
   const int ok = Checked(error, error_len, [&]() -> Status {
     gateway = std::make_unique<moesaic_gateway_t>(*pool, *shell, loop);

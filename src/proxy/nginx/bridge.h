@@ -1,5 +1,5 @@
-/* The C interface between nginx and the gateway. No function throws; a function that can fail returns a value that
- * says so. Everything runs in the event loop's thread, except moesaic_task_run. */
+/* The C interface between nginx and the gateway. No function throws; a function that can fail returns a value
+ * that says so. Everything runs in the event loop's thread, except moesaic_task_run. */
 #ifndef MOESAIC_PROXY_NGINX_BRIDGE_H_
 #define MOESAIC_PROXY_NGINX_BRIDGE_H_
 
@@ -29,8 +29,8 @@ typedef struct {
 #define MOESAIC_STAGES 10
 #define MOESAIC_WORKERS 64
 
-/* Facts for the access log. Times are nanoseconds of CLOCK_MONOTONIC; 0: the stage was not entered. Texts belong to
- * the caller and are cut at their ends. */
+/* Facts for the access log. Times are nanoseconds of CLOCK_MONOTONIC; 0: the stage was not entered. Texts
+ * belong to the caller and are cut at their ends. */
 typedef struct {
   int64_t entered[MOESAIC_STAGES];
   int64_t first_token;
@@ -39,8 +39,8 @@ typedef struct {
   char prefill[256], decode[256], request_id[128], key_name[64];
 } moesaic_log_t;
 
-/* Operations of the event loop. `loop` is the argument of moesaic_gateway_create, `client` that of moesaic_flow_create.
- * None of them calls back before it returns. See gateway/transport.h. */
+/* Operations of the event loop. `loop` is the argument of moesaic_gateway_create, `client` that of
+ * moesaic_flow_create. None of them calls back before it returns. See gateway/transport.h. */
 typedef struct {
   void* (*connect)(void* loop, moesaic_exchange_t* exchange, const void* address, size_t address_len,
                    moesaic_text_t bytes, int reuse);
@@ -61,20 +61,22 @@ typedef struct {
 /* Configuration. Functions that take `error` write a message there and return 0 when they fail. */
 moesaic_pool_t* moesaic_pool_create(moesaic_text_t name);
 void moesaic_pool_destroy(moesaic_pool_t* pool);
-int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error, size_t error_len);
+int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error,
+                     size_t error_len);
 /* Checks the block, resolves names and reads the tokenizer. */
 int moesaic_pool_finish(moesaic_pool_t* pool, char* error, size_t error_len);
 size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool);
 /* Formats the shared memory, or uses it as it is when it was formatted by an earlier configuration. */
-int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* error, size_t error_len);
+int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* error,
+                        size_t error_len);
 /* Makes the engines of the configuration those of the shared memory. Called by the master process. */
 int moesaic_pool_configure(moesaic_pool_t* pool, char* error, size_t error_len);
 /* Descriptor that wakes a worker. The master process opens them; workers inherit them. */
 int moesaic_pool_wake_fd(const moesaic_pool_t* pool, int worker);
 
 /* Worker processes. */
-moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop, int32_t pid,
-                                          char* error, size_t error_len);
+moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop,
+                                          int32_t pid, char* error, size_t error_len);
 void moesaic_gateway_destroy(moesaic_gateway_t* gateway);
 int moesaic_gateway_worker(const moesaic_gateway_t* gateway);
 void moesaic_gateway_retire(moesaic_gateway_t* gateway);

@@ -1,4 +1,5 @@
-/* The event loop for the gateway: connections to engines, the timer, descriptors, and wake-ups between workers. */
+/* The event loop for the gateway: connections to engines, the timer, descriptors, and wake-ups between
+ * workers. */
 #include "proxy/nginx/module.h"
 
 #define MOESAIC_READ_BYTES 65536
@@ -30,7 +31,7 @@ static void moesaic_close(moesaic_connection_t* connection) {
   ngx_free(connection);
 }
 
-/* The exchange has let go of the connection. */
+/* The exchange has released the connection. */
 static void moesaic_settle(moesaic_connection_t* connection) {
   ngx_connection_t* c = connection->peer.connection;
   moesaic_loop_t* loop = connection->loop;
@@ -53,13 +54,15 @@ static void moesaic_settle(moesaic_connection_t* connection) {
 
 static ngx_int_t moesaic_get_peer(ngx_peer_connection_t* peer, void* data) { return NGX_OK; }
 
-static moesaic_connection_t* moesaic_take_idle(moesaic_loop_t* loop, const void* address, size_t address_len) {
+static moesaic_connection_t* moesaic_take_idle(moesaic_loop_t* loop, const void* address,
+                                               size_t address_len) {
   ngx_queue_t* q;
   moesaic_connection_t* connection;
 
   for (q = ngx_queue_head(&loop->idle); q != ngx_queue_sentinel(&loop->idle); q = ngx_queue_next(q)) {
     connection = ngx_queue_data(q, moesaic_connection_t, queue);
-    if (connection->address_len != address_len || ngx_memcmp(connection->address, address, address_len) != 0) continue;
+    if (connection->address_len != address_len || ngx_memcmp(connection->address, address, address_len) != 0)
+      continue;
     ngx_queue_remove(q);
     loop->idle_count--;
     connection->peer.connection->idle = 0;
@@ -138,7 +141,7 @@ void moesaic_loop_pause(void* data, int paused) {
 }
 
 /* Runs `call` on the exchange; false: the connection does not exist any more. */
-#define MOESAIC_TELL(connection, call)       \
+#define MOESAIC_TELL(connection, call)                     \
   ((connection)->busy = 1, (call), (connection)->busy = 0, \
    (connection)->released ? (moesaic_settle(connection), 0) : 1)
 
@@ -166,7 +169,8 @@ static void moesaic_write(ngx_event_t* event) {
       return;
     }
     connection->connected = 1;
-    if (!MOESAIC_TELL(connection, moesaic_exchange_connected(connection->exchange, connection->reused))) return;
+    if (!MOESAIC_TELL(connection, moesaic_exchange_connected(connection->exchange, connection->reused)))
+      return;
   }
   while (connection->send.len > 0) {
     sent = c->send(c, (u_char*)connection->send.data, connection->send.len);
@@ -190,7 +194,8 @@ static void moesaic_read(ngx_event_t* event) {
   moesaic_text_t bytes;
   ssize_t n;
 
-  if (connection->exchange == NULL) { /* idle: closed by the engine or by nginx, or it sends what nobody asked for */
+  if (connection->exchange ==
+      NULL) { /* idle: closed by the engine or by nginx, or the engine sends unexpected bytes */
     n = c->close ? 0 : recv(c->fd, buffer, 1, MSG_PEEK);
     if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
       event->ready = 0;
@@ -315,7 +320,8 @@ void moesaic_loop_wake(void* data, int worker) {
   uint64_t one = 1;
   int fd = moesaic_pool_wake_fd(loop->pool, worker);
 
-  if (fd >= 0 && write(fd, &one, sizeof(one)) != (ssize_t)sizeof(one)) { /* the counter is full: it is awake */
+  if (fd >= 0 &&
+      write(fd, &one, sizeof(one)) != (ssize_t)sizeof(one)) { /* the counter is full: it is awake */
   }
 }
 
@@ -325,7 +331,8 @@ void moesaic_loop_log(void* data, int error, moesaic_text_t message) {
 
   text.data = (u_char*)message.data;
   text.len = message.len;
-  ngx_log_error((ngx_uint_t)(error ? NGX_LOG_ERR : NGX_LOG_NOTICE), ngx_cycle->log, 0, "moesaic %V: %V", &loop->name, &text);
+  ngx_log_error((ngx_uint_t)(error ? NGX_LOG_ERR : NGX_LOG_NOTICE), ngx_cycle->log, 0, "moesaic %V: %V",
+                &loop->name, &text);
 }
 
 /* --- Worker processes --- */
@@ -342,7 +349,8 @@ ngx_int_t moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle) {
   loop->soon.handler = moesaic_on_soon;
   loop->soon.data = loop;
   loop->soon.log = cycle->log;
-  loop->gateway = moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
+  loop->gateway =
+      moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
   if (loop->gateway == NULL) {
     ngx_log_error(NGX_LOG_EMERG, cycle->log, 0, "moesaic_pool %V: %s", &loop->name, error);
     return NGX_ERROR;

@@ -154,7 +154,7 @@ class Daemon:
 
 
 class Proxy:
-    """nginx with one pool. `pool` is the text of its block."""
+    """nginx with one pool. `pool` is the text of its block, in which @PORT@ is the port of nginx."""
 
     def __init__(self, pool, workers=2, server="", daemon=False):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-proxy-"))
@@ -178,7 +178,7 @@ class Proxy:
         temporary = "\n".join(f"{kind}_temp_path {self.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
         user = "user root;" if os.geteuid() == 0 else ""
         (self.folder / "nginx.conf").write_text(f"""load_module {MODULE};
-{user} daemon {'on' if self.daemon else 'off'}; worker_processes {self.workers_wanted}; pid {self.folder}/pid; error_log {self.log_path} info;
+{user} daemon {'on' if self.daemon else 'off'}; worker_processes {self.workers_wanted}; pid {self.folder}/pid; error_log {self.log_path} notice;
 thread_pool default threads=2 max_queue=65536;
 events {{ worker_connections 2048; }}
 http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_tokenized $moesaic_prefix_matched '
@@ -187,7 +187,7 @@ http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_t
   '$moesaic_output_tokens $moesaic_prefill_engine $moesaic_decode_engine';
   access_log {self.folder}/access.log stages; client_max_body_size 64m; client_body_buffer_size 64k;
 {temporary}
-  moesaic_pool pool {{ zone 32m; {pool} }}
+  moesaic_pool pool {{ zone 32m; {pool.replace("@PORT@", str(self.port))} }}
   server {{ listen {HOST}:{self.port} backlog=1024;
     location / {{ moesaic_pass pool; }} location = /metrics {{ moesaic_metrics pool; }} location = /moesaic {{ moesaic_page pool; }}
     location = /v1/metaserver {{ moesaic_metaserver pool; }} {self.server} }} }}

@@ -39,7 +39,8 @@ std::string Word(const std::string& text) {
   return quoted + '"';
 }
 
-StatusOr<std::string> Line(proxy::PoolSettings& pool, const std::vector<std::string>& words, const std::string& flag) {
+StatusOr<std::string> Line(proxy::PoolSettings& pool, const std::vector<std::string>& words,
+                           const std::string& flag) {
   const std::vector<std::string_view> args(words.begin() + 1, words.end());
   const Status status = proxy::ApplyDirective(pool, words[0], args);
   if (!status.ok()) return Annotate(status, flag);
@@ -52,7 +53,8 @@ StatusOr<std::string> Line(proxy::PoolSettings& pool, const std::vector<std::str
 
 StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& folder) {
   const bool pair = !flags.prefill.empty() || !flags.decode.empty();
-  if (pair && (flags.prefill.empty() || flags.decode.empty()) && flags.engines.empty() && flags.engine_file.empty()) {
+  if (pair && (flags.prefill.empty() || flags.decode.empty()) && flags.engines.empty() &&
+      flags.engine_file.empty()) {
     return InvalidArgument("--prefill and --decode need each other");
   }
   if (!pair && flags.engines.empty() && flags.engine_file.empty()) {
@@ -70,9 +72,11 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   RETURN_IF_ERROR(add({"transfer", transfer}, "--transfer"));
   RETURN_IF_ERROR(add({"api", flags.api}, "--api"));
   RETURN_IF_ERROR(add({"policy", flags.policy}, "--policy"));
-  if (!flags.model.empty()) RETURN_IF_ERROR(add({"model", std::filesystem::absolute(flags.model)}, "--model"));
+  if (!flags.model.empty())
+    RETURN_IF_ERROR(add({"model", std::filesystem::absolute(flags.model)}, "--model"));
   if (transfer == "ascend") {
-    RETURN_IF_ERROR(add({"metaserver", fmt::format("http://{}:{}/v1/metaserver", flags.host, flags.port)}, "--transfer"));
+    RETURN_IF_ERROR(
+        add({"metaserver", fmt::format("http://{}:{}/v1/metaserver", flags.host, flags.port)}, "--transfer"));
   }
   for (const std::string& setting : flags.settings) {
     const std::vector<std::string> words = Split(setting, " \t");
@@ -107,18 +111,24 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   if (flags.access_log.empty()) {
     text += "  access_log off;\n";
   } else {
-    text += "  log_format moesaic escape=json '{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
-            "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
-            "\"decode\":\"$moesaic_decode_engine\",\"prompt\":\"$moesaic_prompt_tokens\",\"cached\":\"$moesaic_cached_tokens\","
-            "\"output\":\"$moesaic_output_tokens\",\"retries\":\"$moesaic_retries\",\"tokenized\":\"$moesaic_tokenized\","
-            "\"prefill_waiting\":\"$moesaic_prefill_waiting\",\"prefill_scheduled\":\"$moesaic_prefill_scheduled\","
-            "\"prefill_running\":\"$moesaic_prefill_running\",\"decode_waiting\":\"$moesaic_decode_waiting\","
-            "\"decode_scheduled\":\"$moesaic_decode_scheduled\",\"decode_running\":\"$moesaic_decode_running\","
-            "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}';\n";
-    fmt::format_to(std::back_inserter(text), "  access_log {} moesaic;\n", Word(std::filesystem::absolute(flags.access_log)));
+    text +=
+        "  log_format moesaic escape=json '{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
+        "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
+        "\"decode\":\"$moesaic_decode_engine\",\"prompt\":\"$moesaic_prompt_tokens\",\"cached\":\"$moesaic_"
+        "cached_tokens\","
+        "\"output\":\"$moesaic_output_tokens\",\"retries\":\"$moesaic_retries\",\"tokenized\":\"$moesaic_"
+        "tokenized\","
+        "\"prefill_waiting\":\"$moesaic_prefill_waiting\",\"prefill_scheduled\":\"$moesaic_prefill_"
+        "scheduled\","
+        "\"prefill_running\":\"$moesaic_prefill_running\",\"decode_waiting\":\"$moesaic_decode_waiting\","
+        "\"decode_scheduled\":\"$moesaic_decode_scheduled\",\"decode_running\":\"$moesaic_decode_running\","
+        "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}';\n";
+    fmt::format_to(std::back_inserter(text), "  access_log {} moesaic;\n",
+                   Word(std::filesystem::absolute(flags.access_log)));
   }
   for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
-    fmt::format_to(std::back_inserter(text), "  {}_temp_path {};\n", kind, Word(fmt::format("{}/{}", folder, kind)));
+    fmt::format_to(std::back_inserter(text), "  {}_temp_path {};\n", kind,
+                   Word(fmt::format("{}/{}", folder, kind)));
   }
   // The pages name engines, keys and requests, and ask for no key.
   std::string access = "allow 127.0.0.0/8; allow ::1; ";
@@ -127,15 +137,18 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   const std::string host = flags.host.find(':') != std::string::npos && !flags.host.starts_with('[')
                                ? fmt::format("[{}]", flags.host)
                                : flags.host;
-  fmt::format_to(std::back_inserter(text),
-                 "  client_max_body_size {};\n  client_body_buffer_size 1m;\n  keepalive_requests 100000;\n"
-                 "  moesaic_pool {} {{\n{}  }}\n  server {{\n    listen {}:{} backlog=4096;\n"
-                 "    location / {{ moesaic_pass {}; }}\n    location = /metrics {{ {} moesaic_metrics {}; }}\n"
-                 "    location = /moesaic {{ {} moesaic_page {}; }}\n    location = /moesaic/state {{ {} moesaic_state {}; }}\n"
-                 "    location = /moesaic/trace {{ {} moesaic_trace {}; }}\n",
-                 pool.max_body_bytes, pool.name, body, host, flags.port, pool.name, access, pool.name, access, pool.name,
-                 access, pool.name, access, pool.name);
-  if (transfer == "ascend") text += fmt::format("    location = /v1/metaserver {{ moesaic_metaserver {}; }}\n", pool.name);
+  fmt::format_to(
+      std::back_inserter(text),
+      "  client_max_body_size {};\n  client_body_buffer_size 1m;\n  keepalive_requests 100000;\n"
+      "  moesaic_pool {} {{\n{}  }}\n  server {{\n    listen {}:{} backlog=4096;\n"
+      "    location / {{ moesaic_pass {}; }}\n    location = /metrics {{ {} moesaic_metrics {}; }}\n"
+      "    location = /moesaic {{ {} moesaic_page {}; }}\n    location = /moesaic/state {{ {} moesaic_state "
+      "{}; }}\n"
+      "    location = /moesaic/trace {{ {} moesaic_trace {}; }}\n",
+      pool.max_body_bytes, pool.name, body, host, flags.port, pool.name, access, pool.name, access, pool.name,
+      access, pool.name, access, pool.name);
+  if (transfer == "ascend")
+    text += fmt::format("    location = /v1/metaserver {{ moesaic_metaserver {}; }}\n", pool.name);
   return text + "  }\n}\n";
 }
 
@@ -149,7 +162,8 @@ Status WriteEngineList(const ProxyFlags& flags, const std::string& folder) {
     std::vector<std::string> words = Split(line.substr(0, line.find('#')), " \t\r,");
     if (words.empty()) continue;
     words.insert(words.begin(), "engine");
-    ASSIGN_OR_RETURN(const std::string directive, Line(pool, words, fmt::format("{}:{}", flags.engine_file, number)));
+    ASSIGN_OR_RETURN(const std::string directive,
+                     Line(pool, words, fmt::format("{}:{}", flags.engine_file, number)));
     text += directive;
   }
   if (text.empty()) return InvalidArgument("--engines: '{}' names no engine", flags.engine_file);
@@ -162,7 +176,8 @@ Status WriteEngineList(const ProxyFlags& flags, const std::string& folder) {
 
 StatusOr<std::string> FindNginx(const ProxyFlags& flags) {
   if (!flags.nginx.empty()) return flags.nginx;
-  for (const char* path : {"/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/local/nginx/sbin/nginx", "/usr/bin/nginx"}) {
+  for (const char* path :
+       {"/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/local/nginx/sbin/nginx", "/usr/bin/nginx"}) {
     if (access(path, X_OK) == 0) return path;
   }
   return NotFound("nginx is not installed: install the package nginx, or name the binary with --nginx");
@@ -178,7 +193,8 @@ StatusOr<std::string> FindProxyModule(const ProxyFlags& flags) {
                                             std::filesystem::path("/usr/lib/nginx/modules") / kName}) {
     if (std::filesystem::exists(path, error)) return path.lexically_normal().string();
   }
-  return NotFound("{} is not built: install nginx-dev and build again, or name the file with --module", kName);
+  return NotFound("{} is not built: install nginx-dev and build again, or name the file with --module",
+                  kName);
 }
 
 }  // namespace moesaic::app

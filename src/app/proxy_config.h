@@ -11,13 +11,13 @@ namespace moesaic::app {
 struct ProxyFlags {
   std::vector<std::string> engines, prefill, decode;  ///< URL[,OPTION=VALUE...]
   std::vector<std::string> settings;                  ///< "DIRECTIVE VALUE ..." of the pool
-  std::string engine_file;                            ///< lines "URL [OPTION=VALUE ...]", read again at a reload
+  std::string engine_file;  ///< lines "URL [OPTION=VALUE ...]", read again at a reload
   std::string transfer, api = "vllm", policy = "moesaic", model;
   std::string host = "127.0.0.1";
   int port = 8100;
   std::vector<std::string> allowed;  ///< addresses and networks that may read the pages, besides this machine
-  int workers = 0;      ///< 0: one for each processor, at most 8
-  std::string access_log;  ///< empty: none
+  int workers = 0;                   ///< 0: one for each processor, at most 8
+  std::string access_log;            ///< empty: none
   std::string nginx, module, folder;
   bool check = false, print_config = false, reference = false;
 };

@@ -50,13 +50,15 @@ class ProxyFolder {
   bool temporary_ = false;
 };
 
-StatusOr<pid_t> StartNginx(const std::string& nginx, const std::string& folder, bool check, const sigset_t& mask) {
+StatusOr<pid_t> StartNginx(const std::string& nginx, const std::string& folder, bool check,
+                           const sigset_t& mask) {
   const std::string config = folder + "/nginx.conf";
   const pid_t child = fork();
   if (child < 0) return IoError("fork: {}", std::strerror(errno));
   if (child > 0) return child;
   sigprocmask(SIG_SETMASK, &mask, nullptr);
-  const char* words[] = {nginx.c_str(), "-p", folder.c_str(), "-c", config.c_str(), check ? "-t" : nullptr, nullptr};
+  const char* words[] = {nginx.c_str(),          "-p",   folder.c_str(), "-c", config.c_str(),
+                         check ? "-t" : nullptr, nullptr};
   execv(nginx.c_str(), const_cast<char**>(words));
   _exit(127);
 }
@@ -65,12 +67,13 @@ Status Ended(int state, const std::string& nginx, bool asked) {
   if (WIFEXITED(state) && WEXITSTATUS(state) == 0) return OkStatus();
   if (WIFEXITED(state) && WEXITSTATUS(state) == 127) return IoError("cannot run {}", nginx);
   if (asked && WIFSIGNALED(state)) return OkStatus();
-  if (WIFEXITED(state)) return IoError("nginx ended with status {}; its messages are above", WEXITSTATUS(state));
+  if (WIFEXITED(state))
+    return IoError("nginx ended with status {}; its messages are above", WEXITSTATUS(state));
   return IoError("nginx was ended by signal {}", WTERMSIG(state));
 }
 
-// Waits for nginx. SIGHUP reads --engines again and reloads; SIGINT, SIGTERM and SIGQUIT let requests finish, a second
-// one does not.
+// Waits for nginx. SIGHUP reads --engines again and reloads; SIGINT, SIGTERM and SIGQUIT let requests finish,
+// a second one does not.
 Status Supervise(pid_t child, const ProxyFlags& flags, const std::string& folder, const std::string& nginx,
                  const sigset_t& signals) {
   bool asked = false;
@@ -117,7 +120,8 @@ Status RunProxy(const ProxyFlags& flags) {
   for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, &mask);
   ASSIGN_OR_RETURN(const pid_t child, StartNginx(nginx, folder->path(), flags.check, mask));
-  if (!flags.check) Tell("moesaic proxy: listening at http://{}:{}, state at /moesaic\n", flags.host, flags.port);
+  if (!flags.check)
+    Tell("moesaic proxy: listening at http://{}:{}, state at /moesaic\n", flags.host, flags.port);
   const Status status = Supervise(child, flags, folder->path(), nginx, signals);
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   return status;
@@ -127,37 +131,51 @@ Status RunProxy(const ProxyFlags& flags) {
 
 void AddProxyServing(Verb proxy, VerbRun& run) {
   auto flags = std::make_shared<ProxyFlags>();
-  proxy.AddOption("--engine", flags->engines, "Engine that does prefill and decode: URL[,OPTION=VALUE...]").OneValue();
+  proxy.AddOption("--engine", flags->engines, "Engine that does prefill and decode: URL[,OPTION=VALUE...]")
+      .OneValue();
   proxy.AddOption("--prefill", flags->prefill, "Prefill engine").OneValue();
   proxy.AddOption("--decode", flags->decode, "Decode engine").OneValue();
   proxy.AddOption("--engines", flags->engine_file,
                   "File with one engine a line: URL [OPTION=VALUE ...]; SIGHUP reads it again");
-  proxy.AddOption("--transfer", flags->transfer,
-                  "Transfer of KV between prefill and decode engines (default: nixl with --prefill)")
+  proxy
+      .AddOption("--transfer", flags->transfer,
+                 "Transfer of KV between prefill and decode engines (default: nixl with --prefill)")
       .OneOf({"aggregated", "nixl", "mooncake", "sglang", "ascend"});
-  proxy.AddOption("--api", flags->api, "API of the engines").OneOf({"vllm", "sglang", "moesaic"}).ShowDefault();
+  proxy.AddOption("--api", flags->api, "API of the engines")
+      .OneOf({"vllm", "sglang", "moesaic"})
+      .ShowDefault();
   std::vector<std::string> policies;
   for (const std::string_view name : proxy::PolicyNames()) policies.emplace_back(name);
   proxy.AddOption("--policy", flags->policy, "Scheduling policy").OneOf(policies).ShowDefault();
-  proxy.AddOption("--model", flags->model, "Folder with tokenizer.json and the chat template; without it tokens are "
-                                           "estimated");
-  proxy.AddOption("--set", flags->settings, "A directive of the pool, e.g. \"queue 1000 30s\"; see --reference").OneValue();
+  proxy.AddOption("--model", flags->model,
+                  "Folder with tokenizer.json and the chat template; without it tokens are "
+                  "estimated");
+  proxy
+      .AddOption("--set", flags->settings,
+                 "A directive of the pool, e.g. \"queue 1000 30s\"; see --reference")
+      .OneValue();
   proxy.AddOption("--host", flags->host, "Address to listen at").ShowDefault();
   proxy.AddOption("--port", flags->port, "Port to listen at").Range(1, 65535).ShowDefault();
-  proxy.AddOption("--allow", flags->allowed, "Address or network that may read /metrics and /moesaic, besides this machine")
+  proxy
+      .AddOption("--allow", flags->allowed,
+                 "Address or network that may read /metrics and /moesaic, besides this machine")
       .OneValue();
-  proxy.AddOption("--workers", flags->workers, "nginx worker processes (default: processors, at most 8)").Range(1, 64);
-  proxy.AddOption("--access-log", flags->access_log, "File for one JSON line per request with the times of its stages");
+  proxy.AddOption("--workers", flags->workers, "nginx worker processes (default: processors, at most 8)")
+      .Range(1, 64);
+  proxy.AddOption("--access-log", flags->access_log,
+                  "File for one JSON line per request with the times of its stages");
   proxy.AddOption("--nginx", flags->nginx, "nginx binary (default: the installed one)");
-  proxy.AddOption("--module", flags->module, "ngx_http_moesaic_module.so (default: beside this program)");
-  proxy.AddOption("--folder", flags->folder, "Folder for nginx's configuration and temporary files (default: a new one)");
+  proxy.AddOption("--module", flags->module, "ngx_http_moesaic_module.so (default: next to this program)");
+  proxy.AddOption("--folder", flags->folder,
+                  "Folder for nginx's configuration and temporary files (default: a new one)");
   proxy.AddFlag("--check", flags->check, "Test the configuration and exit");
   proxy.AddFlag("--print-config", flags->print_config, "Print nginx's configuration and exit");
   proxy.AddFlag("--reference", flags->reference, "Print all directives in Markdown and exit");
   proxy.Footer(
       "Examples:\n"
       "  moesaic proxy --engine http://10.0.0.1:8000 --engine http://10.0.0.2:8000 --model Qwen3-30B-A3B/\n"
-      "  moesaic proxy --prefill http://10.0.0.1:8000,kv_events=tcp://10.0.0.1:5557 --decode http://10.0.0.2:8000\n"
+      "  moesaic proxy --prefill http://10.0.0.1:8000,kv_events=tcp://10.0.0.1:5557 --decode "
+      "http://10.0.0.2:8000\n"
       "  moesaic proxy --engines engines.txt --print-config");
   proxy.OnParsed([flags, &run] {
     if (run) return;  // a verb below this one

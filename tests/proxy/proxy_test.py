@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests the proxy module: pass-through, streaming, scheduling, transfers between prefill and decode engines, operations."""
 import json
-import time
+import random
 
 from proxying import HOST, MODEL, WAIT_SECONDS, Proxy, ProxyTest, main, request, together, until
 
@@ -93,8 +93,11 @@ class Aggregated(ProxyTest):
                 proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay; engine {other.url};")
                 # The engine learns a prompt behind the proxy's back.
                 prompt = tokens(5, 1600)
-                request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 1})
-                until(lambda: proxy.state()["index"]["memberships"] >= 100, what=lambda: (proxy.state(), proxy.metrics(), proxy.log()))
+                behind = lambda ids: request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": ids, "max_tokens": 1})
+                behind(prompt)
+                # Messages that were sent before the subscription are found missing by the next one.
+                until(lambda: behind(tokens(random.randrange(1000), 32)) and proxy.state()["index"]["memberships"] >= 100,
+                      what=proxy.state)
                 self.assertEqual(proxy.state()["engines"][0]["index"], "exact")
                 for i in range(4):
                     proxy.complete(prompt=prompt + tokens(100 + i, 50), max_tokens=1)

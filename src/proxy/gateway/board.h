@@ -1,4 +1,4 @@
-// A small region of shared memory beside the zone: the worker processes and messages between them.
+// A small region of shared memory next to the zone: the worker processes and messages between them.
 #pragma once
 
 #include <algorithm>
@@ -38,10 +38,10 @@ class Board {
   std::array<Worker, kMaxWorkers> workers;  ///< by number of RegisterWorker
   std::atomic<int> num_workers;             ///< one more than the largest number that was ever used
   std::atomic<uint64_t> kv_messages, kv_gaps, kv_errors;
-  std::atomic<uint64_t> takeovers;      ///< leases acquired from another process
+  std::atomic<uint64_t> takeovers;  ///< leases acquired from another process
   std::atomic<uint64_t> retries, released_kv, failed_releases;
-  std::atomic<uint64_t> token_hits, token_misses;      ///< bytes of segments
-  std::atomic<uint64_t> rendered, unrendered;          ///< prompts
+  std::atomic<uint64_t> token_hits, token_misses;  ///< bytes of segments
+  std::atomic<uint64_t> rendered, unrendered;      ///< prompts
   std::array<Message, 32> messages;
 
   void Join(int number, int32_t pid, uint64_t wake) {
@@ -50,12 +50,15 @@ class Board {
     worker.retiring.store(0, std::memory_order_relaxed);
     worker.pid.store(pid, std::memory_order_release);
     int known = num_workers.load(std::memory_order_relaxed);
-    while (known <= number && !num_workers.compare_exchange_weak(known, number + 1, std::memory_order_release)) {
+    while (known <= number &&
+           !num_workers.compare_exchange_weak(known, number + 1, std::memory_order_release)) {
     }
   }
   void Leave(int number) { workers[static_cast<size_t>(number)].pid.store(0, std::memory_order_release); }
   int32_t Pid(int number) const {
-    return number < 0 || number >= kMaxWorkers ? 0 : workers[static_cast<size_t>(number)].pid.load(std::memory_order_acquire);
+    return number < 0 || number >= kMaxWorkers
+               ? 0
+               : workers[static_cast<size_t>(number)].pid.load(std::memory_order_acquire);
   }
   int Numbers() const { return std::min(num_workers.load(std::memory_order_acquire), kMaxWorkers); }
   int NumberOf(int32_t pid) const {
@@ -67,7 +70,9 @@ class Board {
   /// Whether a worker besides `number` may be the master: it is registered and was not asked to exit.
   bool HasSuccessor(int number) const {
     for (int i = 0; i < Numbers(); ++i) {
-      if (i != number && Pid(i) != 0 && workers[static_cast<size_t>(i)].retiring.load(std::memory_order_relaxed) == 0) return true;
+      if (i != number && Pid(i) != 0 &&
+          workers[static_cast<size_t>(i)].retiring.load(std::memory_order_relaxed) == 0)
+        return true;
     }
     return false;
   }
@@ -78,7 +83,8 @@ class Board {
     for (Message& message : messages) {
       uint64_t phase = message.phase.load(std::memory_order_acquire);
       const bool to_it = phase == Message::kReady && message.worker == number;
-      if (to_it || phase == WritingBy(pid)) message.phase.compare_exchange_strong(phase, Message::kFree, std::memory_order_acq_rel);
+      if (to_it || phase == WritingBy(pid))
+        message.phase.compare_exchange_strong(phase, Message::kFree, std::memory_order_acq_rel);
     }
     if (number >= 0) {
       int32_t old = pid;
@@ -87,7 +93,8 @@ class Board {
   }
 
   /// Called by process `pid`. False: the text is too long, or no message is free.
-  bool Send(int32_t pid, int worker, uint32_t slot, uint32_t generation, std::string_view id, std::string_view text) {
+  bool Send(int32_t pid, int worker, uint32_t slot, uint32_t generation, std::string_view id,
+            std::string_view text) {
     if (text.size() > Message::kMaxBytes || id.size() > sizeof(Message::id)) return false;
     for (Message& message : messages) {
       uint64_t free = Message::kFree;
@@ -109,7 +116,8 @@ class Board {
   template <typename Take>
   void Receive(int worker, Take take) {
     for (Message& message : messages) {
-      if (message.phase.load(std::memory_order_acquire) != Message::kReady || message.worker != worker) continue;
+      if (message.phase.load(std::memory_order_acquire) != Message::kReady || message.worker != worker)
+        continue;
       const std::string id(message.id.data(), message.id_bytes), text(message.text, message.bytes);
       const uint32_t slot = message.slot, generation = message.generation;
       message.phase.store(Message::kFree, std::memory_order_release);

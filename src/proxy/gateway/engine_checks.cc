@@ -26,7 +26,9 @@ class EngineChecks::Check : public Exchange::Handler {
     const PoolSettings& settings = gateway_.settings();
     exchange_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
     exchange_->Start(engine_.address, gateway_.HttpRequest(engine_, "GET", settings.health_path, {}, ""),
-                     {.connect = settings.health_timeout, .first_byte = settings.health_timeout, .idle = settings.health_timeout});
+                     {.connect = settings.health_timeout,
+                      .first_byte = settings.health_timeout,
+                      .idle = settings.health_timeout});
   }
 
   void Done(bool good) {
@@ -39,7 +41,8 @@ class EngineChecks::Check : public Exchange::Handler {
       if (up || down) {
         const auto record = gateway_.state().Instance(instance);
         if (record && record->healthy != up) {
-          gateway_.transport().Log(!up, "engine " + engine_.instance.url + (up ? " is healthy" : " is not healthy"));
+          gateway_.transport().Log(
+              !up, "engine " + engine_.instance.url + (up ? " is healthy" : " is not healthy"));
           gateway_.state().SetHealthy(instance, up);
           gateway_.ScheduleSoon();
         }

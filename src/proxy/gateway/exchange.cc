@@ -36,7 +36,7 @@ void Exchange::Watchdog() {
   const Nanos now = transport_.Now();
   if (paused_) last_ = now;  // the client is slow, not the engine
   if (now - last_ >= limit) {
-    return Fail(absl::DeadlineExceededError(!connected_  ? "connecting to the engine timed out"
+    return Fail(absl::DeadlineExceededError(!connected_ ? "connecting to the engine timed out"
                                             : answered_ ? "the engine stopped inside the answer"
                                                         : "the engine did not answer in time"));
   }

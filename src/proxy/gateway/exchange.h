@@ -20,8 +20,8 @@ struct ExchangeTimeouts {
 
 class Exchange {
  public:
-  /// Exactly one of OnEnd and OnError ends an exchange, unless Cancel does. Callbacks may cancel the exchange but must
-  /// not destroy it: Gateway::DestroyLater does.
+  /// Exactly one of OnEnd and OnError ends an exchange, unless Cancel does. Callbacks may cancel the exchange
+  /// but must not destroy it: Gateway::DestroyLater does.
   class Handler {
    public:
     virtual ~Handler() = default;
@@ -70,7 +70,8 @@ class Exchange {
   ExchangeTimeouts timeouts_;
   ResponseReader reader_;
   void* connection_ = nullptr;
-  bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_told_ = false, paused_ = false;
+  bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_told_ = false,
+       paused_ = false;
   Nanos last_ = 0;
 };
 

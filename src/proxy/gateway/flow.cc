@@ -18,19 +18,29 @@ constexpr double kRetryGrowth = 1.5, kRetryJitter = 0.2;
 
 // Headers of one connection, and those that the gateway writes itself.
 bool IsHopHeader(std::string_view name) {
-  constexpr std::string_view kNames[] = {"connection", "keep-alive",        "proxy-authenticate", "proxy-connection",
-                                         "te",         "trailer",           "transfer-encoding",  "upgrade",
-                                         "host",       "content-length",    "expect",             "accept-encoding",
-                                         "x-request-id", "x-data-parallel-rank"};
+  constexpr std::string_view kNames[] = {"connection",
+                                         "keep-alive",
+                                         "proxy-authenticate",
+                                         "proxy-connection",
+                                         "te",
+                                         "trailer",
+                                         "transfer-encoding",
+                                         "upgrade",
+                                         "host",
+                                         "content-length",
+                                         "expect",
+                                         "accept-encoding",
+                                         "x-request-id",
+                                         "x-data-parallel-rank"};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
 // Characters that need no escape in a request line and have no meaning for an engine's router.
 bool IsPlainPath(std::string_view path) {
   return path.starts_with('/') && std::all_of(path.begin(), path.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-           std::string_view("/-._~:@!$&'()*+,;=").find(c) != std::string_view::npos;
-  });
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                  std::string_view("/-._~:@!$&'()*+,;=").find(c) != std::string_view::npos;
+         });
 }
 
 // A path that ends with '/' stands for all below it.
@@ -60,7 +70,8 @@ std::string_view HeaderOf(const ClientRequest& request, std::string_view name) {
 bool SameSecret(std::string_view a, std::string_view b) {
   unsigned difference = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % std::max<size_t>(b.size(), 1)]);
+    difference |=
+        static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % std::max<size_t>(b.size(), 1)]);
   }
   return difference == 0;
 }
@@ -141,15 +152,15 @@ void Flow::Start(ClientRequest request) {
   gateway_.Register(*this);
   request_id_ = HeaderOf(request_, "x-request-id");
   if (request_id_.empty() || gateway_.settings().transfer == Transfer::kAscend) {
-    request_id_ = fmt::format("moesaic-{}-{}-{}-{:016x}", gateway_.worker(), id_.slot, id_.generation, gateway_.random()());
+    request_id_ = fmt::format("moesaic-{}-{}-{}-{:016x}", gateway_.worker(), id_.slot, id_.generation,
+                              gateway_.random()());
   }
   const bool inline_ids = PromptIds(*body_).has_value();
   if (gateway_.renderer() != nullptr && !inline_ids) {
     phase_ = Phase::kTokenizing;
     tokenizing_ = true;
-    timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {
-      Reply(503, "overloaded_error", "the tokenizer was busy for too long", kSecond);
-    });
+    timer_.At(gateway_.now() + gateway_.settings().queue_timeout,
+              [this] { Reply(503, "overloaded_error", "the tokenizer was busy for too long", kSecond); });
     if (client_->StartTokenize(*this)) return;
     tokenizing_ = false;
     return Reply(503, "overloaded_error", "the tokenizer is busy", kSecond);
@@ -186,10 +197,13 @@ void Flow::SubmitPrompt() {
     counter.fetch_add(1, std::memory_order_relaxed);
   }
   PromptFacts facts;
-  const std::string_view input = body_->members.Value(body_->endpoint == Endpoint::kChat ? "messages" : "prompt");
-  facts.prompt_tokens = tokens_.empty() ? static_cast<uint32_t>(input.size() / 4 + 1) : static_cast<uint32_t>(tokens_.size());
+  const std::string_view input =
+      body_->members.Value(body_->endpoint == Endpoint::kChat ? "messages" : "prompt");
+  facts.prompt_tokens =
+      tokens_.empty() ? static_cast<uint32_t>(input.size() / 4 + 1) : static_cast<uint32_t>(tokens_.size());
   const int64_t choices = std::clamp<int64_t>(body_->choices, 1, 1024);
-  facts.max_tokens = static_cast<uint32_t>(std::min<int64_t>(body_->max_tokens, UINT32_MAX / choices) * choices);
+  facts.max_tokens =
+      static_cast<uint32_t>(std::min<int64_t>(body_->max_tokens, UINT32_MAX / choices) * choices);
   // vLLM: a smaller number is served earlier.
   const int64_t range = settings.client_priority;
   facts.priority = static_cast<int32_t>(-std::clamp<int64_t>(body_->priority, -range, range));
@@ -201,9 +215,11 @@ void Flow::SubmitPrompt() {
                                                           : Mode::kParallel;
   std::vector<uint64_t> keys;
   if (!tokens_.empty()) {
-    const bool adapter = std::find(settings.adapters.begin(), settings.adapters.end(), body_->model) != settings.adapters.end();
-    gateway_.keys().Append(tokens_, {.salt = body_->cache_salt, .adapter = adapter ? body_->model : std::string_view()},
-                           settings.block_size, keys);
+    const bool adapter = std::find(settings.adapters.begin(), settings.adapters.end(), body_->model) !=
+                         settings.adapters.end();
+    gateway_.keys().Append(
+        tokens_, {.salt = body_->cache_salt, .adapter = adapter ? body_->model : std::string_view()},
+        settings.block_size, keys);
     facts.block_size = settings.block_size;
   }
   log_.prompt_tokens = facts.prompt_tokens;
@@ -212,15 +228,19 @@ void Flow::SubmitPrompt() {
   state.Enter(id_, Stage::kPrefixMatched, gateway_.now());
   const Admission admission = gateway_.scheduler().Submit(id_, gateway_.now());
   switch (admission.verdict) {
-    case Admission::Verdict::kQueued: break;
+    case Admission::Verdict::kQueued:
+      break;
     case Admission::Verdict::kQueueFull:
-      return Reply(429, "rate_limit_error", "the queue of the proxy is full", std::max(admission.retry_after, kSecond));
+      return Reply(429, "rate_limit_error", "the queue of the proxy is full",
+                   std::max(admission.retry_after, kSecond));
     case Admission::Verdict::kTooSlow:
       return Reply(429, "rate_limit_error", "the predicted waiting time exceeds the limit",
                    std::max(admission.retry_after, kSecond));
     case Admission::Verdict::kRateLimited:
-      return Reply(429, "rate_limit_error", "the key's token rate is used up", std::max(admission.retry_after, kSecond));
-    case Admission::Verdict::kStale: return Reply(500, "server_error", "the request's slot was lost");
+      return Reply(429, "rate_limit_error", "the key's token rate is used up",
+                   std::max(admission.retry_after, kSecond));
+    case Admission::Verdict::kStale:
+      return Reply(500, "server_error", "the request's slot was lost");
   }
   Enqueue();
 }
@@ -228,9 +248,8 @@ void Flow::SubmitPrompt() {
 void Flow::Enqueue() {
   phase_ = Phase::kQueued;
   queued_ = gateway_.now();
-  timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {
-    Reply(503, "overloaded_error", "no engine was free in time", kSecond);
-  });
+  timer_.At(gateway_.now() + gateway_.settings().queue_timeout,
+            [this] { Reply(503, "overloaded_error", "no engine was free in time", kSecond); });
   gateway_.ScheduleSoon();
 }
 
@@ -255,7 +274,8 @@ void Flow::OnScheduled(const RequestRecord& record) {
       const EngineSettings* engine = gateway_.Engine(prefill_instance_);
       const uint32_t model_class = engine == nullptr ? 0 : engine->instance.model_class;
       const uint32_t cached = std::min(record.cached_tokens, record.facts.prompt_tokens);
-      const double time = gateway_.scheduler().Model(model_class).PrefillNanos(record.facts.prompt_tokens - cached, cached);
+      const double time =
+          gateway_.scheduler().Model(model_class).PrefillNanos(record.facts.prompt_tokens - cached, cached);
       estimate_.At(gateway_.now() + static_cast<Nanos>(time), [this] { MarkPrefillDone(); });
     }
   } else {
@@ -269,20 +289,23 @@ std::vector<Header> Flow::HeadersForEngines() const {
   std::vector<Header> headers;
   for (const Header& header : request_.headers) {
     if (IsHopHeader(header.name)) continue;
-    if ((header.name == "authorization" || header.name == "x-api-key") && !gateway_.settings().keys.empty()) continue;
+    if ((header.name == "authorization" || header.name == "x-api-key") && !gateway_.settings().keys.empty())
+      continue;
     headers.push_back(header);
   }
   if (!request_id_.empty()) headers.push_back({"X-Request-Id", request_id_});
   return headers;
 }
 
-std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target, std::string body) {
+std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target,
+                                     std::string body) {
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
   if (engine->ranked) headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
-  exchange->Start(engine->address, gateway_.HttpRequest(*engine, method, target, headers, body), gateway_.timeouts());
+  exchange->Start(engine->address, gateway_.HttpRequest(*engine, method, target, headers, body),
+                  gateway_.timeouts());
   return exchange;
 }
 
@@ -351,13 +374,15 @@ void Flow::AskBootstrap() {
   address[3] = static_cast<char>(engine->bootstrap_port & 255);
   query_body_.clear();
   query_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
-  query_->Start(bootstrap.address, gateway_.HttpRequest(bootstrap, "GET", "/query", {}, ""),
-                {.connect = gateway_.settings().connect_timeout, .first_byte = kQueryTimeout, .idle = kQueryTimeout});
+  query_->Start(
+      bootstrap.address, gateway_.HttpRequest(bootstrap, "GET", "/query", {}, ""),
+      {.connect = gateway_.settings().connect_timeout, .first_byte = kQueryTimeout, .idle = kQueryTimeout});
 }
 
 bool Flow::OnBlocks(const std::string& id, const std::string& text) {
   if (!SameSecret(id, request_id_)) return false;
-  if (phase_ != Phase::kRunning || gateway_.settings().transfer != Transfer::kAscend || prefill_ != nullptr) return true;
+  if (phase_ != Phase::kRunning || gateway_.settings().transfer != Transfer::kAscend || prefill_ != nullptr)
+    return true;
   params_ = text;
   prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
   if (prefill_ == nullptr) PrefillFailed(NoEngine());
@@ -399,8 +424,8 @@ void Flow::ForwardHead(const ResponseReader& response, bool length) {
   client_->SendHead(response.status(), headers);
 }
 
-// Whether a second engine failed for this request with the same status: then the request causes it, and no engine is to
-// blame.
+// Whether a second engine failed for this request with the same status: then the request causes it, and no
+// engine is to blame.
 bool Flow::BlamesRequest(int instance, int status) {
   if (!MayBeOfRequest(status)) return false;
   if (suspect_status_ == status) {
@@ -466,13 +491,15 @@ void Flow::OnEnd(Exchange& exchange) {
                          ? 0
                          : static_cast<int>(gateway_.Engine(prefill_instance_)->instance.dp_rank);
     std::string engine_id;
-    if (const auto ranks = JsonMembers::Scan(query_body_); ranks.ok() && exchange.response().status() == 200) {
+    if (const auto ranks = JsonMembers::Scan(query_body_);
+        ranks.ok() && exchange.response().status() == 200) {
       if (const auto entry = JsonMembers::Scan(ranks->Value(std::to_string(rank))); entry.ok()) {
         engine_id = entry->String("engine_id").value_or("");
       }
     }
     gateway_.DestroyLater(std::move(query_));
-    if (engine_id.empty()) return PrefillFailed(absl::UnavailableError("its bootstrap server named no engine"));
+    if (engine_id.empty())
+      return PrefillFailed(absl::UnavailableError("its bootstrap server named no engine"));
     gateway_.SetBootstrapId(prefill_instance_, engine_id);
     return StartPair();
   }
@@ -533,7 +560,8 @@ void Flow::PrefillFailed(const Status& status, bool breaker) {
   gateway_.SetBootstrapId(prefill_instance_, "");
   breaker = breaker && !IsLocal(status);
   if (head_sent_) {  // D waits for KV that will not come
-    if (breaker) gateway_.state().RecordFailure(prefill_instance_, gateway_.now(), gateway_.settings().breaker);
+    if (breaker)
+      gateway_.state().RecordFailure(prefill_instance_, gateway_.now(), gateway_.settings().breaker);
     return EndAnswer("the prefill engine failed");
   }
   if (Retry(prefill_instance_, breaker)) return;
@@ -582,14 +610,16 @@ bool Flow::Retry(int failed_instance, bool breaker) {
   stream_.reset();
   decode_accepted_ = false;
   // A sequential D is replaced alone; P's blocks stay valid until one fetches them.
-  const bool keeps_prefill = gateway_.settings().transfer == Transfer::kVllmNixl && prefill_ == nullptr && !params_.empty();
+  const bool keeps_prefill =
+      gateway_.settings().transfer == Transfer::kVllmNixl && prefill_ == nullptr && !params_.empty();
   gateway_.DestroyLater(std::move(answer_));
   gateway_.DestroyLater(std::move(query_));
   gateway_.DestroyLater(std::move(prefill_));
   if (!keeps_prefill) prefill_done_ = false;
   phase_ = Phase::kRetrying;
-  const double factor = std::pow(kRetryGrowth, attempts_++) *
-                        std::uniform_real_distribution<double>(1 - kRetryJitter, 1 + kRetryJitter)(gateway_.random());
+  const double factor =
+      std::pow(kRetryGrowth, attempts_++) *
+      std::uniform_real_distribution<double>(1 - kRetryJitter, 1 + kRetryJitter)(gateway_.random());
   gateway_.board().retries.fetch_add(1, std::memory_order_relaxed);
   const auto delay = static_cast<Nanos>(static_cast<double>(gateway_.settings().retry_delay) * factor);
   timer_.At(gateway_.now() + delay, [this, failed_instance] {
@@ -604,7 +634,8 @@ bool Flow::Retry(int failed_instance, bool breaker) {
 void Flow::Reply(int status, std::string_view type, const std::string& message, Nanos retry_after) {
   if (client_ != nullptr && !head_sent_) {
     const std::string body = ErrorBody(status, type, message);
-    std::vector<Header> headers = {{"content-type", "application/json"}, {"content-length", std::to_string(body.size())}};
+    std::vector<Header> headers = {{"content-type", "application/json"},
+                                   {"content-length", std::to_string(body.size())}};
     if (retry_after > 0) {
       headers.push_back({"retry-after", std::to_string((retry_after + kSecond - 1) / kSecond)});
     }
@@ -655,18 +686,20 @@ void Flow::DropExchanges() {
   const Transfer transfer = gateway_.settings().transfer;
   const bool answered = answer_ != nullptr && !answer_->live() && stream_ != nullptr && stream_->saw_end();
   if (transfer == Transfer::kVllmNixl && body_) {
-    // P holds the blocks until a decode engine fetches them. One that has the request tells P when it is cancelled;
-    // without one, another must fetch them.
-    const bool at_decode = decode_accepted_ || (answer_ != nullptr && answer_->live() && answer_->connected() &&
-                                                !answer_->response().head_done());
+    // P holds the blocks until a decode engine fetches them. One that has the request tells P when it is
+    // cancelled; without one, another must fetch them.
+    const bool at_decode = decode_accepted_ || (answer_ != nullptr && answer_->live() &&
+                                                answer_->connected() && !answer_->response().head_done());
     if (prefill_ != nullptr && prefill_->live() && prefill_->answered()) {
-      gateway_.Drain(std::move(prefill_), std::make_unique<AbandonedPrefill>(gateway_, ReleaseOf(), std::move(prefill_body_)));
+      gateway_.Drain(std::move(prefill_),
+                     std::make_unique<AbandonedPrefill>(gateway_, ReleaseOf(), std::move(prefill_body_)));
     } else if (!params_.empty() && !at_decode) {
       gateway_.ReleaseKv(ReleaseOf(), params_);
     }
   }
   // SGLang's P still sends its blocks when D has answered: it must come to its end.
-  if (prefill_ != nullptr && (answered || log_.outcome == Outcome::kCompleted)) gateway_.Drain(std::move(prefill_));
+  if (prefill_ != nullptr && (answered || log_.outcome == Outcome::kCompleted))
+    gateway_.Drain(std::move(prefill_));
   gateway_.DestroyLater(std::move(prefill_));
   gateway_.DestroyLater(std::move(answer_));
   gateway_.DestroyLater(std::move(query_));

@@ -39,7 +39,8 @@ struct FlowLog {
   Outcome outcome = Outcome::kFailed;
 };
 
-/// Owned by the gateway. It lives until the client is detached, no thread uses it and its exchanges have ended.
+/// Owned by the gateway. It lives until the client is detached, no thread uses it and its exchanges have
+/// ended.
 class Flow : public Exchange::Handler {
  public:
   Flow(Gateway& gateway, Client& client);
@@ -86,7 +87,8 @@ class Flow : public Exchange::Handler {
   void StartAnswer();
   void StartPair();
   void AskBootstrap();
-  std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target, std::string body);
+  std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target,
+                                 std::string body);
   std::string BodyFor(bool prefill) const;
   void PrefillEnded();
   void PrefillFailed(const Status& status, bool breaker = true);
@@ -124,18 +126,20 @@ class Flow : public Exchange::Handler {
   std::string params_;  // kv_transfer_params of P, or those that D posted
   std::optional<int64_t> prefill_cached_;
   std::unique_ptr<AnswerStream> stream_;
-  bool head_sent_ = false, is_stream_ = false, pass_error_ = false, prefill_done_ = false, aggregated_ = false;
+  bool head_sent_ = false, is_stream_ = false, pass_error_ = false, prefill_done_ = false,
+       aggregated_ = false;
   bool decode_accepted_ = false;  // D answers, so that it has P's blocks
   size_t held_bytes_ = 0;         // of Gateway::TakeBody
   bool passing_ = false;          // counted by Gateway::TakePass
   int64_t counted_ = 0;
   uint32_t attempts_ = 0;
-  // An engine answered with this status, and another one has not shown yet whether the request or the engine is wrong.
+  // An engine answered with this status, and another one has not shown yet whether the request or the engine
+  // is wrong.
   int suspect_instance_ = -1, suspect_status_ = 0;
   Nanos queued_ = 0;
   int prefill_instance_ = -1, decode_instance_ = -1;
-  Timer timer_;        // queue timeout, retry delay
-  Timer estimate_;     // end of the prefill of an answer that does not stream
+  Timer timer_;     // queue timeout, retry delay
+  Timer estimate_;  // end of the prefill of an answer that does not stream
   FlowLog log_;
 };
 

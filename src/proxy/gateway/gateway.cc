@@ -41,7 +41,9 @@ class ReleaseHandler : public DrainHandler {
   void Failed(Exchange&, const Status& status) override { Count(Message(status)); }
   void Count(const std::string& fault) {
     gateway_.board().failed_releases.fetch_add(1, std::memory_order_relaxed);
-    gateway_.transport().Log(true, "blocks of a prefill engine stay until its timeout, a decode engine did not fetch them: " + fault);
+    gateway_.transport().Log(
+        true,
+        "blocks of a prefill engine stay until its timeout, a decode engine did not fetch them: " + fault);
   }
 };
 
@@ -72,7 +74,8 @@ class Gateway::Death : public Watcher {
   bool dead_ = false;
 };
 
-Gateway::Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer, Transport& transport)
+Gateway::Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer,
+                 Transport& transport)
     : settings_(settings),
       board_(board),
       renderer_(renderer),
@@ -167,7 +170,8 @@ const EngineSettings* Gateway::Engine(int instance) {
   known = {.generation = record->generation};
   StatusOr<EngineSettings> settings = EngineOf(record->config);
   if (!settings.ok()) {
-    transport_.Log(true, fmt::format("engine {} of a newer configuration: {}", record->config.url, Message(settings.status())));
+    transport_.Log(true, fmt::format("engine {} of a newer configuration: {}", record->config.url,
+                                     Message(settings.status())));
     return nullptr;
   }
   settings->ranked = record->config.dp_rank > 0 || state_.FindInstance(record->config.url, 1) >= 0;
@@ -182,7 +186,8 @@ int Gateway::AnyEngine(int prefill) {
   const std::optional<InstanceRecord> first = prefill < 0 ? std::nullopt : state_.Instance(prefill);
   for (const InstanceRecord& instance : state_.Instances()) {
     if (instance.state != InstanceState::kEnabled || !instance.healthy) continue;
-    if (instance.config.role == Role::kPrefill || (first && instance.config.group != first->config.group)) continue;
+    if (instance.config.role == Role::kPrefill || (first && instance.config.group != first->config.group))
+      continue;
     const uint64_t load = instance.load.decode_requests + instance.load.prefill_requests;
     if (best < 0 || load < best_load) {
       best = instance.id;
@@ -252,11 +257,14 @@ void Gateway::ScheduleSoon() {
 }
 
 ExchangeTimeouts Gateway::timeouts() const {
-  return {.connect = settings_.connect_timeout, .first_byte = settings_.prefill_timeout, .idle = settings_.idle_timeout};
+  return {.connect = settings_.connect_timeout,
+          .first_byte = settings_.prefill_timeout,
+          .idle = settings_.idle_timeout};
 }
 
-std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view method, std::string_view target,
-                                 const std::vector<Header>& headers, std::string_view body) const {
+std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view method,
+                                 std::string_view target, const std::vector<Header>& headers,
+                                 std::string_view body) const {
   std::string request;
   request.reserve(body.size() + 1024);
   fmt::format_to(std::back_inserter(request), "{} {}{} HTTP/1.1\r\nHost: {}\r\n", method, engine.path, target,
@@ -285,7 +293,9 @@ void Gateway::ReleaseKv(const KvRelease& release, const std::string& params) {
   if (engine->ranked) headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto handler = std::make_unique<ReleaseHandler>(*this);
   auto exchange = std::make_unique<Exchange>(transport_, timers_, *handler);
-  exchange->Start(engine->address, HttpRequest(*engine, "POST", release.target, headers, ReleaseBody(*body, params)), timeouts());
+  exchange->Start(engine->address,
+                  HttpRequest(*engine, "POST", release.target, headers, ReleaseBody(*body, params)),
+                  timeouts());
   board_.released_kv.fetch_add(1, std::memory_order_relaxed);
   Drain(std::move(exchange), std::move(handler));
 }
@@ -319,10 +329,11 @@ void Gateway::OnSoon() {
 
 void Gateway::OnWake() {
   if (worker_ < 0) return;
-  board_.Receive(worker_, [this](uint32_t slot, uint32_t generation, const std::string& id, const std::string& text) {
-    const auto found = by_id_.find(Word({slot, generation}));
-    if (found != by_id_.end()) found->second->OnBlocks(id, text);
-  });
+  board_.Receive(worker_,
+                 [this](uint32_t slot, uint32_t generation, const std::string& id, const std::string& text) {
+                   const auto found = by_id_.find(Word({slot, generation}));
+                   if (found != by_id_.end()) found->second->OnBlocks(id, text);
+                 });
   WatchWorkers();
   DispatchScheduled();
   ScheduleSoon();
@@ -345,13 +356,14 @@ void Gateway::WatchWorkers() {
 void Gateway::TryAcquire(int32_t dead) {
   // A worker that is to exit schedules only when there is no other, for its requests and those of its like.
   if (retiring_ && (idle() || board_.HasSuccessor(worker_))) return;
-  if (const std::optional<LeaseToken> lease = state_.lease().Acquire(pid_, transport_.Now(), lease_options_, dead)) {
+  if (const std::optional<LeaseToken> lease =
+          state_.lease().Acquire(pid_, transport_.Now(), lease_options_, dead)) {
     TakeLease(*lease);
   }
 }
 
-// A worker's request has waited for the lease's timeout. The master that was woken for it renews the lease, unless it
-// hangs.
+// A worker's request has waited for the lease's timeout. The master that was woken for it renews the lease,
+// unless it hangs.
 void Gateway::CheckMaster() {
   Nanos oldest = 0;
   for (const auto& [flow, owned] : flows_) {
@@ -409,7 +421,8 @@ void Gateway::Schedule() {
     state_.ReclaimDeadWorkers(now);
   }
   if (!lease_) {
-    const bool waits = std::any_of(flows_.begin(), flows_.end(), [](const auto& item) { return item.first->waiting(); });
+    const bool waits =
+        std::any_of(flows_.begin(), flows_.end(), [](const auto& item) { return item.first->waiting(); });
     const int master = board_.NumberOf(state_.lease().holder());
     if (master >= 0 && master != worker_) transport_.Wake(master);
     if (waits && !check_.armed()) check_.At(now + lease_options_.timeout, [this] { CheckMaster(); });
@@ -440,7 +453,9 @@ int Gateway::Metaserver(std::string_view body) {
   uint32_t slot = 0, generation = 0;
   uint64_t random = 0;
   id.erase(0, std::min(id.find("moesaic-"), id.size()));
-  if (std::sscanf(id.c_str(), "moesaic-%d-%u-%u-%16" SCNx64 "%n", &worker, &slot, &generation, &random, &end) != 4) return 404;
+  if (std::sscanf(id.c_str(), "moesaic-%d-%u-%u-%16" SCNx64 "%n", &worker, &slot, &generation, &random,
+                  &end) != 4)
+    return 404;
   id.resize(static_cast<size_t>(end));
   JsonEdit params(*members);
   params.Remove("request_id");

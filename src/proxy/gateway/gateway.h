@@ -25,8 +25,8 @@ class EngineChecks;
 class Gateway;
 class KvFeeds;
 
-/// KV blocks that P holds for a request whose client left, or that no decode engine took: a decode engine fetches them
-/// for one token, so that P frees them.
+/// KV blocks that P holds for a request whose client left, or that no decode engine took: a decode engine
+/// fetches them for one token, so that P frees them.
 struct KvRelease {
   Endpoint endpoint = Endpoint::kOther;
   std::string target, body;
@@ -50,19 +50,21 @@ class DrainHandler : public NullHandler {
 
 /// One thread, that of the event loop. The exception is Flow::Tokenize.
 ///
-/// One worker of all, the master, holds the lease: it runs the scheduler, subscribes to KV events and checks the
-/// engines' health. The others wake it after they changed a queue, and it wakes the workers whose requests it placed.
-/// Workers watch each other's processes, so that the death of the master is noticed at once.
+/// One worker of all, the master, holds the lease: it runs the scheduler, subscribes to KV events and checks
+/// the engines' health. The others wake it after they changed a queue, and it wakes the workers whose
+/// requests it placed. Workers watch each other's processes, so that the death of the master is noticed at
+/// once.
 class Gateway {
  public:
   /// `renderer` may be null. `settings`, `board` and `renderer` outlive the gateway.
-  Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer, Transport& transport);
+  Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRenderer* renderer,
+          Transport& transport);
   ~Gateway();
 
   /// Registers this process as a worker. `wake`: name by which the transports of other workers wake it.
   Status Start(int32_t pid, uint64_t wake);
-  /// The worker is asked to exit: it gives up the lease and finishes its requests. It schedules itself when all other
-  /// workers are to exit too.
+  /// The worker is asked to exit: it gives up the lease and finishes its requests. It schedules itself when
+  /// all other workers are to exit too.
   void Retire();
   /// The worker exits now.
   void Stop();
@@ -73,7 +75,8 @@ class Gateway {
   void OnTimer();
   void OnSoon();
   void OnWake();
-  /// The message of a decode engine that names its blocks (transfer ascend); returns the status of the answer.
+  /// The message of a decode engine that names its blocks (transfer ascend); returns the status of the
+  /// answer.
   int Metaserver(std::string_view body);
 
   int worker() const { return worker_; }
@@ -93,8 +96,8 @@ class Gateway {
   Timers& timers() { return timers_; }
   Nanos now() { return transport_.Now(); }
   std::mt19937_64& random() { return random_; }
-  /// Settings of an instance; null: there is none of this number. An instance that a later configuration added is known
-  /// by its record.
+  /// Settings of an instance; null: there is none of this number. An instance that a later configuration
+  /// added is known by its record.
   const EngineSettings* Engine(int instance);
   /// The engine for a request that is not scheduled: the least loaded one that decodes.
   /// In P's group when `prefill` is not negative.
@@ -104,7 +107,8 @@ class Gateway {
   void Unregister(RequestId id);
   /// Destroys the exchange when the current event has been handled.
   void DestroyLater(std::unique_ptr<Exchange> exchange);
-  /// Lets the exchange run to its end although its client has left. `handler`: reads the rest; null: nothing does.
+  /// Lets the exchange run to its end although its client has left. `handler`: reads the rest; null: nothing
+  /// does.
   void Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler = nullptr);
   void ReleaseKv(const KvRelease& release, const std::string& params);
   /// The id of P's engine as its bootstrap server named it lately; empty: ask it.
@@ -169,7 +173,7 @@ class Gateway {
   std::unordered_map<int, Bootstrap> bootstrap_ids_;
   struct KnownEngine {
     uint32_t generation = 0;
-    const EngineSettings* settings = nullptr;     // of the configuration, or `own`
+    const EngineSettings* settings = nullptr;       // of the configuration, or `own`
     std::unique_ptr<EngineSettings> own = nullptr;  // of an instance that a later configuration added
   };
   std::unordered_map<int, KnownEngine> engines_;  // by instance

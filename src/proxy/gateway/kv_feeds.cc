@@ -16,7 +16,7 @@ namespace moesaic::proxy {
 namespace {
 
 constexpr int kHighWater = 100'000;
-constexpr size_t kBatch = 256;  // messages of one turn of the event loop
+constexpr size_t kBatch = 256;                 // messages of one turn of the event loop
 constexpr Nanos kReplayTimeout = 5 * kSecond;  // since the last reply
 constexpr Nanos kReopenDelay = kSecond;
 
@@ -99,13 +99,15 @@ class KvFeeds::Feed {
     zmq_setsockopt(socket->socket_, ZMQ_LINGER, &linger, sizeof linger);
     zmq_setsockopt(socket->socket_, ZMQ_RCVHWM, &water, sizeof water);
     if (type == ZMQ_SUB) zmq_setsockopt(socket->socket_, ZMQ_SUBSCRIBE, "", 0);
-    const int failed = bind ? zmq_bind(socket->socket_, endpoint.c_str()) : zmq_connect(socket->socket_, endpoint.c_str());
+    const int failed =
+        bind ? zmq_bind(socket->socket_, endpoint.c_str()) : zmq_connect(socket->socket_, endpoint.c_str());
     int fd = -1;
     size_t size = sizeof fd;
     if (failed != 0 || zmq_getsockopt(socket->socket_, ZMQ_FD, &fd, &size) != 0) {
       if (!std::exchange(fault_told_, true)) {
-        gateway_.transport().Log(true, fmt::format("KV events of {}: cannot {} {}: {}; it is tried again", engine_.instance.url,
-                                                   bind ? "bind" : "connect to", endpoint, zmq_strerror(zmq_errno())));
+        gateway_.transport().Log(
+            true, fmt::format("KV events of {}: cannot {} {}: {}; it is tried again", engine_.instance.url,
+                              bind ? "bind" : "connect to", endpoint, zmq_strerror(zmq_errno())));
       }
       zmq_close(std::exchange(socket->socket_, nullptr));
       return false;
@@ -135,7 +137,8 @@ class KvFeeds::Feed {
         // Events that arrived between the last read and now make no new edge.
         int events = 0;
         size_t size = sizeof events;
-        if (zmq_getsockopt(socket.socket_, ZMQ_EVENTS, &events, &size) != 0 || (events & ZMQ_POLLIN) == 0) return;
+        if (zmq_getsockopt(socket.socket_, ZMQ_EVENTS, &events, &size) != 0 || (events & ZMQ_POLLIN) == 0)
+          return;
         continue;
       }
       replay ? Replayed(frames) : Received(frames);

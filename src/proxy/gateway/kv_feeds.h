@@ -10,7 +10,8 @@ class Gateway;
 
 class KvFeeds {
  public:
-  /// Subscribes. Endpoints that cannot be used are reported in the error log. Destruction ends the subscriptions.
+  /// Subscribes. Endpoints that cannot be used are reported in the error log. Destruction ends the
+  /// subscriptions.
   explicit KvFeeds(Gateway& gateway);
   ~KvFeeds();
 

@@ -77,16 +77,19 @@ Status SetCount(PoolSettings& pool, Args args) {
 // Splits "http://host:port/path".
 Status ParseUrl(std::string_view url, EngineSettings* engine) {
   if (url.starts_with("https://")) {
-    return Unimplemented("engines are reached over plain HTTP, found '{}'; end TLS in front of the engine", url);
+    return Unimplemented("engines are reached over plain HTTP, found '{}'; end TLS in front of the engine",
+                         url);
   }
-  if (!url.starts_with("http://")) return InvalidArgument("needs a URL such as http://10.0.0.1:8000, found '{}'", url);
+  if (!url.starts_with("http://"))
+    return InvalidArgument("needs a URL such as http://10.0.0.1:8000, found '{}'", url);
   std::string_view rest = url.substr(7);
   const size_t slash = std::min(rest.find('/'), rest.size());
   engine->path = rest.substr(slash);
   while (engine->path.ends_with('/')) engine->path.pop_back();
   const std::string_view authority = rest.substr(0, slash);
   const size_t colon = authority.rfind(':');
-  const bool has_port = colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos;
+  const bool has_port =
+      colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos;
   std::string_view host = authority.substr(0, has_port ? colon : authority.size());
   const std::string_view port = has_port ? authority.substr(colon + 1) : "80";
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
@@ -127,7 +130,8 @@ Status EngineOption(std::string_view name, std::string_view value, EngineSetting
     instance.model_class = static_cast<uint32_t>(number);
   } else if (name == "weight") {
     ASSIGN_OR_RETURN(instance.weight, ParseReal(value));
-    if (instance.weight <= 0 || instance.weight >= 1e6) return InvalidArgument("must be above 0 and below 1000000");
+    if (instance.weight <= 0 || instance.weight >= 1e6)
+      return InvalidArgument("must be above 0 and below 1000000");
   } else if (name == "max_requests") {
     RETURN_IF_ERROR(count());
     instance.caps.prefill_requests = instance.caps.decode_requests = static_cast<uint32_t>(number);
@@ -182,7 +186,8 @@ Status SetEngine(PoolSettings& pool, Args args) {
   for (const std::string_view option : args.subspan(1)) {
     const size_t equals = std::min(option.find('='), option.size());
     const std::string_view name = option.substr(0, equals);
-    const Status set = EngineOption(name, option.substr(std::min(equals + 1, option.size())), &engine, &ranks);
+    const Status set =
+        EngineOption(name, option.substr(std::min(equals + 1, option.size())), &engine, &ranks);
     if (!set.ok()) return Annotate(set, std::string(name));
   }
   uint32_t pod = 0;
@@ -239,7 +244,8 @@ Status SetForward(PoolSettings& pool, Args args) {
 }
 
 Status SetKey(PoolSettings& pool, Args args) {
-  if (args.empty() || args.size() > 2 || args[0].empty()) return InvalidArgument("needs KEY and an optional name");
+  if (args.empty() || args.size() > 2 || args[0].empty())
+    return InvalidArgument("needs KEY and an optional name");
   pool.keys.push_back({std::string(args[0]), std::string(args.size() > 1 ? args[1] : "")});
   return OkStatus();
 }
@@ -277,7 +283,8 @@ Status SetQueueLimit(PoolSettings& pool, Args args) {
 }
 
 Status SetTenantRate(PoolSettings& pool, Args args) {
-  if (args.empty() || args.size() > 2) return InvalidArgument("needs TOKENS_PER_SECOND and an optional BURST");
+  if (args.empty() || args.size() > 2)
+    return InvalidArgument("needs TOKENS_PER_SECOND and an optional BURST");
   ASSIGN_OR_RETURN(pool.scheduler.tenant.tokens_per_second, ParseReal(args[0]));
   pool.scheduler.tenant.burst_tokens = pool.scheduler.tenant.tokens_per_second;
   if (args.size() > 1) {
@@ -304,7 +311,8 @@ Status SetRetries(PoolSettings& pool, Args args) {
 }
 
 Status SetBreaker(PoolSettings& pool, Args args) {
-  if (args.empty() || args.size() > 3) return InvalidArgument("needs FAILURES, and optionally OPEN and MAX_OPEN");
+  if (args.empty() || args.size() > 3)
+    return InvalidArgument("needs FAILURES, and optionally OPEN and MAX_OPEN");
   ASSIGN_OR_RETURN(const uint64_t count, ParseNumber(args[0]));
   pool.breaker.failures = static_cast<uint32_t>(count);
   if (args.size() > 1) {
@@ -352,7 +360,8 @@ Status SetShed(PoolSettings& pool, Args args) {
 
 Status SetPass(PoolSettings& pool, Args args) {
   for (const std::string_view path : args) {
-    if (!path.starts_with('/')) return InvalidArgument("needs paths such as /v1/embeddings, found '{}'", path);
+    if (!path.starts_with('/'))
+      return InvalidArgument("needs paths such as /v1/embeddings, found '{}'", path);
   }
   pool.passed.insert(pool.passed.end(), args.begin(), args.end());
   return OkStatus();
@@ -377,10 +386,12 @@ Status Resolve(EngineSettings* engine) {
   hints.ai_socktype = SOCK_STREAM;
   const std::string_view authority = engine->address.host;
   const size_t colon = authority.rfind(':');
-  const bool has_port = colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos;
+  const bool has_port =
+      colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos;
   const std::string port = has_port ? std::string(authority.substr(colon + 1)) : "80";
   if (const int error = getaddrinfo(engine->host_name.c_str(), port.c_str(), &hints, &found); error != 0) {
-    return IoError("engine {}: cannot resolve '{}': {}", engine->instance.url, engine->host_name, gai_strerror(error));
+    return IoError("engine {}: cannot resolve '{}': {}", engine->instance.url, engine->host_name,
+                   gai_strerror(error));
   }
   engine->address.sockaddr.assign(reinterpret_cast<const char*>(found->ai_addr), found->ai_addrlen);
   freeaddrinfo(found);
@@ -389,27 +400,36 @@ Status Resolve(EngineSettings* engine) {
 
 constexpr Directive kDirectives[] = {
     {"engine", "URL [OPTION=VALUE ...]", "",
-     "Adds an engine. Options: `role=both|prefill|decode`; `dp_ranks=N` data-parallel ranks, each scheduled by itself; "
-     "`group=N` (a decode engine is chosen in the group of the prefill engine); `class=N` (engines of one class share a "
-     "latency model); `weight=X` relative speed; `max_requests=N`, `max_prefill_requests=N`, `max_decode_requests=N`, "
-     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` bounds that hold; `kv_events=ENDPOINT` (with "
+     "Adds an engine. Options: `role=both|prefill|decode`; `dp_ranks=N` data-parallel ranks, each scheduled "
+     "by itself; "
+     "`group=N` (a decode engine is chosen in the group of the prefill engine); `class=N` (engines of one "
+     "class share a "
+     "latency model); `weight=X` relative speed; `max_requests=N`, `max_prefill_requests=N`, "
+     "`max_decode_requests=N`, "
+     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` bounds that hold; `kv_events=ENDPOINT` "
+     "(with "
      "`bind:` before it the proxy binds and the engine connects), `kv_replay=ENDPOINT`; `bootstrap_port=N`.",
      SetEngine},
     {"transfer", "aggregated | nixl | mooncake | sglang | ascend", "aggregated",
      "How prefill and decode engines exchange KV. `aggregated`: one engine does both.", SetTransfer},
-    {"api", "vllm | sglang | moesaic", "vllm",
-     "API of the engines. It decides how token ids are forwarded.", SetDialect},
+    {"api", "vllm | sglang | moesaic", "vllm", "API of the engines. It decides how token ids are forwarded.",
+     SetDialect},
     {"policy", "NAME", "moesaic",
      "Scheduling policy: `moesaic`, or one of the baselines `random`, `round-robin`, `least-requests`, "
-     "`least-tokens`, `sglang-cache-aware`, `dynamo`, `llm-d`, `aibrix`, `mooncake`, `omni`, `omni-earliest-batch`.",
+     "`least-tokens`, `sglang-cache-aware`, `dynamo`, `llm-d`, `aibrix`, `mooncake`, `omni`, "
+     "`omni-earliest-batch`.",
      SetPolicy},
     {"model", "FOLDER", "",
-     "Folder with `tokenizer.json` and the chat template. Without it the prompt's tokens are estimated from its bytes, "
+     "Folder with `tokenizer.json` and the chat template. Without it the prompt's tokens are estimated from "
+     "its bytes, "
      "and only prompts of token ids are matched with cached prefixes.",
      SetText<&PoolSettings::model_folder>},
-    {"adapters", "NAME ...", "", "Model names that are LoRA adapters: their blocks are separate.", SetAdapters},
-    {"forward_tokens", "on | off", "on", "Sends token ids to engines that accept them, so that these skip their "
-     "tokenizer.", SetForward},
+    {"adapters", "NAME ...", "", "Model names that are LoRA adapters: their blocks are separate.",
+     SetAdapters},
+    {"forward_tokens", "on | off", "on",
+     "Sends token ids to engines that accept them, so that these skip their "
+     "tokenizer.",
+     SetForward},
     {"token_cache", "SIZE", "64m", "Memory of each worker for token ids of prompt segments.",
      SetBytes<&PoolSettings::token_cache_bytes>},
     {"zone", "SIZE", "64m", "Shared memory for requests, engines and the prefix index.",
@@ -418,28 +438,41 @@ constexpr Directive kDirectives[] = {
      SetCount<&PoolSettings::max_instances>},
     {"max_live", "COUNT", "8192", "Requests that are in the proxy at one time; more get 503.",
      SetCount<&PoolSettings::max_requests>},
-    {"block_size", "TOKENS", "16", "Tokens of a KV block of the engines.", SetCount<&PoolSettings::block_size>},
-    {"queue", "COUNT [TIME]", "4096", "Requests that may wait; more get 429 with `Retry-After`. With TIME, so do "
-     "requests whose predicted wait is longer.", SetQueueLimit},
+    {"block_size", "TOKENS", "16", "Tokens of a KV block of the engines.",
+     SetCount<&PoolSettings::block_size>},
+    {"queue", "COUNT [TIME]", "4096",
+     "Requests that may wait; more get 429 with `Retry-After`. With TIME, so do "
+     "requests whose predicted wait is longer.",
+     SetQueueLimit},
     {"queue_timeout", "TIME", "5m", "A request that waits longer gets 503.",
      SetDuration<&PoolSettings::queue_timeout>},
-    {"starvation_bound", "TIME", "10s", "A request that has waited this long is placed before all younger ones.",
-     SetStarvation},
+    {"starvation_bound", "TIME", "10s",
+     "A request that has waited this long is placed before all younger ones.", SetStarvation},
     {"slo", "TTFT [TPOT]", "", "Targets that the policy orders by.", SetSlo},
-    {"shed", "on | off", "off", "Lets the policy answer 429 to requests that cannot meet the `slo`.", SetShed},
-    {"skip_prefill", "TOKENS", "256", "With separate prefill: prompts with fewer uncached tokens go to a decode "
-     "engine at once.", SetSkip},
-    {"tenant_rate", "TOKENS_PER_SECOND [BURST]", "", "Rate of prompt and requested output tokens of each API key; more "
-     "get 429.", SetTenantRate},
-    {"key", "KEY [NAME]", "", "Requests need this key, or another listed one, as `Authorization: Bearer KEY`.", SetKey},
+    {"shed", "on | off", "off", "Lets the policy answer 429 to requests that cannot meet the `slo`.",
+     SetShed},
+    {"skip_prefill", "TOKENS", "256",
+     "With separate prefill: prompts with fewer uncached tokens go to a decode "
+     "engine at once.",
+     SetSkip},
+    {"tenant_rate", "TOKENS_PER_SECOND [BURST]", "",
+     "Rate of prompt and requested output tokens of each API key; more "
+     "get 429.",
+     SetTenantRate},
+    {"key", "KEY [NAME]", "",
+     "Requests need this key, or another listed one, as `Authorization: Bearer KEY`.", SetKey},
     {"key_file", "FILE", "", "Keys, one `KEY [NAME]` a line.", SetKeyFile},
-    {"pass", "PATH ...", "", "More paths that go to an engine without scheduling, besides `/v1/models`, `/health`, `/ping`, "
-     "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` stands for all below it. Other paths get 404.",
+    {"pass", "PATH ...", "",
+     "More paths that go to an engine without scheduling, besides `/v1/models`, `/health`, `/ping`, "
+     "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` stands for all below it. Other "
+     "paths get 404.",
      SetPass},
     {"client_priority", "BOUND", "0", "A request's `priority` counts up to this bound, in both directions.",
      SetClientPriority},
-    {"client_transfer", "on | off", "off", "Lets engines get `kv_transfer_params`, bootstrap fields and data-parallel ranks "
-     "of clients. Clients can make engines fetch KV from any host with them.", SetClientTransfer},
+    {"client_transfer", "on | off", "off",
+     "Lets engines get `kv_transfer_params`, bootstrap fields and data-parallel ranks "
+     "of clients. Clients can make engines fetch KV from any host with them.",
+     SetClientTransfer},
     {"body_memory", "SIZE", "1g", "Bytes of bodies that each worker holds; more get 503.",
      SetBytes<&PoolSettings::body_memory>},
     {"max_body", "SIZE", "64m", "Larger bodies get 413.", SetBytes<&PoolSettings::max_body_bytes>},
@@ -449,12 +482,17 @@ constexpr Directive kDirectives[] = {
      SetDuration<&PoolSettings::prefill_timeout>},
     {"idle_timeout", "TIME", "10m", "Limit between two reads of an answer.",
      SetDuration<&PoolSettings::idle_timeout>},
-    {"retries", "COUNT [DELAY]", "2 50ms", "Attempts on other engines while no byte was sent to the client. The delay "
-     "grows by half each time and has 20% jitter.", SetRetries},
-    {"breaker", "FAILURES [OPEN [MAX_OPEN]]", "3 1s 1m", "After so many consecutive failures an engine gets no request "
-     "for OPEN, doubled with each further failure.", SetBreaker},
+    {"retries", "COUNT [DELAY]", "2 50ms",
+     "Attempts on other engines while no byte was sent to the client. The delay "
+     "grows by half each time and has 20% jitter.",
+     SetRetries},
+    {"breaker", "FAILURES [OPEN [MAX_OPEN]]", "3 1s 1m",
+     "After FAILURES consecutive failures an engine gets no request "
+     "for OPEN, doubled with each further failure.",
+     SetBreaker},
     {"health", "off | PATH [INTERVAL [TIMEOUT]]", "/health 5s 2s", "Active health checks.", SetHealth},
-    {"metaserver", "URL", "", "With `transfer ascend`: URL of the `moesaic_metaserver` location, for the engines.",
+    {"metaserver", "URL", "",
+     "With `transfer ascend`: URL of the `moesaic_metaserver` location, for the engines.",
      SetText<&PoolSettings::metaserver>},
 };
 
@@ -478,8 +516,8 @@ Status ApplyDirective(PoolSettings& pool, std::string_view name, Args args) {
 Status FinishPool(PoolSettings& pool) {
   if (pool.engines.empty()) return InvalidArgument("moesaic_pool '{}' has no engine", pool.name);
   if (pool.engines.size() > pool.max_instances) {
-    return InvalidArgument("moesaic_pool '{}' has {} engines, more than max_engines {}", pool.name, pool.engines.size(),
-                           pool.max_instances);
+    return InvalidArgument("moesaic_pool '{}' has {} engines, more than max_engines {}", pool.name,
+                           pool.engines.size(), pool.max_instances);
   }
   if (pool.block_size == 0 || pool.block_size > 4096) {
     return InvalidArgument("block_size must be in [1, 4096], found {}", pool.block_size);
@@ -491,8 +529,8 @@ Status FinishPool(PoolSettings& pool) {
     prefill = prefill || role != Role::kDecode;
     decode = decode || role != Role::kPrefill;
     if (pool.transfer == Transfer::kAggregated && role != Role::kBoth) {
-      return InvalidArgument("engine {}: role={} needs a 'transfer' other than aggregated", engine.instance.url,
-                             RoleName(role));
+      return InvalidArgument("engine {}: role={} needs a 'transfer' other than aggregated",
+                             engine.instance.url, RoleName(role));
     }
     if (!engine.address.sockaddr.empty()) continue;
     RETURN_IF_ERROR(Resolve(&engine));
@@ -536,7 +574,8 @@ StatusOr<Nanos> ParseDuration(std::string_view text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
   for (const auto& [name, nanos] : kUnits) {
-    if (error == std::errc() && unit == name && value <= 1'000'000'000) return static_cast<Nanos>(value) * nanos;
+    if (error == std::errc() && unit == name && value <= 1'000'000'000)
+      return static_cast<Nanos>(value) * nanos;
   }
   return InvalidArgument("needs a time such as 250ms, 2s or 5m, found '{}'", text);
 }
@@ -548,7 +587,8 @@ StatusOr<size_t> ParseBytes(std::string_view text) {
   constexpr std::pair<std::string_view, int> kUnits[] = {{"", 0},   {"k", 10}, {"K", 10}, {"m", 20},
                                                          {"M", 20}, {"g", 30}, {"G", 30}};
   for (const auto& [name, shift] : kUnits) {
-    if (error == std::errc() && unit == name && value < uint64_t{1} << 33) return static_cast<size_t>(value) << shift;
+    if (error == std::errc() && unit == name && value < uint64_t{1} << 33)
+      return static_cast<size_t>(value) << shift;
   }
   return InvalidArgument("needs a size such as 64k, 64m or 1g, found '{}'", text);
 }

@@ -45,8 +45,8 @@ struct PoolSettings {
   Transfer transfer = Transfer::kAggregated;
   Dialect dialect = Dialect::kVllm;
   std::string policy = "moesaic";
-  std::string model_folder;            ///< tokenizer and chat template; empty: tokens are estimated
-  std::vector<std::string> adapters;   ///< model names that are LoRA adapters
+  std::string model_folder;           ///< tokenizer and chat template; empty: tokens are estimated
+  std::vector<std::string> adapters;  ///< model names that are LoRA adapters
   bool forward_tokens = true;
   size_t token_cache_bytes = 64 << 20;
   size_t zone_bytes = 64 << 20;
@@ -55,7 +55,7 @@ struct PoolSettings {
   SchedulerOptions scheduler;
   PolicyOptions policy_options;
   BreakerOptions breaker;
-  std::vector<ApiKey> keys;            ///< empty: requests need none
+  std::vector<ApiKey> keys;  ///< empty: requests need none
   size_t max_body_bytes = 64 << 20;
   size_t body_memory = 1 << 30;        ///< of a worker, for bodies of all its requests
   uint32_t client_priority = 0;        ///< bound of the priority that a body gives, in both directions
@@ -66,12 +66,13 @@ struct PoolSettings {
   Nanos prefill_timeout = 600 * kSecond;  ///< from sending to the first byte of the answer
   Nanos idle_timeout = 600 * kSecond;     ///< between two reads of an answer
   Nanos queue_timeout = 300 * kSecond;    ///< in a queue of the proxy
-  Nanos retry_delay = 50 * kMillisecond;  ///< before the first retry; grows by half each time, with 20% jitter
+  Nanos retry_delay =
+      50 * kMillisecond;  ///< before the first retry; grows by half each time, with 20% jitter
   std::string health_path = "/health";
-  Nanos health_interval = 5 * kSecond;    ///< 0: no active checks
+  Nanos health_interval = 5 * kSecond;  ///< 0: no active checks
   Nanos health_timeout = 2 * kSecond;
   uint32_t health_failures = 2, health_successes = 1;
-  std::string metaserver;                 ///< URL of this proxy's moesaic_metaserver location, for ascend
+  std::string metaserver;  ///< URL of this proxy's moesaic_metaserver location, for ascend
 
   std::vector<InstanceConfig> Instances() const;
 };
@@ -79,7 +80,7 @@ struct PoolSettings {
 /// One directive of the block. The table is the only list of them: parsing and the reference use it.
 struct Directive {
   std::string_view name;
-  std::string_view syntax;       ///< the arguments
+  std::string_view syntax;  ///< the arguments
   std::string_view default_text;
   std::string_view description;
   Status (*set)(PoolSettings& pool, std::span<const std::string_view> args);
@@ -88,7 +89,7 @@ std::span<const Directive> Directives();
 
 /// Applies one directive. Errors name it and the wrong value.
 Status ApplyDirective(PoolSettings& pool, std::string_view name, std::span<const std::string_view> args);
-/// Checks the block as a whole, resolves host names and fills in what depends on several directives.
+/// Checks the block as a whole, resolves host names and derives settings that depend on several directives.
 Status FinishPool(PoolSettings& pool);
 
 /// Settings of an engine that only its record is known of: all but the endpoints of its events and bootstrap server.

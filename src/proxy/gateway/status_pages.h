@@ -1,4 +1,4 @@
-// What operators see: Prometheus metrics, the state as JSON, a trace of recent requests, and the live page.
+// Pages for operators: Prometheus metrics, the state as JSON, a trace of recent requests, and the live page.
 #pragma once
 
 #include <string>
@@ -13,7 +13,8 @@ std::string MetricsText(Gateway& gateway);
 std::string StateJson(Gateway& gateway, bool check);
 /// The requests that are in the proxy now, in Chrome's trace event format.
 std::string TraceJson(Gateway& gateway);
-/// A page without outside references that shows StateJson, which it fetches from its own address with "?state".
+/// A page without outside references that shows StateJson, which it fetches from its own address with
+/// "?state".
 std::string LivePage(Gateway& gateway);
 
 }  // namespace moesaic::proxy

@@ -17,7 +17,7 @@ struct Header {
   std::string name, value;
 };
 
-/// Receives a call when a descriptor becomes readable. Readiness is edge-triggered: the watcher reads everything.
+/// Handles a descriptor that becomes readable. Readiness is edge-triggered: the watcher reads everything.
 class Watcher {
  public:
   virtual ~Watcher() = default;
@@ -32,7 +32,8 @@ class Client {
   virtual void SendBody(std::string_view bytes) = 0;
   /// Ends the answer. `complete` false: closes the connection, so that the client notices the truncation.
   virtual void End(bool complete) = 0;
-  /// Runs flow.Tokenize() in a thread and flow.OnTokenized() in the event loop. False: no thread is available.
+  /// Runs flow.Tokenize() in a thread and flow.OnTokenized() in the event loop. False: no thread is
+  /// available.
   virtual bool StartTokenize(Flow& flow) = 0;
 };
 
@@ -45,18 +46,20 @@ class Transport {
   struct Connected {
     void* connection = nullptr;  ///< null: there is no connection
     bool reused = false;         ///< an idle connection was taken
-    bool refused = false;        ///< the connection failed at once; false with null: the process has no descriptor left
+    bool refused =
+        false;  ///< the connection failed at once; false with null: the process has no descriptor left
   };
-  /// Opens a connection, or takes an idle one when `reuse`, and sends `bytes`, which stay valid until the exchange
-  /// ends. Calls the exchange's On functions.
-  virtual Connected Connect(Exchange& exchange, const EngineAddress& address, std::string_view bytes, bool reuse) = 0;
+  /// Opens a connection, or takes an idle one when `reuse`, and sends `bytes`, which stay valid until the
+  /// exchange ends. Calls the exchange's On functions.
+  virtual Connected Connect(Exchange& exchange, const EngineAddress& address, std::string_view bytes,
+                            bool reuse) = 0;
   /// The exchange does not use the connection any more. `keep`: it may serve another exchange.
   virtual void Release(void* connection, bool keep) = 0;
   /// Stops or resumes reading.
   virtual void Pause(void* connection, bool paused) = 0;
 
-  /// Calls Gateway::OnTimer after `delay`; replaces the last call. Negative: none. `idle`: the timer does not keep a worker alive that
-  /// is asked to exit.
+  /// Calls Gateway::OnTimer after `delay`; replaces the last call. Negative: none. `idle`: the timer does not
+  /// keep a worker alive that is asked to exit.
   virtual void ArmTimer(Nanos delay, bool idle) = 0;
   /// Calls Gateway::OnSoon before the loop waits again.
   virtual void RunSoon() = 0;

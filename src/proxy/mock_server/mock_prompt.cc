@@ -49,7 +49,8 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
     const auto room = members.Integer("bootstrap_room");
     const auto host = members.String("bootstrap_host");
     const auto port = members.Integer("bootstrap_port");
-    if (!room || !host || !port) return InvalidArgument("bootstrap_host, bootstrap_port and bootstrap_room are required");
+    if (!room || !host || !port)
+      return InvalidArgument("bootstrap_host, bootstrap_port and bootstrap_room are required");
     read.key = std::to_string(*room);
     read.peer = fmt::format("{}:{}", *host, *port);
     read.part = MockTransfer::Part::kPrefill;  // the caller knows its own role
@@ -58,18 +59,23 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
   const JsonMember* member = members.Find("kv_transfer_params");
   if (member == nullptr || member->type != JsonType::kObject) return OkStatus();
   ASSIGN_OR_RETURN(const JsonMembers params, JsonMembers::Scan(members.Text(*member)));
-  if (const JsonMember* ids = params.Find("prompt_token_ids"); ids != nullptr && ids->type == JsonType::kArray) {
+  if (const JsonMember* ids = params.Find("prompt_token_ids");
+      ids != nullptr && ids->type == JsonType::kArray) {
     ASSIGN_OR_RETURN(prompt->ids, IdList(params.Text(*ids)));
     prompt->had_ids = true;
   }
   const bool decode = params.Bool("do_remote_prefill").value_or(false);
   const bool prefill = params.Bool("do_remote_decode").value_or(false);
-  read.part = decode ? MockTransfer::Part::kDecode : prefill ? MockTransfer::Part::kPrefill : MockTransfer::Part::kNone;
+  read.part = decode    ? MockTransfer::Part::kDecode
+              : prefill ? MockTransfer::Part::kPrefill
+                        : MockTransfer::Part::kNone;
   switch (transfer) {
     case Transfer::kVllmNixl:
       read.key = params.String("remote_request_id").value_or("");
       read.prefilled = true;
-      if (decode) read.peer = fmt::format("{}:{}", params.String("remote_host").value_or(""), params.Integer("remote_port").value_or(0));
+      if (decode)
+        read.peer = fmt::format("{}:{}", params.String("remote_host").value_or(""),
+                                params.Integer("remote_port").value_or(0));
       break;
     case Transfer::kVllmMooncake: {
       read.key = params.String("transfer_id").value_or("");
@@ -81,9 +87,12 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
     case Transfer::kAscend:
       read.key = params.String("remote_request_id").value_or("");
       read.metaserver = params.String("metaserver").value_or("");
-      if (!decode) read.peer = fmt::format("{}:{}", params.String("remote_host").value_or(""), params.Integer("remote_port").value_or(0));
+      if (!decode)
+        read.peer = fmt::format("{}:{}", params.String("remote_host").value_or(""),
+                                params.Integer("remote_port").value_or(0));
       break;
-    default: read.part = MockTransfer::Part::kNone;
+    default:
+      read.part = MockTransfer::Part::kNone;
   }
   return OkStatus();
 }
@@ -94,8 +103,8 @@ uint64_t MockBlockHash(uint64_t parent, std::span<const int32_t> tokens) {
   return XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), parent);
 }
 
-StatusOr<MockPrompt> ReadMockPrompt(Endpoint endpoint, std::string_view text, Transfer transfer, uint32_t block_size,
-                                    uint64_t seed) {
+StatusOr<MockPrompt> ReadMockPrompt(Endpoint endpoint, std::string_view text, Transfer transfer,
+                                    uint32_t block_size, uint64_t seed) {
   MockPrompt prompt;
   ASSIGN_OR_RETURN(prompt.body, ReadRequestBody(endpoint, text));
   const JsonMembers& members = prompt.body.members;
@@ -109,8 +118,9 @@ StatusOr<MockPrompt> ReadMockPrompt(Endpoint endpoint, std::string_view text, Tr
   } else if (!prompt.had_ids) {
     prompt.ids = TextIds(members.Value(endpoint == Endpoint::kChat ? "messages" : "prompt"));
   }
-  prompt.output_tokens = prompt.body.max_tokens > 0 ? static_cast<uint32_t>(std::min<int64_t>(prompt.body.max_tokens, 1 << 20))
-                                                    : kDefaultOutput;
+  prompt.output_tokens = prompt.body.max_tokens > 0
+                             ? static_cast<uint32_t>(std::min<int64_t>(prompt.body.max_tokens, 1 << 20))
+                             : kDefaultOutput;
   prompt.return_ids = members.Bool("return_token_ids").value_or(false);
   uint64_t parent = XXH3_64bits_withSeed(prompt.body.cache_salt.data(), prompt.body.cache_salt.size(), seed);
   for (size_t at = 0; at + block_size <= prompt.ids.size(); at += block_size) {

@@ -16,8 +16,8 @@ namespace moesaic::proxy {
 struct MockTransfer {
   enum class Part { kNone, kPrefill, kDecode };
   Part part = Part::kNone;
-  std::string key;       ///< names the transfer at P
-  std::string peer;      ///< "HOST:PORT" of the other engine; empty: it comes to us
+  std::string key;   ///< names the transfer at P
+  std::string peer;  ///< "HOST:PORT" of the other engine; empty: it comes to us
   std::string metaserver;
   bool prefilled = false;  ///< P has finished already (NIXL)
 };
@@ -36,7 +36,7 @@ struct MockPrompt {
 uint64_t MockBlockHash(uint64_t parent, std::span<const int32_t> tokens);
 
 /// `body` must outlive the result. `seed` makes the block hashes of two engines different.
-StatusOr<MockPrompt> ReadMockPrompt(Endpoint endpoint, std::string_view body, Transfer transfer, uint32_t block_size,
-                                    uint64_t seed);
+StatusOr<MockPrompt> ReadMockPrompt(Endpoint endpoint, std::string_view body, Transfer transfer,
+                                    uint32_t block_size, uint64_t seed);
 
 }  // namespace moesaic::proxy

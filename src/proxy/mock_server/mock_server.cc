@@ -34,7 +34,9 @@ constexpr size_t kMaxBody = 512 << 20;
 constexpr size_t kKeptRequests = 200;
 
 Nanos SteadyNow() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
@@ -98,7 +100,8 @@ class MockServer::Impl {
 
   explicit Impl(const MockServerOptions& options)
       : options_(options), engine_(WithHash(options.engine)), acceptor_(io_), timer_(io_), replay_fd_(io_) {
-    engine_id_ = fmt::format("mock-{:x}", SteadyNow() ^ static_cast<Nanos>(reinterpret_cast<uintptr_t>(this)));
+    engine_id_ =
+        fmt::format("mock-{:x}", SteadyNow() ^ static_cast<Nanos>(reinterpret_cast<uintptr_t>(this)));
   }
   ~Impl() {
     boost::system::error_code ignored;
@@ -131,7 +134,8 @@ class MockServer::Impl {
     zmq_setsockopt(publisher_, ZMQ_LINGER, &linger, sizeof linger);
     zmq_setsockopt(publisher_, ZMQ_SNDHWM, &water, sizeof water);
     // As vLLM: only a wildcard, or IPC, is bound.
-    const bool bind = options_.kv_endpoint.find('*') != std::string::npos || options_.kv_endpoint.starts_with("ipc://");
+    const bool bind =
+        options_.kv_endpoint.find('*') != std::string::npos || options_.kv_endpoint.starts_with("ipc://");
     const char* endpoint = options_.kv_endpoint.c_str();
     if ((bind ? zmq_bind(publisher_, endpoint) : zmq_connect(publisher_, endpoint)) != 0) {
       return IoError("cannot open {}: {}", options_.kv_endpoint, zmq_strerror(zmq_errno()));
@@ -190,8 +194,9 @@ class MockServer::Impl {
   }
 
   std::string Payload(const MockMessage& message) const {
-    return EncodeKvBatch({.time = static_cast<double>(message.time) * 1e-9, .events = message.events, .dp_rank = 0},
-                         options_.kv_encoding);
+    return EncodeKvBatch(
+        {.time = static_cast<double>(message.time) * 1e-9, .events = message.events, .dp_rank = 0},
+        options_.kv_encoding);
   }
 
   void Accept();
@@ -208,10 +213,19 @@ class MockServer::Impl {
 
   std::string StateText() const {
     const MockStats s = engine_.stats();
-    return Json{{"steps", s.steps}, {"prefill_tokens", s.prefill_tokens}, {"decode_tokens", s.decode_tokens},
-                {"cached_tokens", s.cached_tokens}, {"prompt_tokens", s.prompt_tokens}, {"running", s.running},
-                {"waiting", s.waiting}, {"free_blocks", s.free_blocks}, {"pinned", pinned_.size()},
-                {"served", served_}, {"cancelled", cancelled_}, {"live", live_.size()}, {"rooms", rooms_.size()}}
+    return Json{{"steps", s.steps},
+                {"prefill_tokens", s.prefill_tokens},
+                {"decode_tokens", s.decode_tokens},
+                {"cached_tokens", s.cached_tokens},
+                {"prompt_tokens", s.prompt_tokens},
+                {"running", s.running},
+                {"waiting", s.waiting},
+                {"free_blocks", s.free_blocks},
+                {"pinned", pinned_.size()},
+                {"served", served_},
+                {"cancelled", cancelled_},
+                {"live", live_.size()},
+                {"rooms", rooms_.size()}}
         .dump();
   }
 
@@ -222,11 +236,13 @@ class MockServer::Impl {
         "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{model_name=\"{0}\"}} {1}\n"
         "# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{model_name=\"{0}\"}} {2}\n"
         "# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{{model_name=\"{0}\"}} {3}\n"
-        "# TYPE vllm:prefix_cache_queries counter\nvllm:prefix_cache_queries_total{{model_name=\"{0}\"}} {4}\n"
+        "# TYPE vllm:prefix_cache_queries counter\nvllm:prefix_cache_queries_total{{model_name=\"{0}\"}} "
+        "{4}\n"
         "# TYPE vllm:prefix_cache_hits counter\nvllm:prefix_cache_hits_total{{model_name=\"{0}\"}} {5}\n"
-        "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{block_size=\"{6}\",num_gpu_blocks=\"{7}\"}} 1\n",
-        options_.model, s.running, s.waiting, used, s.prompt_tokens, s.cached_tokens, options_.engine.block_size,
-        options_.engine.num_blocks);
+        "# TYPE vllm:cache_config_info "
+        "gauge\nvllm:cache_config_info{{block_size=\"{6}\",num_gpu_blocks=\"{7}\"}} 1\n",
+        options_.model, s.running, s.waiting, used, s.prompt_tokens, s.cached_tokens,
+        options_.engine.block_size, options_.engine.num_blocks);
   }
 
   const MockServerOptions options_;
@@ -240,20 +256,22 @@ class MockServer::Impl {
   uint64_t next_id_ = 1, served_ = 0, cancelled_ = 0;
   bool turning_ = false, unhealthy_ = false;
   std::unordered_map<uint64_t, std::shared_ptr<Session>> live_;
-  std::map<uint64_t, Nanos> pinned_;              // prefill-only requests whose blocks wait for another engine
+  std::map<uint64_t, Nanos> pinned_;  // prefill-only requests whose blocks wait for another engine
   struct Room {
     bool ready = false;
     uint64_t id = 0;
-    std::vector<std::weak_ptr<Session>> waiters;  // other engines that ask for it, or a decode request of ours
+    std::vector<std::weak_ptr<Session>>
+        waiters;  // other engines that ask for it, or a decode request of ours
   };
-  std::map<std::string, Room> rooms_;             // parallel transfers by key
+  std::map<std::string, Room> rooms_;  // parallel transfers by key
   std::deque<Json> recent_;
 };
 
 // One connection of a client.
 class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
  public:
-  Session(Impl& server, tcp::socket socket) : server_(server), stream_(std::move(socket)), delay_(server.io_) {
+  Session(Impl& server, tcp::socket socket)
+      : server_(server), stream_(std::move(socket)), delay_(server.io_) {
     boost::system::error_code ignored;
     stream_.socket().set_option(tcp::no_delay(true), ignored);
   }
@@ -276,7 +294,8 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
       return Close();
     }
     const bool finished = output.kind == MockOutput::Kind::kFinished;
-    const bool rooms = server_.options_.transfer != Transfer::kVllmNixl && server_.options_.transfer != Transfer::kAggregated;
+    const bool rooms = server_.options_.transfer != Transfer::kVllmNixl &&
+                       server_.options_.transfer != Transfer::kAggregated;
     if (finished && rooms && prompt_->transfer.part == MockTransfer::Part::kPrefill) RoomReady();
     const uint32_t before = tokens_;
     tokens_ = std::max(tokens_, output.tokens);
@@ -319,7 +338,9 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (path == "/health") return Send(server_.unhealthy_ ? 503 : 200, "");
     if (path == "/metrics") return Send(200, server_.MetricsText(), "text/plain");
     if (path == "/v1/models") {
-      return Send(200, Json{{"object", "list"}, {"data", {{{"id", server_.options_.model}, {"object", "model"}}}}}.dump());
+      return Send(
+          200,
+          Json{{"object", "list"}, {"data", {{{"id", server_.options_.model}, {"object", "model"}}}}}.dump());
     }
     if (path == "/query") return Send(200, Json{{"0", {{"engine_id", server_.engine_id_}}}}.dump());
     if (path == "/mock/state") return Send(200, server_.StateText());
@@ -345,9 +366,11 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   void Generate(Endpoint endpoint) {
     const auto& request = parser_->get();
     Json headers = Json::object();
-    for (const auto& field : request) headers[std::string(View(field.name_string()))] = std::string(View(field.value()));
+    for (const auto& field : request)
+      headers[std::string(View(field.name_string()))] = std::string(View(field.value()));
     const std::string& body = request.body();
-    server_.recent_.push_back({{"path", std::string(View(request.target()))}, {"headers", headers},
+    server_.recent_.push_back({{"path", std::string(View(request.target()))},
+                               {"headers", headers},
                                {"body", body.size() > 20'000 ? body.substr(0, 20'000) : body}});
     if (server_.recent_.size() > kKeptRequests) server_.recent_.pop_front();
     drop_after_ = static_cast<uint32_t>(HeaderNumber("x-mock-drop-after"));
@@ -365,8 +388,9 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (const int status = HeaderNumber("x-mock-status"); status > 0) {
       return Send(status, ErrorBody(status, "server_error", "fault injected by x-mock-status"));
     }
-    StatusOr<MockPrompt> prompt = ReadMockPrompt(endpoint, parser_->get().body(), server_.options_.transfer,
-                                                 server_.options_.engine.block_size, server_.options_.engine.seed);
+    StatusOr<MockPrompt> prompt =
+        ReadMockPrompt(endpoint, parser_->get().body(), server_.options_.transfer,
+                       server_.options_.engine.block_size, server_.options_.engine.seed);
     if (!prompt.ok()) return Send(400, ErrorBody(400, "invalid_request_error", Message(prompt.status())));
     prompt_ = *std::move(prompt);
     MockTransfer& transfer = prompt_->transfer;
@@ -378,12 +402,13 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     await_room_ = true;
     if (server_.options_.transfer == Transfer::kAscend) return AskForPush();
     // Wait until P has computed the prompt.
-    peer_ = std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
-      const auto self = weak.lock();
-      if (self == nullptr || self->closed_) return;
-      if (answer) return self->OnRoomReady();
-      self->Send(500, ErrorBody(500, "server_error", "the prefill engine is gone"));
-    });
+    peer_ =
+        std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
+          const auto self = weak.lock();
+          if (self == nullptr || self->closed_) return;
+          if (answer) return self->OnRoomReady();
+          self->Send(500, ErrorBody(500, "server_error", "the prefill engine does not answer"));
+        });
     peer_->Start(transfer.peer, http::verb::get, "/mock/room/" + transfer.key, "");
   }
 
@@ -395,14 +420,16 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     std::string url = prompt_->transfer.metaserver;
     if (url.starts_with("http://")) url.erase(0, 7);
     const size_t slash = std::min(url.find('/'), url.size());
-    const Json body = {{"request_id", "chatcmpl-" + id}, {"do_remote_decode", true}, {"do_remote_prefill", false},
-                       {"remote_request_id", key}, {"remote_host", server_.options_.host},
-                       {"remote_port", server_.acceptor_.local_endpoint().port()}};
-    peer_ = std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
-      const auto self = weak.lock();
-      if (self == nullptr || self->closed_ || answer) return;
-      self->Send(500, ErrorBody(500, "server_error", "the metaserver does not know the request"));
-    });
+    const Json body = {
+        {"request_id", "chatcmpl-" + id},       {"do_remote_decode", true},
+        {"do_remote_prefill", false},           {"remote_request_id", key},
+        {"remote_host", server_.options_.host}, {"remote_port", server_.acceptor_.local_endpoint().port()}};
+    peer_ =
+        std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
+          const auto self = weak.lock();
+          if (self == nullptr || self->closed_ || answer) return;
+          self->Send(500, ErrorBody(500, "server_error", "the metaserver does not know the request"));
+        });
     peer_->Start(url.substr(0, slash), http::verb::post, url.substr(slash), body.dump());
   }
 
@@ -486,7 +513,8 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     set.duplicate_message = faults.value("duplicate_message", set.duplicate_message);
     set.swap_messages = faults.value("swap_messages", set.swap_messages);
     set.slowdown = faults.value("slowdown", set.slowdown);
-    if (const int64_t stall = faults.value("stall_ms", int64_t{0}); stall > 0) set.stall_until = SteadyNow() + stall * kMillisecond;
+    if (const int64_t stall = faults.value("stall_ms", int64_t{0}); stall > 0)
+      set.stall_until = SteadyNow() + stall * kMillisecond;
     server_.unhealthy_ = faults.value("unhealthy", false);
     server_.engine_.SetFaults(set);
     server_.TurnSoon();
@@ -506,18 +534,24 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
 
   // --- Answers ---
 
-  std::string AnswerId() const { return fmt::format("{}-{}", prompt_->body.endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", id_); }
+  std::string AnswerId() const {
+    return fmt::format("{}-{}", prompt_->body.endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", id_);
+  }
   std::string TokenText(uint32_t index) const { return fmt::format(" t{}", MockOutputToken(seed_, index)); }
 
   Json Usage() const {
-    return {{"prompt_tokens", prompt_->ids.size()}, {"completion_tokens", tokens_}, {"total_tokens", prompt_->ids.size() + tokens_},
+    return {{"prompt_tokens", prompt_->ids.size()},
+            {"completion_tokens", tokens_},
+            {"total_tokens", prompt_->ids.size() + tokens_},
             {"prompt_tokens_details", {{"cached_tokens", cached_}}}};
   }
 
   void Chunk(uint32_t index, bool last) {
     if (!head_sent_) {
       head_sent_ = true;
-      out_ += "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n";
+      out_ +=
+          "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: "
+          "chunked\r\n\r\n";
     }
     const bool chat = prompt_->body.endpoint == Endpoint::kChat;
     Json choice = {{"index", 0}, {"finish_reason", last ? Json("length") : Json()}};
@@ -527,8 +561,11 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     } else {
       choice["text"] = TokenText(index);
     }
-    Json event = {{"id", AnswerId()}, {"object", chat ? "chat.completion.chunk" : "text_completion"}, {"created", 0},
-                  {"model", prompt_->body.model}, {"choices", Json::array({choice})}};
+    Json event = {{"id", AnswerId()},
+                  {"object", chat ? "chat.completion.chunk" : "text_completion"},
+                  {"created", 0},
+                  {"model", prompt_->body.model},
+                  {"choices", Json::array({choice})}};
     if (index == 0 && prompt_->return_ids) event["prompt_token_ids"] = prompt_->ids;
     Event(event.dump());
   }
@@ -540,8 +577,13 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
 
   void EndStream() {
     if (prompt_->body.include_usage) {
-      Event(Json{{"id", AnswerId()}, {"object", "chunk"}, {"created", 0}, {"model", prompt_->body.model},
-                 {"choices", Json::array()}, {"usage", Usage()}}.dump());
+      Event(Json{{"id", AnswerId()},
+                 {"object", "chunk"},
+                 {"created", 0},
+                 {"model", prompt_->body.model},
+                 {"choices", Json::array()},
+                 {"usage", Usage()}}
+                .dump());
     }
     Event("[DONE]");
     out_ += "0\r\n\r\n";
@@ -559,17 +601,24 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     } else {
       choice["text"] = text;
     }
-    Json answer = {{"id", AnswerId()}, {"object", chat ? "chat.completion" : "text_completion"}, {"created", 0},
-                   {"model", prompt_->body.model}, {"choices", Json::array({choice})}, {"usage", Usage()}};
+    Json answer = {{"id", AnswerId()},
+                   {"object", chat ? "chat.completion" : "text_completion"},
+                   {"created", 0},
+                   {"model", prompt_->body.model},
+                   {"choices", Json::array({choice})},
+                   {"usage", Usage()}};
     if (prompt_->return_ids) answer["prompt_token_ids"] = prompt_->ids;
     const MockTransfer& transfer = prompt_->transfer;
     if (transfer.part == MockTransfer::Part::kPrefill) {
       if (server_.options_.transfer == Transfer::kVllmNixl) {
-        answer["kv_transfer_params"] = {{"do_remote_prefill", true}, {"do_remote_decode", false},
+        answer["kv_transfer_params"] = {{"do_remote_prefill", true},
+                                        {"do_remote_decode", false},
                                         {"remote_block_ids", Json::array({Json::array({1, 2, 3})})},
-                                        {"remote_engine_id", server_.engine_id_}, {"remote_request_id", std::to_string(id_)},
+                                        {"remote_engine_id", server_.engine_id_},
+                                        {"remote_request_id", std::to_string(id_)},
                                         {"remote_host", server_.options_.host},
-                                        {"remote_port", server_.acceptor_.local_endpoint().port()}, {"tp_size", 1}};
+                                        {"remote_port", server_.acceptor_.local_endpoint().port()},
+                                        {"tp_size", 1}};
       } else if (server_.options_.transfer == Transfer::kAscend) {
         server_.engine_.ReleaseRemote(id_, SteadyNow());
         server_.pinned_.erase(id_);
@@ -593,8 +642,9 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   void Send(int status, const std::string& body, const char* type = "application/json") {
     if (closed_) return;
     head_sent_ = finished_ = true;
-    out_ += fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n{}", status,
-                        View(http::obsolete_reason(static_cast<http::status>(status))), type, body.size(), body);
+    out_ +=
+        fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n{}", status,
+                    View(http::obsolete_reason(static_cast<http::status>(status))), type, body.size(), body);
     Flush();
   }
 
@@ -668,8 +718,8 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   std::string out_, sending_;
   uint64_t id_ = 0, seed_ = 0;
   uint32_t tokens_ = 0, cached_ = 0, drop_after_ = 0;
-  bool head_sent_ = false, finished_ = false, writing_ = false, watching_ = false, idle_ = false, closed_ = false,
-       await_room_ = false, notified_ = false;
+  bool head_sent_ = false, finished_ = false, writing_ = false, watching_ = false, idle_ = false,
+       closed_ = false, await_room_ = false, notified_ = false;
 };
 
 void MockServer::Impl::Accept() {

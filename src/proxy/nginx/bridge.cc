@@ -61,8 +61,8 @@ struct moesaic_pool_s {
 
 namespace {
 
-// The socket by which other workers wake this one. Every worker opens its own after the fork, so that reloads and daemons
-// need no common descriptors. Its name is random and known by the board only.
+// The socket by which other workers wake this one. Every worker opens its own after the fork, so that reloads
+// and daemons need no common descriptors. Its name is random and known by the board only.
 class WakeSocket {
  public:
   ~WakeSocket() {
@@ -85,7 +85,8 @@ class WakeSocket {
   void Send(uint64_t name) const {
     const auto [address, size] = AddressOf(name);
     const char byte = 0;
-    (void)!sendto(fd_, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), size);
+    (void)!sendto(fd_, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
+                  size);
   }
   void Drain() const {
     char byte;
@@ -99,7 +100,8 @@ class WakeSocket {
     address.sun_family = AF_UNIX;  // the name begins with a zero: it is not in the file system
     const int length = std::snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "moesaic-%016llx",
                                      static_cast<unsigned long long>(name));
-    return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length))};
+    return {address,
+            static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length))};
   }
 
   int fd_ = -1;
@@ -122,14 +124,17 @@ class ShellTransport : public proxy::Transport {
     const moesaic_connected_t connected =
         shell_.connect(loop_, reinterpret_cast<moesaic_exchange_t*>(&exchange), address.sockaddr.data(),
                        address.sockaddr.size(), Text(bytes), reuse ? 1 : 0);
-    return {.connection = connected.connection, .reused = connected.reused != 0, .refused = connected.refused != 0};
+    return {.connection = connected.connection,
+            .reused = connected.reused != 0,
+            .refused = connected.refused != 0};
   }
   void Release(void* connection, bool keep) override { shell_.release(connection, keep ? 1 : 0); }
   void Pause(void* connection, bool paused) override { shell_.pause(connection, paused ? 1 : 0); }
   void ArmTimer(proxy::Nanos delay, bool idle) override { shell_.arm_timer(loop_, delay, idle ? 1 : 0); }
   void RunSoon() override { shell_.run_soon(loop_); }
   void Wake(int worker) override {
-    if (board_.Pid(worker) != 0) wake_.Send(board_.workers[static_cast<size_t>(worker)].wake.load(std::memory_order_relaxed));
+    if (board_.Pid(worker) != 0)
+      wake_.Send(board_.workers[static_cast<size_t>(worker)].wake.load(std::memory_order_relaxed));
   }
   void* Watch(int fd, proxy::Watcher& watcher) override {
     return shell_.watch(loop_, fd, reinterpret_cast<moesaic_watcher_t*>(&watcher));
@@ -150,7 +155,9 @@ class ShellTransport : public proxy::Transport {
 
 struct moesaic_gateway_s {
   moesaic_gateway_s(moesaic_pool_t& pool, const moesaic_shell_t& shell, void* loop)
-      : shell(shell), transport(shell, loop, pool.prefix->board), board(pool.prefix->board),
+      : shell(shell),
+        transport(shell, loop, pool.prefix->board),
+        board(pool.prefix->board),
         gateway(pool.settings, *pool.zone, pool.prefix->board, pool.renderer.get(), transport) {}
   const moesaic_shell_t& shell;
   ShellTransport transport;
@@ -177,8 +184,8 @@ struct moesaic_flow_s : proxy::Client {
 
 namespace {
 
-// Runs `body` and keeps exceptions, which can only be a lack of memory or a bug, away from nginx. `failed` ends the
-// request that they belong to.
+// Runs `body` and keeps exceptions, which can only be a lack of memory or a bug, away from nginx. `failed`
+// ends the request that they belong to.
 template <typename Body, typename Failed>
 void Guard(Body body, Failed failed) {
   try {
@@ -223,7 +230,8 @@ moesaic_pool_t* moesaic_pool_create(moesaic_text_t name) {
 
 void moesaic_pool_destroy(moesaic_pool_t* pool) { delete pool; }
 
-int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error, size_t error_len) {
+int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error,
+                     size_t error_len) {
   return Checked(error, error_len, [&] {
     std::vector<std::string_view> args;
     for (size_t i = 1; i < count; ++i) args.push_back(View(words[i]));
@@ -243,10 +251,12 @@ int moesaic_pool_finish(moesaic_pool_t* pool, char* error, size_t error_len) {
   });
 }
 
-size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool) { return pool->settings.zone_bytes + kPrefixBytes; }
+size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool) {
+  return pool->settings.zone_bytes + kPrefixBytes;
+}
 
-int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* note, size_t note_len,
-                        char* error, size_t error_len) {
+int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* note,
+                        size_t note_len, char* error, size_t error_len) {
   Copy("", note, note_len);
   return Checked(error, error_len, [&]() -> Status {
     if (bytes <= kPrefixBytes) return moesaic::InvalidArgument("zone of {} bytes is too small", bytes);
@@ -259,9 +269,12 @@ int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int fo
       if (!zone.ok()) return zone.status();
       pool->zone = *zone;
       const proxy::ZoneOptions& options = zone->options();
-      if (options.max_instances != pool->settings.max_instances || options.max_requests != pool->settings.max_requests) {
-        Copy(fmt::format("the zone is used on: max_engines stays {} and max_live {} until its size changes or nginx restarts",
-                         options.max_instances, options.max_requests), note, note_len);
+      if (options.max_instances != pool->settings.max_instances ||
+          options.max_requests != pool->settings.max_requests) {
+        Copy(fmt::format("the zone is used on: max_engines stays {} and max_live {} until its size changes "
+                         "or nginx restarts",
+                         options.max_instances, options.max_requests),
+             note, note_len);
       }
     } else {
       std::memset(memory, 0, kPrefixBytes);
@@ -288,8 +301,8 @@ int moesaic_pool_configure(moesaic_pool_t* pool, char* error, size_t error_len) 
   });
 }
 
-moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop, int32_t pid,
-                                          char* error, size_t error_len) {
+moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop,
+                                          int32_t pid, char* error, size_t error_len) {
   std::unique_ptr<moesaic_gateway_t> gateway;
   const int ok = Checked(error, error_len, [&]() -> Status {
     gateway = std::make_unique<moesaic_gateway_t>(*pool, *shell, loop);
@@ -304,7 +317,9 @@ void moesaic_gateway_destroy(moesaic_gateway_t* gateway) {
   delete gateway;
 }
 
-int moesaic_gateway_wake_fd(const moesaic_gateway_t* gateway) { return gateway->transport.wake_socket().fd(); }
+int moesaic_gateway_wake_fd(const moesaic_gateway_t* gateway) {
+  return gateway->transport.wake_socket().fd();
+}
 void moesaic_gateway_retire(moesaic_gateway_t* gateway) {
   Guard(gateway, [&] { gateway->gateway.Retire(); });
 }
@@ -331,19 +346,23 @@ moesaic_flow_t* moesaic_flow_create(moesaic_gateway_t* gateway, void* client) {
   return flow.release();
 }
 
-void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target, moesaic_text_t path,
-                        const moesaic_header_t* headers, size_t count, moesaic_text_t body) {
-  Guard([&] {
-    proxy::ClientRequest request;
-    request.method = View(method);
-    request.target = View(target);
-    request.path = View(path);
-    for (size_t i = 0; i < count; ++i) {
-      request.headers.push_back({std::string(View(headers[i].name)), std::string(View(headers[i].value))});
-    }
-    request.body = View(body);
-    flow->flow->Start(std::move(request));
-  }, [&](const char* what) { flow->flow->OnException(what); });
+void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target,
+                        moesaic_text_t path, const moesaic_header_t* headers, size_t count,
+                        moesaic_text_t body) {
+  Guard(
+      [&] {
+        proxy::ClientRequest request;
+        request.method = View(method);
+        request.target = View(target);
+        request.path = View(path);
+        for (size_t i = 0; i < count; ++i) {
+          request.headers.push_back(
+              {std::string(View(headers[i].name)), std::string(View(headers[i].value))});
+        }
+        request.body = View(body);
+        flow->flow->Start(std::move(request));
+      },
+      [&](const char* what) { flow->flow->OnException(what); });
 }
 
 void moesaic_flow_pause(moesaic_flow_t* flow, int paused) {
@@ -351,20 +370,22 @@ void moesaic_flow_pause(moesaic_flow_t* flow, int paused) {
 }
 
 void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log) {
-  Guard([&] {
-    const proxy::FlowLog facts = flow->flow->Detach();
-    std::copy(facts.entered.begin(), facts.entered.end(), log->entered);
-    log->first_token = facts.first_token;
-    log->prompt_tokens = facts.prompt_tokens;
-    log->cached_tokens = facts.cached_tokens;
-    log->output_tokens = facts.output_tokens;
-    log->retries = facts.retries;
-    log->outcome = proxy::OutcomeName(facts.outcome).data();
-    Copy(facts.prefill, log->prefill, sizeof log->prefill);
-    Copy(facts.decode, log->decode, sizeof log->decode);
-    Copy(facts.request_id, log->request_id, sizeof log->request_id);
-    Copy(facts.key_name, log->key_name, sizeof log->key_name);
-  }, [&](const char* what) { flow->flow->OnException(what); });
+  Guard(
+      [&] {
+        const proxy::FlowLog facts = flow->flow->Detach();
+        std::copy(facts.entered.begin(), facts.entered.end(), log->entered);
+        log->first_token = facts.first_token;
+        log->prompt_tokens = facts.prompt_tokens;
+        log->cached_tokens = facts.cached_tokens;
+        log->output_tokens = facts.output_tokens;
+        log->retries = facts.retries;
+        log->outcome = proxy::OutcomeName(facts.outcome).data();
+        Copy(facts.prefill, log->prefill, sizeof log->prefill);
+        Copy(facts.decode, log->decode, sizeof log->decode);
+        Copy(facts.request_id, log->request_id, sizeof log->request_id);
+        Copy(facts.key_name, log->key_name, sizeof log->key_name);
+      },
+      [&](const char* what) { flow->flow->OnException(what); });
   delete flow;
 }
 
@@ -385,7 +406,8 @@ void moesaic_exchange_closed(moesaic_exchange_t* exchange) {
   Guard([&] { Of(exchange).OnClosed(); }, [&](const char* what) { Of(exchange).OnException(what); });
 }
 void moesaic_exchange_failed(moesaic_exchange_t* exchange, moesaic_text_t reason) {
-  Guard([&] { Of(exchange).OnFailed(View(reason)); }, [&](const char* what) { Of(exchange).OnException(what); });
+  Guard([&] { Of(exchange).OnFailed(View(reason)); },
+        [&](const char* what) { Of(exchange).OnException(what); });
 }
 void moesaic_watcher_readable(moesaic_watcher_t* watcher) {
   // The next event of the descriptor goes on.

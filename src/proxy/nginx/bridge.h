@@ -1,5 +1,5 @@
-/* The C interface between nginx and the gateway. No function throws; a function that can fail returns a value that
- * says so. Everything runs in the event loop's thread, except moesaic_task_run. */
+/* The C interface between nginx and the gateway. No function throws; a function that can fail returns a value
+ * that says so. Everything runs in the event loop's thread, except moesaic_task_run. */
 #ifndef MOESAIC_PROXY_NGINX_BRIDGE_H_
 #define MOESAIC_PROXY_NGINX_BRIDGE_H_
 
@@ -28,8 +28,8 @@ typedef struct {
 
 #define MOESAIC_STAGES 10
 
-/* Facts for the access log. Times are nanoseconds of CLOCK_MONOTONIC; 0: the stage was not entered. Texts belong to
- * the caller and are cut at their ends. */
+/* Facts for the access log. Times are nanoseconds of CLOCK_MONOTONIC; 0: the stage was not entered. Texts
+ * belong to the caller and are cut at their ends. */
 typedef struct {
   int64_t entered[MOESAIC_STAGES];
   int64_t first_token;
@@ -44,11 +44,11 @@ typedef struct {
   int refused;      /* the engine's address does not accept connections */
 } moesaic_connected_t;
 
-/* Operations of the event loop. `loop` is the argument of moesaic_gateway_create, `client` that of moesaic_flow_create.
- * None of them calls back before it returns. See gateway/transport.h. */
+/* Operations of the event loop. `loop` is the argument of moesaic_gateway_create, `client` that of
+ * moesaic_flow_create. None of them calls back before it returns. See gateway/transport.h. */
 typedef struct {
-  moesaic_connected_t (*connect)(void* loop, moesaic_exchange_t* exchange, const void* address, size_t address_len,
-                                 moesaic_text_t bytes, int reuse);
+  moesaic_connected_t (*connect)(void* loop, moesaic_exchange_t* exchange, const void* address,
+                                 size_t address_len, moesaic_text_t bytes, int reuse);
   void (*release)(void* connection, int keep);
   void (*pause)(void* connection, int paused);
   void (*arm_timer)(void* loop, int64_t delay_ns, int idle);
@@ -65,20 +65,21 @@ typedef struct {
 /* Configuration. Functions that take `error` write a message there and return 0 when they fail. */
 moesaic_pool_t* moesaic_pool_create(moesaic_text_t name);
 void moesaic_pool_destroy(moesaic_pool_t* pool);
-int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error, size_t error_len);
+int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error,
+                     size_t error_len);
 /* Checks the block, resolves names and reads the tokenizer. */
 int moesaic_pool_finish(moesaic_pool_t* pool, char* error, size_t error_len);
 size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool);
-/* Formats the shared memory, or uses it as it is when it was formatted by an earlier configuration. It must have room
- * for the engines. `note`: a message although it succeeds, or empty. */
-int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* note, size_t note_len,
-                        char* error, size_t error_len);
+/* Formats the shared memory, or uses it as it is when it was formatted by an earlier configuration. It must
+ * have room for the engines. `note`: a message although it succeeds, or empty. */
+int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* note,
+                        size_t note_len, char* error, size_t error_len);
 /* Makes the engines of the configuration those of the shared memory. Called by the master process. */
 int moesaic_pool_configure(moesaic_pool_t* pool, char* error, size_t error_len);
 
 /* Worker processes. */
-moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop, int32_t pid,
-                                          char* error, size_t error_len);
+moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop,
+                                          int32_t pid, char* error, size_t error_len);
 void moesaic_gateway_destroy(moesaic_gateway_t* gateway);
 /* Descriptor that becomes readable when another worker wakes this one. */
 int moesaic_gateway_wake_fd(const moesaic_gateway_t* gateway);
@@ -90,8 +91,9 @@ void moesaic_gateway_woken(moesaic_gateway_t* gateway);
 
 moesaic_flow_t* moesaic_flow_create(moesaic_gateway_t* gateway, void* client);
 /* `target` as the client wrote it; `path` decoded and normalized. */
-void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target, moesaic_text_t path,
-                        const moesaic_header_t* headers, size_t count, moesaic_text_t body);
+void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target,
+                        moesaic_text_t path, const moesaic_header_t* headers, size_t count,
+                        moesaic_text_t body);
 void moesaic_flow_pause(moesaic_flow_t* flow, int paused);
 /* The last call for a flow. */
 void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log);
@@ -106,10 +108,17 @@ void moesaic_exchange_failed(moesaic_exchange_t* exchange, moesaic_text_t reason
 void moesaic_watcher_readable(moesaic_watcher_t* watcher);
 
 /* Pages. The caller frees the text with moesaic_free. */
-enum { MOESAIC_METRICS, MOESAIC_STATE, MOESAIC_PAGE, MOESAIC_TRACE, MOESAIC_CHECK /* the state, with a check of it */ };
+enum {
+  MOESAIC_METRICS,
+  MOESAIC_STATE,
+  MOESAIC_PAGE,
+  MOESAIC_TRACE,
+  MOESAIC_CHECK /* the state, with a check of it */
+};
 int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* len, const char** type);
 void moesaic_free(char* text);
-/* Passes the message of a decode engine to the metaserver to its request; returns the status of the answer. */
+/* Passes the message of a decode engine to the metaserver to its request; returns the status of the answer.
+ */
 int moesaic_metaserver(moesaic_gateway_t* gateway, moesaic_text_t body);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* The event loop for the gateway: connections to engines, the timer, descriptors, and wake-ups between workers. */
+/* The event loop for the gateway: connections to engines, the timer, descriptors, and wake-ups between
+ * workers. */
 #include "proxy/nginx/module.h"
 
 #define MOESAIC_READ_BYTES 65536
@@ -30,7 +31,7 @@ static void moesaic_close(moesaic_connection_t* connection) {
   ngx_free(connection);
 }
 
-/* The exchange has let go of the connection. */
+/* The exchange has released the connection. */
 static void moesaic_settle(moesaic_connection_t* connection) {
   ngx_connection_t* c = connection->peer.connection;
   moesaic_loop_t* loop = connection->loop;
@@ -53,7 +54,8 @@ static void moesaic_settle(moesaic_connection_t* connection) {
 
 static ngx_int_t moesaic_get_peer(ngx_peer_connection_t* peer, void* data) { return NGX_OK; }
 
-static moesaic_connection_t* moesaic_take_idle(moesaic_loop_t* loop, const void* address, size_t address_len) {
+static moesaic_connection_t* moesaic_take_idle(moesaic_loop_t* loop, const void* address,
+                                               size_t address_len) {
   ngx_queue_t *q, *next;
   moesaic_connection_t* connection;
   u_char byte;
@@ -61,7 +63,8 @@ static moesaic_connection_t* moesaic_take_idle(moesaic_loop_t* loop, const void*
   for (q = ngx_queue_head(&loop->idle); q != ngx_queue_sentinel(&loop->idle); q = next) {
     next = ngx_queue_next(q);
     connection = ngx_queue_data(q, moesaic_connection_t, queue);
-    if (connection->address_len != address_len || ngx_memcmp(connection->address, address, address_len) != 0) continue;
+    if (connection->address_len != address_len || ngx_memcmp(connection->address, address, address_len) != 0)
+      continue;
     ngx_queue_remove(q);
     loop->idle_count--;
     /* The engine may have closed it, and the event loop has not seen that yet. */
@@ -150,7 +153,7 @@ void moesaic_loop_pause(void* data, int paused) {
 }
 
 /* Runs `call` on the exchange; false: the connection does not exist any more. */
-#define MOESAIC_TELL(connection, call)       \
+#define MOESAIC_TELL(connection, call)                     \
   ((connection)->busy = 1, (call), (connection)->busy = 0, \
    (connection)->released ? (moesaic_settle(connection), 0) : 1)
 
@@ -202,7 +205,8 @@ static void moesaic_read(ngx_event_t* event) {
   moesaic_text_t bytes;
   ssize_t n;
 
-  if (connection->exchange == NULL) { /* idle: closed by the engine or by nginx, or the engine sends unasked */
+  if (connection->exchange ==
+      NULL) { /* idle: closed by the engine or by nginx, or the engine sends unexpected bytes */
     n = c->close ? 0 : recv(c->fd, buffer, 1, MSG_PEEK);
     if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
       event->ready = 0;
@@ -325,7 +329,8 @@ void moesaic_loop_log(void* data, int error, moesaic_text_t message) {
 
   text.data = (u_char*)message.data;
   text.len = message.len;
-  ngx_log_error((ngx_uint_t)(error ? NGX_LOG_ERR : NGX_LOG_NOTICE), ngx_cycle->log, 0, "moesaic %V: %V", &loop->name, &text);
+  ngx_log_error((ngx_uint_t)(error ? NGX_LOG_ERR : NGX_LOG_NOTICE), ngx_cycle->log, 0, "moesaic %V: %V",
+                &loop->name, &text);
 }
 
 /* --- Worker processes --- */
@@ -337,7 +342,8 @@ static void moesaic_join(ngx_event_t* event) {
   char error[512];
 
   if (ngx_exiting || ngx_terminate) return;
-  loop->gateway = moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
+  loop->gateway =
+      moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
   if (loop->gateway != NULL) {
     loop->wake_watch = moesaic_loop_watch(loop, moesaic_gateway_wake_fd(loop->gateway), NULL);
     if (loop->wake_watch != NULL) {
@@ -350,7 +356,8 @@ static void moesaic_join(ngx_event_t* event) {
     loop->gateway = NULL;
     ngx_memcpy(error, "no connection is free", sizeof("no connection is free"));
   }
-  ngx_log_error(NGX_LOG_ERR, event->log, 0, "moesaic_pool %V: this worker answers 503 for now: %s", &loop->name, error);
+  ngx_log_error(NGX_LOG_ERR, event->log, 0, "moesaic_pool %V: this worker answers 503 for now: %s",
+                &loop->name, error);
   event->cancelable = 1;
   ngx_add_timer(event, 1000);
 }

@@ -34,10 +34,14 @@ static ngx_int_t moesaic_handler(ngx_http_request_t* r) {
   moesaic_loc_conf_t* conf = ngx_http_get_module_loc_conf(r, ngx_http_moesaic_module);
 
   switch (conf->kind) {
-    case MOESAIC_KIND_PASS: return moesaic_request_handler(r, conf->loop);
-    case MOESAIC_KIND_METASERVER: return moesaic_metaserver_handler(r, conf->loop);
-    case MOESAIC_KIND_RENDER: return moesaic_page_handler(r, conf->loop, conf->page);
-    default: return NGX_DECLINED;
+    case MOESAIC_KIND_PASS:
+      return moesaic_request_handler(r, conf->loop);
+    case MOESAIC_KIND_METASERVER:
+      return moesaic_metaserver_handler(r, conf->loop);
+    case MOESAIC_KIND_RENDER:
+      return moesaic_page_handler(r, conf->loop, conf->page);
+    default:
+      return NGX_DECLINED;
   }
 }
 
@@ -48,7 +52,8 @@ static moesaic_loop_t* moesaic_find_pool(moesaic_main_conf_t* conf, const ngx_st
   ngx_uint_t i;
 
   for (i = 0; i < conf->pools.nelts; i++) {
-    if (pools[i]->name.len == name->len && ngx_strncmp(pools[i]->name.data, name->data, name->len) == 0) return pools[i];
+    if (pools[i]->name.len == name->len && ngx_strncmp(pools[i]->name.data, name->data, name->len) == 0)
+      return pools[i];
   }
   return NULL;
 }
@@ -119,8 +124,8 @@ static char* moesaic_pool_block(ngx_conf_t* cf, ngx_command_t* cmd, void* data) 
   if (zone_name.data == NULL) return NGX_CONF_ERROR;
   ngx_sprintf(zone_name.data, "moesaic_%V", &loop->name);
   /* nginx's allocator keeps a table of pages in front of them. */
-  loop->zone = ngx_shared_memory_add(cf, &zone_name, moesaic_pool_zone_bytes(loop->pool) / 100 * 102 + (1 << 16),
-                                     &ngx_http_moesaic_module);
+  loop->zone = ngx_shared_memory_add(
+      cf, &zone_name, moesaic_pool_zone_bytes(loop->pool) / 100 * 102 + (1 << 16), &ngx_http_moesaic_module);
   if (loop->zone == NULL) return NGX_CONF_ERROR;
   loop->zone->init = moesaic_init_zone;
   loop->zone->data = loop;
@@ -155,27 +160,31 @@ static ngx_str_t moesaic_page_metrics = {MOESAIC_METRICS, NULL}, moesaic_page_st
 static ngx_command_t moesaic_commands[] = {
     {ngx_string("moesaic_pool"), NGX_HTTP_MAIN_CONF | NGX_CONF_BLOCK | NGX_CONF_TAKE1, moesaic_pool_block,
      NGX_HTTP_MAIN_CONF_OFFSET, 0, NULL},
-    {ngx_string("moesaic_pass"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET, MOESAIC_KIND_PASS, NULL},
+    {ngx_string("moesaic_pass"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
+     MOESAIC_KIND_PASS, NULL},
     {ngx_string("moesaic_metaserver"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
      MOESAIC_KIND_METASERVER, NULL},
-    {ngx_string("moesaic_metrics"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET, MOESAIC_KIND_RENDER,
-     &moesaic_page_metrics},
-    {ngx_string("moesaic_state"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET, MOESAIC_KIND_RENDER,
-     &moesaic_page_state},
-    {ngx_string("moesaic_page"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET, MOESAIC_KIND_RENDER,
-     &moesaic_page_live},
-    {ngx_string("moesaic_trace"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET, MOESAIC_KIND_RENDER,
-     &moesaic_page_trace},
+    {ngx_string("moesaic_metrics"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
+     MOESAIC_KIND_RENDER, &moesaic_page_metrics},
+    {ngx_string("moesaic_state"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
+     MOESAIC_KIND_RENDER, &moesaic_page_state},
+    {ngx_string("moesaic_page"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
+     MOESAIC_KIND_RENDER, &moesaic_page_live},
+    {ngx_string("moesaic_trace"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
+     MOESAIC_KIND_RENDER, &moesaic_page_trace},
     ngx_null_command};
 
 static void* moesaic_create_main_conf(ngx_conf_t* cf) {
   moesaic_main_conf_t* conf = ngx_pcalloc(cf->pool, sizeof(moesaic_main_conf_t));
 
-  if (conf == NULL || ngx_array_init(&conf->pools, cf->pool, 2, sizeof(moesaic_loop_t*)) != NGX_OK) return NULL;
+  if (conf == NULL || ngx_array_init(&conf->pools, cf->pool, 2, sizeof(moesaic_loop_t*)) != NGX_OK)
+    return NULL;
   return conf;
 }
 
-static void* moesaic_create_loc_conf(ngx_conf_t* cf) { return ngx_pcalloc(cf->pool, sizeof(moesaic_loc_conf_t)); }
+static void* moesaic_create_loc_conf(ngx_conf_t* cf) {
+  return ngx_pcalloc(cf->pool, sizeof(moesaic_loc_conf_t));
+}
 
 static char* moesaic_merge_loc_conf(ngx_conf_t* cf, void* parent, void* child) {
   moesaic_loc_conf_t *outer = parent, *conf = child;
@@ -251,30 +260,30 @@ static ngx_int_t moesaic_variable(ngx_http_request_t* r, ngx_http_variable_value
   return NGX_OK;
 }
 
-#define MOESAIC_VARIABLE(name, data) {ngx_string("moesaic_" name), NULL, moesaic_variable, data, NGX_HTTP_VAR_NOCACHEABLE, 0}
+#define MOESAIC_VARIABLE(name, data) \
+  { ngx_string("moesaic_" name), NULL, moesaic_variable, data, NGX_HTTP_VAR_NOCACHEABLE, 0 }
 
-static ngx_http_variable_t moesaic_variables[] = {
-    MOESAIC_VARIABLE("received", 0),
-    MOESAIC_VARIABLE("tokenized", 1),
-    MOESAIC_VARIABLE("prefix_matched", 2),
-    MOESAIC_VARIABLE("prefill_waiting", 3),
-    MOESAIC_VARIABLE("prefill_scheduled", 4),
-    MOESAIC_VARIABLE("prefill_running", 5),
-    MOESAIC_VARIABLE("decode_waiting", 6),
-    MOESAIC_VARIABLE("decode_scheduled", 7),
-    MOESAIC_VARIABLE("decode_running", 8),
-    MOESAIC_VARIABLE("done", 9),
-    MOESAIC_VARIABLE("ttft", MOESAIC_VAR_TTFT),
-    MOESAIC_VARIABLE("prompt_tokens", MOESAIC_VAR_PROMPT),
-    MOESAIC_VARIABLE("cached_tokens", MOESAIC_VAR_CACHED),
-    MOESAIC_VARIABLE("output_tokens", MOESAIC_VAR_OUTPUT),
-    MOESAIC_VARIABLE("retries", MOESAIC_VAR_RETRIES),
-    MOESAIC_VARIABLE("outcome", MOESAIC_VAR_OUTCOME),
-    MOESAIC_VARIABLE("prefill_engine", MOESAIC_VAR_PREFILL),
-    MOESAIC_VARIABLE("decode_engine", MOESAIC_VAR_DECODE),
-    MOESAIC_VARIABLE("request_id", MOESAIC_VAR_ID),
-    MOESAIC_VARIABLE("key_name", MOESAIC_VAR_KEY),
-    ngx_http_null_variable};
+static ngx_http_variable_t moesaic_variables[] = {MOESAIC_VARIABLE("received", 0),
+                                                  MOESAIC_VARIABLE("tokenized", 1),
+                                                  MOESAIC_VARIABLE("prefix_matched", 2),
+                                                  MOESAIC_VARIABLE("prefill_waiting", 3),
+                                                  MOESAIC_VARIABLE("prefill_scheduled", 4),
+                                                  MOESAIC_VARIABLE("prefill_running", 5),
+                                                  MOESAIC_VARIABLE("decode_waiting", 6),
+                                                  MOESAIC_VARIABLE("decode_scheduled", 7),
+                                                  MOESAIC_VARIABLE("decode_running", 8),
+                                                  MOESAIC_VARIABLE("done", 9),
+                                                  MOESAIC_VARIABLE("ttft", MOESAIC_VAR_TTFT),
+                                                  MOESAIC_VARIABLE("prompt_tokens", MOESAIC_VAR_PROMPT),
+                                                  MOESAIC_VARIABLE("cached_tokens", MOESAIC_VAR_CACHED),
+                                                  MOESAIC_VARIABLE("output_tokens", MOESAIC_VAR_OUTPUT),
+                                                  MOESAIC_VARIABLE("retries", MOESAIC_VAR_RETRIES),
+                                                  MOESAIC_VARIABLE("outcome", MOESAIC_VAR_OUTCOME),
+                                                  MOESAIC_VARIABLE("prefill_engine", MOESAIC_VAR_PREFILL),
+                                                  MOESAIC_VARIABLE("decode_engine", MOESAIC_VAR_DECODE),
+                                                  MOESAIC_VARIABLE("request_id", MOESAIC_VAR_ID),
+                                                  MOESAIC_VARIABLE("key_name", MOESAIC_VAR_KEY),
+                                                  ngx_http_null_variable};
 
 static ngx_int_t moesaic_preconfiguration(ngx_conf_t* cf) {
   ngx_http_variable_t *variable, *v;
@@ -302,7 +311,8 @@ static ngx_int_t moesaic_init_zone(ngx_shm_zone_t* zone, void* data) {
     formatted = 0;
     slab->data = ngx_slab_alloc(slab, bytes);
     if (slab->data == NULL) {
-      ngx_log_error(NGX_LOG_EMERG, zone->shm.log, 0, "moesaic_pool %V: zone of %uz bytes does not fit", &loop->name, bytes);
+      ngx_log_error(NGX_LOG_EMERG, zone->shm.log, 0, "moesaic_pool %V: zone of %uz bytes does not fit",
+                    &loop->name, bytes);
       return NGX_ERROR;
     }
   }
@@ -363,6 +373,15 @@ static ngx_http_module_t moesaic_context = {
     moesaic_preconfiguration, NULL, moesaic_create_main_conf, NULL, NULL, NULL, moesaic_create_loc_conf,
     moesaic_merge_loc_conf};
 
-ngx_module_t ngx_http_moesaic_module = {NGX_MODULE_V1,        &moesaic_context, moesaic_commands, NGX_HTTP_MODULE, NULL,
-                                        moesaic_init_module,  moesaic_init_process, NULL, NULL, moesaic_exit_process,
-                                        NULL,                 NGX_MODULE_V1_PADDING};
+ngx_module_t ngx_http_moesaic_module = {NGX_MODULE_V1,
+                                        &moesaic_context,
+                                        moesaic_commands,
+                                        NGX_HTTP_MODULE,
+                                        NULL,
+                                        moesaic_init_module,
+                                        moesaic_init_process,
+                                        NULL,
+                                        NULL,
+                                        moesaic_exit_process,
+                                        NULL,
+                                        NGX_MODULE_V1_PADDING};

@@ -279,7 +279,8 @@ void moesaic_client_send_body(void* client, moesaic_text_t bytes) {
     moesaic_fail(request);
     return;
   }
-  ngx_chain_update_chains(r->pool, &request->free, &request->busy, &out, (ngx_buf_tag_t)&ngx_http_moesaic_module);
+  ngx_chain_update_chains(r->pool, &request->free, &request->busy, &out,
+                          (ngx_buf_tag_t)&ngx_http_moesaic_module);
   moesaic_flow_control(request);
 }
 
@@ -307,7 +308,8 @@ static void moesaic_writer(ngx_http_request_t* r) {
     ngx_http_finalize_request(r, NGX_ERROR);
     return;
   }
-  ngx_chain_update_chains(r->pool, &request->free, &request->busy, &none, (ngx_buf_tag_t)&ngx_http_moesaic_module);
+  ngx_chain_update_chains(r->pool, &request->free, &request->busy, &none,
+                          (ngx_buf_tag_t)&ngx_http_moesaic_module);
   moesaic_flow_control(request);
 }
 
@@ -353,7 +355,8 @@ int moesaic_client_tokenize(void* client, moesaic_task_t* work) {
 
 static void moesaic_free_text(void* data) { moesaic_free(data); }
 
-static ngx_int_t moesaic_send_text(ngx_http_request_t* r, ngx_uint_t status, const char* type, u_char* text, size_t len) {
+static ngx_int_t moesaic_send_text(ngx_http_request_t* r, ngx_uint_t status, const char* type, u_char* text,
+                                   size_t len) {
   ngx_chain_t out;
   ngx_buf_t* buf;
   ngx_int_t rc;
@@ -387,13 +390,17 @@ ngx_int_t moesaic_page_handler(ngx_http_request_t* r, moesaic_loop_t* loop, int 
   rc = ngx_http_discard_request_body(r);
   if (rc != NGX_OK) return rc;
   if (loop->gateway == NULL) return NGX_HTTP_SERVICE_UNAVAILABLE;
-  if (kind == MOESAIC_PAGE && r->args.len == 5 && ngx_strncmp(r->args.data, "state", 5) == 0) kind = MOESAIC_STATE;
-  if (kind == MOESAIC_PAGE && r->args.len == 5 && ngx_strncmp(r->args.data, "trace", 5) == 0) kind = MOESAIC_TRACE;
-  if ((kind == MOESAIC_PAGE || kind == MOESAIC_STATE) && r->args.len == 5 && ngx_strncmp(r->args.data, "check", 5) == 0) {
+  if (kind == MOESAIC_PAGE && r->args.len == 5 && ngx_strncmp(r->args.data, "state", 5) == 0)
+    kind = MOESAIC_STATE;
+  if (kind == MOESAIC_PAGE && r->args.len == 5 && ngx_strncmp(r->args.data, "trace", 5) == 0)
+    kind = MOESAIC_TRACE;
+  if ((kind == MOESAIC_PAGE || kind == MOESAIC_STATE) && r->args.len == 5 &&
+      ngx_strncmp(r->args.data, "check", 5) == 0) {
     kind = MOESAIC_CHECK;
   }
   cleanup = ngx_pool_cleanup_add(r->pool, 0);
-  if (cleanup == NULL || !moesaic_render(loop->gateway, kind, &text, &len, &type)) return NGX_HTTP_INTERNAL_SERVER_ERROR;
+  if (cleanup == NULL || !moesaic_render(loop->gateway, kind, &text, &len, &type))
+    return NGX_HTTP_INTERNAL_SERVER_ERROR;
   cleanup->handler = moesaic_free_text;
   cleanup->data = text;
   return moesaic_send_text(r, NGX_HTTP_OK, type, (u_char*)text, len);

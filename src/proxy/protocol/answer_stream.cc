@@ -43,7 +43,9 @@ std::string WithCachedTokens(const JsonMembers& answer, int64_t cached) {
   return edit.Apply();
 }
 
-bool IsBlank(std::string_view value) { return value.empty() || value == "null" || value == "\"\"" || value == "[]"; }
+bool IsBlank(std::string_view value) {
+  return value.empty() || value == "null" || value == "\"\"" || value == "[]";
+}
 
 // Returns whether a chunk's choice carries text, reasoning, a tool call or token ids.
 bool CarriesText(std::string_view choice, bool* recomputed) {

@@ -17,7 +17,7 @@ struct AnswerUsage {
   int64_t completion_tokens = -1;
 };
 
-/// What P answers to its half of a request.
+/// Answer of P to its half of a request.
 struct PrefillAnswer {
   std::string transfer_params;  ///< text of kv_transfer_params; empty: none, or null
   AnswerUsage usage;
@@ -26,12 +26,13 @@ StatusOr<PrefillAnswer> ReadPrefillAnswer(std::string_view json);
 
 struct AnswerOptions {
   bool stream = false;  ///< server-sent events; otherwise one JSON object
-  /// Replaces usage.prompt_tokens_details.cached_tokens: D of a pair reports blocks that came from P as cached.
+  /// Replaces usage.prompt_tokens_details.cached_tokens: D of a pair reports blocks that came from P as
+  /// cached.
   std::optional<int64_t> cached_tokens = std::nullopt;
 };
 
-/// Passes an answer on. Whole lines of a stream leave at once; an incomplete line is held until its end arrives. Bytes
-/// that need no correction leave as they came.
+/// Passes an answer on. Whole lines of a stream leave at once; an incomplete line is held until its end
+/// arrives. Bytes that need no correction leave as they came.
 class AnswerStream {
  public:
   explicit AnswerStream(const AnswerOptions& options) : options_(options) {}
@@ -40,8 +41,8 @@ class AnswerStream {
   void Push(std::string_view bytes, std::string* out);
   /// The body is complete: appends the held bytes.
   void Finish(std::string* out);
-  /// The body ends here although it is incomplete, and an error event follows: drops an incomplete line, and ends an
-  /// event of which lines have left.
+  /// The body ends here although it is incomplete, and an error event follows: drops an incomplete line, and
+  /// ends an event of which lines have left.
   void Abandon(std::string* out);
 
   bool first_token() const { return chunks_ > 0; }
@@ -49,7 +50,7 @@ class AnswerStream {
   int64_t chunks() const { return chunks_; }
   const AnswerUsage& usage() const { return usage_; }
   bool saw_end() const { return saw_end_; }  ///< "data: [DONE]", or the end of a JSON answer
-  /// vLLM-Ascend stops with this reason when it evicted the request and somebody must send it again.
+  /// vLLM-Ascend stops with this reason when it evicted the request, which must be sent again.
   bool recomputed() const { return recomputed_; }
 
  private:
@@ -61,8 +62,8 @@ class AnswerStream {
 
   AnswerOptions options_;
   std::string held_;
-  bool in_event_ = false;    // the last line that left did not end an event
-  bool passing_ = false;     // the rest of the held line, or of the answer, passes
+  bool in_event_ = false;  // the last line that left did not end an event
+  bool passing_ = false;   // the rest of the held line, or of the answer, passes
   int64_t chunks_ = 0;
   AnswerUsage usage_;
   bool saw_end_ = false;

@@ -68,8 +68,9 @@ TEST(AnswerStream, ReportsTheCachedTokensOfTheOtherEngine) {
   EXPECT_EQ(stream.usage().cached_tokens, 3);
 
   AnswerStream json({.cached_tokens = 3});
-  EXPECT_EQ(Passed(json, R"({"id":"a","choices":[{}],"usage":{"prompt_tokens":4}})", 10),
-            R"({"id":"a","choices":[{}],"usage":{"prompt_tokens":4,"prompt_tokens_details":{"cached_tokens":3}}})");
+  EXPECT_EQ(
+      Passed(json, R"({"id":"a","choices":[{}],"usage":{"prompt_tokens":4}})", 10),
+      R"({"id":"a","choices":[{}],"usage":{"prompt_tokens":4,"prompt_tokens_details":{"cached_tokens":3}}})");
 }
 
 TEST(AnswerStream, PassesWhatIsNotJson) {

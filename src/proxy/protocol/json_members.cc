@@ -51,7 +51,8 @@ class Scanner {
         ++at_;
         return true;
       }
-      if (static_cast<unsigned char>(c) < 0x20) return Fail("a control character in a string must be escaped");
+      if (static_cast<unsigned char>(c) < 0x20)
+        return Fail("a control character in a string must be escaped");
       if (c == '\\' && !Escape()) return false;
       if (c != '\\') ++at_;
     }
@@ -67,7 +68,8 @@ class Scanner {
       if (Peek() == '{' || Peek() == '[') {
         const char bracket = text_[at_];
         if (first) *type = bracket == '{' ? JsonType::kObject : JsonType::kArray;
-        if (static_cast<int>(open.size()) + 1 >= limits_.max_depth) return Fail("values are nested too deeply");
+        if (static_cast<int>(open.size()) + 1 >= limits_.max_depth)
+          return Fail("values are nested too deeply");
         ++at_;
         Space();
         if (Peek() != (bracket == '{' ? '}' : ']') || done()) {
@@ -106,7 +108,8 @@ class Scanner {
       at_ += 6;
       return true;
     }
-    if (std::string_view("\"\\/bfnrt").find(c) == std::string_view::npos) return Fail("unknown escape in a string");
+    if (std::string_view("\"\\/bfnrt").find(c) == std::string_view::npos)
+      return Fail("unknown escape in a string");
     at_ += 2;
     return true;
   }
@@ -145,11 +148,21 @@ class Scanner {
   bool Scalar(JsonType* type) {
     if (done()) return Fail("a value is missing");
     switch (Peek()) {
-      case '"': *type = JsonType::kString; return String();
-      case 't': *type = JsonType::kBool; return Word("true");
-      case 'f': *type = JsonType::kBool; return Word("false");
-      case 'n': *type = JsonType::kNull; return Word("null");
-      default: *type = JsonType::kNumber; return Number();
+      case '"':
+        *type = JsonType::kString;
+        return String();
+      case 't':
+        *type = JsonType::kBool;
+        return Word("true");
+      case 'f':
+        *type = JsonType::kBool;
+        return Word("false");
+      case 'n':
+        *type = JsonType::kNull;
+        return Word("null");
+      default:
+        *type = JsonType::kNumber;
+        return Number();
     }
   }
 
@@ -224,7 +237,8 @@ std::string Unescaped(std::string_view inside) {
         i += 6;
       }
     }
-    AppendUtf8(point >= 0xD800 && point < 0xE000 ? 0xFFFD : point, &text);  // a lone surrogate is no character
+    AppendUtf8(point >= 0xD800 && point < 0xE000 ? 0xFFFD : point,
+               &text);  // a lone surrogate is no character
   }
   return text;
 }
@@ -278,7 +292,8 @@ StatusOr<JsonMembers> JsonMembers::Scan(std::string_view text, const JsonLimits&
 
 const JsonMember* JsonMembers::Find(std::string_view key) const {
   if (is_array_) return nullptr;
-  const auto last = std::find_if(members_.rbegin(), members_.rend(), [key](const JsonMember& m) { return m.key == key; });
+  const auto last =
+      std::find_if(members_.rbegin(), members_.rend(), [key](const JsonMember& m) { return m.key == key; });
   return last == members_.rend() ? nullptr : &*last;
 }
 
@@ -338,7 +353,8 @@ std::string JsonEdit::Apply() const {
   const auto& members = object_.members_;
   std::string out;
   size_t more = 0;
-  for (const Change& change : changes_) more += change.key.size() + (change.json ? change.json->size() : 0) + 8;
+  for (const Change& change : changes_)
+    more += change.key.size() + (change.json ? change.json->size() : 0) + 8;
   out.reserve(text.size() + more);
 
   const auto change_of = [this](const JsonMember& member) -> const Change* {
@@ -347,8 +363,8 @@ std::string JsonEdit::Apply() const {
     }
     return nullptr;
   };
-  size_t begin = 0;          // first byte that is not copied yet
-  bool any = false;          // a member has been written
+  size_t begin = 0;  // first byte that is not copied yet
+  bool any = false;  // a member has been written
   for (size_t i = 0; i < members.size(); ++i) {
     const JsonMember& member = members[i];
     const Change* change = change_of(member);

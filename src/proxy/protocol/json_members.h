@@ -1,7 +1,7 @@
 // Finds the members of a JSON object as byte ranges, and edits some of them without touching other bytes.
 //
-// A router must not reserialise a body: number text, key order, escapes and duplicate whitespace belong to the
-// client. JsonMembers checks the whole text once, strictly (RFC 8259), and records only the top level.
+// A router must not reserialise a body: number text, key order, escapes and duplicate whitespace belong to
+// the client. JsonMembers checks the whole text once, strictly (RFC 8259), and records only the top level.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ struct JsonLimits {
 
 /// One member of an object or element of an array. Offsets are bytes from the begin of the scanned text.
 struct JsonMember {
-  std::string key;                  ///< unescaped; empty for elements of an array
-  size_t key_begin = 0;             ///< the key's opening quote; of an element: value_begin
+  std::string key;       ///< unescaped; empty for elements of an array
+  size_t key_begin = 0;  ///< the key's opening quote; of an element: value_begin
   size_t value_begin = 0, value_end = 0;
   JsonType type = JsonType::kNull;
 };
@@ -39,7 +39,8 @@ class JsonMembers {
 
   const std::vector<JsonMember>& all() const { return members_; }
   bool is_array() const { return is_array_; }
-  /// Returns the last member of that name, which is the one that parsers of engines keep; null: there is none.
+  /// Returns the last member of that name, which is the one that parsers of engines keep; null: there is
+  /// none.
   const JsonMember* Find(std::string_view key) const;
   /// Returns the text of a value; empty if there is no such member.
   std::string_view Value(std::string_view key) const;
@@ -48,7 +49,7 @@ class JsonMembers {
   }
   std::string_view text() const { return text_; }
 
-  /// Returns whether a member is there and not null, an empty list or an empty object.
+  /// Returns whether a member exists and is not null, an empty list or an empty object.
   bool Given(std::string_view key) const;
 
   /// Values of members of simple types; nullopt if the member is absent or has another type.

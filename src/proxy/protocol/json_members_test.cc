@@ -25,7 +25,8 @@ TEST(JsonMembers, FindsTopLevelMembersOnly) {
 }
 
 TEST(JsonMembers, ReadsScalars) {
-  const auto members = JsonMembers::Scan(R"({"s":"a\u00e9\ud83d\ude00\n","i":-7,"big":1e3,"b":true,"z":null})");
+  const auto members =
+      JsonMembers::Scan(R"({"s":"a\u00e9\ud83d\ude00\n","i":-7,"big":1e3,"b":true,"z":null})");
   ASSERT_TRUE(members.ok());
   EXPECT_EQ(members->String("s"), "a\xC3\xA9\xF0\x9F\x98\x80\n");
   EXPECT_EQ(members->Integer("i"), -7);
@@ -41,9 +42,28 @@ TEST(JsonMembers, ComparesUnescapedKeysAndTakesTheLastOfEqualOnes) {
 }
 
 TEST(JsonMembers, RefusesWhatIsNotJson) {
-  for (const char* text : {"", "{", "[", "nul", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{a:1}", "{\"a\":01}", "{\"a\":1.}", "{\"a\":\"\x01\"}",
-                           "{\"a\":\"\\q\"}", "{\"a\":\"\\u12\"}", "{\"a\":tru}", "{\"a\":1} x", "{\"a\":[1,]}", "{\"a\":[1}", "{\"a\":-}",
-                           "\"text\"", "{\"a\":{\"b\"}}", "{\"a\" 1}", "[1 2]"}) {
+  for (const char* text : {"",
+                           "{",
+                           "[",
+                           "nul",
+                           "{\"a\"}",
+                           "{\"a\":}",
+                           "{\"a\":1,}",
+                           "{a:1}",
+                           "{\"a\":01}",
+                           "{\"a\":1.}",
+                           "{\"a\":\"\x01\"}",
+                           "{\"a\":\"\\q\"}",
+                           "{\"a\":\"\\u12\"}",
+                           "{\"a\":tru}",
+                           "{\"a\":1} x",
+                           "{\"a\":[1,]}",
+                           "{\"a\":[1}",
+                           "{\"a\":-}",
+                           "\"text\"",
+                           "{\"a\":{\"b\"}}",
+                           "{\"a\" 1}",
+                           "[1 2]"}) {
     EXPECT_FALSE(JsonMembers::Scan(text).ok()) << text;
   }
 }

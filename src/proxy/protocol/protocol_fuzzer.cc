@@ -22,13 +22,16 @@ void Bodies(std::string_view text) {
     const auto body = ReadRequestBody(endpoint, text);
     if (!body.ok()) continue;
     PromptIds(*body);
-    for (const Transfer transfer : {Transfer::kVllmNixl, Transfer::kVllmMooncake, Transfer::kSglang, Transfer::kAscend}) {
+    for (const Transfer transfer :
+         {Transfer::kVllmNixl, Transfer::kVllmMooncake, Transfer::kSglang, Transfer::kAscend}) {
       const TransferPeers peers{.transfer = transfer, .transfer_id = "x"};
-      for (const std::string& edited : {PrefillBody(*body, peers, "{}"), DecodeBody(*body, peers, "{\"a\":1}")}) {
+      for (const std::string& edited :
+           {PrefillBody(*body, peers, "{}"), DecodeBody(*body, peers, "{\"a\":1}")}) {
         const auto again = JsonMembers::Scan(edited);
         Expect(again.ok());
         for (const JsonMember& member : body->members.all()) {
-          if (member.key == "messages" || member.key == "temperature") Expect(again->Value(member.key) == body->members.Value(member.key));
+          if (member.key == "messages" || member.key == "temperature")
+            Expect(again->Value(member.key) == body->members.Value(member.key));
         }
       }
     }
@@ -59,9 +62,11 @@ void Responses(std::string_view text, size_t step) {
   std::string whole_body, pieces_body;
   const bool whole_ok = whole.Consume(text, &whole_body).ok();
   bool pieces_ok = true;
-  for (size_t at = 0; pieces_ok && at < text.size(); at += step) pieces_ok = pieces.Consume(text.substr(at, step), &pieces_body).ok();
+  for (size_t at = 0; pieces_ok && at < text.size(); at += step)
+    pieces_ok = pieces.Consume(text.substr(at, step), &pieces_body).ok();
   Expect(whole_ok == pieces_ok);
-  if (whole_ok) Expect(whole_body == pieces_body && whole.done() == pieces.done() && whole.status() == pieces.status());
+  if (whole_ok)
+    Expect(whole_body == pieces_body && whole.done() == pieces.done() && whole.status() == pieces.status());
 }
 
 }  // namespace

@@ -21,16 +21,18 @@ constexpr std::array<std::pair<std::string_view, Transfer>, 5> kTransfers = {{
 constexpr std::array<std::pair<std::string_view, Dialect>, 3> kDialects = {
     {{"vllm", Dialect::kVllm}, {"sglang", Dialect::kSglang}, {"moesaic", Dialect::kMoesaic}}};
 
-// Fields by which a client could make an engine fetch blocks of its choice, choose a data-parallel rank, or replace the
-// prompt that the proxy has read.
+// Fields by which a client could make an engine fetch blocks of its choice, choose a data-parallel rank, or
+// replace the prompt that the proxy has read.
 constexpr std::array<std::string_view, 10> kTransferFields = {
-    "kv_transfer_params", "bootstrap_host", "bootstrap_port",     "bootstrap_room",       "bootstrap_pair_key",
-    "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "disaggregated_params", "input_ids"};
+    "kv_transfer_params",   "bootstrap_host",     "bootstrap_port", "bootstrap_room",
+    "bootstrap_pair_key",   "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank",
+    "disaggregated_params", "input_ids"};
 
 Status CheckType(const JsonMembers& members, std::string_view key, JsonType type, std::string_view name) {
   const JsonMember* member = members.Find(key);
   if (member == nullptr || member->type == JsonType::kNull || member->type == type) return OkStatus();
-  return InvalidArgument("'{}' must be {}, found {}", key, name, std::string(members.Text(*member).substr(0, 40)));
+  return InvalidArgument("'{}' must be {}, found {}", key, name,
+                         std::string(members.Text(*member).substr(0, 40)));
 }
 
 Status ReadCount(const JsonMembers& members, std::string_view key, int64_t* value) {
@@ -42,12 +44,14 @@ Status ReadCount(const JsonMembers& members, std::string_view key, int64_t* valu
     double real = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), real);
     constexpr double kExact = 9007199254740992;
-    if (error != std::errc() || end != text.data() + text.size() || std::trunc(real) != real || std::abs(real) > kExact) {
+    if (error != std::errc() || end != text.data() + text.size() || std::trunc(real) != real ||
+        std::abs(real) > kExact) {
       return InvalidArgument("'{}' must be an integer, found {}", key, text.substr(0, 40));
     }
     count = static_cast<int64_t>(real);
   }
-  if (*count < 0 && key != "priority") return InvalidArgument("'{}' must not be negative, found {}", key, *count);
+  if (*count < 0 && key != "priority")
+    return InvalidArgument("'{}' must not be negative, found {}", key, *count);
   *value = *count;
   return OkStatus();
 }
@@ -66,7 +70,8 @@ void OneToken(const RequestBody& body, JsonEdit* edit) {
   const bool completion_limit = body.members.Find("max_completion_tokens") != nullptr;
   if (completion_limit) edit->Set("max_completion_tokens", "1");
   if (!completion_limit || body.members.Find("max_tokens") != nullptr) edit->Set("max_tokens", "1");
-  if (const auto least = body.members.Integer("min_tokens"); least && *least > 1) edit->Set("min_tokens", "1");
+  if (const auto least = body.members.Integer("min_tokens"); least && *least > 1)
+    edit->Set("min_tokens", "1");
   edit->Set("stream", "false");
   edit->Remove("stream_options");
 }
@@ -94,7 +99,9 @@ StatusOr<Transfer> ParseTransfer(std::string_view name) {
 
 std::string_view TransferName(Transfer transfer) { return kTransfers[static_cast<size_t>(transfer)].first; }
 
-bool IsParallel(Transfer transfer) { return transfer == Transfer::kSglang || transfer == Transfer::kVllmMooncake; }
+bool IsParallel(Transfer transfer) {
+  return transfer == Transfer::kSglang || transfer == Transfer::kVllmMooncake;
+}
 
 StatusOr<Dialect> ParseDialect(std::string_view name) {
   for (const auto& [known, dialect] : kDialects) {
@@ -128,7 +135,8 @@ StatusOr<RequestBody> ReadRequestBody(Endpoint endpoint, std::string_view text) 
   if (endpoint == Endpoint::kChat && input->type != JsonType::kArray) {
     return InvalidArgument("'messages' must be an array");
   }
-  if (endpoint == Endpoint::kCompletions && input->type != JsonType::kArray && input->type != JsonType::kString) {
+  if (endpoint == Endpoint::kCompletions && input->type != JsonType::kArray &&
+      input->type != JsonType::kString) {
     return InvalidArgument("'prompt' must be a string or an array");
   }
   RETURN_IF_ERROR(CheckType(members, "model", JsonType::kString, "a string"));
@@ -166,7 +174,8 @@ std::optional<std::vector<int32_t>> PromptIds(const RequestBody& body) {
   for (space(); at < end; space()) {
     int32_t id = 0;
     const auto [next, error] = std::from_chars(at, end, id);
-    if (error != std::errc() || id < 0) return std::nullopt;  // texts, lists of ids, or numbers that are no ids
+    if (error != std::errc() || id < 0)
+      return std::nullopt;  // texts, lists of ids, or numbers that are no ids
     ids.push_back(id);
     at = next;
     space();
@@ -188,8 +197,11 @@ std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std
   JsonEdit edit(body.members);
   RemoveTransferFields(body, &edit);
   switch (peers.transfer) {
-    case Transfer::kAggregated: return AggregatedBody(body);
-    case Transfer::kSglang: SetBootstrap(peers, &edit); return edit.Apply();
+    case Transfer::kAggregated:
+      return AggregatedBody(body);
+    case Transfer::kSglang:
+      SetBootstrap(peers, &edit);
+      return edit.Apply();
     case Transfer::kVllmNixl:
       edit.Set("kv_transfer_params",
                R"({"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,)"
@@ -200,7 +212,9 @@ std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std
                fmt::format(R"({{"do_remote_prefill":false,"do_remote_decode":true,"transfer_id":{}}})",
                            JsonQuoted(peers.transfer_id)));
       break;
-    case Transfer::kAscend: edit.Set("kv_transfer_params", std::string(params)); break;
+    case Transfer::kAscend:
+      edit.Set("kv_transfer_params", std::string(params));
+      break;
   }
   OneToken(body, &edit);
   return edit.Apply();
@@ -210,8 +224,11 @@ std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std:
   JsonEdit edit(body.members);
   RemoveTransferFields(body, &edit);
   switch (peers.transfer) {
-    case Transfer::kAggregated: break;
-    case Transfer::kSglang: SetBootstrap(peers, &edit); break;
+    case Transfer::kAggregated:
+      break;
+    case Transfer::kSglang:
+      SetBootstrap(peers, &edit);
+      break;
     case Transfer::kVllmNixl:
       if (!params.empty()) edit.Set("kv_transfer_params", std::string(params));
       break;
@@ -239,7 +256,8 @@ std::string ReleaseBody(const RequestBody& body, std::string_view params) {
   for (const std::string_view field : {"n", "best_of"}) {
     if (body.members.Find(field) != nullptr) edit.Set(field, "1");
   }
-  for (const std::string_view field : {"logprobs", "top_logprobs", "prompt_logprobs", "echo"}) edit.Remove(field);
+  for (const std::string_view field : {"logprobs", "top_logprobs", "prompt_logprobs", "echo"})
+    edit.Remove(field);
   return edit.Apply();
 }
 
@@ -249,7 +267,8 @@ bool CanForwardTokens(const RequestBody& body, Dialect dialect, bool decode) {
     const JsonMember* prompt = members.Find("prompt");
     // vLLM truncates ids and text at different ends of its own pipeline; such prompts keep their text.
     return prompt->type == JsonType::kString && !members.Bool("echo").value_or(false) &&
-           !members.Given("truncate_prompt_tokens") && !members.Given("prompt_embeds") && !members.Given("suffix");
+           !members.Given("truncate_prompt_tokens") && !members.Given("prompt_embeds") &&
+           !members.Given("suffix");
   }
   if (body.endpoint != Endpoint::kChat) return false;
   if (dialect == Dialect::kVllm) return decode;

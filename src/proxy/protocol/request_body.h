@@ -44,12 +44,12 @@ struct RequestBody {
   std::string model;
   std::string cache_salt;
   bool stream = false;
-  bool include_usage = false;      ///< stream_options.include_usage
-  int64_t max_tokens = 0;          ///< limit of output tokens; 0: the body gives none
+  bool include_usage = false;  ///< stream_options.include_usage
+  int64_t max_tokens = 0;      ///< limit of output tokens; 0: the body gives none
   int64_t priority = 0;
-  int64_t choices = 1;             ///< "n"
-  /// The client sent kv_transfer_params or other fields of the transfer itself. They are removed from the bodies for
-  /// engines while this is set.
+  int64_t choices = 1;  ///< "n"
+  /// The client sent kv_transfer_params or other fields of the transfer itself. They are removed from the
+  /// bodies for engines while this is set.
   bool has_kv_transfer = false;
 
   std::string_view text() const { return members.text(); }
@@ -65,9 +65,9 @@ std::optional<std::vector<int32_t>> PromptIds(const RequestBody& body);
 /// The pair of engines of one request with separate prefill and decode.
 struct TransferPeers {
   Transfer transfer = Transfer::kAggregated;
-  std::string prefill_host = "";       ///< of the bootstrap server, for kSglang
+  std::string prefill_host = "";  ///< of the bootstrap server, for kSglang
   int bootstrap_port = 8998;
-  int64_t room = 0;               ///< random, 63 bits, for kSglang
+  int64_t room = 0;                    ///< random, 63 bits, for kSglang
   std::string transfer_id = "";        ///< for kVllmMooncake
   std::string bootstrap_address = "";  ///< "http://HOST:PORT" of P, for kVllmMooncake
   std::string engine_id = "";          ///< of P, for kVllmMooncake
@@ -80,16 +80,16 @@ std::string AggregatedBody(const RequestBody& body);
 /// Body for P. `params`: D's blocks, which it posted to the metaserver (kAscend only).
 std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {});
 
-/// Body for D. `params`: text of kv_transfer_params in P's response (kVllmNixl only); empty: P gave none, and D
-/// computes the prompt itself.
+/// Body for D. `params`: text of kv_transfer_params in P's response (kVllmNixl only); empty: P gave none, and
+/// D computes the prompt itself.
 std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {});
 
-/// Body by which a decode engine fetches the blocks that P holds for the request, and computes one token, so that P
-/// frees them. `params`: as for DecodeBody.
+/// Body by which a decode engine fetches the blocks that P holds for the request, and computes one token, so
+/// that P frees them. `params`: as for DecodeBody.
 std::string ReleaseBody(const RequestBody& body, std::string_view params);
 
-/// Whether and how ids replace the prompt in a body for an engine of `dialect`. `decode`: the body goes to the D of a
-/// pair, where vLLM takes the ids of a chat as kv_transfer_params.prompt_token_ids.
+/// Whether and how ids replace the prompt in a body for an engine of `dialect`. `decode`: the body goes to
+/// the D of a pair, where vLLM takes the ids of a chat as kv_transfer_params.prompt_token_ids.
 bool CanForwardTokens(const RequestBody& body, Dialect dialect, bool decode);
 
 /// Returns `text`, a body that PrefillBody or DecodeBody made or the original, with the ids. Requires

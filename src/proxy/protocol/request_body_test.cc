@@ -42,9 +42,11 @@ TEST(RequestBody, NamesTheWrongField) {
 }
 
 TEST(RequestBody, ReadsPromptIds) {
-  EXPECT_EQ(PromptIds(Read(Endpoint::kCompletions, R"({"prompt":[ 1, 22 ,3]})")), (std::vector<int32_t>{1, 22, 3}));
-  for (const char* text : {R"({"prompt":"1"})", R"({"prompt":[]})", R"({"prompt":[1,"a"]})", R"({"prompt":[[1],[2]]})",
-                           R"({"prompt":[-1]})", R"({"prompt":[1.5]})", R"({"prompt":[99999999999]})"}) {
+  EXPECT_EQ(PromptIds(Read(Endpoint::kCompletions, R"({"prompt":[ 1, 22 ,3]})")),
+            (std::vector<int32_t>{1, 22, 3}));
+  for (const char* text :
+       {R"({"prompt":"1"})", R"({"prompt":[]})", R"({"prompt":[1,"a"]})", R"({"prompt":[[1],[2]]})",
+        R"({"prompt":[-1]})", R"({"prompt":[1.5]})", R"({"prompt":[99999999999]})"}) {
     EXPECT_EQ(PromptIds(Read(Endpoint::kCompletions, text)), std::nullopt) << text;
   }
 }
@@ -86,10 +88,11 @@ TEST(ReleaseBody, ComputesOneToken) {
 }
 
 TEST(PrefillBody, Nixl) {
-  EXPECT_EQ(PrefillBody(Read(Endpoint::kChat, kChat), {.transfer = Transfer::kVllmNixl}),
-            R"({"model":"m", "messages":[{"role":"user","content":"Hi"}],"temperature":0.70,"max_tokens":1,)"
-            R"("stream":false,"user":"u","kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,)"
-            R"("remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}})");
+  EXPECT_EQ(
+      PrefillBody(Read(Endpoint::kChat, kChat), {.transfer = Transfer::kVllmNixl}),
+      R"({"model":"m", "messages":[{"role":"user","content":"Hi"}],"temperature":0.70,"max_tokens":1,)"
+      R"("stream":false,"user":"u","kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,)"
+      R"("remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}})");
   EXPECT_EQ(PrefillBody(Read(Endpoint::kCompletions, kText), {.transfer = Transfer::kVllmNixl}),
             R"({"model":"m","prompt":"Once","min_tokens":1,"kv_transfer_params":{"do_remote_decode":true,)"
             R"("do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,)"
@@ -104,8 +107,10 @@ TEST(PrefillBody, SetsTheLimitThatTheClientUsed) {
 }
 
 TEST(DecodeBody, NixlCopiesTheParametersOfP) {
-  const std::string params = R"({"do_remote_prefill": true, "remote_block_ids":[[1,2]] , "remote_port":5600})";
-  EXPECT_EQ(DecodeBody(Read(Endpoint::kCompletions, R"({"prompt":"a" , "top_p":0.10})"), {.transfer = Transfer::kVllmNixl}, params),
+  const std::string params =
+      R"({"do_remote_prefill": true, "remote_block_ids":[[1,2]] , "remote_port":5600})";
+  EXPECT_EQ(DecodeBody(Read(Endpoint::kCompletions, R"({"prompt":"a" , "top_p":0.10})"),
+                       {.transfer = Transfer::kVllmNixl}, params),
             R"({"prompt":"a" , "top_p":0.10,"kv_transfer_params":)" + params + "}");
   // Without parameters D computes the prompt, and what the client put there is dropped.
   EXPECT_EQ(DecodeBody(Read(Endpoint::kCompletions, R"({"kv_transfer_params":{"x":1},"prompt":"a"})"),
@@ -114,7 +119,8 @@ TEST(DecodeBody, NixlCopiesTheParametersOfP) {
 }
 
 TEST(DecodeBody, SglangSendsIntegersToBoth) {
-  const TransferPeers peers{.transfer = Transfer::kSglang, .prefill_host = "10.0.0.1", .bootstrap_port = 8998, .room = 77};
+  const TransferPeers peers{
+      .transfer = Transfer::kSglang, .prefill_host = "10.0.0.1", .bootstrap_port = 8998, .room = 77};
   const RequestBody body = Read(Endpoint::kCompletions, R"({"prompt":"a","stream":true})");
   const char* wanted =
       R"({"prompt":"a","stream":true,"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":77})";
@@ -123,15 +129,18 @@ TEST(DecodeBody, SglangSendsIntegersToBoth) {
 }
 
 TEST(DecodeBody, Mooncake) {
-  const TransferPeers peers{.transfer = Transfer::kVllmMooncake, .transfer_id = "xfer-1",
-                            .bootstrap_address = "http://10.0.0.1:8998", .engine_id = "e"};
+  const TransferPeers peers{.transfer = Transfer::kVllmMooncake,
+                            .transfer_id = "xfer-1",
+                            .bootstrap_address = "http://10.0.0.1:8998",
+                            .engine_id = "e"};
   const RequestBody body = Read(Endpoint::kCompletions, R"({"prompt":"a"})");
   EXPECT_EQ(PrefillBody(body, peers),
             R"({"prompt":"a","kv_transfer_params":{"do_remote_prefill":false,"do_remote_decode":true,)"
             R"("transfer_id":"xfer-1"},"max_tokens":1,"stream":false})");
-  EXPECT_EQ(DecodeBody(body, peers),
-            R"({"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,)"
-            R"("transfer_id":"xfer-1","remote_bootstrap_addr":"http://10.0.0.1:8998","remote_engine_id":"e"}})");
+  EXPECT_EQ(
+      DecodeBody(body, peers),
+      R"({"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,)"
+      R"("transfer_id":"xfer-1","remote_bootstrap_addr":"http://10.0.0.1:8998","remote_engine_id":"e"}})");
 }
 
 TEST(DecodeBody, AscendNamesTheMetaserver) {
@@ -147,18 +156,23 @@ TEST(ForwardTokens, UsesTheWayOfEachEngine) {
             R"({"prompt":[5,6],"n":1})");
   EXPECT_EQ(*ForwardTokens(Endpoint::kChat, R"({"messages":[]})", Dialect::kSglang, ids),
             R"({"messages":[],"input_ids":[5,6]})");
-  EXPECT_EQ(*ForwardTokens(Endpoint::kChat, R"({"messages":[],"kv_transfer_params":{"a":1}})", Dialect::kVllm, ids),
-            R"({"messages":[],"kv_transfer_params":{"a":1,"prompt_token_ids":[5,6]}})");
+  EXPECT_EQ(
+      *ForwardTokens(Endpoint::kChat, R"({"messages":[],"kv_transfer_params":{"a":1}})", Dialect::kVllm, ids),
+      R"({"messages":[],"kv_transfer_params":{"a":1,"prompt_token_ids":[5,6]}})");
 }
 
 TEST(ForwardTokens, IsRefusedWhereAnswersWouldChange) {
   EXPECT_TRUE(CanForwardTokens(Read(Endpoint::kCompletions, R"({"prompt":"a"})"), Dialect::kMoesaic, false));
-  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kCompletions, R"({"prompt":"a","echo":true})"), Dialect::kVllm, false));
-  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kCompletions, R"({"prompt":["a","b"]})"), Dialect::kVllm, false));
-  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kVllm, /*decode=*/false));
+  EXPECT_FALSE(
+      CanForwardTokens(Read(Endpoint::kCompletions, R"({"prompt":"a","echo":true})"), Dialect::kVllm, false));
+  EXPECT_FALSE(
+      CanForwardTokens(Read(Endpoint::kCompletions, R"({"prompt":["a","b"]})"), Dialect::kVllm, false));
+  EXPECT_FALSE(
+      CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kVllm, /*decode=*/false));
   EXPECT_TRUE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kVllm, /*decode=*/true));
   EXPECT_TRUE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kSglang, false));
-  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[],"tools":[{}]})"), Dialect::kSglang, false));
+  EXPECT_FALSE(
+      CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[],"tools":[{}]})"), Dialect::kSglang, false));
   EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kMoesaic, false));
 }
 

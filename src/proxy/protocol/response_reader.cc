@@ -123,7 +123,8 @@ Status ResponseReader::Consume(std::string_view bytes, std::string* body) {
         const size_t end = bytes.find('\n');
         line_.append(bytes.substr(0, end == std::string_view::npos ? end : end + 1));
         bytes.remove_prefix(end == std::string_view::npos ? bytes.size() : end + 1);
-        if (line_.size() > kMaxHeadBytes) return InvalidArgument("response head exceeds {} bytes", kMaxHeadBytes);
+        if (line_.size() > kMaxHeadBytes)
+          return InvalidArgument("response head exceeds {} bytes", kMaxHeadBytes);
         if (line_.ends_with("\n\n") || line_.ends_with("\n\r\n")) RETURN_IF_ERROR(ParseHead());
         break;
       }

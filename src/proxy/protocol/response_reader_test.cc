@@ -28,12 +28,16 @@ StatusOr<std::string> ReadAll(ResponseReader& reader, std::string_view text, siz
 TEST(ResponseReader, ReadsLengthsChunksAndBodiesUntilTheEnd) {
   for (size_t step = 1; step < 40; ++step) {
     ResponseReader length;
-    EXPECT_EQ(*ReadAll(length, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A:  b \r\n\r\nhello", step), "hello");
+    EXPECT_EQ(*ReadAll(length, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A:  b \r\n\r\nhello", step),
+              "hello");
     EXPECT_TRUE(length.done() && length.keep_alive());
     EXPECT_EQ(length.Header("x-a"), "b");
 
     ResponseReader chunks;
-    EXPECT_EQ(*ReadAll(chunks, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nT: 1\r\n\r\n", step),
+    EXPECT_EQ(*ReadAll(chunks,
+                       "HTTP/1.1 200 OK\r\nTransfer-Encoding: "
+                       "chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nT: 1\r\n\r\n",
+                       step),
               "abc0123456789");
     EXPECT_TRUE(chunks.done() && chunks.keep_alive());
 
@@ -53,13 +57,13 @@ TEST(ResponseReader, SkipsInterimResponses) {
 }
 
 TEST(ResponseReader, RefusesAmbiguousFraming) {
-  for (const char* text : {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-                           "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-                           "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
-                           "HTTP/2 200\r\n\r\n", "HTTP/1.1 2x0 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
-                           "HTTP/1.1 101 Switching\r\n\r\n",
-                           "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
-                           "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n"}) {
+  for (const char* text :
+       {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
+        "HTTP/2 200\r\n\r\n", "HTTP/1.1 2x0 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        "HTTP/1.1 101 Switching\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n"}) {
     ResponseReader reader;
     EXPECT_FALSE(ReadAll(reader, text, 1000).ok()) << text;
   }

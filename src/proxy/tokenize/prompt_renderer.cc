@@ -90,8 +90,8 @@ StatusOr<std::string> TemplateMessages(std::string_view messages, Dialect dialec
 
 }  // namespace
 
-StatusOr<std::unique_ptr<PromptRenderer>> PromptRenderer::Open(const std::filesystem::path& folder, Dialect dialect,
-                                                               size_t cache_bytes) {
+StatusOr<std::unique_ptr<PromptRenderer>> PromptRenderer::Open(const std::filesystem::path& folder,
+                                                               Dialect dialect, size_t cache_bytes) {
   ASSIGN_OR_RETURN(text::Tokenizer tokenizer, text::Tokenizer::FromFolder(folder));
   ASSIGN_OR_RETURN(TextCutter cutter, TextCutter::Create(tokenizer, IsByteLevel(folder)));
   std::optional<text::ChatTemplate> chat;
@@ -106,8 +106,8 @@ StatusOr<std::unique_ptr<PromptRenderer>> PromptRenderer::Open(const std::filesy
 }
 
 StatusOr<RenderedPrompt> PromptRenderer::Render(const RequestBody& body) {
-  for (const std::string_view field : {"chat_template", "truncate_prompt_tokens", "prompt_embeds", "suffix", "images",
-                                       "mm_processor_kwargs"}) {
+  for (const std::string_view field : {"chat_template", "truncate_prompt_tokens", "prompt_embeds", "suffix",
+                                       "images", "mm_processor_kwargs"}) {
     if (body.members.Given(field)) return Unimplemented("'{}' is left to the engine", field);
   }
   if (body.endpoint == Endpoint::kChat) return RenderChat(body);

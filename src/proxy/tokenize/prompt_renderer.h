@@ -16,8 +16,9 @@ namespace moesaic::proxy {
 
 struct RenderedPrompt {
   std::vector<int32_t> ids;
-  /// The engine computes the same ids, so that they may replace its own tokenization. Otherwise they only serve to find
-  /// cached prefixes: engines differ in how they pass tools, lists of content parts and earlier calls to templates.
+  /// The engine computes the same ids, so that they may replace its own tokenization. Otherwise they only
+  /// serve to find cached prefixes: engines differ in how they pass tools, lists of content parts and earlier
+  /// calls to templates.
   bool exact = false;
 };
 
@@ -28,9 +29,9 @@ class PromptRenderer {
   static StatusOr<std::unique_ptr<PromptRenderer>> Open(const std::filesystem::path& folder, Dialect dialect,
                                                         size_t cache_bytes);
 
-  /// Unimplemented for prompts that only the engine can render: images and other media, a template or a truncation of
-  /// the request's own, several prompts. InvalidArgument for a message that the template refuses. In both cases the
-  /// request passes untouched, and the engine answers it.
+  /// Unimplemented for prompts that only the engine can render: images and other media, a template or a
+  /// truncation of the request's own, several prompts. InvalidArgument for a message that the template
+  /// refuses. In both cases the request passes untouched, and the engine answers it.
   StatusOr<RenderedPrompt> Render(const RequestBody& body);
 
   SegmentCacheStats stats() const { return cache_->stats(); }

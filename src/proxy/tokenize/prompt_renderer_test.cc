@@ -12,9 +12,35 @@ const char* kModel = MOESAIC_SOURCE_DIR "/models/moesaic-tiny";
 
 // Text of words, code, punctuation, other scripts and spelled special tokens.
 std::string RandomText(std::mt19937& random, size_t pieces) {
-  constexpr const char* kPieces[] = {"word", " the", " of", "\n", "\n\n", "  ", "\t", ".", ", ", "I'm", " don't", "123", " 3.14", "{\"a\": ",
-                                     "}", "def f(x):\n    return x\n", "Stra\xC3\x9F" "e", "\xE4\xB8\xAD\xE6\x96\x87", "\xF0\x9F\x98\x80",
-                                     "e\xCC\x81", "<|im_start|>", "<|im_end|>\n", "<|endoftext|>", "\r\n", "A", " B", "...\n", "https://x.y/z?q=1\n"};
+  constexpr const char* kPieces[] = {"word",
+                                     " the",
+                                     " of",
+                                     "\n",
+                                     "\n\n",
+                                     "  ",
+                                     "\t",
+                                     ".",
+                                     ", ",
+                                     "I'm",
+                                     " don't",
+                                     "123",
+                                     " 3.14",
+                                     "{\"a\": ",
+                                     "}",
+                                     "def f(x):\n    return x\n",
+                                     "Stra\xC3\x9F"
+                                     "e",
+                                     "\xE4\xB8\xAD\xE6\x96\x87",
+                                     "\xF0\x9F\x98\x80",
+                                     "e\xCC\x81",
+                                     "<|im_start|>",
+                                     "<|im_end|>\n",
+                                     "<|endoftext|>",
+                                     "\r\n",
+                                     "A",
+                                     " B",
+                                     "...\n",
+                                     "https://x.y/z?q=1\n"};
   std::string text;
   for (size_t i = 0; i < pieces; ++i) text += kPieces[random() % std::size(kPieces)];
   return text;
@@ -74,7 +100,8 @@ TEST(PromptRenderer, LeavesToTheEngineWhatItCannotRender) {
   for (const char* body :
        {R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]})",
         R"({"messages":[{"role":"user","content":"a"}],"chat_template":"{{ 1 }}"})",
-        R"({"messages":[{"role":"user","content":"a"}],"continue_final_message":true})", R"({"messages":["x"]})"}) {
+        R"({"messages":[{"role":"user","content":"a"}],"continue_final_message":true})",
+        R"({"messages":["x"]})"}) {
     EXPECT_FALSE((*renderer)->Render(*ReadRequestBody(Endpoint::kChat, body)).ok()) << body;
   }
   EXPECT_FALSE((*renderer)->Render(*ReadRequestBody(Endpoint::kCompletions, R"({"prompt":["a","b"]})")).ok());
@@ -84,7 +111,8 @@ TEST(PromptRenderer, DoesNotForwardWhatEnginesRenderInDifferentWays) {
   auto renderer = PromptRenderer::Open(kModel, Dialect::kVllm, 1 << 20);
   ASSERT_TRUE(renderer.ok());
   const auto parts = (*renderer)->Render(*ReadRequestBody(
-      Endpoint::kChat, R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]})"));
+      Endpoint::kChat,
+      R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]})"));
   ASSERT_TRUE(parts.ok()) << parts.status();
   EXPECT_FALSE(parts->exact);
 }

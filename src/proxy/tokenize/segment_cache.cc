@@ -25,10 +25,21 @@ StatusOr<bool> CutsWell(const text::Tokenizer& tokenizer, const std::string& lef
   return joined == whole;
 }
 
-constexpr std::array<const char*, 12> kEnds = {"word", "word.", "word ", "word\n", "word\n\n", "3.14", "...", "}",
-                                               "Stra\xC3\x9F" "e", "\xE4\xB8\xAD\xE6\x96\x87", "\xF0\x9F\x98\x80", "a\t"};
-constexpr std::array<const char*, 9> kBegins = {"word", "I'm here", "s", "x = 1", "Word word", "re", "ing", "A1",
-                                                "e\xCC\x81tude"};
+constexpr std::array<const char*, 12> kEnds = {"word",
+                                               "word.",
+                                               "word ",
+                                               "word\n",
+                                               "word\n\n",
+                                               "3.14",
+                                               "...",
+                                               "}",
+                                               "Stra\xC3\x9F"
+                                               "e",
+                                               "\xE4\xB8\xAD\xE6\x96\x87",
+                                               "\xF0\x9F\x98\x80",
+                                               "a\t"};
+constexpr std::array<const char*, 9> kBegins = {"word", "I'm here", "s",  "x = 1",        "Word word",
+                                                "re",   "ing",      "A1", "e\xCC\x81tude"};
 
 }  // namespace
 
@@ -48,7 +59,8 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
   }
   std::sort(cutter.special_.begin(), cutter.special_.end(),
             [](const auto& a, const auto& b) { return a.size() > b.size(); });
-  for (const std::string& token : cutter.special_) cutter.first_byte_[static_cast<unsigned char>(token[0])] = true;
+  for (const std::string& token : cutter.special_)
+    cutter.first_byte_[static_cast<unsigned char>(token[0])] = true;
   cutter.lines_ = byte_level;
   for (const char* end : kEnds) {
     const std::string left = std::string(end) + "\n";
@@ -64,7 +76,8 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
 bool TextCutter::SpecialAt(std::string_view rest, size_t at) const {
   if (!first_byte_[static_cast<unsigned char>(rest[at])]) return false;
   const std::string_view tail = rest.substr(at);
-  return std::any_of(special_.begin(), special_.end(), [tail](const auto& token) { return tail.starts_with(token); });
+  return std::any_of(special_.begin(), special_.end(),
+                     [tail](const auto& token) { return tail.starts_with(token); });
 }
 
 size_t TextCutter::NextSegment(std::string_view rest) const {
@@ -103,7 +116,9 @@ SegmentCache::Ids SegmentCache::Find(uint64_t hash, std::string_view text, bool 
 }
 
 void SegmentCache::Insert(uint64_t hash, Ids entry) {
-  const auto size_of = [](const Entry& e) { return e.text.size() + e.ids.size() * sizeof(int32_t) + kEntryOverhead; };
+  const auto size_of = [](const Entry& e) {
+    return e.text.size() + e.ids.size() * sizeof(int32_t) + kEntryOverhead;
+  };
   const size_t bytes = size_of(*entry);
   if (bytes > max_bytes_ / 4) return;
   const std::lock_guard lock(mutex_);
@@ -122,16 +137,18 @@ void SegmentCache::Insert(uint64_t hash, Ids entry) {
 StatusOr<std::vector<int32_t>> SegmentCache::Encode(std::string_view text, bool add_special) {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 4 + 8);
-  // Tokens after a text, such as EOS, belong to its last segment. A template of one segment is the general case.
+  // Tokens after a text, such as EOS, belong to its last segment. A template of one segment is the general
+  // case.
   size_t segment = cutter_.NextSegment(text);
   if (add_special && segment < text.size()) {
     ASSIGN_OR_RETURN(const std::vector<int32_t> around, tokenizer_.Encode("", true));
     ASSIGN_OR_RETURN(const std::vector<int32_t> before, tokenizer_.Encode(text.substr(0, segment), true));
     ASSIGN_OR_RETURN(const std::vector<int32_t> plain, tokenizer_.Encode(text.substr(0, segment), false));
     // Only tokens before the text: their ids are a prefix of the first segment's.
-    const bool leads = before.size() == plain.size() + around.size() &&
-                       std::equal(around.begin(), around.end(), before.begin()) &&
-                       std::equal(plain.begin(), plain.end(), before.begin() + static_cast<ptrdiff_t>(around.size()));
+    const bool leads =
+        before.size() == plain.size() + around.size() &&
+        std::equal(around.begin(), around.end(), before.begin()) &&
+        std::equal(plain.begin(), plain.end(), before.begin() + static_cast<ptrdiff_t>(around.size()));
     if (!leads) return tokenizer_.Encode(text, true);
   }
   bool special = add_special;

@@ -15,15 +15,17 @@
 
 namespace moesaic::proxy {
 
-/// Finds positions at which a text may be cut so that the ids of the parts, joined, equal the ids of the whole.
+/// Finds positions at which a text may be cut so that the ids of the parts, joined, equal the ids of the
+/// whole.
 ///
-/// There are two kinds. Before a special token, because tokenizers match these before the model runs; tokens that
-/// absorb spaces on their left are excluded. And between a single line break and an ASCII letter, because the
-/// pre-tokenizer of byte-level vocabularies never joins these. Create() probes both with the tokenizer itself and
-/// leaves out the kind that fails.
+/// There are two kinds. Before a special token, because tokenizers match these before the model runs; tokens
+/// that absorb spaces on their left are excluded. And between a single line break and an ASCII letter,
+/// because the pre-tokenizer of byte-level vocabularies never joins these. Create() probes both with the
+/// tokenizer itself and leaves out the kind that fails.
 class TextCutter {
  public:
-  static constexpr size_t kMinSegment = 2 << 10;  ///< bytes; smaller ones would cost more to find than to tokenize
+  static constexpr size_t kMinSegment =
+      2 << 10;  ///< bytes; smaller ones would cost more to find than to tokenize
 
   /// `byte_level`: the vocabulary's pre-tokenizer is byte-level BPE.
   static StatusOr<TextCutter> Create(const text::Tokenizer& tokenizer, bool byte_level);
@@ -47,7 +49,8 @@ struct SegmentCacheStats {
   size_t bytes = 0;                        ///< memory in use
 };
 
-/// Least recently used segments of one tokenizer. All methods are thread-safe; the tokenizer runs without the lock.
+/// Least recently used segments of one tokenizer. All methods are thread-safe; the tokenizer runs without the
+/// lock.
 class SegmentCache {
  public:
   SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t max_bytes);

@@ -79,6 +79,7 @@ int Main(int argc, char** argv) {
   AddGenerate(verbs, run);
   AddServe(verbs, run);
   AddProxy(verbs, run);
+  AddMockEngine(verbs, run);
   AddPerplexity(verbs, run);
   AddBench(verbs, run);
   AddTokenize(verbs, run);

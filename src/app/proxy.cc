@@ -1,4 +1,5 @@
-// `moesaic proxy` has sub-verbs around the proxy in front of many engines.
+// `moesaic proxy` and the verbs below it.
+#include "app/proxy_serve.h"
 #include "app/proxy_simulate.h"
 #include "app/verb.h"
 
@@ -6,10 +7,8 @@ namespace moesaic::app {
 
 void AddProxy(Verb& root, VerbRun& run) {
   const Verb proxy = root.AddVerb("proxy", "Schedule requests over many engines");
+  AddProxyServing(proxy, run);
   AddProxySimulate(proxy, run);
-  proxy.OnParsed([&run] {  // runs after the sub-verb's own function
-    if (!run) FailUsage("needs a sub-verb: simulate");
-  });
 }
 
 }  // namespace moesaic::app

@@ -1,0 +1,176 @@
+#include "app/proxy_config.h"
+
+#include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "proxy/gateway/settings.h"
+
+namespace moesaic::app {
+namespace {
+
+constexpr int kMaxWorkers = 8;  // by default; scheduling is done by one of them
+
+// Splits at `separator`, without empty parts.
+std::vector<std::string> Split(const std::string& text, const char* separators) {
+  std::vector<std::string> parts;
+  size_t at = 0;
+  while ((at = text.find_first_not_of(separators, at)) != std::string::npos) {
+    const size_t end = std::min(text.find_first_of(separators, at), text.size());
+    parts.push_back(text.substr(at, end - at));
+    at = end;
+  }
+  return parts;
+}
+
+// A word of nginx's configuration.
+std::string Word(const std::string& text) {
+  if (!text.empty() && text.find_first_of(" \t\r\n;{}\"'\\#$") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + '"';
+}
+
+StatusOr<std::string> Line(proxy::PoolSettings& pool, const std::vector<std::string>& words, const std::string& flag) {
+  const std::vector<std::string_view> args(words.begin() + 1, words.end());
+  const Status status = proxy::ApplyDirective(pool, words[0], args);
+  if (!status.ok()) return Annotate(status, flag);
+  std::string line = "    " + words[0];
+  for (size_t i = 1; i < words.size(); ++i) line += " " + Word(words[i]);
+  return line + ";\n";
+}
+
+}  // namespace
+
+StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& folder) {
+  const bool pair = !flags.prefill.empty() || !flags.decode.empty();
+  if (pair && (flags.prefill.empty() || flags.decode.empty()) && flags.engines.empty() && flags.engine_file.empty()) {
+    return InvalidArgument("--prefill and --decode need each other");
+  }
+  if (!pair && flags.engines.empty() && flags.engine_file.empty()) {
+    return InvalidArgument("give --engine URL, or --prefill URL and --decode URL, or --engines FILE");
+  }
+  proxy::PoolSettings pool;
+  pool.name = "engines";
+  std::string body;
+  const auto add = [&](const std::vector<std::string>& words, const std::string& flag) -> Status {
+    ASSIGN_OR_RETURN(const std::string line, Line(pool, words, flag));
+    body += line;
+    return OkStatus();
+  };
+  const std::string transfer = !flags.transfer.empty() ? flags.transfer : pair ? "nixl" : "aggregated";
+  RETURN_IF_ERROR(add({"transfer", transfer}, "--transfer"));
+  RETURN_IF_ERROR(add({"api", flags.api}, "--api"));
+  RETURN_IF_ERROR(add({"policy", flags.policy}, "--policy"));
+  if (!flags.model.empty()) RETURN_IF_ERROR(add({"model", std::filesystem::absolute(flags.model)}, "--model"));
+  if (transfer == "ascend") {
+    RETURN_IF_ERROR(add({"metaserver", fmt::format("http://{}:{}/v1/metaserver", flags.host, flags.port)}, "--transfer"));
+  }
+  for (const std::string& setting : flags.settings) {
+    const std::vector<std::string> words = Split(setting, " \t");
+    if (words.empty()) return InvalidArgument("--set: needs a directive");
+    RETURN_IF_ERROR(add(words, "--set"));
+  }
+  const std::pair<const std::vector<std::string>*, const char*> lists[] = {
+      {&flags.engines, nullptr}, {&flags.prefill, "role=prefill"}, {&flags.decode, "role=decode"}};
+  for (const auto& [urls, role] : lists) {
+    for (const std::string& url : *urls) {
+      std::vector<std::string> words = Split(url, ",");
+      words.insert(words.begin(), "engine");
+      if (role != nullptr) words.push_back(role);
+      RETURN_IF_ERROR(add(words, role == nullptr ? "--engine" : role[5] == 'p' ? "--prefill" : "--decode"));
+    }
+  }
+  if (!flags.engine_file.empty()) body += fmt::format("    include {};\n", Word(folder + "/engines.conf"));
+  ASSIGN_OR_RETURN(const std::string module, FindProxyModule(flags));
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int workers = flags.workers > 0 ? flags.workers : std::min(cores, kMaxWorkers);
+
+  std::string text = fmt::format("load_module {};\n", Word(module));
+  if (geteuid() == 0) {
+    const passwd* user = getpwuid(geteuid());
+    text += fmt::format("user {};\n", user == nullptr ? "root" : user->pw_name);
+  }
+  fmt::format_to(std::back_inserter(text),
+                 "daemon off;\nworker_processes {};\nworker_rlimit_nofile 65536;\npid {}/nginx.pid;\n"
+                 "error_log stderr notice;\nthread_pool default threads={} max_queue=65536;\n"
+                 "events {{ worker_connections 16384; }}\nhttp {{\n",
+                 workers, folder, std::max(2, cores / workers));
+  if (flags.access_log.empty()) {
+    text += "  access_log off;\n";
+  } else {
+    text += "  log_format moesaic escape=json '{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
+            "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
+            "\"decode\":\"$moesaic_decode_engine\",\"prompt\":\"$moesaic_prompt_tokens\",\"cached\":\"$moesaic_cached_tokens\","
+            "\"output\":\"$moesaic_output_tokens\",\"retries\":\"$moesaic_retries\",\"tokenized\":\"$moesaic_tokenized\","
+            "\"prefill_waiting\":\"$moesaic_prefill_waiting\",\"prefill_scheduled\":\"$moesaic_prefill_scheduled\","
+            "\"prefill_running\":\"$moesaic_prefill_running\",\"decode_waiting\":\"$moesaic_decode_waiting\","
+            "\"decode_scheduled\":\"$moesaic_decode_scheduled\",\"decode_running\":\"$moesaic_decode_running\","
+            "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}';\n";
+    fmt::format_to(std::back_inserter(text), "  access_log {} moesaic;\n", Word(std::filesystem::absolute(flags.access_log)));
+  }
+  for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
+    fmt::format_to(std::back_inserter(text), "  {}_temp_path {};\n", kind, Word(fmt::format("{}/{}", folder, kind)));
+  }
+  fmt::format_to(std::back_inserter(text),
+                 "  client_max_body_size {};\n  client_body_buffer_size 1m;\n  keepalive_requests 100000;\n"
+                 "  moesaic_pool {} {{\n{}  }}\n  server {{\n    listen {}:{} backlog=4096;\n"
+                 "    location / {{ moesaic_pass {}; }}\n    location = /metrics {{ moesaic_metrics {}; }}\n"
+                 "    location = /moesaic {{ moesaic_page {}; }}\n    location = /moesaic/state {{ moesaic_state {}; }}\n"
+                 "    location = /moesaic/trace {{ moesaic_trace {}; }}\n",
+                 pool.max_body_bytes, pool.name, body, flags.host, flags.port, pool.name, pool.name, pool.name, pool.name, pool.name);
+  if (transfer == "ascend") text += fmt::format("    location = /v1/metaserver {{ moesaic_metaserver {}; }}\n", pool.name);
+  return text + "  }\n}\n";
+}
+
+Status WriteEngineList(const ProxyFlags& flags, const std::string& folder) {
+  if (flags.engine_file.empty()) return OkStatus();
+  std::ifstream in(flags.engine_file);
+  if (!in) return NotFound("--engines: cannot open '{}'", flags.engine_file);
+  proxy::PoolSettings pool;
+  std::string text, line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    std::vector<std::string> words = Split(line.substr(0, line.find('#')), " \t\r,");
+    if (words.empty()) continue;
+    words.insert(words.begin(), "engine");
+    ASSIGN_OR_RETURN(const std::string directive, Line(pool, words, fmt::format("{}:{}", flags.engine_file, number)));
+    text += directive;
+  }
+  if (text.empty()) return InvalidArgument("--engines: '{}' names no engine", flags.engine_file);
+  const std::string path = folder + "/engines.conf";
+  std::ofstream out(path);
+  out << text;
+  if (!out.flush()) return IoError("cannot write {}", path);
+  return OkStatus();
+}
+
+StatusOr<std::string> FindNginx(const ProxyFlags& flags) {
+  if (!flags.nginx.empty()) return flags.nginx;
+  for (const char* path : {"/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/local/nginx/sbin/nginx", "/usr/bin/nginx"}) {
+    if (access(path, X_OK) == 0) return path;
+  }
+  return NotFound("nginx is not installed: install the package nginx, or name the binary with --nginx");
+}
+
+StatusOr<std::string> FindProxyModule(const ProxyFlags& flags) {
+  constexpr const char* kName = "ngx_http_moesaic_module.so";
+  if (!flags.module.empty()) return std::filesystem::absolute(flags.module).string();
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  for (const std::filesystem::path& path : {program / kName, program / "../lib/moesaic" / kName,
+                                            program / "../lib/x86_64-linux-gnu/moesaic" / kName,
+                                            std::filesystem::path("/usr/lib/nginx/modules") / kName}) {
+    if (std::filesystem::exists(path, error)) return path.lexically_normal().string();
+  }
+  return NotFound("{} is not built: install nginx-dev and build again, or name the file with --module", kName);
+}
+
+}  // namespace moesaic::app

@@ -1,0 +1,34 @@
+// Writes the nginx configuration of `moesaic proxy`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace moesaic::app {
+
+struct ProxyFlags {
+  std::vector<std::string> engines, prefill, decode;  ///< URL[,OPTION=VALUE...]
+  std::vector<std::string> settings;                  ///< "DIRECTIVE VALUE ..." of the pool
+  std::string engine_file;                            ///< lines "URL [OPTION=VALUE ...]", read again at a reload
+  std::string transfer, api = "vllm", policy = "moesaic", model;
+  std::string host = "127.0.0.1";
+  int port = 8100;
+  int workers = 0;      ///< 0: one for each processor, at most 8
+  std::string access_log;  ///< empty: none
+  std::string nginx, module, folder;
+  bool check = false, print_config = false, reference = false;
+};
+
+/// Returns the text. `folder` holds nginx's pid and temporary files. InvalidArgument names the wrong flag.
+StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& folder);
+
+/// Writes the engines of `flags.engine_file` as directives into `folder`; does nothing without the file.
+Status WriteEngineList(const ProxyFlags& flags, const std::string& folder);
+
+/// Paths of nginx and of the module: the flag, or the usual places. NotFound says what to install.
+StatusOr<std::string> FindNginx(const ProxyFlags& flags);
+StatusOr<std::string> FindProxyModule(const ProxyFlags& flags);
+
+}  // namespace moesaic::app

@@ -1,0 +1,112 @@
+#include "proxy/gateway/exchange.h"
+
+#include <utility>
+
+namespace moesaic::proxy {
+
+void Exchange::Start(const EngineAddress& address, std::string request, const ExchangeTimeouts& timeouts) {
+  address_ = address;
+  request_ = std::move(request);
+  timeouts_ = timeouts;
+  live_ = true;
+  Connect(/*reuse=*/true);
+}
+
+void Exchange::Connect(bool reuse) {
+  connected_ = answered_ = head_told_ = false;
+  reader_ = ResponseReader();
+  last_ = transport_.Now();
+  connection_ = transport_.Connect(*this, address_, request_, reuse);
+  if (connection_ == nullptr) {
+    // The caller is still inside Start: report from the event loop.
+    timer_.At(0, [this] { Fail(absl::UnavailableError("cannot connect to the engine")); });
+    return;
+  }
+  Watchdog();
+}
+
+// One timer that checks the time of the last progress, so that reads need not move it.
+void Exchange::Watchdog() {
+  const Nanos limit = !connected_ ? timeouts_.connect : answered_ ? timeouts_.idle : timeouts_.first_byte;
+  const Nanos now = transport_.Now();
+  if (paused_) last_ = now;  // the client is slow, not the engine
+  if (now - last_ >= limit) {
+    return Fail(absl::DeadlineExceededError(!connected_  ? "connecting to the engine timed out"
+                                            : answered_ ? "the engine stopped inside the answer"
+                                                        : "the engine did not answer in time"));
+  }
+  timer_.At(last_ + limit, [this] { Watchdog(); });
+}
+
+void Exchange::Cancel() {
+  timer_.Cancel();
+  live_ = false;
+  if (void* connection = std::exchange(connection_, nullptr)) transport_.Release(connection, /*keep=*/false);
+}
+
+void Exchange::Pause(bool paused) {
+  if (connection_ == nullptr || paused == paused_) return;
+  paused_ = paused;
+  last_ = transport_.Now();
+  transport_.Pause(connection_, paused);
+}
+
+void Exchange::OnConnected(bool reused) {
+  connected_ = true;
+  reused_ = reused;
+  last_ = transport_.Now();
+  Watchdog();
+}
+
+void Exchange::OnData(std::string_view bytes) {
+  if (!live_) return;
+  last_ = transport_.Now();
+  if (!answered_) {
+    answered_ = true;
+    Watchdog();
+  }
+  std::string body;
+  const Status status = reader_.Consume(bytes, &body);
+  if (!head_told_ && reader_.head_done()) {
+    head_told_ = true;
+    handler_->OnHead(*this);
+    if (!live_) return;
+  }
+  if (!body.empty()) handler_->OnBody(*this, body);
+  if (!live_) return;
+  if (!status.ok()) return Fail(status);
+  if (!reader_.done()) return;
+  timer_.Cancel();
+  live_ = false;
+  transport_.Release(std::exchange(connection_, nullptr), reader_.keep_alive());
+  handler_->OnEnd(*this);
+}
+
+bool Exchange::RetryFresh() {
+  // An engine may close an idle connection at the moment at which it is used again: the request was not read.
+  if (!reused_ || answered_ || connection_ == nullptr) return false;
+  transport_.Release(std::exchange(connection_, nullptr), /*keep=*/false);
+  reused_ = false;
+  Connect(/*reuse=*/false);
+  return true;
+}
+
+void Exchange::OnClosed() {
+  if (!live_ || RetryFresh()) return;
+  const Status status = reader_.Close();
+  if (!status.ok()) return Fail(status);
+  Cancel();
+  handler_->OnEnd(*this);
+}
+
+void Exchange::OnFailed(std::string_view reason) {
+  if (!live_ || RetryFresh()) return;
+  Fail(absl::UnavailableError(fmt::format("connection to the engine failed: {}", reason)));
+}
+
+void Exchange::Fail(const Status& status) {
+  Cancel();
+  handler_->OnError(*this, status);
+}
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,83 @@
+// One HTTP exchange with an engine.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "proxy/gateway/timers.h"
+#include "proxy/gateway/transport.h"
+#include "proxy/protocol/response_reader.h"
+
+namespace moesaic::proxy {
+
+struct ExchangeTimeouts {
+  Nanos connect = 5 * kSecond;
+  Nanos first_byte = 600 * kSecond;  ///< after the connection was established
+  Nanos idle = 600 * kSecond;
+};
+
+class Exchange {
+ public:
+  /// Exactly one of OnEnd and OnError ends an exchange, unless Cancel does. Callbacks may cancel the exchange but must
+  /// not destroy it: Gateway::Bury destroys it later.
+  class Handler {
+   public:
+    virtual ~Handler() = default;
+    virtual void OnHead(Exchange& exchange) = 0;
+    virtual void OnBody(Exchange& exchange, std::string_view bytes) = 0;
+    virtual void OnEnd(Exchange& exchange) = 0;
+    virtual void OnError(Exchange& exchange, const Status& status) = 0;
+  };
+
+  Exchange(Transport& transport, Timers& timers, Handler& handler)
+      : transport_(transport), timer_(timers), handler_(&handler) {}
+  ~Exchange() { Cancel(); }
+
+  /// Sends `request`, a whole HTTP request.
+  void Start(const EngineAddress& address, std::string request, const ExchangeTimeouts& timeouts);
+  /// Ends the exchange without a callback and closes its connection.
+  void Cancel();
+  /// Another object handles the rest.
+  void SetHandler(Handler& handler) { handler_ = &handler; }
+  void Pause(bool paused);
+
+  bool live() const { return live_; }
+  bool answered() const { return answered_; }  ///< a byte of the answer has arrived
+  const ResponseReader& response() const { return reader_; }
+
+  // Called by the transport.
+  void OnConnected(bool reused);
+  void OnData(std::string_view bytes);
+  void OnClosed();
+  void OnFailed(std::string_view reason);
+
+ private:
+  void Connect(bool reuse);
+  void Fail(const Status& status);
+  void Watchdog();
+  bool RetryFresh();
+
+  Transport& transport_;
+  Timer timer_;
+  Handler* handler_;
+  EngineAddress address_;
+  std::string request_;
+  ExchangeTimeouts timeouts_;
+  ResponseReader reader_;
+  void* connection_ = nullptr;
+  bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_told_ = false, paused_ = false;
+  Nanos last_ = 0;
+};
+
+/// A handler that ignores the answer.
+class NullHandler : public Exchange::Handler {
+ public:
+  void OnHead(Exchange&) override {}
+  void OnBody(Exchange&, std::string_view) override {}
+  void OnEnd(Exchange&) override {}
+  void OnError(Exchange&, const Status&) override {}
+};
+
+}  // namespace moesaic::proxy

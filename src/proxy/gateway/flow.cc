@@ -1,0 +1,596 @@
+#include "proxy/gateway/flow.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+
+#include "proxy/gateway/gateway.h"
+
+namespace moesaic::proxy {
+namespace {
+
+constexpr size_t kMaxPrefillAnswer = 16 << 20;
+constexpr double kRetryGrowth = 1.5, kRetryJitter = 0.2;
+
+// Headers of one connection, and those that the gateway writes itself.
+bool IsHopHeader(std::string_view name) {
+  constexpr std::string_view kNames[] = {"connection", "keep-alive",        "proxy-authenticate", "proxy-connection",
+                                         "te",         "trailer",           "transfer-encoding",  "upgrade",
+                                         "host",       "content-length",    "expect",             "accept-encoding",
+                                         "x-request-id", "x-data-parallel-rank"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
+bool IsRetryable(int status) { return status == 408 || status == 429 || (status >= 500 && status != 501); }
+
+std::string_view HeaderOf(const ClientRequest& request, std::string_view name) {
+  for (const Header& header : request.headers) {
+    if (header.name == name) return header.value;
+  }
+  return {};
+}
+
+// Compares in a time that depends on the lengths only.
+bool SameSecret(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % std::max<size_t>(b.size(), 1)]);
+  }
+  return difference == 0;
+}
+
+uint64_t HashName(std::string_view name) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash | 1;
+}
+
+}  // namespace
+
+Flow::Flow(Gateway& gateway, Client& client)
+    : gateway_(gateway), client_(&client), timer_(gateway.timers()), estimate_(gateway.timers()) {}
+
+Flow::~Flow() {
+  if (id_) {
+    gateway_.Unregister(id_);
+    gateway_.state().Finish(id_, Outcome::kAborted, gateway_.now());
+  }
+}
+
+bool Flow::KeyAccepted() {
+  const auto& keys = gateway_.settings().keys;
+  if (keys.empty()) return true;
+  std::string_view given = HeaderOf(request_, "authorization");
+  if (given.starts_with("Bearer ")) {
+    given.remove_prefix(7);
+  } else {
+    given = HeaderOf(request_, "x-api-key");
+  }
+  bool accepted = false;
+  for (const ApiKey& key : keys) {
+    if (!SameSecret(given, key.key)) continue;
+    accepted = true;
+    key_name_ = key.name;
+    tenant_ = HashName(key.key);
+  }
+  return accepted;
+}
+
+void Flow::Start(ClientRequest request) {
+  request_ = std::move(request);
+  if (!KeyAccepted()) return Reply(401, "invalid_request_error", "the API key is missing or not known");
+  if (request_.body.size() > gateway_.settings().max_body_bytes) {
+    return Reply(413, "invalid_request_error",
+                 fmt::format("the body has {} bytes, more than {}", request_.body.size(),
+                             gateway_.settings().max_body_bytes));
+  }
+  const Endpoint endpoint = request_.method == "POST" ? EndpointOf(request_.target) : Endpoint::kOther;
+  if (endpoint == Endpoint::kOther) return PassUnscheduled();
+
+  StatusOr<RequestBody> body = ReadRequestBody(endpoint, request_.body);
+  if (!body.ok()) {
+    const bool later = body.status().code() == StatusCode::kUnimplemented;
+    return Reply(later ? 501 : 400, "invalid_request_error", Message(body.status()));
+  }
+  body_ = *std::move(body);
+  const StatusOr<RequestId> id = gateway_.state().Begin(gateway_.worker(), gateway_.now());
+  if (!id.ok()) {
+    return Reply(503, "overloaded_error", "the proxy has no room for another request", kSecond);
+  }
+  id_ = *id;
+  gateway_.Register(*this);
+  request_id_ = HeaderOf(request_, "x-request-id");
+  if (request_id_.empty() || gateway_.settings().transfer == Transfer::kAscend) {
+    request_id_ = fmt::format("moesaic-{}-{}-{}-{:016x}", gateway_.worker(), id_.slot, id_.generation, gateway_.random()());
+  }
+  const bool inline_ids = PromptIds(*body_).has_value();
+  if (gateway_.renderer() != nullptr && !inline_ids) {
+    phase_ = Phase::kTokenizing;
+    tokenizing_ = true;
+    timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {
+      Reply(503, "overloaded_error", "the tokenizer was busy for too long", kSecond);
+    });
+    if (client_->StartTokenize(*this)) return;
+    tokenizing_ = false;
+    Tokenize();
+  } else if (inline_ids) {
+    tokens_ = *PromptIds(*body_);
+  } else {
+    render_status_ = Unimplemented("no tokenizer");
+  }
+  SubmitPrompt();
+}
+
+void Flow::Tokenize() {
+  StatusOr<RenderedPrompt> prompt = gateway_.renderer()->Render(*body_);
+  render_status_ = prompt.status();
+  if (!prompt.ok()) return;
+  tokens_ = std::move(prompt->ids);
+  tokens_exact_ = prompt->exact;
+}
+
+void Flow::OnTokenized() {
+  tokenizing_ = false;
+  if (phase_ != Phase::kTokenizing) {  // the client left meanwhile
+    gateway_.Reap(*this);
+    return;
+  }
+  SubmitPrompt();
+}
+
+void Flow::SubmitPrompt() {
+  State& state = gateway_.state();
+  const PoolSettings& settings = gateway_.settings();
+  if (gateway_.renderer() != nullptr) {
+    auto& counter = render_status_.ok() ? gateway_.board().rendered : gateway_.board().unrendered;
+    counter.fetch_add(1, std::memory_order_relaxed);
+  }
+  PromptFacts facts;
+  const std::string_view input = body_->members.Value(body_->endpoint == Endpoint::kChat ? "messages" : "prompt");
+  facts.prompt_tokens = tokens_.empty() ? static_cast<uint32_t>(input.size() / 4 + 1) : static_cast<uint32_t>(tokens_.size());
+  facts.max_tokens = static_cast<uint32_t>(std::min<int64_t>(body_->max_tokens, UINT32_MAX));
+  // vLLM: a smaller number is served earlier.
+  facts.priority = static_cast<int32_t>(std::clamp<int64_t>(-body_->priority, INT32_MIN + 1, INT32_MAX));
+  facts.tenant = tenant_;
+  const std::string_view session = HeaderOf(request_, "x-session-id");
+  facts.session = session.empty() ? 0 : HashName(session);
+  facts.mode = settings.transfer == Transfer::kAggregated ? Mode::kAggregated
+               : settings.transfer == Transfer::kVllmNixl ? Mode::kSequential
+                                                          : Mode::kParallel;
+  std::vector<uint64_t> keys;
+  if (!tokens_.empty()) {
+    const bool adapter = std::find(settings.adapters.begin(), settings.adapters.end(), body_->model) != settings.adapters.end();
+    gateway_.keys().Append(tokens_, {.salt = body_->cache_salt, .adapter = adapter ? body_->model : std::string_view()},
+                           settings.block_size, keys);
+    facts.block_size = settings.block_size;
+  }
+  log_.prompt_tokens = facts.prompt_tokens;
+  state.SetPrompt(id_, facts, keys);
+  state.Enter(id_, Stage::kTokenized, gateway_.now());
+  state.Enter(id_, Stage::kPrefixMatched, gateway_.now());
+  const Admission admission = gateway_.scheduler().Submit(id_, gateway_.now());
+  switch (admission.verdict) {
+    case Admission::Verdict::kQueued: break;
+    case Admission::Verdict::kQueueFull:
+      return Reply(429, "rate_limit_error", "the queue of the proxy is full", std::max(admission.retry_after, kSecond));
+    case Admission::Verdict::kTooSlow:
+      return Reply(429, "rate_limit_error", "the predicted waiting time exceeds the limit",
+                   std::max(admission.retry_after, kSecond));
+    case Admission::Verdict::kRateLimited:
+      return Reply(429, "rate_limit_error", "the key's token rate is used up", std::max(admission.retry_after, kSecond));
+    case Admission::Verdict::kStale: return Reply(500, "server_error", "the request's slot was lost");
+  }
+  Enqueue();
+}
+
+void Flow::Enqueue() {
+  phase_ = Phase::kQueued;
+  timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {
+    Reply(503, "overloaded_error", "no engine was free in time", kSecond);
+  });
+  gateway_.ScheduleSoon();
+}
+
+void Flow::OnScheduled(const RequestRecord& record) {
+  if (phase_ != Phase::kQueued) return;
+  timer_.Cancel();
+  prefill_instance_ = record.prefill_instance;
+  decode_instance_ = record.decode_instance;
+  log_.prefill_skipped = record.prefill_skipped;
+  if (record.stage == Stage::kPrefillWaiting || record.stage == Stage::kDecodeWaiting) {
+    return Reply(429, "rate_limit_error", "no engine can meet the latency target", kSecond);
+  }
+  phase_ = Phase::kRunning;
+  const Mode mode = record.facts.mode;
+  aggregated_ = mode == Mode::kAggregated || record.prefill_skipped;
+  if (record.stage == Stage::kPrefillScheduled) {
+    gateway_.state().Enter(id_, Stage::kPrefillRunning, gateway_.now());
+    if (mode == Mode::kSequential) return StartPrefill();
+    if (mode == Mode::kParallel) return StartPair();
+    if (!body_->stream) {
+      // The end of the prefill is not visible: assume the predicted time.
+      const EngineSettings* engine = gateway_.Engine(prefill_instance_);
+      const uint32_t model_class = engine == nullptr ? 0 : engine->instance.model_class;
+      const uint32_t cached = std::min(record.cached_tokens, record.facts.prompt_tokens);
+      const double time = gateway_.scheduler().Model(model_class).PrefillNanos(record.facts.prompt_tokens - cached, cached);
+      estimate_.At(gateway_.now() + static_cast<Nanos>(time), [this] { MarkPrefillDone(); });
+    }
+  } else {
+    gateway_.state().Enter(id_, Stage::kDecodeRunning, gateway_.now());
+  }
+  StartAnswer();
+}
+
+std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target, std::string body) {
+  const EngineSettings* engine = gateway_.Engine(instance);
+  if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
+  std::vector<Header> headers;
+  for (const Header& header : request_.headers) {
+    if (IsHopHeader(header.name)) continue;
+    if ((header.name == "authorization" || header.name == "x-api-key") && !gateway_.settings().keys.empty()) continue;
+    headers.push_back(header);
+  }
+  if (!request_id_.empty()) headers.push_back({"X-Request-Id", request_id_});
+  if (engine->ranked) headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
+  auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
+  exchange->Start(engine->address, gateway_.HttpRequest(*engine, method, target, headers, body), gateway_.timeouts());
+  return exchange;
+}
+
+std::string Flow::BodyFor(bool prefill) const {
+  const PoolSettings& settings = gateway_.settings();
+  std::string text = aggregated_ ? std::string(body_->text())
+                     : prefill   ? PrefillBody(*body_, peers_, params_)
+                                 : DecodeBody(*body_, peers_, params_);
+  const bool decode = !aggregated_ && !prefill;
+  if (settings.forward_tokens && tokens_exact_ && CanForwardTokens(*body_, settings.dialect, decode)) {
+    StatusOr<std::string> forwarded = ForwardTokens(body_->endpoint, text, settings.dialect, tokens_);
+    if (forwarded.ok()) return *std::move(forwarded);
+  }
+  return text;
+}
+
+void Flow::StartPrefill() {
+  peers_.transfer = gateway_.settings().transfer;
+  prefill_body_.clear();
+  params_.clear();
+  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+  if (prefill_ == nullptr) PrefillFailed(absl::UnavailableError("the engine was removed"));
+}
+
+void Flow::StartAnswer() {
+  peers_.transfer = gateway_.settings().transfer;
+  const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
+  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false));
+  if (answer_ == nullptr) AnswerFailed(absl::UnavailableError("the engine was removed"));
+}
+
+// Both engines were chosen at once.
+void Flow::StartPair() {
+  const PoolSettings& settings = gateway_.settings();
+  const EngineSettings* engine = gateway_.Engine(prefill_instance_);
+  if (engine == nullptr) return PrefillFailed(absl::UnavailableError("the engine was removed"));
+  peers_.transfer = settings.transfer;
+  peers_.prefill_host = engine->host_name;
+  peers_.bootstrap_port = engine->bootstrap_port;
+  peers_.room = static_cast<int64_t>(gateway_.random()() >> 1);
+  peers_.transfer_id = fmt::format("xfer-{:016x}{:016x}", gateway_.random()(), gateway_.random()());
+  peers_.bootstrap_address = fmt::format("http://{}:{}", engine->host_name, engine->bootstrap_port);
+  peers_.metaserver = settings.metaserver;
+  prefill_body_.clear();
+  params_.clear();
+  if (settings.transfer == Transfer::kVllmMooncake) {
+    peers_.engine_id = *gateway_.BootstrapId(prefill_instance_);
+    if (peers_.engine_id.empty()) return AskBootstrap();
+  }
+  // With kAscend P is sent when D has posted its blocks.
+  if (settings.transfer != Transfer::kAscend) {
+    prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+  }
+  StartAnswer();
+}
+
+void Flow::AskBootstrap() {
+  const EngineSettings* engine = gateway_.Engine(prefill_instance_);
+  EngineSettings bootstrap = *engine;
+  bootstrap.path.clear();
+  bootstrap.address.host = fmt::format("{}:{}", engine->host_name, engine->bootstrap_port);
+  std::string& address = bootstrap.address.sockaddr;  // IPv4 and IPv6 have the port at the same place
+  address[2] = static_cast<char>(engine->bootstrap_port >> 8);
+  address[3] = static_cast<char>(engine->bootstrap_port & 255);
+  query_body_.clear();
+  query_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
+  query_->Start(bootstrap.address, gateway_.HttpRequest(bootstrap, "GET", "/query", {}, ""), gateway_.timeouts());
+}
+
+void Flow::OnLetter(const std::string& text) {
+  if (phase_ != Phase::kRunning || gateway_.settings().transfer != Transfer::kAscend || prefill_ != nullptr) return;
+  params_ = text;
+  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+  if (prefill_ == nullptr) PrefillFailed(absl::UnavailableError("the engine was removed"));
+}
+
+void Flow::PassUnscheduled() {
+  const int instance = gateway_.AnyEngine();
+  if (instance < 0) return Reply(503, "overloaded_error", "no engine is available", kSecond);
+  phase_ = Phase::kPassing;
+  decode_instance_ = instance;
+  request_id_ = HeaderOf(request_, "x-request-id");
+  answer_ = Open(instance, request_.method, request_.target, request_.body);
+  if (answer_ == nullptr) AnswerFailed(absl::UnavailableError("the engine was removed"));
+}
+
+void Flow::MarkPrefillDone() {
+  estimate_.Cancel();
+  if (!id_ || std::exchange(prefill_done_, true)) return;
+  gateway_.scheduler().PrefillDone(id_, gateway_.now());
+  gateway_.ScheduleSoon();
+}
+
+void Flow::ForwardHead(const ResponseReader& response, bool length) {
+  std::vector<Header> headers;
+  for (const auto& [name, value] : response.headers()) {
+    if ((name == "content-length" && length) || (!IsHopHeader(name) && name != "date" && name != "server")) {
+      headers.push_back({name, value});
+    }
+  }
+  if (!request_id_.empty()) headers.push_back({"x-request-id", request_id_});
+  head_sent_ = true;
+  client_->SendHead(response.status(), headers);
+}
+
+void Flow::OnHead(Exchange& exchange) {
+  if (&exchange != answer_.get()) return;
+  const ResponseReader& response = exchange.response();
+  const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
+  if (phase_ == Phase::kRunning && IsRetryable(response.status()) &&
+      Retry(instance, /*breaker=*/response.status() >= 500)) {
+    return;
+  }
+  if (response.status() < 500) gateway_.state().RecordSuccess(instance);
+  pass_error_ = response.status() >= 400;
+  is_stream_ = response.Header("content-type").starts_with("text/event-stream");
+  AnswerOptions options{.stream = is_stream_, .cached_tokens = std::nullopt};
+  if (!pass_error_ && phase_ == Phase::kRunning) {
+    options.cached_tokens = prefill_cached_;
+    stream_ = std::make_unique<AnswerStream>(options);
+  }
+  ForwardHead(response, /*length=*/!options.cached_tokens);
+}
+
+void Flow::CountOutput() {
+  if (stream_ == nullptr || !id_) return;
+  const int64_t tokens = std::max(stream_->chunks(), stream_->usage().completion_tokens);
+  if (tokens <= counted_) return;
+  MarkPrefillDone();
+  gateway_.state().AddOutput(id_, static_cast<uint32_t>(tokens - counted_), gateway_.now());
+  counted_ = tokens;
+}
+
+void Flow::OnBody(Exchange& exchange, std::string_view bytes) {
+  if (&exchange == query_.get()) {
+    query_body_.append(bytes.substr(0, (1 << 20) - std::min<size_t>(query_body_.size(), 1 << 20)));
+  } else if (&exchange == prefill_.get()) {
+    if (prefill_body_.size() + bytes.size() <= kMaxPrefillAnswer) prefill_body_.append(bytes);
+  } else if (&exchange == answer_.get() && client_ != nullptr) {
+    if (stream_ == nullptr) return client_->SendBody(bytes);
+    std::string out;
+    stream_->Push(bytes, &out);
+    if (!out.empty()) client_->SendBody(out);
+    CountOutput();
+  }
+}
+
+void Flow::OnEnd(Exchange& exchange) {
+  if (&exchange == query_.get()) {
+    // {"RANK": {"engine_id": "..."}}
+    const int rank = gateway_.Engine(prefill_instance_) == nullptr
+                         ? 0
+                         : static_cast<int>(gateway_.Engine(prefill_instance_)->instance.dp_rank);
+    std::string engine_id;
+    if (const auto ranks = JsonMembers::Scan(query_body_); ranks.ok() && exchange.response().status() == 200) {
+      if (const auto entry = JsonMembers::Scan(ranks->Value(std::to_string(rank))); entry.ok()) {
+        engine_id = entry->String("engine_id").value_or("");
+      }
+    }
+    gateway_.Bury(std::move(query_));
+    if (engine_id.empty()) return PrefillFailed(absl::UnavailableError("its bootstrap server named no engine"));
+    *gateway_.BootstrapId(prefill_instance_) = engine_id;
+    return StartPair();
+  }
+  if (&exchange == prefill_.get()) return PrefillEnded();
+  if (&exchange != answer_.get()) return;
+  if (stream_ != nullptr) {
+    std::string out;
+    stream_->Finish(&out);
+    if (!out.empty()) client_->SendBody(out);
+    CountOutput();
+    const AnswerUsage& usage = stream_->usage();
+    if (usage.prompt_tokens >= 0) log_.prompt_tokens = usage.prompt_tokens;
+    if (usage.cached_tokens >= 0) {
+      log_.cached_tokens = usage.cached_tokens;
+      gateway_.state().SetCached(id_, static_cast<uint32_t>(usage.cached_tokens));
+    }
+  }
+  client_->End(/*complete=*/true);
+  Complete(pass_error_ ? Outcome::kFailed : Outcome::kCompleted);
+}
+
+void Flow::OnError(Exchange& exchange, const Status& status) {
+  if (&exchange == query_.get() || &exchange == prefill_.get()) return PrefillFailed(status);
+  if (&exchange == answer_.get()) AnswerFailed(status);
+}
+
+void Flow::PrefillEnded() {
+  const int status = prefill_->response().status();
+  const Transfer transfer = gateway_.settings().transfer;
+  if (IsRetryable(status)) return PrefillFailed(absl::UnavailableError(fmt::format("status {}", status)));
+  gateway_.state().RecordSuccess(prefill_instance_);
+  if (status >= 400) {  // the request itself is wrong: its client gets P's answer
+    if (!head_sent_ && client_ != nullptr) {
+      ForwardHead(prefill_->response(), /*length=*/true);
+      client_->SendBody(prefill_body_);
+      client_->End(/*complete=*/true);
+      return Complete(Outcome::kFailed);
+    }
+    return PrefillFailed(absl::UnavailableError(fmt::format("status {}", status)));
+  }
+  gateway_.Bury(std::move(prefill_));
+  if (transfer != Transfer::kVllmNixl) return MarkPrefillDone();
+  const StatusOr<PrefillAnswer> answer = ReadPrefillAnswer(prefill_body_);
+  if (answer.ok()) {
+    params_ = answer->transfer_params;
+    if (answer->usage.cached_tokens >= 0) prefill_cached_ = answer->usage.cached_tokens;
+  }
+  phase_ = Phase::kQueued;  // for a decode engine; before the scheduler may place it
+  MarkPrefillDone();
+  Enqueue();
+}
+
+void Flow::PrefillFailed(const Status& status) {
+  gateway_.transport().Log(true, fmt::format("{}: prefill failed: {}", request_id_, Message(status)));
+  gateway_.BootstrapId(prefill_instance_)->clear();
+  if (head_sent_) {  // D waits for KV that will not come
+    gateway_.state().RecordFailure(prefill_instance_, gateway_.now(), gateway_.settings().breaker);
+    return AnswerFailed(absl::UnavailableError("the prefill engine failed"));
+  }
+  if (Retry(prefill_instance_, /*breaker=*/true)) return;
+  Reply(502, "server_error", fmt::format("the prefill engine failed: {}", Message(status)));
+}
+
+void Flow::AnswerFailed(const Status& status) {
+  const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
+  gateway_.transport().Log(true, fmt::format("{}: engine failed: {}", request_id_, Message(status)));
+  if (!head_sent_) {
+    if (phase_ == Phase::kRunning && Retry(instance, /*breaker=*/true)) return;
+    const bool late = status.code() == StatusCode::kDeadlineExceeded;
+    return Reply(late ? 504 : 502, "server_error", fmt::format("the engine failed: {}", Message(status)));
+  }
+  gateway_.state().RecordFailure(instance, gateway_.now(), gateway_.settings().breaker);
+  if (client_ != nullptr) {
+    if (is_stream_) {
+      std::string out;
+      if (stream_ != nullptr) stream_->Finish(&out);
+      client_->SendBody(out + ErrorEvent(502, "server_error", "the engine failed inside the answer"));
+      client_->End(/*complete=*/true);
+    } else {
+      client_->End(/*complete=*/false);
+    }
+  }
+  Complete(Outcome::kFailed);
+}
+
+// Sends the request to another engine after a delay. False: no attempt is left.
+bool Flow::Retry(int failed_instance, bool breaker) {
+  if (breaker) gateway_.state().RecordFailure(failed_instance, gateway_.now(), gateway_.settings().breaker);
+  const std::optional<RequestRecord> record = id_ ? gateway_.state().Request(id_) : std::nullopt;
+  if (!record || record->retries >= gateway_.settings().scheduler.max_retries) return false;
+  estimate_.Cancel();
+  stream_.reset();
+  // A sequential D is replaced alone; P's blocks stay valid until one fetches them.
+  const bool keeps_prefill = gateway_.settings().transfer == Transfer::kVllmNixl && prefill_ == nullptr && !params_.empty();
+  gateway_.Bury(std::move(answer_));
+  gateway_.Bury(std::move(query_));
+  gateway_.Bury(std::move(prefill_));
+  if (!keeps_prefill) prefill_done_ = false;
+  phase_ = Phase::kRetrying;
+  const double factor = std::pow(kRetryGrowth, attempts_++) *
+                        std::uniform_real_distribution<double>(1 - kRetryJitter, 1 + kRetryJitter)(gateway_.random());
+  gateway_.board().retries.fetch_add(1, std::memory_order_relaxed);
+  const auto delay = static_cast<Nanos>(static_cast<double>(gateway_.settings().retry_delay) * factor);
+  timer_.At(gateway_.now() + delay, [this] {
+    if (!gateway_.scheduler().Requeue(id_, /*exclude=*/true, gateway_.now())) {
+      return Reply(502, "server_error", "all attempts on engines failed");
+    }
+    Enqueue();
+  });
+  return true;
+}
+
+void Flow::Reply(int status, std::string_view type, const std::string& message, Nanos retry_after) {
+  if (client_ != nullptr && !head_sent_) {
+    const std::string body = ErrorBody(status, type, message);
+    std::vector<Header> headers = {{"content-type", "application/json"}, {"content-length", std::to_string(body.size())}};
+    if (retry_after > 0) {
+      headers.push_back({"retry-after", std::to_string((retry_after + kSecond - 1) / kSecond)});
+    }
+    if (!request_id_.empty()) headers.push_back({"x-request-id", request_id_});
+    head_sent_ = true;
+    client_->SendHead(status, headers);
+    client_->SendBody(body);
+    client_->End(/*complete=*/true);
+  }
+  Complete(status == 429 || status == 503 ? Outcome::kRejected : Outcome::kFailed);
+}
+
+// Ends the exchanges by the rules of the transfer.
+void Flow::DropExchanges() {
+  const Transfer transfer = gateway_.settings().transfer;
+  const bool answered = answer_ != nullptr && !answer_->live() && stream_ != nullptr && stream_->saw_end();
+  if (transfer == Transfer::kVllmNixl && body_ && log_.outcome == Outcome::kAborted) {
+    // P holds the blocks until a decode engine fetches them. A decode engine that has the request tells P when it
+    // is cancelled; without one, fetch them.
+    if (prefill_ != nullptr && prefill_->answered()) {
+      gateway_.Drain(std::move(prefill_));
+    } else if (answer_ == nullptr && !params_.empty()) {
+      gateway_.ReleaseKv(*body_, request_.target, params_);
+    }
+  }
+  // SGLang's P still sends its blocks when D has answered: it must come to its end.
+  if (prefill_ != nullptr && (answered || log_.outcome == Outcome::kCompleted)) gateway_.Drain(std::move(prefill_));
+  gateway_.Bury(std::move(prefill_));
+  gateway_.Bury(std::move(answer_));
+  gateway_.Bury(std::move(query_));
+}
+
+// Leaves all stages. Slot and charges return at once.
+void Flow::Complete(Outcome outcome) {
+  if (phase_ == Phase::kDone) return;
+  phase_ = Phase::kDone;
+  timer_.Cancel();
+  estimate_.Cancel();
+  log_.outcome = outcome;
+  log_.request_id = request_id_;
+  log_.key_name = key_name_;
+  const auto url_of = [this](int instance) {
+    const EngineSettings* engine = gateway_.Engine(instance);
+    return engine == nullptr ? std::string() : engine->instance.url;
+  };
+  log_.prefill = url_of(prefill_instance_);
+  log_.decode = url_of(decode_instance_ >= 0 ? decode_instance_ : prefill_instance_);
+  if (id_) {
+    if (const std::optional<RequestRecord> record = gateway_.state().Request(id_)) {
+      log_.entered = record->entered;
+      log_.first_token = record->first_token;
+      log_.last_token = record->last_token;
+      log_.output_tokens = record->output_tokens;
+      log_.retries = record->retries;
+      if (log_.cached_tokens == 0) log_.cached_tokens = record->cached_tokens;
+    }
+    log_.entered[static_cast<size_t>(Stage::kDone)] = gateway_.now();
+    gateway_.Unregister(id_);
+    gateway_.state().Finish(std::exchange(id_, RequestId{}), outcome, gateway_.now());
+    gateway_.ScheduleSoon();
+  }
+  DropExchanges();
+  if (client_ == nullptr && !tokenizing_) gateway_.Reap(*this);
+}
+
+FlowLog Flow::Detach() {
+  client_ = nullptr;
+  if (phase_ != Phase::kDone) {
+    Complete(Outcome::kAborted);
+  } else if (!tokenizing_) {
+    gateway_.Reap(*this);
+  }
+  return log_;
+}
+
+void Flow::Pause(bool paused) {
+  if (answer_ != nullptr) answer_->Pause(paused);
+}
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,124 @@
+// Flow: one client request on its way through the ten stages.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "proxy/gateway/exchange.h"
+#include "proxy/gateway/timers.h"
+#include "proxy/gateway/transport.h"
+#include "proxy/protocol/answer_stream.h"
+#include "proxy/protocol/request_body.h"
+#include "proxy/state/state.h"
+
+namespace moesaic::proxy {
+
+class Gateway;
+
+/// The request of a client.
+struct ClientRequest {
+  std::string method, target;   ///< target: path and query
+  std::vector<Header> headers;  ///< names in lower case
+  std::string body;
+};
+
+/// Facts about a request for the access log, valid after its end.
+struct FlowLog {
+  std::array<Nanos, kNumStages> entered{};
+  Nanos first_token = 0, last_token = 0;
+  std::string prefill, decode;  ///< URLs of engines; empty: none
+  std::string request_id, key_name;
+  int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
+  uint32_t retries = 0;
+  bool prefill_skipped = false;
+  Outcome outcome = Outcome::kFailed;
+};
+
+/// Owned by the gateway. It lives until the client is detached, no thread uses it and its exchanges have ended.
+class Flow : public Exchange::Handler {
+ public:
+  Flow(Gateway& gateway, Client& client);
+  ~Flow() override;
+
+  /// The whole request has arrived.
+  void Start(ClientRequest request);
+  /// Renders the prompt. Called in a thread; the event loop does not touch the flow meanwhile, except Detach.
+  void Tokenize();
+  void OnTokenized();
+  /// The client left, or its answer was sent. No calls to Client follow.
+  FlowLog Detach();
+  /// The client's connection is slow, or drained again.
+  void Pause(bool paused);
+
+  // Called by the gateway.
+  void OnScheduled(const RequestRecord& record);
+  void OnLetter(const std::string& text);
+  RequestId id() const { return id_; }
+  bool waiting() const { return phase_ == Phase::kQueued; }
+  bool finished() const { return phase_ == Phase::kDone && client_ == nullptr && !tokenizing_; }
+
+  void OnHead(Exchange& exchange) override;
+  void OnBody(Exchange& exchange, std::string_view bytes) override;
+  void OnEnd(Exchange& exchange) override;
+  void OnError(Exchange& exchange, const Status& status) override;
+
+ private:
+  enum class Phase { kNew, kTokenizing, kQueued, kRunning, kRetrying, kPassing, kDone };
+
+  void PassUnscheduled();
+  void SubmitPrompt();
+  void Enqueue();
+  void StartPrefill();
+  void StartAnswer();
+  void StartPair();
+  void AskBootstrap();
+  std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target, std::string body);
+  std::string BodyFor(bool prefill) const;
+  void PrefillEnded();
+  void PrefillFailed(const Status& status);
+  void AnswerFailed(const Status& status);
+  bool Retry(int failed_instance, bool breaker);
+  void Reply(int status, std::string_view type, const std::string& message, Nanos retry_after = 0);
+  void ForwardHead(const ResponseReader& response, bool length);
+  void CountOutput();
+  void MarkPrefillDone();
+  void Complete(Outcome outcome);
+  void DropExchanges();
+  bool KeyAccepted();
+
+  Gateway& gateway_;
+  Client* client_;
+  Phase phase_ = Phase::kNew;
+  RequestId id_;
+  ClientRequest request_;
+  std::optional<RequestBody> body_;
+  TransferPeers peers_;
+  std::string request_id_;
+  std::string key_name_;
+  uint64_t tenant_ = 0;
+  bool scheduled_mode_ = false;  // passes through the scheduler
+
+  // Written by Tokenize, read after OnTokenized.
+  bool tokenizing_ = false;
+  bool tokens_exact_ = false;
+  Status render_status_;
+  std::vector<int32_t> tokens_;
+
+  std::unique_ptr<Exchange> prefill_, answer_, query_;
+  std::string prefill_body_, query_body_;
+  std::string params_;  // kv_transfer_params of P, or D's letter
+  std::optional<int64_t> prefill_cached_;
+  std::unique_ptr<AnswerStream> stream_;
+  bool head_sent_ = false, is_stream_ = false, pass_error_ = false, prefill_done_ = false, aggregated_ = false;
+  int64_t counted_ = 0;
+  uint32_t attempts_ = 0;
+  int prefill_instance_ = -1, decode_instance_ = -1;
+  Timer timer_;        // queue timeout, retry delay
+  Timer estimate_;     // end of the prefill of an answer that does not stream
+  FlowLog log_;
+};
+
+}  // namespace moesaic::proxy

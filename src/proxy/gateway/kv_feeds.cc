@@ -1,0 +1,185 @@
+#include "proxy/gateway/kv_feeds.h"
+
+#include <fmt/format.h>
+#include <zmq.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "proxy/events/kv_decode.h"
+#include "proxy/events/kv_encode.h"
+#include "proxy/gateway/gateway.h"
+#include "proxy/index/index_writer.h"
+
+namespace moesaic::proxy {
+namespace {
+
+constexpr int kHighWater = 100'000;
+constexpr size_t kBatch = 256;  // messages of one turn of the event loop
+constexpr Nanos kReplayTimeout = 5 * kSecond;
+
+// Receives one message with all its frames without waiting. False: there is none.
+bool Receive(void* socket, std::vector<std::string>* frames) {
+  frames->clear();
+  for (;;) {
+    zmq_msg_t message;
+    zmq_msg_init(&message);
+    if (zmq_msg_recv(&message, socket, ZMQ_DONTWAIT) < 0) {
+      zmq_msg_close(&message);
+      return false;
+    }
+    frames->emplace_back(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
+    const bool more = zmq_msg_more(&message) != 0;
+    zmq_msg_close(&message);
+    if (!more) return true;
+  }
+}
+
+}  // namespace
+
+class KvFeeds::Feed {
+ public:
+  Feed(Gateway& gateway, void* context, const EngineSettings& engine, int instance)
+      : gateway_(gateway),
+        engine_(engine),
+        writer_(gateway.state(), gateway.index(), instance),
+        events_(*this, /*replay=*/false),
+        replay_(*this, /*replay=*/true),
+        replay_timer_(gateway.timers()),
+        again_(gateway.timers()) {
+    if (!Open(context, ZMQ_SUB, engine.kv_events, engine.kv_bind, &events_)) return;
+    if (!engine.kv_replay.empty() && Open(context, ZMQ_DEALER, engine.kv_replay, /*bind=*/false, &replay_)) {
+      // Messages that were sent before this subscription began. Those that are known already are duplicates.
+      AskReplay(0);
+    }
+    events_.OnReadable();
+  }
+  ~Feed() {
+    events_.Close(gateway_.transport());
+    replay_.Close(gateway_.transport());
+  }
+
+ private:
+  // A socket with its descriptor in the event loop.
+  class Socket : public Watcher {
+   public:
+    Socket(Feed& feed, bool replay) : feed_(feed), replay_(replay) {}
+    void OnReadable() override { feed_.Read(*this, replay_); }
+    void Close(Transport& transport) {
+      if (watch_ != nullptr) transport.Unwatch(std::exchange(watch_, nullptr));
+      if (socket_ != nullptr) zmq_close(std::exchange(socket_, nullptr));
+    }
+    void* socket_ = nullptr;
+    void* watch_ = nullptr;
+
+   private:
+    Feed& feed_;
+    bool replay_;
+  };
+
+  bool Open(void* context, int type, const std::string& endpoint, bool bind, Socket* socket) {
+    socket->socket_ = zmq_socket(context, type);
+    if (socket->socket_ == nullptr) return false;
+    const int linger = 0, water = kHighWater;
+    zmq_setsockopt(socket->socket_, ZMQ_LINGER, &linger, sizeof linger);
+    zmq_setsockopt(socket->socket_, ZMQ_RCVHWM, &water, sizeof water);
+    if (type == ZMQ_SUB) zmq_setsockopt(socket->socket_, ZMQ_SUBSCRIBE, "", 0);
+    const int failed = bind ? zmq_bind(socket->socket_, endpoint.c_str()) : zmq_connect(socket->socket_, endpoint.c_str());
+    int fd = -1;
+    size_t size = sizeof fd;
+    if (failed != 0 || zmq_getsockopt(socket->socket_, ZMQ_FD, &fd, &size) != 0) {
+      gateway_.transport().Log(true, fmt::format("KV events of {}: cannot {} {}: {}", engine_.instance.url,
+                                                 bind ? "bind" : "connect to", endpoint, zmq_strerror(zmq_errno())));
+      zmq_close(std::exchange(socket->socket_, nullptr));
+      return false;
+    }
+    socket->watch_ = gateway_.transport().Watch(fd, *socket);
+    return true;
+  }
+
+  void AskReplay(uint64_t from) {
+    if (replay_.socket_ == nullptr) return writer_.OnReplayFailed();
+    const std::string number = EncodeSequence(from);
+    zmq_send(replay_.socket_, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+    zmq_send(replay_.socket_, number.data(), number.size(), ZMQ_DONTWAIT);
+    replay_timer_.At(gateway_.now() + kReplayTimeout, [this] { writer_.OnReplayFailed(); });
+    replay_.OnReadable();  // the descriptor signals changes only, and sending may have hidden one
+  }
+
+  void Read(Socket& socket, bool replay) {
+    if (socket.socket_ == nullptr || !gateway_.state().lease().Holds(gateway_.lease())) return;
+    std::vector<std::string> frames;
+    for (size_t i = 0; i < kBatch; ++i) {
+      if (!Receive(socket.socket_, &frames)) {
+        // Events that arrived between the last read and now make no new edge.
+        int events = 0;
+        size_t size = sizeof events;
+        if (zmq_getsockopt(socket.socket_, ZMQ_EVENTS, &events, &size) != 0 || (events & ZMQ_POLLIN) == 0) return;
+        continue;
+      }
+      replay ? Replayed(frames) : Received(frames);
+    }
+    Socket* rest = &socket;
+    again_.At(0, [rest] { rest->OnReadable(); });  // let other events run
+  }
+
+  void Received(const std::vector<std::string>& frames) {  // topic, sequence, payload
+    gateway_.board().kv_messages.fetch_add(1, std::memory_order_relaxed);
+    if (frames.size() != 3) return Damaged("message has no three frames");
+    const StatusOr<uint64_t> sequence = DecodeSequence(frames[1]);
+    if (!sequence.ok()) return Damaged(Message(sequence.status()));
+    const StatusOr<KvBatch> batch = DecodeKvBatch(frames[2]);
+    if (!batch.ok()) return Damaged(Message(batch.status()));
+    const IndexWriter::Result result = writer_.Apply(*sequence, *batch);
+    if (!result.replay_from) return;
+    gateway_.board().kv_gaps.fetch_add(1, std::memory_order_relaxed);
+    AskReplay(*result.replay_from);
+  }
+
+  // [empty] [topic] sequence payload
+  void Replayed(const std::vector<std::string>& frames) {
+    if (frames.size() < 2) return Damaged("replay message has no two frames");
+    const StatusOr<uint64_t> sequence = DecodeSequence(frames[frames.size() - 2]);
+    if (!sequence.ok()) return Damaged(Message(sequence.status()));
+    IndexWriter::Result result;
+    if (*sequence == kReplayEnd) {
+      replay_timer_.Cancel();
+      result = writer_.ApplyReplay(kReplayEnd, nullptr);
+    } else {
+      const StatusOr<KvBatch> batch = DecodeKvBatch(frames.back());
+      if (!batch.ok()) return Damaged(Message(batch.status()));
+      result = writer_.ApplyReplay(*sequence, &*batch);
+    }
+    if (result.replay_from) AskReplay(*result.replay_from);
+  }
+
+  void Damaged(const std::string& fault) {
+    if (gateway_.board().kv_errors.fetch_add(1, std::memory_order_relaxed) < 100) {
+      gateway_.transport().Log(true, fmt::format("KV events of {}: {}", engine_.instance.url, fault));
+    }
+  }
+
+  Gateway& gateway_;
+  const EngineSettings& engine_;
+  IndexWriter writer_;
+  Socket events_, replay_;
+  Timer replay_timer_, again_;
+};
+
+KvFeeds::KvFeeds(Gateway& gateway) {
+  for (const EngineSettings& engine : gateway.settings().engines) {
+    if (engine.kv_events.empty()) continue;
+    const int instance = gateway.state().FindInstance(engine.instance.url, engine.instance.dp_rank);
+    if (instance < 0) continue;
+    if (context_ == nullptr) context_ = zmq_ctx_new();
+    feeds_.push_back(std::make_unique<Feed>(gateway, context_, engine, instance));
+  }
+}
+
+KvFeeds::~KvFeeds() {
+  feeds_.clear();
+  if (context_ != nullptr) zmq_ctx_term(context_);
+}
+
+}  // namespace moesaic::proxy

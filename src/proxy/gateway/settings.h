@@ -1,0 +1,96 @@
+// Settings of a pool of engines, as the directives of a moesaic_pool block give them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "proxy/protocol/request_body.h"
+#include "proxy/schedule/scheduler.h"
+#include "proxy/state/state.h"
+
+namespace moesaic::proxy {
+
+/// A resolved address: the bytes of a sockaddr.
+struct EngineAddress {
+  std::string sockaddr;
+  std::string host;  ///< "HOST:PORT", for the Host header
+};
+
+/// One engine, or one data-parallel rank of it.
+struct EngineSettings {
+  InstanceConfig instance;
+  EngineAddress address;
+  std::string path;           ///< prefix of the URL's path without a trailing slash; usually empty
+  std::string host_name;      ///< host part of the URL, for bootstrap_host
+  int bootstrap_port = 8998;  ///< SGLang's and Mooncake's bootstrap server
+  std::string kv_events;      ///< endpoint of the PUB socket; empty: none
+  std::string kv_replay;      ///< endpoint of the ROUTER socket; empty: none
+  bool kv_bind = false;       ///< the proxy binds kv_events and the engine connects
+  bool ranked = false;        ///< requests name the data-parallel rank
+};
+
+struct ApiKey {
+  std::string key;
+  std::string name;
+};
+
+struct PoolSettings {
+  std::string name;
+  std::vector<EngineSettings> engines;
+  Transfer transfer = Transfer::kAggregated;
+  Dialect dialect = Dialect::kVllm;
+  std::string policy = "moesaic";
+  std::string model_folder;            ///< tokenizer and chat template; empty: tokens are estimated
+  std::vector<std::string> adapters;   ///< model names that are LoRA adapters
+  bool forward_tokens = true;
+  size_t token_cache_bytes = 64 << 20;
+  size_t zone_bytes = 64 << 20;
+  uint32_t max_instances = 128, max_requests = 8192;
+  uint32_t block_size = 16;
+  SchedulerOptions scheduler;
+  PolicyOptions policy_options;
+  BreakerOptions breaker;
+  std::vector<ApiKey> keys;            ///< empty: requests need none
+  size_t max_body_bytes = 64 << 20;
+  Nanos connect_timeout = 5 * kSecond;
+  Nanos prefill_timeout = 600 * kSecond;  ///< from sending to the first byte of the answer
+  Nanos idle_timeout = 600 * kSecond;     ///< between two reads of an answer
+  Nanos queue_timeout = 300 * kSecond;    ///< in a queue of the proxy
+  Nanos retry_delay = 50 * kMillisecond;  ///< before the first retry; grows by half each time, with 20% jitter
+  std::string health_path = "/health";
+  Nanos health_interval = 5 * kSecond;    ///< 0: no active checks
+  Nanos health_timeout = 2 * kSecond;
+  uint32_t health_failures = 2, health_successes = 1;
+  std::string metaserver;                 ///< URL of this proxy's moesaic_metaserver location, for ascend
+
+  std::vector<InstanceConfig> Instances() const;
+};
+
+/// One directive of the block. The table is the only list of them: parsing and the reference use it.
+struct Directive {
+  std::string_view name;
+  std::string_view syntax;       ///< the arguments
+  std::string_view default_text;
+  std::string_view description;
+  Status (*set)(PoolSettings& pool, std::span<const std::string_view> args);
+};
+std::span<const Directive> Directives();
+
+/// Applies one directive. Errors name it and the wrong value.
+Status ApplyDirective(PoolSettings& pool, std::string_view name, std::span<const std::string_view> args);
+/// Checks the block as a whole, resolves host names and fills in what depends on several directives.
+Status FinishPool(PoolSettings& pool);
+
+/// The table in Markdown, for docs/proxy.md.
+std::string DirectiveReference();
+
+/// Value of "250ms", "2s", "5m" or "1h"; of "64k", "64m" or "1g".
+StatusOr<Nanos> ParseDuration(std::string_view text);
+StatusOr<size_t> ParseBytes(std::string_view text);
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,66 @@
+// The event loop as the gateway sees it. nginx implements it in the module; tests implement it in memory.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "proxy/gateway/settings.h"
+
+namespace moesaic::proxy {
+
+class Exchange;
+class Flow;
+
+struct Header {
+  std::string name, value;
+};
+
+/// Is told when a descriptor becomes readable. Readiness is edge-triggered: the watcher reads everything.
+class Watcher {
+ public:
+  virtual ~Watcher() = default;
+  virtual void OnReadable() = 0;
+};
+
+/// The client of one request. Calls after End have no effect.
+class Client {
+ public:
+  virtual ~Client() = default;
+  virtual void SendHead(int status, std::span<const Header> headers) = 0;
+  virtual void SendBody(std::string_view bytes) = 0;
+  /// Ends the answer. `complete` false: closes the connection, so that the client notices the truncation.
+  virtual void End(bool complete) = 0;
+  /// Runs flow.Tokenize() in a thread and flow.OnTokenized() in the event loop. False: no thread is available.
+  virtual bool StartTokenize(Flow& flow) = 0;
+};
+
+/// All calls come from the event loop's thread. No method calls back before it returns.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual Nanos Now() = 0;
+
+  /// Opens a connection, or takes an idle one when `reuse`, and sends `bytes`, which stay valid until the exchange
+  /// ends. Calls the exchange's On functions. Null: the connection failed at once.
+  virtual void* Connect(Exchange& exchange, const EngineAddress& address, std::string_view bytes, bool reuse) = 0;
+  /// The exchange does not use the connection any more. `keep`: it may serve another exchange.
+  virtual void Release(void* connection, bool keep) = 0;
+  /// Stops or resumes reading.
+  virtual void Pause(void* connection, bool paused) = 0;
+
+  /// Calls Gateway::OnTimer after `delay`; replaces the last call. Negative: none. `idle`: the timer does not keep a worker alive that
+  /// is asked to exit.
+  virtual void ArmTimer(Nanos delay, bool idle) = 0;
+  /// Calls Gateway::OnSoon before the loop waits again.
+  virtual void RunSoon() = 0;
+  /// Makes Gateway::OnWake run in worker `worker`.
+  virtual void Wake(int worker) = 0;
+  virtual void* Watch(int fd, Watcher& watcher) = 0;
+  virtual void Unwatch(void* watch) = 0;
+  /// Writes to the error log.
+  virtual void Log(bool error, std::string_view message) = 0;
+};
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,727 @@
+#include "proxy/mock_server/mock_server.h"
+
+#include <fmt/format.h>
+#include <zmq.h>
+
+#include <boost/asio.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "proxy/mock/engine.h"
+#include "proxy/mock_server/mock_prompt.h"
+#include "proxy/protocol/answer_stream.h"
+#include "proxy/protocol/json_members.h"
+
+namespace moesaic::proxy {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using tcp = asio::ip::tcp;
+using Json = nlohmann::json;
+
+constexpr size_t kMaxBody = 512 << 20;
+constexpr size_t kKeptRequests = 200;
+
+Nanos SteadyNow() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
+
+MockEngineOptions WithHash(MockEngineOptions options) {
+  options.hash = MockBlockHash;
+  return options;
+}
+
+// One HTTP request to another process; calls back once with the body, or with nullopt.
+class PeerCall : public std::enable_shared_from_this<PeerCall> {
+ public:
+  using Done = std::function<void(std::optional<std::string>)>;
+  PeerCall(asio::io_context& io, Done done) : stream_(io), done_(std::move(done)) {}
+
+  void Start(const std::string& address, http::verb verb, const std::string& target, std::string body) {
+    const size_t colon = address.rfind(':');
+    boost::system::error_code error;
+    const auto ip = asio::ip::make_address(address.substr(0, colon == std::string::npos ? 0 : colon), error);
+    if (error || colon == std::string::npos) return Finish(std::nullopt);
+    request_ = {verb, target, 11};
+    request_.set(http::field::host, address);
+    request_.set(http::field::connection, "close");
+    request_.body() = std::move(body);
+    request_.prepare_payload();
+    stream_.expires_never();
+    const tcp::endpoint endpoint(ip, static_cast<unsigned short>(std::atoi(address.c_str() + colon + 1)));
+    stream_.async_connect(endpoint, [self = shared_from_this()](auto failed) {
+      if (failed) return self->Finish(std::nullopt);
+      http::async_write(self->stream_, self->request_, [self](auto bad, size_t) {
+        if (bad) return self->Finish(std::nullopt);
+        http::async_read(self->stream_, self->buffer_, self->response_, [self](auto worse, size_t) {
+          if (worse || self->response_.result_int() != 200) return self->Finish(std::nullopt);
+          self->Finish(self->response_.body());
+        });
+      });
+    });
+  }
+  void Cancel() {
+    done_ = nullptr;
+    stream_.close();
+  }
+
+ private:
+  void Finish(std::optional<std::string> body) {
+    if (done_) std::exchange(done_, nullptr)(std::move(body));
+  }
+
+  beast::tcp_stream stream_;
+  http::request<http::string_body> request_;
+  http::response<http::string_body> response_;
+  beast::flat_buffer buffer_;
+  Done done_;
+};
+
+}  // namespace
+
+class MockServer::Impl {
+ public:
+  class Session;
+
+  explicit Impl(const MockServerOptions& options)
+      : options_(options), engine_(WithHash(options.engine)), acceptor_(io_), timer_(io_), replay_fd_(io_) {
+    engine_id_ = fmt::format("mock-{:x}", SteadyNow() ^ static_cast<Nanos>(reinterpret_cast<uintptr_t>(this)));
+  }
+  ~Impl() {
+    boost::system::error_code ignored;
+    if (replay_fd_.is_open()) replay_fd_.release();
+    acceptor_.close(ignored);
+    if (publisher_ != nullptr) zmq_close(publisher_);
+    if (replayer_ != nullptr) zmq_close(replayer_);
+    if (context_ != nullptr) zmq_ctx_term(context_);
+  }
+
+  Status Open() {
+    boost::system::error_code error;
+    const auto ip = asio::ip::make_address(options_.host, error);
+    if (error) return InvalidArgument("host must be an IP address, found '{}'", options_.host);
+    const tcp::endpoint endpoint(ip, static_cast<unsigned short>(options_.port));
+    acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(asio::socket_base::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    if (error) return IoError("cannot listen at {}:{}: {}", options_.host, options_.port, error.message());
+    Accept();
+    return OpenEvents();
+  }
+
+  Status OpenEvents() {
+    if (options_.kv_endpoint.empty()) return OkStatus();
+    context_ = zmq_ctx_new();
+    publisher_ = zmq_socket(context_, ZMQ_PUB);
+    const int linger = 0, water = 100'000;
+    zmq_setsockopt(publisher_, ZMQ_LINGER, &linger, sizeof linger);
+    zmq_setsockopt(publisher_, ZMQ_SNDHWM, &water, sizeof water);
+    // As vLLM: only a wildcard, or IPC, is bound.
+    const bool bind = options_.kv_endpoint.find('*') != std::string::npos || options_.kv_endpoint.starts_with("ipc://");
+    const char* endpoint = options_.kv_endpoint.c_str();
+    if ((bind ? zmq_bind(publisher_, endpoint) : zmq_connect(publisher_, endpoint)) != 0) {
+      return IoError("cannot open {}: {}", options_.kv_endpoint, zmq_strerror(zmq_errno()));
+    }
+    if (options_.kv_replay_endpoint.empty()) return OkStatus();
+    replayer_ = zmq_socket(context_, ZMQ_ROUTER);
+    zmq_setsockopt(replayer_, ZMQ_LINGER, &linger, sizeof linger);
+    if (zmq_bind(replayer_, options_.kv_replay_endpoint.c_str()) != 0) {
+      return IoError("cannot bind {}: {}", options_.kv_replay_endpoint, zmq_strerror(zmq_errno()));
+    }
+    int fd = -1;
+    size_t size = sizeof fd;
+    zmq_getsockopt(replayer_, ZMQ_FD, &fd, &size);
+    replay_fd_.assign(fd);
+    AwaitReplay();
+    return OkStatus();
+  }
+
+  void AwaitReplay() {
+    replay_fd_.async_wait(asio::posix::stream_descriptor::wait_read, [this](auto error) {
+      if (error) return;
+      AnswerReplays();
+      AwaitReplay();
+    });
+  }
+
+  void AnswerReplays() {
+    for (;;) {
+      std::vector<std::string> frames;
+      for (bool more = true; more;) {
+        zmq_msg_t message;
+        zmq_msg_init(&message);
+        if (zmq_msg_recv(&message, replayer_, ZMQ_DONTWAIT) < 0) {
+          zmq_msg_close(&message);
+          return;
+        }
+        frames.emplace_back(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
+        more = zmq_msg_more(&message) != 0;
+        zmq_msg_close(&message);
+      }
+      if (frames.size() < 2 || frames.back().size() != 8) continue;
+      uint64_t from = 0;
+      for (const char c : frames.back()) from = from << 8 | static_cast<unsigned char>(c);
+      for (const MockMessage& message : engine_.Replay(from)) {
+        SendReplay(frames[0], EncodeSequence(message.sequence), Payload(message));
+      }
+      SendReplay(frames[0], EncodeSequence(~uint64_t{0}), "");
+    }
+  }
+
+  void SendReplay(const std::string& client, const std::string& sequence, const std::string& payload) {
+    zmq_send(replayer_, client.data(), client.size(), ZMQ_SNDMORE);
+    zmq_send(replayer_, "", 0, ZMQ_SNDMORE);
+    zmq_send(replayer_, sequence.data(), sequence.size(), ZMQ_SNDMORE);
+    zmq_send(replayer_, payload.data(), payload.size(), 0);
+  }
+
+  std::string Payload(const MockMessage& message) const {
+    return EncodeKvBatch({.time = static_cast<double>(message.time) * 1e-9, .events = message.events, .dp_rank = 0},
+                         options_.kv_encoding);
+  }
+
+  void Accept();
+
+  // Performs what is due, passes the results on, and sleeps until the next event.
+  void Turn();
+  void TurnSoon() {
+    if (std::exchange(turning_, true)) return;
+    asio::post(io_, [this] {
+      turning_ = false;
+      Turn();
+    });
+  }
+
+  std::string StateText() const {
+    const MockStats s = engine_.stats();
+    return Json{{"steps", s.steps}, {"prefill_tokens", s.prefill_tokens}, {"decode_tokens", s.decode_tokens},
+                {"cached_tokens", s.cached_tokens}, {"prompt_tokens", s.prompt_tokens}, {"running", s.running},
+                {"waiting", s.waiting}, {"free_blocks", s.free_blocks}, {"pinned", pinned_.size()},
+                {"served", served_}, {"cancelled", cancelled_}, {"live", live_.size()}, {"rooms", rooms_.size()}}
+        .dump();
+  }
+
+  std::string MetricsText() const {
+    const MockStats s = engine_.stats();
+    const double used = 1 - static_cast<double>(s.free_blocks) / std::max(1u, options_.engine.num_blocks);
+    return fmt::format(
+        "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{model_name=\"{0}\"}} {1}\n"
+        "# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{model_name=\"{0}\"}} {2}\n"
+        "# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{{model_name=\"{0}\"}} {3}\n"
+        "# TYPE vllm:prefix_cache_queries counter\nvllm:prefix_cache_queries_total{{model_name=\"{0}\"}} {4}\n"
+        "# TYPE vllm:prefix_cache_hits counter\nvllm:prefix_cache_hits_total{{model_name=\"{0}\"}} {5}\n"
+        "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{block_size=\"{6}\",num_gpu_blocks=\"{7}\"}} 1\n",
+        options_.model, s.running, s.waiting, used, s.prompt_tokens, s.cached_tokens, options_.engine.block_size,
+        options_.engine.num_blocks);
+  }
+
+  const MockServerOptions options_;
+  asio::io_context io_{1};
+  MockEngine engine_;
+  tcp::acceptor acceptor_;
+  asio::steady_timer timer_;
+  asio::posix::stream_descriptor replay_fd_;
+  void *context_ = nullptr, *publisher_ = nullptr, *replayer_ = nullptr;
+  std::string engine_id_;
+  uint64_t next_id_ = 1, served_ = 0, cancelled_ = 0;
+  bool turning_ = false, unhealthy_ = false;
+  std::unordered_map<uint64_t, std::shared_ptr<Session>> live_;
+  std::map<uint64_t, Nanos> pinned_;              // prefill-only requests whose blocks wait for another engine
+  struct Room {
+    bool ready = false;
+    uint64_t id = 0;
+    std::vector<std::weak_ptr<Session>> waiters;  // other engines that ask for it, or a decode request of ours
+  };
+  std::map<std::string, Room> rooms_;             // parallel transfers by key
+  std::deque<Json> recent_;
+};
+
+// One connection of a client.
+class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(Impl& server, tcp::socket socket) : server_(server), stream_(std::move(socket)), delay_(server.io_) {
+    boost::system::error_code ignored;
+    stream_.socket().set_option(tcp::no_delay(true), ignored);
+  }
+
+  void Read() {
+    parser_.emplace();
+    parser_->body_limit(kMaxBody);
+    http::async_read(stream_, buffer_, *parser_, [self = shared_from_this()](auto error, size_t) {
+      if (error) return self->Close();
+      self->Handle();
+    });
+  }
+
+  void OnOutput(const MockOutput& output) {
+    if (output.kind == MockOutput::Kind::kTransferred) return NotifyPrefill();
+    cached_ = output.cached_tokens;
+    if (output.kind == MockOutput::Kind::kFailed) {
+      id_ = 0;
+      if (!head_sent_) return Send(500, ErrorBody(500, "server_error", "the mock engine failed the request"));
+      return Close();
+    }
+    const bool finished = output.kind == MockOutput::Kind::kFinished;
+    const bool rooms = server_.options_.transfer != Transfer::kVllmNixl && server_.options_.transfer != Transfer::kAggregated;
+    if (finished && rooms && prompt_->transfer.part == MockTransfer::Part::kPrefill) RoomReady();
+    const uint32_t before = tokens_;
+    tokens_ = std::max(tokens_, output.tokens);
+    if (drop_after_ > 0 && tokens_ >= drop_after_) {
+      server_.live_.erase(id_);
+      if (!finished) server_.engine_.Cancel(id_, SteadyNow());
+      id_ = 0;
+      return Close();
+    }
+    if (prompt_->body.stream) {
+      for (uint32_t i = before; i < tokens_; ++i) Chunk(i, finished && i + 1 == tokens_);
+      if (finished) EndStream();
+    } else if (finished) {
+      SendAnswer();
+    }
+    if (finished) {
+      id_ = 0;
+      ++server_.served_;
+    }
+  }
+
+  // The transfer that this session waits for is complete at P.
+  void OnRoomReady() {
+    if (await_room_) {
+      await_room_ = false;
+      if (prompt_) return Submit();  // a decode request whose blocks were pushed
+      Send(200, "{}");
+    }
+  }
+
+  uint64_t id() const { return id_; }
+  const MockTransfer& transfer() const { return prompt_->transfer; }
+
+ private:
+  void Handle() {
+    const auto& request = parser_->get();
+    const std::string_view target = View(request.target());
+    const std::string_view path = target.substr(0, target.find('?'));
+    Watch();
+    if (path == "/health") return Send(server_.unhealthy_ ? 503 : 200, "");
+    if (path == "/metrics") return Send(200, server_.MetricsText(), "text/plain");
+    if (path == "/v1/models") {
+      return Send(200, Json{{"object", "list"}, {"data", {{{"id", server_.options_.model}, {"object", "model"}}}}}.dump());
+    }
+    if (path == "/query") return Send(200, Json{{"0", {{"engine_id", server_.engine_id_}}}}.dump());
+    if (path == "/mock/state") return Send(200, server_.StateText());
+    if (path == "/mock/requests") return Send(200, Json(server_.recent_).dump());
+    if (path == "/mock/faults") return SetFaults();
+    if (path == "/mock/reset") return Reset();
+    if (path.starts_with("/mock/release/")) return Release(std::string(path.substr(14)));
+    if (path.starts_with("/mock/room/")) return AwaitRoom(std::string(path.substr(11)));
+    if (path.starts_with("/mock/pushed/")) return Pushed(std::string(path.substr(13)));
+    const Endpoint endpoint = EndpointOf(path);
+    if (endpoint == Endpoint::kOther || request.method() != http::verb::post) {
+      return Send(404, ErrorBody(404, "invalid_request_error", "no such endpoint"));
+    }
+    Generate(endpoint);
+  }
+
+  int HeaderNumber(const char* name) {
+    const auto& request = parser_->get();
+    const auto found = request.find(name);
+    return found == request.end() ? 0 : std::atoi(std::string(View(found->value())).c_str());
+  }
+
+  void Generate(Endpoint endpoint) {
+    const auto& request = parser_->get();
+    Json headers = Json::object();
+    for (const auto& field : request) headers[std::string(View(field.name_string()))] = std::string(View(field.value()));
+    const std::string& body = request.body();
+    server_.recent_.push_back({{"path", std::string(View(request.target()))}, {"headers", headers},
+                               {"body", body.size() > 20'000 ? body.substr(0, 20'000) : body}});
+    if (server_.recent_.size() > kKeptRequests) server_.recent_.pop_front();
+    drop_after_ = static_cast<uint32_t>(HeaderNumber("x-mock-drop-after"));
+    if (const int delay = HeaderNumber("x-mock-delay-ms"); delay > 0) {
+      delay_.expires_after(std::chrono::milliseconds(delay));
+      delay_.async_wait([self = shared_from_this(), endpoint](auto error) {
+        if (!error && !self->closed_) self->Begin(endpoint);
+      });
+      return;
+    }
+    Begin(endpoint);
+  }
+
+  void Begin(Endpoint endpoint) {
+    if (const int status = HeaderNumber("x-mock-status"); status > 0) {
+      return Send(status, ErrorBody(status, "server_error", "fault injected by x-mock-status"));
+    }
+    StatusOr<MockPrompt> prompt = ReadMockPrompt(endpoint, parser_->get().body(), server_.options_.transfer,
+                                                 server_.options_.engine.block_size, server_.options_.engine.seed);
+    if (!prompt.ok()) return Send(400, ErrorBody(400, "invalid_request_error", Message(prompt.status())));
+    prompt_ = *std::move(prompt);
+    MockTransfer& transfer = prompt_->transfer;
+    const Role role = server_.options_.engine.role;
+    if (server_.options_.transfer == Transfer::kSglang) {
+      transfer.part = role == Role::kDecode ? MockTransfer::Part::kDecode : MockTransfer::Part::kPrefill;
+    }
+    if (transfer.part != MockTransfer::Part::kDecode || transfer.prefilled) return Submit();
+    await_room_ = true;
+    if (server_.options_.transfer == Transfer::kAscend) return AskForPush();
+    // Wait until P has computed the prompt.
+    peer_ = std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
+      const auto self = weak.lock();
+      if (self == nullptr || self->closed_) return;
+      if (answer) return self->OnRoomReady();
+      self->Send(500, ErrorBody(500, "server_error", "the prefill engine is gone"));
+    });
+    peer_->Start(transfer.peer, http::verb::get, "/mock/room/" + transfer.key, "");
+  }
+
+  void AskForPush() {
+    const auto found = parser_->get().find("X-Request-Id");
+    const std::string id = found == parser_->get().end() ? "" : std::string(View(found->value()));
+    const std::string key = fmt::format("{}-{}", server_.engine_id_, server_.next_id_++);
+    server_.rooms_[key].waiters.push_back(weak_from_this());
+    std::string url = prompt_->transfer.metaserver;
+    if (url.starts_with("http://")) url.erase(0, 7);
+    const size_t slash = std::min(url.find('/'), url.size());
+    const Json body = {{"request_id", "chatcmpl-" + id}, {"do_remote_decode", true}, {"do_remote_prefill", false},
+                       {"remote_request_id", key}, {"remote_host", server_.options_.host},
+                       {"remote_port", server_.acceptor_.local_endpoint().port()}};
+    peer_ = std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
+      const auto self = weak.lock();
+      if (self == nullptr || self->closed_ || answer) return;
+      self->Send(500, ErrorBody(500, "server_error", "the metaserver does not know the request"));
+    });
+    peer_->Start(url.substr(0, slash), http::verb::post, url.substr(slash), body.dump());
+  }
+
+  void Submit() {
+    const MockTransfer& transfer = prompt_->transfer;
+    MockRequest request;
+    request.id = id_ = server_.next_id_++;
+    request.prompt_tokens = static_cast<uint32_t>(prompt_->ids.size());
+    request.output_tokens = std::max(1u, prompt_->output_tokens);
+    request.keys = prompt_->keys;
+    request.tokens = prompt_->ids;
+    request.output_seed = seed_ = id_ * 0x9e3779b97f4a7c15u + server_.options_.engine.seed;
+    if (transfer.part == MockTransfer::Part::kPrefill) {
+      request.prefill_only = true;
+      request.output_tokens = 1;
+      if (server_.options_.transfer != Transfer::kVllmNixl) server_.rooms_[transfer.key].id = id_;
+    } else if (transfer.part == MockTransfer::Part::kDecode) {
+      request.remote_prefill = true;
+      request.remote_ready = SteadyNow();
+    }
+    const bool prefill_only = request.prefill_only;
+    const Status status = server_.engine_.Submit(std::move(request), SteadyNow());
+    if (!status.ok()) {
+      id_ = 0;
+      return Send(status.code() == StatusCode::kResourceExhausted ? 503 : 400,
+                  ErrorBody(400, "invalid_request_error", Message(status)));
+    }
+    if (prefill_only) server_.pinned_[id_] = SteadyNow();
+    server_.live_[id_] = shared_from_this();
+    server_.TurnSoon();
+  }
+
+  // D has read the blocks, or does not need them any more: P may drop them.
+  void NotifyPrefill() {
+    const MockTransfer& transfer = prompt_->transfer;
+    if (transfer.part != MockTransfer::Part::kDecode || std::exchange(notified_, true)) return;
+    if (transfer.peer.empty() || server_.options_.transfer == Transfer::kAscend) return;
+    auto call = std::make_shared<PeerCall>(server_.io_, [](std::optional<std::string>) {});
+    call->Start(transfer.peer, http::verb::post, "/mock/release/" + transfer.key, "");
+  }
+
+  void Release(const std::string& key) {
+    uint64_t id = 0;
+    if (const auto room = server_.rooms_.find(key); room != server_.rooms_.end()) {
+      id = room->second.id;
+      server_.rooms_.erase(room);
+    } else {
+      id = std::strtoull(key.c_str(), nullptr, 10);
+    }
+    server_.engine_.ReleaseRemote(id, SteadyNow());
+    server_.pinned_.erase(id);
+    server_.TurnSoon();
+    Send(200, "{}");
+  }
+
+  void AwaitRoom(const std::string& key) {
+    Room& room = server_.rooms_[key];
+    if (room.ready) return Send(200, "{}");
+    await_room_ = true;
+    room.waiters.push_back(weak_from_this());
+  }
+
+  // P has pushed the blocks of a decode request that waits here.
+  void Pushed(const std::string& key) {
+    if (const auto found = server_.rooms_.find(key); found != server_.rooms_.end()) {
+      const auto waiters = std::move(found->second.waiters);
+      server_.rooms_.erase(found);
+      for (const auto& waiter : waiters) {
+        if (const auto session = waiter.lock()) session->OnRoomReady();
+      }
+    }
+    Send(200, "{}");
+  }
+
+  void SetFaults() {
+    const Json faults = Json::parse(parser_->get().body(), nullptr, false);
+    if (!faults.is_object()) return Send(400, "{}");
+    MockFaults set = server_.options_.engine.faults;
+    set.fail_request = faults.value("fail_request", set.fail_request);
+    set.drop_message = faults.value("drop_message", set.drop_message);
+    set.duplicate_message = faults.value("duplicate_message", set.duplicate_message);
+    set.swap_messages = faults.value("swap_messages", set.swap_messages);
+    set.slowdown = faults.value("slowdown", set.slowdown);
+    if (const int64_t stall = faults.value("stall_ms", int64_t{0}); stall > 0) set.stall_until = SteadyNow() + stall * kMillisecond;
+    server_.unhealthy_ = faults.value("unhealthy", false);
+    server_.engine_.SetFaults(set);
+    server_.TurnSoon();
+    Send(200, "{}");
+  }
+
+  void Reset() {
+    const Json body = Json::parse(parser_->get().body(), nullptr, false);
+    if (body.is_object() && body.value("restart", false)) {
+      server_.engine_.Restart(SteadyNow());
+    } else {
+      server_.engine_.ResetCache(SteadyNow());
+    }
+    server_.TurnSoon();
+    Send(200, "{}");
+  }
+
+  // --- Answers ---
+
+  std::string AnswerId() const { return fmt::format("{}-{}", prompt_->body.endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", id_); }
+  std::string TokenText(uint32_t index) const { return fmt::format(" t{}", MockOutputToken(seed_, index)); }
+
+  Json Usage() const {
+    return {{"prompt_tokens", prompt_->ids.size()}, {"completion_tokens", tokens_}, {"total_tokens", prompt_->ids.size() + tokens_},
+            {"prompt_tokens_details", {{"cached_tokens", cached_}}}};
+  }
+
+  void Chunk(uint32_t index, bool last) {
+    if (!head_sent_) {
+      head_sent_ = true;
+      out_ += "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n";
+    }
+    const bool chat = prompt_->body.endpoint == Endpoint::kChat;
+    Json choice = {{"index", 0}, {"finish_reason", last ? Json("length") : Json()}};
+    if (chat) {
+      choice["delta"] = {{"content", TokenText(index)}};
+      if (index == 0) choice["delta"]["role"] = "assistant";
+    } else {
+      choice["text"] = TokenText(index);
+    }
+    Json event = {{"id", AnswerId()}, {"object", chat ? "chat.completion.chunk" : "text_completion"}, {"created", 0},
+                  {"model", prompt_->body.model}, {"choices", Json::array({choice})}};
+    if (index == 0 && prompt_->return_ids) event["prompt_token_ids"] = prompt_->ids;
+    Event(event.dump());
+  }
+
+  void Event(const std::string& json) {
+    out_ += fmt::format("{:x}\r\ndata: {}\n\n\r\n", json.size() + 8, json);
+    Flush();
+  }
+
+  void EndStream() {
+    if (prompt_->body.include_usage) {
+      Event(Json{{"id", AnswerId()}, {"object", "chunk"}, {"created", 0}, {"model", prompt_->body.model},
+                 {"choices", Json::array()}, {"usage", Usage()}}.dump());
+    }
+    Event("[DONE]");
+    out_ += "0\r\n\r\n";
+    finished_ = true;
+    Flush();
+  }
+
+  void SendAnswer() {
+    const bool chat = prompt_->body.endpoint == Endpoint::kChat;
+    std::string text;
+    for (uint32_t i = 0; i < tokens_; ++i) text += TokenText(i);
+    Json choice = {{"index", 0}, {"finish_reason", "length"}, {"logprobs", nullptr}};
+    if (chat) {
+      choice["message"] = {{"role", "assistant"}, {"content", text}};
+    } else {
+      choice["text"] = text;
+    }
+    Json answer = {{"id", AnswerId()}, {"object", chat ? "chat.completion" : "text_completion"}, {"created", 0},
+                   {"model", prompt_->body.model}, {"choices", Json::array({choice})}, {"usage", Usage()}};
+    if (prompt_->return_ids) answer["prompt_token_ids"] = prompt_->ids;
+    const MockTransfer& transfer = prompt_->transfer;
+    if (transfer.part == MockTransfer::Part::kPrefill) {
+      if (server_.options_.transfer == Transfer::kVllmNixl) {
+        answer["kv_transfer_params"] = {{"do_remote_prefill", true}, {"do_remote_decode", false},
+                                        {"remote_block_ids", Json::array({Json::array({1, 2, 3})})},
+                                        {"remote_engine_id", server_.engine_id_}, {"remote_request_id", std::to_string(id_)},
+                                        {"remote_host", server_.options_.host},
+                                        {"remote_port", server_.acceptor_.local_endpoint().port()}, {"tp_size", 1}};
+      } else if (server_.options_.transfer == Transfer::kAscend) {
+        server_.engine_.ReleaseRemote(id_, SteadyNow());
+        server_.pinned_.erase(id_);
+        auto call = std::make_shared<PeerCall>(server_.io_, [](std::optional<std::string>) {});
+        call->Start(transfer.peer, http::verb::post, "/mock/pushed/" + transfer.key, "");
+      }
+    }
+    Send(200, answer.dump());
+  }
+
+  // A prefill of ours is complete: engines that wait for it may read.
+  void RoomReady() {
+    const auto found = server_.rooms_.find(prompt_->transfer.key);
+    if (found == server_.rooms_.end()) return;
+    found->second.ready = true;
+    for (const auto& waiter : std::exchange(found->second.waiters, {})) {
+      if (const auto session = waiter.lock()) session->OnRoomReady();
+    }
+  }
+
+  void Send(int status, const std::string& body, const char* type = "application/json") {
+    if (closed_) return;
+    head_sent_ = finished_ = true;
+    out_ += fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n{}", status,
+                        View(http::obsolete_reason(static_cast<http::status>(status))), type, body.size(), body);
+    Flush();
+  }
+
+  void Flush() {
+    if (writing_ || closed_) return;
+    if (out_.empty()) {
+      if (finished_) Next();
+      return;
+    }
+    writing_ = true;
+    sending_ = std::exchange(out_, {});
+    asio::async_write(stream_, asio::buffer(sending_), [self = shared_from_this()](auto error, size_t) {
+      self->writing_ = false;
+      if (error) return self->Close();
+      self->Flush();
+    });
+  }
+
+  // The answer was sent: the next request may come.
+  void Next() {
+    const bool keep = parser_->get().keep_alive();
+    finished_ = head_sent_ = false;
+    await_room_ = notified_ = false;
+    tokens_ = cached_ = drop_after_ = 0;
+    prompt_.reset();
+    peer_.reset();
+    if (!keep) return Close();
+    if (watching_) {  // the pending read finds the next request
+      idle_ = true;
+      return;
+    }
+    Read();
+  }
+
+  // Notices a client that leaves while its request runs.
+  void Watch() {
+    if (std::exchange(watching_, true)) return;
+    stream_.async_read_some(buffer_.prepare(4096), [self = shared_from_this()](auto error, size_t bytes) {
+      self->watching_ = false;
+      if (error) return self->Close();
+      self->buffer_.commit(bytes);
+      if (std::exchange(self->idle_, false)) self->Read();
+    });
+  }
+
+  void Close() {
+    if (std::exchange(closed_, true)) return;
+    delay_.cancel();
+    if (peer_ != nullptr) peer_->Cancel();
+    if (id_ != 0) {
+      ++server_.cancelled_;
+      server_.engine_.Cancel(id_, SteadyNow());
+      server_.pinned_.erase(id_);
+      server_.live_.erase(id_);
+      id_ = 0;
+      if (server_.options_.transfer == Transfer::kVllmNixl) NotifyPrefill();
+      server_.TurnSoon();
+    }
+    boost::system::error_code ignored;
+    stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
+    stream_.socket().close(ignored);
+  }
+
+  Impl& server_;
+  beast::tcp_stream stream_;
+  asio::steady_timer delay_;
+  beast::flat_buffer buffer_;
+  std::optional<http::request_parser<http::string_body>> parser_;
+  std::optional<MockPrompt> prompt_;
+  std::shared_ptr<PeerCall> peer_;
+  std::string out_, sending_;
+  uint64_t id_ = 0, seed_ = 0;
+  uint32_t tokens_ = 0, cached_ = 0, drop_after_ = 0;
+  bool head_sent_ = false, finished_ = false, writing_ = false, watching_ = false, idle_ = false, closed_ = false,
+       await_room_ = false, notified_ = false;
+};
+
+void MockServer::Impl::Accept() {
+  acceptor_.async_accept([this](auto error, tcp::socket socket) {
+    if (error) return;
+    std::make_shared<Session>(*this, std::move(socket))->Read();
+    Accept();
+  });
+}
+
+void MockServer::Impl::Turn() {
+  const Nanos now = SteadyNow();
+  engine_.Advance(now);
+  std::vector<MockOutput> outputs;
+  engine_.TakeOutputs(outputs);
+  std::vector<MockMessage> messages;
+  engine_.TakeMessages(messages);
+  for (const MockMessage& message : messages) {
+    if (publisher_ == nullptr) break;
+    const std::string sequence = EncodeSequence(message.sequence), payload = Payload(message);
+    zmq_send(publisher_, options_.kv_topic.data(), options_.kv_topic.size(), ZMQ_SNDMORE);
+    zmq_send(publisher_, sequence.data(), sequence.size(), ZMQ_SNDMORE);
+    zmq_send(publisher_, payload.data(), payload.size(), 0);
+  }
+  for (const MockOutput& output : outputs) {
+    const auto found = live_.find(output.id);
+    if (found == live_.end()) continue;
+    const std::shared_ptr<Session> session = found->second;
+    const bool ended = output.kind == MockOutput::Kind::kFinished || output.kind == MockOutput::Kind::kFailed;
+    if (ended) live_.erase(found);
+    if (output.kind == MockOutput::Kind::kFailed) pinned_.erase(output.id);
+    session->OnOutput(output);
+  }
+  const Nanos next = engine_.NextEvent();
+  if (next == kNever) return;
+  timer_.expires_after(std::chrono::nanoseconds(std::max<Nanos>(next - SteadyNow(), 0)));
+  timer_.async_wait([this](auto error) {
+    if (!error) Turn();
+  });
+}
+
+MockServer::MockServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MockServer::~MockServer() = default;
+
+StatusOr<std::unique_ptr<MockServer>> MockServer::Create(const MockServerOptions& options) {
+  auto impl = std::make_unique<Impl>(options);
+  RETURN_IF_ERROR(impl->Open());
+  return std::unique_ptr<MockServer>(new MockServer(std::move(impl)));
+}
+
+int MockServer::port() const { return impl_->acceptor_.local_endpoint().port(); }
+void MockServer::Run() { impl_->io_.run(); }
+void MockServer::Stop() { impl_->io_.stop(); }
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,111 @@
+/* The C interface between nginx and the gateway. No function throws; a function that can fail returns a value that
+ * says so. Everything runs in the event loop's thread, except moesaic_task_run. */
+#ifndef MOESAIC_PROXY_NGINX_BRIDGE_H_
+#define MOESAIC_PROXY_NGINX_BRIDGE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct moesaic_pool_s moesaic_pool_t;         /* settings and tokenizer of a moesaic_pool block */
+typedef struct moesaic_gateway_s moesaic_gateway_t;   /* a pool in a worker process */
+typedef struct moesaic_flow_s moesaic_flow_t;         /* a request */
+typedef struct moesaic_task_s moesaic_task_t;         /* tokenization of a request */
+typedef struct moesaic_exchange_s moesaic_exchange_t; /* an exchange with an engine */
+typedef struct moesaic_watcher_s moesaic_watcher_t;   /* waits for a descriptor */
+
+typedef struct {
+  const char* data;
+  size_t len;
+} moesaic_text_t;
+
+typedef struct {
+  moesaic_text_t name, value;
+} moesaic_header_t;
+
+#define MOESAIC_STAGES 10
+#define MOESAIC_WORKERS 64
+
+/* Facts for the access log. Times are nanoseconds of CLOCK_MONOTONIC; 0: the stage was not entered. Texts belong to
+ * the caller and are cut at their ends. */
+typedef struct {
+  int64_t entered[MOESAIC_STAGES];
+  int64_t first_token;
+  int64_t prompt_tokens, cached_tokens, output_tokens, retries;
+  const char* outcome;
+  char prefill[256], decode[256], request_id[128], key_name[64];
+} moesaic_log_t;
+
+/* Operations of the event loop. `loop` is the argument of moesaic_gateway_create, `client` that of moesaic_flow_create.
+ * None of them calls back before it returns. See gateway/transport.h. */
+typedef struct {
+  void* (*connect)(void* loop, moesaic_exchange_t* exchange, const void* address, size_t address_len,
+                   moesaic_text_t bytes, int reuse);
+  void (*release)(void* connection, int keep);
+  void (*pause)(void* connection, int paused);
+  void (*arm_timer)(void* loop, int64_t delay_ns, int idle);
+  void (*run_soon)(void* loop);
+  void (*wake)(void* loop, int worker);
+  void* (*watch)(void* loop, int fd, moesaic_watcher_t* watcher);
+  void (*unwatch)(void* watch);
+  void (*log)(void* loop, int error, moesaic_text_t message);
+  void (*send_head)(void* client, int status, const moesaic_header_t* headers, size_t count);
+  void (*send_body)(void* client, moesaic_text_t bytes);
+  void (*end)(void* client, int complete);
+  int (*tokenize)(void* client, moesaic_task_t* task); /* 0: no thread is available */
+} moesaic_shell_t;
+
+/* Configuration. Functions that take `error` write a message there and return 0 when they fail. */
+moesaic_pool_t* moesaic_pool_create(moesaic_text_t name);
+void moesaic_pool_destroy(moesaic_pool_t* pool);
+int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error, size_t error_len);
+/* Checks the block, resolves names and reads the tokenizer. */
+int moesaic_pool_finish(moesaic_pool_t* pool, char* error, size_t error_len);
+size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool);
+/* Formats the shared memory, or uses it as it is when it was formatted by an earlier configuration. */
+int moesaic_pool_attach(moesaic_pool_t* pool, void* memory, size_t bytes, int formatted, char* error, size_t error_len);
+/* Makes the engines of the configuration those of the shared memory. Called by the master process. */
+int moesaic_pool_configure(moesaic_pool_t* pool, char* error, size_t error_len);
+/* Descriptor that wakes a worker. The master process opens them; workers inherit them. */
+int moesaic_pool_wake_fd(const moesaic_pool_t* pool, int worker);
+
+/* Worker processes. */
+moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop, int32_t pid,
+                                          char* error, size_t error_len);
+void moesaic_gateway_destroy(moesaic_gateway_t* gateway);
+int moesaic_gateway_worker(const moesaic_gateway_t* gateway);
+void moesaic_gateway_retire(moesaic_gateway_t* gateway);
+void moesaic_gateway_timer(moesaic_gateway_t* gateway);
+void moesaic_gateway_soon(moesaic_gateway_t* gateway);
+void moesaic_gateway_woken(moesaic_gateway_t* gateway);
+
+moesaic_flow_t* moesaic_flow_create(moesaic_gateway_t* gateway, void* client);
+void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target,
+                        const moesaic_header_t* headers, size_t count, moesaic_text_t body);
+void moesaic_flow_pause(moesaic_flow_t* flow, int paused);
+/* The last call for a flow. */
+void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log);
+
+void moesaic_task_run(moesaic_task_t* task); /* in any thread */
+void moesaic_task_done(moesaic_task_t* task);
+
+void moesaic_exchange_connected(moesaic_exchange_t* exchange, int reused);
+void moesaic_exchange_data(moesaic_exchange_t* exchange, moesaic_text_t bytes);
+void moesaic_exchange_closed(moesaic_exchange_t* exchange);
+void moesaic_exchange_failed(moesaic_exchange_t* exchange, moesaic_text_t reason);
+void moesaic_watcher_readable(moesaic_watcher_t* watcher);
+
+/* Pages. The caller frees the text with moesaic_free. */
+enum { MOESAIC_METRICS, MOESAIC_STATE, MOESAIC_PAGE, MOESAIC_TRACE };
+int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* len, const char** type);
+void moesaic_free(char* text);
+/* Passes what a decode engine posted to the metaserver to its request; returns the status of the answer. */
+int moesaic_metaserver(moesaic_gateway_t* gateway, moesaic_text_t body);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MOESAIC_PROXY_NGINX_BRIDGE_H_ */

@@ -1,0 +1,373 @@
+/* The event loop for the gateway: connections to engines, the timer, descriptors, and wake-ups between workers. */
+#include "proxy/nginx/module.h"
+
+#define MOESAIC_READ_BYTES 65536
+#define MOESAIC_MAX_IDLE 512 /* idle connections of a worker to all engines */
+
+typedef struct {
+  ngx_queue_t queue; /* in loop->idle while there is no exchange */
+  moesaic_loop_t* loop;
+  moesaic_exchange_t* exchange;
+  ngx_peer_connection_t peer;
+  ngx_str_t name;
+  moesaic_text_t send; /* the part of the request that was not sent yet */
+  u_char address[sizeof(struct sockaddr_storage)];
+  size_t address_len;
+  unsigned connected : 1, reused : 1, paused : 1, busy : 1, released : 1, keep : 1;
+} moesaic_connection_t;
+
+typedef struct {
+  moesaic_loop_t* loop;
+  moesaic_watcher_t* watcher; /* null: this is the wake descriptor */
+  ngx_connection_t* connection;
+} moesaic_watch_t;
+
+static void moesaic_read(ngx_event_t* event);
+static void moesaic_write(ngx_event_t* event);
+
+static void moesaic_close(moesaic_connection_t* connection) {
+  if (connection->peer.connection != NULL) ngx_close_connection(connection->peer.connection);
+  ngx_free(connection);
+}
+
+/* The exchange has let go of the connection. */
+static void moesaic_settle(moesaic_connection_t* connection) {
+  ngx_connection_t* c = connection->peer.connection;
+  moesaic_loop_t* loop = connection->loop;
+
+  if (!connection->keep || ngx_exiting || ngx_terminate || loop->idle_count >= MOESAIC_MAX_IDLE || c->error ||
+      c->read->eof) {
+    moesaic_close(connection);
+    return;
+  }
+  connection->exchange = NULL;
+  connection->released = 0;
+  connection->paused = 0;
+  c->idle = 1; /* nginx closes idle connections when the worker is asked to exit */
+  ngx_queue_insert_head(&loop->idle, &connection->queue);
+  loop->idle_count++;
+  if (c->read->ready) { /* closed meanwhile? */
+    ngx_post_event(c->read, &ngx_posted_events);
+  }
+}
+
+static ngx_int_t moesaic_get_peer(ngx_peer_connection_t* peer, void* data) { return NGX_OK; }
+
+static moesaic_connection_t* moesaic_take_idle(moesaic_loop_t* loop, const void* address, size_t address_len) {
+  ngx_queue_t* q;
+  moesaic_connection_t* connection;
+
+  for (q = ngx_queue_head(&loop->idle); q != ngx_queue_sentinel(&loop->idle); q = ngx_queue_next(q)) {
+    connection = ngx_queue_data(q, moesaic_connection_t, queue);
+    if (connection->address_len != address_len || ngx_memcmp(connection->address, address, address_len) != 0) continue;
+    ngx_queue_remove(q);
+    loop->idle_count--;
+    connection->peer.connection->idle = 0;
+    return connection;
+  }
+  return NULL;
+}
+
+void* moesaic_loop_connect(void* data, moesaic_exchange_t* exchange, const void* address, size_t address_len,
+                           moesaic_text_t bytes, int reuse) {
+  moesaic_loop_t* loop = data;
+  moesaic_connection_t* connection;
+  ngx_connection_t* c;
+  ngx_int_t rc;
+
+  connection = reuse ? moesaic_take_idle(loop, address, address_len) : NULL;
+  if (connection != NULL) {
+    connection->exchange = exchange;
+    connection->send = bytes;
+    connection->connected = 0;
+    connection->reused = 1;
+    ngx_post_event(connection->peer.connection->write, &ngx_posted_events);
+    return connection;
+  }
+  connection = ngx_calloc(sizeof(moesaic_connection_t), ngx_cycle->log);
+  if (connection == NULL || address_len > sizeof(connection->address)) {
+    if (connection != NULL) ngx_free(connection);
+    return NULL;
+  }
+  ngx_memcpy(connection->address, address, address_len);
+  connection->address_len = address_len;
+  connection->loop = loop;
+  connection->exchange = exchange;
+  connection->send = bytes;
+  ngx_str_set(&connection->name, "engine");
+  connection->peer.sockaddr = (struct sockaddr*)connection->address;
+  connection->peer.socklen = (socklen_t)address_len;
+  connection->peer.name = &connection->name;
+  connection->peer.get = moesaic_get_peer;
+  connection->peer.log = ngx_cycle->log;
+  connection->peer.log_error = NGX_ERROR_ERR;
+
+  rc = ngx_event_connect_peer(&connection->peer);
+  if (rc != NGX_OK && rc != NGX_AGAIN) {
+    moesaic_close(connection);
+    return NULL;
+  }
+  c = connection->peer.connection;
+  c->data = connection;
+  c->read->handler = moesaic_read;
+  c->write->handler = moesaic_write;
+  c->sendfile = 0;
+  ngx_tcp_nodelay(c);
+  if (rc == NGX_OK) {
+    ngx_post_event(c->write, &ngx_posted_events);
+  }
+  return connection;
+}
+
+void moesaic_loop_release(void* data, int keep) {
+  moesaic_connection_t* connection = data;
+
+  connection->released = 1;
+  connection->keep = keep && connection->send.len == 0;
+  if (!connection->busy) moesaic_settle(connection);
+}
+
+void moesaic_loop_pause(void* data, int paused) {
+  moesaic_connection_t* connection = data;
+  ngx_connection_t* c = connection->peer.connection;
+
+  connection->paused = paused ? 1 : 0;
+  if (!paused && c->read->ready) {
+    ngx_post_event(c->read, &ngx_posted_events);
+  }
+}
+
+/* Runs `call` on the exchange; false: the connection does not exist any more. */
+#define MOESAIC_TELL(connection, call)       \
+  ((connection)->busy = 1, (call), (connection)->busy = 0, \
+   (connection)->released ? (moesaic_settle(connection), 0) : 1)
+
+static void moesaic_fail(moesaic_connection_t* connection, ngx_err_t err) {
+  u_char text[NGX_MAX_ERROR_STR];
+  moesaic_text_t reason;
+
+  reason.data = (char*)text;
+  reason.len = err ? (size_t)(ngx_strerror(err, text, sizeof(text)) - text) : 0;
+  (void)MOESAIC_TELL(connection, moesaic_exchange_failed(connection->exchange, reason));
+}
+
+static void moesaic_write(ngx_event_t* event) {
+  ngx_connection_t* c = event->data;
+  moesaic_connection_t* connection = c->data;
+  ssize_t sent;
+  int err = 0;
+  socklen_t len = sizeof(int);
+
+  if (connection->exchange == NULL) return;
+  if (!connection->connected) {
+    if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, (void*)&err, &len) == -1) err = ngx_socket_errno;
+    if (err != 0) {
+      moesaic_fail(connection, err);
+      return;
+    }
+    connection->connected = 1;
+    if (!MOESAIC_TELL(connection, moesaic_exchange_connected(connection->exchange, connection->reused))) return;
+  }
+  while (connection->send.len > 0) {
+    sent = c->send(c, (u_char*)connection->send.data, connection->send.len);
+    if (sent == NGX_ERROR) {
+      /* The engine may have answered and closed without reading everything. */
+      if (c->read->ready) break;
+      moesaic_fail(connection, ngx_socket_errno);
+      return;
+    }
+    if (sent == NGX_AGAIN) break;
+    connection->send.data += sent;
+    connection->send.len -= (size_t)sent;
+  }
+  if (ngx_handle_write_event(c->write, 0) != NGX_OK) moesaic_fail(connection, 0);
+}
+
+static void moesaic_read(ngx_event_t* event) {
+  static u_char buffer[MOESAIC_READ_BYTES];
+  ngx_connection_t* c = event->data;
+  moesaic_connection_t* connection = c->data;
+  moesaic_text_t bytes;
+  ssize_t n;
+
+  if (connection->exchange == NULL) { /* idle: closed by the engine or by nginx, or it sends what nobody asked for */
+    n = c->close ? 0 : recv(c->fd, buffer, 1, MSG_PEEK);
+    if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
+      event->ready = 0;
+      if (ngx_handle_read_event(event, 0) == NGX_OK) return;
+    }
+    ngx_queue_remove(&connection->queue);
+    connection->loop->idle_count--;
+    moesaic_close(connection);
+    return;
+  }
+  while (!connection->paused) {
+    n = c->recv(c, buffer, sizeof(buffer));
+    if (n == NGX_AGAIN) break;
+    if (n == NGX_ERROR) {
+      moesaic_fail(connection, ngx_socket_errno);
+      return;
+    }
+    if (n == 0) {
+      (void)MOESAIC_TELL(connection, moesaic_exchange_closed(connection->exchange));
+      return;
+    }
+    bytes.data = (char*)buffer;
+    bytes.len = (size_t)n;
+    if (!MOESAIC_TELL(connection, moesaic_exchange_data(connection->exchange, bytes))) return;
+  }
+  if (ngx_handle_read_event(event, 0) != NGX_OK) moesaic_fail(connection, 0);
+}
+
+/* --- The timer and the end of the turn --- */
+
+static void moesaic_on_timer(ngx_event_t* event) {
+  moesaic_loop_t* loop = event->data;
+  moesaic_gateway_timer(loop->gateway);
+}
+
+static void moesaic_on_soon(ngx_event_t* event) {
+  moesaic_loop_t* loop = event->data;
+  if (loop->gateway != NULL) moesaic_gateway_soon(loop->gateway);
+}
+
+void moesaic_loop_arm_timer(void* data, int64_t delay_ns, int idle) {
+  moesaic_loop_t* loop = data;
+
+  /* nginx keeps an armed timer that differs by less than 300 ms. */
+  if (loop->timer.timer_set) ngx_del_timer(&loop->timer);
+  if (delay_ns < 0) return;
+  loop->timer.cancelable = idle ? 1 : 0;
+  ngx_add_timer(&loop->timer, (ngx_msec_t)((delay_ns + 999999) / 1000000));
+}
+
+void moesaic_loop_run_soon(void* data) {
+  moesaic_loop_t* loop = data;
+  ngx_post_event(&loop->soon, &ngx_posted_events);
+}
+
+/* --- Descriptors --- */
+
+static void moesaic_watch_read(ngx_event_t* event) {
+  ngx_connection_t* c = event->data;
+  moesaic_watch_t* watch = c->data;
+  moesaic_loop_t* loop = watch->loop;
+  uint64_t count;
+
+  if (watch->watcher != NULL) {
+    moesaic_watcher_readable(watch->watcher);
+    return;
+  }
+  if (c->close) { /* the worker is asked to exit */
+    c->close = 0;
+    moesaic_gateway_retire(loop->gateway);
+    return;
+  }
+  while (read(c->fd, &count, sizeof(count)) == sizeof(count)) { /* void */
+  }
+  moesaic_gateway_woken(loop->gateway);
+}
+
+void* moesaic_loop_watch(void* data, int fd, moesaic_watcher_t* watcher) {
+  moesaic_watch_t* watch;
+  ngx_connection_t* c;
+
+  watch = ngx_calloc(sizeof(moesaic_watch_t), ngx_cycle->log);
+  if (watch == NULL) return NULL;
+  c = ngx_get_connection(fd, ngx_cycle->log);
+  if (c == NULL) {
+    ngx_free(watch);
+    return NULL;
+  }
+  watch->loop = data;
+  watch->watcher = watcher;
+  watch->connection = c;
+  c->data = watch;
+  c->read->handler = moesaic_watch_read;
+  c->read->log = ngx_cycle->log;
+  c->read->channel = 1; /* it may be open when the worker exits */
+  if (ngx_add_event(c->read, NGX_READ_EVENT, NGX_CLEAR_EVENT) != NGX_OK) {
+    c->fd = (ngx_socket_t)-1;
+    ngx_free_connection(c);
+    ngx_free(watch);
+    return NULL;
+  }
+  return watch;
+}
+
+void moesaic_loop_unwatch(void* data) {
+  moesaic_watch_t* watch = data;
+  ngx_connection_t* c = watch->connection;
+
+  ngx_del_event(c->read, NGX_READ_EVENT, 0);
+  if (c->read->posted) { /* the macro is several statements */
+    ngx_delete_posted_event(c->read);
+  }
+  c->read->channel = 0;
+  c->idle = 0;
+  c->fd = (ngx_socket_t)-1; /* the descriptor belongs to the gateway */
+  ngx_free_connection(c);
+  ngx_free(watch);
+}
+
+void moesaic_loop_wake(void* data, int worker) {
+  moesaic_loop_t* loop = data;
+  uint64_t one = 1;
+  int fd = moesaic_pool_wake_fd(loop->pool, worker);
+
+  if (fd >= 0 && write(fd, &one, sizeof(one)) != (ssize_t)sizeof(one)) { /* the counter is full: it is awake */
+  }
+}
+
+void moesaic_loop_log(void* data, int error, moesaic_text_t message) {
+  moesaic_loop_t* loop = data;
+  ngx_str_t text;
+
+  text.data = (u_char*)message.data;
+  text.len = message.len;
+  ngx_log_error((ngx_uint_t)(error ? NGX_LOG_ERR : NGX_LOG_NOTICE), ngx_cycle->log, 0, "moesaic %V: %V", &loop->name, &text);
+}
+
+/* --- Worker processes --- */
+
+ngx_int_t moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle) {
+  char error[512];
+  moesaic_watch_t* watch;
+
+  ngx_queue_init(&loop->idle);
+  loop->idle_count = 0;
+  loop->timer.handler = moesaic_on_timer;
+  loop->timer.data = loop;
+  loop->timer.log = cycle->log;
+  loop->soon.handler = moesaic_on_soon;
+  loop->soon.data = loop;
+  loop->soon.log = cycle->log;
+  loop->gateway = moesaic_gateway_create(loop->pool, &moesaic_shell, loop, (int32_t)ngx_pid, error, sizeof(error));
+  if (loop->gateway == NULL) {
+    ngx_log_error(NGX_LOG_EMERG, cycle->log, 0, "moesaic_pool %V: %s", &loop->name, error);
+    return NGX_ERROR;
+  }
+  loop->wake_watch =
+      moesaic_loop_watch(loop, moesaic_pool_wake_fd(loop->pool, moesaic_gateway_worker(loop->gateway)), NULL);
+  if (loop->wake_watch == NULL) return NGX_ERROR;
+  watch = loop->wake_watch;
+  watch->connection->idle = 1; /* nginx calls the handler when the worker is asked to exit */
+  moesaic_gateway_soon(loop->gateway);
+  return NGX_OK;
+}
+
+void moesaic_loop_stop(moesaic_loop_t* loop) {
+  ngx_queue_t* q;
+
+  if (loop->gateway == NULL) return;
+  moesaic_gateway_destroy(loop->gateway);
+  loop->gateway = NULL;
+  if (loop->wake_watch != NULL) moesaic_loop_unwatch(loop->wake_watch);
+  loop->wake_watch = NULL;
+  if (loop->timer.timer_set) ngx_del_timer(&loop->timer);
+  while (!ngx_queue_empty(&loop->idle)) {
+    q = ngx_queue_head(&loop->idle);
+    ngx_queue_remove(q);
+    moesaic_close(ngx_queue_data(q, moesaic_connection_t, queue));
+  }
+}

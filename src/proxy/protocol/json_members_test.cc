@@ -1,0 +1,91 @@
+#include "proxy/protocol/json_members.h"
+
+#include <gtest/gtest.h>
+
+namespace moesaic::proxy {
+namespace {
+
+std::string Edited(std::string_view text, const std::function<void(JsonEdit&)>& change) {
+  const StatusOr<JsonMembers> members = JsonMembers::Scan(text);
+  EXPECT_TRUE(members.ok()) << members.status();
+  if (!members.ok()) return "";
+  JsonEdit edit(*members);
+  change(edit);
+  return edit.Apply();
+}
+
+TEST(JsonMembers, FindsTopLevelMembersOnly) {
+  const std::string text = R"({"a" : {"model":"inner"}, "model": "outer", "n":[1,{"model":3}] })";
+  const auto members = JsonMembers::Scan(text);
+  ASSERT_TRUE(members.ok());
+  EXPECT_EQ(members->String("model"), "outer");
+  EXPECT_EQ(members->Value("n"), R"([1,{"model":3}])");
+  EXPECT_EQ(members->all().size(), 3u);
+  EXPECT_EQ(members->Find("inner"), nullptr);
+}
+
+TEST(JsonMembers, ReadsScalars) {
+  const auto members = JsonMembers::Scan(R"({"s":"a\u00e9\ud83d\ude00\n","i":-7,"big":1e3,"b":true,"z":null})");
+  ASSERT_TRUE(members.ok());
+  EXPECT_EQ(members->String("s"), "a\xC3\xA9\xF0\x9F\x98\x80\n");
+  EXPECT_EQ(members->Integer("i"), -7);
+  EXPECT_EQ(members->Integer("big"), std::nullopt);
+  EXPECT_EQ(members->Bool("b"), true);
+  EXPECT_EQ(members->Find("z")->type, JsonType::kNull);
+}
+
+TEST(JsonMembers, ComparesUnescapedKeysAndTakesTheLastOfEqualOnes) {
+  const auto members = JsonMembers::Scan(R"({"\u006dodel":"a","model":"b"})");
+  ASSERT_TRUE(members.ok());
+  EXPECT_EQ(members->String("model"), "b");
+}
+
+TEST(JsonMembers, RefusesWhatIsNotJson) {
+  for (const char* text : {"", "{", "[", "nul", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{a:1}", "{\"a\":01}", "{\"a\":1.}", "{\"a\":\"\x01\"}",
+                           "{\"a\":\"\\q\"}", "{\"a\":\"\\u12\"}", "{\"a\":tru}", "{\"a\":1} x", "{\"a\":[1,]}", "{\"a\":[1}", "{\"a\":-}",
+                           "\"text\"", "{\"a\":{\"b\"}}", "{\"a\" 1}", "[1 2]"}) {
+    EXPECT_FALSE(JsonMembers::Scan(text).ok()) << text;
+  }
+}
+
+TEST(JsonMembers, BoundsDepth) {
+  const std::string deep = "{\"a\":" + std::string(200, '[') + std::string(200, ']') + "}";
+  EXPECT_FALSE(JsonMembers::Scan(deep).ok());
+  EXPECT_TRUE(JsonMembers::Scan(deep, {.max_depth = 1000}).ok());
+}
+
+TEST(JsonEdit, KeepsBytesOfOtherMembers) {
+  EXPECT_EQ(Edited("{ \"x\" : 1.50e+00 ,\n \"stream\" : true , \"y\":\"\\u00e9\" }",
+                   [](JsonEdit& e) { e.Set("stream", "false"); }),
+            "{ \"x\" : 1.50e+00 ,\n \"stream\" : false , \"y\":\"\\u00e9\" }");
+}
+
+TEST(JsonEdit, RemovesFirstMiddleAndLastMembers) {
+  const char* text = R"({"a":1, "b":2, "c":3})";
+  EXPECT_EQ(Edited(text, [](JsonEdit& e) { e.Remove("a"); }), R"({"b":2, "c":3})");
+  EXPECT_EQ(Edited(text, [](JsonEdit& e) { e.Remove("b"); }), R"({"a":1, "c":3})");
+  EXPECT_EQ(Edited(text, [](JsonEdit& e) { e.Remove("c"); }), R"({"a":1, "b":2})");
+  EXPECT_EQ(Edited(text, [](JsonEdit& e) { e.Remove("b"), e.Remove("c"); }), R"({"a":1, "b":2})");
+  EXPECT_EQ(Edited(text, [](JsonEdit& e) { e.Remove("a"), e.Remove("b"), e.Remove("c"); }), R"({})");
+}
+
+TEST(JsonEdit, AppendsNewMembers) {
+  EXPECT_EQ(Edited("{}", [](JsonEdit& e) { e.Set("a", "1"), e.Set("b", "[]"); }), R"({"a":1,"b":[]})");
+  EXPECT_EQ(Edited("{\"x\":0}\n", [](JsonEdit& e) { e.Set("a", "1"); }), "{\"x\":0,\"a\":1}\n");
+  EXPECT_EQ(Edited(R"({"x":0})", [](JsonEdit& e) { e.Remove("x"), e.Set("a", "1"); }), R"({"a":1})");
+}
+
+TEST(JsonEdit, LeavesOneOfDuplicateMembers) {
+  EXPECT_EQ(Edited(R"({"a":1,"a":2,"b":3})", [](JsonEdit& e) { e.Set("a", "9"); }), R"({"a":9,"b":3})");
+  EXPECT_EQ(Edited(R"({"a":1,"b":3,"a":2})", [](JsonEdit& e) { e.Remove("a"); }), R"({"b":3})");
+}
+
+TEST(JsonQuoted, EscapesAndReads) {
+  const std::string text = "a\"\\\n\x01\xC3\xA9";
+  EXPECT_EQ(JsonUnquoted(JsonQuoted(text)), text);
+  EXPECT_EQ(JsonUnquoted("\"\\\""), std::nullopt);
+  EXPECT_EQ(JsonUnquoted("x"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace moesaic::proxy

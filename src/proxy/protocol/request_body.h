@@ -1,0 +1,91 @@
+// Reads the fields of a request body that scheduling needs, and writes the bodies that engines get.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "proxy/protocol/json_members.h"
+
+namespace moesaic::proxy {
+
+/// How prefill and decode engines exchange KV blocks.
+enum class Transfer {
+  kAggregated,    ///< one engine does both
+  kVllmNixl,      ///< sequential: P answers with kv_transfer_params, D pulls
+  kVllmMooncake,  ///< parallel: both get one transfer_id, D asks P's bootstrap server
+  kSglang,        ///< parallel: both get the same body with a bootstrap room
+  kAscend,        ///< D first: it posts its blocks to the proxy's metaserver, then P pushes layer by layer
+};
+
+/// Parses "aggregated", "nixl", "mooncake", "sglang" or "ascend".
+StatusOr<Transfer> ParseTransfer(std::string_view name);
+std::string_view TransferName(Transfer transfer);
+/// Returns whether P and D run at the same time.
+bool IsParallel(Transfer transfer);
+
+/// The API of an engine, which decides how token ids are forwarded.
+enum class Dialect { kVllm, kSglang, kMoesaic };
+StatusOr<Dialect> ParseDialect(std::string_view name);
+std::string_view DialectName(Dialect dialect);
+
+enum class Endpoint { kChat, kCompletions, kOther };
+/// Returns the endpoint of a path, with or without a prefix before "/v1".
+Endpoint EndpointOf(std::string_view path);
+
+/// A checked body. It refers to the bytes of the body, which must outlive it.
+struct RequestBody {
+  Endpoint endpoint = Endpoint::kOther;
+  JsonMembers members;
+  std::string model;
+  std::string cache_salt;
+  bool stream = false;
+  bool include_usage = false;      ///< stream_options.include_usage
+  int64_t max_tokens = 0;          ///< limit of output tokens; 0: the body gives none
+  int64_t priority = 0;
+  int64_t choices = 1;             ///< "n"
+  bool has_kv_transfer = false;    ///< the client sent kv_transfer_params or bootstrap fields itself
+
+  std::string_view text() const { return members.text(); }
+};
+
+/// Checks and reads a body of `endpoint`. InvalidArgument names the field. Media parts are accepted; encode
+/// stages of other engines are not (Unimplemented for "ec_transfer_params").
+StatusOr<RequestBody> ReadRequestBody(Endpoint endpoint, std::string_view body);
+
+/// Token ids of the prompt, if the body holds them itself ("prompt": [1, 2, 3]); nullopt otherwise.
+std::optional<std::vector<int32_t>> PromptIds(const RequestBody& body);
+
+/// The pair of engines of one request with separate prefill and decode.
+struct TransferPeers {
+  Transfer transfer = Transfer::kAggregated;
+  std::string prefill_host = "";       ///< of the bootstrap server, for kSglang
+  int bootstrap_port = 8998;
+  int64_t room = 0;               ///< random, 63 bits, for kSglang
+  std::string transfer_id = "";        ///< for kVllmMooncake
+  std::string bootstrap_address = "";  ///< "http://HOST:PORT" of P, for kVllmMooncake
+  std::string engine_id = "";          ///< of P, for kVllmMooncake
+  std::string metaserver = "";         ///< "http://PROXY/v1/metaserver", for kAscend
+};
+
+/// Body for P. `params`: D's blocks, which it posted to the metaserver (kAscend only).
+std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {});
+
+/// Body for D. `params`: text of kv_transfer_params in P's response (kVllmNixl only); empty: P gave none, and D
+/// computes the prompt itself.
+std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {});
+
+/// Whether and how ids replace the prompt in a body for an engine of `dialect`. `decode`: the body goes to the D of a
+/// pair, where vLLM takes the ids of a chat as kv_transfer_params.prompt_token_ids.
+bool CanForwardTokens(const RequestBody& body, Dialect dialect, bool decode);
+
+/// Returns `text`, a body that PrefillBody or DecodeBody made or the original, with the ids. Requires
+/// CanForwardTokens. Ids that the engine would compute itself give the same answer without its tokenizer.
+StatusOr<std::string> ForwardTokens(Endpoint endpoint, std::string_view text, Dialect dialect,
+                                    std::span<const int32_t> ids);
+
+}  // namespace moesaic::proxy

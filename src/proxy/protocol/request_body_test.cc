@@ -1,0 +1,129 @@
+#include "proxy/protocol/request_body.h"
+
+#include <gtest/gtest.h>
+
+namespace moesaic::proxy {
+namespace {
+
+constexpr const char* kChat =
+    R"({"model":"m", "messages":[{"role":"user","content":"Hi"}],"temperature":0.70,"max_tokens":32,)"
+    R"("stream":true,"stream_options":{"include_usage":true},"user":"u"})";
+constexpr const char* kText = R"({"model":"m","prompt":"Once","min_tokens":5})";
+
+RequestBody Read(Endpoint endpoint, std::string_view text) {
+  StatusOr<RequestBody> body = ReadRequestBody(endpoint, text);
+  EXPECT_TRUE(body.ok()) << body.status();
+  return body.ok() ? *std::move(body) : RequestBody{};
+}
+
+TEST(RequestBody, ReadsFields) {
+  const RequestBody body = Read(Endpoint::kChat, kChat);
+  EXPECT_EQ(body.model, "m");
+  EXPECT_TRUE(body.stream);
+  EXPECT_TRUE(body.include_usage);
+  EXPECT_EQ(body.max_tokens, 32);
+  EXPECT_FALSE(body.has_kv_transfer);
+}
+
+TEST(RequestBody, NamesTheWrongField) {
+  for (const auto& [text, word] : std::initializer_list<std::pair<const char*, const char*>>{
+           {R"({"model":"m"})", "messages"},
+           {R"({"messages":"x"})", "messages"},
+           {R"({"messages":[],"model":3})", "model"},
+           {R"({"messages":[],"stream":"yes"})", "stream"},
+           {R"({"messages":[],"max_tokens":-1})", "max_tokens"},
+           {R"([1])", "object"},
+           {R"({"messages":[],"ec_transfer_params":{"a":1}})", "encode"}}) {
+    const auto body = ReadRequestBody(Endpoint::kChat, text);
+    ASSERT_FALSE(body.ok()) << text;
+    EXPECT_NE(body.status().message().find(word), absl::string_view::npos) << body.status();
+  }
+}
+
+TEST(RequestBody, ReadsPromptIds) {
+  EXPECT_EQ(PromptIds(Read(Endpoint::kCompletions, R"({"prompt":[ 1, 22 ,3]})")), (std::vector<int32_t>{1, 22, 3}));
+  for (const char* text : {R"({"prompt":"1"})", R"({"prompt":[]})", R"({"prompt":[1,"a"]})", R"({"prompt":[[1],[2]]})",
+                           R"({"prompt":[-1]})", R"({"prompt":[1.5]})", R"({"prompt":[99999999999]})"}) {
+    EXPECT_EQ(PromptIds(Read(Endpoint::kCompletions, text)), std::nullopt) << text;
+  }
+}
+
+TEST(PrefillBody, Nixl) {
+  EXPECT_EQ(PrefillBody(Read(Endpoint::kChat, kChat), {.transfer = Transfer::kVllmNixl}),
+            R"({"model":"m", "messages":[{"role":"user","content":"Hi"}],"temperature":0.70,"max_tokens":1,)"
+            R"("stream":false,"user":"u","kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,)"
+            R"("remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}})");
+  EXPECT_EQ(PrefillBody(Read(Endpoint::kCompletions, kText), {.transfer = Transfer::kVllmNixl}),
+            R"({"model":"m","prompt":"Once","min_tokens":1,"kv_transfer_params":{"do_remote_decode":true,)"
+            R"("do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,)"
+            R"("remote_port":null},"max_tokens":1,"stream":false})");
+}
+
+TEST(PrefillBody, SetsTheLimitThatTheClientUsed) {
+  const std::string body = PrefillBody(Read(Endpoint::kChat, R"({"messages":[],"max_completion_tokens":9})"),
+                                       {.transfer = Transfer::kVllmNixl});
+  EXPECT_NE(body.find(R"("max_completion_tokens":1)"), std::string::npos);
+  EXPECT_EQ(body.find(R"("max_tokens")"), std::string::npos);
+}
+
+TEST(DecodeBody, NixlCopiesTheParametersOfP) {
+  const std::string params = R"({"do_remote_prefill": true, "remote_block_ids":[[1,2]] , "remote_port":5600})";
+  EXPECT_EQ(DecodeBody(Read(Endpoint::kCompletions, R"({"prompt":"a" , "top_p":0.10})"), {.transfer = Transfer::kVllmNixl}, params),
+            R"({"prompt":"a" , "top_p":0.10,"kv_transfer_params":)" + params + "}");
+  // Without parameters D computes the prompt, and what the client put there is dropped.
+  EXPECT_EQ(DecodeBody(Read(Endpoint::kCompletions, R"({"kv_transfer_params":{"x":1},"prompt":"a"})"),
+                       {.transfer = Transfer::kVllmNixl}),
+            R"({"prompt":"a"})");
+}
+
+TEST(DecodeBody, SglangSendsIntegersToBoth) {
+  const TransferPeers peers{.transfer = Transfer::kSglang, .prefill_host = "10.0.0.1", .bootstrap_port = 8998, .room = 77};
+  const RequestBody body = Read(Endpoint::kCompletions, R"({"prompt":"a","stream":true})");
+  const char* wanted =
+      R"({"prompt":"a","stream":true,"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":77})";
+  EXPECT_EQ(PrefillBody(body, peers), wanted);
+  EXPECT_EQ(DecodeBody(body, peers), wanted);
+}
+
+TEST(DecodeBody, Mooncake) {
+  const TransferPeers peers{.transfer = Transfer::kVllmMooncake, .transfer_id = "xfer-1",
+                            .bootstrap_address = "http://10.0.0.1:8998", .engine_id = "e"};
+  const RequestBody body = Read(Endpoint::kCompletions, R"({"prompt":"a"})");
+  EXPECT_EQ(PrefillBody(body, peers),
+            R"({"prompt":"a","kv_transfer_params":{"do_remote_prefill":false,"do_remote_decode":true,)"
+            R"("transfer_id":"xfer-1"},"max_tokens":1,"stream":false})");
+  EXPECT_EQ(DecodeBody(body, peers),
+            R"({"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,)"
+            R"("transfer_id":"xfer-1","remote_bootstrap_addr":"http://10.0.0.1:8998","remote_engine_id":"e"}})");
+}
+
+TEST(DecodeBody, AscendNamesTheMetaserver) {
+  const TransferPeers peers{.transfer = Transfer::kAscend, .metaserver = "http://p/v1/metaserver"};
+  EXPECT_EQ(DecodeBody(Read(Endpoint::kCompletions, R"({"prompt":"a"})"), peers),
+            R"({"prompt":"a","kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,)"
+            R"("metaserver":"http://p/v1/metaserver"}})");
+}
+
+TEST(ForwardTokens, UsesTheWayOfEachEngine) {
+  const std::vector<int32_t> ids = {5, 6};
+  EXPECT_EQ(*ForwardTokens(Endpoint::kCompletions, R"({"prompt":"a\"b","n":1})", Dialect::kVllm, ids),
+            R"({"prompt":[5,6],"n":1})");
+  EXPECT_EQ(*ForwardTokens(Endpoint::kChat, R"({"messages":[]})", Dialect::kSglang, ids),
+            R"({"messages":[],"input_ids":[5,6]})");
+  EXPECT_EQ(*ForwardTokens(Endpoint::kChat, R"({"messages":[],"kv_transfer_params":{"a":1}})", Dialect::kVllm, ids),
+            R"({"messages":[],"kv_transfer_params":{"a":1,"prompt_token_ids":[5,6]}})");
+}
+
+TEST(ForwardTokens, IsRefusedWhereAnswersWouldChange) {
+  EXPECT_TRUE(CanForwardTokens(Read(Endpoint::kCompletions, R"({"prompt":"a"})"), Dialect::kMoesaic, false));
+  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kCompletions, R"({"prompt":"a","echo":true})"), Dialect::kVllm, false));
+  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kCompletions, R"({"prompt":["a","b"]})"), Dialect::kVllm, false));
+  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kVllm, /*decode=*/false));
+  EXPECT_TRUE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kVllm, /*decode=*/true));
+  EXPECT_TRUE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kSglang, false));
+  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[],"tools":[{}]})"), Dialect::kSglang, false));
+  EXPECT_FALSE(CanForwardTokens(Read(Endpoint::kChat, R"({"messages":[]})"), Dialect::kMoesaic, false));
+}
+
+}  // namespace
+}  // namespace moesaic::proxy

@@ -1,0 +1,93 @@
+#include "proxy/tokenize/prompt_renderer.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+
+namespace moesaic::proxy {
+namespace {
+
+const char* kModel = MOESAIC_SOURCE_DIR "/models/moesaic-tiny";
+
+// Text of words, code, punctuation, other scripts and spelled special tokens.
+std::string RandomText(std::mt19937& random, size_t pieces) {
+  constexpr const char* kPieces[] = {"word", " the", " of", "\n", "\n\n", "  ", "\t", ".", ", ", "I'm", " don't", "123", " 3.14", "{\"a\": ",
+                                     "}", "def f(x):\n    return x\n", "Stra\xC3\x9F" "e", "\xE4\xB8\xAD\xE6\x96\x87", "\xF0\x9F\x98\x80",
+                                     "e\xCC\x81", "<|im_start|>", "<|im_end|>\n", "<|endoftext|>", "\r\n", "A", " B", "...\n", "https://x.y/z?q=1\n"};
+  std::string text;
+  for (size_t i = 0; i < pieces; ++i) text += kPieces[random() % std::size(kPieces)];
+  return text;
+}
+
+TEST(SegmentCache, GivesTheIdsOfTheTokenizer) {
+  auto tokenizer = text::Tokenizer::FromFolder(kModel);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
+  ASSERT_TRUE(cutter.ok());
+  SegmentCache cache(*tokenizer, *cutter, 1 << 20);
+  std::mt19937 random(7);
+  std::string shared = RandomText(random, 900);
+  for (int i = 0; i < 1000; ++i) {
+    const std::string text = (i % 3 == 0 ? shared : "") + RandomText(random, 1 + random() % 400);
+    const bool special = i % 2 == 0;
+    const auto ids = cache.Encode(text, special), wanted = tokenizer->Encode(text, special);
+    ASSERT_TRUE(ids.ok() && wanted.ok());
+    ASSERT_EQ(*ids, *wanted) << "prompt " << i << ": " << text;
+  }
+  const SegmentCacheStats stats = cache.stats();
+  EXPECT_GT(stats.hits, 100u);
+  EXPECT_LE(stats.bytes, size_t{1} << 20);
+}
+
+TEST(SegmentCache, FindsCutsInLongTexts) {
+  auto tokenizer = text::Tokenizer::FromFolder(kModel);
+  ASSERT_TRUE(tokenizer.ok());
+  auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
+  ASSERT_TRUE(cutter.ok());
+  EXPECT_GT(cutter->num_special(), 0u);
+  std::string lines;
+  for (int i = 0; i < 1000; ++i) lines += "Line number " + std::to_string(i) + " of a text.\n";
+  EXPECT_EQ(cutter->cuts_lines(), cutter->NextSegment(lines) < lines.size());
+}
+
+std::string Chat(const std::string& content) {
+  return R"({"model":"m","messages":[{"role":"user","content":)" + JsonQuoted(content) + "}]}";
+}
+
+TEST(PromptRenderer, RendersChatsAndCompletions) {
+  auto renderer = PromptRenderer::Open(kModel, Dialect::kMoesaic, 1 << 20);
+  ASSERT_TRUE(renderer.ok()) << renderer.status();
+  const std::string chat = Chat("What is the capital of France?");
+  const auto prompt = (*renderer)->Render(*ReadRequestBody(Endpoint::kChat, chat));
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_TRUE(prompt->exact);
+  EXPECT_EQ(prompt->ids.size(), 12u);  // docs/server.md shows this request's prompt_tokens
+
+  const auto ids = (*renderer)->Render(*ReadRequestBody(Endpoint::kCompletions, R"({"prompt":[3,4]})"));
+  EXPECT_EQ(ids->ids, (std::vector<int32_t>{3, 4}));
+}
+
+TEST(PromptRenderer, LeavesToTheEngineWhatItCannotRender) {
+  auto renderer = PromptRenderer::Open(kModel, Dialect::kVllm, 1 << 20);
+  ASSERT_TRUE(renderer.ok());
+  for (const char* body :
+       {R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]})",
+        R"({"messages":[{"role":"user","content":"a"}],"chat_template":"{{ 1 }}"})",
+        R"({"messages":[{"role":"user","content":"a"}],"continue_final_message":true})", R"({"messages":["x"]})"}) {
+    EXPECT_FALSE((*renderer)->Render(*ReadRequestBody(Endpoint::kChat, body)).ok()) << body;
+  }
+  EXPECT_FALSE((*renderer)->Render(*ReadRequestBody(Endpoint::kCompletions, R"({"prompt":["a","b"]})")).ok());
+}
+
+TEST(PromptRenderer, DoesNotForwardWhatEnginesRenderInDifferentWays) {
+  auto renderer = PromptRenderer::Open(kModel, Dialect::kVllm, 1 << 20);
+  ASSERT_TRUE(renderer.ok());
+  const auto parts = (*renderer)->Render(*ReadRequestBody(
+      Endpoint::kChat, R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]})"));
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_FALSE(parts->exact);
+}
+
+}  // namespace
+}  // namespace moesaic::proxy

@@ -1,0 +1,86 @@
+// Tokenizes long prompts segment by segment and remembers the ids of segments.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "text/tokenizer.h"
+
+namespace moesaic::proxy {
+
+/// Finds positions at which a text may be cut so that the ids of the parts, joined, equal the ids of the whole.
+///
+/// There are two kinds. Before a special token, because tokenizers match these before the model runs; tokens that
+/// absorb spaces on their left are excluded. And between a single line break and an ASCII letter, because the
+/// pre-tokenizer of byte-level vocabularies never joins these. Create() probes both with the tokenizer itself and
+/// leaves out the kind that fails.
+class TextCutter {
+ public:
+  static constexpr size_t kMinSegment = 2 << 10;  ///< bytes; smaller ones would cost more to find than to tokenize
+
+  /// `byte_level`: the vocabulary's pre-tokenizer is byte-level BPE.
+  static StatusOr<TextCutter> Create(const text::Tokenizer& tokenizer, bool byte_level);
+
+  /// Returns the length of the first segment of `rest`.
+  size_t NextSegment(std::string_view rest) const;
+  bool cuts_lines() const { return lines_; }
+  size_t num_special() const { return special_.size(); }
+
+ private:
+  bool SpecialAt(std::string_view rest, size_t at) const;
+
+  std::vector<std::string> special_;  // spelled tokens before which a text may be cut, the longest first
+  bool first_byte_[256] = {};         // bytes that begin one of them
+  bool lines_ = false;
+};
+
+struct SegmentCacheStats {
+  uint64_t hits = 0, misses = 0;
+  uint64_t hit_bytes = 0, miss_bytes = 0;  ///< of text
+  size_t bytes = 0;                        ///< memory in use
+};
+
+/// Least recently used segments of one tokenizer. All methods are thread-safe; the tokenizer runs without the lock.
+class SegmentCache {
+ public:
+  SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t max_bytes);
+
+  /// Returns the ids of `text`, equal to those of Tokenizer::Encode.
+  StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special);
+  SegmentCacheStats stats() const;
+  const text::Tokenizer& tokenizer() const { return tokenizer_; }
+
+ private:
+  struct Entry {
+    std::string text;
+    std::vector<int32_t> ids;
+    bool special;  // the ids of a first segment include tokens around a text
+  };
+  using Ids = std::shared_ptr<const Entry>;
+  struct Node {
+    Ids entry;
+    uint64_t hash;
+  };
+
+  uint64_t HashOf(std::string_view text, bool special) const;
+  Ids Find(uint64_t hash, std::string_view text, bool special);
+  void Insert(uint64_t hash, Ids entry);
+
+  const text::Tokenizer tokenizer_;
+  const TextCutter cutter_;
+  const size_t max_bytes_;
+  const uint64_t seed_;
+  mutable std::mutex mutex_;
+  std::list<Node> recent_;  // the most recently used first
+  std::unordered_multimap<uint64_t, std::list<Node>::iterator> by_hash_;
+  SegmentCacheStats stats_;
+};
+
+}  // namespace moesaic::proxy

@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""Faults of engines, workers and clients. After each, every counter and slot of the proxy must return to zero."""
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+
+from proxying import HOST, WAIT_SECONDS, ProxyTest, main, request, together, until
+from proxy_test import tokens
+
+
+def raw(port, body, headers=""):
+    """Sends a completion and returns the connected socket."""
+    text = json.dumps(body).encode()
+    client = socket.create_connection((HOST, port), timeout=WAIT_SECONDS)
+    client.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(text)}\r\n\r\n".encode() + text)
+    return client
+
+
+class Engines(ProxyTest):
+    def test_retries_on_another_engine_before_the_first_byte(self):
+        bad, good = self.mock(), self.mock()
+        bad.faults(fail_request=1.0)
+        proxy = self.proxy(f"engine {bad.url}; engine {good.url}; retries 2 10ms; health off;")
+        self.assertEqual(together(8, lambda i: proxy.complete(prompt=tokens(i, 64), max_tokens=2)[0]), [200] * 8)
+        self.assertGreater(proxy.metric("moesaic_proxy_retries_total"), 0)
+        self.assertEqual(proxy.idle()["outcomes"]["completed"], 8)
+
+    def test_opens_the_breaker_of_a_dead_engine(self):
+        dead, good = self.mock(), self.mock()
+        proxy = self.proxy(f"engine {dead.url}; engine {good.url}; retries 2 10ms; breaker 2 1h 1h; health off;")
+        dead.kill()
+        self.assertEqual(together(10, lambda i: proxy.complete(prompt=tokens(i, 64), max_tokens=2)[0]), [200] * 10)
+        until(lambda: proxy.complete(prompt=tokens(50, 64), max_tokens=1)[0] == 200
+              and proxy.state()["engines"][0]["state"] == "breaker open", what=proxy.state)
+        proxy.idle()
+
+    def test_answers_502_when_no_attempt_is_left(self):
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url}; retries 1 10ms; breaker 100; health off;")
+        engine.kill()
+        status, answer = proxy.complete(prompt="a", max_tokens=1)
+        self.assertIn(status, (502, 503))
+        self.assertIn("error", answer)
+        proxy.idle()
+
+    def test_takes_unhealthy_engines_out_and_back(self):
+        engine, other = self.mock(), self.mock()
+        proxy = self.proxy(f"engine {engine.url}; engine {other.url}; health /health 50ms 1s;")
+        engine.faults(unhealthy=True)
+        until(lambda: proxy.state()["engines"][0]["state"] == "unhealthy")
+        served = engine.state()["served"]
+        self.assertEqual([proxy.complete(prompt=tokens(i, 64), max_tokens=1)[0] for i in range(4)], [200] * 4)
+        self.assertEqual(engine.state()["served"], served)
+        engine.faults(unhealthy=False)
+        until(lambda: proxy.state()["engines"][0]["state"] == "enabled")
+
+    def test_tells_clients_of_an_engine_that_dies_inside_the_answer(self):
+        engine = self.mock("--step-ms", "10")
+        proxy = self.proxy(f"engine {engine.url};")
+        with proxy.streaming({"x-mock-drop-after": "3"}, prompt="a", max_tokens=50) as answer:
+            text = answer.read()
+        self.assertIn(b'"error"', text)
+        self.assertNotIn(b"[DONE]", text)
+        self.assertEqual(proxy.idle()["outcomes"]["failed"], 1)
+
+    def test_survives_a_decode_engine_killed_inside_the_answer(self):
+        prefill = self.mock("--transfer", "nixl", "--role", "prefill")
+        decode = self.mock("--transfer", "nixl", "--role", "decode", "--step-ms", "10")
+        proxy = self.proxy(f"transfer nixl; skip_prefill 16; engine {prefill.url} role=prefill; engine {decode.url} role=decode; retries 0;")
+        with proxy.streaming(prompt=tokens(1, 300), max_tokens=1000) as answer:
+            answer.readline()
+            decode.kill()
+            self.assertIn(b'"error"', answer.read())
+        proxy.idle()
+
+    def test_uses_another_prefill_engine_when_one_is_killed(self):
+        slow = self.mock("--transfer", "nixl", "--role", "prefill", "--prefill-us", "20000")
+        other = self.mock("--transfer", "nixl", "--role", "prefill")
+        decode = self.mock("--transfer", "nixl", "--role", "decode")
+        proxy = self.proxy(f"transfer nixl; skip_prefill 16; engine {slow.url} role=prefill; engine {other.url} role=prefill;"
+                           f"engine {decode.url} role=decode; retries 2 10ms; health off;")
+
+        def kill():
+            until(lambda: slow.state()["live"] > 0)
+            slow.kill()
+        killer = threading.Thread(target=kill)
+        killer.start()
+        statuses = together(6, lambda i: proxy.complete(prompt=tokens(i, 300), max_tokens=3)[0])
+        killer.join()
+        self.assertEqual(statuses, [200] * 6)
+        proxy.idle()
+
+    def test_cancels_decode_when_parallel_prefill_fails(self):
+        prefill = self.mock("--transfer", "sglang", "--role", "prefill", "--prefill-us", "5000")
+        decode = self.mock("--transfer", "sglang", "--role", "decode")
+        proxy = self.proxy(f"transfer sglang; api sglang; engine {prefill.url} role=prefill bootstrap_port={prefill.port};"
+                           f"engine {decode.url} role=decode; retries 0; health off;")
+        prefill.faults(fail_request=1.0)
+        self.assertEqual(proxy.complete(prompt=tokens(1, 100), max_tokens=3)[0], 502)
+        proxy.idle()
+        until(lambda: decode.state()["live"] == 0)
+
+    def test_recovers_the_index_after_lost_and_doubled_messages(self):
+        name = f"ipc:///tmp/moesaic-{HOST}-lossy"
+        engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay", "--seed", "3")
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;")
+        until(lambda: proxy.complete(prompt=tokens(0, 64), max_tokens=1)[0] == 200 and proxy.state()["engines"][0]["index"] == "exact",
+              what=proxy.state)
+        engine.faults(drop_message=0.3, duplicate_message=0.3, swap_messages=0.2)
+        for i in range(1, 30):
+            proxy.complete(prompt=tokens(i, 160), max_tokens=1)
+        engine.faults(drop_message=0.0, duplicate_message=0.0, swap_messages=0.0)
+        # Every message was either seen or replayed: the index knows all blocks of the engine.
+        until(lambda: proxy.complete(prompt=tokens(99, 64), max_tokens=1)[0] == 200
+              and proxy.state()["engines"][0]["index"] == "exact" and proxy.state()["index"]["memberships"] >= 290, what=proxy.state)
+        self.assertGreater(proxy.metric("moesaic_proxy_kv_gaps_total"), 0)
+
+    def test_forgets_the_blocks_of_a_restarted_engine(self):
+        name = f"ipc:///tmp/moesaic-{HOST}-restart"
+        engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay")
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;")
+        until(lambda: proxy.complete(prompt=tokens(0, 1600), max_tokens=1)[0] == 200 and proxy.state()["index"]["memberships"] >= 100)
+        engine.reset(restart=True)
+        until(lambda: proxy.complete(prompt=tokens(1, 64), max_tokens=1)[0] == 200 and proxy.state()["index"]["memberships"] < 50,
+              what=proxy.state)
+
+
+class Clients(ProxyTest):
+    def storm(self, proxy, delays, count=60, size=300, max_tokens=30):
+        """Clients that leave after a random part of `delays` seconds, half of them streaming."""
+        chance = random.Random(1)
+        plan = [(chance.uniform(*delays), chance.random() < 0.5) for _ in range(count)]
+
+        def leave(i):
+            client = raw(proxy.port, {"model": "m", "prompt": tokens(i, size), "max_tokens": max_tokens, "stream": plan[i][1]})
+            time.sleep(plan[i][0])
+            client.close()
+        together(count, leave)
+        return proxy.idle()
+
+    def test_aborts_leave_nothing_behind(self):
+        engines = [self.mock("--step-ms", "5") for _ in range(2)]
+        proxy = self.proxy("".join(f"engine {e.url} max_requests=8;" for e in engines))
+        for delays in ((0, 0.001), (0, 0.02), (0, 0.2)):
+            state = self.storm(proxy, delays)
+        self.assertGreater(state["outcomes"]["aborted"], 50)
+        for engine in engines:
+            until(lambda: engine.state()["live"] == 0, what=engine.state)
+        self.assertEqual(proxy.complete(prompt="a", max_tokens=2)[0], 200)
+
+    def test_aborts_leave_no_blocks_at_prefill_engines(self):
+        for transfer in ("nixl", "sglang"):
+            with self.subTest(transfer):
+                prefill = self.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", "50")
+                decode = self.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
+                proxy = self.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"
+                                   f"engine {prefill.url} role=prefill bootstrap_port={prefill.port} max_requests=4;"
+                                   f"engine {decode.url} role=decode max_requests=4;")
+                for delays in ((0, 0.01), (0, 0.3)):
+                    self.storm(proxy, delays, count=40)
+                until(lambda: prefill.state()["live"] == 0 and decode.state()["live"] == 0, what=decode.state)
+                if transfer == "nixl":
+                    until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
+                self.assertEqual(proxy.complete(prompt=tokens(900, 300), max_tokens=2)[0], 200)
+
+    def test_slow_clients_do_not_fill_the_memory(self):
+        engine = self.mock("--step-ms", "0.2", "--sequence-us", "1")
+        proxy = self.proxy(f"engine {engine.url};")
+        client = raw(proxy.port, {"model": "m", "prompt": "a", "max_tokens": 40000, "stream": True})
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        time.sleep(0.5)
+        total = 0
+        while True:
+            piece = client.recv(1 << 16)
+            total += len(piece)
+            if not piece or piece.endswith(b"0\r\n\r\n"):
+                break
+        client.close()
+        self.assertGreater(total, 40000 * 100)
+        self.assertEqual(proxy.idle()["outcomes"]["completed"], 1)
+
+
+class Workers(ProxyTest):
+    def test_survives_kills_of_workers_and_of_the_master(self):
+        self.killed = True
+        engines = [self.mock() for _ in range(2)]
+        proxy = self.proxy("".join(f"engine {e.url};" for e in engines), workers=3)
+        chance, stop, statuses = random.Random(2), threading.Event(), []
+
+        def load(seed):
+            while not stop.is_set():
+                try:
+                    statuses.append(proxy.complete(prompt=tokens(seed, 100), max_tokens=5)[0])
+                except (OSError, http.client.HTTPException):
+                    statuses.append(0)  # its worker was killed
+                seed += 10
+        threads = [threading.Thread(target=load, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        try:
+            for turn in range(10):
+                state = proxy_state(proxy)
+                pids = until(lambda: [pid for pid in proxy.workers()] if len(proxy.workers()) >= 2 else None)
+                victim = state["master"] if turn % 2 == 0 and state["master"] in pids else chance.choice(pids)
+                os.kill(victim, signal.SIGKILL)
+                done = len([s for s in statuses if s == 200])
+                until(lambda: len([s for s in statuses if s == 200]) > done + 5, what=proxy.log)
+                until(lambda: proxy_state(proxy)["master"] != victim)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(set(statuses) - {0, 200}, set())
+        proxy.idle()
+        for engine in engines:
+            until(lambda: engine.state()["live"] == 0)
+
+    def test_schedules_soon_after_the_master_was_killed(self):
+        self.killed = True
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url};", workers=2)
+        proxy.complete(prompt="a", max_tokens=1)
+        os.kill(proxy_state(proxy)["master"], signal.SIGKILL)
+        status = until(lambda: attempt(proxy))
+        self.assertEqual(status, 200)
+        proxy.idle()
+
+    def test_reloads_under_traffic_while_engines_come_and_go(self):
+        engines = [self.mock() for _ in range(3)]
+        lists = [[0, 1], [1, 2], [2], [0, 1, 2], [0]]
+        pool = lambda numbers: "".join(f"engine {engines[n].url};" for n in numbers)
+        proxy = self.proxy(pool([0, 1]))
+        stop, statuses = threading.Event(), []
+
+        def load(seed):
+            while not stop.is_set():
+                statuses.append(proxy.complete(prompt=tokens(seed, 64), max_tokens=8)[0])
+                seed += 10
+        threads = [threading.Thread(target=load, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for numbers in lists:
+                proxy.reload(pool(numbers))
+                until(lambda: [e["url"] for e in proxy.state()["engines"] if e["state"] == "enabled"]
+                      == [engines[n].url for n in numbers] or
+                      {e["url"] for e in proxy.state()["engines"] if e["state"] == "enabled"} == {engines[n].url for n in numbers},
+                      what=proxy.state)
+                done = len(statuses)
+                until(lambda: len(statuses) > done + 5)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(set(statuses), {200})
+        proxy.idle()
+
+    def test_finishes_streams_after_a_reload(self):
+        engine = self.mock("--step-ms", "30")
+        proxy = self.proxy(f"engine {engine.url};")
+        with proxy.streaming(prompt="a", max_tokens=60) as answer:
+            answer.readline()
+            proxy.reload(f"engine {engine.url}; queue 100;")
+            self.assertEqual(proxy.complete(prompt="b", max_tokens=1)[0], 200)
+            self.assertTrue(answer.read().endswith(b"[DONE]\n\n"))
+        proxy.idle()
+
+
+def attempt(proxy):
+    try:
+        return proxy.complete(prompt="a", max_tokens=1)[0]
+    except (OSError, http.client.HTTPException):
+        return None
+
+
+def proxy_state(proxy):
+    """The state, from a worker that lives."""
+    def ask():
+        try:
+            return proxy.state()
+        except (OSError, http.client.HTTPException, json.JSONDecodeError):
+            return None
+    return until(ask)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Two engines of this project behind the proxy: the official client, cached tokens, equal token ids, `moesaic proxy`."""
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+from proxying import BINARY, HOST, MODEL, MODULE, ROOT, WAIT_SECONDS, ProxyTest, main, request, together, until
+
+sys.path.insert(0, str(ROOT / "tests" / "server"))
+from serving import Server  # noqa: E402
+
+try:
+    import openai
+except ImportError:
+    openai = None
+
+
+class OwnEngines(ProxyTest):
+    @classmethod
+    def setUpClass(cls):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        cls.events = [f"ipc://{folder}/kv{i}" for i in range(2)]
+        cls.servers = [Server("--kv-events", e, "--kv-events-replay", e + "r", "--allowed-host", "*") for e in cls.events]
+
+    @classmethod
+    def tearDownClass(cls):
+        for server in cls.servers:
+            server.stop()
+
+    def pool(self):
+        return "api moesaic; block_size 32; " + f"model {MODEL};" + "".join(
+            f"engine {s.url} kv_events={e} kv_replay={e}r;" for s, e in zip(self.servers, self.events))
+
+    def test_ids_equal_those_of_the_engine(self):
+        """The engine is asked through the proxy for the ids that it got, and directly for those that it computes."""
+        proxy = self.proxy(self.pool())
+        words = ["The", "capital", "of", "France", "is", "Paris", ".", "\n", "1 + 1 =", "{\"a\": [1, 2]}", "<|im_end|>", "na\u00efve", "\u4e2d\u6587", "  ", "\t", "don't"]
+        chance = random.Random(3)
+        texts = [" ".join(chance.choice(words) for _ in range(chance.randint(1, 60))) for _ in range(1000)]
+
+        def check(thread):
+            for text in texts[thread::8]:
+                status, answer = proxy.complete(prompt=text, max_tokens=1, return_token_ids=True, model="moesaic-tiny")
+                self.assertEqual(status, 200, answer)
+                wanted = self.servers[0].json("POST", "/tokenize", {"prompt": text})[1]["tokens"]
+                self.assertEqual(answer["choices"][0]["prompt_token_ids"], wanted)
+        together(8, check)
+        self.assertEqual(proxy.metric("moesaic_proxy_unrendered_total"), 0)
+        proxy.idle()
+
+    def test_cached_tokens_and_affinity(self):
+        proxy = self.proxy(self.pool())
+        system = "You answer in one word. " * 20
+        cached = []
+        for question in ("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?"):
+            body = {"model": "moesaic-tiny", "max_tokens": 4,
+                    "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}]}
+            status, _, text = proxy.request("POST", "/v1/chat/completions", body)
+            self.assertEqual(status, 200, text)
+            cached.append(json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"])
+        self.assertEqual(cached[0] == 0, True)
+        self.assertTrue(all(count >= 64 for count in cached[1:]), cached)
+        state = proxy.idle()
+        self.assertEqual(state["tokens"]["cached"], sum(cached))
+
+    def test_official_client(self):
+        if openai is None:
+            self.skipTest("the package openai is not installed")
+        proxy = self.proxy(self.pool())
+        client = openai.OpenAI(base_url=f"http://{HOST}:{proxy.port}/v1", api_key="none", timeout=WAIT_SECONDS)
+        self.assertEqual([m.id for m in client.models.list()], ["moesaic-tiny"])
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        answer = client.chat.completions.create(model="moesaic-tiny", messages=messages, temperature=0)
+        self.assertIn("Paris", answer.choices[0].message.content)
+        stream = client.chat.completions.create(model="moesaic-tiny", messages=messages, temperature=0, stream=True,
+                                                stream_options={"include_usage": True})
+        chunks = list(stream)
+        self.assertEqual("".join(c.choices[0].delta.content or "" for c in chunks if c.choices), answer.choices[0].message.content)
+        self.assertEqual(chunks[-1].usage.prompt_tokens, answer.usage.prompt_tokens)
+        with self.assertRaises(openai.NotFoundError):
+            client.chat.completions.create(model="nothing", messages=messages)
+        with client.chat.completions.create(model="moesaic-tiny", messages=messages, stream=True, max_tokens=2000,
+                                            extra_body={"ignore_eos": True}) as long:
+            next(iter(long))
+        proxy.idle()
+
+
+class Verb(ProxyTest):
+    def command(self, *flags):
+        return [str(BINARY), "proxy", "--module", str(MODULE), *map(str, flags)]
+
+    def test_prints_checks_and_serves(self):
+        engine = self.mock()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        engines = pathlib.Path(folder.name) / "engines.txt"
+        engines.write_text(f"# engines\n{engine.url} max_requests=4\n")
+        with socket.create_server((HOST, 0)) as free:
+            port = free.getsockname()[1]
+        flags = ["--engines", engines, "--host", HOST, "--port", port, "--workers", 2, "--set", "queue 100"]
+        printed = subprocess.run(self.command(*flags, "--print-config"), capture_output=True, text=True)
+        self.assertEqual(printed.returncode, 0, printed.stderr)
+        self.assertIn("moesaic_pool engines {", printed.stdout)
+        checked = subprocess.run(self.command(*flags, "--check"), capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, checked.stderr)
+        process = subprocess.Popen(self.command(*flags, "--access-log", pathlib.Path(folder.name) / "log"), stderr=subprocess.DEVNULL)
+        self.addCleanup(process.kill)
+
+        def answers():
+            try:
+                return request(HOST, port, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+            except OSError:
+                return False
+        until(answers)
+        other = self.mock()
+        engines.write_text(f"{engine.url}\n{other.url}\n")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: len(json.loads(request(HOST, port, "GET", "/moesaic/state")[2])["engines"]) == 2)
+        process.terminate()
+        self.assertEqual(process.wait(WAIT_SECONDS), 0)
+        line = json.loads((pathlib.Path(folder.name) / "log").read_text().splitlines()[0])
+        self.assertEqual((line["status"], line["outcome"]), (200, "completed"))
+
+    def test_refuses_wrong_flags(self):
+        for flags, word in ((["--prefill", "http://127.0.0.1:1"], "--decode"), ([], "--engine"),
+                            (["--engine", "ftp://x"], "URL"), (["--engine", "http://127.0.0.1:1", "--set", "queue x"], "queue")):
+            result = subprocess.run(self.command(*flags), capture_output=True, text=True)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(word, result.stderr)
+
+    def test_reference_is_that_of_the_documentation(self):
+        table = subprocess.run(self.command("--reference"), capture_output=True, text=True, check=True).stdout
+        self.assertIn(table.strip(), (ROOT / "docs" / "proxy-directives.md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Starts mock engines and nginx with the proxy module for tests. Uses the standard library only.
+
+Every test process has a loopback address of its own, so that its ports are free.
+"""
+import atexit
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", "build/release/bin/moesaic")).resolve()
+MODULE = pathlib.Path(os.environ.get("MOESAIC_NGINX_MODULE", BINARY.parent / "ngx_http_moesaic_module.so")).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "moesaic-tiny"
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from patience import patient  # noqa: E402
+
+SKIPPED = 77
+WAIT_SECONDS = patient(60)
+HOST = f"127.{64 + (os.getpid() >> 16) % 64}.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
+FAST = ["--prefill-base-ms", "1", "--prefill-us", "2", "--step-ms", "2", "--pair-ns", "0", "--kv-token-ns", "0"]
+
+
+def find_nginx():
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+
+def main():
+    """Runs the tests of the calling script, or prints why they cannot run."""
+    for there, reason in ((find_nginx(), "nginx cannot be found: install the package, as ./run test does"),
+                          (MODULE.exists(), f"{MODULE.name} is not built: install nginx-dev and run cmake again")):
+        if not there:
+            print(f"SKIPPED: {reason}")
+            sys.exit(SKIPPED)
+    unittest.main()
+
+
+def until(condition, seconds=WAIT_SECONDS, what=lambda: ""):
+    """Waits until `condition()` is true and returns its value."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"waited in vain: {what()}")
+        time.sleep(0.01)
+
+
+def request(host, port, method, path, body=None, headers=None):
+    """Returns (status, headers, bytes)."""
+    connection = http.client.HTTPConnection(host, port, timeout=WAIT_SECONDS)
+    try:
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+class Mock:
+    """A mock engine in a process of its own."""
+
+    def __init__(self, *flags, port=0, fast=True):
+        self.flags, self.fast = flags, fast
+        self.start(port)
+
+    def start(self, port):
+        self.process = subprocess.Popen([str(BINARY), "mock-engine", "--host", HOST, "--port", str(port),
+                                         *(FAST if self.fast else []), *map(str, self.flags)],
+                                        stdout=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)
+        line = self.process.stdout.readline()
+        self.port = int(re.search(r":(\d+)$", line.strip())[1])
+        self.url = f"http://{HOST}:{self.port}"
+
+    def restart(self):
+        self.kill()
+        self.start(self.port)
+
+    def get(self, path):
+        return json.loads(request(HOST, self.port, "GET", path)[2])
+
+    def state(self):
+        return self.get("/mock/state")
+
+    def requests(self):
+        """Returns (path, headers, body) of the requests it got."""
+        return [(r["path"], {k.lower(): v for k, v in r["headers"].items()}, json.loads(r["body"]))
+                for r in self.get("/mock/requests")]
+
+    def faults(self, **faults):
+        request(HOST, self.port, "POST", "/mock/faults", faults)
+
+    def reset(self, restart=False):
+        request(HOST, self.port, "POST", "/mock/reset", {"restart": restart})
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(WAIT_SECONDS)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(WAIT_SECONDS)
+        self.process.stdout.close()
+
+
+class Proxy:
+    """nginx with one pool. `pool` is the text of its block, in which @PORT@ is the port of nginx."""
+
+    def __init__(self, pool, workers=2, server=""):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-proxy-"))
+        self.workers_wanted, self.server = workers, server
+        with socket.create_server((HOST, 0)) as free:
+            self.port = free.getsockname()[1]
+        self.log_path = self.folder / "error.log"
+        self.write(pool)
+        command = [find_nginx(), "-p", str(self.folder), "-c", str(self.folder / "nginx.conf"), "-e", str(self.log_path)]
+        checked = subprocess.run([*command, "-t"], capture_output=True, text=True)
+        if checked.returncode != 0:
+            shutil.rmtree(self.folder)
+            raise ValueError(checked.stderr)
+        self.process = subprocess.Popen(command)
+        atexit.register(self.process.kill)
+        until(lambda: self.listens() or self.process.poll() is not None)
+        if self.process.poll() is not None:
+            raise AssertionError(self.log())
+
+    def write(self, pool):
+        temporary = "\n".join(f"{kind}_temp_path {self.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        user = "user root;" if os.geteuid() == 0 else ""
+        (self.folder / "nginx.conf").write_text(f"""load_module {MODULE};
+{user} daemon off; worker_processes {self.workers_wanted}; pid {self.folder}/pid; error_log {self.log_path} notice;
+thread_pool default threads=2 max_queue=65536;
+events {{ worker_connections 2048; }}
+http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_tokenized $moesaic_prefix_matched '
+  '$moesaic_prefill_waiting $moesaic_prefill_scheduled $moesaic_prefill_running $moesaic_decode_waiting '
+  '$moesaic_decode_scheduled $moesaic_decode_running $moesaic_done $moesaic_prompt_tokens $moesaic_cached_tokens '
+  '$moesaic_output_tokens $moesaic_prefill_engine $moesaic_decode_engine';
+  access_log {self.folder}/access.log stages; client_max_body_size 64m; client_body_buffer_size 64k;
+{temporary}
+  moesaic_pool pool {{ zone 32m; {pool.replace("@PORT@", str(self.port))} }}
+  server {{ listen {HOST}:{self.port} backlog=1024;
+    location / {{ moesaic_pass pool; }} location = /metrics {{ moesaic_metrics pool; }} location = /moesaic {{ moesaic_page pool; }}
+    location = /v1/metaserver {{ moesaic_metaserver pool; }} {self.server} }} }}
+""")
+
+    def listens(self):
+        with contextlib.suppress(OSError):
+            socket.create_connection((HOST, self.port), timeout=WAIT_SECONDS).close()
+            return True
+        return False
+
+    def log(self):
+        return self.log_path.read_text()
+
+    def access(self):
+        """Returns the fields of the access log's lines, without those of pages."""
+        lines = (self.folder / "access.log").read_text().splitlines()
+        return [line.split() for line in lines if line.split()[1] != "-"]
+
+    def request(self, method, path, body=None, headers=None):
+        return request(HOST, self.port, method, path, body, headers)
+
+    def complete(self, headers=None, **body):
+        """Returns the status and the JSON of a completion."""
+        status, _, text = self.request("POST", "/v1/completions", {"model": "mock", **body}, headers)
+        return status, json.loads(text)
+
+    @contextlib.contextmanager
+    def streaming(self, headers=None, path="/v1/completions", **body):
+        """Yields the answer to a streaming request."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=WAIT_SECONDS)
+        try:
+            connection.request("POST", path, json.dumps({"model": "mock", "stream": True, **body}), headers or {})
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+    def state(self):
+        return json.loads(self.request("GET", "/moesaic?state")[2])
+
+    def metrics(self):
+        text = self.request("GET", "/metrics")[2].decode()
+        return {name: float(value) for name, value in re.findall(r"^([^#\s]+) (\S+)$", text, re.M)}
+
+    def metric(self, name):
+        return sum(value for key, value in self.metrics().items() if re.match(re.escape(name) + r"(\{|$)", key))
+
+    def idle(self):
+        """Waits until no request is left, and returns the state, in which all counters are zero."""
+        def quiet():
+            state = self.state()
+            return state if state["slots_used"] == 0 else None
+        state = until(quiet, what=self.state)
+        assert state["invariants"] == "ok", state["invariants"]
+        assert state["keys_used"] == 0, state
+        assert all(stage["now"] == 0 for stage in state["stages"]), state
+        for engine in state["engines"]:
+            for counter in ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "kv_blocks", "references"):
+                assert engine[counter] == 0, (counter, engine)
+        return state
+
+    def workers(self):
+        """Returns the pids of the worker processes that do not exit."""
+        out = subprocess.run(["ps", "-o", "pid=,stat=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True).stdout
+        return [int(line.split()[0]) for line in out.splitlines()
+                if "worker process" in line and "shutting down" not in line and line.split()[1][0] != "Z"]
+
+    def reload(self, pool):
+        old = set(self.workers())
+        self.write(pool)
+        self.process.send_signal(signal.SIGHUP)
+        until(lambda: len(set(self.workers()) - old) >= self.workers_wanted, what=self.log)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(WAIT_SECONDS)
+        log = self.log()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return log
+
+
+class ProxyTest(unittest.TestCase):
+    """Stops what a test starts, and fails if a worker crashed."""
+
+    def setUp(self):
+        self.killed = False  # the test kills workers itself
+
+    def mock(self, *flags, **options):
+        mock = Mock(*flags, **options)
+        self.addCleanup(mock.stop)
+        return mock
+
+    def proxy(self, pool, **options):
+        proxy = Proxy(pool, **options)
+
+        def stop():
+            log = proxy.stop()
+            signals = [s for s in re.findall(r"exited on signal (\d+)", log) if not (self.killed and s == "9")]
+            self.assertEqual(signals, [], log)
+            self.assertNotIn("[emerg]", log)
+        self.addCleanup(stop)
+        return proxy
+
+
+def together(count, call):
+    """Runs call(i) in `count` threads and returns the results; raises the first exception."""
+    results, errors = [None] * count, []
+
+    def run(i):
+        try:
+            results[i] = call(i)
+        except Exception as error:  # reported below
+            errors.append(error)
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results

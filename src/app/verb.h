@@ -42,7 +42,6 @@ void AddCarve(Verb& root, VerbRun& run);
 void AddCompletion(Verb& root, VerbRun& run);
 void AddReport(Verb& root, VerbRun& run);
 void AddPlacement(Verb& root, VerbRun& run);
-void AddProxy(Verb& root, VerbRun& run);
 void AddTopology(Verb& root, VerbRun& run);
 void AddTune(Verb& root, VerbRun& run);
 void AddServe(Verb& root, VerbRun& run);

@@ -138,6 +138,19 @@ TEST_F(PipelineOverlapTest, ChunksOfAPromptOverlap) {
   EXPECT_EQ(Run()[id], Alone(request));
 }
 
+// Step 1 needs logits that its summaries lack, while step 2, whose hidden states the driver wants, is in
+// flight: the last stage must not wait for the driver with either.
+TEST_F(PipelineOverlapTest, LogitsAreFetchedWhileHiddenStatesAreOnTheirWay) {
+  Engine& engine = Start(/*first=*/1000, /*last=*/1000, /*max_batch_tokens=*/40);
+  Request scored = Greedy(RandomPrompt(40, 1), 3);
+  scored.prompt_logprobs = true;
+  Request embedded = Greedy(RandomPrompt(30, 2), 0);
+  embedded.want_embedding = true;
+  const RequestId first = *engine.Add(scored), second = *engine.Add(embedded);
+  EXPECT_EQ(Run()[first], Alone(scored));
+  EXPECT_EQ(finishes_[second], FinishReason::kLength);
+}
+
 // A request that ends while its rows are in flight reports nothing after its end, and frees its blocks.
 TEST_F(PipelineOverlapTest, ARequestEndsWhileItIsInFlight) {
   Engine& engine = Start(/*first=*/1000, /*last=*/1000, /*max_batch_tokens=*/64);

@@ -110,12 +110,12 @@ class Signals(ProxyTest):
         results = [None] * count
 
         def ask(i):
-            with proxy.streaming(prompt=tokens(i, 32), max_tokens=20) as answer:
+            with proxy.streaming(prompt=tokens(i, 32), max_tokens=40) as answer:
                 results[i] = answer.read().endswith(b"[DONE]\n\n")
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(count)]
         for thread in threads:
             thread.start()
-        until(lambda: proxy.state()["slots_used"] == count, what=proxy.state)
+        until(lambda: proxy.state()["stages"][0]["entered"] == count, what=proxy.state)
 
         def wait():
             for thread in threads:

@@ -41,9 +41,10 @@ TEST(Board, DeathFreesTheNumberAndTheMessages) {
   board->Forget(100);
   EXPECT_EQ(board->Pid(0), 0);
   EXPECT_TRUE(board->Send(200, 1, 1, 1, "a", "b"));
-  board->Forget(200);  // nobody reads its messages
+  board->Forget(200);  // the receiver of the messages
   EXPECT_EQ(board->NumberOf(200), -1);
-  for (const Board::Message& message : board->messages) EXPECT_EQ(message.phase.load(), Board::Message::kFree);
+  for (const Board::Message& message : board->messages)
+    EXPECT_EQ(message.phase.load(), Board::Message::kFree);
 }
 
 TEST(Board, RetiringWorkersAreNoSuccessors) {

@@ -659,7 +659,7 @@ KvRelease Flow::ReleaseOf() const {
 
 namespace {
 
-// Reads the rest of P's answer, for the blocks that nobody fetches now.
+// Reads the rest of P's answer, which names blocks that no decode engine fetches now.
 class AbandonedPrefill : public DrainHandler {
  public:
   AbandonedPrefill(Gateway& gateway, KvRelease release, std::string body)

@@ -57,11 +57,12 @@ struct PoolSettings {
   BreakerOptions breaker;
   std::vector<ApiKey> keys;  ///< empty: requests need none
   size_t max_body_bytes = 64 << 20;
-  size_t body_memory = 1 << 30;        ///< of a worker, for bodies of all its requests
-  uint32_t client_priority = 0;        ///< bound of the priority that a body gives, in both directions
-  bool client_transfer = false;        ///< transfer fields of clients reach engines
+  size_t body_memory = 1 << 30;  ///< of a worker, for bodies of all its requests
+  uint32_t client_priority = 0;  ///< bound of the priority that a body gives, in both directions
+  bool client_transfer = false;  ///< transfer fields of clients reach engines
   /// Paths that go to an engine without scheduling; one that ends with '/' stands for all below it.
-  std::vector<std::string> passed = {"/v1/models", "/v1/models/", "/health", "/ping", "/version", "/tokenize", "/detokenize"};
+  std::vector<std::string> passed = {"/v1/models", "/v1/models/", "/health",    "/ping",
+                                     "/version",   "/tokenize",   "/detokenize"};
   Nanos connect_timeout = 5 * kSecond;
   Nanos prefill_timeout = 600 * kSecond;  ///< from sending to the first byte of the answer
   Nanos idle_timeout = 600 * kSecond;     ///< between two reads of an answer
@@ -92,7 +93,8 @@ Status ApplyDirective(PoolSettings& pool, std::string_view name, std::span<const
 /// Checks the block as a whole, resolves host names and derives settings that depend on several directives.
 Status FinishPool(PoolSettings& pool);
 
-/// Settings of an engine that only its record is known of: all but the endpoints of its events and bootstrap server.
+/// Settings of an engine that only its record is known of: all but the endpoints of its events and bootstrap
+/// server.
 StatusOr<EngineSettings> EngineOf(const InstanceConfig& config);
 
 /// The table in Markdown, for docs/proxy.md.

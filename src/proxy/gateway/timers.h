@@ -39,8 +39,8 @@ class Timers {
   /// `on_earlier` runs when a timer becomes the first one.
   explicit Timers(std::function<void()> on_earlier) : on_earlier_(std::move(on_earlier)) {}
 
-  /// Runs what is due. Callbacks may set and cancel timers. Those that they set run in the next call, so that a
-  /// callback that sets itself again lets other events run.
+  /// Runs what is due. Callbacks may set and cancel timers. Those that they set run in the next call, so that
+  /// a callback that sets itself again lets other events run.
   void Run(Nanos now) {
     const uint64_t last = calls_;
     auto next = due_.begin();

@@ -118,7 +118,7 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
     return {.applied = true, .replay_from = std::nullopt};
   }
   if (beginning_ && replay_complete_) {
-    // Nothing, or all that was missing. What was lost before stays lost, unless the replay held everything.
+    // Nothing, or all that was missing. Blocks that were lost before stay lost, unless the replay held everything.
     const bool whole = !replay_empty_ && began_at_ == 0;
     if (replay_empty_) asked_for_all_ = false;  // messages may pass before the subscription takes effect
     replay_next_.reset();

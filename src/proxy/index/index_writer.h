@@ -40,7 +40,8 @@ class IndexWriter {
   Result Apply(uint64_t sequence, const KvBatch& batch);
   /// Applies a reply of the replay socket, in order. The end marker has the number kReplayEnd and no batch.
   Result ApplyReplay(uint64_t sequence, const KvBatch* batch);
-  /// A subscription begins and a replay socket exists: asks for the messages since the last one that was applied.
+  /// A subscription begins and a replay socket exists: requests the messages after the last one that was
+  /// applied.
   Result Begin();
   /// There is no subscription for now.
   void OnFeedFailed();

@@ -410,7 +410,7 @@ void moesaic_exchange_failed(moesaic_exchange_t* exchange, moesaic_text_t reason
         [&](const char* what) { Of(exchange).OnException(what); });
 }
 void moesaic_watcher_readable(moesaic_watcher_t* watcher) {
-  // The next event of the descriptor goes on.
+  // The next event of the descriptor continues.
   Guard([&] { reinterpret_cast<proxy::Watcher*>(watcher)->OnReadable(); }, [](const char*) {});
 }
 

@@ -7,13 +7,15 @@ namespace {
 
 // Every event that a client sees must be whole, wherever the engine's answer breaks off.
 TEST(AnswerStream, AbandonEndsTheLastEvent) {
-  const std::string text = "data: {\"choices\":[{\"text\":\"a\"}]}\n\nevent: x\r\ndata: {\"choices\":[]}\r\n\r\n";
+  const std::string text =
+      "data: {\"choices\":[{\"text\":\"a\"}]}\n\nevent: x\r\ndata: {\"choices\":[]}\r\n\r\n";
   for (size_t cut = 0; cut <= text.size(); ++cut) {
     AnswerStream stream({.stream = true});
     std::string out;
     stream.Push(std::string_view(text).substr(0, cut), &out);
     stream.Abandon(&out);
-    EXPECT_TRUE(out.empty() || out.ends_with("\n\n") || out.ends_with("\n\r\n") || out.ends_with("\r\n\n")) << cut << ": " << out;
+    EXPECT_TRUE(out.empty() || out.ends_with("\n\n") || out.ends_with("\n\r\n") || out.ends_with("\r\n\n"))
+        << cut << ": " << out;
     EXPECT_EQ(out.find("{\"choi\n"), std::string::npos) << cut;
     std::string rest = out;
     for (size_t at = 0; (at = rest.find("data: ", at)) != std::string::npos; at += 6) {

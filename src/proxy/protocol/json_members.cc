@@ -368,7 +368,8 @@ std::string JsonEdit::Apply() const {
   for (size_t i = 0; i < members.size(); ++i) {
     const JsonMember& member = members[i];
     const Change* change = change_of(member);
-    if (change != nullptr && (!change->json || object_.Find(member.key) != &member)) {  // drop it with the comma after or before it
+    if (change != nullptr && (!change->json || object_.Find(member.key) !=
+                                                   &member)) {  // drop it with the comma after or before it
       if (i + 1 < members.size()) {
         out.append(text.substr(begin, member.key_begin - begin));
         begin = members[i + 1].key_begin;

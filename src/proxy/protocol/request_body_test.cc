@@ -53,12 +53,18 @@ TEST(RequestBody, ReadsPromptIds) {
 
 TEST(RequestBody, ReadsIntegersInAnySpelling) {
   for (const char* number : {"4000", "4000.0", "4e3", "40000e-1"}) {
-    EXPECT_EQ(Read(Endpoint::kCompletions, fmt::format(R"({{"prompt":"a","max_tokens":{}}})", number)).max_tokens, 4000);
+    EXPECT_EQ(
+        Read(Endpoint::kCompletions, fmt::format(R"({{"prompt":"a","max_tokens":{}}})", number)).max_tokens,
+        4000);
   }
   EXPECT_EQ(Read(Endpoint::kCompletions, R"({"prompt":"a","max_tokens":null})").max_tokens, 0);
-  EXPECT_EQ(Read(Endpoint::kCompletions, R"({"prompt":"a","priority":-9223372036854775808})").priority, INT64_MIN);
+  EXPECT_EQ(Read(Endpoint::kCompletions, R"({"prompt":"a","priority":-9223372036854775808})").priority,
+            INT64_MIN);
   for (const char* number : {"0.5", "1e30", "9223372036854775808", "-1.0"}) {
-    EXPECT_FALSE(ReadRequestBody(Endpoint::kCompletions, fmt::format(R"({{"prompt":"a","max_tokens":{}}})", number)).ok()) << number;
+    EXPECT_FALSE(
+        ReadRequestBody(Endpoint::kCompletions, fmt::format(R"({{"prompt":"a","max_tokens":{}}})", number))
+            .ok())
+        << number;
   }
 }
 
@@ -72,7 +78,8 @@ TEST(RequestBody, TransferFieldsOfClientsReachNoEngine) {
   EXPECT_EQ(AggregatedBody(body), clean);
   EXPECT_EQ(DecodeBody(body, {.transfer = Transfer::kAggregated}), clean);
   EXPECT_EQ(DecodeBody(body, {.transfer = Transfer::kVllmNixl}), clean);
-  for (const Transfer transfer : {Transfer::kVllmNixl, Transfer::kVllmMooncake, Transfer::kSglang, Transfer::kAscend}) {
+  for (const Transfer transfer :
+       {Transfer::kVllmNixl, Transfer::kVllmMooncake, Transfer::kSglang, Transfer::kAscend}) {
     EXPECT_EQ(PrefillBody(body, {.transfer = transfer}, "{}").find("evil"), std::string::npos);
     EXPECT_EQ(DecodeBody(body, {.transfer = transfer}, "{}").find("evil"), std::string::npos);
   }
@@ -81,10 +88,12 @@ TEST(RequestBody, TransferFieldsOfClientsReachNoEngine) {
 }
 
 TEST(ReleaseBody, ComputesOneToken) {
-  const RequestBody body = Read(Endpoint::kCompletions,
-                                R"({"prompt":"a","n":4,"logprobs":5,"min_tokens":9,"stream":true,"max_tokens":50})");
-  EXPECT_EQ(ReleaseBody(body, R"({"x":1})"),
-            R"({"prompt":"a","n":1,"min_tokens":1,"stream":false,"max_tokens":1,"kv_transfer_params":{"x":1}})");
+  const RequestBody body =
+      Read(Endpoint::kCompletions,
+           R"({"prompt":"a","n":4,"logprobs":5,"min_tokens":9,"stream":true,"max_tokens":50})");
+  EXPECT_EQ(
+      ReleaseBody(body, R"({"x":1})"),
+      R"({"prompt":"a","n":1,"min_tokens":1,"stream":false,"max_tokens":1,"kv_transfer_params":{"x":1}})");
 }
 
 TEST(PrefillBody, Nixl) {

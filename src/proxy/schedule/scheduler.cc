@@ -458,12 +458,14 @@ void Scheduler::Impl::KeepPairs(const Waiting& request) {
   });
 }
 
-// No candidate has room for a starved request: keeps the one that is nearest to it from younger requests in this run. The
-// others go on, and so does half of the pool whatever the number of starved requests.
+// No candidate has room for a starved request: keeps the least loaded one from younger requests in this run.
+// Younger requests use the others.
 void Scheduler::Impl::Reserve() {
-  const auto nearest = std::min_element(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
-    return a.load.prefill_requests + a.load.decode_requests < b.load.prefill_requests + b.load.decode_requests;
-  });
+  const auto nearest =
+      std::min_element(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
+        return a.load.prefill_requests + a.load.decode_requests <
+               b.load.prefill_requests + b.load.decode_requests;
+      });
   if (nearest == candidates_.end() || (reserved_ > 0 && instances_.size() <= reserved_ + 1)) return;
   ++reserved_;
   std::erase_if(instances_, [id = nearest->id](const InstanceView& v) { return v.id == id; });

@@ -64,12 +64,14 @@ Status CheckConfig(const InstanceConfig& config) {
 std::vector<bool> NamedOf(const StateView& view, std::span<const InstanceConfig> configs) {
   std::vector<bool> named(view.options.max_instances);
   for (const InstanceConfig& config : configs) {
-    if (const int id = FindEntry(view, config.url, config.dp_rank); id >= 0) named[static_cast<size_t>(id)] = true;
+    if (const int id = FindEntry(view, config.url, config.dp_rank); id >= 0)
+      named[static_cast<size_t>(id)] = true;
   }
   return named;
 }
 
-Status CheckRoom(const StateView& view, std::span<const InstanceConfig> configs, const std::vector<bool>& named) {
+Status CheckRoom(const StateView& view, std::span<const InstanceConfig> configs,
+                 const std::vector<bool>& named) {
   uint32_t unused = 0, fresh = 0;
   for (uint32_t i = 0; i < view.options.max_instances; ++i) {
     const InstanceEntry& entry = view.instance(static_cast<int>(i));
@@ -77,8 +79,9 @@ Status CheckRoom(const StateView& view, std::span<const InstanceConfig> configs,
   }
   for (const InstanceConfig& config : configs) fresh += FindEntry(view, config.url, config.dp_rank) < 0;
   if (fresh > unused) {
-    return ResourceExhausted("{} instances are new, and {} of the zone's {} entries are free: enlarge the zone", fresh,
-                             unused, view.options.max_instances);
+    return ResourceExhausted(
+        "{} instances are new, and {} of the zone's {} entries are free: enlarge the zone", fresh, unused,
+        view.options.max_instances);
   }
   return OkStatus();
 }
@@ -218,9 +221,10 @@ void State::RecordFailure(int id, Nanos now, const BreakerOptions& options) {
   bool other = false;
   for (uint32_t i = 0; i < view.s.num_instances && !other; ++i) {
     const InstanceEntry& candidate = view.instance(static_cast<int>(i));
-    const bool same_role = candidate.role == entry.role || candidate.role == static_cast<uint8_t>(Role::kBoth);
-    other = static_cast<int>(i) != id && StateOf(candidate) == InstanceState::kEnabled && candidate.healthy != 0 &&
-            candidate.closed_until <= now && same_role;
+    const bool same_role =
+        candidate.role == entry.role || candidate.role == static_cast<uint8_t>(Role::kBoth);
+    other = static_cast<int>(i) != id && StateOf(candidate) == InstanceState::kEnabled &&
+            candidate.healthy != 0 && candidate.closed_until <= now && same_role;
   }
   if (!other) return;
   const uint32_t doublings = std::min<uint32_t>(entry.failures - options.failures, 30);

@@ -27,7 +27,8 @@ class Lease {
  public:
   /// Acquires a free, expired or orphaned lease; renews one that `pid` already holds. Returns none while
   /// another live process holds it. `dead`: a process that is known to have ended; its lease is free.
-  std::optional<LeaseToken> Acquire(int32_t pid, Nanos now, const LeaseOptions& options = {}, int32_t dead = 0);
+  std::optional<LeaseToken> Acquire(int32_t pid, Nanos now, const LeaseOptions& options = {},
+                                    int32_t dead = 0);
   /// Renews; false when the tenure has ended.
   bool Renew(LeaseToken token, Nanos now);
   /// True while `token` is the current tenure.

@@ -34,7 +34,8 @@ class Zone {
   /// Bytes that a region with these capacities needs.
   static size_t Bytes(const ZoneOptions& options);
   /// Capacities that use about `bytes`: the index gets the memory that requests and instances leave.
-  static ZoneOptions Fit(size_t bytes, uint32_t max_instances, uint32_t max_requests, uint32_t max_workers = 64);
+  static ZoneOptions Fit(size_t bytes, uint32_t max_instances, uint32_t max_requests,
+                         uint32_t max_workers = 64);
 
   /// Formats `memory`, aligned to 64 bytes. No other process may use it yet.
   static StatusOr<Zone> Create(void* memory, size_t bytes, const ZoneOptions& options);

@@ -17,9 +17,9 @@ namespace {
 
 // An instance gets its next prefill this long before it is predicted to be free, so that it never idles.
 constexpr Nanos kLookAhead = 15 * kMillisecond;
-// Cost of computing a token that another instance has, as a share of its computing time: the time is lost for
-// others.
-constexpr double kWaste = 0.5;
+// Computing tokens that another instance has delays everything that waits: its time counts once more for each
+// request per instance in the queue, within these bounds.
+constexpr double kLeastWaste = 0.5, kMostWaste = 4;
 // Decode instances with fewer requests than this make it worth to look for requests without a prefill.
 constexpr uint32_t kMinSkipped = 1;
 // KV usage beyond which a decode instance is avoided: preemption follows.
@@ -35,6 +35,7 @@ class MoesaicPolicy final : public Policy {
   bool SkipsPrefill() const override { return true; }
 
   void OrderPrefill(std::vector<RequestView>& queue, int engines, Nanos now) const override {
+    waste_ = std::clamp(static_cast<double>(queue.size()) / engines, kLeastWaste, kMostWaste);
     if (options_.slo_ttft > 0) {
       OrderByDeadline(queue, engines, now);
     } else {
@@ -147,7 +148,7 @@ class MoesaicPolicy final : public Policy {
     const uint32_t tokens = r.facts.prompt_tokens;
     const Nanos work = v.AddedTime(tokens, v.matched_tokens);
     double cost =
-        static_cast<double>(v.QueueTime(now) + work) + kWaste * static_cast<double>(work - least_work);
+        static_cast<double>(v.QueueTime(now) + work) + waste_ * static_cast<double>(work - least_work);
     if (v.role == Role::kBoth) {
       // Running requests share every step of the prefill, and each of them is slowed down by it.
       const double step =
@@ -222,6 +223,7 @@ class MoesaicPolicy final : public Policy {
 
   const PolicyOptions options_;
   std::vector<Batch> batches_;  // by instance
+  mutable double waste_ = kLeastWaste;
 };
 
 }  // namespace

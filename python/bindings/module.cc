@@ -144,4 +144,5 @@ NB_MODULE(_core, module) {
       nb::call_guard<nb::gil_scoped_release>());
   module.def("kernels", [] { return moesaic::python::Session().context().graph->name; });
   moesaic::python::BindGraph(module);
+  moesaic::python::BindLayers(module);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures moesaic.layers against PyTorch eager on the shapes of a 512-residue protein, in one run.
 
-Usage: layers.py [--threads N] [--repetitions N] [--residues N]. The PyTorch layers are the transcriptions that made the
+Usage: layers.py [--threads N] [--repetitions N] [--residues N] [--cpu-time]. The PyTorch layers are the transcriptions that made the
 goldens (src/science/goldens), in float32 and inference mode.
 """
 import argparse
@@ -11,7 +11,7 @@ import sys
 import torch
 
 import moesaic
-from graph_operators import measure, report
+from graph_operators import add_options, measure, prepare, report
 from moesaic import graph, layers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "src" / "science" / "goldens"))
@@ -27,13 +27,11 @@ def pair(title, ours, theirs, repetitions):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repetitions", type=int, default=5)
+    add_options(parser, 5)
     parser.add_argument("--residues", type=int, default=512)
     options = parser.parse_args()
     torch.set_default_dtype(torch.float32)
-    torch.set_num_threads(options.threads)
-    moesaic.set_num_threads(options.threads)
+    prepare(options)
     torch.manual_seed(1)
     n = options.residues
     print(f"PyTorch {torch.__version__}, kernels {moesaic.kernels()}, {options.threads} threads, {n} residues")

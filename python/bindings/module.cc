@@ -1,4 +1,5 @@
 // moesaic._core: operators on matrices. The Python modules of the package add shapes and gradients.
+#include <nanobind/stl/string.h>
 #include <unistd.h>
 
 #include <memory>

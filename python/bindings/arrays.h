@@ -50,5 +50,6 @@ class Session {
 void SetThreads(int threads);  ///< Takes effect with the next operator; 0: one per core.
 
 void BindGraph(nanobind::module_& module);
+void BindLayers(nanobind::module_& module);
 
 }  // namespace moesaic::python

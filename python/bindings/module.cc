@@ -1,4 +1,5 @@
 // moesaic._core: operators on matrices. The Python modules of the package add shapes and gradients.
+#include <nanobind/stl/string.h>
 #include <unistd.h>
 
 #include <memory>
@@ -144,4 +145,5 @@ NB_MODULE(_core, module) {
       nb::call_guard<nb::gil_scoped_release>());
   module.def("kernels", [] { return moesaic::python::Session().context().graph->name; });
   moesaic::python::BindGraph(module);
+  moesaic::python::BindLayers(module);
 }

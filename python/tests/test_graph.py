@@ -108,6 +108,10 @@ def test_results_do_not_depend_on_threads(rng):
     assert results[0] == results[1] == results[2]
 
 
+def test_kernels_are_named():
+    assert moesaic.kernels() in ("avx512", "avx2", "ref")
+
+
 def test_plan_keeps_its_edges(rng):
     src, dst, g = edges(rng)
     u = rng.normal(size=(11, 4)).astype(np.float32)

@@ -55,6 +55,7 @@ class Sandbox:
         self.servers = {}  # port in the document -> (process, port)
         self.link("models", ROOT / "models")
         self.link("topologies", ROOT / "topologies")
+        self.link("examples", ROOT / "examples")
         self.link("model", RECALL if document == LONG_CONTEXT else TINY)
         self.link("dense.gguf", ROOT / "tests" / "golden" / "llama-untied-f16")
         if DENSE.exists():

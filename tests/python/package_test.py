@@ -21,6 +21,7 @@ def main():
     run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
         "--no-deps", "--force-reinstall", f"-Cbuild-dir={build}", PACKAGE)
     run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    run(sys.executable, PACKAGE.parent / "examples" / "science" / "message_passing.py")
     run(tools / "mypy", f"--cache-dir={build / 'mypy'}")
     run(tools / "ruff", "check", "--no-cache", ".")
     run(tools / "ruff", "format", "--no-cache", "--check", ".")

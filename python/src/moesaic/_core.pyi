@@ -95,3 +95,83 @@ def edge_attention_backward(
     v_grad: Any | None,
     bias_grad: Any | None,
 ) -> None: ...
+def nearest_graph(xyz: Any, k: int, window: int, self: bool, sets: Any | None) -> tuple[Any, Any]: ...
+def radius_graph(xyz: Any, radius: float, max_neighbors: int, self: bool, sets: Any | None) -> tuple[Any, Any]: ...
+
+class EgnnLayer:
+    @staticmethod
+    def load(
+        weights: dict[str, Any],
+        node_inputs: int,
+        edge_inputs: int,
+        residual: bool,
+        mean: bool,
+        normalize: bool,
+        tanh: bool,
+    ) -> EgnnLayer: ...
+    @property
+    def outputs(self) -> int: ...
+    def run(self, graph: Graph, h: Any, x: Any, edge: Any | None, edge_inputs: int, h_out: Any, x_out: Any) -> None: ...
+
+class TriangleMultiplication:
+    @staticmethod
+    def load(weights: dict[str, Any], incoming: bool) -> TriangleMultiplication: ...
+    def run(self, n: int, c: int, mask: Any | None, z: Any) -> None: ...
+
+class TriangleAttention:
+    @staticmethod
+    def load(weights: dict[str, Any], heads: int, ending: bool) -> TriangleAttention: ...
+    def run(self, n: int, c: int, mask: Any | None, z: Any) -> None: ...
+
+class EvoformerBlock:
+    @staticmethod
+    def load(weights: dict[str, Any], msa_heads: int, pair_heads: int) -> EvoformerBlock: ...
+    def run(
+        self, s: int, n: int, c_m: int, c_z: int, msa_mask: Any | None, pair_mask: Any | None, m: Any, z: Any
+    ) -> None: ...
+
+class InvariantPointAttention:
+    @staticmethod
+    def load(
+        weights: dict[str, Any], heads: int, dim: int, query_points: int, value_points: int
+    ) -> InvariantPointAttention: ...
+    def run(
+        self,
+        n: int,
+        c_s: int,
+        c_z: int,
+        s: Any,
+        z: Any,
+        rotation: Any,
+        translation: Any,
+        mask: Any | None,
+        out: Any,
+    ) -> None: ...
+
+class Se3Graph:
+    @staticmethod
+    def create(graph: Graph, xyz: Any, max_degree: int) -> Se3Graph: ...
+
+class Se3AttentionBlock:
+    @staticmethod
+    def load(
+        weights: dict[str, Any],
+        fiber_in: dict[int, int],
+        fiber_out: dict[int, int],
+        edge_inputs: int,
+        heads: int,
+        channels_div: int,
+    ) -> Se3AttentionBlock: ...
+    def run(
+        self, graph: Se3Graph, nodes: dict[int, Any], edge: Any | None, edge_inputs: int, out: dict[int, Any]
+    ) -> None: ...
+
+class ProteinMpnn:
+    @staticmethod
+    def load(weights: dict[str, Any], neighbors: int) -> ProteinMpnn: ...
+    def log_probabilities(
+        self, xyz: Any, known: Any, index: Any, chain: Any, sequence: Any, order: Any, out: Any
+    ) -> None: ...
+    def sample(
+        self, xyz: Any, known: Any, index: Any, chain: Any, sequence: Any, temperature: float, seed: int
+    ) -> tuple[Any, float, float]: ...

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Measures moesaic.graph against PyTorch (and torch_scatter, if it is installed) on the CPU, in one run.
+
+Usage: graph_operators.py [--threads N] [--repetitions N] [--cpu-time]. Prints medians, best times and ratios.
+"""
+import argparse
+import importlib.util
+import statistics
+import time
+
+import torch
+
+import moesaic
+from moesaic import graph
+from moesaic import scatter as ts
+
+SHAPES = {"512 x 64 x 256": (512, 32768, 256), "50k, 1M x 64": (50000, 1000000, 64)}
+
+
+CLOCK = {"now": time.perf_counter}
+
+
+def clock(function):
+    begin = CLOCK["now"]()
+    function()
+    return 1e3 * (CLOCK["now"]() - begin)
+
+
+def add_options(parser, repetitions):
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--cpu-time", action="store_true",
+                        help="measure processor time instead of elapsed time: for a machine that also does other work")
+
+
+def prepare(options):
+    if options.cpu_time:
+        CLOCK["now"] = time.process_time
+    torch.set_num_threads(options.threads)
+    moesaic.set_num_threads(options.threads)
+
+
+def measure(functions, repetitions):
+    """Runs all functions in turn, so that a change of the machine's speed meets all of them."""
+    times = {name: [] for name in functions}
+    for repetition in range(repetitions + 1):
+        for name, function in functions.items():
+            elapsed = clock(function)
+            if repetition > 0:
+                times[name].append(elapsed)
+    return times
+
+
+def report(title, times, ours):
+    print(f"\n{title}")
+    base = statistics.median(times[ours])
+    for name, values in times.items():
+        ordered = sorted(values)
+        spread = f"{ordered[len(ordered) // 4] / base:.2f}..{ordered[3 * len(ordered) // 4] / base:.2f}"
+        print(f"  {name:42} median {statistics.median(values):9.3f} ms   best {ordered[0]:9.3f} ms   "
+              f"{statistics.median(values) / base:7.2f} x ({spread})")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_options(parser, 9)
+    options = parser.parse_args()
+    prepare(options)
+    print(f"PyTorch {torch.__version__}, kernels {moesaic.kernels()}, {options.threads} threads")
+    scatter = None
+    if importlib.util.find_spec("torch_scatter"):
+        import torch_scatter as scatter
+    generator = torch.Generator().manual_seed(1)
+    for title, (nodes, edges, columns) in SHAPES.items():
+        src, dst = (torch.randint(0, nodes, (edges,), generator=generator) for _ in range(2))
+        u, w = torch.randn(nodes, columns), torch.randn(edges)
+        plan = graph.Graph(src, dst, nodes, nodes)
+        ptr, sources, edge = (torch.from_numpy(x).long() for x in plan.csc())
+        ordered, messages = w[edge], torch.randn(edges, columns)
+        csr = torch.sparse_csr_tensor(ptr, sources, ordered, (nodes, nodes))
+        segments = graph.Segments(dst, nodes)
+
+        def unfused():
+            return torch.zeros(nodes, columns).index_add_(0, dst, u[src] * w[:, None])
+
+        bag = torch.nn.functional.embedding_bag
+        report(f"u_mul_e sum, {title}", measure({
+            "moesaic gspmm": lambda: graph.u_mul_e_sum(plan, u, w),
+            "gather, multiply, index_add_": unfused,
+            "embedding_bag (sorted by hand)": lambda: bag(sources, u, ptr[:-1], mode="sum", per_sample_weights=ordered),
+            "sparse CSR @ dense (sorted by hand)": lambda: csr @ u,
+        }, options.repetitions), "moesaic gspmm")
+        functions = {
+            "moesaic segment_reduce, plan reused": lambda: graph.segment_reduce(segments, messages),
+            "moesaic scatter_sum, with plan": lambda: ts.scatter_sum(messages, dst, 0, dim_size=nodes),
+            "index_add_": lambda: torch.zeros(nodes, columns).index_add_(0, dst, messages),
+        }
+        if scatter is not None:
+            functions["torch_scatter scatter_sum"] = lambda: scatter.scatter_sum(messages, dst, 0, dim_size=nodes)
+        report(f"scatter sum, {title}", measure(functions, options.repetitions), "moesaic segment_reduce, plan reused")
+        report(f"plan, {title}", measure({
+            "moesaic Graph (COO -> CSC)": lambda: graph.Graph(src, dst, nodes, nodes),
+            "torch.sort": lambda: torch.sort(dst, stable=True),
+        }, options.repetitions), "moesaic Graph (COO -> CSC)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+// Layers of src/science: objects that own their weights, on contiguous float32 arrays.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "bindings/arrays.h"
+#include "science/edge_mlp.h"
+#include "science/egnn.h"
+#include "science/evoformer.h"
+#include "science/invariant_points.h"
+#include "science/neighbors.h"
+#include "science/protein/protein_mpnn.h"
+#include "science/se3/se3_layers.h"
+
+namespace nb = nanobind;
+
+// Layers own packed weights and cannot be copied. The standard trait does not see this through std::vector.
+namespace nanobind::detail {
+template <>
+struct is_copy_constructible<moesaic::science::EgnnLayer> : std::false_type {};
+template <>
+struct is_copy_constructible<moesaic::science::ProteinMpnn> : std::false_type {};
+template <>
+struct is_copy_constructible<moesaic::science::Se3AttentionBlock> : std::false_type {};
+}  // namespace nanobind::detail
+
+namespace moesaic::python {
+namespace {
+
+using graph::Graph;
+using MaybeArray = std::optional<Array>;
+using Weights = std::map<std::string, Array>;
+
+science::WeightMap ToWeights(const Weights& arrays) {
+  science::WeightMap weights;
+  for (const auto& [name, array] : arrays) {
+    science::WeightTensor& tensor = weights[name];
+    for (size_t i = 0; i < array.ndim(); ++i) tensor.shape.push_back(static_cast<int64_t>(array.shape(i)));
+    const std::span<float> values = ToFloats(array, name.c_str());
+    tensor.values.assign(values.begin(), values.end());
+  }
+  return weights;
+}
+
+// A contiguous float32 array with this many elements.
+float* Floats(const Array& array, const char* name, int64_t size) {
+  const std::span<float> values = ToFloats(array, name);
+  if (static_cast<int64_t>(values.size()) != size) {
+    throw nb::value_error(
+        fmt::format("{} must have {} elements, but has {}", name, size, values.size()).c_str());
+  }
+  return values.data();
+}
+float* MaybeFloats(const MaybeArray& array, const char* name, int64_t size) {
+  return array.has_value() ? Floats(*array, name, size) : nullptr;
+}
+
+// Copies a list of edges to arrays of Python.
+using IntArray = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
+IntArray ToNumpy(std::vector<int32_t> values) {
+  auto* owned = new std::vector<int32_t>(std::move(values));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<int32_t>*>(p); });
+  return IntArray(owned->data(), {owned->size()}, owner);
+}
+
+std::span<const int32_t> MaybeSets(const MaybeArray& array) {
+  return array.has_value() ? std::span<const int32_t>(ToInts(*array, "sets")) : std::span<const int32_t>{};
+}
+
+void BindNeighbors(nb::module_& m) {
+  m.def(
+      "nearest_graph",
+      [](const Array& xyz, int k, int window, bool self, const MaybeArray& sets) {
+        const Session session;
+        graph::EdgeList edges = ValueOrThrow(graph::NearestGraph(
+            session.context(), ToFloats(xyz, "xyz"),
+            {.k = k, .window = window, .self = self, .sequence = {}, .sets = MaybeSets(sets)}));
+        return nb::make_tuple(ToNumpy(std::move(edges.src)), ToNumpy(std::move(edges.dst)));
+      },
+      nb::arg("xyz"), nb::arg("k"), nb::arg("window"), nb::arg("self"), nb::arg("sets").none());
+  m.def(
+      "radius_graph",
+      [](const Array& xyz, float radius, int max_neighbors, bool self, const MaybeArray& sets) {
+        const Session session;
+        graph::EdgeList edges = ValueOrThrow(graph::RadiusGraph(
+            session.context(), ToFloats(xyz, "xyz"),
+            {.radius = radius, .max_neighbors = max_neighbors, .self = self, .sets = MaybeSets(sets)}));
+        return nb::make_tuple(ToNumpy(std::move(edges.src)), ToNumpy(std::move(edges.dst)));
+      },
+      nb::arg("xyz"), nb::arg("radius"), nb::arg("max_neighbors"), nb::arg("self"), nb::arg("sets").none());
+}
+
+void BindEgnn(nb::module_& m) {
+  nb::class_<science::EgnnLayer>(m, "EgnnLayer")
+      .def_static(
+          "load",
+          [](const Weights& weights, int node_inputs, int edge_inputs, bool residual, bool mean,
+             bool normalize, bool tanh) {
+            return ValueOrThrow(science::EgnnLayer::Load(
+                science::WeightScope(ToWeights(weights)), node_inputs, edge_inputs,
+                {.residual = residual, .mean_coordinates = mean, .normalize = normalize, .tanh = tanh}));
+          })
+      .def_prop_ro("outputs", &science::EgnnLayer::outputs)
+      .def(
+          "run",
+          [](const science::EgnnLayer& layer, const Graph& g, const Array& h, const Array& x,
+             const MaybeArray& edge, int edge_inputs, const Array& h_out, const Array& x_out) {
+            const Session session;
+            const int64_t n = g.num_dst();
+            ThrowIfError(
+                layer.Run(session.context(), g, Floats(h, "h", n * layer.inputs()), Floats(x, "x", 3 * n),
+                          MaybeFloats(edge, "edge", int64_t{g.num_edges()} * edge_inputs),
+                          Floats(h_out, "h_out", n * layer.outputs()), Floats(x_out, "x_out", 3 * n)));
+          },
+          nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("edge_inputs"),
+          nb::arg("h_out"), nb::arg("x_out"));
+}
+
+void BindEvoformer(nb::module_& m) {
+  using science::WeightScope;
+  nb::class_<science::TriangleMultiplication>(m, "TriangleMultiplication")
+      .def_static(
+          "load",
+          [](const Weights& w, bool incoming) {
+            return ValueOrThrow(science::TriangleMultiplication::Load(WeightScope(ToWeights(w)), incoming));
+          })
+      .def(
+          "run",
+          [](const science::TriangleMultiplication& layer, int64_t n, int64_t c, const MaybeArray& mask,
+             const Array& z) {
+            const Session session;
+            ThrowIfError(
+                layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n), Floats(z, "z", n * n * c)));
+          },
+          nb::arg("n"), nb::arg("c"), nb::arg("mask").none(), nb::arg("z"));
+  nb::class_<science::TriangleAttention>(m, "TriangleAttention")
+      .def_static(
+          "load",
+          [](const Weights& w, int heads, bool ending) {
+            return ValueOrThrow(science::TriangleAttention::Load(WeightScope(ToWeights(w)), heads, ending));
+          })
+      .def(
+          "run",
+          [](const science::TriangleAttention& layer, int64_t n, int64_t c, const MaybeArray& mask,
+             const Array& z) {
+            const Session session;
+            ThrowIfError(
+                layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n), Floats(z, "z", n * n * c)));
+          },
+          nb::arg("n"), nb::arg("c"), nb::arg("mask").none(), nb::arg("z"));
+  nb::class_<science::EvoformerBlock>(m, "EvoformerBlock")
+      .def_static("load",
+                  [](const Weights& w, int msa_heads, int pair_heads) {
+                    return ValueOrThrow(
+                        science::EvoformerBlock::Load(WeightScope(ToWeights(w)), msa_heads, pair_heads));
+                  })
+      .def(
+          "run",
+          [](const science::EvoformerBlock& block, int64_t s, int64_t n, int64_t c_m, int64_t c_z,
+             const MaybeArray& msa_mask, const MaybeArray& pair_mask, const Array& m_rows, const Array& z) {
+            const Session session;
+            ThrowIfError(block.Run(session.context(), s, n, MaybeFloats(msa_mask, "msa_mask", s * n),
+                                   MaybeFloats(pair_mask, "pair_mask", n * n),
+                                   Floats(m_rows, "m", s * n * c_m), Floats(z, "z", n * n * c_z)));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("c_m"), nb::arg("c_z"), nb::arg("msa_mask").none(),
+          nb::arg("pair_mask").none(), nb::arg("m"), nb::arg("z"));
+  nb::class_<science::InvariantPointAttention>(m, "InvariantPointAttention")
+      .def_static(
+          "load",
+          [](const Weights& w, int heads, int dim, int query_points, int value_points) {
+            return ValueOrThrow(science::InvariantPointAttention::Load(
+                WeightScope(ToWeights(w)),
+                {.heads = heads, .dim = dim, .query_points = query_points, .value_points = value_points}));
+          })
+      .def(
+          "run",
+          [](const science::InvariantPointAttention& layer, int64_t n, int64_t c_s, int64_t c_z,
+             const Array& s, const Array& z, const Array& rotation, const Array& translation,
+             const MaybeArray& mask, const Array& out) {
+            const Session session;
+            ThrowIfError(
+                layer.Run(session.context(), n, Floats(s, "s", n * c_s), Floats(z, "z", n * n * c_z),
+                          {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
+                          MaybeFloats(mask, "mask", n), Floats(out, "out", n * c_s)));
+          },
+          nb::arg("n"), nb::arg("c_s"), nb::arg("c_z"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"),
+          nb::arg("translation"), nb::arg("mask").none(), nb::arg("out"));
+}
+
+science::FiberFeatures ToFiber(const std::map<int, Array>& arrays) {
+  science::FiberFeatures features;
+  for (const auto& [degree, array] : arrays) {
+    const std::span<float> values = ToFloats(array, "features");
+    features[degree].assign(values.begin(), values.end());
+  }
+  return features;
+}
+
+void BindSe3(nb::module_& m) {
+  nb::class_<science::Se3Graph>(m, "Se3Graph")
+      .def_static("create", [](const Graph& g, const Array& xyz, int max_degree) {
+        return ValueOrThrow(
+            science::Se3Graph::Create(g, Floats(xyz, "xyz", 3 * int64_t{g.num_dst()}), max_degree));
+      });
+  nb::class_<science::Se3AttentionBlock>(m, "Se3AttentionBlock")
+      .def_static("load",
+                  [](const Weights& w, const science::Fiber& in, const science::Fiber& out, int edge_inputs,
+                     int heads, int div) {
+                    return ValueOrThrow(science::Se3AttentionBlock::Load(science::WeightScope(ToWeights(w)),
+                                                                         in, out, edge_inputs, heads, div));
+                  })
+      .def(
+          "run",
+          [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
+             const std::map<int, Array>& nodes, const MaybeArray& edge, int edge_inputs,
+             const std::map<int, Array>& out) {
+            const Session session;
+            const science::FiberFeatures result = ValueOrThrow(
+                block.Run(session.context(), g, ToFiber(nodes),
+                          MaybeFloats(edge, "edge", int64_t{g.graph().num_edges()} * edge_inputs)));
+            for (const auto& [degree, values] : result)
+              std::copy(values.begin(), values.end(),
+                        Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("edge_inputs"), nb::arg("out"));
+}
+
+science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,
+                               const Array& sequence) {
+  auto ints = [](const Array& array, const char* name) {
+    const std::span<int32_t> values = ToInts(array, name);
+    return std::vector<int32_t>(values.begin(), values.end());
+  };
+  science::MpnnInput input;
+  const std::span<float> atoms = ToFloats(xyz, "xyz");
+  input.xyz.assign(atoms.begin(), atoms.end());
+  for (const int32_t k : ints(known, "known")) input.known.push_back(k != 0 ? 1 : 0);
+  input.index = ints(index, "index");
+  input.chain = ints(chain, "chain");
+  input.sequence = ints(sequence, "sequence");
+  input.designed.assign(input.known.size(), 1);
+  return input;
+}
+
+void BindProteinMpnn(nb::module_& m) {
+  nb::class_<science::ProteinMpnn>(m, "ProteinMpnn")
+      .def_static("load",
+                  [](const Weights& w, int neighbors) {
+                    return ValueOrThrow(science::ProteinMpnn::Load(ToWeights(w), neighbors));
+                  })
+      .def("log_probabilities",
+           [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
+              const Array& chain, const Array& sequence, const Array& order, const Array& out) {
+             const Session session;
+             const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
+             const science::MpnnEncoding encoding = ValueOrThrow(model.Encode(session.context(), input));
+             const std::vector<float> logs = ValueOrThrow(model.LogProbabilities(
+                 session.context(), input, encoding, input.sequence, ToInts(order, "order")));
+             std::copy(logs.begin(), logs.end(), Floats(out, "out", static_cast<int64_t>(logs.size())));
+           })
+      .def("sample",
+           [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
+              const Array& chain, const Array& sequence, double temperature, uint64_t seed) {
+             const Session session;
+             const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
+             const science::MpnnEncoding encoding = ValueOrThrow(model.Encode(session.context(), input));
+             science::MpnnSample sample = ValueOrThrow(model.Sample(
+                 session.context(), input, encoding, {.temperature = temperature, .seed = seed}));
+             return nb::make_tuple(ToNumpy(std::move(sample.sequence)), sample.score, sample.recovery);
+           });
+}
+
+}  // namespace
+
+void BindLayers(nb::module_& m) {
+  BindNeighbors(m);
+  BindEgnn(m);
+  BindEvoformer(m);
+  BindSe3(m);
+  BindProteinMpnn(m);
+}
+
+}  // namespace moesaic::python

@@ -44,6 +44,7 @@ class Exchange {
   void Pause(bool paused);
 
   bool live() const { return live_; }
+  bool connected() const { return connected_; }
   bool answered() const { return answered_; }  ///< a byte of the answer has arrived
   const ResponseReader& response() const { return reader_; }
 
@@ -70,15 +71,6 @@ class Exchange {
   bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_told_ = false,
        paused_ = false;
   Nanos last_ = 0;
-};
-
-/// A handler that ignores the answer.
-class NullHandler : public Exchange::Handler {
- public:
-  void OnHead(Exchange&) override {}
-  void OnBody(Exchange&, std::string_view) override {}
-  void OnEnd(Exchange&) override {}
-  void OnError(Exchange&, const Status&) override {}
 };
 
 }  // namespace moesaic::proxy

@@ -560,12 +560,14 @@ void Flow::DropExchanges() {
   const Transfer transfer = gateway_.settings().transfer;
   const bool answered = answer_ != nullptr && !answer_->live() && stream_ != nullptr && stream_->saw_end();
   if (transfer == Transfer::kVllmNixl && body_ && log_.outcome == Outcome::kAborted) {
-    // P holds the blocks until a decode engine fetches them. A decode engine that has the request tells P
-    // when it is cancelled; without one, fetch them.
-    if (prefill_ != nullptr && prefill_->answered()) {
-      gateway_.Drain(std::move(prefill_));
-    } else if (answer_ == nullptr && !params_.empty()) {
-      gateway_.ReleaseKv(*body_, request_.target, params_);
+    // P holds the blocks until a decode engine has fetched them. One that has the request tells P when it is
+    // cancelled.
+    if (prefill_ != nullptr && prefill_->live()) {
+      gateway_.DrainPrefill(std::move(prefill_), body_->endpoint, request_.body, request_.target);
+    } else if (!params_.empty() && (answer_ == nullptr || !answer_->connected())) {
+      gateway_.ReleaseKv(body_->endpoint, request_.body, request_.target, params_);
+    } else if (!params_.empty() && body_->stream && !answer_->answered()) {
+      gateway_.DrainToFirstByte(std::move(answer_));
     }
   }
   // SGLang's P still sends its blocks when D has answered: it must come to its end.

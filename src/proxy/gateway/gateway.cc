@@ -25,18 +25,49 @@ uint64_t Word(RequestId id) { return uint64_t{id.slot} << 32 | id.generation; }
 
 int OpenPidFd(int32_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
-// Ends drained exchanges.
-class DrainHandler : public NullHandler {
+}  // namespace
+
+// Discards the answer of a drained exchange.
+class Gateway::DrainHandler : public Exchange::Handler {
  public:
-  explicit DrainHandler(std::function<void(Exchange&)> done) : done_(std::move(done)) {}
-  void OnEnd(Exchange& exchange) override { done_(exchange); }
-  void OnError(Exchange& exchange, const Status&) override { done_(exchange); }
+  DrainHandler(Gateway& gateway, bool until_first_byte)
+      : gateway_(gateway), until_first_byte_(until_first_byte) {}
+  void OnHead(Exchange&) override {}
+  void OnBody(Exchange& exchange, std::string_view) override {
+    if (until_first_byte_) gateway_.EndDrain(exchange);
+  }
+  void OnEnd(Exchange& exchange) override { gateway_.EndDrain(exchange); }
+  void OnError(Exchange& exchange, const Status&) override { gateway_.EndDrain(exchange); }
 
  private:
-  std::function<void(Exchange&)> done_;
+  Gateway& gateway_;
+  bool until_first_byte_;
 };
 
-}  // namespace
+// Reads the answer of P after its client left, and frees the blocks that it names.
+class Gateway::PrefillDrain : public Exchange::Handler {
+ public:
+  PrefillDrain(Gateway& gateway, Endpoint endpoint, std::string text, std::string target)
+      : gateway_(gateway), endpoint_(endpoint), text_(std::move(text)), target_(std::move(target)) {}
+  void OnHead(Exchange&) override {}
+  void OnBody(Exchange&, std::string_view bytes) override {
+    if (answer_.size() + bytes.size() <= kMaxAnswer) answer_.append(bytes);
+  }
+  void OnEnd(Exchange& exchange) override {
+    const StatusOr<PrefillAnswer> answer = ReadPrefillAnswer(answer_);
+    if (exchange.response().status() == 200 && answer.ok() && !answer->transfer_params.empty()) {
+      gateway_.ReleaseKv(endpoint_, text_, target_, answer->transfer_params);
+    }
+    gateway_.EndDrain(exchange);
+  }
+  void OnError(Exchange& exchange, const Status&) override { gateway_.EndDrain(exchange); }
+
+ private:
+  static constexpr size_t kMaxAnswer = 16 << 20;
+  Gateway& gateway_;
+  Endpoint endpoint_;
+  std::string text_, target_, answer_;
+};
 
 // Watches another worker's process.
 class Gateway::Death : public Watcher {
@@ -76,14 +107,7 @@ Gateway::Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRe
       timers_([this] { ArmTimer(); }),
       run_(timers_),
       check_(timers_),
-      random_(std::random_device()()) {
-  drain_handler_ = std::make_unique<DrainHandler>([this](Exchange& exchange) {
-    const auto found = drains_.find(&exchange);
-    if (found == drains_.end()) return;
-    Bury(std::move(found->second));
-    drains_.erase(found);
-  });
-}
+      random_(std::random_device()()) {}
 
 Gateway::~Gateway() { Stop(); }
 
@@ -171,13 +195,35 @@ void Gateway::Bury(std::unique_ptr<Exchange> exchange) {
 }
 
 void Gateway::Drain(std::unique_ptr<Exchange> exchange) {
+  DrainWith(std::move(exchange), std::make_unique<DrainHandler>(*this, /*until_first_byte=*/false));
+}
+
+void Gateway::DrainToFirstByte(std::unique_ptr<Exchange> exchange) {
+  DrainWith(std::move(exchange), std::make_unique<DrainHandler>(*this, /*until_first_byte=*/true));
+}
+
+void Gateway::DrainPrefill(std::unique_ptr<Exchange> exchange, Endpoint endpoint, std::string text,
+                           std::string target) {
+  DrainWith(std::move(exchange),
+            std::make_unique<PrefillDrain>(*this, endpoint, std::move(text), std::move(target)));
+}
+
+void Gateway::DrainWith(std::unique_ptr<Exchange> exchange, std::unique_ptr<Exchange::Handler> handler) {
   if (exchange == nullptr) return;
   if (!exchange->live()) return Bury(std::move(exchange));
-  exchange->SetHandler(*drain_handler_);
+  exchange->SetHandler(*handler);
   exchange->Pause(false);
   Exchange* key = exchange.get();
-  drains_.emplace(key, std::move(exchange));
+  drains_.emplace(key, Drained{std::move(exchange), std::move(handler)});
   ArmTimer();
+}
+
+void Gateway::EndDrain(Exchange& exchange) {
+  const auto found = drains_.find(&exchange);
+  if (found == drains_.end()) return;
+  buried_handlers_.push_back(std::move(found->second.handler));
+  Bury(std::move(found->second.exchange));
+  drains_.erase(found);
 }
 
 void Gateway::Reap(Flow& flow) {
@@ -214,22 +260,24 @@ std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view 
   return request;
 }
 
-void Gateway::ReleaseKv(const RequestBody& body, const std::string& target, const std::string& params) {
-  const int instance = AnyEngine();
-  const EngineSettings* engine = Engine(instance);
-  if (engine == nullptr) return;
-  JsonEdit edit(body.members);
+void Gateway::ReleaseKv(Endpoint endpoint, std::string_view text, const std::string& target,
+                        const std::string& params) {
+  const EngineSettings* engine = Engine(AnyEngine());
+  const StatusOr<RequestBody> body = ReadRequestBody(endpoint, text);
+  if (engine == nullptr || !body.ok()) return;
+  JsonEdit edit(body->members);
   edit.Set("kv_transfer_params", params);
   edit.Set("max_tokens", "1");
-  if (body.members.Find("max_completion_tokens") != nullptr) edit.Set("max_completion_tokens", "1");
+  if (body->members.Find("max_completion_tokens") != nullptr) edit.Set("max_completion_tokens", "1");
   edit.Set("stream", "false");
   edit.Remove("stream_options");
-  auto exchange = std::make_unique<Exchange>(transport_, timers_, *drain_handler_);
+  auto handler = std::make_unique<DrainHandler>(*this, /*until_first_byte=*/false);
+  auto exchange = std::make_unique<Exchange>(transport_, timers_, *handler);
   exchange->Start(engine->address,
                   HttpRequest(*engine, "POST", target, {{"Content-Type", "application/json"}}, edit.Apply()),
                   timeouts());
   board_.released_kv.fetch_add(1, std::memory_order_relaxed);
-  Drain(std::move(exchange));
+  DrainWith(std::move(exchange), std::move(handler));
 }
 
 void Gateway::OnTimer() {
@@ -245,6 +293,7 @@ void Gateway::ArmTimer() {
 }
 
 void Gateway::Collect() {
+  const auto handlers = std::exchange(buried_handlers_, {});  // outlive the exchanges
   const auto buried = std::exchange(buried_, {});
   for (Flow* flow : std::exchange(reap_, {})) {
     const auto found = flows_.find(flow);

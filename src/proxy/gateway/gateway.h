@@ -81,8 +81,14 @@ class Gateway {
   /// Lets the exchange run to its end; its answer is discarded.
   void Drain(std::unique_ptr<Exchange> exchange);
   /// Frees KV blocks that P holds for a request whose client left: a decode engine fetches them for one
-  /// token.
-  void ReleaseKv(const RequestBody& body, const std::string& target, const std::string& params);
+  /// token. `text` is the client's body.
+  void ReleaseKv(Endpoint endpoint, std::string_view text, const std::string& target,
+                 const std::string& params);
+  /// Lets P finish, and then frees its blocks.
+  void DrainPrefill(std::unique_ptr<Exchange> exchange, Endpoint endpoint, std::string text,
+                    std::string target);
+  /// Lets D answer until its first byte, which shows that it has fetched the blocks of P, and cancels it.
+  void DrainToFirstByte(std::unique_ptr<Exchange> exchange);
   /// Returns the engine id of P's bootstrap server if it is known.
   std::string* BootstrapId(int instance) { return &bootstrap_ids_[instance]; }
   std::string HttpRequest(const EngineSettings& engine, std::string_view method, std::string_view target,
@@ -92,7 +98,11 @@ class Gateway {
 
  private:
   class Death;
+  class DrainHandler;
+  class PrefillDrain;
 
+  void DrainWith(std::unique_ptr<Exchange> exchange, std::unique_ptr<Exchange::Handler> handler);
+  void EndDrain(Exchange& exchange);
   void Schedule();
   void TakeLease(LeaseToken lease);
   void DropLease(bool release);
@@ -121,8 +131,12 @@ class Gateway {
   std::unordered_map<uint64_t, Flow*> by_id_;
   std::vector<Flow*> reap_;
   std::vector<std::unique_ptr<Exchange>> buried_;
-  std::unordered_map<Exchange*, std::unique_ptr<Exchange>> drains_;
-  std::unique_ptr<NullHandler> drain_handler_;
+  struct Drained {
+    std::unique_ptr<Exchange> exchange;
+    std::unique_ptr<Exchange::Handler> handler;
+  };
+  std::unordered_map<Exchange*, Drained> drains_;
+  std::vector<std::unique_ptr<Exchange::Handler>> buried_handlers_;
   std::unordered_map<int32_t, std::unique_ptr<Death>> deaths_;
   std::unordered_map<int, std::string> bootstrap_ids_;
   std::vector<int> engine_of_instance_;

@@ -17,10 +17,13 @@ constexpr int kInlineAgain = 2;
 // Tiers of an instance in a bit set.
 uint32_t TiersInSet(const KeyTable& table, uint32_t set, int instance) {
   const std::atomic<uint64_t>* const planes = table.Planes(set);
-  const uint32_t words = table.index().set_words;
+  const uint64_t stride = table.tier_stride();
+  const uint32_t used = table.tiers_used();
   uint32_t tiers = 0;
   for (int t = 0; t < kNumTiers; ++t) {
-    if ((planes[t * words + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1) != 0)
+    if ((used & 1U << t) == 0)
+      continue;  // its plane was never written, and takes no memory while nothing reads it
+    if ((planes[t * stride + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1) != 0)
       tiers |= 1U << t;
   }
   return tiers;
@@ -28,10 +31,12 @@ uint32_t TiersInSet(const KeyTable& table, uint32_t set, int instance) {
 
 void AssignInSet(const KeyTable& table, uint32_t set, int instance, uint32_t tiers) {
   std::atomic<uint64_t>* const planes = table.Planes(set);
-  const uint32_t words = table.index().set_words;
+  const uint64_t stride = table.tier_stride();
   const uint64_t bit = uint64_t{1} << (instance % 64);
+  const uint32_t used = table.tiers_used() | tiers;
   for (int t = 0; t < kNumTiers; ++t) {
-    std::atomic<uint64_t>& word = planes[t * words + instance / 64];
+    if ((used & 1U << t) == 0) continue;
+    std::atomic<uint64_t>& word = planes[t * stride + instance / 64];
     const uint64_t old = word.load(std::memory_order_relaxed);
     const uint64_t changed = (tiers & 1U << t) != 0 ? old | bit : old & ~bit;
     if (changed != old) word.store(changed, std::memory_order_release);
@@ -41,12 +46,15 @@ void AssignInSet(const KeyTable& table, uint32_t set, int instance, uint32_t tie
 // The set as an inline word, if it has at most `most` instances.
 std::optional<SetWord> InlineOf(const KeyTable& table, uint32_t set, int most) {
   const std::atomic<uint64_t>* const planes = table.Planes(set);
-  const uint32_t words = table.index().set_words;
+  const uint32_t words = table.index().set_words, used = table.tiers_used();
+  const uint64_t stride = table.tier_stride();
   SetWord word;
   int count = 0;
   for (uint32_t w = 0; w < words; ++w) {
     uint64_t any = 0;
-    for (int t = 0; t < kNumTiers; ++t) any |= planes[t * words + w].load(std::memory_order_relaxed);
+    for (int t = 0; t < kNumTiers; ++t) {
+      if ((used & 1U << t) != 0) any |= planes[t * stride + w].load(std::memory_order_relaxed);
+    }
     count += std::popcount(any);
     if (count > most) return std::nullopt;
     for (; any != 0; any &= any - 1) {

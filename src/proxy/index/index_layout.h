@@ -43,7 +43,8 @@ struct IndexLayout {
   std::array<RobustLock, kStripes> stripes;    // stripe of a key: all changes of one key exclude each other
   uint64_t key_buckets, hash_buckets;          // offsets
   uint64_t num_key_buckets, num_hash_buckets;  // below 2^32
-  // Bit sets: [num_sets][kNumTiers][set_words]. Set i is free when it is in the list of free sets.
+  // Bit sets: [kNumTiers][num_sets][set_words]. Planes of tiers that no instance uses are never touched. Set
+  // i is free when it is in the list of free sets.
   uint64_t sets, set_next;
   uint32_t num_sets, set_words;
   std::atomic<uint64_t> free_set;    // number + 1 in the lower half, a counter against ABA in the upper half

@@ -27,7 +27,7 @@ struct IndexWriterStats {
 /// index is EXACT again at the end of the replay. When the replay begins too late, or no replay socket
 /// exists, history was lost: the instance's blocks are cleared, so that nothing false is known, and the index
 /// is DEGRADED, because blocks may be missing, until the engine clears its cache or is restarted. A writer
-/// that starts in the middle of a stream asks for everything.
+/// that starts in the middle of a stream requests a replay of everything.
 class IndexWriter {
  public:
   IndexWriter(State state, BlockIndex index, int instance);

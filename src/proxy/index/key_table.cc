@@ -87,8 +87,11 @@ std::optional<uint32_t> KeyTable::TakeSet() const {
     if (index_.free_set.compare_exchange_weak(head, replaced, std::memory_order_acq_rel)) {
       index_.sets_used.fetch_add(1, std::memory_order_relaxed);
       std::atomic<uint64_t>* const planes = Planes(number - 1);
-      for (uint32_t w = 0; w < kNumTiers * index_.set_words; ++w)
-        planes[w].store(0, std::memory_order_relaxed);
+      for (uint32_t t = 0; t < kNumTiers; ++t) {
+        if ((tiers_used() & 1U << t) == 0) continue;
+        for (uint32_t w = 0; w < index_.set_words; ++w)
+          planes[t * tier_stride() + w].store(0, std::memory_order_relaxed);
+      }
       return number - 1;
     }
   }

@@ -50,10 +50,12 @@ class KeyTable {
   }
   KeyBucket& bucket(uint64_t i) const { return keys_[i]; }
 
-  /// [kNumTiers][set_words] of a set.
+  /// Words of the first tier of a set; those of tier t follow at t * tier_stride().
   std::atomic<uint64_t>* Planes(uint32_t set) const {
-    return zone_.At<std::atomic<uint64_t>>(index_.sets) + uint64_t{set} * kNumTiers * index_.set_words;
+    return zone_.At<std::atomic<uint64_t>>(index_.sets) + uint64_t{set} * index_.set_words;
   }
+  uint64_t tier_stride() const { return uint64_t{index_.num_sets} * index_.set_words; }
+  uint32_t tiers_used() const { return index_.tiers_used.load(std::memory_order_relaxed); }
   /// Takes a set with all bits clear.
   std::optional<uint32_t> TakeSet() const;
   void FreeSet(uint32_t set) const;

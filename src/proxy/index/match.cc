@@ -31,12 +31,13 @@ bool ReadSet(const KeyTable& table, SetWord word, const KeyBucket::Entry& entry,
              Bits& any, Bits& device) {
   const uint32_t words = table.index().set_words;
   const std::atomic<uint64_t>* const planes = table.Planes(word.set_number());
+  const uint64_t stride = table.tier_stride();
   for (uint32_t w = 0; w < words; ++w) any[w] = device[w] = 0;
   for (int t = 0; t < kNumTiers; ++t) {
     if ((tiers_used & 1U << t) == 0) continue;
     const bool on_device = (kDeviceTiers & 1U << t) != 0;
     for (uint32_t w = 0; w < words; ++w) {
-      const uint64_t bits = planes[t * words + w].load(std::memory_order_relaxed);
+      const uint64_t bits = planes[t * stride + w].load(std::memory_order_relaxed);
       any[w] |= bits;
       if (on_device) device[w] |= bits;
     }
@@ -60,7 +61,7 @@ class Walk {
       if (depth + kAhead < keys_.size()) table_.Prefetch(keys_[depth + kAhead]);
       if (!Step(depth)) break;
     }
-    // Whoever is left holds all keys.
+    // The instances that are left hold all keys.
     for (int i = 0; i < list_size_; ++i) Emit(list_[i].instance, depth, list_[i].device_blocks);
     if (bits_mode_ && depth > 0) {
       for (uint32_t w = 0; w < table_.index().set_words; ++w) {
@@ -96,12 +97,13 @@ class Walk {
       }
       std::array<uint32_t, kMaxList> tiers{};
       const std::atomic<uint64_t>* const planes = table_.Planes(word.set_number());
-      const uint32_t words = table_.index().set_words;
+      const uint64_t stride = table_.tier_stride();
       for (int i = 0; i < list_size_; ++i) {
         const int instance = list_[i].instance;
         for (int t = 0; t < kNumTiers; ++t) {
+          if ((tiers_used_ & 1U << t) == 0) continue;
           tiers[i] |= static_cast<uint32_t>(
-              (planes[t * words + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1)
+              (planes[t * stride + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1)
               << t);
         }
       }

@@ -1,4 +1,5 @@
-// Blocks of a mock engine: references, a hash map and an LRU list. Only the library's own files include this header.
+// Blocks of a mock engine: references, a hash map and an LRU list. Only the library's own files include this
+// header.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -8,7 +9,8 @@
 
 namespace moesaic::proxy {
 
-/// Blocks without references stay in the LRU list, where they can be found by hash until they are taken again.
+/// Blocks without references stay in the LRU list, where they can be found by hash until they are taken
+/// again.
 class MockBlockPool {
  public:
   explicit MockBlockPool(uint32_t blocks);
@@ -20,7 +22,8 @@ class MockBlockPool {
   bool IsFree(int32_t block) const { return blocks_[block].references == 0; }
   /// The block goes to the end of the LRU list with its last reference.
   void Release(int32_t block);
-  /// Takes the block that was free longest; appends its hash to `evicted` if it had one. Requires num_free() > 0.
+  /// Takes the block that was free longest; appends its hash to `evicted` if it had one. Requires num_free()
+  /// > 0.
   int32_t Take(std::vector<uint64_t>& evicted);
   /// Makes the block findable; false when another block has the hash already.
   bool SetHash(int32_t block, uint64_t hash);

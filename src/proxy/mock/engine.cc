@@ -14,7 +14,8 @@ namespace moesaic::proxy {
 namespace {
 
 constexpr size_t kKeptMessages = 10'000;
-// Share of a transfer that remains at the end of prefill when every layer was sent while the next one was computed.
+// Share of a transfer that remains at the end of prefill when every layer was sent while the next one was
+// computed.
 constexpr double kLastLayer = 1.0 / 32;
 
 uint64_t Scrambled(uint64_t x) {
@@ -31,13 +32,14 @@ struct Sequence {
   Phase phase = Phase::kWaiting;
   uint64_t order = 0;
   std::vector<int32_t> blocks;
-  uint32_t target = 0;    // tokens to compute before the next output: the prompt, after a preemption also outputs
+  uint32_t target =
+      0;  // tokens to compute before the next output: the prompt, after a preemption also outputs
   uint32_t computed = 0;  // tokens in the blocks
   uint32_t hashed = 0;    // blocks that were announced
   uint32_t cached = 0;    // prompt tokens that were found
   uint32_t produced = 0;
-  uint32_t chunk = 0;  // tokens of this step
-  Nanos ready = 0;     // end of the transfer
+  uint32_t chunk = 0;    // tokens of this step
+  Nanos ready = 0;       // end of the transfer
   bool counted = false;  // the hit of the first admission is in the statistics
   bool fails = false;
 };
@@ -58,7 +60,8 @@ class MockEngine::Impl {
     Advance(now);
     const uint64_t total = uint64_t{request.prompt_tokens} + request.output_tokens;
     if (request.prompt_tokens == 0) return InvalidArgument("request {}: the prompt is empty", request.id);
-    if (request.output_tokens == 0) return InvalidArgument("request {}: no output token is wanted", request.id);
+    if (request.output_tokens == 0)
+      return InvalidArgument("request {}: no output token is wanted", request.id);
     if (by_id_.contains(request.id)) return InvalidArgument("request {} exists already", request.id);
     if (request.prefill_only && request.remote_prefill)
       return InvalidArgument("request {}: prefill_only and remote_prefill exclude each other", request.id);
@@ -116,14 +119,16 @@ class MockEngine::Impl {
     KvEvent cleared;
     cleared.type = KvEvent::Type::kCleared;
     events_.push_back(std::move(cleared));
-    // Blocks in use keep their contents, and an engine announces nothing about them: they are announced again here.
+    // Blocks in use keep their contents, and an engine announces nothing about them: they are announced again
+    // here.
     for (const auto& [id, s] : by_id_) s->hashed = std::min(s->hashed, AnnounceAgain(*s));
     SendEvents(now);
   }
 
   void Restart(Nanos now) {
     Advance(now);
-    for (auto& [id, s] : by_id_) outputs_.push_back({.id = id, .kind = MockOutput::Kind::kFailed, .time = now});
+    for (auto& [id, s] : by_id_)
+      outputs_.push_back({.id = id, .kind = MockOutput::Kind::kFailed, .time = now});
     by_id_.clear();
     waiting_.clear();
     running_.clear();
@@ -154,7 +159,8 @@ class MockEngine::Impl {
     if (step_end_ != kNever) return step_end_;
     Nanos next = kNever;
     for (const Sequence* s : transferring_) next = std::min(next, s->ready);
-    if (HasWork() && options_.faults.stall_until > last_time_) next = std::min(next, options_.faults.stall_until);
+    if (HasWork() && options_.faults.stall_until > last_time_)
+      next = std::min(next, options_.faults.stall_until);
     return next;
   }
 
@@ -251,7 +257,8 @@ class MockEngine::Impl {
       s.ready = kNever;
       return;
     }
-    const uint32_t moved = s.request.prompt_tokens - std::min(s.request.prompt_tokens, s.computed + s.request.uncomputed_tokens);
+    const uint32_t moved =
+        s.request.prompt_tokens - std::min(s.request.prompt_tokens, s.computed + s.request.uncomputed_tokens);
     const double share = options_.transfer_per_layer ? kLastLayer : 1;
     const Nanos begin = std::max({now, s.request.remote_ready, link_free_});
     const auto moving = static_cast<Nanos>(options_.transfer_nanos_per_token * moved * share);
@@ -290,7 +297,8 @@ class MockEngine::Impl {
       }
       transferring_.erase(transferring_.begin() + static_cast<ptrdiff_t>(i));
       outputs_.push_back({.id = s.request.id, .kind = MockOutput::Kind::kTransferred, .time = s.ready});
-      const uint32_t arrived = s.request.prompt_tokens - std::min(s.request.uncomputed_tokens, s.request.prompt_tokens);
+      const uint32_t arrived =
+          s.request.prompt_tokens - std::min(s.request.uncomputed_tokens, s.request.prompt_tokens);
       s.computed = std::max(s.computed, arrived);
       Announce(s);
       s.phase = s.computed >= s.target ? Phase::kDecode : Phase::kPrefill;
@@ -299,8 +307,9 @@ class MockEngine::Impl {
   }
 
   void PreemptYoungest() {
-    const auto it = std::max_element(running_.begin(), running_.end(),
-                                     [](const Sequence* a, const Sequence* b) { return a->order < b->order; });
+    const auto it =
+        std::max_element(running_.begin(), running_.end(),
+                         [](const Sequence* a, const Sequence* b) { return a->order < b->order; });
     Sequence* const s = *it;
     running_.erase(it);
     FreeBlocks(*s);
@@ -520,7 +529,9 @@ MockEngine::MockEngine(MockEngine&&) noexcept = default;
 Status MockEngine::Submit(MockRequest request, Nanos now) { return impl_->Submit(std::move(request), now); }
 bool MockEngine::Cancel(uint64_t id, Nanos now) { return impl_->Cancel(id, now); }
 bool MockEngine::ReleaseRemote(uint64_t id, Nanos now) { return impl_->ReleaseRemote(id, now); }
-bool MockEngine::RemoteReady(uint64_t id, Nanos ready, Nanos now) { return impl_->RemoteReady(id, ready, now); }
+bool MockEngine::RemoteReady(uint64_t id, Nanos ready, Nanos now) {
+  return impl_->RemoteReady(id, ready, now);
+}
 void MockEngine::ResetCache(Nanos now) { impl_->ResetCache(now); }
 void MockEngine::Restart(Nanos now) { impl_->Restart(now); }
 void MockEngine::Advance(Nanos now) { impl_->Advance(now); }

@@ -34,7 +34,8 @@ struct MockEngineOptions {
   bool transfer_per_layer = false;  ///< KV is pushed while prefill runs; only the last layer remains
   bool emit_tokens = true;          ///< an output for every token; otherwise only first and last
   bool emit_events = true;
-  /// Hash of the block `tokens` after `parent`, as in MockRequest::keys; null: blocks of outputs are not cached.
+  /// Hash of the block `tokens` after `parent`, as in MockRequest::keys; null: blocks of outputs are not
+  /// cached.
   uint64_t (*hash)(uint64_t parent, std::span<const int32_t> tokens) = nullptr;
   std::string medium = "GPU";
   uint64_t seed = 1;

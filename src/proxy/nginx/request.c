@@ -89,6 +89,7 @@ static ngx_int_t moesaic_join_body(ngx_http_request_t* r, moesaic_text_t* body) 
   body->len = size;
   for (cl = r->request_body->bufs; cl != NULL; cl = cl->next) {
     buf = cl->buf;
+    if (ngx_buf_size(buf) == 0) continue; /* of an empty body */
     if (ngx_buf_in_memory(buf)) {
       p = ngx_cpymem(p, buf->pos, buf->last - buf->pos);
       continue;

@@ -20,6 +20,8 @@ constexpr Nanos kLookAhead = 15 * kMillisecond;
 // Cost of computing a token that another instance has, as a share of its computing time: the time is lost for
 // others.
 constexpr double kWaste = 0.5;
+// Decode instances with fewer requests than this make it worth to look for requests without a prefill.
+constexpr uint32_t kMinSkipped = 1;
 // KV usage beyond which a decode instance is avoided: preemption follows.
 constexpr double kFullCache = 0.92;
 // Without a target: weights of shortness and of waiting time in the order of the queue.
@@ -44,7 +46,7 @@ class MoesaicPolicy final : public Policy {
     const uint32_t tokens = r.facts.prompt_tokens;
     Nanos least_work = std::numeric_limits<Nanos>::max();
     for (const InstanceView& v : instances)
-      least_work = std::min(least_work, v.PrefillTime(tokens, v.matched_tokens));
+      least_work = std::min(least_work, v.AddedTime(tokens, v.matched_tokens));
     const InstanceView* best = nullptr;
     double lowest = std::numeric_limits<double>::infinity();
     for (const InstanceView& v : instances) {
@@ -57,19 +59,37 @@ class MoesaicPolicy final : public Policy {
     }
     if (best == nullptr) return Choice::Hold();
     const Nanos queue = best->QueueTime(now);
-    const bool fits = best->PrefillRoom(tokens - best->matched_tokens) &&
-                      (best->role != Role::kBoth || best->DecodeRoom(tokens));
+    const uint32_t uncached = tokens - best->matched_tokens;
+    const bool fits = best->PrefillRoom(uncached) && (best->role != Role::kBoth || best->DecodeRoom(tokens));
     if (!fits) return Choice::Hold(best->id);
     if (options_.rejects && options_.slo_ttft > 0 &&
         now - r.received + queue + best->PrefillTime(tokens, best->matched_tokens) > options_.slo_ttft) {
       return Choice::Reject();
     }
-    // Short prompts share a step of the engine: they are sent while its token budget lasts.
-    const bool shares_step =
-        best->reserved_work == 0 &&
-        best->load.prefill_tokens + tokens - best->matched_tokens <= options_.batch_tokens / 4;
-    if (queue <= kLookAhead || shares_step) return Choice::Place(best->id);
-    return Choice::Hold(best->id, now + queue - kLookAhead);
+    const Batch& batch = BatchOf(*best, now);
+    const uint64_t in_batch =
+        best->load.prefill_tokens - std::min(best->load.prefill_tokens, batch.tokens_before);
+    if (batch.open && best->reserved_work == 0 &&
+        (in_batch == 0 || in_batch + uncached <= best->batch_tokens + best->batch_tokens / 4))
+      return Choice::Place(best->id);
+    return Choice::Hold(best->id, batch.open ? 0 : now + queue - kLookAhead);
+  }
+
+  bool MayPlace(std::span<const InstanceView> instances, Nanos now, Nanos& next) override {
+    bool any = false;
+    for (const InstanceView& v : instances) {
+      if (v.role == Role::kDecode) {
+        any |= v.DecodeRoom(0) && v.load.decode_requests < kMinSkipped;  // for requests without a prefill
+        continue;
+      }
+      const Batch& batch = BatchOf(v, now);
+      const uint64_t in_batch = v.load.prefill_tokens - std::min(v.load.prefill_tokens, batch.tokens_before);
+      any |= batch.open && in_batch < v.batch_tokens - v.batch_tokens / 4;
+      if (batch.open) continue;
+      const Nanos opens = now + v.QueueTime(now) - kLookAhead;
+      next = next == 0 ? opens : std::min(next, opens);
+    }
+    return any;
   }
 
   Choice ChooseDecode(const RequestView& r, std::span<const InstanceView> instances, Nanos) override {
@@ -102,17 +122,37 @@ class MoesaicPolicy final : public Policy {
   }
 
  private:
+  // The batch that an instance gets next: requests that it will compute in one step. It is open from shortly
+  // before the instance becomes free until the answers of the batch before it.
+  struct Batch {
+    Nanos last_done = -1;
+    bool open = false;
+    uint64_t tokens_before = 0;  // of requests that were sent before it opened
+  };
+
+  const Batch& BatchOf(const InstanceView& v, Nanos now) {
+    if (static_cast<size_t>(v.id) >= batches_.size()) batches_.resize(v.id + 1);
+    Batch& batch = batches_[v.id];
+    if (v.load.prefill_requests == 0) {
+      batch = {.last_done = v.last_prefill_done, .open = true, .tokens_before = 0};
+    } else if (batch.last_done != v.last_prefill_done) {
+      batch = {.last_done = v.last_prefill_done, .open = false, .tokens_before = 0};
+    }
+    if (!batch.open && v.QueueTime(now) - v.reserved_work <= kLookAhead)
+      batch = {.last_done = v.last_prefill_done, .open = true, .tokens_before = v.load.prefill_tokens};
+    return batch;
+  }
+
   double Cost(const RequestView& r, const InstanceView& v, Nanos least_work, Nanos now) const {
     const uint32_t tokens = r.facts.prompt_tokens;
-    const Nanos work = v.PrefillTime(tokens, v.matched_tokens);
+    const Nanos work = v.AddedTime(tokens, v.matched_tokens);
     double cost =
         static_cast<double>(v.QueueTime(now) + work) + kWaste * static_cast<double>(work - least_work);
     if (v.role == Role::kBoth) {
       // Running requests share every step of the prefill, and each of them is slowed down by it.
       const double step =
           v.model->StepNanos(v.load.decode_requests, static_cast<double>(v.load.decode_tokens)) / v.weight;
-      const double steps =
-          1 + static_cast<double>(tokens - v.matched_tokens) / std::max<double>(options_.batch_tokens, 1);
+      const double steps = 1 + static_cast<double>(tokens - v.matched_tokens) / v.batch_tokens;
       cost += step * steps;
       if (options_.slo_tpot > 0 && step > 0.8 * static_cast<double>(options_.slo_tpot)) cost *= 2;
       if (v.caps.kv_blocks > 0) {
@@ -181,6 +221,7 @@ class MoesaicPolicy final : public Policy {
   }
 
   const PolicyOptions options_;
+  std::vector<Batch> batches_;  // by instance
 };
 
 }  // namespace

@@ -43,6 +43,16 @@ Nanos InstanceView::PrefillTime(uint32_t prompt_tokens, uint32_t cached_tokens) 
   return static_cast<Nanos>(model->PrefillNanos(prompt_tokens - cached, cached) / weight);
 }
 
+Nanos InstanceView::AddedTime(uint32_t prompt_tokens, uint32_t cached_tokens) const {
+  const uint32_t cached = std::min(cached_tokens, prompt_tokens), fresh = prompt_tokens - cached;
+  const Nanos alone = PrefillTime(prompt_tokens, cached);
+  if (load.prefill_requests == 0 && reserved_work == 0) return alone;
+  const double share = std::min(1.0, static_cast<double>(fresh) / batch_tokens);
+  return alone - static_cast<Nanos>(model->base * (1 - share) / weight);
+}
+
+bool Policy::MayPlace(std::span<const InstanceView>, Nanos, Nanos&) { return true; }
+
 void Policy::OrderPrefill(std::vector<RequestView>& queue, int, Nanos) const {
   std::stable_sort(queue.begin(), queue.end(),
                    [](const auto& a, const auto& b) { return a.waiting > b.waiting; });

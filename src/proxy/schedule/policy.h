@@ -19,6 +19,7 @@ struct InstanceView {
   int id = -1;
   Role role = Role::kBoth;
   uint32_t group = 0, pod = 0, dp_rank = 0, block_size = 16;
+  uint32_t batch_tokens = 8192;
   double weight = 1;
   InstanceCaps caps;
   InstanceLoad load;
@@ -36,8 +37,11 @@ struct InstanceView {
   bool DecodeRoom(uint32_t tokens) const;            ///< the caps allow one more running request
   /// Predicted time until the prefills that it has are computed.
   Nanos QueueTime(Nanos now) const;
-  /// Predicted time of one more prefill.
+  /// Predicted time of one prefill alone.
   Nanos PrefillTime(uint32_t prompt_tokens, uint32_t cached_tokens) const;
+  /// Predicted time by which one more prefill makes the queue longer: requests of a busy instance share its
+  /// steps, and with them the fixed cost of a step.
+  Nanos AddedTime(uint32_t prompt_tokens, uint32_t cached_tokens) const;
 };
 
 /// The request at hand.
@@ -87,6 +91,9 @@ class Policy {
   virtual bool HoldsCaps() const { return false; }
   /// True when P is skipped for requests whose prefix is on a decode instance.
   virtual bool SkipsPrefill() const { return false; }
+  /// False when no request could be placed now; sets `next` to the time at which this changes by itself.
+  /// Spares the work of looking at a long queue.
+  virtual bool MayPlace(std::span<const InstanceView> instances, Nanos now, Nanos& next);
   virtual Choice ChoosePrefill(const RequestView& request, std::span<const InstanceView> instances,
                                Nanos now) = 0;
   virtual Choice ChooseDecode(const RequestView& request, std::span<const InstanceView> instances,

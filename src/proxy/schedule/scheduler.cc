@@ -16,8 +16,9 @@ constexpr auto kLax = std::memory_order_relaxed;
 constexpr Nanos kSameBatch = kMillisecond;
 // A match is used again for this long while its request waits.
 constexpr Nanos kMatchAge = 50 * kMillisecond;
-// Requests at the front of the queue for which places are sought in one run.
-constexpr size_t kLookedAt = 256;
+// Requests at the front of the queue for which places are sought in one run: some, and some per instance.
+constexpr size_t kLookedAt = 16;
+constexpr size_t kLookedAtPerInstance = 6;
 constexpr Nanos kMinRetryAfter = kSecond;
 
 uint64_t SessionWord(uint64_t session, int instance) {
@@ -66,9 +67,10 @@ class Scheduler::Impl {
   };
 
   void Snapshot(Nanos now);
+  bool AnyStarved(Nanos now);
   RequestView ViewOf(const RequestSlot& slot, uint32_t index, Stage stage, Nanos now) const;
   const std::vector<InstanceMatch>& MatchesOf(const Waiting& request, Nanos now);
-  /// Views of the instances that may take the request, with what they hold of its prompt.
+  /// Views of the instances that may take the request, with the length of its prefix on each.
   void Candidates(const Waiting& request, bool decode, Nanos now);
   void PlacePrefills(Nanos now);
   void PlaceDecodes(Nanos now);
@@ -314,21 +316,8 @@ void Scheduler::Impl::Snapshot(Nanos now) {
   decode_queue_.clear();
   const Locked lock(state_.zone());
   for (int i = 0; i < kModelClasses; ++i) models_[i] = view.s.models[i].coefficients;
-  const auto collect = [&](const BitmapWord* bits, Stage stage, std::vector<Waiting>& queue) {
-    for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
-      for (uint64_t word = bits[w].load(kLax); word != 0; word &= word - 1) {
-        const uint32_t index = w * 64 + static_cast<uint32_t>(__builtin_ctzll(word));
-        const RequestSlot& slot = view.slot(index);
-        queue.push_back({.view = ViewOf(slot, index, stage, now),
-                         .block_size = slot.facts.block_size,
-                         .worker = slot.worker,
-                         .excluded = slot.excluded});
-      }
-    }
-  };
-  collect(view.waiting_prefill(), Stage::kPrefillWaiting, prefill_queue_);
-  collect(view.waiting_decode(), Stage::kDecodeWaiting, decode_queue_);
-  if (prefill_queue_.empty() && decode_queue_.empty()) return;
+  const uint32_t waiting_prefill = view.s.in_stage[static_cast<size_t>(Stage::kPrefillWaiting)];
+  if (waiting_prefill + view.s.in_stage[static_cast<size_t>(Stage::kDecodeWaiting)] == 0) return;
   for (uint32_t i = 0; i < view.s.num_instances; ++i) {
     const InstanceEntry& entry = view.instance(static_cast<int>(i));
     if (entry.state.load(kLax) != static_cast<uint8_t>(InstanceState::kEnabled) || entry.healthy == 0 ||
@@ -343,6 +332,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.pod = entry.pod;
     v.dp_rank = entry.dp_rank;
     v.block_size = entry.block_size;
+    v.batch_tokens = entry.batch_tokens;
     v.weight = entry.weight;
     v.caps = entry.caps;
     v.load = entry.load;
@@ -355,6 +345,44 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     model_of_.push_back(entry.model_class);
   }
   for (size_t i = 0; i < instances_.size(); ++i) instances_[i].model = &models_[model_of_[i]];
+  const auto collect = [&](const BitmapWord* bits, Stage stage, std::vector<Waiting>& queue) {
+    for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
+      for (uint64_t word = bits[w].load(kLax); word != 0; word &= word - 1) {
+        const uint32_t index = w * 64 + static_cast<uint32_t>(__builtin_ctzll(word));
+        const RequestSlot& slot = view.slot(index);
+        queue.push_back({.view = ViewOf(slot, index, stage, now),
+                         .block_size = slot.facts.block_size,
+                         .worker = slot.worker,
+                         .excluded = slot.excluded});
+      }
+    }
+  };
+  collect(view.waiting_decode(), Stage::kDecodeWaiting, decode_queue_);
+  // A long queue is read only when something of it can be placed. The oldest request decides about the
+  // starvation bound.
+  Nanos next = 0;
+  result_.waiting_prefill = waiting_prefill;
+  if (waiting_prefill == 0) return;
+  if (!policy_->MayPlace(instances_, now, next) && decode_queue_.empty() && !AnyStarved(now)) {
+    result_.next_run = Earlier(result_.next_run, next);
+    return;
+  }
+  collect(view.waiting_prefill(), Stage::kPrefillWaiting, prefill_queue_);
+}
+
+// True when a request has waited for the starvation bound; otherwise the next run is at most at that time.
+bool Scheduler::Impl::AnyStarved(Nanos now) {
+  const StateView view(state_.zone());
+  Nanos oldest = now;
+  for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
+    for (uint64_t bits = view.waiting_prefill()[w].load(kLax); bits != 0; bits &= bits - 1) {
+      const RequestSlot& slot = view.slot(w * 64 + static_cast<uint32_t>(__builtin_ctzll(bits)));
+      oldest = std::min(oldest, slot.entered[static_cast<size_t>(Stage::kPrefillWaiting)]);
+    }
+  }
+  if (now - oldest >= options_.starvation_bound) return true;
+  result_.next_run = Earlier(result_.next_run, oldest + options_.starvation_bound);
+  return false;
 }
 
 const std::vector<InstanceMatch>& Scheduler::Impl::MatchesOf(const Waiting& request, Nanos now) {
@@ -487,8 +515,8 @@ bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Na
     slot->flags.store(flags, std::memory_order_release);
     if (prefill >= 0) {
       slot->cached_tokens = cached;
-      ChargePrefill(view, *slot, prefill, uncached, cached,
-                    chosen->PrefillTime(r.facts.prompt_tokens, cached), now);
+      ChargePrefill(view, *slot, prefill, uncached, cached, chosen->AddedTime(r.facts.prompt_tokens, cached),
+                    now);
     } else if (from == Stage::kPrefillWaiting) {
       slot->cached_tokens = cached;
     }
@@ -585,7 +613,8 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
       result_.next_run = now;
       return;
     }
-    if (policy_->HoldsCaps() && ++looked_at > kLookedAt) return;
+    if (policy_->HoldsCaps() && ++looked_at > kLookedAt + kLookedAtPerInstance * static_cast<size_t>(engines))
+      return;
     const Waiting& request = prefill_queue_[by_slot[view.id.slot]];
     if (TrySkipPrefill(request, now)) {
       --result_.waiting_prefill;
@@ -622,7 +651,7 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
       if (InstanceView* const awaited = ViewFor(choice.instance)) {
         const auto it = std::find_if(candidates_.begin(), candidates_.end(),
                                      [&](const auto& v) { return v.id == awaited->id; });
-        awaited->reserved_work += it->PrefillTime(view.facts.prompt_tokens, it->matched_tokens);
+        awaited->reserved_work += it->AddedTime(view.facts.prompt_tokens, it->matched_tokens);
       }
       continue;
     }

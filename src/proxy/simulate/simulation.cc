@@ -18,7 +18,8 @@ namespace {
 class Mapping {
  public:
   static StatusOr<std::unique_ptr<Mapping>> Create(size_t bytes) {
-    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return ResourceExhausted("no memory for a zone of {} bytes", bytes);
     return std::unique_ptr<Mapping>(new Mapping(memory, bytes));
   }
@@ -51,7 +52,8 @@ struct Outcomes {
 
 double Percentile(std::vector<double>& values, double share) {
   if (values.empty()) return 0;
-  const size_t at = std::min(values.size() - 1, static_cast<size_t>(share * static_cast<double>(values.size())));
+  const size_t at =
+      std::min(values.size() - 1, static_cast<size_t>(share * static_cast<double>(values.size())));
   std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(at), values.end());
   return values[at];
 }
@@ -89,13 +91,15 @@ class Replay {
     RETURN_IF_ERROR(state_.Configure(configs, 1).status());
     // The engines announce their blocks from the beginning.
     const StateView view(state_.zone());
-    for (int i = 0; i < count; ++i) view.instance(i).index_state.store(static_cast<uint8_t>(IndexState::kExact));
+    for (int i = 0; i < count; ++i)
+      view.instance(i).index_state.store(static_cast<uint8_t>(IndexState::kExact));
     ASSIGN_OR_RETURN(worker_, state_.RegisterWorker(getpid()));
     const auto lease = state_.lease().Acquire(getpid(), 1);
     if (!lease) return absl::InternalError("the lease of a new zone is taken");
     lease_ = *lease;
     LatencyCoefficients prior = options_.engine.time;
-    for (double* value : {&prior.base, &prior.per_token, &prior.per_pair, &prior.step_base, &prior.per_sequence, &prior.per_kv_token})
+    for (double* value : {&prior.base, &prior.per_token, &prior.per_pair, &prior.step_base,
+                          &prior.per_sequence, &prior.per_kv_token})
       *value *= options_.prior_error;
     scheduler_.SetPrior(prior);
     first_token_.resize(trace_.requests.size());
@@ -134,9 +138,11 @@ class Replay {
         if (!progress(done)) return Cancelled("the simulation was interrupted");
       }
     }
-    if (!live_.empty()) return absl::InternalError(fmt::format("{} requests were never served", live_.size()));
+    if (!live_.empty())
+      return absl::InternalError(fmt::format("{} requests were never served", live_.size()));
     RETURN_IF_ERROR(state_.CheckInvariants());
-    if (state_.ReadTotals().slots_used != 0) return absl::InternalError("request slots are in use after the end");
+    if (state_.ReadTotals().slots_used != 0)
+      return absl::InternalError("request slots are in use after the end");
     Finish(result, start);
     return OkStatus();
   }
@@ -201,7 +207,10 @@ class Replay {
         ++result.rejected;
         continue;
       }
-      result.longest_wait = std::max(result.longest_wait, now_ - record.entered[static_cast<size_t>(Stage::kPrefillWaiting)]);
+      if (record.stage == Stage::kPrefillScheduled || record.prefill_skipped) {
+        result.longest_wait =
+            std::max(result.longest_wait, now_ - record.entered[static_cast<size_t>(Stage::kPrefillWaiting)]);
+      }
       int target = record.prefill_instance;
       if (record.stage == Stage::kPrefillScheduled) {
         live.prefill = target;
@@ -231,7 +240,8 @@ class Replay {
     messages_.clear();
     engine.TakeMessages(messages_);
     for (MockMessage& message : messages_)
-      deliveries_.push_back({.time = now_ + options_.event_delay, .instance = e, .events = std::move(message.events)});
+      deliveries_.push_back(
+          {.time = now_ + options_.event_delay, .instance = e, .events = std::move(message.events)});
     std::vector<MockOutput> outputs;
     engine.TakeOutputs(outputs);
     for (const MockOutput& output : outputs) HandleOutput(e, output, result);
@@ -261,9 +271,11 @@ class Replay {
     }
     if (output.kind != MockOutput::Kind::kFinished) return;
     if (request.output_tokens > 1) state_.AddOutput(live.id, request.output_tokens - 1, output.time);
-    const double ttft = static_cast<double>(first_token_[live.index] - state_.Request(live.id)->entered[0]) / kMillisecond;
+    const double ttft =
+        static_cast<double>(first_token_[live.index] - state_.Request(live.id)->entered[0]) / kMillisecond;
     const double tpot = request.output_tokens > 1
-                            ? static_cast<double>(output.time - first_token_[live.index]) / kMillisecond / (request.output_tokens - 1)
+                            ? static_cast<double>(output.time - first_token_[live.index]) / kMillisecond /
+                                  (request.output_tokens - 1)
                             : 0;
     outcomes_.ttft_ms.push_back(ttft);
     if (request.output_tokens > 1) outcomes_.tpot_ms.push_back(tpot);
@@ -313,8 +325,9 @@ class Replay {
   int worker_ = 0;
   Nanos now_ = 0, next_run_ = 0;
   std::deque<Delivery> deliveries_;
-  std::unordered_map<uint32_t, Live> live_;           // by slot
-  std::unordered_map<uint64_t, uint32_t> by_index_;   // index in the trace, of requests that engines have, to slot
+  std::unordered_map<uint32_t, Live> live_;  // by slot
+  std::unordered_map<uint64_t, uint32_t>
+      by_index_;  // index in the trace, of requests that engines have, to slot
   std::vector<Nanos> first_token_;
   std::vector<MockMessage> messages_;
   std::vector<RequestId> scheduled_;
@@ -327,16 +340,18 @@ class Replay {
 StatusOr<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& options,
                                     const std::function<bool(uint64_t)>& progress) {
   const int count = options.engines > 0 ? options.engines : options.prefill + options.decode;
-  if (count <= 0 || count > kMaxInstances || (options.engines == 0 && (options.prefill <= 0 || options.decode <= 0)))
-    return InvalidArgument("a simulation has 1 to {} instances, with P/D at least one of each kind, not {}", kMaxInstances, count);
+  if (count <= 0 || count > kMaxInstances ||
+      (options.engines == 0 && (options.prefill <= 0 || options.decode <= 0)))
+    return InvalidArgument("a simulation has 1 to {} instances, with P/D at least one of each kind, not {}",
+                           kMaxInstances, count);
   uint64_t keys = 0, longest = 0;
   for (const TraceRequest& request : trace.requests) {
     keys += request.keys.size();
     longest = std::max<uint64_t>(longest, uint64_t{request.prompt_tokens} + request.output_tokens);
   }
   if (longest > options.kv_tokens) {
-    return InvalidArgument("a request of the trace has {} tokens, the KV cache of an instance holds {}", longest,
-                           options.kv_tokens);
+    return InvalidArgument("a request of the trace has {} tokens, the KV cache of an instance holds {}",
+                           longest, options.kv_tokens);
   }
   ZoneOptions zone_options;
   zone_options.max_instances = static_cast<uint32_t>(count);

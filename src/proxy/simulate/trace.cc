@@ -41,12 +41,14 @@ StatusOr<std::string> ReadWhole(const std::string& path) {
   std::string bytes;
   std::vector<char> buffer(1 << 20);
   int got = 0;
-  while ((got = gzread(file, buffer.data(), static_cast<unsigned>(buffer.size()))) > 0 && bytes.size() < kMaxFileBytes)
+  while ((got = gzread(file, buffer.data(), static_cast<unsigned>(buffer.size()))) > 0 &&
+         bytes.size() < kMaxFileBytes)
     bytes.append(buffer.data(), static_cast<size_t>(got));
   const bool failed = got < 0;
   gzclose(file);
   if (failed) return DataLoss("{}: the gzipped data are damaged", path);
-  if (bytes.size() >= kMaxFileBytes) return ResourceExhausted("{}: a trace has at most {} bytes", path, kMaxFileBytes);
+  if (bytes.size() >= kMaxFileBytes)
+    return ResourceExhausted("{}: a trace has at most {} bytes", path, kMaxFileBytes);
   return bytes;
 }
 
@@ -103,7 +105,8 @@ Status AddSession(const TraceJson& row, const std::string& where, Trace& trace) 
   if (requests == row.end() || !requests->is_array()) return DataLoss("{}: no array \"requests\"", where);
   for (const TraceJson& turn : *requests) {
     TraceRequest request;
-    if (!turn.is_object() || !turn.contains("t") || !turn["t"].is_number()) return DataLoss("{}: a turn without \"t\"", where);
+    if (!turn.is_object() || !turn.contains("t") || !turn["t"].is_number())
+      return DataLoss("{}: a turn without \"t\"", where);
     request.arrival = static_cast<Nanos>(turn["t"].get<double>() * kSecond);
     request.session = session;
     ASSIGN_OR_RETURN(request.prompt_tokens, TokensOf(turn, "in", where));
@@ -114,7 +117,8 @@ Status AddSession(const TraceJson& row, const std::string& where, Trace& trace) 
       if (!run.is_array() || run.size() != 2 || !run[0].is_number_integer() || !run[1].is_number_unsigned())
         return DataLoss("{}: a hash run is no pair of integers", where);
       const uint64_t first = run[0].get<uint64_t>(), count = run[1].get<uint64_t>();
-      if (request.keys.size() + count > kMaxTokens / kSessionBlock) return DataLoss("{}: too many hash ids", where);
+      if (request.keys.size() + count > kMaxTokens / kSessionBlock)
+        return DataLoss("{}: too many hash ids", where);
       for (uint64_t i = 0; i < count; ++i) request.keys.push_back(Mixed(session ^ Mixed(first + i)));
     }
     trace.requests.push_back(std::move(request));
@@ -126,7 +130,8 @@ Status AddSession(const TraceJson& row, const std::string& where, Trace& trace) 
 StatusOr<Nanos> TimeOf(std::string_view text, const std::string& where) {
   int year = 0, month = 0, day = 0, hour = 0, minute = 0;
   double second = 0;
-  if (std::sscanf(std::string(text).c_str(), "%d-%d-%d %d:%d:%lf", &year, &month, &day, &hour, &minute, &second) != 6)
+  if (std::sscanf(std::string(text).c_str(), "%d-%d-%d %d:%d:%lf", &year, &month, &day, &hour, &minute,
+                  &second) != 6)
     return DataLoss("{}: no time: {}", where, text);
   return ((day * 24LL + hour) * 60 + minute) * 60 * kSecond + static_cast<Nanos>(second * kSecond);
 }
@@ -138,7 +143,8 @@ Status AddAzure(std::string_view line, const std::string& where, Trace& trace) {
   TraceRequest request;
   ASSIGN_OR_RETURN(request.arrival, TimeOf(line.substr(0, first), where));
   const auto number = [&](std::string_view text, uint32_t& value) {
-    return std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc() && value <= kMaxTokens;
+    return std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc() &&
+           value <= kMaxTokens;
   };
   if (!number(line.substr(first + 1, second - first - 1), request.prompt_tokens) ||
       !number(line.substr(second + 1), request.output_tokens)) {
@@ -172,7 +178,8 @@ Status AddTrajectory(std::string_view text, const std::string& where, Nanos star
       constexpr size_t kBlockBytes = kTextBlock * kBytesPerToken;
       while ((keys.size() + 1) * kBlockBytes <= prompt.size()) {
         const uint64_t parent = keys.empty() ? 1 : keys.back();
-        keys.push_back(HashText(std::string_view(prompt).substr(keys.size() * kBlockBytes, kBlockBytes), parent));
+        keys.push_back(
+            HashText(std::string_view(prompt).substr(keys.size() * kBlockBytes, kBlockBytes), parent));
       }
       TraceRequest request;
       request.arrival = time;
@@ -291,7 +298,8 @@ double Trace::reusable() const {
 
 void Trace::ScaleTo(double requests_per_second) {
   if (span() == 0) return;
-  const double factor = static_cast<double>(requests.size()) / requests_per_second / (static_cast<double>(span()) / kSecond);
+  const double factor =
+      static_cast<double>(requests.size()) / requests_per_second / (static_cast<double>(span()) / kSecond);
   for (TraceRequest& request : requests)
     request.arrival = static_cast<Nanos>(static_cast<double>(request.arrival) * factor);
 }
@@ -305,7 +313,7 @@ void Trace::Replicate(int copies) {
       // Shifted around the end, so that the copies together have the same span.
       request.arrival = (request.arrival + whole / copies * copy) % (whole + 1);
       if (request.session != 0) request.session = Mixed(request.session + static_cast<uint64_t>(copy));
-      for (uint64_t& key : request.keys) key = Mixed(key + static_cast<uint64_t>(copy));
+      for (uint64_t& key : request.keys) key = Mixed(key ^ Mixed(static_cast<uint64_t>(copy)));
       requests.push_back(std::move(request));
     }
   }

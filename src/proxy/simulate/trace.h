@@ -29,7 +29,8 @@ struct Trace {
   double reusable() const;
   /// Stretches the arrival times so that the mean rate is `requests_per_second`.
   void ScaleTo(double requests_per_second);
-  /// Adds `copies` - 1 copies of all requests with keys and sessions of their own, shifted by parts of the span.
+  /// Adds `copies` - 1 copies of all requests with keys and sessions of their own, shifted by parts of the
+  /// span.
   void Replicate(int copies);
   /// Keeps the first `count` requests.
   void Truncate(size_t count);
@@ -39,8 +40,8 @@ struct Trace {
 ///   Mooncake JSON lines (timestamp, input_length, output_length, hash_ids of 512 tokens)
 ///   sessions of kv-cache-tester as JSON lines (requests with t, in, out and hash_runs of 64 tokens)
 ///   Azure CSV (TIMESTAMP, ContextTokens, GeneratedTokens)
-///   SWE-agent trajectories: one .traj file or a tar archive of them. A token is taken for 4 bytes; a turn follows the one
-///   before it by 2 s and 20 ms per token of the answer, and runs begin 7 s apart.
+///   SWE-agent trajectories: one .traj file or a tar archive of them. A token is taken for 4 bytes; a turn
+///   follows the one before it by 2 s and 20 ms per token of the answer, and runs begin 7 s apart.
 /// Files may be gzipped. Errors name the file and the line.
 StatusOr<Trace> ReadTrace(const std::string& path);
 

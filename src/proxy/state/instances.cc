@@ -42,6 +42,7 @@ void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
   entry.block_size = config.block_size;
   entry.weight = config.weight;
   entry.caps = config.caps;
+  entry.batch_tokens = std::max<uint32_t>(config.batch_tokens, 1);
 }
 
 Status CheckConfig(const InstanceConfig& config) {

@@ -44,7 +44,7 @@ struct InstanceEntry {
   uint8_t role;
   uint8_t healthy;
   std::atomic<uint8_t> index_state;  // IndexState
-  uint32_t generation, dp_rank, group, pod, model_class, block_size;
+  uint32_t generation, dp_rank, group, pod, model_class, block_size, batch_tokens;
   double weight;
   InstanceCaps caps;
   InstanceLoad load;

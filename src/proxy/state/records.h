@@ -38,6 +38,7 @@ struct InstanceConfig {
   uint32_t block_size = 16;
   double weight = 1;  ///< relative speed
   InstanceCaps caps = {};
+  uint32_t batch_tokens = 8192;  ///< token budget of the engine's step (max_num_batched_tokens)
 };
 
 /// Counters of an instance: the sum of the charges of its requests.

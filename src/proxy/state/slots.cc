@@ -274,7 +274,8 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
                    .model_class = entry.model_class,
                    .block_size = entry.block_size,
                    .weight = entry.weight,
-                   .caps = entry.caps};
+                   .caps = entry.caps,
+                   .batch_tokens = entry.batch_tokens};
   record.state = static_cast<InstanceState>(entry.state.load(kRelaxed));
   record.healthy = entry.healthy != 0;
   record.closed_until = entry.closed_until;

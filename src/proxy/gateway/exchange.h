@@ -75,13 +75,4 @@ class Exchange {
   Nanos last_ = 0;
 };
 
-/// A handler that ignores the answer.
-class NullHandler : public Exchange::Handler {
- public:
-  void OnHead(Exchange&) override {}
-  void OnBody(Exchange&, std::string_view) override {}
-  void OnEnd(Exchange&) override {}
-  void OnError(Exchange&, const Status&) override {}
-};
-
 }  // namespace moesaic::proxy

@@ -664,7 +664,7 @@ class AbandonedPrefill : public DrainHandler {
  public:
   AbandonedPrefill(Gateway& gateway, KvRelease release, std::string body)
       : DrainHandler(gateway), release_(std::move(release)), body_(std::move(body)) {}
-  void OnBody(Exchange&, std::string_view bytes) override {
+  void Read(std::string_view bytes) override {
     if (body_.size() + bytes.size() <= kMaxPrefillAnswer) body_.append(bytes);
   }
 
@@ -688,13 +688,17 @@ void Flow::DropExchanges() {
   if (transfer == Transfer::kVllmNixl && body_) {
     // P holds the blocks until a decode engine fetches them. One that has the request tells P when it is
     // cancelled; without one, another must fetch them.
-    const bool at_decode = decode_accepted_ || (answer_ != nullptr && answer_->live() &&
-                                                answer_->connected() && !answer_->response().head_done());
-    if (prefill_ != nullptr && prefill_->live() && prefill_->answered()) {
+    const bool aborted = log_.outcome == Outcome::kAborted;
+    const bool sent =
+        answer_ != nullptr && answer_->live() && answer_->connected() && !answer_->response().head_done();
+    if (prefill_ != nullptr && prefill_->live() && (aborted || prefill_->answered())) {
       gateway_.Drain(std::move(prefill_),
                      std::make_unique<AbandonedPrefill>(gateway_, ReleaseOf(), std::move(prefill_body_)));
-    } else if (!params_.empty() && !at_decode) {
+    } else if (!params_.empty() && !decode_accepted_ && !sent) {
       gateway_.ReleaseKv(ReleaseOf(), params_);
+    } else if (!params_.empty() && aborted && body_->stream && answer_ != nullptr && !answer_->answered()) {
+      // The first byte shows that D has fetched the blocks.
+      gateway_.Drain(std::move(answer_), std::make_unique<DrainHandler>(gateway_, /*until_first_byte=*/true));
     }
   }
   // SGLang's P still sends its blocks when D has answered: it must come to its end.

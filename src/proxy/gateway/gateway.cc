@@ -89,6 +89,11 @@ Gateway::Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRe
       check_(timers_),
       random_(std::random_device()()) {}
 
+void DrainHandler::OnBody(Exchange& exchange, std::string_view bytes) {
+  if (until_first_byte_) return gateway_.EndDrain(exchange);
+  Read(bytes);
+}
+
 void DrainHandler::OnEnd(Exchange& exchange) {
   Ended(exchange);
   gateway_.EndDrain(exchange);

@@ -36,16 +36,24 @@ struct KvRelease {
 };
 
 /// Reads what is left of an exchange whose client left.
-class DrainHandler : public NullHandler {
+class DrainHandler : public Exchange::Handler {
  public:
-  explicit DrainHandler(Gateway& gateway) : gateway_(gateway) {}
+  /// `until_first_byte`: cancels the exchange at the first byte of its answer.
+  explicit DrainHandler(Gateway& gateway, bool until_first_byte = false)
+      : gateway_(gateway), until_first_byte_(until_first_byte) {}
+  void OnHead(Exchange&) override {}
+  void OnBody(Exchange& exchange, std::string_view bytes) override;
   void OnEnd(Exchange& exchange) override;
   void OnError(Exchange& exchange, const Status& status) override;
 
  protected:
+  virtual void Read(std::string_view) {}
   virtual void Ended(Exchange&) {}
   virtual void Failed(Exchange&, const Status&) {}
   Gateway& gateway_;
+
+ private:
+  bool until_first_byte_;
 };
 
 /// One thread, that of the event loop. The exception is Flow::Tokenize.

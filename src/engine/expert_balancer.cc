@@ -256,7 +256,7 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
   return OkStatus();
 }
 
-// Other layers of the plan go on.
+// The next layer of the plan moves then.
 Status ExpertBalancer::RollBack(const std::string& why, Clock::time_point now) {
   ++stats_.rolled_back;
   const int layer = queue_.front().layer;

@@ -43,7 +43,7 @@ class ExpertLoadRecorder {
 
   /// Whether a window ends at `now`.
   bool Due(Clock::time_point now) const;
-  /// Whether somebody wants the last window.
+  /// Whether windows are passed to a function.
   bool has_sink() const { return options_.sink != nullptr; }
   /// Ends a window with these totals of all ranks. A window without tokens is not kept.
   void Add(const models::ExpertLoad& totals, Clock::time_point now);

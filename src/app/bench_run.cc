@@ -234,7 +234,8 @@ StatusOr<BenchResult> BenchRunner::Run(const BenchCase& test, int repetitions) {
   engine::StepBatch last;  // releases the state of the sequences
   for (int s = 0; s < test.sequences; ++s) last.ended.push_back(first_sequence_ + s);
   first_sequence_ += test.sequences;
-  RETURN_IF_ERROR(RunStep(last).status());
+  RETURN_IF_ERROR(Start(std::move(last)));
+  RETURN_IF_ERROR(FinishAll());
   return result;
 }
 

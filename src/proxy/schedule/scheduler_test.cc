@@ -198,7 +198,7 @@ TEST_F(SchedulerTest, AvoidsTheFailedHalfOfAParallelPair) {
 
 TEST_F(SchedulerTest, AStarvedRequestKeepsOneInstanceAndNotThePool) {
   Use(Engines(2, 0, 0, {.prefill_tokens = 1000}));
-  const RequestId first = Submitted({.prompt_tokens = 100}), second = Submitted({.prompt_tokens = 100});
+  const RequestId first = Submitted({.prompt_tokens = 600}), second = Submitted({.prompt_tokens = 600});
   Run();
   ASSERT_EQ(StageOf(first), Stage::kPrefillScheduled);
   ASSERT_EQ(StageOf(second), Stage::kPrefillScheduled);

@@ -59,10 +59,17 @@ class MoesaicPolicy final : public Policy {
       }
     }
     if (best == nullptr) return Choice::Hold();
+    const auto fits = [&](const InstanceView& v) {
+      return v.PrefillRoom(tokens - v.matched_tokens) && (v.role != Role::kBoth || v.DecodeRoom(tokens));
+    };
+    if (!fits(*best)) {  // an idle instance is better than a full one
+      const auto idle = std::ranges::find_if(
+          instances, [&](const InstanceView& v) { return v.load.prefill_requests == 0 && fits(v); });
+      if (idle == instances.end()) return Choice::Hold(best->id);
+      best = &*idle;
+    }
     const Nanos queue = best->QueueTime(now);
     const uint32_t uncached = tokens - best->matched_tokens;
-    const bool fits = best->PrefillRoom(uncached) && (best->role != Role::kBoth || best->DecodeRoom(tokens));
-    if (!fits) return Choice::Hold(best->id);
     if (options_.rejects && options_.slo_ttft > 0 &&
         now - r.received + queue + best->PrefillTime(tokens, best->matched_tokens) > options_.slo_ttft) {
       return Choice::Reject();

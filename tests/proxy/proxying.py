@@ -80,12 +80,16 @@ class Mock:
 
     def start(self, port):
         self.process = subprocess.Popen([str(BINARY), "mock-engine", "--host", HOST, "--port", str(port),
-                                         *(FAST if self.fast else []), *map(str, self.flags)],
+                                         *self.fast_flags(), *map(str, self.flags)],
                                         stdout=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)
         line = self.process.stdout.readline()
         self.port = int(re.search(r":(\d+)$", line.strip())[1])
         self.url = f"http://{HOST}:{self.port}"
+
+    def fast_flags(self):
+        pairs = zip(FAST[::2], FAST[1::2])
+        return [word for pair in pairs if self.fast and pair[0] not in self.flags for word in pair]
 
     def restart(self):
         self.kill()

@@ -66,6 +66,8 @@ def memory_limit(size):
     group = pathlib.Path("/sys/fs/cgroup") / own.strip("/") / f"moesaic-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         group.mkdir()
+        if not (group / "memory.max").exists():  # a plain folder, or a group without the memory controller
+            raise OSError("no memory controller")
         (group / "memory.max").write_text(str(size))
         (group / "memory.swap.max").write_text("0")
     except OSError:

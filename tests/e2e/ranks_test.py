@@ -232,7 +232,7 @@ class ExpertPlacement(RanksCase):
         first, second = list(range(experts // 2)), list(range(experts // 2, experts))
 
         def refused(layers, part, *flags):
-            plan.write_text(json.dumps({"experts": experts, "layers": layers}))
+            plan.write_text(json.dumps({"format": "moesaic-placement", "version": 1, "experts": experts, "layers": layers}))
             error = run("logits", self.MODEL, "--ids", IDS, "--out", self.folder / "l.npy", "--expert-placement", plan, *flags,
                         code=1).stderr
             self.assertIn(part, error)

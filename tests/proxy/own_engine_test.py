@@ -35,7 +35,7 @@ class OwnEngines(ProxyTest):
             server.stop()
 
     def pool(self):
-        return "api moesaic; block_size 32; " + f"model {MODEL};" + "".join(
+        return "api moesaic; block_size 64; " + f"model {MODEL};" + "".join(
             f"engine {s.url} kv_events={e} kv_replay={e}r;" for s, e in zip(self.servers, self.events))
 
     def test_ids_equal_those_of_the_engine(self):
@@ -58,6 +58,7 @@ class OwnEngines(ProxyTest):
     def test_cached_tokens_and_affinity(self):
         proxy = self.proxy(self.pool())
         system = "You answer in one word. " * 20
+        until(lambda: all(engine["index"] == "exact" for engine in proxy.state()["engines"]), what=proxy.state)
         cached = []
         for question in ("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?"):
             body = {"model": "moesaic-tiny", "max_tokens": 4,
@@ -65,6 +66,8 @@ class OwnEngines(ProxyTest):
             status, _, text = proxy.request("POST", "/v1/chat/completions", body)
             self.assertEqual(status, 200, text)
             cached.append(json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"])
+            # The engine's events arrive after its answer.
+            until(lambda: proxy.state()["index"]["memberships"] >= 2, what=proxy.state)
         self.assertEqual(cached[0] == 0, True)
         self.assertTrue(all(count >= 64 for count in cached[1:]), cached)
         state = proxy.idle()

@@ -64,7 +64,7 @@ def request(host, port, method, path, body=None, headers=None):
     try:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
-        connection.request(method, path, body, headers or {})
+        connection.request(method, path, body, {"content-type": "application/json"} | (headers or {}))
         answer = connection.getresponse()
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
     finally:

@@ -10,9 +10,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fstream>
-#include <sstream>
 
+#include "bench/comm/bench_rank.h"
 #include "comm/collectives/communicator.h"
 #include "comm/collectives/plan_factory.h"
 #include "comm/explain/explanation.h"
@@ -36,23 +35,8 @@ struct Load {
   bool warms_up = true;
 };
 
-void ExitOn(const Status& status) {
-  if (status.ok()) return;
-  fmt::print(stderr, "comm_all_reduce_bench: {}\n", moesaic::Message(status));
-  std::exit(1);
-}
-
-template <typename T>
-T Succeed(StatusOr<T> value) {
-  ExitOn(value.status());
-  return *std::move(value);
-}
-
-Topology ReadTopology(const Load& load) {
-  std::ifstream file(load.topology);
-  std::stringstream text;
-  text << file.rdbuf();
-  const Topology topology = Succeed(Topology::Parse(text.str(), load.topology));
+Topology OrderedTopology(const Load& load) {
+  const Topology topology = ReadTopology(load.topology);
   return load.order == "block" ? topology
                                : Succeed(topology.Selected(OrderedRanks(topology, RankOrder::kRoundRobin)));
 }
@@ -129,7 +113,7 @@ class Contest {
 };
 
 void RunRank(Transport& transport, const Load& load) {
-  const auto communicator = Succeed(Communicator::Create(transport, ReadTopology(load)));
+  const auto communicator = Succeed(Communicator::Create(transport, OrderedTopology(load)));
   const bool prints = transport.rank() == 0;
   std::vector<std::string> contenders = {"plan"};
   contenders.insert(contenders.end(), load.against.begin(), load.against.end());

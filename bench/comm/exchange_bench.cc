@@ -9,12 +9,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 #include <random>
-#include <sstream>
 
 #include "base/check.h"
+#include "bench/comm/bench_rank.h"
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/exchange_cost.h"
 #include "comm/topology/topology_builder.h"
@@ -36,43 +35,14 @@ struct Load {
 };
 
 constexpr Tag kControlTag = 1;
+constexpr double kLimitSeconds = 600;
 
-template <typename T>
-StatusOr<T> Succeed(StatusOr<T> value) {
-  if (!value.ok()) {
-    fmt::print(stderr, "comm_exchange_bench: {}\n", Message(value.status()));
-    std::exit(1);
-  }
-  return value;
-}
-
-// Maximum over the ranks; every rank gets it, and none before all have called.
-double MaximumOfAll(Transport& transport, double value) {
-  const auto bytes = [](double& at) { return std::as_writable_bytes(std::span(&at, 1)); };
-  const auto wait = [&](StatusOr<TransferId> id) {
-    MOESAIC_CHECK(Wait(transport, *Succeed(std::move(id)), 600).ok());
-  };
-  if (transport.rank() > 0) {
-    wait(transport.Send(0, kControlTag, bytes(value)));
-    wait(transport.Receive(0, kControlTag, bytes(value)));
-    return value;
-  }
-  for (int peer = 1; peer < transport.size(); ++peer) {
-    double other = 0;
-    wait(transport.Receive(peer, kControlTag, bytes(other)));
-    value = std::max(value, other);
-  }
-  for (int peer = 1; peer < transport.size(); ++peer) wait(transport.Send(peer, kControlTag, bytes(value)));
-  return value;
+double Maximum(Transport& transport, double value) {
+  return MaximumOfAll(transport, kControlTag, value, kLimitSeconds);
 }
 
 Topology MakeTopology(const Load& load, int ranks) {
-  if (!load.topology.empty()) {
-    std::ifstream file(load.topology);
-    std::stringstream text;
-    text << file.rdbuf();
-    return *Succeed(Topology::Parse(text.str(), load.topology));
-  }
+  if (!load.topology.empty()) return ReadTopology(load.topology);
   // Links of 1 Gbit/s between nodes; only virtual time uses the numbers.
   const Link outer = {.latency_s = 50e-6, .bytes_per_s = 125e6},
              inner = {.latency_s = 1e-6, .bytes_per_s = 5e9};
@@ -109,23 +79,23 @@ double Median(std::vector<double> values) {
 void RunOnce(Transport& transport, const Load& load, Side& side, const TopK& topk,
              std::span<const tensor::BF16> x, bool record) {
   std::vector<tensor::BF16> out(x.size());
-  MaximumOfAll(transport, 0);
+  Maximum(transport, 0);
   const double start = transport.Now();
   StatusOr<Dispatched> got = Cancelled("not run");
   if (load.low_latency) {
-    auto pending = std::move(*Succeed(side.exchange->BeginDispatch(RowsOf(x), topk)));
+    auto pending = Succeed(side.exchange->BeginDispatch(RowsOf(x), topk));
     got = Succeed(pending.Finish());
   } else {
     got = Succeed(side.exchange->Dispatch(RowsOf(x), topk));
   }
-  const double dispatched = MaximumOfAll(transport, transport.Now() - start);
+  const double dispatched = Maximum(transport, transport.Now() - start);
   const std::vector<tensor::BF16> y(static_cast<size_t>(got->rows()) * load.workload.hidden);
-  MaximumOfAll(transport, 0);
+  Maximum(transport, 0);
   const double resumed = transport.Now();
   const Status status = side.exchange->Combine(RowsOf(std::span(y)), got->handle(), OutputOf(std::span(out)));
   if (!status.ok()) fmt::print(stderr, "comm_exchange_bench: {}\n", Message(status));
   MOESAIC_CHECK(status.ok());
-  const double combined = MaximumOfAll(transport, transport.Now() - resumed);
+  const double combined = Maximum(transport, transport.Now() - resumed);
   if (!record) return;
   side.dispatch_s.push_back(dispatched);
   side.combine_s.push_back(combined);
@@ -156,17 +126,8 @@ void PrintTraffic(Transport& transport, const Side& side, const char* phase,
     std::vector<double> sums = {static_cast<double>(level.messages), static_cast<double>(level.rows),
                                 static_cast<double>(level.row_bytes),
                                 static_cast<double>(level.routing_bytes)};
-    const auto bytes = std::as_writable_bytes(std::span(sums));
-    if (transport.rank() > 0) {
-      MOESAIC_CHECK(Wait(transport, *Succeed(transport.Send(0, kControlTag, bytes)), 600).ok());
-      continue;
-    }
-    std::vector<double> other(sums.size());
-    for (int peer = 1; peer < transport.size(); ++peer) {
-      const auto into = std::as_writable_bytes(std::span(other));
-      MOESAIC_CHECK(Wait(transport, *Succeed(transport.Receive(peer, kControlTag, into)), 600).ok());
-      for (size_t i = 0; i < sums.size(); ++i) sums[i] += other[i];
-    }
+    sums = SumOfAll(transport, kControlTag, std::move(sums), kLimitSeconds);
+    if (transport.rank() > 0) continue;
     fmt::print("{:10} {:9} {:10} {:9.0f} messages {:10.0f} rows {:10.3f} MB rows {:8.3f} MB routing",
                side.name, phase, level.level, sums[0], sums[1], sums[2] / 1e6, sums[3] / 1e6);
     if (&level == levels.data()) fmt::print(", rows {:.4f} of the formula", sums[1] / expected_rows);
@@ -186,13 +147,13 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
   options.forward_levels = load.forward_levels;
   Side sides[2] = {{.name = "forwarded"}, {.name = "direct"}};
   sides[0].exchange =
-      *Succeed(ExpertExchange::Create(transport, topology, map, load.workload.hidden, options));
+      Succeed(ExpertExchange::Create(transport, topology, map, load.workload.hidden, options));
   options.forwarding = Forwarding::kDirect;
   options.first_tag += Tag{1} << kExchangeTagBits;
   sides[1].exchange =
-      *Succeed(ExpertExchange::Create(transport, topology, map, load.workload.hidden, options));
+      Succeed(ExpertExchange::Create(transport, topology, map, load.workload.hidden, options));
   const TokenRoutes tokens =
-      *Succeed(UniformTokens(topology, map, load.workload, ReplicaChoice::kNearest, transport.rank()));
+      Succeed(UniformTokens(topology, map, load.workload, ReplicaChoice::kNearest, transport.rank()));
   std::vector<int32_t> ids;
   for (const RouteEntry& entry : tokens.entries) ids.push_back(map.physical(entry.physical).expert);
   const std::vector<float> weights(ids.size(), 1.0F / static_cast<float>(load.workload.k));
@@ -257,7 +218,7 @@ int Main(int argc, char** argv) {
   app.add_option("--rounds", load.rounds, "Number of measured pairs")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   if (load.transport != "threads") {
-    const OpenedTransport opened = *Succeed(OpenTransport(load.transport));
+    const OpenedTransport opened = Succeed(OpenTransport(load.transport));
     const Topology topology = MakeTopology(load, opened->size());
     if (opened->rank() == 0) PrintLoad(topology, load);
     RunRank(*opened, topology, load);

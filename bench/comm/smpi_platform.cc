@@ -4,9 +4,7 @@
 //   comm_smpi_platform TOPOLOGY.json > platform.xml
 #include <fmt/format.h>
 
-#include <fstream>
-#include <sstream>
-
+#include "bench/comm/bench_rank.h"
 #include "comm/topology/topology.h"
 
 namespace moesaic::bench {
@@ -48,14 +46,6 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: comm_smpi_platform TOPOLOGY.json > platform.xml\n");
     return 2;
   }
-  std::ifstream file(argv[1]);
-  std::stringstream text;
-  text << file.rdbuf();
-  const auto topology = moesaic::comm::Topology::Parse(text.str(), argv[1]);
-  if (!topology.ok()) {
-    fmt::print(stderr, "comm_smpi_platform: {}\n", moesaic::Message(topology.status()));
-    return 1;
-  }
-  moesaic::bench::WritePlatform(*topology);
+  moesaic::bench::WritePlatform(moesaic::bench::ReadTopology(argv[1]));
   return 0;
 }

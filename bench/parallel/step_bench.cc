@@ -7,11 +7,9 @@
 #include <time.h>
 
 #include <CLI/CLI.hpp>
-#include <fstream>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "bench/comm/bench_rank.h"
 #include "bench/parallel/step_schedule.h"
 #include "comm/transport/local_transport.h"
 #include "comm/transport/open_transport.h"
@@ -20,6 +18,7 @@ namespace moesaic::bench {
 namespace {
 
 constexpr comm::Tag kReportTag = 3;
+constexpr double kLimitSeconds = 600;
 
 struct Flags {
   std::string work, topology, transport = "virtual";
@@ -27,42 +26,6 @@ struct Flags {
   int steps = 0;
   double dilation = 1;
 };
-
-template <typename T>
-T Value(StatusOr<T> value) {
-  if (!value.ok()) {
-    fmt::print(stderr, "parallel_step_bench: {}\n", Message(value.status()));
-    std::exit(1);
-  }
-  return *std::move(value);
-}
-
-std::string Read(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) {
-    fmt::print(stderr, "parallel_step_bench: {} cannot be read\n", path);
-    std::exit(1);
-  }
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// Sums of all ranks, on rank 0.
-std::vector<double> SumOfAll(comm::Transport& transport, std::vector<double> values) {
-  const auto bytes = std::as_writable_bytes(std::span(values));
-  if (transport.rank() > 0) {
-    (void)comm::Wait(transport, Value(transport.Send(0, kReportTag, bytes)), 600);
-    return values;
-  }
-  std::vector<double> other(values.size());
-  for (int peer = 1; peer < transport.size(); ++peer) {
-    const auto id = Value(transport.Receive(peer, kReportTag, std::as_writable_bytes(std::span(other))));
-    (void)comm::Wait(transport, id, 600);
-    for (size_t i = 0; i < values.size(); ++i) values[i] += other[i];
-  }
-  return values;
-}
 
 // Means over the ranks per step, and bytes of all ranks per step.
 void RunRank(comm::Transport& transport, const comm::Topology& topology, const Deployment& deployment,
@@ -78,7 +41,7 @@ void RunRank(comm::Transport& transport, const comm::Topology& topology, const D
   const size_t parts = sums.size();
   for (const comm::LevelTraffic& level : schedule.bytes())
     sums.push_back(static_cast<double>(level.row_bytes));
-  sums = SumOfAll(transport, sums);
+  sums = SumOfAll(transport, kReportTag, std::move(sums), kLimitSeconds);
   if (transport.rank() > 0) return;
   nlohmann::json out = {{"layout", Name(deployment.degrees)},
                         {"ranks", transport.size()},
@@ -121,10 +84,10 @@ int Main(int argc, char** argv) {
   app.add_option("--dilation", flags.dilation, "Factor of computing times, for links that are slower by it")
       ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
-  const Deployment deployment = Value(ReadDeployment(Read(flags.work)));
-  const comm::Topology topology = Value(comm::Topology::Parse(Read(flags.topology), flags.topology));
+  const Deployment deployment = Succeed(ReadDeployment(ReadText(flags.work)));
+  const comm::Topology topology = ReadTopology(flags.topology);
   if (flags.transport != "virtual") {
-    const comm::OpenedTransport opened = Value(comm::OpenTransport(flags.transport));
+    const comm::OpenedTransport opened = Succeed(comm::OpenTransport(flags.transport));
     RunRank(*opened, topology, deployment, flags,
             [&](double seconds) { SleepAndProgress(*opened, seconds); });
     return 0;

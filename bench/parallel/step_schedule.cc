@@ -1,14 +1,11 @@
 #include "bench/parallel/step_schedule.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 
+#include "bench/comm/bench_rank.h"
 #include "planner/expert_draws.h"
 
 namespace moesaic::bench {
@@ -19,17 +16,6 @@ constexpr comm::Tag kControlTag = 1, kTokenTag = 2;
 // Tags of the shards' reduce-scatters and all-gathers, above those of RankGroups and below those of the
 // exchange.
 constexpr comm::Tag kShardTag = comm::Tag{8} << comm::kCommunicatorTagBits;
-
-void Succeed(const Status& status) {
-  if (status.ok()) return;
-  fmt::print(stderr, "parallel_step_bench: {}\n", Message(status));
-  std::exit(1);
-}
-template <typename T>
-T Value(StatusOr<T> value) {
-  Succeed(value.status());
-  return *std::move(value);
-}
 
 }  // namespace
 
@@ -78,21 +64,21 @@ StepSchedule::StepSchedule(comm::Transport& job, const comm::Topology& topology,
       compute_(std::move(compute)),
       counted_(job, topology),
       device_(topology.device_type(job.rank())) {
-  const auto layout = Value(parallel::Layout::Create(deployment.degrees));
+  const auto layout = Succeed(parallel::Layout::Create(deployment.degrees));
   if (layout.ranks() != job.size()) {
-    Succeed(InvalidArgument("the layout {} has {} ranks, the job {}", Name(deployment.degrees),
-                            layout.ranks(), job.size()));
+    ExitOn(InvalidArgument("the layout {} has {} ranks, the job {}", Name(deployment.degrees), layout.ranks(),
+                           job.size()));
   }
   const auto flops = device_.flops.find(deployment.flops_type);
   if (flops == device_.flops.end() || device_.memory_bytes_per_s <= 0) {
-    Succeed(InvalidArgument("device \"{}\" needs memory_gb_per_s and flops of {}", device_.name,
-                            deployment.flops_type));
+    ExitOn(InvalidArgument("device \"{}\" needs memory_gb_per_s and flops of {}", device_.name,
+                           deployment.flops_type));
   }
   flops_per_s_ = flops->second;
   const parallel::Coordinates at = layout.At(job.rank());
   stage_ = at.stage;
   work_ = deployment.stages[stage_];
-  groups_ = Value(parallel::RankGroups::Create(counted_, topology, layout, kLimitSeconds));
+  groups_ = Succeed(parallel::RankGroups::Create(counted_, topology, layout, kLimitSeconds));
   const int64_t hidden = deployment.hidden;
   hidden_.resize(rows.rows() * hidden);
   if (!deployment.exchanges()) return;
@@ -105,16 +91,16 @@ StepSchedule::StepSchedule(comm::Transport& job, const comm::Topology& topology,
   share_.resize(own_rows * hidden);
   if (shards > 1) {
     const std::vector<int> ranks = layout.TensorGroup(job.rank());
-    shard_ranks_ = Value(comm::GroupTransport::Create(counted_, ranks));
-    shards_ = Value(comm::Communicator::Create(
-        *shard_ranks_, Value(topology.Selected(ranks)),
+    shard_ranks_ = Succeed(comm::GroupTransport::Create(counted_, ranks));
+    shards_ = Succeed(comm::Communicator::Create(
+        *shard_ranks_, Succeed(topology.Selected(ranks)),
         {.time_limit_s = kLimitSeconds, .check_calls = false, .first_tag = kShardTag, .planner = {}}));
   }
   std::vector<int> ranks;  // of the stage, in all replicas
   for (int replica = 0; replica < deployment.degrees.data; ++replica) {
     for (int shard = 0; shard < shards; ++shard) ranks.push_back(layout.RankAt({replica, stage_, shard}));
   }
-  expert_ranks_ = Value(comm::GroupTransport::Create(counted_, ranks));
+  expert_ranks_ = Succeed(comm::GroupTransport::Create(counted_, ranks));
   std::vector<std::vector<int>> by_rank(ranks.size());
   const int slots = deployment.expert_slots, count = static_cast<int>(ranks.size());
   for (int rank = 0, slot = 0; rank < count; ++rank) {
@@ -126,9 +112,9 @@ StepSchedule::StepSchedule(comm::Transport& job, const comm::Topology& topology,
                                    .time_limit_s = kLimitSeconds};
   options.forwarding = deployment.forwards ? comm::Forwarding::kHierarchical : comm::Forwarding::kDirect;
   options.forward_levels = deployment.forward_levels;
-  exchange_ = Value(comm::ExpertExchange::Create(*expert_ranks_, Value(topology.Selected(ranks)),
-                                                 Value(comm::ExpertMap::Create(work_.all_experts, by_rank)),
-                                                 deployment.hidden, options));
+  exchange_ = Succeed(comm::ExpertExchange::Create(
+      *expert_ranks_, Succeed(topology.Selected(ranks)),
+      Succeed(comm::ExpertMap::Create(work_.all_experts, by_rank)), deployment.hidden, options));
   std::mt19937 random(static_cast<uint32_t>(job.rank()) + 1);
   std::vector<int32_t> experts(work_.all_experts);
   for (int e = 0; e < work_.all_experts; ++e) experts[e] = e;
@@ -168,7 +154,7 @@ void StepSchedule::Exchange() {
   StatusOr<comm::Dispatched> got = Cancelled("not run");
   Time(StepPart::kDispatch,
        [&] { got = exchange_->Dispatch(comm::RowsOf(std::span<const float>(share_)), topk); });
-  Succeed(got.status());
+  ExitOn(got.status());
   int used = 0;
   for (size_t e = 0; e + 1 < got->expert_begin().size(); ++e) {
     if (got->expert_begin()[e] < got->expert_begin()[e + 1]) ++used;
@@ -177,13 +163,13 @@ void StepSchedule::Exchange() {
         Roofline(used * work_.expert_bytes, static_cast<double>(got->rows()) * work_.expert_flops_per_row));
   expert_rows_.resize(got->rows() * deployment_.hidden);
   Time(StepPart::kCombine, [&] {
-    Succeed(exchange_->Combine(comm::RowsOf(std::span<const float>(expert_rows_)), got->handle(),
-                               comm::OutputOf(std::span(share_))));
+    ExitOn(exchange_->Combine(comm::RowsOf(std::span<const float>(expert_rows_)), got->handle(),
+                              comm::OutputOf(std::span(share_))));
   });
   if (shards_ == nullptr) return;
   Time(StepPart::kSum, [&] {
-    Succeed(shards_->AllGather(share_bytes, std::as_writable_bytes(std::span(hidden_)), share_counts_,
-                               tensor::DType::kF32));
+    ExitOn(shards_->AllGather(share_bytes, std::as_writable_bytes(std::span(hidden_)), share_counts_,
+                              tensor::DType::kF32));
   });
 }
 
@@ -197,9 +183,9 @@ void StepSchedule::Layer(bool has_experts) {
   if (has_experts && exchange_ != nullptr) {
     if (shards_ != nullptr) {
       Time(StepPart::kSum, [&] {
-        Succeed(shards_->ReduceScatter(std::as_bytes(std::span(hidden_)),
-                                       std::as_writable_bytes(std::span(share_)), share_counts_,
-                                       tensor::DType::kF32));
+        ExitOn(shards_->ReduceScatter(std::as_bytes(std::span(hidden_)),
+                                      std::as_writable_bytes(std::span(share_)), share_counts_,
+                                      tensor::DType::kF32));
       });
     }
     Spend(StepPart::kDense, dense);
@@ -233,60 +219,47 @@ void StepSchedule::Step() {
   if (!last_stage()) {
     Time(StepPart::kTransfer, [&] { groups_->SendHidden(hidden_); });
   }
-  Succeed(groups_->TakeFailure());
+  ExitOn(groups_->TakeFailure());
 }
 
-double StepSchedule::MaximumOfAll(double value) {
-  const auto bytes = [](double& at) { return std::as_writable_bytes(std::span(&at, 1)); };
-  const auto wait = [&](StatusOr<comm::TransferId> id) {
-    Succeed(comm::Wait(counted_, Value(std::move(id)), kLimitSeconds));
-  };
-  if (rank() > 0) {
-    wait(counted_.Send(0, kControlTag, bytes(value)));
-    wait(counted_.Receive(0, kControlTag, bytes(value)));
-    return value;
-  }
-  for (int peer = 1; peer < counted_.size(); ++peer) {
-    double other = 0;
-    wait(counted_.Receive(peer, kControlTag, bytes(other)));
-    value = std::max(value, other);
-  }
-  for (int peer = 1; peer < counted_.size(); ++peer) wait(counted_.Send(peer, kControlTag, bytes(value)));
-  return value;
+double StepSchedule::Maximum(double value) {
+  return MaximumOfAll(counted_, kControlTag, value, kLimitSeconds);
+}
+
+// The rank of another stage with this one's shard and replica.
+int StepSchedule::RankOfStage(int stage) const {
+  parallel::Coordinates at = groups_->at();
+  at.stage = stage;
+  return groups_->layout().RankAt(at);
 }
 
 // The chosen tokens of a step return from the last stage to the first one.
 void StepSchedule::SendToken() {
-  const auto layout = Value(parallel::Layout::Create(deployment_.degrees));
-  parallel::Coordinates at = layout.At(rank());
-  at.stage = 0;
-  int token = 0;
-  const auto id = counted_.Send(layout.RankAt(at), kTokenTag, std::as_bytes(std::span(&token, 1)));
-  Succeed(comm::Wait(counted_, Value(id), kLimitSeconds));
+  const int token = 0;
+  Await(counted_, counted_.Send(RankOfStage(0), kTokenTag, std::as_bytes(std::span(&token, 1))),
+        kLimitSeconds);
 }
 
 void StepSchedule::AwaitToken() {
-  const auto layout = Value(parallel::Layout::Create(deployment_.degrees));
-  parallel::Coordinates at = layout.At(rank());
-  at.stage = deployment_.degrees.pipeline - 1;
   int token = 0;
-  const auto id =
-      counted_.Receive(layout.RankAt(at), kTokenTag, std::as_writable_bytes(std::span(&token, 1)));
-  Succeed(comm::Wait(counted_, Value(id), kLimitSeconds));
+  const int last = deployment_.degrees.pipeline - 1;
+  Await(counted_,
+        counted_.Receive(RankOfStage(last), kTokenTag, std::as_writable_bytes(std::span(&token, 1))),
+        kLimitSeconds);
 }
 
 double StepSchedule::Latency() {
-  MaximumOfAll(0);
+  Maximum(0);
   const double start = counted_.Now();
   Step();
-  const double seconds = MaximumOfAll(counted_.Now() - start);
-  Succeed(groups_->Finish());
+  const double seconds = Maximum(counted_.Now() - start);
+  ExitOn(groups_->Finish());
   return seconds;
 }
 
 double StepSchedule::Interval(int steps) {
   const int stages = deployment_.degrees.pipeline;
-  MaximumOfAll(0);
+  Maximum(0);
   parts_ = {};
   counted_.Reset();
   std::vector<double> ends;
@@ -296,11 +269,11 @@ double StepSchedule::Interval(int steps) {
     if (stages > 1 && last_stage() && step + stages < steps) SendToken();
     ends.push_back(counted_.Now());
   }
-  Succeed(groups_->Finish());
+  ExitOn(groups_->Finish());
   // Steps before `first` filled the pipeline.
   const int first = std::min(stages, steps - 1);
   const double own = last_stage() && steps > 1 ? (ends[steps - 1] - ends[first - 1]) / (steps - first) : 0;
-  return MaximumOfAll(own);
+  return Maximum(own);
 }
 
 }  // namespace moesaic::bench

@@ -14,6 +14,7 @@
 #include "comm/exchange/traffic.h"
 #include "comm/topology/topology.h"
 #include "comm/transport/group_transport.h"
+#include "parallel/counted_transport.h"
 #include "parallel/layout.h"
 #include "parallel/rank_groups.h"
 #include "parallel/rank_work.h"
@@ -50,38 +51,26 @@ inline constexpr std::array<const char*, static_cast<size_t>(StepPart::kCount)> 
 using PartSeconds = std::array<double, static_cast<size_t>(StepPart::kCount)>;
 
 /// Bytes that a rank sent, by level of the topology where the two ranks' paths meet.
-class LevelBytesTransport final : public comm::Transport {
+class LevelBytesTransport final : public parallel::CountedTransport {
  public:
   LevelBytesTransport(comm::Transport& job, const comm::Topology& topology)
-      : job_(job), traffic_(topology, job.rank()) {}
+      : CountedTransport(job), traffic_(topology, job.rank()) {}
   const comm::TrafficCounter& traffic() const { return traffic_; }
   void Reset() { traffic_.Reset(); }
 
-  std::string_view name() const override { return job_.name(); }
-  int rank() const override { return job_.rank(); }
-  int size() const override { return job_.size(); }
   StatusOr<comm::TransferId> Send(int peer, comm::Tag tag, std::span<const std::byte> data) override {
-    if (peer != rank()) traffic_.CountRows(peer, 0, std::ssize(data));
-    return job_.Send(peer, tag, data);
+    Count(peer, data);
+    return CountedTransport::Send(peer, tag, data);
   }
   StatusOr<comm::TransferId> SendAhead(int peer, comm::Tag tag, std::span<const std::byte> data) override {
-    if (peer != rank()) traffic_.CountRows(peer, 0, std::ssize(data));
-    return job_.SendAhead(peer, tag, data);
+    Count(peer, data);
+    return CountedTransport::SendAhead(peer, tag, data);
   }
-  StatusOr<comm::TransferId> Receive(int peer, comm::Tag tag, std::span<std::byte> data) override {
-    return job_.Receive(peer, tag, data);
-  }
-  void Progress() override { job_.Progress(); }
-  bool Test(comm::TransferId id, Status* result) override { return job_.Test(id, result); }
-  void Cancel(comm::TransferId id) override { job_.Cancel(id); }
-  size_t EagerBytes() const override { return job_.EagerBytes(); }
-  bool failed(int peer) const override { return job_.failed(peer); }
-  double SilentSeconds(int peer) const override { return job_.SilentSeconds(peer); }
-  double Now() const override { return job_.Now(); }
-  void Idle() override { job_.Idle(); }
 
  private:
-  comm::Transport& job_;
+  void Count(int peer, std::span<const std::byte> data) {
+    if (peer != rank()) traffic_.CountRows(peer, 0, std::ssize(data));
+  }
   comm::TrafficCounter traffic_;
 };
 
@@ -117,7 +106,8 @@ class StepSchedule {
   template <typename Call>
   void Time(StepPart part, const Call& call);
   double Roofline(double bytes, double flops) const;
-  double MaximumOfAll(double value);
+  double Maximum(double value);
+  int RankOfStage(int stage) const;
   void SendToken();
   void AwaitToken();
   bool last_stage() const { return stage_ + 1 == deployment_.degrees.pipeline; }

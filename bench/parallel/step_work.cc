@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "bench/comm/bench_rank.h"
 #include "checkpoint/checkpoint.h"
 #include "comm/exchange/exchange_cost.h"
 #include "comm/topology/topology.h"
@@ -15,15 +14,6 @@
 
 namespace moesaic::bench {
 namespace {
-
-template <typename T>
-T Value(StatusOr<T> value) {
-  if (!value.ok()) {
-    fmt::print(stderr, "parallel_step_work: {}\n", Message(value.status()));
-    std::exit(1);
-  }
-  return *std::move(value);
-}
 
 struct Flags {
   std::string model, topology, dtype = "int8", flops_type = "int8";
@@ -67,13 +57,10 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (flags.experts) flags.degrees.expert = flags.degrees.tensor * flags.degrees.data;
 
-  const auto model = Value(checkpoint::Checkpoint::Open(flags.model));
-  const models::WorkOfRanks work = Value(models::WorkOfRanks::Create(*model, flags.dtype, flags.kv_bytes));
-  const parallel::Layout layout = Value(parallel::Layout::Create(flags.degrees));
-  std::ifstream file(flags.topology);
-  std::stringstream text;
-  text << file.rdbuf();
-  const comm::Topology topology = Value(comm::Topology::Parse(text.str(), flags.topology));
+  const auto model = Succeed(checkpoint::Checkpoint::Open(flags.model));
+  const models::WorkOfRanks work = Succeed(models::WorkOfRanks::Create(*model, flags.dtype, flags.kv_bytes));
+  const parallel::Layout layout = Succeed(parallel::Layout::Create(flags.degrees));
+  const comm::Topology topology = ReadTopology(flags.topology);
   nlohmann::json out = {{"model", flags.model},
                         {"hidden", work.spec().hidden},
                         {"flops_type", flags.flops_type},
@@ -87,7 +74,7 @@ int Main(int argc, char** argv) {
                         {"forward_levels", nlohmann::json::array()}};
   parallel::RankWork first;
   for (int stage = 0; stage < flags.degrees.pipeline; ++stage) {
-    const parallel::RankWork of_stage = Value(work.Of(layout, layout.RankAt({.stage = stage})));
+    const parallel::RankWork of_stage = Succeed(work.Of(layout, layout.RankAt({.stage = stage})));
     if (stage == 0) first = of_stage;
     out["stages"].push_back(Describe(of_stage));
   }
@@ -100,8 +87,8 @@ int Main(int argc, char** argv) {
         of_stage.push_back(layout.RankAt({.replica = replica, .shard = shard}));
       }
     }
-    const auto candidates = Value(comm::RankForwardings(
-        Value(topology.Selected(of_stage)), comm::ExpertMap::Even(first.all_experts, ranks),
+    const auto candidates = Succeed(comm::RankForwardings(
+        Succeed(topology.Selected(of_stage)), comm::ExpertMap::Even(first.all_experts, ranks),
         {.tokens_per_rank = flags.tokens, .k = first.top_k, .hidden = work.spec().hidden}, {}));
     out["forwards"] = candidates.front().forwarding == comm::Forwarding::kHierarchical;
     out["forward_levels"] = candidates.front().forward_levels;

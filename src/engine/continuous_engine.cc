@@ -32,8 +32,7 @@ constexpr std::chrono::milliseconds kDiskPoll{2};
 // Drafts are verified before the next ones are made, a damaged block of the disk tier drops its step, and
 // replicas that divide the experts take their steps together.
 bool CanOverlap(const EngineOptions& options) {
-  const parallel::Degrees& degrees = options.layout.degrees();
-  return options.speculative.method == "off" && !options.disk && (degrees.data == 1 || degrees.expert == 1);
+  return options.speculative.method == "off" && !options.disk && !options.layout.exchanges_tokens();
 }
 
 std::vector<float> UnitLength(std::vector<float> values) {

@@ -46,7 +46,6 @@ Status RankGroups::JoinExperts(const ExpertGroupOptions& options,
 
 RankGroups::~RankGroups() {
   experts_.reset();  // ends transfers of the job
-
   for (const PendingSend& send : sends_) job_.Cancel(send.id);
   DropExpected();
 }

@@ -184,7 +184,7 @@ class Signals(ProxyTest):
         proxy = self.proxy(pool, workers=40)
         proxy.reload(pool)
         self.assertEqual(together(8, lambda n: proxy.complete(prompt=tokens(n, 64), max_tokens=3)[0]), [200] * 8)
-        self.assertNotIn("answers 503 for now", proxy.log())
+        self.assertNotIn("answers 503 until", proxy.log())
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Engines(ProxyTest):
         until(lambda: decode.state()["live"] == 0)
 
     def test_recovers_the_index_after_lost_and_doubled_messages(self):
-        name = f"ipc:///tmp/moesaic-{HOST}-lossy"
+        name = self.endpoint("lossy")
         engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay", "--seed", "3")
         proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;")
         until(lambda: proxy.complete(prompt=tokens(0, 64), max_tokens=1)[0] == 200 and proxy.state()["engines"][0]["index"] == "exact",
@@ -121,7 +121,7 @@ class Engines(ProxyTest):
         self.assertGreater(proxy.metric("moesaic_proxy_kv_gaps_total"), 0)
 
     def test_forgets_the_blocks_of_a_restarted_engine(self):
-        name = f"ipc:///tmp/moesaic-{HOST}-restart"
+        name = self.endpoint("restart")
         engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay")
         proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;")
         until(lambda: proxy.complete(prompt=tokens(0, 1600), max_tokens=1)[0] == 200 and proxy.state()["index"]["memberships"] >= 100)

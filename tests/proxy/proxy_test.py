@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Tests the proxy module: pass-through, streaming, scheduling, transfers between prefill and decode engines, operations."""
+import itertools
 import json
-import random
 
 from proxying import HOST, MODEL, WAIT_SECONDS, Proxy, ProxyTest, main, request, together, until
 
 STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill_scheduled", "prefill_running", "decode_waiting",
           "decode_scheduled", "decode_running", "done"]
+others = itertools.count(1000)  # seeds of prompts that are sent once
 
 
 def tokens(seed, count):
@@ -66,11 +67,11 @@ class Aggregated(ProxyTest):
         self.assertEqual([entered[name] for name in STAGES], [1, 1, 1, 1, 1, 1, 0, 0, 1, 1])
 
     def test_sends_requests_with_a_known_prefix_to_the_same_engine(self):
-        names = [f"ipc:///tmp/moesaic-{HOST}-same{i}" for i in range(3)]
+        names = [self.endpoint(f"same{i}") for i in range(3)]
         engines = [self.mock("--kv-events", name, "--kv-replay", name + "-replay") for name in names]
         proxy = self.proxy("".join(f"engine {e.url} kv_events={n} kv_replay={n}-replay;" for e, n in zip(engines, names)))
         for engine in engines:  # a message makes the index exact
-            until(lambda: request(HOST, engine.port, "POST", "/v1/completions", {"prompt": tokens(random.randrange(1000), 32)})
+            until(lambda: request(HOST, engine.port, "POST", "/v1/completions", {"prompt": tokens(next(others), 32)})
                   and [e for e in proxy.state()["engines"] if e["url"] == engine.url][0]["index"] == "exact", what=proxy.state)
         before = [e.state()["served"] for e in engines]
         prompt = tokens(1, 1600)
@@ -92,16 +93,16 @@ class Aggregated(ProxyTest):
     def test_follows_kv_events(self):
         for encoding in ("array", "map"):
             with self.subTest(encoding):
-                name = f"ipc:///tmp/moesaic-{HOST}-{encoding}"
+                name = self.endpoint(encoding)
                 engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay", "--kv-encoding", encoding)
                 other = self.mock()
                 proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay; engine {other.url};")
-                # The engine learns a prompt behind the proxy's back.
+                # The engine computes a prompt that the proxy has not seen.
                 prompt = tokens(5, 1600)
                 behind = lambda ids: request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": ids, "max_tokens": 1})
                 behind(prompt)
                 # Messages that were sent before the subscription are found missing by the next one.
-                until(lambda: behind(tokens(random.randrange(1000), 32)) and proxy.state()["index"]["memberships"] >= 100,
+                until(lambda: behind(tokens(next(others), 32)) and proxy.state()["index"]["memberships"] >= 100,
                       what=proxy.state)
                 self.assertEqual(proxy.state()["engines"][0]["index"], "exact")
                 for i in range(4):

@@ -285,6 +285,12 @@ class ProxyTest(unittest.TestCase):
         self.addCleanup(mock.stop)
         return mock
 
+    def endpoint(self, name):
+        """A ZeroMQ endpoint of its own for this test."""
+        folder = tempfile.mkdtemp(prefix="moesaic-events-")
+        self.addCleanup(shutil.rmtree, folder)
+        return f"ipc://{folder}/{name}"
+
     def proxy(self, pool, **options):
         proxy = Proxy(pool, **options)
 

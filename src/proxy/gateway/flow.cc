@@ -43,7 +43,7 @@ bool IsPlainPath(std::string_view path) {
          });
 }
 
-// A path that ends with '/' stands for all below it.
+// A path that ends with '/' includes all paths below it.
 bool IsListed(std::string_view path, std::span<const std::string> list) {
   return std::any_of(list.begin(), list.end(), [path](std::string_view listed) {
     return listed.ends_with('/') ? path.starts_with(listed) : path == listed;

@@ -464,7 +464,7 @@ constexpr Directive kDirectives[] = {
     {"key_file", "FILE", "", "Keys, one `KEY [NAME]` a line.", SetKeyFile},
     {"pass", "PATH ...", "",
      "More paths that go to an engine without scheduling, besides `/v1/models`, `/health`, `/ping`, "
-     "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` stands for all below it. Other "
+     "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` includes all paths below it. Other "
      "paths get 404.",
      SetPass},
     {"client_priority", "BOUND", "0", "A request's `priority` counts up to this bound, in both directions.",

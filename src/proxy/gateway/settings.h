@@ -60,7 +60,7 @@ struct PoolSettings {
   size_t body_memory = 1 << 30;  ///< of a worker, for bodies of all its requests
   uint32_t client_priority = 0;  ///< bound of the priority that a body gives, in both directions
   bool client_transfer = false;  ///< transfer fields of clients reach engines
-  /// Paths that go to an engine without scheduling; one that ends with '/' stands for all below it.
+  /// Paths that go to an engine without scheduling; one that ends with '/' includes all paths below it.
   std::vector<std::string> passed = {"/v1/models", "/v1/models/", "/health",    "/ping",
                                      "/version",   "/tokenize",   "/detokenize"};
   Nanos connect_timeout = 5 * kSecond;

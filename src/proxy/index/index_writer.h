@@ -43,7 +43,7 @@ class IndexWriter {
   /// A subscription begins and a replay socket exists: requests the messages after the last one that was
   /// applied.
   Result Begin();
-  /// There is no subscription for now.
+  /// The subscription failed; Begin() follows when there is one again.
   void OnFeedFailed();
   /// The replay socket does not exist or does not answer.
   void OnReplayFailed();

@@ -356,7 +356,7 @@ static void moesaic_join(ngx_event_t* event) {
     loop->gateway = NULL;
     ngx_memcpy(error, "no connection is free", sizeof("no connection is free"));
   }
-  ngx_log_error(NGX_LOG_ERR, event->log, 0, "moesaic_pool %V: this worker answers 503 for now: %s",
+  ngx_log_error(NGX_LOG_ERR, event->log, 0, "moesaic_pool %V: this worker answers 503 until it has joined the pool: %s",
                 &loop->name, error);
   event->cancelable = 1;
   ngx_add_timer(event, 1000);

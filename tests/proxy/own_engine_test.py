@@ -35,7 +35,7 @@ class OwnEngines(ProxyTest):
             server.stop()
 
     def pool(self):
-        return "api moesaic; block_size 64; " + f"model {MODEL};" + "".join(
+        return f"api moesaic; model {MODEL};" + "".join(
             f"engine {s.url} kv_events={e} kv_replay={e}r;" for s, e in zip(self.servers, self.events))
 
     def test_ids_equal_those_of_the_engine(self):

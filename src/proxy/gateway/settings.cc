@@ -17,6 +17,10 @@ namespace {
 
 using Args = std::span<const std::string_view>;
 
+constexpr uint32_t kDefaultBlockSize = 16;  // of vLLM on GPUs
+constexpr uint32_t kMoesaicBlockSize = 64;  // of this project's engine
+constexpr uint32_t kMaxBlockSize = 4096;
+
 StatusOr<uint64_t> ParseNumber(std::string_view text, uint64_t max = UINT32_MAX) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -380,6 +384,15 @@ Status SetClientTransfer(PoolSettings& pool, Args args) {
   return OkStatus();
 }
 
+Status SetBlockSize(PoolSettings& pool, Args args) {
+  RETURN_IF_ERROR(One(args));
+  ASSIGN_OR_RETURN(const uint64_t tokens, ParseNumber(args[0]));
+  if (tokens == 0 || tokens > kMaxBlockSize)
+    return InvalidArgument("must be in [1, {}], found {}", kMaxBlockSize, tokens);
+  pool.block_size = static_cast<uint32_t>(tokens);
+  return OkStatus();
+}
+
 // Resolves the engine's name.
 Status Resolve(EngineSettings* engine) {
   addrinfo hints{}, *found = nullptr;
@@ -438,8 +451,8 @@ constexpr Directive kDirectives[] = {
      SetCount<&PoolSettings::max_instances>},
     {"max_live", "COUNT", "8192", "Requests that are in the proxy at one time; more get 503.",
      SetCount<&PoolSettings::max_requests>},
-    {"block_size", "TOKENS", "16", "Tokens of a KV block of the engines.",
-     SetCount<&PoolSettings::block_size>},
+    {"block_size", "TOKENS", "16",
+     "Tokens of a KV block of the engines; with `api moesaic` the default is 64.", SetBlockSize},
     {"queue", "COUNT [TIME]", "4096",
      "Requests that may wait; more get 429 with `Retry-After`. With TIME, so do "
      "requests whose predicted wait is longer.",
@@ -464,7 +477,8 @@ constexpr Directive kDirectives[] = {
     {"key_file", "FILE", "", "Keys, one `KEY [NAME]` a line.", SetKeyFile},
     {"pass", "PATH ...", "",
      "More paths that go to an engine without scheduling, besides `/v1/models`, `/health`, `/ping`, "
-     "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` includes all paths below it. Other "
+     "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` includes all paths below it. "
+     "Other "
      "paths get 404.",
      SetPass},
     {"client_priority", "BOUND", "0", "A request's `priority` counts up to this bound, in both directions.",
@@ -519,9 +533,8 @@ Status FinishPool(PoolSettings& pool) {
     return InvalidArgument("moesaic_pool '{}' has {} engines, more than max_engines {}", pool.name,
                            pool.engines.size(), pool.max_instances);
   }
-  if (pool.block_size == 0 || pool.block_size > 4096) {
-    return InvalidArgument("block_size must be in [1, 4096], found {}", pool.block_size);
-  }
+  if (pool.block_size == 0)
+    pool.block_size = pool.dialect == Dialect::kMoesaic ? kMoesaicBlockSize : kDefaultBlockSize;
   bool prefill = false, decode = false;
   for (EngineSettings& engine : pool.engines) {
     const Role role = engine.instance.role;

@@ -51,7 +51,7 @@ struct PoolSettings {
   size_t token_cache_bytes = 64 << 20;
   size_t zone_bytes = 64 << 20;
   uint32_t max_instances = 128, max_requests = 8192;
-  uint32_t block_size = 16;
+  uint32_t block_size = 0;  ///< tokens of a KV block; 0: the API's, which FinishPool sets
   SchedulerOptions scheduler;
   PolicyOptions policy_options;
   BreakerOptions breaker;

@@ -66,6 +66,8 @@ class Scheduler::Impl {
     std::vector<InstanceMatch> matches;
   };
 
+  /// Copies the block keys of a request. False: the id is stale.
+  bool ReadKeys(RequestId id, std::vector<uint64_t>& keys) const;
   void Snapshot(Nanos now);
   bool AnyStarved(Nanos now);
   RequestView ViewOf(const RequestSlot& slot, uint32_t index, Stage stage, Nanos now) const;
@@ -109,18 +111,21 @@ class Scheduler::Impl {
 
 // --- The worker's side ---
 
-bool Scheduler::Impl::Match(RequestId id, MatchResult& result) const {
+bool Scheduler::Impl::ReadKeys(RequestId id, std::vector<uint64_t>& keys) const {
   const StateView view(state_.zone());
-  keys_.clear();
-  {
-    const Locked lock(state_.zone());
-    const RequestSlot* const slot = view.Find(id);
-    if (slot == nullptr) return false;
-    keys_.reserve(slot->num_keys);
-    for (uint32_t chunk = slot->first_chunk; chunk != kNone; chunk = view.chunk(chunk).next)
-      keys_.insert(keys_.end(), view.chunk(chunk).keys.begin(),
-                   view.chunk(chunk).keys.begin() + view.chunk(chunk).count);
-  }
+  keys.clear();
+  const Locked lock(state_.zone());
+  const RequestSlot* const slot = view.Find(id);
+  if (slot == nullptr) return false;
+  keys.reserve(slot->num_keys);
+  for (uint32_t chunk = slot->first_chunk; chunk != kNone; chunk = view.chunk(chunk).next)
+    keys.insert(keys.end(), view.chunk(chunk).keys.begin(),
+                view.chunk(chunk).keys.begin() + view.chunk(chunk).count);
+  return true;
+}
+
+bool Scheduler::Impl::Match(RequestId id, MatchResult& result) const {
+  if (!ReadKeys(id, keys_)) return false;
   index_.Match(keys_, result);
   return true;
 }
@@ -540,7 +545,7 @@ bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Na
   // Blocks that will exist on the instance soon, unless the engine does not announce blocks at all.
   if (request.block_size != 0 && chosen != nullptr && chosen->index_state != IndexState::kNone &&
       options_.speculative_ttl > 0) {
-    if (Match(r.id, match_)) index_.AddSpeculative(first, keys_, now + options_.speculative_ttl);
+    if (ReadKeys(r.id, keys_)) index_.AddSpeculative(first, keys_, now + options_.speculative_ttl);
   }
   return true;
 }

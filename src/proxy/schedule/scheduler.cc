@@ -56,7 +56,6 @@ class Scheduler::Impl {
  private:
   struct Waiting {
     RequestView view;
-    uint32_t block_size;
     int worker;
     std::array<int16_t, kMaxExcluded> excluded;
   };
@@ -82,8 +81,7 @@ class Scheduler::Impl {
   void Reserve();
   bool Commit(const Waiting& request, int prefill, int decode, Nanos now);
   void Reject(const Waiting& request);
-  template <typename Queue>
-  void MoveUrgentForward(Queue& queue, Nanos now) const;
+  static void MoveUrgentForward(std::vector<RequestView>& queue);
   InstanceView* ViewFor(int id) {
     const auto it =
         std::find_if(instances_.begin(), instances_.end(), [&](const auto& v) { return v.id == id; });
@@ -97,7 +95,6 @@ class Scheduler::Impl {
   LeaseToken lease_;
   std::vector<InstanceView> instances_;
   std::array<LatencyCoefficients, kModelClasses> models_;
-  std::vector<uint32_t> model_of_;  // model class of each element of instances_
   std::vector<Waiting> prefill_queue_, decode_queue_;
   std::vector<InstanceView> candidates_;
   std::vector<uint32_t> depth_, device_depth_;  // by instance
@@ -316,7 +313,6 @@ RequestView Scheduler::Impl::ViewOf(const RequestSlot& slot, uint32_t index, Sta
 void Scheduler::Impl::Snapshot(Nanos now) {
   const StateView view(state_.zone());
   instances_.clear();
-  model_of_.clear();
   prefill_queue_.clear();
   decode_queue_.clear();
   const Locked lock(state_.zone());
@@ -346,19 +342,16 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.last_scheduled = entry.last_scheduled;
     v.last_prefill_done = entry.last_prefill_done;
     v.prefills = entry.prefills;
+    v.model = &models_[entry.model_class];
     instances_.push_back(v);
-    model_of_.push_back(entry.model_class);
   }
-  for (size_t i = 0; i < instances_.size(); ++i) instances_[i].model = &models_[model_of_[i]];
   const auto collect = [&](const BitmapWord* bits, Stage stage, std::vector<Waiting>& queue) {
     for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
       for (uint64_t word = bits[w].load(kLax); word != 0; word &= word - 1) {
         const uint32_t index = w * 64 + static_cast<uint32_t>(__builtin_ctzll(word));
         const RequestSlot& slot = view.slot(index);
-        queue.push_back({.view = ViewOf(slot, index, stage, now),
-                         .block_size = slot.facts.block_size,
-                         .worker = slot.worker,
-                         .excluded = slot.excluded});
+        queue.push_back(
+            {.view = ViewOf(slot, index, stage, now), .worker = slot.worker, .excluded = slot.excluded});
       }
     }
   };
@@ -397,7 +390,7 @@ const std::vector<InstanceMatch>& Scheduler::Impl::MatchesOf(const Waiting& requ
     known.generation = request.view.id.generation;
     known.time = now;
     known.matches.clear();
-    if (request.block_size != 0 && Match(request.view.id, match_)) known.matches = match_.matches;
+    if (request.view.facts.block_size != 0 && Match(request.view.id, match_)) known.matches = match_.matches;
   }
   return known.matches;
 }
@@ -430,7 +423,8 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
     InstanceView& added = candidates_.back();
     // The last token of a prompt is always computed.
     const uint32_t most = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
-    const uint32_t size = request.block_size == instance.block_size ? request.block_size : 0;
+    const uint32_t block_size = request.view.facts.block_size;
+    const uint32_t size = block_size == instance.block_size ? block_size : 0;
     added.matched_tokens = std::min(depth_[instance.id] * size, most);
     added.device_matched_tokens = std::min(device_depth_[instance.id] * size, most);
   }
@@ -543,7 +537,7 @@ bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Na
   if (chosen != nullptr) policy_->Placed(r, *chosen, now);
   AddWake(result_.wake, request.worker);
   // Blocks that will exist on the instance soon, unless the engine does not announce blocks at all.
-  if (request.block_size != 0 && chosen != nullptr && chosen->index_state != IndexState::kNone &&
+  if (r.facts.block_size != 0 && chosen != nullptr && chosen->index_state != IndexState::kNone &&
       options_.speculative_ttl > 0) {
     if (ReadKeys(r.id, keys_)) index_.AddSpeculative(first, keys_, now + options_.speculative_ttl);
   }
@@ -564,8 +558,7 @@ void Scheduler::Impl::Reject(const Waiting& request) {
 
 // Requests past the starvation bound first, the oldest of them first; then by priority; then as the policy
 // ordered.
-template <typename Queue>
-void Scheduler::Impl::MoveUrgentForward(Queue& queue, Nanos) const {
+void Scheduler::Impl::MoveUrgentForward(std::vector<RequestView>& queue) {
   std::stable_sort(queue.begin(), queue.end(), [](const auto& a, const auto& b) {
     if (a.must_place != b.must_place) return a.must_place;
     if (a.must_place) return a.waiting > b.waiting;
@@ -611,7 +604,7 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
   }
   if (!room) return;
   policy_->OrderPrefill(order, engines, now);
-  MoveUrgentForward(order, now);
+  MoveUrgentForward(order);
   size_t looked_at = 0;
   for (const RequestView& view : order) {
     if (result_.placed_prefill >= options_.placements_per_run) {
@@ -628,9 +621,9 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
     if (result_.lost_lease) return;
     Candidates(request, false, now);
     if (view.facts.mode == Mode::kParallel) {
-      const std::vector<InstanceView> all = candidates_;
+      const bool any = !candidates_.empty();
       KeepPairs(request);
-      if (candidates_.empty() && view.must_place && !all.empty()) {  // a decode instance is what it waits for
+      if (candidates_.empty() && view.must_place && any) {  // a decode instance is what it waits for
         Candidates(request, true, now);
         Reserve();
         continue;
@@ -693,7 +686,7 @@ void Scheduler::Impl::PlaceDecodes(Nanos now) {
     by_slot.emplace(decode_queue_[i].view.id.slot, i);
   }
   policy_->OrderDecode(order, now);
-  MoveUrgentForward(order, now);
+  MoveUrgentForward(order);
   for (const RequestView& view : order) {
     const Waiting& request = decode_queue_[by_slot[view.id.slot]];
     Candidates(request, true, now);

@@ -155,7 +155,7 @@ void Flow::Start(ClientRequest request) {
     request_id_ = fmt::format("moesaic-{}-{}-{}-{:016x}", gateway_.worker(), id_.slot, id_.generation,
                               gateway_.random()());
   }
-  const bool inline_ids = PromptIds(*body_).has_value();
+  std::optional<std::vector<int32_t>> inline_ids = PromptIds(*body_);
   if (gateway_.renderer() != nullptr && !inline_ids) {
     phase_ = Phase::kTokenizing;
     tokenizing_ = true;
@@ -165,7 +165,7 @@ void Flow::Start(ClientRequest request) {
     tokenizing_ = false;
     return Reply(503, "overloaded_error", "the tokenizer is busy", kSecond);
   } else if (inline_ids) {
-    tokens_ = *PromptIds(*body_);
+    tokens_ = *std::move(inline_ids);
   } else {
     render_status_ = Unimplemented("no tokenizer");
   }
@@ -487,9 +487,8 @@ void Flow::OnBody(Exchange& exchange, std::string_view bytes) {
 void Flow::OnEnd(Exchange& exchange) {
   if (&exchange == query_.get()) {
     // {"RANK": {"engine_id": "..."}}
-    const int rank = gateway_.Engine(prefill_instance_) == nullptr
-                         ? 0
-                         : static_cast<int>(gateway_.Engine(prefill_instance_)->instance.dp_rank);
+    const EngineSettings* engine = gateway_.Engine(prefill_instance_);
+    const uint32_t rank = engine == nullptr ? 0 : engine->instance.dp_rank;
     std::string engine_id;
     if (const auto ranks = JsonMembers::Scan(query_body_);
         ranks.ok() && exchange.response().status() == 200) {

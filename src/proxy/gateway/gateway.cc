@@ -167,10 +167,12 @@ void Gateway::Stop() {
 }
 
 const EngineSettings* Gateway::Engine(int instance) {
+  const std::optional<uint32_t> generation = state_.InstanceGeneration(instance);
+  if (!generation) return nullptr;
+  KnownEngine& known = engines_[instance];
+  if (known.generation == *generation) return known.settings;
   const std::optional<InstanceRecord> record = state_.Instance(instance);
   if (!record) return nullptr;
-  KnownEngine& known = engines_[instance];
-  if (known.generation == record->generation) return known.settings;
   // Another configuration added it. Requests of this worker are placed on it too.
   known = {.generation = record->generation};
   StatusOr<EngineSettings> settings = EngineOf(record->config);

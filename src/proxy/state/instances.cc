@@ -164,6 +164,13 @@ std::optional<InstanceRecord> State::Instance(int id) const {
   return CopyOf(view.instance(id), id);
 }
 
+std::optional<uint32_t> State::InstanceGeneration(int id) const {
+  const StateView view(zone_);
+  const Locked lock(zone_);
+  if (!view.InstanceUsed(id)) return std::nullopt;
+  return view.instance(id).generation;
+}
+
 std::vector<InstanceRecord> State::Instances() const {
   const StateView view(zone_);
   const Locked lock(zone_);

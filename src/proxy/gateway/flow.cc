@@ -210,9 +210,7 @@ void Flow::SubmitPrompt() {
   facts.tenant = tenant_;
   const std::string_view session = HeaderOf(request_, "x-session-id");
   facts.session = session.empty() ? 0 : HashName(session);
-  facts.mode = settings.transfer == Transfer::kAggregated ? Mode::kAggregated
-               : settings.transfer == Transfer::kVllmNixl ? Mode::kSequential
-                                                          : Mode::kParallel;
+  facts.mode = ModeOf(settings.transfer);
   std::vector<uint64_t> keys;
   if (!tokens_.empty()) {
     const bool adapter = std::find(settings.adapters.begin(), settings.adapters.end(), body_->model) !=

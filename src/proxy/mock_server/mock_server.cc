@@ -294,8 +294,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
       return Close();
     }
     const bool finished = output.kind == MockOutput::Kind::kFinished;
-    const bool rooms = server_.options_.transfer != Transfer::kVllmNixl &&
-                       server_.options_.transfer != Transfer::kAggregated;
+    const bool rooms = ModeOf(server_.options_.transfer) == Mode::kParallel;
     if (finished && rooms && prompt_->transfer.part == MockTransfer::Part::kPrefill) RoomReady();
     const uint32_t before = tokens_;
     tokens_ = std::max(tokens_, output.tokens);

@@ -99,8 +99,9 @@ StatusOr<Transfer> ParseTransfer(std::string_view name) {
 
 std::string_view TransferName(Transfer transfer) { return kTransfers[static_cast<size_t>(transfer)].first; }
 
-bool IsParallel(Transfer transfer) {
-  return transfer == Transfer::kSglang || transfer == Transfer::kVllmMooncake;
+Mode ModeOf(Transfer transfer) {
+  if (transfer == Transfer::kAggregated) return Mode::kAggregated;
+  return transfer == Transfer::kVllmNixl ? Mode::kSequential : Mode::kParallel;
 }
 
 StatusOr<Dialect> ParseDialect(std::string_view name) {

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "proxy/protocol/json_members.h"
+#include "proxy/state/stage.h"
 
 namespace moesaic::proxy {
 
@@ -25,8 +26,8 @@ enum class Transfer {
 /// Parses "aggregated", "nixl", "mooncake", "sglang" or "ascend".
 StatusOr<Transfer> ParseTransfer(std::string_view name);
 std::string_view TransferName(Transfer transfer);
-/// Returns whether P and D run at the same time.
-bool IsParallel(Transfer transfer);
+/// Order in which the engines of a pair get a request; kParallel: both are chosen at once.
+Mode ModeOf(Transfer transfer);
 
 /// The API of an engine, which decides how token ids are forwarded.
 enum class Dialect { kVllm, kSglang, kMoesaic };

@@ -40,8 +40,7 @@ class Board {
   std::atomic<uint64_t> kv_messages, kv_gaps, kv_errors;
   std::atomic<uint64_t> takeovers;  ///< leases acquired from another process
   std::atomic<uint64_t> retries, released_kv, failed_releases;
-  std::atomic<uint64_t> token_hits, token_misses;  ///< bytes of segments
-  std::atomic<uint64_t> rendered, unrendered;      ///< prompts
+  std::atomic<uint64_t> rendered, unrendered;  ///< prompts
   std::array<Message, 32> messages;
 
   void Join(int number, int32_t pid, uint64_t wake) {

@@ -113,7 +113,6 @@ class Flow : public Exchange::Handler {
   std::string request_id_;
   std::string key_name_;
   uint64_t tenant_ = 0;
-  bool scheduled_mode_ = false;  // passes through the scheduler
 
   // Written by Tokenize, read after OnTokenized.
   bool tokenizing_ = false;

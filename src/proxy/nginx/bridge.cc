@@ -47,7 +47,7 @@ struct Prefix {
   uint64_t magic;
   proxy::Board board;
 };
-constexpr uint64_t kMagic = 0x6d6f657361696303;
+constexpr uint64_t kMagic = 0x6d6f657361696304;
 constexpr size_t kPrefixBytes = (sizeof(Prefix) + 4095) & ~size_t{4095};
 
 }  // namespace

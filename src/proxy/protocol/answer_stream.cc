@@ -48,10 +48,9 @@ bool IsBlank(std::string_view value) {
 }
 
 // Returns whether a chunk's choice carries text, reasoning, a tool call or token ids.
-bool CarriesText(std::string_view choice, bool* recomputed) {
+bool CarriesText(std::string_view choice) {
   const auto fields = JsonMembers::Scan(choice);
   if (!fields.ok()) return false;
-  *recomputed = *recomputed || fields->Value("stop_reason") == "\"recomputed\"";
   if (!IsBlank(fields->Value("text")) || !IsBlank(fields->Value("token_ids"))) return true;
   const JsonMember* delta = fields->Find("delta");
   if (delta == nullptr || delta->type != JsonType::kObject) return false;
@@ -87,7 +86,7 @@ void AnswerStream::Correct(std::string_view json, std::string* corrected) {
       any_choice = !list->all().empty();
       bool text = false;
       for (const JsonMember& choice : list->all()) {
-        text = CarriesText(list->Text(choice), &recomputed_) || text;
+        text = CarriesText(list->Text(choice)) || text;
       }
       if (text || (any_choice && !options_.stream)) ++chunks_;
     }

@@ -50,8 +50,6 @@ class AnswerStream {
   int64_t chunks() const { return chunks_; }
   const AnswerUsage& usage() const { return usage_; }
   bool saw_end() const { return saw_end_; }  ///< "data: [DONE]", or the end of a JSON answer
-  /// vLLM-Ascend stops with this reason when it evicted the request, which must be sent again.
-  bool recomputed() const { return recomputed_; }
 
  private:
   void Line(std::string_view line, std::string* out);
@@ -67,7 +65,6 @@ class AnswerStream {
   int64_t chunks_ = 0;
   AnswerUsage usage_;
   bool saw_end_ = false;
-  bool recomputed_ = false;
 };
 
 /// An error in the form of OpenAI's API.

@@ -111,8 +111,6 @@ StatusOr<Dialect> ParseDialect(std::string_view name) {
   return InvalidArgument("engine must be vllm, sglang or moesaic, found '{}'", name);
 }
 
-std::string_view DialectName(Dialect dialect) { return kDialects[static_cast<size_t>(dialect)].first; }
-
 Endpoint EndpointOf(std::string_view path) {
   if (path.ends_with("/v1/chat/completions")) return Endpoint::kChat;
   if (path.ends_with("/v1/completions")) return Endpoint::kCompletions;

@@ -32,7 +32,6 @@ Mode ModeOf(Transfer transfer);
 /// The API of an engine, which decides how token ids are forwarded.
 enum class Dialect { kVllm, kSglang, kMoesaic };
 StatusOr<Dialect> ParseDialect(std::string_view name);
-std::string_view DialectName(Dialect dialect);
 
 enum class Endpoint { kChat, kCompletions, kOther };
 /// Returns the endpoint of a normalized path, with or without a prefix before "/v1".

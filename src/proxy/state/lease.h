@@ -39,8 +39,6 @@ class Lease {
   int32_t holder() const { return static_cast<int32_t>(word_.load(std::memory_order_acquire) >> 32); }
   uint32_t tenure() const { return static_cast<uint32_t>(word_.load(std::memory_order_acquire)); }
   Nanos renewed() const { return renewed_.load(std::memory_order_acquire); }
-  /// Time at which a process that does not hold the lease should call Acquire again while requests wait.
-  Nanos NextCheck(const LeaseOptions& options = {}) const { return renewed() + options.timeout; }
 
  private:
   std::atomic<uint64_t> word_;

@@ -103,7 +103,6 @@ struct RequestRecord {
   bool prefill_charged = false, decode_charged = false;
   bool prefill_skipped = false;  ///< few tokens are uncached: the decode instance computes them
   bool rejected = false;         ///< the policy rejected it: answer 429 and Finish it
-  uint32_t charged_tokens = 0;
   Nanos charged_work = 0;
   std::array<int16_t, kMaxExcluded> excluded{-1, -1, -1, -1};
   uint32_t num_keys = 0;

@@ -255,7 +255,6 @@ RequestRecord CopyOf(const RequestSlot& slot, uint32_t index) {
   record.decode_charged = (flags & kDecodeCharged) != 0;
   record.prefill_skipped = (flags & kPrefillSkipped) != 0;
   record.rejected = (flags & kRejected) != 0;
-  record.charged_tokens = slot.charged_new;
   record.charged_work = slot.charged_work;
   record.excluded = slot.excluded;
   record.num_keys = slot.num_keys;

@@ -15,7 +15,6 @@ constexpr std::array<std::string_view, kNumOutcomes> kOutcomeNames = {"completed
 constexpr std::array<std::string_view, 3> kRoleNames = {"both", "prefill", "decode"};
 constexpr std::array<std::string_view, 5> kInstanceStateNames = {"unused", "enabled", "draining", "disabled",
                                                                  "abandoned"};
-constexpr std::array<std::string_view, 3> kModeNames = {"aggregated", "sequential", "parallel"};
 constexpr std::array<std::string_view, 4> kIndexStateNames = {"none", "exact", "degraded", "replaying"};
 
 template <size_t N, typename Enum>
@@ -30,7 +29,6 @@ std::string_view StageName(Stage stage) { return NameIn(kStageNames, stage); }
 std::string_view OutcomeName(Outcome outcome) { return NameIn(kOutcomeNames, outcome); }
 std::string_view RoleName(Role role) { return NameIn(kRoleNames, role); }
 std::string_view InstanceStateName(InstanceState state) { return NameIn(kInstanceStateNames, state); }
-std::string_view ModeName(Mode mode) { return NameIn(kModeNames, mode); }
 std::string_view IndexStateName(IndexState state) { return NameIn(kIndexStateNames, state); }
 
 }  // namespace moesaic::proxy

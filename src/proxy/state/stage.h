@@ -53,6 +53,5 @@ enum class Mode : uint8_t {
   kSequential,  ///< prefill first; the decode instance is chosen when it has finished
   kParallel,    ///< both instances are chosen and charged at once
 };
-std::string_view ModeName(Mode mode);
 
 }  // namespace moesaic::proxy

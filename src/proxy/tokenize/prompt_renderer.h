@@ -34,7 +34,6 @@ class PromptRenderer {
   /// refuses. In both cases the request passes untouched, and the engine answers it.
   StatusOr<RenderedPrompt> Render(const RequestBody& body);
 
-  SegmentCacheStats stats() const { return cache_->stats(); }
   const text::Tokenizer& tokenizer() const { return cache_->tokenizer(); }
 
  private:

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "proxy/events/kv_decode.h"
+#include "proxy/events/sequence.h"
 #include "proxy/mock/engine.h"
 #include "proxy/mock_server/mock_prompt.h"
 #include "proxy/protocol/answer_stream.h"
@@ -176,13 +178,12 @@ class MockServer::Impl {
         more = zmq_msg_more(&message) != 0;
         zmq_msg_close(&message);
       }
-      if (frames.size() < 2 || frames.back().size() != 8) continue;
-      uint64_t from = 0;
-      for (const char c : frames.back()) from = from << 8 | static_cast<unsigned char>(c);
-      for (const MockMessage& message : engine_.Replay(from)) {
+      const StatusOr<uint64_t> from = DecodeSequence(frames.back());
+      if (frames.size() < 2 || !from.ok()) continue;
+      for (const MockMessage& message : engine_.Replay(*from)) {
         SendReplay(frames[0], EncodeSequence(message.sequence), Payload(message));
       }
-      SendReplay(frames[0], EncodeSequence(~uint64_t{0}), "");
+      SendReplay(frames[0], EncodeSequence(kReplayEnd), "");
     }
   }
 

@@ -150,6 +150,7 @@ void Flow::Start(ClientRequest request) {
   }
   id_ = *id;
   gateway_.Register(*this);
+  peers_.transfer = gateway_.settings().transfer;
   request_id_ = HeaderOf(request_, "x-request-id");
   if (request_id_.empty() || gateway_.settings().transfer == Transfer::kAscend) {
     request_id_ = fmt::format("moesaic-{}-{}-{}-{:016x}", gateway_.worker(), id_.slot, id_.generation,
@@ -225,22 +226,23 @@ void Flow::SubmitPrompt() {
   state.Enter(id_, Stage::kTokenized, gateway_.now());
   state.Enter(id_, Stage::kPrefixMatched, gateway_.now());
   const Admission admission = gateway_.scheduler().Submit(id_, gateway_.now());
+  std::string_view refused;
   switch (admission.verdict) {
     case Admission::Verdict::kQueued:
-      break;
-    case Admission::Verdict::kQueueFull:
-      return Reply(429, "rate_limit_error", "the queue of the proxy is full",
-                   std::max(admission.retry_after, kSecond));
-    case Admission::Verdict::kTooSlow:
-      return Reply(429, "rate_limit_error", "the predicted waiting time exceeds the limit",
-                   std::max(admission.retry_after, kSecond));
-    case Admission::Verdict::kRateLimited:
-      return Reply(429, "rate_limit_error", "the key's token rate is used up",
-                   std::max(admission.retry_after, kSecond));
+      return Enqueue();
     case Admission::Verdict::kStale:
       return Reply(500, "server_error", "the request's slot was lost");
+    case Admission::Verdict::kQueueFull:
+      refused = "the queue of the proxy is full";
+      break;
+    case Admission::Verdict::kTooSlow:
+      refused = "the predicted waiting time exceeds the limit";
+      break;
+    case Admission::Verdict::kRateLimited:
+      refused = "the key's token rate is used up";
+      break;
   }
-  Enqueue();
+  Reply(429, "rate_limit_error", std::string(refused), admission.retry_after);
 }
 
 void Flow::Enqueue() {
@@ -321,7 +323,6 @@ std::string Flow::BodyFor(bool prefill) const {
 }
 
 void Flow::StartPrefill() {
-  peers_.transfer = gateway_.settings().transfer;
   prefill_body_.clear();
   params_.clear();
   prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
@@ -329,8 +330,7 @@ void Flow::StartPrefill() {
 }
 
 void Flow::StartAnswer() {
-  peers_.transfer = gateway_.settings().transfer;
-  const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
+  const int instance = AnsweringInstance();
   answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false));
   if (answer_ == nullptr) AnswerFailed(NoEngine());
 }
@@ -342,7 +342,6 @@ void Flow::StartPair() {
   if (engine == nullptr) return PrefillFailed(NoEngine());
   // The record of an engine of a newer configuration does not name its bootstrap port.
   if (engine->bootstrap_port == 0 && settings.transfer != Transfer::kAscend) return PrefillFailed(NoEngine());
-  peers_.transfer = settings.transfer;
   peers_.prefill_host = engine->host_name;
   peers_.bootstrap_port = engine->bootstrap_port;
   peers_.room = static_cast<int64_t>(gateway_.random()() >> 1);
@@ -438,7 +437,7 @@ bool Flow::BlamesRequest(int instance, int status) {
 void Flow::OnHead(Exchange& exchange) {
   if (&exchange != answer_.get()) return;
   const ResponseReader& response = exchange.response();
-  const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
+  const int instance = AnsweringInstance();
   const int status = response.status();
   if (phase_ == Phase::kRunning && IsRetryable(status) && !BlamesRequest(instance, status) &&
       Retry(instance, /*breaker=*/status >= 500 && !MayBeOfRequest(status))) {
@@ -566,7 +565,7 @@ void Flow::PrefillFailed(const Status& status, bool breaker) {
 }
 
 void Flow::AnswerFailed(const Status& status) {
-  const int instance = decode_instance_ >= 0 ? decode_instance_ : prefill_instance_;
+  const int instance = AnsweringInstance();
   gateway_.transport().Log(true, fmt::format("{}: engine failed: {}", request_id_, Message(status)));
   // The pair may have failed because P was restarted and has another id.
   if (prefill_instance_ >= 0) gateway_.SetBootstrapId(prefill_instance_, "");
@@ -720,7 +719,7 @@ void Flow::Complete(Outcome outcome) {
     return engine == nullptr ? std::string() : engine->instance.url;
   };
   log_.prefill = url_of(prefill_instance_);
-  log_.decode = url_of(decode_instance_ >= 0 ? decode_instance_ : prefill_instance_);
+  log_.decode = url_of(AnsweringInstance());
   if (id_) {
     if (const std::optional<RequestRecord> record = gateway_.state().Request(id_)) {
       log_.entered = record->entered;

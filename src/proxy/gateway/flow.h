@@ -80,6 +80,8 @@ class Flow : public Exchange::Handler {
   void PassUnscheduled(Endpoint endpoint);
   std::vector<Header> HeadersForEngines() const;
   KvRelease ReleaseOf() const;
+  /// The instance whose answer the client gets.
+  int AnsweringInstance() const { return decode_instance_ >= 0 ? decode_instance_ : prefill_instance_; }
   bool BlamesRequest(int instance, int status);
   void SubmitPrompt();
   void Enqueue();

@@ -11,7 +11,6 @@
 namespace moesaic::proxy {
 namespace {
 
-constexpr auto kLax = std::memory_order_relaxed;
 // Answers within this time belong to one batch of an engine.
 constexpr Nanos kSameBatch = kMillisecond;
 // A match is used again for this long while its request waits.
@@ -167,7 +166,7 @@ Nanos Scheduler::Impl::QueueEstimate(Nanos now) const {
   double per_token = 0;
   for (uint32_t i = 0; i < view.s.num_instances; ++i) {
     const InstanceEntry& entry = view.instance(static_cast<int>(i));
-    if (entry.state.load(kLax) != static_cast<uint8_t>(InstanceState::kEnabled) || entry.healthy == 0 ||
+    if (entry.state.load(kRelaxed) != static_cast<uint8_t>(InstanceState::kEnabled) || entry.healthy == 0 ||
         entry.role == static_cast<uint8_t>(Role::kDecode)) {
       continue;
     }
@@ -176,7 +175,7 @@ Nanos Scheduler::Impl::QueueEstimate(Nanos now) const {
     work += std::max<Nanos>(entry.load.prefill_work - (now - entry.busy_since), 0);
   }
   for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
-    for (uint64_t bits = view.waiting_prefill()[w].load(kLax); bits != 0; bits &= bits - 1) {
+    for (uint64_t bits = view.waiting_prefill()[w].load(kRelaxed); bits != 0; bits &= bits - 1) {
       const RequestSlot& slot = view.slot(w * 64 + static_cast<uint32_t>(__builtin_ctzll(bits)));
       const uint32_t uncached =
           slot.facts.prompt_tokens - std::min(slot.cached_tokens, slot.facts.prompt_tokens);
@@ -194,7 +193,7 @@ Admission Scheduler::Impl::Submit(RequestId id, Nanos now) {
   if (!Match(id, found)) return {.verdict = Admission::Verdict::kStale, .retry_after = 0};
   const Locked lock(state_.zone());
   RequestSlot* const slot = view.Find(id);
-  if (slot == nullptr || slot->stage.load(kLax) > static_cast<uint8_t>(Stage::kPrefixMatched))
+  if (slot == nullptr || slot->stage.load(kRelaxed) > static_cast<uint8_t>(Stage::kPrefixMatched))
     return {.verdict = Admission::Verdict::kStale, .retry_after = 0};
   if (view.s.in_stage[static_cast<size_t>(Stage::kPrefillWaiting)] >= options_.queue_limit) {
     return {.verdict = Admission::Verdict::kQueueFull,
@@ -209,8 +208,8 @@ Admission Scheduler::Impl::Submit(RequestId id, Nanos now) {
   }
   if (!TakeTokens(slot->facts.tenant, double{1} * slot->facts.prompt_tokens + slot->facts.max_tokens, now,
                   admission.retry_after)) {
-    admission.verdict = Admission::Verdict::kRateLimited;
-    return admission;
+    return {.verdict = Admission::Verdict::kRateLimited,
+            .retry_after = std::max(kMinRetryAfter, admission.retry_after)};
   }
   slot->cached_tokens = std::min(found.longest * slot->facts.block_size,
                                  slot->facts.prompt_tokens);  // the best there is, to order by
@@ -247,7 +246,7 @@ bool Scheduler::Impl::PrefillDone(RequestId id, Nanos now) {
   const StateView view(state_.zone());
   const Locked lock(state_.zone());
   RequestSlot* const slot = view.Find(id);
-  if (slot == nullptr || (slot->flags.load(kLax) & kPrefillCharged) == 0) return false;
+  if (slot == nullptr || (slot->flags.load(kRelaxed) & kPrefillCharged) == 0) return false;
   InstanceEntry& entry = view.instance(slot->prefill_instance);
   Observe(entry, *slot, now);
   ReleasePrefill(view, *slot);
@@ -263,12 +262,12 @@ bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
   const Locked lock(state_.zone());
   RequestSlot* const slot = view.Find(id);
   if (slot == nullptr || slot->retries >= options_.max_retries) return false;
-  const auto stage = static_cast<Stage>(slot->stage.load(kLax));
+  const auto stage = static_cast<Stage>(slot->stage.load(kRelaxed));
   const bool was_decoding = stage == Stage::kDecodeScheduled || stage == Stage::kDecodeRunning;
   if (!was_decoding && stage != Stage::kPrefillScheduled && stage != Stage::kPrefillRunning) return false;
   ++slot->retries;
   const bool again_from_prefill = !was_decoding || slot->facts.mode != Mode::kSequential ||
-                                  (slot->flags.load(kLax) & kPrefillSkipped) != 0;
+                                  (slot->flags.load(kRelaxed) & kPrefillSkipped) != 0;
   if (failed >= 0) slot->excluded[(slot->retries - 1) % kMaxExcluded] = static_cast<int16_t>(failed);
   const auto leave = [&](int32_t& instance) {
     const int32_t old = instance;
@@ -283,7 +282,7 @@ bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
     ReleasePrefill(view, *slot);
     leave(slot->prefill_instance);
   }
-  slot->flags.store(slot->flags.load(kLax) & ~(kTaken | kPrefillSkipped), std::memory_order_release);
+  slot->flags.store(slot->flags.load(kRelaxed) & ~(kTaken | kPrefillSkipped), std::memory_order_release);
   ClearBit(view.scheduled(slot->worker), id.slot);
   MoveTo(view, id.slot, again_from_prefill ? Stage::kPrefillWaiting : Stage::kDecodeWaiting, now);
   return true;
@@ -303,7 +302,7 @@ RequestView Scheduler::Impl::ViewOf(const RequestSlot& slot, uint32_t index, Sta
   const uint32_t cached = std::min(slot.cached_tokens, slot.facts.prompt_tokens);
   view.work = static_cast<Nanos>(models_[0].PrefillNanos(slot.facts.prompt_tokens - cached, cached));
   if (slot.facts.session != 0) {
-    const uint64_t word = StateView(state_.zone()).session(slot.facts.session >> 16).word.load(kLax);
+    const uint64_t word = StateView(state_.zone()).session(slot.facts.session >> 16).word.load(kRelaxed);
     if (((word ^ slot.facts.session) & ~uint64_t{0xffff}) == 0)
       view.session_instance = static_cast<int>(word & 0xffff) - 1;
   }
@@ -321,7 +320,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
   if (waiting_prefill + view.s.in_stage[static_cast<size_t>(Stage::kDecodeWaiting)] == 0) return;
   for (uint32_t i = 0; i < view.s.num_instances; ++i) {
     const InstanceEntry& entry = view.instance(static_cast<int>(i));
-    if (entry.state.load(kLax) != static_cast<uint8_t>(InstanceState::kEnabled) || entry.healthy == 0 ||
+    if (entry.state.load(kRelaxed) != static_cast<uint8_t>(InstanceState::kEnabled) || entry.healthy == 0 ||
         entry.closed_until > now) {
       if (entry.closed_until > now) result_.next_run = Earlier(result_.next_run, entry.closed_until);
       continue;
@@ -337,7 +336,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.weight = entry.weight;
     v.caps = entry.caps;
     v.load = entry.load;
-    v.index_state = static_cast<IndexState>(entry.index_state.load(kLax));
+    v.index_state = static_cast<IndexState>(entry.index_state.load(kRelaxed));
     v.busy_since = entry.load.prefill_requests > 0 ? entry.busy_since : 0;
     v.last_scheduled = entry.last_scheduled;
     v.last_prefill_done = entry.last_prefill_done;
@@ -347,7 +346,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
   }
   const auto collect = [&](const BitmapWord* bits, Stage stage, std::vector<Waiting>& queue) {
     for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
-      for (uint64_t word = bits[w].load(kLax); word != 0; word &= word - 1) {
+      for (uint64_t word = bits[w].load(kRelaxed); word != 0; word &= word - 1) {
         const uint32_t index = w * 64 + static_cast<uint32_t>(__builtin_ctzll(word));
         const RequestSlot& slot = view.slot(index);
         queue.push_back(
@@ -373,7 +372,7 @@ bool Scheduler::Impl::AnyStarved(Nanos now) {
   const StateView view(state_.zone());
   Nanos oldest = now;
   for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
-    for (uint64_t bits = view.waiting_prefill()[w].load(kLax); bits != 0; bits &= bits - 1) {
+    for (uint64_t bits = view.waiting_prefill()[w].load(kRelaxed); bits != 0; bits &= bits - 1) {
       const RequestSlot& slot = view.slot(w * 64 + static_cast<uint32_t>(__builtin_ctzll(bits)));
       oldest = std::min(oldest, slot.entered[static_cast<size_t>(Stage::kPrefillWaiting)]);
     }
@@ -492,14 +491,14 @@ bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Na
     RequestSlot* const slot = view.Find(r.id);
     const Stage from =
         prefill >= 0 || r.prefill_instance < 0 ? Stage::kPrefillWaiting : Stage::kDecodeWaiting;
-    if (slot == nullptr || slot->stage.load(kLax) != static_cast<uint8_t>(from) ||
-        (slot->flags.load(kLax) & kRejected) != 0) {
+    if (slot == nullptr || slot->stage.load(kRelaxed) != static_cast<uint8_t>(from) ||
+        (slot->flags.load(kRelaxed) & kRejected) != 0) {
       return false;
     }
     for (const int id : {prefill, decode}) {
       if (id < 0) continue;
       const InstanceEntry& entry = view.instance(id);
-      if (entry.state.load(kLax) != static_cast<uint8_t>(InstanceState::kEnabled)) return false;
+      if (entry.state.load(kRelaxed) != static_cast<uint8_t>(InstanceState::kEnabled)) return false;
       if (policy_->HoldsCaps()) {  // the counters may have changed since the snapshot
         InstanceView current;
         current.caps = entry.caps;
@@ -509,7 +508,7 @@ bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Na
         if (id == decode && !current.DecodeRoom(r.facts.prompt_tokens + slot->output_tokens)) return false;
       }
     }
-    uint32_t flags = slot->flags.load(kLax) & ~uint32_t{kTaken};
+    uint32_t flags = slot->flags.load(kRelaxed) & ~uint32_t{kTaken};
     if (prefill < 0 && from == Stage::kPrefillWaiting) flags |= kPrefillSkipped;
     slot->flags.store(flags, std::memory_order_release);
     if (prefill >= 0) {
@@ -523,7 +522,7 @@ bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Na
     MoveTo(view, r.id.slot, prefill >= 0 ? Stage::kPrefillScheduled : Stage::kDecodeScheduled, now);
     if (slot->worker >= 0) SetBit(view.scheduled(slot->worker), r.id.slot);
     if (r.facts.session != 0)
-      view.session(r.facts.session >> 16).word.store(SessionWord(r.facts.session, first), kLax);
+      view.session(r.facts.session >> 16).word.store(SessionWord(r.facts.session, first), kRelaxed);
     // The snapshot follows.
     for (const int id : {prefill, decode}) {
       if (InstanceView* const changed = id < 0 ? nullptr : ViewFor(id)) {
@@ -549,7 +548,7 @@ void Scheduler::Impl::Reject(const Waiting& request) {
   const Locked lock(state_.zone());
   RequestSlot* const slot = view.Find(request.view.id);
   if (slot == nullptr) return;
-  slot->flags.store((slot->flags.load(kLax) | kRejected) & ~uint32_t{kTaken}, std::memory_order_release);
+  slot->flags.store((slot->flags.load(kRelaxed) | kRejected) & ~uint32_t{kTaken}, std::memory_order_release);
   ClearBit(view.waiting_prefill(), request.view.id.slot);
   if (slot->worker >= 0) SetBit(view.scheduled(slot->worker), request.view.id.slot);
   ++result_.rejected;

@@ -9,10 +9,8 @@
 namespace moesaic::proxy {
 namespace {
 
-constexpr auto kRelax = std::memory_order_relaxed;
-
 InstanceState StateOf(const InstanceEntry& entry) {
-  return static_cast<InstanceState>(entry.state.load(kRelax));
+  return static_cast<InstanceState>(entry.state.load(kRelaxed));
 }
 
 int FindEntry(const StateView& view, std::string_view url, uint32_t dp_rank) {
@@ -243,9 +241,9 @@ StatusOr<int> State::RegisterWorker(int32_t pid) {
   const Locked lock(zone_);
   for (uint32_t i = 0; i < view.options.max_workers; ++i) {
     WorkerEntry& worker = view.worker(static_cast<int>(i));
-    if (worker.pid.load(kRelax) != 0) continue;
+    if (worker.pid.load(kRelaxed) != 0) continue;
     for (uint32_t w = 0; w < view.s.bitmap_words; ++w)
-      view.scheduled(static_cast<int>(i))[w].store(0, kRelax);
+      view.scheduled(static_cast<int>(i))[w].store(0, kRelaxed);
     worker.requests = 0;
     worker.pid.store(pid, std::memory_order_release);
     view.s.num_workers = std::max(view.s.num_workers, i + 1);
@@ -260,7 +258,7 @@ int FinishAllOf(const StateView& view, int worker, Nanos now) {
   int finished = 0;
   for (uint32_t i = 0; i < view.options.max_requests; ++i) {
     const RequestSlot& slot = view.slot(i);
-    if (slot.used.load(kRelax) == 0 || slot.worker != worker) continue;
+    if (slot.used.load(kRelaxed) == 0 || slot.worker != worker) continue;
     FinishSlot(view, i, Outcome::kLost, now);
     ++finished;
   }
@@ -284,7 +282,7 @@ int State::ReclaimDeadWorkers(Nanos now) {
     const int32_t pid = view.worker(static_cast<int>(i)).pid.load(std::memory_order_acquire);
     if (pid == 0 || ProcessLives(pid)) continue;
     const Locked lock(zone_);
-    if (view.worker(static_cast<int>(i)).pid.load(kRelax) == pid)
+    if (view.worker(static_cast<int>(i)).pid.load(kRelaxed) == pid)
       freed += FinishAllOf(view, static_cast<int>(i), now);
   }
   if (freed > 0) {

@@ -23,6 +23,8 @@ inline constexpr uint64_t kZoneMagic = 0x3159585250'4d53ULL;  // "SMPRXY1"
 /// Increased with every change of this header or of index/index_layout.h.
 inline constexpr uint32_t kZoneVersion = 1;
 inline constexpr uint32_t kNone = ~uint32_t{0};
+/// Memory order of accesses under the zone's lock, and of hints.
+inline constexpr auto kRelaxed = std::memory_order_relaxed;
 inline constexpr int kModelClasses = 16;
 inline constexpr uint32_t kKeysPerChunk = 255;
 inline constexpr uint32_t kSessions = 1 << 14;
@@ -158,12 +160,11 @@ struct StateView {
   RequestSlot* Find(RequestId id) const {
     if (id.slot >= options.max_requests) return nullptr;
     RequestSlot& found = slot(id.slot);
-    return found.used.load(std::memory_order_relaxed) != 0 && found.generation == id.generation ? &found
-                                                                                                : nullptr;
+    return found.used.load(kRelaxed) != 0 && found.generation == id.generation ? &found : nullptr;
   }
   bool InstanceUsed(int id) const {
     return id >= 0 && id < static_cast<int>(s.num_instances) &&
-           instance(id).state.load(std::memory_order_relaxed) != static_cast<uint8_t>(InstanceState::kUnused);
+           instance(id).state.load(kRelaxed) != static_cast<uint8_t>(InstanceState::kUnused);
   }
 
   const Zone& zone;

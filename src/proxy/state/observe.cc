@@ -5,8 +5,6 @@
 namespace moesaic::proxy {
 namespace {
 
-constexpr auto kPlain = std::memory_order_relaxed;
-
 // Sums over slots, to compare with the counters.
 struct Sums {
   std::vector<InstanceLoad> loads;
@@ -15,7 +13,7 @@ struct Sums {
   uint32_t slots = 0, chunks = 0;
 };
 
-bool Bit(const BitmapWord* bits, uint32_t i) { return (bits[i / 64].load(kPlain) >> (i % 64) & 1) != 0; }
+bool Bit(const BitmapWord* bits, uint32_t i) { return (bits[i / 64].load(kRelaxed) >> (i % 64) & 1) != 0; }
 
 Status Different(std::string_view what, uint64_t index, uint64_t counter, uint64_t sum) {
   return absl::InternalError(
@@ -24,13 +22,13 @@ Status Different(std::string_view what, uint64_t index, uint64_t counter, uint64
 
 Status CheckSlot(const StateView& view, uint32_t i, Sums& sums) {
   const RequestSlot& slot = view.slot(i);
-  if (slot.used.load(kPlain) == 0) {
+  if (slot.used.load(kRelaxed) == 0) {
     if (Bit(view.waiting_prefill(), i) || Bit(view.waiting_decode(), i))
       return absl::InternalError(fmt::format("free slot {} is in a queue", i));
     return OkStatus();
   }
-  const uint32_t flags = slot.flags.load(kPlain);
-  const auto stage = static_cast<Stage>(slot.stage.load(kPlain));
+  const uint32_t flags = slot.flags.load(kRelaxed);
+  const auto stage = static_cast<Stage>(slot.stage.load(kRelaxed));
   const bool rejected = (flags & kRejected) != 0;
   ++sums.slots;
   ++sums.in_stage[static_cast<size_t>(stage)];
@@ -103,7 +101,7 @@ void State::ForEachRequest(const std::function<void(const RequestRecord&)>& fn) 
     const Locked lock(zone_);
     records.reserve(view.s.slots_used);
     for (uint32_t i = 0; i < view.options.max_requests; ++i) {
-      if (view.slot(i).used.load(kPlain) != 0) records.push_back(CopyOf(view.slot(i), i));
+      if (view.slot(i).used.load(kRelaxed) != 0) records.push_back(CopyOf(view.slot(i), i));
     }
   }
   for (const RequestRecord& record : records) fn(record);

@@ -7,8 +7,6 @@
 namespace moesaic::proxy {
 namespace {
 
-constexpr auto kLoose = std::memory_order_relaxed;
-
 void FreeKeys(const StateView& view, RequestSlot& slot) {
   uint32_t chunk = slot.first_chunk;
   slot.num_keys = 0;
@@ -51,7 +49,7 @@ StatusOr<RequestId> State::Begin(int worker, Nanos now) {
   const StateView view(zone_);
   const Locked lock(zone_);
   if (worker < 0 || worker >= static_cast<int>(view.s.num_workers) ||
-      view.worker(worker).pid.load(kLoose) == 0)
+      view.worker(worker).pid.load(kRelaxed) == 0)
     return InvalidArgument("there is no worker {}", worker);
   const uint32_t index = view.s.free_slot;
   if (index == kNone) return ResourceExhausted("all {} request slots are in use", view.options.max_requests);
@@ -59,9 +57,9 @@ StatusOr<RequestId> State::Begin(int worker, Nanos now) {
   view.s.free_slot = slot.next_free;
   ++view.s.slots_used;
   if (++slot.generation == 0) slot.generation = 1;
-  slot.flags.store(0, kLoose);
+  slot.flags.store(0, kRelaxed);
   slot.worker = worker;
-  slot.worker_pid = view.worker(worker).pid.load(kLoose);
+  slot.worker_pid = view.worker(worker).pid.load(kRelaxed);
   slot.facts = {};
   slot.entered.fill(0);
   slot.prefill_instance = slot.decode_instance = -1;
@@ -73,7 +71,7 @@ StatusOr<RequestId> State::Begin(int worker, Nanos now) {
   slot.num_keys = 0;
   slot.first_chunk = kNone;
   slot.entered[0] = now;
-  slot.stage.store(static_cast<uint8_t>(Stage::kReceived), kLoose);
+  slot.stage.store(static_cast<uint8_t>(Stage::kReceived), kRelaxed);
   slot.used.store(1, std::memory_order_release);
   ++view.s.in_stage[0];
   ++view.s.entered[0];
@@ -97,7 +95,7 @@ bool State::Enter(RequestId id, Stage stage, Nanos now) {
   const Locked lock(zone_);
   const RequestSlot* const slot = view.Find(id);
   if (slot == nullptr) return false;
-  const auto current = static_cast<Stage>(slot->stage.load(kLoose));
+  const auto current = static_cast<Stage>(slot->stage.load(kRelaxed));
   bool allowed = false;
   switch (stage) {
     case Stage::kTokenized:
@@ -129,7 +127,7 @@ bool State::AddOutput(RequestId id, uint32_t tokens, Nanos now) {
   }
   slot->last_token = now;
   slot->output_tokens += tokens;
-  if ((slot->flags.load(kLoose) & kDecodeCharged) != 0) {
+  if ((slot->flags.load(kRelaxed) & kDecodeCharged) != 0) {
     InstanceEntry& entry = view.instance(slot->decode_instance);
     entry.load.decode_tokens += tokens;
     const uint32_t size = std::max<uint32_t>(entry.block_size, 1);
@@ -185,8 +183,8 @@ void State::TakeScheduled(int worker, std::vector<RequestId>& scheduled) {
     for (uint64_t word = bits[w].exchange(0, std::memory_order_acq_rel); word != 0; word &= word - 1) {
       const uint32_t index = w * 64 + static_cast<uint32_t>(__builtin_ctzll(word));
       RequestSlot& slot = view.slot(index);
-      if (slot.used.load(kLoose) == 0 || slot.worker != worker) continue;
-      slot.flags.store(slot.flags.load(kLoose) | kTaken, std::memory_order_release);
+      if (slot.used.load(kRelaxed) == 0 || slot.worker != worker) continue;
+      slot.flags.store(slot.flags.load(kRelaxed) | kTaken, std::memory_order_release);
       scheduled.push_back({index, slot.generation});
     }
   }

@@ -8,7 +8,6 @@
 namespace moesaic::proxy {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 
 bool InQueue(const RequestSlot& slot, Stage stage) {

@@ -85,22 +85,30 @@ void AddMockEngine(Verb& root, VerbRun& run) {
       .Range(1, 1 << 16)
       .ShowDefault();
   const std::string times = "Times";
-  verb.AddOption("--prefill-base-ms", flags->prefill_base_ms, "Time of a step with prefill")
+  verb.AddOption("--prefill-base-ms", flags->prefill_base_ms, "Time of a step with prefill, in milliseconds")
       .ShowDefault()
       .Group(times);
-  verb.AddOption("--prefill-us", flags->prefill_us, "More for each prompt token").ShowDefault().Group(times);
-  verb.AddOption("--pair-ns", flags->pair_ns, "More for each pair of tokens that attend")
+  verb.AddOption("--prefill-us", flags->prefill_us, "Time per prompt token, in microseconds")
       .ShowDefault()
       .Group(times);
-  verb.AddOption("--step-ms", flags->step_ms, "Time of a decode step").ShowDefault().Group(times);
-  verb.AddOption("--sequence-us", flags->sequence_us, "More for each sequence").ShowDefault().Group(times);
-  verb.AddOption("--kv-token-ns", flags->kv_token_ns, "More for each token in the cache")
+  verb.AddOption("--pair-ns", flags->pair_ns, "Time per pair of tokens that attend, in nanoseconds")
       .ShowDefault()
       .Group(times);
-  verb.AddOption("--transfer-ms", flags->transfer_ms, "Latency of a transfer of KV")
+  verb.AddOption("--step-ms", flags->step_ms, "Time of a decode step, in milliseconds")
       .ShowDefault()
       .Group(times);
-  verb.AddOption("--transfer-us", flags->transfer_us, "More for each token").ShowDefault().Group(times);
+  verb.AddOption("--sequence-us", flags->sequence_us, "Time per sequence, in microseconds")
+      .ShowDefault()
+      .Group(times);
+  verb.AddOption("--kv-token-ns", flags->kv_token_ns, "Time per token in the cache, in nanoseconds")
+      .ShowDefault()
+      .Group(times);
+  verb.AddOption("--transfer-ms", flags->transfer_ms, "Latency of a transfer of KV, in milliseconds")
+      .ShowDefault()
+      .Group(times);
+  verb.AddOption("--transfer-us", flags->transfer_us, "Time per token of a transfer of KV, in microseconds")
+      .ShowDefault()
+      .Group(times);
   verb.AddOption("--jitter", flags->jitter, "Relative standard deviation of step times")
       .ShowDefault()
       .Group(times);

@@ -143,7 +143,7 @@ class Clients(ProxyTest):
         together(count, leave)
         return proxy.idle()
 
-    def test_aborts_leave_nothing_behind(self):
+    def test_aborts_free_all_resources(self):
         engines = [self.mock("--step-ms", "5") for _ in range(2)]
         proxy = self.proxy("".join(f"engine {e.url} max_requests=8;" for e in engines))
         for delays in ((0, 0.001), (0, 0.02), (0, 0.2)):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two engines of this project behind the proxy: the official client, cached tokens, equal token ids, `moesaic proxy`."""
+"""Tests two engines of this project with the proxy: the official client, cached tokens, equal token ids, `moesaic proxy`."""
 import json
 import os
 import pathlib

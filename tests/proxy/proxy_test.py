@@ -99,10 +99,10 @@ class Aggregated(ProxyTest):
                 proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay; engine {other.url};")
                 # The engine computes a prompt that the proxy has not seen.
                 prompt = tokens(5, 1600)
-                behind = lambda ids: request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": ids, "max_tokens": 1})
-                behind(prompt)
+                direct = lambda ids: request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": ids, "max_tokens": 1})
+                direct(prompt)
                 # Messages that were sent before the subscription are found missing by the next one.
-                until(lambda: behind(tokens(next(others), 32)) and proxy.state()["index"]["memberships"] >= 100,
+                until(lambda: direct(tokens(next(others), 32)) and proxy.state()["index"]["memberships"] >= 100,
                       what=proxy.state)
                 self.assertEqual(proxy.state()["engines"][0]["index"], "exact")
                 for i in range(4):

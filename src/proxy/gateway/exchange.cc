@@ -13,7 +13,7 @@ void Exchange::Start(const EngineAddress& address, std::string request, const Ex
 }
 
 void Exchange::Connect(bool reuse) {
-  connected_ = answered_ = head_told_ = false;
+  connected_ = answered_ = head_reported_ = false;
   reader_ = ResponseReader(/*head=*/request_.starts_with("HEAD "));
   last_ = transport_.Now();
   const Transport::Connected connected = transport_.Connect(*this, address_, request_, reuse);
@@ -71,8 +71,8 @@ void Exchange::OnData(std::string_view bytes) {
   }
   std::string body;
   const Status status = reader_.Consume(bytes, &body);
-  if (!head_told_ && reader_.head_done()) {
-    head_told_ = true;
+  if (!head_reported_ && reader_.head_done()) {
+    head_reported_ = true;
     handler_->OnHead(*this);
     if (!live_) return;
   }

@@ -70,7 +70,7 @@ class Exchange {
   ExchangeTimeouts timeouts_;
   ResponseReader reader_;
   void* connection_ = nullptr;
-  bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_told_ = false,
+  bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_reported_ = false,
        paused_ = false;
   Nanos last_ = 0;
 };

@@ -361,7 +361,7 @@ void Gateway::WatchWorkers() {
 }
 
 void Gateway::TryAcquire(int32_t dead) {
-  // A worker that is to exit schedules only when there is no other, for its requests and those of its like.
+  // A retiring worker schedules only when there is no other, for requests of retiring workers.
   if (retiring_ && (idle() || board_.HasSuccessor(worker_))) return;
   if (const std::optional<LeaseToken> lease =
           state_.lease().Acquire(pid_, transport_.Now(), lease_options_, dead)) {

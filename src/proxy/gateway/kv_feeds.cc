@@ -104,7 +104,7 @@ class KvFeeds::Feed {
     int fd = -1;
     size_t size = sizeof fd;
     if (failed != 0 || zmq_getsockopt(socket->socket_, ZMQ_FD, &fd, &size) != 0) {
-      if (!std::exchange(fault_told_, true)) {
+      if (!std::exchange(fault_reported_, true)) {
         gateway_.transport().Log(
             true, fmt::format("KV events of {}: cannot {} {}: {}; it is tried again", engine_.instance.url,
                               bind ? "bind" : "connect to", endpoint, zmq_strerror(zmq_errno())));
@@ -189,7 +189,7 @@ class KvFeeds::Feed {
   IndexWriter writer_;
   Socket events_, replay_;
   Timer replay_timer_, open_timer_;
-  bool fault_told_ = false;
+  bool fault_reported_ = false;
 };
 
 KvFeeds::KvFeeds(Gateway& gateway) {

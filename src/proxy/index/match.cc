@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kAhead = 20;
 // Keys ahead whose words are read to prefetch their bit sets.
 constexpr size_t kSetAhead = 8;
-// At most this many instances are walked one by one; more as bits.
+// At most this many instances are walked one by one; more are intersected as bit sets.
 constexpr int kMaxList = 8;
 constexpr uint32_t kMaxWords = kMaxInstances / 64;
 

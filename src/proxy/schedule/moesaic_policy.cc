@@ -19,7 +19,7 @@ namespace {
 constexpr Nanos kLookAhead = 15 * kMillisecond;
 // Computing tokens that another instance has delays everything that waits: its time counts once more for each
 // request per instance in the queue, within these bounds.
-constexpr double kLeastWaste = 0.5, kMostWaste = 4;
+constexpr double kMinWaste = 0.5, kMaxWaste = 4;
 // Decode instances with fewer requests than this make it worth to look for requests without a prefill.
 constexpr uint32_t kMinSkipped = 1;
 // KV usage beyond which a decode instance is avoided: preemption follows.
@@ -35,7 +35,7 @@ class MoesaicPolicy final : public Policy {
   bool SkipsPrefill() const override { return true; }
 
   void OrderPrefill(std::vector<RequestView>& queue, int engines, Nanos now) const override {
-    waste_ = std::clamp(static_cast<double>(queue.size()) / engines, kLeastWaste, kMostWaste);
+    waste_ = std::clamp(static_cast<double>(queue.size()) / engines, kMinWaste, kMaxWaste);
     if (options_.slo_ttft > 0) {
       OrderByDeadline(queue, engines, now);
     } else {
@@ -230,7 +230,7 @@ class MoesaicPolicy final : public Policy {
 
   const PolicyOptions options_;
   std::vector<Batch> batches_;  // by instance
-  mutable double waste_ = kLeastWaste;
+  mutable double waste_ = kMinWaste;
 };
 
 }  // namespace

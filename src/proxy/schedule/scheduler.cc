@@ -15,9 +15,9 @@ namespace {
 constexpr Nanos kSameBatch = kMillisecond;
 // A match is used again for this long while its request waits.
 constexpr Nanos kMatchAge = 50 * kMillisecond;
-// Requests at the front of the queue for which places are sought in one run: some, and some per instance.
-constexpr size_t kLookedAt = 16;
-constexpr size_t kLookedAtPerInstance = 6;
+// Maximum requests that one run tries to place: a base, plus a number per instance.
+constexpr size_t kScanBase = 16;
+constexpr size_t kScanPerInstance = 6;
 constexpr Nanos kMinRetryAfter = kSecond;
 
 uint64_t SessionWord(uint64_t session, int instance) {
@@ -75,7 +75,7 @@ class Scheduler::Impl {
   void PlacePrefills(Nanos now);
   void PlaceDecodes(Nanos now);
   bool TrySkipPrefill(const Waiting& request, Nanos now);
-  int LeastQueued(const Waiting& request, Nanos now) const;
+  int ShortestQueue(const Waiting& request, Nanos now) const;
   void KeepPairs(const Waiting& request);
   void Reserve();
   bool Commit(const Waiting& request, int prefill, int decode, Nanos now);
@@ -211,8 +211,8 @@ Admission Scheduler::Impl::Submit(RequestId id, Nanos now) {
     return {.verdict = Admission::Verdict::kRateLimited,
             .retry_after = std::max(kMinRetryAfter, admission.retry_after)};
   }
-  slot->cached_tokens = std::min(found.longest * slot->facts.block_size,
-                                 slot->facts.prompt_tokens);  // the best there is, to order by
+  // The longest prefix on any instance; orders the queue.
+  slot->cached_tokens = std::min(found.longest * slot->facts.block_size, slot->facts.prompt_tokens);
   MoveTo(view, id.slot, Stage::kPrefillWaiting, now);
   return admission;
 }
@@ -421,25 +421,25 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
     candidates_.push_back(instance);
     InstanceView& added = candidates_.back();
     // The last token of a prompt is always computed.
-    const uint32_t most = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
+    const uint32_t max_matched = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
     const uint32_t block_size = request.view.facts.block_size;
     const uint32_t size = block_size == instance.block_size ? block_size : 0;
-    added.matched_tokens = std::min(depth_[instance.id] * size, most);
-    added.device_matched_tokens = std::min(device_depth_[instance.id] * size, most);
+    added.matched_tokens = std::min(depth_[instance.id] * size, max_matched);
+    added.device_matched_tokens = std::min(device_depth_[instance.id] * size, max_matched);
   }
 }
 
-// The candidate with room that has the least to do, or -1.
-int Scheduler::Impl::LeastQueued(const Waiting& request, Nanos now) const {
+// The candidate with room and the shortest predicted time until its answer, or -1.
+int Scheduler::Impl::ShortestQueue(const Waiting& request, Nanos now) const {
   int best = -1;
-  Nanos least = std::numeric_limits<Nanos>::max();
+  Nanos min_time = std::numeric_limits<Nanos>::max();
   for (const InstanceView& instance : candidates_) {
     const uint32_t tokens = request.view.facts.prompt_tokens;
     if (!instance.PrefillRoom(tokens - instance.matched_tokens)) continue;
     if (instance.role == Role::kBoth && !instance.DecodeRoom(tokens)) continue;
     const Nanos time = instance.QueueTime(now) + instance.PrefillTime(tokens, instance.matched_tokens);
-    if (time < least) {
-      least = time;
+    if (time < min_time) {
+      min_time = time;
       best = instance.id;
     }
   }
@@ -604,13 +604,13 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
   if (!room) return;
   policy_->OrderPrefill(order, engines, now);
   MoveUrgentForward(order);
-  size_t looked_at = 0;
+  size_t scanned = 0;
   for (const RequestView& view : order) {
     if (result_.placed_prefill >= options_.placements_per_run) {
       result_.next_run = now;
       return;
     }
-    if (policy_->HoldsCaps() && ++looked_at > kLookedAt + kLookedAtPerInstance * static_cast<size_t>(engines))
+    if (policy_->HoldsCaps() && ++scanned > kScanBase + kScanPerInstance * static_cast<size_t>(engines))
       return;
     const Waiting& request = prefill_queue_[by_slot[view.id.slot]];
     if (TrySkipPrefill(request, now)) {
@@ -636,7 +636,7 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
       continue;
     }
     if (view.must_place && choice.kind != Choice::Kind::kPlace) {
-      const int free = LeastQueued(request, now);
+      const int free = ShortestQueue(request, now);
       if (free < 0) {
         Reserve();
         continue;

@@ -301,16 +301,16 @@ class Replay {
     }
     result.hit_rate = static_cast<double>(cached_) / static_cast<double>(trace_.prompt_tokens());
     result.virtual_time = now_ - start;
-    Nanos most = 0, sum = 0;
+    Nanos max_busy = 0, sum = 0;
     int count = 0;
     for (const MockEngine& engine : engines_) {
       result.preemptions += engine.stats().preemptions;
       if (engine.options().role == Role::kDecode) continue;
-      most = std::max(most, engine.stats().busy);
+      max_busy = std::max(max_busy, engine.stats().busy);
       sum += engine.stats().busy;
       ++count;
     }
-    if (sum > 0) result.imbalance = static_cast<double>(most) * count / static_cast<double>(sum);
+    if (sum > 0) result.imbalance = static_cast<double>(max_busy) * count / static_cast<double>(sum);
     if (result.virtual_time > 0)
       result.utilization = static_cast<double>(sum) / count / static_cast<double>(result.virtual_time);
   }

@@ -76,10 +76,10 @@ bool SameSecret(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
-uint64_t HashName(std::string_view name) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash | 1;
+// Hash of a session's or key's name with the secret of the zone, so that clients cannot choose names that
+// collide. Not 0.
+uint64_t HashName(const KeyMaker& keys, std::string_view name) {
+  return keys.Root({.salt = name, .adapter = {}}, /*block_size=*/0) | 1;
 }
 
 }  // namespace
@@ -110,7 +110,7 @@ bool Flow::KeyAccepted() {
     if (!SameSecret(given, key.key)) continue;
     accepted = true;
     key_name_ = key.name;
-    tenant_ = HashName(key.key);
+    tenant_ = HashName(gateway_.keys(), key.key);
   }
   return accepted;
 }
@@ -210,7 +210,7 @@ void Flow::SubmitPrompt() {
   facts.priority = static_cast<int32_t>(-std::clamp<int64_t>(body_->priority, -range, range));
   facts.tenant = tenant_;
   const std::string_view session = HeaderOf(request_, "x-session-id");
-  facts.session = session.empty() ? 0 : HashName(session);
+  facts.session = session.empty() ? 0 : HashName(gateway_.keys(), session);
   facts.mode = ModeOf(settings.transfer);
   std::vector<uint64_t> keys;
   if (!tokens_.empty()) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kMaxWorkers = 8;  // by default; scheduling is done by one of them
 
-// Splits at `separator`, without empty parts.
+// Splits at characters of `separators`, without empty parts.
 std::vector<std::string> Split(const std::string& text, const char* separators) {
   std::vector<std::string> parts;
   size_t at = 0;
@@ -49,26 +49,15 @@ StatusOr<std::string> Line(proxy::PoolSettings& pool, const std::vector<std::str
   return line + ";\n";
 }
 
-}  // namespace
-
-StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& folder) {
-  const bool pair = !flags.prefill.empty() || !flags.decode.empty();
-  if (pair && (flags.prefill.empty() || flags.decode.empty()) && flags.engines.empty() &&
-      flags.engine_file.empty()) {
-    return InvalidArgument("--prefill and --decode need each other");
-  }
-  if (!pair && flags.engines.empty() && flags.engine_file.empty()) {
-    return InvalidArgument("give --engine URL, or --prefill URL and --decode URL, or --engines FILE");
-  }
-  proxy::PoolSettings pool;
-  pool.name = "engines";
+// Returns the directives of the pool, and applies them to `pool`.
+StatusOr<std::string> PoolText(const ProxyFlags& flags, const std::string& folder,
+                               const std::string& transfer, proxy::PoolSettings& pool) {
   std::string body;
   const auto add = [&](const std::vector<std::string>& words, const std::string& flag) -> Status {
     ASSIGN_OR_RETURN(const std::string line, Line(pool, words, flag));
     body += line;
     return OkStatus();
   };
-  const std::string transfer = !flags.transfer.empty() ? flags.transfer : pair ? "nixl" : "aggregated";
   RETURN_IF_ERROR(add({"transfer", transfer}, "--transfer"));
   RETURN_IF_ERROR(add({"api", flags.api}, "--api"));
   RETURN_IF_ERROR(add({"policy", flags.policy}, "--policy"));
@@ -94,7 +83,11 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
     }
   }
   if (!flags.engine_file.empty()) body += fmt::format("    include {};\n", Word(folder + "/engines.conf"));
-  ASSIGN_OR_RETURN(const std::string module, FindProxyModule(flags));
+  return body;
+}
+
+// Returns the main context of nginx up to the first line of its http block.
+std::string MainText(const ProxyFlags& flags, const std::string& folder, const std::string& module) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int workers = flags.workers > 0 ? flags.workers : std::min(cores, kMaxWorkers);
 
@@ -108,28 +101,31 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
                  "error_log stderr notice;\nthread_pool default threads={} max_queue=65536;\n"
                  "events {{ worker_connections 16384; }}\nhttp {{\n",
                  workers, Word(folder + "/nginx.pid"), std::max(2, cores / workers));
-  if (flags.access_log.empty()) {
-    text += "  access_log off;\n";
-  } else {
-    text +=
-        "  log_format moesaic escape=json '{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
-        "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
-        "\"decode\":\"$moesaic_decode_engine\",\"prompt\":\"$moesaic_prompt_tokens\",\"cached\":\"$moesaic_"
-        "cached_tokens\","
-        "\"output\":\"$moesaic_output_tokens\",\"retries\":\"$moesaic_retries\",\"tokenized\":\"$moesaic_"
-        "tokenized\","
-        "\"prefill_waiting\":\"$moesaic_prefill_waiting\",\"prefill_scheduled\":\"$moesaic_prefill_"
-        "scheduled\","
-        "\"prefill_running\":\"$moesaic_prefill_running\",\"decode_waiting\":\"$moesaic_decode_waiting\","
-        "\"decode_scheduled\":\"$moesaic_decode_scheduled\",\"decode_running\":\"$moesaic_decode_running\","
-        "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}';\n";
-    fmt::format_to(std::back_inserter(text), "  access_log {} moesaic;\n",
-                   Word(std::filesystem::absolute(flags.access_log)));
+  return text;
+}
+
+// Returns the directives of the access log. It has the times of all stages except kPrefixMatched.
+std::string LogText(const ProxyFlags& flags) {
+  if (flags.access_log.empty()) return "  access_log off;\n";
+  std::string stages;
+  for (int i = static_cast<int>(proxy::Stage::kTokenized); i < static_cast<int>(proxy::Stage::kDone); ++i) {
+    const auto stage = static_cast<proxy::Stage>(i);
+    if (stage != proxy::Stage::kPrefixMatched)
+      stages += fmt::format("\"{0}\":\"$moesaic_{0}\",", proxy::StageName(stage));
   }
-  for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
-    fmt::format_to(std::back_inserter(text), "  {}_temp_path {};\n", kind,
-                   Word(fmt::format("{}/{}", folder, kind)));
-  }
+  return fmt::format(
+      "  log_format moesaic escape=json '{{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
+      "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
+      "\"decode\":\"$moesaic_decode_engine\",\"prompt\":\"$moesaic_prompt_tokens\","
+      "\"cached\":\"$moesaic_cached_tokens\",\"output\":\"$moesaic_output_tokens\","
+      "\"retries\":\"$moesaic_retries\",{}"
+      "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}}';\n"
+      "  access_log {} moesaic;\n",
+      stages, Word(std::filesystem::absolute(flags.access_log)));
+}
+
+// Returns the pool with the directives `body`, and the open server block that uses it.
+std::string ServerText(const ProxyFlags& flags, const proxy::PoolSettings& pool, const std::string& body) {
   // The pages name engines, keys and requests, and ask for no key.
   std::string access = "allow 127.0.0.0/8; allow ::1; ";
   for (const std::string& address : flags.allowed) access += fmt::format("allow {}; ", Word(address));
@@ -137,8 +133,7 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   const std::string host = flags.host.find(':') != std::string::npos && !flags.host.starts_with('[')
                                ? fmt::format("[{}]", flags.host)
                                : flags.host;
-  fmt::format_to(
-      std::back_inserter(text),
+  return fmt::format(
       "  client_max_body_size {};\n  client_body_buffer_size 1m;\n  keepalive_requests 100000;\n"
       "  moesaic_pool {} {{\n{}  }}\n  server {{\n    listen {}:{} backlog=4096;\n"
       "    location / {{ moesaic_pass {}; }}\n    location = /metrics {{ {} moesaic_metrics {}; }}\n"
@@ -147,6 +142,29 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
       "    location = /moesaic/trace {{ {} moesaic_trace {}; }}\n",
       pool.max_body_bytes, pool.name, body, host, flags.port, pool.name, access, pool.name, access, pool.name,
       access, pool.name, access, pool.name);
+}
+
+}  // namespace
+
+StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& folder) {
+  const bool pair = !flags.prefill.empty() || !flags.decode.empty();
+  if (pair && (flags.prefill.empty() || flags.decode.empty()) && flags.engines.empty() &&
+      flags.engine_file.empty()) {
+    return InvalidArgument("--prefill and --decode need each other");
+  }
+  if (!pair && flags.engines.empty() && flags.engine_file.empty()) {
+    return InvalidArgument("give --engine URL, or --prefill URL and --decode URL, or --engines FILE");
+  }
+  const std::string transfer = !flags.transfer.empty() ? flags.transfer : pair ? "nixl" : "aggregated";
+  proxy::PoolSettings pool;
+  pool.name = "engines";
+  ASSIGN_OR_RETURN(const std::string body, PoolText(flags, folder, transfer, pool));
+  ASSIGN_OR_RETURN(const std::string module, FindProxyModule(flags));
+  std::string text = MainText(flags, folder, module) + LogText(flags);
+  for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
+    text += fmt::format("  {}_temp_path {};\n", kind, Word(fmt::format("{}/{}", folder, kind)));
+  }
+  text += ServerText(flags, pool, body);
   if (transfer == "ascend")
     text += fmt::format("    location = /v1/metaserver {{ moesaic_metaserver {}; }}\n", pool.name);
   return text + "  }\n}\n";

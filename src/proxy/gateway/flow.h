@@ -19,6 +19,9 @@ namespace moesaic::proxy {
 class Gateway;
 struct KvRelease;
 
+/// Bytes of an answer of P that are kept.
+inline constexpr size_t kMaxPrefillAnswer = 16 << 20;
+
 /// The request of a client.
 struct ClientRequest {
   std::string method, target;   ///< target: path and query as the client wrote them

@@ -1,7 +1,6 @@
 #include "proxy/mock_server/mock_server.h"
 
 #include <fmt/format.h>
-#include <zmq.h>
 
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
@@ -16,9 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "proxy/events/kv_decode.h"
-#include "proxy/events/sequence.h"
 #include "proxy/mock/engine.h"
+#include "proxy/mock_server/event_sockets.h"
 #include "proxy/mock_server/mock_prompt.h"
 #include "proxy/protocol/answer_stream.h"
 #include "proxy/protocol/json_members.h"
@@ -101,17 +99,17 @@ class MockServer::Impl {
   class Session;
 
   explicit Impl(const MockServerOptions& options)
-      : options_(options), engine_(WithHash(options.engine)), acceptor_(io_), timer_(io_), replay_fd_(io_) {
+      : options_(options),
+        engine_(WithHash(options.engine)),
+        acceptor_(io_),
+        timer_(io_),
+        events_(io_, options_, engine_) {
     engine_id_ =
         fmt::format("mock-{:x}", SteadyNow() ^ static_cast<Nanos>(reinterpret_cast<uintptr_t>(this)));
   }
   ~Impl() {
     boost::system::error_code ignored;
-    if (replay_fd_.is_open()) replay_fd_.release();
     acceptor_.close(ignored);
-    if (publisher_ != nullptr) zmq_close(publisher_);
-    if (replayer_ != nullptr) zmq_close(replayer_);
-    if (context_ != nullptr) zmq_ctx_term(context_);
   }
 
   Status Open() {
@@ -125,79 +123,7 @@ class MockServer::Impl {
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
     if (error) return IoError("cannot listen at {}:{}: {}", options_.host, options_.port, error.message());
     Accept();
-    return OpenEvents();
-  }
-
-  Status OpenEvents() {
-    if (options_.kv_endpoint.empty()) return OkStatus();
-    context_ = zmq_ctx_new();
-    publisher_ = zmq_socket(context_, ZMQ_PUB);
-    const int linger = 0, water = 100'000;
-    zmq_setsockopt(publisher_, ZMQ_LINGER, &linger, sizeof linger);
-    zmq_setsockopt(publisher_, ZMQ_SNDHWM, &water, sizeof water);
-    // As vLLM: only a wildcard, or IPC, is bound.
-    const bool bind =
-        options_.kv_endpoint.find('*') != std::string::npos || options_.kv_endpoint.starts_with("ipc://");
-    const char* endpoint = options_.kv_endpoint.c_str();
-    if ((bind ? zmq_bind(publisher_, endpoint) : zmq_connect(publisher_, endpoint)) != 0) {
-      return IoError("cannot open {}: {}", options_.kv_endpoint, zmq_strerror(zmq_errno()));
-    }
-    if (options_.kv_replay_endpoint.empty()) return OkStatus();
-    replayer_ = zmq_socket(context_, ZMQ_ROUTER);
-    zmq_setsockopt(replayer_, ZMQ_LINGER, &linger, sizeof linger);
-    if (zmq_bind(replayer_, options_.kv_replay_endpoint.c_str()) != 0) {
-      return IoError("cannot bind {}: {}", options_.kv_replay_endpoint, zmq_strerror(zmq_errno()));
-    }
-    int fd = -1;
-    size_t size = sizeof fd;
-    zmq_getsockopt(replayer_, ZMQ_FD, &fd, &size);
-    replay_fd_.assign(fd);
-    AwaitReplay();
-    return OkStatus();
-  }
-
-  void AwaitReplay() {
-    replay_fd_.async_wait(asio::posix::stream_descriptor::wait_read, [this](auto error) {
-      if (error) return;
-      AnswerReplays();
-      AwaitReplay();
-    });
-  }
-
-  void AnswerReplays() {
-    for (;;) {
-      std::vector<std::string> frames;
-      for (bool more = true; more;) {
-        zmq_msg_t message;
-        zmq_msg_init(&message);
-        if (zmq_msg_recv(&message, replayer_, ZMQ_DONTWAIT) < 0) {
-          zmq_msg_close(&message);
-          return;
-        }
-        frames.emplace_back(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
-        more = zmq_msg_more(&message) != 0;
-        zmq_msg_close(&message);
-      }
-      const StatusOr<uint64_t> from = DecodeSequence(frames.back());
-      if (frames.size() < 2 || !from.ok()) continue;
-      for (const MockMessage& message : engine_.Replay(*from)) {
-        SendReplay(frames[0], EncodeSequence(message.sequence), Payload(message));
-      }
-      SendReplay(frames[0], EncodeSequence(kReplayEnd), "");
-    }
-  }
-
-  void SendReplay(const std::string& client, const std::string& sequence, const std::string& payload) {
-    zmq_send(replayer_, client.data(), client.size(), ZMQ_SNDMORE);
-    zmq_send(replayer_, "", 0, ZMQ_SNDMORE);
-    zmq_send(replayer_, sequence.data(), sequence.size(), ZMQ_SNDMORE);
-    zmq_send(replayer_, payload.data(), payload.size(), 0);
-  }
-
-  std::string Payload(const MockMessage& message) const {
-    return EncodeKvBatch(
-        {.time = static_cast<double>(message.time) * 1e-9, .events = message.events, .dp_rank = 0},
-        options_.kv_encoding);
+    return events_.Open();
   }
 
   void Accept();
@@ -251,8 +177,7 @@ class MockServer::Impl {
   MockEngine engine_;
   tcp::acceptor acceptor_;
   asio::steady_timer timer_;
-  asio::posix::stream_descriptor replay_fd_;
-  void *context_ = nullptr, *publisher_ = nullptr, *replayer_ = nullptr;
+  EventSockets events_;
   std::string engine_id_;
   uint64_t next_id_ = 1, served_ = 0, cancelled_ = 0;
   bool turning_ = false, unhealthy_ = false;
@@ -737,13 +662,7 @@ void MockServer::Impl::Turn() {
   engine_.TakeOutputs(outputs);
   std::vector<MockMessage> messages;
   engine_.TakeMessages(messages);
-  for (const MockMessage& message : messages) {
-    if (publisher_ == nullptr) break;
-    const std::string sequence = EncodeSequence(message.sequence), payload = Payload(message);
-    zmq_send(publisher_, options_.kv_topic.data(), options_.kv_topic.size(), ZMQ_SNDMORE);
-    zmq_send(publisher_, sequence.data(), sequence.size(), ZMQ_SNDMORE);
-    zmq_send(publisher_, payload.data(), payload.size(), 0);
-  }
+  events_.Publish(messages);
   for (const MockOutput& output : outputs) {
     const auto found = live_.find(output.id);
     if (found == live_.end()) continue;

@@ -36,6 +36,10 @@ void Activate(const graph::Context& ctx, float* y, int64_t count, graph::Activat
 
 StatusOr<EgnnLayer> EgnnLayer::Load(const WeightScope& weights, int node_inputs, int edge_inputs,
                                     const EgnnOptions& options) {
+  if (node_inputs < 1 || edge_inputs < 0) {
+    return InvalidArgument("an EGNN layer needs node inputs, and 0 or more edge inputs, not {} and {}",
+                           node_inputs, edge_inputs);
+  }
   EgnnLayer layer;
   layer.options_ = options;
   layer.node_inputs_ = node_inputs;

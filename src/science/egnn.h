@@ -25,6 +25,7 @@ class EgnnLayer {
 
   int inputs() const { return node_inputs_; }
   int outputs() const { return node_out_.n(); }
+  int edge_inputs() const { return edge_mlp_.first_edge.empty() ? 0 : edge_mlp_.first_edge.k(); }
 
   /// Updates features h [nodes, inputs] into h_out [nodes, outputs] and coordinates x [nodes, 3] into x_out,
   /// which may be x. Nodes are both sources and destinations. edge is [edges, edge_inputs] or null.

@@ -48,6 +48,9 @@ struct IpaOperands {
 
 StatusOr<InvariantPointAttention> InvariantPointAttention::Load(const WeightScope& weights,
                                                                 const InvariantPointOptions& o) {
+  for (const int size : {o.heads, o.dim, o.query_points, o.value_points}) {
+    if (size < 1) return InvalidArgument("heads, dim and points must be 1 or more, not {}", size);
+  }
   InvariantPointAttention layer;
   layer.options_ = o;
   ASSIGN_OR_RETURN(layer.q_, weights.Linear("linear_q", o.heads * o.dim));

@@ -132,6 +132,25 @@ TEST_P(LayersTest, EvoformerLayersMatchPyTorch) {
   ExpectClose(z_out, goldens.Floats("z_out"), 9 * kTolerance, "z");
 }
 
+TEST_P(LayersTest, EvoformerLayersMustAgreeOnChannels) {
+  const WeightMap weights = Goldens("evoformer").Weights("weights.");
+  const int64_t c_m = Goldens("evoformer").Shape("m")[2], c_z = Goldens("evoformer").Shape("z")[2];
+  ASSERT_NE(c_m, c_z);
+  // The transition of m in the place of that of z, and the other way round.
+  for (const auto& [to, from, name, other] :
+       {std::tuple{"pair_transition.", "msa_transition.", "z", "tri_mul_out"},
+        std::tuple{"msa_transition.", "pair_transition.", "m", "msa_att_row"}}) {
+    WeightMap mixed = weights;
+    for (const auto& [key, tensor] : weights) {
+      if (key.starts_with(from)) mixed[to + key.substr(std::string(from).size())] = tensor;
+    }
+    const bool is_msa = *name == 'm';
+    EXPECT_EQ(moesaic::Message(EvoformerBlock::Load(WeightScope(mixed), 2, 2).status()),
+              fmt::format("{} has {} channels of {}, but {} has {}", std::string(to, std::string(to).size() - 1),
+                          is_msa ? c_z : c_m, name, other, is_msa ? c_m : c_z));
+  }
+}
+
 class IpaTest : public LayersTest {
  protected:
   std::vector<float> Run(const std::vector<float>& rotation, const std::vector<float>& translation) {

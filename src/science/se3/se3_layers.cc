@@ -164,6 +164,7 @@ StatusOr<Se3Conv> Se3Conv::Load(const WeightScope& weights, const Fiber& in, con
                                 int edge_inputs) {
   RETURN_IF_ERROR(CheckFiber(in, "the input"));
   RETURN_IF_ERROR(CheckFiber(out, "the output"));
+  if (edge_inputs < 0) return InvalidArgument("edge_inputs must be 0 or more, but is {}", edge_inputs);
   Se3Conv layer;
   layer.in_ = in;
   layer.out_ = out;

@@ -93,6 +93,29 @@ def test_other_gradients():
     check(lambda a: ts.gather_csr(a, torch.tensor([0, 2, 2, 5])), leaf(3, 2))
 
 
+def test_second_derivatives_raise():
+    g, _, dst = plan()
+    u, v, e = leaf(7, 2, 3), leaf(6, 2, 3), leaf(40, 2)
+    segments = graph.Segments(dst, 6)
+    cases = [
+        (lambda: graph.u_mul_e_sum(g, u, e), u),
+        (lambda: graph.copy_u(g, u, "max"), u),
+        (lambda: graph.gsddmm(g, "mul", u, v), v),
+        (lambda: graph.edge_softmax(g, e), e),
+        (lambda: graph.edge_attention(g, v, u, u, e), u),
+        (lambda: graph.segment_reduce(segments, e, "mean"), e),
+        (lambda: graph.gather(segments, v), v),
+    ]
+    for function, x in cases:
+        (first,) = torch.autograd.grad(function().square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="first derivatives only"):
+            torch.autograd.grad(first.square().sum(), x)
+    # The sum's own gradient is constant, but the gradient by u is e.
+    (by_u,) = torch.autograd.grad(graph.u_mul_e_sum(g, u, e).sum(), u, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(by_u.sum(), e)
+
+
 def test_bfloat16_sums_in_float32():
     g, src, dst = plan(2000)
     u = torch.rand(7, 33).bfloat16()

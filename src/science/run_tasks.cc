@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "science/elements.h"
 
@@ -106,6 +107,12 @@ StatusOr<int64_t> BroadcastGroup(const Features& u, const char* u_name, const Fe
                            u_name, e.cols);
   }
   return u.cols / e.cols;
+}
+
+void FillZeros(const Output& out) {
+  const size_t bytes = tensor::BytesOf(out.dtype, out.cols);
+  for (int64_t r = 0; r < out.rows && bytes > 0; ++r)
+    std::memset(static_cast<std::byte*>(out.data) + tensor::BytesOf(out.dtype, r * out.stride), 0, bytes);
 }
 
 void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task) {

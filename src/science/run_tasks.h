@@ -16,6 +16,9 @@ Status CheckSameType(const Features& a, const char* a_name, const Features& b, c
 StatusOr<int64_t> BroadcastGroup(const Features& u, const char* u_name, const Features& e,
                                  const char* e_name);
 
+/// Sets all elements of `out` to 0.
+void FillZeros(const Output& out);
+
 /// Reduces all segments. The caller sets all fields but ptr, first, last and out_f32. Segments with many
 /// edges are reduced in parts of kHubEdges, whose results are combined in order.
 void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task);

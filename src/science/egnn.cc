@@ -85,6 +85,7 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
   tensor::UnpackRow(coord_out_.matrix(), 0, coord_weights);
   if (!attention_.empty()) tensor::UnpackRow(attention_.matrix(), 0, gate_weights);
   const float coord_bias = coord_out_.bias() != nullptr ? coord_out_.bias()[0] : 0;
+  const float gate_bias = attention_.bias() != nullptr ? attention_.bias()[0] : 0;
   const graph::Adjacency& csc = graph.by_destination();
   RETURN_IF_ERROR(ForEdgeTiles(
       ctx, graph, edge_mlp_, {.dst = h, .src = h, .edge = edge, .dst_xyz = x, .src_xyz = x},
@@ -95,7 +96,7 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
           float* gated = buffers.hidden + size_t{kEdgeTile} * coord_hidden;
           for (int i = 0; i < tile.count; ++i) {
             const float* m = tile.messages + int64_t{i} * hidden;
-            const float gate = SigmoidOf(RowDot(m, gate_weights.data(), hidden) + attention_.bias()[0]);
+            const float gate = SigmoidOf(RowDot(m, gate_weights.data(), hidden) + gate_bias);
             for (int j = 0; j < hidden; ++j) gated[int64_t{i} * hidden + j] = m[j] * gate;
           }
           messages = gated;

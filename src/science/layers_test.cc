@@ -2,6 +2,9 @@
 // set.
 #include <gtest/gtest.h>
 
+#include <string>
+#include <tuple>
+
 #include "science/egnn.h"
 #include "science/evoformer.h"
 #include "science/invariant_points.h"
@@ -53,6 +56,29 @@ TEST_P(LayersTest, EgnnMatchesPyTorch) {
     ExpectClose(h, goldens.Floats(std::string(name) + ".h_out"), kTolerance, "h");
     ExpectClose(x, goldens.Floats(std::string(name) + ".x_out"), kTolerance, "x");
   }
+}
+
+TEST_P(LayersTest, EgnnReadsAMissingBiasAsZero) {
+  const Goldens goldens("egnn");
+  const auto& [name, options] = kEgnnCases[1];
+  const EgnnCase c = LoadEgnn(goldens, name, options);
+  std::vector<float> h[2], x[2];
+  for (const bool missing : {false, true}) {
+    WeightMap weights = goldens.Weights(std::string(name) + ".weights.");
+    for (const std::string bias : {"att_mlp.0.bias", "coord_mlp.2.bias"}) {
+      weights[bias] = {.shape = {1}, .values = {0}};
+      if (missing) weights.erase(bias);
+    }
+    const EgnnLayer layer = *EgnnLayer::Load(WeightScope(weights), 10, 3, options);
+    h[missing].resize(c.h.size());
+    x[missing].resize(c.x.size());
+    ASSERT_TRUE(layer
+                    .Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h[missing].data(),
+                         x[missing].data())
+                    .ok());
+  }
+  EXPECT_EQ(h[0], h[1]);
+  EXPECT_EQ(x[0], x[1]);
 }
 
 TEST_P(LayersTest, EgnnIsEquivariantAndIndependentOfThreads) {

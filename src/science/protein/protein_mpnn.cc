@@ -85,6 +85,18 @@ Status CheckInput(const MpnnInput& input) {
     return InvalidArgument("all arrays of the input must have {} positions", size);
   }
   if (size == 0) return InvalidArgument("the input has no residues");
+  for (size_t i = 0; i < input.xyz.size(); ++i) {
+    if (!std::isfinite(input.xyz[i])) {
+      return InvalidArgument("coordinate {} of residue {} must be finite, but is {}", i % 12, i / 12,
+                             input.xyz[i]);
+    }
+  }
+  for (size_t i = 0; i < size; ++i) {
+    if (input.sequence[i] < 0 || input.sequence[i] >= kMpnnLetters) {
+      return InvalidArgument("sequence[{}] must be in [0, {}), but is {}", i, kMpnnLetters,
+                             input.sequence[i]);
+    }
+  }
   return OkStatus();
 }
 
@@ -280,6 +292,15 @@ StatusOr<MpnnSample> ProteinMpnn::Sample(const graph::Context& ctx, const MpnnIn
   RETURN_IF_ERROR(CheckInput(input));
   if (!(sampling.temperature > 0))
     return InvalidArgument("the temperature must be positive, but is {}", sampling.temperature);
+  for (const char letter : sampling.omit) {
+    if (kMpnnAlphabet.find(letter) == std::string_view::npos)
+      return InvalidArgument("\"{}\" is no letter of {} that can be omitted", letter, kMpnnAlphabet);
+  }
+  if (std::all_of(kMpnnAlphabet.begin(), kMpnnAlphabet.end(), [&](char letter) {
+        return sampling.omit.find(letter) != std::string::npos;
+      })) {
+    return InvalidArgument("all letters of {} are omitted: none is left to choose", kMpnnAlphabet);
+  }
   const graph::ScratchScope scope(ctx);
   MpnnSampler sampler(ctx, {.hidden = hidden_, .letters = letters_, .decoder = decoder_, .out = out_}, input,
                       e);

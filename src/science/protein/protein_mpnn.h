@@ -54,7 +54,7 @@ struct MpnnSample {
 struct MpnnSampling {
   double temperature = 0.1;
   uint64_t seed = 0;
-  std::string omit = "X";  ///< Letters that are never chosen.
+  std::string omit = "X";  ///< Letters of kMpnnAlphabet that are never chosen; not all of them.
 };
 
 class ProteinMpnn {

@@ -2,9 +2,11 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <cstring>
+#include <memory>
 #include <span>
 
 #include "app/input.h"
@@ -17,28 +19,35 @@ namespace {
 
 bool IsGzip(std::string_view bytes) { return bytes.size() > 2 && bytes[0] == '\x1f' && bytes[1] == '\x8b'; }
 
-StatusOr<std::string> Unzip(const std::string& bytes, const std::string& name) {
+// Decompresses all members of gzip data: bgzip and concatenated files have several.
+StatusOr<std::string> Unzip(std::string_view bytes, const std::string& name) {
   z_stream stream{};
   constexpr int kGzipWindow = 15 + 16;  // the largest window, with a gzip header
   if (inflateInit2(&stream, kGzipWindow) != Z_OK) return ResourceExhausted("{}: zlib cannot start", name);
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));  // zlib reads it only
-  stream.avail_in = static_cast<uInt>(bytes.size());
+  const std::unique_ptr<z_stream, int (*)(z_stream*)> end(&stream, inflateEnd);
+  constexpr size_t kMaxFed = size_t{1} << 30;  // avail_in has 32 bits
   std::string text;
   std::string buffer(1 << 20, '\0');
   int state = Z_OK;
-  while (state == Z_OK) {
+  while (true) {
+    if (stream.avail_in == 0) {
+      stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));  // zlib reads it only
+      stream.avail_in = static_cast<uInt>(std::min(bytes.size(), kMaxFed));
+      bytes.remove_prefix(stream.avail_in);
+    }
+    if (state == Z_STREAM_END) {
+      if (stream.avail_in == 0) return text;
+      inflateReset(&stream);
+    }
     stream.next_out = reinterpret_cast<Bytef*>(buffer.data());
     stream.avail_out = static_cast<uInt>(buffer.size());
     state = inflate(&stream, Z_NO_FLUSH);
+    if (state != Z_OK && state != Z_STREAM_END)
+      return DataLoss("{}: the gzip data are damaged or truncated", name);
     text.append(buffer, 0, buffer.size() - stream.avail_out);
-    if (text.size() > kMaxStructureBytes) {
-      inflateEnd(&stream);
+    if (text.size() > kMaxStructureBytes)
       return ResourceExhausted("{}: more than {} bytes after decompression", name, kMaxStructureBytes);
-    }
   }
-  inflateEnd(&stream);
-  if (state != Z_STREAM_END) return DataLoss("{}: the gzip data are damaged or truncated", name);
-  return text;
 }
 
 StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
@@ -77,6 +86,8 @@ StatusOr<science::Structure> ReadStructure(const std::string& path) {
   if (IsGzip(bytes)) {
     ASSIGN_OR_RETURN(bytes, Unzip(bytes, name));
   }
+  if (bytes.size() > kMaxStructureBytes)
+    return ResourceExhausted("{}: {} bytes, more than {}", name, bytes.size(), kMaxStructureBytes);
   return science::ParseStructure(bytes, name);
 }
 

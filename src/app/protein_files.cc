@@ -1,15 +1,18 @@
 #include "app/protein_files.h"
 
+#include <fmt/format.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <bit>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <span>
 
 #include "app/input.h"
+#include "base/lfs_pointer.h"
 #include "checkpoint/safetensors.h"
 #include "runtime/memory.h"
 #include "science/torch_file.h"
@@ -50,6 +53,15 @@ StatusOr<std::string> Unzip(std::string_view bytes, const std::string& name) {
   }
 }
 
+// Checks a model's number of neighbours; `text` is the value as the file has it.
+StatusOr<int> NeighborsOf(double value, const std::string& text, const std::string& path) {
+  constexpr int kMaxNeighbors = 10000;  // the limit of --neighbors
+  if (!(value >= 1 && value <= kMaxNeighbors) || value != std::floor(value)) {
+    return DataLoss("{}: \"num_edges\" must be an integer in [1, {}], but is {}", path, kMaxNeighbors, text);
+  }
+  return static_cast<int>(value);
+}
+
 StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
   ASSIGN_OR_RETURN(const checkpoint::Safetensors parsed,
                    checkpoint::ParseSafetensors(file.bytes(), file.path()));
@@ -73,7 +85,11 @@ StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
     }
   }
   if (const auto found = parsed.metadata.find("num_edges"); found != parsed.metadata.end()) {
-    std::from_chars(found->second.data(), found->second.data() + found->second.size(), weights.neighbors);
+    const std::string& text = found->second;
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) value = 0;
+    ASSIGN_OR_RETURN(weights.neighbors, NeighborsOf(value, text, file.path()));
   }
   return weights;
 }
@@ -83,6 +99,7 @@ StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
 StatusOr<science::Structure> ReadStructure(const std::string& path) {
   ASSIGN_OR_RETURN(std::string bytes, ReadInput(path));
   const std::string name = InputName(path);
+  RETURN_IF_ERROR(base::CheckFetched(bytes, name));
   if (IsGzip(bytes)) {
     ASSIGN_OR_RETURN(bytes, Unzip(bytes, name));
   }
@@ -94,6 +111,7 @@ StatusOr<science::Structure> ReadStructure(const std::string& path) {
 StatusOr<ProteinWeights> ReadProteinWeights(const std::string& path) {
   ASSIGN_OR_RETURN(const auto file, runtime::MappedFile::Open(path));
   const std::span<const std::byte> bytes = file->bytes();
+  RETURN_IF_ERROR(base::CheckFetched({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path));
   if (bytes.size() < 2 || bytes[0] != std::byte{'P'} || bytes[1] != std::byte{'K'})
     return ReadSafetensors(*file);
   ASSIGN_OR_RETURN(const science::TorchFile torch, science::ParseTorchFile(bytes, path));
@@ -101,7 +119,7 @@ StatusOr<ProteinWeights> ReadProteinWeights(const std::string& path) {
   weights.tensors = torch.Under("model_state_dict/");
   if (weights.tensors.empty()) weights.tensors = torch.tensors;
   if (const auto found = torch.numbers.find("num_edges"); found != torch.numbers.end()) {
-    weights.neighbors = static_cast<int>(found->second);
+    ASSIGN_OR_RETURN(weights.neighbors, NeighborsOf(found->second, fmt::format("{}", found->second), path));
   }
   return weights;
 }

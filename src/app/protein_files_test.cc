@@ -49,5 +49,28 @@ TEST_F(ProteinFilesTest, AllMembersOfAGzipFileAreRead) {
   }
 }
 
+TEST_F(ProteinFilesTest, GitLfsPointersAreNamed) {
+  const std::string path = Write("v_48_020.pt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  const std::string message =
+      path + ": this is a Git LFS pointer and not the file itself; run \"git lfs pull\" in its repository, or "
+             "download the file again";
+  EXPECT_EQ(Message(ReadProteinWeights(path).status()), message);
+  EXPECT_EQ(Message(ReadStructure(path).status()), message);
+}
+
+TEST_F(ProteinFilesTest, NumberOfNeighborsIsChecked) {
+  auto with = [&](const std::string& number) {
+    std::string header = R"({"__metadata__":{"num_edges":")" + number + R"("}})";
+    header.resize(64, ' ');
+    return Write("weights.safetensors", std::string("\x40\0\0\0\0\0\0\0", 8) + header);
+  };
+  EXPECT_EQ(ReadProteinWeights(with("48"))->neighbors, 48);
+  for (const std::string number : {"48x", "abc", "", "0", "-1", "10001", "1e300", "nan", "48.5"}) {
+    const std::string path = with(number);
+    EXPECT_EQ(Message(ReadProteinWeights(path).status()),
+              path + ": \"num_edges\" must be an integer in [1, 10000], but is " + number);
+  }
+}
+
 }  // namespace
 }  // namespace moesaic::app

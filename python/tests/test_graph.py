@@ -120,6 +120,14 @@ def test_heads_of_keys_and_values_are_those_of_queries(rng):
             graph.edge_attention(g, q, np.zeros(k_shape, np.float32), np.zeros(v_shape, np.float32))
 
 
+def test_edge_softmax_reads_the_plan_of_the_graph(rng):
+    src, dst, g = edges(rng)
+    x = rng.normal(size=(70, 3)).astype(np.float32)
+    np.testing.assert_array_equal(graph.edge_softmax(g, x), graph.segment_softmax(graph.Segments(dst, 9), x))
+    backwards = graph.edge_softmax(g.reversed(), x)  # the reversed graph is destroyed before its plan
+    np.testing.assert_allclose(backwards, graph.segment_softmax(graph.Segments(src, 11), x), rtol=1e-6)
+
+
 def test_results_do_not_depend_on_threads(rng):
     before = moesaic.get_num_threads()
     src, dst = rng.integers(0, 500, 60000), np.minimum(rng.integers(0, 3000, 60000), 499)

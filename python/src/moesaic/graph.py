@@ -173,7 +173,7 @@ def segment_softmax(segments: Segments | Graph, x: ArrayT) -> ArrayT:
     With a graph the segments are the incoming edges of its destinations, as in DGL's edge_softmax.
     """
     a: Any = x
-    plan = _destinations(segments)._plan if isinstance(segments, Graph) else segments._plan
+    plan = segments._graph.destinations if isinstance(segments, Graph) else segments._plan
     shape = tuple(a.shape)
     columns = math.prod(shape[1:])
     if needs_grad(a):
@@ -189,17 +189,6 @@ def segment_softmax(segments: Segments | Graph, x: ArrayT) -> ArrayT:
 def edge_softmax(graph: Graph, x: ArrayT) -> ArrayT:
     """Softmax of x [E, ...] over the incoming edges of each destination (DGL's name)."""
     return segment_softmax(graph, x)
-
-
-def _destinations(graph: Graph) -> Segments:
-    cached: Segments | None = getattr(graph, "_segments", None)
-    if cached is None:
-        ptr, _, edge = graph.csc()
-        own = np.empty(graph.num_edges, np.int32)
-        own[edge] = np.repeat(np.arange(graph.num_dst, dtype=np.int32), np.diff(ptr))
-        cached = Segments(own, graph.num_dst)
-        graph._segments = cached  # type: ignore[attr-defined]
-    return cached
 
 
 def index_add(out: ArrayT, index: Any, src: ArrayT, alpha: float = 1.0) -> ArrayT:

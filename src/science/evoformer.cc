@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/round.h"
 #include "science/run_tasks.h"
 
 namespace moesaic::science {
@@ -17,7 +18,7 @@ float* TakeFloats(const graph::Context& ctx, int64_t count) {
 // Runs body(first, count, worker) over tiles of rows.
 template <typename Body>
 void ForTiles(const graph::Context& ctx, int64_t rows, int64_t tile, const Body& body) {
-  ctx.exec.pool->Run((rows + tile - 1) / tile, [&](int64_t task, int worker) {
+  ctx.exec.pool->Run(base::CeilDiv(rows, tile), [&](int64_t task, int worker) {
     body(task * tile, std::min(tile, rows - task * tile), worker);
   });
 }
@@ -37,12 +38,6 @@ struct ProjectionTile {
     return tiles;
   }
 };
-
-void NormalizeRows(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y) {
-  const auto n = static_cast<int>(norm.gamma.size());
-  for (int64_t r = 0; r < rows; ++r)
-    ctx.graph->rows.layer_norm(x + r * n, norm.gamma.data(), norm.beta.data(), n, norm.eps, y + r * n);
-}
 
 // out [heads, rows of x] = linear(norm(x))^T: the bias of attention.
 void ComputeBias(const graph::Context& ctx, const Norm& norm, const Dense& linear, const float* x,

@@ -132,8 +132,6 @@ Status GspmmDot(const Context& ctx, const Graph& graph, const GspmmParams& p) {
   return Segment(ctx, p.reduce, graph.by_destination(), dots, p.out, p.options);
 }
 
-bool IsMaskedReduce(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
-
 }  // namespace
 
 Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& p) {
@@ -154,7 +152,7 @@ Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& p) {
 
 Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& p, const GspmmGradients& g) {
   ASSIGN_OR_RETURN(const int64_t group, CheckMessage(graph, p));
-  const bool dot = p.message == Message::kUDotE, masked = IsMaskedReduce(p.reduce);
+  const bool dot = p.message == Message::kUDotE, masked = IsExtreme(p.reduce);
   const Features& main = p.message == Message::kCopyE ? p.e : p.u;
   RETURN_IF_ERROR(CheckFeatures(g.out_grad, "out_grad", graph.num_dst(), dot ? -1 : main.cols));
   RETURN_IF_ERROR(CheckSameType(g.out_grad, "out_grad", main, "the input"));
@@ -171,10 +169,7 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
     ASSIGN_OR_RETURN(width, HeadWidth(p.u.cols, g.out_grad.cols));
   }
   if (masked && dot) return Unimplemented("the gradient of u_dot_e needs sum or mean");
-  if (masked && static_cast<int64_t>(g.arg.size()) != g.out_grad.rows * g.out_grad.cols) {
-    return InvalidArgument("arg must have {} elements, but has {}", g.out_grad.rows * g.out_grad.cols,
-                           g.arg.size());
-  }
+  if (masked) RETURN_IF_ERROR(CheckArg(g.arg, g.out_grad.rows, g.out_grad.cols));
   ScratchScope scope(ctx);
   Features grad = g.out_grad;
   if (p.reduce == Reduce::kMean) {

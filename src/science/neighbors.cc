@@ -39,10 +39,7 @@ StatusOr<std::vector<PointSet>> CheckPoints(std::span<const float> xyz, std::spa
 }
 
 float Squared(std::span<const float> xyz, int32_t i, int32_t j) {
-  const float x = xyz[3 * size_t(i)] - xyz[3 * size_t(j)],
-              y = xyz[3 * size_t(i) + 1] - xyz[3 * size_t(j) + 1],
-              z = xyz[3 * size_t(i) + 2] - xyz[3 * size_t(j) + 2];
-  return x * x + y * y + z * z;
+  return SquaredDistance(xyz.data() + 3 * size_t(i), xyz.data() + 3 * size_t(j));
 }
 
 // Neighbours of i in ascending order.

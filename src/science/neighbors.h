@@ -10,6 +10,11 @@
 
 namespace moesaic::graph {
 
+inline float SquaredDistance(const float* a, const float* b) {
+  const float x = a[0] - b[0], y = a[1] - b[1], z = a[2] - b[2];
+  return x * x + y * y + z * z;
+}
+
 /// Edges in the order of (src, dst) for NearestGraph() and (dst, src) for RadiusGraph().
 struct EdgeList {
   std::vector<int32_t> src, dst;

@@ -9,8 +9,6 @@
 namespace moesaic::graph {
 namespace {
 
-bool IsExtreme(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
-
 // A part of a hub: positions bounds[0] to bounds[1].
 struct HubPart {
   int32_t bounds[2];
@@ -107,6 +105,11 @@ StatusOr<int64_t> BroadcastGroup(const Features& u, const char* u_name, const Fe
                            u_name, e.cols);
   }
   return u.cols / e.cols;
+}
+
+Status CheckArg(std::span<const int32_t> arg, int64_t rows, int64_t cols) {
+  if (static_cast<int64_t>(arg.size()) == rows * cols) return OkStatus();
+  return InvalidArgument("arg must have {} elements, but has {}", rows * cols, arg.size());
 }
 
 void FillZeros(const Output& out) {

@@ -12,16 +12,6 @@ namespace {
 
 constexpr float kMessageScale = 30;  // divides sums of messages
 
-// Columns [first, first + count) of a layer's weight as a layer of its own.
-StatusOr<Dense> TakeColumns(const WeightTensor& weight, int first, int count, std::span<const float> bias) {
-  const auto n = static_cast<int>(weight.shape[0]), k = static_cast<int>(weight.shape[1]);
-  std::vector<float> part;
-  for (int r = 0; r < n; ++r)
-    part.insert(part.end(), weight.values.begin() + int64_t{r} * k + first,
-                weight.values.begin() + int64_t{r} * k + first + count);
-  return Dense::Pack(n, count, part, bias);
-}
-
 // The perceptron of layers NAMES on [h_d, h_E, source], with `sources` inputs of the source.
 StatusOr<EdgeMlp> LoadMessage(const WeightScope& weights, int hidden, int sources,
                               const char* const (&names)[3]) {
@@ -32,9 +22,13 @@ StatusOr<EdgeMlp> LoadMessage(const WeightScope& weights, int hidden, int source
   ASSIGN_OR_RETURN(const WeightTensor* weight,
                    weights.Get(first + ".weight", {hidden, 2 * hidden + sources}));
   ASSIGN_OR_RETURN(const std::vector<float> bias, weights.Vector(first + ".bias", hidden));
-  ASSIGN_OR_RETURN(mlp.first_dst, TakeColumns(*weight, 0, hidden, bias));
-  ASSIGN_OR_RETURN(mlp.first_edge, TakeColumns(*weight, hidden, hidden, {}));
-  ASSIGN_OR_RETURN(mlp.first_src, TakeColumns(*weight, 2 * hidden, sources, {}));
+  auto take = [&](int column, int count, std::span<const float> part_bias) {
+    return Dense::Pack(hidden, count, ColumnsOf(weight->values, hidden, 2 * hidden + sources, column, count),
+                       part_bias);
+  };
+  ASSIGN_OR_RETURN(mlp.first_dst, take(0, hidden, bias));
+  ASSIGN_OR_RETURN(mlp.first_edge, take(hidden, hidden, {}));
+  ASSIGN_OR_RETURN(mlp.first_src, take(2 * hidden, sources, {}));
   for (const char* name : {names[1], names[2]}) {
     ASSIGN_OR_RETURN(Dense dense, weights.Linear(name, hidden, hidden));
     mlp.rest.push_back(std::move(dense));
@@ -194,11 +188,7 @@ StatusOr<MpnnEncoding> ProteinMpnn::Encode(const graph::Context& ctx, const Mpnn
         ctx.graph->rows.exp(features + kMpnnPositional, kMpnnEdgeInputs - kMpnnPositional);
       }
       w.dense.Run(edge_embedding_, w.features, kMpnnEdgeInputs, k, w.embedded, width);
-      for (int n = 0; n < k; ++n) {
-        float* edge = w.embedded + int64_t{n} * width;
-        ctx.graph->rows.layer_norm(edge, norm_edges_.gamma.data(), norm_edges_.beta.data(), width,
-                                   norm_edges_.eps, edge);
-      }
+      NormalizeRows(ctx, norm_edges_, w.embedded, k, w.embedded);
       w.dense.Run(edge_in_, w.embedded, width, k, e.edges.data() + i * k * hidden_, hidden_);
     });
   }
@@ -266,19 +256,12 @@ StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context&
     std::copy_n(letters_.data() + int64_t{sequence[j]} * hidden_, hidden_, features.data() + 2 * j * hidden_);
     std::copy_n(e.nodes.data() + j * hidden_, hidden_, features.data() + (2 * (size + j) + 1) * hidden_);
   }
-  const graph::Adjacency& csc = graph.by_destination();
   for (const DecoderLayer& layer : decoder_) {
     for (int64_t j = 0; j < size; ++j)
       std::copy_n(nodes.data() + j * hidden_, hidden_, features.data() + (2 * j + 1) * hidden_);
-    std::fill(sums.begin(), sums.end(), 0.0F);
-    RETURN_IF_ERROR(ForEdgeTiles(
+    RETURN_IF_ERROR(EdgeMlpReduce(
         ctx, graph, layer.message, {.dst = nodes.data(), .src = features.data(), .edge = e.edges.data()},
-        [&](const EdgeTile& tile) {
-          for (int t = 0; t < tile.count; ++t) {
-            ctx.exec.kernels->axpy(1, tile.messages + int64_t{t} * hidden_, hidden_,
-                                   sums.data() + int64_t{csc.own[tile.first + t]} * hidden_);
-          }
-        }));
+        graph::Reduce::kSum, 1, sums.data()));
     RETURN_IF_ERROR(UpdateNodes(ctx, sums, layer.norm1, layer.norm2, layer.dense, input.known, &nodes));
   }
   std::vector<float> logits(size * kMpnnLetters);

@@ -4,7 +4,6 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -15,6 +14,7 @@
 #include "base/lfs_pointer.h"
 #include "checkpoint/safetensors.h"
 #include "runtime/memory.h"
+#include "science/elements.h"
 #include "science/torch_file.h"
 
 namespace moesaic::app {
@@ -74,15 +74,17 @@ StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
     }
     science::WeightTensor& to = weights.tensors[entry.name];
     to.shape = entry.shape;
-    const size_t size = entry.dtype == DType::kF32 ? 4 : 2;
-    for (size_t i = 0; i < entry.bytes.size() / size; ++i) {
-      uint32_t bits = 0;
-      std::memcpy(&bits, entry.bytes.data() + i * size, size);
-      float value = std::bit_cast<float>(bits);
-      if (entry.dtype == DType::kBF16) value = tensor::ToFloat(tensor::BF16{static_cast<uint16_t>(bits)});
-      if (entry.dtype == DType::kF16) value = tensor::HalfToFloat(static_cast<uint16_t>(bits));
-      to.values.push_back(value);
+    // Tensors may lie at any address.
+    if (entry.dtype == DType::kF32) {
+      to.values.resize(entry.bytes.size() / sizeof(float));
+      if (!to.values.empty()) std::memcpy(to.values.data(), entry.bytes.data(), to.values.size() * sizeof(float));
+      continue;
     }
+    std::vector<uint16_t> halves(entry.bytes.size() / sizeof(uint16_t));
+    if (!halves.empty()) std::memcpy(halves.data(), entry.bytes.data(), halves.size() * sizeof(uint16_t));
+    to.values.resize(halves.size());
+    for (size_t i = 0; i < halves.size(); ++i)
+      to.values[i] = graph::LoadElement(halves.data(), entry.dtype, static_cast<int64_t>(i));
   }
   if (const auto found = parsed.metadata.find("num_edges"); found != parsed.metadata.end()) {
     const std::string& text = found->second;

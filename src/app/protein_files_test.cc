@@ -72,5 +72,20 @@ TEST_F(ProteinFilesTest, NumberOfNeighborsIsChecked) {
   }
 }
 
+TEST_F(ProteinFilesTest, SafetensorsOfAllTypesAreConverted) {
+  std::string header =
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[2],"data_offsets":[8,12]},)"
+      R"("c":{"dtype":"F16","shape":[2],"data_offsets":[12,16]},"d":{"dtype":"F32","shape":[0],"data_offsets":[16,16]}})";
+  std::string bytes(8, '\0');
+  bytes[0] = static_cast<char>(header.size());
+  bytes[1] = static_cast<char>(header.size() >> 8);
+  const std::string data("\0\0\x80\x3f\0\0\0\xc0\x80\x3f\0\xc0\0\x3c\0\xc0", 16);
+  const ProteinWeights weights = *ReadProteinWeights(Write("weights.safetensors", bytes + header + data));
+  for (const std::string name : {"a", "b", "c"})
+    EXPECT_EQ(weights.tensors.at(name).values, (std::vector<float>{1, -2})) << name;
+  EXPECT_TRUE(weights.tensors.at("d").values.empty());
+  EXPECT_EQ(weights.neighbors, 0);
+}
+
 }  // namespace
 }  // namespace moesaic::app

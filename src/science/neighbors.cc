@@ -149,6 +149,13 @@ StatusOr<EdgeList> RadiusGraph(const Context& ctx, std::span<const float> xyz, c
   if (!(options.radius > 0) || !std::isfinite(options.radius)) {
     return InvalidArgument("the radius must be positive and finite, but is {}", options.radius);
   }
+  constexpr double kMaxCell = 0x1p52;  // positions in the grid are exact and fit in int64
+  for (size_t i = 0; i < xyz.size(); ++i) {
+    if (std::abs(double{xyz[i]} / options.radius) > kMaxCell) {
+      return InvalidArgument("coordinate {} of point {} must be at most 2^52 times the radius {}, but is {}",
+                             i % 3, i / 3, options.radius, xyz[i]);
+    }
+  }
   const CellGrid grid(xyz, sets, options.radius);
   std::vector<std::vector<Candidate>> candidates(ctx.exec.pool->size());
   return JoinLists(ctx, static_cast<int32_t>(xyz.size() / 3), false, [&](int32_t i, int worker) {

@@ -46,7 +46,8 @@ struct RadiusOptions {
 };
 
 /// Edges j -> i for all points with distance at most `radius`, through a grid of cells of that size: time
-/// grows with the number of edges. Sources of a destination ascend.
+/// grows with the number of edges. Sources of a destination ascend. Fails if a coordinate is not finite, or
+/// above 2^52 times the radius.
 StatusOr<EdgeList> RadiusGraph(const Context& ctx, std::span<const float> xyz, const RadiusOptions& options);
 
 }  // namespace moesaic::graph

@@ -131,7 +131,7 @@ void BindEgnn(nb::module_& m) {
                           MaybeFloats(edge, "edge", int64_t{g.num_edges()} * layer.edge_inputs()),
                           Floats(h_out, "h_out", n * layer.outputs()), Floats(x_out, "x_out", 3 * n)));
           },
-          nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("h_out"), nb::arg("x_out"));
+          nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("h_out"), nb::arg("x_out"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 void BindEvoformer(nb::module_& m) {
@@ -149,7 +149,7 @@ void BindEvoformer(nb::module_& m) {
             ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
                                    Shaped(z, "z", {n, n, layer.c()})));
           },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"));
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::TriangleAttention>(m, "TriangleAttention")
       .def_static(
           "load",
@@ -163,7 +163,7 @@ void BindEvoformer(nb::module_& m) {
             ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
                                    Shaped(z, "z", {n, n, layer.c()})));
           },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"));
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::EvoformerBlock>(m, "EvoformerBlock")
       .def_static("load",
                   [](const Weights& w, int msa_heads, int pair_heads) {
@@ -180,7 +180,7 @@ void BindEvoformer(nb::module_& m) {
                                    Shaped(z, "z", {n, n, block.c_z()})));
           },
           nb::arg("s"), nb::arg("n"), nb::arg("msa_mask").none(),
-          nb::arg("pair_mask").none(), nb::arg("m"), nb::arg("z"));
+          nb::arg("pair_mask").none(), nb::arg("m"), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::InvariantPointAttention>(m, "InvariantPointAttention")
       .def_static(
           "load",
@@ -201,7 +201,7 @@ void BindEvoformer(nb::module_& m) {
                           MaybeFloats(mask, "mask", n), Floats(out, "out", n * layer.c_s())));
           },
           nb::arg("n"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"),
-          nb::arg("translation"), nb::arg("mask").none(), nb::arg("out"));
+          nb::arg("translation"), nb::arg("mask").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::FiberFeatures ToFiber(const std::map<int, Array>& arrays) {
@@ -239,7 +239,7 @@ void BindSe3(nb::module_& m) {
               std::copy(values.begin(), values.end(),
                         Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
           },
-          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"));
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,
@@ -274,7 +274,9 @@ void BindProteinMpnn(nb::module_& m) {
              const std::vector<float> logs = ValueOrThrow(model.LogProbabilities(
                  session.context(), input, encoding, input.sequence, ToInts(order, "order")));
              std::copy(logs.begin(), logs.end(), Floats(out, "out", static_cast<int64_t>(logs.size())));
-           })
+           },
+           nb::arg("xyz"), nb::arg("known"), nb::arg("index"), nb::arg("chain"), nb::arg("sequence"),
+           nb::arg("order"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
       .def("sample",
            [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
               const Array& chain, const Array& sequence, double temperature, uint64_t seed) {

@@ -66,11 +66,7 @@ TileDense::TileDense(const graph::Context& ctx, tensor::PackedFormat format, int
 
 void TileDense::Run(const Dense& dense, const float* x, int64_t x_stride, int rows, float* y,
                     int64_t y_stride) const {
-  Run(dense.matrix(), dense.bias(), x, x_stride, rows, y, y_stride);
-}
-
-void TileDense::Run(const tensor::PackedMatrix& matrix, const float* bias, const float* x, int64_t x_stride,
-                    int rows, float* y, int64_t y_stride) const {
+  const tensor::PackedMatrix& matrix = dense.matrix();
   const auto& gemm = kernels_->gemm[static_cast<int>(matrix.layout.format)];
   const int k_padded = matrix.layout.k_padded;
   const int64_t stride = int64_t{k_padded / 64} * gemm.unit_bytes;
@@ -83,7 +79,7 @@ void TileDense::Run(const tensor::PackedMatrix& matrix, const float* bias, const
             .panel_bytes = matrix.layout.panel_bytes,
             .w_scales = matrix.has_scales() ? matrix.scales() : nullptr,
             .w_sums = matrix.has_sums() ? matrix.sums() : nullptr,
-            .bias = bias,
+            .bias = dense.bias(),
             .c = y,
             .c_stride = y_stride,
             .m = rows,

@@ -46,9 +46,6 @@ class TileDense {
   TileDense(const graph::Context& ctx, tensor::PackedFormat format, int rows, int k);
   /// y [rows, n] = x [rows, k] W^T + b. y may not overlap x.
   void Run(const Dense& dense, const float* x, int64_t x_stride, int rows, float* y, int64_t y_stride) const;
-  /// The same with a matrix packed by PackTile(), which has no bias.
-  void Run(const tensor::PackedMatrix& matrix, const float* bias, const float* x, int64_t x_stride, int rows,
-           float* y, int64_t y_stride) const;
 
  private:
   const kernels::KernelTable* kernels_;
@@ -66,7 +63,7 @@ void NormalizeRows(const graph::Context& ctx, const Norm& norm, const float* x, 
 /// The same on the whole pool.
 void Apply(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y);
 
-/// Calls body(row) for every row on the pool, with several rows per task.
+/// Calls body(first, last) on the pool for ranges that cover all rows, with several rows per task.
 void ForRows(const graph::Context& ctx, int64_t rows, int64_t rows_per_task,
              const std::function<void(int64_t first, int64_t last)>& body);
 

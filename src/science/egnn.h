@@ -46,7 +46,6 @@ class EgnnModel {
  public:
   static StatusOr<EgnnModel> Load(const WeightMap& weights);
   int inputs() const { return embedding_.k(); }
-  int layers() const { return static_cast<int>(layers_.size()); }
   /// Predicts one value per molecule. features is [nodes, inputs], xyz [nodes, 3]; molecule m has nodes
   /// [molecules[m], molecules[m + 1]).
   StatusOr<std::vector<float>> Predict(const graph::Context& ctx, const graph::Graph& graph,

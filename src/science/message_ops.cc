@@ -62,6 +62,7 @@ struct MapSpec {
 };
 
 void MapInto(const Context& ctx, const Graph& graph, const MapSpec& spec, const Output& out) {
+  if (spec.lhs.x.cols == 0) return FillZeros(out);  // sums of no products
   RunEdgeMap(ctx, graph.num_edges(),
              {.lhs_rows = spec.lhs.rows,
               .rhs_rows = spec.rhs.rows,

@@ -382,5 +382,26 @@ TEST_P(MessageOpsTest, EmptyGraphsGiveZeros) {
   }
 }
 
+TEST_P(MessageOpsTest, DotProductsOverNoColumnsAreZero) {
+  const Graph graph = RandomEdges(&rng_, 5, 6, 20).Build();
+  TestFeatures u(tensor::DType::kF32, 5, 0), v(tensor::DType::kF32, 6, 0), e(tensor::DType::kF32, 20, 0);
+  TestFeatures dots(tensor::DType::kF32, 20, 2), out(tensor::DType::kF32, 6, 2);
+  dots.Fill(7);
+  out.Fill(7);
+  ASSERT_TRUE(
+      Gsddmm(ctx_, graph, {.op = EdgeOp::kDot, .lhs = u.view(), .rhs = v.view(), .out = dots.out()}).ok());
+  ASSERT_TRUE(Gspmm(ctx_, graph,
+                    {.message = Message::kUDotE,
+                     .reduce = Reduce::kSum,
+                     .u = u.view(),
+                     .e = e.view(),
+                     .out = out.out(),
+                     .options = {}})
+                  .ok());
+  for (const TestFeatures* x : {&dots, &out}) {
+    for (const double value : Values(*x)) EXPECT_EQ(value, 0);
+  }
+}
+
 }  // namespace
 }  // namespace moesaic::graph

@@ -107,7 +107,7 @@ class Graph:
         return self._graph.num_edges
 
     def reversed(self) -> Graph:
-        """Return the graph with every edge turned round; it shares this plan."""
+        """Return the graph with every edge reversed; it shares this plan."""
         return Graph._wrap(self._graph.reversed())
 
     def matches(self, src: Any, dst: Any) -> bool:

@@ -64,9 +64,6 @@ class ProteinMpnn {
   /// Random parameters (uniform, scaled by fan) for tests and benchmarks.
   static WeightMap RandomWeights(uint64_t seed, int hidden = 128, int layers = 3);
 
-  int hidden() const { return hidden_; }
-  int neighbors() const { return neighbors_; }
-
   StatusOr<MpnnEncoding> Encode(const graph::Context& ctx, const MpnnInput& input) const;
   /// Log-probabilities [L, 21] of each letter given the letters of `sequence` at positions that precede it in
   /// `order`, a permutation of the positions.

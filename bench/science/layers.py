@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures moesaic.layers against PyTorch eager on the shapes of a 512-residue protein, in one run.
 
-Usage: layers.py [--threads N] [--repetitions N] [--residues N] [--cpu-time]. The PyTorch layers are the transcriptions that made the
-goldens (src/science/goldens), in float32 and inference mode.
+Usage: layers.py [--threads N] [--repetitions N] [--residues N] [--cpu-time]. The PyTorch layers are the transcriptions
+that made the goldens (src/science/goldens), in float32 and inference mode.
 """
 import argparse
 import pathlib

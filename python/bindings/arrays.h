@@ -25,7 +25,7 @@ graph::Indices ToIndices(const ReadArray& array, const char* name);
 std::span<int32_t> ToInts(const Array& array, const char* name);
 std::span<float> ToFloats(const Array& array, const char* name);
 
-/// Throws the Python exception for a failed status: TypeError for unsupported input, otherwise ValueError.
+/// Throws a Python ValueError with the message of a failed status.
 void ThrowIfError(const Status& status);
 
 /// Returns the value, or throws.
@@ -35,7 +35,8 @@ T ValueOrThrow(StatusOr<T> value) {
   return *std::move(value);
 }
 
-/// Holds the process's workspace while an operator runs. Calls from several threads take turns.
+/// Holds the process's workspace while an operator runs. Calls from several threads take turns. Its kernels are
+/// those of the best instruction set of the host; MOESAIC_ISA, which limits the program's verbs, is not read.
 class Session {
  public:
   Session();

@@ -96,6 +96,9 @@ void BindPlans(nb::module_& m) {
       .def_prop_ro("num_src", &Graph::num_src)
       .def_prop_ro("num_dst", &Graph::num_dst)
       .def_prop_ro("num_edges", &Graph::num_edges)
+      .def_prop_ro(
+          "destinations", [](const Graph& g) -> const Segments& { return g.by_destination(); },
+          nb::rv_policy::reference_internal)
       .def("reversed", &Graph::Reversed)
       .def("matches",
            [](const Graph& g, const ReadArray& src, const ReadArray& dst) {

@@ -1,4 +1,5 @@
 // Layers of src/science: objects that own their weights, on contiguous float32 arrays.
+#include <fmt/ranges.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -58,6 +59,17 @@ float* Floats(const Array& array, const char* name, int64_t size) {
   }
   return values.data();
 }
+// A contiguous float32 array of this shape.
+float* Shaped(const Array& array, const char* name, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> found;
+  for (size_t i = 0; i < array.ndim(); ++i) found.push_back(static_cast<int64_t>(array.shape(i)));
+  if (found != shape) {
+    throw nb::value_error(fmt::format("{} must have the shape [{}], but has [{}]", name,
+                                      fmt::join(shape, ", "), fmt::join(found, ", "))
+                              .c_str());
+  }
+  return ToFloats(array, name).data();
+}
 float* MaybeFloats(const MaybeArray& array, const char* name, int64_t size) {
   return array.has_value() ? Floats(*array, name, size) : nullptr;
 }
@@ -111,16 +123,15 @@ void BindEgnn(nb::module_& m) {
       .def(
           "run",
           [](const science::EgnnLayer& layer, const Graph& g, const Array& h, const Array& x,
-             const MaybeArray& edge, int edge_inputs, const Array& h_out, const Array& x_out) {
+             const MaybeArray& edge, const Array& h_out, const Array& x_out) {
             const Session session;
             const int64_t n = g.num_dst();
             ThrowIfError(
                 layer.Run(session.context(), g, Floats(h, "h", n * layer.inputs()), Floats(x, "x", 3 * n),
-                          MaybeFloats(edge, "edge", int64_t{g.num_edges()} * edge_inputs),
+                          MaybeFloats(edge, "edge", int64_t{g.num_edges()} * layer.edge_inputs()),
                           Floats(h_out, "h_out", n * layer.outputs()), Floats(x_out, "x_out", 3 * n)));
           },
-          nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("edge_inputs"),
-          nb::arg("h_out"), nb::arg("x_out"));
+          nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("h_out"), nb::arg("x_out"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 void BindEvoformer(nb::module_& m) {
@@ -133,13 +144,12 @@ void BindEvoformer(nb::module_& m) {
           })
       .def(
           "run",
-          [](const science::TriangleMultiplication& layer, int64_t n, int64_t c, const MaybeArray& mask,
-             const Array& z) {
+          [](const science::TriangleMultiplication& layer, int64_t n, const MaybeArray& mask, const Array& z) {
             const Session session;
-            ThrowIfError(
-                layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n), Floats(z, "z", n * n * c)));
+            ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
+                                   Shaped(z, "z", {n, n, layer.c()})));
           },
-          nb::arg("n"), nb::arg("c"), nb::arg("mask").none(), nb::arg("z"));
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::TriangleAttention>(m, "TriangleAttention")
       .def_static(
           "load",
@@ -148,13 +158,12 @@ void BindEvoformer(nb::module_& m) {
           })
       .def(
           "run",
-          [](const science::TriangleAttention& layer, int64_t n, int64_t c, const MaybeArray& mask,
-             const Array& z) {
+          [](const science::TriangleAttention& layer, int64_t n, const MaybeArray& mask, const Array& z) {
             const Session session;
-            ThrowIfError(
-                layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n), Floats(z, "z", n * n * c)));
+            ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
+                                   Shaped(z, "z", {n, n, layer.c()})));
           },
-          nb::arg("n"), nb::arg("c"), nb::arg("mask").none(), nb::arg("z"));
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::EvoformerBlock>(m, "EvoformerBlock")
       .def_static("load",
                   [](const Weights& w, int msa_heads, int pair_heads) {
@@ -163,15 +172,15 @@ void BindEvoformer(nb::module_& m) {
                   })
       .def(
           "run",
-          [](const science::EvoformerBlock& block, int64_t s, int64_t n, int64_t c_m, int64_t c_z,
-             const MaybeArray& msa_mask, const MaybeArray& pair_mask, const Array& m_rows, const Array& z) {
+          [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeArray& msa_mask, const MaybeArray& pair_mask, const Array& m_rows, const Array& z) {
             const Session session;
             ThrowIfError(block.Run(session.context(), s, n, MaybeFloats(msa_mask, "msa_mask", s * n),
                                    MaybeFloats(pair_mask, "pair_mask", n * n),
-                                   Floats(m_rows, "m", s * n * c_m), Floats(z, "z", n * n * c_z)));
+                                   Shaped(m_rows, "m", {s, n, block.c_m()}),
+                                   Shaped(z, "z", {n, n, block.c_z()})));
           },
-          nb::arg("s"), nb::arg("n"), nb::arg("c_m"), nb::arg("c_z"), nb::arg("msa_mask").none(),
-          nb::arg("pair_mask").none(), nb::arg("m"), nb::arg("z"));
+          nb::arg("s"), nb::arg("n"), nb::arg("msa_mask").none(),
+          nb::arg("pair_mask").none(), nb::arg("m"), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::InvariantPointAttention>(m, "InvariantPointAttention")
       .def_static(
           "load",
@@ -182,17 +191,17 @@ void BindEvoformer(nb::module_& m) {
           })
       .def(
           "run",
-          [](const science::InvariantPointAttention& layer, int64_t n, int64_t c_s, int64_t c_z,
-             const Array& s, const Array& z, const Array& rotation, const Array& translation,
+          [](const science::InvariantPointAttention& layer, int64_t n, const Array& s, const Array& z, const Array& rotation, const Array& translation,
              const MaybeArray& mask, const Array& out) {
             const Session session;
             ThrowIfError(
-                layer.Run(session.context(), n, Floats(s, "s", n * c_s), Floats(z, "z", n * n * c_z),
+                layer.Run(session.context(), n, Shaped(s, "s", {n, layer.c_s()}),
+                          Shaped(z, "z", {n, n, layer.c_z()}),
                           {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
-                          MaybeFloats(mask, "mask", n), Floats(out, "out", n * c_s)));
+                          MaybeFloats(mask, "mask", n), Floats(out, "out", n * layer.c_s())));
           },
-          nb::arg("n"), nb::arg("c_s"), nb::arg("c_z"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"),
-          nb::arg("translation"), nb::arg("mask").none(), nb::arg("out"));
+          nb::arg("n"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"),
+          nb::arg("translation"), nb::arg("mask").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::FiberFeatures ToFiber(const std::map<int, Array>& arrays) {
@@ -220,17 +229,17 @@ void BindSe3(nb::module_& m) {
       .def(
           "run",
           [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
-             const std::map<int, Array>& nodes, const MaybeArray& edge, int edge_inputs,
+             const std::map<int, Array>& nodes, const MaybeArray& edge,
              const std::map<int, Array>& out) {
             const Session session;
             const science::FiberFeatures result = ValueOrThrow(
                 block.Run(session.context(), g, ToFiber(nodes),
-                          MaybeFloats(edge, "edge", int64_t{g.graph().num_edges()} * edge_inputs)));
+                          MaybeFloats(edge, "edge", int64_t{g.graph().num_edges()} * block.edge_inputs())));
             for (const auto& [degree, values] : result)
               std::copy(values.begin(), values.end(),
                         Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
           },
-          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("edge_inputs"), nb::arg("out"));
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,
@@ -265,7 +274,9 @@ void BindProteinMpnn(nb::module_& m) {
              const std::vector<float> logs = ValueOrThrow(model.LogProbabilities(
                  session.context(), input, encoding, input.sequence, ToInts(order, "order")));
              std::copy(logs.begin(), logs.end(), Floats(out, "out", static_cast<int64_t>(logs.size())));
-           })
+           },
+           nb::arg("xyz"), nb::arg("known"), nb::arg("index"), nb::arg("chain"), nb::arg("sequence"),
+           nb::arg("order"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
       .def("sample",
            [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
               const Array& chain, const Array& sequence, double temperature, uint64_t seed) {

@@ -94,6 +94,40 @@ def test_edge_attention_matches_numpy(rng):
         np.testing.assert_allclose(softmax[dst == d].sum(0), 1, rtol=1e-5)
 
 
+def test_owners_of_keys_and_values_can_be_named(rng):
+    src, dst = np.array([2, 0, 1, 0]), np.array([0, 0, 1, 2])
+    g = graph.Graph(src, dst, 4, 3)  # as many sources as edges
+    q = rng.normal(size=(3, 2, 5)).astype(np.float32)
+    k, v = (rng.normal(size=(4, 2, n)).astype(np.float32) for n in (5, 3))
+    by_source = graph.edge_attention(g, q, k, v)
+    np.testing.assert_array_equal(graph.edge_attention(g, q, k, v, k_target="u", v_target="u"), by_source)
+    by_edge = graph.edge_attention(g, q, k, v, k_target="e", v_target="e")
+    np.testing.assert_allclose(by_edge[1], v[2], rtol=1e-6)  # its only edge
+    np.testing.assert_allclose(by_source[1], v[1], rtol=1e-6)
+    np.testing.assert_allclose(graph.edge_attention(g, q, k[src], v[src], None, None, "e", "e"), by_source, rtol=1e-6)
+    with pytest.raises(ValueError, match='k_target must be "u" or "e"'):
+        graph.edge_attention(g, q, k, v, k_target="v")
+    wide = graph.Graph(src, dst, 5, 3)
+    with pytest.raises(ValueError, match="k must have 5 rows, but has 4"):
+        graph.edge_attention(wide, q, k, v, k_target="u")
+
+
+def test_heads_of_keys_and_values_are_those_of_queries(rng):
+    _, _, g = edges(rng)
+    q = np.zeros((9, 4, 4), np.float32)
+    for k_shape, v_shape in [((11, 2, 8), (11, 4, 4)), ((11, 4, 4), (11, 2, 8))]:
+        with pytest.raises(ValueError, match=r"k and v must be \[rows, 4, 4\]"):
+            graph.edge_attention(g, q, np.zeros(k_shape, np.float32), np.zeros(v_shape, np.float32))
+
+
+def test_edge_softmax_reads_the_plan_of_the_graph(rng):
+    src, dst, g = edges(rng)
+    x = rng.normal(size=(70, 3)).astype(np.float32)
+    np.testing.assert_array_equal(graph.edge_softmax(g, x), graph.segment_softmax(graph.Segments(dst, 9), x))
+    backwards = graph.edge_softmax(g.reversed(), x)  # the reversed graph is destroyed before its plan
+    np.testing.assert_allclose(backwards, graph.segment_softmax(graph.Segments(src, 11), x), rtol=1e-6)
+
+
 def test_results_do_not_depend_on_threads(rng):
     before = moesaic.get_num_threads()
     src, dst = rng.integers(0, 500, 60000), np.minimum(rng.integers(0, 3000, 60000), 499)
@@ -175,3 +209,7 @@ def test_empty_graphs_give_zeros():
     g = graph.Graph(none, none, 0, 3)
     assert (graph.copy_u(g, np.zeros((0, 4), np.float32)) == 0).all()
     assert graph.Graph(none, none).num_dst == 0
+    no_nodes = graph.Graph(none, none, 3, 0)
+    q, k, v = (np.zeros((n, 2, d), np.float32) for n, d in ((0, 4), (3, 4), (3, 5)))
+    assert graph.edge_attention(no_nodes, q, k, v).shape == (0, 2, 5)
+    assert graph.index_add(np.zeros((0, 2, 3), np.float32), none, np.zeros((0, 2, 3), np.float32)).shape == (0, 2, 3)

@@ -54,6 +54,30 @@ def test_evoformer():
     close(got[:-2], a["ipa.out"][:-2], 2e-5)
 
 
+def test_widths_of_arguments_are_those_of_the_weights():
+    a = load("evoformer")
+    weights = under(a, "weights.")
+    n, c = a["z"].shape[1:]
+    narrow = np.ascontiguousarray(a["z"][:, :, 1:])
+    calls = [
+        lambda: layers.TriangleMultiplication(under(weights, "tri_mul_out."))(narrow),
+        lambda: layers.TriangleAttention(under(weights, "tri_att_end."), 2)(narrow),
+        lambda: layers.EvoformerBlock(weights, 2, 2)(a["m"], narrow),
+        lambda: layers.InvariantPointAttention(under(a, "ipa.weights."), 3, 5, 4, 6)(
+            a["ipa.s"], narrow, a["ipa.rotation"], a["ipa.translation"]
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"z must have the shape \[{n}, {n}, {c}\], but has"):
+            call()
+    with pytest.raises(ValueError, match="m must have the shape"):
+        layers.EvoformerBlock(weights, 2, 2)(a["m"][:, :, 1:], a["z"])
+    with pytest.raises(ValueError, match="s must have the shape"):
+        layers.InvariantPointAttention(under(a, "ipa.weights."), 3, 5, 4, 6)(
+            a["ipa.s"][:, 1:], a["z"], a["ipa.rotation"], a["ipa.translation"]
+        )
+
+
 def test_se3_attention():
     a = load("se3")
     fibers = {0: 5, 1: 3}, {0: 8, 1: 8, 2: 4}
@@ -61,6 +85,8 @@ def test_se3_attention():
     out = block(graph.Graph(a["src"], a["dst"], 12, 12), a["xyz"], {0: a["x0"], 1: a["x1"]}, a["edge"])
     for degree in fibers[1]:
         close(out[degree], a[f"attention.out{degree}"])
+    with pytest.raises(ValueError, match="edge must have"):
+        block(graph.Graph(a["src"], a["dst"], 12, 12), a["xyz"], {0: a["x0"], 1: a["x1"]}, a["edge"][:, 1:])
 
 
 def test_protein_mpnn():

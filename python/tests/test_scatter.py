@@ -47,6 +47,30 @@ def test_scatter_matches_numpy(rng, dim, kind):
             np.testing.assert_array_equal(arg, want_arg)
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min", "mul"])
+def test_an_index_of_fewer_dimensions_fits_the_first_ones(rng, dim, kind):
+    src = rng.normal(size=(5, 5, 5)).astype(np.float32)  # equal sizes hide a wrong alignment
+    index = rng.integers(0, 4, (5, 5))
+    want = plain(src, index[:, :, None], dim, 4, kind)[0]
+    got = ts.scatter(src, index, dim, dim_size=4, reduce=kind)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    if dim == 1:
+        got = ts.segment_coo(src, index, dim_size=4, reduce=kind)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_of_batches_differ(rng):
+    src = rng.normal(size=(2, 8, 3)).astype(np.float32)
+    index = np.sort(rng.integers(0, 4, (2, 8)), 1)
+    want = plain(src, index[:, :, None], 1, 4, "sum")[0]
+    np.testing.assert_allclose(ts.segment_sum_coo(src, index, dim_size=4), want, rtol=1e-5, atol=1e-6)
+    assert ts.scatter_sum(src[:, :, :0], index, 1, dim_size=4).shape == (2, 4, 0)
+    assert ts.scatter_sum(src[:, :, :0], index[0], 1, dim_size=4).shape == (2, 4, 0)
+    with pytest.raises(ValueError, match=r"index \(2, 7\) does not fit src \(2, 8, 3\) along dim 1"):
+        ts.scatter_sum(src, index[:, 1:], 1)
+
+
 def test_out_takes_part(rng):
     src = np.array([[1.0, 2.0, 6.0]], np.float32)
     index = np.array([0, 0, 1])

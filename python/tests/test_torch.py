@@ -23,10 +23,12 @@ def plan(count=40, num_src=7, num_dst=6):
     return graph.Graph(src, dst, num_src, num_dst), src, dst
 
 
+def uniform(*shape):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
 def leaf(*shape):
-    generator = torch.Generator().manual_seed(sum(shape))
-    x = torch.rand(*shape, generator=generator) + 0.5
-    return x.requires_grad_()
+    return (uniform(*shape) + 0.5).requires_grad_()
 
 
 def check(function, *inputs):
@@ -57,7 +59,7 @@ def test_gspmm_gradients(op, reduce):
         )
         got = graph.gspmm(g, op, reduce, u, e)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-        weights = torch.rand(6, 2, 3)
+        weights = uniform(6, 2, 3)
         inputs = [x for x in (u, e) if x is not None]
         grads = [
             torch.autograd.grad((x * weights).sum(), inputs, allow_unused=True, retain_graph=True) for x in (got, want)
@@ -93,9 +95,32 @@ def test_other_gradients():
     check(lambda a: ts.gather_csr(a, torch.tensor([0, 2, 2, 5])), leaf(3, 2))
 
 
+def test_second_derivatives_raise():
+    g, _, dst = plan()
+    u, v, e = leaf(7, 2, 3), leaf(6, 2, 3), leaf(40, 2)
+    segments = graph.Segments(dst, 6)
+    cases = [
+        (lambda: graph.u_mul_e_sum(g, u, e), u),
+        (lambda: graph.copy_u(g, u, "max"), u),
+        (lambda: graph.gsddmm(g, "mul", u, v), v),
+        (lambda: graph.edge_softmax(g, e), e),
+        (lambda: graph.edge_attention(g, v, u, u, e), u),
+        (lambda: graph.segment_reduce(segments, e, "mean"), e),
+        (lambda: graph.gather(segments, v), v),
+    ]
+    for function, x in cases:
+        (first,) = torch.autograd.grad(function().square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="first derivatives only"):
+            torch.autograd.grad(first.square().sum(), x)
+    # The sum's own gradient is constant, but the gradient by u is e.
+    (by_u,) = torch.autograd.grad(graph.u_mul_e_sum(g, u, e).sum(), u, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(by_u.sum(), e)
+
+
 def test_bfloat16_sums_in_float32():
     g, src, dst = plan(2000)
-    u = torch.rand(7, 33).bfloat16()
+    u = uniform(7, 33).bfloat16()
     want = torch.zeros(6, 33).index_add_(0, dst, u.float()[src])
     got = graph.copy_u(g, u)
     assert got.dtype == torch.bfloat16
@@ -104,7 +129,7 @@ def test_bfloat16_sums_in_float32():
 
 def test_views_share_memory_and_gradients_flow_through_them():
     g, src, dst = plan()
-    base = torch.rand(7, 12, requires_grad=True)
+    base = uniform(7, 12).requires_grad_()
     view = base[:, 2:8]
     out = graph.copy_u(g, view)
     torch.testing.assert_close(out, torch.zeros(6, 6).index_add_(0, dst, view.detach()[src]))
@@ -118,7 +143,8 @@ def test_views_share_memory_and_gradients_flow_through_them():
 def test_equals_pytorch_at_size():
     rng = np.random.default_rng(0)
     src, dst = (torch.from_numpy(rng.integers(0, 512, 32768)) for _ in range(2))
-    u, w = torch.randn(512, 64), torch.randn(32768)
+    generator = torch.Generator().manual_seed(0)
+    u, w = torch.randn(512, 64, generator=generator), torch.randn(32768, generator=generator)
     got = graph.u_mul_e_sum(graph.Graph(src, dst, 512, 512), u, w)
     want = torch.zeros(512, 64, dtype=torch.float64).index_add_(0, dst, u.double()[src] * w.double()[:, None])
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
@@ -153,7 +179,7 @@ def test_equals_torch_scatter():
                 )
                 torch.testing.assert_close(mine[0], theirs[0])
                 assert torch.equal(mine[1], theirs[1])
-    src, ptr = torch.randn(10, 3), torch.tensor([0, 3, 3, 10])
+    src, ptr = torch.randn(10, 3, generator=generator), torch.tensor([0, 3, 3, 10])
     for kind in ("sum", "mean", "min", "max"):
         torch.testing.assert_close(
             ts.segment_csr(src, ptr, reduce=kind), torch_scatter.segment_csr(src, ptr, reduce=kind)

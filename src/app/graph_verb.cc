@@ -13,6 +13,7 @@
 #include "app/progress.h"
 #include "app/table.h"
 #include "app/verb.h"
+#include "science/elements.h"
 #include "science/message_ops.h"
 
 namespace moesaic::app {
@@ -62,14 +63,8 @@ tensor::DType TypeOf(const std::string& name) {
 
 void FillRandom(std::mt19937* random, tensor::DType dtype, int64_t count, std::vector<std::byte>* bytes) {
   bytes->resize(tensor::BytesOf(dtype, count));
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = static_cast<float>((*random)() % 2048) / 1024 - 1;
-    if (dtype == tensor::DType::kF32) reinterpret_cast<float*>(bytes->data())[i] = value;
-    if (dtype == tensor::DType::kBF16)
-      reinterpret_cast<uint16_t*>(bytes->data())[i] = tensor::ToBF16(value).bits;
-    if (dtype == tensor::DType::kF16)
-      reinterpret_cast<uint16_t*>(bytes->data())[i] = tensor::FloatToHalf(value);
-  }
+  for (int64_t i = 0; i < count; ++i)
+    graph::StoreElement(bytes->data(), dtype, i, static_cast<float>((*random)() % 2048) / 1024 - 1);
 }
 
 StatusOr<std::vector<OperatorTime>> MeasureAll(const GraphFlags& options, const graph::Context& ctx) {
@@ -77,6 +72,8 @@ StatusOr<std::vector<OperatorTime>> MeasureAll(const GraphFlags& options, const 
   const int64_t n = options.nodes, e = options.edges, k = options.columns;
   std::mt19937 random(1);
   BenchGraph b;
+  b.src.reserve(e);
+  b.dst.reserve(e);
   for (int64_t i = 0; i < e; ++i) {
     b.src.push_back(static_cast<int32_t>(random() % n));
     b.dst.push_back(static_cast<int32_t>(random() % n));

@@ -1,15 +1,20 @@
 #include "app/protein_files.h"
 
+#include <fmt/format.h>
 #include <zlib.h>
 
-#include <bit>
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
+#include <memory>
 #include <span>
 
 #include "app/input.h"
+#include "base/lfs_pointer.h"
 #include "checkpoint/safetensors.h"
 #include "runtime/memory.h"
+#include "science/elements.h"
 #include "science/torch_file.h"
 
 namespace moesaic::app {
@@ -17,28 +22,44 @@ namespace {
 
 bool IsGzip(std::string_view bytes) { return bytes.size() > 2 && bytes[0] == '\x1f' && bytes[1] == '\x8b'; }
 
-StatusOr<std::string> Unzip(const std::string& bytes, const std::string& name) {
+// Decompresses all members of gzip data: bgzip and concatenated files have several.
+StatusOr<std::string> Unzip(std::string_view bytes, const std::string& name) {
   z_stream stream{};
   constexpr int kGzipWindow = 15 + 16;  // the largest window, with a gzip header
   if (inflateInit2(&stream, kGzipWindow) != Z_OK) return ResourceExhausted("{}: zlib cannot start", name);
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));  // zlib reads it only
-  stream.avail_in = static_cast<uInt>(bytes.size());
+  const std::unique_ptr<z_stream, int (*)(z_stream*)> end(&stream, inflateEnd);
+  constexpr size_t kMaxFed = size_t{1} << 30;  // avail_in has 32 bits
   std::string text;
   std::string buffer(1 << 20, '\0');
   int state = Z_OK;
-  while (state == Z_OK) {
+  while (true) {
+    if (stream.avail_in == 0) {
+      stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));  // zlib reads it only
+      stream.avail_in = static_cast<uInt>(std::min(bytes.size(), kMaxFed));
+      bytes.remove_prefix(stream.avail_in);
+    }
+    if (state == Z_STREAM_END) {
+      if (stream.avail_in == 0) return text;
+      inflateReset(&stream);
+    }
     stream.next_out = reinterpret_cast<Bytef*>(buffer.data());
     stream.avail_out = static_cast<uInt>(buffer.size());
     state = inflate(&stream, Z_NO_FLUSH);
+    if (state != Z_OK && state != Z_STREAM_END)
+      return DataLoss("{}: the gzip data are damaged or truncated", name);
     text.append(buffer, 0, buffer.size() - stream.avail_out);
-    if (text.size() > kMaxStructureBytes) {
-      inflateEnd(&stream);
+    if (text.size() > kMaxStructureBytes)
       return ResourceExhausted("{}: more than {} bytes after decompression", name, kMaxStructureBytes);
-    }
   }
-  inflateEnd(&stream);
-  if (state != Z_STREAM_END) return DataLoss("{}: the gzip data are damaged or truncated", name);
-  return text;
+}
+
+// Checks a model's number of neighbours; `text` is the value as the file has it.
+StatusOr<int> NeighborsOf(double value, const std::string& text, const std::string& path) {
+  constexpr int kMaxNeighbors = 10000;  // the limit of --neighbors
+  if (!(value >= 1 && value <= kMaxNeighbors) || value != std::floor(value)) {
+    return DataLoss("{}: \"num_edges\" must be an integer in [1, {}], but is {}", path, kMaxNeighbors, text);
+  }
+  return static_cast<int>(value);
 }
 
 StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
@@ -53,18 +74,24 @@ StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
     }
     science::WeightTensor& to = weights.tensors[entry.name];
     to.shape = entry.shape;
-    const size_t size = entry.dtype == DType::kF32 ? 4 : 2;
-    for (size_t i = 0; i < entry.bytes.size() / size; ++i) {
-      uint32_t bits = 0;
-      std::memcpy(&bits, entry.bytes.data() + i * size, size);
-      float value = std::bit_cast<float>(bits);
-      if (entry.dtype == DType::kBF16) value = tensor::ToFloat(tensor::BF16{static_cast<uint16_t>(bits)});
-      if (entry.dtype == DType::kF16) value = tensor::HalfToFloat(static_cast<uint16_t>(bits));
-      to.values.push_back(value);
+    // Tensors may lie at any address.
+    if (entry.dtype == DType::kF32) {
+      to.values.resize(entry.bytes.size() / sizeof(float));
+      if (!to.values.empty()) std::memcpy(to.values.data(), entry.bytes.data(), to.values.size() * sizeof(float));
+      continue;
     }
+    std::vector<uint16_t> halves(entry.bytes.size() / sizeof(uint16_t));
+    if (!halves.empty()) std::memcpy(halves.data(), entry.bytes.data(), halves.size() * sizeof(uint16_t));
+    to.values.resize(halves.size());
+    for (size_t i = 0; i < halves.size(); ++i)
+      to.values[i] = graph::LoadElement(halves.data(), entry.dtype, static_cast<int64_t>(i));
   }
   if (const auto found = parsed.metadata.find("num_edges"); found != parsed.metadata.end()) {
-    std::from_chars(found->second.data(), found->second.data() + found->second.size(), weights.neighbors);
+    const std::string& text = found->second;
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) value = 0;
+    ASSIGN_OR_RETURN(weights.neighbors, NeighborsOf(value, text, file.path()));
   }
   return weights;
 }
@@ -74,15 +101,19 @@ StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
 StatusOr<science::Structure> ReadStructure(const std::string& path) {
   ASSIGN_OR_RETURN(std::string bytes, ReadInput(path));
   const std::string name = InputName(path);
+  RETURN_IF_ERROR(base::CheckFetched(bytes, name));
   if (IsGzip(bytes)) {
     ASSIGN_OR_RETURN(bytes, Unzip(bytes, name));
   }
+  if (bytes.size() > kMaxStructureBytes)
+    return ResourceExhausted("{}: {} bytes, more than {}", name, bytes.size(), kMaxStructureBytes);
   return science::ParseStructure(bytes, name);
 }
 
 StatusOr<ProteinWeights> ReadProteinWeights(const std::string& path) {
   ASSIGN_OR_RETURN(const auto file, runtime::MappedFile::Open(path));
   const std::span<const std::byte> bytes = file->bytes();
+  RETURN_IF_ERROR(base::CheckFetched({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path));
   if (bytes.size() < 2 || bytes[0] != std::byte{'P'} || bytes[1] != std::byte{'K'})
     return ReadSafetensors(*file);
   ASSIGN_OR_RETURN(const science::TorchFile torch, science::ParseTorchFile(bytes, path));
@@ -90,7 +121,7 @@ StatusOr<ProteinWeights> ReadProteinWeights(const std::string& path) {
   weights.tensors = torch.Under("model_state_dict/");
   if (weights.tensors.empty()) weights.tensors = torch.tensors;
   if (const auto found = torch.numbers.find("num_edges"); found != torch.numbers.end()) {
-    weights.neighbors = static_cast<int>(found->second);
+    ASSIGN_OR_RETURN(weights.neighbors, NeighborsOf(found->second, fmt::format("{}", found->second), path));
   }
   return weights;
 }

@@ -30,6 +30,14 @@ StatusOr<Dense> Dense::Pack(int n, int k, std::span<const float> weight, std::sp
   return dense;
 }
 
+std::vector<float> ColumnsOf(std::span<const float> matrix, int rows, int columns, int first, int count) {
+  std::vector<float> part(static_cast<size_t>(rows) * count);
+  for (int r = 0; r < rows; ++r)
+    std::copy_n(matrix.data() + static_cast<size_t>(r) * columns + first, count,
+                part.data() + static_cast<size_t>(r) * count);
+  return part;
+}
+
 void Apply(const graph::Context& ctx, const Dense& dense, const float* x, int64_t x_stride, int64_t rows,
            float* y, int64_t y_stride, bool accumulate) {
   constexpr int64_t kRowsAtOnce = 1 << 14;  // bounds the copy of the activations
@@ -58,11 +66,7 @@ TileDense::TileDense(const graph::Context& ctx, tensor::PackedFormat format, int
 
 void TileDense::Run(const Dense& dense, const float* x, int64_t x_stride, int rows, float* y,
                     int64_t y_stride) const {
-  Run(dense.matrix(), dense.bias(), x, x_stride, rows, y, y_stride);
-}
-
-void TileDense::Run(const tensor::PackedMatrix& matrix, const float* bias, const float* x, int64_t x_stride,
-                    int rows, float* y, int64_t y_stride) const {
+  const tensor::PackedMatrix& matrix = dense.matrix();
   const auto& gemm = kernels_->gemm[static_cast<int>(matrix.layout.format)];
   const int k_padded = matrix.layout.k_padded;
   const int64_t stride = int64_t{k_padded / 64} * gemm.unit_bytes;
@@ -75,7 +79,7 @@ void TileDense::Run(const tensor::PackedMatrix& matrix, const float* bias, const
             .panel_bytes = matrix.layout.panel_bytes,
             .w_scales = matrix.has_scales() ? matrix.scales() : nullptr,
             .w_sums = matrix.has_sums() ? matrix.sums() : nullptr,
-            .bias = bias,
+            .bias = dense.bias(),
             .c = y,
             .c_stride = y_stride,
             .m = rows,
@@ -93,13 +97,16 @@ void ForRows(const graph::Context& ctx, int64_t rows, int64_t rows_per_task,
   });
 }
 
+void NormalizeRows(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y) {
+  const auto n = static_cast<int>(norm.gamma.size());
+  for (int64_t r = 0; r < rows; ++r)
+    ctx.graph->rows.layer_norm(x + r * n, norm.gamma.data(), norm.beta.data(), n, norm.eps, y + r * n);
+}
+
 void Apply(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y) {
   const auto n = static_cast<int64_t>(norm.gamma.size());
   ForRows(ctx, rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, n)), [&](int64_t first, int64_t last) {
-    for (int64_t r = first; r < last; ++r) {
-      ctx.graph->rows.layer_norm(x + r * n, norm.gamma.data(), norm.beta.data(), static_cast<int>(n),
-                                 norm.eps, y + r * n);
-    }
+    NormalizeRows(ctx, norm, x + first * n, last - first, y + first * n);
   });
 }
 

@@ -32,6 +32,9 @@ class Dense {
   std::vector<float> bias_;
 };
 
+/// Returns columns [first, first + count) of a matrix [rows, columns], contiguous.
+std::vector<float> ColumnsOf(std::span<const float> matrix, int rows, int columns, int first, int count);
+
 /// y [rows, n] = x [rows, k] W^T + b on the whole pool. Strides are in floats. With accumulate y is added to.
 void Apply(const graph::Context& ctx, const Dense& dense, const float* x, int64_t x_stride, int64_t rows,
            float* y, int64_t y_stride, bool accumulate = false);
@@ -43,9 +46,6 @@ class TileDense {
   TileDense(const graph::Context& ctx, tensor::PackedFormat format, int rows, int k);
   /// y [rows, n] = x [rows, k] W^T + b. y may not overlap x.
   void Run(const Dense& dense, const float* x, int64_t x_stride, int rows, float* y, int64_t y_stride) const;
-  /// The same with a matrix packed by PackTile(), which has no bias.
-  void Run(const tensor::PackedMatrix& matrix, const float* bias, const float* x, int64_t x_stride, int rows,
-           float* y, int64_t y_stride) const;
 
  private:
   const kernels::KernelTable* kernels_;
@@ -58,10 +58,12 @@ struct Norm {
   std::vector<float> gamma, beta;  ///< [n] each
   float eps = 1e-5F;
 };
-/// y [rows, n] = LayerNorm(x) on the whole pool; y may be x.
+/// y [rows, n] = LayerNorm(x) inside a task of the pool; y may be x.
+void NormalizeRows(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y);
+/// The same on the whole pool.
 void Apply(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y);
 
-/// Calls body(row) for every row on the pool, with several rows per task.
+/// Calls body(first, last) on the pool for ranges that cover all rows, with several rows per task.
 void ForRows(const graph::Context& ctx, int64_t rows, int64_t rows_per_task,
              const std::function<void(int64_t first, int64_t last)>& body);
 

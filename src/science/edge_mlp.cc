@@ -3,17 +3,10 @@
 #include <algorithm>
 #include <memory>
 
+#include "science/neighbors.h"
+
 namespace moesaic::science {
 namespace {
-
-// Columns [first, first + count) of a matrix [rows, columns].
-std::vector<float> ColumnsOf(std::span<const float> weight, int rows, int columns, int first, int count) {
-  std::vector<float> part(static_cast<size_t>(rows) * count);
-  for (int r = 0; r < rows; ++r)
-    std::copy_n(weight.data() + static_cast<size_t>(r) * columns + first, count,
-                part.data() + static_cast<size_t>(r) * count);
-  return part;
-}
 
 // Buffers of one worker.
 struct TileBuffers {
@@ -29,11 +22,6 @@ struct TileBuffers {
         out(ctx.exec.scratch->Take<float>(size_t{kEdgeTile} * width).data()),
         edge(ctx.exec.scratch->Take<float>(size_t{kEdgeTile} * std::max(1, edge_inputs)).data()) {}
 };
-
-float SquaredDistance(const float* a, const float* b) {
-  const float x = a[0] - b[0], y = a[1] - b[1], z = a[2] - b[2];
-  return x * x + y * y + z * z;
-}
 
 // State that the tasks of one call share.
 struct EdgeRun {
@@ -65,7 +53,7 @@ void FirstLayer(const EdgeRun& run, int32_t first, int count, const TileBuffers&
     float* y = buffers.in + int64_t{i} * hidden;
     const float* rows[] = {run.from_dst + d * hidden, run.from_src + s * hidden, y};
     const float squared =
-        distance ? SquaredDistance(run.inputs.dst_xyz + 3 * d, run.inputs.src_xyz + 3 * s) : 0;
+        distance ? graph::SquaredDistance(run.inputs.dst_xyz + 3 * d, run.inputs.src_xyz + 3 * s) : 0;
     run.ctx.graph->rows.activate(rows, edges ? 3 : 2, distance ? run.mlp.distance.data() : nullptr, squared,
                                  hidden, activation, y);
   }

@@ -36,6 +36,10 @@ void Activate(const graph::Context& ctx, float* y, int64_t count, graph::Activat
 
 StatusOr<EgnnLayer> EgnnLayer::Load(const WeightScope& weights, int node_inputs, int edge_inputs,
                                     const EgnnOptions& options) {
+  if (node_inputs < 1 || edge_inputs < 0) {
+    return InvalidArgument("an EGNN layer needs node inputs, and 0 or more edge inputs, not {} and {}",
+                           node_inputs, edge_inputs);
+  }
   EgnnLayer layer;
   layer.options_ = options;
   layer.node_inputs_ = node_inputs;
@@ -81,6 +85,7 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
   tensor::UnpackRow(coord_out_.matrix(), 0, coord_weights);
   if (!attention_.empty()) tensor::UnpackRow(attention_.matrix(), 0, gate_weights);
   const float coord_bias = coord_out_.bias() != nullptr ? coord_out_.bias()[0] : 0;
+  const float gate_bias = attention_.bias() != nullptr ? attention_.bias()[0] : 0;
   const graph::Adjacency& csc = graph.by_destination();
   RETURN_IF_ERROR(ForEdgeTiles(
       ctx, graph, edge_mlp_, {.dst = h, .src = h, .edge = edge, .dst_xyz = x, .src_xyz = x},
@@ -91,7 +96,7 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
           float* gated = buffers.hidden + size_t{kEdgeTile} * coord_hidden;
           for (int i = 0; i < tile.count; ++i) {
             const float* m = tile.messages + int64_t{i} * hidden;
-            const float gate = SigmoidOf(RowDot(m, gate_weights.data(), hidden) + attention_.bias()[0]);
+            const float gate = SigmoidOf(RowDot(m, gate_weights.data(), hidden) + gate_bias);
             for (int j = 0; j < hidden; ++j) gated[int64_t{i} * hidden + j] = m[j] * gate;
           }
           messages = gated;

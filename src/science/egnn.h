@@ -25,6 +25,7 @@ class EgnnLayer {
 
   int inputs() const { return node_inputs_; }
   int outputs() const { return node_out_.n(); }
+  int edge_inputs() const { return edge_mlp_.first_edge.empty() ? 0 : edge_mlp_.first_edge.k(); }
 
   /// Updates features h [nodes, inputs] into h_out [nodes, outputs] and coordinates x [nodes, 3] into x_out,
   /// which may be x. Nodes are both sources and destinations. edge is [edges, edge_inputs] or null.
@@ -45,7 +46,6 @@ class EgnnModel {
  public:
   static StatusOr<EgnnModel> Load(const WeightMap& weights);
   int inputs() const { return embedding_.k(); }
-  int layers() const { return static_cast<int>(layers_.size()); }
   /// Predicts one value per molecule. features is [nodes, inputs], xyz [nodes, 3]; molecule m has nodes
   /// [molecules[m], molecules[m + 1]).
   StatusOr<std::vector<float>> Predict(const graph::Context& ctx, const graph::Graph& graph,

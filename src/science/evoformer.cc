@@ -1,7 +1,9 @@
 #include "science/evoformer.h"
 
 #include <algorithm>
+#include <tuple>
 
+#include "base/round.h"
 #include "science/run_tasks.h"
 
 namespace moesaic::science {
@@ -16,7 +18,7 @@ float* TakeFloats(const graph::Context& ctx, int64_t count) {
 // Runs body(first, count, worker) over tiles of rows.
 template <typename Body>
 void ForTiles(const graph::Context& ctx, int64_t rows, int64_t tile, const Body& body) {
-  ctx.exec.pool->Run((rows + tile - 1) / tile, [&](int64_t task, int worker) {
+  ctx.exec.pool->Run(base::CeilDiv(rows, tile), [&](int64_t task, int worker) {
     body(task * tile, std::min(tile, rows - task * tile), worker);
   });
 }
@@ -36,12 +38,6 @@ struct ProjectionTile {
     return tiles;
   }
 };
-
-void NormalizeRows(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y) {
-  const auto n = static_cast<int>(norm.gamma.size());
-  for (int64_t r = 0; r < rows; ++r)
-    ctx.graph->rows.layer_norm(x + r * n, norm.gamma.data(), norm.beta.data(), n, norm.eps, y + r * n);
-}
 
 // out [heads, rows of x] = linear(norm(x))^T: the bias of attention.
 void ComputeBias(const graph::Context& ctx, const Norm& norm, const Dense& linear, const float* x,
@@ -387,6 +383,24 @@ StatusOr<EvoformerBlock> EvoformerBlock::Load(const WeightScope& weights, int ms
                    TriangleAttention::Load(weights.Under("tri_att_start"), pair_heads, false));
   ASSIGN_OR_RETURN(block.ending_, TriangleAttention::Load(weights.Under("tri_att_end"), pair_heads, true));
   ASSIGN_OR_RETURN(block.pair_transition_, Transition::Load(weights.Under("pair_transition")));
+  const std::tuple<const char*, const char*, int> widths[] = {
+      {"msa_att_col", "m", block.column_.c_m()},
+      {"msa_transition", "m", block.msa_transition_.c()},
+      {"outer_product_mean", "m", block.outer_.c_m()},
+      {"msa_att_row", "z", block.row_.c_z()},
+      {"outer_product_mean", "z", block.outer_.c_z()},
+      {"tri_mul_in", "z", block.incoming_.c()},
+      {"tri_att_start", "z", block.starting_.c()},
+      {"tri_att_end", "z", block.ending_.c()},
+      {"pair_transition", "z", block.pair_transition_.c()}};
+  for (const auto& [layer, name, channels] : widths) {
+    const bool is_msa = *name == 'm';
+    const int expected = is_msa ? block.c_m() : block.c_z();
+    if (channels != expected) {
+      return InvalidArgument("{} has {} channels of {}, but {} has {}", layer, channels, name,
+                             is_msa ? "msa_att_row" : "tri_mul_out", expected);
+    }
+  }
   return block;
 }
 

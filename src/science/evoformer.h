@@ -19,6 +19,7 @@ struct GatedHeads {
 class TriangleMultiplication {
  public:
   static StatusOr<TriangleMultiplication> Load(const WeightScope& weights, bool incoming);
+  int c() const { return a_.k(); }  ///< Channels of z.
   /// mask is [n, n] or null.
   Status Run(const graph::Context& ctx, int64_t n, const float* mask, float* z) const;
 
@@ -32,6 +33,7 @@ class TriangleMultiplication {
 class TriangleAttention {
  public:
   static StatusOr<TriangleAttention> Load(const WeightScope& weights, int heads, bool ending);
+  int c() const { return mha_.q.k(); }  ///< Channels of z.
   Status Run(const graph::Context& ctx, int64_t n, const float* mask, float* z) const;
 
  private:
@@ -46,6 +48,8 @@ class MsaAttention {
  public:
   /// Row attention if the weights have linear_z, otherwise column attention.
   static StatusOr<MsaAttention> Load(const WeightScope& weights, int heads);
+  int c_m() const { return mha_.q.k(); }
+  int c_z() const { return bias_.empty() ? 0 : bias_.k(); }  ///< 0 for column attention.
   /// mask is [sequences, residues] or null. z is read by row attention only.
   Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
              const float* z, float* m) const;
@@ -60,6 +64,8 @@ class MsaAttention {
 class OuterProductMean {
  public:
   static StatusOr<OuterProductMean> Load(const WeightScope& weights);
+  int c_m() const { return a_.k(); }
+  int c_z() const { return out_.n(); }
   Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
              const float* m, float* z) const;
 
@@ -72,6 +78,7 @@ class OuterProductMean {
 class Transition {
  public:
   static StatusOr<Transition> Load(const WeightScope& weights);
+  int c() const { return in_.k(); }  ///< Channels of x.
   Status Run(const graph::Context& ctx, int64_t rows, float* x) const;
 
  private:
@@ -83,7 +90,10 @@ class Transition {
 /// tri_mul_in, tri_att_start, tri_att_end, pair_transition.
 class EvoformerBlock {
  public:
+  /// Fails if the layers disagree on the channels of m or z.
   static StatusOr<EvoformerBlock> Load(const WeightScope& weights, int msa_heads, int pair_heads);
+  int c_m() const { return row_.c_m(); }
+  int c_z() const { return outgoing_.c(); }
   Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* msa_mask,
              const float* pair_mask, float* m, float* z) const;
 

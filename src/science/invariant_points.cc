@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/round.h"
 #include "science/run_tasks.h"
 
 namespace moesaic::science {
@@ -48,6 +49,9 @@ struct IpaOperands {
 
 StatusOr<InvariantPointAttention> InvariantPointAttention::Load(const WeightScope& weights,
                                                                 const InvariantPointOptions& o) {
+  for (const int size : {o.heads, o.dim, o.query_points, o.value_points}) {
+    if (size < 1) return InvalidArgument("heads, dim and points must be 1 or more, not {}", size);
+  }
   InvariantPointAttention layer;
   layer.options_ = o;
   ASSIGN_OR_RETURN(layer.q_, weights.Linear("linear_q", o.heads * o.dim));
@@ -146,7 +150,7 @@ Status InvariantPointAttention::Run(const graph::Context& ctx, int64_t n, const 
   const int width = out_.k();
   float* features = take(n * width);
   const float bias_scale = std::sqrt(1.0F / 3);
-  ctx.exec.pool->Run((n + kResidueTile - 1) / kResidueTile, [&](int64_t task, int worker) {
+  ctx.exec.pool->Run(base::CeilDiv(n, kResidueTile), [&](int64_t task, int worker) {
     const IpaTile& tile = tiles[worker];
     const graph::RowKernels& rows = ctx.graph->rows;
     const int64_t first = task * kResidueTile, count = std::min(kResidueTile, n - first);

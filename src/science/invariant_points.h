@@ -24,6 +24,8 @@ class InvariantPointAttention {
   /// Parameters linear_q, linear_kv, linear_q_points, linear_kv_points, linear_b, head_weights, linear_out.
   static StatusOr<InvariantPointAttention> Load(const WeightScope& weights,
                                                 const InvariantPointOptions& options);
+  int c_s() const { return q_.k(); }
+  int c_z() const { return bias_.k(); }
   /// out [n, c_s] for s [n, c_s] and z [n, n, c_z]; mask is [n] (0: padding) or null.
   Status Run(const graph::Context& ctx, int64_t n, const float* s, const float* z, const Frames& frames,
              const float* mask, float* out) const;

@@ -2,6 +2,9 @@
 // set.
 #include <gtest/gtest.h>
 
+#include <string>
+#include <tuple>
+
 #include "science/egnn.h"
 #include "science/evoformer.h"
 #include "science/invariant_points.h"
@@ -53,6 +56,29 @@ TEST_P(LayersTest, EgnnMatchesPyTorch) {
     ExpectClose(h, goldens.Floats(std::string(name) + ".h_out"), kTolerance, "h");
     ExpectClose(x, goldens.Floats(std::string(name) + ".x_out"), kTolerance, "x");
   }
+}
+
+TEST_P(LayersTest, EgnnReadsAMissingBiasAsZero) {
+  const Goldens goldens("egnn");
+  const auto& [name, options] = kEgnnCases[1];
+  const EgnnCase c = LoadEgnn(goldens, name, options);
+  std::vector<float> h[2], x[2];
+  for (const bool missing : {false, true}) {
+    WeightMap weights = goldens.Weights(std::string(name) + ".weights.");
+    for (const std::string bias : {"att_mlp.0.bias", "coord_mlp.2.bias"}) {
+      weights[bias] = {.shape = {1}, .values = {0}};
+      if (missing) weights.erase(bias);
+    }
+    const EgnnLayer layer = *EgnnLayer::Load(WeightScope(weights), 10, 3, options);
+    h[missing].resize(c.h.size());
+    x[missing].resize(c.x.size());
+    ASSERT_TRUE(layer
+                    .Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h[missing].data(),
+                         x[missing].data())
+                    .ok());
+  }
+  EXPECT_EQ(h[0], h[1]);
+  EXPECT_EQ(x[0], x[1]);
 }
 
 TEST_P(LayersTest, EgnnIsEquivariantAndIndependentOfThreads) {
@@ -130,6 +156,25 @@ TEST_P(LayersTest, EvoformerLayersMatchPyTorch) {
   // Nine layers in a row, each with the error of one.
   ExpectClose(m_out, goldens.Floats("m_out"), 9 * kTolerance, "m");
   ExpectClose(z_out, goldens.Floats("z_out"), 9 * kTolerance, "z");
+}
+
+TEST_P(LayersTest, EvoformerLayersMustAgreeOnChannels) {
+  const WeightMap weights = Goldens("evoformer").Weights("weights.");
+  const int64_t c_m = Goldens("evoformer").Shape("m")[2], c_z = Goldens("evoformer").Shape("z")[2];
+  ASSERT_NE(c_m, c_z);
+  // The transition of m in the place of that of z, and the other way round.
+  for (const auto& [to, from, name, other] :
+       {std::tuple{"pair_transition.", "msa_transition.", "z", "tri_mul_out"},
+        std::tuple{"msa_transition.", "pair_transition.", "m", "msa_att_row"}}) {
+    WeightMap mixed = weights;
+    for (const auto& [key, tensor] : weights) {
+      if (key.starts_with(from)) mixed[to + key.substr(std::string(from).size())] = tensor;
+    }
+    const bool is_msa = *name == 'm';
+    EXPECT_EQ(moesaic::Message(EvoformerBlock::Load(WeightScope(mixed), 2, 2).status()),
+              fmt::format("{} has {} channels of {}, but {} has {}", std::string(to, std::string(to).size() - 1),
+                          is_msa ? c_z : c_m, name, other, is_msa ? c_m : c_z));
+  }
 }
 
 class IpaTest : public LayersTest {

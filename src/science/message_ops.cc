@@ -62,6 +62,7 @@ struct MapSpec {
 };
 
 void MapInto(const Context& ctx, const Graph& graph, const MapSpec& spec, const Output& out) {
+  if (spec.lhs.x.cols == 0) return FillZeros(out);  // sums of no products
   RunEdgeMap(ctx, graph.num_edges(),
              {.lhs_rows = spec.lhs.rows,
               .rhs_rows = spec.rhs.rows,
@@ -132,8 +133,6 @@ Status GspmmDot(const Context& ctx, const Graph& graph, const GspmmParams& p) {
   return Segment(ctx, p.reduce, graph.by_destination(), dots, p.out, p.options);
 }
 
-bool IsMaskedReduce(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
-
 }  // namespace
 
 Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& p) {
@@ -154,17 +153,24 @@ Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& p) {
 
 Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& p, const GspmmGradients& g) {
   ASSIGN_OR_RETURN(const int64_t group, CheckMessage(graph, p));
-  const bool dot = p.message == Message::kUDotE, masked = IsMaskedReduce(p.reduce);
+  const bool dot = p.message == Message::kUDotE, masked = IsExtreme(p.reduce);
   const Features& main = p.message == Message::kCopyE ? p.e : p.u;
   RETURN_IF_ERROR(CheckFeatures(g.out_grad, "out_grad", graph.num_dst(), dot ? -1 : main.cols));
   RETURN_IF_ERROR(CheckSameType(g.out_grad, "out_grad", main, "the input"));
-  if (!g.u_grad.empty()) RETURN_IF_ERROR(CheckFeatures(g.u_grad, "u_grad", graph.num_src(), p.u.cols));
-  if (!g.e_grad.empty()) RETURN_IF_ERROR(CheckFeatures(g.e_grad, "e_grad", graph.num_edges(), p.e.cols));
-  if (masked && dot) return Unimplemented("the gradient of u_dot_e needs sum or mean");
-  if (masked && static_cast<int64_t>(g.arg.size()) != g.out_grad.rows * g.out_grad.cols) {
-    return InvalidArgument("arg must have {} elements, but has {}", g.out_grad.rows * g.out_grad.cols,
-                           g.arg.size());
+  if (!g.u_grad.empty()) {
+    RETURN_IF_ERROR(CheckFeatures(g.u_grad, "u_grad", graph.num_src(), p.u.cols));
+    RETURN_IF_ERROR(CheckSameType(g.u_grad, "u_grad", main, "the input"));
   }
+  if (!g.e_grad.empty()) {
+    RETURN_IF_ERROR(CheckFeatures(g.e_grad, "e_grad", graph.num_edges(), p.e.cols));
+    RETURN_IF_ERROR(CheckSameType(g.e_grad, "e_grad", main, "the input"));
+  }
+  int64_t width = 1;
+  if (dot) {
+    ASSIGN_OR_RETURN(width, HeadWidth(p.u.cols, g.out_grad.cols));
+  }
+  if (masked && dot) return Unimplemented("the gradient of u_dot_e needs sum or mean");
+  if (masked) RETURN_IF_ERROR(CheckArg(g.arg, g.out_grad.rows, g.out_grad.cols));
   ScratchScope scope(ctx);
   Features grad = g.out_grad;
   if (p.reduce == Reduce::kMean) {
@@ -173,7 +179,8 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
     grad = divided;
   }
   const int32_t* mask = masked ? g.arg.data() : nullptr;
-  const int64_t width = dot ? p.u.cols / std::max<int64_t>(1, grad.cols) : 1;
+  if (!g.u_grad.empty() && p.message == Message::kCopyE) FillZeros(g.u_grad);
+  if (!g.e_grad.empty() && p.message == Message::kCopyU) FillZeros(g.e_grad);
   if (!g.u_grad.empty() && p.message != Message::kCopyE) {
     const Operand at_dst = {grad, RowsBySource(graph, Target::kDestination)};
     const Operand at_edge = {p.e, RowsBySource(graph, Target::kEdge)};
@@ -320,6 +327,7 @@ Status GsddmmBackward(const Context& ctx, const Graph& graph, const GsddmmParams
   }
   if (!g.lhs_grad.empty()) {
     RETURN_IF_ERROR(CheckFeatures(g.lhs_grad, "lhs_grad", p.lhs.rows, p.lhs.cols));
+    RETURN_IF_ERROR(CheckSameType(g.lhs_grad, "lhs_grad", p.lhs, "lhs"));
     const bool scaled = p.op == EdgeOp::kMul || p.op == EdgeOp::kDiv;
     if (dot) {
       ComputeSide(ctx, graph, {p.lhs_target, Op::kMul, p.rhs, g.out_grad, p.rhs_target, Target::kEdge, width},
@@ -332,8 +340,13 @@ Status GsddmmBackward(const Context& ctx, const Graph& graph, const GsddmmParams
           g.lhs_grad);
     }
   }
-  if (g.rhs_grad.empty() || p.op == EdgeOp::kCopy) return OkStatus();
+  if (g.rhs_grad.empty()) return OkStatus();
   RETURN_IF_ERROR(CheckFeatures(g.rhs_grad, "rhs_grad", p.rhs.rows, p.rhs.cols));
+  RETURN_IF_ERROR(CheckSameType(g.rhs_grad, "rhs_grad", p.lhs, "lhs"));
+  if (p.op == EdgeOp::kCopy) {
+    FillZeros(g.rhs_grad);
+    return OkStatus();
+  }
   if (dot) {
     ComputeSide(ctx, graph, {p.rhs_target, Op::kMul, p.lhs, g.out_grad, p.lhs_target, Target::kEdge, width},
                 g.rhs_grad);

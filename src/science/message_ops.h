@@ -24,7 +24,8 @@ struct GspmmParams {
 };
 Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& params);
 
-/// Gradients of Gspmm() by u and e, for the gradient of its result. Empty outputs are not computed.
+/// Gradients of Gspmm() by u and e, for the gradient of its result. Empty outputs are not computed; the gradient
+/// of an unused operand is 0.
 struct GspmmGradients {
   Features out_grad;               ///< [num_dst, K]
   std::span<const int32_t> arg{};  ///< Result of the forward pass for maximum and minimum.
@@ -49,7 +50,7 @@ struct GsddmmParams {
 };
 Status Gsddmm(const Context& ctx, const Graph& graph, const GsddmmParams& params);
 
-/// Gradients of Gsddmm() by lhs and rhs. Empty outputs are not computed.
+/// Gradients of Gsddmm() by lhs and rhs. Empty outputs are not computed; the gradient of an unused rhs is 0.
 struct GsddmmGradients {
   Features out_grad;
   Output lhs_grad{};

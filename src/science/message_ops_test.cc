@@ -167,6 +167,8 @@ TEST_P(MessageOpsTest, GspmmGradientsMatchDifferences) {
         const TestFeatures grad = TestFeatures::Random(&rng_, tensor::DType::kF32, 12, c.out_cols);
         TestFeatures out(tensor::DType::kF32, 12, c.out_cols), u_grad(tensor::DType::kF32, 13, c.cols),
             e_grad(tensor::DType::kF32, 90, c.e_cols);
+        u_grad.Fill(7);
+        e_grad.Fill(7);
         std::vector<int32_t> arg(extreme ? 12 * c.out_cols : 0);
         const GspmmParams forward = {.message = message,
                                      .reduce = reduce,
@@ -184,6 +186,9 @@ TEST_P(MessageOpsTest, GspmmGradientsMatchDifferences) {
         };
         const Matrix du = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, 13, c.cols));
         const Matrix de = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, 90, c.e_cols));
+        for (const double x : Values(message == Message::kCopyE ? u_grad : e_grad)) {
+          if (message == Message::kCopyE || message == Message::kCopyU) ASSERT_EQ(x, 0);
+        }
         if (message != Message::kCopyE) {
           const double want = Derivative([&](const Matrix& x) { return loss(x, Values(e)); }, Values(u), du);
           EXPECT_NEAR(Dot(Values(u_grad), du), want, 2e-4 * std::max(10.0, std::abs(want)));
@@ -243,6 +248,7 @@ TEST_P(MessageOpsTest, GsddmmAndGradientsMatchDouble) {
           TestFeatures out(tensor::DType::kF32, 90, c.out_cols),
               lhs_grad(tensor::DType::kF32, lhs.rows(), c.cols),
               rhs_grad(tensor::DType::kF32, rhs.rows(), c.e_cols);
+          rhs_grad.Fill(7);
           const GsddmmParams forward = {.op = op,
                                         .lhs = lhs.view(),
                                         .rhs = rhs.view(),
@@ -263,7 +269,10 @@ TEST_P(MessageOpsTest, GsddmmAndGradientsMatchDouble) {
           double want = Derivative([&](const Matrix& x) { return Dot(value(x, Values(rhs)), Values(grad)); },
                                    Values(lhs), dl);
           EXPECT_NEAR(Dot(Values(lhs_grad), dl), want, 2e-4 * std::max(10.0, std::abs(want)));
-          if (op == EdgeOp::kCopy) continue;
+          if (op == EdgeOp::kCopy) {
+            for (const double x : Values(rhs_grad)) ASSERT_EQ(x, 0);
+            continue;
+          }
           want = Derivative([&](const Matrix& x) { return Dot(value(Values(lhs), x), Values(grad)); },
                             Values(rhs), dr);
           EXPECT_NEAR(Dot(Values(rhs_grad), dr), want, 2e-4 * std::max(10.0, std::abs(want)));
@@ -325,6 +334,37 @@ TEST_P(MessageOpsTest, WrongShapesAreNamed) {
   EXPECT_EQ(moesaic::Message(Gspmm(ctx_, graph, params)), "u must be f32, bf16 or f16, not F64");
 }
 
+TEST_P(MessageOpsTest, WrongGradientsAreNamed) {
+  const Graph graph = RandomEdges(&rng_, 5, 6, 20).Build();
+  TestFeatures u(tensor::DType::kBF16, 5, 8), e(tensor::DType::kBF16, 20, 8), v(tensor::DType::kBF16, 6, 8);
+  TestFeatures narrow(tensor::DType::kBF16, 6, 3), dots(tensor::DType::kBF16, 20, 1);
+  TestFeatures u_wide(tensor::DType::kF32, 5, 8), e_wide(tensor::DType::kF32, 20, 8),
+      v_wide(tensor::DType::kF32, 6, 8);
+  GspmmParams forward = {.message = Message::kUDotE,
+                         .reduce = Reduce::kSum,
+                         .u = u.view(),
+                         .e = e.view(),
+                         .out = {},
+                         .options = {}};
+  EXPECT_EQ(moesaic::Message(
+                GspmmBackward(ctx_, graph, forward, {.out_grad = narrow.view(), .u_grad = u.out()})),
+            "the columns of out must divide the 8 columns of a dot product, but are 3");
+  forward.message = Message::kUMulE;
+  EXPECT_EQ(moesaic::Message(
+                GspmmBackward(ctx_, graph, forward, {.out_grad = v.view(), .u_grad = u_wide.out()})),
+            "u_grad and the input must have one type, but are F32 and BF16");
+  EXPECT_EQ(moesaic::Message(
+                GspmmBackward(ctx_, graph, forward, {.out_grad = v.view(), .e_grad = e_wide.out()})),
+            "e_grad and the input must have one type, but are F32 and BF16");
+  const GsddmmParams edges = {.op = EdgeOp::kDot, .lhs = u.view(), .rhs = v.view(), .out = {}};
+  EXPECT_EQ(moesaic::Message(
+                GsddmmBackward(ctx_, graph, edges, {.out_grad = dots.view(), .lhs_grad = u_wide.out()})),
+            "lhs_grad and lhs must have one type, but are F32 and BF16");
+  EXPECT_EQ(moesaic::Message(
+                GsddmmBackward(ctx_, graph, edges, {.out_grad = dots.view(), .rhs_grad = v_wide.out()})),
+            "rhs_grad and lhs must have one type, but are F32 and BF16");
+}
+
 TEST_P(MessageOpsTest, EmptyGraphsGiveZeros) {
   const Graph graph = *Graph::FromCoo({}, {}, 0, 3);
   TestFeatures u(tensor::DType::kF32, 0, 9), e(tensor::DType::kF32, 0, 9), out(tensor::DType::kF32, 3, 9);
@@ -339,6 +379,27 @@ TEST_P(MessageOpsTest, EmptyGraphsGiveZeros) {
                        .options = {}})
                     .ok());
     for (int r = 0; r < 3; ++r) EXPECT_EQ(out.at(r, 8), 0);
+  }
+}
+
+TEST_P(MessageOpsTest, DotProductsOverNoColumnsAreZero) {
+  const Graph graph = RandomEdges(&rng_, 5, 6, 20).Build();
+  TestFeatures u(tensor::DType::kF32, 5, 0), v(tensor::DType::kF32, 6, 0), e(tensor::DType::kF32, 20, 0);
+  TestFeatures dots(tensor::DType::kF32, 20, 2), out(tensor::DType::kF32, 6, 2);
+  dots.Fill(7);
+  out.Fill(7);
+  ASSERT_TRUE(
+      Gsddmm(ctx_, graph, {.op = EdgeOp::kDot, .lhs = u.view(), .rhs = v.view(), .out = dots.out()}).ok());
+  ASSERT_TRUE(Gspmm(ctx_, graph,
+                    {.message = Message::kUDotE,
+                     .reduce = Reduce::kSum,
+                     .u = u.view(),
+                     .e = e.view(),
+                     .out = out.out(),
+                     .options = {}})
+                  .ok());
+  for (const TestFeatures* x : {&dots, &out}) {
+    for (const double value : Values(*x)) EXPECT_EQ(value, 0);
   }
 }
 

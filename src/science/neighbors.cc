@@ -39,10 +39,7 @@ StatusOr<std::vector<PointSet>> CheckPoints(std::span<const float> xyz, std::spa
 }
 
 float Squared(std::span<const float> xyz, int32_t i, int32_t j) {
-  const float x = xyz[3 * size_t(i)] - xyz[3 * size_t(j)],
-              y = xyz[3 * size_t(i) + 1] - xyz[3 * size_t(j) + 1],
-              z = xyz[3 * size_t(i) + 2] - xyz[3 * size_t(j) + 2];
-  return x * x + y * y + z * z;
+  return SquaredDistance(xyz.data() + 3 * size_t(i), xyz.data() + 3 * size_t(j));
 }
 
 // Neighbours of i in ascending order.
@@ -151,6 +148,13 @@ StatusOr<EdgeList> RadiusGraph(const Context& ctx, std::span<const float> xyz, c
   ASSIGN_OR_RETURN(const std::vector<PointSet> sets, CheckPoints(xyz, options.sets));
   if (!(options.radius > 0) || !std::isfinite(options.radius)) {
     return InvalidArgument("the radius must be positive and finite, but is {}", options.radius);
+  }
+  constexpr double kMaxCell = 0x1p52;  // positions in the grid are exact and fit in int64
+  for (size_t i = 0; i < xyz.size(); ++i) {
+    if (std::abs(double{xyz[i]} / options.radius) > kMaxCell) {
+      return InvalidArgument("coordinate {} of point {} must be at most 2^52 times the radius {}, but is {}",
+                             i % 3, i / 3, options.radius, xyz[i]);
+    }
   }
   const CellGrid grid(xyz, sets, options.radius);
   std::vector<std::vector<Candidate>> candidates(ctx.exec.pool->size());

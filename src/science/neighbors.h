@@ -10,6 +10,11 @@
 
 namespace moesaic::graph {
 
+inline float SquaredDistance(const float* a, const float* b) {
+  const float x = a[0] - b[0], y = a[1] - b[1], z = a[2] - b[2];
+  return x * x + y * y + z * z;
+}
+
 /// Edges in the order of (src, dst) for NearestGraph() and (dst, src) for RadiusGraph().
 struct EdgeList {
   std::vector<int32_t> src, dst;
@@ -41,7 +46,8 @@ struct RadiusOptions {
 };
 
 /// Edges j -> i for all points with distance at most `radius`, through a grid of cells of that size: time
-/// grows with the number of edges. Sources of a destination ascend.
+/// grows with the number of edges. Sources of a destination ascend. Fails if a coordinate is not finite, or
+/// above 2^52 times the radius.
 StatusOr<EdgeList> RadiusGraph(const Context& ctx, std::span<const float> xyz, const RadiusOptions& options);
 
 }  // namespace moesaic::graph

@@ -97,6 +97,11 @@ TEST_F(NeighborsTest, WrongInputIsNamed) {
   EXPECT_EQ(moesaic::Message(RadiusGraph(ctx_, xyz, {.sets = sets}).status()),
             "sets must go from 0 to 4, not from 0 to 3");
   EXPECT_FALSE(RadiusGraph(ctx_, xyz, {.radius = 0}).ok());
+  xyz[7] = 1e18F;
+  EXPECT_EQ(moesaic::Message(RadiusGraph(ctx_, xyz, {.radius = 0x1p-10F}).status()),
+            "coordinate 1 of point 2 must be at most 2^52 times the radius 0.0009765625, but is 1e+18");
+  EXPECT_TRUE(RadiusGraph(ctx_, xyz, {.radius = 1e3F}).ok());
+  xyz[7] = 0;
   EXPECT_FALSE(NearestGraph(ctx_, xyz, {.k = -1}).ok());
   xyz.pop_back();
   EXPECT_FALSE(NearestGraph(ctx_, xyz, {}).ok());

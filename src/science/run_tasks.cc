@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "science/elements.h"
 
 namespace moesaic::graph {
 namespace {
-
-bool IsExtreme(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
 
 // A part of a hub: positions bounds[0] to bounds[1].
 struct HubPart {
@@ -106,6 +105,17 @@ StatusOr<int64_t> BroadcastGroup(const Features& u, const char* u_name, const Fe
                            u_name, e.cols);
   }
   return u.cols / e.cols;
+}
+
+Status CheckArg(std::span<const int32_t> arg, int64_t rows, int64_t cols) {
+  if (static_cast<int64_t>(arg.size()) == rows * cols) return OkStatus();
+  return InvalidArgument("arg must have {} elements, but has {}", rows * cols, arg.size());
+}
+
+void FillZeros(const Output& out) {
+  const size_t bytes = tensor::BytesOf(out.dtype, out.cols);
+  for (int64_t r = 0; r < out.rows && bytes > 0; ++r)
+    std::memset(static_cast<std::byte*>(out.data) + tensor::BytesOf(out.dtype, r * out.stride), 0, bytes);
 }
 
 void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task) {

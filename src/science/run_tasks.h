@@ -1,6 +1,8 @@
 // Checks of arguments, and parallel runs of micro-kernels, shared by graph operators.
 #pragma once
 
+#include <span>
+
 #include "base/status.h"
 #include "science/features.h"
 #include "science/graph_kernels.h"
@@ -15,6 +17,14 @@ Status CheckSameType(const Features& a, const char* a_name, const Features& b, c
 /// Checks that e's columns divide those of u, and returns the columns of u that share one of e.
 StatusOr<int64_t> BroadcastGroup(const Features& u, const char* u_name, const Features& e,
                                  const char* e_name);
+
+/// Returns whether a reduction chooses an edge.
+inline bool IsExtreme(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
+/// Checks that `arg` has one element per element of a result [rows, cols].
+Status CheckArg(std::span<const int32_t> arg, int64_t rows, int64_t cols);
+
+/// Sets all elements of `out` to 0.
+void FillZeros(const Output& out);
 
 /// Reduces all segments. The caller sets all fields but ptr, first, last and out_f32. Segments with many
 /// edges are reduced in parts of kHubEdges, whose results are combined in order.

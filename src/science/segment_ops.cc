@@ -5,24 +5,16 @@
 #include "science/elements.h"
 
 namespace moesaic::graph {
-namespace {
-
-bool TakesExtreme(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
-
-}  // namespace
 
 Status CheckOptions(const ReduceOptions& options, Reduce reduce, const Output& out) {
-  if (!TakesExtreme(reduce)) {
+  if (!IsExtreme(reduce)) {
     if (!options.arg.empty()) return InvalidArgument("arg is defined for max and min only");
     return OkStatus();
   }
   if (options.alpha != 1 || options.beta != 0) {
     return InvalidArgument("max and min need alpha 1 and beta 0, not {} and {}", options.alpha, options.beta);
   }
-  if (!options.arg.empty() && static_cast<int64_t>(options.arg.size()) != out.rows * out.cols) {
-    return InvalidArgument("arg must have {} elements, but has {}", out.rows * out.cols, options.arg.size());
-  }
-  return OkStatus();
+  return options.arg.empty() ? OkStatus() : CheckArg(options.arg, out.rows, out.cols);
 }
 
 Status Segment(const Context& ctx, Reduce reduce, const Segments& segments, const Features& src,
@@ -92,10 +84,7 @@ Status SegmentBackward(const Context& ctx, Reduce reduce, const Segments& segmen
   RETURN_IF_ERROR(CheckFeatures(out_grad, "out_grad", segments.count()));
   RETURN_IF_ERROR(CheckFeatures(src_grad, "src_grad", segments.edges(), out_grad.cols));
   RETURN_IF_ERROR(CheckSameType(out_grad, "out_grad", src_grad, "src_grad"));
-  if (TakesExtreme(reduce) && static_cast<int64_t>(arg.size()) != out_grad.rows * out_grad.cols) {
-    return InvalidArgument("arg must have {} elements, but has {}", out_grad.rows * out_grad.cols,
-                           arg.size());
-  }
+  if (IsExtreme(reduce)) RETURN_IF_ERROR(CheckArg(arg, out_grad.rows, out_grad.cols));
   ScratchScope scope(ctx);
   Features grad = out_grad;
   if (reduce == Reduce::kMean) {
@@ -120,7 +109,7 @@ Status SegmentBackward(const Context& ctx, Reduce reduce, const Segments& segmen
               .sum_group = 0,
               .op = Op::kCopyU,
               .alpha = 1,
-              .mask = TakesExtreme(reduce) ? arg.data() : nullptr,
+              .mask = IsExtreme(reduce) ? arg.data() : nullptr,
               .out = src_grad.data,
               .out_stride = src_grad.stride});
   return OkStatus();

@@ -10,9 +10,9 @@
 namespace moesaic::science {
 namespace {
 
-constexpr int64_t kMaxElements = int64_t{1} << 31;
+constexpr int64_t kMaxElements = int64_t{1} << 31;  // of all tensors together
 constexpr int kMaxDepth = 64;  // of nested dictionaries
-constexpr int64_t kMaxValues = 1 << 20;
+constexpr int64_t kMaxValues = 1 << 20;  // of a pickle; each takes some 200 bytes
 
 // A value of the pickle. Storages and tensors are recognized; other objects are opaque.
 struct PickleValue {
@@ -38,6 +38,8 @@ class Unpickler {
       ASSIGN_OR_RETURN(const uint8_t op, Number<uint8_t>());
       if (op == '.') break;
       RETURN_IF_ERROR(Step(op));
+      if (static_cast<int64_t>(values_.size()) > kMaxValues)
+        return DataLoss("{}: the pickle has more than {} values", name_, kMaxValues);
     }
     if (stack_.empty()) return Damaged("it has no value");
     return stack_.back();
@@ -354,8 +356,13 @@ constexpr StorageType kStorageTypes[] = {
 // Converts the values of a pickle to tensors.
 class Collector {
  public:
-  Collector(const std::map<std::string, ByteSpan>& entries, std::string folder, const std::string& name)
-      : entries_(entries), folder_(std::move(folder)), name_(name) {}
+  /// The tensors together may have as many elements as the file has bytes.
+  Collector(const std::map<std::string, ByteSpan>& entries, std::string folder, const std::string& name,
+            int64_t file_bytes)
+      : entries_(entries),
+        folder_(std::move(folder)),
+        name_(name),
+        max_elements_(std::min(kMaxElements, file_bytes)) {}
 
   Status Collect(const PickleValue& value, const std::string& key, int depth, TorchFile* out) {
     if (++visited_ > kMaxValues)
@@ -389,7 +396,6 @@ class Collector {
     const auto available = static_cast<int64_t>(entry->second.size()) / type->bytes;
     const bool empty = std::find(value.shape.begin(), value.shape.end(), 0) != value.shape.end();
     int64_t count = empty ? 0 : 1, last = value.offset;
-    // Together, tensors may be as large as the file: a small file must not fill memory through strides of 0.
     for (size_t d = 0; d < value.shape.size() && !empty; ++d) {
       const int64_t size = value.shape[d];
       // Bounds of the factors keep the products in range.
@@ -406,7 +412,11 @@ class Collector {
     if (count > 0 && last >= available)
       return DataLoss("{}: tensor \"{}\" is larger than its data", name_, key);
     total_ += count;
-    if (total_ > kMaxElements) return ResourceExhausted("{}: its tensors have 2^31 elements or more", name_);
+    // Tensors may share a storage, and strides may be 0: a small file must not fill memory.
+    if (total_ > max_elements_) {
+      return ResourceExhausted("{}: its tensors have more than {} elements, the limit for a file of its size",
+                               name_, max_elements_);
+    }
     WeightTensor tensor{.shape = value.shape, .values = {}};
     tensor.values.resize(count);
     std::vector<int64_t> index(value.shape.size(), 0);
@@ -425,7 +435,7 @@ class Collector {
   const std::map<std::string, ByteSpan>& entries_;
   std::string folder_;
   const std::string& name_;
-  int64_t total_ = 0, visited_ = 0;
+  int64_t max_elements_, total_ = 0, visited_ = 0;
 };
 
 }  // namespace
@@ -446,7 +456,8 @@ StatusOr<TorchFile> ParseTorchFile(std::span<const std::byte> bytes, const std::
     Unpickler unpickler(data, name);
     ASSIGN_OR_RETURN(const ValuePtr root, unpickler.Run());
     TorchFile file;
-    RETURN_IF_ERROR(Collector(entries, entry.substr(0, entry.size() - kPickle.size()), name)
+    RETURN_IF_ERROR(Collector(entries, entry.substr(0, entry.size() - kPickle.size()), name,
+                              static_cast<int64_t>(bytes.size()))
                         .Collect(*root, "", 0, &file));
     return file;
   }

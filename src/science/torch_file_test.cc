@@ -5,6 +5,8 @@
 
 #include <fstream>
 #include <iterator>
+#include <utility>
+#include <vector>
 
 namespace moesaic::science {
 namespace {
@@ -47,6 +49,54 @@ TEST(TorchFileTest, DamagedFilesAreReported) {
     const auto file = Parse(bad);
     EXPECT_TRUE(file.ok() || !file.status().message().empty()) << at;
   }
+}
+
+template <typename T>
+std::string Bytes(T value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
+// An archive of stored entries (PKWARE APPNOTE 6.3); checksums are not read.
+std::string Archive(const std::vector<std::pair<std::string, std::string>>& entries) {
+  std::string archive, directory;
+  for (const auto& [name, data] : entries) {
+    const auto offset = static_cast<uint32_t>(archive.size());
+    const auto size = Bytes(static_cast<uint32_t>(data.size())), name_size = Bytes(static_cast<uint16_t>(name.size()));
+    archive += Bytes(uint32_t{0x04034b50}) + std::string(14, '\0') + size + size + name_size + std::string(2, '\0') +
+               name + data;
+    directory += Bytes(uint32_t{0x02014b50}) + std::string(16, '\0') + size + size + name_size +
+                 std::string(12, '\0') + Bytes(offset) + name;
+  }
+  const auto at = static_cast<uint32_t>(archive.size());
+  const std::string count = Bytes(static_cast<uint16_t>(entries.size()));
+  return archive + directory + Bytes(uint32_t{0x06054b50}) + std::string(4, '\0') + count + count +
+         Bytes(static_cast<uint32_t>(directory.size())) + Bytes(at) + std::string(2, '\0');
+}
+
+std::string PickledText(const std::string& text) { return "X" + Bytes(static_cast<uint32_t>(text.size())) + text; }
+
+// A dictionary of tensors [elements] that share one storage of bytes.
+std::string SharedStorage(int tensors, uint16_t elements) {
+  const std::string count = "M" + Bytes(elements);
+  std::string pickle = "\x80\x02}(";
+  for (int i = 0; i < tensors; ++i) {
+    pickle += PickledText(std::to_string(i)) + "ctorch._utils\n_rebuild_tensor_v2\n((" + PickledText("storage") +
+              "ctorch\nByteStorage\n" + PickledText("0") + PickledText("cpu") + count + "tQ" +
+              std::string("K\0", 2) + "(" + count + "t(K\1ttR";
+  }
+  return Archive({{"x/data.pkl", pickle + "u."}, {"x/data/0", std::string(elements, '\3')}});
+}
+
+TEST(TorchFileTest, MemoryIsBoundedByTheFile) {
+  const TorchFile file = *Parse(SharedStorage(2, 1000));
+  EXPECT_EQ(file.tensors.at("1").values, std::vector<float>(1000, 3));
+  const std::string bytes = SharedStorage(20, 1000);
+  ASSERT_LT(bytes.size(), 20 * 1000);
+  EXPECT_EQ(Message(Parse(bytes).status()),
+            fmt::format("x.pt: its tensors have more than {} elements, the limit for a file of its size", bytes.size()));
+  const std::string pickle = "\x80\x02" + std::string((1 << 20) + 1, '}') + ".";
+  EXPECT_EQ(Message(Parse(Archive({{"x/data.pkl", pickle}})).status()),
+            "x.pt: the pickle has more than 1048576 values");
 }
 
 }  // namespace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -86,11 +86,6 @@ def as_index(x: Any, name: str) -> Any:
     if x.ndim != 1:
         raise ValueError(f"{name} must be a vector, but has the shape {tuple(x.shape)}")
     return contiguous(plain(x))
-
-
-def to_numpy(x: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """View x as a NumPy array."""
-    return cast("np.ndarray[Any, np.dtype[Any]]", plain(x).numpy() if is_torch(x) else np.asarray(x))
 
 
 def widen(x: Any) -> Any:

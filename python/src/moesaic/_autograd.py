@@ -1,8 +1,13 @@
-"""Gradients of the operators for PyTorch. Imported only when a tensor needs them."""
+"""Gradients of the operators for PyTorch. Imported only when a tensor needs them.
+
+Gradients are computed on detached tensors. A second derivative raises: PyTorch would take it as zero.
+"""
 
 # mypy: disable-error-code="misc, no-untyped-call, no-any-return, unused-ignore"
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +17,41 @@ from . import _core, _ops
 
 def _grad(x: torch.Tensor) -> torch.Tensor:
     return x.detach().contiguous()
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """Identity of a gradient. Its sources connect it to the tensors that a second derivative passes through."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        """Return the gradient."""
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Raise."""
+        raise RuntimeError("operators of moesaic.graph have first derivatives only, but a second one is needed")
+
+
+def _first_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the derivative of a gradient an error.
+
+    PyTorch's once_differentiable misses products: the gradient of sum(u * e) by u depends on the saved e, while
+    that of the sum is constant.
+    """
+
+    @functools.wraps(backward)
+    def wrapped(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():  # no create_graph
+            return found
+        sources = [x for x in (*grads, *ctx.saved_tensors) if x is not None and x.requires_grad]
+        if not sources:
+            return found
+        return tuple(None if x is None else _NoSecondDerivative.apply(x, *sources) for x in found)
+
+    return wrapped
 
 
 class Segment(torch.autograd.Function):
@@ -28,6 +68,7 @@ class Segment(torch.autograd.Function):
         return out, arg
 
     @staticmethod
+    @_first_only
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
         """Return the gradient of src."""
         return _ops.segment_backward(ctx.plan, ctx.reduce, _grad(grad), ctx.arg), None, None
@@ -43,6 +84,7 @@ class Gather(torch.autograd.Function):
         return _ops.gather(plan, src.detach())
 
     @staticmethod
+    @_first_only
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradient of src."""
         return _ops.segment(ctx.plan, "sum", _grad(grad))[0], None
@@ -60,6 +102,7 @@ class Softmax(torch.autograd.Function):
         return y
 
     @staticmethod
+    @_first_only
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradient of x."""
         (y,) = ctx.saved_tensors
@@ -90,6 +133,7 @@ class Gspmm(torch.autograd.Function):
         return out, arg
 
     @staticmethod
+    @_first_only
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
         """Return the gradients of u and e."""
         u, e = (None if x is None else x.detach() for x in ctx.saved_tensors)
@@ -118,6 +162,7 @@ class Gsddmm(torch.autograd.Function):
         return _ops.gsddmm(graph, op, lhs.detach(), None if rhs is None else rhs.detach(), targets, heads)
 
     @staticmethod
+    @_first_only
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradients of lhs and rhs."""
         lhs, rhs = (None if x is None else x.detach() for x in ctx.saved_tensors)
@@ -148,6 +193,7 @@ class Attention(torch.autograd.Function):
         return _ops.attention(graph, heads, scale, plain[0], plain[1], plain[2], plain[3], targets)
 
     @staticmethod
+    @_first_only
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradients of q, k, v and bias."""
         graph, heads, scale, targets = ctx.rest

@@ -107,7 +107,7 @@ class Graph:
         return self._graph.num_edges
 
     def reversed(self) -> Graph:
-        """Return the graph with every edge turned round; it shares this plan."""
+        """Return the graph with every edge reversed; it shares this plan."""
         return Graph._wrap(self._graph.reversed())
 
     def matches(self, src: Any, dst: Any) -> bool:
@@ -173,7 +173,7 @@ def segment_softmax(segments: Segments | Graph, x: ArrayT) -> ArrayT:
     With a graph the segments are the incoming edges of its destinations, as in DGL's edge_softmax.
     """
     a: Any = x
-    plan = _destinations(segments)._plan if isinstance(segments, Graph) else segments._plan
+    plan = segments._graph.destinations if isinstance(segments, Graph) else segments._plan
     shape = tuple(a.shape)
     columns = math.prod(shape[1:])
     if needs_grad(a):
@@ -191,17 +191,6 @@ def edge_softmax(graph: Graph, x: ArrayT) -> ArrayT:
     return segment_softmax(graph, x)
 
 
-def _destinations(graph: Graph) -> Segments:
-    cached: Segments | None = getattr(graph, "_segments", None)
-    if cached is None:
-        ptr, _, edge = graph.csc()
-        own = np.empty(graph.num_edges, np.int32)
-        own[edge] = np.repeat(np.arange(graph.num_dst, dtype=np.int32), np.diff(ptr))
-        cached = Segments(own, graph.num_dst)
-        graph._segments = cached  # type: ignore[attr-defined]
-    return cached
-
-
 def index_add(out: ArrayT, index: Any, src: ArrayT, alpha: float = 1.0) -> ArrayT:
     """Add alpha * src[e] to out[index[e]] in place for every e, and return out. Gradients are not recorded.
 
@@ -211,7 +200,7 @@ def index_add(out: ArrayT, index: Any, src: ArrayT, alpha: float = 1.0) -> Array
     if needs_grad(o, src):
         raise ValueError("index_add changes its argument: use segment_reduce where gradients are needed")
     plan = _core.Segments.from_index(as_index(index, "index"), o.shape[0])
-    view = o.reshape(o.shape[0], -1) if o.ndim != 2 else o
+    view = o.reshape(o.shape[0], math.prod(o.shape[1:])) if o.ndim != 2 else o
     if not is_torch(o) and not np.shares_memory(view, o):
         raise ValueError("out must be contiguous")
     if is_torch(o) and view.data_ptr() != o.data_ptr():
@@ -393,7 +382,14 @@ def u_dot_v(graph: Graph, u: ArrayT, v: ArrayT) -> Any:
 
 
 def edge_attention(
-    graph: Graph, q: ArrayT, k: ArrayT, v: ArrayT, bias: ArrayT | None = None, scale: float | None = None
+    graph: Graph,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    bias: ArrayT | None = None,
+    scale: float | None = None,
+    k_target: str | None = None,
+    v_target: str | None = None,
 ) -> ArrayT:
     """Attend from every destination to its incoming edges in one pass, with a running softmax.
 
@@ -404,9 +400,9 @@ def edge_attention(
         v: Values [num_src, heads, v_dim] or [E, heads, v_dim].
         bias: Added to the scores, [E, heads].
         scale: Multiplies the dot products; 1 / sqrt(dim) by default.
-
-    Where num_src equals E, keys and values are taken as those of the edges only if the other has E rows as well
-    and num_src differs; pass them in the order of sources otherwise.
+        k_target: Owner of the keys: "u" (source) or "e" (edge). By default the number of rows decides: sources
+            own num_src rows, also where num_src equals E.
+        v_target: Owner of the values.
 
     Returns:
         [num_dst, heads, v_dim]; zeros for nodes without edges.
@@ -416,7 +412,12 @@ def edge_attention(
     if a.ndim != 3 or not (hasattr(k, "ndim") and k.ndim == 3) or not (hasattr(v, "ndim") and v.ndim == 3):
         raise ValueError("q, k and v must be [rows, heads, dim]")
     heads, dim = int(a.shape[1]), int(a.shape[2])
-    targets = (_key_target(graph, k, "k"), _key_target(graph, v, "v"))
+    if tuple(k.shape[1:]) != (heads, dim) or v.shape[1] != heads:
+        raise ValueError(
+            f"k and v must be [rows, {heads}, {dim}] and [rows, {heads}, v_dim] as q is, "
+            f"but are {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    targets = (_key_target(graph, k, "k", k_target), _key_target(graph, v, "v", v_target))
     factor = 1.0 / math.sqrt(dim) if scale is None else scale
     inputs = [
         None if x is None else _matrix(x, n, math.prod(_trailing(x)))
@@ -428,11 +429,15 @@ def edge_attention(
         out = Attention.apply(*inputs, graph._graph, heads, factor, targets)
     else:
         out = _ops.attention(graph._graph, heads, factor, inputs[0], inputs[1], inputs[2], inputs[3], targets)
-    result: ArrayT = out.reshape(graph.num_dst, heads, -1)
+    result: ArrayT = out.reshape(graph.num_dst, heads, v.shape[2])
     return result
 
 
-def _key_target(graph: Graph, x: Any, name: str) -> str:
+def _key_target(graph: Graph, x: Any, name: str, target: str | None) -> str:
+    if target is not None:
+        if target not in ("u", "e"):
+            raise ValueError(f'{name}_target must be "u" or "e", but is "{target}"')
+        return target
     if x.shape[0] == graph.num_src:
         return "u"
     if x.shape[0] == graph.num_edges:

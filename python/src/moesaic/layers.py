@@ -117,13 +117,12 @@ class EgnnLayer:
         self._layer = _core.EgnnLayer.load(
             _weights(state), node_inputs, edge_inputs, residual, mean_coordinates, normalize, tanh
         )
-        self._edge_inputs = edge_inputs
 
     def __call__(self, graph: Graph, h: Any, x: Any, edge: Any | None = None) -> tuple[Any, Any]:
         """Update features h [n, F] and coordinates x [n, 3]; edge is [E, edge_inputs]."""
         h, x = _floats(h), _floats(x)
         h_out, x_out = empty(h, (h.shape[0], self._layer.outputs)), empty(x, x.shape)
-        self._layer.run(graph._graph, h, x, _maybe(edge), self._edge_inputs, h_out, x_out)
+        self._layer.run(graph._graph, h, x, _maybe(edge), h_out, x_out)
         return h_out, x_out
 
 
@@ -137,7 +136,7 @@ class TriangleMultiplication:
     def __call__(self, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c] plus the update; mask is [n, n]."""
         out = _copy(z)
-        self._layer.run(out.shape[0], out.shape[2], _maybe(mask), out)
+        self._layer.run(out.shape[0], _maybe(mask), out)
         return out
 
 
@@ -151,7 +150,7 @@ class TriangleAttention:
     def __call__(self, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c] plus the update; mask is [n, n]."""
         out = _copy(z)
-        self._layer.run(out.shape[0], out.shape[2], _maybe(mask), out)
+        self._layer.run(out.shape[0], _maybe(mask), out)
         return out
 
 
@@ -165,8 +164,8 @@ class EvoformerBlock:
     def __call__(self, m: Any, z: Any, msa_mask: Any | None = None, pair_mask: Any | None = None) -> tuple[Any, Any]:
         """Update m [s, n, c_m] and z [n, n, c_z]; masks are [s, n] and [n, n]."""
         m_out, z_out = _copy(m), _copy(z)
-        s, n, c_m = m_out.shape
-        self._block.run(s, n, c_m, z_out.shape[2], _maybe(msa_mask), _maybe(pair_mask), m_out, z_out)
+        s, n = m_out.shape[:2]
+        self._block.run(s, n, _maybe(msa_mask), _maybe(pair_mask), m_out, z_out)
         return m_out, z_out
 
 
@@ -183,8 +182,7 @@ class InvariantPointAttention:
         """Return the update [n, c_s] of s for z [n, n, c_z], frames [n, 3, 3] and [n, 3]; mask is [n]."""
         s, z = _floats(s), _floats(z)
         out = empty(s, s.shape)
-        n, c_s = s.shape
-        self._layer.run(n, c_s, z.shape[2], s, z, _floats(rotation), _floats(translation), _maybe(mask), out)
+        self._layer.run(s.shape[0], s, z, _floats(rotation), _floats(translation), _maybe(mask), out)
         return out
 
 
@@ -206,7 +204,6 @@ class Se3AttentionBlock:
         """Pack the weights of a state dict."""
         self._fiber_out = dict(fiber_out)
         self._max_degree = max([*fiber_in, *fiber_out])
-        self._edge_inputs = edge_inputs
         self._block = _core.Se3AttentionBlock.load(
             _weights(state), dict(fiber_in), self._fiber_out, edge_inputs, heads, channels_div
         )
@@ -217,7 +214,7 @@ class Se3AttentionBlock:
         nodes = {degree: _floats(x) for degree, x in features.items()}
         like = next(iter(nodes.values()))
         out = {d: empty(like, (graph.num_dst, c, 2 * d + 1)) for d, c in self._fiber_out.items()}
-        self._block.run(geometry, nodes, _maybe(edge), self._edge_inputs, out)
+        self._block.run(geometry, nodes, _maybe(edge), out)
         return out
 
 

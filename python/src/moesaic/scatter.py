@@ -72,14 +72,22 @@ def _axis(x: Any, dim: int) -> int:
     return dim % int(x.ndim)
 
 
-def _shared_index(src: Any, index: Any, dim: int) -> Any | None:
-    """Return the vector [src.shape[dim]] if all other positions share it, otherwise None."""
-    if index.ndim == 1:
-        return index
+def _broadcast(src: Any, index: Any, dim: int) -> Any:
+    """Broadcast index to src as torch_scatter does: a vector along `dim`, more dimensions from the first one on."""
     if index.ndim > src.ndim:
         raise ValueError(f"index has {index.ndim} dimensions, more than the {src.ndim} of src")
+    before = dim if index.ndim == 1 else 0
+    shape = (1,) * before + tuple(index.shape) + (1,) * (src.ndim - before - index.ndim)
+    if any(n not in (1, size) for n, size in zip(shape, src.shape, strict=True)):
+        raise ValueError(f"index {tuple(index.shape)} does not fit src {tuple(src.shape)} along dim {dim}")
+    index = index.reshape(shape)
+    return index.expand(src.shape) if is_torch(index) else np.broadcast_to(index, src.shape)
+
+
+def _shared_index(index: Any, dim: int) -> Any | None:
+    """Return the vector along `dim` if all other positions share it, otherwise None."""
     steps = tuple(index.stride()) if is_torch(index) else index.strides
-    shared = all(i == dim or index.shape[i] == 1 or steps[i] == 0 for i in range(index.ndim))
+    shared = all(i == dim or n == 1 or (n > 0 and steps[i] == 0) for i, n in enumerate(index.shape))
     if not shared:
         return None
     return index[tuple(slice(None) if i == dim else 0 for i in range(index.ndim))]
@@ -95,11 +103,13 @@ class _Plan:
         self.size = dim_size
         moved = tuple(src.shape[i] for i in range(src.ndim) if i != self.dim)
         self.rest, self.length = moved, int(src.shape[self.dim])
-        shared = _shared_index(src, index, self.dim)
+        if index.ndim == 1 and index.shape[0] != self.length:
+            raise ValueError(f"index must have {self.length} elements along dim, but has {index.shape[0]}")
+        full = _broadcast(src, index, self.dim)
+        shared = index if index.ndim == 1 else _shared_index(full, self.dim)
         self.flat = shared is None
         if shared is None:
             # Every element has an index of its own: segments of single elements.
-            full = index.expand(src.shape) if is_torch(index) else np.broadcast_to(index, src.shape)
             width = math.prod(moved)
             lines = _move(full, self.dim, 0).reshape(self.length, width)
             columns = _arange_like(index, width)
@@ -107,8 +117,6 @@ class _Plan:
                 raise ValueError(f"index must be in [0, {dim_size}), but has {int(lines.min())} to {int(lines.max())}")
             self.segments = Segments((lines * width + columns).reshape(-1), dim_size * width)
         else:
-            if shared.shape[0] != self.length:
-                raise ValueError(f"index must have {self.length} elements along dim, but has {shared.shape[0]}")
             self.segments = Segments(shared, dim_size)
 
     def enter(self, src: Any) -> Any:
@@ -148,7 +156,7 @@ def _into(out: Any | None, value: Any) -> Any:
 
 
 def scatter_sum(src: Any, index: Any, dim: int = -1, out: Any | None = None, dim_size: int | None = None) -> Any:
-    """Add src along `dim` into positions index (a vector, or broadcast to src); adds to `out` if given.
+    """Add src along `dim` into positions index (a vector, or the first dimensions of src); adds to `out` if given.
 
     src is [..., L, ...] with L along dim; the result has dim_size (by default the largest index plus 1) there.
     """
@@ -204,14 +212,13 @@ def scatter_mul(src: Any, index: Any, dim: int = -1, out: Any | None = None, dim
     if size is None:
         size = int(index.max()) + 1 if math.prod(index.shape) > 0 else 0
     shape = tuple(size if i == axis else n for i, n in enumerate(src.shape))
-    if index.ndim == 1:
-        index = index.reshape(tuple(-1 if i == axis else 1 for i in range(src.ndim)))
+    full = _broadcast(src, index, axis)
     if is_torch(src):
         start = src.new_ones(shape) if out is None else out
-        return start.scatter_reduce(axis, index.expand(src.shape).long(), src, "prod")
+        return start.scatter_reduce(axis, full.long(), src, "prod")
     result = np.ones(shape, src.dtype) if out is None else out
     places = list(np.ogrid[tuple(slice(n) for n in src.shape)])
-    places[axis] = np.broadcast_to(index, src.shape)
+    places[axis] = full
     np.multiply.at(result, tuple(places), src)
     return result
 

@@ -69,7 +69,8 @@ void MpnnGeometry::FindNeighbors(int64_t i) {
 int MpnnGeometry::OffsetOf(int64_t i, int k) const {
   const int32_t j = neighbor_[i * k_ + k];
   if (input_.chain[i] != input_.chain[j]) return kMpnnOffsets - 1;
-  return std::clamp(input_.index[i] - input_.index[j] + 32, 0, 64);
+  const int64_t offset = int64_t{input_.index[i]} - input_.index[j];
+  return static_cast<int>(std::clamp<int64_t>(offset + 32, 0, 64));
 }
 
 void MpnnGeometry::Exponents(int64_t i, int k, float* out) const {

@@ -12,16 +12,6 @@ namespace {
 
 constexpr float kMessageScale = 30;  // divides sums of messages
 
-// Columns [first, first + count) of a layer's weight as a layer of its own.
-StatusOr<Dense> TakeColumns(const WeightTensor& weight, int first, int count, std::span<const float> bias) {
-  const auto n = static_cast<int>(weight.shape[0]), k = static_cast<int>(weight.shape[1]);
-  std::vector<float> part;
-  for (int r = 0; r < n; ++r)
-    part.insert(part.end(), weight.values.begin() + int64_t{r} * k + first,
-                weight.values.begin() + int64_t{r} * k + first + count);
-  return Dense::Pack(n, count, part, bias);
-}
-
 // The perceptron of layers NAMES on [h_d, h_E, source], with `sources` inputs of the source.
 StatusOr<EdgeMlp> LoadMessage(const WeightScope& weights, int hidden, int sources,
                               const char* const (&names)[3]) {
@@ -32,9 +22,13 @@ StatusOr<EdgeMlp> LoadMessage(const WeightScope& weights, int hidden, int source
   ASSIGN_OR_RETURN(const WeightTensor* weight,
                    weights.Get(first + ".weight", {hidden, 2 * hidden + sources}));
   ASSIGN_OR_RETURN(const std::vector<float> bias, weights.Vector(first + ".bias", hidden));
-  ASSIGN_OR_RETURN(mlp.first_dst, TakeColumns(*weight, 0, hidden, bias));
-  ASSIGN_OR_RETURN(mlp.first_edge, TakeColumns(*weight, hidden, hidden, {}));
-  ASSIGN_OR_RETURN(mlp.first_src, TakeColumns(*weight, 2 * hidden, sources, {}));
+  auto take = [&](int column, int count, std::span<const float> part_bias) {
+    return Dense::Pack(hidden, count, ColumnsOf(weight->values, hidden, 2 * hidden + sources, column, count),
+                       part_bias);
+  };
+  ASSIGN_OR_RETURN(mlp.first_dst, take(0, hidden, bias));
+  ASSIGN_OR_RETURN(mlp.first_edge, take(hidden, hidden, {}));
+  ASSIGN_OR_RETURN(mlp.first_src, take(2 * hidden, sources, {}));
   for (const char* name : {names[1], names[2]}) {
     ASSIGN_OR_RETURN(Dense dense, weights.Linear(name, hidden, hidden));
     mlp.rest.push_back(std::move(dense));
@@ -85,6 +79,18 @@ Status CheckInput(const MpnnInput& input) {
     return InvalidArgument("all arrays of the input must have {} positions", size);
   }
   if (size == 0) return InvalidArgument("the input has no residues");
+  for (size_t i = 0; i < input.xyz.size(); ++i) {
+    if (!std::isfinite(input.xyz[i])) {
+      return InvalidArgument("coordinate {} of residue {} must be finite, but is {}", i % 12, i / 12,
+                             input.xyz[i]);
+    }
+  }
+  for (size_t i = 0; i < size; ++i) {
+    if (input.sequence[i] < 0 || input.sequence[i] >= kMpnnLetters) {
+      return InvalidArgument("sequence[{}] must be in [0, {}), but is {}", i, kMpnnLetters,
+                             input.sequence[i]);
+    }
+  }
   return OkStatus();
 }
 
@@ -182,11 +188,7 @@ StatusOr<MpnnEncoding> ProteinMpnn::Encode(const graph::Context& ctx, const Mpnn
         ctx.graph->rows.exp(features + kMpnnPositional, kMpnnEdgeInputs - kMpnnPositional);
       }
       w.dense.Run(edge_embedding_, w.features, kMpnnEdgeInputs, k, w.embedded, width);
-      for (int n = 0; n < k; ++n) {
-        float* edge = w.embedded + int64_t{n} * width;
-        ctx.graph->rows.layer_norm(edge, norm_edges_.gamma.data(), norm_edges_.beta.data(), width,
-                                   norm_edges_.eps, edge);
-      }
+      NormalizeRows(ctx, norm_edges_, w.embedded, k, w.embedded);
       w.dense.Run(edge_in_, w.embedded, width, k, e.edges.data() + i * k * hidden_, hidden_);
     });
   }
@@ -254,19 +256,12 @@ StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context&
     std::copy_n(letters_.data() + int64_t{sequence[j]} * hidden_, hidden_, features.data() + 2 * j * hidden_);
     std::copy_n(e.nodes.data() + j * hidden_, hidden_, features.data() + (2 * (size + j) + 1) * hidden_);
   }
-  const graph::Adjacency& csc = graph.by_destination();
   for (const DecoderLayer& layer : decoder_) {
     for (int64_t j = 0; j < size; ++j)
       std::copy_n(nodes.data() + j * hidden_, hidden_, features.data() + (2 * j + 1) * hidden_);
-    std::fill(sums.begin(), sums.end(), 0.0F);
-    RETURN_IF_ERROR(ForEdgeTiles(
+    RETURN_IF_ERROR(EdgeMlpReduce(
         ctx, graph, layer.message, {.dst = nodes.data(), .src = features.data(), .edge = e.edges.data()},
-        [&](const EdgeTile& tile) {
-          for (int t = 0; t < tile.count; ++t) {
-            ctx.exec.kernels->axpy(1, tile.messages + int64_t{t} * hidden_, hidden_,
-                                   sums.data() + int64_t{csc.own[tile.first + t]} * hidden_);
-          }
-        }));
+        graph::Reduce::kSum, 1, sums.data()));
     RETURN_IF_ERROR(UpdateNodes(ctx, sums, layer.norm1, layer.norm2, layer.dense, input.known, &nodes));
   }
   std::vector<float> logits(size * kMpnnLetters);
@@ -280,6 +275,15 @@ StatusOr<MpnnSample> ProteinMpnn::Sample(const graph::Context& ctx, const MpnnIn
   RETURN_IF_ERROR(CheckInput(input));
   if (!(sampling.temperature > 0))
     return InvalidArgument("the temperature must be positive, but is {}", sampling.temperature);
+  for (const char letter : sampling.omit) {
+    if (kMpnnAlphabet.find(letter) == std::string_view::npos)
+      return InvalidArgument("\"{}\" is no letter of {} that can be omitted", letter, kMpnnAlphabet);
+  }
+  if (std::all_of(kMpnnAlphabet.begin(), kMpnnAlphabet.end(), [&](char letter) {
+        return sampling.omit.find(letter) != std::string::npos;
+      })) {
+    return InvalidArgument("all letters of {} are omitted: none is left to choose", kMpnnAlphabet);
+  }
   const graph::ScratchScope scope(ctx);
   MpnnSampler sampler(ctx, {.hidden = hidden_, .letters = letters_, .decoder = decoder_, .out = out_}, input,
                       e);

@@ -54,7 +54,7 @@ struct MpnnSample {
 struct MpnnSampling {
   double temperature = 0.1;
   uint64_t seed = 0;
-  std::string omit = "X";  ///< Letters that are never chosen.
+  std::string omit = "X";  ///< Letters of kMpnnAlphabet that are never chosen; not all of them.
 };
 
 class ProteinMpnn {
@@ -63,9 +63,6 @@ class ProteinMpnn {
   static StatusOr<ProteinMpnn> Load(const WeightMap& weights, int neighbors);
   /// Random parameters (uniform, scaled by fan) for tests and benchmarks.
   static WeightMap RandomWeights(uint64_t seed, int hidden = 128, int layers = 3);
-
-  int hidden() const { return hidden_; }
-  int neighbors() const { return neighbors_; }
 
   StatusOr<MpnnEncoding> Encode(const graph::Context& ctx, const MpnnInput& input) const;
   /// Log-probabilities [L, 21] of each letter given the letters of `sequence` at positions that precede it in

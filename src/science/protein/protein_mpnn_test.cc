@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "science/test_goldens.h"
 
@@ -91,6 +92,12 @@ TEST_P(ProteinMpnnTest, OmittedLettersAreNeverChosen) {
     }
   }
   EXPECT_FALSE(model_.Sample(ctx, input_, encoding, {.temperature = 0}).ok());
+  auto omitting = [&](const std::string& letters) {
+    return moesaic::Message(model_.Sample(ctx, input_, encoding, {.omit = letters}).status());
+  };
+  EXPECT_EQ(omitting("Xa"), "\"a\" is no letter of ACDEFGHIKLMNPQRSTVWYX that can be omitted");
+  EXPECT_EQ(omitting(std::string(kMpnnAlphabet)),
+            "all letters of ACDEFGHIKLMNPQRSTVWYX are omitted: none is left to choose");
 }
 
 TEST_P(ProteinMpnnTest, IsInvariantUnderMotions) {
@@ -116,6 +123,22 @@ TEST_P(ProteinMpnnTest, RandomWeightsLoadAndShapesAreChecked) {
   broken.chain.pop_back();
   EXPECT_EQ(moesaic::Message(model_.Encode(ctx, broken).status()),
             "all arrays of the input must have 44 positions");
+  broken = input_;
+  broken.xyz[12 * 3 + 4] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(moesaic::Message(model_.Encode(ctx, broken).status()),
+            "coordinate 4 of residue 3 must be finite, but is nan");
+  const MpnnEncoding encoding = *model_.Encode(ctx, input_);
+  for (const int32_t letter : {-1, kMpnnLetters}) {
+    broken = input_;
+    broken.sequence[2] = letter;
+    broken.designed[2] = 0;
+    EXPECT_EQ(moesaic::Message(model_.Sample(ctx, broken, encoding, {}).status()),
+              fmt::format("sequence[2] must be in [0, 21), but is {}", letter));
+  }
+  broken = input_;
+  broken.index[0] = std::numeric_limits<int32_t>::max();
+  broken.index[1] = std::numeric_limits<int32_t>::min();
+  EXPECT_TRUE(model_.Encode(ctx, broken).ok());
 }
 
 }  // namespace

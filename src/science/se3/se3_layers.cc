@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/round.h"
 #include "science/edge_attention.h"
 #include "science/run_tasks.h"
 
@@ -42,11 +43,7 @@ struct ConvTile {
 };
 
 void ActivateHidden(const graph::Context& ctx, const Norm& norm, float* x, int rows, int n) {
-  if (!norm.gamma.empty()) {
-    for (int r = 0; r < rows; ++r)
-      ctx.graph->rows.layer_norm(x + int64_t{r} * n, norm.gamma.data(), norm.beta.data(), n, norm.eps,
-                                 x + int64_t{r} * n);
-  }
+  if (!norm.gamma.empty()) NormalizeRows(ctx, norm, x, rows, x);
   const float* row = x;
   ctx.graph->rows.activate(&row, 1, nullptr, 0, rows * n, graph::Activation::kRelu, x);
 }
@@ -164,6 +161,7 @@ StatusOr<Se3Conv> Se3Conv::Load(const WeightScope& weights, const Fiber& in, con
                                 int edge_inputs) {
   RETURN_IF_ERROR(CheckFiber(in, "the input"));
   RETURN_IF_ERROR(CheckFiber(out, "the output"));
+  if (edge_inputs < 0) return InvalidArgument("edge_inputs must be 0 or more, but is {}", edge_inputs);
   Se3Conv layer;
   layer.in_ = in;
   layer.out_ = out;
@@ -255,7 +253,7 @@ StatusOr<FiberFeatures> Se3Conv::RunEdges(const graph::Context& ctx, const Se3Gr
                      take(int64_t{kConvTile} * hidden), take(int64_t{kConvTile} * weights), take(basis),
                      take(products)});
   }
-  ctx.exec.pool->Run((count + kConvTile - 1) / kConvTile, [&](int64_t task, int worker) {
+  ctx.exec.pool->Run(base::CeilDiv(count, kConvTile), [&](int64_t task, int worker) {
     const ConvTile& tile = tiles[worker];
     const int64_t first = task * kConvTile;
     const int rows = static_cast<int>(std::min<int64_t>(kConvTile, count - first));

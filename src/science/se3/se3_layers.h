@@ -76,6 +76,7 @@ class Se3Conv {
                                    const FiberFeatures& nodes, const float* edge) const;
 
   const Fiber& out() const { return out_; }
+  int edge_inputs() const { return edge_inputs_; }
 
  private:
   struct Pair {
@@ -96,6 +97,7 @@ class Se3AttentionBlock {
  public:
   static StatusOr<Se3AttentionBlock> Load(const WeightScope& weights, const Fiber& in, const Fiber& out,
                                           int edge_inputs, int heads, int channels_div);
+  int edge_inputs() const { return to_key_value_.edge_inputs(); }
   StatusOr<FiberFeatures> Run(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
                               const float* edge) const;
 

@@ -186,8 +186,8 @@ TEST_P(MessageOpsTest, GspmmGradientsMatchDifferences) {
         };
         const Matrix du = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, 13, c.cols));
         const Matrix de = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, 90, c.e_cols));
-        for (const double x : Values(message == Message::kCopyE ? u_grad : e_grad)) {
-          if (message == Message::kCopyE || message == Message::kCopyU) ASSERT_EQ(x, 0);
+        if (message == Message::kCopyE || message == Message::kCopyU) {
+          for (const double x : Values(message == Message::kCopyE ? u_grad : e_grad)) ASSERT_EQ(x, 0);
         }
         if (message != Message::kCopyE) {
           const double want = Derivative([&](const Matrix& x) { return loss(x, Values(e)); }, Values(u), du);

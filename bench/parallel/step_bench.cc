@@ -2,7 +2,7 @@
 //   parallel_step_work MODEL --topology FILE -tp 2 -pp 8 > work.json
 //   parallel_step_bench work.json --topology FILE --sequences 64            threads in virtual time
 //   mpirun -n 16 parallel_step_bench work.json --topology FILE --transport mpi --dilation 1000     real time
-// step_smpi.sh runs it under SMPI. Prints one JSON object.
+// steps.py --simulator smpi runs it under SMPI. Prints one JSON object.
 #include <fmt/format.h>
 #include <time.h>
 

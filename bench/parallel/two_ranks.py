@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a model on two ranks of one thread each, against one process with two threads and with one.
 
-    bench/parallel/two_ranks.py MODEL [--network] [--launches 5] [--layouts tp pp ep]
+    bench/parallel/two_ranks.py MODEL [--network] [--launches 5] [--layouts tp tp-bf16 tp-int8 pp ep]
 
 Ranks talk through shared memory, or, with --network, through two network namespaces of this machine whose links are shaped to
 1 Gbit/s in both directions (needs root, iproute2). The settings take turns in each launch, so that a change of the machine's
@@ -14,12 +14,15 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 
 from namespaces import NamespaceTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", ROOT / "build" / "release" / "bin" / "moesaic")).resolve()
-LAYOUTS = {"tp": ("TP2", ["-tp", "2"]), "pp": ("PP2", ["-pp", "2"]), "ep": ("TP2 x EP2", ["-tp", "2", "-ep"])}
+LAYOUTS = {"tp": ("TP2", ["-tp", "2"]), "tp-bf16": ("TP2, sums in bf16", ["-tp", "2", "--tp-sum-dtype", "bf16"]),
+           "tp-int8": ("TP2, sums in int8", ["-tp", "2", "--tp-sum-dtype", "int8"]), "pp": ("PP2", ["-pp", "2"]),
+           "ep": ("TP2 x EP2", ["-tp", "2", "-ep"])}
 # (name, flags of moesaic bench)
 CASES = [("decode 1", ["-p", "0", "-n", "32", "-s", "1"]), ("decode 8", ["-p", "0", "-n", "16", "-s", "8"]),
          ("prefill 128", ["-p", "128", "-n", "0"]), ("prefill 512", ["-p", "512", "-n", "0"]),
@@ -28,7 +31,10 @@ CASES = [("decode 1", ["-p", "0", "-n", "32", "-s", "1"]), ("decode 8", ["-p", "
 
 
 # Two devices whose ports carry 1 Gbit/s in each direction.
-GIGABIT = {"tree": {"link": {"gb_per_s": 0.125}, "children": [{"count": 2, "device": "core"}]}}
+GIGABIT = {"name": "two ranks at 1 Gbit/s", "source": "assumed: the limits that tc sets",
+           "devices": {"core": {"flops": {"f32": 1e11}}},
+           "tree": {"level": "cluster", "link": {"latency_us": 30, "gb_per_s": 0.125, "duplex": "full", "shared": True},
+                    "children": [{"count": 2, "device": "core"}]}}
 
 
 def speeds(text):
@@ -55,19 +61,7 @@ def quartiles(values):
     return statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model")
-    parser.add_argument("--network", action="store_true", help="two namespaces with 1 Gbit/s instead of shared memory")
-    parser.add_argument("--launches", type=int, default=5)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    parser.add_argument("--cases", nargs="+", default=[name for name, _ in CASES], help="names as in the table")
-    options = parser.parse_args()
-    cases = [(name, flags) for name, flags in CASES if name in options.cases]
-    settings = [("2 threads", None, ["-t", "2"]), ("1 thread", None, ["-t", "1"])]
-    network = NamespaceTree(GIGABIT) if options.network else None
-    settings += [(LAYOUTS[name][0], network, [*LAYOUTS[name][1], "-t", "1"]) for name in options.layouts]
+def measure(options, cases, settings, network):
     samples = {(case, name): [] for case, _ in cases for name, _, _ in settings}
     try:
         for _ in range(options.launches):
@@ -78,6 +72,29 @@ def main():
     finally:
         if network:
             network.close()
+    return samples
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--network", action="store_true", help="two namespaces with 1 Gbit/s instead of shared memory")
+    parser.add_argument("--launches", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["tp", "pp", "ep"])
+    parser.add_argument("--cases", nargs="+", default=[name for name, _ in CASES], help="names as in the table")
+    options = parser.parse_args()
+    cases = [(name, flags) for name, flags in CASES if name in options.cases]
+    settings = [("2 threads", None, ["-t", "2"]), ("1 thread", None, ["-t", "1"])]
+    network = NamespaceTree(GIGABIT) if options.network else None
+    assumed = []
+    with tempfile.TemporaryDirectory() as folder:
+        if network:
+            topology = pathlib.Path(folder) / "gigabit.json"
+            topology.write_text(json.dumps(GIGABIT))
+            assumed = ["--topology", str(topology)]
+        settings += [(LAYOUTS[name][0], network, [*LAYOUTS[name][1], *assumed, "-t", "1"]) for name in options.layouts]
+        samples = measure(options, cases, settings, network)
     print("| case | setting | tokens/s, median (quartiles) | over 2 threads | over 1 thread |\n|---|---|---:|---:|---:|")
     for case, _ in cases:
         both, one = (statistics.median(samples[case, name]) for name in ("2 threads", "1 thread"))

@@ -127,6 +127,11 @@ StatusOr<std::vector<int>> CountsOf(const char* flag, const std::string& text) {
   return counts;
 }
 
+comm::WireFormat SumFormat(const std::string& dtype) {
+  if (dtype == "bf16") return comm::WireFormat::kBf16;
+  return dtype == "int8" ? comm::WireFormat::kInt8 : comm::WireFormat::kExact;
+}
+
 }  // namespace
 
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
@@ -235,6 +240,14 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
           "between hosts")
       .ExistingFile()
       .Group(group);
+  verb.AddOption(
+          "--tp-sum-dtype", flags.sum_dtype,
+          "Type in which tensor parallel ranks send partial sums to other hosts, or to all ranks of a "
+          "--topology without groups: bf16 and int8 (128 values share a scale) take a half and a quarter "
+          "of the bytes and round each value")
+      .OneOf({"f32", "bf16", "int8"})
+      .ShowDefault()
+      .Group(group);
   verb.AddOption("--rank-time-limit", flags.time_limit_s,
                  "Seconds after which a rank that does not answer has failed")
       .Range(1.0, 86400.0)
@@ -296,7 +309,8 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   }
   std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
   job->children_ = std::move(children);
-  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, {}", layout.Name(), fingerprint)));
+  RETURN_IF_ERROR(
+      job->CheckFingerprints(fmt::format("{}, sums in {}, {}", layout.Name(), flags.sum_dtype, fingerprint)));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
   job->topology_ = topology.has_value() ? *std::move(topology) : comm::TopologyOfHosts(job->hosts_);
   job->local_size_ = static_cast<int>(std::ranges::count(job->hosts_, job->hosts_[job->rank()]));
@@ -332,7 +346,8 @@ std::string RankJob::Describe() const {
 
 StatusOr<std::shared_ptr<parallel::RankGroups>> RankJob::MakeGroups() const {
   ASSIGN_OR_RETURN(std::unique_ptr<parallel::RankGroups> groups,
-                   parallel::RankGroups::Create(*transport_, *topology_, layout_, flags_.time_limit_s));
+                   parallel::RankGroups::Create(*transport_, *topology_, layout_, flags_.time_limit_s,
+                                                SumFormat(flags_.sum_dtype)));
   return std::shared_ptr<parallel::RankGroups>(std::move(groups));
 }
 

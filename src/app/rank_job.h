@@ -17,14 +17,15 @@ namespace moesaic::app {
 
 struct RankFlags {
   parallel::Degrees degrees;
-  parallel::Split split;         // set by --layout auto and --layer-split auto
-  std::string layers, experts;   // --layer-split, --expert-split: numbers, or "auto" for layers
-  bool expert_parallel = false;  // --enable-expert-parallel
-  std::string layout;            // "auto": the degrees are chosen for the topology
-  double rebalance_s = 0;        // --rebalance-experts; 0: experts stay
-  int redundant_experts = 0;     // --redundant-experts
-  std::string topology;          // file; "": assumed links
-  std::string placement;         // file of --expert-placement; "": experts are divided in order
+  parallel::Split split;          // set by --layout auto and --layer-split auto
+  std::string layers, experts;    // --layer-split, --expert-split: numbers, or "auto" for layers
+  bool expert_parallel = false;   // --enable-expert-parallel
+  std::string layout;             // "auto": the degrees are chosen for the topology
+  double rebalance_s = 0;         // --rebalance-experts; 0: experts stay
+  int redundant_experts = 0;      // --redundant-experts
+  std::string topology;           // file; "": assumed links
+  std::string placement;          // file of --expert-placement; "": experts are divided in order
+  std::string sum_dtype = "f32";  // --tp-sum-dtype: f32, bf16 or int8
   double time_limit_s = 60;
 
   /// False where --layout auto may still choose one rank.
@@ -36,8 +37,8 @@ struct RankFlags {
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 
 /// Declares --tensor-parallel-size, --pipeline-parallel-size, --data-parallel-size, --enable-expert-parallel,
-/// --expert-parallel-size, --expert-placement, --layer-split, --expert-split, --layout, --topology and
-/// --rank-time-limit.
+/// --expert-parallel-size, --expert-placement, --layer-split, --expert-split, --layout, --topology,
+/// --tp-sum-dtype and --rank-time-limit.
 void AddRankFlags(Verb& verb, RankFlags& flags);
 
 class RankJob {

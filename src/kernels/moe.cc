@@ -12,6 +12,8 @@
 // buffer. Where y would not stay in the caches, down and combine are one loop over columns: a task computes
 // its columns of one expert after the other and adds them to the output while they are in the cache.
 //
+// With several column parts, down and combine run once for each of them.
+//
 // The shared expert is one more expert, which processes every token with weight 1.
 #include <algorithm>
 #include <atomic>
@@ -40,6 +42,7 @@ constexpr int kColumnRows = 96;  // rows of an expert processed together: whole 
 // One expert with rows in this step.
 struct ExpertJob {
   tensor::PackedMatrix gate, up, down;
+  tensor::PackedMatrix down_part = {};       // outputs of `down` in the current column part
   tensor::StaticScale up_scale, down_scale;  // static scales of its inputs
   int part;             // 0: routed rows, 1: rows of the shared expert, which are stored separately
   int first_row, rows;  // rows in its part
@@ -65,6 +68,16 @@ class MoeLayer {
     MakeJobs();
     PrepareTokens();
     RunUp();
+    for (int part = 0; part < p_.parts.count; ++part) RunPart(p_.parts.Of(p_.hidden, part));
+    ctx_.scratch->Rewind(mark);
+  }
+
+ private:
+  void RunPart(ColumnParts::Range part) {
+    if (part.count == 0) return;
+    const size_t mark = ctx_.scratch->Mark();
+    part_ = part;
+    for (ExpertJob& job : jobs_) job.down_part = job.down.Rows(part.first, part.count);
     const int columns = TaskColumns();
     if (columns > 0) {
       RunDownByColumns(columns);
@@ -73,9 +86,9 @@ class MoeLayer {
       Combine();
     }
     ctx_.scratch->Rewind(mark);
+    p_.parts.Done(part.first, part.count);
   }
 
- private:
   template <typename T>
   std::span<T> Take(size_t count) {
     return ctx_.scratch->Take<T>(count);
@@ -292,24 +305,24 @@ class MoeLayer {
   int TaskColumns() const {
     const int threads = ctx_.pool->size();
     const int64_t rows = routed_rows_ + (HasShared() ? p_.rows : 0);
-    const int64_t bytes = rows * p_.hidden * int64_t{sizeof(float)};
+    const int64_t bytes = rows * part_.count * int64_t{sizeof(float)};
     if (bytes <= kCachedBytes * threads) return 0;
     const int64_t fit = kColumnBytes / (int64_t{p_.rows} * int64_t{sizeof(float)});
-    const int64_t share = p_.hidden / (int64_t{threads} * kColumnTasks);
+    const int64_t share = part_.count / (int64_t{threads} * kColumnTasks);
     const int64_t columns = std::min(std::max<int64_t>(fit, kColumnUnit), share) / kColumnUnit * kColumnUnit;
     if (columns == 0) return 0;
     const int64_t h_bytes = h_[0].rows * h_[0].stride + h_[1].rows * h_[1].stride;
-    return h_bytes * (p_.hidden / columns) <= 2 * bytes ? static_cast<int>(columns) : 0;
+    return h_bytes * (part_.count / columns) <= 2 * bytes ? static_cast<int>(columns) : 0;
   }
 
   // Returns the ends of the tasks that begin in each slice.
   std::span<const int64_t> ColumnEnds(int columns) {
-    const tensor::PackedMatrix& down = jobs_.front().down;
+    const tensor::PackedMatrix& down = jobs_.front().down_part;
     const int slice_panels = down.image_panels();
     const auto ends = Take<int64_t>(base::CeilDiv(down.layout.panels(), slice_panels));
     for (size_t slice = 0; slice < ends.size(); ++slice) {
       const auto outputs = static_cast<int64_t>(slice + 1) * slice_panels * tensor::kPanelRows;
-      ends[slice] = base::CeilDiv(std::min<int64_t>(outputs, p_.hidden), int64_t{columns});
+      ends[slice] = base::CeilDiv(std::min<int64_t>(outputs, part_.count), int64_t{columns});
     }
     return ends;
   }
@@ -322,19 +335,22 @@ class MoeLayer {
     const auto scratch = Take<float>(room * ctx_.pool->size());
     ctx_.pool->RunByNode(ColumnEnds(columns), [&](int64_t task, int worker) {
       const int first = static_cast<int>(task) * columns;
-      const int count = std::min(columns, p_.hidden - first);
+      const int count = std::min(columns, part_.count - first);
       float* out = scratch.data() + worker * room;
       std::fill_n(out, sums, 0.0F);
       const int node = ctx_.pool->NodeOf(worker);
       for (const ExpertJob& job : jobs_) AddColumns(job, node, first, count, out + sums, out, stride);
       for (int token = 0; token < p_.rows; ++token) {
-        std::copy_n(out + token * stride, count, p_.out + token * p_.out_stride + first);
+        std::copy_n(out + token * stride, count, OutputOf(token) + first);
       }
     });
   }
 
-  // Adds the job's contribution to columns [first, first + count) of its tokens to out [tokens, stride]. y
-  // has room for kColumnRows rows of the same width.
+  // Returns the current part of the token's output.
+  float* OutputOf(int64_t token) const { return p_.out + token * p_.out_stride + part_.first; }
+
+  // Adds the job's contribution to columns [first, first + count) of the part of its tokens to out [tokens,
+  // stride]. y has room for kColumnRows rows of the same width.
   void AddColumns(const ExpertJob& job, int node, int first, int count, float* y, float* out,
                   int64_t stride) {
     const int begin = first / tensor::kPanelRows, end = begin + base::CeilDiv(count, tensor::kPanelRows);
@@ -342,7 +358,7 @@ class MoeLayer {
       const int row = job.first_row + done;
       const int rows = std::min(kColumnRows, job.rows - done);
       for (int panel = begin, panels = 0; panel < end; panel += panels) {
-        const tensor::PackedMatrix down = job.down.At(panel, node);  // panels of one slice
+        const tensor::PackedMatrix down = job.down_part.At(panel, node);  // panels of one slice
         panels = std::min(end - panel, down.layout.panels());
         float* to = y + int64_t{panel - begin} * tensor::kPanelRows;
         GemmOf(down).Run(TileOf(h_[job.part], row, rows, down, node, 0, panels, to, stride));
@@ -356,33 +372,33 @@ class MoeLayer {
   }
 
   void RunDown() {
-    const auto tasks = TileJobs(&ExpertJob::down, /*count_down=*/false);
-    y_[0] = Take<float>(int64_t{routed_rows_} * p_.hidden).data();
-    y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * p_.hidden : 0).data();
+    const auto tasks = TileJobs(&ExpertJob::down_part, /*count_down=*/false);
+    y_[0] = Take<float>(int64_t{routed_rows_} * part_.count).data();
+    y_[1] = Take<float>(HasShared() ? int64_t{p_.rows} * part_.count : 0).data();
     ctx_.pool->RunByNode(task_ends_, [&](int64_t i, int worker) {
       const Task& task = tasks[i];
       const ExpertJob& job = jobs_[task.job];
       const int row = job.first_row + task.row;
-      float* y = y_[job.part] + int64_t{row} * p_.hidden + task.panel * tensor::kPanelRows;
-      GemmOf(job.down).Run(TileOf(h_[job.part], row, task.rows, job.down, ctx_.pool->NodeOf(worker),
-                                  task.panel, task.panels, y, p_.hidden));
+      float* y = y_[job.part] + int64_t{row} * part_.count + task.panel * tensor::kPanelRows;
+      GemmOf(job.down).Run(TileOf(h_[job.part], row, task.rows, job.down_part, ctx_.pool->NodeOf(worker),
+                                  task.panel, task.panels, y, part_.count));
     });
   }
 
   void Combine() {
-    const int chunks = base::CeilDiv(p_.hidden, kCombineColumns);
+    const int chunks = base::CeilDiv(part_.count, kCombineColumns);
     ctx_.pool->Run(int64_t{p_.rows} * chunks, [&](int64_t task, int) {
       const int64_t token = task / chunks;
       const int column = static_cast<int>(task % chunks) * kCombineColumns;
-      const int columns = std::min(kCombineColumns, p_.hidden - column);
-      float* out = p_.out + token * p_.out_stride + column;
+      const int columns = std::min(kCombineColumns, part_.count - column);
+      float* out = OutputOf(token) + column;
       std::fill_n(out, columns, 0.0F);
       for (const int32_t row : row_of_slot_.subspan(token * p_.top_k, p_.top_k)) {
         if (row < 0) continue;
         const float weight = p_.weights[slot_of_row_[row]];
-        ctx_.kernels->axpy(weight, y_[0] + int64_t{row} * p_.hidden + column, columns, out);
+        ctx_.kernels->axpy(weight, y_[0] + int64_t{row} * part_.count + column, columns, out);
       }
-      if (HasShared()) ctx_.kernels->axpy(1, y_[1] + token * p_.hidden + column, columns, out);
+      if (HasShared()) ctx_.kernels->axpy(1, y_[1] + token * part_.count + column, columns, out);
     });
   }
 
@@ -400,7 +416,8 @@ class MoeLayer {
   int64_t widest_tile_ = 0;             // values of the largest task's output
   int most_rows_ = 0;                   // maximum rows of a routed task
   std::span<int64_t> task_ends_;        // ends of each slice's tasks
-  float* y_[2] = {};                    // by part: [rows, hidden]
+  ColumnParts::Range part_;             // columns of the current column part
+  float* y_[2] = {};                    // by part: [rows, part_.count]
 };
 
 void CheckParams(const MoeParams& p) {
@@ -417,6 +434,7 @@ void CheckParams(const MoeParams& p) {
 
 void Moe(const ExecContext& ctx, const MoeParams& params) {
   CheckParams(params);
+  MOESAIC_CHECK_GE(params.parts.count, 1);
   if (params.rows > 0) MoeLayer(ctx, params).Run();
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/column_parts.h"
 #include "kernels/exec_context.h"
 #include "tensor/packed.h"
 #include "tensor/static_scale.h"
@@ -26,7 +27,8 @@ struct ExpertWeights {
 };
 
 /// out[t] = sum over j of weights[t, j] * FFN_{ids[t, j]}(x[t]) (+ FFN_shared(x[t])). Runs as one job: every
-/// (expert, row tile, panel group) of the layer, including the shared expert's, goes into one work queue.
+/// (expert, row tile, panel group) of the layer, including the shared expert's, goes into one work queue;
+/// with several parts, the products with `down` are one job for each part.
 struct MoeParams {
   const float* x;  // [rows, hidden]
   int64_t x_stride;
@@ -40,6 +42,7 @@ struct MoeParams {
   int shared_intermediate = 0;
   float* out;  // [rows, out_stride], overwritten
   int64_t out_stride;
+  ColumnParts parts = {};  // of `out`
 };
 void Moe(const ExecContext& ctx, const MoeParams& params);
 

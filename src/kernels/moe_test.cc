@@ -253,6 +253,39 @@ TEST_P(MoeTest, SlicesDoNotChangeResults) {
   }
 }
 
+// Parts of the columns are complete when they are reported, in ascending order, and have the bits of the
+// whole.
+TEST_P(MoeTest, PartsOfColumnsDoNotChangeResults) {
+  TestContext plain(GetParam(), 1);
+  const runtime::Topology topology = runtime::SimulatedNodes(2, 1);
+  TestContext test(GetParam(), topology);
+  for (const Shape& shape : {Shape{650, 40, 6, 4, 33}, Shape{100, 17, 5, 2, 0}}) {
+    for (const int rows : {1, 21, 210}) {  // the most rows are added up by columns
+      Layer layer(&rng_, PackedFormat::kI8, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
+      std::vector<float> expected(size_t(rows) * shape.hidden);
+      Moe(plain.context(), layer.Params(expected.data(), shape.hidden));
+      for (const int parts : {2, 3, 50}) {
+        for (const auto make : {&Layer::Params, &Layer::SlicedParams}) {
+          std::vector<float> out(expected.size(), 99.0F);
+          MoeParams params = (layer.*make)(out.data(), shape.hidden);
+          int done = 0;
+          params.parts = {.count = parts, .done = [&](int first, int count) {
+                            ASSERT_EQ(first, done);
+                            ASSERT_GT(count, 0);
+                            for (int t = 0; t < rows; ++t) {
+                              const size_t at = size_t(t) * shape.hidden + first;
+                              ASSERT_EQ(std::memcmp(&out[at], &expected[at], count * sizeof(float)), 0);
+                            }
+                            done = first + count;
+                          }};
+          Moe(test.context(), params);
+          ASSERT_EQ(done, shape.hidden);
+        }
+      }
+    }
+  }
+}
+
 // One worker gathers several row tiles of one expert, each with several tasks, repeatedly as it continues
 // with another slice.
 TEST_P(MoeTest, GathersRowTilesOfOneExpertRepeatedly) {

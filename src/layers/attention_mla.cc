@@ -215,12 +215,12 @@ void MlaAttention::Mix(const Step& step, const float* x, const KvLayer& kv, floa
   }
 }
 
-void MlaAttention::Forward(const Step& step, const float* x, const KvLayer& kv, float* out,
-                           bool accumulate) const {
+void MlaAttention::Forward(const Step& step, const float* x, const KvLayer& kv, float* out, bool accumulate,
+                           const kernels::ColumnParts& parts) const {
   ScratchScope scratch(step.ctx);
   auto* mixed = scratch.Take<float>(static_cast<int64_t>(step.rows()) * mixed_dim());
   Mix(step, x, kv, mixed);
-  Apply(step.ctx, o, mixed, mixed_dim(), step.rows(), out, o.n(), accumulate);
+  Apply(step.ctx, o, mixed, mixed_dim(), step.rows(), out, o.n(), accumulate, parts);
 }
 
 }  // namespace moesaic::layers

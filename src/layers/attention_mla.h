@@ -37,9 +37,9 @@ struct MlaAttention {
   int64_t expansion_bytes = int64_t{32} << 20;
 
   /// Writes latents and rotated keys of the step's tokens into `kv` and sets out [rows, hidden] = attention(x
-  /// [rows, hidden]). With `accumulate`, adds to `out` instead.
-  void Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out,
-               bool accumulate) const;
+  /// [rows, hidden]). With `accumulate`, adds to `out` instead. `parts` are those of `out`.
+  void Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out, bool accumulate,
+               const kernels::ColumnParts& parts = {}) const;
 
   /// Computes Forward() without the output projection: `mixed` [rows, mixed_dim()] is the input of o.
   void Mix(const Step& step, const float* x, const kernels::KvLayer& kv, float* mixed) const;

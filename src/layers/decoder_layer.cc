@@ -1,6 +1,7 @@
 #include "layers/decoder_layer.h"
 
 #include "kernels/elementwise.h"
+#include "layers/shard_sum.h"
 
 namespace moesaic::layers {
 
@@ -31,9 +32,10 @@ void DecoderLayer::AddAttention(const Step& step, const kernels::KvLayer& kv, fl
   // Without output norms and partial sums, projections accumulate directly into the residual stream.
   const bool direct = attention_out_norm == nullptr && !step.has_shards();
   float* out = direct ? x : scratch.Take<float>(count);
-  std::visit([&](const auto& kind) { kind.Forward(step, normed, kv, out, direct); }, attention);
+  ShardSum sum(step, scratch, out, hidden);
+  std::visit([&](const auto& kind) { kind.Forward(step, normed, kv, out, direct, sum.parts()); }, attention);
   if (direct) return;
-  step.Sum(out, count);
+  sum.Wait();
   Join(step, attention_out_norm, out, x);
 }
 
@@ -48,12 +50,13 @@ void DecoderLayer::AddFfn(const Step& step, float* x) const {
     return;
   }
   auto* out = scratch.Take<float>(count);
+  ShardSum sum(step, scratch, out, hidden);
   if (mlp != nullptr) {
-    mlp->Forward(step, normed, out, /*accumulate=*/false);
+    mlp->Forward(step, normed, out, /*accumulate=*/false, sum.parts());
   } else {
-    std::get<MoeLayer>(ffn).Forward(step, normed, out);
+    std::get<MoeLayer>(ffn).Forward(step, normed, out, sum.parts());
   }
-  step.Sum(out, count);
+  sum.Wait();
   JoinFfn(step, out, x);
 }
 

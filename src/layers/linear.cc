@@ -11,16 +11,22 @@ using kernels::LinearParams;
 using kernels::QuantizedActivations;
 
 void Apply(const kernels::ExecContext& ctx, const Linear& linear, const float* x, int64_t x_stride, int rows,
-           float* y, int64_t y_stride, bool accumulate) {
+           float* y, int64_t y_stride, bool accumulate, const kernels::ColumnParts& parts) {
   const ScratchScope scope(ctx);
   const QuantizedActivations a = kernels::QuantizeActivations(ctx, linear.weight.layout.format, x, x_stride,
                                                               rows, linear.k(), linear.weight.input_scale);
-  kernels::Linear(ctx, {.a = &a,
-                        .w = &linear.weight,
-                        .bias = linear.bias,
-                        .c = y,
-                        .c_stride = y_stride,
-                        .accumulate = accumulate});
+  for (int part = 0; part < parts.count; ++part) {
+    const auto [first, count] = parts.Of(linear.n(), part);
+    if (count == 0) continue;
+    const tensor::PackedMatrix weight = linear.weight.Rows(first, count);
+    kernels::Linear(ctx, {.a = &a,
+                          .w = &weight,
+                          .bias = linear.bias == nullptr ? nullptr : linear.bias + first,
+                          .c = y + first,
+                          .c_stride = y_stride,
+                          .accumulate = accumulate});
+    parts.Done(first, count);
+  }
 }
 
 void ApplyGroup(const kernels::ExecContext& ctx, std::span<const LinearOutput> outputs, const float* x,

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "kernels/column_parts.h"
 #include "layers/step.h"
 #include "tensor/packed.h"
 
@@ -17,8 +18,9 @@ struct Linear {
 };
 
 /// Sets y [rows, y_stride] = linear(x), or adds to y with `accumulate`. x is [rows, x_stride].
+/// `parts` are those of y.
 void Apply(const kernels::ExecContext& ctx, const Linear& linear, const float* x, int64_t x_stride, int rows,
-           float* y, int64_t y_stride, bool accumulate = false);
+           float* y, int64_t y_stride, bool accumulate = false, const kernels::ColumnParts& parts = {});
 
 /// One of several linears with the same input x.
 struct LinearOutput {

@@ -24,19 +24,20 @@ void Mlp::Gated(const Step& step, const float* x, float* gated) const {
                               .n = width});
 }
 
-void Mlp::Forward(const Step& step, const float* x, float* out, bool accumulate) const {
+void Mlp::Forward(const Step& step, const float* x, float* out, bool accumulate,
+                  const kernels::ColumnParts& parts) const {
   if (gate.weight.empty()) {
     MOESAIC_CHECK(!accumulate);
     for (int row = 0; row < step.rows(); ++row) {
       float* to = out + static_cast<int64_t>(row) * hidden;
       down.bias != nullptr ? std::copy_n(down.bias, hidden, to) : std::fill_n(to, hidden, 0.0F);
     }
-    return;
+    return parts.DoneAll(hidden);
   }
   ScratchScope scratch(step.ctx);
   auto* gated = scratch.Take<float>(static_cast<int64_t>(step.rows()) * gate.n());
   Gated(step, x, gated);
-  Apply(step.ctx, down, gated, gate.n(), step.rows(), out, down.n(), accumulate);
+  Apply(step.ctx, down, gated, gate.n(), step.rows(), out, down.n(), accumulate, parts);
 }
 
 }  // namespace moesaic::layers

@@ -12,8 +12,9 @@ struct Mlp {
   int hidden = 0;
 
   /// Sets out [rows, hidden] = down(silu(gate(x)) * up(x)), or adds to it with `accumulate`; x is [rows,
-  /// hidden].
-  void Forward(const Step& step, const float* x, float* out, bool accumulate) const;
+  /// hidden]. `parts` are those of `out`.
+  void Forward(const Step& step, const float* x, float* out, bool accumulate,
+               const kernels::ColumnParts& parts = {}) const;
   /// Computes Forward() without down: gated [rows, gate.n()] = silu(gate(x)) * up(x).
   void Gated(const Step& step, const float* x, float* gated) const;
 };

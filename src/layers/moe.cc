@@ -111,7 +111,8 @@ Status MoeLayer::ExchangeRows(const Step& step, parallel::ExpertGroup& group, co
   return OkStatus();
 }
 
-void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
+void MoeLayer::Forward(const Step& step, const float* x, float* out,
+                       const kernels::ColumnParts& parts) const {
   ScratchScope scratch(step.ctx);
   const int rows = step.rows();
   const int hidden = router.gate.k();
@@ -120,7 +121,8 @@ void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
   if (rows > 0) router.Route(step, x, ids, weights);
   Count(step, ids);
   if (step.groups != nullptr && step.groups->experts() != nullptr) {
-    return Exchange(step, *step.groups->experts(), x, ids, weights, out);
+    Exchange(step, *step.groups->experts(), x, ids, weights, out);
+    return parts.DoneAll(hidden);
   }
   if (!local_expert.empty()) {
     for (int64_t i = 0; i < int64_t{rows} * router.top_k; ++i) ids[i] = local_expert[ids[i]];
@@ -128,7 +130,7 @@ void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
   if (experts.count == 0) {
     std::fill_n(out, static_cast<int64_t>(rows) * hidden, 0.0F);
     if (!shared_gate.empty()) AddShared(step, x, out);
-    return;
+    return parts.DoneAll(hidden);
   }
   kernels::Moe(step.ctx, {.x = x,
                           .x_stride = hidden,
@@ -144,7 +146,8 @@ void MoeLayer::Forward(const Step& step, const float* x, float* out) const {
                           .shared_down = shared_down,
                           .shared_intermediate = shared_gate.empty() ? 0 : shared_gate.n(),
                           .out = out,
-                          .out_stride = hidden});
+                          .out_stride = hidden,
+                          .parts = parts});
 }
 
 }  // namespace moesaic::layers

@@ -36,8 +36,8 @@ struct MoeLayer {
   tensor::PackedMatrix shared_gate, shared_up, shared_down;  // empty: no shared expert
 
   /// Overwrites out [rows, hidden]; x is [rows, hidden]. A rank without rows still takes part in the exchange
-  /// of tokens.
-  void Forward(const Step& step, const float* x, float* out) const;
+  /// of tokens. `parts` are those of `out`.
+  void Forward(const Step& step, const float* x, float* out, const kernels::ColumnParts& parts = {}) const;
 
  private:
   void Count(const Step& step, const int32_t* ids) const;

@@ -16,7 +16,8 @@ constexpr comm::Tag kHiddenTag = 2 * kFirstGroupTag;
 }  // namespace
 
 StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, const comm::Topology& topology,
-                                                         const Layout& layout, double time_limit_s) {
+                                                         const Layout& layout, double time_limit_s,
+                                                         comm::WireFormat sums) {
   if (job.size() != layout.ranks()) {
     return InvalidArgument("the layout {} has {} ranks, but the job has {}", layout.Name(), layout.ranks(),
                            job.size());
@@ -27,6 +28,7 @@ StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, c
     const std::vector<int> ranks = layout.TensorGroup(job.rank());
     comm::CommunicatorOptions options;
     options.time_limit_s = time_limit_s;
+    options.compression = sums;
     options.first_tag = kTensorTag;
     ASSIGN_OR_RETURN(comm::Topology shards, topology.Selected(ranks));
     ASSIGN_OR_RETURN(groups->tensor_ranks_, comm::GroupTransport::Create(groups->job_, ranks));
@@ -45,6 +47,7 @@ Status RankGroups::JoinExperts(const ExpertGroupOptions& options,
 }
 
 RankGroups::~RankGroups() {
+  sums_.clear();     // cancels them
   experts_.reset();  // ends transfers of the job
   for (const PendingSend& send : sends_) job_.Cancel(send.id);
   DropExpected();
@@ -64,12 +67,36 @@ void RankGroups::Sum(std::span<float> values) {
   if (tensor_ == nullptr || !failure_.ok() || values.empty()) return;
   const double begin = job_.Now();
   const std::span<std::byte> bytes = std::as_writable_bytes(values);
-  const Status summed = tensor_->AllReduce(bytes, bytes, tensor::DType::kF32);
-  if (!summed.ok()) {  // it names members of the group
-    Keep(Annotate(summed, fmt::format("sum over the job's ranks {}, which are numbered from 0 here",
-                                      fmt::join(tensor_ranks_->ranks(), ", "))));
-  }
+  KeepSum(tensor_->AllReduce(bytes, bytes, tensor::DType::kF32));
   traffic_.seconds += job_.Now() - begin;
+}
+
+void RankGroups::StartSum(std::span<float> values) {
+  if (tensor_ == nullptr || !failure_.ok() || values.empty()) return;
+  const std::span<std::byte> bytes = std::as_writable_bytes(values);
+  StatusOr<comm::CollectiveHandle> sum = tensor_->StartAllReduce(bytes, bytes, tensor::DType::kF32);
+  if (!sum.ok()) return KeepSum(sum.status());
+  sums_.push_back(*std::move(sum));
+}
+
+void RankGroups::FinishSums() {
+  const double begin = job_.Now();
+  for (comm::CollectiveHandle& sum : sums_) {
+    if (failure_.ok()) {
+      KeepSum(sum.Wait());
+    } else {
+      sum.Cancel();
+    }
+  }
+  sums_.clear();
+  traffic_.seconds += job_.Now() - begin;
+}
+
+// The status names members of the group.
+void RankGroups::KeepSum(const Status& summed) {
+  if (summed.ok()) return;
+  Keep(Annotate(summed, fmt::format("sum over the job's ranks {}, which are numbered from 0 here",
+                                    fmt::join(tensor_ranks_->ranks(), ", "))));
 }
 
 void RankGroups::SendHidden(std::span<const float> hidden) {

@@ -32,9 +32,11 @@ struct GroupTraffic {
 class RankGroups {
  public:
   /// Borrows the job's transport, which has layout.ranks() ranks, as has the topology. A wait of more than
-  /// `time_limit_s` is a failure.
+  /// `time_limit_s` is a failure. Sums between hosts have the encoding `sums`, as
+  /// CommunicatorOptions::compression says.
   static StatusOr<std::unique_ptr<RankGroups>> Create(comm::Transport& job, const comm::Topology& topology,
-                                                      const Layout& layout, double time_limit_s = 60);
+                                                      const Layout& layout, double time_limit_s = 60,
+                                                      comm::WireFormat sums = comm::WireFormat::kExact);
   ~RankGroups();
 
   const Layout& layout() const { return layout_; }
@@ -45,6 +47,11 @@ class RankGroups {
   bool has_shards() const { return tensor_ != nullptr; }
   /// Replaces `values` by the sum over the shards of the stage, which is bitwise equal on all of them.
   void Sum(std::span<float> values);
+  /// Starts Sum() of `values`, which are borrowed until FinishSums(). All shards start the same sums in the
+  /// same order.
+  void StartSum(std::span<float> values);
+  /// Waits for all sums that were started.
+  void FinishSums();
   /// Joins the ranks that divide the experts of the stage's layers, in a layout that exchanges tokens.
   /// Arguments are those of ExpertGroup::Create().
   Status JoinExperts(const ExpertGroupOptions& options,
@@ -61,9 +68,13 @@ class RankGroups {
   void ExpectHidden(std::span<float> hidden);
   /// Waits for the oldest hidden states that are expected. They are zero after a failure.
   void AwaitHidden();
-  /// Advances messages between stages while the rank computes.
+  /// Advances messages between stages, and sums that were started, while the rank computes.
   void Progress() {
-    if (layout_.degrees().pipeline > 1) job_.Progress();
+    if (!sums_.empty()) {
+      tensor_->Progress();
+    } else if (layout_.degrees().pipeline > 1) {
+      job_.Progress();
+    }
   }
   /// Whether a call failed since the last TakeFailure().
   bool failed() const { return !failure_.ok(); }
@@ -96,6 +107,7 @@ class RankGroups {
       : job_(job), layout_(layout), time_limit_s_(time_limit_s) {}
   int StageRank(int step) const;
   void Keep(Status status);
+  void KeepSum(const Status& summed);
   void FreeSends();
   void PushSends(size_t bytes);
   void DropExpected();
@@ -107,6 +119,7 @@ class RankGroups {
   std::unique_ptr<ExpertGroup> experts_;
   std::unique_ptr<comm::GroupTransport> tensor_ranks_;
   std::unique_ptr<comm::Communicator> tensor_;  // null: one shard
+  std::vector<comm::CollectiveHandle> sums_;    // started
   std::deque<PendingSend> sends_;
   std::deque<Expected> expected_;
   std::vector<std::vector<float>> free_;  // memory of earlier sends

@@ -30,6 +30,50 @@ TEST(RankGroups, SumsOverTheShardsOfAStage) {
   });
 }
 
+TEST(RankGroups, SumsThatWereStartedAdvanceTogether) {
+  const Layout layout = *Layout::Create({.tensor = 2});
+  comm::RunRanks(2, [&](Transport& end) {
+    const auto groups = Join(end, layout);
+    std::vector<float> a(70'000, 1.0F), b(3, 2.0F), c(1, 5.0F);
+    groups->StartSum(a);
+    groups->StartSum(b);
+    groups->Progress();
+    groups->FinishSums();
+    groups->Sum(c);
+    EXPECT_EQ(a, std::vector<float>(70'000, 2.0F));
+    EXPECT_EQ(b, std::vector<float>(3, 4.0F));
+    EXPECT_EQ(c, std::vector<float>(1, 10.0F));
+    EXPECT_TRUE(groups->Finish().ok());
+  });
+}
+
+TEST(RankGroups, ASumThatWasStartedFailsWithItsPeer) {
+  const Layout layout = *Layout::Create({.tensor = 2});
+  comm::RunRanks(2, [&](Transport& end) {
+    if (end.rank() == 1) return;  // takes no part
+    const auto groups = Join(end, layout, /*limit_s=*/0.2);
+    std::vector<float> a(70'000, 1.0F), b(100, 2.0F);
+    groups->StartSum(a);
+    groups->StartSum(b);
+    groups->FinishSums();
+    EXPECT_EQ(groups->TakeFailure().code(), StatusCode::kDeadlineExceeded);
+  });
+}
+
+TEST(RankGroups, SumsOverSlowLinksMayBeRounded) {
+  const Layout layout = *Layout::Create({.tensor = 2});
+  comm::RunRanks(2, [&](Transport& end) {
+    const auto groups =
+        *RankGroups::Create(end, comm::Topology::Flat(2, {.latency_s = 1e-5, .bytes_per_s = 1e8}), layout, 60,
+                            comm::WireFormat::kInt8);
+    std::vector<float> values(1 << 18, 0.3F);
+    groups->Sum(values);
+    EXPECT_TRUE(groups->Finish().ok());
+    for (const float value : values) ASSERT_NEAR(value, 0.6F, 0.6F / 100);
+    EXPECT_LT(groups->traffic().sent_bytes, values.size() * 5 / 4) << "about a byte for each value";
+  });
+}
+
 TEST(RankGroups, SendsHiddenStatesToTheNextStageInOrder) {
   const Layout layout = *Layout::Create({.tensor = 2, .pipeline = 3});
   comm::RunRanks(6, [&](Transport& end) {

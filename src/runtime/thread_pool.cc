@@ -88,6 +88,7 @@ struct ThreadPool::Impl {
   std::vector<TaskQueue> queues;
   int queues_used = 0;
   bool each = false;
+  std::function<void()> poll;  // of worker 0
 
   bool Join() {
     uint32_t g = gate.load(std::memory_order_acquire);
@@ -108,6 +109,7 @@ struct ThreadPool::Impl {
       TaskQueue& queue = queues[(own + i) % queues_used];
       for (int64_t task; (task = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
         (*body)(task, worker);
+        if (worker == 0 && poll) poll();
       }
     }
   }
@@ -221,13 +223,18 @@ bool ThreadPool::PinCaller() {
          BindThread(pthread_self(), impl_->cpus[0]);
 }
 
+void ThreadPool::SetPoll(std::function<void()> poll) { impl_->poll = std::move(poll); }
+
 void ThreadPool::Run(int64_t tasks, LoopBody body) { RunByNode({&tasks, 1}, body); }
 
 void ThreadPool::RunByNode(std::span<const int64_t> ends, LoopBody body) {
   Impl& s = *impl_;
   const int64_t tasks = ends.back();
   if (s.threads == 1 || tasks <= 1) {
-    for (int64_t task = 0; task < tasks; ++task) body(task, 0);
+    for (int64_t task = 0; task < tasks; ++task) {
+      body(task, 0);
+      if (s.poll) s.poll();
+    }
     return;
   }
   s.body = body;

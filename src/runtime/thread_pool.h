@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -64,6 +65,10 @@ class ThreadPool {
   /// first range begins at 0). A worker takes tasks of its own node first, then those of other nodes. `ends`
   /// may have more or fewer nodes than the pool: results do not depend on it.
   void RunByNode(std::span<const int64_t> ends, LoopBody body);
+
+  /// Run() and RunByNode() call `poll` on their caller's thread after each of its tasks, until it is set to
+  /// null. For messages that advance while the thread computes.
+  void SetPoll(std::function<void()> poll);
 
   /// Calls body(worker, worker) exactly once on every worker, all of them concurrently: for first-touch and
   /// measurements.

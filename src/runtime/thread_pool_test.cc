@@ -81,6 +81,25 @@ TEST_P(ThreadPoolTest, WritesOfALoopAreVisibleAfterIt) {
 // spinning.
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 7));
 
+TEST(ThreadPool, PollsOnTheCallersThreadBetweenItsTasks) {
+  for (const int threads : {1, 3}) {
+    const auto pool = *ThreadPool::Create({.threads = threads, .pin = false});
+    const std::thread::id caller = std::this_thread::get_id();
+    int polls = 0;
+    std::atomic<int> tasks_of_caller{0};
+    pool->SetPoll([&] {
+      EXPECT_EQ(std::this_thread::get_id(), caller);
+      ++polls;
+    });
+    const auto task = [&](int64_t, int worker) { tasks_of_caller += worker == 0 ? 1 : 0; };
+    pool->Run(100, task);
+    EXPECT_EQ(polls, tasks_of_caller);
+    pool->SetPoll(nullptr);
+    pool->Run(100, task);
+    EXPECT_LE(polls, tasks_of_caller);
+  }
+}
+
 TEST(ThreadPool, DefaultSizeFollowsTopology) {
   EXPECT_EQ(MakePool(0)->size(), DetectTopology().DefaultThreads());
 }

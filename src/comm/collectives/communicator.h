@@ -28,7 +28,8 @@ struct CommunicatorOptions {
   double time_limit_s = 60;
   /// Reductions add in the order of ranks: results do not depend on the topology or on the order of arrival.
   bool deterministic = false;
-  /// Encoding of F32 sums between the groups of the topology's root. Its error is stated in wire_codec.h and
+  /// Encoding of F32 sums between the groups of the topology's root, or between all ranks if there are no
+  /// groups, where the planner expects it to be faster. Its error is stated in wire_codec.h and
   /// rule C12 of docs/contracts/comm.md. Excludes `deterministic`.
   WireFormat compression = WireFormat::kExact;
   /// Ranks compare their calls before each operation, so that a rank that calls another one is named. Costs

@@ -171,8 +171,9 @@ double ErrorBound(WireFormat wire, double largest_partial, double largest_sum, i
 TEST(CommunicatorTest, CompressedSumsAreWithinTheirBoundAndEqualOnAllRanks) {
   const int count = 20'000;
   for (const std::vector<int>& sizes :
-       {std::vector<int>{2, 2}, std::vector<int>{1, 3}, std::vector<int>{2, 2, 1}}) {
-    const Topology topology = GroupTopology(sizes, kFast, kSlow);
+       {std::vector<int>{2, 2}, std::vector<int>{1, 3}, std::vector<int>{2, 2, 1}, std::vector<int>{1, 1}}) {
+    const Topology topology =
+        sizes == std::vector<int>{1, 1} ? Topology::Flat(2, kSlow) : GroupTopology(sizes, kFast, kSlow);
     std::vector<double> sum(count, 0);
     double largest_partial = 0, largest_sum = 0;
     int rank = 0;

@@ -29,8 +29,8 @@ struct Slice {
   int64_t offset = 0, count = 0;  // elements
 };
 
-/// Encoding of a message. Encodings other than kExact lose precision and are used between groups only, on
-/// request.
+/// Encoding of a message. Encodings other than kExact lose precision and are used on request only, between
+/// the children of the topology's root.
 enum class WireFormat : uint8_t { kExact, kBf16, kInt8 };
 
 struct Message {

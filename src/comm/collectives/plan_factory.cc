@@ -222,7 +222,9 @@ std::string Describe(const RankTree& tree, const PlanShape& shape) {
   if (shape.fixed_order) name += ", fixed order";
   if (shape.segments > 1) name += fmt::format(", {} segments", shape.segments);
   if (shape.streams > 1) name += fmt::format(", {} streams", shape.streams);
-  if (shape.wire != WireFormat::kExact) name += fmt::format(", {} between groups", Name(shape.wire));
+  if (shape.wire != WireFormat::kExact) {
+    name += fmt::format(", {} between {}", Name(shape.wire), depth > 1 ? "groups" : "ranks");
+  }
   return name;
 }
 
@@ -251,11 +253,10 @@ Status ValidateShape(const PlanRequest& request, const RankTree& tree, const Pla
   if (shape.wire == WireFormat::kExact) return OkStatus();
   const bool reduces =
       request.collective == Collective::kAllReduce || request.collective == Collective::kReduceScatter;
-  if (!reduces || shape.fixed_order || shape.top != Algorithm::kPairwise || Depth(tree) < 2) {
+  if (!reduces || shape.fixed_order || shape.top != Algorithm::kPairwise) {
     return InvalidArgument(
-        "plan: lossy encodings need a pairwise reduction without fixed order on several levels; found {}, "
-        "{}, {} levels",
-        Name(request.collective), Name(shape.top), Depth(tree));
+        "plan: lossy encodings need a pairwise reduction without fixed order; found {}, {}",
+        Name(request.collective), Name(shape.top));
   }
   return OkStatus();
 }

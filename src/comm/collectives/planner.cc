@@ -107,8 +107,8 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
         PlanShape shape = {.top = top, .inner = inner};
         shape.fixed_order = is_fixed;
         candidates.push_back({levels, shape});
-        if (mode.wire == WireFormat::kExact || !reduces || is_fixed || levels < 2 || top != kPairwise)
-          continue;
+        if (mode.wire == WireFormat::kExact || !reduces || is_fixed || top != kPairwise) continue;
+        if (levels < 2 && trees_.size() > 2) continue;  // it would encode sums inside groups
         shape.wire = mode.wire;
         candidates.push_back({levels, shape});
       }

@@ -1,4 +1,4 @@
-// Lossy encodings of f32 messages between groups.
+// Lossy encodings of f32 messages between the children of a topology's root.
 //
 // kBf16: Each element is rounded to nearest even: |error| <= 2^-8 |x| for normal numbers.
 //

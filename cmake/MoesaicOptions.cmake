@@ -17,6 +17,7 @@ option(MOESAIC_UNITY "Compile several source files of a library as one unit" OFF
 option(MOESAIC_PRECOMPILE "Precompile the headers that most units include" ON)
 if(MOESAIC_PYTHON)
   set(MOESAIC_BENCH OFF)
+  set(MOESAIC_PRECOMPILE OFF)  # src/base/precompiled.h has headers that this build does not look for
 endif()
 set(MOESAIC_SANITIZE "" CACHE STRING "Sanitizers for -fsanitize=, e.g. address,undefined or thread")
 

@@ -19,15 +19,15 @@ int64_t BlockBytes(const models::KvSpec& kv, tensor::DType dtype) {
 }
 
 // More than twice the tokens of the oracle, so that sequences outgrow the blocks that admission reserves.
-constexpr int kTokens = 150;
+constexpr int kOutputTokens = 150;
 
-struct Load {
+struct GoldenLoad {
   int blocks, batch_tokens;
   bool preempts;
   int swap_blocks = 0;
 };
 // Prompts of 1, 7, 70 and 200 tokens, each used twice, need 3 + 3 + 4 + 6 blocks with their output, twice.
-constexpr Load kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}, {14, 50, true, 14}};
+constexpr GoldenLoad kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}, {14, 50, true, 14}};
 
 using GoldenTokens = std::map<RequestId, std::vector<int32_t>>;
 
@@ -36,7 +36,7 @@ GoldenTokens RunAll(Engine& engine, const std::vector<GoldenPrompt>& golden) {
     Request request;
     request.prompt = golden[i % golden.size()].ids;
     request.sampling.temperature = 0;
-    request.sampling.max_tokens = kTokens;
+    request.sampling.max_tokens = kOutputTokens;
     EXPECT_EQ(*engine.Add(request), i + 1);
   }
   GoldenTokens said;
@@ -57,10 +57,10 @@ TEST_P(EngineGoldenTest, GreedyOutputsMatchTheOracleUnderEveryLoad) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
   GoldenTokens first;
-  for (const Load& load : kLoads) {
+  for (const GoldenLoad& load : kLoads) {
     auto engine =
         Engine::Create(**model, kernels, *threads,
                        {.kv_bytes = load.blocks * BlockBytes((*model)->info().kv, tensor::DType::kF32),
@@ -86,12 +86,12 @@ TEST_P(EngineGoldenTest, SpeculationKeepsOutputs) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
   const models::ModelInfo& info = (*model)->info();
   GoldenTokens first;
   for (const std::string method : {"off", "ngram", "auto"}) {
-    for (const Load& load : kLoads) {
+    for (const GoldenLoad& load : kLoads) {
       const int64_t block = BlockBytes(info.kv, tensor::DType::kF32);
       auto engine = Engine::Create(
           **model, kernels, *threads,
@@ -134,11 +134,11 @@ TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearTheExactOnes) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
   const models::ModelInfo& info = (*model)->info();
   GoldenTokens first;
-  for (const Load& load : kLoads) {
+  for (const GoldenLoad& load : kLoads) {
     auto engine = Engine::Create(**model, kernels, *threads,
                                  {.kv_bytes = load.blocks * BlockBytes(info.kv, tensor::DType::kI8),
                                   .kv_dtype = "int8",

@@ -28,6 +28,12 @@ if(CCACHE_PROGRAM)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 
+# About 60 programs are linked with the same static libraries. gold needs half of the time of the default linker.
+find_program(GOLD_PROGRAM ld.gold)
+if(GOLD_PROGRAM AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_link_options(-fuse-ld=gold)
+endif()
+
 add_library(moesaic_flags INTERFACE)
 # Options of this build are not passed on to projects that use the installed libraries.
 target_compile_options(moesaic_flags INTERFACE $<BUILD_INTERFACE:-Wall> $<BUILD_INTERFACE:-Wextra> $<BUILD_INTERFACE:-Wno-psabi>)

@@ -17,6 +17,7 @@ option(MOESAIC_UNITY "Compile several source files of a library as one unit" OFF
 option(MOESAIC_PRECOMPILE "Precompile the headers that most units include" ON)
 if(MOESAIC_PYTHON)
   set(MOESAIC_BENCH OFF)
+  set(MOESAIC_PRECOMPILE OFF)  # src/base/precompiled.h has headers that this build does not look for
 endif()
 set(MOESAIC_SANITIZE "" CACHE STRING "Sanitizers for -fsanitize=, e.g. address,undefined or thread")
 
@@ -25,6 +26,12 @@ if(CCACHE_PROGRAM)
   set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   # ccache stores units that use a precompiled header only if it is configured not to look for __TIME__ in it.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+endif()
+
+# About 60 programs are linked with the same static libraries. gold needs half of the time of the default linker.
+find_program(GOLD_PROGRAM ld.gold)
+if(GOLD_PROGRAM AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_link_options(-fuse-ld=gold)
 endif()
 
 add_library(moesaic_flags INTERFACE)

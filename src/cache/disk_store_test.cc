@@ -24,10 +24,10 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 // A block takes 18,432 bytes, and its summaries take 192.
-constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 64};
+constexpr KvLayout kDiskLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 64};
 constexpr int64_t kNoLimit = int64_t{1} << 40;
 
-std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
+std::vector<int32_t> BlockTokens(std::span<const int32_t> path) {
   std::vector<int32_t> tokens;
   for (const int32_t number : path) tokens.insert(tokens.end(), kKvBlockTokens, number);
   return tokens;
@@ -37,7 +37,7 @@ std::vector<int32_t> TokensOf(std::span<const int32_t> path) {
 std::vector<std::byte> BlockOf(const std::string& name, std::span<const int32_t> path) {
   std::seed_seq seed(path.begin(), path.end());
   std::mt19937_64 random(seed);
-  std::vector<std::byte> block(kLayout.total_bytes());
+  std::vector<std::byte> block(kDiskLayout.total_bytes());
   const auto salt = static_cast<std::byte>(std::hash<std::string>()(name));
   for (std::byte& byte : block) byte = static_cast<std::byte>(random()) ^ salt;
   return block;
@@ -52,7 +52,7 @@ class DiskStoreTest : public testing::Test {
   ~DiskStoreTest() override { std::filesystem::remove_all(folder_); }
 
   std::unique_ptr<DiskStore> Open(int64_t bytes = 16 << 20, const std::string& maker = "model",
-                                  const KvLayout& layout = kLayout) {
+                                  const KvLayout& layout = kDiskLayout) {
     auto tier = DiskStore::Open({.folder = folder_,
                                  .bytes = bytes,
                                  .layout = layout,
@@ -63,11 +63,11 @@ class DiskStoreTest : public testing::Test {
   }
 
   static int StoreSome(DiskStore& tier, const std::string& name, const std::vector<int32_t>& path) {
-    const DiskStore::Reserved reserved = tier.Reserve(name, TokensOf(path), kNoLimit);
+    const DiskStore::Reserved reserved = tier.Reserve(name, BlockTokens(path), kNoLimit);
     const size_t added = reserved.records.size();
     for (size_t i = 0; i < added; ++i) {
       std::vector<std::byte> block = BlockOf(name, std::span(path).first(reserved.blocks - added + i + 1));
-      tier.Write(reserved.records[i], kLayout.Flat(block.data()));
+      tier.Write(reserved.records[i], kDiskLayout.Flat(block.data()));
     }
     return reserved.blocks;
   }
@@ -92,10 +92,10 @@ class DiskStoreTest : public testing::Test {
                                      const std::vector<int32_t>& path, int first,
                                      std::vector<std::vector<std::byte>>& blocks) {
     const DiskStore::OpenedLoad opened =
-        tier.OpenLoad(name, TokensOf(path), first, static_cast<int>(blocks.size()));
+        tier.OpenLoad(name, BlockTokens(path), first, static_cast<int>(blocks.size()));
     std::vector<DiskStore::Target> targets;
     for (size_t i = 0; i < blocks.size(); ++i) {
-      targets.push_back({opened.records[i], kLayout.Flat(blocks[i].data())});
+      targets.push_back({opened.records[i], kDiskLayout.Flat(blocks[i].data())});
     }
     tier.Read(opened.load, targets);
     return opened.load;
@@ -104,9 +104,9 @@ class DiskStoreTest : public testing::Test {
   // Loads the stored blocks of a path from block `first`, and checks each byte. Returns the number of loaded
   // blocks.
   static int Load(DiskStore& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
-    const int found = tier.Find(name, TokensOf(path));
+    const int found = tier.Find(name, BlockTokens(path));
     if (found <= first) return 0;
-    std::vector<std::vector<std::byte>> blocks(found - first, std::vector<std::byte>(kLayout.total_bytes()));
+    std::vector<std::vector<std::byte>> blocks(found - first, std::vector<std::byte>(kDiskLayout.total_bytes()));
     const DiskStore::LoadId load = StartLoad(tier, name, path, first, blocks);
     std::vector<DiskStore::Loaded> loaded;
     while ((loaded = tier.Poll()).empty()) tier.Wait(std::chrono::seconds(1));
@@ -140,7 +140,7 @@ class DiskStoreTest : public testing::Test {
   };
   // Writes a segment of another origin: records and, unless it is cut, a block of zeros for each slot.
   void WriteSegment(uint64_t number, int slots, const std::vector<Slot>& filled, bool cut = false) const {
-    const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+    const SegmentFormat format(kDiskLayout, FingerprintOf(kDiskLayout, "model"));
     const std::string path = folder_ + "/" + SegmentName(number);
     std::ofstream file(path, std::ios::binary);
     const auto put = [&](int64_t at, const std::vector<std::byte>& bytes) {
@@ -148,10 +148,10 @@ class DiskStoreTest : public testing::Test {
       file.write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
     };
     put(0, format.EncodeHeader(number, slots));
-    std::vector<std::byte> block(kLayout.total_bytes());
+    std::vector<std::byte> block(kDiskLayout.total_bytes());
     for (Slot slot : filled) {
       slot.record.layer_sums = format.LayerSums(block.data(), format.layers());
-      slot.record.summaries = format.SummariesOf(kLayout.Flat(block.data()));
+      slot.record.summaries = format.SummariesOf(kDiskLayout.Flat(block.data()));
       put(format.RecordOffset(slot.slot), format.EncodeRecord(slot.record, number, slot.slot));
       if (!cut)
         put(format.BlockOffset(slots, slot.slot), {block.begin(), block.begin() + format.block_bytes()});
@@ -190,7 +190,7 @@ TEST_F(DiskStoreTest, LoadsStoredBlocks) {
   EXPECT_EQ(stats.written_blocks, 7);
   EXPECT_EQ(stats.loads, 3);
   EXPECT_EQ(stats.loaded_blocks, 7);
-  EXPECT_EQ(stats.loaded_bytes, 7 * kLayout.block_bytes());
+  EXPECT_EQ(stats.loaded_bytes, 7 * kDiskLayout.block_bytes());
   EXPECT_GT(stats.load_seconds, 0);
   EXPECT_EQ(stats.refused_blocks + stats.refused_files + stats.write_errors + stats.evicted_blocks, 0);
   EXPECT_THAT(tier->TakeMessages(), IsEmpty());
@@ -275,14 +275,14 @@ TEST_F(DiskStoreTest, SupportsVeryLargeBudgets) {
 
 TEST_F(DiskStoreTest, RefusesABudgetBelowOneBlock) {
   const auto tier =
-      DiskStore::Open({.folder = folder_, .bytes = 10000, .layout = kLayout, .fingerprint = "model"});
+      DiskStore::Open({.folder = folder_, .bytes = 10000, .layout = kDiskLayout, .fingerprint = "model"});
   EXPECT_THAT(Message(tier.status()), HasSubstr("one block of 64 tokens; found 10000"));
 }
 
 TEST_F(DiskStoreTest, LocksTheFolderForOneProcess) {
   auto tier = Open();
   const auto second =
-      DiskStore::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .fingerprint = "model"});
+      DiskStore::Open({.folder = folder_, .bytes = 16 << 20, .layout = kDiskLayout, .fingerprint = "model"});
   EXPECT_THAT(Message(second.status()), HasSubstr("another process"));
   tier.reset();
   Open();
@@ -294,10 +294,10 @@ TEST_F(DiskStoreTest, RefusesAndReplacesBlocksOfOtherModels) {
   for (int i = 0; i < 50; ++i) Store(*tier, "a", {i});
   tier.reset();
   const size_t files = Segments().size();
-  KvLayout int8 = kLayout;
+  KvLayout int8 = kDiskLayout;
   int8.dtype = tensor::DType::kI8;
   tier = Open(kBudget, "model", int8);
-  EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{1})), 0);
+  EXPECT_EQ(tier->Find("a", BlockTokens(std::vector<int32_t>{1})), 0);
   EXPECT_EQ(tier->stats().refused_files, static_cast<int64_t>(files));
   EXPECT_THAT(tier->TakeMessages()[0], HasSubstr("another model, KV type or build"));
   tier.reset();
@@ -314,7 +314,7 @@ TEST_F(DiskStoreTest, RefusesAndReplacesBlocksOfOtherModels) {
 }
 
 TEST_F(DiskStoreTest, RefusesDamagedBlocksWithTheirFollowers) {
-  const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+  const SegmentFormat format(kDiskLayout, FingerprintOf(kDiskLayout, "model"));
   auto tier = Open();
   Store(*tier, "a", {1, 2, 3, 4});
   Store(*tier, "a", {1, 2, 9});
@@ -326,7 +326,7 @@ TEST_F(DiskStoreTest, RefusesDamagedBlocksWithTheirFollowers) {
   const size_t at = all.find(std::string(reinterpret_cast<const char*>(wanted.data()), 64));
   ASSERT_NE(at, std::string::npos);
   Flip(file, static_cast<int64_t>(at) + format.layer_bytes() + 3);
-  EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{1, 2, 3, 4})), 4);
+  EXPECT_EQ(tier->Find("a", BlockTokens(std::vector<int32_t>{1, 2, 3, 4})), 4);
   EXPECT_EQ(Load(*tier, "a", {1, 2, 3, 4}), 1);
   EXPECT_EQ(tier->stats().refused_blocks, 1);
   EXPECT_THAT(tier->TakeMessages(), ElementsAre(HasSubstr("is damaged; it is computed again")));
@@ -392,13 +392,13 @@ TEST_F(DiskStoreTest, GarbageFilesAreRefused) {
 TEST_F(DiskStoreTest, ReportsASegmentThatCannotBeOpened) {
   std::filesystem::create_directory(folder_ + "/" + SegmentName(3));
   const auto tier =
-      DiskStore::Open({.folder = folder_, .bytes = 16 << 20, .layout = kLayout, .fingerprint = "model"});
+      DiskStore::Open({.folder = folder_, .bytes = 16 << 20, .layout = kDiskLayout, .fingerprint = "model"});
   EXPECT_THAT(Message(tier.status()), HasSubstr(SegmentName(3) + ": can't be opened"));
 }
 
 TEST_F(DiskStoreTest, TreatsSlotsPastTheEndOfAFileAsEmpty) {
   WriteSegment(1, 4, {{0, RecordOf(5, 0, 1)}, {1, RecordOf(6, 5, 2)}});
-  const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+  const SegmentFormat format(kDiskLayout, FingerprintOf(kDiskLayout, "model"));
   std::filesystem::resize_file(folder_ + "/" + SegmentName(1), format.RecordOffset(1) + 100);
   auto tier = Open();
   EXPECT_EQ(tier->stats().blocks, 0);
@@ -415,9 +415,9 @@ TEST_F(DiskStoreTest, RefusesDuplicateBlockIds) {
     auto tier = Open();
     EXPECT_EQ(tier->stats().blocks, 1 + round);
     EXPECT_EQ(tier->stats().refused_blocks, round == 0 ? 3 : 0) << "the records are invalidated";
-    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{1, 2})), 0);
-    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{9, 2})), 0);
-    EXPECT_EQ(tier->Find("a", TokensOf(std::vector<int32_t>{4})), 1);
+    EXPECT_EQ(tier->Find("a", BlockTokens(std::vector<int32_t>{1, 2})), 0);
+    EXPECT_EQ(tier->Find("a", BlockTokens(std::vector<int32_t>{9, 2})), 0);
+    EXPECT_EQ(tier->Find("a", BlockTokens(std::vector<int32_t>{4})), 1);
     Store(*tier, "a", {100 + round});  // reuses one of their slots
   }
 }
@@ -432,7 +432,7 @@ TEST_F(DiskStoreTest, DoesNotReuseIdsOfRecordsWithoutBlocks) {
     EXPECT_EQ(tier->stats().refused_blocks, 1);
     Store(*tier, "a", {2});
     tier.reset();
-    const SegmentFormat format(kLayout, FingerprintOf(kLayout, "model"));
+    const SegmentFormat format(kDiskLayout, FingerprintOf(kDiskLayout, "model"));
     std::ifstream file(folder_ + "/" + SegmentName(1), std::ios::binary);
     std::vector<std::byte> bytes(format.record_bytes());
     file.seekg(format.RecordOffset(0));
@@ -481,19 +481,19 @@ TEST_F(DiskStoreTest, LayerReadsDoNotWaitForTheEndOfALoad) {
   for (int i = 0; i < kBlocks; ++i) path[i] = i;
   std::vector<std::byte> bytes(kLarge.block_bytes(), std::byte{7});
   for (int done = 0; done < kBlocks;) {
-    const DiskStore::Reserved reserved = tier->Reserve("a", TokensOf(path), kNoLimit);
+    const DiskStore::Reserved reserved = tier->Reserve("a", BlockTokens(path), kNoLimit);
     for (const uint64_t record : reserved.records) tier->Write(record, kLarge.Flat(bytes.data()));
     done = reserved.blocks;
     tier->Wait(std::chrono::seconds(1));
     tier->Poll();
   }
   Settle(*tier);
-  const uint64_t pinned = tier->Pin("a", TokensOf(path), kBlocks - 1, 1).front();
+  const uint64_t pinned = tier->Pin("a", BlockTokens(path), kBlocks - 1, 1).front();
   std::vector<std::byte> memory(kBlocks * kLarge.block_bytes()), layer(kLarge.layer_bytes());
   int before = 0;
   // On a busy machine each load may end before the layer is read, so the test tries several rounds.
   for (int round = 0; round < kRounds || (before == 0 && round < 100 * kRounds); ++round) {
-    const DiskStore::OpenedLoad opened = tier->OpenLoad("a", TokensOf(path), 0, kBlocks);
+    const DiskStore::OpenedLoad opened = tier->OpenLoad("a", BlockTokens(path), 0, kBlocks);
     std::vector<DiskStore::Target> to;
     for (int i = 0; i < kBlocks; ++i) {
       to.push_back({opened.records[i], kLarge.Flat(&memory[i * kLarge.block_bytes()])});
@@ -523,7 +523,7 @@ TEST_F(DiskStoreTest, CancelledLoadsStopWritingToTheirTargets) {
   for (int i = 0; i < 50; ++i) path[i] = i;
   Store(*tier, "a", path);
   for (int round = 0; round < 20; ++round) {
-    std::vector<std::vector<std::byte>> memory(50, std::vector<std::byte>(kLayout.total_bytes()));
+    std::vector<std::vector<std::byte>> memory(50, std::vector<std::byte>(kDiskLayout.total_bytes()));
     const DiskStore::LoadId load = StartLoad(*tier, "a", path, 0, memory);
     std::this_thread::sleep_for(std::chrono::microseconds(round * 100));
     tier->Cancel(load);
@@ -566,7 +566,7 @@ TEST_F(DiskStoreTest, AFullDiskStopsOnlyWrites) {
     Store(*tier, "a", {77});
     const bool right = !stats.storing && stats.write_errors > 0 && tier->TakeMessages().size() == 1 &&
                        kept > 0 && kept < 9 && kept == stats.blocks &&
-                       tier->Find("a", TokensOf(std::vector<int32_t>{77})) == 0;
+                       tier->Find("a", BlockTokens(std::vector<int32_t>{77})) == 0;
     return right && !HasFailure() ? 40 + kept : 1;
   });
   ASSERT_GT(code, 40);
@@ -614,7 +614,7 @@ TEST_F(DiskStoreTest, SurvivesBeingKilled) {
     int reached = 0;
     for (int i = round * 7; i < round * 7 + 3000; ++i) {
       const std::string name = i % 2 == 0 ? "a" : "b";
-      const int there = tier->Find(name, TokensOf(path_of(i)));
+      const int there = tier->Find(name, BlockTokens(path_of(i)));
       if (there <= 1) continue;
       EXPECT_EQ(Load(*tier, name, path_of(i)), there);
       reached += there - 1;

@@ -8,9 +8,9 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7};
+constexpr KvLayout kSegmentLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7};
 
-SegmentFormat Format(std::string_view maker = "model", const KvLayout& layout = kLayout) {
+SegmentFormat Format(std::string_view maker = "model", const KvLayout& layout = kSegmentLayout) {
   return {layout, FingerprintOf(layout, maker)};
 }
 
@@ -22,7 +22,7 @@ SlotRecord Record() {
 
 TEST(KvSegment, RecordsAndBlocksDoNotOverlap) {
   const SegmentFormat format = Format();
-  EXPECT_EQ(format.block_bytes(), kLayout.block_bytes());
+  EXPECT_EQ(format.block_bytes(), kSegmentLayout.block_bytes());
   for (int slots = 1; slots < 20; ++slots) {
     EXPECT_LE(format.RecordOffset(slots), format.BlockOffset(slots, 0));
     for (int slot = 0; slot < slots; ++slot) {
@@ -143,7 +143,7 @@ TEST(KvSegment, EachLayerHasItsChecksum) {
 }
 
 TEST(KvSegment, RecordsContainKeySummaries) {
-  KvLayout layout = kLayout;
+  KvLayout layout = kSegmentLayout;
   layout.summary_bytes = 84;
   const SegmentFormat format = Format("model", layout);
   EXPECT_EQ(format.slot_bytes(), Format().slot_bytes()) << "summaries are stored only in the records";

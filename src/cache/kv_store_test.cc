@@ -14,12 +14,12 @@ namespace {
 using tensor::KvBlockView;
 using tensor::KvLayout;
 
-constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 3, .summary_bytes = 84};
+constexpr KvLayout kStoreLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 3, .summary_bytes = 84};
 
 class KvStoreTest : public testing::Test {
  protected:
   std::unique_ptr<KvStore> Make(KvStoreOptions options) {
-    if (options.layout.heads == 0) options.layout = kLayout;
+    if (options.layout.heads == 0) options.layout = kStoreLayout;
     auto store = KvStore::Create(options, *threads_);
     EXPECT_TRUE(store.ok()) << store.status();
     return *std::move(store);
@@ -27,17 +27,17 @@ class KvStoreTest : public testing::Test {
 
   // Returns different finite floats for the keys, values and key summaries of each layer.
   static std::vector<std::byte> Contents(int value) {
-    std::vector<std::byte> bytes(kLayout.total_bytes());
+    std::vector<std::byte> bytes(kStoreLayout.total_bytes());
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>((i / 61 + 7 * value) % 100);
     return bytes;
   }
   static void Write(const KvStore& store, int32_t block, int value) {
     std::vector<std::byte> bytes = Contents(value);
-    kLayout.Copy(kLayout.Flat(bytes.data()), store.ViewOf(block));
+    kStoreLayout.Copy(kStoreLayout.Flat(bytes.data()), store.ViewOf(block));
   }
   static std::vector<std::byte> Read(const KvStore& store, int32_t block) {
-    std::vector<std::byte> bytes(kLayout.total_bytes());
-    kLayout.Copy(store.ViewOf(block), kLayout.Flat(bytes.data()));
+    std::vector<std::byte> bytes(kStoreLayout.total_bytes());
+    kStoreLayout.Copy(store.ViewOf(block), kStoreLayout.Flat(bytes.data()));
     return bytes;
   }
   static KvResult Apply(KvStore& store, const KvOps& ops) {
@@ -51,8 +51,8 @@ class KvStoreTest : public testing::Test {
 };
 
 TEST_F(KvStoreTest, RoundsABudgetDownToWholeBlocks) {
-  EXPECT_EQ(*KvStore::BlocksFor(kLayout, 5 * kLayout.total_bytes() - 1), 4);
-  EXPECT_EQ(KvStore::BlocksFor(kLayout, kLayout.total_bytes() - 1).status().code(),
+  EXPECT_EQ(*KvStore::BlocksFor(kStoreLayout, 5 * kStoreLayout.total_bytes() - 1), 4);
+  EXPECT_EQ(KvStore::BlocksFor(kStoreLayout, kStoreLayout.total_bytes() - 1).status().code(),
             StatusCode::kResourceExhausted);
 }
 
@@ -68,12 +68,12 @@ TEST_F(KvStoreTest, SummariesOfALayerAreContiguous) {
   for (int i = 0; i < 4; ++i) {
     const KvBlockView view = store->ViewOf(i);
     EXPECT_EQ(view.data, store->At(i));
-    for (int layer = 0; layer < kLayout.layers; ++layer) {
+    for (int layer = 0; layer < kStoreLayout.layers; ++layer) {
       EXPECT_EQ(view.summaries + layer * view.summary_step,
-                store->summaries(layer) + i * kLayout.summary_stride());
+                store->summaries(layer) + i * kStoreLayout.summary_stride());
     }
   }
-  KvLayout plain = kLayout;
+  KvLayout plain = kStoreLayout;
   plain.summary_bytes = 0;
   const auto without = Make({.layout = plain, .blocks = 1});
   EXPECT_EQ(without->summaries(0), nullptr);
@@ -113,9 +113,9 @@ TEST_F(KvStoreTest, OperationsTakeEffectInOrder) {
 
 TEST_F(KvStoreTest, ReportsWarmSlotsOfBlocksThatAreNotFinite) {
   const auto store = Make({.blocks = 2, .warm_slots = 2});
-  std::memset(store->At(0), 0, kLayout.block_bytes());
-  std::memset(store->At(1), 0, kLayout.block_bytes());
-  reinterpret_cast<float*>(store->At(1) + 2 * kLayout.layer_bytes())[7] =
+  std::memset(store->At(0), 0, kStoreLayout.block_bytes());
+  std::memset(store->At(1), 0, kStoreLayout.block_bytes());
+  reinterpret_cast<float*>(store->At(1) + 2 * kStoreLayout.layer_bytes())[7] =
       std::numeric_limits<float>::quiet_NaN();
   const KvResult result =
       Apply(*store, {{.kind = KvOpKind::kSave, .area = KvArea::kWarm, .block = 0, .slot = 0},
@@ -125,15 +125,15 @@ TEST_F(KvStoreTest, ReportsWarmSlotsOfBlocksThatAreNotFinite) {
 
 TEST_F(KvStoreTest, CopiesLeadingTokensAndClearsLayers) {
   const auto store = Make({.blocks = 2});
-  std::memset(store->At(0), 1, kLayout.block_bytes());
-  std::memset(store->At(1), 2, kLayout.block_bytes());
+  std::memset(store->At(0), 1, kStoreLayout.block_bytes());
+  std::memset(store->At(1), 2, kStoreLayout.block_bytes());
   Apply(*store, {{.kind = KvOpKind::kCopy, .block = 1, .from = 0, .tokens = 40}});
   const auto count = [&](std::byte value) {
-    return std::count(store->At(1), store->At(1) + kLayout.block_bytes(), value);
+    return std::count(store->At(1), store->At(1) + kStoreLayout.block_bytes(), value);
   };
-  EXPECT_EQ(count(std::byte{1}), 40 * kLayout.layers * kLayout.heads * (5 + 3) * 4);
+  EXPECT_EQ(count(std::byte{1}), 40 * kStoreLayout.layers * kStoreLayout.heads * (5 + 3) * 4);
   Apply(*store, {{.kind = KvOpKind::kClear, .block = 1, .layer = 2}});
-  EXPECT_EQ(count(std::byte{0}), kLayout.layer_bytes());
+  EXPECT_EQ(count(std::byte{0}), kStoreLayout.layer_bytes());
 }
 
 TEST_F(KvStoreTest, BuildsSummariesOfAdjacentOperationsTogether) {

@@ -8,7 +8,7 @@
 namespace moesaic::cache {
 namespace {
 
-constexpr KvLayout kLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
+constexpr KvLayout kSwapLayout = {.layers = 1, .heads = 1, .key_dim = 1, .value_dim = 1};
 
 class SwapTierTest : public testing::Test {
  protected:
@@ -16,7 +16,7 @@ class SwapTierTest : public testing::Test {
     for (int i = 0; i < 4; ++i) blocks_.push_back(*pool_.Allocate());
   }
   std::unique_ptr<SwapTier> Open(int slots) {
-    return *SwapTier::Create(pool_, kLayout, slots * kLayout.total_bytes(), /*attention_tokens=*/1000);
+    return *SwapTier::Create(pool_, kSwapLayout, slots * kSwapLayout.total_bytes(), /*attention_tokens=*/1000);
   }
   static TierQuery Of(uint64_t request, int indexed_blocks) {
     return {.request = request,
@@ -99,7 +99,7 @@ TEST_F(SwapTierTest, DoesNotCopyCheapTokensOrToAFullArea) {
 }
 
 TEST_F(SwapTierTest, RefusesABudgetBelowOneBlock) {
-  EXPECT_EQ(SwapTier::Create(pool_, kLayout, kLayout.total_bytes() - 1, 1).status().code(),
+  EXPECT_EQ(SwapTier::Create(pool_, kSwapLayout, kSwapLayout.total_bytes() - 1, 1).status().code(),
             StatusCode::kResourceExhausted);
 }
 

@@ -142,7 +142,7 @@ TEST(WarmCodecTest, ReportsBlocksThatAreNotFinite) {
   }
 }
 
-constexpr KvLayout kLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 128};
+constexpr KvLayout kWarmLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 128};
 
 class WarmTierTest : public testing::Test {
  protected:
@@ -159,24 +159,24 @@ class WarmTierTest : public testing::Test {
       store->Apply(ops, &result);
       tier->OnResult(result);
     }
-    void Write(std::vector<std::byte>& block) { kLayout.Copy(kLayout.Flat(block.data()), store->ViewOf(0)); }
+    void Write(std::vector<std::byte>& block) { kWarmLayout.Copy(kWarmLayout.Flat(block.data()), store->ViewOf(0)); }
     std::vector<std::byte> Restore(const SlotRef& slot) {
       Apply({{.kind = KvOpKind::kRestore, .area = KvArea::kWarm, .block = 1, .slot = slot->index()}});
-      std::vector<std::byte> block(kLayout.total_bytes());
-      kLayout.Copy(store->ViewOf(1), kLayout.Flat(block.data()));
+      std::vector<std::byte> block(kWarmLayout.total_bytes());
+      kWarmLayout.Copy(store->ViewOf(1), kWarmLayout.Flat(block.data()));
       return block;
     }
   };
   std::unique_ptr<Warm> Open(int blocks, int step_blocks = 1 << 20, bool exact = true) {
     auto warm = std::make_unique<Warm>();
-    auto tier = WarmTier::Create(warm->pool, nullptr, kLayout,
-                                 {.bytes = blocks * (kLayout.total_bytes() + 1024),
+    auto tier = WarmTier::Create(warm->pool, nullptr, kWarmLayout,
+                                 {.bytes = blocks * (kWarmLayout.total_bytes() + 1024),
                                   .exact = exact,
-                                  .step_bytes = step_blocks * kLayout.total_bytes()});
+                                  .step_bytes = step_blocks * kWarmLayout.total_bytes()});
     EXPECT_TRUE(tier.ok()) << tier.status();
     warm->tier = *std::move(tier);
     warm->store = *KvStore::Create(
-        {.layout = kLayout, .blocks = 2, .warm_slots = warm->tier->slots(), .warm_exact = exact}, *threads_);
+        {.layout = kWarmLayout, .blocks = 2, .warm_slots = warm->tier->slots(), .warm_exact = exact}, *threads_);
     return warm;
   }
 
@@ -190,7 +190,7 @@ class WarmTierTest : public testing::Test {
   static std::vector<std::byte> BlockOf(const std::string& name, const std::vector<int32_t>& path) {
     std::seed_seq seed(path.begin(), path.end());
     std::mt19937_64 random(seed);
-    std::vector<std::byte> block(kLayout.total_bytes());
+    std::vector<std::byte> block(kWarmLayout.total_bytes());
     const auto salt = static_cast<std::byte>(std::hash<std::string>()(name));
     for (std::byte& byte : block) byte = static_cast<std::byte>(random()) ^ salt;
     return block;
@@ -284,7 +284,7 @@ TEST_F(WarmTierTest, EvictsTheLeastRecentlyUsedEndsFirst) {
   EXPECT_EQ(Check(*tier, "", {1, 2, 3}), 2);
   EXPECT_EQ((*tier)->stats().blocks, capacity);
   EXPECT_EQ((*tier)->stats().evicted_blocks, 4);
-  EXPECT_EQ((*tier)->stats().bytes, capacity * kLayout.total_bytes());
+  EXPECT_EQ((*tier)->stats().bytes, capacity * kWarmLayout.total_bytes());
 }
 
 // A block whose slot is held is not evicted for blocks that are put later.
@@ -343,7 +343,7 @@ TEST_F(WarmTierTest, NamesCountTowardsTheBudget) {
 
 TEST_F(WarmTierTest, RemovesBlocksThatAreNotFinite) {
   const auto warm = Open(2, 1 << 20, /*exact=*/false);
-  std::vector<std::byte> block(kLayout.total_bytes());
+  std::vector<std::byte> block(kWarmLayout.total_bytes());
   const std::vector<int32_t> tokens = TokensOf({1});
   const std::span<const int32_t> chain = tokens;
   const int capacity = warm->tier->stats().capacity_blocks;
@@ -358,7 +358,7 @@ TEST_F(WarmTierTest, RemovesBlocksThatAreNotFinite) {
   ops.clear();
   const WarmTierStats before = warm->tier->stats();
   ASSERT_EQ(before.blocks, capacity);
-  Set(LayerOf(block, kLayout, 2), DType::kF32, 7, std::numeric_limits<float>::quiet_NaN());
+  Set(LayerOf(block, kWarmLayout, 2), DType::kF32, 7, std::numeric_limits<float>::quiet_NaN());
   warm->Write(block);
   warm->tier->Put("", {&chain, 1}, 0, &ops);
   warm->Apply(ops);
@@ -411,7 +411,7 @@ TEST_F(WarmTierTest, RandomTracesKeepTheStructure) {
 
 TEST_F(WarmTierTest, RefusesABudgetBelowOneBlock) {
   BlockPool pool(1);
-  EXPECT_THAT(Message(WarmTier::Create(pool, nullptr, kLayout, {.bytes = 1000}).status()),
+  EXPECT_THAT(Message(WarmTier::Create(pool, nullptr, kWarmLayout, {.bytes = 1000}).status()),
               testing::HasSubstr("must be at least"));
 }
 

@@ -13,13 +13,13 @@
 namespace moesaic::checkpoint {
 namespace {
 
-std::string FaultOf(const std::string& file) {
+std::string SafetensorsFault(const std::string& file) {
   const auto parsed = ParseSafetensors(BytesOf(file), "x.safetensors");
   return Message(parsed.status());
 }
 
 std::string Fault(const std::string& header, size_t data_bytes) {
-  return FaultOf(SafetensorsFile(header, std::string(data_bytes, '\0')));
+  return SafetensorsFault(SafetensorsFile(header, std::string(data_bytes, '\0')));
 }
 
 TEST(Safetensors, ReadsTensorsInPlace) {
@@ -41,11 +41,11 @@ TEST(Safetensors, ReadsTensorsInPlace) {
 }
 
 TEST(Safetensors, RejectsDamagedFilesInOneLine) {
-  EXPECT_EQ(FaultOf("1234567"), "x.safetensors: a safetensors file has at least 8 bytes, found 7");
-  EXPECT_EQ(FaultOf(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8)),
+  EXPECT_EQ(SafetensorsFault("1234567"), "x.safetensors: a safetensors file has at least 8 bytes, found 7");
+  EXPECT_EQ(SafetensorsFault(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8)),
             "x.safetensors: the header may have 100000000 bytes, found 18446744073709551615; this is no "
             "safetensors file");
-  EXPECT_EQ(FaultOf(SafetensorsFile("{}", "").substr(0, 9)),
+  EXPECT_EQ(SafetensorsFault(SafetensorsFile("{}", "").substr(0, 9)),
             "x.safetensors: the header should have 2 bytes but the file ends after 1; is it complete?");
   EXPECT_EQ(Fault("[]", 0), "x.safetensors: header: must be a JSON object, found []");
   EXPECT_TRUE(Fault("{", 0).starts_with("x.safetensors: header: not JSON: parse error at line 1"));

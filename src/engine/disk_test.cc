@@ -294,19 +294,19 @@ TEST_F(DiskTest, ReportsAFolderThatCannotBeCreated) {
 // Sessions that grow and branch exceed the memory. The engine is restarted, and files are damaged between
 // runs. With cancelled requests, swap space, drafts and a warm tier, each output is that of the request
 // alone.
-struct Load {
+struct DiskLoad {
   int blocks, sequences;
   const char* speculative = "off";
   int swap_blocks = 0;
   int warm_blocks = 0;
   bool disk = true;
 };
-void PrintTo(const Load& load, std::ostream* out) {
+void PrintTo(const DiskLoad& load, std::ostream* out) {
   *out << fmt::format("{} blocks, {} sequences, speculative {}, {} swap blocks, {} warm blocks, {} disk",
                       load.blocks, load.sequences, load.speculative, load.swap_blocks, load.warm_blocks,
                       load.disk ? "with" : "without");
 }
-class DiskStressTest : public DiskTest, public testing::WithParamInterface<Load> {};
+class DiskStressTest : public DiskTest, public testing::WithParamInterface<DiskLoad> {};
 
 TEST_P(DiskStressTest, OutputsAreThoseOfEachRequestAlone) {
   std::mt19937 random(17);
@@ -384,11 +384,11 @@ TEST_P(DiskStressTest, OutputsAreThoseOfEachRequestAlone) {
 
 INSTANTIATE_TEST_SUITE_P(
     Loads, DiskStressTest,
-    testing::Values(Load{100, 16}, Load{24, 8}, Load{17, 4}, Load{20, 6, "mtp"}, Load{20, 6, "ngram"},
-                    Load{20, 6, "off", 10}, Load{20, 6, "off", 0, 25}, Load{24, 8, "mtp", 0, 9},
-                    Load{22, 5, "off", 0, 12, false}, Load{20, 6, "ngram", 10, 30, false}),
+    testing::Values(DiskLoad{100, 16}, DiskLoad{24, 8}, DiskLoad{17, 4}, DiskLoad{20, 6, "mtp"}, DiskLoad{20, 6, "ngram"},
+                    DiskLoad{20, 6, "off", 10}, DiskLoad{20, 6, "off", 0, 25}, DiskLoad{24, 8, "mtp", 0, 9},
+                    DiskLoad{22, 5, "off", 0, 12, false}, DiskLoad{20, 6, "ngram", 10, 30, false}),
     [](const auto& load) {
-      const Load& l = load.param;
+      const DiskLoad& l = load.param;
       return fmt::format("Blocks{}Sequences{}Speculative_{}Swap{}Warm{}{}", l.blocks, l.sequences,
                          l.speculative, l.swap_blocks, l.warm_blocks, l.disk ? "" : "NoDisk");
     });

@@ -19,27 +19,27 @@ int64_t BlockBytes(const models::KvSpec& kv, tensor::DType dtype) {
 }
 
 // More than twice the tokens of the oracle, so that sequences outgrow the blocks that admission reserves.
-constexpr int kTokens = 150;
+constexpr int kOutputTokens = 150;
 
-struct Load {
+struct GoldenLoad {
   int blocks, batch_tokens;
   bool preempts;
   int swap_blocks = 0;
 };
 // Prompts of 1, 7, 70 and 200 tokens, each used twice, need 3 + 3 + 4 + 6 blocks with their output, twice.
-constexpr Load kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}, {14, 50, true, 14}};
+constexpr GoldenLoad kLoads[] = {{64, 512, false}, {64, 13, false}, {14, 50, true}, {14, 50, true, 14}};
 
-using Said = std::map<RequestId, std::vector<int32_t>>;
+using GoldenTokens = std::map<RequestId, std::vector<int32_t>>;
 
-Said RunAll(Engine& engine, const std::vector<GoldenPrompt>& golden) {
+GoldenTokens RunAll(Engine& engine, const std::vector<GoldenPrompt>& golden) {
   for (size_t i = 0; i < 2 * golden.size(); ++i) {
     Request request;
     request.prompt = golden[i % golden.size()].ids;
     request.sampling.temperature = 0;
-    request.sampling.max_tokens = kTokens;
+    request.sampling.max_tokens = kOutputTokens;
     EXPECT_EQ(*engine.Add(request), i + 1);
   }
-  Said said;
+  GoldenTokens said;
   while (!engine.idle()) {
     std::vector<TokenEvent> events;
     const Status status = engine.Step(&events);
@@ -57,10 +57,10 @@ TEST_P(EngineGoldenTest, GreedyOutputsMatchTheOracleUnderEveryLoad) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
-  Said first;
-  for (const Load& load : kLoads) {
+  GoldenTokens first;
+  for (const GoldenLoad& load : kLoads) {
     auto engine =
         Engine::Create(**model, kernels, *threads,
                        {.kv_bytes = load.blocks * BlockBytes((*model)->info().kv, tensor::DType::kF32),
@@ -68,7 +68,7 @@ TEST_P(EngineGoldenTest, GreedyOutputsMatchTheOracleUnderEveryLoad) {
                         .max_sequences = 8,
                         .max_batch_tokens = load.batch_tokens});
     ASSERT_TRUE(engine.ok()) << Message(engine.status());
-    const Said said = RunAll(**engine, golden);
+    const GoldenTokens said = RunAll(**engine, golden);
     EXPECT_EQ((*engine)->stats().preemptions > 0, load.preempts);
     for (const auto& [id, tokens] : said) {
       const std::vector<int32_t>& oracle = golden[(id - 1) % golden.size()].greedy;
@@ -86,12 +86,12 @@ TEST_P(EngineGoldenTest, SpeculationKeepsOutputs) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
   const models::ModelInfo& info = (*model)->info();
-  Said first;
+  GoldenTokens first;
   for (const std::string method : {"off", "ngram", "auto"}) {
-    for (const Load& load : kLoads) {
+    for (const GoldenLoad& load : kLoads) {
       const int64_t block = BlockBytes(info.kv, tensor::DType::kF32);
       auto engine = Engine::Create(
           **model, kernels, *threads,
@@ -101,7 +101,7 @@ TEST_P(EngineGoldenTest, SpeculationKeepsOutputs) {
            .max_batch_tokens = load.batch_tokens,
            .speculative = {.method = method, .most_tokens = 3, .adaptive = false, .prompt_lookup_min = 1}});
       ASSERT_TRUE(engine.ok()) << Message(engine.status());
-      const Said said = RunAll(**engine, golden);
+      const GoldenTokens said = RunAll(**engine, golden);
       if (first.empty()) first = said;
       EXPECT_EQ(said, first) << method << ", " << load.blocks << " blocks, " << load.batch_tokens << " rows";
       if (method != "off") {
@@ -134,11 +134,11 @@ TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearTheExactOnes) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
   const models::ModelInfo& info = (*model)->info();
-  Said first;
-  for (const Load& load : kLoads) {
+  GoldenTokens first;
+  for (const GoldenLoad& load : kLoads) {
     auto engine = Engine::Create(**model, kernels, *threads,
                                  {.kv_bytes = load.blocks * BlockBytes(info.kv, tensor::DType::kI8),
                                   .kv_dtype = "int8",
@@ -167,7 +167,7 @@ TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearTheExactOnes) {
     EXPECT_GT(errors.back(), 1e-4) << "int8 must round";
     RecordProperty("median", std::to_string(errors[errors.size() / 2]));
     RecordProperty("worst", std::to_string(errors.back()));
-    const Said said = RunAll(**engine, golden);
+    const GoldenTokens said = RunAll(**engine, golden);
     EXPECT_EQ((*engine)->stats().preemptions > 0, load.preempts);
     if (first.empty()) first = said;
     EXPECT_EQ(said, first) << load.blocks << " blocks, " << load.batch_tokens << " rows a step";

@@ -10,7 +10,7 @@ namespace moesaic::engine {
 namespace {
 
 // Ranks answer when they have loaded their weights, some much later than others.
-constexpr double kLoadSeconds = 3600;
+constexpr double kCapacitySeconds = 3600;
 
 }  // namespace
 
@@ -43,7 +43,7 @@ StatusOr<int> BlocksOfReplica(const models::ModelInfo& info, const CapacityQuest
   for (const int rank : remote) {
     ASSIGN_OR_RETURN(
         const std::string reply,
-        ReceiveMessage(job, rank, RankTag::kReply, std::max(options.rank_time_limit_s, kLoadSeconds)));
+        ReceiveMessage(job, rank, RankTag::kReply, std::max(options.rank_time_limit_s, kCapacitySeconds)));
     MessageReader reader(reply);
     const auto code = reader.Get<StatusCode>();
     const std::string_view text = reader.GetText();

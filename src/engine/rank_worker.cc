@@ -14,7 +14,7 @@
 namespace moesaic::engine {
 namespace {
 
-constexpr int kDriver = 0;
+constexpr int kDriverRank = 0;
 
 class RankWorker {
  public:
@@ -33,7 +33,7 @@ class RankWorker {
   Status Run() {
     for (;;) {
       ASSIGN_OR_RETURN(const std::string message, AwaitMessage(
-                                                      job_, kDriver, RankTag::kCommand,
+                                                      job_, kDriverRank, RankTag::kCommand,
                                                       [this] { model_.AdvanceExpertMove(); }, time_limit_s_));
       const auto command = message.empty() ? RankCommand::kEnd : static_cast<RankCommand>(message[0]);
       if (command == RankCommand::kEnd) return OkStatus();
@@ -74,7 +74,7 @@ class RankWorker {
     reply.Put(blocks.status().code());
     reply.PutText(Message(blocks.status()));
     reply.Put(blocks.value_or(0));
-    RETURN_IF_ERROR(SendMessage(job_, kDriver, RankTag::kReply, reply.bytes(), time_limit_s_));
+    RETURN_IF_ERROR(SendMessage(job_, kDriverRank, RankTag::kReply, reply.bytes(), time_limit_s_));
     return blocks.status();
   }
 
@@ -103,7 +103,7 @@ class RankWorker {
     reply.Put(status.code());
     reply.PutText(Message(status));
     reply.Put(model_.info().own_vocab);
-    RETURN_IF_ERROR(SendMessage(job_, kDriver, RankTag::kReply, reply.bytes(), time_limit_s_));
+    RETURN_IF_ERROR(SendMessage(job_, kDriverRank, RankTag::kReply, reply.bytes(), time_limit_s_));
     return status;
   }
 
@@ -130,17 +130,17 @@ class RankWorker {
     MessageWriter writer;
     PutReply(computed.status(), reply, &writer);
     // The driver may be computing its part of the next batch.
-    RETURN_IF_ERROR(replies_.Start(std::span(&kDriver, 1), RankTag::kReply, {writer.bytes()},
+    RETURN_IF_ERROR(replies_.Start(std::span(&kDriverRank, 1), RankTag::kReply, {writer.bytes()},
                                    FirstReplyBytes(batch, model_.info().own_vocab)));
     if (!computed.ok()) {
       RETURN_IF_ERROR(replies_.Finish(time_limit_s_));
       return computed.status();
     }
     if (batch.candidates == 0 && !reply.result.logits.empty()) {
-      RETURN_IF_ERROR(replies_.StartFloats(kDriver, RankTag::kLogits, reply.result.logits));
+      RETURN_IF_ERROR(replies_.StartFloats(kDriverRank, RankTag::kLogits, reply.result.logits));
     }
     if (first_shard_ && !reply.result.hidden.empty()) {
-      RETURN_IF_ERROR(replies_.StartFloats(kDriver, RankTag::kHidden, reply.result.hidden));
+      RETURN_IF_ERROR(replies_.StartFloats(kDriverRank, RankTag::kHidden, reply.result.hidden));
     }
     return OkStatus();
   }
@@ -152,7 +152,7 @@ class RankWorker {
     RETURN_IF_ERROR(reader.Finish());
     if (executor_ == nullptr) return InvalidArgument("logits were requested before the cache's size");
     ASSIGN_OR_RETURN(const std::span<const float> logits, executor_->FetchLogitsOf(later, rows));
-    return replies_.StartFloats(kDriver, RankTag::kFetched, logits);
+    return replies_.StartFloats(kDriverRank, RankTag::kFetched, logits);
   }
 
   // A move that can't begin is reported with the next batch, and the driver gives it up.
@@ -166,7 +166,7 @@ class RankWorker {
   Status SendLoad() {
     MessageWriter reply;
     PutExpertLoad(model_.expert_load(), &reply);
-    return replies_.Start(std::span(&kDriver, 1), RankTag::kLoad, {reply.bytes()});
+    return replies_.Start(std::span(&kDriverRank, 1), RankTag::kLoad, {reply.bytes()});
   }
 
   models::Model& model_;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kOutput = 120;
 
-using Said =
+using SparseOutput =
     std::map<RequestId, std::vector<std::pair<int32_t, float>>>;  // tokens and their log-probabilities
 
 // Fails one in `every` steps after it is computed.
@@ -78,7 +78,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
     return *std::move(engine);
   }
 
-  static Said Run(Engine& engine, const std::vector<std::vector<int32_t>>& prompts,
+  static SparseOutput Run(Engine& engine, const std::vector<std::vector<int32_t>>& prompts,
                   std::optional<RequestSparsity> sparsity = std::nullopt) {
     for (const std::vector<int32_t>& prompt : prompts) {
       Request request;
@@ -90,7 +90,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
       const auto id = engine.Add(std::move(request));
       EXPECT_TRUE(id.ok()) << Message(id.status());
     }
-    Said said;
+    SparseOutput said;
     while (!engine.idle()) {
       std::vector<TokenEvent> events;
       const Status stepped = engine.Step(&events);
@@ -106,7 +106,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
 
   // MLA rounds chunks of different sizes differently: tokens are equal, and log-probabilities are nearly
   // equal.
-  void ExpectSame(const Said& a, const Said& b, const std::string& what) const {
+  void ExpectSame(const SparseOutput& a, const SparseOutput& b, const std::string& what) const {
     ASSERT_EQ(a.size(), b.size()) << what;
     for (const auto& [id, tokens] : a) {
       const auto& others = b.at(id);
@@ -127,7 +127,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
 
 // P1: rows that choose no blocks give the same bits as without key summaries, also with MLA.
 TEST_P(SparsityGoldenTest, ABudgetOfAllTokensIsDense) {
-  const Said dense = Run(*Make({}), prompts_);
+  const SparseOutput dense = Run(*Make({}), prompts_);
   for (const KeySummaryKind kind : {KeySummaryKind::kBox, KeySummaryKind::kSketch}) {
     for (const SparsityMode mode : {SparsityMode::kDense, SparsityMode::kDecode, SparsityMode::kAll}) {
       SparsityOptions options = Options(mode, 512);
@@ -144,7 +144,7 @@ TEST_P(SparsityGoldenTest, SketchesChooseTheirOwnBlocks) {
   SparsityOptions options = Options(SparsityMode::kAll, 256);
   options.summary_kind = KeySummaryKind::kSketch;
   const auto sketches = Make(options), boxes = Make(Options(SparsityMode::kAll, 256));
-  const Said said = Run(*sketches, prompts_);
+  const SparseOutput said = Run(*sketches, prompts_);
   EXPECT_GT(sketches->stats().sparsity.selections, 0);
   EXPECT_LT(sketches->stats().sparsity.blocks_read, sketches->stats().sparsity.blocks_all);
   EXPECT_NE(said, Run(*boxes, prompts_));
@@ -155,7 +155,7 @@ TEST_P(SparsityGoldenTest, OutputsDoNotDependOnTheLoad) {
   for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
     const SparsityOptions options = Options(mode, 256);
     const auto engine = Make(options);
-    const Said first = Run(*engine, prompts_);
+    const SparseOutput first = Run(*engine, prompts_);
     const kernels::SparsityCounters& counters = engine->stats().sparsity;
     EXPECT_GT(counters.selections, 0);
     EXPECT_LT(counters.blocks_read, counters.blocks_all);
@@ -181,17 +181,17 @@ TEST_P(SparsityGoldenTest, OutputsDoNotDependOnTheLoad) {
 TEST_P(SparsityGoldenTest, OutputsWithReuseDoNotDependOnTheLoad) {
   for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
     SparsityOptions options = Options(mode, 320);
-    const Said each = Run(*Make(options), prompts_);
+    const SparseOutput each = Run(*Make(options), prompts_);
     options.defaults.reuse = 5;
     const auto engine = Make(options);
-    const Said first = Run(*engine, prompts_);
+    const SparseOutput first = Run(*engine, prompts_);
     EXPECT_NE(first, each);
     const kernels::SparsityCounters& counters = engine->stats().sparsity;
     EXPECT_GT(counters.reused, counters.selections / 2);
     EXPECT_LT(counters.reused, counters.selections);
     EXPECT_LT(counters.blocks_read, counters.blocks_all);
     const std::string name = std::string("reuse, ") + ToString(mode);
-    Said cached;
+    SparseOutput cached;
     for (const auto& [id, tokens] : Run(*engine, prompts_)) cached[id - prompts_.size()] = tokens;
     ExpectSame(cached, first, name + " from the cache");
     ExpectSame(Run(*Make(options, 64, 37), prompts_), first, name + " in chunks of 37");
@@ -226,14 +226,14 @@ TEST_P(SparsityGoldenTest, OutputsWithReuseDoNotDependOnTheLoad) {
 // P4: blocks of sparse rows are not found by requests that would compute them differently.
 TEST_P(SparsityGoldenTest, SparseOutputBlocksAreNotSharedWithPrompts) {
   const auto engine = Make(Options(SparsityMode::kDecode, 256));
-  const Said first = Run(*engine, {prompts_[0]});
+  const SparseOutput first = Run(*engine, {prompts_[0]});
   std::vector<int32_t> longer = prompts_[0];
   for (const auto& [token, logprob] : first.at(1)) longer.push_back(token);
   const RequestSparsity dense = {.mode = SparsityMode::kDense};
   for (const auto& sparsity : {std::optional<RequestSparsity>(), std::optional(dense)}) {
     const auto fresh = Make(Options(SparsityMode::kDecode, 256));
     const int64_t hits = engine->stats().cache_hits;
-    const Said again = Run(*engine, {longer}, sparsity);
+    const SparseOutput again = Run(*engine, {longer}, sparsity);
     ExpectSame({{1, again.begin()->second}}, Run(*fresh, {longer}, sparsity), "after an output");
     if (!sparsity) {
       EXPECT_EQ(engine->stats().cache_hits - hits, 300 / 64 * 64)
@@ -246,10 +246,10 @@ TEST_P(SparsityGoldenTest, SparseOutputBlocksAreNotSharedWithPrompts) {
 TEST_P(SparsityGoldenTest, SparsePromptsShareBlocksOnlyAtEqualSettings) {
   const auto engine = Make(Options(SparsityMode::kDecode, 256));
   const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256};
-  const Said first = Run(*engine, {prompts_[2]}, all);
-  const Said dense = Run(*engine, {prompts_[2]}, RequestSparsity{});
+  const SparseOutput first = Run(*engine, {prompts_[2]}, all);
+  const SparseOutput dense = Run(*engine, {prompts_[2]}, RequestSparsity{});
   EXPECT_EQ(engine->stats().cache_hits, 0) << "dense prompts find no sparse blocks";
-  const Said again = Run(*engine, {prompts_[2]}, all);
+  const SparseOutput again = Run(*engine, {prompts_[2]}, all);
   EXPECT_EQ(engine->stats().cache_hits, 384);
   ExpectSame({{1, again.begin()->second}}, {{1, first.begin()->second}}, "from the cache");
   Run(*engine, {prompts_[2]}, RequestSparsity{.mode = SparsityMode::kAll, .budget = 320});

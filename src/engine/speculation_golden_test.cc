@@ -16,10 +16,10 @@ namespace {
 
 using models::SourcePath;
 
-struct Said {
+struct SpeculatedTokens {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
-  bool operator==(const Said&) const = default;
+  bool operator==(const SpeculatedTokens&) const = default;
 };
 
 // Returns each `every`-th evaluation prompt of the shipped model, and some random tokens.
@@ -47,7 +47,7 @@ std::vector<std::vector<int32_t>> Prompts(const std::string& model, int every) {
 }
 
 struct Outcome {
-  std::map<RequestId, Said> said;
+  std::map<RequestId, SpeculatedTokens> said;
   SpeculationStats stats;
 };
 

@@ -13,7 +13,7 @@
 namespace moesaic::engine {
 namespace {
 
-using Said = std::vector<std::pair<int32_t, float>>;  // tokens and their log-probabilities
+using ScoredTokens = std::vector<std::pair<int32_t, float>>;  // tokens and their log-probabilities
 
 class WarmGoldenTest : public testing::TestWithParam<const char*> {
  protected:
@@ -50,7 +50,7 @@ class WarmGoldenTest : public testing::TestWithParam<const char*> {
     return prompt;
   }
 
-  static Said Ask(Engine& engine, const std::vector<int32_t>& prompt, int cached,
+  static ScoredTokens Ask(Engine& engine, const std::vector<int32_t>& prompt, int cached,
                   std::optional<RequestSparsity> sparsity = std::nullopt) {
     Request request;
     request.prompt = prompt;
@@ -59,7 +59,7 @@ class WarmGoldenTest : public testing::TestWithParam<const char*> {
     request.sampling.logprobs = 0;
     request.sparsity = sparsity;
     EXPECT_TRUE(engine.Add(std::move(request)).ok());
-    Said said;
+    ScoredTokens said;
     while (!engine.idle()) {
       std::vector<TokenEvent> events;
       EXPECT_TRUE(engine.Step(&events).ok());
@@ -86,9 +86,9 @@ TEST_P(WarmGoldenTest, Int8BlocksGiveNearlyTheComputedOutput) {
   for (const char* dtype : {"f32", "bf16"}) {
     const auto engine = Make(Options(dtype));
     const std::vector<int32_t> prompt = Prompt(400, 1);
-    const Said computed = Ask(*engine, prompt, 0);
+    const ScoredTokens computed = Ask(*engine, prompt, 0);
     Ask(*engine, Prompt(400, 2), 0);
-    const Said warm = Ask(*engine, prompt, 384);
+    const ScoredTokens warm = Ask(*engine, prompt, 384);
     EXPECT_GT(engine->stats().warm.restored_blocks, 0);
     EXPECT_EQ(warm[0].first, computed[0].first) << dtype;
     EXPECT_NE(warm[0].second, computed[0].second) << dtype << ": int8 can't be exact";
@@ -104,9 +104,9 @@ TEST_P(WarmGoldenTest, RestoresInt8CachesExactly) {
   const auto engine = Make(Options("int8"));
   const std::vector<int32_t> prompt = Prompt(400, 1);
   Ask(*engine, prompt, 0);
-  const Said cached = Ask(*engine, prompt, 384);
+  const ScoredTokens cached = Ask(*engine, prompt, 384);
   Ask(*engine, Prompt(400, 2), 0);
-  const Said warm = Ask(*engine, prompt, 384);
+  const ScoredTokens warm = Ask(*engine, prompt, 384);
   EXPECT_GT(engine->stats().warm.restored_blocks, 0);
   EXPECT_EQ(warm, cached);
 }
@@ -118,7 +118,7 @@ TEST_P(WarmGoldenTest, LossyBlocksAreNotStoredOnDisk) {
   for (const int32_t id : Prompt(120, 3)) longer.push_back(id);
   EngineOptions options = Options("f32");
   options.disk = DiskOptions{.folder = folder_, .bytes = 64 << 20, .model = GetParam()};
-  Said exact;
+  ScoredTokens exact;
   {
     EngineOptions alone = Options("f32");
     alone.warm_bytes = 0;
@@ -142,7 +142,7 @@ TEST_P(WarmGoldenTest, LossyBlocksAreNotStoredOnDisk) {
     Ask(*engine, longer, 448);
   }
   const auto engine = Make(options);
-  const Said again = Ask(*engine, longer, 320);
+  const ScoredTokens again = Ask(*engine, longer, 320);
   ASSERT_EQ(again.size(), exact.size());
   for (size_t i = 0; i < exact.size(); ++i) {  // blocks on disk are exact; MLA rounds chunks differently
     EXPECT_EQ(again[i].first, exact[i].first);
@@ -157,9 +157,9 @@ TEST_P(WarmGoldenTest, RebuildsKeySummariesOfRestoredBlocks) {
   const auto engine = Make(options);
   const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256};
   const std::vector<int32_t> prompt = Prompt(400, 1);
-  const Said computed = Ask(*engine, prompt, 0, all);
+  const ScoredTokens computed = Ask(*engine, prompt, 0, all);
   Ask(*engine, Prompt(400, 2), 0);
-  const Said warm = Ask(*engine, prompt, 384, all);
+  const ScoredTokens warm = Ask(*engine, prompt, 384, all);
   EXPECT_GT(engine->stats().warm.restored_blocks, 0);
   EXPECT_NEAR(warm[0].second, computed[0].second, 0.25);
   EXPECT_GT(engine->stats().sparsity.missed.count(), 0);

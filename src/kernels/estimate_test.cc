@@ -16,16 +16,16 @@
 namespace moesaic::kernels {
 namespace {
 
-struct Shape {
+struct EstimateShape {
   int key_dim, key_split;
 };
 // One part and two, with whole steps of 64 and partial ones, up to the maximum dimension.
-constexpr Shape kShapes[] = {{8, 8},     {24, 24},  {40, 32},   {64, 64},     {104, 8},
+constexpr EstimateShape kEstimateShapes[] = {{8, 8},     {24, 24},  {40, 32},   {64, 64},     {104, 8},
                              {128, 128}, {136, 72}, {576, 512}, {1024, 1024}, {1024, 8}};
 constexpr int kBlocks = 37, kStride = 40;
 
 // Valid summaries with arbitrary centers and radii: no keys are needed.
-std::vector<std::vector<std::byte>> RandomSummaries(std::mt19937* rng, const Shape& shape) {
+std::vector<std::vector<std::byte>> RandomSummaries(std::mt19937* rng, const EstimateShape& shape) {
   std::vector<std::vector<std::byte>> summaries(kBlocks, std::vector<std::byte>(BoxBytes(shape.key_dim)));
   for (auto& summary : summaries) {
     for (std::byte& byte : summary) byte = static_cast<std::byte>((*rng)() & 0xffU);
@@ -41,14 +41,14 @@ std::vector<std::vector<std::byte>> RandomSummaries(std::mt19937* rng, const Sha
   return summaries;
 }
 
-size_t ScoreAt(int row, int block) {
+size_t EstimateAt(int row, int block) {
   return (size_t(row / kScoreGroup) * kStride + block) * kScoreGroup + row % kScoreGroup;
 }
-std::vector<float> RunEstimates(KeySummaryEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
+std::vector<float> RunEstimates(KeySummaryEstimatesFn fn, const EstimateShape& shape, const std::vector<float>& q,
                                 int rows, const std::vector<std::vector<std::byte>>& summaries, float share) {
   std::vector<const std::byte*> table;
   for (const auto& summary : summaries) table.push_back(summary.data());
-  std::vector<float> scores(ScoreAt(rows / kScoreGroup * kScoreGroup + kScoreGroup, 0) + 1, -5);
+  std::vector<float> scores(EstimateAt(rows / kScoreGroup * kScoreGroup + kScoreGroup, 0) + 1, -5);
   fn({.q = q.data(),
       .q_stride = shape.key_dim + 8,
       .scale = 0.3F,
@@ -71,8 +71,8 @@ class EstimateTest : public testing::TestWithParam<runtime::Isa> {
  protected:
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 
-  static size_t At(int row, int block) { return ScoreAt(row, block); }
-  static std::vector<float> Run(KeySummaryEstimatesFn fn, const Shape& shape, const std::vector<float>& q,
+  static size_t At(int row, int block) { return EstimateAt(row, block); }
+  static std::vector<float> Run(KeySummaryEstimatesFn fn, const EstimateShape& shape, const std::vector<float>& q,
                                 int rows, const std::vector<std::vector<std::byte>>& summaries, float share) {
     return RunEstimates(fn, shape, q, rows, summaries, share);
   }
@@ -83,7 +83,7 @@ class EstimateTest : public testing::TestWithParam<runtime::Isa> {
 // the spread is smaller than the sum over the radii, and so is its error.
 TEST_P(EstimateTest, MatchDouble) {
   std::mt19937 rng(1);
-  for (const Shape& shape : kShapes) {
+  for (const EstimateShape& shape : kEstimateShapes) {
     for (const int rows : {1, 3, 8, 16, 21, 40, 128}) {
       if (rows == 128 && shape.key_dim != 40) continue;
       std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
@@ -128,7 +128,7 @@ TEST_P(EstimateTest, MatchDouble) {
 
 TEST_P(EstimateTest, RowsAndBlocksAreIndependent) {
   std::mt19937 rng(2);
-  for (const Shape& shape : kShapes) {
+  for (const EstimateShape& shape : kEstimateShapes) {
     const int row_floats = shape.key_dim + 8;
     const std::vector<float> q = RandomValues(&rng, size_t(37) * row_floats, 1);
     const auto summaries = RandomSummaries(&rng, shape);
@@ -153,7 +153,7 @@ TEST(EstimateBitsTest, TilesAndRegistersGiveSameBits) {
   const KeySummaryEstimatesFn tiles = fn_of(runtime::Isa::kAmx), registers = fn_of(runtime::Isa::kAvx512Vnni);
   ASSERT_NE(tiles, registers);
   std::mt19937 rng(6);
-  for (const Shape& shape : kShapes) {
+  for (const EstimateShape& shape : kEstimateShapes) {
     for (const int rows : {1, 8, 9, 16, 40}) {
       const std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
       const auto summaries = RandomSummaries(&rng, shape);
@@ -162,7 +162,7 @@ TEST(EstimateBitsTest, TilesAndRegistersGiveSameBits) {
         const std::vector<float> others = RunEstimates(registers, shape, q, rows, summaries, share);
         for (int r = 0; r < rows; ++r) {
           for (int b = 0; b < kBlocks; ++b)
-            ASSERT_EQ(ours[ScoreAt(r, b)], others[ScoreAt(r, b)]) << shape.key_dim;
+            ASSERT_EQ(ours[EstimateAt(r, b)], others[EstimateAt(r, b)]) << shape.key_dim;
         }
       }
     }
@@ -172,7 +172,7 @@ TEST(EstimateBitsTest, TilesAndRegistersGiveSameBits) {
 // NaN affects only the row or the summary that has it; zero rows cause no division by zero.
 TEST_P(EstimateTest, NonFiniteInputsAffectOnlyTheirRowOrBlock) {
   std::mt19937 rng(3);
-  for (const Shape& shape : {Shape{128, 128}, Shape{40, 32}}) {
+  for (const EstimateShape& shape : {EstimateShape{128, 128}, EstimateShape{40, 32}}) {
     for (const int rows : {4, 12}) {
       std::vector<float> q = RandomValues(&rng, size_t(rows) * (shape.key_dim + 8), 1);
       auto summaries = RandomSummaries(&rng, shape);
@@ -274,14 +274,14 @@ TEST_P(EstimateTest, SharesAreNotDenormal) {
   }
 }
 
-std::vector<runtime::Isa> OnHost() {
+std::vector<runtime::Isa> EstimateIsas() {
   std::vector<runtime::Isa> found;
   for (const auto& impl : KeySummaryEstimatesImpls()) {
     if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
   }
   return found;
 }
-INSTANTIATE_TEST_SUITE_P(Host, EstimateTest, testing::ValuesIn(OnHost()), IsaTestName);
+INSTANTIATE_TEST_SUITE_P(Host, EstimateTest, testing::ValuesIn(EstimateIsas()), IsaTestName);
 
 }  // namespace
 }  // namespace moesaic::kernels

@@ -18,22 +18,22 @@ namespace {
 
 using tensor::DType;
 
-constexpr int kKeys = TestKeys::kKeys;
+constexpr int kSummaryKeys = TestKeys::kKeys;
 
-struct Shape {
+struct SummaryShape {
   int key_dim, key_split;
 };
 // One part and two; dimensions of whole registers, of halves, and of DeepSeek's latents.
-constexpr Shape kShapes[] = {{8, 8},   {24, 24}, {40, 32},   {64, 64},
+constexpr SummaryShape kSummaryShapes[] = {{8, 8},   {24, 24}, {40, 32},   {64, 64},
                              {96, 96}, {104, 8}, {128, 128}, {576, 512}};
 
 // Some dimensions are far larger than the others, and far from zero.
 struct Keys : TestKeys {
-  Keys(std::mt19937* rng, DType dtype, const Shape& shape) : TestKeys(dtype, shape.key_dim, shape.key_split) {
-    const std::vector<float> values = RandomValues(rng, size_t(kKeys) * key_dim, 1);
-    scales = RandomValues(rng, 2 * kKeys, 0.1F);
+  Keys(std::mt19937* rng, DType dtype, const SummaryShape& shape) : TestKeys(dtype, shape.key_dim, shape.key_split) {
+    const std::vector<float> values = RandomValues(rng, size_t(kSummaryKeys) * key_dim, 1);
+    scales = RandomValues(rng, 2 * kSummaryKeys, 0.1F);
     for (float& scale : scales) scale = std::abs(scale) + 1e-3F;
-    for (int j = 0; j < kKeys; ++j) {
+    for (int j = 0; j < kSummaryKeys; ++j) {
       for (int d = 0; d < key_dim; ++d) {
         const float x = values[size_t(j) * key_dim + d] * (d % 7 == 3 ? 20.0F : 1.0F) + (d % 5 == 1 ? 9 : 0);
         Put(j, d, dtype == DType::kI8 ? x * 4 : x);
@@ -48,7 +48,7 @@ struct Keys : TestKeys {
 };
 
 struct View {  // of a summary
-  explicit View(const std::vector<std::byte>& summary, const Shape& shape)
+  explicit View(const std::vector<std::byte>& summary, const SummaryShape& shape)
       : shape_(shape), at_(summary.data()) {}
   const KeySummaryHeader& header() const { return *reinterpret_cast<const KeySummaryHeader*>(at_); }
   int part(int d) const { return d < shape_.key_split ? 0 : 1; }
@@ -62,7 +62,7 @@ struct View {  // of a summary
   }
 
  private:
-  Shape shape_;
+  SummaryShape shape_;
   const std::byte* at_;
 };
 
@@ -74,13 +74,13 @@ class KeySummaryTest : public testing::TestWithParam<runtime::Isa> {
 // The bound must hold exactly: a radius rounded down is no bound.
 TEST_P(KeySummaryTest, BoundsEveryKey) {
   std::mt19937 rng(1);
-  for (const Shape& shape : kShapes) {
+  for (const SummaryShape& shape : kSummaryShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       const Keys keys(&rng, dtype, shape);
       const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
       const View view(summary, shape);
       double widest[2] = {0, 0};
-      for (int j = 0; j < kKeys; ++j) {
+      for (int j = 0; j < kSummaryKeys; ++j) {
         double squares[2] = {0, 0};
         for (int d = 0; d < shape.key_dim; ++d) {
           const double off = std::abs(keys.At(j, d) - view.center(d));
@@ -98,7 +98,7 @@ TEST_P(KeySummaryTest, BoundsEveryKey) {
         EXPECT_NEAR(view.header().ball[part], widest[part], widest[part] * 1e-3);
       for (int d = 0; d < shape.key_dim; ++d) {
         double low = keys.At(0, d), high = low;
-        for (int j = 1; j < kKeys; ++j)
+        for (int j = 1; j < kSummaryKeys; ++j)
           low = std::min(low, keys.At(j, d)), high = std::max(high, keys.At(j, d));
         const KeySummaryHeader& header = view.header();
         EXPECT_LE(view.radius(d), (high - low) / 2 + 0.51 * header.center_scale[view.part(d)] +
@@ -111,7 +111,7 @@ TEST_P(KeySummaryTest, BoundsEveryKey) {
 
 TEST_P(KeySummaryTest, EqualsRefBitForBit) {
   std::mt19937 rng(2);
-  for (const Shape& shape : kShapes) {
+  for (const SummaryShape& shape : kSummaryShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       const Keys keys(&rng, dtype, shape);
       std::vector<std::byte> ours = keys.Summarize(kernels_.key_summary),
@@ -129,7 +129,7 @@ TEST_P(KeySummaryTest, MarksKeysThatAreNotFinite) {
   for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                             -std::numeric_limits<float>::infinity()}) {
     for (const int d : {0, 23, 39}) {
-      const Shape shape = {40, 24};
+      const SummaryShape shape = {40, 24};
       Keys keys(&rng, DType::kF32, shape);
       keys.Put(17, d, wrong);
       const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
@@ -141,9 +141,9 @@ TEST_P(KeySummaryTest, MarksKeysThatAreNotFinite) {
 TEST_P(KeySummaryTest, SupportsZeroAndTinyKeys) {
   std::mt19937 rng(4);
   for (const float size : {0.0F, 1e-42F, 1e-31F}) {
-    const Shape shape = {24, 24};
+    const SummaryShape shape = {24, 24};
     Keys keys(&rng, DType::kF32, shape);
-    for (int j = 0; j < kKeys; ++j) {
+    for (int j = 0; j < kSummaryKeys; ++j) {
       for (int d = 0; d < 24; ++d) keys.Put(j, d, j % 2 ? size : -size);
     }
     const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
@@ -154,14 +154,14 @@ TEST_P(KeySummaryTest, SupportsZeroAndTinyKeys) {
   }
 }
 
-std::vector<runtime::Isa> OnHost() {
+std::vector<runtime::Isa> SummaryIsas() {
   std::vector<runtime::Isa> found;
   for (const auto& impl : KeySummaryImpls()) {
     if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
   }
   return found;
 }
-INSTANTIATE_TEST_SUITE_P(Host, KeySummaryTest, testing::ValuesIn(OnHost()), IsaTestName);
+INSTANTIATE_TEST_SUITE_P(Host, KeySummaryTest, testing::ValuesIn(SummaryIsas()), IsaTestName);
 
 }  // namespace
 }  // namespace moesaic::kernels

@@ -17,7 +17,7 @@ using tensor::PackedFormat;
 using tensor::PackedMatrix;
 using tensor::StaticScale;
 
-constexpr PackedFormat kFormats[] = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
+constexpr PackedFormat kMoeFormats[] = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
                                      PackedFormat::kI4G32, PackedFormat::kNvfp4, PackedFormat::kF8G128};
 
 struct Shape {
@@ -217,7 +217,7 @@ TEST_P(MoeTest, EqualsPlainLoops) {
   const Shape shapes[] = {{100, 40, 6, 2, 0}, {65, 17, 9, 3, 70}, {640, 96, 4, 4, 33}, {64, 16, 1, 1, 16}};
   for (int threads : {1, 3}) {
     TestContext test(GetParam(), threads);
-    for (PackedFormat format : kFormats) {
+    for (PackedFormat format : kMoeFormats) {
       for (const Shape& shape : shapes) {
         for (int rows : {1, 2, 21, 70}) {
           Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);
@@ -236,7 +236,7 @@ TEST_P(MoeTest, SlicesDoNotChangeResults) {
   for (int nodes : {2, 3}) {
     const runtime::Topology topology = runtime::SimulatedNodes(nodes, 1);
     TestContext test(GetParam(), topology);
-    for (PackedFormat format : kFormats) {
+    for (PackedFormat format : kMoeFormats) {
       for (const Shape& shape :
            {Shape{100, 40, 6, 2, 0}, Shape{640, 96, 4, 4, 33}, Shape{770, 17, 5, 4, 33}}) {
         // with the most rows, outputs are added up by columns, some across slices
@@ -321,7 +321,7 @@ TEST_P(MoeTest, GathersRowTilesOfOneExpertRepeatedly) {
 TEST_P(MoeTest, ManyRowsEqualPlainLoops) {
   for (int threads : {1, 2}) {
     TestContext test(GetParam(), threads);
-    for (PackedFormat format : kFormats) {
+    for (PackedFormat format : kMoeFormats) {
       for (const Shape& shape : {Shape{650, 17, 5, 4, 33}, Shape{520, 40, 8, 6, 0}}) {
         const int rows = 210;  // more than 96 rows of an expert
         Layer layer(&rng_, format, PackedFormat::kBF16, shape, rows, /*static_scales=*/false);

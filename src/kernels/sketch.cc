@@ -9,7 +9,7 @@ namespace moesaic::kernels {
 namespace {
 
 constexpr int kKeys = 64;
-constexpr int kLanes = 16;  // partial sums, which compilers keep in one register
+constexpr int kPartialSums = 16;  // partial sums, which compilers keep in one register
 // With two planes, a sign counts 3 if the magnitude exceeds the mean of the magnitudes times this, otherwise
 // 1. The optimum for normally distributed numbers is 0.98 of their deviation, which is 1.23 times that mean.
 constexpr float kLarge = 1.23F;
@@ -71,9 +71,9 @@ void Rotate(int dim, Buffers* b) {
 }
 
 float SumOf(const float* x, int count) {
-  float sums[kLanes] = {};
+  float sums[kPartialSums] = {};
   for (int i = 0; i < count; i += 8) {
-    for (int j = 0; j < 8; ++j) sums[i % kLanes + j] += x[i + j];
+    for (int j = 0; j < 8; ++j) sums[i % kPartialSums + j] += x[i + j];
   }
   float sum = 0;
   for (const float each : sums) sum += each;

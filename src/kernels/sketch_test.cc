@@ -20,24 +20,24 @@ namespace {
 
 using tensor::DType;
 
-constexpr int kKeys = TestKeys::kKeys;
+constexpr int kSketchKeys = TestKeys::kKeys;
 
-struct Shape {
+struct SketchShape {
   int key_dim, key_split;
 };
 // One plane and two, one part and two, widths with partial steps, powers of two and others.
-constexpr Shape kShapes[] = {{8, 8},     {24, 24}, {40, 32},   {64, 64},  {96, 96},
+constexpr SketchShape kSketchShapes[] = {{8, 8},     {24, 24}, {40, 32},   {64, 64},  {96, 96},
                              {104, 104}, {104, 8}, {128, 128}, {136, 64}, {576, 512}};
 
 // Keys around a common center, with their summary.
 struct Block : TestKeys {
-  Block(std::mt19937* rng, const Shape& shape, DType dtype, float far = 3)
+  Block(std::mt19937* rng, const SketchShape& shape, DType dtype, float far = 3)
       : TestKeys(dtype, shape.key_dim, shape.key_split) {
     const std::vector<float> center = RandomValues(rng, key_dim, far);
-    keys = RandomValues(rng, size_t(kKeys) * key_dim, 1);
-    scales = RandomValues(rng, size_t(2) * kKeys, 0.1F);
+    keys = RandomValues(rng, size_t(kSketchKeys) * key_dim, 1);
+    scales = RandomValues(rng, size_t(2) * kSketchKeys, 0.1F);
     for (float& scale : scales) scale = std::abs(scale) + 0.02F;
-    for (int j = 0; j < kKeys; ++j) {
+    for (int j = 0; j < kSketchKeys; ++j) {
       for (int d = 0; d < key_dim; ++d) {
         float& x = keys[size_t(j) * key_dim + d];
         x += center[d];
@@ -59,7 +59,7 @@ struct Block : TestKeys {
 
 // Queries in the kernels' format.
 struct Queries {
-  Queries(std::mt19937* rng, const Shape& shape, int rows, float size)
+  Queries(std::mt19937* rng, const SketchShape& shape, int rows, float size)
       : layout(SketchLayoutOf(shape.key_dim, shape.key_split)), width(layout.width[0] + layout.width[1]) {
     q = RandomValues(rng, size_t(rows) * shape.key_dim, size);
     codes.assign(size_t(rows + 15) / 16 * 16 * width, 77);
@@ -83,7 +83,7 @@ struct Queries {
 // test checks the mean of all squared errors over many keys and queries.
 TEST(SketchTest, EstimatesAreUnbiasedWithinBound) {
   std::mt19937 rng(1);
-  for (const Shape& shape : kShapes) {
+  for (const SketchShape& shape : kSketchShapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       double errors = 0, allowed = 0, sum = 0, expected = 0;
       for (int i = 0; i < 8; ++i) {
@@ -91,7 +91,7 @@ TEST(SketchTest, EstimatesAreUnbiasedWithinBound) {
         const Queries queries(&rng, shape, 4, 1);
         const auto* header = reinterpret_cast<const KeySummaryHeader*>(block.summary.data());
         const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
-        for (int j = 0; j < kKeys; ++j) {
+        for (int j = 0; j < kSketchKeys; ++j) {
           for (int r = 0; r < 4; ++r) {
             double product = 0, q2[2] = {}, x2[2] = {};
             for (int d = 0; d < shape.key_dim; ++d) {
@@ -117,7 +117,7 @@ TEST(SketchTest, EstimatesAreUnbiasedWithinBound) {
             for (int part = 0; part < (shape.key_split < shape.key_dim ? 2 : 1); ++part) {
               const int dim = part == 0 ? shape.key_split : shape.key_dim - shape.key_split;
               estimate += double{queries.scales[2 * r + part]} * signs[part] * header->sketch[part] *
-                          factors[part * kKeys + j];
+                          factors[part * kSketchKeys + j];
               allowed += q2[part] * x2[part] * (dim <= 64 ? 0.14 : 0.57) / dim;
             }
             errors += (estimate - product) * (estimate - product);
@@ -136,7 +136,7 @@ TEST(SketchTest, SupportsEqualAndZeroKeys) {
   std::mt19937 rng(2);
   for (const float value : {0.0F, 1e-42F, 3.0F, 1e16F}) {
     Block block(&rng, {40, 32}, DType::kF32);
-    for (int j = 0; j < kKeys; ++j) {
+    for (int j = 0; j < kSketchKeys; ++j) {
       for (int d = 0; d < 40; ++d) block.Put(j, d, value);
     }
     block.Make();
@@ -153,7 +153,7 @@ TEST(SketchTest, SupportsEqualAndZeroKeys) {
 size_t ScoreFloats(int rows, int stride) {
   return size_t(rows + kScoreGroup - 1) / kScoreGroup * stride * kScoreGroup;
 }
-size_t ScoreAt(int row, int block, int stride) {
+size_t SketchScoreAt(int row, int block, int stride) {
   return (size_t(row / kScoreGroup) * stride + block) * kScoreGroup + row % kScoreGroup;
 }
 
@@ -167,7 +167,7 @@ class SketchScoresTest : public testing::TestWithParam<runtime::Isa> {
 // rounded a few times, to 2^-24 of estimates up to 69.
 TEST_P(SketchScoresTest, MatchRef) {
   std::mt19937 rng(3);
-  for (const Shape& shape : kShapes) {
+  for (const SketchShape& shape : kSketchShapes) {
     for (const int rows : {1, 3, 8, 16, 21, 40, 130}) {
       if (rows == 130 && shape.key_dim != 40) continue;
       for (const float size : {0.2F, 3.0F, 100.0F}) {
@@ -195,7 +195,7 @@ TEST_P(SketchScoresTest, MatchRef) {
         }
         for (int r = 0; r < rows; ++r) {
           for (int b = 0; b < kStride; ++b) {
-            const size_t at = ScoreAt(r, b, kStride);
+            const size_t at = SketchScoreAt(r, b, kStride);
             if (r == 0 && b == 2) {
               EXPECT_TRUE(std::isnan(ours[at]));
             } else if (b >= kBlocks) {
@@ -215,7 +215,7 @@ TEST_P(SketchScoresTest, MatchRef) {
 // fifteenth of this key's product.
 TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
   std::mt19937 rng(5);
-  for (const Shape& shape : {Shape{64, 64}, Shape{128, 128}, Shape{576, 512}}) {
+  for (const SketchShape& shape : {SketchShape{64, 64}, SketchShape{128, 128}, SketchShape{576, 512}}) {
     constexpr int kBlocks = 40;
     std::vector<Block> blocks;
     for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kBF16, 0.0F);
@@ -242,7 +242,7 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
                               .stride = kBlocks});
       int best = 0;
       for (int b = 1; b < kBlocks; ++b) {
-        if (scores[ScoreAt(0, b, kBlocks)] > scores[ScoreAt(0, best, kBlocks)]) best = b;
+        if (scores[SketchScoreAt(0, b, kBlocks)] > scores[SketchScoreAt(0, best, kBlocks)]) best = b;
       }
       EXPECT_EQ(best, wanted) << shape.key_dim;
     }
@@ -252,7 +252,7 @@ TEST_P(SketchScoresTest, FindsOneKeyAmongMany) {
 // A row's scores must not depend on the other rows and blocks.
 TEST_P(SketchScoresTest, RowsAreIndependent) {
   std::mt19937 rng(4);
-  for (const Shape& shape : kShapes) {
+  for (const SketchShape& shape : kSketchShapes) {
     constexpr int kRows = 37, kBlocks = 6;
     std::vector<Block> blocks;
     for (int b = 0; b < kBlocks; ++b) blocks.emplace_back(&rng, shape, DType::kF32);
@@ -277,19 +277,19 @@ TEST_P(SketchScoresTest, RowsAreIndependent) {
     };
     const std::vector<float> all = run(0, kRows, 0, kBlocks);
     for (const int r : {0, 7, 15, 16, 36}) {
-      for (const int b : {0, 3, 5}) EXPECT_EQ(run(r, 1, b, 1)[0], all[ScoreAt(r, b, kBlocks)]);
+      for (const int b : {0, 3, 5}) EXPECT_EQ(run(r, 1, b, 1)[0], all[SketchScoreAt(r, b, kBlocks)]);
     }
   }
 }
 
-std::vector<runtime::Isa> OnHost() {
+std::vector<runtime::Isa> SketchIsas() {
   std::vector<runtime::Isa> found;
   for (const auto& impl : SketchScoresImpls()) {
     if (runtime::DetectCpu().Has(impl.needs)) found.push_back(impl.needs);
   }
   return found;
 }
-INSTANTIATE_TEST_SUITE_P(Host, SketchScoresTest, testing::ValuesIn(OnHost()), IsaTestName);
+INSTANTIATE_TEST_SUITE_P(Host, SketchScoresTest, testing::ValuesIn(SketchIsas()), IsaTestName);
 
 }  // namespace
 }  // namespace moesaic::kernels

@@ -23,13 +23,13 @@ namespace {
 
 using tensor::DType;
 
-struct Shape {
+struct ModelShape {
   const char* name;
   int heads, kv_heads, key_dim, value_dim;
   bool shared;
   bool sketches = true;
 };
-constexpr Shape kShapes[] = {{"gqa64", 9, 3, 64, 64, false},
+constexpr ModelShape kModelShapes[] = {{"gqa64", 9, 3, 64, 64, false},
                              {"mqa_odd", 7, 1, 40, 24, false},
                              {"mla_tiny", 40, 1, 48, 32, true},
                              {"boxes", 4, 2, 24, 16, false, false}};
@@ -38,7 +38,7 @@ constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kI8};
 // A sequence of `context` tokens, written and summarized in chunks, with queries for each token.
 class Sequence {
  public:
-  Sequence(const ExecContext& ctx, const Shape& shape, DType dtype, int context, int chunk, int seed)
+  Sequence(const ExecContext& ctx, const ModelShape& shape, DType dtype, int context, int chunk, int seed)
       : shape_(shape) {
     std::mt19937 rng(seed);
     const int blocks = base::CeilDiv(context, kKvBlockTokens);
@@ -87,7 +87,7 @@ class Sequence {
   static std::vector<float> AttendAll(const ExecContext& ctx, const std::vector<const Sequence*>& sequences,
                                       const std::vector<std::pair<int, int>>& parts,
                                       const RowSparsity* sparsity, const Fetch& fetch = {}) {
-    const Shape& shape = sequences[0]->shape_;
+    const ModelShape& shape = sequences[0]->shape_;
     const int64_t q_row = int64_t{shape.heads} * shape.key_dim,
                   out_row = int64_t{shape.heads} * shape.value_dim;
     std::vector<SequenceSlice> slices;
@@ -115,7 +115,7 @@ class Sequence {
   std::vector<int32_t> table;
 
  private:
-  Shape shape_;
+  ModelShape shape_;
   std::vector<std::byte> memory_, summaries_;
   std::vector<float> queries_;
 };
@@ -131,7 +131,7 @@ bool SameBits(const float* a, const float* b, size_t count) {
 
 TEST_P(SparseAttentionTest, WholeBudgetIsDenseToTheBit) {
   constexpr int kContext = 700;
-  for (const Shape& shape : kShapes) {
+  for (const ModelShape& shape : kModelShapes) {
     for (const DType dtype : kTypes) {
       if (GetParam() == runtime::Isa::kRef && dtype != DType::kI8)
         continue;  // nothing new in these, but slow
@@ -151,11 +151,11 @@ TEST_P(SparseAttentionTest, WholeBudgetIsDenseToTheBit) {
 
 TEST_P(SparseAttentionTest, RowsBeforeTheFirstPositionAreDense) {
   constexpr int kContext = 700;
-  const Sequence sequence(test_.context(), kShapes[0], DType::kBF16, kContext, 700, 2);
+  const Sequence sequence(test_.context(), kModelShapes[0], DType::kBF16, kContext, 700, 2);
   const std::vector<float> dense = sequence.Attend(test_.context(), 0, kContext, nullptr);
   const RowSparsity late = {.settings = {.budget_blocks = 4, .first_position = 601}};
   const std::vector<float> out = sequence.Attend(test_.context(), 0, kContext, &late);
-  const size_t row = size_t(kShapes[0].heads) * kShapes[0].value_dim;
+  const size_t row = size_t(kModelShapes[0].heads) * kModelShapes[0].value_dim;
   EXPECT_TRUE(SameBits(out.data(), dense.data(), 601 * row));
   for (int position = 601; position < kContext; ++position) {
     EXPECT_FALSE(SameBits(&out[position * row], &dense[position * row], row)) << position;
@@ -166,7 +166,7 @@ TEST_P(SparseAttentionTest, RowsBeforeTheFirstPositionAreDense) {
 TEST_P(SparseAttentionTest, BitsDependOnNothingButTheRow) {
   constexpr int kContext = 900;
   const RowSparsity sparsity = {.settings = {.budget_blocks = 5, .first_position = 333}};
-  for (const Shape& shape : kShapes) {
+  for (const ModelShape& shape : kModelShapes) {
     for (const DType dtype : kTypes) {
       if (GetParam() == runtime::Isa::kRef && dtype != DType::kI8)
         continue;  // nothing new in these, but slow
@@ -201,7 +201,7 @@ TEST_P(SparseAttentionTest, RowsOfAGroupShareTheFirstRowsChoice) {
     }
   }
   constexpr int kContext = 900, kFirst = 606;
-  for (const Shape& shape : kShapes) {
+  for (const ModelShape& shape : kModelShapes) {
     if (GetParam() == runtime::Isa::kRef && shape.shared) continue;  // slow
     const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, 64, 3);
     const size_t row = size_t(shape.heads) * shape.value_dim;
@@ -283,7 +283,7 @@ TEST_P(SparseAttentionTest, BlocksAreFetchedBeforeTheyAreRead) {
     return [&source](std::span<const SequenceSlice> slices) { source.Fetch(slices); };
   };
   constexpr int kContext = 2000, kLast = 1985;
-  for (const Shape& shape : kShapes) {
+  for (const ModelShape& shape : kModelShapes) {
     for (const DType dtype : kTypes) {
       if (GetParam() == runtime::Isa::kRef && dtype != DType::kI8) continue;
       for (const int audit_every : {0, 2}) {
@@ -319,7 +319,7 @@ TEST_P(SparseAttentionTest, BlocksAreFetchedBeforeTheyAreRead) {
 }
 
 TEST_P(SparseAttentionTest, KeySummariesDependOnFullBlocksAlone) {
-  const Shape& shape = kShapes[0];
+  const ModelShape& shape = kModelShapes[0];
   for (const DType dtype : kTypes) {
     const Sequence whole(test_.context(), shape, dtype, 200, 200, 4);
     const Sequence chunks(test_.context(), shape, dtype, 200, 7, 4);
@@ -337,7 +337,7 @@ TEST_P(SparseAttentionTest, KeySummariesDependOnFullBlocksAlone) {
 // weights differ by `missed` in total.
 TEST_P(SparseAttentionTest, AuditsMeasureTheOmittedMass) {
   constexpr int kContext = 1500;
-  for (const Shape& shape : kShapes) {
+  for (const ModelShape& shape : kModelShapes) {
     const Sequence sequence(test_.context(), shape, DType::kF32, kContext, 500, 5);
     for (const int position : {700, 1023, 1024, 1499}) {
       SparsityCounters counters;
@@ -364,7 +364,7 @@ TEST_P(SparseAttentionTest, AuditsMeasureTheOmittedMass) {
 TEST_P(SparseAttentionTest, ManyWorkersForFewRows) {
   constexpr int kContext = 8385;  // 131 blocks and the current one
   TestContext one(GetParam(), 1), many(GetParam(), 20);
-  for (Shape shape : kShapes) {
+  for (ModelShape shape : kModelShapes) {
     for (const bool sketches : {false, true}) {
       if (GetParam() == runtime::Isa::kRef && sketches) continue;  // slow
       shape.sketches = sketches;
@@ -387,7 +387,7 @@ TEST_P(SparseAttentionTest, ManyWorkersForFewRows) {
 // A KV head has more query heads than one call of a kernel supports.
 TEST_P(SparseAttentionTest, SupportsMoreHeadsThanOneCall) {
   constexpr int kContext = 1500;
-  const Shape shape = {"many_heads", kMaxEstimateRows + 8, 1, 16, 16, false, false};
+  const ModelShape shape = {"many_heads", kMaxEstimateRows + 8, 1, 16, 16, false, false};
   TestContext many(GetParam(), 5);
   const Sequence sequence(test_.context(), shape, DType::kBF16, kContext, kContext, 5);
   SparsityCounters counters;
@@ -404,7 +404,7 @@ TEST_P(SparseAttentionTest, SupportsMoreHeadsThanOneCall) {
 // A block whose keys are not finite is read, so that the output is not finite either, as with dense
 // attention.
 TEST_P(SparseAttentionTest, BlocksWithNaNAreRead) {
-  const Shape& shape = kShapes[1];
+  const ModelShape& shape = kModelShapes[1];
   Sequence sequence(test_.context(), shape, DType::kF32, 1000, 1000, 6);
   auto* keys =
       reinterpret_cast<float*>(sequence.layer.base + sequence.table[7] * sequence.layer.block_stride);
@@ -417,7 +417,7 @@ TEST_P(SparseAttentionTest, BlocksWithNaNAreRead) {
 
 // More such blocks than the budget are not all read, and the output is not finite.
 TEST_P(SparseAttentionTest, MoreBlocksWithNaNThanTheBudgetGiveNoFiniteOutput) {
-  const Shape& shape = kShapes[1];
+  const ModelShape& shape = kModelShapes[1];
   Sequence sequence(test_.context(), shape, DType::kF32, 1000, 1000, 6);
   for (int block = 2; block < 8; ++block) {
     auto* keys =
@@ -431,7 +431,7 @@ TEST_P(SparseAttentionTest, MoreBlocksWithNaNThanTheBudgetGiveNoFiniteOutput) {
 }
 
 // Instruction sets that some kernel of the choice or of attention needs.
-std::vector<runtime::Isa> OnHost() {
+std::vector<runtime::Isa> SparseIsas() {
   std::set<runtime::Isa> found;
   const auto add = [&](const auto& impls) {
     for (const auto& impl : impls) {
@@ -444,7 +444,7 @@ std::vector<runtime::Isa> OnHost() {
   add(SketchScoresImpls());
   return {found.begin(), found.end()};
 }
-INSTANTIATE_TEST_SUITE_P(Host, SparseAttentionTest, testing::ValuesIn(OnHost()), IsaTestName);
+INSTANTIATE_TEST_SUITE_P(Host, SparseAttentionTest, testing::ValuesIn(SparseIsas()), IsaTestName);
 
 }  // namespace
 }  // namespace moesaic::kernels

@@ -12,7 +12,7 @@ namespace {
 
 using comm::Transport;
 
-std::unique_ptr<RankGroups> Join(Transport& end, const Layout& layout, double limit_s = 60) {
+std::unique_ptr<RankGroups> JoinGroups(Transport& end, const Layout& layout, double limit_s = 60) {
   return *RankGroups::Create(
       end, comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10}), layout, limit_s);
 }
@@ -20,7 +20,7 @@ std::unique_ptr<RankGroups> Join(Transport& end, const Layout& layout, double li
 TEST(RankGroups, SumsOverTheShardsOfAStage) {
   const Layout layout = *Layout::Create({.tensor = 3, .pipeline = 2});
   comm::RunRanks(6, [&](Transport& end) {
-    const auto groups = Join(end, layout);
+    const auto groups = JoinGroups(end, layout);
     std::vector<float> values(1000);
     std::iota(values.begin(), values.end(), static_cast<float>(end.rank()));
     groups->Sum(values);
@@ -77,7 +77,7 @@ TEST(RankGroups, SumsOverSlowLinksMayBeRounded) {
 TEST(RankGroups, SendsHiddenStatesToTheNextStageInOrder) {
   const Layout layout = *Layout::Create({.tensor = 2, .pipeline = 3});
   comm::RunRanks(6, [&](Transport& end) {
-    const auto groups = Join(end, layout);
+    const auto groups = JoinGroups(end, layout);
     for (int batch = 0; batch < 4; ++batch) {
       std::vector<float> hidden(64, static_cast<float>(100 * groups->at().shard + batch));
       if (groups->at().stage > 0) {
@@ -95,7 +95,7 @@ TEST(RankGroups, SendsHiddenStatesToTheNextStageInOrder) {
 TEST(RankGroups, UsesTheMemoryOfFinishedSendsAgain) {
   const Layout layout = *Layout::Create({.pipeline = 2});
   comm::RunRanks(2, [&](Transport& end) {
-    const auto groups = Join(end, layout);
+    const auto groups = JoinGroups(end, layout);
     std::vector<float> hidden(4096);
     std::byte taken{};
     for (int batch = 0; batch < 20; ++batch) {
@@ -116,7 +116,7 @@ TEST(RankGroups, UsesTheMemoryOfFinishedSendsAgain) {
 TEST(RankGroups, ReceivesSeveralHiddenStatesThatAreExpected) {
   const Layout layout = *Layout::Create({.pipeline = 2});
   comm::RunRanks(2, [&](Transport& end) {
-    const auto groups = Join(end, layout);
+    const auto groups = JoinGroups(end, layout);
     constexpr size_t kParts = 5, kCount = 300;
     std::vector<float> all(kParts * kCount);
     for (size_t part = 0; part < kParts; ++part) {
@@ -141,7 +141,7 @@ TEST(RankGroups, ReceivesSeveralHiddenStatesThatAreExpected) {
 TEST(RankGroups, NamesADeadRankThatIsNotItsPeer) {
   const Layout layout = *Layout::Create({.tensor = 2, .pipeline = 2});
   comm::LocalJob job(4);
-  const auto groups = Join(job.end(2), layout);  // stage 1, shard 0; its peer is rank 0
+  const auto groups = JoinGroups(job.end(2), layout);  // stage 1, shard 0; its peer is rank 0
   job.Kill(1);
   std::vector<float> hidden(64, 1.0F);
   groups->ExpectHidden(hidden);
@@ -154,7 +154,7 @@ TEST(RankGroups, KeepsTheFirstFailure) {
   const Layout layout = *Layout::Create({.tensor = 2});
   comm::LocalJob job(2);
   job.Kill(1);
-  const auto groups = Join(job.end(0), layout, 1);
+  const auto groups = JoinGroups(job.end(0), layout, 1);
   std::vector<float> values(8, 1.0F);
   groups->Sum(values);
   groups->Sum(values);

@@ -36,12 +36,12 @@ bool Takes(const ServedModel& model, const Conversation& conversation, const std
   return grammar->IsAccepting().value();
 }
 
-constexpr const char* kGet = R"({"name": "get", "arguments": {"city": "Rome"}})";
+constexpr const char* kGetCall = R"({"name": "get", "arguments": {"city": "Rome"}})";
 
 TEST(ForcedCalls, FollowHermes) {
   const ServedModel model = TinyModel(text::ToolFormat::kHermes);
-  const std::string call = fmt::format("<tool_call>{}</tool_call>", kGet);
-  const std::string spaced = fmt::format("<tool_call>\n{}\n</tool_call>", kGet);
+  const std::string call = fmt::format("<tool_call>{}</tool_call>", kGetCall);
+  const std::string spaced = fmt::format("<tool_call>\n{}\n</tool_call>", kGetCall);
   const std::string stop = R"(<tool_call>{"name": "stop", "arguments": {}}</tool_call>)";
   const Conversation required = Asks(ToolUse::kRequired);
   EXPECT_TRUE(Takes(model, required, call));

@@ -10,7 +10,7 @@
 namespace moesaic::tensor {
 namespace {
 
-constexpr float kLargestE4M3 = 448;
+constexpr float kLargestFp8 = 448;
 
 // Returns the offset of the unit that holds input `i` of `row`, from the start of the matrix.
 int64_t UnitOffset(const PackedLayout& layout, int row, int i) {
@@ -53,7 +53,7 @@ Fp8Rows QuantizeFp8(int rows, int k, const float* values) {
       const float* row = values + int64_t{r} * k;
       float amax = 0;
       for (int i = first; i < end; ++i) amax = std::max(amax, std::fabs(row[i]));
-      const float scale = amax / kLargestE4M3;
+      const float scale = amax / kLargestFp8;
       result.scales[int64_t{r} * result.groups() + g] = scale;
       uint8_t* codes = &result.codes[int64_t{r} * k];
       for (int i = first; i < end; ++i) codes[i] = scale > 0 ? FloatToF8E4M3(row[i] / scale) : 0;

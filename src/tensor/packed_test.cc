@@ -21,13 +21,13 @@ std::vector<float> RandomValues(size_t count) {
   return values;
 }
 
-struct Packed {
+struct PackedRows {
   runtime::Buffer buffer;
   PackedMatrix matrix;
 };
 
-Packed Pack(PackedFormat format, int n, int k, const std::vector<float>& values) {
-  Packed packed;
+PackedRows Pack(PackedFormat format, int n, int k, const std::vector<float>& values) {
+  PackedRows packed;
   packed.matrix.layout = PackedLayout::Of(format, n, k);
   packed.buffer = *runtime::Buffer::Allocate(packed.matrix.layout.total_bytes, false);
   packed.matrix.data = packed.buffer.data();
@@ -56,8 +56,8 @@ TEST(PackedMatrix, HasDocumentedLayout) {
   const int n = 18, k = 70;
   std::vector<float> values(n * k);
   for (int i = 0; i < n * k; ++i) values[i] = static_cast<float>(i % 101);
-  const Packed f32 = Pack(PackedFormat::kF32, n, k, values);
-  const Packed bf16 = Pack(PackedFormat::kBF16, n, k, values);
+  const PackedRows f32 = Pack(PackedFormat::kF32, n, k, values);
+  const PackedRows bf16 = Pack(PackedFormat::kBF16, n, k, values);
   for (int row = 0; row < n; ++row) {
     for (int i = 0; i < k; ++i) {
       const float expected = values[row * k + i];
@@ -104,7 +104,7 @@ class PlainFormatTest : public PackedFormatTest {};
 TEST_P(PlainFormatTest, UnpacksPackedValues) {
   for (const auto& [n, k] : {std::pair{1, 1}, {15, 63}, {16, 64}, {17, 65}, {50, 100}}) {
     const auto values = RandomValues(size_t(n) * k);
-    const Packed packed = Pack(GetParam(), n, k, values);
+    const PackedRows packed = Pack(GetParam(), n, k, values);
     std::vector<float> row(k);
     for (int r = 0; r < n; ++r) {
       UnpackRow(packed.matrix, r, row);
@@ -123,7 +123,7 @@ TEST_P(PlainFormatTest, UnpacksPackedValues) {
 
 TEST_P(PackedFormatTest, ViewsOfViewsReadTheMatrixRows) {
   const int n = 70, k = 80;
-  const Packed packed = Pack(GetParam(), n, k, RandomValues(n * k));
+  const PackedRows packed = Pack(GetParam(), n, k, RandomValues(n * k));
   const PackedMatrix inner = packed.matrix.Rows(16, 54).Rows(32, 20);
   EXPECT_EQ(inner.n(), 20);
   EXPECT_EQ(inner.layout.panels(), 2);
@@ -144,7 +144,7 @@ TEST_P(PackedFormatTest, ViewsOfViewsReadTheMatrixRows) {
 TEST_P(PackedFormatTest, ReadsRowsThroughImages) {
   const int n = 70, k = 80, share = 3;
   const std::vector<float> values = RandomValues(n * k);
-  const Packed whole = Pack(GetParam(), n, k, values);
+  const PackedRows whole = Pack(GetParam(), n, k, values);
   const PackedLayout slice = PackedLayout::Of(GetParam(), share * kPanelRows, k);
   const int64_t stride = slice.total_bytes + 64;
   const runtime::Buffer buffer = *runtime::Buffer::Allocate(2 * stride, false);
@@ -195,7 +195,7 @@ TEST(PackedMatrix, QuantizesZeroTinyAndLargestRows) {
   values[k] = 1e-45F;  // the smallest denormal: its scale underflows
   values[2 * k] = 3e38F;
   values[2 * k + 1] = -3e38F;
-  const Packed packed = Pack(PackedFormat::kI8, 3, k, values);
+  const PackedRows packed = Pack(PackedFormat::kI8, 3, k, values);
   std::vector<float> row(k);
   for (int r : {0, 1}) {
     UnpackRow(packed.matrix, r, row);

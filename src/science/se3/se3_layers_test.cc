@@ -9,7 +9,7 @@ namespace moesaic::science {
 namespace {
 
 const Fiber kIn = {{0, 5}, {1, 3}}, kOut = {{0, 8}, {1, 8}, {2, 4}};
-constexpr int kNodes = 12;
+constexpr int kPoints = 12;
 
 TEST(So3Test, WignerSymbolsMatchE3nn) {
   const Goldens goldens("se3");
@@ -42,7 +42,7 @@ class Se3LayersTest : public testing::TestWithParam<runtime::Isa> {
     const std::vector<int32_t> src = goldens_.Ints("src"), dst = goldens_.Ints("dst");
     const auto edges = static_cast<int64_t>(src.size());
     return *Se3Graph::Create(*graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
-                                                    graph::Indices::Of(dst.data(), edges), kNodes, kNodes),
+                                                    graph::Indices::Of(dst.data(), edges), kPoints, kPoints),
                              xyz.data(), 2);
   }
   Goldens goldens_{"se3"};
@@ -67,7 +67,7 @@ TEST_P(Se3LayersTest, LayersMatchPyTorch) {
                 "attention");
   }
   const WeightMap norm = goldens_.Weights("norm.weights.");
-  const FiberFeatures scaled = Se3Norm::Load(WeightScope(norm), kIn)->Run(ctx_, kNodes, x_);
+  const FiberFeatures scaled = Se3Norm::Load(WeightScope(norm), kIn)->Run(ctx_, kPoints, x_);
   for (const int degree : {0, 1})
     ExpectClose(scaled.at(degree), goldens_.Floats(fmt::format("norm.out{}", degree)), 1e-5F, "norm");
 }

@@ -138,6 +138,7 @@ Status RunSimulate(const SimulateFlags& flags) {
                           {"requests", trace.requests.size()},
                           {"span_s", span},
                           {"reusable", trace.reusable()},
+                          {"goodput_bound", proxy::GoodputBound(trace, OptionsOf(flags))},
                           {"results", std::move(results)}});
       continue;
     }

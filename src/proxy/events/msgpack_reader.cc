@@ -122,6 +122,25 @@ StatusOr<bool> MsgpackReader::ReadBool() {
 }
 
 StatusOr<uint64_t> MsgpackReader::ReadInteger() {
+  // Almost all values of a message are token ids.
+  if (bytes_.size() - at_ >= 5) {
+    const auto byte = [&](size_t i) { return uint64_t{static_cast<uint8_t>(bytes_[at_ + i])}; };
+    const uint64_t first = byte(0);
+    if (first <= 0x7f) {
+      ++at_;
+      return first;
+    }
+    if (first == 0xcd) {
+      const uint64_t value = byte(1) << 8 | byte(2);
+      at_ += 3;
+      return value;
+    }
+    if (first == 0xce) {
+      const uint64_t value = byte(1) << 24 | byte(2) << 16 | byte(3) << 8 | byte(4);
+      at_ += 5;
+      return value;
+    }
+  }
   ASSIGN_OR_RETURN(const Head head, Expect(MsgpackType::kInteger, "an integer is expected"));
   return head.value;
 }

@@ -506,7 +506,10 @@ void Flow::OnEnd(Exchange& exchange) {
     if (!out.empty()) client_->SendBody(out);
     CountOutput();
     const AnswerUsage& usage = stream_->usage();
-    if (usage.prompt_tokens >= 0) log_.prompt_tokens = usage.prompt_tokens;
+    if (usage.prompt_tokens >= 0) {
+      log_.prompt_tokens = usage.prompt_tokens;
+      gateway_.state().SetPromptTokens(id_, static_cast<uint32_t>(usage.prompt_tokens));
+    }
     if (usage.cached_tokens >= 0) {
       log_.cached_tokens = usage.cached_tokens;
       gateway_.state().SetCached(id_, static_cast<uint32_t>(usage.cached_tokens));
@@ -662,7 +665,9 @@ FlowLog Flow::Detach() {
 }
 
 void Flow::Pause(bool paused) {
-  if (answer_ != nullptr) answer_->Pause(paused);
+  if (answer_ == nullptr) return;
+  if (paused) gateway_.state().SkipInterval(id_);
+  answer_->Pause(paused);
 }
 
 }  // namespace moesaic::proxy

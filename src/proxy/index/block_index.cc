@@ -93,15 +93,23 @@ KeyBucket::Entry* Claim(const KeyTable& table, uint64_t key) {
 
 uint64_t Confirmed(uint32_t tiers) { return static_cast<uint64_t>(std::popcount(tiers & kConfirmedTiers)); }
 
-void CountChange(IndexLayout& index, uint32_t before, uint32_t after) {
-  const uint64_t change = Confirmed(after) - Confirmed(before);
-  if (change != 0) index.memberships.fetch_add(change, std::memory_order_relaxed);
-}
+// Changes of the counters by one call. They are added at its end, as the counters are one cache line for all
+// writers. A process that dies before leaves statistics that are too low or too high by one call.
+struct Changes {
+  uint64_t blocks = 0, memberships = 0, dropped = 0;  // modulo 2^64
+
+  void Count(uint32_t before, uint32_t after) { memberships += Confirmed(after) - Confirmed(before); }
+  void AddTo(IndexLayout& index) const {
+    if (blocks != 0) index.blocks.fetch_add(blocks, std::memory_order_relaxed);
+    if (memberships != 0) index.memberships.fetch_add(memberships, std::memory_order_relaxed);
+    if (dropped != 0) index.dropped.fetch_add(dropped, std::memory_order_relaxed);
+  }
+};
 
 // Replaces the tiers of an instance in the entry's set by `change(tiers)`. The caller holds the stripe. False
 // when a bit set is needed and none is free. Frees the entry when its set becomes empty.
 template <typename Change>
-bool Update(const KeyTable& table, KeyBucket::Entry& entry, int instance, Change change) {
+bool Update(const KeyTable& table, KeyBucket::Entry& entry, int instance, Changes& changes, Change change) {
   SetWord word(entry.set.load(std::memory_order_relaxed));
   uint32_t before = 0, after = 0;
   if (word.is_set()) {
@@ -109,7 +117,7 @@ bool Update(const KeyTable& table, KeyBucket::Entry& entry, int instance, Change
     after = change(before);
     if (after == before) return true;
     AssignInSet(table, word.set_number(), instance, after);
-    CountChange(table.index(), before, after);
+    changes.Count(before, after);
     if (after != 0) return true;
     if (const auto small = InlineOf(table, word.set_number(), kInlineAgain)) {
       entry.set.store(small->word(), std::memory_order_release);
@@ -135,16 +143,34 @@ bool Update(const KeyTable& table, KeyBucket::Entry& entry, int instance, Change
       word = SetWord::OfSet(*set, tag);
       entry.set.store(word.word(), std::memory_order_release);
     }
-    CountChange(table.index(), before, after);
+    changes.Count(before, after);
   }
   if (word.empty()) {
     entry.key.store(0, std::memory_order_release);
-    table.index().blocks.fetch_sub(1, std::memory_order_relaxed);
+    --changes.blocks;
   }
   return true;
 }
 
 uint64_t NonZero(uint64_t key) { return key == 0 ? 1 : key; }
+
+// A change reads the line of the key, then that of its bit set. Both are loaded ahead: a line from memory
+// takes about 100 ns, a change with all its lines in the cache about 40 ns.
+constexpr size_t kLineAhead = 16, kSetAhead = 8;
+
+// Calls fn(key) for all keys, with the memory of later ones prefetched.
+template <typename Fn>
+void ForEachKey(const KeyTable& table, int instance, std::span<const uint64_t> keys, Fn fn) {
+  for (size_t i = 0; i < std::min(kLineAhead, keys.size()); ++i) table.Prefetch(NonZero(keys[i]));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (i + kLineAhead < keys.size()) table.Prefetch(NonZero(keys[i + kLineAhead]));
+    if (i + kSetAhead < keys.size()) {
+      const SetWord word = table.Load(NonZero(keys[i + kSetAhead]));
+      if (word.is_set()) table.PrefetchSet(word.set_number(), instance);
+    }
+    fn(NonZero(keys[i]));
+  }
+}
 
 // Engine hashes carry their instance in the low bits, so that Clear finds them.
 uint64_t HashWord(int instance, uint64_t engine_hash) {
@@ -169,41 +195,64 @@ HashBucket::Entry* FindHash(const KeyTable& table, uint64_t word) {
   return nullptr;
 }
 
+// Takes a free entry for a hash that is in neither of its buckets, in the emptier one.
+HashBucket::Entry* ClaimHash(const KeyTable& table, uint64_t word) {
+  const uint64_t mixed = MixBits(word);
+  HashBucket *first = &table.FirstHashBucket(mixed), *second = &table.SecondHashBucket(mixed);
+  if (FreeHashes(*second) > FreeHashes(*first)) std::swap(first, second);
+  for (HashBucket* const bucket : {first, second}) {
+    for (HashBucket::Entry& entry : bucket->entries) {
+      uint64_t none = 0;
+      if (entry.hash.load(std::memory_order_relaxed) == 0 &&
+          entry.hash.compare_exchange_strong(none, word, std::memory_order_acq_rel)) {
+        return &entry;
+      }
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
 
-bool BlockIndex::Add(int instance, Tier tier, uint64_t key) {
-  key = NonZero(key);
+size_t BlockIndex::Add(int instance, Tier tier, std::span<const uint64_t> keys) {
   const KeyTable table(zone_);
   IndexLayout& index = table.index();
   const uint32_t bit = TierBit(tier);
   if ((index.tiers_used.load(std::memory_order_relaxed) & bit) == 0)
     index.tiers_used.fetch_or(bit, std::memory_order_relaxed);
-  const StripeLock lock(index, key);
-  KeyBucket::Entry* entry = table.Find(key);
-  if (entry == nullptr) {
-    entry = Claim(table, key);
+  Changes changes;
+  ForEachKey(table, instance, keys, [&](uint64_t key) {
+    const StripeLock lock(index, key);
+    KeyBucket::Entry* entry = table.Find(key);
     if (entry == nullptr) {
-      index.dropped.fetch_add(1, std::memory_order_relaxed);
-      return false;
+      entry = Claim(table, key);
+      if (entry == nullptr) {
+        ++changes.dropped;
+        return;
+      }
+      ++changes.blocks;
     }
-    index.blocks.fetch_add(1, std::memory_order_relaxed);
-  }
-  // An event confirms an expectation.
-  const bool added = Update(table, *entry, instance, [&](uint32_t tiers) {
-    if (tier == Tier::kSpeculative) return (tiers & TierBit(Tier::kDevice)) != 0 ? tiers : tiers | bit;
-    return (tiers & ~TierBit(Tier::kSpeculative)) | bit;
+    // An event confirms an expectation.
+    const bool added = Update(table, *entry, instance, changes, [&](uint32_t tiers) {
+      if (tier == Tier::kSpeculative) return (tiers & TierBit(Tier::kDevice)) != 0 ? tiers : tiers | bit;
+      return (tiers & ~TierBit(Tier::kSpeculative)) | bit;
+    });
+    changes.dropped += !added;
   });
-  if (!added) index.dropped.fetch_add(1, std::memory_order_relaxed);
-  return added;
+  changes.AddTo(index);
+  return keys.size() - changes.dropped;
 }
 
-void BlockIndex::Remove(int instance, Tier tier, uint64_t key) {
-  key = NonZero(key);
+void BlockIndex::Remove(int instance, Tier tier, std::span<const uint64_t> keys) {
   const KeyTable table(zone_);
-  const StripeLock lock(table.index(), key);
-  KeyBucket::Entry* const entry = table.Find(key);
-  if (entry == nullptr) return;
-  Update(table, *entry, instance, [&](uint32_t tiers) { return tiers & ~TierBit(tier); });
+  Changes changes;
+  ForEachKey(table, instance, keys, [&](uint64_t key) {
+    const StripeLock lock(table.index(), key);
+    KeyBucket::Entry* const entry = table.Find(key);
+    if (entry == nullptr) return;
+    Update(table, *entry, instance, changes, [&](uint32_t tiers) { return tiers & ~TierBit(tier); });
+  });
+  changes.AddTo(table.index());
 }
 
 uint32_t BlockIndex::Tiers(int instance, uint64_t key) const {
@@ -217,15 +266,17 @@ uint32_t BlockIndex::Tiers(int instance, uint64_t key) const {
 void BlockIndex::Clear(int instance) {
   const KeyTable table(zone_);
   IndexLayout& index = table.index();
+  Changes changes;
   for (uint64_t b = 0; b < index.num_key_buckets; ++b) {
     for (KeyBucket::Entry& entry : table.bucket(b).entries) {
       const uint64_t key = entry.key.load(std::memory_order_acquire);
       if (key == 0) continue;
       const StripeLock lock(index, key);
       if (entry.key.load(std::memory_order_relaxed) != key) continue;
-      Update(table, entry, instance, [](uint32_t) { return 0U; });
+      Update(table, entry, instance, changes, [](uint32_t) { return 0U; });
     }
   }
+  changes.AddTo(index);
   for (uint64_t b = 0; b < index.num_hash_buckets; ++b) {
     for (HashBucket::Entry& entry : table.hash_bucket(b).entries) {
       const uint64_t word = entry.hash.load(std::memory_order_acquire);
@@ -236,29 +287,35 @@ void BlockIndex::Clear(int instance) {
   }
 }
 
-bool BlockIndex::MapEngineHash(int instance, uint64_t engine_hash, uint64_t key) {
+size_t BlockIndex::MapEngineHashes(int instance, std::span<const uint64_t> engine_hashes,
+                                   std::span<const uint64_t> keys) {
   const KeyTable table(zone_);
-  const uint64_t word = HashWord(instance, engine_hash);
-  if (HashBucket::Entry* const entry = FindHash(table, word)) {
-    entry->key.store(key, std::memory_order_release);
-    return true;
-  }
-  const uint64_t mixed = MixBits(word);
-  HashBucket *first = &table.FirstHashBucket(mixed), *second = &table.SecondHashBucket(mixed);
-  if (FreeHashes(*second) > FreeHashes(*first)) std::swap(first, second);
-  for (HashBucket* const bucket : {first, second}) {
-    for (HashBucket::Entry& entry : bucket->entries) {
-      uint64_t none = 0;
-      if (entry.hash.load(std::memory_order_relaxed) == 0 &&
-          entry.hash.compare_exchange_strong(none, word, std::memory_order_acq_rel)) {
-        entry.key.store(key, std::memory_order_release);
-        table.index().engine_blocks.fetch_add(1, std::memory_order_relaxed);
-        return true;
-      }
+  uint64_t added = 0;
+  size_t i = 0;
+  for (; i < engine_hashes.size(); ++i) {
+    if (i + kLineAhead < engine_hashes.size()) PrefetchEngineHash(instance, engine_hashes[i + kLineAhead]);
+    const uint64_t word = HashWord(instance, engine_hashes[i]);
+    if (HashBucket::Entry* const entry = FindHash(table, word)) {
+      entry->key.store(keys[i], std::memory_order_release);
+      continue;
     }
+    HashBucket::Entry* const entry = ClaimHash(table, word);
+    if (entry == nullptr) {
+      table.index().dropped.fetch_add(1, std::memory_order_relaxed);
+      break;
+    }
+    entry->key.store(keys[i], std::memory_order_release);
+    ++added;
   }
-  table.index().dropped.fetch_add(1, std::memory_order_relaxed);
-  return false;
+  table.index().engine_blocks.fetch_add(added, std::memory_order_relaxed);
+  return i;
+}
+
+void BlockIndex::PrefetchEngineHash(int instance, uint64_t engine_hash) const {
+  const KeyTable table(zone_);
+  const uint64_t mixed = MixBits(HashWord(instance, engine_hash));
+  __builtin_prefetch(&table.FirstHashBucket(mixed));
+  __builtin_prefetch(&table.SecondHashBucket(mixed));
 }
 
 std::optional<uint64_t> BlockIndex::FindEngineHash(int instance, uint64_t engine_hash) const {
@@ -281,8 +338,10 @@ std::optional<uint64_t> BlockIndex::UnmapEngineHash(int instance, uint64_t engin
 void BlockIndex::AddSpeculative(int instance, std::span<const uint64_t> keys, Nanos deadline) {
   const KeyTable table(zone_);
   IndexLayout& index = table.index();
-  for (const uint64_t key : keys) {
-    if (!Add(instance, Tier::kSpeculative, key)) continue;
+  Add(instance, Tier::kSpeculative, keys);
+  // The end of the prompt expires before its beginning.
+  for (size_t i = keys.size(); i-- > 0;) {
+    const uint64_t key = keys[i];
     const uint64_t tail = index.expected_tail.load(std::memory_order_relaxed);
     uint64_t head = index.expected_head.load(std::memory_order_relaxed);
     if (tail - head >= index.expected_capacity) {  // the oldest expectation ends early
@@ -300,11 +359,18 @@ void BlockIndex::Expire(Nanos now, size_t limit) {
   IndexLayout& index = table.index();
   uint64_t head = index.expected_head.load(std::memory_order_relaxed);
   const uint64_t tail = index.expected_tail.load(std::memory_order_acquire);
-  for (; head != tail && limit > 0; ++head, --limit) {
-    const Expected oldest = table.expected(head);
-    if (oldest.deadline > now) break;
-    Remove(oldest.instance, Tier::kSpeculative, oldest.key);
-    index.expected_head.store(head + 1, std::memory_order_release);
+  std::vector<uint64_t> keys;  // of one instance
+  while (head != tail && limit > 0) {
+    const int instance = table.expected(head).instance;
+    keys.clear();
+    for (; head != tail && limit > 0; ++head, --limit) {
+      const Expected& oldest = table.expected(head);
+      if (oldest.deadline > now || oldest.instance != instance) break;
+      keys.push_back(oldest.key);
+    }
+    if (keys.empty()) break;
+    Remove(instance, Tier::kSpeculative, keys);
+    index.expected_head.store(head, std::memory_order_release);
   }
 }
 

@@ -45,26 +45,43 @@ struct IndexStats {
 /// One writer per instance: Add, Remove and Clear of an instance, and Store and Evict, come from one process
 /// at a time. Writers of different instances run in parallel. Readers take no lock.
 ///
-/// A table entry is a key and a word that holds up to four instances, or the number of a bit set. Match walks
-/// the keys once for all instances: it keeps the set of instances that hold every block so far, intersects it
-/// with each block's set and stops when it is empty.
+/// A table entry is a key and a word that holds up to four instances, or the number of a bit set. Match
+/// answers for all instances at once: it keeps the set of instances that hold every block so far.
+///
+/// Engines evict the end of a sequence before its beginning, so the instances that hold a block hold its
+/// parents. Match uses this: it probes every kJump-th key, and searches between two probes only when an
+/// instance is lost there. An instance that lost a single block between two probes is reported as if it had
+/// the block; the engine computes it again.
 class BlockIndex {
  public:
+  /// Distance of the keys that Match probes.
+  static constexpr size_t kJump = 64;
+
   explicit BlockIndex(Zone zone) : zone_(zone) {}
 
   /// Longest prefixes of `keys` on all instances.
   void Match(std::span<const uint64_t> keys, MatchResult& result) const;
 
-  /// The block is on the instance. False when the table has no room.
-  bool Add(int instance, Tier tier, uint64_t key);
-  void Remove(int instance, Tier tier, uint64_t key);
+  /// The blocks are on the instance. Returns the number of blocks for which the table had room. Many keys in
+  /// one call are faster: the memory of later ones is prefetched.
+  size_t Add(int instance, Tier tier, std::span<const uint64_t> keys);
+  bool Add(int instance, Tier tier, uint64_t key) { return Add(instance, tier, {&key, 1}) == 1; }
+  void Remove(int instance, Tier tier, std::span<const uint64_t> keys);
+  void Remove(int instance, Tier tier, uint64_t key) { Remove(instance, tier, {&key, 1}); }
   /// Tiers in which the instance has the block: bit i for tier i.
   uint32_t Tiers(int instance, uint64_t key) const;
   /// Removes the instance from all blocks; takes time proportional to the table.
   void Clear(int instance);
 
-  /// Links an engine's own hash to a key, so that later events can name it. False when the table has no room.
-  bool MapEngineHash(int instance, uint64_t engine_hash, uint64_t key);
+  /// Links an engine's own hashes to keys, so that later events can name them. Stops at the first one for
+  /// which the table has no room; returns the number of links.
+  size_t MapEngineHashes(int instance, std::span<const uint64_t> engine_hashes,
+                         std::span<const uint64_t> keys);
+  bool MapEngineHash(int instance, uint64_t engine_hash, uint64_t key) {
+    return MapEngineHashes(instance, {&engine_hash, 1}, {&key, 1}) == 1;
+  }
+  /// Loads the memory that FindEngineHash and UnmapEngineHash of this hash read.
+  void PrefetchEngineHash(int instance, uint64_t engine_hash) const;
   /// Key of an engine's hash.
   std::optional<uint64_t> FindEngineHash(int instance, uint64_t engine_hash) const;
   std::optional<uint64_t> UnmapEngineHash(int instance, uint64_t engine_hash);

@@ -1,7 +1,7 @@
-// Benchmarks the prefix index at the size of a large cluster: time of a match, block operations of one
-// writer, and memory per block. A radix tree per instance (hash map per instance) is measured in the same
-// run.
+// Benchmarks the prefix index at the size of a large cluster: time of a match, block operations of one writer
+// and memory per block. An index per instance is measured in the same run: a hash set and a radix tree.
 //   proxy_index_bench [--instances 1000] [--blocks 1000000] [--sharing 50]
+#include <absl/container/flat_hash_map.h>
 #include <absl/container/flat_hash_set.h>
 #include <sys/mman.h>
 
@@ -10,17 +10,26 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
 #include "base/check.h"
+#include "proxy/events/kv_decode.h"
+#include "proxy/events/kv_encode.h"
 #include "proxy/index/block_index.h"
+#include "proxy/index/index_writer.h"
 #include "proxy/index/keys.h"
 
 namespace {
 
 using namespace moesaic::proxy;
 using Clock = std::chrono::steady_clock;
+using Keys = std::vector<uint64_t>;
+
+constexpr uint64_t kBlock = 16;
+constexpr uint64_t kPromptBlocks = 6250;  // 100,000 tokens
+constexpr size_t kEventBlocks = 512;      // of a prefill step of 8,192 tokens
 
 double Seconds(Clock::time_point since) {
   return std::chrono::duration<double>(Clock::now() - since).count();
@@ -33,120 +42,295 @@ uint64_t KeyOf(uint64_t prompt, uint64_t block) {
   return (x ^ x >> 31) | 1;
 }
 
+void KeysOf(uint64_t prompt, Keys& keys) {
+  keys.resize(kPromptBlocks);
+  for (uint64_t b = 0; b < kPromptBlocks; ++b) keys[b] = KeyOf(prompt, b);
+}
+
 struct Options {
   uint64_t instances = 1000;
   uint64_t blocks = 1'000'000;  // per instance
   uint64_t sharing = 50;        // instances that hold the same block
 };
 
-constexpr uint64_t kPromptBlocks = 6250;  // 100,000 tokens in blocks of 16
+// Instances form groups; the instances of a group hold the same prompts.
+struct Cluster {
+  explicit Cluster(const Options& o)
+      : instances(o.instances),
+        groups(std::max<uint64_t>(o.instances / o.sharing, 1)),
+        prompts_per_group(std::max<uint64_t>(o.blocks / kPromptBlocks, 1)),
+        prompts(groups * prompts_per_group) {}
+  uint64_t PromptOf(uint64_t instance, uint64_t i) const { return instance % groups * prompts_per_group + i; }
+  uint64_t instances, groups, prompts_per_group, prompts;
+};
 
 // Median and 99th percentile of the times of matching random prompts.
 template <typename Match>
-void MeasureMatch(const char* name, uint64_t prompts, Match match) {
+double MeasureMatch(const char* name, uint64_t prompts, Match match) {
   std::mt19937_64 random(5);
   std::vector<double> micros;
-  std::vector<uint64_t> keys(kPromptBlocks);
+  Keys keys;
   for (int i = 0; i < 200; ++i) {
-    const uint64_t prompt = random() % prompts;
-    for (uint64_t b = 0; b < kPromptBlocks; ++b) keys[b] = KeyOf(prompt, b);
+    KeysOf(random() % prompts, keys);
     const auto start = Clock::now();
     match(keys);
     micros.push_back(Seconds(start) * 1e6);
   }
   std::sort(micros.begin(), micros.end());
-  std::printf("%-44s median %7.1f us   p99 %7.1f us\n", name, micros[100], micros[198]);
+  std::printf("%-58s median %8.1f us   p99 %8.1f us\n", name, micros[100], micros[198]);
+  return micros[100];
+}
+
+void Rate(const char* name, uint64_t operations, double seconds) {
+  std::printf("%-58s %6.2f M block operations/s\n", name, static_cast<double>(operations) / seconds * 1e-6);
+}
+
+class Memory {
+ public:
+  explicit Memory(size_t bytes) : bytes_(bytes) {
+    memory_ =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    MOESAIC_CHECK(memory_ != MAP_FAILED);
+    madvise(memory_, bytes, MADV_HUGEPAGE);
+  }
+  ~Memory() { munmap(memory_, bytes_); }
+  void* get() const { return memory_; }
+
+ private:
+  void* memory_;
+  size_t bytes_;
+};
+
+void Fill(BlockIndex& index, const Cluster& cluster) {
+  Keys keys;
+  uint64_t operations = 0;
+  double seconds = 0;
+  for (uint64_t instance = 0; instance < cluster.instances; ++instance) {
+    for (uint64_t i = 0; i < cluster.prompts_per_group; ++i) {
+      KeysOf(cluster.PromptOf(instance, i), keys);
+      const auto start = Clock::now();
+      for (size_t at = 0; at < keys.size(); at += kEventBlocks)
+        index.Add(static_cast<int>(instance), Tier::kDevice,
+                  std::span(keys).subspan(at, std::min(kEventBlocks, keys.size() - at)));
+      seconds += Seconds(start);
+      operations += keys.size();
+    }
+  }
+  Rate("add, 512 blocks an event", operations, seconds);
+}
+
+// One instance evicts and stores prompts.
+void Churn(BlockIndex& index, const Cluster& cluster, size_t event_blocks, const char* name) {
+  Keys keys;
+  uint64_t operations = 0;
+  double seconds = 0;
+  for (uint64_t i = 0; i < 80; ++i) {
+    KeysOf(cluster.PromptOf(0, i % cluster.prompts_per_group), keys);
+    const auto start = Clock::now();
+    for (size_t at = 0; at < keys.size(); at += event_blocks) {
+      const auto part = std::span(keys).subspan(at, std::min(event_blocks, keys.size() - at));
+      index.Remove(0, Tier::kDevice, part);
+      index.Add(0, Tier::kDevice, part);
+    }
+    seconds += Seconds(start);
+    operations += 2 * keys.size();
+  }
+  Rate(name, operations, seconds);
+}
+
+// All of a writer's work: MessagePack, block keys, engine hashes and the index. Stores, then removes.
+void WriteEvents(const Zone& zone, BlockIndex& index, int instance, uint64_t blocks) {
+  const size_t events = blocks / kEventBlocks;
+  std::vector<std::string> stores, removes;
+  for (size_t e = 0; e < events; ++e) {
+    KvEvent event;
+    event.type = KvEvent::Type::kStored;
+    event.block_size = kBlock;
+    event.medium = "GPU";
+    for (size_t b = 0; b < kEventBlocks; ++b)
+      event.block_hashes.push_back(KeyOf(1 << 30, e * kEventBlocks + b));
+    for (size_t t = 0; t < kEventBlocks * kBlock; ++t)
+      event.tokens.push_back(static_cast<int32_t>(KeyOf(e, t) % 150'000));
+    if (e % 12 != 0) event.parent = KeyOf(1 << 30, e * kEventBlocks - 1);
+    KvEvent removed;
+    removed.type = KvEvent::Type::kRemoved;
+    removed.medium = "GPU";
+    removed.block_hashes = event.block_hashes;
+    stores.push_back(EncodeKvBatch({.time = 1, .events = {event}, .dp_rank = 0}, KvEncoding::kMap));
+    removes.push_back(EncodeKvBatch({.time = 1, .events = {removed}, .dp_rank = 0}, KvEncoding::kMap));
+  }
+  IndexWriter writer(State(zone), index, instance);
+  uint64_t sequence = 0;
+  for (const auto& [name, messages] : {std::pair("events: decode, hash and store", &stores),
+                                       std::pair("events: decode and remove", &removes)}) {
+    const auto start = Clock::now();
+    for (const std::string& message : *messages) {
+      const auto batch = DecodeKvBatch(message);
+      MOESAIC_CHECK(batch.ok());
+      MOESAIC_CHECK(writer.Apply(sequence++, *batch).applied);
+    }
+    Rate(name, events * kEventBlocks, Seconds(start));
+  }
+  MOESAIC_CHECK_EQ(writer.stats().stored, events * kEventBlocks);
+  MOESAIC_CHECK_EQ(writer.stats().removed, events * kEventBlocks);
+}
+
+// A radix tree of tokens with compressed edges, as SGLang's RadixCache is, for one instance.
+class RadixTree {
+ public:
+  void Insert(std::span<const int32_t> tokens) {
+    Node* node = &root_;
+    while (!tokens.empty()) {
+      auto& child = node->children[tokens[0]];
+      if (child == nullptr) {
+        child = std::make_unique<Node>();
+        child->edge.assign(tokens.begin(), tokens.end());
+        return;
+      }
+      const size_t common = Common(child->edge, tokens);
+      if (common < child->edge.size()) {  // split
+        auto upper = std::make_unique<Node>();
+        upper->edge.assign(child->edge.begin(), child->edge.begin() + static_cast<ptrdiff_t>(common));
+        child->edge.erase(child->edge.begin(), child->edge.begin() + static_cast<ptrdiff_t>(common));
+        const int32_t first = child->edge[0];
+        upper->children[first] = std::move(child);
+        child = std::move(upper);
+      }
+      node = child.get();
+      tokens = tokens.subspan(common);
+    }
+  }
+  size_t Match(std::span<const int32_t> tokens) const {
+    const Node* node = &root_;
+    size_t depth = 0;
+    for (;;) {
+      const auto it = depth < tokens.size() ? node->children.find(tokens[depth]) : node->children.end();
+      if (it == node->children.end()) return depth;
+      const size_t common = Common(it->second->edge, tokens.subspan(depth));
+      depth += common;
+      if (common < it->second->edge.size()) return depth;
+      node = it->second.get();
+    }
+  }
+
+ private:
+  struct Node {
+    std::vector<int32_t> edge;
+    absl::flat_hash_map<int32_t, std::unique_ptr<Node>> children;
+  };
+  static size_t Common(std::span<const int32_t> a, std::span<const int32_t> b) {
+    const size_t size = std::min(a.size(), b.size());
+    return static_cast<size_t>(
+        std::mismatch(a.begin(), a.begin() + static_cast<ptrdiff_t>(size), b.begin()).first - a.begin());
+  }
+  Node root_;
+};
+
+// An index per instance answers for each instance of its own: `sample` of those that hold the prompt.
+void MeasurePeers(const Cluster& cluster, uint64_t sharing) {
+  const size_t sample = std::min<uint64_t>(sharing, 8);
+  std::vector<absl::flat_hash_set<uint64_t>> sets(sample);
+  std::vector<RadixTree> trees(sample);
+  Keys keys;
+  std::vector<int32_t> tokens(kPromptBlocks * kBlock);
+  const auto tokens_of = [&] {
+    for (size_t t = 0; t < tokens.size(); ++t)
+      tokens[t] = static_cast<int32_t>((keys[t / kBlock] >> (t % kBlock)) & 0x7fffffff);
+  };
+  for (uint64_t i = 0; i < cluster.prompts_per_group; ++i) {
+    KeysOf(i, keys);
+    tokens_of();
+    for (auto& set : sets) set.insert(keys.begin(), keys.end());
+    for (auto& tree : trees) tree.Insert(tokens);
+  }
+  char name[80];
+  std::snprintf(name, sizeof name, "a hash set per instance, %zu of %lu", sample, cluster.instances);
+  MeasureMatch(name, cluster.prompts_per_group, [&](const Keys& prompt) {
+    for (const auto& set : sets) {
+      size_t depth = 0;
+      while (depth < prompt.size() && set.contains(prompt[depth])) ++depth;
+      MOESAIC_CHECK_EQ(depth, kPromptBlocks);
+    }
+  });
+  std::mt19937_64 random(5);
+  std::vector<double> micros;
+  for (int i = 0; i < 100; ++i) {
+    KeysOf(random() % cluster.prompts_per_group, keys);
+    tokens_of();
+    const auto start = Clock::now();
+    for (const RadixTree& tree : trees) MOESAIC_CHECK_EQ(tree.Match(tokens), tokens.size());
+    micros.push_back(Seconds(start) * 1e6);
+  }
+  std::sort(micros.begin(), micros.end());
+  std::snprintf(name, sizeof name, "a radix tree per instance, %zu of %lu", sample, cluster.instances);
+  std::printf("%-58s median %8.1f us   p99 %8.1f us\n", name, micros[50], micros[98]);
 }
 
 void Run(const Options& o) {
-  // Instances form groups; the instances of a group hold the same prompts.
-  const uint64_t groups = std::max<uint64_t>(o.instances / o.sharing, 1);
-  const uint64_t prompts_per_group = std::max<uint64_t>(o.blocks / kPromptBlocks, 1);
-  const uint64_t prompts = groups * prompts_per_group, distinct = prompts * kPromptBlocks;
+  const Cluster cluster(o);
+  const uint64_t distinct = cluster.prompts * kPromptBlocks;
+  constexpr uint64_t kEngineBlocks = 1'000'000;  // hashes of one instance are enough for one writer
   ZoneOptions options;
   options.max_instances = static_cast<uint32_t>(o.instances);
   options.max_requests = 64;
   options.max_workers = 4;
-  options.index_blocks = distinct * 3 / 2;
-  options.engine_blocks = o.blocks;
+  options.index_blocks = distinct + distinct / 20 + kEngineBlocks;
+  options.engine_blocks = kEngineBlocks;
   options.shared_blocks = o.sharing > 4 ? distinct + 16 : 16;
-  const size_t bytes = Zone::Bytes(options);
-  void* const memory =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  MOESAIC_CHECK(memory != MAP_FAILED);
-  madvise(memory, bytes, MADV_HUGEPAGE);
-  const auto zone = Zone::Create(memory, bytes, options);
+  const Memory memory(Zone::Bytes(options));
+  const auto zone = Zone::Create(memory.get(), Zone::Bytes(options), options);
   MOESAIC_CHECK(zone.ok());
   BlockIndex index(*zone);
+  State state(*zone);
+  std::vector<InstanceConfig> configs(o.instances);
+  for (uint64_t i = 0; i < o.instances; ++i) configs[i].url = "http://" + std::to_string(i);
+  MOESAIC_CHECK(state.Configure(configs, 1).ok());
   std::printf("%lu instances x %lu blocks of 16 tokens, %lu distinct blocks, each on %lu instances\n",
-              o.instances, prompts_per_group * kPromptBlocks, distinct, std::min(o.sharing, o.instances));
-  uint64_t operations = 0;
-  auto start = Clock::now();
-  for (uint64_t instance = 0; instance < o.instances; ++instance) {
-    for (uint64_t p = 0; p < prompts_per_group; ++p) {
-      const uint64_t prompt = instance % groups * prompts_per_group + p;
-      for (uint64_t b = 0; b < kPromptBlocks; ++b)
-        index.Add(static_cast<int>(instance), Tier::kDevice, KeyOf(prompt, b));
-      operations += kPromptBlocks;
-    }
-  }
-  const double filling = Seconds(start);
+              o.instances, cluster.prompts_per_group * kPromptBlocks, distinct,
+              std::min(o.sharing, o.instances));
+  Fill(index, cluster);
   const IndexStats stats = index.Stats();
-  const double table = static_cast<double>(stats.bytes) - static_cast<double>(o.blocks) * 29.1;
+  // The key table at its load of 0.55, and the planes of the bit sets that are in use.
+  const double words = static_cast<double>((o.instances + 63) / 64);
+  const double sets = o.sharing > 4 ? words * 8 + 4 : 0, bytes = 16 / 0.55 + sets;
   std::printf(
-      "fill: %.2f M block operations/s (one writer); memory %.1f bytes per distinct block, %.2f bytes per "
-      "block "
-      "and instance; %lu dropped\n",
-      static_cast<double>(operations) / filling * 1e-6, table / static_cast<double>(stats.blocks),
-      table / static_cast<double>(stats.memberships), stats.dropped);
-  start = Clock::now();
-  uint64_t churn = 0;
-  for (uint64_t b = 0; b < 1'000'000; ++b, churn += 2) {  // one instance: evict and store
-    const uint64_t key = KeyOf(b / kPromptBlocks % prompts_per_group, b % kPromptBlocks);
-    index.Remove(0, Tier::kDevice, key);
-    index.Add(0, Tier::kDevice, key);
-  }
-  std::printf("churn: %.2f M block operations/s (one writer)\n",
-              static_cast<double>(churn) / Seconds(start) * 1e-6);
+      "memory: %.1f bytes per distinct block, %.2f per block and instance; %.1f for each engine hash; %lu "
+      "dropped\n",
+      bytes, bytes * static_cast<double>(stats.blocks) / static_cast<double>(stats.memberships), 16 / 0.55,
+      stats.dropped);
+  Churn(index, cluster, kEventBlocks, "evict and store, 512 blocks an event");
+  Churn(index, cluster, 1, "evict and store, 1 block an event");
+  WriteEvents(*zone, index, 0, 500'000);
   MatchResult result;
   uint32_t shortest = ~0U;  // blocks that found no room cut a match
-  MeasureMatch("match of 100,000 tokens, all blocks known", prompts, [&](const std::vector<uint64_t>& keys) {
+  MeasureMatch("match of 100,000 tokens, all blocks known", cluster.prompts, [&](const Keys& keys) {
     index.Match(keys, result);
     shortest = std::min(shortest, result.longest);
   });
-  std::printf("the shortest of these matches has %u of %lu blocks\n", shortest, kPromptBlocks);
-  MeasureMatch("match of 100,000 tokens, nothing known", prompts, [&](std::vector<uint64_t>& keys) {
+  std::printf("the shortest of these matches has %u of %lu blocks, on %zu instances\n", shortest,
+              kPromptBlocks, result.matches.size());
+  // The instances of a group evicted prompt 0 from its end on, each to another depth.
+  Keys evicted;
+  KeysOf(0, evicted);
+  uint64_t holders = 0;
+  for (uint64_t instance = 0; instance < o.instances; instance += cluster.groups, ++holders)
+    index.Remove(static_cast<int>(instance), Tier::kDevice,
+                 std::span(evicted).subspan((holders * 7919 + 1) % kPromptBlocks));
+  char name[80];
+  std::snprintf(name, sizeof name, "match of 100,000 tokens, %lu instances to %lu depths", holders, holders);
+  MeasureMatch(name, 1, [&](const Keys& keys) { index.Match(keys, result); });
+  MeasureMatch("match of 100,000 tokens, nothing known", cluster.prompts, [&](Keys& keys) {
     keys[0] ^= 2;
     index.Match(keys, result);
   });
   const KeyMaker maker(*zone);
-  std::vector<int32_t> tokens(kPromptBlocks * 16, 7);
-  std::vector<uint64_t> made;
-  MeasureMatch("keys of 100,000 tokens (once per request)", prompts, [&](const std::vector<uint64_t>&) {
+  std::vector<int32_t> tokens(kPromptBlocks * kBlock, 7);
+  Keys made;
+  MeasureMatch("keys of 100,000 tokens (once per request)", cluster.prompts, [&](const Keys&) {
     made.clear();
-    maker.Append(tokens, {}, 16, made);
+    maker.Append(tokens, {}, kBlock, made);
   });
-  // The same for hash sets of one group's instances alone: what an index per instance has to do for each of
-  // them.
-  std::vector<absl::flat_hash_set<uint64_t>> sets(std::min<uint64_t>(o.sharing, 8));
-  for (auto& set : sets) {
-    set.reserve(prompts_per_group * kPromptBlocks);
-    for (uint64_t p = 0; p < prompts_per_group; ++p) {
-      for (uint64_t b = 0; b < kPromptBlocks; ++b) set.insert(KeyOf(p, b));
-    }
-  }
-  char name[64];
-  std::snprintf(name, sizeof name, "the same, a hash set per instance, %zu of %lu", sets.size(), o.instances);
-  MeasureMatch(name, prompts_per_group, [&](const std::vector<uint64_t>& keys) {
-    size_t sum = 0;
-    for (const auto& set : sets) {
-      size_t depth = 0;
-      while (depth < keys.size() && set.contains(keys[depth])) ++depth;
-      sum += depth;
-    }
-    MOESAIC_CHECK_EQ(sum, sets.size() * kPromptBlocks);
-  });
-  munmap(memory, bytes);
+  MeasurePeers(cluster, o.sharing);
 }
 
 }  // namespace

@@ -118,7 +118,8 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
     return {.applied = true, .replay_from = std::nullopt};
   }
   if (beginning_ && replay_complete_) {
-    // Nothing, or all that was missing. Blocks that were lost before stay lost, unless the replay held everything.
+    // Nothing, or all that was missing. Blocks that were lost before stay lost, unless the replay held
+    // everything.
     const bool whole = !replay_empty_ && began_at_ == 0;
     if (replay_empty_) asked_for_all_ = false;  // messages may pass before the subscription takes effect
     replay_next_.reset();
@@ -223,15 +224,19 @@ void IndexWriter::Stored(const KvEvent& event) {
     parent = keys_.Root({.salt = event.cache_salt, .adapter = event.lora_name}, event.block_size);
   }
   const std::span<const int32_t> tokens = event.tokens;
-  for (size_t i = 0; i < event.block_hashes.size(); ++i) {
+  const std::span<const uint64_t> hashes = event.block_hashes;
+  block_keys_.resize(hashes.size());
+  for (size_t i = 0; i < hashes.size(); ++i) {
     const std::string_view extra = i < event.extra_keys.size() ? std::string_view(event.extra_keys[i]) : "";
-    parent = keys_.Next(parent, tokens.subspan(i * size, size), extra);
-    index_.Add(instance_, tier, parent);
-    if (!index_.MapEngineHash(instance_, event.block_hashes[i], parent)) {
-      index_.Remove(instance_, tier, parent);  // no event could remove it
-    }
-    ++stats_.stored;
+    parent = block_keys_[i] = keys_.Next(parent, tokens.subspan(i * size, size), extra);
   }
+  index_.Add(instance_, tier, block_keys_);
+  const std::span<const uint64_t> keys = block_keys_;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    i += index_.MapEngineHashes(instance_, hashes.subspan(i), keys.subspan(i));
+    if (i < keys.size()) index_.Remove(instance_, tier, keys[i]);  // no event could remove it
+  }
+  stats_.stored += keys.size();
 }
 
 void IndexWriter::Removed(const KvEvent& event) {
@@ -241,15 +246,21 @@ void IndexWriter::Removed(const KvEvent& event) {
   }
   const Tier tier = TierOf(event.medium);
   constexpr uint32_t kConfirmed = (1U << kNumTiers) - 1 - (1U << static_cast<uint32_t>(Tier::kSpeculative));
+  for (const uint64_t hash : event.block_hashes) index_.PrefetchEngineHash(instance_, hash);
+  block_keys_.clear();
+  for (const uint64_t hash : event.block_hashes) {
+    if (const auto key = index_.FindEngineHash(instance_, hash)) {
+      block_keys_.push_back(*key);
+    } else {
+      ++stats_.unknown_removals;
+    }
+  }
+  index_.Remove(instance_, tier, block_keys_);
+  stats_.removed += block_keys_.size();
+  // The hash of a block that remains in another tier is still needed.
   for (const uint64_t hash : event.block_hashes) {
     const auto key = index_.FindEngineHash(instance_, hash);
-    if (!key) {
-      ++stats_.unknown_removals;
-      continue;
-    }
-    index_.Remove(instance_, tier, *key);
-    if ((index_.Tiers(instance_, *key) & kConfirmed) == 0) index_.UnmapEngineHash(instance_, hash);
-    ++stats_.removed;
+    if (key && (index_.Tiers(instance_, *key) & kConfirmed) == 0) index_.UnmapEngineHash(instance_, hash);
   }
 }
 

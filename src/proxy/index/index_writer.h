@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "proxy/events/kv_event.h"
 #include "proxy/events/sequence.h"
@@ -69,17 +70,18 @@ class IndexWriter {
   KeyMaker keys_;
   int instance_;
   SequenceTracker tracker_;
-  uint64_t began_at_ = 0;  // number that the replay was asked from
+  uint64_t began_at_ = 0;                // number that the replay was asked from
   std::optional<uint64_t> replay_next_;  // number that the replay should bring next
   bool replay_complete_ = false;         // no number was missing in it so far
   bool replay_empty_ = false;
-  bool beginning_ = false;       // the replay was not asked because of a gap
-  bool was_degraded_ = false;    // before the replay
-  bool feed_failed_ = false;     // it is DEGRADED for this reason only
+  bool beginning_ = false;      // the replay was not asked because of a gap
+  bool was_degraded_ = false;   // before the replay
+  bool feed_failed_ = false;    // it is DEGRADED for this reason only
   bool asked_for_all_ = false;  // a replay from the beginning was requested since the last Reset
   bool unknown_parent_ = false;
   bool device_seen_ = false;  // the engine names device memory, so that "CPU" is another tier
   int64_t primary_group_ = 0;
+  std::vector<uint64_t> block_keys_;  // of the current event
   IndexWriterStats stats_;
 };
 

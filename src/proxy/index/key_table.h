@@ -31,7 +31,23 @@ class KeyTable {
   IndexLayout& index() const { return index_; }
   uint64_t FirstBucket(uint64_t mixed) const { return (mixed & 0xffffffffU) * index_.num_key_buckets >> 32; }
   uint64_t SecondBucket(uint64_t mixed) const { return (mixed >> 32) * index_.num_key_buckets >> 32; }
-  void Prefetch(uint64_t key) const { __builtin_prefetch(&keys_[FirstBucket(MixBits(key))]); }
+  /// Loads both buckets of a key: the second one of four in ten keys is read.
+  void Prefetch(uint64_t key) const {
+    const uint64_t mixed = MixBits(key);
+    __builtin_prefetch(&keys_[FirstBucket(mixed)]);
+    __builtin_prefetch(&keys_[SecondBucket(mixed)]);
+  }
+  /// The words of a bit set that tell about the instance.
+  void PrefetchSet(uint32_t set, int instance) const {
+    const uint32_t used = tiers_used();
+    for (uint32_t t = 0; t < kNumTiers; ++t) {
+      if ((used & 1U << t) != 0) __builtin_prefetch(&Planes(set)[t * tier_stride() + instance / 64]);
+    }
+  }
+  /// The whole bit set.
+  void PrefetchSet(uint32_t set) const {
+    for (uint32_t w = 0; w < index_.set_words; w += 8) PrefetchSet(set, static_cast<int>(w * 64));
+  }
 
   /// Word of a key; empty when it is not in the table. Readers.
   SetWord Load(uint64_t key) const {

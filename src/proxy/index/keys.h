@@ -1,13 +1,13 @@
 // Block keys: our own names of token blocks, the same for every engine.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
-#include "prefix/keyed_hash.h"
 #include "proxy/state/zone.h"
 
 namespace moesaic::proxy {
@@ -18,12 +18,14 @@ struct KeyNamespace {
   std::string_view adapter;  ///< LoRA name
 };
 
-/// Computes block keys: a rolling 64-bit XXH3 with the secret of the zone over parent key and tokens. Only
-/// full blocks have keys. About 15 ns per block of 16 tokens.
+/// Computes block keys: key = H(parent key, H(tokens)), with H = 64-bit XXH3 and the secret of the zone. The
+/// tokens of different blocks are hashed independently, so that the processor overlaps them; only the hash of
+/// 16 bytes waits for the block before. Only full blocks have keys. Without the secret no client can
+/// construct two prompts whose keys collide.
 class KeyMaker {
  public:
   explicit KeyMaker(const Zone& zone);
-  explicit KeyMaker(std::span<const std::byte, 192> secret) : hasher_(secret) {}
+  explicit KeyMaker(std::span<const std::byte, 192> secret);
 
   /// Key of the position before the first block.
   uint64_t Root(const KeyNamespace& name, uint32_t block_size) const;
@@ -35,7 +37,7 @@ class KeyMaker {
               std::vector<uint64_t>& keys) const;
 
  private:
-  prefix::KeyedHasher hasher_;
+  std::array<std::byte, 192> secret_;
 };
 
 }  // namespace moesaic::proxy

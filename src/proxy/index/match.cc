@@ -1,4 +1,7 @@
-// Match: the longest prefix of a prompt on every instance, in one walk over its keys.
+// Match: the longest prefix of a prompt on every instance, in one walk that jumps over its keys.
+//
+// Dynamo's "flash indexer" (docs.nvidia.com/dynamo/digest/flash-indexer) jumps over positions in the same
+// way.
 #include <algorithm>
 #include <bit>
 
@@ -8,11 +11,11 @@
 namespace moesaic::proxy {
 namespace {
 
-// Keys ahead whose table lines are prefetched. A line from memory takes about 100 ns, a step of the walk
-// about 6 ns.
-constexpr size_t kAhead = 20;
-// Keys ahead whose words are read to prefetch their bit sets.
-constexpr size_t kSetAhead = 8;
+// Probes ahead whose table lines are prefetched, and those whose words are read to prefetch their bit sets. A
+// line from memory takes about 100 ns, a probe about 20 ns.
+constexpr size_t kLinesAhead = 8, kSetsAhead = 4;
+// After this many losses between two probes, the remaining keys there are walked one by one.
+constexpr int kMaxSearches = 4;
 // At most this many instances are walked one by one; more are intersected as bit sets.
 constexpr int kMaxList = 8;
 constexpr uint32_t kMaxWords = kMaxInstances / 64;
@@ -55,15 +58,26 @@ class Walk {
         tiers_used_(table.index().tiers_used.load(std::memory_order_relaxed)) {}
 
   void Run() {
-    for (size_t j = 0; j < std::min(kAhead, keys_.size()); ++j) table_.Prefetch(keys_[j]);
+    const auto size = static_cast<uint32_t>(keys_.size());
     uint32_t depth = 0;
-    for (; depth < keys_.size(); ++depth) {
-      if (depth + kAhead < keys_.size()) table_.Prefetch(keys_[depth + kAhead]);
-      if (!Step(depth)) break;
+    if (size > 0 && Step(0)) {
+      for (size_t i = 1; i <= kLinesAhead; ++i) PrefetchLines(i * kJump - 1);
+      PrefetchLines(size - 1);
+      depth = 1;
+      while (depth < size) {
+        const uint32_t probe = std::min((depth / kJump + 1) * kJump, size) - 1;
+        PrefetchLines(probe + kLinesAhead * kJump);
+        PrefetchSets(probe + kSetsAhead * kJump);
+        if (Unchanged(probe)) {
+          depth = probe + 1;
+        } else if (!WalkTo(depth, probe)) {
+          break;
+        }
+      }
     }
-    // The instances that are left hold all keys.
+    // The instances that are left hold all keys before `depth`.
     for (int i = 0; i < list_size_; ++i) Emit(list_[i].instance, depth, list_[i].device_blocks);
-    if (bits_mode_ && depth > 0) {
+    if (bits_mode_) {
       for (uint32_t w = 0; w < table_.index().set_words; ++w) {
         for (uint64_t rest = any_[w]; rest != 0; rest &= rest - 1) EmitBit(w, std::countr_zero(rest), depth);
       }
@@ -71,6 +85,92 @@ class Walk {
   }
 
  private:
+  static constexpr uint32_t kJump = BlockIndex::kJump;
+
+  uint64_t Key(size_t depth) const { return keys_[depth] == 0 ? 1 : keys_[depth]; }
+  void PrefetchLines(size_t depth) const {
+    if (depth < keys_.size()) table_.Prefetch(Key(depth));
+  }
+  void PrefetchSets(size_t depth) const {
+    if (depth >= keys_.size()) return;
+    if (const SetWord word = table_.Load(Key(depth)); word.is_set()) table_.PrefetchSet(word.set_number());
+  }
+
+  // Advances `depth` beyond `probe`, where an instance is missing or has left device memory: searches the
+  // keys at which this happens. False when no instance is left; `depth` is then the number of keys of the
+  // last ones.
+  bool WalkTo(uint32_t& depth, uint32_t probe) {
+    for (int searches = 0; depth <= probe; ++searches) {
+      uint32_t low = depth, high = probe;  // the first change is in [low, high]
+      if (searches < kMaxSearches) {
+        if (searches > 0 && Unchanged(probe)) {
+          depth = probe + 1;
+          return true;
+        }
+        while (low < high) {
+          const uint32_t middle = low + (high - low) / 2;
+          PrefetchLines((low + middle) / 2);
+          PrefetchLines((middle + high + 1) / 2);
+          if (Unchanged(middle)) {
+            low = middle + 1;
+          } else {
+            high = middle;
+          }
+        }
+      } else if (searches == kMaxSearches) {
+        for (uint32_t i = low; i <= probe; ++i) PrefetchLines(i);
+      }
+      depth = low;
+      if (!Step(low)) return false;
+      ++depth;
+    }
+    return true;
+  }
+
+  // True when all instances that are left hold this key, and those with all keys in device memory hold it
+  // there.
+  bool Unchanged(uint32_t depth) const {
+    const KeyBucket::Entry* const entry = table_.Find(Key(depth));
+    if (entry == nullptr) return false;
+    const SetWord word(entry->set.load(std::memory_order_acquire));
+    if (entry->key.load(std::memory_order_acquire) != Key(depth)) return false;
+    if (!word.is_set()) {
+      if (bits_mode_) return false;  // they are more than a word holds
+      return ListUnchanged([&](int i) { return word.TiersFor(list_[i].instance); });
+    }
+    bool unchanged = true;
+    if (bits_mode_) {
+      Bits any, device;
+      if (!ReadSet(table_, word, *entry, tiers_used_, any, device)) return false;
+      for (uint32_t w = 0; w < table_.index().set_words; ++w)
+        unchanged &= ((any_[w] & ~any[w]) | (device_[w] & ~device[w])) == 0;
+      return unchanged;
+    }
+    unchanged = ListUnchanged([&](int i) { return TiersIn(word.set_number(), list_[i].instance); });
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return unchanged && entry->set.load(std::memory_order_relaxed) == word.word();
+  }
+
+  template <typename TiersAt>
+  bool ListUnchanged(TiersAt tiers_at) const {
+    for (int i = 0; i < list_size_; ++i) {
+      const uint32_t tiers = tiers_at(i);
+      if (tiers == 0 || (list_[i].device_blocks == kStillDevice && (tiers & kDeviceTiers) == 0)) return false;
+    }
+    return true;
+  }
+
+  uint32_t TiersIn(uint32_t set, int instance) const {
+    const std::atomic<uint64_t>* const planes = table_.Planes(set);
+    uint32_t tiers = 0;
+    for (int t = 0; t < kNumTiers; ++t) {
+      if ((tiers_used_ & 1U << t) == 0) continue;
+      const uint64_t word = planes[t * table_.tier_stride() + instance / 64].load(std::memory_order_relaxed);
+      tiers |= static_cast<uint32_t>((word >> (instance % 64) & 1) << t);
+    }
+    return tiers;
+  }
+
   void Emit(int instance, uint32_t blocks, uint32_t device_blocks) {
     if (blocks == 0) return;
     result_.matches.push_back({instance, blocks, std::min(blocks, device_blocks)});
@@ -81,14 +181,14 @@ class Walk {
     Emit(instance, depth, device ? depth : result_.scratch[instance]);
   }
 
-  // Intersects with the instances of the next key. False when none is left.
+  // Intersects with the instances of the key at `depth`. False when none holds it; those that held all keys
+  // before it are then still in the list or the bits, unless they were emitted.
   bool Step(uint32_t depth) {
-    const KeyBucket::Entry* const entry = table_.Find(keys_[depth] == 0 ? 1 : keys_[depth]);
-    if (entry == nullptr) return Drop(depth);
+    const KeyBucket::Entry* const entry = table_.Find(Key(depth));
+    if (entry == nullptr) return false;
     for (;;) {
       const SetWord word(entry->set.load(std::memory_order_acquire));
-      if (entry->key.load(std::memory_order_acquire) != (keys_[depth] == 0 ? 1 : keys_[depth]))
-        return Drop(depth);
+      if (entry->key.load(std::memory_order_acquire) != Key(depth)) return false;
       if (!word.is_set()) return StepInline(word, depth);
       if (bits_mode_ || depth == 0) {
         Bits any, device;
@@ -96,24 +196,12 @@ class Walk {
         return StepBits(any, device, depth);
       }
       std::array<uint32_t, kMaxList> tiers{};
-      const std::atomic<uint64_t>* const planes = table_.Planes(word.set_number());
-      const uint64_t stride = table_.tier_stride();
-      for (int i = 0; i < list_size_; ++i) {
-        const int instance = list_[i].instance;
-        for (int t = 0; t < kNumTiers; ++t) {
-          if ((tiers_used_ & 1U << t) == 0) continue;
-          tiers[i] |= static_cast<uint32_t>(
-              (planes[t * stride + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1)
-              << t);
-        }
-      }
+      for (int i = 0; i < list_size_; ++i) tiers[i] = TiersIn(word.set_number(), list_[i].instance);
       std::atomic_thread_fence(std::memory_order_acquire);
       if (entry->set.load(std::memory_order_relaxed) != word.word()) continue;
       return StepList([&](int i) { return tiers[i]; }, depth);
     }
   }
-
-  bool Drop(uint32_t) { return false; }  // Run emits those that are left with the depth so far
 
   bool StepInline(SetWord word, uint32_t depth) {
     if (bits_mode_) {

@@ -178,7 +178,6 @@ class MockEngine::Impl {
     return stats;
   }
 
-  MockStep last_step_;
   MockEngineOptions options_;
   std::vector<MockOutput> outputs_;
   std::vector<MockMessage> messages_;
@@ -373,10 +372,6 @@ class MockEngine::Impl {
     time *= options_.faults.slowdown;
     if (options_.jitter > 0)
       time *= std::max(0.2, std::normal_distribution<double>(1, options_.jitter)(random_));
-    last_step_ = {.decode_rows = decode_rows,
-                  .prefill_tokens = prefill_tokens,
-                  .kv_tokens = static_cast<uint64_t>(kv),
-                  .time = static_cast<Nanos>(time)};
     step_begin_ = now;
     step_end_ = now + std::max<Nanos>(static_cast<Nanos>(time), 1);
     ++stats_.steps;
@@ -402,13 +397,11 @@ class MockEngine::Impl {
       ++s->produced;
       s->phase = Phase::kDecode;
       const bool last = s->produced >= s->request.output_tokens || s->request.prefill_only;
-      if (options_.emit_tokens || last || s->produced == 1) {
-        outputs_.push_back({.id = s->request.id,
-                            .kind = last ? MockOutput::Kind::kFinished : MockOutput::Kind::kToken,
-                            .time = now,
-                            .tokens = s->produced,
-                            .cached_tokens = s->cached});
-      }
+      outputs_.push_back({.id = s->request.id,
+                          .kind = last ? MockOutput::Kind::kFinished : MockOutput::Kind::kToken,
+                          .time = now,
+                          .tokens = s->produced,
+                          .cached_tokens = s->cached});
       if (last) ended.push_back(s);
     }
     for (Sequence* s : ended) {
@@ -557,7 +550,6 @@ std::vector<MockMessage> MockEngine::Replay(uint64_t sequence) const {
 
 uint32_t MockEngine::CachedBlocks(std::span<const uint64_t> keys) const { return impl_->CachedBlocks(keys); }
 MockStats MockEngine::stats() const { return impl_->Statistics(); }
-MockStep MockEngine::last_step() const { return impl_->last_step_; }
 const MockEngineOptions& MockEngine::options() const { return impl_->options_; }
 void MockEngine::SetFaults(const MockFaults& faults) { impl_->options_.faults = faults; }
 

@@ -67,13 +67,6 @@ struct MockStats {
   Nanos busy = 0;
 };
 
-/// The step that began last.
-struct MockStep {
-  uint32_t decode_rows = 0, prefill_tokens = 0;
-  uint64_t kv_tokens = 0;  ///< context of the decode rows
-  Nanos time = 0;
-};
-
 /// Continuous batching as in vLLM's V1 scheduler: a step runs all decode rows and fills the rest of the token
 /// budget with prefill chunks in order of arrival. Blocks have reference counts and an LRU list of cached
 /// blocks without references. When a block is needed and none is free, the youngest sequence is preempted.
@@ -111,7 +104,6 @@ class MockEngine {
   /// Leading blocks of `keys` in the cache.
   uint32_t CachedBlocks(std::span<const uint64_t> keys) const;
   MockStats stats() const;
-  MockStep last_step() const;
   const MockEngineOptions& options() const;
   void SetFaults(const MockFaults& faults);
 

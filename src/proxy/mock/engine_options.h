@@ -32,7 +32,6 @@ struct MockEngineOptions {
   Nanos transfer_latency = 2 * kMillisecond;
   double transfer_nanos_per_token = 1000;
   bool transfer_per_layer = false;  ///< KV is pushed while prefill runs; only the last layer remains
-  bool emit_tokens = true;          ///< an output for every token; otherwise only first and last
   bool emit_events = true;
   /// Hash of the block `tokens` after `parent`, as in MockRequest::keys; null: blocks of outputs are not
   /// cached.

@@ -13,12 +13,6 @@
 
 namespace moesaic::proxy {
 
-/// Rate of prompt and requested output tokens of one tenant; rate 0: unlimited.
-struct TenantLimit {
-  double tokens_per_second = 0;
-  double burst_tokens = 0;
-};
-
 struct SchedulerOptions {
   /// A request that waited this long is placed before all younger ones, on any instance with a free slot.
   Nanos starvation_bound = 10 * kSecond;
@@ -65,12 +59,10 @@ class Scheduler {
   /// on: kAggregated to kDecodeRunning on the same instance, kSequential to kDecodeWaiting, kParallel to
   /// kDecodeRunning.
   bool PrefillDone(RequestId id, Nanos now);
-  /// Instance `failed` did not serve the request, and no byte was sent to the client: back into the queue that
-  /// chose it. The request avoids that instance while another one may take it; -1: it avoids none. False when the
-  /// retries are used up: finish the request as kFailed.
+  /// Instance `failed` did not serve the request, and no byte was sent to the client: back into the queue
+  /// that chose it. The request avoids that instance while another one may take it; -1: it avoids none. False
+  /// when the retries are used up: finish the request as kFailed.
   bool Requeue(RequestId id, int failed, Nanos now);
-  /// A decode step of `instance` took `time` with `batch` running requests of `kv_tokens` tokens together.
-  void ObserveStep(int instance, double batch, double kv_tokens, Nanos time);
 
   // --- Called by the holder of the lease ---
 

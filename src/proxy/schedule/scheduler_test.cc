@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "proxy/state/layout.h"
 #include "proxy/state/test_zone.h"
 
 namespace moesaic::proxy {
@@ -265,6 +266,132 @@ TEST_F(SchedulerTest, BoundsQueueAndTenants) {
   EXPECT_GT(full.retry_after, 0);
 }
 
+// Tokens of a tenant's bucket, at the rate of one per second over no time.
+TEST_F(SchedulerTest, BucketsAreSettledWithTheTokensThatWereUsed) {
+  constexpr double kBurst = 1e9;
+  Use(Engines(1, 1, 2), "moesaic", {.tenant = {.tokens_per_second = 1e-6, .burst_tokens = kBurst}});
+  const auto left = [&](uint64_t tenant) {
+    const StateView view(zone_.zone());
+    for (uint32_t i = 0; i < view.options.max_tenants; ++i) {
+      if (view.tenant(i).tenant == tenant) return view.tenant(i).tokens;
+    }
+    return kBurst;
+  };
+  std::mt19937 random(11);
+  std::map<uint64_t, uint64_t> used;
+  struct Running {
+    RequestId id;
+    uint64_t tenant;
+    uint32_t prompt, output = 0;
+    bool sent = false;
+  };
+  std::vector<Running> live;
+  std::vector<RequestId> scheduled;
+  int ended = 0;
+  while (ended < 600) {
+    now_ += kMillisecond;
+    ASSERT_TRUE(state_.lease().Renew(lease_, now_));
+    if (live.size() < 30) {
+      Running r;
+      r.tenant = 1 + random() % 5;
+      r.prompt = 1 + random() % 2000;
+      r.id = Submitted({.prompt_tokens = r.prompt,
+                        .max_tokens = static_cast<uint32_t>(random() % 3 == 0 ? 0 : random() % 1000),
+                        .tenant = r.tenant,
+                        .mode = static_cast<Mode>(random() % 3)});
+      live.push_back(r);
+    }
+    scheduler_->Run(lease_, now_);
+    state_.TakeScheduled(worker_, scheduled);
+    for (size_t i = 0; i < live.size(); ++i) {
+      Running& r = live[i];
+      const Stage stage = StageOf(r.id);
+      bool produces = false;
+      if (stage == Stage::kPrefillScheduled || stage == Stage::kDecodeScheduled) {
+        if (random() % 5 == 0 && state_.Request(r.id)->retries == 0) {
+          ASSERT_TRUE(scheduler_->Requeue(r.id, -1, now_));
+        } else if (random() % 2 == 0) {
+          state_.Enter(
+              r.id, stage == Stage::kPrefillScheduled ? Stage::kPrefillRunning : Stage::kDecodeRunning, now_);
+          r.sent = true;
+        }
+      } else if (stage == Stage::kPrefillRunning) {
+        if (random() % 3 == 0) scheduler_->PrefillDone(r.id, now_);
+      } else if (stage == Stage::kDecodeRunning) {
+        produces = true;
+        const uint32_t tokens = random() % 50;
+        state_.AddOutput(r.id, tokens, now_);
+        r.output += tokens;
+      }
+      if (random() % (produces ? 6 : 20) != 0) continue;
+      if (random() % 4 == 0) {  // the engine counted other tokens than the proxy
+        r.prompt += 7;
+        state_.SetPromptTokens(r.id, r.prompt);
+      }
+      const auto outcome = static_cast<Outcome>(random() % kNumOutcomes);
+      const bool no_work = outcome == Outcome::kFailed || outcome == Outcome::kRejected;
+      used[r.tenant] += r.output + (r.output > 0 || (r.sent && !no_work) ? r.prompt : 0);
+      ASSERT_TRUE(state_.Finish(r.id, outcome, now_));
+      live[i--] = live.back();
+      live.pop_back();
+      ++ended;
+    }
+  }
+  for (const Running& r : live) {
+    state_.Finish(r.id, Outcome::kRejected, now_);
+    used[r.tenant] += r.output > 0 ? r.output + r.prompt : 0;
+  }
+  ASSERT_EQ(used.size(), 5U);
+  for (const auto& [tenant, tokens] : used)
+    EXPECT_NEAR(kBurst - left(tenant), static_cast<double>(tokens), 0.5);
+}
+
+TEST_F(SchedulerTest, LearnsDecodeTimesFromTheTokensOfStreams) {
+  Use(Engines(1, 0, 1));
+  const LatencyCoefficients truth = {.step_base = 15e6, .per_sequence = 2e5, .per_kv_token = 30};
+  const LatencyCoefficients before = scheduler_->Model(0);
+  std::mt19937 random(5);
+  std::normal_distribution<double> noise(1, 0.05);
+  std::vector<RequestId> live;
+  for (int step = 0; step < 20'000; ++step) {
+    const InstanceLoad load = state_.Instance(0)->load;
+    now_ +=
+        static_cast<Nanos>(truth.StepNanos(load.decode_requests, static_cast<double>(load.decode_tokens)) *
+                           std::max(0.1, noise(random)));
+    if (!live.empty() && random() % 40 == 0) {  // a client does not read: the gateway says so
+      const RequestId slow = live[random() % live.size()];
+      state_.SkipInterval(slow);
+      state_.AddOutput(slow, 1, now_ + 10 * kSecond);
+      state_.Finish(slow, Outcome::kCompleted, now_ + 10 * kSecond);
+      std::erase(live, slow);
+    }
+    for (const RequestId id : live) state_.AddOutput(id, 1, now_);
+    if (live.size() < 64 && random() % 10 == 0) {
+      const RequestId id = Submitted({.prompt_tokens = static_cast<uint32_t>(100 + random() % 8000)});
+      ASSERT_TRUE(state_.lease().Renew(lease_, now_));
+      scheduler_->Run(lease_, now_);
+      if (StageOf(id) != Stage::kPrefillScheduled) {
+        state_.Finish(id, Outcome::kAborted, now_);
+        continue;
+      }
+      state_.Enter(id, Stage::kPrefillRunning, now_);
+      now_ += 100 * kMillisecond;  // the others wait for the prefill
+      scheduler_->PrefillDone(id, now_);
+      state_.AddOutput(id, 1, now_);
+      live.push_back(id);
+    } else if (!live.empty() && random() % 12 == 0) {
+      state_.Finish(live.front(), Outcome::kCompleted, now_);
+      live.erase(live.begin());
+    }
+  }
+  const LatencyCoefficients learned = scheduler_->Model(0);
+  for (const auto& [batch, kv] : {std::pair(10.0, 40'000.0), {30.0, 120'000.0}, {60.0, 250'000.0}}) {
+    EXPECT_NEAR(learned.StepNanos(batch, kv) / truth.StepNanos(batch, kv), 1, 0.08);
+    EXPECT_GT(std::abs(before.StepNanos(batch, kv) / truth.StepNanos(batch, kv) - 1), 0.2);
+  }
+  for (const RequestId id : live) state_.Finish(id, Outcome::kCompleted, now_);
+}
+
 TEST_F(SchedulerTest, HigherPriorityGoesFirst) {
   Use(Engines(1, 0, 0, {.prefill_requests = 1}));
   const RequestId low = Submitted({.prompt_tokens = 10});
@@ -304,130 +431,6 @@ TEST_F(SchedulerTest, AnAbortAtEveryStageReleasesEverything) {
     EXPECT_EQ(state_.ReadTotals().keys_used, 0U);
     for (const InstanceRecord& instance : state_.Instances()) EXPECT_EQ(instance.load.references, 0U);
   }
-}
-
-// --- Properties over random arrivals, for every policy ---
-
-class PolicyTest : public testing::TestWithParam<std::string_view> {};
-
-TEST_P(PolicyTest, HoldsCapsAndTheStarvationBound) {
-  for (const bool disaggregated : {false, true}) {
-    TestZone zone;
-    State state(zone.zone());
-    const int worker = *state.RegisterWorker(getpid());
-    const InstanceCaps caps = {
-        .prefill_requests = 2, .prefill_tokens = 6000, .decode_requests = 6, .kv_blocks = 1500};
-    std::vector<InstanceConfig> configs;
-    for (int i = 0; i < 6; ++i) {
-      configs.push_back({.url = fmt::format("http://{}", i),
-                         .role = !disaggregated ? Role::kBoth : (i < 3 ? Role::kPrefill : Role::kDecode),
-                         .caps = caps});
-    }
-    ASSERT_TRUE(state.Configure(configs, 1).ok());
-    SchedulerOptions options;
-    options.starvation_bound = kSecond;
-    PolicyOptions policy_options;
-    policy_options.slo_ttft = kSecond / 2;
-    Scheduler scheduler(state, BlockIndex(zone.zone()), *MakePolicy(GetParam(), policy_options), options);
-    const LeaseToken lease = *state.lease().Acquire(getpid(), 1);
-    std::mt19937 random(42);
-    std::vector<RequestId> live, scheduled;
-    Nanos now = kSecond;
-    for (int round = 0; round < 1500; ++round) {
-      now += static_cast<Nanos>(random() % 40) * kMillisecond;
-      ASSERT_TRUE(state.lease().Renew(lease, now));
-      if (live.size() < 60 && random() % 3 != 0) {
-        const RequestId id = *state.Begin(worker, now);
-        // Some prompts are larger than a cap: they must be served as well.
-        const auto tokens =
-            static_cast<uint32_t>(random() % 10 == 0 ? 3000 + random() % 6000 : 1 + random() % 1500);
-        state.SetPrompt(
-            id, {.prompt_tokens = tokens, .mode = disaggregated ? Mode::kSequential : Mode::kAggregated}, {});
-        ASSERT_EQ(scheduler.Submit(id, now).verdict, Admission::Verdict::kQueued);
-        live.push_back(id);
-      }
-      scheduler.Run(lease, now);
-      state.TakeScheduled(worker, scheduled);
-      const bool holds = GetParam() == "moesaic";
-      const auto instances = state.Instances();
-      bool idle_prefill = false;
-      for (const InstanceRecord& instance : instances) {
-        idle_prefill |= instance.config.role != Role::kDecode && instance.load.prefill_requests == 0 &&
-                        (instance.config.role == Role::kPrefill || instance.load.decode_requests == 0);
-        if (!holds) continue;
-        EXPECT_LE(instance.load.prefill_requests, caps.prefill_requests);
-        EXPECT_LE(instance.load.decode_requests, caps.decode_requests);
-        if (instance.load.prefill_requests > 1) {
-          EXPECT_LE(instance.load.prefill_tokens, caps.prefill_tokens);
-        }
-        if (instance.load.decode_requests > 1) {
-          EXPECT_LE(instance.load.kv_blocks, caps.kv_blocks);
-        }
-      }
-      state.ForEachRequest([&](const RequestRecord& record) {
-        if (record.stage != Stage::kPrefillWaiting) return;
-        const Nanos waiting = now - record.entered[static_cast<size_t>(Stage::kPrefillWaiting)];
-        EXPECT_FALSE(waiting > options.starvation_bound && idle_prefill) << "an instance is idle";
-        EXPECT_TRUE(holds) << "only a policy with a queue keeps requests";
-      });
-      for (size_t i = 0; i < live.size(); ++i) {
-        const auto record = state.Request(live[i]);
-        bool ended = false;
-        if (record->stage == Stage::kPrefillScheduled && random() % 3 == 0) {
-          scheduler.PrefillDone(live[i], now);
-        } else if (record->stage == Stage::kDecodeScheduled || record->stage == Stage::kDecodeRunning) {
-          ended = random() % 6 == 0;
-        }
-        if (!ended) continue;
-        state.Finish(live[i], Outcome::kCompleted, now);
-        live[i--] = live.back();
-        live.pop_back();
-      }
-      if (round % 50 == 0) {
-        ASSERT_TRUE(state.CheckInvariants().ok()) << state.CheckInvariants();
-      }
-    }
-    EXPECT_GT(state.ReadTotals().outcomes[0], 200U);
-    for (const RequestId id : live) state.Finish(id, Outcome::kAborted, now);
-    EXPECT_TRUE(state.CheckInvariants().ok()) << state.CheckInvariants();
-    EXPECT_EQ(state.ReadTotals().slots_used, 0U);
-  }
-}
-INSTANTIATE_TEST_SUITE_P(All, PolicyTest, testing::ValuesIn(PolicyNames().begin(), PolicyNames().end()),
-                         [](const auto& info) {
-                           std::string name(info.param);
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
-
-TEST(MakePolicy, NamesTheKnownOnes) {
-  const auto policy = MakePolicy("best", {});
-  ASSERT_FALSE(policy.ok());
-  EXPECT_NE(Message(policy.status()).find("omni-earliest-batch"), std::string::npos);
-}
-
-TEST(LatencyModel, LearnsCoefficientsFromNoisySamples) {
-  LatencyModel model;
-  model.Init({.base = 1e6, .per_token = 1e3, .per_pair = 0.01});
-  const LatencyCoefficients truth = {.base = 20e6,
-                                     .per_token = 15e3,
-                                     .per_pair = 0.4,
-                                     .step_base = 6e6,
-                                     .per_sequence = 40e3,
-                                     .per_kv_token = 10};
-  std::mt19937 random(3);
-  std::normal_distribution<double> noise(1, 0.03);
-  for (int i = 0; i < 2000; ++i) {
-    const double fresh = 100 + random() % 16'000, cached = random() % 3 == 0 ? random() % 50'000 : 0;
-    model.ObservePrefill(fresh, LatencyCoefficients::Pairs(fresh, cached),
-                         static_cast<Nanos>(truth.PrefillNanos(fresh, cached) * noise(random)), 1);
-    const double batch = 1 + random() % 100, kv = batch * (500 + random() % 4000);
-    model.ObserveStep(batch, kv, static_cast<Nanos>(truth.StepNanos(batch, kv) * noise(random)), 1);
-  }
-  for (const double fresh : {500.0, 4000.0, 16'000.0}) {
-    EXPECT_NEAR(model.coefficients.PrefillNanos(fresh, 10'000) / truth.PrefillNanos(fresh, 10'000), 1, 0.1);
-  }
-  EXPECT_NEAR(model.coefficients.StepNanos(64, 150'000) / truth.StepNanos(64, 150'000), 1, 0.1);
 }
 
 }  // namespace

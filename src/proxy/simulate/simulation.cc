@@ -76,7 +76,6 @@ class Replay {
       engine.role = aggregated ? Role::kBoth : i < options_.prefill ? Role::kPrefill : Role::kDecode;
       engine.block_size = trace_.block_size;
       engine.num_blocks = static_cast<uint32_t>(options_.kv_tokens / trace_.block_size);
-      engine.emit_tokens = false;
       engine.seed += static_cast<uint64_t>(i);
       engines_.emplace_back(engine);
       configs.push_back({.url = fmt::format("sim://{}", i),
@@ -234,9 +233,6 @@ class Replay {
   // True when something changed that the scheduler should know.
   bool HandleEngine(int e, SimulationResult& result) {
     MockEngine& engine = engines_[e];
-    const MockStep step = engine.last_step();
-    if (step.decode_rows > 0 && step.prefill_tokens == 0 && ++observed_ % 16 == 0)
-      scheduler_.ObserveStep(e, step.decode_rows, static_cast<double>(step.kv_tokens), step.time);
     messages_.clear();
     engine.TakeMessages(messages_);
     for (MockMessage& message : messages_)
@@ -265,12 +261,9 @@ class Replay {
       if (from_prefill) return;
     }
     if (live.skipped && output.tokens == 1) cached_ += output.cached_tokens;
-    if (output.tokens == 1) {
-      first_token_[live.index] = output.time;
-      state_.AddOutput(live.id, 1, output.time);
-    }
+    if (output.tokens == 1) first_token_[live.index] = output.time;
+    state_.AddOutput(live.id, 1, output.time);
     if (output.kind != MockOutput::Kind::kFinished) return;
-    if (request.output_tokens > 1) state_.AddOutput(live.id, request.output_tokens - 1, output.time);
     const double ttft =
         static_cast<double>(first_token_[live.index] - state_.Request(live.id)->entered[0]) / kMillisecond;
     const double tpot = request.output_tokens > 1
@@ -332,10 +325,31 @@ class Replay {
   std::vector<MockMessage> messages_;
   std::vector<RequestId> scheduled_;
   Outcomes outcomes_;
-  uint64_t cached_ = 0, observed_ = 0;
+  uint64_t cached_ = 0;
 };
 
 }  // namespace
+
+double GoodputBound(const Trace& trace, const SimulationOptions& options) {
+  const LatencyCoefficients& time = options.engine.time;
+  const std::vector<uint32_t> reusable = trace.ReusableTokens();
+  std::vector<double> work;
+  for (size_t i = 0; i < trace.requests.size(); ++i) {
+    const double cached = reusable[i], fresh = trace.requests[i].prompt_tokens - cached;
+    // A decode engine computes short rests itself.
+    const bool skipped = options.engines == 0 && fresh <= options.scheduler.skip_prefill_tokens;
+    const double base = time.base * std::min(1.0, fresh / options.engine.max_batch_tokens);
+    work.push_back(skipped ? 0 : time.PrefillNanos(fresh, cached) - time.base + base);
+  }
+  std::sort(work.begin(), work.end());
+  const double span = std::max(static_cast<double>(trace.span()), 1e6);
+  const int engines = options.engines > 0 ? options.engines : options.prefill;
+  double left = (span + static_cast<double>(options.policy_options.slo_ttft)) * engines;
+  uint64_t served = 0;
+  while (served < work.size() && (options.policy_options.slo_ttft == 0 || work[served] <= left))
+    left -= work[served++];
+  return static_cast<double>(served) / span * kSecond;
+}
 
 StatusOr<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& options,
                                     const std::function<bool(uint64_t)>& progress) {

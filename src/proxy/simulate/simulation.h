@@ -43,6 +43,11 @@ struct SimulationResult {
   Nanos virtual_time = 0;
 };
 
+/// A bound of the goodput of every policy, in requests/s: no more than are offered, and no more than the
+/// engines can prefill between the first arrival and the TTFT target of the last one, if all reusable tokens
+/// are reused, steps are full, and the requests with the least work are chosen.
+double GoodputBound(const Trace& trace, const SimulationOptions& options);
+
 /// `progress` is called now and then with the number of requests that have ended; returning false cancels the
 /// run.
 StatusOr<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& options,

@@ -59,6 +59,7 @@ TEST_P(SimulationTest, ServesEveryRequestAndRepeatsItself) {
     EXPECT_EQ(first->virtual_time, second->virtual_time);
     for (int i = 0; i < 3; ++i) EXPECT_EQ(first->ttft_ms[i], second->ttft_ms[i]);
     EXPECT_GE(first->imbalance, 1);
+    EXPECT_LE(first->goodput, GoodputBound(trace, options));
     EXPECT_LE(first->hit_rate, 1);
   }
 }
@@ -75,6 +76,19 @@ TEST(Simulation, PrefixesAreReusedByOursAndScatteredByRandom) {
   ASSERT_TRUE(ours.ok() && random.ok());
   EXPECT_GT(ours->hit_rate, random->hit_rate + 0.1);
   EXPECT_LE(ours->hit_rate, trace.reusable() + 1e-9);
+}
+
+TEST(Simulation, TheBoundCountsWorkThatCannotBeReused) {
+  Trace trace = Agents(1, 6);
+  SimulationOptions options = TwoAndTwo("moesaic");
+  options.engine.time = {.base = 0, .per_token = 1e6, .per_pair = 0};
+  options.policy_options.slo_ttft = 500 * kMillisecond;
+  options.scheduler.skip_prefill_tokens = 0;
+  // 4.5 s and the target allow 5 s of work on each of two engines: 2 s for the first turn, 0.7 s for each
+  // other one.
+  EXPECT_NEAR(GoodputBound(trace, options), 6 / 4.5, 1e-9);
+  for (TraceRequest& request : trace.requests) request.keys.clear();  // 2, 2.7, 3.4, 4.1, 4.8 and 5.5 s
+  EXPECT_NEAR(GoodputBound(trace, options), 3 / 4.5, 1e-9);
 }
 
 TEST(Simulation, RejectsNothingThatFitsAndRefusesWhatCannot) {

@@ -284,15 +284,24 @@ uint64_t Trace::output_tokens() const {
   return sum;
 }
 
-double Trace::reusable() const {
+std::vector<uint32_t> Trace::ReusableTokens() const {
   std::unordered_set<uint64_t> seen;
-  uint64_t reused = 0;
+  std::vector<uint32_t> tokens;
+  tokens.reserve(requests.size());
   for (const TraceRequest& request : requests) {
     size_t known = 0;
     while (known < request.keys.size() && seen.contains(request.keys[known])) ++known;
-    reused += std::min<uint64_t>(known * block_size, request.prompt_tokens - 1);
+    // The last token of a prompt is always computed.
+    tokens.push_back(
+        static_cast<uint32_t>(std::min<uint64_t>(known * block_size, request.prompt_tokens - 1)));
     seen.insert(request.keys.begin(), request.keys.end());
   }
+  return tokens;
+}
+
+double Trace::reusable() const {
+  uint64_t reused = 0;
+  for (const uint32_t tokens : ReusableTokens()) reused += tokens;
   return static_cast<double>(reused) / static_cast<double>(std::max<uint64_t>(prompt_tokens(), 1));
 }
 

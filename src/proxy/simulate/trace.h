@@ -25,7 +25,9 @@ struct Trace {
   uint64_t prompt_tokens() const;
   uint64_t output_tokens() const;
   Nanos span() const { return requests.empty() ? 0 : requests.back().arrival; }
-  /// Share of prompt tokens that were in an earlier prompt: the hit rate of one cache without end.
+  /// Prompt tokens of each request that were in an earlier prompt: the hits of one cache without end.
+  std::vector<uint32_t> ReusableTokens() const;
+  /// Share of all prompt tokens that were in an earlier prompt.
   double reusable() const;
   /// Stretches the arrival times so that the mean rate is `requests_per_second`.
   void ScaleTo(double requests_per_second);

@@ -77,7 +77,8 @@ void Sleep(Nanos time) {
       } else if (record->stage == Stage::kPrefillScheduled) {
         state.Enter(id, Stage::kPrefillRunning, now);
       } else if (record->stage == Stage::kPrefillRunning) {
-        random() % 8 == 0 ? scheduler.Requeue(id, record->prefill_instance, now) : scheduler.PrefillDone(id, now);
+        random() % 8 == 0 ? scheduler.Requeue(id, record->prefill_instance, now)
+                          : scheduler.PrefillDone(id, now);
       } else if (record->stage == Stage::kDecodeScheduled) {
         state.Enter(id, Stage::kDecodeRunning, now);
       } else if (record->stage == Stage::kDecodeRunning) {
@@ -177,6 +178,59 @@ TEST(Kill, TheStateSurvivesFiftyKilledWorkers) {
               take_overs.size(), take_overs[take_overs.size() / 2] * 1e-6, take_overs.back() * 1e-6,
               static_cast<unsigned long long>(totals.repairs),
               static_cast<unsigned long long>(totals.reclaimed));
+}
+
+// The master is killed with requests of its own in five stages, and is a zombie as long as its parent does
+// not wait for it. The clock of the test says when the others ask for the lease.
+TEST(Kill, TheLeaseIsTakenWithin100MsAndAllSlotsAreFreed) {
+  TestZone memory;
+  State state(memory.zone());
+  ASSERT_TRUE(state.Configure(FourInstances(), 1).ok());
+  constexpr Nanos kRenewed = 1000 * kSecond;
+  const pid_t master = fork();
+  ASSERT_GE(master, 0);
+  if (master == 0) {
+    Scheduler scheduler(state, BlockIndex(memory.zone()), *MakePolicy("round-robin", {}), {});
+    const int worker = state.RegisterWorker(getpid()).value_or(-1);
+    const auto lease = state.lease().Acquire(getpid(), kRenewed);
+    if (!lease) _exit(3);
+    for (int i = 0; i < 40; ++i) {
+      const RequestId id = *state.Begin(worker, kRenewed);
+      state.SetPrompt(id, {.prompt_tokens = 100, .mode = static_cast<Mode>(i % 3), .block_size = 16},
+                      std::vector<uint64_t>(6, static_cast<uint64_t>(i)));
+      if (i % 5 == 0) continue;  // received
+      scheduler.Submit(id, kRenewed);
+      if (i % 5 == 1) continue;  // waiting or scheduled
+      scheduler.Run(*lease, kRenewed);
+      if (i % 5 == 2) continue;
+      state.Enter(id, Stage::kPrefillRunning, kRenewed);
+      if (i % 5 == 4) scheduler.PrefillDone(id, kRenewed);
+    }
+    for (;;) pause();
+  }
+  const Nanos patience = MonotonicNow() + 60 * kSecond;
+  while (state.ReadTotals().entered[static_cast<size_t>(Stage::kReceived)] < 40 && MonotonicNow() < patience)
+    Sleep(kMillisecond);
+  EXPECT_FALSE(state.lease().Acquire(getpid(), kRenewed + 50 * kMillisecond).has_value())
+      << "the master lives";
+  kill(master, SIGKILL);
+  while (ProcessLives(master) && MonotonicNow() < patience) Sleep(kMillisecond);
+  Nanos now = kRenewed;
+  while (!state.lease().Acquire(getpid(), now) && now < kRenewed + kSecond) now += kMillisecond;
+  EXPECT_EQ(state.lease().holder(), getpid());
+  EXPECT_LT(now - kRenewed, 100 * kMillisecond);
+  EXPECT_EQ(state.ReclaimDeadWorkers(now), 40);
+  const Totals totals = state.ReadTotals();
+  EXPECT_EQ(totals.slots_used, 0U);
+  EXPECT_EQ(totals.keys_used, 0U);
+  EXPECT_EQ(totals.outcomes[static_cast<size_t>(Outcome::kLost)], 40U);
+  for (const uint64_t count : totals.in_stage) EXPECT_EQ(count, 0U);
+  for (const InstanceRecord& instance : state.Instances()) {
+    EXPECT_EQ(instance.load.references, 0U);
+    EXPECT_EQ(instance.load.prefill_tokens + instance.load.decode_tokens + instance.load.kv_blocks, 0U);
+  }
+  EXPECT_TRUE(state.CheckInvariants().ok()) << state.CheckInvariants();
+  waitpid(master, nullptr, 0);
 }
 
 // Every single store of an operation may be the last one of its process: a counter that is wrong is computed

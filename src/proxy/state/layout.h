@@ -21,7 +21,7 @@ namespace moesaic::proxy {
 
 inline constexpr uint64_t kZoneMagic = 0x3159585250'4d53ULL;  // "SMPRXY1"
 /// Increased with every change of this header or of index/index_layout.h.
-inline constexpr uint32_t kZoneVersion = 1;
+inline constexpr uint32_t kZoneVersion = 2;
 inline constexpr uint32_t kNone = ~uint32_t{0};
 /// Memory order of accesses under the zone's lock, and of hints.
 inline constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -41,6 +41,13 @@ struct ZoneHeader {
   std::atomic<uint32_t> ready;        // set when formatting is complete
 };
 
+/// Intervals between tokens of streams since the last observation of the latency model.
+struct DecodeIntervals {
+  uint32_t tokens;
+  Nanos time;               // of all tokens together
+  double batch, kv_tokens;  // sums over the tokens
+};
+
 struct InstanceEntry {
   std::atomic<uint8_t> state;  // InstanceState
   uint8_t role;
@@ -53,6 +60,7 @@ struct InstanceEntry {
   Nanos closed_until;
   uint32_t failures;
   Nanos busy_since, last_scheduled, last_prefill_done;
+  DecodeIntervals intervals;
   double batch_new_tokens, batch_pairs;  // of prefills that ended together at last_prefill_done
   uint32_t batch_requests;
   Nanos batch_started;
@@ -69,8 +77,8 @@ enum SlotFlag : uint32_t {
   kDecodeCharged = 2,
   kPrefillSkipped = 4,
   kRejected = 8,
-  kTaken = 16,  // the worker knows the last decision
-  kFirstToken = 32,
+  kTaken = 16,         // the worker knows the last decision
+  kSkipInterval = 32,  // the time until the next token does not count for the latency model
 };
 
 struct RequestSlot {
@@ -88,6 +96,7 @@ struct RequestSlot {
   Nanos charged_work;
   uint32_t charged_context, charged_blocks;  // decode charge
   uint32_t cached_tokens, output_tokens, retries;
+  uint64_t charged_tokens;  // taken from the tenant's bucket
   Nanos first_token, last_token;
   std::array<int16_t, kMaxExcluded> excluded;
   uint32_t num_keys;
@@ -200,6 +209,13 @@ void ChargePrefill(const StateView& view, RequestSlot& slot, int instance, uint3
 void ReleasePrefill(const StateView& view, RequestSlot& slot);
 void ChargeDecode(const StateView& view, RequestSlot& slot, int instance, uint32_t context);
 void ReleaseDecode(const StateView& view, RequestSlot& slot);
+/// Takes the tokens of a request from its tenant's bucket. False when there are too few; sets `retry_after`.
+bool ChargeTenant(const StateView& view, RequestSlot& slot, const TenantLimit& limit, Nanos now,
+                  Nanos& retry_after);
+/// Replaces the charge by the tokens that the request used.
+void SettleTenant(const StateView& view, RequestSlot& slot, Outcome outcome);
+/// Learns the time of a decode step from `tokens` further tokens of a stream.
+void ObserveInterval(const StateView& view, const RequestSlot& slot, uint32_t tokens, Nanos now);
 void FinishSlot(const StateView& view, uint32_t slot, Outcome outcome, Nanos now);
 /// Frees an abandoned instance without references.
 void FreeIfUnreferenced(const StateView& view, int id);

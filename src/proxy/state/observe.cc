@@ -87,6 +87,27 @@ Totals State::ReadTotals() const {
   return totals;
 }
 
+// The interval counts when no prefill shared the steps in it. Single intervals are not samples: tokens that
+// arrive together have intervals of 0, and the sum of all is right.
+void ObserveInterval(const StateView& view, const RequestSlot& slot, uint32_t tokens, Nanos now) {
+  constexpr uint32_t kTokensPerSample = 32;
+  const uint32_t flags = slot.flags.load(kRelaxed);
+  if ((flags & kDecodeCharged) == 0 || (flags & kSkipInterval) != 0) return;
+  InstanceEntry& entry = view.instance(slot.decode_instance);
+  if (entry.load.prefill_requests > 0 || entry.last_scheduled > slot.last_token ||
+      entry.last_prefill_done > slot.last_token)
+    return;
+  DecodeIntervals& sum = entry.intervals;
+  sum.tokens += tokens;
+  sum.time += now - slot.last_token;
+  sum.batch += double{1} * tokens * entry.load.decode_requests;
+  sum.kv_tokens += double{1} * tokens * static_cast<double>(entry.load.decode_tokens);
+  if (sum.tokens < kTokensPerSample) return;
+  view.s.models[entry.model_class].ObserveStep(sum.batch / sum.tokens, sum.kv_tokens / sum.tokens,
+                                               sum.time / sum.tokens, entry.weight);
+  sum = {};
+}
+
 const Histogram& State::stage_histogram(Stage stage) const {
   return zone_.state().stage_time[static_cast<size_t>(stage)];
 }

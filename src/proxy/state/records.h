@@ -85,6 +85,13 @@ struct PromptFacts {
   uint32_t block_size = 0;  ///< of the keys; 0: there are no keys
 };
 
+/// Bucket of tokens of one tenant; rate 0: unlimited. A request takes its prompt and its max_tokens from the
+/// bucket when it is submitted. At its end the charge is replaced by the tokens that it used.
+struct TenantLimit {
+  double tokens_per_second = 0;
+  double burst_tokens = 0;
+};
+
 /// Up to this many instances are excluded for one request after they failed it.
 inline constexpr int kMaxExcluded = 4;
 

@@ -66,6 +66,7 @@ StatusOr<RequestId> State::Begin(int worker, Nanos now) {
   slot.charged_new = slot.charged_cached = slot.charged_context = slot.charged_blocks = 0;
   slot.charged_work = 0;
   slot.cached_tokens = slot.output_tokens = slot.retries = 0;
+  slot.charged_tokens = 0;
   slot.first_token = slot.last_token = 0;
   slot.excluded.fill(-1);
   slot.num_keys = 0;
@@ -124,7 +125,10 @@ bool State::AddOutput(RequestId id, uint32_t tokens, Nanos now) {
   if (slot->output_tokens == 0) {
     slot->first_token = now;
     view.s.ttft.Add(now - slot->entered[0]);
+  } else {
+    ObserveInterval(view, *slot, tokens, now);
   }
+  slot->flags.store(slot->flags.load(kRelaxed) & ~uint32_t{kSkipInterval}, std::memory_order_release);
   slot->last_token = now;
   slot->output_tokens += tokens;
   if ((slot->flags.load(kRelaxed) & kDecodeCharged) != 0) {
@@ -137,6 +141,22 @@ bool State::AddOutput(RequestId id, uint32_t tokens, Nanos now) {
       slot->charged_blocks = blocks;
     }
   }
+  return true;
+}
+
+void State::SkipInterval(RequestId id) {
+  const StateView view(zone_);
+  const Locked lock(zone_);
+  if (RequestSlot* const slot = view.Find(id))
+    slot->flags.store(slot->flags.load(kRelaxed) | kSkipInterval, std::memory_order_release);
+}
+
+bool State::SetPromptTokens(RequestId id, uint32_t tokens) {
+  const StateView view(zone_);
+  const Locked lock(zone_);
+  RequestSlot* const slot = view.Find(id);
+  if (slot == nullptr) return false;
+  slot->facts.prompt_tokens = tokens;
   return true;
 }
 

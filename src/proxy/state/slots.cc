@@ -118,6 +118,7 @@ void ReleaseDecode(const StateView& view, RequestSlot& slot) {
 
 void FinishSlot(const StateView& view, uint32_t index, Outcome outcome, Nanos now) {
   RequestSlot& slot = view.slot(index);
+  SettleTenant(view, slot, outcome);
   ReleasePrefill(view, slot);
   ReleaseDecode(view, slot);
   AddReferences(view, slot, -1);

@@ -91,8 +91,15 @@ class State {
   bool SetPrompt(RequestId id, const PromptFacts& facts, std::span<const uint64_t> keys);
   /// Enters kTokenized, kPrefixMatched, kPrefillRunning or kDecodeRunning. Stages go forward only.
   bool Enter(RequestId id, Stage stage, Nanos now);
-  /// Adds produced tokens to the request and its decode instance; stamps the first and the last token.
+  /// Adds produced tokens to the request and its decode instance; stamps the first and the last token. Call
+  /// it when the tokens arrive: from the time between two calls the latency model learns how long a decode
+  /// step of the instance takes with the requests and tokens that it has.
   bool AddOutput(RequestId id, uint32_t tokens, Nanos now);
+  /// The answer was not read for a while, because the client is slow: the time until the next AddOutput says
+  /// nothing about the engine.
+  void SkipInterval(RequestId id);
+  /// Replaces the number of prompt tokens, which may be an estimate, by the engine's report.
+  bool SetPromptTokens(RequestId id, uint32_t tokens);
   /// Replaces the predicted number of cached tokens by the engine's report.
   bool SetCached(RequestId id, uint32_t tokens);
   /// Ends the request at any stage: releases its charges, its keys and its slot. False when it has already

@@ -15,6 +15,7 @@
 #include "app/progress.h"
 #include "app/table.h"
 #include "parallel/placement/balance.h"
+#include "parallel/placement/layer_cost.h"
 #include "parallel/placement/load_file.h"
 #include "parallel/placement/migration.h"
 #include "parallel/placement/node_traffic.h"
@@ -50,75 +51,6 @@ StatusOr<Placement> ReadPlan(const std::string& path, int ranks) {
   return parallel::ParsePlacement(bytes, InputName(path), ranks);
 }
 
-constexpr int kDefaultTopK = 8;  // of DeepSeek-V3 and Qwen3-MoE
-
-parallel::Routing RoutingOf(const PlacementFlags& flags) {
-  return {.top_k = flags.top_k > 0 ? flags.top_k : kDefaultTopK,
-          .groups = flags.groups,
-          .top_groups = flags.top_groups > 0 ? flags.top_groups : flags.groups};
-}
-
-// Mean and worst over loads and layers with tokens.
-struct Balance {
-  double mean = 0, worst = 0, split_mean = 0, split_worst = 0;
-  int duplicates = 0, activated = 0;
-  double remote_nodes = 0;
-};
-
-Balance MeasureBalance(const Placement& placement, std::span<const Workload> loads,
-                       std::span<const double> speeds = {}, int nodes = 1,
-                       const parallel::Routing& routing = {}) {
-  Balance balance;
-  int count = 0;
-  for (const Workload& load : loads) {
-    for (int layer = 0; layer < load.total.layers; ++layer) {
-      if (!parallel::HasTokens(load.total, layer)) continue;
-      ++count;
-      const parallel::LayerPlacement& placed = placement.layers[layer];
-      const double equal = parallel::Imbalance(placed, load.total.layer(layer), speeds);
-      const double split = parallel::SplitImbalance(placed, load.total.layer(layer), speeds);
-      balance.mean += equal;
-      balance.split_mean += split;
-      balance.worst = std::max(balance.worst, equal);
-      balance.split_worst = std::max(balance.split_worst, split);
-      balance.remote_nodes += parallel::RemoteNodes(placed, load.total.layer(layer), nodes, routing);
-      balance.activated =
-          std::max(balance.activated, parallel::ActivatedExperts(placed, load.total.layer(layer)));
-    }
-  }
-  balance.mean /= count;
-  balance.split_mean /= count;
-  balance.remote_nodes /= count;
-  for (const parallel::LayerPlacement& layer : placement.layers)
-    balance.duplicates += parallel::DuplicateSlots(layer);
-  return balance;
-}
-
-// Median time of the exact split of one batch of whole tokens, in microseconds.
-double SplitMicroseconds(const Placement& placement, const LoadMatrix& load) {
-  constexpr double kBatchTokens = 8 * 128;  // per rank: 128 tokens with 8 experts each
-  const LoadMatrix batch = parallel::ScaledLoad(load, kBatchTokens * placement.ranks());
-  std::vector<double> times;
-  for (int layer = 0; layer < load.layers; ++layer) {
-    const std::span<const double> loads = batch.layer(layer);
-    const std::vector<int64_t> tokens(loads.begin(), loads.end());
-    parallel::TokenSplit split(placement.layers[layer], load.experts);
-    const auto start = std::chrono::steady_clock::now();
-    split.SplitTokens(tokens);
-    times.push_back(
-        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
-  }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
-}
-
-int64_t Replicas(const Placement& placement) {
-  int64_t sum = 0;
-  for (size_t layer = 0; layer < placement.layers.size(); ++layer)
-    sum += placement.replicas(static_cast<int>(layer));
-  return sum;
-}
-
 struct MadePlan {
   Placement placement;
   std::string eplb_bytes;  // of --algorithm eplb: the arrays as EPLB orders them
@@ -133,10 +65,11 @@ StatusOr<MadePlan> MakeEplb(const PlacementFlags& flags, const LoadMatrix& load,
 
 StatusOr<MadePlan> MakeBaseline(const PlacementFlags& flags, std::span<const LoadMatrix> loads) {
   if (!flags.rank_slots.empty() || !flags.speeds.empty() || !flags.current.empty() ||
-      flags.extra_replicas > 0 || flags.traffic_weight > 0) {
+      flags.extra_replicas > 0 || flags.traffic_weight > 0 || !flags.cost.empty() || flags.quantile < 1 ||
+      flags.rank_memory > 0) {
     return InvalidArgument(
-        "--rank-slots, --speeds, --current, --extra-replicas and --traffic-weight need --algorithm moesaic, "
-        "found {}",
+        "--rank-slots, --speeds, --current, --extra-replicas, --traffic-weight, --cost, --quantile and "
+        "--rank-memory need --algorithm moesaic, found {}",
         flags.algorithm);
   }
   const LoadMatrix sum = parallel::SumOfLoads(loads);
@@ -151,8 +84,9 @@ StatusOr<MadePlan> MakeBaseline(const PlacementFlags& flags, std::span<const Loa
           ? parallel::PlanOmniStatic(sum,
                                      {.ranks = flags.ranks, .slots_per_rank = per_rank, .hosts = flags.nodes})
       : flags.algorithm == "flashlb" ? parallel::PlanFlashLb(loads, flags.ranks, per_rank)
-      : flags.algorithm == "swift"   ? parallel::PlanSwiftBalance(sum, flags.ranks, per_rank)
-                                     : parallel::PlanLplbGraph(sum, flags.ranks, per_rank);
+      : flags.algorithm == "swift"
+          ? parallel::PlanSwiftBalance(sum, flags.ranks, per_rank)
+          : parallel::PlanLplbGraph(sum, {.ranks = flags.ranks, .slots_per_rank = per_rank});
   RETURN_IF_ERROR(placement.status());
   return MadePlan{*std::move(placement), "", false};
 }
@@ -172,6 +106,15 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   options.nodes = flags.nodes;
   options.groups = flags.groups;
   options.threads = flags.threads;
+  options.quantile = flags.quantile;
+  std::optional<parallel::CostModel> cost;
+  if (!flags.cost.empty()) {
+    ASSIGN_OR_RETURN(cost, parallel::ReadCostModel(flags.cost));
+    options.cost = &*cost;
+  }
+  if (flags.rank_memory > 0)
+    options.all_slots.assign(options.slots.size(),
+                             flags.rank_memory / std::max<int64_t>(1, flags.expert_bytes));
   options.current = current ? &*current : nullptr;
   options.max_moves = flags.max_moves;
   const InterruptGuard guard;
@@ -215,7 +158,7 @@ Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int 
   const bool equal = flags.rank_slots.empty() ? flags.ranks > 0 && slots % flags.ranks == 0
                                               : std::equal(flags.rank_slots.begin() + 1,
                                                            flags.rank_slots.end(), flags.rank_slots.begin());
-  if (equal && flags.extra_replicas == 0) return OkStatus();
+  if (equal && flags.extra_replicas == 0 && flags.rank_memory == 0) return OkStatus();
   return InvalidArgument(
       "{}: this format needs equally many slots on all ranks and layers; use a multiple of the ranks for "
       "--slots, or --format moesaic",
@@ -229,91 +172,6 @@ StatusOr<std::optional<Placement>> ReadCurrent(const PlacementFlags& flags, int 
   if (flags.current.empty()) return std::nullopt;
   ASSIGN_OR_RETURN(Placement current, ReadPlan(flags.current, ranks));
   return current;
-}
-
-// Moves from the placement in use to another one.
-struct MigrationSize {
-  int64_t experts = 0, rounds = 0;
-  int most_experts = 0, most_rounds = 0;  // of a layer
-};
-
-StatusOr<MigrationSize> MeasureMigration(const Placement& current, const Placement& next) {
-  if (current.experts != next.experts || current.layers.size() != next.layers.size() ||
-      current.ranks() != next.ranks()) {
-    return InvalidArgument(
-        "--current must have {} ranks, {} layers and {} experts as the plan, found {}, {} and {}",
-        next.ranks(), next.layers.size(), next.experts, current.ranks(), current.layers.size(),
-        current.experts);
-  }
-  MigrationSize size;
-  for (size_t layer = 0; layer < next.layers.size(); ++layer) {
-    ASSIGN_OR_RETURN(const std::vector<parallel::TransferRound> rounds,
-                     parallel::PlanTransfers(current.layers[layer], next.layers[layer]));
-    int experts = 0;
-    for (const parallel::TransferRound& round : rounds) experts += static_cast<int>(round.size());
-    size.experts += experts;
-    size.rounds += static_cast<int64_t>(rounds.size());
-    size.most_experts = std::max(size.most_experts, experts);
-    size.most_rounds = std::max(size.most_rounds, static_cast<int>(rounds.size()));
-  }
-  return size;
-}
-
-Status PrintBalance(const PlacementFlags& flags, const Placement& placement, std::span<const Workload> loads,
-                    std::span<const double> speeds, const std::optional<Placement>& current) {
-  std::optional<MigrationSize> migration;
-  if (current) {
-    ASSIGN_OR_RETURN(migration, MeasureMigration(*current, placement));
-  }
-  std::vector<std::vector<std::string>> rows = {
-      {"load", "mean", "worst", "split mean", "split worst", "activated experts"}};
-  nlohmann::ordered_json json = {{"layers", placement.layers.size()},
-                                 {"ranks", placement.ranks()},
-                                 {"replicas", Replicas(placement)},
-                                 {"max_slots", placement.max_slots()}};
-  json["loads"] = nlohmann::ordered_json::array();
-  const bool nodes = flags.top_k > 0;
-  if (nodes) {
-    RETURN_IF_ERROR(parallel::CheckRouting(RoutingOf(flags), placement.experts));
-    if (placement.ranks() % flags.nodes != 0)
-      return InvalidArgument("--nodes must divide the {} ranks, found {}", placement.ranks(), flags.nodes);
-    rows.front().emplace_back("remote nodes");
-  }
-  int duplicates = 0;
-  for (const Workload& load : loads) {
-    const Balance balance = MeasureBalance(placement, {&load, 1}, speeds, flags.nodes, RoutingOf(flags));
-    duplicates = balance.duplicates;
-    rows.push_back({load.name, Number(balance.mean), Number(balance.worst), Number(balance.split_mean),
-                    Number(balance.split_worst), std::to_string(balance.activated)});
-    if (nodes) rows.back().push_back(Number(balance.remote_nodes));
-    json["loads"].push_back({{"name", load.name},
-                             {"mean", balance.mean},
-                             {"worst", balance.worst},
-                             {"split_mean", balance.split_mean},
-                             {"split_worst", balance.split_worst},
-                             {"activated_experts", balance.activated},
-                             {"split_us", SplitMicroseconds(placement, load.total)}});
-    if (nodes) json["loads"].back()["remote_nodes"] = balance.remote_nodes;
-  }
-  json["repeated_replicas"] = duplicates;
-  if (migration) {
-    json["migration"] = {{"experts", migration->experts},
-                         {"most_experts_of_a_layer", migration->most_experts},
-                         {"rounds", migration->rounds},
-                         {"most_rounds_of_a_layer", migration->most_rounds}};
-  }
-  if (flags.json) {
-    WriteOutput(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-    return OkStatus();
-  }
-  Print("{} layers, {} ranks, up to {} slots of a rank, {} replicas, {} repeated on their rank\n\n{}",
-        placement.layers.size(), placement.ranks(), placement.max_slots(), Replicas(placement), duplicates,
-        FormatTable(rows, /*markdown=*/false));
-  if (migration) {
-    Print("\n{} experts move from {}, at most {} of a layer; at most {} rounds per layer\n",
-          migration->experts, flags.current, migration->most_experts, migration->most_rounds);
-  }
-  return OkStatus();
 }
 
 }  // namespace

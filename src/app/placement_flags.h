@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,9 @@ struct PlacementFlags {
   std::string current;
   int max_moves = -1;
   double traffic_weight = 0;
+  std::string cost;  // also of evaluate
+  double quantile = 1;
+  int64_t rank_memory = 0, expert_bytes = 0;
   bool windows = false;
   // evaluate
   std::string plan;
@@ -49,6 +54,14 @@ StatusOr<std::vector<parallel::Workload>> ReadLoads(const PlacementFlags& flags)
 
 /// The format that --format names, or that the file name suggests.
 StatusOr<parallel::PlacementFormat> FormatOf(const PlacementFlags& flags);
+
+/// Routing of tokens that the flags describe.
+parallel::Routing RoutingOf(const PlacementFlags& flags);
+
+/// Prints a table or JSON with the balance of each load, and the moves from `current` if it is given.
+Status PrintBalance(const PlacementFlags& flags, const parallel::Placement& placement,
+                    std::span<const parallel::Workload> loads, std::span<const double> speeds,
+                    const std::optional<parallel::Placement>& current);
 
 // One function per action.
 Status RunPlacementPlan(const PlacementFlags& flags);

@@ -1,6 +1,9 @@
 // HTML pages of `moesaic placement`.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "app/placement_flags.h"
 #include "app/report_page.h"
 #include "app/svg_plot.h"
@@ -11,7 +14,29 @@ namespace {
 
 constexpr size_t kPlottedLoads = 6;  // series of a plot that have colours of their own
 
+constexpr size_t kHeatMaps = 3;  // each has a cell per rank and layer
+
 std::string Ratio(double value) { return fmt::format("{:.3f}", value); }
+
+// Loads of ranks (columns) in layers (rows), over speed and the mean.
+ReportPlot RankHeatMap(const parallel::Placement& placement, const std::vector<double>& speeds,
+                       const parallel::Workload& load) {
+  std::vector<std::vector<double>> cells;
+  std::vector<int> layers;
+  for (int layer = 0; layer < load.total.layers; ++layer) {
+    if (!parallel::HasTokens(load.total, layer)) continue;
+    std::vector<double> loads = parallel::EqualShareLoads(placement.layers[layer], load.total.layer(layer));
+    const double total = std::accumulate(loads.begin(), loads.end(), 0.0);
+    const double speed = speeds.empty() ? static_cast<double>(loads.size())
+                                        : std::accumulate(speeds.begin(), speeds.end(), 0.0);
+    for (size_t rank = 0; rank < loads.size(); ++rank)
+      loads[rank] *= speed / (total * (speeds.empty() ? 1 : speeds[rank]));
+    cells.push_back(std::move(loads));
+    layers.push_back(layer);
+  }
+  return {load.name, HeatPlot(cells, layers, "layer", "rank",
+                              [](double value) { return fmt::format("{:.2f}", value); })};
+}
 
 }  // namespace
 
@@ -81,13 +106,19 @@ std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& pla
       {"Largest rank load over the mean, equal shares of replicas",
        PointPlot(equal, "layer", Ratio, false, true), names},
       {"The same with the exact split over replicas", PointPlot(split, "layer", Ratio, false, true), names}};
+  ReportSection heat{.title = "Load of each rank and layer"};
+  heat.notes = {"Load of a rank over the mean, equal shares of replicas; 1 is balanced."};
+  if (loads.size() > kHeatMaps)
+    heat.notes.push_back(fmt::format("Maps show the first {} of {} loads.", kHeatMaps, loads.size()));
+  for (size_t i = 0; i < std::min(kHeatMaps, loads.size()); ++i)
+    heat.plots.push_back(RankHeatMap(placement, speeds, loads[i]));
   return ReportHtml({.title = "Expert placement",
                      .subtitle = flags.action == "plan" ? "Planned by " + flags.algorithm : flags.plan,
                      .facts = {{std::to_string(placement.ranks()), "ranks"},
                                {std::to_string(placement.layers.size()), "layers"},
                                {std::to_string(placement.experts), "experts"},
                                {std::to_string(placement.max_slots()), "slots of a rank"}},
-                     .sections = {section}});
+                     .sections = {section, heat}});
 }
 
 }  // namespace moesaic::app

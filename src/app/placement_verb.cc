@@ -18,19 +18,20 @@ struct Action {
 
 const std::vector<Action>& Actions() {
   static const std::vector<Action> actions = {
-      {"plan", RunPlacementPlan, 1, -1, {"--ranks",       "--slots",      "--groups",
-                                         "--nodes",       "--out",        "--format",
-                                         "--first-layer", "--html",       "--algorithm",
-                                         "--rank-slots",  "--speeds",     "--extra-replicas",
-                                         "--current",     "--max-moves",  "--traffic-weight",
-                                         "--top-k",       "--top-groups", "--windows",
-                                         "--threads",     "--json"}},
+      {"plan", RunPlacementPlan, 1, -1, {"--ranks",       "--slots",       "--groups",
+                                         "--nodes",       "--out",         "--format",
+                                         "--first-layer", "--html",        "--algorithm",
+                                         "--rank-slots",  "--speeds",      "--extra-replicas",
+                                         "--current",     "--max-moves",   "--traffic-weight",
+                                         "--top-k",       "--top-groups",  "--windows",
+                                         "--threads",     "--json",        "--cost",
+                                         "--quantile",    "--rank-memory", "--expert-bytes"}},
       {"evaluate",
        RunPlacementEvaluate,
        1,
        -1,
        {"--plan", "--ranks", "--speeds", "--current", "--nodes", "--groups", "--top-k", "--top-groups",
-        "--windows", "--html", "--json"}},
+        "--windows", "--html", "--json", "--cost"}},
       {"compare",
        RunPlacementCompare,
        1,
@@ -116,6 +117,26 @@ void AddTrafficFlag(Verb& verb, PlacementFlags& options) {
       .Group("Flags of plan");
 }
 
+void AddCostFlags(Verb& verb, PlacementFlags& options) {
+  const std::string group = "Flags of plan";
+  verb.AddOption(
+          "--cost", options.cost,
+          "File with rates of the machine: balance predicted times instead of tokens; also of evaluate")
+      .Group(group);
+  verb.AddOption("--quantile", options.quantile,
+                 "Share of the workloads or windows that each layer is planned for, those that fit best")
+      .Range(0.01, 1.0)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--rank-memory", options.rank_memory,
+                 "Bytes of a rank for experts of all layers; what --slots leaves goes where it helps most")
+      .Bytes()
+      .Group(group);
+  verb.AddOption("--expert-bytes", options.expert_bytes, "Bytes of an expert, for --rank-memory")
+      .Bytes()
+      .Group(group);
+}
+
 void AddOtherFlags(Verb& verb, PlacementFlags& options) {
   verb.AddOption("--plan", options.plan, "Placement to evaluate").Group("Flags of evaluate");
   const std::string compare = "Flags of compare";
@@ -189,6 +210,7 @@ void AddPlacement(Verb& root, VerbRun& run) {
   AddCommonFlags(verb, *options);
   AddPlanFlags(verb, *options);
   AddTrafficFlag(verb, *options);
+  AddCostFlags(verb, *options);
   AddOtherFlags(verb, *options);
   verb.Footer(
       "A load is a .npy array [layers, experts], SGLang's JSON with logical_count, vLLM's JSON, or a folder "
@@ -217,6 +239,8 @@ void AddPlacement(Verb& root, VerbRun& run) {
     if (options->action == "front" || options->traffic_weight > 0) needs("--nodes");
     if (options->action == "evaluate") needs("--plan");
     if (options->action == "convert" || options->action == "generate") needs("--out");
+    if (verb.Count("--rank-memory") != verb.Count("--expert-bytes"))
+      FailUsage("--rank-memory", "and --expert-bytes need each other");
     if (verb.Count("--max-moves") > 0 && options->current.empty())
       FailUsage("--max-moves", "needs --current");
     run = [options, function = action->run] { return function(*options); };

@@ -142,4 +142,52 @@ std::string PointPlot(const std::vector<PlotSeries>& series, const std::string& 
   return svg + "</svg>";
 }
 
+std::string HeatPlot(const std::vector<std::vector<double>>& cells, const std::vector<int>& row_names,
+                     const std::string& row_name, const std::string& column_name, const NumberText& text) {
+  constexpr double kLeft = 46, kTop = 30, kBottom = 34, kRow = 9;
+  constexpr double kLeastSpread = 0.1;  // a balanced map looks calm
+  constexpr int kShades = 8;            // of each colour
+  if (cells.empty() || cells.front().empty()) return "";
+  double spread = kLeastSpread;
+  for (const std::vector<double>& row : cells) {
+    for (const double value : row) spread = std::max(spread, std::abs(value - 1));
+  }
+  const double column = (kWidth - kLeft - 12) / static_cast<double>(cells.front().size());
+  const double height = kTop + kRow * static_cast<double>(cells.size()) + kBottom;
+  // One path per shade: thousands of cells stay small.
+  std::vector<std::string> paths(2 * kShades + 1);
+  for (size_t row = 0; row < cells.size(); ++row) {
+    for (size_t at = 0; at < cells[row].size(); ++at) {
+      const double shade = std::round((cells[row][at] - 1) / spread * kShades);
+      paths[static_cast<size_t>(shade + kShades)] +=
+          fmt::format("M{:.1f} {:.0f}h{:.1f}v{}h-{:.1f}z", kLeft + column * static_cast<double>(at),
+                      kTop + kRow * static_cast<double>(row), column, kRow - 1, column);
+    }
+  }
+  const auto fill = [&](int shade, const std::string& path) {
+    return fmt::format(R"(<path d="{}" class="f{}" fill-opacity="{:.2f}"/>)", path, shade < 0 ? 1 : 2,
+                       0.03 + 0.97 * std::abs(shade) / kShades);
+  };
+  std::string svg = Open(height, row_name + " and " + column_name);
+  for (int shade = -kShades; shade <= kShades; ++shade) {
+    if (const std::string& path = paths[static_cast<size_t>(shade + kShades)]; !path.empty())
+      svg += fill(shade, path);
+    svg += fill(shade, fmt::format("M{:.1f} 6h8v10h-8z", kLeft + 60 + 8.0 * (shade + kShades)));  // legend
+  }
+  svg += Text(kLeft + 54, 16, "end", "n", text(std::max(0.0, 1 - spread)));
+  svg += Text(kLeft + 66 + 8.0 * (2 * kShades + 1), 16, "start", "n", text(1 + spread));
+  const double row_step = std::max(2.0, StepOf(static_cast<double>(cells.size()), 12));
+  for (double row = 0; row < static_cast<double>(cells.size()); row += row_step) {
+    svg += Text(kLeft - 6, kTop + kRow * (row + 0.5) + 5, "end", "n",
+                std::to_string(row_names[static_cast<size_t>(row)]));
+  }
+  const double step = std::max(1.0, StepOf(static_cast<double>(cells.front().size()), 12));
+  for (double at = 0; at < static_cast<double>(cells.front().size()); at += step) {
+    svg += Text(kLeft + column * (at + 0.5), height - kBottom + 15, "middle", "n", fmt::format("{:.0f}", at));
+  }
+  svg += Text((kLeft + kWidth - 12) / 2, height - 3, "middle", "n", column_name);
+  svg += Text(0, 16, "start", "n", row_name);
+  return svg + "</svg>";
+}
+
 }  // namespace moesaic::app

@@ -25,6 +25,11 @@ struct PlotSeries {
 std::string PointPlot(const std::vector<PlotSeries>& series, const std::string& x_name,
                       const NumberText& text, bool logarithmic, bool joined);
 
+/// Returns a map of coloured cells [rows][columns], one row per layer from top to bottom: colour 1 below 1,
+/// colour 2 above, the stronger the farther. Rows are numbered by `row_names`; "" without cells.
+std::string HeatPlot(const std::vector<std::vector<double>>& cells, const std::vector<int>& row_names,
+                     const std::string& row_name, const std::string& column_name, const NumberText& text);
+
 /// Returns `text` with &, <, > and " escaped for HTML.
 std::string EscapeHtml(const std::string& text);
 

@@ -13,6 +13,7 @@
 #include "cache/tier_stats.h"
 #include "engine/expert_balancer.h"
 #include "engine/expert_load.h"
+#include "engine/rank_loads.h"
 #include "engine/rank_stats.h"
 #include "engine/request.h"
 #include "engine/speculative.h"
@@ -102,6 +103,8 @@ struct EngineStats {
   std::vector<std::string> link_levels;
   std::shared_ptr<const ExpertLoadStats> expert_load;  ///< Null: not recorded, or no window has ended.
   std::shared_ptr<const ExpertBalanceStats> balance;   ///< Null: experts stay.
+  /// Null: replicas do not divide the experts, or no window has ended.
+  std::shared_ptr<const RankLoads> rank_loads;
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).

@@ -89,6 +89,14 @@ StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, co
   return moves;
 }
 
+PlacementByLayer LoadedPlacement(const parallel::Layout& layout, const models::ModelInfo& info,
+                                 const ExpertLoadStats& load) {
+  const parallel::ModelShape shape{.layers = info.layers, .experts = info.experts, .moe_layers = load.layers};
+  PlacementByLayer placement;
+  for (const int layer : load.layers) placement[layer] = parallel::ExpertsByRank(layout, shape, layer);
+  return placement;
+}
+
 ExpertBalancer::ExpertBalancer(const parallel::Layout& layout, const models::ModelInfo& info,
                                Lockstep& lockstep, std::vector<Executor*> replicas,
                                const ExpertBalanceOptions& options)
@@ -130,10 +138,7 @@ Status ExpertBalancer::Poll(const std::shared_ptr<const ExpertLoadStats>& load,
 
 // Experts of the layers as they were loaded.
 void ExpertBalancer::SetLayers(const ExpertLoadStats& load) {
-  if (!current_.empty()) return;
-  const parallel::ModelShape shape{
-      .layers = info_.layers, .experts = info_.experts, .moe_layers = load.layers};
-  for (const int layer : load.layers) current_[layer] = parallel::ExpertsByRank(layout_, shape, layer);
+  if (current_.empty()) current_ = LoadedPlacement(layout_, info_, load);
 }
 
 void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& load,

@@ -43,6 +43,10 @@ struct PlannedMove {
 /// Experts of each rank by decoder layer.
 using PlacementByLayer = std::map<int, parallel::LayerPlacement>;
 
+/// The placement with which the layers of `load` were loaded. `layout` exchanges tokens.
+PlacementByLayer LoadedPlacement(const parallel::Layout& layout, const models::ModelInfo& info,
+                                 const ExpertLoadStats& load);
+
 /// Plans all layers for the recent loads, and returns those whose gain over `current` is large enough, the
 /// largest gain first. `busy` is the share of time in which ranks compute: time that a layer's ranks save
 /// until the next plan must exceed that of moving weights of `expert_bytes` for each expert. Deterministic.
@@ -80,6 +84,8 @@ class ExpertBalancer {
   Status Poll(const std::shared_ptr<const ExpertLoadStats>& load,
               const std::function<std::vector<RankStats>()>& ranks, Clock::time_point now);
   const ExpertBalanceStats& stats() const { return stats_; }
+  /// In use. Empty before the first plan: that of loading.
+  const PlacementByLayer& placement() const { return current_; }
 
  private:
   enum class State : uint8_t { kIdle, kPlanning, kMoving, kChanging };

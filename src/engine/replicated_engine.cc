@@ -68,7 +68,8 @@ ReplicatedEngine::ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>
                                    const EngineOptions& options, std::vector<std::string> link_levels)
     : replicas_(std::move(replicas)),
       max_batch_tokens_(options.max_batch_tokens),
-      link_levels_(std::move(link_levels)) {
+      link_levels_(std::move(link_levels)),
+      layout_(options.layout) {
   MOESAIC_CHECK(!replicas_.empty());
   if (options.expert_load.window_s > 0) load_ = std::make_unique<ExpertLoadRecorder>(options.expert_load);
 }
@@ -116,9 +117,23 @@ void ReplicatedEngine::Cancel(RequestId id) {
 Status ReplicatedEngine::FollowLoad() {
   const auto now = ExpertLoadRecorder::Clock::now();
   if (load_->Due(now)) RETURN_IF_ERROR(RecordLoad());
+  FollowRankLoads();
   if (balancer_ == nullptr) return OkStatus();
   return balancer_->Poll(
       load_->stats(), [this] { return Ranks(); }, now);
+}
+
+// Again after each window, and after each change of the placement.
+void ReplicatedEngine::FollowRankLoads() {
+  const std::shared_ptr<const ExpertLoadStats> load = load_->stats();
+  const uint64_t epoch = balancer_ != nullptr ? balancer_->stats().epoch : 0;
+  if (load == nullptr || !layout_.exchanges_tokens()) return;
+  if (load == rank_loads_from_ && epoch == rank_loads_epoch_) return;
+  const bool moved = balancer_ != nullptr && !balancer_->placement().empty();
+  rank_loads_ = std::make_shared<const RankLoads>(
+      RankLoadsOf(*load, moved ? balancer_->placement() : LoadedPlacement(layout_, model(), *load)));
+  rank_loads_from_ = load;
+  rank_loads_epoch_ = epoch;
 }
 
 std::vector<RankStats> ReplicatedEngine::Ranks() const {
@@ -200,6 +215,7 @@ EngineStats ReplicatedEngine::stats() const {
   if (balancer_ != nullptr) sum.balance = std::make_shared<const ExpertBalanceStats>(balancer_->stats());
   sum.link_levels = link_levels_;
   if (load_ != nullptr) sum.expert_load = load_->stats();
+  sum.rank_loads = rank_loads_;
   sum.prefill_seconds = seconds_.prefill;
   sum.decode_seconds = seconds_.decode;
   return sum;

@@ -57,6 +57,7 @@ class ReplicatedEngine : public Engine {
   void EvenOut();
   Status RecordLoad();
   Status FollowLoad();
+  void FollowRankLoads();
   std::vector<RankStats> Ranks() const;
   void CountTime(std::span<const StepSeconds> before);
 
@@ -68,6 +69,10 @@ class ReplicatedEngine : public Engine {
   StepSeconds seconds_;
   std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded
   std::unique_ptr<ExpertBalancer> balancer_;  // null: experts stay
+  const parallel::Layout layout_;
+  std::shared_ptr<const RankLoads> rank_loads_;             // null: none yet
+  std::shared_ptr<const ExpertLoadStats> rank_loads_from_;  // the loads of rank_loads_
+  uint64_t rank_loads_epoch_ = 0;                           // of the placement
 };
 
 }  // namespace moesaic::engine

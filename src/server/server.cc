@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <spdlog/spdlog.h>
+#include <cmath>
 
 #include <mutex>
 #include <utility>
@@ -176,11 +177,28 @@ class HttpApi : public Server {
     });
   }
 
-  // Null where experts stay on their ranks.
-  static Json BalanceJson(const engine::EngineStats& stats) {
-    if (stats.balance == nullptr) return nullptr;
-    const engine::ExpertBalanceStats& balance = *stats.balance;
-    return {{"state", balance.state}, {"epoch", balance.epoch}, {"history", balance.history}};
+  // Null where replicas do not divide the experts. State "fixed": experts stay on their ranks.
+  static Json ExpertsJson(const engine::EngineStats& stats) {
+    if (stats.balance == nullptr && stats.rank_loads == nullptr) return nullptr;
+    Json json = {{"state", "fixed"}, {"epoch", 0}, {"history", Json::array()}, {"rank_load", nullptr}};
+    if (stats.balance != nullptr) {
+      const engine::ExpertBalanceStats& balance = *stats.balance;
+      json["state"] = balance.state;
+      json["epoch"] = balance.epoch;
+      json["history"] = balance.history;
+    }
+    if (stats.rank_loads != nullptr) {
+      const engine::RankLoads& loads = *stats.rank_loads;
+      Json rows = Json::array();
+      for (size_t first = 0; first < loads.over_mean.size(); first += loads.ranks) {
+        Json row = Json::array();
+        for (int rank = 0; rank < loads.ranks; ++rank)
+          row.push_back(std::round(loads.over_mean[first + rank] * 1000.0) / 1000);
+        rows.push_back(std::move(row));
+      }
+      json["rank_load"] = {{"layers", loads.layers}, {"over_mean", std::move(rows)}};
+    }
+    return json;
   }
 
   Json StateJson() const {
@@ -196,7 +214,7 @@ class HttpApi : public Server {
               {"free_blocks", stats.free_blocks},
               {"tree_nodes", stats.tree_nodes},
               {"block_tokens", tensor::kKvBlockTokens}}},
-            {"experts", BalanceJson(stats)},
+            {"experts", ExpertsJson(stats)},
             {"requests", live_.List(kShownRequests)}};
   }
 

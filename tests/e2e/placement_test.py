@@ -89,7 +89,7 @@ class Placement(unittest.TestCase):
         page = self.folder / "plan.html"
         printed = run("placement", "plan", load, "--ranks", "16", "--slots", "288", "--out", plan, "--html", page).stdout
         self.assertIn("0 repeated on their rank", printed)
-        self.assertIn("</html>", page.read_text())
+        self.assertIn("Load of each rank and layer", page.read_text())
         for svg in page.read_text().split("<svg")[1:]:
             xml.etree.ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
         expected = run("placement", "evaluate", load, "--plan", plan).stdout
@@ -162,6 +162,33 @@ class Placement(unittest.TestCase):
                                   "--json").stdout)["loads"][0]
         self.assertAlmostEqual(measured["remote_nodes"], chosen["remote_nodes"], 9)
         self.assertAlmostEqual(measured["mean"], chosen["mean"], 9)
+
+    def test_a_plan_for_times_is_predicted_to_be_faster(self):
+        loads, cost = self.loads("--workloads", "2"), self.folder / "cost.json"
+        cost.write_text(json.dumps({"batch_tokens": 512, "tile_rows": 64, "tile_s": 4e-6, "read_s": 1e-5, "groups": 8, "top_groups": 4,
+                                    "token_bytes": 14336, "levels": [{"groups": 4, "bytes_per_s": 5e10}]}))
+        size = ("--ranks", "16", "--slots", "288")
+        seconds = []
+        for flags in ((), ("--cost", cost)):
+            run("placement", "plan", *loads, *size, "--out", self.folder / "plan.json", *flags)
+            printed = json.loads(run("placement", "evaluate", *loads, "--plan", self.folder / "plan.json", "--cost", cost,
+                                     "--json").stdout)
+            seconds.append(max(load["predicted_s"]["total"] for load in printed["loads"]))
+        self.assertLess(seconds[1], seconds[0])
+        cost.write_text('{"batch_tokens": 512, "tile_s": -1}')
+        self.assertIn("tile_s must be from 1e-12 to 1000, found -1",
+                      run("placement", "plan", *loads, *size, "--cost", cost, code=1).stderr)
+
+    def test_the_memory_of_a_rank_bounds_its_experts(self):
+        load, plan = self.loads("--workloads", "1")[0], self.folder / "plan.json"
+        words = ("placement", "plan", load, "--ranks", "16", "--slots", "256", "--quantile", "0.5", "--out", plan)
+        run(*words, "--rank-memory", "700M", "--expert-bytes", "10M")
+        for rank in zip(*json.loads(plan.read_text())["layers"]):
+            self.assertLessEqual(sum(map(len, rank)), 70)
+            self.assertGreater(sum(map(len, rank)), 64)
+        self.assertIn("the memory of rank 0 must hold the 64 slots of 4 layers, found 63 slots",
+                      run(*words, "--rank-memory", "639M", "--expert-bytes", "10M", code=1).stderr)
+        run(*words, "--rank-memory", "639M", code=2)
 
     def test_explain_finds_the_skew_of_generated_loads(self):
         for skew, fits in (("log-normal", "log-normal"), ("power-law", "power law")):

@@ -136,3 +136,46 @@ test("a chart follows the width of the window and the colors of the theme", () =
   await canvas.waitFor();
   await noSidewaysScroll(page);
 }));
+
+/// Answers /state with experts of 58 layers on `ranks` ranks, and with the server's other members.
+async function replaceExperts(page, ranks, change = {}) {
+  const layers = Array.from({ length: 58 }, (_, i) => i + 3);
+  const matrix = layers.map((layer) => Array.from({ length: ranks }, (_, rank) => 1 + 0.3 * Math.sin(layer * 3 + rank) * Math.cos(rank * layer)));
+  matrix[7][1] = 1.734;
+  await page.route("**/state", async (route) => {
+    const answer = await route.fetch();
+    const state = await answer.json();
+    state.experts = { state: "idle", epoch: 3, history: ["layer 9 planned", "move 3 of layer 10 is <in use>"],
+      rank_load: { layers, over_mean: matrix }, ...change };
+    await route.fulfill({ json: state });
+  });
+}
+
+for (const [name, options, ranks] of [["light", {}, 32], ["dark", { colorScheme: "dark" }, 144], ["phone", ON_PHONE, 32]]) {
+  test(`a heat map shows the load of ranks by layer: ${name}`, () => withPage(options, async (page) => {
+    await replaceExperts(page, ranks);
+    await open(page, "#operations");
+    const caption = page.locator("#experts-caption");
+    await caption.filter({ hasText: "1.73 times the mean on rank 1 in layer 10" }).waitFor();
+    assert.match(await page.locator("#experts-map canvas").getAttribute("aria-label"), /1\.73 times the mean/);
+    assert.deepEqual(await page.locator("#experts-history li").allInnerTexts(), ["move 3 of layer 10 is <in use>", "layer 9 planned"]);
+    await noSidewaysScroll(page);
+    await page.locator("#experts-panel").scrollIntoViewIfNeeded();
+    // The cell of layer 10 (the eighth row) and rank 1, whose loads are the largest, is colored more than a balanced one.
+    const canvas = page.locator("#experts-map canvas");
+    const cell = await canvas.evaluate((node, count) => (node.clientWidth - 40) / count, ranks);
+    const box = await canvas.boundingBox();
+    await page.mouse.move(box.x + 40 + 1.5 * cell, box.y + 7.5 * 14);
+    await caption.filter({ hasText: "Layer 10, rank 1: 1.734 times the mean" }).waitFor();
+    await page.mouse.move(1, 1);
+    await caption.filter({ hasText: "Experts may move; none does now." }).waitFor();
+    await page.locator("#experts-caption").scrollIntoViewIfNeeded();
+    await shot(page, `experts-${name}`);
+  }));
+}
+
+test("the heat map is hidden where ranks do not divide the experts", () => withPage({}, async (page) => {
+  await open(page, "#operations");
+  await page.locator("#blocks-caption").filter({ hasText: "nodes in the prefix tree" }).waitFor();
+  assert.equal(await page.locator("#experts-panel").isVisible(), false);
+}));

@@ -1,6 +1,7 @@
 // The operations view. Reads /metrics, and /state while it is visible, and stores the last hour.
 import { getMetrics, getState, keys } from "./api.js";
 import { byId, make } from "./dom.js";
+import { drawExperts } from "./expert_panel.js";
 import { hasLibraries } from "./library.js";
 import { parse, quantiles, total } from "./metrics.js";
 import { HOUR, Samples } from "./samples.js";
@@ -117,6 +118,7 @@ export class Operations {
       this.#drawReading(Date.now(), parse(text));
       if (state) {
         drawBlocks(state);
+        drawExperts(state.experts);
         drawRequests(state.requests);
       }
     } catch (error) {

@@ -7,7 +7,6 @@
 #include "parallel/placement/comparison.h"
 #include "parallel/placement/load_generator.h"
 #include "parallel/placement/planner.h"
-#include "parallel/placement/published_balancers.h"
 #include "parallel/placement/spill.h"
 
 namespace moesaic::parallel {
@@ -46,36 +45,6 @@ TEST(Spill, AToleranceNeedsFewerMoves) {
   const SpillPlan some = PlanSpill(loose, tokens, {.max_moves = 64, .tolerance = 0.2});
   EXPECT_LT(some.moves.size(), all.moves.size());
   EXPECT_LT(some.after, some.before);
-}
-
-TEST(PublishedBalancers, PlacementsAreCompleteAndDistinct) {
-  const auto loads = GenerateLoads({.layers = 3, .workloads = 2});
-  const LoadMatrix& load = loads->front().total;
-  const std::vector<LoadMatrix> windows = {load, loads->back().total};
-  for (const int ranks : {16, 32, 64}) {
-    const int slots = 256 / ranks + 1;
-    for (const auto& placement :
-         {PlanOmniStatic(load, {.ranks = ranks, .slots_per_rank = slots, .redundant_layers = 2, .hosts = 4}),
-          PlanFlashLb(windows, ranks, slots), PlanSwiftBalance(load, ranks, slots),
-          PlanLplbGraph(load, ranks, slots)}) {
-      ASSERT_TRUE(placement.ok()) << placement.status();
-      EXPECT_TRUE(CheckPlacement(*placement, "baseline", /*distinct=*/true).ok());
-      EXPECT_LE(placement->max_slots(), slots);
-    }
-  }
-}
-
-// Example of FlashLB's pull request (vllm-ascend #3042), where EPLB reaches 232 and its search 205.
-TEST(PublishedBalancers, OurPlanReachesTheExampleOfFlashLb) {
-  const LoadMatrix load{1, 8, {600, 560, 120, 120, 20, 10, 10, 10}};
-  const auto largest = [&](const Placement& placement) {
-    const std::vector<double> loads = EqualShareLoads(placement.layers[0], load.layer(0));
-    return *std::max_element(loads.begin(), loads.end());
-  };
-  EXPECT_NEAR(largest(FromEplb(*PlanEplb(load, {.replicas = 16, .gpus = 8}), 8)), 232, 1);
-  EXPECT_LE(largest(*PlanFlashLb(std::vector<LoadMatrix>{load}, 8, 2)), 232);
-  EXPECT_LE(largest(PlanPlacement(std::vector<LoadMatrix>{load}, {.slots = EqualSlots(16, 8)})->placement),
-            205);
 }
 
 TEST(Comparison, OurPlanHasTheBestBalanceOfUnknownWorkloads) {

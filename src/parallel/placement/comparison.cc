@@ -50,7 +50,7 @@ std::vector<Policy> Policies(const CompareOptions& options) {
                         return PlanSwiftBalance(mean, ranks, per_rank);
                       }});
   policies.push_back({"lplb", true, [ranks, per_rank](Loads, const LoadMatrix& mean) {
-                        return PlanLplbGraph(mean, ranks, per_rank);
+                        return PlanLplbGraph(mean, {.ranks = ranks, .slots_per_rank = per_rank});
                       }});
   policies.push_back(
       {"moesaic", options.split, [options](Loads loads, const LoadMatrix&) -> StatusOr<Placement> {

@@ -29,6 +29,7 @@ LayerSearch::LayerSearch(const ScenarioLoads& loads, std::span<const double> spe
       padded_(loads.padded()),
       slots_(slots.begin(), slots.end()),
       units_(loads.loads),
+      shares_(experts_),
       scratch_(static_cast<size_t>(padded_) * 2),
       homes_(std::move(homes)),
       away_(experts_, 0) {
@@ -60,7 +61,7 @@ double LayerSearch::Changed(int rank, const float* take, const float* add) const
   return scenario_.scenarios == 1 ? sum * sum * sum * sum : sum;
 }
 
-std::vector<int> LayerSearch::ReplicaCounts() const {
+std::vector<int> LayerSearch::ReplicaCounts() {
   const int ranks = static_cast<int>(slots_.size());
   const int total = std::accumulate(slots_.begin(), slots_.end(), 0);
   std::vector<int> copies(experts_, 1), all(experts_);
@@ -69,7 +70,7 @@ std::vector<int> LayerSearch::ReplicaCounts() const {
   return copies;
 }
 
-std::vector<int> LayerSearch::HomeReplicaCounts() const {
+std::vector<int> LayerSearch::HomeReplicaCounts() {
   if (homes_.weight <= 0) return {};
   const int nodes = 1 + *std::max_element(homes_.of_rank.begin(), homes_.of_rank.end());
   std::vector<int> copies(experts_, 1);
@@ -92,26 +93,41 @@ std::vector<int> LayerSearch::HomeReplicaCounts() const {
 }
 
 // Gives each of `spare` replicas to the one of `experts` with the largest load per replica in any scenario.
-void LayerSearch::AddCopies(std::span<const int> experts, int spare, int most,
-                            std::vector<int>& copies) const {
-  const std::vector<float> highest = HighestLoads();
+void LayerSearch::AddCopies(std::span<const int> experts, int spare, int most, std::vector<int>& copies) {
   for (; spare > 0; --spare) {
     int best = -1;
     for (const int e : experts) {
       if (copies[e] >= most) continue;
-      if (best < 0 ||
-          highest[e] * static_cast<float>(copies[best]) > highest[best] * static_cast<float>(copies[e]))
-        best = e;
+      if (best < 0 || Size(e, copies[e]) > Size(best, copies[best])) best = e;
     }
     if (best < 0) return;  // every rank holds every expert
     ++copies[best];
   }
 }
 
-void LayerSearch::SetUnit(int expert) {
+const float* LayerSearch::Share(int expert, int copies) {
+  std::vector<std::vector<float>>& by_copies = shares_[expert];
   const float* row = scenario_.loads.data() + static_cast<size_t>(expert) * padded_;
-  const float share = 1.0F / static_cast<float>(std::max(1, copies_[expert]));
-  for (int s = 0; s < padded_; ++s) units_[static_cast<size_t>(expert) * padded_ + s] = row[s] * share;
+  while (static_cast<int>(by_copies.size()) < copies) {
+    const auto count = static_cast<float>(by_copies.size() + 1);
+    std::vector<float>& share = by_copies.emplace_back(row, row + padded_);
+    for (int s = 0; s < padded_; ++s) {
+      share[s] /= count;
+      if (scenario_.time != nullptr && s < scenario_.scenarios)
+        share[s] = static_cast<float>((*scenario_.time)(share[s] * scenario_.rows) * scenario_.scale[s]);
+    }
+  }
+  return by_copies[copies - 1].data();
+}
+
+float LayerSearch::Size(int expert, int copies) {
+  const float* share = Share(expert, copies);
+  return *std::max_element(share, share + scenario_.scenarios);
+}
+
+void LayerSearch::SetUnit(int expert) {
+  const float* share = Share(expert, std::max(1, copies_[expert]));
+  std::copy(share, share + padded_, units_.begin() + static_cast<std::ptrdiff_t>(expert) * padded_);
 }
 
 void LayerSearch::Put(int rank, int expert) {
@@ -199,9 +215,7 @@ void LayerSearch::Start(const LayerPlacement& layer) {
 void LayerSearch::SetScale() {
   if (scale_ > 0) return;
   float bound = 1;
-  const std::vector<float> highest = HighestLoads();
-  for (int e = 0; e < experts_; ++e)
-    bound = std::max(bound, highest[e] / static_cast<float>(std::max(1, copies_[e])));
+  for (int e = 0; e < experts_; ++e) bound = std::max(bound, Size(e, std::max(1, copies_[e])));
   scale_ = 1 / bound;
   const double balanced = std::pow(double{scale_}, scenario_.scenarios == 1 ? 64 : 16);
   away_unit_ = homes_.weight * balanced * static_cast<double>(slots_.size()) * scenario_.scenarios;
@@ -261,14 +275,13 @@ double LayerSearch::AwayGain(int expert, int rank_b) const {
 // Gain of replacing the expert of slot b, which has other replicas, by a further replica of `expert`.
 double LayerSearch::ExchangeGain(int expert, int rank_b, int slot_b) {
   const int old = layer_[rank_b][slot_b];
-  const float* gained = scenario_.loads.data() + static_cast<size_t>(expert) * padded_;
-  const float* lost = scenario_.loads.data() + static_cast<size_t>(old) * padded_;
-  const auto n = static_cast<float>(copies_[expert]), m = static_cast<float>(copies_[old]);
+  const float* share = Share(expert, copies_[expert] + 1);
+  const float* old_share = Share(old, copies_[old] - 1);
   float* less = scratch_.data();
   float* more = scratch_.data() + padded_;
   for (int s = 0; s < padded_; ++s) {
-    less[s] = gained[s] / n - gained[s] / (n + 1);
-    more[s] = lost[s] / (m - 1) - lost[s] / m;
+    less[s] = unit(expert)[s] - share[s];
+    more[s] = old_share[s] - unit(old)[s];
   }
   double gain = AwayGain(expert, rank_b) + AwayCost(old, away_[old], copies_[old]) -
                 AwayCost(old, away_[old] - Away(old, rank_b), copies_[old] - 1);
@@ -277,21 +290,14 @@ double LayerSearch::ExchangeGain(int expert, int rank_b, int slot_b) {
   for (const int rank : ranks_of_[old]) {
     if (rank != rank_b && !Holds(rank, expert)) gain += cost_[rank] - Changed(rank, nullptr, more);
   }
-  // The rank of the slot: loses lost / m, gets gained / (n + 1).
-  for (int s = 0; s < padded_; ++s) less[s] = gained[s] / (n + 1);
-  return gain + cost_[rank_b] - Changed(rank_b, unit(old), less);
+  return gain + cost_[rank_b] - Changed(rank_b, unit(old), share);
 }
 
 // Gain of a further replica of `expert` in an empty slot of rank b.
 double LayerSearch::AdditionGain(int expert, int rank_b) {
-  const float* gained = scenario_.loads.data() + static_cast<size_t>(expert) * padded_;
-  const auto n = static_cast<float>(copies_[expert]);
+  const float* share = Share(expert, copies_[expert] + 1);
   float* less = scratch_.data();
-  float* share = scratch_.data() + padded_;
-  for (int s = 0; s < padded_; ++s) {
-    share[s] = gained[s] / (n + 1);
-    less[s] = gained[s] / n - share[s];
-  }
+  for (int s = 0; s < padded_; ++s) less[s] = unit(expert)[s] - share[s];
   double gain = AwayGain(expert, rank_b) + cost_[rank_b] - Changed(rank_b, nullptr, share);
   for (const int rank : ranks_of_[expert]) gain += cost_[rank] - Changed(rank, less, nullptr);
   return gain;
@@ -357,8 +363,11 @@ int LayerSearch::Improve(int max_steps, const std::function<bool()>& stop, int m
   const int ranks = static_cast<int>(layer_.size());
   std::vector<int> order(ranks);
   std::iota(order.begin(), order.end(), 0);
-  for (int steps = 0; steps < max_steps; ++steps) {
-    if (stop && stop()) return steps;
+  LayerPlacement least = layer_;  // with the smallest worst() so far
+  double least_worst = max_moves >= 0 ? worst() : 0;
+  int steps = 0;
+  for (; steps < max_steps; ++steps) {
+    if (stop && stop()) break;
     const double total = objective();
     std::sort(order.begin(), order.end(),
               [&](int a, int b) { return cost_[a] != cost_[b] ? cost_[a] > cost_[b] : a < b; });
@@ -371,35 +380,37 @@ int LayerSearch::Improve(int max_steps, const std::function<bool()>& stop, int m
       FindSwaps(order[i], best);
       FindExchanges(order[i], best);
     }
-    if (best.kind == Step::kNone) return steps;
-    const LayerPlacement before = max_moves >= 0 ? layer_ : LayerPlacement{};
+    if (best.kind == Step::kNone) break;
     Apply(best);
-    if (max_moves >= 0 && Moved() > max_moves) {
-      layer_ = before;
-      copies_ = CopiesOf(layer_, experts_);
-      Recompute();
-      return steps;
-    }
+    if (max_moves < 0) continue;
+    if (Moved() > max_moves) break;
+    if (worst() >= least_worst) continue;
+    least_worst = worst();
+    least = layer_;
   }
-  return max_steps;
+  if (max_moves >= 0) {
+    layer_ = least;
+    copies_ = CopiesOf(layer_, experts_);
+    Recompute();
+  }
+  return steps;
 }
 
-std::vector<float> LayerSearch::HighestLoads() const {
-  std::vector<float> highest(experts_, 0);
-  for (int e = 0; e < experts_; ++e) {
-    const float* row = scenario_.loads.data() + static_cast<size_t>(e) * padded_;
-    highest[e] = *std::max_element(row, row + scenario_.scenarios);
-  }
-  return highest;
+int LayerSearch::CopiesWithin(int expert, float limit) {
+  const int ranks = static_cast<int>(slots_.size());
+  if (scenario_.time == nullptr)
+    return std::clamp(static_cast<int>(std::ceil(Size(expert, 1) / limit)), 1, ranks);
+  int copies = 1;
+  while (copies < ranks && Size(expert, copies) > limit) ++copies;
+  return copies;
 }
 
 void LayerSearch::TryLimits(int max_tries, const std::function<bool()>& stop) {
   constexpr float kStep = 0.04F;  // between limits
   const int ranks = static_cast<int>(slots_.size());
   const int total = std::accumulate(slots_.begin(), slots_.end(), 0);
-  const std::vector<float> highest = HighestLoads();
   float least = 0;
-  for (int e = 0; e < experts_; ++e) least = std::max(least, highest[e] / static_cast<float>(copies_[e]));
+  for (int e = 0; e < experts_; ++e) least = std::max(least, Size(e, copies_[e]));
   LayerPlacement best = layer_;
   double best_cost = objective();
   std::vector<int> last;
@@ -408,7 +419,7 @@ void LayerSearch::TryLimits(int max_tries, const std::function<bool()>& stop) {
     std::vector<int> copies(experts_);
     int spare = total;
     for (int e = 0; e < experts_; ++e) {
-      copies[e] = std::clamp(static_cast<int>(std::ceil(highest[e] / limit)), 1, ranks);
+      copies[e] = CopiesWithin(e, limit);
       spare -= copies[e];
     }
     // Spare replicas split the largest single experts, and then the largest of all.
@@ -417,9 +428,7 @@ void LayerSearch::TryLimits(int max_tries, const std::function<bool()>& stop) {
         int largest = -1;
         for (int e = 0; e < experts_; ++e) {
           if (copies[e] >= ranks || (single && copies[e] > 1)) continue;
-          if (largest < 0 || highest[e] * static_cast<float>(copies[largest]) >
-                                 highest[largest] * static_cast<float>(copies[e]))
-            largest = e;
+          if (largest < 0 || Size(e, copies[e]) > Size(largest, copies[largest])) largest = e;
         }
         if (largest < 0) break;
         ++copies[largest];
@@ -448,10 +457,9 @@ void LayerSearch::ShiftReplicas(int max_tries, const std::function<bool()>& stop
   for (int tries = 0; tries < max_tries;) {
     donors.clear();
     for (int e = 0; e < experts_; ++e) {
-      const float most = *std::max_element(unit(e), unit(e) + scenario_.scenarios);
-      size[e] = most;
+      size[e] = Size(e, copies_[e]);
       if (copies_[e] < 2) continue;
-      without[e] = most * static_cast<float>(copies_[e]) / static_cast<float>(copies_[e] - 1);
+      without[e] = Size(e, copies_[e] - 1);
       donors.push_back(e);
     }
     std::iota(by_size.begin(), by_size.end(), 0);
@@ -491,11 +499,15 @@ double LayerSearch::objective() const {
 }
 
 double LayerSearch::worst() const {
+  double worst = 0;
+  for (int s = 0; s < scenario_.scenarios; ++s) worst = std::max(worst, WorstIn(s));
+  return worst;
+}
+
+double LayerSearch::WorstIn(int scenario) const {
   float worst = 0;
-  for (int rank = 0; rank < static_cast<int>(layer_.size()); ++rank) {
-    for (int s = 0; s < scenario_.scenarios; ++s)
-      worst = std::max(worst, load(rank)[s] * inverse_speed_[rank]);
-  }
+  for (int rank = 0; rank < static_cast<int>(layer_.size()); ++rank)
+    worst = std::max(worst, load(rank)[scenario] * inverse_speed_[rank]);
   return worst;
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/placement/layer_cost.h"
 #include "parallel/placement/placement.h"
 
 namespace moesaic::parallel {
@@ -14,6 +15,12 @@ namespace moesaic::parallel {
 struct ScenarioLoads {
   int scenarios = 0;
   std::vector<float> loads = {};  // [experts, padded scenarios]
+  /// Cost of a replica with a share of the loads; null: the share itself. `rows` is the number of rows of a
+  /// batch for a load of 1, and `scale` [scenarios] makes costs comparable: those of single replicas sum to
+  /// the sum of the ranks' speeds.
+  const ExpertTime* time = nullptr;
+  double rows = 0;
+  std::vector<double> scale = {};
 
   int padded() const { return (scenarios + 3) / 4 * 4; }
   int experts() const { return scenarios == 0 ? 0 : static_cast<int>(loads.size()) / padded(); }
@@ -40,10 +47,10 @@ class LayerSearch {
 
   /// Numbers of replicas that fill all slots: each further replica goes to the expert with the largest load
   /// per replica in any scenario. At most one per rank.
-  std::vector<int> ReplicaCounts() const;
+  std::vector<int> ReplicaCounts();
   /// Numbers of replicas that fill all slots if each node holds its own experts only. Empty without homes, or
   /// if a node has too few slots.
-  std::vector<int> HomeReplicaCounts() const;
+  std::vector<int> HomeReplicaCounts();
   /// Places the largest replicas first, each on the rank where the objective grows least.
   void Place(const std::vector<int>& copies);
   /// Starts from a placement whose ranks hold distinct experts, within the slots.
@@ -51,7 +58,8 @@ class LayerSearch {
 
   /// Applies the best swap, move, exchange or addition of a replica that involves a loaded rank, until none
   /// improves the objective, `max_steps` are done or `stop` returns true. With `max_moves` >= 0, at most that
-  /// many slots differ from the placement at the start. Returns the number of steps.
+  /// many slots differ from the placement at the start, and of the placements on the way the one with the
+  /// smallest worst() is kept, so that a larger number never makes it worse. Returns the number of steps.
   int Improve(int max_steps, const std::function<bool()>& stop, int max_moves = -1);
 
   /// Places with other replica counts and keeps the best placement. Few slots per rank need them: the
@@ -64,6 +72,7 @@ class LayerSearch {
   double objective() const;
   /// Largest load / speed of a rank in a scenario.
   double worst() const;
+  double WorstIn(int scenario) const;
   const LayerPlacement& layer() const { return layer_; }
 
  private:
@@ -74,6 +83,10 @@ class LayerSearch {
     int expert = 0;  // of kExchange: replaces the expert of slot b; of kAdd: fills an empty slot of rank b
   };
 
+  // Cost of each of `copies` replicas, [padded scenarios].
+  const float* Share(int expert, int copies);
+  // Largest of them.
+  float Size(int expert, int copies);
   const float* unit(int expert) const { return units_.data() + static_cast<size_t>(expert) * padded_; }
   const float* load(int rank) const { return rank_load_.data() + static_cast<size_t>(rank) * padded_; }
   float* load(int rank) { return rank_load_.data() + static_cast<size_t>(rank) * padded_; }
@@ -90,8 +103,8 @@ class LayerSearch {
     return homes_.weight > 0 ? away_unit_ * mean_share_[expert] * away / copies : 0;
   }
   double RankCost(int rank) const { return Changed(rank, nullptr, nullptr); }
-  std::vector<float> HighestLoads() const;
-  void AddCopies(std::span<const int> experts, int spare, int most, std::vector<int>& copies) const;
+  void AddCopies(std::span<const int> experts, int spare, int most, std::vector<int>& copies);
+  int CopiesWithin(int expert, float limit);  // fewest whose size is not above it
   void TryLimits(int max_tries, const std::function<bool()>& stop);
   void ShiftReplicas(int max_tries, const std::function<bool()>& stop);
   void SetUnit(int expert);
@@ -111,12 +124,13 @@ class LayerSearch {
   std::vector<float> inverse_speed_;  // [ranks]
   std::vector<int> slots_;            // [ranks]
   LayerPlacement layer_, start_;
-  std::vector<int> copies_;                 // [experts]
-  std::vector<std::vector<int>> ranks_of_;  // [experts]
-  std::vector<float> units_;                // [experts, padded]
-  std::vector<float> rank_load_;            // [ranks, padded]
-  std::vector<double> cost_;                // [ranks]
-  std::vector<char> holds_;                 // [ranks, experts]
+  std::vector<int> copies_;                              // [experts]
+  std::vector<std::vector<int>> ranks_of_;               // [experts]
+  std::vector<float> units_;                             // [experts, padded]
+  std::vector<std::vector<std::vector<float>>> shares_;  // [experts][copies - 1][padded], as they are needed
+  std::vector<float> rank_load_;                         // [ranks, padded]
+  std::vector<double> cost_;                             // [ranks]
+  std::vector<char> holds_;                              // [ranks, experts]
   std::vector<float> scratch_;
   float scale_ = 0;  // of loads under the power
   HomeNodes homes_;

@@ -24,6 +24,9 @@ StatusOr<Workload> ParseLoad(std::string_view bytes, const std::string& name);
 /// layer.
 StatusOr<Workload> ReadLoad(const std::string& path);
 
+/// Parses one safetensors file of TensorRT-LLM, rank*.safetensors: tensors "ITERATION_LAYER" of counts.
+StatusOr<Workload> ParseTensorRtFile(std::string_view bytes, const std::string& name);
+
 /// Parses one text file of OmniPlacement, whose rows are layers. Appended to `layers`: [layers][positions].
 /// `values` counts the values of all files of a folder.
 Status ParseOmniText(std::string_view text, const std::string& source,

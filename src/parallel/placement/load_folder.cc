@@ -73,7 +73,7 @@ StatusOr<Workload> ReadOmniFolder(const std::map<std::pair<int, int>, fs::path>&
   return WorkloadOfWindows(windows, name);
 }
 
-Status AddTensors(const std::string& bytes, const std::string& source,
+Status AddTensors(std::string_view bytes, const std::string& source,
                   std::map<int, std::map<int, std::vector<double>>>& windows, int64_t& values) {
   ASSIGN_OR_RETURN(const checkpoint::Safetensors file,
                    checkpoint::ParseSafetensors(std::as_bytes(std::span(bytes)), source));
@@ -115,13 +115,10 @@ Status AddTensors(const std::string& bytes, const std::string& source,
   return OkStatus();
 }
 
-StatusOr<Workload> ReadTensorRtFolder(const std::vector<fs::path>& files, const std::string& name) {
-  std::map<int, std::map<int, std::vector<double>>> windows;
-  int64_t values = 0;
-  for (const fs::path& path : files) {
-    ASSIGN_OR_RETURN(const std::string bytes, ReadBoundedFile(path.string()));
-    RETURN_IF_ERROR(AddTensors(bytes, path.string(), windows, values));
-  }
+// [iterations][layers][experts]
+using TensorWindows = std::map<int, std::map<int, std::vector<double>>>;
+
+StatusOr<Workload> WorkloadOfTensors(const TensorWindows& windows, const std::string& name) {
   std::map<int, std::vector<std::vector<double>>> rows;
   for (const auto& [iteration, layers] : windows) {
     for (const auto& [layer, counts] : layers) rows[iteration].push_back(counts);
@@ -130,7 +127,24 @@ StatusOr<Workload> ReadTensorRtFolder(const std::vector<fs::path>& files, const 
   return WorkloadOfWindows(rows, name);
 }
 
+StatusOr<Workload> ReadTensorRtFolder(const std::vector<fs::path>& files, const std::string& name) {
+  TensorWindows windows;
+  int64_t values = 0;
+  for (const fs::path& path : files) {
+    ASSIGN_OR_RETURN(const std::string bytes, ReadBoundedFile(path.string()));
+    RETURN_IF_ERROR(AddTensors(bytes, path.string(), windows, values));
+  }
+  return WorkloadOfTensors(windows, name);
+}
+
 }  // namespace
+
+StatusOr<Workload> ParseTensorRtFile(std::string_view bytes, const std::string& name) {
+  TensorWindows windows;
+  int64_t values = 0;
+  RETURN_IF_ERROR(AddTensors(bytes, name, windows, values));
+  return WorkloadOfTensors(windows, name);
+}
 
 StatusOr<Workload> ReadLoad(const std::string& path) {
   std::error_code error;

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <map>
 
+#include "parallel/placement/baseline_slots.h"
+
 namespace moesaic::parallel {
 namespace {
-
-bool HoldsExpert(const std::vector<int>& rank, int expert) {
-  return std::find(rank.begin(), rank.end(), expert) != rank.end();
-}
 
 // Transfers between two ranks, by direction. One of each is done per round.
 struct PeerLink {

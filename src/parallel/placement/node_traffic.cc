@@ -46,8 +46,15 @@ Status CheckRouting(const Routing& routing, int experts) {
 
 double RemoteNodes(const LayerPlacement& layer, std::span<const double> loads, int nodes,
                    const Routing& routing) {
+  const std::vector<double> received = TokensReceived(layer, loads, nodes, routing);
+  return std::accumulate(received.begin(), received.end(), 0.0);
+}
+
+std::vector<double> TokensReceived(const LayerPlacement& layer, std::span<const double> loads, int nodes,
+                                   const Routing& routing) {
+  std::vector<double> received(nodes, 0);
   const double total = std::accumulate(loads.begin(), loads.end(), 0.0);
-  if (!(total > 0)) return 0;
+  if (!(total > 0)) return received;
   const Choice choice = ChoiceOf(loads, total, routing);
   const size_t experts = loads.size(), group_size = experts / static_cast<size_t>(routing.groups);
   std::vector<double> replicas(experts * nodes, 0);  // [nodes, experts]
@@ -59,7 +66,6 @@ double RemoteNodes(const LayerPlacement& layer, std::span<const double> loads, i
       ++copies[expert];
     }
   }
-  double sum = 0;
   for (int source = 0; source < nodes; ++source) {
     const double* here = replicas.data() + source * experts;
     for (int node = 0; node < nodes; ++node) {
@@ -73,10 +79,10 @@ double RemoteNodes(const LayerPlacement& layer, std::span<const double> loads, i
         }
         never *= 1 - choice.group[group] * (1 - without);
       }
-      sum += 1 - never;
+      received[node] += (1 - never) / nodes;
     }
   }
-  return sum / nodes;
+  return received;
 }
 
 }  // namespace moesaic::parallel

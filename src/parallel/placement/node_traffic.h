@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "parallel/placement/placement.h"
 
@@ -25,5 +26,10 @@ Status CheckRouting(const Routing& routing, int experts);
 /// tokens.
 double RemoteNodes(const LayerPlacement& layer, std::span<const double> loads, int nodes,
                    const Routing& routing);
+
+/// Expected share of all tokens that each node receives from other nodes, under the same model. The sum is
+/// RemoteNodes().
+std::vector<double> TokensReceived(const LayerPlacement& layer, std::span<const double> loads, int nodes,
+                                   const Routing& routing);
 
 }  // namespace moesaic::parallel

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <mutex>
 #include <numeric>
+#include <optional>
+#include <span>
 #include <thread>
 
 #include "parallel/placement/layer_search.h"
@@ -19,13 +22,20 @@ constexpr double kFewSlots = 3;  // mean of ranks
 // Largest number of pairs of a rank and an expert: LayerSearch has a byte for each, per thread.
 constexpr int64_t kMaxHeld = int64_t{64} << 20;
 
+// Weights of traffic and shares of max_moves among which predicted times choose.
+constexpr double kTrafficWeights[] = {0, 1e-2, 1, 10, 1e2, 1e4, 1e12};
+constexpr double kMoveShares[] = {0, 0.05, 0.2, 0.5, 1};
+constexpr int kQuantileRounds = 3;
+// Cells of the table that divides the budget of extra replicas.
+constexpr int64_t kMaxBudgetCells = int64_t{50} << 20;
+
 // `workloads` are scaled.
-ScenarioLoads Scenarios(std::span<const LoadMatrix> workloads, int layer) {
-  ScenarioLoads result{.scenarios = static_cast<int>(workloads.size())};
+ScenarioLoads Scenarios(std::span<const LoadMatrix> workloads, std::span<const int> chosen, int layer) {
+  ScenarioLoads result{.scenarios = static_cast<int>(chosen.size())};
   const int experts = workloads.front().experts, padded = result.padded();
   result.loads.assign(static_cast<size_t>(experts) * padded, 0);
-  for (size_t w = 0; w < workloads.size(); ++w) {
-    const std::span<const double> tokens = workloads[w].layer(layer);
+  for (size_t w = 0; w < chosen.size(); ++w) {
+    const std::span<const double> tokens = workloads[chosen[w]].layer(layer);
     for (int e = 0; e < experts; ++e)
       result.loads[static_cast<size_t>(e) * padded + w] = static_cast<float>(tokens[e]);
   }
@@ -42,6 +52,20 @@ Status CheckNodes(int experts, const PlannerOptions& options) {
     return InvalidArgument("groups must divide the {} experts, found {}", experts, options.groups);
   if (options.groups % options.nodes != 0)
     return InvalidArgument("nodes must divide the {} groups, found {}", options.groups, options.nodes);
+  return OkStatus();
+}
+
+Status CheckMemory(int layers, const PlannerOptions& options) {
+  if (options.all_slots.empty()) return OkStatus();
+  if (options.all_slots.size() != options.slots.size())
+    return InvalidArgument("{} ranks need as many numbers of slots over all layers, found {}",
+                           options.slots.size(), options.all_slots.size());
+  for (size_t rank = 0; rank < options.slots.size(); ++rank) {
+    const int64_t least = int64_t{options.slots[rank]} * layers;
+    if (options.all_slots[rank] < least)
+      return InvalidArgument("the memory of rank {} must hold the {} slots of {} layers, found {} slots",
+                             rank, least, layers, options.all_slots[rank]);
+  }
   return OkStatus();
 }
 
@@ -74,6 +98,14 @@ Status CheckOptions(std::span<const LoadMatrix> workloads, const PlannerOptions&
     return InvalidArgument("ranks times experts must be at most {}, found {}", kMaxHeld,
                            static_cast<int64_t>(options.slots.size()) * experts);
   RETURN_IF_ERROR(CheckNodes(experts, options));
+  RETURN_IF_ERROR(CheckMemory(layers, options));
+  if (!(options.quantile > 0 && options.quantile <= 1))
+    return InvalidArgument("the quantile must be above 0 and at most 1, found {}", options.quantile);
+  if (options.cost != nullptr) {
+    RETURN_IF_ERROR(CheckCostModel(*options.cost, experts, static_cast<int>(options.slots.size())));
+    if (options.traffic_weight > 0)
+      return InvalidArgument("a weight of traffic and predicted times exclude each other");
+  }
   if (options.extra_replicas < 0)
     return InvalidArgument("extra replicas must not be negative, found {}", options.extra_replicas);
   if (options.current != nullptr) {
@@ -111,28 +143,35 @@ class Planner {
   Planner(std::span<const LoadMatrix> workloads, const PlannerOptions& options) : options_(options) {
     speeds_ = options.speeds;
     if (speeds_.empty()) speeds_.assign(options.slots.size(), 1.0);
-    const double speed = std::accumulate(speeds_.begin(), speeds_.end(), 0.0);
-    for (const LoadMatrix& workload : workloads) loads_.push_back(ScaledLoad(workload, speed));
+    speed_ = std::accumulate(speeds_.begin(), speeds_.end(), 0.0);
+    for (const LoadMatrix& workload : workloads) loads_.push_back(ScaledLoad(workload, speed_));
+    if (options.cost != nullptr) time_.emplace(*options.cost);
+    kept_ = static_cast<int>(std::ceil(options.quantile * static_cast<double>(loads_.size()) - 1e-9));
   }
 
   PlannedPlacement Plan() {
     const int layers = loads_.front().layers;
     PlannedPlacement result{.placement = {.experts = loads_.front().experts}};
     result.placement.layers.resize(layers);
-    const bool uneven = options_.extra_replicas > 0;
-    steps_ = uneven ? layers * (1 + static_cast<int>(std::size(kLevels))) : layers;
-    if (uneven) {
-      // Plans of all levels, from which the budget chooses.
+    const int64_t budget = ExtraBudget();
+    steps_ = budget > 0 ? layers * (2 + static_cast<int>(std::size(kLevels))) : layers;
+    if (budget > 0) {
+      // Plans of all levels, from which the budget chooses; then those of the chosen ranks.
       std::vector<std::vector<LayerPlan>> plans(layers);
       ForEach(layers, [&](int layer) {
-        plans[layer].push_back(PlanLayer(layer, 0));
-        for (const double level : kLevels) plans[layer].push_back(PlanLayer(layer, level));
+        plans[layer].push_back(PlanLayer(layer, options_.slots));
+        for (const double level : kLevels) plans[layer].push_back(PlanLayer(layer, SlotsAtLevel(level)));
       });
-      const std::vector<int> chosen = ChooseLevels(plans);
-      for (int layer = 0; layer < layers; ++layer)
-        result.placement.layers[layer] = std::move(plans[layer][chosen[layer]].layer);
+      const std::vector<std::vector<int>> slots = GiveSlots(ChooseLevels(plans, budget), plans);
+      ForEach(layers, [&](int layer) {
+        result.placement.layers[layer] = slots[layer] == options_.slots
+                                             ? std::move(plans[layer][0].layer)
+                                             : PlanLayer(layer, slots[layer]).layer;
+        CountStep();
+      });
     } else {
-      ForEach(layers, [&](int layer) { result.placement.layers[layer] = PlanLayer(layer, 0).layer; });
+      ForEach(layers,
+              [&](int layer) { result.placement.layers[layer] = PlanLayer(layer, options_.slots).layer; });
     }
     for (int layer = 0; options_.current != nullptr && layer < layers; ++layer) {
       LayerPlacement& planned = result.placement.layers[layer];
@@ -147,8 +186,8 @@ class Planner {
   static constexpr double kLevels[] = {0.125, 0.25, 0.5, 1};
 
   struct LayerPlan {
-    LayerPlacement layer;
-    double worst = 0;
+    LayerPlacement layer = {};
+    double worst = 0;  // of the planned quantile: largest load of a rank, or predicted seconds
     int extra = 0;
   };
 
@@ -164,17 +203,102 @@ class Planner {
     for (std::thread& thread : threads) thread.join();
   }
 
-  LayerPlan PlanLayer(int layer, double level) {
-    const auto stop = [this] {
-      if (options_.stop && options_.stop()) stopped_ = true;
-      return stopped_.load();
-    };
+  bool Stopped() {
+    if (options_.stop && options_.stop()) stopped_ = true;
+    return stopped_;
+  }
+
+  void CountStep() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++done_;
+    if (options_.progress) options_.progress(std::min(done_, steps_), steps_);
+  }
+
+  // Replicas beyond `slots` of each layer.
+  int64_t ExtraBudget() const {
+    int64_t budget = options_.extra_replicas;
+    if (options_.all_slots.empty()) return budget;
+    int64_t memory = 0;
+    for (size_t rank = 0; rank < options_.slots.size(); ++rank)
+      memory += options_.all_slots[rank] - int64_t{options_.slots[rank]} * loads_.front().layers;
+    return budget > 0 ? std::min(budget, memory) : memory;
+  }
+
+  // One more slot on every 1/level-th rank.
+  std::vector<int> SlotsAtLevel(double level) const {
     std::vector<int> slots = options_.slots;
     const int extra = static_cast<int>(level * static_cast<double>(slots.size()));
-    // One more slot on every 1/level-th rank.
     for (int i = 0; i < extra; ++i) ++slots[static_cast<size_t>(i) * slots.size() / extra];
-    const ScenarioLoads loads = Scenarios(loads_, layer);
-    LayerSearch search(loads, speeds_, slots, Homes(loads));
+    return slots;
+  }
+
+  LayerPlan PlanLayer(int layer, const std::vector<int>& slots) {
+    LayerPlan plan;
+    if (options_.cost == nullptr) {
+      plan = PlanWorkloads(layer, slots, options_.traffic_weight, options_.max_moves);
+    } else {
+      const bool homes = !options_.cost->levels.empty() && HasHomes();
+      const bool moves = options_.current != nullptr && options_.cost->move_bytes_per_s > 0;
+      for (const double weight : std::span(kTrafficWeights).first(homes ? std::size(kTrafficWeights) : 1)) {
+        for (const double share : std::span(kMoveShares).last(moves ? std::size(kMoveShares) : 1)) {
+          if (Stopped() && !plan.layer.empty()) break;
+          LayerPlan next = PlanWorkloads(layer, slots, weight, MovesOf(share, slots));
+          next.worst = PredictedSeconds(layer, next.layer);
+          if (plan.layer.empty() || next.worst < plan.worst) plan = std::move(next);
+        }
+      }
+    }
+    plan.extra = std::accumulate(slots.begin(), slots.end(), 0) -
+                 std::accumulate(options_.slots.begin(), options_.slots.end(), 0);
+    CountStep();
+    return plan;
+  }
+
+  // Moves of a share of the allowed ones; without a limit, of all slots.
+  int MovesOf(double share, const std::vector<int>& slots) const {
+    if (options_.current == nullptr || (share == 1 && options_.max_moves < 0)) return options_.max_moves;
+    const int most =
+        options_.max_moves >= 0 ? options_.max_moves : std::accumulate(slots.begin(), slots.end(), 0);
+    return static_cast<int>(share * most);
+  }
+
+  double PredictedSeconds(int layer, const LayerPlacement& placed) const {
+    const LayerPlacement* current = options_.current != nullptr ? &options_.current->layers[layer] : nullptr;
+    std::vector<double> seconds;
+    for (const LoadMatrix& load : loads_)
+      seconds.push_back(
+          PredictCost(placed, load.layer(layer), *options_.cost, *time_, speeds_, current).total());
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[kept_ - 1];
+  }
+
+  // With a quantile, plans again without the workloads that are worst, as long as that helps the others.
+  LayerPlan PlanWorkloads(int layer, const std::vector<int>& slots, double weight, int max_moves) {
+    std::vector<int> workloads(loads_.size());
+    std::iota(workloads.begin(), workloads.end(), 0);
+    LayerPlan best;
+    for (int round = 0; round <= kQuantileRounds; ++round) {
+      std::vector<double> worst(loads_.size());
+      LayerPlan plan{.layer = Search(layer, workloads, slots, weight, max_moves, worst)};
+      std::vector<int> order(loads_.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return worst[a] < worst[b]; });
+      plan.worst = worst[order[kept_ - 1]];
+      if (round > 0 && plan.worst >= best.worst) break;
+      best = std::move(plan);
+      if (kept_ == static_cast<int>(loads_.size()) || Stopped()) break;
+      workloads.assign(order.begin(), order.begin() + kept_);
+      std::sort(workloads.begin(), workloads.end());
+    }
+    return best;
+  }
+
+  // Plans for some workloads; `worst` gets the largest load of a rank in each of all workloads.
+  LayerPlacement Search(int layer, std::span<const int> workloads, const std::vector<int>& slots,
+                        double weight, int max_moves, std::vector<double>& worst) {
+    const auto stop = [this] { return Stopped(); };
+    const ScenarioLoads loads = LayerLoads(layer, workloads);
+    LayerSearch search(loads, speeds_, slots, Homes(loads, weight));
     if (options_.current != nullptr) {
       search.Start(options_.current->layers[layer]);
     } else {
@@ -186,11 +310,31 @@ class Planner {
         search.ImproveCounts(kCountTries, stop);
       }
     }
-    search.Improve(options_.max_steps, stop, options_.current != nullptr ? options_.max_moves : -1);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++done_;
-    if (options_.progress) options_.progress(done_, steps_);
-    return {search.layer(), search.worst(), extra};
+    search.Improve(options_.max_steps, stop, options_.current != nullptr ? max_moves : -1);
+    if (workloads.size() == loads_.size()) {
+      for (int s = 0; s < loads.scenarios; ++s) worst[s] = search.WorstIn(s);
+      return search.layer();
+    }
+    std::vector<int> all(loads_.size());
+    std::iota(all.begin(), all.end(), 0);
+    const ScenarioLoads all_loads = LayerLoads(layer, all);
+    LayerSearch measure(all_loads, speeds_, slots);
+    measure.Start(search.layer());
+    for (int s = 0; s < all_loads.scenarios; ++s) worst[s] = measure.WorstIn(s);
+    return search.layer();
+  }
+
+  ScenarioLoads LayerLoads(int layer, std::span<const int> workloads) const {
+    ScenarioLoads loads = Scenarios(loads_, workloads, layer);
+    if (!time_) return loads;
+    loads.time = &*time_;
+    loads.rows = options_.cost->rows() / speed_;
+    for (const int w : workloads) {
+      double sum = 0;
+      for (const double load : loads_[w].layer(layer)) sum += (*time_)(load * loads.rows);
+      loads.scale.push_back(sum > 0 ? speed_ / sum : 0);
+    }
+    return loads;
   }
 
   // Places replicas. With homes, the counts of nodes that hold their own experts only are tried as well.
@@ -204,11 +348,19 @@ class Planner {
     if (search.objective() > objective) search.Start(anywhere);
   }
 
+  int HomeNodeCount() const {
+    return options_.cost != nullptr ? options_.cost->levels.front().groups : options_.nodes;
+  }
+  int HomeGroups() const {
+    return options_.cost != nullptr ? options_.cost->routing.groups : options_.groups;
+  }
+  bool HasHomes() const { return HomeNodeCount() > 1 && HomeGroups() % HomeNodeCount() == 0; }
+
   // Homes of experts: groups are packed on nodes as experts on ranks.
-  HomeNodes Homes(const ScenarioLoads& loads) const {
-    HomeNodes homes{.weight = options_.traffic_weight};
+  HomeNodes Homes(const ScenarioLoads& loads, double weight) const {
+    HomeNodes homes{.weight = weight};
     if (homes.weight == 0) return homes;
-    const int nodes = options_.nodes, groups = options_.groups;
+    const int nodes = HomeNodeCount(), groups = HomeGroups();
     const size_t padded = loads.padded(), size = static_cast<size_t>(loads.experts() / groups);
     ScenarioLoads group_loads{.scenarios = loads.scenarios};
     group_loads.loads.assign(groups * padded, 0);
@@ -231,36 +383,75 @@ class Planner {
     return homes;
   }
 
-  // Spends the budget on the steps of the largest gain per replica. A step may skip levels, as gains needn't
-  // shrink.
-  std::vector<int> ChooseLevels(const std::vector<std::vector<LayerPlan>>& plans) const {
-    std::vector<int> chosen(plans.size(), 0);
-    int budget = options_.extra_replicas;
-    for (;;) {
-      double best = 0;
-      size_t best_layer = 0;
-      int best_level = -1;
-      for (size_t layer = 0; layer < plans.size(); ++layer) {
-        const LayerPlan& now = plans[layer][chosen[layer]];
-        for (int level = chosen[layer] + 1; level < static_cast<int>(plans[layer].size()); ++level) {
-          const LayerPlan& next = plans[layer][level];
-          const int cost = next.extra - now.extra;
-          if (cost <= 0 || cost > budget) continue;
-          const double gain = (now.worst - next.worst) / cost;
-          if (gain <= best) continue;
-          best = gain;
-          best_layer = layer;
-          best_level = level;
+  // Chooses a level of each layer so that the sum of their largest loads is smallest within the budget: a
+  // table over layers and replicas. A larger budget never makes the sum larger.
+  static std::vector<int> ChooseLevels(const std::vector<std::vector<LayerPlan>>& plans, int64_t budget) {
+    const size_t layers = plans.size();
+    int64_t most = 0, unit = 0;
+    for (const LayerPlan& plan : plans.front()) {
+      most = std::max<int64_t>(most, plan.extra);
+      unit = std::gcd(unit, int64_t{plan.extra});
+    }
+    if (unit == 0) return std::vector<int>(layers, 0);
+    budget = std::min(budget, most * static_cast<int64_t>(layers));
+    unit = std::max(unit, budget * static_cast<int64_t>(layers) / kMaxBudgetCells);
+    const auto cells = static_cast<size_t>(budget / unit + 1);
+    std::vector<double> sums(cells, 0), next(cells);
+    std::vector<std::vector<char>> levels(layers, std::vector<char>(cells, 0));
+    for (size_t layer = 0; layer < layers; ++layer) {
+      for (size_t cell = 0; cell < cells; ++cell) {
+        next[cell] = sums[cell] + plans[layer][0].worst;
+        for (size_t level = 1; level < plans[layer].size(); ++level) {
+          const auto cost = static_cast<size_t>((plans[layer][level].extra + unit - 1) / unit);
+          if (cost > cell || sums[cell - cost] + plans[layer][level].worst >= next[cell]) continue;
+          next[cell] = sums[cell - cost] + plans[layer][level].worst;
+          levels[layer][cell] = static_cast<char>(level);
         }
       }
-      if (best_level < 0) return chosen;
-      budget -= plans[best_layer][best_level].extra - plans[best_layer][chosen[best_layer]].extra;
-      chosen[best_layer] = best_level;
+      sums.swap(next);
     }
+    std::vector<int> chosen(layers);
+    size_t cell = cells - 1;
+    for (size_t layer = layers; layer-- > 0;) {
+      chosen[layer] = levels[layer][cell];
+      if (chosen[layer] > 0)
+        cell -= static_cast<size_t>((plans[layer][chosen[layer]].extra + unit - 1) / unit);
+    }
+    return chosen;
+  }
+
+  // Slots of each rank and layer: extra slots go to the ranks with most memory left, and to all ranks in
+  // turn.
+  std::vector<std::vector<int>> GiveSlots(const std::vector<int>& levels,
+                                          const std::vector<std::vector<LayerPlan>>& plans) const {
+    const size_t ranks = options_.slots.size();
+    std::vector<int64_t> left(ranks, 0);
+    for (size_t rank = 0; rank < ranks && !options_.all_slots.empty(); ++rank)
+      left[rank] =
+          options_.all_slots[rank] - int64_t{options_.slots[rank]} * static_cast<int64_t>(plans.size());
+    std::vector<std::vector<int>> slots(plans.size(), options_.slots);
+    size_t turn = 0;
+    for (size_t layer = 0; layer < plans.size(); ++layer) {
+      const int extra = plans[layer][levels[layer]].extra;
+      std::vector<size_t> order(ranks);
+      for (size_t i = 0; i < ranks; ++i) order[i] = (turn + i) % ranks;
+      std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return left[a] > left[b]; });
+      for (int i = 0; i < extra; ++i) {
+        const size_t rank = order[i];
+        if (!options_.all_slots.empty() && left[rank] <= 0) break;
+        ++slots[layer][rank];
+        --left[rank];
+        turn = rank + 1;
+      }
+    }
+    return slots;
   }
 
   const PlannerOptions& options_;
   std::vector<double> speeds_;
+  double speed_ = 0;  // of all ranks
+  std::optional<ExpertTime> time_;
+  int kept_ = 1;  // workloads of the quantile
   std::vector<LoadMatrix> loads_;
   std::atomic<bool> stopped_ = false;
   std::mutex mutex_;

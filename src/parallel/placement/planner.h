@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/placement/layer_cost.h"
 #include "parallel/placement/load_matrix.h"
 #include "parallel/placement/placement.h"
 
@@ -15,6 +16,10 @@ struct PlannerOptions {
   /// Further replicas over all layers, on top of `slots`: each layer gets up to one per rank, where they
   /// lower the largest rank load most.
   int extra_replicas = 0;
+  /// Most slots of each rank over all layers: its memory, divided by the bytes of an expert. Slots beyond
+  /// those of `slots` are given to the layers where they help most, as those of extra_replicas. Empty: no
+  /// limit.
+  std::vector<int64_t> all_slots = {};
   std::vector<double> speeds = {};  ///< per rank, relative; empty: equal speeds
   /// Placement in use and the most slots of a layer that may get another expert; -1: any number. Experts that
   /// stay on their rank keep their slots.
@@ -28,6 +33,13 @@ struct PlannerOptions {
   double traffic_weight = 0;
   int nodes = 1;
   int groups = 1;
+  /// Rates that turn loads into times. Ranks are then balanced by the time of started tiles and of reading
+  /// weights; plans with several weights of traffic, and several numbers of moves from `current`, are made,
+  /// and each layer gets the one whose predicted batch (PredictCost) is fastest. Borrowed.
+  const CostModel* cost = nullptr;
+  /// Share of the workloads, or of windows that are given as workloads, that a layer's plan is for: those
+  /// whose largest rank load is smallest. 1: all.
+  double quantile = 1;
   int threads = 2;
   int max_steps = 1000;  ///< of the local search, per layer
   /// Called from one thread at a time after each layer.

@@ -56,7 +56,7 @@ class DrainHandler : public Exchange::Handler {
   bool until_first_byte_;
 };
 
-/// One thread, that of the event loop. The exception is Flow::Tokenize.
+/// One thread, that of the event loop. The exception is Flow::Prepare.
 ///
 /// One worker of all, the master, holds the lease: it runs the scheduler, subscribes to KV events and checks
 /// the engines' health. The others wake it after they changed a queue, and it wakes the workers whose

@@ -32,9 +32,8 @@ class Client {
   virtual void SendBody(std::string_view bytes) = 0;
   /// Ends the answer. `complete` false: closes the connection, so that the client notices the truncation.
   virtual void End(bool complete) = 0;
-  /// Runs flow.Tokenize() in a thread and flow.OnTokenized() in the event loop. False: no thread is
-  /// available.
-  virtual bool StartTokenize(Flow& flow) = 0;
+  /// Runs flow.Prepare() in a thread and flow.OnPrepared() in the event loop. False: no thread is available.
+  virtual bool StartPrepare(Flow& flow) = 0;
 };
 
 /// All calls come from the event loop's thread. No method calls back before it returns.

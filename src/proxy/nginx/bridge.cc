@@ -174,8 +174,8 @@ struct moesaic_flow_s : proxy::Client {
   }
   void SendBody(std::string_view bytes) override { shell.send_body(client, Text(bytes)); }
   void End(bool complete) override { shell.end(client, complete ? 1 : 0); }
-  bool StartTokenize(proxy::Flow& task) override {
-    return shell.tokenize(client, reinterpret_cast<moesaic_task_t*>(&task)) != 0;
+  bool StartPrepare(proxy::Flow& task) override {
+    return shell.prepare(client, reinterpret_cast<moesaic_task_t*>(&task)) != 0;
   }
   const moesaic_shell_t& shell;
   void* client;
@@ -390,10 +390,10 @@ void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log) {
 }
 
 void moesaic_task_run(moesaic_task_t* task) {
-  Guard([&] { Of(task).Tokenize(); }, [&](const char* what) { Of(task).TokenizeFailed(what); });
+  Guard([&] { Of(task).Prepare(); }, [&](const char* what) { Of(task).PrepareFailed(what); });
 }
 void moesaic_task_done(moesaic_task_t* task) {
-  Guard([&] { Of(task).OnTokenized(); }, [&](const char* what) { Of(task).OnException(what); });
+  Guard([&] { Of(task).OnPrepared(); }, [&](const char* what) { Of(task).OnException(what); });
 }
 
 void moesaic_exchange_connected(moesaic_exchange_t* exchange) {

@@ -13,7 +13,7 @@ extern "C" {
 typedef struct moesaic_pool_s moesaic_pool_t;         /* settings and tokenizer of a moesaic_pool block */
 typedef struct moesaic_gateway_s moesaic_gateway_t;   /* a pool in a worker process */
 typedef struct moesaic_flow_s moesaic_flow_t;         /* a request */
-typedef struct moesaic_task_s moesaic_task_t;         /* tokenization of a request */
+typedef struct moesaic_task_s moesaic_task_t;         /* preparation of a request in a thread */
 typedef struct moesaic_exchange_s moesaic_exchange_t; /* an exchange with an engine */
 typedef struct moesaic_watcher_s moesaic_watcher_t;   /* waits for a descriptor */
 
@@ -59,7 +59,7 @@ typedef struct {
   void (*send_head)(void* client, int status, const moesaic_header_t* headers, size_t count);
   void (*send_body)(void* client, moesaic_text_t bytes);
   void (*end)(void* client, int complete);
-  int (*tokenize)(void* client, moesaic_task_t* task); /* 0: no thread is available */
+  int (*prepare)(void* client, moesaic_task_t* task); /* 0: no thread is available */
 } moesaic_shell_t;
 
 /* Configuration. Functions that take `error` write a message there and return 0 when they fail. */

@@ -25,7 +25,7 @@ const moesaic_shell_t moesaic_shell = {
     .send_head = moesaic_client_send_head,
     .send_body = moesaic_client_send_body,
     .end = moesaic_client_end,
-    .tokenize = moesaic_client_tokenize,
+    .prepare = moesaic_client_prepare,
 };
 
 /* --- Handlers --- */

@@ -50,6 +50,6 @@ const moesaic_log_t* moesaic_request_log(ngx_http_request_t* r);
 void moesaic_client_send_head(void* client, int status, const moesaic_header_t* headers, size_t count);
 void moesaic_client_send_body(void* client, moesaic_text_t bytes);
 void moesaic_client_end(void* client, int complete);
-int moesaic_client_tokenize(void* client, moesaic_task_t* task);
+int moesaic_client_prepare(void* client, moesaic_task_t* task);
 
 #endif /* MOESAIC_PROXY_NGINX_MODULE_H_ */

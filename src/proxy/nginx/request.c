@@ -334,7 +334,7 @@ static void moesaic_thread_done(ngx_event_t* event) {
   moesaic_task_done(work);
 }
 
-int moesaic_client_tokenize(void* client, moesaic_task_t* work) {
+int moesaic_client_prepare(void* client, moesaic_task_t* work) {
   moesaic_request_t* request = client;
   moesaic_thread_task_t* task;
 

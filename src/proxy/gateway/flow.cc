@@ -357,13 +357,11 @@ void Flow::StartPair() {
   const PoolSettings& settings = gateway_.settings();
   const EngineSettings* engine = gateway_.Engine(prefill_instance_);
   if (engine == nullptr) return PrefillFailed(NoEngine());
-  // The record of an engine of a newer configuration does not name its bootstrap port.
-  if (engine->bootstrap_port == 0 && settings.transfer != Transfer::kAscend) return PrefillFailed(NoEngine());
   peers_.prefill_host = engine->host_name;
-  peers_.bootstrap_port = engine->bootstrap_port;
+  peers_.bootstrap_port = engine->instance.bootstrap_port;
   peers_.room = static_cast<int64_t>(gateway_.random()() >> 1);
   peers_.transfer_id = fmt::format("xfer-{:016x}{:016x}", gateway_.random()(), gateway_.random()());
-  peers_.bootstrap_address = fmt::format("http://{}:{}", engine->host_name, engine->bootstrap_port);
+  peers_.bootstrap_address = fmt::format("http://{}:{}", engine->host_name, engine->instance.bootstrap_port);
   peers_.metaserver = settings.metaserver;
   prefill_body_.clear();
   params_.clear();
@@ -382,10 +380,10 @@ void Flow::AskBootstrap() {
   const EngineSettings* engine = gateway_.Engine(prefill_instance_);
   EngineSettings bootstrap = *engine;
   bootstrap.path.clear();
-  bootstrap.address.host = fmt::format("{}:{}", engine->host_name, engine->bootstrap_port);
+  bootstrap.address.host = fmt::format("{}:{}", engine->host_name, engine->instance.bootstrap_port);
   std::string& address = bootstrap.address.sockaddr;  // IPv4 and IPv6 have the port at the same place
-  address[2] = static_cast<char>(engine->bootstrap_port >> 8);
-  address[3] = static_cast<char>(engine->bootstrap_port & 255);
+  address[2] = static_cast<char>(engine->instance.bootstrap_port >> 8);
+  address[3] = static_cast<char>(engine->instance.bootstrap_port & 255);
   query_body_.clear();
   query_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   query_->Start(

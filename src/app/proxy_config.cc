@@ -82,6 +82,11 @@ StatusOr<std::string> PoolText(const ProxyFlags& flags, const std::string& folde
       RETURN_IF_ERROR(add(words, role == nullptr ? "--engine" : role[5] == 'p' ? "--prefill" : "--decode"));
     }
   }
+  for (const std::string& source : flags.etcd) {
+    std::vector<std::string> words = Split(source, ",");
+    words.insert(words.begin(), "etcd");
+    RETURN_IF_ERROR(add(words, "--etcd"));
+  }
   if (!flags.engine_file.empty()) body += fmt::format("    include {};\n", Word(folder + "/engines.conf"));
   return body;
 }
@@ -102,6 +107,27 @@ std::string MainText(const ProxyFlags& flags, const std::string& folder, const s
                  "events {{ worker_connections 16384; }}\nhttp {{\n",
                  workers, Word(folder + "/nginx.pid"), std::max(2, cores / workers));
   return text;
+}
+
+// Returns nginx's name servers, in brackets if their addresses are IPv6.
+StatusOr<std::string> ResolverText(const ProxyFlags& flags) {
+  std::vector<std::string> servers = flags.resolvers;
+  if (servers.empty()) {
+    std::ifstream file("/etc/resolv.conf");
+    std::string word;
+    while (file >> word) {
+      if (word == "nameserver" && file >> word) servers.push_back(word.substr(0, word.find('%')));
+    }
+  }
+  if (servers.empty())
+    return InvalidArgument(
+        "engines with the option resolve need --resolver: /etc/resolv.conf names no server");
+  std::string text = "  resolver";
+  for (const std::string& server : servers) {
+    const bool six = std::count(server.begin(), server.end(), ':') > 1 && !server.starts_with('[');
+    text += " " + Word(six ? fmt::format("[{}]", server) : server);
+  }
+  return text + ";\n";
 }
 
 // Returns the directives of the access log. It has the times of all stages except kPrefixMatched.
@@ -148,12 +174,13 @@ std::string ServerText(const ProxyFlags& flags, const proxy::PoolSettings& pool,
 
 StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& folder) {
   const bool pair = !flags.prefill.empty() || !flags.decode.empty();
-  if (pair && (flags.prefill.empty() || flags.decode.empty()) && flags.engines.empty() &&
-      flags.engine_file.empty()) {
+  const bool others = !flags.engines.empty() || !flags.engine_file.empty() || !flags.etcd.empty();
+  if (pair && (flags.prefill.empty() || flags.decode.empty()) && !others) {
     return InvalidArgument("--prefill and --decode need each other");
   }
-  if (!pair && flags.engines.empty() && flags.engine_file.empty()) {
-    return InvalidArgument("give --engine URL, or --prefill URL and --decode URL, or --engines FILE");
+  if (!pair && !others) {
+    return InvalidArgument(
+        "give --engine URL, or --prefill URL and --decode URL, or --engines FILE, or --etcd PREFIX,URL");
   }
   const std::string transfer = !flags.transfer.empty() ? flags.transfer : pair ? "nixl" : "aggregated";
   proxy::PoolSettings pool;
@@ -163,6 +190,12 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   std::string text = MainText(flags, folder, module) + LogText(flags);
   for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
     text += fmt::format("  {}_temp_path {};\n", kind, Word(fmt::format("{}/{}", folder, kind)));
+  }
+  if (!pool.named.empty() || !pool.etcd.empty() || !flags.resolvers.empty()) {
+    StatusOr<std::string> resolver = ResolverText(flags);
+    // Values in etcd may need none.
+    if (!resolver.ok() && !pool.named.empty()) return resolver.status();
+    text += resolver.value_or("");
   }
   text += ServerText(flags, pool, body);
   if (transfer == "ascend")

@@ -15,6 +15,8 @@ struct ProxyFlags {
   std::string transfer, api = "vllm", policy = "moesaic", model;
   std::string host = "127.0.0.1";
   int port = 8100;
+  std::vector<std::string> etcd;       ///< PREFIX and URLs, separated by commas
+  std::vector<std::string> resolvers;  ///< name servers; empty: those of /etc/resolv.conf
   std::vector<std::string> allowed;  ///< addresses and networks that may read the pages, besides this machine
   int workers = 0;                   ///< 0: one for each processor, at most 8
   std::string access_log;            ///< empty: none

@@ -138,6 +138,15 @@ void AddProxyServing(Verb proxy, VerbRun& run) {
   proxy.AddOption("--engines", flags->engine_file,
                   "File with one engine a line: URL [OPTION=VALUE ...]; SIGHUP reads it again");
   proxy
+      .AddOption(
+          "--etcd", flags->etcd,
+          "Engines that etcd names: PREFIX,URL[,URL...]; each value below PREFIX is a line as in --engines")
+      .OneValue();
+  proxy
+      .AddOption("--resolver", flags->resolvers,
+                 "Name server for engines with the option resolve (default: those of /etc/resolv.conf)")
+      .OneValue();
+  proxy
       .AddOption("--transfer", flags->transfer,
                  "Transfer of KV between prefill and decode engines (default: nixl with --prefill)")
       .OneOf({"aggregated", "nixl", "mooncake", "sglang", "ascend"});
@@ -176,6 +185,7 @@ void AddProxyServing(Verb proxy, VerbRun& run) {
       "  moesaic proxy --engine http://10.0.0.1:8000 --engine http://10.0.0.2:8000 --model Qwen3-30B-A3B/\n"
       "  moesaic proxy --prefill http://10.0.0.1:8000,kv_events=tcp://10.0.0.1:5557 --decode "
       "http://10.0.0.2:8000\n"
+      "  moesaic proxy --engine http://vllm.default.svc.cluster.local:8000,resolve\n"
       "  moesaic proxy --engines engines.txt --print-config");
   proxy.OnParsed([flags, &run] {
     if (run) return;  // a verb below this one

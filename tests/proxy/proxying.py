@@ -74,18 +74,18 @@ def request(host, port, method, path, body=None, headers=None):
 class Mock:
     """A mock engine in a process of its own."""
 
-    def __init__(self, *flags, port=0, fast=True):
-        self.flags, self.fast = flags, fast
+    def __init__(self, *flags, port=0, fast=True, host=HOST):
+        self.flags, self.fast, self.host = flags, fast, host
         self.start(port)
 
     def start(self, port):
-        self.process = subprocess.Popen([str(BINARY), "mock-engine", "--host", HOST, "--port", str(port),
+        self.process = subprocess.Popen([str(BINARY), "mock-engine", "--host", self.host, "--port", str(port),
                                          *self.fast_flags(), *map(str, self.flags)],
                                         stdout=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)
         line = self.process.stdout.readline()
         self.port = int(re.search(r":(\d+)$", line.strip())[1])
-        self.url = f"http://{HOST}:{self.port}"
+        self.url = f"http://{self.host}:{self.port}"
 
     def fast_flags(self):
         pairs = zip(FAST[::2], FAST[1::2])
@@ -96,7 +96,7 @@ class Mock:
         self.start(self.port)
 
     def get(self, path):
-        return json.loads(request(HOST, self.port, "GET", path)[2])
+        return json.loads(request(self.host, self.port, "GET", path)[2])
 
     def state(self):
         return self.get("/mock/state")
@@ -107,10 +107,10 @@ class Mock:
                 for r in self.get("/mock/requests")]
 
     def faults(self, **faults):
-        request(HOST, self.port, "POST", "/mock/faults", faults)
+        request(self.host, self.port, "POST", "/mock/faults", faults)
 
     def reset(self, restart=False):
-        request(HOST, self.port, "POST", "/mock/reset", {"restart": restart})
+        request(self.host, self.port, "POST", "/mock/reset", {"restart": restart})
 
     def kill(self):
         self.process.kill()
@@ -158,11 +158,12 @@ class Daemon:
 
 
 class Proxy:
-    """nginx with one pool. `pool` is the text of its block, in which @PORT@ is the port of nginx."""
+    """nginx with one pool. `pool` is the text of its block, in which @PORT@ is the port of nginx; `server` and `http` are
+    directives of these blocks."""
 
-    def __init__(self, pool, workers=2, server="", daemon=False):
+    def __init__(self, pool, workers=2, server="", daemon=False, http=""):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-proxy-"))
-        self.workers_wanted, self.server, self.daemon = workers, server, daemon
+        self.workers_wanted, self.server, self.daemon, self.http = workers, server, daemon, http
         with socket.create_server((HOST, 0)) as free:
             self.port = free.getsockname()[1]
         self.log_path = self.folder / "error.log"
@@ -190,7 +191,7 @@ http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_t
   '$moesaic_decode_scheduled $moesaic_decode_running $moesaic_done $moesaic_prompt_tokens $moesaic_cached_tokens '
   '$moesaic_output_tokens $moesaic_prefill_engine $moesaic_decode_engine';
   access_log {self.folder}/access.log stages; client_max_body_size 64m; client_body_buffer_size 64k;
-{temporary}
+{temporary} {self.http}
   moesaic_pool pool {{ zone 32m; {pool.replace("@PORT@", str(self.port))} }}
   server {{ listen {HOST}:{self.port} backlog=1024;
     location / {{ moesaic_pass pool; }} location = /metrics {{ moesaic_metrics pool; }} location = /moesaic {{ moesaic_page pool; }}

@@ -41,6 +41,7 @@ class Board {
   std::atomic<uint64_t> takeovers;  ///< leases acquired from another process
   std::atomic<uint64_t> retries, released_kv, failed_releases;
   std::atomic<uint64_t> rendered, unrendered;  ///< prompts
+  std::atomic<uint64_t> discovery_errors;      ///< failed lookups, answers of etcd and values in it
   std::array<Message, 32> messages;
 
   void Join(int number, int32_t pid, uint64_t wake) {

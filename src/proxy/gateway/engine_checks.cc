@@ -1,5 +1,6 @@
 #include "proxy/gateway/engine_checks.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,12 @@ class EngineChecks::Check : public Exchange::Handler {
     timer_.At(first, [this] { Ask(); });
   }
   ~Check() override { gateway_.DestroyLater(std::move(exchange_)); }
+
+  bool Is(const EngineSettings& engine) const {
+    return engine.instance.url == engine_.instance.url &&
+           engine.instance.dp_rank == engine_.instance.dp_rank &&
+           engine.address.sockaddr == engine_.address.sockaddr;
+  }
 
   void OnHead(Exchange&) override {}
   void OnBody(Exchange&, std::string_view) override {}
@@ -53,20 +60,29 @@ class EngineChecks::Check : public Exchange::Handler {
   }
 
   Gateway& gateway_;
-  const EngineSettings& engine_;
+  const EngineSettings engine_;
   Timer timer_;
   std::unique_ptr<Exchange> exchange_;
   uint32_t failures_ = 0, successes_ = 0;
 };
 
-EngineChecks::EngineChecks(Gateway& gateway) {
-  const PoolSettings& settings = gateway.settings();
-  if (settings.health_interval == 0) return;
-  const Nanos step = settings.health_interval / static_cast<Nanos>(settings.engines.size() + 1);
-  Nanos first = gateway.now();  // spread over the interval
-  for (const EngineSettings& engine : settings.engines) {
-    checks_.push_back(std::make_unique<Check>(gateway, engine, first += step));
+EngineChecks::EngineChecks(Gateway& gateway) : gateway_(gateway) {}
+
+void EngineChecks::Follow(const std::vector<EngineSettings>& engines) {
+  const Nanos interval = gateway_.settings().health_interval;
+  if (interval == 0) return;
+  std::vector<std::unique_ptr<Check>> kept;
+  const Nanos step = interval / static_cast<Nanos>(engines.size() + 1);
+  Nanos first = gateway_.now();  // spread over the interval
+  for (const EngineSettings& engine : engines) {
+    first += step;
+    const auto known = std::find_if(checks_.begin(), checks_.end(), [&engine](const auto& check) {
+      return check != nullptr && check->Is(engine);
+    });
+    kept.push_back(known != checks_.end() ? std::move(*known)
+                                          : std::make_unique<Check>(gateway_, engine, first));
   }
+  checks_ = std::move(kept);
 }
 
 EngineChecks::~EngineChecks() = default;

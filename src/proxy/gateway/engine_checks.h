@@ -4,18 +4,23 @@
 #include <memory>
 #include <vector>
 
+#include "proxy/gateway/settings.h"
+
 namespace moesaic::proxy {
 
 class Gateway;
 
 class EngineChecks {
  public:
-  /// Begins to check. Destruction ends it.
   explicit EngineChecks(Gateway& gateway);
   ~EngineChecks();
 
+  /// Checks these engines from now on. Known ones keep the time of their next check.
+  void Follow(const std::vector<EngineSettings>& engines);
+
  private:
   class Check;
+  Gateway& gateway_;
   std::vector<std::unique_ptr<Check>> checks_;
 };
 

@@ -13,6 +13,7 @@ namespace moesaic::proxy {
 namespace {
 
 constexpr Nanos kQueryTimeout = 5 * kSecond;  // of a bootstrap server
+constexpr size_t kSmallBody = 16 << 10;       // read in the event loop, in some microseconds
 constexpr double kRetryGrowth = 1.5, kRetryJitter = 0.2;
 
 // Headers of one connection, and those that the gateway writes itself.
@@ -136,13 +137,12 @@ void Flow::Start(ClientRequest request) {
   }
   if (endpoint == Endpoint::kOther || request_.method != "POST") return PassUnscheduled(endpoint);
 
-  StatusOr<RequestBody> body = ReadRequestBody(endpoint, request_.body);
-  if (!body.ok()) {
-    const bool later = body.status().code() == StatusCode::kUnimplemented;
-    return Reply(later ? 501 : 400, "invalid_request_error", Message(body.status()));
+  endpoint_ = endpoint;
+  const bool small = request_.body.size() <= kSmallBody;
+  if (small) {
+    ReadBody();
+    if (!read_status_.ok()) return RefuseBody();
   }
-  body_ = *std::move(body);
-  if (gateway_.settings().client_transfer) body_->has_kv_transfer = false;
   const StatusOr<RequestId> id = gateway_.state().Begin(gateway_.worker(), gateway_.now());
   if (!id.ok()) {
     return Reply(503, "overloaded_error", "the proxy has no room for another request", kSecond);
@@ -155,37 +155,66 @@ void Flow::Start(ClientRequest request) {
     request_id_ = fmt::format("moesaic-{}-{}-{}-{:016x}", gateway_.worker(), id_.slot, id_.generation,
                               gateway_.random()());
   }
-  std::optional<std::vector<int32_t>> inline_ids = PromptIds(*body_);
-  if (gateway_.renderer() != nullptr && !inline_ids) {
-    phase_ = Phase::kTokenizing;
-    tokenizing_ = true;
-    timer_.At(gateway_.now() + gateway_.settings().queue_timeout,
-              [this] { Reply(503, "overloaded_error", "the tokenizer was busy for too long", kSecond); });
-    if (client_->StartTokenize(*this)) return;
-    tokenizing_ = false;
-    return Reply(503, "overloaded_error", "the tokenizer is busy", kSecond);
-  } else if (inline_ids) {
-    tokens_ = *std::move(inline_ids);
-  } else {
-    render_status_ = Unimplemented("no tokenizer");
+  phase_ = Phase::kPreparing;
+  if (small && (gateway_.renderer() == nullptr || !tokens_.empty())) {
+    Prepare();
+    return OnPrepared();
   }
-  SubmitPrompt();
+  timer_.At(gateway_.now() + gateway_.settings().queue_timeout,
+            [this] { Reply(503, "overloaded_error", "the tokenizer was busy for too long", kSecond); });
+  preparing_ = true;
+  if (client_->StartPrepare(*this)) return;
+  preparing_ = false;
+  Reply(503, "overloaded_error", "the tokenizer is busy", kSecond);
 }
 
-void Flow::Tokenize() {
-  StatusOr<RenderedPrompt> prompt = gateway_.renderer()->Render(*body_);
-  render_status_ = prompt.status();
-  if (!prompt.ok()) return;
-  tokens_ = std::move(prompt->ids);
-  tokens_exact_ = prompt->exact;
+void Flow::ReadBody() {
+  StatusOr<RequestBody> body = ReadRequestBody(endpoint_, request_.body);
+  read_status_ = body.status();
+  if (!body.ok()) return;
+  body_ = *std::move(body);
+  if (gateway_.settings().client_transfer) body_->has_kv_transfer = false;
+  tokens_ = PromptIds(*body_).value_or(std::vector<int32_t>());
 }
 
-void Flow::OnTokenized() {
-  tokenizing_ = false;
-  if (phase_ != Phase::kTokenizing) {  // the client left meanwhile
+void Flow::RefuseBody() {
+  const StatusCode code = read_status_.code();
+  const int status = code == StatusCode::kUnimplemented ? 501 : code == StatusCode::kInternal ? 500 : 400;
+  Reply(status, status == 500 ? "server_error" : "invalid_request_error", Message(read_status_));
+}
+
+void Flow::Prepare() {
+  if (!body_) ReadBody();
+  if (!read_status_.ok()) return;
+  const PoolSettings& settings = gateway_.settings();
+  if (tokens_.empty()) {
+    StatusOr<RenderedPrompt> prompt =
+        gateway_.renderer() == nullptr ? Unimplemented("no tokenizer") : gateway_.renderer()->Render(*body_);
+    render_status_ = prompt.status();
+    if (!prompt.ok()) return;
+    tokens_ = std::move(prompt->ids);
+    tokens_exact_ = prompt->exact;
+  }
+  const bool adapter =
+      std::find(settings.adapters.begin(), settings.adapters.end(), body_->model) != settings.adapters.end();
+  gateway_.keys().Append(tokens_,
+                         {.salt = body_->cache_salt, .adapter = adapter ? body_->model : std::string_view()},
+                         settings.block_size, keys_);
+  if (settings.forward_tokens && tokens_exact_ &&
+      (CanForwardTokens(*body_, settings.dialect, /*decode=*/false) ||
+       CanForwardTokens(*body_, settings.dialect, /*decode=*/settings.transfer != Transfer::kAggregated))) {
+    id_list_ = IdList(tokens_);
+  }
+}
+
+void Flow::OnPrepared() {
+  preparing_ = false;
+  if (phase_ != Phase::kPreparing) {  // the client left meanwhile
     gateway_.Reap(*this);
     return;
   }
+  timer_.Cancel();
+  if (!read_status_.ok()) return RefuseBody();
   SubmitPrompt();
 }
 
@@ -211,17 +240,10 @@ void Flow::SubmitPrompt() {
   const std::string_view session = HeaderOf(request_, "x-session-id");
   facts.session = session.empty() ? 0 : HashName(gateway_.keys(), session);
   facts.mode = ModeOf(settings.transfer);
-  std::vector<uint64_t> keys;
-  if (!tokens_.empty()) {
-    const bool adapter = std::find(settings.adapters.begin(), settings.adapters.end(), body_->model) !=
-                         settings.adapters.end();
-    gateway_.keys().Append(
-        tokens_, {.salt = body_->cache_salt, .adapter = adapter ? body_->model : std::string_view()},
-        settings.block_size, keys);
-    facts.block_size = settings.block_size;
-  }
+  if (!tokens_.empty()) facts.block_size = settings.block_size;
   log_.prompt_tokens = facts.prompt_tokens;
-  state.SetPrompt(id_, facts, keys);
+  state.SetPrompt(id_, facts, keys_);
+  keys_ = {};
   state.Enter(id_, Stage::kTokenized, gateway_.now());
   state.Enter(id_, Stage::kPrefixMatched, gateway_.now());
   const Admission admission = gateway_.scheduler().Submit(id_, gateway_.now());
@@ -309,16 +331,12 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
 }
 
 std::string Flow::BodyFor(bool prefill) const {
-  const PoolSettings& settings = gateway_.settings();
-  std::string text = aggregated_ ? AggregatedBody(*body_)
-                     : prefill   ? PrefillBody(*body_, peers_, params_)
-                                 : DecodeBody(*body_, peers_, params_);
-  const bool decode = !aggregated_ && !prefill;
-  if (settings.forward_tokens && tokens_exact_ && CanForwardTokens(*body_, settings.dialect, decode)) {
-    StatusOr<std::string> forwarded = ForwardTokens(body_->endpoint, text, settings.dialect, tokens_);
-    if (forwarded.ok()) return *std::move(forwarded);
-  }
-  return text;
+  const Dialect dialect = gateway_.settings().dialect;
+  ForwardedIds ids{.dialect = dialect, .list = {}};
+  if (!id_list_.empty() && CanForwardTokens(*body_, dialect, /*decode=*/!aggregated_ && !prefill))
+    ids.list = id_list_;
+  if (aggregated_) return AggregatedBody(*body_, ids);
+  return prefill ? PrefillBody(*body_, peers_, params_, ids) : DecodeBody(*body_, peers_, params_, ids);
 }
 
 void Flow::StartPrefill() {
@@ -339,13 +357,11 @@ void Flow::StartPair() {
   const PoolSettings& settings = gateway_.settings();
   const EngineSettings* engine = gateway_.Engine(prefill_instance_);
   if (engine == nullptr) return PrefillFailed(NoEngine());
-  // The record of an engine of a newer configuration does not name its bootstrap port.
-  if (engine->bootstrap_port == 0 && settings.transfer != Transfer::kAscend) return PrefillFailed(NoEngine());
   peers_.prefill_host = engine->host_name;
-  peers_.bootstrap_port = engine->bootstrap_port;
+  peers_.bootstrap_port = engine->instance.bootstrap_port;
   peers_.room = static_cast<int64_t>(gateway_.random()() >> 1);
   peers_.transfer_id = fmt::format("xfer-{:016x}{:016x}", gateway_.random()(), gateway_.random()());
-  peers_.bootstrap_address = fmt::format("http://{}:{}", engine->host_name, engine->bootstrap_port);
+  peers_.bootstrap_address = fmt::format("http://{}:{}", engine->host_name, engine->instance.bootstrap_port);
   peers_.metaserver = settings.metaserver;
   prefill_body_.clear();
   params_.clear();
@@ -364,10 +380,10 @@ void Flow::AskBootstrap() {
   const EngineSettings* engine = gateway_.Engine(prefill_instance_);
   EngineSettings bootstrap = *engine;
   bootstrap.path.clear();
-  bootstrap.address.host = fmt::format("{}:{}", engine->host_name, engine->bootstrap_port);
+  bootstrap.address.host = fmt::format("{}:{}", engine->host_name, engine->instance.bootstrap_port);
   std::string& address = bootstrap.address.sockaddr;  // IPv4 and IPv6 have the port at the same place
-  address[2] = static_cast<char>(engine->bootstrap_port >> 8);
-  address[3] = static_cast<char>(engine->bootstrap_port & 255);
+  address[2] = static_cast<char>(engine->instance.bootstrap_port >> 8);
+  address[3] = static_cast<char>(engine->instance.bootstrap_port & 255);
   query_body_.clear();
   query_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   query_->Start(
@@ -658,7 +674,7 @@ FlowLog Flow::Detach() {
   client_ = nullptr;
   if (phase_ != Phase::kDone) {
     Complete(Outcome::kAborted);
-  } else if (!tokenizing_) {
+  } else if (!preparing_) {
     gateway_.Reap(*this);
   }
   return log_;

@@ -51,11 +51,14 @@ class Flow : public Exchange::Handler {
 
   /// The whole request has arrived.
   void Start(ClientRequest request);
-  /// Renders the prompt. Called in a thread; the event loop does not touch the flow meanwhile, except Detach.
-  void Tokenize();
-  void OnTokenized();
-  /// Tokenize ended by an exception.
-  void TokenizeFailed(std::string_view what) { render_status_ = absl::InternalError(std::string(what)); }
+  /// Reads a large body, renders the prompt and computes its keys. Called in a thread; the event loop does
+  /// not touch the flow meanwhile, except Detach.
+  void Prepare();
+  void OnPrepared();
+  /// Prepare ended by an exception.
+  void PrepareFailed(std::string_view what) {
+    (body_ ? render_status_ : read_status_) = absl::InternalError(std::string(what));
+  }
   /// An exception left a call: answers 500.
   void OnException(std::string_view what);
   /// The client left, or its answer was sent. No calls to Client follow.
@@ -70,7 +73,7 @@ class Flow : public Exchange::Handler {
   RequestId id() const { return id_; }
   bool waiting() const { return phase_ == Phase::kQueued; }
   Nanos queued() const { return queued_; }  ///< begin of the wait
-  bool finished() const { return phase_ == Phase::kDone && client_ == nullptr && !tokenizing_; }
+  bool finished() const { return phase_ == Phase::kDone && client_ == nullptr && !preparing_; }
 
   void OnHead(Exchange& exchange) override;
   void OnBody(Exchange& exchange, std::string_view bytes) override;
@@ -78,13 +81,15 @@ class Flow : public Exchange::Handler {
   void OnError(Exchange& exchange, const Status& status) override;
 
  private:
-  enum class Phase { kNew, kTokenizing, kQueued, kRunning, kRetrying, kPassing, kDone };
+  enum class Phase { kNew, kPreparing, kQueued, kRunning, kRetrying, kPassing, kDone };
 
   void PassUnscheduled(Endpoint endpoint);
   std::vector<Header> HeadersForEngines() const;
   KvRelease ReleaseOf() const;
   /// The instance whose answer the client gets.
   int AnsweringInstance() const { return decode_instance_ >= 0 ? decode_instance_ : prefill_instance_; }
+  void ReadBody();
+  void RefuseBody();
   bool BlamesRequest(int instance, int status);
   void SubmitPrompt();
   void Enqueue();
@@ -112,6 +117,7 @@ class Flow : public Exchange::Handler {
   Client* client_;
   Phase phase_ = Phase::kNew;
   RequestId id_;
+  Endpoint endpoint_ = Endpoint::kOther;
   ClientRequest request_;
   std::optional<RequestBody> body_;
   TransferPeers peers_;
@@ -119,11 +125,14 @@ class Flow : public Exchange::Handler {
   std::string key_name_;
   uint64_t tenant_ = 0;
 
-  // Written by Tokenize, read after OnTokenized.
-  bool tokenizing_ = false;
+  // Written by Prepare, read after OnPrepared; so is body_.
+  bool preparing_ = false;
   bool tokens_exact_ = false;
-  Status render_status_;
+  Status read_status_;    // of the body
+  Status render_status_;  // of its prompt
   std::vector<int32_t> tokens_;
+  std::vector<uint64_t> keys_;
+  std::string id_list_;  // of tokens that are forwarded
 
   std::unique_ptr<Exchange> prefill_, answer_, query_;
   std::string prefill_body_, query_body_;

@@ -43,7 +43,7 @@ KvRelease Flow::ReleaseOf() const {
 void Flow::DropExchanges() {
   const Transfer transfer = gateway_.settings().transfer;
   const bool answered = answer_ != nullptr && !answer_->live() && stream_ != nullptr && stream_->saw_end();
-  if (transfer == Transfer::kVllmNixl && body_) {
+  if (transfer == Transfer::kVllmNixl && !preparing_ && body_) {
     // P holds the blocks until a decode engine fetches them. One that has the request tells P when it is
     // cancelled; without one, another must fetch them.
     const bool aborted = log_.outcome == Outcome::kAborted;
@@ -99,7 +99,7 @@ void Flow::Complete(Outcome outcome) {
   DropExchanges();
   gateway_.ReturnBody(std::exchange(held_bytes_, 0));
   if (std::exchange(passing_, false)) gateway_.ReturnPass();
-  if (client_ == nullptr && !tokenizing_) gateway_.Reap(*this);
+  if (client_ == nullptr && !preparing_) gateway_.Reap(*this);
 }
 
 }  // namespace moesaic::proxy

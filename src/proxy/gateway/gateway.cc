@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "proxy/gateway/discovery.h"
 #include "proxy/gateway/engine_checks.h"
 #include "proxy/gateway/kv_feeds.h"
 
@@ -388,12 +389,19 @@ void Gateway::TakeLease(LeaseToken lease) {
   if (!retiring_) {
     feeds_ = std::make_unique<KvFeeds>(*this);
     checks_ = std::make_unique<EngineChecks>(*this);
+    discovery_ = std::make_unique<Discovery>(*this);
   }
   WakeOthers();  // the old master, if it lives, stops its feeds
 }
 
+void Gateway::Follow(const std::vector<EngineSettings>& engines) {
+  feeds_->Follow(engines);
+  checks_->Follow(engines);
+}
+
 void Gateway::DropLease(bool release) {
   if (!lease_) return;
+  discovery_.reset();
   feeds_.reset();
   checks_.reset();
   run_.Cancel();

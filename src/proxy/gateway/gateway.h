@@ -21,6 +21,7 @@
 
 namespace moesaic::proxy {
 
+class Discovery;
 class EngineChecks;
 class Gateway;
 class KvFeeds;
@@ -56,12 +57,12 @@ class DrainHandler : public Exchange::Handler {
   bool until_first_byte_;
 };
 
-/// One thread, that of the event loop. The exception is Flow::Tokenize.
+/// One thread, that of the event loop. The exception is Flow::Prepare.
 ///
 /// One worker of all, the master, holds the lease: it runs the scheduler, subscribes to KV events and checks
 /// the engines' health. The others wake it after they changed a queue, and it wakes the workers whose
-/// requests it placed. Workers watch each other's processes, so that the death of the master is noticed at
-/// once.
+/// requests it placed. It also follows the sources of engines. Workers watch each other's processes, so that
+/// the death of the master is noticed at once.
 class Gateway {
  public:
   /// `renderer` may be null. `settings`, `board` and `renderer` outlive the gateway.
@@ -86,8 +87,13 @@ class Gateway {
   /// The message of a decode engine that names its blocks (transfer ascend); returns the status of the
   /// answer.
   int Metaserver(std::string_view body);
+  /// Whether the peer with this sockaddr may send such messages.
+  bool MetaserverAllows(std::string_view sockaddr) const {
+    return Contains(settings_.metaserver_allow, sockaddr);
+  }
 
   int worker() const { return worker_; }
+  int32_t pid() const { return pid_; }
   bool idle() const { return flows_.empty() && drains_.empty(); }
   bool master() const { return static_cast<bool>(lease_); }
   LeaseToken lease() const { return lease_; }
@@ -110,6 +116,8 @@ class Gateway {
   /// The engine for a request that is not scheduled: the least loaded one that decodes.
   /// In P's group when `prefill` is not negative.
   int AnyEngine(int prefill = -1);
+  /// Subscribes to the events of these engines and checks their health, from now on.
+  void Follow(const std::vector<EngineSettings>& engines);
   void ScheduleSoon();
   void Register(Flow& flow);
   void Unregister(RequestId id);
@@ -188,6 +196,7 @@ class Gateway {
   size_t body_bytes_ = 0, passing_ = 0;
   std::unique_ptr<KvFeeds> feeds_;
   std::unique_ptr<EngineChecks> checks_;
+  std::unique_ptr<Discovery> discovery_;
   std::mt19937_64 random_;
 };
 

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <zmq.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -41,10 +43,12 @@ bool Receive(void* socket, std::vector<std::string>* frames) {
 
 class KvFeeds::Feed {
  public:
-  Feed(Gateway& gateway, void* context, const EngineSettings& engine, int instance)
+  Feed(Gateway& gateway, void* context, const EngineSettings& engine, int instance, uint32_t generation)
       : gateway_(gateway),
         context_(context),
         engine_(engine),
+        instance_(instance),
+        generation_(generation),
         writer_(gateway.state(), gateway.index(), instance),
         events_(*this, /*replay=*/false),
         replay_(*this, /*replay=*/true),
@@ -55,6 +59,10 @@ class KvFeeds::Feed {
   ~Feed() {
     events_.Close(gateway_.transport());
     replay_.Close(gateway_.transport());
+  }
+  bool Is(const EngineSettings& engine, int instance, uint32_t generation) const {
+    return instance == instance_ && generation == generation_ && engine.kv_events == engine_.kv_events &&
+           engine.kv_replay == engine_.kv_replay && engine.kv_bind == engine_.kv_bind;
   }
 
  private:
@@ -185,20 +193,43 @@ class KvFeeds::Feed {
 
   Gateway& gateway_;
   void* context_;
-  const EngineSettings& engine_;
+  const EngineSettings engine_;
+  const int instance_;
+  const uint32_t generation_;
   IndexWriter writer_;
   Socket events_, replay_;
   Timer replay_timer_, open_timer_;
   bool fault_reported_ = false;
 };
 
-KvFeeds::KvFeeds(Gateway& gateway) {
-  for (const EngineSettings& engine : gateway.settings().engines) {
+KvFeeds::KvFeeds(Gateway& gateway) : gateway_(gateway) {}
+
+void KvFeeds::Follow(const std::vector<EngineSettings>& engines) {
+  struct Wanted {
+    const EngineSettings* engine;
+    int instance;
+    uint32_t generation;
+  };
+  std::vector<Wanted> wanted;
+  std::vector<std::unique_ptr<Feed>> kept;
+  for (const EngineSettings& engine : engines) {
     if (engine.kv_events.empty()) continue;
-    const int instance = gateway.state().FindInstance(engine.instance.url, engine.instance.dp_rank);
-    if (instance < 0) continue;
+    const int instance = gateway_.state().FindInstance(engine.instance.url, engine.instance.dp_rank);
+    const std::optional<uint32_t> generation = gateway_.state().InstanceGeneration(instance);
+    if (!generation) continue;
+    const auto known = std::find_if(feeds_.begin(), feeds_.end(), [&](const auto& feed) {
+      return feed != nullptr && feed->Is(engine, instance, *generation);
+    });
+    if (known != feeds_.end()) {
+      kept.push_back(std::move(*known));
+    } else {
+      wanted.push_back({.engine = &engine, .instance = instance, .generation = *generation});
+    }
+  }
+  feeds_ = std::move(kept);  // a new feed may bind the endpoint of an old one
+  for (const Wanted& one : wanted) {
     if (context_ == nullptr) context_ = zmq_ctx_new();
-    feeds_.push_back(std::make_unique<Feed>(gateway, context_, engine, instance));
+    feeds_.push_back(std::make_unique<Feed>(gateway_, context_, *one.engine, one.instance, one.generation));
   }
 }
 

@@ -4,19 +4,24 @@
 #include <memory>
 #include <vector>
 
+#include "proxy/gateway/settings.h"
+
 namespace moesaic::proxy {
 
 class Gateway;
 
 class KvFeeds {
  public:
-  /// Subscribes. Endpoints that cannot be used are reported in the error log. Destruction ends the
-  /// subscriptions.
   explicit KvFeeds(Gateway& gateway);
   ~KvFeeds();
 
+  /// Subscribes to the events of these engines and ends other subscriptions. Endpoints that cannot be used
+  /// are reported in the error log.
+  void Follow(const std::vector<EngineSettings>& engines);
+
  private:
   class Feed;
+  Gateway& gateway_;
   void* context_ = nullptr;
   std::vector<std::unique_ptr<Feed>> feeds_;
 };

@@ -5,13 +5,14 @@
 namespace moesaic::proxy {
 namespace {
 
-// Bars use one hue; state is written in words besides its color. Numbers have tabular figures.
+// Prefill is blue and decode is teal, both 3:1 against the track; state is written in words besides its
+// color. Numbers have tabular figures.
 constexpr const char* kPage = R"html(<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>Moesaic proxy</title>
 <style>
-:root{color-scheme:light dark;--bg:#f7f7f5;--card:#fff;--ink:#1c1d1f;--soft:#63666d;--line:#e3e3df;--bar:#2f6fde;--bar2:#9cc0f5;--good:#14793e;--bad:#b3261e;--warn:#8a5a00}
-@media(prefers-color-scheme:dark){:root{--bg:#141517;--card:#1d1f22;--ink:#ececea;--soft:#a3a6ad;--line:#303338;--bar:#6aa0ff;--bar2:#2f4f86;--good:#5bd08a;--bad:#ff8a80;--warn:#f0b95a}}
+:root{color-scheme:light dark;--bg:#f7f7f5;--card:#fff;--ink:#1c1d1f;--soft:#63666d;--line:#e3e3df;--bar:#2f6fde;--bar2:#0e7f71;--good:#14793e;--bad:#b3261e;--warn:#8a5a00}
+@media(prefers-color-scheme:dark){:root{--bg:#141517;--card:#1d1f22;--ink:#ececea;--soft:#a3a6ad;--line:#303338;--bar:#6aa0ff;--bar2:#35b8a4;--good:#5bd08a;--bad:#ff8a80;--warn:#f0b95a}}
 *{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.45 system-ui,sans-serif;font-variant-numeric:tabular-nums}
 main{max-width:1080px;margin:0 auto;padding:20px 16px 48px}
 header{display:flex;flex-wrap:wrap;gap:4px 16px;align-items:baseline;margin-bottom:16px}
@@ -28,14 +29,14 @@ h1{font-size:20px;margin:0}h2{font-size:15px;margin:24px 0 8px}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}
 .split{display:flex;height:8px;border-radius:4px;background:var(--line);overflow:hidden}.split i{display:block;height:100%;background:var(--bar)}.split i+i{background:var(--bar2)}
 .facts{display:flex;flex-wrap:wrap;gap:2px 18px;font-size:13px;color:var(--soft);margin-top:6px}
-.key{display:inline-block;width:9px;height:9px;border-radius:2px;background:var(--bar);margin-right:5px}.key.two{background:var(--bar2)}
+.key{display:inline-block;width:9px;height:9px;border-radius:2px;background:var(--bar);margin-right:5px}.key.two{background:var(--bar2);margin-left:12px}
+.row{display:flex;flex-wrap:wrap;gap:0 16px;justify-content:space-between;align-items:baseline}.row .soft{font-size:13px;font-weight:400}
 @media(max-width:520px){.stage{grid-template-columns:1fr auto auto;gap:2px 10px}.stage .track{grid-column:1/-1;grid-row:2}.tiles{grid-template-columns:1fr 1fr}#live{margin-left:0}}
 </style></head><body><main>
 <header><h1 id="name">Moesaic proxy</h1><span class="soft" id="sub"></span><span class="soft" id="live" role="status">connecting</span></header>
 <section class="tiles" id="tiles" aria-label="Totals"></section>
-<h2>Stages</h2><section class="card" id="stages" aria-label="Requests in each stage"></section>
-<h2>Engines</h2><section class="card" id="engines" aria-label="Load of each engine"></section>
-<p class="soft"><span class="key"></span>prefill tokens <span class="key two" style="margin-left:12px"></span>decode tokens</p>
+<h2 class="row">Stages<span class="soft">requests now, mean time</span></h2><section class="card" id="stages" aria-label="Requests in each stage"></section>
+<h2 class="row">Engines<span class="soft"><span class="key"></span>prefill tokens <span class="key two"></span>decode tokens</span></h2><section class="card" id="engines" aria-label="Load of each engine"></section>
 </main><script>
 "use strict";
 const $=id=>document.getElementById(id),num=n=>n.toLocaleString("en"),short=n=>n<1e4?num(n):n<1e6?(n/1e3).toFixed(1)+"k":n<1e9?(n/1e6).toFixed(1)+"M":(n/1e9).toFixed(1)+"G";

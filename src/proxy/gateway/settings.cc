@@ -1,16 +1,12 @@
 #include "proxy/gateway/settings.h"
 
 #include <fmt/format.h>
-#include <netdb.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <fstream>
-#include <memory>
 
-#include "proxy/state/layout.h"
+#include "proxy/gateway/engine_line.h"
 
 namespace moesaic::proxy {
 namespace {
@@ -20,24 +16,6 @@ using Args = std::span<const std::string_view>;
 constexpr uint32_t kDefaultBlockSize = 16;  // of vLLM on GPUs
 constexpr uint32_t kMoesaicBlockSize = 64;  // of this project's engine
 constexpr uint32_t kMaxBlockSize = 4096;
-
-StatusOr<uint64_t> ParseNumber(std::string_view text, uint64_t max = UINT32_MAX) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value > max) {
-    return InvalidArgument("needs an integer in [0, {}], found '{}'", max, text);
-  }
-  return value;
-}
-
-StatusOr<double> ParseReal(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < 0) {
-    return InvalidArgument("needs a number, found '{}'", text);
-  }
-  return value;
-}
 
 StatusOr<bool> ParseSwitch(std::string_view text) {
   if (text == "on") return true;
@@ -78,137 +56,42 @@ Status SetCount(PoolSettings& pool, Args args) {
   return OkStatus();
 }
 
-// Splits "http://host:port/path".
-Status ParseUrl(std::string_view url, EngineSettings* engine) {
-  if (url.starts_with("https://")) {
-    return Unimplemented("engines are reached over plain HTTP, found '{}'; end TLS in front of the engine",
-                         url);
-  }
-  if (!url.starts_with("http://"))
-    return InvalidArgument("needs a URL such as http://10.0.0.1:8000, found '{}'", url);
-  std::string_view rest = url.substr(7);
-  const size_t slash = std::min(rest.find('/'), rest.size());
-  engine->path = rest.substr(slash);
-  while (engine->path.ends_with('/')) engine->path.pop_back();
-  const std::string_view authority = rest.substr(0, slash);
-  const size_t colon = authority.rfind(':');
-  const bool has_port =
-      colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos;
-  std::string_view host = authority.substr(0, has_port ? colon : authority.size());
-  const std::string_view port = has_port ? authority.substr(colon + 1) : "80";
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  const StatusOr<uint64_t> number = ParseNumber(port, 65535);
-  if (host.empty() || !number.ok() || *number == 0 || authority.find('@') != std::string_view::npos) {
-    return InvalidArgument("needs a URL such as http://10.0.0.1:8000, found '{}'", url);
-  }
-  engine->host_name = host;
-  engine->address.host = authority;
-  if (url.size() > 255) return InvalidArgument("the URL is longer than 255 bytes");
-  engine->instance.url = fmt::format("http://{}{}", authority, engine->path);
-  return OkStatus();
-}
-
-Status EngineOption(std::string_view name, std::string_view value, EngineSettings* engine, uint64_t* ranks) {
-  InstanceConfig& instance = engine->instance;
-  uint64_t number = 0;
-  const auto count = [&number, value](uint64_t max = UINT32_MAX) -> Status {
-    ASSIGN_OR_RETURN(number, ParseNumber(value, max));
-    return OkStatus();
-  };
-  if (name == "role") {
-    if (value == "prefill") {
-      instance.role = Role::kPrefill;
-    } else if (value == "decode") {
-      instance.role = Role::kDecode;
-    } else if (value != "both") {
-      return InvalidArgument("must be prefill, decode or both, found '{}'", value);
-    }
-  } else if (name == "dp_ranks") {
-    RETURN_IF_ERROR(count(1024));
-    if ((*ranks = number) == 0) return InvalidArgument("must be at least 1");
-  } else if (name == "group") {
-    RETURN_IF_ERROR(count());
-    instance.group = static_cast<uint32_t>(number);
-  } else if (name == "class") {
-    RETURN_IF_ERROR(count(kModelClasses - 1));
-    instance.model_class = static_cast<uint32_t>(number);
-  } else if (name == "weight") {
-    ASSIGN_OR_RETURN(instance.weight, ParseReal(value));
-    if (instance.weight <= 0 || instance.weight >= 1e6)
-      return InvalidArgument("must be above 0 and below 1000000");
-  } else if (name == "max_requests") {
-    RETURN_IF_ERROR(count());
-    instance.caps.prefill_requests = instance.caps.decode_requests = static_cast<uint32_t>(number);
-  } else if (name == "max_prefill_requests") {
-    RETURN_IF_ERROR(count());
-    instance.caps.prefill_requests = static_cast<uint32_t>(number);
-  } else if (name == "max_decode_requests") {
-    RETURN_IF_ERROR(count());
-    instance.caps.decode_requests = static_cast<uint32_t>(number);
-  } else if (name == "max_prefill_tokens") {
-    RETURN_IF_ERROR(count(UINT64_MAX));
-    instance.caps.prefill_tokens = number;
-  } else if (name == "max_decode_tokens") {
-    RETURN_IF_ERROR(count(UINT64_MAX));
-    instance.caps.decode_tokens = number;
-  } else if (name == "kv_blocks") {
-    RETURN_IF_ERROR(count(UINT64_MAX));
-    instance.caps.kv_blocks = number;
-  } else if (name == "bootstrap_port") {
-    RETURN_IF_ERROR(count(65535));
-    engine->bootstrap_port = static_cast<int>(number);
-  } else if (name == "kv_events") {
-    engine->kv_bind = value.starts_with("bind:");
-    engine->kv_events = value.substr(engine->kv_bind ? 5 : 0);
-    if (!engine->kv_events.starts_with("tcp://") && !engine->kv_events.starts_with("ipc://")) {
-      return InvalidArgument("must be an endpoint such as tcp://10.0.0.1:5557, found '{}'", value);
-    }
-  } else if (name == "kv_replay") {
-    engine->kv_replay = value;
-    if (!value.starts_with("tcp://") && !value.starts_with("ipc://")) {
-      return InvalidArgument("must be an endpoint such as tcp://10.0.0.1:5558, found '{}'", value);
-    }
-  } else {
-    return InvalidArgument("unknown option");
-  }
-  return OkStatus();
-}
-
-// vLLM adds the rank to the port.
-std::string PortPlus(const std::string& endpoint, uint64_t rank) {
-  const size_t colon = endpoint.rfind(':');
-  if (rank == 0 || colon == std::string::npos || !endpoint.starts_with("tcp://")) return endpoint;
-  const StatusOr<uint64_t> port = ParseNumber(std::string_view(endpoint).substr(colon + 1), 65535);
-  return port.ok() ? fmt::format("{}:{}", endpoint.substr(0, colon), *port + rank) : endpoint;
-}
-
+// Engines of a name that is looked up again and again are kept apart.
 Status SetEngine(PoolSettings& pool, Args args) {
-  if (args.empty()) return InvalidArgument("needs a URL");
-  EngineSettings engine;
-  RETURN_IF_ERROR(ParseUrl(args[0], &engine));
-  uint64_t ranks = 1;
-  for (const std::string_view option : args.subspan(1)) {
-    const size_t equals = std::min(option.find('='), option.size());
-    const std::string_view name = option.substr(0, equals);
-    const Status set =
-        EngineOption(name, option.substr(std::min(equals + 1, option.size())), &engine, &ranks);
-    if (!set.ok()) return Annotate(set, std::string(name));
-  }
+  ASSIGN_OR_RETURN(std::vector<EngineSettings> ranks, ParseEngine(args));
   uint32_t pod = 0;
   for (const EngineSettings& other : pool.engines) pod = std::max(pod, other.instance.pod + 1);
-  engine.instance.pod = pod;
-  for (uint64_t rank = 0; rank < ranks; ++rank) {
-    EngineSettings one = engine;
-    one.instance.dp_rank = static_cast<uint32_t>(rank);
-    one.ranked = ranks > 1;
-    one.kv_events = PortPlus(engine.kv_events, rank);
-    one.kv_replay = PortPlus(engine.kv_replay, rank);
-    for (const EngineSettings& other : pool.engines) {
-      if (other.instance.url == one.instance.url && other.instance.dp_rank == one.instance.dp_rank) {
-        return InvalidArgument("'{}' is listed twice", one.instance.url);
+  for (EngineSettings& one : ranks) {
+    one.instance.pod = pod;
+    for (const auto* list : {&pool.engines, &pool.named}) {
+      for (const EngineSettings& other : *list) {
+        if (other.instance.url == one.instance.url && other.instance.dp_rank == one.instance.dp_rank)
+          return InvalidArgument("'{}' is listed twice", one.instance.url);
       }
     }
-    pool.engines.push_back(std::move(one));
+    (one.resolve ? pool.named : pool.engines).push_back(std::move(one));
+  }
+  return OkStatus();
+}
+
+Status SetEtcd(PoolSettings& pool, Args args) {
+  if (args.size() < 2 || args[0].empty())
+    return InvalidArgument("needs PREFIX and the URLs of etcd's members, found {} values", args.size());
+  EtcdSettings etcd{.prefix = std::string(args[0]), .members = {}};
+  for (const std::string_view url : args.subspan(1)) {
+    EngineSettings member;
+    RETURN_IF_ERROR(ParseUrl(url, &member));
+    etcd.members.push_back(std::move(member));
+  }
+  pool.etcd.push_back(std::move(etcd));
+  return OkStatus();
+}
+
+Status SetMetaserverAllow(PoolSettings& pool, Args args) {
+  if (args.empty()) return InvalidArgument("needs addresses or networks, or 'all'");
+  for (const std::string_view arg : args) {
+    ASSIGN_OR_RETURN(Network network, ParseNetwork(arg));
+    pool.metaserver_allow.push_back(network);
   }
   return OkStatus();
 }
@@ -393,24 +276,6 @@ Status SetBlockSize(PoolSettings& pool, Args args) {
   return OkStatus();
 }
 
-// Resolves the engine's name.
-Status Resolve(EngineSettings* engine) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  const std::string_view authority = engine->address.host;
-  const size_t colon = authority.rfind(':');
-  const bool has_port =
-      colon != std::string_view::npos && authority.find(']', colon) == std::string_view::npos;
-  const std::string port = has_port ? std::string(authority.substr(colon + 1)) : "80";
-  if (const int error = getaddrinfo(engine->host_name.c_str(), port.c_str(), &hints, &found); error != 0) {
-    return IoError("engine {}: cannot resolve '{}': {}", engine->instance.url, engine->host_name,
-                   gai_strerror(error));
-  }
-  engine->address.sockaddr.assign(reinterpret_cast<const char*>(found->ai_addr), found->ai_addrlen);
-  freeaddrinfo(found);
-  return OkStatus();
-}
-
 constexpr Directive kDirectives[] = {
     {"engine", "URL [OPTION=VALUE ...]", "",
      "Adds an engine. Options: `role=both|prefill|decode`; `dp_ranks=N` data-parallel ranks, each scheduled "
@@ -421,8 +286,16 @@ constexpr Directive kDirectives[] = {
      "`max_decode_requests=N`, "
      "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` bounds that hold; `kv_events=ENDPOINT` "
      "(with "
-     "`bind:` before it the proxy binds and the engine connects), `kv_replay=ENDPOINT`; `bootstrap_port=N`.",
+     "`bind:` before it the proxy binds and the engine connects), `kv_replay=ENDPOINT`; `bootstrap_port=N`; "
+     "`resolve`: one engine for each address of the URL's name, which nginx's `resolver` looks up again when "
+     "its answer expires; endpoints of the same host follow.",
      SetEngine},
+    {"etcd", "PREFIX URL ...", "",
+     "Adds the engines that etcd has below PREFIX: each value is `URL [OPTION=VALUE ...]` as in `engine`, "
+     "with "
+     "an IP address or the option `resolve`. The proxy watches the prefix by the JSON gateway of the members "
+     "at URL; while none answers, the engines stay.",
+     SetEtcd},
     {"transfer", "aggregated | nixl | mooncake | sglang | ascend", "aggregated",
      "How prefill and decode engines exchange KV. `aggregated`: one engine does both.", SetTransfer},
     {"api", "vllm | sglang | moesaic", "vllm", "API of the engines. It decides how token ids are forwarded.",
@@ -508,6 +381,9 @@ constexpr Directive kDirectives[] = {
     {"metaserver", "URL", "",
      "With `transfer ascend`: URL of the `moesaic_metaserver` location, for the engines.",
      SetText<&PoolSettings::metaserver>},
+    {"metaserver_allow", "ADDRESS[/BITS] ... | all", "127.0.0.0/8 ::1",
+     "Addresses and networks of engines that may use the `moesaic_metaserver` location; others get 403.",
+     SetMetaserverAllow},
 };
 
 }  // namespace
@@ -516,6 +392,13 @@ std::vector<InstanceConfig> PoolSettings::Instances() const {
   std::vector<InstanceConfig> instances;
   for (const EngineSettings& engine : engines) instances.push_back(engine.instance);
   return instances;
+}
+
+std::vector<uint32_t> PoolSettings::Sources() const {
+  std::vector<uint32_t> sources;
+  for (const EngineSettings& engine : named) sources.push_back(SourceNumber(engine.instance.url));
+  for (const EtcdSettings& one : etcd) sources.push_back(SourceNumber(one.prefix));
+  return sources;
 }
 
 std::span<const Directive> Directives() { return kDirectives; }
@@ -528,7 +411,8 @@ Status ApplyDirective(PoolSettings& pool, std::string_view name, Args args) {
 }
 
 Status FinishPool(PoolSettings& pool) {
-  if (pool.engines.empty()) return InvalidArgument("moesaic_pool '{}' has no engine", pool.name);
+  if (pool.engines.empty() && !pool.Discovers())
+    return InvalidArgument("moesaic_pool '{}' has no engine", pool.name);
   if (pool.engines.size() > pool.max_instances) {
     return InvalidArgument("moesaic_pool '{}' has {} engines, more than max_engines {}", pool.name,
                            pool.engines.size(), pool.max_instances);
@@ -536,22 +420,27 @@ Status FinishPool(PoolSettings& pool) {
   if (pool.block_size == 0)
     pool.block_size = pool.dialect == Dialect::kMoesaic ? kMoesaicBlockSize : kDefaultBlockSize;
   bool prefill = false, decode = false;
-  for (EngineSettings& engine : pool.engines) {
-    const Role role = engine.instance.role;
-    engine.instance.block_size = pool.block_size;
-    prefill = prefill || role != Role::kDecode;
-    decode = decode || role != Role::kPrefill;
-    if (pool.transfer == Transfer::kAggregated && role != Role::kBoth) {
-      return InvalidArgument("engine {}: role={} needs a 'transfer' other than aggregated",
-                             engine.instance.url, RoleName(role));
+  for (auto* list : {&pool.engines, &pool.named}) {
+    for (EngineSettings& engine : *list) {
+      const Role role = engine.instance.role;
+      prefill = prefill || role != Role::kDecode;
+      decode = decode || role != Role::kPrefill;
+      RETURN_IF_ERROR(FitToPool(pool, &engine));
+      if (engine.resolve || !engine.address.sockaddr.empty()) continue;
+      RETURN_IF_ERROR(Resolve(&engine));
     }
-    if (!engine.address.sockaddr.empty()) continue;
-    RETURN_IF_ERROR(Resolve(&engine));
+  }
+  for (EtcdSettings& etcd : pool.etcd) {
+    for (EngineSettings& member : etcd.members) RETURN_IF_ERROR(Resolve(&member));
+    prefill = decode = true;  // its engines are not known yet
   }
   if (!prefill) return InvalidArgument("moesaic_pool '{}' has no engine that does prefill", pool.name);
   if (!decode) return InvalidArgument("moesaic_pool '{}' has no engine that does decode", pool.name);
   if (pool.transfer == Transfer::kAscend && pool.metaserver.empty()) {
     return InvalidArgument("'transfer ascend' needs 'metaserver'");
+  }
+  if (pool.metaserver_allow.empty()) {
+    for (const char* local : {"127.0.0.0/8", "::1"}) pool.metaserver_allow.push_back(*ParseNetwork(local));
   }
   // SGLang's decode engines compute no prompts.
   if (pool.transfer == Transfer::kSglang) pool.scheduler.skip_prefill_tokens = 0;
@@ -562,7 +451,6 @@ StatusOr<EngineSettings> EngineOf(const InstanceConfig& config) {
   EngineSettings engine;
   RETURN_IF_ERROR(ParseUrl(config.url, &engine));
   engine.instance = config;
-  engine.bootstrap_port = 0;
   RETURN_IF_ERROR(Resolve(&engine));
   return engine;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "proxy/gateway/network.h"
 #include "proxy/protocol/request_body.h"
 #include "proxy/schedule/scheduler.h"
 #include "proxy/state/state.h"
@@ -25,13 +26,20 @@ struct EngineAddress {
 struct EngineSettings {
   InstanceConfig instance;
   EngineAddress address;
-  std::string path;           ///< prefix of the URL's path without a trailing slash; usually empty
-  std::string host_name;      ///< host part of the URL, for bootstrap_host
-  int bootstrap_port = 8998;  ///< SGLang's and Mooncake's bootstrap server
-  std::string kv_events;      ///< endpoint of the PUB socket; empty: none
-  std::string kv_replay;      ///< endpoint of the ROUTER socket; empty: none
-  bool kv_bind = false;       ///< the proxy binds kv_events and the engine connects
-  bool ranked = false;        ///< requests name the data-parallel rank
+  std::string path;       ///< prefix of the URL's path without a trailing slash; usually empty
+  std::string host_name;  ///< host part of the URL, for bootstrap_host
+  uint16_t port = 80;
+  std::string kv_events;  ///< endpoint of the PUB socket; empty: none
+  std::string kv_replay;  ///< endpoint of the ROUTER socket; empty: none
+  bool kv_bind = false;   ///< the proxy binds kv_events and the engine connects
+  bool ranked = false;    ///< requests name the data-parallel rank
+  bool resolve = false;   ///< there is one engine for each address of the name, which may change
+};
+
+/// Engines that etcd names below a prefix.
+struct EtcdSettings {
+  std::string prefix;
+  std::vector<EngineSettings> members;  ///< servers of etcd
 };
 
 struct ApiKey {
@@ -42,6 +50,8 @@ struct ApiKey {
 struct PoolSettings {
   std::string name;
   std::vector<EngineSettings> engines;
+  std::vector<EngineSettings> named;  ///< engines with `resolve`, whose addresses are looked up
+  std::vector<EtcdSettings> etcd;
   Transfer transfer = Transfer::kAggregated;
   Dialect dialect = Dialect::kVllm;
   std::string policy = "moesaic";
@@ -75,7 +85,12 @@ struct PoolSettings {
   uint32_t health_failures = 2, health_successes = 1;
   std::string metaserver;  ///< URL of this proxy's moesaic_metaserver location, for ascend
 
+  std::vector<Network> metaserver_allow;  ///< engines that may use that location
+
   std::vector<InstanceConfig> Instances() const;
+  bool Discovers() const { return !named.empty() || !etcd.empty(); }
+  /// InstanceConfig::source of the engines that are discovered.
+  std::vector<uint32_t> Sources() const;
 };
 
 /// One directive of the block. The table is the only list of them: parsing and the reference use it.
@@ -93,8 +108,7 @@ Status ApplyDirective(PoolSettings& pool, std::string_view name, std::span<const
 /// Checks the block as a whole, resolves host names and derives settings that depend on several directives.
 Status FinishPool(PoolSettings& pool);
 
-/// Settings of an engine that only its record is known of: all but the endpoints of its events and bootstrap
-/// server.
+/// Settings of an engine that only its record is known of: all but the endpoints of its events.
 StatusOr<EngineSettings> EngineOf(const InstanceConfig& config);
 
 /// The table in Markdown, for docs/proxy.md.

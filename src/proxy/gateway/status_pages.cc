@@ -179,6 +179,10 @@ std::string MetricsText(Gateway& gateway) {
   out.One("moesaic_proxy_kv_gaps_total", "counter", "Gaps in the sequence numbers of KV event messages.",
           board.kv_gaps.load());
   out.One("moesaic_proxy_kv_errors_total", "counter", "Damaged KV event messages.", board.kv_errors.load());
+  out.One("moesaic_proxy_discovery_errors_total", "counter",
+          "Lookups of engines' names that failed, answers of etcd that failed, and values there that are no "
+          "engine.",
+          board.discovery_errors.load());
   const IndexStats index = gateway.index().Stats();
   out.One("moesaic_proxy_index_blocks", "gauge", "Distinct blocks in the prefix index.", index.blocks);
   out.One("moesaic_proxy_index_memberships", "gauge", "Pairs of a block and an engine that holds it.",
@@ -202,10 +206,10 @@ std::string StateJson(Gateway& gateway, bool check) {
   }
   std::string json;
   const auto out = std::back_inserter(json);
-  fmt::format_to(out, R"({{"pool":{},"policy":{},"transfer":{},"master":{},"worker":{},"stages":[)",
+  fmt::format_to(out, R"({{"pool":{},"policy":{},"transfer":{},"master":{},"worker":{},"pid":{},"stages":[)",
                  JsonQuoted(gateway.settings().name), JsonQuoted(gateway.settings().policy),
                  JsonQuoted(TransferName(gateway.settings().transfer)), state.lease().holder(),
-                 gateway.worker());
+                 gateway.worker(), gateway.pid());
   for (int i = 0; i < kNumStages; ++i) {
     const Stage stage = static_cast<Stage>(i);
     const Histogram& time = state.stage_histogram(stage);

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "proxy/gateway/settings.h"
 
@@ -24,6 +25,26 @@ class Watcher {
   virtual void OnReadable() = 0;
 };
 
+/// Answer of a name server.
+struct Addresses {
+  enum class Verdict {
+    kFound,
+    kNone,   ///< the name has no address
+    kFailed  ///< it is not known whether it has one
+  };
+  Verdict verdict = Verdict::kFailed;
+  std::vector<std::string> sockaddrs;  ///< of any port
+  Nanos valid = 0;                     ///< time until the answer expires
+  std::string fault;                   ///< of kFailed
+};
+
+/// Waits for the addresses of a name.
+class Lookup {
+ public:
+  virtual ~Lookup() = default;
+  virtual void OnAddresses(const Addresses& addresses) = 0;
+};
+
 /// The client of one request. Calls after End have no effect.
 class Client {
  public:
@@ -32,9 +53,8 @@ class Client {
   virtual void SendBody(std::string_view bytes) = 0;
   /// Ends the answer. `complete` false: closes the connection, so that the client notices the truncation.
   virtual void End(bool complete) = 0;
-  /// Runs flow.Tokenize() in a thread and flow.OnTokenized() in the event loop. False: no thread is
-  /// available.
-  virtual bool StartTokenize(Flow& flow) = 0;
+  /// Runs flow.Prepare() in a thread and flow.OnPrepared() in the event loop. False: no thread is available.
+  virtual bool StartPrepare(Flow& flow) = 0;
 };
 
 /// All calls come from the event loop's thread. No method calls back before it returns.
@@ -67,6 +87,10 @@ class Transport {
   virtual void Wake(int worker) = 0;
   virtual void* Watch(int fd, Watcher& watcher) = 0;
   virtual void Unwatch(void* watch) = 0;
+  /// Looks up the addresses of a name and calls `lookup` once. Null: there is no name server.
+  virtual void* Resolve(std::string_view name, Lookup& lookup) = 0;
+  /// Ends a lookup that has not called back.
+  virtual void CancelResolve(void* handle) = 0;
   /// Writes to the error log.
   virtual void Log(bool error, std::string_view message) = 0;
 };

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "proxy/gateway/board.h"
+#include "proxy/gateway/discovery.h"
 #include "proxy/gateway/gateway.h"
 #include "proxy/gateway/settings.h"
 #include "proxy/gateway/status_pages.h"
@@ -47,7 +48,7 @@ struct Prefix {
   uint64_t magic;
   proxy::Board board;
 };
-constexpr uint64_t kMagic = 0x6d6f657361696304;
+constexpr uint64_t kMagic = 0x6d6f657361696305;
 constexpr size_t kPrefixBytes = (sizeof(Prefix) + 4095) & ~size_t{4095};
 
 }  // namespace
@@ -142,6 +143,10 @@ class ShellTransport : public proxy::Transport {
   void Unwatch(void* watch) override {
     if (watch != nullptr) shell_.unwatch(watch);
   }
+  void* Resolve(std::string_view name, proxy::Lookup& lookup) override {
+    return shell_.resolve(loop_, Text(name), reinterpret_cast<moesaic_lookup_t*>(&lookup));
+  }
+  void CancelResolve(void* handle) override { shell_.cancel_resolve(handle); }
   void Log(bool error, std::string_view message) override { shell_.log(loop_, error ? 1 : 0, Text(message)); }
 
  private:
@@ -174,8 +179,8 @@ struct moesaic_flow_s : proxy::Client {
   }
   void SendBody(std::string_view bytes) override { shell.send_body(client, Text(bytes)); }
   void End(bool complete) override { shell.end(client, complete ? 1 : 0); }
-  bool StartTokenize(proxy::Flow& task) override {
-    return shell.tokenize(client, reinterpret_cast<moesaic_task_t*>(&task)) != 0;
+  bool StartPrepare(proxy::Flow& task) override {
+    return shell.prepare(client, reinterpret_cast<moesaic_task_t*>(&task)) != 0;
   }
   const moesaic_shell_t& shell;
   void* client;
@@ -239,6 +244,8 @@ int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t c
   });
 }
 
+int moesaic_pool_resolves(const moesaic_pool_t* pool) { return pool->settings.named.empty() ? 0 : 1; }
+
 int moesaic_pool_finish(moesaic_pool_t* pool, char* error, size_t error_len) {
   return Checked(error, error_len, [&]() -> Status {
     RETURN_IF_ERROR(proxy::FinishPool(pool->settings));
@@ -297,7 +304,9 @@ int moesaic_pool_configure(moesaic_pool_t* pool, char* error, size_t error_len) 
     proxy::State state(*pool->zone);
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return state.Configure(pool->settings.Instances(), now.tv_sec * proxy::kSecond + now.tv_nsec).status();
+    return state
+        .Configure(proxy::WithDiscovered(pool->settings, state), now.tv_sec * proxy::kSecond + now.tv_nsec)
+        .status();
   });
 }
 
@@ -390,10 +399,10 @@ void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log) {
 }
 
 void moesaic_task_run(moesaic_task_t* task) {
-  Guard([&] { Of(task).Tokenize(); }, [&](const char* what) { Of(task).TokenizeFailed(what); });
+  Guard([&] { Of(task).Prepare(); }, [&](const char* what) { Of(task).PrepareFailed(what); });
 }
 void moesaic_task_done(moesaic_task_t* task) {
-  Guard([&] { Of(task).OnTokenized(); }, [&](const char* what) { Of(task).OnException(what); });
+  Guard([&] { Of(task).OnPrepared(); }, [&](const char* what) { Of(task).OnException(what); });
 }
 
 void moesaic_exchange_connected(moesaic_exchange_t* exchange) {
@@ -412,6 +421,23 @@ void moesaic_exchange_failed(moesaic_exchange_t* exchange, moesaic_text_t reason
 void moesaic_watcher_readable(moesaic_watcher_t* watcher) {
   // The next event of the descriptor continues.
   Guard([&] { reinterpret_cast<proxy::Watcher*>(watcher)->OnReadable(); }, [](const char*) {});
+}
+
+void moesaic_lookup_done(moesaic_lookup_t* lookup, const moesaic_text_t* addresses, size_t count,
+                         int64_t valid_ns, moesaic_text_t fault) {
+  // Without memory the engines stay as they are until the master changes.
+  Guard(
+      [&] {
+        proxy::Addresses answer;
+        answer.valid = valid_ns;
+        answer.fault = View(fault);
+        for (size_t i = 0; i < count; ++i) answer.sockaddrs.emplace_back(View(addresses[i]));
+        answer.verdict = fault.len > 0 ? proxy::Addresses::Verdict::kFailed
+                         : count > 0   ? proxy::Addresses::Verdict::kFound
+                                       : proxy::Addresses::Verdict::kNone;
+        reinterpret_cast<proxy::Lookup*>(lookup)->OnAddresses(answer);
+      },
+      [](const char*) {});
 }
 
 int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* len, const char** type) {
@@ -447,6 +473,10 @@ int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* le
 }
 
 void moesaic_free(char* text) { std::free(text); }
+
+int moesaic_metaserver_allows(const moesaic_gateway_t* gateway, moesaic_text_t address) {
+  return gateway->gateway.MetaserverAllows(View(address)) ? 1 : 0;
+}
 
 int moesaic_metaserver(moesaic_gateway_t* gateway, moesaic_text_t body) {
   int status = 500;

@@ -13,9 +13,10 @@ extern "C" {
 typedef struct moesaic_pool_s moesaic_pool_t;         /* settings and tokenizer of a moesaic_pool block */
 typedef struct moesaic_gateway_s moesaic_gateway_t;   /* a pool in a worker process */
 typedef struct moesaic_flow_s moesaic_flow_t;         /* a request */
-typedef struct moesaic_task_s moesaic_task_t;         /* tokenization of a request */
+typedef struct moesaic_task_s moesaic_task_t;         /* preparation of a request in a thread */
 typedef struct moesaic_exchange_s moesaic_exchange_t; /* an exchange with an engine */
 typedef struct moesaic_watcher_s moesaic_watcher_t;   /* waits for a descriptor */
+typedef struct moesaic_lookup_s moesaic_lookup_t;     /* waits for the addresses of a name */
 
 typedef struct {
   const char* data;
@@ -55,11 +56,14 @@ typedef struct {
   void (*run_soon)(void* loop);
   void* (*watch)(void* loop, int fd, moesaic_watcher_t* watcher);
   void (*unwatch)(void* watch);
+  void* (*resolve)(void* loop, moesaic_text_t name,
+                   moesaic_lookup_t* lookup); /* null: no name server is known */
+  void (*cancel_resolve)(void* handle);
   void (*log)(void* loop, int error, moesaic_text_t message);
   void (*send_head)(void* client, int status, const moesaic_header_t* headers, size_t count);
   void (*send_body)(void* client, moesaic_text_t bytes);
   void (*end)(void* client, int complete);
-  int (*tokenize)(void* client, moesaic_task_t* task); /* 0: no thread is available */
+  int (*prepare)(void* client, moesaic_task_t* task); /* 0: no thread is available */
 } moesaic_shell_t;
 
 /* Configuration. Functions that take `error` write a message there and return 0 when they fail. */
@@ -67,6 +71,8 @@ moesaic_pool_t* moesaic_pool_create(moesaic_text_t name);
 void moesaic_pool_destroy(moesaic_pool_t* pool);
 int moesaic_pool_set(moesaic_pool_t* pool, const moesaic_text_t* words, size_t count, char* error,
                      size_t error_len);
+/* Whether names of its engines are looked up by nginx's resolver. */
+int moesaic_pool_resolves(const moesaic_pool_t* pool);
 /* Checks the block, resolves names and reads the tokenizer. */
 int moesaic_pool_finish(moesaic_pool_t* pool, char* error, size_t error_len);
 size_t moesaic_pool_zone_bytes(const moesaic_pool_t* pool);
@@ -106,6 +112,9 @@ void moesaic_exchange_data(moesaic_exchange_t* exchange, moesaic_text_t bytes);
 void moesaic_exchange_closed(moesaic_exchange_t* exchange);
 void moesaic_exchange_failed(moesaic_exchange_t* exchange, moesaic_text_t reason);
 void moesaic_watcher_readable(moesaic_watcher_t* watcher);
+/* Ends a lookup. `addresses`: sockaddrs; none: the name has none, unless there is a `fault`. */
+void moesaic_lookup_done(moesaic_lookup_t* lookup, const moesaic_text_t* addresses, size_t count,
+                         int64_t valid_ns, moesaic_text_t fault);
 
 /* Pages. The caller frees the text with moesaic_free. */
 enum {
@@ -117,6 +126,8 @@ enum {
 };
 int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* len, const char** type);
 void moesaic_free(char* text);
+/* Whether the peer with this sockaddr may send messages to the metaserver. */
+int moesaic_metaserver_allows(const moesaic_gateway_t* gateway, moesaic_text_t address);
 /* Passes the message of a decode engine to the metaserver to its request; returns the status of the answer.
  */
 int moesaic_metaserver(moesaic_gateway_t* gateway, moesaic_text_t body);

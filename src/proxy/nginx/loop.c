@@ -323,6 +323,118 @@ void moesaic_loop_unwatch(void* data) {
   ngx_free(watch);
 }
 
+/* --- Names --- */
+
+typedef struct {
+  moesaic_loop_t* loop;
+  moesaic_lookup_t* lookup;
+  ngx_resolver_ctx_t* ctx; /* null: the resolver has answered */
+  ngx_event_t done;
+  ngx_pool_t* pool;
+  moesaic_text_t* addresses;
+  ngx_uint_t count;
+  int64_t valid_ns;
+  moesaic_text_t fault;
+} moesaic_resolve_t;
+
+ngx_resolver_t* moesaic_loop_resolver(const moesaic_loop_t* loop) {
+  ngx_resolver_t* resolver = loop->http->resolver;
+
+  /* A block without the directive has a resolver without servers. */
+  return resolver != NULL && resolver->connections.nelts > 0 ? resolver : NULL;
+}
+
+static void moesaic_resolve_done(ngx_event_t* event) {
+  moesaic_resolve_t* resolve = event->data;
+  ngx_pool_t* pool = resolve->pool;
+
+  moesaic_lookup_done(resolve->lookup, resolve->addresses, resolve->count, resolve->valid_ns, resolve->fault);
+  ngx_destroy_pool(pool);
+}
+
+/* nginx may call this inside ngx_resolve_name, and it frees the addresses afterwards: they are copied. */
+static void moesaic_resolved(ngx_resolver_ctx_t* ctx) {
+  moesaic_resolve_t* resolve = ctx->data;
+  time_t now = ngx_time();
+  ngx_uint_t i;
+  u_char* address;
+
+  resolve->valid_ns = ctx->valid > now ? (int64_t)(ctx->valid - now) * 1000000000 : 0;
+  if (ctx->state == NGX_OK) {
+    resolve->addresses = ngx_palloc(resolve->pool, (ctx->naddrs + 1) * sizeof(moesaic_text_t));
+    for (i = 0; resolve->addresses != NULL && i < ctx->naddrs; i++) {
+      address = ngx_palloc(resolve->pool, ctx->addrs[i].socklen);
+      if (address == NULL) break;
+      ngx_memcpy(address, ctx->addrs[i].sockaddr, ctx->addrs[i].socklen);
+      resolve->addresses[i].data = (const char*)address;
+      resolve->addresses[i].len = ctx->addrs[i].socklen;
+    }
+    resolve->count = i;
+    if (i < ctx->naddrs) {
+      resolve->fault.data = "no memory";
+      resolve->fault.len = sizeof("no memory") - 1;
+    }
+  } else if (ctx->state != NGX_RESOLVE_NXDOMAIN) {
+    resolve->fault.data = ngx_resolver_strerror(ctx->state);
+    resolve->fault.len = ngx_strlen(resolve->fault.data);
+  }
+  ngx_resolve_name_done(ctx);
+  resolve->ctx = NULL;
+  ngx_post_event(&resolve->done, &ngx_posted_events);
+}
+
+void* moesaic_loop_resolve(void* data, moesaic_text_t name, moesaic_lookup_t* lookup) {
+  moesaic_loop_t* loop = data;
+  ngx_resolver_t* resolver = moesaic_loop_resolver(loop);
+  moesaic_resolve_t* resolve;
+  ngx_resolver_ctx_t* ctx;
+  ngx_pool_t* pool;
+
+  if (resolver == NULL) return NULL;
+  pool = ngx_create_pool(NGX_DEFAULT_POOL_SIZE, ngx_cycle->log);
+  if (pool == NULL) return NULL;
+  resolve = ngx_pcalloc(pool, sizeof(moesaic_resolve_t));
+  ctx = resolve == NULL ? NULL : ngx_resolve_start(resolver, NULL);
+  if (ctx == NULL || ctx == NGX_NO_RESOLVER) {
+    ngx_destroy_pool(pool);
+    return NULL;
+  }
+  resolve->loop = loop;
+  resolve->lookup = lookup;
+  resolve->pool = pool;
+  resolve->ctx = ctx;
+  resolve->done.handler = moesaic_resolve_done;
+  resolve->done.data = resolve;
+  resolve->done.log = ngx_cycle->log;
+  ctx->name.data = ngx_pnalloc(pool, name.len + 1);
+  if (ctx->name.data == NULL) {
+    ngx_resolve_name_done(ctx);
+    ngx_destroy_pool(pool);
+    return NULL;
+  }
+  ngx_memcpy(ctx->name.data, name.data, name.len);
+  ctx->name.len = name.len;
+  ctx->handler = moesaic_resolved;
+  ctx->data = resolve;
+  ctx->cancelable = 1; /* a worker that exits need not wait for it */
+  ctx->timeout = loop->http->resolver_timeout == NGX_CONF_UNSET_MSEC ? 30000 : loop->http->resolver_timeout;
+  if (ngx_resolve_name(ctx) != NGX_OK) { /* the context is freed */
+    ngx_destroy_pool(pool);
+    return NULL;
+  }
+  return resolve;
+}
+
+void moesaic_loop_cancel_resolve(void* handle) {
+  moesaic_resolve_t* resolve = handle;
+
+  if (resolve->ctx != NULL) ngx_resolve_name_done(resolve->ctx);
+  if (resolve->done.posted) { /* the macro is several statements */
+    ngx_delete_posted_event(&resolve->done);
+  }
+  ngx_destroy_pool(resolve->pool);
+}
+
 void moesaic_loop_log(void* data, int error, moesaic_text_t message) {
   moesaic_loop_t* loop = data;
   ngx_str_t text;
@@ -356,8 +468,9 @@ static void moesaic_join(ngx_event_t* event) {
     loop->gateway = NULL;
     ngx_memcpy(error, "no connection is free", sizeof("no connection is free"));
   }
-  ngx_log_error(NGX_LOG_ERR, event->log, 0, "moesaic_pool %V: this worker answers 503 until it has joined the pool: %s",
-                &loop->name, error);
+  ngx_log_error(NGX_LOG_ERR, event->log, 0,
+                "moesaic_pool %V: this worker answers 503 until it has joined the pool: %s", &loop->name,
+                error);
   event->cancelable = 1;
   ngx_add_timer(event, 1000);
 }

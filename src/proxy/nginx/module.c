@@ -21,11 +21,13 @@ const moesaic_shell_t moesaic_shell = {
     .run_soon = moesaic_loop_run_soon,
     .watch = moesaic_loop_watch,
     .unwatch = moesaic_loop_unwatch,
+    .resolve = moesaic_loop_resolve,
+    .cancel_resolve = moesaic_loop_cancel_resolve,
     .log = moesaic_loop_log,
     .send_head = moesaic_client_send_head,
     .send_body = moesaic_client_send_body,
     .end = moesaic_client_end,
-    .tokenize = moesaic_client_tokenize,
+    .prepare = moesaic_client_prepare,
 };
 
 /* --- Handlers --- */
@@ -118,6 +120,7 @@ static char* moesaic_pool_block(ngx_conf_t* cf, ngx_command_t* cmd, void* data) 
     return NGX_CONF_ERROR;
   }
   loop->threads = ngx_thread_pool_add(cf, &threads);
+  loop->http = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
   zone_name.len = loop->name.len + sizeof("moesaic_") - 1;
   zone_name.data = ngx_pnalloc(cf->pool, zone_name.len);
@@ -297,6 +300,22 @@ static ngx_int_t moesaic_preconfiguration(ngx_conf_t* cf) {
   return NGX_OK;
 }
 
+/* The resolver may be set after the pool. */
+static ngx_int_t moesaic_postconfiguration(ngx_conf_t* cf) {
+  moesaic_main_conf_t* conf = ngx_http_conf_get_module_main_conf(cf, ngx_http_moesaic_module);
+  moesaic_loop_t** pools = conf->pools.elts;
+  ngx_uint_t i;
+
+  for (i = 0; i < conf->pools.nelts; i++) {
+    if (!moesaic_pool_resolves(pools[i]->pool) || moesaic_loop_resolver(pools[i]) != NULL) continue;
+    ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                  "moesaic_pool %V: engines with \"resolve\" need \"resolver\" in the http block",
+                  &pools[i]->name);
+    return NGX_ERROR;
+  }
+  return NGX_OK;
+}
+
 /* --- Shared memory and processes --- */
 
 /* Uses all pages of the zone as one region. */
@@ -316,8 +335,10 @@ static ngx_int_t moesaic_init_zone(ngx_shm_zone_t* zone, void* data) {
       return NGX_ERROR;
     }
   }
-  if (moesaic_pool_attach(loop->pool, slab->data, bytes, formatted, note, sizeof(note), error, sizeof(error))) {
-    if (note[0] != '\0') ngx_log_error(NGX_LOG_WARN, zone->shm.log, 0, "moesaic_pool %V: %s", &loop->name, note);
+  if (moesaic_pool_attach(loop->pool, slab->data, bytes, formatted, note, sizeof(note), error,
+                          sizeof(error))) {
+    if (note[0] != '\0')
+      ngx_log_error(NGX_LOG_WARN, zone->shm.log, 0, "moesaic_pool %V: %s", &loop->name, note);
     return NGX_OK;
   }
   ngx_log_error(NGX_LOG_EMERG, zone->shm.log, 0, "moesaic_pool %V: %s", &loop->name, error);
@@ -329,8 +350,8 @@ static moesaic_main_conf_t* moesaic_main_conf(ngx_cycle_t* cycle) {
   return ngx_http_cycle_get_module_main_conf(cycle, ngx_http_moesaic_module);
 }
 
-/* The configuration is accepted: its engines replace those of the last one. An error here would end nginx, so the old
- * engines stay instead. moesaic_init_zone has refused configurations that do not fit. */
+/* The configuration is accepted: its engines replace those of the last one. An error here would end nginx, so
+ * the old engines stay instead. moesaic_init_zone has refused configurations that do not fit. */
 static ngx_int_t moesaic_init_module(ngx_cycle_t* cycle) {
   moesaic_main_conf_t* conf = moesaic_main_conf(cycle);
   moesaic_loop_t** pools;
@@ -341,7 +362,8 @@ static ngx_int_t moesaic_init_module(ngx_cycle_t* cycle) {
   pools = conf->pools.elts;
   for (i = 0; i < conf->pools.nelts; i++) {
     if (moesaic_pool_configure(pools[i]->pool, error, sizeof(error))) continue;
-    ngx_log_error(NGX_LOG_ALERT, cycle->log, 0, "moesaic_pool %V keeps its engines: %s", &pools[i]->name, error);
+    ngx_log_error(NGX_LOG_ALERT, cycle->log, 0, "moesaic_pool %V keeps its engines: %s", &pools[i]->name,
+                  error);
   }
   return NGX_OK;
 }
@@ -370,8 +392,8 @@ static void moesaic_exit_process(ngx_cycle_t* cycle) {
 }
 
 static ngx_http_module_t moesaic_context = {
-    moesaic_preconfiguration, NULL, moesaic_create_main_conf, NULL, NULL, NULL, moesaic_create_loc_conf,
-    moesaic_merge_loc_conf};
+    moesaic_preconfiguration, moesaic_postconfiguration, moesaic_create_main_conf, NULL, NULL, NULL,
+    moesaic_create_loc_conf,  moesaic_merge_loc_conf};
 
 ngx_module_t ngx_http_moesaic_module = {NGX_MODULE_V1,
                                         &moesaic_context,

@@ -18,6 +18,7 @@ typedef struct {
   moesaic_pool_t* pool;
   ngx_shm_zone_t* zone;
   ngx_thread_pool_t* threads;
+  ngx_http_core_loc_conf_t* http; /* settings of the http block, with its resolver */
   /* Worker process only: */
   moesaic_gateway_t* gateway;
   ngx_event_t timer, soon, join;
@@ -30,6 +31,7 @@ extern ngx_module_t ngx_http_moesaic_module;
 extern const moesaic_shell_t moesaic_shell;
 
 /* loop.c */
+ngx_resolver_t* moesaic_loop_resolver(const moesaic_loop_t* loop); /* null: the http block has none */
 void moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle);
 void moesaic_loop_stop(moesaic_loop_t* loop);
 moesaic_connected_t moesaic_loop_connect(void* loop, moesaic_exchange_t* exchange, const void* address,
@@ -40,6 +42,8 @@ void moesaic_loop_arm_timer(void* loop, int64_t delay_ns, int idle);
 void moesaic_loop_run_soon(void* loop);
 void* moesaic_loop_watch(void* loop, int fd, moesaic_watcher_t* watcher);
 void moesaic_loop_unwatch(void* watch);
+void* moesaic_loop_resolve(void* loop, moesaic_text_t name, moesaic_lookup_t* lookup);
+void moesaic_loop_cancel_resolve(void* handle);
 void moesaic_loop_log(void* loop, int error, moesaic_text_t message);
 
 /* request.c */
@@ -50,6 +54,6 @@ const moesaic_log_t* moesaic_request_log(ngx_http_request_t* r);
 void moesaic_client_send_head(void* client, int status, const moesaic_header_t* headers, size_t count);
 void moesaic_client_send_body(void* client, moesaic_text_t bytes);
 void moesaic_client_end(void* client, int complete);
-int moesaic_client_tokenize(void* client, moesaic_task_t* task);
+int moesaic_client_prepare(void* client, moesaic_task_t* task);
 
 #endif /* MOESAIC_PROXY_NGINX_MODULE_H_ */

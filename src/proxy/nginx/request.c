@@ -334,7 +334,7 @@ static void moesaic_thread_done(ngx_event_t* event) {
   moesaic_task_done(work);
 }
 
-int moesaic_client_tokenize(void* client, moesaic_task_t* work) {
+int moesaic_client_prepare(void* client, moesaic_task_t* work) {
   moesaic_request_t* request = client;
   moesaic_thread_task_t* task;
 
@@ -422,10 +422,14 @@ static void moesaic_metaserver_read(ngx_http_request_t* r) {
 }
 
 ngx_int_t moesaic_metaserver_handler(ngx_http_request_t* r, moesaic_loop_t* loop) {
+  moesaic_text_t address;
   ngx_int_t rc;
 
   if (r->method != NGX_HTTP_POST) return NGX_HTTP_NOT_ALLOWED;
   if (loop->gateway == NULL) return NGX_HTTP_SERVICE_UNAVAILABLE;
+  address.data = (const char*)r->connection->sockaddr;
+  address.len = r->connection->socklen;
+  if (!moesaic_metaserver_allows(loop->gateway, address)) return NGX_HTTP_FORBIDDEN;
   ngx_http_set_ctx(r, loop, ngx_http_moesaic_module);
   rc = ngx_http_read_client_request_body(r, moesaic_metaserver_read);
   return rc >= NGX_HTTP_SPECIAL_RESPONSE ? rc : NGX_DONE;

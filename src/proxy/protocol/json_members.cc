@@ -348,6 +348,13 @@ void JsonEdit::Remove(std::string_view key) {
   changes_.push_back({std::string(key), std::nullopt});
 }
 
+std::string_view JsonEdit::Current(std::string_view key) const {
+  for (const Change& change : changes_) {
+    if (change.key == key) return change.json ? std::string_view(*change.json) : std::string_view();
+  }
+  return object_.Value(key);
+}
+
 std::string JsonEdit::Apply() const {
   const std::string_view text = object_.text_;
   const auto& members = object_.members_;

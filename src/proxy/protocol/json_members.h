@@ -74,6 +74,8 @@ class JsonEdit {
   void Set(std::string_view key, std::string json);
   /// Removes every member of that name.
   void Remove(std::string_view key);
+  /// Text of a value after the changes so far; empty: there is no such member.
+  std::string_view Current(std::string_view key) const;
   bool empty() const { return changes_.empty(); }
   std::string Apply() const;
 

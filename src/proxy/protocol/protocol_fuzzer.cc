@@ -37,8 +37,9 @@ void Bodies(std::string_view text) {
     }
     const int32_t ids[] = {1, 2};
     if (CanForwardTokens(*body, Dialect::kSglang, true)) {
-      const auto forwarded = ForwardTokens(endpoint, text, Dialect::kSglang, ids);
-      Expect(forwarded.ok() && JsonMembers::Scan(*forwarded).ok());
+      const std::string list = IdList(ids);
+      for (const Dialect dialect : {Dialect::kSglang, Dialect::kVllm})
+        Expect(JsonMembers::Scan(AggregatedBody(*body, {dialect, list})).ok());
     }
   }
 }

@@ -56,16 +56,6 @@ Status ReadCount(const JsonMembers& members, std::string_view key, int64_t* valu
   return OkStatus();
 }
 
-std::string IdList(std::span<const int32_t> ids) {
-  std::string list = "[";
-  list.reserve(ids.size() * 7 + 2);
-  for (const int32_t id : ids) {
-    if (list.size() > 1) list += ',';
-    fmt::format_to(std::back_inserter(list), "{}", id);
-  }
-  return list += ']';
-}
-
 void OneToken(const RequestBody& body, JsonEdit* edit) {
   const bool completion_limit = body.members.Find("max_completion_tokens") != nullptr;
   if (completion_limit) edit->Set("max_completion_tokens", "1");
@@ -80,6 +70,21 @@ void SetBootstrap(const TransferPeers& peers, JsonEdit* edit) {
   edit->Set("bootstrap_host", JsonQuoted(peers.prefill_host));
   edit->Set("bootstrap_port", std::to_string(peers.bootstrap_port));
   edit->Set("bootstrap_room", std::to_string(peers.room));
+}
+
+// Puts ids where the engine looks for them. vLLM reads those of a chat from kv_transfer_params.
+void Forward(const RequestBody& body, const ForwardedIds& ids, JsonEdit* edit) {
+  if (ids.list.empty()) return;
+  if (body.endpoint == Endpoint::kCompletions) return edit->Set("prompt", std::string(ids.list));
+  if (ids.dialect == Dialect::kSglang) return edit->Set("input_ids", std::string(ids.list));
+  const std::string_view params = edit->Current("kv_transfer_params");
+  const StatusOr<JsonMembers> members = JsonMembers::Scan(params);
+  if (!members.ok()) {  // there are none
+    return edit->Set("kv_transfer_params", fmt::format(R"({{"prompt_token_ids":{}}})", ids.list));
+  }
+  JsonEdit inner(*members);
+  inner.Set("prompt_token_ids", std::string(ids.list));
+  edit->Set("kv_transfer_params", inner.Apply());
 }
 
 void RemoveTransferFields(const RequestBody& body, JsonEdit* edit) {
@@ -186,20 +191,36 @@ std::optional<std::vector<int32_t>> PromptIds(const RequestBody& body) {
   return ids;
 }
 
-std::string AggregatedBody(const RequestBody& body) {
+std::string IdList(std::span<const int32_t> ids) {
+  constexpr size_t kMaxDigits = 12;  // with a sign and a comma
+  std::string list(ids.size() * kMaxDigits + 2, '[');
+  char* at = list.data() + 1;
+  for (const int32_t id : ids) {
+    if (at != list.data() + 1) *at++ = ',';
+    at = std::to_chars(at, list.data() + list.size(), id).ptr;
+  }
+  *at++ = ']';
+  list.resize(static_cast<size_t>(at - list.data()));
+  return list;
+}
+
+std::string AggregatedBody(const RequestBody& body, const ForwardedIds& ids) {
   JsonEdit edit(body.members);
   RemoveTransferFields(body, &edit);
+  Forward(body, ids, &edit);
   return edit.empty() ? std::string(body.text()) : edit.Apply();
 }
 
-std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params) {
+std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params,
+                        const ForwardedIds& ids) {
   JsonEdit edit(body.members);
   RemoveTransferFields(body, &edit);
   switch (peers.transfer) {
     case Transfer::kAggregated:
-      return AggregatedBody(body);
+      return AggregatedBody(body, ids);
     case Transfer::kSglang:
       SetBootstrap(peers, &edit);
+      Forward(body, ids, &edit);
       return edit.Apply();
     case Transfer::kVllmNixl:
       edit.Set("kv_transfer_params",
@@ -216,10 +237,12 @@ std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std
       break;
   }
   OneToken(body, &edit);
+  Forward(body, ids, &edit);
   return edit.Apply();
 }
 
-std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std::string_view params) {
+std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std::string_view params,
+                       const ForwardedIds& ids) {
   JsonEdit edit(body.members);
   RemoveTransferFields(body, &edit);
   switch (peers.transfer) {
@@ -244,6 +267,7 @@ std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std:
                            JsonQuoted(peers.metaserver)));
       break;
   }
+  Forward(body, ids, &edit);
   return edit.empty() ? std::string(body.text()) : edit.Apply();
 }
 
@@ -277,28 +301,6 @@ bool CanForwardTokens(const RequestBody& body, Dialect dialect, bool decode) {
     if (members.Given(field)) return false;
   }
   return true;
-}
-
-StatusOr<std::string> ForwardTokens(Endpoint endpoint, std::string_view text, Dialect dialect,
-                                    std::span<const int32_t> ids) {
-  ASSIGN_OR_RETURN(const JsonMembers members, JsonMembers::Scan(text));
-  JsonEdit edit(members);
-  if (endpoint == Endpoint::kCompletions) {
-    edit.Set("prompt", IdList(ids));
-  } else if (dialect == Dialect::kSglang) {
-    edit.Set("input_ids", IdList(ids));
-  } else {
-    const std::string_view params = members.Value("kv_transfer_params");
-    if (params.empty() || params == "null") {
-      edit.Set("kv_transfer_params", fmt::format(R"({{"prompt_token_ids":{}}})", IdList(ids)));
-    } else {
-      ASSIGN_OR_RETURN(const JsonMembers inner, JsonMembers::Scan(params));
-      JsonEdit inner_edit(inner);
-      inner_edit.Set("prompt_token_ids", IdList(ids));
-      edit.Set("kv_transfer_params", inner_edit.Apply());
-    }
-  }
-  return edit.Apply();
 }
 
 }  // namespace moesaic::proxy

@@ -74,15 +74,27 @@ struct TransferPeers {
   std::string metaserver = "";         ///< "http://PROXY/v1/metaserver", for kAscend
 };
 
+/// Token ids that an engine gets with a prompt or instead of it. Requires CanForwardTokens. Ids that the
+/// engine would compute itself give the same answer without its tokenizer.
+struct ForwardedIds {
+  Dialect dialect = Dialect::kVllm;
+  std::string_view list;  ///< IdList of them; empty: none are forwarded
+};
+
+/// Text of a JSON list.
+std::string IdList(std::span<const int32_t> ids);
+
 /// Body for an engine that does both.
-std::string AggregatedBody(const RequestBody& body);
+std::string AggregatedBody(const RequestBody& body, const ForwardedIds& ids = {});
 
 /// Body for P. `params`: D's blocks, which it posted to the metaserver (kAscend only).
-std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {});
+std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {},
+                        const ForwardedIds& ids = {});
 
 /// Body for D. `params`: text of kv_transfer_params in P's response (kVllmNixl only); empty: P gave none, and
 /// D computes the prompt itself.
-std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {});
+std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {},
+                       const ForwardedIds& ids = {});
 
 /// Body by which a decode engine fetches the blocks that P holds for the request, and computes one token, so
 /// that P frees them. `params`: as for DecodeBody.
@@ -91,10 +103,5 @@ std::string ReleaseBody(const RequestBody& body, std::string_view params);
 /// Whether and how ids replace the prompt in a body for an engine of `dialect`. `decode`: the body goes to
 /// the D of a pair, where vLLM takes the ids of a chat as kv_transfer_params.prompt_token_ids.
 bool CanForwardTokens(const RequestBody& body, Dialect dialect, bool decode);
-
-/// Returns `text`, a body that PrefillBody or DecodeBody made or the original, with the ids. Requires
-/// CanForwardTokens. Ids that the engine would compute itself give the same answer without its tokenizer.
-StatusOr<std::string> ForwardTokens(Endpoint endpoint, std::string_view text, Dialect dialect,
-                                    std::span<const int32_t> ids);
 
 }  // namespace moesaic::proxy

@@ -161,13 +161,23 @@ TEST(DecodeBody, AscendNamesTheMetaserver) {
 
 TEST(ForwardTokens, UsesTheWayOfEachEngine) {
   const std::vector<int32_t> ids = {5, 6};
-  EXPECT_EQ(*ForwardTokens(Endpoint::kCompletions, R"({"prompt":"a\"b","n":1})", Dialect::kVllm, ids),
-            R"({"prompt":[5,6],"n":1})");
-  EXPECT_EQ(*ForwardTokens(Endpoint::kChat, R"({"messages":[]})", Dialect::kSglang, ids),
-            R"({"messages":[],"input_ids":[5,6]})");
+  const std::string list = IdList(ids);
   EXPECT_EQ(
-      *ForwardTokens(Endpoint::kChat, R"({"messages":[],"kv_transfer_params":{"a":1}})", Dialect::kVllm, ids),
-      R"({"messages":[],"kv_transfer_params":{"a":1,"prompt_token_ids":[5,6]}})");
+      AggregatedBody(Read(Endpoint::kCompletions, R"({"prompt":"a\"b","n":1})"), {Dialect::kVllm, list}),
+      R"({"prompt":[5,6],"n":1})");
+  EXPECT_EQ(AggregatedBody(Read(Endpoint::kChat, R"({"messages":[]})"), {Dialect::kSglang, list}),
+            R"({"messages":[],"input_ids":[5,6]})");
+  const RequestBody chat = Read(Endpoint::kChat, R"({"messages":[]})");
+  const TransferPeers nixl{.transfer = Transfer::kVllmNixl};
+  EXPECT_EQ(DecodeBody(chat, nixl, R"({"a":1})", {Dialect::kVllm, list}),
+            R"({"messages":[],"kv_transfer_params":{"a":1,"prompt_token_ids":[5,6]}})");
+  EXPECT_EQ(DecodeBody(chat, nixl, "", {Dialect::kVllm, list}),
+            R"({"messages":[],"kv_transfer_params":{"prompt_token_ids":[5,6]}})");
+}
+
+TEST(IdList, IsJson) {
+  EXPECT_EQ(IdList({}), "[]");
+  EXPECT_EQ(IdList(std::vector<int32_t>{0, 2147483647, -2147483647}), "[0,2147483647,-2147483647]");
 }
 
 TEST(ForwardTokens, IsRefusedWhereAnswersWouldChange) {

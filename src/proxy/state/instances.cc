@@ -1,6 +1,7 @@
 // Instances and workers.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "proxy/index/block_index.h"
 #include "proxy/state/layout.h"
@@ -41,6 +42,8 @@ void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
   entry.weight = config.weight;
   entry.caps = config.caps;
   entry.batch_tokens = std::max<uint32_t>(config.batch_tokens, 1);
+  entry.source = config.source;
+  entry.bootstrap_port = config.bootstrap_port;
 }
 
 Status CheckConfig(const InstanceConfig& config) {
@@ -127,6 +130,11 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
         // The block size is part of every key: with another one the known blocks are useless.
         if (entry.block_size != config.block_size) used_before.push_back(id);
         SetFields(entry, config);
+        if (entry.starting != 0) {  // the process that added it may have died
+          used_before.push_back(id);
+          result.added.push_back(id);
+          continue;
+        }
         if (StateOf(entry) == InstanceState::kAbandoned)
           entry.state.store(static_cast<uint8_t>(InstanceState::kEnabled), std::memory_order_release);
         result.kept.push_back(id);
@@ -139,6 +147,7 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
       entry.generation = generation;
       SetFields(entry, config);
       entry.healthy = 1;
+      entry.starting = 1;
       std::memcpy(entry.url.data(), config.url.data(), config.url.size());
       entry.last_prefill_done = now;
       // Until its index is clear, the entry exists and gets no requests.
@@ -150,8 +159,11 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
   }
   for (const int id : used_before) BlockIndex(zone_).Clear(id);
   const Locked lock(zone_);
-  for (const int id : result.added)
-    view.instance(id).state.store(static_cast<uint8_t>(InstanceState::kEnabled), std::memory_order_release);
+  for (const int id : result.added) {
+    InstanceEntry& entry = view.instance(id);
+    if (std::exchange(entry.starting, uint8_t{0}) == 0) continue;  // another call has enabled it
+    entry.state.store(static_cast<uint8_t>(InstanceState::kEnabled), std::memory_order_release);
+  }
   return result;
 }
 

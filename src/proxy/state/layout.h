@@ -53,7 +53,9 @@ struct InstanceEntry {
   uint8_t role;
   uint8_t healthy;
   std::atomic<uint8_t> index_state;  // IndexState
-  uint32_t generation, dp_rank, group, pod, model_class, block_size, batch_tokens;
+  uint8_t starting;                  // Configure has added it and has not enabled it yet
+  uint16_t bootstrap_port;
+  uint32_t generation, dp_rank, group, pod, model_class, block_size, batch_tokens, source;
   double weight;
   InstanceCaps caps;
   InstanceLoad load;

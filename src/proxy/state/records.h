@@ -25,6 +25,7 @@ struct InstanceCaps {
   uint32_t decode_requests = 0;
   uint64_t decode_tokens = 0;  ///< context tokens of running requests
   uint64_t kv_blocks = 0;      ///< capacity of the engine's block pool
+  friend bool operator==(const InstanceCaps&, const InstanceCaps&) = default;
 };
 
 /// An instance as configured: one engine, or one data-parallel rank of it.
@@ -39,6 +40,9 @@ struct InstanceConfig {
   double weight = 1;  ///< relative speed
   InstanceCaps caps = {};
   uint32_t batch_tokens = 8192;  ///< token budget of the engine's step (max_num_batched_tokens)
+  uint32_t source = 0;           ///< number of the source that discovered it; 0: the configuration names it
+  uint16_t bootstrap_port = 0;   ///< of the engine's bootstrap server; 0: unknown
+  friend bool operator==(const InstanceConfig&, const InstanceConfig&) = default;
 };
 
 /// Counters of an instance: the sum of the charges of its requests.

@@ -274,7 +274,9 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
                    .block_size = entry.block_size,
                    .weight = entry.weight,
                    .caps = entry.caps,
-                   .batch_tokens = entry.batch_tokens};
+                   .batch_tokens = entry.batch_tokens,
+                   .source = entry.source,
+                   .bootstrap_port = entry.bootstrap_port};
   record.state = static_cast<InstanceState>(entry.state.load(kRelaxed));
   record.healthy = entry.healthy != 0;
   record.closed_until = entry.closed_until;

@@ -1,0 +1,76 @@
+#include "proxy/gateway/engine_line.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <string>
+
+#include "proxy/gateway/network.h"
+
+namespace moesaic::proxy {
+namespace {
+
+std::string Address(const char* text, uint16_t port = 0) {
+  sockaddr_in four{};
+  sockaddr_in6 six{};
+  if (inet_pton(AF_INET, text, &four.sin_addr) == 1) {
+    four.sin_family = AF_INET;
+    four.sin_port = htons(port);
+    return {reinterpret_cast<const char*>(&four), sizeof four};
+  }
+  inet_pton(AF_INET6, text, &six.sin6_addr);
+  six.sin6_family = AF_INET6;
+  six.sin6_port = htons(port);
+  return {reinterpret_cast<const char*>(&six), sizeof six};
+}
+
+TEST(EngineLine, AnEngineOfANameHasAUrlForEachAddress) {
+  const std::string_view words[] = {"http://vllm.local:8000/a", "resolve", "dp_ranks=2",
+                                    "kv_events=tcp://vllm.local:5557", "kv_replay=tcp://other:5558"};
+  const auto ranks = ParseEngine(words);
+  ASSERT_TRUE(ranks.ok()) << ranks.status();
+  ASSERT_EQ(ranks->size(), 2U);
+  EXPECT_TRUE((*ranks)[1].resolve);
+  const EngineSettings four = AtAddress((*ranks)[1], Address("10.1.2.3"));
+  EXPECT_EQ(four.instance.url, "http://10.1.2.3:8000/a");
+  EXPECT_EQ(four.instance.dp_rank, 1U);
+  EXPECT_EQ(four.address.host, "10.1.2.3:8000");
+  EXPECT_EQ(four.address.sockaddr, Address("10.1.2.3", 8000));
+  EXPECT_EQ(four.kv_events, "tcp://10.1.2.3:5558");  // the port of the second rank
+  EXPECT_EQ(four.kv_replay, "tcp://other:5559");
+  const EngineSettings six = AtAddress((*ranks)[0], Address("fd00::1"));
+  EXPECT_EQ(six.instance.url, "http://[fd00::1]:8000/a");
+  EXPECT_EQ(six.kv_events, "tcp://[fd00::1]:5557");
+  EXPECT_NE(four.instance.pod, six.instance.pod);
+}
+
+TEST(EngineLine, NumericAddressesNeedNoNameServer) {
+  EngineSettings engine;
+  ASSERT_TRUE(ParseUrl("http://[::1]:80", &engine).ok());
+  EXPECT_TRUE(Resolve(&engine, /*numeric=*/true).ok());
+  EXPECT_EQ(engine.address.sockaddr, Address("::1", 80));
+  ASSERT_TRUE(ParseUrl("http://name", &engine).ok());
+  EXPECT_FALSE(Resolve(&engine, /*numeric=*/true).ok());
+}
+
+TEST(Network, ContainsAddresses) {
+  std::vector<Network> networks;
+  for (const char* text : {"10.0.0.0/9", "192.168.1.7", "fd00::/16"}) {
+    const auto network = ParseNetwork(text);
+    ASSERT_TRUE(network.ok()) << network.status();
+    networks.push_back(*network);
+  }
+  for (const char* in : {"10.127.0.1", "192.168.1.7", "fd00:1::1"})
+    EXPECT_TRUE(Contains(networks, Address(in))) << in;
+  for (const char* out : {"10.128.0.1", "192.168.1.8", "fd01::1", "::ffff:11.0.0.1"})
+    EXPECT_FALSE(Contains(networks, Address(out))) << out;
+  EXPECT_TRUE(Contains(networks, Address("::ffff:10.0.0.1")));
+  networks.push_back(*ParseNetwork("all"));
+  EXPECT_TRUE(Contains(networks, Address("fd01::1")));
+  for (const char* wrong : {"", "10.0.0.0/33", "10.0.0.0/", "::1/129", "name", "10.0.0.0/-1"})
+    EXPECT_FALSE(ParseNetwork(wrong).ok()) << wrong;
+}
+
+}  // namespace
+}  // namespace moesaic::proxy

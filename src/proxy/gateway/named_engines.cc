@@ -1,0 +1,61 @@
+#include "proxy/gateway/named_engines.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "proxy/gateway/engine_line.h"
+#include "proxy/gateway/gateway.h"
+
+namespace moesaic::proxy {
+namespace {
+
+// Names are looked up again when the answer expires, within these bounds.
+constexpr Nanos kMinLookupDelay = kSecond, kMaxLookupDelay = 3600 * kSecond;
+constexpr Nanos kFailedLookupDelay = 2 * kSecond;
+
+}  // namespace
+
+NamedEngines::NamedEngines(Gateway& gateway, std::vector<EngineSettings> ranks, std::function<void()> changed)
+    : gateway_(gateway), ranks_(std::move(ranks)), changed_(std::move(changed)), timer_(gateway.timers()) {
+  Ask();
+}
+
+NamedEngines::~NamedEngines() {
+  if (lookup_ != nullptr) gateway_.transport().CancelResolve(lookup_);
+}
+
+void NamedEngines::Ask() {
+  lookup_ = gateway_.transport().Resolve(name(), *this);
+  if (lookup_ == nullptr) Fail("nginx has no resolver: name servers are set by 'resolver' in its http block");
+}
+
+void NamedEngines::Fail(const std::string& fault) {
+  gateway_.board().discovery_errors.fetch_add(1, std::memory_order_relaxed);
+  if (!std::exchange(fault_reported_, true))
+    gateway_.transport().Log(true, fmt::format("cannot look up '{}': {}; it is tried again", name(), fault));
+  timer_.At(gateway_.now() + kFailedLookupDelay, [this] { Ask(); });
+}
+
+void NamedEngines::OnAddresses(const Addresses& addresses) {
+  lookup_ = nullptr;
+  if (addresses.verdict == Addresses::Verdict::kFailed) return Fail(addresses.fault);
+  if (std::exchange(fault_reported_, false))
+    gateway_.transport().Log(false, fmt::format("'{}' is looked up again", name()));
+  // nginx answers from its cache until the second in which an answer expires has ended.
+  timer_.At(gateway_.now() + std::clamp(addresses.valid + kSecond, kMinLookupDelay, kMaxLookupDelay),
+            [this] { Ask(); });
+  std::vector<std::string> found = addresses.sockaddrs;
+  std::sort(found.begin(), found.end());
+  if (engines_ && found == addresses_) return;
+  addresses_ = std::move(found);
+  std::vector<EngineSettings> engines;
+  for (const std::string& address : addresses_) {
+    for (const EngineSettings& rank : ranks_) engines.push_back(AtAddress(rank, address));
+  }
+  engines_ = std::move(engines);
+  changed_();
+}
+
+}  // namespace moesaic::proxy

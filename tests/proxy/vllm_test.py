@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Tests the proxy before a real vLLM on this machine's CPU: one engine, and a prefill and a decode engine with NIXL.
+
+MOESAIC_VLLM names the `vllm` script of an environment with vLLM for CPUs. MOESAIC_VLLM_NIXL=1 says that it has NIXL as well.
+Without the first nothing runs, and the test is reported as skipped.
+"""
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from proxying import HOST, MODEL, SKIPPED, WAIT_SECONDS, ProxyTest, main, request, together, until
+
+VLLM = os.environ.get("MOESAIC_VLLM")
+NAME = "moesaic-tiny"
+BLOCK = 32
+SYSTEM = "You answer in one word. " * 12
+# The side channel of NIXL and the engines have this address: NIXL needs an interface.
+LOCAL = "127.0.0.1"
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        return [stack.enter_context(socket.create_server((LOCAL, 0))).getsockname()[1] for _ in range(count)]
+
+
+class Vllm:
+    """vLLM in a process group of its own."""
+
+    def __init__(self, transfer=None):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-vllm-"))
+        self.port, side, *ports = free_ports(4)
+        self.url = f"http://{LOCAL}:{self.port}"
+        self.events, self.replay = (f"tcp://{LOCAL}:{port}" for port in ports)
+        environment = dict(os.environ, VLLM_MLA_DISABLE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1",
+                           HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo", VLLM_HOST_IP=LOCAL, VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1",
+                           UCX_TLS="tcp,sm,self", UCX_NET_DEVICES="lo", VLLM_NIXL_SIDE_CHANNEL_HOST=LOCAL, VLLM_NIXL_SIDE_CHANNEL_PORT=str(side))
+        events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{ports[0]}", "replay_endpoint": f"tcp://*:{ports[1]}"}
+        command = [VLLM, "serve", str(MODEL), "--served-model-name", NAME, "--host", LOCAL, "--port", str(self.port), "--dtype", "bfloat16",
+                   "--enforce-eager", "--max-model-len", "1024", "--block-size", str(BLOCK), "--max-num-seqs", "64",
+                   "--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+                   "--kv-events-config", json.dumps(events)]
+        if transfer:
+            command += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": transfer, "kv_buffer_device": "cpu"})]
+        self.log = open(self.folder / "log", "w+")
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environment, start_new_session=True)
+        until(self.healthy, 5 * WAIT_SECONDS, what=self.tail)
+
+    def healthy(self):
+        if self.process.poll() is not None:
+            raise AssertionError(f"vLLM has ended: {self.tail()}")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return request(LOCAL, self.port, "GET", "/health")[0] == 200
+        return False
+
+    def tail(self):
+        return (self.folder / "log").read_text()[-4000:]
+
+    def post(self, path, body):
+        status, _, text = request(LOCAL, self.port, "POST", path, body)
+        assert status == 200, text
+        return json.loads(text)
+
+    def running(self):
+        text = request(LOCAL, self.port, "GET", "/metrics")[2].decode()
+        return sum(float(value) for value in re.findall(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", text, re.M))
+
+    def option(self):
+        return f"kv_events={self.events} kv_replay={self.replay}"
+
+    def stop(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 15)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 9)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Engine(ProxyTest):
+    """Cases for any arrangement of engines. A subclass starts them."""
+
+    def ask(self, **body):
+        status, _, text = self.proxy_.request("POST", "/v1/chat/completions", {"model": NAME, "temperature": 0, **body})
+        return status, json.loads(text)
+
+    def question(self, text, system=SYSTEM):
+        return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+    def check_answers_and_streams(self):
+        messages = self.question("What is the capital of France?")
+        status, answer = self.ask(messages=messages, max_tokens=12)
+        self.assertEqual(status, 200, answer)
+        direct = self.direct.post("/v1/chat/completions", {"model": NAME, "temperature": 0, "messages": messages, "max_tokens": 12})
+        self.assertEqual(answer["choices"][0]["message"]["content"], direct["choices"][0]["message"]["content"])
+        with self.proxy_.streaming(path="/v1/chat/completions", model=NAME, temperature=0, messages=messages, max_tokens=12,
+                                   stream_options={"include_usage": True}) as stream:
+            lines = [line[6:] for line in stream.read().decode().splitlines() if line.startswith("data: ")]
+        self.assertEqual(lines[-1], "[DONE]")
+        chunks = [json.loads(line) for line in lines[:-1]]
+        text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+        self.assertEqual(text, answer["choices"][0]["message"]["content"])
+        self.assertEqual(chunks[-1]["usage"]["prompt_tokens"], answer["usage"]["prompt_tokens"])
+
+    def check_tools(self):
+        tool = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city",
+                                                 "parameters": {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+                                                                "required": ["city"]}}}
+        status, answer = self.ask(messages=self.question("What is the weather in Paris?", "Use tools."), tools=[tool], max_tokens=64,
+                                  tool_choice={"type": "function", "function": {"name": "get_weather"}})
+        self.assertEqual(status, 200, answer)
+        call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
+        self.assertEqual(call["name"], "get_weather")
+        self.assertIn(json.loads(call["arguments"])["city"], ("Paris", "Rome"))
+
+    def check_errors(self):
+        for body, wanted in (({"model": "nothing"}, 404), ({"max_tokens": 100000}, 400), ({"temperature": -1}, 400)):
+            status, answer = self.ask(messages=self.question("Hi"), **body)
+            self.assertEqual(status, wanted, answer)
+            self.assertIn("error", answer)
+
+    def check_cancellation(self, engines):
+        for stream in (True, False):
+            body = json.dumps({"model": NAME, "messages": self.question("Tell me a story."), "max_tokens": 600, "ignore_eos": True, "stream": stream}).encode()
+            client = socket.create_connection((HOST, self.proxy_.port), timeout=WAIT_SECONDS)
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            until(lambda: sum(engine.running() for engine in engines) > 0)
+            client.close()
+            until(lambda: sum(engine.running() for engine in engines) == 0)
+            self.proxy_.idle()
+        self.assertEqual(self.proxy_.state()["outcomes"]["aborted"], 2)
+
+
+class Aggregated(Engine):
+    @classmethod
+    def setUpClass(cls):
+        cls.engine = cls.direct = Vllm()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.engine.stop()
+
+    def setUp(self):
+        super().setUp()
+        self.proxy_ = self.proxy(f"model {MODEL}; block_size {BLOCK}; engine {self.engine.url} {self.engine.option()};")
+
+    def test_answers_and_streams(self):
+        self.check_answers_and_streams()
+
+    def test_tools(self):
+        self.check_tools()
+
+    def test_errors(self):
+        self.check_errors()
+
+    def test_cancellation(self):
+        self.check_cancellation([self.engine])
+
+    def test_cached_tokens(self):
+        """The proxy predicts what the engine reports."""
+        chance = random.Random(7)
+        system = " ".join(chance.choice(("red", "green", "blue", "seven", "nine")) for _ in range(150))
+        until(lambda: self.ask(messages=self.question("Hi", system="a"), max_tokens=1)[0] == 200
+              and self.proxy_.state()["engines"][0]["index"] == "exact", what=self.proxy_.state)
+        for i, text in enumerate(("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?")):
+            until(lambda: self.proxy_.state()["index"]["speculative"] == 0, what=self.proxy_.state)
+            status, answer = self.ask(messages=self.question(text, system), max_tokens=4)
+            cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            self.assertEqual(status, 200, answer)
+            self.assertEqual(cached > 0, i > 0, answer)
+            self.assertEqual(cached % BLOCK, 0)
+        self.assertEqual(self.proxy_.metric("moesaic_proxy_kv_errors_total"), 0)
+
+    def test_ids_equal_those_of_the_engine(self):
+        """1,000 prompts: completions, for which the engine gets ids, and chats, for which the proxy only counts."""
+        words = ["The", "capital", "of", "France", "is", "Paris", ".", "\n", "1 + 1 =", "{\"a\": [1, 2]}", "<|im_end|>", "na\u00efve", "\u4e2d\u6587",
+                 "  ", "\t", "don't", "\U0001F600"]
+        chance = random.Random(3)
+        texts = [" ".join(chance.choice(words) for _ in range(chance.randint(1, 60))) for _ in range(1000)]
+
+        def check(thread):
+            for text in texts[thread::8]:
+                status, answer = self.proxy_.complete(prompt=text, max_tokens=1, return_token_ids=True, model=NAME)
+                self.assertEqual(status, 200, answer)
+                wanted = self.engine.post("/tokenize", {"model": NAME, "prompt": text})["tokens"]
+                self.assertEqual(answer["choices"][0]["prompt_token_ids"], wanted)
+        together(8, check)
+        self.assertEqual(self.proxy_.metric("moesaic_proxy_unrendered_total"), 0)
+        self.assertEqual(self.proxy_.metric("moesaic_proxy_rendered_total"), 1000)
+        self.proxy_.idle()
+
+
+@unittest.skipUnless(os.environ.get("MOESAIC_VLLM_NIXL"), "SKIPPED: MOESAIC_VLLM_NIXL does not say that vLLM has NIXL")
+class Pair(Engine):
+    @classmethod
+    def setUpClass(cls):
+        cls.prefill, cls.decode = Vllm("kv_producer"), Vllm("kv_consumer")
+        cls.direct = cls.decode
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.prefill.stop()
+        cls.decode.stop()
+
+    def setUp(self):
+        super().setUp()
+        self.proxy_ = self.proxy(f"transfer nixl; skip_prefill 0; model {MODEL}; block_size {BLOCK};"
+                                 f"engine {self.prefill.url} role=prefill {self.prefill.option()}; engine {self.decode.url} role=decode {self.decode.option()};")
+
+    def test_answers_and_streams(self):
+        self.check_answers_and_streams()
+        state = self.proxy_.idle()
+        entered = {stage["name"]: stage["entered"] for stage in state["stages"]}
+        self.assertEqual(entered["decode_scheduled"], 2)
+        self.assertEqual(state["outcomes"]["completed"], 2)
+
+    def test_errors(self):
+        self.check_errors()
+
+    def test_cancellation(self):
+        self.check_cancellation([self.prefill, self.decode])
+
+
+if __name__ == "__main__":
+    if not VLLM:
+        print("SKIPPED: MOESAIC_VLLM does not name a vLLM for CPUs")
+        sys.exit(SKIPPED)
+    main()

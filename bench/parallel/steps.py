@@ -87,10 +87,11 @@ def between(result):
     return sum(mean[part] for part in ("sums", "dispatch", "combine", "transfer"))
 
 
-def three_way(simulator):
+def three_way(simulator, prefill_rows):
     layouts = [("TP16", {"tp": 16}), ("EP16", {"dp": 16, "ep": True}), ("PP2 x TP8", {"pp": 2, "tp": 8}),
                ("PP4 x TP4", {"pp": 4, "tp": 4}), ("PP8 x TP2", {"pp": 8, "tp": 2}), ("PP16", {"pp": 16})]
-    for title, rows, sequences in (("prefill, 1,024 rows per step", 1024, 1), ("decode, 64 sequences per step", 1, 64)):
+    for title, rows, sequences in (("decode, 64 sequences per step", 1, 64),
+                                   (f"prefill, {prefill_rows} rows per step", prefill_rows, 1)):
         print(f"\n{title}; ms\n")
         header(["layout", "one step", "interval", "between ranks", "of the interval of TP16"])
         base = None
@@ -104,10 +105,11 @@ def three_way(simulator):
                  milliseconds(between(result)), f"{result['interval_ms'] / base:.2f}"])
 
 
-def deepseek(simulator):
+def deepseek(simulator, prefill_rows):
     deployments = [
-        ("prefill TP4 x DP8, EP32, 4 nodes; 4,096 rows of each replica", ROOT / "topologies/h800-4x8-infiniband.json",
-         {"tp": 4, "dp": 8, "tokens": 1024}, {"rows": 4096, "context": 2048}),
+        (f"prefill TP4 x DP8, EP32, 4 nodes; {prefill_rows} rows of each replica",
+         ROOT / "topologies/h800-4x8-infiniband.json", {"tp": 4, "dp": 8, "tokens": prefill_rows // 4},
+         {"rows": prefill_rows, "context": prefill_rows // 2}),
         ("decode TP4 x DP36, EP144, 18 nodes; 352 sequences of 4,989 tokens on each replica",
          ROOT / "topologies/h800-18x8-infiniband.json", {"tp": 4, "dp": 36, "tokens": 88},
          {"sequences": 352, "context": 4989})]
@@ -169,13 +171,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="+", choices=["three-way", "deepseek", "dilated"])
     parser.add_argument("--simulator", choices=["virtual", "smpi"], default="virtual")
+    parser.add_argument("--rows", type=int, help="rows of a prefill step (default 1024; deepseek: 4096 of each replica)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     arguments = parser.parse_args()
     os.environ.setdefault("LC_ALL", "C")
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(arguments.build.resolve(), arguments.simulator, folder)
         for experiment in arguments.experiments:
-            {"three-way": three_way, "deepseek": deepseek, "dilated": dilated}[experiment](simulator)
+            if experiment == "dilated":
+                dilated(simulator)
+            else:
+                rows = arguments.rows or (1024 if experiment == "three-way" else 4096)
+                {"three-way": three_way, "deepseek": deepseek}[experiment](simulator, rows)
 
 
 if __name__ == "__main__":

@@ -112,9 +112,12 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
     ASSIGN_OR_RETURN(cost, parallel::ReadCostModel(flags.cost));
     options.cost = &*cost;
   }
-  if (flags.rank_memory > 0)
-    options.all_slots.assign(options.slots.size(),
-                             flags.rank_memory / std::max<int64_t>(1, flags.expert_bytes));
+  if (flags.rank_memory > 0) {
+    if (flags.expert_bytes == 0) {
+      return InvalidArgument("--rank-memory counts in experts: give --expert-bytes, too");
+    }
+    options.all_slots.assign(options.slots.size(), flags.rank_memory / flags.expert_bytes);
+  }
   options.current = current ? &*current : nullptr;
   options.max_moves = flags.max_moves;
   const InterruptGuard guard;

@@ -23,7 +23,7 @@ using parallel::Workload;
 
 constexpr int kDefaultTopK = 8;  // of DeepSeek-V3 and Qwen3-MoE
 
-std::string Number(double value) { return fmt::format("{:.3f}", value); }
+std::string Decimals(double value) { return fmt::format("{:.3f}", value); }
 
 // Mean and worst over loads and layers with tokens.
 struct Balance {
@@ -116,9 +116,8 @@ StatusOr<MigrationSize> MeasureMigration(const Placement& current, const Placeme
 
 // Predicted times of a load, mean over layers with tokens.
 parallel::LayerCost MeanCost(const Placement& placement, const LoadMatrix& load,
-                             const parallel::CostModel& model, std::span<const double> speeds,
-                             const std::optional<Placement>& current) {
-  const parallel::ExpertTime time(model);
+                             const parallel::CostModel& model, const parallel::ExpertTime& time,
+                             std::span<const double> speeds, const std::optional<Placement>& current) {
   parallel::LayerCost sum;
   int layers = 0;
   for (int layer = 0; layer < load.layers; ++layer) {
@@ -164,18 +163,20 @@ Status PrintBalance(const PlacementFlags& flags, const Placement& placement, std
     rows.front().emplace_back("remote nodes");
   }
   std::optional<parallel::CostModel> cost;
+  std::optional<parallel::ExpertTime> time;
   if (!flags.cost.empty()) {
     ASSIGN_OR_RETURN(cost, parallel::ReadCostModel(flags.cost));
     RETURN_IF_ERROR(parallel::CheckCostModel(*cost, placement.experts, placement.ranks()));
+    time.emplace(*cost);
     for (const char* column : {"compute us", "exchange us", "moves us"}) rows.front().emplace_back(column);
   }
   int duplicates = 0;
   for (const Workload& load : loads) {
     const Balance balance = MeasureBalance(placement, {&load, 1}, speeds, flags.nodes, RoutingOf(flags));
     duplicates = balance.duplicates;
-    rows.push_back({load.name, Number(balance.mean), Number(balance.worst), Number(balance.split_mean),
-                    Number(balance.split_worst), std::to_string(balance.activated)});
-    if (nodes) rows.back().push_back(Number(balance.remote_nodes));
+    rows.push_back({load.name, Decimals(balance.mean), Decimals(balance.worst), Decimals(balance.split_mean),
+                    Decimals(balance.split_worst), std::to_string(balance.activated)});
+    if (nodes) rows.back().push_back(Decimals(balance.remote_nodes));
     json["loads"].push_back({{"name", load.name},
                              {"mean", balance.mean},
                              {"worst", balance.worst},
@@ -185,7 +186,7 @@ Status PrintBalance(const PlacementFlags& flags, const Placement& placement, std
                              {"split_us", SplitMicroseconds(placement, load.total)}});
     if (nodes) json["loads"].back()["remote_nodes"] = balance.remote_nodes;
     if (!cost) continue;
-    const parallel::LayerCost times = MeanCost(placement, load.total, *cost, speeds, current);
+    const parallel::LayerCost times = MeanCost(placement, load.total, *cost, *time, speeds, current);
     for (const double seconds : {times.compute_s, times.exchange_s, times.move_s})
       rows.back().push_back(fmt::format("{:.1f}", 1e6 * seconds));
     json["loads"].back()["predicted_s"] = {{"compute", times.compute_s},

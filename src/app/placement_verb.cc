@@ -129,7 +129,8 @@ void AddCostFlags(Verb& verb, PlacementFlags& options) {
       .ShowDefault()
       .Group(group);
   verb.AddOption("--rank-memory", options.rank_memory,
-                 "Bytes of a rank for experts of all layers; what --slots leaves goes where it helps most")
+                 "Bytes of a rank for experts of all layers; memory that --slots leaves goes to the layers "
+                 "that gain most")
       .Bytes()
       .Group(group);
   verb.AddOption("--expert-bytes", options.expert_bytes, "Bytes of an expert, for --rank-memory")

@@ -33,7 +33,7 @@ TEST(RankGroups, SumsOverTheShardsOfAStage) {
 TEST(RankGroups, SumsThatWereStartedAdvanceTogether) {
   const Layout layout = *Layout::Create({.tensor = 2});
   comm::RunRanks(2, [&](Transport& end) {
-    const auto groups = Join(end, layout);
+    const auto groups = JoinGroups(end, layout);
     std::vector<float> a(70'000, 1.0F), b(3, 2.0F), c(1, 5.0F);
     groups->StartSum(a);
     groups->StartSum(b);
@@ -51,7 +51,7 @@ TEST(RankGroups, ASumThatWasStartedFailsWithItsPeer) {
   const Layout layout = *Layout::Create({.tensor = 2});
   comm::RunRanks(2, [&](Transport& end) {
     if (end.rank() == 1) return;  // takes no part
-    const auto groups = Join(end, layout, /*limit_s=*/0.2);
+    const auto groups = JoinGroups(end, layout, /*limit_s=*/0.2);
     std::vector<float> a(70'000, 1.0F), b(100, 2.0F);
     groups->StartSum(a);
     groups->StartSum(b);

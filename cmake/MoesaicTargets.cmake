@@ -1,6 +1,6 @@
 # moesaic_library(base SRCS a.cc b.cc DEPS absl::status [PRIVATE_DEPS ...] [OPTIMIZE LEVEL] [UNITY FILES] [INTERNAL])
 #   declares the library of a room: target moesaic_base, alias moesaic::base. It is installed with its headers unless it
-#   is INTERNAL. With MOESAIC_UNITY, UNITY files are compiled as one, which saves a third of the time.
+#   is INTERNAL. With MOESAIC_UNITY, UNITY files (8 by default) are compiled as one.
 # moesaic_test(base_status_test SRCS status_test.cc DEPS moesaic::base [LABELS unit] [TIMEOUT 240] [SHARDS 1])
 #   declares one GoogleTest binary and registers it with CTest. SHARDS splits its cases over that many CTest tests, which
 #   run side by side. A single case runs by `build/release/bin/base_status_test --gtest_filter=PATTERN`.
@@ -89,15 +89,12 @@ function(moesaic_isa_sources room)
 endfunction()
 
 # moesaic_unity(TARGET FILES)
-#   compiles FILES source files of TARGET (8 if FILES is empty) as one unit with MOESAIC_UNITY, because most of the time of
-#   a small file goes into headers and templates that its neighbours need too. Files with flags of their own stay apart.
-#   Names in anonymous namespaces must differ within the target.
+#   compiles FILES source files of TARGET as one unit with MOESAIC_UNITY, because most of the time of a small file goes
+#   into headers and templates that its neighbours need too. Files with flags of their own stay apart. Names in anonymous
+#   namespaces must differ within the target.
 function(moesaic_unity target files)
   if(NOT MOESAIC_UNITY)
     return()
-  endif()
-  if(NOT files)
-    set(files 8)
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${files})
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
@@ -111,18 +108,29 @@ function(moesaic_library name)
   if(ARG_OPTIMIZE)
     moesaic_precompile(moesaic_${name} ${ARG_OPTIMIZE})
   endif()
-  moesaic_unity(moesaic_${name} "${ARG_UNITY}")
+  if(NOT ARG_UNITY)
+    set(ARG_UNITY 8)
+  endif()
+  moesaic_unity(moesaic_${name} ${ARG_UNITY})
   if(NOT ARG_INTERNAL)
     set_target_properties(moesaic_${name} PROPERTIES EXPORT_NAME ${name})
     install(TARGETS moesaic_${name} EXPORT moesaicTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
   endif()
 endfunction()
 
+# moesaic_compile_test(TARGET): the level, headers and units of test programs.
+function(moesaic_compile_test target)
+  # At -O1 GCC 12 takes std::string's own members for out of bounds (GCC bugs 105329, 105651).
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread>)
+  moesaic_precompile(${target} 1 <gmock/gmock.h> <gtest/gtest.h>)
+  moesaic_unity(${target} 12)
+endfunction()
+
 function(moesaic_test name)
   if(MOESAIC_PYTHON)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "TIMEOUT;SHARDS;UNITY" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;SHARDS" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
@@ -139,10 +147,7 @@ function(moesaic_test name)
   endif()
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
-  # At -O1 GCC 12 takes std::string's own members for out of bounds (GCC bugs 105329, 105651).
-  target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread>)
-  moesaic_precompile(${name} 1 <gmock/gmock.h> <gtest/gtest.h>)
-  moesaic_unity(${name} "${ARG_UNITY}")
+  moesaic_compile_test(${name})
   target_compile_definitions(${name} PRIVATE MOESAIC_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   set(environment)
   if(MOESAIC_SANITIZE MATCHES thread)
@@ -156,6 +161,9 @@ function(moesaic_test name)
       set(test ${name}.${number}of${ARG_SHARDS})
     endif()
     add_test(NAME ${test} COMMAND ${name} --gtest_color=no)
+    if(ARG_SHARDS GREATER 1)
+      set_tests_properties(${test} PROPERTIES COST 40)
+    endif()
     set_tests_properties(${test} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} ${MOESAIC_UNTUNED}
       ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${shard};${environment}")
   endforeach()
@@ -163,7 +171,7 @@ endfunction()
 
 # moesaic_test_seconds(TEST SECONDS [TEST SECONDS ...])
 #   tells CTest how long a test takes on two idle cores. It starts the longest first, so that none runs alone at the end.
-#   Programs of less than about 30 seconds need no entry.
+#   Tests of less than about 30 seconds need no entry.
 function(moesaic_test_seconds)
   while(ARGN)
     list(POP_FRONT ARGN test seconds)

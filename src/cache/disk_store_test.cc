@@ -106,7 +106,8 @@ class DiskStoreTest : public testing::Test {
   static int Load(DiskStore& tier, const std::string& name, const std::vector<int32_t>& path, int first = 0) {
     const int found = tier.Find(name, BlockTokens(path));
     if (found <= first) return 0;
-    std::vector<std::vector<std::byte>> blocks(found - first, std::vector<std::byte>(kDiskLayout.total_bytes()));
+    std::vector<std::vector<std::byte>> blocks(found - first,
+                                               std::vector<std::byte>(kDiskLayout.total_bytes()));
     const DiskStore::LoadId load = StartLoad(tier, name, path, first, blocks);
     std::vector<DiskStore::Loaded> loaded;
     while ((loaded = tier.Poll()).empty()) tier.Wait(std::chrono::seconds(1));

@@ -14,7 +14,8 @@ namespace {
 using tensor::KvBlockView;
 using tensor::KvLayout;
 
-constexpr KvLayout kStoreLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 3, .summary_bytes = 84};
+constexpr KvLayout kStoreLayout = {
+    .layers = 3, .heads = 2, .key_dim = 5, .value_dim = 3, .summary_bytes = 84};
 
 class KvStoreTest : public testing::Test {
  protected:

@@ -16,7 +16,8 @@ class SwapTierTest : public testing::Test {
     for (int i = 0; i < 4; ++i) blocks_.push_back(*pool_.Allocate());
   }
   std::unique_ptr<SwapTier> Open(int slots) {
-    return *SwapTier::Create(pool_, kSwapLayout, slots * kSwapLayout.total_bytes(), /*attention_tokens=*/1000);
+    return *SwapTier::Create(pool_, kSwapLayout, slots * kSwapLayout.total_bytes(),
+                             /*attention_tokens=*/1000);
   }
   static TierQuery Of(uint64_t request, int indexed_blocks) {
     return {.request = request,

@@ -142,7 +142,8 @@ TEST(WarmCodecTest, ReportsBlocksThatAreNotFinite) {
   }
 }
 
-constexpr KvLayout kWarmLayout = {.layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 128};
+constexpr KvLayout kWarmLayout = {
+    .layers = 3, .heads = 2, .key_dim = 5, .value_dim = 7, .summary_bytes = 128};
 
 class WarmTierTest : public testing::Test {
  protected:
@@ -159,7 +160,9 @@ class WarmTierTest : public testing::Test {
       store->Apply(ops, &result);
       tier->OnResult(result);
     }
-    void Write(std::vector<std::byte>& block) { kWarmLayout.Copy(kWarmLayout.Flat(block.data()), store->ViewOf(0)); }
+    void Write(std::vector<std::byte>& block) {
+      kWarmLayout.Copy(kWarmLayout.Flat(block.data()), store->ViewOf(0));
+    }
     std::vector<std::byte> Restore(const SlotRef& slot) {
       Apply({{.kind = KvOpKind::kRestore, .area = KvArea::kWarm, .block = 1, .slot = slot->index()}});
       std::vector<std::byte> block(kWarmLayout.total_bytes());
@@ -176,7 +179,8 @@ class WarmTierTest : public testing::Test {
     EXPECT_TRUE(tier.ok()) << tier.status();
     warm->tier = *std::move(tier);
     warm->store = *KvStore::Create(
-        {.layout = kWarmLayout, .blocks = 2, .warm_slots = warm->tier->slots(), .warm_exact = exact}, *threads_);
+        {.layout = kWarmLayout, .blocks = 2, .warm_slots = warm->tier->slots(), .warm_exact = exact},
+        *threads_);
     return warm;
   }
 

@@ -382,16 +382,18 @@ TEST_P(DiskStressTest, OutputsAreThoseOfEachRequestAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Loads, DiskStressTest,
-    testing::Values(DiskLoad{100, 16}, DiskLoad{24, 8}, DiskLoad{17, 4}, DiskLoad{20, 6, "mtp"}, DiskLoad{20, 6, "ngram"},
-                    DiskLoad{20, 6, "off", 10}, DiskLoad{20, 6, "off", 0, 25}, DiskLoad{24, 8, "mtp", 0, 9},
-                    DiskLoad{22, 5, "off", 0, 12, false}, DiskLoad{20, 6, "ngram", 10, 30, false}),
-    [](const auto& load) {
-      const DiskLoad& l = load.param;
-      return fmt::format("Blocks{}Sequences{}Speculative_{}Swap{}Warm{}{}", l.blocks, l.sequences,
-                         l.speculative, l.swap_blocks, l.warm_blocks, l.disk ? "" : "NoDisk");
-    });
+INSTANTIATE_TEST_SUITE_P(Loads, DiskStressTest,
+                         testing::Values(DiskLoad{100, 16}, DiskLoad{24, 8}, DiskLoad{17, 4},
+                                         DiskLoad{20, 6, "mtp"}, DiskLoad{20, 6, "ngram"},
+                                         DiskLoad{20, 6, "off", 10}, DiskLoad{20, 6, "off", 0, 25},
+                                         DiskLoad{24, 8, "mtp", 0, 9}, DiskLoad{22, 5, "off", 0, 12, false},
+                                         DiskLoad{20, 6, "ngram", 10, 30, false}),
+                         [](const auto& load) {
+                           const DiskLoad& l = load.param;
+                           return fmt::format("Blocks{}Sequences{}Speculative_{}Swap{}Warm{}{}", l.blocks,
+                                              l.sequences, l.speculative, l.swap_blocks, l.warm_blocks,
+                                              l.disk ? "" : "NoDisk");
+                         });
 
 }  // namespace
 }  // namespace moesaic::engine

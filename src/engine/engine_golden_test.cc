@@ -57,7 +57,7 @@ TEST_P(EngineGoldenTest, GreedyOutputsMatchTheOracleUnderEveryLoad) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
   GoldenTokens first;
   for (const GoldenLoad& load : kLoads) {
@@ -86,7 +86,7 @@ TEST_P(EngineGoldenTest, SpeculationKeepsOutputs) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
   const models::ModelInfo& info = (*model)->info();
   GoldenTokens first;
@@ -134,7 +134,7 @@ TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearTheExactOnes) {
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());
   const auto threads = *runtime::ThreadPool::Create({.threads = 2, .pin = false});
-  const auto model = models::Model::GoldenLoad(path, {.dtype = "f32", .progress = nullptr}, *threads);
+  const auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads);
   ASSERT_TRUE(model.ok()) << Message(model.status());
   const models::ModelInfo& info = (*model)->info();
   GoldenTokens first;

@@ -79,7 +79,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
   }
 
   static SparseOutput Run(Engine& engine, const std::vector<std::vector<int32_t>>& prompts,
-                  std::optional<RequestSparsity> sparsity = std::nullopt) {
+                          std::optional<RequestSparsity> sparsity = std::nullopt) {
     for (const std::vector<int32_t>& prompt : prompts) {
       Request request;
       request.prompt = prompt;

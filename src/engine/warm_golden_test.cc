@@ -51,7 +51,7 @@ class WarmGoldenTest : public testing::TestWithParam<const char*> {
   }
 
   static ScoredTokens Ask(Engine& engine, const std::vector<int32_t>& prompt, int cached,
-                  std::optional<RequestSparsity> sparsity = std::nullopt) {
+                          std::optional<RequestSparsity> sparsity = std::nullopt) {
     Request request;
     request.prompt = prompt;
     request.sampling.temperature = 0;

@@ -21,7 +21,7 @@ struct EstimateShape {
 };
 // One part and two, with whole steps of 64 and partial ones, up to the maximum dimension.
 constexpr EstimateShape kEstimateShapes[] = {{8, 8},     {24, 24},  {40, 32},   {64, 64},     {104, 8},
-                             {128, 128}, {136, 72}, {576, 512}, {1024, 1024}, {1024, 8}};
+                                             {128, 128}, {136, 72}, {576, 512}, {1024, 1024}, {1024, 8}};
 constexpr int kBlocks = 37, kStride = 40;
 
 // Valid summaries with arbitrary centers and radii: no keys are needed.
@@ -44,8 +44,9 @@ std::vector<std::vector<std::byte>> RandomSummaries(std::mt19937* rng, const Est
 size_t EstimateAt(int row, int block) {
   return (size_t(row / kScoreGroup) * kStride + block) * kScoreGroup + row % kScoreGroup;
 }
-std::vector<float> RunEstimates(KeySummaryEstimatesFn fn, const EstimateShape& shape, const std::vector<float>& q,
-                                int rows, const std::vector<std::vector<std::byte>>& summaries, float share) {
+std::vector<float> RunEstimates(KeySummaryEstimatesFn fn, const EstimateShape& shape,
+                                const std::vector<float>& q, int rows,
+                                const std::vector<std::vector<std::byte>>& summaries, float share) {
   std::vector<const std::byte*> table;
   for (const auto& summary : summaries) table.push_back(summary.data());
   std::vector<float> scores(EstimateAt(rows / kScoreGroup * kScoreGroup + kScoreGroup, 0) + 1, -5);
@@ -72,8 +73,9 @@ class EstimateTest : public testing::TestWithParam<runtime::Isa> {
   KernelTable kernels_ = SelectKernels(*runtime::LimitTo(runtime::DetectCpu(), GetParam()));
 
   static size_t At(int row, int block) { return EstimateAt(row, block); }
-  static std::vector<float> Run(KeySummaryEstimatesFn fn, const EstimateShape& shape, const std::vector<float>& q,
-                                int rows, const std::vector<std::vector<std::byte>>& summaries, float share) {
+  static std::vector<float> Run(KeySummaryEstimatesFn fn, const EstimateShape& shape,
+                                const std::vector<float>& q, int rows,
+                                const std::vector<std::vector<std::byte>>& summaries, float share) {
     return RunEstimates(fn, shape, q, rows, summaries, share);
   }
 };

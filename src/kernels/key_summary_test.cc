@@ -25,11 +25,12 @@ struct SummaryShape {
 };
 // One part and two; dimensions of whole registers, of halves, and of DeepSeek's latents.
 constexpr SummaryShape kSummaryShapes[] = {{8, 8},   {24, 24}, {40, 32},   {64, 64},
-                             {96, 96}, {104, 8}, {128, 128}, {576, 512}};
+                                           {96, 96}, {104, 8}, {128, 128}, {576, 512}};
 
 // Some dimensions are far larger than the others, and far from zero.
 struct Keys : TestKeys {
-  Keys(std::mt19937* rng, DType dtype, const SummaryShape& shape) : TestKeys(dtype, shape.key_dim, shape.key_split) {
+  Keys(std::mt19937* rng, DType dtype, const SummaryShape& shape)
+      : TestKeys(dtype, shape.key_dim, shape.key_split) {
     const std::vector<float> values = RandomValues(rng, size_t(kSummaryKeys) * key_dim, 1);
     scales = RandomValues(rng, 2 * kSummaryKeys, 0.1F);
     for (float& scale : scales) scale = std::abs(scale) + 1e-3F;

@@ -18,7 +18,7 @@ using tensor::PackedMatrix;
 using tensor::StaticScale;
 
 constexpr PackedFormat kMoeFormats[] = {PackedFormat::kF32,   PackedFormat::kBF16,  PackedFormat::kI8,
-                                     PackedFormat::kI4G32, PackedFormat::kNvfp4, PackedFormat::kF8G128};
+                                        PackedFormat::kI4G32, PackedFormat::kNvfp4, PackedFormat::kF8G128};
 
 struct Shape {
   int hidden, intermediate, experts, top_k, shared_intermediate;

@@ -27,7 +27,7 @@ struct SketchShape {
 };
 // One plane and two, one part and two, widths with partial steps, powers of two and others.
 constexpr SketchShape kSketchShapes[] = {{8, 8},     {24, 24}, {40, 32},   {64, 64},  {96, 96},
-                             {104, 104}, {104, 8}, {128, 128}, {136, 64}, {576, 512}};
+                                         {104, 104}, {104, 8}, {128, 128}, {136, 64}, {576, 512}};
 
 // Keys around a common center, with their summary.
 struct Block : TestKeys {

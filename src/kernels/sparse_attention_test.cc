@@ -30,9 +30,9 @@ struct ModelShape {
   bool sketches = true;
 };
 constexpr ModelShape kModelShapes[] = {{"gqa64", 9, 3, 64, 64, false},
-                             {"mqa_odd", 7, 1, 40, 24, false},
-                             {"mla_tiny", 40, 1, 48, 32, true},
-                             {"boxes", 4, 2, 24, 16, false, false}};
+                                       {"mqa_odd", 7, 1, 40, 24, false},
+                                       {"mla_tiny", 40, 1, 48, 32, true},
+                                       {"boxes", 4, 2, 24, 16, false, false}};
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kI8};
 
 // A sequence of `context` tokens, written and summarized in chunks, with queries for each token.

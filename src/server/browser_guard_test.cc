@@ -5,7 +5,7 @@
 namespace moesaic::server {
 namespace {
 
-int Status(const BrowserGuardOptions& options, Headers headers) {
+int StatusOf(const BrowserGuardOptions& options, Headers headers) {
   HttpRequest head;
   head.headers = std::move(headers);
   const auto error = BrowserGuard(options).Check(head);
@@ -18,16 +18,16 @@ TEST(BrowserGuard, TakesAddressesAndKnownNamesAsHost) {
   for (const char* host :
        {"localhost", "localhost:8000", "LOCALHOST.", "127.0.0.1:8000", "10.1.2.3", "[::1]:8000", "[fe80::1]",
         "models.example:80", "proxy.example", "proxy.example:8443"}) {
-    EXPECT_EQ(Status(options, {{"host", host}}), 200) << host;
+    EXPECT_EQ(StatusOf(options, {{"host", host}}), 200) << host;
   }
   for (const char* host : {"evil.example", "evil.example:8000", "localhost.evil.example",
                            "127.0.0.1.evil.example", "[evil]", "a.proxy.example", "127.1.evil"}) {
-    EXPECT_EQ(Status(options, {{"host", host}}), 421) << host;
+    EXPECT_EQ(StatusOf(options, {{"host", host}}), 421) << host;
   }
-  EXPECT_EQ(Status(options, {{"host", "localhost"}, {"host", "evil.example"}}), 421);
-  EXPECT_EQ(Status(options, {}), 200);  // a request of HTTP/1.0 without "host"
+  EXPECT_EQ(StatusOf(options, {{"host", "localhost"}, {"host", "evil.example"}}), 421);
+  EXPECT_EQ(StatusOf(options, {}), 200);  // a request of HTTP/1.0 without "host"
   EXPECT_EQ(
-      Status({.bound_host = "::", .allowed_hosts = {"*"}, .cors_origins = {}}, {{"host", "any.example"}}),
+      StatusOf({.bound_host = "::", .allowed_hosts = {"*"}, .cors_origins = {}}, {{"host", "any.example"}}),
       200);
 }
 
@@ -41,7 +41,7 @@ TEST(BrowserGuard, TakesItsOwnPagesAndThoseThatCorsAllows) {
            {"m.example", "https://m.example"},  // a proxy ends TLS
            {"[::1]:8000", "http://[::1]:8000"},
            {"127.0.0.1:8000", "http://a.example"}}) {
-    EXPECT_EQ(Status(options, {{"host", host}, {"origin", origin}}), 200) << origin;
+    EXPECT_EQ(StatusOf(options, {{"host", host}, {"origin", origin}}), 200) << origin;
   }
   for (const auto& [host, origin] :
        std::vector<std::pair<const char*, const char*>>{{"127.0.0.1:8000", "http://evil.example"},
@@ -50,9 +50,9 @@ TEST(BrowserGuard, TakesItsOwnPagesAndThoseThatCorsAllows) {
                                                         {"127.0.0.1:8000", "http://localhost:8000"},
                                                         {"127.0.0.1:8000", "http://a.example:81"},
                                                         {"m.example", "http://m.example:444"}}) {
-    EXPECT_EQ(Status(options, {{"host", host}, {"origin", origin}}), 403) << origin;
+    EXPECT_EQ(StatusOf(options, {{"host", host}, {"origin", origin}}), 403) << origin;
   }
-  EXPECT_EQ(Status({.bound_host = "", .allowed_hosts = {}, .cors_origins = {"*"}}, {{"origin", "null"}}),
+  EXPECT_EQ(StatusOf({.bound_host = "", .allowed_hosts = {}, .cors_origins = {"*"}}, {{"origin", "null"}}),
             200);
 }
 

@@ -37,13 +37,13 @@ StatusOr<std::string> Render(const PromptTemplate& chat, const Json& request) {
   return RenderText(chat, conversation);
 }
 
-Json Call(int number, const Json& arguments) {
+Json CallOf(int number, const Json& arguments) {
   return {{"id", fmt::format("callno{:03}", number)},
           {"type", "function"},
           {"function", {{"name", "get_weather"}, {"arguments", arguments}}}};
 }
 
-Json One(const Json& arguments) { return Json::array({Call(0, arguments)}); }
+Json One(const Json& arguments) { return Json::array({CallOf(0, arguments)}); }
 
 Json Result(int number) {
   return {{"role", "tool"}, {"content", "12 degrees"}, {"tool_call_id", fmt::format("callno{:03}", number)}};
@@ -90,7 +90,7 @@ TEST(CallHistory, IsInThePromptOfEveryTemplateOrRefused) {
         for (const bool with_tools : {true, false}) {
           Json list = Json::array();
           for (int i = 0; i < calls; ++i)
-            list.push_back(Call(i, fmt::format(R"({{"city": "Springfield {}"}})", i)));
+            list.push_back(CallOf(i, fmt::format(R"({{"city": "Springfield {}"}})", i)));
           const StatusOr<std::string> prompt = Render(chat, Request(content, list, with_tools));
           if (!prompt.ok()) {
             EXPECT_EQ(ErrorOf(prompt.status()).http_status, 400);
@@ -232,7 +232,7 @@ TEST(CallHistory, IsRefusedWhereTheTemplateLeavesItOut) {
   EXPECT_TRUE(Render(first, Request("", One(R"({"city": "Rome"})"))).ok());
   // Both calls have the same arguments, so that the text alone does not show the missing one.
   const auto two = Render(
-      first, Request("", Json::array({Call(0, R"({"city": "Rome"})"), Call(1, R"({"city": "Rome"})")})));
+      first, Request("", Json::array({CallOf(0, R"({"city": "Rome"})"), CallOf(1, R"({"city": "Rome"})")})));
   EXPECT_EQ(ErrorOf(two.status()).http_status, 400);
   EXPECT_THAT(Message(two.status()), HasSubstr("leaves out tool call 2 of 2"));
   const PromptTemplate none = TemplateOf("{% for m in messages %}{{ m.content }}{% endfor %}");

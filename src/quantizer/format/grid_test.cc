@@ -18,8 +18,8 @@ namespace {
 
 constexpr Grid kInt8{GridKind::kInt8Channel, 0}, kInt4{GridKind::kInt4Group, 32},
     kNvfp4{GridKind::kNvfp4, 16}, kFp8{GridKind::kFp8Block, 128}, kInt8Group{GridKind::kInt8Group, 32};
-constexpr Grid kGrids[] = {kInt8, kInt4,      {GridKind::kInt4Group, 128}, kNvfp4,
-                           kFp8,  kInt8Group, {GridKind::kInt8Group, 128}, {GridKind::kInt8Group, 0}};
+constexpr Grid kRoundingGrids[] = {kInt8, kInt4,      {GridKind::kInt4Group, 128}, kNvfp4,
+                                   kFp8,  kInt8Group, {GridKind::kInt8Group, 128}, {GridKind::kInt8Group, 0}};
 
 std::vector<float> Values(const QuantizedMatrix& matrix) {
   std::vector<float> values(static_cast<size_t>(matrix.n) * matrix.k);
@@ -121,7 +121,7 @@ TEST(Grid, Int8GroupsRoundLikeChannelsOfTheirInputs) {
 TEST(Grid, ScalesAreExactInTheStoredDtype) {
   const TestContext threads(2);
   const std::vector<float> weights = TestWeights(130, 256, 1);
-  for (const Grid& grid : kGrids) {
+  for (const Grid& grid : kRoundingGrids) {
     for (const bool by_error : {false, true}) {
       const auto matrix = RoundToNearest(threads.ctx, grid, weights.data(), 130, 256, {by_error, {}, 0});
       ASSERT_TRUE(matrix.ok());
@@ -139,7 +139,7 @@ TEST(Grid, SearchedScalesHaveLessError) {
   const TestContext threads(2);
   const int n = 200, k = 384;
   const std::vector<float> weights = TestWeights(n, k, 2);
-  for (const Grid& grid : kGrids) {
+  for (const Grid& grid : kRoundingGrids) {
     const auto plain = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {});
     const auto searched = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {true, {}, 0});
     const double before = ErrorOf(weights, Values(*plain)), after = ErrorOf(weights, Values(*searched));
@@ -189,7 +189,7 @@ TEST(Grid, ErrorsStayWithinHalfAStep) {
         return std::max(0x1p-10F, q * 0x1p-4F);
     }
   };
-  for (const Grid& grid : kGrids) {
+  for (const Grid& grid : kRoundingGrids) {
     const auto matrix = RoundToNearest(threads.ctx, grid, weights.data(), n, k, {});
     const std::vector<float> values = Values(*matrix);
     for (int i = 0; i < n * k; ++i) {
@@ -204,7 +204,7 @@ TEST(Grid, ResultDoesNotDependOnRowRunsOrThreads) {
   const std::vector<float> weights = TestWeights(n, k, 5);
   const TestContext one(1), three(3);
   const float global = Nvfp4GlobalScale(*LargestMagnitude(one.ctx, weights.data(), n, k), true);
-  for (const Grid& grid : kGrids) {
+  for (const Grid& grid : kRoundingGrids) {
     const ScaleSearch search{.by_error = true, .importance = {}, .global_scale = global};
     const auto whole = RoundToNearest(one.ctx, grid, weights.data(), n, k, search);
     const auto threaded = RoundToNearest(three.ctx, grid, weights.data(), n, k, search);
@@ -229,7 +229,7 @@ TEST(Grid, TinyAndZeroWeightsStayFinite) {
     std::vector<float> weights(128 * 128, 0.0F);
     weights[7] = magnitude;
     weights[128 * 5 + 3] = -magnitude / 2;
-    for (const Grid& grid : kGrids) {
+    for (const Grid& grid : kRoundingGrids) {
       for (const bool by_error : {false, true}) {
         const auto matrix = RoundToNearest(threads.ctx, grid, weights.data(), 128, 128, {by_error, {}, 0});
         ASSERT_TRUE(matrix.ok());
@@ -248,7 +248,7 @@ TEST(Grid, ErrorStatesThePositionOfANonFiniteWeight) {
   for (const float bad : {NAN, INFINITY, -INFINITY, 0x1p96F}) {
     std::vector<float> weights = TestWeights(8, 128, 6);
     weights[3 * 128 + 17] = bad;
-    for (const Grid& grid : kGrids) {
+    for (const Grid& grid : kRoundingGrids) {
       const auto matrix = RoundToNearest(threads.ctx, grid, weights.data(), 8, 128, {});
       EXPECT_EQ(matrix.status().code(), StatusCode::kDataLoss);
       EXPECT_THAT(Message(matrix.status()), testing::HasSubstr("output 3, input 17"));

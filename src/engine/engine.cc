@@ -151,7 +151,8 @@ StatusOr<std::unique_ptr<ContinuousEngine>> MakeReplica(models::Model& model,
                                      .summary_kind = options.sparsity.summary_kind,
                                      .kv_bytes = options.kv_bytes,
                                      .max_sequences = options.max_sequences,
-                                     .context = context};
+                                     .context = context,
+                                     .reserved_bytes = MoveBytes(info, options)};
   ASSIGN_OR_RETURN(const int blocks, BlocksOfReplica(info, question, options, replica));
   ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, blocks, options, replica));
   ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,

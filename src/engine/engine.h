@@ -67,6 +67,7 @@ struct EngineOptions {
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
+  int64_t reserved_bytes = 0;     ///< Memory of a rank that the KV cache leaves free (MoveBytes).
   ExpertLoadOptions expert_load = {};
   /// Of replicas that divide the experts, whose layout lets experts move. Needs expert_load.
   ExpertBalanceOptions balance = {};

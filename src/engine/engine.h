@@ -71,6 +71,19 @@ struct EngineOptions {
   ExpertLoadOptions expert_load = {};
   /// Of replicas that divide the experts, whose layout lets experts move. Needs expert_load.
   ExpertBalanceOptions balance = {};
+  /// In a layout that tolerates failures: called, on the engine's thread, for each rank without which the job
+  /// continues. Its process may be stopped.
+  std::function<void(int rank)> on_excluded_rank = {};
+};
+
+/// Of a job that continues without ranks that fail.
+struct SurvivalStats {
+  int ranks = 0, alive = 0;
+  std::vector<std::string> failures;             ///< "rank 2 died", in the order of events
+  std::vector<models::LeftOutExperts> left_out;  ///< Experts that no living rank has, by layer.
+  int64_t left_out_experts = 0;                  ///< Their number in all layers.
+  int64_t failed_requests = 0;                   ///< That ran on a rank which failed.
+  int64_t reduced_requests = 0;                  ///< That ended while experts were left out.
 };
 
 /// Of one of several data parallel replicas.
@@ -103,6 +116,7 @@ struct EngineStats {
   std::vector<std::string> link_levels;
   std::shared_ptr<const ExpertLoadStats> expert_load;  ///< Null: not recorded, or no window has ended.
   std::shared_ptr<const ExpertBalanceStats> balance;   ///< Null: experts stay.
+  std::shared_ptr<const SurvivalStats> survival;       ///< Null: a failed rank ends the job.
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).

@@ -34,7 +34,7 @@ class HttpApi : public Server {
         responses_(options_.responses),
         grammars_(model.grammars, options_.grammars),
         context_{model, metrics_, tracer_, live_, responses_, grammars_, &stops_},
-        router_(options_.router, metrics_, options_.log),
+        router_(RouterOptionsFor(options_.router, model), metrics_, options_.log),
         http_(std::move(http)) {
     metrics_.Kernels(options_.kernels);
     metrics_.Build(options_.version, options_.model_path);
@@ -123,7 +123,13 @@ class HttpApi : public Server {
 
   void AddOperations() {
     router_.Add("GET", "/health", Access::kOpen, [this](Call& call) {
-      if (!SendFailure(call)) SendJson(*call.writer, {{"status", "ok"}});
+      if (SendFailure(call)) return OkStatus();
+      const std::shared_ptr<const engine::SurvivalStats> survival = model_.engine->survival();
+      if (survival == nullptr || survival->alive == survival->ranks) {
+        SendJson(*call.writer, {{"status", "ok"}});
+      } else {
+        SendJson(*call.writer, {{"status", "degraded"}, {"survival", SurvivalJson(survival)}});
+      }
       return OkStatus();
     });
     router_.Add("GET", "/ready", Access::kOpen, [this](Call& call) {
@@ -176,6 +182,29 @@ class HttpApi : public Server {
     });
   }
 
+  // Answers that experts are missing from say so.
+  static RouterOptions RouterOptionsFor(RouterOptions options, const ServedModel& model) {
+    options.generation_headers = [&model]() -> Headers {
+      const std::shared_ptr<const engine::SurvivalStats> survival = model.engine->survival();
+      if (survival == nullptr || survival->left_out_experts == 0) return {};
+      return {{"x-moesaic-missing-experts", std::to_string(survival->left_out_experts)}};
+    };
+    return options;
+  }
+
+  // Null where a failed rank ends the server.
+  static Json SurvivalJson(const std::shared_ptr<const engine::SurvivalStats>& survival) {
+    if (survival == nullptr) return nullptr;
+    Json missing = Json::object();
+    for (const models::LeftOutExperts& layer : survival->left_out) {
+      missing[std::to_string(layer.layer)] = layer.experts;
+    }
+    return {{"ranks", survival->ranks},
+            {"alive", survival->alive},
+            {"failures", survival->failures},
+            {"missing_experts", std::move(missing)}};
+  }
+
   // Null where experts stay on their ranks.
   static Json BalanceJson(const engine::EngineStats& stats) {
     if (stats.balance == nullptr) return nullptr;
@@ -197,6 +226,7 @@ class HttpApi : public Server {
               {"tree_nodes", stats.tree_nodes},
               {"block_tokens", tensor::kKvBlockTokens}}},
             {"experts", BalanceJson(stats)},
+            {"survival", SurvivalJson(stats.survival)},
             {"requests", live_.List(kShownRequests)}};
   }
 

@@ -225,8 +225,10 @@ Status RunBench(const BenchFlags& options) {
 void AddBench(Verb& root, VerbRun& run) {
   auto options = std::make_shared<BenchFlags>();
   Verb verb = root.AddVerb("bench", "Measure prefill and decode speed");
-  AddModelFlags(verb, options->model);
+  AddModelFlags(verb, options->model, /*answers=*/false);
   verb.Remove("--threads");
+  verb.Remove("--record-expert-load");  // its tokens are random
+  verb.Remove("--expert-load-window");
   const auto list = [verb](const std::string& name, std::vector<int>& values, int low, int high,
                            const std::string& help) {
     verb.AddOption(name, values, help).Delimiter(',').OneValue().Range(low, high).ShowDefault();

@@ -224,7 +224,7 @@ Status RunChat(const ChatFlags& options) {
 void AddChat(Verb& root, VerbRun& run) {
   auto options = std::make_shared<ChatFlags>();
   Verb verb = root.AddVerb("chat", "Talk to a model");
-  AddModelFlags(verb, options->model);
+  AddModelFlags(verb, options->model, /*answers=*/true);
   AddCacheFlags(verb, options->model);
   AddSpeculativeFlags(verb, options->model);
   verb.AddOption("-p,--prompt", options->prompt, "Answer this question and exit");

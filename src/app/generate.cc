@@ -231,7 +231,7 @@ Status RunGenerate(const GenerateFlags& options) {
 void AddGenerate(Verb& root, VerbRun& run) {
   auto options = std::make_shared<GenerateFlags>();
   Verb verb = root.AddVerb("generate", "Complete prompts");
-  AddModelFlags(verb, options->model);
+  AddModelFlags(verb, options->model, /*answers=*/true);
   AddCacheFlags(verb, options->model);
   AddSpeculativeFlags(verb, options->model);
   AddSparsityFlags(verb, options->model.sparsity, {"off", "decode", "all"});

@@ -195,6 +195,7 @@ nlohmann::json LayoutsJson(const Predictions& predictions) {
     }
     layouts.push_back({{"tensor_parallel_size", degrees.tensor},
                        {"pipeline_parallel_size", degrees.pipeline},
+                       {"data_parallel_size", degrees.data},
                        {"expert_parallel_size", degrees.expert},
                        {"weight_bytes", prediction.weight_bytes},
                        {"fits", prediction.fits},

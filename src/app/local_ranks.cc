@@ -225,6 +225,13 @@ void LocalRanks::KillRunning() {
   }
 }
 
+void LocalRanks::KillRank(int rank) {
+  const std::lock_guard lock(mutex_);
+  for (const Child& child : children_) {
+    if (child.rank == rank && child.pid > 0) kill(child.pid, SIGKILL);
+  }
+}
+
 void LocalRanks::Kill() {
   {
     const std::lock_guard lock(mutex_);

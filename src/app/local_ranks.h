@@ -37,6 +37,8 @@ class LocalRanks {
   /// Waits until all children have ended, and kills those that have not after `limit_s` seconds. Returns
   /// Failure(), where killed children count.
   Status Wait(double limit_s);
+  /// Kills the child with this rank.
+  void KillRank(int rank);
   /// Kills all children, whose remaining output is dropped.
   void Kill();
 

@@ -53,7 +53,7 @@ Status RunLogits(const LogitsFlags& options) {
 void AddLogits(Verb& root, VerbRun& run) {
   auto options = std::make_shared<LogitsFlags>();
   Verb verb = root.AddVerb("logits", "Write the logits of every position of a prompt");
-  AddModelFlags(verb, options->model);
+  AddModelFlags(verb, options->model, /*answers=*/false);
   AddCacheFlags(verb, options->model);
   const Flag ids = AddIdsFlag(verb, options->ids);
   const Flag prompt = verb.AddOption("--prompt", options->prompt, "Prompt text, instead of --ids");

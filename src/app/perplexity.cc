@@ -66,7 +66,7 @@ void AddPerplexity(Verb& root, VerbRun& run) {
   auto options = std::make_shared<PerplexityFlags>();
   ScoreOptions& score = options->score;
   Verb verb = root.AddVerb("perplexity", "Score a model on a text");
-  AddModelFlags(verb, score.model);
+  AddModelFlags(verb, score.model, /*answers=*/false);
   verb.AddOption("FILE,--text", score.file, "Text file (UTF-8)").Required().ExistingFile();
   verb.AddOption("-c,--ctx-size", score.window,
                  "Window size in tokens; 0: 1024, or the model's context if that is less")

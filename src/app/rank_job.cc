@@ -162,6 +162,9 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
     return InvalidArgument("--redundant-experts {} needs --rebalance-experts, which plans where they are",
                            flags.redundant_experts);
   }
+  if (flags.tolerate_failures) {
+    RETURN_IF_ERROR(Annotate(layout->TolerateFailures(), "--tolerate-rank-failure"));
+  }
   if (flags.placement.empty()) return layout;
   if (!flags.experts.empty()) {
     return InvalidArgument("--expert-placement {} excludes --expert-split: both assign experts to ranks",
@@ -176,7 +179,34 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   return layout;
 }
 
-void AddRankFlags(Verb& verb, RankFlags& flags) {
+namespace {
+
+// Flags of a model that changes while it answers requests.
+void AddServingRankFlags(Verb& verb, RankFlags& flags) {
+  const std::string group = "Several ranks";
+  verb.AddOption("--rebalance-experts", flags.rebalance_s,
+                 "Seconds between plans that move experts to other ranks while the model runs, where recent "
+                 "loads make "
+                 "that worth its cost; with -dp and -ep. 0: experts stay")
+      .Range(0.0, 86400.0)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--redundant-experts", flags.redundant_experts,
+                 "Replicas of experts in each layer that these plans may use, beyond one of each")
+      .Range(0, 1 << 16)
+      .ShowDefault()
+      .Group(group);
+  verb.AddFlag(
+          "--tolerate-rank-failure", flags.tolerate_failures,
+          "Continue without a rank, other than rank 0, that dies or exceeds --rank-time-limit; with -dp and "
+          "-ep. Experts that no other rank has are left out, which /metrics, /state and the header "
+          "x-moesaic-missing-experts report")
+      .Group(group);
+}
+
+}  // namespace
+
+void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
   const std::string group = "Several ranks";
   const auto degree = [&](const char* name, int& value, const char* help) {
     return verb.AddOption(name, value, help).Range(1, 16384).ShowDefault().Group(group);
@@ -195,18 +225,7 @@ void AddRankFlags(Verb& verb, RankFlags& flags) {
           "--enable-expert-parallel", flags.expert_parallel,
           "Divide the routed experts among all ranks of a stage, those of all replicas included; also -ep")
       .Group(group);
-  verb.AddOption("--rebalance-experts", flags.rebalance_s,
-                 "Seconds between plans that move experts to other ranks while the model runs, where recent "
-                 "loads make "
-                 "that worth its cost; with -dp and -ep. 0: experts stay")
-      .Range(0.0, 86400.0)
-      .ShowDefault()
-      .Group(group);
-  verb.AddOption("--redundant-experts", flags.redundant_experts,
-                 "Replicas of experts in each layer that these plans may use, beyond one of each")
-      .Range(0, 1 << 16)
-      .ShowDefault()
-      .Group(group);
+  if (answers) AddServingRankFlags(verb, flags);
   verb.AddOption(
           "--expert-placement", flags.placement,
           "File that assigns experts of each layer to the ranks of a stage, as moesaic placement plan writes "
@@ -276,6 +295,13 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   std::optional<comm::OpenedTransport> transport;
   if (launched) {
     ASSIGN_OR_RETURN(transport, comm::OpenTransport(""));
+    if (layout.tolerates_failures() && (*transport)->name() != "ucx") {
+      return InvalidArgument(
+          "--tolerate-rank-failure needs ranks that meet over UCX, but these use {}, which ends the whole "
+          "job "
+          "with a rank; start them by MOESAIC_RENDEZVOUS instead of mpirun",
+          (*transport)->name());
+    }
     if ((*transport)->size() != layout.ranks()) {
       return InvalidArgument(
           "the job has {} ranks, but --tensor-parallel-size {}, --pipeline-parallel-size {} and "
@@ -351,7 +377,13 @@ StatusOr<std::shared_ptr<parallel::RankGroups>> RankJob::MakeGroups() const {
   return std::shared_ptr<parallel::RankGroups>(std::move(groups));
 }
 
-Status RankJob::Failure() const { return children_ == nullptr ? OkStatus() : children_->Failure(); }
+Status RankJob::Failure() const {
+  return children_ == nullptr || tolerates_failures_ ? OkStatus() : children_->Failure();
+}
+
+void RankJob::KillRank(int rank) {
+  if (children_ != nullptr) children_->KillRank(rank);
+}
 
 void RankJob::Abandon(const Status& status) {
   if (transport_->name() == "mpi") Tell("rank {}: {}\n", rank(), Message(status));
@@ -368,7 +400,8 @@ Status RankJob::End(Status status) {
     children_->Kill();
     return follows && !cause.ok() ? cause : status;
   }
-  return children_->Wait(kFarewellSeconds);
+  status = children_->Wait(kFarewellSeconds);
+  return tolerates_failures_ ? OkStatus() : status;
 }
 
 }  // namespace moesaic::app

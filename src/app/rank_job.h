@@ -1,6 +1,7 @@
 // The ranks that run one model together: this process and those that it starts, or those of a launcher.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,15 +18,16 @@ namespace moesaic::app {
 
 struct RankFlags {
   parallel::Degrees degrees;
-  parallel::Split split;          // set by --layout auto and --layer-split auto
-  std::string layers, experts;    // --layer-split, --expert-split: numbers, or "auto" for layers
-  bool expert_parallel = false;   // --enable-expert-parallel
-  std::string layout;             // "auto": the degrees are chosen for the topology
-  double rebalance_s = 0;         // --rebalance-experts; 0: experts stay
-  int redundant_experts = 0;      // --redundant-experts
-  std::string topology;           // file; "": assumed links
-  std::string placement;          // file of --expert-placement; "": experts are divided in order
-  std::string sum_dtype = "f32";  // --tp-sum-dtype: f32, bf16 or int8
+  parallel::Split split;           // set by --layout auto and --layer-split auto
+  std::string layers, experts;     // --layer-split, --expert-split: numbers, or "auto" for layers
+  bool expert_parallel = false;    // --enable-expert-parallel
+  std::string layout;              // "auto": the degrees are chosen for the topology
+  double rebalance_s = 0;          // --rebalance-experts; 0: experts stay
+  int redundant_experts = 0;       // --redundant-experts
+  bool tolerate_failures = false;  // --tolerate-rank-failure
+  std::string topology;            // file; "": assumed links
+  std::string placement;           // file of --expert-placement; "": experts are divided in order
+  std::string sum_dtype = "f32";   // --tp-sum-dtype: f32, bf16 or int8
   double time_limit_s = 60;
 
   /// False where --layout auto may still choose one rank.
@@ -38,8 +40,9 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 
 /// Declares --tensor-parallel-size, --pipeline-parallel-size, --data-parallel-size, --enable-expert-parallel,
 /// --expert-parallel-size, --expert-placement, --layer-split, --expert-split, --layout, --topology,
-/// --tp-sum-dtype and --rank-time-limit.
-void AddRankFlags(Verb& verb, RankFlags& flags);
+/// --tp-sum-dtype and --rank-time-limit. If the verb `answers` requests, also those of a model that changes
+/// meanwhile: --rebalance-experts, --redundant-experts and --tolerate-rank-failure.
+void AddRankFlags(Verb& verb, RankFlags& flags, bool answers);
 
 class RankJob {
  public:
@@ -59,8 +62,13 @@ class RankJob {
   std::string Describe() const;
 
   StatusOr<std::shared_ptr<parallel::RankGroups>> MakeGroups() const;
-  /// The first started rank that failed. Ok if none has, or if a launcher started the ranks. Any thread.
+  /// The first started rank that failed. Ok if none has, or if a launcher started the ranks, or if the job
+  /// continues without it. Any thread.
   Status Failure() const;
+  /// From now on, ranks that end do not end the job (--tolerate-rank-failure).
+  void TolerateFailures() { tolerates_failures_ = true; }
+  /// Kills a started rank without which the job continues.
+  void KillRank(int rank);
   /// Ends the started ranks after the verb: waits for them if it succeeded, otherwise kills them. Returns
   /// `status`, or the failure of a rank that caused it.
   Status End(Status status);
@@ -80,6 +88,7 @@ class RankJob {
   std::vector<std::string> hosts_;          // of all ranks
   std::optional<comm::Topology> topology_;  // set by Start
   int local_size_ = 1;
+  std::atomic<bool> tolerates_failures_ = false;
   std::unique_ptr<LocalRanks> children_;  // null: a launcher started the ranks
 };
 

@@ -54,7 +54,7 @@ ValueCheck AutoOr(Parse parse) {
 }
 
 void AddModelGroup(Verb& verb, ServeFlags& flags) {
-  AddModelFlags(verb, flags.model);
+  AddModelFlags(verb, flags.model, /*answers=*/true);
   verb.Find("MODEL").NotInConfig();  // MODEL is not a setting of --config
   AddCacheFlags(verb, flags.model);
   verb.AddOption(

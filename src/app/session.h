@@ -64,7 +64,8 @@ void AddKvDtypeFlag(Verb& verb, std::string& kv_dtype);
 /// Declares MODEL, --dtype, --threads, --experts-per-token, --mmap, --numa, --no-tuning,
 /// --record-expert-load,
 /// --expert-load-window and the flags of ranks.
-void AddModelFlags(Verb& verb, ModelFlags& flags);
+/// `answers`: the verb answers requests (AddRankFlags).
+void AddModelFlags(Verb& verb, ModelFlags& flags, bool answers);
 /// Declares --ctx-size and --kv-dtype.
 void AddCacheFlags(Verb& verb, ModelFlags& flags);
 

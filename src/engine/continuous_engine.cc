@@ -195,6 +195,21 @@ void ContinuousEngine::End(RequestId id, FinishReason reason) {
   end.finish = reason;
 }
 
+int64_t ContinuousEngine::Abort(const Status& why, std::vector<TokenEvent>* events) {
+  DropSteps();
+  std::vector<RequestId> ids;
+  for (const auto* sequences : {&scheduler_.running(), &scheduler_.waiting()}) {
+    for (const auto& sequence : *sequences) ids.push_back(sequence->id);
+  }
+  for (const RequestId id : ids) End(id, FinishReason::kError);
+  for (TokenEvent& end : ended_) {
+    if (end.finish == FinishReason::kError) end.status = why;
+    events->push_back(std::move(end));
+  }
+  ended_.clear();
+  return std::ssize(ids);
+}
+
 void ContinuousEngine::ClearCache() {
   scheduler_.ClearTree();
   for (cache::KvTier* tier : kv_.tiers->all()) tier->Clear();

@@ -72,6 +72,9 @@ class ContinuousEngine : public Engine {
   void Begin();
   /// Ends the oldest step like Step().
   Status Finish(std::vector<TokenEvent>* events);
+  /// Ends all requests with an error, after which the engine is not used any more.
+  /// Returns their number.
+  int64_t Abort(const Status& why, std::vector<TokenEvent>* events);
   Status CheckRanks() override { return executor_->CheckPeers(); }
   void ClearCache() override;
   bool saving() const override {

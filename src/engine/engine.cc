@@ -151,7 +151,8 @@ StatusOr<std::unique_ptr<ContinuousEngine>> MakeReplica(models::Model& model,
                                      .summary_kind = options.sparsity.summary_kind,
                                      .kv_bytes = options.kv_bytes,
                                      .max_sequences = options.max_sequences,
-                                     .context = context};
+                                     .context = context,
+                                     .reserved_bytes = MoveBytes(info, options)};
   ASSIGN_OR_RETURN(const int blocks, BlocksOfReplica(info, question, options, replica));
   ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, blocks, options, replica));
   ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
@@ -184,9 +185,15 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   ASSIGN_OR_RETURN(options.speculative, ResolveSpeculative(options.speculative, model.info()));
   std::shared_ptr<Lockstep> lockstep;  // null: replicas step alone
   if (options.layout.exchanges_tokens()) {
-    lockstep =
-        std::make_shared<Lockstep>(options.layout.degrees().pipeline,
-                                   models::ReadRows(model.info().experts, model.info().experts_per_token));
+    Survival survival;
+    if (options.layout.tolerates_failures()) {
+      survival = {.job = options.job,
+                  .time_limit_s = options.rank_time_limit_s,
+                  .on_excluded = options.on_excluded_rank};
+    }
+    lockstep = std::make_shared<Lockstep>(
+        options.layout.degrees().pipeline,
+        models::ReadRows(model.info().experts, model.info().experts_per_token), std::move(survival));
   }
   std::vector<std::unique_ptr<ContinuousEngine>> replicas;
   for (int replica = 0; replica < options.layout.degrees().data; ++replica) {
@@ -204,6 +211,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   }
   auto engine = std::make_unique<ReplicatedEngine>(std::move(replicas), options, std::move(link_levels));
   engine->SetBalancer(std::move(balancer));
+  if (options.layout.tolerates_failures()) engine->Tolerate(lockstep, model);
   return engine;
 }
 

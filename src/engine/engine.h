@@ -68,9 +68,23 @@ struct EngineOptions {
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
+  int64_t reserved_bytes = 0;     ///< Memory of a rank that the KV cache leaves free (MoveBytes).
   ExpertLoadOptions expert_load = {};
   /// Of replicas that divide the experts, whose layout lets experts move. Needs expert_load.
   ExpertBalanceOptions balance = {};
+  /// In a layout that tolerates failures: called, on the engine's thread, for each rank without which the job
+  /// continues. Its process may be stopped.
+  std::function<void(int rank)> on_excluded_rank = {};
+};
+
+/// Of a job that continues without ranks that fail.
+struct SurvivalStats {
+  int ranks = 0, alive = 0;
+  std::vector<std::string> failures;             ///< "rank 2 died", in the order of events
+  std::vector<models::LeftOutExperts> left_out;  ///< Experts that no living rank has, by layer.
+  int64_t left_out_experts = 0;                  ///< Their number in all layers.
+  int64_t failed_requests = 0;                   ///< That ran on a rank which failed.
+  int64_t reduced_requests = 0;                  ///< That ended while experts were left out.
 };
 
 /// Of one of several data parallel replicas.
@@ -105,6 +119,7 @@ struct EngineStats {
   std::shared_ptr<const ExpertBalanceStats> balance;   ///< Null: experts stay.
   /// Null: replicas do not divide the experts, or no window has ended.
   std::shared_ptr<const RankLoads> rank_loads;
+  std::shared_ptr<const SurvivalStats> survival;       ///< Null: a failed rank ends the job.
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).

@@ -69,6 +69,11 @@ class EngineThread::Impl {
     return stats;
   }
 
+  std::shared_ptr<const SurvivalStats> survival() const {
+    const std::lock_guard lock(mutex_);
+    return stats_.survival;
+  }
+
   bool idle() const {
     const std::lock_guard lock(mutex_);
     return unfinished_ == 0;
@@ -118,6 +123,7 @@ class EngineThread::Impl {
         };
         while (options_.fails_for_good && !wake_.wait_for(lock, kRankCheck, has_work)) {
           if (const Status dead = engine_->CheckRanks(); failure_.ok()) failure_ = dead;
+          stats_.survival = engine_->stats().survival;
         }
         wake_.wait(lock, has_work);
         inbox = std::exchange(inbox_, {});
@@ -241,6 +247,7 @@ StatusOr<RequestId> EngineThread::Submit(Request request, Sink sink) {
 }
 void EngineThread::Cancel(RequestId id) { impl_->Cancel(id); }
 void EngineThread::ClearCache() { impl_->ClearCache(); }
+std::shared_ptr<const SurvivalStats> EngineThread::survival() const { return impl_->survival(); }
 EngineStats EngineThread::stats() const { return impl_->stats(); }
 bool EngineThread::idle() const { return impl_->idle(); }
 void EngineThread::Drain() { impl_->Drain(); }

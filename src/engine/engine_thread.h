@@ -43,9 +43,11 @@ class EngineThread {
   void ClearCache();
 
   EngineStats stats() const;  ///< After the last step; waiting includes later submissions.
-  bool idle() const;          ///< All submitted requests have ended.
-  void Drain();               ///< Refuses new requests; others run to their end.
-  Status failure() const;     ///< The failed step after which the engine computes no more; otherwise ok.
+  /// EngineStats::survival, at little cost.
+  std::shared_ptr<const SurvivalStats> survival() const;
+  bool idle() const;       ///< All submitted requests have ended.
+  void Drain();            ///< Refuses new requests; others run to their end.
+  Status failure() const;  ///< The failed step after which the engine computes no more; otherwise ok.
 
   const models::ModelInfo& model() const;
   int max_context() const;

@@ -46,6 +46,13 @@ class Executor {
   virtual Status DropExpertMove() { return OkStatus(); }
   /// States of the ranks' parts of the move, after the last batch.
   virtual std::vector<models::ExpertMoveReport> move_reports() const { return {}; }
+  /// Continues without exactly these ranks of the job. Between batches, on the executors of all replicas
+  /// that are left.
+  virtual Status ExcludeRanks(std::span<const int>) { return Unimplemented("all ranks are needed"); }
+  /// The ranks of this executor are dead: batches in flight and all later ones end with `why`.
+  virtual void Lose(const Status& /*why*/) {}
+  /// Whether this executor can't reach its ranks any more, so that every later batch fails.
+  virtual bool lost() const { return false; }
   /// Work of all ranks so far; empty: this process alone.
   virtual std::vector<RankStats> ranks() const { return {}; }
   /// Binds the calling thread, which calls Finish, to its core.

@@ -17,7 +17,6 @@ namespace {
 using parallel::LayerPlacement;
 
 constexpr size_t kHistory = 32;
-constexpr double kMoveSeconds = 600;   // a move that takes longer is given up
 constexpr double kMaxPollSeconds = 1;  // longer times without a step count as idle
 constexpr double kMaxSlowdown = 20;    // of a measured rate against the assumed one
 
@@ -125,15 +124,35 @@ Status ExpertBalancer::Poll(const std::shared_ptr<const ExpertLoadStats>& load,
       }
       return OkStatus();
     case State::kPlanning:
-      if (plan_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return OkStatus();
-      return TakePlan(now);
+      if (plan_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return TakePlan(now);
+      if (now - planned_ >= std::chrono::duration<double>(options_.plan_limit_s)) *plan_ends_ = true;
+      return OkStatus();
     case State::kMoving:
       return Watch(now);
     case State::kChanging:
       if (lockstep_.steps() == steps_) return OkStatus();
       return BeginNext(now);
+    case State::kStopped:
+      return OkStatus();
   }
   return OkStatus();
+}
+
+// A move that all ranks have agreed to use (kChanging) is used with their next step.
+void ExpertBalancer::Stop(const std::string& why) {
+  if (state_ == State::kStopped) return;
+  if (state_ == State::kMoving) {
+    if (!queue_.empty()) {
+      ++stats_.rolled_back;
+      Note(fmt::format("move {} of layer {} is rolled back: {}", number_, queue_.front().layer, why));
+    }
+    for (Executor* replica : replicas_) replica->DropExpertMove().IgnoreError();  // some are excluded
+  }
+  Note(fmt::format("experts stay from now on: {}", why));
+  *ending_ = true;
+  queue_.clear();
+  state_ = State::kStopped;
+  stats_.state = "stopped";
 }
 
 // Experts of the layers as they were loaded.
@@ -154,12 +173,18 @@ void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& loa
   windows_ = load->all_windows;
   ExpertBalanceOptions options = options_;
   options.move_bytes_per_s = move_bytes_per_s_;
-  const auto make = [current = current_, load, bytes = info_.expert_bytes, busy, options,
-                     ending = ending_]() {
+  plan_ends_ = std::make_shared<std::atomic<bool>>(false);
+  const auto make = [current = current_, load, bytes = info_.expert_bytes, busy, options, ending = ending_,
+                     ends = plan_ends_]() {
     try {
-      return PlanMoves(current, *load, bytes, busy, options, [ending] { return ending->load(); });
+      if (options.before_plan) options.before_plan();
+      return PlanMoves(current, *load, bytes, busy, options,
+                       [ending, ends] { return ending->load() || ends->load(); });
     } catch (const std::exception& error) {  // of memory
       return StatusOr<std::vector<PlannedMove>>(ResourceExhausted("{}", error.what()));
+    } catch (...) {
+      return StatusOr<std::vector<PlannedMove>>(
+          ResourceExhausted("the thread ended by an unknown exception"));
     }
   };
   ++stats_.plans;
@@ -178,6 +203,9 @@ Status ExpertBalancer::TakePlan(Clock::time_point now) {
   state_ = State::kIdle;
   stats_.state = "idle";
   StatusOr<std::vector<PlannedMove>> moves = plan_.get();
+  if (*plan_ends_ && moves.ok()) {
+    moves = absl::DeadlineExceededError(fmt::format("it took longer than {} s", options_.plan_limit_s));
+  }
   if (!moves.ok()) {
     ++stats_.failed_plans;
     Note(fmt::format("the plan failed: {}", Message(moves.status())));
@@ -234,8 +262,8 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
     }
   }
   if (!ready) {
-    if (moving_s_ < kMoveSeconds) return OkStatus();
-    return RollBack(fmt::format("it took longer than {} s", kMoveSeconds), now);
+    if (moving_s_ < options_.move_limit_s) return OkStatus();
+    return RollBack(fmt::format("it took longer than {} s", options_.move_limit_s), now);
   }
   lockstep_.ApplyMove(number_);
   steps_ = lockstep_.steps();

@@ -29,6 +29,10 @@ struct ExpertBalanceOptions {
   double least_gain = 0.1;
   /// Bytes per second at which a rank sends and receives weights, until a move has been measured.
   double move_bytes_per_s = 1e9;
+  double plan_limit_s = 300;  ///< A plan that takes longer is given up.
+  double move_limit_s = 600;  ///< So is a move, idle times not counted.
+  /// Called by the thread of each plan before it plans, which its exceptions end. For tests; may be empty.
+  std::function<void()> before_plan = {};
 };
 
 /// A layer whose experts shall move.
@@ -57,7 +61,7 @@ StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, co
 
 /// Numbers for /metrics, since the start.
 struct ExpertBalanceStats {
-  std::string state = "idle";  ///< idle, planning or moving
+  std::string state = "idle";  ///< idle, planning, moving or stopped
   int64_t plans = 0, plans_without_gain = 0, failed_plans = 0;
   int64_t moved_layers = 0, moved_experts = 0, rolled_back = 0;
   int64_t moved_bytes = 0;           ///< Weights that ranks sent.
@@ -83,12 +87,14 @@ class ExpertBalancer {
   /// `load` may be null. `ranks` returns the work of all ranks so far. An error is one of the job.
   Status Poll(const std::shared_ptr<const ExpertLoadStats>& load,
               const std::function<std::vector<RankStats>()>& ranks, Clock::time_point now);
+  /// A rank has failed: experts stay where they are from now on. A move that is under way is given up.
+  void Stop(const std::string& why);
   const ExpertBalanceStats& stats() const { return stats_; }
   /// In use. Empty before the first plan: that of loading.
   const PlacementByLayer& placement() const { return current_; }
 
  private:
-  enum class State : uint8_t { kIdle, kPlanning, kMoving, kChanging };
+  enum class State : uint8_t { kIdle, kPlanning, kMoving, kChanging, kStopped };
   void SetLayers(const ExpertLoadStats& load);
   void StartPlan(const std::shared_ptr<const ExpertLoadStats>& load, const std::vector<RankStats>& ranks,
                  Clock::time_point now);
@@ -110,11 +116,12 @@ class ExpertBalancer {
   int64_t windows_ = 0;                                // that the last plan knew
   const std::shared_ptr<std::atomic<bool>> ending_ = std::make_shared<std::atomic<bool>>(false);
   std::future<StatusOr<std::vector<PlannedMove>>> plan_;
-  std::deque<PlannedMove> queue_;  // the first one is under way
-  uint64_t number_ = 0;            // of the last move that began
-  uint64_t steps_ = 0;             // joint steps when the last move was applied
-  double moving_s_ = 0;            // of the move, without idle times
-  std::set<int> failed_;           // layers whose last move failed
+  std::shared_ptr<std::atomic<bool>> plan_ends_;  // set when the plan is given up
+  std::deque<PlannedMove> queue_;                 // the first one is under way
+  uint64_t number_ = 0;                           // of the last move that began
+  uint64_t steps_ = 0;                            // joint steps when the last move was applied
+  double moving_s_ = 0;                           // of the move, without idle times
+  std::set<int> failed_;                          // layers whose last move failed
   double move_bytes_per_s_;
   ExpertBalanceStats stats_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/round.h"
 #include "runtime/topology.h"
 
 namespace moesaic::engine {
@@ -26,11 +27,24 @@ tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool k
           .sketches = key_summaries && kind == KeySummaryKind::kSketch};
 }
 
+int64_t MoveBytes(const models::ModelInfo& info, const EngineOptions& options) {
+  if (!options.layout.experts_move() || info.experts == 0) return 0;
+  const parallel::Degrees& degrees = options.layout.degrees();
+  const int ranks = degrees.tensor * degrees.data;
+  const int64_t slots = base::CeilDiv(info.experts + options.balance.redundant, ranks);
+  const int64_t layers = base::CeilDiv(info.moe_layers, degrees.pipeline);
+  const bool returns_memory = info.weights_from == models::WeightSource::kPacked;
+  const int64_t kept = returns_memory ? slots - info.experts / ranks : slots;  // per layer that has moved
+  return (slots + layers * kept) * info.expert_bytes;
+}
+
 int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context) {
   if (options.kv_bytes > 0) return options.kv_bytes;
   const int64_t wanted = layout.total_bytes() * tensor::KvBlocksFor(context) * options.max_sequences;
   const int64_t available = runtime::AvailableMemory();
-  return available > 0 ? std::min(wanted, available / 4 / options.local_ranks) : wanted;
+  if (available <= 0) return wanted;
+  const int64_t own = available / options.local_ranks - options.reserved_bytes;
+  return std::clamp<int64_t>(own / 4, 0, wanted);
 }
 
 }  // namespace moesaic::engine

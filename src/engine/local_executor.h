@@ -28,7 +28,7 @@ class LocalExecutor : public Executor {
 
   void Start(const StepBatch& batch) override { started_ = &batch; }
   StatusOr<StepResult> Finish() override;
-  /// Rows of this rank's columns, [rows.size(), own_vocab.count], whether there are summaries or not.
+  Status ExcludeRanks(std::span<const int> ranks) override { return model_.ExcludeRanks(ranks); }
   StatusOr<models::ExpertLoad> FetchExpertLoad() override { return model_.expert_load(); }
   Status BeginExpertMove(const models::ExpertMoveOrder& order) override {
     return model_.BeginExpertMove(order);
@@ -37,6 +37,7 @@ class LocalExecutor : public Executor {
     model_.DropExpertMove();
     return OkStatus();
   }
+  /// Rows of this rank's columns, [rows.size(), own_vocab.count], whether there are summaries or not.
   StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) override {
     return FetchLogitsOf(0, rows);
   }

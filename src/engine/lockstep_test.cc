@@ -1,9 +1,13 @@
 #include "engine/lockstep.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
+
+#include "comm/transport/local_transport.h"
 
 namespace moesaic::engine {
 namespace {
@@ -20,9 +24,11 @@ class RecordingExecutor : public Executor {
                                   batch.tokens.size(), batch.joint.number, batch.joint.parts,
                                   batch.joint.most_rows));
     rows_ = static_cast<int64_t>(batch.tokens.size());
+    ops.push_back(fmt::format("{} before, {} after", batch.ops_before.size(), batch.ops_after.size()));
   }
   StatusOr<StepResult> Finish() override {
     calls_->push_back(fmt::format("finish {}", replica_));
+    if (on_finish) on_finish();
     RETURN_IF_ERROR(std::exchange(failure, OkStatus()));
     StepResult result;
     result.experts_read = rows_;
@@ -32,7 +38,15 @@ class RecordingExecutor : public Executor {
     return std::span<const float>();
   }
 
+  Status ExcludeRanks(std::span<const int> ranks) override {
+    calls_->push_back(fmt::format("{} continues without {}", replica_, fmt::join(ranks, ", ")));
+    return OkStatus();
+  }
+  void Lose(const Status&) override { failure = absl::UnavailableError("lost"); }
+
   Status failure;
+  std::function<void()> on_finish;
+  std::vector<std::string> ops;  // of the batches
 
  private:
   const int replica_;
@@ -49,8 +63,8 @@ StepBatch BatchOf(int rows, StepKind kind = StepKind::kDecoder) {
 
 class LockstepTest : public testing::Test {
  protected:
-  void Make(int replicas, int stages = 1) {
-    const auto lockstep = std::make_shared<Lockstep>(stages);
+  void Make(int replicas, int stages = 1, Survival survival = {}) {
+    const auto lockstep = std::make_shared<Lockstep>(stages, /*read_rows=*/1, std::move(survival));
     for (int i = 0; i < replicas; ++i) {
       auto recording = std::make_unique<RecordingExecutor>(i, &calls_);
       recording_.push_back(recording.get());
@@ -124,6 +138,45 @@ TEST_F(LockstepTest, AFailureOfAnIdleReplicaFailsTheStep) {
   recording_[1]->failure = absl::UnavailableError("rank 1 died");
   EXPECT_EQ(Message(executors_[0]->Run(BatchOf(1)).status()), "rank 1 died");
   EXPECT_TRUE(executors_[0]->Run(BatchOf(1)).ok());
+}
+
+// Rank 2 dies in a step that rank 1 can't end without it. Operations that were applied are not repeated.
+TEST_F(LockstepTest, AStepIsRepeatedWithoutARankThatDied) {
+  comm::LocalJob job(3);
+  std::vector<int> excluded;
+  Make(3, 1, {.job = &job.end(0), .on_excluded = [&](int rank) { excluded.push_back(rank); }});
+  StepBatch a = BatchOf(3), b = BatchOf(2);
+  const StepBatch c = BatchOf(1);
+  a.ops_before = b.ops_before = {{.kind = cache::KvOpKind::kCopy}};
+  a.ops_after = b.ops_after = a.ops_before;
+  for (int i = 2; i >= 0; --i) executors_[i]->Start(i == 0 ? a : i == 1 ? b : c);
+  recording_[1]->failure = absl::UnavailableError("rank 2 died");
+  recording_[1]->on_finish = [&] { job.Kill(2); };
+  EXPECT_EQ(executors_[0]->Finish()->experts_read, 3);
+  EXPECT_EQ(executors_[1]->Finish()->experts_read, 2);
+  EXPECT_EQ(Message(executors_[2]->Finish().status()), "the request ran on a rank that failed: rank 2 died");
+  EXPECT_THAT(
+      TakeCalls(),
+      ElementsAre("start 2: 1 rows of step 1, 1 parts of 3", "start 1: 2 rows of step 1, 1 parts of 3",
+                  "start 0: 3 rows of step 1, 1 parts of 3", "finish 0", "finish 1", "finish 2",
+                  "1 continues without 2", "0 continues without 2", "start 1: 2 rows of step 2, 1 parts of 3",
+                  "start 0: 3 rows of step 2, 1 parts of 3", "finish 0", "finish 1"));
+  EXPECT_EQ(excluded, std::vector<int>{2});
+  EXPECT_THAT(recording_[0]->ops, ElementsAre("1 before, 1 after", "0 before, 0 after"));
+  EXPECT_THAT(recording_[1]->ops, ElementsAre("1 before, 1 after", "0 before, 1 after"));
+  // The next step runs on the other ranks.
+  executors_[0]->Start(c);
+  EXPECT_TRUE(executors_[0]->Finish().ok());
+  EXPECT_EQ(TakeCalls().size(), 4U);
+}
+
+TEST_F(LockstepTest, AFailureWithoutADeadRankEndsTheJob) {
+  comm::LocalJob job(2);
+  Make(2, 1, {.job = &job.end(0)});
+  const StepBatch a = BatchOf(3);
+  executors_[0]->Start(a);
+  recording_[0]->failure = absl::InternalError("no memory");
+  EXPECT_EQ(executors_[0]->Finish().status().code(), StatusCode::kInternal);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ struct CapacityQuestion {
   int64_t kv_bytes = 0;  // 0: enough for context x max_sequences, as far as there is memory
   int max_sequences = 0;
   int context = 0;
+  int64_t reserved_bytes = 0;  // that the cache leaves free
 };
 
 /// The blocks that fit a rank with this part of the cache. Its machine has `local_ranks` ranks.

@@ -63,6 +63,11 @@ Status SendParts(Transport& job, int peer, RankTag tag, std::string_view bytes, 
 
 }  // namespace
 
+bool IsOfPeer(const Status& status) {
+  return status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDeadlineExceeded ||
+         status.code() == StatusCode::kCancelled;
+}
+
 Status SendMessage(Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s) {
   return SendParts(job, peer, tag, bytes, limit_s, WaitFor);
 }

@@ -39,9 +39,13 @@ enum class RankCommand : char {
   kFetch = 'L',     ///< Sends logits of rows of the last batch.
   kMove = 'M',      ///< Begins a move of experts (models::ExpertMoveOrder); has no reply.
   kDrop = 'D',      ///< Gives the move up; has no reply.
+  kExclude = 'N',   ///< Continues without these ranks of the job; has no reply.
   kLoad = 'X',      ///< Sends the loads of its experts (models::ExpertLoad).
   kEnd = 'E'
 };
+
+/// Whether an error of a transfer or exchange may be that of another rank, which died or does not answer.
+bool IsOfPeer(const Status& status);
 
 /// Sends a message; kDeadlineExceeded when the receiver takes longer than `limit_s`. Like ReceiveMessage, it
 /// ends with Unavailable when any rank of the job has died.

@@ -25,9 +25,14 @@ class RankWorker {
         threads_(threads),
         job_(job),
         first_shard_(layout.At(job.rank()).shard == 0),
+        tolerates_failures_(layout.tolerates_failures()),
         time_limit_s_(time_limit_s),
         local_ranks_(local_ranks),
-        replies_(job_) {}
+        replies_(job_) {
+    for (int rank = 0; rank < job.size() && tolerates_failures_; ++rank) {
+      if (rank != kDriver) job_.Ignore(rank);
+    }
+  }
 
   /// Runs commands until the driver ends the job.
   Status Run() {
@@ -52,6 +57,8 @@ class RankWorker {
         return RunBatch(body);
       case RankCommand::kFetch:
         return SendLogits(body);
+      case RankCommand::kExclude:
+        return Exclude(body);
       case RankCommand::kLoad:
         return SendLoad();
       case RankCommand::kMove:
@@ -134,7 +141,7 @@ class RankWorker {
                                    FirstReplyBytes(batch, model_.info().own_vocab)));
     if (!computed.ok()) {
       RETURN_IF_ERROR(replies_.Finish(time_limit_s_));
-      return computed.status();
+      return MayContinueAfter(computed.status()) ? OkStatus() : computed.status();
     }
     if (batch.candidates == 0 && !reply.result.logits.empty()) {
       RETURN_IF_ERROR(replies_.StartFloats(kDriverRank, RankTag::kLogits, reply.result.logits));
@@ -143,6 +150,18 @@ class RankWorker {
       RETURN_IF_ERROR(replies_.StartFloats(kDriverRank, RankTag::kHidden, reply.result.hidden));
     }
     return OkStatus();
+  }
+
+  // Whether the failure may be that of another rank, without which the driver repeats the batch.
+  bool MayContinueAfter(const Status& failure) const {
+    return tolerates_failures_ && IsOfPeer(failure) && !job_.failed(kDriver);
+  }
+
+  Status Exclude(std::string_view body) {
+    MessageReader reader(body);
+    const std::vector<int32_t> ranks = reader.GetAll<int32_t>();
+    RETURN_IF_ERROR(reader.Finish());
+    return model_.ExcludeRanks(ranks);
   }
 
   Status SendLogits(std::string_view body) {
@@ -173,7 +192,7 @@ class RankWorker {
   const kernels::KernelTable& kernels_;
   runtime::ThreadPool& threads_;
   parallel::CountedTransport job_;
-  const bool first_shard_;
+  const bool first_shard_, tolerates_failures_;
   const double time_limit_s_;
   const int local_ranks_;
   MessageSender replies_;

@@ -24,25 +24,36 @@ namespace moesaic::engine {
 
 inline constexpr double kTimeLimit = 20;
 
+struct RankedEngineOptions {
+  int64_t dies_at_send = -1;  // number of the message instead of which `victim` dies; -1: none
+  int victim = 1;
+  bool experts_move = false;           // between ranks
+  bool tolerates_failures = false;     // continues without ranks that die
+  parallel::Placement placement = {};  // of experts; no layers: in order
+  // Replaces the transport of a rank; may be empty.
+  std::function<std::unique_ptr<comm::Transport>(int rank, comm::LocalJob& job)> wrap = {};
+};
+
 /// A model on the ranks of a layout: the engine in the calling thread, other ranks in threads.
 class RankedEngine {
  public:
-  /// `dies_at_send`: number of the message instead of which rank 1 dies; -1: none.
-  /// `experts_move`: experts may move between ranks.
-  RankedEngine(const std::string& checkpoint, const parallel::Degrees& degrees, int64_t dies_at_send = -1,
-               bool experts_move = false)
+  RankedEngine(const std::string& checkpoint, const parallel::Degrees& degrees,
+               const RankedEngineOptions& options = {})
       : path_(models::SourcePath("tests/golden/" + checkpoint)),
-        layout_(LayoutOf(degrees, experts_move)),
+        layout_(LayoutOf(degrees, options)),
         topology_(comm::Topology::Flat(layout_.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10})),
         job_(layout_.ranks()),
         ended_(layout_.ranks()) {
-    if (dies_at_send >= 0) job_.KillAtSend(1, dies_at_send);
+    if (options.dies_at_send >= 0) job_.KillAtSend(options.victim, options.dies_at_send);
+    for (int rank = 0; rank < layout_.ranks(); ++rank) {
+      wrapped_.push_back(options.wrap ? options.wrap(rank, job_) : nullptr);
+    }
     for (int rank = 1; rank < layout_.ranks(); ++rank) {
       ranks_.emplace_back([this, rank] {
         const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
         auto model = Load(rank, *threads);
         if (model.ok()) {
-          ended_[rank] = RunRank(**model, kernels_, *threads, job_.end(rank), layout_, kTimeLimit);
+          ended_[rank] = RunRank(**model, kernels_, *threads, EndOf(rank), layout_, kTimeLimit);
         } else {
           ended_[rank] = model.status();
         }
@@ -72,7 +83,7 @@ class RankedEngine {
     options.kv_bytes = blocks * bytes;
     options.swap_bytes = swap_blocks * bytes;
     options.warm_bytes = warm_blocks * bytes;
-    options.job = &job_.end(0);
+    options.job = &EndOf(0);
     options.layout = layout_;
     options.rank_time_limit_s = kTimeLimit;
     auto engine = Engine::Create(*model_, kernels_, *threads_, options);
@@ -92,6 +103,7 @@ class RankedEngine {
   }
 
   Engine& engine() { return *engine_; }
+  models::Model& model() { return *model_; }
   const models::ModelInfo& info() const { return model_->info(); }
   comm::LocalJob& job() { return job_; }
 
@@ -107,14 +119,21 @@ class RankedEngine {
   }
 
  private:
-  static parallel::Layout LayoutOf(const parallel::Degrees& degrees, bool experts_move) {
+  static parallel::Layout LayoutOf(const parallel::Degrees& degrees, const RankedEngineOptions& options) {
     parallel::Layout layout = *parallel::Layout::Create(degrees);
-    if (experts_move) layout.LetExpertsMove();
+    if (options.experts_move) layout.LetExpertsMove();
+    if (options.tolerates_failures) {
+      EXPECT_TRUE(layout.TolerateFailures().ok());
+    }
+    if (!options.placement.layers.empty()) {
+      EXPECT_TRUE(layout.PlaceExperts(std::make_shared<const parallel::Placement>(options.placement)).ok());
+    }
     return layout;
   }
+  comm::Transport& EndOf(int rank) { return wrapped_[rank] == nullptr ? job_.end(rank) : *wrapped_[rank]; }
   StatusOr<std::unique_ptr<models::Model>> Load(int rank, runtime::ThreadPool& threads) {
     ASSIGN_OR_RETURN(std::shared_ptr<parallel::RankGroups> groups,
-                     parallel::RankGroups::Create(job_.end(rank), topology_, layout_, kTimeLimit));
+                     parallel::RankGroups::Create(EndOf(rank), topology_, layout_, kTimeLimit));
     return models::Model::Load(path_, {.dtype = "f32", .progress = nullptr, .groups = groups}, threads);
   }
 
@@ -122,6 +141,7 @@ class RankedEngine {
   const parallel::Layout layout_;
   const comm::Topology topology_;
   comm::LocalJob job_;
+  std::vector<std::unique_ptr<comm::Transport>> wrapped_;  // [ranks]; null: the job's
   const kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
   std::unique_ptr<runtime::ThreadPool> threads_ = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   std::vector<Status> ended_;

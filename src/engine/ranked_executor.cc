@@ -47,7 +47,11 @@ RankedExecutor::RankedExecutor(std::unique_ptr<LocalExecutor> local, runtime::Th
       own_vocab_(replica == 0 ? info.own_vocab : Range()),
       commands_(job_) {
   for (int rank = 0; rank < layout_.ranks(); ++rank) {
-    if (rank != kDriver && layout_.At(rank).replica == replica) remote_.push_back(rank);
+    if (rank != kDriver && layout_.At(rank).replica == replica) {
+      remote_.push_back(rank);
+    } else if (layout_.tolerates_failures()) {
+      job_.Ignore(rank);
+    }
   }
 }
 
@@ -102,6 +106,7 @@ Status RankedExecutor::CheckPeers() {
 }
 
 RankedExecutor::~RankedExecutor() {
+  if (layout_.tolerates_failures() && lost()) return;  // the rank is dead, or has been sent the end
   const char end = static_cast<char>(RankCommand::kEnd);
   for (const int rank : remote_) {
     if (job_.failed(rank)) continue;
@@ -119,8 +124,36 @@ Status RankedExecutor::Fail(Status status) {
 void RankedExecutor::Start(const StepBatch& batch) {
   Started& started = started_.emplace_back();
   started.batch = &batch;
+  reported_ = false;
   if (!failure_.ok()) return;
-  if (Status status = StartOnAll(started); !status.ok()) Fail(std::move(status)).IgnoreError();
+  started.status = StartOnAll(started);
+  if (!started.status.ok() && !IsReported()) Fail(started.status).IgnoreError();
+}
+
+// Whether an error of a batch is one that a living rank reports: it waits for the next batch.
+bool RankedExecutor::IsReported() const {
+  return layout_.tolerates_failures() && (remote_.empty() || reported_);
+}
+
+Status RankedExecutor::ExcludeRanks(std::span<const int> ranks) {
+  RETURN_IF_ERROR(failure_);
+  MessageWriter body;
+  body.Put(RankCommand::kExclude);
+  body.PutAll(std::vector<int>(ranks.begin(), ranks.end()));
+  Status sent = commands_.Start(remote_, RankTag::kCommand, {body.bytes()});
+  if (!sent.ok()) return Fail(std::move(sent));
+  return local_ == nullptr ? OkStatus() : local_->ExcludeRanks(ranks);
+}
+
+// A rank that was only stopped ends when it continues.
+void RankedExecutor::Lose(const Status& why) {
+  failure_ = why;
+  for (Started& started : started_) started.replies.clear();
+  const char end = static_cast<char>(RankCommand::kEnd);
+  for (const int rank : remote_) {
+    if (job_.failed(rank)) continue;
+    commands_.Start({&rank, 1}, RankTag::kCommand, {{&end, 1}}).IgnoreError();
+  }
 }
 
 // Ranks may be computing an earlier batch, so that nothing here waits for them but sums and hidden states.
@@ -145,8 +178,9 @@ StatusOr<StepResult> RankedExecutor::Finish() {
   Started started = std::move(started_.front());
   started_.pop_front();
   RETURN_IF_ERROR(failure_);
+  RETURN_IF_ERROR(started.status);
   StatusOr<StepResult> result = FinishOnAll(started);
-  return result.ok() ? std::move(result) : Fail(result.status());
+  return result.ok() || IsReported() ? std::move(result) : Fail(result.status());
 }
 
 // Runs the driver's part. For another replica than its own, the driver's work is its messages.
@@ -198,8 +232,10 @@ Status RankedExecutor::Collect(const Peer& peer, ExpectedMessage& expected, cons
   const bool has_logits = rows > 0 && peer.vocab.count > 0;
   const bool summarized = batch.candidates > 0;
   ASSIGN_OR_RETURN(const std::string bytes, expected.Await(time_limit_s_));
-  ASSIGN_OR_RETURN(RankReply reply,
-                   ParseReply(peer.rank, bytes, has_logits && summarized ? rows : 0, peer.vocab));
+  StatusOr<RankReply> parsed = ParseReply(peer.rank, bytes, has_logits && summarized ? rows : 0, peer.vocab);
+  reported_ = !parsed.ok();
+  RETURN_IF_ERROR(parsed.status());
+  RankReply& reply = *parsed;
   StepResult& part = reply.result;
   AddCounters(part.sparsity, &result->sparsity);
   Add(part.kv, &result->kv);

@@ -32,7 +32,9 @@ struct RankSetup {
   int in_flight = 1;  // batches that may have started and not finished
 };
 
-/// Of the driver. After a rank fails, every later Finish returns the same error.
+/// Of the driver. After a rank fails, every later Finish returns the same error. In a layout that tolerates
+/// failures, that is the case only if this replica's own rank can't be reached: a rank that reports an error
+/// waits for the next batch.
 class RankedExecutor : public Executor {
  public:
   /// Has the replica's other ranks create their caches, and waits for them. `local` runs the driver's part of
@@ -56,6 +58,9 @@ class RankedExecutor : public Executor {
   Status BeginExpertMove(const models::ExpertMoveOrder& order) override;
   Status DropExpertMove() override;
   std::vector<models::ExpertMoveReport> move_reports() const override { return moves_; }
+  Status ExcludeRanks(std::span<const int> ranks) override;
+  void Lose(const Status& why) override;
+  bool lost() const override { return !failure_.ok(); }
   std::vector<RankStats> ranks() const override { return totals_; }
   void BindCaller() override {
     if (local_ != nullptr) local_->BindCaller();
@@ -77,6 +82,7 @@ class RankedExecutor : public Executor {
     const StepBatch* batch = nullptr;
     std::vector<ExpectedMessage> replies = {};  // [peers_]
     StepResult own = {};                        // of this process
+    Status status = {};                         // of this process
     SliceSummaries slices = {};                 // of its part of the head
   };
   Status SetUp(RankSetup setup);
@@ -87,6 +93,7 @@ class RankedExecutor : public Executor {
   StatusOr<std::span<const float>> FetchFromAll(std::span<const int32_t> rows);
   StatusOr<models::ExpertLoad> FetchLoadOfAll();
   Status Fail(Status status);
+  bool IsReported() const;
   void Place(std::span<const float> part, parallel::Range vocab);
 
   const std::unique_ptr<LocalExecutor> local_;
@@ -107,6 +114,7 @@ class RankedExecutor : public Executor {
   std::vector<models::ExpertMoveReport> moves_;  // of the ranks, after the last batch
   std::vector<RankStats> work_, totals_;         // [driver and ranks of the replica] of one step, and of all
   int64_t counted_bytes_ = 0;                    // of the driver's own messages
+  bool reported_ = false;                        // the rank replied to the last batch with an error
   Status failure_;
 };
 

@@ -85,7 +85,7 @@ TEST_P(RankedGoldenTest, ADeadRankIsNamed) {
 TEST_P(RankedGoldenTest, ARankThatDiesInAStepIsNamedSoon) {
   for (const int64_t sends : {2, 5, 9, 30}) {
     SCOPED_TRACE(sends);
-    RankedEngine ranks(checkpoint(), GetParam().degrees, sends);
+    RankedEngine ranks(checkpoint(), GetParam().degrees, {.dies_at_send = sends});
     ASSERT_NO_FATAL_FAILURE(StartWithRequest(ranks, 100, /*ignore_eos=*/true));
     std::vector<TokenEvent> events;
     Status failed;

@@ -1,5 +1,5 @@
 // An engine whose ranks are processes that exchange messages by UCX. One of them is killed or stopped while
-// the engine runs, and the engine names it.
+// the engine runs, and the engine names it, or continues without it.
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -33,14 +33,14 @@ struct Role {
   int rank = 0;
   Degrees degrees;
   uint16_t port = 0;
+  double limit_s = 30;
 };
 
 /// One rank: its transport and its part of the model.
 class Process {
  public:
-  explicit Process(const Role& role, double limit_s)
-      : layout(*Layout::Create(role.degrees)),
-        threads(*runtime::ThreadPool::Create({.threads = 1, .pin = false})) {
+  explicit Process(const Role& role)
+      : layout(LayoutOf(role.degrees)), threads(*runtime::ThreadPool::Create({.threads = 1, .pin = false})) {
     auto made = comm::MakeUcxTransport({.host = "127.0.0.1",
                                         .port = role.port,
                                         .rank = role.rank,
@@ -50,10 +50,19 @@ class Process {
     if (!made.ok()) return;
     job = *std::move(made);
     const auto topology = comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
-    std::shared_ptr<RankGroups> groups = *RankGroups::Create(*job, topology, layout, limit_s);
+    std::shared_ptr<RankGroups> groups = *RankGroups::Create(*job, topology, layout, role.limit_s);
     auto loaded = models::Model::Load(models::SourcePath("tests/golden/deepseek-v3-mtp"),
                                       {.dtype = "f32", .progress = nullptr, .groups = groups}, *threads);
     if (loaded.ok()) model = *std::move(loaded);
+  }
+
+  // Replicas that divide the experts continue without a rank.
+  static Layout LayoutOf(const Degrees& degrees) {
+    Layout layout = *Layout::Create(degrees);
+    if (degrees.expert > 1) {
+      EXPECT_TRUE(layout.TolerateFailures().ok());
+    }
+    return layout;
   }
 
   const Layout layout;
@@ -65,8 +74,8 @@ class Process {
 
 pid_t Spawn(const Role& role) {
   char name[] = "ranked_process_test", flag[] = "--role";
-  std::string text =
-      fmt::format("{} {} {} {}", role.rank, role.degrees.tensor, role.degrees.pipeline, role.port);
+  std::string text = fmt::format("{} {} {} {} {} {}", role.rank, role.degrees.tensor, role.degrees.pipeline,
+                                 role.degrees.data, role.port, role.limit_s);
   char* arguments[] = {name, flag, text.data(), nullptr};
   pid_t pid = -1;
   EXPECT_EQ(posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments, environ), 0);
@@ -78,12 +87,12 @@ class RankedProcessTest : public testing::TestWithParam<Degrees> {
   // Runs steps until one fails, and sends `signal` to rank 1 meanwhile. Sets the time from the signal to the
   // error.
   Status FailBy(int signal, double limit_s, double* seconds) {
-    Role role = {.degrees = GetParam(), .port = comm::FreePort()};
+    Role role = {.degrees = GetParam(), .port = comm::FreePort(), .limit_s = limit_s};
     std::vector<pid_t> others;
     for (int rank = 1; rank < GetParam().ranks(); ++rank) {
-      others.push_back(Spawn({.rank = rank, .degrees = role.degrees, .port = role.port}));
+      others.push_back(Spawn({.rank = rank, .degrees = role.degrees, .port = role.port, .limit_s = 30}));
     }
-    Process process(role, limit_s);
+    Process process(role);
     Status failed = absl::InternalError("rank 0 did not start");
     if (process.model != nullptr) {
       EngineOptions options;
@@ -163,18 +172,90 @@ INSTANTIATE_TEST_SUITE_P(Layouts, RankedProcessTest,
                            return fmt::format("tp{}pp{}", info.param.tensor, info.param.pipeline);
                          });
 
+// The signal, and the rank that gets it.
+class SurvivingProcessTest : public testing::TestWithParam<std::pair<int, int>> {};
+
+// The other ranks' requests end as they should, and so do later ones.
+TEST_P(SurvivingProcessTest, TheJobContinuesWithoutTheRank) {
+  const auto [signal, victim] = GetParam();
+  const Role role = {.degrees = {.data = 3, .expert = 3},
+                     .port = comm::FreePort(),
+                     .limit_s = signal == SIGSTOP ? 3.0 : 30.0};
+  std::vector<pid_t> pids(3, 0);
+  for (int rank = 1; rank < 3; ++rank) {
+    Role other = role;
+    other.rank = rank;
+    pids[rank] = Spawn(other);
+  }
+  {
+    Process process(role);
+    ASSERT_NE(process.model, nullptr);
+    EngineOptions options{.kv_bytes = 8 << 20, .max_sequences = 2, .max_batch_tokens = 64};
+    options.job = process.job.get();
+    options.layout = process.layout;
+    options.rank_time_limit_s = role.limit_s;
+    std::vector<int> excluded;
+    options.on_excluded_rank = [&](int rank) {
+      excluded.push_back(rank);
+      kill(pids[rank], SIGKILL);
+    };
+    auto engine = Engine::Create(*process.model, process.kernels, *process.threads, options);
+    ASSERT_TRUE(engine.ok()) << Message(engine.status());
+    for (int wave = 0; wave < 3; ++wave) {
+      for (int i = 0; i < 3; ++i) {
+        Request request;
+        request.prompt = {5, 6, 7 + i};
+        request.sampling.max_tokens = 20;
+        ASSERT_TRUE((*engine)->Add(request).ok());
+      }
+      int errors = 0, ends = 0;
+      for (int step = 0; !(*engine)->idle(); ++step) {
+        if (wave == 1 && step == 5) kill(pids[victim], signal);
+        std::vector<TokenEvent> events;
+        const Status status = (*engine)->Step(&events);
+        ASSERT_TRUE(status.ok()) << Message(status);
+        for (const TokenEvent& event : events) {
+          ends += event.finish != FinishReason::kNone ? 1 : 0;
+          errors += event.finish == FinishReason::kError ? 1 : 0;
+        }
+      }
+      EXPECT_EQ(ends, 3);
+      EXPECT_LE(errors, wave == 1 ? 1 : 0);
+    }
+    const EngineStats stats = (*engine)->stats();
+    ASSERT_NE(stats.survival, nullptr);
+    EXPECT_EQ(stats.survival->alive, 2);
+    EXPECT_GT(stats.survival->left_out_experts, 0);
+    EXPECT_EQ(excluded, std::vector<int>{victim});
+  }
+  for (int rank = 1; rank < 3; ++rank) {
+    int status = 0;
+    waitpid(pids[rank], &status, 0);
+    if (rank == victim) continue;
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << ": " << status;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SurvivingProcessTest,
+                         testing::Values(std::pair(SIGKILL, 1), std::pair(SIGKILL, 2), std::pair(SIGSTOP, 1),
+                                         std::pair(SIGSTOP, 2)),
+                         [](const auto& info) {
+                           return fmt::format("signal{}rank{}", info.param.first, info.param.second);
+                         });
+
 }  // namespace
 
 int RunRole(const char* text) {
   Role role;
-  if (std::sscanf(text, "%d %d %d %hu", &role.rank, &role.degrees.tensor, &role.degrees.pipeline,
-                  &role.port) != 4) {
+  if (std::sscanf(text, "%d %d %d %d %hu %lf", &role.rank, &role.degrees.tensor, &role.degrees.pipeline,
+                  &role.degrees.data, &role.port, &role.limit_s) != 6) {
     return 1;
   }
-  Process process(role, /*limit_s=*/30);
+  role.degrees.expert = role.degrees.data;  // replicas divide the experts
+  Process process(role);
   if (process.model == nullptr) return 1;
-  const Status ended = RunRank(*process.model, process.kernels, *process.threads, *process.job,
-                               process.layout, /*time_limit_s=*/30);
+  const Status ended =
+      RunRank(*process.model, process.kernels, *process.threads, *process.job, process.layout, role.limit_s);
   return ended.ok() ? 0 : 1;
 }
 

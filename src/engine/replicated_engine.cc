@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/lockstep.h"
 
 namespace moesaic::engine {
 namespace {
@@ -82,9 +83,14 @@ ReplicatedEngine::~ReplicatedEngine() {
 
 Status ReplicatedEngine::RecordLoad() {
   models::ExpertLoad sum;
-  for (const auto& replica : replicas_) {
-    ASSIGN_OR_RETURN(const models::ExpertLoad load, replica->FetchExpertLoad());
-    RETURN_IF_ERROR(AddExpertLoad(load, &sum));
+  last_load_.resize(replicas_.size());
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    if (!is_excluded(i)) {
+      StatusOr<models::ExpertLoad> load = replicas_[i]->FetchExpertLoad();
+      if (!load.ok() && !FailedOf(i)) return load.status();
+      if (load.ok()) last_load_[i] = *std::move(load);
+    }
+    RETURN_IF_ERROR(AddExpertLoad(last_load_[i], &sum));
   }
   load_->Add(sum, ExpertLoadRecorder::Clock::now());
   return OkStatus();
@@ -94,6 +100,7 @@ size_t ReplicatedEngine::ReplicaFor(const Request& request) const {
   size_t best = 0;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < replicas_.size(); ++i) {
+    if (is_excluded(i)) continue;
     const int64_t work = replicas_[i]->PendingTokens() - replicas_[i]->CachedTokens(request);
     if (work >= least) continue;
     least = work;
@@ -118,9 +125,12 @@ Status ReplicatedEngine::FollowLoad() {
   const auto now = ExpertLoadRecorder::Clock::now();
   if (load_->Due(now)) RETURN_IF_ERROR(RecordLoad());
   FollowRankLoads();
-  if (balancer_ == nullptr) return OkStatus();
-  return balancer_->Poll(
+  if (balancer_ == nullptr || FailuresToFollow()) return OkStatus();
+  Status polled = balancer_->Poll(
       load_->stats(), [this] { return Ranks(); }, now);
+  if (polled.ok() || lockstep_ == nullptr) return polled;
+  RETURN_IF_ERROR(lockstep_->CheckRanks());
+  return FailuresToFollow() ? OkStatus() : polled;  // the next step stops the balancer
 }
 
 // Again after each window, and after each change of the placement.
@@ -147,7 +157,9 @@ std::vector<RankStats> ReplicatedEngine::Ranks() const {
 
 void ReplicatedEngine::EvenOut() {
   std::vector<StepDemand> demands;
-  for (const auto& replica : replicas_) demands.push_back(replica->Demand());
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    demands.push_back(is_excluded(i) ? StepDemand() : replicas_[i]->Demand());
+  }
   const std::vector<int> limits = EvenLimits(demands, max_batch_tokens_);
   for (size_t i = 0; i < replicas_.size(); ++i) replicas_[i]->LimitRows(limits[i]);
 }
@@ -158,17 +170,80 @@ Status ReplicatedEngine::Step(std::vector<TokenEvent>* events) {
   const size_t known = events->size();
   EvenOut();
   // Replica 0 computes in this thread, so it begins last and ends first.
-  for (const auto& replica : std::views::reverse(replicas_)) replica->Begin();
+  for (size_t i = replicas_.size(); i-- > 0;) {
+    if (!is_excluded(i)) replicas_[i]->Begin();
+  }
   Status failure;
-  for (const auto& replica : replicas_) {
-    Status status = replica->Finish(events);
-    if (failure.ok()) failure = std::move(status);
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    Status status = is_excluded(i) ? OkStatus() : replicas_[i]->Finish(events);
+    if (!status.ok() && failure.ok() && !FailedOf(i)) failure = std::move(status);
   }
   CountTime(before);
+  FollowFailures(events);
+  int64_t ended = 0;
   for (const TokenEvent& event : std::span(*events).subspan(known)) {
-    if (event.finish != FinishReason::kNone) replica_of_.erase(event.request);
+    if (event.finish == FinishReason::kNone) continue;
+    replica_of_.erase(event.request);
+    ++ended;
+  }
+  if (survival_ != nullptr && survival_->left_out_experts > 0 && ended > 0) {
+    auto stats = std::make_shared<SurvivalStats>(*survival_);
+    stats->reduced_requests += ended;
+    survival_ = std::move(stats);
   }
   return failure.ok() && load_ != nullptr ? FollowLoad() : failure;
+}
+
+void ReplicatedEngine::Tolerate(std::shared_ptr<Lockstep> lockstep, const models::Model& model) {
+  lockstep_ = std::move(lockstep);
+  model_ = &model;
+  UpdateSurvival();
+}
+
+Status ReplicatedEngine::CheckRanks() {
+  if (lockstep_ == nullptr) return replicas_.front()->CheckRanks();
+  RETURN_IF_ERROR(lockstep_->CheckRanks());
+  UpdateSurvival();
+  return OkStatus();
+}
+
+// Whether an error of a replica is that of its rank, which has failed.
+bool ReplicatedEngine::FailedOf(size_t replica) {
+  if (lockstep_ == nullptr) return false;
+  return lockstep_->CheckRanks().ok() && lockstep_->is_excluded(replica);
+}
+
+bool ReplicatedEngine::FailuresToFollow() const {
+  return lockstep_ != nullptr && lockstep_->excluded().size() > followed_;
+}
+
+// Ends the requests of replicas that have failed since the last call.
+void ReplicatedEngine::FollowFailures(std::vector<TokenEvent>* events) {
+  if (!FailuresToFollow()) return;
+  const std::vector<int>& excluded = lockstep_->excluded();
+  followed_ = excluded.size();
+  int64_t failed = 0;
+  for (const int rank : excluded) failed += replicas_[rank]->Abort(lockstep_->FailureOf(rank), events);
+  if (balancer_ != nullptr) balancer_->Stop(lockstep_->failures().back());
+  UpdateSurvival();
+  auto stats = std::make_shared<SurvivalStats>(*survival_);
+  stats->failed_requests += failed;
+  survival_ = std::move(stats);
+}
+
+void ReplicatedEngine::UpdateSurvival() {
+  const int alive = static_cast<int>(replicas_.size() - lockstep_->excluded().size());
+  const std::vector<models::LeftOutExperts> left_out = model_->left_out_experts();
+  if (survival_ != nullptr && survival_->alive == alive && survival_->left_out == left_out) return;
+  auto stats =
+      survival_ == nullptr ? std::make_shared<SurvivalStats>() : std::make_shared<SurvivalStats>(*survival_);
+  stats->ranks = static_cast<int>(replicas_.size());
+  stats->alive = alive;
+  stats->failures = lockstep_->failures();
+  stats->left_out = left_out;
+  stats->left_out_experts = 0;
+  for (const models::LeftOutExperts& layer : left_out) stats->left_out_experts += std::ssize(layer.experts);
+  survival_ = std::move(stats);
 }
 
 // Adds the longest step of a replica, divided between prefill and decode like the time of all.
@@ -188,31 +263,41 @@ void ReplicatedEngine::CountTime(std::span<const StepSeconds> before) {
 }
 
 void ReplicatedEngine::ClearCache() {
-  for (const auto& replica : replicas_) replica->ClearCache();
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    if (!is_excluded(i)) replicas_[i]->ClearCache();
+  }
 }
 
 bool ReplicatedEngine::saving() const {
-  return std::ranges::any_of(replicas_, [](const auto& replica) { return replica->saving(); });
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    if (!is_excluded(i) && replicas_[i]->saving()) return true;
+  }
+  return false;
 }
 
 void ReplicatedEngine::SaveCache(const std::function<bool()>& stop) {
-  for (const auto& replica : replicas_) replica->SaveCache(stop);
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    if (!is_excluded(i)) replicas_[i]->SaveCache(stop);
+  }
 }
 
 bool ReplicatedEngine::idle() const {
+  // The requests of an excluded replica end with the next step.
   return std::ranges::all_of(replicas_, [](const auto& replica) { return replica->idle(); });
 }
 
 EngineStats ReplicatedEngine::stats() const {
   EngineStats sum;
   std::vector<RankStats> ranks;
-  for (const auto& replica : replicas_) {
-    const EngineStats part = replica->stats();
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    EngineStats part = replicas_[i]->stats();
+    if (is_excluded(i)) part.free_blocks = part.cached_blocks = part.total_blocks = part.tree_nodes = 0;
     AddReplica(part, &sum);
     ranks.insert(ranks.end(), part.ranks.begin(), part.ranks.end());
   }
   sum.ranks = MergeByRank(ranks);
   if (balancer_ != nullptr) sum.balance = std::make_shared<const ExpertBalanceStats>(balancer_->stats());
+  sum.survival = survival_;
   sum.link_levels = link_levels_;
   if (load_ != nullptr) sum.expert_load = load_->stats();
   sum.rank_loads = rank_loads_;

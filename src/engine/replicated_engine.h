@@ -24,6 +24,9 @@ class ReplicatedEngine : public Engine {
   ~ReplicatedEngine() override;
   /// Moves experts between the ranks of these replicas, whose loads are recorded.
   void SetBalancer(std::unique_ptr<ExpertBalancer> balancer) { balancer_ = std::move(balancer); }
+  /// Continues without replicas that `lockstep` excludes: their requests end with an error. `model` is the
+  /// driver's part, which is borrowed.
+  void Tolerate(std::shared_ptr<Lockstep> lockstep, const models::Model& model);
 
   void BindCaller() override { first().BindCaller(); }
   Status Check(const Request& request) const override { return first().Check(request); }
@@ -35,7 +38,7 @@ class ReplicatedEngine : public Engine {
   /// replica makes the others wait (EvenLimits). If a replica fails, the others still end their steps, and
   /// the first error is returned.
   Status Step(std::vector<TokenEvent>* events) override;
-  Status CheckRanks() override { return replicas_.front()->CheckRanks(); }  // of all replicas
+  Status CheckRanks() override;  // of all replicas
   void ClearCache() override;
   bool saving() const override;
   void SaveCache(const std::function<bool()>& stop) override;
@@ -60,6 +63,11 @@ class ReplicatedEngine : public Engine {
   void FollowRankLoads();
   std::vector<RankStats> Ranks() const;
   void CountTime(std::span<const StepSeconds> before);
+  bool is_excluded(size_t replica) const { return lockstep_ != nullptr && lockstep_->is_excluded(replica); }
+  bool FailedOf(size_t replica);
+  bool FailuresToFollow() const;
+  void FollowFailures(std::vector<TokenEvent>* events);
+  void UpdateSurvival();
 
   const std::vector<std::unique_ptr<ContinuousEngine>> replicas_;
   const int max_batch_tokens_;
@@ -67,12 +75,18 @@ class ReplicatedEngine : public Engine {
   absl::flat_hash_map<RequestId, size_t> replica_of_;  // of the requests that have not ended
   RequestId last_id_ = 0;
   StepSeconds seconds_;
-  std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded
-  std::unique_ptr<ExpertBalancer> balancer_;  // null: experts stay
   const parallel::Layout layout_;
   std::shared_ptr<const RankLoads> rank_loads_;             // null: none yet
   std::shared_ptr<const ExpertLoadStats> rank_loads_from_;  // the loads of rank_loads_
   uint64_t rank_loads_epoch_ = 0;                           // of the placement
+  std::unique_ptr<ExpertLoadRecorder> load_;                // null: not recorded
+  std::unique_ptr<ExpertBalancer> balancer_;                // null: experts stay
+  std::vector<models::ExpertLoad> last_load_;               // [replicas] at the last look
+  // Null: a failed rank ends the job.
+  std::shared_ptr<Lockstep> lockstep_;
+  const models::Model* model_ = nullptr;
+  size_t followed_ = 0;                            // ranks whose failure has been followed
+  std::shared_ptr<const SurvivalStats> survival_;  // replaced when it changes
 };
 
 }  // namespace moesaic::engine

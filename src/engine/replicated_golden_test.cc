@@ -50,7 +50,7 @@ TEST_P(ReplicatedGoldenTest, IdleReplicasDoNotHoldOthersUp) {
 // Tokens and their log-probabilities of prompts that come one after the other, while experts move as often as
 // they can, or stay.
 std::vector<float> OutputsWhile(const Case& c, bool experts_move, EngineStats* stats) {
-  RankedEngine ranks(c.checkpoint, c.degrees, /*dies_at_send=*/-1, /*experts_move=*/true);
+  RankedEngine ranks(c.checkpoint, c.degrees, {.experts_move = true});
   EngineOptions options{.max_sequences = 8, .max_batch_tokens = 64};
   if (experts_move) {
     options.expert_load.window_s = 1e-9;

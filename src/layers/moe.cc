@@ -17,7 +17,35 @@ int64_t CountExperts(const Step& step, const int32_t* ids, int64_t count, int ex
   return std::count(used, used + experts, uint8_t{1});
 }
 
+// Added to the choice score of an expert that is left out. It is finite, so that kernels order these experts
+// among themselves.
+constexpr float kLeftOut = -1e30F;
+
+// Experts that are left out are chosen only where too few others are eligible.
+void DropWeights(const Router& router, int rows, const int32_t* ids, float* weights) {
+  for (int row = 0; row < rows; ++row, ids += router.top_k, weights += router.top_k) {
+    float sum = 0;
+    bool drops = false;
+    for (int i = 0; i < router.top_k; ++i) {
+      const bool left_out = router.left_out_bias[ids[i]] == kLeftOut;
+      drops |= left_out;
+      if (left_out) weights[i] = 0;
+      sum += weights[i];
+    }
+    if (!drops || !router.normalize || sum <= 0) continue;
+    for (int i = 0; i < router.top_k; ++i) weights[i] *= router.scale / sum;
+  }
+}
+
 }  // namespace
+
+void Router::LeaveOut(std::span<const int> experts) {
+  left_out_bias.clear();
+  if (experts.empty()) return;
+  left_out_bias.assign(gate.n(), 0.0F);
+  if (choice_bias != nullptr) std::copy_n(choice_bias, gate.n(), left_out_bias.begin());
+  for (const int expert : experts) left_out_bias[expert] = kLeftOut;
+}
 
 void Router::Route(const Step& step, const float* x, int32_t* ids, float* weights) const {
   ScratchScope scratch(step.ctx);
@@ -25,7 +53,7 @@ void Router::Route(const Step& step, const float* x, int32_t* ids, float* weight
   auto* logits = scratch.Take<float>(static_cast<int64_t>(rows) * gate.n());
   Apply(step.ctx, gate, x, gate.k(), rows, logits, gate.n());
   kernels::Route(step.ctx, {.logits = logits,
-                            .bias = choice_bias,
+                            .bias = left_out_bias.empty() ? choice_bias : left_out_bias.data(),
                             .rows = rows,
                             .experts = gate.n(),
                             .top_k = top_k,
@@ -37,6 +65,7 @@ void Router::Route(const Step& step, const float* x, int32_t* ids, float* weight
                             .scale = scale,
                             .ids = ids,
                             .weights = weights});
+  if (!left_out_bias.empty()) DropWeights(*this, rows, ids, weights);
 }
 
 void MoeLayer::AddShared(const Step& step, const float* x, float* out) const {

@@ -1,6 +1,7 @@
 // A mixture-of-experts layer: a router, its routed experts and the shared experts.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "kernels/moe.h"
@@ -19,8 +20,13 @@ struct Router {
   int groups = 1, top_groups = 1;
   bool normalize = false;
   float scale = 1;
+  std::vector<float> left_out_bias = {};  // [experts] choice_bias after LeaveOut(); empty: none is left out
 
-  /// Writes ids and weights [rows, top_k].
+  /// Leaves exactly these experts out of the choice. Weights of the others are divided by their own sum where
+  /// the router normalizes, and stay the same otherwise.
+  void LeaveOut(std::span<const int> experts);
+  /// Writes ids and weights [rows, top_k]. If the eligible groups have fewer than top_k experts that are not
+  /// left out, the other ids are experts that are, with weight 0.
   void Route(const Step& step, const float* x, int32_t* ids, float* weights) const;
 };
 

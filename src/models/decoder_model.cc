@@ -57,7 +57,8 @@ Status DecoderModel::JoinExperts() {
   for (const int layer : shape.moe_layers) {
     if (layer >= shard_.layers.first && layer < shard_.layers.end()) moe_layers_.push_back(layer);
   }
-  std::vector<int> layers = moe_layers_;
+  std::vector<int>& layers = exchanged_layers_;
+  layers = moe_layers_;
   for (size_t i = 0; i < decoder_.mtp.size() && spec_.is_moe.back(); ++i) {
     layers.push_back(spec_.layers + static_cast<int>(i));
   }
@@ -92,8 +93,52 @@ Status DecoderModel::BeginExpertMove(const ExpertMoveOrder& order) {
 }
 
 Status DecoderModel::ApplyExpertMove(uint64_t number) {
-  if (movable_ != nullptr) return movable_->Apply(number);
-  return absl::FailedPreconditionError("the layout does not let experts move");
+  if (movable_ == nullptr) return absl::FailedPreconditionError("the layout does not let experts move");
+  RETURN_IF_ERROR(movable_->Apply(number));
+  return groups_->layout().tolerates_failures() ? LeaveOutLostExperts() : OkStatus();
+}
+
+// Null: the layer is dense, or of another rank.
+layers::MoeLayer* DecoderModel::MoeOf(int layer) {
+  layers::DecoderLayer* found = nullptr;
+  if (layer >= spec_.layers && layer - spec_.layers < std::ssize(decoder_.mtp)) {
+    found = &decoder_.mtp[layer - spec_.layers].layer;
+  } else if (layer >= shard_.layers.first && layer < shard_.layers.end()) {
+    found = &decoder_.layers[layer - shard_.layers.first];
+  }
+  return found == nullptr ? nullptr : std::get_if<layers::MoeLayer>(&found->ffn);
+}
+
+Status DecoderModel::LeaveOutExperts(const LeftOutExperts& left_out) {
+  layers::MoeLayer* const moe = MoeOf(left_out.layer);
+  if (moe == nullptr) return InvalidArgument("layer {} has no routed experts here", left_out.layer);
+  for (const int expert : left_out.experts) {
+    if (expert < 0 || expert >= spec_.moe.experts) {
+      return InvalidArgument("experts of layer {} are [0, {}), found {}", left_out.layer, spec_.moe.experts,
+                             expert);
+    }
+  }
+  moe->router.LeaveOut(left_out.experts);
+  std::erase_if(left_out_, [&](const LeftOutExperts& old) { return old.layer == left_out.layer; });
+  if (left_out.experts.empty()) return OkStatus();
+  left_out_.insert(std::ranges::upper_bound(left_out_, left_out.layer, {}, &LeftOutExperts::layer), left_out);
+  return OkStatus();
+}
+
+Status DecoderModel::ExcludeRanks(std::span<const int> ranks) {
+  if (groups_ == nullptr || !groups_->layout().tolerates_failures()) {
+    return absl::FailedPreconditionError("the layout does not tolerate failures of ranks");
+  }
+  RETURN_IF_ERROR(groups_->Exclude(ranks));
+  return LeaveOutLostExperts();
+}
+
+Status DecoderModel::LeaveOutLostExperts() {
+  for (size_t i = 0; i < exchanged_layers_.size(); ++i) {
+    RETURN_IF_ERROR(LeaveOutExperts(
+        {.layer = exchanged_layers_[i], .experts = groups_->experts()->LostExperts(static_cast<int>(i))}));
+  }
+  return OkStatus();
 }
 
 // Between layers: messages to other stages, and moves of experts.

@@ -30,6 +30,9 @@ class DecoderModel : public Model {
   void DropExpertMove() override {
     if (movable_ != nullptr) movable_->Drop();
   }
+  Status ExcludeRanks(std::span<const int> ranks) override;
+  Status LeaveOutExperts(const LeftOutExperts& left_out) override;
+  std::vector<LeftOutExperts> left_out_experts() const override { return left_out_; }
   Status Forward(const kernels::ExecContext& ctx, const ForwardBatch& batch,
                  std::span<const kernels::KvLayer> kv, const ForwardOutput& out) override;
   Status ForwardMtp(const kernels::ExecContext& ctx, int depth, const ForwardBatch& batch,
@@ -53,6 +56,8 @@ class DecoderModel : public Model {
   bool exchanges() const { return groups_ != nullptr && groups_->experts() != nullptr; }
   void RunIdle(const kernels::ExecContext& ctx) const;
   void LetExpertsMove();
+  layers::MoeLayer* MoeOf(int layer);
+  Status LeaveOutLostExperts();
   void Progress() const;
   void RunLayers(const layers::Step& step, std::span<const kernels::KvLayer> kv, float* x) const;
   void Finish(const kernels::ExecContext& ctx, const ForwardBatch& batch, const float* norm,
@@ -67,6 +72,8 @@ class DecoderModel : public Model {
   DecoderWeights decoder_;                    // views into weights_ and rope_
   std::unique_ptr<MovableExperts> movable_;   // null: experts stay
   std::vector<int> moe_layers_;               // decoder layers of the rank that have routed experts
+  std::vector<int> exchanged_layers_;         // these, and those of MTP modules, as in the expert group
+  std::vector<LeftOutExperts> left_out_;      // by layer
   mutable std::vector<int64_t> expert_load_;  // [MoE layers of the rank, those of MTP last, experts]
 };
 

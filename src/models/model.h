@@ -103,6 +103,13 @@ struct ExpertMoveOrder {
   std::vector<double> loads = {};  // [experts] by which tokens are divided over replicas; empty: equal
 };
 
+/// Experts of a layer that routers do not choose.
+struct LeftOutExperts {
+  int layer = 0;  // decoder layer; those of MTP modules follow
+  std::vector<int> experts;
+  bool operator==(const LeftOutExperts&) const = default;
+};
+
 enum class MoveState : uint8_t { kNone, kMoving, kReady, kFailed };
 
 /// State of a rank's part of a move.
@@ -183,6 +190,14 @@ class Model {
   /// Uses the gathered experts from the next Forward on; all ranks do it before the same one.
   virtual Status ApplyExpertMove(uint64_t) { return Unimplemented("experts can't move"); }
   virtual void DropExpertMove() {}
+  /// Continues without exactly these ranks of the job, which are dead; all others do it between the same
+  /// steps. Experts that no other rank has are left out of routing. In a layout that tolerates failures.
+  virtual Status ExcludeRanks(std::span<const int>) { return Unimplemented("all ranks are needed"); }
+  /// Leaves exactly these experts of a layer out of routing. InvalidArgument: the layer has no routed experts
+  /// here, or not these.
+  virtual Status LeaveOutExperts(const LeftOutExperts&) { return Unimplemented("no experts"); }
+  /// Of the layers that have some, ascending.
+  virtual std::vector<LeftOutExperts> left_out_experts() const { return {}; }
 
   /// Runs all layers over the batch, together with the other ranks of its layout, and writes keys and values
   /// of the new tokens into `kv` [info().kv.layers]. Results are deterministic, and those of a sequence do

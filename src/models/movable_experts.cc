@@ -1,5 +1,7 @@
 #include "models/movable_experts.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -95,6 +97,7 @@ ExpertMoveReport MovableExperts::Advance() {
   report.sent_bytes = move_->transfers->sent_bytes();
   if (!advanced.ok()) {
     report.state = MoveState::kFailed;
+    spdlog::warn("move {} of experts: {}", report.number, Message(advanced));
   } else if (move_->transfers->done()) {
     report.state = MoveState::kReady;
   }

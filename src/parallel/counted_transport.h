@@ -1,7 +1,8 @@
-// A transport that counts the bytes which this rank sends.
+// A transport that counts the bytes which this rank sends, and does not report the failure of some ranks.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "comm/transport/transport.h"
 
@@ -10,10 +11,13 @@ namespace moesaic::parallel {
 /// Borrows the transport, whose rules it has.
 class CountedTransport : public comm::Transport {
  public:
-  explicit CountedTransport(comm::Transport& job) : job_(job) {}
+  explicit CountedTransport(comm::Transport& job) : job_(job), ignored_(job.size(), false) {}
 
   /// Size of all messages of sends that were started.
   int64_t sent_bytes() const { return sent_bytes_; }
+  /// From now on, failed() is false for this rank, with which the caller exchanges no messages. So waits that
+  /// look at all ranks of a job continue without it.
+  void Ignore(int rank) { ignored_[rank] = true; }
 
   std::string_view name() const override { return job_.name(); }
   int rank() const override { return job_.rank(); }
@@ -33,13 +37,14 @@ class CountedTransport : public comm::Transport {
   bool Test(comm::TransferId id, Status* result) override { return job_.Test(id, result); }
   void Cancel(comm::TransferId id) override { job_.Cancel(id); }
   size_t EagerBytes() const override { return job_.EagerBytes(); }
-  bool failed(int peer) const override { return job_.failed(peer); }
-  double SilentSeconds(int peer) const override { return job_.SilentSeconds(peer); }
+  bool failed(int peer) const override { return !ignored_[peer] && job_.failed(peer); }
+  double SilentSeconds(int peer) const override { return ignored_[peer] ? 0 : job_.SilentSeconds(peer); }
   double Now() const override { return job_.Now(); }
   void Idle() override { job_.Idle(); }
 
  private:
   comm::Transport& job_;
+  std::vector<bool> ignored_;  // [ranks]
   int64_t sent_bytes_ = 0;
 };
 

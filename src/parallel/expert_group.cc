@@ -21,6 +21,9 @@ int FixedRows(const ExpertGroupOptions& options, int ranks) {
   return static_cast<int>(std::clamp<int64_t>(kFixedBufferBytes / (row * ranks), 1, kMostFixedRows));
 }
 
+// Of a replica on a dead rank: below that of all others.
+constexpr double kNoCredit = -1e300;
+
 class Stopwatch {
  public:
   Stopwatch(const comm::Transport& job, double* total) : job_(job), total_(total), begin_(job.Now()) {}
@@ -45,6 +48,7 @@ StatusOr<std::unique_ptr<ExpertGroup>> ExpertGroup::Create(
   const std::vector<int> ranks = layout.ExpertGroup(job.rank());
   ASSIGN_OR_RETURN(group->ranks_, comm::GroupTransport::Create(job, ranks));
   ASSIGN_OR_RETURN(group->topology_, topology.Selected(ranks));
+  group->dead_.assign(ranks.size(), false);
   for (const auto& by_rank : by_layer) {
     ASSIGN_OR_RETURN(Layer layer, group->MakeLayer(by_rank));
     group->has_replicas_ |= layer.has_replicas;
@@ -77,16 +81,55 @@ StatusOr<ExpertGroup::Layer> ExpertGroup::MakeLayer(const std::vector<std::vecto
 
 Status ExpertGroup::Divide(Layer& layer, std::span<const double> loads) const {
   if (!layer.has_replicas) return OkStatus();
-  TokenSplit split(layer.by_rank, options_.experts);
-  split.Solve(loads);
+  LayerPlacement living = layer.by_rank;
+  for (size_t rank = 0; rank < living.size(); ++rank) {
+    if (dead_[rank]) living[rank].clear();
+  }
+  TokenSplit split(living, options_.experts);
+  std::vector<double> served(loads.begin(), loads.end());
+  for (int expert = 0; expert < options_.experts; ++expert) {
+    if (CopiesOf(layer, expert) == 0) served[expert] = 0;
+  }
+  split.Solve(served);
   layer.shares.resize(layer.map->physical_experts());
   for (int i = 0; i < layer.map->physical_experts(); ++i) {
     const comm::ExpertReplica& replica = layer.map->physical(i);
-    const auto copies = static_cast<double>(layer.map->ReplicasOf(replica.expert).size());
-    const double load = loads[replica.expert];
-    layer.shares[i] = load > 0 ? split.LoadOn(replica.expert, replica.rank) / load : 1 / copies;
+    const double load = served[replica.expert];
+    const double equal = dead_[replica.rank] ? 0 : 1.0 / CopiesOf(layer, replica.expert);
+    layer.shares[i] = load > 0 ? split.LoadOn(replica.expert, replica.rank) / load : equal;
   }
   return OkStatus();
+}
+
+// Replicas of the expert on living ranks.
+int ExpertGroup::CopiesOf(const Layer& layer, int expert) const {
+  return static_cast<int>(std::ranges::count_if(
+      layer.map->ReplicasOf(expert), [&](int32_t copy) { return !dead_[layer.map->physical(copy).rank]; }));
+}
+
+Status ExpertGroup::SetDead(std::span<const int> job_ranks) {
+  pending_.reset();
+  received_.reset();
+  std::vector<int> members;
+  for (const int rank : job_ranks) {
+    const auto found = std::ranges::find(ranks_->ranks(), rank);
+    if (found != ranks_->ranks().end()) members.push_back(static_cast<int>(found - ranks_->ranks().begin()));
+  }
+  if (exchange_ != nullptr) RETURN_IF_ERROR(exchange_->SetDead(members));
+  dead_.assign(dead_.size(), false);
+  for (const int member : members) dead_[member] = true;
+  for (Layer& layer : layers_) {
+    RETURN_IF_ERROR(Divide(layer, std::vector<double>(options_.experts, 1.0)));
+  }
+  return OkStatus();
+}
+
+std::vector<int> ExpertGroup::LostExperts(int layer) const {
+  std::vector<int> lost;
+  for (int expert = 0; expert < options_.experts; ++expert) {
+    if (CopiesOf(layers_[layer], expert) == 0) lost.push_back(expert);
+  }
+  return lost;
 }
 
 Status ExpertGroup::SetLoads(int layer, std::span<const double> loads) {
@@ -137,6 +180,7 @@ std::span<const int32_t> ExpertGroup::ChooseReplicas(const Layer& layer, std::sp
       const size_t turn = (i + static_cast<size_t>(ranks_->rank())) % copies.size();
       credit_[copies[i]] =
           layer.shares[copies[i]] * static_cast<double>(turn) / static_cast<double>(copies.size());
+      if (dead_[map.physical(copies[i]).rank]) credit_[copies[i]] = kNoCredit;
     }
   }
   replicas_.assign(ids.size(), 0);

@@ -84,6 +84,12 @@ class ExpertGroup {
   /// the last bits unless ExpertGroupOptions::sums_by_choice is on.
   Status SetExperts(int layer, const LayerPlacement& by_rank);
 
+  /// Continues without exactly these ranks of the job. Operations in flight end; the next one is the same on
+  /// all other ranks. Experts of dead ranks are computed by their other replicas.
+  Status SetDead(std::span<const int> job_ranks);
+  /// Experts of a layer that only dead ranks have, ascending. Their outputs are left out of the sums.
+  std::vector<int> LostExperts(int layer) const;
+
   const ExpertGroupOptions& options() const { return options_; }
   int rank() const { return ranks_->rank(); }  ///< of the group
   comm::Transport& transport() { return *ranks_; }
@@ -101,6 +107,7 @@ class ExpertGroup {
       : job_(job), layout_(layout), options_(options) {}
   StatusOr<Layer> MakeLayer(const std::vector<std::vector<int>>& by_rank) const;
   Status Divide(Layer& layer, std::span<const double> loads) const;
+  int CopiesOf(const Layer& layer, int expert) const;
   std::span<const int32_t> ChooseReplicas(const Layer& layer, std::span<const int32_t> ids);
   Status Explain(const Status& status) const;
 
@@ -108,6 +115,7 @@ class ExpertGroup {
   const Layout layout_;
   const ExpertGroupOptions options_;
   std::unique_ptr<comm::GroupTransport> ranks_;
+  std::vector<bool> dead_;  // [ranks of the group]
   std::optional<comm::Topology> topology_;
   std::vector<Layer> layers_;
   bool has_replicas_ = false;

@@ -1,7 +1,10 @@
 #include "parallel/expert_move.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "comm/collectives/communicator.h"
 
@@ -13,6 +16,24 @@ namespace {
 constexpr comm::Tag kMoveTags = comm::Tag{3} << comm::kCommunicatorTagBits;
 constexpr size_t kMostRounds = 1 << 12;
 constexpr int64_t kPieceBytes = 1 << 20;
+
+// Adds bytes to a checksum. Pieces but the last have a multiple of 8 bytes.
+uint64_t AddToSum(uint64_t sum, std::span<const std::byte> bytes) {
+  constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;
+  const auto mix = [](uint64_t state, uint64_t word) {
+    const uint64_t mixed = (state ^ word) * kFactor;
+    return mixed ^ mixed >> 29;
+  };
+  uint64_t word = 0;
+  for (; bytes.size() >= sizeof word; bytes = bytes.subspan(sizeof word)) {
+    std::memcpy(&word, bytes.data(), sizeof word);
+    sum = mix(sum, word);
+  }
+  if (bytes.empty()) return sum;
+  word = 0;
+  std::memcpy(&word, bytes.data(), bytes.size());
+  return mix(sum, word);
+}
 
 comm::Tag TagOf(uint64_t move, size_t round) {
   return kMoveTags | static_cast<comm::Tag>(move & 0xfffU) << 12 | static_cast<comm::Tag>(round);
@@ -81,13 +102,34 @@ void ExpertMove::StartRound() {
   if (round.send) send_ = {.transfer = *round.send, .tag = tag, .left = bytes_};
 }
 
-// Pieces of a lane have one tag and follow each other, so that they arrive in order.
+// Pieces of a lane have one tag and follow each other, so that they arrive in order. The checksum is the
+// last.
 Status ExpertMove::AdvanceLane(bool sends, Lane& lane) {
   if (Status result; lane.piece && ranks_->Test(*lane.piece, &result)) {
     lane.piece.reset();
     RETURN_IF_ERROR(result);
+    if (lane.expected != nullptr) {
+      const uint64_t expected = *std::exchange(lane.expected, nullptr);
+      if (expected == lane.sum) return OkStatus();
+      return absl::DataLossError(
+          fmt::format("expert {} of rank {} has another checksum than it was sent with", lane.transfer.expert,
+                      lane.transfer.from));
+    }
+    const std::byte* const bytes =
+        sends ? old_weights_(lane.transfer.expert) : next_ + lane.transfer.slot * bytes_;
+    lane.sum = AddToSum(lane.sum, {bytes + lane.summed, static_cast<size_t>(lane.begun - lane.summed)});
+    lane.summed = lane.begun;
+    if (lane.left == 0) {
+      lane.expected = std::make_unique<uint64_t>(lane.sum);
+      const std::span<std::byte> trailer = std::as_writable_bytes(std::span(lane.expected.get(), 1));
+      ASSIGN_OR_RETURN(lane.piece, sends ? ranks_->Send(lane.transfer.to, lane.tag, trailer)
+                                         : ranks_->Receive(lane.transfer.from, lane.tag, trailer));
+    }
   }
-  if (lane.piece || lane.left == 0) return OkStatus();
+  return lane.piece || lane.left == 0 ? OkStatus() : StartPiece(sends, lane);
+}
+
+Status ExpertMove::StartPiece(bool sends, Lane& lane) {
   const auto count = static_cast<size_t>(std::min(lane.left, kPieceBytes));
   if (sends) {
     const std::byte* const from = old_weights_(lane.transfer.expert) + lane.begun;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -18,7 +19,8 @@ namespace moesaic::parallel {
 
 /// Copies experts that the rank keeps, and exchanges the others in rounds, in which it sends at most one
 /// expert to one peer and receives at most one from it. Ranks need not be in the same round. Experts travel
-/// in pieces of at most 1 MiB, so that a call never keeps a step waiting for long. One thread.
+/// in pieces of at most 1 MiB, so that a call never keeps a step waiting for long. A checksum follows each
+/// expert. One thread.
 class ExpertMove {
  public:
   /// Returns the weights of an expert that the rank holds. They must not change before done().
@@ -35,7 +37,7 @@ class ExpertMove {
   ExpertMove& operator=(ExpertMove&&) = delete;
 
   /// Copies a piece of an expert, and starts the next pieces of transfers that have ended; does not wait.
-  /// After an error the move is over.
+  /// After an error the move is over. DataLoss: an expert does not have the sender's checksum.
   Status Advance();
   bool done() const {
     return copies_.empty() && round_ == rounds_.size() && !send_.open() && !receive_.open();
@@ -51,11 +53,14 @@ class ExpertMove {
     size_t number = 0;
     std::optional<ExpertTransfer> send, receive;
   };
-  // One expert of a round, piece by piece.
+  // One expert of a round, piece by piece, and its checksum.
   struct Lane {
     ExpertTransfer transfer = {};
     comm::Tag tag = 0;
-    int64_t begun = 0, left = 0;  // bytes of started pieces, and of those to start
+    int64_t begun = 0, left = 0;              // bytes of started pieces, and of those to start
+    int64_t summed = 0;                       // bytes in `sum`
+    uint64_t sum = 0;                         // checksum so far
+    std::unique_ptr<uint64_t> expected = {};  // the sender's checksum; null: it is not sent yet
     std::optional<comm::TransferId> piece = {};
     bool open() const { return piece.has_value() || left > 0; }
   };
@@ -68,6 +73,7 @@ class ExpertMove {
         next_(next_weights) {}
   void StartRound();
   Status AdvanceLane(bool sends, Lane& lane);
+  Status StartPiece(bool sends, Lane& lane);
   void CopyPiece();
 
   comm::Transport* ranks_;

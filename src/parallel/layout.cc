@@ -180,6 +180,23 @@ Status Layout::PlaceExperts(std::shared_ptr<const Placement> placement) {
   return OkStatus();
 }
 
+Status Layout::TolerateFailures() {
+  if (!exchanges_tokens()) {
+    return InvalidArgument(
+        "a job continues without a rank if data parallel replicas divide the experts (-dp N -ep), found {}",
+        Name());
+  }
+  if (degrees_.tensor > 1 || degrees_.pipeline > 1) {
+    return InvalidArgument(
+        "a job continues without a rank if each replica is one rank, because the ranks of a replica have "
+        "parts "
+        "that no other rank has; found {}",
+        Name());
+  }
+  tolerates_failures_ = true;
+  return OkStatus();
+}
+
 int Layout::expert_slices() const {
   // Replicas that do not exchange tokens have all experts each.
   return degrees_.expert == 1 ? degrees_.tensor : degrees_.tensor * degrees_.data / degrees_.expert;

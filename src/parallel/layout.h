@@ -93,6 +93,10 @@ class Layout {
   /// Experts may move to other ranks while the model serves. Sums then do not depend on their placement.
   void LetExpertsMove() { experts_move_ = true; }
   bool experts_move() const { return experts_move_; }
+  /// The job continues without ranks that fail, except for the driver. InvalidArgument: the layout does not
+  /// exchange tokens, or its replicas have several ranks, whose parts no other rank has.
+  Status TolerateFailures();
+  bool tolerates_failures() const { return tolerates_failures_; }
   /// Position of a rank in its expert group.
   int IndexInExpertGroup(int rank) const;
 
@@ -103,6 +107,7 @@ class Layout {
   Split split_;
   std::shared_ptr<const Placement> placement_;
   bool experts_move_ = false;
+  bool tolerates_failures_ = false;
 };
 
 }  // namespace moesaic::parallel

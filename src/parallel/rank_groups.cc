@@ -53,6 +53,12 @@ RankGroups::~RankGroups() {
   DropExpected();
 }
 
+Status RankGroups::Exclude(std::span<const int> ranks) {
+  for (const int rank : ranks) job_.Ignore(rank);
+  failure_ = OkStatus();
+  return experts_ == nullptr ? OkStatus() : experts_->SetDead(ranks);
+}
+
 int RankGroups::StageRank(int step) const {
   Coordinates coordinates = at();
   coordinates.stage += step;

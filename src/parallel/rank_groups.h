@@ -58,6 +58,9 @@ class RankGroups {
                      const std::vector<std::vector<std::vector<int>>>& by_layer);
   /// Null unless JoinExperts() was called. Layers report its errors to Fail().
   ExpertGroup* experts() { return experts_.get(); }
+  /// Continues without exactly these ranks of the job, which are dead; all others call it between the same
+  /// steps. In a layout that tolerates failures.
+  Status Exclude(std::span<const int> ranks);
   /// Keeps the first failure.
   void Fail(Status status) { Keep(std::move(status)); }
   /// Sends hidden states to the next stage, which receives them in order; `hidden` is copied. Memory of

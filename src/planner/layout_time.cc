@@ -5,10 +5,12 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/round.h"
 #include "comm/collectives/planner.h"
+#include "comm/exchange/exchange_cost.h"
 #include "planner/expert_draws.h"
 
 namespace moesaic::planner {
@@ -29,6 +31,12 @@ std::vector<int> Divisors(int number) {
   return divisors;
 }
 
+// The rows of a step that the busiest replica has.
+StepShape OfReplica(StepShape shape, const Layout& layout) {
+  shape.sequences = base::CeilDiv(shape.sequences, layout.degrees().data);
+  return shape;
+}
+
 int MostParts(const Layout& layout, const StepShape& shape) {
   const int stages = layout.degrees().pipeline;
   if (shape.rows_per_sequence == 1) return std::min(stages, shape.sequences);
@@ -38,16 +46,33 @@ int MostParts(const Layout& layout, const StepShape& shape) {
 }  // namespace
 
 struct LayoutPlanner::Stage {
-  std::vector<int> ranks;
+  std::vector<int> ranks;   // of all replicas
+  std::vector<int> shards;  // of the first replica
   RankWork work;
   std::unique_ptr<comm::Planner> sums;            // null: one rank
   mutable std::map<int64_t, double> sum_seconds;  // by count of elements
+  std::optional<comm::Topology> exchange;         // of the ranks that divide the experts, or none
+  mutable std::map<std::pair<int, int>, double> exchange_seconds;  // by tokens of the busiest rank, and mean
 };
 
 struct LayoutPlanner::StageTime {
-  double compute = 0, sums = 0;
+  double compute = 0, sums = 0;  // sums: and exchanges
   double seconds() const { return compute + sums; }
 };
+
+// A part of a step that flows through the stages.
+struct LayoutPlanner::PartShape {
+  StepShape own;     // of the busiest replica
+  int all_rows = 0;  // of all replicas
+};
+
+// The largest of `parts` parts: those of decode steps have some of the sequences, others some of the rows.
+LayoutPlanner::PartShape LayoutPlanner::PartOf(const Layout& layout, const StepShape& shape, int parts) {
+  PartShape part = {.own = OfReplica(shape, layout), .all_rows = base::CeilDiv(shape.rows(), parts)};
+  int& divided = shape.rows_per_sequence == 1 ? part.own.sequences : part.own.rows_per_sequence;
+  divided = base::CeilDiv(divided, parts);
+  return part;
+}
 
 StatusOr<LayoutPlanner> LayoutPlanner::Create(comm::Topology topology, int hidden,
                                               const std::string& flops_type, WorkOfRank work) {
@@ -70,10 +95,14 @@ StatusOr<std::vector<LayoutPlanner::Stage>> LayoutPlanner::Stages(const Layout& 
   for (int s = 0; s < layout.degrees().pipeline; ++s) {
     Stage& stage = stages[s];
     const int first = layout.RankAt({.stage = s});
-    stage.ranks = layout.TensorGroup(first);
+    stage.ranks = layout.ExpertGroup(first);
+    stage.shards = layout.TensorGroup(first);
     ASSIGN_OR_RETURN(stage.work, work_(layout, first));
-    if (stage.ranks.size() == 1) continue;
-    ASSIGN_OR_RETURN(comm::Topology part, topology_.Selected(stage.ranks));
+    if (layout.exchanges_tokens()) {
+      ASSIGN_OR_RETURN(stage.exchange, topology_.Selected(stage.ranks));
+    }
+    if (stage.shards.size() == 1) continue;
+    ASSIGN_OR_RETURN(comm::Topology part, topology_.Selected(stage.shards));
     stage.sums = std::make_unique<comm::Planner>(std::move(part));
   }
   return stages;
@@ -85,22 +114,45 @@ double LayoutPlanner::SumSeconds(const Stage& stage, double bytes) const {
   const auto [known, added] = stage.sum_seconds.emplace(count, 0);
   if (added) {
     const comm::PlanRequest request = {.collective = comm::Collective::kAllReduce,
-                                       .ranks = static_cast<int>(stage.ranks.size()),
+                                       .ranks = static_cast<int>(stage.shards.size()),
                                        .count = count};
     known->second = stage.sums->Compare(request, {}).front().seconds;
   }
   return known->second;
 }
 
-// `part` is the part of a step that flows through the stage.
-LayoutPlanner::StageTime LayoutPlanner::TimeOf(const Stage& stage, const StepShape& part,
+// Time in which the tokens of a layer travel to the ranks of their experts, and outputs travel back. The
+// simulation has `mean_tokens` on every rank. The `most_tokens` of the busiest rank pass its own port, too.
+double LayoutPlanner::ExchangeSeconds(const Stage& stage, int most_tokens, int mean_tokens) const {
+  if (!stage.exchange.has_value()) return 0;
+  const auto [known, added] = stage.exchange_seconds.emplace(std::pair(most_tokens, mean_tokens), 0);
+  if (!added) return known->second;
+  const int ranks = stage.exchange->ranks(), experts = stage.work.all_experts;
+  const comm::ExpertMap map = comm::ExpertMap::Even(experts, ranks);
+  comm::ExchangeOptions options;
+  options.dispatch_payload = options.combine_payload = comm::Payload::kF32;
+  const comm::ExchangeWorkload workload = {
+      .tokens_per_rank = mean_tokens, .k = stage.work.top_k, .hidden = hidden_};
+  const auto simulated = comm::EstimateExchange(*stage.exchange, map, workload, options);
+  double bandwidth = 0, hits = 0;
+  for (int rank = 1; rank < ranks; ++rank) {
+    bandwidth = std::max(bandwidth, stage.exchange->Bandwidth(0, rank));
+    hits += comm::HitProbability(experts, map.local_experts(rank), stage.work.top_k);
+  }
+  const double port = 2 * most_tokens * hits * kFloatBytes * hidden_ / bandwidth;
+  known->second = std::max(port, simulated.ok() ? simulated->dispatch_s + simulated->combine_s : 0.0);
+  return known->second;
+}
+
+// `part` flows through the stage, and `use` is the use of experts by its rows.
+LayoutPlanner::StageTime LayoutPlanner::TimeOf(const Stage& stage, const PartShape& part,
                                                const ExpertUse& use) const {
   const RankWork& work = stage.work;
-  const int rows = part.rows();
-  const double heads = work.has_head ? part.sequences : 0;
+  const int rows = part.own.rows();
+  const double heads = work.has_head ? part.own.sequences : 0;
   const double read = work.read_bytes + work.expert_layers * use.experts * work.expert_bytes +
                       (heads > 0 ? work.head_bytes : 0) +
-                      work.kv_bytes_per_token * part.context * part.sequences;
+                      work.kv_bytes_per_token * part.own.context * part.own.sequences;
   const double flops = rows * work.flops_per_row + heads * work.head_flops_per_row +
                        work.expert_layers * use.rows * work.expert_flops_per_row;
   StageTime time;
@@ -108,8 +160,12 @@ LayoutPlanner::StageTime LayoutPlanner::TimeOf(const Stage& stage, const StepSha
     const comm::DeviceType& device = topology_.device_type(rank);
     time.compute = std::max({time.compute, read / device.memory_bytes_per_s, flops / flops_[rank]});
   }
+  const auto shards = static_cast<int>(stage.shards.size());
   time.sums = (kSumsPerLayer * work.layers + (work.has_embedding ? 1 : 0)) *
               SumSeconds(stage, kFloatBytes * hidden_ * rows);
+  const auto ranks = static_cast<int>(stage.ranks.size());
+  time.sums += work.expert_layers *
+               ExchangeSeconds(stage, base::CeilDiv(rows, shards), base::CeilDiv(part.all_rows, ranks));
   return time;
 }
 
@@ -121,17 +177,15 @@ StepTime LayoutPlanner::TimeOf(const Layout& layout, const std::vector<Stage>& s
     return topology_.Latency(from, to) + kFloatBytes * hidden_ * rows / topology_.Bandwidth(from, to);
   };
   StepTime best;
-  for (int parts = 1; parts <= MostParts(layout, shape); ++parts) {
-    StepShape part = shape;
-    (shape.rows_per_sequence == 1 ? part.sequences : part.rows_per_sequence) =
-        base::CeilDiv(shape.rows_per_sequence == 1 ? shape.sequences : shape.rows_per_sequence, parts);
+  for (int parts = 1; parts <= MostParts(layout, OfReplica(shape, layout)); ++parts) {
+    const PartShape part = PartOf(layout, shape, parts);
     const RankWork& any = stages.front().work;  // the router of the model
-    const ExpertUse use = BusiestPart(any.all_experts, any.top_k, layout.degrees().expert, part.rows());
+    const ExpertUse use = BusiestPart(any.all_experts, any.top_k, layout.degrees().expert, part.all_rows);
     StepTime step = {.parts = parts};
     StageTime slowest;
     for (size_t s = 0; s < stages.size(); ++s) {
       const StageTime time = TimeOf(stages[s], part, use);
-      const double sending = transfer(s, part.rows());
+      const double sending = transfer(s, part.own.rows());
       step.seconds += time.seconds() + sending;
       step.communication += time.sums + sending;
       if (time.seconds() > slowest.seconds()) slowest = time;
@@ -178,7 +232,8 @@ std::vector<double> LayoutPlanner::StageCosts(const Layout& layout, const std::v
   std::vector<double> costs;
   for (const Stage& stage : stages) {
     const double left = FreeBytes(stage);
-    costs.push_back(TimeOf(stage, shape, use).seconds() + (left < 0 ? kMissing * (1 - left) : 0));
+    costs.push_back(TimeOf(stage, PartOf(layout, shape, 1), use).seconds() +
+                    (left < 0 ? kMissing * (1 - left) : 0));
   }
   return costs;
 }
@@ -249,19 +304,38 @@ StatusOr<LayoutPlanner::Prediction> LayoutPlanner::Predict(const Degrees& degree
   return prediction;
 }
 
+// Whether the model has routed experts for all ranks, which replicas could divide.
+StatusOr<bool> LayoutPlanner::HasExperts() const {
+  for (const int stages : Divisors(topology_.ranks())) {  // any layout that the model can be divided into
+    const int tensor = topology_.ranks() / stages;
+    ASSIGN_OR_RETURN(const Layout layout, Layout::Create({.tensor = tensor, .pipeline = stages}));
+    const StatusOr<RankWork> work = work_(layout, 0);
+    if (work.ok()) return work->all_experts > 0;
+  }
+  return false;
+}
+
 StatusOr<std::vector<LayoutPlanner::Prediction>> LayoutPlanner::Compare(
     const std::vector<StepShape>& shapes) const {
   std::vector<Prediction> predictions;
   Status refused;
+  const auto predict = [&](const Degrees& degrees) {
+    auto prediction = Predict(degrees, shapes);
+    if (prediction.ok()) {
+      predictions.push_back(*std::move(prediction));
+    } else {
+      refused = prediction.status();
+    }
+  };
+  ASSIGN_OR_RETURN(const bool has_experts, HasExperts());
   for (const int tensor : Divisors(topology_.ranks())) {
+    const int others = topology_.ranks() / tensor;
     for (const int expert : Divisors(tensor)) {
-      auto prediction =
-          Predict({.tensor = tensor, .pipeline = topology_.ranks() / tensor, .expert = expert}, shapes);
-      if (prediction.ok()) {
-        predictions.push_back(*std::move(prediction));
-      } else {
-        refused = prediction.status();
-      }
+      predict({.tensor = tensor, .pipeline = others, .expert = expert});
+    }
+    for (const int data : Divisors(others)) {
+      if (data == 1 || !has_experts) continue;
+      predict({.tensor = tensor, .pipeline = others / data, .data = data, .expert = tensor * data});
     }
   }
   if (predictions.empty()) return refused;

@@ -1,5 +1,6 @@
 // Predicted time of a step in each layout of a model on a topology: a roofline of every rank's device, the
-// planner's collectives, and the overlap of pipeline stages.
+// planner's collectives, the exchange of tokens where replicas divide the experts, and the overlap of
+// pipeline stages.
 #pragma once
 
 #include <functional>
@@ -16,7 +17,7 @@ namespace moesaic::planner {
 struct ExpertUse;
 
 /// Rows of a step. A decode step has one row per sequence, and the logits of all; a prefill step has many
-/// rows of one sequence, and the logits of one.
+/// rows of one sequence, and the logits of one. Data parallel replicas divide the sequences.
 struct StepShape {
   int sequences = 1;
   int rows_per_sequence = 1;
@@ -27,7 +28,7 @@ struct StepShape {
 
 struct StepTime {
   double seconds = 0;        ///< from the start of the first stage to the end of the last one
-  double communication = 0;  ///< part of `seconds` spent in sums over ranks and transfers between stages
+  double communication = 0;  ///< part of `seconds` spent in sums, exchanges and transfers between ranks
   int parts = 1;             ///< number of parts into which the pipeline divides the batch
   double interval = 0;       ///< seconds between the ends of steps while other sequences keep all stages busy
 };
@@ -57,7 +58,8 @@ class LayoutPlanner {
   /// the longest time of a stage for `shape`. A stage that exceeds its devices' memory is the longest.
   StatusOr<parallel::Split> BalanceLayers(const parallel::Layout& layout, const StepShape& shape) const;
   /// All layouts of as many ranks as the topology has, that the model can be divided into, by the time of the
-  /// first shape; those that do not fit come last. InvalidArgument if there is none.
+  /// first shape; those that do not fit come last. Of layouts with replicas, those that divide the experts
+  /// are compared: others are several jobs. InvalidArgument if there is none.
   StatusOr<std::vector<Prediction>> Compare(const std::vector<StepShape>& shapes) const;
 
  private:
@@ -65,15 +67,19 @@ class LayoutPlanner {
       : topology_(std::move(topology)), hidden_(hidden), work_(std::move(work)) {}
   struct Stage;
   struct StageTime;
+  struct PartShape;
+  static PartShape PartOf(const parallel::Layout& layout, const StepShape& shape, int parts);
   StatusOr<std::vector<Stage>> Stages(const parallel::Layout& layout) const;
-  StageTime TimeOf(const Stage& stage, const StepShape& part, const ExpertUse& use) const;
+  StageTime TimeOf(const Stage& stage, const PartShape& part, const ExpertUse& use) const;
   std::vector<double> StageCosts(const parallel::Layout& layout, const std::vector<Stage>& stages,
                                  const StepShape& shape) const;
   bool HasEqualDevices() const;
+  StatusOr<bool> HasExperts() const;
   double FreeBytes(const Stage& stage) const;
   StepTime TimeOf(const parallel::Layout& layout, const std::vector<Stage>& stages,
                   const StepShape& shape) const;
   double SumSeconds(const Stage& stage, double bytes) const;
+  double ExchangeSeconds(const Stage& stage, int most_tokens, int mean_tokens) const;
 
   comm::Topology topology_;
   int hidden_;

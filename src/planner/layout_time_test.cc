@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "planner/expert_draws.h"
 
 namespace moesaic::planner {
@@ -84,6 +86,55 @@ TEST(LayoutPlanner, LayoutsThatDoNotFitComeLast) {
 TEST(LayoutPlanner, RefusesWhatItCannotPredict) {
   EXPECT_FALSE(LayoutPlanner::Create(comm::Topology::Flat(2, {}), kHidden, "bf16", DenseWork).ok());
   EXPECT_FALSE(DensePlanner(4, 1e11).Predict({.tensor = 2}, {{}}).ok());
+}
+
+// A model of 8 layers with 64 experts of 100 MB, whose attention has 50 MB and 1 MB of cache per token.
+StatusOr<RankWork> SparseWork(const Layout& layout, int rank) {
+  const Degrees& d = layout.degrees();
+  const int layers = 8 / d.pipeline;
+  const double shards = d.tensor;
+  const int parts = d.data > 1 ? d.expert : 1;  // else ranks have slices of all experts
+  const double slice = d.data > 1 ? 100e6 : 100e6 / shards;
+  return RankWork{.weight_bytes = layers * (50e6 / shards + 64.0 / parts * slice),
+                  .kv_bytes_per_token = 1e6 * layers / 8,
+                  .layers = layers,
+                  .has_embedding = layout.At(rank).stage == 0,
+                  .read_bytes = layers * 50e6 / shards,
+                  .flops_per_row = layers * 50e6 / shards,
+                  .expert_layers = layers,
+                  .all_experts = 64,
+                  .top_k = 4,
+                  .expert_bytes = slice,
+                  .expert_flops_per_row = slice};
+}
+
+LayoutPlanner SparsePlanner(int ranks, double bytes_per_s) {
+  return LayoutPlanner::Create(Devices(ranks, bytes_per_s), kHidden, "bf16", SparseWork).value();
+}
+
+TEST(LayoutPlanner, ReplicasThatDivideTheExpertsReadTheirOwnCachesAndExperts) {
+  const LayoutPlanner planner = SparsePlanner(4, 1e11);
+  const std::vector<StepShape> decode = {{.sequences = 8, .context = 10000}};
+  const StepTime step = planner.Predict({.data = 4, .expert = 4}, decode)->steps[0];
+  // 8 rows choose 4 of 64 experts each: the busiest of 4 ranks reads some of its 16, and 2 sequences.
+  const double caches = 2 * 10000 * 1e6, attention = 8 * 50e6;
+  EXPECT_GT(step.seconds, (caches + attention + 8 * 6 * 100e6) / kMemoryRate);
+  EXPECT_LT(step.seconds, (caches + attention + 8 * 16 * 100e6) / kMemoryRate + step.communication);
+  EXPECT_GT(step.communication, 8 * 2e-6) << "an exchange in each layer";
+  // One sequence is on one replica, whose cache is not divided.
+  const StepTime one = planner.Predict({.data = 4, .expert = 4}, {{.context = 10000}})->steps[0];
+  EXPECT_GT(one.seconds, 10000 * 1e6 / kMemoryRate);
+}
+
+TEST(LayoutPlanner, LayoutsWithReplicasAreComparedForModelsWithExperts) {
+  const auto with_replicas = [](const std::vector<LayoutPlanner::Prediction>& predictions) {
+    return std::ranges::count_if(predictions, [](const auto& p) { return p.layout.degrees().data > 1; });
+  };
+  const std::vector<StepShape> decode = {{.sequences = 8, .context = 10000}};
+  EXPECT_EQ(with_replicas(*SparsePlanner(4, 1e11).Compare(decode)), 3);  // DP4, DP2 x PP2, TP2 x DP2
+  EXPECT_EQ(with_replicas(*DensePlanner(4, 1e11).Compare(decode)), 0);
+  // Over slow links one exchange per layer with few bytes is cheaper than two sums over all ranks.
+  EXPECT_EQ(SparsePlanner(4, 1e8).Compare(decode)->front().layout.degrees().tensor, 1);
 }
 
 // Two devices, of which the second reads its memory three times as fast.

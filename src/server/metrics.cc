@@ -66,6 +66,18 @@ struct Metrics::Impl {
     Follow(moved_bytes.Add({}), static_cast<double>(balance.moved_bytes));
   }
 
+  // A job that continues without ranks that fail.
+  void FollowSurvival(const engine::SurvivalStats& survival) {
+    ranks_alive.Add({}).Set(survival.alive);
+    Follow(rank_failures.Add({}), static_cast<double>(survival.failures.size()));
+    Follow(lost_requests.Add({}), static_cast<double>(survival.failed_requests));
+    Follow(reduced_requests.Add({}), static_cast<double>(survival.reduced_requests));
+    for (const models::LeftOutExperts& layer : survival.left_out) {
+      missing_experts.Add({{"layer", std::to_string(layer.layer)}})
+          .Set(static_cast<double>(layer.experts.size()));
+    }
+  }
+
   // Replicas that divide the experts, and the loads of experts.
   void FollowExperts(const engine::EngineStats& engine) {
     int64_t rows = 0;
@@ -86,6 +98,7 @@ struct Metrics::Impl {
       }
     }
     if (engine.balance != nullptr) FollowBalance(*engine.balance);
+    if (engine.survival != nullptr) FollowSurvival(*engine.survival);
     if (engine.expert_load == nullptr) return;
     for (size_t i = 0; i < engine.expert_load->layers.size(); ++i) {
       expert_skew.Add({{"layer", std::to_string(engine.expert_load->layers[i])}})
@@ -329,6 +342,31 @@ struct Metrics::Impl {
       prometheus::BuildCounter()
           .Name("moesaic:moved_expert_bytes_total")
           .Help("Bytes of weights that ranks sent to others")
+          .Register(registry);
+  prometheus::Family<prometheus::Gauge>& ranks_alive =
+      prometheus::BuildGauge()
+          .Name("moesaic:ranks_alive")
+          .Help("Ranks that compute, of a server that continues without failed ones")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& rank_failures =
+      prometheus::BuildCounter()
+          .Name("moesaic:rank_failures_total")
+          .Help("Ranks without which the server continues")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& lost_requests =
+      prometheus::BuildCounter()
+          .Name("moesaic:requests_lost_with_rank_total")
+          .Help("Requests that ended with an error because their rank failed")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& reduced_requests =
+      prometheus::BuildCounter()
+          .Name("moesaic:requests_with_missing_experts_total")
+          .Help("Requests that ended while experts without a living rank were left out of routing")
+          .Register(registry);
+  prometheus::Family<prometheus::Gauge>& missing_experts =
+      prometheus::BuildGauge()
+          .Name("moesaic:missing_experts")
+          .Help("Experts of a layer that no living rank has, which are left out of routing")
           .Register(registry);
   prometheus::Family<prometheus::Gauge>& rank_imbalance =
       prometheus::BuildGauge()

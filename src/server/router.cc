@@ -152,6 +152,10 @@ class Router::Answer : public ResponseWriter {
  private:
   void Append(Headers& headers) const {
     headers.insert(headers.end(), headers_.begin(), headers_.end());
+    if (route_.access == Access::kGenerates && router_.options_.generation_headers) {
+      const Headers added = router_.options_.generation_headers();
+      headers.insert(headers.end(), added.begin(), added.end());
+    }
     if (tenant_ == nullptr) return;
     const Headers limits = RateLimitHeaders(tenant_->request_bucket.Look(), tenant_->token_bucket.Look());
     headers.insert(headers.end(), limits.begin(), limits.end());

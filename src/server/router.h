@@ -25,6 +25,8 @@ struct RouterOptions {
   BrowserGuardOptions browser;
   int max_requests = 1024;                  ///< generating calls at a time; more are answered with 429
   std::chrono::seconds request_timeout{0};  ///< time after which a generation ends; 0 for no limit
+  /// Headers of answers of generating calls, when they begin. May be empty. Any thread calls it.
+  std::function<Headers()> generation_headers = {};
 };
 
 /// One answered request for the access log. Method and path are empty if the request could not be read.

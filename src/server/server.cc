@@ -35,7 +35,7 @@ class HttpApi : public Server {
         responses_(options_.responses),
         grammars_(model.grammars, options_.grammars),
         context_{model, metrics_, tracer_, live_, responses_, grammars_, &stops_},
-        router_(options_.router, metrics_, options_.log),
+        router_(RouterOptionsFor(options_.router, model), metrics_, options_.log),
         http_(std::move(http)) {
     metrics_.Kernels(options_.kernels);
     metrics_.Build(options_.version, options_.model_path);
@@ -124,7 +124,13 @@ class HttpApi : public Server {
 
   void AddOperations() {
     router_.Add("GET", "/health", Access::kOpen, [this](Call& call) {
-      if (!SendFailure(call)) SendJson(*call.writer, {{"status", "ok"}});
+      if (SendFailure(call)) return OkStatus();
+      const std::shared_ptr<const engine::SurvivalStats> survival = model_.engine->survival();
+      if (survival == nullptr || survival->alive == survival->ranks) {
+        SendJson(*call.writer, {{"status", "ok"}});
+      } else {
+        SendJson(*call.writer, {{"status", "degraded"}, {"survival", SurvivalJson(survival)}});
+      }
       return OkStatus();
     });
     router_.Add("GET", "/ready", Access::kOpen, [this](Call& call) {
@@ -201,6 +207,29 @@ class HttpApi : public Server {
     return json;
   }
 
+  // Answers that experts are missing from say so.
+  static RouterOptions RouterOptionsFor(RouterOptions options, const ServedModel& model) {
+    options.generation_headers = [&model]() -> Headers {
+      const std::shared_ptr<const engine::SurvivalStats> survival = model.engine->survival();
+      if (survival == nullptr || survival->left_out_experts == 0) return {};
+      return {{"x-moesaic-missing-experts", std::to_string(survival->left_out_experts)}};
+    };
+    return options;
+  }
+
+  // Null where a failed rank ends the server.
+  static Json SurvivalJson(const std::shared_ptr<const engine::SurvivalStats>& survival) {
+    if (survival == nullptr) return nullptr;
+    Json missing = Json::object();
+    for (const models::LeftOutExperts& layer : survival->left_out) {
+      missing[std::to_string(layer.layer)] = layer.experts;
+    }
+    return {{"ranks", survival->ranks},
+            {"alive", survival->alive},
+            {"failures", survival->failures},
+            {"missing_experts", std::move(missing)}};
+  }
+
   Json StateJson() const {
     const engine::EngineStats stats = model_.engine->stats();
     const int used = stats.total_blocks - stats.free_blocks - stats.cached_blocks;
@@ -215,6 +244,7 @@ class HttpApi : public Server {
               {"tree_nodes", stats.tree_nodes},
               {"block_tokens", tensor::kKvBlockTokens}}},
             {"experts", ExpertsJson(stats)},
+            {"survival", SurvivalJson(stats.survival)},
             {"requests", live_.List(kShownRequests)}};
   }
 

@@ -115,9 +115,8 @@ class Layouts(RanksCase):
     def test_inspect_compares_all_layouts(self):
         self.write()
         layouts = json.loads(run("inspect", MODEL, "--topology", self.topology, "--json").stdout)["layouts"]
-        degrees = {(each["tensor_parallel_size"], each["pipeline_parallel_size"], each["expert_parallel_size"])
-                   for each in layouts}
-        self.assertEqual(degrees, {(2, 1, 1), (2, 1, 2), (1, 2, 1)})
+        degrees = {tuple(each[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data", "expert")) for each in layouts}
+        self.assertEqual(degrees, {(2, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 1), (1, 1, 2, 2)})
         seconds = [each["steps"][0]["seconds"] for each in layouts]
         self.assertEqual(seconds, sorted(seconds))
         self.assertTrue(all(each["fits"] for each in layouts))
@@ -131,6 +130,18 @@ class Layouts(RanksCase):
         self.assertEqual(result.stdout, run(*words).stdout)
         self.assertIn("--layout auto: ", result.stderr)
         self.assertEqual(result.stderr.count("has the shortest predicted step"), 1, "only rank 0 prints it")
+        self.assertRegex(result.stderr, r"ms, \d+% of them between ranks; the best layout with(out)? replicas, [^,]+, takes")
+
+    def test_auto_chooses_replicas_where_caches_and_slow_links_favour_them(self):
+        topology = json.loads(json.dumps(TWO_DEVICES))
+        topology["tree"]["link"] = {"latency_us": 200, "gb_per_s": 0.1}
+        self.topology.write_text(json.dumps(topology))
+        layouts = json.loads(run("inspect", MODEL, "--topology", self.topology, "--json").stdout)["layouts"]
+        seconds = {each["data_parallel_size"]: each["steps"][0]["seconds"] for each in reversed(layouts)}
+        self.assertLess(seconds[2], max(each["steps"][0]["seconds"] for each in layouts))
+        words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "8", "--temperature", "0")
+        result = run(*words, "--layout", "auto", "--topology", self.topology)
+        self.assertEqual(result.stdout, run(*words).stdout)
 
     def test_auto_refuses_topologies_without_rates(self):
         words = ("generate", MODEL, "--prompt", "Once", "--layout", "auto")
@@ -172,6 +183,23 @@ class Refusals(RanksCase):
     def test_a_topology_has_one_device_for_each_rank(self):
         self.assert_refused(["-tp", "2", "--topology", ROOT / "topologies" / "h800-h20-mixed.json"],
                             "the topology must have one device for each of 2 ranks, found 16")
+
+    def test_a_job_that_can_not_continue_without_a_rank_is_refused(self):
+        for flags, part in (((), "-dp N -ep), found 1 rank"), (("-tp", "2"), "found TP2"), (("-dp", "2"), "found DP2"),
+                            (("-dp", "2", "-pp", "2", "-ep"), "each replica is one rank"),
+                            (("-dp", "2", "-tp", "2", "-ep"), "each replica is one rank")):
+            self.assert_refused([*flags, "--tolerate-rank-failure"], part)
+        for verb in ("bench", "perplexity", "logits"):
+            for flag in ("--tolerate-rank-failure", "--rebalance-experts=5", "--redundant-experts=2"):
+                error = run(verb, MODEL, "-dp", "2", "-ep", flag, code=2).stderr
+                self.assertIn(flag.split("=")[0], error)
+        self.assertIn("--record-expert-load", run("bench", MODEL, "--record-expert-load", "x.json", code=2).stderr)
+
+    @needs_mpirun
+    def test_mpi_ends_a_job_with_its_rank(self):
+        result = mpirun("generate", MODEL, "--prompt", "Once", "-dp", "2", "-ep", "--tolerate-rank-failure")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("--tolerate-rank-failure needs ranks that meet over UCX", result.stderr)
 
     @needs_mpirun
     def test_a_failure_of_rank_0_ends_an_mpi_job(self):
@@ -353,6 +381,47 @@ class Serving(RanksCase):
             while part := client.recv(1 << 16):
                 answer += part
         self.assertIn(b'data: {"error"', answer)
+
+    def test_a_server_continues_without_ranks_and_says_so(self):
+        server = Server("-dp", "3", "-ep", "--tolerate-rank-failure", "--rank-time-limit", "4", "--threads", "1")
+        self.addCleanup(server.process.kill)
+        ranks = children(server.process.pid)
+        self.assertEqual(len(ranks), 2)
+
+        def ask():
+            status, headers, body = server.request("POST", "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 8})
+            return status, headers.get("x-moesaic-missing-experts"), json.loads(body)
+
+        status, missing, answer = ask()
+        self.assertEqual((status, missing), (200, None), answer)
+        self.assertEqual(server.json("GET", "/health"), (200, {"status": "ok"}))
+        self.assertEqual(server.metrics()["moesaic:ranks_alive"], 3)
+        os.kill(ranks[1], signal.SIGKILL)  # while the server is idle
+        until(lambda: server.metrics()["moesaic:ranks_alive"] == 2)
+        status, missing, answer = ask()
+        self.assertEqual(status, 200, answer)
+        metrics = server.metrics()
+        lost = sum(value for name, value in metrics.items() if name.startswith("moesaic:missing_experts{"))
+        self.assertGreater(lost, 0)
+        self.assertEqual(int(missing), lost)
+        self.assertEqual(metrics["moesaic:requests_with_missing_experts_total"], 1)
+        self.assertEqual(metrics["moesaic:rank_failures_total"], 1)
+        health = server.json("GET", "/health")
+        self.assertEqual((health[0], health[1]["status"], health[1]["survival"]["failures"]), (200, "degraded", ["rank 2 died"]))
+        self.assertEqual(server.json("GET", "/state")[1]["survival"]["alive"], 2)
+        os.kill(ranks[0], signal.SIGSTOP)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # one of them at least is on rank 0
+            results = list(pool.map(lambda _: ask(), range(4)))
+        self.assertIn(200, [status for status, _, _ in results])
+        for status, _, answer in results:
+            if status != 200:
+                self.assertIn("rank 1 did not answer for 4 s", answer["error"]["message"])
+        self.assertEqual(server.metrics()["moesaic:ranks_alive"], 1)
+        until(lambda: all(map(ended, ranks)), limit())
+        status, more, answer = ask()
+        self.assertEqual(status, 200, answer)
+        self.assertGreater(int(more), lost)
+        self.assertEqual(server.stop(), 0)
 
     def test_experts_move_while_answers_stay_the_same(self):
         def answers(server, rounds):

@@ -232,10 +232,11 @@ size_t BlockIndex::Add(int instance, Tier tier, std::span<const uint64_t> keys) 
       }
       ++changes.blocks;
     }
-    // An event confirms an expectation.
+    // A block in device memory is not expected there any more.
     const bool added = Update(table, *entry, instance, changes, [&](uint32_t tiers) {
       if (tier == Tier::kSpeculative) return (tiers & TierBit(Tier::kDevice)) != 0 ? tiers : tiers | bit;
-      return (tiers & ~TierBit(Tier::kSpeculative)) | bit;
+      if (tier == Tier::kDevice) tiers &= ~TierBit(Tier::kSpeculative);
+      return tiers | bit;
     });
     changes.dropped += !added;
   });

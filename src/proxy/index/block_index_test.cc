@@ -20,7 +20,8 @@ class PlainIndex {
   void Add(int instance, Tier tier, uint64_t key) {
     uint32_t& tiers = tiers_[instance][key];
     if (tier == Tier::kSpeculative && (tiers & TierBit(Tier::kDevice)) != 0) return;
-    tiers = (tiers & ~TierBit(Tier::kSpeculative)) | TierBit(tier);
+    if (tier == Tier::kDevice) tiers &= ~TierBit(Tier::kSpeculative);
+    tiers |= TierBit(tier);
   }
   void Remove(int instance, Tier tier, uint64_t key) { tiers_[instance][key] &= ~TierBit(tier); }
   void Clear(int instance) { std::fill(tiers_[instance].begin(), tiers_[instance].end(), 0); }

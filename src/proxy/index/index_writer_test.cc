@@ -179,7 +179,7 @@ TEST_F(IndexWriterTest, FollowsParentsAcrossEvents) {
   for (const KvBatch& batch : ThreeStores()) EXPECT_TRUE(writer.Apply(sequence++, batch).applied);
   EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
   EXPECT_EQ(writer.state(), IndexState::kExact);
-  writer.Apply(sequence++, RemoveOf({102}));
+  writer.Apply(sequence++, RemoveOf({103, 102}));  // the end goes first
   EXPECT_EQ(Matched(kPrompt, kBlock), 1U);
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <unordered_map>
 
 #include "base/round.h"
@@ -333,22 +334,53 @@ class Replay {
 double GoodputBound(const Trace& trace, const SimulationOptions& options) {
   const LatencyCoefficients& time = options.engine.time;
   const std::vector<uint32_t> reusable = trace.ReusableTokens();
-  std::vector<double> work;
-  for (size_t i = 0; i < trace.requests.size(); ++i) {
-    const double cached = reusable[i], fresh = trace.requests[i].prompt_tokens - cached;
-    // A decode engine computes short rests itself.
-    const bool skipped = options.engines == 0 && fresh <= options.scheduler.skip_prefill_tokens;
-    const double base = time.base * std::min(1.0, fresh / options.engine.max_batch_tokens);
-    work.push_back(skipped ? 0 : time.PrefillNanos(fresh, cached) - time.base + base);
-  }
-  std::sort(work.begin(), work.end());
-  const double span = std::max(static_cast<double>(trace.span()), 1e6);
   const int engines = options.engines > 0 ? options.engines : options.prefill;
-  double left = (span + static_cast<double>(options.policy_options.slo_ttft)) * engines;
-  uint64_t served = 0;
-  while (served < work.size() && (options.policy_options.slo_ttft == 0 || work[served] <= left))
-    left -= work[served++];
-  return static_cast<double>(served) / span * kSecond;
+  const auto target = static_cast<double>(options.policy_options.slo_ttft);
+  const double span = std::max(static_cast<double>(trace.span()), 1e6);
+  if (target == 0) return static_cast<double>(trace.requests.size()) / span * kSecond;
+  struct Job {
+    double arrival, work, after;  // after: of this job and those behind it
+  };
+  std::vector<Job> busy;  // jobs on time since the engine was idle last, in order of arrival
+  size_t on_time = 0;
+  double end = 0;              // of the last job
+  std::vector<double> latest;  // end of the last job as the first i jobs determine it
+  for (size_t i = 0; i < trace.requests.size(); ++i) {
+    const TraceRequest& request = trace.requests[i];
+    const double cached = reusable[i], fresh = request.prompt_tokens - cached;
+    const double base = time.base * std::min(1.0, fresh / options.engine.max_batch_tokens);
+    double work = time.PrefillNanos(fresh, cached) - time.base + base;
+    if (work > target) continue;
+    // A decode engine computes short rests itself.
+    if (options.engines == 0 && fresh <= options.scheduler.skip_prefill_tokens) work = 0;
+    const auto arrival = static_cast<double>(request.arrival);
+    if (arrival >= end) busy.clear();
+    busy.push_back({.arrival = arrival, .work = work / engines, .after = 0});
+    end = std::max(end, arrival) + busy.back().work;
+    ++on_time;
+    if (end <= arrival + target) continue;
+    // Late: without the job whose absence ends the others first, the rest is on time.
+    latest.assign(busy.size() + 1, 0);
+    double after = 0;
+    for (size_t j = busy.size(); j-- > 0;) busy[j].after = after += busy[j].work;
+    for (size_t j = 0; j < busy.size(); ++j)
+      latest[j + 1] = std::max(latest[j], busy[j].arrival + busy[j].after);
+    size_t removed = 0;
+    double behind = 0, earliest = std::numeric_limits<double>::infinity();
+    for (size_t j = busy.size(); j-- > 0;) {
+      // Jobs before j end earlier by its work; those behind it may have to wait for their own arrival.
+      const double without = std::max(latest[j] - busy[j].work, behind);
+      if (without < earliest) {
+        earliest = without;
+        removed = j;
+      }
+      behind = std::max(behind, busy[j].arrival + busy[j].after);
+    }
+    busy.erase(busy.begin() + static_cast<ptrdiff_t>(removed));
+    end = earliest;
+    --on_time;
+  }
+  return static_cast<double>(on_time) / span * kSecond;
 }
 
 StatusOr<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& options,

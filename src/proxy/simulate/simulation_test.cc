@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <fstream>
+#include <random>
 
 #include "text/test_data.h"
 
@@ -78,17 +81,38 @@ TEST(Simulation, PrefixesAreReusedByOursAndScatteredByRandom) {
   EXPECT_LE(ours->hit_rate, trace.reusable() + 1e-9);
 }
 
-TEST(Simulation, TheBoundCountsWorkThatCannotBeReused) {
-  Trace trace = Agents(1, 6);
+TEST(Simulation, TheBoundIsTheLargestNumberOfRequestsOnTime) {
   SimulationOptions options = TwoAndTwo("moesaic");
+  options.prefill = 1;
   options.engine.time = {.base = 0, .per_token = 1e6, .per_pair = 0};
-  options.policy_options.slo_ttft = 500 * kMillisecond;
+  options.policy_options.slo_ttft = 3 * kSecond;
   options.scheduler.skip_prefill_tokens = 0;
-  // 4.5 s and the target allow 5 s of work on each of two engines: 2 s for the first turn, 0.7 s for each
-  // other one.
-  EXPECT_NEAR(GoodputBound(trace, options), 6 / 4.5, 1e-9);
-  for (TraceRequest& request : trace.requests) request.keys.clear();  // 2, 2.7, 3.4, 4.1, 4.8 and 5.5 s
-  EXPECT_NEAR(GoodputBound(trace, options), 3 / 4.5, 1e-9);
+  std::mt19937 random(3);
+  for (int round = 0; round < 100; ++round) {
+    Trace trace;
+    trace.requests.resize(9);
+    for (TraceRequest& request : trace.requests) {
+      request.arrival = static_cast<Nanos>(random() % 8000) * kMillisecond;
+      request.prompt_tokens = static_cast<uint32_t>(1 + random() % 3500);
+    }
+    std::stable_sort(trace.requests.begin(), trace.requests.end(),
+                     [](const auto& a, const auto& b) { return a.arrival < b.arrival; });
+    // All sets of requests, each in order of arrival.
+    int best = 0;
+    for (unsigned set = 0; set < 1U << trace.requests.size(); ++set) {
+      Nanos end = 0;
+      bool on_time = true;
+      for (size_t i = 0; i < trace.requests.size(); ++i) {
+        if ((set >> i & 1) == 0) continue;
+        const TraceRequest& request = trace.requests[i];
+        end = std::max(end, request.arrival) + request.prompt_tokens * kMillisecond;
+        on_time &= end <= request.arrival + options.policy_options.slo_ttft;
+      }
+      if (on_time) best = std::max(best, std::popcount(set));
+    }
+    const double span = static_cast<double>(trace.span()) / kSecond;
+    EXPECT_NEAR(GoodputBound(trace, options) * span, best, 1e-6) << "round " << round;
+  }
 }
 
 TEST(Simulation, RejectsNothingThatFitsAndRefusesWhatCannot) {

@@ -20,9 +20,9 @@ from proxy_test import tokens
 
 
 def loopback(number):
-    """Another loopback address of this process."""
-    parts = HOST.split(".")
-    return ".".join([str(int(parts[0]) - 64 + number), *parts[1:]])
+    """One of three loopback addresses of this process."""
+    first, second, rest = HOST.split(".", 2)
+    return f"{first}.{int(second) + 64 * (number - 1)}.{rest}"
 
 
 class NameServer:

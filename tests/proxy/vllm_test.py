@@ -41,7 +41,7 @@ class Vllm:
         self.port, side, *ports = free_ports(4)
         self.url = f"http://{LOCAL}:{self.port}"
         self.events, self.replay = (f"tcp://{LOCAL}:{port}" for port in ports)
-        environment = dict(os.environ, VLLM_MLA_DISABLE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1",
+        environment = dict(os.environ, VLLM_TARGET_DEVICE="cpu", VLLM_MLA_DISABLE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1",
                            HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo", VLLM_HOST_IP=LOCAL, VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1",
                            UCX_TLS="tcp,sm,self", UCX_NET_DEVICES="lo", VLLM_NIXL_SIDE_CHANNEL_HOST=LOCAL, VLLM_NIXL_SIDE_CHANNEL_PORT=str(side))
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{ports[0]}", "replay_endpoint": f"tcp://*:{ports[1]}"}

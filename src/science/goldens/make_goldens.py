@@ -16,6 +16,7 @@ import evoformer
 import gradients
 import mpnn
 import se3
+import structure
 
 
 def state(module, prefix=""):
@@ -66,6 +67,7 @@ def main():
     save(folder / "protein_mpnn.npz", mpnn.goldens(state))
     save(folder / "evoformer.npz", evoformer.goldens(state))
     save(folder / "se3.npz", se3.goldens(state))
+    save(folder / "structure.npz", structure.goldens(state))
     save(folder / "gradients.npz", gradients.goldens())
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures moesaic.layers against PyTorch eager on the shapes of a 512-residue protein, in one run.
 
-Usage: layers.py [--threads N] [--repetitions N] [--residues N] [--cpu-time]. The PyTorch layers are the transcriptions
+Usage: layers.py [--threads N] [--repetitions N] [--residues N] [--only LAYER ...] [--cpu-time]. The PyTorch layers are the transcriptions
 that made the goldens (src/science/goldens), in float32 and inference mode.
 """
 import argparse
@@ -15,51 +15,105 @@ from graph_operators import add_options, measure, prepare, report
 from moesaic import graph, layers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "src" / "science" / "goldens"))
+import egnn  # noqa: E402
 import evoformer  # noqa: E402
-import make_goldens  # noqa: E402
 import se3  # noqa: E402
+import structure  # noqa: E402
 
 
-def pair(title, ours, theirs, repetitions):
-    with torch.inference_mode():
+LAYERS = ("egnn128", "egnn256", "ipa", "triangle", "se3", "evoformer", "structure", "gradients")
+
+
+def pair(title, ours, theirs, repetitions, inference=True):
+    with torch.inference_mode(inference):
         report(title, measure({"moesaic": ours, "PyTorch eager": theirs}, repetitions), "moesaic")
+
+
+def egnn_pair(n, xyz, hidden, repetitions):
+    dst, src = layers.knn_graph(xyz, 64)
+    plan, layer = graph.Graph(src, dst, n, n), egnn.Egnn(hidden, hidden, 0, False)
+    mine, h, edge = layers.EgnnLayer(layer.state_dict(), hidden), torch.randn(n, hidden), torch.zeros(len(src), 0)
+    pair(f"EGNN, hidden {hidden}, 64 neighbours", lambda: mine(plan, h, xyz), lambda: layer(h, xyz, src, dst, edge), repetitions)
+
+
+def ipa_pair(n, xyz, repetitions):
+    ipa = evoformer.InvariantPointAttention(384, 128, 12, 16, 4, 8)
+    s, z = torch.randn(n, 384), torch.randn(n, n, 128)
+    rotation, mask = torch.linalg.qr(torch.randn(n, 3, 3))[0], torch.ones(n)
+    mine = layers.InvariantPointAttention(ipa.state_dict())
+    pair("Invariant point attention", lambda: mine(s, z, rotation, xyz), lambda: ipa(s, z, rotation, xyz, mask), repetitions)
+
+
+def triangle_pair(n, repetitions):
+    multiplication, pairs, z = evoformer.TriangleMultiplication(128, 128, False), torch.ones(n, n), torch.randn(n, n, 128)
+    triangle = layers.TriangleMultiplication(multiplication.state_dict())
+    pair("Triangle multiplication, 128 channels", lambda: triangle(z), lambda: z + multiplication(z, pairs), repetitions)
+
+
+def se3_pair(n, xyz, repetitions):
+    fiber_in, fiber_out = {0: 32, 1: 3}, {0: 16, 1: 16}
+    block = se3.AttentionBlock(fiber_in, fiber_out, 32, 4, 2)
+    dst, src = layers.knn_graph(xyz, 64)
+    plan, edge = graph.Graph(src, dst, n, n), torch.randn(len(src), 32)
+    features = {d: torch.randn(n, c, 2 * d + 1) for d, c in fiber_in.items()}
+    mine = layers.Se3AttentionBlock(block.state_dict(), fiber_in, fiber_out, 32, 4, 2)
+    offsets = xyz[src] - xyz[dst]
+    pair("SE(3) attention block, 64 neighbours", lambda: mine(plan, xyz, features, edge),
+         lambda: block(features, src, dst, offsets, edge), repetitions)
+
+
+def evoformer_pair(n, sequences, repetitions):
+    block = evoformer.EvoformerBlock(256, 128, 32, 8, 32)
+    block.tri_att_start, block.tri_att_end = (evoformer.TriangleAttention(128, 4, 32, ending) for ending in (False, True))
+    block.tri_mul_out, block.tri_mul_in = (evoformer.TriangleMultiplication(128, 128, incoming) for incoming in (False, True))
+    m, z = torch.randn(sequences, n, 256), torch.randn(n, n, 128)
+    masks = torch.ones(sequences, n), torch.ones(n, n)
+    mine = layers.EvoformerBlock(block.state_dict(), 8, 4)
+    pair(f"Evoformer block, {sequences} sequences", lambda: mine(m, z, *masks), lambda: block(m, z, *masks), repetitions)
+
+
+def structure_pair(n, repetitions):
+    module = structure.StructureModule(384, 128, 12, 16, 4, 8, 128, 2, structure.random_geometry())
+    single, z, types, mask = torch.randn(n, 384), torch.randn(n, n, 128), torch.randint(0, 21, (n,)), torch.ones(n)
+    mine = layers.StructureModule(module.state_dict())
+    pair("Structure module, 8 iterations", lambda: mine(single, z, types, mask), lambda: module(single, z, types, mask), repetitions)
+
+
+def gradient_pair(n, xyz, hidden, repetitions):
+    """Forward and backward pass with the gradients of all inputs and parameters."""
+    dst, src = layers.knn_graph(xyz, 64)
+    plan, layer = graph.Graph(src, dst, n, n), egnn.Egnn(hidden, hidden, 0, False)
+    mine, h = layers.EgnnLayer(dict(layer.named_parameters()), hidden), torch.randn(n, hidden, requires_grad=True)
+    x, edge, leaves = xyz.clone().requires_grad_(), torch.zeros(len(src), 0), list(layer.parameters())
+
+    def run(call):
+        h_out, x_out = call()
+        torch.autograd.grad(h_out.sum() + x_out.sum(), [h, x, *leaves])
+
+    pair(f"EGNN, hidden {hidden}, forward and backward", lambda: run(lambda: mine(plan, h, x)),
+         lambda: run(lambda: layer(h, x, src, dst, edge)), repetitions, inference=False)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     add_options(parser, 5)
     parser.add_argument("--residues", type=int, default=512)
+    parser.add_argument("--sequences", type=int, default=128, help="rows of the alignment in the Evoformer block")
+    parser.add_argument("--only", nargs="+", choices=LAYERS, default=LAYERS, metavar="LAYER", help=f"some of {', '.join(LAYERS)}")
     options = parser.parse_args()
     torch.set_default_dtype(torch.float32)
     prepare(options)
     torch.manual_seed(1)
-    n = options.residues
+    n, repetitions = options.residues, options.repetitions
     print(f"PyTorch {torch.__version__}, kernels {moesaic.kernels()}, {options.threads} threads, {n} residues")
     xyz = torch.cumsum(torch.nn.functional.normalize(torch.randn(n, 3), dim=-1) * 3.8, 0)
-    for hidden in (128, 256):
-        dst, src = layers.knn_graph(xyz, 64)
-        plan, layer = graph.Graph(src, dst, n, n), make_goldens.Egnn(hidden, hidden, 0, False)
-        mine, h, edge = layers.EgnnLayer(layer.state_dict(), hidden), torch.randn(n, hidden), torch.zeros(len(src), 0)
-        pair(f"EGNN, hidden {hidden}, 64 neighbours", lambda: mine(plan, h, xyz), lambda: layer(h, xyz, src, dst, edge),
-             options.repetitions)
-    ipa = evoformer.InvariantPointAttention(384, 128, 12, 16, 4, 8)
-    s, z = torch.randn(n, 384), torch.randn(n, n, 128)
-    rotation, translation, mask = torch.linalg.qr(torch.randn(n, 3, 3))[0], xyz, torch.ones(n)
-    mine = layers.InvariantPointAttention(ipa.state_dict())
-    pair("Invariant point attention", lambda: mine(s, z, rotation, translation), lambda: ipa(s, z, rotation, translation, mask),
-         options.repetitions)
-    multiplication, pairs = evoformer.TriangleMultiplication(128, 128, False), torch.ones(n, n)
-    triangle = layers.TriangleMultiplication(multiplication.state_dict())
-    pair("Triangle multiplication, 128 channels", lambda: triangle(z), lambda: z + multiplication(z, pairs), options.repetitions)
-    fiber_in, fiber_out = {0: 32, 1: 3}, {0: 16, 1: 16}
-    block = se3.AttentionBlock(fiber_in, fiber_out, 32, 4, 2)
-    dst, src = layers.knn_graph(xyz, 64)
-    plan, edge = graph.Graph(src, dst, n, n), torch.randn(len(src), 32)
-    features = {d: torch.randn(n, c, 2 * d + 1) for d, c in fiber_in.items()}
-    mine_se3 = layers.Se3AttentionBlock(block.state_dict(), fiber_in, fiber_out, 32, 4, 2)
-    offsets = xyz[src] - xyz[dst]
-    pair("SE(3) attention block, 64 neighbours", lambda: mine_se3(plan, xyz, features, edge),
-         lambda: block(features, src, dst, offsets, edge), options.repetitions)
+    runs = {"egnn128": lambda: egnn_pair(n, xyz, 128, repetitions), "egnn256": lambda: egnn_pair(n, xyz, 256, repetitions),
+            "ipa": lambda: ipa_pair(n, xyz, repetitions), "triangle": lambda: triangle_pair(n, repetitions),
+            "se3": lambda: se3_pair(n, xyz, repetitions), "structure": lambda: structure_pair(n, repetitions),
+            "evoformer": lambda: evoformer_pair(n, options.sequences, repetitions),
+            "gradients": lambda: gradient_pair(n, xyz, 128, repetitions)}
+    for name in options.only:
+        runs[name]()
 
 
 if __name__ == "__main__":

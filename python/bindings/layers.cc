@@ -12,20 +12,25 @@
 #include <tuple>
 
 #include "bindings/arrays.h"
-#include "science/edge_mlp.h"
+#include "science/edge_mlp_gradient.h"
 #include "science/egnn.h"
 #include "science/evoformer.h"
 #include "science/invariant_points.h"
 #include "science/neighbors.h"
 #include "science/protein/protein_mpnn.h"
 #include "science/se3/se3_layers.h"
+#include "science/structure_module.h"
 
 namespace nb = nanobind;
 
 // Layers own packed weights and cannot be copied. The standard trait does not see this through std::vector.
 namespace nanobind::detail {
 template <>
+struct is_copy_constructible<moesaic::science::EdgeMlp> : std::false_type {};
+template <>
 struct is_copy_constructible<moesaic::science::EgnnLayer> : std::false_type {};
+template <>
+struct is_copy_constructible<moesaic::science::StructureModule> : std::false_type {};
 template <>
 struct is_copy_constructible<moesaic::science::ProteinMpnn> : std::false_type {};
 template <>
@@ -74,6 +79,13 @@ float* MaybeFloats(const MaybeArray& array, const char* name, int64_t size) {
   return array.has_value() ? Floats(*array, name, size) : nullptr;
 }
 
+// Gradients of parameters: arrays to which backward passes add.
+science::GradientMap ToGradients(const Weights& arrays) {
+  science::GradientMap gradients;
+  for (const auto& [name, array] : arrays) gradients[name] = ToFloats(array, name.c_str());
+  return gradients;
+}
+
 // Copies a list of edges to arrays of Python.
 using IntArray = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 IntArray ToNumpy(std::vector<int32_t> values) {
@@ -109,6 +121,91 @@ void BindNeighbors(nb::module_& m) {
       nb::arg("xyz"), nb::arg("radius"), nb::arg("max_neighbors"), nb::arg("self"), nb::arg("sets").none());
 }
 
+graph::Activation ParseActivation(const std::string& name) {
+  static constexpr std::pair<const char*, graph::Activation> kNames[] = {
+      {"silu", graph::Activation::kSilu},
+      {"relu", graph::Activation::kRelu},
+      {"gelu", graph::Activation::kGelu},
+      {"sigmoid", graph::Activation::kSigmoid}};
+  for (const auto& [known, activation] : kNames) {
+    if (name == known) return activation;
+  }
+  throw nb::value_error(
+      fmt::format("unknown activation \"{}\"; it is one of silu, relu, gelu, sigmoid", name).c_str());
+}
+
+graph::Reduce ParseEdgeReduce(const std::string& name) {
+  if (name == "sum") return graph::Reduce::kSum;
+  if (name == "mean") return graph::Reduce::kMean;
+  throw nb::value_error(fmt::format("unknown reduction \"{}\"; it is sum or mean", name).c_str());
+}
+
+science::EdgeMlpInputs ToEdgeInputs(const science::EdgeMlp& mlp, const Graph& g, const Array& dst,
+                                    const Array& src, const MaybeArray& edge, const MaybeArray& dst_xyz,
+                                    const MaybeArray& src_xyz) {
+  const int edge_inputs = mlp.first_edge.empty() ? 0 : mlp.first_edge.k();
+  return {Shaped(dst, "dst", {g.num_dst(), mlp.first_dst.k()}),
+          Shaped(src, "src", {g.num_src(), mlp.first_src.k()}),
+          MaybeFloats(edge, "edge", int64_t{g.num_edges()} * edge_inputs),
+          MaybeFloats(dst_xyz, "dst_xyz", 3 * int64_t{g.num_dst()}),
+          MaybeFloats(src_xyz, "src_xyz", 3 * int64_t{g.num_src()})};
+}
+
+void BindEdgeMlp(nb::module_& m) {
+  using science::EdgeMlp;
+  nb::class_<EdgeMlp>(m, "EdgeMlp")
+      .def_static("load",
+                  [](const Weights& weights, int dst_inputs, int src_inputs, bool distance, int edge_inputs,
+                     const std::string& activation, bool activate_last) {
+                    EdgeMlp mlp = ValueOrThrow(EdgeMlp::Load(science::WeightScope(ToWeights(weights)),
+                                                             dst_inputs, src_inputs, distance, edge_inputs));
+                    mlp.activation = ParseActivation(activation);
+                    mlp.activate_last = activate_last;
+                    return mlp;
+                  })
+      .def_prop_ro("outputs", &EdgeMlp::outputs)
+      .def(
+          "reduce",
+          [](const EdgeMlp& mlp, const Graph& g, const std::string& reduce, float scale, const Array& dst,
+             const Array& src, const MaybeArray& edge, const MaybeArray& dst_xyz, const MaybeArray& src_xyz,
+             const Array& out) {
+            const Session session;
+            ThrowIfError(science::EdgeMlpReduce(
+                session.context(), g, mlp, ToEdgeInputs(mlp, g, dst, src, edge, dst_xyz, src_xyz),
+                ParseEdgeReduce(reduce), scale, Shaped(out, "out", {g.num_dst(), mlp.outputs()})));
+          },
+          nb::arg("graph"), nb::arg("reduce"), nb::arg("scale"), nb::arg("dst"), nb::arg("src"),
+          nb::arg("edge").none(), nb::arg("dst_xyz").none(), nb::arg("src_xyz").none(), nb::arg("out"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "reduce_backward",
+          [](const EdgeMlp& mlp, const Graph& g, const std::string& reduce, float scale, const Array& dst,
+             const Array& src, const MaybeArray& edge, const MaybeArray& dst_xyz, const MaybeArray& src_xyz,
+             const Array& out_grad, const MaybeArray& dst_grad, const MaybeArray& src_grad,
+             const MaybeArray& edge_grad, const MaybeArray& dst_xyz_grad, const MaybeArray& src_xyz_grad,
+             const Weights& parameters) {
+            const Session session;
+            const int edge_inputs = mlp.first_edge.empty() ? 0 : mlp.first_edge.k();
+            science::EdgeMlpGradients out{
+                .dst = MaybeFloats(dst_grad, "dst_grad", int64_t{g.num_dst()} * mlp.first_dst.k()),
+                .src = MaybeFloats(src_grad, "src_grad", int64_t{g.num_src()} * mlp.first_src.k()),
+                .edge = MaybeFloats(edge_grad, "edge_grad", int64_t{g.num_edges()} * edge_inputs),
+                .dst_xyz = MaybeFloats(dst_xyz_grad, "dst_xyz_grad", 3 * int64_t{g.num_dst()}),
+                .src_xyz = MaybeFloats(src_xyz_grad, "src_xyz_grad", 3 * int64_t{g.num_src()})};
+            const science::GradientMap gradients = ToGradients(parameters);
+            ThrowIfError(out.FindParameters(mlp, science::GradientScope(gradients)));
+            ThrowIfError(science::EdgeMlpReduceBackward(
+                session.context(), g, mlp, ToEdgeInputs(mlp, g, dst, src, edge, dst_xyz, src_xyz),
+                ParseEdgeReduce(reduce), scale, Shaped(out_grad, "out_grad", {g.num_dst(), mlp.outputs()}),
+                out));
+          },
+          nb::arg("graph"), nb::arg("reduce"), nb::arg("scale"), nb::arg("dst"), nb::arg("src"),
+          nb::arg("edge").none(), nb::arg("dst_xyz").none(), nb::arg("src_xyz").none(), nb::arg("out_grad"),
+          nb::arg("dst_grad").none(), nb::arg("src_grad").none(), nb::arg("edge_grad").none(),
+          nb::arg("dst_xyz_grad").none(), nb::arg("src_xyz_grad").none(), nb::arg("parameters"),
+          nb::call_guard<nb::gil_scoped_release>());
+}
+
 void BindEgnn(nb::module_& m) {
   nb::class_<science::EgnnLayer>(m, "EgnnLayer")
       .def_static(
@@ -131,7 +228,26 @@ void BindEgnn(nb::module_& m) {
                           MaybeFloats(edge, "edge", int64_t{g.num_edges()} * layer.edge_inputs()),
                           Floats(h_out, "h_out", n * layer.outputs()), Floats(x_out, "x_out", 3 * n)));
           },
-          nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("h_out"), nb::arg("x_out"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("h_out"),
+          nb::arg("x_out"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::EgnnLayer& layer, const Graph& g, const Array& h, const Array& x,
+             const MaybeArray& edge, const Array& h_grad, const Array& x_grad, const MaybeArray& h_in_grad,
+             const MaybeArray& x_in_grad, const MaybeArray& edge_grad, const Weights& parameters) {
+            const Session session;
+            const int64_t n = g.num_dst(), edge_size = int64_t{g.num_edges()} * layer.edge_inputs();
+            ThrowIfError(layer.Backward(
+                session.context(), g, Floats(h, "h", n * layer.inputs()), Floats(x, "x", 3 * n),
+                MaybeFloats(edge, "edge", edge_size), Floats(h_grad, "h_grad", n * layer.outputs()),
+                Floats(x_grad, "x_grad", 3 * n),
+                {MaybeFloats(h_in_grad, "h_in_grad", n * layer.inputs()),
+                 MaybeFloats(x_in_grad, "x_in_grad", 3 * n), MaybeFloats(edge_grad, "edge_grad", edge_size)},
+                ToGradients(parameters)));
+          },
+          nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("h_grad"),
+          nb::arg("x_grad"), nb::arg("h_in_grad").none(), nb::arg("x_in_grad").none(),
+          nb::arg("edge_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 void BindEvoformer(nb::module_& m) {
@@ -144,12 +260,26 @@ void BindEvoformer(nb::module_& m) {
           })
       .def(
           "run",
-          [](const science::TriangleMultiplication& layer, int64_t n, const MaybeArray& mask, const Array& z) {
+          [](const science::TriangleMultiplication& layer, int64_t n, const MaybeArray& mask,
+             const Array& z) {
             const Session session;
             ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
                                    Shaped(z, "z", {n, n, layer.c()})));
           },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::TriangleMultiplication& layer, int64_t n, const MaybeArray& mask, const Array& z,
+             const Array& out_grad, const MaybeArray& z_grad, const Weights& parameters) {
+            const Session session;
+            const std::vector<int64_t> shape = {n, n, layer.c()};
+            ThrowIfError(layer.Backward(session.context(), n, MaybeFloats(mask, "mask", n * n),
+                                        Shaped(z, "z", shape), Shaped(out_grad, "out_grad", shape),
+                                        MaybeFloats(z_grad, "z_grad", n * n * layer.c()),
+                                        ToGradients(parameters)));
+          },
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::arg("out_grad"), nb::arg("z_grad").none(),
+          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::TriangleAttention>(m, "TriangleAttention")
       .def_static(
           "load",
@@ -172,15 +302,16 @@ void BindEvoformer(nb::module_& m) {
                   })
       .def(
           "run",
-          [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeArray& msa_mask, const MaybeArray& pair_mask, const Array& m_rows, const Array& z) {
+          [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeArray& msa_mask,
+             const MaybeArray& pair_mask, const Array& m_rows, const Array& z) {
             const Session session;
             ThrowIfError(block.Run(session.context(), s, n, MaybeFloats(msa_mask, "msa_mask", s * n),
                                    MaybeFloats(pair_mask, "pair_mask", n * n),
                                    Shaped(m_rows, "m", {s, n, block.c_m()}),
                                    Shaped(z, "z", {n, n, block.c_z()})));
           },
-          nb::arg("s"), nb::arg("n"), nb::arg("msa_mask").none(),
-          nb::arg("pair_mask").none(), nb::arg("m"), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("s"), nb::arg("n"), nb::arg("msa_mask").none(), nb::arg("pair_mask").none(), nb::arg("m"),
+          nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::InvariantPointAttention>(m, "InvariantPointAttention")
       .def_static(
           "load",
@@ -191,17 +322,77 @@ void BindEvoformer(nb::module_& m) {
           })
       .def(
           "run",
-          [](const science::InvariantPointAttention& layer, int64_t n, const Array& s, const Array& z, const Array& rotation, const Array& translation,
-             const MaybeArray& mask, const Array& out) {
+          [](const science::InvariantPointAttention& layer, int64_t n, const Array& s, const Array& z,
+             const Array& rotation, const Array& translation, const MaybeArray& mask, const Array& out) {
             const Session session;
-            ThrowIfError(
-                layer.Run(session.context(), n, Shaped(s, "s", {n, layer.c_s()}),
-                          Shaped(z, "z", {n, n, layer.c_z()}),
-                          {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
-                          MaybeFloats(mask, "mask", n), Floats(out, "out", n * layer.c_s())));
+            ThrowIfError(layer.Run(
+                session.context(), n, Shaped(s, "s", {n, layer.c_s()}), Shaped(z, "z", {n, n, layer.c_z()}),
+                {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
+                MaybeFloats(mask, "mask", n), Floats(out, "out", n * layer.c_s())));
           },
-          nb::arg("n"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"),
-          nb::arg("translation"), nb::arg("mask").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("n"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"), nb::arg("translation"),
+          nb::arg("mask").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::InvariantPointAttention& layer, int64_t n, const Array& s, const Array& z,
+             const Array& rotation, const Array& translation, const MaybeArray& mask, const Array& out_grad,
+             const MaybeArray& s_grad, const MaybeArray& z_grad, const MaybeArray& rotation_grad,
+             const MaybeArray& translation_grad, const Weights& parameters) {
+            const Session session;
+            ThrowIfError(layer.Backward(
+                session.context(), n, Shaped(s, "s", {n, layer.c_s()}), Shaped(z, "z", {n, n, layer.c_z()}),
+                {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
+                MaybeFloats(mask, "mask", n), Shaped(out_grad, "out_grad", {n, layer.c_s()}),
+                {MaybeFloats(s_grad, "s_grad", n * layer.c_s()),
+                 MaybeFloats(z_grad, "z_grad", n * n * layer.c_z()),
+                 MaybeFloats(rotation_grad, "rotation_grad", 9 * n),
+                 MaybeFloats(translation_grad, "translation_grad", 3 * n)},
+                ToGradients(parameters)));
+          },
+          nb::arg("n"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"), nb::arg("translation"),
+          nb::arg("mask").none(), nb::arg("out_grad"), nb::arg("s_grad").none(), nb::arg("z_grad").none(),
+          nb::arg("rotation_grad").none(), nb::arg("translation_grad").none(), nb::arg("parameters"),
+          nb::call_guard<nb::gil_scoped_release>());
+}
+
+void BindStructure(nb::module_& m) {
+  using science::StructureModule;
+  nb::class_<StructureModule>(m, "StructureModule")
+      .def_static(
+          "load",
+          [](const Weights& w, int heads, int dim, int query_points, int value_points, int blocks) {
+            return ValueOrThrow(StructureModule::Load(
+                science::WeightScope(ToWeights(w)),
+                {.heads = heads, .dim = dim, .query_points = query_points, .value_points = value_points},
+                blocks));
+          })
+      .def_prop_ro("blocks", &StructureModule::blocks)
+      .def_prop_ro("has_geometry", &StructureModule::has_geometry)
+      .def(
+          "run",
+          [](const StructureModule& module, int64_t n, const Array& single, const Array& pair,
+             const MaybeArray& types, const MaybeArray& mask, const Array& frames, const Array& angles,
+             const Array& unnormalized, const MaybeArray& groups, const MaybeArray& positions,
+             const Array& single_out) {
+            const Session session;
+            const int64_t b = module.blocks();
+            const std::span<int32_t> ids = types.has_value() ? ToInts(*types, "types") : std::span<int32_t>{};
+            if (types.has_value() && static_cast<int64_t>(ids.size()) != n) {
+              throw nb::value_error(
+                  fmt::format("types must have {} elements, but has {}", n, ids.size()).c_str());
+            }
+            ThrowIfError(module.Run(
+                session.context(), n, Shaped(single, "single", {n, module.c_s()}),
+                Shaped(pair, "pair", {n, n, module.c_z()}), types.has_value() ? ids.data() : nullptr,
+                MaybeFloats(mask, "mask", n),
+                {Floats(frames, "frames", b * n * 7), Floats(angles, "angles", b * n * 14),
+                 Floats(unnormalized, "unnormalized", b * n * 14), MaybeFloats(groups, "groups", b * n * 128),
+                 MaybeFloats(positions, "positions", b * n * 42),
+                 Floats(single_out, "single_out", n * module.c_s())}));
+          },
+          nb::arg("n"), nb::arg("single"), nb::arg("pair"), nb::arg("types").none(), nb::arg("mask").none(),
+          nb::arg("frames"), nb::arg("angles"), nb::arg("unnormalized"), nb::arg("groups").none(),
+          nb::arg("positions").none(), nb::arg("single_out"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::FiberFeatures ToFiber(const std::map<int, Array>& arrays) {
@@ -229,8 +420,7 @@ void BindSe3(nb::module_& m) {
       .def(
           "run",
           [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
-             const std::map<int, Array>& nodes, const MaybeArray& edge,
-             const std::map<int, Array>& out) {
+             const std::map<int, Array>& nodes, const MaybeArray& edge, const std::map<int, Array>& out) {
             const Session session;
             const science::FiberFeatures result = ValueOrThrow(
                 block.Run(session.context(), g, ToFiber(nodes),
@@ -239,7 +429,8 @@ void BindSe3(nb::module_& m) {
               std::copy(values.begin(), values.end(),
                         Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
           },
-          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"),
+          nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,
@@ -265,18 +456,19 @@ void BindProteinMpnn(nb::module_& m) {
                   [](const Weights& w, int neighbors) {
                     return ValueOrThrow(science::ProteinMpnn::Load(ToWeights(w), neighbors));
                   })
-      .def("log_probabilities",
-           [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
-              const Array& chain, const Array& sequence, const Array& order, const Array& out) {
-             const Session session;
-             const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
-             const science::MpnnEncoding encoding = ValueOrThrow(model.Encode(session.context(), input));
-             const std::vector<float> logs = ValueOrThrow(model.LogProbabilities(
-                 session.context(), input, encoding, input.sequence, ToInts(order, "order")));
-             std::copy(logs.begin(), logs.end(), Floats(out, "out", static_cast<int64_t>(logs.size())));
-           },
-           nb::arg("xyz"), nb::arg("known"), nb::arg("index"), nb::arg("chain"), nb::arg("sequence"),
-           nb::arg("order"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "log_probabilities",
+          [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
+             const Array& chain, const Array& sequence, const Array& order, const Array& out) {
+            const Session session;
+            const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
+            const science::MpnnEncoding encoding = ValueOrThrow(model.Encode(session.context(), input));
+            const std::vector<float> logs = ValueOrThrow(model.LogProbabilities(
+                session.context(), input, encoding, input.sequence, ToInts(order, "order")));
+            std::copy(logs.begin(), logs.end(), Floats(out, "out", static_cast<int64_t>(logs.size())));
+          },
+          nb::arg("xyz"), nb::arg("known"), nb::arg("index"), nb::arg("chain"), nb::arg("sequence"),
+          nb::arg("order"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
       .def("sample",
            [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
               const Array& chain, const Array& sequence, double temperature, uint64_t seed) {
@@ -293,8 +485,10 @@ void BindProteinMpnn(nb::module_& m) {
 
 void BindLayers(nb::module_& m) {
   BindNeighbors(m);
+  BindEdgeMlp(m);
   BindEgnn(m);
   BindEvoformer(m);
+  BindStructure(m);
   BindSe3(m);
   BindProteinMpnn(m);
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -52,6 +54,18 @@ def test_evoformer():
     ipa = layers.InvariantPointAttention(under(a, "ipa.weights."), 3, 5, 4, 6)
     got = ipa(a["ipa.s"], a["z"], a["ipa.rotation"], a["ipa.translation"], a["ipa.mask"])
     close(got[:-2], a["ipa.out"][:-2], 2e-5)
+
+
+def test_structure_module():
+    a = load("structure")
+    module = layers.StructureModule(under(a, "weights."), 3, 5, 4, 6, blocks=3)
+    out = module(a["single"], a["pair"], a["types"], a["mask"])
+    names = {"unnormalized": "unnormalized_angles", "groups": "sidechain_frames"}
+    for key in ("frames", "angles", "unnormalized", "groups", "positions"):  # the last residue is padding
+        close(out[names.get(key, key)][:, :-1], a[f"out.{key}"][:, :-1], 2e-4)
+    assert "positions" not in module(a["single"], a["pair"])
+    with pytest.raises(ValueError, match=r"types\[0\] must be in \[0, 21\), but is -1"):
+        module(a["single"], a["pair"], a["types"] * 0 - 1)
 
 
 def test_widths_of_arguments_are_those_of_the_weights():
@@ -111,3 +125,13 @@ def test_graphs_from_coordinates(rng):
     assert len(src) == (distance <= 1).sum()
     with pytest.raises(ValueError, match="must be finite"):
         layers.knn_graph(np.full((2, 3), np.nan), 1)
+
+
+def test_memory_does_not_grow_with_the_number_of_lengths():
+    script = GOLDENS.parents[2] / "bench" / "science" / "dynamic_shapes.py"
+    spec = importlib.util.spec_from_file_location("dynamic_shapes", script)
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    edges, _, memory = bench.run(40, 10, 88, 16, time.process_time)
+    assert len(set(edges)) == 40
+    assert memory[-1] - memory[10] < 8  # MiB; without reuse, 30 proteins would add several times as much

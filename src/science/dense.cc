@@ -110,4 +110,11 @@ void Apply(const graph::Context& ctx, const Norm& norm, const float* x, int64_t 
   });
 }
 
+void Activate(const graph::Context& ctx, float* y, int64_t count, graph::Activation activation) {
+  ForRows(ctx, count, 1 << 15, [&](int64_t first, int64_t last) {
+    const float* row = y + first;
+    ctx.graph->rows.activate(&row, 1, nullptr, 0, static_cast<int>(last - first), activation, y + first);
+  });
+}
+
 }  // namespace moesaic::science

@@ -78,7 +78,9 @@ const float* RunTile(const EdgeRun& run, int32_t first, int count, const TileBuf
   return in;
 }
 
-Status CheckMlp(const graph::Graph& graph, const EdgeMlp& mlp, const EdgeMlpInputs& in) {
+}  // namespace
+
+Status CheckEdgeMlp(const graph::Graph& graph, const EdgeMlp& mlp, const EdgeMlpInputs& in) {
   if (mlp.first_dst.empty() || mlp.first_src.empty())
     return InvalidArgument("the perceptron has no first layer");
   const int hidden = mlp.first_dst.n();
@@ -104,8 +106,6 @@ Status CheckMlp(const graph::Graph& graph, const EdgeMlp& mlp, const EdgeMlpInpu
   return OkStatus();
 }
 
-}  // namespace
-
 Status EdgeMlp::SplitFirst(int hidden, int dst_inputs, int src_inputs, bool with_distance, int edge_inputs,
                            std::span<const float> weight, std::span<const float> bias,
                            tensor::PackedFormat format) {
@@ -130,9 +130,33 @@ Status EdgeMlp::SplitFirst(int hidden, int dst_inputs, int src_inputs, bool with
   return OkStatus();
 }
 
+StatusOr<EdgeMlp> EdgeMlp::Load(const WeightScope& weights, int dst_inputs, int src_inputs,
+                                bool with_distance, int edge_inputs) {
+  if (dst_inputs < 1 || src_inputs < 1 || edge_inputs < 0) {
+    return InvalidArgument(
+        "an edge perceptron needs inputs of both ends, and 0 or more of the edge, not {}, {} and {}",
+        dst_inputs, src_inputs, edge_inputs);
+  }
+  EdgeMlp mlp;
+  const int64_t columns = int64_t{dst_inputs} + src_inputs + (with_distance ? 1 : 0) + edge_inputs;
+  ASSIGN_OR_RETURN(const WeightTensor* first, weights.Get("0.weight", {-1, columns}));
+  const int hidden = static_cast<int>(first->shape[0]);
+  std::vector<float> bias;
+  if (weights.Has("0.bias")) {
+    ASSIGN_OR_RETURN(bias, weights.Vector("0.bias", hidden));
+  }
+  RETURN_IF_ERROR(mlp.SplitFirst(hidden, dst_inputs, src_inputs, with_distance, edge_inputs, first->values,
+                                 bias, weights.format()));
+  for (int i = 2; weights.Has(fmt::format("{}.weight", i)); i += 2) {
+    ASSIGN_OR_RETURN(Dense dense, weights.Linear(std::to_string(i), -1, mlp.outputs()));
+    mlp.rest.push_back(std::move(dense));
+  }
+  return mlp;
+}
+
 Status ForEdgeTiles(const graph::Context& ctx, const graph::Graph& graph, const EdgeMlp& mlp,
                     const EdgeMlpInputs& inputs, const std::function<void(const EdgeTile&)>& consume) {
-  RETURN_IF_ERROR(CheckMlp(graph, mlp, inputs));
+  RETURN_IF_ERROR(CheckEdgeMlp(graph, mlp, inputs));
   if (graph.num_edges() == 0) return OkStatus();
   const graph::ScratchScope scope(ctx);
   const int hidden = mlp.first_dst.n();

@@ -8,6 +8,7 @@
 #include "science/dense.h"
 #include "science/graph.h"
 #include "science/run_tasks.h"
+#include "science/weights.h"
 
 namespace moesaic::science {
 
@@ -29,6 +30,9 @@ struct EdgeMlp {
   Status SplitFirst(int hidden, int dst_inputs, int src_inputs, bool with_distance, int edge_inputs,
                     std::span<const float> weight, std::span<const float> bias,
                     tensor::PackedFormat format = tensor::PackedFormat::kF32);
+  /// Reads the linear layers 0, 2, 4, .. of a torch.nn.Sequential whose odd members are activations.
+  static StatusOr<EdgeMlp> Load(const WeightScope& weights, int dst_inputs, int src_inputs,
+                                bool with_distance, int edge_inputs);
 };
 
 /// Inputs of a perceptron on the edges of a graph. All matrices are f32 and contiguous.
@@ -39,6 +43,9 @@ struct EdgeMlpInputs {
   const float* dst_xyz = nullptr;  ///< [num_dst, 3], if distance is not empty
   const float* src_xyz = nullptr;  ///< [num_src, 3]
 };
+
+/// Checks that the parts of the perceptron fit one another and that its inputs are there.
+Status CheckEdgeMlp(const graph::Graph& graph, const EdgeMlp& mlp, const EdgeMlpInputs& in);
 
 /// Edges of one tile: consecutive positions of the graph by destination.
 struct EdgeTile {

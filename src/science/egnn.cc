@@ -24,14 +24,6 @@ float RowDot(const float* a, const float* b, int n) {
 
 float SigmoidOf(float x) { return 1 / (1 + std::exp(-x)); }
 
-// y = activation(y) for `count` floats.
-void Activate(const graph::Context& ctx, float* y, int64_t count, graph::Activation activation) {
-  ForRows(ctx, count, 1 << 15, [&](int64_t first, int64_t last) {
-    const float* row = y + first;
-    ctx.graph->rows.activate(&row, 1, nullptr, 0, static_cast<int>(last - first), activation, y + first);
-  });
-}
-
 }  // namespace
 
 StatusOr<EgnnLayer> EgnnLayer::Load(const WeightScope& weights, int node_inputs, int edge_inputs,
@@ -61,6 +53,13 @@ StatusOr<EgnnLayer> EgnnLayer::Load(const WeightScope& weights, int node_inputs,
   return layer;
 }
 
+EgnnLayer::Scalar::Scalar(const Dense& dense) {
+  if (dense.empty()) return;
+  weights.resize(dense.k());
+  tensor::UnpackRow(dense.matrix(), 0, weights);
+  if (dense.bias() != nullptr) bias = dense.bias()[0];
+}
+
 Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, const float* h, const float* x,
                       const float* edge, float* h_out, float* x_out) const {
   if (graph.num_src() != graph.num_dst()) {
@@ -80,12 +79,7 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
     tiles.push_back({TileDense(ctx, coord_in_.matrix().layout.format, kEdgeTile, hidden),
                      scratch.Take<float>(size_t{kEdgeTile} * (coord_hidden + hidden)).data()});
   }
-  // Rows of weights with one output are used as vectors.
-  std::vector<float> coord_weights(coord_hidden), gate_weights(attention_.empty() ? 0 : hidden);
-  tensor::UnpackRow(coord_out_.matrix(), 0, coord_weights);
-  if (!attention_.empty()) tensor::UnpackRow(attention_.matrix(), 0, gate_weights);
-  const float coord_bias = coord_out_.bias() != nullptr ? coord_out_.bias()[0] : 0;
-  const float gate_bias = attention_.bias() != nullptr ? attention_.bias()[0] : 0;
+  const Scalar coord(coord_out_), gate_row(attention_);
   const graph::Adjacency& csc = graph.by_destination();
   RETURN_IF_ERROR(ForEdgeTiles(
       ctx, graph, edge_mlp_, {.dst = h, .src = h, .edge = edge, .dst_xyz = x, .src_xyz = x},
@@ -96,7 +90,7 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
           float* gated = buffers.hidden + size_t{kEdgeTile} * coord_hidden;
           for (int i = 0; i < tile.count; ++i) {
             const float* m = tile.messages + int64_t{i} * hidden;
-            const float gate = SigmoidOf(RowDot(m, gate_weights.data(), hidden) + gate_bias);
+            const float gate = SigmoidOf(RowDot(m, gate_row.weights.data(), hidden) + gate_row.bias);
             for (int j = 0; j < hidden; ++j) gated[int64_t{i} * hidden + j] = m[j] * gate;
           }
           messages = gated;
@@ -109,8 +103,8 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
           const int64_t d = csc.own[tile.first + i], s = csc.neighbor[tile.first + i];
           ctx.exec.kernels->axpy(1, messages + int64_t{i} * hidden, hidden, sums + d * hidden);
           float weight =
-              RowDot(buffers.hidden + int64_t{i} * coord_hidden, coord_weights.data(), coord_hidden) +
-              coord_bias;
+              RowDot(buffers.hidden + int64_t{i} * coord_hidden, coord.weights.data(), coord_hidden) +
+              coord.bias;
           if (options_.tanh) weight = std::tanh(weight);
           const float difference[3] = {x[3 * d] - x[3 * s], x[3 * d + 1] - x[3 * s + 1],
                                        x[3 * d + 2] - x[3 * s + 2]};

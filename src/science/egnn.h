@@ -2,7 +2,7 @@
 // (arXiv 2102.09844), with the parameter names of the authors' program.
 #pragma once
 
-#include "science/edge_mlp.h"
+#include "science/edge_mlp_gradient.h"
 #include "science/weights.h"
 
 namespace moesaic::science {
@@ -12,6 +12,13 @@ struct EgnnOptions {
   bool mean_coordinates = true;  ///< Averages coordinate updates over a node's edges instead of adding them.
   bool normalize = false;        ///< Divides differences of coordinates by (distance + 1e-8).
   bool tanh = false;             ///< Bounds coordinate weights.
+};
+
+/// Where gradients of a layer's inputs are added; null: not computed.
+struct EgnnGradients {
+  float* h = nullptr;     ///< [nodes, inputs]
+  float* x = nullptr;     ///< [nodes, 3]
+  float* edge = nullptr;  ///< [edges, edge_inputs]
 };
 
 /// One layer: m = phi_e(h_d, h_s, |x_d - x_s|^2, e); x_d += sum or mean of (x_d - x_s) phi_x(m);
@@ -31,8 +38,26 @@ class EgnnLayer {
   /// which may be x. Nodes are both sources and destinations. edge is [edges, edge_inputs] or null.
   Status Run(const graph::Context& ctx, const graph::Graph& graph, const float* h, const float* x,
              const float* edge, float* h_out, float* x_out) const;
+  /// Adds gradients for those of the results, h_grad [nodes, outputs] and x_grad [nodes, 3]. Messages are
+  /// computed again. The gradient of a distance of 0 is 0. `parameters` has the names of the state dict.
+  Status Backward(const graph::Context& ctx, const graph::Graph& graph, const float* h, const float* x,
+                  const float* edge, const float* h_grad, const float* x_grad, const EgnnGradients& out,
+                  const GradientMap& parameters) const;
 
  private:
+  // The row of a linear layer with one output, and its bias.
+  struct Scalar {
+    std::vector<float> weights;
+    float bias = 0;
+    explicit Scalar(const Dense& dense);
+  };
+  struct CoordinateBackward;
+  StatusOr<std::vector<float>> Sums(const graph::Context& ctx, const graph::Graph& graph, const float* h,
+                                    const float* x, const float* edge) const;
+  Status NodesBackward(const graph::Context& ctx, int64_t nodes, const float* h, const float* sums,
+                       const float* h_grad, float* h_in_grad, float* sums_grad,
+                       const GradientScope& parameters) const;
+
   EgnnOptions options_;
   int node_inputs_ = 0;
   EdgeMlp edge_mlp_;

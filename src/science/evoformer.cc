@@ -384,14 +384,10 @@ StatusOr<EvoformerBlock> EvoformerBlock::Load(const WeightScope& weights, int ms
   ASSIGN_OR_RETURN(block.ending_, TriangleAttention::Load(weights.Under("tri_att_end"), pair_heads, true));
   ASSIGN_OR_RETURN(block.pair_transition_, Transition::Load(weights.Under("pair_transition")));
   const std::tuple<const char*, const char*, int> widths[] = {
-      {"msa_att_col", "m", block.column_.c_m()},
-      {"msa_transition", "m", block.msa_transition_.c()},
-      {"outer_product_mean", "m", block.outer_.c_m()},
-      {"msa_att_row", "z", block.row_.c_z()},
-      {"outer_product_mean", "z", block.outer_.c_z()},
-      {"tri_mul_in", "z", block.incoming_.c()},
-      {"tri_att_start", "z", block.starting_.c()},
-      {"tri_att_end", "z", block.ending_.c()},
+      {"msa_att_col", "m", block.column_.c_m()},           {"msa_transition", "m", block.msa_transition_.c()},
+      {"outer_product_mean", "m", block.outer_.c_m()},     {"msa_att_row", "z", block.row_.c_z()},
+      {"outer_product_mean", "z", block.outer_.c_z()},     {"tri_mul_in", "z", block.incoming_.c()},
+      {"tri_att_start", "z", block.starting_.c()},         {"tri_att_end", "z", block.ending_.c()},
       {"pair_transition", "z", block.pair_transition_.c()}};
   for (const auto& [layer, name, channels] : widths) {
     const bool is_msa = *name == 'm';

@@ -3,8 +3,8 @@
 // residues, c_z]. Every layer adds its update to its argument.
 #pragma once
 
+#include "science/dense_gradient.h"
 #include "science/pair_attention.h"
-#include "science/weights.h"
 
 namespace moesaic::science {
 
@@ -22,8 +22,14 @@ class TriangleMultiplication {
   int c() const { return a_.k(); }  ///< Channels of z.
   /// mask is [n, n] or null.
   Status Run(const graph::Context& ctx, int64_t n, const float* mask, float* z) const;
+  /// Adds the gradients for out_grad [n, n, c], that of z after the layer, to z_grad [n, n, c] (or null) and
+  /// to `parameters`, which has the names of the state dict. z is the layer's input. Projections are computed
+  /// again; four arrays [hidden, n, n] exist at once.
+  Status Backward(const graph::Context& ctx, int64_t n, const float* mask, const float* z,
+                  const float* out_grad, float* z_grad, const GradientMap& parameters) const;
 
  private:
+  struct BackwardRun;
   bool incoming_ = false;
   Norm norm_in_, norm_out_;
   Dense a_, a_gate_, b_, b_gate_, gate_, out_;

@@ -1,5 +1,6 @@
 #include "science/graph.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "base/check.h"
@@ -9,39 +10,14 @@ namespace {
 
 void FillOwn(Adjacency* adjacency) {
   adjacency->own.resize(adjacency->edges());
-  for (int32_t s = 0; s < adjacency->count(); ++s) {
-    for (int32_t p = adjacency->ptr[s]; p < adjacency->ptr[s + 1]; ++p) adjacency->own[p] = s;
-  }
+  int32_t* own = adjacency->own.data();
+  for (int32_t s = 0; s < adjacency->count(); ++s)
+    std::fill(own + adjacency->ptr[s], own + adjacency->ptr[s + 1], s);
 }
 
-// Copies sources in grouped order. Returns the first edge whose source is out of range, or -1.
-template <typename Index>
-int64_t CopyNeighbors(const Index* src, int64_t num_src, Adjacency* adjacency) {
-  const int32_t edges = adjacency->edges();
-  const int32_t* order = adjacency->edge_rows();
-  adjacency->neighbor.resize(edges);
-  bool valid = true;
-  for (int32_t p = 0; p < edges; ++p) {
-    const Index s = src[order != nullptr ? order[p] : p];
-    valid &= s >= 0 && static_cast<int64_t>(s) < num_src;
-    adjacency->neighbor[p] = static_cast<int32_t>(s);
-  }
-  if (valid) return -1;
-  for (int32_t e = 0; e < edges; ++e) {
-    if (src[e] < 0 || static_cast<int64_t>(src[e]) >= num_src) return e;
-  }
-  return -1;
-}
-
-Status Complete(Indices src, int64_t num_src, Adjacency* adjacency) {
-  if (num_src < 0 || num_src > INT32_MAX - 1) {
-    return InvalidArgument("the graph must have fewer than 2^31 source nodes, not {}", num_src);
-  }
-  const int64_t fault = src.wide ? CopyNeighbors(static_cast<const int64_t*>(src.data), num_src, adjacency)
-                                 : CopyNeighbors(static_cast<const int32_t*>(src.data), num_src, adjacency);
-  if (fault >= 0) return InvalidArgument("src[{}] must be in [0, {}), but is {}", fault, num_src, src[fault]);
-  FillOwn(adjacency);
-  return OkStatus();
+Status CheckSources(int64_t num_src) {
+  if (num_src >= 0 && num_src <= INT32_MAX - 1) return OkStatus();
+  return InvalidArgument("the graph must have fewer than 2^31 source nodes, not {}", num_src);
 }
 
 }  // namespace
@@ -83,16 +59,27 @@ StatusOr<Graph> Graph::FromCoo(Indices src, Indices dst, int64_t num_src, int64_
                            dst.size);
   }
   auto plan = std::make_shared<Plan>();
-  ASSIGN_OR_RETURN(static_cast<Segments&>(plan->by_destination), GroupByIndex(dst, num_dst, "dst"));
-  RETURN_IF_ERROR(Complete(src, num_src, &plan->by_destination));
+  RETURN_IF_ERROR(CheckSources(num_src));
+  Adjacency& csc = plan->by_destination;
+  ASSIGN_OR_RETURN(static_cast<Segments&>(csc),
+                   GroupWithValues(dst, num_dst, "dst", src, num_src, "src", &csc.neighbor));
+  FillOwn(&csc);
   plan->num_src = static_cast<int32_t>(num_src);
   return Graph(std::move(plan), false);
 }
 
 StatusOr<Graph> Graph::FromCsc(Indices ptr, Indices src, int64_t num_src) {
   auto plan = std::make_shared<Plan>();
-  ASSIGN_OR_RETURN(static_cast<Segments&>(plan->by_destination), SegmentsFromPtr(ptr, src.size));
-  RETURN_IF_ERROR(Complete(src, num_src, &plan->by_destination));
+  RETURN_IF_ERROR(CheckSources(num_src));
+  Adjacency& csc = plan->by_destination;
+  ASSIGN_OR_RETURN(static_cast<Segments&>(csc), SegmentsFromPtr(ptr, src.size));
+  csc.neighbor.resize(src.size);
+  for (int64_t e = 0; e < src.size; ++e) {
+    const int64_t s = src[e];
+    if (s < 0 || s >= num_src) return InvalidArgument("src[{}] must be in [0, {}), but is {}", e, num_src, s);
+    csc.neighbor[e] = static_cast<int32_t>(s);
+  }
+  FillOwn(&csc);
   plan->num_src = static_cast<int32_t>(num_src);
   return Graph(std::move(plan), false);
 }

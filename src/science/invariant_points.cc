@@ -1,11 +1,11 @@
 #include "science/invariant_points.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
 #include "base/round.h"
+#include "science/invariant_points_state.h"
 #include "science/run_tasks.h"
 
 namespace moesaic::science {
@@ -13,37 +13,11 @@ namespace {
 
 constexpr int64_t kResidueTile = 24;  // queries per task: scores of 12 heads and 512 keys take 590 KiB
 
-using Vec3 = std::array<float, 3>;
-
-Vec3 ToGlobal(const Frames& frames, int64_t i, const Vec3& local) {
-  const float* r = frames.rotation + 9 * i;
-  const float* t = frames.translation + 3 * i;
-  Vec3 out;
-  for (int row = 0; row < 3; ++row)
-    out[row] = r[3 * row] * local[0] + r[3 * row + 1] * local[1] + r[3 * row + 2] * local[2] + t[row];
+Vec3 ToGlobal(const float* rotation, const float* translation, const Vec3& local) {
+  Vec3 out = Turned(rotation, local);
+  for (int axis = 0; axis < 3; ++axis) out[axis] += translation[axis];
   return out;
 }
-
-Vec3 ToLocal(const Frames& frames, int64_t i, const Vec3& global) {
-  const float* r = frames.rotation + 9 * i;
-  const float* t = frames.translation + 3 * i;
-  const Vec3 d = {global[0] - t[0], global[1] - t[1], global[2] - t[2]};
-  Vec3 out;
-  for (int column = 0; column < 3; ++column)
-    out[column] = r[column] * d[0] + r[3 + column] * d[1] + r[6 + column] * d[2];
-  return out;
-}
-
-// OpenFold's projections have x, y and z of all points one after another.
-Vec3 PointOf(const float* row, int points, int point) {
-  return {row[point], row[points + point], row[2 * points + point]};
-}
-
-// Operands of one head: queries [n, width], keys transposed [width, n], values [n, v_width].
-struct IpaOperands {
-  int width, v_width;
-  float *q, *k, *v;  // [heads][...]
-};
 
 }  // namespace
 
@@ -66,63 +40,113 @@ StatusOr<InvariantPointAttention> InvariantPointAttention::Load(const WeightScop
   ASSIGN_OR_RETURN(layer.point_weights_, weights.Vector("head_weights", o.heads));
   for (float& w : layer.point_weights_)
     w = std::log1p(std::exp(w)) * std::sqrt(1.0F / (3 * (static_cast<float>(o.query_points) * 9 / 2)));
+  // The product with a row of z has z as its left operand: heads are few, and padding them to whole vectors
+  // costs less than a transposition of z.
+  ASSIGN_OR_RETURN(const WeightTensor* bias, weights.Get("linear_b.weight"));
+  const int c_z = layer.bias_.k(), columns = layer.bias_columns();
+  const float scale = std::sqrt(1.0F / 3);
+  layer.bias_rows_.assign(int64_t{c_z} * columns, 0);
+  layer.bias_shift_.assign(o.heads, 0);
+  for (int h = 0; h < o.heads; ++h) {
+    for (int c = 0; c < c_z; ++c) layer.bias_rows_[c * columns + h] = scale * bias->values[h * c_z + c];
+    if (layer.bias_.bias() != nullptr) layer.bias_shift_[h] = scale * layer.bias_.bias()[h];
+  }
   return layer;
 }
 
-Status InvariantPointAttention::Run(const graph::Context& ctx, int64_t n, const float* s, const float* z,
-                                    const Frames& frames, const float* mask, float* out) const {
-  const InvariantPointOptions& o = options_;
-  if (n == 0) return OkStatus();
+int InvariantPointAttention::bias_columns() const { return base::CeilDiv(options_.heads, 16) * 16; }
+
+void InvariantPointAttention::AddBias(const graph::Context& ctx, int64_t n, const float* z, float* buffer,
+                                      float* scores) const {
+  const graph::RowKernels& rows = ctx.graph->rows;
+  const int columns = bias_columns(), heads = options_.heads;
+  rows.matmul({.a = z,
+               .b = bias_rows_.data(),
+               .c = buffer,
+               .a_stride = bias_.k(),
+               .b_stride = columns,
+               .c_stride = columns,
+               .m = n,
+               .n = columns,
+               .k = bias_.k()});
+  float* transposed = buffer + n * columns;
+  rows.transpose(buffer, columns, n, heads, transposed, n);
+  for (int h = 0; h < heads; ++h) {
+    float* to = scores + h * n;
+    ctx.exec.kernels->axpy(1, transposed + h * n, static_cast<int>(n), to);
+    for (int64_t j = 0; j < n && bias_shift_[h] != 0; ++j) to[j] += bias_shift_[h];
+  }
+}
+
+void InvariantPointAttention::PairBias(const graph::Context& ctx, int64_t n, const float* z,
+                                       float* bias) const {
   const graph::ScratchScope scope(ctx);
+  const int64_t row = options_.heads * n;
+  std::vector<float*> buffers;
+  for (int w = 0; w < ctx.exec.pool->size(); ++w)
+    buffers.push_back(ctx.exec.scratch->Take<float>(n * (bias_columns() + options_.heads)).data());
+  ctx.exec.pool->Run(n, [&](int64_t i, int worker) {
+    std::fill_n(bias + i * row, row, 0.0F);
+    AddBias(ctx, n, z + i * n * bias_.k(), buffers[worker], bias + i * row);
+  });
+}
+
+void InvariantPointAttention::Project(const graph::Context& ctx, int64_t n, const float* s,
+                                      const Frames& frames, State* state) const {
+  const InvariantPointOptions& o = options_;
   auto take = [&](int64_t count) { return ctx.exec.scratch->Take<float>(count).data(); };
-  const int c_s = q_.k(), c_z = bias_.k(), kv_points = o.query_points + o.value_points;
-  float* q = take(n * q_.n());
-  float* kv = take(n * kv_.n());
-  float* q_points = take(n * q_points_.n());
-  float* kv_points_rows = take(n * kv_points_.n());
-  Apply(ctx, q_, s, c_s, n, q, q_.n());
-  Apply(ctx, kv_, s, c_s, n, kv, kv_.n());
-  Apply(ctx, q_points_, s, c_s, n, q_points, q_points_.n());
-  Apply(ctx, kv_points_, s, c_s, n, kv_points_rows, kv_points_.n());
+  const int kv_points = o.query_points + o.value_points;
+  auto project = [&](const Dense& dense) {
+    float* to = take(n * dense.n());
+    Apply(ctx, dense, s, dense.k(), n, to, dense.n());
+    return to;
+  };
+  state->q = project(q_);
+  state->kv = project(kv_);
+  state->q_points = project(q_points_);
+  state->kv_points = project(kv_points_);
   // Distances do not change with the origin: the mean position keeps |k|^2 - 2 q k free of cancellation.
-  std::vector<float> centered(frames.translation, frames.translation + 3 * n);
+  std::vector<float>& centered = state->centered;
+  centered.assign(frames.translation, frames.translation + 3 * n);
   for (int axis = 0; axis < 3; ++axis) {
     double mean = 0;
     for (int64_t i = 0; i < n; ++i) mean += centered[3 * i + axis];
     for (int64_t i = 0; i < n; ++i)
       centered[3 * i + axis] -= static_cast<float>(mean / static_cast<double>(n));
   }
-  const Frames local = {frames.rotation, centered.data()};
+  state->rotation = frames.rotation;
   // -w/2 |q - k|^2 = w q k - w/2 |k|^2 - w/2 |q|^2, whose last term is the same for all keys: softmax removes
   // it.
-  const IpaOperands ops = {.width = o.dim + 3 * o.query_points + 1,
-                           .v_width = o.dim + 3 * o.value_points,
-                           .q = take(o.heads * n * (o.dim + 3 * o.query_points + 1)),
-                           .k = take(o.heads * n * (o.dim + 3 * o.query_points + 1)),
-                           .v = take(o.heads * n * (o.dim + 3 * o.value_points))};
+  state->width = o.dim + 3 * o.query_points + 1;
+  state->v_width = o.dim + 3 * o.value_points;
+  state->queries = take(o.heads * n * state->width);
+  state->keys = take(o.heads * n * state->width);
+  state->values = take(o.heads * n * state->v_width);
   const float scale = std::sqrt(1.0F / (3 * static_cast<float>(o.dim)));
   ForRows(ctx, n, 16, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
+      const float *r = frames.rotation + 9 * i, *t = centered.data() + 3 * i;
+      const float *q = state->q + i * q_.n(), *kv = state->kv + i * kv_.n(),
+                  *q_points = state->q_points + i * q_points_.n(),
+                  *kv_row = state->kv_points + i * kv_points_.n();
       for (int h = 0; h < o.heads; ++h) {
-        float* q_row = ops.q + (h * n + i) * ops.width;
-        float* k_column = ops.k + int64_t{h} * ops.width * n + i;
-        float* v_row = ops.v + (h * n + i) * ops.v_width;
+        float* q_row = state->queries + (h * n + i) * state->width;
+        float* k_column = state->keys + int64_t{h} * state->width * n + i;
+        float* v_row = state->values + (h * n + i) * state->v_width;
         int at = 0;
         auto add = [&](float query, float key) {
           q_row[at] = query;
           k_column[at++ * n] = key;
         };
         for (int d = 0; d < o.dim; ++d) {
-          add(scale * q[i * q_.n() + h * o.dim + d], kv[i * kv_.n() + 2 * h * o.dim + d]);
-          v_row[d] = kv[i * kv_.n() + (2 * h + 1) * o.dim + d];
+          add(scale * q[h * o.dim + d], kv[2 * h * o.dim + d]);
+          v_row[d] = kv[(2 * h + 1) * o.dim + d];
         }
         float squares = 0;
         for (int p = 0; p < o.query_points; ++p) {
-          const Vec3 query = ToGlobal(
-              local, i,
-              PointOf(q_points + i * q_points_.n(), o.heads * o.query_points, h * o.query_points + p));
-          const Vec3 key = ToGlobal(
-              local, i, PointOf(kv_points_rows + i * kv_points_.n(), o.heads * kv_points, h * kv_points + p));
+          const Vec3 query =
+              ToGlobal(r, t, PointOf(q_points, o.heads * o.query_points, h * o.query_points + p));
+          const Vec3 key = ToGlobal(r, t, PointOf(kv_row, o.heads * kv_points, h * kv_points + p));
           for (int axis = 0; axis < 3; ++axis) {
             add(point_weights_[h] * query[axis], key[axis]);
             squares += key[axis] * key[axis];
@@ -130,56 +154,65 @@ Status InvariantPointAttention::Run(const graph::Context& ctx, int64_t n, const 
         }
         add(1, -0.5F * point_weights_[h] * squares);
         for (int p = 0; p < o.value_points; ++p) {
-          const Vec3 value = ToGlobal(local, i,
-                                      PointOf(kv_points_rows + i * kv_points_.n(), o.heads * kv_points,
-                                              h * kv_points + o.query_points + p));
+          const Vec3 value =
+              ToGlobal(r, t, PointOf(kv_row, o.heads * kv_points, h * kv_points + o.query_points + p));
           std::copy_n(value.data(), 3, v_row + o.dim + 3 * p);
         }
       }
     }
   });
+}
+
+void InvariantPointAttention::Attend(const graph::Context& ctx, int64_t n, const float* z, const float* mask,
+                                     const float* pair_bias, const State& state) const {
+  const graph::ScratchScope scope(ctx);
+  const InvariantPointOptions& o = options_;
+  const int c_z = bias_.k(), width = out_.k();
+  auto take = [&](int64_t count) { return ctx.exec.scratch->Take<float>(count).data(); };
   struct IpaTile {
-    TileDense dense;
-    float *scores, *values, *pair_bias;
+    float *scores, *values, *bias;
   };
   std::vector<IpaTile> tiles;
   for (int w = 0; w < ctx.exec.pool->size(); ++w) {
-    tiles.push_back({TileDense(ctx, tensor::PackedFormat::kF32, static_cast<int>(n), c_z),
-                     take(kResidueTile * o.heads * n), take(kResidueTile * ops.v_width), take(n * o.heads)});
+    tiles.push_back({take(state.weights != nullptr ? 0 : kResidueTile * o.heads * n),
+                     take(kResidueTile * state.v_width),
+                     take(pair_bias != nullptr ? 0 : n * (bias_columns() + o.heads))});
   }
-  const int width = out_.k();
-  float* features = take(n * width);
-  const float bias_scale = std::sqrt(1.0F / 3);
   ctx.exec.pool->Run(base::CeilDiv(n, kResidueTile), [&](int64_t task, int worker) {
     const IpaTile& tile = tiles[worker];
     const graph::RowKernels& rows = ctx.graph->rows;
     const int64_t first = task * kResidueTile, count = std::min(kResidueTile, n - first);
+    float* all_scores = state.weights != nullptr ? state.weights + first * o.heads * n : tile.scores;
     // Scores are [count, heads, n], so that the pair output of a residue is one product [heads, n] [n, c_z].
     for (int h = 0; h < o.heads; ++h) {
-      rows.matmul({.a = ops.q + (h * n + first) * ops.width,
-                   .b = ops.k + int64_t{h} * ops.width * n,
-                   .c = tile.scores + h * n,
-                   .a_stride = ops.width,
+      rows.matmul({.a = state.queries + (h * n + first) * state.width,
+                   .b = state.keys + int64_t{h} * state.width * n,
+                   .c = all_scores + h * n,
+                   .a_stride = state.width,
                    .b_stride = n,
                    .c_stride = o.heads * n,
                    .m = count,
                    .n = n,
-                   .k = ops.width});
+                   .k = state.width});
     }
     for (int64_t i = 0; i < count; ++i) {
       const float* z_row = z + (first + i) * n * c_z;
-      float* scores = tile.scores + i * o.heads * n;
-      tile.dense.Run(bias_, z_row, c_z, static_cast<int>(n), tile.pair_bias, o.heads);
+      float* scores = all_scores + i * o.heads * n;
+      if (pair_bias != nullptr) {
+        ctx.exec.kernels->axpy(1, pair_bias + (first + i) * o.heads * n, static_cast<int>(o.heads * n),
+                               scores);
+      } else {
+        AddBias(ctx, n, z_row, tile.bias, scores);
+      }
       for (int h = 0; h < o.heads; ++h) {
-        for (int64_t j = 0; j < n; ++j) {
-          scores[h * n + j] += bias_scale * tile.pair_bias[j * o.heads + h];
-          if (mask != nullptr && mask[j] == 0) scores[h * n + j] = -std::numeric_limits<float>::infinity();
+        for (int64_t j = 0; j < n && mask != nullptr; ++j) {
+          if (mask[j] == 0) scores[h * n + j] = -std::numeric_limits<float>::infinity();
         }
         rows.softmax(scores + h * n, static_cast<int>(n));
       }
       rows.matmul({.a = scores,
                    .b = z_row,
-                   .c = features + (first + i) * width + o.heads * (o.dim + 4 * o.value_points),
+                   .c = state.features + (first + i) * width + o.heads * (o.dim + 4 * o.value_points),
                    .a_stride = n,
                    .b_stride = c_z,
                    .c_stride = c_z,
@@ -188,23 +221,24 @@ Status InvariantPointAttention::Run(const graph::Context& ctx, int64_t n, const 
                    .k = n});
     }
     for (int h = 0; h < o.heads; ++h) {
-      rows.matmul({.a = tile.scores + h * n,
-                   .b = ops.v + int64_t{h} * n * ops.v_width,
+      rows.matmul({.a = all_scores + h * n,
+                   .b = state.values + int64_t{h} * n * state.v_width,
                    .c = tile.values,
                    .a_stride = o.heads * n,
-                   .b_stride = ops.v_width,
-                   .c_stride = ops.v_width,
+                   .b_stride = state.v_width,
+                   .c_stride = state.v_width,
                    .m = count,
-                   .n = ops.v_width,
+                   .n = state.v_width,
                    .k = n});
       const int points = o.heads * o.value_points;
       for (int64_t i = 0; i < count; ++i) {
-        float* row = features + (first + i) * width;
-        const float* value = tile.values + i * ops.v_width;
+        float* row = state.features + (first + i) * width;
+        const float* value = tile.values + i * state.v_width;
+        const float *r = state.rotation + 9 * (first + i), *t = state.centered.data() + 3 * (first + i);
         std::copy_n(value, o.dim, row + h * o.dim);
         for (int p = 0; p < o.value_points; ++p) {
           const float* at = value + o.dim + 3 * p;
-          const Vec3 point = ToLocal(local, first + i, {at[0], at[1], at[2]});
+          const Vec3 point = TurnedBack(r, {at[0] - t[0], at[1] - t[1], at[2] - t[2]});
           float* to = row + o.heads * o.dim + h * o.value_points + p;
           float squares = 1e-8F;
           for (int axis = 0; axis < 3; ++axis) {
@@ -216,7 +250,18 @@ Status InvariantPointAttention::Run(const graph::Context& ctx, int64_t n, const 
       }
     }
   });
-  Apply(ctx, out_, features, width, n, out, c_s);
+}
+
+Status InvariantPointAttention::Run(const graph::Context& ctx, int64_t n, const float* s, const float* z,
+                                    const Frames& frames, const float* mask, float* out,
+                                    const float* pair_bias) const {
+  if (n == 0) return OkStatus();
+  const graph::ScratchScope scope(ctx);
+  State state;
+  Project(ctx, n, s, frames, &state);
+  state.features = ctx.exec.scratch->Take<float>(n * out_.k()).data();
+  Attend(ctx, n, z, mask, pair_bias, state);
+  Apply(ctx, out_, state.features, out_.k(), n, out, c_s());
   return OkStatus();
 }
 

@@ -49,7 +49,8 @@ void ReduceInto(const Context& ctx, const Adjacency& adjacency, Op op, Reduce re
              .out = out.data,
              .out_stride = out.stride,
              .arg = arg,
-             .arg_empty = adjacency.edges()});
+             .arg_empty = adjacency.edges()},
+            u.x.rows);
 }
 
 // Per-edge map in the order by destination.

@@ -11,15 +11,26 @@ enum class Activation : uint8_t { kNone, kSilu, kRelu, kGelu, kSigmoid };
 /// y[i] = activation(sum of rows[r][i] + scale * weights[i]); weights may be null. y may be one of the rows.
 using ActivateFn = void (*)(const float* const* rows, int count, const float* weights, float scale, int n,
                             Activation activation, float* y);
+/// out[i] = grad[i] * activation'(x[i]); out may be x or grad.
+using ActivateGradientFn = void (*)(const float* x, const float* grad, int n, Activation activation,
+                                    float* out);
 /// y = (x - mean) / sqrt(variance + eps) * gamma + beta; gamma and beta may be null. y may be x.
 using LayerNormFn = void (*)(const float* x, const float* gamma, const float* beta, int n, float eps,
                              float* y);
+/// Adds the gradients of LayerNorm for its result's gradient: x_grad [n] += .., and gamma_grad, beta_grad [n]
+/// unless they are null. gamma may be null.
+using LayerNormGradientFn = void (*)(const float* x, const float* gamma, const float* grad, int n, float eps,
+                                     float* x_grad, float* gamma_grad, float* beta_grad);
 /// y[i] = x[i] * sigmoid(gate[i]); y may be x or gate.
 using GateFn = void (*)(const float* x, const float* gate, int n, float* y);
 /// x = softmax(x). A row of -inf becomes 0.
 using SoftmaxRowFn = void (*)(float* x, int n);
 /// x[i] = e^x[i] for x <= 0; values below -87 give at most 2^-126.
 using ExpFn = void (*)(float* x, int n);
+
+/// to[c * to_stride + r] = from[r * from_stride + c] for r < rows, c < cols. Strides are in floats.
+using TransposeFn = void (*)(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float* to,
+                             int64_t to_stride);
 
 /// c [m, n] = a [m, k] b [k, n], or c += with accumulate; all row-major. With b_transposed b is [n, k].
 /// Elements are summed in order of k.
@@ -41,6 +52,9 @@ struct RowKernels {
   SoftmaxRowFn softmax = nullptr;
   ExpFn exp = nullptr;
   MatmulFn matmul = nullptr;
+  TransposeFn transpose = nullptr;
+  ActivateGradientFn activate_gradient = nullptr;
+  LayerNormGradientFn layer_norm_gradient = nullptr;
 };
 
 namespace cpu {

@@ -118,9 +118,19 @@ void FillZeros(const Output& out) {
     std::memset(static_cast<std::byte*>(out.data) + tensor::BytesOf(out.dtype, r * out.stride), 0, bytes);
 }
 
-void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task) {
+void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task, int64_t u_rows) {
   if (task.cols == 0) return;
   const ScratchScope scope(ctx);
+  if (task.u_rows != nullptr) {
+    constexpr int64_t kCachedBytes = 256 << 10;  // half of a small L2 cache
+    constexpr int64_t kBlockColumns = 64;        // the block of AVX2's micro-kernel
+    const auto bytes = [&](int64_t columns) {
+      return u_rows * static_cast<int64_t>(tensor::BytesOf(task.dtype, columns));
+    };
+    task.by_columns =
+        bytes(task.cols) > kCachedBytes && bytes(std::min(kBlockColumns, task.cols)) <= kCachedBytes;
+    task.prefetch = bytes(task.cols) > kCachedBytes && !task.by_columns;
+  }
   if (task.e == nullptr) task.e = task.u;  // micro-kernels compute the address in any case
   task.out_f32 = false;
   if (!segments.hubs.empty()) ReduceHubs(ctx, segments, task);

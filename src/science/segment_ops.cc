@@ -40,7 +40,8 @@ Status Segment(const Context& ctx, Reduce reduce, const Segments& segments, cons
              .out = out.data,
              .out_stride = out.stride,
              .arg = options.arg.empty() ? nullptr : options.arg.data(),
-             .arg_empty = segments.edges()});
+             .arg_empty = segments.edges()},
+            src.rows);
   return OkStatus();
 }
 

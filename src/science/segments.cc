@@ -43,31 +43,85 @@ void PlaceEdges(const Index* index, int64_t size, std::vector<int32_t> next, std
   for (int64_t e = 0; e < size; ++e) (*edge)[next[index[e]]++] = static_cast<int32_t>(e);
 }
 
-}  // namespace
+// PlaceEdges() with the values of the edges. Returns whether all values are in [0, limit).
+template <typename Index, typename Value>
+bool PlaceWithValues(const Index* index, int64_t size, std::vector<int32_t> next, const Value* values,
+                     int64_t limit, std::vector<int32_t>* edge, std::vector<int32_t>* grouped) {
+  edge->resize(size);
+  grouped->resize(size);
+  int32_t *to_edge = edge->data(), *to_value = grouped->data(), *at = next.data();
+  bool valid = true;
+  for (int64_t e = 0; e < size; ++e) {
+    const Value value = values[e];
+    valid &= static_cast<uint64_t>(value) < static_cast<uint64_t>(limit);  // negative values are large
+    const int32_t p = at[index[e]]++;
+    to_edge[p] = static_cast<int32_t>(e);
+    to_value[p] = static_cast<int32_t>(value);
+  }
+  return valid;
+}
 
-StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name) {
+template <typename Value>
+bool CopyValues(const Value* values, int64_t size, int64_t limit, std::vector<int32_t>* copy) {
+  copy->resize(size);
+  bool valid = true;
+  for (int64_t e = 0; e < size; ++e) {
+    valid &= static_cast<uint64_t>(values[e]) < static_cast<uint64_t>(limit);
+    (*copy)[e] = static_cast<int32_t>(values[e]);
+  }
+  return valid;
+}
+
+// Calls run with the pointer of the caller's type.
+template <typename Run>
+auto WithIndex(const Indices& index, const Run& run) {
+  return index.wide ? run(static_cast<const int64_t*>(index.data))
+                    : run(static_cast<const int32_t*>(index.data));
+}
+
+// The boundaries of the groups. *sorted tells whether the order of the edges is already that of the groups.
+StatusOr<Segments> CountGroups(const Indices& index, int64_t count, const char* name, bool* sorted) {
   if (count < 0 || count >= kLimit || index.size >= kLimit) {
     return InvalidArgument("{} has {} edges for {} nodes; each must be below 2^31", name, index.size, count);
   }
   Segments segments;
   segments.ptr.assign(count + 1, 0);
   int64_t fault = -1;
-  const bool sorted =
-      index.wide
-          ? CountEdges(static_cast<const int64_t*>(index.data), index.size, count, &segments.ptr, &fault)
-          : CountEdges(static_cast<const int32_t*>(index.data), index.size, count, &segments.ptr, &fault);
+  *sorted = WithIndex(
+      index, [&](const auto* data) { return CountEdges(data, index.size, count, &segments.ptr, &fault); });
   if (fault >= 0) {
     return InvalidArgument("{}[{}] must be in [0, {}), but is {}", name, fault, count, index[fault]);
   }
   for (int64_t s = 0; s < count; ++s) segments.ptr[s + 1] += segments.ptr[s];
-  if (!sorted) {
-    if (index.wide) {
-      PlaceEdges(static_cast<const int64_t*>(index.data), index.size, segments.ptr, &segments.edge);
-    } else {
-      PlaceEdges(static_cast<const int32_t*>(index.data), index.size, segments.ptr, &segments.edge);
-    }
-  }
   FindHubs(&segments);
+  return segments;
+}
+
+}  // namespace
+
+StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name) {
+  bool sorted = false;
+  ASSIGN_OR_RETURN(Segments segments, CountGroups(index, count, name, &sorted));
+  if (!sorted) {
+    WithIndex(index, [&](const auto* data) { PlaceEdges(data, index.size, segments.ptr, &segments.edge); });
+  }
+  return segments;
+}
+
+StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* name, Indices values,
+                                   int64_t limit, const char* values_name, std::vector<int32_t>* grouped) {
+  bool sorted = false;
+  ASSIGN_OR_RETURN(Segments segments, CountGroups(index, count, name, &sorted));
+  const bool valid = WithIndex(values, [&](const auto* from) {
+    if (sorted) return CopyValues(from, index.size, limit, grouped);
+    return WithIndex(index, [&](const auto* data) {
+      return PlaceWithValues(data, index.size, segments.ptr, from, limit, &segments.edge, grouped);
+    });
+  });
+  for (int64_t e = 0; e < index.size && !valid; ++e) {
+    if (values[e] < 0 || values[e] >= limit)
+      return InvalidArgument("{}[{}] must be in [0, {}), but is {}", values_name, e, limit, values[e]);
+  }
   return segments;
 }
 

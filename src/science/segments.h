@@ -29,6 +29,12 @@ struct Segments {
 /// index out of range, or if there are 2^31 or more edges or segments.
 StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name = "index");
 
+/// GroupByIndex() that also copies `values`, one per index, in grouped order into *grouped: one pass over the
+/// edges instead of two. Fails like GroupByIndex(), or with the position of the first value out of [0,
+/// limit).
+StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* name, Indices values,
+                                   int64_t limit, const char* values_name, std::vector<int32_t>* grouped);
+
 /// Takes boundaries that are already sorted: ptr[0] = 0, ptr is not decreasing, and ptr[last] = edges.
 StatusOr<Segments> SegmentsFromPtr(Indices ptr, int64_t edges, const char* name = "ptr");
 

@@ -202,3 +202,37 @@ class Attention(torch.autograd.Function):
             graph, heads, scale, q, k, v, bias, targets, _grad(grad), ctx.needs_input_grad[:4]
         )
         return *grads, None, None, None, None
+
+
+class Layer(torch.autograd.Function):
+    """A layer of moesaic.layers: inputs, then parameters in the order of their names."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., tuple[Any, ...]],
+        run_backward: Callable[..., None],
+        names: tuple[str, ...],
+        *tensors: torch.Tensor | None,
+    ) -> Any:
+        """Run the layer on its inputs."""
+        ctx.run_backward, ctx.names = run_backward, names
+        ctx.save_for_backward(*tensors)
+        inputs = tensors[: len(tensors) - len(names)]
+        return run(*(None if x is None else x.detach() for x in inputs))
+
+    @staticmethod
+    @_first_only
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Return the gradients of inputs and parameters. Hidden values are computed again."""
+        tensors, names = ctx.saved_tensors, ctx.names
+        found = [
+            torch.zeros(x.shape, dtype=torch.float32) if want and x is not None else None
+            for x, want in zip(tensors, ctx.needs_input_grad[3:], strict=True)
+        ]
+        count = len(tensors) - len(names)
+        parameters = {name: g for name, g in zip(names, found[count:], strict=True) if g is not None}
+        inputs = [None if x is None else x.detach() for x in tensors[:count]]
+        ctx.run_backward(inputs, [_grad(g).float() for g in grads], found[:count], parameters)
+        typed = [None if g is None else g.to(x.dtype) for g, x in zip(found, tensors, strict=True)]
+        return None, None, None, *typed

@@ -100,6 +100,50 @@ def edge_attention_backward(
 def nearest_graph(xyz: Any, k: int, window: int, self: bool, sets: Any | None) -> tuple[Any, Any]: ...
 def radius_graph(xyz: Any, radius: float, max_neighbors: int, self: bool, sets: Any | None) -> tuple[Any, Any]: ...
 
+class EdgeMlp:
+    @staticmethod
+    def load(
+        weights: dict[str, Any],
+        dst_inputs: int,
+        src_inputs: int,
+        distance: bool,
+        edge_inputs: int,
+        activation: str,
+        activate_last: bool,
+    ) -> EdgeMlp: ...
+    @property
+    def outputs(self) -> int: ...
+    def reduce(
+        self,
+        graph: Graph,
+        reduce: str,
+        scale: float,
+        dst: Any,
+        src: Any,
+        edge: Any | None,
+        dst_xyz: Any | None,
+        src_xyz: Any | None,
+        out: Any,
+    ) -> None: ...
+    def reduce_backward(
+        self,
+        graph: Graph,
+        reduce: str,
+        scale: float,
+        dst: Any,
+        src: Any,
+        edge: Any | None,
+        dst_xyz: Any | None,
+        src_xyz: Any | None,
+        out_grad: Any,
+        dst_grad: Any | None,
+        src_grad: Any | None,
+        edge_grad: Any | None,
+        dst_xyz_grad: Any | None,
+        src_xyz_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
+
 class EgnnLayer:
     @staticmethod
     def load(
@@ -114,11 +158,27 @@ class EgnnLayer:
     @property
     def outputs(self) -> int: ...
     def run(self, graph: Graph, h: Any, x: Any, edge: Any | None, h_out: Any, x_out: Any) -> None: ...
+    def backward(
+        self,
+        graph: Graph,
+        h: Any,
+        x: Any,
+        edge: Any | None,
+        h_grad: Any,
+        x_grad: Any,
+        h_in_grad: Any | None,
+        x_in_grad: Any | None,
+        edge_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
 
 class TriangleMultiplication:
     @staticmethod
     def load(weights: dict[str, Any], incoming: bool) -> TriangleMultiplication: ...
     def run(self, n: int, mask: Any | None, z: Any) -> None: ...
+    def backward(
+        self, n: int, mask: Any | None, z: Any, out_grad: Any, z_grad: Any | None, parameters: dict[str, Any]
+    ) -> None: ...
 
 class TriangleAttention:
     @staticmethod
@@ -144,6 +204,45 @@ class InvariantPointAttention:
         translation: Any,
         mask: Any | None,
         out: Any,
+    ) -> None: ...
+    def backward(
+        self,
+        n: int,
+        s: Any,
+        z: Any,
+        rotation: Any,
+        translation: Any,
+        mask: Any | None,
+        out_grad: Any,
+        s_grad: Any | None,
+        z_grad: Any | None,
+        rotation_grad: Any | None,
+        translation_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
+
+class StructureModule:
+    @staticmethod
+    def load(
+        weights: dict[str, Any], heads: int, dim: int, query_points: int, value_points: int, blocks: int
+    ) -> StructureModule: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def has_geometry(self) -> bool: ...
+    def run(
+        self,
+        n: int,
+        single: Any,
+        pair: Any,
+        types: Any | None,
+        mask: Any | None,
+        frames: Any,
+        angles: Any,
+        unnormalized: Any,
+        groups: Any | None,
+        positions: Any | None,
+        single_out: Any,
     ) -> None: ...
 
 class Se3Graph:

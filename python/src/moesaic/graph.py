@@ -222,10 +222,14 @@ _MESSAGES = {
 }
 
 
-def _trailing(x: Any) -> tuple[int, ...]:
+def _shape(x: Any) -> tuple[int, ...]:
     if not hasattr(x, "shape"):
         raise TypeError(f"features must be a NumPy array or a PyTorch tensor, not {type(x).__name__}")
-    return tuple(x.shape[1:])
+    return tuple(int(n) for n in x.shape)
+
+
+def _trailing(x: Any) -> tuple[int, ...]:
+    return _shape(x)[1:]
 
 
 def _edge_columns(u_rest: tuple[int, ...], e_rest: tuple[int, ...]) -> int:
@@ -408,14 +412,13 @@ def edge_attention(
         [num_dst, heads, v_dim]; zeros for nodes without edges.
 
     """
-    a: Any = q
-    if a.ndim != 3 or not (hasattr(k, "ndim") and k.ndim == 3) or not (hasattr(v, "ndim") and v.ndim == 3):
+    if any(getattr(x, "ndim", None) != 3 for x in (q, k, v)):
         raise ValueError("q, k and v must be [rows, heads, dim]")
-    heads, dim = int(a.shape[1]), int(a.shape[2])
-    if tuple(k.shape[1:]) != (heads, dim) or v.shape[1] != heads:
+    (_, heads, dim), k_shape, v_shape = _shape(q), _shape(k), _shape(v)
+    if k_shape[1:] != (heads, dim) or v_shape[1] != heads:
         raise ValueError(
             f"k and v must be [rows, {heads}, {dim}] and [rows, {heads}, v_dim] as q is, "
-            f"but are {tuple(k.shape)} and {tuple(v.shape)}"
+            f"but are {k_shape} and {v_shape}"
         )
     targets = (_key_target(graph, k, "k", k_target), _key_target(graph, v, "v", v_target))
     factor = 1.0 / math.sqrt(dim) if scale is None else scale
@@ -429,7 +432,7 @@ def edge_attention(
         out = Attention.apply(*inputs, graph._graph, heads, factor, targets)
     else:
         out = _ops.attention(graph._graph, heads, factor, inputs[0], inputs[1], inputs[2], inputs[3], targets)
-    result: ArrayT = out.reshape(graph.num_dst, heads, v.shape[2])
+    result: ArrayT = out.reshape(graph.num_dst, heads, v_shape[2])
     return result
 
 

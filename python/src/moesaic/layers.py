@@ -1,25 +1,30 @@
-"""Layers of molecular models on float32 arrays, for inference. Weights are state dicts with published names.
+"""Layers of molecular models on float32 arrays. Weights are state dicts with published names.
 
-Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. Gradients are not recorded.
+Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. EdgeMlpReduce, EgnnLayer,
+TriangleMultiplication and InvariantPointAttention record gradients of their inputs, and of parameters where the state
+dict has tensors that require them (`dict(module.named_parameters())`). Their hidden values are not kept: the backward
+pass computes them again. Tensors of the state dict may change in place, as an optimizer does; the layer follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import _core
-from ._arrays import empty, is_torch, plain
+from ._arrays import empty, is_torch, needs_grad, plain
 from .graph import Graph
 
 __all__ = [
+    "EdgeMlpReduce",
     "EgnnLayer",
     "EvoformerBlock",
     "InvariantPointAttention",
     "ProteinMpnn",
     "Se3AttentionBlock",
+    "StructureModule",
     "TriangleAttention",
     "TriangleMultiplication",
     "knn_graph",
@@ -45,6 +50,44 @@ def _maybe(x: Any | None) -> Any | None:
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _floats(value) for name, value in state.items()}
+
+
+class _Differentiable:
+    """A layer with a backward pass. Subclasses pack weights with `load`."""
+
+    def __init__(self, state: Mapping[str, Any], load: Callable[[dict[str, Any]], Any]) -> None:
+        self._state, self._load = dict(state), load
+        self._versions: tuple[Any, ...] = ()
+        self._packed: Any = None
+
+    @property
+    def _layer(self) -> Any:
+        """The packed layer. Weights are packed again after a change of the state dict's tensors."""
+        versions = tuple((x.data_ptr(), x._version) for x in self._state.values() if is_torch(x))
+        if self._packed is None or versions != self._versions:
+            self._packed, self._versions = self._load(_weights(self._state)), versions
+        return self._packed
+
+    def _apply(
+        self,
+        run: Callable[..., tuple[Any, ...]],
+        backward: Callable[[Sequence[Any], Sequence[Any], Sequence[Any], dict[str, Any]], None],
+        inputs: Sequence[Any],
+    ) -> tuple[Any, ...]:
+        """Run a layer, and record it if PyTorch does.
+
+        backward(inputs, result gradients, input gradients, parameter gradients) adds to the last two.
+        """
+        parameters = {name: x for name, x in self._state.items() if needs_grad(x)}
+        if not parameters and not needs_grad(*inputs):
+            return run(*(None if x is None else plain(x) for x in inputs))
+        import torch
+
+        from . import _autograd
+
+        rows = [None if x is None else torch.as_tensor(x) for x in inputs]
+        result: tuple[Any, ...] = _autograd.Layer.apply(run, backward, tuple(parameters), *rows, *parameters.values())
+        return result
 
 
 def _copy(x: Any) -> Any:
@@ -100,7 +143,60 @@ def radius_graph(
     return _like(xyz, src), _like(xyz, dst)
 
 
-class EgnnLayer:
+class EdgeMlpReduce(_Differentiable):
+    """Perceptron on [dst features, src features, squared distance, edge features], reduced at destinations.
+
+    Hidden values exist for 128 edges at a time, and the first layer runs per node. The state dict is that of a
+    torch.nn.Sequential of linear layers 0, 2, 4, ... with activations between them.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        dst_inputs: int,
+        src_inputs: int,
+        edge_inputs: int = 0,
+        distance: bool = False,
+        activation: str = "silu",
+        activate_last: bool = True,
+        reduce: str = "sum",
+        scale: float = 1.0,
+    ) -> None:
+        """Pack the weights. activation is silu, relu, gelu or sigmoid; reduce is sum or mean."""
+        self._reduce, self._scale = reduce, scale
+        super().__init__(
+            state,
+            lambda weights: _core.EdgeMlp.load(
+                weights, dst_inputs, src_inputs, distance, edge_inputs, activation, activate_last
+            ),
+        )
+        _ = self._layer
+
+    def __call__(
+        self,
+        graph: Graph,
+        dst: Any,
+        src: Any,
+        edge: Any | None = None,
+        dst_xyz: Any | None = None,
+        src_xyz: Any | None = None,
+    ) -> Any:
+        """Return [num_dst, outputs] for features of destinations, sources and edges, and positions [n, 3]."""
+        layer, options = self._layer, (graph._graph, self._reduce, self._scale)
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            rows = [_maybe(x) for x in inputs]
+            out = empty(rows[0], (graph.num_dst, layer.outputs))
+            layer.reduce(*options, *rows, out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            layer.reduce_backward(*options, *(_maybe(x) for x in inputs), grads[0], *found, parameters)
+
+        return self._apply(run, backward, (dst, src, edge, dst_xyz, src_xyz))[0]
+
+
+class EgnnLayer(_Differentiable):
     """E(n)-equivariant layer (arXiv 2102.09844); parameters edge_mlp.*, node_mlp.*, coord_mlp.*, att_mlp.0."""
 
     def __init__(
@@ -114,30 +210,53 @@ class EgnnLayer:
         tanh: bool = False,
     ) -> None:
         """Pack the weights of a state dict."""
-        self._layer = _core.EgnnLayer.load(
-            _weights(state), node_inputs, edge_inputs, residual, mean_coordinates, normalize, tanh
+        super().__init__(
+            state,
+            lambda weights: _core.EgnnLayer.load(
+                weights, node_inputs, edge_inputs, residual, mean_coordinates, normalize, tanh
+            ),
         )
+        _ = self._layer
 
     def __call__(self, graph: Graph, h: Any, x: Any, edge: Any | None = None) -> tuple[Any, Any]:
         """Update features h [n, F] and coordinates x [n, 3]; edge is [E, edge_inputs]."""
-        h, x = _floats(h), _floats(x)
-        h_out, x_out = empty(h, (h.shape[0], self._layer.outputs)), empty(x, x.shape)
-        self._layer.run(graph._graph, h, x, _maybe(edge), h_out, x_out)
+        layer = self._layer
+
+        def run(h: Any, x: Any, edge: Any | None) -> tuple[Any, ...]:
+            h, x = _floats(h), _floats(x)
+            h_out, x_out = empty(h, (h.shape[0], layer.outputs)), empty(x, x.shape)
+            layer.run(graph._graph, h, x, _maybe(edge), h_out, x_out)
+            return h_out, x_out
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            layer.backward(graph._graph, *(_maybe(x) for x in inputs), *grads, *found, parameters)
+
+        h_out, x_out = self._apply(run, backward, (h, x, edge))
         return h_out, x_out
 
 
-class TriangleMultiplication:
+class TriangleMultiplication(_Differentiable):
     """AlphaFold 2's algorithms 11 and 12, with OpenFold's parameter names."""
 
     def __init__(self, state: Mapping[str, Any], incoming: bool = False) -> None:
         """Pack the weights of a state dict."""
-        self._layer = _core.TriangleMultiplication.load(_weights(state), incoming)
+        super().__init__(state, lambda weights: _core.TriangleMultiplication.load(weights, incoming))
+        _ = self._layer
 
     def __call__(self, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c] plus the update; mask is [n, n]."""
-        out = _copy(z)
-        self._layer.run(out.shape[0], _maybe(mask), out)
-        return out
+        layer, mask = self._layer, _maybe(mask)
+
+        def run(z: Any) -> tuple[Any, ...]:
+            out = _copy(z)
+            layer.run(out.shape[0], mask, out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            z = _floats(inputs[0])
+            layer.backward(z.shape[0], mask, z, grads[0], found[0], parameters)
+
+        return self._apply(run, backward, (z,))[0]
 
 
 class TriangleAttention:
@@ -169,20 +288,82 @@ class EvoformerBlock:
         return m_out, z_out
 
 
-class InvariantPointAttention:
+class InvariantPointAttention(_Differentiable):
     """AlphaFold 2's algorithm 22, with OpenFold's parameter names."""
 
     def __init__(
         self, state: Mapping[str, Any], heads: int = 12, dim: int = 16, query_points: int = 4, value_points: int = 8
     ) -> None:
         """Pack the weights of a state dict."""
-        self._layer = _core.InvariantPointAttention.load(_weights(state), heads, dim, query_points, value_points)
+        super().__init__(
+            state,
+            lambda weights: _core.InvariantPointAttention.load(weights, heads, dim, query_points, value_points),
+        )
+        _ = self._layer
 
     def __call__(self, s: Any, z: Any, rotation: Any, translation: Any, mask: Any | None = None) -> Any:
         """Return the update [n, c_s] of s for z [n, n, c_z], frames [n, 3, 3] and [n, 3]; mask is [n]."""
-        s, z = _floats(s), _floats(z)
-        out = empty(s, s.shape)
-        self._layer.run(s.shape[0], s, z, _floats(rotation), _floats(translation), _maybe(mask), out)
+        layer, mask = self._layer, _maybe(mask)
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            s, z, rotation, translation = (_floats(x) for x in inputs)
+            out = empty(s, s.shape)
+            layer.run(s.shape[0], s, z, rotation, translation, mask, out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            rows = [_floats(x) for x in inputs]
+            layer.backward(rows[0].shape[0], *rows, mask, grads[0], *found, parameters)
+
+        return self._apply(run, backward, (s, z, rotation, translation))[0]
+
+
+class StructureModule:
+    """AlphaFold 2's algorithm 20, with OpenFold's parameter names and results.
+
+    Atoms need OpenFold's buffers default_frames, group_idx, atom_mask and lit_positions in the state dict:
+    `{**module.state_dict(), **dict(module.named_buffers())}`.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        heads: int = 12,
+        dim: int = 16,
+        query_points: int = 4,
+        value_points: int = 8,
+        blocks: int = 8,
+    ) -> None:
+        """Pack the weights of a state dict; blocks is the number of iterations, which share weights."""
+        self._module = _core.StructureModule.load(_weights(state), heads, dim, query_points, value_points, blocks)
+
+    def __call__(self, single: Any, pair: Any, types: Any | None = None, mask: Any | None = None) -> dict[str, Any]:
+        """Fold single [n, c_s] and pair [n, n, c_z] features; types [n] are residue types, mask is [n].
+
+        Returns, for every iteration: frames [blocks, n, 7] (quaternion, translation), angles and
+        unnormalized_angles [blocks, n, 7, 2], and with types sidechain_frames [blocks, n, 8, 4, 4] and positions
+        [blocks, n, 14, 3] in angstroms. single [n, c_s] is that of the last iteration.
+        """
+        single, pair = _floats(single), _floats(pair)
+        n, blocks = single.shape[0], self._module.blocks
+        shapes = {"frames": (7,), "angles": (7, 2), "unnormalized_angles": (7, 2)}
+        if types is not None:
+            shapes |= {"sidechain_frames": (8, 4, 4), "positions": (14, 3)}
+        out = {name: empty(single, (blocks, n, *shape)) for name, shape in shapes.items()}
+        out["single"] = empty(single, single.shape)
+        self._module.run(
+            n,
+            single,
+            pair,
+            None if types is None else _ints(types),
+            _maybe(mask),
+            out["frames"],
+            out["angles"],
+            out["unnormalized_angles"],
+            out.get("sidechain_frames"),
+            out.get("positions"),
+            out["single"],
+        )
         return out
 
 

@@ -81,7 +81,7 @@ void MapEdges(const EdgeMapTask& t) {
       const int64_t step = op == Op::kCopyU || t.rhs_group == 1 ? t.sum_group : 1;
       for (int64_t col = first; col < last; col += step)
         sum += SumRange<E, op>(r, col, col + step, t.rhs_group);
-      E::StoreFirst(r.out + j, Set(t.alpha * sum), 1);
+      E::StoreOne(r.out + j, t.alpha * sum);
     }
   }
 }

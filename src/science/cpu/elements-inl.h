@@ -25,6 +25,7 @@ struct F32 {
   static V Broadcast(const T* p) { return Set(*p); }
   static void Store(T* p, V x) { kernels::Store(p, x); }
   static void StoreFirst(T* p, V x, int n) { kernels::StoreFirst(p, x, n); }
+  static void StoreOne(T* p, float x) { *p = x; }
 };
 struct Bf16 {
   using T = uint16_t;
@@ -33,6 +34,7 @@ struct Bf16 {
   static V Broadcast(const T* p) { return AsFloats(SetInts(static_cast<int32_t>(uint32_t{*p} << 16))); }
   static void Store(T* p, V x) { StoreBf16(p, x); }
   static void StoreFirst(T* p, V x, int n) { StoreFirstWide<Bf16>(p, x, n); }
+  static void StoreOne(T* p, float x) { StoreFirst(p, Set(x), 1); }
 };
 struct F16 {
   using T = uint16_t;
@@ -41,6 +43,7 @@ struct F16 {
   static V Broadcast(const T* p) { return Set(_cvtsh_ss(*p)); }
   static void Store(T* p, V x) { StoreF16(p, x); }
   static void StoreFirst(T* p, V x, int n) { StoreFirstWide<F16>(p, x, n); }
+  static void StoreOne(T* p, float x) { StoreFirst(p, Set(x), 1); }
 };
 
 /// Calls run with the element type of `dtype`.

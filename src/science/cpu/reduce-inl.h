@@ -20,8 +20,10 @@ struct ReduceColumns {
 
 template <typename E>
 inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) {
+  const bool whole = n == kLanes;
   if (t.out_f32) {
-    kernels::StoreFirst(static_cast<float*>(t.out) + s * t.out_stride + col, sum, n);
+    float* out = static_cast<float*>(t.out) + s * t.out_stride + col;
+    whole ? kernels::Store(out, sum) : kernels::StoreFirst(out, sum, n);
     return;
   }
   if (t.reduce == Reduce::kMean) {
@@ -30,7 +32,6 @@ inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) 
   }
   if (t.alpha != 1) sum = Mul(Set(t.alpha), sum);
   auto* out = static_cast<typename E::T*>(t.out) + s * t.out_stride + col;
-  const bool whole = n == kLanes;
   if (t.beta != 0) {
     const V old = whole ? E::Load(out) : E::LoadFirst(out, n);
     sum = Add(Mul(Set(t.beta), old), sum);
@@ -42,8 +43,9 @@ inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) 
   }
 }
 
+// Blocks are functions of their own: several loops call each, and inlined copies would double the object.
 template <typename E, Op op, bool kShared, int kBlock, bool kPart>
-inline void SumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
+[[gnu::noinline]] void SumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
   const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
   const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
   const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
@@ -52,7 +54,7 @@ inline void SumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
   for (int b = 0; b < kBlock; ++b) sum[b] = Zero();
   for (int32_t p = begin; p < end; ++p) {
     const auto* row = u + (t.u_rows != nullptr ? t.u_rows[p] : p) * t.u_stride;
-    if (t.u_rows != nullptr && p + kPrefetchAhead < end) {
+    if (t.prefetch && p + kPrefetchAhead < end) {
       const auto* ahead = reinterpret_cast<const char*>(u + t.u_rows[p + kPrefetchAhead] * t.u_stride);
 #pragma GCC unroll 8
       for (int b = 0; b < kBlock * kLanes * static_cast<int>(sizeof(typename E::T)); b += 64)
@@ -85,7 +87,7 @@ inline void SumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
 
 // The sum of a gradient: an edge contributes only to the columns that chose it.
 template <typename E, Op op, bool kShared, int kBlock, bool kPart>
-inline void MaskedSumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
+[[gnu::noinline]] void MaskedSumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
   const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
   const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
   V sum[kBlock];
@@ -109,7 +111,7 @@ inline void MaskedSumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& 
 }
 
 template <typename E, Op op, bool kShared, int kBlock, bool kPart>
-inline void MaxBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
+[[gnu::noinline]] void MaxBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
   const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
   const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
   const bool min = t.reduce == Reduce::kMin;
@@ -147,11 +149,13 @@ inline void MaxBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
     const int n = kPart ? c.n : kLanes;
     const int64_t col = c.first + b * kLanes;
     if (t.out_f32) {
-      kernels::StoreFirst(static_cast<float*>(t.out) + s * t.out_stride + col, x, n);
+      StoreLanes<F32, kPart>(static_cast<float*>(t.out) + s * t.out_stride + col, x, n);
     } else {
       StoreLanes<E, kPart>(static_cast<typename E::T*>(t.out) + s * t.out_stride + col, x, n);
     }
-    if (t.arg != nullptr) StoreFirstInts(t.arg + s * t.cols + col, arg[b], n);
+    if (t.arg == nullptr) continue;
+    int32_t* chosen = t.arg + s * t.cols + col;
+    kPart ? StoreFirstInts(chosen, arg[b], n) : StoreInts(chosen, arg[b]);
   }
 }
 
@@ -164,34 +168,56 @@ inline void ReduceOneBlock(const ReduceTask& t, int32_t s, const ReduceColumns& 
   if constexpr (kind == ReduceKind::kMax) MaxBlock<E, op, kShared, kBlock, kPart>(t, s, c);
 }
 
-// Reduces columns [first, last), which share one column of e if kShared.
+// Reduces columns [first, last) of segments [t.first, t.last); they share one column of e if kShared.
 template <typename E, Op op, bool kShared, ReduceKind kind>
-inline void ReduceColumnRange(const ReduceTask& t, int32_t s, int64_t first, int64_t last, int64_t e_first) {
+inline void ReduceColumnRange(const ReduceTask& t, int64_t first, int64_t last, int64_t e_first) {
   constexpr int kBlock = kind == ReduceKind::kMax ? 4 : kReduceBlock;
-  int64_t col = first;
-  auto columns = [&](int n) { return ReduceColumns{col, kShared ? e_first : col, n}; };
-  for (; col + kBlock * kLanes <= last; col += kBlock * kLanes)
-    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, s, columns(kLanes));
-  for (; col + 2 * kLanes <= last; col += 2 * kLanes)
-    ReduceOneBlock<E, op, kShared, kind, 2, false>(t, s, columns(kLanes));
-  for (; col < last; col += kLanes) {
-    const int n = static_cast<int>(last - col < kLanes ? last - col : kLanes);
-    if (n == kLanes) {
-      ReduceOneBlock<E, op, kShared, kind, 1, false>(t, s, columns(n));
-    } else {
-      ReduceOneBlock<E, op, kShared, kind, 1, true>(t, s, columns(n));
+  const int64_t wide = (last - first) / (kBlock * kLanes) * (kBlock * kLanes);
+  auto narrow = [&](int32_t s) {
+    int64_t col = first + wide;
+    auto columns = [&](int n) { return ReduceColumns{col, kShared ? e_first : col, n}; };
+    for (; col + 2 * kLanes <= last; col += 2 * kLanes)
+      ReduceOneBlock<E, op, kShared, kind, 2, false>(t, s, columns(kLanes));
+    for (; col < last; col += kLanes) {
+      const int n = static_cast<int>(last - col < kLanes ? last - col : kLanes);
+      if (n == kLanes) {
+        ReduceOneBlock<E, op, kShared, kind, 1, false>(t, s, columns(n));
+      } else {
+        ReduceOneBlock<E, op, kShared, kind, 1, true>(t, s, columns(n));
+      }
     }
+  };
+  auto block = [&](int32_t s, int64_t col) {
+    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, s, {col, kShared ? e_first : col, kLanes});
+  };
+  if (!t.by_columns) {
+    for (int32_t s = t.first; s < t.last; ++s) {
+      for (int64_t col = first; col < first + wide; col += kBlock * kLanes) block(s, col);
+      if (first + wide < last) narrow(s);
+    }
+    return;
   }
+  for (int64_t col = first; col < first + wide; col += kBlock * kLanes) {
+    for (int32_t s = t.first; s < t.last; ++s) block(s, col);
+  }
+  for (int32_t s = t.first; s < t.last && first + wide < last; ++s) narrow(s);
 }
 
 template <typename E, Op op, ReduceKind kind>
 void ReduceSegments(const ReduceTask& t) {
-  for (int32_t s = t.first; s < t.last; ++s) {
-    if (op == Op::kCopyU || t.e_group == 1) {
-      ReduceColumnRange<E, op, false, kind>(t, s, 0, t.cols, 0);
-    } else if constexpr (op != Op::kCopyU) {
+  if (op == Op::kCopyU || t.e_group == 1) return ReduceColumnRange<E, op, false, kind>(t, 0, t.cols, 0);
+  if constexpr (op != Op::kCopyU) {
+    if (t.e_group == t.cols || t.by_columns) {
       for (int64_t j = 0; j * t.e_group < t.cols; ++j)
-        ReduceColumnRange<E, op, true, kind>(t, s, j * t.e_group, (j + 1) * t.e_group, j);
+        ReduceColumnRange<E, op, true, kind>(t, j * t.e_group, (j + 1) * t.e_group, j);
+      return;
+    }
+    for (int32_t s = t.first; s < t.last; ++s) {  // all groups of a row while it is in the L1 cache
+      ReduceTask one = t;
+      one.first = s;
+      one.last = s + 1;
+      for (int64_t j = 0; j * t.e_group < t.cols; ++j)
+        ReduceColumnRange<E, op, true, kind>(one, j * t.e_group, (j + 1) * t.e_group, j);
     }
   }
 }

@@ -1,4 +1,5 @@
 #include "science/cpu/lanes_avx512-inl.h"
+#include "science/cpu/transpose-inl.h"
 #include "science/row_kernels.h"
 // Requires the lanes included above:
 #include "science/cpu/matmul-inl.h"
@@ -7,7 +8,8 @@
 namespace moesaic::graph::cpu {
 
 RowKernels RowKernelsAvx512() {
-  return {ActivateRow, LayerNormRow, GateRow, SoftmaxOfRow, ExpRow, RunMatmul};
+  return {ActivateRow,         LayerNormRow,        GateRow, SoftmaxOfRow, ExpRow, RunMatmul, TransposeRows,
+          ActivateGradientRow, LayerNormGradientRow};
 }
 
 }  // namespace moesaic::graph::cpu

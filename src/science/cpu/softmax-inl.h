@@ -109,7 +109,7 @@ inline void AttendChunk(const EdgeAttentionTask& t, int head, int32_t begin, int
   for (int i = 0; i < count; i += kLanes) {
     const int n = count - i < kLanes ? count - i : kLanes;
     const V x = Exp(Sub(kernels::LoadFirst(scores + i, n), Set(max)));
-    kernels::StoreFirst(scores + i, x, n);
+    kernels::Store(scores + i, x);  // lanes beyond `count` are not read as weights
     sum = Add(sum, kernels::LoadFirst(scores + i, n));
   }
   state->sum = state->sum * before + SumLanes(sum);
@@ -122,12 +122,11 @@ inline void AttendChunk(const EdgeAttentionTask& t, int head, int32_t begin, int
 
 template <typename E>
 inline void AttendHead(const EdgeAttentionTask& t, int32_t node, int head, HeadState* state) {
-  float q[kMaxHeadDim];
+  float q[kMaxHeadDim + kLanes];
   const auto* row = static_cast<const typename E::T*>(t.q) + node * t.q_stride + int64_t{head} * t.dim;
   for (int i = 0; i < t.dim; i += kLanes) {
     const int n = t.dim - i < kLanes ? t.dim - i : kLanes;
-    kernels::StoreFirst(q + i, Mul(Set(t.scale), n == kLanes ? E::Load(row + i) : E::LoadFirst(row + i, n)),
-                        n);
+    kernels::Store(q + i, Mul(Set(t.scale), n == kLanes ? E::Load(row + i) : E::LoadFirst(row + i, n)));
   }
   state->max = -__builtin_inff();
   state->sum = 0;

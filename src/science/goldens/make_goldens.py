@@ -11,42 +11,12 @@ import sys
 import numpy as np
 import torch
 
+import egnn
 import evoformer
+import gradients
 import mpnn
 import se3
-
-
-
-
-
-
-class Egnn(torch.nn.Module):
-    """Satorras et al., arXiv 2102.09844, equations 3 to 6, with the options of the authors' program."""
-
-    def __init__(self, inputs, hidden, edge_inputs, attention):
-        super().__init__()
-        silu, linear = torch.nn.SiLU, torch.nn.Linear
-        self.edge_mlp = torch.nn.Sequential(linear(2 * inputs + 1 + edge_inputs, hidden), silu(), linear(hidden, hidden), silu())
-        self.node_mlp = torch.nn.Sequential(linear(hidden + inputs, hidden), silu(), linear(hidden, inputs))
-        self.coord_mlp = torch.nn.Sequential(linear(hidden, hidden), silu(), linear(hidden, 1, bias=False))
-        self.att_mlp = torch.nn.Sequential(linear(hidden, 1), torch.nn.Sigmoid()) if attention else None
-
-    def forward(self, h, x, src, dst, edge, normalize=False, tanh=False, mean=True):
-        difference = x[dst] - x[src]
-        squared = (difference**2).sum(-1, keepdim=True)
-        message = self.edge_mlp(torch.cat([h[dst], h[src], squared, edge], -1))
-        if self.att_mlp is not None:
-            message = message * self.att_mlp(message)
-        if normalize:
-            difference = difference / (squared.sqrt() + 1e-8)
-        weight = self.coord_mlp(message)
-        if tanh:
-            weight = weight.tanh()
-        shift = torch.zeros_like(x).index_add_(0, dst, difference * weight)
-        if mean:
-            shift = shift / torch.bincount(dst, minlength=len(x)).clamp(min=1)[:, None]
-        total = torch.zeros(len(h), message.shape[1]).index_add_(0, dst, message)
-        return h + self.node_mlp(torch.cat([h, total], -1)), x + shift
+import structure
 
 
 def state(module, prefix=""):
@@ -57,7 +27,7 @@ def egnn_goldens():
     nodes, edges, hidden = 20, 90, 24
     arrays = {}
     for name, attention, options in (("plain", False, {}), ("gated", True, {"normalize": True, "tanh": True, "mean": False})):
-        layer = Egnn(10, hidden, 3, attention)
+        layer = egnn.Egnn(10, hidden, 3, attention)
         for parameter in layer.coord_mlp[2].parameters():  # larger than the program's, so that coordinates move
             torch.nn.init.uniform_(parameter, -0.5, 0.5)
         h, x, edge = torch.randn(nodes, 10), torch.randn(nodes, 3), torch.randn(edges, 3)
@@ -97,6 +67,8 @@ def main():
     save(folder / "protein_mpnn.npz", mpnn.goldens(state))
     save(folder / "evoformer.npz", evoformer.goldens(state))
     save(folder / "se3.npz", se3.goldens(state))
+    save(folder / "structure.npz", structure.goldens(state))
+    save(folder / "gradients.npz", gradients.goldens())
 
 
 if __name__ == "__main__":

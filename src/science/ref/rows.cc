@@ -32,6 +32,27 @@ void Activate(const float* const* rows, int count, const float* weights, float s
   }
 }
 
+float DerivativeAt(float x, Activation activation) {
+  const float s = 1 / (1 + std::exp(-x));
+  switch (activation) {
+    case Activation::kSilu:
+      return s * (1 + x * (1 - s));
+    case Activation::kRelu:
+      return x > 0 ? 1 : 0;
+    case Activation::kGelu:
+      return 0.5F * (1 + std::erf(x * 0.70710678F)) + x * 0.39894228F * std::exp(-0.5F * x * x);
+    case Activation::kSigmoid:
+      return s * (1 - s);
+    case Activation::kNone:
+      break;
+  }
+  return 1;
+}
+
+void ActivateGradient(const float* x, const float* grad, int n, Activation activation, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = grad[i] * DerivativeAt(x[i], activation);
+}
+
 void LayerNorm(const float* x, const float* gamma, const float* beta, int n, float eps, float* y) {
   float sum = 0, squares = 0;
   for (int i = 0; i < n; ++i) sum += x[i];
@@ -40,6 +61,34 @@ void LayerNorm(const float* x, const float* gamma, const float* beta, int n, flo
   const float inverse = 1 / std::sqrt(squares / static_cast<float>(n) + eps);
   for (int i = 0; i < n; ++i) {
     y[i] = (x[i] - mean) * inverse * (gamma != nullptr ? gamma[i] : 1) + (beta != nullptr ? beta[i] : 0);
+  }
+}
+
+void LayerNormGradient(const float* x, const float* gamma, const float* grad, int n, float eps, float* x_grad,
+                       float* gamma_grad, float* beta_grad) {
+  float sum = 0, squares = 0;
+  for (int i = 0; i < n; ++i) sum += x[i];
+  const float mean = sum / static_cast<float>(n);
+  for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const float inverse = 1 / std::sqrt(squares / static_cast<float>(n) + eps);
+  float grad_sum = 0, dot = 0;
+  for (int i = 0; i < n; ++i) {
+    const float normal = (x[i] - mean) * inverse, g = gamma != nullptr ? grad[i] * gamma[i] : grad[i];
+    grad_sum += g;
+    dot += g * normal;
+    if (gamma_grad != nullptr) gamma_grad[i] += grad[i] * normal;
+    if (beta_grad != nullptr) beta_grad[i] += grad[i];
+  }
+  for (int i = 0; i < n; ++i) {
+    const float normal = (x[i] - mean) * inverse, g = gamma != nullptr ? grad[i] * gamma[i] : grad[i];
+    x_grad[i] += inverse * (g - (grad_sum + normal * dot) / static_cast<float>(n));
+  }
+}
+
+void Transpose(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float* to,
+               int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) to[c * to_stride + r] = from[r * from_stride + c];
   }
 }
 
@@ -74,6 +123,9 @@ void Matmul(const MatmulTask& t) {
 
 }  // namespace
 
-RowKernels Rows() { return {Activate, LayerNorm, Gate, SoftmaxRow, ExpRow, Matmul}; }
+RowKernels Rows() {
+  return {Activate,         LayerNorm,        Gate, SoftmaxRow, ExpRow, Matmul, Transpose,
+          ActivateGradient, LayerNormGradient};
+}
 
 }  // namespace moesaic::graph::ref

@@ -1,0 +1,143 @@
+"""Gradients of moesaic.layers: against PyTorch's of the transcriptions (src/science/goldens), and by gradcheck."""
+
+from __future__ import annotations
+
+import pathlib
+import warnings
+
+import numpy as np
+import pytest
+
+import moesaic
+from moesaic import graph, layers
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+GOLDENS = pathlib.Path(__file__).resolve().parents[2] / "src" / "science" / "goldens" / "gradients.npz"
+
+
+def check(function, *inputs):
+    """gradcheck in float32, as in test_torch.py."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about float32
+        assert torch.autograd.gradcheck(function, inputs, eps=1e-2, atol=2e-2, rtol=1e-2, nondet_tol=0.0)
+
+
+def case(name):
+    """Tensors of one golden: inputs, parameters that need gradients, and the rest."""
+    arrays = {key[len(name) + 1 :]: torch.from_numpy(x) for key, x in np.load(GOLDENS).items() if key.startswith(name)}
+    inputs = {key[11:]: arrays[key[11:]].requires_grad_() for key in arrays if key.startswith("grad.input.")}
+    parameters = {key[8:]: x.requires_grad_() for key, x in arrays.items() if key.startswith("weights.")}
+    return arrays, inputs, parameters
+
+
+def expect(arrays, inputs, parameters, results):
+    torch.autograd.backward(results, [arrays[f"seed{i}"] for i in range(len(results))])
+    for kind, tensors in (("input", inputs), ("parameter", parameters)):
+        for key, x in tensors.items():
+            want = arrays[f"grad.{kind}.{key}"]
+            scale = max(1, want.abs().max().item())
+            torch.testing.assert_close(
+                x.grad, want, rtol=0, atol=3e-5 * scale, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+
+needs_goldens = pytest.mark.skipif(not GOLDENS.is_file(), reason="the package is tested without the repository")
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", ["plain", "gated"])
+def test_egnn(name):
+    arrays, inputs, parameters = case(f"egnn.{name}")
+    options = {"normalize": True, "tanh": True, "mean_coordinates": False} if name == "gated" else {}
+    layer = layers.EgnnLayer(parameters, 6, 3, **options)
+    plan = graph.Graph(arrays["src"], arrays["dst"], 11, 11)
+    expect(arrays, inputs, parameters, layer(plan, inputs["h"], inputs["x"], inputs["edge"]))
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", ["tri_mul_out", "tri_mul_in"])
+def test_triangle_multiplication(name):
+    arrays, inputs, parameters = case(name)
+    layer = layers.TriangleMultiplication(parameters, incoming=name == "tri_mul_in")
+    expect(arrays, inputs, parameters, [layer(inputs["z"], arrays["mask"])])
+
+
+@needs_goldens
+def test_invariant_point_attention():
+    arrays, inputs, parameters = case("ipa")
+    layer = layers.InvariantPointAttention(parameters, 3, 5, 4, 6)
+    out = layer(inputs["s"], inputs["z"], inputs["rotation"], inputs["translation"], arrays["mask"])
+    expect(arrays, inputs, parameters, [out])
+
+
+def edge_perceptron(generator):
+    columns = 3 + 4 + 1 + 2
+    state = {"0.weight": (6, columns), "0.bias": (6,), "2.weight": (5, 6), "2.bias": (5,)}
+    parameters = {k: (0.4 * torch.randn(*s, generator=generator)).requires_grad_() for k, s in state.items()}
+    src = torch.randint(0, 7, (25,), generator=generator)
+    dst = torch.randint(0, 5, (25,), generator=generator)
+    shapes = [(6, 3), (7, 4), (25, 2), (6, 3), (7, 3)]
+    inputs = [(0.5 * torch.randn(*s, generator=generator)).requires_grad_() for s in shapes]
+    return parameters, src, dst, inputs
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_edge_perceptrons_equal_pytorch(reduce):
+    parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(4))
+    h_dst, h_src, edge, dst_xyz, src_xyz = inputs
+    layer = layers.EdgeMlpReduce(parameters, 3, 4, 2, distance=True, activation="gelu", reduce=reduce, scale=0.5)
+    got = layer(graph.Graph(src, dst, 7, 6), *inputs)
+    distance = (dst_xyz[dst] - src_xyz[src]).square().sum(-1, keepdim=True)
+    x = torch.cat([h_dst[dst], h_src[src], distance, edge], -1)
+    for i in (0, 2):
+        x = torch.nn.functional.gelu(x @ parameters[f"{i}.weight"].T + parameters[f"{i}.bias"])
+    want = torch.zeros(6, 5).index_add(0, dst, 0.5 * x)
+    if reduce == "mean":
+        want = want / torch.bincount(dst, minlength=6).clamp(min=1)[:, None]
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    leaves = [*inputs, *parameters.values()]
+    weights = torch.randn(6, 5, generator=torch.Generator().manual_seed(5))
+    grads = [torch.autograd.grad((out * weights).sum(), leaves) for out in (got, want)]
+    for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_gradcheck():
+    parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(6))
+    plan = graph.Graph(src, dst, 7, 6)
+    frozen = {key: x.detach() for key, x in parameters.items()}
+    layer = layers.EdgeMlpReduce(frozen, 3, 4, 2, distance=True)
+    check(lambda *x: layer(plan, *x), *inputs)
+    assert not layer(plan, *(x.detach() for x in inputs)).requires_grad
+
+
+def test_layers_follow_an_optimizer():
+    parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(8))
+    plan = graph.Graph(src, dst, 7, 6)
+    fixed = [x.detach() for x in inputs]
+    layer = layers.EdgeMlpReduce(parameters, 3, 4, 2, distance=True)
+    optimizer = torch.optim.Adam(parameters.values(), lr=0.05)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = (layer(plan, *fixed) - 0.3).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_gradients_do_not_depend_on_threads_and_second_ones_raise():
+    parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(9))
+    plan = graph.Graph(src, dst, 7, 6)
+    layer = layers.EdgeMlpReduce(parameters, 3, 4, 2, distance=True)
+    before, found = moesaic.get_num_threads(), []
+    for threads in (1, 3):
+        moesaic.set_num_threads(threads)
+        found.append(torch.autograd.grad(layer(plan, *inputs).square().sum(), [*inputs, *parameters.values()]))
+    moesaic.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    (first,) = torch.autograd.grad(layer(plan, *inputs).square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(first.sum(), inputs[1])

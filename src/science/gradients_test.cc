@@ -1,0 +1,198 @@
+// Backward passes of layers against PyTorch's gradients of transcriptions, on every instruction set.
+#include <gtest/gtest.h>
+
+#include "science/egnn.h"
+#include "science/evoformer.h"
+#include "science/invariant_points.h"
+#include "science/test_goldens.h"
+
+namespace moesaic::science {
+namespace {
+
+// A backward pass sums some hundred products per element three times as often as the forward pass.
+constexpr float kGradientTolerance = 3e-5F;
+
+// Gradients of the parameters of one case, with their memory.
+class ParameterGradients {
+ public:
+  ParameterGradients(const Goldens& goldens, const std::string& name) : goldens_(goldens), name_(name) {
+    for (const auto& [key, tensor] : goldens.Weights(name + ".weights."))
+      values_[key].resize(tensor.values.size());
+    for (auto& [key, values] : values_) map_[key] = values;
+  }
+  const GradientMap& map() const { return map_; }
+  void ExpectGoldens() const {
+    for (const auto& [key, values] : values_)
+      ExpectClose(values, goldens_.Floats(name_ + ".grad.parameter." + key), kGradientTolerance, key.c_str());
+  }
+  const std::map<std::string, std::vector<float>>& values() const { return values_; }
+
+ private:
+  const Goldens& goldens_;
+  std::string name_;
+  std::map<std::string, std::vector<float>> values_;
+  GradientMap map_;
+};
+
+class GradientsTest : public testing::TestWithParam<runtime::Isa> {
+ protected:
+  std::unique_ptr<graph::Workspace> workspace_ = graph::MakeWorkspace(GetParam(), 2);
+  graph::Context ctx_ = workspace_->context();
+  Goldens goldens_{"gradients"};
+
+  std::vector<float> Floats(const std::string& name) const { return goldens_.Floats(name); }
+  void ExpectInput(const std::string& name, const std::vector<float>& got, const std::string& key) const {
+    ExpectClose(got, Floats(name + ".grad.input." + key), kGradientTolerance, key.c_str());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Isa, GradientsTest, testing::ValuesIn(graph::GraphIsas()),
+                         [](const auto& info) { return runtime::IsaName(info.param); });
+
+TEST_P(GradientsTest, EgnnMatchesPyTorch) {
+  const std::pair<std::string, EgnnOptions> cases[] = {
+      {"egnn.plain", {}},
+      {"egnn.gated", {.residual = true, .mean_coordinates = false, .normalize = true, .tanh = true}}};
+  for (const auto& [name, options] : cases) {
+    const WeightMap weights = goldens_.Weights(name + ".weights.");
+    const std::vector<int32_t> src = goldens_.Ints(name + ".src"), dst = goldens_.Ints(name + ".dst");
+    const std::vector<float> h = Floats(name + ".h"), x = Floats(name + ".x"), edge = Floats(name + ".edge");
+    const auto edges = static_cast<int64_t>(src.size());
+    const graph::Graph graph = *graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
+                                                      graph::Indices::Of(dst.data(), edges), 11, 11);
+    const EgnnLayer layer = *EgnnLayer::Load(WeightScope(weights), 6, 3, options);
+    std::vector<float> first_h;
+    for (const int threads : {2, 5}) {
+      const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+      std::vector<float> h_grad(h.size()), x_grad(x.size()), edge_grad(edge.size());
+      const ParameterGradients parameters(goldens_, name);
+      ASSERT_TRUE(layer
+                      .Backward(workspace->context(), graph, h.data(), x.data(), edge.data(),
+                                Floats(name + ".seed0").data(), Floats(name + ".seed1").data(),
+                                {h_grad.data(), x_grad.data(), edge_grad.data()}, parameters.map())
+                      .ok());
+      ExpectInput(name, h_grad, "h");
+      ExpectInput(name, x_grad, "x");
+      ExpectInput(name, edge_grad, "edge");
+      parameters.ExpectGoldens();
+      if (first_h.empty()) first_h = h_grad;
+      EXPECT_EQ(first_h, h_grad);  // for any number of threads
+    }
+  }
+}
+
+TEST_P(GradientsTest, ReducedPerceptronsMatchDifferences) {
+  std::mt19937 rng(5);
+  std::normal_distribution<float> normal;
+  auto random = [&](int64_t size) {
+    std::vector<float> x(size);
+    for (float& value : x) value = 0.5F * normal(rng);
+    return x;
+  };
+  constexpr int kDst = 3, kSrc = 4, kEdge = 2, kHidden = 9, kOut = 5;
+  const graph::TestEdges edges = graph::RandomEdges(&rng, 7, 6, 30);
+  const graph::Graph graph = edges.Build();
+  std::vector<float> first = random(kHidden * (kDst + kSrc + 1 + kEdge)), bias = random(kHidden),
+                     second = random(kOut * kHidden), shift = random(kOut), dst = random(6 * kDst),
+                     src = random(7 * kSrc), edge = random(30 * kEdge), dst_xyz = random(18),
+                     src_xyz = random(21);
+  const std::vector<float> out_grad = random(6 * kOut);
+  const EdgeMlpInputs inputs = {dst.data(), src.data(), edge.data(), dst_xyz.data(), src_xyz.data()};
+  auto build = [&] {
+    EdgeMlp mlp;
+    EXPECT_TRUE(mlp.SplitFirst(kHidden, kDst, kSrc, true, kEdge, first, bias).ok());
+    mlp.rest.push_back(*Dense::Pack(kOut, kHidden, second, shift));
+    mlp.activate_last = false;
+    return mlp;
+  };
+  auto loss = [&] {
+    std::vector<float> out(6 * kOut);
+    EXPECT_TRUE(EdgeMlpReduce(ctx_, graph, build(), inputs, graph::Reduce::kMean, 0.7F, out.data()).ok());
+    double sum = 0;
+    for (size_t i = 0; i < out.size(); ++i) sum += double{out[i]} * out_grad[i];
+    return sum;
+  };
+  std::map<std::vector<float>*, std::vector<float>> grads;
+  for (auto* x : {&first, &bias, &second, &shift, &dst, &src, &edge, &dst_xyz, &src_xyz})
+    grads[x].resize(x->size());
+  ASSERT_TRUE(EdgeMlpReduceBackward(ctx_, graph, build(), inputs, graph::Reduce::kMean, 0.7F, out_grad.data(),
+                                    {.dst = grads[&dst].data(),
+                                     .src = grads[&src].data(),
+                                     .edge = grads[&edge].data(),
+                                     .dst_xyz = grads[&dst_xyz].data(),
+                                     .src_xyz = grads[&src_xyz].data(),
+                                     .first_weight = grads[&first].data(),
+                                     .first_bias = grads[&bias].data(),
+                                     .rest = {{grads[&second].data(), grads[&shift].data()}}})
+                  .ok());
+  // A difference of four points has an error of h^4 f'/30; rounding of the loss, divided by h, is below 1e-3.
+  constexpr float kStep = 0x1p-5F;
+  for (auto& [x, grad] : grads) {
+    for (size_t i = 0; i < x->size(); ++i) {
+      const float before = (*x)[i];
+      auto at = [&](float shift) {
+        (*x)[i] = before + shift * kStep;
+        return loss();
+      };
+      const double difference = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * kStep);
+      (*x)[i] = before;
+      EXPECT_NEAR(grad[i], difference, 1e-3) << i;
+    }
+  }
+}
+
+TEST_P(GradientsTest, TriangleMultiplicationMatchesPyTorch) {
+  for (const bool incoming : {false, true}) {
+    const std::string name = incoming ? "tri_mul_in" : "tri_mul_out";
+    const WeightMap weights = goldens_.Weights(name + ".weights.");
+    const auto layer = *TriangleMultiplication::Load(WeightScope(weights), incoming);
+    const std::vector<float> z = Floats(name + ".z"), mask = Floats(name + ".mask");
+    std::vector<float> z_grad(z.size());
+    const ParameterGradients parameters(goldens_, name);
+    ASSERT_TRUE(layer
+                    .Backward(ctx_, goldens_.Shape(name + ".z")[0], mask.data(), z.data(),
+                              Floats(name + ".seed0").data(), z_grad.data(), parameters.map())
+                    .ok());
+    ExpectInput(name, z_grad, "z");
+    parameters.ExpectGoldens();
+    const ParameterGradients alone(goldens_, name);  // without the gradient of z
+    ASSERT_TRUE(layer
+                    .Backward(ctx_, goldens_.Shape(name + ".z")[0], mask.data(), z.data(),
+                              Floats(name + ".seed0").data(), nullptr, alone.map())
+                    .ok());
+    EXPECT_EQ(alone.values(), parameters.values());
+  }
+}
+
+TEST_P(GradientsTest, InvariantPointAttentionMatchesPyTorch) {
+  const WeightMap weights = goldens_.Weights("ipa.weights.");
+  const auto layer = *InvariantPointAttention::Load(
+      WeightScope(weights), {.heads = 3, .dim = 5, .query_points = 4, .value_points = 6});
+  const std::vector<float> s = Floats("ipa.s"), z = Floats("ipa.z"), rotation = Floats("ipa.rotation"),
+                           translation = Floats("ipa.translation"), mask = Floats("ipa.mask");
+  std::vector<float> grads[] = {std::vector<float>(s.size()), std::vector<float>(z.size()),
+                                std::vector<float>(rotation.size()), std::vector<float>(translation.size())};
+  const ParameterGradients parameters(goldens_, "ipa");
+  ASSERT_TRUE(layer
+                  .Backward(ctx_, static_cast<int64_t>(mask.size()), s.data(), z.data(),
+                            {rotation.data(), translation.data()}, mask.data(), Floats("ipa.seed0").data(),
+                            {grads[0].data(), grads[1].data(), grads[2].data(), grads[3].data()},
+                            parameters.map())
+                  .ok());
+  ExpectInput("ipa", grads[0], "s");
+  ExpectInput("ipa", grads[1], "z");
+  ExpectInput("ipa", grads[2], "rotation");
+  ExpectInput("ipa", grads[3], "translation");
+  parameters.ExpectGoldens();
+}
+
+TEST_P(GradientsTest, SizesOfGradientsAreChecked) {
+  const WeightMap weights = goldens_.Weights("tri_mul_out.weights.");
+  const auto layer = *TriangleMultiplication::Load(WeightScope(weights), false);
+  std::vector<float> short_bias(3), z(10);
+  EXPECT_EQ(moesaic::Message(layer.Backward(ctx_, 1, nullptr, z.data(), z.data(), nullptr,
+                                            {{"linear_z.bias", short_bias}})),
+            "the gradient of \"linear_z.bias\" must have 10 elements, but has 3");
+}
+
+}  // namespace
+}  // namespace moesaic::science

@@ -16,7 +16,7 @@
 namespace moesaic::engine {
 namespace {
 
-struct Answer {
+struct LazyAnswer {
   std::vector<std::pair<int32_t, float>> said;  // output tokens and their log-probabilities
   int cached = 0, steps = 0;                    // before the first token
 };
@@ -81,9 +81,9 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
     return prompt;
   }
 
-  static Answer Ask(Engine& engine, const std::vector<int32_t>& prompt) {
+  static LazyAnswer Ask(Engine& engine, const std::vector<int32_t>& prompt) {
     EXPECT_TRUE(engine.Add(Greedy(prompt)).ok());
-    Answer answer;
+    LazyAnswer answer;
     while (!engine.idle()) {
       std::vector<TokenEvent> events;
       EXPECT_TRUE(engine.Step(&events).ok());
@@ -107,7 +107,7 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
 // K18: the work of a step is bounded, and outputs are the same.
 TEST_P(LazyGoldenTest, KeySummariesAreLoadedInParts) {
   const int64_t summaries = KeySummaryBytesOf(model_->info().kv) * model_->info().kv.layers;
-  Answer in_memory;
+  LazyAnswer in_memory;
   {
     const auto engine = Make(1, 1 << 20);
     Ask(*engine, prompt_);
@@ -117,7 +117,7 @@ TEST_P(LazyGoldenTest, KeySummariesAreLoadedInParts) {
   }
   for (const int64_t blocks : {1000, 3, 0}) {
     const auto engine = Make(1, blocks * summaries + 1);
-    const Answer cold = Ask(*engine, prompt_);
+    const LazyAnswer cold = Ask(*engine, prompt_);
     EXPECT_EQ(cold.said, in_memory.said);
     EXPECT_EQ(cold.cached, 1280);
     EXPECT_EQ(cold.steps, in_memory.steps + (blocks == 1000 ? 1 : blocks == 3 ? 7 : 20));
@@ -133,7 +133,7 @@ TEST_P(LazyGoldenTest, KeySummariesAreLoadedInParts) {
 // K15: shorter prefixes are loaded completely, into other blocks, and rows choose by their key summaries.
 TEST_P(LazyGoldenTest, LoadedBlocksHaveTheirKeySummaries) {
   const std::vector<int32_t> prompt(prompt_.begin(), prompt_.begin() + 1000);
-  Answer in_memory;
+  LazyAnswer in_memory;
   {
     const auto engine = Make(1, 1 << 20);
     Ask(*engine, prompt);
@@ -142,7 +142,7 @@ TEST_P(LazyGoldenTest, LoadedBlocksHaveTheirKeySummaries) {
   }
   const auto engine = Make(1, 1 << 20);
   Ask(*engine, Another(2));
-  const Answer loaded = Ask(*engine, prompt);
+  const LazyAnswer loaded = Ask(*engine, prompt);
   EXPECT_EQ(loaded.said, in_memory.said);
   EXPECT_EQ(loaded.cached, 960);
   EXPECT_EQ(engine->stats().disk.loaded_blocks, 15);
@@ -170,7 +170,7 @@ TEST_P(LazyGoldenTest, BlocksWithAllLayersCanBeCopied) {
 TEST_P(LazyGoldenTest, DoesNotReadTheDiskDuringAWarmRestoreOfTheSameBlocks) {
   const auto engine = Make(1, 1 << 20, 45, 200);
   Ask(*engine, prompt_);
-  const Answer first = Ask(*engine, prompt_);
+  const LazyAnswer first = Ask(*engine, prompt_);
   engine->SaveCache();
   for (const uint32_t seed : {2, 3, 4}) Ask(*engine, Another(seed));
   std::map<RequestId, int> cached;

@@ -154,12 +154,13 @@ void ExpectSame(const Round& round, const Round& expected) {
   }
 }
 
-struct Outcome {
+struct FaultOutcome {
   int moved = 0, rolled_back = 0, failed_plans = 0, deaths = 0;
 };
 
 // Runs rounds until the fault has happened and experts have moved after it.
-void RunWithFault(const Injection& injection, RankedEngine& ranks, Reference& reference, Outcome* outcome) {
+void RunWithFault(const Injection& injection, RankedEngine& ranks, Reference& reference,
+                  FaultOutcome* outcome) {
   constexpr int kMostRounds = 400;
   const bool dies = injection.fault == Fault::kRankDies;
   int64_t before = 0;  // moves when the fault happened
@@ -195,7 +196,7 @@ void RunWithFault(const Injection& injection, RankedEngine& ranks, Reference& re
 TEST(MovingFaultsTest, NoFaultChangesOutputsOrEndsMoves) {
   constexpr int kTrials = 50;
   Reference reference;
-  std::map<Fault, Outcome> sums;
+  std::map<Fault, FaultOutcome> sums;
   for (int trial = 0; trial < kTrials; ++trial) {
     std::mt19937 random(trial);
     Injection injection;
@@ -224,10 +225,10 @@ TEST(MovingFaultsTest, NoFaultChangesOutputsOrEndsMoves) {
       };
     }
     ASSERT_TRUE(ranks.Start(options, 48).ok());
-    Outcome outcome;
+    FaultOutcome outcome;
     ASSERT_NO_FATAL_FAILURE(RunWithFault(injection, ranks, reference, &outcome));
     ranks.End();
-    Outcome& sum = sums[injection.fault];
+    FaultOutcome& sum = sums[injection.fault];
     sum.moved += outcome.moved;
     sum.rolled_back += outcome.rolled_back;
     sum.failed_plans += outcome.failed_plans;

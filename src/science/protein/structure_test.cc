@@ -15,7 +15,7 @@ std::string Atom(int serial, const char* atom, const char* residue, char chain, 
                      serial, atom, alternate, residue, chain, number, insertion, x, 2.0, 3.0, occupancy, 0.0);
 }
 
-std::string Backbone(const char* residue, char chain, int number, float x) {
+std::string BackboneAtoms(const char* residue, char chain, int number, float x) {
   return Atom(1, "N", residue, chain, number, x) + Atom(2, "CA", residue, chain, number, x + 1) +
          Atom(3, "C", residue, chain, number, x + 2) + Atom(4, "O", residue, chain, number, x + 3);
 }
@@ -24,8 +24,8 @@ std::string Fault(const StatusOr<Structure>& structure) { return Message(structu
 
 TEST(PdbTest, ReadsChainsAndBackbones) {
   const std::string text = "HEADER    TEST                                    01-JAN-00   1ABC\n" +
-                           Backbone("ALA", 'A', 1, 0) + Atom(5, "CB", "ALA", 'A', 1, 9) +
-                           Backbone("TRP", 'A', 2, 10) + Backbone("GLY", 'B', -3, 20) + "END\n";
+                           BackboneAtoms("ALA", 'A', 1, 0) + Atom(5, "CB", "ALA", 'A', 1, 9) +
+                           BackboneAtoms("TRP", 'A', 2, 10) + BackboneAtoms("GLY", 'B', -3, 20) + "END\n";
   const Structure structure = *ParseStructure(text, "x.pdb");
   EXPECT_EQ(structure.id, "1ABC");
   ASSERT_EQ(structure.chains.size(), 2);
@@ -53,7 +53,7 @@ TEST(PdbTest, TakesTheLocationWithTheHighestOccupancy) {
 }
 
 TEST(PdbTest, SkipsLigandsAndReadsSelenomethionine) {
-  const std::string text = Backbone("DA", 'D', 1, 0).replace(0, 0, "") +
+  const std::string text = BackboneAtoms("DA", 'D', 1, 0).replace(0, 0, "") +
                            Atom(1, "CA", "MSE", 'A', 1, 1, ' ', 1, "HETATM") +
                            Atom(2, "CA", "CA", 'A', 2, 1, ' ', 1, "HETATM") + Atom(3, "P", "U", 'C', 1, 1);
   const Structure structure = *ParsePdb(text, "x.pdb");
@@ -63,9 +63,9 @@ TEST(PdbTest, SkipsLigandsAndReadsSelenomethionine) {
 }
 
 TEST(PdbTest, ReadsTheFirstModelAndInsertionCodes) {
-  const std::string text = "MODEL        1\n" + Backbone("ALA", 'A', 5, 0) +
+  const std::string text = "MODEL        1\n" + BackboneAtoms("ALA", 'A', 5, 0) +
                            Atom(5, "CA", "GLY", 'A', 5, 7, ' ', 1, "ATOM", 'A') + "ENDMDL\nMODEL        2\n" +
-                           Backbone("ALA", 'B', 5, 0) + "ENDMDL\nEND\n";
+                           BackboneAtoms("ALA", 'B', 5, 0) + "ENDMDL\nEND\n";
   const Structure structure = *ParsePdb(text, "x.pdb");
   EXPECT_TRUE(structure.more_models);
   ASSERT_EQ(structure.chains.size(), 1);
@@ -74,7 +74,7 @@ TEST(PdbTest, ReadsTheFirstModelAndInsertionCodes) {
 }
 
 TEST(PdbTest, DamagedRecordsAreNamed) {
-  const std::string good = Backbone("ALA", 'A', 1, 0);
+  const std::string good = BackboneAtoms("ALA", 'A', 1, 0);
   EXPECT_EQ(Fault(ParsePdb(good + "ATOM      5  CB  ALA A   1      11.1", "x.pdb")),
             "x.pdb: line 5: an ATOM record needs 54 columns or more, but has 36; the file may be truncated");
   std::string bad = good;
@@ -143,7 +143,8 @@ TEST(MmcifTest, DamagedFilesAreNamed) {
 
 TEST(MpnnInputTest, FillsGapsAndKeepsChains) {
   const Structure structure = *ParsePdb(
-      Backbone("ALA", 'A', 1, 0) + Backbone("CYS", 'A', 4, 5) + Backbone("TYR", 'B', 7, 9), "x.pdb");
+      BackboneAtoms("ALA", 'A', 1, 0) + BackboneAtoms("CYS", 'A', 4, 5) + BackboneAtoms("TYR", 'B', 7, 9),
+      "x.pdb");
   const MpnnInput input = *MakeMpnnInput(structure, {"B"});
   EXPECT_EQ(input.known, (std::vector<uint8_t>{1, 0, 0, 1, 1}));
   EXPECT_EQ(input.sequence, (std::vector<int32_t>{0, 20, 20, 1, 19}));

@@ -9,7 +9,7 @@ namespace moesaic::science {
 namespace {
 
 const Fiber kIn = {{0, 5}, {1, 3}}, kOut = {{0, 8}, {1, 8}, {2, 4}};
-constexpr int kPoints = 12;
+constexpr int kSe3Nodes = 12;
 
 TEST(So3Test, WignerSymbolsMatchE3nn) {
   const Goldens goldens("se3");
@@ -41,9 +41,10 @@ class Se3LayersTest : public testing::TestWithParam<runtime::Isa> {
   Se3Graph GraphOf(const std::vector<float>& xyz) const {
     const std::vector<int32_t> src = goldens_.Ints("src"), dst = goldens_.Ints("dst");
     const auto edges = static_cast<int64_t>(src.size());
-    return *Se3Graph::Create(*graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
-                                                    graph::Indices::Of(dst.data(), edges), kPoints, kPoints),
-                             xyz.data(), 2);
+    return *Se3Graph::Create(
+        *graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges), graph::Indices::Of(dst.data(), edges),
+                               kSe3Nodes, kSe3Nodes),
+        xyz.data(), 2);
   }
   Goldens goldens_{"se3"};
   std::unique_ptr<graph::Workspace> workspace_ = graph::MakeWorkspace(GetParam(), 2);
@@ -67,7 +68,7 @@ TEST_P(Se3LayersTest, LayersMatchPyTorch) {
                 "attention");
   }
   const WeightMap norm = goldens_.Weights("norm.weights.");
-  const FiberFeatures scaled = Se3Norm::Load(WeightScope(norm), kIn)->Run(ctx_, kPoints, x_);
+  const FiberFeatures scaled = Se3Norm::Load(WeightScope(norm), kIn)->Run(ctx_, kSe3Nodes, x_);
   for (const int degree : {0, 1})
     ExpectClose(scaled.at(degree), goldens_.Floats(fmt::format("norm.out{}", degree)), 1e-5F, "norm");
 }

@@ -27,10 +27,10 @@ TEST(SegmentsTest, SortedIndexNeedsNoPermutation) {
 
 TEST(SegmentsTest, IndexOutOfRangeIsNamed) {
   const std::vector<int32_t> index = {0, 4, -1};
-  EXPECT_EQ(Message(GroupByIndex(Indices::Of(index.data(), 3), 4).status()),
+  EXPECT_EQ(moesaic::Message(GroupByIndex(Indices::Of(index.data(), 3), 4).status()),
             "index[1] must be in [0, 4), but is 4");
   const std::vector<int64_t> wide = {0, -7};
-  EXPECT_EQ(Message(GroupByIndex(Indices::Of(wide.data(), 2), 4).status()),
+  EXPECT_EQ(moesaic::Message(GroupByIndex(Indices::Of(wide.data(), 2), 4).status()),
             "index[1] must be in [0, 4), but is -7");
   const std::vector<int64_t> huge = {int64_t{1} << 32};  // 0 when truncated to 32 bits
   EXPECT_FALSE(GroupByIndex(Indices::Of(huge.data(), 1), 4).ok());
@@ -44,7 +44,7 @@ TEST(SegmentsTest, TooManyEdgesAreRefused) {
 
 TEST(SegmentsTest, PtrIsValidated) {
   auto fault = [](std::vector<int64_t> ptr, int64_t edges) {
-    return Message(
+    return moesaic::Message(
         SegmentsFromPtr(Indices::Of(ptr.data(), static_cast<int64_t>(ptr.size())), edges).status());
   };
   EXPECT_EQ(fault({}, 0), "ptr needs one element or more, but has 0");
@@ -115,10 +115,12 @@ TEST(GraphTest, MatchesDetectsChangedEdges) {
 
 TEST(GraphTest, FaultsAreNamed) {
   const std::vector<int32_t> src = {0, 5}, dst = {1, 0};
-  EXPECT_EQ(Message(Graph::FromCoo(Indices::Of(src.data(), 2), Indices::Of(dst.data(), 2), 3, 2).status()),
-            "src[1] must be in [0, 3), but is 5");
-  EXPECT_EQ(Message(Graph::FromCoo(Indices::Of(src.data(), 1), Indices::Of(dst.data(), 2), 6, 2).status()),
-            "src and dst must have one element per edge, but have 1 and 2");
+  EXPECT_EQ(
+      moesaic::Message(Graph::FromCoo(Indices::Of(src.data(), 2), Indices::Of(dst.data(), 2), 3, 2).status()),
+      "src[1] must be in [0, 3), but is 5");
+  EXPECT_EQ(
+      moesaic::Message(Graph::FromCoo(Indices::Of(src.data(), 1), Indices::Of(dst.data(), 2), 6, 2).status()),
+      "src and dst must have one element per edge, but have 1 and 2");
   const std::vector<int32_t> ptr = {0, 1, 2};
   EXPECT_TRUE(Graph::FromCsc(Indices::Of(ptr.data(), 3), Indices::Of(src.data(), 2), 6).ok());
   EXPECT_FALSE(Graph::FromCsc(Indices::Of(ptr.data(), 3), Indices::Of(src.data(), 2), 5).ok());

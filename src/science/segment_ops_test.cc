@@ -14,15 +14,15 @@ constexpr Reduce kReductions[] = {Reduce::kSum, Reduce::kMean, Reduce::kMax, Red
 constexpr tensor::DType kTypes[] = {tensor::DType::kF32, tensor::DType::kBF16, tensor::DType::kF16};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-struct Expected {
+struct ExpectedElement {
   double value = 0, magnitude = 0;
   int32_t arg = 0;
 };
 
 // The reduction of one element, its sum of magnitudes for the error bound, and its edge.
-Expected ReduceElement(Reduce reduce, const TestFeatures& src, const std::vector<int32_t>& index,
-                       int32_t segment, int64_t col) {
-  Expected expected;
+ExpectedElement ReduceElement(Reduce reduce, const TestFeatures& src, const std::vector<int32_t>& index,
+                              int32_t segment, int64_t col) {
+  ExpectedElement expected;
   expected.arg = static_cast<int32_t>(index.size());
   int count = 0;
   for (size_t e = 0; e < index.size(); ++e) {
@@ -64,7 +64,7 @@ TEST_P(SegmentOpsTest, ScatterMatchesDouble) {
             Scatter(ctx_, reduce, src.view(), Indices::Of(index.data(), 200), out.out(), {.arg = arg}).ok());
         for (int32_t s = 0; s < 23; ++s) {
           for (int64_t c = 0; c < cols; ++c) {
-            const Expected want = ReduceElement(reduce, src, index, s, c);
+            const ExpectedElement want = ReduceElement(reduce, src, index, s, c);
             const double bound = Unit(dtype) * std::abs(want.value) + 0x1p-24 * want.magnitude;
             ASSERT_NEAR(out.at(s, c), want.value, bound) << "segment " << s << " column " << c;
             if (extreme) {
@@ -97,7 +97,7 @@ TEST_P(SegmentOpsTest, HubsMatchDoubleForAnyNumberOfThreads) {
     EXPECT_EQ(results[0].bytes(), results[2].bytes());
     EXPECT_EQ(args[0], args[2]);
     for (int64_t c = 0; c < cols; ++c) {
-      const Expected want = ReduceElement(reduce, src, index, 1, c);
+      const ExpectedElement want = ReduceElement(reduce, src, index, 1, c);
       EXPECT_NEAR(results[0].at(1, c), want.value,
                   1e-5 * std::max(1.0, std::abs(want.value)) + 0x1p-24 * 1e4);
       if (extreme) {
@@ -200,18 +200,18 @@ TEST_P(SegmentOpsTest, WrongShapesAreNamed) {
       half(tensor::DType::kF16, 4, 2);
   const std::vector<int32_t> index = {0, 1, 9};
   auto fault = [&](const Output& to, int64_t edges, Reduce reduce, const ReduceOptions& options) {
-    return Message(Scatter(ctx_, reduce, src.view(), Indices::Of(index.data(), edges), to, options));
+    return moesaic::Message(Scatter(ctx_, reduce, src.view(), Indices::Of(index.data(), edges), to, options));
   };
   EXPECT_EQ(fault(out.out(), 2, Reduce::kSum, {}),
             "index must have one element per row of src, 3, but has 2");
   EXPECT_EQ(fault(out.out(), 3, Reduce::kSum, {}), "index[2] must be in [0, 4), but is 9");
   const std::vector<int32_t> good = {0, 1, 2};
   const Segments segments = *GroupByIndex(Indices::Of(good.data(), 3), 4);
-  EXPECT_EQ(Message(Segment(ctx_, Reduce::kSum, segments, src.view(), half.out())),
+  EXPECT_EQ(moesaic::Message(Segment(ctx_, Reduce::kSum, segments, src.view(), half.out())),
             "src and out must have one type, but are F32 and F16");
-  EXPECT_EQ(Message(Segment(ctx_, Reduce::kMax, segments, src.view(), out.out(), {.beta = 1})),
+  EXPECT_EQ(moesaic::Message(Segment(ctx_, Reduce::kMax, segments, src.view(), out.out(), {.beta = 1})),
             "max and min need alpha 1 and beta 0, not 1 and 1");
-  EXPECT_EQ(Message(Segment(ctx_, Reduce::kSum, segments, out.view(), out.out())),
+  EXPECT_EQ(moesaic::Message(Segment(ctx_, Reduce::kSum, segments, out.view(), out.out())),
             "src must have 3 rows, but has 4");
 }
 

@@ -130,8 +130,10 @@ class YamlReader {
 }  // namespace
 
 bool IsTensorRtYaml(std::string_view text) {
-  return text.substr(0, kAssignments.size()) == kAssignments ||
-         text.find("\n" + std::string(kAssignments)) != std::string_view::npos;
+  for (size_t at = 0; (at = text.find(kAssignments, at)) != std::string_view::npos; ++at) {
+    if (at == 0 || text[at - 1] == '\n') return true;
+  }
+  return false;
 }
 
 StatusOr<std::vector<std::vector<double>>> ParseTensorRtYaml(std::string_view text,

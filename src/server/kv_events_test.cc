@@ -12,14 +12,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Message {
+struct KvMessage {
   std::vector<std::string> frames;
   Json payload() const { return Json::from_msgpack(frames.back()); }
 };
 
 // Empty frames when nothing comes in time.
-Message Receive(zmq::socket_t& socket) {
-  Message message;
+KvMessage Receive(zmq::socket_t& socket) {
+  KvMessage message;
   for (bool more = true; more;) {
     zmq::message_t frame;
     if (!socket.recv(frame)) return {};
@@ -46,13 +46,13 @@ class Listener {
     socket_.set(zmq::sockopt::rcvtimeo, 60'000);
   }
 
-  const Message& first() const { return first_; }
+  const KvMessage& first() const { return first_; }
 
   // The next that is no hello.
   Json Next() {
     for (;;) {
       if (events_.empty()) {
-        const Message message = Receive(socket_);
+        const KvMessage message = Receive(socket_);
         if (message.frames.empty()) return "nothing came";
         const Json payload = message.payload();
         for (const Json& event : payload[1]) events_.push_back(event);
@@ -66,7 +66,7 @@ class Listener {
  private:
   zmq::context_t context_;
   zmq::socket_t socket_{context_, zmq::socket_type::sub};
-  Message first_;
+  KvMessage first_;
   std::deque<Json> events_;
 };
 
@@ -76,7 +76,7 @@ TEST(KvPublisher, SpeaksAsVllm) {
           {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = "tcp://127.0.0.1:*", .topic = "kv@me"})
           .value();
   Listener listener(*publisher);
-  const Message& hello = listener.first();
+  const KvMessage& hello = listener.first();
   ASSERT_EQ(hello.frames.size(), 3u);
   EXPECT_EQ(hello.frames[0], "kv@me");
   EXPECT_EQ(hello.frames[1].size(), 8u);
@@ -105,7 +105,7 @@ TEST(KvPublisher, SpeaksAsVllm) {
   asker.set(zmq::sockopt::rcvtimeo, 60'000);
   asker.connect(publisher->replay_endpoint());
   asker.send(zmq::buffer(std::string(8, '\0')));
-  const Message first = Receive(asker);
+  const KvMessage first = Receive(asker);
   ASSERT_EQ(first.frames.size(), 2u);
   EXPECT_EQ(first.frames[0], std::string(8, '\0'));
   EXPECT_EQ(first.payload()[1][0], Json::array({"BlockRemoved", kHello, "CPU"}));

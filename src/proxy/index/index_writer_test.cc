@@ -24,12 +24,12 @@ std::string Base64Bytes(const std::string& text) {
   return bytes;
 }
 
-struct Message {
+struct KvMessage {
   uint64_t sequence;
   KvBatch batch;
 };
 
-Message Decoded(const Row& frames) {
+KvMessage Decoded(const Row& frames) {
   auto batch = DecodeKvBatch(Base64Bytes(frames[2]));
   EXPECT_TRUE(batch.ok()) << batch.status();
   return {*DecodeSequence(Base64Bytes(frames[1])), *std::move(batch)};
@@ -80,7 +80,7 @@ class IndexWriterTest : public testing::Test {
     }
     for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i]["kind"] == "event") {
-        const Message message = Decoded(rows[i]["frames"]);
+        const KvMessage message = Decoded(rows[i]["frames"]);
         EXPECT_FALSE(writer.Apply(message.sequence, message.batch).replay_from.has_value());
       }
       for (Asked& request : asked) {
@@ -127,7 +127,7 @@ TEST_F(IndexWriterTest, MatchesResidentBlocksOfRecordedStreams) {
     size_t next = 0;
     for (const Row& check : stream["checks"]) {
       for (; next < stream["batches"].size(); ++next) {
-        const Message message = Decoded(stream["batches"][next]["frames"]);
+        const KvMessage message = Decoded(stream["batches"][next]["frames"]);
         if (message.sequence > check["after_seq"].get<uint64_t>()) break;
         writer.Apply(message.sequence, message.batch);
       }

@@ -230,13 +230,13 @@ Status Lockstep::Exclude(const std::vector<int>& ranks, const Status& failure) {
     replica.reason = survival_.job->failed(rank)
                          ? fmt::format("rank {} died", rank)
                          : fmt::format("rank {} did not answer for {} s", rank, survival_.time_limit_s);
-    spdlog::error("{}; the job continues without it{}{}", replica.reason, failure.ok() ? "" : ": ",
-                  Message(failure));
+    spdlog::error("{}; the job continues without it", replica.reason);
     replica.executor->Lose(Lost(replica));
     failures_.push_back(replica.reason);
     excluded_.push_back(rank);
     if (survival_.on_excluded) survival_.on_excluded(rank);
   }
+  if (!failure.ok()) spdlog::info("the step that is repeated failed: {}", Message(failure));
   std::ranges::sort(excluded_);
   Status first;
   for (size_t i = replicas_.size(); i-- > 0;) {

@@ -44,7 +44,7 @@ struct EdgeMlpInputs {
   const float* src_xyz = nullptr;  ///< [num_src, 3]
 };
 
-/// Checks that the parts of the perceptron fit one another and that its inputs are there.
+/// Checks that the parts of the perceptron fit one another and that its inputs are present.
 Status CheckEdgeMlp(const graph::Graph& graph, const EdgeMlp& mlp, const EdgeMlpInputs& in);
 
 /// Edges of one tile: consecutive positions of the graph by destination.

@@ -30,8 +30,8 @@ struct EdgeBlock {
 /// Edges per block: bounds the memory of hidden values.
 inline constexpr int32_t kEdgeBlock = 4096;
 
-/// Computes messages again block by block, in order, asks for their gradients, and adds gradients of inputs
-/// and parameters.
+/// Computes messages again block by block, calls message_grad for every block in order, and adds gradients
+/// of inputs and parameters.
 Status EdgeMlpBackward(const graph::Context& ctx, const graph::Graph& graph, const EdgeMlp& mlp,
                        const EdgeMlpInputs& inputs, const std::function<void(const EdgeBlock&)>& message_grad,
                        const EdgeMlpGradients& out);

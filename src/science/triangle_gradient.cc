@@ -127,7 +127,7 @@ struct TriangleMultiplication::BackwardRun {
                        [&](int64_t channel, int worker) { body(channel * square(), copies[worker]); });
   }
 
-  // Gradients behind the product: product becomes its gradient; z_grad gets the gate's part and the residual.
+  // Replaces the product by its gradient. z_grad gets the part of the gate and of the residual.
   void Result(const float* out_grad, float* product, float* z_grad) const {
     ForBlocks([&](int64_t first, int64_t count) {
       const float* grad = out_grad + first * c();

@@ -14,14 +14,10 @@
 #include "app/placement_flags.h"
 #include "app/progress.h"
 #include "app/table.h"
-#include "parallel/placement/balance.h"
 #include "parallel/placement/layer_cost.h"
 #include "parallel/placement/load_file.h"
-#include "parallel/placement/migration.h"
-#include "parallel/placement/node_traffic.h"
 #include "parallel/placement/planner.h"
 #include "parallel/placement/published_balancers.h"
-#include "parallel/placement/token_split.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::app {

@@ -165,7 +165,7 @@ for (const [name, options, ranks] of [["light", {}, 32], ["dark", { colorScheme:
     const canvas = page.locator("#experts-map canvas");
     const cell = await canvas.evaluate((node, count) => (node.clientWidth - 40) / count, ranks);
     const box = await canvas.boundingBox();
-    await page.mouse.move(box.x + 40 + 1.5 * cell, box.y + 7.5 * 14);
+    await page.mouse.move(box.x + 40 + 1.5 * cell, box.y + 7.5 * 8);
     await caption.filter({ hasText: "Layer 10, rank 1: 1.734 times the mean" }).waitFor();
     await page.mouse.move(1, 1);
     await caption.filter({ hasText: "Experts may move; none does now." }).waitFor();

@@ -3,7 +3,8 @@
 import { make } from "./dom.js";
 
 const LEAST_SPREAD = 0.1; // distance from 1 of the strongest color, so that a balanced matrix looks calm
-const CELL = { least: 3, most: 22, height: 14 }; // css pixels
+const CELL = { least: 3, most: 22, low: 8, high: 14 }; // css pixels: widths and heights
+const HEIGHT = 480; // css pixels that many rows share
 const LABELS = { left: 40, bottom: 18 };
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -39,15 +40,16 @@ export class HeatMap {
   #sizes() {
     const columns = this.#shown.matrix[0].length;
     const width = this.#canvas.parentElement.clientWidth - LABELS.left;
-    return { columns, cell: Math.max(CELL.least, Math.min(CELL.most, width / columns)) };
+    return { columns, cell: Math.max(CELL.least, Math.min(CELL.most, width / columns)),
+      line: Math.max(CELL.low, Math.min(CELL.high, Math.floor(HEIGHT / this.#shown.rows.length))) };
   }
 
   #draw() {
     if (!this.#shown?.matrix.length || !this.#canvas.parentElement.clientWidth) return; // a hidden map has no width yet
     const { rows, matrix } = this.#shown;
-    const { columns, cell } = this.#sizes();
+    const { columns, cell, line } = this.#sizes();
     const width = LABELS.left + columns * cell;
-    const height = rows.length * CELL.height + LABELS.bottom;
+    const height = rows.length * line + LABELS.bottom;
     const ratio = devicePixelRatio || 1;
     Object.assign(this.#canvas, { width: Math.ceil(width * ratio), height: Math.ceil(height * ratio) });
     Object.assign(this.#canvas.style, { width: `${width}px`, height: `${height}px` });
@@ -57,7 +59,7 @@ export class HeatMap {
     const [low, high, faint, tint] = ["--series-3", "--series-2", "--faint", "--tint"].map(style);
     const gap = cell > 6 ? 1 : 0;
     matrix.forEach((values, row) => values.forEach((value, column) => {
-      const place = [LABELS.left + column * cell, row * CELL.height, cell - gap, CELL.height - 1];
+      const place = [LABELS.left + column * cell, row * line, cell - gap, line - 1];
       context.globalAlpha = 1;
       context.fillStyle = tint;
       context.fillRect(...place);
@@ -70,12 +72,12 @@ export class HeatMap {
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "right";
-    const rowStride = stride(rows.length, CELL.height, 14);
-    rows.forEach((name, row) => { if (row % rowStride === 0) context.fillText(String(name), LABELS.left - 8, (row + 0.5) * CELL.height); });
+    const rowStride = stride(rows.length, line, 14);
+    rows.forEach((name, row) => { if (row % rowStride === 0) context.fillText(String(name), LABELS.left - 8, (row + 0.5) * line); });
     context.textAlign = "center";
     const columnStride = stride(columns, cell, 26);
     for (let column = 0; column < columns; column += columnStride)
-      context.fillText(String(column), LABELS.left + (column + 0.5) * cell, rows.length * CELL.height + 10);
+      context.fillText(String(column), LABELS.left + (column + 0.5) * cell, rows.length * line + 10);
     this.#showScale(spread);
   }
 
@@ -87,9 +89,9 @@ export class HeatMap {
   #read(event) {
     if (!this.#shown?.matrix.length) return;
     const { rows, matrix } = this.#shown;
-    const { cell } = this.#sizes();
+    const { cell, line } = this.#sizes();
     const box = this.#canvas.getBoundingClientRect();
-    const row = Math.floor((event.clientY - box.top) / CELL.height);
+    const row = Math.floor((event.clientY - box.top) / line);
     const column = Math.floor((event.clientX - box.left - LABELS.left) / cell);
     const value = matrix[row]?.[column];
     this.#readout(value === undefined ? ""

@@ -76,14 +76,18 @@ LayerPlacement LongestFirst(std::span<const double> loads, const std::vector<int
   return layer;
 }
 
-// Layers by their largest rank load in the default order, hottest first.
+// Layers by their largest rank load in the default order, hottest first; of equal ones the last, as with
+// NumPy's sort of few values.
 std::vector<int> HottestLayers(const std::vector<std::vector<double>>& loads, int experts, int ranks) {
   std::vector<double> worst;
   for (const std::vector<double>& layer : loads) {
     const std::vector<double> sums = EqualShareLoads(InOrder(experts, ranks), layer);
     worst.push_back(*std::max_element(sums.begin(), sums.end()));
   }
-  return DescendingOrder(worst);
+  std::reverse(worst.begin(), worst.end());
+  std::vector<int> order = DescendingOrder(worst);
+  for (int& layer : order) layer = static_cast<int>(worst.size()) - 1 - layer;
+  return order;
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ class SwiftLayer {
     for (int i = 0; i < spare_; ++i) {
       const int best = LastLargest(shares, [&](int e) { return extra[e] + 1 < ranks_; });
       if (best < 0) break;
-      shares[best] = shares[best] * (extra[best] + 1) / (extra[best] + 2);
+      shares[best] = shares[best] * (extra[best] + 2) / (extra[best] + 3);
       ++extra[best];
     }
     share_.assign(shares.begin(), shares.end());

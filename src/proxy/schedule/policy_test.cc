@@ -138,8 +138,8 @@ void RunRandomly(std::string_view policy, Mode mode, Nanos scheduler_bound, Nano
   EXPECT_EQ(state.ReadTotals().slots_used, 0U);
 }
 
-// Short enough that many requests reach it.
-constexpr Nanos kBound = 50 * kMillisecond;
+// Shorter than a prefill, so that the policy holds requests beyond it.
+constexpr Nanos kBound = 10 * kMillisecond;
 
 class PolicyTest : public testing::TestWithParam<std::string_view> {};
 

@@ -1,4 +1,4 @@
-// What one run of the scheduler knows: instances, waiting requests, and their prefixes on the instances.
+// The state of one run of the scheduler: instances, waiting requests, and their prefixes on the instances.
 #include <optional>
 
 #include "proxy/schedule/scheduler_impl.h"

@@ -339,7 +339,7 @@ double GoodputBound(const Trace& trace, const SimulationOptions& options) {
   const double span = std::max(static_cast<double>(trace.span()), 1e6);
   if (target == 0) return static_cast<double>(trace.requests.size()) / span * kSecond;
   struct Job {
-    double arrival, work, after;  // after: of this job and those behind it
+    double arrival, work, after;  // after: of this job and the later ones
   };
   std::vector<Job> busy;  // jobs on time since the engine was idle last, in order of arrival
   size_t on_time = 0;
@@ -368,7 +368,7 @@ double GoodputBound(const Trace& trace, const SimulationOptions& options) {
     size_t removed = 0;
     double behind = 0, earliest = std::numeric_limits<double>::infinity();
     for (size_t j = busy.size(); j-- > 0;) {
-      // Jobs before j end earlier by its work; those behind it may have to wait for their own arrival.
+      // Jobs before j end earlier by its work; later ones may have to wait for their own arrival.
       const double without = std::max(latest[j] - busy[j].work, behind);
       if (without < earliest) {
         earliest = without;

@@ -43,10 +43,10 @@ struct SimulationResult {
   Nanos virtual_time = 0;
 };
 
-/// A bound of the goodput of every policy, in requests/s: the largest number of requests that meet the TTFT target
-/// if all prefill engines were one engine of their speed together, all reusable tokens were reused and all steps
-/// were full. (Kise, Ibaraki and Mine, "A solvable case of the one-machine scheduling problem with ready and due
-/// times", Operations Research 26(1), 1978: deadlines come in the order of arrivals.)
+/// A bound of the goodput of every policy, in requests/s: the largest number of requests that meet the TTFT
+/// target if all prefill engines were one engine of their speed together, all reusable tokens were reused and
+/// all steps were full. (Kise, Ibaraki and Mine, "A solvable case of the one-machine scheduling problem with
+/// ready and due times", Operations Research 26(1), 1978: deadlines come in the order of arrivals.)
 double GoodputBound(const Trace& trace, const SimulationOptions& options);
 
 /// `progress` is called now and then with the number of requests that have ended; returning false cancels the

@@ -154,7 +154,7 @@ STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill
 
 
 class Stages(ProxyTest):
-    """Clients leave in each stage. A request passes from tokenized to prefill waiting in one call, so that nobody can leave
+    """Clients leave in each stage. A request passes from tokenized to prefill waiting in one call, so that no client can leave
     between these; the core's tests kill processes there."""
     COUNT = 20
 

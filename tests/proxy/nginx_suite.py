@@ -38,7 +38,7 @@ def run(checkout, file, module):
             return ["skipped" + line.partition("#")[2].lower().replace("skip", ":", 1)]
         if result := re.match(r"(not ok|ok) (\d+)(.*)", line):
             note = re.search(r"# (TODO|skip)", result[3], re.I)
-            # What a test expects to fail may pass at times.
+            # Cases marked as TODO are expected to fail, and may pass at times.
             lines.append(f"{result[2]} {'todo' if note and note[1] == 'TODO' else 'skip' if note else result[1]}")
     return lines + ([] if done.returncode == 0 else [f"exit {done.returncode}"])
 

@@ -26,9 +26,10 @@ StatusOr<std::shared_ptr<const Compiled>> Compile(std::string_view source) {
 }
 
 /// Adds `"name": value` to the members of a JSON object. `value` is untrusted JSON text, so it must be
-/// validated as one value.
-Status AddMember(std::string* members, const std::string& name, std::string_view value) {
-  if (!Json::accept(value)) return InvalidArgument("{} is not JSON", name);
+/// validated as one value, unless the caller has done so.
+Status AddMember(std::string* members, const std::string& name, std::string_view value,
+                 bool checked = false) {
+  if (!checked && !Json::accept(value)) return InvalidArgument("{} is not JSON", name);
   if (!members->empty()) *members += ',';
   *members += Json(name).dump();
   *members += ':';
@@ -110,7 +111,7 @@ void ChatTemplate::SetToken(std::string name, std::string text) {
 StatusOr<std::string> ChatTemplate::Render(const ChatInput& input, const RenderOptions& options) const {
   std::string members;
   for (const auto& [name, text] : tokens_) RETURN_IF_ERROR(AddMember(&members, name, Json(text).dump()));
-  RETURN_IF_ERROR(AddMember(&members, "messages", input.messages_json));
+  RETURN_IF_ERROR(AddMember(&members, "messages", input.messages_json, input.messages_checked));
   RETURN_IF_ERROR(AddMember(&members, "tools", input.tools_json.empty() ? "null" : input.tools_json));
   RETURN_IF_ERROR(
       AddMember(&members, "documents", input.documents_json.empty() ? "null" : input.documents_json));

@@ -22,6 +22,7 @@ struct ChatInput {
   std::string documents_json;  // array of objects; empty: none
   std::string variables_json;  // object of additional variables, e.g. {"enable_thinking":false}; empty: none
   bool add_generation_prompt = false;
+  bool messages_checked = false;  // messages_json is known to be one JSON value: it is not scanned again
 };
 
 /// Whether a template may call mutating methods such as `list.append`.

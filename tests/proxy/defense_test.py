@@ -97,6 +97,40 @@ class Requests(ProxyTest):
         self.assertEqual([e["state"] for e in proxy.state()["engines"]], ["enabled"] * 3)
         self.assertEqual(proxy.complete(prompt="a", max_tokens=1)[0], 200)
 
+    def test_large_bodies_are_refused(self):
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url}; max_body 100k; body_memory 250k;")
+        for size, wanted in ((50_000, 200), (99_000, 200), (110_000, 413), (1_000_000, 413)):
+            status, _, text = proxy.request("POST", "/v1/completions", {"model": "m", "prompt": "a" * size, "max_tokens": 1})
+            self.assertEqual(status, wanted, text)
+        self.assertEqual(json.loads(text)["error"]["type"], "invalid_request_error")
+        # nginx refuses what is above client_max_body_size by its head, before it reads the body.
+        client = socket.create_connection((HOST, proxy.port), timeout=WAIT_SECONDS)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
+        self.assertIn(b" 413 ", client.recv(100))
+        client.close()
+        proxy.idle()
+
+    def test_large_bodies_are_checked(self):
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url};")
+        filler = "b" * 100_000  # it is read in a thread
+        for body in (b'{"model":"m","prompt":"' + filler.encode(), b'{"x":"' + filler.encode() + b'"}',
+                     json.dumps({"prompt": filler, "stream": "yes"}).encode(), json.dumps({"prompt": filler, "max_tokens": -1}).encode()):
+            status, _, text = proxy.request("POST", "/v1/completions", body)
+            self.assertEqual((status, json.loads(text)["error"]["type"]), (400, "invalid_request_error"))
+        status, _, text = proxy.request("POST", "/v1/completions", {"prompt": filler, "ec_transfer_params": {"a": 1}})
+        self.assertEqual(status, 501)
+        self.assertEqual(proxy.complete(prompt=filler, max_tokens=1)[0], 200)
+        self.assertEqual(proxy.idle()["outcomes"]["completed"], 1)
+
+    def test_the_metaserver_is_for_listed_addresses(self):
+        engine = self.mock()
+        for allowed, wanted in (("", 404), ("metaserver_allow 10.0.0.0/8;", 403), ("metaserver_allow 10.0.0.0/8 127.0.0.1;", 404),
+                                ("metaserver_allow all;", 404)):
+            proxy = self.proxy(f"engine {engine.url}; {allowed}")
+            self.assertEqual(proxy.request("POST", "/v1/metaserver", {"request_id": "moesaic-0-1-1-0123456789abcdef"})[0], wanted, allowed)
+
     def test_forged_messages_to_the_metaserver_are_refused(self):
         engine = self.mock()
         proxy = self.proxy(f"engine {engine.url};")

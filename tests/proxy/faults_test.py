@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Faults of engines, workers and clients. After each, every counter and slot of the proxy must return to zero."""
+import collections
+import contextlib
 import http.client
 import json
 import os
@@ -9,7 +11,7 @@ import socket
 import threading
 import time
 
-from proxying import HOST, WAIT_SECONDS, ProxyTest, main, request, together, until
+from proxying import HOST, MODEL, WAIT_SECONDS, ProxyTest, main, request, together, until
 from proxy_test import tokens
 
 
@@ -130,6 +132,170 @@ class Engines(ProxyTest):
               what=proxy.state)
 
 
+    def test_learns_the_hashes_of_an_engine_that_restarts_with_another_seed(self):
+        name = self.endpoint("seed")
+        engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay", "--seed", "1")
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay; health /health 50ms 1s;")
+        ask = lambda seed: attempt(proxy, prompt=tokens(seed, 160))
+        until(lambda: ask(0) == 200 and proxy.state()["index"]["memberships"] >= 10, what=proxy.state)
+        for seed in range(1, 8):
+            ask(seed)
+        engine.flags = (*engine.flags[:-1], "2")
+        engine.restart()
+        # The engine has the blocks of the last prompts only, and the index no others.
+        until(lambda: ask(100) == 200 and ask(101) == 200 and proxy.state()["engines"][0]["index"] == "exact"
+              and proxy.state()["index"]["memberships"] - proxy.state()["index"]["speculative"] <= 20, what=proxy.state)
+        self.assertGreaterEqual(proxy.complete(prompt=tokens(101, 160), max_tokens=1)[1]["usage"]["prompt_tokens_details"]["cached_tokens"], 144)
+        proxy.idle()
+
+
+STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill_scheduled", "prefill_running", "decode_waiting",
+          "decode_scheduled", "decode_running", "done"]
+
+
+class Stages(ProxyTest):
+    """Clients leave in each stage. A request passes from tokenized to prefill waiting in one call, so that no client can leave
+    between these; the core's tests kill processes there."""
+    COUNT = 20
+
+    def aborted(self, proxy):
+        """Returns the stages in which clients left, as the access log has them."""
+        proxy.idle()
+        found = collections.Counter()
+        for fields in proxy.access():
+            entered = [name for name, at in zip(STAGES[:-1], fields[2:11]) if at != "-"]
+            if fields[1] == "aborted":
+                found[entered[-1]] += 1
+        return found
+
+    def leave(self, proxy, stage, bodies):
+        """Sends requests, waits until all are in the stage, and closes their connections."""
+        clients = [raw(proxy.port, body) for body in bodies]
+        now = lambda: {s["name"]: s["now"] for s in proxy.state()["stages"]}
+        until(lambda: now()[stage] == len(clients), what=proxy.state)
+        for client in clients:
+            client.close()
+        self.assertEqual(self.aborted(proxy)[stage], len(clients), self.aborted(proxy))
+
+    def bodies(self, size=300, count=COUNT, **body):
+        return [{"model": "m", "prompt": tokens(i, size), "max_tokens": 5, "stream": i % 2 == 0, **body} for i in range(count)]
+
+    def test_received(self):
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url}; model {MODEL};", workers=1)
+        chance = random.Random(5)
+        text = lambda: " ".join(f"{chance.random()}" for _ in range(1500))
+        clients = [raw(proxy.port, {"model": "m", "prompt": text(), "max_tokens": 1}) for _ in range(16)]
+        until(lambda: proxy.state()["stages"][0]["entered"] == len(clients), what=proxy.state)
+        for client in clients:
+            client.close()
+        self.assertGreater(self.aborted(proxy)["received"], 0)
+        self.assertEqual(proxy.complete(prompt="a", max_tokens=1)[0], 200)
+
+    def test_prefill_waiting_and_running(self):
+        engine = self.mock("--prefill-us", "100000")
+        proxy = self.proxy(f"engine {engine.url} max_requests={self.COUNT};")
+        running = [raw(proxy.port, body) for body in self.bodies()]
+        until(lambda: proxy.state()["stages"][5]["now"] == self.COUNT, what=proxy.state)
+        waiting = [raw(proxy.port, body) for body in self.bodies()]
+        until(lambda: proxy.state()["stages"][3]["now"] == self.COUNT, what=proxy.state)
+        for client in waiting + running:
+            client.close()
+        self.assertEqual(self.aborted(proxy)["prefill_waiting"], self.COUNT)
+        # Requests that do not stream count as decoding after the predicted time of their prefill.
+        self.assertGreaterEqual(self.aborted(proxy)["prefill_running"], self.COUNT // 2)
+        until(lambda: engine.state()["live"] == 0, what=engine.state)
+
+    def pair(self, decode_options=""):
+        prefill = self.mock("--transfer", "nixl", "--role", "prefill")
+        decode = self.mock("--transfer", "nixl", "--role", "decode", "--step-ms", "20")
+        proxy = self.proxy(f"transfer nixl; skip_prefill 16; engine {prefill.url} role=prefill; engine {decode.url} role=decode {decode_options};")
+        return prefill, decode, proxy
+
+    def test_decode_waiting(self):
+        prefill, decode, proxy = self.pair("max_requests=1")
+        with proxy.streaming(prompt=tokens(99, 300), max_tokens=20000) as first:
+            first.readline()
+            self.leave_open(proxy, "decode_waiting")
+        self.assertEqual(self.aborted(proxy)["decode_waiting"], self.COUNT)
+        until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
+
+    def leave_open(self, proxy, stage):
+        clients = [raw(proxy.port, body) for body in self.bodies()]
+        until(lambda: {s["name"]: s["now"] for s in proxy.state()["stages"]}[stage] == len(clients), what=proxy.state)
+        for client in clients:
+            client.close()
+
+    def test_decode_running(self):
+        _, decode, proxy = self.pair()
+        self.leave(proxy, "decode_running", self.bodies(max_tokens=20000))
+        until(lambda: decode.state()["live"] == 0, what=decode.state)
+
+    def test_done(self):
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url};")
+        clients = [raw(proxy.port, body) for body in self.bodies(max_tokens=1)]
+        until(lambda: proxy.state()["outcomes"]["completed"] == len(clients), what=proxy.state)
+        for client in clients:
+            client.close()
+        proxy.idle()
+
+    def state_of_the_other(self, proxy):
+        """The state while a worker is stopped. The kernel may wake the stopped one for a connection: another one is tried."""
+        def ask():
+            with contextlib.suppress(OSError, http.client.HTTPException, json.JSONDecodeError):
+                return json.loads(request(HOST, proxy.port, "GET", "/moesaic?state", timeout=0.3)[2])
+            return None
+        return until(ask)
+
+    def owned(self, proxy, other, body):
+        """Sends a request that a worker accepts while the other one is stopped."""
+        os.kill(other, signal.SIGSTOP)
+        try:
+            used = self.state_of_the_other(proxy)["slots_used"]
+            client = raw(proxy.port, body)
+            until(lambda: self.state_of_the_other(proxy)["slots_used"] == used + 1)
+        finally:
+            os.kill(other, signal.SIGCONT)
+        return client
+
+    def leave_scheduled(self, proxy, waiting, scheduled, body):
+        """A worker is stopped when the master places its request, whose client has left. The worker sees first that it left.
+        A round in which the master changed, because it was stopped for too long, does not count."""
+        now = lambda state, stage: {s["name"]: s["now"] for s in state["stages"]}[stage]
+        for _ in range(20):
+            master = proxy.state()["master"]
+            other = next(pid for pid in proxy.workers() if pid != master)
+            first = self.owned(proxy, other, {**body, "max_tokens": 20000, "stream": True})
+            first.recv(1)  # it is served
+            second = self.owned(proxy, master, body)
+            until(lambda: now(proxy.state(), waiting) == 1, what=proxy.state)
+            same = proxy.state()["master"] == master
+            if same:
+                os.kill(other, signal.SIGSTOP)
+            second.close()
+            first.close()
+            if same:
+                try:
+                    until(lambda: now(state := self.state_of_the_other(proxy), scheduled) == 1 or state["master"] != master)
+                finally:
+                    os.kill(other, signal.SIGCONT)
+            if self.aborted(proxy)[scheduled] > 0:
+                return
+        self.fail(f"no client left in the stage {scheduled}: {self.aborted(proxy)}")
+
+    def test_prefill_scheduled(self):
+        engine = self.mock("--step-ms", "20")
+        proxy = self.proxy(f"engine {engine.url} max_requests=1; health off;", workers=2)
+        self.leave_scheduled(proxy, "prefill_waiting", "prefill_scheduled", self.bodies()[0])
+        until(lambda: engine.state()["live"] == 0, what=engine.state)
+
+    def test_decode_scheduled(self):
+        prefill, decode, proxy = self.pair("max_requests=1")
+        self.leave_scheduled(proxy, "decode_waiting", "decode_scheduled", self.bodies()[0])
+        until(lambda: decode.state()["live"] == 0 and prefill.state()["pinned"] == 0, what=prefill.state)
+
+
 class Clients(ProxyTest):
     def storm(self, proxy, delays, count=60, size=300, max_tokens=30):
         """Clients that leave after a random part of `delays` seconds, half of them streaming."""
@@ -190,7 +356,7 @@ class Workers(ProxyTest):
         self.killed = True
         engines = [self.mock() for _ in range(2)]
         proxy = self.proxy("".join(f"engine {e.url};" for e in engines), workers=3)
-        chance, stop, statuses = random.Random(2), threading.Event(), []
+        chance, stop, statuses, victims = random.Random(2), threading.Event(), [], []
 
         def load(seed):
             while not stop.is_set():
@@ -203,19 +369,23 @@ class Workers(ProxyTest):
         for thread in threads:
             thread.start()
         try:
-            for turn in range(10):
-                state = proxy_state(proxy)
-                pids = until(lambda: [pid for pid in proxy.workers()] if len(proxy.workers()) >= 2 else None)
-                victim = state["master"] if turn % 2 == 0 and state["master"] in pids else chance.choice(pids)
+            for turn in range(50):
+                pids = until(lambda: sorted(pids) if len(pids := proxy.workers()) == 3 else None)
+                time.sleep(chance.uniform(0, 0.02))  # a random moment in the life of the requests
+                master = proxy_state(proxy)["master"]
+                victim = master if turn % 2 == 0 and master in pids else pids[turn // 2 % 3]
+                victims.append(victim == master)
                 os.kill(victim, signal.SIGKILL)
-                done = len([s for s in statuses if s == 200])
-                until(lambda: len([s for s in statuses if s == 200]) > done + 5, what=proxy.log)
+                done = statuses.count(200)
+                until(lambda: statuses.count(200) > done + 2, what=proxy.log)
                 until(lambda: proxy_state(proxy)["master"] != victim)
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
         self.assertEqual(set(statuses) - {0, 200}, set())
+        self.assertGreaterEqual(victims.count(True), 20)
+        self.assertGreaterEqual(victims.count(False), 15)
         proxy.idle()
         for engine in engines:
             until(lambda: engine.state()["live"] == 0)
@@ -271,9 +441,9 @@ class Workers(ProxyTest):
         proxy.idle()
 
 
-def attempt(proxy):
+def attempt(proxy, prompt="a"):
     try:
-        return proxy.complete(prompt="a", max_tokens=1)[0]
+        return proxy.complete(prompt=prompt, max_tokens=1)[0]
     except (OSError, http.client.HTTPException):
         return None
 

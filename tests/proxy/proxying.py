@@ -58,9 +58,9 @@ def until(condition, seconds=WAIT_SECONDS, what=lambda: ""):
         time.sleep(0.01)
 
 
-def request(host, port, method, path, body=None, headers=None):
+def request(host, port, method, path, body=None, headers=None, timeout=WAIT_SECONDS):
     """Returns (status, headers, bytes)."""
-    connection = http.client.HTTPConnection(host, port, timeout=WAIT_SECONDS)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()

@@ -1,8 +1,10 @@
 #include "proxy/protocol/json_members.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cstdint>
+#include <cstring>
 
 namespace moesaic::proxy {
 namespace {
@@ -15,6 +17,18 @@ int HexDigit(char c) {
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   if (c >= 'A' && c <= 'F') return c - 'A' + 10;
   return -1;
+}
+
+// Returns a word whose lowest set bit is in the first of eight bytes that is a quote, a backslash or a
+// control character; 0 if there is none. The bytes are in little-endian order.
+uint64_t EndsOfPlainText(uint64_t bytes) {
+  constexpr uint64_t kOnes = 0x0101010101010101, kHigh = kOnes << 7;
+  const auto below = [bytes](uint64_t limit) { return (bytes - kOnes * limit) & ~bytes & kHigh; };
+  const auto equal = [bytes](unsigned char c) {
+    const uint64_t difference = bytes ^ (kOnes * c);
+    return (difference - kOnes) & ~difference & kHigh;
+  };
+  return below(0x20) | equal('"') | equal('\\');
 }
 
 // Checks JSON text from a position on. A failed step leaves the fault and its place.
@@ -46,6 +60,16 @@ class Scanner {
   bool String() {
     ++at_;  // the quote
     while (at_ < text_.size()) {
+      if (std::endian::native == std::endian::little && at_ + sizeof(uint64_t) <= text_.size()) {
+        uint64_t bytes;
+        std::memcpy(&bytes, text_.data() + at_, sizeof bytes);
+        const uint64_t ends = EndsOfPlainText(bytes);
+        if (ends == 0) {
+          at_ += sizeof bytes;
+          continue;
+        }
+        at_ += static_cast<size_t>(std::countr_zero(ends)) / 8;
+      }
       const char c = text_[at_];
       if (c == '"') {
         ++at_;

@@ -107,5 +107,23 @@ TEST(JsonQuoted, EscapesAndReads) {
   EXPECT_EQ(JsonUnquoted("x"), std::nullopt);
 }
 
+// Strings are scanned eight bytes at a time.
+TEST(JsonMembers, FindsTheEndOfStringsAtEveryPlace) {
+  for (size_t before = 0; before < 20; ++before) {
+    for (const char* special : {"\\\"", "\\\\", "\\u00e9", "\x80", "\xff", "\x7f", " ", "!"}) {
+      const std::string value = '"' + std::string(before, 'x') + special + "tail of it\"";
+      const std::string text = "{\"k\":" + value + ",\"n\":1}";
+      const auto members = JsonMembers::Scan(text);
+      ASSERT_TRUE(members.ok()) << text;
+      EXPECT_EQ(members->Value("k"), value);
+      EXPECT_EQ(members->Integer("n"), 1);
+    }
+    for (const char control : {'\0', '\n', '\x1f'}) {
+      const std::string text = "{\"k\":\"" + std::string(before, 'x') + control + "tail of it\"}";
+      EXPECT_FALSE(JsonMembers::Scan(text).ok()) << before;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic::proxy

@@ -55,9 +55,10 @@ void FreeIfUnreferenced(const StateView& view, int id) {
 void MoveTo(const StateView& view, uint32_t index, Stage stage, Nanos now) {
   RequestSlot& slot = view.slot(index);
   const auto old = static_cast<Stage>(slot.stage.load(kRelaxed));
+  const Nanos entered = slot.entered[static_cast<size_t>(old)];
+  now = std::max(now, entered);  // the master may have read the clock before the request came
   if (old != stage) {
-    const Nanos entered = slot.entered[static_cast<size_t>(old)];
-    view.s.stage_time[static_cast<size_t>(old)].Add(std::max<Nanos>(now - entered, 0));
+    view.s.stage_time[static_cast<size_t>(old)].Add(now - entered);
     --view.s.in_stage[static_cast<size_t>(old)];
     ++view.s.in_stage[static_cast<size_t>(stage)];
   }

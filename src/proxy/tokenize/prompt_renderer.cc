@@ -140,6 +140,7 @@ StatusOr<RenderedPrompt> PromptRenderer::RenderChat(const RequestBody& body) {
   prompt.exact = true;
   text::ChatInput input;
   ASSIGN_OR_RETURN(input.messages_json, TemplateMessages(members.Value("messages"), dialect_, &prompt.exact));
+  input.messages_checked = true;  // they are members of a scanned body, or edits of them
   if (members.Given("tools")) {
     if (members.Value("tool_choice") != "\"none\"") input.tools_json = std::string(members.Value("tools"));
     prompt.exact = false;

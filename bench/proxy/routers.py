@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Measures what a router adds to a request: latency and CPU time, for the proxy and other routers before the same engines.
+
+    bench/proxy/routers.py [--sglang PYTHON] [--vllm PROGRAM] [--tokens 1000 10000 100000] [--rounds 5] [--json FILE]
+
+PYTHON is the interpreter of an environment with sglang-router, PROGRAM the script vllm-router of another one. Two mock engines
+answer every chat after a fixed time. Prompts are documents of the given number of tokens with a new question each, so that all
+but the question is cached. The routers and the direct way take turns in each round. Added latency is the difference of
+percentiles to the direct way; CPU time is that of all threads of the router, for 1,000 requests. At last, clients with small
+prompts share a router with one that sends bodies of 8 MB: the largest latencies show what a large body delays.
+Prints markdown with medians and the range over rounds. Needs nothing beyond Python 3.9.
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", ROOT / "build" / "release" / "bin" / "moesaic")).resolve()
+HOST = "127.0.0.1"
+DOCUMENTS = 4
+WARM = 2  # untimed requests of each document
+
+
+def free_port():
+    with socket.create_server((HOST, 0)) as free:
+        return free.getsockname()[1]
+
+
+class Router:
+    """A process group that serves at a port."""
+
+    def __init__(self, name, command, port, log):
+        self.name, self.port = name, port
+        self.process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, start_new_session=True)
+        end = time.monotonic() + 120
+        while True:
+            try:
+                if Connection(port).chat(b"Hello", b"") == 200:
+                    return
+            except OSError:
+                pass
+            if time.monotonic() > end or self.process.poll() is not None:
+                sys.exit(f"{name} does not answer; its output is in {log.name}")
+            time.sleep(0.2)
+
+    def pids(self):
+        found, queue = [], [self.process.pid]
+        while queue:
+            pid = queue.pop()
+            found.append(pid)
+            try:
+                for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+                    queue += map(int, (task / "children").read_text().split())
+            except FileNotFoundError:
+                pass
+        return found
+
+    def cpu(self):
+        """Seconds that all threads have run."""
+        total = 0
+        for pid in self.pids():
+            try:
+                for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+                    total += int((task / "schedstat").read_text().split()[0])
+            except FileNotFoundError:
+                pass
+        return total / 1e9
+
+    def stop(self):
+        os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Connection:
+    """A connection that is kept open."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection((HOST, port), timeout=120)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def chat(self, document, question):
+        """Sends a chat and returns the status. The text must need no escapes."""
+        body = b"".join((b'{"model":"mock","max_tokens":1,"messages":[{"role":"user","content":"', document, question, b'"}]}'))
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        self.socket.sendall(head + body)
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += self.read()
+        head, _, rest = received.partition(b"\r\n\r\n")
+        fields = {line.split(b":")[0].lower(): line.split(b":", 1)[1].strip() for line in head.split(b"\r\n")[1:]}
+        if b"content-length" in fields:
+            while len(rest) < int(fields[b"content-length"]):
+                rest += self.read()
+        else:
+            while not rest.endswith(b"0\r\n\r\n"):
+                rest += self.read()
+        return int(head.split()[1])
+
+    def read(self):
+        piece = self.socket.recv(1 << 16)
+        if not piece:
+            raise ConnectionError("the connection was closed inside the answer")
+        return piece
+
+
+def document(seed, size):
+    """English-like text of `size` bytes, with line breaks as JSON escapes."""
+    chance = random.Random(seed)
+    words = ("the of and to in is that for it as was with be by on not he this are or his from at which but have an had they you were "
+             "their one all we can her has there been if more when will would who so no engine router cache prefix token prompt block").split()
+    lines, length = [], 0
+    while length < size:
+        line = " ".join(chance.choice(words) for _ in range(14)).capitalize() + ".\\n"
+        lines.append(line)
+        length += len(line)
+    return "".join(lines)[:size].rstrip("\\").encode()
+
+
+def start_routers(engines, flags, folder):
+    urls = [f"http://{HOST}:{port}" for port in engines]
+    routers = []
+
+    def add(name, command):
+        port = next(word for word, before in zip(command[1:], command) if before == "--port")
+        routers.append(Router(name, command, port, open(folder / f"{name}.log", "w")))
+
+    ours = [BINARY, "proxy", "--port", free_port(), "--workers", 2]
+    for url in urls:
+        ours += ["--engine", url]
+    add("moesaic", [*ours, "--model", ROOT / "models" / "moesaic-tiny", "--set", f"token_cache 256m"])
+    ours[3] = free_port()
+    add("moesaic, no tokenizer", ours)
+    if flags.sglang:
+        add("sglang-router", [flags.sglang, "-m", "sglang_router.launch_router", "--host", HOST, "--port", free_port(), "--worker-urls", *urls,
+                              "--policy", "cache_aware", "--prometheus-port", free_port(), "--log-level", "warn"])
+    if flags.vllm:
+        add("vllm-router", [flags.vllm, "--host", HOST, "--port", free_port(), "--worker-urls", *urls, "--policy", "cache_aware",
+                            "--prometheus-port", free_port(), "--log-level", "warning"])
+    return routers
+
+
+def tokens_per_byte(router):
+    """Of a document, as the proxy's tokenizer counts."""
+    def total():
+        with socket.create_connection((HOST, router.port)) as page:
+            page.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            text = b"".join(iter(lambda: page.recv(1 << 16), b"")).decode()
+        return sum(float(line.split()[1]) for line in text.splitlines() if line.startswith("moesaic_proxy_prompt_tokens_total"))
+    before = total()
+    Connection(router.port).chat(document(99, 40000), b"")
+    return (total() - before) / 40000
+
+
+def percentile(values, share):
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def measure(port, documents, count, seed):
+    """Returns the latencies of requests one after another, in seconds."""
+    connection, times = Connection(port), []
+    for i in range(count):
+        question = b" Question %d of %d?" % (i, seed)
+        begin = time.perf_counter()
+        status = connection.chat(documents[i % len(documents)], question)
+        times.append(time.perf_counter() - begin)
+        if status != 200:
+            sys.exit(f"port {port}: status {status}")
+    return times
+
+
+def with_large_bodies(port, documents, large, seconds):
+    """Returns latencies of small requests while another client sends large ones, and the number of those."""
+    stop, served = threading.Event(), []
+
+    def send():
+        connection, i = Connection(port), 0
+        while not stop.is_set():
+            connection.chat(large, b" Question %d?" % i)
+            i += 1
+        served.append(i)
+    sender = threading.Thread(target=send)
+    sender.start()
+    times, end, i = [], time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        times += measure(port, documents, 5, i)
+        i += 1
+    stop.set()
+    sender.join()
+    return times, served[0]
+
+
+def spread(values, digits=2):
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--sglang", help="Python of an environment with sglang-router")
+    parser.add_argument("--vllm", help="vllm-router of an environment")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 10000, 100000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.8, help="about the time of one router in one round")
+    parser.add_argument("--large-seconds", type=float, default=3, help="time of each router with bodies of 8 MB; 0: leave it out")
+    parser.add_argument("--json", help="file for all numbers")
+    flags = parser.parse_args()
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-routers-"))
+    engines, processes, results = [], [], {}
+    routers = []
+    try:
+        for _ in range(2):
+            process = subprocess.Popen([BINARY, "mock-engine", "--host", HOST, "--port", "0", "--prefill-base-ms", "1", "--prefill-us", "0",
+                                        "--pair-ns", "0", "--step-ms", "1", "--kv-token-ns", "0", "--blocks", "1000000"],
+                                       stdout=subprocess.PIPE, text=True)
+            processes.append(process)
+            engines.append(int(process.stdout.readline().strip().rsplit(":", 1)[1]))
+        routers = start_routers(engines, flags, folder)
+        rate = tokens_per_byte(routers[0])
+        ways = [("direct", engines[0], None)] + [(r.name, r.port, r) for r in routers]
+        print(f"{rate:.3f} tokens per byte of text; {os.cpu_count()} processors\n")
+        print("| tokens | way | added p50, ms | added p99, ms | CPU s per 1,000 requests |\n|---|---|---|---|---|")
+        for tokens in flags.tokens:
+            documents = [document(i, int(tokens / rate)) for i in range(DOCUMENTS)]
+            for _, port, _ in ways:
+                measure(port, documents, DOCUMENTS * WARM, 0)
+            once = statistics.median(measure(engines[0], documents, 8, 1))
+            count = max(20, min(400, int(flags.seconds / once / 2)))
+            rows = {name: {"p50": [], "p99": [], "cpu": []} for name, _, _ in ways}
+            for turn in range(flags.rounds):
+                times = {}
+                for name, port, router in ways[turn % len(ways):] + ways[:turn % len(ways)]:
+                    before = router.cpu() if router else 0
+                    times[name] = measure(port, documents, count, turn + 2)
+                    if router:
+                        rows[name]["cpu"].append((router.cpu() - before) / count * 1000)
+                for name, values in times.items():
+                    for key, share in (("p50", 0.5), ("p99", 0.99)):
+                        base = 0 if name == "direct" else percentile(times["direct"], share)
+                        rows[name][key].append((percentile(values, share) - base) * 1e3)
+            results[tokens] = {"requests": count, **rows}
+            for name, row in rows.items():
+                label = "direct (not added)" if name == "direct" else name
+                print(f"| {tokens} | {label} | {spread(row['p50'])} | {spread(row['p99'])} | {spread(row['cpu']) if row['cpu'] else ''} |", flush=True)
+        if flags.large_seconds > 0:
+            small, large = [document(i, int(1000 / rate)) for i in range(DOCUMENTS)], document(7, 8 << 20)
+            print("\n| 1,000 tokens beside bodies of 8 MB | p50, ms | p99, ms | largest, ms | large bodies |\n|---|---|---|---|---|")
+            for name, port, _ in ways:
+                Connection(port).chat(large, b"")
+                times, served = with_large_bodies(port, small, large, flags.large_seconds)
+                results[f"large {name}"] = {"times": times, "served": served}
+                print(f"| {name} | {percentile(times, .5) * 1e3:.2f} | {percentile(times, .99) * 1e3:.2f} | {max(times) * 1e3:.2f} | {served} |", flush=True)
+    finally:
+        for router in routers:
+            router.stop()
+        for process in processes:
+            process.kill()
+    if flags.json:
+        pathlib.Path(flags.json).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -64,8 +64,8 @@ TEST(EngineLine, TheNumberOfRanksHasABound) {
   const auto ranks = ParseEngine(words, /*max_ranks=*/9);
   ASSERT_TRUE(ranks.ok()) << ranks.status();
   ASSERT_EQ(ranks->size(), 9U);
-  EXPECT_TRUE(ranks->front().ranked);
-  EXPECT_FALSE(ParseEngine(std::span(words, 1))->front().ranked);
+  EXPECT_TRUE(ranks->front().instance.ranked);
+  EXPECT_FALSE(ParseEngine(std::span(words, 1))->front().instance.ranked);
 }
 
 TEST(EngineLine, NumericAddressesNeedNoNameServer) {

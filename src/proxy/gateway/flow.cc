@@ -323,7 +323,8 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
-  if (engine->ranked) headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
+  if (engine->instance.ranked)
+    headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   exchange->Start(engine->address, gateway_.HttpRequest(*engine, method, target, headers, body),
                   gateway_.timeouts());

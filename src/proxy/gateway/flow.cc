@@ -160,12 +160,13 @@ void Flow::Start(ClientRequest request) {
     Prepare();
     return OnPrepared();
   }
-  timer_.At(gateway_.now() + gateway_.settings().queue_timeout,
-            [this] { Reply(503, "overloaded_error", "the tokenizer was busy for too long", kSecond); });
+  timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {
+    Reply(503, "overloaded_error", "no thread was free to read the request in time", kSecond);
+  });
   preparing_ = true;
   if (client_->StartPrepare(*this)) return;
   preparing_ = false;
-  Reply(503, "overloaded_error", "the tokenizer is busy", kSecond);
+  Reply(503, "overloaded_error", "no thread is free to read the request", kSecond);
 }
 
 void Flow::ReadBody() {

@@ -49,6 +49,32 @@ StatusOr<std::string> Line(proxy::PoolSettings& pool, const std::vector<std::str
   return line + ";\n";
 }
 
+bool IsLocal(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+}
+
+// Returns the directive that lets the engines of `pool` use the metaserver.
+StatusOr<std::vector<std::string>> MetaserverAllow(const ProxyFlags& flags, const proxy::PoolSettings& pool) {
+  std::vector<std::string> words = {"metaserver_allow", "127.0.0.0/8", "::1"};
+  std::string unknown = !flags.engine_file.empty() ? "--engines" : !flags.etcd.empty() ? "--etcd" : "";
+  for (const auto* list : {&pool.engines, &pool.named}) {
+    for (const proxy::EngineSettings& engine : *list) {
+      const std::string& host = engine.host_name;
+      if (IsLocal(host)) continue;
+      if (!proxy::ParseNetwork(host).ok()) {
+        unknown = host;
+      } else if (std::find(words.begin(), words.end(), host) == words.end()) {
+        words.push_back(host);
+      }
+    }
+  }
+  if (unknown.empty()) return words;
+  return InvalidArgument(
+      "the addresses of the engines of {} are not known here, and only known ones may use the metaserver: "
+      "give --set \"metaserver_allow ADDRESS[/BITS] ...\"",
+      unknown);
+}
+
 // Returns the directives of the pool, and applies them to `pool`.
 StatusOr<std::string> PoolText(const ProxyFlags& flags, const std::string& folder,
                                const std::string& transfer, proxy::PoolSettings& pool) {
@@ -87,6 +113,10 @@ StatusOr<std::string> PoolText(const ProxyFlags& flags, const std::string& folde
     words.insert(words.begin(), "etcd");
     RETURN_IF_ERROR(add(words, "--etcd"));
   }
+  if (transfer == "ascend" && pool.metaserver_allow.empty() && !IsLocal(flags.host)) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> words, MetaserverAllow(flags, pool));
+    RETURN_IF_ERROR(add(words, "--transfer"));
+  }
   if (!flags.engine_file.empty()) body += fmt::format("    include {};\n", Word(folder + "/engines.conf"));
   return body;
 }
@@ -114,14 +144,17 @@ StatusOr<std::string> ResolverText(const ProxyFlags& flags) {
   std::vector<std::string> servers = flags.resolvers;
   if (servers.empty()) {
     std::ifstream file("/etc/resolv.conf");
-    std::string word;
-    while (file >> word) {
-      if (word == "nameserver" && file >> word) servers.push_back(word.substr(0, word.find('%')));
+    std::string line;
+    while (std::getline(file, line)) {
+      const std::vector<std::string> words = Split(line, " \t\r");
+      if (words.size() < 2 || words[0] != "nameserver") continue;
+      // nginx cannot use an address with the name of an interface.
+      if (words[1].find('%') == std::string::npos) servers.push_back(words[1]);
     }
   }
   if (servers.empty())
     return InvalidArgument(
-        "engines with the option resolve need --resolver: /etc/resolv.conf names no server");
+        "engines with the option resolve need --resolver: /etc/resolv.conf names no usable server");
   std::string text = "  resolver";
   for (const std::string& server : servers) {
     const bool six = std::count(server.begin(), server.end(), ':') > 1 && !server.starts_with('[');
@@ -191,9 +224,9 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
     text += fmt::format("  {}_temp_path {};\n", kind, Word(fmt::format("{}/{}", folder, kind)));
   }
-  if (!pool.named.empty() || !pool.etcd.empty() || !flags.resolvers.empty()) {
+  if (!pool.named.empty() || !pool.etcd.empty() || !flags.engine_file.empty() || !flags.resolvers.empty()) {
     StatusOr<std::string> resolver = ResolverText(flags);
-    // Values in etcd may need none.
+    // Values in etcd and lines of the file may need none.
     if (!resolver.ok() && !pool.named.empty()) return resolver.status();
     text += resolver.value_or("");
   }

@@ -187,6 +187,11 @@ class Names(Discovered):
         self.await_engines(proxy, self.urls[2:])
         self.assertEqual(proxy.complete(prompt="a", max_tokens=1)[0], 200)
 
+    def test_a_prefix_of_etcd_is_listed_once(self):
+        with self.assertRaises(ValueError) as caught:
+            Proxy("etcd /e/ http://127.0.0.1:1; etcd /e/ http://127.0.0.1:2;")
+        self.assertIn("listed twice", str(caught.exception))
+
     def test_a_name_needs_a_resolver(self):
         with self.assertRaises(ValueError) as caught:
             Proxy(self.pool())
@@ -247,6 +252,45 @@ class Keys(Discovered):
         log = proxy.log()
         for key, fault in (("wrong", "URL"), ("name", "resolve"), ("role", "transfer")):
             self.assertRegex(log, f"'/e/{key}' in etcd is no engine: .*{fault}")
+        # A key whose value becomes wrong keeps its engine.
+        self.etcd.put("/e/right", "ftp://y")
+        until(lambda: "'/e/right' in etcd is no engine" in proxy.log(), what=proxy.log)
+        self.assertEqual(self.enabled(proxy), {engine.url})
+        self.etcd.delete("/e/right")
+        self.await_engines(proxy, [])
+
+    def test_a_name_without_an_answer_keeps_no_engines_of_other_keys(self):
+        engine = self.mock()
+        names = NameServer()
+        self.addCleanup(names.stop)
+        names.records["engines.test"] = 2  # the server's failure
+        proxy = self.proxy(f"etcd /e/ {self.etcd.client}; health off;", http=f"resolver {names.address} ipv6=off;")
+        self.etcd.put("/e/name", f"http://engines.test:{engine.port} resolve")
+        self.etcd.put("/e/a", engine.url)
+        self.await_engines(proxy, [engine.url])
+        self.etcd.delete("/e/a")
+        self.await_engines(proxy, [])
+
+    def test_leaves_out_engines_without_room_until_there_is_room(self):
+        engines = [self.mock() for _ in range(3)]
+        for i, engine in enumerate(engines):
+            self.etcd.put(f"/e/{i}", engine.url)
+        proxy = self.proxy(f"etcd /e/ {self.etcd.client}; max_engines 2; health off;")
+        self.await_engines(proxy, [engine.url for engine in engines[:2]])
+        self.assertIn("'/e/2' is left out", proxy.log())
+        self.etcd.delete("/e/0")
+        self.await_engines(proxy, [engine.url for engine in engines[1:]])
+
+    def test_a_changed_value_of_an_engine_counts_at_once(self):
+        prefill = self.mock("--transfer", "mooncake", "--role", "prefill")
+        decode = self.mock("--transfer", "mooncake", "--role", "decode")
+        proxy = self.proxy(f"transfer mooncake; skip_prefill 16; retries 0; etcd /e/ {self.etcd.client};")
+        self.etcd.put("/e/p", f"{prefill.url} role=prefill bootstrap_port=1")
+        self.etcd.put("/e/d", f"{decode.url} role=decode")
+        self.await_engines(proxy, [prefill.url, decode.url])
+        self.assertNotEqual(proxy.complete(prompt=tokens(1, 300), max_tokens=3)[0], 200)
+        self.etcd.put("/e/p", f"{prefill.url} role=prefill bootstrap_port={prefill.port}")
+        until(lambda: proxy.complete(prompt=tokens(2, 300), max_tokens=3)[0] == 200, what=proxy.log)
 
     def test_another_master_takes_over(self):
         self.killed = True

@@ -138,6 +138,26 @@ class Verb(ProxyTest):
             self.assertNotEqual(result.returncode, 0)
             self.assertIn(word, result.stderr)
 
+    def test_lets_engines_of_other_hosts_use_the_metaserver(self):
+        flags = ["--transfer", "ascend", "--prefill", "http://10.0.0.1:8000", "--host", "10.0.0.9", "--print-config"]
+        printed = subprocess.run(self.command(*flags, "--decode", "http://10.0.0.2:8000"), capture_output=True, text=True)
+        self.assertEqual(printed.returncode, 0, printed.stderr)
+        self.assertIn("metaserver_allow 127.0.0.0/8 ::1 10.0.0.1 10.0.0.2;", printed.stdout)
+        refused = subprocess.run(self.command(*flags, "--decode", "http://decode.test:8000"), capture_output=True, text=True)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("metaserver_allow", refused.stderr)
+
+    def test_engines_of_a_file_can_be_looked_up(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as engines:
+            engines.write("http://engines.test:8000 resolve\n")
+            engines.flush()
+            flags = ["--engines", engines.name, "--resolver", "127.0.0.1:53", "--host", HOST]
+            checked = subprocess.run(self.command(*flags, "--check"), capture_output=True, text=True)
+            self.assertEqual(checked.returncode, 0, checked.stderr)
+            if re.search(r"^\s*nameserver\s+[^%\s]+\s*$", pathlib.Path("/etc/resolv.conf").read_text(), re.M):
+                printed = subprocess.run(self.command("--engines", engines.name, "--print-config"), capture_output=True, text=True)
+                self.assertIn("\n  resolver ", printed.stdout)
+
     def test_reference_is_that_of_the_documentation(self):
         table = subprocess.run(self.command("--reference"), capture_output=True, text=True, check=True).stdout
         self.assertIn(table.strip(), (ROOT / "docs" / "proxy-directives.md").read_text())

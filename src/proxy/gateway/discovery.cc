@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "proxy/gateway/engine_line.h"
@@ -17,9 +19,13 @@ bool SameEngine(const InstanceConfig& a, const InstanceConfig& b) {
   return a.url == b.url && a.dp_rank == b.dp_rank;
 }
 
-// Adds engines that are not in the list yet: the configuration comes first.
-void AddNew(const std::vector<EngineSettings>& engines, uint32_t source, std::vector<EngineSettings>* list) {
+constexpr Nanos kFullDelay = kSecond;  // until room is looked for again
+
+// Adds engines that are not in the list yet: the configuration comes first. Stops at one more than `room`.
+void AddNew(const std::vector<EngineSettings>& engines, uint32_t source, size_t room,
+            std::vector<EngineSettings>* list) {
   for (const EngineSettings& engine : engines) {
+    if (list->size() > room) return;
     const bool known = std::any_of(list->begin(), list->end(), [&engine](const EngineSettings& other) {
       return SameEngine(other.instance, engine.instance);
     });
@@ -71,33 +77,48 @@ Discovery::~Discovery() = default;
 
 // Several changes of one moment are applied together.
 void Discovery::Changed() {
-  if (!timer_.armed()) timer_.At(gateway_.now(), [this] { Apply(); });
+  timer_.At(gateway_.now(), [this] { Apply(); });
+}
+
+void Discovery::ReportFull(const std::string& fault) {
+  gateway_.board().discovery_errors.fetch_add(1, std::memory_order_relaxed);
+  if (!std::exchange(full_reported_, true)) gateway_.transport().Log(true, fault);
 }
 
 void Discovery::Apply() {
   if (!gateway_.state().lease().Holds(gateway_.lease())) return;
   std::vector<EngineSettings> engines = gateway_.settings().engines;
-  std::vector<uint32_t> unknown;  // sources that have not answered: their engines stay
+  const auto room = static_cast<size_t>(gateway_.state().max_instances());
+  // Engines of sources that have not answered stay, and those of keys without an answer.
+  std::set<uint32_t> unknown;
+  std::set<std::pair<uint32_t, uint32_t>> unknown_keys;
   for (const Named& named : named_) {
     if (const std::vector<EngineSettings>* found = named.engines->engines()) {
-      AddNew(*found, named.source, &engines);
+      AddNew(*found, named.source, room, &engines);
     } else {
-      unknown.push_back(named.source);
+      unknown.insert(named.source);
     }
   }
   for (const auto& etcd : etcd_) {
     std::vector<EngineSettings> found;
     const uint32_t source = SourceNumber(etcd->prefix());
-    if (!etcd->Append(&found)) unknown.push_back(source);
-    AddNew(found, source, &engines);
+    if (!etcd->Append(&found)) unknown.insert(source);
+    for (const uint32_t key : etcd->UnknownKeys()) unknown_keys.emplace(source, key);
+    AddNew(found, source, room, &engines);
   }
   const std::vector<InstanceRecord> records = gateway_.state().Instances();
   for (const InstanceRecord& record : records) {
+    const InstanceConfig& config = record.config;
     if (!IsEnabled(record) ||
-        std::find(unknown.begin(), unknown.end(), record.config.source) == unknown.end())
+        (!unknown.contains(config.source) && !unknown_keys.contains({config.source, config.source_key})))
       continue;
-    StatusOr<EngineSettings> kept = EngineOf(record.config);
-    if (kept.ok()) AddNew({*std::move(kept)}, record.config.source, &engines);
+    StatusOr<EngineSettings> kept = EngineOf(config);
+    if (kept.ok()) AddNew({*std::move(kept)}, config.source, room, &engines);
+  }
+  const bool all = engines.size() <= room;
+  if (!all) {
+    engines.resize(room);
+    ReportFull(fmt::format("there are more than max_engines {} engines: the others are left out", room));
   }
 
   std::vector<InstanceConfig> wanted;
@@ -109,17 +130,17 @@ void Discovery::Apply() {
   }
   if (same != wanted.size() || enabled != wanted.size()) {
     const StatusOr<Configured> done = gateway_.state().Configure(wanted, gateway_.now());
-    if (!done.ok()) {
-      gateway_.board().discovery_errors.fetch_add(1, std::memory_order_relaxed);
-      if (!std::exchange(full_, true))
-        gateway_.transport().Log(true,
-                                 fmt::format("the engines stay as they are: {}", Message(done.status())));
-      return;
+    if (done.ok()) {
+      gateway_.transport().Log(false, fmt::format("{} engines: {} added, {} removed", wanted.size(),
+                                                  done->added.size(), done->removed.size()));
+      gateway_.ScheduleSoon();
+    } else {
+      // Entries of removed engines are free when their requests have ended.
+      ReportFull(
+          fmt::format("the engines stay as they are for now: {}; it is tried again", Message(done.status())));
+      timer_.At(gateway_.now() + kFullDelay, [this] { Apply(); });
     }
-    full_ = false;
-    gateway_.transport().Log(false, fmt::format("{} engines: {} added, {} removed", wanted.size(),
-                                                done->added.size(), done->removed.size()));
-    gateway_.ScheduleSoon();
+    if (all && done.ok()) full_reported_ = false;
   }
   gateway_.Follow(engines);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "proxy/gateway/settings.h"
@@ -31,12 +32,13 @@ class Discovery {
 
   void Changed();
   void Apply();
+  void ReportFull(const std::string& fault);
 
   Gateway& gateway_;
   std::vector<Named> named_;
   std::vector<std::unique_ptr<EtcdWatch>> etcd_;
   Timer timer_;
-  bool full_ = false;  // it was reported that the zone has no room
+  bool full_reported_ = false;  // whether the lack of room was logged
 };
 
 }  // namespace moesaic::proxy

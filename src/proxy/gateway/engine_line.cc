@@ -21,7 +21,8 @@ namespace {
 
 constexpr uint16_t kBootstrapPort = 8998;  // of SGLang and Mooncake
 
-Status EngineOption(std::string_view name, std::string_view value, EngineSettings* engine, uint64_t* ranks) {
+Status EngineOption(std::string_view name, std::string_view value, uint64_t max_ranks, EngineSettings* engine,
+                    uint64_t* ranks) {
   InstanceConfig& instance = engine->instance;
   uint64_t number = 0;
   const auto count = [&number, value](uint64_t max = UINT32_MAX) -> Status {
@@ -37,7 +38,7 @@ Status EngineOption(std::string_view name, std::string_view value, EngineSetting
       return InvalidArgument("must be prefill, decode or both, found '{}'", value);
     }
   } else if (name == "dp_ranks") {
-    RETURN_IF_ERROR(count(1024));
+    RETURN_IF_ERROR(count(std::min(max_ranks, kMaxRanks)));
     if ((*ranks = number) == 0) return InvalidArgument("must be at least 1");
   } else if (name == "group") {
     RETURN_IF_ERROR(count());
@@ -95,6 +96,16 @@ std::string PortPlus(const std::string& endpoint, uint64_t rank) {
   if (rank == 0 || colon == std::string::npos || !endpoint.starts_with("tcp://")) return endpoint;
   const StatusOr<uint64_t> port = ParseNumber(std::string_view(endpoint).substr(colon + 1), 65535);
   return port.ok() ? fmt::format("{}:{}", endpoint.substr(0, colon), *port + rank) : endpoint;
+}
+
+// Checks the port of the last rank.
+Status CheckPorts(std::string_view option, const std::string& endpoint, uint64_t ranks) {
+  const size_t colon = endpoint.rfind(':');
+  if (colon == std::string::npos || !endpoint.starts_with("tcp://")) return OkStatus();
+  const StatusOr<uint64_t> port = ParseNumber(std::string_view(endpoint).substr(colon + 1), 65535);
+  if (!port.ok() || *port + ranks - 1 <= 65535) return OkStatus();
+  return InvalidArgument("{}: {} and dp_ranks={} need port {}, and 65535 is the last one", option, endpoint,
+                         ranks, *port + ranks - 1);
 }
 
 // Replaces the host of "tcp://HOST:PORT" if it is `name`.
@@ -157,7 +168,8 @@ Status ParseUrl(std::string_view url, EngineSettings* engine) {
   return OkStatus();
 }
 
-StatusOr<std::vector<EngineSettings>> ParseEngine(std::span<const std::string_view> args) {
+StatusOr<std::vector<EngineSettings>> ParseEngine(std::span<const std::string_view> args,
+                                                  uint64_t max_ranks) {
   if (args.empty()) return InvalidArgument("needs a URL");
   EngineSettings engine;
   RETURN_IF_ERROR(ParseUrl(args[0], &engine));
@@ -167,14 +179,16 @@ StatusOr<std::vector<EngineSettings>> ParseEngine(std::span<const std::string_vi
     const size_t equals = std::min(option.find('='), option.size());
     const std::string_view name = option.substr(0, equals);
     const Status set =
-        EngineOption(name, option.substr(std::min(equals + 1, option.size())), &engine, &ranks);
+        EngineOption(name, option.substr(std::min(equals + 1, option.size())), max_ranks, &engine, &ranks);
     if (!set.ok()) return Annotate(set, std::string(name));
   }
+  RETURN_IF_ERROR(CheckPorts("kv_events", engine.kv_events, ranks));
+  RETURN_IF_ERROR(CheckPorts("kv_replay", engine.kv_replay, ranks));
   std::vector<EngineSettings> all;
   for (uint64_t rank = 0; rank < ranks; ++rank) {
     EngineSettings one = engine;
     one.instance.dp_rank = static_cast<uint32_t>(rank);
-    one.ranked = ranks > 1;
+    one.instance.ranked = ranks > 1;
     one.kv_events = PortPlus(engine.kv_events, rank);
     one.kv_replay = PortPlus(engine.kv_replay, rank);
     all.push_back(std::move(one));

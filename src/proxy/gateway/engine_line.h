@@ -11,9 +11,12 @@
 
 namespace moesaic::proxy {
 
+inline constexpr uint64_t kMaxRanks = 1024;  ///< data-parallel ranks of an engine
+
 /// Returns the engine of "URL [OPTION=VALUE ...]", once for each data-parallel rank. Its address is not
-/// resolved.
-StatusOr<std::vector<EngineSettings>> ParseEngine(std::span<const std::string_view> args);
+/// resolved. An engine with more than `max_ranks` ranks is refused.
+StatusOr<std::vector<EngineSettings>> ParseEngine(std::span<const std::string_view> args,
+                                                  uint64_t max_ranks = kMaxRanks);
 
 /// Reads "http://HOST[:PORT][/PATH]" into the engine's URL, names, port and path.
 Status ParseUrl(std::string_view url, EngineSettings* engine);

@@ -45,6 +45,29 @@ TEST(EngineLine, AnEngineOfANameHasAUrlForEachAddress) {
   EXPECT_NE(four.instance.pod, six.instance.pod);
 }
 
+TEST(EngineLine, RanksHaveValidPorts) {
+  for (const char* option : {"kv_events=tcp://h:65535", "kv_replay=tcp://h:65529"}) {
+    const std::string_view words[] = {"http://10.0.0.1", option, "dp_ranks=8"};
+    const auto ranks = ParseEngine(words);
+    ASSERT_FALSE(ranks.ok()) << option;
+    EXPECT_NE(Message(ranks.status()).find("65535 is the last one"), std::string::npos) << ranks.status();
+  }
+  const std::string_view last[] = {"http://10.0.0.1", "kv_events=tcp://h:65528", "dp_ranks=8"};
+  const auto ranks = ParseEngine(last);
+  ASSERT_TRUE(ranks.ok()) << ranks.status();
+  EXPECT_EQ(ranks->back().kv_events, "tcp://h:65535");
+}
+
+TEST(EngineLine, TheNumberOfRanksHasABound) {
+  const std::string_view words[] = {"http://10.0.0.1", "dp_ranks=9"};
+  EXPECT_FALSE(ParseEngine(words, /*max_ranks=*/8).ok());
+  const auto ranks = ParseEngine(words, /*max_ranks=*/9);
+  ASSERT_TRUE(ranks.ok()) << ranks.status();
+  ASSERT_EQ(ranks->size(), 9U);
+  EXPECT_TRUE(ranks->front().instance.ranked);
+  EXPECT_FALSE(ParseEngine(std::span(words, 1))->front().instance.ranked);
+}
+
 TEST(EngineLine, NumericAddressesNeedNoNameServer) {
   EngineSettings engine;
   ASSERT_TRUE(ParseUrl("http://[::1]:80", &engine).ok());

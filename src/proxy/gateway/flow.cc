@@ -160,12 +160,13 @@ void Flow::Start(ClientRequest request) {
     Prepare();
     return OnPrepared();
   }
-  timer_.At(gateway_.now() + gateway_.settings().queue_timeout,
-            [this] { Reply(503, "overloaded_error", "the tokenizer was busy for too long", kSecond); });
+  timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {
+    Reply(503, "overloaded_error", "no thread was free to read the request in time", kSecond);
+  });
   preparing_ = true;
   if (client_->StartPrepare(*this)) return;
   preparing_ = false;
-  Reply(503, "overloaded_error", "the tokenizer is busy", kSecond);
+  Reply(503, "overloaded_error", "no thread is free to read the request", kSecond);
 }
 
 void Flow::ReadBody() {
@@ -323,7 +324,8 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
-  if (engine->ranked) headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
+  if (engine->instance.ranked)
+    headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   exchange->Start(engine->address, gateway_.HttpRequest(*engine, method, target, headers, body),
                   gateway_.timeouts());

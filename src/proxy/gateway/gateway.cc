@@ -127,9 +127,9 @@ Status Gateway::Start(int32_t pid, uint64_t wake) {
   board_.Join(worker_, pid, wake);
   for (const EngineSettings& engine : settings_.engines) {
     const int instance = state_.FindInstance(engine.instance.url, engine.instance.dp_rank);
-    const auto record = state_.Instance(instance);
+    const auto version = state_.Version(instance);
     // The zone may not have room for all engines of a reloaded configuration.
-    if (record) engines_[instance] = {.generation = record->generation, .settings = &engine};
+    if (version) engines_[instance] = {.version = *version, .settings = &engine};
   }
   const int probe = OpenPidFd(pid);
   if (probe >= 0) {  // deaths are seen at once, so that the lease need not expire quickly
@@ -168,21 +168,29 @@ void Gateway::Stop() {
 }
 
 const EngineSettings* Gateway::Engine(int instance) {
-  const std::optional<uint32_t> generation = state_.InstanceGeneration(instance);
-  if (!generation) return nullptr;
+  const std::optional<InstanceVersion> version = state_.Version(instance);
+  if (!version) return nullptr;
   KnownEngine& known = engines_[instance];
-  if (known.generation == *generation) return known.settings;
+  if (known.version == *version) return known.settings;
   const std::optional<InstanceRecord> record = state_.Instance(instance);
   if (!record) return nullptr;
+  const InstanceVersion read{.generation = record->generation, .revision = record->revision};
+  if (known.settings != nullptr && known.version.generation == read.generation) {
+    // The address is the same.
+    if (known.own == nullptr) known.own = std::make_unique<EngineSettings>(*known.settings);
+    known.own->instance = record->config;
+    known.settings = known.own.get();
+    known.version = read;
+    return known.settings;
+  }
   // Another configuration added it. Requests of this worker are placed on it too.
-  known = {.generation = record->generation};
+  known = {.version = read};
   StatusOr<EngineSettings> settings = EngineOf(record->config);
   if (!settings.ok()) {
     transport_.Log(true, fmt::format("engine {} of a newer configuration: {}", record->config.url,
                                      Message(settings.status())));
     return nullptr;
   }
-  settings->ranked = record->config.dp_rank > 0 || state_.FindInstance(record->config.url, 1) >= 0;
   known.own = std::make_unique<EngineSettings>(*std::move(settings));
   known.settings = known.own.get();
   return known.settings;
@@ -298,7 +306,8 @@ void Gateway::ReleaseKv(const KvRelease& release, const std::string& params) {
   }
   body->has_kv_transfer = body->has_kv_transfer && release.strip;
   std::vector<Header> headers = release.headers;
-  if (engine->ranked) headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
+  if (engine->instance.ranked)
+    headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto handler = std::make_unique<ReleaseHandler>(*this);
   auto exchange = std::make_unique<Exchange>(transport_, timers_, *handler);
   exchange->Start(engine->address,

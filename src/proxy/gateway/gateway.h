@@ -188,9 +188,9 @@ class Gateway {
   };
   std::unordered_map<int, Bootstrap> bootstrap_ids_;
   struct KnownEngine {
-    uint32_t generation = 0;
+    InstanceVersion version;
     const EngineSettings* settings = nullptr;       // of the configuration, or `own`
-    std::unique_ptr<EngineSettings> own = nullptr;  // of an instance that a later configuration added
+    std::unique_ptr<EngineSettings> own = nullptr;  // of an instance that was added or changed later
   };
   std::unordered_map<int, KnownEngine> engines_;  // by instance
   size_t body_bytes_ = 0, passing_ = 0;

@@ -215,15 +215,16 @@ void KvFeeds::Follow(const std::vector<EngineSettings>& engines) {
   for (const EngineSettings& engine : engines) {
     if (engine.kv_events.empty()) continue;
     const int instance = gateway_.state().FindInstance(engine.instance.url, engine.instance.dp_rank);
-    const std::optional<uint32_t> generation = gateway_.state().InstanceGeneration(instance);
-    if (!generation) continue;
+    const std::optional<InstanceVersion> version = gateway_.state().Version(instance);
+    if (!version) continue;
+    const uint32_t generation = version->generation;  // other settings of the instance do not change a feed
     const auto known = std::find_if(feeds_.begin(), feeds_.end(), [&](const auto& feed) {
-      return feed != nullptr && feed->Is(engine, instance, *generation);
+      return feed != nullptr && feed->Is(engine, instance, generation);
     });
     if (known != feeds_.end()) {
       kept.push_back(std::move(*known));
     } else {
-      wanted.push_back({.engine = &engine, .instance = instance, .generation = *generation});
+      wanted.push_back({.engine = &engine, .instance = instance, .generation = generation});
     }
   }
   feeds_ = std::move(kept);  // a new feed may bind the endpoint of an old one

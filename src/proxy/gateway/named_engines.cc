@@ -42,20 +42,29 @@ void NamedEngines::OnAddresses(const Addresses& addresses) {
   lookup_ = nullptr;
   if (addresses.verdict == Addresses::Verdict::kFailed) return Fail(addresses.fault);
   if (std::exchange(fault_reported_, false))
-    gateway_.transport().Log(false, fmt::format("'{}' is looked up again", name()));
+    gateway_.transport().Log(false, fmt::format("the lookup of '{}' succeeds again", name()));
   // nginx answers from its cache until the second in which an answer expires has ended.
   timer_.At(gateway_.now() + std::clamp(addresses.valid + kSecond, kMinLookupDelay, kMaxLookupDelay),
             [this] { Ask(); });
   std::vector<std::string> found = addresses.sockaddrs;
   std::sort(found.begin(), found.end());
   if (engines_ && found == addresses_) return;
-  addresses_ = std::move(found);
+  // One more than the zone has room for: Discovery reports it.
+  const auto most = static_cast<size_t>(gateway_.state().max_instances()) + 1;
   std::vector<EngineSettings> engines;
-  for (const std::string& address : addresses_) {
-    for (const EngineSettings& rank : ranks_) engines.push_back(AtAddress(rank, address));
+  for (const std::string& address : found) {
+    for (const EngineSettings& rank : ranks_) {
+      if (engines.size() < most) engines.push_back(AtAddress(rank, address));
+    }
   }
+  addresses_ = std::move(found);
   engines_ = std::move(engines);
   changed_();
+}
+
+void NamedEngines::OnLost(std::string_view what) {
+  lookup_ = nullptr;
+  Fail(std::string(what));
 }
 
 }  // namespace moesaic::proxy

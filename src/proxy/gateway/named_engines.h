@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "proxy/gateway/settings.h"
@@ -28,6 +29,7 @@ class NamedEngines : public Lookup {
   const std::string& name() const { return ranks_.front().host_name; }
 
   void OnAddresses(const Addresses& addresses) override;
+  void OnLost(std::string_view what) override;
 
  private:
   void Ask();

@@ -77,6 +77,10 @@ Status SetEngine(PoolSettings& pool, Args args) {
 Status SetEtcd(PoolSettings& pool, Args args) {
   if (args.size() < 2 || args[0].empty())
     return InvalidArgument("needs PREFIX and the URLs of etcd's members, found {} values", args.size());
+  for (const EtcdSettings& other : pool.etcd) {
+    if (other.prefix == args[0])
+      return InvalidArgument("the prefix '{}' is listed twice: name all members in one directive", args[0]);
+  }
   EtcdSettings etcd{.prefix = std::string(args[0]), .members = {}};
   for (const std::string_view url : args.subspan(1)) {
     EngineSettings member;

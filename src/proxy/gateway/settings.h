@@ -32,8 +32,7 @@ struct EngineSettings {
   std::string kv_events;  ///< endpoint of the PUB socket; empty: none
   std::string kv_replay;  ///< endpoint of the ROUTER socket; empty: none
   bool kv_bind = false;   ///< the proxy binds kv_events and the engine connects
-  bool ranked = false;    ///< requests name the data-parallel rank
-  bool resolve = false;   ///< there is one engine for each address of the name, which may change
+  bool resolve = false;   ///< one engine for each address of the name, which is looked up again and again
 };
 
 /// Engines that etcd names below a prefix.

@@ -43,6 +43,8 @@ class Lookup {
  public:
   virtual ~Lookup() = default;
   virtual void OnAddresses(const Addresses& addresses) = 0;
+  /// An exception ended the lookup, or left OnAddresses. Its handle is not valid any more.
+  virtual void OnLost(std::string_view what) = 0;
 };
 
 /// The client of one request. Calls after End have no effect.

@@ -37,7 +37,7 @@ class KeyTable {
     __builtin_prefetch(&keys_[FirstBucket(mixed)]);
     __builtin_prefetch(&keys_[SecondBucket(mixed)]);
   }
-  /// The words of a bit set that tell about the instance.
+  /// Loads the words of a bit set that contain the instance.
   void PrefetchSet(uint32_t set, int instance) const {
     const uint32_t used = tiers_used();
     for (uint32_t t = 0; t < kNumTiers; ++t) {

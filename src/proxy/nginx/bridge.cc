@@ -425,7 +425,7 @@ void moesaic_watcher_readable(moesaic_watcher_t* watcher) {
 
 void moesaic_lookup_done(moesaic_lookup_t* lookup, const moesaic_text_t* addresses, size_t count,
                          int64_t valid_ns, moesaic_text_t fault) {
-  // Without memory the engines stay as they are until the master changes.
+  auto& waiting = *reinterpret_cast<proxy::Lookup*>(lookup);
   Guard(
       [&] {
         proxy::Addresses answer;
@@ -435,9 +435,9 @@ void moesaic_lookup_done(moesaic_lookup_t* lookup, const moesaic_text_t* address
         answer.verdict = fault.len > 0 ? proxy::Addresses::Verdict::kFailed
                          : count > 0   ? proxy::Addresses::Verdict::kFound
                                        : proxy::Addresses::Verdict::kNone;
-        reinterpret_cast<proxy::Lookup*>(lookup)->OnAddresses(answer);
+        waiting.OnAddresses(answer);
       },
-      [](const char*) {});
+      [&](const char* what) { waiting.OnLost(what); });
 }
 
 int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* len, const char** type) {

@@ -326,7 +326,6 @@ void moesaic_loop_unwatch(void* data) {
 /* --- Names --- */
 
 typedef struct {
-  moesaic_loop_t* loop;
   moesaic_lookup_t* lookup;
   ngx_resolver_ctx_t* ctx; /* null: the resolver has answered */
   ngx_event_t done;
@@ -399,7 +398,6 @@ void* moesaic_loop_resolve(void* data, moesaic_text_t name, moesaic_lookup_t* lo
     ngx_destroy_pool(pool);
     return NULL;
   }
-  resolve->loop = loop;
   resolve->lookup = lookup;
   resolve->pool = pool;
   resolve->ctx = ctx;

@@ -214,7 +214,7 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
     if (view.facts.mode == Mode::kParallel) {
       const bool any = !candidates_.empty();
       KeepPairs(request);
-      if (candidates_.empty() && view.must_place && any) {  // a decode instance is what it waits for
+      if (candidates_.empty() && view.must_place && any) {  // it waits for a decode instance
         Candidates(request, true, now);
         Reserve();
         continue;

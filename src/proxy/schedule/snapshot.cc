@@ -1,4 +1,5 @@
-// The state of one run of the scheduler: instances, waiting requests, and their prefixes on the instances.
+// Takes the snapshot that one run of the scheduler uses: instances, waiting requests, and their prefixes on
+// the instances.
 #include <optional>
 
 #include "proxy/schedule/scheduler_impl.h"

@@ -33,6 +33,7 @@ int FindUnused(const StateView& view) {
 }
 
 void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
+  if (entry.revision == 0 || CopyOf(entry, 0).config != config) ++entry.revision;
   entry.role = static_cast<uint8_t>(config.role);
   entry.dp_rank = config.dp_rank;
   entry.group = config.group;
@@ -43,7 +44,9 @@ void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
   entry.caps = config.caps;
   entry.batch_tokens = std::max<uint32_t>(config.batch_tokens, 1);
   entry.source = config.source;
+  entry.source_key = config.source_key;
   entry.bootstrap_port = config.bootstrap_port;
+  entry.ranked = config.ranked ? 1 : 0;
 }
 
 Status CheckConfig(const InstanceConfig& config) {
@@ -174,11 +177,12 @@ std::optional<InstanceRecord> State::Instance(int id) const {
   return CopyOf(view.instance(id), id);
 }
 
-std::optional<uint32_t> State::InstanceGeneration(int id) const {
+std::optional<InstanceVersion> State::Version(int id) const {
   const StateView view(zone_);
   const Locked lock(zone_);
   if (!view.InstanceUsed(id)) return std::nullopt;
-  return view.instance(id).generation;
+  const InstanceEntry& entry = view.instance(id);
+  return InstanceVersion{.generation = entry.generation, .revision = entry.revision};
 }
 
 std::vector<InstanceRecord> State::Instances() const {

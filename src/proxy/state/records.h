@@ -41,7 +41,9 @@ struct InstanceConfig {
   InstanceCaps caps = {};
   uint32_t batch_tokens = 8192;  ///< token budget of the engine's step (max_num_batched_tokens)
   uint32_t source = 0;           ///< number of the source that discovered it; 0: the configuration names it
+  uint32_t source_key = 0;       ///< number of its key in the source, which may have several; 0: none
   uint16_t bootstrap_port = 0;   ///< of the engine's bootstrap server; 0: unknown
+  bool ranked = false;           ///< the engine has several DP ranks: requests name theirs
   friend bool operator==(const InstanceConfig&, const InstanceConfig&) = default;
 };
 
@@ -61,9 +63,16 @@ enum class IndexState : uint8_t { kNone, kExact, kDegraded, kReplaying };
 std::string_view IndexStateName(IndexState state);
 
 /// A copy of an instance's entry.
+/// Version of an entry: another instance has another generation, and other settings of the same instance have
+/// another revision.
+struct InstanceVersion {
+  uint32_t generation = 0, revision = 0;
+  friend bool operator==(const InstanceVersion&, const InstanceVersion&) = default;
+};
+
 struct InstanceRecord {
   int id = -1;
-  uint32_t generation = 0;
+  uint32_t generation = 0, revision = 0;
   InstanceConfig config;
   InstanceState state = InstanceState::kUnused;
   bool healthy = true;

@@ -266,6 +266,7 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
   InstanceRecord record;
   record.id = id;
   record.generation = entry.generation;
+  record.revision = entry.revision;
   record.config = {.url = std::string(entry.url.data(), strnlen(entry.url.data(), entry.url.size())),
                    .role = static_cast<Role>(entry.role),
                    .dp_rank = entry.dp_rank,
@@ -277,7 +278,9 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
                    .caps = entry.caps,
                    .batch_tokens = entry.batch_tokens,
                    .source = entry.source,
-                   .bootstrap_port = entry.bootstrap_port};
+                   .source_key = entry.source_key,
+                   .bootstrap_port = entry.bootstrap_port,
+                   .ranked = entry.ranked != 0};
   record.state = static_cast<InstanceState>(entry.state.load(kRelaxed));
   record.healthy = entry.healthy != 0;
   record.closed_until = entry.closed_until;

@@ -61,8 +61,8 @@ class State {
   Status CheckCapacity(std::span<const InstanceConfig> configs) const;
   int max_instances() const;
   std::optional<InstanceRecord> Instance(int id) const;
-  /// InstanceRecord::generation of an entry that is used, without a copy of the record.
-  std::optional<uint32_t> InstanceGeneration(int id) const;
+  /// Version of an entry that is used, without a copy of the record.
+  std::optional<InstanceVersion> Version(int id) const;
   std::vector<InstanceRecord> Instances() const;
   /// Instance with this URL and rank, or -1.
   int FindInstance(std::string_view url, uint32_t dp_rank) const;

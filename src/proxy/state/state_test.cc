@@ -109,6 +109,24 @@ TEST_F(StateTest, ConfigureKeepsNumbersAndAbandonsWhatIsNoLongerNamed) {
   EXPECT_EQ(state_.Instance(a)->generation, 2U);
 }
 
+TEST_F(StateTest, OtherSettingsOfAnInstanceHaveAnotherRevision) {
+  const int a = state_.FindInstance("http://a", 0);
+  const InstanceVersion before = *state_.Version(a);
+  std::vector<InstanceConfig> configs = Named({"http://a", "http://b"});
+  ASSERT_TRUE(state_.Configure(configs, 2).ok());
+  EXPECT_EQ(*state_.Version(a), before);
+  configs[0].bootstrap_port = 9000;
+  ASSERT_TRUE(state_.Configure(configs, 3).ok());
+  const InstanceVersion port = *state_.Version(a);
+  EXPECT_EQ(port.generation, before.generation);
+  EXPECT_NE(port.revision, before.revision);
+  configs[0].ranked = true;
+  ASSERT_TRUE(state_.Configure(configs, 4).ok());
+  EXPECT_NE(state_.Version(a)->revision, port.revision);
+  EXPECT_EQ(state_.Instance(a)->config, configs[0]);
+  EXPECT_FALSE(state_.Version(15).has_value());
+}
+
 TEST_F(StateTest, AnAbandonedInstanceLivesUntilItsLastReference) {
   const int a = state_.FindInstance("http://a", 0);
   const RequestId id = *state_.Begin(worker_, 1);

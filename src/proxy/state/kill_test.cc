@@ -277,7 +277,8 @@ TEST(Kill, ALockWhoseOwnerDiedIsRepaired) {
   const pid_t pid = fork();
   ASSERT_GE(pid, 0);
   if (pid == 0) {
-    const StateView view(memory.zone());
+    const Zone zone = memory.zone();
+    const StateView view(zone);
     const Locked lock(memory.zone());
     view.s.in_stage[3] = 42;
     view.instance(0).load.prefill_requests = 7;

@@ -157,6 +157,7 @@ using BitmapWord = std::atomic<uint64_t>;
 
 /// Typed access to the parts of the region.
 struct StateView {
+  StateView(Zone&&) = delete;  // it would not outlive the view
   explicit StateView(const Zone& zone) : zone(zone), s(zone.state()), options(zone.options()) {}
   InstanceEntry& instance(int id) const { return zone.At<InstanceEntry>(s.instances)[id]; }
   RequestSlot& slot(uint32_t i) const { return zone.At<RequestSlot>(s.slots)[i]; }

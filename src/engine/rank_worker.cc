@@ -30,7 +30,7 @@ class RankWorker {
         local_ranks_(local_ranks),
         replies_(job_) {
     for (int rank = 0; rank < job.size() && tolerates_failures_; ++rank) {
-      if (rank != kDriver) job_.Ignore(rank);
+      if (rank != kDriverRank) job_.Ignore(rank);
     }
   }
 
@@ -154,7 +154,7 @@ class RankWorker {
 
   // Whether the failure may be that of another rank, without which the driver repeats the batch.
   bool MayContinueAfter(const Status& failure) const {
-    return tolerates_failures_ && IsOfPeer(failure) && !job_.failed(kDriver);
+    return tolerates_failures_ && IsOfPeer(failure) && !job_.failed(kDriverRank);
   }
 
   Status Exclude(std::string_view body) {

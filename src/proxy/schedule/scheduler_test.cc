@@ -271,7 +271,8 @@ TEST_F(SchedulerTest, BucketsAreSettledWithTheTokensThatWereUsed) {
   constexpr double kBurst = 1e9;
   Use(Engines(1, 1, 2), "moesaic", {.tenant = {.tokens_per_second = 1e-6, .burst_tokens = kBurst}});
   const auto left = [&](uint64_t tenant) {
-    const StateView view(zone_.zone());
+    const Zone zone = zone_.zone();  // the view refers to it
+    const StateView view(zone);
     for (uint32_t i = 0; i < view.options.max_tenants; ++i) {
       if (view.tenant(i).tenant == tenant) return view.tenant(i).tokens;
     }

@@ -91,7 +91,7 @@ double LossOn(const TestContext& threads, const Hessian& hessian, const HessianF
   return OutputLoss(threads.ctx, truth, errors.data(), n);
 }
 
-Hessian HessianOf(const TestContext& threads, const std::vector<float>& x, int k) {
+Hessian HessianOfInputs(const TestContext& threads, const std::vector<float>& x, int k) {
   auto hessian = *Hessian::Create(k);
   hessian.Add(threads.ctx, AllTokens(x, k));
   return hessian;
@@ -101,17 +101,17 @@ TEST(Hessian, ShrinkageGrowsAsTokensGetRare) {
   const TestContext threads(2);
   const int k = 128;
   // Half of the layer's tokens belong to this expert; the inputs of the others have another distribution.
-  Hessian layer = HessianOf(threads, TestTokens(3000, k, 1, 9), k);
-  const Hessian own_tokens = HessianOf(threads, TestTokens(3000, k, 2, 10), k);
+  Hessian layer = HessianOfInputs(threads, TestTokens(3000, k, 1, 9), k);
+  const Hessian own_tokens = HessianOfInputs(threads, TestTokens(3000, k, 2, 10), k);
   layer.Merge(threads.ctx, own_tokens);
   const auto truth = *FactorHessian(threads.ctx, own_tokens, {.damping = 1e-4F});
   std::vector<float> one_hot(k * k, 0.0F);
   for (int i = 0; i < k; ++i) one_hot[i * k + i] = 1;
-  const double nearest = LossOn(threads, HessianOf(threads, one_hot, k), truth);  // the identity
+  const double nearest = LossOn(threads, HessianOfInputs(threads, one_hot, k), truth);  // the identity
   const double by_layer = LossOn(threads, layer, truth);
   double last = 1;
   for (const int tokens : {4, 16, 64, 2048}) {
-    Hessian own = HessianOf(threads, TestTokens(tokens, k, 2, 11), k);
+    Hessian own = HessianOfInputs(threads, TestTokens(tokens, k, 2, 11), k);
     const double alone = LossOn(threads, own, truth);
     const double share = ShrinkTowards(threads.ctx, layer, &own);
     const double shrunk = LossOn(threads, own, truth);

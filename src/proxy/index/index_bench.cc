@@ -37,7 +37,7 @@ double Seconds(Clock::time_point since) {
   return std::chrono::duration<double>(Clock::now() - since).count();
 }
 
-// Processor time of this thread: the rate of a writer does not depend on what else the machine does.
+// Processor time of this thread: other load of the machine does not change the rate of a writer.
 double ThreadSeconds() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

@@ -325,10 +325,11 @@ void BindEvoformer(nb::module_& m) {
           [](const science::InvariantPointAttention& layer, int64_t n, const Array& s, const Array& z,
              const Array& rotation, const Array& translation, const MaybeArray& mask, const Array& out) {
             const Session session;
-            ThrowIfError(layer.Run(
-                session.context(), n, Shaped(s, "s", {n, layer.c_s()}), Shaped(z, "z", {n, n, layer.c_z()}),
-                {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
-                MaybeFloats(mask, "mask", n), Floats(out, "out", n * layer.c_s())));
+            const float* rows = Shaped(s, "s", {n, layer.c_s()});  // before out, which has its shape
+            ThrowIfError(
+                layer.Run(session.context(), n, rows, Shaped(z, "z", {n, n, layer.c_z()}),
+                          {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
+                          MaybeFloats(mask, "mask", n), Floats(out, "out", n * layer.c_s())));
           },
           nb::arg("n"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"), nb::arg("translation"),
           nb::arg("mask").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())

@@ -35,8 +35,9 @@ T ValueOrThrow(StatusOr<T> value) {
   return *std::move(value);
 }
 
-/// Holds the process's workspace while an operator runs. Calls from several threads take turns. Its kernels are
-/// those of the best instruction set of the host; MOESAIC_ISA, which limits the program's verbs, is not read.
+/// Holds the process's workspace while an operator runs. Calls from several threads take turns. Its kernels
+/// are those of the best instruction set of the host; MOESAIC_ISA, which limits the program's verbs, is not
+/// read.
 class Session {
  public:
   Session();

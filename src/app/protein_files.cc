@@ -77,7 +77,8 @@ StatusOr<ProteinWeights> ReadSafetensors(const runtime::MappedFile& file) {
     // Tensors may lie at any address.
     if (entry.dtype == DType::kF32) {
       to.values.resize(entry.bytes.size() / sizeof(float));
-      if (!to.values.empty()) std::memcpy(to.values.data(), entry.bytes.data(), to.values.size() * sizeof(float));
+      if (!to.values.empty())
+        std::memcpy(to.values.data(), entry.bytes.data(), to.values.size() * sizeof(float));
       continue;
     }
     std::vector<uint16_t> halves(entry.bytes.size() / sizeof(uint16_t));

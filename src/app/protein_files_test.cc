@@ -29,7 +29,8 @@ class ProteinFilesTest : public testing::Test {
   std::string Append(const std::string& name, const std::string& bytes) const {
     std::string path = folder_ + "/" + name;
     const gzFile file = gzopen(path.c_str(), "ab");
-    EXPECT_EQ(gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())), static_cast<int>(bytes.size()));
+    EXPECT_EQ(gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())),
+              static_cast<int>(bytes.size()));
     gzclose(file);
     return path;
   }
@@ -50,10 +51,12 @@ TEST_F(ProteinFilesTest, AllMembersOfAGzipFileAreRead) {
 }
 
 TEST_F(ProteinFilesTest, GitLfsPointersAreNamed) {
-  const std::string path = Write("v_48_020.pt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  const std::string path =
+      Write("v_48_020.pt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
   const std::string message =
-      path + ": this is a Git LFS pointer and not the file itself; run \"git lfs pull\" in its repository, or "
-             "download the file again";
+      path +
+      ": this is a Git LFS pointer and not the file itself; run \"git lfs pull\" in its repository, or "
+      "download the file again";
   EXPECT_EQ(Message(ReadProteinWeights(path).status()), message);
   EXPECT_EQ(Message(ReadStructure(path).status()), message);
 }

@@ -119,7 +119,7 @@ struct EngineStats {
   std::shared_ptr<const ExpertBalanceStats> balance;   ///< Null: experts stay.
   /// Null: replicas do not divide the experts, or no window has ended.
   std::shared_ptr<const RankLoads> rank_loads;
-  std::shared_ptr<const SurvivalStats> survival;       ///< Null: a failed rank ends the job.
+  std::shared_ptr<const SurvivalStats> survival;  ///< Null: a failed rank ends the job.
 };
 
 /// Not thread-safe: one thread calls Add, Step and Cancel (docs/contracts/threads.md).

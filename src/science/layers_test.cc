@@ -72,10 +72,9 @@ TEST_P(LayersTest, EgnnReadsAMissingBiasAsZero) {
     const EgnnLayer layer = *EgnnLayer::Load(WeightScope(weights), 10, 3, options);
     h[missing].resize(c.h.size());
     x[missing].resize(c.x.size());
-    ASSERT_TRUE(layer
-                    .Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h[missing].data(),
-                         x[missing].data())
-                    .ok());
+    ASSERT_TRUE(
+        layer.Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h[missing].data(), x[missing].data())
+            .ok());
   }
   EXPECT_EQ(h[0], h[1]);
   EXPECT_EQ(x[0], x[1]);
@@ -171,9 +170,10 @@ TEST_P(LayersTest, EvoformerLayersMustAgreeOnChannels) {
       if (key.starts_with(from)) mixed[to + key.substr(std::string(from).size())] = tensor;
     }
     const bool is_msa = *name == 'm';
-    EXPECT_EQ(moesaic::Message(EvoformerBlock::Load(WeightScope(mixed), 2, 2).status()),
-              fmt::format("{} has {} channels of {}, but {} has {}", std::string(to, std::string(to).size() - 1),
-                          is_msa ? c_z : c_m, name, other, is_msa ? c_m : c_z));
+    EXPECT_EQ(
+        moesaic::Message(EvoformerBlock::Load(WeightScope(mixed), 2, 2).status()),
+        fmt::format("{} has {} channels of {}, but {} has {}", std::string(to, std::string(to).size() - 1),
+                    is_msa ? c_z : c_m, name, other, is_msa ? c_m : c_z));
   }
 }
 

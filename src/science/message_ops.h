@@ -24,8 +24,8 @@ struct GspmmParams {
 };
 Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& params);
 
-/// Gradients of Gspmm() by u and e, for the gradient of its result. Empty outputs are not computed; the gradient
-/// of an unused operand is 0.
+/// Gradients of Gspmm() by u and e, for the gradient of its result. Empty outputs are not computed; the
+/// gradient of an unused operand is 0.
 struct GspmmGradients {
   Features out_grad;               ///< [num_dst, K]
   std::span<const int32_t> arg{};  ///< Result of the forward pass for maximum and minimum.

@@ -346,16 +346,16 @@ TEST_P(MessageOpsTest, WrongGradientsAreNamed) {
                          .e = e.view(),
                          .out = {},
                          .options = {}};
-  EXPECT_EQ(moesaic::Message(
-                GspmmBackward(ctx_, graph, forward, {.out_grad = narrow.view(), .u_grad = u.out()})),
-            "the columns of out must divide the 8 columns of a dot product, but are 3");
+  EXPECT_EQ(
+      moesaic::Message(GspmmBackward(ctx_, graph, forward, {.out_grad = narrow.view(), .u_grad = u.out()})),
+      "the columns of out must divide the 8 columns of a dot product, but are 3");
   forward.message = Message::kUMulE;
-  EXPECT_EQ(moesaic::Message(
-                GspmmBackward(ctx_, graph, forward, {.out_grad = v.view(), .u_grad = u_wide.out()})),
-            "u_grad and the input must have one type, but are F32 and BF16");
-  EXPECT_EQ(moesaic::Message(
-                GspmmBackward(ctx_, graph, forward, {.out_grad = v.view(), .e_grad = e_wide.out()})),
-            "e_grad and the input must have one type, but are F32 and BF16");
+  EXPECT_EQ(
+      moesaic::Message(GspmmBackward(ctx_, graph, forward, {.out_grad = v.view(), .u_grad = u_wide.out()})),
+      "u_grad and the input must have one type, but are F32 and BF16");
+  EXPECT_EQ(
+      moesaic::Message(GspmmBackward(ctx_, graph, forward, {.out_grad = v.view(), .e_grad = e_wide.out()})),
+      "e_grad and the input must have one type, but are F32 and BF16");
   const GsddmmParams edges = {.op = EdgeOp::kDot, .lhs = u.view(), .rhs = v.view(), .out = {}};
   EXPECT_EQ(moesaic::Message(
                 GsddmmBackward(ctx_, graph, edges, {.out_grad = dots.view(), .lhs_grad = u_wide.out()})),

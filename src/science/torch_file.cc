@@ -11,8 +11,8 @@ namespace moesaic::science {
 namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 31;  // of all tensors together
-constexpr int kMaxDepth = 64;  // of nested dictionaries
-constexpr int64_t kMaxValues = 1 << 20;  // of a pickle; each takes some 200 bytes
+constexpr int kMaxDepth = 64;                       // of nested dictionaries
+constexpr int64_t kMaxValues = 1 << 20;             // of a pickle; each takes some 200 bytes
 
 // A value of the pickle. Storages and tensors are recognized; other objects are opaque.
 struct PickleValue {

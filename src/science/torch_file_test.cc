@@ -61,9 +61,10 @@ std::string Archive(const std::vector<std::pair<std::string, std::string>>& entr
   std::string archive, directory;
   for (const auto& [name, data] : entries) {
     const auto offset = static_cast<uint32_t>(archive.size());
-    const auto size = Bytes(static_cast<uint32_t>(data.size())), name_size = Bytes(static_cast<uint16_t>(name.size()));
-    archive += Bytes(uint32_t{0x04034b50}) + std::string(14, '\0') + size + size + name_size + std::string(2, '\0') +
-               name + data;
+    const auto size = Bytes(static_cast<uint32_t>(data.size())),
+               name_size = Bytes(static_cast<uint16_t>(name.size()));
+    archive += Bytes(uint32_t{0x04034b50}) + std::string(14, '\0') + size + size + name_size +
+               std::string(2, '\0') + name + data;
     directory += Bytes(uint32_t{0x02014b50}) + std::string(16, '\0') + size + size + name_size +
                  std::string(12, '\0') + Bytes(offset) + name;
   }
@@ -73,16 +74,18 @@ std::string Archive(const std::vector<std::pair<std::string, std::string>>& entr
          Bytes(static_cast<uint32_t>(directory.size())) + Bytes(at) + std::string(2, '\0');
 }
 
-std::string PickledText(const std::string& text) { return "X" + Bytes(static_cast<uint32_t>(text.size())) + text; }
+std::string PickledText(const std::string& text) {
+  return "X" + Bytes(static_cast<uint32_t>(text.size())) + text;
+}
 
 // A dictionary of tensors [elements] that share one storage of bytes.
 std::string SharedStorage(int tensors, uint16_t elements) {
   const std::string count = "M" + Bytes(elements);
   std::string pickle = "\x80\x02}(";
   for (int i = 0; i < tensors; ++i) {
-    pickle += PickledText(std::to_string(i)) + "ctorch._utils\n_rebuild_tensor_v2\n((" + PickledText("storage") +
-              "ctorch\nByteStorage\n" + PickledText("0") + PickledText("cpu") + count + "tQ" +
-              std::string("K\0", 2) + "(" + count + "t(K\1ttR";
+    pickle += PickledText(std::to_string(i)) + "ctorch._utils\n_rebuild_tensor_v2\n((" +
+              PickledText("storage") + "ctorch\nByteStorage\n" + PickledText("0") + PickledText("cpu") +
+              count + "tQ" + std::string("K\0", 2) + "(" + count + "t(K\1ttR";
   }
   return Archive({{"x/data.pkl", pickle + "u."}, {"x/data/0", std::string(elements, '\3')}});
 }
@@ -93,7 +96,8 @@ TEST(TorchFileTest, MemoryIsBoundedByTheFile) {
   const std::string bytes = SharedStorage(20, 1000);
   ASSERT_LT(bytes.size(), 20 * 1000);
   EXPECT_EQ(Message(Parse(bytes).status()),
-            fmt::format("x.pt: its tensors have more than {} elements, the limit for a file of its size", bytes.size()));
+            fmt::format("x.pt: its tensors have more than {} elements, the limit for a file of its size",
+                        bytes.size()));
   const std::string pickle = "\x80\x02" + std::string((1 << 20) + 1, '}') + ".";
   EXPECT_EQ(Message(Parse(Archive({{"x/data.pkl", pickle}})).status()),
             "x.pt: the pickle has more than 1048576 values");

@@ -259,9 +259,9 @@ StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context&
   for (const DecoderLayer& layer : decoder_) {
     for (int64_t j = 0; j < size; ++j)
       std::copy_n(nodes.data() + j * hidden_, hidden_, features.data() + (2 * j + 1) * hidden_);
-    RETURN_IF_ERROR(EdgeMlpReduce(
-        ctx, graph, layer.message, {.dst = nodes.data(), .src = features.data(), .edge = e.edges.data()},
-        graph::Reduce::kSum, 1, sums.data()));
+    RETURN_IF_ERROR(EdgeMlpReduce(ctx, graph, layer.message,
+                                  {.dst = nodes.data(), .src = features.data(), .edge = e.edges.data()},
+                                  graph::Reduce::kSum, 1, sums.data()));
     RETURN_IF_ERROR(UpdateNodes(ctx, sums, layer.norm1, layer.norm2, layer.dense, input.known, &nodes));
   }
   std::vector<float> logits(size * kMpnnLetters);
@@ -279,9 +279,8 @@ StatusOr<MpnnSample> ProteinMpnn::Sample(const graph::Context& ctx, const MpnnIn
     if (kMpnnAlphabet.find(letter) == std::string_view::npos)
       return InvalidArgument("\"{}\" is no letter of {} that can be omitted", letter, kMpnnAlphabet);
   }
-  if (std::all_of(kMpnnAlphabet.begin(), kMpnnAlphabet.end(), [&](char letter) {
-        return sampling.omit.find(letter) != std::string::npos;
-      })) {
+  if (std::all_of(kMpnnAlphabet.begin(), kMpnnAlphabet.end(),
+                  [&](char letter) { return sampling.omit.find(letter) != std::string::npos; })) {
     return InvalidArgument("all letters of {} are omitted: none is left to choose", kMpnnAlphabet);
   }
   const graph::ScratchScope scope(ctx);

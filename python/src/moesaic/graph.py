@@ -201,7 +201,7 @@ def index_add(out: ArrayT, index: Any, src: ArrayT, alpha: float = 1.0) -> Array
         raise ValueError("index_add changes its argument: use segment_reduce where gradients are needed")
     plan = _core.Segments.from_index(as_index(index, "index"), o.shape[0])
     view = o.reshape(o.shape[0], math.prod(o.shape[1:])) if o.ndim != 2 else o
-    if not is_torch(o) and not np.shares_memory(view, o):
+    if not is_torch(o) and o.size > 0 and not np.shares_memory(view, o):
         raise ValueError("out must be contiguous")
     if is_torch(o) and view.data_ptr() != o.data_ptr():
         raise ValueError("out must be contiguous")

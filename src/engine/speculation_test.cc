@@ -25,7 +25,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 // With the MTP module's layer.
-constexpr int64_t kBlockBytes = 3 * 3 * 64 * (2 + 1) * 4;
+constexpr int64_t kDraftedBlockBytes = 3 * 3 * 64 * (2 + 1) * 4;
 
 struct Said {
   std::vector<int32_t> tokens;
@@ -42,7 +42,7 @@ class SpeculationTest : public testing::Test {
 
   std::unique_ptr<Engine> Make(FakeModel& model, const std::string& method, EngineOptions options = {},
                                bool adaptive = false) {
-    if (options.kv_bytes == 0) options.kv_bytes = 64 * kBlockBytes;
+    if (options.kv_bytes == 0) options.kv_bytes = 64 * kDraftedBlockBytes;
     options.speculative.method = method;
     options.speculative.adaptive = adaptive;
     auto engine = Engine::Create(model, kernels_, *threads_, options);
@@ -284,7 +284,7 @@ TEST_F(SpeculationTest, ADraftModelKeepsOutputsInFewerSteps) {
   for (FakeModel* draft : {&twin, &stranger}) {
     for (const int64_t blocks : {64, 6}) {
       auto engine = Make(model, "draft",
-                         {.kv_bytes = blocks * kBlockBytes,
+                         {.kv_bytes = blocks * kDraftedBlockBytes,
                           .max_sequences = 4,
                           .max_batch_tokens = 40,
                           .speculative = {.draft_model = draft}});
@@ -319,8 +319,8 @@ TEST_F(SpeculationTest, OutputsDoNotDependOnPreemption) {
   for (const bool prefix_cache : {true, false}) {
     for (const int64_t swap_blocks : {0, 6}) {
       auto engine = Make(model, "mtp",
-                         {.kv_bytes = 9 * kBlockBytes,
-                          .swap_bytes = swap_blocks * kBlockBytes,
+                         {.kv_bytes = 9 * kDraftedBlockBytes,
+                          .swap_bytes = swap_blocks * kDraftedBlockBytes,
                           .max_sequences = 4,
                           .max_batch_tokens = 40,
                           .prefix_cache = prefix_cache});

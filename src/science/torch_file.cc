@@ -11,8 +11,10 @@ namespace moesaic::science {
 namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 31;  // of all tensors together
-constexpr int kMaxDepth = 64;                       // of nested dictionaries
-constexpr int64_t kMaxValues = 1 << 20;             // of a pickle; each takes some 200 bytes
+// Tensors of one byte per element that share a storage, as tied weights do, fit several times.
+constexpr int64_t kElementsPerByte = 4;
+constexpr int kMaxDepth = 64;            // of nested dictionaries
+constexpr int64_t kMaxValues = 1 << 20;  // of a pickle; each takes some 200 bytes
 
 // A value of the pickle. Storages and tensors are recognized; other objects are opaque.
 struct PickleValue {
@@ -356,13 +358,13 @@ constexpr StorageType kStorageTypes[] = {
 // Converts the values of a pickle to tensors.
 class Collector {
  public:
-  /// The tensors together may have as many elements as the file has bytes.
+  /// The tensors together may have kElementsPerByte times as many elements as the file has bytes.
   Collector(const std::map<std::string, ByteSpan>& entries, std::string folder, const std::string& name,
             int64_t file_bytes)
       : entries_(entries),
         folder_(std::move(folder)),
         name_(name),
-        max_elements_(std::min(kMaxElements, file_bytes)) {}
+        max_elements_(std::min(kMaxElements, kElementsPerByte * file_bytes)) {}
 
   Status Collect(const PickleValue& value, const std::string& key, int depth, TorchFile* out) {
     if (++visited_ > kMaxValues)

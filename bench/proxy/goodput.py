@@ -97,7 +97,7 @@ def details(runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("traces", nargs="?", type=pathlib.Path)
-    parser.add_argument("--binary", default=str(ROOT / "build" / "release" / "src" / "app" / "moesaic"))
+    parser.add_argument("--binary", default=str(ROOT / "build" / "release" / "bin" / "moesaic"))
     parser.add_argument("--only", default="", help="part of a scenario's name; prints instead of writing")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--save", type=pathlib.Path, help="file for the results as JSON")

@@ -115,12 +115,14 @@ void CountDifferences(Published balancer, int* differences, int* compared) {
   }
 }
 
-TEST(PublishedBalancers, OmniPlacementEqualsThePublishedFile) {
+void ExpectAllEqual(Published balancer) {
   int differences = 0, compared = 0;
-  CountDifferences(Published::kOmni, &differences, &compared);
+  CountDifferences(balancer, &differences, &compared);
   EXPECT_EQ(differences, 0);
   EXPECT_EQ(compared, kCasesOfBalancer);
 }
+
+TEST(PublishedBalancers, OmniPlacementEqualsThePublishedFile) { ExpectAllEqual(Published::kOmni); }
 
 // The published file multiplies matrices with BLAS, and Numba may reorder its sums of f32: where two choices
 // are almost equally good, rounding decides.
@@ -131,19 +133,9 @@ TEST(PublishedBalancers, FlashLbEqualsThePublishedFileUpToRounding) {
   EXPECT_GT(compared, 250);
 }
 
-TEST(PublishedBalancers, SwiftBalanceEqualsThePublishedFile) {
-  int differences = 0, compared = 0;
-  CountDifferences(Published::kSwift, &differences, &compared);
-  EXPECT_EQ(differences, 0);
-  EXPECT_EQ(compared, kCasesOfBalancer);
-}
+TEST(PublishedBalancers, SwiftBalanceEqualsThePublishedFile) { ExpectAllEqual(Published::kSwift); }
 
-TEST(PublishedBalancers, LplbEqualsThePublishedFile) {
-  int differences = 0, compared = 0;
-  CountDifferences(Published::kLplb, &differences, &compared);
-  EXPECT_EQ(differences, 0);
-  EXPECT_EQ(compared, kCasesOfBalancer);
-}
+TEST(PublishedBalancers, LplbEqualsThePublishedFile) { ExpectAllEqual(Published::kLplb); }
 
 TEST(PublishedBalancers, PlacementsAreCompleteAndDistinct) {
   const auto loads = GenerateLoads({.layers = 3, .workloads = 2});

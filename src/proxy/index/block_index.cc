@@ -65,10 +65,27 @@ std::optional<SetWord> InlineOf(const KeyTable& table, uint32_t set, int most) {
   return word;
 }
 
-int FreeEntries(const KeyBucket& bucket) {
+// Counts the entries of a bucket whose `word` is 0: they are free.
+template <typename Bucket, typename Entry>
+int FreeEntries(const Bucket& bucket, std::atomic<uint64_t> Entry::*word) {
   int free = 0;
-  for (const KeyBucket::Entry& entry : bucket.entries) free += entry.key.load(std::memory_order_relaxed) == 0;
+  for (const Entry& entry : bucket.entries) free += (entry.*word).load(std::memory_order_relaxed) == 0;
   return free;
+}
+
+// Sets the `word` of the first free entry of the buckets. Null: there is none.
+template <typename Bucket, typename Entry>
+Entry* TakeFreeEntry(Bucket* first, Bucket* second, std::atomic<uint64_t> Entry::*word, uint64_t value) {
+  for (Bucket* const bucket : {first, second}) {
+    for (Entry& entry : bucket->entries) {
+      uint64_t none = 0;
+      if ((entry.*word).load(std::memory_order_relaxed) == 0 &&
+          (entry.*word).compare_exchange_strong(none, value, std::memory_order_acq_rel)) {
+        return &entry;
+      }
+    }
+  }
+  return nullptr;
 }
 
 // Takes a free entry for a key that is in neither of its buckets: in the first bucket while that is at most
@@ -77,18 +94,9 @@ KeyBucket::Entry* Claim(const KeyTable& table, uint64_t key) {
   const uint64_t mixed = MixBits(key);
   KeyBucket *first = &table.bucket(table.FirstBucket(mixed)),
             *second = &table.bucket(table.SecondBucket(mixed));
-  const int free = FreeEntries(*first);
-  if (free < 2 && FreeEntries(*second) > free) std::swap(first, second);
-  for (KeyBucket* const bucket : {first, second}) {
-    for (KeyBucket::Entry& entry : bucket->entries) {
-      uint64_t none = 0;
-      if (entry.key.load(std::memory_order_relaxed) == 0 &&
-          entry.key.compare_exchange_strong(none, key, std::memory_order_acq_rel)) {
-        return &entry;
-      }
-    }
-  }
-  return nullptr;
+  const int free = FreeEntries(*first, &KeyBucket::Entry::key);
+  if (free < 2 && FreeEntries(*second, &KeyBucket::Entry::key) > free) std::swap(first, second);
+  return TakeFreeEntry(first, second, &KeyBucket::Entry::key, key);
 }
 
 uint64_t Confirmed(uint32_t tiers) { return static_cast<uint64_t>(std::popcount(tiers & kConfirmedTiers)); }
@@ -178,13 +186,6 @@ uint64_t HashWord(int instance, uint64_t engine_hash) {
   return (mixed & ~uint64_t{0x7ff}) | uint64_t{1} << 11 | static_cast<uint64_t>(instance);
 }
 
-int FreeHashes(const HashBucket& bucket) {
-  int free = 0;
-  for (const HashBucket::Entry& entry : bucket.entries)
-    free += entry.hash.load(std::memory_order_relaxed) == 0;
-  return free;
-}
-
 HashBucket::Entry* FindHash(const KeyTable& table, uint64_t word) {
   const uint64_t mixed = MixBits(word);
   for (HashBucket* const bucket : {&table.FirstHashBucket(mixed), &table.SecondHashBucket(mixed)}) {
@@ -199,17 +200,9 @@ HashBucket::Entry* FindHash(const KeyTable& table, uint64_t word) {
 HashBucket::Entry* ClaimHash(const KeyTable& table, uint64_t word) {
   const uint64_t mixed = MixBits(word);
   HashBucket *first = &table.FirstHashBucket(mixed), *second = &table.SecondHashBucket(mixed);
-  if (FreeHashes(*second) > FreeHashes(*first)) std::swap(first, second);
-  for (HashBucket* const bucket : {first, second}) {
-    for (HashBucket::Entry& entry : bucket->entries) {
-      uint64_t none = 0;
-      if (entry.hash.load(std::memory_order_relaxed) == 0 &&
-          entry.hash.compare_exchange_strong(none, word, std::memory_order_acq_rel)) {
-        return &entry;
-      }
-    }
-  }
-  return nullptr;
+  constexpr auto kHash = &HashBucket::Entry::hash;
+  if (FreeEntries(*second, kHash) > FreeEntries(*first, kHash)) std::swap(first, second);
+  return TakeFreeEntry(first, second, kHash, word);
 }
 
 }  // namespace

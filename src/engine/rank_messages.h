@@ -17,6 +17,9 @@
 
 namespace moesaic::engine {
 
+/// Rank whose process has the engine and answers requests.
+inline constexpr int kDriverRank = 0;
+
 /// A message has a first part, which holds the length, and a second part if it is longer. Both sides know the
 /// size of the first part; the receiver need not know the length.
 inline constexpr size_t kFirstPartBytes = 1024;

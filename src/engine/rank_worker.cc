@@ -14,8 +14,6 @@
 namespace moesaic::engine {
 namespace {
 
-constexpr int kDriverRank = 0;
-
 class RankWorker {
  public:
   RankWorker(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,

@@ -13,7 +13,6 @@ using parallel::Coordinates;
 using parallel::Layout;
 using parallel::Range;
 
-constexpr int kDriver = 0;
 // Ranks reply to the set-up when they have loaded their weights, some much later than others.
 constexpr double kLoadSeconds = 3600;
 constexpr double kFarewellSeconds = 2;  // limit of the end of a job: a rank may be dead
@@ -47,7 +46,7 @@ RankedExecutor::RankedExecutor(std::unique_ptr<LocalExecutor> local, runtime::Th
       own_vocab_(replica == 0 ? info.own_vocab : Range()),
       commands_(job_) {
   for (int rank = 0; rank < layout_.ranks(); ++rank) {
-    if (rank != kDriver && layout_.At(rank).replica == replica) {
+    if (rank != kDriverRank && layout_.At(rank).replica == replica) {
       remote_.push_back(rank);
     } else if (layout_.tolerates_failures()) {
       job_.Ignore(rank);

@@ -128,6 +128,16 @@ def test_layers_follow_an_optimizer():
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_weights_may_be_inference_tensors():
+    parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(9))
+    fixed = [x.detach() for x in inputs]
+    expected = layers.EdgeMlpReduce(parameters, 3, 4, 2, distance=True)(graph.Graph(src, dst, 7, 6), *fixed)
+    with torch.inference_mode():
+        copies = {name: value.clone() for name, value in parameters.items()}
+        layer = layers.EdgeMlpReduce(copies, 3, 4, 2, distance=True)
+        assert torch.equal(layer(graph.Graph(src, dst, 7, 6), *fixed), expected)
+
+
 def test_gradients_do_not_depend_on_threads_and_second_ones_raise():
     parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(9))
     plan = graph.Graph(src, dst, 7, 6)

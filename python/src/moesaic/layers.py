@@ -52,6 +52,11 @@ def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _floats(value) for name, value in state.items()}
 
 
+def _version(x: Any) -> tuple[int, int]:
+    """Identify the values of a tensor. One that was made under torch.inference_mode() has no version counter."""
+    return x.data_ptr(), 0 if x.is_inference() else x._version
+
+
 class _Differentiable:
     """A layer with a backward pass. Subclasses pack weights with `load`."""
 
@@ -63,7 +68,7 @@ class _Differentiable:
     @property
     def _layer(self) -> Any:
         """The packed layer. Weights are packed again after a change of the state dict's tensors."""
-        versions = tuple((x.data_ptr(), x._version) for x in self._state.values() if is_torch(x))
+        versions = tuple(_version(x) for x in self._state.values() if is_torch(x))
         if self._packed is None or versions != self._versions:
             self._packed, self._versions = self._load(_weights(self._state)), versions
         return self._packed

@@ -7,8 +7,9 @@ namespace {
 // A segment is reduced in blocks of columns whose accumulators stay in registers: 8 vectors of 16 registers
 // leave room for loads, and 8 independent sums hide the latency of an FMA.
 constexpr int kReduceBlock = 8;
-// Rows of u are read in random order. Positions ahead at which they are prefetched: at 64 columns an edge
-// takes about 8 cycles, so 16 edges cover an access to the L3 cache.
+// Rows of u and e are read in random order. Positions ahead at which they are prefetched: at 64 columns an
+// edge takes about 8 cycles, so 16 edges cover an access to the L3 cache. Positions of the task's next
+// segments count: many segments have fewer edges than this.
 constexpr int kPrefetchAhead = 16;
 
 // The columns of one block. `scale_col` is the column of e for all of them if e is shared by groups.
@@ -49,16 +50,19 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
   const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
   const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
   const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
+  const int32_t prefetch_end = t.prefetch ? t.ptr[t.last] - kPrefetchAhead : 0;
   V sum[kBlock];
 #pragma GCC unroll 8
   for (int b = 0; b < kBlock; ++b) sum[b] = Zero();
   for (int32_t p = begin; p < end; ++p) {
     const auto* row = u + (t.u_rows != nullptr ? t.u_rows[p] : p) * t.u_stride;
-    if (t.prefetch && p + kPrefetchAhead < end) {
+    if (p < prefetch_end) {
       const auto* ahead = reinterpret_cast<const char*>(u + t.u_rows[p + kPrefetchAhead] * t.u_stride);
 #pragma GCC unroll 8
       for (int b = 0; b < kBlock * kLanes * static_cast<int>(sizeof(typename E::T)); b += 64)
         __builtin_prefetch(ahead + b);
+      if (op != Op::kCopyU && t.e_rows != nullptr)
+        __builtin_prefetch(e + t.e_rows[p + kPrefetchAhead] * t.e_stride);
     }
     const typename E::T* weights = nullptr;
     V shared = Zero();

@@ -114,23 +114,13 @@ void RunAxial(const graph::Context& ctx, const AxialAttention& p, float* x) {
 }
 
 // Writes rows [first, first + count) of values [rows, c], times the mask, as out [c][total].
-void StoreChannels(const float* mask, int64_t total, int64_t first, int64_t count, int c, const float* values,
-                   float* out) {
+void StoreChannels(const graph::Context& ctx, const float* mask, int64_t total, int64_t first, int64_t count,
+                   int c, const float* values, float* out) {
+  ctx.graph->rows.transpose(values, c, count, c, out + first, total);
+  if (mask == nullptr) return;
   for (int channel = 0; channel < c; ++channel) {
     float* to = out + channel * total + first;
-    for (int64_t r = 0; r < count; ++r)
-      to[r] = values[r * c + channel] * (mask == nullptr ? 1 : mask[first + r]);
-  }
-}
-
-void TransposeSquare(const float* from, int64_t n, float* to) {
-  constexpr int64_t kBlock = 16;  // rows of a block: 16 cache lines of either side
-  for (int64_t i0 = 0; i0 < n; i0 += kBlock) {
-    for (int64_t j0 = 0; j0 < n; j0 += kBlock) {
-      for (int64_t i = i0; i < std::min(n, i0 + kBlock); ++i) {
-        for (int64_t j = j0; j < std::min(n, j0 + kBlock); ++j) to[j * n + i] = from[i * n + j];
-      }
-    }
+    for (int64_t r = 0; r < count; ++r) to[r] *= mask[first + r];
   }
 }
 
@@ -182,7 +172,7 @@ Status TriangleMultiplication::Run(const graph::Context& ctx, int64_t n, const f
       tile.dense.Run(second ? b_ : a_, tile.normal, c, rows, tile.a, hidden);
       tile.dense.Run(second ? b_gate_ : a_gate_, tile.normal, c, rows, tile.b, hidden);
       ctx.graph->rows.gate(tile.a, tile.b, rows * hidden, tile.a);
-      StoreChannels(mask, square, first, count, hidden, tile.a, second ? b : a);
+      StoreChannels(ctx, mask, square, first, count, hidden, tile.a, second ? b : a);
     }
   });
   // Per channel, sum_k a_ik b_jk is a b^T, and sum_k a_ki b_kj is a^T b. The product replaces a.
@@ -191,7 +181,7 @@ Status TriangleMultiplication::Run(const graph::Context& ctx, int64_t n, const f
   ctx.exec.pool->Run(hidden, [&](int64_t channel, int worker) {
     float* product = a + channel * square;
     if (incoming_) {
-      TransposeSquare(product, n, copies[worker]);
+      ctx.graph->rows.transpose(product, n, n, n, copies[worker], n);
     } else {
       std::copy_n(product, square, copies[worker]);
     }
@@ -209,10 +199,7 @@ Status TriangleMultiplication::Run(const graph::Context& ctx, int64_t n, const f
   ForTiles(ctx, square, kRowTile, [&](int64_t first, int64_t count, int worker) {
     const ProjectionTile& tile = tiles[worker];
     const int rows = static_cast<int>(count);
-    for (int64_t r = 0; r < count; ++r) {
-      for (int channel = 0; channel < hidden; ++channel)
-        tile.a[r * hidden + channel] = a[channel * square + first + r];
-    }
+    ctx.graph->rows.transpose(a + first, square, hidden, count, tile.a, hidden);
     NormalizeRows(ctx, norm_out_, tile.a, count, tile.a);
     tile.dense.Run(out_, tile.a, hidden, rows, tile.b, c);
     NormalizeRows(ctx, norm_in_, z + first * c, count, tile.normal);

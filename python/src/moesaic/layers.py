@@ -64,6 +64,9 @@ class _Differentiable:
         self._state, self._load = dict(state), load
         self._versions: tuple[Any, ...] = ()
         self._packed: Any = None
+        _ = self._layer
+        if not any(is_torch(x) for x in self._state.values()):
+            self._state = {}  # arrays of NumPy have no version: the packed copy suffices
 
     @property
     def _layer(self) -> Any:
@@ -175,7 +178,6 @@ class EdgeMlpReduce(_Differentiable):
                 weights, dst_inputs, src_inputs, distance, edge_inputs, activation, activate_last
             ),
         )
-        _ = self._layer
 
     def __call__(
         self,
@@ -221,7 +223,6 @@ class EgnnLayer(_Differentiable):
                 weights, node_inputs, edge_inputs, residual, mean_coordinates, normalize, tanh
             ),
         )
-        _ = self._layer
 
     def __call__(self, graph: Graph, h: Any, x: Any, edge: Any | None = None) -> tuple[Any, Any]:
         """Update features h [n, F] and coordinates x [n, 3]; edge is [E, edge_inputs]."""
@@ -246,7 +247,6 @@ class TriangleMultiplication(_Differentiable):
     def __init__(self, state: Mapping[str, Any], incoming: bool = False) -> None:
         """Pack the weights of a state dict."""
         super().__init__(state, lambda weights: _core.TriangleMultiplication.load(weights, incoming))
-        _ = self._layer
 
     def __call__(self, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c] plus the update; mask is [n, n]."""
@@ -304,7 +304,6 @@ class InvariantPointAttention(_Differentiable):
             state,
             lambda weights: _core.InvariantPointAttention.load(weights, heads, dim, query_points, value_points),
         )
-        _ = self._layer
 
     def __call__(self, s: Any, z: Any, rotation: Any, translation: Any, mask: Any | None = None) -> Any:
         """Return the update [n, c_s] of s for z [n, n, c_z], frames [n, 3, 3] and [n, 3]; mask is [n]."""

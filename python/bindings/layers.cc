@@ -250,6 +250,71 @@ void BindEgnn(nb::module_& m) {
           nb::arg("edge_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
+void BindAlignment(nb::module_& m) {
+  using science::WeightScope;
+  nb::class_<science::MsaAttention>(m, "MsaAttention")
+      .def_static("load",
+                  [](const Weights& w, int heads) {
+                    return ValueOrThrow(science::MsaAttention::Load(WeightScope(ToWeights(w)), heads));
+                  })
+      .def(
+          "run",
+          [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeArray& mask,
+             const MaybeArray& z, const Array& m_rows) {
+            const Session session;
+            ThrowIfError(layer.Run(session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                                   MaybeFloats(z, "z", n * n * layer.c_z()),
+                                   Shaped(m_rows, "m", {s, n, layer.c_m()})));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("z").none(), nb::arg("m"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeArray& mask,
+             const MaybeArray& z, const Array& m_rows, const Array& out_grad, const MaybeArray& z_grad,
+             const MaybeArray& m_grad, const Weights& parameters) {
+            const Session session;
+            const std::vector<int64_t> shape = {s, n, layer.c_m()};
+            ThrowIfError(layer.Backward(
+                session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                MaybeFloats(z, "z", n * n * layer.c_z()), Shaped(m_rows, "m", shape),
+                Shaped(out_grad, "out_grad", shape), MaybeFloats(z_grad, "z_grad", n * n * layer.c_z()),
+                MaybeFloats(m_grad, "m_grad", s * n * layer.c_m()), ToGradients(parameters)));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("z").none(), nb::arg("m"),
+          nb::arg("out_grad"), nb::arg("z_grad").none(), nb::arg("m_grad").none(), nb::arg("parameters"),
+          nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<science::OuterProductMean>(m, "OuterProductMean")
+      .def_static("load",
+                  [](const Weights& w) {
+                    return ValueOrThrow(science::OuterProductMean::Load(WeightScope(ToWeights(w))));
+                  })
+      .def(
+          "run",
+          [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeArray& mask,
+             const Array& m_rows, const Array& z) {
+            const Session session;
+            ThrowIfError(layer.Run(session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                                   Shaped(m_rows, "m", {s, n, layer.c_m()}),
+                                   Shaped(z, "z", {n, n, layer.c_z()})));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("m"), nb::arg("z"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeArray& mask,
+             const Array& m_rows, const Array& out_grad, const MaybeArray& m_grad,
+             const Weights& parameters) {
+            const Session session;
+            ThrowIfError(layer.Backward(
+                session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                Shaped(m_rows, "m", {s, n, layer.c_m()}), Shaped(out_grad, "out_grad", {n, n, layer.c_z()}),
+                MaybeFloats(m_grad, "m_grad", s * n * layer.c_m()), ToGradients(parameters)));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("m"), nb::arg("out_grad"),
+          nb::arg("m_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
+}
+
 void BindEvoformer(nb::module_& m) {
   using science::WeightScope;
   nb::class_<science::TriangleMultiplication>(m, "TriangleMultiplication")
@@ -293,7 +358,20 @@ void BindEvoformer(nb::module_& m) {
             ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
                                    Shaped(z, "z", {n, n, layer.c()})));
           },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::TriangleAttention& layer, int64_t n, const MaybeArray& mask, const Array& z,
+             const Array& out_grad, const MaybeArray& z_grad, const Weights& parameters) {
+            const Session session;
+            const std::vector<int64_t> shape = {n, n, layer.c()};
+            ThrowIfError(layer.Backward(session.context(), n, MaybeFloats(mask, "mask", n * n),
+                                        Shaped(z, "z", shape), Shaped(out_grad, "out_grad", shape),
+                                        MaybeFloats(z_grad, "z_grad", n * n * layer.c()),
+                                        ToGradients(parameters)));
+          },
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::arg("out_grad"), nb::arg("z_grad").none(),
+          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::EvoformerBlock>(m, "EvoformerBlock")
       .def_static("load",
                   [](const Weights& w, int msa_heads, int pair_heads) {
@@ -488,6 +566,7 @@ void BindLayers(nb::module_& m) {
   BindNeighbors(m);
   BindEdgeMlp(m);
   BindEgnn(m);
+  BindAlignment(m);
   BindEvoformer(m);
   BindStructure(m);
   BindSe3(m);

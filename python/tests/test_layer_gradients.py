@@ -64,6 +64,29 @@ def test_triangle_multiplication(name):
 
 
 @needs_goldens
+@pytest.mark.parametrize("name", ["tri_att_start", "tri_att_end"])
+def test_triangle_attention(name):
+    arrays, inputs, parameters = case(name)
+    layer = layers.TriangleAttention(parameters, 3, ending=name == "tri_att_end")
+    expect(arrays, inputs, parameters, [layer(inputs["z"], arrays["mask"])])
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", ["msa_att_row", "msa_att_col"])
+def test_attention_of_alignments(name):
+    arrays, inputs, parameters = case(name)
+    layer = layers.MsaAttention(parameters, 3)
+    expect(arrays, inputs, parameters, [layer(inputs["m"], inputs.get("z"), arrays["mask"])])
+
+
+@needs_goldens
+def test_outer_product_mean():
+    arrays, inputs, parameters = case("outer_product_mean")
+    layer = layers.OuterProductMean(parameters)
+    expect(arrays, inputs, parameters, [layer(inputs["m"], inputs["z"], arrays["mask"])])
+
+
+@needs_goldens
 def test_invariant_point_attention():
     arrays, inputs, parameters = case("ipa")
     layer = layers.InvariantPointAttention(parameters, 3, 5, 4, 6)

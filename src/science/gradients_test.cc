@@ -163,6 +163,66 @@ TEST_P(GradientsTest, TriangleMultiplicationMatchesPyTorch) {
   }
 }
 
+TEST_P(GradientsTest, TriangleAttentionMatchesPyTorch) {
+  for (const bool ending : {false, true}) {
+    const std::string name = ending ? "tri_att_end" : "tri_att_start";
+    const WeightMap weights = goldens_.Weights(name + ".weights.");
+    const auto layer = *TriangleAttention::Load(WeightScope(weights), 3, ending);
+    const std::vector<float> z = Floats(name + ".z"), mask = Floats(name + ".mask");
+    std::vector<float> first;
+    for (const int threads : {1, 3}) {
+      const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+      std::vector<float> z_grad(z.size());
+      const ParameterGradients parameters(goldens_, name);
+      ASSERT_TRUE(layer
+                      .Backward(workspace->context(), goldens_.Shape(name + ".z")[0], mask.data(), z.data(),
+                                Floats(name + ".seed0").data(), z_grad.data(), parameters.map())
+                      .ok());
+      ExpectInput(name, z_grad, "z");
+      parameters.ExpectGoldens();
+      if (first.empty()) first = z_grad;
+      EXPECT_EQ(first, z_grad);
+    }
+  }
+}
+
+TEST_P(GradientsTest, AttentionOfAlignmentsMatchesPyTorch) {
+  for (const bool row : {true, false}) {
+    const std::string name = row ? "msa_att_row" : "msa_att_col";
+    const WeightMap weights = goldens_.Weights(name + ".weights.");
+    const auto layer = *MsaAttention::Load(WeightScope(weights), 3);
+    const std::vector<int64_t> shape = goldens_.Shape(name + ".m");
+    const std::vector<float> m = Floats(name + ".m"), mask = Floats(name + ".mask"),
+                             z = row ? Floats(name + ".z") : std::vector<float>{};
+    std::vector<float> m_grad(m.size()), z_grad(z.size());
+    const ParameterGradients parameters(goldens_, name);
+    ASSERT_TRUE(layer
+                    .Backward(ctx_, shape[0], shape[1], mask.data(), row ? z.data() : nullptr, m.data(),
+                              Floats(name + ".seed0").data(), row ? z_grad.data() : nullptr, m_grad.data(),
+                              parameters.map())
+                    .ok());
+    ExpectInput(name, m_grad, "m");
+    if (row) ExpectInput(name, z_grad, "z");
+    parameters.ExpectGoldens();
+  }
+}
+
+TEST_P(GradientsTest, OuterProductMeanMatchesPyTorch) {
+  const std::string name = "outer_product_mean";
+  const WeightMap weights = goldens_.Weights(name + ".weights.");
+  const auto layer = *OuterProductMean::Load(WeightScope(weights));
+  const std::vector<int64_t> shape = goldens_.Shape(name + ".m");
+  const std::vector<float> m = Floats(name + ".m"), mask = Floats(name + ".mask");
+  std::vector<float> m_grad(m.size());
+  const ParameterGradients parameters(goldens_, name);
+  ASSERT_TRUE(layer
+                  .Backward(ctx_, shape[0], shape[1], mask.data(), m.data(), Floats(name + ".seed0").data(),
+                            m_grad.data(), parameters.map())
+                  .ok());
+  ExpectInput(name, m_grad, "m");
+  parameters.ExpectGoldens();
+}
+
 TEST_P(GradientsTest, InvariantPointAttentionMatchesPyTorch) {
   const WeightMap weights = goldens_.Weights("ipa.weights.");
   const auto layer = *InvariantPointAttention::Load(

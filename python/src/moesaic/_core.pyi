@@ -184,6 +184,41 @@ class TriangleAttention:
     @staticmethod
     def load(weights: dict[str, Any], heads: int, ending: bool) -> TriangleAttention: ...
     def run(self, n: int, mask: Any | None, z: Any) -> None: ...
+    def backward(
+        self, n: int, mask: Any | None, z: Any, out_grad: Any, z_grad: Any | None, parameters: dict[str, Any]
+    ) -> None: ...
+
+class MsaAttention:
+    @staticmethod
+    def load(weights: dict[str, Any], heads: int) -> MsaAttention: ...
+    def run(self, s: int, n: int, mask: Any | None, z: Any | None, m: Any) -> None: ...
+    def backward(
+        self,
+        s: int,
+        n: int,
+        mask: Any | None,
+        z: Any | None,
+        m: Any,
+        out_grad: Any,
+        z_grad: Any | None,
+        m_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
+
+class OuterProductMean:
+    @staticmethod
+    def load(weights: dict[str, Any]) -> OuterProductMean: ...
+    def run(self, s: int, n: int, mask: Any | None, m: Any, z: Any) -> None: ...
+    def backward(
+        self,
+        s: int,
+        n: int,
+        mask: Any | None,
+        m: Any,
+        out_grad: Any,
+        m_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
 
 class EvoformerBlock:
     @staticmethod

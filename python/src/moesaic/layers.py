@@ -1,9 +1,10 @@
 """Layers of molecular models on float32 arrays. Weights are state dicts with published names.
 
 Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. EdgeMlpReduce, EgnnLayer,
-TriangleMultiplication and InvariantPointAttention record gradients of their inputs, and of parameters where the state
-dict has tensors that require them (`dict(module.named_parameters())`). Their hidden values are not kept: the backward
-pass computes them again. Tensors of the state dict may change in place, as an optimizer does; the layer follows.
+InvariantPointAttention, MsaAttention, OuterProductMean, TriangleAttention and TriangleMultiplication record gradients
+of their inputs, and of parameters where the state dict has tensors that require them
+(`dict(module.named_parameters())`). Their hidden values are not kept: the backward pass computes them again. Tensors of
+the state dict may change in place, as an optimizer does; the layer follows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ __all__ = [
     "EgnnLayer",
     "EvoformerBlock",
     "InvariantPointAttention",
+    "MsaAttention",
+    "OuterProductMean",
     "ProteinMpnn",
     "Se3AttentionBlock",
     "StructureModule",
@@ -96,6 +99,21 @@ class _Differentiable:
         rows = [None if x is None else torch.as_tensor(x) for x in inputs]
         result: tuple[Any, ...] = _autograd.Layer.apply(run, backward, tuple(parameters), *rows, *parameters.values())
         return result
+
+    def _update_pairs(self, z: Any, mask: Any | None) -> Any:
+        """Run a layer that adds to pair features z [n, n, c]."""
+        layer, mask = self._layer, _maybe(mask)
+
+        def run(z: Any) -> tuple[Any, ...]:
+            out = _copy(z)
+            layer.run(out.shape[0], mask, out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            z = _floats(inputs[0])
+            layer.backward(z.shape[0], mask, z, grads[0], found[0], parameters)
+
+        return self._apply(run, backward, (z,))[0]
 
 
 def _copy(x: Any) -> Any:
@@ -250,32 +268,71 @@ class TriangleMultiplication(_Differentiable):
 
     def __call__(self, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c] plus the update; mask is [n, n]."""
-        layer, mask = self._layer, _maybe(mask)
-
-        def run(z: Any) -> tuple[Any, ...]:
-            out = _copy(z)
-            layer.run(out.shape[0], mask, out)
-            return (out,)
-
-        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
-            z = _floats(inputs[0])
-            layer.backward(z.shape[0], mask, z, grads[0], found[0], parameters)
-
-        return self._apply(run, backward, (z,))[0]
+        return self._update_pairs(z, mask)
 
 
-class TriangleAttention:
+class TriangleAttention(_Differentiable):
     """AlphaFold 2's algorithms 13 (starting node) and 14 (ending node), with OpenFold's parameter names."""
 
     def __init__(self, state: Mapping[str, Any], heads: int, ending: bool = False) -> None:
         """Pack the weights of a state dict."""
-        self._layer = _core.TriangleAttention.load(_weights(state), heads, ending)
+        super().__init__(state, lambda weights: _core.TriangleAttention.load(weights, heads, ending))
 
     def __call__(self, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c] plus the update; mask is [n, n]."""
-        out = _copy(z)
-        self._layer.run(out.shape[0], _maybe(mask), out)
-        return out
+        return self._update_pairs(z, mask)
+
+
+class MsaAttention(_Differentiable):
+    """AlphaFold 2's algorithms 7 and 8, with OpenFold's parameter names.
+
+    Attention runs along the rows of the alignment, biased by z, if the state dict has linear_z, otherwise along its
+    columns.
+    """
+
+    def __init__(self, state: Mapping[str, Any], heads: int) -> None:
+        """Pack the weights of a state dict."""
+        super().__init__(state, lambda weights: _core.MsaAttention.load(weights, heads))
+
+    def __call__(self, m: Any, z: Any | None = None, mask: Any | None = None) -> Any:
+        """Return m [s, n, c_m] plus the update; z is [n, n, c_z], for rows only, and mask is [s, n]."""
+        layer, mask = self._layer, _maybe(mask)
+
+        def run(m: Any, z: Any | None) -> tuple[Any, ...]:
+            out = _copy(m)
+            layer.run(*out.shape[:2], mask, _maybe(z), out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            m = _floats(inputs[0])
+            layer.backward(*m.shape[:2], mask, _maybe(inputs[1]), m, grads[0], found[1], found[0], parameters)
+
+        return self._apply(run, backward, (m, z))[0]
+
+
+class OuterProductMean(_Differentiable):
+    """AlphaFold 2's algorithm 10, with OpenFold's parameter names."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Pack the weights of a state dict."""
+        super().__init__(state, _core.OuterProductMean.load)
+
+    def __call__(self, m: Any, z: Any, mask: Any | None = None) -> Any:
+        """Return z [n, n, c_z] plus the update by m [s, n, c_m]; mask is [s, n]."""
+        layer, mask = self._layer, _maybe(mask)
+
+        def run(m: Any, z: Any) -> tuple[Any, ...]:
+            m, out = _floats(m), _copy(z)
+            layer.run(*m.shape[:2], mask, m, out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            m = _floats(inputs[0])
+            layer.backward(*m.shape[:2], mask, m, grads[0], found[0], parameters)
+            if found[1] is not None:
+                found[1].copy_(grads[0])
+
+        return self._apply(run, backward, (m, z))[0]
 
 
 class EvoformerBlock:

@@ -509,7 +509,31 @@ void BindSe3(nb::module_& m) {
                         Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
           },
           nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"),
-          nb::call_guard<nb::gil_scoped_release>());
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
+             const std::map<int, Array>& nodes, const MaybeArray& edge, const std::map<int, Array>& out_grad,
+             const std::map<int, Array>& node_grads, const MaybeArray& edge_grad, const MaybeArray& xyz_grad,
+             const Weights& parameters) {
+            const Session session;
+            const int64_t edge_size = int64_t{g.graph().num_edges()} * block.edge_inputs(),
+                          rows = g.graph().num_dst();
+            const science::FiberFeatures features = ToFiber(nodes), grads = ToFiber(out_grad);
+            for (const auto& [degree, channels] : block.out()) {
+              Floats(out_grad.at(degree), "out_grad", rows * channels * (2 * degree + 1));
+            }
+            science::Se3Gradients out{.nodes = {},
+                                      .edge = MaybeFloats(edge_grad, "edge_grad", edge_size),
+                                      .xyz = MaybeFloats(xyz_grad, "xyz_grad", 3 * rows)};
+            for (const auto& [degree, grad] : node_grads)
+              out.nodes[degree] = Floats(grad, "node_grad", static_cast<int64_t>(features.at(degree).size()));
+            ThrowIfError(block.Backward(session.context(), g, features, MaybeFloats(edge, "edge", edge_size),
+                                        grads, out, ToGradients(parameters)));
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out_grad"),
+          nb::arg("node_grads"), nb::arg("edge_grad").none(), nb::arg("xyz_grad").none(),
+          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,

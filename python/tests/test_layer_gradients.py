@@ -80,6 +80,15 @@ def test_attention_of_alignments(name):
 
 
 @needs_goldens
+def test_se3_attention():
+    arrays, inputs, parameters = case("se3")
+    layer = layers.Se3AttentionBlock(parameters, {0: 2, 1: 3}, {0: 4, 1: 4, 2: 4}, 3, 2, 2)
+    plan = graph.Graph(arrays["src"], arrays["dst"], 11, 11)
+    out = layer(plan, inputs["xyz"], {0: inputs["x0"], 1: inputs["x1"]}, inputs["edge"])
+    expect(arrays, inputs, parameters, list(out.values()))
+
+
+@needs_goldens
 def test_outer_product_mean():
     arrays, inputs, parameters = case("outer_product_mean")
     layer = layers.OuterProductMean(parameters)

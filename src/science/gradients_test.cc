@@ -4,6 +4,7 @@
 #include "science/egnn.h"
 #include "science/evoformer.h"
 #include "science/invariant_points.h"
+#include "science/se3/se3_layers.h"
 #include "science/test_goldens.h"
 
 namespace moesaic::science {
@@ -221,6 +222,43 @@ TEST_P(GradientsTest, OuterProductMeanMatchesPyTorch) {
                   .ok());
   ExpectInput(name, m_grad, "m");
   parameters.ExpectGoldens();
+}
+
+TEST_P(GradientsTest, EquivariantAttentionMatchesPyTorch) {
+  const WeightMap weights = goldens_.Weights("se3.weights.");
+  const Fiber in = {{0, 2}, {1, 3}}, fiber_out = {{0, 4}, {1, 4}, {2, 4}};
+  const auto block = *Se3AttentionBlock::Load(WeightScope(weights), in, fiber_out, 3, 2, 2);
+  const std::vector<int32_t> src = goldens_.Ints("se3.src"), dst = goldens_.Ints("se3.dst");
+  const auto edges = static_cast<int64_t>(src.size());
+  const std::vector<float> xyz = Floats("se3.xyz"), edge = Floats("se3.edge");
+  const FiberFeatures nodes = {{0, Floats("se3.x0")}, {1, Floats("se3.x1")}},
+                      out_grad = {
+                          {0, Floats("se3.seed0")}, {1, Floats("se3.seed1")}, {2, Floats("se3.seed2")}};
+  const Se3Graph graph =
+      *Se3Graph::Create(*graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
+                                               graph::Indices::Of(dst.data(), edges), 11, 11),
+                        xyz.data(), 2);
+  std::vector<float> first;
+  for (const int threads : {1, 3}) {
+    const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+    std::vector<float> x0_grad(nodes.at(0).size()), x1_grad(nodes.at(1).size()), edge_grad(edge.size()),
+        xyz_grad(xyz.size());
+    const ParameterGradients parameters(goldens_, "se3");
+    ASSERT_TRUE(block
+                    .Backward(workspace->context(), graph, nodes, edge.data(), out_grad,
+                              {.nodes = {{0, x0_grad.data()}, {1, x1_grad.data()}},
+                               .edge = edge_grad.data(),
+                               .xyz = xyz_grad.data()},
+                              parameters.map())
+                    .ok());
+    ExpectInput("se3", x0_grad, "x0");
+    ExpectInput("se3", x1_grad, "x1");
+    ExpectInput("se3", edge_grad, "edge");
+    ExpectInput("se3", xyz_grad, "xyz");
+    parameters.ExpectGoldens();
+    if (first.empty()) first = xyz_grad;
+    EXPECT_EQ(first, xyz_grad);
+  }
 }
 
 TEST_P(GradientsTest, InvariantPointAttentionMatchesPyTorch) {

@@ -295,6 +295,17 @@ class Se3AttentionBlock:
         channels_div: int,
     ) -> Se3AttentionBlock: ...
     def run(self, graph: Se3Graph, nodes: dict[int, Any], edge: Any | None, out: dict[int, Any]) -> None: ...
+    def backward(
+        self,
+        graph: Se3Graph,
+        nodes: dict[int, Any],
+        edge: Any | None,
+        out_grad: dict[int, Any],
+        node_grads: dict[int, Any],
+        edge_grad: Any | None,
+        xyz_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
 
 class ProteinMpnn:
     @staticmethod

@@ -1,8 +1,8 @@
 """Layers of molecular models on float32 arrays. Weights are state dicts with published names.
 
 Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. EdgeMlpReduce, EgnnLayer,
-InvariantPointAttention, MsaAttention, OuterProductMean, TriangleAttention and TriangleMultiplication record gradients
-of their inputs, and of parameters where the state dict has tensors that require them
+InvariantPointAttention, MsaAttention, OuterProductMean, Se3AttentionBlock, TriangleAttention and TriangleMultiplication
+record gradients of their inputs, and of parameters where the state dict has tensors that require them
 (`dict(module.named_parameters())`). Their hidden values are not kept: the backward pass computes them again. Tensors of
 the state dict may change in place, as an optimizer does; the layer follows.
 """
@@ -428,7 +428,7 @@ class StructureModule:
         return out
 
 
-class Se3AttentionBlock:
+class Se3AttentionBlock(_Differentiable):
     """Attention of the SE(3)-Transformer (arXiv 2006.10503), with the parameter names of NVIDIA's program.
 
     Fibers map degrees to channels: {0: 32, 1: 3}.
@@ -444,20 +444,38 @@ class Se3AttentionBlock:
         channels_div: int = 2,
     ) -> None:
         """Pack the weights of a state dict."""
-        self._fiber_out = dict(fiber_out)
+        self._fiber_out = fibers = dict(sorted(fiber_out.items()))
         self._max_degree = max([*fiber_in, *fiber_out])
-        self._block = _core.Se3AttentionBlock.load(
-            _weights(state), dict(fiber_in), self._fiber_out, edge_inputs, heads, channels_div
+        super().__init__(
+            state,
+            lambda weights: _core.Se3AttentionBlock.load(
+                weights, dict(fiber_in), fibers, edge_inputs, heads, channels_div
+            ),
         )
 
     def __call__(self, graph: Graph, xyz: Any, features: Mapping[int, Any], edge: Any | None = None) -> dict[int, Any]:
         """Return features by degree [n, channels, 2 d + 1] for positions xyz [n, 3]; edge is [E, edge_inputs]."""
-        geometry = _core.Se3Graph.create(graph._graph, _floats(xyz), self._max_degree)
-        nodes = {degree: _floats(x) for degree, x in features.items()}
-        like = next(iter(nodes.values()))
-        out = {d: empty(like, (graph.num_dst, c, 2 * d + 1)) for d, c in self._fiber_out.items()}
-        self._block.run(geometry, nodes, _maybe(edge), out)
-        return out
+        block, degrees, fibers = self._layer, tuple(features), self._fiber_out
+
+        def prepare(xyz: Any, edge: Any | None, *features: Any) -> tuple[Any, dict[int, Any], Any | None]:
+            geometry = _core.Se3Graph.create(graph._graph, _floats(xyz), self._max_degree)
+            return geometry, {d: _floats(x) for d, x in zip(degrees, features, strict=True)}, _maybe(edge)
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            geometry, nodes, rows = prepare(*inputs)
+            like = next(iter(nodes.values()))
+            out = {d: empty(like, (graph.num_dst, c, 2 * d + 1)) for d, c in fibers.items()}
+            block.run(geometry, nodes, rows, out)
+            return tuple(out.values())
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            geometry, nodes, rows = prepare(*inputs)
+            node_grads = {d: g for d, g in zip(degrees, found[2:], strict=True) if g is not None}
+            out_grad = dict(zip(fibers, grads, strict=True))
+            block.backward(geometry, nodes, rows, out_grad, node_grads, found[1], found[0], parameters)
+
+        results = self._apply(run, backward, (xyz, edge, *features.values()))
+        return dict(zip(fibers, results, strict=True))
 
 
 class ProteinMpnn:

@@ -114,6 +114,8 @@ StatusOr<Se3Conv> Se3Conv::Load(const WeightScope& weights, const Fiber& in, con
       layer.self_[d_out] = *kernel;
     }
   }
+  if (!in.empty() && !out.empty())
+    layer.used_harmonics_ = SphericalHarmonics(in.rbegin()->first + out.rbegin()->first);
   layer.first_.resize(int64_t{edge_inputs + 1} * layer.hidden_);
   layer.coupling_.resize(int64_t{layer.harmonics_} * layer.basis_);
   for (size_t i = 0; i < layer.pairs_.size(); ++i) {
@@ -244,7 +246,8 @@ void Se3Conv::EdgeRun::SourceKernels(int64_t source, const Tile& tile) const {
 
 void Se3Conv::EdgeRun::Products(int first, int rows, const Tile& tile) const {
   ForComponents(
-      tile, [&](const Pair& pair, const float* kernel, float* product, int64_t stride, int columns) {
+      tile.kernels, tile.products,
+      [&](const Pair& pair, const float* kernel, float* product, int64_t stride, int columns) {
         ctx.graph->rows.matmul({.a = tile.second + int64_t{first} * conv.hidden_ + pair.hidden_offset,
                                 .b = kernel,
                                 .c = product + first * stride,
@@ -292,34 +295,37 @@ Status Se3Conv::RunEdges(const graph::Context& ctx, const Se3Graph& edges, const
   for (const int32_t hub : sources.hubs) ranges.push_back({hub, hub + 1});
   ctx.exec.pool->Run(static_cast<int64_t>(ranges.size()), [&](int64_t task, int worker) {
     const Tile& tile = tiles[worker];
-    run.ForTiles(ranges[task], tile, [&](int64_t p, int rows) {
-      for (int r = 0; r < rows; ++r) {
-        const int64_t position = run.PositionOf(p + r);
-        for (size_t i = 0; i < outputs_.size(); ++i) {
-          const Output& output = outputs_[i];
-          const int dim = Dim(output.degree);
-          ctx.graph->rows.matmul({.a = tile.basis + int64_t{r} * basis_ + output.basis_offset,
-                                  .b = tile.products[i] + int64_t{r} * output.terms * output.channels,
-                                  .c = tile.result,
-                                  .a_stride = output.terms,
-                                  .b_stride = output.channels,
-                                  .c_stride = output.channels,
-                                  .m = dim,
-                                  .n = output.channels,
-                                  .k = output.terms});
-          const std::vector<int>& offsets = out.offsets.at(output.degree);
-          const auto added = self.find(output.degree);
-          const float* of_node = added == self.end()
-                                     ? nullptr
-                                     : added->second.data() + int64_t{own[position]} * output.channels * dim;
-          for (int c = 0; c < output.channels; ++c) {
-            float* to = out.data + position * out.stride + offsets[c];
-            for (int m = 0; m < dim; ++m)
-              to[m] = tile.result[m * output.channels + c] + (of_node == nullptr ? 0 : of_node[c * dim + m]);
+    run.ForTiles(
+        ranges[task], tile, [](int32_t, int, int) {},
+        [&](int64_t p, int rows) {
+          for (int r = 0; r < rows; ++r) {
+            const int64_t position = run.PositionOf(p + r);
+            for (size_t i = 0; i < outputs_.size(); ++i) {
+              const Output& output = outputs_[i];
+              const int dim = Dim(output.degree);
+              ctx.graph->rows.matmul({.a = tile.basis + int64_t{r} * basis_ + output.basis_offset,
+                                      .b = tile.products[i] + int64_t{r} * output.terms * output.channels,
+                                      .c = tile.result,
+                                      .a_stride = output.terms,
+                                      .b_stride = output.channels,
+                                      .c_stride = output.channels,
+                                      .m = dim,
+                                      .n = output.channels,
+                                      .k = output.terms});
+              const std::vector<int>& offsets = out.offsets.at(output.degree);
+              const auto added = self.find(output.degree);
+              const float* of_node =
+                  added == self.end() ? nullptr
+                                      : added->second.data() + int64_t{own[position]} * output.channels * dim;
+              for (int c = 0; c < output.channels; ++c) {
+                float* to = out.data + position * out.stride + offsets[c];
+                for (int m = 0; m < dim; ++m)
+                  to[m] =
+                      tile.result[m * output.channels + c] + (of_node == nullptr ? 0 : of_node[c * dim + m]);
+              }
+            }
           }
-        }
-      }
-    });
+        });
   });
   return OkStatus();
 }

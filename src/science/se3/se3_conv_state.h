@@ -16,6 +16,11 @@ Status CheckNodeFeatures(const Fiber& fiber, int64_t rows, const FiberFeatures& 
 std::vector<float> MultiplyChannels(const graph::Context& ctx, const WeightTensor& weight, int64_t rows,
                                     int dim, const std::vector<float>& x);
 
+/// Adds the gradients of MultiplyChannels() for y_grad; x_grad [rows, k, dim] and weight_grad [n, k] may be
+/// null.
+void MultiplyChannelsBackward(const graph::Context& ctx, const WeightTensor& weight, int64_t rows, int dim,
+                              const float* x, const float* y_grad, float* x_grad, float* weight_grad);
+
 // Edges of a tile. At 128 hidden units of all pairs together, its four arrays take 128 KiB.
 inline constexpr int kConvTile = 64;
 
@@ -54,9 +59,12 @@ struct Se3Conv::EdgeRun {
   void SourceKernels(int64_t source, const Tile& tile) const;
   // Products of rows [first, first + rows) of the tile, which have this source.
   void Products(int first, int rows, const Tile& tile) const;
-  // Runs body(p, rows) for tiles of edges [p, p + rows) by source, with all values but the result computed.
-  template <typename Body>
-  void ForTiles(const graph::SegmentRange& range, const Tile& tile, const Body& body) const {
+  // Computes edges of the sources in tiles. Calls run_body(source, first, rows) for rows of the tile with one
+  // source, after their products, while the source's kernels exist; and body(p, rows) for edges [p, p +
+  // rows).
+  template <typename RunBody, typename Body>
+  void ForTiles(const graph::SegmentRange& range, const Tile& tile, const RunBody& run_body,
+                const Body& body) const {
     const std::vector<int32_t>& ptr = edges.by_source().ptr;
     int32_t source = range.first, computed = -1;
     for (int32_t p = ptr[range.first]; p < ptr[range.last]; p += kConvTile) {
@@ -68,6 +76,7 @@ struct Se3Conv::EdgeRun {
         if (computed != source) SourceKernels(source, tile);
         computed = source;
         Products(at - p, last - at, tile);
+        run_body(source, at - p, last - at);
         at = last;
       }
       body(p, end - p);
@@ -76,15 +85,16 @@ struct Se3Conv::EdgeRun {
   // Calls body(pair, kernel, product, stride, columns) with the matrices of every component of the features:
   // kernel [hidden, columns] and product [rows, columns], whose rows are `stride` apart.
   template <typename Body>
-  void ForComponents(const Tile& tile, const Body& body) const {
+  void ForComponents(const std::vector<float*>& kernels, const std::vector<float*>& products,
+                     const Body& body) const {
     for (size_t i = 0; i < conv.pairs_.size(); ++i) {
       const Pair& pair = conv.pairs_[i];
       const int columns = pair.frequencies * pair.c_out;
       size_t output = 0;
       while (conv.outputs_[output].degree != pair.out_degree) ++output;
       for (int m = 0; m < Dim(pair.in_degree); ++m)
-        body(pair, tile.kernels[i] + int64_t{m} * pair.hidden * columns,
-             tile.products[output] + (pair.term_offset + m * pair.frequencies) * pair.c_out,
+        body(pair, kernels[i] + int64_t{m} * pair.hidden * columns,
+             products[output] + (pair.term_offset + m * pair.frequencies) * pair.c_out,
              int64_t{conv.outputs_[output].terms} * pair.c_out, columns);
     }
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "science/edge_attention.h"
 #include "science/run_tasks.h"
 #include "science/se3/se3_conv_state.h"
 
@@ -38,8 +37,10 @@ StatusOr<Se3Graph> Se3Graph::Create(graph::Graph graph, const float* xyz, int ma
   out.max_degree_ = max_degree;
   out.harmonics_.resize(int64_t{csc.edges()} * out.width_);
   out.distances_.resize(csc.edges());
+  out.offsets_.resize(3 * int64_t{csc.edges()});
+  out.source_minus_destination_ = source_minus_destination;
   for (int32_t p = 0; p < csc.edges(); ++p) {
-    float d[3];
+    float* d = out.offsets_.data() + 3 * int64_t{p};
     for (int axis = 0; axis < 3; ++axis) {
       d[axis] = xyz[3 * int64_t{csc.neighbor[p]} + axis] - xyz[3 * int64_t{csc.own[p]} + axis];
       if (!source_minus_destination) d[axis] = -d[axis];
@@ -51,6 +52,17 @@ StatusOr<Se3Graph> Se3Graph::Create(graph::Graph graph, const float* xyz, int ma
                                                        graph.num_src()));
   out.graph_ = std::move(graph);
   return out;
+}
+
+void Se3Graph::AddPositionGradients(const float* offset_grad, float* xyz_grad) const {
+  const graph::Adjacency& csc = graph_.by_destination();
+  for (int64_t p = 0; p < csc.edges(); ++p) {
+    for (int axis = 0; axis < 3; ++axis) {
+      const float g = source_minus_destination_ ? offset_grad[3 * p + axis] : -offset_grad[3 * p + axis];
+      xyz_grad[3 * int64_t{csc.neighbor[p]} + axis] += g;
+      xyz_grad[3 * int64_t{csc.own[p]} + axis] -= g;
+    }
+  }
 }
 
 StatusOr<Se3Linear> Se3Linear::Load(const WeightScope& weights, const Fiber& in, const Fiber& out) {
@@ -88,6 +100,52 @@ std::vector<float> MultiplyChannels(const graph::Context& ctx, const WeightTenso
     }
   });
   return y;
+}
+
+void MultiplyChannelsBackward(const graph::Context& ctx, const WeightTensor& weight, int64_t rows, int dim,
+                              const float* x, const float* y_grad, float* x_grad, float* weight_grad) {
+  const graph::ScratchScope scope(ctx);
+  auto take = [&](int64_t count) { return ctx.exec.scratch->Take<float>(count).data(); };
+  const int n = static_cast<int>(weight.shape[0]), k = static_cast<int>(weight.shape[1]);
+  // Components are rows, as in the forward pass.
+  float *from = take(rows * dim * k), *grad = take(rows * dim * n);
+  ForRows(ctx, rows, 64, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      ctx.graph->rows.transpose(x + r * k * dim, dim, k, dim, from + r * dim * k, k);
+      ctx.graph->rows.transpose(y_grad + r * n * dim, dim, n, dim, grad + r * dim * n, n);
+    }
+  });
+  AddWeightGradients(ctx, grad, n, n, from, k, k, rows * dim, {weight_grad, nullptr});
+  if (x_grad == nullptr) return;
+  ForRows(ctx, rows, 64, [&](int64_t first, int64_t last) {
+    ctx.graph->rows.matmul({.a = grad + first * dim * n,
+                            .b = weight.values.data(),
+                            .c = from + first * dim * k,
+                            .a_stride = n,
+                            .b_stride = k,
+                            .c_stride = k,
+                            .m = (last - first) * dim,
+                            .n = k,
+                            .k = n});
+    for (int64_t r = first; r < last; ++r) {
+      for (int c = 0; c < k; ++c) {
+        for (int m = 0; m < dim; ++m) x_grad[(r * k + c) * dim + m] += from[(r * dim + m) * k + c];
+      }
+    }
+  });
+}
+
+Status Se3Linear::Backward(const graph::Context& ctx, int64_t rows, const FiberFeatures& x,
+                           const FiberFeatures& y_grad, const std::map<int, float*>& x_grad,
+                           const GradientScope& parameters) const {
+  for (const auto& [degree, weight] : weights_) {
+    ASSIGN_OR_RETURN(float* weight_grad, parameters.Get(fmt::format("weights.{}", degree),
+                                                        static_cast<int64_t>(weight.values.size())));
+    const auto to = x_grad.find(degree);
+    MultiplyChannelsBackward(ctx, weight, rows, Dim(degree), x.at(degree).data(), y_grad.at(degree).data(),
+                             to == x_grad.end() ? nullptr : to->second, weight_grad);
+  }
+  return OkStatus();
 }
 
 FiberFeatures Se3Linear::Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const {
@@ -134,111 +192,6 @@ FiberFeatures Se3Norm::Run(const graph::Context& ctx, int64_t rows, const FiberF
     });
   }
   return out;
-}
-
-StatusOr<Se3AttentionBlock> Se3AttentionBlock::Load(const WeightScope& weights, const Fiber& in,
-                                                    const Fiber& out, int edge_inputs, int heads,
-                                                    int channels_div) {
-  Se3AttentionBlock block;
-  block.in_ = in;
-  block.heads_ = heads;
-  Fiber both, joined;
-  for (const auto& [degree, channels] : out) {
-    const int value = channels / std::max(1, channels_div);
-    if (heads < 1 || value < 1 || value % heads != 0) {
-      return InvalidArgument("{} channels of degree {} divided by {} must be divisible by {} heads", channels,
-                             degree, channels_div, heads);
-    }
-    block.value_[degree] = value;
-    const auto from = in.find(degree);
-    if (from != in.end()) block.key_[degree] = value;
-    both[degree] = from != in.end() ? 2 * value : value;
-    joined[degree] = value + (from != in.end() ? from->second : 0);
-  }
-  if (block.key_.empty()) return InvalidArgument("input and output of attention have no degree in common");
-  ASSIGN_OR_RETURN(block.to_key_value_, Se3Conv::Load(weights.Under("to_key_value"), in, both, edge_inputs));
-  ASSIGN_OR_RETURN(block.to_query_, Se3Linear::Load(weights.Under("to_query"), in, block.key_));
-  ASSIGN_OR_RETURN(block.project_, Se3Linear::Load(weights.Under("project"), joined, out));
-  return block;
-}
-
-std::map<int, std::vector<int>> Se3AttentionBlock::HeadOffsets(const Fiber& fiber) const {
-  const int head_width = FiberWidth(fiber) / heads_;
-  std::map<int, std::vector<int>> offsets;
-  int before = 0;  // columns of a head that lower degrees take
-  for (const auto& [degree, channels] : fiber) {
-    const int block = channels / heads_;
-    for (int c = 0; c < channels; ++c)
-      offsets[degree].push_back(c / block * head_width + before + c % block * Dim(degree));
-    before += block * Dim(degree);
-  }
-  return offsets;
-}
-
-std::map<int, std::vector<int>> Se3AttentionBlock::KeyValueOffsets() const {
-  std::map<int, std::vector<int>> offsets = HeadOffsets(value_);
-  for (const auto& [degree, keys] : HeadOffsets(key_)) {
-    for (const int offset : keys) offsets[degree].push_back(FiberWidth(value_) + offset);
-  }
-  return offsets;
-}
-
-StatusOr<FiberFeatures> Se3AttentionBlock::Run(const graph::Context& ctx, const Se3Graph& edges,
-                                               const FiberFeatures& nodes, const float* edge) const {
-  RETURN_IF_ERROR(CheckNodeFeatures(in_, edges.graph().num_src(), nodes));
-  const graph::Adjacency& csc = edges.graph().by_destination();
-  const int64_t count = csc.edges(), rows = edges.graph().num_dst();
-  // A row of an edge is its value, then its key. A head has a block of channels of every degree.
-  const int key_width = FiberWidth(key_), value_width = FiberWidth(value_), width = key_width + value_width;
-  graph::ScratchScope scope(ctx);
-  const graph::Output rows_of_edges = scope.Matrix(tensor::DType::kF32, count, width),
-                      attended = scope.Matrix(tensor::DType::kF32, rows, value_width),
-                      queries = scope.Matrix(tensor::DType::kF32, rows, key_width);
-  auto* messages = static_cast<float*>(rows_of_edges.data);
-  RETURN_IF_ERROR(to_key_value_.RunEdges(ctx, edges, nodes, edge, {messages, width, KeyValueOffsets()}));
-  const FiberFeatures query = to_query_.Run(ctx, rows, nodes);
-  auto* q = static_cast<float*>(queries.data);
-  for (const auto& [degree, offsets] : HeadOffsets(key_)) {
-    const int64_t dim = Dim(degree), channels = key_.at(degree);
-    const std::vector<float>& from = query.at(degree);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < channels; ++c)
-        std::copy_n(from.data() + (r * channels + c) * dim, dim, q + r * key_width + offsets[c]);
-    }
-  }
-  // Edges are in the order by destination: a graph with this order reads their rows in place.
-  const std::vector<int32_t> sources = csc.neighbor;
-  ASSIGN_OR_RETURN(const graph::Graph grouped,
-                   graph::Graph::FromCsc(graph::Indices::Of(csc.ptr.data(), rows + 1),
-                                         graph::Indices::Of(sources.data(), count), edges.graph().num_src()));
-  const graph::Features values = {messages, tensor::DType::kF32, count, value_width, width},
-                        keys = {messages + value_width, tensor::DType::kF32, count, key_width, width};
-  RETURN_IF_ERROR(graph::EdgeAttention(ctx, grouped,
-                                       {.heads = heads_,
-                                        .q = queries,
-                                        .k = keys,
-                                        .v = values,
-                                        .bias = {},
-                                        .k_target = graph::Target::kEdge,
-                                        .v_target = graph::Target::kEdge,
-                                        .scale = 1 / std::sqrt(static_cast<float>(key_width)),
-                                        .out = attended}));
-  FiberFeatures joined;
-  for (const auto& [degree, offsets] : HeadOffsets(value_)) {
-    const int64_t dim = Dim(degree), channels = value_.at(degree);
-    const auto own = in_.find(degree);
-    const int64_t own_width = own == in_.end() ? 0 : own->second * dim,
-                  joined_width = own_width + channels * dim;
-    std::vector<float>& to = joined[degree];
-    to.resize(rows * joined_width);
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* from = static_cast<const float*>(attended.data) + r * value_width;
-      float* row = to.data() + r * joined_width;
-      if (own_width > 0) std::copy_n(nodes.at(degree).data() + r * own_width, own_width, row);
-      for (int64_t c = 0; c < channels; ++c) std::copy_n(from + offsets[c], dim, row + own_width + c * dim);
-    }
-  }
-  return project_.Run(ctx, rows, joined);
 }
 
 }  // namespace moesaic::science

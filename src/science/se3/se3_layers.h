@@ -5,8 +5,9 @@
 #include <map>
 #include <vector>
 
-#include "science/dense.h"
+#include "science/dense_gradient.h"
 #include "science/graph.h"
+#include "science/run_tasks.h"
 #include "science/se3/so3.h"
 #include "science/weights.h"
 
@@ -35,12 +36,28 @@ class Se3Graph {
     return harmonics_.data() + position * width_;
   }  ///< By destination.
   float distance(int64_t position) const { return distances_[position]; }
+  /// Adds gradients of the relative positions, [edges, 3] by destination, to those of the nodes, [nodes, 3].
+  void AddPositionGradients(const float* offset_grad, float* xyz_grad) const;
 
  private:
+  friend class Se3Conv;
   graph::Graph graph_;
   graph::Segments by_source_;
   int max_degree_ = 0, width_ = 0;
-  std::vector<float> harmonics_, distances_;
+  bool source_minus_destination_ = true;
+  std::vector<float> harmonics_, distances_, offsets_;  // offsets_: relative positions [edges, 3]
+};
+
+/// Where gradients of a layer's inputs are added; null or absent: not computed.
+struct Se3Gradients {
+  std::map<int, float*> nodes;  ///< By degree: [nodes, channels, 2 degree + 1].
+  float* edge = nullptr;        ///< [edges, edge_inputs] in the caller's order
+  float* xyz = nullptr;         ///< [nodes, 3]
+
+  float* Of(int degree) const {
+    const auto found = nodes.find(degree);
+    return found == nodes.end() ? nullptr : found->second;
+  }
 };
 
 /// y = W x per degree: parameters weights.D [out, in].
@@ -48,6 +65,10 @@ class Se3Linear {
  public:
   static StatusOr<Se3Linear> Load(const WeightScope& weights, const Fiber& in, const Fiber& out);
   FiberFeatures Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const;
+  /// Adds the gradients for y_grad. x_grad has pointers by degree, which may be absent.
+  Status Backward(const graph::Context& ctx, int64_t rows, const FiberFeatures& x,
+                  const FiberFeatures& y_grad, const std::map<int, float*>& x_grad,
+                  const GradientScope& parameters) const;
 
  private:
   std::map<int, WeightTensor> weights_;
@@ -86,12 +107,19 @@ class Se3Conv {
   StatusOr<FiberFeatures> RunNodes(const graph::Context& ctx, const Se3Graph& edges,
                                    const FiberFeatures& nodes, const float* edge) const;
 
+  /// Adds the gradients for those of the result of RunEdges(). Hidden values are computed again.
+  Status Backward(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
+                  const float* edge, const Se3EdgeRows& grad, const Se3Gradients& out,
+                  const GradientScope& parameters) const;
+
   const Fiber& out() const { return out_; }
   int edge_inputs() const { return edge_inputs_; }
 
  private:
   struct Tile;
   struct EdgeRun;
+  struct BackwardRun;
+  struct ParameterSums;
   // Radial perceptron and coupling of one input and one output degree.
   struct Pair {
     int in_degree, out_degree, frequencies, hidden;
@@ -110,10 +138,16 @@ class Se3Conv {
   };
   Status CheckInputs(const Se3Graph& edges, const FiberFeatures& nodes, const float* edge) const;
   void ActivateHidden(const graph::Context& ctx, bool second, int rows, const float* x, float* y) const;
+  // Adds the sums of a backward pass to the gradients of the state dict.
+  Status AddParameters(const ParameterSums& sums, const GradientScope& parameters) const;
+  Status SelfBackward(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
+                      const Se3EdgeRows& grad, const Se3Gradients& out,
+                      const GradientScope& parameters) const;
   FiberFeatures SelfFeatures(const graph::Context& ctx, int64_t rows, const FiberFeatures& nodes) const;
 
   Fiber in_, out_;
   int edge_inputs_ = 0, hidden_ = 0, harmonics_ = 0, basis_ = 0;
+  SphericalHarmonics used_harmonics_{0};   // of the degrees that the coupling has
   std::vector<float> first_, first_bias_;  // all pairs: [edge_inputs + 1, hidden_] transposed, [hidden_]
   std::vector<float> coupling_;            // [harmonics_, basis_]
   std::vector<Pair> pairs_;
@@ -128,16 +162,27 @@ class Se3AttentionBlock {
   static StatusOr<Se3AttentionBlock> Load(const WeightScope& weights, const Fiber& in, const Fiber& out,
                                           int edge_inputs, int heads, int channels_div);
   int edge_inputs() const { return to_key_value_.edge_inputs(); }
+  const Fiber& out() const { return out_; }
   StatusOr<FiberFeatures> Run(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
                               const float* edge) const;
+  /// Adds the gradients for out_grad. `parameters` has the names of the state dict.
+  Status Backward(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
+                  const float* edge, const FiberFeatures& out_grad, const Se3Gradients& out,
+                  const GradientMap& parameters) const;
 
  private:
+  struct Pass;
+  // Runs all but the last projection. Matrices are in the caller's scratch memory.
+  StatusOr<Pass> Attend(const graph::Context& ctx, graph::ScratchScope* scope, const Se3Graph& edges,
+                        const FiberFeatures& nodes, const float* edge) const;
+  // Columns of a node's own features of this degree in the input of the projection.
+  int64_t OwnWidth(int degree) const;
   // Columns of the channels of every degree in rows of which each head has a block.
   std::map<int, std::vector<int>> HeadOffsets(const Fiber& fiber) const;
   // The same for to_key_value_, whose values precede its keys.
   std::map<int, std::vector<int>> KeyValueOffsets() const;
 
-  Fiber in_, value_, key_;
+  Fiber in_, out_, value_, key_;
   int heads_ = 1;
   Se3Conv to_key_value_;
   Se3Linear to_query_, project_;

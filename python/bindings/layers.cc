@@ -30,6 +30,8 @@ struct is_copy_constructible<moesaic::science::EdgeMlp> : std::false_type {};
 template <>
 struct is_copy_constructible<moesaic::science::EgnnLayer> : std::false_type {};
 template <>
+struct is_copy_constructible<moesaic::science::MpnnLayer> : std::false_type {};
+template <>
 struct is_copy_constructible<moesaic::science::StructureModule> : std::false_type {};
 template <>
 struct is_copy_constructible<moesaic::science::ProteinMpnn> : std::false_type {};
@@ -536,6 +538,61 @@ void BindSe3(nb::module_& m) {
           nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
+science::MpnnLayerInputs ToLayerInputs(const science::MpnnLayer& layer, const Graph& g, const Array& nodes,
+                                       const MaybeArray& src, const Array& edge, const MaybeArray& node_mask,
+                                       const MaybeArray& edge_mask) {
+  return {.nodes = Shaped(nodes, "nodes", {g.num_dst(), layer.hidden()}),
+          .src = src.has_value() ? Shaped(*src, "src", {g.num_src(), layer.source_inputs()}) : nullptr,
+          .edge = Shaped(edge, "edge", {g.num_edges(), layer.hidden()}),
+          .node_mask = MaybeFloats(node_mask, "node_mask", g.num_dst()),
+          .edge_mask = MaybeFloats(edge_mask, "edge_mask", g.num_edges())};
+}
+
+void BindMpnnLayer(nb::module_& m) {
+  using science::MpnnLayer;
+  nb::class_<MpnnLayer>(m, "MpnnLayer")
+      .def_static(
+          "load",
+          [](const Weights& w) { return ValueOrThrow(MpnnLayer::Load(science::WeightScope(ToWeights(w)))); })
+      .def_prop_ro("encoder", &MpnnLayer::encoder)
+      .def(
+          "run",
+          [](const MpnnLayer& layer, const Graph& g, const Array& nodes, const MaybeArray& src,
+             const Array& edge, const MaybeArray& node_mask, const MaybeArray& edge_mask,
+             const Array& nodes_out, const MaybeArray& edge_out) {
+            const Session session;
+            const int64_t h = layer.hidden();
+            ThrowIfError(layer.Run(session.context(), g,
+                                   ToLayerInputs(layer, g, nodes, src, edge, node_mask, edge_mask),
+                                   Floats(nodes_out, "nodes_out", g.num_dst() * h),
+                                   MaybeFloats(edge_out, "edge_out", g.num_edges() * h)));
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("src").none(), nb::arg("edge"),
+          nb::arg("node_mask").none(), nb::arg("edge_mask").none(), nb::arg("nodes_out"),
+          nb::arg("edge_out").none(), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const MpnnLayer& layer, const Graph& g, const Array& nodes, const MaybeArray& src,
+             const Array& edge, const MaybeArray& node_mask, const MaybeArray& edge_mask,
+             const Array& nodes_out_grad, const MaybeArray& edge_out_grad, const MaybeArray& nodes_grad,
+             const MaybeArray& src_grad, const MaybeArray& edge_grad, const Weights& parameters) {
+            const Session session;
+            const int64_t h = layer.hidden(), node_size = g.num_dst() * h, edge_size = g.num_edges() * h;
+            ThrowIfError(layer.Backward(
+                session.context(), g, ToLayerInputs(layer, g, nodes, src, edge, node_mask, edge_mask),
+                {.nodes_out = Floats(nodes_out_grad, "nodes_out_grad", node_size),
+                 .edge_out = MaybeFloats(edge_out_grad, "edge_out_grad", edge_size),
+                 .nodes = MaybeFloats(nodes_grad, "nodes_grad", node_size),
+                 .src = MaybeFloats(src_grad, "src_grad", int64_t{g.num_src()} * layer.source_inputs()),
+                 .edge = MaybeFloats(edge_grad, "edge_grad", edge_size)},
+                ToGradients(parameters)));
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("src").none(), nb::arg("edge"),
+          nb::arg("node_mask").none(), nb::arg("edge_mask").none(), nb::arg("nodes_out_grad"),
+          nb::arg("edge_out_grad").none(), nb::arg("nodes_grad").none(), nb::arg("src_grad").none(),
+          nb::arg("edge_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
+}
+
 science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,
                                const Array& sequence) {
   auto ints = [](const Array& array, const char* name) {
@@ -594,6 +651,7 @@ void BindLayers(nb::module_& m) {
   BindEvoformer(m);
   BindStructure(m);
   BindSe3(m);
+  BindMpnnLayer(m);
   BindProteinMpnn(m);
 }
 

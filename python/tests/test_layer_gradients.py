@@ -80,6 +80,23 @@ def test_attention_of_alignments(name):
 
 
 @needs_goldens
+@pytest.mark.parametrize("name", ["mpnn_encoder", "mpnn_decoder"])
+def test_protein_mpnn_layers(name):
+    arrays, inputs, parameters = case(name)
+    neighbor = arrays["neighbor"]
+    n, k = neighbor.shape
+    plan = graph.Graph(neighbor.flatten(), torch.arange(n, dtype=torch.int32).repeat_interleave(k), n, n)
+    nodes, edge, masks = inputs["nodes"], inputs["edge"].flatten(0, 1), {"node_mask": arrays["known"]}
+    if name == "mpnn_encoder":
+        layer = layers.MpnnEncoderLayer(parameters)
+        nodes, edge = layer(plan, nodes, edge, **masks, edge_mask=arrays["both"].flatten())
+        results = [nodes, edge.unflatten(0, (n, k))]
+    else:
+        results = [layers.MpnnDecoderLayer(parameters)(plan, nodes, inputs["src"], edge, **masks)]
+    expect(arrays, inputs, parameters, results)
+
+
+@needs_goldens
 def test_se3_attention():
     arrays, inputs, parameters = case("se3")
     layer = layers.Se3AttentionBlock(parameters, {0: 2, 1: 3}, {0: 4, 1: 4, 2: 4}, 3, 2, 2)

@@ -4,6 +4,7 @@
 #include "science/egnn.h"
 #include "science/evoformer.h"
 #include "science/invariant_points.h"
+#include "science/protein/mpnn_layer.h"
 #include "science/se3/se3_layers.h"
 #include "science/test_goldens.h"
 
@@ -258,6 +259,45 @@ TEST_P(GradientsTest, EquivariantAttentionMatchesPyTorch) {
     parameters.ExpectGoldens();
     if (first.empty()) first = xyz_grad;
     EXPECT_EQ(first, xyz_grad);
+  }
+}
+
+TEST_P(GradientsTest, ProteinMpnnLayersMatchPyTorch) {
+  for (const bool encoder : {true, false}) {
+    const std::string name = encoder ? "mpnn_encoder" : "mpnn_decoder";
+    const WeightMap weights = goldens_.Weights(name + ".weights.");
+    const auto layer = *MpnnLayer::Load(WeightScope(weights));
+    const std::vector<int32_t> neighbor = goldens_.Ints(name + ".neighbor");
+    const int64_t nodes = goldens_.Shape(name + ".nodes")[0], edges = static_cast<int64_t>(neighbor.size());
+    std::vector<int32_t> ptr;
+    for (int64_t i = 0; i <= nodes; ++i) ptr.push_back(static_cast<int32_t>(i * edges / nodes));
+    const graph::Graph graph = *graph::Graph::FromCsc(graph::Indices::Of(ptr.data(), nodes + 1),
+                                                      graph::Indices::Of(neighbor.data(), edges), nodes);
+    const std::vector<float> h = Floats(name + ".nodes"), edge = Floats(name + ".edge"),
+                             known = Floats(name + ".known"), both = Floats(name + ".both"),
+                             seed = Floats(name + ".seed0"),
+                             src = encoder ? std::vector<float>{} : Floats(name + ".src"),
+                             edge_seed = encoder ? Floats(name + ".seed1") : std::vector<float>{};
+    std::vector<float> h_grad(h.size()), edge_grad(edge.size()), src_grad(src.size());
+    const ParameterGradients parameters(goldens_, name);
+    ASSERT_TRUE(layer
+                    .Backward(ctx_, graph,
+                              {.nodes = h.data(),
+                               .src = encoder ? nullptr : src.data(),
+                               .edge = edge.data(),
+                               .node_mask = known.data(),
+                               .edge_mask = encoder ? both.data() : nullptr},
+                              {.nodes_out = seed.data(),
+                               .edge_out = encoder ? edge_seed.data() : nullptr,
+                               .nodes = h_grad.data(),
+                               .src = encoder ? nullptr : src_grad.data(),
+                               .edge = edge_grad.data()},
+                              parameters.map())
+                    .ok());
+    ExpectInput(name, h_grad, "nodes");
+    ExpectInput(name, edge_grad, "edge");
+    if (!encoder) ExpectInput(name, src_grad, "src");
+    parameters.ExpectGoldens();
   }
 }
 

@@ -307,6 +307,38 @@ class Se3AttentionBlock:
         parameters: dict[str, Any],
     ) -> None: ...
 
+class MpnnLayer:
+    @staticmethod
+    def load(weights: dict[str, Any]) -> MpnnLayer: ...
+    @property
+    def encoder(self) -> bool: ...
+    def run(
+        self,
+        graph: Graph,
+        nodes: Any,
+        src: Any | None,
+        edge: Any,
+        node_mask: Any | None,
+        edge_mask: Any | None,
+        nodes_out: Any,
+        edge_out: Any | None,
+    ) -> None: ...
+    def backward(
+        self,
+        graph: Graph,
+        nodes: Any,
+        src: Any | None,
+        edge: Any,
+        node_mask: Any | None,
+        edge_mask: Any | None,
+        nodes_out_grad: Any,
+        edge_out_grad: Any | None,
+        nodes_grad: Any | None,
+        src_grad: Any | None,
+        edge_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
+
 class ProteinMpnn:
     @staticmethod
     def load(weights: dict[str, Any], neighbors: int) -> ProteinMpnn: ...

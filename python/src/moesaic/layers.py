@@ -1,10 +1,9 @@
 """Layers of molecular models on float32 arrays. Weights are state dicts with published names.
 
-Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. EdgeMlpReduce, EgnnLayer,
-InvariantPointAttention, MsaAttention, OuterProductMean, Se3AttentionBlock, TriangleAttention and TriangleMultiplication
-record gradients of their inputs, and of parameters where the state dict has tensors that require them
-(`dict(module.named_parameters())`). Their hidden values are not kept: the backward pass computes them again. Tensors of
-the state dict may change in place, as an optimizer does; the layer follows.
+Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. All layers but EvoformerBlock,
+StructureModule and ProteinMpnn record gradients of their inputs, and of parameters where the state dict has tensors
+that require them (`dict(module.named_parameters())`). Their hidden values are not kept: the backward pass computes them
+again. Tensors of the state dict may change in place, as an optimizer does; the layer follows.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ __all__ = [
     "EgnnLayer",
     "EvoformerBlock",
     "InvariantPointAttention",
+    "MpnnDecoderLayer",
+    "MpnnEncoderLayer",
     "MsaAttention",
     "OuterProductMean",
     "ProteinMpnn",
@@ -476,6 +477,76 @@ class Se3AttentionBlock(_Differentiable):
 
         results = self._apply(run, backward, (xyz, edge, *features.values()))
         return dict(zip(fibers, results, strict=True))
+
+
+class MpnnEncoderLayer(_Differentiable):
+    """Encoder layer of ProteinMPNN: parameters W1 to W3, W11 to W13, norm1 to norm3, dense.W_in, dense.W_out.
+
+    Edges point from a neighbour to the residue that attends to it.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Pack the weights of a state dict."""
+        super().__init__(state, _core.MpnnLayer.load)
+        if not self._layer.encoder:
+            raise ValueError("an encoder layer needs W11, W12, W13 and norm3")
+
+    def __call__(
+        self, graph: Graph, nodes: Any, edge: Any, node_mask: Any | None = None, edge_mask: Any | None = None
+    ) -> tuple[Any, Any]:
+        """Update nodes [n, H] and edges [E, H]; node_mask [n] multiplies nodes, edge_mask [E] messages."""
+        layer, masks = self._layer, (_maybe(node_mask), _maybe(edge_mask))
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            nodes, edge = (_floats(x) for x in inputs)
+            out = empty(nodes, nodes.shape), empty(edge, edge.shape)
+            layer.run(graph._graph, nodes, None, edge, *masks, *out)
+            return out
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            nodes, edge = (_floats(x) for x in inputs)
+            layer.backward(graph._graph, nodes, None, edge, *masks, *grads, found[0], None, found[1], parameters)
+
+        nodes, edge = self._apply(run, backward, (nodes, edge))
+        return nodes, edge
+
+
+class MpnnDecoderLayer(_Differentiable):
+    """Decoder layer of ProteinMPNN: parameters W1 to W3, norm1, norm2, dense.W_in, dense.W_out.
+
+    Sources are rows [letter, node] of neighbours. A model that decodes in an order has two per residue: one for those
+    that come before, and one, with letter 0 and the encoder's node, for those after.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Pack the weights of a state dict."""
+        super().__init__(state, _core.MpnnLayer.load)
+        if self._layer.encoder:
+            raise ValueError("the state dict is that of an encoder layer: it has W11")
+
+    def __call__(
+        self,
+        graph: Graph,
+        nodes: Any,
+        src: Any,
+        edge: Any,
+        node_mask: Any | None = None,
+        edge_mask: Any | None = None,
+    ) -> Any:
+        """Update nodes [n, H] for sources [num_src, S] and edges [E, H]; masks are [n] and [E]."""
+        layer, masks = self._layer, (_maybe(node_mask), _maybe(edge_mask))
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            nodes, src, edge = (_floats(x) for x in inputs)
+            out = empty(nodes, nodes.shape)
+            layer.run(graph._graph, nodes, src, edge, *masks, out, None)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            rows = (_floats(x) for x in inputs)
+            layer.backward(graph._graph, *rows, *masks, grads[0], None, *found, parameters)
+
+        return self._apply(run, backward, (nodes, src, edge))[0]
 
 
 class ProteinMpnn:

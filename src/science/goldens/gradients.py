@@ -3,6 +3,7 @@ import torch
 
 import egnn
 import evoformer
+import mpnn
 import se3
 
 
@@ -68,4 +69,15 @@ def goldens():
               "xyz": 2 * torch.randn(nodes, 3)}
     arrays |= case("se3", block, inputs, {"src": src, "dst": dst},
                    lambda module, i: tuple(module({0: i["x0"], 1: i["x1"]}, src, dst, i["xyz"][src] - i["xyz"][dst], i["edge"]).values()))
+    hidden, neighbors = 8, 4
+    neighbor = torch.stack([torch.randperm(residues)[:neighbors] for _ in range(residues)])
+    known = torch.ones(residues)
+    known[3] = 0
+    inputs = {"nodes": torch.randn(residues, hidden), "edge": torch.randn(residues, neighbors, hidden)}
+    fixed = {"neighbor": neighbor, "known": known, "both": known[:, None] * known[neighbor]}
+    arrays |= case("mpnn_encoder", evoformer.randomize(mpnn.Layer(hidden, 2 * hidden, True)), inputs, fixed,
+                   lambda module, i: module.encode(i["nodes"], i["edge"], neighbor, known))
+    inputs |= {"src": torch.randn(residues, 2 * hidden)}
+    arrays |= case("mpnn_decoder", evoformer.randomize(mpnn.Layer(hidden, 3 * hidden, False)), inputs, fixed,
+                   lambda module, i: (module.update(i["nodes"], torch.cat([i["edge"], i["src"][neighbor]], -1), known),))
     return {name: value.numpy() for name, value in arrays.items()}

@@ -163,6 +163,49 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
   }
 }
 
+// Sums consecutive rows of up to kStreamColumns columns. Rows are read once and in order, as the hardware's
+// prefetchers expect; blocks of columns would read a part of every row at a time. Sums stay in the L1 cache
+// and are added to in the order of SumBlock(), so that results are the same.
+constexpr int64_t kStreamColumns = 1024;
+// Bytes ahead at which rows are prefetched: at 20 GB/s, 2 KiB arrive in the 100 ns that an access takes. The
+// hardware's prefetchers stop at the end of a page.
+constexpr int64_t kStreamAhead = 2048;
+
+inline void PrefetchBytes(const void* from, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64)
+    __builtin_prefetch(static_cast<const char*>(from) + kStreamAhead + b);
+}
+
+template <typename E>
+[[gnu::noinline]] void SumStreamedRows(const ReduceTask& t, int32_t s) {
+  alignas(64) float sums[kStreamColumns];
+  const auto* u = static_cast<const typename E::T*>(t.u);
+  const int64_t whole = t.cols / kLanes * kLanes;
+  const int tail = static_cast<int>(t.cols - whole);
+  for (int64_t col = 0; col < t.cols; col += kLanes) kernels::Store(sums + col, Zero());
+  const int32_t end = t.ptr[s + 1];
+  int32_t p = t.ptr[s];
+  for (; p + 1 < end; p += 2) {  // two rows share the loads and stores of the sums
+    const auto *first = u + p * t.u_stride, *second = first + t.u_stride;
+    if (t.u_stride == t.cols) PrefetchBytes(first, 2 * t.cols * static_cast<int64_t>(sizeof(typename E::T)));
+    for (int64_t col = 0; col < whole; col += kLanes)
+      kernels::Store(sums + col,
+                     Add(Add(kernels::Load(sums + col), E::Load(first + col)), E::Load(second + col)));
+    if (tail > 0)
+      kernels::Store(sums + whole, Add(Add(kernels::Load(sums + whole), E::LoadFirst(first + whole, tail)),
+                                       E::LoadFirst(second + whole, tail)));
+  }
+  if (p < end) {
+    const auto* row = u + p * t.u_stride;
+    for (int64_t col = 0; col < whole; col += kLanes)
+      kernels::Store(sums + col, Add(kernels::Load(sums + col), E::Load(row + col)));
+    if (tail > 0)
+      kernels::Store(sums + whole, Add(kernels::Load(sums + whole), E::LoadFirst(row + whole, tail)));
+  }
+  for (int64_t col = 0; col < whole; col += kLanes) StoreSum<E>(t, s, col, kernels::Load(sums + col), kLanes);
+  if (tail > 0) StoreSum<E>(t, s, whole, kernels::Load(sums + whole), tail);
+}
+
 enum class ReduceKind { kSum, kMasked, kMax };
 
 template <typename E, Op op, bool kShared, ReduceKind kind, int kBlock, bool kPart>
@@ -209,6 +252,12 @@ inline void ReduceColumnRange(const ReduceTask& t, int64_t first, int64_t last, 
 
 template <typename E, Op op, ReduceKind kind>
 void ReduceSegments(const ReduceTask& t) {
+  if constexpr (op == Op::kCopyU && kind == ReduceKind::kSum) {
+    if (t.u_rows == nullptr && t.cols >= kReduceBlock * kLanes && t.cols <= kStreamColumns) {
+      for (int32_t s = t.first; s < t.last; ++s) SumStreamedRows<E>(t, s);
+      return;
+    }
+  }
   if (op == Op::kCopyU || t.e_group == 1) return ReduceColumnRange<E, op, false, kind>(t, 0, t.cols, 0);
   if constexpr (op != Op::kCopyU) {
     if (t.e_group == t.cols || t.by_columns) {

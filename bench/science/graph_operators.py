@@ -51,14 +51,16 @@ def measure(functions, repetitions):
     return times
 
 
-def report(title, times, ours):
+def report(title, times, ours, bytes_moved=0):
+    """Prints medians, ratios to `ours` and their spread; with bytes_moved also rates of memory."""
     print(f"\n{title}")
     base = statistics.median(times[ours])
     for name, values in times.items():
         ordered = sorted(values)
         spread = f"{ordered[len(ordered) // 4] / base:.2f}..{ordered[3 * len(ordered) // 4] / base:.2f}"
         print(f"  {name:42} median {statistics.median(values):9.3f} ms   best {ordered[0]:9.3f} ms   "
-              f"{statistics.median(values) / base:7.2f} x ({spread})")
+              f"{statistics.median(values) / base:7.2f} x ({spread})"
+              + (f"   {bytes_moved / statistics.median(values) / 1e6:6.1f} GB/s" if bytes_moved else ""))
 
 
 def main():
@@ -98,6 +100,12 @@ def main():
         if scatter is not None:
             functions["torch_scatter scatter_sum"] = lambda: scatter.scatter_sum(messages, dst, 0, dim_size=nodes)
         report(f"scatter sum, {title}", measure(functions, options.repetitions), "moesaic segment_reduce, plan reused")
+        grouped = graph.Segments.from_ptr(ptr)
+        report(f"sum of rows in the order of their segments, {title}", measure({
+            "moesaic segment_reduce": lambda: graph.segment_reduce(grouped, messages),
+            "read of the same bytes (torch.sum)": lambda: messages.sum(),
+            "torch.segment_reduce": lambda: torch.segment_reduce(messages, "sum", offsets=ptr, unsafe=True),
+        }, options.repetitions), "moesaic segment_reduce", bytes_moved=messages.nbytes)
         report(f"plan, {title}", measure({
             "moesaic Graph (COO -> CSC)": lambda: graph.Graph(src, dst, nodes, nodes),
             "torch.sort": lambda: torch.sort(dst, stable=True),

@@ -21,7 +21,7 @@ import se3  # noqa: E402
 import structure  # noqa: E402
 
 
-LAYERS = ("egnn128", "egnn256", "ipa", "triangle", "se3", "evoformer", "structure", "gradients")
+LAYERS = ("egnn128", "egnn256", "ipa", "triangle", "se3", "evoformer", "structure", "gradients", "se3_gradients", "pair_gradients")
 
 
 def pair(title, ours, theirs, repetitions, inference=True):
@@ -79,19 +79,45 @@ def structure_pair(n, repetitions):
     pair("Structure module, 8 iterations", lambda: mine(single, z, types, mask), lambda: module(single, z, types, mask), repetitions)
 
 
-def gradient_pair(n, xyz, hidden, repetitions):
-    """Forward and backward pass with the gradients of all inputs and parameters."""
+def gradient_pair(title, ours, theirs, leaves, repetitions):
+    """Forward and backward pass of calls that return tuples, with the gradients of all leaves."""
+    def run(call):
+        torch.autograd.grad(sum(x.sum() for x in call()), leaves)
+
+    pair(f"{title}, forward and backward", lambda: run(ours), lambda: run(theirs), repetitions, inference=False)
+
+
+def egnn_gradients(n, xyz, hidden, repetitions):
     dst, src = layers.knn_graph(xyz, 64)
     plan, layer = graph.Graph(src, dst, n, n), egnn.Egnn(hidden, hidden, 0, False)
     mine, h = layers.EgnnLayer(dict(layer.named_parameters()), hidden), torch.randn(n, hidden, requires_grad=True)
-    x, edge, leaves = xyz.clone().requires_grad_(), torch.zeros(len(src), 0), list(layer.parameters())
+    x, edge = xyz.clone().requires_grad_(), torch.zeros(len(src), 0)
+    gradient_pair(f"EGNN, hidden {hidden}", lambda: mine(plan, h, x), lambda: layer(h, x, src, dst, edge), [h, x, *layer.parameters()],
+                  repetitions)
 
-    def run(call):
-        h_out, x_out = call()
-        torch.autograd.grad(h_out.sum() + x_out.sum(), [h, x, *leaves])
 
-    pair(f"EGNN, hidden {hidden}, forward and backward", lambda: run(lambda: mine(plan, h, x)),
-         lambda: run(lambda: layer(h, x, src, dst, edge)), repetitions, inference=False)
+def se3_gradients(n, xyz, repetitions):
+    fiber_in, fiber_out = {0: 32, 1: 3}, {0: 16, 1: 16}
+    block = se3.AttentionBlock(fiber_in, fiber_out, 32, 4, 2)
+    dst, src = layers.knn_graph(xyz, 64)
+    plan, edge, x = graph.Graph(src, dst, n, n), torch.randn(len(src), 32, requires_grad=True), xyz.clone().requires_grad_()
+    features = {d: torch.randn(n, c, 2 * d + 1, requires_grad=True) for d, c in fiber_in.items()}
+    mine = layers.Se3AttentionBlock(dict(block.named_parameters()), fiber_in, fiber_out, 32, 4, 2)
+    gradient_pair("SE(3) attention block, 64 neighbours", lambda: mine(plan, x, features, edge).values(),
+                  lambda: block(features, src, dst, x[src] - x[dst], edge).values(), [x, edge, *features.values(), *block.parameters()],
+                  repetitions)
+
+
+def pair_gradients(n, sequences, repetitions):
+    attention, pairs = evoformer.TriangleAttention(128, 4, 32, False), torch.ones(n, n)
+    z, m = torch.randn(n, n, 128, requires_grad=True), torch.randn(sequences, n, 256, requires_grad=True)
+    mine = layers.TriangleAttention(dict(attention.named_parameters()), 4)
+    gradient_pair(f"Triangle attention, {n} residues", lambda: (mine(z),), lambda: (z + attention(z, pairs),),
+                  [z, *attention.parameters()], repetitions)
+    outer, present = evoformer.OuterProductMean(256, 128, 32), torch.ones(sequences, n)
+    mean = layers.OuterProductMean(dict(outer.named_parameters()))
+    gradient_pair(f"Outer product mean, {n} residues, {sequences} sequences", lambda: (mean(m, z),), lambda: (z + outer(m, present),),
+                  [m, z, *outer.parameters()], repetitions)
 
 
 def main():
@@ -111,7 +137,9 @@ def main():
             "ipa": lambda: ipa_pair(n, xyz, repetitions), "triangle": lambda: triangle_pair(n, repetitions),
             "se3": lambda: se3_pair(n, xyz, repetitions), "structure": lambda: structure_pair(n, repetitions),
             "evoformer": lambda: evoformer_pair(n, options.sequences, repetitions),
-            "gradients": lambda: gradient_pair(n, xyz, 128, repetitions)}
+            "gradients": lambda: egnn_gradients(n, xyz, 128, repetitions),
+            "se3_gradients": lambda: se3_gradients(n, xyz, repetitions),
+            "pair_gradients": lambda: pair_gradients(n // 2, options.sequences, repetitions)}
     for name in options.only:
         runs[name]()
 

@@ -30,6 +30,8 @@ struct is_copy_constructible<moesaic::science::EdgeMlp> : std::false_type {};
 template <>
 struct is_copy_constructible<moesaic::science::EgnnLayer> : std::false_type {};
 template <>
+struct is_copy_constructible<moesaic::science::MpnnLayer> : std::false_type {};
+template <>
 struct is_copy_constructible<moesaic::science::StructureModule> : std::false_type {};
 template <>
 struct is_copy_constructible<moesaic::science::ProteinMpnn> : std::false_type {};
@@ -250,6 +252,71 @@ void BindEgnn(nb::module_& m) {
           nb::arg("edge_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
+void BindAlignment(nb::module_& m) {
+  using science::WeightScope;
+  nb::class_<science::MsaAttention>(m, "MsaAttention")
+      .def_static("load",
+                  [](const Weights& w, int heads) {
+                    return ValueOrThrow(science::MsaAttention::Load(WeightScope(ToWeights(w)), heads));
+                  })
+      .def(
+          "run",
+          [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeArray& mask,
+             const MaybeArray& z, const Array& m_rows) {
+            const Session session;
+            ThrowIfError(layer.Run(session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                                   MaybeFloats(z, "z", n * n * layer.c_z()),
+                                   Shaped(m_rows, "m", {s, n, layer.c_m()})));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("z").none(), nb::arg("m"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeArray& mask,
+             const MaybeArray& z, const Array& m_rows, const Array& out_grad, const MaybeArray& z_grad,
+             const MaybeArray& m_grad, const Weights& parameters) {
+            const Session session;
+            const std::vector<int64_t> shape = {s, n, layer.c_m()};
+            ThrowIfError(layer.Backward(
+                session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                MaybeFloats(z, "z", n * n * layer.c_z()), Shaped(m_rows, "m", shape),
+                Shaped(out_grad, "out_grad", shape), MaybeFloats(z_grad, "z_grad", n * n * layer.c_z()),
+                MaybeFloats(m_grad, "m_grad", s * n * layer.c_m()), ToGradients(parameters)));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("z").none(), nb::arg("m"),
+          nb::arg("out_grad"), nb::arg("z_grad").none(), nb::arg("m_grad").none(), nb::arg("parameters"),
+          nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<science::OuterProductMean>(m, "OuterProductMean")
+      .def_static("load",
+                  [](const Weights& w) {
+                    return ValueOrThrow(science::OuterProductMean::Load(WeightScope(ToWeights(w))));
+                  })
+      .def(
+          "run",
+          [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeArray& mask,
+             const Array& m_rows, const Array& z) {
+            const Session session;
+            ThrowIfError(layer.Run(session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                                   Shaped(m_rows, "m", {s, n, layer.c_m()}),
+                                   Shaped(z, "z", {n, n, layer.c_z()})));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("m"), nb::arg("z"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeArray& mask,
+             const Array& m_rows, const Array& out_grad, const MaybeArray& m_grad,
+             const Weights& parameters) {
+            const Session session;
+            ThrowIfError(layer.Backward(
+                session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                Shaped(m_rows, "m", {s, n, layer.c_m()}), Shaped(out_grad, "out_grad", {n, n, layer.c_z()}),
+                MaybeFloats(m_grad, "m_grad", s * n * layer.c_m()), ToGradients(parameters)));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("m"), nb::arg("out_grad"),
+          nb::arg("m_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
+}
+
 void BindEvoformer(nb::module_& m) {
   using science::WeightScope;
   nb::class_<science::TriangleMultiplication>(m, "TriangleMultiplication")
@@ -293,7 +360,20 @@ void BindEvoformer(nb::module_& m) {
             ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
                                    Shaped(z, "z", {n, n, layer.c()})));
           },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::TriangleAttention& layer, int64_t n, const MaybeArray& mask, const Array& z,
+             const Array& out_grad, const MaybeArray& z_grad, const Weights& parameters) {
+            const Session session;
+            const std::vector<int64_t> shape = {n, n, layer.c()};
+            ThrowIfError(layer.Backward(session.context(), n, MaybeFloats(mask, "mask", n * n),
+                                        Shaped(z, "z", shape), Shaped(out_grad, "out_grad", shape),
+                                        MaybeFloats(z_grad, "z_grad", n * n * layer.c()),
+                                        ToGradients(parameters)));
+          },
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::arg("out_grad"), nb::arg("z_grad").none(),
+          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::EvoformerBlock>(m, "EvoformerBlock")
       .def_static("load",
                   [](const Weights& w, int msa_heads, int pair_heads) {
@@ -431,7 +511,86 @@ void BindSe3(nb::module_& m) {
                         Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
           },
           nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"),
-          nb::call_guard<nb::gil_scoped_release>());
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
+             const std::map<int, Array>& nodes, const MaybeArray& edge, const std::map<int, Array>& out_grad,
+             const std::map<int, Array>& node_grads, const MaybeArray& edge_grad, const MaybeArray& xyz_grad,
+             const Weights& parameters) {
+            const Session session;
+            const int64_t edge_size = int64_t{g.graph().num_edges()} * block.edge_inputs(),
+                          rows = g.graph().num_dst();
+            const science::FiberFeatures features = ToFiber(nodes), grads = ToFiber(out_grad);
+            for (const auto& [degree, channels] : block.out()) {
+              Floats(out_grad.at(degree), "out_grad", rows * channels * (2 * degree + 1));
+            }
+            science::Se3Gradients out{.nodes = {},
+                                      .edge = MaybeFloats(edge_grad, "edge_grad", edge_size),
+                                      .xyz = MaybeFloats(xyz_grad, "xyz_grad", 3 * rows)};
+            for (const auto& [degree, grad] : node_grads)
+              out.nodes[degree] = Floats(grad, "node_grad", static_cast<int64_t>(features.at(degree).size()));
+            ThrowIfError(block.Backward(session.context(), g, features, MaybeFloats(edge, "edge", edge_size),
+                                        grads, out, ToGradients(parameters)));
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out_grad"),
+          nb::arg("node_grads"), nb::arg("edge_grad").none(), nb::arg("xyz_grad").none(),
+          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
+}
+
+science::MpnnLayerInputs ToLayerInputs(const science::MpnnLayer& layer, const Graph& g, const Array& nodes,
+                                       const MaybeArray& src, const Array& edge, const MaybeArray& node_mask,
+                                       const MaybeArray& edge_mask) {
+  return {.nodes = Shaped(nodes, "nodes", {g.num_dst(), layer.hidden()}),
+          .src = src.has_value() ? Shaped(*src, "src", {g.num_src(), layer.source_inputs()}) : nullptr,
+          .edge = Shaped(edge, "edge", {g.num_edges(), layer.hidden()}),
+          .node_mask = MaybeFloats(node_mask, "node_mask", g.num_dst()),
+          .edge_mask = MaybeFloats(edge_mask, "edge_mask", g.num_edges())};
+}
+
+void BindMpnnLayer(nb::module_& m) {
+  using science::MpnnLayer;
+  nb::class_<MpnnLayer>(m, "MpnnLayer")
+      .def_static(
+          "load",
+          [](const Weights& w) { return ValueOrThrow(MpnnLayer::Load(science::WeightScope(ToWeights(w)))); })
+      .def_prop_ro("encoder", &MpnnLayer::encoder)
+      .def(
+          "run",
+          [](const MpnnLayer& layer, const Graph& g, const Array& nodes, const MaybeArray& src,
+             const Array& edge, const MaybeArray& node_mask, const MaybeArray& edge_mask,
+             const Array& nodes_out, const MaybeArray& edge_out) {
+            const Session session;
+            const int64_t h = layer.hidden();
+            ThrowIfError(layer.Run(session.context(), g,
+                                   ToLayerInputs(layer, g, nodes, src, edge, node_mask, edge_mask),
+                                   Floats(nodes_out, "nodes_out", g.num_dst() * h),
+                                   MaybeFloats(edge_out, "edge_out", g.num_edges() * h)));
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("src").none(), nb::arg("edge"),
+          nb::arg("node_mask").none(), nb::arg("edge_mask").none(), nb::arg("nodes_out"),
+          nb::arg("edge_out").none(), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const MpnnLayer& layer, const Graph& g, const Array& nodes, const MaybeArray& src,
+             const Array& edge, const MaybeArray& node_mask, const MaybeArray& edge_mask,
+             const Array& nodes_out_grad, const MaybeArray& edge_out_grad, const MaybeArray& nodes_grad,
+             const MaybeArray& src_grad, const MaybeArray& edge_grad, const Weights& parameters) {
+            const Session session;
+            const int64_t h = layer.hidden(), node_size = g.num_dst() * h, edge_size = g.num_edges() * h;
+            ThrowIfError(layer.Backward(
+                session.context(), g, ToLayerInputs(layer, g, nodes, src, edge, node_mask, edge_mask),
+                {.nodes_out = Floats(nodes_out_grad, "nodes_out_grad", node_size),
+                 .edge_out = MaybeFloats(edge_out_grad, "edge_out_grad", edge_size),
+                 .nodes = MaybeFloats(nodes_grad, "nodes_grad", node_size),
+                 .src = MaybeFloats(src_grad, "src_grad", int64_t{g.num_src()} * layer.source_inputs()),
+                 .edge = MaybeFloats(edge_grad, "edge_grad", edge_size)},
+                ToGradients(parameters)));
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("src").none(), nb::arg("edge"),
+          nb::arg("node_mask").none(), nb::arg("edge_mask").none(), nb::arg("nodes_out_grad"),
+          nb::arg("edge_out_grad").none(), nb::arg("nodes_grad").none(), nb::arg("src_grad").none(),
+          nb::arg("edge_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,
@@ -488,9 +647,11 @@ void BindLayers(nb::module_& m) {
   BindNeighbors(m);
   BindEdgeMlp(m);
   BindEgnn(m);
+  BindAlignment(m);
   BindEvoformer(m);
   BindStructure(m);
   BindSe3(m);
+  BindMpnnLayer(m);
   BindProteinMpnn(m);
 }
 

@@ -64,6 +64,55 @@ def test_triangle_multiplication(name):
 
 
 @needs_goldens
+@pytest.mark.parametrize("name", ["tri_att_start", "tri_att_end"])
+def test_triangle_attention(name):
+    arrays, inputs, parameters = case(name)
+    layer = layers.TriangleAttention(parameters, 3, ending=name == "tri_att_end")
+    expect(arrays, inputs, parameters, [layer(inputs["z"], arrays["mask"])])
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", ["msa_att_row", "msa_att_col"])
+def test_attention_of_alignments(name):
+    arrays, inputs, parameters = case(name)
+    layer = layers.MsaAttention(parameters, 3)
+    expect(arrays, inputs, parameters, [layer(inputs["m"], inputs.get("z"), arrays["mask"])])
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", ["mpnn_encoder", "mpnn_decoder"])
+def test_protein_mpnn_layers(name):
+    arrays, inputs, parameters = case(name)
+    neighbor = arrays["neighbor"]
+    n, k = neighbor.shape
+    plan = graph.Graph(neighbor.flatten(), torch.arange(n, dtype=torch.int32).repeat_interleave(k), n, n)
+    nodes, edge, masks = inputs["nodes"], inputs["edge"].flatten(0, 1), {"node_mask": arrays["known"]}
+    if name == "mpnn_encoder":
+        layer = layers.MpnnEncoderLayer(parameters)
+        nodes, edge = layer(plan, nodes, edge, **masks, edge_mask=arrays["both"].flatten())
+        results = [nodes, edge.unflatten(0, (n, k))]
+    else:
+        results = [layers.MpnnDecoderLayer(parameters)(plan, nodes, inputs["src"], edge, **masks)]
+    expect(arrays, inputs, parameters, results)
+
+
+@needs_goldens
+def test_se3_attention():
+    arrays, inputs, parameters = case("se3")
+    layer = layers.Se3AttentionBlock(parameters, {0: 2, 1: 3}, {0: 4, 1: 4, 2: 4}, 3, 2, 2)
+    plan = graph.Graph(arrays["src"], arrays["dst"], 11, 11)
+    out = layer(plan, inputs["xyz"], {0: inputs["x0"], 1: inputs["x1"]}, inputs["edge"])
+    expect(arrays, inputs, parameters, list(out.values()))
+
+
+@needs_goldens
+def test_outer_product_mean():
+    arrays, inputs, parameters = case("outer_product_mean")
+    layer = layers.OuterProductMean(parameters)
+    expect(arrays, inputs, parameters, [layer(inputs["m"], inputs["z"], arrays["mask"])])
+
+
+@needs_goldens
 def test_invariant_point_attention():
     arrays, inputs, parameters = case("ipa")
     layer = layers.InvariantPointAttention(parameters, 3, 5, 4, 6)

@@ -110,9 +110,10 @@ void Apply(const graph::Context& ctx, const Norm& norm, const float* x, int64_t 
   });
 }
 
-void Activate(const graph::Context& ctx, float* y, int64_t count, graph::Activation activation) {
+void Activate(const graph::Context& ctx, const float* x, int64_t count, graph::Activation activation,
+              float* y) {
   ForRows(ctx, count, 1 << 15, [&](int64_t first, int64_t last) {
-    const float* row = y + first;
+    const float* row = x + first;
     ctx.graph->rows.activate(&row, 1, nullptr, 0, static_cast<int>(last - first), activation, y + first);
   });
 }

@@ -63,8 +63,12 @@ void NormalizeRows(const graph::Context& ctx, const Norm& norm, const float* x, 
 /// The same on the whole pool.
 void Apply(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y);
 
-/// y[i] = activation(y[i]) for `count` floats on the whole pool.
-void Activate(const graph::Context& ctx, float* y, int64_t count, graph::Activation activation);
+/// y[i] = activation(x[i]) for `count` floats on the whole pool; y may be x.
+void Activate(const graph::Context& ctx, const float* x, int64_t count, graph::Activation activation,
+              float* y);
+inline void Activate(const graph::Context& ctx, float* y, int64_t count, graph::Activation activation) {
+  Activate(ctx, y, count, activation, y);
+}
 
 /// Calls body(first, last) on the pool for ranges that cover all rows, with several rows per task.
 void ForRows(const graph::Context& ctx, int64_t rows, int64_t rows_per_task,

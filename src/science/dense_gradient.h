@@ -18,6 +18,9 @@ class GradientScope {
  public:
   explicit GradientScope(const GradientMap& gradients, std::string prefix = "")
       : gradients_(&gradients), prefix_(std::move(prefix)) {}
+  GradientScope Under(const std::string& name) const {
+    return GradientScope(*gradients_, prefix_ + name + ".");
+  }
   /// Returns null if the gradient is not wanted; fails if it has not `size` elements.
   StatusOr<float*> Get(const std::string& name, int64_t size) const;
 

@@ -32,14 +32,6 @@ struct MlpBackward {
   }
   bool wants_positions() const { return out.dst_xyz != nullptr || out.src_xyz != nullptr; }
 
-  void ApplyActivation(const float* x, int64_t count, size_t layer, float* y) const {
-    ForRows(ctx, count, 1 << 15, [&](int64_t first, int64_t last) {
-      const float* row = x + first;
-      ctx.graph->rows.activate(&row, 1, nullptr, 0, static_cast<int>(last - first), activation(layer),
-                               y + first);
-    });
-  }
-
   void Forward(int32_t first, int count, const BlockValues& v) const {
     const int h = hidden(), edge_inputs = mlp.first_edge.empty() ? 0 : mlp.first_edge.k();
     for (int i = 0; i < count && edge_inputs > 0; ++i) {
@@ -63,7 +55,7 @@ struct MlpBackward {
         Apply(ctx, mlp.rest[layer - 1], v.after[layer - 1], width(layer - 1), count, v.before[layer],
               width(layer));
       if (activation(layer) != graph::Activation::kNone)
-        ApplyActivation(v.before[layer], int64_t{count} * width(layer), layer, v.after[layer]);
+        Activate(ctx, v.before[layer], int64_t{count} * width(layer), activation(layer), v.after[layer]);
     }
   }
 

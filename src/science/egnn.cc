@@ -1,4 +1,4 @@
-#include "science/egnn.h"
+#include "science/egnn_scalars.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,21 +8,11 @@
 namespace moesaic::science {
 namespace {
 
-constexpr float kDistanceEps = 1e-8F;
-
 // Buffers of one worker for the coordinate perceptron.
 struct CoordinateTile {
   TileDense dense;
   float* hidden;
 };
-
-float RowDot(const float* a, const float* b, int n) {
-  float sum = 0;
-  for (int i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-float SigmoidOf(float x) { return 1 / (1 + std::exp(-x)); }
 
 }  // namespace
 
@@ -35,14 +25,13 @@ StatusOr<EgnnLayer> EgnnLayer::Load(const WeightScope& weights, int node_inputs,
   EgnnLayer layer;
   layer.options_ = options;
   layer.node_inputs_ = node_inputs;
-  ASSIGN_OR_RETURN(const WeightTensor* first,
-                   weights.Get("edge_mlp.0.weight", {-1, 2 * node_inputs + 1 + edge_inputs}));
-  const int hidden = static_cast<int>(first->shape[0]);
-  ASSIGN_OR_RETURN(const std::vector<float> bias, weights.Vector("edge_mlp.0.bias", hidden));
-  RETURN_IF_ERROR(layer.edge_mlp_.SplitFirst(hidden, node_inputs, node_inputs, true, edge_inputs,
-                                             first->values, bias, weights.format()));
-  layer.edge_mlp_.rest.resize(1);
-  ASSIGN_OR_RETURN(layer.edge_mlp_.rest[0], weights.Linear("edge_mlp.2", hidden, hidden));
+  ASSIGN_OR_RETURN(layer.edge_mlp_,
+                   EdgeMlp::Load(weights.Under("edge_mlp"), node_inputs, node_inputs, true, edge_inputs));
+  if (layer.edge_mlp_.rest.size() != 1) {
+    return InvalidArgument("\"edge_mlp\" of an EGNN layer must have 2 linear layers, but has {}",
+                           layer.edge_mlp_.rest.size() + 1);
+  }
+  const int hidden = layer.edge_mlp_.outputs();
   ASSIGN_OR_RETURN(layer.node_in_, weights.Linear("node_mlp.0", -1, hidden + node_inputs));
   ASSIGN_OR_RETURN(layer.node_out_, weights.Linear("node_mlp.2", -1, layer.node_in_.n()));
   ASSIGN_OR_RETURN(layer.coord_in_, weights.Linear("coord_mlp.0", -1, hidden));

@@ -2,23 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "science/egnn.h"
+#include "science/egnn_scalars.h"
 
 namespace moesaic::science {
-namespace {
-
-constexpr float kNormEps = 1e-8F;
-
-float DotOf(const float* a, const float* b, int64_t n) {
-  float sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-float LogisticOf(float x) { return 1 / (1 + std::exp(-x)); }
-
-}  // namespace
-
 // Gradients of one block of messages: buffers, and where parameters' gradients are added.
 struct EgnnLayer::CoordinateBackward {
   const EgnnLayer& layer;
@@ -31,6 +17,7 @@ struct EgnnLayer::CoordinateBackward {
   DenseGradients coord_in_grads{}, coord_out_grads{}, gate_grads{};
   // [block, coordinate hidden], [block, hidden] and [block]
   float *before = nullptr, *after = nullptr, *gated = nullptr, *gate_values = nullptr, *scale = nullptr;
+  float* moves = nullptr;  // [block, 3]: gradient of the difference of positions
 
   int hidden() const { return layer.edge_mlp_.outputs(); }
   int coord_hidden() const { return layer.coord_in_.n(); }
@@ -43,43 +30,50 @@ struct EgnnLayer::CoordinateBackward {
     ForRows(ctx, block.count, 256, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const float* m = block.messages + i * h;
-        gate_values[i] = LogisticOf(DotOf(m, gate.weights.data(), h) + gate.bias);
+        gate_values[i] = SigmoidOf(RowDot(m, gate.weights.data(), h) + gate.bias);
         for (int c = 0; c < h; ++c) gated[i * h + c] = m[c] * gate_values[i];
       }
     });
     return gated;
   }
 
-  // The gradient of the coordinate perceptron's result, which goes to `scale`, and of the positions.
-  void PositionGradients(const EdgeBlock& block) const {
+  // The gradient of the coordinate perceptron's result goes to `scale`, that of differences of positions to
+  // `moves`.
+  void DifferenceGradients(const EdgeBlock& block, int64_t i) const {
     const EgnnOptions& options = layer.options_;
-    for (int i = 0; i < block.count; ++i) {
+    const int64_t d = csc.own[block.first + i], s = csc.neighbor[block.first + i];
+    float weight = RowDot(after + i * coord_hidden(), coord.weights.data(), coord_hidden()) + coord.bias;
+    float derivative = 1;
+    if (options.tanh) {
+      weight = std::tanh(weight);
+      derivative = 1 - weight * weight;
+    }
+    const float count = options.mean_coordinates ? static_cast<float>(csc.ptr[d + 1] - csc.ptr[d]) : 1;
+    float difference[3], shift_grad[3];
+    for (int axis = 0; axis < 3; ++axis) {
+      difference[axis] = x[3 * d + axis] - x[3 * s + axis];
+      shift_grad[axis] = x_grad[3 * d + axis] / count;
+    }
+    const float along = RowDot(shift_grad, difference, 3);
+    const float distance = std::sqrt(RowDot(difference, difference, 3));
+    const float inverse = options.normalize ? 1 / (distance + kDistanceEps) : 1;
+    scale[i] = along * inverse * derivative;
+    // d/dx of x / (|x| + eps) has a second term along x.
+    const float second =
+        options.normalize && distance > 0 ? along * weight * inverse * inverse / distance : 0;
+    for (int axis = 0; axis < 3; ++axis)
+      moves[3 * i + axis] = shift_grad[axis] * weight * inverse - second * difference[axis];
+  }
+
+  void PositionGradients(const EdgeBlock& block) const {
+    ForRows(ctx, block.count, 256, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) DifferenceGradients(block, i);
+    });
+    for (int i = 0; i < block.count && x_in_grad != nullptr; ++i) {
       const int64_t d = csc.own[block.first + i], s = csc.neighbor[block.first + i];
-      float weight =
-          DotOf(after + int64_t{i} * coord_hidden(), coord.weights.data(), coord_hidden()) + coord.bias;
-      float derivative = 1;
-      if (options.tanh) {
-        weight = std::tanh(weight);
-        derivative = 1 - weight * weight;
-      }
-      const float count = options.mean_coordinates ? static_cast<float>(csc.ptr[d + 1] - csc.ptr[d]) : 1;
-      float difference[3], shift_grad[3];
       for (int axis = 0; axis < 3; ++axis) {
-        difference[axis] = x[3 * d + axis] - x[3 * s + axis];
-        shift_grad[axis] = x_grad[3 * d + axis] / count;
-      }
-      const float along = DotOf(shift_grad, difference, 3);
-      const float distance = std::sqrt(DotOf(difference, difference, 3));
-      const float inverse = options.normalize ? 1 / (distance + kNormEps) : 1;
-      scale[i] = along * inverse * derivative;
-      if (x_in_grad == nullptr) continue;
-      // d/dx of x / (|x| + eps) has a second term along x.
-      const float second =
-          options.normalize && distance > 0 ? along * weight * inverse * inverse / distance : 0;
-      for (int axis = 0; axis < 3; ++axis) {
-        const float g = shift_grad[axis] * weight * inverse - second * difference[axis];
-        x_in_grad[3 * d + axis] += g;
-        x_in_grad[3 * s + axis] -= g;
+        x_in_grad[3 * d + axis] += moves[int64_t{3} * i + axis];
+        x_in_grad[3 * s + axis] -= moves[int64_t{3} * i + axis];
       }
     }
   }
@@ -89,8 +83,7 @@ struct EgnnLayer::CoordinateBackward {
     const int h = hidden(), width = coord_hidden();
     const float* messages = Gated(block);
     Apply(ctx, layer.coord_in_, messages, h, block.count, before, width);
-    std::copy_n(before, int64_t{block.count} * width, after);
-    Activate(ctx, after, int64_t{block.count} * width, layer.edge_mlp_.activation);
+    Activate(ctx, before, int64_t{block.count} * width, layer.edge_mlp_.activation, after);
     PositionGradients(block);
     if (coord_out_grads.weight != nullptr)
       AddColumnSums(ctx, after, width, block.count, width, scale, coord_out_grads.weight);
@@ -116,7 +109,7 @@ struct EgnnLayer::CoordinateBackward {
     ForRows(ctx, block.count, 256, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         float* g = block.grad + i * h;
-        scale[i] = DotOf(g, block.messages + i * h, h) * gate_values[i] * (1 - gate_values[i]);
+        scale[i] = RowDot(g, block.messages + i * h, h) * gate_values[i] * (1 - gate_values[i]);
         for (int c = 0; c < h; ++c) g[c] = g[c] * gate_values[i] + scale[i] * gate.weights[c];
       }
     });
@@ -138,7 +131,7 @@ StatusOr<std::vector<float>> EgnnLayer::Sums(const graph::Context& ctx, const gr
         for (int i = 0; i < tile.count; ++i) {
           const float* m = tile.messages + int64_t{i} * hidden;
           const float factor =
-              gate.weights.empty() ? 1 : LogisticOf(DotOf(m, gate.weights.data(), hidden) + gate.bias);
+              gate.weights.empty() ? 1 : SigmoidOf(RowDot(m, gate.weights.data(), hidden) + gate.bias);
           ctx.exec.kernels->axpy(factor, m, hidden, sums.data() + int64_t{csc.own[tile.first + i]} * hidden);
         }
       }));
@@ -157,8 +150,8 @@ Status EgnnLayer::NodesBackward(const graph::Context& ctx, int64_t nodes, const 
     std::copy_n(sums + i * hidden, hidden, both.data() + i * width + node_inputs_);
   }
   Apply(ctx, node_in_, both.data(), width, nodes, before.data(), middle);
-  std::vector<float> after = before;
-  Activate(ctx, after.data(), nodes * middle, edge_mlp_.activation);
+  std::vector<float> after(nodes * middle);
+  Activate(ctx, before.data(), nodes * middle, edge_mlp_.activation, after.data());
   AddWeightGradients(ctx, h_grad, outputs(), outputs(), after.data(), middle, middle, nodes, out_grads);
   DenseBackward(node_out_).Inputs(ctx, h_grad, outputs(), nodes, grad.data(), middle);
   ForRows(ctx, nodes * middle, 1 << 15, [&](int64_t begin, int64_t end) {
@@ -201,18 +194,16 @@ Status EgnnLayer::Backward(const graph::Context& ctx, const graph::Graph& graph,
   }
   const int64_t block = std::min(kEdgeBlock, graph.num_edges());
   std::vector<float> before(block * coord_hidden), after(block * coord_hidden), scale(block),
-      gated(attention_.empty() ? 0 : block * hidden), gate_values(attention_.empty() ? 0 : block);
+      moves(3 * block), gated(attention_.empty() ? 0 : block * hidden),
+      gate_values(attention_.empty() ? 0 : block);
   coordinates.before = before.data();
   coordinates.after = after.data();
   coordinates.scale = scale.data();
+  coordinates.moves = moves.data();
   coordinates.gated = gated.data();
   coordinates.gate_values = gate_values.data();
   EdgeMlpGradients mlp{.dst = out.h, .src = out.h, .edge = out.edge, .dst_xyz = out.x, .src_xyz = out.x};
-  const int64_t columns = 2 * int64_t{node_inputs_} + 1 + edge_inputs();
-  ASSIGN_OR_RETURN(mlp.first_weight, scope.Get("edge_mlp.0.weight", edge_mlp_.first_dst.n() * columns));
-  ASSIGN_OR_RETURN(mlp.first_bias, scope.Get("edge_mlp.0.bias", edge_mlp_.first_dst.n()));
-  mlp.rest.resize(1);
-  ASSIGN_OR_RETURN(mlp.rest[0], DenseGradients::Find(scope, "edge_mlp.2", edge_mlp_.rest[0]));
+  RETURN_IF_ERROR(mlp.FindParameters(edge_mlp_, scope.Under("edge_mlp")));
   return EdgeMlpBackward(
       ctx, graph, edge_mlp_, {.dst = h, .src = h, .edge = edge, .dst_xyz = x, .src_xyz = x},
       [&](const EdgeBlock& b) { coordinates.MessageGradients(b); }, mlp);

@@ -4,6 +4,8 @@
 #include <tuple>
 
 #include "base/round.h"
+#include "science/axial_attention.h"
+#include "science/outer_product.h"
 #include "science/run_tasks.h"
 
 namespace moesaic::science {
@@ -39,7 +41,70 @@ struct ProjectionTile {
   }
 };
 
-// out [heads, rows of x] = linear(norm(x))^T: the bias of attention.
+void RunAxial(const graph::Context& ctx, const AxialAttention& p, float* x) {
+  const graph::ScratchScope scope(ctx);
+  const int c = p.c(), width = p.width();
+  const int64_t rows = p.rows();
+  float* q = TakeFloats(ctx, rows * width);
+  float* k = TakeFloats(ctx, rows * width);
+  float* v = TakeFloats(ctx, rows * width);
+  const std::vector<ProjectionTile> tiles = ProjectionTile::PerWorker(ctx, kRowTile, c, std::max(width, c));
+  ForTiles(ctx, rows, kRowTile, [&](int64_t first, int64_t count, int worker) {
+    const ProjectionTile& tile = tiles[worker];
+    const int n = static_cast<int>(count);
+    NormalizeRows(ctx, p.norm, x + first * c, count, tile.normal);
+    tile.dense.Run(p.mha.q, tile.normal, c, n, q + first * width, width);
+    tile.dense.Run(p.mha.k, tile.normal, c, n, k + first * width, width);
+    tile.dense.Run(p.mha.v, tile.normal, c, n, v + first * width, width);
+  });
+  // Queries of a tile are read before their result is written, so that the result may replace them.
+  PairAttention(ctx, p.Params(q, k, v, q));
+  ForTiles(ctx, rows, kRowTile, [&](int64_t first, int64_t count, int worker) {
+    const ProjectionTile& tile = tiles[worker];
+    const int n = static_cast<int>(count);
+    NormalizeRows(ctx, p.norm, x + first * c, count, tile.normal);
+    tile.dense.Run(p.mha.gate, tile.normal, c, n, tile.a, width);
+    ctx.graph->rows.gate(q + first * width, tile.a, n * width, tile.a);
+    tile.dense.Run(p.mha.out, tile.a, width, n, tile.b, c);
+    ctx.exec.kernels->axpy(1, tile.b, n * c, x + first * c);
+  });
+}
+
+// Writes rows [first, first + count) of values [rows, c], times the mask, as out [c][total].
+void StoreChannels(const graph::Context& ctx, const float* mask, int64_t total, int64_t first, int64_t count,
+                   int c, const float* values, float* out) {
+  ctx.graph->rows.transpose(values, c, count, c, out + first, total);
+  if (mask == nullptr) return;
+  for (int channel = 0; channel < c; ++channel) {
+    float* to = out + channel * total + first;
+    for (int64_t r = 0; r < count; ++r) to[r] *= mask[first + r];
+  }
+}
+
+}  // namespace
+
+PairAttentionParams AxialAttention::Params(const float* q, const float* k, const float* v, float* out) const {
+  const int64_t batch_stride = along_outer ? width() : inner * width(),
+                stride = along_outer ? inner * width() : width();
+  return {.batch = along_outer ? inner : outer,
+          .queries = along_outer ? outer : inner,
+          .keys = along_outer ? outer : inner,
+          .heads = mha.heads,
+          .dim = mha.dim,
+          .v_dim = mha.dim,
+          .scale = 1 / __builtin_sqrtf(static_cast<float>(mha.dim)),
+          .q = {q, batch_stride, stride},
+          .k = {k, batch_stride, stride},
+          .v = {v, batch_stride, stride},
+          .bias = bias,
+          .mask = mask,
+          .mask_batch_stride = along_outer ? 1 : inner,
+          .mask_stride = along_outer ? inner : 1,
+          .out = out,
+          .out_batch_stride = batch_stride,
+          .out_stride = stride};
+}
+
 void ComputeBias(const graph::Context& ctx, const Norm& norm, const Dense& linear, const float* x,
                  int64_t rows, float* out) {
   const graph::ScratchScope scope(ctx);
@@ -54,87 +119,6 @@ void ComputeBias(const graph::Context& ctx, const Norm& norm, const Dense& linea
     }
   });
 }
-
-// Attention of x [outer, inner, c] along its inner positions, or along outer ones: x += out(gate *
-// attend(norm(x))).
-struct AxialAttention {
-  const GatedHeads& mha;
-  const Norm& norm;
-  int64_t outer, inner;
-  bool along_outer;
-  const float* bias;  // [heads, positions, positions] or null
-  const float* mask;  // [outer, inner] or null
-};
-
-void RunAxial(const graph::Context& ctx, const AxialAttention& p, float* x) {
-  const graph::ScratchScope scope(ctx);
-  const int c = p.mha.q.k(), width = p.mha.heads * p.mha.dim;
-  const int64_t rows = p.outer * p.inner;
-  float* q = TakeFloats(ctx, rows * width);
-  float* k = TakeFloats(ctx, rows * width);
-  float* v = TakeFloats(ctx, rows * width);
-  const std::vector<ProjectionTile> tiles = ProjectionTile::PerWorker(ctx, kRowTile, c, std::max(width, c));
-  ForTiles(ctx, rows, kRowTile, [&](int64_t first, int64_t count, int worker) {
-    const ProjectionTile& tile = tiles[worker];
-    const int n = static_cast<int>(count);
-    NormalizeRows(ctx, p.norm, x + first * c, count, tile.normal);
-    tile.dense.Run(p.mha.q, tile.normal, c, n, q + first * width, width);
-    tile.dense.Run(p.mha.k, tile.normal, c, n, k + first * width, width);
-    tile.dense.Run(p.mha.v, tile.normal, c, n, v + first * width, width);
-  });
-  const int64_t batch_stride = p.along_outer ? width : p.inner * width,
-                stride = p.along_outer ? p.inner * width : width;
-  // Queries of a tile are read before their result is written, so that the result may replace them.
-  PairAttention(ctx, {.batch = p.along_outer ? p.inner : p.outer,
-                      .queries = p.along_outer ? p.outer : p.inner,
-                      .keys = p.along_outer ? p.outer : p.inner,
-                      .heads = p.mha.heads,
-                      .dim = p.mha.dim,
-                      .v_dim = p.mha.dim,
-                      .scale = 1 / __builtin_sqrtf(static_cast<float>(p.mha.dim)),
-                      .q = {q, batch_stride, stride},
-                      .k = {k, batch_stride, stride},
-                      .v = {v, batch_stride, stride},
-                      .bias = p.bias,
-                      .mask = p.mask,
-                      .mask_batch_stride = p.along_outer ? 1 : p.inner,
-                      .mask_stride = p.along_outer ? p.inner : 1,
-                      .out = q,
-                      .out_batch_stride = batch_stride,
-                      .out_stride = stride});
-  ForTiles(ctx, rows, kRowTile, [&](int64_t first, int64_t count, int worker) {
-    const ProjectionTile& tile = tiles[worker];
-    const int n = static_cast<int>(count);
-    NormalizeRows(ctx, p.norm, x + first * c, count, tile.normal);
-    tile.dense.Run(p.mha.gate, tile.normal, c, n, tile.a, width);
-    ctx.graph->rows.gate(q + first * width, tile.a, n * width, tile.a);
-    tile.dense.Run(p.mha.out, tile.a, width, n, tile.b, c);
-    ctx.exec.kernels->axpy(1, tile.b, n * c, x + first * c);
-  });
-}
-
-// Writes rows [first, first + count) of values [rows, c], times the mask, as out [c][total].
-void StoreChannels(const float* mask, int64_t total, int64_t first, int64_t count, int c, const float* values,
-                   float* out) {
-  for (int channel = 0; channel < c; ++channel) {
-    float* to = out + channel * total + first;
-    for (int64_t r = 0; r < count; ++r)
-      to[r] = values[r * c + channel] * (mask == nullptr ? 1 : mask[first + r]);
-  }
-}
-
-void TransposeSquare(const float* from, int64_t n, float* to) {
-  constexpr int64_t kBlock = 16;  // rows of a block: 16 cache lines of either side
-  for (int64_t i0 = 0; i0 < n; i0 += kBlock) {
-    for (int64_t j0 = 0; j0 < n; j0 += kBlock) {
-      for (int64_t i = i0; i < std::min(n, i0 + kBlock); ++i) {
-        for (int64_t j = j0; j < std::min(n, j0 + kBlock); ++j) to[j * n + i] = from[i * n + j];
-      }
-    }
-  }
-}
-
-}  // namespace
 
 StatusOr<GatedHeads> GatedHeads::Load(const WeightScope& weights, int heads) {
   GatedHeads mha;
@@ -182,7 +166,7 @@ Status TriangleMultiplication::Run(const graph::Context& ctx, int64_t n, const f
       tile.dense.Run(second ? b_ : a_, tile.normal, c, rows, tile.a, hidden);
       tile.dense.Run(second ? b_gate_ : a_gate_, tile.normal, c, rows, tile.b, hidden);
       ctx.graph->rows.gate(tile.a, tile.b, rows * hidden, tile.a);
-      StoreChannels(mask, square, first, count, hidden, tile.a, second ? b : a);
+      StoreChannels(ctx, mask, square, first, count, hidden, tile.a, second ? b : a);
     }
   });
   // Per channel, sum_k a_ik b_jk is a b^T, and sum_k a_ki b_kj is a^T b. The product replaces a.
@@ -191,7 +175,7 @@ Status TriangleMultiplication::Run(const graph::Context& ctx, int64_t n, const f
   ctx.exec.pool->Run(hidden, [&](int64_t channel, int worker) {
     float* product = a + channel * square;
     if (incoming_) {
-      TransposeSquare(product, n, copies[worker]);
+      ctx.graph->rows.transpose(product, n, n, n, copies[worker], n);
     } else {
       std::copy_n(product, square, copies[worker]);
     }
@@ -209,10 +193,7 @@ Status TriangleMultiplication::Run(const graph::Context& ctx, int64_t n, const f
   ForTiles(ctx, square, kRowTile, [&](int64_t first, int64_t count, int worker) {
     const ProjectionTile& tile = tiles[worker];
     const int rows = static_cast<int>(count);
-    for (int64_t r = 0; r < count; ++r) {
-      for (int channel = 0; channel < hidden; ++channel)
-        tile.a[r * hidden + channel] = a[channel * square + first + r];
-    }
+    ctx.graph->rows.transpose(a + first, square, hidden, count, tile.a, hidden);
     NormalizeRows(ctx, norm_out_, tile.a, count, tile.a);
     tile.dense.Run(out_, tile.a, hidden, rows, tile.b, c);
     NormalizeRows(ctx, norm_in_, z + first * c, count, tile.normal);
@@ -232,18 +213,24 @@ StatusOr<TriangleAttention> TriangleAttention::Load(const WeightScope& weights, 
   return layer;
 }
 
+void TransposeSquares(const graph::Context& ctx, int64_t count, int64_t n, float* x) {
+  ctx.exec.pool->Run(count, [&](int64_t h, int) {
+    float* square = x + h * n * n;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < i; ++j) std::swap(square[i * n + j], square[j * n + i]);
+    }
+  });
+}
+
+void TriangleAttention::SquareBias(const graph::Context& ctx, int64_t n, const float* z, float* bias) const {
+  ComputeBias(ctx, norm_, bias_, z, n * n, bias);
+  if (ending_) TransposeSquares(ctx, mha_.heads, n, bias);  // z is transposed, and its bias with it
+}
+
 Status TriangleAttention::Run(const graph::Context& ctx, int64_t n, const float* mask, float* z) const {
   const graph::ScratchScope scope(ctx);
   float* bias = TakeFloats(ctx, mha_.heads * n * n);
-  ComputeBias(ctx, norm_, bias_, z, n * n, bias);
-  if (ending_) {  // z is transposed, and its bias with it
-    ctx.exec.pool->Run(mha_.heads, [&](int64_t h, int) {
-      float* square = bias + h * n * n;
-      for (int64_t i = 0; i < n; ++i) {
-        for (int64_t j = 0; j < i; ++j) std::swap(square[i * n + j], square[j * n + i]);
-      }
-    });
-  }
+  SquareBias(ctx, n, z, bias);
   RunAxial(ctx, {mha_, norm_, n, n, ending_, bias, mask}, z);
   return OkStatus();
 }
@@ -282,15 +269,15 @@ StatusOr<OuterProductMean> OuterProductMean::Load(const WeightScope& weights) {
   return layer;
 }
 
-Status OuterProductMean::Run(const graph::Context& ctx, int64_t sequences, int64_t residues,
-                             const float* mask, const float* m, float* z) const {
-  constexpr float kCountEps = 1e-3F;
-  constexpr int64_t kResidueTile = 32;  // residues j whose outer products with one i exist at a time
-  const graph::ScratchScope scope(ctx);
-  const int c = a_.n(), c_m = a_.k(), c_z = out_.n();
+OuterProductMean::Operands OuterProductMean::Project(const graph::Context& ctx, int64_t sequences,
+                                                     int64_t residues, const float* mask,
+                                                     const float* m) const {
+  const int c = a_.n(), c_m = a_.k();
   const int64_t rows = sequences * residues;
-  float* a = TakeFloats(ctx, rows * c);  // [residue, c, sequence]: rows of products
-  float* b = TakeFloats(ctx, rows * c);  // [sequence, residue, c]
+  const Operands operands = {
+      sequences, residues, c, mask, TakeFloats(ctx, rows * c), TakeFloats(ctx, rows * c)};
+  const graph::ScratchScope scope(ctx);
+  float *a = operands.a, *b = operands.b;
   const std::vector<ProjectionTile> tiles = ProjectionTile::PerWorker(ctx, kRowTile, c_m, c);
   ForTiles(ctx, rows, kRowTile, [&](int64_t first, int64_t count, int worker) {
     const ProjectionTile& tile = tiles[worker];
@@ -307,39 +294,58 @@ Status OuterProductMean::Run(const graph::Context& ctx, int64_t sequences, int64
       }
     }
   });
+  return operands;
+}
+
+void OuterProductMean::Operands::Products(const graph::Context& ctx, int64_t i, int64_t first, int64_t count,
+                                          float* products, float* rows) const {
+  ctx.graph->rows.matmul({.a = a + i * c * sequences,
+                          .b = b + first * c,
+                          .c = products,
+                          .a_stride = sequences,
+                          .b_stride = residues * c,
+                          .c_stride = count * c,
+                          .m = c,
+                          .n = count * c,
+                          .k = sequences});
+  for (int64_t j = 0; j < count; ++j) {
+    for (int channel = 0; channel < c; ++channel)
+      std::copy_n(products + channel * count * c + j * c, c, rows + (j * c + channel) * c);
+  }
+}
+
+float OuterProductMean::Operands::Weight(int64_t i, int64_t j) const {
+  constexpr float kCountEps = 1e-3F;
+  float pairs = kCountEps + (mask == nullptr ? static_cast<float>(sequences) : 0);
+  for (int64_t s = 0; s < sequences && mask != nullptr; ++s)
+    pairs += mask[s * residues + i] * mask[s * residues + j];
+  return 1 / pairs;
+}
+
+Status OuterProductMean::Run(const graph::Context& ctx, int64_t sequences, int64_t residues,
+                             const float* mask, const float* m, float* z) const {
+  const graph::ScratchScope scope(ctx);
+  const int c = a_.n(), c_z = out_.n();
+  const Operands operands = Project(ctx, sequences, residues, mask, m);
   struct OuterTile {
     TileDense dense;
     float *products, *rows, *update;
   };
   std::vector<OuterTile> outer;
   for (int w = 0; w < ctx.exec.pool->size(); ++w) {
-    outer.push_back({TileDense(ctx, tensor::PackedFormat::kF32, kResidueTile, c * c),
-                     TakeFloats(ctx, c * kResidueTile * c), TakeFloats(ctx, kResidueTile * c * c),
-                     TakeFloats(ctx, kResidueTile * c_z)});
+    outer.push_back({TileDense(ctx, tensor::PackedFormat::kF32, kOuterTile, c * c),
+                     TakeFloats(ctx, c * kOuterTile * c), TakeFloats(ctx, kOuterTile * c * c),
+                     TakeFloats(ctx, kOuterTile * c_z)});
   }
   ctx.exec.pool->Run(residues, [&](int64_t i, int worker) {
     const OuterTile& tile = outer[worker];
-    for (int64_t first = 0; first < residues; first += kResidueTile) {
-      const int64_t count = std::min(kResidueTile, residues - first);
-      ctx.graph->rows.matmul({.a = a + i * c * sequences,
-                              .b = b + first * c,
-                              .c = tile.products,
-                              .a_stride = sequences,
-                              .b_stride = residues * c,
-                              .c_stride = count * c,
-                              .m = c,
-                              .n = count * c,
-                              .k = sequences});
-      for (int64_t j = 0; j < count; ++j) {
-        for (int channel = 0; channel < c; ++channel)
-          std::copy_n(tile.products + channel * count * c + j * c, c, tile.rows + (j * c + channel) * c);
-      }
+    for (int64_t first = 0; first < residues; first += kOuterTile) {
+      const int64_t count = std::min(kOuterTile, residues - first);
+      operands.Products(ctx, i, first, count, tile.products, tile.rows);
       tile.dense.Run(out_, tile.rows, int64_t{c} * c, static_cast<int>(count), tile.update, c_z);
       for (int64_t j = 0; j < count; ++j) {
-        float pairs = kCountEps + (mask == nullptr ? static_cast<float>(sequences) : 0);
-        for (int64_t s = 0; s < sequences && mask != nullptr; ++s)
-          pairs += mask[s * residues + i] * mask[s * residues + first + j];
-        ctx.exec.kernels->axpy(1 / pairs, tile.update + j * c_z, c_z, z + (i * residues + first + j) * c_z);
+        ctx.exec.kernels->axpy(operands.Weight(i, first + j), tile.update + j * c_z, c_z,
+                               z + (i * residues + first + j) * c_z);
       }
     }
   });

@@ -41,8 +41,15 @@ class TriangleAttention {
   static StatusOr<TriangleAttention> Load(const WeightScope& weights, int heads, bool ending);
   int c() const { return mha_.q.k(); }  ///< Channels of z.
   Status Run(const graph::Context& ctx, int64_t n, const float* mask, float* z) const;
+  /// Adds gradients as TriangleMultiplication::Backward() does. Weights of the softmax are computed again for
+  /// 48 queries at a time.
+  Status Backward(const graph::Context& ctx, int64_t n, const float* mask, const float* z,
+                  const float* out_grad, float* z_grad, const GradientMap& parameters) const;
 
  private:
+  // The bias [heads, n, n] of attention.
+  void SquareBias(const graph::Context& ctx, int64_t n, const float* z, float* bias) const;
+
   bool ending_ = false;
   Norm norm_;
   Dense bias_;
@@ -59,6 +66,11 @@ class MsaAttention {
   /// mask is [sequences, residues] or null. z is read by row attention only.
   Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
              const float* z, float* m) const;
+  /// Adds the gradients for out_grad, that of m after the layer, to m_grad, z_grad (row attention) and
+  /// `parameters`; m is the layer's input. m_grad and z_grad may be null.
+  Status Backward(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
+                  const float* z, const float* m, const float* out_grad, float* z_grad, float* m_grad,
+                  const GradientMap& parameters) const;
 
  private:
   Norm norm_, norm_z_;
@@ -74,8 +86,18 @@ class OuterProductMean {
   int c_z() const { return out_.n(); }
   Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
              const float* m, float* z) const;
+  /// Adds the gradients for out_grad [residues, residues, c_z], that of z after the layer, to m_grad (or
+  /// null) and `parameters`. The gradient of z is out_grad. Outer products are computed again for 32 pairs at
+  /// a time.
+  Status Backward(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
+                  const float* m, const float* out_grad, float* m_grad, const GradientMap& parameters) const;
 
  private:
+  struct Operands;
+  // Projections of m, times the mask.
+  Operands Project(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* mask,
+                   const float* m) const;
+
   Norm norm_;
   Dense a_, b_, out_;
 };

@@ -4,6 +4,8 @@
 #include "science/egnn.h"
 #include "science/evoformer.h"
 #include "science/invariant_points.h"
+#include "science/protein/mpnn_layer.h"
+#include "science/se3/se3_layers.h"
 #include "science/test_goldens.h"
 
 namespace moesaic::science {
@@ -160,6 +162,142 @@ TEST_P(GradientsTest, TriangleMultiplicationMatchesPyTorch) {
                               Floats(name + ".seed0").data(), nullptr, alone.map())
                     .ok());
     EXPECT_EQ(alone.values(), parameters.values());
+  }
+}
+
+TEST_P(GradientsTest, TriangleAttentionMatchesPyTorch) {
+  for (const bool ending : {false, true}) {
+    const std::string name = ending ? "tri_att_end" : "tri_att_start";
+    const WeightMap weights = goldens_.Weights(name + ".weights.");
+    const auto layer = *TriangleAttention::Load(WeightScope(weights), 3, ending);
+    const std::vector<float> z = Floats(name + ".z"), mask = Floats(name + ".mask");
+    std::vector<float> first;
+    for (const int threads : {1, 3}) {
+      const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+      std::vector<float> z_grad(z.size());
+      const ParameterGradients parameters(goldens_, name);
+      ASSERT_TRUE(layer
+                      .Backward(workspace->context(), goldens_.Shape(name + ".z")[0], mask.data(), z.data(),
+                                Floats(name + ".seed0").data(), z_grad.data(), parameters.map())
+                      .ok());
+      ExpectInput(name, z_grad, "z");
+      parameters.ExpectGoldens();
+      if (first.empty()) first = z_grad;
+      EXPECT_EQ(first, z_grad);
+    }
+  }
+}
+
+TEST_P(GradientsTest, AttentionOfAlignmentsMatchesPyTorch) {
+  for (const bool row : {true, false}) {
+    const std::string name = row ? "msa_att_row" : "msa_att_col";
+    const WeightMap weights = goldens_.Weights(name + ".weights.");
+    const auto layer = *MsaAttention::Load(WeightScope(weights), 3);
+    const std::vector<int64_t> shape = goldens_.Shape(name + ".m");
+    const std::vector<float> m = Floats(name + ".m"), mask = Floats(name + ".mask"),
+                             z = row ? Floats(name + ".z") : std::vector<float>{};
+    std::vector<float> m_grad(m.size()), z_grad(z.size());
+    const ParameterGradients parameters(goldens_, name);
+    ASSERT_TRUE(layer
+                    .Backward(ctx_, shape[0], shape[1], mask.data(), row ? z.data() : nullptr, m.data(),
+                              Floats(name + ".seed0").data(), row ? z_grad.data() : nullptr, m_grad.data(),
+                              parameters.map())
+                    .ok());
+    ExpectInput(name, m_grad, "m");
+    if (row) ExpectInput(name, z_grad, "z");
+    parameters.ExpectGoldens();
+  }
+}
+
+TEST_P(GradientsTest, OuterProductMeanMatchesPyTorch) {
+  const std::string name = "outer_product_mean";
+  const WeightMap weights = goldens_.Weights(name + ".weights.");
+  const auto layer = *OuterProductMean::Load(WeightScope(weights));
+  const std::vector<int64_t> shape = goldens_.Shape(name + ".m");
+  const std::vector<float> m = Floats(name + ".m"), mask = Floats(name + ".mask");
+  std::vector<float> m_grad(m.size());
+  const ParameterGradients parameters(goldens_, name);
+  ASSERT_TRUE(layer
+                  .Backward(ctx_, shape[0], shape[1], mask.data(), m.data(), Floats(name + ".seed0").data(),
+                            m_grad.data(), parameters.map())
+                  .ok());
+  ExpectInput(name, m_grad, "m");
+  parameters.ExpectGoldens();
+}
+
+TEST_P(GradientsTest, EquivariantAttentionMatchesPyTorch) {
+  const WeightMap weights = goldens_.Weights("se3.weights.");
+  const Fiber in = {{0, 2}, {1, 3}}, fiber_out = {{0, 4}, {1, 4}, {2, 4}};
+  const auto block = *Se3AttentionBlock::Load(WeightScope(weights), in, fiber_out, 3, 2, 2);
+  const std::vector<int32_t> src = goldens_.Ints("se3.src"), dst = goldens_.Ints("se3.dst");
+  const auto edges = static_cast<int64_t>(src.size());
+  const std::vector<float> xyz = Floats("se3.xyz"), edge = Floats("se3.edge");
+  const FiberFeatures nodes = {{0, Floats("se3.x0")}, {1, Floats("se3.x1")}},
+                      out_grad = {
+                          {0, Floats("se3.seed0")}, {1, Floats("se3.seed1")}, {2, Floats("se3.seed2")}};
+  const Se3Graph graph =
+      *Se3Graph::Create(*graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
+                                               graph::Indices::Of(dst.data(), edges), 11, 11),
+                        xyz.data(), 2);
+  std::vector<float> first;
+  for (const int threads : {1, 3}) {
+    const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+    std::vector<float> x0_grad(nodes.at(0).size()), x1_grad(nodes.at(1).size()), edge_grad(edge.size()),
+        xyz_grad(xyz.size());
+    const ParameterGradients parameters(goldens_, "se3");
+    ASSERT_TRUE(block
+                    .Backward(workspace->context(), graph, nodes, edge.data(), out_grad,
+                              {.nodes = {{0, x0_grad.data()}, {1, x1_grad.data()}},
+                               .edge = edge_grad.data(),
+                               .xyz = xyz_grad.data()},
+                              parameters.map())
+                    .ok());
+    ExpectInput("se3", x0_grad, "x0");
+    ExpectInput("se3", x1_grad, "x1");
+    ExpectInput("se3", edge_grad, "edge");
+    ExpectInput("se3", xyz_grad, "xyz");
+    parameters.ExpectGoldens();
+    if (first.empty()) first = xyz_grad;
+    EXPECT_EQ(first, xyz_grad);
+  }
+}
+
+TEST_P(GradientsTest, ProteinMpnnLayersMatchPyTorch) {
+  for (const bool encoder : {true, false}) {
+    const std::string name = encoder ? "mpnn_encoder" : "mpnn_decoder";
+    const WeightMap weights = goldens_.Weights(name + ".weights.");
+    const auto layer = *MpnnLayer::Load(WeightScope(weights));
+    const std::vector<int32_t> neighbor = goldens_.Ints(name + ".neighbor");
+    const int64_t nodes = goldens_.Shape(name + ".nodes")[0], edges = static_cast<int64_t>(neighbor.size());
+    std::vector<int32_t> ptr;
+    for (int64_t i = 0; i <= nodes; ++i) ptr.push_back(static_cast<int32_t>(i * edges / nodes));
+    const graph::Graph graph = *graph::Graph::FromCsc(graph::Indices::Of(ptr.data(), nodes + 1),
+                                                      graph::Indices::Of(neighbor.data(), edges), nodes);
+    const std::vector<float> h = Floats(name + ".nodes"), edge = Floats(name + ".edge"),
+                             known = Floats(name + ".known"), both = Floats(name + ".both"),
+                             seed = Floats(name + ".seed0"),
+                             src = encoder ? std::vector<float>{} : Floats(name + ".src"),
+                             edge_seed = encoder ? Floats(name + ".seed1") : std::vector<float>{};
+    std::vector<float> h_grad(h.size()), edge_grad(edge.size()), src_grad(src.size());
+    const ParameterGradients parameters(goldens_, name);
+    ASSERT_TRUE(layer
+                    .Backward(ctx_, graph,
+                              {.nodes = h.data(),
+                               .src = encoder ? nullptr : src.data(),
+                               .edge = edge.data(),
+                               .node_mask = known.data(),
+                               .edge_mask = encoder ? both.data() : nullptr},
+                              {.nodes_out = seed.data(),
+                               .edge_out = encoder ? edge_seed.data() : nullptr,
+                               .nodes = h_grad.data(),
+                               .src = encoder ? nullptr : src_grad.data(),
+                               .edge = edge_grad.data()},
+                              parameters.map())
+                    .ok());
+    ExpectInput(name, h_grad, "nodes");
+    ExpectInput(name, edge_grad, "edge");
+    if (!encoder) ExpectInput(name, src_grad, "src");
+    parameters.ExpectGoldens();
   }
 }
 

@@ -26,4 +26,14 @@ struct PairAttentionParams {
 };
 void PairAttention(const graph::Context& ctx, const PairAttentionParams& params);
 
+/// Gradients of PairAttention(). Arrays have the layouts of the operands.
+struct PairAttentionGradients {
+  const float* out = nullptr;                      ///< Gradient of the result, in the layout of params.out.
+  float *q = nullptr, *k = nullptr, *v = nullptr;  ///< Written; may be the operands' own arrays.
+  float* bias = nullptr;                           ///< Added to; null: not computed.
+};
+/// Weights are computed again for a tile of queries at a time; params.out is not used.
+void PairAttentionBackward(const graph::Context& ctx, const PairAttentionParams& params,
+                           const PairAttentionGradients& grads);
+
 }  // namespace moesaic::science

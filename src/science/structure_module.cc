@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "science/invariant_points_state.h"
 #include "science/run_tasks.h"
 
 namespace moesaic::science {
@@ -92,10 +93,7 @@ struct StructureModule::Backbone {
   void Update(const float* update) {
     for (int64_t i = 0; i < size(); ++i) {
       const float* u = update + 6 * i;
-      const std::array<float, 3> zero = {0, 0, 0};
-      Rigid rigid{.r = {}, .t = zero};
-      std::copy_n(rotation.data() + 9 * i, 9, rigid.r.data());
-      const std::array<float, 3> shift = Moved(rigid, u + 3);
+      const Vec3 shift = Turned(rotation.data() + 9 * i, {u[3], u[4], u[5]});
       for (int axis = 0; axis < 3; ++axis) translation[3 * i + axis] += shift[axis];
       float* q = quaternion.data() + 4 * i;
       const float w = q[0], x = q[1], y = q[2], z = q[3];
@@ -208,8 +206,7 @@ void StructureModule::Angles(const graph::Context& ctx, int64_t n, const float* 
   auto take = [&](int64_t count) { return ctx.exec.scratch->Take<float>(count).data(); };
   float *x = take(n * hidden), *a = take(n * hidden), *b = take(n * hidden), *rectified = take(n * c);
   auto rectify = [&](const float* from, int64_t count, float* to) {
-    std::copy_n(from, count, to);
-    Activate(ctx, to, count, graph::Activation::kRelu);
+    Activate(ctx, from, count, graph::Activation::kRelu, to);
   };
   rectify(initial, n * c, rectified);
   Apply(ctx, angle_initial_, rectified, c, n, x, hidden);

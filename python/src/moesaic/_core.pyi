@@ -184,6 +184,41 @@ class TriangleAttention:
     @staticmethod
     def load(weights: dict[str, Any], heads: int, ending: bool) -> TriangleAttention: ...
     def run(self, n: int, mask: Any | None, z: Any) -> None: ...
+    def backward(
+        self, n: int, mask: Any | None, z: Any, out_grad: Any, z_grad: Any | None, parameters: dict[str, Any]
+    ) -> None: ...
+
+class MsaAttention:
+    @staticmethod
+    def load(weights: dict[str, Any], heads: int) -> MsaAttention: ...
+    def run(self, s: int, n: int, mask: Any | None, z: Any | None, m: Any) -> None: ...
+    def backward(
+        self,
+        s: int,
+        n: int,
+        mask: Any | None,
+        z: Any | None,
+        m: Any,
+        out_grad: Any,
+        z_grad: Any | None,
+        m_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
+
+class OuterProductMean:
+    @staticmethod
+    def load(weights: dict[str, Any]) -> OuterProductMean: ...
+    def run(self, s: int, n: int, mask: Any | None, m: Any, z: Any) -> None: ...
+    def backward(
+        self,
+        s: int,
+        n: int,
+        mask: Any | None,
+        m: Any,
+        out_grad: Any,
+        m_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
 
 class EvoformerBlock:
     @staticmethod
@@ -260,6 +295,49 @@ class Se3AttentionBlock:
         channels_div: int,
     ) -> Se3AttentionBlock: ...
     def run(self, graph: Se3Graph, nodes: dict[int, Any], edge: Any | None, out: dict[int, Any]) -> None: ...
+    def backward(
+        self,
+        graph: Se3Graph,
+        nodes: dict[int, Any],
+        edge: Any | None,
+        out_grad: dict[int, Any],
+        node_grads: dict[int, Any],
+        edge_grad: Any | None,
+        xyz_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
+
+class MpnnLayer:
+    @staticmethod
+    def load(weights: dict[str, Any]) -> MpnnLayer: ...
+    @property
+    def encoder(self) -> bool: ...
+    def run(
+        self,
+        graph: Graph,
+        nodes: Any,
+        src: Any | None,
+        edge: Any,
+        node_mask: Any | None,
+        edge_mask: Any | None,
+        nodes_out: Any,
+        edge_out: Any | None,
+    ) -> None: ...
+    def backward(
+        self,
+        graph: Graph,
+        nodes: Any,
+        src: Any | None,
+        edge: Any,
+        node_mask: Any | None,
+        edge_mask: Any | None,
+        nodes_out_grad: Any,
+        edge_out_grad: Any | None,
+        nodes_grad: Any | None,
+        src_grad: Any | None,
+        edge_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
 
 class ProteinMpnn:
     @staticmethod

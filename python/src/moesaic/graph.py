@@ -75,10 +75,10 @@ class Graph:
         Both node counts default to the largest index of either array plus 1.
         """
         src, dst = as_index(src, "src"), as_index(dst, "dst")
-        largest = max((int(x.max()) for x in (src, dst) if len(x) > 0), default=-1) + 1
-        self._graph = _core.Graph.from_coo(
-            src, dst, largest if num_src is None else num_src, largest if num_dst is None else num_dst
-        )
+        if num_src is None or num_dst is None:
+            largest = max((int(x.max()) for x in (src, dst) if len(x) > 0), default=-1) + 1
+            num_src, num_dst = (largest if count is None else count for count in (num_src, num_dst))
+        self._graph = _core.Graph.from_coo(src, dst, num_src, num_dst)
 
     @classmethod
     def from_csc(cls, ptr: Any, src: Any, num_src: int) -> Graph:

@@ -1,9 +1,9 @@
 """Layers of molecular models on float32 arrays. Weights are state dicts with published names.
 
-Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. EdgeMlpReduce, EgnnLayer,
-TriangleMultiplication and InvariantPointAttention record gradients of their inputs, and of parameters where the state
-dict has tensors that require them (`dict(module.named_parameters())`). Their hidden values are not kept: the backward
-pass computes them again. Tensors of the state dict may change in place, as an optimizer does; the layer follows.
+Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. All layers but EvoformerBlock,
+StructureModule and ProteinMpnn record gradients of their inputs, and of parameters where the state dict has tensors
+that require them (`dict(module.named_parameters())`). Their hidden values are not kept: the backward pass computes them
+again. Tensors of the state dict may change in place, as an optimizer does; the layer follows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ __all__ = [
     "EgnnLayer",
     "EvoformerBlock",
     "InvariantPointAttention",
+    "MpnnDecoderLayer",
+    "MpnnEncoderLayer",
+    "MsaAttention",
+    "OuterProductMean",
     "ProteinMpnn",
     "Se3AttentionBlock",
     "StructureModule",
@@ -64,6 +68,9 @@ class _Differentiable:
         self._state, self._load = dict(state), load
         self._versions: tuple[Any, ...] = ()
         self._packed: Any = None
+        _ = self._layer
+        if not any(is_torch(x) for x in self._state.values()):
+            self._state = {}  # arrays of NumPy have no version: the packed copy suffices
 
     @property
     def _layer(self) -> Any:
@@ -93,6 +100,21 @@ class _Differentiable:
         rows = [None if x is None else torch.as_tensor(x) for x in inputs]
         result: tuple[Any, ...] = _autograd.Layer.apply(run, backward, tuple(parameters), *rows, *parameters.values())
         return result
+
+    def _update_pairs(self, z: Any, mask: Any | None) -> Any:
+        """Run a layer that adds to pair features z [n, n, c]."""
+        layer, mask = self._layer, _maybe(mask)
+
+        def run(z: Any) -> tuple[Any, ...]:
+            out = _copy(z)
+            layer.run(out.shape[0], mask, out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            z = _floats(inputs[0])
+            layer.backward(z.shape[0], mask, z, grads[0], found[0], parameters)
+
+        return self._apply(run, backward, (z,))[0]
 
 
 def _copy(x: Any) -> Any:
@@ -175,7 +197,6 @@ class EdgeMlpReduce(_Differentiable):
                 weights, dst_inputs, src_inputs, distance, edge_inputs, activation, activate_last
             ),
         )
-        _ = self._layer
 
     def __call__(
         self,
@@ -221,7 +242,6 @@ class EgnnLayer(_Differentiable):
                 weights, node_inputs, edge_inputs, residual, mean_coordinates, normalize, tanh
             ),
         )
-        _ = self._layer
 
     def __call__(self, graph: Graph, h: Any, x: Any, edge: Any | None = None) -> tuple[Any, Any]:
         """Update features h [n, F] and coordinates x [n, 3]; edge is [E, edge_inputs]."""
@@ -246,36 +266,74 @@ class TriangleMultiplication(_Differentiable):
     def __init__(self, state: Mapping[str, Any], incoming: bool = False) -> None:
         """Pack the weights of a state dict."""
         super().__init__(state, lambda weights: _core.TriangleMultiplication.load(weights, incoming))
-        _ = self._layer
 
     def __call__(self, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c] plus the update; mask is [n, n]."""
-        layer, mask = self._layer, _maybe(mask)
-
-        def run(z: Any) -> tuple[Any, ...]:
-            out = _copy(z)
-            layer.run(out.shape[0], mask, out)
-            return (out,)
-
-        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
-            z = _floats(inputs[0])
-            layer.backward(z.shape[0], mask, z, grads[0], found[0], parameters)
-
-        return self._apply(run, backward, (z,))[0]
+        return self._update_pairs(z, mask)
 
 
-class TriangleAttention:
+class TriangleAttention(_Differentiable):
     """AlphaFold 2's algorithms 13 (starting node) and 14 (ending node), with OpenFold's parameter names."""
 
     def __init__(self, state: Mapping[str, Any], heads: int, ending: bool = False) -> None:
         """Pack the weights of a state dict."""
-        self._layer = _core.TriangleAttention.load(_weights(state), heads, ending)
+        super().__init__(state, lambda weights: _core.TriangleAttention.load(weights, heads, ending))
 
     def __call__(self, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c] plus the update; mask is [n, n]."""
-        out = _copy(z)
-        self._layer.run(out.shape[0], _maybe(mask), out)
-        return out
+        return self._update_pairs(z, mask)
+
+
+class MsaAttention(_Differentiable):
+    """AlphaFold 2's algorithms 7 and 8, with OpenFold's parameter names.
+
+    Attention runs along the rows of the alignment, biased by z, if the state dict has linear_z, otherwise along its
+    columns.
+    """
+
+    def __init__(self, state: Mapping[str, Any], heads: int) -> None:
+        """Pack the weights of a state dict."""
+        super().__init__(state, lambda weights: _core.MsaAttention.load(weights, heads))
+
+    def __call__(self, m: Any, z: Any | None = None, mask: Any | None = None) -> Any:
+        """Return m [s, n, c_m] plus the update; z is [n, n, c_z], for rows only, and mask is [s, n]."""
+        layer, mask = self._layer, _maybe(mask)
+
+        def run(m: Any, z: Any | None) -> tuple[Any, ...]:
+            out = _copy(m)
+            layer.run(*out.shape[:2], mask, _maybe(z), out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            m = _floats(inputs[0])
+            layer.backward(*m.shape[:2], mask, _maybe(inputs[1]), m, grads[0], found[1], found[0], parameters)
+
+        return self._apply(run, backward, (m, z))[0]
+
+
+class OuterProductMean(_Differentiable):
+    """AlphaFold 2's algorithm 10, with OpenFold's parameter names."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Pack the weights of a state dict."""
+        super().__init__(state, _core.OuterProductMean.load)
+
+    def __call__(self, m: Any, z: Any, mask: Any | None = None) -> Any:
+        """Return z [n, n, c_z] plus the update by m [s, n, c_m]; mask is [s, n]."""
+        layer, mask = self._layer, _maybe(mask)
+
+        def run(m: Any, z: Any) -> tuple[Any, ...]:
+            m, out = _floats(m), _copy(z)
+            layer.run(*m.shape[:2], mask, m, out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            m = _floats(inputs[0])
+            layer.backward(*m.shape[:2], mask, m, grads[0], found[0], parameters)
+            if found[1] is not None:
+                found[1].copy_(grads[0])
+
+        return self._apply(run, backward, (m, z))[0]
 
 
 class EvoformerBlock:
@@ -304,7 +362,6 @@ class InvariantPointAttention(_Differentiable):
             state,
             lambda weights: _core.InvariantPointAttention.load(weights, heads, dim, query_points, value_points),
         )
-        _ = self._layer
 
     def __call__(self, s: Any, z: Any, rotation: Any, translation: Any, mask: Any | None = None) -> Any:
         """Return the update [n, c_s] of s for z [n, n, c_z], frames [n, 3, 3] and [n, 3]; mask is [n]."""
@@ -372,7 +429,7 @@ class StructureModule:
         return out
 
 
-class Se3AttentionBlock:
+class Se3AttentionBlock(_Differentiable):
     """Attention of the SE(3)-Transformer (arXiv 2006.10503), with the parameter names of NVIDIA's program.
 
     Fibers map degrees to channels: {0: 32, 1: 3}.
@@ -388,20 +445,108 @@ class Se3AttentionBlock:
         channels_div: int = 2,
     ) -> None:
         """Pack the weights of a state dict."""
-        self._fiber_out = dict(fiber_out)
+        self._fiber_out = fibers = dict(sorted(fiber_out.items()))
         self._max_degree = max([*fiber_in, *fiber_out])
-        self._block = _core.Se3AttentionBlock.load(
-            _weights(state), dict(fiber_in), self._fiber_out, edge_inputs, heads, channels_div
+        super().__init__(
+            state,
+            lambda weights: _core.Se3AttentionBlock.load(
+                weights, dict(fiber_in), fibers, edge_inputs, heads, channels_div
+            ),
         )
 
     def __call__(self, graph: Graph, xyz: Any, features: Mapping[int, Any], edge: Any | None = None) -> dict[int, Any]:
         """Return features by degree [n, channels, 2 d + 1] for positions xyz [n, 3]; edge is [E, edge_inputs]."""
-        geometry = _core.Se3Graph.create(graph._graph, _floats(xyz), self._max_degree)
-        nodes = {degree: _floats(x) for degree, x in features.items()}
-        like = next(iter(nodes.values()))
-        out = {d: empty(like, (graph.num_dst, c, 2 * d + 1)) for d, c in self._fiber_out.items()}
-        self._block.run(geometry, nodes, _maybe(edge), out)
-        return out
+        block, degrees, fibers = self._layer, tuple(features), self._fiber_out
+
+        def prepare(xyz: Any, edge: Any | None, *features: Any) -> tuple[Any, dict[int, Any], Any | None]:
+            geometry = _core.Se3Graph.create(graph._graph, _floats(xyz), self._max_degree)
+            return geometry, {d: _floats(x) for d, x in zip(degrees, features, strict=True)}, _maybe(edge)
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            geometry, nodes, rows = prepare(*inputs)
+            like = next(iter(nodes.values()))
+            out = {d: empty(like, (graph.num_dst, c, 2 * d + 1)) for d, c in fibers.items()}
+            block.run(geometry, nodes, rows, out)
+            return tuple(out.values())
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            geometry, nodes, rows = prepare(*inputs)
+            node_grads = {d: g for d, g in zip(degrees, found[2:], strict=True) if g is not None}
+            out_grad = dict(zip(fibers, grads, strict=True))
+            block.backward(geometry, nodes, rows, out_grad, node_grads, found[1], found[0], parameters)
+
+        results = self._apply(run, backward, (xyz, edge, *features.values()))
+        return dict(zip(fibers, results, strict=True))
+
+
+class MpnnEncoderLayer(_Differentiable):
+    """Encoder layer of ProteinMPNN: parameters W1 to W3, W11 to W13, norm1 to norm3, dense.W_in, dense.W_out.
+
+    Edges point from a neighbour to the residue that attends to it.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Pack the weights of a state dict."""
+        super().__init__(state, _core.MpnnLayer.load)
+        if not self._layer.encoder:
+            raise ValueError("an encoder layer needs W11, W12, W13 and norm3")
+
+    def __call__(
+        self, graph: Graph, nodes: Any, edge: Any, node_mask: Any | None = None, edge_mask: Any | None = None
+    ) -> tuple[Any, Any]:
+        """Update nodes [n, H] and edges [E, H]; node_mask [n] multiplies nodes, edge_mask [E] messages."""
+        layer, masks = self._layer, (_maybe(node_mask), _maybe(edge_mask))
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            nodes, edge = (_floats(x) for x in inputs)
+            out = empty(nodes, nodes.shape), empty(edge, edge.shape)
+            layer.run(graph._graph, nodes, None, edge, *masks, *out)
+            return out
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            nodes, edge = (_floats(x) for x in inputs)
+            layer.backward(graph._graph, nodes, None, edge, *masks, *grads, found[0], None, found[1], parameters)
+
+        nodes, edge = self._apply(run, backward, (nodes, edge))
+        return nodes, edge
+
+
+class MpnnDecoderLayer(_Differentiable):
+    """Decoder layer of ProteinMPNN: parameters W1 to W3, norm1, norm2, dense.W_in, dense.W_out.
+
+    Sources are rows [letter, node] of neighbours. A model that decodes in an order has two per residue: one for those
+    that come before, and one, with letter 0 and the encoder's node, for those after.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Pack the weights of a state dict."""
+        super().__init__(state, _core.MpnnLayer.load)
+        if self._layer.encoder:
+            raise ValueError("the state dict is that of an encoder layer: it has W11")
+
+    def __call__(
+        self,
+        graph: Graph,
+        nodes: Any,
+        src: Any,
+        edge: Any,
+        node_mask: Any | None = None,
+        edge_mask: Any | None = None,
+    ) -> Any:
+        """Update nodes [n, H] for sources [num_src, S] and edges [E, H]; masks are [n] and [E]."""
+        layer, masks = self._layer, (_maybe(node_mask), _maybe(edge_mask))
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            nodes, src, edge = (_floats(x) for x in inputs)
+            out = empty(nodes, nodes.shape)
+            layer.run(graph._graph, nodes, src, edge, *masks, out, None)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            rows = (_floats(x) for x in inputs)
+            layer.backward(graph._graph, *rows, *masks, grads[0], None, *found, parameters)
+
+        return self._apply(run, backward, (nodes, src, edge))[0]
 
 
 class ProteinMpnn:

@@ -30,15 +30,25 @@ inline void TransposeEight(const float* from, int64_t from_stride, float* to, in
   }
 }
 
+// The outer loop goes along the side whose rows are farther apart: rows a large power of two apart share a
+// cache set, and only 8 of them are then in use at a time.
 void TransposeRows(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float* to,
                    int64_t to_stride) {
   const int64_t whole_rows = rows / 8 * 8, whole_cols = cols / 8 * 8;
-  for (int64_t r = 0; r < whole_rows; r += 8) {
-    for (int64_t c = 0; c < whole_cols; c += 8)
-      TransposeEight(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
-    for (int64_t c = whole_cols; c < cols; ++c) {
-      for (int64_t i = r; i < r + 8; ++i) to[c * to_stride + i] = from[i * from_stride + c];
+  auto block = [&](int64_t r, int64_t c) {
+    TransposeEight(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
+  };
+  if (from_stride >= to_stride) {
+    for (int64_t r = 0; r < whole_rows; r += 8) {
+      for (int64_t c = 0; c < whole_cols; c += 8) block(r, c);
     }
+  } else {
+    for (int64_t c = 0; c < whole_cols; c += 8) {
+      for (int64_t r = 0; r < whole_rows; r += 8) block(r, c);
+    }
+  }
+  for (int64_t c = whole_cols; c < cols; ++c) {
+    for (int64_t r = 0; r < whole_rows; ++r) to[c * to_stride + r] = from[r * from_stride + c];
   }
   for (int64_t r = whole_rows; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) to[c * to_stride + r] = from[r * from_stride + c];

@@ -65,7 +65,7 @@ MpnnSampler::MpnnSampler(const graph::Context& ctx, const MpnnDecoder& model, co
 }
 
 void MpnnSampler::RunLayer(size_t l, int64_t t) {
-  const ProteinMpnn::DecoderLayer& layer = model_.decoder[l];
+  const MpnnLayer& layer = model_.decoder[l];
   const int h = model_.hidden, k = encoding_.neighbors;
   const graph::RowKernels& rows = ctx_.graph->rows;
   const int64_t size = encoding_.size;
@@ -87,11 +87,11 @@ void MpnnSampler::RunLayer(size_t l, int64_t t) {
   std::copy_n(State(l, t), h, node);
   for (int n = 0; n < k; ++n) ctx_.exec.kernels->axpy(1 / kSumScale, in_.data() + int64_t{n} * h, h, node);
   rows.layer_norm(node, layer.norm1.gamma.data(), layer.norm1.beta.data(), h, layer.norm1.eps, node);
-  inner_.resize(layer.dense.in.n());
-  dense_.Run(layer.dense.in, node, h, 1, inner_.data(), layer.dense.in.n());
+  inner_.resize(layer.dense_in.n());
+  dense_.Run(layer.dense_in, node, h, 1, inner_.data(), layer.dense_in.n());
   const float* inner = inner_.data();
-  rows.activate(&inner, 1, nullptr, 0, layer.dense.in.n(), graph::Activation::kGelu, inner_.data());
-  dense_.Run(layer.dense.out, inner_.data(), layer.dense.in.n(), 1, from_node.data(), h);
+  rows.activate(&inner, 1, nullptr, 0, layer.dense_in.n(), graph::Activation::kGelu, inner_.data());
+  dense_.Run(layer.dense_out, inner_.data(), layer.dense_in.n(), 1, from_node.data(), h);
   ctx_.exec.kernels->axpy(1, from_node.data(), h, node);
   rows.layer_norm(node, layer.norm2.gamma.data(), layer.norm2.beta.data(), h, layer.norm2.eps, node);
 }

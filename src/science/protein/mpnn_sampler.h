@@ -14,7 +14,7 @@ void LogSoftmax(float* x, int n);
 struct MpnnDecoder {
   int hidden;
   std::span<const float> letters;
-  std::span<const ProteinMpnn::DecoderLayer> decoder;
+  std::span<const MpnnLayer> decoder;
   const Dense& out;
 };
 

@@ -10,56 +10,11 @@
 namespace moesaic::science {
 namespace {
 
-constexpr float kMessageScale = 30;  // divides sums of messages
-
-// The perceptron of layers NAMES on [h_d, h_E, source], with `sources` inputs of the source.
-StatusOr<EdgeMlp> LoadMessage(const WeightScope& weights, int hidden, int sources,
-                              const char* const (&names)[3]) {
-  EdgeMlp mlp;
-  mlp.activation = graph::Activation::kGelu;
-  mlp.activate_last = false;
-  const std::string first = names[0];
-  ASSIGN_OR_RETURN(const WeightTensor* weight,
-                   weights.Get(first + ".weight", {hidden, 2 * hidden + sources}));
-  ASSIGN_OR_RETURN(const std::vector<float> bias, weights.Vector(first + ".bias", hidden));
-  auto take = [&](int column, int count, std::span<const float> part_bias) {
-    return Dense::Pack(hidden, count, ColumnsOf(weight->values, hidden, 2 * hidden + sources, column, count),
-                       part_bias);
-  };
-  ASSIGN_OR_RETURN(mlp.first_dst, take(0, hidden, bias));
-  ASSIGN_OR_RETURN(mlp.first_edge, take(hidden, hidden, {}));
-  ASSIGN_OR_RETURN(mlp.first_src, take(2 * hidden, sources, {}));
-  for (const char* name : {names[1], names[2]}) {
-    ASSIGN_OR_RETURN(Dense dense, weights.Linear(name, hidden, hidden));
-    mlp.rest.push_back(std::move(dense));
-  }
-  return mlp;
-}
-
-StatusOr<ProteinMpnn::FeedForward> LoadFeedForward(const WeightScope& weights, int hidden) {
-  ProteinMpnn::FeedForward dense;
-  ASSIGN_OR_RETURN(dense.in, weights.Linear("dense.W_in", -1, hidden));
-  ASSIGN_OR_RETURN(dense.out, weights.Linear("dense.W_out", hidden, dense.in.n()));
-  return dense;
-}
-
-StatusOr<ProteinMpnn::EncoderLayer> LoadEncoder(const WeightScope& weights, int hidden) {
-  ProteinMpnn::EncoderLayer layer;
-  ASSIGN_OR_RETURN(layer.message, LoadMessage(weights, hidden, hidden, {"W1", "W2", "W3"}));
-  ASSIGN_OR_RETURN(layer.edge_message, LoadMessage(weights, hidden, hidden, {"W11", "W12", "W13"}));
-  ASSIGN_OR_RETURN(layer.norm1, weights.LayerNorm("norm1", hidden));
-  ASSIGN_OR_RETURN(layer.norm2, weights.LayerNorm("norm2", hidden));
-  ASSIGN_OR_RETURN(layer.norm3, weights.LayerNorm("norm3", hidden));
-  ASSIGN_OR_RETURN(layer.dense, LoadFeedForward(weights, hidden));
-  return layer;
-}
-
-StatusOr<ProteinMpnn::DecoderLayer> LoadDecoder(const WeightScope& weights, int hidden) {
-  ProteinMpnn::DecoderLayer layer;
-  ASSIGN_OR_RETURN(layer.message, LoadMessage(weights, hidden, 2 * hidden, {"W1", "W2", "W3"}));
-  ASSIGN_OR_RETURN(layer.norm1, weights.LayerNorm("norm1", hidden));
-  ASSIGN_OR_RETURN(layer.norm2, weights.LayerNorm("norm2", hidden));
-  ASSIGN_OR_RETURN(layer.dense, LoadFeedForward(weights, hidden));
+// A layer with H channels, an encoder's or a decoder's, whose sources have `sources` inputs.
+StatusOr<MpnnLayer> LoadLayer(const WeightScope& weights, int hidden, bool encoder, int sources) {
+  ASSIGN_OR_RETURN(MpnnLayer layer, MpnnLayer::Load(weights));
+  if (encoder) RETURN_IF_ERROR(weights.Get("W11.weight").status());
+  RETURN_IF_ERROR(weights.Get("W1.weight", {hidden, 2 * hidden + sources}).status());
   return layer;
 }
 
@@ -112,13 +67,13 @@ StatusOr<ProteinMpnn> ProteinMpnn::Load(const WeightMap& weights, int neighbors)
   ASSIGN_OR_RETURN(const WeightTensor* letters, scope.Get("W_s.weight", {kMpnnLetters, hidden}));
   model.letters_ = letters->values;
   for (int i = 0; scope.Has(fmt::format("encoder_layers.{}.W1.weight", i)); ++i) {
-    ASSIGN_OR_RETURN(EncoderLayer layer,
-                     LoadEncoder(scope.Under(fmt::format("encoder_layers.{}", i)), hidden));
+    ASSIGN_OR_RETURN(MpnnLayer layer,
+                     LoadLayer(scope.Under(fmt::format("encoder_layers.{}", i)), hidden, true, hidden));
     model.encoder_.push_back(std::move(layer));
   }
   for (int i = 0; scope.Has(fmt::format("decoder_layers.{}.W1.weight", i)); ++i) {
-    ASSIGN_OR_RETURN(DecoderLayer layer,
-                     LoadDecoder(scope.Under(fmt::format("decoder_layers.{}", i)), hidden));
+    ASSIGN_OR_RETURN(MpnnLayer layer,
+                     LoadLayer(scope.Under(fmt::format("decoder_layers.{}", i)), hidden, false, 2 * hidden));
     model.decoder_.push_back(std::move(layer));
   }
   if (model.encoder_.empty() || model.decoder_.empty()) {
@@ -126,27 +81,6 @@ StatusOr<ProteinMpnn> ProteinMpnn::Load(const WeightMap& weights, int neighbors)
         "the weights have no encoder_layers.0 or decoder_layers.0: they are no ProteinMPNN model");
   }
   return model;
-}
-
-Status ProteinMpnn::UpdateNodes(const graph::Context& ctx, const std::vector<float>& sums, const Norm& norm1,
-                                const Norm& norm2, const FeedForward& dense, std::span<const uint8_t> known,
-                                std::vector<float>* nodes) const {
-  const auto size = static_cast<int64_t>(known.size());
-  for (int64_t i = 0; i < size * hidden_; ++i) (*nodes)[i] += sums[i] / kMessageScale;
-  Apply(ctx, norm1, nodes->data(), size, nodes->data());
-  std::vector<float> inner(size * dense.in.n());
-  Apply(ctx, dense.in, nodes->data(), hidden_, size, inner.data(), dense.in.n());
-  ForRows(ctx, size, 16, [&](int64_t first, int64_t last) {
-    float* row = inner.data() + first * dense.in.n();
-    ctx.graph->rows.activate(&row, 1, nullptr, 0, static_cast<int>((last - first) * dense.in.n()),
-                             graph::Activation::kGelu, row);
-  });
-  Apply(ctx, dense.out, inner.data(), dense.in.n(), size, nodes->data(), hidden_, true);
-  Apply(ctx, norm2, nodes->data(), size, nodes->data());
-  for (int64_t i = 0; i < size; ++i) {
-    if (known[i] == 0) std::fill_n(nodes->data() + i * hidden_, hidden_, 0.0F);
-  }
-  return OkStatus();
 }
 
 StatusOr<MpnnEncoding> ProteinMpnn::Encode(const graph::Context& ctx, const MpnnInput& input) const {
@@ -193,32 +127,18 @@ StatusOr<MpnnEncoding> ProteinMpnn::Encode(const graph::Context& ctx, const Mpnn
     });
   }
   ASSIGN_OR_RETURN(const graph::Graph graph, NeighborGraph(e, e.neighbor, size));
-  const graph::Adjacency& csc = graph.by_destination();
-  std::vector<float> sums(size * hidden_);
-  for (const EncoderLayer& layer : encoder_) {
-    std::fill(sums.begin(), sums.end(), 0.0F);
-    RETURN_IF_ERROR(ForEdgeTiles(
-        ctx, graph, layer.message, {.dst = e.nodes.data(), .src = e.nodes.data(), .edge = e.edges.data()},
-        [&](const EdgeTile& tile) {
-          for (int t = 0; t < tile.count; ++t) {
-            const int64_t i = csc.own[tile.first + t], j = csc.neighbor[tile.first + t];
-            if (input.known[i] == 0 || input.known[j] == 0) continue;
-            ctx.exec.kernels->axpy(1, tile.messages + int64_t{t} * hidden_, hidden_,
-                                   sums.data() + i * hidden_);
-          }
-        }));
-    RETURN_IF_ERROR(UpdateNodes(ctx, sums, layer.norm1, layer.norm2, layer.dense, input.known, &e.nodes));
-    // An edge is read with its own tile only, so that it can be replaced there.
-    RETURN_IF_ERROR(ForEdgeTiles(
-        ctx, graph, layer.edge_message,
-        {.dst = e.nodes.data(), .src = e.nodes.data(), .edge = e.edges.data()}, [&](const EdgeTile& tile) {
-          for (int t = 0; t < tile.count; ++t) {
-            float* edge = e.edges.data() + int64_t{tile.first + t} * hidden_;
-            ctx.exec.kernels->axpy(1, tile.messages + int64_t{t} * hidden_, hidden_, edge);
-            ctx.graph->rows.layer_norm(edge, layer.norm3.gamma.data(), layer.norm3.beta.data(), hidden_,
-                                       layer.norm3.eps, edge);
-          }
-        }));
+  const std::vector<float> known(input.known.begin(), input.known.end());
+  std::vector<float> both(e.neighbor.size());
+  for (int64_t p = 0; p < static_cast<int64_t>(both.size()); ++p)
+    both[p] = known[p / k] * known[e.neighbor[p]];
+  for (const MpnnLayer& layer : encoder_) {
+    RETURN_IF_ERROR(layer.Run(ctx, graph,
+                              {.nodes = e.nodes.data(),
+                               .src = nullptr,
+                               .edge = e.edges.data(),
+                               .node_mask = known.data(),
+                               .edge_mask = both.data()},
+                              e.nodes.data(), e.edges.data()));
   }
   return e;
 }
@@ -248,7 +168,7 @@ StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context&
     sources[p] = rank[j] < rank[p / e.neighbors] ? j : static_cast<int32_t>(size + j);
   }
   ASSIGN_OR_RETURN(const graph::Graph graph, NeighborGraph(e, sources, 2 * size));
-  std::vector<float> nodes = e.nodes, features(4 * size * hidden_, 0), sums(size * hidden_);
+  std::vector<float> nodes = e.nodes, features(4 * size * hidden_, 0);
   for (int64_t j = 0; j < size; ++j) {
     if (sequence[j] < 0 || sequence[j] >= kMpnnLetters) {
       return InvalidArgument("sequence[{}] must be in [0, {}), but is {}", j, kMpnnLetters, sequence[j]);
@@ -256,13 +176,17 @@ StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context&
     std::copy_n(letters_.data() + int64_t{sequence[j]} * hidden_, hidden_, features.data() + 2 * j * hidden_);
     std::copy_n(e.nodes.data() + j * hidden_, hidden_, features.data() + (2 * (size + j) + 1) * hidden_);
   }
-  for (const DecoderLayer& layer : decoder_) {
+  const std::vector<float> known(input.known.begin(), input.known.end());
+  for (const MpnnLayer& layer : decoder_) {
     for (int64_t j = 0; j < size; ++j)
       std::copy_n(nodes.data() + j * hidden_, hidden_, features.data() + (2 * j + 1) * hidden_);
-    RETURN_IF_ERROR(EdgeMlpReduce(ctx, graph, layer.message,
-                                  {.dst = nodes.data(), .src = features.data(), .edge = e.edges.data()},
-                                  graph::Reduce::kSum, 1, sums.data()));
-    RETURN_IF_ERROR(UpdateNodes(ctx, sums, layer.norm1, layer.norm2, layer.dense, input.known, &nodes));
+    RETURN_IF_ERROR(layer.Run(ctx, graph,
+                              {.nodes = nodes.data(),
+                               .src = features.data(),
+                               .edge = e.edges.data(),
+                               .node_mask = known.data(),
+                               .edge_mask = nullptr},
+                              nodes.data(), nullptr));
   }
   std::vector<float> logits(size * kMpnnLetters);
   Apply(ctx, out_, nodes.data(), hidden_, size, logits.data(), kMpnnLetters);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "science/edge_mlp.h"
+#include "science/protein/mpnn_layer.h"
 #include "science/protein/structure.h"
 #include "science/weights.h"
 
@@ -75,31 +75,14 @@ class ProteinMpnn {
   StatusOr<MpnnSample> Sample(const graph::Context& ctx, const MpnnInput& input, const MpnnEncoding& encoding,
                               const MpnnSampling& sampling) const;
 
-  struct FeedForward {
-    Dense in, out;
-  };
-  struct EncoderLayer {
-    EdgeMlp message, edge_message;
-    Norm norm1, norm2, norm3;
-    FeedForward dense;
-  };
-  struct DecoderLayer {
-    EdgeMlp message;  // sources are [h_S, h_V] of 2 L rows: decoded ones, then those still to decode
-    Norm norm1, norm2;
-    FeedForward dense;
-  };
-
  private:
-  Status UpdateNodes(const graph::Context& ctx, const std::vector<float>& sums, const Norm& norm1,
-                     const Norm& norm2, const FeedForward& dense, std::span<const uint8_t> known,
-                     std::vector<float>* nodes) const;
-
   int hidden_ = 0, neighbors_ = 0;
   Dense positional_, edge_embedding_, edge_in_, out_;
   Norm norm_edges_;
   std::vector<float> letters_;  // [21, H]
-  std::vector<EncoderLayer> encoder_;
-  std::vector<DecoderLayer> decoder_;
+  std::vector<MpnnLayer> encoder_;
+  std::vector<MpnnLayer>
+      decoder_;  // sources are [h_S, h_V] of 2 L rows: decoded ones, then those still to decode
 };
 
 /// Random order of the positions in which kept ones come first, as the program draws it.

@@ -126,4 +126,33 @@ void SphericalHarmonics::Evaluate(const float* xyz, float* out) const {
   }
 }
 
+void SphericalHarmonics::AddGradient(const float* xyz, const float* grad, float* xyz_grad) const {
+  double direction[3] = {xyz[0], xyz[1], xyz[2]};
+  const double length =
+      std::sqrt(direction[0] * direction[0] + direction[1] * direction[1] + direction[2] * direction[2]);
+  if (length == 0) return;
+  for (double& x : direction) x /= length;
+  constexpr int kComponents = 4 * kMaxDegree + 1;
+  double values[2 * kMaxDegree + 1][kComponents] = {};
+  values[0][0] = std::sqrt(1 / (4 * kPi));
+  for (int l = 0; l < max_degree(); ++l) {
+    for (const Term& term : steps_[l])
+      values[l + 1][term.m] += term.weight * direction[term.i] * values[l][term.j];
+  }
+  double by_direction[3] = {}, by_degree[kComponents] = {};
+  for (int l = max_degree() - 1; l >= 0; --l) {
+    double before[kComponents] = {};
+    for (int m = 0; m < 2 * l + 3; ++m) by_degree[m] += grad[Offset(l + 1) + m];
+    for (const Term& term : steps_[l]) {
+      by_direction[term.i] += term.weight * values[l][term.j] * by_degree[term.m];
+      before[term.j] += term.weight * direction[term.i] * by_degree[term.m];
+    }
+    std::copy_n(before, kComponents, by_degree);
+  }
+  const double along =
+      by_direction[0] * direction[0] + by_direction[1] * direction[1] + by_direction[2] * direction[2];
+  for (int axis = 0; axis < 3; ++axis)
+    xyz_grad[axis] += static_cast<float>((by_direction[axis] - along * direction[axis]) / length);
+}
+
 }  // namespace moesaic::science

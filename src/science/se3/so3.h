@@ -24,6 +24,9 @@ class SphericalHarmonics {
   /// Writes all degrees [size()] for the direction of a vector; the direction of zero is zero, of which only
   /// degree 0 is not 0.
   void Evaluate(const float* xyz, float* out) const;
+  /// Adds the gradient by the vector for that of the harmonics, grad [size()], to xyz_grad [3]. It is 0 for a
+  /// vector of zero.
+  void AddGradient(const float* xyz, const float* grad, float* xyz_grad) const;
 
  private:
   struct Term {

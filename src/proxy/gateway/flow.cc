@@ -320,7 +320,7 @@ std::vector<Header> Flow::HeadersForEngines() const {
 }
 
 std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target,
-                                     std::string body) {
+                                     std::string_view body) {
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
@@ -332,25 +332,30 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
   return exchange;
 }
 
-std::string Flow::BodyFor(bool prefill) const {
+std::string_view Flow::BodyFor(bool prefill, std::string* edited) const {
   const Dialect dialect = gateway_.settings().dialect;
   ForwardedIds ids{.dialect = dialect, .list = {}};
   if (!id_list_.empty() && CanForwardTokens(*body_, dialect, /*decode=*/!aggregated_ && !prefill))
     ids.list = id_list_;
-  if (aggregated_) return AggregatedBody(*body_, ids);
-  return prefill ? PrefillBody(*body_, peers_, params_, ids) : DecodeBody(*body_, peers_, params_, ids);
+  if (aggregated_ && ids.list.empty() && !body_->has_kv_transfer) return request_.body;
+  *edited = aggregated_ ? AggregatedBody(*body_, ids)
+            : prefill   ? PrefillBody(*body_, peers_, params_, ids)
+                        : DecodeBody(*body_, peers_, params_, ids);
+  return *edited;
 }
 
 void Flow::StartPrefill() {
   prefill_body_.clear();
   params_.clear();
-  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+  std::string edited;
+  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
   if (prefill_ == nullptr) PrefillFailed(NoEngine());
 }
 
 void Flow::StartAnswer() {
   const int instance = AnsweringInstance();
-  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false));
+  std::string edited;
+  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false, &edited));
   if (answer_ == nullptr) AnswerFailed(NoEngine());
 }
 
@@ -373,7 +378,8 @@ void Flow::StartPair() {
   }
   // With kAscend P is sent when D has posted its blocks.
   if (settings.transfer != Transfer::kAscend) {
-    prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+    std::string edited;
+    prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
   }
   StartAnswer();
 }
@@ -398,7 +404,8 @@ bool Flow::OnBlocks(const std::string& id, const std::string& text) {
   if (phase_ != Phase::kRunning || gateway_.settings().transfer != Transfer::kAscend || prefill_ != nullptr)
     return true;
   params_ = text;
-  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+  std::string edited;
+  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
   if (prefill_ == nullptr) PrefillFailed(NoEngine());
   return true;
 }

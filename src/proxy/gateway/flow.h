@@ -98,8 +98,9 @@ class Flow : public Exchange::Handler {
   void StartPair();
   void AskBootstrap();
   std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target,
-                                 std::string body);
-  std::string BodyFor(bool prefill) const;
+                                 std::string_view body);
+  /// Body for P of a pair, or for the answering engine. It is valid while `edited` and the request are.
+  std::string_view BodyFor(bool prefill, std::string* edited) const;
   void PrefillEnded();
   void PrefillFailed(const Status& status, bool breaker = true);
   void AnswerFailed(const Status& status);

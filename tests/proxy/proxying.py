@@ -36,6 +36,13 @@ def find_nginx():
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 
+def has_ipv6():
+    with contextlib.suppress(OSError):
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        return True
+    return False
+
+
 def main():
     """Runs the tests of the calling script, or prints why they cannot run."""
     for there, reason in ((find_nginx(), "nginx cannot be found: install the package, as ./run test does"),
@@ -85,7 +92,7 @@ class Mock:
         atexit.register(self.process.kill)
         line = self.process.stdout.readline()
         self.port = int(re.search(r":(\d+)$", line.strip())[1])
-        self.url = f"http://{self.host}:{self.port}"
+        self.url = f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     def fast_flags(self):
         pairs = zip(FAST[::2], FAST[1::2])

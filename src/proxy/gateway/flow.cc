@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "proxy/gateway/gateway.h"
+#include "proxy/protocol/url_host.h"
 
 namespace moesaic::proxy {
 namespace {
@@ -368,7 +369,8 @@ void Flow::StartPair() {
   peers_.bootstrap_port = engine->instance.bootstrap_port;
   peers_.room = static_cast<int64_t>(gateway_.random()() >> 1);
   peers_.transfer_id = fmt::format("xfer-{:016x}{:016x}", gateway_.random()(), gateway_.random()());
-  peers_.bootstrap_address = fmt::format("http://{}:{}", engine->host_name, engine->instance.bootstrap_port);
+  peers_.bootstrap_address =
+      fmt::format("http://{}:{}", UrlHost(engine->host_name), engine->instance.bootstrap_port);
   peers_.metaserver = settings.metaserver;
   prefill_body_.clear();
   params_.clear();
@@ -388,7 +390,7 @@ void Flow::AskBootstrap() {
   const EngineSettings* engine = gateway_.Engine(prefill_instance_);
   EngineSettings bootstrap = *engine;
   bootstrap.path.clear();
-  bootstrap.address.host = fmt::format("{}:{}", engine->host_name, engine->instance.bootstrap_port);
+  bootstrap.address.host = fmt::format("{}:{}", UrlHost(engine->host_name), engine->instance.bootstrap_port);
   std::string& address = bootstrap.address.sockaddr;  // IPv4 and IPv6 have the port at the same place
   address[2] = static_cast<char>(engine->instance.bootstrap_port >> 8);
   address[3] = static_cast<char>(engine->instance.bootstrap_port & 255);

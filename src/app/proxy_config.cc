@@ -178,7 +178,8 @@ std::string LogText(const ProxyFlags& flags) {
       "  log_format moesaic escape=json '{{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
       "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
       "\"decode\":\"$moesaic_decode_engine\",\"prompt\":\"$moesaic_prompt_tokens\","
-      "\"cached\":\"$moesaic_cached_tokens\",\"output\":\"$moesaic_output_tokens\","
+      "\"matched\":\"$moesaic_matched_tokens\",\"cached\":\"$moesaic_cached_tokens\",\"output\":\"$moesaic_"
+      "output_tokens\","
       "\"retries\":\"$moesaic_retries\",{}"
       "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}}';\n"
       "  access_log {} moesaic;\n",

@@ -196,7 +196,7 @@ events {{ worker_connections 2048; }}
 http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_tokenized $moesaic_prefix_matched '
   '$moesaic_prefill_waiting $moesaic_prefill_scheduled $moesaic_prefill_running $moesaic_decode_waiting '
   '$moesaic_decode_scheduled $moesaic_decode_running $moesaic_done $moesaic_prompt_tokens $moesaic_cached_tokens '
-  '$moesaic_output_tokens $moesaic_prefill_engine $moesaic_decode_engine';
+  '$moesaic_output_tokens $moesaic_prefill_engine $moesaic_decode_engine $moesaic_matched_tokens';
   access_log {self.folder}/access.log stages; client_max_body_size 64m; client_body_buffer_size 64k;
 {temporary} {self.http}
   moesaic_pool pool {{ zone 32m; {pool.replace("@PORT@", str(self.port))} }}

@@ -282,6 +282,7 @@ void Flow::OnScheduled(const RequestRecord& record) {
   prefill_instance_ = record.prefill_instance;
   decode_instance_ = record.decode_instance;
   log_.prefill_skipped = record.prefill_skipped;
+  log_.matched_tokens = record.cached_tokens;
   if (record.stage == Stage::kPrefillWaiting || record.stage == Stage::kDecodeWaiting) {
     return Reply(429, "rate_limit_error", "no engine can meet the latency target", kSecond);
   }

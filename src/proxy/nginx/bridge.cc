@@ -397,6 +397,7 @@ void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log) {
         std::copy(facts.entered.begin(), facts.entered.end(), log->entered);
         log->first_token = facts.first_token;
         log->prompt_tokens = facts.prompt_tokens;
+        log->matched_tokens = facts.matched_tokens;
         log->cached_tokens = facts.cached_tokens;
         log->output_tokens = facts.output_tokens;
         log->retries = facts.retries;

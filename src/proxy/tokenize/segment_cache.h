@@ -55,7 +55,7 @@ struct SegmentCacheStats {
 /// prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us.
 class SegmentCache {
  public:
-  static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 256;  ///< minimum bytes
+  static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128;  ///< minimum bytes
 
   SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t max_bytes);
 

@@ -130,7 +130,7 @@ class Engines(ProxyTest):
         engine.reset(restart=True)
         until(lambda: proxy.complete(prompt=tokens(1, 64), max_tokens=1)[0] == 200 and proxy.state()["index"]["memberships"] < 50,
               what=proxy.state)
-
+        until(lambda: proxy.state()["index"]["speculative"] == 0, what=proxy.state)  # although no request comes
 
     def test_learns_the_hashes_of_an_engine_that_restarts_with_another_seed(self):
         name = self.endpoint("seed")
@@ -223,9 +223,11 @@ class Stages(ProxyTest):
 
     def leave_open(self, proxy, stage):
         clients = [raw(proxy.port, body) for body in self.bodies()]
-        until(lambda: {s["name"]: s["now"] for s in proxy.state()["stages"]}[stage] == len(clients), what=proxy.state)
+        now = lambda: {s["name"]: s["now"] for s in proxy.state()["stages"]}[stage]
+        until(lambda: now() == len(clients), what=proxy.state)
         for client in clients:
             client.close()
+        until(lambda: now() == 0, what=proxy.state)  # before an engine becomes free
 
     def test_decode_running(self):
         _, decode, proxy = self.pair()

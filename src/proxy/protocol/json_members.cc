@@ -71,7 +71,10 @@ class Scanner {
     ++at_;  // the quote
     if (limits_.checked) return CheckedString();
     while (at_ < text_.size()) {
-      while (at_ + 16 <= text_.size() && IsPlainText16(text_.data() + at_)) at_ += 16;
+      if (at_ + 16 <= text_.size() && IsPlainText16(text_.data() + at_)) {
+        at_ += 16;
+        continue;
+      }
       if (std::endian::native == std::endian::little && at_ + sizeof(uint64_t) <= text_.size()) {
         uint64_t bytes;
         std::memcpy(&bytes, text_.data() + at_, sizeof bytes);

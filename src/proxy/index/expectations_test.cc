@@ -92,7 +92,7 @@ class RandomHistory {
   }
 
   void Finish() {
-    // No call but those that NextExpiry asks for.
+    // Only the calls at the times of NextExpiry.
     for (Nanos next; (next = index_.NextExpiry()) != 0;) {
       ASSERT_LE(next, now_ + kTtl);
       now_ = std::max(now_, next);

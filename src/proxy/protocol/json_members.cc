@@ -136,7 +136,7 @@ class Scanner {
   }
 
  private:
-  // Moves behind the closing quote, which is the first one after an even number of backslashes.
+  // Moves to the byte after the closing quote, the first quote with an even number of backslashes before it.
   bool CheckedString() {
     const size_t begin = at_;
     for (;;) {

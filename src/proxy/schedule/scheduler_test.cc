@@ -88,7 +88,7 @@ TEST_F(SchedulerTest, ExpectedBlocksEndWithoutAnotherRequest) {
   const RequestId id = Submitted({.prompt_tokens = 64}, keys);
   const RunResult placed = Run();
   EXPECT_EQ(placed.next_expiry, now_ + kSecond);
-  EXPECT_EQ(index_.Stats().speculative, 2U);  // not those that are there
+  EXPECT_EQ(index_.Stats().speculative, 2U);  // only those that the instance lacks
   state_.Finish(id, Outcome::kAborted, now_);
   EXPECT_EQ(Run().next_expiry, now_ + kSecond);
   now_ = placed.next_expiry;

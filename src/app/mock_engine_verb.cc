@@ -7,6 +7,7 @@
 #include "app/output.h"
 #include "app/verb.h"
 #include "proxy/mock_server/mock_server.h"
+#include "proxy/protocol/url_host.h"
 
 namespace moesaic::app {
 namespace {
@@ -47,7 +48,8 @@ Status RunMock(MockFlags flags) {
   for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   ASSIGN_OR_RETURN(const auto server, proxy::MockServer::Create(flags.server));
-  Print("moesaic mock-engine: listening at http://{}:{}\n", flags.server.host, server->port());
+  Print("moesaic mock-engine: listening at http://{}:{}\n", proxy::UrlHost(flags.server.host),
+        server->port());
   RETURN_IF_ERROR(FlushOutput());
   std::thread waits([&] {
     int signal = 0;

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "proxy/gateway/settings.h"
+#include "proxy/protocol/url_host.h"
 
 namespace moesaic::app {
 namespace {
@@ -91,7 +92,8 @@ StatusOr<std::string> PoolText(const ProxyFlags& flags, const std::string& folde
     RETURN_IF_ERROR(add({"model", std::filesystem::absolute(flags.model)}, "--model"));
   if (transfer == "ascend") {
     RETURN_IF_ERROR(
-        add({"metaserver", fmt::format("http://{}:{}/v1/metaserver", flags.host, flags.port)}, "--transfer"));
+        add({"metaserver", fmt::format("http://{}:{}/v1/metaserver", proxy::UrlHost(flags.host), flags.port)},
+            "--transfer"));
   }
   for (const std::string& setting : flags.settings) {
     const std::vector<std::string> words = Split(setting, " \t");
@@ -176,7 +178,8 @@ std::string LogText(const ProxyFlags& flags) {
       "  log_format moesaic escape=json '{{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
       "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
       "\"decode\":\"$moesaic_decode_engine\",\"prompt\":\"$moesaic_prompt_tokens\","
-      "\"cached\":\"$moesaic_cached_tokens\",\"output\":\"$moesaic_output_tokens\","
+      "\"matched\":\"$moesaic_matched_tokens\",\"cached\":\"$moesaic_cached_tokens\",\"output\":\"$moesaic_"
+      "output_tokens\","
       "\"retries\":\"$moesaic_retries\",{}"
       "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}}';\n"
       "  access_log {} moesaic;\n",
@@ -189,9 +192,6 @@ std::string ServerText(const ProxyFlags& flags, const proxy::PoolSettings& pool,
   std::string access = "allow 127.0.0.0/8; allow ::1; ";
   for (const std::string& address : flags.allowed) access += fmt::format("allow {}; ", Word(address));
   access += "deny all;";
-  const std::string host = flags.host.find(':') != std::string::npos && !flags.host.starts_with('[')
-                               ? fmt::format("[{}]", flags.host)
-                               : flags.host;
   return fmt::format(
       "  client_max_body_size {};\n  client_body_buffer_size 1m;\n  keepalive_requests 100000;\n"
       "  moesaic_pool {} {{\n{}  }}\n  server {{\n    listen {}:{} backlog=4096;\n"
@@ -199,8 +199,8 @@ std::string ServerText(const ProxyFlags& flags, const proxy::PoolSettings& pool,
       "    location = /moesaic {{ {} moesaic_page {}; }}\n    location = /moesaic/state {{ {} moesaic_state "
       "{}; }}\n"
       "    location = /moesaic/trace {{ {} moesaic_trace {}; }}\n",
-      pool.max_body_bytes, pool.name, body, host, flags.port, pool.name, access, pool.name, access, pool.name,
-      access, pool.name, access, pool.name);
+      pool.max_body_bytes, pool.name, body, proxy::UrlHost(flags.host), flags.port, pool.name, access,
+      pool.name, access, pool.name, access, pool.name, access, pool.name);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "app/output.h"
 #include "app/proxy_config.h"
 #include "proxy/gateway/settings.h"
+#include "proxy/protocol/url_host.h"
 #include "proxy/schedule/policy.h"
 
 namespace moesaic::app {
@@ -121,7 +122,8 @@ Status RunProxy(const ProxyFlags& flags) {
   sigprocmask(SIG_BLOCK, &signals, &mask);
   ASSIGN_OR_RETURN(const pid_t child, StartNginx(nginx, folder->path(), flags.check, mask));
   if (!flags.check)
-    Tell("moesaic proxy: listening at http://{}:{}, state at /moesaic\n", flags.host, flags.port);
+    Tell("moesaic proxy: listening at http://{}:{}, state at /moesaic\n", proxy::UrlHost(flags.host),
+         flags.port);
   const Status status = Supervise(child, flags, folder->path(), nginx, signals);
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   return status;

@@ -42,6 +42,9 @@ std::string Packed(const std::vector<EventJson>& events) {
   return {bytes.begin(), bytes.end()};
 }
 
+// ZeroMQ refuses "tcp://[::1]:5557" unless the socket allows IPv6.
+bool HasIpv6Address(const std::string& endpoint) { return endpoint.find('[') != std::string::npos; }
+
 }  // namespace
 
 class KvPublisher::Impl {
@@ -65,10 +68,12 @@ class KvPublisher::Impl {
     if (wake_ < 0) return IoError("no file descriptor for KV events");
     try {
       publish_.set(zmq::sockopt::linger, 500);
+      publish_.set(zmq::sockopt::ipv6, HasIpv6Address(options_.endpoint));
       publish_.bind(options_.endpoint);
       endpoint_ = publish_.get(zmq::sockopt::last_endpoint);
       if (!options_.replay_endpoint.empty()) {
         replay_.set(zmq::sockopt::linger, 0);
+        replay_.set(zmq::sockopt::ipv6, HasIpv6Address(options_.replay_endpoint));
         replay_.bind(options_.replay_endpoint);
         replay_endpoint_ = replay_.get(zmq::sockopt::last_endpoint);
       }

@@ -25,12 +25,12 @@ StatusOr<std::shared_ptr<const Compiled>> Compile(std::string_view source) {
   });
 }
 
-/// Adds `"name": value` to the members of a JSON object. `value` is untrusted JSON text, so it must be
-/// validated as one value, unless the caller has done so.
+/// Adds `"name": value` to the text of a JSON object without its closing brace. `value` is untrusted JSON
+/// text, so it must be validated as one value, unless the caller has done so.
 Status AddMember(std::string* members, const std::string& name, std::string_view value,
                  bool checked = false) {
   if (!checked && !Json::accept(value)) return InvalidArgument("{} is not JSON", name);
-  if (!members->empty()) *members += ',';
+  if (members->size() > 1) *members += ',';
   *members += Json(name).dump();
   *members += ':';
   *members += value;
@@ -45,7 +45,7 @@ Status AddMembers(std::string* members, std::string_view object) {
   if (object[open] != '{') return InvalidArgument("the template's variables are not a JSON object");
   const std::string_view inner = object.substr(open + 1, close - open - 1);
   if (inner.find_first_not_of(" \t\r\n") == std::string_view::npos) return OkStatus();
-  if (!members->empty()) *members += ',';
+  if (members->size() > 1) *members += ',';
   *members += inner;
   return OkStatus();
 }
@@ -109,7 +109,11 @@ void ChatTemplate::SetToken(std::string name, std::string text) {
 }
 
 StatusOr<std::string> ChatTemplate::Render(const ChatInput& input, const RenderOptions& options) const {
+  constexpr size_t kOtherMembers = 1024;  // names, and tokens of a usual length
   std::string members;
+  members.reserve(kOtherMembers + input.messages_json.size() + input.tools_json.size() +
+                  input.documents_json.size() + input.variables_json.size());
+  members = "{";
   for (const auto& [name, text] : tokens_) RETURN_IF_ERROR(AddMember(&members, name, Json(text).dump()));
   RETURN_IF_ERROR(AddMember(&members, "messages", input.messages_json, input.messages_checked));
   RETURN_IF_ERROR(AddMember(&members, "tools", input.tools_json.empty() ? "null" : input.tools_json));
@@ -119,7 +123,8 @@ StatusOr<std::string> ChatTemplate::Render(const ChatInput& input, const RenderO
       AddMember(&members, "add_generation_prompt", input.add_generation_prompt ? "true" : "false"));
   if (!input.variables_json.empty()) RETURN_IF_ERROR(AddMembers(&members, input.variables_json));
   const bool tools = !input.tools_json.empty() && tool_use_ != nullptr;
-  return RenderWith(tools ? *tool_use_ : *default_, "{" + members + "}", options, true);
+  members += '}';
+  return RenderWith(tools ? *tool_use_ : *default_, members, options, true);
 }
 
 StatusOr<std::string> ChatTemplate::RenderVariables(std::string_view variables_json,

@@ -3,9 +3,11 @@
 
     tests/proxy/nginx_suite.py CHECKOUT [--jobs 4] [--only PATTERN ...]
 
-CHECKOUT is a checkout of the repository nginx-tests, which this script does not fetch. With the module, every configuration of
+CHECKOUT is a checkout of the repository nginx-tests, which this script does not fetch. The suite loads every dynamic module that
+nginx was configured with: on Debian the packages libnginx-mod-http-geoip, -http-image-filter, -http-perl, -http-xslt-filter,
+-mail, -stream and -stream-geoip. With the module, every configuration of
 the suite also has a pool, so that worker processes run its code. A file whose results differ runs twice more, alone: tests with
-times in them fail now and then on a busy machine. The exit status is 0 if no file differs. Needs perl.
+times in them fail now and then on a busy machine. The exit status is 0 if files passed and no file differs. Needs perl.
 """
 import argparse
 import collections
@@ -21,12 +23,24 @@ from proxying import MODULE, find_nginx
 POOL = "moesaic_pool suite { zone 4m; max_live 64; engine http://127.0.0.1:1; health off; }"
 
 
-def run(checkout, file, module):
+def dynamic_modules():
+    """Returns the folder of nginx's dynamic modules, and the names of those that are not installed."""
+    text = subprocess.run([find_nginx(), "-V"], capture_output=True, text=True).stderr
+    folder = re.search(r"--modules-path=(\S+)", text)
+    folder = pathlib.Path(folder[1]) if folder else pathlib.Path(find_nginx()).parent
+    files = {"image_filter": "http_image_filter", "http_geoip": "http_geoip", "http_perl": "http_perl", "http_xslt": "http_xslt_filter",
+             "mail": "mail", "stream": "stream", "stream_geoip": "stream_geoip"}
+    names = [name for option, name in files.items() if re.search(rf"--with-(http_)?{option}(_module)?=dynamic", text)]
+    return folder, [name for name in names if not (folder / f"ngx_{name}_module.so").exists()]
+
+
+def run(checkout, file, modules, module):
     """Returns the lines of results, without texts."""
-    environment = dict(os.environ, TEST_NGINX_BINARY=find_nginx(), PERL5LIB=str(checkout / "lib"), TEST_NGINX_CATLOG="0")
-    environment.pop("TEST_NGINX_GLOBALS", None)
+    environment = dict(os.environ, TEST_NGINX_BINARY=find_nginx(), PERL5LIB=str(checkout / "lib"), TEST_NGINX_CATLOG="0", TEST_NGINX_MODULES=str(modules))
+    # Otherwise workers of root cannot read the suite's files.
+    environment["TEST_NGINX_GLOBALS"] = "user root;" if os.geteuid() == 0 else ""
     if module:
-        environment["TEST_NGINX_GLOBALS"] = f"load_module {MODULE};"
+        environment["TEST_NGINX_GLOBALS"] += f"load_module {MODULE};"
         environment["TEST_NGINX_GLOBALS_HTTP"] = POOL
     try:
         done = subprocess.run(["perl", file.name], cwd=checkout, env=environment, capture_output=True, text=True, errors="replace", timeout=600)
@@ -61,9 +75,12 @@ def main():
     if not MODULE.exists() or find_nginx() is None:
         sys.exit(f"{MODULE} or nginx is missing")
     files = sorted({file for pattern in flags.only for file in checkout.glob(pattern)})
+    modules, missing = dynamic_modules()
+    if missing:
+        sys.exit(f"nginx's tests load modules that are not in {modules}: {' '.join(missing)}")
     results = {}
     with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
-        jobs = {pool.submit(run, checkout, file, module): (file, module) for file in files for module in (False, True)}
+        jobs = {pool.submit(run, checkout, file, modules, module): (file, module) for file in files for module in (False, True)}
         for done, job in enumerate(concurrent.futures.as_completed(jobs), 1):
             results[jobs[job]] = job.result()
             print(f"\r{done} of {len(jobs)} runs", end="", file=sys.stderr, flush=True)
@@ -74,7 +91,7 @@ def main():
             if results[file, False] == results[file, True]:
                 break
             for module in (False, True):
-                results[file, module] = run(checkout, file, module)
+                results[file, module] = run(checkout, file, modules, module)
         if results[file, False] != results[file, True]:
             different.append(file)
     version = subprocess.run([find_nginx(), "-v"], capture_output=True, text=True).stderr.strip()
@@ -89,7 +106,7 @@ def main():
     same = [file.name for file in files if file not in different and kind(results[file, True]) == "failed"]
     if same:
         print("failed alike with and without: " + " ".join(same))
-    sys.exit(1 if different else 0)
+    sys.exit(1 if different or not any(kind(lines) == "passed" for lines in results.values()) else 0)
 
 
 if __name__ == "__main__":

@@ -147,6 +147,15 @@ class Verb(ProxyTest):
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn("metaserver_allow", refused.stderr)
 
+    def test_ipv6_addresses_have_brackets_in_urls(self):
+        pair = ["--prefill", "http://[fd00::1]:8000", "--decode", "http://[fd00::2]:8000"]
+        for host in ("fd00::9", "[fd00::9]"):
+            printed = subprocess.run(self.command("--transfer", "ascend", *pair, "--host", host, "--print-config"), capture_output=True, text=True)
+            self.assertEqual(printed.returncode, 0, printed.stderr)
+            self.assertIn("metaserver http://[fd00::9]:8100/v1/metaserver;", printed.stdout)
+            self.assertIn("listen [fd00::9]:8100 ", printed.stdout)
+            self.assertIn("metaserver_allow 127.0.0.0/8 ::1 fd00::1 fd00::2;", printed.stdout)
+
     def test_engines_of_a_file_can_be_looked_up(self):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as engines:
             engines.write("http://engines.test:8000 resolve\n")

@@ -2,8 +2,9 @@
 """Tests the proxy module: pass-through, streaming, scheduling, transfers between prefill and decode engines, operations."""
 import itertools
 import json
+import unittest
 
-from proxying import HOST, MODEL, WAIT_SECONDS, Proxy, ProxyTest, main, request, together, until
+from proxying import HOST, MODEL, WAIT_SECONDS, Proxy, ProxyTest, has_ipv6, main, request, together, until
 
 STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill_scheduled", "prefill_running", "decode_waiting",
           "decode_scheduled", "decode_running", "done"]
@@ -219,14 +220,14 @@ class Aggregated(ProxyTest):
 
 class Pairs(ProxyTest):
     def pair(self, transfer, prefill_flags=(), decode_flags=(), **options):
-        prefill = self.mock("--transfer", transfer, "--role", "prefill", *prefill_flags)
-        decode = self.mock("--transfer", transfer, "--role", "decode", *decode_flags)
+        prefill = self.mock("--transfer", transfer, "--role", "prefill", *prefill_flags, **options)
+        decode = self.mock("--transfer", transfer, "--role", "decode", *decode_flags, **options)
         bootstrap = f" bootstrap_port={prefill.port}" if transfer in ("sglang", "mooncake") else ""
         pool = f"transfer {transfer}; skip_prefill 16; engine {prefill.url} role=prefill{bootstrap}; engine {decode.url} role=decode;"
         return prefill, decode, pool
 
-    def check(self, transfer, stages, api="vllm"):
-        prefill, decode, pool = self.pair(transfer)
+    def check(self, transfer, stages, api="vllm", **options):
+        prefill, decode, pool = self.pair(transfer, **options)
         metaserver = f"metaserver http://{HOST}:@PORT@/v1/metaserver;" if transfer == "ascend" else ""
         proxy = self.proxy(pool + f" api {api}; {metaserver}")
         status, answer = proxy.complete(prompt=tokens(1, 500), max_tokens=8)
@@ -293,6 +294,13 @@ class Pairs(ProxyTest):
     def test_ascend_starts_with_decode(self):
         prefill, _, _ = self.check("ascend", self.PARALLEL)
         self.assertTrue(prefill.requests()[0][2]["kv_transfer_params"]["do_remote_decode"])
+
+    @unittest.skipUnless(has_ipv6(), "this machine has no IPv6")
+    def test_engines_may_have_ipv6_addresses(self):
+        self.check("nixl", [1] * 10, host="::1")
+        _, decode, _ = self.check("mooncake", self.PARALLEL, host="::1")
+        self.assertRegex(decode.requests()[0][2]["kv_transfer_params"]["remote_bootstrap_addr"], r"^http://\[::1\]:\d+$")
+        self.check("ascend", self.PARALLEL, host="::1")
 
 
 if __name__ == "__main__":

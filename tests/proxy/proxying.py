@@ -36,6 +36,13 @@ def find_nginx():
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 
+def has_ipv6():
+    with contextlib.suppress(OSError):
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        return True
+    return False
+
+
 def main():
     """Runs the tests of the calling script, or prints why they cannot run."""
     for there, reason in ((find_nginx(), "nginx cannot be found: install the package, as ./run test does"),
@@ -85,7 +92,7 @@ class Mock:
         atexit.register(self.process.kill)
         line = self.process.stdout.readline()
         self.port = int(re.search(r":(\d+)$", line.strip())[1])
-        self.url = f"http://{self.host}:{self.port}"
+        self.url = f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     def fast_flags(self):
         pairs = zip(FAST[::2], FAST[1::2])
@@ -189,7 +196,7 @@ events {{ worker_connections 2048; }}
 http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_tokenized $moesaic_prefix_matched '
   '$moesaic_prefill_waiting $moesaic_prefill_scheduled $moesaic_prefill_running $moesaic_decode_waiting '
   '$moesaic_decode_scheduled $moesaic_decode_running $moesaic_done $moesaic_prompt_tokens $moesaic_cached_tokens '
-  '$moesaic_output_tokens $moesaic_prefill_engine $moesaic_decode_engine';
+  '$moesaic_output_tokens $moesaic_prefill_engine $moesaic_decode_engine $moesaic_matched_tokens';
   access_log {self.folder}/access.log stages; client_max_body_size 64m; client_body_buffer_size 64k;
 {temporary} {self.http}
   moesaic_pool pool {{ zone 32m; {pool.replace("@PORT@", str(self.port))} }}

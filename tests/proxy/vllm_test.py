@@ -172,12 +172,21 @@ class Aggregated(Engine):
         system = f"{os.getpid()} " + " ".join(chance.choice(("red", "green", "blue", "seven", "nine")) for _ in range(150))
         until(lambda: self.ask(messages=self.question("Hi", system="a"), max_tokens=1)[0] == 200
               and self.proxy_.state()["engines"][0]["index"] == "exact", what=self.proxy_.state)
-        for i, text in enumerate(("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?")):
+        reported = []
+        for i, text in enumerate(("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?", "What is 1 + 2?")):
+            # Events of the request before are in the index: what was expected is confirmed, or has expired.
+            until(lambda: self.proxy_.metric("moesaic_proxy_index_speculative") == 0)
             status, answer = self.ask(messages=self.question(text, system), max_tokens=4)
             cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
             self.assertEqual(status, 200, answer)
             self.assertEqual(cached > 0, i > 0, answer)
             self.assertEqual(cached % BLOCK, 0)
+            reported.append(cached)
+
+        def predicted():
+            matched = [int(line[-1]) for line in self.proxy_.access() if int(line[12]) > 4 * BLOCK]  # without those before the loop
+            return matched if len(matched) == len(reported) else None
+        self.assertEqual(until(predicted, what=self.proxy_.access), reported)
         self.assertEqual(self.proxy_.metric("moesaic_proxy_kv_errors_total"), 0)
 
     def test_ids_equal_those_of_the_engine(self):

@@ -1,6 +1,6 @@
 //! Executes a parsed template: statements here, calls in invoke.rs.
 
-use super::ast::{Args, Expr, For, Literal, Stmt, Target};
+use super::ast::{Args, Binary, Expr, For, Literal, Stmt, Target};
 use super::call::CallArgs;
 use super::error::{raise, Result};
 use super::methods::{lookup, Lookup};
@@ -31,6 +31,39 @@ pub enum Flow {
     Next,
     Break,
     Continue,
+}
+
+/// The strings of a sum that is printed: a long one is copied once, not once per `+`.
+#[derive(Default)]
+struct Sum {
+    parts: Vec<Str>,
+    bytes: usize,
+}
+
+impl Sum {
+    /// Adds a string that is no markup; returns any other value.
+    fn take(&mut self, value: Value) -> Result<Option<Value>> {
+        match value {
+            Value::Str(s) if !s.markup => {
+                self.bytes += s.text.len();
+                if !self.parts.is_empty() && self.bytes > ops::MAX_SIZE {
+                    return raise("MemoryError: string too large");
+                }
+                self.parts.push(s);
+                Ok(None)
+            }
+            value => Ok(Some(value)),
+        }
+    }
+
+    fn join(&self) -> Value {
+        Value::str(self.parts.iter().map(|part| &*part.text).collect::<String>())
+    }
+
+    fn print(&self, out: &mut String) {
+        out.reserve(self.bytes + self.bytes / 16); // for the markers after a long message
+        self.parts.iter().for_each(|part| out.push_str(&part.text));
+    }
 }
 
 pub struct Interpreter {
@@ -149,10 +182,11 @@ impl Interpreter {
         match statement {
             Stmt::Text(text) => out.push_str(text),
             Stmt::Print(expr) => {
-                let value = self.eval(expr, scope)?;
-                match &value {
-                    Value::Str(s) => out.push_str(&s.text),
-                    _ => out.push_str(&to_text(&value)?),
+                let mut sum = Sum::default();
+                match self.sum(expr, scope, &mut sum)? {
+                    None => sum.print(out),
+                    Some(Value::Str(s)) => out.push_str(&s.text),
+                    Some(value) => out.push_str(&to_text(&value)?),
                 }
             }
             Stmt::If { branches, otherwise } => {
@@ -340,6 +374,23 @@ impl Interpreter {
         let value = self.eval_inner(expr, scope)?;
         self.depth -= 1;
         Ok(value)
+    }
+
+    /// Evaluates an expression from left to right as `eval` does, without joining the strings of a sum. None:
+    /// the value is the string of all parts of `sum`.
+    fn sum(&mut self, expr: &Expr, scope: &Rc<Scope>, sum: &mut Sum) -> Result<Option<Value>> {
+        let Expr::Binary(Binary::Add, left, right) = expr else {
+            return sum.take(self.eval(expr, scope)?);
+        };
+        self.enter()?;
+        let left = self.sum(left, scope, sum)?;
+        let right = self.eval(right, scope)?;
+        self.depth -= 1;
+        match left {
+            None if matches!(&right, Value::Str(s) if !s.markup) => sum.take(right),
+            None => ops::binary(Binary::Add, &sum.join(), &right).map(Some),
+            Some(left) => ops::binary(Binary::Add, &left, &right).map(Some),
+        }
     }
 
     fn eval_all(&mut self, exprs: &[Expr], scope: &Rc<Scope>) -> Result<Vec<Value>> {

@@ -33,7 +33,10 @@ pub fn join_strings(a: &Str, b: &Str) -> Result<Value> {
         return raise("MemoryError: string too large");
     }
     let markup = a.markup || b.markup;
-    let part = |s: &Str| if markup && !s.markup { escape(&s.text) } else { s.text.to_string() };
+    if !markup {
+        return Ok(Value::str([&*a.text, &*b.text].concat()));
+    }
+    let part = |s: &Str| if s.markup { s.text.to_string() } else { escape(&s.text) };
     Ok(Value::Str(Str { text: (part(a) + &part(b)).into(), markup }))
 }
 

@@ -53,7 +53,7 @@ fn long_integers(json: &str) -> Vec<(usize, usize)> {
     let mut at = 0;
     while at < bytes.len() {
         match bytes[at] {
-            b'"' => at = end_of_string(bytes, at),
+            b'"' => at = end_of_string(json, at),
             b'-' | b'0'..=b'9' => {
                 let start = at;
                 let number = |b: &u8| matches!(b, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9');
@@ -70,12 +70,17 @@ fn long_integers(json: &str) -> Vec<(usize, usize)> {
 }
 
 /// Returns the position after the string that begins at `start`.
-fn end_of_string(bytes: &[u8], start: usize) -> usize {
+fn end_of_string(json: &str, start: usize) -> usize {
     let mut at = start + 1;
-    while at < bytes.len() && bytes[at] != b'"' {
-        at += if bytes[at] == b'\\' { 2 } else { 1 };
+    while let Some(text) = json[at..].find('"') {
+        // A quote after an odd number of backslashes is escaped.
+        let escaped = json.as_bytes()[at..at + text].iter().rev().take_while(|&&b| b == b'\\').count() % 2 == 1;
+        at += text + 1;
+        if !escaped {
+            return at;
+        }
     }
-    (at + 1).min(bytes.len())
+    json.len()
 }
 
 #[cfg(test)]

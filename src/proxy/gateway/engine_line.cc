@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "proxy/protocol/url_host.h"
 #include "proxy/state/layout.h"
 
 namespace moesaic::proxy {
@@ -229,7 +230,7 @@ EngineSettings AtAddress(const EngineSettings& named, std::string_view sockaddr)
     inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in&>(address).sin_addr, text, sizeof text);
   }
   engine.address.sockaddr.assign(reinterpret_cast<const char*>(&address), sockaddr.size());
-  const std::string host = six ? fmt::format("[{}]", text) : text;
+  const std::string host = UrlHost(text);
   engine.host_name = text;
   engine.address.host = fmt::format("{}:{}", host, named.port);
   engine.instance.url = fmt::format("http://{}{}", engine.address.host, named.path);

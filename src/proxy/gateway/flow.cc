@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "proxy/gateway/gateway.h"
+#include "proxy/protocol/url_host.h"
 
 namespace moesaic::proxy {
 namespace {
@@ -281,6 +282,7 @@ void Flow::OnScheduled(const RequestRecord& record) {
   prefill_instance_ = record.prefill_instance;
   decode_instance_ = record.decode_instance;
   log_.prefill_skipped = record.prefill_skipped;
+  log_.matched_tokens = record.cached_tokens;
   if (record.stage == Stage::kPrefillWaiting || record.stage == Stage::kDecodeWaiting) {
     return Reply(429, "rate_limit_error", "no engine can meet the latency target", kSecond);
   }
@@ -320,7 +322,7 @@ std::vector<Header> Flow::HeadersForEngines() const {
 }
 
 std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target,
-                                     std::string body) {
+                                     std::string_view body) {
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
@@ -332,25 +334,30 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
   return exchange;
 }
 
-std::string Flow::BodyFor(bool prefill) const {
+std::string_view Flow::BodyFor(bool prefill, std::string* edited) const {
   const Dialect dialect = gateway_.settings().dialect;
   ForwardedIds ids{.dialect = dialect, .list = {}};
   if (!id_list_.empty() && CanForwardTokens(*body_, dialect, /*decode=*/!aggregated_ && !prefill))
     ids.list = id_list_;
-  if (aggregated_) return AggregatedBody(*body_, ids);
-  return prefill ? PrefillBody(*body_, peers_, params_, ids) : DecodeBody(*body_, peers_, params_, ids);
+  if (aggregated_ && ids.list.empty() && !body_->has_kv_transfer) return request_.body;
+  *edited = aggregated_ ? AggregatedBody(*body_, ids)
+            : prefill   ? PrefillBody(*body_, peers_, params_, ids)
+                        : DecodeBody(*body_, peers_, params_, ids);
+  return *edited;
 }
 
 void Flow::StartPrefill() {
   prefill_body_.clear();
   params_.clear();
-  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+  std::string edited;
+  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
   if (prefill_ == nullptr) PrefillFailed(NoEngine());
 }
 
 void Flow::StartAnswer() {
   const int instance = AnsweringInstance();
-  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false));
+  std::string edited;
+  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false, &edited));
   if (answer_ == nullptr) AnswerFailed(NoEngine());
 }
 
@@ -363,7 +370,8 @@ void Flow::StartPair() {
   peers_.bootstrap_port = engine->instance.bootstrap_port;
   peers_.room = static_cast<int64_t>(gateway_.random()() >> 1);
   peers_.transfer_id = fmt::format("xfer-{:016x}{:016x}", gateway_.random()(), gateway_.random()());
-  peers_.bootstrap_address = fmt::format("http://{}:{}", engine->host_name, engine->instance.bootstrap_port);
+  peers_.bootstrap_address =
+      fmt::format("http://{}:{}", UrlHost(engine->host_name), engine->instance.bootstrap_port);
   peers_.metaserver = settings.metaserver;
   prefill_body_.clear();
   params_.clear();
@@ -373,7 +381,8 @@ void Flow::StartPair() {
   }
   // With kAscend P is sent when D has posted its blocks.
   if (settings.transfer != Transfer::kAscend) {
-    prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+    std::string edited;
+    prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
   }
   StartAnswer();
 }
@@ -382,7 +391,7 @@ void Flow::AskBootstrap() {
   const EngineSettings* engine = gateway_.Engine(prefill_instance_);
   EngineSettings bootstrap = *engine;
   bootstrap.path.clear();
-  bootstrap.address.host = fmt::format("{}:{}", engine->host_name, engine->instance.bootstrap_port);
+  bootstrap.address.host = fmt::format("{}:{}", UrlHost(engine->host_name), engine->instance.bootstrap_port);
   std::string& address = bootstrap.address.sockaddr;  // IPv4 and IPv6 have the port at the same place
   address[2] = static_cast<char>(engine->instance.bootstrap_port >> 8);
   address[3] = static_cast<char>(engine->instance.bootstrap_port & 255);
@@ -398,7 +407,8 @@ bool Flow::OnBlocks(const std::string& id, const std::string& text) {
   if (phase_ != Phase::kRunning || gateway_.settings().transfer != Transfer::kAscend || prefill_ != nullptr)
     return true;
   params_ = text;
-  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
+  std::string edited;
+  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
   if (prefill_ == nullptr) PrefillFailed(NoEngine());
   return true;
 }

@@ -37,6 +37,7 @@ struct FlowLog {
   std::string prefill, decode;  ///< URLs of engines; empty: none
   std::string request_id, key_name;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
+  int64_t matched_tokens = 0;  ///< of the prompt, that the index found on the chosen engine
   uint32_t retries = 0;
   bool prefill_skipped = false;
   Outcome outcome = Outcome::kFailed;
@@ -98,8 +99,9 @@ class Flow : public Exchange::Handler {
   void StartPair();
   void AskBootstrap();
   std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target,
-                                 std::string body);
-  std::string BodyFor(bool prefill) const;
+                                 std::string_view body);
+  /// Body for P of a pair, or for the answering engine. It is valid while `edited` and the request are.
+  std::string_view BodyFor(bool prefill, std::string* edited) const;
   void PrefillEnded();
   void PrefillFailed(const Status& status, bool breaker = true);
   void AnswerFailed(const Status& status);

@@ -460,7 +460,9 @@ void Gateway::Schedule() {
   DispatchScheduled();
   const bool waiting = result.waiting_prefill + result.waiting_decode > 0;
   Nanos next = waiting ? now + lease_options_.renew : 0;
-  if (result.next_run != 0) next = next == 0 ? result.next_run : std::min(next, result.next_run);
+  for (const Nanos due : {result.next_run, result.next_expiry}) {
+    if (due != 0) next = next == 0 ? due : std::min(next, due);
+  }
   if (next != 0) {
     run_.At(std::max(next, now + kMillisecond / 4), [this] { ScheduleSoon(); });
   } else {

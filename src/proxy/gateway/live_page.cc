@@ -9,7 +9,7 @@ namespace {
 // color. Numbers have tabular figures.
 constexpr const char* kPage = R"html(<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>Moesaic proxy</title>
+<title>Moesaic proxy</title><link rel="icon" href="data:,">
 <style>
 :root{color-scheme:light dark;--bg:#f7f7f5;--card:#fff;--ink:#1c1d1f;--soft:#63666d;--line:#e3e3df;--bar:#2f6fde;--bar2:#0e7f71;--good:#14793e;--bad:#b3261e;--warn:#8a5a00}
 @media(prefers-color-scheme:dark){:root{--bg:#141517;--card:#1d1f22;--ink:#ececea;--soft:#a3a6ad;--line:#303338;--bar:#6aa0ff;--bar2:#35b8a4;--good:#5bd08a;--bad:#ff8a80;--warn:#f0b95a}}
@@ -31,7 +31,7 @@ h1{font-size:20px;margin:0}h2{font-size:15px;margin:24px 0 8px}
 .facts{display:flex;flex-wrap:wrap;gap:2px 18px;font-size:13px;color:var(--soft);margin-top:6px}
 .key{display:inline-block;width:9px;height:9px;border-radius:2px;background:var(--bar);margin-right:5px}.key.two{background:var(--bar2);margin-left:12px}
 .row{display:flex;flex-wrap:wrap;gap:0 16px;justify-content:space-between;align-items:baseline}.row .soft{font-size:13px;font-weight:400}
-@media(max-width:520px){.stage{grid-template-columns:1fr auto auto;gap:2px 10px}.stage .track{grid-column:1/-1;grid-row:2}.tiles{grid-template-columns:1fr 1fr}#live{margin-left:0}}
+@media(max-width:520px){.stage{grid-template-columns:1fr 3em 4.5em;gap:2px 10px}.stage .track{grid-column:1/-1;grid-row:2}.tiles{grid-template-columns:1fr 1fr}#live{margin-left:0}}
 </style></head><body><main>
 <header><h1 id="name">Moesaic proxy</h1><span class="soft" id="sub"></span><span class="soft" id="live" role="status">connecting</span></header>
 <section class="tiles" id="tiles" aria-label="Totals"></section>
@@ -42,9 +42,9 @@ h1{font-size:20px;margin:0}h2{font-size:15px;margin:24px 0 8px}
 const $=id=>document.getElementById(id),num=n=>n.toLocaleString("en"),short=n=>n<1e4?num(n):n<1e6?(n/1e3).toFixed(1)+"k":n<1e9?(n/1e6).toFixed(1)+"M":(n/1e9).toFixed(1)+"G";
 const el=(tag,cls,text)=>{const e=document.createElement(tag);if(cls)e.className=cls;if(text!==undefined)e.textContent=text;return e};
 const words=s=>s.replaceAll("_"," ");
-const time=s=>s<.0095?(s*1e3).toFixed(2)+" ms":s<1?(s*1e3).toFixed(0)+" ms":s.toFixed(2)+" s";
+const time=s=>s<.00095?(s*1e6).toFixed(s<.0000095?1:0)+" µs":s<.0095?(s*1e3).toFixed(2)+" ms":s<1?(s*1e3).toFixed(0)+" ms":s.toFixed(2)+" s";
 let last=null;
-function tile(value,label){const t=el("div","tile");t.append(el("b","",value),el("span","",label));return t}
+function tile(value,label,cls){const t=el("div","tile");t.append(el("b",cls,value),el("span","",label));return t}
 function show(s){
   $("name").textContent="Pool "+s.pool;$("sub").textContent=`${s.policy} · ${s.transfer} · master ${s.master||"none"}`;
   document.title="Moesaic proxy: "+s.pool;
@@ -54,7 +54,7 @@ function show(s){
   $("tiles").replaceChildren(tile(num(live),"requests in the proxy"),tile(rate.toFixed(1)+"/s","completed"),
     tile(s.tokens.prompt?(100*s.tokens.cached/s.tokens.prompt).toFixed(1)+"%":"–","prompt tokens cached"),
     tile(s.ttft.count?time(s.ttft.seconds/s.ttft.count):"–","mean time to first token"),
-    tile(num(s.outcomes.rejected),"rejected"),tile(num(bad),"failed or lost"));
+    tile(num(s.outcomes.rejected),"rejected",s.outcomes.rejected?"warn":""),tile(num(bad),"failed or lost",bad?"bad":""));
   const most=Math.max(1,...s.stages.map(x=>x.now));
   $("stages").replaceChildren(...s.stages.filter(x=>x.name!=="done").map(x=>{
     const row=el("div","stage"),track=el("div","track"),fill=el("div","fill");fill.style.width=100*x.now/most+"%";track.append(fill);
@@ -64,10 +64,12 @@ function show(s){
     const box=el("div","engine"),head=el("div","head"),bar=el("div","split"),a=el("i"),b=el("i"),facts=el("div","facts");
     a.style.width=100*e.prefill_tokens/load+"%";b.style.width=100*e.decode_tokens/load+"%";bar.append(a,b);
     head.append(el("b","",e.url+(e.rank?` rank ${e.rank}`:"")),el("span",e.state==="enabled"?"good":"bad",e.state),
-      el("span","soft",e.role),el("span",e.index==="exact"?"good":e.index==="none"?"soft":"warn","index "+e.index));
+      el("span","soft",e.role),el("span",e.index==="exact"?"good":e.index==="none"?"soft":"warn",e.index==="none"?"no KV events":"index "+e.index));
     const hit=e.prompt_tokens?(100*e.cached_tokens/e.prompt_tokens).toFixed(1)+"% cached":"no prompts yet";
-    for(const t of [`prefill ${num(e.prefill_requests)} (${short(e.prefill_tokens)} tokens)`,`decode ${num(e.decode_requests)} (${short(e.decode_tokens)} tokens)`,hit,`completed ${short(e.completed)}`,`failed ${short(e.failed)}`])facts.append(el("span","",t));
+    for(const t of [`prefill ${num(e.prefill_requests)} (${short(e.prefill_tokens)} tokens)`,`decode ${num(e.decode_requests)} (${short(e.decode_tokens)} tokens)`,hit,`completed ${short(e.completed)}`])facts.append(el("span","",t));
+    facts.append(el("span",e.failed?"bad":"",`failed ${short(e.failed)}`));
     box.append(head,bar,facts);return box}));
+  if(!s.engines.length)$("engines").replaceChildren(el("span","bad","There is no engine: requests wait until one is added."));
 }
 async function turn(){
   try{const r=await fetch("?state",{cache:"no-store"});if(!r.ok)throw new Error(r.status);show(await r.json());$("live").textContent="live";$("live").className="good"}

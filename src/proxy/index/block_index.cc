@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "proxy/index/key_table.h"
 
@@ -205,6 +206,17 @@ HashBucket::Entry* ClaimHash(const KeyTable& table, uint64_t word) {
   return TakeFreeEntry(first, second, kHash, word);
 }
 
+class ExpectationsLock {
+ public:
+  explicit ExpectationsLock(IndexLayout& index) : lock_(index.expectations) { lock_.Lock(); }
+  ~ExpectationsLock() { lock_.Unlock(); }
+  ExpectationsLock(const ExpectationsLock&) = delete;
+  ExpectationsLock& operator=(const ExpectationsLock&) = delete;
+
+ private:
+  RobustLock& lock_;
+};
+
 }  // namespace
 
 size_t BlockIndex::Add(int instance, Tier tier, std::span<const uint64_t> keys) {
@@ -329,30 +341,36 @@ std::optional<uint64_t> BlockIndex::UnmapEngineHash(int instance, uint64_t engin
   return key;
 }
 
+// The ring names every block that is marked as expected, at any moment: marks follow their entries and are
+// removed before them. So a process that dies in between, or a master that lost its lease, leaves no mark
+// that never expires.
 void BlockIndex::AddSpeculative(int instance, std::span<const uint64_t> keys, Nanos deadline) {
   const KeyTable table(zone_);
   IndexLayout& index = table.index();
-  Add(instance, Tier::kSpeculative, keys);
-  // The end of the prompt expires before its beginning.
-  for (size_t i = keys.size(); i-- > 0;) {
-    const uint64_t key = keys[i];
-    const uint64_t tail = index.expected_tail.load(std::memory_order_relaxed);
-    uint64_t head = index.expected_head.load(std::memory_order_relaxed);
-    if (tail - head >= index.expected_capacity) {  // the oldest expectation ends early
-      const Expected oldest = table.expected(head);
-      index.expected_head.store(head + 1, std::memory_order_release);
-      Remove(oldest.instance, Tier::kSpeculative, oldest.key);
-    }
-    table.expected(tail) = {.key = key, .deadline = deadline, .instance = instance};
-    index.expected_tail.store(tail + 1, std::memory_order_release);
+  keys = keys.first(std::min<size_t>(keys.size(), index.expected_capacity));
+  const ExpectationsLock lock(index);
+  uint64_t tail = index.expected_tail.load(std::memory_order_relaxed);
+  const uint64_t used = tail - index.expected_head.load(std::memory_order_relaxed);
+  if (used + keys.size() > index.expected_capacity) {  // the oldest expectations end early
+    DropExpected(table, std::numeric_limits<Nanos>::max(), used + keys.size() - index.expected_capacity);
   }
+  // The end of the prompt expires before its beginning.
+  for (size_t i = keys.size(); i-- > 0;)
+    table.expected(tail++) = {.key = keys[i], .deadline = deadline, .instance = instance};
+  index.expected_tail.store(tail, std::memory_order_release);
+  Add(instance, Tier::kSpeculative, keys);
 }
 
 void BlockIndex::Expire(Nanos now, size_t limit) {
   const KeyTable table(zone_);
+  const ExpectationsLock lock(table.index());
+  DropExpected(table, now, limit);
+}
+
+void BlockIndex::DropExpected(const KeyTable& table, Nanos now, size_t limit) {
   IndexLayout& index = table.index();
   uint64_t head = index.expected_head.load(std::memory_order_relaxed);
-  const uint64_t tail = index.expected_tail.load(std::memory_order_acquire);
+  const uint64_t tail = index.expected_tail.load(std::memory_order_relaxed);
   std::vector<uint64_t> keys;  // of one instance
   while (head != tail && limit > 0) {
     const int instance = table.expected(head).instance;
@@ -366,6 +384,14 @@ void BlockIndex::Expire(Nanos now, size_t limit) {
     Remove(instance, Tier::kSpeculative, keys);
     index.expected_head.store(head, std::memory_order_release);
   }
+}
+
+Nanos BlockIndex::NextExpiry() const {
+  const KeyTable table(zone_);
+  IndexLayout& index = table.index();
+  const ExpectationsLock lock(index);
+  const uint64_t head = index.expected_head.load(std::memory_order_relaxed);
+  return head == index.expected_tail.load(std::memory_order_relaxed) ? 0 : table.expected(head).deadline;
 }
 
 IndexStats BlockIndex::Stats() const {

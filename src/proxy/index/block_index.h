@@ -11,6 +11,8 @@
 
 namespace moesaic::proxy {
 
+class KeyTable;
+
 /// Memory in which an instance holds a block. kSpeculative: the block was sent there and is expected to
 /// appear.
 enum class Tier : uint8_t { kDevice, kHost, kDisk, kSpeculative };
@@ -86,15 +88,19 @@ class BlockIndex {
   std::optional<uint64_t> FindEngineHash(int instance, uint64_t engine_hash) const;
   std::optional<uint64_t> UnmapEngineHash(int instance, uint64_t engine_hash);
 
-  /// Expects the blocks on the instance until `deadline`, because a request with them was sent there. Only
-  /// the holder of the scheduling lease calls this and Expire.
+  /// Expects the blocks on the instance until `deadline`, because a request with them was sent there. Any
+  /// process may call this and Expire; deadlines should not decrease.
   void AddSpeculative(int instance, std::span<const uint64_t> keys, Nanos deadline);
   /// Drops expectations whose deadline has passed; at most `limit` entries a call.
   void Expire(Nanos now, size_t limit = 4096);
+  /// Deadline of the oldest expectation, at which Expire is due; 0: there is none.
+  Nanos NextExpiry() const;
 
   IndexStats Stats() const;
 
  private:
+  void DropExpected(const KeyTable& table, Nanos now, size_t limit);
+
   Zone zone_;
 };
 

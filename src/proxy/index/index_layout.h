@@ -50,8 +50,9 @@ struct IndexLayout {
   std::atomic<uint64_t> free_set;    // number + 1 in the lower half, a counter against ABA in the upper half
   std::atomic<uint32_t> set_tag;     // counts uses of sets, so that readers notice a reused one
   std::atomic<uint32_t> tiers_used;  // bit per tier that any instance ever used
-  uint64_t expected;                 // ring of Expected
-  uint64_t expected_capacity;        // a power of two
+  RobustLock expectations;     // excludes changes of the ring by a master and by one that lost its lease
+  uint64_t expected;           // ring of Expected
+  uint64_t expected_capacity;  // a power of two
   std::atomic<uint64_t> expected_head, expected_tail;
   std::atomic<uint64_t> blocks, memberships, engine_blocks, sets_used, dropped;
 };

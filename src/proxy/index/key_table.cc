@@ -72,6 +72,7 @@ uint64_t PlaceIndex(const ZoneOptions& options, uint64_t offset, IndexLayout* la
 void FormatIndex(const Zone& zone) {
   IndexLayout& index = zone.index();
   for (RobustLock& stripe : index.stripes) stripe.Init();
+  index.expectations.Init();
   MakeZero(zone.base() + index.key_buckets, index.expected - index.key_buckets);
   for (uint32_t i = 0; i < index.num_sets; ++i) NextOf(zone, i).store(i + 1 < index.num_sets ? i + 2 : 0);
   index.free_set.store(index.num_sets > 0 ? 1 : 0, std::memory_order_release);

@@ -2,6 +2,7 @@
 
 #include <zmq.h>
 
+#include <string>
 #include <vector>
 
 #include "proxy/events/kv_decode.h"
@@ -9,6 +10,15 @@
 #include "proxy/events/sequence.h"
 
 namespace moesaic::proxy {
+namespace {
+
+// Lets a socket use an endpoint with an IPv6 address.
+void AllowIpv6(void* socket, const std::string& endpoint) {
+  const int six = endpoint.find('[') != std::string::npos ? 1 : 0;
+  zmq_setsockopt(socket, ZMQ_IPV6, &six, sizeof six);
+}
+
+}  // namespace
 
 EventSockets::~EventSockets() {
   if (replay_fd_.is_open()) replay_fd_.release();  // the descriptor belongs to the socket
@@ -24,6 +34,7 @@ Status EventSockets::Open() {
   const int linger = 0, water = 100'000;
   zmq_setsockopt(publisher_, ZMQ_LINGER, &linger, sizeof linger);
   zmq_setsockopt(publisher_, ZMQ_SNDHWM, &water, sizeof water);
+  AllowIpv6(publisher_, options_.kv_endpoint);
   // As vLLM: only a wildcard, or IPC, is bound.
   const bool bind =
       options_.kv_endpoint.find('*') != std::string::npos || options_.kv_endpoint.starts_with("ipc://");
@@ -34,6 +45,7 @@ Status EventSockets::Open() {
   if (options_.kv_replay_endpoint.empty()) return OkStatus();
   replayer_ = zmq_socket(context_, ZMQ_ROUTER);
   zmq_setsockopt(replayer_, ZMQ_LINGER, &linger, sizeof linger);
+  AllowIpv6(replayer_, options_.kv_replay_endpoint);
   if (zmq_bind(replayer_, options_.kv_replay_endpoint.c_str()) != 0) {
     return IoError("cannot bind {}: {}", options_.kv_replay_endpoint, zmq_strerror(zmq_errno()));
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "proxy/protocol/json_members.h"
+#include "proxy/protocol/url_host.h"
 
 namespace moesaic::proxy {
 namespace {
@@ -74,7 +75,7 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
       read.key = params.String("remote_request_id").value_or("");
       read.prefilled = true;
       if (decode)
-        read.peer = fmt::format("{}:{}", params.String("remote_host").value_or(""),
+        read.peer = fmt::format("{}:{}", UrlHost(params.String("remote_host").value_or("")),
                                 params.Integer("remote_port").value_or(0));
       break;
     case Transfer::kVllmMooncake: {
@@ -88,7 +89,7 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
       read.key = params.String("remote_request_id").value_or("");
       read.metaserver = params.String("metaserver").value_or("");
       if (!decode)
-        read.peer = fmt::format("{}:{}", params.String("remote_host").value_or(""),
+        read.peer = fmt::format("{}:{}", UrlHost(params.String("remote_host").value_or("")),
                                 params.Integer("remote_port").value_or(0));
       break;
     default:

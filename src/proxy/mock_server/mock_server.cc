@@ -54,8 +54,10 @@ class PeerCall : public std::enable_shared_from_this<PeerCall> {
 
   void Start(const std::string& address, http::verb verb, const std::string& target, std::string body) {
     const size_t colon = address.rfind(':');
+    std::string host = address.substr(0, colon == std::string::npos ? 0 : colon);
+    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
     boost::system::error_code error;
-    const auto ip = asio::ip::make_address(address.substr(0, colon == std::string::npos ? 0 : colon), error);
+    const auto ip = asio::ip::make_address(host, error);
     if (error || colon == std::string::npos) return Finish(std::nullopt);
     request_ = {verb, target, 11};
     request_.set(http::field::host, address);

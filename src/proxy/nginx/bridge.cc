@@ -1,6 +1,7 @@
 #include "proxy/nginx/bridge.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -50,6 +51,16 @@ struct Prefix {
 };
 constexpr uint64_t kMagic = 0x6d6f657361696305;
 constexpr size_t kPrefixBytes = (sizeof(Prefix) + 4095) & ~size_t{4095};
+
+// Keeps freed memory of request bodies in the process. Otherwise the allocator returns it to the kernel after
+// each request of some 100 KB, and the page faults of the next request cost more than its parsing.
+void KeepFreedMemory() {
+#ifdef __GLIBC__
+  constexpr int kLargestKept = 8 << 20, kKeptAtTop = 32 << 20;
+  mallopt(M_MMAP_THRESHOLD, kLargestKept);
+  mallopt(M_TRIM_THRESHOLD, kKeptAtTop);
+#endif
+}
 
 }  // namespace
 
@@ -313,6 +324,7 @@ int moesaic_pool_configure(moesaic_pool_t* pool, char* error, size_t error_len) 
 moesaic_gateway_t* moesaic_gateway_create(moesaic_pool_t* pool, const moesaic_shell_t* shell, void* loop,
                                           int32_t pid, char* error, size_t error_len) {
   std::unique_ptr<moesaic_gateway_t> gateway;
+  KeepFreedMemory();
   const int ok = Checked(error, error_len, [&]() -> Status {
     gateway = std::make_unique<moesaic_gateway_t>(*pool, *shell, loop);
     RETURN_IF_ERROR(gateway->transport.wake_socket().Open());
@@ -385,6 +397,7 @@ void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log) {
         std::copy(facts.entered.begin(), facts.entered.end(), log->entered);
         log->first_token = facts.first_token;
         log->prompt_tokens = facts.prompt_tokens;
+        log->matched_tokens = facts.matched_tokens;
         log->cached_tokens = facts.cached_tokens;
         log->output_tokens = facts.output_tokens;
         log->retries = facts.retries;

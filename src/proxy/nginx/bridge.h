@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
   int64_t entered[MOESAIC_STAGES];
   int64_t first_token;
-  int64_t prompt_tokens, cached_tokens, output_tokens, retries;
+  int64_t prompt_tokens, matched_tokens, cached_tokens, output_tokens, retries;
   const char* outcome;
   char prefill[256], decode[256], request_id[128], key_name[64];
 } moesaic_log_t;

@@ -203,6 +203,7 @@ enum {
   MOESAIC_VAR_STAGE = 0, /* to MOESAIC_STAGES - 1 */
   MOESAIC_VAR_TTFT = MOESAIC_STAGES,
   MOESAIC_VAR_PROMPT,
+  MOESAIC_VAR_MATCHED,
   MOESAIC_VAR_CACHED,
   MOESAIC_VAR_OUTPUT,
   MOESAIC_VAR_RETRIES,
@@ -236,10 +237,11 @@ static ngx_int_t moesaic_variable(ngx_http_request_t* r, ngx_http_variable_value
     v->data = p;
     v->len = (unsigned)(ngx_sprintf(p, "%L.%03L", number / 1000, number % 1000) - p);
   } else if (data <= MOESAIC_VAR_RETRIES) {
-    number = data == MOESAIC_VAR_PROMPT   ? log->prompt_tokens
-             : data == MOESAIC_VAR_CACHED ? log->cached_tokens
-             : data == MOESAIC_VAR_OUTPUT ? log->output_tokens
-                                          : log->retries;
+    number = data == MOESAIC_VAR_PROMPT    ? log->prompt_tokens
+             : data == MOESAIC_VAR_MATCHED ? log->matched_tokens
+             : data == MOESAIC_VAR_CACHED  ? log->cached_tokens
+             : data == MOESAIC_VAR_OUTPUT  ? log->output_tokens
+                                           : log->retries;
     p = ngx_pnalloc(r->pool, NGX_INT64_LEN);
     if (p == NULL) return NGX_ERROR;
     v->data = p;
@@ -278,6 +280,7 @@ static ngx_http_variable_t moesaic_variables[] = {MOESAIC_VARIABLE("received", 0
                                                   MOESAIC_VARIABLE("done", 9),
                                                   MOESAIC_VARIABLE("ttft", MOESAIC_VAR_TTFT),
                                                   MOESAIC_VARIABLE("prompt_tokens", MOESAIC_VAR_PROMPT),
+                                                  MOESAIC_VARIABLE("matched_tokens", MOESAIC_VAR_MATCHED),
                                                   MOESAIC_VARIABLE("cached_tokens", MOESAIC_VAR_CACHED),
                                                   MOESAIC_VARIABLE("output_tokens", MOESAIC_VAR_OUTPUT),
                                                   MOESAIC_VARIABLE("retries", MOESAIC_VAR_RETRIES),

@@ -31,6 +31,16 @@ uint64_t EndsOfPlainText(uint64_t bytes) {
   return below(0x20) | equal('"') | equal('\\');
 }
 
+// Returns whether 16 bytes are plain text of a string: no quote, no backslash, no control character.
+bool IsPlainText16(const char* text) {
+  using Bytes = unsigned char __attribute__((vector_size(16)));
+  using Halves = uint64_t __attribute__((vector_size(16)));
+  Bytes bytes;
+  std::memcpy(&bytes, text, sizeof bytes);
+  const auto ends = reinterpret_cast<Halves>((bytes < 0x20) | (bytes == '"') | (bytes == '\\'));
+  return (ends[0] | ends[1]) == 0;
+}
+
 // Checks JSON text from a position on. A failed step leaves the fault and its place.
 class Scanner {
  public:
@@ -59,7 +69,12 @@ class Scanner {
 
   bool String() {
     ++at_;  // the quote
+    if (limits_.checked) return CheckedString();
     while (at_ < text_.size()) {
+      if (at_ + 16 <= text_.size() && IsPlainText16(text_.data() + at_)) {
+        at_ += 16;
+        continue;
+      }
       if (std::endian::native == std::endian::little && at_ + sizeof(uint64_t) <= text_.size()) {
         uint64_t bytes;
         std::memcpy(&bytes, text_.data() + at_, sizeof bytes);
@@ -121,6 +136,19 @@ class Scanner {
   }
 
  private:
+  // Moves to the byte after the closing quote, the first quote with an even number of backslashes before it.
+  bool CheckedString() {
+    const size_t begin = at_;
+    for (;;) {
+      const size_t quote = text_.find('"', at_);
+      if (quote == std::string_view::npos) return Fail("a string has no end");
+      at_ = quote + 1;
+      size_t slashes = 0;
+      while (quote - slashes > begin && text_[quote - slashes - 1] == '\\') ++slashes;
+      if (slashes % 2 == 0) return true;
+    }
+  }
+
   bool Escape() {
     if (at_ + 1 >= text_.size()) return Fail("a string has no end");
     const char c = text_[at_ + 1];

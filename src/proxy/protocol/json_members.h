@@ -20,6 +20,8 @@ enum class JsonType { kNull, kBool, kNumber, kString, kArray, kObject };
 struct JsonLimits {
   int max_depth = 128;
   size_t max_members = 4096;  ///< members of the top-level object, or elements of the top-level array
+  /// The text is a value of a text that was scanned: strings are not checked again.
+  bool checked = false;
 };
 
 /// One member of an object or element of an array. Offsets are bytes from the begin of the scanned text.

@@ -16,11 +16,29 @@ void Expect(bool condition) {
   if (!condition) std::abort();
 }
 
+// A value of a checked text has the same members whether it is checked again or not.
+void CheckedValues(const JsonMembers& members) {
+  for (const JsonMember& member : members.all()) {
+    if (member.type != JsonType::kArray && member.type != JsonType::kObject) continue;
+    const auto full = JsonMembers::Scan(members.Text(member)),
+               quick = JsonMembers::Scan(members.Text(member), {.checked = true});
+    Expect(full.ok() == quick.ok());
+    if (!full.ok()) continue;  // too many members
+    Expect(full->all().size() == quick->all().size());
+    for (size_t i = 0; i < full->all().size(); ++i) {
+      const JsonMember &a = full->all()[i], &b = quick->all()[i];
+      Expect(a.key == b.key && a.type == b.type && a.value_begin == b.value_begin &&
+             a.value_end == b.value_end);
+    }
+  }
+}
+
 // An edited body must be JSON again, with the value that was set and the values that were not.
 void Bodies(std::string_view text) {
   for (const Endpoint endpoint : {Endpoint::kChat, Endpoint::kCompletions}) {
     const auto body = ReadRequestBody(endpoint, text);
     if (!body.ok()) continue;
+    CheckedValues(body->members);
     PromptIds(*body);
     for (const Transfer transfer :
          {Transfer::kVllmNixl, Transfer::kVllmMooncake, Transfer::kSglang, Transfer::kAscend}) {

@@ -1,5 +1,6 @@
 // The master's side of the scheduler: places waiting requests on instances.
 #include <limits>
+#include <span>
 #include <unordered_map>
 
 #include "proxy/schedule/scheduler_impl.h"
@@ -130,7 +131,9 @@ bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Na
   // Blocks that will exist on the instance soon, unless the engine does not announce blocks at all.
   if (r.facts.block_size != 0 && chosen != nullptr && chosen->index_state != IndexState::kNone &&
       options_.speculative_ttl > 0) {
-    if (ReadKeys(r.id, keys_)) index_.AddSpeculative(first, keys_, now + options_.speculative_ttl);
+    const size_t there = chosen->device_matched_tokens / r.facts.block_size;
+    if (ReadKeys(r.id, keys_) && there < keys_.size())
+      index_.AddSpeculative(first, std::span(keys_).subspan(there), now + options_.speculative_ttl);
   }
   return true;
 }
@@ -318,6 +321,7 @@ RunResult Scheduler::Impl::Run(LeaseToken lease, Nanos now) {
   // Requests with a finished prefill occupy memory on their instance: they go first.
   if (!decode_queue_.empty()) PlaceDecodes(now);
   if (!result_.lost_lease && !prefill_queue_.empty()) PlacePrefills(now);
+  result_.next_expiry = index_.NextExpiry();
   return result_;
 }
 

@@ -38,6 +38,8 @@ struct RunResult {
   uint32_t waiting_prefill = 0, waiting_decode = 0;  ///< still in the queues
   /// Call Run again at this time even if nothing happens; 0: not needed.
   Nanos next_run = 0;
+  /// Expected blocks that no event confirms are dropped by a Run at this time or later; 0: none are left.
+  Nanos next_expiry = 0;
   /// Workers (numbers of RegisterWorker) that have new entries in State::TakeScheduled.
   std::vector<int> wake;
   bool lost_lease = false;  ///< another process is the master: nothing was changed after that was noticed

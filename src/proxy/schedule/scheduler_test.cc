@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "proxy/index/instance_set.h"
 #include "proxy/state/layout.h"
 #include "proxy/state/test_zone.h"
 
@@ -74,6 +75,26 @@ TEST_F(SchedulerTest, AggregatedRequestPassesItsStages) {
   state_.AddOutput(id, 1, now_);
   state_.Finish(id, Outcome::kCompleted, now_);
   EXPECT_TRUE(state_.CheckInvariants().ok());
+}
+
+TEST_F(SchedulerTest, ExpectedBlocksEndWithoutAnotherRequest) {
+  SchedulerOptions options;
+  options.speculative_ttl = kSecond;
+  Use(Engines(1), "moesaic", options);
+  const Zone zone = zone_.zone();
+  StateView(zone).instance(0).index_state = static_cast<uint8_t>(IndexState::kExact);
+  const std::vector<uint64_t> keys = {1, 2, 3, 4};
+  index_.Add(0, Tier::kDevice, std::span(keys).first(2));
+  const RequestId id = Submitted({.prompt_tokens = 64}, keys);
+  const RunResult placed = Run();
+  EXPECT_EQ(placed.next_expiry, now_ + kSecond);
+  EXPECT_EQ(index_.Stats().speculative, 2U);  // only those that the instance lacks
+  state_.Finish(id, Outcome::kAborted, now_);
+  EXPECT_EQ(Run().next_expiry, now_ + kSecond);
+  now_ = placed.next_expiry;
+  EXPECT_EQ(Run().next_expiry, 0);
+  EXPECT_EQ(index_.Tiers(0, 3), 0U);
+  EXPECT_EQ(index_.Tiers(0, 2), TierBit(Tier::kDevice));
 }
 
 TEST_F(SchedulerTest, SequentialRequestGetsADecodeInstanceOfItsGroup) {

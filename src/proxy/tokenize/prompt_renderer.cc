@@ -11,6 +11,9 @@
 namespace moesaic::proxy {
 namespace {
 
+// Values of a body that ReadRequestBody has scanned.
+constexpr JsonLimits kChecked = {.checked = true};
+
 // Returns whether the pre-tokenizer of a tokenizer.json is byte-level.
 bool IsByteLevel(const std::filesystem::path& folder) {
   std::ifstream file(folder / "tokenizer.json", std::ios::binary);
@@ -21,12 +24,12 @@ bool IsByteLevel(const std::filesystem::path& folder) {
 
 // Joins the text parts of a message's content; Unimplemented for other parts.
 StatusOr<std::string> JoinedContent(std::string_view content) {
-  ASSIGN_OR_RETURN(const JsonMembers parts, JsonMembers::Scan(content));
+  ASSIGN_OR_RETURN(const JsonMembers parts, JsonMembers::Scan(content, kChecked));
   std::string joined;
   bool first = true;
   for (const JsonMember& part : parts.all()) {
     if (part.type != JsonType::kObject) return Unimplemented("a content part is no object");
-    ASSIGN_OR_RETURN(const JsonMembers fields, JsonMembers::Scan(parts.Text(part)));
+    ASSIGN_OR_RETURN(const JsonMembers fields, JsonMembers::Scan(parts.Text(part), kChecked));
     const std::string type = fields.String("type").value_or("text");
     const std::optional<std::string> text = fields.String("text");
     if (type != "text" || !text) return Unimplemented("content part of type '{}'", type);
@@ -60,11 +63,12 @@ StatusOr<std::string> WithObjectArguments(std::string_view calls) {
 
 // Returns the messages as templates expect them. `exact` becomes false where engines differ.
 StatusOr<std::string> TemplateMessages(std::string_view messages, Dialect dialect, bool* exact) {
-  ASSIGN_OR_RETURN(const JsonMembers list, JsonMembers::Scan(messages, {.max_members = 1 << 16}));
+  ASSIGN_OR_RETURN(const JsonMembers list,
+                   JsonMembers::Scan(messages, {.max_members = 1 << 16, .checked = true}));
   std::string text = "[";
   text.reserve(messages.size());
   for (const JsonMember& message : list.all()) {
-    ASSIGN_OR_RETURN(const JsonMembers fields, JsonMembers::Scan(list.Text(message)));
+    ASSIGN_OR_RETURN(const JsonMembers fields, JsonMembers::Scan(list.Text(message), kChecked));
     JsonEdit edit(fields);
     const std::string role = fields.String("role").value_or("");
     if (role == "developer" && dialect == Dialect::kMoesaic) edit.Set("role", "\"system\"");

@@ -53,9 +53,18 @@ TEST(SegmentCache, GivesTheIdsOfTheTokenizer) {
   ASSERT_TRUE(cutter.ok());
   SegmentCache cache(*tokenizer, *cutter, 1 << 20);
   std::mt19937 random(7);
-  std::string shared = RandomText(random, 900);
+  const std::string shared = RandomText(random, 600), conversation = RandomText(random, 5000);
   for (int i = 0; i < 1000; ++i) {
-    const std::string text = (i % 3 == 0 ? shared : "") + RandomText(random, 1 + random() % 400);
+    std::string text;
+    if (i % 50 == 49) {  // the conversation of several long segments grows
+      size_t size = conversation.size() / 1000 * static_cast<size_t>(i);
+      while ((static_cast<unsigned char>(conversation[size]) & 0xC0) == 0x80)
+        ++size;  // inside of a character
+      text = conversation.substr(0, size);
+    } else if (i % 3 == 0) {
+      text = shared;
+    }
+    text += RandomText(random, 1 + random() % 200);
     const bool special = i % 2 == 0;
     const auto ids = cache.Encode(text, special), wanted = tokenizer->Encode(text, special);
     ASSERT_TRUE(ids.ok() && wanted.ok());
@@ -74,7 +83,7 @@ TEST(SegmentCache, FindsCutsInLongTexts) {
   EXPECT_GT(cutter->num_special(), 0u);
   std::string lines;
   for (int i = 0; i < 1000; ++i) lines += "Line number " + std::to_string(i) + " of a text.\n";
-  EXPECT_EQ(cutter->cuts_lines(), cutter->NextSegment(lines) < lines.size());
+  EXPECT_EQ(cutter->cuts_lines(), cutter->NextSegment(lines, 1000) < lines.size());
 }
 
 std::string Chat(const std::string& content) {

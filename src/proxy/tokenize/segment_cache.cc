@@ -80,8 +80,8 @@ bool TextCutter::SpecialAt(std::string_view rest, size_t at) const {
                      [tail](const auto& token) { return tail.starts_with(token); });
 }
 
-size_t TextCutter::NextSegment(std::string_view rest) const {
-  for (size_t at = kMinSegment; at < rest.size(); ++at) {
+size_t TextCutter::NextSegment(std::string_view rest, size_t min_bytes) const {
+  for (size_t at = min_bytes; at < rest.size(); ++at) {
     const char c = rest[at];
     if (SpecialAt(rest, at)) return at;
     if (lines_ && rest[at - 1] == '\n' && IsLetter(c) && !IsBlankByte(rest[at - 2])) return at;
@@ -134,16 +134,33 @@ void SegmentCache::Insert(uint64_t hash, Ids entry) {
   stats_.bytes += bytes;
 }
 
+Status SegmentCache::AppendShort(std::string_view text, bool special, std::vector<int32_t>* ids) {
+  do {
+    const std::string_view part = text.substr(0, cutter_.NextSegment(text, kShortSegment));
+    const uint64_t hash = HashOf(part, special);
+    Ids entry = Find(hash, part, special);
+    if (entry == nullptr) {
+      ASSIGN_OR_RETURN(std::vector<int32_t> part_ids, tokenizer_.Encode(part, special));
+      entry = std::make_shared<const Entry>(Entry{std::string(part), std::move(part_ids), special});
+      Insert(hash, entry);
+    }
+    ids->insert(ids->end(), entry->ids.begin(), entry->ids.end());
+    text.remove_prefix(part.size());
+    special = false;
+  } while (!text.empty());
+  return OkStatus();
+}
+
 StatusOr<std::vector<int32_t>> SegmentCache::Encode(std::string_view text, bool add_special) {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 4 + 8);
   // Tokens after a text, such as EOS, belong to its last segment. A template of one segment is the general
   // case.
-  size_t segment = cutter_.NextSegment(text);
-  if (add_special && segment < text.size()) {
+  const size_t first = cutter_.NextSegment(text, kShortSegment);
+  if (add_special && first < text.size()) {
     ASSIGN_OR_RETURN(const std::vector<int32_t> around, tokenizer_.Encode("", true));
-    ASSIGN_OR_RETURN(const std::vector<int32_t> before, tokenizer_.Encode(text.substr(0, segment), true));
-    ASSIGN_OR_RETURN(const std::vector<int32_t> plain, tokenizer_.Encode(text.substr(0, segment), false));
+    ASSIGN_OR_RETURN(const std::vector<int32_t> before, tokenizer_.Encode(text.substr(0, first), true));
+    ASSIGN_OR_RETURN(const std::vector<int32_t> plain, tokenizer_.Encode(text.substr(0, first), false));
     // Only tokens before the text: their ids are a prefix of the first segment's.
     const bool leads =
         before.size() == plain.size() + around.size() &&
@@ -153,20 +170,24 @@ StatusOr<std::vector<int32_t>> SegmentCache::Encode(std::string_view text, bool 
   }
   bool special = add_special;
   do {
-    const std::string_view part = text.substr(0, segment);
-    const uint64_t hash = HashOf(part, special);
-    Ids entry = Find(hash, part, special);
-    if (entry == nullptr) {
-      ASSIGN_OR_RETURN(std::vector<int32_t> part_ids, tokenizer_.Encode(part, special));
-      entry = std::make_shared<const Entry>(Entry{std::string(part), std::move(part_ids), special});
-      Insert(hash, entry);
+    const std::string_view part = text.substr(0, cutter_.NextSegment(text, kLongSegment));
+    text.remove_prefix(part.size());
+    if (text.empty()) {  // a longer prompt will continue it, so that it is no segment yet
+      RETURN_IF_ERROR(AppendShort(part, special, &ids));
+      return ids;
     }
-    ids.insert(ids.end(), entry->ids.begin(), entry->ids.end());
-    text.remove_prefix(segment);
+    const uint64_t hash = HashOf(part, special);
+    if (const Ids entry = Find(hash, part, special)) {
+      ids.insert(ids.end(), entry->ids.begin(), entry->ids.end());
+    } else {
+      const size_t before = ids.size();
+      RETURN_IF_ERROR(AppendShort(part, special, &ids));
+      Insert(hash,
+             std::make_shared<const Entry>(Entry{
+                 std::string(part), {ids.begin() + static_cast<ptrdiff_t>(before), ids.end()}, special}));
+    }
     special = false;
-    segment = cutter_.NextSegment(text);
-  } while (!text.empty());
-  return ids;
+  } while (true);
 }
 
 SegmentCacheStats SegmentCache::stats() const {

@@ -24,14 +24,12 @@ namespace moesaic::proxy {
 /// tokenizer itself and leaves out the kind that fails.
 class TextCutter {
  public:
-  static constexpr size_t kMinSegment =
-      2 << 10;  ///< bytes; smaller ones would cost more to find than to tokenize
-
   /// `byte_level`: the vocabulary's pre-tokenizer is byte-level BPE.
   static StatusOr<TextCutter> Create(const text::Tokenizer& tokenizer, bool byte_level);
 
-  /// Returns the length of the first segment of `rest`.
-  size_t NextSegment(std::string_view rest) const;
+  /// Returns the length of the first segment of `rest`, which has at least `min_bytes` (2 or more) or is all
+  /// of `rest`.
+  size_t NextSegment(std::string_view rest, size_t min_bytes) const;
   bool cuts_lines() const { return lines_; }
   size_t num_special() const { return special_.size(); }
 
@@ -51,8 +49,14 @@ struct SegmentCacheStats {
 
 /// Least recently used segments of one tokenizer. All methods are thread-safe; the tokenizer runs without the
 /// lock.
+///
+/// Segments have two sizes. A long one is looked up first, so that a long prompt takes few lookups. One that
+/// is not known, and the end of the text, consist of short ones, so that little is tokenized after a known
+/// prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us.
 class SegmentCache {
  public:
+  static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128;  ///< minimum bytes
+
   SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t max_bytes);
 
   /// Returns the ids of `text`, equal to those of Tokenizer::Encode.
@@ -74,6 +78,8 @@ class SegmentCache {
 
   uint64_t HashOf(std::string_view text, bool special) const;
   Ids Find(uint64_t hash, std::string_view text, bool special);
+  /// Appends the ids of a text by way of short segments. `special` holds for the first of them.
+  Status AppendShort(std::string_view text, bool special, std::vector<int32_t>* ids);
   void Insert(uint64_t hash, Ids entry);
 
   const text::Tokenizer tokenizer_;

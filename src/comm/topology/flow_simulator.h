@@ -16,7 +16,7 @@ namespace moesaic::comm {
 /// Not thread-safe.
 class FlowSimulator {
  public:
-  /// Borrows the topology. What happens within `quantum_s` after an event happens at its time: thousands of
+  /// Borrows the topology. Events within `quantum_s` after the earliest one happen at its time: thousands of
   /// messages that end one after the other then need few assignments of rates.
   explicit FlowSimulator(const Topology& topology, double quantum_s = 0);
 

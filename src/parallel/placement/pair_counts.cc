@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "parallel/placement/random.h"
 
 namespace moesaic::parallel {
 namespace {
 
-// Of the logarithm of the objective, at the first and last try. Around 1% of a pair's sum counts as a third
-// of the first: steps that make the largest pair 1% larger are taken often at first, and never at the end.
-constexpr double kFirstTemperature = 0.05, kLastTemperature = 0.0025;
+// Of the logarithm of the objective, a 64th power. From 0.05, a hundred large experts keep the order of a
+// good start; from 16, a few experts reach all counts.
+constexpr double kFirstTemperatures[] = {0.05, 16}, kLastTemperature = 0.0025;
 constexpr int kTriesPerStop = 256;
 
 struct Replica {
@@ -84,35 +85,30 @@ Pairs Pair(const std::vector<Replica>& replicas, float scale) {
   return pairs;
 }
 
-}  // namespace
-
-std::vector<int> SearchPairCounts(std::vector<int> copies, int ranks, const ReplicaSize& size, int tries,
-                                  const std::function<bool()>& stop) {
+// Starts from `copies`. `best`, with the largest sum `least`, is replaced by better counts.
+void Anneal(std::vector<int> copies, int ranks, const ReplicaSize& size, int tries, double first_temperature,
+            const std::function<bool()>& stop, std::vector<int>& best, float& least) {
   const int experts = static_cast<int>(copies.size());
   SortedReplicas replicas(copies, size);
-  const float first_worst = Pair(replicas.now(), 1).worst;
-  if (!(first_worst > 0)) return copies;  // no tokens
-  const float scale = 1 / first_worst;
+  const float scale = 1 / Pair(replicas.now(), 1).worst;
   Pairs pairs = Pair(replicas.now(), scale);
-  float least = pairs.worst;
-  std::vector<int> best = copies, shared;  // experts with several replicas
+  std::vector<int> shared;  // experts with several replicas
   for (int e = 0; e < experts; ++e) {
     if (copies[e] > 1) shared.push_back(e);
   }
-  if (shared.empty()) return copies;
+  if (shared.empty()) return;
   Random random(1);
   for (int attempt = 0; attempt < tries; ++attempt) {
-    if (attempt % kTriesPerStop == 0 && stop && stop()) break;
+    if (attempt % kTriesPerStop == 0 && stop && stop()) return;
     // An expert of the pair with the largest sum gets a replica half of the time, else any expert.
     const int kind = random.Below(4);
     const int more = kind == 0 ? pairs.large : kind == 1 ? pairs.small : random.Below(experts);
-    const size_t at = static_cast<size_t>(random.Below(static_cast<int>(shared.size())));
-    const int fewer = shared[at];
+    const int fewer = shared[random.Below(static_cast<int>(shared.size()))];
     if (more == fewer || copies[more] >= ranks) continue;
     replicas.Try(more, size(more, copies[more] + 1), copies[more] + 1, fewer, size(fewer, copies[fewer] - 1),
                  copies[fewer] - 1);
     const Pairs next = Pair(replicas.next(), scale);
-    const double temperature = kFirstTemperature * std::pow(kLastTemperature / kFirstTemperature,
+    const double temperature = first_temperature * std::pow(kLastTemperature / first_temperature,
                                                             static_cast<double>(attempt) / tries);
     if (next.log_power > pairs.log_power &&
         std::exp((pairs.log_power - next.log_power) / temperature) <= random.Uniform())
@@ -125,6 +121,18 @@ std::vector<int> SearchPairCounts(std::vector<int> copies, int ranks, const Repl
     least = pairs.worst;
     best = copies;
   }
+}
+
+}  // namespace
+
+std::vector<int> SearchPairCounts(std::vector<int> copies, int ranks, const ReplicaSize& size, int tries,
+                                  const std::function<bool()>& stop) {
+  std::vector<int> best = copies;
+  float least = Pair(SortedReplicas(copies, size).now(), 1).worst;
+  if (!(least > 0)) return best;  // no tokens
+  for (const double temperature : kFirstTemperatures)
+    Anneal(copies, ranks, size, tries / static_cast<int>(std::size(kFirstTemperatures)), temperature, stop,
+           best, least);
   return best;
 }
 

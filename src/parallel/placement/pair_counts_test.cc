@@ -51,7 +51,7 @@ TEST(PairCounts, SmallProblemsReachTheBestOfAllCounts) {
     };
     std::vector<int> start(kExperts, 1);
     start[0] = 2 * kRanks - kExperts + 1;
-    const std::vector<int> counts = SearchPairCounts(start, kRanks, size, 4000, {});
+    const std::vector<int> counts = SearchPairCounts(start, kRanks, size, 20000, {});
     EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), 0), 2 * kRanks);
     EXPECT_GE(*std::min_element(counts.begin(), counts.end()), 1);
     EXPECT_LE(*std::max_element(counts.begin(), counts.end()), kRanks);

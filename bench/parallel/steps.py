@@ -9,7 +9,8 @@
 The collectives and exchanges are this repository's; computations take the time of a roofline of the described devices.
 In virtual time, hidden states have --narrow times fewer values, and links are as many times slower: messages then take the
 same time, but a step that moves gigabytes is simulated on one machine. Routes of exchanges keep their size: they are 0.5% of
-a row of DeepSeek-V3, and count as --narrow times as much (7% with 16). `three-way` narrows exchanges by 4 at most.
+a row of DeepSeek-V3, and count as --narrow times as much (7% with 16). `three-way` narrows exchanges by 4 at most. Small sums
+are cut into fewer pieces: a decode step of TP16 takes 225 ms with 64 instead of 217 ms.
 --simulator virtual (default) runs ranks as threads in virtual time, smpi as processes of SimGrid's SMPI. Needs a build folder
 with the benchmarks:  ninja -C build/release parallel_step_work parallel_step_bench comm_smpi_platform
 """

@@ -24,7 +24,7 @@ struct Flags {
   std::string work, topology, transport = "virtual";
   StepRows rows;
   int steps = 0;
-  double dilation = 1;
+  double dilation = 1, quantum_us = 0;
 };
 
 // Means over the ranks per step, and bytes of all ranks per step.
@@ -83,6 +83,9 @@ int Main(int argc, char** argv) {
   app.add_option("--steps", flags.steps, "Steps; the default is 4, or 3 for each stage of a pipeline");
   app.add_option("--dilation", flags.dilation, "Factor of computing times, for links that are slower by it")
       ->check(CLI::PositiveNumber);
+  app.add_option("--quantum-us", flags.quantum_us,
+                 "Virtual microseconds within which messages arrive together; makes many ranks faster")
+      ->check(CLI::NonNegativeNumber);
   CLI11_PARSE(app, argc, argv);
   const Deployment deployment = Succeed(ReadDeployment(ReadText(flags.work)));
   const comm::Topology topology = ReadTopology(flags.topology);
@@ -92,7 +95,7 @@ int Main(int argc, char** argv) {
             [&](double seconds) { SleepAndProgress(*opened, seconds); });
     return 0;
   }
-  comm::LocalJob job(topology.ranks(), {.topology = &topology});
+  comm::LocalJob job(topology.ranks(), {.topology = &topology, .quantum_s = 1e-6 * flags.quantum_us});
   comm::RunRanks(job, [&](comm::Transport& transport) {
     RunRank(transport, topology, deployment, flags,
             [&](double seconds) { job.Compute(transport.rank(), seconds); });

@@ -35,6 +35,7 @@ StatusOr<Deployment> ReadDeployment(const std::string& json) {
     deployment.expert_slots = root.at("expert_slots");
     deployment.forwards = root.at("forwards");
     deployment.forward_levels = root.at("forward_levels").get<std::vector<std::string>>();
+    deployment.segment_tokens = root.at("segment_tokens");
     for (const auto& stage : root.at("stages")) {
       deployment.stages.push_back({.kv_bytes_per_token = stage.at("kv_bytes_per_token"),
                                    .layers = stage.at("layers"),
@@ -112,6 +113,7 @@ StepSchedule::StepSchedule(comm::Transport& job, const comm::Topology& topology,
                                    .time_limit_s = kLimitSeconds};
   options.forwarding = deployment.forwards ? comm::Forwarding::kHierarchical : comm::Forwarding::kDirect;
   options.forward_levels = deployment.forward_levels;
+  options.segment_tokens = deployment.segment_tokens;
   exchange_ = Succeed(comm::ExpertExchange::Create(
       *expert_ranks_, Succeed(topology.Selected(ranks)),
       Succeed(comm::ExpertMap::Create(work_.all_experts, by_rank)), deployment.hidden, options));

@@ -30,6 +30,7 @@ struct Deployment {
   int expert_slots = 0;                    ///< experts with their replicas
   bool forwards = true;                    ///< false: rows of dispatches go directly to each rank
   std::vector<std::string> forward_levels;
+  int segment_tokens = 16;  ///< of ExchangeOptions
 
   /// Experts are divided over replicas, whose tokens are exchanged. Otherwise the shards' outputs are summed.
   bool exchanges() const { return degrees.data > 1 && degrees.expert > 1; }

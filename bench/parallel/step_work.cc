@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "bench/comm/bench_rank.h"
@@ -40,6 +41,9 @@ nlohmann::json Describe(const parallel::RankWork& work) {
           {"expert_flops_per_row", work.expert_flops_per_row}};
 }
 
+// Rows of a rank travel in eight parts at most, which overlap on their way through forwarding ranks.
+int SegmentTokens(int tokens) { return std::max(comm::ExchangeOptions().segment_tokens, (tokens + 7) / 8); }
+
 int Main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Writes the work of a layout's ranks as JSON.");
@@ -71,7 +75,8 @@ int Main(int argc, char** argv) {
                           {"expert", flags.degrees.expert}}},
                         {"stages", nlohmann::json::array()},
                         {"forwards", true},
-                        {"forward_levels", nlohmann::json::array()}};
+                        {"forward_levels", nlohmann::json::array()},
+                        {"segment_tokens", SegmentTokens(flags.tokens)}};
   parallel::RankWork first;
   for (int stage = 0; stage < flags.degrees.pipeline; ++stage) {
     const parallel::RankWork of_stage = Succeed(work.Of(layout, layout.RankAt({.stage = stage})));
@@ -89,7 +94,8 @@ int Main(int argc, char** argv) {
     }
     const auto candidates = Succeed(comm::RankForwardings(
         Succeed(topology.Selected(of_stage)), comm::ExpertMap::Even(first.all_experts, ranks),
-        {.tokens_per_rank = flags.tokens, .k = first.top_k, .hidden = work.spec().hidden}, {}));
+        {.tokens_per_rank = flags.tokens, .k = first.top_k, .hidden = work.spec().hidden},
+        {.segment_tokens = SegmentTokens(flags.tokens)}));
     out["forwards"] = candidates.front().forwarding == comm::Forwarding::kHierarchical;
     out["forward_levels"] = candidates.front().forward_levels;
   }

@@ -15,31 +15,47 @@ import pathlib
 import re
 import statistics
 import subprocess
+import threading
 import time
+import urllib.error
 import urllib.request
 
 PROMPTS = [f"{a} + {b} = {a + b}. {b} + {a} = {a + b}. {a} * {b} = {a * b}. {a} - {b} =" for a in range(11, 15) for b in range(2, 6)]
-FLAGS = ("-dp", "4", "-ep", "--threads", "1", "--dtype", "f32", "--expert-load-window", "0.2", "--port", "0")
+FLAGS = ("-dp", "4", "-ep", "--threads", "1", "--dtype", "f32", "--expert-load-window", "0.2", "--port", "0", "--served-model-name", "m")
 
 
 class Server:
     def __init__(self, binary, model, *flags):
         # Replicas are chosen by load, so that timing decides which one answers: one request at a time is in flight.
-        self.process = subprocess.Popen([binary, "serve", model, *FLAGS, *flags], stderr=subprocess.PIPE, text=True,
+        self.process = subprocess.Popen([binary, "serve", model, *FLAGS, *flags], stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, text=True,
                                         env=os.environ | {"MOESAIC_TUNING": "off"})
+        lines = []
         for line in self.process.stderr:
+            lines.append(line)
             found = re.search(r"http://[\w.:]+", line)
             if found:
                 self.url = found.group()
+                threading.Thread(target=self.process.stderr.read, daemon=True).start()  # a full pipe stops the server
+                self.await_model()
                 return
-        raise SystemExit(f"the server ended with code {self.process.wait()}")
+        raise SystemExit(f"the server ended with code {self.process.wait()}:\n{''.join(lines[-5:])}")
+
+    def await_model(self):
+        while self.process.poll() is None:
+            try:
+                self.get("/health")
+                return
+            except urllib.error.HTTPError:  # 503: the model is being loaded
+                time.sleep(0.1)
+        raise SystemExit(f"the server ended with code {self.process.returncode}")
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.process.terminate()
-        self.process.communicate()
+        self.process.wait()
 
     def get(self, path):
         with urllib.request.urlopen(self.url + path) as answer:
@@ -88,7 +104,7 @@ def main():
     arguments = parser.parse_args()
     prompts = arguments.prompts.read_text().splitlines() if arguments.prompts else PROMPTS
     redundant = ("--redundant-experts", str(arguments.redundant))
-    with Server(arguments.binary, arguments.model, "--rebalance-experts", "100000", *redundant) as server:
+    with Server(arguments.binary, arguments.model, "--rebalance-experts", "86400", *redundant) as server:
         before_answers = server.run(prompts)
         server.run(prompts)
         time.sleep(1)  # the last window ends

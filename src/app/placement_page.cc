@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "app/placement_flags.h"
 #include "app/report_page.h"
@@ -17,6 +20,17 @@ constexpr size_t kPlottedLoads = 6;  // series of a plot that have colours of th
 constexpr size_t kHeatMaps = 3;  // each has a cell per rank and layer
 
 std::string Ratio(double value) { return fmt::format("{:.3f}", value); }
+std::string Percent(double value) { return fmt::format("{:.1f}%", 100 * value); }
+
+// Mean and largest excess of a series' layers.
+std::pair<double, double> MeanAndWorst(const PlotSeries& series) {
+  double sum = 0, worst = 0;
+  for (const auto& [layer, excess] : series.points) {
+    sum += excess;
+    worst = std::max(worst, excess);
+  }
+  return {sum / std::max<double>(1, static_cast<double>(series.points.size())), worst};
+}
 
 // Loads of ranks (columns) in layers (rows), over speed and the mean.
 ReportPlot RankHeatMap(const parallel::Placement& placement, const std::vector<double>& speeds,
@@ -53,9 +67,8 @@ std::string ComparisonHtml(const PlacementFlags& flags, int slots,
         {result.name, Ratio(result.mean), Ratio(result.worst), fmt::format("{:.2f}", result.moves)});
     excess.emplace_back(result.name, result.mean - 1);
   }
-  section.plots.push_back(
-      {.caption = "Excess over perfect balance, mean over layers and workloads",
-       .svg = BarPlot(excess, [](double value) { return fmt::format("{:.1f}%", 100 * value); })});
+  section.plots.push_back({.caption = "Excess over perfect balance, mean over layers and workloads",
+                           .svg = BarPlot(excess, Percent)});
   return ReportHtml({.title = "Comparison of expert placements",
                      .facts = {{std::to_string(flags.ranks), "ranks"}, {std::to_string(slots), "slots"}},
                      .sections = {section}});
@@ -74,7 +87,7 @@ std::string FrontHtml(const PlacementFlags& flags, int slots,
     traffic.emplace_back(name, point.remote_nodes);
   }
   section.plots = {{.caption = "Excess over perfect balance, mean over layers and workloads",
-                    .svg = BarPlot(excess, [](double value) { return fmt::format("{:.1f}%", 100 * value); })},
+                    .svg = BarPlot(excess, Percent)},
                    {.caption = "Other nodes that a token is sent to", .svg = BarPlot(traffic, Ratio)}};
   return ReportHtml({.title = "Front of expert placements",
                      .facts = {{std::to_string(flags.ranks), "ranks"},
@@ -94,18 +107,27 @@ std::string PlanHtml(const PlacementFlags& flags, const parallel::Placement& pla
     for (int layer = 0; layer < loads[i].total.layers; ++layer) {
       if (!parallel::HasTokens(loads[i].total, layer)) continue;
       const auto tokens = loads[i].total.layer(layer);
-      equal.back().points.emplace_back(layer, parallel::Imbalance(placement.layers[layer], tokens, speeds));
+      equal.back().points.emplace_back(layer,
+                                       parallel::Imbalance(placement.layers[layer], tokens, speeds) - 1);
       split.back().points.emplace_back(layer,
-                                       parallel::SplitImbalance(placement.layers[layer], tokens, speeds));
+                                       parallel::SplitImbalance(placement.layers[layer], tokens, speeds) - 1);
     }
   }
   ReportSection section{.title = "Balance per layer"};
   if (loads.size() > kPlottedLoads)
-    section.notes = {fmt::format("Plots show the first {} of {} loads.", kPlottedLoads, loads.size())};
-  section.plots = {
-      {"Largest rank load over the mean, equal shares of replicas",
-       PointPlot(equal, "layer", Ratio, false, true), names},
-      {"The same with the exact split over replicas", PointPlot(split, "layer", Ratio, false, true), names}};
+    section.notes = {
+        fmt::format("The table and plots have the first {} of {} loads.", kPlottedLoads, loads.size())};
+  section.table.push_back({"load", "mean", "worst", "split mean", "split worst"});
+  for (size_t i = 0; i < equal.size(); ++i) {
+    const auto [mean, worst] = MeanAndWorst(equal[i]);
+    const auto [split_mean, split_worst] = MeanAndWorst(split[i]);
+    section.table.push_back(
+        {names[i], Ratio(1 + mean), Ratio(1 + worst), Ratio(1 + split_mean), Ratio(1 + split_worst)});
+  }
+  section.plots = {{"Excess of the largest rank load over the mean, equal shares of replicas",
+                    PointPlot(equal, "layer", Percent, false, true), names},
+                   {"The same with the exact split over replicas",
+                    PointPlot(split, "layer", Percent, false, true), names}};
   ReportSection heat{.title = "Load of each rank and layer"};
   heat.notes = {"Load of a rank over the mean, equal shares of replicas; 1 is balanced."};
   if (loads.size() > kHeatMaps)

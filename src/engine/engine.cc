@@ -39,7 +39,8 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
   ASSIGN_OR_RETURN(const tensor::DType dtype, KvDType(options.kv_dtype, model.info()));
   const tensor::KvLayout layout = LayoutFor(model.info().kv, dtype, /*key_summaries=*/false);
   const int room = std::min(context, model.info().context_length);
-  ASSIGN_OR_RETURN(const int blocks, cache::KvStore::BlocksFor(layout, KvBudget(layout, options, room)));
+  ASSIGN_OR_RETURN(const int blocks,
+                   cache::KvStore::BlocksFor(layout, KvBudget(layout, options, room, /*reserved_bytes=*/0)));
   ASSIGN_OR_RETURN(std::unique_ptr<cache::KvStore> store,
                    cache::KvStore::Create({.layout = layout, .blocks = blocks}, threads));
   return std::make_unique<ModelDrafter>(model, kernels, threads, std::move(store), options.max_batch_tokens);

@@ -68,7 +68,6 @@ struct EngineOptions {
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
-  int64_t reserved_bytes = 0;     ///< Memory of a rank that the KV cache leaves free (MoveBytes).
   ExpertLoadOptions expert_load = {};
   /// Of replicas that divide the experts, whose layout lets experts move. Needs expert_load.
   ExpertBalanceOptions balance = {};
@@ -155,6 +154,8 @@ class Engine {
   virtual void SaveCache(const std::function<bool()>& stop = {}) = 0;
   virtual bool idle() const = 0;  ///< No request waits or runs, and no event is pending.
   virtual EngineStats stats() const = 0;
+  /// EngineStats::survival, without the other statistics.
+  virtual std::shared_ptr<const SurvivalStats> survival() const { return nullptr; }
   virtual const models::ModelInfo& model() const = 0;
   virtual int max_context() const = 0;  ///< Maximum tokens of prompt and output of one request.
   virtual const SpeculativeOptions& speculative() const = 0;  ///< Resolved: never "auto".

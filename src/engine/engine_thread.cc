@@ -123,7 +123,7 @@ class EngineThread::Impl {
         };
         while (options_.fails_for_good && !wake_.wait_for(lock, kRankCheck, has_work)) {
           if (const Status dead = engine_->CheckRanks(); failure_.ok()) failure_ = dead;
-          stats_.survival = engine_->stats().survival;
+          stats_.survival = engine_->survival();
         }
         wake_.wait(lock, has_work);
         inbox = std::exchange(inbox_, {});

@@ -38,12 +38,13 @@ int64_t MoveBytes(const models::ModelInfo& info, const EngineOptions& options) {
   return (slots + layers * kept) * info.expert_bytes;
 }
 
-int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context) {
+int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context,
+                 int64_t reserved_bytes) {
   if (options.kv_bytes > 0) return options.kv_bytes;
   const int64_t wanted = layout.total_bytes() * tensor::KvBlocksFor(context) * options.max_sequences;
   const int64_t available = runtime::AvailableMemory();
   if (available <= 0) return wanted;
-  const int64_t own = available / options.local_ranks - options.reserved_bytes;
+  const int64_t own = available / options.local_ranks - reserved_bytes;
   return std::clamp<int64_t>(own / 4, 0, wanted);
 }
 

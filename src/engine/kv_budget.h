@@ -24,7 +24,8 @@ tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool k
 int64_t MoveBytes(const models::ModelInfo& info, const EngineOptions& options);
 
 /// options.kv_bytes, or enough for max_sequences x context, at most a quarter of the free memory, which
-/// local_ranks ranks share, without options.reserved_bytes of each.
-int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context);
+/// local_ranks ranks share, without `reserved_bytes` of each (MoveBytes).
+int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context,
+                 int64_t reserved_bytes);
 
 }  // namespace moesaic::engine

@@ -104,7 +104,7 @@ models::JointStep Lockstep::Agree(const std::vector<bool>& computes) const {
 // Runs the batches with rows of the kind that `asking` has.
 void Lockstep::RunJointly(size_t asking) {
   const StepKind kind = replicas_[asking].started->kind;
-  const Status checked = survives() ? CheckRanks() : OkStatus();
+  const Status checked = survives() ? ExcludeFailed() : OkStatus();
   std::vector<bool> computes(replicas_.size());
   for (size_t i = 0; i < replicas_.size(); ++i) {
     Replica& replica = replicas_[i];
@@ -194,6 +194,10 @@ bool Lockstep::HasFailed(size_t replica, const Status& failure) const {
 Status Lockstep::CheckRanks() {
   constexpr int kPolls = 128;  // transports read clocks once per some polls
   for (int poll = 0; poll < kPolls; ++poll) survival_.job->Progress();
+  return ExcludeFailed();
+}
+
+Status Lockstep::ExcludeFailed() {
   std::vector<int> failed;
   for (size_t i = 0; i < replicas_.size(); ++i) {
     if (HasFailed(i, OkStatus())) failed.push_back(static_cast<int>(i));

@@ -71,6 +71,9 @@ class Lockstep {
   bool FindFailed(const Status& failure);
   static Status Lost(const Replica& replica);
   bool HasFailed(size_t replica, const Status& failure) const;
+  // Continues without ranks whose failure the transport knows. Steps have it look; idle times need
+  // CheckRanks().
+  Status ExcludeFailed();
   Status Exclude(const std::vector<int>& ranks, const Status& failure);
 
   const int stages_;

@@ -17,11 +17,10 @@ constexpr double kCapacitySeconds = 3600;
 StatusOr<int> BlocksOfRank(const models::KvSpec& kv, const CapacityQuestion& question, int local_ranks) {
   const tensor::KvLayout layout =
       LayoutFor(kv, question.dtype, question.key_summaries, question.summary_kind);
-  const EngineOptions options = {.kv_bytes = question.kv_bytes,
-                                 .max_sequences = question.max_sequences,
-                                 .local_ranks = local_ranks,
-                                 .reserved_bytes = question.reserved_bytes};
-  return cache::KvStore::BlocksFor(layout, KvBudget(layout, options, question.context));
+  const EngineOptions options = {
+      .kv_bytes = question.kv_bytes, .max_sequences = question.max_sequences, .local_ranks = local_ranks};
+  return cache::KvStore::BlocksFor(layout,
+                                   KvBudget(layout, options, question.context, question.reserved_bytes));
 }
 
 StatusOr<int> BlocksOfReplica(const models::ModelInfo& info, const CapacityQuestion& question,

@@ -148,6 +148,7 @@ Status RankedExecutor::ExcludeRanks(std::span<const int> ranks) {
 void RankedExecutor::Lose(const Status& why) {
   failure_ = why;
   for (Started& started : started_) started.replies.clear();
+  if (std::exchange(has_sent_end_, true)) return;
   const char end = static_cast<char>(RankCommand::kEnd);
   for (const int rank : remote_) {
     if (job_.failed(rank)) continue;

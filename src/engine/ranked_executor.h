@@ -116,6 +116,7 @@ class RankedExecutor : public Executor {
   int64_t counted_bytes_ = 0;                    // of the driver's own messages
   bool reported_ = false;                        // the rank replied to the last batch with an error
   Status failure_;
+  bool has_sent_end_ = false;  // by Lose()
 };
 
 /// Runs the driver's batches on this rank until the driver ends the job. Returns the error of the rank or of

@@ -45,6 +45,7 @@ class ReplicatedEngine : public Engine {
   bool idle() const override;
   /// Sums over the replicas. Seconds are those of common steps.
   EngineStats stats() const override;
+  std::shared_ptr<const SurvivalStats> survival() const override { return survival_; }
   const models::ModelInfo& model() const override { return first().model(); }
   int max_context() const override { return first().max_context(); }
   const SpeculativeOptions& speculative() const override { return first().speculative(); }

@@ -17,24 +17,6 @@ constexpr comm::Tag kMoveTags = comm::Tag{3} << comm::kCommunicatorTagBits;
 constexpr size_t kMostRounds = 1 << 12;
 constexpr int64_t kPieceBytes = 1 << 20;
 
-// Adds bytes to a checksum. Pieces but the last have a multiple of 8 bytes.
-uint64_t AddToSum(uint64_t sum, std::span<const std::byte> bytes) {
-  constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;
-  const auto mix = [](uint64_t state, uint64_t word) {
-    const uint64_t mixed = (state ^ word) * kFactor;
-    return mixed ^ mixed >> 29;
-  };
-  uint64_t word = 0;
-  for (; bytes.size() >= sizeof word; bytes = bytes.subspan(sizeof word)) {
-    std::memcpy(&word, bytes.data(), sizeof word);
-    sum = mix(sum, word);
-  }
-  if (bytes.empty()) return sum;
-  word = 0;
-  std::memcpy(&word, bytes.data(), bytes.size());
-  return mix(sum, word);
-}
-
 comm::Tag TagOf(uint64_t move, size_t round) {
   return kMoveTags | static_cast<comm::Tag>(move & 0xfffU) << 12 | static_cast<comm::Tag>(round);
 }
@@ -66,6 +48,14 @@ StatusOr<ExpertMove> ExpertMove::Create(comm::Transport& ranks, uint64_t number,
   }
   return move;
 }
+
+ExpertMove::ExpertMove(comm::Transport& ranks, uint64_t number, int64_t bytes, OldWeights old_weights,
+                       std::byte* next_weights)
+    : ranks_(&ranks),
+      number_(number),
+      bytes_(bytes),
+      old_weights_(std::move(old_weights)),
+      next_(next_weights) {}
 
 ExpertMove::ExpertMove(ExpertMove&& other) noexcept
     : ranks_(other.ranks_),
@@ -110,17 +100,17 @@ Status ExpertMove::AdvanceLane(bool sends, Lane& lane) {
     RETURN_IF_ERROR(result);
     if (lane.expected != nullptr) {
       const uint64_t expected = *std::exchange(lane.expected, nullptr);
-      if (expected == lane.sum) return OkStatus();
+      if (expected == lane.sum.value()) return OkStatus();
       return absl::DataLossError(
           fmt::format("expert {} of rank {} has another checksum than it was sent with", lane.transfer.expert,
                       lane.transfer.from));
     }
     const std::byte* const bytes =
         sends ? old_weights_(lane.transfer.expert) : next_ + lane.transfer.slot * bytes_;
-    lane.sum = AddToSum(lane.sum, {bytes + lane.summed, static_cast<size_t>(lane.begun - lane.summed)});
+    lane.sum.Add(bytes + lane.summed, static_cast<size_t>(lane.begun - lane.summed));
     lane.summed = lane.begun;
     if (lane.left == 0) {
-      lane.expected = std::make_unique<uint64_t>(lane.sum);
+      lane.expected = std::make_unique<uint64_t>(lane.sum.value());
       const std::span<std::byte> trailer = std::as_writable_bytes(std::span(lane.expected.get(), 1));
       ASSIGN_OR_RETURN(lane.piece, sends ? ranks_->Send(lane.transfer.to, lane.tag, trailer)
                                          : ranks_->Receive(lane.transfer.from, lane.tag, trailer));

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/status.h"
 #include "comm/transport/transport.h"
 #include "parallel/placement/migration.h"
@@ -59,18 +60,13 @@ class ExpertMove {
     comm::Tag tag = 0;
     int64_t begun = 0, left = 0;              // bytes of started pieces, and of those to start
     int64_t summed = 0;                       // bytes in `sum`
-    uint64_t sum = 0;                         // checksum so far
+    base::Xxh3 sum = {};                      // checksum so far
     std::unique_ptr<uint64_t> expected = {};  // the sender's checksum; null: it is not sent yet
     std::optional<comm::TransferId> piece = {};
     bool open() const { return piece.has_value() || left > 0; }
   };
   ExpertMove(comm::Transport& ranks, uint64_t number, int64_t bytes, OldWeights old_weights,
-             std::byte* next_weights)
-      : ranks_(&ranks),
-        number_(number),
-        bytes_(bytes),
-        old_weights_(std::move(old_weights)),
-        next_(next_weights) {}
+             std::byte* next_weights);
   void StartRound();
   Status AdvanceLane(bool sends, Lane& lane);
   Status StartPiece(bool sends, Lane& lane);

@@ -3,12 +3,12 @@
 #include <sys/stat.h>
 #include <filesystem>
 
+#include "base/checksum.h"
 #include "checkpoint/open_checkpoint.h"
 #include "kernels/exec_context.h"
 #include "kernels/kernel_table.h"
 #include "models/model_info.h"
 #include "quantizer/calibrate/calibration_memory.h"
-#include "quantizer/io/checksum.h"
 #include "quantizer/io/disk_room.h"
 #include "quantizer/io/hidden_state.h"
 #include "quantizer/io/journal.h"
@@ -28,7 +28,7 @@ using nlohmann::ordered_json;
 // Identifies a checkpoint by its config, the names, types and shapes of its tensors, and the sizes and
 // modification times of its files. Weights are not hashed, because that would require reading them.
 std::string FingerprintOf(const checkpoint::Checkpoint& source) {
-  Xxh3 sum;
+  base::Xxh3 sum;
   sum.AddText(source.config().dump());
   for (const checkpoint::TensorEntry& entry : source.tensors()) {
     sum.AddText(entry.name);
@@ -46,7 +46,7 @@ std::string FingerprintOf(const checkpoint::Checkpoint& source) {
 
 // Identifies the kernels that calibration runs. Other kernels sum in another order, so roundings may differ.
 std::string KernelsOf(const kernels::KernelTable& kernels) {
-  Xxh3 sum;
+  base::Xxh3 sum;
   for (const kernels::KernelChoice& choice : kernels.choices) sum.AddText(choice.name);
   return sum.Hex();
 }

@@ -7,13 +7,13 @@
 #include <mutex>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/round.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "kernels/exec_context.h"
 #include "models/model_info.h"
 #include "quantizer/format/weight_error.h"
-#include "quantizer/io/checksum.h"
 #include "quantizer/io/unit_reader.h"
 #include "quantizer/io/unit_rounder.h"
 #include "quantizer/quantize.h"
@@ -202,7 +202,7 @@ class Verifier {
   // Rows of codes come in order, one linear after another.
   Status CheckCodes(const Piece& piece, std::span<const std::byte> codes) {
     const ModelItem& item = plan_.items[piece.item];
-    if (piece.first == 0) codes_ = Xxh3();
+    if (piece.first == 0) codes_ = base::Xxh3();
     codes_.Add(codes.data(), codes.size());
     if (piece.first + piece.rows < item.shape[0]) return OkStatus();
     const auto found = checksums_.find(item.name);
@@ -240,7 +240,7 @@ class Verifier {
   std::vector<std::shared_ptr<const runtime::MappedFile>> files_;  // [shards]
   // Checksums of the codes of calibrated linears.
   std::map<std::string, std::string> checksums_;
-  Xxh3 codes_;  // of the current linear
+  base::Xxh3 codes_;  // of the current linear
 };
 
 }  // namespace

@@ -8,8 +8,9 @@
 
 namespace moesaic::comm {
 
-FlowSimulator::FlowSimulator(const Topology& topology)
+FlowSimulator::FlowSimulator(const Topology& topology, double quantum_s)
     : topology_(topology),
+      quantum_s_(quantum_s),
       flows_of_channel_(topology.channels().size()),
       channel_bytes_(topology.channels().size(), 0),
       is_changed_(topology.channels().size(), 0),
@@ -142,7 +143,7 @@ std::vector<int> FlowSimulator::AdvanceToNextCompletion() {
       if (first) {
         now_ = std::max(now_, event.time);
         first = false;
-      } else if (event.time > now_ * (1 + 1e-12)) {
+      } else if (event.time > now_ * (1 + 1e-12) + quantum_s_) {
         break;
       }
       events_.pop();
@@ -164,7 +165,8 @@ double FlowSimulator::rate(int flow) {
   return flows_[flow].rate;
 }
 
-StatusOr<std::vector<double>> SimulateFlows(const Topology& topology, std::span<const ScheduledFlow> flows) {
+StatusOr<std::vector<double>> SimulateFlows(const Topology& topology, std::span<const ScheduledFlow> flows,
+                                            double quantum_s) {
   const auto count = static_cast<int>(flows.size());
   std::vector<int> waits(flows.size(), 0);  // messages before it that have not completed
   std::vector<std::vector<int>> followers(flows.size());
@@ -190,7 +192,7 @@ StatusOr<std::vector<double>> SimulateFlows(const Topology& topology, std::span<
     }
   }
 
-  FlowSimulator simulator(topology);
+  FlowSimulator simulator(topology, quantum_s);
   std::vector<double> ends(flows.size(), 0);
   std::vector<std::pair<int, bool>> started;  // by the simulator's number: flow, and whether it is its timer
   const auto start = [&](int i) {

@@ -57,6 +57,21 @@ TEST(FlowSimulatorTest, MessagesWaitForTheirPredecessorsAndStartTimes) {
   EXPECT_NEAR(ends[2], 5.101, 1e-9);
 }
 
+TEST(FlowSimulatorTest, MessagesThatEndWithinAQuantumEndTogether) {
+  const Topology topology = Topology::Flat(64, kLink);
+  std::vector<ScheduledFlow> flows;
+  for (int from = 1; from < 64; ++from)
+    flows.push_back({.from = from, .to = 0, .bytes = 100 + 0.01 * from, .after = {}});
+  const double quantum_s = 0.1;
+  const std::vector<double> exact = EndsOf(topology, flows);
+  const std::vector<double> rounded = SimulateFlows(topology, flows, quantum_s).value();
+  EXPECT_LT(exact.front(), exact.back());
+  for (size_t i = 0; i < flows.size(); ++i) {
+    EXPECT_EQ(rounded[i], rounded.front());
+    EXPECT_NEAR(rounded[i], exact[i], quantum_s);
+  }
+}
+
 TEST(FlowSimulatorTest, WrongFlowsAreRefused) {
   const Topology topology = Topology::Flat(2, kLink);
   const auto message = [&](const std::vector<ScheduledFlow>& flows) {

@@ -358,8 +358,8 @@ LocalJob::LocalJob(int ranks, LocalOptions options) : shared_(std::make_unique<L
   MOESAIC_CHECK_LT(0, ranks);
   if (options.topology != nullptr) {
     MOESAIC_CHECK_EQ(options.topology->ranks(), ranks);
-    shared_->clock =
-        std::make_unique<VirtualClock>(*options.topology, ranks, [](void* sender, void* receiver) {
+    shared_->clock = std::make_unique<VirtualClock>(
+        *options.topology, options.quantum_s, ranks, [](void* sender, void* receiver) {
           for (void* side : {sender, receiver}) {
             if (side == nullptr) continue;
             auto& transfer = *static_cast<LocalTransfer*>(side);

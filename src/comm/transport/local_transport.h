@@ -21,6 +21,9 @@ struct LocalOptions {
   /// every rank is in Idle() or has left. A message starts when both sides have posted it. Copies and
   /// computation take no time. The topology must have as many ranks as the job and must outlive it.
   const Topology* topology = nullptr;
+  /// Messages that arrive within this virtual time after another one arrive with it: simulations of many
+  /// ranks take less time.
+  double quantum_s = 0;
 };
 
 /// A job of `ranks` ranks. Ends are used by one thread each; Kill() may be called by any thread.

@@ -14,8 +14,8 @@ constexpr double kNotifyAllSeconds = 0.5;
 
 }  // namespace
 
-VirtualClock::VirtualClock(const Topology& topology, int ranks, Arrival arrival)
-    : arrival_(std::move(arrival)), flows_(topology), running_(ranks), live_(ranks) {
+VirtualClock::VirtualClock(const Topology& topology, double quantum_s, int ranks, Arrival arrival)
+    : arrival_(std::move(arrival)), flows_(topology, quantum_s), running_(ranks), live_(ranks) {
   for (int rank = 0; rank < ranks; ++rank) ranks_.push_back(std::make_unique<Rank>());
 }
 

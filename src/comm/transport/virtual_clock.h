@@ -20,7 +20,7 @@ class VirtualClock {
   /// Called when a message arrives, under the clock's lock: it must not call the clock.
   using Arrival = std::function<void(void* sender, void* receiver)>;
 
-  VirtualClock(const Topology& topology, int ranks, Arrival arrival);
+  VirtualClock(const Topology& topology, double quantum_s, int ranks, Arrival arrival);
 
   double now() const { return now_.load(std::memory_order_relaxed); }
   /// Starts a message at now(). Returns its ticket, which is valid until it arrives.

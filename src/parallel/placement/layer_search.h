@@ -66,7 +66,8 @@ class LayerSearch {
   /// smallest possible largest replica makes many replicas of medium size, which do not fit together. First,
   /// each expert gets the fewest replicas that are not above a limit, for several limits, and the rest goes
   /// to experts with one replica. Then single replicas move from cold experts to hot ones as long as that
-  /// improves the objective. At most `max_tries` placements in each part.
+  /// improves the objective. At most `max_tries` placements in each part. Ranks of two slots and one scenario
+  /// have a search of their own (SearchPairCounts).
   void ImproveCounts(int max_tries, const std::function<bool()>& stop);
 
   double objective() const;
@@ -105,6 +106,8 @@ class LayerSearch {
   double RankCost(int rank) const { return Changed(rank, nullptr, nullptr); }
   void AddCopies(std::span<const int> experts, int spare, int most, std::vector<int>& copies);
   int CopiesWithin(int expert, float limit);  // fewest whose size is not above it
+  // Whether the best placement of replicas is known: that of pairs.
+  bool PairsDecide() const;
   void TryLimits(int max_tries, const std::function<bool()>& stop);
   void ShiftReplicas(int max_tries, const std::function<bool()>& stop);
   void SetUnit(int expert);

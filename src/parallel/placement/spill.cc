@@ -1,7 +1,10 @@
 #include "parallel/placement/spill.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <utility>
+#include <vector>
 
 namespace moesaic::parallel {
 namespace {
@@ -14,49 +17,56 @@ struct Attempt {
   double above = 0;  // load above the threshold that remains
 };
 
-// The move that passes on most load from `from`; amount 0 if none.
+// The replica that relieves ranks above the threshold most: of an expert whose ranks are above it together,
+// on the rank with most room. Returns the load that it takes; 0 if none.
 double BestMove(const TokenSplit& split, std::span<const int> prefetched, double threshold,
                 int prefetch_slots, SpillMove& move) {
-  const double excess = split.rank_loads()[move.from] - threshold * split.speed(move.from);
-  double best = 0, best_load = 0;
-  for (const int expert : split.ExpertsOn(move.from)) {
-    const double load = split.LoadOn(expert, move.from);
-    if (std::min(load, excess) < best) continue;
-    for (int to = 0; to < split.ranks(); ++to) {
-      if (prefetched[to] >= prefetch_slots || split.Holds(expert, to)) continue;
-      const double room = threshold * split.speed(to) - split.rank_loads()[to];
-      const double amount = std::min({load, excess, room});
-      if (amount > best || (amount == best && amount > 0 && load > best_load)) {
+  std::vector<std::pair<double, int>> open;  // room, rank
+  for (int rank = 0; rank < split.ranks(); ++rank) {
+    const double room = threshold * split.speed(rank) - split.rank_loads()[rank];
+    if (room > 0 && prefetched[rank] < prefetch_slots) open.emplace_back(room, rank);
+  }
+  std::ranges::sort(open, [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  });
+  struct Relief {
+    double load = 0, most = 0;  // of all ranks, and of the rank `from`
+    int from = 0;
+  };
+  std::map<int, Relief> experts;  // that ranks above the threshold hold
+  for (int rank = 0; rank < split.ranks(); ++rank) {
+    const double excess = split.rank_loads()[rank] - threshold * split.speed(rank);
+    if (excess <= 0) continue;
+    for (const int expert : split.ExpertsOn(rank)) {
+      const double load = std::min(excess, split.LoadOn(expert, rank));
+      Relief& relief = experts[expert];
+      relief.load += load;
+      if (load > relief.most) relief = {relief.load, load, rank};
+    }
+  }
+  double best = 0;
+  for (const auto& [expert, relief] : experts) {
+    for (const auto& [room, to] : open) {
+      if (split.Holds(expert, to)) continue;
+      const double amount = std::min(relief.load, room);
+      if (amount > best) {
         best = amount;
-        best_load = load;
-        move.expert = expert;
-        move.to = to;
+        move = {expert, relief.from, to};
       }
+      break;
     }
   }
   return best;
 }
 
-// Moves experts until no rank is above the threshold, or the moves are used up.
+// Adds replicas until no rank is above the threshold, or the moves are used up.
 Attempt SpillTo(TokenSplit& split, double threshold, int max_moves, int prefetch_slots) {
   Attempt attempt;
   std::vector<int> prefetched(split.ranks(), 0);
-  std::vector<char> stuck(split.ranks(), 0);
   attempt.above = split.Relax(threshold);
   while (attempt.above > kNegligible * threshold && static_cast<int>(attempt.moves.size()) < max_moves) {
-    SpillMove move{.from = -1};
-    double most = kNegligible * threshold;
-    for (int rank = 0; rank < split.ranks(); ++rank) {
-      const double excess = split.rank_loads()[rank] - threshold * split.speed(rank);
-      if (stuck[rank] || excess <= most) continue;
-      most = excess;
-      move.from = rank;
-    }
-    if (move.from < 0) break;
-    if (BestMove(split, prefetched, threshold, prefetch_slots, move) <= kNegligible * threshold) {
-      stuck[move.from] = 1;
-      continue;
-    }
+    SpillMove move;
+    if (BestMove(split, prefetched, threshold, prefetch_slots, move) <= kNegligible * threshold) break;
     split.AddReplica(move.expert, move.to);
     ++prefetched[move.to];
     attempt.moves.push_back(move);

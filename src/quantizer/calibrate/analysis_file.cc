@@ -2,11 +2,11 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/checksum.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_writer.h"
 #include "quantizer/calibrate/analysis.h"
 #include "quantizer/calibrate/calibration_report.h"
-#include "quantizer/io/checksum.h"
 #include "tensor/static_scale.h"
 
 namespace moesaic::quantizer {
@@ -54,7 +54,7 @@ ordered_json Analysis::Json() const {
 }
 
 std::string Analysis::Checksum() const {
-  Xxh3 sum;
+  base::Xxh3 sum;
   const auto add = [&](const std::string& name, std::span<const float> values) {
     sum.AddText(name);
     sum.Add(values.data(), values.size_bytes());

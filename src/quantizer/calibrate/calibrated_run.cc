@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "kernels/exec_context.h"
-#include "quantizer/io/checksum.h"
 #include "quantizer/io/hidden_state.h"
 #include "quantizer/stopwatch.h"
 
@@ -132,7 +132,7 @@ StatusOr<OwnedMatrix> CalibratedRun::RoundLinear(size_t item, const HessianFacto
   const std::vector<int64_t>& shape = plan_.items[item].shape;
   const auto n = static_cast<int>(shape[0]), k = static_cast<int>(shape[1]);
   GptqReport gptq;
-  Xxh3 codes;
+  base::Xxh3 codes;
   ASSIGN_OR_RETURN(RuntimeMatrix runtime,
                    finding != nullptr
                        ? RuntimeMatrix::OfRounded(plan_.output.items[item].precision.grid(), n, k)

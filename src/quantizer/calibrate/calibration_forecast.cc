@@ -5,13 +5,13 @@
 #include <cmath>
 #include <string_view>
 
+#include "base/checksum.h"
 #include "kernels/elementwise.h"
 #include "kernels/exec_context.h"
 #include "layers/linear.h"
 #include "quantizer/calibrate/calibrated_run.h"
 #include "quantizer/calibrate/calibration_memory.h"
 #include "quantizer/gptq/gptq.h"
-#include "quantizer/io/checksum.h"
 #include "quantizer/mixed/mix_gain.h"
 #include "quantizer/mixed/mix_passes.h"
 #include "quantizer/stopwatch.h"
@@ -76,7 +76,7 @@ Status RoundLikeARun(const kernels::ExecContext& ctx, const Grid& grid, const st
   }
   EncodeRows(*ctx.pool, matrix, tensors, out);
   for (int sums = 0; sums < 2; ++sums) {  // of the report and of the journal
-    Xxh3 sum;
+    base::Xxh3 sum;
     sum.Add(bytes.front().data(), bytes.front().size());
   }
   ASSIGN_OR_RETURN(RuntimeMatrix runtime, RuntimeMatrix::OfRounded(grid, count, k));

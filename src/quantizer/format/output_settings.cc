@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/checksum.h"
 #include "checkpoint/json_text.h"
 #include "quantizer/format/output_plan.h"
-#include "quantizer/io/checksum.h"
 
 namespace moesaic::quantizer {
 
@@ -12,7 +12,7 @@ using nlohmann::ordered_json;
 using tensor::DType;
 
 CalibrationId CalibrationId::Of(const std::vector<std::vector<int32_t>>& sequences) {
-  Xxh3 sum;
+  base::Xxh3 sum;
   CalibrationId id;
   for (const std::vector<int32_t>& ids : sequences) {
     const auto count = static_cast<int64_t>(ids.size());

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <vector>
 
-#include "quantizer/io/checksum.h"
+#include "base/checksum.h"
 #include "runtime/atomic_file.h"
 #include "runtime/partial.h"
 
@@ -48,7 +48,7 @@ std::string StateFile(std::string_view kind, int layers) { return fmt::format("{
 std::string ChecksumOfFile(const std::string& path, int64_t* bytes) {
   std::ifstream file(path, std::ios::binary);
   std::vector<char> part(kPartBytes);
-  Xxh3 sum;
+  base::Xxh3 sum;
   int64_t read = 0;
   while (file.read(part.data(), std::ssize(part)) || file.gcount() > 0) {
     sum.Add(part.data(), static_cast<size_t>(file.gcount()));
@@ -61,7 +61,7 @@ std::string ChecksumOfFile(const std::string& path, int64_t* bytes) {
 StatusOr<std::string> SaveHidden(const std::string& path, std::span<const float> values) {
   const std::span<const std::byte> bytes = std::as_bytes(values);
   ASSIGN_OR_RETURN(const auto file, runtime::AtomicFile::Create(path));
-  Xxh3 sum;
+  base::Xxh3 sum;
   for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
     const auto part = bytes.subspan(at, std::min(kPartBytes, bytes.size() - at));
     RETURN_IF_ERROR(file->Write(part.data(), part.size()));

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "quantizer/io/checksum.h"
+#include "base/checksum.h"
 #include "quantizer/io/hidden_state.h"
 #include "runtime/atomic_file.h"
 
@@ -14,7 +14,7 @@ namespace {
 using nlohmann::ordered_json;
 
 std::string ChecksumOf(const ordered_json& key, const ordered_json& state, const ordered_json& files) {
-  Xxh3 sum;
+  base::Xxh3 sum;
   for (const ordered_json* json : {&key, &state, &files}) sum.AddText(json->dump());
   return sum.Hex();
 }

@@ -6,15 +6,15 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/round.h"
-#include "quantizer/io/checksum.h"
 #include "quantizer/stopwatch.h"
 
 namespace moesaic::quantizer {
 namespace {
 
 uint64_t ChecksumOf(std::span<const OutputExtent> extents) {
-  Xxh3 sum;
+  base::Xxh3 sum;
   for (const OutputExtent& extent : extents) sum.Add(extent.bytes.data(), extent.bytes.size());
   return sum.value();
 }

@@ -174,7 +174,7 @@ class Aggregated(Engine):
               and self.proxy_.state()["engines"][0]["index"] == "exact", what=self.proxy_.state)
         reported = []
         for i, text in enumerate(("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?", "What is 1 + 2?")):
-            # Events of the request before are in the index: what was expected is confirmed, or has expired.
+            # Events of the request before are in the index: expected blocks are confirmed, or have expired.
             until(lambda: self.proxy_.metric("moesaic_proxy_index_speculative") == 0)
             status, answer = self.ask(messages=self.question(text, system), max_tokens=4)
             cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
@@ -190,11 +190,13 @@ class Aggregated(Engine):
         self.assertEqual(self.proxy_.metric("moesaic_proxy_kv_errors_total"), 0)
 
     def test_ids_equal_those_of_the_engine(self):
-        """1,000 prompts: completions, for which the engine gets ids, and chats, for which the proxy only counts."""
+        """1,000 completions, some of several segments, for which the engine gets ids."""
         words = ["The", "capital", "of", "France", "is", "Paris", ".", "\n", "1 + 1 =", "{\"a\": [1, 2]}", "<|im_end|>", "na\u00efve", "\u4e2d\u6587",
                  "  ", "\t", "don't", "\U0001F600"]
         chance = random.Random(3)
         texts = [" ".join(chance.choice(words) for _ in range(chance.randint(1, 60))) for _ in range(1000)]
+        lines = "".join(f"Line {i} of a text.\n" for i in range(40))
+        texts[::10] = [lines[: 8 * i] + text for i, text in enumerate(texts[::10])]
 
         def check(thread):
             for text in texts[thread::8]:

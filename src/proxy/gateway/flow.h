@@ -37,7 +37,7 @@ struct FlowLog {
   std::string prefill, decode;  ///< URLs of engines; empty: none
   std::string request_id, key_name;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
-  int64_t matched_tokens = 0;  ///< of the prompt, that the index found on the chosen engine
+  int64_t matched_tokens = 0;  ///< of the prompt, held by the chosen engine or expected there
   uint32_t retries = 0;
   bool prefill_skipped = false;
   Outcome outcome = Outcome::kFailed;

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 
@@ -83,7 +86,28 @@ TEST(SegmentCache, FindsCutsInLongTexts) {
   EXPECT_GT(cutter->num_special(), 0u);
   std::string lines;
   for (int i = 0; i < 1000; ++i) lines += "Line number " + std::to_string(i) + " of a text.\n";
-  EXPECT_EQ(cutter->cuts_lines(), cutter->NextSegment(lines, 1000) < lines.size());
+  EXPECT_TRUE(cutter->cuts_lines());
+  EXPECT_LT(cutter->NextSegment(lines, 1000), lines.size());
+  // A longer text with the same beginning takes the ids of its long segments from the cache.
+  SegmentCache cache(*tokenizer, *cutter, 1 << 20);
+  ASSERT_TRUE(cache.Encode(lines, false).ok());
+  const std::string longer = lines + "One more.\n";
+  const auto ids = cache.Encode(longer, false), wanted = tokenizer->Encode(longer, false);
+  ASSERT_TRUE(ids.ok() && wanted.ok());
+  EXPECT_EQ(*ids, *wanted);
+  EXPECT_GE(cache.stats().hit_bytes, lines.size() - 2 * SegmentCache::kShortSegment);
+}
+
+// Writes moesaic-tiny's tokenizer with one more token, which holds a line break and a letter.
+TEST(SegmentCache, KeepsLinesTogetherThatATokenMayJoin) {
+  std::ifstream file(std::filesystem::path(kModel) / "tokenizer.json");
+  auto json = nlohmann::json::parse(file);
+  json["model"]["vocab"]["\u010Aw"] = json["model"]["vocab"].size();
+  const auto tokenizer = text::Tokenizer::FromJson(json.dump());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
+  ASSERT_TRUE(cutter.ok()) << cutter.status();
+  EXPECT_FALSE(cutter->cuts_lines());
 }
 
 std::string Chat(const std::string& content) {

@@ -11,7 +11,7 @@
 namespace moesaic::proxy {
 namespace {
 
-constexpr size_t kEntryOverhead = 160;  // list node, map node and control block
+constexpr size_t kEntryOverhead = 232;  // list node, map node, control block and their heap headers
 
 bool IsLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool IsBlankByte(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\v' || c == '\f'; }
@@ -25,7 +25,7 @@ StatusOr<bool> CutsWell(const text::Tokenizer& tokenizer, const std::string& lef
   return joined == whole;
 }
 
-constexpr std::array<const char*, 12> kEnds = {"word",
+constexpr std::array<const char*, 14> kEnds = {"word",
                                                "word.",
                                                "word ",
                                                "word\n",
@@ -37,17 +37,34 @@ constexpr std::array<const char*, 12> kEnds = {"word",
                                                "e",
                                                "\xE4\xB8\xAD\xE6\x96\x87",
                                                "\xF0\x9F\x98\x80",
+                                               "word\xC2\xA0",      // no-break space
+                                               "word\xE3\x80\x80",  // ideographic space
                                                "a\t"};
 constexpr std::array<const char*, 9> kBegins = {"word", "I'm here", "s",  "x = 1",        "Word word",
                                                 "re",   "ing",      "A1", "e\xCC\x81tude"};
+
+// Whether a merge may join bytes on both sides of a cut between a line break and a letter.
+bool HasTokenAcrossLines(const text::Tokenizer& tokenizer) {
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const std::string bytes = tokenizer.TokenBytes(id);
+    for (size_t at = bytes.find('\n'); at != std::string::npos; at = bytes.find('\n', at + 1)) {
+      if (at + 1 < bytes.size() && IsLetter(bytes[at + 1])) return true;
+    }
+  }
+  return false;
+}
 
 }  // namespace
 
 StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool byte_level) {
   TextCutter cutter;
+  cutter.lines_ = byte_level && !HasTokenAcrossLines(tokenizer);
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     if (!tokenizer.IsSpecial(id)) continue;
     std::string token = tokenizer.IdToToken(id);
+    if (cutter.lines_ && !token.empty() && IsLetter(token[0])) {  // it may absorb the line break on its left
+      ASSIGN_OR_RETURN(cutter.lines_, CutsWell(tokenizer, "word\n", token));
+    }
     if (token.size() < 3) continue;  // it could be part of ordinary text
     bool good = true;
     for (const char* end : kEnds) {
@@ -61,7 +78,6 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
             [](const auto& a, const auto& b) { return a.size() > b.size(); });
   for (const std::string& token : cutter.special_)
     cutter.first_byte_[static_cast<unsigned char>(token[0])] = true;
-  cutter.lines_ = byte_level;
   for (const char* end : kEnds) {
     const std::string left = std::string(end) + "\n";
     if (!cutter.lines_ || IsBlankByte(left[left.size() - 2])) continue;

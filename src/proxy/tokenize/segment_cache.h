@@ -20,8 +20,8 @@ namespace moesaic::proxy {
 ///
 /// There are two kinds. Before a special token, because tokenizers match these before the model runs; tokens
 /// that absorb spaces on their left are excluded. And between a single line break and an ASCII letter,
-/// because the pre-tokenizer of byte-level vocabularies never joins these. Create() probes both with the
-/// tokenizer itself and leaves out the kind that fails.
+/// in byte-level vocabularies in which no token contains both, so that no merge joins them. Create() probes
+/// both with the tokenizer itself and leaves out the kind that fails.
 class TextCutter {
  public:
   /// `byte_level`: the vocabulary's pre-tokenizer is byte-level BPE.

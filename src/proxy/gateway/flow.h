@@ -43,6 +43,9 @@ struct FlowLog {
   Outcome outcome = Outcome::kFailed;
 };
 
+/// Returns whether a lower-case header belongs to one connection, or the gateway writes it itself.
+bool IsHopHeader(std::string_view name);
+
 /// Owned by the gateway. It lives until the client is detached, no thread uses it and its exchanges have
 /// ended.
 class Flow : public Exchange::Handler {

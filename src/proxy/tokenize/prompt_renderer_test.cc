@@ -103,7 +103,7 @@ TEST(SegmentCache, KeepsLinesTogetherThatATokenMayJoin) {
   std::ifstream file(std::filesystem::path(kModel) / "tokenizer.json");
   auto json = nlohmann::json::parse(file);
   json["model"]["vocab"]["\u010Aw"] = json["model"]["vocab"].size();
-  const auto tokenizer = text::Tokenizer::FromJson(json.dump());
+  const auto tokenizer = text::Tokenizer::FromJson(json.dump(), "");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
   ASSERT_TRUE(cutter.ok()) << cutter.status();

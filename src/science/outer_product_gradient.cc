@@ -21,7 +21,7 @@ struct OuterSums {
 // Buffers of one worker. A tile has kOuterTile pairs.
 struct OuterBuffers {
   float *products, *rows, *update;  // [tile, c, c] twice and [tile, c_z]
-  float* turned;                    // [c_z, tile]
+  float* transposed;                // [c_z, tile]
   float* own;                       // [sequence, c]: a of one residue
 };
 
@@ -74,8 +74,8 @@ Status OuterProductMean::Backward(const graph::Context& ctx, int64_t sequences, 
         }
         if (out_grads.weight != nullptr) {
           operands.Products(ctx, i, first, count, tile.products, tile.rows);
-          kernels.transpose(tile.update, c_z, count, c_z, tile.turned, kOuterTile);
-          kernels.matmul({.a = tile.turned,
+          kernels.transpose(tile.update, c_z, count, c_z, tile.transposed, kOuterTile);
+          kernels.matmul({.a = tile.transposed,
                           .b = tile.rows,
                           .c = sums[part].weight,
                           .a_stride = kOuterTile,

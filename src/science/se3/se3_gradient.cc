@@ -68,34 +68,35 @@ struct Se3Conv::BackwardRun {
   float* offset_grad;  // [edges, 3] or null
   Tile tile;
   std::vector<float*> kernel_grads, product_grads;  // in the layouts of tile.kernels and tile.products
-  float *result_grad, *turned_basis;               // [2 out + 1, channels] and [terms, 2 out + 1] of one edge
+  float *result_grad, *transposed_basis;           // [2 out + 1, channels] and [terms, 2 out + 1] of one edge
   float *basis_grad, *harmonic_grad, *input_grad;  // [kConvTile, ..]
-  float *hidden_grad, *other_grad, *turned;        // [kConvTile, hidden_]; turned: [hidden_, kConvTile]
+  float *hidden_grad, *other_grad, *transposed;    // [kConvTile, hidden_]; transposed: [hidden_, kConvTile]
 
   BackwardRun(const EdgeRun& edge_run, const Se3EdgeRows& rows, const Se3Gradients& to, float* offsets)
       : run(edge_run), grad(rows), out(to), offset_grad(offsets), tile(edge_run.TakeTile()) {
     const Se3Conv& conv = run.conv;
     auto take = [&](int64_t count) { return run.ctx.exec.scratch->Take<float>(count).data(); };
-    int64_t result = 0, turned_size = 0;
+    int64_t result = 0, transposed_size = 0;
     for (const Pair& pair : conv.pairs_)
       kernel_grads.push_back(
           take(int64_t{Dim(pair.in_degree)} * pair.hidden * pair.frequencies * pair.c_out));
     for (const Output& output : conv.outputs_) {
       product_grads.push_back(take(int64_t{kConvTile} * output.terms * output.channels));
       result = std::max(result, int64_t{Dim(output.degree)} * output.channels);
-      turned_size = std::max(turned_size, int64_t{Dim(output.degree)} * output.terms);
+      transposed_size = std::max(transposed_size, int64_t{Dim(output.degree)} * output.terms);
     }
     result_grad = take(result);
-    turned_basis = take(turned_size);
+    transposed_basis = take(transposed_size);
     basis_grad = take(int64_t{kConvTile} * conv.basis_);
     harmonic_grad = take(int64_t{kConvTile} * conv.harmonics_);
     input_grad = take(int64_t{kConvTile} * (conv.edge_inputs_ + 1));
     hidden_grad = take(int64_t{kConvTile} * conv.hidden_);
     other_grad = take(int64_t{kConvTile} * conv.hidden_);
-    turned = take(int64_t{kConvTile} * conv.hidden_);
+    transposed = take(int64_t{kConvTile} * conv.hidden_);
   }
 
-  // Gradients of the products and the basis of row r of the tile, whose edge is at a position by destination.
+  // Computes the gradients of the products and the basis of row r of the tile, whose edge is at a position by
+  // destination.
   void EdgeGradients(int r, int64_t position) const {
     const Se3Conv& conv = run.conv;
     for (size_t i = 0; i < conv.outputs_.size(); ++i) {
@@ -108,8 +109,8 @@ struct Se3Conv::BackwardRun {
       }
       const int64_t at = int64_t{r} * conv.basis_ + output.basis_offset,
                     product = int64_t{r} * terms * channels;
-      run.ctx.graph->rows.transpose(tile.basis + at, terms, dim, terms, turned_basis, dim);
-      Multiply(run.ctx, {turned_basis, result_grad, product_grads[i] + product, dim, channels, channels,
+      run.ctx.graph->rows.transpose(tile.basis + at, terms, dim, terms, transposed_basis, dim);
+      Multiply(run.ctx, {transposed_basis, result_grad, product_grads[i] + product, dim, channels, channels,
                          terms, channels, dim});
       if (offset_grad != nullptr) {
         Multiply(run.ctx, {result_grad, tile.products[i] + product, basis_grad + at, channels, channels,
@@ -118,12 +119,13 @@ struct Se3Conv::BackwardRun {
     }
   }
 
-  // Through the last layer on the features of a source, for rows [first, first + rows).
+  // Computes the gradients of the hidden values of rows [first, first + rows), and adds those of the kernels
+  // of their source.
   void RunGradients(int64_t p, int first, int rows) const {
     const Se3Conv& conv = run.conv;
     for (int r = first; r < first + rows; ++r) EdgeGradients(r, run.PositionOf(p + r));
     const int hidden = conv.hidden_;
-    run.ctx.graph->rows.transpose(tile.second + int64_t{first} * hidden, hidden, rows, hidden, turned,
+    run.ctx.graph->rows.transpose(tile.second + int64_t{first} * hidden, hidden, rows, hidden, transposed,
                                   kConvTile);
     std::fill_n(hidden_grad + int64_t{first} * hidden, int64_t{rows} * hidden, 0.0F);
     run.ForComponents(
@@ -136,7 +138,7 @@ struct Se3Conv::BackwardRun {
     run.ForComponents(
         kernel_grads, product_grads,
         [&](const Pair& pair, float* kernel, const float* product, int64_t stride, int columns) {
-          Multiply(run.ctx, {turned + int64_t{pair.hidden_offset} * kConvTile, product + first * stride,
+          Multiply(run.ctx, {transposed + int64_t{pair.hidden_offset} * kConvTile, product + first * stride,
                              kernel, kConvTile, stride, columns, pair.hidden, columns, rows, true});
         });
   }
@@ -149,7 +151,7 @@ struct Se3Conv::BackwardRun {
     }
   }
 
-  // From the kernels of a source to its features and the last layers.
+  // Adds the gradients of a source's features and of the last layers, given those of its kernels.
   void SourceGradients(int64_t source, const ParameterSums& sums) const {
     for (size_t i = 0; i < kernel_grads.size(); ++i) {
       const Pair& pair = run.conv.pairs_[i];
@@ -168,7 +170,8 @@ struct Se3Conv::BackwardRun {
     }
   }
 
-  // to = the gradient of a linear layer `before` for y_grad, that of relu(norm(before)) = after.
+  // Writes the gradient of `before`, the result of a linear layer, for y_grad: that of
+  // after = relu(norm(before)). Adds the gradients of the norm.
   void ThroughActivation(bool second, int rows, const float* before, const float* after, float* y_grad,
                          float* to, const ParameterSums& sums) const {
     const int hidden = run.conv.hidden_;
@@ -190,18 +193,19 @@ struct Se3Conv::BackwardRun {
     }
   }
 
-  // Through the radial perceptrons of edges [p, p + rows) by source, and the harmonics.
+  // Adds the gradients of the radial perceptrons for edges [p, p + rows) by source, and those of their inputs
+  // and offsets.
   void RadialGradients(int64_t p, int rows, const ParameterSums& sums) const {
     const Se3Conv& conv = run.conv;
     const graph::Context& ctx = run.ctx;
     const int hidden = conv.hidden_, inputs = conv.edge_inputs_ + 1;
     ThroughActivation(true, rows, tile.before_second, tile.second, hidden_grad, other_grad, sums);
-    ctx.graph->rows.transpose(tile.first, hidden, rows, hidden, turned, kConvTile);
+    ctx.graph->rows.transpose(tile.first, hidden, rows, hidden, transposed, kConvTile);
     for (size_t i = 0; i < conv.pairs_.size(); ++i) {
       const Pair& pair = conv.pairs_[i];
       const float* from = other_grad + pair.hidden_offset;
-      Multiply(ctx, {turned + int64_t{pair.hidden_offset} * kConvTile, from, sums.pairs[i].second, kConvTile,
-                     hidden, pair.hidden, pair.hidden, pair.hidden, rows, true});
+      Multiply(ctx, {transposed + int64_t{pair.hidden_offset} * kConvTile, from, sums.pairs[i].second,
+                     kConvTile, hidden, pair.hidden, pair.hidden, pair.hidden, rows, true});
       for (int r = 0; r < rows; ++r)
         ctx.exec.kernels->axpy(1, from + int64_t{r} * hidden, pair.hidden, sums.pairs[i].second_bias);
       Multiply(ctx, {from, pair.second.data(), hidden_grad + pair.hidden_offset, hidden, pair.hidden, hidden,
@@ -241,7 +245,7 @@ struct Se3Conv::BackwardRun {
     }
   }
 
-  // All edges of a range of sources.
+  // Computes the gradients of all edges of a range of sources.
   void Run(const graph::SegmentRange& range, const ParameterSums& sums) const {
     int64_t current = -1;
     const std::vector<int32_t>& ptr = run.edges.by_source().ptr;
@@ -271,7 +275,7 @@ void AddAll(const float* from, int64_t count, float* to) {
 }
 
 // Adds from [k, n] to a weight [n, k].
-void AddTurned(const float* from, int64_t from_stride, int64_t k, int64_t n, float* to) {
+void AddTransposed(const float* from, int64_t from_stride, int64_t k, int64_t n, float* to) {
   for (int64_t j = 0; j < n && to != nullptr; ++j) {
     for (int64_t i = 0; i < k; ++i) to[j * k + i] += from[i * from_stride + j];
   }
@@ -303,9 +307,9 @@ Status Se3Conv::AddParameters(const ParameterSums& sums, const GradientScope& pa
       AddAll(vector.from, vector.size, to);
     }
     ASSIGN_OR_RETURN(float* first, net.Get("0.weight", h * inputs));
-    AddTurned(sums.first + pair.hidden_offset, hidden_, inputs, h, first);
+    AddTransposed(sums.first + pair.hidden_offset, hidden_, inputs, h, first);
     ASSIGN_OR_RETURN(float* second_weight, net.Get(second + ".weight", h * h));
-    AddTurned(own.second, h, h, h, second_weight);
+    AddTransposed(own.second, h, h, h, second_weight);
     ASSIGN_OR_RETURN(float* last,
                      net.Get(norms ? "6.weight" : "4.weight", static_cast<int64_t>(pair.last.size())));
     // [c_in][hidden][frequencies][c_out] to [c_out][c_in][frequencies][hidden]
@@ -322,7 +326,8 @@ Status Se3Conv::AddParameters(const ParameterSums& sums, const GradientScope& pa
   return OkStatus();
 }
 
-// The gradients of to_kernel_self: all edges of a destination have the same part.
+// Adds the gradients of to_kernel_self. It adds the same features to all edges of a destination, so that the
+// gradients of these are summed first.
 Status Se3Conv::SelfBackward(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
                              const Se3EdgeRows& grad, const Se3Gradients& out,
                              const GradientScope& parameters) const {

@@ -113,6 +113,35 @@ def test_outer_product_mean():
 
 
 @needs_goldens
+@pytest.mark.parametrize(
+    "name", ["tri_mul_out", "tri_att_start", "msa_att_row", "outer_product_mean", "ipa", "mpnn_encoder"]
+)
+def test_masks_that_require_gradients_raise(name):
+    arrays, inputs, parameters = case(name)
+    x = [value.detach() for value in inputs.values()]
+    if name == "mpnn_encoder":
+        n, k = arrays["neighbor"].shape
+        plan = graph.Graph(arrays["neighbor"].flatten(), torch.arange(n, dtype=torch.int32).repeat_interleave(k), n, n)
+        layer, x = layers.MpnnEncoderLayer(parameters), [plan, x[0], x[1].flatten(0, 1)]
+        masks = {"node_mask": arrays["known"], "edge_mask": arrays["both"].flatten()}
+    else:
+        layer = {
+            "tri_mul_out": lambda: layers.TriangleMultiplication(parameters),
+            "tri_att_start": lambda: layers.TriangleAttention(parameters, 3),
+            "msa_att_row": lambda: layers.MsaAttention(parameters, 3),
+            "outer_product_mean": lambda: layers.OuterProductMean(parameters),
+            "ipa": lambda: layers.InvariantPointAttention(parameters, 3, 5, 4, 6),
+        }[name]()
+        masks = {"mask": arrays["mask"]}
+    for key, mask in masks.items():
+        soft = mask.float().requires_grad_()
+        with pytest.raises(ValueError, match=f"^{key} requires a gradient"):
+            layer(*x, **{key: soft})
+        with torch.no_grad():
+            layer(*x, **{key: soft})
+
+
+@needs_goldens
 def test_invariant_point_attention():
     arrays, inputs, parameters = case("ipa")
     layer = layers.InvariantPointAttention(parameters, 3, 5, 4, 6)

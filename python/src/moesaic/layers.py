@@ -3,7 +3,8 @@
 Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. All layers but EvoformerBlock,
 StructureModule and ProteinMpnn record gradients of their inputs, and of parameters where the state dict has tensors
 that require them (`dict(module.named_parameters())`). Their hidden values are not kept: the backward pass computes them
-again. Tensors of the state dict may change in place, as an optimizer does; the layer follows.
+again. Masks have no gradients: one that requires them raises ValueError. Tensors of the state dict may change in
+place, as an optimizer does; the layer follows.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ def _ints(x: Any) -> Any:
 
 def _maybe(x: Any | None) -> Any | None:
     return None if x is None else _floats(x)
+
+
+def _mask(x: Any | None, name: str = "mask") -> Any | None:
+    """Return a mask as contiguous float32. Layers do not compute gradients of masks."""
+    if needs_grad(x):
+        raise ValueError(f"{name} requires a gradient, but layers compute none of masks: pass {name}.detach()")
+    return _maybe(x)
 
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +111,7 @@ class _Differentiable:
 
     def _update_pairs(self, z: Any, mask: Any | None) -> Any:
         """Run a layer that adds to pair features z [n, n, c]."""
-        layer, mask = self._layer, _maybe(mask)
+        layer, mask = self._layer, _mask(mask)
 
         def run(z: Any) -> tuple[Any, ...]:
             out = _copy(z)
@@ -297,7 +305,7 @@ class MsaAttention(_Differentiable):
 
     def __call__(self, m: Any, z: Any | None = None, mask: Any | None = None) -> Any:
         """Return m [s, n, c_m] plus the update; z is [n, n, c_z], for rows only, and mask is [s, n]."""
-        layer, mask = self._layer, _maybe(mask)
+        layer, mask = self._layer, _mask(mask)
 
         def run(m: Any, z: Any | None) -> tuple[Any, ...]:
             out = _copy(m)
@@ -320,7 +328,7 @@ class OuterProductMean(_Differentiable):
 
     def __call__(self, m: Any, z: Any, mask: Any | None = None) -> Any:
         """Return z [n, n, c_z] plus the update by m [s, n, c_m]; mask is [s, n]."""
-        layer, mask = self._layer, _maybe(mask)
+        layer, mask = self._layer, _mask(mask)
 
         def run(m: Any, z: Any) -> tuple[Any, ...]:
             m, out = _floats(m), _copy(z)
@@ -365,7 +373,7 @@ class InvariantPointAttention(_Differentiable):
 
     def __call__(self, s: Any, z: Any, rotation: Any, translation: Any, mask: Any | None = None) -> Any:
         """Return the update [n, c_s] of s for z [n, n, c_z], frames [n, 3, 3] and [n, 3]; mask is [n]."""
-        layer, mask = self._layer, _maybe(mask)
+        layer, mask = self._layer, _mask(mask)
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             s, z, rotation, translation = (_floats(x) for x in inputs)
@@ -495,7 +503,7 @@ class MpnnEncoderLayer(_Differentiable):
         self, graph: Graph, nodes: Any, edge: Any, node_mask: Any | None = None, edge_mask: Any | None = None
     ) -> tuple[Any, Any]:
         """Update nodes [n, H] and edges [E, H]; node_mask [n] multiplies nodes, edge_mask [E] messages."""
-        layer, masks = self._layer, (_maybe(node_mask), _maybe(edge_mask))
+        layer, masks = self._layer, (_mask(node_mask, "node_mask"), _mask(edge_mask, "edge_mask"))
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             nodes, edge = (_floats(x) for x in inputs)
@@ -534,7 +542,7 @@ class MpnnDecoderLayer(_Differentiable):
         edge_mask: Any | None = None,
     ) -> Any:
         """Update nodes [n, H] for sources [num_src, S] and edges [E, H]; masks are [n] and [E]."""
-        layer, masks = self._layer, (_maybe(node_mask), _maybe(edge_mask))
+        layer, masks = self._layer, (_mask(node_mask, "node_mask"), _mask(edge_mask, "edge_mask"))
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             nodes, src, edge = (_floats(x) for x in inputs)

@@ -23,7 +23,7 @@ struct AxialAttention {
   PairAttentionParams Params(const float* q, const float* k, const float* v, float* out) const;
 };
 
-/// Where gradients are added; null: not computed.
+/// Arrays to which Backward() adds gradients; a null one is not computed.
 struct AxialGradients {
   DenseGradients q{}, k{}, v{}, gate{}, out{};
   NormGradients norm{};

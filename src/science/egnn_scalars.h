@@ -7,8 +7,8 @@
 
 namespace moesaic::science {
 
-inline constexpr float kDistanceEps =
-    1e-8F;  // of the authors' program, added to a distance before a division
+// The authors' program adds it to a distance before a division.
+inline constexpr float kDistanceEps = 1e-8F;
 
 inline float RowDot(const float* a, const float* b, int n) {
   float sum = 0;

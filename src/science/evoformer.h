@@ -24,7 +24,7 @@ class TriangleMultiplication {
   Status Run(const graph::Context& ctx, int64_t n, const float* mask, float* z) const;
   /// Adds the gradients for out_grad [n, n, c], that of z after the layer, to z_grad [n, n, c] (or null) and
   /// to `parameters`, which has the names of the state dict. z is the layer's input. Projections are computed
-  /// again; four arrays [hidden, n, n] exist at once.
+  /// again; three arrays [hidden, n, n] and two [n, n] per thread exist at once.
   Status Backward(const graph::Context& ctx, int64_t n, const float* mask, const float* z,
                   const float* out_grad, float* z_grad, const GradientMap& parameters) const;
 

@@ -14,8 +14,8 @@ struct MpnnLayerInputs {
   const float* edge_mask = nullptr;  ///< [num_edges]: multiplies messages; or null
 };
 
-/// Gradients for those of the results, and where gradients of the inputs are added; null: not computed. The
-/// gradient of edge is that of the result of an encoder layer.
+/// Gradients of the results, of which nodes_out is required, and arrays to which gradients of the inputs are
+/// added; a null one is not computed. Features of edges whose mask is 0 must be finite.
 struct MpnnLayerGradients {
   const float* nodes_out = nullptr;  ///< [num_dst, H]
   const float* edge_out = nullptr;   ///< [num_edges, H], encoder only

@@ -201,7 +201,10 @@ class Stages(ProxyTest):
         until(lambda: sum(proxy.state()["stages"][i]["now"] for i in (5, 8)) == self.COUNT, what=proxy.state)
         waiting = [raw(proxy.port, body) for body in self.bodies()]
         until(lambda: proxy.state()["stages"][3]["now"] == self.COUNT, what=proxy.state)
-        for client in waiting + running:
+        for client in waiting:
+            client.close()
+        until(lambda: proxy.state()["stages"][3]["now"] == 0, what=proxy.state)  # before the engine becomes free
+        for client in running:
             client.close()
         self.assertEqual(self.aborted(proxy)["prefill_waiting"], self.COUNT)
         # Requests that do not stream count as decoding after the predicted time of their prefill.
@@ -377,7 +380,8 @@ class Workers(ProxyTest):
                 pids = until(lambda: sorted(pids) if len(pids := proxy.workers()) == 3 else None)
                 time.sleep(chance.uniform(0, 0.02))  # a random moment in the life of the requests
                 master = proxy_state(proxy)["master"]
-                victim = master if turn % 2 == 0 and master in pids else pids[turn // 2 % 3]
+                others = [pid for pid in pids if pid != master]
+                victim = master if turn % 2 == 0 and master in pids else others[turn // 2 % len(others)]
                 victims.append(victim == master)
                 os.kill(victim, signal.SIGKILL)
                 done = statuses.count(200)

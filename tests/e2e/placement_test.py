@@ -183,9 +183,10 @@ class Placement(unittest.TestCase):
         load, plan = self.loads("--workloads", "1")[0], self.folder / "plan.json"
         words = ("placement", "plan", load, "--ranks", "16", "--slots", "256", "--quantile", "0.5", "--out", plan)
         run(*words, "--rank-memory", "700M", "--expert-bytes", "10M")
-        for rank in zip(*json.loads(plan.read_text())["layers"]):
-            self.assertLessEqual(sum(map(len, rank)), 70)
-            self.assertGreater(sum(map(len, rank)), 64)
+        held = [sum(map(len, rank)) for rank in zip(*json.loads(plan.read_text())["layers"])]
+        self.assertLessEqual(max(held), 70)
+        self.assertGreaterEqual(min(held), 64)
+        self.assertGreater(sum(held), 16 * 64)  # replicas where they help, not on every rank
         self.assertIn("the memory of rank 0 must hold the 64 slots of 4 layers, found 63 slots",
                       run(*words, "--rank-memory", "639M", "--expert-bytes", "10M", code=1).stderr)
         run(*words, "--rank-memory", "639M", code=2)

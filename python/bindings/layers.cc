@@ -317,63 +317,45 @@ void BindAlignment(nb::module_& m) {
           nb::arg("m_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
+// Defines the methods of a layer that changes pair features z [n, n, c].
+template <typename Layer>
+void BindPairLayer(nb::class_<Layer>& bound) {
+  bound
+      .def(
+          "run",
+          [](const Layer& layer, int64_t n, const MaybeArray& mask, const Array& z) {
+            const Session session;
+            ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
+                                   Shaped(z, "z", {n, n, layer.c()})));
+          },
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const Layer& layer, int64_t n, const MaybeArray& mask, const Array& z, const Array& out_grad,
+             const MaybeArray& z_grad, const Weights& parameters) {
+            const Session session;
+            const std::vector<int64_t> shape = {n, n, layer.c()};
+            ThrowIfError(layer.Backward(session.context(), n, MaybeFloats(mask, "mask", n * n),
+                                        Shaped(z, "z", shape), Shaped(out_grad, "out_grad", shape),
+                                        MaybeFloats(z_grad, "z_grad", n * n * layer.c()),
+                                        ToGradients(parameters)));
+          },
+          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::arg("out_grad"), nb::arg("z_grad").none(),
+          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
+}
+
 void BindEvoformer(nb::module_& m) {
   using science::WeightScope;
-  nb::class_<science::TriangleMultiplication>(m, "TriangleMultiplication")
-      .def_static(
-          "load",
-          [](const Weights& w, bool incoming) {
-            return ValueOrThrow(science::TriangleMultiplication::Load(WeightScope(ToWeights(w)), incoming));
-          })
-      .def(
-          "run",
-          [](const science::TriangleMultiplication& layer, int64_t n, const MaybeArray& mask,
-             const Array& z) {
-            const Session session;
-            ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
-                                   Shaped(z, "z", {n, n, layer.c()})));
-          },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "backward",
-          [](const science::TriangleMultiplication& layer, int64_t n, const MaybeArray& mask, const Array& z,
-             const Array& out_grad, const MaybeArray& z_grad, const Weights& parameters) {
-            const Session session;
-            const std::vector<int64_t> shape = {n, n, layer.c()};
-            ThrowIfError(layer.Backward(session.context(), n, MaybeFloats(mask, "mask", n * n),
-                                        Shaped(z, "z", shape), Shaped(out_grad, "out_grad", shape),
-                                        MaybeFloats(z_grad, "z_grad", n * n * layer.c()),
-                                        ToGradients(parameters)));
-          },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::arg("out_grad"), nb::arg("z_grad").none(),
-          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
-  nb::class_<science::TriangleAttention>(m, "TriangleAttention")
-      .def_static(
-          "load",
-          [](const Weights& w, int heads, bool ending) {
-            return ValueOrThrow(science::TriangleAttention::Load(WeightScope(ToWeights(w)), heads, ending));
-          })
-      .def(
-          "run",
-          [](const science::TriangleAttention& layer, int64_t n, const MaybeArray& mask, const Array& z) {
-            const Session session;
-            ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
-                                   Shaped(z, "z", {n, n, layer.c()})));
-          },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "backward",
-          [](const science::TriangleAttention& layer, int64_t n, const MaybeArray& mask, const Array& z,
-             const Array& out_grad, const MaybeArray& z_grad, const Weights& parameters) {
-            const Session session;
-            const std::vector<int64_t> shape = {n, n, layer.c()};
-            ThrowIfError(layer.Backward(session.context(), n, MaybeFloats(mask, "mask", n * n),
-                                        Shaped(z, "z", shape), Shaped(out_grad, "out_grad", shape),
-                                        MaybeFloats(z_grad, "z_grad", n * n * layer.c()),
-                                        ToGradients(parameters)));
-          },
-          nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::arg("out_grad"), nb::arg("z_grad").none(),
-          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<science::TriangleMultiplication> multiplication(m, "TriangleMultiplication");
+  multiplication.def_static("load", [](const Weights& w, bool incoming) {
+    return ValueOrThrow(science::TriangleMultiplication::Load(WeightScope(ToWeights(w)), incoming));
+  });
+  BindPairLayer(multiplication);
+  nb::class_<science::TriangleAttention> attention(m, "TriangleAttention");
+  attention.def_static("load", [](const Weights& w, int heads, bool ending) {
+    return ValueOrThrow(science::TriangleAttention::Load(WeightScope(ToWeights(w)), heads, ending));
+  });
+  BindPairLayer(attention);
   nb::class_<science::EvoformerBlock>(m, "EvoformerBlock")
       .def_static("load",
                   [](const Weights& w, int msa_heads, int pair_heads) {

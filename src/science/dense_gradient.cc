@@ -61,6 +61,14 @@ void DenseBackward::Inputs(const graph::Context& ctx, const float* y_grad, int64
   });
 }
 
+void AddTo(const graph::Context& ctx, const float* from, int64_t count, float* out) {
+  constexpr int64_t kElements = 1 << 15;
+  if (out == nullptr) return;
+  ForRows(ctx, count, kElements, [&](int64_t first, int64_t last) {
+    ctx.exec.kernels->axpy(1, from + first, static_cast<int>(last - first), out + first);
+  });
+}
+
 void AddColumnSums(const graph::Context& ctx, const float* x, int64_t x_stride, int64_t rows, int n,
                    const float* scale, float* out) {
   constexpr int64_t kColumns = 64;

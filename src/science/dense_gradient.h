@@ -44,6 +44,7 @@ class DenseBackward {
   explicit DenseBackward(const Dense& dense);
   int n() const { return n_; }
   int k() const { return k_; }
+  const float* weight() const { return weight_.data(); }  ///< [n, k]
   /// x_grad [rows, k] = y_grad [rows, n] W, or += with accumulate.
   void Inputs(const graph::Context& ctx, const float* y_grad, int64_t y_stride, int64_t rows, float* x_grad,
               int64_t x_stride, bool accumulate = false) const;
@@ -56,6 +57,9 @@ class DenseBackward {
 /// Adds y_grad^T x and the column sums of y_grad [rows, n].
 void AddWeightGradients(const graph::Context& ctx, const float* y_grad, int64_t y_stride, int n,
                         const float* x, int64_t x_stride, int k, int64_t rows, const DenseGradients& out);
+
+/// Adds from [count] to out, which may be null.
+void AddTo(const graph::Context& ctx, const float* from, int64_t count, float* out);
 
 /// Adds sum_r scale[r] * x[r, :] to out [n]; scale may be null.
 void AddColumnSums(const graph::Context& ctx, const float* x, int64_t x_stride, int64_t rows, int n,

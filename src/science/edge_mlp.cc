@@ -40,8 +40,7 @@ void FirstLayer(const EdgeRun& run, int32_t first, int count, const TileBuffers&
   if (edges) {
     const int inputs = run.mlp.first_edge.k();
     for (int i = 0; i < count; ++i) {
-      const int32_t e = run.csc.edge.empty() ? first + i : run.csc.edge[first + i];
-      std::copy_n(run.inputs.edge + int64_t{e} * inputs, inputs,
+      std::copy_n(run.inputs.edge + run.csc.EdgeAt(first + i) * inputs, inputs,
                   buffers.edge + static_cast<int64_t>(i) * inputs);
     }
     buffers.edge_dense.Run(run.mlp.first_edge, buffers.edge, inputs, count, buffers.in, hidden);
@@ -212,8 +211,7 @@ Status EdgeMlpMap(const graph::Context& ctx, const graph::Graph& graph, const Ed
   const graph::Adjacency& csc = graph.by_destination();
   return ForEdgeTiles(ctx, graph, mlp, inputs, [&](const EdgeTile& tile) {
     for (int i = 0; i < tile.count; ++i) {
-      const int64_t e = csc.edge.empty() ? tile.first + i : csc.edge[tile.first + i];
-      std::copy_n(tile.messages + int64_t{i} * width, width, out + e * width);
+      std::copy_n(tile.messages + int64_t{i} * width, width, out + csc.EdgeAt(tile.first + i) * width);
     }
   });
 }

@@ -35,8 +35,8 @@ struct MlpBackward {
   void Forward(int32_t first, int count, const BlockValues& v) const {
     const int h = hidden(), edge_inputs = mlp.first_edge.empty() ? 0 : mlp.first_edge.k();
     for (int i = 0; i < count && edge_inputs > 0; ++i) {
-      const int32_t e = csc.edge.empty() ? first + i : csc.edge[first + i];
-      std::copy_n(inputs.edge + int64_t{e} * edge_inputs, edge_inputs, v.edge + int64_t{i} * edge_inputs);
+      std::copy_n(inputs.edge + csc.EdgeAt(first + i) * edge_inputs, edge_inputs,
+                  v.edge + int64_t{i} * edge_inputs);
     }
     if (edge_inputs > 0) Apply(ctx, mlp.first_edge, v.edge, edge_inputs, count, v.before[0], h);
     ForRows(ctx, count, 256, [&](int64_t begin, int64_t end) {
@@ -192,9 +192,9 @@ Status EdgeMlpBackward(const graph::Context& ctx, const graph::Graph& graph, con
     if (out.edge == nullptr) continue;
     first_edge[0].Inputs(ctx, grad, h, count, v.edge, edge_inputs);
     for (int i = 0; i < count; ++i) {
-      const int32_t e = run.csc.edge.empty() ? first + i : run.csc.edge[first + i];
+      const int64_t e = run.csc.EdgeAt(first + i);
       for (int c = 0; c < edge_inputs; ++c)
-        out.edge[int64_t{e} * edge_inputs + c] += v.edge[int64_t{i} * edge_inputs + c];
+        out.edge[e * edge_inputs + c] += v.edge[int64_t{i} * edge_inputs + c];
     }
   }
   const struct {

@@ -55,10 +55,7 @@ Status OuterProductMean::Backward(const graph::Context& ctx, int64_t sequences, 
     buffers.push_back({take(kOuterTile * square), take(kOuterTile * square), take(kOuterTile * c_z),
                        take(kOuterTile * c_z), take(sequences * c)});
   }
-  std::vector<float> weight(c_z * square);
-  for (int64_t r = 0; r < c_z; ++r)
-    tensor::UnpackRow(out_.matrix(), static_cast<int>(r),
-                      {weight.data() + r * square, static_cast<size_t>(square)});
+  const DenseBackward out_backward(out_);
   ctx.exec.pool->Run(parts, [&](int64_t part, int worker) {
     const OuterBuffers& tile = buffers[worker];
     const graph::RowKernels& kernels = ctx.graph->rows;
@@ -87,7 +84,7 @@ Status OuterProductMean::Backward(const graph::Context& ctx, int64_t sequences, 
                           .accumulate = true});
         }
         kernels.matmul({.a = tile.update,
-                        .b = weight.data(),
+                        .b = out_backward.weight(),
                         .c = tile.rows,
                         .a_stride = c_z,
                         .b_stride = square,
@@ -124,15 +121,10 @@ Status OuterProductMean::Backward(const graph::Context& ctx, int64_t sequences, 
     }
   });
   // All parts are added to the first one, and to the gradients of linear_out.
-  auto add = [&](const float* from, int64_t count, float* to) {
-    ForRows(ctx, count, 1 << 15, [&](int64_t begin, int64_t end) {
-      ctx.exec.kernels->axpy(1, from + begin, static_cast<int>(end - begin), to + begin);
-    });
-  };
   for (int64_t part = 0; part < parts; ++part) {
-    if (out_grads.weight != nullptr) add(sums[part].weight, c_z * square, out_grads.weight);
-    if (out_grads.bias != nullptr) add(sums[part].bias, c_z, out_grads.bias);
-    if (part > 0) add(sums[part].b, rows * c, sums[0].b);
+    AddTo(ctx, sums[part].weight, c_z * square, out_grads.weight);
+    AddTo(ctx, sums[part].bias, c_z, out_grads.bias);
+    if (part > 0) AddTo(ctx, sums[part].b, rows * c, sums[0].b);
   }
   const int64_t block = std::min(kOuterRows, rows);
   float *normal = take(block * c_m), *normal_grad = take(block * c_m), *a_grad = take(block * c);

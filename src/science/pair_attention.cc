@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "science/dense_gradient.h"
 #include "science/run_tasks.h"
 
 namespace moesaic::science {
@@ -196,12 +197,7 @@ void PairAttentionBackward(const graph::Context& ctx, const PairAttentionParams&
     for (int64_t b = part * p.batch / parts; b < (part + 1) * p.batch / parts; ++b)
       AttendOneBackward(ctx, p, grads, b, static_cast<int>(head), buffers[worker], own);
   });
-  constexpr int64_t kElements = 1 << 15;
-  ctx.exec.pool->Run((size + kElements - 1) / kElements, [&](int64_t task, int) {
-    const int64_t first = task * kElements, count = std::min(kElements, size - first);
-    for (int64_t part = 0; part < parts; ++part)
-      ctx.exec.kernels->axpy(1, partial + part * size + first, static_cast<int>(count), grads.bias + first);
-  });
+  for (int64_t part = 0; part < parts; ++part) AddTo(ctx, partial + part * size, size, grads.bias);
 }
 
 }  // namespace moesaic::science

@@ -22,6 +22,8 @@ struct Segments {
 
   int32_t count() const { return static_cast<int32_t>(ptr.size()) - 1; }
   int32_t edges() const { return ptr.back(); }
+  /// The caller's number of the edge at a position.
+  int64_t EdgeAt(int64_t position) const { return edge.empty() ? position : edge[position]; }
   const int32_t* edge_rows() const { return edge.empty() ? nullptr : edge.data(); }
 };
 

@@ -84,10 +84,6 @@ void MultiplyMask(int64_t rows, int hidden, const float* mask, float* x) {
   }
 }
 
-int64_t EdgeAt(const graph::Adjacency& csc, int64_t position) {
-  return csc.edge.empty() ? position : csc.edge[position];
-}
-
 }  // namespace
 
 StatusOr<MpnnLayer> MpnnLayer::Load(const WeightScope& weights) {
@@ -133,7 +129,7 @@ Status MpnnLayer::Sum(const graph::Context& ctx, const graph::Graph& graph, cons
   return ForEdgeTiles(ctx, graph, message, MessageInputs(in), [&](const EdgeTile& tile) {
     for (int t = 0; t < tile.count; ++t) {
       const int64_t position = int64_t{tile.first} + t;
-      const float scale = in.edge_mask == nullptr ? 1 : in.edge_mask[EdgeAt(csc, position)];
+      const float scale = in.edge_mask == nullptr ? 1 : in.edge_mask[csc.EdgeAt(position)];
       if (scale != 0)
         ctx.exec.kernels->axpy(scale, tile.messages + int64_t{t} * width, width,
                                sums + int64_t{csc.own[position]} * width);
@@ -169,7 +165,7 @@ Status MpnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
   return ForEdgeTiles(ctx, graph, edge_message, {.dst = nodes_out, .src = nodes_out, .edge = in.edge},
                       [&](const EdgeTile& tile) {
                         for (int t = 0; t < tile.count; ++t) {
-                          const int64_t at = EdgeAt(csc, int64_t{tile.first} + t) * width;
+                          const int64_t at = csc.EdgeAt(int64_t{tile.first} + t) * width;
                           if (edge_out != in.edge) std::copy_n(in.edge + at, width, edge_out + at);
                           ctx.exec.kernels->axpy(1, tile.messages + int64_t{t} * width, width, edge_out + at);
                           NormalizeRows(ctx, norm3, edge_out + at, 1, edge_out + at);
@@ -228,7 +224,7 @@ Status MpnnLayer::Backward(const graph::Context& ctx, const graph::Graph& graph,
         ctx, graph, edge_message, {.dst = pass.out.data(), .src = pass.out.data(), .edge = in.edge},
         [&](const EdgeBlock& block) {
           for (int64_t i = 0; i < block.count; ++i) {
-            const int64_t at = EdgeAt(csc, block.first + i) * width;
+            const int64_t at = csc.EdgeAt(block.first + i) * width;
             for (int c = 0; c < width; ++c) {
               before[i * width + c] = in.edge[at + c] + block.messages[i * width + c];
               result_grad[i * width + c] = grads.edge_out[at + c];
@@ -238,7 +234,7 @@ Status MpnnLayer::Backward(const graph::Context& ctx, const graph::Graph& graph,
           NormBackward(ctx, norm3, before.data(), result_grad.data(), block.count, block.grad, norm3_grads);
           for (int64_t i = 0; i < block.count && grads.edge != nullptr; ++i)
             ctx.exec.kernels->axpy(1, block.grad + i * width, width,
-                                   grads.edge + EdgeAt(csc, block.first + i) * width);
+                                   grads.edge + csc.EdgeAt(block.first + i) * width);
         },
         out));
     edge_message_grads.AddFirst();
@@ -270,7 +266,7 @@ Status MpnnLayer::Backward(const graph::Context& ctx, const graph::Graph& graph,
           for (int64_t i = begin; i < end; ++i) {
             const int64_t position = block.first + i;
             const float scale =
-                (in.edge_mask == nullptr ? 1 : in.edge_mask[EdgeAt(csc, position)]) / kMessageScale;
+                (in.edge_mask == nullptr ? 1 : in.edge_mask[csc.EdgeAt(position)]) / kMessageScale;
             const float* from = x1_grad.data() + int64_t{csc.own[position]} * width;
             for (int c = 0; c < width; ++c) block.grad[i * width + c] = scale * from[c];
           }

@@ -45,14 +45,9 @@ struct Se3Conv::EdgeRun {
 
   Tile TakeTile() const;
   // Position by destination of the p-th edge by source.
-  int64_t PositionOf(int64_t p) const {
-    return edges.by_source().edge.empty() ? p : edges.by_source().edge[p];
-  }
+  int64_t PositionOf(int64_t p) const { return edges.by_source().EdgeAt(p); }
   // The caller's number of the edge at a position.
-  int64_t EdgeAt(int64_t position) const {
-    const graph::Adjacency& csc = edges.graph().by_destination();
-    return csc.edge.empty() ? position : csc.edge[position];
-  }
+  int64_t EdgeAt(int64_t position) const { return edges.graph().by_destination().EdgeAt(position); }
   // Radial perceptrons and bases of edges [p, p + rows) by source.
   void Radial(int64_t p, int rows, const Tile& tile) const;
   // The last layer of the perceptrons on the features of a source.

@@ -270,10 +270,6 @@ struct Se3Conv::BackwardRun {
 
 namespace {
 
-void AddAll(const float* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count && to != nullptr; ++i) to[i] += from[i];
-}
-
 // Adds from [k, n] to a weight [n, k].
 void AddTransposed(const float* from, int64_t from_stride, int64_t k, int64_t n, float* to) {
   for (int64_t j = 0; j < n && to != nullptr; ++j) {
@@ -283,7 +279,8 @@ void AddTransposed(const float* from, int64_t from_stride, int64_t k, int64_t n,
 
 }  // namespace
 
-Status Se3Conv::AddParameters(const ParameterSums& sums, const GradientScope& parameters) const {
+Status Se3Conv::AddParameters(const graph::Context& ctx, const ParameterSums& sums,
+                              const GradientScope& parameters) const {
   for (size_t i = 0; i < pairs_.size(); ++i) {
     const Pair& pair = pairs_[i];
     const ParameterSums::OfPair& own = sums.pairs[i];
@@ -304,7 +301,7 @@ Status Se3Conv::AddParameters(const ParameterSums& sums, const GradientScope& pa
     for (const auto& vector : vectors) {
       if (vector.size == 0) continue;
       ASSIGN_OR_RETURN(float* to, net.Get(vector.name, vector.size));
-      AddAll(vector.from, vector.size, to);
+      AddTo(ctx, vector.from, vector.size, to);
     }
     ASSIGN_OR_RETURN(float* first, net.Get("0.weight", h * inputs));
     AddTransposed(sums.first + pair.hidden_offset, hidden_, inputs, h, first);
@@ -382,8 +379,8 @@ Status Se3Conv::Backward(const graph::Context& ctx, const Se3Graph& edges, const
         boundary(part), part + 1 == kConvParts ? edges.by_source().count() : boundary(part + 1)};
     if (range.first < range.last) workers[worker].Run(range, ParameterSums(*this, sums + part * size));
   });
-  for (int part = 1; part < kConvParts; ++part) AddAll(sums + part * size, size, sums);
-  RETURN_IF_ERROR(AddParameters(ParameterSums(*this, sums), parameters));
+  for (int part = 1; part < kConvParts; ++part) AddTo(ctx, sums + part * size, size, sums);
+  RETURN_IF_ERROR(AddParameters(ctx, ParameterSums(*this, sums), parameters));
   if (out.xyz != nullptr) edges.AddPositionGradients(offset_grad, out.xyz);
   return SelfBackward(ctx, edges, nodes, grad, out, parameters);
 }

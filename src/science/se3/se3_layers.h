@@ -139,7 +139,8 @@ class Se3Conv {
   Status CheckInputs(const Se3Graph& edges, const FiberFeatures& nodes, const float* edge) const;
   void ActivateHidden(const graph::Context& ctx, bool second, int rows, const float* x, float* y) const;
   // Adds the sums of a backward pass to the gradients of the state dict.
-  Status AddParameters(const ParameterSums& sums, const GradientScope& parameters) const;
+  Status AddParameters(const graph::Context& ctx, const ParameterSums& sums,
+                       const GradientScope& parameters) const;
   Status SelfBackward(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
                       const Se3EdgeRows& grad, const Se3Gradients& out,
                       const GradientScope& parameters) const;

@@ -11,6 +11,7 @@
 
 #include "proxy/events/kv_decode.h"
 #include "proxy/events/kv_encode.h"
+#include "proxy/events/zmq_ipv6.h"
 #include "proxy/gateway/gateway.h"
 #include "proxy/index/index_writer.h"
 
@@ -106,9 +107,7 @@ class KvFeeds::Feed {
     const int linger = 0, water = kHighWater;
     zmq_setsockopt(socket->socket_, ZMQ_LINGER, &linger, sizeof linger);
     zmq_setsockopt(socket->socket_, ZMQ_RCVHWM, &water, sizeof water);
-    // Only for addresses: names keep resolving to IPv4, where engines bind wildcards.
-    const int six = endpoint.find('[') != std::string::npos ? 1 : 0;
-    zmq_setsockopt(socket->socket_, ZMQ_IPV6, &six, sizeof six);
+    AllowIpv6(socket->socket_, endpoint);
     if (type == ZMQ_SUB) zmq_setsockopt(socket->socket_, ZMQ_SUBSCRIBE, "", 0);
     const int failed =
         bind ? zmq_bind(socket->socket_, endpoint.c_str()) : zmq_connect(socket->socket_, endpoint.c_str());

@@ -2,23 +2,14 @@
 
 #include <zmq.h>
 
-#include <string>
 #include <vector>
 
 #include "proxy/events/kv_decode.h"
 #include "proxy/events/kv_encode.h"
 #include "proxy/events/sequence.h"
+#include "proxy/events/zmq_ipv6.h"
 
 namespace moesaic::proxy {
-namespace {
-
-// Lets a socket use an endpoint with an IPv6 address.
-void AllowIpv6(void* socket, const std::string& endpoint) {
-  const int six = endpoint.find('[') != std::string::npos ? 1 : 0;
-  zmq_setsockopt(socket, ZMQ_IPV6, &six, sizeof six);
-}
-
-}  // namespace
 
 EventSockets::~EventSockets() {
   if (replay_fd_.is_open()) replay_fd_.release();  // the descriptor belongs to the socket

@@ -199,6 +199,8 @@ def main():
     parser.add_argument("--narrow", type=int, default=16, help="factor by which simulated hidden states are narrower (16)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     arguments = parser.parse_args()
+    if arguments.narrow < 1:
+        parser.error(f"--narrow must be 1 or more, found {arguments.narrow}")
     os.environ.setdefault("LC_ALL", "C")
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(arguments.build.resolve(), arguments.simulator, folder)

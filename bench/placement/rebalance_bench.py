@@ -96,12 +96,15 @@ def settle(server, prompts):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("model")
     parser.add_argument("--prompts", type=pathlib.Path, help="one prompt per line")
     parser.add_argument("--redundant", type=int, default=2)
     arguments = parser.parse_args()
+    for path in (arguments.binary, arguments.model, arguments.prompts):
+        if path is not None and not pathlib.Path(path).exists():
+            parser.error(f"{path} does not exist")
     prompts = arguments.prompts.read_text().splitlines() if arguments.prompts else PROMPTS
     redundant = ("--redundant-experts", str(arguments.redundant))
     with Server(arguments.binary, arguments.model, "--rebalance-experts", "86400", *redundant) as server:

@@ -49,8 +49,4 @@ void BiasBackward(const graph::Context& ctx, const Norm& norm, const Dense& line
 /// Transposes `count` squares x [n, n] in place.
 void TransposeSquares(const graph::Context& ctx, int64_t count, int64_t n, float* x);
 
-/// Adds LayerNorm's gradients of rows of x, of which x_grad may be null.
-void AddNormGradients(const graph::Context& ctx, const Norm& norm, const float* x, const float* y_grad,
-                      int64_t rows, float* x_grad, const NormGradients& out);
-
 }  // namespace moesaic::science

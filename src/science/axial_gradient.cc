@@ -17,17 +17,6 @@ void ForAxialBlocks(int64_t rows, const Body& body) {
 
 }  // namespace
 
-void AddNormGradients(const graph::Context& ctx, const Norm& norm, const float* x, const float* y_grad,
-                      int64_t rows, float* x_grad, const NormGradients& out) {
-  if (x_grad != nullptr) return NormBackward(ctx, norm, x, y_grad, rows, x_grad, out);
-  if (out.gamma == nullptr && out.beta == nullptr) return;
-  const graph::ScratchScope scope(ctx);
-  const int64_t size = rows * static_cast<int64_t>(norm.gamma.size());
-  float* unused = ctx.exec.scratch->Take<float>(size).data();
-  std::fill_n(unused, size, 0.0F);
-  NormBackward(ctx, norm, x, y_grad, rows, unused, out);
-}
-
 Status AxialGradients::Find(const GradientScope& scope, const AxialAttention& attention,
                             const std::string& norm_name) {
   const GradientScope heads = scope.Under("mha");
@@ -82,8 +71,8 @@ void AxialBackward(const graph::Context& ctx, const AxialAttention& p, const flo
     AddWeightGradients(ctx, grad, c, c, gated, width, width, count, out.out);
     AddWeightGradients(ctx, gate, width, width, normal, c, c, count, out.gate);
     gate_backward.Inputs(ctx, gate, width, count, normal_grad, c);
-    AddNormGradients(ctx, p.norm, x + first * c, normal_grad, count,
-                     out.x == nullptr ? nullptr : out.x + first * c, out.norm);
+    NormBackward(ctx, p.norm, x + first * c, normal_grad, count,
+                 out.x == nullptr ? nullptr : out.x + first * c, out.norm);
   });
   PairAttentionBackward(ctx, params, {.out = attended, .q = q, .k = k, .v = v, .bias = out.bias});
   std::vector<DenseBackward> backward;
@@ -95,8 +84,8 @@ void AxialBackward(const graph::Context& ctx, const AxialAttention& p, const flo
       AddWeightGradients(ctx, grad, width, width, normal, c, c, count, operands[i].grads);
       backward[i].Inputs(ctx, grad, width, count, normal_grad, c, i > 0);
     }
-    AddNormGradients(ctx, p.norm, x + first * c, normal_grad, count,
-                     out.x == nullptr ? nullptr : out.x + first * c, out.norm);
+    NormBackward(ctx, p.norm, x + first * c, normal_grad, count,
+                 out.x == nullptr ? nullptr : out.x + first * c, out.norm);
     for (int64_t i = first * c; i < (first + count) * c && out.x != nullptr; ++i) out.x[i] += out_grad[i];
   });
 }
@@ -115,8 +104,8 @@ void BiasBackward(const graph::Context& ctx, const Norm& norm, const Dense& line
     ctx.graph->rows.transpose(out_grad + first, rows, heads, count, grad, heads);
     AddWeightGradients(ctx, grad, heads, heads, normal, c, c, count, linear_grads);
     backward.Inputs(ctx, grad, heads, count, normal_grad, c);
-    AddNormGradients(ctx, norm, x + first * c, normal_grad, count,
-                     x_grad == nullptr ? nullptr : x_grad + first * c, norm_grads);
+    NormBackward(ctx, norm, x + first * c, normal_grad, count,
+                 x_grad == nullptr ? nullptr : x_grad + first * c, norm_grads);
   });
 }
 

@@ -114,13 +114,19 @@ void NormBackward(const graph::Context& ctx, const Norm& norm, const float* x, c
   const int64_t part_rows = std::max<int64_t>(64, base::CeilDiv(rows, kParts));
   const int64_t parts = base::CeilDiv(rows, part_rows);
   const bool sums = out.gamma != nullptr || out.beta != nullptr;
+  if (x_grad == nullptr && !sums) return;
+  // The kernel adds to a row for x in any case.
+  const int64_t unused_size = x_grad == nullptr ? ctx.exec.pool->size() * n : 0;
+  float* unused = ctx.exec.scratch->Take<float>(unused_size).data();
+  std::fill_n(unused, unused_size, 0.0F);
   float* partial = ctx.exec.scratch->Take<float>(sums ? parts * 2 * n : 0).data();
   if (sums) std::fill_n(partial, parts * 2 * n, 0.0F);
-  ctx.exec.pool->Run(parts, [&](int64_t part, int) {
+  ctx.exec.pool->Run(parts, [&](int64_t part, int worker) {
     float* own = sums ? partial + part * 2 * n : nullptr;
     for (int64_t r = part * part_rows; r < std::min(rows, (part + 1) * part_rows); ++r) {
       ctx.graph->rows.layer_norm_gradient(x + r * n, norm.gamma.data(), y_grad + r * n, static_cast<int>(n),
-                                          norm.eps, x_grad + r * n, own, sums ? own + n : nullptr);
+                                          norm.eps, x_grad == nullptr ? unused + worker * n : x_grad + r * n,
+                                          own, sums ? own + n : nullptr);
     }
   });
   for (int64_t part = 0; part < parts && sums; ++part) {

@@ -71,7 +71,8 @@ struct NormGradients {
   float* beta = nullptr;
   static StatusOr<NormGradients> Find(const GradientScope& scope, const std::string& name, const Norm& norm);
 };
-/// x_grad [rows, n] += the gradient of y = LayerNorm(x) for y_grad. x_grad may not overlap y_grad.
+/// x_grad [rows, n] += the gradient of y = LayerNorm(x) for y_grad. x_grad may be null, and may not overlap
+/// y_grad.
 void NormBackward(const graph::Context& ctx, const Norm& norm, const float* x, const float* y_grad,
                   int64_t rows, float* x_grad, const NormGradients& out);
 

@@ -148,8 +148,8 @@ Status OuterProductMean::Backward(const graph::Context& ctx, int64_t sequences, 
     AddWeightGradients(ctx, b_grad, c, columns, normal, c_m, inputs, count, b_grads);
     a_backward.Inputs(ctx, a_grad, c, count, normal_grad, c_m);
     b_backward.Inputs(ctx, b_grad, c, count, normal_grad, c_m, true);
-    AddNormGradients(ctx, norm_, m + first * c_m, normal_grad, count,
-                     m_grad == nullptr ? nullptr : m_grad + first * c_m, norm_grads);
+    NormBackward(ctx, norm_, m + first * c_m, normal_grad, count,
+                 m_grad == nullptr ? nullptr : m_grad + first * c_m, norm_grads);
   }
   return OkStatus();
 }

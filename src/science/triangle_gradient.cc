@@ -160,10 +160,8 @@ struct TriangleMultiplication::BackwardRun {
 
   // Adds the gradient of layer_norm_in for normal_grad.
   void AddNormGradient(int64_t first, int64_t count, float* z_grad) const {
-    if (z_grad == nullptr && norm_in_grads.gamma == nullptr && norm_in_grads.beta == nullptr) return;
-    if (z_grad == nullptr) std::fill_n(normal, count * c(), 0.0F);
     NormBackward(ctx, layer.norm_in_, z + first * c(), normal_grad, count,
-                 z_grad == nullptr ? normal : z_grad + first * c(), norm_in_grads);
+                 z_grad == nullptr ? nullptr : z_grad + first * c(), norm_in_grads);
   }
 
   // Gradients of a and b [hidden][square] go through the gated projections to z.

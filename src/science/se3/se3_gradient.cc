@@ -12,18 +12,6 @@ namespace {
 // threads.
 constexpr int kConvParts = 16;
 
-// c = a b, or += with accumulate. Strides are those of whole rows.
-struct Product {
-  const float *a, *b;
-  float* c;
-  int64_t a_stride, b_stride, c_stride, m, n, k;
-  bool accumulate = false, b_transposed = false;
-};
-void Multiply(const graph::Context& ctx, const Product& p) {
-  ctx.graph->rows.matmul(
-      {p.a, p.b, p.c, p.a_stride, p.b_stride, p.c_stride, p.m, p.n, p.k, p.accumulate, p.b_transposed});
-}
-
 }  // namespace
 
 // Gradients of parameters in the layouts of the packed weights.
@@ -110,11 +98,11 @@ struct Se3Conv::BackwardRun {
       const int64_t at = int64_t{r} * conv.basis_ + output.basis_offset,
                     product = int64_t{r} * terms * channels;
       run.ctx.graph->rows.transpose(tile.basis + at, terms, dim, terms, transposed_basis, dim);
-      Multiply(run.ctx, {transposed_basis, result_grad, product_grads[i] + product, dim, channels, channels,
-                         terms, channels, dim});
+      run.ctx.graph->rows.matmul({transposed_basis, result_grad, product_grads[i] + product, dim, channels,
+                                  channels, terms, channels, dim});
       if (offset_grad != nullptr) {
-        Multiply(run.ctx, {result_grad, tile.products[i] + product, basis_grad + at, channels, channels,
-                           terms, dim, terms, channels, false, true});
+        run.ctx.graph->rows.matmul({result_grad, tile.products[i] + product, basis_grad + at, channels,
+                                    channels, terms, dim, terms, channels, false, true});
       }
     }
   }
@@ -131,15 +119,16 @@ struct Se3Conv::BackwardRun {
     run.ForComponents(
         tile.kernels, product_grads,
         [&](const Pair& pair, const float* kernel, const float* product, int64_t stride, int columns) {
-          Multiply(run.ctx, {product + first * stride, kernel,
-                             hidden_grad + int64_t{first} * hidden + pair.hidden_offset, stride, columns,
-                             hidden, rows, pair.hidden, columns, true, true});
+          run.ctx.graph->rows.matmul({product + first * stride, kernel,
+                                      hidden_grad + int64_t{first} * hidden + pair.hidden_offset, stride,
+                                      columns, hidden, rows, pair.hidden, columns, true, true});
         });
     run.ForComponents(
         kernel_grads, product_grads,
         [&](const Pair& pair, float* kernel, const float* product, int64_t stride, int columns) {
-          Multiply(run.ctx, {transposed + int64_t{pair.hidden_offset} * kConvTile, product + first * stride,
-                             kernel, kConvTile, stride, columns, pair.hidden, columns, rows, true});
+          run.ctx.graph->rows.matmul({transposed + int64_t{pair.hidden_offset} * kConvTile,
+                                      product + first * stride, kernel, kConvTile, stride, columns,
+                                      pair.hidden, columns, rows, true});
         });
   }
 
@@ -158,12 +147,12 @@ struct Se3Conv::BackwardRun {
       const int dim = Dim(pair.in_degree);
       const int64_t columns = int64_t{pair.hidden} * pair.frequencies * pair.c_out,
                     at = source * pair.c_in * dim;
-      Multiply(run.ctx, {run.nodes.at(pair.in_degree).data() + at, kernel_grads[i], sums.pairs[i].last, dim,
-                         columns, columns, pair.c_in, columns, dim, true});
+      run.ctx.graph->rows.matmul({run.nodes.at(pair.in_degree).data() + at, kernel_grads[i],
+                                  sums.pairs[i].last, dim, columns, columns, pair.c_in, columns, dim, true});
       float* x_grad = out.Of(pair.in_degree);
       if (x_grad == nullptr) continue;
-      Multiply(run.ctx, {kernel_grads[i], pair.last.data(), tile.channels, columns, columns, pair.c_in, dim,
-                         pair.c_in, columns, false, true});
+      run.ctx.graph->rows.matmul({kernel_grads[i], pair.last.data(), tile.channels, columns, columns,
+                                  pair.c_in, dim, pair.c_in, columns, false, true});
       for (int c = 0; c < pair.c_in; ++c) {
         for (int m = 0; m < dim; ++m) x_grad[at + c * dim + m] += tile.channels[m * pair.c_in + c];
       }
@@ -204,12 +193,13 @@ struct Se3Conv::BackwardRun {
     for (size_t i = 0; i < conv.pairs_.size(); ++i) {
       const Pair& pair = conv.pairs_[i];
       const float* from = other_grad + pair.hidden_offset;
-      Multiply(ctx, {transposed + int64_t{pair.hidden_offset} * kConvTile, from, sums.pairs[i].second,
-                     kConvTile, hidden, pair.hidden, pair.hidden, pair.hidden, rows, true});
+      ctx.graph->rows.matmul({transposed + int64_t{pair.hidden_offset} * kConvTile, from,
+                              sums.pairs[i].second, kConvTile, hidden, pair.hidden, pair.hidden, pair.hidden,
+                              rows, true});
       for (int r = 0; r < rows; ++r)
         ctx.exec.kernels->axpy(1, from + int64_t{r} * hidden, pair.hidden, sums.pairs[i].second_bias);
-      Multiply(ctx, {from, pair.second.data(), hidden_grad + pair.hidden_offset, hidden, pair.hidden, hidden,
-                     rows, pair.hidden, pair.hidden, false, true});
+      ctx.graph->rows.matmul({from, pair.second.data(), hidden_grad + pair.hidden_offset, hidden, pair.hidden,
+                              hidden, rows, pair.hidden, pair.hidden, false, true});
     }
     ThroughActivation(false, rows, tile.before_first, tile.first, hidden_grad, other_grad, sums);
     for (int r = 0; r < rows; ++r) {
@@ -220,15 +210,15 @@ struct Se3Conv::BackwardRun {
                                sums.first + int64_t{k} * hidden);
     }
     if (out.edge == nullptr && offset_grad == nullptr) return;
-    Multiply(ctx, {other_grad, conv.first_.data(), input_grad, hidden, hidden, inputs, rows, inputs, hidden,
-                   false, true});
+    ctx.graph->rows.matmul({other_grad, conv.first_.data(), input_grad, hidden, hidden, inputs, rows, inputs,
+                            hidden, false, true});
     for (int r = 0; r < rows && out.edge != nullptr; ++r) {
       float* to = out.edge + run.EdgeAt(run.PositionOf(p + r)) * conv.edge_inputs_;
       for (int k = 0; k < conv.edge_inputs_; ++k) to[k] += input_grad[int64_t{r} * inputs + k];
     }
     if (offset_grad == nullptr) return;
-    Multiply(ctx, {basis_grad, conv.coupling_.data(), harmonic_grad, conv.basis_, conv.basis_,
-                   conv.harmonics_, rows, conv.harmonics_, conv.basis_, false, true});
+    ctx.graph->rows.matmul({basis_grad, conv.coupling_.data(), harmonic_grad, conv.basis_, conv.basis_,
+                            conv.harmonics_, rows, conv.harmonics_, conv.basis_, false, true});
     OffsetGradients(p, rows);
   }
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(TINY))
 import generate  # noqa: E402  what the model was trained on
 
 SCHEMES = {"w8a8": [], "w8a16-g64": [], "w4a16-g32": [], "nvfp4": ["--method", "mse"], "fp8": []}
-KILLS = int(os.environ.get("MOESAIC_KILLS", "6"))
+KILLS = int(os.environ.get("MOESAIC_KILLS", "3"))
 
 
 def random_checkpoint(folder, layers, experts, hidden=512, intermediate=512):
@@ -229,14 +229,12 @@ class BoundsTest(unittest.TestCase):
         cls.source = cls.folder / "source"
         cls.bytes = random_checkpoint(cls.source, layers=6, experts=64)
 
-        token_file(cls.folder / "tokens.safetensors", 32, 64, 256)
+        token_file(cls.folder / "tokens.safetensors", 16, 64, 256)
 
     def test_memory_stays_below_the_limit(self):
         for scheme in ("w8a8", "nvfp4"):
             check_memory(self, self.source, self.folder, self.bytes // 8, "--scheme", scheme)
         calibration = ("--calibration", self.folder / "tokens.safetensors")
-        check_memory(self, self.source, self.folder, self.bytes // 4, "--mix", "nvfp4,w8a8", "--bits-per-weight", "6",
-                     "--mix-tokens", "128", *calibration)
         # Variants of this many tokens do not fit the limit at once and need several passes.
         mix = ("--mix", "nvfp4,w8a8", "--bits-per-weight", "6", "--mix-tokens", "256", *calibration)
         planned = run("quantize", self.source, "--plan", "--memory", self.bytes // 6, *mix).stdout
@@ -244,11 +242,10 @@ class BoundsTest(unittest.TestCase):
         check_memory(self, self.source, self.folder, self.bytes // 6, *mix)
 
     def test_memory_of_calibration_stays_below_the_limit(self):
-        """A third of the layers, because these methods compute for seconds per layer."""
+        """A quarter of the weights, because these methods compute for a tenth of a second per linear."""
         source = self.folder / "calibrated"
-        size = random_checkpoint(source, layers=2, experts=64)
+        size = random_checkpoint(source, layers=2, experts=48)
         calibration = ("--calibration", self.folder / "tokens.safetensors")
-        check_memory(self, source, self.folder, size // 2, "--scheme", "w4a16", "--method", "gptq", *calibration)
         check_memory(self, source, self.folder, size * 3 // 4, "--scheme", "w8a8", "--activations", "static", "--smoothing", "on",
                      *calibration)
         check_memory(self, source, self.folder, size * 3 // 4, "--mix", "nvfp4,w8a8", "--bits-per-weight", "6", "--mix-tokens",
@@ -286,6 +283,7 @@ class CalibrationTest(unittest.TestCase):
         cls.text = cls.folder / "text.jsonl"
         cls.text.write_text("\n".join(json.dumps({"text": text}) for text in texts))
         records = [json.loads(line) for line in (TINY / "heldout.jsonl").read_text().splitlines()]
+        cls.calibration = ("--calibration", cls.text)
         cls.messages = cls.folder / "messages.jsonl"
         cls.messages.write_text("\n".join(json.dumps({"messages": r["messages"]}) for r in records))
         cls.held_out = cls.folder / "heldout.txt"
@@ -314,7 +312,7 @@ class CalibrationTest(unittest.TestCase):
     def test_gptq_diverges_less_than_rounding(self):
         for scheme, share in (("w4a16", 0.6), ("nvfp4", 0.7)):
             nearest = self.kl("--scheme", scheme)
-            gptq = self.kl("--scheme", scheme, "--method", "gptq", "--calibration", self.text)
+            gptq = self.kl("--scheme", scheme, "--method", "gptq", *self.calibration)
             self.assertLess(gptq, share * nearest, scheme)
 
     def test_calibration_messages_use_the_chat_template(self):
@@ -324,7 +322,7 @@ class CalibrationTest(unittest.TestCase):
 
     def test_smoothed_static_activations_are_near_dynamic_ones(self):
         dynamic = self.kl("--scheme", "w8a8")
-        static = self.kl("--scheme", "w8a8", "--activations", "static", "--smoothing", "on", "--calibration", self.text)
+        static = self.kl("--scheme", "w8a8", "--activations", "static", "--smoothing", "on", *self.calibration)
         self.assertLess(static, 1.5 * dynamic)
 
     def test_eight_bit_recipe_keeps_the_likeliest_token(self):
@@ -339,7 +337,7 @@ class CalibrationTest(unittest.TestCase):
             return told["same_top"], told["kl"]
 
         nearest, _ = quality()
-        recipe, kl = quality("--method", "gptq", "--smoothing", "on", "--calibration", self.text)
+        recipe, kl = quality("--method", "gptq", "--smoothing", "on", *self.calibration)
         self.assertGreater(recipe, nearest)
         self.assertGreater(recipe, 0.988)
         self.assertLess(kl, 0.002)
@@ -375,14 +373,13 @@ class CalibrationTest(unittest.TestCase):
         """The files are not larger, for nearest rounding and GPTQ, and the divergence is about as predicted."""
         out = self.folder / "mix"
         for method in ("rtn", "gptq"):
-            calibration = ("--calibration", self.text)
             run("quantize", TINY, "-o", out, "--scheme", "w4a16", "--method", method,
-                *(calibration if method == "gptq" else ()))
+                *(self.calibration if method == "gptq" else ()))
             size = self.size(out)
             uniform = self.kl_of(out)
             shutil.rmtree(out)
             told = run("quantize", TINY, "-o", out, "--mix", "w4a16-g64,nvfp4,fp8,w8a8,bf16", "--budget", size, "--method",
-                       method, *calibration).stdout
+                       method, *self.calibration).stdout
             self.assertIn("predicted KL", told)
             self.assertIn("routers are kept", told)
             self.assertLessEqual(self.size(out), size)
@@ -456,8 +453,9 @@ class CalibrationTest(unittest.TestCase):
             self.assertFalse((self.folder / "no").exists())
 
     def test_model_may_follow_the_mix(self):
-        output = run("quantize", "--mix", "nvfp4,fp8", TINY, "--bits-per-weight", "5", "--plan").stdout
-        self.assertIn("a mix of nvfp4, fp8", output)
+        result = run("quantize", "--mix", "nvfp4,fp8", TINY, "--bits-per-weight", "5", "-o", TINY,
+                     *self.calibration, code=1)
+        self.assertIn("the folder is not empty", result.stderr)
         for flags, expected in (
             (("--scheme", "w8a8", "--mix", "nvfp4,fp8"), "--scheme gives all linears one precision, --mix several"),
             (("--mix", "nvfp4,fp8", "--budget", "0"), "--budget"),

@@ -55,9 +55,14 @@ def peak_mib(function, side):
 
 def pair(title, ours, theirs, repetitions, inference=True, wrap=lambda call: call):
     functions = dict(zip(SIDES, (wrap(ours), wrap(theirs))))
-    if MODE["compile"]:
-        functions["torch.compile"] = wrap(torch.compile(theirs))
     with torch.inference_mode(inference):
+        if MODE["compile"]:
+            compiled = wrap(torch.compile(theirs))
+            try:
+                compiled()
+                functions["torch.compile"] = compiled
+            except Exception as error:  # of the compiler, for which PyTorch has no common base
+                print(f"\n{title}: torch.compile fails: {str(error).splitlines()[0]}")
         if MODE["side"]:
             print(json.dumps([title, peak_mib(functions[MODE["side"]], MODE["side"])]))
         else:

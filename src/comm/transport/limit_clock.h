@@ -12,9 +12,9 @@ namespace moesaic::comm {
 /// continue. One thread at a time.
 class LimitClock {
  public:
-  /// Longest time between two calls that counts. Ranks that wait call much more often; one that computes does
-  /// not wait.
-  static constexpr double kMaxGapSeconds = 0.25;
+  /// Longest time between two calls that counts. Ranks that wait call much more often, and idle ones twice a
+  /// second; one that computes does not wait.
+  static constexpr double kMaxGapSeconds = 1;
 
   double Now() { return At(std::chrono::duration<double>(Steady::now().time_since_epoch()).count()); }
   /// The same at a given time of the steady clock, in seconds; times must not decrease.

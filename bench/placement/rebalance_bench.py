@@ -9,6 +9,7 @@ be equal. Ranks wait for each other in every layer, so the time of the experts i
 rows: that ratio is printed, since four ranks on fewer cores do not run at the same time.
 """
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -23,6 +24,9 @@ import urllib.request
 PROMPTS = [f"{a} + {b} = {a + b}. {b} + {a} = {a + b}. {a} * {b} = {a * b}. {a} - {b} =" for a in range(11, 15) for b in range(2, 6)]
 FLAGS = ("-dp", "4", "-ep", "--threads", "1", "--dtype", "f32", "--expert-load-window", "0.2", "--port", "0", "--served-model-name", "m")
 
+LOG_LINES = 20  # of the server, printed when it fails
+INTERVAL = "3"  # seconds between plans: a shorter one saves less than moves of weights cost
+
 
 class Server:
     def __init__(self, binary, model, *flags):
@@ -30,16 +34,16 @@ class Server:
         self.process = subprocess.Popen([binary, "serve", model, *FLAGS, *flags], stdout=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, text=True,
                                         env=os.environ | {"MOESAIC_TUNING": "off"})
-        lines = []
+        self.log = collections.deque(maxlen=LOG_LINES)
         for line in self.process.stderr:
-            lines.append(line)
+            self.log.append(line)
             found = re.search(r"http://[\w.:]+", line)
             if found:
                 self.url = found.group()
-                threading.Thread(target=self.process.stderr.read, daemon=True).start()  # a full pipe stops the server
+                threading.Thread(target=self.log.extend, args=(self.process.stderr,), daemon=True).start()  # a full pipe stops the server
                 self.await_model()
                 return
-        raise SystemExit(f"the server ended with code {self.process.wait()}:\n{''.join(lines[-5:])}")
+        raise SystemExit(f"the server ended with code {self.process.wait()}:\n{''.join(self.log)}")
 
     def await_model(self):
         while self.process.poll() is None:
@@ -72,8 +76,11 @@ class Server:
         body = {"model": "m", "prompt": prompt, "max_tokens": 24, "temperature": 0, "logprobs": 3, "ignore_eos": True}
         request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
                                          {"content-type": "application/json"})
-        with urllib.request.urlopen(request) as answer:
-            return json.loads(answer.read())["choices"][0]
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return json.loads(answer.read())["choices"][0]
+        except urllib.error.HTTPError as error:
+            raise SystemExit(f"{error}: {error.read().decode()}\n{''.join(self.log)}")
 
     def run(self, prompts):
         return [self.answer(prompt) for prompt in prompts]
@@ -83,16 +90,19 @@ class Server:
         return statistics.mean(max(row) for row in self.state()["rank_load"]["over_mean"])
 
 
-def settle(server, prompts):
+def settle(server, prompts, limit_s=120):
     """Answers requests until two plans in a row gain nothing."""
-    for _ in range(60):
-        before = server.metric('moesaic:expert_plans_total{result="no_gain"}')
+    epoch, without_gain, end = None, 0, time.monotonic() + limit_s
+    while time.monotonic() < end:
         server.run(prompts)
-        time.sleep(0.5)
-        after = server.metric('moesaic:expert_plans_total{result="no_gain"}')
-        if server.state()["state"] == "idle" and server.state()["epoch"] > 0 and sum(after.values()) >= sum(before.values()) + 2:
+        total = sum(server.metric('moesaic:expert_plans_total{result="no_gain"}').values())
+        state = server.state()
+        if state["epoch"] != epoch or state["state"] != "idle":
+            epoch, without_gain = state["epoch"], total
+        elif total >= without_gain + 2:
             return
-    print("plans still gain after 60 rounds")
+        time.sleep(0.2)
+    print(f"plans still gain after {limit_s} s")
 
 
 def main():
@@ -115,7 +125,7 @@ def main():
         before, moved = server.busiest(), server.state()["epoch"]
     if moved:
         raise SystemExit("the server that should keep its experts has moved some")
-    with Server(arguments.binary, arguments.model, "--rebalance-experts", "0.3", *redundant) as server:
+    with Server(arguments.binary, arguments.model, "--rebalance-experts", INTERVAL, *redundant) as server:
         settle(server, prompts)
         after_answers = server.run(prompts)
         after = server.busiest()

@@ -1,11 +1,17 @@
 #!/usr/bin/env python3
-"""Measures moesaic.layers against PyTorch eager on the shapes of a 512-residue protein, in one run.
+"""Measures moesaic.layers against PyTorch on the shapes of a 512-residue protein, in one run.
 
-Usage: layers.py [--threads N] [--repetitions N] [--residues N] [--only LAYER ...] [--cpu-time]. The PyTorch layers are the transcriptions
-that made the goldens (src/science/goldens), in float32 and inference mode.
+Usage: layers.py [--threads N] [--repetitions N] [--residues N] [--only LAYER ...] [--cpu-time] [--compile | --memory]. The PyTorch layers
+are the transcriptions that made the goldens (src/science/goldens), in float32 and inference mode. --compile adds torch.compile.
+--memory measures the memory of one call instead of times, each side in a process of its own: the largest resident memory over that
+before the call.
 """
 import argparse
+import ctypes
+import json
 import pathlib
+import re
+import subprocess
 import sys
 
 import torch
@@ -24,9 +30,53 @@ import structure  # noqa: E402
 LAYERS = ("egnn128", "egnn256", "ipa", "triangle", "se3", "evoformer", "structure", "gradients", "se3_gradients", "pair_gradients")
 
 
-def pair(title, ours, theirs, repetitions, inference=True):
+SIDES = ("moesaic", "PyTorch eager")
+MODE = {"compile": False, "side": None}  # side: the one whose memory this process measures
+
+
+def status_mib(field):
+    """A field of this process's memory."""
+    return int(re.search(rf"^{field}:\s*(\d+) kB", pathlib.Path("/proc/self/status").read_text(), re.MULTILINE).group(1)) / 1024
+
+
+def peak_mib(function, side):
+    """Memory that a call needs. PyTorch's second call, as the first one loads its program; the first one of moesaic, which keeps its
+    scratch memory."""
+    if side != "moesaic":
+        function()
+    ctypes.CDLL(None).malloc_trim(0)
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = status_mib("VmRSS")
+    result = function()
+    peak = status_mib("VmHWM") - before
+    del result
+    return peak
+
+
+def pair(title, ours, theirs, repetitions, inference=True, wrap=lambda call: call):
+    functions = dict(zip(SIDES, (wrap(ours), wrap(theirs))))
     with torch.inference_mode(inference):
-        report(title, measure({"moesaic": ours, "PyTorch eager": theirs}, repetitions), "moesaic")
+        if MODE["compile"]:
+            compiled = wrap(torch.compile(theirs))
+            try:
+                compiled()
+                functions["torch.compile"] = compiled
+            except Exception as error:  # of the compiler, for which PyTorch has no common base
+                print(f"\n{title}: torch.compile fails: {str(error).splitlines()[0]}")
+        if MODE["side"]:
+            print(json.dumps([title, peak_mib(functions[MODE["side"]], MODE["side"])]))
+        else:
+            report(title, measure(functions, repetitions), "moesaic")
+
+
+def compare_memory(arguments):
+    """Runs this program for each side and prints the ratios."""
+    found = []
+    for side in SIDES:
+        text = subprocess.run([sys.executable, __file__, *arguments, "--side", side], check=True, stdout=subprocess.PIPE, text=True).stdout
+        found.append([json.loads(line) for line in text.splitlines() if line.startswith("[")])
+    for (title, ours), (_, theirs) in zip(*found):
+        print(f"{title:60} moesaic {ours:8.1f} MiB   PyTorch eager {theirs:8.1f} MiB   {theirs / max(ours, 0.1):6.1f} x")
 
 
 def egnn_pair(n, xyz, hidden, repetitions):
@@ -81,10 +131,10 @@ def structure_pair(n, repetitions):
 
 def gradient_pair(title, ours, theirs, leaves, repetitions):
     """Forward and backward pass of calls that return tuples, with the gradients of all leaves."""
-    def run(call):
-        torch.autograd.grad(sum(x.sum() for x in call()), leaves)
+    def wrap(call):
+        return lambda: torch.autograd.grad(sum(x.sum() for x in call()), leaves)
 
-    pair(f"{title}, forward and backward", lambda: run(ours), lambda: run(theirs), repetitions, inference=False)
+    pair(f"{title}, forward and backward", ours, theirs, repetitions, inference=False, wrap=wrap)
 
 
 def egnn_gradients(n, xyz, hidden, repetitions):
@@ -126,7 +176,14 @@ def main():
     parser.add_argument("--residues", type=int, default=512)
     parser.add_argument("--sequences", type=int, default=128, help="rows of the alignment in the Evoformer block")
     parser.add_argument("--only", nargs="+", choices=LAYERS, default=LAYERS, metavar="LAYER", help=f"some of {', '.join(LAYERS)}")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--compile", action="store_true", help="also measure torch.compile")
+    what.add_argument("--memory", action="store_true", help="measure memory instead of times")
+    what.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.memory:
+        return compare_memory([x for x in sys.argv[1:] if x != "--memory"])
+    MODE.update(compile=options.compile, side=options.side)
     torch.set_default_dtype(torch.float32)
     prepare(options)
     torch.manual_seed(1)

@@ -66,7 +66,7 @@ class Graph:
     """A directed graph with edges src[e] -> dst[e], sorted once by destination and once by source.
 
     The plan holds a copy of the edges: later changes of src and dst have no effect on it; `matches` detects
-    them. Building it costs about 1 us per 1000 edges.
+    them. Building it costs some 3 to 9 us per 1000 edges.
     """
 
     def __init__(self, src: Any, dst: Any, num_src: int | None = None, num_dst: int | None = None) -> None:

@@ -5,11 +5,11 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <thread>
 
 #include "base/check.h"
+#include "comm/transport/limit_clock.h"
 #include "comm/transport/transfer_errors.h"
 #include "comm/transport/transfer_pool.h"
 #include "comm/transport/virtual_clock.h"
@@ -232,10 +232,7 @@ class LocalEnd final : public Transport {
     pool_.Return(transfer);
   }
 
-  double Now() const override {
-    if (shared_.clock != nullptr) return shared_.clock->now();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
+  double Now() const override { return shared_.clock != nullptr ? shared_.clock->now() : clock_.Now(); }
 
   void Idle() override {
     if (shared_.clock != nullptr) {
@@ -350,6 +347,7 @@ class LocalEnd final : public Transport {
   const int spinning_idles_;
   TransferPool<LocalTransfer> pool_;
   int idles_ = 0;
+  mutable LimitClock clock_;
   int64_t sends_ = 0;
   int64_t kill_at_send_ = -1;
 };

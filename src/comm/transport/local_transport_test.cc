@@ -1,9 +1,13 @@
 #include "comm/transport/local_transport.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -12,6 +16,7 @@
 #include <vector>
 
 #include "comm/transport/conformance.h"
+#include "comm/transport/limit_clock.h"
 
 namespace {
 std::atomic<int64_t> allocations = 0;
@@ -234,6 +239,50 @@ TEST(LocalTransportTest, VirtualTimeDoesNotDependOnThreads) {
   const auto first = run();
   EXPECT_GT(first[0], 0);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(run(), first);
+}
+
+TEST(LimitClockTest, CountsShortGapsAndAPartOfLongOnes) {
+  LimitClock clock;
+  const double start = clock.At(100);
+  EXPECT_NEAR(clock.At(100.1) - start, 0.1, 1e-9);
+  EXPECT_NEAR(clock.At(100.8) - start, 0.8, 1e-9);
+  EXPECT_NEAR(clock.At(160) - start, 0.8 + LimitClock::kMaxGapSeconds, 1e-9);
+}
+
+// A job that is stopped as a whole continues: its ranks still wait for each other afterwards.
+TEST(LocalTransportTest, ALimitDoesNotExpireWhileTheProcessIsStopped) {
+  constexpr double kLimit = 1.2;
+  constexpr auto kStop = std::chrono::milliseconds(2000);
+  std::array<int, 2> pipe_ends{};
+  ASSERT_EQ(pipe(pipe_ends.data()), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    RunRanks(1, [&](Transport& t) {
+      using Clock = std::chrono::steady_clock;
+      std::array<std::byte, 4> in{};
+      const StatusOr<TransferId> id = t.Receive(0, 1, in);
+      const Clock::time_point begin = Clock::now();
+      (void)!write(pipe_ends[1], "b", 1);
+      const bool expired = Wait(t, *id, kLimit).code() == StatusCode::kDeadlineExceeded;
+      const std::chrono::duration<double> waited = Clock::now() - begin;
+      const std::chrono::duration<double> least = kStop;
+      _exit(expired && waited.count() >= least.count() + kLimit - LimitClock::kMaxGapSeconds ? 0 : 1);
+    });
+  }
+  char byte = 0;
+  ASSERT_EQ(read(pipe_ends[0], &byte, 1), 1);
+  kill(child, SIGSTOP);
+  int state = 0;
+  waitpid(child, &state, WUNTRACED);
+  const bool stopped = WIFSTOPPED(state);  // false: this process was not scheduled before the limit
+  if (stopped) {
+    std::this_thread::sleep_for(kStop);
+    kill(child, SIGCONT);
+    waitpid(child, &state, 0);
+    EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0) << state;
+  }
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
 }
 
 }  // namespace

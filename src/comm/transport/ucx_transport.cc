@@ -1,7 +1,6 @@
 #include "comm/transport/ucx_transport.h"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <list>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "base/check.h"
 #include "comm/transport/idle_backoff.h"
+#include "comm/transport/limit_clock.h"
 #include "comm/transport/process_name.h"
 #include "comm/transport/self_messages.h"
 #include "comm/transport/transfer_errors.h"
@@ -116,9 +116,7 @@ class UcxTransport final : public Transport {
   double SilentSeconds(int peer) const override {
     return peers_[peer].asked < 0 || peers_[peer].dead ? 0 : Now() - peers_[peer].asked;
   }
-  double Now() const override {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
+  double Now() const override { return clock_.Now(); }
 
   StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override {
     return StartSend(peer, tag, data, 0);
@@ -207,6 +205,7 @@ class UcxTransport final : public Transport {
   uint64_t ended_ = 0, ended_before_ = 0;  // transfers, now and when AskPeers() ran last
   uint64_t ended_idle_ = 0;                // and when Idle() ran last
   IdleBackoff backoff_;
+  mutable LimitClock clock_;
   double quiet_since_ = 0;  // when a transfer ended, or none was in flight
 };
 

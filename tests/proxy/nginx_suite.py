@@ -28,9 +28,9 @@ def dynamic_modules():
     text = subprocess.run([find_nginx(), "-V"], capture_output=True, text=True).stderr
     folder = re.search(r"--modules-path=(\S+)", text)
     folder = pathlib.Path(folder[1]) if folder else pathlib.Path(find_nginx()).parent
-    files = {"image_filter": "http_image_filter", "http_geoip": "http_geoip", "http_perl": "http_perl", "http_xslt": "http_xslt_filter",
-             "mail": "mail", "stream": "stream", "stream_geoip": "stream_geoip"}
-    names = [name for option, name in files.items() if re.search(rf"--with-(http_)?{option}(_module)?=dynamic", text)]
+    files = {"http_image_filter_module": "http_image_filter", "http_geoip_module": "http_geoip", "http_perl_module": "http_perl",
+             "http_xslt_module": "http_xslt_filter", "mail": "mail", "stream": "stream", "stream_geoip_module": "stream_geoip"}
+    names = [name for option, name in files.items() if f"--with-{option}=dynamic" in text]
     return folder, [name for name in names if not (folder / f"ngx_{name}_module.so").exists()]
 
 

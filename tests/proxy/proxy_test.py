@@ -112,6 +112,19 @@ class Aggregated(ProxyTest):
                 engine.reset()
                 until(lambda: proxy.state()["index"]["memberships"] == 0, what=proxy.state)
 
+    @unittest.skipUnless(has_ipv6(), "this machine has no IPv6")
+    def test_follows_kv_events_over_ipv6(self):
+        """Both directions of a subscription, and the replay of messages that were sent before it."""
+        engine = self.mock("--kv-events", "tcp://[::1]:*", "--kv-replay", "tcp://[::1]:*")
+        state = engine.state()
+        self.assertRegex(state["kv_events"], r"^tcp://\[::1\]:\d+$")
+        request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": tokens(5, 1600), "max_tokens": 1})
+        proxy = self.proxy(f"engine {engine.url} kv_events={state['kv_events']} kv_replay={state['kv_replay']};")
+        until(lambda: proxy.state()["index"]["memberships"] >= 100, what=proxy.state)
+        until(lambda: proxy.state()["engines"][0]["index"] == "exact", what=proxy.state)
+        engine.reset()
+        until(lambda: proxy.state()["index"]["memberships"] == 0, what=proxy.state)
+
     def test_renders_prompts_once(self):
         engine = self.mock()
         proxy = self.proxy(f"engine {engine.url}; model {MODEL};")

@@ -228,9 +228,9 @@ http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_t
         return status, json.loads(text)
 
     @contextlib.contextmanager
-    def streaming(self, headers=None, path="/v1/completions", **body):
-        """Yields the answer to a streaming request."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=WAIT_SECONDS)
+    def streaming(self, headers=None, path="/v1/completions", port=None, **body):
+        """Yields the answer to a streaming request, to another server of this address with `port`."""
+        connection = http.client.HTTPConnection(HOST, port or self.port, timeout=WAIT_SECONDS)
         try:
             connection.request("POST", path, json.dumps({"model": "mock", "stream": True, **body}), headers or {})
             yield connection.getresponse()

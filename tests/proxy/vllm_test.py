@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the proxy before a real vLLM on this machine's CPU: one engine, and a prefill and a decode engine with NIXL.
+"""Tests the proxy in front of a real vLLM on this machine's CPU: one engine, and a prefill and a decode engine with NIXL.
 
 MOESAIC_VLLM names the `vllm` script of an environment with vLLM for CPUs. MOESAIC_VLLM_NIXL=1 says that it has NIXL as well.
 Without the first nothing runs, and the test is reported as skipped.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import unittest
 
-from proxying import HOST, MODEL, SKIPPED, WAIT_SECONDS, ProxyTest, main, request, together, until
+from proxying import BINARY, HOST, MODEL, MODULE, SKIPPED, WAIT_SECONDS, ProxyTest, main, request, together, until
 
 VLLM = os.environ.get("MOESAIC_VLLM")
 NAME = "moesaic-tiny"
@@ -70,9 +70,17 @@ class Vllm:
         assert status == 200, text
         return json.loads(text)
 
-    def running(self):
+    def metric(self, name):
         text = request(LOCAL, self.port, "GET", "/metrics")[2].decode()
-        return sum(float(value) for value in re.findall(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", text, re.M))
+        return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, re.M))
+
+    def running(self):
+        return self.metric("num_requests_(?:running|waiting)")
+
+    def kv_is_free(self):
+        """The gauge changes with a step of the engine."""
+        self.post("/v1/completions", {"model": NAME, "prompt": [1], "max_tokens": 1})
+        return self.metric("kv_cache_usage_perc") == 0
 
     def option(self):
         return f"kv_events={self.events} kv_replay={self.replay}"
@@ -103,14 +111,9 @@ class Engine(ProxyTest):
         self.assertEqual(status, 200, answer)
         direct = self.direct.post("/v1/chat/completions", {"model": NAME, "temperature": 0, "messages": messages, "max_tokens": 12})
         self.assertEqual(answer["choices"][0]["message"]["content"], direct["choices"][0]["message"]["content"])
-        with self.proxy_.streaming({"content-type": "application/json"}, "/v1/chat/completions", model=NAME, temperature=0, messages=messages, max_tokens=12,
-                                   stream_options={"include_usage": True}) as stream:
-            lines = [line[6:] for line in stream.read().decode().splitlines() if line.startswith("data: ")]
-        self.assertEqual(lines[-1], "[DONE]")
-        chunks = [json.loads(line) for line in lines[:-1]]
-        text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+        text, last = self.stream(messages)
         self.assertEqual(text, answer["choices"][0]["message"]["content"])
-        self.assertEqual(chunks[-1]["usage"]["prompt_tokens"], answer["usage"]["prompt_tokens"])
+        self.assertEqual(last["usage"]["prompt_tokens"], answer["usage"]["prompt_tokens"])
 
     def check_tools(self):
         tool = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city",
@@ -128,6 +131,15 @@ class Engine(ProxyTest):
             status, answer = self.ask(messages=self.question("Hi"), **body)
             self.assertEqual(status, wanted, answer)
             self.assertIn("error", answer)
+
+    def stream(self, messages, port=None):
+        """Returns the text of a streamed chat and its last chunk."""
+        with self.proxy_.streaming({"content-type": "application/json"}, "/v1/chat/completions", port, model=NAME, temperature=0, messages=messages,
+                                   max_tokens=12, stream_options={"include_usage": True}) as stream:
+            lines = [line[6:] for line in stream.read().decode().splitlines() if line.startswith("data: ")]
+        self.assertEqual(lines[-1], "[DONE]")
+        chunks = [json.loads(line) for line in lines[:-1]]
+        return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]), chunks[-1]
 
     def check_cancellation(self, engines):
         for stream in (True, False):
@@ -174,7 +186,7 @@ class Aggregated(Engine):
               and self.proxy_.state()["engines"][0]["index"] == "exact", what=self.proxy_.state)
         reported = []
         for i, text in enumerate(("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?", "What is 1 + 2?")):
-            # Events of the request before are in the index: expected blocks are confirmed, or have expired.
+            # Events of the request before are in the index: expected blocks were confirmed, or have expired.
             until(lambda: self.proxy_.metric("moesaic_proxy_index_speculative") == 0)
             status, answer = self.ask(messages=self.question(text, system), max_tokens=4)
             cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
@@ -227,8 +239,17 @@ class Pair(Engine):
         self.proxy_ = self.proxy(f"transfer nixl; skip_prefill 0; model {MODEL}; block_size {BLOCK};"
                                  f"engine {self.prefill.url} role=prefill {self.prefill.option()}; engine {self.decode.url} role=decode {self.decode.option()};")
 
+    def system(self, words):
+        """A beginning that no engine has."""
+        chance = random.Random(os.getpid())
+        return f"{self.id()} {os.getpid()} " + " ".join(chance.choice(("red", "green", "blue", "seven", "nine")) for _ in range(words))
+
     def test_answers_and_streams(self):
+        fetched = self.decode.metric("external_prefix_cache_hits_total")
         self.check_answers_and_streams()
+        # The decode engine has the prompt from the other one.
+        self.assertGreaterEqual(self.decode.metric("external_prefix_cache_hits_total") - fetched, BLOCK)
+        self.assertEqual(self.decode.metric("nixl_num_failed_transfers_total"), 0)
         state = self.proxy_.idle()
         entered = {stage["name"]: stage["entered"] for stage in state["stages"]}
         self.assertEqual(entered["decode_scheduled"], 2)
@@ -239,6 +260,39 @@ class Pair(Engine):
 
     def test_cancellation(self):
         self.check_cancellation([self.prefill, self.decode])
+        # No blocks wait for a decode engine that will not fetch them.
+        until(self.prefill.kv_is_free)
+        until(self.decode.kv_is_free)
+        self.assertEqual(self.prefill.metric("nixl_num_kv_expired_reqs_total"), 0)
+
+    def test_cached_tokens_are_those_of_the_prefill_engine(self):
+        system, reported = self.system(150), []
+        for text in ("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?"):
+            status, answer = self.ask(messages=self.question(text, system), max_tokens=4)
+            self.assertEqual(status, 200, answer)
+            reported.append((answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+        self.assertEqual((reported[0], reported[1] % BLOCK, reported[2]), (0, 0, reported[1]))
+        self.assertGreaterEqual(reported[1], 4 * BLOCK)
+
+    def test_the_verb_serves_a_pair(self):
+        with socket.create_server((HOST, 0)) as free:
+            port = free.getsockname()[1]
+        verb = subprocess.Popen([str(BINARY), "proxy", "--module", str(MODULE), "--prefill", self.prefill.url, "--decode", self.decode.url, "--host", HOST,
+                                 "--port", str(port), "--model", str(MODEL), "--set", f"block_size {BLOCK}", "--set", "skip_prefill 0"], stderr=subprocess.DEVNULL)
+        self.addCleanup(verb.wait, WAIT_SECONDS)
+        self.addCleanup(verb.terminate)
+
+        def serves():
+            with contextlib.suppress(OSError):
+                return request(HOST, port, "GET", "/v1/models")[0] == 200
+        until(serves)
+        messages = self.question("What is the capital of France?", self.system(100))
+        fetched = self.decode.metric("external_prefix_cache_hits_total")
+        text, last = self.stream(messages, port)
+        self.assertGreaterEqual(self.decode.metric("external_prefix_cache_hits_total") - fetched, 3 * BLOCK)
+        direct = self.direct.post("/v1/chat/completions", {"model": NAME, "temperature": 0, "messages": messages, "max_tokens": 12})
+        self.assertEqual(text, direct["choices"][0]["message"]["content"])
+        self.assertEqual(last["usage"]["prompt_tokens"], direct["usage"]["prompt_tokens"])
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ impl Sum {
     }
 
     fn print(&self, out: &mut String) {
-        out.reserve(self.bytes + self.bytes / 16); // for the markers after a long message
+        out.reserve(self.bytes + self.bytes / 16); // markers often follow a long message
         self.parts.iter().for_each(|part| out.push_str(&part.text));
     }
 }

@@ -8,6 +8,8 @@ mod check;
 mod clock;
 mod error;
 mod eval;
+#[cfg(test)]
+mod eval_test;
 mod expression;
 mod filters;
 mod invoke;

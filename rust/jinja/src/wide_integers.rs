@@ -88,6 +88,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn strings_end_at_the_first_quote_that_is_not_escaped() {
+        let long = "12345678901234567890123";
+        for (before, tagged) in [
+            (r#"{"a":"\\","b":"#, true), // the backslash is escaped, not the quote
+            (r#"{"a":"\\\"","b":"#, true),
+            (r#"{"a":"\\\\","b":"#, true),
+            (r#"{"a":"\"","b":"#, true),
+            (r#"{"\\":"#, true),
+            (r#"{"a":"\\\" "#, false), // inside of the string
+            (r#"{"a":"\" "#, false),
+        ] {
+            assert_eq!(super::tag(&format!("{before}{long}}}")).1.is_some(), tagged, "{before}");
+        }
+    }
+
+    #[test]
     fn tags_long_integers_outside_strings() {
         let (text, tag) =
             tag(r#"{"a":12345678901234567890123,"b":"12345678901234567890123 \" integer:","c":-1e30}"#);

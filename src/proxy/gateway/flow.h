@@ -93,6 +93,9 @@ class Flow : public Exchange::Handler {
   /// The instance whose answer the client gets.
   int AnsweringInstance() const { return decode_instance_ >= 0 ? decode_instance_ : prefill_instance_; }
   void ReadBody();
+  /// Reads the body and renders its prompt. False: more than `max_unknown` bytes of text have to be
+  /// tokenized.
+  bool PrepareWithin(size_t max_unknown);
   void RefuseBody();
   bool BlamesRequest(int instance, int status);
   void SubmitPrompt();

@@ -69,7 +69,7 @@ function show(s){
     for(const t of [`prefill ${num(e.prefill_requests)} (${short(e.prefill_tokens)} tokens)`,`decode ${num(e.decode_requests)} (${short(e.decode_tokens)} tokens)`,hit,`completed ${short(e.completed)}`])facts.append(el("span","",t));
     facts.append(el("span",e.failed?"bad":"",`failed ${short(e.failed)}`));
     box.append(head,bar,facts);return box}));
-  if(!s.engines.length)$("engines").replaceChildren(el("span","bad","There is no engine: requests wait until one is added."));
+  if(!s.engines.length)$("engines").replaceChildren(el("span","bad","There is no engine: requests wait for one, at most queue_timeout."));
 }
 async function turn(){
   try{const r=await fetch("?state",{cache:"no-store"});if(!r.ok)throw new Error(r.status);show(await r.json());$("live").textContent="live";$("live").className="good"}

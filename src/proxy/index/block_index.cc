@@ -206,6 +206,8 @@ HashBucket::Entry* ClaimHash(const KeyTable& table, uint64_t word) {
   return TakeFreeEntry(first, second, kHash, word);
 }
 
+// Protects the ring of expectations. It needs no repair when its owner was killed: an entry is written before
+// its mark and removed after it, so that each state between two stores is valid.
 class ExpectationsLock {
  public:
   explicit ExpectationsLock(IndexLayout& index) : lock_(index.expectations) { lock_.Lock(); }

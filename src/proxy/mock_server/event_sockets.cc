@@ -10,6 +10,16 @@
 #include "proxy/events/zmq_ipv6.h"
 
 namespace moesaic::proxy {
+namespace {
+
+std::string LastEndpoint(void* socket) {
+  char text[1024];
+  size_t size = sizeof text;  // with the terminating 0
+  if (zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, text, &size) != 0 || size == 0) return "";
+  return std::string(text, size - 1);
+}
+
+}  // namespace
 
 EventSockets::~EventSockets() {
   if (replay_fd_.is_open()) replay_fd_.release();  // the descriptor belongs to the socket
@@ -26,13 +36,15 @@ Status EventSockets::Open() {
   zmq_setsockopt(publisher_, ZMQ_LINGER, &linger, sizeof linger);
   zmq_setsockopt(publisher_, ZMQ_SNDHWM, &water, sizeof water);
   AllowIpv6(publisher_, options_.kv_endpoint);
-  // As vLLM: only a wildcard, or IPC, is bound.
-  const bool bind =
-      options_.kv_endpoint.find('*') != std::string::npos || options_.kv_endpoint.starts_with("ipc://");
+  // As vLLM: wildcards, IPC and addresses with "::" are bound.
+  const bool bind = options_.kv_endpoint.find('*') != std::string::npos ||
+                    options_.kv_endpoint.find("::") != std::string::npos ||
+                    options_.kv_endpoint.starts_with("ipc://");
   const char* endpoint = options_.kv_endpoint.c_str();
   if ((bind ? zmq_bind(publisher_, endpoint) : zmq_connect(publisher_, endpoint)) != 0) {
     return IoError("cannot open {}: {}", options_.kv_endpoint, zmq_strerror(zmq_errno()));
   }
+  endpoint_ = LastEndpoint(publisher_);
   if (options_.kv_replay_endpoint.empty()) return OkStatus();
   replayer_ = zmq_socket(context_, ZMQ_ROUTER);
   zmq_setsockopt(replayer_, ZMQ_LINGER, &linger, sizeof linger);
@@ -40,6 +52,7 @@ Status EventSockets::Open() {
   if (zmq_bind(replayer_, options_.kv_replay_endpoint.c_str()) != 0) {
     return IoError("cannot bind {}: {}", options_.kv_replay_endpoint, zmq_strerror(zmq_errno()));
   }
+  replay_endpoint_ = LastEndpoint(replayer_);
   int fd = -1;
   size_t size = sizeof fd;
   zmq_getsockopt(replayer_, ZMQ_FD, &fd, &size);

@@ -23,6 +23,9 @@ class EventSockets {
 
   /// Opens the sockets that the options name. IoError names the endpoint.
   Status Open();
+  /// Endpoints of the open sockets, in which a port was chosen for "*"; empty without a socket.
+  const std::string& endpoint() const { return endpoint_; }
+  const std::string& replay_endpoint() const { return replay_endpoint_; }
   /// Sends the messages to the subscribers; does nothing without a PUB socket.
   void Publish(std::span<const MockMessage> messages);
 
@@ -35,6 +38,7 @@ class EventSockets {
   const MockServerOptions& options_;
   const MockEngine& engine_;
   boost::asio::posix::stream_descriptor replay_fd_;
+  std::string endpoint_, replay_endpoint_;
   void *context_ = nullptr, *publisher_ = nullptr, *replayer_ = nullptr;
 };
 

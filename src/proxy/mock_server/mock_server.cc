@@ -154,7 +154,9 @@ class MockServer::Impl {
                 {"served", served_},
                 {"cancelled", cancelled_},
                 {"live", live_.size()},
-                {"rooms", rooms_.size()}}
+                {"rooms", rooms_.size()},
+                {"kv_events", events_.endpoint()},
+                {"kv_replay", events_.replay_endpoint()}}
         .dump();
   }
 

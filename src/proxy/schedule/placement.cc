@@ -131,9 +131,9 @@ bool Scheduler::Impl::Commit(const Waiting& request, int prefill, int decode, Na
   // Blocks that will exist on the instance soon, unless the engine does not announce blocks at all.
   if (r.facts.block_size != 0 && chosen != nullptr && chosen->index_state != IndexState::kNone &&
       options_.speculative_ttl > 0) {
-    const size_t there = chosen->device_matched_tokens / r.facts.block_size;
-    if (ReadKeys(r.id, keys_) && there < keys_.size())
-      index_.AddSpeculative(first, std::span(keys_).subspan(there), now + options_.speculative_ttl);
+    const size_t num_held = chosen->device_matched_tokens / r.facts.block_size;
+    if (ReadKeys(r.id, keys_) && num_held < keys_.size())
+      index_.AddSpeculative(first, std::span(keys_).subspan(num_held), now + options_.speculative_ttl);
   }
   return true;
 }

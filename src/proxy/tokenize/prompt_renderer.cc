@@ -109,17 +109,17 @@ StatusOr<std::unique_ptr<PromptRenderer>> PromptRenderer::Open(const std::filesy
   return std::unique_ptr<PromptRenderer>(new PromptRenderer(dialect, std::move(cache), std::move(chat)));
 }
 
-StatusOr<RenderedPrompt> PromptRenderer::Render(const RequestBody& body) {
+StatusOr<RenderedPrompt> PromptRenderer::Render(const RequestBody& body, size_t max_unknown) {
   for (const std::string_view field : {"chat_template", "truncate_prompt_tokens", "prompt_embeds", "suffix",
                                        "images", "mm_processor_kwargs"}) {
     if (body.members.Given(field)) return Unimplemented("'{}' is left to the engine", field);
   }
-  if (body.endpoint == Endpoint::kChat) return RenderChat(body);
-  if (body.endpoint == Endpoint::kCompletions) return RenderCompletion(body);
+  if (body.endpoint == Endpoint::kChat) return RenderChat(body, max_unknown);
+  if (body.endpoint == Endpoint::kCompletions) return RenderCompletion(body, max_unknown);
   return Unimplemented("this endpoint has no prompt");
 }
 
-StatusOr<RenderedPrompt> PromptRenderer::RenderCompletion(const RequestBody& body) {
+StatusOr<RenderedPrompt> PromptRenderer::RenderCompletion(const RequestBody& body, size_t max_unknown) {
   RenderedPrompt prompt;
   if (std::optional<std::vector<int32_t>> ids = PromptIds(body)) {
     prompt.ids = *std::move(ids);
@@ -129,12 +129,12 @@ StatusOr<RenderedPrompt> PromptRenderer::RenderCompletion(const RequestBody& bod
   const std::optional<std::string> text = body.members.String("prompt");
   if (!text) return Unimplemented("several prompts in one request");
   const bool special = body.members.Bool("add_special_tokens").value_or(true);
-  ASSIGN_OR_RETURN(prompt.ids, cache_->Encode(*text, special));
+  ASSIGN_OR_RETURN(prompt.ids, cache_->Encode(*text, special, max_unknown));
   prompt.exact = !prompt.ids.empty();
   return prompt;
 }
 
-StatusOr<RenderedPrompt> PromptRenderer::RenderChat(const RequestBody& body) {
+StatusOr<RenderedPrompt> PromptRenderer::RenderChat(const RequestBody& body, size_t max_unknown) {
   if (!chat_) return Unimplemented("the model has no chat template");
   const JsonMembers& members = body.members;
   if (members.Bool("continue_final_message").value_or(false)) {
@@ -161,7 +161,8 @@ StatusOr<RenderedPrompt> PromptRenderer::RenderChat(const RequestBody& body) {
   if (variables != "{}") input.variables_json = std::move(variables);
   input.add_generation_prompt = members.Bool("add_generation_prompt").value_or(true);
   ASSIGN_OR_RETURN(const std::string text, chat_->Render(input));
-  ASSIGN_OR_RETURN(prompt.ids, cache_->Encode(text, members.Bool("add_special_tokens").value_or(false)));
+  ASSIGN_OR_RETURN(prompt.ids,
+                   cache_->Encode(text, members.Bool("add_special_tokens").value_or(false), max_unknown));
   if (prompt.ids.empty()) prompt.exact = false;
   return prompt;
 }

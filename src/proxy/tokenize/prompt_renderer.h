@@ -32,13 +32,14 @@ class PromptRenderer {
   /// Unimplemented for prompts that only the engine can render: images and other media, a template or a
   /// truncation of the request's own, several prompts. InvalidArgument for a message that the template
   /// refuses. In both cases the request passes untouched, and the engine answers it.
-  StatusOr<RenderedPrompt> Render(const RequestBody& body);
+  /// ResourceExhausted: more than `max_unknown` bytes of text that were not seen before had to be tokenized.
+  StatusOr<RenderedPrompt> Render(const RequestBody& body, size_t max_unknown = SIZE_MAX);
 
   const text::Tokenizer& tokenizer() const { return cache_->tokenizer(); }
 
  private:
-  StatusOr<RenderedPrompt> RenderChat(const RequestBody& body);
-  StatusOr<RenderedPrompt> RenderCompletion(const RequestBody& body);
+  StatusOr<RenderedPrompt> RenderChat(const RequestBody& body, size_t max_unknown);
+  StatusOr<RenderedPrompt> RenderCompletion(const RequestBody& body, size_t max_unknown);
 
   PromptRenderer(Dialect dialect, std::unique_ptr<SegmentCache> cache, std::optional<text::ChatTemplate> chat)
       : dialect_(dialect), cache_(std::move(cache)), chat_(std::move(chat)) {}

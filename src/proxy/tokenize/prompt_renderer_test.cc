@@ -98,6 +98,28 @@ TEST(SegmentCache, FindsCutsInLongTexts) {
   EXPECT_GE(cache.stats().hit_bytes, lines.size() - 2 * SegmentCache::kShortSegment);
 }
 
+TEST(SegmentCache, TokenizesNoMoreThanWasAllowed) {
+  auto tokenizer = text::Tokenizer::FromFolder(kModel);
+  ASSERT_TRUE(tokenizer.ok());
+  auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
+  ASSERT_TRUE(cutter.ok());
+  SegmentCache cache(*tokenizer, *cutter, 1 << 20);
+  std::string lines;
+  for (int i = 0; i < 2000; ++i) lines += "Line number " + std::to_string(i) + " of a text.\n";
+  const std::string end = "<|end|><|assistant|>";
+  EXPECT_EQ(cache.Encode(lines + end, false, 512).status().code(), StatusCode::kResourceExhausted);
+  ASSERT_TRUE(cache.Encode(lines + "Why?" + end, false).ok());
+  // The template's end is known, so that only the question is tokenized.
+  const std::string other = lines + "Where?" + end;
+  const uint64_t before = cache.stats().miss_bytes;
+  const auto ids = cache.Encode(other, false, 512), wanted = tokenizer->Encode(other, false);
+  ASSERT_TRUE(ids.ok() && wanted.ok()) << ids.status();
+  EXPECT_EQ(*ids, *wanted);
+  EXPECT_EQ(cache.stats().miss_bytes - before, 6u);
+  // Most of a text of several long segments is stored once.
+  EXPECT_LT(cache.stats().bytes, 2 * (lines.size() + ids->size() * sizeof(int32_t)));
+}
+
 // Writes moesaic-tiny's tokenizer with one more token, which holds a line break and a letter.
 TEST(SegmentCache, KeepsLinesTogetherThatATokenMayJoin) {
   std::ifstream file(std::filesystem::path(kModel) / "tokenizer.json");

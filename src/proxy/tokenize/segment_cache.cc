@@ -109,100 +109,114 @@ SegmentCache::SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t 
     : tokenizer_(std::move(tokenizer)), cutter_(std::move(cutter)), max_bytes_(max_bytes), seed_([] {
         std::random_device random;
         return static_cast<uint64_t>(random()) << 32 | random();
-      }()) {}
-
-uint64_t SegmentCache::HashOf(std::string_view text, bool special) const {
-  return XXH3_64bits_withSeed(text.data(), text.size(), seed_ + (special ? 1 : 0));
+      }()) {
+  const auto around = tokenizer_.Encode("", /*add_special=*/true),
+             with = tokenizer_.Encode("word", /*add_special=*/true),
+             plain = tokenizer_.Encode("word", /*add_special=*/false);
+  if (!around.ok() || !with.ok() || !plain.ok()) return;
+  std::vector<int32_t> led = *around;
+  led.insert(led.end(), plain->begin(), plain->end());
+  if (led == *with) leading_ = *around;
 }
 
-SegmentCache::Ids SegmentCache::Find(uint64_t hash, std::string_view text, bool special) {
+SegmentCache::Ids SegmentCache::Find(uint64_t hash, std::string_view text) {
   const std::lock_guard lock(mutex_);
-  const auto [begin, end] = by_hash_.equal_range(hash);
-  for (auto it = begin; it != end; ++it) {
-    const Ids& entry = it->second->entry;
-    if (entry->text != text || entry->special != special) continue;
-    recent_.splice(recent_.begin(), recent_, it->second);
-    ++stats_.hits;
-    stats_.hit_bytes += text.size();
-    return entry;
+  const auto found = by_hash_.find(hash);
+  if (found == by_hash_.end() || found->second->entry->text != text) {
+    ++stats_.misses;
+    stats_.miss_bytes += text.size();
+    return nullptr;
   }
-  ++stats_.misses;
-  stats_.miss_bytes += text.size();
-  return nullptr;
+  recent_.splice(recent_.begin(), recent_, found->second);
+  ++stats_.hits;
+  stats_.hit_bytes += text.size();
+  return found->second->entry;
 }
 
-void SegmentCache::Insert(uint64_t hash, Ids entry) {
+void SegmentCache::Insert(uint64_t hash, std::string_view text, std::vector<int32_t> ids) {
   const auto size_of = [](const Entry& e) {
     return e.text.size() + e.ids.size() * sizeof(int32_t) + kEntryOverhead;
   };
+  const Ids entry = std::make_shared<const Entry>(Entry{std::string(text), std::move(ids)});
   const size_t bytes = size_of(*entry);
   if (bytes > max_bytes_ / 4) return;
   const std::lock_guard lock(mutex_);
-  while (stats_.bytes + bytes > max_bytes_) {
-    const auto last = std::prev(recent_.end());
-    const auto [begin, end] = by_hash_.equal_range(last->hash);
-    by_hash_.erase(std::find_if(begin, end, [last](const auto& item) { return item.second == last; }));
-    stats_.bytes -= size_of(*last->entry);
-    recent_.erase(last);
-  }
-  recent_.push_front({std::move(entry), hash});
+  const auto erase = [&](auto found) {
+    stats_.bytes -= size_of(*found->second->entry);
+    recent_.erase(found->second);
+    by_hash_.erase(found);
+  };
+  // Another thread has inserted the text meanwhile, or another text has its hash.
+  if (const auto found = by_hash_.find(hash); found != by_hash_.end()) erase(found);
+  while (stats_.bytes + bytes > max_bytes_) erase(by_hash_.find(recent_.back().hash));
+  recent_.push_front({entry, hash});
   by_hash_.emplace(hash, recent_.begin());
   stats_.bytes += bytes;
 }
 
-Status SegmentCache::AppendShort(std::string_view text, bool special, std::vector<int32_t>* ids) {
-  do {
-    const std::string_view part = text.substr(0, cutter_.NextSegment(text, kShortSegment));
-    const uint64_t hash = HashOf(part, special);
-    Ids entry = Find(hash, part, special);
-    if (entry == nullptr) {
-      ASSIGN_OR_RETURN(std::vector<int32_t> part_ids, tokenizer_.Encode(part, special));
-      entry = std::make_shared<const Entry>(Entry{std::string(part), std::move(part_ids), special});
-      Insert(hash, entry);
-    }
-    ids->insert(ids->end(), entry->ids.begin(), entry->ids.end());
-    text.remove_prefix(part.size());
-    special = false;
-  } while (!text.empty());
+Status SegmentCache::AppendSegment(std::string_view text, bool insert, Output* out) {
+  const uint64_t hash = XXH3_64bits_withSeed(text.data(), text.size(), seed_);
+  if (const Ids entry = Find(hash, text)) {
+    out->ids.insert(out->ids.end(), entry->ids.begin(), entry->ids.end());
+    return OkStatus();
+  }
+  if (text.size() > out->max_unknown) return ResourceExhausted("more text is not known than was allowed");
+  out->max_unknown -= text.size();
+  ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_.Encode(text, /*add_special=*/false));
+  out->ids.insert(out->ids.end(), ids.begin(), ids.end());
+  if (insert) Insert(hash, text, std::move(ids));
   return OkStatus();
 }
 
-StatusOr<std::vector<int32_t>> SegmentCache::Encode(std::string_view text, bool add_special) {
-  std::vector<int32_t> ids;
-  ids.reserve(text.size() / 4 + 8);
-  // Tokens after a text, such as EOS, belong to its last segment. A template of one segment is the general
-  // case.
-  const size_t first = cutter_.NextSegment(text, kShortSegment);
-  if (add_special && first < text.size()) {
-    ASSIGN_OR_RETURN(const std::vector<int32_t> around, tokenizer_.Encode("", true));
-    ASSIGN_OR_RETURN(const std::vector<int32_t> before, tokenizer_.Encode(text.substr(0, first), true));
-    ASSIGN_OR_RETURN(const std::vector<int32_t> plain, tokenizer_.Encode(text.substr(0, first), false));
-    // Only tokens before the text: their ids are a prefix of the first segment's.
-    const bool leads =
-        before.size() == plain.size() + around.size() &&
-        std::equal(around.begin(), around.end(), before.begin()) &&
-        std::equal(plain.begin(), plain.end(), before.begin() + static_cast<ptrdiff_t>(around.size()));
-    if (!leads) return tokenizer_.Encode(text, true);
+Status SegmentCache::AppendShort(std::string_view text, bool insert, Output* out) {
+  while (!text.empty()) {
+    const std::string_view part = text.substr(0, cutter_.NextSegment(text, kShortSegment));
+    RETURN_IF_ERROR(AppendSegment(part, insert, out));
+    text.remove_prefix(part.size());
   }
-  bool special = add_special;
+  return OkStatus();
+}
+
+Status SegmentCache::AppendEnd(std::string_view text, Output* out) {
+  size_t min_bytes = kShortSegment;
+  while (!text.empty()) {
+    size_t length = cutter_.NextSegment(text, min_bytes);
+    if (length == text.size() && min_bytes == kShortSegment) {
+      min_bytes = kEndSegment;
+      length = cutter_.NextSegment(text, min_bytes);
+    }
+    RETURN_IF_ERROR(AppendSegment(text.substr(0, length), /*insert=*/true, out));
+    text.remove_prefix(length);
+  }
+  return OkStatus();
+}
+
+StatusOr<std::vector<int32_t>> SegmentCache::Encode(std::string_view text, bool add_special,
+                                                    size_t max_unknown) {
+  Output out{.ids = {}, .max_unknown = max_unknown};
+  if (add_special && !leading_) {  // such as EOS after the text
+    if (text.size() > max_unknown) return ResourceExhausted("the text is longer than was allowed");
+    return tokenizer_.Encode(text, /*add_special=*/true);
+  }
+  out.ids.reserve(text.size() / 4 + 8);
+  if (add_special) out.ids = *leading_;
+  bool first = true;
   do {
     const std::string_view part = text.substr(0, cutter_.NextSegment(text, kLongSegment));
     text.remove_prefix(part.size());
-    if (text.empty()) {  // a longer prompt will continue it, so that it is no segment yet
-      RETURN_IF_ERROR(AppendShort(part, special, &ids));
-      return ids;
+    if (text.empty()) {  // a longer prompt will continue it
+      RETURN_IF_ERROR(AppendEnd(part, &out));
+      return std::move(out.ids);
     }
-    const uint64_t hash = HashOf(part, special);
-    if (const Ids entry = Find(hash, part, special)) {
-      ids.insert(ids.end(), entry->ids.begin(), entry->ids.end());
+    const uint64_t hash = XXH3_64bits_withSeed(part.data(), part.size(), seed_);
+    if (const Ids entry = Find(hash, part)) {
+      out.ids.insert(out.ids.end(), entry->ids.begin(), entry->ids.end());
     } else {
-      const size_t before = ids.size();
-      RETURN_IF_ERROR(AppendShort(part, special, &ids));
-      Insert(hash,
-             std::make_shared<const Entry>(Entry{
-                 std::string(part), {ids.begin() + static_cast<ptrdiff_t>(before), ids.end()}, special}));
+      const auto before = static_cast<ptrdiff_t>(out.ids.size());
+      RETURN_IF_ERROR(AppendShort(part, /*insert=*/first, &out));
+      Insert(hash, part, {out.ids.begin() + before, out.ids.end()});
     }
-    special = false;
+    first = false;
   } while (true);
 }
 

@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -50,17 +51,21 @@ struct SegmentCacheStats {
 /// Least recently used segments of one tokenizer. All methods are thread-safe; the tokenizer runs without the
 /// lock.
 ///
-/// Segments have two sizes. A long one is looked up first, so that a long prompt takes few lookups. One that
-/// is not known, and the end of the text, consist of short ones, so that little is tokenized after a known
-/// prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us.
+/// Segments have three sizes. A long one is looked up first, so that a long prompt takes few lookups. One
+/// that is not known, and the end of the text, consist of short ones, so that little is tokenized after a
+/// known prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us. The last short one is cut once
+/// more, because all prompts of a template have the same end. The short ones of a long segment are kept only
+/// at the begin of a text, where prompts with a common system message diverge.
 class SegmentCache {
  public:
-  static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128;  ///< minimum bytes
+  static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128, kEndSegment = 2;  ///< minimum bytes
 
   SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t max_bytes);
 
-  /// Returns the ids of `text`, equal to those of Tokenizer::Encode.
-  StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special);
+  /// Returns the ids of `text`, equal to those of Tokenizer::Encode. ResourceExhausted: more than
+  /// `max_unknown` bytes had to be tokenized.
+  StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special,
+                                        size_t max_unknown = SIZE_MAX);
   SegmentCacheStats stats() const;
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
 
@@ -68,27 +73,33 @@ class SegmentCache {
   struct Entry {
     std::string text;
     std::vector<int32_t> ids;
-    bool special;  // the ids of a first segment include tokens around a text
   };
   using Ids = std::shared_ptr<const Entry>;
   struct Node {
     Ids entry;
     uint64_t hash;
   };
+  struct Output {
+    std::vector<int32_t> ids;
+    size_t max_unknown;  // bytes that may still be tokenized
+  };
 
-  uint64_t HashOf(std::string_view text, bool special) const;
-  Ids Find(uint64_t hash, std::string_view text, bool special);
-  /// Appends the ids of a text by way of short segments. `special` holds for the first of them.
-  Status AppendShort(std::string_view text, bool special, std::vector<int32_t>* ids);
-  void Insert(uint64_t hash, Ids entry);
+  Ids Find(uint64_t hash, std::string_view text);
+  void Insert(uint64_t hash, std::string_view text, std::vector<int32_t> ids);
+  Status AppendSegment(std::string_view text, bool insert, Output* out);
+  /// Appends the ids of a long segment by way of short ones.
+  Status AppendShort(std::string_view text, bool insert, Output* out);
+  /// Appends the ids of the end of a text.
+  Status AppendEnd(std::string_view text, Output* out);
 
   const text::Tokenizer tokenizer_;
   const TextCutter cutter_;
   const size_t max_bytes_;
   const uint64_t seed_;
+  std::optional<std::vector<int32_t>> leading_;  // special tokens of any text, if all of them come first
   mutable std::mutex mutex_;
   std::list<Node> recent_;  // the most recently used first
-  std::unordered_multimap<uint64_t, std::list<Node>::iterator> by_hash_;
+  std::unordered_map<uint64_t, std::list<Node>::iterator> by_hash_;
   SegmentCacheStats stats_;
 };
 

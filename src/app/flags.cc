@@ -24,7 +24,13 @@ Flag Flag::OneOf(const std::vector<std::string>& names) const {
 }
 Flag Flag::ExistingPath() const { return Flag(option_->check(CLI::ExistingPath)); }
 Flag Flag::ExistingFile() const { return Flag(option_->check(CLI::ExistingFile)); }
-Flag Flag::Positive() const { return Flag(option_->check(CLI::PositiveNumber)); }
+Flag Flag::Positive() const {
+  return Check([](std::string& value) -> std::string {
+    double number = 0;
+    if (CLI::detail::lexical_cast(value, number) && number > 0) return "";
+    return "must be a number above 0, found " + value;
+  });
+}
 Flag Flag::Bytes() const { return Flag(option_->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))); }
 Flag Flag::Check(ValueCheck check) const {
   return Flag(option_->check(CLI::Validator(std::move(check), "")));

@@ -5,19 +5,22 @@
 #
 #   bench/comm/smpi.sh [all_reduce] [exchange]      both by default
 #
-# Needs libsimgrid-dev (smpicxx, smpirun), python3, ninja, 16 GB of memory, and a build folder with the benchmarks
+# Vectors that need more than a gigabyte on all ranks are simulated with fewer bytes over links that are as many times slower:
+# the same plan then takes the same time.
+#
+# Needs libsimgrid-dev (smpicxx, smpirun), python3, ninja, 4 GB of memory, and a build folder with the benchmarks
 #   ninja -C build/release comm_all_reduce_bench comm_exchange_bench comm_smpi_platform
 #
 # Environment:
 #   BUILD       build folder (default build/release); its static libraries are linked
 #   TOPOLOGIES  files (default: the 16-chip server, 4x8 and 8x8 accelerators)
-#   BYTES       sizes of AllReduce (default 1 MiB and 64 MiB)
+#   BYTES       sizes of AllReduce (default 16 KiB, 1 MiB and 64 MiB)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 build=$(realpath -m "${BUILD:-build/release}")
 read -ra topologies <<< "${TOPOLOGIES:-topologies/accelerators-16-dual-chip.json topologies/accelerators-4x8-200gbit.json topologies/accelerators-8x8-200gbit.json}"
-bytes=${BYTES:-1048576,67108864}
+read -ra sizes <<< "${BYTES:-16384 1048576 67108864}"
 parts=("$@")
 [ $# -gt 0 ] || parts=(all_reduce exchange)
 
@@ -38,29 +41,50 @@ trap 'rm -rf "$work"' EXIT
 simulated() { bench/comm/smpi_program.sh build "$build" "comm_$1" "$work/$1" "bench/comm/$1.cc"; }
 simulate() { bench/comm/smpi_program.sh run "$build" "$@"; }
 
-all_reduce() {
-  local topology
-  simulated all_reduce_bench
-  printf '\n## AllReduce of f32\n\nThe bound is that of docs/communication.md; flat rings in the order of the tree, and dealt to its topmost groups.\n\n'
-  printf '| topology | bytes | ms | over flat block | over flat round-robin | of bound | algorithm |\n|---|---|---|---|---|---|---|\n'
-  for topology in "${topologies[@]}"; do
-    simulate "$topology" "$work/all_reduce_bench" --transport mpi --topology "$topology" --bytes "$bytes" --rounds 1 --calls 1 \
-      --no-warm-up --against flat-block,flat-round-robin > "$work/output"
-    python3 - "$(basename "$topology" .json)" "$work/output" << 'END'
+# narrowed TOPOLOGY DIVISOR: prints the topology with bandwidths of links and memory divided.
+narrowed() {
+  python3 - "$@" << 'END'
+import json, sys
+def divide(value, divisor):
+    if isinstance(value, dict):
+        return {key: member / divisor if key in ("gb_per_s", "memory_gb_per_s") else divide(member, divisor)
+                for key, member in value.items()}
+    return [divide(member, divisor) for member in value] if isinstance(value, list) else value
+print(json.dumps(divide(json.load(open(sys.argv[1])), int(sys.argv[2]))))
+END
+}
+
+# all_reduce_of TOPOLOGY BYTES: prints a row of the table.
+all_reduce_of() {
+  local topology=$1 size=$2 ranks divisor=1 poll_us=0.1
+  ranks=$("$build/bin/comm_smpi_platform" "$topology" | grep -c '<host ')
+  while [ $((2 * ranks * size / divisor)) -gt $((1 << 30)) ]; do divisor=$((2 * divisor)); done
+  [ "$divisor" -lt 8 ] || poll_us=0.5
+  narrowed "$topology" "$divisor" > "$work/topology.json"
+  POLL_US=$poll_us simulate "$work/topology.json" "$work/all_reduce_bench" --transport mpi --topology "$work/topology.json" \
+    --bytes $((size / divisor)) --rounds 1 --calls 1 --no-warm-up --against flat-block,flat-round-robin > "$work/output"
+  python3 - "$(basename "$topology" .json)" "$size" "$work/output" << 'END'
 import sys
-rows = {}
-for line in open(sys.argv[2]):
-    kind, size, *rest = line.rstrip('\n').split(' ', 2)
-    row = rows.setdefault(int(size), {})
+row = {}
+for line in open(sys.argv[3]):
+    kind, _, *rest = line.rstrip('\n').split(' ', 2)
     if kind == 'sample':
         contender, seconds = rest[0].split()
         row[contender] = float(seconds)
     else:
         row[kind] = rest[0] if kind == 'algorithm' else float(rest[0])
-for size, row in rows.items():
-    print(f"| {sys.argv[1]} | {size} | {row['plan'] * 1e3:.3f} | {row['flat-block'] / row['plan']:.2f}x "
-          f"| {row['flat-round-robin'] / row['plan']:.2f}x | {row['bound'] / row['plan']:.0%} | {row['algorithm']} |")
+print(f"| {sys.argv[1]} | {sys.argv[2]} | {row['plan'] * 1e3:.3f} | {row['flat-block'] / row['plan']:.2f}x "
+      f"| {row['flat-round-robin'] / row['plan']:.2f}x | {row['bound'] / row['plan']:.0%} | {row['algorithm']} |")
 END
+}
+
+all_reduce() {
+  local topology size
+  simulated all_reduce_bench
+  printf '\n## AllReduce of f32\n\nThe bound is that of docs/communication.md; flat rings in the order of the tree, and dealt to its topmost groups.\n\n'
+  printf '| topology | bytes | ms | over flat block | over flat round-robin | of bound | algorithm |\n|---|---|---|---|---|---|---|\n'
+  for topology in "${topologies[@]}"; do
+    for size in "${sizes[@]}"; do all_reduce_of "$topology" "$size"; done
   done
 }
 
@@ -77,5 +101,5 @@ exchange() {
 }
 
 printf '# Simulated collectives, %s\n\n%s; %s\n' "$(git describe --always --dirty 2> /dev/null || echo 'an exported tree')" \
-  "$(smpicxx --version)" 'network model CM02 without factors, a poll of messages takes 0.1 us'
+  "$(smpicxx --version)" 'network model CM02 without factors, a poll of messages takes 0.1 us (0.5 us from 4 GiB of all ranks on)'
 for part in "${parts[@]}"; do "$part"; done

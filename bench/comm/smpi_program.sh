@@ -4,9 +4,12 @@
 #   smpi_program.sh build BUILD TARGET OUT SOURCE...   compiles the sources and the MPI transport by smpicxx, and links the
 #                                                      libraries of the native TARGET of the build folder, except transports
 #   smpi_program.sh run BUILD TOPOLOGY PROGRAM ...     one rank per device; messages take the latency of their group and share
-#                                                      ports fairly; a look for ended messages takes 0.1 us; computation
-#                                                      takes no time
+#                                                      ports fairly; computation takes no time
 # Needs libsimgrid-dev (smpicxx, smpirun) and ninja; `run` needs BUILD/bin/comm_smpi_platform.
+#
+# Environment:
+#   POLL_US     virtual microseconds that a look for ended messages takes (default 0.1). Each look is an event of the
+#               simulation, so that a larger value shortens long runs; a step ends late by half of it on average.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -39,7 +42,7 @@ run_program() {
   ranks=$(grep -c '<host ' "$work/platform.xml")
   seq -f 'rank%g' 0 $((ranks - 1)) > "$work/hosts"
   smpirun -np "$ranks" -platform "$work/platform.xml" -hostfile "$work/hosts" --cfg=smpi/simulate-computation:no \
-    --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:no --cfg=smpi/test:1e-7 \
+    --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:no --cfg=smpi/test:"${POLL_US:-0.1}e-6" \
     --cfg=smpi/grow-injected-times:no --log=root.thres:critical "$@" 2> "$work/errors" ||
     { cat "$work/errors" >&2; fail "smpirun ended with an error on $topology"; }
 }

@@ -67,6 +67,11 @@ class LevelBytesTransport final : public parallel::CountedTransport {
     Count(peer, data);
     return CountedTransport::SendAhead(peer, tag, data);
   }
+  Status Exchange(int peer, comm::Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
+                  double limit_s) override {
+    Count(peer, data);
+    return CountedTransport::Exchange(peer, tag, data, received, limit_s);
+  }
 
  private:
   void Count(int peer, std::span<const std::byte> data) {

@@ -33,6 +33,11 @@ class CountedTransport : public comm::Transport {
   StatusOr<comm::TransferId> Receive(int peer, comm::Tag tag, std::span<std::byte> data) override {
     return job_.Receive(peer, tag, data);
   }
+  Status Exchange(int peer, comm::Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
+                  double limit_s) override {
+    sent_bytes_ += std::ssize(data);
+    return job_.Exchange(peer, tag, data, received, limit_s);
+  }
   void Progress() override { job_.Progress(); }
   bool Test(comm::TransferId id, Status* result) override { return job_.Test(id, result); }
   void Cancel(comm::TransferId id) override { job_.Cancel(id); }

@@ -42,6 +42,28 @@ std::string Describe(const CallRecord& record) {
                      Name(static_cast<ReduceOp>(record.op)), record.root);
 }
 
+bool IsAligned(std::span<const std::byte> buffer, size_t size) {
+  return reinterpret_cast<uintptr_t>(buffer.data()) % size == 0;  // NOLINT
+}
+
+// Bytes of the vector if the rank's part of the plan is one message each way and their sum; otherwise 0.
+size_t ExchangeBytes(const Plan& plan, int rank) {
+  if (plan.request.collective != Collective::kAllReduce || plan.request.ranks != 2) return 0;
+  const std::vector<Stream>& streams = plan.ranks[rank].streams;
+  if (streams.size() != 1 || streams[0].rounds.size() != 1) return 0;
+  const Round& round = streams[0].rounds[0];
+  if (!round.local.empty() || round.sends.size() != 1 || round.receives.size() != 1) return 0;
+  const Message &send = round.sends[0], &receive = round.receives[0];
+  const auto is_whole = [&](const Message& message, PlanBuffer buffer) {
+    return message.slice.buffer == buffer && message.slice.offset == 0 &&
+           message.slice.count == plan.request.count && message.wire == WireFormat::kExact;
+  };
+  if (!is_whole(send, PlanBuffer::kInput) || !is_whole(receive, PlanBuffer::kOutput)) return 0;
+  if (!receive.reduce || receive.addend != 0) return 0;
+  const int64_t count = plan.request.count, element_bytes = plan.request.element_bytes;
+  return count <= PieceElements(count, element_bytes) ? static_cast<size_t>(count * element_bytes) : 0;
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<CachedPlan>> Communicator::State::FindPlan(const PlanRequest& request, DType dtype,
@@ -66,10 +88,55 @@ StatusOr<std::shared_ptr<CachedPlan>> Communicator::State::FindPlan(const PlanRe
     ASSIGN_OR_RETURN(added->kernel, FindReduceKernel(dtype, op));
   }
   ASSIGN_OR_RETURN(Plan plan, planner.PlanCollective(request, of_call));
+  added->exchange_bytes = ExchangeBytes(plan, rank);
   added->plan = std::make_shared<const Plan>(std::move(plan));
   cache.push_front(added);
   if (cache.size() > kMaxCachedPlans) cache.pop_back();
   return added;
+}
+
+Tag Communicator::State::TagOfCall() const {
+  return options.first_tag + ((sequence & kSequenceMask) << kStreamBits);
+}
+
+std::optional<Status> Communicator::State::TryExchange(std::span<const std::byte> input,
+                                                       std::span<std::byte> output, DType dtype,
+                                                       ReduceOp op) {
+  if (cache.empty() || !calls.empty() || options.check_calls) return std::nullopt;
+  const CachedPlan& cached = *cache.front();
+  if (cached.exchange_bytes == 0 || cached.exchange_bytes != output.size() || input.size() != output.size() ||
+      cached.key.dtype != dtype || cached.key.op != op) {
+    return std::nullopt;
+  }
+  const auto element_bytes = static_cast<size_t>(cached.plan->request.element_bytes);
+  if (!IsAligned(input, element_bytes) || !IsAligned(output, element_bytes)) return std::nullopt;
+  if (input.data() == output.data()) {
+    exchange_copy.assign(input.begin(), input.end());
+    input = exchange_copy;
+  } else if (Overlap(input, output)) {
+    return std::nullopt;
+  }
+  ++sequence;
+  const int peer = 1 - rank;
+  Status result = transport.Exchange(peer, TagOfCall(), input, output, options.time_limit_s);
+  if (result.ok()) {
+    cached.kernel(output.data(), input.data(), cached.key.count);
+    return result;
+  }
+  if (result.code() == StatusCode::kDeadlineExceeded) {
+    return TimeLimitError(Collective::kAllReduce, sequence, fmt::format("rank {}", peer));
+  }
+  return Annotate(result, fmt::format("{} ({})", Name(Collective::kAllReduce), cached.plan->algorithm));
+}
+
+Status Communicator::State::TimeLimitError(Collective collective, uint32_t number,
+                                           const std::string& waiting) const {
+  const std::string_view name = Name(collective);
+  const std::string silent = SilentPeers(transport);
+  return FormatStatus(StatusCode::kDeadlineExceeded,
+                      "{}: rank {}: call {} took longer than {} s; check that all ranks make the call; still "
+                      "waiting for: {}{}",
+                      fmt::make_format_args(name, rank, number, options.time_limit_s, waiting, silent));
 }
 
 PendingCall& Communicator::State::NewCall(PlanRequest request, std::span<const std::byte> input,
@@ -85,7 +152,7 @@ PendingCall& Communicator::State::NewCall(PlanRequest request, std::span<const s
   call.input = input;
   call.output = output;
   call.number = sequence;
-  call.tag = options.first_tag + ((sequence & kSequenceMask) << kStreamBits);
+  call.tag = TagOfCall();
   call.dead_since = -1;
   call.polls = 0;
   call.result = OkStatus();
@@ -133,9 +200,8 @@ StatusOr<PendingCall*> Communicator::State::Begin(PlanRequest request, std::span
     return InvalidArgument("{}: rank {}: input and output must not overlap; they share bytes from offset {}",
                            name, rank, std::max<int64_t>(0, input.data() - output.data()));
   }
-  const auto size = static_cast<uintptr_t>(request.element_bytes);
-  if (reinterpret_cast<uintptr_t>(input.data()) % size != 0 ||   // NOLINT
-      reinterpret_cast<uintptr_t>(output.data()) % size != 0) {  // NOLINT
+  const auto size = static_cast<size_t>(request.element_bytes);
+  if (!IsAligned(input, size) || !IsAligned(output, size)) {
     return InvalidArgument("{}: rank {}: buffers must be aligned to elements of {} bytes", name, rank, size);
   }
   PendingCall& call = NewCall(std::move(request), input, output, dtype, op);
@@ -288,18 +354,12 @@ bool Communicator::State::Advance(PendingCall& call) {
       return true;
     }
     if (now < call.deadline) return false;
-    const std::string_view name = Name(call.request.collective);
     std::string waiting;
     if (call.executor != nullptr) waiting = call.executor->Waiting();
     for (const PendingCall::Transfer& transfer : call.transfers) {
       if (transfer.busy) waiting += fmt::format("{}rank {}", waiting.empty() ? "" : ", ", transfer.peer);
     }
-    const std::string silent = SilentPeers(transport);
-    ended =
-        FormatStatus(StatusCode::kDeadlineExceeded,
-                     "{}: rank {}: call {} took longer than {} s; check that all ranks make the call; still "
-                     "waiting for: {}{}",
-                     fmt::make_format_args(name, rank, call.number, options.time_limit_s, waiting, silent));
+    ended = TimeLimitError(call.request.collective, call.number, waiting);
   }
   End(call, ended.status());
   return true;

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/collectives/communicator.h"
@@ -39,6 +41,8 @@ struct CachedPlan {
   std::shared_ptr<const Plan> plan;
   ReduceKernel kernel = nullptr;
   std::vector<std::unique_ptr<PlanExecutor>> idle;
+  // Size of the vector if the plan is one message each way between two ranks and a sum; otherwise 0.
+  size_t exchange_bytes = 0;
 };
 
 // A call in flight. Its phases follow one another: comparison of calls, exchange of counts, plan.
@@ -90,12 +94,20 @@ struct Communicator::State {
   std::vector<std::unique_ptr<PendingCall>> calls;  // in flight
   std::vector<std::unique_ptr<PendingCall>> idle_calls;
   int rank = 0, ranks = 1;
+  std::vector<std::byte> exchange_copy;  // input of TryExchange() in place
 
   PlanMode mode() const { return {options.deterministic, options.compression}; }
 
   // Returns the cached plan of a request, or makes it.
   StatusOr<std::shared_ptr<CachedPlan>> FindPlan(const PlanRequest& request, tensor::DType dtype,
                                                  ReduceOp op);
+  // Runs an AllReduce without a PendingCall, if the last call had an equal plan, which is one exchange, and
+  // no call is in flight. Returns nullopt, before any effect, where Begin() must be used.
+  std::optional<Status> TryExchange(std::span<const std::byte> input, std::span<std::byte> output,
+                                    tensor::DType dtype, ReduceOp op);
+  Tag TagOfCall() const;
+  // Error of a call that took longer than the time limit. `waiting` lists the peers that did not answer.
+  Status TimeLimitError(Collective collective, uint32_t number, const std::string& waiting) const;
   // Checks the arguments of a call and starts its first phase. Owned by `calls` until Release().
   StatusOr<PendingCall*> Begin(PlanRequest request, std::span<const std::byte> input,
                                std::span<std::byte> output, tensor::DType dtype, ReduceOp op,

@@ -67,6 +67,36 @@ int ScatterHalving(const Mover& mover, int step, int children, const std::vector
   return step + 1;
 }
 
+// Terms arrive together: one is added on its way, the others wait in scratch for local sums.
+int ScatterLinear(const Mover& mover, int step, int children, const std::vector<LevelPiece>& pieces) {
+  for (const LevelPiece& piece : pieces) {
+    const int owner = piece.handlers[piece.owner];
+    const Slice sum = mover.work.At(owner, piece.offset, piece.count);
+    for (int k = 1; k < children; ++k) {
+      const int from = (piece.owner + k) % children;
+      if (k == 1) {
+        mover.Send(step, piece, from, piece.owner, true);
+        continue;
+      }
+      const int sender = piece.handlers[from];
+      const Slice term = {PlanBuffer::kScratch, mover.builder.AddScratch(owner, piece.count), piece.count};
+      mover.builder.Send(step, sender, mover.work.At(sender, piece.offset, piece.count), owner, term, false,
+                         mover.wire);
+      mover.builder.Local(step + 1, owner, term, sum, true);
+    }
+  }
+  return step + 1;
+}
+
+int GatherLinear(const Mover& mover, int step, int children, const std::vector<LevelPiece>& pieces) {
+  for (const LevelPiece& piece : pieces) {
+    for (int k = 1; k < children; ++k) {
+      mover.Send(step, piece, piece.owner, (piece.owner + k) % children, false);
+    }
+  }
+  return step + 1;
+}
+
 int GatherDoubling(const Mover& mover, int step, int children, const std::vector<LevelPiece>& pieces) {
   const Fold fold(children);
   if (fold.extra > 0) {
@@ -114,6 +144,7 @@ int LevelReduceScatter(PlanBuilder& builder, int step, Algorithm algorithm, int 
                        const std::vector<LevelPiece>& pieces, const WorkBuffer& work, WireFormat wire) {
   const Mover mover{builder, work, wire};
   if (algorithm == Algorithm::kHalving) return ScatterHalving(mover, step, children, pieces);
+  if (algorithm == Algorithm::kLinear) return ScatterLinear(mover, step, children, pieces);
   for (int k = 1; k < children; ++k, ++step) {
     for (const LevelPiece& piece : pieces) {
       if (algorithm == Algorithm::kRing) {
@@ -139,6 +170,7 @@ int LevelAllGather(PlanBuilder& builder, int step, Algorithm algorithm, int chil
   }
   if (algorithm == Algorithm::kHalving) return GatherDoubling(mover, step, children, pieces);
   if (algorithm == Algorithm::kBruck) return GatherBruck(mover, step, children, pieces);
+  if (algorithm == Algorithm::kLinear) return GatherLinear(mover, step, children, pieces);
   for (int k = 1; k < children; ++k, ++step) {
     for (const LevelPiece& piece : pieces) {
       if (algorithm == Algorithm::kRing) {
@@ -179,6 +211,31 @@ int LevelDoubling(PlanBuilder& builder, int step, int children, const std::vecto
   }
   if (fold.extra == 0) return step + 1;
   for (const LevelPiece& piece : pieces) MoveFolded(mover, step, fold, piece, false, false);
+  return step + 1;
+}
+
+int LevelDirect(PlanBuilder& builder, int step, int children, const std::vector<LevelPiece>& pieces,
+                const WorkBuffer& work) {
+  std::vector<Slice> terms(children);
+  for (const LevelPiece& piece : pieces) {
+    for (int child = 0; child < children; ++child) {
+      const int rank = piece.handlers[child];
+      const Slice own = work.At(rank, piece.offset, piece.count);
+      for (int from = 0; from < children; ++from) {
+        terms[from] = own;
+        if (from == child) continue;
+        terms[from] = {PlanBuffer::kScratch, builder.AddScratch(rank, piece.count), piece.count};
+        const int sender = piece.handlers[from];
+        builder.Send(step, sender, work.At(sender, piece.offset, piece.count), rank, terms[from]);
+      }
+      // All ranks round in the same order. The first two terms commute.
+      const Slice sum = terms[child <= 1 ? child : 0];
+      for (int from = 0; from < children; ++from) {
+        if (from != (child == 1 ? 1 : 0)) builder.Local(step + 1, rank, terms[from], sum, true);
+      }
+      builder.Local(step + 1, rank, sum, own);
+    }
+  }
   return step + 1;
 }
 

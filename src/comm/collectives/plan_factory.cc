@@ -77,7 +77,8 @@ class Factory {
 
   void AddAllReduce(int segment, int step) {
     const Piece range = Range(segment);
-    if (shape_.top == Algorithm::kDirect) return AddDirect(range, step);
+    const bool is_flat = shape_.fixed_order || Depth(tree_) <= 1;
+    if (shape_.top == Algorithm::kDirect && is_flat) return AddDirect(range, step);
     if (shape_.fixed_order) {
       const Ownership owner = DivideForAllReduce(tree_, range.offset, range.count);
       std::vector<int64_t> of_output(request_.ranks, 0);
@@ -141,7 +142,9 @@ class Factory {
         sums.push_back({piece.owner, source, output, from > 0});
       }
     }
-    step = MoveBlocks(builder_, step, tree_, std::move(blocks), Algorithm::kPairwise);
+    const bool at_once = shape_.top == Algorithm::kLinear;
+    step = MoveBlocks(builder_, step, tree_, std::move(blocks),
+                      at_once ? Algorithm::kLinear : Algorithm::kPairwise);
     for (const Sum& sum : sums) builder_.Local(step, sum.rank, sum.source, sum.target, sum.reduce);
     return step;
   }
@@ -279,11 +282,11 @@ bool Supports(Collective collective, Algorithm algorithm) {
     case Collective::kBroadcast:
       return one_of({kBinomial, kChain, kScatterGather});
     case Collective::kAllReduce:
-      return one_of({kRing, kPairwise, kHalving, kDoubling, kDirect});
+      return one_of({kRing, kPairwise, kHalving, kDoubling, kDirect, kLinear});
     case Collective::kReduceScatter:
-      return one_of({kRing, kPairwise, kHalving});
+      return one_of({kRing, kPairwise, kHalving, kLinear});
     case Collective::kAllGather:
-      return one_of({kRing, kPairwise, kHalving, kBruck});
+      return one_of({kRing, kPairwise, kHalving, kBruck, kLinear});
     case Collective::kAllToAll:
     case Collective::kAllToAllv:
       return one_of({kPairwise, kBruck, kLinear});

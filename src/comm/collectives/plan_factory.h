@@ -19,8 +19,8 @@ enum class Algorithm : uint8_t {
               ///< fold
   kBruck,     ///< gathers and AllToAll: ceil(log2(m)) steps for any m (Bruck et al. 1997)
   kDoubling,  ///< AllReduce by recursive doubling of the whole vector; any m by a fold
-  kDirect,    ///< AllReduce: each rank sends its vector to all others and adds in the order of ranks
-  kLinear,    ///< AllToAll in one step
+  kDirect,    ///< AllReduce: each child sends its vector to all others and adds in the order of children
+  kLinear,    ///< one step per phase: each child sends to all others at once
   kBinomial,  ///< Broadcast down a binomial tree
   kChain,     ///< Broadcast along a chain; meant for many segments
   kScatterGather,  ///< Broadcast as a scatter and a ring AllGather (van de Geijn)

@@ -96,6 +96,20 @@ TEST(PlanFactoryTest, HierarchicalAllReduceSendsTheLowerBoundBetweenGroups) {
   for (const int64_t bytes : BytesOut(*plan, tree)) EXPECT_EQ(bytes, 2 * 3 * request.count / 4);
 }
 
+TEST(PlanFactoryTest, SendingAtOnceTakesOneRoundPerPhaseAndLevel) {
+  const RankTree tree = GroupTree({4, 4, 4, 4});
+  const PlanRequest request = {.ranks = 16, .count = 1 << 12};
+  for (const auto& [top, rounds] : {std::pair(Algorithm::kDirect, 3U), std::pair(Algorithm::kLinear, 4U)}) {
+    const Plan plan = *BuildPlan(request, tree, {.top = top, .inner = Algorithm::kLinear});
+    for (const RankPlan& rank : plan.ranks) {
+      const std::vector<Round>& all = rank.streams[0].rounds;
+      EXPECT_EQ(std::ranges::count_if(all, [](const Round& round) { return !round.sends.empty(); }), rounds);
+    }
+    const int64_t expected = top == Algorithm::kDirect ? 3 * request.count : 2 * 3 * request.count / 4;
+    for (const int64_t bytes : BytesOut(plan, tree)) EXPECT_EQ(bytes, expected) << Name(top);
+  }
+}
+
 TEST(PlanFactoryTest, UnevenGroupsSendTheLowerBoundToo) {
   const RankTree tree = GroupTree({1, 3});
   const PlanRequest request = {.ranks = 4, .count = 3 << 16};

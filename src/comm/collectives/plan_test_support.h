@@ -102,6 +102,9 @@ inline std::vector<PlanShape> ShapesOf(Collective collective, const RankTree& tr
     shapes.push_back({.top = top});
     if (depth > 1) shapes.push_back({.top = top, .inner = Algorithm::kHalving, .segments = 2});
     if (depth > 1) shapes.push_back({.top = top, .inner = Algorithm::kRing, .segments = 3, .streams = 2});
+    if (depth > 1 && (top == Algorithm::kLinear || top == Algorithm::kDirect)) {
+      shapes.push_back({.top = top, .inner = Algorithm::kLinear, .segments = 2});
+    }
     if (depth == 1) shapes.push_back({.top = top, .segments = 4, .streams = 2});
     if (reduces) shapes.push_back({.top = top, .fixed_order = true});
   }

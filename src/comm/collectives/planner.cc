@@ -17,6 +17,8 @@ constexpr int64_t kMaxMessages = 150'000;  // of all ranks
 // AllReduce that sends whole vectors to all ranks is for small ones only.
 constexpr int64_t kMaxDirectBytes = 64 << 10;
 constexpr int kMaxDirectRanks = 32;
+// Messages that a rank sends at once cost time of its processor, which the model of links does not count.
+constexpr size_t kMaxChildrenAtOnce = 16;
 
 bool IsReduction(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
@@ -40,6 +42,18 @@ int64_t MessagesOf(const Plan& plan) {
 int64_t MessageBytes(const PlanRequest& request, const Candidate& candidate, int segments) {
   const int64_t bytes = RequestBytes(request) / segments;
   return candidate.shape.top == Algorithm::kChain ? bytes : bytes / request.ranks;
+}
+
+bool SendsToAll(Algorithm algorithm) {
+  return algorithm == Algorithm::kDirect || algorithm == Algorithm::kLinear;
+}
+
+size_t MostChildrenBelow(const RankTree& tree) {
+  size_t most = 0;
+  for (const RankTree& child : tree.children) {
+    most = std::max({most, child.children.size(), MostChildrenBelow(child)});
+  }
+  return most;
 }
 
 std::vector<int> RankOrder(int ranks) {
@@ -97,13 +111,18 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
     for (const Algorithm top : {kDirect, kRing, kPairwise, kHalving, kBruck, kDoubling, kLinear, kBinomial,
                                 kChain, kScatterGather, kDissemination}) {
       if (!Supports(request.collective, top)) continue;
-      if (levels > 1 && (top == kDirect || (top == kBruck && IsAllToAll(request.collective)))) continue;
-      if (top == kDirect && (bytes > kMaxDirectBytes || request.ranks > kMaxDirectRanks)) continue;
+      if (levels > 1 && top == kBruck && IsAllToAll(request.collective)) continue;
+      if (levels > 1 && top == kDirect && is_fixed) continue;  // it has one level
+      if (top == kDirect && bytes > kMaxDirectBytes) continue;
+      if (top == kDirect && levels <= 1 && request.ranks > kMaxDirectRanks) continue;
       if (is_fixed && top == kDoubling) continue;
-      for (const Algorithm inner : {kPairwise, kHalving}) {
+      const bool limits = !IsAllToAll(request.collective) && (levels > 1 || top == kLinear);
+      if (limits && SendsToAll(top) && trees_[levels].children.size() > kMaxChildrenAtOnce) continue;
+      for (const Algorithm inner : {kPairwise, kHalving, kLinear}) {
         const bool has_inner =
             levels > 1 && !IsAllToAll(request.collective) && request.collective != Collective::kBarrier;
         if (inner != kPairwise && !has_inner) continue;
+        if (inner == kLinear && MostChildrenBelow(trees_[levels]) > kMaxChildrenAtOnce) continue;
         PlanShape shape = {.top = top, .inner = inner};
         shape.fixed_order = is_fixed;
         candidates.push_back({levels, shape});

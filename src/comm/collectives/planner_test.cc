@@ -79,6 +79,14 @@ TEST(PlannerTest, AllReduceBeatsTheRoundRobinRingAndNearsTheBound) {
   }
 }
 
+TEST(PlannerTest, MiddleSizesCrossNodesTwice) {
+  const Topology topology = Shipped("accelerators-8x8-200gbit.json");
+  const int64_t bytes = 1 << 20;
+  const double best = Planner(topology).Compare(AllReduceOf(topology, bytes), {}).front().seconds;
+  // Two messages of 10 us one after the other, and bytes at the line rate.
+  EXPECT_LE(best, AllReduceBound(topology, bytes) + 2 * 10e-6 + 2 * 3e-6 + 20e-6);
+}
+
 TEST(PlannerTest, LargerIsNeverSlowerThanTwoHalves) {
   for (const Topology& topology :
        {DualChipServer(), GroupTopology({1, 3}, {1e-6, 1e10}, {2e-5, 1.25e8}),

@@ -22,7 +22,9 @@ PlanShape Inner(const PlanShape& shape) {
 }
 
 Algorithm OfReduction(Algorithm algorithm) {
-  return algorithm == Algorithm::kRing || algorithm == Algorithm::kHalving ? algorithm : Algorithm::kPairwise;
+  const bool reduces =
+      algorithm == Algorithm::kRing || algorithm == Algorithm::kHalving || algorithm == Algorithm::kLinear;
+  return reduces ? algorithm : Algorithm::kPairwise;
 }
 
 Algorithm OfGather(Algorithm algorithm) {
@@ -92,7 +94,7 @@ int TreeAllReduce(PlanBuilder& builder, int step, const RankTree& tree, int64_t 
                   const WorkBuffer& work, const PlanShape& shape) {
   if (tree.children.empty()) return step;
   const Ownership owner = DivideForAllReduce(tree, offset, count);
-  if (shape.top != Algorithm::kDoubling) {
+  if (shape.top != Algorithm::kDoubling && shape.top != Algorithm::kDirect) {
     step = TreeReduceScatter(builder, step, tree, owner, work, shape);
     return TreeAllGather(builder, step, tree, owner, work, shape);
   }
@@ -102,10 +104,12 @@ int TreeAllReduce(PlanBuilder& builder, int step, const RankTree& tree, int64_t 
     next = std::max(
         next, TreeReduceScatter(builder, step, tree.children[child], of_children[child], work, Inner(shape)));
   }
-  next = LevelDoubling(builder, next, Children(tree), Refine(tree, owner, of_children), work);
+  const std::vector<LevelPiece> pieces = Refine(tree, owner, of_children);
+  next = shape.top == Algorithm::kDirect ? LevelDirect(builder, next, Children(tree), pieces, work)
+                                         : LevelDoubling(builder, next, Children(tree), pieces, work);
   int end = next;
   for (int child = 0; child < Children(tree); ++child) {
-    // The last sums of the doubling are local steps of step `next - 1`, before its messages.
+    // The last sums are local steps of `next` or of the step before, which precede the messages of `next`.
     end = std::max(
         end, TreeAllGather(builder, next, tree.children[child], of_children[child], work, Inner(shape)));
   }

@@ -298,11 +298,38 @@ void TimeLimitsExpire(Transport& t, Tag tag) {
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
 }
 
+// Ranks in pairs; the last one of an odd number exchanges with itself. One side may start transfers instead.
+void ExchangesBothWays(Transport& t, Tag tag) {
+  const int peer = (t.rank() ^ 1) < t.size() ? t.rank() ^ 1 : t.rank();
+  for (const size_t bytes : {size_t{0}, size_t{8}, size_t{4096}, size_t{4097}, size_t{1} << 20}) {
+    for (const bool starts : {false, true}) {
+      const Bytes sent = Pattern(Seed(t.rank(), peer, bytes), bytes);
+      Bytes received(bytes);
+      if (starts && t.rank() < peer) {
+        const Pending receive = StartReceive(t, peer, tag, received);
+        End(t, StartSend(t, peer, tag, sent));
+        End(t, receive);
+      } else {
+        const Status status = t.Exchange(peer, tag, sent, received, kLimitSeconds);
+        EXPECT_TRUE(status.ok()) << status;
+      }
+      EXPECT_TRUE(received == Pattern(Seed(peer, t.rank(), bytes), bytes)) << bytes << " bytes";
+    }
+  }
+  const Bytes data = Pattern(1, 8);
+  Bytes longer(9);
+  if (t.rank() > peer) End(t, StartSend(t, peer, tag + 1, data));
+  if (t.rank() >= peer) return;
+  EXPECT_EQ(t.Exchange(peer, tag + 1, data, longer, kLimitSeconds).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(t.Exchange(peer, tag + 2, data, longer, 0.02).code(), StatusCode::kDeadlineExceeded);
+}
+
 void RefusesBadArguments(Transport& t, Tag tag) {
   Bytes buffer(1);
   for (const int peer : {-1, t.size(), 1 << 30}) {
     EXPECT_EQ(t.Send(peer, tag, buffer).status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(t.Receive(peer, tag, buffer).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(t.Exchange(peer, tag, buffer, buffer, 1).code(), StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(t.Send(t.rank(), kTagLimit, buffer).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(t.Receive(t.rank(), ~Tag{0}, buffer).status().code(), StatusCode::kInvalidArgument);
@@ -322,6 +349,7 @@ constexpr ConformanceCase kCases[] = {
     {"ReportsWrongSizes", ReportsWrongSizes},
     {"CancelsReceives", CancelsReceives},
     {"TimeLimitsExpire", TimeLimitsExpire},
+    {"ExchangesBothWays", ExchangesBothWays},
 };
 
 }  // namespace

@@ -34,4 +34,10 @@ StatusOr<TransferId> GroupTransport::Receive(int peer, Tag tag, std::span<std::b
   return job_.Receive(ranks_[peer], tag, data);
 }
 
+Status GroupTransport::Exchange(int peer, Tag tag, std::span<const std::byte> data,
+                                std::span<std::byte> received, double limit_s) {
+  RETURN_IF_ERROR(CheckPeer(peer));
+  return job_.Exchange(ranks_[peer], tag, data, received, limit_s);
+}
+
 }  // namespace moesaic::comm

@@ -24,6 +24,8 @@ class GroupTransport : public Transport {
 
   StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override;
   StatusOr<TransferId> Receive(int peer, Tag tag, std::span<std::byte> data) override;
+  Status Exchange(int peer, Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
+                  double limit_s) override;
   void Progress() override { job_.Progress(); }
   bool Test(TransferId id, Status* result) override { return job_.Test(id, result); }
   void Cancel(TransferId id) override { job_.Cancel(id); }

@@ -24,6 +24,7 @@ constexpr size_t kMaxSingleTests = 2;
 // A rank polls for about 10 us before it yields: longer than a peer on another core needs for a small
 // message.
 constexpr int kSpinningIdles = 100;
+constexpr int kPollsBetweenClocks = 64;
 
 struct MpiTransfer {
   uint32_t slot = 0, generation = 0;
@@ -95,6 +96,52 @@ class MpiTransport final : public Transport {
     return Start(false, peer, tag, data.data(), data.size());
   }
 
+  // Without transfers of the pool, which are most of the time of a few bytes.
+  Status Exchange(int peer, Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
+                  double limit_s) override {
+    if (peer == rank_ || std::max(data.size(), received.size()) > kEagerBytes) {
+      return Transport::Exchange(peer, tag, data, received, limit_s);
+    }
+    RETURN_IF_ERROR(CheckTransfer(*this, peer, tag));
+    const int mpi_tag = static_cast<int>(tag % tags_per_communicator_);
+    MPI_Comm communicator = communicators_[tag / tags_per_communicator_];
+    MPI_Request receive = MPI_REQUEST_NULL, send = MPI_REQUEST_NULL;
+    int code =
+        MPI_Isend(data.data(), static_cast<int>(data.size()), MPI_BYTE, peer, mpi_tag, communicator, &send);
+    if (code != MPI_SUCCESS) return MpiFault(rank_, fmt::format("{} rank {}", Verb(true), peer), code);
+    code = MPI_Irecv(received.data(), static_cast<int>(received.size()), MPI_BYTE, peer, mpi_tag,
+                     communicator, &receive);
+    if (code != MPI_SUCCESS) {
+      Withdraw(&send, true);
+      return MpiFault(rank_, fmt::format("{} rank {}", Verb(false), peer), code);
+    }
+    MPI_Status status;
+    double end = -1;
+    for (int polls = 1;; ++polls) {
+      const bool receives = receive != MPI_REQUEST_NULL;
+      int ended = 0;
+      code = MPI_Test(receives ? &receive : &send, &ended, receives ? &status : MPI_STATUS_IGNORE);
+      if (code != MPI_SUCCESS || ended != 0) {
+        Status result =
+            ResultOf(!receives, peer, tag, receives ? received.size() : data.size(), status, code);
+        if (!receives) return result;
+        if (!result.ok()) {
+          Withdraw(&send, true);
+          return result;
+        }
+        continue;
+      }
+      if (polls > kSpinningIdles) Transport::Idle();
+      if (polls % kPollsBetweenClocks != 0) continue;
+      const double now = Now();
+      if (end < 0) end = now + limit_s;
+      if (now < end) continue;
+      if (receives) Withdraw(&receive, false);
+      Withdraw(&send, true);
+      return Expired(*this, limit_s);
+    }
+  }
+
   size_t EagerBytes() const override { return kEagerBytes; }
   void EndJob() override { MPI_Abort(MPI_COMM_WORLD, 1); }
   void Idle() override {
@@ -136,15 +183,7 @@ class MpiTransport final : public Transport {
     if (!transfer.ended && transfer.peer == rank_) {
       self_.Remove(transfer);
     } else if (!transfer.ended) {
-      MPI_Request& request = requests_[transfer.request];
-      MPI_Cancel(&request);
-      if (transfer.is_send) {
-        int ended = 0;
-        MPI_Test(&request, &ended, MPI_STATUS_IGNORE);
-        if (ended == 0) MPI_Request_free(&request);
-      } else {
-        MPI_Wait(&request, MPI_STATUS_IGNORE);
-      }
+      Withdraw(&requests_[transfer.request], transfer.is_send);
       transfer.ended = true;
       DropEnded();
     }
@@ -222,23 +261,36 @@ class MpiTransport final : public Transport {
     }
   }
 
+  static void Withdraw(MPI_Request* request, bool is_send) {
+    MPI_Cancel(request);
+    if (!is_send) {
+      MPI_Wait(request, MPI_STATUS_IGNORE);
+      return;
+    }
+    int ended = 0;
+    MPI_Test(request, &ended, MPI_STATUS_IGNORE);
+    if (ended == 0) MPI_Request_free(request);
+  }
+
   static const char* Verb(bool is_send) { return is_send ? "send to" : "receive from"; }
 
   void SetResult(MpiTransfer& transfer, const MPI_Status& status, int error) {
     transfer.ended = true;
+    transfer.result = ResultOf(transfer.is_send, transfer.peer, transfer.tag, transfer.bytes, status, error);
+  }
+
+  Status ResultOf(bool is_send, int peer, Tag tag, size_t bytes, const MPI_Status& status, int error) const {
     if (error != MPI_SUCCESS && ErrorClass(error) == MPI_ERR_TRUNCATE) {
-      transfer.result = TooLong(rank_, transfer.peer, transfer.tag, transfer.bytes);
-    } else if (error != MPI_SUCCESS) {
-      transfer.result =
-          MpiFault(rank_, fmt::format("{} rank {}", Verb(transfer.is_send), transfer.peer), error);
-    } else if (!transfer.is_send) {
-      int received = 0;
-      MPI_Get_count(&status, MPI_BYTE, &received);
-      if (static_cast<size_t>(received) != transfer.bytes) {
-        transfer.result =
-            WrongSize(rank_, transfer.peer, transfer.tag, transfer.bytes, static_cast<size_t>(received));
-      }
+      return TooLong(rank_, peer, tag, bytes);
     }
+    if (error != MPI_SUCCESS) {
+      return MpiFault(rank_, fmt::format("{} rank {}", Verb(is_send), peer), error);
+    }
+    if (is_send) return OkStatus();
+    int received = 0;
+    MPI_Get_count(&status, MPI_BYTE, &received);
+    if (static_cast<size_t>(received) == bytes) return OkStatus();
+    return WrongSize(rank_, peer, tag, bytes, static_cast<size_t>(received));
   }
 
   void FailAll(int code) {

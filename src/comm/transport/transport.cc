@@ -2,11 +2,61 @@
 
 #include <sched.h>
 
+#include <array>
+
 #include "comm/transport/transfer_errors.h"
 
 namespace moesaic::comm {
+namespace {
+
+// Exchanges read the clock seldom: it takes as long as a look at the transfers.
+constexpr int kPollsBetweenClocks = 64;
+
+}  // namespace
 
 void Transport::Idle() { sched_yield(); }
+
+Status Transport::Exchange(int peer, Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
+                           double limit_s) {
+  const bool sends_first = data.size() <= EagerBytes();
+  std::array<TransferId, 2> ids;
+  std::array<bool, 2> busy = {};
+  const auto cancel = [&] {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (busy[i]) Cancel(ids[i]);
+    }
+  };
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const bool is_send = (i == 0) == sends_first;
+    const StatusOr<TransferId> id = is_send ? Send(peer, tag, data) : Receive(peer, tag, received);
+    if (!id.ok()) {
+      cancel();
+      return id.status();
+    }
+    ids[i] = *id;
+    busy[i] = true;
+  }
+  double end = -1;
+  for (int polls = 1;; ++polls) {
+    Progress();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      Status result;
+      if (!busy[i] || !Test(ids[i], &result)) continue;
+      busy[i] = false;
+      if (result.ok()) continue;
+      cancel();
+      return result;
+    }
+    if (!busy[0] && !busy[1]) return OkStatus();
+    Idle();
+    if (polls % kPollsBetweenClocks != 0) continue;
+    const double now = Now();
+    if (end < 0) end = now + limit_s;
+    if (now < end) continue;
+    cancel();
+    return Expired(*this, limit_s);
+  }
+}
 
 size_t Transport::EagerBytes() const { return 0; }
 

@@ -47,6 +47,11 @@ class Transport {
   }
   /// Starts to receive exactly data.size() bytes into `data`, which is borrowed until the transfer ends.
   virtual StatusOr<TransferId> Receive(int peer, Tag tag, std::span<std::byte> data) = 0;
+  /// Sends `data` to the peer, receives exactly received.size() bytes from it, and returns when both have
+  /// ended. Equals Send(), Receive() and waiting for them, on either side. kDeadlineExceeded, after Cancel(),
+  /// when it takes longer than `limit_s` seconds.
+  virtual Status Exchange(int peer, Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
+                          double limit_s);
   /// Advances all transfers; never blocks.
   virtual void Progress() = 0;
   /// True when the transfer has ended; `*result` then says how, and the id is invalid.

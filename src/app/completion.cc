@@ -11,7 +11,7 @@
 namespace moesaic::app {
 namespace {
 
-std::string FlagsOf(const CLI::App& verb) {
+std::string WordsOf(const CLI::App& verb) {
   std::string flags;
   for (const CLI::Option* option : verb.get_options()) {
     for (const std::string& name : option->get_snames()) flags += fmt::format("-{} ", name);
@@ -25,7 +25,7 @@ std::string BashScript(const CLI::App& root) {
   std::string verbs, cases;
   for (const CLI::App* verb : root.get_subcommands({})) {
     verbs += verb->get_name() + " ";
-    cases += fmt::format("    {}) words=\"{}\" ;;\n", verb->get_name(), FlagsOf(*verb));
+    cases += fmt::format("    {}) words=\"{}\" ;;\n", verb->get_name(), WordsOf(*verb));
   }
   return fmt::format(R"(_moesaic() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} words

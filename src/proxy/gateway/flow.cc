@@ -15,9 +15,12 @@ namespace {
 
 constexpr Nanos kQueryTimeout = 5 * kSecond;  // of a bootstrap server
 constexpr size_t kSmallBody = 64 << 10;       // read in the event loop, in some 10 microseconds
-// A small body of few JSON objects whose text is known is also rendered in the event loop, in 0.05 to 0.3 ms:
-// the way through a thread and back costs 0.1 ms of processor time.
-constexpr ptrdiff_t kFewObjects = 256;
+// A small body of few messages whose text is known is also rendered in the event loop, in 0.05 to 0.3 ms: the
+// way through a thread and back costs 0.1 ms of processor time. Templates may loop over pairs of JSON values,
+// so that the limits are low, and members that templates loop over besides the messages are left to threads.
+constexpr ptrdiff_t kFewObjects = 128;
+constexpr ptrdiff_t kFewValues = 2048;
+constexpr size_t kFewTokens = 4096;
 constexpr size_t kFewUnknownBytes = 512;
 
 // Characters that need no escape in a request line and have no meaning for an engine's router.
@@ -42,6 +45,18 @@ std::string_view HeaderOf(const ClientRequest& request, std::string_view name) {
     if (header.name == name) return header.value;
   }
   return {};
+}
+
+// Whether the event loop may prepare `body`, which has token ids if `tokens` is not empty.
+bool IsQuickToPrepare(const RequestBody& body, std::string_view text, std::span<const int32_t> tokens) {
+  if (!tokens.empty()) return tokens.size() <= kFewTokens;
+  for (const char* name : {"tools", "documents", "chat_template_kwargs"}) {
+    if (body.members.Given(name)) return false;
+  }
+  const ptrdiff_t objects = std::count(text.begin(), text.end(), '{');
+  const ptrdiff_t values =
+      objects + std::count_if(text.begin(), text.end(), [](char c) { return c == '[' || c == ','; });
+  return objects <= kFewObjects && values <= kFewValues;
 }
 
 // Compares in a time that depends on the lengths only.
@@ -152,11 +167,7 @@ void Flow::Start(ClientRequest request) {
                               gateway_.random()());
   }
   phase_ = Phase::kPreparing;
-  const auto few_objects = [this] {
-    return std::count(request_.body.begin(), request_.body.end(), '{') <= kFewObjects;
-  };
-  if (small && (gateway_.renderer() == nullptr || !tokens_.empty() || few_objects()) &&
-      PrepareWithin(kFewUnknownBytes)) {
+  if (small && IsQuickToPrepare(*body_, request_.body, tokens_) && PrepareWithin(kFewUnknownBytes)) {
     return OnPrepared();
   }
   timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {

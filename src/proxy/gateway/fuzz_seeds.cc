@@ -1,6 +1,7 @@
 // Writes inputs for the proxy's fuzzers: proxy_fuzz_seeds CORPUS fills CORPUS/<fuzzer>/. Each seed is small
 // and valid, so that mutations pass the first checks.
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -16,7 +17,12 @@ using std::filesystem::path;
 void Write(const path& folder, std::string_view content) {
   static int number = 0;
   std::filesystem::create_directories(folder);
-  std::ofstream(folder / ("seed" + std::to_string(++number)), std::ios::binary) << content;
+  const path file = folder / ("seed" + std::to_string(++number));
+  std::ofstream stream(file, std::ios::binary);
+  if (!(stream << content) || !stream.flush()) {
+    std::fprintf(stderr, "%s: cannot be written\n", file.c_str());
+    std::exit(1);
+  }
 }
 
 // Bodies of clients, answers of engines and whole HTTP responses. The fuzzer takes its step from the first

@@ -55,7 +55,7 @@ struct SegmentCacheStats {
 /// that is not known, and the end of the text, consist of short ones, so that little is tokenized after a
 /// known prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us. The last short one is cut once
 /// more, because all prompts of a template have the same end. The short ones of a long segment are kept only
-/// at the begin of a text, where prompts with a common system message diverge.
+/// at the beginning of a text, where prompts with a common system message diverge.
 class SegmentCache {
  public:
   static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128, kEndSegment = 2;  ///< minimum bytes

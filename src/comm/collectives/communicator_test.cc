@@ -214,7 +214,7 @@ TEST(CommunicatorTest, AllReduceWorksInPlace) {
   });
 }
 
-// Calls that are equal to the one before take a shorter way, on each rank by itself.
+// Calls that are equal to the one before skip the executor, on each rank by itself.
 TEST(CommunicatorTest, RepeatedCallsOfTwoRanksMatchCallsOfAnyKind) {
   RunRanks(2, [](Transport& transport) {
     CommunicatorOptions options;

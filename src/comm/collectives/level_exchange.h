@@ -32,8 +32,8 @@ int LevelAllGather(PlanBuilder& builder, int step, Algorithm algorithm, int chil
 /// Gives all handlers of a piece its sum, by recursive doubling. Needs scratch of the size of the pieces.
 int LevelDoubling(PlanBuilder& builder, int step, int children, const std::vector<LevelPiece>& pieces,
                   const WorkBuffer& work);
-/// The same in one step: handlers send their terms to each other, and add them in the order of children.
-/// Needs scratch of children - 1 times the size of the pieces.
+/// Gives all handlers of a piece its sum in one step: handlers send their terms to each other, and add them
+/// in the order of children. Needs scratch of children - 1 times the size of the pieces.
 int LevelDirect(PlanBuilder& builder, int step, int children, const std::vector<LevelPiece>& pieces,
                 const WorkBuffer& work);
 

@@ -8,8 +8,8 @@ namespace moesaic::comm {
 
 /// Counts the seconds in which a rank looks for messages. A rank that was stopped, or whose machine was,
 /// reads the messages that arrived meanwhile before a limit may expire. Its peers often were stopped with it,
-/// as by a container's freezer or a virtual machine's snapshot, and send what they owe only after they
-/// continue. One thread at a time.
+/// as by a container's freezer or a virtual machine's snapshot, and send the missing messages only after they
+/// continue. Also used for durations, of which a gap counts kMaxGapSeconds at most. One thread at a time.
 class LimitClock {
  public:
   /// Longest time between two calls that counts. Ranks that wait call much more often, and idle ones twice a

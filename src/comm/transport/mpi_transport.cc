@@ -96,7 +96,7 @@ class MpiTransport final : public Transport {
     return Start(false, peer, tag, data.data(), data.size());
   }
 
-  // Without transfers of the pool, which are most of the time of a few bytes.
+  // Uses two requests on the stack, because the pool's bookkeeping takes most of the time of small messages.
   Status Exchange(int peer, Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
                   double limit_s) override {
     if (peer == rank_ || std::max(data.size(), received.size()) > kEagerBytes) {

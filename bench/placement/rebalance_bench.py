@@ -80,7 +80,7 @@ class Server:
             with urllib.request.urlopen(request) as answer:
                 return json.loads(answer.read())["choices"][0]
         except urllib.error.HTTPError as error:
-            raise SystemExit(f"{error}: {error.read().decode()}\n{''.join(self.log)}")
+            raise SystemExit(f"{error}: {error.read().decode()}\n{''.join(self.log.copy())}")
 
     def run(self, prompts):
         return [self.answer(prompt) for prompt in prompts]

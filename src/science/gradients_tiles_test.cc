@@ -22,7 +22,7 @@ using NamedArrays = std::map<std::string, std::vector<float>>;
 struct TileCase {
   std::string name;
   NamedArrays inputs;  // those with gradients
-  // Of differences. Each unit of a ReLU whose sign changes on a step is an error.
+  // Step of the finite differences. Each unit of a ReLU whose sign changes on a step is an error.
   float step = 0x1p-7F;
   double tolerance = 0.02;
   // Returns all results, one after the other.

@@ -453,7 +453,7 @@ class CalibrationTest(unittest.TestCase):
             self.assertFalse((self.folder / "no").exists())
 
     def test_model_may_follow_the_mix(self):
-        result = run("quantize", "--mix", "nvfp4,fp8", TINY, "--bits-per-weight", "5", "-o", TINY,
+        result = run("quantize", "--mix", "nvfp4,fp8", TINY, "--bits-per-weight", "5", "-o", self.folder,
                      *self.calibration, code=1)
         self.assertIn("the folder is not empty", result.stderr)
         for flags, expected in (

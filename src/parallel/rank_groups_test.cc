@@ -101,7 +101,8 @@ TEST(RankGroups, UsesTheMemoryOfFinishedSendsAgain) {
     for (int batch = 0; batch < 20; ++batch) {
       if (groups->at().stage == 0) {
         groups->SendHidden(hidden);
-        EXPECT_EQ(groups->pending_sends(), 1) << "the send before has ended";
+        // None if the receive was posted first.
+        EXPECT_LE(groups->pending_sends(), 1) << "the send before has ended";
         ASSERT_TRUE(comm::Wait(end, *end.Receive(1, 0, {&taken, 1}), 60).ok());
       } else {
         groups->ExpectHidden(hidden);

@@ -110,17 +110,15 @@ std::optional<Status> Communicator::State::TryExchange(std::span<const std::byte
   }
   const auto element_bytes = static_cast<size_t>(cached.plan->request.element_bytes);
   if (!IsAligned(input, element_bytes) || !IsAligned(output, element_bytes)) return std::nullopt;
-  if (input.data() == output.data()) {
-    exchange_copy.assign(input.begin(), input.end());
-    input = exchange_copy;
-  } else if (Overlap(input, output)) {
-    return std::nullopt;
-  }
+  const bool in_place = input.data() == output.data();
+  if (!in_place && Overlap(input, output)) return std::nullopt;
+  if (in_place) exchange_term.resize(input.size());
+  const std::span<std::byte> received = in_place ? std::span(exchange_term) : output;
   ++sequence;
   const int peer = 1 - rank;
-  Status result = transport.Exchange(peer, TagOfCall(), input, output, options.time_limit_s);
+  Status result = transport.Exchange(peer, TagOfCall(), input, received, options.time_limit_s);
   if (result.ok()) {
-    cached.kernel(output.data(), input.data(), cached.key.count);
+    cached.kernel(output.data(), in_place ? received.data() : input.data(), cached.key.count);
     return result;
   }
   if (result.code() == StatusCode::kDeadlineExceeded) {

@@ -94,7 +94,7 @@ struct Communicator::State {
   std::vector<std::unique_ptr<PendingCall>> calls;  // in flight
   std::vector<std::unique_ptr<PendingCall>> idle_calls;
   int rank = 0, ranks = 1;
-  std::vector<std::byte> exchange_copy;  // input of TryExchange() in place
+  std::vector<std::byte> exchange_term;  // the peer's term of TryExchange() in place
 
   PlanMode mode() const { return {options.deterministic, options.compression}; }
 

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "comm/transport/limit_clock.h"
+#include "comm/transport/poll_limit.h"
 #include "comm/transport/self_messages.h"
 #include "comm/transport/transfer_errors.h"
 #include "comm/transport/transfer_pool.h"
@@ -24,7 +25,6 @@ constexpr size_t kMaxSingleTests = 2;
 // A rank polls for about 10 us before it yields: longer than a peer on another core needs for a small
 // message.
 constexpr int kSpinningIdles = 100;
-constexpr int kPollsBetweenClocks = 64;
 
 struct MpiTransfer {
   uint32_t slot = 0, generation = 0;
@@ -116,8 +116,8 @@ class MpiTransport final : public Transport {
       return MpiFault(rank_, fmt::format("{} rank {}", Verb(false), peer), code);
     }
     MPI_Status status;
-    double end = -1;
-    for (int polls = 1;; ++polls) {
+    PollLimit limit(*this, limit_s);
+    while (true) {
       const bool receives = receive != MPI_REQUEST_NULL;
       int ended = 0;
       code = MPI_Test(receives ? &receive : &send, &ended, receives ? &status : MPI_STATUS_IGNORE);
@@ -131,11 +131,8 @@ class MpiTransport final : public Transport {
         }
         continue;
       }
-      if (polls > kSpinningIdles) Transport::Idle();
-      if (polls % kPollsBetweenClocks != 0) continue;
-      const double now = Now();
-      if (end < 0) end = now + limit_s;
-      if (now < end) continue;
+      if (limit.polls() >= kSpinningIdles) Transport::Idle();
+      if (!limit.Passed()) continue;
       if (receives) Withdraw(&receive, false);
       Withdraw(&send, true);
       return Expired(*this, limit_s);

@@ -4,15 +4,10 @@
 
 #include <array>
 
+#include "comm/transport/poll_limit.h"
 #include "comm/transport/transfer_errors.h"
 
 namespace moesaic::comm {
-namespace {
-
-// Exchanges read the clock seldom: it takes as long as a look at the transfers.
-constexpr int kPollsBetweenClocks = 64;
-
-}  // namespace
 
 void Transport::Idle() { sched_yield(); }
 
@@ -36,8 +31,8 @@ Status Transport::Exchange(int peer, Tag tag, std::span<const std::byte> data, s
     ids[i] = *id;
     busy[i] = true;
   }
-  double end = -1;
-  for (int polls = 1;; ++polls) {
+  PollLimit limit(*this, limit_s);
+  while (true) {
     Progress();
     for (size_t i = 0; i < ids.size(); ++i) {
       Status result;
@@ -49,10 +44,7 @@ Status Transport::Exchange(int peer, Tag tag, std::span<const std::byte> data, s
     }
     if (!busy[0] && !busy[1]) return OkStatus();
     Idle();
-    if (polls % kPollsBetweenClocks != 0) continue;
-    const double now = Now();
-    if (end < 0) end = now + limit_s;
-    if (now < end) continue;
+    if (!limit.Passed()) continue;
     cancel();
     return Expired(*this, limit_s);
   }

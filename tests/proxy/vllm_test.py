@@ -72,7 +72,9 @@ class Vllm:
 
     def metric(self, name):
         text = request(LOCAL, self.port, "GET", "/metrics")[2].decode()
-        return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, re.M))
+        values = re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, re.M)
+        assert values, f"vLLM has no metric {name}"
+        return sum(map(float, values))
 
     def running(self):
         return self.metric("num_requests_(?:running|waiting)")
@@ -241,7 +243,7 @@ class Pair(Engine):
 
     def system(self, words):
         """A beginning that no engine has."""
-        chance = random.Random(os.getpid())
+        chance = random.Random(1)
         return f"{self.id()} {os.getpid()} " + " ".join(chance.choice(("red", "green", "blue", "seven", "nine")) for _ in range(words))
 
     def test_answers_and_streams(self):
@@ -275,8 +277,7 @@ class Pair(Engine):
         self.assertGreaterEqual(reported[1], 4 * BLOCK)
 
     def test_the_verb_serves_a_pair(self):
-        with socket.create_server((HOST, 0)) as free:
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         verb = subprocess.Popen([str(BINARY), "proxy", "--module", str(MODULE), "--prefill", self.prefill.url, "--decode", self.decode.url, "--host", HOST,
                                  "--port", str(port), "--model", str(MODEL), "--set", f"block_size {BLOCK}", "--set", "skip_prefill 0"], stderr=subprocess.DEVNULL)
         self.addCleanup(verb.wait, WAIT_SECONDS)

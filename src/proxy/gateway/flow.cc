@@ -47,9 +47,8 @@ std::string_view HeaderOf(const ClientRequest& request, std::string_view name) {
   return {};
 }
 
-// Whether the event loop may prepare `body`, which has token ids if `tokens` is not empty.
-bool IsQuickToPrepare(const RequestBody& body, std::string_view text, std::span<const int32_t> tokens) {
-  if (!tokens.empty()) return tokens.size() <= kFewTokens;
+// Whether the event loop may render the prompt of `body`, whose bytes are `text`.
+bool IsQuickToRender(const RequestBody& body, std::string_view text) {
   for (const char* name : {"tools", "documents", "chat_template_kwargs"}) {
     if (body.members.Given(name)) return false;
   }
@@ -167,7 +166,9 @@ void Flow::Start(ClientRequest request) {
                               gateway_.random()());
   }
   phase_ = Phase::kPreparing;
-  if (small && IsQuickToPrepare(*body_, request_.body, tokens_) && PrepareWithin(kFewUnknownBytes)) {
+  const bool renders = tokens_.empty() && gateway_.renderer() != nullptr;
+  if (small && (!renders || IsQuickToRender(*body_, request_.body)) && tokens_.size() <= kFewTokens &&
+      PrepareWithin(kFewUnknownBytes)) {
     return OnPrepared();
   }
   timer_.At(gateway_.now() + gateway_.settings().queue_timeout, [this] {
@@ -205,8 +206,7 @@ bool Flow::PrepareWithin(size_t max_unknown) {
                                           ? Unimplemented("no tokenizer")
                                           : gateway_.renderer()->Render(*body_, max_unknown);
     render_status_ = prompt.status();
-    if (!prompt.ok())
-      return max_unknown == SIZE_MAX || prompt.status().code() != StatusCode::kResourceExhausted;
+    if (!prompt.ok()) return prompt.status().code() != StatusCode::kResourceExhausted;
     tokens_ = std::move(prompt->ids);
     tokens_exact_ = prompt->exact;
   }

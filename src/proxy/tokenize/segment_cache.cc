@@ -154,12 +154,20 @@ void SegmentCache::Insert(uint64_t hash, std::string_view text, std::vector<int3
   stats_.bytes += bytes;
 }
 
+uint64_t SegmentCache::HashOf(std::string_view text) const {
+  return XXH3_64bits_withSeed(text.data(), text.size(), seed_);
+}
+
+bool SegmentCache::AppendKnown(uint64_t hash, std::string_view text, Output* out) {
+  const Ids entry = Find(hash, text);
+  if (entry == nullptr) return false;
+  out->ids.insert(out->ids.end(), entry->ids.begin(), entry->ids.end());
+  return true;
+}
+
 Status SegmentCache::AppendSegment(std::string_view text, bool insert, Output* out) {
-  const uint64_t hash = XXH3_64bits_withSeed(text.data(), text.size(), seed_);
-  if (const Ids entry = Find(hash, text)) {
-    out->ids.insert(out->ids.end(), entry->ids.begin(), entry->ids.end());
-    return OkStatus();
-  }
+  const uint64_t hash = HashOf(text);
+  if (AppendKnown(hash, text, out)) return OkStatus();
   if (text.size() > out->max_unknown) return ResourceExhausted("more text is not known than was allowed");
   out->max_unknown -= text.size();
   ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_.Encode(text, /*add_special=*/false));
@@ -208,10 +216,8 @@ StatusOr<std::vector<int32_t>> SegmentCache::Encode(std::string_view text, bool 
       RETURN_IF_ERROR(AppendEnd(part, &out));
       return std::move(out.ids);
     }
-    const uint64_t hash = XXH3_64bits_withSeed(part.data(), part.size(), seed_);
-    if (const Ids entry = Find(hash, part)) {
-      out.ids.insert(out.ids.end(), entry->ids.begin(), entry->ids.end());
-    } else {
+    const uint64_t hash = HashOf(part);
+    if (!AppendKnown(hash, part, &out)) {
       const auto before = static_cast<ptrdiff_t>(out.ids.size());
       RETURN_IF_ERROR(AppendShort(part, /*insert=*/first, &out));
       Insert(hash, part, {out.ids.begin() + before, out.ids.end()});

@@ -84,7 +84,10 @@ class SegmentCache {
     size_t max_unknown;  // bytes that may still be tokenized
   };
 
+  uint64_t HashOf(std::string_view text) const;
   Ids Find(uint64_t hash, std::string_view text);
+  /// Appends the ids of a segment and returns true if it is in the cache.
+  bool AppendKnown(uint64_t hash, std::string_view text, Output* out);
   void Insert(uint64_t hash, std::string_view text, std::vector<int32_t> ids);
   Status AppendSegment(std::string_view text, bool insert, Output* out);
   /// Appends the ids of a long segment by way of short ones.

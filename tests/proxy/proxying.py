@@ -214,10 +214,15 @@ http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_t
     def log(self):
         return self.log_path.read_text()
 
-    def access(self):
-        """Returns the fields of the access log's lines, without those of pages."""
-        lines = (self.folder / "access.log").read_text().splitlines()
-        return [line.split() for line in lines if line.split()[1] != "-"]
+    def access(self, count):
+        """Returns the fields of the access log's lines, without those of pages, once there are `count` of them: nginx
+        writes a line after it has answered and freed the request."""
+        def fields():
+            lines = (self.folder / "access.log").read_text().splitlines()
+            return [line.split() for line in lines if line.split()[1] != "-"]
+
+        until(lambda: len(fields()) >= count, what=fields)
+        return fields()
 
     def request(self, method, path, body=None, headers=None):
         return request(HOST, self.port, method, path, body, headers)

@@ -198,9 +198,9 @@ class Aggregated(Engine):
             reported.append(cached)
 
         def predicted():
-            matched = [int(line[-1]) for line in self.proxy_.access() if int(line[12]) > 4 * BLOCK]  # without those before the loop
+            matched = [int(line[-1]) for line in self.proxy_.access(0) if int(line[12]) > 4 * BLOCK]  # without those before the loop
             return matched if len(matched) == len(reported) else None
-        self.assertEqual(until(predicted, what=self.proxy_.access), reported)
+        self.assertEqual(until(predicted, what=lambda: self.proxy_.access(0)), reported)
         self.assertEqual(self.proxy_.metric("moesaic_proxy_kv_errors_total"), 0)
 
     def test_ids_equal_those_of_the_engine(self):

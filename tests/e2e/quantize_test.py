@@ -196,13 +196,15 @@ class PlanTest(unittest.TestCase):
                 path = pathlib.Path(folder) / name
                 path.mkdir()
                 (path / "config.json").write_text(json.dumps(config))
-                for scheme in SCHEMES:
+                for scheme in SCHEMES if name == "kimi" else ("w8a8",):  # each plan measures this machine for some seconds
                     output = run("quantize", path / "config.json", "--scheme", scheme, "--plan", "--memory", "4G",
                                  "--output", pathlib.Path(folder) / "out").stdout
                     self.assertIn("is the bound", output)
                     self.assertIn(parameters, output)
                     self.assertIn("are missing", output)  # no test machine has the disk space
                 self.assertFalse((pathlib.Path(folder) / "out").exists())
+                if name != "kimi":
+                    continue
                 # A mix without measurements; the model may follow it.
                 output = run("quantize", "--mix", "nvfp4,fp8,bf16", path / "config.json", "--bits-per-weight", "5", "--plan",
                              "--memory", "64G", "--mix-tokens", "256", "--output", pathlib.Path(folder) / "out").stdout

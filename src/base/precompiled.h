@@ -34,3 +34,5 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "base/json_templates.h"

@@ -1,0 +1,3 @@
+#include "base/json_templates.h"
+
+MOESAIC_JSON_TEMPLATES()

@@ -65,10 +65,11 @@ pack() {
 }
 
 # The carver's recipe, the calibration text and the plan decide whether the carved folder is up to date.
-recipe="$("$moesaic" carve --print-recipe)"
+# With a plan a third of the text is enough: the down projections have fewer unknowns than the search.
+if [ -n "$search" ]; then how=(--save-plan "$scratch/plan.safetensors"); else how=(--plan "$plan" --max-tokens 32768); fi
+recipe="$("$moesaic" carve --print-recipe "${how[@]}")"
 recipe+=", calibration $(digest "$calibration")"
-how=(--plan "$plan")
-if [ -n "$search" ]; then how=(--save-plan "$scratch/plan.safetensors"); else recipe+=", plan $(digest "$plan")"; fi
+if [ -z "$search" ]; then recipe+=", plan $(digest "$plan")"; fi
 if [ -n "$search" ] || [ ! -f moesaic-smol.moesaic ] || [ "$(cat recipe 2>/dev/null)" != "$recipe" ]; then
   say "carving 30 dense layers into experts (a few minutes, once)"
   "$moesaic" carve "$GGUF" --calibration "$calibration" "${how[@]}" --out "$scratch/hf"

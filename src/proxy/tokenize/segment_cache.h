@@ -1,4 +1,7 @@
 // Tokenizes long prompts segment by segment and remembers the ids of segments.
+//
+// Texts have the form of JSON strings without their quotes ("escaped"), as bodies have them, so that text
+// whose ids are known is neither unescaped nor copied.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,8 +20,8 @@
 
 namespace moesaic::proxy {
 
-/// Finds positions at which a text may be cut so that the ids of the parts, joined, equal the ids of the
-/// whole.
+/// Finds positions at which an escaped text may be cut so that the ids of the parts, joined, equal the ids of
+/// the whole.
 ///
 /// There are two kinds. Before a special token, because tokenizers match these before the model runs; tokens
 /// that absorb spaces on their left are excluded. And between a single line break and an ASCII letter,
@@ -33,12 +37,15 @@ class TextCutter {
   size_t NextSegment(std::string_view rest, size_t min_bytes) const;
   bool cuts_lines() const { return lines_; }
   size_t num_special() const { return special_.size(); }
+  /// Maximum bytes of a text after a cut that decide about the cut.
+  size_t lookahead() const { return lookahead_; }
 
  private:
   bool SpecialAt(std::string_view rest, size_t at) const;
 
-  std::vector<std::string> special_;  // spelled tokens before which a text may be cut, the longest first
-  bool first_byte_[256] = {};         // bytes that begin one of them
+  std::vector<std::string> special_;  // escaped tokens before which a text may be cut, the longest first
+  size_t lookahead_ = 1;
+  bool first_byte_[256] = {};  // bytes that begin one of them
   bool lines_ = false;
 };
 
@@ -62,16 +69,24 @@ class SegmentCache {
 
   SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t max_bytes);
 
-  /// Returns the ids of `text`, equal to those of Tokenizer::Encode. ResourceExhausted: more than
-  /// `max_unknown` bytes had to be tokenized.
-  StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special,
-                                        size_t max_unknown = SIZE_MAX);
+  /// A text of which the ids of a first part are known.
+  struct Progress {
+    std::vector<int32_t> ids;
+    size_t piece = 0, at = 0;  ///< first byte after that part
+    bool begun = false;
+  };
+
+  /// Completes `progress->ids` to those of Tokenizer::Encode for the text that the escaped `pieces` are.
+  /// ResourceExhausted: more than `max_unknown` bytes would have to be tokenized; another call continues.
+  /// InvalidArgument: the text is no UTF-8, or has half of a surrogate pair.
+  Status Encode(std::span<const std::string_view> pieces, bool add_special, Progress* progress,
+                size_t max_unknown = SIZE_MAX);
   SegmentCacheStats stats() const;
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
 
  private:
   struct Entry {
-    std::string text;
+    std::string text;  // escaped
     std::vector<int32_t> ids;
   };
   using Ids = std::shared_ptr<const Entry>;
@@ -80,9 +95,14 @@ class SegmentCache {
     uint64_t hash;
   };
   struct Output {
-    std::vector<int32_t> ids;
+    std::vector<int32_t>& ids;
     size_t max_unknown;  // bytes that may still be tokenized
   };
+
+  /// Returns the next long segment, or the end of the text (`last`). `joined` holds it if it is in several
+  /// pieces.
+  std::string_view NextLong(std::span<const std::string_view> pieces, const Progress& progress,
+                            std::string* joined, bool* last) const;
 
   uint64_t HashOf(std::string_view text) const;
   Ids Find(uint64_t hash, std::string_view text);

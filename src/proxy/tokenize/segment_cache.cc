@@ -93,6 +93,33 @@ bool HasTokenAcrossLines(const text::Tokenizer& tokenizer) {
   return false;
 }
 
+bool IsLetterOrDigit(char c) { return IsLetter(c) || (c >= '0' && c <= '9'); }
+
+// Whether a merge may join bytes on both sides of a cut between two words.
+bool HasTokenAcrossWords(const text::Tokenizer& tokenizer) {
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const std::string bytes = tokenizer.TokenBytes(id);
+    for (size_t at = bytes.find(' ', 1); at != std::string::npos; at = bytes.find(' ', at + 1)) {
+      if (IsLetterOrDigit(bytes[at - 1]) && !tokenizer.IsSpecial(id)) return true;
+    }
+  }
+  return false;
+}
+
+// Returns whether a cut between `left` and `right` is good for all pairs of texts.
+StatusOr<bool> CutsAllWords(const text::Tokenizer& tokenizer) {
+  for (const char* left : {"word", "A", "s", "7", "2024", "I'm",
+                           "\xC3\x9F"
+                           "e",
+                           "x1", ".word", " 12"}) {
+    for (const char* right : {" word", " A", " s", " 7", " 2024", " I'm", " re", " x = 1", " ing", " 3.14"}) {
+      ASSIGN_OR_RETURN(const bool cuts, CutsWell(tokenizer, left, right));
+      if (!cuts) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool byte_level) {
@@ -130,6 +157,9 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
       if (!cutter.lines_) break;
     }
   }
+  if (byte_level && !HasTokenAcrossWords(tokenizer)) {
+    ASSIGN_OR_RETURN(cutter.words_, CutsAllWords(tokenizer));
+  }
   return cutter;
 }
 
@@ -145,6 +175,18 @@ size_t TextCutter::NextSegment(std::string_view rest, size_t min_bytes) const {
   for (size_t at = min_bytes; at < rest.size(); ++at) {
     if (SpecialAt(rest, at)) return at;
     if (lines_ && IsLetter(rest[at]) && FollowsSingleBreak(rest, at)) return at;
+  }
+  return rest.size();
+}
+
+size_t TextCutter::NextWord(std::string_view rest) const {
+  for (size_t at = 1; at < rest.size(); ++at) {
+    if (SpecialAt(rest, at)) return at;
+    if (lines_ && IsLetter(rest[at]) && FollowsSingleBreak(rest, at)) return at;
+    if (words_ && rest[at] == ' ' && at + 1 < rest.size() && IsLetterOrDigit(rest[at + 1]) &&
+        IsLetterOrDigit(rest[at - 1]) && !InsideEscape(rest, at - 1)) {
+      return at;
+    }
   }
   return rest.size();
 }
@@ -212,6 +254,10 @@ bool SegmentCache::AppendKnown(uint64_t hash, std::string_view text, Output* out
 Status SegmentCache::AppendSegment(std::string_view text, bool insert, Output* out) {
   const uint64_t hash = HashOf(text);
   if (AppendKnown(hash, text, out)) return OkStatus();
+  return AppendUnknown(hash, text, insert, out);
+}
+
+Status SegmentCache::AppendUnknown(uint64_t hash, std::string_view text, bool insert, Output* out) {
   if (text.size() > out->max_unknown) return ResourceExhausted("more text is not known than was allowed");
   out->max_unknown -= text.size();
   const std::optional<std::string> plain = JsonUnescaped(text);
@@ -232,17 +278,42 @@ Status SegmentCache::AppendShort(std::string_view text, bool insert, Output* out
 }
 
 Status SegmentCache::AppendEnd(std::string_view text, Output* out) {
-  size_t min_bytes = kShortSegment;
   while (!text.empty()) {
-    size_t length = cutter_.NextSegment(text, min_bytes);
-    if (length == text.size() && min_bytes == kShortSegment) {
-      min_bytes = kEndSegment;
-      length = cutter_.NextSegment(text, min_bytes);
+    const size_t length = cutter_.NextSegment(text, kShortSegment);
+    if (length == text.size()) return AppendWords(text, out);
+    const std::string_view part = text.substr(0, length);
+    const uint64_t hash = HashOf(part);
+    if (!AppendKnown(hash, part, out)) {
+      const auto before = static_cast<ptrdiff_t>(out->ids.size());
+      RETURN_IF_ERROR(AppendWords(part, out));
+      Insert(hash, part, {out->ids.begin() + before, out->ids.end()});
     }
-    RETURN_IF_ERROR(AppendSegment(text.substr(0, length), /*insert=*/true, out));
     text.remove_prefix(length);
   }
   return OkStatus();
+}
+
+Status SegmentCache::AppendWords(std::string_view text, Output* out) {
+  size_t unknown = 0;  // bytes before `at` that are tokenized together
+  for (size_t at = 0; at < text.size();) {
+    const std::string_view word = text.substr(at, cutter_.NextWord(text.substr(at)));
+    const uint64_t hash = HashOf(word);
+    const Ids entry = Find(hash, word);
+    if (entry != nullptr) {
+      if (unknown > 0)
+        RETURN_IF_ERROR(AppendUnknown(0, text.substr(at - unknown, unknown), /*insert=*/false, out));
+      unknown = 0;
+      out->ids.insert(out->ids.end(), entry->ids.begin(), entry->ids.end());
+    } else if (unknown == 0 && out->new_words < kMaxNewWords) {
+      ++out->new_words;
+      RETURN_IF_ERROR(AppendUnknown(hash, word, /*insert=*/true, out));
+    } else {
+      unknown += word.size();
+    }
+    at += word.size();
+  }
+  if (unknown == 0) return OkStatus();
+  return AppendUnknown(0, text.substr(text.size() - unknown), /*insert=*/false, out);
 }
 
 std::string_view SegmentCache::NextLong(std::span<const std::string_view> pieces, const Progress& progress,
@@ -285,7 +356,7 @@ Status SegmentCache::Encode(std::span<const std::string_view> pieces, bool add_s
     progress->ids.reserve(bytes / 4 + 8);
     if (add_special) progress->ids = *leading_;
   }
-  Output out{.ids = progress->ids, .max_unknown = max_unknown};
+  Output out{.ids = progress->ids, .max_unknown = max_unknown, .new_words = 0};
   std::string joined;
   for (bool last = false; !last;) {
     const std::string_view segment = NextLong(pieces, *progress, &joined, &last);

@@ -67,14 +67,14 @@ def table(rows):
 
 
 def summary(runs):
-    rows = [("trace", "offered/s", "bound/s", "moesaic", "omni", "ratio", "best other", "", "ratio")]
+    rows = [("trace", "offered/s", "bound/s", "common cache/s", "moesaic", "omni", "ratio", "best other", "", "ratio")]
     for name, rate, run in runs:
         by_policy = {r["policy"]: r["goodput"] for r in run["results"]}
         ours = by_policy["moesaic"]
         others = {p: g for p, g in by_policy.items() if p != "moesaic"}
         best = max(others, key=others.get)
         ratio = [f"{ours / max(g, 1e-9):.2f}" if g > ours / 100 else "> 100" for g in (by_policy["omni"], others[best])]
-        rows.append((name, f"{run['results'][0]['offered_rate']:.2f}", f"{run['goodput_bound']:.2f}", f"{ours:.2f}",
+        rows.append((name, f"{run['results'][0]['offered_rate']:.2f}", f"{run['goodput_bound']:.2f}", f"{run['common_cache_goodput']:.2f}", f"{ours:.2f}",
                      f"{by_policy['omni']:.2f}", ratio[0], f"{others[best]:.2f}", best, ratio[1]))
     return table(rows)
 

@@ -139,6 +139,7 @@ Status RunSimulate(const SimulateFlags& flags) {
                           {"span_s", span},
                           {"reusable", trace.reusable()},
                           {"goodput_bound", proxy::GoodputBound(trace, OptionsOf(flags))},
+                          {"common_cache_goodput", proxy::CommonCacheGoodput(trace, OptionsOf(flags))},
                           {"results", std::move(results)}});
       continue;
     }

@@ -2,19 +2,15 @@
 // valid files reach deeper code than random bytes.
 #include <cstdio>
 
+#include "base/test_seeds.h"
 #include "checkpoint/packed_file.h"
 #include "checkpoint/test_files.h"
 
 namespace moesaic::checkpoint {
 namespace {
 
+using base::SeedCorpus;
 using nlohmann::json;
-using std::filesystem::path;
-
-void Write(const path& folder, const std::string& name, const std::string& content) {
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / name, std::ios::binary) << content;
-}
 
 void AddNumbers(GgufMaker& maker, const std::string& arch,
                 const std::vector<std::pair<const char*, uint32_t>>& numbers) {
@@ -99,24 +95,26 @@ json Compressed(const json& weights, const std::string& format) {
           {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}}}}}};
 }
 
-void WriteSafetensors(const path& folder) {
+void WriteSafetensors(const SeedCorpus& corpus) {
+  const auto write = [&corpus](std::string_view name, std::string_view content) {
+    corpus.Write("safetensors_fuzzer", name, content);
+  };
   SafetensorsMaker fp8;
   fp8.Add<uint8_t>("m.weight", "F8_E4M3", {3, 5}, std::vector<uint8_t>(15, 0x38));
   fp8.Add<float>("m.weight_scale_inv", "F32", {2, 2}, {1, 10, 100, 1000});
-  Write(folder, "fp8", WithConfig({{"quant_method", "fp8"}, {"weight_block_size", {2, 4}}}, fp8));
+  write("fp8", WithConfig({{"quant_method", "fp8"}, {"weight_block_size", {2, 4}}}, fp8));
   SafetensorsMaker int8;
   int8.Add<int8_t>("m.weight", "I8", {2, 3}, {1, -2, 127, -128, 0, 5})
       .Add<float>("m.weight_scale", "F32", {2, 1}, {1, 2});
-  Write(folder, "int8",
-        WithConfig(Compressed({{"num_bits", 8}, {"strategy", "channel"}}, "int-quantized"), int8));
+  write("int8", WithConfig(Compressed({{"num_bits", 8}, {"strategy", "channel"}}, "int-quantized"), int8));
   SafetensorsMaker int4;
   int4.Add<uint32_t>("m.weight_packed", "I32", {2, 1}, {0x76543210, 1})
       .Add<int64_t>("m.weight_shape", "I64", {2}, {2, 8});
   int4.Add<float>("m.weight_scale", "F32", {2, 2}, {1, 2, 3, 4})
       .Add<uint32_t>("m.weight_zero_point", "I32", {1, 2}, {1, 2});
   int4.Add<int32_t>("m.weight_g_idx", "I32", {8}, {0, 0, 0, 0, 1, 1, 1, 1});
-  Write(
-      folder, "int4",
+  write(
+      "int4",
       WithConfig(Compressed({{"num_bits", 4}, {"strategy", "group"}, {"group_size", 4}, {"symmetric", false}},
                             "pack-quantized"),
                  int4));
@@ -124,62 +122,58 @@ void WriteSafetensors(const path& folder) {
   packed8.Add<uint32_t>("m.weight_packed", "I32", {2, 2}, {0x76543210, 1, 0xff80007f, 2})
       .Add<int64_t>("m.weight_shape", "I64", {2}, {2, 8})
       .Add<float>("m.weight_scale", "F32", {2, 2}, {1, 2, 3, 4});
-  Write(folder, "packed_int8",
+  write("packed_int8",
         WithConfig(Compressed({{"num_bits", 8}, {"strategy", "group"}, {"group_size", 4}}, "pack-quantized"),
                    packed8));
   SafetensorsMaker nvfp4;
   nvfp4.Add<uint8_t>("m.weight_packed", "U8", {1, 8}, std::vector<uint8_t>(8, 0x21));
   nvfp4.Add<uint8_t>("m.weight_scale", "F8_E4M3", {1, 1}, {0x40})
       .Add<float>("m.weight_global_scale", "F32", {1}, {4});
-  Write(folder, "nvfp4",
+  write("nvfp4",
         WithConfig(
             Compressed({{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}},
                        "nvfp4-pack-quantized"),
             nvfp4));
-  Write(folder, "plain",
-        WithConfig(nullptr, SafetensorsMaker().Add<double>("m.weight", "F64", {1, 2}, {1, 2})));
+  write("plain", WithConfig(nullptr, SafetensorsMaker().Add<double>("m.weight", "F64", {1, 2}, {1, 2})));
 }
 
-void WriteConfigs(const path& folder) {
-  Write(folder, "numbers",
-        R"({"a": 7, "b": 1e-6, "c": true, "d": "silu", "e": [1, 2], "f": {"x": 1}, "g": null})");
-  Write(folder, "limits",
-        R"({"a": 18446744073709551615, "b": -9223372036854775808, "c": 1e308, "d": [-1, 9]})");
-  Write(
-      folder, "fp8",
+void WriteConfigs(const SeedCorpus& corpus) {
+  const auto write = [&corpus](std::string_view name, std::string_view content) {
+    corpus.Write("config_fuzzer", name, content);
+  };
+  write("numbers", R"({"a": 7, "b": 1e-6, "c": true, "d": "silu", "e": [1, 2], "f": {"x": 1}, "g": null})");
+  write("limits", R"({"a": 18446744073709551615, "b": -9223372036854775808, "c": 1e308, "d": [-1, 9]})");
+  write(
+      "fp8",
       R"({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}})");
   const json weights = {{"num_bits", 4}, {"strategy", "group"}, {"group_size", 32}, {"actorder", "group"}};
-  Write(folder, "groups", json{{"quantization_config", Compressed(weights, "pack-quantized")}}.dump());
+  write("groups", json{{"quantization_config", Compressed(weights, "pack-quantized")}}.dump());
 }
 
-bool WritePacked(const path& folder) {
-  std::filesystem::create_directories(folder);
-  const auto writer = PackedWriter::Create(
-      (folder / "two").string(), {{"a", {{"k", 3}}, 64}, {"b", {{"k", 4}}, 70}}, {{"config.json", "{}"}});
+bool WritePacked(const SeedCorpus& corpus) {
+  const auto writer =
+      PackedWriter::Create((corpus.Folder("packed_file_fuzzer") / "two").string(),
+                           {{"a", {{"k", 3}}, 64}, {"b", {{"k", 4}}, 70}}, {{"config.json", "{}"}});
   const std::vector<std::byte> zeros(70);
   return writer.ok() && (*writer)->Append(0, std::span(zeros).first(64)).ok() &&
          (*writer)->Append(1, zeros).ok() && (*writer)->Finish().ok();
 }
 
-bool WriteAll(const path& corpus) {
-  Write(corpus / "gguf_fuzzer", "llama", Llama());
-  Write(corpus / "gguf_fuzzer", "qwen3moe", Qwen3Moe());
-  Write(corpus / "gguf_fuzzer", "deepseek2", Deepseek());
-  WriteSafetensors(corpus / "safetensors_fuzzer");
-  WriteConfigs(corpus / "config_fuzzer");
-  return WritePacked(corpus / "packed_file_fuzzer");
+bool WriteAll(const SeedCorpus& corpus) {
+  corpus.Write("gguf_fuzzer", "llama", Llama());
+  corpus.Write("gguf_fuzzer", "qwen3moe", Qwen3Moe());
+  corpus.Write("gguf_fuzzer", "deepseek2", Deepseek());
+  WriteSafetensors(corpus);
+  WriteConfigs(corpus);
+  return WritePacked(corpus);
 }
 
 }  // namespace
 }  // namespace moesaic::checkpoint
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: fuzz_seeds CORPUS\n");
-    return 2;
-  }
   try {
-    return moesaic::checkpoint::WriteAll(argv[1]) ? 0 : 1;
+    return moesaic::checkpoint::WriteAll(moesaic::base::SeedCorpus(argc, argv)) ? 0 : 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "fuzz_seeds: %s\n", error.what());
     return 1;

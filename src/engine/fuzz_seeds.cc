@@ -1,18 +1,15 @@
 // Writes the first inputs of this room's fuzzers: FOLDER/step_batch_fuzzer/.
-#include <filesystem>
-#include <fstream>
-#include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/test_seeds.h"
 #include "engine/step_batch.h"
 
 int main(int argc, char** argv) {
   using namespace moesaic;
-  if (argc != 2) return 1;
-  const std::filesystem::path folder = std::filesystem::path(argv[1]) / "step_batch_fuzzer";
-  std::filesystem::create_directories(folder);
-  const auto write = [&](const std::string& name, const engine::StepBatch& batch) {
-    std::ofstream(folder / name, std::ios::binary) << engine::Serialize(batch);
+  const base::SeedCorpus corpus(argc, argv);
+  const auto write = [&corpus](std::string_view name, const engine::StepBatch& batch) {
+    corpus.Write("step_batch_fuzzer", name, engine::Serialize(batch));
   };
   write("empty", {});
   engine::StepBatch batch = {.want_hidden = true};

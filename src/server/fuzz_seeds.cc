@@ -2,11 +2,7 @@
 // - CORPUS/request_fuzzer/ with one request of each API that uses most of its fields; the first byte chooses
 //   the reader of the request.
 // - CORPUS/http_fuzzer/ with requests as bytes; the first byte is the size of the pieces.
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <string>
+#include "base/test_seeds.h"
 
 namespace {
 
@@ -43,20 +39,11 @@ constexpr const char* kWires[] = {
     "x\r\n\r\n",
     "3OPTIONS * HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"};
 
-void Write(const std::filesystem::path& folder, const char* const* begin, const char* const* end) {
-  std::filesystem::create_directories(folder);
-  for (int count = 0; begin != end; ++begin)
-    std::ofstream(folder / ("request" + std::to_string(count++))) << *begin;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: server_fuzz_seeds CORPUS\n");
-    return 2;
-  }
-  const std::filesystem::path corpus = argv[1];
-  Write(corpus / "request_fuzzer", std::begin(kRequests), std::end(kRequests));
-  Write(corpus / "http_fuzzer", std::begin(kWires), std::end(kWires));
+  const moesaic::base::SeedCorpus corpus(argc, argv);
+  corpus.WriteAll("request_fuzzer", kRequests);
+  corpus.WriteAll("http_fuzzer", kWires);
+  return 0;
 }

@@ -26,10 +26,9 @@ StatusOr<std::shared_ptr<const Compiled>> Compile(std::string_view source) {
 }
 
 /// Adds `"name": value` to the text of a JSON object without its closing brace. `value` is untrusted JSON
-/// text, so it must be validated as one value, unless the caller has done so.
-Status AddMember(std::string* members, const std::string& name, std::string_view value,
-                 bool checked = false) {
-  if (!checked && !Json::accept(value)) return InvalidArgument("{} is not JSON", name);
+/// text, so it must be validated as one value.
+Status AddMember(std::string* members, const std::string& name, std::string_view value) {
+  if (!Json::accept(value)) return InvalidArgument("{} is not JSON", name);
   if (members->size() > 1) *members += ',';
   *members += Json(name).dump();
   *members += ':';
@@ -52,10 +51,11 @@ Status AddMembers(std::string* members, std::string_view object) {
 
 template <typename Compiled>
 StatusOr<std::string> RenderWith(const Compiled& compiled, std::string_view variables,
-                                 const RenderOptions& options, bool aliases) {
+                                 std::string_view messages, const RenderOptions& options, bool aliases) {
   return Bridged([&] {
-    return ToString(compiled.bridge->render(Bytes(variables), options.mutation == Mutation::kAllowed,
-                                            options.now.value_or(-1), aliases));
+    return ToString(compiled.bridge->render(Bytes(variables), Bytes(messages),
+                                            options.mutation == Mutation::kAllowed, options.now.value_or(-1),
+                                            aliases));
   });
 }
 
@@ -108,28 +108,45 @@ void ChatTemplate::SetToken(std::string name, std::string text) {
   tokens_.emplace_back(std::move(name), std::move(text));
 }
 
-StatusOr<std::string> ChatTemplate::Render(const ChatInput& input, const RenderOptions& options) const {
-  constexpr size_t kOtherMembers = 1024;  // names, and tokens of a usual length
-  std::string members;
-  members.reserve(kOtherMembers + input.messages_json.size() + input.tools_json.size() +
-                  input.documents_json.size() + input.variables_json.size());
-  members = "{";
+const ChatTemplate::Compiled& ChatTemplate::TemplateFor(const ChatInput& input) const {
+  return !input.tools_json.empty() && tool_use_ != nullptr ? *tool_use_ : *default_;
+}
+
+StatusOr<std::string> ChatTemplate::Variables(const ChatInput& input) const {
+  std::string members = "{";
   for (const auto& [name, text] : tokens_) RETURN_IF_ERROR(AddMember(&members, name, Json(text).dump()));
-  RETURN_IF_ERROR(AddMember(&members, "messages", input.messages_json, input.messages_checked));
   RETURN_IF_ERROR(AddMember(&members, "tools", input.tools_json.empty() ? "null" : input.tools_json));
   RETURN_IF_ERROR(
       AddMember(&members, "documents", input.documents_json.empty() ? "null" : input.documents_json));
   RETURN_IF_ERROR(
       AddMember(&members, "add_generation_prompt", input.add_generation_prompt ? "true" : "false"));
   if (!input.variables_json.empty()) RETURN_IF_ERROR(AddMembers(&members, input.variables_json));
-  const bool tools = !input.tools_json.empty() && tool_use_ != nullptr;
-  members += '}';
-  return RenderWith(tools ? *tool_use_ : *default_, members, options, true);
+  return members += '}';
+}
+
+StatusOr<std::string> ChatTemplate::Render(const ChatInput& input, const RenderOptions& options) const {
+  if (input.messages_json.empty()) return InvalidArgument("messages is not JSON");
+  ASSIGN_OR_RETURN(const std::string variables, Variables(input));
+  return RenderWith(TemplateFor(input), variables, input.messages_json, options, true);
+}
+
+StatusOr<TemplateText> ChatTemplate::RenderWithHoles(const ChatInput& input, std::string_view messages,
+                                                     const RenderOptions& options) const {
+  ASSIGN_OR_RETURN(const std::string variables, Variables(input));
+  return Bridged([&] {
+    const bridge::TemplateText rendered = TemplateFor(input).bridge->render_with_holes(
+        Bytes(variables), Bytes(messages), options.mutation == Mutation::kAllowed, options.now.value_or(-1));
+    TemplateText text{.text = ToString(rendered.text), .holes = {}};
+    text.holes.reserve(rendered.holes.size());
+    for (const bridge::TemplateHole& hole : rendered.holes)
+      text.holes.push_back({hole.at, messages.substr(hole.begin, hole.end - hole.begin)});
+    return text;
+  });
 }
 
 StatusOr<std::string> ChatTemplate::RenderVariables(std::string_view variables_json,
                                                     const RenderOptions& options) const {
-  return RenderWith(*default_, variables_json, options, false);
+  return RenderWith(*default_, variables_json, "", options, false);
 }
 
 const std::string& ChatTemplate::source() const { return default_->source; }

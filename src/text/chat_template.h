@@ -22,7 +22,17 @@ struct ChatInput {
   std::string documents_json;  // array of objects; empty: none
   std::string variables_json;  // object of additional variables, e.g. {"enable_thinking":false}; empty: none
   bool add_generation_prompt = false;
-  bool messages_checked = false;  // messages_json is known to be one JSON value: it is not scanned again
+};
+
+/// A rendered prompt without the long strings of the messages that it contains: each is a hole.
+struct TemplateText {
+  /// The text of a JSON string without its quotes, which follows `at` bytes of `text`.
+  struct Hole {
+    size_t at;
+    std::string_view json;
+  };
+  std::string text;
+  std::vector<Hole> holes;  // in the order of the prompt
 };
 
 /// Whether a template may call mutating methods such as `list.append`.
@@ -58,6 +68,12 @@ class ChatTemplate {
   /// Returns the prompt, or the error that the template raises.
   StatusOr<std::string> Render(const ChatInput& input, const RenderOptions& options = {}) const;
 
+  /// Renders without copying long strings: the holes of the result are views of `messages`, which are used
+  /// instead of `input.messages_json`. `messages` must be valid JSON. The strings of holes may still be no
+  /// UTF-8, or have half of a surrogate pair.
+  StatusOr<TemplateText> RenderWithHoles(const ChatInput& input, std::string_view messages,
+                                         const RenderOptions& options = {}) const;
+
   /// Renders with exactly the members of a JSON object as variables.
   StatusOr<std::string> RenderVariables(std::string_view variables_json,
                                         const RenderOptions& options = {}) const;
@@ -68,6 +84,10 @@ class ChatTemplate {
  private:
   struct Compiled;
   ChatTemplate() = default;
+
+  const Compiled& TemplateFor(const ChatInput& input) const;
+  /// Returns a JSON object with all variables but the messages.
+  StatusOr<std::string> Variables(const ChatInput& input) const;
 
   std::shared_ptr<const Compiled> default_;
   std::shared_ptr<const Compiled> tool_use_;  // template for inputs with tools; may be null

@@ -1,19 +1,12 @@
 // Writes inputs for this room's fuzzers: text_fuzz_seeds CORPUS fills CORPUS/<fuzzer>/. Each seed is small
 // and valid, so that mutations pass the first checks.
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <string>
+
+#include "base/test_seeds.h"
 
 namespace {
 
-using std::filesystem::path;
 using namespace std::string_literals;  // NOLINT: seeds hold zero bytes
-
-void Write(const path& folder, const std::string& name, const std::string& content) {
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / name, std::ios::binary) << content;
-}
 
 constexpr const char* kTemplates[] = {
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] if m.content is string else '' "
@@ -73,7 +66,10 @@ std::string Json(const std::string& normalizer, const std::string& pre_tokenizer
          R"(,"decoder":)" + decoder + R"(,"model":)" + model + "}";
 }
 
-void WriteTokenizers(const path& folder) {
+void WriteTokenizers(const moesaic::base::SeedCorpus& corpus) {
+  const auto write = [&corpus](std::string_view name, std::string_view content) {
+    corpus.Write("tokenizer_fuzzer", name, content);
+  };
   const std::string level =
       R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true})";
   const std::string config =
@@ -84,7 +80,7 @@ void WriteTokenizers(const path& folder) {
       R"({"type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":"","end_of_word_suffix":"",)"
       R"("fuse_unk":false,"byte_fallback":false,"ignore_merges":true,"vocab":{"a":0,"b":1,"ab":2,"l":5,"o":6,"lo":7},)"
       R"("merges":[["a","b"],["l","o"]]})";
-  Write(folder, "bpe", Json("null", level, "null", level, bpe) + config);
+  write("bpe", Json("null", level, "null", level, bpe) + config);
   const std::string split =
       R"({"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"\\p{N}{1,3}|\\s+(?!\\S)|[^ ]+"},)"
       R"("behavior":"Isolated","invert":false},{"type":"Digits","individual_digits":true},{"type":"Punctuation",)"
@@ -94,9 +90,9 @@ void WriteTokenizers(const path& folder) {
       R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A",)"
       R"("type_id":0}}],"pair":[{"Sequence":{"id":"A","type_id":0}},{"Sequence":{"id":"B","type_id":1}}],)"
       R"("special_tokens":{"<s>":{"id":"<s>","ids":[3],"tokens":["<s>"]}}})";
-  Write(folder, "split", Json(R"({"type":"NFC"})", split, pair, level, bpe) + config);
-  Write(
-      folder, "llama",
+  write("split", Json(R"({"type":"NFC"})", split, pair, level, bpe) + config);
+  write(
+      "llama",
       Json(
           R"({"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":)"
           R"({"String":" "},"content":"▁"},{"type":"Lowercase"}]})",
@@ -105,41 +101,33 @@ void WriteTokenizers(const path& folder) {
           R"({"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]})",
           R"({"type":"BPE","byte_fallback":true,"unk_token":"<unk>","vocab":{"<unk>":0,"▁":1,"<0x41>":2,"a":4},)"
           R"("merges":[]})"));
-  Write(
-      folder, "unigram",
+  write(
+      "unigram",
       Json(
           "null", R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true})", "null",
           R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true})",
           R"({"type":"Unigram","unk_id":0,"vocab":[["<unk>",0.0],["▁a",-1.5],["b",-2.0],["▁",-3.0]],"byte_fallback":false})"));
-  Write(
-      folder, "wordpiece",
+  write(
+      "wordpiece",
       Json(
           R"({"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":null,"lowercase":true})",
           R"({"type":"BertPreTokenizer"})", R"({"type":"BertProcessing","sep":["a",1],"cls":["b",2]})",
           R"({"type":"WordPiece","prefix":"##","cleanup":true})",
           R"({"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##","max_input_chars_per_word":100,)"
           R"("vocab":{"[UNK]":0,"a":1,"##b":2,"hello":4}})"));
-  Write(folder, "tiktoken",
-        "tSGU= 0\nbGxv 1\nIA== 2\nSA== 3\nZQ== 4\nbA== 5\nbw== 6\n"s +
-            "\0{\"added_tokens_decoder\":{\"7\":{\"content\":\"[BOS]\",\"special\":true}},"s +
-            "\"bos_token\":\"[BOS]\"}");
-  Write(folder, "gguf_gpt2", "ggpt2 qwen2\n3<s>\n1a\n1b\n1ab\n1l\n1Ġ\na b\n");
-  Write(folder, "gguf_llama", "gllama \n2<unk>\n3<s>\n1▁\n1a\n1▁a\n6<0x41>\n4<think>\n");
-  Write(folder, "text", "x  Hello a ab \xf0\x9f\x99\x82 \xed\x9f\xbf日本<s></s><0x41>▁\xcc\x81");
+  write("tiktoken", "tSGU= 0\nbGxv 1\nIA== 2\nSA== 3\nZQ== 4\nbA== 5\nbw== 6\n"s +
+                        "\0{\"added_tokens_decoder\":{\"7\":{\"content\":\"[BOS]\",\"special\":true}},"s +
+                        "\"bos_token\":\"[BOS]\"}");
+  write("gguf_gpt2", "ggpt2 qwen2\n3<s>\n1a\n1b\n1ab\n1l\n1Ġ\na b\n");
+  write("gguf_llama", "gllama \n2<unk>\n3<s>\n1▁\n1a\n1▁a\n6<0x41>\n4<think>\n");
+  write("text", "x  Hello a ab \xf0\x9f\x99\x82 \xed\x9f\xbf日本<s></s><0x41>▁\xcc\x81");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: text_fuzz_seeds CORPUS\n");
-    return 2;
-  }
-  const path corpus = argv[1];
-  int count = 0;
-  for (const char* source : kTemplates) {
-    Write(corpus / "template_fuzzer", "template" + std::to_string(count++), source);
-  }
-  WriteTokenizers(corpus / "tokenizer_fuzzer");
+  const moesaic::base::SeedCorpus corpus(argc, argv);
+  corpus.WriteAll("template_fuzzer", kTemplates);
+  WriteTokenizers(corpus);
   return 0;
 }

@@ -139,8 +139,9 @@ class Requests(ProxyTest):
 
 
 class Signals(ProxyTest):
-    def queue(self, proxy, count):
-        """Streams that one slow engine serves one after another; returns a function that waits for their answers."""
+    def queue(self, proxy, count, begun=0):
+        """Streams that one slow engine serves one after another; returns a function that waits for their answers. `begun` requests
+        came before."""
         results = [None] * count
 
         def ask(i):
@@ -149,7 +150,7 @@ class Signals(ProxyTest):
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(count)]
         for thread in threads:
             thread.start()
-        until(lambda: proxy.state()["stages"][0]["entered"] == count, what=proxy.state)
+        until(lambda: proxy.state()["stages"][0]["entered"] == begun + count, what=proxy.state)
 
         def wait():
             for thread in threads:
@@ -206,11 +207,13 @@ class Signals(ProxyTest):
     def test_old_workers_know_engines_of_a_reload(self):
         old, new = self.mock("--step-ms", "30"), self.mock()
         proxy = self.proxy(f"engine {old.url} max_requests=1; breaker 1 1h 1h; queue_timeout 1h; health off;")
-        wait = self.queue(proxy, 5)
-        proxy.reload(f"engine {old.url} max_requests=1; engine {new.url}; breaker 1 1h 1h; health off;")
-        self.assertEqual(wait(), [True] * 5)
+        with proxy.streaming(prompt=tokens(99, 32), max_tokens=20000) as held:  # the old engine takes no other request
+            held.readline()
+            wait = self.queue(proxy, 5, begun=1)
+            proxy.reload(f"engine {old.url} max_requests=1; engine {new.url}; breaker 1 1h 1h; health off;")
+            self.assertEqual(wait(), [True] * 5)
         self.assertEqual([e["state"] for e in proxy.state()["engines"]], ["enabled"] * 2)
-        self.assertGreater(new.state()["served"], 0)
+        self.assertEqual(new.state()["served"], 5)
 
     def test_more_workers_than_a_small_table_holds(self):
         engine = self.mock()

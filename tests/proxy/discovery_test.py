@@ -166,8 +166,8 @@ class Names(Discovered):
                 self.names.records["engines.test"] = [self.addresses[i] for i in some]
                 self.await_engines(proxy, [self.urls[i] for i in some])
                 traffic.more()
+            until(lambda: all(engine.state()["served"] > 0 for engine in self.engines))
         self.assertEqual(set(traffic.statuses), {200})
-        self.assertTrue(all(engine.state()["served"] > 0 for engine in self.engines))
         proxy.idle()
 
     def test_keeps_engines_while_the_name_server_fails_and_over_reloads(self):
@@ -238,7 +238,11 @@ class Keys(Discovered):
         proxy = self.proxy(f"etcd /e/ {self.etcd.client};")
         lease = self.etcd.call("/v3/lease/grant", {"TTL": 2})["ID"]
         self.etcd.put("/e/a", engine.url, lease)
-        self.await_engines(proxy, [engine.url])
+
+        def is_there():
+            self.etcd.call("/v3/lease/keepalive", {"ID": lease})
+            return self.enabled(proxy) == {engine.url}
+        until(is_there, what=proxy.log)
         self.await_engines(proxy, [])
 
     def test_reports_values_that_are_no_engines(self):

@@ -28,9 +28,12 @@ class Engines(ProxyTest):
         bad, good = self.mock(), self.mock()
         bad.faults(fail_request=1.0)
         proxy = self.proxy(f"engine {bad.url}; engine {good.url}; retries 2 10ms; health off;")
-        self.assertEqual(together(8, lambda i: proxy.complete(prompt=tokens(i, 64), max_tokens=2)[0]), [200] * 8)
+        statuses = together(8, lambda i: proxy.complete(prompt=tokens(i, 64), max_tokens=2)[0])
+        while proxy.metric("moesaic_proxy_retries_total") == 0 and len(statuses) < 100:  # none has met the engine that fails
+            statuses.append(proxy.complete(prompt=tokens(len(statuses), 64), max_tokens=2)[0])
+        self.assertEqual(set(statuses), {200})
         self.assertGreater(proxy.metric("moesaic_proxy_retries_total"), 0)
-        self.assertEqual(proxy.idle()["outcomes"]["completed"], 8)
+        self.assertEqual(proxy.idle()["outcomes"]["completed"], len(statuses))
 
     def test_opens_the_breaker_of_a_dead_engine(self):
         dead, good = self.mock(), self.mock()
@@ -52,7 +55,7 @@ class Engines(ProxyTest):
 
     def test_takes_unhealthy_engines_out_and_back(self):
         engine, other = self.mock(), self.mock()
-        proxy = self.proxy(f"engine {engine.url}; engine {other.url}; health /health 50ms 1s;")
+        proxy = self.proxy(f"engine {engine.url}; engine {other.url}; health /health 50ms 1m;")
         engine.faults(unhealthy=True)
         until(lambda: proxy.state()["engines"][0]["state"] == "unhealthy")
         served = engine.state()["served"]
@@ -74,7 +77,7 @@ class Engines(ProxyTest):
         prefill = self.mock("--transfer", "nixl", "--role", "prefill")
         decode = self.mock("--transfer", "nixl", "--role", "decode", "--step-ms", "10")
         proxy = self.proxy(f"transfer nixl; skip_prefill 16; engine {prefill.url} role=prefill; engine {decode.url} role=decode; retries 0;")
-        with proxy.streaming(prompt=tokens(1, 300), max_tokens=1000) as answer:
+        with proxy.streaming(prompt=tokens(1, 300), max_tokens=20000) as answer:
             answer.readline()
             decode.kill()
             self.assertIn(b'"error"', answer.read())
@@ -135,7 +138,7 @@ class Engines(ProxyTest):
     def test_learns_the_hashes_of_an_engine_that_restarts_with_another_seed(self):
         name = self.endpoint("seed")
         engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay", "--seed", "1")
-        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay; health /health 50ms 1s;")
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay; health /health 50ms 1m;")
         ask = lambda seed: attempt(proxy, prompt=tokens(seed, 160))
         until(lambda: ask(0) == 200 and proxy.state()["index"]["memberships"] >= 10, what=proxy.state)
         for seed in range(1, 8):
@@ -185,11 +188,18 @@ class Stages(ProxyTest):
         proxy = self.proxy(f"engine {engine.url}; model {MODEL};", workers=1)
         chance = random.Random(5)
         text = lambda: " ".join(f"{chance.random()}" for _ in range(1500))
-        clients = [raw(proxy.port, {"model": "m", "prompt": text(), "max_tokens": 1}) for _ in range(16)]
-        until(lambda: proxy.state()["stages"][0]["entered"] == len(clients), what=proxy.state)
-        for client in clients:
-            client.close()
-        self.assertGreater(self.aborted(proxy)["received"], 0)
+        begun = 0
+
+        def leave():
+            """Returns whether clients left before their text was tokenized."""
+            nonlocal begun
+            clients = [raw(proxy.port, {"model": "m", "prompt": text(), "max_tokens": 1}) for _ in range(16)]
+            begun += len(clients)
+            until(lambda: proxy.state()["stages"][0]["entered"] == begun, what=proxy.state)
+            for client in clients:
+                client.close()
+            return self.aborted(proxy)["received"] > 0
+        until(leave)
         self.assertEqual(proxy.complete(prompt="a", max_tokens=1)[0], 200)
 
     def test_prefill_waiting_and_running(self):
@@ -250,7 +260,7 @@ class Stages(ProxyTest):
         """The state while a worker is stopped. The kernel may wake the stopped one for a connection: another one is tried."""
         def ask():
             with contextlib.suppress(OSError, http.client.HTTPException, json.JSONDecodeError):
-                return json.loads(request(HOST, proxy.port, "GET", "/moesaic?state", timeout=0.3)[2])
+                return json.loads(request(HOST, proxy.port, "GET", "/moesaic?state", timeout=WAIT_SECONDS / 200)[2])
             return None
         return until(ask)
 
@@ -319,7 +329,7 @@ class Clients(ProxyTest):
         engines = [self.mock("--step-ms", "5") for _ in range(2)]
         proxy = self.proxy("".join(f"engine {e.url} max_requests=8;" for e in engines))
         for delays in ((0, 0.001), (0, 0.02), (0, 0.2)):
-            state = self.storm(proxy, delays)
+            state = self.storm(proxy, delays, max_tokens=300)
         self.assertGreater(state["outcomes"]["aborted"], 50)
         for engine in engines:
             until(lambda: engine.state()["live"] == 0, what=engine.state)

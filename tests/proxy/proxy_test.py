@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Tests the proxy module: pass-through, streaming, scheduling, transfers between prefill and decode engines, operations."""
+import contextlib
 import itertools
 import json
+import threading
 import unittest
 
 from proxying import HOST, MODEL, WAIT_SECONDS, Proxy, ProxyTest, has_ipv6, main, request, together, until
@@ -84,11 +86,14 @@ class Aggregated(ProxyTest):
         self.assertGreater(proxy.idle()["tokens"]["cached"], 0)
 
     def test_spreads_requests_without_a_common_prefix(self):
-        engines = [self.mock("--prefill-base-ms", "30") for _ in range(2)]
+        engines = [self.mock("--step-ms", "20") for _ in range(2)]
         proxy = self.proxy("".join(f"engine {e.url};" for e in engines))
-        statuses = together(12, lambda i: proxy.complete(prompt=tokens(i, 800), max_tokens=4)[0])
-        self.assertEqual(statuses, [200] * 12)
-        self.assertTrue(all(e.state()["served"] >= 3 for e in engines), [e.state() for e in engines])
+        with contextlib.ExitStack() as streams:  # none ends before all have begun
+            for i in range(12):
+                streams.enter_context(proxy.streaming(prompt=tokens(i, 800), max_tokens=20000)).readline()
+            live = [e.state()["live"] for e in engines]
+        self.assertEqual(sum(live), 12)
+        self.assertGreaterEqual(min(live), 3)
         proxy.idle()
 
     def test_follows_kv_events(self):
@@ -103,9 +108,8 @@ class Aggregated(ProxyTest):
                 direct = lambda ids: request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": ids, "max_tokens": 1})
                 direct(prompt)
                 # Messages that were sent before the subscription are found missing by the next one.
-                until(lambda: direct(tokens(next(others), 32)) and proxy.state()["index"]["memberships"] >= 100,
-                      what=proxy.state)
-                self.assertEqual(proxy.state()["engines"][0]["index"], "exact")
+                until(lambda: direct(tokens(next(others), 32)) and proxy.state()["index"]["memberships"] >= 100
+                      and proxy.state()["engines"][0]["index"] == "exact", what=proxy.state)
                 for i in range(4):
                     proxy.complete(prompt=prompt + tokens(100 + i, 50), max_tokens=1)
                 self.assertEqual(other.state()["served"], 0)
@@ -142,17 +146,25 @@ class Aggregated(ProxyTest):
         proxy.idle()
 
     def test_holds_caps_and_bounds_the_queue(self):
-        engine = self.mock("--step-ms", "50")
+        engine = self.mock("--step-ms", "20")
         proxy = self.proxy(f"engine {engine.url} max_requests=2; queue 3;")
-        answers = together(12, lambda i: proxy.request("POST", "/v1/completions",
-                                                       {"model": "mock", "prompt": tokens(i, 100), "max_tokens": 10}))
-        statuses = sorted(a[0] for a in answers)
-        self.assertEqual(set(statuses), {200, 429})
-        self.assertGreaterEqual(statuses.count(200), 5)
-        refused = next(a for a in answers if a[0] == 429)
-        self.assertGreaterEqual(int(refused[1]["retry-after"]), 1)
-        self.assertEqual(json.loads(refused[2])["error"]["type"], "rate_limit_error")
-        self.assertEqual(proxy.idle()["outcomes"]["rejected"], statuses.count(429))
+        ask = lambda i: proxy.request("POST", "/v1/completions", {"model": "mock", "prompt": tokens(i, 100), "max_tokens": 10})
+        waiting, served = lambda: proxy.state()["stages"][STAGES.index("prefill_waiting")]["now"], []
+        queue = threading.Thread(target=lambda: served.extend(together(3, ask)))
+        with contextlib.ExitStack() as streams:  # the engine has as many requests as it may have
+            for i in range(2):
+                streams.enter_context(proxy.streaming(prompt=tokens(10 + i, 100), max_tokens=20000)).readline()
+            queue.start()
+            until(lambda: waiting() == 3, what=proxy.state)
+            for i in range(4):
+                status, headers, text = ask(20 + i)
+                self.assertEqual(status, 429)
+                self.assertGreaterEqual(int(headers["retry-after"]), 1)
+                self.assertEqual(json.loads(text)["error"]["type"], "rate_limit_error")
+            self.assertEqual((waiting(), engine.state()["live"]), (3, 2))
+        queue.join()
+        self.assertEqual([answer[0] for answer in served], [200] * 3)
+        self.assertEqual(proxy.idle()["outcomes"]["rejected"], 4)
 
     def test_refuses_malformed_bodies(self):
         engine = self.mock()

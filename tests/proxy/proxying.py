@@ -182,7 +182,8 @@ class Proxy:
             raise ValueError(checked.stderr)
         self.process = Daemon(command, self.folder / "pid") if daemon else subprocess.Popen(command)
         atexit.register(self.process.kill)
-        until(lambda: self.listens() or self.process.poll() is not None)
+        # A signal that arrives before nginx has started its workers waits for the next signal.
+        until(lambda: self.listens() and self.workers() or self.process.poll() is not None)
         if self.process.poll() is not None:
             raise AssertionError(self.log())
 
@@ -309,7 +310,10 @@ class ProxyTest(unittest.TestCase):
 
         def stop():
             log = proxy.stop()
-            signals = [s for s in re.findall(r"exited on signal (\d+)", log) if not (self.killed and s == "9")]
+            # nginx kills workers that have not ended a second after it was asked to end, as on a busy machine.
+            asked = log.find("signal 15 (SIGTERM) received")
+            signals = [found[1] for found in re.finditer(r"exited on signal (\d+)", log)
+                       if found[1] != "9" or not self.killed and not found.start() > asked >= 0]
             self.assertEqual(signals, [], log)
             self.assertNotIn("[emerg]", log)
         self.addCleanup(stop)

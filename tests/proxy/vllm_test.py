@@ -35,9 +35,25 @@ def free_ports(count):
 
 class Vllm:
     """vLLM in a process group of its own."""
+    ATTEMPTS = 5
 
     def __init__(self, transfer=None):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-vllm-"))
+        for attempt in range(self.ATTEMPTS):
+            self.start(transfer)
+            until(lambda: self.process.poll() is not None or self.healthy(), 5 * WAIT_SECONDS, what=self.tail)
+            if self.process.poll() is None:
+                return
+            # vLLM binds some of its ports late: another process may have taken one meanwhile.
+            if "Address already in use" not in (self.folder / "log").read_text() or attempt + 1 == self.ATTEMPTS:
+                break
+            self.end()
+        tail = self.tail()
+        self.stop()
+        raise AssertionError(f"vLLM has ended: {tail}")
+
+    def start(self, transfer):
+        """Starts vLLM with ports that are free now."""
         self.port, side, *ports = free_ports(4)
         self.url = f"http://{LOCAL}:{self.port}"
         self.events, self.replay = (f"tcp://{LOCAL}:{port}" for port in ports)
@@ -53,11 +69,8 @@ class Vllm:
             command += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": transfer, "kv_buffer_device": "cpu"})]
         self.log = open(self.folder / "log", "w+")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environment, start_new_session=True)
-        until(self.healthy, 5 * WAIT_SECONDS, what=self.tail)
 
     def healthy(self):
-        if self.process.poll() is not None:
-            raise AssertionError(f"vLLM has ended: {self.tail()}")
         with contextlib.suppress(OSError, http.client.HTTPException):
             return request(LOCAL, self.port, "GET", "/health")[0] == 200
         return False
@@ -87,13 +100,17 @@ class Vllm:
     def option(self):
         return f"kv_events={self.events} kv_replay={self.replay}"
 
-    def stop(self):
+    def end(self):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, 15)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, 9)
+        self.log.close()
+
+    def stop(self):
+        self.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -89,14 +89,14 @@ impl Bound {
     pub fn string(&mut self, at: usize) -> Result<Option<Arc<str>>> {
         match self.values[at].take() {
             None | Some(Value::None) => Ok(None),
-            Some(Value::Str(s)) => Ok(Some(s.text)),
+            Some(Value::Str(s)) => Ok(Some(s.text.to_arc())),
             Some(value) => raise(format!("TypeError: must be str, not {}", value.defined()?.type_name())),
         }
     }
 
     pub fn required_string(&mut self, at: usize) -> Result<Arc<str>> {
         match self.required(at)? {
-            Value::Str(s) => Ok(s.text),
+            Value::Str(s) => Ok(s.text.to_arc()),
             value => raise(format!("TypeError: must be str, not {}", value.defined()?.type_name())),
         }
     }

@@ -5,6 +5,8 @@ use super::call::CallArgs;
 use super::error::{raise, Result};
 use super::methods::{lookup, Lookup};
 use super::ops;
+use super::output::Output;
+use super::quoted::Text;
 use super::text::to_text;
 use super::value::{Dict, Function, Items, LoopState, Scope, Str, Value};
 use super::{filters, tests};
@@ -33,11 +35,12 @@ pub enum Flow {
     Continue,
 }
 
-/// The strings of a sum that is printed: a long one is copied once, not once per `+`.
+/// The strings of a sum that is printed: a long one is copied at most once, not once per `+`.
 #[derive(Default)]
 struct Sum {
     parts: Vec<Str>,
-    bytes: usize,
+    /// At most the bytes of all parts.
+    most_bytes: usize,
 }
 
 impl Sum {
@@ -45,11 +48,14 @@ impl Sum {
     fn take(&mut self, value: Value) -> Result<Option<Value>> {
         match value {
             Value::Str(s) if !s.markup => {
-                self.bytes += s.text.len();
-                if !self.parts.is_empty() && self.bytes > ops::MAX_SIZE {
+                self.most_bytes += s.text.most_bytes();
+                self.parts.push(s);
+                if self.parts.len() > 1
+                    && self.most_bytes > ops::MAX_SIZE
+                    && self.parts.iter().map(|part| part.text.len()).sum::<usize>() > ops::MAX_SIZE
+                {
                     return raise("MemoryError: string too large");
                 }
-                self.parts.push(s);
                 Ok(None)
             }
             value => Ok(Some(value)),
@@ -60,9 +66,8 @@ impl Sum {
         Value::str(self.parts.iter().map(|part| &*part.text).collect::<String>())
     }
 
-    fn print(&self, out: &mut String) {
-        out.reserve(self.bytes + self.bytes / 16); // markers often follow a long message
-        self.parts.iter().for_each(|part| out.push_str(&part.text));
+    fn print(&self, out: &mut Output) {
+        self.parts.iter().for_each(|part| out.push(&part.text));
     }
 }
 
@@ -102,7 +107,7 @@ impl Interpreter {
         let root = Rc::new(Scope { variables: RefCell::default(), parent: None });
         for (name, value) in &context.entries {
             if let Value::Str(name) = name {
-                root.set(&name.text, value.clone());
+                root.set(&name.text.to_arc(), value.clone());
             }
         }
         Interpreter {
@@ -127,8 +132,8 @@ impl Interpreter {
         self.changed.entry(address).or_insert_with(|| value.clone());
     }
 
-    pub fn render(&mut self, body: &[Stmt]) -> Result<String> {
-        let mut out = String::new();
+    pub fn render(&mut self, body: &[Stmt]) -> Result<Output> {
+        let mut out = Output::default();
         let root = self.root.clone();
         self.run(body, &root, &mut out)?;
         Ok(out)
@@ -156,12 +161,12 @@ impl Interpreter {
         Ok(())
     }
 
-    pub fn run(&mut self, body: &[Stmt], scope: &Rc<Scope>, out: &mut String) -> Result<Flow> {
+    pub fn run(&mut self, body: &[Stmt], scope: &Rc<Scope>, out: &mut Output) -> Result<Flow> {
         for statement in body {
             self.enter()?;
             let flow = self.statement(statement, scope, out)?;
             self.depth -= 1;
-            if out.len() > ops::MAX_SIZE {
+            if out.is_longer_than(ops::MAX_SIZE) {
                 return raise("MemoryError: the rendered text is too large");
             }
             if !matches!(flow, Flow::Next) {
@@ -172,21 +177,21 @@ impl Interpreter {
     }
 
     /// Renders `body` in its own scope.
-    pub fn run_inside(&mut self, body: &[Stmt], scope: &Rc<Scope>) -> Result<String> {
-        let mut out = String::new();
+    pub fn run_inside(&mut self, body: &[Stmt], scope: &Rc<Scope>) -> Result<Output> {
+        let mut out = Output::default();
         self.run(body, &Scope::child(scope), &mut out)?;
         Ok(out)
     }
 
-    fn statement(&mut self, statement: &Stmt, scope: &Rc<Scope>, out: &mut String) -> Result<Flow> {
+    fn statement(&mut self, statement: &Stmt, scope: &Rc<Scope>, out: &mut Output) -> Result<Flow> {
         match statement {
             Stmt::Text(text) => out.push_str(text),
             Stmt::Print(expr) => {
                 let mut sum = Sum::default();
                 match self.sum(expr, scope, &mut sum)? {
                     None => sum.print(out),
-                    Some(Value::Str(s)) => out.push_str(&s.text),
-                    Some(value) => out.push_str(&to_text(&value)?),
+                    Some(Value::Str(s)) => out.push(&s.text),
+                    Some(value) => out.push(&to_text(&value)?),
                 }
             }
             Stmt::If { branches, otherwise } => {
@@ -207,13 +212,13 @@ impl Interpreter {
             }
             Stmt::SetBody { target, filters, body } => {
                 let text = self.run_inside(body, scope)?;
-                let value = self.through_filters(filters.as_ref(), text, scope)?;
+                let value = self.through_filters(filters.as_ref(), text.into(), scope)?;
                 self.assign(target, value, scope)?;
             }
             Stmt::FilterBlock { filters, body } => {
                 let text = self.run_inside(body, scope)?;
-                let value = self.through_filters(Some(filters), text, scope)?;
-                out.push_str(&to_text(&value)?);
+                let value = self.through_filters(Some(filters), text.into(), scope)?;
+                out.push(&to_text(&value)?);
             }
             Stmt::With { bindings, body } => {
                 let inner = Scope::child(scope);
@@ -236,24 +241,25 @@ impl Interpreter {
                 let mut args = self.arguments(args, scope)?;
                 args.keyword.push(("caller".into(), caller));
                 let value = self.invoke(&callee, args)?;
-                out.push_str(&to_text(&value)?);
+                out.push(&to_text(&value)?);
             }
             Stmt::Block(body) => {
                 let root = self.root.clone();
-                out.push_str(&self.run_inside(body, &root)?);
+                out.append(self.run_inside(body, &root)?);
             }
-            Stmt::Generation(body) => out.push_str(&self.run_inside(body, scope)?),
+            Stmt::Generation(body) => out.append(self.run_inside(body, scope)?),
             Stmt::Break => return Ok(Flow::Break),
             Stmt::Continue => return Ok(Flow::Continue),
         }
         Ok(Flow::Next)
     }
 
-    fn through_filters(&mut self, filters: Option<&Expr>, text: String, scope: &Rc<Scope>) -> Result<Value> {
+    fn through_filters(&mut self, filters: Option<&Expr>, text: Text, scope: &Rc<Scope>) -> Result<Value> {
+        let text = Value::Str(Str { text, markup: false });
         let Some(filters) = filters else {
-            return Ok(Value::str(text));
+            return Ok(text);
         };
-        self.bodies.push(Value::str(text));
+        self.bodies.push(text);
         let value = self.eval(filters, scope);
         self.bodies.pop();
         value
@@ -265,7 +271,7 @@ impl Interpreter {
         iterable: Value,
         scope: &Rc<Scope>,
         depth: usize,
-        out: &mut String,
+        out: &mut Output,
     ) -> Result<Flow> {
         let mut items = iterable.iterate()?;
         if let Some(condition) = &definition.condition {
@@ -404,7 +410,7 @@ impl Interpreter {
                 Literal::Bool(b) => Value::Bool(*b),
                 Literal::Int(i) => Value::Int(*i),
                 Literal::Float(f) => Value::Float(*f),
-                Literal::Str(s) => Value::Str(Str { text: s.clone(), markup: false }),
+                Literal::Str(s) => Value::str(s.clone()),
             },
             Expr::Name(name) => self.name(name, scope),
             Expr::List(items) => Value::list(self.eval_all(items, scope)?),
@@ -520,7 +526,7 @@ impl Interpreter {
                 let Value::Str(key) = key else {
                     return raise("TypeError: keywords must be strings");
                 };
-                keyword.push((key.text.clone(), value.clone()));
+                keyword.push((key.text.to_arc(), value.clone()));
             }
         }
         Ok(CallArgs { positional, keyword })
@@ -542,7 +548,7 @@ impl Interpreter {
             return Ok(found);
         }
         if let Value::Str(name) = index {
-            if let Some(found) = self.own_attribute(of, &name.text)? {
+            if let Some(found) = self.own_attribute(of, &name.text.to_arc())? {
                 return Ok(found);
             }
         }

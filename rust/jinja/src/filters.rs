@@ -89,7 +89,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, of: Value, args: CallArg
             Value::Str(_) => Ok(of),
             _ => text(to_text(&of)?),
         },
-        "safe" => Ok(Value::Str(Str { text: to_text(&of)?.into(), markup: true })),
+        "safe" => Ok(Value::Str(Str { text: to_text(&of)?, markup: true })),
         "escape" | "e" | "forceescape" => match &of {
             Value::Str(s) if s.markup && name != "forceescape" => Ok(of),
             _ => Ok(Value::Str(Str { text: escape(&to_text(&of)?).into(), markup: true })),
@@ -100,7 +100,7 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, of: Value, args: CallArg
         "title" => text(title_words(&to_text(&of)?)),
         "trim" => {
             let chars = args.bind(name, &["chars"])?.take(0).unwrap_or(Value::None);
-            let of = Str { text: to_text(&of)?.into(), markup: false };
+            let of = Str { text: to_text(&of)?, markup: false };
             str_methods::call(&of, "strip", CallArgs::of(vec![chars]))
         }
         "replace" => {
@@ -110,11 +110,11 @@ pub fn apply(interpreter: &mut Interpreter, name: &str, of: Value, args: CallArg
         }
         "center" => {
             let width = args.bind(name, &["width"])?.int(0, 80)?;
-            let of = Str { text: to_text(&of)?.into(), markup: false };
+            let of = Str { text: to_text(&of)?, markup: false };
             str_methods::call(&of, "center", CallArgs::of(vec![Value::Int(width)]))
         }
         "format" => {
-            let of = Str { text: to_text(&of)?.into(), markup: false };
+            let of = Str { text: to_text(&of)?, markup: false };
             if !args.keyword.is_empty() && !args.positional.is_empty() {
                 return raise("can't handle positional and keyword arguments at the same time");
             }

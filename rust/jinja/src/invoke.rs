@@ -5,7 +5,8 @@ use super::call::CallArgs;
 use super::error::{raise, Result};
 use super::eval::Interpreter;
 use super::methods;
-use super::value::{range_length, Closure, Dict, DictCell, Function, Items, Scope, Value};
+use super::output::Output;
+use super::value::{range_length, Closure, Dict, DictCell, Function, Items, Scope, Str, Value};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,9 +37,9 @@ impl Interpreter {
                     );
                 };
                 let iterable = args.bind("loop", &["iterable"])?.required(0)?;
-                let mut out = String::new();
+                let mut out = Output::default();
                 self.for_loop(definition, iterable, scope, state.depth + 1, &mut out)?;
-                Ok(Value::str(out))
+                Ok(Value::Str(Str { text: out.into(), markup: false }))
             }
             Value::Joiner(joiner) => {
                 let used = joiner.1.replace(true);
@@ -90,9 +91,9 @@ impl Interpreter {
             };
             scope.set(parameter, value);
         }
-        let mut out = String::new();
+        let mut out = Output::default();
         self.run(&definition.body, &scope, &mut out)?;
-        Ok(Value::str(out))
+        Ok(Value::Str(Str { text: out.into(), markup: false }))
     }
 
     fn invoke_function(&mut self, function: Function, args: CallArgs) -> Result<Value> {

@@ -13,23 +13,54 @@ mod eval_test;
 mod expression;
 mod filters;
 mod invoke;
+mod json;
+#[cfg(test)]
+mod json_test;
 mod lexer;
 mod methods;
 mod ops;
+mod output;
 mod parser;
 mod printf;
+mod quoted;
 mod sequence_filters;
 mod str_methods;
 mod tests;
 mod text;
 mod value;
-mod wide_integers;
 
 use error::raise;
-pub use error::Result;
+pub use error::{Error, Result};
 pub use eval::Options;
-pub use wide_integers::{tag, Tag};
+use output::Output;
+use quoted::Source;
+use std::rc::Rc;
 use value::{Dict, Value};
+
+/// Variables of a rendering, as JSON.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// An object.
+    pub variables: &'a [u8],
+    /// Value of the variable `messages`, if `variables` has none of that name; empty: there is none.
+    pub messages: &'a [u8],
+    /// Each message's reasoning is provided under all its names, as `transformers` does.
+    pub aliases: bool,
+}
+
+/// A rendered text. Long strings of the messages that it contains are left out: each is a hole.
+pub struct Rendered {
+    pub text: String,
+    pub holes: Vec<Hole>,
+}
+
+pub struct Hole {
+    /// Bytes of the text before the hole.
+    pub at: usize,
+    /// The inside of a JSON string, as bytes of `Context::messages`.
+    pub begin: usize,
+    pub end: usize,
+}
 
 /// A compiled template. Rendering does not change it, so threads may share it.
 pub struct Template {
@@ -43,36 +74,67 @@ impl Template {
         Ok(Template { body })
     }
 
-    /// Renders with the members of the JSON object `context` as variables. `tag` marks its wide integers.
-    pub fn render(&self, context: serde_json::Value, tag: Option<&Tag>, options: Options) -> Result<String> {
-        let serde_json::Value::Object(members) = context else {
+    pub fn render(&self, context: Context, options: Options) -> Result<String> {
+        self.render_with(context, options, Output::join)
+    }
+
+    /// Renders without copying long strings of the messages.
+    pub fn render_with_holes(&self, context: Context, options: Options) -> Result<Rendered> {
+        self.render_with(context, options, |output| {
+            let hole = |(at, quoted): &(usize, Rc<quoted::Quoted>)| Hole {
+                at: *at,
+                begin: quoted.begin,
+                end: quoted.end,
+            };
+            Rendered { holes: output.holes.iter().map(hole).collect(), text: output.text }
+        })
+    }
+
+    /// `finish` makes the result, while the values of the context still exist.
+    fn render_with<T>(
+        &self,
+        context: Context,
+        options: Options,
+        finish: impl FnOnce(Output) -> T,
+    ) -> Result<T> {
+        // SAFETY: no value of a rendering is kept after it.
+        let (variables, messages) =
+            unsafe { (Source::new(context.variables), Source::new(context.messages)) };
+        let Value::Dict(dict) = json::parse(&variables, "the context", false)? else {
             return raise("the context of a chat template is a JSON object");
         };
-        let mut variables = Dict::default();
-        for (name, value) in members {
-            variables.insert(Value::str(name), from_json(value, tag));
+        let mut dict = std::mem::take(&mut *dict.0.borrow_mut());
+        let name = Value::str("messages");
+        if !context.messages.is_empty() && dict.get(&name).is_none() {
+            dict.insert(name.clone(), json::parse(&messages, "messages", true)?);
         }
-        eval::Interpreter::new(options, variables).render(&self.body)
+        if context.aliases {
+            if let Some(Value::List(list)) = dict.get(&name) {
+                list.0.borrow_mut().iter_mut().for_each(alias_reasoning);
+            }
+        }
+        let result = finish(eval::Interpreter::new(options, dict).render(&self.body)?);
+        if messages.damaged.get() {
+            return raise("messages is not JSON: a string is not valid");
+        }
+        Ok(result)
     }
 }
 
-fn from_json(json: serde_json::Value, tag: Option<&Tag>) -> Value {
-    match json {
-        serde_json::Value::Null => Value::None,
-        serde_json::Value::Bool(b) => Value::Bool(b),
-        serde_json::Value::Number(n) => match (n.as_i64(), n.as_u64()) {
-            (Some(i), _) => Value::Int(i.into()),
-            (_, Some(u)) => Value::Int(u.into()),
-            _ => Value::Float(n.as_f64().unwrap_or(f64::NAN)),
-        },
-        serde_json::Value::String(s) => tag.and_then(|tag| tag.integer(&s)).unwrap_or_else(|| Value::str(s)),
-        serde_json::Value::Array(items) => Value::list(items.into_iter().map(|item| from_json(item, tag)).collect()),
-        serde_json::Value::Object(members) => {
-            let mut dict = Dict::default();
-            for (key, value) in members {
-                dict.insert(Value::str(key), from_json(value, tag));
-            }
-            Value::dict(dict)
-        }
+/// Templates read a message's reasoning under one of three names. The first one that a message has is copied to
+/// `thinking`, if that is missing, and to `reasoning_content`.
+fn alias_reasoning(message: &mut Value) {
+    let Value::Dict(members) = message else { return };
+    let mut members = members.0.borrow_mut();
+    let found = ["reasoning_content", "thinking", "reasoning"]
+        .iter()
+        .find_map(|name| members.get_str(name).filter(|value| !matches!(value, Value::None)).cloned());
+    let Some(reasoning) = found else { return };
+    let mut aliased = Dict::default();
+    aliased.insert(Value::str("thinking"), reasoning.clone());
+    for (key, value) in std::mem::take(&mut *members).entries {
+        aliased.insert(key, value);
     }
+    aliased.insert(Value::str("reasoning_content"), reasoning);
+    *members = aliased;
 }

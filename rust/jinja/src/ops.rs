@@ -313,7 +313,7 @@ pub fn slice(of: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Va
 pub fn missing(of: &Value, name: &Value) -> Value {
     let message = match name {
         Value::Str(s) => {
-            let quoted = repr(&Value::str(s.text.clone())).unwrap_or_default();
+            let quoted = repr(&Value::Str(Str { text: s.text.clone(), markup: false })).unwrap_or_default();
             format!("'{}' has no attribute {quoted}", of.object_name())
         }
         _ => format!("{} has no element {}", of.object_name(), repr(name).unwrap_or_default()),

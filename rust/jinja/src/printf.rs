@@ -242,7 +242,7 @@ fn percent_one(argument: &Value, mut layout: Layout) -> Result<String> {
     let kind = layout.kind;
     match kind {
         's' | 'r' | 'a' => {
-            let mut text = if kind == 's' { to_text(argument)? } else { repr(argument)? };
+            let mut text = if kind == 's' { String::from(to_text(argument)?) } else { repr(argument)? };
             if let Some(precision) = layout.precision {
                 text = text.chars().take(precision).collect();
             }
@@ -380,7 +380,7 @@ fn resolve_field(path: &str, args: &CallArgs, automatic: &mut usize) -> Result<V
 /// `format(value, spec)`.
 fn format_value(value: &Value, spec: &str) -> Result<String> {
     if spec.is_empty() {
-        return to_text(value);
+        return to_text(value).map(String::from);
     }
     let chars: Vec<char> = spec.chars().collect();
     let mut at = 0;

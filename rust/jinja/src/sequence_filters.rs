@@ -213,7 +213,7 @@ fn path(
 
 fn join(interpreter: &Interpreter, of: &Value, args: CallArgs) -> Result<Value> {
     let mut bound = args.bind("join", &["d", "attribute"])?;
-    let separator = bound.take(0).map_or(Ok(String::new()), |d| to_text(&d))?;
+    let separator = bound.take(0).map_or(Ok(String::new()), |d| to_text(&d).map(String::from))?;
     let attribute = bound.take(1).unwrap_or(Value::None);
     let mut parts = Vec::new();
     for (i, item) in of.iterate()?.iter().enumerate() {

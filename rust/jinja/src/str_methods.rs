@@ -68,6 +68,12 @@ fn row<'s>(parts: impl IntoIterator<Item = &'s str>) -> Result<Value> {
 }
 
 pub fn call(of: &Str, name: &str, args: CallArgs) -> Result<Value> {
+    match name {
+        // Often called on whole messages, whose text they seldom need.
+        "strip" | "lstrip" | "rstrip" => return strip(of, name, args),
+        "startswith" | "endswith" => return starts_or_ends(of, name, args),
+        _ => {}
+    }
     let s = &*of.text;
     match name {
         "upper" => text(s.to_uppercase()),
@@ -89,7 +95,6 @@ pub fn call(of: &Str, name: &str, args: CallArgs) -> Result<Value> {
                 && !s.is_empty()
                 && s.chars().all(|c| c.is_alphanumeric() || c == '_'),
         )),
-        "strip" | "lstrip" | "rstrip" => strip(s, name, args),
         "split" | "rsplit" => split(s, name, args),
         "splitlines" => {
             let keep = args.bind(name, &["keepends"])?.bool(0, false);
@@ -102,7 +107,6 @@ pub fn call(of: &Str, name: &str, args: CallArgs) -> Result<Value> {
             let (old, new) = (bound.required_string(0)?, bound.required_string(1)?);
             replace(s, &old, &new, bound.int(2, -1)?)
         }
-        "startswith" | "endswith" => starts_or_ends(s, name, args),
         "find" | "rfind" | "index" | "rindex" | "count" => search(s, name, args),
         "removeprefix" => {
             let prefix = args.bind(name, &["prefix"])?.required_string(0)?;
@@ -134,14 +138,23 @@ pub fn call(of: &Str, name: &str, args: CallArgs) -> Result<Value> {
     }
 }
 
-fn strip(s: &str, name: &str, args: CallArgs) -> Result<Value> {
+fn strip(of: &Str, name: &str, args: CallArgs) -> Result<Value> {
     let chars = args.bind(name, &["chars"])?.string(0)?;
+    let whole = || Ok(Value::Str(Str { text: of.text.clone(), markup: false }));
+    if chars.is_none() && of.text.has_plain_ends() {
+        return whole();
+    }
+    let s = &*of.text;
     let drop = |c: char| chars.as_ref().map_or_else(|| is_space(c), |set| set.contains(c));
-    text(match name {
+    let kept = match name {
         "strip" => s.trim_matches(drop),
         "lstrip" => s.trim_start_matches(drop),
         _ => s.trim_end_matches(drop),
-    })
+    };
+    if kept.len() == s.len() {
+        return whole();
+    }
+    text(kept)
 }
 
 fn split(s: &str, name: &str, args: CallArgs) -> Result<Value> {
@@ -257,7 +270,7 @@ fn window(s: &str, start: Option<i128>, stop: Option<i128>) -> Option<(&str, usi
     Some((&s[byte(start)..byte(stop)], start as usize))
 }
 
-fn starts_or_ends(s: &str, name: &str, args: CallArgs) -> Result<Value> {
+fn starts_or_ends(of: &Str, name: &str, args: CallArgs) -> Result<Value> {
     let mut bound = args.bind(name, &["prefix", "start", "end"])?;
     let affixes = match bound.required(0)? {
         Value::Tuple(items) => items.0.borrow().clone(),
@@ -265,7 +278,19 @@ fn starts_or_ends(s: &str, name: &str, args: CallArgs) -> Result<Value> {
     };
     let start = bound.take(1).and_then(|v| v.as_int());
     let stop = bound.take(2).and_then(|v| v.as_int());
-    let window = window(s, start, stop);
+    let at_start = name == "startswith";
+    let holds = |affix: &str| {
+        if start.is_none() && stop.is_none() {
+            return if at_start { of.text.begins_with(affix) } else { of.text.finishes_with(affix) };
+        }
+        window(&of.text, start, stop).is_some_and(|(w, _)| {
+            if at_start {
+                w.starts_with(affix)
+            } else {
+                w.ends_with(affix)
+            }
+        })
+    };
     for affix in &affixes {
         let Some(affix) = affix.as_str() else {
             return raise(format!(
@@ -273,11 +298,7 @@ fn starts_or_ends(s: &str, name: &str, args: CallArgs) -> Result<Value> {
                 affix.defined()?.type_name()
             ));
         };
-        let found =
-            window.is_some_and(
-                |(w, _)| if name == "startswith" { w.starts_with(affix) } else { w.ends_with(affix) },
-            );
-        if found {
+        if holds(affix) {
             return Ok(Value::Bool(true));
         }
     }

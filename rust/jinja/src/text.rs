@@ -1,6 +1,7 @@
 //! Converts values to text: `str()`, `repr()` and `json.dumps`.
 
 use super::error::{raise, Result};
+use super::quoted::Text;
 use super::value::{Value, View};
 use std::fmt::Write;
 
@@ -8,11 +9,11 @@ use std::fmt::Write;
 const MAX_DEPTH: usize = 200;
 
 /// `str(value)`.
-pub fn to_text(value: &Value) -> Result<String> {
+pub fn to_text(value: &Value) -> Result<Text> {
     match value {
-        Value::Str(s) => Ok(s.text.to_string()),
-        Value::Undefined(_) => Ok(String::new()),
-        _ => repr(value),
+        Value::Str(s) => Ok(s.text.clone()),
+        Value::Undefined(_) => Ok("".to_string().into()),
+        _ => repr(value).map(Text::from),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::ast::Macro;
 use super::error::{raise, Result};
+use super::quoted::Text;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 /// A string; `markup` marks the result of the `escape` filter, which escapes strings joined to it.
 #[derive(Clone, Debug)]
 pub struct Str {
-    pub text: Arc<str>,
+    pub text: Text,
     pub markup: bool,
 }
 
@@ -117,7 +118,7 @@ pub struct Dict {
 impl Dict {
     fn position(&self, key: &Value) -> Option<usize> {
         match key {
-            Value::Str(s) => self.index.get(&s.text).copied(),
+            Value::Str(s) => self.index.get(&*s.text).copied(),
             _ => self.entries.iter().position(|(k, _)| !matches!(k, Value::Str(_)) && equal(k, key)),
         }
     }
@@ -135,7 +136,7 @@ impl Dict {
             Some(at) => self.entries[at].1 = value,
             None => {
                 if let Value::Str(s) = &key {
-                    self.index.insert(s.text.clone(), self.entries.len());
+                    self.index.insert(s.text.to_arc(), self.entries.len());
                 }
                 self.entries.push((key, value));
             }
@@ -148,7 +149,7 @@ impl Dict {
         self.index.clear();
         for (i, (k, _)) in self.entries.iter().enumerate() {
             if let Value::Str(s) = k {
-                self.index.insert(s.text.clone(), i);
+                self.index.insert(s.text.to_arc(), i);
             }
         }
         Some(value)
@@ -209,7 +210,7 @@ impl Scope {
 
 impl Value {
     pub fn str(text: impl Into<Arc<str>>) -> Value {
-        Value::Str(Str { text: text.into(), markup: false })
+        Value::Str(Str { text: Text::Plain(text.into()), markup: false })
     }
 
     pub fn list(items: Vec<Value>) -> Value {
@@ -444,7 +445,7 @@ pub fn same_object(a: &Value, b: &Value) -> bool {
         (Value::None, Value::None) => true,
         (Value::Bool(x), Value::Bool(y)) => x == y,
         (Value::Int(x), Value::Int(y)) => x == y,
-        (Value::Str(x), Value::Str(y)) => Arc::ptr_eq(&x.text, &y.text) || x.text == y.text,
+        (Value::Str(x), Value::Str(y)) => x.text == y.text,
         (Value::List(x), Value::List(y)) | (Value::Tuple(x), Value::Tuple(y)) => Rc::ptr_eq(x, y),
         (Value::Dict(x), Value::Dict(y)) | (Value::Namespace(x), Value::Namespace(y)) => Rc::ptr_eq(x, y),
         (Value::Function(x), Value::Function(y)) => x == y,

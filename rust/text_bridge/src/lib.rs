@@ -60,10 +60,36 @@ pub mod ffi {
         fn finish(&mut self) -> Result<Vec<u8>>;
     }
 
+    /// A JSON string of the messages, without its quotes, that follows `at` bytes of a rendered text.
+    struct TemplateHole {
+        at: usize,
+        begin: usize,
+        end: usize,
+    }
+
+    struct TemplateText {
+        text: Vec<u8>,
+        holes: Vec<TemplateHole>,
+    }
+
     extern "Rust" {
         type Template;
         fn template_from_source(source: &[u8]) -> Result<Box<Template>>;
-        fn render(&self, context: &[u8], may_mutate: bool, now: i64, aliases: bool) -> Result<Vec<u8>>;
+        fn render(
+            &self,
+            variables: &[u8],
+            messages: &[u8],
+            may_mutate: bool,
+            now: i64,
+            aliases: bool,
+        ) -> Result<Vec<u8>>;
+        fn render_with_holes(
+            &self,
+            variables: &[u8],
+            messages: &[u8],
+            may_mutate: bool,
+            now: i64,
+        ) -> Result<TemplateText>;
     }
 
     /// Limits on the work for one grammar; 0 keeps llguidance's default.

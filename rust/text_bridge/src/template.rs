@@ -1,8 +1,8 @@
 //! Bridge interface of chat templates.
 
+use crate::ffi::{TemplateHole, TemplateText};
 use crate::guard::{fail, guarded, BridgeError, Result, CHAT_TEMPLATE};
-use jinja::{tag, Options, Template as Compiled};
-use serde_json::Value;
+use jinja::{Context, Options, Template as Compiled};
 
 pub struct Template(Compiled);
 
@@ -14,43 +14,46 @@ pub fn template_from_source(source: &[u8]) -> Result<Box<Template>> {
     })
 }
 
-impl Template {
-    /// `context`: a JSON object with the template's variables. `now`: seconds since 1970, negative for the
-    /// current time. `aliases`: each message's reasoning is provided under all its names, like `transformers`
-    /// does.
-    pub fn render(&self, context: &[u8], may_mutate: bool, now: i64, aliases: bool) -> Result<Vec<u8>> {
-        guarded(CHAT_TEMPLATE, || {
-            let text =
-                std::str::from_utf8(context).map_err(|_| BridgeError("the context is not UTF-8".into()))?;
-            let (text, tag) = tag(text);
-            let mut context: Value =
-                serde_json::from_str(&text).map_err(|e| BridgeError(format!("context: {e}")))?;
-            if aliases {
-                context.get_mut("messages").map(alias_reasoning);
-            }
-            let options = Options { may_mutate, now: (now >= 0).then_some(now) };
-            Ok(self.0.render(context, tag.as_ref(), options).map_err(fail)?.into_bytes())
-        })
-    }
+fn options(may_mutate: bool, now: i64) -> Options {
+    Options { may_mutate, now: (now >= 0).then_some(now) }
 }
 
-/// Templates read a message's reasoning under one of three names. The first one that a message has is copied
-/// to `thinking`, if that is missing, and to `reasoning_content`.
-fn alias_reasoning(messages: &mut Value) {
-    for message in messages.as_array_mut().into_iter().flatten() {
-        let Some(members) = message.as_object_mut() else {
-            continue;
-        };
-        let names = ["reasoning_content", "thinking", "reasoning"];
-        let Some(reasoning) =
-            names.iter().find_map(|name| members.get(*name).filter(|v| !v.is_null())).cloned()
-        else {
-            continue;
-        };
-        let mut aliased = serde_json::Map::new();
-        aliased.insert("thinking".into(), reasoning.clone());
-        aliased.extend(std::mem::take(members));
-        aliased.insert("reasoning_content".into(), reasoning);
-        *members = aliased;
+impl Template {
+    /// `variables`: a JSON object with the template's variables. `messages`: JSON value of one more; empty: there is
+    /// none. `now`: seconds since 1970, negative for the current time. `aliases`: each message's reasoning is provided
+    /// under all its names, like `transformers` does.
+    pub fn render(
+        &self,
+        variables: &[u8],
+        messages: &[u8],
+        may_mutate: bool,
+        now: i64,
+        aliases: bool,
+    ) -> Result<Vec<u8>> {
+        guarded(CHAT_TEMPLATE, || {
+            let context = Context { variables, messages, aliases };
+            Ok(self.0.render(context, options(may_mutate, now)).map_err(fail)?.into_bytes())
+        })
+    }
+
+    /// Renders without copying long strings of the messages.
+    pub fn render_with_holes(
+        &self,
+        variables: &[u8],
+        messages: &[u8],
+        may_mutate: bool,
+        now: i64,
+    ) -> Result<TemplateText> {
+        guarded(CHAT_TEMPLATE, || {
+            let context = Context { variables, messages, aliases: true };
+            let rendered = self.0.render_with_holes(context, options(may_mutate, now)).map_err(fail)?;
+            let holes = rendered.holes.iter();
+            Ok(TemplateText {
+                text: rendered.text.into_bytes(),
+                holes: holes
+                    .map(|hole| TemplateHole { at: hole.at, begin: hole.begin, end: hole.end })
+                    .collect(),
+            })
+        })
     }
 }

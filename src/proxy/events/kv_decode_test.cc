@@ -108,13 +108,15 @@ KvBatch Sample() {
   child.cache_salt.clear();
   child.group = 2;
   child.spec_kind = "full_attention";
+  KvEvent unsized = stored;  // an engine may leave the size out
+  unsized.block_size = 0;
   KvEvent removed;
   removed.type = KvEvent::Type::kRemoved;
   removed.block_hashes = {1};
   removed.medium = "CPU";
   KvEvent cleared;
   cleared.type = KvEvent::Type::kCleared;
-  return {.time = 12.5, .events = {stored, child, removed, cleared}, .dp_rank = 3};
+  return {.time = 12.5, .events = {stored, child, unsized, removed, cleared}, .dp_rank = 3};
 }
 
 TEST(KvDecode, ReadsBackBothEncodings) {
@@ -130,6 +132,7 @@ TEST(KvDecode, ReadsBackBothEncodings) {
       EXPECT_EQ(a.block_hashes, b.block_hashes);
       EXPECT_EQ(a.parent, b.parent);
       EXPECT_EQ(a.tokens, b.tokens);
+      EXPECT_EQ(a.block_size, b.block_size);
       EXPECT_EQ(a.medium, b.medium);
       EXPECT_EQ(a.cache_salt, b.cache_salt);
       EXPECT_EQ(a.group, b.group);

@@ -121,7 +121,8 @@ void WriteEvent(Writer& w, const KvEvent& event, KvEncoding encoding) {
       event.parent ? w.Unsigned(*event.parent) : w.Nil();
       out.Field("token_ids").Array(event.tokens.size());
       for (const int32_t token : event.tokens) w.Signed(token);
-      out.Field("block_size").Unsigned(event.block_size);
+      out.Field("block_size");  // decoders refuse a size of 0
+      event.block_size > 0 ? w.Unsigned(event.block_size) : w.Nil();
       out.Integer("lora_id", event.lora_id);
       out.Text("medium", event.medium);
       out.Text("lora_name", event.lora_name);

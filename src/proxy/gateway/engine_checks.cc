@@ -32,7 +32,7 @@ class EngineChecks::Check : public Exchange::Handler {
   void Ask() {
     const PoolSettings& settings = gateway_.settings();
     exchange_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
-    exchange_->Start(engine_.address, gateway_.HttpRequest(engine_, "GET", settings.health_path, {}, ""),
+    exchange_->Start(engine_.address, gateway_.HttpHead(engine_, "GET", settings.health_path, {}, 0),
                      {.connect = settings.health_timeout,
                       .first_byte = settings.health_timeout,
                       .idle = settings.health_timeout});

@@ -79,9 +79,10 @@ void EtcdWatch::Post(std::string_view target, const std::string& body, Nanos idl
   scanned_ = 0;
   const EngineSettings& member = settings_.members[member_];
   exchange_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
-  exchange_->Start(member.address,
-                   gateway_.HttpRequest(member, "POST", target, {{"Content-Type", "application/json"}}, body),
-                   {.connect = kEtcdConnect, .first_byte = kEtcdAnswer, .idle = idle_timeout});
+  exchange_->Start(
+      member.address,
+      gateway_.HttpHead(member, "POST", target, {{"Content-Type", "application/json"}}, body.size()) + body,
+      {.connect = kEtcdConnect, .first_byte = kEtcdAnswer, .idle = idle_timeout});
 }
 
 void EtcdWatch::List() {

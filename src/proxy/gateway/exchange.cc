@@ -4,9 +4,16 @@
 
 namespace moesaic::proxy {
 
-void Exchange::Start(const EngineAddress& address, std::string request, const ExchangeTimeouts& timeouts) {
+void Exchange::Start(const EngineAddress& address, std::string request, const ExchangeTimeouts& timeouts,
+                     SharedBody body) {
+  constexpr size_t kSmallBody = 16 << 10;  // is sent as part of the head
   address_ = address;
   request_ = std::move(request);
+  body_ = std::move(body);
+  if (body_ != nullptr && body_->size() <= kSmallBody) {
+    request_ += *body_;
+    body_.reset();
+  }
   timeouts_ = timeouts;
   live_ = true;
   Connect(/*reuse=*/true);
@@ -16,7 +23,8 @@ void Exchange::Connect(bool reuse) {
   connected_ = answered_ = head_reported_ = false;
   reader_ = ResponseReader(/*head=*/request_.starts_with("HEAD "));
   last_ = transport_.Now();
-  const Transport::Connected connected = transport_.Connect(*this, address_, request_, reuse);
+  const Transport::Connected connected = transport_.Connect(
+      *this, address_, request_, body_ != nullptr ? std::string_view(*body_) : std::string_view(), reuse);
   connection_ = connected.connection;
   reused_ = connected.reused;
   if (connection_ == nullptr) {

@@ -35,8 +35,9 @@ class Exchange {
       : transport_(transport), timer_(timers), handler_(&handler) {}
   ~Exchange() { Cancel(); }
 
-  /// Sends `request`, a whole HTTP request.
-  void Start(const EngineAddress& address, std::string request, const ExchangeTimeouts& timeouts);
+  /// Sends `request`, an HTTP request without its body or a whole one, and `body` if there is one.
+  void Start(const EngineAddress& address, std::string request, const ExchangeTimeouts& timeouts,
+             SharedBody body = nullptr);
   /// Ends the exchange without a callback and closes its connection.
   void Cancel();
   /// Another object handles the rest.
@@ -67,6 +68,7 @@ class Exchange {
   Handler* handler_;
   EngineAddress address_;
   std::string request_;
+  SharedBody body_;  // may be null
   ExchangeTimeouts timeouts_;
   ResponseReader reader_;
   void* connection_ = nullptr;

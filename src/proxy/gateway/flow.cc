@@ -128,15 +128,15 @@ bool Flow::KeyAccepted() {
 void Flow::Start(ClientRequest request) {
   request_ = std::move(request);
   if (!KeyAccepted()) return Reply(401, "invalid_request_error", "the API key is missing or not known");
-  if (request_.body.size() > gateway_.settings().max_body_bytes) {
+  if (request_.body->size() > gateway_.settings().max_body_bytes) {
     return Reply(413, "invalid_request_error",
-                 fmt::format("the body has {} bytes, more than {}", request_.body.size(),
+                 fmt::format("the body has {} bytes, more than {}", request_.body->size(),
                              gateway_.settings().max_body_bytes));
   }
-  if (!gateway_.TakeBody(request_.body.size())) {
+  if (!gateway_.TakeBody(request_.body->size())) {
     return Reply(503, "overloaded_error", "the proxy holds too many bytes of requests", kSecond);
   }
-  held_bytes_ = request_.body.size();
+  held_bytes_ = request_.body->size();
   // The engine gets the path as it was read here: it may decode other spellings to paths that are limited.
   const size_t query = std::min(request_.target.find('?'), request_.target.size());
   const bool plain = IsPlainPath(request_.path);
@@ -148,7 +148,7 @@ void Flow::Start(ClientRequest request) {
   if (endpoint == Endpoint::kOther || request_.method != "POST") return PassUnscheduled(endpoint);
 
   endpoint_ = endpoint;
-  const bool small = request_.body.size() <= kSmallBody;
+  const bool small = request_.body->size() <= kSmallBody;
   if (small) {
     ReadBody();
     if (!read_status_.ok()) return RefuseBody();
@@ -167,7 +167,7 @@ void Flow::Start(ClientRequest request) {
   }
   phase_ = Phase::kPreparing;
   const bool renders = tokens_.empty() && gateway_.renderer() != nullptr;
-  if (small && (!renders || IsQuickToRender(*body_, request_.body)) && tokens_.size() <= kFewTokens &&
+  if (small && (!renders || IsQuickToRender(*body_, *request_.body)) && tokens_.size() <= kFewTokens &&
       PrepareWithin(kFewUnknownBytes)) {
     return OnPrepared();
   }
@@ -181,7 +181,7 @@ void Flow::Start(ClientRequest request) {
 }
 
 void Flow::ReadBody() {
-  StatusOr<RequestBody> body = ReadRequestBody(endpoint_, request_.body);
+  StatusOr<RequestBody> body = ReadRequestBody(endpoint_, *request_.body);
   read_status_ = body.status();
   if (!body.ok()) return;
   body_ = *std::move(body);
@@ -202,13 +202,8 @@ bool Flow::PrepareWithin(size_t max_unknown) {
   if (!read_status_.ok()) return true;
   const PoolSettings& settings = gateway_.settings();
   if (tokens_.empty()) {
-    StatusOr<RenderedPrompt> prompt = gateway_.renderer() == nullptr
-                                          ? Unimplemented("no tokenizer")
-                                          : gateway_.renderer()->Render(*body_, max_unknown);
-    render_status_ = prompt.status();
-    if (!prompt.ok()) return prompt.status().code() != StatusCode::kResourceExhausted;
-    tokens_ = std::move(prompt->ids);
-    tokens_exact_ = prompt->exact;
+    render_status_ = Render(max_unknown);
+    if (!render_status_.ok()) return render_status_.code() != StatusCode::kResourceExhausted;
   }
   const bool adapter =
       std::find(settings.adapters.begin(), settings.adapters.end(), body_->model) != settings.adapters.end();
@@ -221,6 +216,19 @@ bool Flow::PrepareWithin(size_t max_unknown) {
     id_list_ = IdList(tokens_);
   }
   return true;
+}
+
+Status Flow::Render(size_t max_unknown) {
+  PromptRenderer* renderer = gateway_.renderer();
+  if (renderer == nullptr) return Unimplemented("no tokenizer");
+  if (prompt_ == nullptr) {
+    ASSIGN_OR_RETURN(prompt_, renderer->Render(*body_));
+  }
+  RETURN_IF_ERROR(renderer->Tokenize(prompt_.get(), max_unknown));
+  tokens_ = std::move(prompt_->progress.ids);
+  tokens_exact_ = prompt_->exact;
+  prompt_.reset();
+  return OkStatus();
 }
 
 void Flow::OnPrepared() {
@@ -336,42 +344,39 @@ std::vector<Header> Flow::HeadersForEngines() const {
 }
 
 std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target,
-                                     std::string_view body) {
+                                     SharedBody body) {
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
   if (engine->instance.ranked)
     headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
-  exchange->Start(engine->address, gateway_.HttpRequest(*engine, method, target, headers, body),
-                  gateway_.timeouts());
+  std::string head = gateway_.HttpHead(*engine, method, target, headers, body->size());
+  exchange->Start(engine->address, std::move(head), gateway_.timeouts(), std::move(body));
   return exchange;
 }
 
-std::string_view Flow::BodyFor(bool prefill, std::string* edited) const {
+SharedBody Flow::BodyFor(bool prefill) const {
   const Dialect dialect = gateway_.settings().dialect;
   ForwardedIds ids{.dialect = dialect, .list = {}};
   if (!id_list_.empty() && CanForwardTokens(*body_, dialect, /*decode=*/!aggregated_ && !prefill))
     ids.list = id_list_;
   if (aggregated_ && ids.list.empty() && !body_->has_kv_transfer) return request_.body;
-  *edited = aggregated_ ? AggregatedBody(*body_, ids)
-            : prefill   ? PrefillBody(*body_, peers_, params_, ids)
-                        : DecodeBody(*body_, peers_, params_, ids);
-  return *edited;
+  return std::make_shared<const std::string>(aggregated_ ? AggregatedBody(*body_, ids)
+                                             : prefill   ? PrefillBody(*body_, peers_, params_, ids)
+                                                         : DecodeBody(*body_, peers_, params_, ids));
 }
 
 void Flow::StartPrefill() {
   prefill_body_.clear();
   params_.clear();
-  std::string edited;
-  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
+  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
   if (prefill_ == nullptr) PrefillFailed(NoEngine());
 }
 
 void Flow::StartAnswer() {
   const int instance = AnsweringInstance();
-  std::string edited;
-  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false, &edited));
+  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false));
   if (answer_ == nullptr) AnswerFailed(NoEngine());
 }
 
@@ -395,8 +400,7 @@ void Flow::StartPair() {
   }
   // With kAscend P is sent when D has posted its blocks.
   if (settings.transfer != Transfer::kAscend) {
-    std::string edited;
-    prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
+    prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
   }
   StartAnswer();
 }
@@ -412,7 +416,7 @@ void Flow::AskBootstrap() {
   query_body_.clear();
   query_ = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   query_->Start(
-      bootstrap.address, gateway_.HttpRequest(bootstrap, "GET", "/query", {}, ""),
+      bootstrap.address, gateway_.HttpHead(bootstrap, "GET", "/query", {}, 0),
       {.connect = gateway_.settings().connect_timeout, .first_byte = kQueryTimeout, .idle = kQueryTimeout});
 }
 
@@ -421,14 +425,13 @@ bool Flow::OnBlocks(const std::string& id, const std::string& text) {
   if (phase_ != Phase::kRunning || gateway_.settings().transfer != Transfer::kAscend || prefill_ != nullptr)
     return true;
   params_ = text;
-  std::string edited;
-  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true, &edited));
+  prefill_ = Open(prefill_instance_, "POST", request_.target, BodyFor(/*prefill=*/true));
   if (prefill_ == nullptr) PrefillFailed(NoEngine());
   return true;
 }
 
 void Flow::PassUnscheduled(Endpoint endpoint) {
-  if (endpoint != Endpoint::kOther && !request_.body.empty()) {
+  if (endpoint != Endpoint::kOther && !request_.body->empty()) {
     return Reply(405, "invalid_request_error", "bodies for this path are sent with POST");
   }
   if (!(passing_ = gateway_.TakePass())) {

@@ -18,6 +18,7 @@ namespace moesaic::proxy {
 
 class Gateway;
 struct KvRelease;
+struct RenderedPrompt;
 
 /// Bytes of an answer of P that are kept.
 inline constexpr size_t kMaxPrefillAnswer = 16 << 20;
@@ -27,7 +28,7 @@ struct ClientRequest {
   std::string method, target;   ///< target: path and query as the client wrote them
   std::string path;             ///< decoded, without "." and ".."
   std::vector<Header> headers;  ///< names in lower case
-  std::string body;
+  SharedBody body;              ///< not null
 };
 
 /// Facts about a request for the access log, valid after its end.
@@ -96,6 +97,8 @@ class Flow : public Exchange::Handler {
   /// Reads the body and renders its prompt. False: more than `max_unknown` bytes of text have to be
   /// tokenized.
   bool PrepareWithin(size_t max_unknown);
+  /// Sets the tokens of the prompt, as PromptRenderer::Tokenize limits it. A later call continues.
+  Status Render(size_t max_unknown);
   void RefuseBody();
   bool BlamesRequest(int instance, int status);
   void SubmitPrompt();
@@ -105,9 +108,9 @@ class Flow : public Exchange::Handler {
   void StartPair();
   void AskBootstrap();
   std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target,
-                                 std::string_view body);
-  /// Body for P of a pair, or for the answering engine. It is valid while `edited` and the request are.
-  std::string_view BodyFor(bool prefill, std::string* edited) const;
+                                 SharedBody body);
+  /// Body for P of a pair, or for the answering engine.
+  SharedBody BodyFor(bool prefill) const;
   void PrefillEnded();
   void PrefillFailed(const Status& status, bool breaker = true);
   void AnswerFailed(const Status& status);
@@ -136,8 +139,9 @@ class Flow : public Exchange::Handler {
   // Written by Prepare, read after OnPrepared; so is body_.
   bool preparing_ = false;
   bool tokens_exact_ = false;
-  Status read_status_;    // of the body
-  Status render_status_;  // of its prompt
+  Status read_status_;                      // of the body
+  Status render_status_;                    // of its prompt
+  std::unique_ptr<RenderedPrompt> prompt_;  // until it is tokenized
   std::vector<int32_t> tokens_;
   std::vector<uint64_t> keys_;
   std::string id_list_;  // of tokens that are forwarded

@@ -278,28 +278,25 @@ ExchangeTimeouts Gateway::timeouts() const {
           .idle = settings_.idle_timeout};
 }
 
-std::string Gateway::HttpRequest(const EngineSettings& engine, std::string_view method,
-                                 std::string_view target, const std::vector<Header>& headers,
-                                 std::string_view body) const {
+std::string Gateway::HttpHead(const EngineSettings& engine, std::string_view method, std::string_view target,
+                              const std::vector<Header>& headers, size_t body_bytes) const {
   std::string request;
-  request.reserve(body.size() + 1024);
+  request.reserve(1024);
   fmt::format_to(std::back_inserter(request), "{} {}{} HTTP/1.1\r\nHost: {}\r\n", method, engine.path, target,
                  engine.address.host);
   for (const Header& header : headers) {
     fmt::format_to(std::back_inserter(request), "{}: {}\r\n", header.name, header.value);
   }
   // Without a length the engine would take a body for its next request.
-  if (!body.empty() || (method != "GET" && method != "HEAD")) {
-    fmt::format_to(std::back_inserter(request), "Content-Length: {}\r\n", body.size());
+  if (body_bytes > 0 || (method != "GET" && method != "HEAD")) {
+    fmt::format_to(std::back_inserter(request), "Content-Length: {}\r\n", body_bytes);
   }
-  request += "\r\n";
-  request += body;
-  return request;
+  return request += "\r\n";
 }
 
 void Gateway::ReleaseKv(const KvRelease& release, const std::string& params) {
   const EngineSettings* engine = Engine(AnyEngine(release.prefill));
-  StatusOr<RequestBody> body = ReadRequestBody(release.endpoint, release.body);
+  StatusOr<RequestBody> body = ReadRequestBody(release.endpoint, *release.body);
   if (engine == nullptr || !body.ok()) {
     board_.failed_releases.fetch_add(1, std::memory_order_relaxed);
     return;
@@ -310,9 +307,9 @@ void Gateway::ReleaseKv(const KvRelease& release, const std::string& params) {
     headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto handler = std::make_unique<ReleaseHandler>(*this);
   auto exchange = std::make_unique<Exchange>(transport_, timers_, *handler);
-  exchange->Start(engine->address,
-                  HttpRequest(*engine, "POST", release.target, headers, ReleaseBody(*body, params)),
-                  timeouts());
+  auto sent = std::make_shared<const std::string>(ReleaseBody(*body, params));
+  std::string head = HttpHead(*engine, "POST", release.target, headers, sent->size());
+  exchange->Start(engine->address, std::move(head), timeouts(), std::move(sent));
   board_.released_kv.fetch_add(1, std::memory_order_relaxed);
   Drain(std::move(exchange), std::move(handler));
 }

@@ -30,7 +30,8 @@ class KvFeeds;
 /// fetches them for one token, so that P frees them.
 struct KvRelease {
   Endpoint endpoint = Endpoint::kOther;
-  std::string target, body;
+  std::string target;
+  SharedBody body;
   std::vector<Header> headers;  ///< of the request, without those that depend on the engine
   int prefill = -1;             ///< the instance that holds the blocks
   bool strip = true;            ///< RequestBody::has_kv_transfer
@@ -136,8 +137,9 @@ class Gateway {
   /// Counts a request that passes without scheduling. False: there are too many.
   bool TakePass();
   void ReturnPass() { --passing_; }
-  std::string HttpRequest(const EngineSettings& engine, std::string_view method, std::string_view target,
-                          const std::vector<Header>& headers, std::string_view body) const;
+  /// Text of an HTTP request up to its body.
+  std::string HttpHead(const EngineSettings& engine, std::string_view method, std::string_view target,
+                       const std::vector<Header>& headers, size_t body_bytes) const;
   ExchangeTimeouts timeouts() const;
   void Reap(Flow& flow);
 

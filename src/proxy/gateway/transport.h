@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +18,9 @@ class Flow;
 struct Header {
   std::string name, value;
 };
+
+/// A body that a flow and its exchanges share.
+using SharedBody = std::shared_ptr<const std::string>;
 
 /// Handles a descriptor that becomes readable. Readiness is edge-triggered: the watcher reads everything.
 class Watcher {
@@ -71,10 +75,10 @@ class Transport {
     bool refused =
         false;  ///< the connection failed at once; false with null: the process has no descriptor left
   };
-  /// Opens a connection, or takes an idle one when `reuse`, and sends `bytes`, which stay valid until the
-  /// exchange ends. Calls the exchange's On functions.
-  virtual Connected Connect(Exchange& exchange, const EngineAddress& address, std::string_view bytes,
-                            bool reuse) = 0;
+  /// Opens a connection, or takes an idle one when `reuse`, and sends `head` and `body`, which stay valid
+  /// until the exchange ends. Calls the exchange's On functions.
+  virtual Connected Connect(Exchange& exchange, const EngineAddress& address, std::string_view head,
+                            std::string_view body, bool reuse) = 0;
   /// The exchange does not use the connection any more. `keep`: it may serve another exchange.
   virtual void Release(void* connection, bool keep) = 0;
   /// Stops or resumes reading.

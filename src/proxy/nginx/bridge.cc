@@ -131,11 +131,11 @@ class ShellTransport : public proxy::Transport {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * proxy::kSecond + now.tv_nsec;
   }
-  Connected Connect(proxy::Exchange& exchange, const proxy::EngineAddress& address, std::string_view bytes,
-                    bool reuse) override {
+  Connected Connect(proxy::Exchange& exchange, const proxy::EngineAddress& address, std::string_view head,
+                    std::string_view body, bool reuse) override {
     const moesaic_connected_t connected =
         shell_.connect(loop_, reinterpret_cast<moesaic_exchange_t*>(&exchange), address.sockaddr.data(),
-                       address.sockaddr.size(), Text(bytes), reuse ? 1 : 0);
+                       address.sockaddr.size(), Text(head), Text(body), reuse ? 1 : 0);
     return {.connection = connected.connection,
             .reused = connected.reused != 0,
             .refused = connected.refused != 0};
@@ -369,7 +369,7 @@ moesaic_flow_t* moesaic_flow_create(moesaic_gateway_t* gateway, void* client) {
 
 void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target,
                         moesaic_text_t path, const moesaic_header_t* headers, size_t count,
-                        moesaic_text_t body) {
+                        const moesaic_text_t* parts, size_t num_parts) {
   Guard(
       [&] {
         proxy::ClientRequest request;
@@ -380,7 +380,12 @@ void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_tex
           request.headers.push_back(
               {std::string(View(headers[i].name)), std::string(View(headers[i].value))});
         }
-        request.body = View(body);
+        auto body = std::make_shared<std::string>();
+        size_t bytes = 0;
+        for (size_t i = 0; i < num_parts; ++i) bytes += parts[i].len;
+        body->reserve(bytes);
+        for (size_t i = 0; i < num_parts; ++i) body->append(View(parts[i]));
+        request.body = std::move(body);
         flow->flow->Start(std::move(request));
       },
       [&](const char* what) { flow->flow->OnException(what); });

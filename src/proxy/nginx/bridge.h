@@ -49,7 +49,7 @@ typedef struct {
  * moesaic_flow_create. None of them calls back before it returns. See gateway/transport.h. */
 typedef struct {
   moesaic_connected_t (*connect)(void* loop, moesaic_exchange_t* exchange, const void* address,
-                                 size_t address_len, moesaic_text_t bytes, int reuse);
+                                 size_t address_len, moesaic_text_t head, moesaic_text_t body, int reuse);
   void (*release)(void* connection, int keep);
   void (*pause)(void* connection, int paused);
   void (*arm_timer)(void* loop, int64_t delay_ns, int idle);
@@ -96,10 +96,10 @@ void moesaic_gateway_soon(moesaic_gateway_t* gateway);
 void moesaic_gateway_woken(moesaic_gateway_t* gateway);
 
 moesaic_flow_t* moesaic_flow_create(moesaic_gateway_t* gateway, void* client);
-/* `target` as the client wrote it; `path` decoded and normalized. */
+/* `target` as the client wrote it; `path` decoded and normalized. The body is in `num_parts` parts. */
 void moesaic_flow_start(moesaic_flow_t* flow, moesaic_text_t method, moesaic_text_t target,
                         moesaic_text_t path, const moesaic_header_t* headers, size_t count,
-                        moesaic_text_t body);
+                        const moesaic_text_t* parts, size_t num_parts);
 void moesaic_flow_pause(moesaic_flow_t* flow, int paused);
 /* The last call for a flow. */
 void moesaic_flow_detach(moesaic_flow_t* flow, moesaic_log_t* log);

@@ -11,7 +11,7 @@ typedef struct {
   moesaic_exchange_t* exchange;
   ngx_peer_connection_t peer;
   ngx_str_t name;
-  moesaic_text_t send; /* the part of the request that was not sent yet */
+  moesaic_text_t send[2]; /* the parts of the request's head and body that were not sent yet */
   u_char address[sizeof(struct sockaddr_storage)];
   size_t address_len;
   unsigned connected : 1, paused : 1, busy : 1, released : 1, keep : 1;
@@ -80,7 +80,8 @@ static moesaic_connection_t* moesaic_take_idle(moesaic_loop_t* loop, const void*
 }
 
 moesaic_connected_t moesaic_loop_connect(void* data, moesaic_exchange_t* exchange, const void* address,
-                                         size_t address_len, moesaic_text_t bytes, int reuse) {
+                                         size_t address_len, moesaic_text_t head, moesaic_text_t body,
+                                         int reuse) {
   moesaic_loop_t* loop = data;
   moesaic_connected_t result = {NULL, 0, 0};
   moesaic_connection_t* connection;
@@ -90,7 +91,8 @@ moesaic_connected_t moesaic_loop_connect(void* data, moesaic_exchange_t* exchang
   connection = reuse ? moesaic_take_idle(loop, address, address_len) : NULL;
   if (connection != NULL) {
     connection->exchange = exchange;
-    connection->send = bytes;
+    connection->send[0] = head;
+    connection->send[1] = body;
     connection->connected = 0;
     ngx_post_event(connection->peer.connection->write, &ngx_posted_events);
     result.connection = connection;
@@ -106,7 +108,8 @@ moesaic_connected_t moesaic_loop_connect(void* data, moesaic_exchange_t* exchang
   connection->address_len = address_len;
   connection->loop = loop;
   connection->exchange = exchange;
-  connection->send = bytes;
+  connection->send[0] = head;
+  connection->send[1] = body;
   ngx_str_set(&connection->name, "engine");
   connection->peer.sockaddr = (struct sockaddr*)connection->address;
   connection->peer.socklen = (socklen_t)address_len;
@@ -138,7 +141,7 @@ void moesaic_loop_release(void* data, int keep) {
   moesaic_connection_t* connection = data;
 
   connection->released = 1;
-  connection->keep = keep && connection->send.len == 0;
+  connection->keep = keep && connection->send[0].len == 0 && connection->send[1].len == 0;
   if (!connection->busy) moesaic_settle(connection);
 }
 
@@ -166,10 +169,36 @@ static void moesaic_fail(moesaic_connection_t* connection, ngx_err_t err) {
   (void)MOESAIC_TELL(connection, moesaic_exchange_failed(connection->exchange, reason));
 }
 
+/* Sends as much of head and body as the socket takes. */
+static ngx_int_t moesaic_send(moesaic_connection_t* connection) {
+  ngx_connection_t* c = connection->peer.connection;
+  ngx_chain_t links[2], *rest = NULL;
+  ngx_buf_t bufs[2];
+  ngx_uint_t i;
+
+  for (i = 2; i-- > 0; /* void */) {
+    if (connection->send[i].len == 0) continue;
+    ngx_memzero(&bufs[i], sizeof(ngx_buf_t));
+    bufs[i].memory = 1;
+    bufs[i].start = bufs[i].pos = (u_char*)connection->send[i].data;
+    bufs[i].end = bufs[i].last = bufs[i].pos + connection->send[i].len;
+    links[i].buf = &bufs[i];
+    links[i].next = rest;
+    rest = &links[i];
+  }
+  if (rest == NULL) return NGX_OK;
+  if (c->send_chain(c, rest, 0) == NGX_CHAIN_ERROR) return NGX_ERROR;
+  for (i = 0; i < 2; i++) {
+    if (connection->send[i].len == 0) continue;
+    connection->send[i].data = (const char*)bufs[i].pos;
+    connection->send[i].len = (size_t)(bufs[i].last - bufs[i].pos);
+  }
+  return NGX_OK;
+}
+
 static void moesaic_write(ngx_event_t* event) {
   ngx_connection_t* c = event->data;
   moesaic_connection_t* connection = c->data;
-  ssize_t sent;
   int err = 0;
   socklen_t len = sizeof(int);
 
@@ -183,17 +212,10 @@ static void moesaic_write(ngx_event_t* event) {
     connection->connected = 1;
     if (!MOESAIC_TELL(connection, moesaic_exchange_connected(connection->exchange))) return;
   }
-  while (connection->send.len > 0) {
-    sent = c->send(c, (u_char*)connection->send.data, connection->send.len);
-    if (sent == NGX_ERROR) {
-      /* The engine may have answered and closed without reading everything. */
-      if (c->read->ready) break;
-      moesaic_fail(connection, ngx_socket_errno);
-      return;
-    }
-    if (sent == NGX_AGAIN) break;
-    connection->send.data += sent;
-    connection->send.len -= (size_t)sent;
+  /* An engine may have answered and closed without reading everything. */
+  if (moesaic_send(connection) != NGX_OK && !c->read->ready) {
+    moesaic_fail(connection, ngx_socket_errno);
+    return;
   }
   if (ngx_handle_write_event(c->write, 0) != NGX_OK) moesaic_fail(connection, 0);
 }

@@ -35,7 +35,8 @@ ngx_resolver_t* moesaic_loop_resolver(const moesaic_loop_t* loop); /* null: the 
 void moesaic_loop_start(moesaic_loop_t* loop, ngx_cycle_t* cycle);
 void moesaic_loop_stop(moesaic_loop_t* loop);
 moesaic_connected_t moesaic_loop_connect(void* loop, moesaic_exchange_t* exchange, const void* address,
-                                         size_t address_len, moesaic_text_t bytes, int reuse);
+                                         size_t address_len, moesaic_text_t head, moesaic_text_t body,
+                                         int reuse);
 void moesaic_loop_release(void* connection, int keep);
 void moesaic_loop_pause(void* connection, int paused);
 void moesaic_loop_arm_timer(void* loop, int64_t delay_ns, int idle);

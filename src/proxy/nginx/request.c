@@ -65,6 +65,26 @@ ngx_int_t moesaic_request_handler(ngx_http_request_t* r, moesaic_loop_t* loop) {
   return rc >= NGX_HTTP_SPECIAL_RESPONSE ? rc : NGX_DONE;
 }
 
+/* The buffers of a body, if all are in memory; NGX_DECLINED otherwise. */
+static ngx_int_t moesaic_body_parts(ngx_http_request_t* r, moesaic_text_t** parts, size_t* count) {
+  ngx_chain_t *cl, *first;
+  size_t i = 0;
+
+  first = r->request_body != NULL ? r->request_body->bufs : NULL;
+  for (cl = first; cl != NULL; cl = cl->next) {
+    if (ngx_buf_size(cl->buf) != 0 && !ngx_buf_in_memory(cl->buf)) return NGX_DECLINED;
+    i++;
+  }
+  *count = i;
+  *parts = ngx_palloc(r->pool, (i + 1) * sizeof(moesaic_text_t));
+  if (*parts == NULL) return NGX_ERROR;
+  for (cl = first, i = 0; cl != NULL; cl = cl->next, i++) {
+    (*parts)[i].data = (const char*)cl->buf->pos;
+    (*parts)[i].len = (size_t)ngx_buf_size(cl->buf);
+  }
+  return NGX_OK;
+}
+
 /* Joins the body, which may be in several buffers and in a temporary file. */
 static ngx_int_t moesaic_join_body(ngx_http_request_t* r, moesaic_text_t* body) {
   ngx_chain_t* cl;
@@ -114,12 +134,20 @@ static void moesaic_body_read(ngx_http_request_t* r) {
   ngx_list_part_t* part;
   ngx_table_elt_t* elts;
   moesaic_header_t* headers;
-  moesaic_text_t body;
+  moesaic_text_t body, *parts;
   ngx_uint_t i, count = 0;
+  size_t num_parts;
+  ngx_int_t rc;
 
   for (part = &r->headers_in.headers.part; part != NULL; part = part->next) count += part->nelts;
   headers = ngx_palloc(r->pool, (count + 1) * sizeof(moesaic_header_t));
-  if (headers == NULL || moesaic_join_body(r, &body) != NGX_OK) {
+  rc = moesaic_body_parts(r, &parts, &num_parts);
+  if (rc == NGX_DECLINED) {
+    rc = moesaic_join_body(r, &body);
+    parts = &body;
+    num_parts = 1;
+  }
+  if (headers == NULL || rc != NGX_OK) {
     ngx_http_finalize_request(r, NGX_HTTP_INTERNAL_SERVER_ERROR);
     return;
   }
@@ -148,7 +176,7 @@ static void moesaic_body_read(ngx_http_request_t* r) {
     return;
   }
   moesaic_flow_start(request->flow, moesaic_text(&r->method_name), moesaic_text(&r->unparsed_uri),
-                     moesaic_text(&r->uri), headers, count, body);
+                     moesaic_text(&r->uri), headers, count, parts, num_parts);
 }
 
 /* --- The answer --- */

@@ -1,6 +1,7 @@
 #include "proxy/protocol/json_members.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <cstdint>
@@ -19,27 +20,29 @@ int HexDigit(char c) {
   return -1;
 }
 
-// Returns a word whose lowest set bit is in the first of eight bytes that is a quote, a backslash or a
-// control character; 0 if there is none. The bytes are in little-endian order.
-uint64_t EndsOfPlainText(uint64_t bytes) {
-  constexpr uint64_t kOnes = 0x0101010101010101, kHigh = kOnes << 7;
-  const auto below = [bytes](uint64_t limit) { return (bytes - kOnes * limit) & ~bytes & kHigh; };
-  const auto equal = [bytes](unsigned char c) {
-    const uint64_t difference = bytes ^ (kOnes * c);
-    return (difference - kOnes) & ~difference & kHigh;
-  };
-  return below(0x20) | equal('"') | equal('\\');
-}
-
-// Returns whether 16 bytes are plain text of a string: no quote, no backslash, no control character.
-bool IsPlainText16(const char* text) {
+// Returns the number of the first bytes of 16 that are plain text of a string: no quote, no backslash, no
+// control character.
+size_t PlainBytes(const char* text) {
   using Bytes = unsigned char __attribute__((vector_size(16)));
   using Halves = uint64_t __attribute__((vector_size(16)));
   Bytes bytes;
   std::memcpy(&bytes, text, sizeof bytes);
   const auto ends = reinterpret_cast<Halves>((bytes < 0x20) | (bytes == '"') | (bytes == '\\'));
-  return (ends[0] | ends[1]) == 0;
+  if ((ends[0] | ends[1]) == 0) return sizeof bytes;
+  const auto first = [](uint64_t half) {
+    const int bit =
+        std::endian::native == std::endian::little ? std::countr_zero(half) : std::countl_zero(half);
+    return static_cast<size_t>(bit) / 8;
+  };
+  return ends[0] != 0 ? first(ends[0]) : 8 + first(ends[1]);
 }
+
+// Whether a byte may follow a backslash, without 'u'.
+constexpr std::array<bool, 256> kShortEscapes = [] {
+  std::array<bool, 256> table{};
+  for (const unsigned char c : {'"', '\\', '/', 'b', 'f', 'n', 'r', 't'}) table[c] = true;
+  return table;
+}();
 
 // Checks JSON text from a position on. A failed step leaves the fault and its place.
 class Scanner {
@@ -71,19 +74,10 @@ class Scanner {
     ++at_;  // the quote
     if (limits_.checked) return CheckedString();
     while (at_ < text_.size()) {
-      if (at_ + 16 <= text_.size() && IsPlainText16(text_.data() + at_)) {
-        at_ += 16;
-        continue;
-      }
-      if (std::endian::native == std::endian::little && at_ + sizeof(uint64_t) <= text_.size()) {
-        uint64_t bytes;
-        std::memcpy(&bytes, text_.data() + at_, sizeof bytes);
-        const uint64_t ends = EndsOfPlainText(bytes);
-        if (ends == 0) {
-          at_ += sizeof bytes;
-          continue;
-        }
-        at_ += static_cast<size_t>(std::countr_zero(ends)) / 8;
+      if (at_ + 16 <= text_.size()) {
+        const size_t plain = PlainBytes(text_.data() + at_);
+        at_ += plain;
+        if (plain == 16) continue;
       }
       const char c = text_[at_];
       if (c == '"') {
@@ -160,8 +154,7 @@ class Scanner {
       at_ += 6;
       return true;
     }
-    if (std::string_view("\"\\/bfnrt").find(c) == std::string_view::npos)
-      return Fail("unknown escape in a string");
+    if (!kShortEscapes[static_cast<unsigned char>(c)]) return Fail("unknown escape in a string");
     at_ += 2;
     return true;
   }
@@ -263,8 +256,8 @@ uint32_t CodeUnit(std::string_view four) {
   return unit;
 }
 
-// Unescapes the inside of a string that Scanner accepted.
-std::string Unescaped(std::string_view inside) {
+// Unescapes the inside of a string that Scanner accepted. `half`: whether it has half of a surrogate pair.
+std::string Unescaped(std::string_view inside, bool* half = nullptr) {
   std::string text;
   text.reserve(inside.size());
   for (size_t i = 0; i < inside.size();) {
@@ -289,8 +282,11 @@ std::string Unescaped(std::string_view inside) {
         i += 6;
       }
     }
-    AppendUtf8(point >= 0xD800 && point < 0xE000 ? 0xFFFD : point,
-               &text);  // a lone surrogate is no character
+    if (point >= 0xD800 && point < 0xE000) {  // no character
+      point = 0xFFFD;
+      if (half != nullptr) *half = true;
+    }
+    AppendUtf8(point, &text);
   }
   return text;
 }
@@ -298,6 +294,15 @@ std::string Unescaped(std::string_view inside) {
 }  // namespace
 
 StatusOr<JsonMembers> JsonMembers::Scan(std::string_view text, const JsonLimits& limits) {
+  size_t end = 0;
+  ASSIGN_OR_RETURN(JsonMembers found, ScanFirst(text, limits, &end));
+  while (end < text.size() && IsSpace(text[end])) ++end;
+  if (end < text.size()) return InvalidArgument("invalid JSON at byte {}: text follows the value", end);
+  found.text_ = text;
+  return found;
+}
+
+StatusOr<JsonMembers> JsonMembers::ScanFirst(std::string_view text, const JsonLimits& limits, size_t* end) {
   JsonMembers found;
   found.text_ = text;
   Scanner scan(text, limits);
@@ -334,11 +339,8 @@ StatusOr<JsonMembers> JsonMembers::Scan(std::string_view text, const JsonLimits&
   if (!ok) return scan.error();
   found.close_ = scan.at();
   if (!scan.Take(close, found.is_array_ ? "expected ',' or ']'" : "expected ',' or '}'")) return scan.error();
-  scan.Space();
-  if (!scan.done()) {
-    scan.Fail("text follows the value");
-    return scan.error();
-  }
+  *end = scan.at();
+  found.text_ = text.substr(0, *end);
   return found;
 }
 
@@ -363,10 +365,16 @@ bool JsonMembers::Given(std::string_view key) const {
 }
 
 std::optional<std::string> JsonMembers::String(std::string_view key) const {
+  const std::optional<std::string_view> inside = QuotedString(key);
+  if (!inside) return std::nullopt;
+  return Unescaped(*inside);
+}
+
+std::optional<std::string_view> JsonMembers::QuotedString(std::string_view key) const {
   const JsonMember* member = Find(key);
   if (member == nullptr || member->type != JsonType::kString) return std::nullopt;
   const std::string_view quoted = Text(*member);
-  return Unescaped(quoted.substr(1, quoted.size() - 2));
+  return quoted.substr(1, quoted.size() - 2);
 }
 
 std::optional<int64_t> JsonMembers::Integer(std::string_view key) const {
@@ -465,22 +473,42 @@ std::string JsonEdit::Apply() const {
   return out;
 }
 
-std::string JsonQuoted(std::string_view text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string json = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      json += '\\';
-      json += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      json += "\\u00";
-      json += kHex[static_cast<size_t>(c) >> 4];
-      json += kHex[static_cast<size_t>(c) & 15];
+void AppendJsonEscaped(std::string_view text, std::string* json) {
+  constexpr std::string_view kHex = "0123456789abcdef", kNames = "bfnrt", kValues = "\b\f\n\r\t";
+  size_t copied = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool control = static_cast<unsigned char>(c) < 0x20;
+    if (!control && c != '"' && c != '\\') continue;
+    json->append(text.substr(copied, i - copied));
+    copied = i + 1;
+    *json += '\\';
+    const size_t name = kValues.find(c);
+    if (!control) {
+      *json += c;
+    } else if (name != std::string_view::npos) {
+      *json += kNames[name];
     } else {
-      json += c;
+      *json += "u00";
+      *json += kHex[static_cast<size_t>(c) >> 4];
+      *json += kHex[static_cast<size_t>(c) & 15];
     }
   }
+  json->append(text.substr(copied));
+}
+
+std::string JsonQuoted(std::string_view text) {
+  std::string json = "\"";
+  json.reserve(text.size() + 2);
+  AppendJsonEscaped(text, &json);
   return json += '"';
+}
+
+std::optional<std::string> JsonUnescaped(std::string_view inside) {
+  bool half = false;
+  std::string text = Unescaped(inside, &half);
+  if (half) return std::nullopt;
+  return text;
 }
 
 std::optional<std::string> JsonUnquoted(std::string_view json) {

@@ -38,6 +38,8 @@ class JsonMembers {
  public:
   /// Scans a text that holds one object or one array. InvalidArgument names the byte and the fault.
   static StatusOr<JsonMembers> Scan(std::string_view text, const JsonLimits& limits = {});
+  /// Scans the object or array at the begin of a text. `end` becomes the number of its bytes.
+  static StatusOr<JsonMembers> ScanFirst(std::string_view text, const JsonLimits& limits, size_t* end);
 
   const std::vector<JsonMember>& all() const { return members_; }
   bool is_array() const { return is_array_; }
@@ -56,6 +58,8 @@ class JsonMembers {
 
   /// Values of members of simple types; nullopt if the member is absent or has another type.
   std::optional<std::string> String(std::string_view key) const;
+  /// Text of a string as it is in the body, without its quotes.
+  std::optional<std::string_view> QuotedString(std::string_view key) const;
   std::optional<int64_t> Integer(std::string_view key) const;
   std::optional<bool> Bool(std::string_view key) const;
 
@@ -92,6 +96,10 @@ class JsonEdit {
 
 /// Returns `text` as a JSON string. Bytes that are not ASCII are copied.
 std::string JsonQuoted(std::string_view text);
+/// Appends `text` as JsonQuoted writes it, without the quotes.
+void AppendJsonEscaped(std::string_view text, std::string* json);
+/// Returns the text of a valid JSON string without its quotes; nullopt if it has half of a surrogate pair.
+std::optional<std::string> JsonUnescaped(std::string_view inside);
 /// Returns the text of a JSON string with its quotes; nullopt if it is not one.
 std::optional<std::string> JsonUnquoted(std::string_view json);
 

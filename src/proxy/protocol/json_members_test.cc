@@ -100,14 +100,34 @@ TEST(JsonEdit, LeavesOneOfDuplicateMembers) {
   EXPECT_EQ(Edited(R"({"a":1,"b":3,"a":2})", [](JsonEdit& e) { e.Remove("a"); }), R"({"b":3})");
 }
 
+TEST(JsonMembers, ScansTheFirstOfSeveralValues) {
+  const std::string text = R"({"a":1} ,{"a":2}])";
+  size_t end = 0;
+  const auto first = JsonMembers::ScanFirst(text, {}, &end);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(end, 7u);
+  EXPECT_EQ(first->text(), R"({"a":1})");
+  JsonEdit edit(*first);
+  edit.Set("b", "3");
+  EXPECT_EQ(edit.Apply(), R"({"a":1,"b":3})");
+  EXPECT_FALSE(JsonMembers::ScanFirst(R"( "a" )", {}, &end).ok());
+}
+
+TEST(JsonUnescaped, RefusesHalfOfASurrogatePair) {
+  EXPECT_EQ(JsonUnescaped(R"(\ud83d\ude00\n\u00e9)"), "\xF0\x9F\x98\x80\n\xC3\xA9");
+  for (const char* half : {R"(\ud83d)", R"(a\ude00b)", R"(\ud83d\u0041)"})
+    EXPECT_FALSE(JsonUnescaped(half)) << half;
+}
+
 TEST(JsonQuoted, EscapesAndReads) {
   const std::string text = "a\"\\\n\x01\xC3\xA9";
+  EXPECT_EQ(JsonQuoted(text), "\"a\\\"\\\\\\n\\u0001\xC3\xA9\"");
   EXPECT_EQ(JsonUnquoted(JsonQuoted(text)), text);
   EXPECT_EQ(JsonUnquoted("\"\\\""), std::nullopt);
   EXPECT_EQ(JsonUnquoted("x"), std::nullopt);
 }
 
-// Strings are scanned sixteen bytes at a time, then eight.
+// Strings are scanned sixteen bytes at a time.
 TEST(JsonMembers, FindsTheEndOfStringsAtEveryPlace) {
   for (size_t before = 0; before < 40; ++before) {
     for (const char* special : {"\\\"", "\\\\", "\\u00e9", "\x80", "\xff", "\x7f", " ", "!"}) {

@@ -383,6 +383,23 @@ double GoodputBound(const Trace& trace, const SimulationOptions& options) {
   return static_cast<double>(on_time) / span * kSecond;
 }
 
+double CommonCacheGoodput(const Trace& trace, const SimulationOptions& options) {
+  const std::vector<uint32_t> reusable = trace.ReusableTokens();
+  const auto target = static_cast<double>(options.policy_options.slo_ttft);
+  const double span = std::max(static_cast<double>(trace.span()), 1e6);
+  std::vector<double> free(static_cast<size_t>(options.engines > 0 ? options.engines : options.prefill));
+  size_t on_time = 0;
+  for (size_t i = 0; i < trace.requests.size(); ++i) {
+    const TraceRequest& request = trace.requests[i];
+    const double cached = reusable[i], fresh = request.prompt_tokens - cached;
+    const auto arrival = static_cast<double>(request.arrival);
+    double& engine = *std::min_element(free.begin(), free.end());
+    engine = std::max(engine, arrival) + options.engine.time.PrefillNanos(fresh, cached);
+    if (target == 0 || engine <= arrival + target) ++on_time;
+  }
+  return static_cast<double>(on_time) / span * kSecond;
+}
+
 StatusOr<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& options,
                                     const std::function<bool(uint64_t)>& progress) {
   const int count = options.engines > 0 ? options.engines : options.prefill + options.decode;

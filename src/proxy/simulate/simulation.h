@@ -49,6 +49,10 @@ struct SimulationResult {
 /// ready and due times", Operations Research 26(1), 1978: deadlines come in the order of arrivals.)
 double GoodputBound(const Trace& trace, const SimulationOptions& options);
 
+/// Goodput in requests/s if the prefill engines served one queue in the order of arrivals, one prompt at a
+/// time, and shared one cache that evicts nothing. No bound: another order, or batches, can be better.
+double CommonCacheGoodput(const Trace& trace, const SimulationOptions& options);
+
 /// `progress` is called now and then with the number of requests that have ended; returning false cancels the
 /// run.
 StatusOr<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& options,

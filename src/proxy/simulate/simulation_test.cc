@@ -115,6 +115,27 @@ TEST(Simulation, TheBoundIsTheLargestNumberOfRequestsOnTime) {
   }
 }
 
+TEST(Simulation, ACommonCacheServesInTheOrderOfArrivals) {
+  SimulationOptions options = TwoAndTwo("moesaic");
+  options.engine.time = {.base = 0, .per_token = 1e6, .per_pair = 0};
+  options.policy_options.slo_ttft = 3 * kSecond;
+  Trace trace;
+  trace.block_size = 500;
+  // Two requests of 2 s occupy both engines. The third has 500 tokens of the first and ends after 3.5 s, the
+  // fourth after 4 s.
+  for (const auto& [tokens, keys] : std::vector<std::pair<uint32_t, std::vector<uint64_t>>>{
+           {2000, {1, 2, 3, 4}}, {2000, {}}, {2000, {1, 9}}, {2000, {}}, {400, {}}}) {
+    trace.requests.push_back({.arrival = 0, .prompt_tokens = tokens, .session = 0, .keys = keys});
+  }
+  trace.requests[2].arrival = kSecond;
+  trace.requests[3].arrival = kSecond;
+  trace.requests[4].arrival = 2 * kSecond;  // ends after 3.9 s
+  EXPECT_NEAR(CommonCacheGoodput(trace, options) * 2, 5, 1e-9);
+  trace.requests[3].arrival = kSecond - 1;  // begins before the third, and ends too late
+  std::swap(trace.requests[2], trace.requests[3]);
+  EXPECT_NEAR(CommonCacheGoodput(trace, options) * 2, 4, 1e-9);
+}
+
 TEST(Simulation, RejectsNothingThatFitsAndRefusesWhatCannot) {
   Trace trace = Agents(2, 2);
   SimulationOptions options = TwoAndTwo("moesaic");

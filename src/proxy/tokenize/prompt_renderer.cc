@@ -61,14 +61,17 @@ StatusOr<std::string> WithObjectArguments(std::string_view calls) {
   return text += ']';
 }
 
-// Returns the messages as templates expect them. `exact` becomes false where engines differ.
-StatusOr<std::string> TemplateMessages(std::string_view messages, Dialect dialect, bool* exact) {
-  ASSIGN_OR_RETURN(const JsonMembers list,
-                   JsonMembers::Scan(messages, {.max_members = 1 << 16, .checked = true}));
-  std::string text = "[";
-  text.reserve(messages.size());
-  for (const JsonMember& message : list.all()) {
-    ASSIGN_OR_RETURN(const JsonMembers fields, JsonMembers::Scan(list.Text(message), kChecked));
+// Returns the messages as templates expect them: `messages`, or `edited`. `exact` becomes false where engines
+// differ.
+StatusOr<std::string_view> TemplateMessages(std::string_view messages, Dialect dialect, std::string* edited,
+                                            bool* exact) {
+  constexpr size_t kMaxMessages = 1 << 16;
+  size_t copied = 0, at = 1;  // after the bracket
+  for (size_t count = 0; (at = messages.find_first_not_of(" \t\r\n,", at)) + 1 < messages.size(); ++count) {
+    if (count == kMaxMessages) return Unimplemented("more than {} messages", kMaxMessages);
+    size_t length = 0;
+    ASSIGN_OR_RETURN(const JsonMembers fields,
+                     JsonMembers::ScanFirst(messages.substr(at), kChecked, &length));
     JsonEdit edit(fields);
     const std::string role = fields.String("role").value_or("");
     if (role == "developer" && dialect == Dialect::kMoesaic) edit.Set("role", "\"system\"");
@@ -86,10 +89,38 @@ StatusOr<std::string> TemplateMessages(std::string_view messages, Dialect dialec
       *exact = false;
     }
     if (fields.Given("reasoning_content")) *exact = false;
-    if (text.size() > 1) text += ',';
-    text += edit.empty() ? std::string(list.Text(message)) : edit.Apply();
+    if (!edit.empty()) {
+      edited->append(messages.substr(copied, at - copied));
+      edited->append(edit.Apply());
+      copied = at + length;
+    }
+    at += length;
   }
-  return text += ']';
+  if (copied == 0) return messages;
+  edited->append(messages.substr(copied));
+  return *edited;
+}
+
+// Makes the pieces of a rendered template.
+void SetPieces(const text::TemplateText& text, RenderedPrompt* prompt) {
+  std::vector<size_t> ends;  // of the text before each hole, escaped
+  size_t copied = 0;
+  for (const text::TemplateText::Hole& hole : text.holes) {
+    AppendJsonEscaped(std::string_view(text.text).substr(copied, hole.at - copied), &prompt->between);
+    copied = hole.at;
+    ends.push_back(prompt->between.size());
+  }
+  AppendJsonEscaped(std::string_view(text.text).substr(copied), &prompt->between);
+  const std::string_view between = prompt->between;
+  const auto add = [prompt](std::string_view piece) {
+    if (!piece.empty()) prompt->pieces.push_back(piece);
+  };
+  size_t begin = 0;
+  for (size_t i = 0; i < ends.size(); begin = ends[i++]) {
+    add(between.substr(begin, ends[i] - begin));
+    add(text.holes[i].json);
+  }
+  add(between.substr(begin));
 }
 
 }  // namespace
@@ -109,45 +140,57 @@ StatusOr<std::unique_ptr<PromptRenderer>> PromptRenderer::Open(const std::filesy
   return std::unique_ptr<PromptRenderer>(new PromptRenderer(dialect, std::move(cache), std::move(chat)));
 }
 
-StatusOr<RenderedPrompt> PromptRenderer::Render(const RequestBody& body, size_t max_unknown) {
+StatusOr<std::unique_ptr<RenderedPrompt>> PromptRenderer::Render(const RequestBody& body) {
   for (const std::string_view field : {"chat_template", "truncate_prompt_tokens", "prompt_embeds", "suffix",
                                        "images", "mm_processor_kwargs"}) {
     if (body.members.Given(field)) return Unimplemented("'{}' is left to the engine", field);
   }
-  if (body.endpoint == Endpoint::kChat) return RenderChat(body, max_unknown);
-  if (body.endpoint == Endpoint::kCompletions) return RenderCompletion(body, max_unknown);
-  return Unimplemented("this endpoint has no prompt");
-}
-
-StatusOr<RenderedPrompt> PromptRenderer::RenderCompletion(const RequestBody& body, size_t max_unknown) {
-  RenderedPrompt prompt;
-  if (std::optional<std::vector<int32_t>> ids = PromptIds(body)) {
-    prompt.ids = *std::move(ids);
-    prompt.exact = true;
-    return prompt;
+  auto prompt = std::make_unique<RenderedPrompt>();
+  if (body.endpoint == Endpoint::kChat) {
+    RETURN_IF_ERROR(RenderChat(body, prompt.get()));
+  } else if (body.endpoint == Endpoint::kCompletions) {
+    RETURN_IF_ERROR(RenderCompletion(body, prompt.get()));
+  } else {
+    return Unimplemented("this endpoint has no prompt");
   }
-  const std::optional<std::string> text = body.members.String("prompt");
-  if (!text) return Unimplemented("several prompts in one request");
-  const bool special = body.members.Bool("add_special_tokens").value_or(true);
-  ASSIGN_OR_RETURN(prompt.ids, cache_->Encode(*text, special, max_unknown));
-  prompt.exact = !prompt.ids.empty();
   return prompt;
 }
 
-StatusOr<RenderedPrompt> PromptRenderer::RenderChat(const RequestBody& body, size_t max_unknown) {
+Status PromptRenderer::Tokenize(RenderedPrompt* prompt, size_t max_unknown) {
+  if (prompt->tokenized) return OkStatus();
+  RETURN_IF_ERROR(cache_->Encode(prompt->pieces, prompt->add_special, &prompt->progress, max_unknown));
+  prompt->tokenized = true;
+  if (prompt->progress.ids.empty()) prompt->exact = false;
+  return OkStatus();
+}
+
+Status PromptRenderer::RenderCompletion(const RequestBody& body, RenderedPrompt* prompt) {
+  prompt->exact = true;
+  if (std::optional<std::vector<int32_t>> ids = PromptIds(body)) {
+    prompt->progress.ids = *std::move(ids);
+    prompt->tokenized = true;
+    return OkStatus();
+  }
+  const std::optional<std::string_view> text = body.members.QuotedString("prompt");
+  if (!text) return Unimplemented("several prompts in one request");
+  prompt->pieces = {*text};
+  prompt->add_special = body.members.Bool("add_special_tokens").value_or(true);
+  return OkStatus();
+}
+
+Status PromptRenderer::RenderChat(const RequestBody& body, RenderedPrompt* prompt) {
   if (!chat_) return Unimplemented("the model has no chat template");
   const JsonMembers& members = body.members;
   if (members.Bool("continue_final_message").value_or(false)) {
     return Unimplemented("'continue_final_message' is left to the engine");
   }
-  RenderedPrompt prompt;
-  prompt.exact = true;
+  prompt->exact = true;
+  ASSIGN_OR_RETURN(const std::string_view messages,
+                   TemplateMessages(members.Value("messages"), dialect_, &prompt->messages, &prompt->exact));
   text::ChatInput input;
-  ASSIGN_OR_RETURN(input.messages_json, TemplateMessages(members.Value("messages"), dialect_, &prompt.exact));
-  input.messages_checked = true;  // they are members of a scanned body, or edits of them
   if (members.Given("tools")) {
     if (members.Value("tool_choice") != "\"none\"") input.tools_json = std::string(members.Value("tools"));
-    prompt.exact = false;
+    prompt->exact = false;
   }
   if (members.Given("documents")) input.documents_json = std::string(members.Value("documents"));
   std::string variables = "{}";
@@ -160,11 +203,10 @@ StatusOr<RenderedPrompt> PromptRenderer::RenderChat(const RequestBody& body, siz
   }
   if (variables != "{}") input.variables_json = std::move(variables);
   input.add_generation_prompt = members.Bool("add_generation_prompt").value_or(true);
-  ASSIGN_OR_RETURN(const std::string text, chat_->Render(input));
-  ASSIGN_OR_RETURN(prompt.ids,
-                   cache_->Encode(text, members.Bool("add_special_tokens").value_or(false), max_unknown));
-  if (prompt.ids.empty()) prompt.exact = false;
-  return prompt;
+  ASSIGN_OR_RETURN(const text::TemplateText text, chat_->RenderWithHoles(input, messages));
+  SetPieces(text, prompt);
+  prompt->add_special = members.Bool("add_special_tokens").value_or(false);
+  return OkStatus();
 }
 
 }  // namespace moesaic::proxy

@@ -14,12 +14,23 @@
 
 namespace moesaic::proxy {
 
+/// A prompt on its way from a body to token ids. It refers to the body.
 struct RenderedPrompt {
-  std::vector<int32_t> ids;
+  RenderedPrompt() = default;
+  RenderedPrompt(const RenderedPrompt&) = delete;  // `pieces` refer to its strings
+  RenderedPrompt& operator=(const RenderedPrompt&) = delete;
+
+  SegmentCache::Progress progress;
   /// The engine computes the same ids, so that they may replace its own tokenization. Otherwise they only
   /// serve to find cached prefixes: engines differ in how they pass tools, lists of content parts and earlier
   /// calls to templates.
   bool exact = false;
+  bool tokenized = false;  ///< `progress.ids` are all ids
+
+  std::vector<std::string_view> pieces;  ///< escaped text: strings of the body, and text between them
+  std::string between;                   ///< text of the template, escaped
+  std::string messages;                  ///< of the body, if they had to be edited
+  bool add_special = false;
 };
 
 /// The text part of a model. Thread-safe.
@@ -32,14 +43,17 @@ class PromptRenderer {
   /// Unimplemented for prompts that only the engine can render: images and other media, a template or a
   /// truncation of the request's own, several prompts. InvalidArgument for a message that the template
   /// refuses. In both cases the request passes untouched, and the engine answers it.
-  /// ResourceExhausted: more than `max_unknown` bytes of text that were not seen before had to be tokenized.
-  StatusOr<RenderedPrompt> Render(const RequestBody& body, size_t max_unknown = SIZE_MAX);
+  StatusOr<std::unique_ptr<RenderedPrompt>> Render(const RequestBody& body);
+
+  /// Computes the ids. ResourceExhausted: more than `max_unknown` bytes of text that were not seen before
+  /// would have to be tokenized; another call continues.
+  Status Tokenize(RenderedPrompt* prompt, size_t max_unknown = SIZE_MAX);
 
   const text::Tokenizer& tokenizer() const { return cache_->tokenizer(); }
 
  private:
-  StatusOr<RenderedPrompt> RenderChat(const RequestBody& body, size_t max_unknown);
-  StatusOr<RenderedPrompt> RenderCompletion(const RequestBody& body, size_t max_unknown);
+  Status RenderChat(const RequestBody& body, RenderedPrompt* prompt);
+  static Status RenderCompletion(const RequestBody& body, RenderedPrompt* prompt);
 
   PromptRenderer(Dialect dialect, std::unique_ptr<SegmentCache> cache, std::optional<text::ChatTemplate> chat)
       : dialect_(dialect), cache_(std::move(cache)), chat_(std::move(chat)) {}

@@ -8,6 +8,8 @@
 #include <random>
 #include <utility>
 
+#include "proxy/protocol/json_members.h"
+
 namespace moesaic::proxy {
 namespace {
 
@@ -43,6 +45,43 @@ constexpr std::array<const char*, 14> kEnds = {"word",
 constexpr std::array<const char*, 9> kBegins = {"word", "I'm here", "s",  "x = 1",        "Word word",
                                                 "re",   "ing",      "A1", "e\xCC\x81tude"};
 
+// Returns the number of backslashes that end with the one at `at`.
+size_t RunOfBackslashes(std::string_view text, size_t at) {
+  size_t run = 1;
+  while (run <= at && text[at - run] == '\\') ++run;
+  return run;
+}
+
+// Returns whether an escape begins at `at`, which an even number of backslashes then precedes.
+bool BeginsEscape(std::string_view text, size_t at) {
+  return text[at] == '\\' && RunOfBackslashes(text, at) % 2 == 1;
+}
+
+// Returns whether the byte at `at` of an escaped text belongs to an escape that begins before it.
+bool InsideEscape(std::string_view text, size_t at) {
+  constexpr size_t kShort = 2, kLong = 6;  // \n and \u0000
+  for (size_t back = 1; back < kLong && back <= at; ++back) {
+    const size_t begin = at - back;
+    if (text[begin] != '\\') continue;
+    if (RunOfBackslashes(text, begin) % 2 == 0) return false;  // the second one of an escaped backslash
+    return back < (text[begin + 1] == 'u' ? kLong : kShort);
+  }
+  return false;
+}
+
+// Returns whether a single line break ends before `at`. A text whose character before the line break is
+// written as \u0000 counts as more.
+bool FollowsSingleBreak(std::string_view text, size_t at) {
+  constexpr size_t kBreak = 2, kShort = 2, kLong = 6;
+  if (at <= kBreak || text[at - 1] != 'n' || !BeginsEscape(text, at - kBreak)) return false;
+  const size_t end = at - kBreak;  // of the character before
+  if (end >= kShort && BeginsEscape(text, end - kShort)) {
+    return std::string_view("nrtf").find(text[end - 1]) == std::string_view::npos;
+  }
+  if (end >= kLong && text[end - kLong + 1] == 'u' && BeginsEscape(text, end - kLong)) return false;
+  return !IsBlankByte(text[end - 1]);
+}
+
 // Whether a merge may join bytes on both sides of a cut between a line break and a letter.
 bool HasTokenAcrossLines(const text::Tokenizer& tokenizer) {
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
@@ -52,6 +91,33 @@ bool HasTokenAcrossLines(const text::Tokenizer& tokenizer) {
     }
   }
   return false;
+}
+
+bool IsLetterOrDigit(char c) { return IsLetter(c) || (c >= '0' && c <= '9'); }
+
+// Whether a merge may join bytes on both sides of a cut between two words.
+bool HasTokenAcrossWords(const text::Tokenizer& tokenizer) {
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const std::string bytes = tokenizer.TokenBytes(id);
+    for (size_t at = bytes.find(' ', 1); at != std::string::npos; at = bytes.find(' ', at + 1)) {
+      if (IsLetterOrDigit(bytes[at - 1]) && !tokenizer.IsSpecial(id)) return true;
+    }
+  }
+  return false;
+}
+
+// Returns whether a cut between `left` and `right` is good for all pairs of texts.
+StatusOr<bool> CutsAllWords(const text::Tokenizer& tokenizer) {
+  for (const char* left : {"word", "A", "s", "7", "2024", "I'm",
+                           "\xC3\x9F"
+                           "e",
+                           "x1", ".word", " 12"}) {
+    for (const char* right : {" word", " A", " s", " 7", " 2024", " I'm", " re", " x = 1", " ing", " 3.14"}) {
+      ASSIGN_OR_RETURN(const bool cuts, CutsWell(tokenizer, left, right));
+      if (!cuts) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -74,10 +140,15 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
     if (good) cutter.special_.push_back(std::move(token));
     if (cutter.special_.size() == 512) break;  // reserved tokens that no template uses
   }
+  for (std::string& token : cutter.special_) {
+    std::string escaped;
+    AppendJsonEscaped(token, &escaped);
+    cutter.first_byte_[static_cast<unsigned char>(escaped[0])] = true;
+    cutter.lookahead_ = std::max(cutter.lookahead_, escaped.size());
+    token = std::move(escaped);
+  }
   std::sort(cutter.special_.begin(), cutter.special_.end(),
             [](const auto& a, const auto& b) { return a.size() > b.size(); });
-  for (const std::string& token : cutter.special_)
-    cutter.first_byte_[static_cast<unsigned char>(token[0])] = true;
   for (const char* end : kEnds) {
     const std::string left = std::string(end) + "\n";
     if (!cutter.lines_ || IsBlankByte(left[left.size() - 2])) continue;
@@ -86,6 +157,9 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
       if (!cutter.lines_) break;
     }
   }
+  if (byte_level && !HasTokenAcrossWords(tokenizer)) {
+    ASSIGN_OR_RETURN(cutter.words_, CutsAllWords(tokenizer));
+  }
   return cutter;
 }
 
@@ -93,14 +167,26 @@ bool TextCutter::SpecialAt(std::string_view rest, size_t at) const {
   if (!first_byte_[static_cast<unsigned char>(rest[at])]) return false;
   const std::string_view tail = rest.substr(at);
   return std::any_of(special_.begin(), special_.end(),
-                     [tail](const auto& token) { return tail.starts_with(token); });
+                     [tail](const auto& token) { return tail.starts_with(token); }) &&
+         !InsideEscape(rest, at);
 }
 
 size_t TextCutter::NextSegment(std::string_view rest, size_t min_bytes) const {
   for (size_t at = min_bytes; at < rest.size(); ++at) {
-    const char c = rest[at];
     if (SpecialAt(rest, at)) return at;
-    if (lines_ && rest[at - 1] == '\n' && IsLetter(c) && !IsBlankByte(rest[at - 2])) return at;
+    if (lines_ && IsLetter(rest[at]) && FollowsSingleBreak(rest, at)) return at;
+  }
+  return rest.size();
+}
+
+size_t TextCutter::NextWord(std::string_view rest) const {
+  for (size_t at = 1; at < rest.size(); ++at) {
+    if (SpecialAt(rest, at)) return at;
+    if (lines_ && IsLetter(rest[at]) && FollowsSingleBreak(rest, at)) return at;
+    if (words_ && rest[at] == ' ' && at + 1 < rest.size() && IsLetterOrDigit(rest[at + 1]) &&
+        IsLetterOrDigit(rest[at - 1]) && !InsideEscape(rest, at - 1)) {
+      return at;
+    }
   }
   return rest.size();
 }
@@ -168,9 +254,15 @@ bool SegmentCache::AppendKnown(uint64_t hash, std::string_view text, Output* out
 Status SegmentCache::AppendSegment(std::string_view text, bool insert, Output* out) {
   const uint64_t hash = HashOf(text);
   if (AppendKnown(hash, text, out)) return OkStatus();
+  return AppendUnknown(hash, text, insert, out);
+}
+
+Status SegmentCache::AppendUnknown(uint64_t hash, std::string_view text, bool insert, Output* out) {
   if (text.size() > out->max_unknown) return ResourceExhausted("more text is not known than was allowed");
   out->max_unknown -= text.size();
-  ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_.Encode(text, /*add_special=*/false));
+  const std::optional<std::string> plain = JsonUnescaped(text);
+  if (!plain) return InvalidArgument("the text has half of a surrogate pair");
+  ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_.Encode(*plain, /*add_special=*/false));
   out->ids.insert(out->ids.end(), ids.begin(), ids.end());
   if (insert) Insert(hash, text, std::move(ids));
   return OkStatus();
@@ -186,44 +278,110 @@ Status SegmentCache::AppendShort(std::string_view text, bool insert, Output* out
 }
 
 Status SegmentCache::AppendEnd(std::string_view text, Output* out) {
-  size_t min_bytes = kShortSegment;
   while (!text.empty()) {
-    size_t length = cutter_.NextSegment(text, min_bytes);
-    if (length == text.size() && min_bytes == kShortSegment) {
-      min_bytes = kEndSegment;
-      length = cutter_.NextSegment(text, min_bytes);
+    const size_t length = cutter_.NextSegment(text, kShortSegment);
+    if (length == text.size()) return AppendWords(text, out);
+    const std::string_view part = text.substr(0, length);
+    const uint64_t hash = HashOf(part);
+    if (!AppendKnown(hash, part, out)) {
+      const auto before = static_cast<ptrdiff_t>(out->ids.size());
+      RETURN_IF_ERROR(AppendWords(part, out));
+      Insert(hash, part, {out->ids.begin() + before, out->ids.end()});
     }
-    RETURN_IF_ERROR(AppendSegment(text.substr(0, length), /*insert=*/true, out));
     text.remove_prefix(length);
   }
   return OkStatus();
 }
 
-StatusOr<std::vector<int32_t>> SegmentCache::Encode(std::string_view text, bool add_special,
-                                                    size_t max_unknown) {
-  Output out{.ids = {}, .max_unknown = max_unknown};
-  if (add_special && !leading_) {  // such as EOS after the text
-    if (text.size() > max_unknown) return ResourceExhausted("the text is longer than was allowed");
-    return tokenizer_.Encode(text, /*add_special=*/true);
+Status SegmentCache::AppendWords(std::string_view text, Output* out) {
+  size_t unknown = 0;  // bytes before `at` that are tokenized together
+  for (size_t at = 0; at < text.size();) {
+    const std::string_view word = text.substr(at, cutter_.NextWord(text.substr(at)));
+    const uint64_t hash = HashOf(word);
+    const Ids entry = Find(hash, word);
+    if (entry != nullptr) {
+      if (unknown > 0)
+        RETURN_IF_ERROR(AppendUnknown(0, text.substr(at - unknown, unknown), /*insert=*/false, out));
+      unknown = 0;
+      out->ids.insert(out->ids.end(), entry->ids.begin(), entry->ids.end());
+    } else if (unknown == 0 && out->new_words < kMaxNewWords) {
+      ++out->new_words;
+      RETURN_IF_ERROR(AppendUnknown(hash, word, /*insert=*/true, out));
+    } else {
+      unknown += word.size();
+    }
+    at += word.size();
   }
-  out.ids.reserve(text.size() / 4 + 8);
-  if (add_special) out.ids = *leading_;
-  bool first = true;
-  do {
-    const std::string_view part = text.substr(0, cutter_.NextSegment(text, kLongSegment));
-    text.remove_prefix(part.size());
-    if (text.empty()) {  // a longer prompt will continue it
-      RETURN_IF_ERROR(AppendEnd(part, &out));
-      return std::move(out.ids);
+  if (unknown == 0) return OkStatus();
+  return AppendUnknown(0, text.substr(text.size() - unknown), /*insert=*/false, out);
+}
+
+std::string_view SegmentCache::NextLong(std::span<const std::string_view> pieces, const Progress& progress,
+                                        std::string* joined, bool* last) const {
+  *last = true;
+  if (progress.piece == pieces.size()) return {};
+  const std::string_view rest = pieces[progress.piece].substr(progress.at);
+  const size_t length = cutter_.NextSegment(rest, kLongSegment);
+  *last = length == rest.size() && progress.piece + 1 == pieces.size();
+  if (length < rest.size() || *last) return rest.substr(0, length);
+  *joined = rest;
+  for (size_t piece = progress.piece + 1, at = 0; piece < pieces.size();) {
+    // Without the bytes that follow, no cut was seen near the end.
+    const size_t seen = joined->size() - std::min(joined->size(), cutter_.lookahead());
+    const std::string_view more = pieces[piece].substr(at, kLongSegment);
+    *joined += more;
+    at += more.size();
+    if (at == pieces[piece].size()) ++piece, at = 0;
+    const size_t cut = cutter_.NextSegment(*joined, std::max(kLongSegment, seen));
+    if (cut < joined->size()) return std::string_view(*joined).substr(0, cut);
+  }
+  *last = true;
+  return *joined;
+}
+
+Status SegmentCache::Encode(std::span<const std::string_view> pieces, bool add_special, Progress* progress,
+                            size_t max_unknown) {
+  size_t bytes = 0;
+  for (const std::string_view piece : pieces) bytes += piece.size();
+  if (add_special && !leading_) {  // such as EOS after the text
+    if (bytes > max_unknown) return ResourceExhausted("the text is longer than was allowed");
+    std::string escaped;
+    for (const std::string_view piece : pieces) escaped += piece;
+    const std::optional<std::string> plain = JsonUnescaped(escaped);
+    if (!plain) return InvalidArgument("the text has half of a surrogate pair");
+    ASSIGN_OR_RETURN(progress->ids, tokenizer_.Encode(*plain, /*add_special=*/true));
+    return OkStatus();
+  }
+  if (!std::exchange(progress->begun, true)) {
+    progress->ids.reserve(bytes / 4 + 8);
+    if (add_special) progress->ids = *leading_;
+  }
+  Output out{.ids = progress->ids, .max_unknown = max_unknown, .new_words = 0};
+  std::string joined;
+  for (bool last = false; !last;) {
+    const std::string_view segment = NextLong(pieces, *progress, &joined, &last);
+    const size_t before = out.ids.size();
+    const bool first = progress->piece == 0 && progress->at == 0;
+    Status status;
+    if (last) {  // a longer prompt will continue it
+      status = AppendEnd(segment, &out);
+    } else if (const uint64_t hash = HashOf(segment); !AppendKnown(hash, segment, &out)) {
+      status = AppendShort(segment, /*insert=*/first, &out);
+      if (status.ok())
+        Insert(hash, segment, {out.ids.begin() + static_cast<ptrdiff_t>(before), out.ids.end()});
     }
-    const uint64_t hash = HashOf(part);
-    if (!AppendKnown(hash, part, &out)) {
-      const auto before = static_cast<ptrdiff_t>(out.ids.size());
-      RETURN_IF_ERROR(AppendShort(part, /*insert=*/first, &out));
-      Insert(hash, part, {out.ids.begin() + before, out.ids.end()});
+    if (!status.ok()) {
+      out.ids.resize(before);
+      return status;
     }
-    first = false;
-  } while (true);
+    for (size_t left = segment.size(); left > 0;) {
+      const size_t step = std::min(left, pieces[progress->piece].size() - progress->at);
+      left -= step;
+      progress->at += step;
+      if (progress->at == pieces[progress->piece].size()) ++progress->piece, progress->at = 0;
+    }
+  }
+  return OkStatus();
 }
 
 SegmentCacheStats SegmentCache::stats() const {

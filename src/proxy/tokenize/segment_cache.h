@@ -1,4 +1,7 @@
 // Tokenizes long prompts segment by segment and remembers the ids of segments.
+//
+// Texts have the form of JSON strings without their quotes ("escaped"), as bodies have them, so that text
+// whose ids are known is neither unescaped nor copied.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,13 +20,14 @@
 
 namespace moesaic::proxy {
 
-/// Finds positions at which a text may be cut so that the ids of the parts, joined, equal the ids of the
-/// whole.
+/// Finds positions at which an escaped text may be cut so that the ids of the parts, joined, equal the ids of
+/// the whole.
 ///
-/// There are two kinds. Before a special token, because tokenizers match these before the model runs; tokens
-/// that absorb spaces on their left are excluded. And between a single line break and an ASCII letter,
-/// in byte-level vocabularies in which no token contains both, so that no merge joins them. Create() probes
-/// both with the tokenizer itself and leaves out the kind that fails.
+/// There are three kinds. Before a special token, because tokenizers match these before the model runs;
+/// tokens that absorb spaces on their left are excluded. And between a single line break and an ASCII letter,
+/// in byte-level vocabularies in which no token contains both, so that no merge joins them. And before a
+/// space between two ASCII letters or digits, if no token contains all three. Create() probes each kind with
+/// the tokenizer itself and leaves out the kind that fails.
 class TextCutter {
  public:
   /// `byte_level`: the vocabulary's pre-tokenizer is byte-level BPE.
@@ -31,15 +36,20 @@ class TextCutter {
   /// Returns the length of the first segment of `rest`, which has at least `min_bytes` (2 or more) or is all
   /// of `rest`.
   size_t NextSegment(std::string_view rest, size_t min_bytes) const;
+  /// Returns the length of the first word of `rest`: a segment that may also end before a space.
+  size_t NextWord(std::string_view rest) const;
   bool cuts_lines() const { return lines_; }
   size_t num_special() const { return special_.size(); }
+  /// Maximum bytes of a text after a cut that decide about the cut.
+  size_t lookahead() const { return lookahead_; }
 
  private:
   bool SpecialAt(std::string_view rest, size_t at) const;
 
-  std::vector<std::string> special_;  // spelled tokens before which a text may be cut, the longest first
-  bool first_byte_[256] = {};         // bytes that begin one of them
-  bool lines_ = false;
+  std::vector<std::string> special_;  // escaped tokens before which a text may be cut, the longest first
+  size_t lookahead_ = 1;
+  bool first_byte_[256] = {};  // bytes that begin one of them
+  bool lines_ = false, words_ = false;
 };
 
 struct SegmentCacheStats {
@@ -53,25 +63,36 @@ struct SegmentCacheStats {
 ///
 /// Segments have three sizes. A long one is looked up first, so that a long prompt takes few lookups. One
 /// that is not known, and the end of the text, consist of short ones, so that little is tokenized after a
-/// known prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us. The last short one is cut once
-/// more, because all prompts of a template have the same end. The short ones of a long segment are kept only
-/// at the beginning of a text, where prompts with a common system message diverge.
+/// known prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us. Short ones of
+/// the end consist of words: a question has few that are not known, and all prompts of a template have the
+/// same end. The short ones of a long segment are kept only at the beginning of a text, where prompts with a
+/// common system message diverge.
 class SegmentCache {
  public:
-  static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128, kEndSegment = 2;  ///< minimum bytes
+  static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128;  ///< minimum bytes
+  /// Words that one prompt adds. More are tokenized together, which is faster.
+  static constexpr int kMaxNewWords = 8;
 
   SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t max_bytes);
 
-  /// Returns the ids of `text`, equal to those of Tokenizer::Encode. ResourceExhausted: more than
-  /// `max_unknown` bytes had to be tokenized.
-  StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special,
-                                        size_t max_unknown = SIZE_MAX);
+  /// A text of which the ids of a first part are known.
+  struct Progress {
+    std::vector<int32_t> ids;
+    size_t piece = 0, at = 0;  ///< first byte after that part
+    bool begun = false;
+  };
+
+  /// Completes `progress->ids` to those of Tokenizer::Encode for the text that the escaped `pieces` are.
+  /// ResourceExhausted: more than `max_unknown` bytes would have to be tokenized; another call continues.
+  /// InvalidArgument: the text is no UTF-8, or has half of a surrogate pair.
+  Status Encode(std::span<const std::string_view> pieces, bool add_special, Progress* progress,
+                size_t max_unknown = SIZE_MAX);
   SegmentCacheStats stats() const;
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
 
  private:
   struct Entry {
-    std::string text;
+    std::string text;  // escaped
     std::vector<int32_t> ids;
   };
   using Ids = std::shared_ptr<const Entry>;
@@ -80,9 +101,15 @@ class SegmentCache {
     uint64_t hash;
   };
   struct Output {
-    std::vector<int32_t> ids;
+    std::vector<int32_t>& ids;
     size_t max_unknown;  // bytes that may still be tokenized
+    int new_words;       // that were added
   };
+
+  /// Returns the next long segment, or the end of the text (`last`). `joined` holds it if it is in several
+  /// pieces.
+  std::string_view NextLong(std::span<const std::string_view> pieces, const Progress& progress,
+                            std::string* joined, bool* last) const;
 
   uint64_t HashOf(std::string_view text) const;
   Ids Find(uint64_t hash, std::string_view text);
@@ -90,10 +117,13 @@ class SegmentCache {
   bool AppendKnown(uint64_t hash, std::string_view text, Output* out);
   void Insert(uint64_t hash, std::string_view text, std::vector<int32_t> ids);
   Status AppendSegment(std::string_view text, bool insert, Output* out);
+  /// Appends the ids of a segment that is not in the cache.
+  Status AppendUnknown(uint64_t hash, std::string_view text, bool insert, Output* out);
   /// Appends the ids of a long segment by way of short ones.
   Status AppendShort(std::string_view text, bool insert, Output* out);
   /// Appends the ids of the end of a text.
   Status AppendEnd(std::string_view text, Output* out);
+  Status AppendWords(std::string_view text, Output* out);
 
   const text::Tokenizer tokenizer_;
   const TextCutter cutter_;

@@ -1,29 +1,13 @@
 // Writes inputs for the proxy's fuzzers: proxy_fuzz_seeds CORPUS fills CORPUS/<fuzzer>/. Each seed is small
 // and valid, so that mutations pass the first checks.
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/test_seeds.h"
 #include "proxy/events/kv_encode.h"
 
 namespace {
-
-using std::filesystem::path;
-
-void Write(const path& folder, std::string_view content) {
-  static int number = 0;
-  std::filesystem::create_directories(folder);
-  const path file = folder / ("seed" + std::to_string(++number));
-  std::ofstream stream(file, std::ios::binary);
-  if (!(stream << content) || !stream.flush()) {
-    std::fprintf(stderr, "%s: cannot be written\n", file.c_str());
-    std::exit(1);
-  }
-}
 
 // Bodies of clients, answers of engines and whole HTTP responses. The fuzzer takes its step from the first
 // byte.
@@ -79,23 +63,21 @@ std::vector<std::string> Batches() {
   removed.block_hashes = {2};
   KvEvent cleared;
   cleared.type = KvEvent::Type::kCleared;
-  const KvBatch batch{.time = 1.5, .events = {stored, removed, cleared}, .dp_rank = 0};
+  KvEvent unusable = stored;
+  unusable.block_size = 0;
+  const KvBatch batch{.time = 1.5, .events = {stored, removed, cleared, unusable}, .dp_rank = 0};
   return {EncodeKvBatch(batch, KvEncoding::kMap), EncodeKvBatch(batch, KvEncoding::kArray)};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: proxy_fuzz_seeds CORPUS\n");
-    return 1;
-  }
-  const path corpus = argv[1];
-  for (const std::string_view text : kProtocol) {
-    Write(corpus / "proxy_protocol_fuzzer", "\x02" + std::string(text));
-  }
-  for (const std::string_view text : kEtcd) Write(corpus / "etcd_messages_fuzzer", text);
-  for (const std::string_view text : kSettings) Write(corpus / "proxy_settings_fuzzer", text);
-  for (const std::string& batch : Batches()) Write(corpus / "kv_decode_fuzzer", batch);
+  const moesaic::base::SeedCorpus corpus(argc, argv);
+  std::vector<std::string> protocol;
+  for (const std::string_view text : kProtocol) protocol.push_back("\x02" + std::string(text));
+  corpus.WriteAll("proxy_protocol_fuzzer", protocol);
+  corpus.WriteAll("etcd_messages_fuzzer", kEtcd);
+  corpus.WriteAll("proxy_settings_fuzzer", kSettings);
+  corpus.WriteAll("kv_decode_fuzzer", Batches());
   return 0;
 }

@@ -1,0 +1,157 @@
+//! Contexts in JSON, and long strings of messages that a rendering does not copy.
+
+use super::{Context, Options, Rendered, Template};
+
+fn template(source: &str) -> Template {
+    Template::compile(source).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn context<'a>(variables: &'a str, messages: &'a str) -> Context<'a> {
+    Context { variables: variables.as_bytes(), messages: messages.as_bytes(), aliases: true }
+}
+
+fn printed(value: &str) -> Result<String, String> {
+    let variables = format!(r#"{{"x": {value}}}"#);
+    template("{{ x }}").render(context(&variables, ""), Options::default()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn values_are_those_of_python() {
+    for (json, text) in [
+        ("[1, -2.50, 1e3, true, false, null]", "[1, -2.5, 1000.0, True, False, None]"),
+        ("12345678901234567890123", "12345678901234567890123"),
+        ("-170141183460469231731687303715884105728", "-170141183460469231731687303715884105728"),
+        (r#"{"a" : "b", "c": {}, "a": []}"#, "{'a': [], 'c': {}}"),
+        (r#""\u00e9\n\"\\\/\ud83d\ude00""#, "\u{e9}\n\"\\/\u{1f600}"),
+        (r#""\\""#, "\\"),
+    ] {
+        assert_eq!(printed(json).as_deref(), Ok(text), "{json}");
+    }
+}
+
+#[test]
+fn other_texts_are_errors() {
+    for json in [
+        "",
+        "01",
+        "1.",
+        "1e",
+        "-",
+        "tru",
+        "[1",
+        "[1,]",
+        "{\"a\"}",
+        "{\"a\":1,}",
+        "{1:2}",
+        "\"a",
+        "\"\\x\"",
+        "\"\\ud800\"",
+        "\"\\ud800\\u0041\"",
+        "\"\\udc00\"",
+        "\"\\u12\"",
+        "\"\n\"",
+        "1 2",
+        "\"\\u+123\"",
+    ] {
+        assert!(printed(json).is_err(), "{json}");
+    }
+    let nested = |depth: usize| printed(&format!("{}{}", "[".repeat(depth), "]".repeat(depth)));
+    assert!(nested(100).is_ok());
+    assert!(nested(200).unwrap_err().contains("nesting"));
+}
+
+/// Messages with one long content that has escapes, and its text.
+fn long_message(edges: (&str, &str)) -> (String, String) {
+    let inner = r#"A line with \"quotes\", \u00e9, \\ and \t.\n"#.repeat(20);
+    let json = format!(r#"[{{"role": "user", "content": "{}{inner}{}"}}]"#, edges.0, edges.1);
+    let text = "A line with \"quotes\", \u{e9}, \\ and \t.\n".repeat(20);
+    (json, text)
+}
+
+fn render(source: &str, messages: &str) -> (Rendered, String) {
+    let template = template(source);
+    let rendered = template.render_with_holes(context("{}", messages), Options::default());
+    let whole = template.render(context("{}", messages), Options::default());
+    (rendered.unwrap_or_else(|error| panic!("{error}")), whole.unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Joins a rendering as C++ would.
+fn joined(rendered: &Rendered, messages: &str) -> String {
+    let (mut text, mut copied) = (String::new(), 0);
+    for hole in &rendered.holes {
+        text.push_str(&rendered.text[copied..hole.at]);
+        text.push_str(&super::quoted::unescape(messages[hole.begin..hole.end].as_bytes()).unwrap());
+        copied = hole.at;
+    }
+    text + &rendered.text[copied..]
+}
+
+#[test]
+fn long_messages_that_are_printed_are_holes() {
+    let (messages, text) = long_message(("<", ">"));
+    for source in [
+        "<u>{{ messages[0].content }}</u>",
+        "{{ '<u>' + messages[0]['content'] + '</u>' }}",
+        "<u>{% for m in messages %}{{ m.content }}{% endfor %}</u>",
+        "{% macro show(c) %}{{ c }}{% endmacro %}<u>{{ show(messages[0].content) }}</u>",
+        "{% set c = messages[0].content %}{% if c is string and c %}<u>{{ c | trim }}</u>{% endif %}",
+        "<u>{% set c %}{{ messages[0].content.strip() }}{% endset %}{{ c }}</u>",
+        "{% set c = messages[0].content %}{% if not c.startswith('a') and not c.endswith('b') %}<u>{{ c }}</u>{% endif %}",
+        "{% set c = messages[0].content %}{{ '<u>' if '\"' in c }}{{ c }}</u>",
+        "{% generation %}<u>{{ messages[0].content }}{% endgeneration %}</u>",
+    ] {
+        let (rendered, whole) = render(source, &messages);
+        assert_eq!(whole, format!("<u><{text}></u>"), "{source}");
+        assert_eq!(rendered.holes.len(), 1, "{source}");
+        assert_eq!(rendered.text, "<u></u>", "{source}");
+        assert_eq!(joined(&rendered, &messages), whole, "{source}");
+    }
+}
+
+#[test]
+fn texts_made_of_long_messages_are_copies() {
+    let (messages, text) = long_message((" ", "\\n"));
+    for (source, wanted) in [
+        ("{{ messages[0].content | trim }}", text.trim().to_string()),
+        ("{{ messages[0].content.rstrip() }}", format!(" {}", text.trim())),
+        ("{{ messages[0].content[1:3] }}", "A ".to_string()),
+        ("{{ messages[0].content ~ '' }}", format!(" {text}\n")),
+        ("{{ messages[0].content.startswith(' A line with \"') }}", "True".to_string()),
+        ("{{ messages[0].content.endswith('.\n\n') }}", "True".to_string()),
+        (
+            "{{ messages[0].content.startswith('A') or messages[0].content.endswith('n') }}",
+            "False".to_string(),
+        ),
+        ("{{ messages[0].content == messages[0].content ~ '' }}", "True".to_string()),
+        ("{{ messages[0].content | length }}", (text.chars().count() + 2).to_string()),
+    ] {
+        let (rendered, whole) = render(source, &messages);
+        assert_eq!(whole, wanted, "{source}");
+        assert!(rendered.holes.is_empty(), "{source}");
+        assert_eq!(rendered.text, whole, "{source}");
+    }
+}
+
+#[test]
+fn a_long_message_that_is_no_text_is_an_error_when_it_is_read() {
+    let messages = format!(r#"[{{"content": "{}\ud800"}}]"#, "a".repeat(500));
+    let source = template("{{ messages[0].content | upper }}");
+    assert!(source.render_with_holes(context("{}", &messages), Options::default()).is_err());
+    assert!(template("{{ messages[0].content }}")
+        .render(context("{}", &messages), Options::default())
+        .is_err());
+}
+
+#[test]
+fn variables_come_before_messages_and_reasoning_has_three_names() {
+    let shown = |source: &str, variables: &str, messages: &str| {
+        template(source)
+            .render(context(variables, messages), Options::default())
+            .unwrap_or_else(|error| panic!("{error}"))
+    };
+    assert_eq!(shown("{{ messages }}", r#"{"messages": [1]}"#, "[2]"), "[1]");
+    assert_eq!(
+        shown("{{ messages[0] }}", "{}", r#"[{"role": "r", "reasoning": "x"}]"#),
+        "{'thinking': 'x', 'role': 'r', 'reasoning': 'x', 'reasoning_content': 'x'}"
+    );
+}

@@ -45,6 +45,10 @@ install(DIRECTORY ${CMAKE_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDI
         PATTERN "*-inl.h" EXCLUDE PATTERN "*test*" EXCLUDE PATTERN "fake_*" EXCLUDE PATTERN "precompiled.h" EXCLUDE
         PATTERN "app" EXCLUDE)
 
+# The rooms of the Python extension, for MOESAIC_PYTHON_LIBRARIES: a package links them instead of compiling these rooms.
+export(TARGETS moesaic_flags moesaic_base moesaic_runtime moesaic_tensor moesaic_kernels moesaic_science
+       NAMESPACE moesaic:: FILE ${CMAKE_BINARY_DIR}/python/libraries.cmake)
+
 set(CPACK_GENERATOR DEB)
 set(CPACK_INSTALL_CMAKE_PROJECTS "${CMAKE_BINARY_DIR};moesaic;Unspecified;/")
 set(CPACK_PACKAGE_NAME moesaic)

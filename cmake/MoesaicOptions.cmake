@@ -10,6 +10,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
 option(MOESAIC_BENCH "Build the benchmarks" ON)
 option(MOESAIC_PYTHON "Build only the Python extension and the rooms that it needs (see python/pyproject.toml)" OFF)
+set(MOESAIC_PYTHON_LIBRARIES "" CACHE FILEPATH
+    "With MOESAIC_PYTHON: file python/libraries.cmake of a build folder, whose libraries are linked instead of compiled again")
 option(MOESAIC_FUZZ "Build the libFuzzer targets (needs Clang)" OFF)
 option(MOESAIC_COVERAGE "Instrument for coverage" OFF)
 option(MOESAIC_WERROR "Treat compiler warnings as errors" OFF)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures moesaic.graph against PyTorch (and torch_scatter, if it is installed) on the CPU, in one run.
 
-Usage: graph_operators.py [--threads N] [--repetitions N] [--cpu-time]. Prints medians, best times and ratios.
+Usage: graph_operators.py [--threads N] [--repetitions N] [--cpu-time]. Prints medians, best times and ratios. Rows "bound: .." move the
+least bytes that an operator must move, in order and without its work.
 """
 import argparse
 import importlib.util
@@ -86,11 +87,15 @@ def main():
             return torch.zeros(nodes, columns).index_add_(0, dst, u[src] * w[:, None])
 
         bag = torch.nn.functional.embedding_bag
+        repeated = u.expand(edges // nodes, nodes, columns)  # the gathered bytes, read from one table
+        plan_bytes = torch.empty(2, 14 * edges, dtype=torch.uint8)  # two int64 read, three int32 written per edge
         report(f"u_mul_e sum, {title}", measure({
             "moesaic gspmm": lambda: graph.u_mul_e_sum(plan, u, w),
+            "moesaic gspmm without weights (copy_u)": lambda: graph.copy_u(plan, u),
             "gather, multiply, index_add_": unfused,
             "embedding_bag (sorted by hand)": lambda: bag(sources, u, ptr[:-1], mode="sum", per_sample_weights=ordered),
             "sparse CSR @ dense (sorted by hand)": lambda: csr @ u,
+            "bound: read of the gathered bytes": lambda: repeated.sum(),
         }, options.repetitions), "moesaic gspmm")
         functions = {
             "moesaic segment_reduce, plan reused": lambda: graph.segment_reduce(segments, messages),
@@ -103,12 +108,13 @@ def main():
         grouped = graph.Segments.from_ptr(ptr)
         report(f"sum of rows in the order of their segments, {title}", measure({
             "moesaic segment_reduce": lambda: graph.segment_reduce(grouped, messages),
-            "read of the same bytes (torch.sum)": lambda: messages.sum(),
+            "bound: read of the same bytes (torch.sum)": lambda: messages.sum(),
             "torch.segment_reduce": lambda: torch.segment_reduce(messages, "sum", offsets=ptr, unsafe=True),
         }, options.repetitions), "moesaic segment_reduce", bytes_moved=messages.nbytes)
         report(f"plan, {title}", measure({
             "moesaic Graph (COO -> CSC)": lambda: graph.Graph(src, dst, nodes, nodes),
             "torch.sort": lambda: torch.sort(dst, stable=True),
+            "bound: copy of the same bytes": lambda: plan_bytes[0].copy_(plan_bytes[1]),
         }, options.repetitions), "moesaic Graph (COO -> CSC)")
 
 

@@ -27,7 +27,8 @@ import se3  # noqa: E402
 import structure  # noqa: E402
 
 
-LAYERS = ("egnn128", "egnn256", "ipa", "triangle", "se3", "evoformer", "structure", "gradients", "se3_gradients", "pair_gradients")
+LAYERS = ("egnn128", "egnn256", "ipa", "triangle", "se3", "evoformer", "structure", "gradients", "se3_gradients", "pair_gradients",
+          "model_gradients")
 
 
 SIDES = ("moesaic", "PyTorch eager")
@@ -53,8 +54,11 @@ def peak_mib(function, side):
     return peak
 
 
-def pair(title, ours, theirs, repetitions, inference=True, wrap=lambda call: call):
+def pair(title, ours, theirs, repetitions, inference=True, wrap=lambda call: call, bound=None):
+    """bound is a title and a call that do the least work that the layer must do."""
     functions = dict(zip(SIDES, (wrap(ours), wrap(theirs))))
+    if bound:
+        functions[f"bound: {bound[0]}"] = bound[1]
     with torch.inference_mode(inference):
         if MODE["compile"]:
             compiled = wrap(torch.compile(theirs))
@@ -91,7 +95,13 @@ def ipa_pair(n, xyz, repetitions):
     s, z = torch.randn(n, 384), torch.randn(n, n, 128)
     rotation, mask = torch.linalg.qr(torch.randn(n, 3, 3))[0], torch.ones(n)
     mine = layers.InvariantPointAttention(ipa.state_dict())
-    pair("Invariant point attention", lambda: mine(s, z, rotation, xyz), lambda: ipa(s, z, rotation, xyz, mask), repetitions)
+    # Products with z take 2 x 2 x 128 x 12 operations per pair, scores and values 2 x (28 + 40) x 12; projections 2 x 384 x 1152 per
+    # residue, and the result 2 x 2112 x 384.
+    operations = n * n * 12 * (4 * 128 + 2 * 68) + n * 2 * 384 * (1152 + 2112)
+    side = round((operations / 2) ** (1 / 3))
+    square = torch.randn(side, side)
+    pair("Invariant point attention", lambda: mine(s, z, rotation, xyz), lambda: ipa(s, z, rotation, xyz, mask), repetitions,
+         bound=(f"torch.mm of {operations / 1e9:.1f} GFLOP, read of z", lambda: (square @ square, z.sum())))
 
 
 def triangle_pair(n, repetitions):
@@ -170,6 +180,23 @@ def pair_gradients(n, sequences, repetitions):
                   [m, z, *outer.parameters()], repetitions)
 
 
+def model_gradients(n, sequences, repetitions):
+    """AlphaFold 2's stack: an Evoformer block and the structure module, with OpenFold's stopped rotations."""
+    block = evoformer.EvoformerBlock(256, 128, 32, 8, 32)
+    block.tri_att_start, block.tri_att_end = (evoformer.TriangleAttention(128, 4, 32, ending) for ending in (False, True))
+    block.tri_mul_out, block.tri_mul_in = (evoformer.TriangleMultiplication(128, 128, incoming) for incoming in (False, True))
+    m, z = torch.randn(sequences, n, 256, requires_grad=True), torch.randn(n, n, 128, requires_grad=True)
+    masks = torch.ones(sequences, n), torch.ones(n, n)
+    mine = layers.EvoformerBlock(dict(block.named_parameters()), 8, 4)
+    gradient_pair(f"Evoformer block, {n} residues, {sequences} sequences", lambda: mine(m, z, *masks), lambda: block(m, z, *masks),
+                  [m, z, *block.parameters()], repetitions)
+    module = structure.StructureModule(384, 128, 12, 16, 4, 8, 128, 2, structure.random_geometry())
+    single, types, mask = torch.randn(n, 384, requires_grad=True), torch.randint(0, 21, (n,)), torch.ones(n)
+    fold = layers.StructureModule({**dict(module.named_parameters()), **dict(module.named_buffers())})
+    gradient_pair(f"Structure module, {n} residues, 8 iterations", lambda: (fold(single, z, types, mask)["positions"],),
+                  lambda: (module(single, z, types, mask, True)["positions"],), [single, z, *module.ipa.parameters()], repetitions)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     add_options(parser, 5)
@@ -196,7 +223,8 @@ def main():
             "evoformer": lambda: evoformer_pair(n, options.sequences, repetitions),
             "gradients": lambda: egnn_gradients(n, xyz, 128, repetitions),
             "se3_gradients": lambda: se3_gradients(n, xyz, repetitions),
-            "pair_gradients": lambda: pair_gradients(n // 2, options.sequences, repetitions)}
+            "pair_gradients": lambda: pair_gradients(n // 2, options.sequences, repetitions),
+            "model_gradients": lambda: model_gradients(n // 2, options.sequences, repetitions)}
     for name in options.only:
         runs[name]()
 

@@ -373,7 +373,27 @@ void BindEvoformer(nb::module_& m) {
                                    Shaped(z, "z", {n, n, block.c_z()})));
           },
           nb::arg("s"), nb::arg("n"), nb::arg("msa_mask").none(), nb::arg("pair_mask").none(), nb::arg("m"),
-          nb::arg("z"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeArray& msa_mask,
+             const MaybeArray& pair_mask, const Array& m_rows, const Array& z, const Array& m_out_grad,
+             const Array& z_out_grad, const MaybeArray& m_grad, const MaybeArray& z_grad,
+             const Weights& parameters) {
+            const Session session;
+            const std::vector<int64_t> m_shape = {s, n, block.c_m()}, z_shape = {n, n, block.c_z()};
+            ThrowIfError(block.Backward(session.context(), s, n, MaybeFloats(msa_mask, "msa_mask", s * n),
+                                        MaybeFloats(pair_mask, "pair_mask", n * n),
+                                        Shaped(m_rows, "m", m_shape), Shaped(z, "z", z_shape),
+                                        {.m_out = Shaped(m_out_grad, "m_out_grad", m_shape),
+                                         .z_out = Shaped(z_out_grad, "z_out_grad", z_shape),
+                                         .m = MaybeFloats(m_grad, "m_grad", s * n * block.c_m()),
+                                         .z = MaybeFloats(z_grad, "z_grad", n * n * block.c_z())},
+                                        ToGradients(parameters)));
+          },
+          nb::arg("s"), nb::arg("n"), nb::arg("msa_mask").none(), nb::arg("pair_mask").none(), nb::arg("m"),
+          nb::arg("z"), nb::arg("m_out_grad"), nb::arg("z_out_grad"), nb::arg("m_grad").none(),
+          nb::arg("z_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::InvariantPointAttention>(m, "InvariantPointAttention")
       .def_static(
           "load",
@@ -418,6 +438,15 @@ void BindEvoformer(nb::module_& m) {
           nb::call_guard<nb::gil_scoped_release>());
 }
 
+// Types [n] of residues, or null.
+const int32_t* MaybeTypes(const MaybeArray& types, int64_t n) {
+  if (!types.has_value()) return nullptr;
+  const std::span<int32_t> ids = ToInts(*types, "types");
+  if (static_cast<int64_t>(ids.size()) != n)
+    throw nb::value_error(fmt::format("types must have {} elements, but has {}", n, ids.size()).c_str());
+  return ids.data();
+}
+
 void BindStructure(nb::module_& m) {
   using science::StructureModule;
   nb::class_<StructureModule>(m, "StructureModule")
@@ -439,14 +468,9 @@ void BindStructure(nb::module_& m) {
              const Array& single_out) {
             const Session session;
             const int64_t b = module.blocks();
-            const std::span<int32_t> ids = types.has_value() ? ToInts(*types, "types") : std::span<int32_t>{};
-            if (types.has_value() && static_cast<int64_t>(ids.size()) != n) {
-              throw nb::value_error(
-                  fmt::format("types must have {} elements, but has {}", n, ids.size()).c_str());
-            }
             ThrowIfError(module.Run(
                 session.context(), n, Shaped(single, "single", {n, module.c_s()}),
-                Shaped(pair, "pair", {n, n, module.c_z()}), types.has_value() ? ids.data() : nullptr,
+                Shaped(pair, "pair", {n, n, module.c_z()}), MaybeTypes(types, n),
                 MaybeFloats(mask, "mask", n),
                 {Floats(frames, "frames", b * n * 7), Floats(angles, "angles", b * n * 14),
                  Floats(unnormalized, "unnormalized", b * n * 14), MaybeFloats(groups, "groups", b * n * 128),
@@ -455,7 +479,34 @@ void BindStructure(nb::module_& m) {
           },
           nb::arg("n"), nb::arg("single"), nb::arg("pair"), nb::arg("types").none(), nb::arg("mask").none(),
           nb::arg("frames"), nb::arg("angles"), nb::arg("unnormalized"), nb::arg("groups").none(),
-          nb::arg("positions").none(), nb::arg("single_out"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("positions").none(), nb::arg("single_out"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const StructureModule& module, int64_t n, const Array& single, const Array& pair,
+             const MaybeArray& types, const MaybeArray& mask, bool stop_rotations, const Array& frames,
+             const Array& angles, const Array& unnormalized, const MaybeArray& groups,
+             const MaybeArray& positions, const Array& single_out, const MaybeArray& single_grad,
+             const MaybeArray& pair_grad, const Weights& parameters) {
+            const Session session;
+            const int64_t b = module.blocks();
+            ThrowIfError(module.Backward(session.context(), n, Shaped(single, "single", {n, module.c_s()}),
+                                         Shaped(pair, "pair", {n, n, module.c_z()}), MaybeTypes(types, n),
+                                         MaybeFloats(mask, "mask", n), stop_rotations,
+                                         {.frames = Floats(frames, "frames", b * n * 7),
+                                          .angles = Floats(angles, "angles", b * n * 14),
+                                          .unnormalized = Floats(unnormalized, "unnormalized", b * n * 14),
+                                          .groups = MaybeFloats(groups, "groups", b * n * 128),
+                                          .positions = MaybeFloats(positions, "positions", b * n * 42),
+                                          .single_out = Floats(single_out, "single_out", n * module.c_s()),
+                                          .single = MaybeFloats(single_grad, "single_grad", n * module.c_s()),
+                                          .pair = MaybeFloats(pair_grad, "pair_grad", n * n * module.c_z())},
+                                         ToGradients(parameters)));
+          },
+          nb::arg("n"), nb::arg("single"), nb::arg("pair"), nb::arg("types").none(), nb::arg("mask").none(),
+          nb::arg("stop_rotations"), nb::arg("frames"), nb::arg("angles"), nb::arg("unnormalized"),
+          nb::arg("groups").none(), nb::arg("positions").none(), nb::arg("single_out"),
+          nb::arg("single_grad").none(), nb::arg("pair_grad").none(), nb::arg("parameters"),
+          nb::call_guard<nb::gil_scoped_release>());
 }
 
 science::FiberFeatures ToFiber(const std::map<int, Array>& arrays) {
@@ -611,6 +662,21 @@ void BindProteinMpnn(nb::module_& m) {
           },
           nb::arg("xyz"), nb::arg("known"), nb::arg("index"), nb::arg("chain"), nb::arg("sequence"),
           nb::arg("order"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
+             const Array& chain, const Array& sequence, const Array& order, const Array& out_grad,
+             const MaybeArray& xyz_grad, const Weights& parameters) {
+            const Session session;
+            const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
+            ThrowIfError(model.Backward(session.context(), input, input.sequence, ToInts(order, "order"),
+                                        Floats(out_grad, "out_grad", input.size() * science::kMpnnLetters),
+                                        MaybeFloats(xyz_grad, "xyz_grad", 12 * input.size()),
+                                        ToGradients(parameters)));
+          },
+          nb::arg("xyz"), nb::arg("known"), nb::arg("index"), nb::arg("chain"), nb::arg("sequence"),
+          nb::arg("order"), nb::arg("out_grad"), nb::arg("xyz_grad").none(), nb::arg("parameters"),
+          nb::call_guard<nb::gil_scoped_release>())
       .def("sample",
            [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
               const Array& chain, const Array& sequence, double temperature, uint64_t seed) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bindings/arrays.h"
+#include "runtime/huge_pages.h"
 
 namespace nb = nanobind;
 
@@ -72,11 +73,16 @@ graph::Features ToFeatures(const ReadArray& array, const char* name) {
 
 graph::Output ToOutput(const Array& array, const char* name) {
   CheckMatrix(array, name);
-  return {.data = array.data(),
-          .dtype = TypeOf(array.dtype(), name),
-          .rows = static_cast<int64_t>(array.shape(0)),
-          .cols = static_cast<int64_t>(array.shape(1)),
-          .stride = array.stride(0)};
+  const graph::Output out = {.data = array.data(),
+                             .dtype = TypeOf(array.dtype(), name),
+                             .rows = static_cast<int64_t>(array.shape(0)),
+                             .cols = static_cast<int64_t>(array.shape(1)),
+                             .stride = array.stride(0)};
+  // PyTorch does not ask for huge pages, and NumPy from 4 MiB on.
+  constexpr size_t kLarge = size_t{4} << 20;
+  const size_t bytes = tensor::BytesOf(out.dtype, out.rows * out.stride);
+  if (out.stride == out.cols && bytes >= kLarge) runtime::AdviseHugePages(out.data, bytes);
+  return out;
 }
 
 graph::Indices ToIndices(const ReadArray& array, const char* name) {

@@ -13,7 +13,8 @@ from moesaic import graph, layers
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-GOLDENS = pathlib.Path(__file__).resolve().parents[2] / "src" / "science" / "goldens" / "gradients.npz"
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "src" / "science" / "goldens"
+GOLDENS, MODELS = FOLDER / "gradients.npz", FOLDER / "model_gradients.npz"
 
 
 def check(function, *inputs):
@@ -23,9 +24,9 @@ def check(function, *inputs):
         assert torch.autograd.gradcheck(function, inputs, eps=1e-2, atol=2e-2, rtol=1e-2, nondet_tol=0.0)
 
 
-def case(name):
+def case(name, path=GOLDENS):
     """Tensors of one golden: inputs, parameters that need gradients, and the rest."""
-    arrays = {key[len(name) + 1 :]: torch.from_numpy(x) for key, x in np.load(GOLDENS).items() if key.startswith(name)}
+    arrays = {key[len(name) + 1 :]: torch.from_numpy(x) for key, x in np.load(path).items() if key.startswith(name)}
     inputs = {key[11:]: arrays[key[11:]].requires_grad_() for key in arrays if key.startswith("grad.input.")}
     parameters = {key[8:]: x.requires_grad_() for key, x in arrays.items() if key.startswith("weights.")}
     return arrays, inputs, parameters
@@ -151,6 +152,50 @@ def test_invariant_point_attention():
     layer = layers.InvariantPointAttention(parameters, 3, 5, 4, 6)
     out = layer(inputs["s"], inputs["z"], inputs["rotation"], inputs["translation"], arrays["mask"])
     expect(arrays, inputs, parameters, [out])
+
+
+@needs_goldens
+def test_evoformer_block():
+    arrays, inputs, parameters = case("evoformer", MODELS)
+    block = layers.EvoformerBlock(parameters, 2, 2)
+    expect(arrays, inputs, parameters, block(inputs["m"], inputs["z"], arrays["msa_mask"], arrays["pair_mask"]))
+    with pytest.raises(ValueError, match="^pair_mask requires a gradient"):
+        block(inputs["m"], inputs["z"], arrays["msa_mask"], arrays["pair_mask"].float().requires_grad_())
+
+
+def structure_module(name, **options):
+    arrays, inputs, parameters = case(f"structure.{name}", MODELS)
+    geometry = {key[9:]: x for key, x in case("structure.full", MODELS)[0].items() if key.startswith("geometry.")}
+    module = layers.StructureModule({**parameters, **geometry}, 2, 3, 2, 3, blocks=3, **options)
+    return arrays, inputs, parameters, module
+
+
+@needs_goldens
+@pytest.mark.parametrize("name", ["stop", "full"])
+def test_structure_module(name):
+    arrays, inputs, parameters, module = structure_module(name, stop_rotations=name == "stop")
+    out = module(inputs["single"], inputs["pair"], arrays["types"], arrays["mask"])
+    names = ("frames", "angles", "unnormalized_angles", "sidechain_frames", "positions", "single")
+    expect(arrays, inputs, parameters, [out[key] for key in names])
+
+
+@needs_goldens
+def test_frames_alone_have_gradients():
+    found = []
+    for types in (True, False):  # gradients of results that a loss does not use are 0
+        arrays, inputs, _, module = structure_module("full", stop_rotations=False)
+        out = module(inputs["single"], inputs["pair"], arrays["types"] if types else None)
+        out["frames"].square().sum().backward()
+        found.append(inputs["single"].grad)
+    assert torch.equal(*found) and found[0].abs().max() > 0
+
+
+@needs_goldens
+def test_protein_mpnn():
+    arrays, inputs, parameters = case("protein_mpnn", MODELS)
+    model = layers.ProteinMpnn(parameters, len(arrays["known"]))
+    rest = [arrays[key] for key in ("known", "index", "chain", "sequence", "order")]
+    expect(arrays, inputs, parameters, [model.log_probabilities(inputs["xyz"], *rest)])
 
 
 def edge_perceptron(generator):

@@ -10,6 +10,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
+#include <vector>
+
+#include "runtime/huge_pages.h"
 
 namespace moesaic::runtime {
 namespace {
@@ -160,6 +164,23 @@ TEST(Buffer, PlacesPagesOnPreferredNode) {
     EXPECT_EQ(policy, expected[i]);
   }
   EXPECT_THAT(Message(buffer.Prefer(0, kHugePage, 1000)), testing::HasSubstr("on NUMA node 1000: "));
+}
+
+TEST(HugePageAllocator, KeepsValuesOfSmallAndLargeVectors) {
+  for (const size_t size : {size_t{1}, size_t{1000}, kHugePage / 4, kHugePage}) {
+    std::vector<int32_t, HugePageAllocator<int32_t>> x(size, 7);
+    EXPECT_EQ(std::accumulate(x.begin(), x.end(), int64_t{0}), static_cast<int64_t>(7 * size));
+    if (size * 4 >= kHugePage) EXPECT_TRUE(Aligned(x.data(), kHugePage));
+    x.resize(2 * size);  // moves to another kind of memory at some size
+    x.back() = 9;
+    const auto copy = x;
+    EXPECT_EQ(copy[size - 1], 7);
+    EXPECT_EQ(copy.back(), 9);
+  }
+  AdviseHugePages(nullptr, 0);
+  char small[16] = {1};
+  AdviseHugePages(small, sizeof(small));  // has no whole page
+  EXPECT_EQ(small[0], 1);
 }
 
 }  // namespace

@@ -22,6 +22,14 @@ StatusOr<float*> GradientScope::Get(const std::string& name, int64_t size) const
   return found->second.data();
 }
 
+GradientMap GradientsUnder(const GradientMap& gradients, const std::string& name) {
+  const std::string prefix = name + ".";
+  GradientMap found;
+  for (auto at = gradients.lower_bound(prefix); at != gradients.end() && at->first.starts_with(prefix); ++at)
+    found[at->first.substr(prefix.size())] = at->second;
+  return found;
+}
+
 StatusOr<DenseGradients> DenseGradients::Find(const GradientScope& scope, const std::string& name,
                                               const Dense& dense) {
   DenseGradients out;
@@ -58,6 +66,14 @@ void DenseBackward::Inputs(const graph::Context& ctx, const float* y_grad, int64
                             .n = k_,
                             .k = n_,
                             .accumulate = accumulate});
+  });
+}
+
+void ActivationBackward(const graph::Context& ctx, const float* x, int64_t count,
+                        graph::Activation activation, float* grad) {
+  ForRows(ctx, count, 1 << 15, [&](int64_t first, int64_t last) {
+    ctx.graph->rows.activate_gradient(x + first, grad + first, static_cast<int>(last - first), activation,
+                                      grad + first);
   });
 }
 

@@ -13,6 +13,9 @@ namespace moesaic::science {
 /// and is added to. Gradients of parameters without an array are not computed.
 using GradientMap = std::map<std::string, std::span<float>>;
 
+/// Returns the gradients under a prefix NAME. of the map, without it.
+GradientMap GradientsUnder(const GradientMap& gradients, const std::string& name);
+
 /// Looks gradients up by name under a prefix, as WeightScope does with weights.
 class GradientScope {
  public:
@@ -57,6 +60,10 @@ class DenseBackward {
 /// Adds y_grad^T x and the column sums of y_grad [rows, n].
 void AddWeightGradients(const graph::Context& ctx, const float* y_grad, int64_t y_stride, int n,
                         const float* x, int64_t x_stride, int k, int64_t rows, const DenseGradients& out);
+
+/// grad[i] *= activation'(x[i]). Of a ReLU x may also be its result.
+void ActivationBackward(const graph::Context& ctx, const float* x, int64_t count,
+                        graph::Activation activation, float* grad);
 
 /// Adds from [count] to out, which may be null.
 void AddTo(const graph::Context& ctx, const float* from, int64_t count, float* out);

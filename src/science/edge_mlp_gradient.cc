@@ -98,12 +98,8 @@ struct MlpBackward {
     float *grad = v.grad, *next = v.hidden_grad;
     for (size_t layer = layers(); layer-- > 0;) {
       const int64_t w = width(layer);
-      if (activation(layer) != graph::Activation::kNone) {
-        ForRows(ctx, count * w, 1 << 15, [&](int64_t begin, int64_t end) {
-          ctx.graph->rows.activate_gradient(v.before[layer] + begin, grad + begin,
-                                            static_cast<int>(end - begin), activation(layer), grad + begin);
-        });
-      }
+      if (activation(layer) != graph::Activation::kNone)
+        ActivationBackward(ctx, v.before[layer], count * w, activation(layer), grad);
       if (layer == 0) break;
       const int inputs_of_layer = width(layer - 1);
       if (!out.rest.empty())

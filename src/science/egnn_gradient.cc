@@ -154,11 +154,7 @@ Status EgnnLayer::NodesBackward(const graph::Context& ctx, int64_t nodes, const 
   Activate(ctx, before.data(), nodes * middle, edge_mlp_.activation, after.data());
   AddWeightGradients(ctx, h_grad, outputs(), outputs(), after.data(), middle, middle, nodes, out_grads);
   DenseBackward(node_out_).Inputs(ctx, h_grad, outputs(), nodes, grad.data(), middle);
-  ForRows(ctx, nodes * middle, 1 << 15, [&](int64_t begin, int64_t end) {
-    ctx.graph->rows.activate_gradient(before.data() + begin, grad.data() + begin,
-                                      static_cast<int>(end - begin), edge_mlp_.activation,
-                                      grad.data() + begin);
-  });
+  ActivationBackward(ctx, before.data(), nodes * middle, edge_mlp_.activation, grad.data());
   AddWeightGradients(ctx, grad.data(), middle, middle, both.data(), width, width, nodes, in_grads);
   DenseBackward(node_in_).Inputs(ctx, grad.data(), middle, nodes, both.data(), width);
   const bool residual = options_.residual && outputs() == node_inputs_;

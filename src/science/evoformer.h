@@ -108,10 +108,21 @@ class Transition {
   static StatusOr<Transition> Load(const WeightScope& weights);
   int c() const { return in_.k(); }  ///< Channels of x.
   Status Run(const graph::Context& ctx, int64_t rows, float* x) const;
+  /// Adds the gradients for out_grad [rows, c], that of x after the layer, to x_grad [rows, c] (or null) and
+  /// `parameters`. x is the layer's input. Hidden values are computed again for 2048 rows at a time.
+  Status Backward(const graph::Context& ctx, int64_t rows, const float* x, const float* out_grad,
+                  float* x_grad, const GradientMap& parameters) const;
 
  private:
   Norm norm_;
   Dense in_, out_;
+};
+
+/// Gradients of a block's results, and arrays to which those of its inputs are added; null: not computed.
+struct EvoformerGradients {
+  const float* m_out = nullptr;  ///< [sequences, residues, c_m]
+  const float* z_out = nullptr;  ///< [residues, residues, c_z]
+  float *m = nullptr, *z = nullptr;
 };
 
 /// Algorithm 6, one block. Scopes: msa_att_row, msa_att_col, msa_transition, outer_product_mean, tri_mul_out,
@@ -124,6 +135,13 @@ class EvoformerBlock {
   int c_z() const { return outgoing_.c(); }
   Status Run(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* msa_mask,
              const float* pair_mask, float* m, float* z) const;
+  /// Adds the gradients for grads.m_out and grads.z_out, those of m and z after the block, to grads.m,
+  /// grads.z and `parameters`; m and z are the block's inputs. The inputs of all layers are computed again:
+  /// five arrays of the size of m and seven of the size of z exist at once, and those of one layer's backward
+  /// pass.
+  Status Backward(const graph::Context& ctx, int64_t sequences, int64_t residues, const float* msa_mask,
+                  const float* pair_mask, const float* m, const float* z, const EvoformerGradients& grads,
+                  const GradientMap& parameters) const;
 
  private:
   MsaAttention row_, column_;

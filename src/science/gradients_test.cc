@@ -6,35 +6,10 @@
 #include "science/invariant_points.h"
 #include "science/protein/mpnn_layer.h"
 #include "science/se3/se3_layers.h"
-#include "science/test_goldens.h"
+#include "science/test_gradients.h"
 
 namespace moesaic::science {
 namespace {
-
-// A backward pass sums some hundred products per element three times as often as the forward pass.
-constexpr float kGradientTolerance = 3e-5F;
-
-// Gradients of the parameters of one case, with their memory.
-class ParameterGradients {
- public:
-  ParameterGradients(const Goldens& goldens, const std::string& name) : goldens_(goldens), name_(name) {
-    for (const auto& [key, tensor] : goldens.Weights(name + ".weights."))
-      values_[key].resize(tensor.values.size());
-    for (auto& [key, values] : values_) map_[key] = values;
-  }
-  const GradientMap& map() const { return map_; }
-  void ExpectGoldens() const {
-    for (const auto& [key, values] : values_)
-      ExpectClose(values, goldens_.Floats(name_ + ".grad.parameter." + key), kGradientTolerance, key.c_str());
-  }
-  const std::map<std::string, std::vector<float>>& values() const { return values_; }
-
- private:
-  const Goldens& goldens_;
-  std::string name_;
-  std::map<std::string, std::vector<float>> values_;
-  GradientMap map_;
-};
 
 class GradientsTest : public testing::TestWithParam<runtime::Isa> {
  protected:

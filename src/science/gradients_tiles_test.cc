@@ -9,8 +9,9 @@
 #include "science/egnn.h"
 #include "science/evoformer.h"
 #include "science/invariant_points.h"
-#include "science/protein/mpnn_layer.h"
+#include "science/protein/protein_mpnn.h"
 #include "science/se3/se3_layers.h"
+#include "science/structure_module.h"
 #include "science/test_goldens.h"
 
 namespace moesaic::science {
@@ -25,6 +26,7 @@ struct TileCase {
   // Step of the finite differences. Each unit of a ReLU whose sign changes on a step is an error.
   float step = 0x1p-7F;
   double tolerance = 0.02;
+  std::string goldens = "gradients";  // file with the weights
   // Returns all results, one after the other.
   std::function<std::vector<float>(const graph::Context&, const WeightMap&, const NamedArrays&)> run;
   // Adds the gradients for those of all results.
@@ -41,17 +43,6 @@ class GradientTilesTest : public testing::Test {
     return x;
   }
 
-  // Edges without loops, of which `at_one` begin at node 0.
-  graph::TestEdges Edges(int64_t nodes, int64_t count, int64_t at_one) {
-    graph::TestEdges edges{.num_src = nodes, .num_dst = nodes, .src = {}, .dst = {}};
-    for (int64_t e = 0; e < count; ++e) {
-      const auto src = static_cast<int32_t>(e < at_one ? 0 : rng_() % nodes);
-      edges.src.push_back(src);
-      edges.dst.push_back(static_cast<int32_t>((src + 1 + rng_() % (nodes - 1)) % nodes));
-    }
-    return edges;
-  }
-
   NamedArrays GradientsOf(const TileCase& c, const WeightMap& weights, const std::vector<float>& seed,
                           int threads) {
     const auto workspace = graph::MakeWorkspace(graph::GraphIsas().back(), threads);
@@ -66,7 +57,7 @@ class GradientTilesTest : public testing::Test {
   }
 
   void Check(const TileCase& c) {
-    const WeightMap weights = goldens_.Weights(c.name + ".weights.");
+    const WeightMap weights = Goldens(c.goldens).Weights(c.name + ".weights.");
     const auto workspace = graph::MakeWorkspace(graph::GraphIsas().back(), 2);
     const std::vector<float> seed =
         Normal(static_cast<int64_t>(c.run(workspace->context(), weights, c.inputs).size()));
@@ -97,7 +88,6 @@ class GradientTilesTest : public testing::Test {
     }
   }
 
-  Goldens goldens_{"gradients"};
   std::mt19937 rng_{11};
   std::normal_distribution<float> normal_;
 };
@@ -235,7 +225,7 @@ TEST_F(GradientTilesTest, InvariantPointAttention) {
 
 TEST_F(GradientTilesTest, Egnn) {
   constexpr int64_t kNodes = 210, kEdges = 5000;  // two blocks of edges
-  const graph::Graph graph = Edges(kNodes, kEdges, 200).Build();
+  const graph::Graph graph = graph::RandomEdges(&rng_, kNodes, kNodes, kEdges, false, false).Build();
   const std::pair<std::string, EgnnOptions> cases[] = {
       {"egnn.plain", {}},
       {"egnn.gated", {.residual = true, .mean_coordinates = false, .normalize = true, .tanh = true}}};
@@ -267,7 +257,7 @@ TEST_F(GradientTilesTest, Egnn) {
 
 TEST_F(GradientTilesTest, EquivariantAttention) {
   constexpr int64_t kNodes = 40, kEdges = 700;  // 200 edges of one source are in several tiles
-  const graph::Graph graph = Edges(kNodes, kEdges, 200).Build();
+  const graph::Graph graph = graph::RandomEdges(&rng_, kNodes, kNodes, kEdges, false, false).Build();
   const Fiber in = {{0, 2}, {1, 3}}, out = {{0, 4}, {1, 4}, {2, 4}};
   const auto load = [=](const WeightMap& weights) {
     return *Se3AttentionBlock::Load(WeightScope(weights), in, out, 3, 2, 2);
@@ -313,7 +303,7 @@ TEST_F(GradientTilesTest, EquivariantAttention) {
 
 TEST_F(GradientTilesTest, ProteinMpnnLayers) {
   constexpr int64_t kNodes = 210, kEdges = 5000, kHidden = 8;
-  const graph::Graph graph = Edges(kNodes, kEdges, 200).Build();
+  const graph::Graph graph = graph::RandomEdges(&rng_, kNodes, kNodes, kEdges, false, false).Build();
   for (const bool encoder : {true, false}) {
     NamedArrays inputs = {{"nodes", Normal(kNodes * kHidden)}, {"edge", Normal(kEdges * kHidden)}};
     if (!encoder) inputs["src"] = Normal(kNodes * 2 * kHidden);
@@ -345,6 +335,132 @@ TEST_F(GradientTilesTest, ProteinMpnnLayers) {
                                        parameters);
                }});
   }
+}
+
+TEST_F(GradientTilesTest, EvoformerBlock) {
+  constexpr int64_t kSequences = 50, kResidues = 48;  // 2304 rows of pairs, 2400 of the alignment
+  constexpr int64_t kMsaSize = kSequences * kResidues * 6;
+  const auto load = [](const WeightMap& weights) {
+    return *EvoformerBlock::Load(WeightScope(weights), 2, 2);
+  };
+  Check({.name = "evoformer",
+         .inputs = {{"m", Normal(kMsaSize)}, {"z", Normal(kResidues * kResidues * 5)}},
+         .tolerance = 0.05,
+         .goldens = "model_gradients",
+         .run =
+             [=](const auto& ctx, const auto& weights, const auto& inputs) {
+               std::vector<float> m = inputs.at("m"), z = inputs.at("z");
+               EXPECT_TRUE(
+                   load(weights).Run(ctx, kSequences, kResidues, nullptr, nullptr, m.data(), z.data()).ok());
+               m.insert(m.end(), z.begin(), z.end());
+               return m;
+             },
+         .backward =
+             [=](const auto& ctx, const auto& weights, const auto& inputs, const auto& seed, auto& grads,
+                 const auto& parameters) {
+               return load(weights).Backward(ctx, kSequences, kResidues, nullptr, nullptr,
+                                             inputs.at("m").data(), inputs.at("z").data(),
+                                             {.m_out = seed.data(),
+                                              .z_out = seed.data() + kMsaSize,
+                                              .m = grads.at("m").data(),
+                                              .z = grads.at("z").data()},
+                                             parameters);
+             }});
+}
+
+TEST_F(GradientTilesTest, ProteinMpnn) {
+  constexpr int kResidues = 110, kNeighbors = 48;  // 5280 edges
+  MpnnInput input;
+  input.known.assign(kResidues, 1);
+  input.chain.assign(kResidues, 1);
+  input.designed.assign(kResidues, 1);
+  std::vector<int32_t> order;
+  for (int i = 0; i < kResidues; ++i) {
+    input.index.push_back(i);
+    input.sequence.push_back(static_cast<int32_t>(rng_() % kMpnnLetters));
+    order.push_back((i * 7) % kResidues);
+  }
+  // Backward() takes neighbours as constant, and so does a difference whose steps change none of them: a
+  // chain of residues along a line, with the same number of neighbours on both sides.
+  std::vector<float> xyz;
+  for (int i = 0; i < kResidues; ++i) {
+    const float at[] = {0.3F * static_cast<float>(i) + 0.001F * static_cast<float>(i * i), 0, 0};
+    for (int atom = 0; atom < 4; ++atom) {
+      for (const float x : at) xyz.push_back(x + (atom == 1 ? 0 : 1.3F * normal_(rng_)));
+    }
+  }
+  const auto with = [=](const std::vector<float>& positions) {
+    MpnnInput moved = input;
+    moved.xyz = positions;
+    return moved;
+  };
+  const auto load = [](const WeightMap& weights) { return *ProteinMpnn::Load(weights, kNeighbors); };
+  Check({.name = "protein_mpnn",
+         .inputs = {{"xyz", xyz}},
+         .step = 0x1p-12F,
+         .tolerance = 0.02,
+         .goldens = "model_gradients",
+         .run =
+             [=](const auto& ctx, const auto& weights, const auto& inputs) {
+               const MpnnInput backbone = with(inputs.at("xyz"));
+               const ProteinMpnn model = load(weights);
+               return *model.LogProbabilities(ctx, backbone, *model.Encode(ctx, backbone), backbone.sequence,
+                                              order);
+             },
+         .backward =
+             [=](const auto& ctx, const auto& weights, const auto& inputs, const auto& seed, auto& grads,
+                 const auto& parameters) {
+               const MpnnInput backbone = with(inputs.at("xyz"));
+               return load(weights).Backward(ctx, backbone, backbone.sequence, order, seed.data(),
+                                             grads.at("xyz").data(), parameters);
+             }});
+}
+
+TEST_F(GradientTilesTest, StructureModule) {
+  constexpr int64_t kResidues = 70, kBlocks = 3, kSingle = 8;
+  constexpr int64_t kSizes[] = {7, 14, 14, 128, 42};  // of the results of one residue and iteration
+  std::vector<int32_t> types;
+  for (int64_t i = 0; i < kResidues; ++i) types.push_back(static_cast<int32_t>(rng_() % 5));
+  const WeightMap geometry = Goldens("model_gradients").Weights("structure.full.geometry.");
+  const auto load = [=](WeightMap weights) {
+    weights.insert(geometry.begin(), geometry.end());
+    return *StructureModule::Load(WeightScope(weights), {2, 3, 2, 3}, kBlocks);
+  };
+  // All results, one after the other.
+  const auto parts = [=](auto* all) {
+    std::vector<decltype(all)> found;
+    for (const int64_t size : kSizes) {
+      found.push_back(all);
+      all += kBlocks * kResidues * size;
+    }
+    found.push_back(all);
+    return found;
+  };
+  Check({.name = "structure.full",
+         .inputs = {{"single", Normal(kResidues * kSingle)}, {"pair", Normal(kResidues * kResidues * 6)}},
+         .step = 0x1p-10F,
+         .tolerance = 0.05,
+         .goldens = "model_gradients",
+         .run =
+             [=](const auto& ctx, const auto& weights, const auto& inputs) {
+               std::vector<float> out(kResidues * (kBlocks * 205 + kSingle));
+               const auto at = parts(out.data());
+               EXPECT_TRUE(load(weights)
+                               .Run(ctx, kResidues, inputs.at("single").data(), inputs.at("pair").data(),
+                                    types.data(), nullptr, {at[0], at[1], at[2], at[3], at[4], at[5]})
+                               .ok());
+               return out;
+             },
+         .backward =
+             [=](const auto& ctx, const auto& weights, const auto& inputs, const auto& seed, auto& grads,
+                 const auto& parameters) {
+               const auto at = parts(seed.data());
+               return load(weights).Backward(ctx, kResidues, inputs.at("single").data(),
+                                             inputs.at("pair").data(), types.data(), nullptr, false,
+                                             {at[0], at[1], at[2], at[3], at[4], at[5],
+                                              grads.at("single").data(), grads.at("pair").data()},
+                                             parameters);
+             }});
 }
 
 }  // namespace

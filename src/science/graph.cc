@@ -38,7 +38,7 @@ struct Graph::Plan {
       const int32_t edges = by_source.edges();
       by_source.neighbor.resize(edges);
       const bool keeps_order = by_source.edge.empty() && by_destination.edge.empty();
-      std::vector<int32_t> edge(keeps_order ? 0 : edges);
+      EdgeVector edge(keeps_order ? 0 : edges);
       for (int32_t p = 0; p < edges; ++p) {
         const int32_t position = by_source.edge.empty() ? p : by_source.edge[p];
         by_source.neighbor[p] = by_destination.own[position];

@@ -13,8 +13,8 @@ namespace moesaic::graph {
 
 /// Edges grouped by one of their ends.
 struct Adjacency : Segments {
-  std::vector<int32_t> own;       ///< [edges]: the end by which edges are grouped.
-  std::vector<int32_t> neighbor;  ///< [edges]: the other end.
+  EdgeVector own;       ///< [edges]: the end by which edges are grouped.
+  EdgeVector neighbor;  ///< [edges]: the other end.
 };
 
 /// A directed graph with edges from source to destination nodes. The plan owns a sorted copy of the edges:

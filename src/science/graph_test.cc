@@ -15,7 +15,7 @@ TEST(SegmentsTest, GroupsAreStable) {
   const std::vector<int64_t> index = {2, 0, 2, 1, 0, 2};
   const Segments segments = *GroupByIndex(Indices::Of(index.data(), 6), 4);
   EXPECT_EQ(segments.ptr, (std::vector<int32_t>{0, 2, 3, 6, 6}));
-  EXPECT_EQ(segments.edge, (std::vector<int32_t>{1, 4, 3, 0, 2, 5}));
+  EXPECT_EQ(segments.edge, (EdgeVector{1, 4, 3, 0, 2, 5}));
 }
 
 TEST(SegmentsTest, SortedIndexNeedsNoPermutation) {

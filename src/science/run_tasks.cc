@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/round.h"
 #include "science/elements.h"
 
 namespace moesaic::graph {
@@ -74,6 +75,66 @@ void ReduceHubs(const Context& ctx, const Segments& segments, const ReduceTask& 
   }
 }
 
+// Copies rows[p] of x [.., stride] to row p of out [last, cols] for p in [first, last).
+template <typename T>
+void CopyRows(const void* x, int64_t stride, const int32_t* rows, int64_t first, int64_t last, int64_t cols,
+              void* out) {
+  const auto* from = static_cast<const T*>(x);
+  auto* to = static_cast<T*>(out);
+  if (cols == 1) {
+    for (int64_t p = first; p < last; ++p) to[p] = from[rows[p] * stride];
+    return;
+  }
+  for (int64_t p = first; p < last; ++p) std::copy_n(from + rows[p] * stride, cols, to + p * cols);
+}
+
+// Copies the edges' operand in the order of the positions. A sum then reads it in order; its loads of rows of
+// u would hide few of the cache misses of a random order, while those of a copy hide one another.
+void OrderEdges(const Context& ctx, int64_t edges, ReduceTask& task) {
+  constexpr int64_t kEdges = 1 << 14;
+  const int64_t cols = task.cols / task.e_group;
+  void* ordered = ctx.exec.scratch->TakeBytes(tensor::BytesOf(task.dtype, edges * cols) + 64);
+  ctx.exec.pool->Run(base::CeilDiv(edges, kEdges), [&](int64_t i, int) {
+    const int64_t first = i * kEdges, last = std::min(edges, first + kEdges);
+    const auto copy = task.dtype == tensor::DType::kF32 ? CopyRows<float> : CopyRows<uint16_t>;
+    copy(task.e, task.e_stride, task.e_rows, first, last, cols, ordered);
+  });
+  task.e = ordered;
+  task.e_stride = cols;
+  task.e_rows = nullptr;
+}
+
+// Divides a sum into tasks of one block of columns each, whose columns of u are copied to adjacent rows: such
+// a block needs few entries of the TLB. Returns the task itself if it cannot be divided.
+std::vector<ReduceTask> ColumnBlocks(const Context& ctx, int64_t u_rows, int64_t columns,
+                                     const ReduceTask& task) {
+  if (!task.by_columns || (task.op != Op::kCopyU && task.e_group % columns != 0)) return {task};
+  std::vector<ReduceTask> blocks;
+  for (int64_t first = 0; first < task.cols; first += columns) {
+    ReduceTask block = task;
+    block.cols = std::min(columns, task.cols - first);
+    block.by_columns = false;
+    const auto at = [&](const void* x, int64_t column) {
+      return static_cast<const std::byte*>(x) + tensor::BytesOf(task.dtype, column);
+    };
+    if (task.op != Op::kCopyU) {
+      block.e = at(task.e, first / task.e_group);
+      block.e_group = block.cols;
+    }
+    block.out = const_cast<std::byte*>(at(task.out, first));
+    auto* copy = static_cast<std::byte*>(
+        ctx.exec.scratch->TakeBytes(tensor::BytesOf(task.dtype, u_rows * block.cols) + 64));
+    for (int64_t r = 0; r < u_rows; ++r) {
+      std::memcpy(copy + tensor::BytesOf(task.dtype, r * block.cols), at(task.u, r * task.u_stride + first),
+                  tensor::BytesOf(task.dtype, block.cols));
+    }
+    block.u = copy;
+    block.u_stride = block.cols;
+    blocks.push_back(block);
+  }
+  return blocks;
+}
+
 }  // namespace
 
 Status CheckFeatures(const Features& x, const char* name, int64_t rows, int64_t cols) {
@@ -119,11 +180,11 @@ void FillZeros(const Output& out) {
 }
 
 void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task, int64_t u_rows) {
+  constexpr int64_t kBlockColumns = 64;  // the block of AVX2's micro-kernel
   if (task.cols == 0) return;
   const ScratchScope scope(ctx);
   if (task.u_rows != nullptr) {
     constexpr int64_t kCachedBytes = 256 << 10;  // half of a small L2 cache
-    constexpr int64_t kBlockColumns = 64;        // the block of AVX2's micro-kernel
     const auto bytes = [&](int64_t columns) {
       return u_rows * static_cast<int64_t>(tensor::BytesOf(task.dtype, columns));
     };
@@ -131,15 +192,26 @@ void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task, in
         bytes(task.cols) > kCachedBytes && bytes(std::min(kBlockColumns, task.cols)) <= kCachedBytes;
     task.prefetch = bytes(task.cols) > kCachedBytes && !task.by_columns;
   }
+  // Orders of operands are of no use to a maximum, which needs the numbers of edges, and to few edges.
+  constexpr int64_t kWorthACopy = 4;  // edges per row of u, or columns per element of e
+  const bool sum = !IsExtreme(task.reduce) && task.arg == nullptr;
+  if (sum && task.op != Op::kCopyU && task.e_rows != nullptr && task.e_group >= kWorthACopy)
+    OrderEdges(ctx, segments.edges(), task);
   if (task.e == nullptr) task.e = task.u;  // micro-kernels compute the address in any case
   task.out_f32 = false;
-  if (!segments.hubs.empty()) ReduceHubs(ctx, segments, task);
-  task.ptr = segments.ptr.data();
+  const bool divide = sum && u_rows * kWorthACopy <= segments.edges();
+  const std::vector<ReduceTask> blocks =
+      divide ? ColumnBlocks(ctx, u_rows, kBlockColumns, task) : std::vector<ReduceTask>{task};
   const std::vector<SegmentRange> ranges = DivideByEdges(segments, ctx.exec.pool->size());
-  ctx.exec.pool->Run(static_cast<int64_t>(ranges.size()), [&](int64_t i, int) {
-    ReduceTask part = task;
-    part.first = ranges[i].first;
-    part.last = ranges[i].last;
+  for (const ReduceTask& block : blocks) {
+    if (!segments.hubs.empty()) ReduceHubs(ctx, segments, block);
+  }
+  const auto count = static_cast<int64_t>(ranges.size());
+  ctx.exec.pool->Run(count * static_cast<int64_t>(blocks.size()), [&](int64_t i, int) {
+    ReduceTask part = blocks[i / count];
+    part.ptr = segments.ptr.data();
+    part.first = ranges[i % count].first;
+    part.last = ranges[i % count].last;
     ctx.graph->reduce(part);
   });
 }

@@ -93,7 +93,7 @@ Status SegmentBackward(const Context& ctx, Reduce reduce, const Segments& segmen
     DivideByCount(ctx, segments, grad, divided);
     grad = divided;
   }
-  std::vector<int32_t> own(segments.edges());
+  EdgeVector own(segments.edges());
   for (int32_t s = 0; s < segments.count(); ++s)
     std::fill(own.begin() + segments.ptr[s], own.begin() + segments.ptr[s + 1], s);
   RunEdgeMap(ctx, segments.edges(),

@@ -38,7 +38,7 @@ bool CountEdges(const Index* index, int64_t size, int64_t count, std::vector<int
 }
 
 template <typename Index>
-void PlaceEdges(const Index* index, int64_t size, std::vector<int32_t> next, std::vector<int32_t>* edge) {
+void PlaceEdges(const Index* index, int64_t size, std::vector<int32_t> next, EdgeVector* edge) {
   edge->resize(size);
   for (int64_t e = 0; e < size; ++e) (*edge)[next[index[e]]++] = static_cast<int32_t>(e);
 }
@@ -46,7 +46,7 @@ void PlaceEdges(const Index* index, int64_t size, std::vector<int32_t> next, std
 // PlaceEdges() with the values of the edges. Returns whether all values are in [0, limit).
 template <typename Index, typename Value>
 bool PlaceWithValues(const Index* index, int64_t size, std::vector<int32_t> next, const Value* values,
-                     int64_t limit, std::vector<int32_t>* edge, std::vector<int32_t>* grouped) {
+                     int64_t limit, EdgeVector* edge, EdgeVector* grouped) {
   edge->resize(size);
   grouped->resize(size);
   int32_t *to_edge = edge->data(), *to_value = grouped->data(), *at = next.data();
@@ -62,7 +62,7 @@ bool PlaceWithValues(const Index* index, int64_t size, std::vector<int32_t> next
 }
 
 template <typename Value>
-bool CopyValues(const Value* values, int64_t size, int64_t limit, std::vector<int32_t>* copy) {
+bool CopyValues(const Value* values, int64_t size, int64_t limit, EdgeVector* copy) {
   copy->resize(size);
   bool valid = true;
   for (int64_t e = 0; e < size; ++e) {
@@ -109,7 +109,7 @@ StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name) 
 }
 
 StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* name, Indices values,
-                                   int64_t limit, const char* values_name, std::vector<int32_t>* grouped) {
+                                   int64_t limit, const char* values_name, EdgeVector* grouped) {
   bool sorted = false;
   ASSIGN_OR_RETURN(Segments segments, CountGroups(index, count, name, &sorted));
   const bool valid = WithIndex(values, [&](const auto* from) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "runtime/huge_pages.h"
 #include "science/features.h"
 
 namespace moesaic::graph {
@@ -14,10 +15,13 @@ namespace moesaic::graph {
 /// alone, so results do not depend on the number of threads.
 inline constexpr int32_t kHubEdges = 4096;
 
+/// One number per edge. New elements are not initialized: plans write each once.
+using EdgeVector = std::vector<int32_t, runtime::HugePageAllocator<int32_t>>;
+
 /// Edges grouped by segment. Position p of the grouped order holds the caller's edge edge[p].
 struct Segments {
   std::vector<int32_t> ptr = {0};  ///< [segments + 1]: segment s has positions [ptr[s], ptr[s + 1]).
-  std::vector<int32_t> edge;       ///< [edges], or empty if the caller's order is already grouped.
+  EdgeVector edge;                 ///< [edges], or empty if the caller's order is already grouped.
   std::vector<int32_t> hubs;       ///< Segments with more than kHubEdges edges, ascending.
 
   int32_t count() const { return static_cast<int32_t>(ptr.size()) - 1; }
@@ -35,7 +39,7 @@ StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name =
 /// edges instead of two. Fails like GroupByIndex(), or with the position of the first value out of [0,
 /// limit).
 StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* name, Indices values,
-                                   int64_t limit, const char* values_name, std::vector<int32_t>* grouped);
+                                   int64_t limit, const char* values_name, EdgeVector* grouped);
 
 /// Takes boundaries that are already sorted: ptr[0] = 0, ptr is not decreasing, and ptr[last] = edges.
 StatusOr<Segments> SegmentsFromPtr(Indices ptr, int64_t edges, const char* name = "ptr");

@@ -1,112 +1,12 @@
 #include "science/structure_module.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
-#include "science/invariant_points_state.h"
 #include "science/run_tasks.h"
+#include "science/structure_module_state.h"
 
 namespace moesaic::science {
-namespace {
-
-constexpr float kAngstroms = 10;  // the module computes in nanometers
-constexpr float kAngleEps = 1e-12F;
-
-// A rigid transform x -> r x + t.
-struct Rigid {
-  std::array<float, 9> r = {1, 0, 0, 0, 1, 0, 0, 0, 1};
-  std::array<float, 3> t = {0, 0, 0};
-};
-
-std::array<float, 3> Moved(const Rigid& rigid, const float* x) {
-  std::array<float, 3> y;
-  for (int row = 0; row < 3; ++row) {
-    const float* r = rigid.r.data() + 3 * row;
-    y[row] = r[0] * x[0] + r[1] * x[1] + r[2] * x[2] + rigid.t[row];
-  }
-  return y;
-}
-
-// Returns the transform x -> a(b(x)).
-Rigid Composed(const Rigid& a, const Rigid& b) {
-  Rigid c;
-  for (int row = 0; row < 3; ++row) {
-    for (int column = 0; column < 3; ++column) {
-      float sum = 0;
-      for (int k = 0; k < 3; ++k) sum += a.r[3 * row + k] * b.r[3 * k + column];
-      c.r[3 * row + column] = sum;
-    }
-  }
-  c.t = Moved(a, b.t.data());
-  return c;
-}
-
-Rigid FromMatrix(const float* m) {  // [4, 4]
-  Rigid rigid;
-  for (int row = 0; row < 3; ++row) {
-    std::copy_n(m + 4 * row, 3, rigid.r.data() + 3 * row);
-    rigid.t[row] = m[4 * row + 3];
-  }
-  return rigid;
-}
-
-void ToMatrix(const Rigid& rigid, float* m) {
-  for (int row = 0; row < 3; ++row) {
-    std::copy_n(rigid.r.data() + 3 * row, 3, m + 4 * row);
-    m[4 * row + 3] = rigid.t[row];
-  }
-  std::fill_n(m + 12, 3, 0.0F);
-  m[15] = 1;
-}
-
-void RotationOf(const float* q, float* r) {  // of a unit quaternion (w, x, y, z)
-  const float w = q[0], x = q[1], y = q[2], z = q[3];
-  const float values[9] = {
-      w * w + x * x - y * y - z * z, 2 * (x * y - w * z),           2 * (x * z + w * y),
-      2 * (x * y + w * z),           w * w - x * x + y * y - z * z, 2 * (y * z - w * x),
-      2 * (x * z - w * y),           2 * (y * z + w * x),           w * w - x * x - y * y + z * z};
-  std::copy_n(values, 9, r);
-}
-
-void AddRows(const graph::Context& ctx, const float* x, int64_t count, float* y) {
-  ForRows(ctx, count, 1 << 15, [&](int64_t first, int64_t last) {
-    ctx.exec.kernels->axpy(1, x + first, static_cast<int>(last - first), y + first);
-  });
-}
-
-}  // namespace
-
-// Frames of all residues during the iterations.
-struct StructureModule::Backbone {
-  std::vector<float> quaternion, rotation, translation;  // [n, 4], [n, 9], [n, 3]
-
-  explicit Backbone(int64_t n) : quaternion(4 * n), rotation(9 * n), translation(3 * n) {
-    for (int64_t i = 0; i < n; ++i) {
-      quaternion[4 * i] = 1;
-      for (int axis = 0; axis < 3; ++axis) rotation[9 * i + 4 * axis] = 1;
-    }
-  }
-  int64_t size() const { return static_cast<int64_t>(translation.size()) / 3; }
-
-  // Algorithm 23 in OpenFold's form: q += q (0, b, c, d), normalized; t += R t'. update is [n, 6].
-  void Update(const float* update) {
-    for (int64_t i = 0; i < size(); ++i) {
-      const float* u = update + 6 * i;
-      const Vec3 shift = Turned(rotation.data() + 9 * i, {u[3], u[4], u[5]});
-      for (int axis = 0; axis < 3; ++axis) translation[3 * i + axis] += shift[axis];
-      float* q = quaternion.data() + 4 * i;
-      const float w = q[0], x = q[1], y = q[2], z = q[3];
-      q[0] += -x * u[0] - y * u[1] - z * u[2];
-      q[1] += w * u[0] + y * u[2] - z * u[1];
-      q[2] += w * u[1] + z * u[0] - x * u[2];
-      q[3] += w * u[2] + x * u[1] - y * u[0];
-      const float norm = std::sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3]);
-      for (int k = 0; k < 4; ++k) q[k] /= norm;
-      RotationOf(q, rotation.data() + 9 * i);
-    }
-  }
-};
 
 StatusOr<ResidueGeometry> ResidueGeometry::Load(const WeightScope& weights) {
   ResidueGeometry geometry;
@@ -170,8 +70,7 @@ StatusOr<StructureModule> StructureModule::Load(const WeightScope& weights,
   return module;
 }
 
-Status StructureModule::CheckTypes(int64_t n, const int32_t* types, const StructureOutputs& out) const {
-  if (out.groups == nullptr && out.positions == nullptr) return OkStatus();
+Status StructureModule::CheckTypes(int64_t n, const int32_t* types) const {
   if (!has_geometry()) {
     return InvalidArgument(
         "atoms need the tensors default_frames, group_idx, atom_mask and lit_positions among the weights");
@@ -220,12 +119,7 @@ void StructureModule::Angles(const graph::Context& ctx, int64_t n, const float* 
   }
   Activate(ctx, x, n * hidden, graph::Activation::kRelu);
   Apply(ctx, angle_out_, x, hidden, n, unnormalized, 2 * kTorsions);
-  for (int64_t i = 0; i < n * kTorsions; ++i) {
-    const float sine = unnormalized[2 * i], cosine = unnormalized[2 * i + 1];
-    const float norm = std::sqrt(std::max(sine * sine + cosine * cosine, kAngleEps));
-    angles[2 * i] = sine / norm;
-    angles[2 * i + 1] = cosine / norm;
-  }
+  NormalizeAngles(n, unnormalized, angles);
 }
 
 // Algorithm 24.
@@ -240,12 +134,10 @@ void StructureModule::PlaceAtoms(const graph::Context& ctx, const Backbone& back
       const float* frames = geometry_.frames.data() + int64_t{types[i]} * kRigidGroups * 16;
       const Rigid root = global[0];
       for (int g = 0; g < kRigidGroups; ++g) {
-        // The backbone's group is not rotated; chi2 to chi4 turn the group before them.
+        // The backbone's group is not rotated.
         const float sine = g == 0 ? 0 : angles[(i * kTorsions + g - 1) * 2],
                     cosine = g == 0 ? 1 : angles[(i * kTorsions + g - 1) * 2 + 1];
-        const Rigid turn = {.r = {1, 0, 0, 0, cosine, -sine, 0, sine, cosine}, .t = {0, 0, 0}};
-        constexpr int kChi2 = 5;
-        global[g] = Composed(g >= kChi2 ? global[g - 1] : root, Composed(FromMatrix(frames + 16 * g), turn));
+        global[g] = Composed(g >= kChi2 ? global[g - 1] : root, TurnedGroup(frames + 16 * g, sine, cosine));
         if (groups != nullptr) ToMatrix(global[g], groups + (i * kRigidGroups + g) * 16);
       }
       for (int a = 0; a < kAtomsOfResidue && positions != nullptr; ++a) {
@@ -259,30 +151,53 @@ void StructureModule::PlaceAtoms(const graph::Context& ctx, const Backbone& back
   });
 }
 
+StructureModule::Iterations StructureModule::Begin(const graph::Context& ctx, int64_t n, const float* single,
+                                                   const float* pair) const {
+  auto take = [&](int64_t count) { return ctx.exec.scratch->Take<float>(count).data(); };
+  const int c = c_s();
+  Iterations state{.n = n,
+                   .initial = take(n * c),
+                   .s = take(n * c),
+                   .update = take(n * std::max(c, 6)),
+                   .z = take(n * n * c_z()),
+                   .bias = take(ipa_.options().heads * n * n),
+                   .backbone = Backbone(n)};
+  Apply(ctx, norm_s_, single, n, state.initial);
+  Apply(ctx, norm_z_, pair, n * n, state.z);
+  ipa_.PairBias(ctx, n, state.z, state.bias);
+  Apply(ctx, in_, state.initial, c, n, state.s, c);
+  return state;
+}
+
+Status StructureModule::Iterate(const graph::Context& ctx, const float* mask, Iterations& state,
+                                float* attended) const {
+  const int c = c_s();
+  const int64_t n = state.n;
+  const Frames frames = {state.backbone.rotation.data(), state.backbone.translation.data()};
+  RETURN_IF_ERROR(ipa_.Run(ctx, n, state.s, state.z, frames, mask, state.update, state.bias));
+  AddTo(ctx, state.update, n * c, state.s);
+  if (attended != nullptr) std::copy_n(state.s, n * c, attended);
+  Apply(ctx, norm_ipa_, state.s, n, state.s);
+  Transit(ctx, n, state.s);
+  Apply(ctx, backbone_, state.s, c, n, state.update, 6);
+  state.backbone.Update(state.update);
+  return OkStatus();
+}
+
 Status StructureModule::Run(const graph::Context& ctx, int64_t n, const float* single, const float* pair,
                             const int32_t* types, const float* mask, const StructureOutputs& out) const {
-  RETURN_IF_ERROR(CheckTypes(n, types, out));
+  const bool atoms = out.groups != nullptr || out.positions != nullptr;
+  if (atoms) RETURN_IF_ERROR(CheckTypes(n, types));
   if (n == 0) return OkStatus();
   const graph::ScratchScope scope(ctx);
   auto take = [&](int64_t count) { return ctx.exec.scratch->Take<float>(count).data(); };
-  const int c = c_s();
   const int64_t torsions = n * kTorsions * 2;
-  float *initial = take(n * c), *s = take(n * c), *update = take(n * c), *z = take(n * n * c_z()),
-        *bias = take(ipa_.options().heads * n * n), *unnormalized = take(torsions), *angles = take(torsions);
-  Apply(ctx, norm_s_, single, n, initial);
-  Apply(ctx, norm_z_, pair, n * n, z);
-  ipa_.PairBias(ctx, n, z, bias);
-  Apply(ctx, in_, initial, c, n, s, c);
-  Backbone backbone(n);
+  float *unnormalized = take(torsions), *angles = take(torsions);
+  Iterations state = Begin(ctx, n, single, pair);
   for (int block = 0; block < blocks_; ++block) {
-    RETURN_IF_ERROR(
-        ipa_.Run(ctx, n, s, z, {backbone.rotation.data(), backbone.translation.data()}, mask, update, bias));
-    AddRows(ctx, update, n * c, s);
-    Apply(ctx, norm_ipa_, s, n, s);
-    Transit(ctx, n, s);
-    Apply(ctx, backbone_, s, c, n, update, 6);
-    backbone.Update(update);
-    Angles(ctx, n, s, initial, unnormalized, angles);
+    RETURN_IF_ERROR(Iterate(ctx, mask, state));
+    const Backbone& backbone = state.backbone;
+    Angles(ctx, n, state.s, state.initial, unnormalized, angles);
     if (out.unnormalized != nullptr) std::copy_n(unnormalized, torsions, out.unnormalized + block * torsions);
     if (out.angles != nullptr) std::copy_n(angles, torsions, out.angles + block * torsions);
     for (int64_t i = 0; i < n && out.frames != nullptr; ++i) {
@@ -290,13 +205,13 @@ Status StructureModule::Run(const graph::Context& ctx, int64_t n, const float* s
       std::copy_n(backbone.quaternion.data() + 4 * i, 4, frame);
       for (int axis = 0; axis < 3; ++axis) frame[4 + axis] = kAngstroms * backbone.translation[3 * i + axis];
     }
-    if (out.groups != nullptr || out.positions != nullptr) {
+    if (atoms) {
       PlaceAtoms(ctx, backbone, angles, types,
                  out.groups == nullptr ? nullptr : out.groups + block * n * kRigidGroups * 16,
                  out.positions == nullptr ? nullptr : out.positions + block * n * kAtomsOfResidue * 3);
     }
   }
-  if (out.single != nullptr) std::copy_n(s, n * c, out.single);
+  if (out.single != nullptr) std::copy_n(state.s, n * c_s(), out.single);
   return OkStatus();
 }
 

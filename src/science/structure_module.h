@@ -32,6 +32,19 @@ struct StructureOutputs {
   float* single = nullptr;        ///< [n, c_s] after the last iteration
 };
 
+/// Gradients of results of every iteration, in the layout of StructureOutputs; a null one is 0. Gradients of
+/// the inputs are added to `single` and `pair`; a null one is not computed.
+struct StructureGradients {
+  const float* frames = nullptr;
+  const float* angles = nullptr;
+  const float* unnormalized = nullptr;
+  const float* groups = nullptr;
+  const float* positions = nullptr;
+  const float* single_out = nullptr;
+  float* single = nullptr;  ///< [n, c_s]
+  float* pair = nullptr;    ///< [n, n, c_z]
+};
+
 /// Iterations share their weights: invariant point attention, transition, update of the backbone's frames by
 /// quaternions, torsion angles, and atoms. The pair features are normalized, and projected to the attention's
 /// bias, once for all iterations.
@@ -51,6 +64,14 @@ class StructureModule {
   /// groups and positions only.
   Status Run(const graph::Context& ctx, int64_t n, const float* single, const float* pair,
              const int32_t* types, const float* mask, const StructureOutputs& out) const;
+  /// Adds gradients to grads.single, grads.pair and `parameters`, which has the names of the state dict. With
+  /// stop_rotations the rotations that an iteration gets from the one before count as constants, as in
+  /// algorithm 20 and OpenFold's training; without, gradients are those of Run(). The states of all
+  /// iterations are computed first and kept, 2 [blocks, n, c_s]; hidden values of one iteration exist at a
+  /// time.
+  Status Backward(const graph::Context& ctx, int64_t n, const float* single, const float* pair,
+                  const int32_t* types, const float* mask, bool stop_rotations,
+                  const StructureGradients& grads, const GradientMap& parameters) const;
 
  private:
   struct TransitionLayer {
@@ -60,7 +81,15 @@ class StructureModule {
     Dense first, second;
   };
   struct Backbone;
-  Status CheckTypes(int64_t n, const int32_t* types, const StructureOutputs& out) const;
+  struct Iterations;
+  struct BackwardRun;
+  Status CheckTypes(int64_t n, const int32_t* types) const;
+  // Takes scratch memory for all iterations and computes their common inputs.
+  Iterations Begin(const graph::Context& ctx, int64_t n, const float* single, const float* pair) const;
+  // Runs one iteration without angles and atoms. Writes the state after the attention to `attended` [n, c_s]
+  // unless it is null.
+  Status Iterate(const graph::Context& ctx, const float* mask, Iterations& state,
+                 float* attended = nullptr) const;
   void Transit(const graph::Context& ctx, int64_t n, float* s) const;
   void Angles(const graph::Context& ctx, int64_t n, const float* s, const float* initial, float* unnormalized,
               float* angles) const;

@@ -87,9 +87,10 @@ struct TestEdges {
   int64_t size() const { return static_cast<int64_t>(src.size()); }
 };
 
-/// Random edges. Some destinations stay isolated; with a hub, half of the edges end in node 1.
+/// Random edges. Some destinations stay isolated; with a hub, half of the edges end in node 1. Without loops,
+/// an edge whose ends are equal begins at the next source.
 inline TestEdges RandomEdges(std::mt19937* rng, int64_t num_src, int64_t num_dst, int64_t edges,
-                             bool hub = false) {
+                             bool hub = false, bool loops = true) {
   TestEdges graph{.num_src = num_src, .num_dst = num_dst, .src = {}, .dst = {}};
   std::uniform_int_distribution<int32_t> src(0, static_cast<int32_t>(num_src) - 1);
   std::uniform_int_distribution<int32_t> dst(0, static_cast<int32_t>(num_dst) - 1);
@@ -97,6 +98,8 @@ inline TestEdges RandomEdges(std::mt19937* rng, int64_t num_src, int64_t num_dst
     graph.src.push_back(src(*rng));
     const int32_t d = dst(*rng);
     graph.dst.push_back(hub && e % 2 == 0 ? 1 : d - d % 5 / 4);  // every fifth node gets no edge
+    if (!loops && graph.src.back() == graph.dst.back())
+      graph.src.back() = static_cast<int32_t>((graph.src.back() + 1) % num_src);
   }
   return graph;
 }

@@ -224,6 +224,20 @@ class EvoformerBlock:
     @staticmethod
     def load(weights: dict[str, Any], msa_heads: int, pair_heads: int) -> EvoformerBlock: ...
     def run(self, s: int, n: int, msa_mask: Any | None, pair_mask: Any | None, m: Any, z: Any) -> None: ...
+    def backward(
+        self,
+        s: int,
+        n: int,
+        msa_mask: Any | None,
+        pair_mask: Any | None,
+        m: Any,
+        z: Any,
+        m_out_grad: Any,
+        z_out_grad: Any,
+        m_grad: Any | None,
+        z_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
 
 class InvariantPointAttention:
     @staticmethod
@@ -278,6 +292,24 @@ class StructureModule:
         groups: Any | None,
         positions: Any | None,
         single_out: Any,
+    ) -> None: ...
+    def backward(
+        self,
+        n: int,
+        single: Any,
+        pair: Any,
+        types: Any | None,
+        mask: Any | None,
+        stop_rotations: bool,
+        frames: Any,
+        angles: Any,
+        unnormalized: Any,
+        groups: Any | None,
+        positions: Any | None,
+        single_out: Any,
+        single_grad: Any | None,
+        pair_grad: Any | None,
+        parameters: dict[str, Any],
     ) -> None: ...
 
 class Se3Graph:
@@ -344,6 +376,18 @@ class ProteinMpnn:
     def load(weights: dict[str, Any], neighbors: int) -> ProteinMpnn: ...
     def log_probabilities(
         self, xyz: Any, known: Any, index: Any, chain: Any, sequence: Any, order: Any, out: Any
+    ) -> None: ...
+    def backward(
+        self,
+        xyz: Any,
+        known: Any,
+        index: Any,
+        chain: Any,
+        sequence: Any,
+        order: Any,
+        out_grad: Any,
+        xyz_grad: Any | None,
+        parameters: dict[str, Any],
     ) -> None: ...
     def sample(
         self, xyz: Any, known: Any, index: Any, chain: Any, sequence: Any, temperature: float, seed: int

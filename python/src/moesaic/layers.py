@@ -1,8 +1,8 @@
 """Layers of molecular models on float32 arrays. Weights are state dicts with published names.
 
-Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. All layers but EvoformerBlock,
-StructureModule and ProteinMpnn record gradients of their inputs, and of parameters where the state dict has tensors
-that require them (`dict(module.named_parameters())`). Their hidden values are not kept: the backward pass computes them
+Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. All layers and models record gradients of
+their inputs, and of parameters where the state dict has tensors that require them (`dict(module.named_parameters())`).
+Their hidden values are not kept: the backward pass computes them
 again. Masks have no gradients: one that requires them raises ValueError. Tensors of the state dict may change in
 place, as an optimizer does; the layer follows.
 """
@@ -344,19 +344,28 @@ class OuterProductMean(_Differentiable):
         return self._apply(run, backward, (m, z))[0]
 
 
-class EvoformerBlock:
+class EvoformerBlock(_Differentiable):
     """AlphaFold 2's algorithm 6, one block; scopes msa_att_row, msa_att_col, msa_transition, outer_product_mean, ..."""
 
     def __init__(self, state: Mapping[str, Any], msa_heads: int, pair_heads: int) -> None:
         """Pack the weights of a state dict."""
-        self._block = _core.EvoformerBlock.load(_weights(state), msa_heads, pair_heads)
+        super().__init__(state, lambda weights: _core.EvoformerBlock.load(weights, msa_heads, pair_heads))
 
     def __call__(self, m: Any, z: Any, msa_mask: Any | None = None, pair_mask: Any | None = None) -> tuple[Any, Any]:
         """Update m [s, n, c_m] and z [n, n, c_z]; masks are [s, n] and [n, n]."""
-        m_out, z_out = _copy(m), _copy(z)
-        s, n = m_out.shape[:2]
-        self._block.run(s, n, _maybe(msa_mask), _maybe(pair_mask), m_out, z_out)
-        return m_out, z_out
+        block, masks = self._layer, (_mask(msa_mask, "msa_mask"), _mask(pair_mask, "pair_mask"))
+
+        def run(m: Any, z: Any) -> tuple[Any, ...]:
+            m, z = _copy(m), _copy(z)
+            block.run(*m.shape[:2], *masks, m, z)
+            return m, z
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            m, z = (_floats(x) for x in inputs)
+            block.backward(*m.shape[:2], *masks, m, z, *grads, *found, parameters)
+
+        m, z = self._apply(run, backward, (m, z))
+        return m, z
 
 
 class InvariantPointAttention(_Differentiable):
@@ -388,11 +397,11 @@ class InvariantPointAttention(_Differentiable):
         return self._apply(run, backward, (s, z, rotation, translation))[0]
 
 
-class StructureModule:
+class StructureModule(_Differentiable):
     """AlphaFold 2's algorithm 20, with OpenFold's parameter names and results.
 
     Atoms need OpenFold's buffers default_frames, group_idx, atom_mask and lit_positions in the state dict:
-    `{**module.state_dict(), **dict(module.named_buffers())}`.
+    `{**dict(module.named_parameters()), **dict(module.named_buffers())}`.
     """
 
     def __init__(
@@ -403,9 +412,18 @@ class StructureModule:
         query_points: int = 4,
         value_points: int = 8,
         blocks: int = 8,
+        stop_rotations: bool = True,
     ) -> None:
-        """Pack the weights of a state dict; blocks is the number of iterations, which share weights."""
-        self._module = _core.StructureModule.load(_weights(state), heads, dim, query_points, value_points, blocks)
+        """Pack the weights of a state dict; blocks is the number of iterations, which share weights.
+
+        With stop_rotations, gradients do not pass through the rotations that an iteration gets from the one before, as
+        in algorithm 20; without, they are the derivatives of the results.
+        """
+        self._stop_rotations = stop_rotations
+        super().__init__(
+            state,
+            lambda weights: _core.StructureModule.load(weights, heads, dim, query_points, value_points, blocks),
+        )
 
     def __call__(self, single: Any, pair: Any, types: Any | None = None, mask: Any | None = None) -> dict[str, Any]:
         """Fold single [n, c_s] and pair [n, n, c_z] features; types [n] are residue types, mask is [n].
@@ -414,27 +432,29 @@ class StructureModule:
         unnormalized_angles [blocks, n, 7, 2], and with types sidechain_frames [blocks, n, 8, 4, 4] and positions
         [blocks, n, 14, 3] in angstroms. single [n, c_s] is that of the last iteration.
         """
-        single, pair = _floats(single), _floats(pair)
-        n, blocks = single.shape[0], self._module.blocks
+        module, mask, stop = self._layer, _mask(mask), self._stop_rotations
+        types = None if types is None else _ints(types)
         shapes = {"frames": (7,), "angles": (7, 2), "unnormalized_angles": (7, 2)}
         if types is not None:
             shapes |= {"sidechain_frames": (8, 4, 4), "positions": (14, 3)}
-        out = {name: empty(single, (blocks, n, *shape)) for name, shape in shapes.items()}
-        out["single"] = empty(single, single.shape)
-        self._module.run(
-            n,
-            single,
-            pair,
-            None if types is None else _ints(types),
-            _maybe(mask),
-            out["frames"],
-            out["angles"],
-            out["unnormalized_angles"],
-            out.get("sidechain_frames"),
-            out.get("positions"),
-            out["single"],
-        )
-        return out
+
+        def ordered(results: Sequence[Any]) -> list[Any]:
+            """Insert None for atoms that are not wanted."""
+            return list(results) if types is not None else [*results[:3], None, None, results[3]]
+
+        def run(single: Any, pair: Any) -> tuple[Any, ...]:
+            single, pair = _floats(single), _floats(pair)
+            n = single.shape[0]
+            out = [empty(single, (module.blocks, n, *shape)) for shape in shapes.values()]
+            out.append(empty(single, single.shape))
+            module.run(n, single, pair, types, mask, *ordered(out))
+            return tuple(out)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            single, pair = (_floats(x) for x in inputs)
+            module.backward(single.shape[0], single, pair, types, mask, stop, *ordered(grads), *found, parameters)
+
+        return dict(zip([*shapes, "single"], self._apply(run, backward, (single, pair)), strict=True))
 
 
 class Se3AttentionBlock(_Differentiable):
@@ -557,30 +577,36 @@ class MpnnDecoderLayer(_Differentiable):
         return self._apply(run, backward, (nodes, src, edge))[0]
 
 
-class ProteinMpnn:
+class ProteinMpnn(_Differentiable):
     """ProteinMPNN (Dauparas et al., 2022): letters of "ACDEFGHIKLMNPQRSTVWYX" for a backbone."""
 
     def __init__(self, state: Mapping[str, Any], neighbors: int = 48) -> None:
         """Pack a checkpoint's "model_state_dict"; neighbors is its "num_edges"."""
-        self._model = _core.ProteinMpnn.load(_weights(state), neighbors)
+        super().__init__(state, lambda weights: _core.ProteinMpnn.load(weights, neighbors))
 
-    def log_probabilities(
-        self, xyz: Any, known: Any, index: Any, chain: Any, sequence: Any, order: Any
-    ) -> np.ndarray[Any, Any]:
+    def log_probabilities(self, xyz: Any, known: Any, index: Any, chain: Any, sequence: Any, order: Any) -> Any:
         """Return log-probabilities [n, 21] of letters given those that precede in order [n].
 
-        xyz is [n, 4, 3] (N, CA, C, O), known [n], index and chain [n], sequence [n] in [0, 21).
+        xyz is [n, 4, 3] (N, CA, C, O), known [n], index and chain [n], sequence [n] in [0, 21). Gradients of xyz take
+        the neighbours of each residue as constant.
         """
-        out = np.empty((len(known), 21), np.float32)
-        self._model.log_probabilities(
-            _floats(xyz), _ints(known), _ints(index), _ints(chain), _ints(sequence), _ints(order), out
-        )
-        return out
+        model, rest = self._layer, tuple(_ints(x) for x in (known, index, chain, sequence, order))
+
+        def run(xyz: Any) -> tuple[Any, ...]:
+            xyz = _floats(xyz)
+            out = empty(xyz, (len(rest[0]), 21))
+            model.log_probabilities(xyz, *rest, out)
+            return (out,)
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            model.backward(_floats(inputs[0]), *rest, grads[0], found[0], parameters)
+
+        return self._apply(run, backward, (xyz,))[0]
 
     def sample(
         self, xyz: Any, known: Any, index: Any, chain: Any, sequence: Any, temperature: float = 0.1, seed: int = 0
     ) -> tuple[np.ndarray[Any, Any], float, float]:
         """Design a sequence: letters [n], the mean of -log p, and the share equal to `sequence`."""
-        return self._model.sample(
+        return self._layer.sample(
             _floats(xyz), _ints(known), _ints(index), _ints(chain), _ints(sequence), temperature, seed
         )

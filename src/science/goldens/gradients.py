@@ -5,13 +5,19 @@ import egnn
 import evoformer
 import mpnn
 import se3
+import structure
 
 
-def case(name, module, inputs, fixed, call):
-    """inputs get gradients, fixed ones do not. call(module, inputs) returns a tuple of results."""
+def case(name, module, inputs, fixed, call, padded=False):
+    """inputs get gradients, fixed ones do not. call(module, inputs) returns a tuple of results.
+
+    With padded, results [.., n, ..] of the last of n residues have no gradient: those of padding are not defined.
+    """
     inputs = {key: value.clone().requires_grad_() for key, value in inputs.items()}
     results = call(module, inputs)
     seeds = [torch.randn_like(x) for x in results]
+    for seed in seeds if padded else ():
+        (seed[:, -1] if seed.dim() > 2 else seed[-1]).zero_()
     parameters = dict(module.named_parameters())
     found = torch.autograd.grad(results, [*inputs.values(), *parameters.values()], seeds)
     arrays = {f"{name}.{key}": value.detach() for key, value in (inputs | fixed).items()}
@@ -80,4 +86,33 @@ def goldens():
     inputs |= {"src": torch.randn(residues, 2 * hidden)}
     arrays |= case("mpnn_decoder", evoformer.randomize(mpnn.Layer(hidden, 3 * hidden, False)), inputs, fixed,
                    lambda module, i: (module.update(i["nodes"], torch.cat([i["edge"], i["src"][neighbor]], -1), known),))
+    return {name: value.numpy() for name, value in arrays.items()}
+
+
+def model_goldens():
+    """Gradients of whole models."""
+    sequences, residues, c_m, c_z = 5, 7, 6, 5
+    msa_mask, pair_mask = (torch.rand(sequences, residues) > 0.2).double(), (torch.rand(residues, residues) > 0.2).double()
+    msa_mask[:, 0] = msa_mask[0] = pair_mask[:, 0] = pair_mask[0] = 1  # no row or column without a key
+    block = evoformer.randomize(evoformer.EvoformerBlock(c_m, c_z, 4, 2, 3))
+    inputs = {"m": torch.randn(sequences, residues, c_m), "z": torch.randn(residues, residues, c_z)}
+    arrays = case("evoformer", block, inputs, {"msa_mask": msa_mask, "pair_mask": pair_mask},
+                  lambda module, i: module(i["m"], i["z"], msa_mask, pair_mask))
+    geometry = structure.random_geometry(5)
+    module = evoformer.randomize(structure.StructureModule(8, 6, 2, 3, 2, 3, 7, 2, geometry, blocks=3, transitions=2))
+    types, mask = torch.randint(0, 5, (residues,)), torch.ones(residues)
+    mask[-1] = 0
+    inputs = {"single": torch.randn(residues, 8), "pair": torch.randn(residues, residues, 6)}
+    for name, stop in (("full", False), ("stop", True)):
+        arrays |= case(f"structure.{name}", module, inputs, {"types": types, "mask": mask},
+                       lambda module, i: tuple(module(i["single"], i["pair"], types, mask, stop).values()), padded=True)
+    arrays |= {f"structure.full.geometry.{name}": value for name, value in geometry.items()}
+    size = 13
+    xyz, known = mpnn.random_backbone(size, [4, 9])
+    chain = torch.tensor([1] * 7 + [2] * 6)
+    fixed = {"known": known.int(), "index": torch.arange(size) + 100 * (chain - 1), "chain": chain,
+             "sequence": torch.randint(0, 21, (size,)), "order": torch.randperm(size)}
+    rest = [known, *list(fixed.values())[1:]]
+    model = evoformer.randomize(mpnn.ProteinMpnn(6, 2, size))  # all are neighbours: unknown ones have equal distances
+    arrays |= case("protein_mpnn", model, {"xyz": xyz}, fixed, lambda module, i: (module(i["xyz"], *rest)[0],))
     return {name: value.numpy() for name, value in arrays.items()}

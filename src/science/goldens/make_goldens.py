@@ -69,6 +69,7 @@ def main():
     save(folder / "se3.npz", se3.goldens(state))
     save(folder / "structure.npz", structure.goldens(state))
     save(folder / "gradients.npz", gradients.goldens())
+    save(folder / "model_gradients.npz", gradients.model_goldens())
 
 
 if __name__ == "__main__":

@@ -103,17 +103,22 @@ class ProteinMpnn(nn.Module):
         return functional.log_softmax(self.W_out(nodes), -1), neighbor, *encoded
 
 
-def goldens(state):
-    """A random backbone of two chains with unknown residues."""
-    size, hidden = 44, 16
-    model = ProteinMpnn(hidden, 2, 12)
+def random_backbone(size, unknown):
+    """Coordinates [size, 4, 3] of a random chain and which residues are known."""
     step = torch.randn(size, 3)
     ca = torch.cumsum((3.6 + 0.4 * torch.rand(size, 1)) * step / step.norm(dim=-1, keepdim=True), 0)  # no equal distances
     xyz = ca[:, None] + torch.randn(size, 4, 3)
     xyz[:, 1] = ca
     known = torch.ones(size)
-    known[[5, 6, 30]] = 0
-    xyz = xyz * known[:, None, None]
+    known[unknown] = 0
+    return xyz * known[:, None, None], known
+
+
+def goldens(state):
+    """A random backbone of two chains with unknown residues."""
+    size, hidden = 44, 16
+    model = ProteinMpnn(hidden, 2, 12)
+    xyz, known = random_backbone(size, [5, 6, 30])
     chain = torch.tensor([1] * 25 + [2] * 19)
     index = torch.arange(size) + 100 * (chain - 1)
     sequence, order = torch.randint(0, 21, (size,)), torch.randperm(size)

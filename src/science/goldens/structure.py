@@ -106,7 +106,8 @@ class StructureModule(nn.Module):
         places = self.lit_positions[types]
         return ((frames[..., :3, :3] @ places[..., None])[..., 0] + frames[..., :3, 3]) * self.atom_mask[types][..., None]
 
-    def forward(self, single, pair, types, mask):
+    def forward(self, single, pair, types, mask, stop_rotations=False):
+        """With stop_rotations, rotations pass no gradients from one iteration to the next, as in algorithm 20."""
         initial, z = self.layer_norm_s(single), self.layer_norm_z(pair)
         s = self.linear_in(initial)
         quaternion, translation = torch.tensor([1.0, 0, 0, 0]).repeat(len(s), 1), torch.zeros(len(s), 3)
@@ -122,6 +123,8 @@ class StructureModule(nn.Module):
             groups = self.groups(rotation_of(quaternion), 10 * translation, angles, types)
             found.append({"frames": torch.cat([quaternion, 10 * translation], -1), "angles": angles, "unnormalized": unnormalized,
                           "groups": groups, "positions": self.atoms(groups, types)})
+            if stop_rotations:
+                quaternion = quaternion.detach()
         return {name: torch.stack([step[name] for step in found]) for name in found[0]} | {"single": s}
 
 

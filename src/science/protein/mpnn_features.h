@@ -19,6 +19,7 @@ inline constexpr int kMpnnEdgeInputs = kMpnnPositional + kMpnnRbf * kMpnnAtomPai
 class MpnnGeometry {
  public:
   MpnnGeometry(const MpnnInput& input, int neighbors);
+  int64_t size() const { return input_.size(); }
   int neighbors() const { return k_; }
   const std::vector<int32_t>& neighbor() const { return neighbor_; }  // [L, K]
 
@@ -26,15 +27,32 @@ class MpnnGeometry {
   void FindNeighbors(int64_t i);
   /// Index of the offset's embedding for edge (i, its k-th neighbour).
   int OffsetOf(int64_t i, int k) const;
-  /// Writes the 400 squared exponents -((distance - mu) / sigma)^2 of an edge.
-  void Exponents(int64_t i, int k, float* out) const;
+  /// Writes the inputs [K, kMpnnEdgeInputs] of the embedding of i's edges: embeddings of offsets, from
+  /// `offsets` [kMpnnOffsets, kMpnnPositional], and radial basis functions of distances.
+  void Features(const graph::Context& ctx, int64_t i, const std::vector<float>& offsets, float* out) const;
+
+  /// Gradients of the atoms of an edge's ends, and of the CA of the position that is farthest from i.
+  struct EdgeGradients {
+    float own[15], other[15];  // [5, 3]
+    float farthest[3];
+  };
+  /// Computes them from that of the edge's 400 radial basis functions.
+  void DistanceGradients(int64_t i, int k, const float* grad, EdgeGradients& out) const;
+  /// Adds the gradients of an edge to those of all atoms [5][L, 3].
+  void AddToAtoms(int64_t i, int k, const EdgeGradients& grads, std::vector<float>& atoms) const;
+  /// Adds gradients of atoms to those of the input's coordinates [L, 4, 3].
+  void AddToInput(const std::vector<float>& atoms, float* xyz) const;
 
  private:
+  // Writes the 400 squared exponents -((distance - mu) / sigma)^2 of an edge.
+  void Exponents(int64_t i, int k, float* out) const;
+
   const MpnnInput& input_;
   int k_;
   std::vector<float> atoms_;       // [5][L, 3]: CA, N, C, O, CB
   std::vector<int32_t> neighbor_;  // [L, K]
   std::vector<float> adjusted_;    // [L, K]: distance of CA as the selection sees it
+  std::vector<int32_t> farthest_;  // [L]: the known position whose distance unknown neighbours get
 };
 
 }  // namespace moesaic::science

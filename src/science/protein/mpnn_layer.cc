@@ -245,11 +245,8 @@ Status MpnnLayer::Backward(const graph::Context& ctx, const graph::Graph& graph,
   AddWeightGradients(ctx, x2_grad.data(), width, width, pass.inner.data(), inner_width, inner_width, rows,
                      out_grads);
   DenseBackward(dense_out).Inputs(ctx, x2_grad.data(), width, rows, inner_grad.data(), inner_width);
-  ForRows(ctx, rows * inner_width, 1 << 15, [&](int64_t begin, int64_t end) {
-    ctx.graph->rows.activate_gradient(pass.before.data() + begin, inner_grad.data() + begin,
-                                      static_cast<int>(end - begin), graph::Activation::kGelu,
-                                      inner_grad.data() + begin);
-  });
+  ActivationBackward(ctx, pass.before.data(), rows * inner_width, graph::Activation::kGelu,
+                     inner_grad.data());
   AddWeightGradients(ctx, inner_grad.data(), inner_width, inner_width, pass.n1.data(), width, width, rows,
                      in_grads);
   DenseBackward(dense_in).Inputs(ctx, inner_grad.data(), inner_width, rows, x2_grad.data(), width, true);

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "science/protein/mpnn_features.h"
+#include "science/protein/mpnn_pass.h"
 #include "science/protein/mpnn_sampler.h"
 
 namespace moesaic::science {
@@ -18,6 +18,8 @@ StatusOr<MpnnLayer> LoadLayer(const WeightScope& weights, int hidden, bool encod
   return layer;
 }
 
+}  // namespace
+
 StatusOr<graph::Graph> NeighborGraph(const MpnnEncoding& e, std::span<const int32_t> sources,
                                      int64_t num_src) {
   std::vector<int32_t> ptr(e.size + 1);
@@ -27,7 +29,7 @@ StatusOr<graph::Graph> NeighborGraph(const MpnnEncoding& e, std::span<const int3
                                num_src);
 }
 
-Status CheckInput(const MpnnInput& input) {
+Status CheckMpnnInput(const MpnnInput& input) {
   const auto size = static_cast<size_t>(input.size());
   if (input.xyz.size() != 12 * size || input.index.size() != size || input.chain.size() != size ||
       input.sequence.size() != size || input.designed.size() != size) {
@@ -48,8 +50,6 @@ Status CheckInput(const MpnnInput& input) {
   }
   return OkStatus();
 }
-
-}  // namespace
 
 StatusOr<ProteinMpnn> ProteinMpnn::Load(const WeightMap& weights, int neighbors) {
   if (neighbors < 1) return InvalidArgument("the model needs one neighbour or more, not {}", neighbors);
@@ -83,10 +83,18 @@ StatusOr<ProteinMpnn> ProteinMpnn::Load(const WeightMap& weights, int neighbors)
   return model;
 }
 
-StatusOr<MpnnEncoding> ProteinMpnn::Encode(const graph::Context& ctx, const MpnnInput& input) const {
-  RETURN_IF_ERROR(CheckInput(input));
-  const int64_t size = input.size();
-  MpnnGeometry geometry(input, neighbors_);
+std::vector<float> ProteinMpnn::OffsetEmbeddings() const {
+  std::vector<float> offsets(kMpnnOffsets * kMpnnPositional), row(kMpnnOffsets);
+  for (int p = 0; p < kMpnnPositional; ++p) {
+    tensor::UnpackRow(positional_.matrix(), p, row);
+    for (int o = 0; o < kMpnnOffsets; ++o)
+      offsets[o * kMpnnPositional + p] = row[o] + (positional_.bias() != nullptr ? positional_.bias()[p] : 0);
+  }
+  return offsets;
+}
+
+MpnnEncoding ProteinMpnn::Embed(const graph::Context& ctx, MpnnGeometry& geometry) const {
+  const int64_t size = geometry.size();
   ForRows(ctx, size, 4, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) geometry.FindNeighbors(i);
   });
@@ -94,60 +102,59 @@ StatusOr<MpnnEncoding> ProteinMpnn::Encode(const graph::Context& ctx, const Mpnn
   MpnnEncoding e{.size = size, .neighbors = k, .neighbor = geometry.neighbor(), .nodes = {}, .edges = {}};
   e.nodes.assign(size * hidden_, 0);
   e.edges.resize(size * k * hidden_);
-  // The embedding of an offset is a column of the positional layer plus its bias.
-  std::vector<float> offsets(kMpnnOffsets * kMpnnPositional), row(kMpnnOffsets);
-  for (int p = 0; p < kMpnnPositional; ++p) {
-    tensor::UnpackRow(positional_.matrix(), p, row);
-    for (int o = 0; o < kMpnnOffsets; ++o)
-      offsets[o * kMpnnPositional + p] = row[o] + (positional_.bias() != nullptr ? positional_.bias()[p] : 0);
+  const std::vector<float> offsets = OffsetEmbeddings();
+  const graph::ScratchScope scope(ctx);
+  struct Worker {
+    TileDense dense;
+    float *features, *embedded;
+  };
+  std::vector<Worker> workers;
+  for (int w = 0; w < ctx.exec.pool->size(); ++w) {
+    workers.push_back({TileDense(ctx, tensor::PackedFormat::kF32, k, std::max(kMpnnEdgeInputs, width)),
+                       ctx.exec.scratch->Take<float>(size_t(k) * kMpnnEdgeInputs).data(),
+                       ctx.exec.scratch->Take<float>(size_t(k) * width).data()});
   }
-  {
-    const graph::ScratchScope scope(ctx);
-    struct Worker {
-      TileDense dense;
-      float *features, *embedded;
-    };
-    std::vector<Worker> workers;
-    for (int w = 0; w < ctx.exec.pool->size(); ++w) {
-      workers.push_back({TileDense(ctx, tensor::PackedFormat::kF32, k, std::max(kMpnnEdgeInputs, width)),
-                         ctx.exec.scratch->Take<float>(size_t(k) * kMpnnEdgeInputs).data(),
-                         ctx.exec.scratch->Take<float>(size_t(k) * width).data()});
-    }
-    ctx.exec.pool->Run(size, [&](int64_t i, int worker) {
-      const Worker& w = workers[worker];
-      for (int n = 0; n < k; ++n) {
-        float* features = w.features + int64_t{n} * kMpnnEdgeInputs;
-        std::copy_n(offsets.data() + geometry.OffsetOf(i, n) * kMpnnPositional, kMpnnPositional, features);
-        geometry.Exponents(i, n, features + kMpnnPositional);
-        ctx.graph->rows.exp(features + kMpnnPositional, kMpnnEdgeInputs - kMpnnPositional);
-      }
-      w.dense.Run(edge_embedding_, w.features, kMpnnEdgeInputs, k, w.embedded, width);
-      NormalizeRows(ctx, norm_edges_, w.embedded, k, w.embedded);
-      w.dense.Run(edge_in_, w.embedded, width, k, e.edges.data() + i * k * hidden_, hidden_);
-    });
-  }
-  ASSIGN_OR_RETURN(const graph::Graph graph, NeighborGraph(e, e.neighbor, size));
-  const std::vector<float> known(input.known.begin(), input.known.end());
-  std::vector<float> both(e.neighbor.size());
-  for (int64_t p = 0; p < static_cast<int64_t>(both.size()); ++p)
-    both[p] = known[p / k] * known[e.neighbor[p]];
+  ctx.exec.pool->Run(size, [&](int64_t i, int worker) {
+    const Worker& w = workers[worker];
+    geometry.Features(ctx, i, offsets, w.features);
+    w.dense.Run(edge_embedding_, w.features, kMpnnEdgeInputs, k, w.embedded, width);
+    NormalizeRows(ctx, norm_edges_, w.embedded, k, w.embedded);
+    w.dense.Run(edge_in_, w.embedded, width, k, e.edges.data() + i * k * hidden_, hidden_);
+  });
+  return e;
+}
+
+Status ProteinMpnn::RunEncoder(const graph::Context& ctx, const MpnnMasks& masks, MpnnEncoding& e,
+                               std::vector<MpnnState>* states) const {
+  ASSIGN_OR_RETURN(const graph::Graph graph, NeighborGraph(e, e.neighbor, e.size));
   for (const MpnnLayer& layer : encoder_) {
+    if (states != nullptr) states->push_back({e.nodes, e.edges});
     RETURN_IF_ERROR(layer.Run(ctx, graph,
                               {.nodes = e.nodes.data(),
                                .src = nullptr,
                                .edge = e.edges.data(),
-                               .node_mask = known.data(),
-                               .edge_mask = both.data()},
+                               .node_mask = masks.known.data(),
+                               .edge_mask = masks.both.data()},
                               e.nodes.data(), e.edges.data()));
   }
+  return OkStatus();
+}
+
+StatusOr<MpnnEncoding> ProteinMpnn::Encode(const graph::Context& ctx, const MpnnInput& input) const {
+  RETURN_IF_ERROR(CheckMpnnInput(input));
+  MpnnGeometry geometry(input, neighbors_);
+  MpnnEncoding e = Embed(ctx, geometry);
+  RETURN_IF_ERROR(RunEncoder(ctx, MpnnMasks(input, e), e, nullptr));
   return e;
 }
 
-StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context& ctx, const MpnnInput& input,
-                                                           const MpnnEncoding& e,
-                                                           std::span<const int32_t> sequence,
-                                                           std::span<const int32_t> order) const {
-  RETURN_IF_ERROR(CheckInput(input));
+MpnnMasks::MpnnMasks(const MpnnInput& input, const MpnnEncoding& e)
+    : known(input.known.begin(), input.known.end()), both(e.neighbor.size()) {
+  for (size_t p = 0; p < both.size(); ++p) both[p] = known[p / e.neighbors] * known[e.neighbor[p]];
+}
+
+StatusOr<std::vector<int32_t>> DecoderSources(const MpnnEncoding& e, std::span<const int32_t> sequence,
+                                              std::span<const int32_t> order) {
   const int64_t size = e.size;
   if (static_cast<int64_t>(sequence.size()) != size || static_cast<int64_t>(order.size()) != size) {
     return InvalidArgument("sequence and order must have {} positions, but have {} and {}", size,
@@ -155,39 +162,68 @@ StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context&
   }
   std::vector<int32_t> rank(size, -1);
   for (int64_t r = 0; r < size; ++r) {
+    if (sequence[r] < 0 || sequence[r] >= kMpnnLetters) {
+      return InvalidArgument("sequence[{}] must be in [0, {}), but is {}", r, kMpnnLetters, sequence[r]);
+    }
     if (order[r] < 0 || order[r] >= size || rank[order[r]] >= 0) {
       return InvalidArgument("order[{}] is {}, but order must be a permutation of {} positions", r, order[r],
                              size);
     }
     rank[order[r]] = static_cast<int32_t>(r);
   }
-  // Source j of an edge is row j if it is decoded before, otherwise row size + j with the encoder's features.
   std::vector<int32_t> sources(e.neighbor.size());
   for (int64_t p = 0; p < static_cast<int64_t>(sources.size()); ++p) {
     const int32_t j = e.neighbor[p];
     sources[p] = rank[j] < rank[p / e.neighbors] ? j : static_cast<int32_t>(size + j);
   }
-  ASSIGN_OR_RETURN(const graph::Graph graph, NeighborGraph(e, sources, 2 * size));
-  std::vector<float> nodes = e.nodes, features(4 * size * hidden_, 0);
-  for (int64_t j = 0; j < size; ++j) {
-    if (sequence[j] < 0 || sequence[j] >= kMpnnLetters) {
-      return InvalidArgument("sequence[{}] must be in [0, {}), but is {}", j, kMpnnLetters, sequence[j]);
-    }
+  return sources;
+}
+
+std::vector<float> ProteinMpnn::DecoderFeatures(const MpnnEncoding& e, std::span<const int32_t> sequence,
+                                                const std::vector<float>& nodes) const {
+  std::vector<float> features(4 * e.size * hidden_, 0);
+  for (int64_t j = 0; j < e.size; ++j) {
     std::copy_n(letters_.data() + int64_t{sequence[j]} * hidden_, hidden_, features.data() + 2 * j * hidden_);
-    std::copy_n(e.nodes.data() + j * hidden_, hidden_, features.data() + (2 * (size + j) + 1) * hidden_);
+    std::copy_n(nodes.data() + j * hidden_, hidden_, features.data() + (2 * j + 1) * hidden_);
+    std::copy_n(e.nodes.data() + j * hidden_, hidden_, features.data() + (2 * (e.size + j) + 1) * hidden_);
   }
-  const std::vector<float> known(input.known.begin(), input.known.end());
+  return features;
+}
+
+StatusOr<std::vector<float>> ProteinMpnn::RunDecoder(const graph::Context& ctx, const MpnnMasks& masks,
+                                                     const MpnnEncoding& e, const graph::Graph& graph,
+                                                     std::span<const int32_t> sequence,
+                                                     std::vector<MpnnState>* states) const {
+  std::vector<float> nodes = e.nodes;
   for (const MpnnLayer& layer : decoder_) {
-    for (int64_t j = 0; j < size; ++j)
-      std::copy_n(nodes.data() + j * hidden_, hidden_, features.data() + (2 * j + 1) * hidden_);
+    if (states != nullptr) states->push_back({nodes, {}});
+    const std::vector<float> features = DecoderFeatures(e, sequence, nodes);
     RETURN_IF_ERROR(layer.Run(ctx, graph,
                               {.nodes = nodes.data(),
                                .src = features.data(),
                                .edge = e.edges.data(),
-                               .node_mask = known.data(),
+                               .node_mask = masks.known.data(),
                                .edge_mask = nullptr},
                               nodes.data(), nullptr));
   }
+  return nodes;
+}
+
+StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context& ctx, const MpnnInput& input,
+                                                           const MpnnEncoding& e,
+                                                           std::span<const int32_t> sequence,
+                                                           std::span<const int32_t> order) const {
+  RETURN_IF_ERROR(CheckMpnnInput(input));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> sources, DecoderSources(e, sequence, order));
+  ASSIGN_OR_RETURN(const graph::Graph graph, NeighborGraph(e, sources, 2 * e.size));
+  ASSIGN_OR_RETURN(const std::vector<float> nodes,
+                   RunDecoder(ctx, MpnnMasks(input, e), e, graph, sequence, nullptr));
+  return LogProbabilitiesOf(ctx, nodes);
+}
+
+std::vector<float> ProteinMpnn::LogProbabilitiesOf(const graph::Context& ctx,
+                                                   const std::vector<float>& nodes) const {
+  const auto size = static_cast<int64_t>(nodes.size()) / hidden_;
   std::vector<float> logits(size * kMpnnLetters);
   Apply(ctx, out_, nodes.data(), hidden_, size, logits.data(), kMpnnLetters);
   for (int64_t i = 0; i < size; ++i) LogSoftmax(logits.data() + i * kMpnnLetters, kMpnnLetters);
@@ -196,7 +232,7 @@ StatusOr<std::vector<float>> ProteinMpnn::LogProbabilities(const graph::Context&
 
 StatusOr<MpnnSample> ProteinMpnn::Sample(const graph::Context& ctx, const MpnnInput& input,
                                          const MpnnEncoding& e, const MpnnSampling& sampling) const {
-  RETURN_IF_ERROR(CheckInput(input));
+  RETURN_IF_ERROR(CheckMpnnInput(input));
   if (!(sampling.temperature > 0))
     return InvalidArgument("the temperature must be positive, but is {}", sampling.temperature);
   for (const char letter : sampling.omit) {

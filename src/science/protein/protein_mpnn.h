@@ -57,6 +57,10 @@ struct MpnnSampling {
   std::string omit = "X";  ///< Letters of kMpnnAlphabet that are never chosen; not all of them.
 };
 
+class MpnnGeometry;
+struct MpnnMasks;
+struct MpnnState;
+
 class ProteinMpnn {
  public:
   /// Loads the parameters of a state dict. neighbors is the checkpoint's "num_edges".
@@ -71,11 +75,37 @@ class ProteinMpnn {
                                                 const MpnnEncoding& encoding,
                                                 std::span<const int32_t> sequence,
                                                 std::span<const int32_t> order) const;
+  /// Adds the gradients of LogProbabilities() on Encode() for logs_grad [L, 21] to xyz_grad [L, 4, 3] (or
+  /// null) and `parameters`, which has the names of the state dict. The choice of neighbours counts as
+  /// constant. Everything is computed again; the edges [L, K, H] before each encoder layer exist at once.
+  Status Backward(const graph::Context& ctx, const MpnnInput& input, std::span<const int32_t> sequence,
+                  std::span<const int32_t> order, const float* logs_grad, float* xyz_grad,
+                  const GradientMap& parameters) const;
   /// Chooses letters one by one in a random order in which kept positions come first.
   StatusOr<MpnnSample> Sample(const graph::Context& ctx, const MpnnInput& input, const MpnnEncoding& encoding,
                               const MpnnSampling& sampling) const;
 
  private:
+  struct EmbeddingGradients;
+  // Embeddings of offsets: columns of the positional layer plus its bias.
+  std::vector<float> OffsetEmbeddings() const;
+  // Finds neighbours and embeds their edges; nodes are 0.
+  MpnnEncoding Embed(const graph::Context& ctx, MpnnGeometry& geometry) const;
+  // Runs the encoder's or decoder's layers; copies the inputs of each to `states` unless it is null.
+  Status RunEncoder(const graph::Context& ctx, const MpnnMasks& masks, MpnnEncoding& e,
+                    std::vector<MpnnState>* states) const;
+  StatusOr<std::vector<float>> RunDecoder(const graph::Context& ctx, const MpnnMasks& masks,
+                                          const MpnnEncoding& e, const graph::Graph& graph,
+                                          std::span<const int32_t> sequence,
+                                          std::vector<MpnnState>* states) const;
+  // Sources of a decoder layer: rows [letter, node] of decoded positions, then [0, encoder's node] of all.
+  std::vector<float> DecoderFeatures(const MpnnEncoding& e, std::span<const int32_t> sequence,
+                                     const std::vector<float>& nodes) const;
+  std::vector<float> LogProbabilitiesOf(const graph::Context& ctx, const std::vector<float>& nodes) const;
+  // From the gradient of the embedded edges.
+  void EmbeddingBackward(const graph::Context& ctx, const MpnnGeometry& geometry, const float* edges_grad,
+                         const EmbeddingGradients& grads) const;
+
   int hidden_ = 0, neighbors_ = 0;
   Dense positional_, edge_embedding_, edge_in_, out_;
   Norm norm_edges_;

@@ -238,7 +238,7 @@ inline void ExpectGrammars(const Case& c) {
   const text::Tokenizer tokenizer = ByteTokenizer();
   const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
   ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
-  for (const std::string method : {"", "ngram"}) {
+  for (const std::string method : {"off", "ngram"}) {
     RankedEngine ranks(c.checkpoint, c.degrees);
     EngineOptions options;
     options.max_sequences = 4;

@@ -544,7 +544,7 @@ class Serving(RanksCase):
         self.assertIn("rank 1", server.read_log())
 
     def test_sigterm_drains_and_ends_all_ranks(self):
-        server = Server("-tp", "2", "-pp", "2")
+        server = Server("-tp", "2", "-pp", "2", "--drain-timeout", int(limit()))
         ranks = children(server.process.pid)
         status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
         self.assertEqual(status, 200, answer)
@@ -553,11 +553,12 @@ class Serving(RanksCase):
             self.assertGreater(server.metrics()[f'moesaic:rank_sent_bytes_total{{rank="{rank}"}}'], 0)
             self.assertGreater(server.metrics()[f'moesaic:rank_imbalance{{rank="{rank}"}}'], 0)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # SIGTERM comes while a request runs, or soon after it
-            long = pool.submit(server.json, "POST", "/v1/completions", {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True})
+            long = pool.submit(server.json, "POST", "/v1/completions", {"prompt": "Once", "max_tokens": 200, "ignore_eos": True})
             until(lambda: server.metric("vllm:num_requests_running") > 0 or long.done())
             self.assertEqual(server.stop(), 0)
             status, answer = long.result()
-        self.assertEqual((status, answer["usage"]["completion_tokens"]), (200, 1500))
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(answer["usage"]["completion_tokens"], 200)
         until(lambda: all(map(ended, ranks)), limit())
 
 

@@ -5,6 +5,10 @@ import socket
 import subprocess
 
 
+# Of a dilated connection: one with more bytes on their way would fill queues, in which other messages wait.
+SOCKET_BYTES = 1 << 20
+
+
 def expanded(node):
     """Returns the node's children, one element each, where the file has counts."""
     return [child for child in node.get("children", []) for _ in range(child.get("count", 1))]
@@ -14,14 +18,14 @@ class NamespaceTree:
     """One namespace per device and one bridge per group. A child's port carries the group's bandwidth in each direction.
 
     `topology`: the content of a topology file, whose links are shared. Latencies are those of this machine. Links are slower
-    by `dilation`.
+    by `dilation`; their packets are then larger, because a packet's way through the bridges takes the machine's own time.
     """
 
     def __init__(self, topology, dilation=1):
         self.name = f"moe{os.getpid() % 10000}"
         self.subnet = f"10.{os.getpid() // 100 % 100 + 100}.{os.getpid() % 100 + 100}"
         self.nodes, self.addresses, self.bridges = [], [], []
-        self.dilation = dilation
+        self.dilation, self.mtu = dilation, 1500 if dilation == 1 else 9000
         try:
             self.add_group(topology["tree"])
         except BaseException:
@@ -39,7 +43,7 @@ class NamespaceTree:
                 self.add_device(bridge, rate)
                 continue
             below = self.add_group(child)
-            self.run(f"ip link add {below}u type veth peer name {below}d")
+            self.run(f"ip link add {below}u mtu {self.mtu} type veth peer name {below}d mtu {self.mtu}")
             self.run(f"ip link set {below}u master {below} up")
             self.run(f"ip link set {below}d master {bridge} up")
             for port in (f"{below}u", f"{below}d"):
@@ -52,17 +56,26 @@ class NamespaceTree:
         self.run(f"ip netns add {node}")
         self.nodes.append(node)
         self.addresses.append(address)
-        self.run(f"ip link add {node} type veth peer name eth0 netns {node}")
+        self.run(f"ip link add {node} mtu {self.mtu} type veth peer name eth0 mtu {self.mtu} netns {node}")
         self.run(f"ip link set {node} master {bridge} up")
         self.run(f"ip -n {node} address add {address}/24 dev eth0")
         self.run(f"ip -n {node} link set eth0 up")
         self.run(f"ip -n {node} link set lo up")
+        if self.dilation > 1:
+            self.set_tcp(node, "slow_start_after_idle", "0")
+            for name in ("wmem", "rmem"):
+                self.set_tcp(node, name, f"4096 {SOCKET_BYTES} {SOCKET_BYTES}")
         self.shape(f"ip netns exec {node} ", "eth0", rate)
         self.shape("", node, rate)
 
     def shape(self, prefix, port, rate):
-        burst = max(32768, rate // 8 // 1000)  # 1 ms
+        # A busy machine sends late: what a port may send within 1 ms (5 ms if dilated) it sends at once then.
+        burst = max(32768, rate // 8 // (1000 if self.dilation == 1 else 200))
         self.run(f"{prefix}tc qdisc add dev {port} root tbf rate {rate}bit burst {burst} latency 50ms")
+
+    @staticmethod
+    def set_tcp(node, name, value):
+        subprocess.run(["ip", "netns", "exec", node, "sysctl", "-qw", f"net.ipv4.tcp_{name}={value}"], check=True)
 
     @staticmethod
     def run(command, check=True):

@@ -3,21 +3,25 @@
 
     python3 bench/parallel/steps.py three-way     TP16, EP16, PP8 x TP2 and others on the 16-chip server
     python3 bench/parallel/steps.py deepseek      prefill TP4 x DP8 with EP32, decode TP4 x DP36 with EP144, on H800 nodes
-    python3 bench/parallel/steps.py dilated       8 layers on 8 chips of that server, simulated, and in real time in network
-                                                  namespaces: links and computations are slower by 1,000 (needs root)
+    python3 bench/parallel/steps.py dilated       4 layers with 64 experts each on 8 chips of that server, simulated, and in real
+                                                  time in network namespaces: links and computations are slower by 1,000
+                                                  (needs root and two idle cores)
 
 The collectives and exchanges are this repository's; computations take the time of a roofline of the described devices.
 In virtual time, hidden states have --narrow times fewer values, and links are as many times slower: messages then take the
 same time, but a step that moves gigabytes is simulated on one machine. Routes of exchanges keep their size: they are 0.5% of
 a row of DeepSeek-V3, and count as --narrow times as much (7% with 16). `three-way` narrows exchanges by 4 at most. Small sums
 are cut into fewer pieces: a decode step of TP16 takes 225 ms with 64 instead of 217 ms.
---simulator virtual (default) runs ranks as threads in virtual time, smpi as processes of SimGrid's SMPI. Needs a build folder
-with the benchmarks:  ninja -C build/release parallel_step_work parallel_step_bench comm_smpi_platform
+--simulator virtual (default) runs ranks as threads in virtual time, smpi as processes of SimGrid's SMPI, where a look for ended
+messages takes POLL_US (1) microseconds. Ranks take turns all the time: a simulation at a low priority among other programs
+takes 50 times as long as on an idle core. Needs a build folder with the benchmarks:
+    ninja -C build/release parallel_step_work parallel_step_bench comm_smpi_platform
 """
 import argparse
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,7 +51,8 @@ class Simulator:
 
     @staticmethod
     def run(command):
-        done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True)
+        environment = {"POLL_US": "1", **os.environ}  # of smpi_program.sh
+        done = subprocess.run([str(word) for word in command], cwd=ROOT, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"steps.py: {' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
         return done.stdout
@@ -71,8 +76,6 @@ class Simulator:
 
     def step(self, topology, work, sequences=1, rows=1, context=0, steps=0, narrow=1, quantum_us=0):
         name = work.stem
-        if self.kind == "smpi":
-            narrow = 1
         if narrow > 1:
             topology, work = self.narrowed(topology, work, narrow)
         arguments = [work, "--topology", topology, "--sequences", sequences, "--rows", rows, "--context", context,
@@ -114,33 +117,48 @@ def between(result):
     return sum(mean[part] for part in ("sums", "dispatch", "combine", "transfer"))
 
 
-def three_way(simulator, prefill_rows, narrow):
-    layouts = [("TP16", {"tp": 16}), ("EP16", {"dp": 16, "ep": True}), ("PP2 x TP8", {"pp": 2, "tp": 8}),
-               ("PP4 x TP4", {"pp": 4, "tp": 4}), ("PP8 x TP2", {"pp": 8, "tp": 2}), ("PP16", {"pp": 16})]
-    for title, rows, sequences in (("decode, 64 sequences per step", 1, 64),
-                                   (f"prefill, {prefill_rows} rows per step", prefill_rows, 1)):
-        print(f"\n{title}; ms\n")
+THREE_WAY = {"TP16": {"tp": 16}, "EP16": {"dp": 16}, "PP2 x TP8": {"pp": 2, "tp": 8}, "PP4 x TP4": {"pp": 4, "tp": 4},
+             "PP8 x TP2": {"pp": 8, "tp": 2}, "PP16": {"pp": 16}}
+
+
+def hybrids():
+    """Returns the other layouts of 16 ranks whose replicas divide the experts."""
+    sizes = (1, 2, 4, 8, 16)
+    return {f"PP{pp} x TP{tp} x DP{16 // pp // tp}": {"pp": pp, "tp": tp, "dp": 16 // pp // tp}
+            for pp in sizes for tp in sizes if pp * tp < 16 and pp * tp > 1}
+
+
+def three_way(simulator, prefill_rows, narrow, titles, with_hybrids):
+    for title, rows, sequences in (("decode", 1, 64), ("prefill", prefill_rows, 1)):
+        if title not in titles:
+            continue
+        print(f"\n{title}, {rows * sequences} {'sequences' if rows == 1 else 'rows'} per step; ms\n")
         header(["layout", "one step", "interval", "between ranks", "of the interval of TP16"])
         base = None
-        for name, degrees in layouts:
+        for name, degrees in (THREE_WAY | (hybrids() if with_hybrids else {})).items():
             replicas = degrees.get("dp", 1)
             shape = {"rows": rows // replicas} if rows > 1 else {"sequences": sequences // replicas}
-            work = simulator.work(SERVER, tokens=rows * sequences // 16, name=name.replace(" ", ""), **degrees)
-            result = simulator.step(SERVER, work, narrow=min(narrow, 4) if "ep" in degrees else narrow, **shape)
+            work = simulator.work(SERVER, tokens=rows * sequences // 16, ep=replicas > 1, name=name.replace(" ", ""), **degrees)
+            # Steps of one stage are equal; a pipeline has to be filled first.
+            result = simulator.step(SERVER, work, steps=0 if "pp" in degrees else 2,
+                                    narrow=min(narrow, 4) if replicas > 1 else narrow, **shape)
             base = base or result["interval_ms"]
             row([name, milliseconds(result["latency_ms"]), milliseconds(result["interval_ms"]),
                  milliseconds(between(result)), f"{result['interval_ms'] / base:.2f}"])
+            sys.stdout.flush()
 
 
-def deepseek(simulator, prefill_rows, narrow):
+def deepseek(simulator, prefill_rows, narrow, titles):
     deployments = [
         (f"prefill TP4 x DP8, EP32, 4 nodes; {prefill_rows} rows of each replica",
          ROOT / "topologies/h800-4x8-infiniband.json", {"tp": 4, "dp": 8, "tokens": prefill_rows // 4},
          {"rows": prefill_rows, "context": prefill_rows // 2}),
-        ("decode TP4 x DP36, EP144, 18 nodes; 352 sequences of 4,989 tokens on each replica",
-         ROOT / "topologies/h800-18x8-infiniband.json", {"tp": 4, "dp": 36, "tokens": 88},
-         {"sequences": 352, "context": 4989})]
+        ("decode TP4 x DP36, EP144, 18 nodes; 176 sequences of 4,989 tokens on each replica",
+         ROOT / "topologies/h800-18x8-infiniband.json", {"tp": 4, "dp": 36, "tokens": 44},
+         {"sequences": 176, "context": 4989})]
     for title, topology, degrees, shape in deployments:
+        if title.split()[0] not in titles:
+            continue
         work = simulator.work(topology, ep=True, flops="fp8", slots=288, name=f"EP{degrees['tp'] * degrees['dp']}", **degrees)
         result = simulator.step(topology, work, steps=1, narrow=narrow, quantum_us=QUANTUM_US, **shape)
         print(f"\n{title}: {milliseconds(result['latency_ms'])} ms per step\n")
@@ -156,37 +174,48 @@ def deepseek(simulator, prefill_rows, narrow):
 
 # Messages of a large job that arrive within this time arrive together: a thousandth of the time of an exchange.
 QUANTUM_US = 1
+# Ranks' copies and sums of values, which are not simulated, take a tenth of the time of their messages then.
 DILATION = 1000
 # Time of an empty message between namespaces of this machine, in microseconds.
 NAMESPACE_LATENCY_US = 60
+# A message is sent at once, as in the simulation, instead of after an answer of the receiver, which would wait in queues of
+# 50 ms. Parts are larger than 8 KiB: the machine's own time for each is not part of the simulation.
+UCX = {"UCX_RNDV_THRESH": "inf", "UCX_TCP_TX_SEG_SIZE": "64kb", "UCX_TCP_RX_SEG_SIZE": "64kb"}
+DILATED = {"TP8": {"tp": 8}, "EP8": {"dp": 8, "ep": True}, "PP2 x TP4": {"pp": 2, "tp": 4}, "PP4 x TP2": {"pp": 4, "tp": 2}}
 
 
-def dilated(simulator):
+def dilated(simulator, rows_per_step, layouts):
     topology = json.loads(SERVER.read_text())
     topology["tree"]["children"][0]["children"][0]["count"] = 1  # one PCIe switch per socket
     # The latencies of a dilated topology are those of this machine.
     topology["tree"] = with_links(topology["tree"], lambda link: {**link, "latency_us": NAMESPACE_LATENCY_US / DILATION})
     path = simulator.folder / "eight.json"
     path.write_text(json.dumps(topology))
+    # With all experts, most of a step would be computation, which is a sleep in both.
     config = json.loads(CONFIG.read_text())
-    config.update(num_hidden_layers=8, first_k_dense_replace=1, num_nextn_predict_layers=0)
+    config.update(num_hidden_layers=4, first_k_dense_replace=1, num_nextn_predict_layers=0, n_routed_experts=64)
     (simulator.model / "config.json").write_text(json.dumps(config))
-    layouts = [("TP8", {"tp": 8}), ("EP8", {"dp": 8, "ep": True}), ("PP2 x TP4", {"pp": 2, "tp": 4}),
-               ("PP4 x TP2", {"pp": 4, "tp": 2})]
-    print(f"\n8 layers on 8 chips, prefill, 1,024 rows per step; ms, with links and computations {DILATION} times slower\n")
+    print(f"\n4 layers with 64 experts on 8 chips, prefill, {rows_per_step} rows per step; "
+          f"ms, with links and computations {DILATION} times slower\n")
     header(["layout", "one step, simulated", "in namespaces", "difference", "interval, simulated", "in namespaces", "difference"])
     network = NamespaceTree(topology, DILATION)
     try:
-        for name, degrees in layouts:
-            rows = 1024 // degrees.get("dp", 1)
+        for name in layouts:
+            degrees = DILATED[name]
+            rows = rows_per_step // degrees.get("dp", 1)
             work = simulator.work(path, tokens=rows, name=name.replace(" ", ""), **degrees)
-            predicted = simulator.step(path, work, rows=rows)
+            steps = 2 * degrees.get("pp", 1)
+            predicted = simulator.step(path, work, rows=rows, steps=steps)
+            start = time.monotonic()
             real = json.loads(network.launch([simulator.build / "bin/parallel_step_bench", work, "--topology", path, "--rows",
-                                              rows, "--transport", "", "--dilation", DILATION]))
+                                              rows, "--steps", steps, "--transport", "", "--dilation", DILATION], UCX))
+            print(f"steps.py: {name} in namespaces: {time.monotonic() - start:.0f} s", file=sys.stderr)
             cells = [name]
             for key in ("latency_ms", "interval_ms"):
                 cells += [f"{predicted[key] * DILATION:.0f}", f"{real[key] * DILATION:.0f}", f"{real[key] / predicted[key] - 1:+.0%}"]
             row(cells)
+            print(f"steps.py: {name}: {json.dumps(real['mean_ms'])}, simulated {json.dumps(predicted['mean_ms'])}", file=sys.stderr)
+            sys.stdout.flush()
     finally:
         network.close()
 
@@ -195,21 +224,28 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="+", choices=["three-way", "deepseek", "dilated"])
     parser.add_argument("--simulator", choices=["virtual", "smpi"], default="virtual")
-    parser.add_argument("--rows", type=int, help="rows of a prefill step (default 1024; deepseek: 4096 of each replica)")
+    parser.add_argument("--rows", type=int,
+                        help="rows of a prefill step (default 1024; deepseek: 4096 of each replica; dilated: 512)")
+    parser.add_argument("--steps", nargs="+", choices=["decode", "prefill"], default=["decode", "prefill"],
+                        help="of three-way and deepseek")
+    parser.add_argument("--hybrids", action="store_true", help="three-way: all layouts of 16 ranks")
+    parser.add_argument("--layouts", nargs="+", choices=DILATED, default=list(DILATED), help="of dilated")
     parser.add_argument("--narrow", type=int, default=16, help="factor by which simulated hidden states are narrower (16)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     arguments = parser.parse_args()
     if arguments.narrow < 1:
         parser.error(f"--narrow must be 1 or more, found {arguments.narrow}")
     os.environ.setdefault("LC_ALL", "C")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("steps.py: ended by a signal"))  # removes namespaces
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(arguments.build.resolve(), arguments.simulator, folder)
         for experiment in arguments.experiments:
-            if experiment == "dilated":
-                dilated(simulator)
+            if experiment == "three-way":
+                three_way(simulator, arguments.rows or 1024, arguments.narrow, arguments.steps, arguments.hybrids)
+            elif experiment == "deepseek":
+                deepseek(simulator, arguments.rows or 4096, arguments.narrow, arguments.steps)
             else:
-                rows = arguments.rows or (1024 if experiment == "three-way" else 4096)
-                {"three-way": three_way, "deepseek": deepseek}[experiment](simulator, rows, arguments.narrow)
+                dilated(simulator, arguments.rows or 512, arguments.layouts)
 
 
 if __name__ == "__main__":

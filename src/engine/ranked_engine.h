@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <ostream>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "comm/transport/local_transport.h"
+#include "engine/byte_tokenizer.h"
 #include "engine/engine.h"
 #include "engine/kv_budget.h"
 #include "engine/ranked_executor.h"
@@ -228,6 +230,52 @@ inline void ExpectOracleWithDrafts(const Case& c) {
     ASSERT_TRUE(started.ok()) << Message(started);
     ExpectOracle(ranks.engine(), c.checkpoint);
     EXPECT_GT(ranks.engine().stats().speculation.draft_tokens, 0) << method;
+  }
+}
+
+/// Outputs follow their grammars, drawn or greedy, with drafts or without.
+inline void ExpectGrammars(const Case& c) {
+  const text::Tokenizer tokenizer = ByteTokenizer();
+  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
+  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
+  for (const std::string method : {"off", "ngram"}) {
+    RankedEngine ranks(c.checkpoint, c.degrees);
+    EngineOptions options;
+    options.max_sequences = 4;
+    options.max_batch_tokens = 40;
+    options.eos_ids = {94};
+    options.speculative.method = method;
+    const Status started = ranks.Start(options, 64);
+    ASSERT_TRUE(started.ok()) << Message(started);
+    Engine& engine = ranks.engine();
+    std::map<RequestId, std::string> patterns;
+    for (int i = 0; i < 9; ++i) {
+      Request request;
+      request.prompt.assign(5 + 7 * i, 3 + i);
+      request.sampling.temperature = i % 2 == 0 ? 0.0F : 1.0F;
+      request.sampling.max_tokens = 80;
+      const std::string pattern = i % 3 == 0 ? "[a-c]{30}x" : i % 3 == 1 ? "(no|yes)" : "[0-9]{1,40}";
+      request.grammar =
+          std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, pattern));
+      const auto id = engine.Add(std::move(request));
+      ASSERT_TRUE(id.ok()) << Message(id.status());
+      patterns[*id] = pattern;
+    }
+    std::map<RequestId, std::string> said;
+    std::map<RequestId, FinishReason> finished;
+    while (!engine.idle()) {
+      std::vector<TokenEvent> events;
+      const Status status = engine.Step(&events);
+      ASSERT_TRUE(status.ok()) << Message(status);
+      for (const TokenEvent& event : events) {
+        if (event.token && *event.token < 94) said[event.request] += static_cast<char>('!' + *event.token);
+        finished[event.request] = event.finish;
+      }
+    }
+    for (const auto& [id, pattern] : patterns) {
+      EXPECT_TRUE(std::regex_match(said[id], std::regex(pattern))) << said[id] << " is not " << pattern;
+      EXPECT_EQ(finished[id], FinishReason::kStop);
+    }
   }
 }
 

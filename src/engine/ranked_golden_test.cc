@@ -49,6 +49,8 @@ TEST_P(RankedGoldenTest, OutputsAreTheOraclesUnderEveryLoad) {
 
 TEST_P(RankedGoldenTest, DraftsKeepOutputs) { ExpectOracleWithDrafts(GetParam()); }
 
+TEST_P(RankedGoldenTest, OutputsFollowTheirGrammars) { ExpectGrammars(GetParam()); }
+
 TEST_P(RankedGoldenTest, AbortsFreeBlocksOnAllRanks) {
   RankedEngine ranks(checkpoint(), GetParam().degrees);
   EngineOptions options;

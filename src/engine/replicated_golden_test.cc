@@ -19,6 +19,8 @@ TEST_P(ReplicatedGoldenTest, OutputsAreTheOraclesUnderEveryLoad) {
 
 TEST_P(ReplicatedGoldenTest, DraftsKeepOutputs) { ExpectOracleWithDrafts(GetParam()); }
 
+TEST_P(ReplicatedGoldenTest, OutputsFollowTheirGrammars) { ExpectGrammars(GetParam()); }
+
 // One request at a time, so that the other replicas are idle, and some that end early.
 TEST_P(ReplicatedGoldenTest, IdleReplicasDoNotHoldOthersUp) {
   RankedEngine ranks(GetParam().checkpoint, GetParam().degrees);

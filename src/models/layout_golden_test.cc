@@ -30,6 +30,8 @@ struct Checkpoint {
 constexpr double kTimeLimit = 20;
 constexpr float kFp8 = 1e-3F;
 constexpr float kInt8Rows = 0.25F;
+// A sum of parts may round to the other neighbour in bf16, 1/256 away.
+constexpr float kBf16 = 0.05F;
 
 const Checkpoint kCheckpoints[] = {
     {"deepseek_v2_lite", "tests/golden/deepseek-v2-lite", 1e-4F, "f32"},
@@ -45,6 +47,8 @@ const Checkpoint kCheckpoints[] = {
     {"glm4_moe", "tests/golden/glm4-moe", 1e-4F, "f32"},
     {"pangu_mtp", "tests/golden/pangu-ultra-moe-mtp", 1e-4F, "f32", true},
     {"pangu_v11", "tests/golden/pangu-ultra-moe-v11", 1e-4F, "f32"},
+    {"deepseek_v3_bf16", "tests/golden/deepseek-v3-mtp", kBf16, "bf16", true},
+    {"qwen3_moe_bf16", "tests/golden/qwen3-moe-norm-tied", kBf16, "bf16"},
     {"llama_int4_g32", "tests/golden/ct-llama-int4-g32", 1e-3F},
     {"llama_int8_g32", "tests/golden/ct-llama-int8-g32", 1e-3F},
     {"llama_nvfp4", "tests/golden/ct-llama-nvfp4a16", 1e-3F},
@@ -62,7 +66,9 @@ std::vector<Degrees> Layouts() {
           {.tensor = 4},
           {.pipeline = 2},
           {.pipeline = 3},
+          {.pipeline = 4},
           {.tensor = 2, .expert = 2},
+          {.tensor = 3, .expert = 3},
           {.tensor = 4, .expert = 4},
           {.tensor = 4, .expert = 2},
           {.tensor = 2, .pipeline = 2},
@@ -73,8 +79,11 @@ std::vector<Degrees> Layouts() {
           {.tensor = 4, .pipeline = 2, .expert = 4},
           {.data = 2, .expert = 2},
           {.data = 3, .expert = 3},
+          {.data = 4, .expert = 4},
           {.tensor = 2, .data = 2, .expert = 4},
-          {.pipeline = 2, .data = 2, .expert = 2}};
+          {.pipeline = 2, .data = 2, .expert = 2},
+          {.tensor = 2, .pipeline = 2, .data = 2, .expert = 4},
+          {.pipeline = 3, .data = 2, .expert = 2}};
 }
 
 // Experts of each rank in each layer with experts: expert e on the ranks e and e + layer + 1, so that some

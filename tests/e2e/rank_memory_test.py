@@ -57,28 +57,35 @@ def resident(pid, path):
     return total
 
 
+def memory_controllers():
+    """Yields (folder, limits) of this process's control group with a memory controller, of version 2 or 1."""
+    own = dict(line.split(":", 2)[1:] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines())
+    yield pathlib.Path("/sys/fs/cgroup") / own.get("", "").strip("/"), ("memory.max", "memory.swap.max")
+    yield pathlib.Path("/sys/fs/cgroup/memory") / own.get("memory", "").strip("/"), ("memory.limit_in_bytes",)
+
+
 @contextlib.contextmanager
 def memory_limit(size):
-    """Yields a function for a child process before it starts: it may use `size` bytes. A control group of version 2 counts all
-    memory; where none can be made, the limit of private writable memory counts weights that are packed or copied."""
-    own = next((line.split(":", 2)[2] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()
-                if line.startswith("0::")), "")
-    group = pathlib.Path("/sys/fs/cgroup") / own.strip("/") / f"moesaic-{os.getpid()}-{os.urandom(4).hex()}"
-    try:
-        group.mkdir()
-        if not (group / "memory.max").exists():  # a plain folder, or a group without the memory controller
-            raise OSError("no memory controller")
-        (group / "memory.max").write_text(str(size))
-        (group / "memory.swap.max").write_text("0")
-    except OSError:
-        with contextlib.suppress(OSError):
+    """Yields a function for a child process before it starts: it may use `size` bytes. A control group counts all memory; where
+    none can be made, the limit of private writable memory counts weights that are packed or copied."""
+    for parent, limits in memory_controllers():
+        group = parent / f"moesaic-{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            group.mkdir()
+            if not (group / limits[0]).exists():  # a plain folder, or a group without the memory controller
+                raise OSError("no memory controller")
+            for name in limits:
+                (group / name).write_text("0" if "swap" in name else str(size))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        try:
+            yield lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
+        finally:
             group.rmdir()
-        yield lambda: resource.setrlimit(resource.RLIMIT_DATA, (size, size))
         return
-    try:
-        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
-    finally:
-        group.rmdir()
+    yield lambda: resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
 class RankMemory(unittest.TestCase):

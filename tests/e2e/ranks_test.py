@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 import urllib.request
 
 from moesaic_cli import (BINARY, GOLDEN, MPI, MPI_FLAGS, ROOT, limit, main, mpirun, needs_mpirun, read_npy, run,
@@ -41,6 +42,20 @@ def ended(pid):
         return True
 
 
+def shared_files(pids):
+    """The files of shared memory that processes have mapped or opened."""
+    found = set()
+    for pid in pids:
+        for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+            found.add(line.split(maxsplit=5)[-1])
+        for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                found.add(os.readlink(fd))
+            except FileNotFoundError:
+                pass  # it was closed
+    return [pathlib.Path(name) for name in found if name.startswith("/dev/shm/") and not name.endswith(" (deleted)")]
+
+
 class RanksCase(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-ranks-"))
@@ -66,6 +81,20 @@ class Results(RanksCase):
                     rows = self.logits(GOLDEN / model, *flags)
                     self.assert_close(rows, expected)
                     self.assertEqual(rows, self.logits(GOLDEN / model, *flags), "a layout repeats its results")
+
+    @needs_mpirun
+    def test_results_do_not_depend_on_the_transport(self):
+        model, out = GOLDEN / "qwen3-moe-norm-tied", self.folder / "logits.npy"
+        for flags in (("-tp", "2"), ("-pp", "2"), ("-dp", "2", "-ep")):
+            with self.subTest(layout=flags):
+                expected = self.logits(model, *flags)
+                for transport in ("tcp,self", "posix,self"):
+                    with unittest.mock.patch.dict(os.environ, UCX_TLS=transport):
+                        self.assertEqual(self.logits(model, *flags), expected, transport)
+                out.unlink()
+                result = mpirun("logits", model, "--ids", IDS, "--dtype", "f32", "--threads", "1", "--out", out, *flags)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertEqual(read_npy(out), expected, "mpirun")
 
     def test_verbs_take_the_same_flags(self):
         words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "--prompt", "The lion", "--prompt",
@@ -314,14 +343,30 @@ class Processes(RanksCase):
 
 
 class Serving(RanksCase):
-    def kill_a_rank(self, server):
+    def kill_a_rank(self, server, victim=-1):
         """Kills a rank of a server and waits for the end of all."""
         ranks = children(server.process.pid)
-        os.kill(ranks[-1], signal.SIGKILL)
+        os.kill(ranks[victim], signal.SIGKILL)
         server.process.wait(limit())
         self.assertEqual(server.stop(), 1)
         until(lambda: all(map(ended, ranks)), limit())
-        self.assertIn(f"rank {len(ranks)} (process {ranks[-1]}) was killed by signal 9", server.read_log())
+        number = ranks.index(ranks[victim]) + 1
+        self.assertIn(f"rank {number} (process {ranks[victim]}) was killed by signal 9", server.read_log())
+
+    def test_each_rank_is_killed_in_turn_and_leaves_no_process_or_file(self):
+        for victim in range(4):
+            with self.subTest(rank=victim):
+                server = Server("-tp", "2", "-pp", "2")
+                self.addCleanup(server.process.kill)
+                ranks = children(server.process.pid)
+                with server.holding():
+                    shared = shared_files([server.process.pid, *ranks])
+                    if victim == 0:
+                        self.assertEqual(server.stop(signal.SIGKILL), -signal.SIGKILL)
+                        until(lambda: all(map(ended, ranks)), limit())
+                    else:
+                        self.kill_a_rank(server, victim - 1)
+                self.assertEqual([path for path in shared if path.exists()], [])
 
     def test_a_killed_rank_ends_the_server_with_an_error_event(self):
         server = Server("-tp", "2")
@@ -499,7 +544,7 @@ class Serving(RanksCase):
         self.assertIn("rank 1", server.read_log())
 
     def test_sigterm_drains_and_ends_all_ranks(self):
-        server = Server("-tp", "2", "-pp", "2")
+        server = Server("-tp", "2", "-pp", "2", "--drain-timeout", int(limit()))
         ranks = children(server.process.pid)
         status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
         self.assertEqual(status, 200, answer)
@@ -507,7 +552,13 @@ class Serving(RanksCase):
             self.assertGreater(server.metrics()[f'moesaic:rank_step_seconds_total{{rank="{rank}"}}'], 0)
             self.assertGreater(server.metrics()[f'moesaic:rank_sent_bytes_total{{rank="{rank}"}}'], 0)
             self.assertGreater(server.metrics()[f'moesaic:rank_imbalance{{rank="{rank}"}}'], 0)
-        self.assertEqual(server.stop(), 0)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # SIGTERM comes while a request runs, or soon after it
+            long = pool.submit(server.json, "POST", "/v1/completions", {"prompt": "Once", "max_tokens": 200, "ignore_eos": True})
+            until(lambda: server.metric("vllm:num_requests_running") > 0 or long.done())
+            self.assertEqual(server.stop(), 0)
+            status, answer = long.result()
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(answer["usage"]["completion_tokens"], 200)
         until(lambda: all(map(ended, ranks)), limit())
 
 

@@ -242,6 +242,7 @@ TEST(ExchangeBoundTest, IsTheTimeOfTheClosedFormulasRowsAtTheNodesPort) {
 }
 
 TEST(ExchangeBoundTest, NoForwardingOrReductionIsPredictedToBeFaster) {
+  constexpr double kRounding = 1 - 1e-9;
   const ExchangeWorkload workload{.tokens_per_rank = 48, .k = 4, .hidden = 512};
   for (const char* shape : {"4", "4+4", "(2+2)+(1+3)", "1+7"}) {
     const Topology topology = ShapeReader::Read(shape);
@@ -252,8 +253,8 @@ TEST(ExchangeBoundTest, NoForwardingOrReductionIsPredictedToBeFaster) {
       const auto ranked = RankForwardings(topology, map, workload, options);
       ASSERT_TRUE(bound.ok() && ranked.ok());
       for (const ForwardingCandidate& candidate : *ranked) {
-        EXPECT_GE(candidate.estimate.dispatch_s, bound->dispatch_s) << shape;
-        EXPECT_GE(candidate.estimate.combine_s, bound->combine_s) << shape;
+        EXPECT_GE(candidate.estimate.dispatch_s, kRounding * bound->dispatch_s) << shape;
+        EXPECT_GE(candidate.estimate.combine_s, kRounding * bound->combine_s) << shape;
       }
     }
   }

@@ -92,7 +92,7 @@ all_reduce() {
 # exchange_of TOPOLOGY: prints a row of the table.
 exchange_of() {
   simulate "$1" "$work/exchange_bench" --transport mpi --topology "$1" --experts 256 --top-k 8 --hidden 7168 --tokens "$tokens" \
-    --levels-by-cost --direct-segment "$tokens" --against direct,direct-round-robin --rounds 1 --no-warm-up > "$work/output"
+    --levels-by-cost --segment 8 --direct-segment "$tokens" --against direct,direct-round-robin --rounds 1 --no-warm-up > "$work/output"
   python3 - "$(basename "$1" .json)" "$work/output" << 'END'
 import re, sys
 text = open(sys.argv[2]).read()
@@ -110,7 +110,7 @@ exchange() {
   local topology
   simulated exchange_bench
   printf '\n## Dispatch and combine, 256 experts, top-8, hidden 7168, %s tokens per rank\n\n' "$tokens"
-  printf 'At most: over flat block, if forwarding took the time of the bound. Rows: between topmost groups, over the closed formula.\n\n'
+  printf 'At most: over flat block, if forwarding took the time of the bound. Rows: between topmost groups, over one per token and group; more where only lower groups forward.\n\n'
   printf '| topology | forwarded at | ms | over flat block | over flat round-robin | of bound | at most | rows |\n|---|---|---|---|---|---|---|---|\n'
   for topology in "${topologies[@]}"; do exchange_of "$topology"; done
 }

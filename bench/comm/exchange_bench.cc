@@ -1,10 +1,14 @@
-// Times MoE dispatch and combine, forwarded within groups, compared with direct messages to every rank. Both
-// ways alternate in one run; the time of a round is that of the slowest rank. Experts take no time.
+// Times MoE dispatch and combine, forwarded within groups, compared with direct messages to every rank, and
+// with the bound of the topology. The ways alternate in one run; the time of a round is that of the slowest
+// rank. Experts take no time.
+//   direct               one message per destination rank
+//   direct-round-robin   the same for ranks that are dealt to the topmost groups in turn
 //   comm_exchange_bench --ranks 8 --nodes 2                                    threads of this process
 //   comm_exchange_bench --topology topologies/accelerators-4x8-200gbit.json --virtual    threads, time of the
 //   topology
 //   mpirun -n 8 comm_exchange_bench --transport mpi --nodes 2                       processes of a job
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -12,10 +16,10 @@
 #include <numeric>
 #include <random>
 
-#include "base/check.h"
 #include "bench/comm/bench_rank.h"
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/exchange_cost.h"
+#include "comm/explain/explanation.h"
 #include "comm/topology/topology_builder.h"
 #include "comm/transport/local_transport.h"
 #include "comm/transport/open_transport.h"
@@ -28,10 +32,12 @@ using namespace comm;
 struct Load {
   std::string topology, payload = "bf16", transport = "threads";
   int ranks = 8, nodes = 2;
-  bool round_robin = false, virtual_time = false, low_latency = false;
-  int experts = 256, rounds = 11, segment_tokens = 16;
+  bool round_robin = false, virtual_time = false, low_latency = false, warms_up = true,
+       levels_by_cost = false;
+  int experts = 256, rounds = 11, segment_tokens = 16, direct_segment_tokens = 0;
   ExchangeWorkload workload;
   std::vector<std::string> forward_levels;
+  std::vector<std::string> peers = {"direct"};
 };
 
 constexpr Tag kControlTag = 1;
@@ -66,7 +72,7 @@ Topology MakeTopology(const Load& load, int ranks) {
 }
 
 struct Side {
-  const char* name = "";
+  std::string name;
   std::unique_ptr<ExpertExchange> exchange = nullptr;
   std::vector<double> dispatch_s = {}, combine_s = {}, total_s = {};
 };
@@ -92,14 +98,23 @@ void RunOnce(Transport& transport, const Load& load, Side& side, const TopK& top
   const std::vector<tensor::BF16> y(static_cast<size_t>(got->rows()) * load.workload.hidden);
   Maximum(transport, 0);
   const double resumed = transport.Now();
-  const Status status = side.exchange->Combine(RowsOf(std::span(y)), got->handle(), OutputOf(std::span(out)));
-  if (!status.ok()) fmt::print(stderr, "comm_exchange_bench: {}\n", Message(status));
-  MOESAIC_CHECK(status.ok());
+  ExitOn(side.exchange->Combine(RowsOf(std::span(y)), got->handle(), OutputOf(std::span(out))));
   const double combined = Maximum(transport, transport.Now() - resumed);
   if (!record) return;
   side.dispatch_s.push_back(dispatched);
   side.combine_s.push_back(combined);
   side.total_s.push_back(dispatched + combined);
+}
+
+ExchangeOptions OptionsOf(const Load& load) {
+  return {.dispatch_payload = load.payload == "fp8"    ? Payload::kF8E4M3
+                              : load.payload == "int8" ? Payload::kInt8
+                                                       : Payload::kBf16,
+          .forward_levels = load.forward_levels,
+          .segment_tokens = load.segment_tokens,
+          .low_latency_tokens = std::max(1, load.workload.tokens_per_rank),
+          .low_latency_slots = load.workload.k,
+          .time_limit_s = 300};
 }
 
 // Expected rows that cross the ports of the root's children, of a uniform gate: one per token and child, or
@@ -135,23 +150,55 @@ void PrintTraffic(Transport& transport, const Side& side, const char* phase,
   }
 }
 
-void RunRank(Transport& transport, const Topology& topology, const Load& load) {
-  const ExpertMap map = ExpertMap::Even(load.experts, transport.size());
-  ExchangeOptions options = {.segment_tokens = load.segment_tokens,
-                             .low_latency_tokens = std::max(1, load.workload.tokens_per_rank),
-                             .low_latency_slots = load.workload.k,
-                             .time_limit_s = 300};
-  options.dispatch_payload = load.payload == "fp8"    ? Payload::kF8E4M3
-                             : load.payload == "int8" ? Payload::kInt8
-                                                      : Payload::kBf16;
-  options.forward_levels = load.forward_levels;
-  Side sides[2] = {{.name = "forwarded"}, {.name = "direct"}};
-  sides[0].exchange =
-      Succeed(ExpertExchange::Create(transport, topology, map, load.workload.hidden, options));
+// Experts of the ranks of a job whose ranks are dealt to the topmost groups in turn.
+ExpertMap DealtExperts(const Topology& topology, int experts) {
+  const ExpertMap even = ExpertMap::Even(experts, topology.ranks());
+  const std::vector<int> order = OrderedRanks(topology, RankOrder::kRoundRobin);
+  std::vector<std::vector<int>> by_rank(topology.ranks());
+  for (int i = 0; i < even.physical_experts(); ++i)
+    by_rank[order[even.physical(i).rank]].push_back(even.physical(i).expert);
+  return Succeed(ExpertMap::Create(experts, by_rank));
+}
+
+std::vector<Side> MakeSides(Transport& transport, const Topology& topology, const Load& load,
+                            ExchangeOptions options) {
+  const auto make = [&](const std::string& name, const ExpertMap& map) {
+    auto exchange = Succeed(ExpertExchange::Create(transport, topology, map, load.workload.hidden, options));
+    options.first_tag += Tag{1} << kExchangeTagBits;
+    return Side{.name = name, .exchange = std::move(exchange)};
+  };
+  std::vector<Side> sides;
+  sides.push_back(make("forwarded", ExpertMap::Even(load.experts, transport.size())));
   options.forwarding = Forwarding::kDirect;
-  options.first_tag += Tag{1} << kExchangeTagBits;
-  sides[1].exchange =
-      Succeed(ExpertExchange::Create(transport, topology, map, load.workload.hidden, options));
+  if (load.direct_segment_tokens > 0) options.segment_tokens = load.direct_segment_tokens;
+  for (const std::string& peer : load.peers) {
+    sides.push_back(make(peer, peer == "direct" ? ExpertMap::Even(load.experts, transport.size())
+                                                : DealtExperts(topology, load.experts)));
+  }
+  return sides;
+}
+
+void PrintRatios(const std::vector<Side>& sides, const ExchangeBound& bound) {
+  for (size_t i = 1; i < sides.size(); ++i) {
+    std::vector<double> ratios;
+    for (size_t round = 0; round < sides[0].total_s.size(); ++round)
+      ratios.push_back(sides[i].total_s[round] / sides[0].total_s[round]);
+    std::sort(ratios.begin(), ratios.end());
+    fmt::print("{} / forwarded {:.2f} (median of {} pairs, {:.2f} to {:.2f})\n", sides[i].name,
+               Median(ratios), ratios.size(), ratios.front(), ratios.back());
+  }
+  const double bound_s = bound.dispatch_s + bound.combine_s;
+  fmt::print("bound {:.3f} ms ({}), forwarded {:.1f}% of the bound", 1e3 * bound_s, bound.dispatch_port,
+             100 * bound_s / Median(sides[0].total_s));
+  for (size_t i = 1; i < sides.size(); ++i)
+    fmt::print(", {} / bound {:.2f}", sides[i].name, Median(sides[i].total_s) / bound_s);
+  fmt::print("\n");
+}
+
+void RunRank(Transport& transport, const Topology& topology, const Load& load) {
+  const ExchangeOptions options = OptionsOf(load);
+  std::vector<Side> sides = MakeSides(transport, topology, load, options);
+  const ExpertMap& map = sides[0].exchange->map();
   const TokenRoutes tokens =
       Succeed(UniformTokens(topology, map, load.workload, ReplicaChoice::kNearest, transport.rank()));
   std::vector<int32_t> ids;
@@ -161,7 +208,7 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
   std::mt19937 random(static_cast<uint32_t>(transport.rank()));
   for (tensor::BF16& value : x) value = tensor::ToBF16(static_cast<float>(random() % 2000) / 1000.0F - 1);
   const TopK topk = {load.workload.tokens_per_rank, load.workload.k, ids, weights, {}};
-  for (int round = -1; round < load.rounds; ++round) {  // the first one warms up
+  for (int round = load.warms_up ? -1 : 0; round < load.rounds; ++round) {  // the first one warms up
     for (Side& side : sides) {
       side.exchange->ResetTraffic();
       RunOnce(transport, load, side, topk, x, round >= 0);
@@ -169,7 +216,7 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
   }
   for (const Side& side : sides) {
     const double rows =
-        ExpectedRows(topology, load, &side == sides ? Forwarding::kHierarchical : Forwarding::kDirect);
+        ExpectedRows(topology, load, &side == sides.data() ? Forwarding::kHierarchical : Forwarding::kDirect);
     PrintTraffic(transport, side, "dispatch", side.exchange->dispatch_traffic(), rows);
     PrintTraffic(transport, side, "combine", side.exchange->combine_traffic(), rows);
   }
@@ -180,18 +227,46 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
                1e3 * *std::min_element(side.total_s.begin(), side.total_s.end()),
                1e3 * *std::max_element(side.total_s.begin(), side.total_s.end()));
   }
-  std::vector<double> ratios;
-  for (int round = 0; round < load.rounds; ++round)
-    ratios.push_back(sides[1].total_s[round] / sides[0].total_s[round]);
-  std::sort(ratios.begin(), ratios.end());
-  fmt::print("direct / forwarded {:.2f} (median of {} pairs, {:.2f} to {:.2f})\n", Median(ratios),
-             load.rounds, ratios.front(), ratios.back());
+  PrintRatios(sides, Succeed(BoundExchange(topology, map, load.workload, options)));
+}
+
+// Returns the levels below the root, of groups with children.
+std::vector<std::string> InnerLevels(const Topology& topology) {
+  std::vector<std::string> levels;
+  for (const Group& group : topology.groups()) {
+    if (group.parent < 0 || group.children.empty()) continue;
+    if (std::ranges::find(levels, group.level) == levels.end()) levels.push_back(group.level);
+  }
+  return levels;
+}
+
+// Returns the set of inner levels that the cost model finds fastest, even where direct messages are.
+uint32_t BestLevels(const Topology& topology, const Load& load) {
+  const auto ranked = Succeed(RankForwardings(topology, ExpertMap::Even(load.experts, topology.ranks()),
+                                              load.workload, OptionsOf(load)));
+  const auto best = std::ranges::find(ranked, Forwarding::kHierarchical, &ForwardingCandidate::forwarding);
+  if (best == ranked.end()) ExitOn(InvalidArgument("{} has no levels that forward rows", load.topology));
+  const std::vector<std::string> levels = InnerLevels(topology);
+  uint32_t set = 0;
+  for (size_t i = 0; i < levels.size(); ++i) {
+    if (std::ranges::find(best->forward_levels, levels[i]) != best->forward_levels.end()) set |= 1U << i;
+  }
+  return set;
+}
+
+void ForwardAt(const Topology& topology, uint32_t set, Load* load) {
+  const std::vector<std::string> levels = InnerLevels(topology);
+  for (size_t i = 0; i < levels.size(); ++i) {
+    if ((set >> i & 1U) != 0) load->forward_levels.push_back(levels[i]);
+  }
 }
 
 void PrintLoad(const Topology& topology, const Load& load) {
-  fmt::print("{} ranks, {} experts, top-{}, hidden {}, {} tokens per rank, {}\n", topology.ranks(),
-             load.experts, load.workload.k, load.workload.hidden, load.workload.tokens_per_rank,
-             load.payload);
+  fmt::print(
+      "{} ranks, {} experts, top-{}, hidden {}, {} tokens per rank, {}; rows are forwarded at {}\n",
+      topology.ranks(), load.experts, load.workload.k, load.workload.hidden, load.workload.tokens_per_rank,
+      load.payload,
+      load.forward_levels.empty() ? "all levels" : fmt::format("{}", fmt::join(load.forward_levels, ", ")));
 }
 
 int Main(int argc, char** argv) {
@@ -207,7 +282,14 @@ int Main(int argc, char** argv) {
                  "threads of this process, or the transport of a launched job: mpi, ucx://...");
   app.add_flag("--low-latency", load.low_latency,
                "Dispatches in the low-latency mode, which is direct for both sides");
-  app.add_option("--levels", load.forward_levels, "Levels that forward rows; all by default");
+  auto* levels = app.add_option("--levels", load.forward_levels, "Levels that forward rows; all by default");
+  app.add_flag("--levels-by-cost", load.levels_by_cost,
+               "Rows are forwarded at the levels that are predicted best")
+      ->excludes(levels);
+  app.add_option("--against", load.peers, "Other ways, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"direct", "direct-round-robin"}));
+  app.add_flag("--warm-up,!--no-warm-up", load.warms_up, "A first round is not reported");
   app.add_option("--payload", load.payload, "Dispatch payload")
       ->check(CLI::IsMember({"bf16", "int8", "fp8"}));
   app.add_option("--experts", load.experts, "Routed experts")->check(CLI::PositiveNumber);
@@ -215,16 +297,23 @@ int Main(int argc, char** argv) {
   app.add_option("--hidden", load.workload.hidden, "Elements per row")->check(CLI::PositiveNumber);
   app.add_option("--tokens", load.workload.tokens_per_rank, "Tokens per rank");
   app.add_option("--segment", load.segment_tokens, "Tokens that travel together")->check(CLI::PositiveNumber);
+  app.add_option("--direct-segment", load.direct_segment_tokens,
+                 "The same for direct messages, which gain nothing from segments; 0: equal to --segment");
   app.add_option("--rounds", load.rounds, "Number of measured pairs")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   if (load.transport != "threads") {
     const OpenedTransport opened = Succeed(OpenTransport(load.transport));
     const Topology topology = MakeTopology(load, opened->size());
+    if (load.levels_by_cost) {
+      const double set = opened->rank() == 0 ? BestLevels(topology, load) : 0;
+      ForwardAt(topology, static_cast<uint32_t>(Maximum(*opened, set)), &load);
+    }
     if (opened->rank() == 0) PrintLoad(topology, load);
     RunRank(*opened, topology, load);
     return 0;
   }
   const Topology topology = MakeTopology(load, load.ranks);
+  if (load.levels_by_cost) ForwardAt(topology, BestLevels(topology, load), &load);
   PrintLoad(topology, load);
   RunRanks(topology.ranks(), [&](Transport& transport) { RunRank(transport, topology, load); },
            {.topology = load.virtual_time ? &topology : nullptr});

@@ -15,12 +15,14 @@
 #   BUILD       build folder (default build/release); its static libraries are linked
 #   TOPOLOGIES  files (default: the 16-chip server, 4x8 and 8x8 accelerators)
 #   BYTES       sizes of AllReduce (default 16 KiB, 1 MiB and 64 MiB)
+#   TOKENS      tokens per rank of dispatch and combine (default 128)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 build=$(realpath -m "${BUILD:-build/release}")
 read -ra topologies <<< "${TOPOLOGIES:-topologies/accelerators-16-dual-chip.json topologies/accelerators-4x8-200gbit.json topologies/accelerators-8x8-200gbit.json}"
 read -ra sizes <<< "${BYTES:-16384 1048576 67108864}"
+tokens=${TOKENS:-128}
 parts=("$@")
 [ $# -gt 0 ] || parts=(all_reduce exchange)
 
@@ -56,12 +58,11 @@ END
 
 # all_reduce_of TOPOLOGY BYTES: prints a row of the table.
 all_reduce_of() {
-  local topology=$1 size=$2 ranks divisor=1 poll_us=0.1
+  local topology=$1 size=$2 ranks divisor=1
   ranks=$("$build/bin/comm_smpi_platform" "$topology" | grep -c '<host ')
   while [ $((2 * ranks * size / divisor)) -gt $((1 << 30)) ]; do divisor=$((2 * divisor)); done
-  [ "$divisor" -lt 4 ] || poll_us=0.5
   narrowed "$topology" "$divisor" > "$work/topology.json"
-  POLL_US=$poll_us simulate "$work/topology.json" "$work/all_reduce_bench" --transport mpi --topology "$work/topology.json" \
+  simulate "$work/topology.json" "$work/all_reduce_bench" --transport mpi --topology "$work/topology.json" \
     --bytes $((size / divisor)) --rounds 1 --calls 1 --no-warm-up --against flat-block,flat-round-robin > "$work/output"
   python3 - "$(basename "$topology" .json)" "$size" "$work/output" << 'END'
 import sys
@@ -88,18 +89,32 @@ all_reduce() {
   done
 }
 
+# exchange_of TOPOLOGY: prints a row of the table.
+exchange_of() {
+  simulate "$1" "$work/exchange_bench" --transport mpi --topology "$1" --experts 256 --top-k 8 --hidden 7168 --tokens "$tokens" \
+    --levels-by-cost --segment 8 --direct-segment "$tokens" --against direct,direct-round-robin --rounds 1 --no-warm-up > "$work/output"
+  python3 - "$(basename "$1" .json)" "$work/output" << 'END'
+import re, sys
+text = open(sys.argv[2]).read()
+def number(pattern):
+    return float(re.search(pattern, text, re.M)[1])
+ms = {name: number(rf'^{name} +dispatch .* both ([0-9.]+) ms') for name in ('forwarded', 'direct', 'direct-round-robin')}
+bound = number(r'^bound ([0-9.]+) ms')
+print(f"| {sys.argv[1]} | {re.search('forwarded at (.*)', text)[1]} | {ms['forwarded']:.3f} | {ms['direct'] / ms['forwarded']:.2f}x "
+      f"| {ms['direct-round-robin'] / ms['forwarded']:.2f}x | {bound / ms['forwarded']:.0%} | {ms['direct'] / bound:.2f}x "
+      f"| {number(r'^forwarded +dispatch .*, rows ([0-9.]+) of the formula'):.4f} |")
+END
+}
+
 exchange() {
   local topology
   simulated exchange_bench
-  printf '\n## Dispatch and combine, 256 experts, top-8, hidden 7168, 128 tokens per rank\n'
-  for topology in "${topologies[@]}"; do
-    printf '\n%s\n\n```\n' "$(basename "$topology" .json)"
-    simulate "$topology" "$work/exchange_bench" --transport mpi --topology "$topology" --experts 256 --top-k 8 --hidden 7168 \
-      --tokens 128 --rounds 1
-    printf '```\n'
-  done
+  printf '\n## Dispatch and combine, 256 experts, top-8, hidden 7168, %s tokens per rank\n\n' "$tokens"
+  printf 'At most: over flat block, if forwarding took the time of the bound. Rows: between topmost groups, over one per token and group; more where only lower groups forward.\n\n'
+  printf '| topology | forwarded at | ms | over flat block | over flat round-robin | of bound | at most | rows |\n|---|---|---|---|---|---|---|---|\n'
+  for topology in "${topologies[@]}"; do exchange_of "$topology"; done
 }
 
 printf '# Simulated collectives, %s\n\n%s; %s\n' "$(git describe --always --dirty 2> /dev/null || echo 'an exported tree')" \
-  "$(smpicxx --version)" 'network model CM02 without factors, a poll of messages takes 0.1 us (0.5 us from 4 GiB of all ranks on)'
+  "$(smpicxx --version)" 'network model CM02 without factors; ranks wait for messages, and a look for ended ones takes 0.01 us'
 for part in "${parts[@]}"; do "$part"; done

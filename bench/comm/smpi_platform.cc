@@ -22,8 +22,10 @@ void WritePlatform(const comm::Topology& topology) {
   }
   for (size_t i = 0; i < topology.groups().size(); ++i) {
     if (topology.groups()[i].children.empty()) continue;
+    // Shared, but never full. The solver visits all flows of a FATPIPE link for each flow whose rate it
+    // finds.
     fmt::print(
-        "<link id=\"group{}\" bandwidth=\"1e18Bps\" latency=\"{:.17g}s\" sharing_policy=\"FATPIPE\"/>\n", i,
+        "<link id=\"group{}\" bandwidth=\"1e16Bps\" latency=\"{:.17g}s\" sharing_policy=\"SHARED\"/>\n", i,
         topology.groups()[i].link.latency_s);
   }
   for (int from = 0; from < topology.ranks(); ++from) {

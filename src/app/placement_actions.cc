@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 
 #include "app/input.h"
@@ -96,7 +97,17 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
     return InvalidArgument("--rank-slots names the slots of {} ranks; leave out --slots and other --ranks",
                            options.slots.size());
   }
+  const int64_t total = std::accumulate(options.slots.begin(), options.slots.end(), int64_t{0});
+  if (total < loads.front().experts) {
+    return InvalidArgument("{} must hold the {} experts of a layer, found {} slots",
+                           flags.rank_slots.empty() ? "--slots" : "--rank-slots", loads.front().experts,
+                           total);
+  }
   ASSIGN_OR_RETURN(options.speeds, Speeds(flags));
+  if (!options.speeds.empty() && options.speeds.size() != options.slots.size()) {
+    return InvalidArgument("--speeds must name {} ranks, found {}", options.slots.size(),
+                           options.speeds.size());
+  }
   options.extra_replicas = flags.extra_replicas;
   options.traffic_weight = flags.traffic_weight;
   options.nodes = flags.nodes;

@@ -184,10 +184,11 @@ namespace {
 // Flags of a model that changes while it answers requests.
 void AddServingRankFlags(Verb& verb, RankFlags& flags) {
   const std::string group = "Several ranks";
-  verb.AddOption("--rebalance-experts", flags.rebalance_s,
-                 "Seconds between plans that move experts to other ranks while the model runs, where recent "
-                 "loads make "
-                 "that worth its cost; with -dp and -ep. 0: experts stay")
+  verb.AddOption(
+          "--rebalance-experts", flags.rebalance_s,
+          "Seconds between plans that move experts to other ranks while the model runs, where recent "
+          "loads make that worth its cost; with -dp and -ep. A plan needs recent loads of 400 tokens of "
+          "experts per rank in each layer. 0: experts stay")
       .Range(0.0, 86400.0)
       .ShowDefault()
       .Group(group);

@@ -118,8 +118,8 @@ Status ExpertBalancer::Poll(const std::shared_ptr<const ExpertLoadStats>& load,
                             const std::function<std::vector<RankStats>()>& ranks, Clock::time_point now) {
   switch (state_) {
     case State::kIdle:
-      if (load != nullptr && load->all_windows > windows_ &&
-          now - planned_ >= std::chrono::duration<double>(options_.interval_s)) {
+      if (load != nullptr && now - planned_ >= std::chrono::duration<double>(options_.interval_s) &&
+          Plannable(*load)) {
         StartPlan(load, ranks(), now);
       }
       return OkStatus();
@@ -160,9 +160,21 @@ void ExpertBalancer::SetLayers(const ExpertLoadStats& load) {
   if (current_.empty()) current_ = LoadedPlacement(layout_, info_, load);
 }
 
+// Whether loads are newer than the last plan, and enough in each layer.
+bool ExpertBalancer::Plannable(const ExpertLoadStats& load) {
+  if (load.all_windows <= windows_) return false;
+  SetLayers(load);
+  for (size_t layer = 0; layer < load.layers.size(); ++layer) {
+    const auto ranks = static_cast<double>(current_.at(load.layers[layer]).size());
+    const auto loads = load.recent.begin() + static_cast<std::ptrdiff_t>(layer * load.experts);
+    if (std::accumulate(loads, loads + load.experts, 0.0) < options_.least_tokens_per_rank * ranks)
+      return false;
+  }
+  return true;
+}
+
 void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& load,
                                const std::vector<RankStats>& ranks, Clock::time_point now) {
-  SetLayers(*load);
   const double computing = ComputingSeconds(ranks);
   const std::chrono::duration<double> passed = now - planned_;
   const double busy =

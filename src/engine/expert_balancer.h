@@ -27,6 +27,9 @@ struct ExpertBalanceOptions {
   int redundant = 0;      ///< Replicas of a layer beyond one of each expert.
   /// Least reduction of the largest load of a rank, as a share of it, for which a layer's experts move.
   double least_gain = 0.1;
+  /// No plan is made for fewer recent tokens of a layer's experts per rank: the load of a rank that got n
+  /// tokens is known to about 1 / sqrt(n), here 5%, which must be well below least_gain.
+  double least_tokens_per_rank = 400;
   /// Bytes per second at which a rank sends and receives weights, until a move has been measured.
   double move_bytes_per_s = 1e9;
   double plan_limit_s = 300;  ///< A plan that takes longer is given up.
@@ -96,6 +99,7 @@ class ExpertBalancer {
  private:
   enum class State : uint8_t { kIdle, kPlanning, kMoving, kChanging, kStopped };
   void SetLayers(const ExpertLoadStats& load);
+  bool Plannable(const ExpertLoadStats& load);
   void StartPlan(const std::shared_ptr<const ExpertLoadStats>& load, const std::vector<RankStats>& ranks,
                  Clock::time_point now);
   Status TakePlan(Clock::time_point now);

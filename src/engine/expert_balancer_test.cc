@@ -17,7 +17,7 @@ ExpertLoadStats Skewed() {
   ExpertLoadStats load;
   load.layers = {3};
   load.experts = 8;
-  load.recent = {90, 80, 1, 1, 1, 1, 1, 1};
+  load.recent = {900, 800, 10, 10, 10, 10, 10, 10};
   load.all_windows = 1;
   return load;
 }
@@ -179,6 +179,20 @@ TEST_F(ExpertBalancerTest, AMoveThatCannotBeginIsDroppedEverywhere) {
   EXPECT_EQ(balancer_->stats().rolled_back, 1);
   EXPECT_THAT(balancer_->stats().history.back(), HasSubstr("static scales"));
   EXPECT_EQ(ranks_[0]->dropped, 1);
+}
+
+TEST_F(ExpertBalancerTest, PlansWhenEveryLayerHasEnoughTokens) {
+  auto few = std::make_shared<ExpertLoadStats>(Skewed());
+  few->layers = {2, 3};
+  few->recent = {900, 800, 10, 10, 10, 10, 10, 10, 400, 399, 0, 0, 0, 0, 0, 0};
+  load_ = few;
+  Begin();
+  EXPECT_EQ(balancer_->stats().plans, 0);
+  auto enough = std::make_shared<ExpertLoadStats>(*few);
+  enough->recent.back() = 1;
+  load_ = enough;
+  Begin();
+  EXPECT_EQ(balancer_->stats().plans, 1);
 }
 
 TEST_F(ExpertBalancerTest, OldLoadsAreNotPlannedForAgain) {

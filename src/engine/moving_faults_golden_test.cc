@@ -216,7 +216,11 @@ TEST(MovingFaultsTest, NoFaultChangesOutputsOrEndsMoves) {
                         }});
     EngineOptions options{.max_sequences = 4, .max_batch_tokens = 32};
     options.expert_load.window_s = 1e-9;
-    options.balance = {.interval_s = 1e-6, .redundant = 2, .least_gain = 0.01, .move_bytes_per_s = 1e30};
+    options.balance = {.interval_s = 1e-6,
+                       .redundant = 2,
+                       .least_gain = 0.01,
+                       .least_tokens_per_rank = 0,
+                       .move_bytes_per_s = 1e30};
     if (injection.fault == Fault::kMoveIsLate) options.balance.move_limit_s = 0.05;
     std::atomic<int> plans = 0;
     if (injection.fault == Fault::kPlanFails) {

@@ -56,7 +56,11 @@ std::vector<float> OutputsWhile(const Case& c, bool experts_move, EngineStats* s
   EngineOptions options{.max_sequences = 8, .max_batch_tokens = 64};
   if (experts_move) {
     options.expert_load.window_s = 1e-9;
-    options.balance = {.interval_s = 1e-6, .redundant = 2, .least_gain = 0.01, .move_bytes_per_s = 1e30};
+    options.balance = {.interval_s = 1e-6,
+                       .redundant = 2,
+                       .least_gain = 0.01,
+                       .least_tokens_per_rank = 0,
+                       .move_bytes_per_s = 1e30};
   }
   const Status started = ranks.Start(options, 64);
   EXPECT_TRUE(started.ok()) << Message(started);

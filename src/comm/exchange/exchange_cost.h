@@ -59,6 +59,16 @@ StatusOr<std::vector<Route>> BuildRoutes(const RouteTree& tree, const ExpertMap&
 StatusOr<ExchangeEstimate> EstimateExchange(const Topology& topology, const ExpertMap& map,
                                             const ExchangeWorkload& workload, const ExchangeOptions& options);
 
+/// Times below which no exchange of the workload can complete, however it forwards and reduces rows: a token
+/// enters a group that has one of its experts at least once, and its partial sum, or one row per slot,
+/// returns through the same port. One latency of the port is added. Ids and weights are not counted.
+struct ExchangeBound {
+  double dispatch_s = 0, combine_s = 0;
+  std::string dispatch_port, combine_port;  // name of the group whose port is the bottleneck
+};
+StatusOr<ExchangeBound> BoundExchange(const Topology& topology, const ExpertMap& map,
+                                      const ExchangeWorkload& workload, const ExchangeOptions& options);
+
 /// A way to forward rows and its predicted time.
 struct ForwardingCandidate {
   Forwarding forwarding = Forwarding::kDirect;

@@ -223,6 +223,43 @@ TEST(EstimateTest, AgreesWithAnExecutionOnVirtualTime) {
   }
 }
 
+TEST(ExchangeBoundTest, IsTheTimeOfTheClosedFormulasRowsAtTheNodesPort) {
+  const Topology topology = ShapeReader::Read("4+4+4+4");
+  const ExpertMap map = ExpertMap::Even(256, 16);
+  const ExchangeWorkload workload{.tokens_per_rank = 512};
+  const ExchangeOptions options = {.dispatch_payload = Payload::kF8E4M3};
+  const auto bound = BoundExchange(topology, map, workload, options);
+  ASSERT_TRUE(bound.ok()) << bound.status();
+  const Link& link = topology.groups()[0].link;
+  const double rows = 512 * 12 * HitProbability(256, 64, 8);  // into one node
+  const auto seconds = [&](Payload payload) {
+    return link.latency_s + rows * static_cast<double>(WireRowBytes(payload, 7168)) / link.bytes_per_s;
+  };
+  // The bound is that of the fullest node.
+  EXPECT_NEAR(bound->dispatch_s / seconds(Payload::kF8E4M3), 1, 0.02);
+  EXPECT_NEAR(bound->combine_s / seconds(Payload::kBf16), 1, 0.02);
+  EXPECT_FALSE(bound->dispatch_port.empty() || bound->combine_port.empty());
+}
+
+TEST(ExchangeBoundTest, NoForwardingOrReductionIsPredictedToBeFaster) {
+  constexpr double kRounding = 1 - 1e-9;
+  const ExchangeWorkload workload{.tokens_per_rank = 48, .k = 4, .hidden = 512};
+  for (const char* shape : {"4", "4+4", "(2+2)+(1+3)", "1+7"}) {
+    const Topology topology = ShapeReader::Read(shape);
+    const ExpertMap map = ExpertMap::Even(32, topology.ranks());
+    for (const Reduction reduction : {Reduction::kPartialSums, Reduction::kBySlot}) {
+      const ExchangeOptions options = {.reduction = reduction, .segment_tokens = 8};
+      const auto bound = BoundExchange(topology, map, workload, options);
+      const auto ranked = RankForwardings(topology, map, workload, options);
+      ASSERT_TRUE(bound.ok() && ranked.ok());
+      for (const ForwardingCandidate& candidate : *ranked) {
+        EXPECT_GE(candidate.estimate.dispatch_s, kRounding * bound->dispatch_s) << shape;
+        EXPECT_GE(candidate.estimate.combine_s, kRounding * bound->combine_s) << shape;
+      }
+    }
+  }
+}
+
 TEST(EstimateTest, ForwardingIsChosenWhereTheOuterLinkIsSlowAndNotInAFlatGroup) {
   const ExchangeWorkload workload{.tokens_per_rank = 32, .k = 8, .hidden = 2048};
   const Topology slow = ShapeReader::Read("4+4");

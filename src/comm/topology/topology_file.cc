@@ -332,8 +332,16 @@ StatusOr<Topology> Topology::Parse(std::string_view json, const std::string& sou
     }
     return true;
   };
-  const Json file = Json::parse(json, check, /*allow_exceptions=*/false);
-  if (file.is_discarded()) return InvalidArgument("{}: is not valid JSON", source);
+  Json file;
+  try {
+    file = Json::parse(json, check);
+  } catch (const Json::parse_error& error) {
+    const auto end = json.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, json.size()));
+    return InvalidArgument("{}: is not valid JSON; see line {}", source,
+                           1 + std::count(json.begin(), end, '\n'));
+  } catch (const Json::exception&) {  // of a number
+    return InvalidArgument("{}: is not valid JSON; a number is out of range", source);
+  }
   if (!twice.empty()) return InvalidArgument("{}: an object has the member {} twice", source, Quoted(twice));
   FileReader reader(source);
   if (!reader.IsObject(file, "the file", {"$schema", "name", "source", "devices", "tree"}))

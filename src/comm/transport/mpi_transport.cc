@@ -1,9 +1,12 @@
 #include "comm/transport/mpi_transport.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -15,6 +18,13 @@
 
 namespace moesaic::comm {
 namespace {
+
+// Under SMPI, the time of MPI_Wtime() is simulated and passes in calls of MPI alone.
+#ifdef SMPI_H
+constexpr bool kSimulated = true;
+#else
+constexpr bool kSimulated = false;
+#endif
 
 constexpr int kMinTagLimit = 1 << 20;  // leads to at most 1024 duplicates of the communicator
 
@@ -99,28 +109,23 @@ class MpiTransport final : public Transport {
   // Uses two requests on the stack, because the pool's bookkeeping takes most of the time of small messages.
   Status Exchange(int peer, Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
                   double limit_s) override {
-    if (peer == rank_ || std::max(data.size(), received.size()) > kEagerBytes) {
+    if (kSimulated || peer == rank_ || std::max(data.size(), received.size()) > kEagerBytes) {
       return Transport::Exchange(peer, tag, data, received, limit_s);
     }
     RETURN_IF_ERROR(CheckTransfer(*this, peer, tag));
-    const int mpi_tag = static_cast<int>(tag % tags_per_communicator_);
-    MPI_Comm communicator = communicators_[tag / tags_per_communicator_];
     MPI_Request receive = MPI_REQUEST_NULL, send = MPI_REQUEST_NULL;
-    int code =
-        MPI_Isend(data.data(), static_cast<int>(data.size()), MPI_BYTE, peer, mpi_tag, communicator, &send);
-    if (code != MPI_SUCCESS) return MpiFault(rank_, fmt::format("{} rank {}", Verb(true), peer), code);
-    code = MPI_Irecv(received.data(), static_cast<int>(received.size()), MPI_BYTE, peer, mpi_tag,
-                     communicator, &receive);
-    if (code != MPI_SUCCESS) {
+    RETURN_IF_ERROR(
+        Post(true, peer, tag, const_cast<std::byte*>(data.data()), data.size(), &send));  // NOLINT: read only
+    if (Status posted = Post(false, peer, tag, received.data(), received.size(), &receive); !posted.ok()) {
       Withdraw(&send, true);
-      return MpiFault(rank_, fmt::format("{} rank {}", Verb(false), peer), code);
+      return posted;
     }
     MPI_Status status;
     PollLimit limit(*this, limit_s);
     while (true) {
       const bool receives = receive != MPI_REQUEST_NULL;
       int ended = 0;
-      code = MPI_Test(receives ? &receive : &send, &ended, receives ? &status : MPI_STATUS_IGNORE);
+      const int code = MPI_Test(receives ? &receive : &send, &ended, receives ? &status : MPI_STATUS_IGNORE);
       if (code != MPI_SUCCESS || ended != 0) {
         Status result =
             ResultOf(!receives, peer, tag, receives ? received.size() : data.size(), status, code);
@@ -142,7 +147,9 @@ class MpiTransport final : public Transport {
   size_t EagerBytes() const override { return kEagerBytes; }
   void EndJob() override { MPI_Abort(MPI_COMM_WORLD, 1); }
   void Idle() override {
-    if (idles_ < kSpinningIdles) {
+    if (kSimulated) {
+      WaitForAny();
+    } else if (idles_ < kSpinningIdles) {
       ++idles_;
     } else {
       Transport::Idle();
@@ -150,6 +157,7 @@ class MpiTransport final : public Transport {
   }
 
   void Progress() override {
+    if (kSimulated) return TestAny();
     if (requests_.empty()) return;
     if (requests_.size() <= kMaxSingleTests) return TestEach();
     int ended = 0;
@@ -188,13 +196,7 @@ class MpiTransport final : public Transport {
     pool_.Return(transfer);
   }
 
-  double Now() const override {
-#ifdef SMPI_H
-    return MPI_Wtime();  // virtual
-#else
-    return clock_.Now();
-#endif
-  }
+  double Now() const override { return kSimulated ? MPI_Wtime() : clock_.Now(); }
 
  private:
   StatusOr<TransferId> Start(bool is_send, int peer, Tag tag, std::byte* data, size_t bytes) {
@@ -204,14 +206,7 @@ class MpiTransport final : public Transport {
                              rank_, bytes);
     }
     MPI_Request made = MPI_REQUEST_NULL;
-    if (peer != rank_) {
-      const int count = static_cast<int>(bytes);
-      const int mpi_tag = static_cast<int>(tag % tags_per_communicator_);
-      MPI_Comm communicator = communicators_[tag / tags_per_communicator_];
-      const int code = is_send ? MPI_Isend(data, count, MPI_BYTE, peer, mpi_tag, communicator, &made)
-                               : MPI_Irecv(data, count, MPI_BYTE, peer, mpi_tag, communicator, &made);
-      if (code != MPI_SUCCESS) return MpiFault(rank_, fmt::format("{} rank {}", Verb(is_send), peer), code);
-    }
+    if (peer != rank_) RETURN_IF_ERROR(Post(is_send, peer, tag, data, bytes, &made));
     MpiTransfer& transfer = pool_.Take();
     transfer.peer = peer;
     transfer.tag = tag;
@@ -221,6 +216,7 @@ class MpiTransport final : public Transport {
     transfer.ended = false;
     if (peer == rank_) {
       self_.Post(transfer);
+      ended_since_idle_ = true;
       return pool_.Id(transfer);
     }
     if (is_send && bytes <= kEagerBytes) {
@@ -240,22 +236,66 @@ class MpiTransport final : public Transport {
     return pool_.Id(transfer);
   }
 
+  // Starts a message with another rank.
+  Status Post(bool is_send, int peer, Tag tag, std::byte* data, size_t bytes, MPI_Request* request) const {
+    const int count = static_cast<int>(bytes), mpi_tag = static_cast<int>(tag % tags_per_communicator_);
+    MPI_Comm communicator = communicators_[tag / tags_per_communicator_];
+    const int code = is_send ? MPI_Isend(data, count, MPI_BYTE, peer, mpi_tag, communicator, request)
+                             : MPI_Irecv(data, count, MPI_BYTE, peer, mpi_tag, communicator, request);
+    if (code == MPI_SUCCESS) return OkStatus();
+    return MpiFault(rank_, fmt::format("{} rank {}", Verb(is_send), peer), code);
+  }
+
+  // Ends transfers one by one: SMPI makes an event of the simulation of each test of a request, and
+  // MPI_Testsome tests all of them.
+  void TestAny() {
+    while (!requests_.empty()) {
+      int index = MPI_UNDEFINED, ended = 0;
+      MPI_Status status;
+      const int code =
+          MPI_Testany(static_cast<int>(requests_.size()), requests_.data(), &index, &ended, &status);
+      if (code != MPI_SUCCESS && index == MPI_UNDEFINED) return FailAll(code);
+      if (ended == 0 || index == MPI_UNDEFINED) return;
+      End(static_cast<size_t>(index), status, code);
+    }
+  }
+
+  // Lets simulated time pass until a transfer ends, unless the caller has not yet looked at one that has.
+  void WaitForAny() {
+    if (std::exchange(ended_since_idle_, false)) return;
+    if (requests_.empty()) {
+      usleep(1);  // simulated
+      return;
+    }
+    int index = MPI_UNDEFINED;
+    MPI_Status status;
+    const int code = MPI_Waitany(static_cast<int>(requests_.size()), requests_.data(), &index, &status);
+    if (index == MPI_UNDEFINED) return FailAll(code);
+    End(static_cast<size_t>(index), status, code);
+    ended_since_idle_ = false;
+  }
+
   void TestEach() {
     for (size_t i = requests_.size(); i-- > 0;) {
       int ended = 0;
       MPI_Status status;
       const int code = MPI_Test(&requests_[i], &ended, &status);
       if (code == MPI_SUCCESS && ended == 0) continue;
-      SetResult(*active_[i], status, code);
+      End(i, status, code);
       idles_ = 0;
-      if (i + 1 < active_.size()) {
-        active_[i] = active_.back();
-        active_[i]->request = i;
-        requests_[i] = requests_.back();
-      }
-      active_.pop_back();
-      requests_.pop_back();
     }
+  }
+
+  // Ends the transfer of requests_[i]. The last request takes its place.
+  void End(size_t i, const MPI_Status& status, int code) {
+    SetResult(*active_[i], status, code);
+    if (i + 1 < active_.size()) {
+      active_[i] = active_.back();
+      active_[i]->request = i;
+      requests_[i] = requests_.back();
+    }
+    active_.pop_back();
+    requests_.pop_back();
   }
 
   static void Withdraw(MPI_Request* request, bool is_send) {
@@ -273,6 +313,7 @@ class MpiTransport final : public Transport {
 
   void SetResult(MpiTransfer& transfer, const MPI_Status& status, int error) {
     transfer.ended = true;
+    ended_since_idle_ = true;
     transfer.result = ResultOf(transfer.is_send, transfer.peer, transfer.tag, transfer.bytes, status, error);
   }
 
@@ -321,13 +362,12 @@ class MpiTransport final : public Transport {
   // Transfers that have not ended, and their requests, as MPI_Testsome wants them.
   std::vector<MpiTransfer*> active_;
   std::vector<MPI_Request> requests_;
-  int idles_ = 0;  // since a transfer ended
+  int idles_ = 0;                  // since a transfer ended
+  bool ended_since_idle_ = false;  // a transfer, since the last Idle()
   // Scratch of MPI_Testsome.
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
-#ifndef SMPI_H
   mutable LimitClock clock_;
-#endif
 };
 
 }  // namespace

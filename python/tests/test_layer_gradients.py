@@ -159,7 +159,7 @@ def test_evoformer_block():
     arrays, inputs, parameters = case("evoformer", MODELS)
     block = layers.EvoformerBlock(parameters, 2, 2)
     expect(arrays, inputs, parameters, block(inputs["m"], inputs["z"], arrays["msa_mask"], arrays["pair_mask"]))
-    with pytest.raises(ValueError, match="^pair_mask requires a gradient"):
+    with pytest.raises(ValueError, match=r"^pair_mask requires a gradient"):
         block(inputs["m"], inputs["z"], arrays["msa_mask"], arrays["pair_mask"].float().requires_grad_())
 
 

@@ -607,6 +607,7 @@ class ProteinMpnn(_Differentiable):
         self, xyz: Any, known: Any, index: Any, chain: Any, sequence: Any, temperature: float = 0.1, seed: int = 0
     ) -> tuple[np.ndarray[Any, Any], float, float]:
         """Design a sequence: letters [n], the mean of -log p, and the share equal to `sequence`."""
-        return self._layer.sample(
+        designed: tuple[np.ndarray[Any, Any], float, float] = self._layer.sample(
             _floats(xyz), _ints(known), _ints(index), _ints(chain), _ints(sequence), temperature, seed
         )
+        return designed

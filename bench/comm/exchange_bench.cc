@@ -117,19 +117,29 @@ ExchangeOptions OptionsOf(const Load& load) {
           .time_limit_s = 300};
 }
 
-// Expected rows that cross the ports of the root's children, of a uniform gate: one per token and child, or
-// per token and rank, that has one of its experts.
+// Returns the expected rows of one token that enter a group, for a uniform gate: one for each topmost group
+// in it that forwards rows, or for each rank outside of those, that has one of the token's experts.
+double RowsInto(const Topology& topology, int group, const Load& load, Forwarding forwarding) {
+  const Group& at = topology.groups()[group];
+  const bool forwards = forwarding != Forwarding::kDirect &&
+                        (load.forward_levels.empty() ||
+                         std::ranges::find(load.forward_levels, at.level) != load.forward_levels.end());
+  if (forwards || at.children.empty()) {
+    const double experts = static_cast<double>(load.experts * at.ranks.size()) / topology.ranks();
+    return HitProbability(load.experts, static_cast<int>(std::lround(experts)), load.workload.k);
+  }
+  double rows = 0;
+  for (const int child : at.children) rows += RowsInto(topology, child, load, forwarding);
+  return rows;
+}
+
+// Expected rows that cross the ports of the root's children.
 double ExpectedRows(const Topology& topology, const Load& load, Forwarding forwarding) {
-  const double experts_per_rank = static_cast<double>(load.experts) / topology.ranks();
-  const auto hits = [&](double ranks) {
-    return HitProbability(load.experts, static_cast<int>(std::lround(ranks * experts_per_rank)),
-                          load.workload.k);
-  };
   double rows = 0;
   for (const int to : topology.groups()[0].children) {
     const auto ranks = static_cast<double>(topology.groups()[to].ranks.size());
-    const double tokens = (topology.ranks() - ranks) * load.workload.tokens_per_rank;
-    rows += tokens * (forwarding == Forwarding::kDirect ? ranks * hits(1) : hits(ranks));
+    rows +=
+        (topology.ranks() - ranks) * load.workload.tokens_per_rank * RowsInto(topology, to, load, forwarding);
   }
   return rows;
 }

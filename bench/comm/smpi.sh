@@ -110,7 +110,7 @@ exchange() {
   local topology
   simulated exchange_bench
   printf '\n## Dispatch and combine, 256 experts, top-8, hidden 7168, %s tokens per rank\n\n' "$tokens"
-  printf 'At most: over flat block, if forwarding took the time of the bound. Rows: between topmost groups, over one per token and group; more where only lower groups forward.\n\n'
+  printf 'At most: over flat block, if forwarding took the time of the bound. Rows: between topmost groups, over those of the formula: one per token and topmost group that forwards.\n\n'
   printf '| topology | forwarded at | ms | over flat block | over flat round-robin | of bound | at most | rows |\n|---|---|---|---|---|---|---|---|\n'
   for topology in "${topologies[@]}"; do exchange_of "$topology"; done
 }

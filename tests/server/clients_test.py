@@ -262,6 +262,10 @@ class OpenAiChat(Clients):
         self.assertEqual(together, alone)
 
 
+class OpenAiChatOverRanks(OpenAiChat):
+    FLAGS = ("--tensor-parallel-size", "2")
+
+
 class ParallelCalls(unittest.TestCase):
     """Two calls in one answer, in each format. A grammar forces the model to write them."""
     TEXTS = {
@@ -539,6 +543,10 @@ class Anthropic(Clients):
         with self.assertRaises(anthropic.NotFoundError) as refused:
             self.anthropic.models.retrieve("another")
         self.assertEqual(refused.exception.body["error"]["type"], "not_found_error")
+
+
+class AnthropicOverReplicas(Anthropic):
+    FLAGS = ("--data-parallel-size", "2", "--enable-expert-parallel")
 
 
 if __name__ == "__main__":

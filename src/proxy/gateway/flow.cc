@@ -224,7 +224,10 @@ Status Flow::Render(size_t max_unknown) {
   if (prompt_ == nullptr) {
     ASSIGN_OR_RETURN(prompt_, renderer->Render(*body_));
   }
-  RETURN_IF_ERROR(renderer->Tokenize(prompt_.get(), max_unknown));
+  if (const Status status = renderer->Tokenize(prompt_.get(), max_unknown); !status.ok()) {
+    if (status.code() != StatusCode::kResourceExhausted) prompt_.reset();  // no call continues it
+    return status;
+  }
   tokens_ = std::move(prompt_->progress.ids);
   tokens_exact_ = prompt_->exact;
   prompt_.reset();

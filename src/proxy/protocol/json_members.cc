@@ -37,7 +37,7 @@ size_t PlainBytes(const char* text) {
   return ends[0] != 0 ? first(ends[0]) : 8 + first(ends[1]);
 }
 
-// Whether a byte may follow a backslash, without 'u'.
+// Is true for bytes that may follow a backslash, except 'u'.
 constexpr std::array<bool, 256> kShortEscapes = [] {
   std::array<bool, 256> table{};
   for (const unsigned char c : {'"', '\\', '/', 'b', 'f', 'n', 'r', 't'}) table[c] = true;

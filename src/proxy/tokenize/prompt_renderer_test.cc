@@ -217,6 +217,42 @@ TEST(SegmentCache, KeepsLinesTogetherThatATokenMayJoin) {
   EXPECT_FALSE(cutter->cuts_lines());
 }
 
+// The tests' tokenizer with one more special token.
+StatusOr<TextCutter> CutterWithToken(const std::string& content, bool rstrip) {
+  std::ifstream file(std::filesystem::path(kModel) / "tokenizer.json");
+  auto json = nlohmann::json::parse(file);
+  json["added_tokens"].push_back({{"id", json["model"]["vocab"].size() + json["added_tokens"].size()},
+                                  {"content", content},
+                                  {"single_word", false},
+                                  {"lstrip", false},
+                                  {"rstrip", rstrip},
+                                  {"normalized", false},
+                                  {"special", true}});
+  ASSIGN_OR_RETURN(const text::Tokenizer tokenizer, text::Tokenizer::FromJson(json.dump(), ""));
+  return TextCutter::Create(tokenizer, /*byte_level=*/true);
+}
+
+TEST(SegmentCache, KeepsWordsTogetherThatASpecialTokenMayJoin) {
+  EXPECT_TRUE(CutterWithToken("<|turn|>", false)->cuts_words());
+  EXPECT_FALSE(CutterWithToken("<|end of turn|>", false)->cuts_words());
+  EXPECT_TRUE(CutterWithToken("MASK", false)->cuts_words());
+  EXPECT_FALSE(CutterWithToken("MASK", true)->cuts_words());  // absorbs the space before the next word
+}
+
+TEST(SegmentCache, LooksUpFewWordsWithinALimit) {
+  auto renderer = PromptRenderer::Open(kModel, Dialect::kVllm, 1 << 20);
+  ASSERT_TRUE(renderer.ok());
+  std::string text = "a";
+  for (int i = 0; i < 3000; ++i) text += " a";
+  const std::string body = R"({"model":"m","prompt":")" + text + R"("})";
+  const RequestBody read = *ReadRequestBody(Endpoint::kCompletions, body);
+  const auto prompt = (*renderer)->Render(read);
+  ASSERT_TRUE(prompt.ok());
+  EXPECT_EQ((*renderer)->Tokenize(prompt->get(), 512).code(), StatusCode::kResourceExhausted);
+  ASSERT_TRUE((*renderer)->Tokenize(prompt->get()).ok());
+  EXPECT_GT((*prompt)->progress.ids.size(), 3000U);
+}
+
 std::string Chat(const std::string& content) {
   return R"({"model":"m","messages":[{"role":"user","content":)" + JsonQuoted(content) + "}]}";
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -95,12 +96,12 @@ bool HasTokenAcrossLines(const text::Tokenizer& tokenizer) {
 
 bool IsLetterOrDigit(char c) { return IsLetter(c) || (c >= '0' && c <= '9'); }
 
-// Whether a merge may join bytes on both sides of a cut between two words.
+// Returns whether a token, of merges or special, has bytes on both sides of a cut between two words.
 bool HasTokenAcrossWords(const text::Tokenizer& tokenizer) {
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     const std::string bytes = tokenizer.TokenBytes(id);
     for (size_t at = bytes.find(' ', 1); at != std::string::npos; at = bytes.find(' ', at + 1)) {
-      if (IsLetterOrDigit(bytes[at - 1]) && !tokenizer.IsSpecial(id)) return true;
+      if (IsLetterOrDigit(bytes[at - 1])) return true;
     }
   }
   return false;
@@ -125,20 +126,25 @@ StatusOr<bool> CutsAllWords(const text::Tokenizer& tokenizer) {
 StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool byte_level) {
   TextCutter cutter;
   cutter.lines_ = byte_level && !HasTokenAcrossLines(tokenizer);
+  cutter.words_ = byte_level && !HasTokenAcrossWords(tokenizer);
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     if (!tokenizer.IsSpecial(id)) continue;
     std::string token = tokenizer.IdToToken(id);
     if (cutter.lines_ && !token.empty() && IsLetter(token[0])) {  // it may absorb the line break on its left
       ASSIGN_OR_RETURN(cutter.lines_, CutsWell(tokenizer, "word\n", token));
     }
-    if (token.size() < 3) continue;  // it could be part of ordinary text
+    if (cutter.words_ && !token.empty() &&
+        IsLetterOrDigit(token.back())) {  // it may absorb the space after it
+      ASSIGN_OR_RETURN(cutter.words_, CutsWell(tokenizer, token, " word"));
+    }
+    if (token.size() < 3) continue;               // it could be part of ordinary text
+    if (cutter.special_.size() == 512) continue;  // reserved tokens that no template uses
     bool good = true;
     for (const char* end : kEnds) {
       ASSIGN_OR_RETURN(const bool cuts, CutsWell(tokenizer, end, token + "word"));
       if (!(good = cuts)) break;
     }
     if (good) cutter.special_.push_back(std::move(token));
-    if (cutter.special_.size() == 512) break;  // reserved tokens that no template uses
   }
   for (std::string& token : cutter.special_) {
     std::string escaped;
@@ -157,9 +163,7 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
       if (!cutter.lines_) break;
     }
   }
-  if (byte_level && !HasTokenAcrossWords(tokenizer)) {
-    ASSIGN_OR_RETURN(cutter.words_, CutsAllWords(tokenizer));
-  }
+  if (cutter.words_) ASSIGN_OR_RETURN(cutter.words_, CutsAllWords(tokenizer));
   return cutter;
 }
 
@@ -296,6 +300,8 @@ Status SegmentCache::AppendEnd(std::string_view text, Output* out) {
 Status SegmentCache::AppendWords(std::string_view text, Output* out) {
   size_t unknown = 0;  // bytes before `at` that are tokenized together
   for (size_t at = 0; at < text.size();) {
+    if (unknown > out->max_unknown || --out->lookups < 0)
+      return ResourceExhausted("more text is not known than was allowed");
     const std::string_view word = text.substr(at, cutter_.NextWord(text.substr(at)));
     const uint64_t hash = HashOf(word);
     const Ids entry = Find(hash, word);
@@ -356,7 +362,10 @@ Status SegmentCache::Encode(std::span<const std::string_view> pieces, bool add_s
     progress->ids.reserve(bytes / 4 + 8);
     if (add_special) progress->ids = *leading_;
   }
-  Output out{.ids = progress->ids, .max_unknown = max_unknown, .new_words = 0};
+  Output out{.ids = progress->ids,
+             .max_unknown = max_unknown,
+             .new_words = 0,
+             .lookups = max_unknown == SIZE_MAX ? INT_MAX : kMaxLookups};
   std::string joined;
   for (bool last = false; !last;) {
     const std::string_view segment = NextLong(pieces, *progress, &joined, &last);

@@ -23,11 +23,17 @@ namespace moesaic::proxy {
 /// Finds positions at which an escaped text may be cut so that the ids of the parts, joined, equal the ids of
 /// the whole.
 ///
-/// There are three kinds. Before a special token, because tokenizers match these before the model runs;
-/// tokens that absorb spaces on their left are excluded. And between a single line break and an ASCII letter,
-/// in byte-level vocabularies in which no token contains both, so that no merge joins them. And before a
-/// space between two ASCII letters or digits, if no token contains all three. Create() probes each kind with
-/// the tokenizer itself and leaves out the kind that fails.
+/// There are three kinds:
+/// - Text is cut before a special token, because tokenizers match these before the model runs. Tokens that
+/// absorb
+///   spaces on their left are excluded.
+/// - Text is cut between a single line break and an ASCII letter, in byte-level vocabularies in which no
+/// token
+///   contains both, so that no merge joins them.
+/// - Text is cut before a space between two ASCII letters or digits, in byte-level vocabularies in which no
+/// token
+///   contains a letter or digit and the space.
+/// Create() probes each kind with the tokenizer itself and leaves out the kind that fails.
 class TextCutter {
  public:
   /// `byte_level`: the vocabulary's pre-tokenizer is byte-level BPE.
@@ -39,6 +45,7 @@ class TextCutter {
   /// Returns the length of the first word of `rest`: a segment that may also end before a space.
   size_t NextWord(std::string_view rest) const;
   bool cuts_lines() const { return lines_; }
+  bool cuts_words() const { return words_; }
   size_t num_special() const { return special_.size(); }
   /// Maximum bytes of a text after a cut that decide about the cut.
   size_t lookahead() const { return lookahead_; }
@@ -72,6 +79,8 @@ class SegmentCache {
   static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128;  ///< minimum bytes
   /// Words that one prompt adds. More are tokenized together, which is faster.
   static constexpr int kMaxNewWords = 8;
+  /// Words that a call with a limit looks up, some 0.2 ms.
+  static constexpr int kMaxLookups = 1024;
 
   SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t max_bytes);
 
@@ -83,8 +92,9 @@ class SegmentCache {
   };
 
   /// Completes `progress->ids` to those of Tokenizer::Encode for the text that the escaped `pieces` are.
-  /// ResourceExhausted: more than `max_unknown` bytes would have to be tokenized; another call continues.
-  /// InvalidArgument: the text is no UTF-8, or has half of a surrogate pair.
+  /// ResourceExhausted: more than `max_unknown` bytes would have to be tokenized or, if it is below SIZE_MAX,
+  /// more than kMaxLookups words looked up; another call continues. InvalidArgument: the text is no UTF-8, or
+  /// has half of a surrogate pair.
   Status Encode(std::span<const std::string_view> pieces, bool add_special, Progress* progress,
                 size_t max_unknown = SIZE_MAX);
   SegmentCacheStats stats() const;
@@ -104,6 +114,7 @@ class SegmentCache {
     std::vector<int32_t>& ids;
     size_t max_unknown;  // bytes that may still be tokenized
     int new_words;       // that were added
+    int lookups;         // words that may still be looked up
   };
 
   /// Returns the next long segment, or the end of the text (`last`). `joined` holds it if it is in several

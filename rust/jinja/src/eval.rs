@@ -39,7 +39,7 @@ pub enum Flow {
 #[derive(Default)]
 struct Sum {
     parts: Vec<Str>,
-    /// At most the bytes of all parts.
+    /// Upper bound of the bytes of all parts.
     most_bytes: usize,
 }
 

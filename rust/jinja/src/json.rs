@@ -14,7 +14,7 @@ pub fn parse(source: &Rc<Source>, name: &'static str, may_stay: bool) -> Result<
     let mut reader = Reader { source, name, at: 0, may_stay };
     let value = reader.value(0)?;
     reader.space();
-    if reader.at < source.bytes.len() {
+    if reader.at < source.bytes().len() {
         return reader.fail("text follows the value");
     }
     Ok(value)
@@ -33,7 +33,7 @@ impl Reader<'_> {
     }
 
     fn peek(&self) -> u8 {
-        self.source.bytes.get(self.at).copied().unwrap_or(0)
+        self.source.bytes().get(self.at).copied().unwrap_or(0)
     }
 
     fn space(&mut self) {
@@ -114,13 +114,13 @@ impl Reader<'_> {
         let begin = self.at + 1;
         let mut end = begin;
         loop {
-            let Some(quote) = self.source.bytes.get(end..).and_then(|rest| memchr(b'"', rest)) else {
+            let Some(quote) = self.source.bytes().get(end..).and_then(|rest| memchr(b'"', rest)) else {
                 return self.fail("a string has no end");
             };
             end += quote;
             // The first quote with an even number of backslashes before it ends the string.
             let slashes =
-                self.source.bytes[begin..end].iter().rev().take_while(|byte| **byte == b'\\').count();
+                self.source.bytes()[begin..end].iter().rev().take_while(|byte| **byte == b'\\').count();
             if slashes % 2 == 0 {
                 break;
             }
@@ -165,18 +165,19 @@ impl Reader<'_> {
             self.at += usize::from(matches!(self.peek(), b'+' | b'-'));
             self.digits()?;
         }
-        let text = std::str::from_utf8(&self.source.bytes[begin..self.at]).unwrap_or_default();
+        let text = std::str::from_utf8(&self.source.bytes()[begin..self.at]).unwrap_or_default();
         if let (true, Ok(integer)) = (is_integer, text.parse()) {
             return Ok(Value::Int(integer));
         }
         match text.parse() {
+            Ok(float) if !f64::is_finite(float) => self.fail("a number is too large"),
             Ok(float) => Ok(Value::Float(float)), // also an integer of more than 128 bits
             Err(_) => self.fail("a number is not valid"),
         }
     }
 
     fn word(&mut self, word: &str, value: Value) -> Result<Value> {
-        if !self.source.bytes[self.at..].starts_with(word.as_bytes()) {
+        if !self.source.bytes()[self.at..].starts_with(word.as_bytes()) {
             return self.fail("unknown word");
         }
         self.at += word.len();

@@ -24,6 +24,7 @@ fn values_are_those_of_python() {
         (r#"{"a" : "b", "c": {}, "a": []}"#, "{'a': [], 'c': {}}"),
         (r#""\u00e9\n\"\\\/\ud83d\ude00""#, "\u{e9}\n\"\\/\u{1f600}"),
         (r#""\\""#, "\\"),
+        ("[-0, -0.0, 1e308]", "[0, -0.0, 1e+308]"),
     ] {
         assert_eq!(printed(json).as_deref(), Ok(text), "{json}");
     }
@@ -36,6 +37,7 @@ fn other_texts_are_errors() {
         "01",
         "1.",
         "1e",
+        "1E400",
         "-",
         "tru",
         "[1",
@@ -140,6 +142,7 @@ fn a_long_message_that_is_no_text_is_an_error_when_it_is_read() {
     assert!(template("{{ messages[0].content }}")
         .render(context("{}", &messages), Options::default())
         .is_err());
+    assert!(template("{{ messages | length }}").render(context("{}", &messages), Options::default()).is_ok());
 }
 
 #[test]

@@ -8,8 +8,9 @@ use std::rc::Rc;
 pub struct Output {
     pub text: String,
     pub holes: Vec<(usize, Rc<Quoted>)>,
-    /// At most the bytes of all holes.
-    most_bytes: usize,
+    /// Sum of the bytes of all holes: exact for the first `exact_holes`, upper bounds for the others.
+    hole_bytes: usize,
+    exact_holes: usize,
 }
 
 impl Output {
@@ -21,7 +22,7 @@ impl Output {
         match text {
             Text::Plain(text) => self.text.push_str(text),
             Text::Quoted(quoted) => {
-                self.most_bytes += quoted.end - quoted.begin;
+                self.hole_bytes += quoted.end - quoted.begin;
                 self.holes.push((self.text.len(), quoted.clone()));
             }
         }
@@ -30,14 +31,19 @@ impl Output {
     pub fn append(&mut self, other: Output) {
         let before = self.text.len();
         self.text.push_str(&other.text);
-        self.most_bytes += other.most_bytes;
+        self.hole_bytes += other.holes.iter().map(|(_, quoted)| quoted.end - quoted.begin).sum::<usize>();
         self.holes.extend(other.holes.into_iter().map(|(at, quoted)| (before + at, quoted)));
     }
 
-    pub fn is_longer_than(&self, most: usize) -> bool {
-        self.text.len() + self.most_bytes > most
-            && self.text.len() + self.holes.iter().map(|(_, quoted)| quoted.plain().len()).sum::<usize>()
-                > most
+    pub fn is_longer_than(&mut self, most: usize) -> bool {
+        if self.text.len() + self.hole_bytes <= most {
+            return false;
+        }
+        for (_, quoted) in &self.holes[self.exact_holes..] {
+            self.hole_bytes -= quoted.end - quoted.begin - quoted.plain().len();
+        }
+        self.exact_holes = self.holes.len();
+        self.text.len() + self.hole_bytes > most
     }
 
     /// Returns the text with its holes filled.
@@ -45,7 +51,7 @@ impl Output {
         if self.holes.is_empty() {
             return self.text;
         }
-        let mut joined = String::with_capacity(self.text.len() + self.most_bytes);
+        let mut joined = String::with_capacity(self.text.len() + self.hole_bytes);
         let mut copied = 0;
         for (at, quoted) in &self.holes {
             joined.push_str(&self.text[copied..*at]);

@@ -13,7 +13,7 @@ const MIN_BYTES: usize = 256;
 /// The JSON of a context.
 #[derive(Debug)]
 pub struct Source {
-    pub bytes: &'static [u8],
+    bytes: &'static [u8],
     /// Some string is no valid UTF-8 or has half of a surrogate pair.
     pub damaged: Cell<bool>,
 }
@@ -26,6 +26,10 @@ impl Source {
     pub unsafe fn new(bytes: &[u8]) -> Rc<Source> {
         let bytes = std::mem::transmute::<&[u8], &'static [u8]>(bytes);
         Rc::new(Source { bytes, damaged: Cell::new(false) })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes
     }
 }
 

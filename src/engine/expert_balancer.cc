@@ -160,7 +160,7 @@ void ExpertBalancer::SetLayers(const ExpertLoadStats& load) {
   if (current_.empty()) current_ = LoadedPlacement(layout_, info_, load);
 }
 
-// Whether loads are newer than the last plan, and enough in each layer.
+// Returns whether loads are newer than the last plan, and enough in each layer.
 bool ExpertBalancer::Plannable(const ExpertLoadStats& load) {
   if (load.all_windows <= windows_) return false;
   SetLayers(load);

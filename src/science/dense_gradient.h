@@ -61,7 +61,7 @@ class DenseBackward {
 void AddWeightGradients(const graph::Context& ctx, const float* y_grad, int64_t y_stride, int n,
                         const float* x, int64_t x_stride, int k, int64_t rows, const DenseGradients& out);
 
-/// grad[i] *= activation'(x[i]). Of a ReLU x may also be its result.
+/// grad[i] *= activation'(x[i]). For a ReLU, x may also be its result.
 void ActivationBackward(const graph::Context& ctx, const float* x, int64_t count,
                         graph::Activation activation, float* grad);
 

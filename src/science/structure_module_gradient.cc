@@ -72,7 +72,7 @@ struct StructureModule::BackwardRun {
   NormGradients norm_s{}, norm_z{}, norm_ipa{}, norm_transition{};
   GradientMap ipa{};
 
-  // Of the state and the frames, between iterations, and of the normalized inputs.
+  // Gradients of the state and the frames between iterations, and of the normalized inputs.
   float *s = nullptr, *initial = nullptr, *z = nullptr;        // [n, c_s] twice and [n, n, c_z] or null
   std::vector<float> quaternion{}, rotation{}, translation{};  // [n, 4], [n, 9], [n, 3]
 
@@ -236,7 +236,8 @@ struct StructureModule::BackwardRun {
     }
   }
 
-  // From the gradients of the frames after an iteration to those before it, and of their update [n, 6].
+  // Turns the gradients of the frames after an iteration into those before it, and computes those of their
+  // update [n, 6].
   void FrameUpdate(const Backbone& before, const Backbone& after, const float* update, float* update_grad) {
     for (int64_t i = 0; i < n; ++i) {
       const float *q = before.quaternion.data() + 4 * i, *r = before.rotation.data() + 9 * i,
@@ -305,7 +306,7 @@ struct StructureModule::BackwardRun {
     std::copy_n(grad, size, s);
   }
 
-  // From the gradients after an iteration to those before it. `state` and `before` belong to its begin,
+  // Turns the gradients after an iteration into those before it. `state` and `before` belong to its begin,
   // `attended` to the state after attention, `next`, `after` and `update` to its end.
   Status Iteration(const float* pair, const float* mask, const float* state, const float* attended,
                    const float* next, const Backbone& before, const Backbone& after, const float* update) {

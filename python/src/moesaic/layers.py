@@ -49,6 +49,11 @@ def _ints(x: Any) -> Any:
     return np.ascontiguousarray(plain(x).numpy() if is_torch(x) else x, np.int32)
 
 
+def _copied_ints(x: Any) -> Any:
+    """Return a copy, for backward passes: the caller may change its array before they run."""
+    return np.array(_ints(x))
+
+
 def _maybe(x: Any | None) -> Any | None:
     return None if x is None else _floats(x)
 
@@ -433,7 +438,7 @@ class StructureModule(_Differentiable):
         [blocks, n, 14, 3] in angstroms. single [n, c_s] is that of the last iteration.
         """
         module, mask, stop = self._layer, _mask(mask), self._stop_rotations
-        types = None if types is None else _ints(types)
+        types = None if types is None else _copied_ints(types)
         shapes = {"frames": (7,), "angles": (7, 2), "unnormalized_angles": (7, 2)}
         if types is not None:
             shapes |= {"sidechain_frames": (8, 4, 4), "positions": (14, 3)}
@@ -590,7 +595,7 @@ class ProteinMpnn(_Differentiable):
         xyz is [n, 4, 3] (N, CA, C, O), known [n], index and chain [n], sequence [n] in [0, 21). Gradients of xyz take
         the neighbours of each residue as constant.
         """
-        model, rest = self._layer, tuple(_ints(x) for x in (known, index, chain, sequence, order))
+        model, rest = self._layer, tuple(_copied_ints(x) for x in (known, index, chain, sequence, order))
 
         def run(xyz: Any) -> tuple[Any, ...]:
             xyz = _floats(xyz)

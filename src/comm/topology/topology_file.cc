@@ -337,10 +337,10 @@ StatusOr<Topology> Topology::Parse(std::string_view json, const std::string& sou
     file = Json::parse(json, check);
   } catch (const Json::parse_error& error) {
     const auto end = json.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, json.size()));
-    return InvalidArgument("{}: is not valid JSON; see line {}", source,
+    return InvalidArgument("{}: the file is not valid JSON; see line {}", source,
                            1 + std::count(json.begin(), end, '\n'));
   } catch (const Json::exception&) {  // of a number
-    return InvalidArgument("{}: is not valid JSON; a number is out of range", source);
+    return InvalidArgument("{}: the file is not valid JSON; a number is out of range", source);
   }
   if (!twice.empty()) return InvalidArgument("{}: an object has the member {} twice", source, Quoted(twice));
   FileReader reader(source);

@@ -255,7 +255,7 @@ class MpiTransport final : public Transport {
       const int code =
           MPI_Testany(static_cast<int>(requests_.size()), requests_.data(), &index, &ended, &status);
       if (code != MPI_SUCCESS && index == MPI_UNDEFINED) return FailAll(code);
-      if (ended == 0 || index == MPI_UNDEFINED) return;
+      if ((code == MPI_SUCCESS && ended == 0) || index == MPI_UNDEFINED) return;
       End(static_cast<size_t>(index), status, code);
     }
   }

@@ -102,7 +102,7 @@ class ProteinMpnn {
   std::vector<float> DecoderFeatures(const MpnnEncoding& e, std::span<const int32_t> sequence,
                                      const std::vector<float>& nodes) const;
   std::vector<float> LogProbabilitiesOf(const graph::Context& ctx, const std::vector<float>& nodes) const;
-  // From the gradient of the embedded edges.
+  // Adds the gradients that the embedded edges pass on to `grads`.
   void EmbeddingBackward(const graph::Context& ctx, const MpnnGeometry& geometry, const float* edges_grad,
                          const EmbeddingGradients& grads) const;
 

@@ -213,7 +213,7 @@ class Placement(unittest.TestCase):
                       ("evaluate", good), ("plan", good, "--ranks", "2", "--max-moves", "1")):
             run("placement", *words, code=2)
         result = run("placement", "plan", good, "--ranks", "2", "--slots", "3", code=1)
-        self.assertIn("slots of all ranks must hold 4 experts, found 3", result.stderr)
+        self.assertIn("--slots must hold the 4 experts of a layer, found 3 slots", result.stderr)
 
     def test_ctrl_c_keeps_a_complete_plan(self):
         run("placement", "generate", "--out", self.folder / "loads", "--experts", "1024", "--workloads", "6")

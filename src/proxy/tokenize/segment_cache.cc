@@ -163,7 +163,9 @@ StatusOr<TextCutter> TextCutter::Create(const text::Tokenizer& tokenizer, bool b
       if (!cutter.lines_) break;
     }
   }
-  if (cutter.words_) ASSIGN_OR_RETURN(cutter.words_, CutsAllWords(tokenizer));
+  if (cutter.words_) {
+    ASSIGN_OR_RETURN(cutter.words_, CutsAllWords(tokenizer));
+  }
   return cutter;
 }
 

@@ -240,16 +240,6 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
   PrintRatios(sides, Succeed(BoundExchange(topology, map, load.workload, options)));
 }
 
-// Returns the levels below the root, of groups with children.
-std::vector<std::string> InnerLevels(const Topology& topology) {
-  std::vector<std::string> levels;
-  for (const Group& group : topology.groups()) {
-    if (group.parent < 0 || group.children.empty()) continue;
-    if (std::ranges::find(levels, group.level) == levels.end()) levels.push_back(group.level);
-  }
-  return levels;
-}
-
 // Returns the set of inner levels that the cost model finds fastest, even where direct messages are.
 uint32_t BestLevels(const Topology& topology, const Load& load) {
   const auto ranked = Succeed(RankForwardings(topology, ExpertMap::Even(load.experts, topology.ranks()),

@@ -245,14 +245,19 @@ StatusOr<ExchangeEstimate> EstimateExchange(const Topology& topology, const Expe
   return estimate;
 }
 
-StatusOr<std::vector<ForwardingCandidate>> RankForwardings(const Topology& topology, const ExpertMap& map,
-                                                           const ExchangeWorkload& workload,
-                                                           ExchangeOptions options) {
-  std::vector<std::string> levels;  // below the root, of groups with children
+std::vector<std::string> InnerLevels(const Topology& topology) {
+  std::vector<std::string> levels;
   for (const Group& group : topology.groups()) {
     if (group.parent < 0 || group.children.empty()) continue;
     if (std::find(levels.begin(), levels.end(), group.level) == levels.end()) levels.push_back(group.level);
   }
+  return levels;
+}
+
+StatusOr<std::vector<ForwardingCandidate>> RankForwardings(const Topology& topology, const ExpertMap& map,
+                                                           const ExchangeWorkload& workload,
+                                                           ExchangeOptions options) {
+  const std::vector<std::string> levels = InnerLevels(topology);
   std::vector<ForwardingCandidate> candidates;
   for (uint32_t set = 0; set < uint32_t{1} << std::min<size_t>(levels.size(), 6); ++set) {
     ForwardingCandidate candidate;

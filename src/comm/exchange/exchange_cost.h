@@ -69,13 +69,16 @@ struct ExchangeBound {
 StatusOr<ExchangeBound> BoundExchange(const Topology& topology, const ExpertMap& map,
                                       const ExchangeWorkload& workload, const ExchangeOptions& options);
 
+/// Returns the levels below the root whose groups have children, and which can forward rows.
+std::vector<std::string> InnerLevels(const Topology& topology);
+
 /// A way to forward rows and its predicted time.
 struct ForwardingCandidate {
   Forwarding forwarding = Forwarding::kDirect;
   std::vector<std::string> forward_levels;
   ExchangeEstimate estimate;
 };
-/// Candidates, fastest first: direct, and every set of levels below the root. Set the first one's values in
+/// Candidates, fastest first: direct, and every set of InnerLevels(). Set the first one's values in
 /// ExchangeOptions.
 StatusOr<std::vector<ForwardingCandidate>> RankForwardings(const Topology& topology, const ExpertMap& map,
                                                            const ExchangeWorkload& workload,

@@ -58,6 +58,13 @@ std::string Escaped(std::string_view text) {
   return escaped;
 }
 
+// Tests with the tokenizer of a model and the positions at which it lets texts be cut.
+class SegmentCacheTest : public testing::Test {
+ protected:
+  const text::Tokenizer tokenizer_ = text::Tokenizer::FromFolder(kModel).value();
+  const TextCutter cutter_ = TextCutter::Create(tokenizer_, /*byte_level=*/true).value();
+};
+
 // Ids of an escaped text in one piece.
 StatusOr<std::vector<int32_t>> Encode(SegmentCache& cache, std::string_view escaped, bool special,
                                       size_t max_unknown = SIZE_MAX) {
@@ -66,12 +73,8 @@ StatusOr<std::vector<int32_t>> Encode(SegmentCache& cache, std::string_view esca
   return std::move(progress.ids);
 }
 
-TEST(SegmentCache, GivesTheIdsOfTheTokenizer) {
-  auto tokenizer = text::Tokenizer::FromFolder(kModel);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
-  ASSERT_TRUE(cutter.ok());
-  SegmentCache cache(*tokenizer, *cutter, 1 << 20);
+TEST_F(SegmentCacheTest, GivesTheIdsOfTheTokenizer) {
+  SegmentCache cache(tokenizer_, cutter_, 1 << 20);
   std::mt19937 random(7);
   const std::string shared = RandomText(random, 600), conversation = RandomText(random, 5000);
   for (int i = 0; i < 1000; ++i) {
@@ -86,7 +89,7 @@ TEST(SegmentCache, GivesTheIdsOfTheTokenizer) {
     }
     text += RandomText(random, 1 + random() % 200);
     const bool special = i % 2 == 0;
-    const auto wanted = tokenizer->Encode(text, special);
+    const auto wanted = tokenizer_.Encode(text, special);
     ASSERT_TRUE(wanted.ok());
     // Pieces end between any two characters. Sometimes little may be tokenized at a time.
     std::vector<std::string> escaped;
@@ -107,78 +110,63 @@ TEST(SegmentCache, GivesTheIdsOfTheTokenizer) {
   EXPECT_LE(stats.bytes, size_t{1} << 20);
 }
 
-TEST(SegmentCache, FindsCutsInLongTexts) {
-  auto tokenizer = text::Tokenizer::FromFolder(kModel);
-  ASSERT_TRUE(tokenizer.ok());
-  auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
-  ASSERT_TRUE(cutter.ok());
-  EXPECT_GT(cutter->num_special(), 0u);
+TEST_F(SegmentCacheTest, FindsCutsInLongTexts) {
+  EXPECT_GT(cutter_.num_special(), 0u);
   std::string lines;
   for (int i = 0; i < 1000; ++i) lines += "Line number " + std::to_string(i) + " of a text.\n";
-  EXPECT_TRUE(cutter->cuts_lines());
-  EXPECT_LT(cutter->NextSegment(Escaped(lines), 1000), lines.size());
+  EXPECT_TRUE(cutter_.cuts_lines());
+  EXPECT_LT(cutter_.NextSegment(Escaped(lines), 1000), lines.size());
   // A longer text with the same beginning takes the ids of its long segments from the cache.
-  SegmentCache cache(*tokenizer, *cutter, 1 << 20);
+  SegmentCache cache(tokenizer_, cutter_, 1 << 20);
   ASSERT_TRUE(Encode(cache, Escaped(lines), false).ok());
   const std::string longer = lines + "One more.\n";
-  const auto ids = Encode(cache, Escaped(longer), false), wanted = tokenizer->Encode(longer, false);
+  const auto ids = Encode(cache, Escaped(longer), false), wanted = tokenizer_.Encode(longer, false);
   ASSERT_TRUE(ids.ok() && wanted.ok());
   EXPECT_EQ(*ids, *wanted);
   EXPECT_GE(cache.stats().hit_bytes, lines.size() - 2 * SegmentCache::kShortSegment);
 }
 
-TEST(SegmentCache, TokenizesNoMoreThanWasAllowed) {
-  auto tokenizer = text::Tokenizer::FromFolder(kModel);
-  ASSERT_TRUE(tokenizer.ok());
-  auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
-  ASSERT_TRUE(cutter.ok());
-  SegmentCache cache(*tokenizer, *cutter, 1 << 20);
+TEST_F(SegmentCacheTest, TokenizesNoMoreThanWasAllowed) {
+  SegmentCache cache(tokenizer_, cutter_, 1 << 20);
   std::string lines;
   for (int i = 0; i < 2000; ++i) lines += "Line number " + std::to_string(i) + " of a text.\n";
   const std::string end = "<|end|><|assistant|>";
   EXPECT_EQ(Encode(cache, Escaped(lines + end), false, 512).status().code(), StatusCode::kResourceExhausted);
   ASSERT_TRUE(Encode(cache, Escaped(lines + "Why?" + end), false).ok());
-  // The template's end is known, so that little is looked up in vain besides the question.
+  // The template's end is known. In vain are looked up the last short segment and, in it, the question's
+  // word.
   const std::string other = lines + "Where?" + end;
   const uint64_t before = cache.stats().miss_bytes;
-  const auto ids = Encode(cache, Escaped(other), false, 512), wanted = tokenizer->Encode(other, false);
+  const auto ids = Encode(cache, Escaped(other), false, 512), wanted = tokenizer_.Encode(other, false);
   ASSERT_TRUE(ids.ok() && wanted.ok()) << ids.status();
   EXPECT_EQ(*ids, *wanted);
-  EXPECT_LE(cache.stats().miss_bytes - before, 2 * SegmentCache::kShortSegment);
+  EXPECT_EQ(cache.stats().miss_bytes - before, 169u + 6u);
   // Most of a text of several long segments is stored once.
   EXPECT_LT(cache.stats().bytes, 2 * (lines.size() + ids->size() * sizeof(int32_t)));
 }
 
 // Known words of a new question are not tokenized again.
-TEST(SegmentCache, LearnsTheWordsOfQuestions) {
-  auto tokenizer = text::Tokenizer::FromFolder(kModel);
-  ASSERT_TRUE(tokenizer.ok());
-  auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
-  ASSERT_TRUE(cutter.ok());
-  SegmentCache cache(*tokenizer, *cutter, 1 << 20);
+TEST_F(SegmentCacheTest, LearnsTheWordsOfQuestions) {
+  SegmentCache cache(tokenizer_, cutter_, 1 << 20);
   for (const char* text : {"one two three four five six 7 8", "eight 7 six five 8 four three two one"}) {
     ASSERT_TRUE(Encode(cache, text, false).ok());
   }
   const std::string mixed = "one 7 eight two 8 three";
-  const auto ids = Encode(cache, mixed, false, /*max_unknown=*/12), wanted = tokenizer->Encode(mixed, false);
+  const auto ids = Encode(cache, mixed, false, /*max_unknown=*/12), wanted = tokenizer_.Encode(mixed, false);
   ASSERT_TRUE(ids.ok() && wanted.ok()) << ids.status();
   EXPECT_EQ(*ids, *wanted);
   // Many new words at once are tokenized together.
   std::string many;
   for (int i = 0; i < 30; ++i) many += " word" + std::to_string(i);
-  const auto more = Encode(cache, many, false), all = tokenizer->Encode(many, false);
+  const auto more = Encode(cache, many, false), all = tokenizer_.Encode(many, false);
   ASSERT_TRUE(more.ok() && all.ok());
   EXPECT_EQ(*more, *all);
 }
 
 // Clients escape in different ways; a cut inside of an escape would change the text.
-TEST(SegmentCache, CutsNoEscape) {
-  auto tokenizer = text::Tokenizer::FromFolder(kModel);
-  ASSERT_TRUE(tokenizer.ok());
-  auto cutter = TextCutter::Create(*tokenizer, /*byte_level=*/true);
-  ASSERT_TRUE(cutter.ok());
-  ASSERT_TRUE(cutter->cuts_lines());
-  const auto cut = [&](std::string_view escaped) { return cutter->NextSegment(escaped, 2); };
+TEST_F(SegmentCacheTest, CutsNoEscape) {
+  ASSERT_TRUE(cutter_.cuts_lines());
+  const auto cut = [&](std::string_view escaped) { return cutter_.NextSegment(escaped, 2); };
   EXPECT_EQ(cut(R"(abc\nword)"), 5u);
   EXPECT_EQ(cut(R"(abc\\\nword)"), 7u);
   EXPECT_EQ(cut(R"(ab\"\nword)"), 6u);
@@ -188,7 +176,7 @@ TEST(SegmentCache, CutsNoEscape) {
   }
   EXPECT_EQ(cut(R"(abc\n<|end|>)"), 5u);
   EXPECT_EQ(cut(R"(abc\u00e9<|end|>)"), 9u);
-  SegmentCache cache(*tokenizer, *cutter, 1 << 20);
+  SegmentCache cache(tokenizer_, cutter_, 1 << 20);
   constexpr const char* kPieces[] = {
       R"(\n)", R"(\\)", R"(\")", R"(\/)",   R"(\u00e9)", R"(\ud83d\ude00)", R"(\u000a)",
       "n",     "word",  " ",     "<|end|>", R"(\t)",     R"(\u003c|end|>)", "u00e9"};
@@ -197,7 +185,7 @@ TEST(SegmentCache, CutsNoEscape) {
     std::string escaped;
     for (size_t k = 0; k < 1 + random() % 400; ++k) escaped += kPieces[random() % std::size(kPieces)];
     const auto ids = Encode(cache, escaped, false),
-               wanted = tokenizer->Encode(*JsonUnescaped(escaped), false);
+               wanted = tokenizer_.Encode(*JsonUnescaped(escaped), false);
     ASSERT_TRUE(ids.ok() && wanted.ok()) << ids.status();
     ASSERT_EQ(*ids, *wanted) << escaped;
   }
@@ -205,10 +193,14 @@ TEST(SegmentCache, CutsNoEscape) {
   EXPECT_FALSE(Encode(cache, "a\xff", false).ok());
 }
 
+nlohmann::json TokenizerJson() {
+  std::ifstream file(std::filesystem::path(kModel) / "tokenizer.json");
+  return nlohmann::json::parse(file);
+}
+
 // Writes moesaic-tiny's tokenizer with one more token, which holds a line break and a letter.
 TEST(SegmentCache, KeepsLinesTogetherThatATokenMayJoin) {
-  std::ifstream file(std::filesystem::path(kModel) / "tokenizer.json");
-  auto json = nlohmann::json::parse(file);
+  nlohmann::json json = TokenizerJson();
   json["model"]["vocab"]["\u010Aw"] = json["model"]["vocab"].size();
   const auto tokenizer = text::Tokenizer::FromJson(json.dump(), "");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
@@ -219,8 +211,7 @@ TEST(SegmentCache, KeepsLinesTogetherThatATokenMayJoin) {
 
 // The tests' tokenizer with one more special token.
 StatusOr<TextCutter> CutterWithToken(const std::string& content, bool rstrip) {
-  std::ifstream file(std::filesystem::path(kModel) / "tokenizer.json");
-  auto json = nlohmann::json::parse(file);
+  nlohmann::json json = TokenizerJson();
   json["added_tokens"].push_back({{"id", json["model"]["vocab"].size() + json["added_tokens"].size()},
                                   {"content", content},
                                   {"single_word", false},

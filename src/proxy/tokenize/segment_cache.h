@@ -24,15 +24,12 @@ namespace moesaic::proxy {
 /// the whole.
 ///
 /// There are three kinds:
-/// - Text is cut before a special token, because tokenizers match these before the model runs. Tokens that
-/// absorb
-///   spaces on their left are excluded.
-/// - Text is cut between a single line break and an ASCII letter, in byte-level vocabularies in which no
-/// token
-///   contains both, so that no merge joins them.
-/// - Text is cut before a space between two ASCII letters or digits, in byte-level vocabularies in which no
-/// token
-///   contains a letter or digit and the space.
+/// - Before a special token, because tokenizers match these before the model runs. Tokens that absorb spaces
+///   on their left are excluded.
+/// - Between a single line break and an ASCII letter, in byte-level vocabularies in which no token contains
+///   both, so that no merge joins them.
+/// - Before a space between two ASCII letters or digits, in byte-level vocabularies in which no token has a
+///   letter or digit followed by a space.
 /// Create() probes each kind with the tokenizer itself and leaves out the kind that fails.
 class TextCutter {
  public:
@@ -70,10 +67,10 @@ struct SegmentCacheStats {
 ///
 /// Segments have three sizes. A long one is looked up first, so that a long prompt takes few lookups. One
 /// that is not known, and the end of the text, consist of short ones, so that little is tokenized after a
-/// known prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us. Short ones of
-/// the end consist of words: a question has few that are not known, and all prompts of a template have the
-/// same end. The short ones of a long segment are kept only at the beginning of a text, where prompts with a
-/// common system message diverge.
+/// known prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us. Short ones of the end consist of
+/// words: a question has few that are not known, and all prompts of a template have the same end. The short
+/// ones of a long segment are kept only at the beginning of a text, where prompts with a common system
+/// message diverge.
 class SegmentCache {
  public:
   static constexpr size_t kLongSegment = 8 << 10, kShortSegment = 128;  ///< minimum bytes

@@ -20,7 +20,7 @@ from moesaic_cli import (BINARY, GOLDEN, MPI, MPI_FLAGS, ROOT, limit, main, mpir
                          wait_until_caught)
 
 sys.path.insert(0, str(ROOT / "tests" / "server"))
-from serving import MODEL, Server, until  # noqa: E402
+from serving import MODEL, Server, until, wire  # noqa: E402
 
 IDS = ",".join(str(3 + i * 7 % 90) for i in range(40))
 LAYOUTS = (("-tp", "2"), ("-pp", "2"), ("-tp", "2", "-ep"), ("-tp", "2", "-pp", "2"), ("-tp", "3"), ("-pp", "3"),
@@ -369,6 +369,30 @@ class Serving(RanksCase):
                 answer += part
         self.assertIn(b'data: {"error"', answer)
         self.assertTrue(answer.rstrip().endswith((b"data: [DONE]", b"0")), answer[-200:])
+
+    def test_health_fails_after_a_killed_rank_until_the_server_ends(self):
+        """A client that does not read keeps the server waiting to write its answer."""
+        server = Server("-tp", "2")
+        self.addCleanup(server.process.kill)
+        body = json.dumps({"prompt": "Once", "n": 16, "max_tokens": 2000, "logprobs": 20, "ignore_eos": True, "stream": True})
+        client = socket.socket()
+        self.addCleanup(client.close)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((server.host, server.port))
+        client.sendall(wire("/v1/completions", body.encode()))
+        until(lambda: server.metric("vllm:generation_tokens_total") > 2000, limit())  # 4 MB of text, more than socket buffers
+        os.kill(children(server.process.pid)[0], signal.SIGKILL)
+        answers = []
+
+        def failed():
+            answers.append(server.json("GET", "/health"))
+            return answers[-1][0] == 503
+        until(failed, limit())
+        self.assertEqual({status for status, _ in answers[:-1]} - {200}, set(), answers)
+        self.assertEqual(answers[-1][1]["status"], "failed")
+        self.assertIn("rank 1", answers[-1][1]["error"])
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
 
     def test_replicas_answer_like_one_rank(self):
         def answers(server):

@@ -190,35 +190,40 @@ class QuantizeTest(unittest.TestCase):
 
 
 class PlanTest(unittest.TestCase):
-    def test_real_models_are_planned_from_configs(self):
+    """Each plan measures this machine for some seconds."""
+
+    def plan(self, config, *flags):
         with tempfile.TemporaryDirectory() as folder:
-            for name, config, parameters in (("kimi", KIMI_K2, "1.03T"), ("deepseek", DEEPSEEK_V3, "683B")):
-                path = pathlib.Path(folder) / name
-                path.mkdir()
-                (path / "config.json").write_text(json.dumps(config))
-                for scheme in SCHEMES if name == "kimi" else ("w8a8",):  # each plan measures this machine for some seconds
-                    output = run("quantize", path / "config.json", "--scheme", scheme, "--plan", "--memory", "4G",
-                                 "--output", pathlib.Path(folder) / "out").stdout
-                    self.assertIn("is the bound", output)
-                    self.assertIn(parameters, output)
-                    self.assertIn("are missing", output)  # no test machine has the disk space
-                self.assertFalse((pathlib.Path(folder) / "out").exists())
-                if name != "kimi":
-                    continue
-                # A mix without measurements; the model may follow it.
-                output = run("quantize", "--mix", "nvfp4,fp8,bf16", path / "config.json", "--bits-per-weight", "5", "--plan",
-                             "--memory", "64G", "--mix-tokens", "256", "--output", pathlib.Path(folder) / "out").stdout
-                self.assertIn("a mix of nvfp4, fp8, bf16", output)
-                self.assertIn("in all", output)
-                # Pairs that share a scale get exclusive units; rows that do not fit, or are in another file, are read twice.
-                for scheme, pairs in (("nvfp4", True), ("w8a8", False)):
-                    output = run("quantize", path / "config.json", "--scheme", scheme, "--plan", "--memory", "160M",
-                                 "--output", pathlib.Path(folder) / "out").stdout
-                    (self.assertRegex if pairs else self.assertNotRegex)(output, r"waves .*; \d+ of up to [\d.]+ MiB alone, for")
-                    (self.assertRegex if pairs else self.assertNotRegex)(output, r" [\d.]+ [MG]iB of it twice, for scales")
-                # The output folder is optional.
-                output = run("quantize", path / "config.json", "--scheme", "w8a8", "--plan").stdout
-                self.assertIn("is the bound", output)
+            path = pathlib.Path(folder) / "config.json"
+            path.write_text(json.dumps(config))
+            output = run("quantize", path, "--plan", *(pathlib.Path(folder) / "out" if f == "OUT" else f for f in flags)).stdout
+            self.assertFalse((pathlib.Path(folder) / "out").exists())
+        return output
+
+    def test_every_scheme_is_planned_from_a_config(self):
+        # Pairs that share a scale get exclusive units; rows that do not fit, or are in another file, are read twice.
+        little = {"nvfp4": True, "w8a8": False}
+        for scheme in SCHEMES:
+            memory = "160M" if scheme in little else "4G"
+            output = self.plan(KIMI_K2, "--scheme", scheme, "--memory", memory, "--output", "OUT")
+            self.assertIn("is the bound", output)
+            self.assertIn("1.03T", output)
+            self.assertIn("are missing", output)  # no test machine has the disk space
+            if scheme in little:
+                check = self.assertRegex if little[scheme] else self.assertNotRegex
+                check(output, r"waves .*; \d+ of up to [\d.]+ MiB alone, for")
+                check(output, r" [\d.]+ [MG]iB of it twice, for scales")
+
+    def test_mixes_are_planned_without_measurements(self):
+        output = self.plan(KIMI_K2, "--mix", "nvfp4,fp8,bf16", "--bits-per-weight", "5", "--memory", "64G", "--mix-tokens", "256",
+                           "--output", "OUT")
+        self.assertIn("a mix of nvfp4, fp8, bf16", output)
+        self.assertIn("in all", output)
+
+    def test_the_output_folder_is_optional(self):
+        output = self.plan(DEEPSEEK_V3, "--scheme", "w8a8")
+        self.assertIn("is the bound", output)
+        self.assertIn("683B", output)
 
 
 class BoundsTest(unittest.TestCase):

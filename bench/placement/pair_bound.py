@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compares a plan of two slots per rank with the best one that exists, for some layers of one load.
 
-Usage: pair_bound.py LOAD.npy PLAN.json [--every 6]. PLAN is written by `moesaic placement plan`. A replica has an equal share of its
+Usage: pair_bound.py LOAD.npy PLAN.json [--every 6] [--relaxed]. PLAN is written by `moesaic placement plan`. A replica has an equal share of its
 expert's tokens. Replicas with a largest pair sum T exist if, for every replica of size s > T/2, as many replicas are at most T - s as
 are at least s: an integer programme over the number of replicas of each expert, which HiGHS solves (scipy). T is bisected between an
-infeasible value and the plan's.
+infeasible value and the plan's. With --relaxed the programme is linear, which takes seconds for all layers and gives a smaller lower bound.
 """
 import argparse
 import json
@@ -18,7 +18,7 @@ WIDTH = 1.5e-3  # of the interval at the end
 LIMIT_S = 60  # of a programme; one that takes longer counts as infeasible, and the row is marked
 
 
-def exists(loads, ranks, largest):
+def exists(loads, ranks, largest, integral=True):
     """Whether replicas with pairs of at most `largest` exist; None: not known."""
     expert, copies = [], []
     for e, load in enumerate(loads):
@@ -39,7 +39,7 @@ def exists(loads, ranks, largest):
     total = coo_matrix(([*np.ones(n), *copies], ([*expert, *[len(loads)] * n], [*range(n)] * 2)), (len(loads) + 1, n)).tocsr()
     needed = np.append(np.ones(len(loads)), 2 * ranks)
     constraints.append(LinearConstraint(total, needed, needed))
-    status = milp(np.zeros(n), constraints=constraints, integrality=np.ones(n), bounds=Bounds(0, 1), options={"time_limit": LIMIT_S}).status
+    status = milp(np.zeros(n), constraints=constraints, integrality=np.full(n, int(integral)), bounds=Bounds(0, 1), options={"time_limit": LIMIT_S}).status
     return {0: True, 2: False}.get(status)
 
 
@@ -48,6 +48,7 @@ def main():
     parser.add_argument("load")
     parser.add_argument("plan")
     parser.add_argument("--every", type=int, default=6, help="distance of the layers that are measured")
+    parser.add_argument("--relaxed", action="store_true", help="allow fractional numbers of replicas")
     arguments = parser.parse_args()
     load, placement = np.load(arguments.load).astype(float), json.load(open(arguments.plan))["layers"]
     rows = []
@@ -58,14 +59,14 @@ def main():
         low, known = ours, True
         while True:  # down to an infeasible value
             low *= 0.98
-            found = exists(loads, ranks, low)
+            found = exists(loads, ranks, low, not arguments.relaxed)
             if not found:
                 break
             high = low
         known &= found is not None
         while high - low > WIDTH:
             middle = (low + high) / 2
-            found = exists(loads, ranks, middle)
+            found = exists(loads, ranks, middle, not arguments.relaxed)
             known &= found is not None
             low, high = (low, middle) if found else (middle, high)
         rows.append((ours, low, high))

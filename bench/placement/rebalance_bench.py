@@ -72,8 +72,8 @@ class Server:
         return {line.split(" ")[0]: float(line.split(" ")[1]) for line in self.get("/metrics").splitlines()
                 if line.startswith(name)}
 
-    def answer(self, prompt):
-        body = {"model": "m", "prompt": prompt, "max_tokens": 24, "temperature": 0, "logprobs": 3, "ignore_eos": True}
+    def answer(self, prompt, max_tokens=24):
+        body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 3, "ignore_eos": True}
         request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
                                          {"content-type": "application/json"})
         try:
@@ -90,11 +90,11 @@ class Server:
         return statistics.mean(max(row) for row in self.state()["rank_load"]["over_mean"])
 
 
-def settle(server, prompts, limit_s=120):
+def settle(server, prompts, limit_s=120, runs=Server.run):
     """Answers requests until two plans in a row gain nothing."""
     epoch, without_gain, end = None, 0, time.monotonic() + limit_s
     while time.monotonic() < end:
-        server.run(prompts)
+        runs(server, prompts)
         total = sum(server.metric('moesaic:expert_plans_total{result="no_gain"}').values())
         state = server.state()
         if state["epoch"] != epoch or state["state"] != "idle":

@@ -251,7 +251,11 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
   if (plan.interrupted) Tell("interrupted: layers that were not done have the best placement found so far\n");
   RETURN_IF_ERROR(PrintBalance(flags, plan.placement, loads, speeds, current));
   if (!flags.json) Print("\nplanned by {} in {:.2f} s\n", flags.algorithm, seconds);
-  if (!flags.out.empty()) Tell("written to {}\n", flags.out);
+  if (flags.out.empty()) {
+    Tell("the plan is not kept; --out FILE writes it\n");
+  } else {
+    Tell("written to {}\n", flags.out);
+  }
   return plan.interrupted ? Cancelled("interrupted") : OkStatus();
 }
 

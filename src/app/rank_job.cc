@@ -127,6 +127,25 @@ StatusOr<std::vector<int>> CountsOf(const char* flag, const std::string& text) {
   return counts;
 }
 
+constexpr std::string_view kMeasured = "measured";
+
+// Parses "1,1,0.5".
+StatusOr<std::vector<double>> SpeedsOf(const std::string& text) {
+  std::vector<double> speeds;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    double speed = 0;
+    const auto [next, error] = std::from_chars(text.data() + at, text.data() + end, speed);
+    if (error != std::errc() || next != text.data() + end) {
+      return InvalidArgument(
+          "--rank-speeds must be numbers separated by commas, or \"measured\", found \"{}\"", text);
+    }
+    speeds.push_back(speed);
+    at = end + 1;
+  }
+  return speeds;
+}
+
 comm::WireFormat SumFormat(const std::string& dtype) {
   if (dtype == "bf16") return comm::WireFormat::kBf16;
   return dtype == "int8" ? comm::WireFormat::kInt8 : comm::WireFormat::kExact;
@@ -162,6 +181,22 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
     return InvalidArgument("--redundant-experts {} needs --rebalance-experts, which plans where they are",
                            flags.redundant_experts);
   }
+  parallel::BatchSplitOptions division = flags.spill;
+  division.exact = flags.replica_split != "shares";
+  if (division.spill_bytes > 0 && !(division.exact && layout->exchanges_tokens())) {
+    return InvalidArgument(
+        "--spill-experts needs --replica-split exact, and data parallel replicas that divide the experts "
+        "(-dp N -ep), found {} and {}",
+        flags.replica_split, Name(degrees));
+  }
+  layout->SetBatchSplit(division);
+  if (flags.rank_speeds == kMeasured && flags.rebalance_s <= 0) {
+    return InvalidArgument("--rank-speeds measured needs --rebalance-experts, whose plans measure them");
+  }
+  if (!flags.rank_speeds.empty() && flags.rank_speeds != kMeasured) {
+    ASSIGN_OR_RETURN(std::vector<double> speeds, SpeedsOf(flags.rank_speeds));
+    RETURN_IF_ERROR(Annotate(layout->SetSpeeds(std::move(speeds)), "--rank-speeds"));
+  }
   if (flags.tolerate_failures) {
     RETURN_IF_ERROR(Annotate(layout->TolerateFailures(), "--tolerate-rank-failure"));
   }
@@ -195,6 +230,13 @@ void AddServingRankFlags(Verb& verb, RankFlags& flags) {
   verb.AddOption("--redundant-experts", flags.redundant_experts,
                  "Replicas of experts in each layer that these plans may use, beyond one of each")
       .Range(0, 1 << 16)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--rebalance-workloads", flags.rebalance_workloads,
+                 "Parts of the last 64 windows of loads for which these plans are good at once, in addition "
+                 "to the recent "
+                 "loads; 0: only those")
+      .Range(0, 64)
       .ShowDefault()
       .Group(group);
   verb.AddFlag(
@@ -232,6 +274,34 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
           "File that assigns experts of each layer to the ranks of a stage, as moesaic placement plan writes "
           "it; with -dp and -ep")
       .ExistingFile()
+      .Group(group);
+  verb.AddOption("--replica-split", flags.replica_split,
+                 "Division of tokens over the replicas of their experts. exact: ranks exchange the counts of "
+                 "a batch, "
+                 "and its busiest rank has as few as replicas allow; batches of few tokens have shares. "
+                 "shares: those "
+                 "that fit the loads of the placement")
+      .OneOf({"exact", "shares"})
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--spill-experts", flags.spill.spill_bytes,
+                 "Bytes of weights that the busy ranks of a layer may send to others for one batch, where "
+                 "that takes "
+                 "less time than it saves; 0: none. Results are then summed as with replicas of experts")
+      .Bytes()
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--spill-tolerance", flags.spill.spill_tolerance,
+                 "Excess of the busiest rank over the mean for which no expert is sent")
+      .Range(0.0, 100.0)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption(
+          "--rank-speeds", flags.rank_speeds,
+          "Relative speeds of the ranks that divide the experts, as in 1,1,0.5, for plans and the division "
+          "of "
+          "tokens; measured: those that --rebalance-experts measures. Default: those of the devices of "
+          "--topology, otherwise equal ones")
       .Group(group);
   verb.AddOption(
           "--layer-split", flags.layers,
@@ -276,7 +346,7 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
 }
 
 StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const std::string& fingerprint) {
-  ASSIGN_OR_RETURN(const parallel::Layout layout, LayoutOf(flags));
+  ASSIGN_OR_RETURN(parallel::Layout layout, LayoutOf(flags));
   const bool launched = comm::IsRankOfJob();
   if (!launched && layout.ranks() == 1) {
     if (flags.expert_parallel) Tell("--enable-expert-parallel has no effect on one rank\n");
@@ -285,11 +355,19 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   }
   if (!launched) RETURN_IF_ERROR(CheckLocalRanks(layout.ranks()));
   std::optional<comm::Topology> topology;
+  std::vector<parallel::LinkLevel> levels;
   if (!flags.topology.empty()) {
     ASSIGN_OR_RETURN(topology, ReadTopology(flags.topology));
     if (topology->ranks() != layout.ranks()) {
       return InvalidArgument("{}: the topology must have one device for each of {} ranks, found {}",
                              flags.topology, layout.ranks(), topology->ranks());
+    }
+    if (layout.exchanges_tokens()) {
+      ASSIGN_OR_RETURN(const comm::Topology group, topology->Selected(layout.ExpertGroup(0)));
+      levels = parallel::LinkLevelsOf(group);
+      if (std::vector<double> speeds = parallel::SpeedsOf(group);
+          flags.rank_speeds.empty() && !speeds.empty())
+        RETURN_IF_ERROR(layout.SetSpeeds(std::move(speeds)));
     }
   }
   std::unique_ptr<LocalRanks> children;
@@ -339,6 +417,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   RETURN_IF_ERROR(
       job->CheckFingerprints(fmt::format("{}, sums in {}, {}", layout.Name(), flags.sum_dtype, fingerprint)));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
+  job->link_levels_ = std::move(levels);
   job->topology_ = topology.has_value() ? *std::move(topology) : comm::TopologyOfHosts(job->hosts_);
   job->local_size_ = static_cast<int>(std::ranges::count(job->hosts_, job->hosts_[job->rank()]));
   const auto earlier =

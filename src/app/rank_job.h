@@ -12,22 +12,27 @@
 #include "comm/topology/topology.h"
 #include "comm/transport/opened_transport.h"
 #include "parallel/layout.h"
+#include "parallel/link_levels.h"
 #include "parallel/rank_groups.h"
 
 namespace moesaic::app {
 
 struct RankFlags {
   parallel::Degrees degrees;
-  parallel::Split split;           // set by --layout auto and --layer-split auto
-  std::string layers, experts;     // --layer-split, --expert-split: numbers, or "auto" for layers
-  bool expert_parallel = false;    // --enable-expert-parallel
-  std::string layout;              // "auto": the degrees are chosen for the topology
-  double rebalance_s = 0;          // --rebalance-experts; 0: experts stay
-  int redundant_experts = 0;       // --redundant-experts
-  bool tolerate_failures = false;  // --tolerate-rank-failure
-  std::string topology;            // file; "": assumed links
-  std::string placement;           // file of --expert-placement; "": experts are divided in order
-  std::string sum_dtype = "f32";   // --tp-sum-dtype: f32, bf16 or int8
+  parallel::Split split;                // set by --layout auto and --layer-split auto
+  std::string layers, experts;          // --layer-split, --expert-split: numbers, or "auto" for layers
+  bool expert_parallel = false;         // --enable-expert-parallel
+  std::string layout;                   // "auto": the degrees are chosen for the topology
+  double rebalance_s = 0;               // --rebalance-experts; 0: experts stay
+  int redundant_experts = 0;            // --redundant-experts
+  int rebalance_workloads = 3;          // --rebalance-workloads
+  bool tolerate_failures = false;       // --tolerate-rank-failure
+  std::string replica_split = "exact";  // --replica-split
+  parallel::BatchSplitOptions spill;    // --spill-experts, --spill-tolerance
+  std::string rank_speeds;              // --rank-speeds: numbers, or "measured"; "": those of the topology
+  std::string topology;                 // file; "": assumed links
+  std::string placement;                // file of --expert-placement; "": experts are divided in order
+  std::string sum_dtype = "f32";        // --tp-sum-dtype: f32, bf16 or int8
   double time_limit_s = 60;
 
   /// False where --layout auto may still choose one rank.
@@ -39,9 +44,10 @@ struct RankFlags {
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 
 /// Declares --tensor-parallel-size, --pipeline-parallel-size, --data-parallel-size, --enable-expert-parallel,
-/// --expert-parallel-size, --expert-placement, --layer-split, --expert-split, --layout, --topology,
-/// --tp-sum-dtype and --rank-time-limit. If the verb `answers` requests, also those of a model that changes
-/// meanwhile: --rebalance-experts, --redundant-experts and --tolerate-rank-failure.
+/// --expert-parallel-size, --expert-placement, --replica-split, --spill-experts, --spill-tolerance,
+/// --rank-speeds, --layer-split, --expert-split, --layout, --topology, --tp-sum-dtype and --rank-time-limit.
+/// If the verb `answers` requests, also those of a model that changes meanwhile: --rebalance-experts,
+/// --redundant-experts and --tolerate-rank-failure.
 void AddRankFlags(Verb& verb, RankFlags& flags, bool answers);
 
 class RankJob {
@@ -58,6 +64,8 @@ class RankJob {
   const parallel::Layout& layout() const { return layout_; }
   comm::Transport& transport() const { return *transport_; }
   double time_limit_s() const { return flags_.time_limit_s; }
+  /// Links between groups of the ranks that divide experts, of --topology; empty without the flag.
+  const std::vector<parallel::LinkLevel>& link_levels() const { return link_levels_; }
   /// "TP2 x PP2 on 4 processes of this machine"
   std::string Describe() const;
 
@@ -87,6 +95,7 @@ class RankJob {
   comm::OpenedTransport transport_;
   std::vector<std::string> hosts_;          // of all ranks
   std::optional<comm::Topology> topology_;  // set by Start
+  std::vector<parallel::LinkLevel> link_levels_;
   int local_size_ = 1;
   std::atomic<bool> tolerates_failures_ = false;
   std::unique_ptr<LocalRanks> children_;  // null: a launcher started the ranks

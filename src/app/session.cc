@@ -332,12 +332,14 @@ StatusOr<std::string> CheckLayout(const checkpoint::Checkpoint& source, const Mo
     ASSIGN_OR_RETURN(placement,
                      parallel::PlacementBytes(*layout.placement(), parallel::PlacementFormat::kMoesaic));
   }
+  const parallel::BatchSplitOptions& split = layout.batch_split();
   return fmt::format(
              "moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}, experts "
-             "{:016x}{}",
+             "{:016x}{}, replicas {} {} {} {}",
              MOESAIC_VERSION, flags.dtype, flags.kv_dtype, flags.experts_per_token, SpeculativeMethod(flags),
              std::hash<std::string>{}(source.config().dump()), std::hash<std::string>{}(placement),
-             layout.experts_move() ? ", moving" : "") +
+             layout.experts_move() ? ", moving" : "", split.exact ? "exact" : "shares", split.spill_bytes,
+             split.spill_tolerance, fmt::join(layout.speeds(), ",")) +
          (layout.tolerates_failures() ? ", tolerating failures" : "");
 }
 
@@ -383,6 +385,9 @@ void UseRanks(const ModelFlags& flags, engine::EngineOptions* options) {
   options->local_ranks = flags.job->local_ranks();
   options->balance.interval_s = flags.ranks.rebalance_s;
   options->balance.redundant = flags.ranks.redundant_experts;
+  options->balance.workloads = flags.ranks.rebalance_workloads;
+  options->balance.measured_speeds = flags.ranks.rank_speeds == "measured";
+  options->balance.levels = flags.job->link_levels();
 }
 
 namespace {

@@ -38,6 +38,16 @@ std::string UnknownFlag(const CLI::App& verb, const std::string& word) {
   return "there is no flag " + WithNearest(name, name, names);
 }
 
+// All names of the flag: two of them may have been given.
+std::string NamesOf(const CLI::App& verb, const std::string& name) {
+  const CLI::Option* const option = verb.get_option_no_throw(name);
+  if (option == nullptr) return name;
+  std::string all;
+  for (const std::string& other : option->get_lnames())
+    all += fmt::format("{}--{}", all.empty() ? "" : " or ", other);
+  return all.empty() ? name : all;
+}
+
 std::string What(const CLI::App& root, const CLI::App& verb, const CLI::ParseError& error) {
   std::string text = error.what();
   const std::vector<std::string> extras = root.remaining(/*recurse=*/true);
@@ -52,6 +62,9 @@ std::string What(const CLI::App& root, const CLI::App& verb, const CLI::ParseErr
   }
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     if (const auto [name, rest] = Split(text, ": 1 required "); !name.empty()) return name + " needs a value";
+    if (const auto [name, rest] = Split(text, ": At Most 1 required "); !name.empty()) {
+      return fmt::format("{} may be given once", NamesOf(verb, name));
+    }
   }
   if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
     const auto [name, value] = Split(Split(text, "Could not convert: ").second, " = ");

@@ -17,7 +17,7 @@ std::string LineFor(std::vector<std::string> words) {
   int count = 0;
   std::vector<int> ids;
   verb->add_option("MODEL", model, "")->required();
-  verb->add_option("--count", count, "");
+  verb->add_option("--count,--number", count, "");
   verb->add_option("--ids", ids, "")->delimiter(',');
   verb->add_option("--kind", kind, "")->check(CLI::IsMember({"a", "b"}));
   std::reverse(words.begin(), words.end());
@@ -36,6 +36,8 @@ TEST(UsageLine, NamesTheFlagTheFaultAndTheHelp) {
   EXPECT_EQ(LineFor({"run", "m", "--count"}), "moesaic run: --count needs a value" + help);
   EXPECT_EQ(LineFor({"run", "m", "--count", "x"}),
             "moesaic run: --count must be a number, found \"x\"" + help);
+  EXPECT_EQ(LineFor({"run", "m", "--count", "3", "--number", "4"}),
+            "moesaic run: --count or --number may be given once" + help);
   EXPECT_EQ(LineFor({"run", "m", "--kind", "c"}), "moesaic run: --kind: c not in {a,b}" + help);
   EXPECT_EQ(LineFor({"run", "m", "--colour", "red"}), "moesaic run: there is no flag --colour" + help);
   EXPECT_EQ(LineFor({"run", "m", "again"}), "moesaic run: unexpected argument \"again\"" + help);

@@ -207,8 +207,10 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(models::Model& model, const ker
   if (options.balance.interval_s > 0 && model.info().experts > 0) {
     std::vector<Executor*> executors;
     for (const auto& replica : replicas) executors.push_back(&replica->executor());
+    ExpertBalanceOptions balance = options.balance;
+    balance.batch_tokens = static_cast<double>(options.max_batch_tokens) * options.layout.degrees().data;
     balancer = std::make_unique<ExpertBalancer>(options.layout, model.info(), *lockstep, std::move(executors),
-                                                options.balance);
+                                                balance);
   }
   auto engine = std::make_unique<ReplicatedEngine>(std::move(replicas), options, std::move(link_levels));
   engine->SetBalancer(std::move(balancer));

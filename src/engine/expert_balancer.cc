@@ -3,10 +3,12 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <system_error>
 #include <utility>
 
+#include "parallel/batch_split.h"
 #include "parallel/placement/planner.h"
 #include "parallel/placement/token_split.h"
 #include "parallel/shard.h"
@@ -20,12 +22,33 @@ constexpr size_t kHistory = 32;
 constexpr double kMaxPollSeconds = 1;  // longer times without a step count as idle
 constexpr double kMaxSlowdown = 20;    // of a measured rate against the assumed one
 
-// Largest load of a rank over the mean, with tokens divided exactly over replicas.
-double Balance(const LayerPlacement& layer, std::span<const double> loads) {
-  const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
-  if (sum <= 0) return 1;
-  parallel::TokenSplit split(layer, static_cast<int>(loads.size()));
-  return split.Solve(loads) * static_cast<double>(layer.size()) / sum;
+constexpr int64_t kLeastTimedRows = 4096;  // of a rank, for its speed
+constexpr double kLeastDifference = 0.1;   // of speeds, relative: shared cores vary by less
+
+// Largest load / speed of a rank over the mean in the worst workload, with tokens divided exactly over
+// replicas.
+double Balance(const LayerPlacement& layer, std::span<const parallel::LoadMatrix> workloads, int index,
+               std::span<const double> speeds) {
+  double worst = 1;
+  parallel::TokenSplit split(layer, workloads.front().experts, speeds);
+  double speed = 0;
+  for (int rank = 0; rank < split.ranks(); ++rank) speed += split.speed(rank);
+  for (const parallel::LoadMatrix& workload : workloads) {
+    const std::span<const double> loads = workload.layer(index);
+    const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
+    if (sum > 0) worst = std::max(worst, split.Solve(loads) * speed / sum);
+  }
+  return worst;
+}
+
+// Predicted time of a batch in the worst workload, without moves.
+double BatchSeconds(const LayerPlacement& layer, std::span<const parallel::LoadMatrix> workloads, int index,
+                    const parallel::CostModel& model, const parallel::ExpertTime& time,
+                    std::span<const double> speeds) {
+  double worst = 0;
+  for (const parallel::LoadMatrix& workload : workloads)
+    worst = std::max(worst, parallel::PredictCost(layer, workload.layer(index), model, time, speeds).total());
+  return worst;
 }
 
 // Most experts that one rank of `next` receives.
@@ -52,34 +75,210 @@ double ComputingSeconds(const std::vector<RankStats>& ranks) {
 
 }  // namespace
 
+std::vector<parallel::LoadMatrix> WorkloadsOf(const ExpertLoadStats& load, int parts, double least_tokens) {
+  const auto layers = static_cast<int>(load.layers.size());
+  std::vector<parallel::LoadMatrix> workloads = {
+      {.layers = layers, .experts = load.experts, .tokens = load.recent}};
+  const size_t windows = load.windows.size();
+  parts = static_cast<int>(std::min<size_t>(static_cast<size_t>(parts), windows));
+  for (int part = 0; part < parts && windows > 1; ++part) {
+    parallel::LoadMatrix sum = {
+        .layers = layers, .experts = load.experts, .tokens = std::vector<double>(load.recent.size(), 0.0)};
+    for (size_t i = windows * part / parts; i < windows * (part + 1) / parts; ++i) {
+      std::ranges::transform(*load.windows[i], sum.tokens, sum.tokens.begin(),
+                             [](int64_t tokens, double all) { return all + static_cast<double>(tokens); });
+    }
+    bool enough = true;
+    for (int layer = 0; layer < layers; ++layer) {
+      const std::span<const double> loads = std::as_const(sum).layer(layer);
+      enough &= std::accumulate(loads.begin(), loads.end(), 0.0) >= least_tokens;
+    }
+    if (enough) workloads.push_back(std::move(sum));
+  }
+  return workloads;
+}
+
+std::vector<double> MeasuredSpeeds(const parallel::Layout& layout, const std::vector<RankStats>& before,
+                                   const std::vector<RankStats>& now) {
+  const auto members = static_cast<size_t>(layout.degrees().tensor * layout.degrees().data);
+  std::vector<double> seconds(members, 0), speeds(members, 0);
+  std::vector<int64_t> rows(members, 0);
+  for (size_t i = 0; i < now.size(); ++i) {
+    const int member = layout.IndexInExpertGroup(now[i].rank);
+    const RankStats none, &old = i < before.size() ? before[i] : none;
+    rows[member] += now[i].timed_rows - old.timed_rows;
+    seconds[member] += now[i].timed_seconds - old.timed_seconds;
+  }
+  for (size_t i = 0; i < members; ++i) {
+    if (rows[i] < kLeastTimedRows || seconds[i] <= 0) return {};
+    speeds[i] = static_cast<double>(rows[i]) / seconds[i];
+  }
+  const double fastest = std::ranges::max(speeds);
+  if (std::ranges::min(speeds) > fastest * (1 - kLeastDifference)) return {};
+  for (double& speed : speeds) speed /= fastest;
+  return speeds;
+}
+
+namespace {
+
+bool IsDead(const BalanceConditions& conditions, size_t rank) {
+  return rank < conditions.dead.size() && conditions.dead[rank];
+}
+
+// `layer` without the experts of dead ranks.
+LayerPlacement LivingPart(LayerPlacement layer, const BalanceConditions& conditions) {
+  for (size_t rank = 0; rank < layer.size(); ++rank) {
+    if (IsDead(conditions, rank)) layer[rank].clear();
+  }
+  return layer;
+}
+
+// Plans one layer for the ranks that live and the experts that they have. Each dead rank keeps those of its
+// experts that no other rank has, which routers leave out.
+StatusOr<LayerPlacement> PlanForLiving(const LayerPlacement& current,
+                                       std::span<const parallel::LoadMatrix> workloads, int index,
+                                       const BalanceConditions& conditions,
+                                       const parallel::PlannerOptions& options) {
+  const LayerPlacement living = LivingPart(current, conditions);
+  std::vector<int> number(workloads.front().experts, -1), expert_of;  // of experts that living ranks have
+  for (const std::vector<int>& experts : living) {
+    for (const int expert : experts) number[expert] = 0;
+  }
+  for (size_t expert = 0; expert < number.size(); ++expert) {
+    if (number[expert] < 0) continue;
+    number[expert] = static_cast<int>(expert_of.size());
+    expert_of.push_back(static_cast<int>(expert));
+  }
+  const auto count = static_cast<int>(expert_of.size());
+  std::vector<parallel::LoadMatrix> loads;
+  for (const parallel::LoadMatrix& workload : workloads) {
+    parallel::LoadMatrix& own = loads.emplace_back(parallel::LoadMatrix{.layers = 1, .experts = count});
+    for (const int expert : expert_of) own.tokens.push_back(workload.layer(index)[expert]);
+  }
+  parallel::Placement known = {.experts = count, .layers = {{}}};
+  parallel::PlannerOptions planner = options;
+  planner.slots.clear();
+  planner.speeds.clear();
+  for (size_t rank = 0; rank < living.size(); ++rank) {
+    if (IsDead(conditions, rank)) continue;
+    std::vector<int>& experts = known.layers[0].emplace_back();
+    for (const int expert : living[rank]) experts.push_back(number[expert]);
+    planner.slots.push_back(std::max(options.slots[rank], static_cast<int>(experts.size())));
+    if (!options.speeds.empty()) planner.speeds.push_back(options.speeds[rank]);
+  }
+  planner.current = &known;
+  ASSIGN_OR_RETURN(const parallel::PlannedPlacement planned, PlanPlacement(loads, planner));
+  LayerPlacement next(current.size());
+  std::vector<bool> kept(number.size(), false);
+  for (size_t rank = 0, other = 0; rank < current.size(); ++rank) {
+    if (!IsDead(conditions, rank)) {
+      for (const int expert : planned.placement.layers[0][other]) next[rank].push_back(expert_of[expert]);
+      ++other;
+      continue;
+    }
+    for (const int expert : current[rank]) {
+      if (number[expert] >= 0 || kept[expert]) continue;
+      next[rank].push_back(expert);
+      kept[expert] = true;
+    }
+  }
+  return next;
+}
+
+// Plans all layers of `known`.
+StatusOr<std::vector<LayerPlacement>> PlanLayers(const parallel::Placement& known,
+                                                 std::span<const parallel::LoadMatrix> workloads,
+                                                 const BalanceConditions& conditions,
+                                                 const parallel::PlannerOptions& options) {
+  if (conditions.dead.empty()) {
+    ASSIGN_OR_RETURN(parallel::PlannedPlacement planned, PlanPlacement(workloads, options));
+    return std::move(planned.placement.layers);
+  }
+  std::vector<LayerPlacement> layers;
+  for (size_t i = 0; i < known.layers.size(); ++i) {
+    ASSIGN_OR_RETURN(layers.emplace_back(),
+                     PlanForLiving(known.layers[i], workloads, static_cast<int>(i), conditions, options));
+  }
+  return layers;
+}
+
+// Experts that only dead ranks have get no more tokens.
+void DropLostLoads(const parallel::Placement& known, const BalanceConditions& conditions,
+                   std::vector<parallel::LoadMatrix>& workloads) {
+  for (size_t i = 0; i < known.layers.size() && !conditions.dead.empty(); ++i) {
+    std::vector<bool> living(known.experts, false);
+    for (const std::vector<int>& experts : LivingPart(known.layers[i], conditions)) {
+      for (const int expert : experts) living[expert] = true;
+    }
+    for (parallel::LoadMatrix& workload : workloads) {
+      for (int expert = 0; expert < known.experts; ++expert) {
+        if (!living[expert]) workload.tokens[i * known.experts + expert] = 0;
+      }
+    }
+  }
+}
+
+}  // namespace
+
 StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, const ExpertLoadStats& load,
-                                             int64_t expert_bytes, double busy,
+                                             const BalanceConditions& conditions,
                                              const ExpertBalanceOptions& options,
                                              const std::function<bool()>& stop) {
   parallel::Placement known{.experts = load.experts};
   for (const int layer : load.layers) known.layers.push_back(current.at(layer));
   const int ranks = known.ranks();
-  const parallel::LoadMatrix recent{
-      .layers = static_cast<int>(load.layers.size()), .experts = load.experts, .tokens = load.recent};
+  std::vector<parallel::LoadMatrix> workloads =
+      WorkloadsOf(load, options.workloads, options.least_tokens_per_rank * ranks);
+  DropLostLoads(known, conditions, workloads);
+  std::vector<double> speeds = conditions.speeds;  // with those of dead ranks
+  if (!conditions.dead.empty()) {
+    speeds.resize(ranks, 1);
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (conditions.dead[rank]) speeds[rank] = parallel::kDeadSpeed;
+    }
+  }
+  const double layers = static_cast<double>(load.layers.size());
+  const double batch_s = conditions.row_s * options.batch_tokens * conditions.routing.top_k * layers / ranks;
+  const parallel::CostModel cost = {
+      .batch_tokens = options.batch_tokens,
+      .routing = conditions.routing,
+      .tile_s = conditions.row_s,
+      .token_bytes = conditions.token_bytes,
+      .levels = options.levels,
+      .expert_bytes = static_cast<double>(conditions.expert_bytes),
+      .move_bytes_per_s = options.move_bytes_per_s,
+      .interval_batches = std::max(1.0, batch_s > 0 ? conditions.busy * options.interval_s / batch_s : 1)};
+  const bool by_time = !options.levels.empty() && batch_s > 0 && conditions.dead.empty();
   parallel::PlannerOptions planner;
   planner.slots = parallel::EqualSlots(load.experts + options.redundant, ranks);
   planner.current = &known;
+  planner.speeds = conditions.speeds;
+  if (by_time) planner.cost = &cost;
   planner.threads = 1;  // ranks compute meanwhile
   planner.stop = stop;
-  ASSIGN_OR_RETURN(const parallel::PlannedPlacement planned, PlanPlacement({&recent, 1}, planner));
+  ASSIGN_OR_RETURN(const std::vector<LayerPlacement> planned,
+                   PlanLayers(known, workloads, conditions, planner));
   std::vector<PlannedMove> moves;
-  const double layers = static_cast<double>(load.layers.size());
+  const parallel::ExpertTime time(cost);
   for (size_t i = 0; i < load.layers.size(); ++i) {
-    const std::span<const double> loads = recent.layer(static_cast<int>(i));
+    const auto index = static_cast<int>(i);
+    const std::span<const double> loads = workloads.front().layer(index);
+    const LayerPlacement& old = known.layers[i];
     PlannedMove move{.layer = load.layers[i],
-                     .next = Sorted(planned.placement.layers[i]),
+                     .next = Sorted(planned[i]),
                      .loads = {loads.begin(), loads.end()},
-                     .before = Balance(known.layers[i], loads)};
-    move.after = Balance(move.next, loads);
-    move.moved = MostReceived(known.layers[i], move.next);
-    const double saved = 1 - move.after / move.before;
-    const double saved_s = saved * busy * options.interval_s / layers;
-    const double cost_s = static_cast<double>(move.moved * expert_bytes) / options.move_bytes_per_s;
+                     .speeds = conditions.speeds,
+                     .before = Balance(LivingPart(old, conditions), workloads, index, speeds)};
+    move.after = Balance(LivingPart(move.next, conditions), workloads, index, speeds);
+    move.moved = MostReceived(old, move.next);
+    double saved = 1 - move.after / move.before;
+    if (by_time) {
+      saved = 1 - BatchSeconds(move.next, workloads, index, cost, time, conditions.speeds) /
+                      BatchSeconds(old, workloads, index, cost, time, conditions.speeds);
+    }
+    const double saved_s = saved * conditions.busy * options.interval_s / layers;
+    const double cost_s =
+        static_cast<double>(move.moved * conditions.expert_bytes) / options.move_bytes_per_s;
     if (move.moved > 0 && saved >= options.least_gain && saved_s > cost_s) moves.push_back(std::move(move));
   }
   std::ranges::stable_sort(moves, [](const PlannedMove& a, const PlannedMove& b) {
@@ -104,6 +303,7 @@ ExpertBalancer::ExpertBalancer(const parallel::Layout& layout, const models::Mod
       lockstep_(lockstep),
       replicas_(std::move(replicas)),
       options_(options),
+      dead_(replicas_.size(), false),
       move_bytes_per_s_(options.move_bytes_per_s) {}
 
 ExpertBalancer::~ExpertBalancer() { *ending_ = true; }
@@ -132,27 +332,36 @@ Status ExpertBalancer::Poll(const std::shared_ptr<const ExpertLoadStats>& load,
     case State::kChanging:
       if (lockstep_.steps() == steps_) return OkStatus();
       return BeginNext(now);
-    case State::kStopped:
-      return OkStatus();
   }
   return OkStatus();
 }
 
-// A move that all ranks have agreed to use (kChanging) is used with their next step.
-void ExpertBalancer::Stop(const std::string& why) {
-  if (state_ == State::kStopped) return;
-  if (state_ == State::kMoving) {
-    if (!queue_.empty()) {
-      ++stats_.rolled_back;
-      Note(fmt::format("move {} of layer {} is rolled back: {}", number_, queue_.front().layer, why));
-    }
-    for (Executor* replica : replicas_) replica->DropExpertMove().IgnoreError();  // some are excluded
+std::vector<Executor*> ExpertBalancer::Living() const {
+  std::vector<Executor*> living;
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    if (!dead_[i]) living.push_back(replicas_[i]);
   }
-  Note(fmt::format("experts stay from now on: {}", why));
-  *ending_ = true;
-  queue_.clear();
-  state_ = State::kStopped;
-  stats_.state = "stopped";
+  return living;
+}
+
+// A move that all ranks have agreed to use (kChanging) is used with their next step.
+void ExpertBalancer::Exclude(const std::vector<int>& replicas, const std::string& why) {
+  dead_.assign(dead_.size(), false);
+  for (const int replica : replicas) dead_[replica] = true;
+  if (state_ == State::kMoving) {
+    ++stats_.rolled_back;
+    Note(fmt::format("move {} of layer {} is rolled back: {}", number_, queue_.front().layer, why));
+    state_ = State::kIdle;
+    stats_.state = "idle";
+  } else if (state_ == State::kPlanning) {
+    plan_is_void_ = true;
+    *plan_ends_ = true;
+  }
+  if (state_ == State::kIdle) {  // a rollback may have ended at the rank that died
+    for (Executor* replica : Living()) replica->DropExpertMove().IgnoreError();
+  }
+  Note(fmt::format("later moves are among the other ranks: {}", why));
+  queue_.clear();  // planned with the rank
 }
 
 // Experts of the layers as they were loaded.
@@ -173,6 +382,39 @@ bool ExpertBalancer::Plannable(const ExpertLoadStats& load) {
   return true;
 }
 
+// Speeds stay as they were until enough rows are measured again.
+BalanceConditions ExpertBalancer::Measure(const std::vector<RankStats>& ranks, double busy) {
+  BalanceConditions conditions = {.expert_bytes = info_.expert_bytes,
+                                  .busy = busy,
+                                  .routing = {.top_k = info_.experts_per_token,
+                                              .groups = info_.expert_groups,
+                                              .top_groups = info_.top_expert_groups},
+                                  .token_bytes = 2.0 * sizeof(float) * info_.hidden_size};
+  if (std::ranges::find(dead_, true) != dead_.end()) conditions.dead = dead_;
+  int64_t rows = 0, fewest = std::numeric_limits<int64_t>::max();
+  double seconds = 0;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    rows += ranks[i].timed_rows;
+    seconds += ranks[i].timed_seconds;
+    fewest = std::min(fewest, ranks[i].timed_rows - (i < measured_.size() ? measured_[i].timed_rows : 0));
+  }
+  if (options_.measured_speeds && fewest >= kLeastTimedRows) {
+    speeds_ = MeasuredSpeeds(layout_, measured_, ranks);
+    measured_ = ranks;
+  }
+  conditions.speeds = options_.measured_speeds ? speeds_ : layout_.speeds();
+  stats_.speeds = conditions.speeds;
+  if (rows < kLeastTimedRows) return conditions;
+  // The mean over ranks is that of a rank of mean speed.
+  double speed = 1;
+  if (!conditions.speeds.empty()) {
+    speed = std::accumulate(conditions.speeds.begin(), conditions.speeds.end(), 0.0) /
+            static_cast<double>(conditions.speeds.size());
+  }
+  conditions.row_s = seconds / static_cast<double>(rows) * speed;
+  return conditions;
+}
+
 void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& load,
                                const std::vector<RankStats>& ranks, Clock::time_point now) {
   const double computing = ComputingSeconds(ranks);
@@ -185,12 +427,12 @@ void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& loa
   windows_ = load->all_windows;
   ExpertBalanceOptions options = options_;
   options.move_bytes_per_s = move_bytes_per_s_;
+  const BalanceConditions conditions = Measure(ranks, busy);
   plan_ends_ = std::make_shared<std::atomic<bool>>(false);
-  const auto make = [current = current_, load, bytes = info_.expert_bytes, busy, options, ending = ending_,
-                     ends = plan_ends_]() {
+  const auto make = [current = current_, load, conditions, options, ending = ending_, ends = plan_ends_]() {
     try {
       if (options.before_plan) options.before_plan();
-      return PlanMoves(current, *load, bytes, busy, options,
+      return PlanMoves(current, *load, conditions, options,
                        [ending, ends] { return ending->load() || ends->load(); });
     } catch (const std::exception& error) {  // of memory
       return StatusOr<std::vector<PlannedMove>>(ResourceExhausted("{}", error.what()));
@@ -215,6 +457,10 @@ Status ExpertBalancer::TakePlan(Clock::time_point now) {
   state_ = State::kIdle;
   stats_.state = "idle";
   StatusOr<std::vector<PlannedMove>> moves = plan_.get();
+  if (std::exchange(plan_is_void_, false)) {
+    ++stats_.plans_without_gain;
+    return OkStatus();
+  }
   if (*plan_ends_ && moves.ok()) {
     moves = absl::DeadlineExceededError(fmt::format("it took longer than {} s", options_.plan_limit_s));
   }
@@ -247,9 +493,12 @@ Status ExpertBalancer::BeginNext(Clock::time_point now) {
   polled_ = now;
   moving_s_ = 0;
   const PlannedMove& move = queue_.front();
-  const models::ExpertMoveOrder order = {
-      .number = ++number_, .layer = move.layer, .next = move.next, .loads = move.loads};
-  for (Executor* replica : replicas_) {
+  const models::ExpertMoveOrder order = {.number = ++number_,
+                                         .layer = move.layer,
+                                         .next = move.next,
+                                         .loads = move.loads,
+                                         .speeds = move.speeds};
+  for (Executor* replica : Living()) {
     const Status begun = replica->BeginExpertMove(order);
     if (!begun.ok()) return RollBack(Message(begun), now);
   }
@@ -262,7 +511,7 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
   moving_s_ += std::min(passed.count(), kMaxPollSeconds);
   bool ready = true;
   int64_t bytes = 0, most = 0;
-  for (const Executor* replica : replicas_) {
+  for (const Executor* replica : Living()) {
     for (const models::ExpertMoveReport& report : replica->move_reports()) {
       const bool of_this = report.number == number_;
       if (of_this && report.state == models::MoveState::kFailed) {
@@ -308,7 +557,9 @@ Status ExpertBalancer::RollBack(const std::string& why, Clock::time_point now) {
   Note(fmt::format("move {} of layer {} is rolled back: {}", number_, layer, why));
   failed_.insert(layer);
   queue_.pop_front();
-  for (Executor* replica : replicas_) RETURN_IF_ERROR(replica->DropExpertMove());
+  state_ = State::kIdle;  // until the next move begins: an error ends here
+  stats_.state = "idle";
+  for (Executor* replica : Living()) RETURN_IF_ERROR(replica->DropExpertMove());
   return BeginNext(now);
 }
 

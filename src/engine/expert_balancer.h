@@ -18,6 +18,8 @@
 #include "engine/expert_load.h"
 #include "engine/lockstep.h"
 #include "parallel/layout.h"
+#include "parallel/placement/layer_cost.h"
+#include "parallel/placement/load_matrix.h"
 #include "parallel/placement/placement.h"
 
 namespace moesaic::engine {
@@ -32,6 +34,17 @@ struct ExpertBalanceOptions {
   double least_tokens_per_rank = 400;
   /// Bytes per second at which a rank sends and receives weights, until a move has been measured.
   double move_bytes_per_s = 1e9;
+  /// Parts of the recorded windows for which a plan is good at once, in addition to the recent loads; 0:
+  /// none.
+  int workloads = 3;
+  /// Plans use the speeds of ranks that batches bound by computation have shown, instead of those of the
+  /// layout.
+  bool measured_speeds = false;
+  /// Links between groups of the ranks of an expert group. If there are any, plans are for the time of a
+  /// batch of `batch_tokens` tokens, as soon as the time of an expert's row has been measured. Empty: for
+  /// tokens.
+  std::vector<parallel::LinkLevel> levels = {};
+  double batch_tokens = 0;
   double plan_limit_s = 300;  ///< A plan that takes longer is given up.
   double move_limit_s = 600;  ///< So is a move, idle times not counted.
   /// Called by the thread of each plan before it plans, which its exceptions end. For tests; may be empty.
@@ -42,9 +55,10 @@ struct ExpertBalanceOptions {
 struct PlannedMove {
   int layer = 0;                  // decoder layer
   parallel::LayerPlacement next;  // experts ascending on each rank
-  std::vector<double> loads;      // [experts] that it was planned for
+  std::vector<double> loads;      // [experts] that it was planned for, recent ones
+  std::vector<double> speeds;     // [ranks] that it was planned for; empty: equal ones
   int moved = 0;                  // most experts that one rank receives
-  double before = 1, after = 1;   // largest load of a rank over the mean
+  double before = 1, after = 1;   // largest load / speed of a rank over the mean, in the worst workload
 };
 
 /// Experts of each rank by decoder layer.
@@ -54,21 +68,44 @@ using PlacementByLayer = std::map<int, parallel::LayerPlacement>;
 PlacementByLayer LoadedPlacement(const parallel::Layout& layout, const models::ModelInfo& info,
                                  const ExpertLoadStats& load);
 
-/// Plans all layers for the recent loads, and returns those whose gain over `current` is large enough, the
-/// largest gain first. `busy` is the share of time in which ranks compute: time that a layer's ranks save
-/// until the next plan must exceed that of moving weights of `expert_bytes` for each expert. Deterministic.
+/// The ranks and the model for which a plan is made.
+struct BalanceConditions {
+  int64_t expert_bytes = 0;
+  double busy = 1;                  // share of time in which ranks compute
+  std::vector<double> speeds = {};  // [ranks], relative; empty: equal ones
+  double row_s = 0;                 // time of a row of an expert on a rank of speed 1; 0: unknown
+  parallel::Routing routing = {};
+  double token_bytes = 0;  // of a token on its way to another group and back
+  /// [ranks] Ranks that get no experts. Experts that only they have stay theirs. Empty: all ranks live.
+  std::vector<bool> dead = {};
+};
+
+/// Plans all layers for the recent loads and for parts of the windows at once: the worst of them counts.
+/// Returns the layers whose gain over `current` is large enough, the largest gain first. The time that a
+/// layer's ranks save until the next plan must exceed that of moving its experts. Deterministic.
 StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, const ExpertLoadStats& load,
-                                             int64_t expert_bytes, double busy,
+                                             const BalanceConditions& conditions,
                                              const ExpertBalanceOptions& options,
                                              const std::function<bool()>& stop = {});
 
+/// The recent loads, and up to `parts` sums of adjacent windows with at least `least_tokens` tokens in each
+/// layer. All have the layers of `load`.
+std::vector<parallel::LoadMatrix> WorkloadsOf(const ExpertLoadStats& load, int parts, double least_tokens);
+
+/// Relative speeds of the ranks of an expert group by rows that they computed and the time for them since
+/// `before`: those of a stage's ranks by `layout`, over all stages. Empty: a rank has too few rows, or all
+/// differ by less than a tenth.
+std::vector<double> MeasuredSpeeds(const parallel::Layout& layout, const std::vector<RankStats>& before,
+                                   const std::vector<RankStats>& now);
+
 /// Numbers for /metrics, since the start.
 struct ExpertBalanceStats {
-  std::string state = "idle";  ///< idle, planning, moving or stopped
+  std::string state = "idle";  ///< idle, planning or moving
   int64_t plans = 0, plans_without_gain = 0, failed_plans = 0;
   int64_t moved_layers = 0, moved_experts = 0, rolled_back = 0;
   int64_t moved_bytes = 0;           ///< Weights that ranks sent.
   uint64_t epoch = 0;                ///< Last move that is in use.
+  std::vector<double> speeds;        ///< Of ranks, for which the last plan was made; empty: equal ones.
   std::vector<std::string> history;  ///< The last events, the oldest first.
 };
 
@@ -90,16 +127,18 @@ class ExpertBalancer {
   /// `load` may be null. `ranks` returns the work of all ranks so far. An error is one of the job.
   Status Poll(const std::shared_ptr<const ExpertLoadStats>& load,
               const std::function<std::vector<RankStats>()>& ranks, Clock::time_point now);
-  /// A rank has failed: experts stay where they are from now on. A move that is under way is given up.
-  void Stop(const std::string& why);
+  /// Continues without exactly these replicas, each of which is one rank: a move or plan that is under way is
+  /// given up, and later ones are for the others.
+  void Exclude(const std::vector<int>& replicas, const std::string& why);
   const ExpertBalanceStats& stats() const { return stats_; }
   /// In use. Empty before the first plan: that of loading.
   const PlacementByLayer& placement() const { return current_; }
 
  private:
-  enum class State : uint8_t { kIdle, kPlanning, kMoving, kChanging, kStopped };
+  enum class State : uint8_t { kIdle, kPlanning, kMoving, kChanging };
   void SetLayers(const ExpertLoadStats& load);
   bool Plannable(const ExpertLoadStats& load);
+  BalanceConditions Measure(const std::vector<RankStats>& ranks, double busy);
   void StartPlan(const std::shared_ptr<const ExpertLoadStats>& load, const std::vector<RankStats>& ranks,
                  Clock::time_point now);
   Status TakePlan(Clock::time_point now);
@@ -107,20 +146,25 @@ class ExpertBalancer {
   Status Watch(Clock::time_point now);
   Status RollBack(const std::string& why, Clock::time_point now);
   void Note(const std::string& event);
+  std::vector<Executor*> Living() const;
 
   const parallel::Layout layout_;
   const models::ModelInfo info_;
   Lockstep& lockstep_;
   const std::vector<Executor*> replicas_;
   const ExpertBalanceOptions options_;
+  std::vector<bool> dead_;  // [replicas_]
   PlacementByLayer current_;
   State state_ = State::kIdle;
   Clock::time_point planned_ = Clock::now(), polled_;  // the last plan, and look at a move
   double computing_ = 0;                               // seconds of all ranks at the last plan
+  std::vector<RankStats> measured_;                    // at the last measure of speeds
+  std::vector<double> speeds_;                         // [ranks]; empty: equal ones
   int64_t windows_ = 0;                                // that the last plan knew
   const std::shared_ptr<std::atomic<bool>> ending_ = std::make_shared<std::atomic<bool>>(false);
   std::future<StatusOr<std::vector<PlannedMove>>> plan_;
   std::shared_ptr<std::atomic<bool>> plan_ends_;  // set when the plan is given up
+  bool plan_is_void_ = false;                     // it was begun for a rank that died since
   std::deque<PlannedMove> queue_;                 // the first one is under way
   uint64_t number_ = 0;                           // of the last move that began
   uint64_t steps_ = 0;                            // joint steps when the last move was applied

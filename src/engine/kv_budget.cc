@@ -28,14 +28,17 @@ tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool k
 }
 
 int64_t MoveBytes(const models::ModelInfo& info, const EngineOptions& options) {
-  if (!options.layout.experts_move() || info.experts == 0) return 0;
+  if (info.experts == 0) return 0;
+  const int64_t spilled =
+      options.layout.batch_split().spills() ? parallel::kSpillSlots * info.expert_bytes : 0;
+  if (!options.layout.experts_move()) return spilled;
   const parallel::Degrees& degrees = options.layout.degrees();
   const int ranks = degrees.tensor * degrees.data;
   const int64_t slots = base::CeilDiv(info.experts + options.balance.redundant, ranks);
   const int64_t layers = base::CeilDiv(info.moe_layers, degrees.pipeline);
   const bool returns_memory = info.weights_from == models::WeightSource::kPacked;
   const int64_t kept = returns_memory ? slots - info.experts / ranks : slots;  // per layer that has moved
-  return (slots + layers * kept) * info.expert_bytes;
+  return (slots + layers * kept) * info.expert_bytes + spilled;
 }
 
 int64_t KvBudget(const tensor::KvLayout& layout, const EngineOptions& options, int context,

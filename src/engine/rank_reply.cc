@@ -157,6 +157,7 @@ void PutMoveOrder(const models::ExpertMoveOrder& order, MessageWriter* writer) {
   writer->Put(static_cast<uint32_t>(order.next.size()));
   for (const std::vector<int>& experts : order.next) writer->PutAll(experts);
   writer->PutAll(order.loads);
+  writer->PutAll(order.speeds);
 }
 
 StatusOr<models::ExpertMoveOrder> ParseMoveOrder(std::string_view bytes) {
@@ -167,6 +168,7 @@ StatusOr<models::ExpertMoveOrder> ParseMoveOrder(std::string_view bytes) {
   const auto ranks = reader.Get<uint32_t>();
   for (uint32_t i = 0; i < ranks && i < bytes.size(); ++i) order.next.push_back(reader.GetAll<int>());
   order.loads = reader.GetAll<double>();
+  order.speeds = reader.GetAll<double>();
   RETURN_IF_ERROR(reader.Finish());
   return order;
 }

@@ -13,6 +13,14 @@ void AddTotals(const RankStats& part, RankStats* total) {
   total->bytes_sent += part.bytes_sent;
   total->sent_rows += part.sent_rows;
   total->expert_rows += part.expert_rows;
+  total->splits += part.splits;
+  total->split_seconds += part.split_seconds;
+  total->busiest_rows += part.busiest_rows;
+  total->mean_rows += part.mean_rows;
+  total->spilled_experts += part.spilled_experts;
+  total->spilled_bytes += part.spilled_bytes;
+  total->timed_rows += part.timed_rows;
+  total->timed_seconds += part.timed_seconds;
   for (int level = 0; level < kLinkLevels; ++level) total->level_bytes[level] += part.level_bytes[level];
 }
 

@@ -199,11 +199,24 @@ class RankWorker {
   std::unique_ptr<LocalExecutor> executor_;
 };
 
+// Waits a moment after the failure of another rank, so that the driver does not find this one dead first and
+// name it as the cause.
+void AwaitDriver(comm::Transport& job) {
+  constexpr double kSeconds = 1;
+  const double end = job.Now() + kSeconds;
+  while (job.name() != "mpi" && !job.failed(kDriverRank) && job.Now() < end) {
+    job.Progress();
+    job.Idle();
+  }
+}
+
 }  // namespace
 
 Status RunRank(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
                comm::Transport& job, const parallel::Layout& layout, double time_limit_s, int local_ranks) {
-  return RankWorker(model, kernels, threads, job, layout, time_limit_s, local_ranks).Run();
+  Status ended = RankWorker(model, kernels, threads, job, layout, time_limit_s, local_ranks).Run();
+  if (IsOfPeer(ended)) AwaitDriver(job);
+  return ended;
 }
 
 }  // namespace moesaic::engine

@@ -224,7 +224,7 @@ void ReplicatedEngine::FollowFailures(std::vector<TokenEvent>* events) {
   followed_ = excluded.size();
   int64_t failed = 0;
   for (const int rank : excluded) failed += replicas_[rank]->Abort(lockstep_->FailureOf(rank), events);
-  if (balancer_ != nullptr) balancer_->Stop(lockstep_->failures().back());
+  if (balancer_ != nullptr) balancer_->Exclude(excluded, lockstep_->failures().back());
   UpdateSurvival();
   auto stats = std::make_shared<SurvivalStats>(*survival_);
   stats->failed_requests += failed;

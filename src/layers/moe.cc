@@ -37,6 +37,27 @@ void DropWeights(const Router& router, int rows, const int32_t* ids, float* weig
   }
 }
 
+// Start of the first expert's record, which has all its matrices.
+const std::byte* RecordsOf(const kernels::ExpertWeights& experts) {
+  return std::min({experts.gate.data, experts.up.data, experts.down.data});
+}
+
+// Weights that other ranks can use: with static scales or several images, the records are not all of them.
+parallel::BatchSplit::Weights Sendable(const kernels::ExpertWeights& experts) {
+  if (experts.stride == 0 || experts.input_scales != nullptr || experts.gate.images > 1) return {};
+  return {.data = RecordsOf(experts), .bytes = experts.stride};
+}
+
+// `count` experts of other ranks, whose records are at `records`.
+kernels::ExpertWeights SpilledTo(kernels::ExpertWeights experts, const std::byte* records, int count) {
+  const std::byte* const own = RecordsOf(experts);
+  for (tensor::PackedMatrix* matrix : {&experts.gate, &experts.up, &experts.down}) {
+    matrix->data = records + (matrix->data - own);
+  }
+  experts.count = count;
+  return experts;
+}
+
 }  // namespace
 
 void Router::LeaveOut(std::span<const int> experts) {
@@ -99,6 +120,31 @@ void MoeLayer::Exchange(const Step& step, parallel::ExpertGroup& group, const fl
   step.groups->Fail(exchanged);
 }
 
+// Writes the outputs of rows [first, end) of `received` to their places in `y`. The rank of the token applies
+// its weights.
+void MoeLayer::ComputeRows(const Step& step, const parallel::ExpertGroup::Rows& received, int first, int end,
+                           const kernels::ExpertWeights& of, float* y) const {
+  if (first == end) return;
+  ScratchScope scratch(step.ctx);
+  const int hidden = router.gate.k();
+  auto* ones = scratch.Take<float>(end - first);
+  std::fill_n(ones, end - first, 1.0F);
+  kernels::Moe(step.ctx, {.x = received.x + int64_t{first} * hidden,
+                          .x_stride = hidden,
+                          .rows = end - first,
+                          .hidden = hidden,
+                          .intermediate = of.gate.n(),
+                          .experts = of,
+                          .ids = received.expert.data() + first,
+                          .weights = ones,
+                          .top_k = 1,
+                          .shared_gate = {},
+                          .shared_up = {},
+                          .shared_down = {},
+                          .out = y + int64_t{first} * hidden,
+                          .out_stride = hidden});
+}
+
 // The shards of a replica have the same rows and send a part of them each. So the output is a partial sum
 // over the shards, as that of the shared experts is.
 Status MoeLayer::ExchangeRows(const Step& step, parallel::ExpertGroup& group, const float* x,
@@ -110,29 +156,16 @@ Status MoeLayer::ExchangeRows(const Step& step, parallel::ExpertGroup& group, co
   const auto values = static_cast<size_t>(count * hidden),
              choices = static_cast<size_t>(count * router.top_k);
   RETURN_IF_ERROR(group.Begin(index, {x + first * hidden, values}, {ids + first * router.top_k, choices},
-                              {weights + first * router.top_k, choices}));
+                              {weights + first * router.top_k, choices}, Sendable(experts)));
   std::fill_n(out, static_cast<int64_t>(step.rows()) * hidden, 0.0F);
   if (!shared_gate.empty() && step.rows() > 0) AddShared(step, x, out);  // while rows travel
   ASSIGN_OR_RETURN(const parallel::ExpertGroup::Rows received, group.Receive());
   const int64_t outputs = int64_t{received.count} * hidden;
   auto* y = scratch.Take<float>(outputs);
-  if (received.count > 0) {
-    auto* ones = scratch.Take<float>(received.count);  // the rank of the token applies its weights
-    std::fill_n(ones, received.count, 1.0F);
-    kernels::Moe(step.ctx, {.x = received.x,
-                            .x_stride = hidden,
-                            .rows = received.count,
-                            .hidden = hidden,
-                            .intermediate = experts.gate.n(),
-                            .experts = experts,
-                            .ids = received.expert.data(),
-                            .weights = ones,
-                            .top_k = 1,
-                            .shared_gate = {},
-                            .shared_up = {},
-                            .shared_down = {},
-                            .out = y,
-                            .out_stride = hidden});
+  ComputeRows(step, received, 0, received.own, experts, y);
+  if (received.spilled != nullptr && received.own < received.count) {
+    ComputeRows(step, received, received.own, received.count,
+                SpilledTo(experts, received.spilled, received.expert.back() + 1), y);
   }
   auto* routed = scratch.Take<float>(count * hidden);
   RETURN_IF_ERROR(group.Combine({y, static_cast<size_t>(outputs)}, {routed, values}));

@@ -7,6 +7,7 @@
 #include "kernels/moe.h"
 #include "kernels/route.h"
 #include "layers/linear.h"
+#include "parallel/expert_group.h"
 
 namespace moesaic::layers {
 
@@ -51,6 +52,8 @@ struct MoeLayer {
                 const float* weights, float* out) const;
   Status ExchangeRows(const Step& step, parallel::ExpertGroup& group, const float* x, const int32_t* ids,
                       const float* weights, float* out) const;
+  void ComputeRows(const Step& step, const parallel::ExpertGroup::Rows& received, int first, int end,
+                   const kernels::ExpertWeights& of, float* y) const;
   void AddShared(const Step& step, const float* x, float* out) const;
 };
 

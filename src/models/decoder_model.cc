@@ -69,7 +69,9 @@ Status DecoderModel::JoinExperts() {
   RETURN_IF_ERROR(groups_->JoinExperts({.hidden = spec_.hidden,
                                         .experts = spec_.moe.experts,
                                         .top_k = spec_.moe.top_k,
-                                        .sums_by_choice = groups_->layout().experts_move()},
+                                        .sums_by_choice = groups_->layout().experts_move(),
+                                        .split = groups_->layout().batch_split(),
+                                        .speeds = groups_->layout().speeds()},
                                        by_layer));
   if (groups_->layout().experts_move()) LetExpertsMove();
   return OkStatus();

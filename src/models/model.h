@@ -56,9 +56,10 @@ struct ModelInfo {
   int mtp_layers = 0;
   int context_length = 0;  ///< max_position_embeddings
   int experts = 0, experts_per_token = 0;
-  int64_t parameters = 0;         ///< without MTP
-  int64_t active_parameters = 0;  ///< parameters read for one token
-  int64_t weight_bytes = 0;       ///< packed bytes in memory, without MTP
+  int expert_groups = 1, top_expert_groups = 1;  ///< groups of experts, and those that a token's come from
+  int64_t parameters = 0;                        ///< without MTP
+  int64_t active_parameters = 0;                 ///< parameters read for one token
+  int64_t weight_bytes = 0;                      ///< packed bytes in memory, without MTP
   /// bytes read to decode one token at batch size 1 (one embedding row, not the table)
   int64_t active_weight_bytes = 0;
   int64_t mtp_parameters = 0;    ///< parameters of the MTP layers
@@ -97,10 +98,11 @@ struct JointStep {
 
 /// A new placement of one layer's experts on the ranks of its stage.
 struct ExpertMoveOrder {
-  uint64_t number = 0;             // of the move, from 1, rising
-  int layer = 0;                   // decoder layer
-  parallel::LayerPlacement next;   // [ranks of the stage]: experts, ascending
-  std::vector<double> loads = {};  // [experts] by which tokens are divided over replicas; empty: equal
+  uint64_t number = 0;              // of the move, from 1, rising
+  int layer = 0;                    // decoder layer
+  parallel::LayerPlacement next;    // [ranks of the stage]: experts, ascending
+  std::vector<double> loads = {};   // [experts] by which tokens are divided over replicas; empty: equal
+  std::vector<double> speeds = {};  // [ranks of the stage], relative, for the same; empty: equal
 };
 
 /// Experts of a layer that routers do not choose.

@@ -79,6 +79,8 @@ ModelInfo InfoFromPlan(const DecoderSpec& spec, const WeightPlan& plan, const pa
                  .context_length = spec.context,
                  .experts = spec.moe.experts,
                  .experts_per_token = spec.moe.top_k,
+                 .expert_groups = spec.moe.groups,
+                 .top_expert_groups = spec.moe.top_groups,
                  .weight_format = MainFormat(plan),
                  .weights_from = WeightSource::kPacked,
                  .own_layers = shard.layers,

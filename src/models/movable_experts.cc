@@ -68,6 +68,7 @@ Status MovableExperts::Start(const ExpertMoveOrder& order, Move& move) {
   move.layer = static_cast<size_t>(found - layers_.begin());
   move.next = order.next;
   move.loads = order.loads;
+  move.speeds = order.speeds;
   const ExpertWeights& loaded = loaded_[move.layer];
   RETURN_IF_ERROR(CheckMovable(loaded, order.layer));
   RETURN_IF_ERROR(group_.CheckExperts(move.next));
@@ -75,7 +76,8 @@ Status MovableExperts::Start(const ExpertMoveOrder& order, Move& move) {
   ASSIGN_OR_RETURN(move.weights, runtime::Buffer::Allocate(
                                      std::max<size_t>(1, own.size()) * static_cast<size_t>(loaded.stride),
                                      /*huge=*/true));
-  const parallel::LayerPlacement& current = group_.experts(static_cast<int>(move.layer));
+  const auto group_layer = static_cast<int>(move.layer);
+  const parallel::LayerPlacement& current = group_.experts(group_layer);
   const std::vector<int>& held = current[group_.rank()];
   const std::byte* const base =
       weights_[move.layer].size() > 0 ? weights_[move.layer].data() : BaseOf(loaded);
@@ -83,8 +85,9 @@ Status MovableExperts::Start(const ExpertMoveOrder& order, Move& move) {
     return base + (std::ranges::find(held, expert) - held.begin()) * stride;
   };
   ASSIGN_OR_RETURN(parallel::ExpertMove transfers,
-                   parallel::ExpertMove::Create(group_.transport(), order.number, current, move.next,
-                                                loaded.stride, old_weights, move.weights.data()));
+                   parallel::ExpertMove::Create(group_.transport(), order.number, group_.LivingPart(current),
+                                                group_.LivingPart(move.next), loaded.stride, old_weights,
+                                                move.weights.data()));
   move.transfers.emplace(std::move(transfers));
   return OkStatus();
 }
@@ -113,7 +116,9 @@ Status MovableExperts::Apply(uint64_t number) {
   if (move->elsewhere) return OkStatus();
   move->transfers.reset();
   RETURN_IF_ERROR(group_.SetExperts(static_cast<int>(move->layer), move->next));
-  if (!move->loads.empty()) RETURN_IF_ERROR(group_.SetLoads(static_cast<int>(move->layer), move->loads));
+  if (!move->loads.empty()) {
+    RETURN_IF_ERROR(group_.SetLoads(static_cast<int>(move->layer), move->loads, move->speeds));
+  }
   const std::vector<int>& own = move->next[group_.rank()];
   layers::MoeLayer& moe = *layers_[move->layer].moe;
   moe.experts = MovedTo(loaded_[move->layer], move->weights.data(), static_cast<int>(own.size()));

@@ -44,7 +44,7 @@ class MovableExperts {
     size_t layer = 0;
     bool elsewhere = false;  // the layer is one of another stage
     parallel::LayerPlacement next;
-    std::vector<double> loads;
+    std::vector<double> loads, speeds;
     runtime::Buffer weights;
     std::optional<parallel::ExpertMove> transfers;
   };

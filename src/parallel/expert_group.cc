@@ -49,6 +49,8 @@ StatusOr<std::unique_ptr<ExpertGroup>> ExpertGroup::Create(
   ASSIGN_OR_RETURN(group->ranks_, comm::GroupTransport::Create(job, ranks));
   ASSIGN_OR_RETURN(group->topology_, topology.Selected(ranks));
   group->dead_.assign(ranks.size(), false);
+  group->split_ =
+      std::make_unique<BatchSplit>(job, *group->ranks_, options.experts, options.time_limit_s, options.split);
   for (const auto& by_rank : by_layer) {
     ASSIGN_OR_RETURN(Layer layer, group->MakeLayer(by_rank));
     group->has_replicas_ |= layer.has_replicas;
@@ -58,8 +60,9 @@ StatusOr<std::unique_ptr<ExpertGroup>> ExpertGroup::Create(
   group->few_rows_ = FixedRows(options, static_cast<int>(ranks.size()));
   comm::ExchangeOptions exchange;
   exchange.dispatch_payload = exchange.combine_payload = comm::Payload::kF32;
-  exchange.reduction = options.sums_by_choice || group->has_replicas_ ? comm::Reduction::kBySlot
-                                                                      : comm::Reduction::kPartialSums;
+  exchange.reduction = options.sums_by_choice || options.split.spills() || group->has_replicas_
+                           ? comm::Reduction::kBySlot
+                           : comm::Reduction::kPartialSums;
   exchange.low_latency_tokens = group->few_rows_;
   exchange.low_latency_slots = options.top_k;
   exchange.time_limit_s = options.time_limit_s;
@@ -75,18 +78,22 @@ StatusOr<ExpertGroup::Layer> ExpertGroup::MakeLayer(const std::vector<std::vecto
   layer.map = std::make_shared<const comm::ExpertMap>(std::move(map));
   layer.by_rank = by_rank;
   layer.has_replicas = layer.map->physical_experts() > options_.experts;
-  RETURN_IF_ERROR(Divide(layer, std::vector<double>(options_.experts, 1.0)));
+  layer.loads.assign(options_.experts, 1.0);
+  layer.speeds = options_.speeds;
+  RETURN_IF_ERROR(Divide(layer));
   return layer;
 }
 
-Status ExpertGroup::Divide(Layer& layer, std::span<const double> loads) const {
-  if (!layer.has_replicas) return OkStatus();
-  LayerPlacement living = layer.by_rank;
+Status ExpertGroup::Divide(Layer& layer) const {
+  if (!layer.has_replicas && !options_.split.spills()) return OkStatus();
+  LayerPlacement living = LivingPart(layer.by_rank);
+  std::vector<double> speeds = layer.speeds;
+  if (speeds.empty()) speeds.assign(living.size(), 1.0);
   for (size_t rank = 0; rank < living.size(); ++rank) {
-    if (dead_[rank]) living[rank].clear();
+    if (dead_[rank]) speeds[rank] = kDeadSpeed;
   }
-  TokenSplit split(living, options_.experts);
-  std::vector<double> served(loads.begin(), loads.end());
+  TokenSplit split(living, options_.experts, speeds);
+  std::vector<double> served = layer.loads;
   for (int expert = 0; expert < options_.experts; ++expert) {
     if (CopiesOf(layer, expert) == 0) served[expert] = 0;
   }
@@ -98,7 +105,16 @@ Status ExpertGroup::Divide(Layer& layer, std::span<const double> loads) const {
     const double equal = dead_[replica.rank] ? 0 : 1.0 / CopiesOf(layer, replica.expert);
     layer.shares[i] = load > 0 ? split.LoadOn(replica.expert, replica.rank) / load : equal;
   }
+  if (options_.split.exact) {
+    layer.split = BatchSplit::Layer{
+        .experts = std::move(living), .speeds = std::move(speeds), .split = std::move(split)};
+  }
   return OkStatus();
+}
+
+// Whether counts are exchanged for the next batch. Equal on all ranks.
+bool ExpertGroup::SplitsExactly(const Layer& layer) const {
+  return layer.split.has_value() && (most_sent_ == 0 || most_sent_ >= options_.split.least_tokens);
 }
 
 // Replicas of the expert on living ranks.
@@ -118,10 +134,19 @@ Status ExpertGroup::SetDead(std::span<const int> job_ranks) {
   if (exchange_ != nullptr) RETURN_IF_ERROR(exchange_->SetDead(members));
   dead_.assign(dead_.size(), false);
   for (const int member : members) dead_[member] = true;
+  split_->SetDead(dead_);
   for (Layer& layer : layers_) {
-    RETURN_IF_ERROR(Divide(layer, std::vector<double>(options_.experts, 1.0)));
+    layer.loads.assign(options_.experts, 1.0);
+    RETURN_IF_ERROR(Divide(layer));
   }
   return OkStatus();
+}
+
+LayerPlacement ExpertGroup::LivingPart(LayerPlacement by_rank) const {
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (dead_[rank]) by_rank[rank].clear();
+  }
+  return by_rank;
 }
 
 std::vector<int> ExpertGroup::LostExperts(int layer) const {
@@ -132,12 +157,18 @@ std::vector<int> ExpertGroup::LostExperts(int layer) const {
   return lost;
 }
 
-Status ExpertGroup::SetLoads(int layer, std::span<const double> loads) {
+Status ExpertGroup::SetLoads(int layer, std::span<const double> loads, std::span<const double> speeds) {
   if (layer < 0 || layer >= layers() || std::ssize(loads) != options_.experts) {
     return InvalidArgument("loads of {} experts of layer {} do not fit {} layers of {}", loads.size(), layer,
                            layers(), options_.experts);
   }
-  return Divide(layers_[layer], loads);
+  if (!speeds.empty() && (speeds.size() != dead_.size() || !(std::ranges::min(speeds) > 0))) {
+    return InvalidArgument("speeds must be positive numbers for {} ranks, found {} of which {} is the least",
+                           dead_.size(), speeds.size(), std::ranges::min(speeds));
+  }
+  layers_[layer].loads.assign(loads.begin(), loads.end());
+  layers_[layer].speeds.assign(speeds.begin(), speeds.end());
+  return Divide(layers_[layer]);
 }
 
 Status ExpertGroup::CheckExperts(const LayerPlacement& by_rank) const {
@@ -199,17 +230,28 @@ std::span<const int32_t> ExpertGroup::ChooseReplicas(const Layer& layer, std::sp
 }
 
 Status ExpertGroup::Begin(int layer, std::span<const float> x, std::span<const int32_t> ids,
-                          std::span<const float> weights) {
+                          std::span<const float> weights, const BatchSplit::Weights& own) {
   const Stopwatch watch(job_, &seconds_);
-  const Layer& placed = layers_[layer];
-  RETURN_IF_ERROR(exchange_->SetMap(placed.map));
+  Layer& placed = layers_[layer];
   comm::TopK topk{.tokens = std::ssize(x) / options_.hidden,
                   .k = options_.top_k,
                   .ids = ids,
                   .weights = weights,
                   .replicas = {}};
-  if (placed.has_replicas) topk.replicas = ChooseReplicas(placed, ids);
+  map_ = placed.map;
+  own_experts_ = placed.map->local_experts(ranks_->rank());
+  if (SplitsExactly(placed)) {
+    const double row_s = timed_rows_ > 0 ? timed_seconds_ / static_cast<double>(timed_rows_) : 0;
+    StatusOr<BatchSplit::Choice> choice = split_->Split(*placed.split, *placed.map, ids, own, row_s);
+    if (!choice.ok()) return Explain(choice.status());
+    if (choice->map != nullptr) map_ = choice->map;
+    topk.replicas = choice->replicas;
+  } else if (placed.has_replicas) {
+    topk.replicas = ChooseReplicas(placed, ids);
+  }
+  RETURN_IF_ERROR(exchange_->SetMap(map_));
   const bool few = most_sent_ > 0 && most_sent_ <= few_rows_;
+  timed_ = most_sent_ == 0 || most_sent_ >= options_.split.least_tokens;
   StatusOr<comm::PendingDispatch> begun = few ? exchange_->BeginDispatch(comm::RowsOf(x), topk)
                                               : exchange_->BeginThroughputDispatch(comm::RowsOf(x), topk);
   if (!begun.ok()) return Explain(begun.status());
@@ -230,15 +272,27 @@ StatusOr<ExpertGroup::Rows> ExpertGroup::Receive() {
               static_cast<int32_t>(expert));
   }
   computed_rows_ += received_->rows();
+  const auto own = static_cast<int>(begin[own_experts_]);
+  for (size_t row = own; row < expert_of_row_.size(); ++row) expert_of_row_[row] -= own_experts_;
+  const StatusOr<const std::byte*> spilled = split_->AwaitSpilled();
+  if (!spilled.ok()) return Explain(spilled.status());
+  received_at_ = job_.Now();
   return Rows{.count = static_cast<int>(received_->rows()),
+              .own = own,
               .x = reinterpret_cast<const float*>(received_->data().data()),
-              .expert = expert_of_row_};
+              .expert = expert_of_row_,
+              .spilled = *spilled};
 }
 
 Status ExpertGroup::Combine(std::span<const float> outputs, std::span<float> out) {
   const Stopwatch watch(job_, &seconds_);
-  const Status combined = exchange_->Combine(comm::RowsOf(outputs), received_->handle(), comm::OutputOf(out));
+  if (timed_) {
+    timed_rows_ += received_->rows();
+    timed_seconds_ += job_.Now() - received_at_;
+  }
+  Status combined = exchange_->Combine(comm::RowsOf(outputs), received_->handle(), comm::OutputOf(out));
   received_.reset();
+  if (combined.ok()) combined = split_->FinishSpill();
   return combined.ok() ? combined : Explain(combined);
 }
 
@@ -253,6 +307,9 @@ ExpertTraffic ExpertGroup::traffic() const {
   ExpertTraffic traffic;
   traffic.computed_rows = computed_rows_;
   traffic.seconds = seconds_;
+  traffic.split = split_->stats();
+  traffic.timed_rows = timed_rows_;
+  traffic.timed_seconds = timed_seconds_;
   if (exchange_ == nullptr) return traffic;
   for (const auto* levels : {&exchange_->dispatch_traffic(), &exchange_->combine_traffic()}) {
     traffic.levels.resize(levels->size());

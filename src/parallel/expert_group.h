@@ -13,6 +13,7 @@
 #include "comm/exchange/exchange.h"
 #include "comm/topology/topology.h"
 #include "comm/transport/group_transport.h"
+#include "parallel/batch_split.h"
 #include "parallel/layout.h"
 #include "parallel/shard.h"
 
@@ -23,6 +24,10 @@ struct ExpertTraffic {
   int64_t sent_rows = 0;      // tokens and outputs that were sent to other ranks
   int64_t computed_rows = 0;  // that its experts computed, for tokens of any rank
   double seconds = 0;         // in the exchange
+  BatchSplitStats split;      // part of it
+  // Rows of batches that are bound by computation, and the time that the rank's experts took for them.
+  int64_t timed_rows = 0;
+  double timed_seconds = 0;
   struct Level {
     std::string name;  // of the topology, outermost first
     int64_t bytes = 0;
@@ -37,6 +42,9 @@ struct ExpertGroupOptions {
   /// depend on the ranks of the experts. Otherwise ranks send one sum per token, and equal results need an
   /// equal placement. Always on if an expert has several replicas.
   bool sums_by_choice = false;
+  BatchSplitOptions split = {};
+  /// Relative speeds of the ranks, until SetLoads() has others. Empty: equal ones.
+  std::vector<double> speeds = {};
 };
 
 /// One rank's end. All ranks of the group call Begin, Receive and Combine for the same layers in the same
@@ -57,24 +65,27 @@ class ExpertGroup {
   void SetMostRows(int rows);
 
   /// Begins to send rows [OwnRows().count, hidden] to the ranks of their experts `ids` [rows, top_k], and
-  /// returns. `x` is borrowed until Receive().
+  /// returns. `x` is borrowed until Receive(), and `own`, the weights of the rank's experts of the layer,
+  /// until Combine() has returned.
   Status Begin(int layer, std::span<const float> x, std::span<const int32_t> ids,
-               std::span<const float> weights);
+               std::span<const float> weights, const BatchSplit::Weights& own = {});
 
   /// Rows of this rank's experts, grouped by expert. Valid until Combine().
   struct Rows {
     int count = 0;
-    const float* x = nullptr;         // [count, hidden]
-    std::span<const int32_t> expert;  // [count]: position among the rank's experts
+    int own = 0;                         // rows of the rank's own experts, which come first
+    const float* x = nullptr;            // [count, hidden]
+    std::span<const int32_t> expert;     // [count]: position among the rank's experts, or those of `spilled`
+    const std::byte* spilled = nullptr;  // weights of experts of other ranks, for the rows after `own`
   };
   StatusOr<Rows> Receive();
   /// Sends outputs [Rows::count, hidden] back, and sets `out` [OwnRows().count, hidden] to the weighted sums
   /// of the outputs for this rank's rows.
   Status Combine(std::span<const float> outputs, std::span<float> out);
 
-  /// Divides the tokens of each expert over its replicas so that ranks have equal work under these loads,
-  /// [experts]. Ranks may have other loads.
-  Status SetLoads(int layer, std::span<const double> loads);
+  /// Fixed shares of replicas: ranks have equal work under these loads, [experts], where they have these
+  /// relative speeds; empty: equal ones. Ranks may have other loads, but not other speeds.
+  Status SetLoads(int layer, std::span<const double> loads, std::span<const double> speeds = {});
 
   /// Experts of each rank in a layer.
   const LayerPlacement& experts(int layer) const { return layers_[layer].by_rank; }
@@ -87,6 +98,8 @@ class ExpertGroup {
   /// Continues without exactly these ranks of the job. Operations in flight end; the next one is the same on
   /// all other ranks. Experts of dead ranks are computed by their other replicas.
   Status SetDead(std::span<const int> job_ranks);
+  /// `by_rank` without the experts of dead ranks.
+  LayerPlacement LivingPart(LayerPlacement by_rank) const;
   /// Experts of a layer that only dead ranks have, ascending. Their outputs are left out of the sums.
   std::vector<int> LostExperts(int layer) const;
 
@@ -101,12 +114,15 @@ class ExpertGroup {
     std::shared_ptr<const comm::ExpertMap> map;
     std::vector<std::vector<int>> by_rank;
     bool has_replicas = false;
-    std::vector<double> shares;  // [physical experts]: of the expert's tokens
+    std::vector<double> loads = {}, speeds = {};  // SetLoads()
+    std::vector<double> shares = {};              // [physical experts]: of the expert's tokens
+    std::optional<BatchSplit::Layer> split = {};  // where it may be used
   };
   ExpertGroup(comm::Transport& job, const Layout& layout, const ExpertGroupOptions& options)
       : job_(job), layout_(layout), options_(options) {}
   StatusOr<Layer> MakeLayer(const std::vector<std::vector<int>>& by_rank) const;
-  Status Divide(Layer& layer, std::span<const double> loads) const;
+  Status Divide(Layer& layer) const;
+  bool SplitsExactly(const Layer& layer) const;
   int CopiesOf(const Layer& layer, int expert) const;
   std::span<const int32_t> ChooseReplicas(const Layer& layer, std::span<const int32_t> ids);
   Status Explain(const Status& status) const;
@@ -126,8 +142,13 @@ class ExpertGroup {
   std::optional<comm::Dispatched> received_;
   std::vector<int32_t> expert_of_row_, replicas_;
   std::vector<double> credit_;  // [physical experts] of the layer
-  int64_t computed_rows_ = 0;
-  double seconds_ = 0;
+  std::unique_ptr<BatchSplit> split_;
+  std::shared_ptr<const comm::ExpertMap> map_;  // of the last dispatch
+  int own_experts_ = 0;                         // of the last dispatch; experts of other ranks follow
+  bool timed_ = false;                          // the last dispatch was one of a large batch
+  double received_at_ = 0;
+  int64_t computed_rows_ = 0, timed_rows_ = 0;
+  double seconds_ = 0, timed_seconds_ = 0;
 };
 
 }  // namespace moesaic::parallel

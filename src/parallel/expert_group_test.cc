@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "comm/transport/local_transport.h"
+#include "parallel/counted_transport.h"
 
 namespace moesaic::parallel {
 namespace {
@@ -40,13 +43,27 @@ Tokens RandomTokens(uint32_t seed, int rows) {
 
 using ByLayer = std::vector<std::vector<std::vector<int>>>;
 
-std::unique_ptr<ExpertGroup> Join(Transport& end, const Layout& layout, const ByLayer& by_layer) {
+std::unique_ptr<ExpertGroup> Join(Transport& end, const Layout& layout, const ByLayer& by_layer,
+                                  const BatchSplitOptions& split = {}) {
   const auto topology = comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
   auto group = ExpertGroup::Create(
       end, topology, layout,
-      {.hidden = kHidden, .experts = kExperts, .top_k = kTopK, .time_limit_s = kLimitSeconds}, by_layer);
+      {.hidden = kHidden, .experts = kExperts, .top_k = kTopK, .time_limit_s = kLimitSeconds, .split = split},
+      by_layer);
   EXPECT_TRUE(group.ok()) << Message(group.status());
   return *std::move(group);
+}
+
+constexpr int64_t kExpertBytes = 256;
+
+// The weights of experts: bytes that name the expert.
+std::vector<std::byte> RecordsOf(const std::vector<int>& own) {
+  std::vector<std::byte> weights(own.size() * kExpertBytes);
+  for (size_t i = 0; i < own.size(); ++i) {
+    std::fill_n(weights.begin() + static_cast<std::ptrdiff_t>(i * kExpertBytes), kExpertBytes,
+                static_cast<std::byte>(own[i]));
+  }
+  return weights;
 }
 
 // One layer for this rank's part of `tokens`; the result is the part's sums.
@@ -57,14 +74,20 @@ std::vector<float> RunLayer(ExpertGroup& group, int layer, const std::vector<int
     return std::span(values).subspan(part.first * width, part.count * width);
   };
   std::vector<float> out(part.count * kHidden);
-  Status status = group.Begin(layer, at(tokens.x, kHidden), at(tokens.ids, kTopK), at(tokens.weights, kTopK));
+  const std::vector<std::byte> records = RecordsOf(own);
+  Status status = group.Begin(layer, at(tokens.x, kHidden), at(tokens.ids, kTopK), at(tokens.weights, kTopK),
+                              {.data = records.data(), .bytes = kExpertBytes});
   EXPECT_TRUE(status.ok()) << Message(status);
   const auto received = group.Receive();
   EXPECT_TRUE(received.ok()) << Message(received.status());
   std::vector<float> y(received->count * kHidden);
   for (int row = 0; row < received->count; ++row) {
     for (int i = 0; i < kHidden; ++i) {
-      y[row * kHidden + i] = Output(own[received->expert[row]], received->x[row * kHidden + i]);
+      const int expert =
+          row < received->own
+              ? own[received->expert[row]]
+              : static_cast<int>(received->spilled[(received->expert[row] + 1) * kExpertBytes - 1]);
+      y[row * kHidden + i] = Output(expert, received->x[row * kHidden + i]);
     }
   }
   status = group.Combine(y, out);
@@ -124,7 +147,7 @@ TEST(ExpertGroup, LoadsMoveTokensBetweenReplicasButNotTheirSums) {
   const Layout layout = *Layout::Create({.data = 2, .expert = 2});
   const ByLayer both = {{{0, 1, 2, 3}, {0, 1, 4, 5}}};
   comm::RunRanks(2, [&](Transport& end) {
-    const auto group = Join(end, layout, both);
+    const auto group = Join(end, layout, both, {.exact = false});
     const Tokens tokens = RandomTokens(7 + end.rank(), 40);
     const auto computed = [&] { return group->traffic().computed_rows; };
     const auto even = RunLayer(*group, 0, both[0][end.rank()], tokens, 40);
@@ -135,6 +158,107 @@ TEST(ExpertGroup, LoadsMoveTokensBetweenReplicasButNotTheirSums) {
     EXPECT_NE(computed() - before, before);
     EXPECT_THAT(Message(group->SetLoads(1, std::vector<double>(kExperts, 1))),
                 HasSubstr("do not fit 1 layers"));
+  });
+}
+
+// Tokens of one domain: two experts get most of them.
+Tokens SkewedTokens(uint32_t seed, int rows) {
+  Tokens tokens = RandomTokens(seed, rows);
+  for (int row = 0; row < rows; ++row) {
+    if (row % 8 == 0) continue;
+    tokens.ids[row * kTopK] = row % 2 * 2;
+    tokens.ids[row * kTopK + 1] = 1;
+  }
+  return tokens;
+}
+
+struct Outcome {
+  std::vector<std::vector<float>> sums;  // [ranks]
+  std::vector<int64_t> rows;             // [ranks] computed
+  BatchSplitStats split;                 // of rank 0
+};
+
+Outcome RunSkewed(const LayerPlacement& experts, const BatchSplitOptions& split, int layers = 1) {
+  constexpr int kRanks = 4, kRows = 64;
+  const Layout layout = *Layout::Create({.data = kRanks, .expert = kRanks});
+  Outcome outcome = {
+      .sums = std::vector<std::vector<float>>(kRanks), .rows = std::vector<int64_t>(kRanks), .split = {}};
+  comm::RunRanks(kRanks, [&](Transport& end) {
+    const auto group = Join(end, layout, {experts}, split);
+    const int rank = end.rank();
+    for (int layer = 0; layer < layers; ++layer) {  // the first one measures the time of a row
+      outcome.sums[rank] = RunLayer(*group, 0, experts[rank], SkewedTokens(20 + rank, kRows), kRows);
+    }
+    outcome.rows[rank] = group->traffic().computed_rows;
+    if (rank == 0) outcome.split = group->traffic().split;
+  });
+  return outcome;
+}
+
+TEST(ExpertGroup, AnExactSplitEvensOutABatchAndKeepsItsSums) {
+  const LayerPlacement experts = {{0, 1}, {1, 2}, {0, 2, 3}, {1, 4, 5}};
+  const Outcome shares = RunSkewed(experts, {.exact = false}), exact = RunSkewed(experts, {});
+  EXPECT_EQ(exact.sums, shares.sums);
+  EXPECT_EQ(shares.split.splits, 0);
+  EXPECT_EQ(exact.split.splits, 1);
+  const int64_t busiest = std::ranges::max(exact.rows);
+  EXPECT_EQ(busiest, exact.split.busiest_rows) << "as predicted";
+  EXPECT_EQ(std::accumulate(exact.rows.begin(), exact.rows.end(), int64_t{0}), 4 * 64 * kTopK);
+  EXPECT_LE(busiest, 4 * 64 * kTopK / 4 + 1) << "the replicas of these tokens allow an even split";
+  EXPECT_LT(busiest, std::ranges::max(shares.rows));
+}
+
+TEST(ExpertGroup, SpilledExpertsComputeTheSameSums) {
+  const LayerPlacement experts = {{0, 1, 2}, {3}, {4}, {5}};
+  constexpr int kLayers = 3;
+  BatchSplitOptions split = {.exact = true, .spill_bytes = 8 * kExpertBytes, .spill_bytes_per_s = 1e18};
+  const Outcome spilled = RunSkewed(experts, split, kLayers);
+  split.spill_bytes = kExpertBytes - 1;
+  const Outcome stayed = RunSkewed(experts, split, kLayers);
+  EXPECT_EQ(spilled.sums, stayed.sums);
+  EXPECT_EQ(stayed.split.spilled_bytes, 0);
+  EXPECT_GE(spilled.split.spilled_bytes, 2 * kExpertBytes) << "rank 0 sends its busy experts";
+  EXPECT_LT(spilled.split.busiest_rows, stayed.split.busiest_rows * 2 / 3);
+}
+
+TEST(ExpertGroup, ShortBatchesSendNoCounts) {
+  const Layout layout = *Layout::Create({.data = 2, .expert = 2});
+  const ByLayer both = {{{0, 1, 2, 3}, {0, 1, 4, 5}}};
+  comm::RunRanks(2, [&](Transport& end) {
+    const auto group = Join(end, layout, both);
+    const auto splits_of = [&](int rows) {
+      group->SetMostRows(rows);
+      const int64_t before = group->traffic().split.splits;
+      RunLayer(*group, 0, both[0][end.rank()], RandomTokens(5, rows), rows);
+      return group->traffic().split.splits - before;
+    };
+    EXPECT_EQ(splits_of(4), 0);
+    EXPECT_EQ(splits_of(200), 1);
+  });
+}
+
+// The counts of a rank that dies are waited for: the others end with its name, continue without it, and split
+// exactly again.
+TEST(ExpertGroup, ARankThatDiesAmidAnExactSplitIsExcluded) {
+  constexpr int kRanks = 3, kRows = 48;
+  const Layout layout = *Layout::Create({.data = kRanks, .expert = kRanks});
+  const LayerPlacement experts = {{0, 1, 2, 3}, {0, 1, 4, 5}, {2, 3, 4, 5}};
+  comm::LocalJob job(kRanks);
+  comm::RunRanks(job, [&](Transport& end) {
+    const int rank = end.rank();
+    CountedTransport counted(end);
+    const auto group = Join(counted, layout, {experts});
+    const Tokens tokens = SkewedTokens(30 + rank, kRows);
+    const auto expected = RunLayer(*group, 0, experts[rank], tokens, kRows);
+    if (rank == 2) return job.Kill(2);
+    const Status begun = group->Begin(0, tokens.x, tokens.ids, tokens.weights);
+    EXPECT_THAT(Message(begun), HasSubstr("rank 2 died"));
+    const int dead[] = {2};
+    counted.Ignore(2);
+    ASSERT_TRUE(group->SetDead(dead).ok());
+    const int64_t before = group->traffic().split.splits;
+    EXPECT_EQ(RunLayer(*group, 0, experts[rank], tokens, kRows), expected);
+    EXPECT_EQ(group->traffic().split.splits, before + 1);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -177,6 +178,19 @@ Status Layout::PlaceExperts(std::shared_ptr<const Placement> placement) {
                            placement->ranks());
   }
   placement_ = std::move(placement);
+  return OkStatus();
+}
+
+Status Layout::SetSpeeds(std::vector<double> speeds) {
+  const int ranks = degrees_.tensor * degrees_.data;
+  if (!exchanges_tokens() || std::ssize(speeds) != ranks ||
+      !std::ranges::all_of(speeds, [](double speed) { return speed > 0 && std::isfinite(speed); })) {
+    return InvalidArgument(
+        "speeds of ranks must be one positive number for each of the {} ranks that divide the experts of {}, "
+        "found {}",
+        exchanges_tokens() ? ranks : 0, Name(), fmt::join(speeds, ", "));
+  }
+  speeds_ = std::move(speeds);
   return OkStatus();
 }
 

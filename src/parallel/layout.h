@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "parallel/batch_split_options.h"
 #include "parallel/placement/placement.h"
 
 namespace moesaic::parallel {
@@ -93,6 +94,13 @@ class Layout {
   /// Experts may move to other ranks while the model serves. Sums then do not depend on their placement.
   void LetExpertsMove() { experts_move_ = true; }
   bool experts_move() const { return experts_move_; }
+  /// Division of tokens over the replicas of experts.
+  void SetBatchSplit(const BatchSplitOptions& split) { batch_split_ = split; }
+  const BatchSplitOptions& batch_split() const { return batch_split_; }
+  /// Relative speeds of the ranks of an expert group, [ranks]; empty: equal ones. InvalidArgument: another
+  /// number, or one that is not positive.
+  Status SetSpeeds(std::vector<double> speeds);
+  const std::vector<double>& speeds() const { return speeds_; }
   /// The job continues without ranks that fail, except for the driver. InvalidArgument: the layout does not
   /// exchange tokens, or its replicas have several ranks, whose parts no other rank has.
   Status TolerateFailures();
@@ -106,6 +114,8 @@ class Layout {
   Degrees degrees_;
   Split split_;
   std::shared_ptr<const Placement> placement_;
+  BatchSplitOptions batch_split_;
+  std::vector<double> speeds_;
   bool experts_move_ = false;
   bool tolerates_failures_ = false;
 };

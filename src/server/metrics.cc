@@ -78,6 +78,16 @@ struct Metrics::Impl {
     }
   }
 
+  // Divisions of tokens over the replicas of their experts.
+  void FollowSplits(const engine::RankStats& rank, const Labels& number) {
+    Follow(expert_splits.Add(number), static_cast<double>(rank.splits));
+    Follow(expert_split_seconds.Add(number), rank.split_seconds);
+    Follow(spilled_experts.Add(number), static_cast<double>(rank.spilled_experts));
+    Follow(spilled_bytes.Add(number), static_cast<double>(rank.spilled_bytes));
+    if (rank.mean_rows > 0)
+      expert_split_balance.Add(number).Set(static_cast<double>(rank.busiest_rows) / rank.mean_rows);
+  }
+
   // Replicas that divide the experts, and the loads of experts.
   void FollowExperts(const engine::EngineStats& engine) {
     int64_t rows = 0;
@@ -89,6 +99,7 @@ struct Metrics::Impl {
       const Labels number = {{"rank", std::to_string(rank.rank)}};
       Follow(rank_rows.Add(number), static_cast<double>(rank.sent_rows));
       Follow(expert_rows.Add(number), static_cast<double>(rank.expert_rows));
+      FollowSplits(rank, number);
       expert_imbalance.Add(number).Set(rows > 0 ? static_cast<double>(rank.expert_rows) / mean : 1);
       for (size_t level = 0; level < std::min<size_t>(engine.link_levels.size(), engine::kLinkLevels);
            ++level) {
@@ -318,6 +329,32 @@ struct Metrics::Impl {
       prometheus::BuildGauge()
           .Name("moesaic:rank_expert_imbalance")
           .Help("Rows that a rank's experts computed, divided by the mean of all ranks; 1 is balanced")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& expert_splits =
+      prometheus::BuildCounter()
+          .Name("moesaic:expert_splits_total")
+          .Help("Layers of batches whose tokens were split exactly over the replicas of their experts")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& expert_split_seconds =
+      prometheus::BuildCounter()
+          .Name("moesaic:expert_split_seconds_total")
+          .Help(
+              "Part of rank_exchange_seconds_total in these splits, with waits for the counts of other ranks")
+          .Register(registry);
+  prometheus::Family<prometheus::Gauge>& expert_split_balance =
+      prometheus::BuildGauge()
+          .Name("moesaic:expert_split_imbalance")
+          .Help("Rows of the busiest rank of these splits, divided by the mean of the ranks; 1 is balanced")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& spilled_experts =
+      prometheus::BuildCounter()
+          .Name("moesaic:spilled_experts_total")
+          .Help("Experts whose weights a rank received from a busy one for one batch")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& spilled_bytes =
+      prometheus::BuildCounter()
+          .Name("moesaic:spilled_expert_bytes_total")
+          .Help("Weights of these experts that a rank sent")
           .Register(registry);
   prometheus::Family<prometheus::Gauge>& expert_skew =
       prometheus::BuildGauge()

@@ -183,15 +183,21 @@ class HttpApi : public Server {
     });
   }
 
-  // Null where replicas do not divide the experts. State "fixed": experts stay on their ranks.
+  // Null where replicas do not divide the experts. State "fixed": experts stay on their ranks. "speeds" are
+  // those of the last plan; none: equal ones.
   static Json ExpertsJson(const engine::EngineStats& stats) {
     if (stats.balance == nullptr && stats.rank_loads == nullptr) return nullptr;
-    Json json = {{"state", "fixed"}, {"epoch", 0}, {"history", Json::array()}, {"rank_load", nullptr}};
+    Json json = {{"state", "fixed"},
+                 {"epoch", 0},
+                 {"history", Json::array()},
+                 {"speeds", Json::array()},
+                 {"rank_load", nullptr}};
     if (stats.balance != nullptr) {
       const engine::ExpertBalanceStats& balance = *stats.balance;
       json["state"] = balance.state;
       json["epoch"] = balance.epoch;
       json["history"] = balance.history;
+      json["speeds"] = balance.speeds;
     }
     if (stats.rank_loads != nullptr) {
       const engine::RankLoads& loads = *stats.rank_loads;

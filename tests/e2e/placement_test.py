@@ -209,6 +209,9 @@ class Placement(unittest.TestCase):
                       run("placement", "convert", self.folder, "--out", "x.json", code=1).stderr)
         result = run("placement", "plan", good, "--ranks", "3", "--slots", "4", "--out", self.folder / "x.npz", code=1)
         self.assertIn("this format needs equally many slots", result.stderr)
+        self.assertIn("--out FILE writes it", run("placement", "plan", good, "--ranks", "2").stderr)
+        self.assertIn("--ranks or --gpus may be given once",
+                      run("placement", "plan", good, "--ranks", "2", "--gpus", "2", code=2).stderr)
         for words in (("plan", good), ("front", good, "--ranks", "2"), ("plan", good, "--ranks", "2", "--moves", "1"), ("compare", good), ("plan",),
                       ("evaluate", good), ("plan", good, "--ranks", "2", "--max-moves", "1")):
             run("placement", *words, code=2)

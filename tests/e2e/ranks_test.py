@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -273,6 +274,9 @@ class ExpertPlacement(RanksCase):
             for flags in ((), ("-pp", "2")):
                 rows = self.logits(self.MODEL, "-dp", "2", "-ep", "--expert-placement", plan, *flags)
                 self.assert_close(rows, expected)
+        for flags in (("--replica-split", "shares"), ("--rank-speeds", "1,0.5"), ("--spill-experts", "1M")):
+            with self.subTest(flags=flags):  # outputs are summed in the order of the router's choices
+                self.assertEqual(self.logits(self.MODEL, "-dp", "2", "-ep", "--expert-placement", plan, *flags), rows)
 
     def test_placements_that_do_not_fit_are_named(self):
         plan = self.folder / "plan.json"
@@ -288,6 +292,11 @@ class ExpertPlacement(RanksCase):
         refused([[first + second]], str(plan), "-dp", "2", "-ep")
         refused([[first, second]] * 7, "the expert placement must have the model's", "-dp", "2", "-ep")
         refused([[first, second[1:]]], str(plan), "-dp", "2", "-ep")
+        refused([[first, second]], "--spill-experts needs --replica-split exact", "-dp", "2", "-ep", "--spill-experts", "1M",
+                "--replica-split", "shares")
+        refused([[first, second]], "one positive number for each of the 2 ranks", "-dp", "2", "-ep", "--rank-speeds", "1,1,1")
+        refused([[first, second]], "--rank-speeds must be numbers", "-dp", "2", "-ep", "--rank-speeds", "fast")
+        refused([[first, second]], "measured needs --rebalance-experts", "-dp", "2", "-ep", "--rank-speeds", "measured")
 
 
 class Processes(RanksCase):
@@ -493,7 +502,7 @@ class Serving(RanksCase):
                 texts.append(answer["choices"][0]["text"])
             return texts
 
-        flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--rebalance-experts", "0.05", "--expert-load-window", "0.5",
+        flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--rebalance-experts", "0.5", "--expert-load-window", "0.2",
                  "--redundant-experts", "2")
         one = Server("--dtype", "f32", "--threads", "1")
         expected = answers(one, 12)
@@ -501,15 +510,48 @@ class Serving(RanksCase):
         server = Server(*flags)
         self.addCleanup(server.process.kill)
 
-        def planned():
+        def moved():
             self.assertEqual(answers(server, 12), expected)
-            return sum(value for name, value in server.metrics().items() if name.startswith("moesaic:expert_plans_total"))
-        until(planned, limit())
+            return server.metrics().get('moesaic:expert_moves_total{result="applied"}', 0) > 0
+        until(moved, limit())
         self.assertEqual(answers(server, 12), expected)
-        self.assertIn(server.json("GET", "/state")[1]["experts"]["state"], ("idle", "planning", "moving"))
+        experts = server.json("GET", "/state")[1]["experts"]
+        self.assertIn(experts["state"], ("idle", "planning", "moving"))
+        changes = re.findall(r"busiest rank ([\d.]+) times the mean, before ([\d.]+)", "\n".join(experts["history"]))
+        self.assertTrue(changes, experts["history"])
+        for after, before in changes:
+            self.assertLessEqual(float(after), 0.91 * float(before), "a tenth, with rounding")
         self.assertEqual(server.stop(), 0)
         error = run("serve", MODEL, "-tp", "2", "-ep", "--rebalance-experts", "5", "--port", "0", code=1).stderr
         self.assertIn("--rebalance-experts needs data parallel replicas that divide the experts", error)
+
+    def test_experts_that_are_sent_for_one_batch_give_the_same_answers(self):
+        def ask(server, number):
+            status, answer = server.json("POST", "/v1/completions", {
+                "prompt": f"{number} " + "owls and a lion went to the woods " * 40, "max_tokens": 2, "temperature": 0, "logprobs": 1})
+            self.assertEqual(status, 200, answer)
+            return answer["choices"][0]["text"], answer["choices"][0]["logprobs"]["token_logprobs"]
+
+        flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--rebalance-experts", "86400", "--no-prefix-cache")
+        expected = {}
+        for spill in ("0", "64M"):
+            server = Server(*flags, "--spill-experts", spill, "--spill-tolerance", "0.02")
+            self.addCleanup(server.process.kill)
+
+            def spills(server=server):
+                for number in range(4):  # one after the other: chunks of prompts are the same in each run
+                    answer = ask(server, number)
+                    self.assertEqual(answer, expected.setdefault(number, answer))
+                return server.metric("moesaic:spilled_experts_total") > 0
+            if spill == "0":
+                self.assertFalse(spills())
+            else:
+                until(spills, limit())  # after the first batch, which measures the time of a row
+                metrics = server.metrics()
+                self.assertGreater(server.metric("moesaic:spilled_expert_bytes_total"), 0)
+                self.assertGreaterEqual(metrics['moesaic:expert_split_imbalance{rank="0"}'], 1)
+                self.assertGreater(metrics['moesaic:expert_split_seconds_total{rank="1"}'], 0)
+            self.assertEqual(server.stop(), 0)
 
     def test_replicas_that_divide_the_experts_are_measured(self):
         server = Server("-dp", "2", "-ep", "--expert-load-window", "0.01")

@@ -1,0 +1,286 @@
+#include "parallel/batch_split.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "comm/collectives/communicator.h"
+#include "parallel/job_wait.h"
+
+namespace moesaic::parallel {
+namespace {
+
+// After the tags of moves (expert_move.cc); those of exchanges begin at 2^28. A tag has 12 bits of the epoch
+// and 12 of the split: messages before a failure are never matched by later ones.
+constexpr comm::Tag kCountTags = comm::Tag{4} << comm::kCommunicatorTagBits;
+constexpr comm::Tag kSpillTags = comm::Tag{5} << comm::kCommunicatorTagBits;
+constexpr int kBytesUnit = 64;    // of the weights' size in a message
+constexpr int kFurtherWords = 2;  // of a message: size of an expert, and nanoseconds of a row
+
+int64_t Busiest(const BatchPlan& plan) {
+  int64_t busiest = 0;
+  for (const std::vector<int64_t>& rank : plan.tokens)
+    busiest = std::max(busiest, std::accumulate(rank.begin(), rank.end(), int64_t{0}));
+  return busiest;
+}
+
+BatchPlan Whole(const LayerPlacement& layer, TokenSplit& split, std::span<const int64_t> tokens) {
+  BatchPlan plan = {.experts = layer, .tokens = split.SplitTokens(tokens)};
+  plan.busiest = Busiest(plan);
+  plan.all = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+  return plan;
+}
+
+}  // namespace
+
+BatchPlan PlanBatch(const LayerPlacement& layer, TokenSplit& split, std::span<const int64_t> tokens,
+                    std::span<const double> speeds, const SpillOptions* spill) {
+  BatchPlan plan = Whole(layer, split, tokens);
+  if (spill == nullptr) return plan;
+  TokenSplit more = split;
+  const std::vector<double> loads(tokens.begin(), tokens.end());
+  SpillPlan spilled = PlanSpill(more, loads, *spill);
+  if (spilled.moves.empty()) return plan;
+  LayerPlacement next = layer;
+  for (const SpillMove& move : spilled.moves) next[move.to].push_back(move.expert);
+  TokenSplit split_of_next(next, static_cast<int>(tokens.size()), speeds);
+  BatchPlan other = Whole(next, split_of_next, tokens);
+  if (other.busiest >= plan.busiest) return plan;
+  other.spilled = std::move(spilled.moves);
+  return other;
+}
+
+// The tokens that stay on no rank of their own are laid end to end in the order of ranks, and so is the room
+// of replicas: near ranks exchange with near ones.
+std::vector<int64_t> OwnTokens(std::span<const int64_t> tokens, std::span<const int> holders,
+                               std::span<const int64_t> counts, int rank) {
+  std::vector<int64_t> own(tokens.size(), 0), room(tokens.begin(), tokens.end());
+  int64_t begin = 0;               // of this rank's tokens among those that leave their rank
+  int64_t leaving = counts[rank];  // of this rank
+  for (int source = 0; source < rank; ++source) begin += counts[source];
+  for (size_t i = 0; i < holders.size(); ++i) {
+    const int64_t stay = std::min(tokens[i], counts[holders[i]]);
+    room[i] -= stay;
+    if (holders[i] < rank) begin -= stay;
+    if (holders[i] != rank) continue;
+    own[i] = stay;
+    leaving -= stay;
+  }
+  for (size_t i = 0; i < room.size() && leaving > 0; ++i) {
+    const int64_t skipped = std::min(begin, room[i]);
+    const int64_t taken = std::min(room[i] - skipped, leaving);
+    begin -= skipped;
+    leaving -= taken;
+    own[i] += taken;
+  }
+  return own;
+}
+
+BatchSplit::BatchSplit(comm::Transport& job, comm::GroupTransport& ranks, int experts, double time_limit_s,
+                       const BatchSplitOptions& options)
+    : job_(job),
+      ranks_(ranks),
+      experts_(experts),
+      words_(experts + kFurtherWords),
+      time_limit_s_(time_limit_s),
+      options_(options),
+      dead_(ranks.size(), false),
+      counts_(static_cast<size_t>(ranks.size()) * words_),
+      totals_(experts),
+      own_(experts) {}
+
+BatchSplit::~BatchSplit() {
+  for (auto* transfers : {&transfers_, &spill_sends_, &spill_receives_}) Cancel(*transfers);
+}
+
+void BatchSplit::Cancel(std::vector<comm::TransferId>& transfers) {
+  for (const comm::TransferId& transfer : transfers) job_.Cancel(transfer);
+  transfers.clear();
+}
+
+void BatchSplit::SetDead(const std::vector<bool>& dead) {
+  for (auto* transfers : {&transfers_, &spill_sends_, &spill_receives_}) Cancel(*transfers);
+  dead_ = dead;
+  ++epoch_;
+  number_ = 0;
+}
+
+Status BatchSplit::WaitAll(std::vector<comm::TransferId>& transfers) {
+  while (!transfers.empty()) {
+    const comm::TransferId transfer = transfers.back();
+    transfers.pop_back();
+    const Status ended = WaitInJob(job_, transfer, time_limit_s_);
+    if (ended.ok()) continue;
+    Cancel(transfers);
+    return ended;
+  }
+  return OkStatus();
+}
+
+// Sends this rank's row of counts_ to all others, and receives theirs.
+Status BatchSplit::GatherCounts() {
+  const comm::Tag tag = kCountTags | (epoch_ & 0xfffU) << 12 | (number_ & 0xfffU);
+  const auto row = [&](int rank) {
+    return std::as_writable_bytes(
+        std::span(counts_).subspan(static_cast<size_t>(rank) * words_, static_cast<size_t>(words_)));
+  };
+  Status started;
+  for (const bool sends : {true, false}) {
+    for (int step = 1; step < ranks_.size() && started.ok(); ++step) {
+      const int peer = (ranks_.rank() + step) % ranks_.size();
+      if (dead_[peer]) continue;
+      const StatusOr<comm::TransferId> transfer =
+          sends ? ranks_.Send(peer, tag, row(ranks_.rank())) : ranks_.Receive(peer, tag, row(peer));
+      started = transfer.status();
+      if (started.ok()) transfers_.push_back(*transfer);
+    }
+  }
+  if (started.ok()) return WaitAll(transfers_);
+  Cancel(transfers_);
+  return started;
+}
+
+// Bytes of an expert's weights; 0: the ranks can't send them.
+int64_t BatchSplit::SpilledBytes() const {
+  const int32_t units = CountsOf(ranks_.rank())[experts_];
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    if (!dead_[rank] && CountsOf(rank)[experts_] != units) return 0;
+  }
+  return int64_t{units} * kBytesUnit;
+}
+
+// Whether the busiest rank saves more time than the rank that sends or receives most weights needs.
+bool BatchSplit::Pays(const BatchPlan& plan, const BatchPlan& without, int64_t expert_bytes) const {
+  int32_t row_ns = 0;
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    if (!dead_[rank]) row_ns = std::max(row_ns, CountsOf(rank)[experts_ + 1]);
+  }
+  std::vector<int> sent(ranks_.size(), 0), received(ranks_.size(), 0);
+  int most = 0;
+  for (const SpillMove& move : plan.spilled) most = std::max({most, ++sent[move.from], ++received[move.to]});
+  const double saved_s = static_cast<double>(without.busiest - plan.busiest) * row_ns * 1e-9;
+  return saved_s > static_cast<double>(most * expert_bytes) / options_.spill_bytes_per_s;
+}
+
+StatusOr<BatchSplit::Choice> BatchSplit::Split(Layer& layer, const comm::ExpertMap& map,
+                                               std::span<const int32_t> ids, const Weights& own,
+                                               double row_seconds) {
+  const double begin = job_.Now();
+  int32_t* const counts = counts_.data() + static_cast<size_t>(ranks_.rank()) * words_;
+  std::fill_n(counts, experts_, 0);
+  for (const int32_t id : ids) {
+    if (id >= 0) ++counts[id];
+  }
+  const bool sendable = options_.spills() && own.bytes % kBytesUnit == 0;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  counts[experts_] = sendable ? static_cast<int32_t>(std::min(own.bytes / kBytesUnit, kMost)) : 0;
+  counts[experts_ + 1] = static_cast<int32_t>(std::min(row_seconds * 1e9, static_cast<double>(kMost)));
+  RETURN_IF_ERROR(GatherCounts());
+  std::ranges::fill(totals_, 0);
+  for (int expert = 0; expert < experts_; ++expert) {
+    const bool lost = std::ranges::all_of(map.ReplicasOf(expert),
+                                          [&](int32_t copy) { return dead_[map.physical(copy).rank]; });
+    for (int rank = 0; rank < ranks_.size() && !lost; ++rank) {
+      if (!dead_[rank]) totals_[expert] += CountsOf(rank)[expert];
+    }
+  }
+  BatchPlan plan = PlanBatch(layer.experts, layer.split, totals_, layer.speeds, nullptr);
+  if (const int64_t bytes = SpilledBytes(); bytes > 0) {
+    const SpillOptions spill = {.max_moves = kSpillSlots * ranks_.size(),
+                                .prefetch_slots = kSpillSlots,
+                                .tolerance = options_.spill_tolerance,
+                                .expert_bytes = bytes,
+                                .max_bytes = options_.spill_bytes};
+    BatchPlan spilled = PlanBatch(layer.experts, layer.split, totals_, layer.speeds, &spill);
+    if (Pays(spilled, plan, bytes)) plan = std::move(spilled);
+  }
+  Choice choice;
+  if (!plan.spilled.empty()) {
+    // Experts of dead ranks stay in the map, which the exchange knows to be dead.
+    std::vector<std::vector<int>> by_rank(ranks_.size());
+    for (int i = 0; i < map.physical_experts(); ++i)
+      by_rank[map.physical(i).rank].push_back(map.physical(i).expert);
+    for (const SpillMove& move : plan.spilled) by_rank[move.to].push_back(move.expert);
+    ASSIGN_OR_RETURN(comm::ExpertMap with_spilled, comm::ExpertMap::Create(experts_, by_rank));
+    choice.map = std::make_shared<const comm::ExpertMap>(std::move(with_spilled));
+    RETURN_IF_ERROR(StartSpill(plan, layer.experts, own));
+  }
+  Choose(plan, choice.map != nullptr ? *choice.map : map, ids);
+  choice.replicas = replicas_;
+  const auto living = static_cast<double>(std::ranges::count(dead_, false));
+  ++number_;
+  ++stats_.splits;
+  stats_.busiest_rows += plan.busiest;
+  stats_.mean_rows += static_cast<double>(plan.all) / living;
+  stats_.seconds += job_.Now() - begin;
+  return choice;
+}
+
+void BatchSplit::Choose(const BatchPlan& plan, const comm::ExpertMap& map, std::span<const int32_t> ids) {
+  for (std::vector<int64_t>& own : own_) own.clear();
+  replicas_.assign(ids.size(), 0);
+  std::vector<int64_t> tokens, counts(ranks_.size());
+  std::vector<int> holders;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int32_t expert = ids[i];
+    if (expert < 0) continue;
+    const std::span<const int32_t> copies = map.ReplicasOf(expert);
+    if (copies.size() < 2) continue;
+    std::vector<int64_t>& own = own_[expert];
+    if (own.empty()) {
+      tokens.clear();
+      holders.clear();
+      for (const int32_t copy : copies) {
+        const int rank = map.physical(copy).rank;
+        const auto slot = std::ranges::find(plan.experts[rank], expert);
+        holders.push_back(rank);
+        tokens.push_back(slot == plan.experts[rank].end()
+                             ? 0  // a dead rank
+                             : plan.tokens[rank][slot - plan.experts[rank].begin()]);
+      }
+      for (int rank = 0; rank < ranks_.size(); ++rank)
+        counts[rank] = dead_[rank] ? 0 : CountsOf(rank)[expert];
+      own = OwnTokens(tokens, holders, counts, ranks_.rank());
+    }
+    const auto left = std::ranges::find_if(own, [](int64_t count) { return count > 0; });
+    if (left == own.end()) continue;  // no rank has the expert
+    --*left;
+    replicas_[i] = static_cast<int32_t>(left - own.begin());
+  }
+}
+
+Status BatchSplit::StartSpill(const BatchPlan& plan, const LayerPlacement& held, const Weights& own) {
+  const comm::Tag tag = kSpillTags | (epoch_ & 0xfffU) << 12 | (number_ & 0xfffU);
+  const int rank = ranks_.rank();
+  spilled_here_ = std::ranges::count(plan.spilled, rank, &SpillMove::to);
+  RETURN_IF_ERROR(spilled_.Reserve(static_cast<size_t>(spilled_here_ * own.bytes), /*huge=*/true));
+  int64_t slot = 0;
+  for (const SpillMove& move : plan.spilled) {
+    if (move.from == rank) {
+      const auto at = std::ranges::find(held[rank], move.expert) - held[rank].begin();
+      ASSIGN_OR_RETURN(
+          const comm::TransferId sent,
+          ranks_.Send(move.to, tag, {own.data + at * own.bytes, static_cast<size_t>(own.bytes)}));
+      spill_sends_.push_back(sent);
+      stats_.spilled_bytes += own.bytes;
+    }
+    if (move.to == rank) {
+      ASSIGN_OR_RETURN(const comm::TransferId received, ranks_.Receive(move.from, tag,
+                                                                       {spilled_.data() + slot++ * own.bytes,
+                                                                        static_cast<size_t>(own.bytes)}));
+      spill_receives_.push_back(received);
+      ++stats_.spilled;
+    }
+  }
+  return OkStatus();
+}
+
+StatusOr<const std::byte*> BatchSplit::AwaitSpilled() {
+  RETURN_IF_ERROR(WaitAll(spill_receives_));
+  return std::exchange(spilled_here_, 0) > 0 ? spilled_.data() : nullptr;
+}
+
+Status BatchSplit::FinishSpill() { return WaitAll(spill_sends_); }
+
+}  // namespace moesaic::parallel

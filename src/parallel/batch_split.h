@@ -1,0 +1,119 @@
+// Exact split of the tokens of one batch over the replicas of their experts. All ranks of a group compute the
+// same split from the same counts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/exchange/expert_map.h"
+#include "comm/transport/group_transport.h"
+#include "parallel/batch_split_options.h"
+#include "parallel/placement/spill.h"
+#include "parallel/placement/token_split.h"
+#include "runtime/memory.h"
+
+namespace moesaic::parallel {
+
+/// Split of one layer of a batch.
+struct BatchPlan {
+  std::vector<SpillMove> spilled = {};            ///< experts that get a temporary replica
+  LayerPlacement experts = {};                    ///< of each rank, the temporary ones last
+  std::vector<std::vector<int64_t>> tokens = {};  ///< of each slot of `experts`
+  int64_t busiest = 0, all = 0;                   ///< tokens of the busiest rank, and of all
+};
+
+/// Splits `tokens` [experts] over the replicas of `layer`. `spill` limits temporary replicas; null: none.
+/// `speeds` are those of ranks, or empty. Dead ranks hold no experts in `layer` and have speed kDeadSpeed.
+/// Deterministic. Experts without replica must have no tokens.
+BatchPlan PlanBatch(const LayerPlacement& layer, TokenSplit& split, std::span<const int64_t> tokens,
+                    std::span<const double> speeds, const SpillOptions* spill);
+inline constexpr double kDeadSpeed = 1e-12;
+
+/// Divides the tokens that one rank has of an expert over its replicas: [replicas]. `tokens` [replicas] are
+/// those of all ranks, `holders` the replicas' ranks, and `counts` [ranks] the tokens of each rank, with
+/// equal sums. Tokens stay on their own rank as far as the split allows.
+std::vector<int64_t> OwnTokens(std::span<const int64_t> tokens, std::span<const int> holders,
+                               std::span<const int64_t> counts, int rank);
+
+/// Work of a rank's splits. All rise.
+struct BatchSplitStats {
+  int64_t splits = 0;         ///< layers of batches that were split exactly
+  double seconds = 0;         ///< in exchanges of counts, and computing splits
+  int64_t busiest_rows = 0;   ///< sum over splits of the busiest rank's rows
+  double mean_rows = 0;       ///< sum over splits of the mean of the ranks
+  int64_t spilled = 0;        ///< temporary replicas that this rank received
+  int64_t spilled_bytes = 0;  ///< weights that this rank sent
+};
+
+/// One rank's end. All ranks call Split() for the same layers in the same order. One thread.
+class BatchSplit {
+ public:
+  /// Borrows both transports, of which `ranks` has those of the group.
+  BatchSplit(comm::Transport& job, comm::GroupTransport& ranks, int experts, double time_limit_s,
+             const BatchSplitOptions& options);
+  ~BatchSplit();  ///< Cancels transfers in flight.
+  BatchSplit(const BatchSplit&) = delete;
+  BatchSplit& operator=(const BatchSplit&) = delete;
+
+  /// Continues without these ranks of the group, [ranks]; all others do so between the same calls.
+  void SetDead(const std::vector<bool>& dead);
+
+  /// Experts of a layer on living ranks.
+  struct Layer {
+    LayerPlacement experts;
+    std::vector<double> speeds;  // [ranks]; those of dead ranks are kDeadSpeed
+    TokenSplit split;
+  };
+  /// Weights of this rank's experts of the layer. An expert has `bytes` bytes, a multiple of 64; 0: they
+  /// can't be sent.
+  struct Weights {
+    const std::byte* data = nullptr;
+    int64_t bytes = 0;
+  };
+  struct Choice {
+    std::shared_ptr<const comm::ExpertMap> map;  ///< with temporary replicas; null: there are none
+    std::span<const int32_t> replicas;           ///< of each id, as comm::TopK has them
+  };
+  /// Exchanges the counts of `ids`, and begins to send weights of temporary replicas, which are borrowed
+  /// until FinishSpill(). `row_seconds` is the time that this rank's experts take for a row; 0: unknown.
+  StatusOr<Choice> Split(Layer& layer, const comm::ExpertMap& map, std::span<const int32_t> ids,
+                         const Weights& own, double row_seconds);
+  /// Waits for the weights of this rank's temporary replicas, which follow each other in memory. Null: none.
+  StatusOr<const std::byte*> AwaitSpilled();
+  /// Waits until this rank's weights have been sent.
+  Status FinishSpill();
+
+  const BatchSplitStats& stats() const { return stats_; }
+
+ private:
+  Status GatherCounts();
+  Status StartSpill(const BatchPlan& plan, const LayerPlacement& held, const Weights& own);
+  Status WaitAll(std::vector<comm::TransferId>& transfers);
+  void Cancel(std::vector<comm::TransferId>& transfers);
+  void Choose(const BatchPlan& plan, const comm::ExpertMap& map, std::span<const int32_t> ids);
+  int64_t SpilledBytes() const;
+  bool Pays(const BatchPlan& plan, const BatchPlan& without, int64_t expert_bytes) const;
+  const int32_t* CountsOf(int rank) const { return counts_.data() + static_cast<size_t>(rank) * words_; }
+
+  comm::Transport& job_;
+  comm::GroupTransport& ranks_;
+  const int experts_, words_;  // of a rank's message
+  const double time_limit_s_;
+  const BatchSplitOptions options_;
+  std::vector<bool> dead_;       // [ranks]
+  std::vector<int32_t> counts_;  // [ranks, words_]
+  std::vector<int64_t> totals_;  // [experts]
+  std::vector<int32_t> replicas_;
+  std::vector<std::vector<int64_t>> own_;  // [experts][replicas] tokens of this rank that are not sent yet
+  uint32_t epoch_ = 0, number_ = 0;
+  std::vector<comm::TransferId> transfers_, spill_sends_, spill_receives_;
+  runtime::Buffer spilled_;   // weights of temporary replicas
+  int64_t spilled_here_ = 0;  // their number in this batch
+  BatchSplitStats stats_;
+};
+
+}  // namespace moesaic::parallel

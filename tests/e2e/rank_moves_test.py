@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Tests that rank processes which are killed or stopped while experts move end the server, or are continued without, as the flags
+say: with a named error, without a hang, a wrong answer or a process that remains.
+
+MOESAIC_RANK_FAULTS sets the number of servers (4), one fault each."""
+import collections
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+import unittest
+
+from moesaic_cli import ROOT, limit, main
+
+sys.path.insert(0, str(ROOT / "tests" / "server"))
+from ranks_test import children, ended, shared_files  # noqa: E402
+from serving import Server, until  # noqa: E402
+
+FAULTS = int(os.environ.get("MOESAIC_RANK_FAULTS", "4"))
+PROMPTS = [f"{a} + {b} = {a + b}. {b} + {a} = {a + b}. {a} * {b} =" for a in range(11, 17) for b in range(2, 6)]
+FLAGS = ("-dp", "3", "-ep", "--dtype", "f32", "--threads", "1", "--expert-load-window", "0.1", "--redundant-experts", "2",
+         "--rank-time-limit", "4", "--drain-timeout", "2")
+
+
+class Load:
+    """Requests of one domain, two at a time, until the block ends. Collects the answers of each prompt."""
+
+    def __init__(self, server):
+        self.server, self.ends = server, threading.Event()
+        self.answers, self.errors = collections.defaultdict(set), []
+        self.pool = concurrent.futures.ThreadPoolExecutor(2)
+
+    def __enter__(self):
+        self.runs = [self.pool.submit(self.run, first) for first in range(2)]
+        return self
+
+    def __exit__(self, *_):
+        self.ends.set()
+        self.pool.shutdown()
+        for run in self.runs:
+            run.result()
+
+    def ask(self, prompt):
+        status, headers, body = self.server.request("POST", "/v1/completions", {
+            "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 1, "ignore_eos": True}, timeout=limit())
+        if status != 200:
+            self.errors.append(body.decode())
+        elif "x-moesaic-missing-experts" not in {name.lower() for name in headers}:
+            choice = json.loads(body)["choices"][0]
+            self.answers[prompt].add((choice["text"], str(choice["logprobs"]["token_logprobs"])))
+
+    def run(self, number):
+        while not self.ends.is_set():
+            try:
+                self.ask(PROMPTS[number % len(PROMPTS)])
+            except (OSError, http.client.HTTPException, ValueError) as error:  # the server has ended
+                self.errors.append(repr(error))
+                if self.server.process.poll() is not None:
+                    return
+            number += 1
+
+
+def experts(server):
+    """The state of the moves; None: the server does not answer."""
+    try:
+        return server.json("GET", "/state")[1]["experts"]
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+
+
+class RanksThatFailWhileExpertsMove(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        server = Server(*FLAGS, "--rebalance-experts", "86400")
+        with Load(server) as load:
+            until(lambda: len(load.answers) == len(PROMPTS), limit())
+        cls.expected = dict(load.answers)
+        assert server.stop() == 0 and all(len(each) == 1 for each in cls.expected.values()), cls.expected
+
+    def stop_while_moving(self, server, rank, delay):
+        """Stops the process of a rank after moves have begun. Returns whether one is under way then."""
+        until(lambda: (state := experts(server)) is not None and state["state"] in ("planning", "moving"), limit())
+        time.sleep(delay)
+        os.kill(rank, signal.SIGSTOP)
+        state = experts(server)
+        return state is not None and state["state"] == "moving"
+
+    def fault(self, number):
+        """One server whose rank fails. Returns (seconds until it is known, whether a move was under way, it was rolled back)."""
+        chance = random.Random(number)
+        tolerates, kills = number % 2 == 1, number % 4 < 2
+        server = Server(*FLAGS, "--rebalance-experts", "0.2", *(("--tolerate-rank-failure",) if tolerates else ()))
+        self.addCleanup(server.process.kill)
+        ranks = children(server.process.pid)
+        self.assertEqual(len(ranks), 2)
+        victim = chance.randrange(2)
+        name = f"rank {victim + 1}"
+        with Load(server) as load:
+            moving = self.stop_while_moving(server, ranks[victim], chance.uniform(0, 0.02))
+            begin = time.monotonic()
+            if kills:
+                os.kill(ranks[victim], signal.SIGKILL)
+            if tolerates:
+                until(lambda: server.metrics()["moesaic:ranks_alive"] == 2, limit())
+                seconds = time.monotonic() - begin
+                answered = sum(map(len, load.answers.values()))
+                load.ask(PROMPTS[0])
+                self.assertTrue(sum(map(len, load.answers.values())) >= answered)
+            else:
+                server.process.wait(limit())
+                seconds = time.monotonic() - begin
+        for prompt, answers in load.answers.items():
+            self.assertEqual(answers, self.expected[prompt], "an answer has changed")
+        if tolerates:
+            history = experts(server)["history"]
+            self.assertRegex("\n".join(history), rf"later moves are among the other ranks: {name} (died|did not answer for 4 s)")
+            rolled_back = any(re.search(rf"is rolled back: {name}", event) for event in history)
+            self.assertEqual(server.json("POST", "/v1/completions", {"prompt": "1 + 1 =", "max_tokens": 4})[0], 200)
+            self.assertEqual(server.stop(), 0)
+        else:
+            rolled_back = False
+            self.assertEqual(server.stop(), 1)
+            self.assertTrue(load.errors)
+            self.assertRegex(server.read_log(), rf"{name} \(process {ranks[victim]}\) was killed by signal 9" if kills else name)
+        for error in load.errors:
+            self.assertRegex(error, rf"{name}\b|Error|closed|shut|end|refused|Connection|Incomplete", error)
+        until(lambda: all(map(ended, ranks)), limit())
+        return kills, tolerates, seconds, moving, rolled_back
+
+    def test_no_answer_changes_and_nothing_remains(self):
+        before = shared_files()
+        outcomes = []
+        for number in range(FAULTS):
+            with self.subTest(fault=number):
+                outcomes.append(self.fault(number))
+        moving = sum(outcome[3] for outcome in outcomes)
+        killed = sorted(outcome[2] for outcome in outcomes if outcome[0]) or [0]
+        print(f"{len(outcomes)} faults, {moving} amid a move, {sum(outcome[4] for outcome in outcomes)} rolled back; a killed rank was "
+              f"known after {killed[len(killed) // 2]:.2f} s, at most {killed[-1]:.2f} s", file=sys.stderr)
+        until(lambda: not shared_files() - before, limit())
+
+
+if __name__ == "__main__":
+    main(verbosity=2)

@@ -91,10 +91,10 @@ void PlaceNumbers(const Index* index, EdgePart* part, EdgeVector* edge) {
       [to](int32_t p) { __builtin_prefetch(to + p, 1); });
 }
 
-// PlaceNumbers() with the values of the edges, which are checked against [0, limit).
-template <typename Index, typename Value>
-void PlaceWithValues(const Index* index, EdgePart* part, const Value* values, int64_t limit, EdgeVector* edge,
-                     EdgeVector* grouped) {
+// Places the values of the edges, which are checked against [0, limit); with kNumbers also their numbers.
+template <bool kNumbers, typename Index, typename Value>
+void PlaceValues(const Index* index, EdgePart* part, const Value* values, int64_t limit, EdgeVector* edge,
+                 EdgeVector* grouped) {
   int32_t *to_edge = edge->data(), *to_value = grouped->data();
   bool valid = true;
   PlaceEdges(
@@ -102,11 +102,11 @@ void PlaceWithValues(const Index* index, EdgePart* part, const Value* values, in
       [&](int64_t e, int32_t p) {
         const Value value = values[e];
         valid &= static_cast<uint64_t>(value) < static_cast<uint64_t>(limit);  // negative values are large
-        to_edge[p] = static_cast<int32_t>(e);
+        if constexpr (kNumbers) to_edge[p] = static_cast<int32_t>(e);
         to_value[p] = static_cast<int32_t>(value);
       },
       [&](int32_t p) {
-        __builtin_prefetch(to_edge + p, 1);
+        if constexpr (kNumbers) __builtin_prefetch(to_edge + p, 1);
         __builtin_prefetch(to_value + p, 1);
       });
   part->valid = valid;
@@ -135,9 +135,12 @@ struct CountedEdges {
   Segments segments;
   std::vector<EdgePart> parts;
   bool sorted = true;  // the order of the edges is already that of the groups
+  // With two arrays, two parts have the edges of both, and each places one array: cores that write to one
+  // array take lines from each other, as the edges of a segment are adjacent.
+  bool paired = false;
 };
 
-StatusOr<CountedEdges> CountGroups(const Indices& index, int64_t count, const char* name,
+StatusOr<CountedEdges> CountGroups(const Indices& index, int64_t count, const char* name, int arrays,
                                    runtime::ThreadPool* pool) {
   if (count < 0 || count >= kLimit || index.size >= kLimit) {
     return InvalidArgument("{} has {} edges for {} nodes; each must be below 2^31", name, index.size, count);
@@ -156,12 +159,21 @@ StatusOr<CountedEdges> CountGroups(const Indices& index, int64_t count, const ch
     counted.sorted &= part.sorted;
   }
   // The edges of a segment are placed part after part, so that the order does not depend on the parts.
+  counted.paired = arrays == 2 && parts.size() % 2 == 0 && !counted.sorted;
+  const size_t together = counted.paired ? 2 : 1;
   Segments& segments = counted.segments;
   segments.ptr.resize(count + 1);
   int32_t position = 0;
   for (int64_t s = 0; s < count; ++s) {
-    for (EdgePart& part : parts) position += std::exchange(part.next[s], position);
+    for (size_t i = 0; i < parts.size(); i += together) {
+      const int32_t begin = position;
+      for (size_t k = i; k < i + together; ++k) position += std::exchange(parts[k].next[s], begin);
+    }
     segments.ptr[s + 1] = position;
+  }
+  for (size_t i = 0; counted.paired && i < parts.size(); i += 2) {
+    parts[i].last = parts[i + 1].last;
+    parts[i + 1].first = parts[i].first;
   }
   FindHubs(&segments);
   return counted;
@@ -170,7 +182,7 @@ StatusOr<CountedEdges> CountGroups(const Indices& index, int64_t count, const ch
 }  // namespace
 
 StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name, runtime::ThreadPool* pool) {
-  ASSIGN_OR_RETURN(CountedEdges counted, CountGroups(index, count, name, pool));
+  ASSIGN_OR_RETURN(CountedEdges counted, CountGroups(index, count, name, 1, pool));
   Segments& segments = counted.segments;
   if (!counted.sorted) {
     segments.edge.resize(index.size);
@@ -184,7 +196,7 @@ StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name, 
 StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* name, Indices values,
                                    int64_t limit, const char* values_name, EdgeVector* grouped,
                                    runtime::ThreadPool* pool) {
-  ASSIGN_OR_RETURN(CountedEdges counted, CountGroups(index, count, name, pool));
+  ASSIGN_OR_RETURN(CountedEdges counted, CountGroups(index, count, name, 2, pool));
   Segments& segments = counted.segments;
   grouped->resize(index.size);
   if (!counted.sorted) segments.edge.resize(index.size);
@@ -193,8 +205,12 @@ StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* nam
       RunParts(pool, &counted.parts, [&](EdgePart* part) {
         if (counted.sorted) {
           CopyValues(from, part, limit, grouped);
+        } else if (!counted.paired) {
+          PlaceValues<true>(data, part, from, limit, &segments.edge, grouped);
+        } else if ((part - counted.parts.data()) % 2 == 0) {
+          PlaceNumbers(data, part, &segments.edge);
         } else {
-          PlaceWithValues(data, part, from, limit, &segments.edge, grouped);
+          PlaceValues<false>(data, part, from, limit, &segments.edge, grouped);
         }
       });
     });

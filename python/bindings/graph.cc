@@ -72,10 +72,14 @@ Target ParseTarget(const std::string& text) {
 
 void BindPlans(nb::module_& m) {
   nb::class_<Segments>(m, "Segments")
-      .def_static("from_index",
-                  [](const ReadArray& index, int64_t count) {
-                    return ValueOrThrow(graph::GroupByIndex(ToIndices(index, "index"), count));
-                  })
+      .def_static(
+          "from_index",
+          [](const ReadArray& index, int64_t count) {
+            const Session session;
+            return ValueOrThrow(
+                graph::GroupByIndex(ToIndices(index, "index"), count, "index", session.context().exec.pool));
+          },
+          nb::call_guard<nb::gil_scoped_release>())
       .def_static("from_ptr",
                   [](const ReadArray& ptr, int64_t edges) {
                     return ValueOrThrow(graph::SegmentsFromPtr(ToIndices(ptr, "ptr"), edges));
@@ -83,11 +87,14 @@ void BindPlans(nb::module_& m) {
       .def_prop_ro("count", &Segments::count)
       .def_prop_ro("edges", &Segments::edges);
   nb::class_<Graph>(m, "Graph")
-      .def_static("from_coo",
-                  [](const ReadArray& src, const ReadArray& dst, int64_t num_src, int64_t num_dst) {
-                    return ValueOrThrow(
-                        Graph::FromCoo(ToIndices(src, "src"), ToIndices(dst, "dst"), num_src, num_dst));
-                  })
+      .def_static(
+          "from_coo",
+          [](const ReadArray& src, const ReadArray& dst, int64_t num_src, int64_t num_dst) {
+            const Session session;
+            return ValueOrThrow(Graph::FromCoo(ToIndices(src, "src"), ToIndices(dst, "dst"), num_src, num_dst,
+                                               session.context().exec.pool));
+          },
+          nb::call_guard<nb::gil_scoped_release>())
       .def_static(
           "from_csc",
           [](const ReadArray& ptr, const ReadArray& src, int64_t num_src) {

@@ -100,7 +100,7 @@ StatusOr<std::vector<OperatorTime>> MeasureAll(const GraphFlags& options, const 
     progress.Show(static_cast<int64_t>(times.size()), 6, name);
     times.push_back(MeasureOperator(name, bytes, options.repetitions, run, &status));
   };
-  add("plan (COO -> CSC)", 0, [&] { return graph::Graph::FromCoo(src, dst, n, n).status(); });
+  add("plan (COO -> CSC)", 0, [&] { return graph::Graph::FromCoo(src, dst, n, n, ctx.exec.pool).status(); });
   add("segment sum, sorted", edge_bytes + node_bytes,
       [&] { return graph::Segment(ctx, graph::Reduce::kSum, segments, messages, out); });
   add("scatter sum, plan reused", edge_bytes + node_bytes,

@@ -48,7 +48,7 @@ void FirstLayer(const EdgeRun& run, int32_t first, int count, const TileBuffers&
   const auto activation =
       run.mlp.rest.empty() && !run.mlp.activate_last ? graph::Activation::kNone : run.mlp.activation;
   for (int i = 0; i < count; ++i) {
-    const int64_t d = run.csc.own[first + i], s = run.csc.neighbor[first + i];
+    const int64_t d = run.csc.own()[first + i], s = run.csc.neighbor[first + i];
     float* y = buffers.in + int64_t{i} * hidden;
     const float* rows[] = {run.from_dst + d * hidden, run.from_src + s * hidden, y};
     const float squared =
@@ -193,7 +193,7 @@ Status EdgeMlpReduce(const graph::Context& ctx, const graph::Graph& graph, const
   RETURN_IF_ERROR(ForEdgeTiles(ctx, graph, mlp, inputs, [&](const EdgeTile& tile) {
     for (int i = 0; i < tile.count; ++i)
       ctx.exec.kernels->axpy(1, tile.messages + int64_t{i} * width, width,
-                             out + int64_t{csc.own[tile.first + i]} * width);
+                             out + int64_t{csc.own()[tile.first + i]} * width);
   }));
   if (reduce == graph::Reduce::kSum && scale == 1) return OkStatus();
   for (int64_t d = 0; d < graph.num_dst(); ++d) {

@@ -41,7 +41,7 @@ struct MlpBackward {
     if (edge_inputs > 0) Apply(ctx, mlp.first_edge, v.edge, edge_inputs, count, v.before[0], h);
     ForRows(ctx, count, 256, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t d = csc.own[first + i], s = csc.neighbor[first + i];
+        const int64_t d = csc.own()[first + i], s = csc.neighbor[first + i];
         float* y = v.before[0] + i * h;
         const float* rows[] = {from_dst + d * h, from_src + s * h, y};
         const bool distance = !mlp.distance.empty();
@@ -67,7 +67,7 @@ struct MlpBackward {
       const int columns = static_cast<int>(end - begin);
       for (int i = 0; i < count; ++i) {
         const float* row = grad + int64_t{i} * h + begin;
-        ctx.exec.kernels->axpy(1, row, columns, from_dst_grad + int64_t{csc.own[first + i]} * h + begin);
+        ctx.exec.kernels->axpy(1, row, columns, from_dst_grad + int64_t{csc.own()[first + i]} * h + begin);
         ctx.exec.kernels->axpy(1, row, columns, from_src_grad + int64_t{csc.neighbor[first + i]} * h + begin);
       }
     });
@@ -84,7 +84,7 @@ struct MlpBackward {
       }
     });
     for (int i = 0; i < count; ++i) {
-      const int64_t d = csc.own[first + i], s = csc.neighbor[first + i];
+      const int64_t d = csc.own()[first + i], s = csc.neighbor[first + i];
       for (int axis = 0; axis < 3; ++axis) {
         const float x = dots[i] * (inputs.dst_xyz[3 * d + axis] - inputs.src_xyz[3 * s + axis]);
         if (out.dst_xyz != nullptr) out.dst_xyz[3 * d + axis] += x;
@@ -227,7 +227,7 @@ Status EdgeMlpReduceBackward(const graph::Context& ctx, const graph::Graph& grap
   auto message_grad = [&](const EdgeBlock& block) {
     ForRows(ctx, block.count, 256, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int32_t d = csc.own[block.first + i];
+        const int32_t d = csc.own()[block.first + i];
         const float factor =
             reduce == graph::Reduce::kMean ? scale / static_cast<float>(csc.ptr[d + 1] - csc.ptr[d]) : scale;
         for (int c = 0; c < width; ++c) block.grad[i * width + c] = factor * out_grad[int64_t{d} * width + c];

@@ -89,7 +89,7 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
         ctx.graph->rows.activate(&row, 1, nullptr, 0, tile.count * coord_hidden, edge_mlp_.activation,
                                  buffers.hidden);
         for (int i = 0; i < tile.count; ++i) {
-          const int64_t d = csc.own[tile.first + i], s = csc.neighbor[tile.first + i];
+          const int64_t d = csc.own()[tile.first + i], s = csc.neighbor[tile.first + i];
           ctx.exec.kernels->axpy(1, messages + int64_t{i} * hidden, hidden, sums + d * hidden);
           float weight =
               RowDot(buffers.hidden + int64_t{i} * coord_hidden, coord.weights.data(), coord_hidden) +

@@ -41,7 +41,7 @@ struct EgnnLayer::CoordinateBackward {
   // `moves`.
   void DifferenceGradients(const EdgeBlock& block, int64_t i) const {
     const EgnnOptions& options = layer.options_;
-    const int64_t d = csc.own[block.first + i], s = csc.neighbor[block.first + i];
+    const int64_t d = csc.own()[block.first + i], s = csc.neighbor[block.first + i];
     float weight = RowDot(after + i * coord_hidden(), coord.weights.data(), coord_hidden()) + coord.bias;
     float derivative = 1;
     if (options.tanh) {
@@ -70,7 +70,7 @@ struct EgnnLayer::CoordinateBackward {
       for (int64_t i = begin; i < end; ++i) DifferenceGradients(block, i);
     });
     for (int i = 0; i < block.count && x_in_grad != nullptr; ++i) {
-      const int64_t d = csc.own[block.first + i], s = csc.neighbor[block.first + i];
+      const int64_t d = csc.own()[block.first + i], s = csc.neighbor[block.first + i];
       for (int axis = 0; axis < 3; ++axis) {
         x_in_grad[3 * d + axis] += moves[int64_t{3} * i + axis];
         x_in_grad[3 * s + axis] -= moves[int64_t{3} * i + axis];
@@ -99,7 +99,7 @@ struct EgnnLayer::CoordinateBackward {
     });
     AddWeightGradients(ctx, after, width, width, messages, h, h, block.count, coord_in_grads);
     for (int i = 0; i < block.count; ++i)
-      std::copy_n(sums_grad + int64_t{csc.own[block.first + i]} * h, h, block.grad + int64_t{i} * h);
+      std::copy_n(sums_grad + int64_t{csc.own()[block.first + i]} * h, h, block.grad + int64_t{i} * h);
     coord_in.Inputs(ctx, after, width, block.count, block.grad, h, true);
     if (gates()) GateGradients(block);
   }
@@ -132,7 +132,8 @@ StatusOr<std::vector<float>> EgnnLayer::Sums(const graph::Context& ctx, const gr
           const float* m = tile.messages + int64_t{i} * hidden;
           const float factor =
               gate.weights.empty() ? 1 : SigmoidOf(RowDot(m, gate.weights.data(), hidden) + gate.bias);
-          ctx.exec.kernels->axpy(factor, m, hidden, sums.data() + int64_t{csc.own[tile.first + i]} * hidden);
+          ctx.exec.kernels->axpy(factor, m, hidden,
+                                 sums.data() + int64_t{csc.own()[tile.first + i]} * hidden);
         }
       }));
   return sums;

@@ -1,19 +1,11 @@
 #include "science/graph.h"
 
 #include <algorithm>
-#include <mutex>
 
 #include "base/check.h"
 
 namespace moesaic::graph {
 namespace {
-
-void FillOwn(Adjacency* adjacency) {
-  adjacency->own.resize(adjacency->edges());
-  int32_t* own = adjacency->own.data();
-  for (int32_t s = 0; s < adjacency->count(); ++s)
-    std::fill(own + adjacency->ptr[s], own + adjacency->ptr[s + 1], s);
-}
 
 Status CheckSources(int64_t num_src) {
   if (num_src >= 0 && num_src <= INT32_MAX - 1) return OkStatus();
@@ -37,23 +29,32 @@ struct Graph::Plan {
       static_cast<Segments&>(by_source) = *std::move(grouped);
       const int32_t edges = by_source.edges();
       by_source.neighbor.resize(edges);
+      const EdgeVector& own = by_destination.own();
       const bool keeps_order = by_source.edge.empty() && by_destination.edge.empty();
       EdgeVector edge(keeps_order ? 0 : edges);
       for (int32_t p = 0; p < edges; ++p) {
         const int32_t position = by_source.edge.empty() ? p : by_source.edge[p];
-        by_source.neighbor[p] = by_destination.own[position];
+        by_source.neighbor[p] = own[position];
         if (!keeps_order) edge[p] = by_destination.edge.empty() ? position : by_destination.edge[position];
       }
       by_source.edge = std::move(edge);
-      FillOwn(&by_source);
     });
     return by_source;
   }
 };
 
+const EdgeVector& Adjacency::own() const {
+  std::call_once(once_, [this] {
+    own_.resize(edges());
+    for (int32_t s = 0; s < count(); ++s) std::fill(own_.begin() + ptr[s], own_.begin() + ptr[s + 1], s);
+  });
+  return own_;
+}
+
 Graph::Graph() : plan_(std::make_shared<Plan>()) {}
 
-StatusOr<Graph> Graph::FromCoo(Indices src, Indices dst, int64_t num_src, int64_t num_dst) {
+StatusOr<Graph> Graph::FromCoo(Indices src, Indices dst, int64_t num_src, int64_t num_dst,
+                               runtime::ThreadPool* pool) {
   if (src.size != dst.size) {
     return InvalidArgument("src and dst must have one element per edge, but have {} and {}", src.size,
                            dst.size);
@@ -62,8 +63,7 @@ StatusOr<Graph> Graph::FromCoo(Indices src, Indices dst, int64_t num_src, int64_
   RETURN_IF_ERROR(CheckSources(num_src));
   Adjacency& csc = plan->by_destination;
   ASSIGN_OR_RETURN(static_cast<Segments&>(csc),
-                   GroupWithValues(dst, num_dst, "dst", src, num_src, "src", &csc.neighbor));
-  FillOwn(&csc);
+                   GroupWithValues(dst, num_dst, "dst", src, num_src, "src", &csc.neighbor, pool));
   plan->num_src = static_cast<int32_t>(num_src);
   return Graph(std::move(plan), false);
 }
@@ -79,7 +79,6 @@ StatusOr<Graph> Graph::FromCsc(Indices ptr, Indices src, int64_t num_src) {
     if (s < 0 || s >= num_src) return InvalidArgument("src[{}] must be in [0, {}), but is {}", e, num_src, s);
     csc.neighbor[e] = static_cast<int32_t>(s);
   }
-  FillOwn(&csc);
   plan->num_src = static_cast<int32_t>(num_src);
   return Graph(std::move(plan), false);
 }
@@ -98,9 +97,11 @@ bool Graph::Matches(Indices src, Indices dst) const {
   const Indices& from = reversed_ ? dst : src;
   const Indices& to = reversed_ ? src : dst;
   if (from.size != csc.edges() || to.size != csc.edges()) return false;
-  for (int32_t p = 0; p < csc.edges(); ++p) {
-    const int32_t e = csc.edge.empty() ? p : csc.edge[p];
-    if (from[e] != csc.neighbor[p] || to[e] != csc.own[p]) return false;
+  for (int32_t d = 0; d < csc.count(); ++d) {
+    for (int32_t p = csc.ptr[d]; p < csc.ptr[d + 1]; ++p) {
+      const int64_t e = csc.EdgeAt(p);
+      if (from[e] != csc.neighbor[p] || to[e] != d) return false;
+    }
   }
   return true;
 }

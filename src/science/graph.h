@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/status.h"
@@ -13,8 +14,14 @@ namespace moesaic::graph {
 
 /// Edges grouped by one of their ends.
 struct Adjacency : Segments {
-  EdgeVector own;       ///< [edges]: the end by which edges are grouped.
   EdgeVector neighbor;  ///< [edges]: the other end.
+
+  /// [edges]: the end by which edges are grouped; built at the first call, which any thread may make.
+  const EdgeVector& own() const;
+
+ private:
+  mutable std::once_flag once_;
+  mutable EdgeVector own_;
 };
 
 /// A directed graph with edges from source to destination nodes. The plan owns a sorted copy of the edges:
@@ -26,8 +33,9 @@ class Graph {
 
   /// Groups edges src[e] -> dst[e] by destination with a stable counting sort (CSC). Costs about 1 us per
   /// 1000 edges. Fails if an index is negative or too large, if the arrays disagree in size, or from 2^31
-  /// edges on.
-  static StatusOr<Graph> FromCoo(Indices src, Indices dst, int64_t num_src, int64_t num_dst);
+  /// edges on. The plan is the same for any number of threads of `pool`; null: the caller's thread only.
+  static StatusOr<Graph> FromCoo(Indices src, Indices dst, int64_t num_src, int64_t num_dst,
+                                 runtime::ThreadPool* pool = nullptr);
   /// Takes edges that are already grouped by destination. ptr is [num_dst + 1], src is [edges].
   static StatusOr<Graph> FromCsc(Indices ptr, Indices src, int64_t num_src);
 

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
+#include "runtime/thread_pool.h"
 #include "science/test_graphs.h"
 
 namespace moesaic::graph {
@@ -16,6 +18,45 @@ TEST(SegmentsTest, GroupsAreStable) {
   const Segments segments = *GroupByIndex(Indices::Of(index.data(), 6), 4);
   EXPECT_EQ(segments.ptr, (std::vector<int32_t>{0, 2, 3, 6, 6}));
   EXPECT_EQ(segments.edge, (EdgeVector{1, 4, 3, 0, 2, 5}));
+}
+
+TEST(SegmentsTest, OrderDoesNotDependOnThreads) {
+  constexpr int64_t kEdges = 70000;
+  std::mt19937 rng(5);
+  // 6000 segments take the path with prefetches; four threads place two arrays in pairs, three do not.
+  for (const auto& [count, threads] : {std::pair(1, 3), {40, 4}, {40, 3}, {6000, 4}, {6000, 3}}) {
+    const auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = false});
+    std::vector<int32_t> index(kEdges);
+    std::vector<int64_t> wide(kEdges), values(kEdges);
+    for (int64_t e = 0; e < kEdges; ++e) {
+      wide[e] = index[e] = static_cast<int32_t>(rng() % count);
+      values[e] = static_cast<int64_t>(rng() % 1000);
+    }
+    const Segments one = *GroupByIndex(Indices::Of(index.data(), kEdges), count);
+    std::vector<int32_t> expected(kEdges);
+    std::iota(expected.begin(), expected.end(), 0);
+    std::stable_sort(expected.begin(), expected.end(), [&](int a, int b) { return index[a] < index[b]; });
+    for (int64_t p = 0; p < kEdges; ++p) ASSERT_EQ(one.EdgeAt(p), expected[p]);
+    const Segments parts = *GroupByIndex(Indices::Of(wide.data(), kEdges), count, "index", pool.get());
+    EXPECT_EQ(parts.ptr, one.ptr);
+    EXPECT_EQ(parts.edge, one.edge);
+    EdgeVector grouped;
+    const Segments both =
+        *GroupWithValues(Indices::Of(index.data(), kEdges), count, "index",
+                         Indices::Of(values.data(), kEdges), 1000, "values", &grouped, pool.get());
+    EXPECT_EQ(both.edge, one.edge);
+    for (int64_t p = 0; p < kEdges; ++p) ASSERT_EQ(grouped[p], values[expected[p]]);
+    values[kEdges - 1] = 1000;
+    EXPECT_EQ(moesaic::Message(GroupWithValues(Indices::Of(index.data(), kEdges), count, "index",
+                                               Indices::Of(values.data(), kEdges), 1000, "values", &grouped,
+                                               pool.get())
+                                   .status()),
+              "values[69999] must be in [0, 1000), but is 1000");
+    wide[50000] = count;
+    EXPECT_EQ(
+        moesaic::Message(GroupByIndex(Indices::Of(wide.data(), kEdges), count, "index", pool.get()).status()),
+        fmt::format("index[50000] must be in [0, {}), but is {}", count, count));
+  }
 }
 
 TEST(SegmentsTest, SortedIndexNeedsNoPermutation) {
@@ -90,7 +131,7 @@ TEST(GraphTest, BothDirectionsListEveryEdge) {
     for (int32_t p = 0; p < 700; ++p) {
       const int32_t e = adjacency.edge.empty() ? p : adjacency.edge[p];
       ++seen[e];
-      EXPECT_EQ(adjacency.own[p], by_source ? edges.src[e] : edges.dst[e]);
+      EXPECT_EQ(adjacency.own()[p], by_source ? edges.src[e] : edges.dst[e]);
       EXPECT_EQ(adjacency.neighbor[p], by_source ? edges.dst[e] : edges.src[e]);
     }
     EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), 700);

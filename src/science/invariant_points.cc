@@ -40,37 +40,35 @@ StatusOr<InvariantPointAttention> InvariantPointAttention::Load(const WeightScop
   ASSIGN_OR_RETURN(layer.point_weights_, weights.Vector("head_weights", o.heads));
   for (float& w : layer.point_weights_)
     w = std::log1p(std::exp(w)) * std::sqrt(1.0F / (3 * (static_cast<float>(o.query_points) * 9 / 2)));
-  // The product with a row of z has z as its left operand: heads are few, and padding them to whole vectors
-  // costs less than a transposition of z.
+  // The product with a row of z has z as its left operand, which need not be transposed for it.
   ASSIGN_OR_RETURN(const WeightTensor* bias, weights.Get("linear_b.weight"));
-  const int c_z = layer.bias_.k(), columns = layer.bias_columns();
+  const int c_z = layer.bias_.k();
   const float scale = std::sqrt(1.0F / 3);
-  layer.bias_rows_.assign(int64_t{c_z} * columns, 0);
+  layer.bias_rows_.assign(int64_t{c_z} * o.heads, 0);
   layer.bias_shift_.assign(o.heads, 0);
   for (int h = 0; h < o.heads; ++h) {
-    for (int c = 0; c < c_z; ++c) layer.bias_rows_[c * columns + h] = scale * bias->values[h * c_z + c];
+    for (int c = 0; c < c_z; ++c) layer.bias_rows_[c * o.heads + h] = scale * bias->values[h * c_z + c];
     if (layer.bias_.bias() != nullptr) layer.bias_shift_[h] = scale * layer.bias_.bias()[h];
   }
   return layer;
 }
 
-int InvariantPointAttention::bias_columns() const { return base::CeilDiv(options_.heads, 16) * 16; }
-
 void InvariantPointAttention::AddBias(const graph::Context& ctx, int64_t n, const float* z, float* buffer,
                                       float* scores) const {
   const graph::RowKernels& rows = ctx.graph->rows;
-  const int columns = bias_columns(), heads = options_.heads;
+  const int heads = options_.heads;
   rows.matmul({.a = z,
                .b = bias_rows_.data(),
                .c = buffer,
                .a_stride = bias_.k(),
-               .b_stride = columns,
-               .c_stride = columns,
+               .b_stride = heads,
+               .c_stride = heads,
                .m = n,
-               .n = columns,
-               .k = bias_.k()});
-  float* transposed = buffer + n * columns;
-  rows.transpose(buffer, columns, n, heads, transposed, n);
+               .n = heads,
+               .k = bias_.k(),
+               .prefetch_a = true});
+  float* transposed = buffer + n * heads;
+  rows.transpose(buffer, heads, n, heads, transposed, n);
   for (int h = 0; h < heads; ++h) {
     float* to = scores + h * n;
     ctx.exec.kernels->axpy(1, transposed + h * n, static_cast<int>(n), to);
@@ -84,7 +82,7 @@ void InvariantPointAttention::PairBias(const graph::Context& ctx, int64_t n, con
   const int64_t row = options_.heads * n;
   std::vector<float*> buffers;
   for (int w = 0; w < ctx.exec.pool->size(); ++w)
-    buffers.push_back(ctx.exec.scratch->Take<float>(n * (bias_columns() + options_.heads)).data());
+    buffers.push_back(ctx.exec.scratch->Take<float>(2 * n * options_.heads).data());
   ctx.exec.pool->Run(n, [&](int64_t i, int worker) {
     std::fill_n(bias + i * row, row, 0.0F);
     AddBias(ctx, n, z + i * n * bias_.k(), buffers[worker], bias + i * row);
@@ -175,8 +173,7 @@ void InvariantPointAttention::Attend(const graph::Context& ctx, int64_t n, const
   std::vector<IpaTile> tiles;
   for (int w = 0; w < ctx.exec.pool->size(); ++w) {
     tiles.push_back({take(state.weights != nullptr ? 0 : kResidueTile * o.heads * n),
-                     take(kResidueTile * state.v_width),
-                     take(pair_bias != nullptr ? 0 : n * (bias_columns() + o.heads))});
+                     take(kResidueTile * state.v_width), take(pair_bias != nullptr ? 0 : 2 * n * o.heads)});
   }
   ctx.exec.pool->Run(base::CeilDiv(n, kResidueTile), [&](int64_t task, int worker) {
     const IpaTile& tile = tiles[worker];

@@ -55,13 +55,12 @@ class InvariantPointAttention {
                State* state) const;
   void Attend(const graph::Context& ctx, int64_t n, const float* z, const float* mask, const float* pair_bias,
               const State& state) const;
-  // Adds the bias of row z [n, c_z] to scores [heads, n]. `buffer` has n (bias_columns() + heads) floats.
+  // Adds the bias of row z [n, c_z] to scores [heads, n]. `buffer` has 2 n heads floats.
   void AddBias(const graph::Context& ctx, int64_t n, const float* z, float* buffer, float* scores) const;
-  int bias_columns() const;
 
   InvariantPointOptions options_;
   Dense q_, kv_, q_points_, kv_points_, bias_, out_;
-  std::vector<float> bias_rows_, bias_shift_;  // linear_b times sqrt(1/3): [c_z, bias_columns()], [heads]
+  std::vector<float> bias_rows_, bias_shift_;  // linear_b times sqrt(1/3): [c_z, heads], [heads]
   std::vector<float> point_weights_;           // [heads]: softplus of head_weights times the constants
 };
 

@@ -156,9 +156,8 @@ struct InvariantPointAttention::BackwardRun {
     const int64_t heads = o().heads, tasks = base::CeilDiv(n, kQueries), partial_size = heads * (c_z() + 1);
     const float scale = std::sqrt(1.0F / 3);
     std::vector<float> bias_weights(heads * c_z());  // [heads, c_z]: linear_b times its scale
-    const int columns = layer.bias_columns();
     for (int h = 0; h < heads; ++h) {
-      for (int c = 0; c < c_z(); ++c) bias_weights[h * c_z() + c] = layer.bias_rows_[c * columns + h];
+      for (int c = 0; c < c_z(); ++c) bias_weights[h * c_z() + c] = layer.bias_rows_[c * heads + h];
     }
     float* partials = Take(tasks * partial_size);
     std::fill_n(partials, tasks * partial_size, 0.0F);

@@ -17,13 +17,13 @@ int64_t Owners(const Graph& graph, Target target) {
 const int32_t* RowsByDestination(const Graph& graph, Target target) {
   const Adjacency& csc = graph.by_destination();
   if (target == Target::kEdge) return csc.edge_rows();
-  return target == Target::kSource ? csc.neighbor.data() : csc.own.data();
+  return target == Target::kSource ? csc.neighbor.data() : csc.own().data();
 }
 
 const int32_t* RowsBySource(const Graph& graph, Target target) {
   const Adjacency& csr = graph.by_source();
   if (target == Target::kEdge) return csr.edge_rows();
-  return target == Target::kSource ? csr.own.data() : csr.neighbor.data();
+  return target == Target::kSource ? csr.own().data() : csr.neighbor.data();
 }
 
 // out[s] = reduce of u op e, with u's and e's rows as given.

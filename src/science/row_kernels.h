@@ -41,6 +41,10 @@ struct MatmulTask {
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // floats between rows
   int64_t m = 0, n = 0, k = 0;
   bool accumulate = false, b_transposed = false;
+  /// Prefetches the next rows of a, also those after its end, while others are used: for rows that follow one
+  /// another in memory and are read once. The hardware's prefetchers do not keep up with several rows at a
+  /// time.
+  bool prefetch_a = false;
 };
 using MatmulFn = void (*)(const MatmulTask& task);
 

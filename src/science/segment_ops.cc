@@ -51,7 +51,7 @@ Status Scatter(const Context& ctx, Reduce reduce, const Features& src, Indices i
     return InvalidArgument("index must have one element per row of src, {}, but has {}", src.rows,
                            index.size);
   }
-  ASSIGN_OR_RETURN(const Segments segments, GroupByIndex(index, out.rows));
+  ASSIGN_OR_RETURN(const Segments segments, GroupByIndex(index, out.rows, "index", ctx.exec.pool));
   return Segment(ctx, reduce, segments, src, out, options);
 }
 

@@ -1,7 +1,9 @@
 #include "science/segments.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <utility>
 
 namespace moesaic::graph {
 namespace {
@@ -16,60 +18,109 @@ void FindHubs(Segments* segments) {
   }
 }
 
-// Counts edges per segment into ptr[index + 1]. Returns whether the indices are ascending; the position of
-// the first index out of range goes to *fault, or -1.
+// Consecutive edges of the caller that one task counts and places.
+struct EdgePart {
+  int64_t first = 0, last = 0;
+  std::vector<int32_t> next;  // [segments]: edges per segment, then the position of the segment's next edge
+  bool sorted = true;         // indices ascend, also from the part before
+  bool valid = true;          // all values are in range
+  int64_t fault = -1;         // position of the first index out of range, or -1
+};
+
+// Divides edges into one part per thread, as far as they are worth another array of counters.
+std::vector<EdgePart> DivideEdges(int64_t edges, int64_t count, const runtime::ThreadPool* pool) {
+  constexpr int64_t kMinEdges = 1 << 14;
+  const int64_t threads = pool == nullptr ? 1 : pool->size();
+  const int64_t parts = std::clamp<int64_t>(edges / std::max(kMinEdges, count), 1, threads);
+  std::vector<EdgePart> divided(parts);
+  for (int64_t i = 0; i < parts; ++i) {
+    divided[i].first = edges * i / parts;
+    divided[i].last = edges * (i + 1) / parts;
+  }
+  return divided;
+}
+
+void RunParts(runtime::ThreadPool* pool, std::vector<EdgePart>* parts,
+              const std::function<void(EdgePart*)>& run) {
+  if (parts->size() == 1) return run(parts->data());
+  pool->Run(static_cast<int64_t>(parts->size()), [&](int64_t i, int) { run(&(*parts)[i]); });
+}
+
 template <typename Index>
-bool CountEdges(const Index* index, int64_t size, int64_t count, std::vector<int32_t>* ptr, int64_t* fault) {
-  *fault = -1;
+void CountEdges(const Index* index, int64_t count, EdgePart* part) {
+  part->next.assign(count, 0);
   bool sorted = true;
-  Index last = 0;
-  int32_t* counts = ptr->data() + 1;
-  for (int64_t e = 0; e < size; ++e) {
+  int32_t* counts = part->next.data();
+  Index last = part->first > 0 ? index[part->first - 1] : 0;
+  for (int64_t e = part->first; e < part->last; ++e) {
     const Index i = index[e];
     if (i < 0 || static_cast<int64_t>(i) >= count) {
-      *fault = e;
-      return false;
+      part->fault = e;
+      return;
     }
     sorted &= i >= last;
     last = i;
     ++counts[i];
   }
-  return sorted;
+  part->sorted = sorted;
+}
+
+// Calls place(edge, position) for the edges of a part, in their order.
+template <typename Index, typename Place, typename Prefetch>
+void PlaceEdges(const Index* index, EdgePart* part, const Place& place, const Prefetch& prefetch) {
+  // Every segment is written at a line of each output; an L2 cache holds those of about 4096 segments. With
+  // more, lines are prefetched so many edges ahead that an access to the L3 cache or memory is over.
+  constexpr size_t kCachedSegments = 4096;
+  constexpr int64_t kAhead = 16;
+  int32_t* next = part->next.data();
+  int64_t e = part->first;
+  if (part->next.size() > kCachedSegments) {
+    for (; e + kAhead < part->last; ++e) {
+      prefetch(next[index[e + kAhead]]);
+      place(e, next[index[e]]++);
+    }
+  }
+  for (; e < part->last; ++e) place(e, next[index[e]]++);
 }
 
 template <typename Index>
-void PlaceEdges(const Index* index, int64_t size, std::vector<int32_t> next, EdgeVector* edge) {
-  edge->resize(size);
-  for (int64_t e = 0; e < size; ++e) (*edge)[next[index[e]]++] = static_cast<int32_t>(e);
+void PlaceNumbers(const Index* index, EdgePart* part, EdgeVector* edge) {
+  int32_t* to = edge->data();
+  PlaceEdges(
+      index, part, [to](int64_t e, int32_t p) { to[p] = static_cast<int32_t>(e); },
+      [to](int32_t p) { __builtin_prefetch(to + p, 1); });
 }
 
-// PlaceEdges() with the values of the edges. Returns whether all values are in [0, limit).
-template <typename Index, typename Value>
-bool PlaceWithValues(const Index* index, int64_t size, std::vector<int32_t> next, const Value* values,
-                     int64_t limit, EdgeVector* edge, EdgeVector* grouped) {
-  edge->resize(size);
-  grouped->resize(size);
-  int32_t *to_edge = edge->data(), *to_value = grouped->data(), *at = next.data();
+// Places the values of the edges, which are checked against [0, limit); with kNumbers also their numbers.
+template <bool kNumbers, typename Index, typename Value>
+void PlaceValues(const Index* index, EdgePart* part, const Value* values, int64_t limit, EdgeVector* edge,
+                 EdgeVector* grouped) {
+  int32_t *to_edge = edge->data(), *to_value = grouped->data();
   bool valid = true;
-  for (int64_t e = 0; e < size; ++e) {
-    const Value value = values[e];
-    valid &= static_cast<uint64_t>(value) < static_cast<uint64_t>(limit);  // negative values are large
-    const int32_t p = at[index[e]]++;
-    to_edge[p] = static_cast<int32_t>(e);
-    to_value[p] = static_cast<int32_t>(value);
-  }
-  return valid;
+  PlaceEdges(
+      index, part,
+      [&](int64_t e, int32_t p) {
+        const Value value = values[e];
+        valid &= static_cast<uint64_t>(value) < static_cast<uint64_t>(limit);  // negative values are large
+        if constexpr (kNumbers) to_edge[p] = static_cast<int32_t>(e);
+        to_value[p] = static_cast<int32_t>(value);
+      },
+      [&](int32_t p) {
+        if constexpr (kNumbers) __builtin_prefetch(to_edge + p, 1);
+        __builtin_prefetch(to_value + p, 1);
+      });
+  part->valid = valid;
 }
 
 template <typename Value>
-bool CopyValues(const Value* values, int64_t size, int64_t limit, EdgeVector* copy) {
-  copy->resize(size);
+void CopyValues(const Value* values, EdgePart* part, int64_t limit, EdgeVector* copy) {
+  int32_t* to = copy->data();
   bool valid = true;
-  for (int64_t e = 0; e < size; ++e) {
+  for (int64_t e = part->first; e < part->last; ++e) {
     valid &= static_cast<uint64_t>(values[e]) < static_cast<uint64_t>(limit);
-    (*copy)[e] = static_cast<int32_t>(values[e]);
+    to[e] = static_cast<int32_t>(values[e]);
   }
-  return valid;
+  part->valid = valid;
 }
 
 // Calls run with the pointer of the caller's type.
@@ -79,50 +130,98 @@ auto WithIndex(const Indices& index, const Run& run) {
                     : run(static_cast<const int32_t*>(index.data));
 }
 
-// The boundaries of the groups. *sorted tells whether the order of the edges is already that of the groups.
-StatusOr<Segments> CountGroups(const Indices& index, int64_t count, const char* name, bool* sorted) {
+// Edges counted by segment, and the parts in which they are placed.
+struct CountedEdges {
+  Segments segments;
+  std::vector<EdgePart> parts;
+  bool sorted = true;  // the order of the edges is already that of the groups
+  // With two arrays, two parts have the edges of both, and each places one array: cores that write to one
+  // array take lines from each other, as the edges of a segment are adjacent.
+  bool paired = false;
+};
+
+StatusOr<CountedEdges> CountGroups(const Indices& index, int64_t count, const char* name, int arrays,
+                                   runtime::ThreadPool* pool) {
   if (count < 0 || count >= kLimit || index.size >= kLimit) {
     return InvalidArgument("{} has {} edges for {} nodes; each must be below 2^31", name, index.size, count);
   }
-  Segments segments;
-  segments.ptr.assign(count + 1, 0);
-  int64_t fault = -1;
-  *sorted = WithIndex(
-      index, [&](const auto* data) { return CountEdges(data, index.size, count, &segments.ptr, &fault); });
-  if (fault >= 0) {
-    return InvalidArgument("{}[{}] must be in [0, {}), but is {}", name, fault, count, index[fault]);
+  CountedEdges counted;
+  std::vector<EdgePart>& parts = counted.parts;
+  parts = DivideEdges(index.size, count, pool);
+  WithIndex(index, [&](const auto* data) {
+    RunParts(pool, &parts, [&](EdgePart* part) { CountEdges(data, count, part); });
+  });
+  for (const EdgePart& part : parts) {
+    if (part.fault >= 0) {
+      return InvalidArgument("{}[{}] must be in [0, {}), but is {}", name, part.fault, count,
+                             index[part.fault]);
+    }
+    counted.sorted &= part.sorted;
   }
-  for (int64_t s = 0; s < count; ++s) segments.ptr[s + 1] += segments.ptr[s];
+  // The edges of a segment are placed part after part, so that the order does not depend on the parts.
+  counted.paired = arrays == 2 && parts.size() % 2 == 0 && !counted.sorted;
+  const size_t together = counted.paired ? 2 : 1;
+  Segments& segments = counted.segments;
+  segments.ptr.resize(count + 1);
+  int32_t position = 0;
+  for (int64_t s = 0; s < count; ++s) {
+    for (size_t i = 0; i < parts.size(); i += together) {
+      const int32_t begin = position;
+      for (size_t k = i; k < i + together; ++k) position += std::exchange(parts[k].next[s], begin);
+    }
+    segments.ptr[s + 1] = position;
+  }
+  for (size_t i = 0; counted.paired && i < parts.size(); i += 2) {
+    parts[i].last = parts[i + 1].last;
+    parts[i + 1].first = parts[i].first;
+  }
   FindHubs(&segments);
-  return segments;
+  return counted;
 }
 
 }  // namespace
 
-StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name) {
-  bool sorted = false;
-  ASSIGN_OR_RETURN(Segments segments, CountGroups(index, count, name, &sorted));
-  if (!sorted) {
-    WithIndex(index, [&](const auto* data) { PlaceEdges(data, index.size, segments.ptr, &segments.edge); });
+StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name, runtime::ThreadPool* pool) {
+  ASSIGN_OR_RETURN(CountedEdges counted, CountGroups(index, count, name, 1, pool));
+  Segments& segments = counted.segments;
+  if (!counted.sorted) {
+    segments.edge.resize(index.size);
+    WithIndex(index, [&](const auto* data) {
+      RunParts(pool, &counted.parts, [&](EdgePart* part) { PlaceNumbers(data, part, &segments.edge); });
+    });
   }
-  return segments;
+  return std::move(segments);
 }
 
 StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* name, Indices values,
-                                   int64_t limit, const char* values_name, EdgeVector* grouped) {
-  bool sorted = false;
-  ASSIGN_OR_RETURN(Segments segments, CountGroups(index, count, name, &sorted));
-  const bool valid = WithIndex(values, [&](const auto* from) {
-    if (sorted) return CopyValues(from, index.size, limit, grouped);
-    return WithIndex(index, [&](const auto* data) {
-      return PlaceWithValues(data, index.size, segments.ptr, from, limit, &segments.edge, grouped);
+                                   int64_t limit, const char* values_name, EdgeVector* grouped,
+                                   runtime::ThreadPool* pool) {
+  ASSIGN_OR_RETURN(CountedEdges counted, CountGroups(index, count, name, 2, pool));
+  Segments& segments = counted.segments;
+  grouped->resize(index.size);
+  if (!counted.sorted) segments.edge.resize(index.size);
+  WithIndex(values, [&](const auto* from) {
+    WithIndex(index, [&](const auto* data) {
+      RunParts(pool, &counted.parts, [&](EdgePart* part) {
+        if (counted.sorted) {
+          CopyValues(from, part, limit, grouped);
+        } else if (!counted.paired) {
+          PlaceValues<true>(data, part, from, limit, &segments.edge, grouped);
+        } else if ((part - counted.parts.data()) % 2 == 0) {
+          PlaceNumbers(data, part, &segments.edge);
+        } else {
+          PlaceValues<false>(data, part, from, limit, &segments.edge, grouped);
+        }
+      });
     });
   });
+  const bool valid = std::all_of(counted.parts.begin(), counted.parts.end(),
+                                 [](const EdgePart& part) { return part.valid; });
   for (int64_t e = 0; e < index.size && !valid; ++e) {
     if (values[e] < 0 || values[e] >= limit)
       return InvalidArgument("{}[{}] must be in [0, {}), but is {}", values_name, e, limit, values[e]);
   }
-  return segments;
+  return std::move(segments);
 }
 
 StatusOr<Segments> SegmentsFromPtr(Indices ptr, int64_t edges, const char* name) {

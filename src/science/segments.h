@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "runtime/huge_pages.h"
+#include "runtime/thread_pool.h"
 #include "science/features.h"
 
 namespace moesaic::graph {
@@ -32,14 +33,17 @@ struct Segments {
 };
 
 /// Groups edges by index[e] in [0, count) with a stable counting sort. Fails with the position of the first
-/// index out of range, or if there are 2^31 or more edges or segments.
-StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name = "index");
+/// index out of range, or if there are 2^31 or more edges or segments. The order is the same for any number
+/// of threads of `pool`; null: the caller's thread only.
+StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name = "index",
+                                runtime::ThreadPool* pool = nullptr);
 
 /// GroupByIndex() that also copies `values`, one per index, in grouped order into *grouped: one pass over the
 /// edges instead of two. Fails like GroupByIndex(), or with the position of the first value out of [0,
 /// limit).
 StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* name, Indices values,
-                                   int64_t limit, const char* values_name, EdgeVector* grouped);
+                                   int64_t limit, const char* values_name, EdgeVector* grouped,
+                                   runtime::ThreadPool* pool = nullptr);
 
 /// Takes boundaries that are already sorted: ptr[0] = 0, ptr is not decreasing, and ptr[last] = edges.
 StatusOr<Segments> SegmentsFromPtr(Indices ptr, int64_t edges, const char* name = "ptr");

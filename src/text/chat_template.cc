@@ -49,6 +49,11 @@ Status AddMembers(std::string* members, std::string_view object) {
   return OkStatus();
 }
 
+/// Returns `text` as a JSON string; bytes that are no UTF-8 are replaced.
+std::string QuotedToken(const std::string& text) {
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 template <typename Compiled>
 StatusOr<std::string> RenderWith(const Compiled& compiled, std::string_view variables,
                                  std::string_view messages, const RenderOptions& options, bool aliases) {
@@ -106,6 +111,11 @@ StatusOr<ChatTemplate> ChatTemplate::FromFolder(const std::filesystem::path& fol
 void ChatTemplate::SetToken(std::string name, std::string text) {
   std::erase_if(tokens_, [&](const auto& token) { return token.first == name; });
   tokens_.emplace_back(std::move(name), std::move(text));
+  token_members_.clear();
+  for (const auto& [key, value] : tokens_) {
+    if (!token_members_.empty()) token_members_ += ',';
+    token_members_ += QuotedToken(key) + ':' + QuotedToken(value);
+  }
 }
 
 const ChatTemplate::Compiled& ChatTemplate::TemplateFor(const ChatInput& input) const {
@@ -113,13 +123,18 @@ const ChatTemplate::Compiled& ChatTemplate::TemplateFor(const ChatInput& input) 
 }
 
 StatusOr<std::string> ChatTemplate::Variables(const ChatInput& input) const {
-  std::string members = "{";
-  for (const auto& [name, text] : tokens_) RETURN_IF_ERROR(AddMember(&members, name, Json(text).dump()));
-  RETURN_IF_ERROR(AddMember(&members, "tools", input.tools_json.empty() ? "null" : input.tools_json));
-  RETURN_IF_ERROR(
-      AddMember(&members, "documents", input.documents_json.empty() ? "null" : input.documents_json));
-  RETURN_IF_ERROR(
-      AddMember(&members, "add_generation_prompt", input.add_generation_prompt ? "true" : "false"));
+  std::string members = "{" + token_members_;
+  members += token_members_.empty() ? "" : ",";
+  members +=
+      input.add_generation_prompt ? R"("add_generation_prompt":true)" : R"("add_generation_prompt":false)";
+  for (const auto& [name, json] :
+       {std::pair("tools", &input.tools_json), {"documents", &input.documents_json}}) {
+    if (json->empty()) {
+      members.append(",\"").append(name).append("\":null");
+    } else {
+      RETURN_IF_ERROR(AddMember(&members, name, *json));
+    }
+  }
   if (!input.variables_json.empty()) RETURN_IF_ERROR(AddMembers(&members, input.variables_json));
   return members += '}';
 }

@@ -92,6 +92,7 @@ class ChatTemplate {
   std::shared_ptr<const Compiled> default_;
   std::shared_ptr<const Compiled> tool_use_;  // template for inputs with tools; may be null
   std::vector<std::pair<std::string, std::string>> tokens_;
+  std::string token_members_;  // tokens_ as members of a JSON object
 };
 
 }  // namespace moesaic::text

@@ -77,15 +77,23 @@ def _rows_are_contiguous(x: Any) -> bool:
     return bool(step == 1 and (x.shape[0] <= 1 or (apart >= x.shape[1] and float(apart).is_integer())))
 
 
-def as_index(x: Any, name: str) -> Any:
-    """Check that x is a vector of int32 or int64, and return it contiguous."""
+def as_index(x: Any, name: str) -> np.ndarray[Any, Any]:
+    """Check that x is a vector of int32 or int64, and return it as a contiguous NumPy array."""
+    if is_torch(x):
+        _check_index(str(x.dtype)[6:] in ("int32", "int64"), x, name)
+        # The extension reads a NumPy array in a fraction of the time that it takes for a tensor.
+        return np.ascontiguousarray(plain(x).numpy())
     if not hasattr(x, "shape"):
         x = np.asarray(x, dtype=np.int64)
-    if str(x.dtype).rsplit(".", 1)[-1] not in ("int32", "int64"):
+    _check_index(x.dtype == np.int64 or x.dtype == np.int32, x, name)
+    return np.ascontiguousarray(x)
+
+
+def _check_index(is_integer: bool, x: Any, name: str) -> None:
+    if not is_integer:
         raise TypeError(f"{name} must have elements of int32 or int64, not {x.dtype}")
     if x.ndim != 1:
         raise ValueError(f"{name} must be a vector, but has the shape {tuple(x.shape)}")
-    return contiguous(plain(x))
 
 
 def widen(x: Any) -> Any:

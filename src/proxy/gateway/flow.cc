@@ -18,8 +18,8 @@ constexpr size_t kSmallBody = 64 << 10;       // read in the event loop, in some
 // A small body of few messages whose text is known is also rendered in the event loop, in 0.05 to 0.3 ms: the
 // way through a thread and back costs 0.1 ms of processor time. Templates may loop over pairs of JSON values,
 // so that the limits are low, and members that templates loop over besides the messages are left to threads.
-constexpr ptrdiff_t kFewObjects = 128;
-constexpr ptrdiff_t kFewValues = 2048;
+constexpr size_t kFewObjects = 128;
+constexpr size_t kFewValues = 2048;
 constexpr size_t kFewTokens = 4096;
 constexpr size_t kFewUnknownBytes = 512;
 
@@ -47,15 +47,12 @@ std::string_view HeaderOf(const ClientRequest& request, std::string_view name) {
   return {};
 }
 
-// Whether the event loop may render the prompt of `body`, whose bytes are `text`.
-bool IsQuickToRender(const RequestBody& body, std::string_view text) {
+// Whether the event loop may render the prompt of `body`.
+bool IsQuickToRender(const RequestBody& body) {
   for (const char* name : {"tools", "documents", "chat_template_kwargs"}) {
     if (body.members.Given(name)) return false;
   }
-  const ptrdiff_t objects = std::count(text.begin(), text.end(), '{');
-  const ptrdiff_t values =
-      objects + std::count_if(text.begin(), text.end(), [](char c) { return c == '[' || c == ','; });
-  return objects <= kFewObjects && values <= kFewValues;
+  return body.members.num_objects() <= kFewObjects && body.members.num_values() <= kFewValues;
 }
 
 // Compares in a time that depends on the lengths only.
@@ -167,7 +164,7 @@ void Flow::Start(ClientRequest request) {
   }
   phase_ = Phase::kPreparing;
   const bool renders = tokens_.empty() && gateway_.renderer() != nullptr;
-  if (small && (!renders || IsQuickToRender(*body_, *request_.body)) && tokens_.size() <= kFewTokens &&
+  if (small && (!renders || IsQuickToRender(*body_)) && tokens_.size() <= kFewTokens &&
       PrepareWithin(kFewUnknownBytes)) {
     return OnPrepared();
   }

@@ -50,6 +50,8 @@ class Scanner {
   Scanner(std::string_view text, const JsonLimits& limits) : text_(text), limits_(limits) {}
 
   size_t at() const { return at_; }
+  size_t values() const { return values_; }    // that Value() met
+  size_t objects() const { return objects_; }  // of them
   char Peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   bool done() const { return at_ == text_.size(); }
 
@@ -98,8 +100,10 @@ class Scanner {
     for (bool first = true;; first = false) {
       Space();
       JsonType scalar;
+      ++values_;
       if (Peek() == '{' || Peek() == '[') {
         const char bracket = text_[at_];
+        if (bracket == '{') ++objects_;
         if (first) *type = bracket == '{' ? JsonType::kObject : JsonType::kArray;
         if (static_cast<int>(open.size()) + 1 >= limits_.max_depth)
           return Fail("values are nested too deeply");
@@ -228,7 +232,7 @@ class Scanner {
 
   std::string_view text_;
   JsonLimits limits_;
-  size_t at_ = 0;
+  size_t at_ = 0, values_ = 0, objects_ = 0;
   const char* fault_ = nullptr;
 };
 
@@ -340,6 +344,8 @@ StatusOr<JsonMembers> JsonMembers::ScanFirst(std::string_view text, const JsonLi
   found.close_ = scan.at();
   if (!scan.Take(close, found.is_array_ ? "expected ',' or ']'" : "expected ',' or '}'")) return scan.error();
   *end = scan.at();
+  found.num_values_ = scan.values();
+  found.num_objects_ = scan.objects();
   found.text_ = text.substr(0, *end);
   return found;
 }

@@ -52,6 +52,9 @@ class JsonMembers {
     return text_.substr(member.value_begin, member.value_end - member.value_begin);
   }
   std::string_view text() const { return text_; }
+  /// Values and objects at all depths below the scanned one.
+  size_t num_values() const { return num_values_; }
+  size_t num_objects() const { return num_objects_; }
 
   /// Returns whether a member exists and is not null, an empty list or an empty object.
   bool Given(std::string_view key) const;
@@ -69,6 +72,7 @@ class JsonMembers {
   std::vector<JsonMember> members_;
   bool is_array_ = false;
   size_t close_ = 0;  // the closing bracket
+  size_t num_values_ = 0, num_objects_ = 0;
 };
 
 /// Collects changes of an object's members and applies them in one pass. Bytes of other members are copied.

@@ -211,8 +211,7 @@ SegmentCache::SegmentCache(text::Tokenizer tokenizer, TextCutter cutter, size_t 
   if (led == *with) leading_ = *around;
 }
 
-SegmentCache::Ids SegmentCache::Find(uint64_t hash, std::string_view text) {
-  const std::lock_guard lock(mutex_);
+const SegmentCache::Ids* SegmentCache::Touch(uint64_t hash, std::string_view text) {
   const auto found = by_hash_.find(hash);
   if (found == by_hash_.end() || found->second->entry->text != text) {
     ++stats_.misses;
@@ -222,7 +221,13 @@ SegmentCache::Ids SegmentCache::Find(uint64_t hash, std::string_view text) {
   recent_.splice(recent_.begin(), recent_, found->second);
   ++stats_.hits;
   stats_.hit_bytes += text.size();
-  return found->second->entry;
+  return &found->second->entry;
+}
+
+SegmentCache::Ids SegmentCache::Find(uint64_t hash, std::string_view text) {
+  const std::lock_guard lock(mutex_);
+  const Ids* entry = Touch(hash, text);
+  return entry == nullptr ? nullptr : *entry;
 }
 
 void SegmentCache::Insert(uint64_t hash, std::string_view text, std::vector<int32_t> ids) {
@@ -251,9 +256,10 @@ uint64_t SegmentCache::HashOf(std::string_view text) const {
 }
 
 bool SegmentCache::AppendKnown(uint64_t hash, std::string_view text, Output* out) {
-  const Ids entry = Find(hash, text);
+  const std::lock_guard lock(mutex_);
+  const Ids* entry = Touch(hash, text);
   if (entry == nullptr) return false;
-  out->ids.insert(out->ids.end(), entry->ids.begin(), entry->ids.end());
+  out->ids.insert(out->ids.end(), (*entry)->ids.begin(), (*entry)->ids.end());
   return true;
 }
 
@@ -274,19 +280,44 @@ Status SegmentCache::AppendUnknown(uint64_t hash, std::string_view text, bool in
   return OkStatus();
 }
 
-Status SegmentCache::AppendShort(std::string_view text, bool insert, Output* out) {
+Status SegmentCache::AppendParts(std::string_view text, bool insert, Output* out) {
   while (!text.empty()) {
-    const std::string_view part = text.substr(0, cutter_.NextSegment(text, kShortSegment));
-    RETURN_IF_ERROR(AppendSegment(part, insert, out));
-    text.remove_prefix(part.size());
+    const std::string_view medium = text.substr(0, cutter_.NextSegment(text, kMediumSegment));
+    const uint64_t hash = HashOf(medium);
+    if (!AppendKnown(hash, medium, out)) {
+      const auto before = static_cast<ptrdiff_t>(out->ids.size());
+      for (std::string_view rest = medium; !rest.empty();) {
+        const std::string_view part = rest.substr(0, cutter_.NextSegment(rest, kShortSegment));
+        RETURN_IF_ERROR(AppendSegment(part, insert, out));
+        rest.remove_prefix(part.size());
+      }
+      if (insert) Insert(hash, medium, {out->ids.begin() + before, out->ids.end()});
+    }
+    text.remove_prefix(medium.size());
   }
   return OkStatus();
 }
 
 Status SegmentCache::AppendEnd(std::string_view text, Output* out) {
   while (!text.empty()) {
+    const size_t length = cutter_.NextSegment(text, kMediumSegment);
+    if (length == text.size()) return AppendShort(text, /*last=*/true, out);
+    const std::string_view medium = text.substr(0, length);
+    const uint64_t hash = HashOf(medium);
+    if (!AppendKnown(hash, medium, out)) {
+      const auto before = static_cast<ptrdiff_t>(out->ids.size());
+      RETURN_IF_ERROR(AppendShort(medium, /*last=*/false, out));
+      Insert(hash, medium, {out->ids.begin() + before, out->ids.end()});
+    }
+    text.remove_prefix(length);
+  }
+  return OkStatus();
+}
+
+Status SegmentCache::AppendShort(std::string_view text, bool last, Output* out) {
+  while (!text.empty()) {
     const size_t length = cutter_.NextSegment(text, kShortSegment);
-    if (length == text.size()) return AppendWords(text, out);
+    if (last && length == text.size()) return AppendWords(text, out);
     const std::string_view part = text.substr(0, length);
     const uint64_t hash = HashOf(part);
     if (!AppendKnown(hash, part, out)) {
@@ -377,7 +408,7 @@ Status SegmentCache::Encode(std::span<const std::string_view> pieces, bool add_s
     if (last) {  // a longer prompt will continue it
       status = AppendEnd(segment, &out);
     } else if (const uint64_t hash = HashOf(segment); !AppendKnown(hash, segment, &out)) {
-      status = AppendShort(segment, /*insert=*/first, &out);
+      status = AppendParts(segment, /*insert=*/first, &out);
       if (status.ok())
         Insert(hash, segment, {out.ids.begin() + static_cast<ptrdiff_t>(before), out.ids.end()});
     }

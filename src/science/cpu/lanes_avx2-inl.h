@@ -38,6 +38,13 @@ inline V Negate(V x) { return _mm256_xor_ps(x, Set(-0.0F)); }
 inline V KeepEqual(VI a, VI b, V x) {
   return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)));
 }
+/// The low half of `low` and the high half of `high`.
+inline V JoinHalves(V low, V high) { return _mm256_blend_ps(low, high, 0xf0); }
+inline V LoadHalfTwice(const float* p) { return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p)); }
+inline void StoreHalves(float* low, float* high, V x) {
+  _mm_storeu_ps(low, _mm256_castps256_ps128(x));
+  _mm_storeu_ps(high, _mm256_extractf128_ps(x, 1));
+}
 inline VI LoadFirstInts(const int32_t* p, int n) { return _mm256_maskload_epi32(p, FirstLanes(n)); }
 inline void StoreFirstInts(int32_t* p, VI x, int n) { _mm256_maskstore_epi32(p, FirstLanes(n), x); }
 inline float MaxLanes(V x) {

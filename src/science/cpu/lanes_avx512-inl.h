@@ -38,6 +38,15 @@ inline V Negate(V x) {
 }
 /// Returns x where a and b are equal, otherwise 0.
 inline V KeepEqual(VI a, VI b, V x) { return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(a, b), x); }
+/// The low half of `low` and the high half of `high`.
+inline V JoinHalves(V low, V high) { return _mm512_mask_blend_ps(0xff00, low, high); }
+inline V LoadHalfTwice(const float* p) {
+  return _mm512_castpd_ps(_mm512_broadcast_f64x4(_mm256_loadu_pd(reinterpret_cast<const double*>(p))));
+}
+inline void StoreHalves(float* low, float* high, V x) {
+  _mm256_storeu_ps(low, _mm512_castps512_ps256(x));
+  _mm256_storeu_pd(reinterpret_cast<double*>(high), _mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+}
 inline VI LoadFirstInts(const int32_t* p, int n) { return _mm512_maskz_loadu_epi32(FirstLanes(n), p); }
 inline void StoreFirstInts(int32_t* p, VI x, int n) { _mm512_mask_storeu_epi32(p, FirstLanes(n), x); }
 inline float MaxLanes(V x) {

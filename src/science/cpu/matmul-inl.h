@@ -48,11 +48,47 @@ inline void ProductBlock(const MatmulTask& t, const float* a, const float* b, in
   }
 }
 
+// Prefetches the block of rows after that at `row`. It must be inlined: GCC 12 removes calls of functions
+// that only prefetch.
+[[gnu::always_inline]] inline void PrefetchNext(const MatmulTask& t, int64_t row) {
+  if (!t.prefetch_a) return;
+  const float* next = t.a + (row + kProductRows) * t.a_stride;
+  for (int64_t i = 0; i < kProductRows * t.a_stride; i += 16) __builtin_prefetch(next + i, 0, 2);
+}
+
+// ProductBlock() of one and a half vectors of columns of a packed panel: two rows share the vector of their
+// last columns, so that three products replace four.
+constexpr int kHalfCols = kLanes + kLanes / 2;
+
+inline void ProductBlockOfHalves(const MatmulTask& t, const float* a, const float* panel, float* c) {
+  V sum[kProductRows], halves[kProductRows / 2];
+#pragma GCC unroll 6
+  for (int r = 0; r < kProductRows; ++r) sum[r] = halves[r / 2] = Zero();
+  for (int64_t k = 0; k < t.k; ++k) {
+    const V b0 = kernels::Load(panel + k * kProductCols),
+            b1 = LoadHalfTwice(panel + k * kProductCols + kLanes);
+#pragma GCC unroll 3
+    for (int r = 0; r < kProductRows; r += 2) {
+      const V x = Set(a[r * t.a_stride + k]), y = Set(a[(r + 1) * t.a_stride + k]);
+      sum[r] = Fma(x, b0, sum[r]);
+      sum[r + 1] = Fma(y, b0, sum[r + 1]);
+      halves[r / 2] = Fma(JoinHalves(x, y), b1, halves[r / 2]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kProductRows; ++r) kernels::Store(c + r * t.c_stride, sum[r]);
+#pragma GCC unroll 3
+  for (int r = 0; r < kProductRows; r += 2)
+    StoreHalves(c + r * t.c_stride + kLanes, c + (r + 1) * t.c_stride + kLanes, halves[r / 2]);
+}
+
 template <bool kPart>
-inline void ProductRows(const MatmulTask& t, const float* b, int64_t b_stride, int cols, float* c) {
-  int64_t row = 0;
-  for (; row + kProductRows <= t.m; row += kProductRows)
+inline void ProductRows(const MatmulTask& t, int64_t row, const float* b, int64_t b_stride, int cols,
+                        float* c) {
+  for (; row + kProductRows <= t.m; row += kProductRows) {
+    PrefetchNext(t, row);
     ProductBlock<kProductRows, kPart>(t, t.a + row * t.a_stride, b, b_stride, cols, c + row * t.c_stride);
+  }
   const float* a = t.a + row * t.a_stride;
   float* to = c + row * t.c_stride;
   switch (t.m - row) {
@@ -89,6 +125,19 @@ inline void PackPanel(const MatmulTask& t, const float* b, int cols, float* pane
   }
 }
 
+// Returns the number of rows that it computed, a multiple of kProductRows.
+[[gnu::noinline]] int64_t ProductRowsOfHalves(const MatmulTask& t, const float* panel, float* c) {
+  MatmulTask rest = t;
+  for (; rest.m >= kProductRows; rest.m -= kProductRows) {
+    PrefetchNext(rest, 0);
+    ProductBlockOfHalves(rest, rest.a, panel, c);
+    rest.a += kProductRows * t.a_stride;
+    c += kProductRows * t.c_stride;
+  }
+  // The rest is left to the caller: its code would be inlined a second time here.
+  return t.m - rest.m;
+}
+
 // Columns are taken in panels. A panel that many rows use is copied first: its rows in b may be a power of
 // two apart, where they would evict one another from the L1 cache. A panel of 512 inputs fills half of it.
 constexpr int64_t kPackFromRows = 24;
@@ -101,11 +150,12 @@ inline void ProductOfInputs(const MatmulTask& t, float* panel) {
     const float* b = t.b + (t.b_transposed ? col * t.b_stride : col);
     if (pack) PackPanel(t, b, cols, panel);
     if (pack) {
-      ProductRows<false>(t, panel, kProductCols, cols, t.c + col);
+      const int64_t done = cols == kHalfCols && !t.accumulate ? ProductRowsOfHalves(t, panel, t.c + col) : 0;
+      ProductRows<false>(t, done, panel, kProductCols, cols, t.c + col);
     } else if (cols == kProductCols) {
-      ProductRows<false>(t, b, t.b_stride, cols, t.c + col);
+      ProductRows<false>(t, 0, b, t.b_stride, cols, t.c + col);
     } else {
-      ProductRows<true>(t, b, t.b_stride, cols, t.c + col);
+      ProductRows<true>(t, 0, b, t.b_stride, cols, t.c + col);
     }
   }
 }

@@ -132,7 +132,7 @@ Status MpnnLayer::Sum(const graph::Context& ctx, const graph::Graph& graph, cons
       const float scale = in.edge_mask == nullptr ? 1 : in.edge_mask[csc.EdgeAt(position)];
       if (scale != 0)
         ctx.exec.kernels->axpy(scale, tile.messages + int64_t{t} * width, width,
-                               sums + int64_t{csc.own[position]} * width);
+                               sums + int64_t{csc.own()[position]} * width);
     }
   });
 }
@@ -264,7 +264,7 @@ Status MpnnLayer::Backward(const graph::Context& ctx, const graph::Graph& graph,
             const int64_t position = block.first + i;
             const float scale =
                 (in.edge_mask == nullptr ? 1 : in.edge_mask[csc.EdgeAt(position)]) / kMessageScale;
-            const float* from = x1_grad.data() + int64_t{csc.own[position]} * width;
+            const float* from = x1_grad.data() + int64_t{csc.own()[position]} * width;
             for (int c = 0; c < width; ++c) block.grad[i * width + c] = scale * from[c];
           }
         });

@@ -289,7 +289,7 @@ Status Se3Conv::RunEdges(const graph::Context& ctx, const Se3Graph& edges, const
   const EdgeRun run = {*this, ctx, edges, nodes, edge};
   std::vector<Tile> tiles;
   for (int w = 0; w < ctx.exec.pool->size(); ++w) tiles.push_back(run.TakeTile());
-  const graph::EdgeVector& own = edges.graph().by_destination().own;
+  const graph::EdgeVector& own = edges.graph().by_destination().own();
   const graph::Segments& sources = edges.by_source();
   std::vector<graph::SegmentRange> ranges = graph::DivideByEdges(sources, ctx.exec.pool->size());
   for (const int32_t hub : sources.hubs) ranges.push_back({hub, hub + 1});

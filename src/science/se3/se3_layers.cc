@@ -42,7 +42,7 @@ StatusOr<Se3Graph> Se3Graph::Create(graph::Graph graph, const float* xyz, int ma
   for (int32_t p = 0; p < csc.edges(); ++p) {
     float* d = out.offsets_.data() + 3 * int64_t{p};
     for (int axis = 0; axis < 3; ++axis) {
-      d[axis] = xyz[3 * int64_t{csc.neighbor[p]} + axis] - xyz[3 * int64_t{csc.own[p]} + axis];
+      d[axis] = xyz[3 * int64_t{csc.neighbor[p]} + axis] - xyz[3 * int64_t{csc.own()[p]} + axis];
       if (!source_minus_destination) d[axis] = -d[axis];
     }
     out.distances_[p] = std::sqrt(d[0] * d[0] + d[1] * d[1] + d[2] * d[2]);
@@ -60,7 +60,7 @@ void Se3Graph::AddPositionGradients(const float* offset_grad, float* xyz_grad) c
     for (int axis = 0; axis < 3; ++axis) {
       const float g = source_minus_destination_ ? offset_grad[3 * p + axis] : -offset_grad[3 * p + axis];
       xyz_grad[3 * int64_t{csc.neighbor[p]} + axis] += g;
-      xyz_grad[3 * int64_t{csc.own[p]} + axis] -= g;
+      xyz_grad[3 * int64_t{csc.own()[p]} + axis] -= g;
     }
   }
 }

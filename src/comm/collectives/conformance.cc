@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include "comm/collectives/communicator.h"
@@ -18,6 +21,8 @@ using tensor::DType;
 
 constexpr std::array<DType, 8> kDTypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32,
                                           DType::kI64, DType::kF64,  DType::kI8,  DType::kU8};
+// With odd tails.
+constexpr std::array<int64_t, 10> kCounts = {0, 1, 7, 33, 130, 1021, 4099, kLargeCount, 65537, (1 << 20) + 3};
 constexpr std::array<ReduceOp, 4> kOps = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};
 
 uint64_t Mix(uint64_t x) {
@@ -66,21 +71,36 @@ int64_t Apply(ReduceOp op, int64_t a, int64_t b) {
   return 0;
 }
 
+// Reductions of the values of all ranks, computed once per element.
+class Totals {
+ public:
+  explicit Totals(int ranks) : ranks_(ranks) {}
+
+  int64_t At(int64_t index, ReduceOp op) {
+    std::vector<int32_t>& known = known_[static_cast<size_t>(op)];
+    for (int64_t next = std::ssize(known); next <= index; ++next) {
+      int64_t value = ValueOf(0, next, op);
+      for (int rank = 1; rank < ranks_; ++rank) value = Apply(op, value, ValueOf(rank, next, op));
+      known.push_back(static_cast<int32_t>(value));
+    }
+    return known[static_cast<size_t>(index)];
+  }
+
+ private:
+  const int ranks_;
+  std::array<std::vector<int32_t>, kOps.size()> known_;  // by operation
+};
+
 // Value of an output element by the definition of the collective.
-int64_t Expected(const PlanRequest& request, int rank, int64_t index, ReduceOp op) {
-  const auto sum = [&](int64_t at) {
-    int64_t value = ValueOf(0, at, op);
-    for (int other = 1; other < request.ranks; ++other) value = Apply(op, value, ValueOf(other, at, op));
-    return value;
-  };
+int64_t Expected(const PlanRequest& request, int rank, int64_t index, ReduceOp op, Totals& totals) {
   switch (request.collective) {
     case Collective::kBroadcast:
       return ValueOf(request.root, index, op);
     case Collective::kAllReduce:
-      return sum(index);
+      return totals.At(index, op);
     case Collective::kReduceScatter:
       for (int before = 0; before < rank; ++before) index += request.counts[before];
-      return sum(index);
+      return totals.At(index, op);
     case Collective::kAllGather: {
       int from = 0;
       for (; index >= request.counts[from]; ++from) index -= request.counts[from];
@@ -129,7 +149,8 @@ std::vector<RankTree> GroupShapes(int ranks) {
 
 class Suite {
  public:
-  Suite(Transport& transport, const ConformanceOptions& options) : transport_(transport), options_(options) {}
+  Suite(Transport& transport, const ConformanceOptions& options)
+      : transport_(transport), options_(options), totals_(transport.size()) {}
 
   ConformanceReport Run() {
     CommunicatorOptions options;
@@ -158,13 +179,16 @@ class Suite {
     if (report_.first_failure.ok()) report_.first_failure = status;
   }
 
-  // Sizes with odd tails. Large ones are rare.
+  // Large sizes are rare.
   int64_t SizeOf(int64_t sample) const {
-    static constexpr std::array<int64_t, 8> kSizes = {0, 1, 7, 33, 130, 1021, 4099, 20011};
-    const uint64_t bits = Mix(static_cast<uint64_t>(sample) + 17);
+    const uint64_t bits = Mix(static_cast<uint64_t>(sample) + 17 + (options_.seed << 32));
     if (bits % 97 == 0) return options_.max_count;
     if (bits % 13 == 0) return std::min<int64_t>(options_.max_count, 65537);
-    return std::min(options_.max_count, kSizes[bits / 97 % kSizes.size()]);
+    return std::min(options_.max_count, kCounts[bits / 97 % (kCounts.size() - 2)]);
+  }
+
+  DType TypeOf(int64_t sample) const {
+    return kDTypes[Mix(static_cast<uint64_t>(sample) + (options_.seed << 32)) % kDTypes.size()];
   }
 
   void RunAlgorithms() {
@@ -173,30 +197,64 @@ class Suite {
       for (const Collective collective : kAllCollectives) {
         for (const PlanShape& shape : ShapesOf(collective, tree)) {
           if (shape.wire != WireFormat::kExact) continue;  // not comparable with brute force
-          for (int i = 0; i < options_.sizes; ++i) {
+          if (options_.is_whole) {
+            RunAllSizes(collective, tree, shape, sample);
+            continue;
+          }
+          for (int i = 0; i < options_.samples; ++i) {
             ++sample;
-            PlanRequest request =
-                MakeRequest(collective, transport_.size(), SizeOf(sample), static_cast<unsigned>(sample % 4));
-            Start(request, sample);
-            StatusOr<Plan> plan = BuildPlan(request, tree, shape);
-            Status status = plan.status();
-            if (plan.ok()) status = CheckPlan(*plan);
-            if (status.ok()) {
-              status = communicator_->Run(std::make_shared<const Plan>(*plan), input_, output_, dtype_, op_);
-            }
-            if (status.ok()) status = Compare(request);
-            Count(Annotate(status, plan.ok() ? plan->algorithm : "plan"));
+            RunAlgorithm(collective, tree, shape, SizeOf(sample), TypeOf(sample), sample);
           }
         }
       }
     }
   }
 
-  // Chooses type and operation, and fills the buffers.
-  void Start(PlanRequest& request, int64_t sample) {
-    const uint64_t bits = Mix(static_cast<uint64_t>(sample));
-    dtype_ = kDTypes[bits % kDTypes.size()];
-    op_ = kOps[bits / 64 % kOps.size()];
+  void RunAllSizes(Collective collective, const RankTree& tree, const PlanShape& shape, int64_t& sample) {
+    if (collective == Collective::kBarrier) {
+      return RunAlgorithm(collective, tree, shape, 0, DType::kF32, ++sample);
+    }
+    for (const int64_t count : kCounts) {
+      if (count > options_.max_count) continue;
+      ++sample;
+      const bool has_all_types = count <= kLargeCount || transport_.size() <= kFewRanks;
+      for (const DType dtype : kDTypes) {
+        if (!has_all_types && dtype != kDTypes[static_cast<size_t>(sample) % kDTypes.size()]) continue;
+        RunAlgorithm(collective, tree, shape, count, dtype, sample);
+      }
+    }
+  }
+
+  void RunAlgorithm(Collective collective, const RankTree& tree, const PlanShape& shape, int64_t count,
+                    DType dtype, int64_t sample) {
+    PlanRequest request =
+        MakeRequest(collective, transport_.size(), count, static_cast<unsigned>(sample % 4));
+    Start(request, dtype, sample);
+    StatusOr<std::shared_ptr<const Plan>> plan = CheckedPlan(request, tree, shape, sample);
+    Status status = plan.status();
+    if (plan.ok()) status = communicator_->Run(*plan, input_, output_, dtype_, op_);
+    if (status.ok()) status = Compare(request);
+    Count(Annotate(status, plan.ok() ? (*plan)->algorithm : "plan"));
+  }
+
+  // Types of equal size share the plan of a sample.
+  StatusOr<std::shared_ptr<const Plan>> CheckedPlan(const PlanRequest& request, const RankTree& tree,
+                                                    const PlanShape& shape, int64_t sample) {
+    if (sample != checked_sample_) checked_.clear();
+    checked_sample_ = sample;
+    std::shared_ptr<const Plan>& checked = checked_[request.element_bytes];
+    if (checked == nullptr) {
+      ASSIGN_OR_RETURN(Plan plan, BuildPlan(request, tree, shape));
+      RETURN_IF_ERROR(CheckPlan(plan));
+      checked = std::make_shared<const Plan>(std::move(plan));
+    }
+    return checked;
+  }
+
+  // Chooses the operation and fills the buffers.
+  void Start(PlanRequest& request, DType dtype, int64_t sample) {
+    dtype_ = dtype;
+    op_ = kOps[Mix(static_cast<uint64_t>(sample) + (options_.seed << 32)) / 64 % kOps.size()];
     request.element_bytes = tensor::BlockOf(dtype_).bytes;
     const int64_t in = InputCount(request, transport_.rank()), out = OutputCount(request, transport_.rank());
     input_.assign(static_cast<size_t>(in * request.element_bytes), std::byte{0});
@@ -206,10 +264,10 @@ class Suite {
     }
   }
 
-  Status Compare(const PlanRequest& request) const {
+  Status Compare(const PlanRequest& request) {
     std::array<std::byte, 8> expected{};
     for (int64_t i = 0; i < OutputCount(request, transport_.rank()); ++i) {
-      const int64_t value = Expected(request, transport_.rank(), i, op_);
+      const int64_t value = Expected(request, transport_.rank(), i, op_, totals_);
       StoreValue(dtype_, value, expected.data());
       if (std::memcmp(expected.data(), output_.data() + i * request.element_bytes, request.element_bytes) ==
           0) {
@@ -248,7 +306,7 @@ class Suite {
   void RunPlanned(Collective collective, int64_t count, int64_t sample) {
     PlanRequest request =
         MakeRequest(collective, transport_.size(), count, static_cast<unsigned>(sample % 4));
-    Start(request, sample + 1000);
+    Start(request, TypeOf(sample + 1000), sample + 1000);
     std::vector<int64_t> received;
     StatusOr<CollectiveHandle> handle = Call(request, received);
     Status status = handle.status();
@@ -273,21 +331,36 @@ class Suite {
   std::vector<std::byte> input_, output_;
   DType dtype_ = DType::kF32;
   ReduceOp op_ = ReduceOp::kSum;
+  Totals totals_;
+  std::map<int, std::shared_ptr<const Plan>> checked_;  // by bytes of an element, of one sample
+  int64_t checked_sample_ = -1;
   ConformanceReport report_;
 };
 
 }  // namespace
 
+ConformanceOptions ConformanceOf(int ranks, int large_ranks) {
+  ConformanceOptions options;
+  const char* const text = std::getenv("MOESAIC_CONFORMANCE");
+  options.is_whole = text != nullptr && std::string_view(text) == "whole";
+  if (text != nullptr && !options.is_whole) options.seed = std::strtoull(text, nullptr, 10);
+  constexpr int kLargeRanks = 5;  // shapes 2 + 2 + 1 and three levels
+  if (ranks > (options.is_whole ? kLargeRanks : large_ranks)) options.max_count = kLargeCount;
+  return options;
+}
+
 ConformanceReport CheckCollectives(Transport& transport, const ConformanceOptions& options) {
   return Suite(transport, options).Run();
 }
 
-Status CheckCollectivesOn(const RankRunner& runner, int max_ranks, const ConformanceOptions& options,
+Status CheckCollectivesOn(const RankRunner& runner, int max_ranks, int large_ranks, int samples,
                           int64_t* runs) {
   std::mutex mutex;
   Status failure;
   int64_t total = 0;
   for (int ranks = 1; ranks <= max_ranks; ++ranks) {
+    ConformanceOptions options = ConformanceOf(ranks, large_ranks);
+    options.samples = samples;
     runner(ranks, [&](Transport& transport) {
       const ConformanceReport report = CheckCollectives(transport, options);
       const std::lock_guard lock(mutex);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -70,10 +71,12 @@ TEST_P(UcxConformanceTest, HoldsFor1To4Ranks) {
 
 TEST_P(UcxConformanceTest, CollectivesAgreeWithBruteForce) {
   SelectTls(GetParam());
-  RunUcxRanks(3, [](Transport& t) {
-    const ConformanceReport report = CheckCollectives(t, {.max_count = 3000, .sizes = 1});
-    EXPECT_TRUE(report.first_failure.ok()) << report.first_failure;
-  });
+  int64_t runs = 0;
+  // Memory of System V differs from POSIX's in its allocation only.
+  const int max_ranks = std::string_view(GetParam()).starts_with("sysv") ? 3 : 9;
+  const Status status = CheckCollectivesOn(RunUcxRanks, max_ranks, /*large_ranks=*/4, /*samples=*/1, &runs);
+  EXPECT_TRUE(status.ok()) << status.message();
+  RecordProperty("collectives", std::to_string(runs));
 }
 
 // The peer never receives the message; the sender may reuse the buffer, and both continue.

@@ -445,7 +445,8 @@ void Gateway::Schedule() {
     const bool waits =
         std::any_of(flows_.begin(), flows_.end(), [](const auto& item) { return item.first->waiting(); });
     const int master = board_.NumberOf(state_.lease().holder());
-    if (master >= 0 && master != worker_) transport_.Wake(master);
+    // A request that ended matters to others that wait; those that come later wake the master themselves.
+    if (master >= 0 && master != worker_ && state_.HasWaiting()) transport_.Wake(master);
     if (waits && !check_.armed()) check_.At(now + lease_options_.timeout, [this] { CheckMaster(); });
     return;
   }

@@ -20,15 +20,26 @@ int HexDigit(char c) {
   return -1;
 }
 
-// Returns the number of the first bytes of 16 that are plain text of a string: no quote, no backslash, no
-// control character.
-size_t PlainBytes(const char* text) {
-  using Bytes = unsigned char __attribute__((vector_size(16)));
-  using Halves = uint64_t __attribute__((vector_size(16)));
+using Bytes = unsigned char __attribute__((vector_size(16)));
+using Halves = uint64_t __attribute__((vector_size(16)));
+
+// Marks bytes of a string that are no plain text: quotes, backslashes and control characters.
+Halves NotPlain(const char* text) {
   Bytes bytes;
   std::memcpy(&bytes, text, sizeof bytes);
-  const auto ends = reinterpret_cast<Halves>((bytes < 0x20) | (bytes == '"') | (bytes == '\\'));
-  if ((ends[0] | ends[1]) == 0) return sizeof bytes;
+  return reinterpret_cast<Halves>((bytes < 0x20) | (bytes == '"') | (bytes == '\\'));
+}
+
+// Returns whether all of the 64 bytes are plain text.
+bool ArePlain(const char* text) {
+  const Halves ends = (NotPlain(text) | NotPlain(text + 16)) | (NotPlain(text + 32) | NotPlain(text + 48));
+  return (ends[0] | ends[1]) == 0;
+}
+
+// Returns the number of the first bytes of 16 that are plain text.
+size_t PlainBytes(const char* text) {
+  const Halves ends = NotPlain(text);
+  if ((ends[0] | ends[1]) == 0) return sizeof ends;
   const auto first = [](uint64_t half) {
     const int bit =
         std::endian::native == std::endian::little ? std::countr_zero(half) : std::countl_zero(half);
@@ -76,6 +87,10 @@ class Scanner {
     ++at_;  // the quote
     if (limits_.checked) return CheckedString();
     while (at_ < text_.size()) {
+      if (at_ + 64 <= text_.size() && ArePlain(text_.data() + at_)) {
+        at_ += 64;
+        continue;
+      }
       if (at_ + 16 <= text_.size()) {
         const size_t plain = PlainBytes(text_.data() + at_);
         at_ += plain;

@@ -194,6 +194,15 @@ bool State::HasScheduled(int worker) const {
   return false;
 }
 
+bool State::HasWaiting() const {
+  const StateView view(zone_);
+  const Locked lock(zone_);  // after a Finish, a request that entered before it is seen
+  const auto& in_stage = view.s.in_stage;
+  return in_stage[static_cast<size_t>(Stage::kPrefillWaiting)] +
+             in_stage[static_cast<size_t>(Stage::kDecodeWaiting)] >
+         0;
+}
+
 void State::TakeScheduled(int worker, std::vector<RequestId>& scheduled) {
   const StateView view(zone_);
   BitmapWord* const bits = view.scheduled(worker);

@@ -110,6 +110,8 @@ class State {
   /// has the decision: stage kPrefillScheduled or kDecodeScheduled, or `rejected`.
   void TakeScheduled(int worker, std::vector<RequestId>& scheduled);
   bool HasScheduled(int worker) const;
+  /// Returns whether a request of any worker waits for the master.
+  bool HasWaiting() const;
 
   // --- Observation ---
 

@@ -392,7 +392,7 @@ Status SegmentCache::Encode(std::span<const std::string_view> pieces, bool add_s
     return OkStatus();
   }
   if (!std::exchange(progress->begun, true)) {
-    progress->ids.reserve(bytes / 4 + 8);
+    progress->ids.reserve(bytes / 3 + 8);  // most texts have fewer, so that ids are not moved
     if (add_special) progress->ids = *leading_;
   }
   Output out{.ids = progress->ids,

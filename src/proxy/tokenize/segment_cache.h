@@ -4,6 +4,8 @@
 // whose ids are known is neither unescaped nor copied.
 #pragma once
 
+#include <absl/container/flat_hash_map.h>
+
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -12,7 +14,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -145,7 +146,7 @@ class SegmentCache {
   std::optional<std::vector<int32_t>> leading_;  // special tokens of any text, if all of them come first
   mutable std::mutex mutex_;
   std::list<Node> recent_;  // the most recently used first
-  std::unordered_map<uint64_t, std::list<Node>::iterator> by_hash_;
+  absl::flat_hash_map<uint64_t, std::list<Node>::iterator> by_hash_;
   SegmentCacheStats stats_;
 };
 

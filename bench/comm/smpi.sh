@@ -117,5 +117,5 @@ exchange() {
 }
 
 printf '# Simulated collectives, %s\n\n%s; %s\n' "$(git describe --always --dirty 2> /dev/null || echo 'an exported tree')" \
-  "$(smpicxx --version)" 'network model CM02 without factors; ranks wait for messages, and a look for ended ones takes 0.01 us'
+  "$(smpicxx --version)" 'network model CM02 without factors; ranks wait for messages, and a look for ended ones takes '"${POLL_US:-0.0001} us"
 for part in "${parts[@]}"; do "$part"; done

@@ -8,8 +8,8 @@
 # Needs libsimgrid-dev (smpicxx, smpirun) and ninja; `run` needs BUILD/bin/comm_smpi_platform.
 #
 # Environment:
-#   POLL_US     virtual microseconds of a look for ended messages by a rank that has other work (default 0.01). Ranks without
-#               work wait for the end of a message.
+#   POLL_US     virtual microseconds of a look for ended messages by a rank that has other work (default 0.0001: computation
+#               takes no time, and a rank looks some hundred times). Ranks without work wait for the end of a message.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -42,7 +42,7 @@ run_program() {
   ranks=$(grep -c '<host ' "$work/platform.xml")
   seq -f 'rank%g' 0 $((ranks - 1)) > "$work/hosts"
   smpirun -np "$ranks" -platform "$work/platform.xml" -hostfile "$work/hosts" --cfg=smpi/simulate-computation:no \
-    --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:no --cfg=smpi/test:"${POLL_US:-0.01}e-6" --cfg=smpi/wtime:0 \
+    --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:no --cfg=smpi/test:"${POLL_US:-0.0001}e-6" --cfg=smpi/wtime:0 \
     --cfg=smpi/grow-injected-times:no --log=root.thres:critical "$@" 2> "$work/errors" ||
     { cat "$work/errors" >&2; fail "smpirun ended with an error on $topology"; }
 }

@@ -4,10 +4,13 @@
 
 #include <errno.h>
 #include <fmt/format.h>
+#include <time.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <span>
 #include <sstream>
 #include <string>
@@ -81,6 +84,33 @@ inline double MaximumOfAll(comm::Transport& transport, comm::Tag tag, double val
   for (int peer = 1; peer < transport.size(); ++peer)
     Await(transport, transport.Send(peer, tag, bytes(value)), limit_s);
   return value;
+}
+
+/// Lets a rank wait on a simulated clock; empty where the clock is real.
+using SimulatedSleep = std::function<void(int rank, double seconds)>;
+
+/// Returns the sleep of SMPI in programs that smpi_program.sh builds.
+inline SimulatedSleep SleepOfSmpi() {
+#ifdef MOESAIC_SMPI
+  return [](int, double seconds) {
+    timespec time{static_cast<time_t>(seconds), std::lround(std::fmod(seconds, 1) * 1e9)};
+    nanosleep(&time, nullptr);
+  };
+#else
+  return {};
+#endif
+}
+
+/// Returns the time at which all ranks start. A barrier ends at another time on each rank, by the latencies
+/// of its messages. On a simulated clock, ranks therefore wait for one moment: otherwise the time of the
+/// operation that follows would contain that of the barrier.
+inline double StartTogether(comm::Transport& transport, comm::Tag tag, const SimulatedSleep& pause,
+                            double limit_s) {
+  constexpr double kBarrierSeconds = 0.05;  // more than a barrier takes; costs no real time
+  const double start = MaximumOfAll(transport, tag, transport.Now(), limit_s) + kBarrierSeconds;
+  if (!pause) return transport.Now();
+  pause(transport.rank(), start - transport.Now());
+  return start;
 }
 
 }  // namespace moesaic::bench

@@ -38,6 +38,7 @@ struct Load {
   ExchangeWorkload workload;
   std::vector<std::string> forward_levels;
   std::vector<std::string> peers = {"direct"};
+  SimulatedSleep sleep = SleepOfSmpi();
 };
 
 constexpr Tag kControlTag = 1;
@@ -85,8 +86,7 @@ double Median(std::vector<double> values) {
 void RunOnce(Transport& transport, const Load& load, Side& side, const TopK& topk,
              std::span<const tensor::BF16> x, bool record) {
   std::vector<tensor::BF16> out(x.size());
-  Maximum(transport, 0);
-  const double start = transport.Now();
+  const double start = StartTogether(transport, kControlTag, load.sleep, kLimitSeconds);
   StatusOr<Dispatched> got = Cancelled("not run");
   if (load.low_latency) {
     auto pending = Succeed(side.exchange->BeginDispatch(RowsOf(x), topk));
@@ -96,8 +96,7 @@ void RunOnce(Transport& transport, const Load& load, Side& side, const TopK& top
   }
   const double dispatched = Maximum(transport, transport.Now() - start);
   const std::vector<tensor::BF16> y(static_cast<size_t>(got->rows()) * load.workload.hidden);
-  Maximum(transport, 0);
-  const double resumed = transport.Now();
+  const double resumed = StartTogether(transport, kControlTag, load.sleep, kLimitSeconds);
   ExitOn(side.exchange->Combine(RowsOf(std::span(y)), got->handle(), OutputOf(std::span(out))));
   const double combined = Maximum(transport, transport.Now() - resumed);
   if (!record) return;
@@ -146,7 +145,7 @@ double ExpectedRows(const Topology& topology, const Load& load, Forwarding forwa
 
 // Bytes of all ranks by level, on rank 0.
 void PrintTraffic(Transport& transport, const Side& side, const char* phase,
-                  std::span<const LevelTraffic> levels, double expected_rows) {
+                  std::span<const LevelTraffic> levels, double expected_rows, int64_t row_bytes) {
   for (const LevelTraffic& level : levels) {
     std::vector<double> sums = {static_cast<double>(level.messages), static_cast<double>(level.rows),
                                 static_cast<double>(level.row_bytes),
@@ -155,7 +154,11 @@ void PrintTraffic(Transport& transport, const Side& side, const char* phase,
     if (transport.rank() > 0) continue;
     fmt::print("{:10} {:9} {:10} {:9.0f} messages {:10.0f} rows {:10.3f} MB rows {:8.3f} MB routing",
                side.name, phase, level.level, sums[0], sums[1], sums[2] / 1e6, sums[3] / 1e6);
-    if (&level == levels.data()) fmt::print(", rows {:.4f} of the formula", sums[1] / expected_rows);
+    if (&level == levels.data()) {
+      const double expected_bytes = expected_rows * static_cast<double>(row_bytes);
+      fmt::print(", by the formula {:.3f} MB rows (ratio {:.4f})", expected_bytes / 1e6,
+                 sums[2] / expected_bytes);
+    }
     fmt::print("\n");
   }
 }
@@ -227,8 +230,10 @@ void RunRank(Transport& transport, const Topology& topology, const Load& load) {
   for (const Side& side : sides) {
     const double rows =
         ExpectedRows(topology, load, &side == sides.data() ? Forwarding::kHierarchical : Forwarding::kDirect);
-    PrintTraffic(transport, side, "dispatch", side.exchange->dispatch_traffic(), rows);
-    PrintTraffic(transport, side, "combine", side.exchange->combine_traffic(), rows);
+    PrintTraffic(transport, side, "dispatch", side.exchange->dispatch_traffic(), rows,
+                 WireRowBytes(options.dispatch_payload, load.workload.hidden));
+    PrintTraffic(transport, side, "combine", side.exchange->combine_traffic(), rows,
+                 WireRowBytes(options.combine_payload, load.workload.hidden));
   }
   if (transport.rank() > 0) return;
   for (const Side& side : sides) {
@@ -315,8 +320,9 @@ int Main(int argc, char** argv) {
   const Topology topology = MakeTopology(load, load.ranks);
   if (load.levels_by_cost) ForwardAt(topology, BestLevels(topology, load), &load);
   PrintLoad(topology, load);
-  RunRanks(topology.ranks(), [&](Transport& transport) { RunRank(transport, topology, load); },
-           {.topology = load.virtual_time ? &topology : nullptr});
+  LocalJob job(topology.ranks(), {.topology = load.virtual_time ? &topology : nullptr});
+  if (load.virtual_time) load.sleep = [&job](int rank, double seconds) { job.Compute(rank, seconds); };
+  RunRanks(job, [&](Transport& transport) { RunRank(transport, topology, load); });
   return 0;
 }
 

@@ -102,7 +102,8 @@ ms = {name: number(rf'^{name} +dispatch .* both ([0-9.]+) ms') for name in ('for
 bound = number(r'^bound ([0-9.]+) ms')
 print(f"| {sys.argv[1]} | {re.search('forwarded at (.*)', text)[1]} | {ms['forwarded']:.3f} | {ms['direct'] / ms['forwarded']:.2f}x "
       f"| {ms['direct-round-robin'] / ms['forwarded']:.2f}x | {bound / ms['forwarded']:.0%} | {ms['direct'] / bound:.2f}x "
-      f"| {number(r'^forwarded +dispatch .*, rows ([0-9.]+) of the formula'):.4f} |")
+      f"| {number(r'^forwarded +dispatch .* messages .* rows +([0-9.]+) MB rows .* by the formula'):.3f} "
+      f"| {number(r'^forwarded +dispatch .*, by the formula ([0-9.]+) MB'):.3f} | {number(r'^forwarded +dispatch .*ratio ([0-9.]+)'):.4f} |")
 END
 }
 
@@ -110,11 +111,11 @@ exchange() {
   local topology
   simulated exchange_bench
   printf '\n## Dispatch and combine, 256 experts, top-8, hidden 7168, %s tokens per rank\n\n' "$tokens"
-  printf 'At most: over flat block, if forwarding took the time of the bound. Rows: between topmost groups, over those of the formula: one per token and topmost group that forwards.\n\n'
-  printf '| topology | forwarded at | ms | over flat block | over flat round-robin | of bound | at most | rows |\n|---|---|---|---|---|---|---|---|\n'
+  printf 'At most: over flat block, if forwarding took the time of the bound. MB: rows of a dispatch between topmost groups, counted, and by the formula of one row per token and topmost group that forwards.\n\n'
+  printf '| topology | forwarded at | ms | over flat block | over flat round-robin | of bound | at most | MB | formula | ratio |\n|---|---|---|---|---|---|---|---|---|---|\n'
   for topology in "${topologies[@]}"; do exchange_of "$topology"; done
 }
 
 printf '# Simulated collectives, %s\n\n%s; %s\n' "$(git describe --always --dirty 2> /dev/null || echo 'an exported tree')" \
-  "$(smpicxx --version)" 'network model CM02 without factors; ranks wait for messages, and a look for ended ones takes 0.01 us'
+  "$(smpicxx --version)" 'network model CM02 without factors; ranks wait for messages, and a look for ended ones takes '"${POLL_US:-0.0001} us"
 for part in "${parts[@]}"; do "$part"; done

@@ -8,8 +8,8 @@
 # Needs libsimgrid-dev (smpicxx, smpirun) and ninja; `run` needs BUILD/bin/comm_smpi_platform.
 #
 # Environment:
-#   POLL_US     virtual microseconds of a look for ended messages by a rank that has other work (default 0.01). Ranks without
-#               work wait for the end of a message.
+#   POLL_US     virtual microseconds of a look for ended messages by a rank that has other work (default 0.0001: computation
+#               takes no time, and a rank looks some hundred times). Ranks without work wait for the end of a message.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -28,7 +28,7 @@ build_program() {
   mapfile -t libraries < <(ninja -C "$build" -t commands "$target" | tail -1 | tr ' ' '\n' | grep -E '\.(a|so[.0-9]*)$' |
     grep -vE 'comm_(mpi|open|ucx|rendezvous)\.a|/openmpi/|/lib(mpi|crypto|ucp|uct|ucs|ucm)\.so')
   for file in "$@" src/comm/transport/{mpi_transport,mpi_world,open_transport}.cc; do
-    smpicxx -include "$work/no_exit.h" -std=c++20 -O2 -DNDEBUG -DMOESAIC_HAVE_MPI=1 -DMOESAIC_HAVE_UCX=0 -DFMT_SHARED -Isrc -I. \
+    smpicxx -include "$work/no_exit.h" -std=c++20 -O2 -DNDEBUG -DMOESAIC_SMPI -DMOESAIC_HAVE_MPI=1 -DMOESAIC_HAVE_UCX=0 -DFMT_SHARED -Isrc -I. \
       -c "$file" -o "$work/$(basename "$file" .cc).o"
   done
   (cd "$build" && smpicxx -o "$out" "$work"/*.o "${libraries[@]}" -Wl,--as-needed -latomic)
@@ -42,7 +42,7 @@ run_program() {
   ranks=$(grep -c '<host ' "$work/platform.xml")
   seq -f 'rank%g' 0 $((ranks - 1)) > "$work/hosts"
   smpirun -np "$ranks" -platform "$work/platform.xml" -hostfile "$work/hosts" --cfg=smpi/simulate-computation:no \
-    --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:no --cfg=smpi/test:"${POLL_US:-0.01}e-6" \
+    --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:no --cfg=smpi/test:"${POLL_US:-0.0001}e-6" --cfg=smpi/wtime:0 \
     --cfg=smpi/grow-injected-times:no --log=root.thres:critical "$@" 2> "$work/errors" ||
     { cat "$work/errors" >&2; fail "smpirun ended with an error on $topology"; }
 }

@@ -62,9 +62,15 @@ class Factory {
     }
   }
 
+  // Streams share ports fairly, so equal segments would end each phase together and leave the ports idle for
+  // the latency of the next one. Growing ones end their phases one after the other.
+  Ownership SegmentOf(const Ownership& whole, int segment) const {
+    return Segment(whole, segment, shape_.segments, /*growing=*/shape_.streams > 1);
+  }
+
   // The segment of the range [0, request.count).
   Piece Range(int segment) const {
-    const Ownership part = Segment({{0, request_.count, 0}}, segment, shape_.segments);
+    const Ownership part = SegmentOf({{0, request_.count, 0}}, segment);
     return part.empty() ? Piece{} : part.front();
   }
 
@@ -150,7 +156,7 @@ class Factory {
   }
 
   void AddReduceScatter(int segment, int step) {
-    const Ownership owner = Segment(OwnershipOf(request_.counts), segment, shape_.segments);
+    const Ownership owner = SegmentOf(OwnershipOf(request_.counts), segment);
     std::vector<int64_t> first = OffsetsOf(request_.counts);  // vector position of output element 0, by rank
     if (shape_.fixed_order) {
       ReduceInOrder(step, owner, first);
@@ -177,7 +183,7 @@ class Factory {
   }
 
   void AddAllGather(int segment, int step) {
-    const Ownership owner = Segment(OwnershipOf(request_.counts), segment, shape_.segments);
+    const Ownership owner = SegmentOf(OwnershipOf(request_.counts), segment);
     const std::vector<int64_t> first = OffsetsOf(request_.counts);
     for (const Piece& piece : owner) {
       builder_.Local(step, piece.owner, {PlanBuffer::kInput, piece.offset - first[piece.owner], piece.count},
@@ -197,7 +203,7 @@ class Factory {
     for (size_t from = 0; from < ranks; ++from) {
       int64_t sent = 0;
       for (size_t to = 0; to < ranks; ++to) {
-        for (const Piece& part : Segment({{0, count(from, to), 0}}, segment, shape_.segments)) {
+        for (const Piece& part : SegmentOf({{0, count(from, to), 0}}, segment)) {
           blocks.push_back({static_cast<int>(to),
                             static_cast<int>(from),
                             {PlanBuffer::kInput, sent + part.offset, part.count},

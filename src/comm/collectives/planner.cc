@@ -1,6 +1,7 @@
 #include "comm/collectives/planner.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 #include <numeric>
@@ -12,8 +13,13 @@ namespace {
 constexpr int kMaxSegments = 128;
 constexpr int kSegmented = 6;  // candidates that are tried with several segments
 constexpr int kSimulated = 4;  // candidates whose estimate is replaced by a simulation
+constexpr int kStreamed = 3;   // hierarchies that are tried with several streams
+constexpr int64_t kMaxStreamedMessages = 20'000;
+// A plan of several streams has more messages, whose starts cost time that the model does not count.
+constexpr double kStreamGain = 0.97;
 constexpr int64_t kMaxSimulatedMessages = 40'000;
-constexpr int64_t kMaxMessages = 150'000;  // of all ranks
+constexpr int64_t kMaxMessages = 150'000;   // of all ranks
+constexpr int64_t kMinSegmentBytes = 2048;  // of a message
 // AllReduce that sends whole vectors to all ranks is for small ones only.
 constexpr int64_t kMaxDirectBytes = 64 << 10;
 constexpr int kMaxDirectRanks = 32;
@@ -38,10 +44,17 @@ int64_t MessagesOf(const Plan& plan) {
   return messages;
 }
 
-// Bytes of the smallest message that a plan of `segments` sends, about.
-int64_t MessageBytes(const PlanRequest& request, const Candidate& candidate, int segments) {
-  const int64_t bytes = RequestBytes(request) / segments;
-  return candidate.shape.top == Algorithm::kChain ? bytes : bytes / request.ranks;
+// Bytes of the smallest message that a plan sends, about. Segments of several streams grow.
+int64_t MessageBytes(const PlanRequest& request, const PlanShape& shape) {
+  const int64_t segments = shape.segments;
+  const int64_t parts = shape.streams > 1 ? segments * (segments + 1) / 2 : segments;
+  const int64_t bytes = RequestBytes(request) / parts;
+  return shape.top == Algorithm::kChain ? bytes : bytes / request.ranks;
+}
+
+bool SameAlgorithms(const Candidate& a, const Candidate& b) {
+  return a.levels == b.levels && a.shape.top == b.shape.top && a.shape.inner == b.shape.inner &&
+         a.shape.wire == b.shape.wire;
 }
 
 bool SendsToAll(Algorithm algorithm) {
@@ -136,12 +149,44 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
   return candidates;
 }
 
-std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode& mode) const {
-  struct Entry {
-    Candidate candidate;
-    double seconds = 0, bound = 0;
-    int64_t messages = 0;
+// Streams overlap the latency of one segment's phase with the bytes of another's. Estimates take the steps of
+// all streams together, so these plans are simulated.
+void Planner::AddStreams(const PlanRequest& request, std::vector<Entry>* entries) const {
+  if (IsAllToAll(request.collective)) return;
+  std::vector<Candidate> bases;
+  for (const Entry& entry : *entries) {
+    const bool is_new = std::none_of(bases.begin(), bases.end(), [&](const Candidate& base) {
+      return SameAlgorithms(base, entry.candidate);
+    });
+    if (is_new && entry.candidate.levels > 1) bases.push_back(entry.candidate);
+    if (std::ssize(bases) == kStreamed) break;
+  }
+  const double limit = kStreamGain * entries->front().seconds;
+  // Each list is tried until a plan is slower than the one before it. Larger vectors need more segments.
+  struct Parts {
+    int streams, segments;
   };
+  constexpr std::array<std::array<Parts, 3>, 2> kTried = {
+      {{{{2, 2}, {3, 3}, {4, 4}}}, {{{2, 4}, {2, 8}, {2, 16}}}}};
+  for (Candidate candidate : bases) {
+    for (const std::array<Parts, 3>& list : kTried) {
+      double best = std::numeric_limits<double>::infinity();
+      for (const Parts& parts : list) {
+        candidate.shape.segments = parts.segments;
+        candidate.shape.streams = parts.streams;
+        if (MessageBytes(request, candidate.shape) < kMinSegmentBytes) break;
+        const StatusOr<Plan> plan = Build(request, candidate);
+        if (!plan.ok() || MessagesOf(*plan) > kMaxStreamedMessages) break;
+        const PlanCost cost = SimulatePlan(*plan, topology_, options_.cost);
+        if (cost.seconds >= best) break;
+        best = cost.seconds;
+        if (best < limit) entries->push_back({candidate, best, cost.bottleneck_s, MessagesOf(*plan)});
+      }
+    }
+  }
+}
+
+std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode& mode) const {
   std::vector<Entry> entries;
   const auto add = [&](const Candidate& candidate) -> double {
     const StatusOr<Plan> plan = Build(request, candidate);
@@ -171,9 +216,9 @@ std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode&
     double best = entry.seconds;
     Candidate candidate = entry.candidate;
     for (int segments = 2, worse = 0; segments <= kMaxSegments && worse < 2; segments *= 2) {
-      if (MessageBytes(request, candidate, segments) < 2048) break;
-      if (entry.messages * segments > kMaxMessages) break;
       candidate.shape.segments = segments;
+      if (MessageBytes(request, candidate.shape) < kMinSegmentBytes) break;
+      if (entry.messages * segments > kMaxMessages) break;
       const double seconds = add(candidate);
       worse = seconds < best ? 0 : worse + 1;
       best = std::min(best, seconds);
@@ -186,6 +231,8 @@ std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode&
     if (plan.ok()) entries[i].seconds = SimulatePlan(*plan, topology_, options_.cost).seconds;
     ++simulated;
   }
+  sort();
+  AddStreams(request, &entries);
   std::vector<Choice> choices;
   for (const Entry& entry : entries) {
     Choice choice{entry.candidate, entry.seconds};

@@ -93,7 +93,16 @@ class Planner {
  private:
   using ClassKey = std::tuple<Collective, int, int, int, PlanMode>;  // size class, element bytes, root
 
+  struct Entry {
+    Candidate candidate;
+    double seconds = 0;  // estimated or simulated
+    double bound = 0;    // of the bottleneck
+    int64_t messages = 0;
+  };
+
   std::vector<Candidate> Candidates(const PlanRequest& request, const PlanMode& mode) const;
+  // Adds plans of several streams to candidates, which are sorted by time.
+  void AddStreams(const PlanRequest& request, std::vector<Entry>* entries) const;
 
   Topology topology_;
   PlannerOptions options_;

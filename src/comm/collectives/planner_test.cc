@@ -79,6 +79,18 @@ TEST(PlannerTest, AllReduceBeatsTheRoundRobinRingAndNearsTheBound) {
   }
 }
 
+TEST(PlannerTest, StreamsHideTheLatencyBetweenPhases) {
+  const Topology topology = Shipped("accelerators-4x8-200gbit.json");
+  const PlanRequest request = AllReduceOf(topology, 1 << 20);
+  const std::vector<Choice> choices = Planner(topology).Compare(request, {});
+  EXPECT_GT(choices.front().candidate.shape.streams, 1) << Name(choices.front().candidate);
+  const auto single =
+      std::ranges::find(choices, 1, [](const Choice& c) { return c.candidate.shape.streams; });
+  ASSERT_NE(single, choices.end());
+  // One of two latencies of 10 us between nodes passes while the ports carry bytes.
+  EXPECT_LT(choices.front().seconds, single->seconds - 10e-6);
+}
+
 TEST(PlannerTest, MiddleSizesCrossNodesTwice) {
   const Topology topology = Shipped("accelerators-8x8-200gbit.json");
   const int64_t bytes = 1 << 20;
@@ -102,7 +114,8 @@ TEST(PlannerTest, LargerIsNeverSlowerThanTwoHalves) {
         EXPECT_GE(seconds, half * 0.999)
             << Name(collective) << " of " << count << ", " << topology.ranks() << " ranks";
         if (half > 0) {
-          EXPECT_LE(seconds, 2 * half * 1.01) << Name(collective) << " of " << count;
+          // Several streams are taken if they gain 3%, which may hold for the half alone.
+          EXPECT_LE(seconds, 2 * half * 1.01 / 0.97) << Name(collective) << " of " << count;
         }
         half = seconds;
       }

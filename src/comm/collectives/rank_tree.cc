@@ -167,9 +167,10 @@ Ownership Delegate(const RankTree& tree, int child, const Ownership& owner) {
   return result;
 }
 
-Ownership Segment(const Ownership& whole, int index, int parts) {
+Ownership Segment(const Ownership& whole, int index, int parts, bool growing) {
   Ownership result;
-  const std::vector<double> weights(parts, 1.0);
+  std::vector<double> weights(parts, 1.0);
+  if (growing) std::iota(weights.begin(), weights.end(), 1.0);
   for (const Piece& piece : whole) {
     const std::vector<int64_t> borders = Divide(piece.count, weights);
     if (borders[index + 1] == borders[index]) continue;

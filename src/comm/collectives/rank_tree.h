@@ -38,8 +38,8 @@ Ownership DivideForAllReduce(const RankTree& tree, int64_t offset, int64_t count
 /// stay with them, pieces of every other child are spread over all ranks of `child`, in order. Equal children
 /// thereby get aligned peers.
 Ownership Delegate(const RankTree& tree, int child, const Ownership& owner);
-/// Returns part `index` of `parts` equal parts of each piece.
-Ownership Segment(const Ownership& whole, int index, int parts);
+/// Returns part `index` of `parts` parts of each piece. They are equal, or grow as 1, 2, 3, ...
+Ownership Segment(const Ownership& whole, int index, int parts, bool growing = false);
 
 /// A range with the rank that handles it in each child of a tree.
 struct LevelPiece {

@@ -55,16 +55,6 @@ double PortSeconds(const Topology& topology, int group, double bytes_out, double
   return std::max(bytes_in / bytes_per_s[0], bytes_out / bytes_per_s[1]);
 }
 
-// Smallest latency of a message that passes the port of a group.
-double PortLatency(const Topology& topology, int group) {
-  double latency_s = topology.groups()[topology.groups()[group].parent].link.latency_s;
-  for (int above = topology.groups()[group].parent; above >= 0; above = topology.groups()[above].parent) {
-    if (topology.groups()[above].children.size() > 1)
-      latency_s = std::min(latency_s, topology.groups()[above].link.latency_s);
-  }
-  return latency_s;
-}
-
 }  // namespace
 
 StatusOr<ExchangeBound> BoundExchange(const Topology& topology, const ExpertMap& map,
@@ -79,7 +69,7 @@ StatusOr<ExchangeBound> BoundExchange(const Topology& topology, const ExpertMap&
   const bool by_slot = options.reduction == Reduction::kBySlot;
   ExchangeBound bound;
   const auto raise = [&](double seconds, int group, double* to, std::string* bottleneck) {
-    seconds += PortLatency(topology, group);
+    seconds += topology.PortLatency(group);
     if (seconds <= *to) return;
     *to = seconds;
     *bottleneck = topology.groups()[group].name;

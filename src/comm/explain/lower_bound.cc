@@ -1,6 +1,7 @@
 #include "comm/explain/lower_bound.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,7 @@ class Demand {
   }
 
   const Crossing& of_group(int group) const { return crossings_[group]; }
+  Collective collective() const { return request_.collective; }
 
   // Bytes that parts send to each other when the ranks are divided into `parts` of them; 0: only the single
   // ports bind.
@@ -105,12 +107,7 @@ struct Part {
 class BoundSearch {
  public:
   BoundSearch(const PlanRequest& request, const Topology& topology)
-      : topology_(topology), demand_(request, topology), latency_(topology.groups().size(), 0) {
-    for (size_t g = 0; g < latency_.size(); ++g) {
-      const Group& group = topology.groups()[g];
-      latency_[g] =
-          group.parent < 0 ? group.link.latency_s : std::min(group.link.latency_s, latency_[group.parent]);
-    }
+      : topology_(topology), demand_(request, topology) {
     // Every rank of a barrier needs a message, at least indirectly, from every other one; other collectives
     // move bytes.
     waits_for_all_ = request.collective == Collective::kBarrier;
@@ -127,8 +124,29 @@ class BoundSearch {
   }
 
  private:
-  // Smallest latency of a message through the group's port: its receiver may be far away.
-  double PortLatency(int group) const { return latency_[topology_.groups()[group].parent]; }
+  // Number of children of a part, and the latency of their messages to each other.
+  struct Inside {
+    double latency = 0, children = 1;
+  };
+  Inside InsideOf(int part) const {
+    const std::vector<Group>& groups = topology_.groups();
+    while (groups[part].children.size() == 1) part = groups[part].children.front();
+    if (groups[part].children.empty()) return {};
+    return {groups[part].link.latency_s, static_cast<double>(groups[part].children.size())};
+  }
+
+  struct Wait {
+    double latency = 0, transfer = 0;
+  };
+  // Messages between parts carry sums of a part's m children, and children pass results on to each other,
+  // which takes a message between children each. A part that sends the terms of its children apart starts at
+  // once, but sends m times as many bytes: that regains one m-th of the time in which no sum can be under
+  // way.
+  static Wait WithSums(double latency, const Inside& inside, bool both_ways, double transfer) {
+    const double around = (both_ways ? 2 : 1) * inside.latency * (1 - 1 / inside.children);
+    const double apart = inside.children * transfer;
+    return apart < around + transfer ? Wait{latency, apart} : Wait{latency + around, transfer};
+  }
 
   // Bytes per second of all ports of a group, both directions together.
   double Capacity(int group) const {
@@ -157,7 +175,7 @@ class BoundSearch {
     const bool waits = waits_for_all_ && group.ranks.size() < topology_.groups()[0].ranks.size();
     if (busiest == 0 && !waits) return;
     const double capacity = full_duplex ? Capacity(g) / 2 : Capacity(g);
-    if (!Offer(PortLatency(g), busiest / capacity, g, false)) return;
+    if (!Offer(topology_.PortLatency(g), busiest / capacity, g, false)) return;
     const char* direction = "";
     if (full_duplex && crossing.out != crossing.in) direction = crossing.out > crossing.in ? ", out" : ", in";
     const bool shared = topology_.groups()[group.parent].link.shared || group.device_type >= 0;
@@ -198,16 +216,27 @@ class BoundSearch {
   void AddDivision(const std::vector<Part>& parts, int group) {
     const double bytes = demand_.Total(parts.size());
     if (parts.size() < 2 || bytes == 0) return;
-    double all = 0, latency = latency_[0];
+    double all = 0, latency = std::numeric_limits<double>::infinity();
     for (const Part& part : parts) {
       all += Capacity(part.group);
-      latency = std::min(
-          latency, part.outside ? PortLatency(part.group) : latency_[topology_.groups()[part.group].parent]);
+      latency = std::min(latency, topology_.PortLatency(part.group));
+    }
+    Inside inside = {latency, std::numeric_limits<double>::infinity()};
+    for (const Part& part : parts) {
+      const Inside own = part.outside ? Inside{0, 1} : InsideOf(part.group);
+      inside = {std::min(inside.latency, own.latency), std::min(inside.children, own.children)};
     }
     // A port cannot carry more than the others together, since each message passes two of them.
     double usable = 0;
     for (const Part& part : parts) usable += std::min(Capacity(part.group), all - Capacity(part.group));
-    if (!Offer(latency, 2 * bytes / usable, group, true)) return;
+    const bool both_ways = demand_.collective() == Collective::kAllReduce;
+    Wait wait = WithSums(latency, inside, both_ways, 2 * bytes / usable);
+    if (both_ways && wait.latency + wait.transfer < 2 * latency) {
+      // Faster than two messages one after the other: all parts send their terms to each other.
+      wait = WithSums(latency, inside, both_ways, bytes / usable * static_cast<double>(parts.size()));
+      if (wait.latency + wait.transfer > 2 * latency) wait = {2 * latency, 0};
+    }
+    if (!Offer(wait.latency, wait.transfer, group, true)) return;
     const std::vector<Group>& groups = topology_.groups();
     best_.bottleneck = fmt::format("ports of {} x {}", parts.size() - (parts.back().outside ? 1 : 0),
                                    groups[parts.front().group].level);
@@ -216,7 +245,6 @@ class BoundSearch {
 
   const Topology& topology_;
   const Demand demand_;
-  std::vector<double> latency_;  // by group: smallest latency of its link and those above
   bool waits_for_all_ = false;
   LowerBound best_;
 };

@@ -20,8 +20,12 @@ namespace moesaic::comm {
 ///   AllToAll, AllToAllv: the blocks for other parts, the blocks from other parts.
 /// Thus n equal parts with ports of bandwidth B need 2 (n - 1) / n * V / B for an AllReduce. A flat ring in
 /// block order over P ranks loads a port with 2 (P - 1) / P * V, so it is at most (P - 1) n / (P (n - 1))
-/// times slower. A message occupies a port only after the smallest latency of that port. Local memory traffic
-/// and compressed encodings are not considered.
+/// times slower. A message occupies a port only after the smallest latency of that port. If every part has m
+/// children or more, whose messages to each other take l, the ports of all parts together also wait
+/// l (1 - 1 / m) for sums of parts (AllReduce, ReduceScatter) and for the distribution of the last bytes
+/// inside parts (AllReduce, AllGather, Broadcast), unless m times the bytes take less time. An AllReduce that
+/// is faster than two messages one after the other moves n (n - 1) V, since parts send their terms to each
+/// other directly. Local memory traffic and compressed encodings are not considered.
 struct LowerBound {
   double seconds = 0;  ///< latency_s + transfer_s
   double latency_s = 0;

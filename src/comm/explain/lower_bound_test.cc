@@ -27,9 +27,26 @@ TEST(LowerBoundTest, EqualNodesShareTheTrafficOfAnAllReduce) {
   const Topology topology = NodesOfEight(4);
   const LowerBound bound = BoundOf(Vector(Collective::kAllReduce, topology, kBytes), topology);
   EXPECT_NEAR(bound.transfer_s, 2 * 3 / 4.0 * kBytes / 25e9, 1e-12);
-  EXPECT_DOUBLE_EQ(bound.latency_s, 8e-6);
+  // A message between nodes, after sums of 8 devices and before their results.
+  const double inside = topology.groups()[topology.groups()[0].children[0]].link.latency_s;
+  EXPECT_DOUBLE_EQ(bound.latency_s, 8e-6 + 2 * inside * 7 / 8);
   EXPECT_EQ(bound.bottleneck, "ports of 4 x node");
   EXPECT_TRUE(bound.together);
+  const auto wait = [&](Collective collective) {
+    return BoundOf(Vector(collective, topology, kBytes), topology).latency_s;
+  };
+  EXPECT_DOUBLE_EQ(wait(Collective::kReduceScatter), 8e-6 + inside * 7 / 8);
+  EXPECT_DOUBLE_EQ(wait(Collective::kAllGather), 8e-6 + inside * 7 / 8);
+}
+
+TEST(LowerBoundTest, ShortVectorsCrossOnceOrTwice) {
+  const Topology topology = GroupTopology({2, 2, 2, 2}, {2e-6, 1e12}, {10e-6, 1e9});
+  const auto bound = [&](int64_t bytes) {
+    return BoundOf(Vector(Collective::kAllReduce, topology, bytes), topology).seconds;
+  };
+  EXPECT_NEAR(bound(2000), 10e-6 + 2e-6 + 3 * 2e-6, 1e-12) << "each node receives three terms";
+  EXPECT_NEAR(bound(5000), 20e-6, 1e-12) << "two messages one after the other";
+  EXPECT_NEAR(bound(20000), 10e-6 + 2e-6 + 1.5 * 20e-6, 1e-12);
 }
 
 TEST(LowerBoundTest, TheSlowestPortBindsUnevenNodes) {

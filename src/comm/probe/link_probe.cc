@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,9 +18,11 @@ namespace {
 constexpr Tag kCommandTag = 1, kReportTag = 2, kDataTag = 3, kReplyTag = 4;
 constexpr int64_t kSmallBytes = 8;
 constexpr size_t kPieceBytes = 256 << 10;
-constexpr int kMaxMessages = 2000;  // per measurement
-// Measurements of MeasurePairs() per pair, and of MeasureGroups() per group.
-constexpr double kMeasurementsPerPair = 4, kMeasurementsPerGroup = 3;
+constexpr int kMinMessages = 3, kMaxMessages = 2000;  // per measurement
+constexpr int kBatchGrowth = 4;
+// Largest numbers of measurements of MeasurePairs() per pair, and of MeasureGroups() per group. Batches of a
+// pair have 10, 40, ... 2560 and 1, 4, ... 4096 messages.
+constexpr double kMeasurementsPerPair = 5 + 7, kMeasurementsPerGroup = 3;
 
 enum class Kind : int32_t {
   kPingPong,  // `messages` there and back
@@ -169,7 +172,7 @@ class Worker {
       if (transport_.Now() >= end) {
         transport_.Cancel(id);
         return absl::DeadlineExceededError(
-            fmt::format("probe: rank {} waited {} s for rank 0; check that rank 0 runs the probe, too",
+            fmt::format("probe: rank {} waited {:.3g} s for rank 0; check that rank 0 runs the probe, too",
                         transport_.rank(), limit_s));
       }
       transport_.Idle();
@@ -262,10 +265,28 @@ class Director {
     return seconds;
   }
 
+  // Seconds of a message of one pair: the least median of batches, which grow until pair_s has passed. A rank
+  // of a busy host that waits for its core takes a thousand times as long, so no batch may be planned by the
+  // median of the one before it.
+  StatusOr<double> LatencyOf(const std::vector<Pair>& pair, int64_t bytes, int messages) {
+    const double start = transport_.Now();
+    double least = std::numeric_limits<double>::infinity(), now = start;
+    for (int measured = 0;; messages *= kBatchGrowth) {
+      ASSIGN_OR_RETURN(const std::vector<double> seconds, Measure(Kind::kPingPong, pair, bytes, messages));
+      least = std::min(least, seconds[0]);
+      measured += messages;
+      const double before = std::exchange(now, transport_.Now());
+      const double next_s = (now - before) * kBatchGrowth;
+      if (measured >= kMinMessages && now - start + next_s > options_.pair_s) return least;
+      if (measured >= kMaxMessages) return least;
+    }
+  }
+
   // The number of messages that fit into the time of a measurement.
   int Messages(double seconds) const {
     const double fitting = options_.pair_s / std::max(seconds, 1e-9);
-    return static_cast<int>(std::clamp(fitting, 3.0, static_cast<double>(kMaxMessages)));
+    return static_cast<int>(
+        std::clamp(fitting, static_cast<double>(kMinMessages), static_cast<double>(kMaxMessages)));
   }
 
   Status MeasurePairs() {
@@ -277,15 +298,10 @@ class Director {
         if (options_.progress && !options_.progress(done, total))
           return Cancelled("the probe was interrupted");
         const std::vector<Pair> pair = {{a, b}};
-        ASSIGN_OR_RETURN(const std::vector<double> rough, Measure(Kind::kPingPong, pair, kSmallBytes, 10));
-        ASSIGN_OR_RETURN(const std::vector<double> small,
-                         Measure(Kind::kPingPong, pair, kSmallBytes, Messages(2 * rough[0])));
-        ASSIGN_OR_RETURN(const std::vector<double> first,
-                         Measure(Kind::kPingPong, pair, options_.large_bytes, 1));
-        ASSIGN_OR_RETURN(const std::vector<double> large,
-                         Measure(Kind::kPingPong, pair, options_.large_bytes, Messages(2 * first[0])));
-        const double transfer = std::max(large[0] - small[0], large[0] * 1e-3);
-        links_.Set(a, b, small[0], static_cast<double>(options_.large_bytes) / transfer);
+        ASSIGN_OR_RETURN(const double small, LatencyOf(pair, kSmallBytes, 10));
+        ASSIGN_OR_RETURN(const double large, LatencyOf(pair, options_.large_bytes, 1));
+        const double transfer = std::max(large - small, large * 1e-3);
+        links_.Set(a, b, small, static_cast<double>(options_.large_bytes) / transfer);
         ++done;
       }
     }

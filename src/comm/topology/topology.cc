@@ -66,6 +66,15 @@ double Topology::Latency(int a, int b) const {
   return a == b ? 0 : groups_[CommonGroup(a, b)].link.latency_s;
 }
 
+double Topology::PortLatency(int group) const {
+  double latency_s = std::numeric_limits<double>::infinity();
+  for (int above = groups_[group].parent; above >= 0; above = groups_[above].parent) {
+    // A group with one child connects nothing.
+    if (groups_[above].children.size() > 1) latency_s = std::min(latency_s, groups_[above].link.latency_s);
+  }
+  return latency_s;
+}
+
 int Topology::ChannelOf(int group, int rank, bool up) const {
   const Group& own = groups_[group];
   const Link& link = groups_[own.parent].link;

@@ -81,6 +81,8 @@ class Topology {
   int CommonGroup(int a, int b) const;
   /// Returns the latency of a message in seconds; 0 when a == b.
   double Latency(int a, int b) const;
+  /// Returns the smallest latency of a message that passes the port of `group`, not the root, in seconds.
+  double PortLatency(int group) const;
   /// Returns the channels that a message from `from` to `to` occupies, from the sender's side on. Empty when
   /// from == to.
   std::vector<int> Path(int from, int to) const;

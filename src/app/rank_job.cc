@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <netinet/in.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -151,6 +152,26 @@ comm::WireFormat SumFormat(const std::string& dtype) {
   return dtype == "int8" ? comm::WireFormat::kInt8 : comm::WireFormat::kExact;
 }
 
+// Sets the speeds of the ranks of an expert group to those of the devices. Stages may have other devices, but
+// not other relative speeds.
+Status SetSpeedsOf(const comm::Topology& topology, parallel::Layout& layout) {
+  std::vector<double> speeds;
+  for (int stage = 0; stage < layout.degrees().pipeline; ++stage) {
+    const std::vector<int> ranks = layout.ExpertGroup(layout.RankAt({.stage = stage}));
+    ASSIGN_OR_RETURN(const comm::Topology group, topology.Selected(ranks));
+    std::vector<double> of_stage = parallel::SpeedsOf(group);
+    if (stage > 0 && of_stage != speeds) {
+      Tell(
+          "the devices of stages 0 and {} have other relative speeds: tokens are divided as for equal ones; "
+          "--rank-speeds sets them\n",
+          stage);
+      return OkStatus();
+    }
+    speeds = std::move(of_stage);
+  }
+  return speeds.empty() ? OkStatus() : layout.SetSpeeds(std::move(speeds));
+}
+
 }  // namespace
 
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
@@ -180,6 +201,9 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   } else if (flags.redundant_experts > 0) {
     return InvalidArgument("--redundant-experts {} needs --rebalance-experts, which plans where they are",
                            flags.redundant_experts);
+  } else if (flags.rebalance_workloads != RankFlags().rebalance_workloads) {
+    return InvalidArgument("--rebalance-workloads {} needs --rebalance-experts, whose plans consider them",
+                           flags.rebalance_workloads);
   }
   parallel::BatchSplitOptions division = flags.spill;
   division.exact = flags.replica_split != "shares";
@@ -188,6 +212,14 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
         "--spill-experts needs --replica-split exact, and data parallel replicas that divide the experts "
         "(-dp N -ep), found {} and {}",
         flags.replica_split, Name(degrees));
+  }
+  if (division.spill_bytes == 0 && flags.spill.spill_tolerance != RankFlags().spill.spill_tolerance) {
+    return InvalidArgument("--spill-tolerance {} needs --spill-experts", flags.spill.spill_tolerance);
+  }
+  if (!division.exact && !layout->exchanges_tokens()) {
+    return InvalidArgument(
+        "--replica-split shares needs data parallel replicas that divide the experts (-dp N -ep), found {}",
+        Name(degrees));
   }
   layout->SetBatchSplit(division);
   if (flags.rank_speeds == kMeasured && flags.rebalance_s <= 0) {
@@ -228,14 +260,14 @@ void AddServingRankFlags(Verb& verb, RankFlags& flags) {
       .ShowDefault()
       .Group(group);
   verb.AddOption("--redundant-experts", flags.redundant_experts,
-                 "Replicas of experts in each layer that these plans may use, beyond one of each")
+                 "Replicas of experts in each layer that plans of --rebalance-experts may add")
       .Range(0, 1 << 16)
       .ShowDefault()
       .Group(group);
-  verb.AddOption("--rebalance-workloads", flags.rebalance_workloads,
-                 "Parts of the last 64 windows of loads for which these plans are good at once, in addition "
-                 "to the recent "
-                 "loads; 0: only those")
+  verb.AddOption(
+          "--rebalance-workloads", flags.rebalance_workloads,
+          "Number of parts of the last 64 windows of loads that plans of --rebalance-experts consider, too; "
+          "0: they consider recent loads only")
       .Range(0, 64)
       .ShowDefault()
       .Group(group);
@@ -275,24 +307,24 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
           "it; with -dp and -ep")
       .ExistingFile()
       .Group(group);
-  verb.AddOption("--replica-split", flags.replica_split,
-                 "Division of tokens over the replicas of their experts. exact: ranks exchange the counts of "
-                 "a batch, "
-                 "and its busiest rank has as few as replicas allow; batches of few tokens have shares. "
-                 "shares: those "
-                 "that fit the loads of the placement")
+  verb.AddOption(
+          "--replica-split", flags.replica_split,
+          "How tokens are divided over the replicas of an expert. exact: ranks exchange token counts for "
+          "each batch and minimize the tokens of the busiest rank; batches of fewer than 33 tokens per "
+          "rank use fixed shares. shares: always use fixed shares, which follow the loads of the "
+          "placement")
       .OneOf({"exact", "shares"})
       .ShowDefault()
       .Group(group);
-  verb.AddOption("--spill-experts", flags.spill.spill_bytes,
-                 "Bytes of weights that the busy ranks of a layer may send to others for one batch, where "
-                 "that takes "
-                 "less time than it saves; 0: none. Results are then summed as with replicas of experts")
+  verb.AddOption(
+          "--spill-experts", flags.spill.spill_bytes,
+          "Bytes of expert weights that busy ranks may send to others for one batch of a layer, if that "
+          "takes less time than it saves; 0: none. Results are then summed as with replicas of experts")
       .Bytes()
       .ShowDefault()
       .Group(group);
   verb.AddOption("--spill-tolerance", flags.spill.spill_tolerance,
-                 "Excess of the busiest rank over the mean for which no expert is sent")
+                 "Excess of the busiest rank over the mean up to which --spill-experts sends nothing")
       .Range(0.0, 100.0)
       .ShowDefault()
       .Group(group);
@@ -365,9 +397,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
     if (layout.exchanges_tokens()) {
       ASSIGN_OR_RETURN(const comm::Topology group, topology->Selected(layout.ExpertGroup(0)));
       levels = parallel::LinkLevelsOf(group);
-      if (std::vector<double> speeds = parallel::SpeedsOf(group);
-          flags.rank_speeds.empty() && !speeds.empty())
-        RETURN_IF_ERROR(layout.SetSpeeds(std::move(speeds)));
+      if (flags.rank_speeds.empty()) RETURN_IF_ERROR(SetSpeedsOf(*topology, layout));
     }
   }
   std::unique_ptr<LocalRanks> children;
@@ -415,7 +445,8 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
   job->children_ = std::move(children);
   RETURN_IF_ERROR(
-      job->CheckFingerprints(fmt::format("{}, sums in {}, {}", layout.Name(), flags.sum_dtype, fingerprint)));
+      job->CheckFingerprints(fmt::format("{}, sums in {}, speeds [{}], {}", layout.Name(), flags.sum_dtype,
+                                         fmt::join(layout.speeds(), ", "), fingerprint)));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
   job->link_levels_ = std::move(levels);
   job->topology_ = topology.has_value() ? *std::move(topology) : comm::TopologyOfHosts(job->hosts_);

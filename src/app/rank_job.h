@@ -47,7 +47,7 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 /// --expert-parallel-size, --expert-placement, --replica-split, --spill-experts, --spill-tolerance,
 /// --rank-speeds, --layer-split, --expert-split, --layout, --topology, --tp-sum-dtype and --rank-time-limit.
 /// If the verb `answers` requests, also those of a model that changes meanwhile: --rebalance-experts,
-/// --redundant-experts and --tolerate-rank-failure.
+/// --redundant-experts, --rebalance-workloads and --tolerate-rank-failure.
 void AddRankFlags(Verb& verb, RankFlags& flags, bool answers);
 
 class RankJob {

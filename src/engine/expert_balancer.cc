@@ -99,7 +99,7 @@ std::vector<parallel::LoadMatrix> WorkloadsOf(const ExpertLoadStats& load, int p
 }
 
 std::vector<double> MeasuredSpeeds(const parallel::Layout& layout, const std::vector<RankStats>& before,
-                                   const std::vector<RankStats>& now) {
+                                   const std::vector<RankStats>& now, const std::vector<bool>& dead) {
   const auto members = static_cast<size_t>(layout.degrees().tensor * layout.degrees().data);
   std::vector<double> seconds(members, 0), speeds(members, 0);
   std::vector<int64_t> rows(members, 0);
@@ -109,13 +109,16 @@ std::vector<double> MeasuredSpeeds(const parallel::Layout& layout, const std::ve
     rows[member] += now[i].timed_rows - old.timed_rows;
     seconds[member] += now[i].timed_seconds - old.timed_seconds;
   }
+  double fastest = 0, slowest = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < members; ++i) {
+    if (i < dead.size() && dead[i]) continue;
     if (rows[i] < kLeastTimedRows || seconds[i] <= 0) return {};
     speeds[i] = static_cast<double>(rows[i]) / seconds[i];
+    fastest = std::max(fastest, speeds[i]);
+    slowest = std::min(slowest, speeds[i]);
   }
-  const double fastest = std::ranges::max(speeds);
-  if (std::ranges::min(speeds) > fastest * (1 - kLeastDifference)) return {};
-  for (double& speed : speeds) speed /= fastest;
+  if (slowest > fastest * (1 - kLeastDifference)) return {};
+  for (double& speed : speeds) speed = speed > 0 ? speed / fastest : 1;
   return speeds;
 }
 
@@ -394,12 +397,13 @@ BalanceConditions ExpertBalancer::Measure(const std::vector<RankStats>& ranks, d
   int64_t rows = 0, fewest = std::numeric_limits<int64_t>::max();
   double seconds = 0;
   for (size_t i = 0; i < ranks.size(); ++i) {
+    if (IsDead(conditions, layout_.IndexInExpertGroup(ranks[i].rank))) continue;
     rows += ranks[i].timed_rows;
     seconds += ranks[i].timed_seconds;
     fewest = std::min(fewest, ranks[i].timed_rows - (i < measured_.size() ? measured_[i].timed_rows : 0));
   }
   if (options_.measured_speeds && fewest >= kLeastTimedRows) {
-    speeds_ = MeasuredSpeeds(layout_, measured_, ranks);
+    speeds_ = MeasuredSpeeds(layout_, measured_, ranks, conditions.dead);
     measured_ = ranks;
   }
   conditions.speeds = options_.measured_speeds ? speeds_ : layout_.speeds();
@@ -419,9 +423,10 @@ void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& loa
                                const std::vector<RankStats>& ranks, Clock::time_point now) {
   const double computing = ComputingSeconds(ranks);
   const std::chrono::duration<double> passed = now - planned_;
-  const double busy =
-      std::min(1.0, (computing - computing_) /
-                        (passed.count() * std::max<double>(1, static_cast<double>(ranks.size()))));
+  const double living = static_cast<double>(ranks.size()) *
+                        static_cast<double>(std::ranges::count(dead_, false)) /
+                        static_cast<double>(dead_.size());
+  const double busy = std::min(1.0, (computing - computing_) / (passed.count() * std::max(1.0, living)));
   computing_ = computing;
   planned_ = now;
   windows_ = load->all_windows;
@@ -458,7 +463,7 @@ Status ExpertBalancer::TakePlan(Clock::time_point now) {
   stats_.state = "idle";
   StatusOr<std::vector<PlannedMove>> moves = plan_.get();
   if (std::exchange(plan_is_void_, false)) {
-    ++stats_.plans_without_gain;
+    ++stats_.failed_plans;
     return OkStatus();
   }
   if (*plan_ends_ && moves.ok()) {

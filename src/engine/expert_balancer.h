@@ -92,11 +92,12 @@ StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, co
 /// layer. All have the layers of `load`.
 std::vector<parallel::LoadMatrix> WorkloadsOf(const ExpertLoadStats& load, int parts, double least_tokens);
 
-/// Relative speeds of the ranks of an expert group by rows that they computed and the time for them since
-/// `before`: those of a stage's ranks by `layout`, over all stages. Empty: a rank has too few rows, or all
-/// differ by less than a tenth.
+/// Computes relative speeds of the ranks of an expert group from the rows that they computed since `before`
+/// and the time for them; ranks of all stages count to the group by `layout`. Those that are `dead`, if it is
+/// not empty, get 1. Returns an empty vector if a living rank has too few rows, or if all differ by less than
+/// a tenth.
 std::vector<double> MeasuredSpeeds(const parallel::Layout& layout, const std::vector<RankStats>& before,
-                                   const std::vector<RankStats>& now);
+                                   const std::vector<RankStats>& now, const std::vector<bool>& dead);
 
 /// Numbers for /metrics, since the start.
 struct ExpertBalanceStats {

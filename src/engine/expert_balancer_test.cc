@@ -189,12 +189,21 @@ TEST(MeasuredSpeeds, AreRowsPerSecondOfComputation) {
                                    {.rank = 1, .timed_rows = 100, .timed_seconds = 9}};
   std::vector<RankStats> now = {{.rank = 0, .timed_rows = 10100, .timed_seconds = 10},
                                 {.rank = 1, .timed_rows = 10100, .timed_seconds = 13}};
-  EXPECT_THAT(MeasuredSpeeds(layout, before, now),
+  EXPECT_THAT(MeasuredSpeeds(layout, before, now, {}),
               testing::ElementsAre(testing::DoubleEq(1), testing::DoubleEq(0.25)));
   now[1].timed_seconds = 10.05;
-  EXPECT_THAT(MeasuredSpeeds(layout, before, now), testing::IsEmpty()) << "about equal";
+  EXPECT_THAT(MeasuredSpeeds(layout, before, now, {}), testing::IsEmpty()) << "about equal";
   now[1] = {.rank = 1, .timed_rows = 200, .timed_seconds = 10};
-  EXPECT_THAT(MeasuredSpeeds(layout, before, now), testing::IsEmpty()) << "too few rows";
+  EXPECT_THAT(MeasuredSpeeds(layout, before, now, {}), testing::IsEmpty()) << "too few rows";
+}
+
+TEST(MeasuredSpeeds, AreThoseOfLivingRanks) {
+  const parallel::Layout layout = *parallel::Layout::Create({.data = 3, .expert = 3});
+  const std::vector<RankStats> now = {{.rank = 0, .timed_rows = 10000, .timed_seconds = 1},
+                                      {.rank = 1, .timed_rows = 0, .timed_seconds = 0},
+                                      {.rank = 2, .timed_rows = 10000, .timed_seconds = 2}};
+  EXPECT_THAT(MeasuredSpeeds(layout, {}, now, {}), testing::IsEmpty());
+  EXPECT_THAT(MeasuredSpeeds(layout, {}, now, {false, true, false}), testing::ElementsAre(1, 1, 0.5));
 }
 
 /// An executor of one rank whose part of a move becomes `state`.

@@ -15,38 +15,38 @@ namespace {
 // and 12 of the split: messages before a failure are never matched by later ones.
 constexpr comm::Tag kCountTags = comm::Tag{4} << comm::kCommunicatorTagBits;
 constexpr comm::Tag kSpillTags = comm::Tag{5} << comm::kCommunicatorTagBits;
-constexpr int kBytesUnit = 64;    // of the weights' size in a message
-constexpr int kFurtherWords = 2;  // of a message: size of an expert, and nanoseconds of a row
+constexpr int kBytesUnit = 64;    // a message has the size of an expert in this unit
+constexpr int kFurtherWords = 2;  // a message ends with the size of an expert and the nanoseconds of a row
 
-int64_t Busiest(const BatchPlan& plan) {
-  int64_t busiest = 0;
-  for (const std::vector<int64_t>& rank : plan.tokens)
-    busiest = std::max(busiest, std::accumulate(rank.begin(), rank.end(), int64_t{0}));
-  return busiest;
-}
-
-BatchPlan Whole(const LayerPlacement& layer, TokenSplit& split, std::span<const int64_t> tokens) {
-  BatchPlan plan = {.experts = layer, .tokens = split.SplitTokens(tokens)};
-  plan.busiest = Busiest(plan);
-  plan.all = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
-  return plan;
+int64_t RowsOf(const std::vector<int64_t>& slots) {
+  return std::accumulate(slots.begin(), slots.end(), int64_t{0});
 }
 
 }  // namespace
 
 BatchPlan PlanBatch(const LayerPlacement& layer, TokenSplit& split, std::span<const int64_t> tokens,
-                    std::span<const double> speeds, const SpillOptions* spill) {
-  BatchPlan plan = Whole(layer, split, tokens);
-  if (spill == nullptr) return plan;
-  TokenSplit more = split;
+                    std::span<const double> speeds) {
+  BatchPlan plan = {.experts = layer, .tokens = split.SplitTokens(tokens)};
+  for (size_t rank = 0; rank < plan.tokens.size(); ++rank) {
+    const int64_t rows = RowsOf(plan.tokens[rank]);
+    plan.busiest = std::max(plan.busiest, rows);
+    plan.slowest = std::max(plan.slowest, static_cast<double>(rows) / (speeds.empty() ? 1.0 : speeds[rank]));
+  }
+  plan.all = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+  return plan;
+}
+
+std::optional<BatchPlan> SpillBatch(const BatchPlan& plan, const LayerPlacement& layer, TokenSplit split,
+                                    std::span<const int64_t> tokens, std::span<const double> speeds,
+                                    const SpillOptions& spill) {
   const std::vector<double> loads(tokens.begin(), tokens.end());
-  SpillPlan spilled = PlanSpill(more, loads, *spill);
-  if (spilled.moves.empty()) return plan;
+  SpillPlan spilled = PlanSpill(split, loads, spill);
+  if (spilled.moves.empty()) return std::nullopt;
   LayerPlacement next = layer;
   for (const SpillMove& move : spilled.moves) next[move.to].push_back(move.expert);
   TokenSplit split_of_next(next, static_cast<int>(tokens.size()), speeds);
-  BatchPlan other = Whole(next, split_of_next, tokens);
-  if (other.busiest >= plan.busiest) return plan;
+  BatchPlan other = PlanBatch(next, split_of_next, tokens, speeds);
+  if (other.slowest >= plan.slowest) return std::nullopt;
   other.spilled = std::move(spilled.moves);
   return other;
 }
@@ -56,8 +56,8 @@ BatchPlan PlanBatch(const LayerPlacement& layer, TokenSplit& split, std::span<co
 std::vector<int64_t> OwnTokens(std::span<const int64_t> tokens, std::span<const int> holders,
                                std::span<const int64_t> counts, int rank) {
   std::vector<int64_t> own(tokens.size(), 0), room(tokens.begin(), tokens.end());
-  int64_t begin = 0;               // of this rank's tokens among those that leave their rank
-  int64_t leaving = counts[rank];  // of this rank
+  int64_t begin = 0;               // number of tokens that leave their rank, on ranks before this one
+  int64_t leaving = counts[rank];  // number of tokens that leave this rank
   for (int source = 0; source < rank; ++source) begin += counts[source];
   for (size_t i = 0; i < holders.size(); ++i) {
     const int64_t stay = std::min(tokens[i], counts[holders[i]]);
@@ -102,6 +102,7 @@ void BatchSplit::Cancel(std::vector<comm::TransferId>& transfers) {
 void BatchSplit::SetDead(const std::vector<bool>& dead) {
   for (auto* transfers : {&transfers_, &spill_sends_, &spill_receives_}) Cancel(*transfers);
   dead_ = dead;
+  spilled_here_ = 0;
   ++epoch_;
   number_ = 0;
 }
@@ -150,17 +151,50 @@ int64_t BatchSplit::SpilledBytes() const {
   return int64_t{units} * kBytesUnit;
 }
 
-// Whether the busiest rank saves more time than the rank that sends or receives most weights needs.
-bool BatchSplit::Pays(const BatchPlan& plan, const BatchPlan& without, int64_t expert_bytes) const {
-  int32_t row_ns = 0;
+// Seconds that each rank takes for a row. Ranks that have not measured it count like the slowest one.
+std::vector<double> BatchSplit::RowSeconds() const {
+  std::vector<double> seconds(ranks_.size(), 0);
   for (int rank = 0; rank < ranks_.size(); ++rank) {
-    if (!dead_[rank]) row_ns = std::max(row_ns, CountsOf(rank)[experts_ + 1]);
+    if (!dead_[rank]) seconds[rank] = CountsOf(rank)[experts_ + 1] * 1e-9;
   }
+  const double slowest = std::ranges::max(seconds);
+  for (double& each : seconds) each = each > 0 ? each : slowest;
+  return seconds;
+}
+
+// Time of the rank that computes longest.
+double BatchSplit::Seconds(const BatchPlan& plan) const {
+  const std::vector<double> row_s = RowSeconds();
+  double longest = 0;
+  for (size_t rank = 0; rank < plan.tokens.size(); ++rank)
+    longest = std::max(longest, static_cast<double>(RowsOf(plan.tokens[rank])) * row_s[rank]);
+  return longest;
+}
+
+// Returns a plan that saves more time than the rank that sends or receives most weights needs.
+std::optional<BatchPlan> BatchSplit::PlanSpilled(const BatchPlan& plan, const Layer& layer) const {
+  const int64_t bytes = SpilledBytes();
+  if (bytes == 0) return std::nullopt;
+  const double expert_s = static_cast<double>(bytes) / options_.spill_bytes_per_s;
+  const double now_s = Seconds(plan);
+  // Equal work is the most that any spill reaches.
+  const auto living = static_cast<double>(std::ranges::count(dead_, false));
+  const double least_s = static_cast<double>(plan.all) / living * std::ranges::min(RowSeconds());
+  if (now_s - least_s <= expert_s) return std::nullopt;
+  const SpillOptions limits = {.max_moves = kSpillSlots * ranks_.size(),
+                               .prefetch_slots = kSpillSlots,
+                               .tolerance = options_.spill_tolerance,
+                               .expert_bytes = bytes,
+                               .max_bytes = options_.spill_bytes};
+  std::optional<BatchPlan> spilled =
+      SpillBatch(plan, layer.experts, layer.split, totals_, layer.speeds, limits);
+  if (!spilled.has_value()) return std::nullopt;
   std::vector<int> sent(ranks_.size(), 0), received(ranks_.size(), 0);
   int most = 0;
-  for (const SpillMove& move : plan.spilled) most = std::max({most, ++sent[move.from], ++received[move.to]});
-  const double saved_s = static_cast<double>(without.busiest - plan.busiest) * row_ns * 1e-9;
-  return saved_s > static_cast<double>(most * expert_bytes) / options_.spill_bytes_per_s;
+  for (const SpillMove& move : spilled->spilled)
+    most = std::max({most, ++sent[move.from], ++received[move.to]});
+  if (now_s - Seconds(*spilled) <= most * expert_s) return std::nullopt;
+  return spilled;
 }
 
 StatusOr<BatchSplit::Choice> BatchSplit::Split(Layer& layer, const comm::ExpertMap& map,
@@ -185,16 +219,8 @@ StatusOr<BatchSplit::Choice> BatchSplit::Split(Layer& layer, const comm::ExpertM
       if (!dead_[rank]) totals_[expert] += CountsOf(rank)[expert];
     }
   }
-  BatchPlan plan = PlanBatch(layer.experts, layer.split, totals_, layer.speeds, nullptr);
-  if (const int64_t bytes = SpilledBytes(); bytes > 0) {
-    const SpillOptions spill = {.max_moves = kSpillSlots * ranks_.size(),
-                                .prefetch_slots = kSpillSlots,
-                                .tolerance = options_.spill_tolerance,
-                                .expert_bytes = bytes,
-                                .max_bytes = options_.spill_bytes};
-    BatchPlan spilled = PlanBatch(layer.experts, layer.split, totals_, layer.speeds, &spill);
-    if (Pays(spilled, plan, bytes)) plan = std::move(spilled);
-  }
+  BatchPlan plan = PlanBatch(layer.experts, layer.split, totals_, layer.speeds);
+  if (std::optional<BatchPlan> spilled = PlanSpilled(plan, layer)) plan = *std::move(spilled);
   Choice choice;
   if (!plan.spilled.empty()) {
     // Experts of dead ranks stay in the map, which the exchange knows to be dead.
@@ -278,9 +304,8 @@ Status BatchSplit::StartSpill(const BatchPlan& plan, const LayerPlacement& held,
 
 StatusOr<const std::byte*> BatchSplit::AwaitSpilled() {
   RETURN_IF_ERROR(WaitAll(spill_receives_));
+  RETURN_IF_ERROR(WaitAll(spill_sends_));
   return std::exchange(spilled_here_, 0) > 0 ? spilled_.data() : nullptr;
 }
-
-Status BatchSplit::FinishSpill() { return WaitAll(spill_sends_); }
 
 }  // namespace moesaic::parallel

@@ -24,14 +24,21 @@ struct BatchPlan {
   LayerPlacement experts = {};                    ///< of each rank, the temporary ones last
   std::vector<std::vector<int64_t>> tokens = {};  ///< of each slot of `experts`
   int64_t busiest = 0, all = 0;                   ///< tokens of the busiest rank, and of all
+  double slowest = 0;                             ///< largest number of tokens of a rank over its speed
 };
 
-/// Splits `tokens` [experts] over the replicas of `layer`. `spill` limits temporary replicas; null: none.
-/// `speeds` are those of ranks, or empty. Dead ranks hold no experts in `layer` and have speed kDeadSpeed.
-/// Deterministic. Experts without replica must have no tokens.
+/// Splits `tokens` [experts] over the replicas of `layer`. `speeds` are those of ranks, or empty. Dead ranks
+/// hold no experts in `layer` and have speed kDeadSpeed. Deterministic. Experts without replica must have no
+/// tokens.
 BatchPlan PlanBatch(const LayerPlacement& layer, TokenSplit& split, std::span<const int64_t> tokens,
-                    std::span<const double> speeds, const SpillOptions* spill);
+                    std::span<const double> speeds);
 inline constexpr double kDeadSpeed = 1e-12;
+
+/// Returns a plan with temporary replicas whose slowest rank is faster than that of `plan`, the result of
+/// PlanBatch() with the same arguments; null: there is none within the limits of `spill`.
+std::optional<BatchPlan> SpillBatch(const BatchPlan& plan, const LayerPlacement& layer, TokenSplit split,
+                                    std::span<const int64_t> tokens, std::span<const double> speeds,
+                                    const SpillOptions& spill);
 
 /// Divides the tokens that one rank has of an expert over its replicas: [replicas]. `tokens` [replicas] are
 /// those of all ranks, `holders` the replicas' ranks, and `counts` [ranks] the tokens of each rank, with
@@ -79,13 +86,13 @@ class BatchSplit {
     std::span<const int32_t> replicas;           ///< of each id, as comm::TopK has them
   };
   /// Exchanges the counts of `ids`, and begins to send weights of temporary replicas, which are borrowed
-  /// until FinishSpill(). `row_seconds` is the time that this rank's experts take for a row; 0: unknown.
+  /// until AwaitSpilled() has returned. `row_seconds` is the time that this rank's experts take for a row; 0:
+  /// unknown.
   StatusOr<Choice> Split(Layer& layer, const comm::ExpertMap& map, std::span<const int32_t> ids,
                          const Weights& own, double row_seconds);
-  /// Waits for the weights of this rank's temporary replicas, which follow each other in memory. Null: none.
+  /// Waits for the weights of this rank's temporary replicas, which follow each other in memory, and until
+  /// its own ones have been sent: a rank that computes does not advance transfers. Null: none are received.
   StatusOr<const std::byte*> AwaitSpilled();
-  /// Waits until this rank's weights have been sent.
-  Status FinishSpill();
 
   const BatchSplitStats& stats() const { return stats_; }
 
@@ -96,7 +103,9 @@ class BatchSplit {
   void Cancel(std::vector<comm::TransferId>& transfers);
   void Choose(const BatchPlan& plan, const comm::ExpertMap& map, std::span<const int32_t> ids);
   int64_t SpilledBytes() const;
-  bool Pays(const BatchPlan& plan, const BatchPlan& without, int64_t expert_bytes) const;
+  std::optional<BatchPlan> PlanSpilled(const BatchPlan& plan, const Layer& layer) const;
+  std::vector<double> RowSeconds() const;
+  double Seconds(const BatchPlan& plan) const;
   const int32_t* CountsOf(int rank) const { return counts_.data() + static_cast<size_t>(rank) * words_; }
 
   comm::Transport& job_;

@@ -38,41 +38,60 @@ TEST(PlanBatch, TheBusiestRankHasTheTokensOfTheOptimum) {
     const LayerPlacement layer = RandomReplicas(random);
     TokenSplit split(layer, kSplitExperts), oracle(layer, kSplitExperts);
     const std::vector<int64_t> tokens = RandomCounts(random);
-    const BatchPlan plan = PlanBatch(layer, split, tokens, {}, nullptr);
+    const BatchPlan plan = PlanBatch(layer, split, tokens, {});
     EXPECT_EQ(plan.busiest,
               std::ceil(oracle.Solve(std::vector<double>(tokens.begin(), tokens.end())) - 1e-6));
     EXPECT_EQ(plan.all, std::accumulate(tokens.begin(), tokens.end(), int64_t{0}));
   }
 }
 
-TEST(PlanBatch, SpillsExpertsOfTheBusiestRankWithinTheBudget) {
+TEST(PlanBatch, ExpertsOfDeadRanksAreLeftOut) {
+  const LayerPlacement layer = {{0, 1}, {0, 3}, {}};  // the last rank had expert 2
+  const std::vector<double> speeds = {1, 1, kDeadSpeed};
+  TokenSplit split(layer, 4, speeds);
+  const BatchPlan plan = PlanBatch(layer, split, std::vector<int64_t>{40, 10, 0, 20}, speeds);
+  EXPECT_EQ(plan.busiest, 35);
+  EXPECT_EQ(plan.all, 70);
+}
+
+std::optional<BatchPlan> Spilled(const LayerPlacement& layer, const std::vector<int64_t>& tokens,
+                                 const std::vector<double>& speeds, const SpillOptions& spill) {
+  TokenSplit split(layer, static_cast<int>(tokens.size()), speeds);
+  return SpillBatch(PlanBatch(layer, split, tokens, speeds), layer, split, tokens, speeds, spill);
+}
+
+TEST(SpillBatch, MovesExpertsOfTheBusiestRankWithinTheBudget) {
   const LayerPlacement layer = {{0, 1, 2}, {3, 4, 5}};
   const std::vector<int64_t> tokens = {400, 300, 300, 10, 10, 10};
-  TokenSplit split(layer, 6);
   SpillOptions spill = {.max_moves = 4, .tolerance = 0.05, .expert_bytes = 100, .max_bytes = 200};
-  const BatchPlan plan = PlanBatch(layer, split, tokens, {}, &spill);
-  EXPECT_EQ(plan.all, 1030);
-  EXPECT_LE(plan.busiest, 541);  // 1.05 of the mean
-  ASSERT_FALSE(plan.spilled.empty());
-  EXPECT_LE(plan.spilled.size(), 2U);
-  for (const SpillMove& move : plan.spilled) {
+  const auto plan = Spilled(layer, tokens, {}, spill);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->all, 1030);
+  EXPECT_LE(plan->busiest, 541);  // 1.05 of the mean
+  EXPECT_LE(plan->spilled.size(), 2U);
+  for (const SpillMove& move : plan->spilled) {
     EXPECT_EQ(move.from, 0);
     EXPECT_EQ(move.to, 1);
   }
-  EXPECT_THAT(plan.experts[1], SizeIs(3 + plan.spilled.size()));
+  EXPECT_THAT(plan->experts[1], SizeIs(3 + plan->spilled.size()));
   spill.max_bytes = 99;
-  EXPECT_TRUE(PlanBatch(layer, split, tokens, {}, &spill).spilled.empty());
+  EXPECT_FALSE(Spilled(layer, tokens, {}, spill).has_value());
 }
 
-TEST(PlanBatch, DeadRanksGetNothing) {
-  const LayerPlacement layer = {{0, 1}, {}, {2, 3}};
-  const std::vector<double> speeds = {1, kDeadSpeed, 1};
-  TokenSplit split(layer, 4, speeds);
+TEST(SpillBatch, RelievesASlowRankWithFewerTokens) {
   const SpillOptions spill = {.max_moves = 4, .expert_bytes = 1, .max_bytes = 4};
-  const BatchPlan plan = PlanBatch(layer, split, std::vector<int64_t>{90, 80, 1, 1}, speeds, &spill);
-  ASSERT_FALSE(plan.spilled.empty());
-  for (const SpillMove& move : plan.spilled) EXPECT_EQ(move.to, 2);
-  EXPECT_THAT(plan.tokens[1], SizeIs(0));
+  const auto plan = Spilled({{0}, {1, 2}}, {200, 100, 100}, {1, 0.25}, spill);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_GT(plan->busiest, 200);
+  EXPECT_LT(plan->slowest, 400);  // from 800
+}
+
+TEST(SpillBatch, DeadRanksGetNothing) {
+  const SpillOptions spill = {.max_moves = 4, .expert_bytes = 1, .max_bytes = 4};
+  const auto plan = Spilled({{0, 1}, {}, {2, 3}}, {90, 80, 1, 1}, {1, kDeadSpeed, 1}, spill);
+  ASSERT_TRUE(plan.has_value());
+  for (const SpillMove& move : plan->spilled) EXPECT_EQ(move.to, 2);
+  EXPECT_THAT(plan->tokens[1], SizeIs(0));
 }
 
 // The ranks' own divisions, which each computes alone, add up to the split.

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "parallel/job_wait.h"
@@ -15,6 +16,9 @@ namespace {
 // all ranks. DeepSeek-V3 in f32 takes 3.7 MB for 128 rows of a rank.
 constexpr int64_t kFixedBufferBytes = int64_t{64} << 20;
 constexpr int kMostFixedRows = 128;
+// From about this many rows of an expert on, its products take longer than reading its weights, so that time
+// tells how fast the rank is.
+constexpr int64_t kTimedRowsPerExpert = 16;
 
 int FixedRows(const ExpertGroupOptions& options, int ranks) {
   const int64_t row = comm::RowRoutingBytes(options.top_k) + int64_t{4} * options.hidden;
@@ -277,6 +281,9 @@ StatusOr<ExpertGroup::Rows> ExpertGroup::Receive() {
   const StatusOr<const std::byte*> spilled = split_->AwaitSpilled();
   if (!spilled.ok()) return Explain(spilled.status());
   received_at_ = job_.Now();
+  const auto active = std::ranges::count_if(std::views::iota(0, own_experts_),
+                                            [&](int expert) { return begin[expert] < begin[expert + 1]; });
+  timed_ = timed_ && received_->rows() >= kTimedRowsPerExpert * active;
   return Rows{.count = static_cast<int>(received_->rows()),
               .own = own,
               .x = reinterpret_cast<const float*>(received_->data().data()),
@@ -290,9 +297,8 @@ Status ExpertGroup::Combine(std::span<const float> outputs, std::span<float> out
     timed_rows_ += received_->rows();
     timed_seconds_ += job_.Now() - received_at_;
   }
-  Status combined = exchange_->Combine(comm::RowsOf(outputs), received_->handle(), comm::OutputOf(out));
+  const Status combined = exchange_->Combine(comm::RowsOf(outputs), received_->handle(), comm::OutputOf(out));
   received_.reset();
-  if (combined.ok()) combined = split_->FinishSpill();
   return combined.ok() ? combined : Explain(combined);
 }
 

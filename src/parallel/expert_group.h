@@ -66,7 +66,7 @@ class ExpertGroup {
 
   /// Begins to send rows [OwnRows().count, hidden] to the ranks of their experts `ids` [rows, top_k], and
   /// returns. `x` is borrowed until Receive(), and `own`, the weights of the rank's experts of the layer,
-  /// until Combine() has returned.
+  /// until Receive() has returned.
   Status Begin(int layer, std::span<const float> x, std::span<const int32_t> ids,
                std::span<const float> weights, const BatchSplit::Weights& own = {});
 

@@ -43,10 +43,11 @@ struct Graph::Plan {
   }
 };
 
-const EdgeVector& Adjacency::own() const {
+const EdgeVector& Adjacency::BuildOwn() const {
   std::call_once(once_, [this] {
     own_.resize(edges());
     for (int32_t s = 0; s < count(); ++s) std::fill(own_.begin() + ptr[s], own_.begin() + ptr[s + 1], s);
+    built_.store(true, std::memory_order_release);
   });
   return own_;
 }

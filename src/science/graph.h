@@ -1,6 +1,7 @@
 // The plan of a graph: its edges grouped by destination and by source, built once and used by many operators.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -17,10 +18,13 @@ struct Adjacency : Segments {
   EdgeVector neighbor;  ///< [edges]: the other end.
 
   /// [edges]: the end by which edges are grouped; built at the first call, which any thread may make.
-  const EdgeVector& own() const;
+  const EdgeVector& own() const { return built_.load(std::memory_order_acquire) ? own_ : BuildOwn(); }
 
  private:
+  const EdgeVector& BuildOwn() const;
+
   mutable std::once_flag once_;
+  mutable std::atomic<bool> built_{false};
   mutable EdgeVector own_;
 };
 

@@ -339,12 +339,15 @@ struct Metrics::Impl {
       prometheus::BuildCounter()
           .Name("moesaic:expert_split_seconds_total")
           .Help(
-              "Part of rank_exchange_seconds_total in these splits, with waits for the counts of other ranks")
+              "Part of rank_exchange_seconds_total in exact splits, with waits for the token counts of other "
+              "ranks")
           .Register(registry);
   prometheus::Family<prometheus::Gauge>& expert_split_balance =
       prometheus::BuildGauge()
           .Name("moesaic:expert_split_imbalance")
-          .Help("Rows of the busiest rank of these splits, divided by the mean of the ranks; 1 is balanced")
+          .Help(
+              "Rows of the busiest rank in exact splits, divided by the mean of the ranks; 1 is balanced for "
+              "ranks of equal speed")
           .Register(registry);
   prometheus::Family<prometheus::Counter>& spilled_experts =
       prometheus::BuildCounter()
@@ -354,7 +357,7 @@ struct Metrics::Impl {
   prometheus::Family<prometheus::Counter>& spilled_bytes =
       prometheus::BuildCounter()
           .Name("moesaic:spilled_expert_bytes_total")
-          .Help("Weights of these experts that a rank sent")
+          .Help("Bytes of expert weights that a rank sent to others for one batch")
           .Register(registry);
   prometheus::Family<prometheus::Gauge>& expert_skew =
       prometheus::BuildGauge()

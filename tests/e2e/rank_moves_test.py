@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests that rank processes which are killed or stopped while experts move end the server, or are continued without, as the flags
-say: with a named error, without a hang, a wrong answer or a process that remains.
+"""Kills and stops rank processes while experts move. The server must end with an error that names the rank, or continue without it
+if --tolerate-rank-failure is set. No answer may change, nothing may hang, and no process may remain.
 
 MOESAIC_RANK_FAULTS sets the number of servers (4), one fault each."""
 import collections
@@ -33,7 +33,7 @@ class Load:
 
     def __init__(self, server):
         self.server, self.ends = server, threading.Event()
-        self.answers, self.errors = collections.defaultdict(set), []
+        self.answers, self.errors, self.cut = collections.defaultdict(set), [], 0
         self.pool = concurrent.futures.ThreadPoolExecutor(2)
 
     def __enter__(self):
@@ -47,6 +47,7 @@ class Load:
             run.result()
 
     def ask(self, prompt):
+        """Returns the status."""
         status, headers, body = self.server.request("POST", "/v1/completions", {
             "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 1, "ignore_eos": True}, timeout=limit())
         if status != 200:
@@ -54,13 +55,14 @@ class Load:
         elif "x-moesaic-missing-experts" not in {name.lower() for name in headers}:
             choice = json.loads(body)["choices"][0]
             self.answers[prompt].add((choice["text"], str(choice["logprobs"]["token_logprobs"])))
+        return status
 
     def run(self, number):
         while not self.ends.is_set():
             try:
                 self.ask(PROMPTS[number % len(PROMPTS)])
-            except (OSError, http.client.HTTPException, ValueError) as error:  # the server has ended
-                self.errors.append(repr(error))
+            except (OSError, http.client.HTTPException):  # the server has ended
+                self.cut += 1
                 if self.server.process.poll() is not None:
                     return
             number += 1
@@ -86,7 +88,9 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
     def stop_while_moving(self, server, rank, delay):
         """Stops the process of a rank after moves have begun. Returns whether one is under way then."""
         end = time.monotonic() + limit()
-        while (state := experts(server)) is None or state["state"] != "moving":  # moves may be short
+        while (state := experts(server)) is None or state["state"] != "moving":
+            if server.metrics().get('moesaic:expert_moves_total{result="applied"}', 0) > 20:
+                break  # moves are too short to be seen
             self.assertLess(time.monotonic(), end, "no experts have moved")
         time.sleep(delay)
         os.kill(rank, signal.SIGSTOP)
@@ -111,9 +115,7 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
             if tolerates:
                 until(lambda: server.metrics()["moesaic:ranks_alive"] == 2, limit())
                 seconds = time.monotonic() - begin
-                answered = sum(map(len, load.answers.values()))
-                load.ask(PROMPTS[0])
-                self.assertTrue(sum(map(len, load.answers.values())) >= answered)
+                self.assertEqual(load.ask(PROMPTS[0]), 200)
             else:
                 server.process.wait(limit())
                 seconds = time.monotonic() - begin
@@ -128,10 +130,10 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
         else:
             rolled_back = False
             self.assertEqual(server.stop(), 1)
-            self.assertTrue(load.errors)
+            self.assertTrue(load.errors or load.cut)
             self.assertRegex(server.read_log(), rf"{name} \(process {ranks[victim]}\) was killed by signal 9" if kills else name)
         for error in load.errors:
-            self.assertRegex(error, rf"{name}\b|Error|closed|shut|end|refused|Connection|Incomplete", error)
+            self.assertRegex(error, rf"{name}\b|the server is shutting down")
         until(lambda: all(map(ended, ranks)), limit())
         return kills, tolerates, seconds, moving, rolled_back
 

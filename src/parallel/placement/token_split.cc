@@ -218,6 +218,7 @@ std::vector<std::vector<int64_t>> TokenSplit::SplitTokens(std::span<const int64_
     limits[rank] = std::ceil(threshold * speeds_[rank] * (1 - kRounding * ranks()));
   std::fill(rank_load_.begin(), rank_load_.end(), 0.0);
   for (int expert = 0; expert < experts_; ++expert) {
+    if (replica_[expert].empty()) continue;
     double left = loads[expert];
     for (Replica& replica : replica_[expert]) {
       replica.load = std::min(left, std::floor(replica.load + kRounding));

@@ -194,8 +194,8 @@ template <typename E>
   const int64_t whole = t.cols / kLanes * kLanes;
   const int tail = static_cast<int>(t.cols - whole);
   const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
-  for (int32_t p = begin; p < end || p == begin; p += group) {
-    const int32_t count = end - p < group ? end - p : group;
+  for (int64_t p = begin; p < end || p == begin; p += group) {
+    const auto count = static_cast<int32_t>(end - p < group ? end - p : group);
     const auto* rows = static_cast<const typename E::T*>(t.u) + p * t.u_stride;
     int64_t col = 0;
     for (; col + kWide <= whole; col += kWide)

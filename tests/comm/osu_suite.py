@@ -6,6 +6,7 @@ sources instead, for machines without access to the server. When the sources can
 with status 77 (skipped).
 """
 import hashlib
+import http.client
 import os
 import pathlib
 import subprocess
@@ -50,7 +51,7 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     try:
         unpacked = sources(folder)
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         print(f"SKIPPED: the OSU micro-benchmarks cannot be fetched from {URL}: {error}; MOESAIC_OSU_SOURCES may name their folder")
         return SKIPPED
     return subprocess.run(["bash", HERE / "osu_validation.sh", unpacked, sys.argv[2], folder / "programs"], check=False).returncode

@@ -72,7 +72,8 @@ class Graph:
     def __init__(self, src: Any, dst: Any, num_src: int | None = None, num_dst: int | None = None) -> None:
         """Sort edges src [E] -> dst [E], of int32 or int64.
 
-        Both node counts default to the largest index of either array plus 1.
+        Both node counts default to the largest index of either array plus 1. No thread may write to the arrays
+        during the call.
         """
         src, dst = as_index(src, "src"), as_index(dst, "dst")
         if num_src is None or num_dst is None:

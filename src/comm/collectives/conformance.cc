@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -343,7 +344,14 @@ ConformanceOptions ConformanceOf(int ranks, int large_ranks) {
   ConformanceOptions options;
   const char* const text = std::getenv("MOESAIC_CONFORMANCE");
   options.is_whole = text != nullptr && std::string_view(text) == "whole";
-  if (text != nullptr && !options.is_whole) options.seed = std::strtoull(text, nullptr, 10);
+  if (text != nullptr && !options.is_whole) {
+    char* end = nullptr;
+    options.seed = std::strtoull(text, &end, 10);
+    if (end == text || *end != '\0') {
+      std::fprintf(stderr, "MOESAIC_CONFORMANCE must be whole or a seed, found \"%s\"\n", text);
+      std::exit(2);
+    }
+  }
   constexpr int kLargeRanks = 5;  // shapes 2 + 2 + 1 and three levels
   if (ranks > (options.is_whole ? kLargeRanks : large_ranks)) options.max_count = kLargeCount;
   return options;

@@ -27,7 +27,7 @@ struct ConformanceOptions {
   uint32_t first_tag = 0;
 };
 
-/// Counts from this on are large: they run with few types or few ranks.
+/// Larger counts run with few types or few ranks.
 inline constexpr int64_t kLargeCount = 20011;
 inline constexpr int kFewRanks = 3;
 

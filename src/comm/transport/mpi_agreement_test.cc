@@ -50,8 +50,8 @@ struct OpCase {
   MPI_Op mpi;
 };
 
-// Inputs whose reductions are exact in every type, so that results do not depend on the order of additions:
-// small integers, and powers of two for products.
+// Inputs whose reductions do not depend on the order of operations: small integers, and powers of two for
+// products, which wrap in types of 8 bits.
 template <typename T>
 std::vector<T> InputsFor(ReduceOp op, int64_t count, uint32_t seed) {
   std::mt19937 random(seed);

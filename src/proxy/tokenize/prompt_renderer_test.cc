@@ -133,7 +133,7 @@ TEST_F(SegmentCacheTest, TokenizesNoMoreThanWasAllowed) {
   const std::string end = "<|end|><|assistant|>";
   EXPECT_EQ(Encode(cache, Escaped(lines + end), false, 512).status().code(), StatusCode::kResourceExhausted);
   ASSERT_TRUE(Encode(cache, Escaped(lines + "Why?" + end), false).ok());
-  // The template's end is known. In vain are looked up the line before the question, which the first prompt
+  // The template's end is known. Two lookups miss: the line before the question, which the first prompt
   // tokenized together with other lines, and the question's word.
   const std::string other = lines + "Where?" + end;
   const uint64_t before = cache.stats().miss_bytes;

@@ -117,12 +117,16 @@ class Router::Answer : public ResponseWriter {
     if (route_.access == Access::kGenerates) ++router_.generating_;
   }
 
+  // The count falls last: a server without generating requests may be destroyed while the engine's thread is
+  // still here.
   ~Answer() override {
-    if (route_.access == Access::kGenerates) --router_.generating_;
     record_.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     if (!ended_) record_.status = kClientLeft;
     router_.metrics_.Answered(route_.path, record_.status, record_.seconds);
     if (router_.log_) router_.log_(record_);
+    writer_.reset();
+    tenant_.reset();
+    if (route_.access == Access::kGenerates) --router_.generating_;
   }
 
   void Send(HttpResponse response) override {
@@ -163,9 +167,9 @@ class Router::Answer : public ResponseWriter {
 
   Router& router_;
   const Route& route_;
-  const std::shared_ptr<ResponseWriter> writer_;
+  std::shared_ptr<ResponseWriter> writer_;
   const Headers headers_;
-  const std::shared_ptr<Tenant> tenant_;  // null for a request without a key
+  std::shared_ptr<Tenant> tenant_;  // null for a request without a key
   const Clock::time_point start_ = Clock::now();
   AccessRecord record_;
   bool started_ = false, ended_ = false;

@@ -210,6 +210,9 @@ void ShutDownFailed(const Status& failure, Running& running) {
                      [&running] { return running.server.idle(); });
   running.CutAnswers();
   running.server.Close();
+  // The engine's thread may still end requests, whose endpoints belong to the server.
+  running.SleepUntil(std::chrono::steady_clock::now() + kFailureTime,
+                     [&running] { return running.engine.idle(); });
 }
 
 // Returns at SIGINT or SIGTERM, or with the failure of a rank. Also handles a SIGHUP that came while the

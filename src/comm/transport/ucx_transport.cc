@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <deque>
 #include <list>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -164,6 +166,7 @@ class UcxTransport final : public Transport {
   // Ends transfers with dead peers that UCX does not end.
   void AbandonStaged(double now);
   void Close(UcxPeer& peer, bool force);
+  void KeepForever();
   // Calls Progress() until `done`, or for at most `limit_s`.
   template <typename Done>
   bool ProgressUntil(double limit_s, const Done& done) {
@@ -357,7 +360,23 @@ UcxTransport::~UcxTransport() {
   for (UcxPeer& peer : peers_) {
     if (peer.closing != nullptr) Ucx().request_free(std::exchange(peer.closing, nullptr));
   }
+  if (std::ranges::any_of(peers_, &UcxPeer::dead)) KeepForever();
   worker_.reset();  // before the peers, because it ends their requests
+}
+
+// UCX 1.13 may keep requests of a dead peer that it never ends, although the endpoint is closed, and it
+// aborts the process that destroys a worker with such a request. So the worker stays until the process ends.
+// The kernel then frees its shared memory, whose files have been unlinked.
+void UcxTransport::KeepForever() {
+  struct Kept {
+    UcxContext context;
+    UcxWorker worker;
+    std::deque<StagedMessage> staged;
+  };
+  static auto* const all = new std::vector<std::unique_ptr<Kept>>;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  all->push_back(std::make_unique<Kept>(Kept{std::move(context_), std::move(worker_), std::move(staged_)}));
 }
 
 void UcxTransport::Close(UcxPeer& peer, bool force) {

@@ -490,7 +490,7 @@ class Serving(RanksCase):
         self.assertIn(200, [status for status, _, _ in results])
         for status, _, answer in results:
             if status != 200:
-                self.assertIn("rank 1 did not answer for 4 s", answer["error"]["message"])
+                self.assertRegex(answer["error"]["message"], "rank 1 (did not answer for 4 s|died)")
         self.assertEqual(server.metrics()["moesaic:ranks_alive"], 1)
         until(lambda: all(map(ended, ranks)), limit())
         status, more, answer = ask()

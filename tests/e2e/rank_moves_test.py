@@ -132,8 +132,10 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
             self.assertEqual(server.stop(), 1)
             self.assertTrue(load.errors or load.cut)
             self.assertRegex(server.read_log(), rf"{name} \(process {ranks[victim]}\) was killed by signal 9" if kills else name)
+        # Other ranks end as well when they have waited for a stopped one, and a request may meet them first. The log names the cause.
+        cause = name if kills else r"rank \d"
         for error in load.errors:
-            self.assertRegex(error, rf"{name}\b|the server is shutting down")
+            self.assertRegex(error, rf"{cause}\b|the server is shutting down")
         until(lambda: all(map(ended, ranks)), limit())
         return kills, tolerates, seconds, moving, rolled_back
 

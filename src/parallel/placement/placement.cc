@@ -26,6 +26,13 @@ std::vector<int> CopiesOf(const LayerPlacement& layer, int experts) {
   return copies;
 }
 
+LayerPlacement LivingPart(LayerPlacement layer, const std::vector<bool>& dead) {
+  for (size_t rank = 0; rank < dead.size(); ++rank) {
+    if (dead[rank]) layer[rank].clear();
+  }
+  return layer;
+}
+
 int DuplicateSlots(const LayerPlacement& layer) {
   int duplicates = 0;
   for (std::vector<int> rank : layer) {

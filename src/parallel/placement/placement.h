@@ -33,6 +33,9 @@ Status CheckPlacement(const Placement& placement, const std::string& source, boo
 /// Number of replicas of each expert.
 std::vector<int> CopiesOf(const LayerPlacement& layer, int experts);
 
+/// `layer` without the experts of dead ranks. `dead` is [ranks], or empty: all live.
+LayerPlacement LivingPart(LayerPlacement layer, const std::vector<bool>& dead);
+
 /// Slots that repeat an expert of their rank.
 int DuplicateSlots(const LayerPlacement& layer);
 

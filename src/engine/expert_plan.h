@@ -1,0 +1,97 @@
+// Plans which experts move to which ranks, for recorded loads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "engine/expert_load.h"
+#include "engine/rank_stats.h"
+#include "models/model_info.h"
+#include "parallel/layout.h"
+#include "parallel/placement/layer_cost.h"
+#include "parallel/placement/load_matrix.h"
+#include "parallel/placement/placement.h"
+
+namespace moesaic::engine {
+
+/// Rows that a rank must have computed before its speed is known.
+inline constexpr int64_t kLeastTimedRows = 4096;
+
+struct ExpertBalanceOptions {
+  double interval_s = 0;  ///< Least time between plans; 0: experts stay.
+  int redundant = 0;      ///< Replicas of a layer beyond one of each expert.
+  /// Least reduction of the largest load of a rank, as a share of it, for which a layer's experts move.
+  double least_gain = 0.1;
+  /// No plan is made for fewer recent tokens of a layer's experts per rank: the load of a rank that got n
+  /// tokens is known to about 1 / sqrt(n), here 5%, which must be well below least_gain.
+  double least_tokens_per_rank = 400;
+  /// Bytes per second at which a rank sends and receives weights, until a move has been measured.
+  double move_bytes_per_s = 1e9;
+  /// Parts of the recorded windows for which a plan is good at once, in addition to the recent loads; 0:
+  /// none.
+  int workloads = 3;
+  /// Plans use the speeds of ranks that batches bound by computation have shown, instead of those of the
+  /// layout.
+  bool measured_speeds = false;
+  /// Links between groups of the ranks of an expert group. If there are any, plans are for the time of a
+  /// batch of `batch_tokens` tokens, as soon as the time of an expert's row has been measured. Empty: for
+  /// tokens.
+  std::vector<parallel::LinkLevel> levels = {};
+  double batch_tokens = 0;
+  double plan_limit_s = 300;  ///< A plan that takes longer is given up.
+  double move_limit_s = 600;  ///< So is a move, idle times not counted.
+  /// Called by the thread of each plan before it plans, which its exceptions end. For tests; may be empty.
+  std::function<void()> before_plan = {};
+};
+
+/// A layer whose experts shall move.
+struct PlannedMove {
+  int layer = 0;                  // decoder layer
+  parallel::LayerPlacement next;  // experts ascending on each rank
+  std::vector<double> loads;      // [experts] that it was planned for, recent ones
+  std::vector<double> speeds;     // [ranks] that it was planned for; empty: equal ones
+  int moved = 0;                  // most experts that one rank receives
+  double before = 1, after = 1;   // largest load / speed of a rank over the mean, in the worst workload
+};
+
+/// Experts of each rank by decoder layer.
+using PlacementByLayer = std::map<int, parallel::LayerPlacement>;
+
+/// The placement with which the layers of `load` were loaded. `layout` exchanges tokens.
+PlacementByLayer LoadedPlacement(const parallel::Layout& layout, const models::ModelInfo& info,
+                                 const ExpertLoadStats& load);
+
+/// The ranks and the model for which a plan is made.
+struct BalanceConditions {
+  int64_t expert_bytes = 0;
+  double busy = 1;                  // share of time in which ranks compute
+  std::vector<double> speeds = {};  // [ranks], relative; empty: equal ones
+  double row_s = 0;                 // time of a row of an expert on a rank of speed 1; 0: unknown
+  parallel::Routing routing = {};
+  double token_bytes = 0;  // of a token on its way to another group and back
+  /// [ranks] Ranks that get no experts. Experts that only they have stay theirs. Empty: all ranks live.
+  std::vector<bool> dead = {};
+};
+
+/// Plans all layers for the recent loads and for parts of the windows at once: the worst of them counts.
+/// Returns the layers whose gain over `current` is large enough, the largest gain first. The time that a
+/// layer's ranks save until the next plan must exceed that of moving its experts. Deterministic.
+StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, const ExpertLoadStats& load,
+                                             const BalanceConditions& conditions,
+                                             const ExpertBalanceOptions& options,
+                                             const std::function<bool()>& stop = {});
+
+/// The recent loads, and up to `parts` sums of adjacent windows with at least `least_tokens` tokens in each
+/// layer. All have the layers of `load`.
+std::vector<parallel::LoadMatrix> WorkloadsOf(const ExpertLoadStats& load, int parts, double least_tokens);
+
+/// Computes relative speeds of the ranks of an expert group from the rows that they computed since `before`
+/// and the time for them; ranks of all stages count to the group by `layout`. Those that are `dead`, if it is
+/// not empty, get 1. Returns an empty vector if a living rank has too few rows, or if all differ by less than
+/// a tenth.
+std::vector<double> MeasuredSpeeds(const parallel::Layout& layout, const std::vector<RankStats>& before,
+                                   const std::vector<RankStats>& now, const std::vector<bool>& dead);
+
+}  // namespace moesaic::engine

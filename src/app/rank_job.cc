@@ -112,39 +112,27 @@ StatusOr<comm::Topology> ReadTopology(const std::string& path) {
 
 constexpr std::string_view kAuto = "auto";
 
-// Parses "20,28".
-StatusOr<std::vector<int>> CountsOf(const char* flag, const std::string& text) {
-  std::vector<int> counts;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    int count = 0;
-    const auto [next, error] = std::from_chars(text.data() + at, text.data() + end, count);
-    if (error != std::errc() || next != text.data() + end) {
-      return InvalidArgument("{} must be numbers separated by commas, found \"{}\"", flag, text);
-    }
-    counts.push_back(count);
-    at = end + 1;
-  }
-  return counts;
-}
-
 constexpr std::string_view kMeasured = "measured";
 
-// Parses "1,1,0.5".
-StatusOr<std::vector<double>> SpeedsOf(const std::string& text) {
-  std::vector<double> speeds;
+// Parses "20,28". `wanted` says what the flag takes.
+template <typename Number>
+StatusOr<std::vector<Number>> NumbersOf(const char* flag, const char* wanted, const std::string& text) {
+  std::vector<Number> numbers;
   for (size_t at = 0; at <= text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
-    double speed = 0;
-    const auto [next, error] = std::from_chars(text.data() + at, text.data() + end, speed);
+    Number number = 0;
+    const auto [next, error] = std::from_chars(text.data() + at, text.data() + end, number);
     if (error != std::errc() || next != text.data() + end) {
-      return InvalidArgument(
-          "--rank-speeds must be numbers separated by commas, or \"measured\", found \"{}\"", text);
+      return InvalidArgument("{} must be {}, found \"{}\"", flag, wanted, text);
     }
-    speeds.push_back(speed);
+    numbers.push_back(number);
     at = end + 1;
   }
-  return speeds;
+  return numbers;
+}
+
+StatusOr<std::vector<int>> CountsOf(const char* flag, const std::string& text) {
+  return NumbersOf<int>(flag, "numbers separated by commas", text);
 }
 
 comm::WireFormat SumFormat(const std::string& dtype) {
@@ -226,7 +214,9 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
     return InvalidArgument("--rank-speeds measured needs --rebalance-experts, whose plans measure them");
   }
   if (!flags.rank_speeds.empty() && flags.rank_speeds != kMeasured) {
-    ASSIGN_OR_RETURN(std::vector<double> speeds, SpeedsOf(flags.rank_speeds));
+    ASSIGN_OR_RETURN(std::vector<double> speeds,
+                     NumbersOf<double>("--rank-speeds", "numbers separated by commas, or \"measured\"",
+                                       flags.rank_speeds));
     RETURN_IF_ERROR(Annotate(layout->SetSpeeds(std::move(speeds)), "--rank-speeds"));
   }
   if (flags.tolerate_failures) {
@@ -328,12 +318,11 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
       .Range(0.0, 100.0)
       .ShowDefault()
       .Group(group);
-  verb.AddOption(
-          "--rank-speeds", flags.rank_speeds,
-          "Relative speeds of the ranks that divide the experts, as in 1,1,0.5, for plans and the division "
-          "of "
-          "tokens; measured: those that --rebalance-experts measures. Default: those of the devices of "
-          "--topology, otherwise equal ones")
+  verb.AddOption("--rank-speeds", flags.rank_speeds,
+                 "Relative speeds of the ranks that divide the experts, as in 1,1,0.5, for plans and the "
+                 "division of tokens; measured: those that --rebalance-experts measures. Default: those of "
+                 "the devices of "
+                 "--topology, otherwise equal ones")
       .Group(group);
   verb.AddOption(
           "--layer-split", flags.layers,

@@ -37,28 +37,26 @@ void DropWeights(const Router& router, int rows, const int32_t* ids, float* weig
   }
 }
 
-// Start of the first expert's record, which has all its matrices.
-const std::byte* RecordsOf(const kernels::ExpertWeights& experts) {
-  return std::min({experts.gate.data, experts.up.data, experts.down.data});
-}
-
 // Weights that other ranks can use: with static scales or several images, the records are not all of them.
 parallel::BatchSplit::Weights Sendable(const kernels::ExpertWeights& experts) {
   if (experts.stride == 0 || experts.input_scales != nullptr || experts.gate.images > 1) return {};
   return {.data = RecordsOf(experts), .bytes = experts.stride};
 }
 
-// `count` experts of other ranks, whose records are at `records`.
-kernels::ExpertWeights SpilledTo(kernels::ExpertWeights experts, const std::byte* records, int count) {
-  const std::byte* const own = RecordsOf(experts);
+}  // namespace
+
+const std::byte* RecordsOf(const kernels::ExpertWeights& experts) {
+  return std::min({experts.gate.data, experts.up.data, experts.down.data});
+}
+
+kernels::ExpertWeights WithRecords(kernels::ExpertWeights experts, const std::byte* records, int count) {
+  const std::byte* const old = RecordsOf(experts);
   for (tensor::PackedMatrix* matrix : {&experts.gate, &experts.up, &experts.down}) {
-    matrix->data = records + (matrix->data - own);
+    matrix->data = records + (matrix->data - old);
   }
   experts.count = count;
   return experts;
 }
-
-}  // namespace
 
 void Router::LeaveOut(std::span<const int> experts) {
   left_out_bias.clear();
@@ -165,7 +163,7 @@ Status MoeLayer::ExchangeRows(const Step& step, parallel::ExpertGroup& group, co
   ComputeRows(step, received, 0, received.own, experts, y);
   if (received.spilled != nullptr && received.own < received.count) {
     ComputeRows(step, received, received.own, received.count,
-                SpilledTo(experts, received.spilled, received.expert.back() + 1), y);
+                WithRecords(experts, received.spilled, received.expert.back() + 1), y);
   }
   auto* routed = scratch.Take<float>(count * hidden);
   RETURN_IF_ERROR(group.Combine({y, static_cast<size_t>(outputs)}, {routed, values}));

@@ -11,6 +11,12 @@
 
 namespace moesaic::layers {
 
+/// Start of the first expert's record, which has all its matrices. Records follow each other.
+const std::byte* RecordsOf(const kernels::ExpertWeights& experts);
+
+/// `experts` with `count` records that begin at `records`.
+kernels::ExpertWeights WithRecords(kernels::ExpertWeights experts, const std::byte* records, int count);
+
 /// Chooses experts and their weights. It computes in f32 regardless of the experts' format.
 struct Router {
   Linear gate;                         // [experts, hidden]

@@ -10,21 +10,6 @@ namespace {
 
 using kernels::ExpertWeights;
 
-// Start of the first expert. The matrices of an expert are in one record.
-const std::byte* BaseOf(const ExpertWeights& experts) {
-  return std::min({experts.gate.data, experts.up.data, experts.down.data});
-}
-
-// `experts` with their records at `base`.
-ExpertWeights MovedTo(ExpertWeights experts, const std::byte* base, int count) {
-  const std::byte* const old = BaseOf(experts);
-  for (tensor::PackedMatrix* matrix : {&experts.gate, &experts.up, &experts.down}) {
-    matrix->data = base + (matrix->data - old);
-  }
-  experts.count = count;
-  return experts;
-}
-
 Status CheckMovable(const ExpertWeights& experts, int layer) {
   if (experts.stride == 0) {
     return absl::FailedPreconditionError(
@@ -80,7 +65,7 @@ Status MovableExperts::Start(const ExpertMoveOrder& order, Move& move) {
   const parallel::LayerPlacement& current = group_.experts(group_layer);
   const std::vector<int>& held = current[group_.rank()];
   const std::byte* const base =
-      weights_[move.layer].size() > 0 ? weights_[move.layer].data() : BaseOf(loaded);
+      weights_[move.layer].size() > 0 ? weights_[move.layer].data() : layers::RecordsOf(loaded);
   const auto old_weights = [&held, base, stride = loaded.stride](int expert) {
     return base + (std::ranges::find(held, expert) - held.begin()) * stride;
   };
@@ -121,7 +106,7 @@ Status MovableExperts::Apply(uint64_t number) {
   }
   const std::vector<int>& own = move->next[group_.rank()];
   layers::MoeLayer& moe = *layers_[move->layer].moe;
-  moe.experts = MovedTo(loaded_[move->layer], move->weights.data(), static_cast<int>(own.size()));
+  moe.experts = layers::WithRecords(loaded_[move->layer], move->weights.data(), static_cast<int>(own.size()));
   std::ranges::fill(moe.local_expert, -1);
   moe.local_expert.resize(group_.options().experts, -1);
   for (size_t i = 0; i < own.size(); ++i) moe.local_expert[own[i]] = static_cast<int32_t>(i);

@@ -280,19 +280,27 @@ Status SegmentCache::AppendUnknown(uint64_t hash, std::string_view text, bool in
   return OkStatus();
 }
 
+template <typename Append>
+Status SegmentCache::AppendWhole(std::string_view text, bool insert, Output* out, const Append& append) {
+  const uint64_t hash = HashOf(text);
+  if (AppendKnown(hash, text, out)) return OkStatus();
+  const auto before = static_cast<ptrdiff_t>(out->ids.size());
+  RETURN_IF_ERROR(append());
+  if (insert) Insert(hash, text, {out->ids.begin() + before, out->ids.end()});
+  return OkStatus();
+}
+
 Status SegmentCache::AppendParts(std::string_view text, bool insert, Output* out) {
   while (!text.empty()) {
     const std::string_view medium = text.substr(0, cutter_.NextSegment(text, kMediumSegment));
-    const uint64_t hash = HashOf(medium);
-    if (!AppendKnown(hash, medium, out)) {
-      const auto before = static_cast<ptrdiff_t>(out->ids.size());
+    RETURN_IF_ERROR(AppendWhole(medium, insert, out, [&]() -> Status {
       for (std::string_view rest = medium; !rest.empty();) {
         const std::string_view part = rest.substr(0, cutter_.NextSegment(rest, kShortSegment));
         RETURN_IF_ERROR(AppendSegment(part, insert, out));
         rest.remove_prefix(part.size());
       }
-      if (insert) Insert(hash, medium, {out->ids.begin() + before, out->ids.end()});
-    }
+      return OkStatus();
+    }));
     text.remove_prefix(medium.size());
   }
   return OkStatus();
@@ -303,12 +311,8 @@ Status SegmentCache::AppendEnd(std::string_view text, Output* out) {
     const size_t length = cutter_.NextSegment(text, kMediumSegment);
     if (length == text.size()) return AppendShort(text, /*last=*/true, out);
     const std::string_view medium = text.substr(0, length);
-    const uint64_t hash = HashOf(medium);
-    if (!AppendKnown(hash, medium, out)) {
-      const auto before = static_cast<ptrdiff_t>(out->ids.size());
-      RETURN_IF_ERROR(AppendShort(medium, /*last=*/false, out));
-      Insert(hash, medium, {out->ids.begin() + before, out->ids.end()});
-    }
+    RETURN_IF_ERROR(
+        AppendWhole(medium, /*insert=*/true, out, [&] { return AppendShort(medium, /*last=*/false, out); }));
     text.remove_prefix(length);
   }
   return OkStatus();
@@ -319,12 +323,7 @@ Status SegmentCache::AppendShort(std::string_view text, bool last, Output* out) 
     const size_t length = cutter_.NextSegment(text, kShortSegment);
     if (last && length == text.size()) return AppendWords(text, out);
     const std::string_view part = text.substr(0, length);
-    const uint64_t hash = HashOf(part);
-    if (!AppendKnown(hash, part, out)) {
-      const auto before = static_cast<ptrdiff_t>(out->ids.size());
-      RETURN_IF_ERROR(AppendWords(part, out));
-      Insert(hash, part, {out->ids.begin() + before, out->ids.end()});
-    }
+    RETURN_IF_ERROR(AppendWhole(part, /*insert=*/true, out, [&] { return AppendWords(part, out); }));
     text.remove_prefix(length);
   }
   return OkStatus();
@@ -404,14 +403,9 @@ Status SegmentCache::Encode(std::span<const std::string_view> pieces, bool add_s
     const std::string_view segment = NextLong(pieces, *progress, &joined, &last);
     const size_t before = out.ids.size();
     const bool first = progress->piece == 0 && progress->at == 0;
-    Status status;
-    if (last) {  // a longer prompt will continue it
-      status = AppendEnd(segment, &out);
-    } else if (const uint64_t hash = HashOf(segment); !AppendKnown(hash, segment, &out)) {
-      status = AppendParts(segment, /*insert=*/first, &out);
-      if (status.ok())
-        Insert(hash, segment, {out.ids.begin() + static_cast<ptrdiff_t>(before), out.ids.end()});
-    }
+    const Status status = last ? AppendEnd(segment, &out)  // a longer prompt will continue it
+                               : AppendWhole(segment, /*insert=*/true, &out,
+                                             [&] { return AppendParts(segment, /*insert=*/first, &out); });
     if (!status.ok()) {
       out.ids.resize(before);
       return status;

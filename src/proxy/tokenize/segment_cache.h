@@ -131,6 +131,10 @@ class SegmentCache {
   Status AppendSegment(std::string_view text, bool insert, Output* out);
   /// Appends the ids of a segment that is not in the cache.
   Status AppendUnknown(uint64_t hash, std::string_view text, bool insert, Output* out);
+  /// Appends the ids of a segment. If it is not in the cache, `append` appends them by way of its parts, and
+  /// the segment is inserted.
+  template <typename Append>
+  Status AppendWhole(std::string_view text, bool insert, Output* out, const Append& append);
   /// Appends the ids of a long segment by way of medium and short ones.
   Status AppendParts(std::string_view text, bool insert, Output* out);
   /// Appends the ids of the end of a text.

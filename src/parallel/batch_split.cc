@@ -22,6 +22,14 @@ int64_t RowsOf(const std::vector<int64_t>& slots) {
   return std::accumulate(slots.begin(), slots.end(), int64_t{0});
 }
 
+// Time of the rank that computes longest, where a row takes `row_s` [ranks] seconds.
+double SecondsOf(const BatchPlan& plan, std::span<const double> row_s) {
+  double longest = 0;
+  for (size_t rank = 0; rank < plan.tokens.size(); ++rank)
+    longest = std::max(longest, static_cast<double>(RowsOf(plan.tokens[rank])) * row_s[rank]);
+  return longest;
+}
+
 }  // namespace
 
 BatchPlan PlanBatch(const LayerPlacement& layer, TokenSplit& split, std::span<const int64_t> tokens,
@@ -162,24 +170,16 @@ std::vector<double> BatchSplit::RowSeconds() const {
   return seconds;
 }
 
-// Time of the rank that computes longest.
-double BatchSplit::Seconds(const BatchPlan& plan) const {
-  const std::vector<double> row_s = RowSeconds();
-  double longest = 0;
-  for (size_t rank = 0; rank < plan.tokens.size(); ++rank)
-    longest = std::max(longest, static_cast<double>(RowsOf(plan.tokens[rank])) * row_s[rank]);
-  return longest;
-}
-
 // Returns a plan that saves more time than the rank that sends or receives most weights needs.
 std::optional<BatchPlan> BatchSplit::PlanSpilled(const BatchPlan& plan, const Layer& layer) const {
   const int64_t bytes = SpilledBytes();
   if (bytes == 0) return std::nullopt;
   const double expert_s = static_cast<double>(bytes) / options_.spill_bytes_per_s;
-  const double now_s = Seconds(plan);
+  const std::vector<double> row_s = RowSeconds();
+  const double now_s = SecondsOf(plan, row_s);
   // Equal work is the most that any spill reaches.
   const auto living = static_cast<double>(std::ranges::count(dead_, false));
-  const double least_s = static_cast<double>(plan.all) / living * std::ranges::min(RowSeconds());
+  const double least_s = static_cast<double>(plan.all) / living * std::ranges::min(row_s);
   if (now_s - least_s <= expert_s) return std::nullopt;
   const SpillOptions limits = {.max_moves = kSpillSlots * ranks_.size(),
                                .prefetch_slots = kSpillSlots,
@@ -193,7 +193,7 @@ std::optional<BatchPlan> BatchSplit::PlanSpilled(const BatchPlan& plan, const La
   int most = 0;
   for (const SpillMove& move : spilled->spilled)
     most = std::max({most, ++sent[move.from], ++received[move.to]});
-  if (now_s - Seconds(*spilled) <= most * expert_s) return std::nullopt;
+  if (now_s - SecondsOf(*spilled, row_s) <= most * expert_s) return std::nullopt;
   return spilled;
 }
 
@@ -212,11 +212,16 @@ StatusOr<BatchSplit::Choice> BatchSplit::Split(Layer& layer, const comm::ExpertM
   counts[experts_ + 1] = static_cast<int32_t>(std::min(row_seconds * 1e9, static_cast<double>(kMost)));
   RETURN_IF_ERROR(GatherCounts());
   std::ranges::fill(totals_, 0);
-  for (int expert = 0; expert < experts_; ++expert) {
-    const bool lost = std::ranges::all_of(map.ReplicasOf(expert),
-                                          [&](int32_t copy) { return dead_[map.physical(copy).rank]; });
-    for (int rank = 0; rank < ranks_.size() && !lost; ++rank) {
-      if (!dead_[rank]) totals_[expert] += CountsOf(rank)[expert];
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    if (dead_[rank]) continue;
+    const int32_t* const of_rank = CountsOf(rank);
+    for (int expert = 0; expert < experts_; ++expert) totals_[expert] += of_rank[expert];
+  }
+  if (std::ranges::find(dead_, true) != dead_.end()) {
+    for (int expert = 0; expert < experts_; ++expert) {
+      const bool lost = std::ranges::all_of(map.ReplicasOf(expert),
+                                            [&](int32_t copy) { return dead_[map.physical(copy).rank]; });
+      if (lost) totals_[expert] = 0;
     }
   }
   BatchPlan plan = PlanBatch(layer.experts, layer.split, totals_, layer.speeds);

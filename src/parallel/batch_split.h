@@ -105,7 +105,6 @@ class BatchSplit {
   int64_t SpilledBytes() const;
   std::optional<BatchPlan> PlanSpilled(const BatchPlan& plan, const Layer& layer) const;
   std::vector<double> RowSeconds() const;
-  double Seconds(const BatchPlan& plan) const;
   const int32_t* CountsOf(int rank) const { return counts_.data() + static_cast<size_t>(rank) * words_; }
 
   comm::Transport& job_;

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "parallel/job_wait.h"
@@ -90,7 +89,7 @@ StatusOr<ExpertGroup::Layer> ExpertGroup::MakeLayer(const std::vector<std::vecto
 
 Status ExpertGroup::Divide(Layer& layer) const {
   if (!layer.has_replicas && !options_.split.spills()) return OkStatus();
-  LayerPlacement living = LivingPart(layer.by_rank);
+  LayerPlacement living = parallel::LivingPart(layer.by_rank, dead_);
   std::vector<double> speeds = layer.speeds;
   if (speeds.empty()) speeds.assign(living.size(), 1.0);
   for (size_t rank = 0; rank < living.size(); ++rank) {
@@ -118,7 +117,7 @@ Status ExpertGroup::Divide(Layer& layer) const {
 
 // Whether counts are exchanged for the next batch. Equal on all ranks.
 bool ExpertGroup::SplitsExactly(const Layer& layer) const {
-  return layer.split.has_value() && (most_sent_ == 0 || most_sent_ >= options_.split.least_tokens);
+  return layer.split.has_value() && IsLargeBatch();
 }
 
 // Replicas of the expert on living ranks.
@@ -144,13 +143,6 @@ Status ExpertGroup::SetDead(std::span<const int> job_ranks) {
     RETURN_IF_ERROR(Divide(layer));
   }
   return OkStatus();
-}
-
-LayerPlacement ExpertGroup::LivingPart(LayerPlacement by_rank) const {
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    if (dead_[rank]) by_rank[rank].clear();
-  }
-  return by_rank;
 }
 
 std::vector<int> ExpertGroup::LostExperts(int layer) const {
@@ -242,20 +234,20 @@ Status ExpertGroup::Begin(int layer, std::span<const float> x, std::span<const i
                   .ids = ids,
                   .weights = weights,
                   .replicas = {}};
-  map_ = placed.map;
+  std::shared_ptr<const comm::ExpertMap> map = placed.map;
   own_experts_ = placed.map->local_experts(ranks_->rank());
   if (SplitsExactly(placed)) {
     const double row_s = timed_rows_ > 0 ? timed_seconds_ / static_cast<double>(timed_rows_) : 0;
     StatusOr<BatchSplit::Choice> choice = split_->Split(*placed.split, *placed.map, ids, own, row_s);
     if (!choice.ok()) return Explain(choice.status());
-    if (choice->map != nullptr) map_ = choice->map;
+    if (choice->map != nullptr) map = choice->map;
     topk.replicas = choice->replicas;
   } else if (placed.has_replicas) {
     topk.replicas = ChooseReplicas(placed, ids);
   }
-  RETURN_IF_ERROR(exchange_->SetMap(map_));
+  RETURN_IF_ERROR(exchange_->SetMap(std::move(map)));
   const bool few = most_sent_ > 0 && most_sent_ <= few_rows_;
-  timed_ = most_sent_ == 0 || most_sent_ >= options_.split.least_tokens;
+  timed_ = IsLargeBatch();
   StatusOr<comm::PendingDispatch> begun = few ? exchange_->BeginDispatch(comm::RowsOf(x), topk)
                                               : exchange_->BeginThroughputDispatch(comm::RowsOf(x), topk);
   if (!begun.ok()) return Explain(begun.status());
@@ -281,9 +273,10 @@ StatusOr<ExpertGroup::Rows> ExpertGroup::Receive() {
   const StatusOr<const std::byte*> spilled = split_->AwaitSpilled();
   if (!spilled.ok()) return Explain(spilled.status());
   received_at_ = job_.Now();
-  const auto active = std::ranges::count_if(std::views::iota(0, own_experts_),
-                                            [&](int expert) { return begin[expert] < begin[expert + 1]; });
-  timed_ = timed_ && received_->rows() >= kTimedRowsPerExpert * active;
+  int64_t active = 0;  // experts with rows, those of other ranks included
+  for (size_t expert = 0; expert + 1 < begin.size(); ++expert)
+    active += begin[expert] < begin[expert + 1] ? 1 : 0;
+  timed_ = timed_ && active > 0 && received_->rows() >= kTimedRowsPerExpert * active;
   return Rows{.count = static_cast<int>(received_->rows()),
               .own = own,
               .x = reinterpret_cast<const float*>(received_->data().data()),

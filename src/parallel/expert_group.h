@@ -99,7 +99,9 @@ class ExpertGroup {
   /// all other ranks. Experts of dead ranks are computed by their other replicas.
   Status SetDead(std::span<const int> job_ranks);
   /// `by_rank` without the experts of dead ranks.
-  LayerPlacement LivingPart(LayerPlacement by_rank) const;
+  LayerPlacement LivingPart(LayerPlacement by_rank) const {
+    return parallel::LivingPart(std::move(by_rank), dead_);
+  }
   /// Experts of a layer that only dead ranks have, ascending. Their outputs are left out of the sums.
   std::vector<int> LostExperts(int layer) const;
 
@@ -123,6 +125,7 @@ class ExpertGroup {
   StatusOr<Layer> MakeLayer(const std::vector<std::vector<int>>& by_rank) const;
   Status Divide(Layer& layer) const;
   bool SplitsExactly(const Layer& layer) const;
+  bool IsLargeBatch() const { return most_sent_ == 0 || most_sent_ >= options_.split.least_tokens; }
   int CopiesOf(const Layer& layer, int expert) const;
   std::span<const int32_t> ChooseReplicas(const Layer& layer, std::span<const int32_t> ids);
   Status Explain(const Status& status) const;
@@ -143,9 +146,8 @@ class ExpertGroup {
   std::vector<int32_t> expert_of_row_, replicas_;
   std::vector<double> credit_;  // [physical experts] of the layer
   std::unique_ptr<BatchSplit> split_;
-  std::shared_ptr<const comm::ExpertMap> map_;  // of the last dispatch
-  int own_experts_ = 0;                         // of the last dispatch; experts of other ranks follow
-  bool timed_ = false;                          // the last dispatch was one of a large batch
+  int own_experts_ = 0;  // of the last dispatch; experts of other ranks follow
+  bool timed_ = false;   // the last dispatch was one of a large batch
   double received_at_ = 0;
   int64_t computed_rows_ = 0, timed_rows_ = 0;
   double seconds_ = 0, timed_seconds_ = 0;

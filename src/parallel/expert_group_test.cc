@@ -210,7 +210,8 @@ TEST(ExpertGroup, AnExactSplitEvensOutABatchAndKeepsItsSums) {
 
 TEST(ExpertGroup, SpilledExpertsComputeTheSameSums) {
   const LayerPlacement experts = {{0, 1, 2}, {3}, {4}, {5}};
-  constexpr int kLayers = 3;
+  constexpr int kLayers = 2;  // in the first one, only rank 0 measures the time of a row, so that the second
+                              // is the same in each run
   BatchSplitOptions split = {.exact = true, .spill_bytes = 8 * kExpertBytes, .spill_bytes_per_s = 1e18};
   const Outcome spilled = RunSkewed(experts, split, kLayers);
   split.spill_bytes = kExpertBytes - 1;

@@ -184,10 +184,10 @@ Status Layout::PlaceExperts(std::shared_ptr<const Placement> placement) {
 Status Layout::SetSpeeds(std::vector<double> speeds) {
   const int ranks = degrees_.tensor * degrees_.data;
   if (!exchanges_tokens() || std::ssize(speeds) != ranks ||
-      !std::ranges::all_of(speeds, [](double speed) { return speed > 0 && std::isfinite(speed); })) {
+      !std::ranges::all_of(speeds, [](double speed) { return speed >= 1e-6 && speed <= 1e6; })) {
     return InvalidArgument(
         "speeds of ranks must be one positive number for each of the {} ranks that divide the experts of {}, "
-        "found {}",
+        "from 1e-6 to 1e6, found {}",
         exchanges_tokens() ? ranks : 0, Name(), fmt::join(speeds, ", "));
   }
   speeds_ = std::move(speeds);

@@ -160,7 +160,9 @@ TEST(LowerBoundTest, NoPlanIsSimulatedFasterThanTheBound) {
         for (const Algorithm algorithm : kAllAlgorithms) {
           if (!Supports(collective, algorithm)) continue;
           const int segments = 1 + static_cast<int>(random() % 3);
-          const auto plan = planner.Build(request, {levels, {.top = algorithm, .segments = segments}});
+          const int streams = 1 + static_cast<int>(random() % segments);
+          const auto plan =
+              planner.Build(request, {levels, {.top = algorithm, .segments = segments, .streams = streams}});
           if (!plan.ok()) continue;
           ++plans;
           EXPECT_GE(SimulatePlan(*plan, topology, {.cache_bytes = 0}).seconds, bound.seconds * (1 - 1e-9))

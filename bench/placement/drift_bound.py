@@ -16,7 +16,9 @@ import math
 
 import numpy as np
 
-SAMPLES, STEPS, POWER = 400, 20000, 24  # of each layer; a high mean of the ranks' loads stands for their maximum during the search
+SAMPLES = 400  # loads that are drawn for each layer
+STEPS = 20000  # of the search in a layer
+POWER = 24  # the search minimizes the mean of the ranks' loads with this exponent, a smooth form of their maximum
 
 
 def posterior(random, options, spread):

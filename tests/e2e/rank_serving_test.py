@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""Tests a server on several ranks: equal answers in every layout, replicas, moves of experts, and ranks that are killed or
+stopped."""
+import concurrent.futures
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+
+from moesaic_cli import BINARY, ROOT, limit, main, run
+import ranks_test
+from ranks_test import children, ended, shared_files
+
+sys.path.insert(0, str(ROOT / "tests" / "server"))
+from serving import MODEL, Server, until, wire  # noqa: E402
+
+
+class Serving(unittest.TestCase):
+    def kill_a_rank(self, server, victim=-1):
+        """Kills a rank of a server and waits for the end of all."""
+        ranks = children(server.process.pid)
+        os.kill(ranks[victim], signal.SIGKILL)
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+        until(lambda: all(map(ended, ranks)), limit())
+        number = ranks.index(ranks[victim]) + 1
+        self.assertIn(f"rank {number} (process {ranks[victim]}) was killed by signal 9", server.read_log())
+
+    def test_each_rank_is_killed_in_turn_and_leaves_no_process_or_file(self):
+        for victim in range(4):
+            with self.subTest(rank=victim):
+                before = shared_files()
+                server = Server("-tp", "2", "-pp", "2")
+                self.addCleanup(server.process.kill)
+                ranks = children(server.process.pid)
+                with server.holding():
+                    if victim == 0:
+                        self.assertEqual(server.stop(signal.SIGKILL), -signal.SIGKILL)
+                        until(lambda: all(map(ended, ranks)), limit())
+                    else:
+                        self.kill_a_rank(server, victim - 1)
+                until(lambda: not shared_files() - before, limit())  # those of tests that run at the same time end soon
+
+    def test_a_killed_rank_ends_the_server_with_an_error_event(self):
+        server = Server("-tp", "2")
+        self.addCleanup(server.process.kill)
+        with server.holding() as client:
+            self.kill_a_rank(server)
+            answer = b""
+            while part := client.recv(1 << 16):
+                answer += part
+        self.assertIn(b'data: {"error"', answer)
+        self.assertTrue(answer.rstrip().endswith((b"data: [DONE]", b"0")), answer[-200:])
+
+    def test_health_fails_after_a_killed_rank_until_the_server_ends(self):
+        """A client that does not read keeps the server waiting to write its answer."""
+        server = Server("-tp", "2")
+        self.addCleanup(server.process.kill)
+        body = json.dumps({"prompt": "Once", "n": 16, "max_tokens": 2000, "logprobs": 20, "ignore_eos": True, "stream": True})
+        client = socket.socket()
+        self.addCleanup(client.close)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((server.host, server.port))
+        client.sendall(wire("/v1/completions", body.encode()))
+        until(lambda: server.metric("vllm:generation_tokens_total") > 2000, limit())  # 4 MB of text, more than socket buffers
+        os.kill(children(server.process.pid)[0], signal.SIGKILL)
+        answers = []
+
+        def failed():
+            try:
+                answers.append(server.json("GET", "/health"))
+            except (OSError, http.client.HTTPException):  # a busy machine may not ask within the two seconds
+                return server.process.poll() is not None
+            return answers[-1][0] == 503
+        until(failed, limit())
+        if answers[-1][0] == 503:
+            status, health = answers.pop()
+            self.assertEqual(health["status"], "failed")
+            self.assertIn("rank 1", health["error"])
+        self.assertEqual({status for status, _ in answers} - {200}, set(), answers)
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+
+    def test_replicas_answer_like_one_rank(self):
+        def answers(server):
+            def ask(number):
+                status, answer = server.json("POST", "/v1/completions", {
+                    "prompt": f"{number} owls and a lion went to the woods", "max_tokens": 24, "temperature": 0})
+                self.assertEqual(status, 200, answer)
+                return answer["choices"][0]["text"]
+            with concurrent.futures.ThreadPoolExecutor(32) as pool:
+                return list(pool.map(ask, range(32)))
+
+        def tokens(server):
+            metrics = server.metrics()
+            return [metrics[f'moesaic:replica_generation_tokens_total{{replica="{replica}"}}'] for replica in range(2)]
+
+        one = Server("--dtype", "f32", "--threads", "1")
+        expected = answers(one)
+        self.assertEqual(one.stop(), 0)
+        for flags in (("-dp", "2"), ("-dp", "2", "-tp", "2"), ("-dp", "2", "-pp", "2"), ("-dp", "2", "-ep"),
+                      ("-dp", "2", "-tp", "2", "-ep")):
+            with self.subTest(layout=flags):
+                server = Server("--dtype", "f32", "--threads", "1", *flags)
+                self.addCleanup(server.process.kill)
+                ranks = children(server.process.pid)
+                self.assertEqual(answers(server), expected)
+                server.wait_until_quiet()
+                self.assertTrue(all(count > 0 for count in tokens(server)), tokens(server))
+                self.assertEqual(sum(tokens(server)), server.metric("vllm:generation_tokens_total"))
+                self.assertEqual(server.stop(), 0)
+                until(lambda: all(map(ended, ranks)), limit())
+
+    def test_a_killed_rank_of_another_replica_ends_the_server(self):
+        for flags in (("-dp", "2"), ("-dp", "2", "-ep")):
+            with self.subTest(layout=flags):
+                server = Server(*flags)
+                self.addCleanup(server.process.kill)
+                self.assertEqual(server.json("GET", "/health")[0], 200)
+                self.kill_a_rank(server)
+
+    def test_a_rank_that_is_killed_during_an_exchange_ends_the_server_with_an_error_event(self):
+        server = Server("-dp", "2", "-ep")
+        self.addCleanup(server.process.kill)
+        with server.holding() as client:
+            self.kill_a_rank(server)
+            answer = b""
+            while part := client.recv(1 << 16):
+                answer += part
+        self.assertIn(b'data: {"error"', answer)
+
+    def test_a_server_continues_without_ranks_and_says_so(self):
+        server = Server("-dp", "3", "-ep", "--tolerate-rank-failure", "--rank-time-limit", "4", "--threads", "1")
+        self.addCleanup(server.process.kill)
+        ranks = children(server.process.pid)
+        self.assertEqual(len(ranks), 2)
+
+        def ask():
+            status, headers, body = server.request("POST", "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 8})
+            return status, headers.get("x-moesaic-missing-experts"), json.loads(body)
+
+        status, missing, answer = ask()
+        self.assertEqual((status, missing), (200, None), answer)
+        self.assertEqual(server.json("GET", "/health"), (200, {"status": "ok"}))
+        self.assertEqual(server.metrics()["moesaic:ranks_alive"], 3)
+        os.kill(ranks[1], signal.SIGKILL)  # while the server is idle
+        until(lambda: server.metrics()["moesaic:ranks_alive"] == 2)
+        status, missing, answer = ask()
+        self.assertEqual(status, 200, answer)
+        metrics = server.metrics()
+        lost = sum(value for name, value in metrics.items() if name.startswith("moesaic:missing_experts{"))
+        self.assertGreater(lost, 0)
+        self.assertEqual(int(missing), lost)
+        self.assertEqual(metrics["moesaic:requests_with_missing_experts_total"], 1)
+        self.assertEqual(metrics["moesaic:rank_failures_total"], 1)
+        health = server.json("GET", "/health")
+        self.assertEqual((health[0], health[1]["status"], health[1]["survival"]["failures"]), (200, "degraded", ["rank 2 died"]))
+        self.assertEqual(server.json("GET", "/state")[1]["survival"]["alive"], 2)
+        os.kill(ranks[0], signal.SIGSTOP)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # one of them at least is on rank 0
+            results = list(pool.map(lambda _: ask(), range(4)))
+        self.assertIn(200, [status for status, _, _ in results])
+        for status, _, answer in results:
+            if status != 200:
+                self.assertRegex(answer["error"]["message"], "rank 1 (did not answer for 4 s|died)")
+        self.assertEqual(server.metrics()["moesaic:ranks_alive"], 1)
+        until(lambda: all(map(ended, ranks)), limit())
+        status, more, answer = ask()
+        self.assertEqual(status, 200, answer)
+        self.assertGreater(int(more), lost)
+        self.assertEqual(server.stop(), 0)
+
+    def test_experts_move_while_answers_stay_the_same(self):
+        def answers(server, rounds):
+            texts = []
+            for number in range(rounds):
+                status, answer = server.json("POST", "/v1/completions", {
+                    "prompt": f"{number} owls and a lion went to the woods", "max_tokens": 16, "temperature": 0})
+                self.assertEqual(status, 200, answer)
+                texts.append(answer["choices"][0]["text"])
+            return texts
+
+        flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--rebalance-experts", "0.5", "--expert-load-window", "0.2",
+                 "--redundant-experts", "2")
+        one = Server("--dtype", "f32", "--threads", "1")
+        expected = answers(one, 12)
+        self.assertEqual(one.stop(), 0)
+        server = Server(*flags)
+        self.addCleanup(server.process.kill)
+
+        def moved():
+            self.assertEqual(answers(server, 12), expected)
+            return server.metrics().get('moesaic:expert_moves_total{result="applied"}', 0) > 0
+        until(moved, limit())
+        self.assertEqual(answers(server, 12), expected)
+        experts = server.json("GET", "/state")[1]["experts"]
+        self.assertIn(experts["state"], ("idle", "planning", "moving"))
+        changes = re.findall(r"busiest rank ([\d.]+) times the mean, before ([\d.]+)", "\n".join(experts["history"]))
+        self.assertTrue(changes, experts["history"])
+        for after, before in changes:
+            self.assertLessEqual(float(after), 0.91 * float(before), "a tenth, with rounding")
+        self.assertEqual(server.stop(), 0)
+        error = run("serve", MODEL, "-tp", "2", "-ep", "--rebalance-experts", "5", "--port", "0", code=1).stderr
+        self.assertIn("--rebalance-experts needs data parallel replicas that divide the experts", error)
+
+    def test_experts_that_are_sent_for_one_batch_give_the_same_answers(self):
+        def ask(server, number):
+            status, answer = server.json("POST", "/v1/completions", {
+                "prompt": f"{number} " + "owls and a lion went to the woods " * 40, "max_tokens": 2, "temperature": 0, "logprobs": 1})
+            self.assertEqual(status, 200, answer)
+            return answer["choices"][0]["text"], answer["choices"][0]["logprobs"]["token_logprobs"]
+
+        flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--rebalance-experts", "86400", "--no-prefix-cache")
+        expected = {}
+        for spill in ((), ("--spill-experts", "64M", "--spill-tolerance", "0.02")):
+            server = Server(*flags, *spill)
+            self.addCleanup(server.process.kill)
+
+            def spills(server=server):
+                for number in range(4):  # one after the other: chunks of prompts are the same in each run
+                    answer = ask(server, number)
+                    self.assertEqual(answer, expected.setdefault(number, answer))
+                return server.metric("moesaic:spilled_experts_total") > 0
+            if not spill:
+                self.assertFalse(spills())
+            else:
+                # The first batch measures the time of a row. Sending experts may take longer than a fast processor saves.
+                for _ in range(5):
+                    if spills():
+                        break
+                metrics = server.metrics()
+                print(f"{server.metric('moesaic:spilled_experts_total'):.0f} experts were sent", file=sys.stderr)
+                self.assertGreaterEqual(metrics['moesaic:expert_split_imbalance{rank="0"}'], 1)
+                self.assertGreater(metrics['moesaic:expert_split_seconds_total{rank="1"}'], 0)
+            self.assertEqual(server.stop(), 0)
+
+    def test_replicas_that_divide_the_experts_are_measured(self):
+        server = Server("-dp", "2", "-ep", "--expert-load-window", "0.01")
+        self.addCleanup(server.process.kill)
+        for _ in range(3):  # a window ends with a step
+            self.assertEqual(server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})[0], 200)
+        metrics = server.metrics()
+        for rank in range(2):
+            for name in ("rank_sent_rows", "rank_expert_rows"):
+                self.assertGreater(metrics[f'moesaic:{name}_total{{rank="{rank}"}}'], 0)
+            self.assertGreater(metrics[f'moesaic:rank_expert_imbalance{{rank="{rank}"}}'], 0)
+            self.assertEqual(metrics[f'moesaic:replica_requests{{replica="{rank}",state="running"}}'], 0)
+        sent = [value for name, value in metrics.items() if name.startswith("moesaic:rank_exchange_bytes_total")]
+        self.assertTrue(sent and all(value > 0 for value in sent), metrics)
+        load = server.json("GET", "/expert_load")[1]
+        self.assertEqual(len(load["layers"]), len(load["logical_count"][0]))
+        self.assertGreaterEqual(metrics[f'moesaic:expert_load_skew{{layer="{load["layers"][0]}"}}'], 1)
+        self.assertEqual(server.stop(), 0)
+
+    def test_an_idle_server_notices_a_killed_rank(self):
+        server = Server("-pp", "2")
+        self.addCleanup(server.process.kill)
+        self.assertEqual(server.json("GET", "/health")[0], 200)
+        self.kill_a_rank(server)
+
+    def test_a_stopped_rank_ends_the_server_after_its_time_limit(self):
+        server = Server("-tp", "2", "--rank-time-limit", "5")
+        self.addCleanup(server.process.kill)
+        rank = children(server.process.pid)[0]
+        os.kill(rank, signal.SIGSTOP)
+        status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
+        self.assertEqual(status, 500, answer)
+        self.assertIn("rank 1", answer["error"]["message"])
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+        until(lambda: ended(rank), limit())
+
+    def test_an_idle_server_notices_a_dead_rank_of_another_launcher(self):
+        environment = {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": "2",
+                       "MOESAIC_RENDEZVOUS": "127.0.0.1:" + ranks_test.Deployment.free_port()}
+        other = subprocess.Popen([str(BINARY), "serve", str(MODEL), "-pp", "2"], stdin=subprocess.DEVNULL,
+                                 env=os.environ | environment | {"MOESAIC_RANK": "1"})
+        self.addCleanup(other.kill)
+        server = Server("-pp", "2", environment=environment | {"MOESAIC_RANK": "0"})
+        self.addCleanup(server.process.kill)
+        other.kill()
+        other.wait(limit())
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+        self.assertIn("rank 1", server.read_log())
+
+    def test_sigterm_drains_and_ends_all_ranks(self):
+        server = Server("-tp", "2", "-pp", "2", "--drain-timeout", int(limit()))
+        ranks = children(server.process.pid)
+        status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
+        self.assertEqual(status, 200, answer)
+        for rank in range(4):
+            self.assertGreater(server.metrics()[f'moesaic:rank_step_seconds_total{{rank="{rank}"}}'], 0)
+            self.assertGreater(server.metrics()[f'moesaic:rank_sent_bytes_total{{rank="{rank}"}}'], 0)
+            self.assertGreater(server.metrics()[f'moesaic:rank_imbalance{{rank="{rank}"}}'], 0)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # SIGTERM comes while a request runs, or soon after it
+            long = pool.submit(server.json, "POST", "/v1/completions", {"prompt": "Once", "max_tokens": 200, "ignore_eos": True})
+            until(lambda: server.metric("vllm:num_requests_running") > 0 or long.done())
+            self.assertEqual(server.stop(), 0)
+            status, answer = long.result()
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(answer["usage"]["completion_tokens"], 200)
+        until(lambda: all(map(ended, ranks)), limit())
+
+
+if __name__ == "__main__":
+    main(verbosity=2)

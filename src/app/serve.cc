@@ -35,7 +35,7 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{50};
 // For clients to take the last bytes of answers that the drain deadline ended.
 constexpr std::chrono::seconds kFlushTime{2};
-// For requests to end after a rank failed.
+// For the engine's last requests to end after a rank failed.
 constexpr std::chrono::seconds kFailureTime{2};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
@@ -201,13 +201,15 @@ void Reload(spdlog::logger& log, const std::vector<ReloadHook>& hooks) {
   }
 }
 
-// Ends the server after a rank failed: the engine's requests end with an error, which clients read.
-void ShutDownFailed(const Status& failure, Running& running) {
+// Ends the server after a rank failed: the engine's requests end with an error, which clients have the drain
+// timeout to read.
+void ShutDownFailed(const ServeFlags& flags, const Status& failure, Running& running) {
   running.log.error("{}; the server stops", Message(failure));
   running.notifier.Send("STOPPING=1\nSTATUS=a rank failed");
   running.server.Fail(Message(failure));
-  running.SleepUntil(std::chrono::steady_clock::now() + kFailureTime,
-                     [&running] { return running.server.idle(); });
+  const DrainEnd end = std::chrono::steady_clock::now() + std::chrono::seconds(flags.drain_seconds);
+  const auto ended = [&running] { return running.server.idle() && running.server.flushed(); };
+  while (!ended() && !MustStop(end)) running.Sleep();
   running.CutAnswers();
   running.server.Close();
   // The engine's thread may still end requests, whose endpoints belong to the server.
@@ -341,7 +343,7 @@ Status RunServe(const ServeFlags& flags) {
   if (failure.ok()) {
     ShutDown(flags, running, &drain_end);
   } else {
-    ShutDownFailed(failure, running);
+    ShutDownFailed(flags, failure, running);
   }
   server.reset();  // before the engine: its endpoints use it
   log->info("stopped");

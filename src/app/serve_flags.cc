@@ -186,8 +186,10 @@ void AddServerGroup(Verb& verb, ServeFlags& flags) {
       .Range(1, 256)
       .ShowDefault()
       .Group(group);
-  verb.AddOption("--drain-timeout", flags.drain_seconds,
-                 "Seconds for running requests to finish after SIGTERM")
+  verb.AddOption(
+          "--drain-timeout", flags.drain_seconds,
+          "Seconds for running requests to finish after SIGTERM, and for clients to read errors after a "
+          "rank failed")
       .Range(0, 86400)
       .ShowDefault()
       .Group(group);

@@ -279,6 +279,7 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
                    move.layer, number_, move.after, move.before));
   queue_.pop_front();
   state_ = State::kChanging;
+  stats_.state = "changing";
   return OkStatus();
 }
 

@@ -296,6 +296,7 @@ TEST_F(ExpertBalancerTest, AllRanksChangeInTheSameStep) {
   EXPECT_EQ(ranks_[0]->applied, 0U) << "rank 1 is not ready";
   ranks_[1]->state = models::MoveState::kReady;
   Poll();
+  EXPECT_EQ(balancer_->stats().state, "changing");
   Step();
   EXPECT_EQ(ranks_[0]->applied, 1U);
   EXPECT_EQ(ranks_[1]->applied, 1U);

@@ -8,6 +8,7 @@
 
 #include "engine/rank_messages.h"
 #include "models/pipeline_parts.h"
+#include "parallel/job_wait.h"
 
 namespace moesaic::engine {
 namespace {
@@ -182,13 +183,13 @@ bool Lockstep::MustRepeat(const std::vector<bool>& computes) const {
   return false;
 }
 
-// A rank that is only silent has failed after the time limit of a step.
+// Of silent ranks, those have failed that SilentRanks() returns, after the time limit of a step.
 bool Lockstep::HasFailed(size_t replica, const Status& failure) const {
   const int rank = static_cast<int>(replica);
   if (rank == survival_.job->rank() || replicas_[replica].excluded) return false;
   return survival_.job->failed(rank) || replicas_[replica].executor->lost() ||
          (failure.code() == StatusCode::kDeadlineExceeded &&
-          survival_.job->SilentSeconds(rank) >= comm::kSilentSeconds);
+          std::ranges::binary_search(parallel::SilentRanks(*survival_.job, excluded_), rank));
 }
 
 Status Lockstep::CheckRanks() {
@@ -231,7 +232,7 @@ Status Lockstep::Exclude(const std::vector<int>& ranks, const Status& failure) {
   for (const int rank : ranks) {
     Replica& replica = replicas_[rank];
     replica.excluded = true;
-    replica.reason = survival_.job->failed(rank)
+    replica.reason = survival_.job->failed(rank) && survival_.job->SilentSeconds(rank) == 0
                          ? fmt::format("rank {} died", rank)
                          : fmt::format("rank {} did not answer for {} s", rank, survival_.time_limit_s);
     spdlog::error("{}; the job continues without it", replica.reason);

@@ -193,6 +193,57 @@ void RunWithFault(const Injection& injection, RankedEngine& ranks, Reference& re
   ADD_FAILURE() << "the fault did not happen, or no experts moved after it";
 }
 
+// Plans every step, and accepts small gains.
+EngineOptions MovingOptions() {
+  EngineOptions options{.max_sequences = 4, .max_batch_tokens = 32};
+  options.expert_load.window_s = 1e-9;
+  options.balance = {.interval_s = 1e-6,
+                     .redundant = 2,
+                     .least_gain = 0.01,
+                     .least_tokens_per_rank = 0,
+                     .move_bytes_per_s = 1e30};
+  return options;
+}
+
+// Every expert has two replicas when a rank dies amid the first move, so that no output changes.
+TEST(MovingFaultsTest, ExpertsMoveAmongTheOtherRanksAfterADeath) {
+  constexpr int kRanks = 4, kVictim = 2, kExperts = 8, kLayers = 4;
+  parallel::LayerPlacement layer(kRanks);
+  for (int expert = 0; expert < kExperts; ++expert) {
+    for (const int rank : {expert % kRanks, (expert + 1) % kRanks}) layer[rank].push_back(expert);
+  }
+  for (std::vector<int>& experts : layer) std::ranges::sort(experts);
+  Injection injection;
+  injection.fault = Fault::kRankDies;
+  injection.rank = kVictim;
+  RankedEngine ranks(
+      kCheckpoint, DegreesOf(kRanks),
+      {.experts_move = true,
+       .tolerates_failures = true,
+       .placement = {.experts = kExperts, .layers = std::vector<parallel::LayerPlacement>(kLayers, layer)},
+       .wrap = [&](int rank, comm::LocalJob& job) {
+         return std::make_unique<FaultyTransport>(job, rank, injection);
+       }});
+  EngineOptions options = MovingOptions();
+  options.balance.redundant = kExperts;
+  ASSERT_TRUE(ranks.Start(options, 48).ok());
+  Reference reference;
+  int64_t moved = -1;  // layers when the rank died; -1: it lives
+  int rounds_after = 0;
+  for (int number = 0; number < 400 && rounds_after < 3; ++number) {
+    const Round round = engine::Run(ranks.engine(), number);
+    ASSERT_TRUE(round.status.ok()) << Message(round.status);
+    ExpectSame(round, reference.Get(number));
+    const EngineStats stats = ranks.engine().stats();
+    ASSERT_EQ(stats.survival->left_out_experts, 0);
+    if (stats.survival->alive == kRanks) continue;
+    EXPECT_EQ(stats.survival->failures, std::vector<std::string>{fmt::format("rank {} died", kVictim)});
+    if (moved < 0) moved = stats.balance->moved_layers;
+    rounds_after += stats.balance->moved_layers > moved ? 1 : 0;
+  }
+  EXPECT_EQ(rounds_after, 3) << "no experts moved after the death";
+}
+
 TEST(MovingFaultsTest, NoFaultChangesOutputsOrEndsMoves) {
   constexpr int kTrials = 50;
   Reference reference;
@@ -213,13 +264,7 @@ TEST(MovingFaultsTest, NoFaultChangesOutputsOrEndsMoves) {
                         .wrap = [&](int rank, comm::LocalJob& job) {
                           return std::make_unique<FaultyTransport>(job, rank, injection);
                         }});
-    EngineOptions options{.max_sequences = 4, .max_batch_tokens = 32};
-    options.expert_load.window_s = 1e-9;
-    options.balance = {.interval_s = 1e-6,
-                       .redundant = 2,
-                       .least_gain = 0.01,
-                       .least_tokens_per_rank = 0,
-                       .move_bytes_per_s = 1e30};
+    EngineOptions options = MovingOptions();
     if (injection.fault == Fault::kMoveIsLate) options.balance.move_limit_s = 0.05;
     std::atomic<int> plans = 0;
     if (injection.fault == Fault::kPlanFails) {

@@ -103,7 +103,7 @@ Status MessageReader::Finish() const {
 }
 
 StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const std::function<void()>& poll,
-                                   double limit_s) {
+                                   double first_limit_s, double limit_s) {
   // Steps follow each other within microseconds; a rank without work for this long sleeps between polls.
   constexpr double kBusySeconds = 0.05;
   constexpr auto kSleep = std::chrono::microseconds(200);
@@ -117,8 +117,13 @@ StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const 
       return ReceiveRest(job, peer, tag, first, limit_s);
     }
     poll();
+    const double waited = job.Now() - begin;
+    if (waited >= first_limit_s) {
+      job.Cancel(id);
+      return absl::DeadlineExceededError(fmt::format("rank {} sent nothing for {} s", peer, first_limit_s));
+    }
     job.Idle();
-    if (job.Now() - begin > kBusySeconds) std::this_thread::sleep_for(kSleep);
+    if (waited > kBusySeconds) std::this_thread::sleep_for(kSleep);
   }
 }
 

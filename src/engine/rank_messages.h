@@ -57,10 +57,10 @@ Status SendMessage(comm::Transport& job, int peer, RankTag tag, std::string_view
 Status SendLastMessage(comm::Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s);
 /// Receives one. InvalidArgument: the length is more than 1 GiB.
 StatusOr<std::string> ReceiveMessage(comm::Transport& job, int peer, RankTag tag, double limit_s);
-/// Waits without limit for the first part, at a low rate after a while, and then receives the message.
-/// Calls `poll` meanwhile.
+/// Waits for the first part, at a low rate after a while, and then receives the message. Calls `poll`
+/// meanwhile. `first_limit_s` is the limit for the first part, and `limit_s` that for the rest.
 StatusOr<std::string> AwaitMessage(comm::Transport& job, int peer, RankTag tag,
-                                   const std::function<void()>& poll, double limit_s);
+                                   const std::function<void()>& poll, double first_limit_s, double limit_s);
 
 /// Sends messages without waiting for their receivers, whose processes may be computing. One thread.
 class MessageSender {

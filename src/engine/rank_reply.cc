@@ -109,7 +109,10 @@ StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, R
   MessageReader reader(bytes);
   const auto code = reader.Get<StatusCode>();
   const std::string_view text = reader.GetText();
-  if (code != StatusCode::kOk) return Status(code, fmt::format("rank {}: {}", rank, text));
+  if (code != StatusCode::kOk) {
+    Status own(code, fmt::format("rank {}: {}", rank, text));
+    return IsOfPeer(own) ? Status(code, fmt::format("{}; reported by rank {}", text, rank)) : own;
+  }
   RankReply reply;
   StepResult& result = reply.result;
   result.experts_read = reader.Get<int64_t>();

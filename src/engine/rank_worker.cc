@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "engine/kv_budget.h"
@@ -10,9 +11,14 @@
 #include "engine/rank_reply.h"
 #include "engine/ranked_executor.h"
 #include "parallel/counted_transport.h"
+#include "parallel/job_wait.h"
 
 namespace moesaic::engine {
 namespace {
+
+// A rank whose step failed by another rank leaves the end of the job to the driver, which then names that
+// other rank. It waits for the driver as long as clients of a server may take to read their errors.
+constexpr double kEndSeconds = 120;
 
 class RankWorker {
  public:
@@ -22,12 +28,13 @@ class RankWorker {
         kernels_(kernels),
         threads_(threads),
         job_(job),
+        all_(job),
         first_shard_(layout.At(job.rank()).shard == 0),
         tolerates_failures_(layout.tolerates_failures()),
         time_limit_s_(time_limit_s),
         local_ranks_(local_ranks),
         replies_(job_) {
-    for (int rank = 0; rank < job.size() && tolerates_failures_; ++rank) {
+    for (int rank = 0; rank < job.size(); ++rank) {
       if (rank != kDriverRank) job_.Ignore(rank);
     }
   }
@@ -35,12 +42,15 @@ class RankWorker {
   /// Runs commands until the driver ends the job.
   Status Run() {
     for (;;) {
-      ASSIGN_OR_RETURN(const std::string message, AwaitMessage(
-                                                      job_, kDriverRank, RankTag::kCommand,
-                                                      [this] { model_.AdvanceExpertMove(); }, time_limit_s_));
-      const auto command = message.empty() ? RankCommand::kEnd : static_cast<RankCommand>(message[0]);
+      const double limit_s = failure_.ok() || tolerates_failures_ ? std::numeric_limits<double>::infinity()
+                                                                  : time_limit_s_ + kEndSeconds;
+      const StatusOr<std::string> message = AwaitMessage(
+          job_, kDriverRank, RankTag::kCommand, [this] { model_.AdvanceExpertMove(); }, limit_s,
+          time_limit_s_);
+      if (!message.ok()) return message.status();
+      const auto command = message->empty() ? RankCommand::kEnd : static_cast<RankCommand>(message->front());
       if (command == RankCommand::kEnd) return OkStatus();
-      RETURN_IF_ERROR(Apply(command, std::string_view(message).substr(1)));
+      RETURN_IF_ERROR(Apply(command, std::string_view(*message).substr(1)));
     }
   }
 
@@ -123,6 +133,7 @@ class RankWorker {
     StepBatch batch;
     RankReply reply;
     StatusOr<StepResult> computed = Compute(body, &batch);
+    failure_ = computed.status();
     if (computed.ok()) {
       reply.result = *std::move(computed);
       // Messages of the last reply are counted now.
@@ -133,13 +144,18 @@ class RankWorker {
       }
     }
     MessageWriter writer;
-    PutReply(computed.status(), reply, &writer);
+    if (IsOfPeer(failure_) && !tolerates_failures_) {
+      failure_ = parallel::CauseOf(failure_, all_, time_limit_s_);
+    }
+    PutReply(failure_, reply, &writer);
     // The driver may be computing its part of the next batch.
     RETURN_IF_ERROR(replies_.Start(std::span(&kDriverRank, 1), RankTag::kReply, {writer.bytes()},
                                    FirstReplyBytes(batch, model_.info().own_vocab)));
     if (!computed.ok()) {
       RETURN_IF_ERROR(replies_.Finish(time_limit_s_));
-      return MayContinueAfter(computed.status()) ? OkStatus() : computed.status();
+      if (!IsOfPeer(failure_) || job_.failed(kDriverRank)) return failure_;
+      spdlog::warn("a step failed: {}", Message(failure_));
+      return OkStatus();
     }
     if (batch.candidates == 0 && !reply.result.logits.empty()) {
       RETURN_IF_ERROR(replies_.StartFloats(kDriverRank, RankTag::kLogits, reply.result.logits));
@@ -148,11 +164,6 @@ class RankWorker {
       RETURN_IF_ERROR(replies_.StartFloats(kDriverRank, RankTag::kHidden, reply.result.hidden));
     }
     return OkStatus();
-  }
-
-  // Whether the failure may be that of another rank, without which the driver repeats the batch.
-  bool MayContinueAfter(const Status& failure) const {
-    return tolerates_failures_ && IsOfPeer(failure) && !job_.failed(kDriverRank);
   }
 
   Status Exclude(std::string_view body) {
@@ -189,34 +200,23 @@ class RankWorker {
   models::Model& model_;
   const kernels::KernelTable& kernels_;
   runtime::ThreadPool& threads_;
-  parallel::CountedTransport job_;
+  parallel::CountedTransport job_;  // of messages with the driver; other ranks may be dead
+  const comm::Transport& all_;      // of the same ranks, the dead ones included
   const bool first_shard_, tolerates_failures_;
   const double time_limit_s_;
   const int local_ranks_;
   MessageSender replies_;
+  Status failure_;             // of the last batch
   int64_t counted_bytes_ = 0;  // of the messages of this rank to the driver
   std::unique_ptr<cache::KvStore> store_;
   std::unique_ptr<LocalExecutor> executor_;
 };
 
-// Waits a moment after the failure of another rank, so that the driver does not find this one dead first and
-// name it as the cause.
-void AwaitDriver(comm::Transport& job) {
-  constexpr double kSeconds = 1;
-  const double end = job.Now() + kSeconds;
-  while (job.name() != "mpi" && !job.failed(kDriverRank) && job.Now() < end) {
-    job.Progress();
-    job.Idle();
-  }
-}
-
 }  // namespace
 
 Status RunRank(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
                comm::Transport& job, const parallel::Layout& layout, double time_limit_s, int local_ranks) {
-  Status ended = RankWorker(model, kernels, threads, job, layout, time_limit_s, local_ranks).Run();
-  if (IsOfPeer(ended)) AwaitDriver(job);
-  return ended;
+  return RankWorker(model, kernels, threads, job, layout, time_limit_s, local_ranks).Run();
 }
 
 }  // namespace moesaic::engine

@@ -32,19 +32,22 @@ struct RankedEngineOptions {
   bool experts_move = false;           // between ranks
   bool tolerates_failures = false;     // continues without ranks that die
   parallel::Placement placement = {};  // of experts; no layers: in order
+  parallel::BatchSplitOptions split = {};
+  bool virtual_time = false;  // messages take the time of equal links, and computation takes none
   // Replaces the transport of a rank; may be empty.
   std::function<std::unique_ptr<comm::Transport>(int rank, comm::LocalJob& job)> wrap = {};
 };
 
-/// A model on the ranks of a layout: the engine in the calling thread, other ranks in threads.
+/// A model on the ranks of a layout: the engine in the calling thread, other ranks in threads. `checkpoint`
+/// is a folder of tests/golden, or an absolute path.
 class RankedEngine {
  public:
   RankedEngine(const std::string& checkpoint, const parallel::Degrees& degrees,
                const RankedEngineOptions& options = {})
-      : path_(models::SourcePath("tests/golden/" + checkpoint)),
+      : path_(checkpoint.starts_with('/') ? checkpoint : models::SourcePath("tests/golden/" + checkpoint)),
         layout_(LayoutOf(degrees, options)),
         topology_(comm::Topology::Flat(layout_.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10})),
-        job_(layout_.ranks()),
+        job_(layout_.ranks(), {.topology = options.virtual_time ? &topology_ : nullptr}),
         ended_(layout_.ranks()) {
     if (options.dies_at_send >= 0) job_.KillAtSend(options.victim, options.dies_at_send);
     for (int rank = 0; rank < layout_.ranks(); ++rank) {
@@ -115,6 +118,7 @@ class RankedEngine {
       for (int rank = 1; rank < layout_.ranks(); ++rank) job_.Kill(0);
     }
     engine_ = nullptr;
+    if (!ranks_.empty()) job_.Leave(0);
     for (std::thread& rank : ranks_) rank.join();
     ranks_.clear();
     return ended_;
@@ -124,6 +128,7 @@ class RankedEngine {
   static parallel::Layout LayoutOf(const parallel::Degrees& degrees, const RankedEngineOptions& options) {
     parallel::Layout layout = *parallel::Layout::Create(degrees);
     if (options.experts_move) layout.LetExpertsMove();
+    layout.SetBatchSplit(options.split);
     if (options.tolerates_failures) {
       EXPECT_TRUE(layout.TolerateFailures().ok());
     }

@@ -16,6 +16,8 @@ using parallel::Range;
 // Ranks reply to the set-up when they have loaded their weights, some much later than others.
 constexpr double kLoadSeconds = 3600;
 constexpr double kFarewellSeconds = 2;  // limit of the end of a job: a rank may be dead
+// A rank that waits for another one reports it after the time limit, so that the driver waits for its report.
+constexpr double kReportSeconds = 1;
 
 // A slot that one rank rejected holds nothing useful on others.
 void Add(const cache::KvResult& part, cache::KvResult* sum) {
@@ -59,7 +61,7 @@ StatusOr<std::unique_ptr<RankedExecutor>> RankedExecutor::Create(
     Transport& job, const Layout& layout, const RankSetup& setup, double time_limit_s, int replica) {
   std::unique_ptr<RankedExecutor> executor(
       new RankedExecutor(std::move(local), threads, info, job, layout, time_limit_s, replica));
-  if (Status status = executor->SetUp(setup); !status.ok()) return executor->Fail(std::move(status));
+  if (Status status = executor->SetUp(setup); !status.ok()) return executor->Fail(status);
   return executor;
 }
 
@@ -113,10 +115,11 @@ RankedExecutor::~RankedExecutor() {
   }
 }
 
-// Keeps the failure. If a rank is known to be dead, the error names it instead.
-Status RankedExecutor::Fail(Status status) {
+// Keeps the failure, whose message begins with the rank that caused it as far as one is known. Another rank
+// that reports a failure has looked for its cause.
+Status RankedExecutor::Fail(const Status& status) {
   const Status dead = parallel::CheckRanks(job_);
-  failure_ = dead.ok() ? std::move(status) : dead;
+  failure_ = reported_ ? (dead.ok() ? status : dead) : parallel::CauseOf(status, job_, time_limit_s_);
   return failure_;
 }
 
@@ -139,8 +142,8 @@ Status RankedExecutor::ExcludeRanks(std::span<const int> ranks) {
   MessageWriter body;
   body.Put(RankCommand::kExclude);
   body.PutAll(std::vector<int>(ranks.begin(), ranks.end()));
-  Status sent = commands_.Start(remote_, RankTag::kCommand, {body.bytes()});
-  if (!sent.ok()) return Fail(std::move(sent));
+  const Status sent = commands_.Start(remote_, RankTag::kCommand, {body.bytes()});
+  if (!sent.ok()) return Fail(sent);
   return local_ == nullptr ? OkStatus() : local_->ExcludeRanks(ranks);
 }
 
@@ -231,7 +234,7 @@ Status RankedExecutor::Collect(const Peer& peer, ExpectedMessage& expected, cons
   const int64_t rows = LogitRows(batch);
   const bool has_logits = rows > 0 && peer.vocab.count > 0;
   const bool summarized = batch.candidates > 0;
-  ASSIGN_OR_RETURN(const std::string bytes, expected.Await(time_limit_s_));
+  ASSIGN_OR_RETURN(const std::string bytes, expected.Await(time_limit_s_ + kReportSeconds));
   StatusOr<RankReply> parsed = ParseReply(peer.rank, bytes, has_logits && summarized ? rows : 0, peer.vocab);
   reported_ = !parsed.ok();
   RETURN_IF_ERROR(parsed.status());
@@ -295,8 +298,8 @@ Status RankedExecutor::BeginExpertMove(const models::ExpertMoveOrder& order) {
   MessageWriter body;
   body.Put(RankCommand::kMove);
   PutMoveOrder(order, &body);
-  Status sent = commands_.Start(remote_, RankTag::kCommand, {body.bytes()});
-  if (!sent.ok()) return Fail(std::move(sent));
+  const Status sent = commands_.Start(remote_, RankTag::kCommand, {body.bytes()});
+  if (!sent.ok()) return Fail(sent);
   return local_ == nullptr ? OkStatus() : local_->BeginExpertMove(order);
 }
 
@@ -304,8 +307,8 @@ Status RankedExecutor::DropExpertMove() {
   RETURN_IF_ERROR(failure_);
   if (local_ != nullptr) RETURN_IF_ERROR(local_->DropExpertMove());
   const char command = static_cast<char>(RankCommand::kDrop);
-  Status sent = commands_.Start(remote_, RankTag::kCommand, {{&command, 1}});
-  return sent.ok() ? sent : Fail(std::move(sent));
+  const Status sent = commands_.Start(remote_, RankTag::kCommand, {{&command, 1}});
+  return sent.ok() ? sent : Fail(sent);
 }
 
 StatusOr<models::ExpertLoad> RankedExecutor::FetchExpertLoad() {

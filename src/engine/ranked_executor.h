@@ -92,7 +92,7 @@ class RankedExecutor : public Executor {
   Status Collect(const Peer& peer, ExpectedMessage& expected, const StepBatch& batch, StepResult* result);
   StatusOr<std::span<const float>> FetchFromAll(std::span<const int32_t> rows);
   StatusOr<models::ExpertLoad> FetchLoadOfAll();
-  Status Fail(Status status);
+  Status Fail(const Status& status);
   bool IsReported() const;
   void Place(std::span<const float> part, parallel::Range vocab);
 

@@ -1,5 +1,6 @@
 // An engine whose ranks are processes that exchange messages by UCX. One of them is killed or stopped while
 // the engine runs, and the engine names it, or continues without it.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -10,6 +11,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -27,6 +29,9 @@ namespace {
 using parallel::Degrees;
 using parallel::Layout;
 using parallel::RankGroups;
+using testing::AnyOf;
+using testing::EndsWith;
+using testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
 struct Role {
@@ -82,65 +87,78 @@ pid_t Spawn(const Role& role) {
   return pid;
 }
 
-class RankedProcessTest : public testing::TestWithParam<Degrees> {
- protected:
-  // Runs steps until one fails, and sends `signal` to rank 1 meanwhile. Sets the time from the signal to the
-  // error.
-  Status FailBy(int signal, double limit_s, double* seconds) {
-    Role role = {.degrees = GetParam(), .port = comm::FreePort(), .limit_s = limit_s};
-    std::vector<pid_t> others;
-    for (int rank = 1; rank < GetParam().ranks(); ++rank) {
-      others.push_back(Spawn({.rank = rank, .degrees = role.degrees, .port = role.port, .limit_s = 30}));
-    }
-    Process process(role);
-    Status failed = absl::InternalError("rank 0 did not start");
-    if (process.model != nullptr) {
-      EngineOptions options;
-      options.kv_bytes = 8 << 20;
-      options.max_sequences = 2;
-      options.max_batch_tokens = 64;
-      options.job = process.job.get();
-      options.layout = process.layout;
-      options.rank_time_limit_s = limit_s;
-      auto engine = Engine::Create(*process.model, process.kernels, *process.threads, options);
-      EXPECT_TRUE(engine.ok()) << Message(engine.status());
-      if (engine.ok()) failed = RunUntilFailure(**engine, others[0], signal, seconds);
-    }
-    for (const pid_t pid : others) {
-      kill(pid, SIGKILL);
-      waitpid(pid, nullptr, 0);
-    }
-    return failed;
-  }
-
- private:
-  static Status RunUntilFailure(Engine& engine, pid_t victim, int signal, double* seconds) {
-    std::atomic<Clock::rep> hit = 0;
-    std::thread killer([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      hit = Clock::now().time_since_epoch().count();
-      kill(victim, signal);
-    });
-    Status status;
-    const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
-    while (status.ok() && Clock::now() < end) {
-      if (engine.idle()) {
-        Request request;
-        request.prompt = {5, 6, 7};
-        request.sampling.max_tokens = 100;
-        EXPECT_TRUE(engine.Add(request).ok());
-      }
-      std::vector<TokenEvent> events;
-      status = engine.Step(&events);
-    }
-    *seconds =
-        std::chrono::duration<double>(Clock::now().time_since_epoch() - Clock::duration(hit.load())).count();
-    killer.join();
-    std::vector<TokenEvent> events;
-    EXPECT_EQ(Message(engine.Step(&events)), Message(status));
-    return status;
-  }
+// The failure of a rank.
+struct ProcessFault {
+  Degrees degrees;
+  int victim = 0;
+  int signal = 0;
+  double limit_s = 30, others_limit_s = 30;  // time limits of the driver and of other ranks
 };
+
+Status RunUntilFailure(Process& process, const Role& role, pid_t victim, const ProcessFault& fault,
+                       double* seconds) {
+  EngineOptions options;
+  options.kv_bytes = 8 << 20;
+  options.max_sequences = 2;
+  options.max_batch_tokens = 64;
+  options.job = process.job.get();
+  options.layout = process.layout;
+  options.rank_time_limit_s = role.limit_s;
+  auto created = Engine::Create(*process.model, process.kernels, *process.threads, options);
+  RETURN_IF_ERROR(created.status());
+  Engine& engine = **created;
+  std::atomic<Clock::rep> hit = 0;
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    hit = Clock::now().time_since_epoch().count();
+    kill(victim, fault.signal);
+  });
+  Status status;
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
+  while (status.ok() && Clock::now() < end) {
+    if (engine.idle()) {
+      Request request;
+      request.prompt = {5, 6, 7};
+      request.sampling.max_tokens = 100;
+      EXPECT_TRUE(engine.Add(request).ok());
+    }
+    std::vector<TokenEvent> events;
+    status = engine.Step(&events);
+  }
+  *seconds =
+      std::chrono::duration<double>(Clock::now().time_since_epoch() - Clock::duration(hit.load())).count();
+  killer.join();
+  std::vector<TokenEvent> events;
+  EXPECT_EQ(Message(engine.Step(&events)), Message(status));
+  return status;
+}
+
+// Runs steps until one fails by the fault, and returns the error. Sets the time from the signal to the
+// error. Ranks other than the victim must end without an error: the driver tells them to.
+Status FailBy(const ProcessFault& fault, double* seconds) {
+  Role role = {.degrees = fault.degrees, .port = comm::FreePort(), .limit_s = fault.limit_s};
+  std::vector<pid_t> pids = {0};
+  for (int rank = 1; rank < fault.degrees.ranks(); ++rank) {
+    pids.push_back(
+        Spawn({.rank = rank, .degrees = role.degrees, .port = role.port, .limit_s = fault.others_limit_s}));
+  }
+  Status failed = absl::InternalError("rank 0 did not start");
+  {
+    Process process(role);
+    if (process.model != nullptr) failed = RunUntilFailure(process, role, pids[fault.victim], fault, seconds);
+  }
+  for (int rank = 1; rank < fault.degrees.ranks(); ++rank) {
+    if (rank == fault.victim) kill(pids[rank], SIGKILL);
+    int status = 0;
+    waitpid(pids[rank], &status, 0);
+    if (rank == fault.victim) continue;
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << ": " << status;
+  }
+  fmt::print("{}: after {:.2f} s: {}\n", Name(fault.degrees), *seconds, Message(failed));
+  return failed;
+}
+
+class RankedProcessTest : public testing::TestWithParam<Degrees> {};
 
 // Time limits are for an idle machine; tests share theirs with others.
 constexpr double kPatience = 5;
@@ -148,21 +166,40 @@ constexpr double kPatience = 5;
 // The transport looks for ended processes after 0.5 s, and its time limit is comm::kUcxDeathLimitSeconds.
 // Ranks that share cores with other processes take longer than 0.6 s.
 TEST_P(RankedProcessTest, AKilledRankIsNamedSoon) {
-  double seconds = 0;
-  const Status failed = FailBy(SIGKILL, /*limit_s=*/30, &seconds);
-  EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << Message(failed);
-  EXPECT_LT(seconds, kPatience * comm::kUcxDeathLimitSeconds);
-  fmt::print("{}: after {:.2f} s: {}\n", Name(GetParam()), seconds, Message(failed));
+  for (const int victim : std::set<int>{1, GetParam().ranks() - 1}) {
+    double seconds = 0;
+    const Status failed = FailBy({.degrees = GetParam(), .victim = victim, .signal = SIGKILL}, &seconds);
+    EXPECT_THAT(Message(failed), StartsWith(fmt::format("rank {} died", victim)));
+    EXPECT_LT(seconds, kPatience * comm::kUcxDeathLimitSeconds);
+  }
 }
 
 TEST_P(RankedProcessTest, AStoppedRankIsNamedAfterTheTimeLimit) {
   constexpr double kLimit = 2;
   double seconds = 0;
-  const Status failed = FailBy(SIGSTOP, kLimit, &seconds);
-  EXPECT_NE(Message(failed).find("rank 1"), std::string::npos) << Message(failed);
+  const int victim = GetParam().ranks() - 1;
+  const Status failed = FailBy({.degrees = GetParam(),
+                                .victim = victim,
+                                .signal = SIGSTOP,
+                                .limit_s = kLimit,
+                                .others_limit_s = 3 * kLimit},
+                               &seconds);
+  EXPECT_THAT(Message(failed), StartsWith(fmt::format("rank {} did not answer for ", victim)));
   // Cancelling transfers with a stopped rank and closing its endpoint take time, too.
   EXPECT_LT(seconds, kLimit + kPatience * comm::kUcxDeathLimitSeconds);
-  fmt::print("{}: after {:.2f} s: {}\n", Name(GetParam()), seconds, Message(failed));
+}
+
+// A rank of its stage notices it before the driver does, reports it, and ends when the driver tells it to.
+TEST(RankedProcess, ARankThatWaitsForAStoppedOneIsNotNamed) {
+  double seconds = 0;
+  const Status failed = FailBy({.degrees = {.tensor = 2, .pipeline = 2},
+                                .victim = 3,
+                                .signal = SIGSTOP,
+                                .limit_s = 20,
+                                .others_limit_s = 2},
+                               &seconds);
+  EXPECT_THAT(Message(failed), StartsWith("rank 3 did not answer for "));
+  EXPECT_THAT(Message(failed), AnyOf(EndsWith("reported by rank 1"), EndsWith("reported by rank 2")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, RankedProcessTest,

@@ -49,19 +49,21 @@ TEST_P(ReplicatedGoldenTest, IdleReplicasDoNotHoldOthersUp) {
   for (const Status& ended : ranks.End()) EXPECT_TRUE(ended.ok()) << Message(ended);
 }
 
-// Tokens and their log-probabilities of prompts that come one after the other, while experts move as often as
-// they can, or stay.
-std::vector<float> OutputsWhile(const Case& c, bool experts_move, EngineStats* stats) {
-  RankedEngine ranks(c.checkpoint, c.degrees, {.experts_move = true});
-  EngineOptions options{.max_sequences = 8, .max_batch_tokens = 64};
-  if (experts_move) {
-    options.expert_load.window_s = 1e-9;
-    options.balance = {.interval_s = 1e-6,
-                       .redundant = 2,
-                       .least_gain = 0.01,
-                       .least_tokens_per_rank = 0,
-                       .move_bytes_per_s = 1e30};
-  }
+// Experts move as often as they can.
+EngineOptions MovingOptions(EngineOptions options) {
+  options.expert_load.window_s = 1e-9;
+  options.balance = {.interval_s = 1e-6,
+                     .redundant = 2,
+                     .least_gain = 0.01,
+                     .least_tokens_per_rank = 0,
+                     .move_bytes_per_s = 1e30};
+  return options;
+}
+
+// Tokens and their log-probabilities of prompts that come one after the other.
+std::vector<float> OutputsOf(const Case& c, const RankedEngineOptions& layout, const EngineOptions& options,
+                             EngineStats* stats) {
+  RankedEngine ranks(c.checkpoint, c.degrees, layout);
   const Status started = ranks.Start(options, 64);
   EXPECT_TRUE(started.ok()) << Message(started);
   std::map<RequestId, std::vector<float>> said;
@@ -97,14 +99,44 @@ class MovingExpertsTest : public testing::TestWithParam<Case> {};
 
 TEST_P(MovingExpertsTest, OutputsAreBitwiseThoseOfExpertsThatStay) {
   EngineStats stayed, moved;
-  const std::vector<float> expected = OutputsWhile(GetParam(), false, &stayed);
-  ASSERT_EQ(OutputsWhile(GetParam(), true, &moved), expected);
+  const EngineOptions options{.max_sequences = 8, .max_batch_tokens = 64};
+  const RankedEngineOptions layout = {.experts_move = true};
+  const std::vector<float> expected = OutputsOf(GetParam(), layout, options, &stayed);
+  ASSERT_EQ(OutputsOf(GetParam(), layout, MovingOptions(options), &moved), expected);
   EXPECT_EQ(stayed.balance, nullptr);
   ASSERT_NE(moved.balance, nullptr);
   EXPECT_GT(moved.balance->moved_layers, 0);
   EXPECT_GT(moved.balance->moved_experts, 0);
   EXPECT_EQ(moved.balance->rolled_back, 0);
   EXPECT_EQ(moved.balance->failed_plans, 0);
+}
+
+// Weights travel at no cost, so that every batch sends experts of rank 0 as soon as the time of a row has
+// been measured.
+TEST_P(MovingExpertsTest, OutputsAreBitwiseThoseOfExpertsThatAreNotSpilled) {
+  const parallel::Degrees& degrees = GetParam().degrees;
+  const models::ModelInfo info = RankedEngine(GetParam().checkpoint, {}).info();
+  RankedEngineOptions layout = {.experts_move = true};
+  parallel::LayerPlacement layer(degrees.tensor * degrees.data);
+  for (int expert = 0; expert < info.experts; ++expert) {
+    const auto other = static_cast<size_t>(info.experts - expert);  // each other rank has one expert
+    layer[other < layer.size() ? other : 0].push_back(expert);
+  }
+  layout.placement = {.experts = info.experts,
+                      .layers = std::vector<parallel::LayerPlacement>(info.layers, layer)};
+  const EngineOptions options{.max_sequences = 8, .max_batch_tokens = 64};
+  EngineStats stayed, spilled;
+  const std::vector<float> expected = OutputsOf(GetParam(), layout, options, &stayed);
+  layout.split = {
+      .least_tokens = 1, .spill_bytes = int64_t{1} << 30, .spill_tolerance = 0, .spill_bytes_per_s = 1e30};
+  ASSERT_EQ(OutputsOf(GetParam(), layout, options, &spilled), expected);
+  const auto sent = [](const EngineStats& stats) {
+    int64_t experts = 0;
+    for (const RankStats& rank : stats.ranks) experts += rank.spilled_experts;
+    return experts;
+  };
+  EXPECT_EQ(sent(stayed), 0);
+  EXPECT_GT(sent(spilled), 100);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MovingExpertsTest,

@@ -1,5 +1,8 @@
 #include "parallel/job_wait.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <utility>
 
 namespace moesaic::parallel {
@@ -7,9 +10,36 @@ namespace moesaic::parallel {
 Status CheckRanks(const comm::Transport& job) {
   for (int rank = 0; rank < job.size(); ++rank) {
     if (rank == job.rank() || !job.failed(rank)) continue;
-    return absl::UnavailableError(fmt::format("rank {} died; start the job again", rank));
+    const double silent = job.SilentSeconds(rank);
+    return absl::UnavailableError(
+        silent > 0 ? fmt::format("rank {} did not answer for {:.1f} s; start the job again", rank, silent)
+                   : fmt::format("rank {} died; start the job again", rank));
   }
   return OkStatus();
+}
+
+std::vector<int> SilentRanks(const comm::Transport& job, std::span<const int> without) {
+  std::vector<double> silent(job.size(), 0);
+  for (int rank = 0; rank < job.size(); ++rank) {
+    const bool counts =
+        rank != job.rank() && !job.failed(rank) && std::ranges::find(without, rank) == without.end();
+    if (counts) silent[rank] = job.SilentSeconds(rank);
+  }
+  const double least = std::max(comm::kSilentSeconds, std::ranges::max(silent) / 2);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < job.size(); ++rank) {
+    if (silent[rank] >= least) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+Status CauseOf(const Status& failure, const comm::Transport& job, double limit_s) {
+  if (Status dead = CheckRanks(job); !dead.ok()) return dead;
+  if (failure.code() != StatusCode::kDeadlineExceeded) return failure;
+  const std::vector<int> silent = SilentRanks(job);
+  if (silent.empty()) return failure;
+  return Annotate(failure,
+                  fmt::format("rank {} did not answer for {} s", fmt::join(silent, " and rank "), limit_s));
 }
 
 Status WaitInJob(comm::Transport& job, comm::TransferId id, double limit_s) {

@@ -1,6 +1,9 @@
 // Waits inside a job whose ranks all depend on each other.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "base/status.h"
 #include "comm/transport/transport.h"
 
@@ -8,6 +11,15 @@ namespace moesaic::parallel {
 
 /// Unavailable if a rank of the job is known to be dead; the message names it.
 Status CheckRanks(const comm::Transport& job);
+
+/// Living ranks other than `without` that have not answered for comm::kSilentSeconds and for half as long as
+/// the most silent of them, ascending: a rank whose process waits for a processor is silent for a moment.
+std::vector<int> SilentRanks(const comm::Transport& job, std::span<const int> without = {});
+
+/// Returns the error of a step, which begins with the rank that caused `failure` where the transport knows
+/// one: a rank that has died, or, after the time limit `limit_s`, a silent one. Ranks that wait for it are no
+/// cause.
+Status CauseOf(const Status& failure, const comm::Transport& job, double limit_s);
 
 /// Like comm::Wait, but also ends when any rank of the job has died: the peer may wait for that rank and
 /// would never send. The transfer is cancelled then.

@@ -2,7 +2,6 @@
 """Tests a server on several ranks: equal answers in every layout, replicas, moves of experts, and ranks that are killed or
 stopped."""
 import concurrent.futures
-import http.client
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from moesaic_cli import BINARY, ROOT, limit, main, run
@@ -58,8 +58,9 @@ class Serving(unittest.TestCase):
         self.assertTrue(answer.rstrip().endswith((b"data: [DONE]", b"0")), answer[-200:])
 
     def test_health_fails_after_a_killed_rank_until_the_server_ends(self):
-        """A client that does not read keeps the server waiting to write its answer."""
-        server = Server("-tp", "2")
+        """A client that does not read keeps the server waiting to write its answer, until the test closes it."""
+        patience = int(limit())
+        server = Server("-tp", "2", "--drain-timeout", patience, "--write-timeout", patience)
         self.addCleanup(server.process.kill)
         body = json.dumps({"prompt": "Once", "n": 16, "max_tokens": 2000, "logprobs": 20, "ignore_eos": True, "stream": True})
         client = socket.socket()
@@ -67,22 +68,19 @@ class Serving(unittest.TestCase):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((server.host, server.port))
         client.sendall(wire("/v1/completions", body.encode()))
-        until(lambda: server.metric("vllm:generation_tokens_total") > 2000, limit())  # 4 MB of text, more than socket buffers
+        until(lambda: server.metric("vllm:generation_tokens_total") > 6000, limit())  # 12 MB of text, more than socket buffers
         os.kill(children(server.process.pid)[0], signal.SIGKILL)
         answers = []
 
         def failed():
-            try:
-                answers.append(server.json("GET", "/health"))
-            except (OSError, http.client.HTTPException):  # a busy machine may not ask within the two seconds
-                return server.process.poll() is not None
-            return answers[-1][0] == 503
+            answers.append(server.json("GET", "/health"))
+            return answers[-1][0] != 200
         until(failed, limit())
-        if answers[-1][0] == 503:
-            status, health = answers.pop()
-            self.assertEqual(health["status"], "failed")
-            self.assertIn("rank 1", health["error"])
-        self.assertEqual({status for status, _ in answers} - {200}, set(), answers)
+        status, health = answers[-1]
+        self.assertEqual(status, 503, health)
+        self.assertEqual(health["status"], "failed")
+        self.assertRegex(health["error"], r"^rank 1 (died|\(process \d+\) was killed by signal 9)")
+        client.close()
         server.process.wait(limit())
         self.assertEqual(server.stop(), 1)
 
@@ -167,7 +165,7 @@ class Serving(unittest.TestCase):
         self.assertIn(200, [status for status, _, _ in results])
         for status, _, answer in results:
             if status != 200:
-                self.assertRegex(answer["error"]["message"], "rank 1 (did not answer for 4 s|died)")
+                self.assertRegex(answer["error"]["message"], "rank that failed: rank 1 did not answer for 4 s$")
         self.assertEqual(server.metrics()["moesaic:ranks_alive"], 1)
         until(lambda: all(map(ended, ranks)), limit())
         status, more, answer = ask()
@@ -199,7 +197,7 @@ class Serving(unittest.TestCase):
         until(moved, limit())
         self.assertEqual(answers(server, 12), expected)
         experts = server.json("GET", "/state")[1]["experts"]
-        self.assertIn(experts["state"], ("idle", "planning", "moving"))
+        self.assertIn(experts["state"], ("idle", "planning", "moving", "changing"))
         changes = re.findall(r"busiest rank ([\d.]+) times the mean, before ([\d.]+)", "\n".join(experts["history"]))
         self.assertTrue(changes, experts["history"])
         for after, before in changes:
@@ -209,35 +207,37 @@ class Serving(unittest.TestCase):
         self.assertIn("--rebalance-experts needs data parallel replicas that divide the experts", error)
 
     def test_experts_that_are_sent_for_one_batch_give_the_same_answers(self):
-        def ask(server, number):
-            status, answer = server.json("POST", "/v1/completions", {
-                "prompt": f"{number} " + "owls and a lion went to the woods " * 40, "max_tokens": 2, "temperature": 0, "logprobs": 1})
-            self.assertEqual(status, 200, answer)
-            return answer["choices"][0]["text"], answer["choices"][0]["logprobs"]["token_logprobs"]
-
-        flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--rebalance-experts", "86400", "--no-prefix-cache")
-        expected = {}
-        for spill in ((), ("--spill-experts", "64M", "--spill-tolerance", "0.02")):
-            server = Server(*flags, *spill)
-            self.addCleanup(server.process.kill)
-
-            def spills(server=server):
-                for number in range(4):  # one after the other: chunks of prompts are the same in each run
-                    answer = ask(server, number)
-                    self.assertEqual(answer, expected.setdefault(number, answer))
-                return server.metric("moesaic:spilled_experts_total") > 0
-            if not spill:
-                self.assertFalse(spills())
-            else:
-                # The first batch measures the time of a row. Sending experts may take longer than a fast processor saves.
-                for _ in range(5):
-                    if spills():
-                        break
-                metrics = server.metrics()
-                print(f"{server.metric('moesaic:spilled_experts_total'):.0f} experts were sent", file=sys.stderr)
-                self.assertGreaterEqual(metrics['moesaic:expert_split_imbalance{rank="0"}'], 1)
-                self.assertGreater(metrics['moesaic:expert_split_seconds_total{rank="1"}'], 0)
-            self.assertEqual(server.stop(), 0)
+        """Rank 0 has nearly all experts, and batches have so many rows that sending two experts takes a small part of the time that
+        it saves on any processor: 0.4 ms against the time of about a thousand rows of 98,000 operations."""
+        config = json.loads((MODEL / "config.json").read_text())
+        count, moe_layers = config["n_routed_experts"], config["num_hidden_layers"] - config["first_k_dense_replace"]
+        layer = [list(range(count - 1)), [count - 2, count - 1]]  # an expert with two replicas, so that sums are by choice
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as plan:
+            json.dump({"format": "moesaic-placement", "version": 1, "experts": count, "layers": [layer] * moe_layers}, plan)
+            plan.flush()
+            flags = ("-dp", "2", "-ep", "--dtype", "f32", "--threads", "1", "--expert-placement", plan.name, "--no-prefix-cache",
+                     "--max-batch-tokens", "2048")
+            expected, spilled = {}, {}
+            for spill in ((), ("--spill-experts", "64M", "--spill-tolerance", "0.02")):
+                server = Server(*flags, *spill)
+                self.addCleanup(server.process.kill)
+                for number in range(3):  # one after the other: chunks of prompts are the same in each run
+                    status, answer = server.json("POST", "/v1/completions", {
+                        "prompt": f"{number} " + "owls and a lion went to the woods " * 250, "max_tokens": 2, "temperature": 0,
+                        "logprobs": 1})
+                    self.assertEqual(status, 200, answer)
+                    choice = answer["choices"][0]
+                    said = choice["text"], choice["logprobs"]["token_logprobs"]
+                    self.assertEqual(said, expected.setdefault(number, said))
+                spilled[spill] = server.metric("moesaic:spilled_experts_total")
+                if spill:
+                    metrics = server.metrics()
+                    self.assertGreaterEqual(metrics['moesaic:expert_split_imbalance{rank="0"}'], 1)
+                    self.assertGreater(metrics['moesaic:expert_split_seconds_total{rank="1"}'], 0)
+                self.assertEqual(server.stop(), 0)
+        without, sent = spilled.values()
+        self.assertEqual(without, 0)
+        self.assertGreaterEqual(sent, moe_layers, "each layer of the batches after the first, which measures the time of a row")
 
     def test_replicas_that_divide_the_experts_are_measured(self):
         server = Server("-dp", "2", "-ep", "--expert-load-window", "0.01")
@@ -270,9 +270,11 @@ class Serving(unittest.TestCase):
         os.kill(rank, signal.SIGSTOP)
         status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
         self.assertEqual(status, 500, answer)
-        self.assertIn("rank 1", answer["error"]["message"])
+        named = r"rank 1 did not answer for [\d.]+ s"
+        self.assertRegex(answer["error"]["message"], f": {named}")
         server.process.wait(limit())
         self.assertEqual(server.stop(), 1)
+        self.assertRegex(server.read_log(), rf"\[error\] {named}.*; the server stops")
         until(lambda: ended(rank), limit())
 
     def test_an_idle_server_notices_a_dead_rank_of_another_launcher(self):

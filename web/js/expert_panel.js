@@ -4,7 +4,7 @@ import { HeatMap } from "./heat_map.js";
 
 const SHOWN_EVENTS = 8;
 const STATES = { idle: "Experts may move; none does now.", planning: "A placement is being planned.",
-  moving: "Experts are moving to other ranks.", fixed: "Experts stay on their ranks." };
+  moving: "Experts are moving to other ranks.", changing: "All ranks change to their new experts.", fixed: "Experts stay on their ranks." };
 
 let map = null;
 let cell = ""; // the text of the cell under the pointer

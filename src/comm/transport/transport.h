@@ -67,8 +67,8 @@ class Transport {
   /// Returns whether the peer is known to be dead.
   virtual bool failed(int peer) const = 0;
   /// Returns the seconds for which the peer has not answered a query of the transport. Some transports send
-  /// queries while no transfer ends; others return 0. A silent peer is stopped, unreachable or busy, not
-  /// dead.
+  /// queries while no transfer ends; others return 0. A silent peer is stopped, unreachable or busy. For one
+  /// that was given up for it, failed() is true, and the seconds are those until then. A dead peer has 0.
   virtual double SilentSeconds(int peer) const;
   /// Returns the seconds since a fixed point, by the clock of time limits. The clock is virtual if delivery
   /// is simulated.

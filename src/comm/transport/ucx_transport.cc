@@ -82,7 +82,8 @@ struct UcxPeer {
   ucp_ep_h endpoint = nullptr;  // null: the rank itself, or closed
   void* closing = nullptr;      // request that closes the endpoint, while it has not ended
   bool dead = false;
-  double died = 0;  // time of its detection
+  double died = 0;    // time of its detection
+  double silent = 0;  // seconds without an answer after which it was given up; 0: its process has ended
   ProcessName process;
   bool is_local = false;      // on this host
   bool is_present = false;    // its hello has arrived
@@ -115,9 +116,7 @@ class UcxTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(peers_.size()); }
   bool failed(int peer) const override { return peers_[peer].dead; }
-  double SilentSeconds(int peer) const override {
-    return peers_[peer].asked < 0 || peers_[peer].dead ? 0 : Now() - peers_[peer].asked;
-  }
+  double SilentSeconds(int peer) const override { return SilentSeconds(peers_[peer]); }
   double Now() const override { return clock_.Now(); }
 
   StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override {
@@ -156,6 +155,10 @@ class UcxTransport final : public Transport {
   void EndTransfer(UcxTransfer& transfer, ucs_status_t code, size_t received_bytes);
   Status SendControl(UcxPeer& peer, const Control& control);
   void MarkDead(UcxPeer& peer);
+  double SilentSeconds(const UcxPeer& peer) const {
+    if (peer.dead) return peer.silent;
+    return peer.asked < 0 ? 0 : Now() - peer.asked;
+  }
   void BuryDead();
   void DropWithdrawn();
   // Waits until UCX does not touch the buffer of a transfer any more; a peer that does not help is dead.
@@ -616,11 +619,14 @@ void UcxTransport::DropWithdrawn() {
 }
 
 void UcxTransport::AwaitCancelled(const UcxTransfer& transfer) {
-  const double limit = Now() + kUcxDeathLimitSeconds;
+  const double begin = Now();
+  UcxPeer& peer = peers_[transfer.peer];
   while (!transfer.ended) {
     Progress();
-    const bool is_lost = SilentSeconds(transfer.peer) >= kWithdrawSeconds || Now() >= limit;
-    if (is_lost) MarkDead(peers_[transfer.peer]);
+    const double waited = Now() - begin, silent = SilentSeconds(peer);
+    if (peer.dead || (silent < kWithdrawSeconds && waited < kUcxDeathLimitSeconds)) continue;
+    peer.silent = std::max(silent, waited);
+    MarkDead(peer);
   }
 }
 

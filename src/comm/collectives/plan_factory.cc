@@ -5,6 +5,7 @@
 
 #include "comm/collectives/block_exchange.h"
 #include "comm/collectives/plan_builder.h"
+#include "comm/collectives/single_crossing.h"
 #include "comm/collectives/tree_exchange.h"
 
 namespace moesaic::comm {
@@ -63,9 +64,10 @@ class Factory {
   }
 
   // Streams share ports fairly, so equal segments would end each phase together and leave the ports idle for
-  // the latency of the next one. Growing ones end their phases one after the other.
+  // the latency of the next one. If the first segments of the streams grow, their phases end one after the
+  // other.
   Ownership SegmentOf(const Ownership& whole, int segment) const {
-    return Segment(whole, segment, shape_.segments, /*growing=*/shape_.streams > 1);
+    return Segment(whole, segment, shape_.segments, /*largest=*/shape_.streams);
   }
 
   // The segment of the range [0, request.count).
@@ -90,6 +92,10 @@ class Factory {
       std::vector<int64_t> of_output(request_.ranks, 0);
       step = ReduceInOrder(step, owner, of_output);
       TreeAllGather(builder_, step, tree_, owner, {}, shape_);
+      return;
+    }
+    if (shape_.top == Algorithm::kSingleCrossing) {
+      SingleCrossing(builder_, tree_, range.offset, range.count);
       return;
     }
     for (int rank = 0; rank < request_.ranks; ++rank) {
@@ -225,6 +231,9 @@ class Factory {
 
 std::string Describe(const RankTree& tree, const PlanShape& shape) {
   const int depth = Depth(tree);
+  if (shape.top == Algorithm::kSingleCrossing && !shape.fixed_order) {
+    return fmt::format("single crossing of {} levels", depth);
+  }
   std::string name = depth > 1 ? fmt::format("hierarchical (top: {}, {} inner levels: {})", Name(shape.top),
                                              depth - 1, Name(shape.inner))
                                : std::string(Name(shape.top));
@@ -259,6 +268,10 @@ Status ValidateShape(const PlanRequest& request, const RankTree& tree, const Pla
   if (all_to_all && shape.top == Algorithm::kBruck && Depth(tree) > 1) {
     return InvalidArgument("plan: bruck needs a flat tree; found {} levels", Depth(tree));
   }
+  if (shape.top == Algorithm::kSingleCrossing && shape.segments > 1) {
+    return InvalidArgument("plan: {} divides the vector itself; found {} segments", Name(shape.top),
+                           shape.segments);
+  }
   if (shape.wire == WireFormat::kExact) return OkStatus();
   const bool reduces =
       request.collective == Collective::kAllReduce || request.collective == Collective::kReduceScatter;
@@ -273,9 +286,9 @@ Status ValidateShape(const PlanRequest& request, const RankTree& tree, const Pla
 }  // namespace
 
 std::string_view Name(Algorithm algorithm) {
-  static constexpr std::array<std::string_view, 11> kNames = {
-      "ring",   "pairwise", "halving", "bruck",          "doubling",     "direct",
-      "linear", "binomial", "chain",   "scatter-gather", "dissemination"};
+  static constexpr std::array<std::string_view, 12> kNames = {
+      "ring",   "pairwise",        "halving",  "bruck", "doubling",       "direct",
+      "linear", "single crossing", "binomial", "chain", "scatter-gather", "dissemination"};
   return kNames[static_cast<size_t>(algorithm)];
 }
 
@@ -288,7 +301,7 @@ bool Supports(Collective collective, Algorithm algorithm) {
     case Collective::kBroadcast:
       return one_of({kBinomial, kChain, kScatterGather});
     case Collective::kAllReduce:
-      return one_of({kRing, kPairwise, kHalving, kDoubling, kDirect, kLinear});
+      return one_of({kRing, kPairwise, kHalving, kDoubling, kDirect, kLinear, kSingleCrossing});
     case Collective::kReduceScatter:
       return one_of({kRing, kPairwise, kHalving, kLinear});
     case Collective::kAllGather:

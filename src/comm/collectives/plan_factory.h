@@ -21,8 +21,11 @@ enum class Algorithm : uint8_t {
   kDoubling,  ///< AllReduce by recursive doubling of the whole vector; any m by a fold
   kDirect,    ///< AllReduce: each child sends its vector to all others and adds in the order of children
   kLinear,    ///< one step per phase: each child sends to all others at once
-  kBinomial,  ///< Broadcast down a binomial tree
-  kChain,     ///< Broadcast along a chain; meant for many segments
+  /// AllReduce in which no sum waits for a second message between the children of the root: see
+  /// TreeSingleCrossing().
+  kSingleCrossing,
+  kBinomial,       ///< Broadcast down a binomial tree
+  kChain,          ///< Broadcast along a chain; meant for many segments
   kScatterGather,  ///< Broadcast as a scatter and a ring AllGather (van de Geijn)
   kDissemination,  ///< Barrier (Hensgen, Finkel and Manber 1988)
 };

@@ -110,6 +110,46 @@ TEST(PlanFactoryTest, SendingAtOnceTakesOneRoundPerPhaseAndLevel) {
   }
 }
 
+// Chips of cards of sockets: 2 x 2 x 2.
+RankTree ThreeLevels() {
+  return Join({Join({FlatTree({0, 1}), FlatTree({2, 3})}), Join({FlatTree({4, 5}), FlatTree({6, 7})})});
+}
+
+TEST(PlanFactoryTest, NoSumOfASingleCrossingPassesTheRootTwice) {
+  const RankTree tree = ThreeLevels();
+  const PlanRequest request = {.ranks = 8, .count = 3 << 10};
+  const Plan plan = *BuildPlan(request, tree, {.top = Algorithm::kSingleCrossing});
+  for (const RankPlan& rank : plan.ranks) {
+    EXPECT_EQ(rank.streams.size(), 3U) << "one for each level";
+    for (const Stream& stream : rank.streams) {
+      EXPECT_LE(std::ranges::count_if(stream.rounds,
+                                      [&](const Round& round) {
+                                        return std::ranges::any_of(round.sends, [&](const Message& message) {
+                                          const int own = static_cast<int>(&rank - plan.ranks.data());
+                                          return message.peer / 4 != own / 4;
+                                        });
+                                      }),
+                1);
+    }
+  }
+  // Part d has 2^(d - 1) sums per child of the root, each of which goes to 2^(3 - d) ranks of the other one.
+  for (const int64_t bytes : BytesOut(plan, tree)) EXPECT_EQ(bytes, 4 * request.count);
+}
+
+TEST(PlanFactoryTest, GroupsOfOneDepthCanBeLeftOut) {
+  const RankTree cards = Without(ThreeLevels(), 1);
+  EXPECT_EQ(cards.children.size(), 4U);
+  EXPECT_EQ(Depth(cards), 2);
+  const RankTree sockets = Without(ThreeLevels(), 2);
+  EXPECT_EQ(sockets.children.size(), 2U);
+  EXPECT_EQ(sockets.children[1].children.size(), 4U);
+  EXPECT_EQ(sockets.ranks, ThreeLevels().ranks);
+  const RankTree uneven = Join({Join({FlatTree({0, 1}), FlatTree({2})}), FlatTree({3})});
+  EXPECT_EQ(GroupsAt(uneven, 1).size(), 2U);
+  EXPECT_EQ(GroupsAt(uneven, 2).size(), 3U) << "the single rank stays";
+  EXPECT_EQ(GroupsAt(uneven, 3).size(), 4U);
+}
+
 TEST(PlanFactoryTest, UnevenGroupsSendTheLowerBoundToo) {
   const RankTree tree = GroupTree({1, 3});
   const PlanRequest request = {.ranks = 4, .count = 3 << 16};
@@ -178,6 +218,9 @@ TEST(PlanFactoryTest, RejectsFaultyArguments) {
       BuildPlan({.ranks = 4}, tree, {.top = Algorithm::kRing, .wire = WireFormat::kInt8}).status().message(),
       testing::HasSubstr("pairwise"));
   EXPECT_FALSE(BuildPlan({.ranks = 4}, FlatTree({0, 1, 1, 2}), {}).ok());
+  EXPECT_THAT(
+      BuildPlan({.ranks = 4}, tree, {.top = Algorithm::kSingleCrossing, .segments = 2}).status().message(),
+      testing::HasSubstr("found 2 segments"));
 }
 
 }  // namespace

@@ -15,9 +15,9 @@ inline constexpr Collective kAllCollectives[] = {
     Collective::kAllToAll,  Collective::kAllToAllv, Collective::kBarrier};
 
 inline constexpr Algorithm kAllAlgorithms[] = {
-    Algorithm::kRing,     Algorithm::kPairwise,      Algorithm::kHalving,      Algorithm::kBruck,
-    Algorithm::kDoubling, Algorithm::kDirect,        Algorithm::kLinear,       Algorithm::kBinomial,
-    Algorithm::kChain,    Algorithm::kScatterGather, Algorithm::kDissemination};
+    Algorithm::kRing,     Algorithm::kPairwise, Algorithm::kHalving,       Algorithm::kBruck,
+    Algorithm::kDoubling, Algorithm::kDirect,   Algorithm::kLinear,        Algorithm::kSingleCrossing,
+    Algorithm::kBinomial, Algorithm::kChain,    Algorithm::kScatterGather, Algorithm::kDissemination};
 
 inline RankTree OneLevel(int ranks) {
   std::vector<int> order(ranks);
@@ -100,6 +100,10 @@ inline std::vector<PlanShape> ShapesOf(Collective collective, const RankTree& tr
   for (const Algorithm top : kAllAlgorithms) {
     if (!Supports(collective, top) || (all_to_all && top == Algorithm::kBruck && depth > 1)) continue;
     shapes.push_back({.top = top});
+    if (reduces && top == Algorithm::kSingleCrossing) {
+      shapes.push_back({.top = top, .fixed_order = true});
+      continue;
+    }
     if (depth > 1) shapes.push_back({.top = top, .inner = Algorithm::kHalving, .segments = 2});
     if (depth > 1) shapes.push_back({.top = top, .inner = Algorithm::kRing, .segments = 3, .streams = 2});
     if (depth > 1 && (top == Algorithm::kLinear || top == Algorithm::kDirect)) {

@@ -17,6 +17,9 @@ constexpr int kStreamed = 3;   // hierarchies that are tried with several stream
 constexpr int64_t kMaxStreamedMessages = 20'000;
 // A plan of several streams has more messages, whose starts cost time that the model does not count.
 constexpr double kStreamGain = 0.97;
+constexpr int kMaxSkippedDepth = 5;  // trees of more levels are followed from the root only
+// More segments or streams must gain at least this.
+constexpr double kMoreGain = 0.99;
 constexpr int64_t kMaxSimulatedMessages = 40'000;
 constexpr int64_t kMaxMessages = 150'000;   // of all ranks
 constexpr int64_t kMinSegmentBytes = 2048;  // of a message
@@ -44,17 +47,15 @@ int64_t MessagesOf(const Plan& plan) {
   return messages;
 }
 
-// Bytes of the smallest message that a plan sends, about. Segments of several streams grow.
+// Bytes of a message that a plan sends, about.
 int64_t MessageBytes(const PlanRequest& request, const PlanShape& shape) {
-  const int64_t segments = shape.segments;
-  const int64_t parts = shape.streams > 1 ? segments * (segments + 1) / 2 : segments;
-  const int64_t bytes = RequestBytes(request) / parts;
+  const int64_t bytes = RequestBytes(request) / shape.segments;
   return shape.top == Algorithm::kChain ? bytes : bytes / request.ranks;
 }
 
 bool SameAlgorithms(const Candidate& a, const Candidate& b) {
-  return a.levels == b.levels && a.shape.top == b.shape.top && a.shape.inner == b.shape.inner &&
-         a.shape.wire == b.shape.wire;
+  return a.levels == b.levels && a.skipped == b.skipped && a.shape.top == b.shape.top &&
+         a.shape.inner == b.shape.inner && a.shape.wire == b.shape.wire;
 }
 
 bool SendsToAll(Algorithm algorithm) {
@@ -81,6 +82,9 @@ std::string Name(const Candidate& candidate) {
   const PlanShape& shape = candidate.shape;
   std::string name = fmt::format("levels {}, {}, {}, segments {}, streams {}", candidate.levels,
                                  Name(shape.top), Name(shape.inner), shape.segments, shape.streams);
+  for (int depth = 1; depth < candidate.levels; ++depth) {
+    if ((candidate.skipped >> depth & 1U) != 0) name += fmt::format(", without depth {}", depth);
+  }
   if (shape.fixed_order) name += ", fixed order";
   if (shape.wire != WireFormat::kExact) name += fmt::format(", {}", Name(shape.wire));
   return name;
@@ -99,17 +103,31 @@ int64_t RequestBytes(const PlanRequest& request) {
 
 Planner::Planner(Topology topology, PlannerOptions options)
     : topology_(std::move(topology)), options_(std::move(options)) {
-  const RankTree tree = comm::TreeOf(topology_);
-  trees_.push_back(FlatTree(RankOrder(topology_.ranks())));
-  for (int levels = 1; levels <= std::max(1, Depth(tree)); ++levels) trees_.push_back(Cut(tree, levels));
+  const RankTree tree = TreeOf(topology_);
+  trees_.push_back({0, 0, FlatTree(RankOrder(topology_.ranks()))});
+  const int depth = std::max(1, Depth(tree));
+  for (int levels = 1; levels <= depth; ++levels) trees_.push_back({levels, 0, Cut(tree, levels)});
+  if (depth > kMaxSkippedDepth) return;
+  for (int levels = 3; levels <= depth; ++levels) {
+    // The innermost groups stay: without them it is a tree of fewer levels.
+    for (uint32_t skipped = 2; skipped < 1U << (levels - 1); skipped += 2) {
+      RankTree reduced = Cut(tree, levels);
+      for (int d = levels - 2; d > 0; --d) {
+        if ((skipped >> d & 1U) != 0) reduced = Without(reduced, d);
+      }
+      trees_.push_back({levels, skipped, std::move(reduced)});
+    }
+  }
 }
 
 StatusOr<Plan> Planner::Build(const PlanRequest& request, const Candidate& candidate) const {
-  if (candidate.levels < 0 || candidate.levels >= std::ssize(trees_)) {
-    return InvalidArgument("topology {}: levels must be at most {}; found {}", topology_.name(),
-                           trees_.size() - 1, candidate.levels);
+  for (const Levels& tree : trees_) {
+    if (tree.levels == candidate.levels && tree.skipped == candidate.skipped) {
+      return BuildPlan(request, tree.tree, candidate.shape);
+    }
   }
-  return BuildPlan(request, trees_[candidate.levels], candidate.shape);
+  return InvalidArgument("topology {} has no tree of {} levels without those of mask {}", topology_.name(),
+                         candidate.levels, candidate.skipped);
 }
 
 std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const PlanMode& mode) const {
@@ -118,31 +136,37 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
   const bool is_fixed = mode.fixed_order && reduces;
   const int64_t bytes = RequestBytes(request);
   using enum Algorithm;
-  for (int levels = 0; levels < std::ssize(trees_); ++levels) {
-    if (levels == 1 && trees_[1].ranks == trees_[0].ranks) continue;
+  for (const auto& [levels, skipped, tree] : trees_) {
+    if (levels == 1 && tree.ranks == trees_.front().tree.ranks) continue;
+    if (skipped != 0 && !reduces && request.collective != Collective::kAllGather) continue;
     // kDirect comes first: it sends inputs, whose lines no step writes, and wins where costs are equal.
-    for (const Algorithm top : {kDirect, kRing, kPairwise, kHalving, kBruck, kDoubling, kLinear, kBinomial,
-                                kChain, kScatterGather, kDissemination}) {
+    for (const Algorithm top : {kDirect, kRing, kPairwise, kHalving, kBruck, kDoubling, kLinear,
+                                kSingleCrossing, kBinomial, kChain, kScatterGather, kDissemination}) {
       if (!Supports(request.collective, top)) continue;
       if (levels > 1 && top == kBruck && IsAllToAll(request.collective)) continue;
       if (levels > 1 && top == kDirect && is_fixed) continue;  // it has one level
       if (top == kDirect && bytes > kMaxDirectBytes) continue;
       if (top == kDirect && levels <= 1 && request.ranks > kMaxDirectRanks) continue;
-      if (is_fixed && top == kDoubling) continue;
+      // Two children have one message each way in all of these.
+      const bool is_pair = tree.children.size() == 2 && !IsAllToAll(request.collective);
+      if (is_pair && (top == kRing || top == kHalving || top == kLinear)) continue;
+      if (is_fixed && (top == kDoubling || top == kSingleCrossing)) continue;
+      if (top == kSingleCrossing && (bytes > kMaxDirectBytes || levels < 2)) continue;
+      if (top == kSingleCrossing && request.ranks > kMaxDirectRanks) continue;
       const bool limits = !IsAllToAll(request.collective) && (levels > 1 || top == kLinear);
-      if (limits && SendsToAll(top) && trees_[levels].children.size() > kMaxChildrenAtOnce) continue;
+      if (limits && SendsToAll(top) && tree.children.size() > kMaxChildrenAtOnce) continue;
       for (const Algorithm inner : {kPairwise, kHalving, kLinear}) {
-        const bool has_inner =
-            levels > 1 && !IsAllToAll(request.collective) && request.collective != Collective::kBarrier;
-        if (inner != kPairwise && !has_inner) continue;
-        if (inner == kLinear && MostChildrenBelow(trees_[levels]) > kMaxChildrenAtOnce) continue;
+        const bool has_inner = levels > 1 && top != kSingleCrossing && !IsAllToAll(request.collective) &&
+                               request.collective != Collective::kBarrier;
+        if (inner != kPairwise && (!has_inner || MostChildrenBelow(tree) <= 2)) continue;
+        if (inner == kLinear && MostChildrenBelow(tree) > kMaxChildrenAtOnce) continue;
         PlanShape shape = {.top = top, .inner = inner};
         shape.fixed_order = is_fixed;
-        candidates.push_back({levels, shape});
+        candidates.push_back({levels, shape, skipped});
         if (mode.wire == WireFormat::kExact || !reduces || is_fixed || top != kPairwise) continue;
         if (levels < 2 && trees_.size() > 2) continue;  // it would encode sums inside groups
         shape.wire = mode.wire;
-        candidates.push_back({levels, shape});
+        candidates.push_back({levels, shape, skipped});
       }
     }
   }
@@ -162,14 +186,14 @@ void Planner::AddStreams(const PlanRequest& request, std::vector<Entry>* entries
     if (std::ssize(bases) == kStreamed) break;
   }
   const double limit = kStreamGain * entries->front().seconds;
-  // Each list is tried until a plan is slower than the one before it. Larger vectors need more segments.
+  // Each list is tried until a plan gains nothing on the one before it. Larger vectors need more segments.
   struct Parts {
     int streams, segments;
   };
-  constexpr std::array<std::array<Parts, 3>, 2> kTried = {
-      {{{{2, 2}, {3, 3}, {4, 4}}}, {{{2, 4}, {2, 8}, {2, 16}}}}};
+  static const std::vector<std::vector<Parts>> kTried = {
+      {{2, 2}, {4, 4}, {8, 8}}, {{2, 4}, {4, 8}, {8, 16}}, {{2, 8}, {4, 16}, {8, 32}}};
   for (Candidate candidate : bases) {
-    for (const std::array<Parts, 3>& list : kTried) {
+    for (const std::vector<Parts>& list : kTried) {
       double best = std::numeric_limits<double>::infinity();
       for (const Parts& parts : list) {
         candidate.shape.segments = parts.segments;
@@ -178,7 +202,7 @@ void Planner::AddStreams(const PlanRequest& request, std::vector<Entry>* entries
         const StatusOr<Plan> plan = Build(request, candidate);
         if (!plan.ok() || MessagesOf(*plan) > kMaxStreamedMessages) break;
         const PlanCost cost = SimulatePlan(*plan, topology_, options_.cost);
-        if (cost.seconds >= best) break;
+        if (cost.seconds >= kMoreGain * best) break;
         best = cost.seconds;
         if (best < limit) entries->push_back({candidate, best, cost.bottleneck_s, MessagesOf(*plan)});
       }
@@ -191,7 +215,10 @@ std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode&
   const auto add = [&](const Candidate& candidate) -> double {
     const StatusOr<Plan> plan = Build(request, candidate);
     if (!plan.ok()) return std::numeric_limits<double>::infinity();
-    const PlanCost cost = EstimatePlan(*plan, topology_, options_.cost);
+    // Estimates take the steps of all streams together, of which only this algorithm has several here.
+    const bool has_streams = candidate.shape.top == Algorithm::kSingleCrossing;
+    const PlanCost cost = has_streams ? SimulatePlan(*plan, topology_, options_.cost)
+                                      : EstimatePlan(*plan, topology_, options_.cost);
     entries.push_back({candidate, cost.seconds, cost.bottleneck_s, MessagesOf(*plan)});
     return cost.seconds;
   };

@@ -25,9 +25,12 @@ struct Candidate {
   /// order of ranks.
   int levels = 0;
   PlanShape shape;
+  /// Depths of groups that the plan leaves out, as bits: 1 << d stands for depth d, where 0 < d < levels. The
+  /// children of such groups become children of the groups above.
+  uint32_t skipped = 0;
 };
-/// Returns the key of tuning tables, such as "levels 2, ring, pairwise, segments 8, streams 1". Encodings and
-/// fixed order follow if they are set.
+/// Returns the key of tuning tables, such as "levels 2, ring, pairwise, segments 8, streams 1". Skipped
+/// depths, encodings and fixed order follow if they are set.
 std::string Name(const Candidate& candidate);
 
 /// Measured times, which correct predictions.
@@ -77,8 +80,6 @@ class Planner {
   Planner(Topology topology, PlannerOptions options = {});
 
   const Topology& topology() const { return topology_; }
-  /// The tree of a candidate.
-  const RankTree& TreeOf(int levels) const { return trees_[levels]; }
   /// Builds the plan of a candidate.
   StatusOr<Plan> Build(const PlanRequest& request, const Candidate& candidate) const;
 
@@ -100,13 +101,20 @@ class Planner {
     int64_t messages = 0;
   };
 
+  // Levels of the topology's tree that a plan follows.
+  struct Levels {
+    int levels = 0;
+    uint32_t skipped = 0;
+    RankTree tree;
+  };
+
   std::vector<Candidate> Candidates(const PlanRequest& request, const PlanMode& mode) const;
   // Adds plans of several streams to candidates, which are sorted by time.
   void AddStreams(const PlanRequest& request, std::vector<Entry>* entries) const;
 
   Topology topology_;
   PlannerOptions options_;
-  std::vector<RankTree> trees_;  // by Candidate::levels
+  std::vector<Levels> trees_;  // in the order in which candidates are compared
   std::map<ClassKey, Candidate> choices_;
 };
 

@@ -130,6 +130,32 @@ RankTree Cut(const RankTree& tree, int levels) {
   return cut;
 }
 
+RankTree Without(const RankTree& tree, int depth) {
+  RankTree result;
+  result.ranks = tree.ranks;
+  result.port_bytes_per_s = tree.port_bytes_per_s;
+  for (const RankTree& child : tree.children) {
+    if (depth > 1) {
+      result.children.push_back(Without(child, depth - 1));
+    } else if (child.children.empty()) {
+      result.children.push_back(child);
+    } else {
+      result.children.insert(result.children.end(), child.children.begin(), child.children.end());
+    }
+  }
+  return result;
+}
+
+std::vector<const RankTree*> GroupsAt(const RankTree& tree, int depth) {
+  if (depth == 0 || tree.children.empty()) return {&tree};
+  std::vector<const RankTree*> groups;
+  for (const RankTree& child : tree.children) {
+    const std::vector<const RankTree*> below = GroupsAt(child, depth - 1);
+    groups.insert(groups.end(), below.begin(), below.end());
+  }
+  return groups;
+}
+
 int Depth(const RankTree& tree) {
   int depth = 0;
   for (const RankTree& child : tree.children) depth = std::max(depth, 1 + Depth(child));
@@ -167,10 +193,10 @@ Ownership Delegate(const RankTree& tree, int child, const Ownership& owner) {
   return result;
 }
 
-Ownership Segment(const Ownership& whole, int index, int parts, bool growing) {
+Ownership Segment(const Ownership& whole, int index, int parts, int largest) {
   Ownership result;
-  std::vector<double> weights(parts, 1.0);
-  if (growing) std::iota(weights.begin(), weights.end(), 1.0);
+  std::vector<double> weights;
+  for (int part = 1; part <= parts; ++part) weights.push_back(std::min(part, largest));
   for (const Piece& piece : whole) {
     const std::vector<int64_t> borders = Divide(piece.count, weights);
     if (borders[index + 1] == borders[index]) continue;

@@ -21,6 +21,11 @@ RankTree FlatTree(const std::vector<int>& order);
 RankTree TreeOf(const Topology& topology);
 /// The tree with only its topmost `levels` levels; ranks below become children of the last one.
 RankTree Cut(const RankTree& tree, int levels);
+/// The tree without the groups of one depth, 1 for the children of the root: their children become children
+/// of the groups above.
+RankTree Without(const RankTree& tree, int depth);
+/// Returns the groups of a depth. Leaves that are less deep stay, so all ranks are in exactly one of them.
+std::vector<const RankTree*> GroupsAt(const RankTree& tree, int depth);
 /// Returns the number of levels: 1 for a flat tree, 0 for a single rank.
 int Depth(const RankTree& tree);
 
@@ -38,8 +43,9 @@ Ownership DivideForAllReduce(const RankTree& tree, int64_t offset, int64_t count
 /// stay with them, pieces of every other child are spread over all ranks of `child`, in order. Equal children
 /// thereby get aligned peers.
 Ownership Delegate(const RankTree& tree, int child, const Ownership& owner);
-/// Returns part `index` of `parts` parts of each piece. They are equal, or grow as 1, 2, 3, ...
-Ownership Segment(const Ownership& whole, int index, int parts, bool growing = false);
+/// Returns part `index` of `parts` parts of each piece. The first ones grow as 1, 2, ..., `largest`, and all
+/// others are as large as the last of these.
+Ownership Segment(const Ownership& whole, int index, int parts, int largest = 1);
 
 /// A range with the rank that handles it in each child of a tree.
 struct LevelPiece {

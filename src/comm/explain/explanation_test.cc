@@ -57,6 +57,21 @@ TEST(ExplanationTest, AllReduceOf64MegabytesReachesNineTenthsOfTheBound) {
   }
 }
 
+// Four levels, whose latencies are as long as the bytes of a short vector.
+TEST(ExplanationTest, ShortAllReduceOnTheDualChipServerNearsTheBound) {
+  std::ifstream in(std::string(MOESAIC_SOURCE_DIR) + "/topologies/accelerators-16-dual-chip.json");
+  std::stringstream text;
+  text << in.rdbuf();
+  const Topology topology = Topology::Parse(text.str(), "server").value();
+  const Explanation small = Explain(topology, Collective::kAllReduce, 16 << 10).value();
+  EXPECT_GE(small.share(), 0.87);
+  EXPECT_THAT(small.algorithm, HasSubstr("single crossing"));
+  const Explanation middle = Explain(topology, Collective::kAllReduce, 1 << 20).value();
+  EXPECT_GE(middle.share(), 0.9);
+  EXPECT_GE(middle.flat_round_robin_s / middle.seconds, 2.21);
+  EXPECT_GE(middle.flat_block_s / middle.seconds, 2.21);
+}
+
 TEST(ExplanationTest, EveryCollectiveWithASizeIsExplainedInAnyOrderOfRanks) {
   const Topology block = GroupTopology({1, 3, 2}, kInside, kBetween);
   const Topology dealt = block.Selected(OrderedRanks(block, RankOrder::kRoundRobin)).value();

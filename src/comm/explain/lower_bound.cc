@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/explain/crossing_bound.h"
+
 namespace moesaic::comm {
 namespace {
 
@@ -120,6 +122,7 @@ class BoundSearch {
       AddChildren(g);
     }
     AddDepths();
+    if (demand_.collective() == Collective::kAllReduce) AddCrossings();
     return best_;
   }
 
@@ -191,6 +194,18 @@ class BoundSearch {
     const bool has_outside = group.ranks.size() < topology_.groups()[0].ranks.size();
     if (has_outside) parts.push_back({g, true});
     AddDivision(parts, g);
+  }
+
+  void AddCrossings() {
+    const std::vector<Group>& groups = topology_.groups();
+    const CrossingBound crossings(topology_);
+    for (int g = 1; g < std::ssize(groups); ++g) {
+      const double bytes = demand_.of_group(g).in;  // one vector in each direction
+      const double capacity = Capacity(g) / (groups[groups[g].parent].link.full_duplex ? 2 : 1);
+      const double seconds = crossings.Seconds(g, bytes, capacity, best_.seconds);
+      if (!Offer(seconds - bytes / capacity, bytes / capacity, g, false)) continue;
+      best_.bottleneck = fmt::format("port of {}", ShortName(groups[g]));
+    }
   }
 
   // Groups of one depth; devices that are less deep stay.

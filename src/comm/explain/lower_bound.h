@@ -25,7 +25,9 @@ namespace moesaic::comm {
 /// l (1 - 1 / m) for sums of parts (AllReduce, ReduceScatter) and for the distribution of the last bytes
 /// inside parts (AllReduce, AllGather, Broadcast), unless m times the bytes take less time. An AllReduce that
 /// is faster than two messages one after the other moves n (n - 1) V, since parts send their terms to each
-/// other directly. Local memory traffic and compressed encodings are not considered.
+/// other directly. Bytes that pass a port early are sums of few ranks, and those that pass it late reach few
+/// ranks, which CrossingBound counts for each port of an AllReduce. Local memory traffic and compressed
+/// encodings are not considered.
 struct LowerBound {
   double seconds = 0;  ///< latency_s + transfer_s
   double latency_s = 0;

@@ -45,8 +45,22 @@ TEST(LowerBoundTest, ShortVectorsCrossOnceOrTwice) {
     return BoundOf(Vector(Collective::kAllReduce, topology, bytes), topology).seconds;
   };
   EXPECT_NEAR(bound(2000), 10e-6 + 2e-6 + 3 * 2e-6, 1e-12) << "each node receives three terms";
-  EXPECT_NEAR(bound(5000), 20e-6, 1e-12) << "two messages one after the other";
+  // 60 us of pairs per byte: what enters a node serves 2 of them from 10 us on, 4 from 12 us, 12 from 20 us,
+  // and half as many in the last 2 us.
+  EXPECT_NEAR(bound(5000), 23e-6, 1e-12) << "two messages one after the other, and bytes of the second";
   EXPECT_NEAR(bound(20000), 10e-6 + 2e-6 + 1.5 * 20e-6, 1e-12);
+}
+
+TEST(LowerBoundTest, LatenciesLimitTheUseOfBytesThatCross) {
+  const Topology topology = GroupTopology({4, 4}, {5e-6, 1e12}, {6e-6, 1e9});
+  for (const int64_t bytes : {1000, 2000}) {
+    const LowerBound bound = BoundOf(Vector(Collective::kAllReduce, topology, bytes), topology);
+    // Each byte of the vector serves 4 x 4 pairs of ranks. Bytes that enter a node at time u in [6 us, T] are
+    // a sum of 4 terms if u >= 11 us, and otherwise one term. They reach 4 ranks if u <= T - 5 us, and
+    // otherwise one. In T = 11 us + d, 4 pairs are thus served for 2 d, and one pair for 5 us - d.
+    EXPECT_NEAR(bound.seconds, 11e-6 + (16 * static_cast<double>(bytes) / 1e9 - 5e-6) / 7, 1e-12);
+    EXPECT_EQ(bound.bottleneck, "port of node 0");
+  }
 }
 
 TEST(LowerBoundTest, TheSlowestPortBindsUnevenNodes) {

@@ -1,0 +1,49 @@
+// Lower bound of an AllReduce by the latencies before and after each byte that passes a port.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "comm/topology/topology.h"
+
+namespace moesaic::comm {
+
+/// Each rank inside a group needs the terms of all ranks outside. If an AllReduce takes T, a byte that enters
+/// the group at time u is part of a message that started at u - l or before, where l is its latency. The
+/// sender has at most the terms of ranks whose messages arrive until then, and inside the group only ranks
+/// that a message reaches within T - u use the byte. So u and T limit the pairs (term, result) that the byte
+/// serves. The bytes that pass the port until T must serve all pairs of all elements. The same holds for
+/// bytes that leave the group.
+class CrossingBound {
+ public:
+  /// Borrows the topology.
+  explicit CrossingBound(const Topology& topology);
+
+  /// Returns the largest known time in seconds that every AllReduce of `bytes` takes whose port of `group`,
+  /// not the root, carries `bytes_per_s` in each direction; `at_least` if the port does not bind more than
+  /// that.
+  double Seconds(int group, double bytes, double bytes_per_s, double at_least) const;
+
+ private:
+  // Numbers of ranks that can share their data within a time: (seconds, ranks), both ascending.
+  using Reach = std::vector<std::pair<double, double>>;
+  // Messages whose smallest common group is one ancestor of the group.
+  struct Outside {
+    double latency = 0;
+    Reach reach;  // of ranks outside the group, from a rank outside that such a message involves
+  };
+  struct Port {
+    Reach inside;
+    std::vector<Outside> outside;
+  };
+
+  bool Contains(int group, int other) const;
+  Port PortOf(int group) const;
+  static double Served(const Port& port, double total, bool enters);
+
+  const Topology& topology_;
+  std::vector<double>
+      exchange_s_;  // by group: least latency of a message between two of its children or above
+};
+
+}  // namespace moesaic::comm

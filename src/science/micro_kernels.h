@@ -38,6 +38,9 @@ struct ReduceTask {
   // columns of all segments is reduced after the other: the block of u fits in the L2 cache, whole rows do
   // not. Rows are prefetched where the caches do not hold them.
   bool by_columns = false, prefetch = false;
+  // Sums of f32 are stored past the caches where out has whole, aligned vectors. For a large out, which the
+  // caches would not hold until its reader comes: its lines are not read first, and rows of u stay in the L3.
+  bool stream = false;
   // out is f32 for any dtype, and alpha, beta and a mean's divisor are not applied: a part of a hub.
   bool out_f32 = false;
   // Edge of the maximum or minimum [segments, cols], or null. Empty segments get arg_empty. With a sum it is

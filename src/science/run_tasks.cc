@@ -184,21 +184,23 @@ void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task, in
   if (task.cols == 0) return;
   const ScratchScope scope(ctx);
   if (task.u_rows != nullptr) {
-    constexpr int64_t kCachedBytes = 256 << 10;  // half of a small L2 cache
+    const int64_t cached = ctx.graph->cached_bytes;
     const auto bytes = [&](int64_t columns) {
       return u_rows * static_cast<int64_t>(tensor::BytesOf(task.dtype, columns));
     };
-    task.by_columns =
-        bytes(task.cols) > kCachedBytes && bytes(std::min(kBlockColumns, task.cols)) <= kCachedBytes;
-    task.prefetch = bytes(task.cols) > kCachedBytes && !task.by_columns;
+    task.by_columns = bytes(task.cols) > cached && bytes(std::min(kBlockColumns, task.cols)) <= cached;
+    task.prefetch = bytes(task.cols) > cached && !task.by_columns;
   }
   // Orders of operands are of no use to a maximum, which needs the numbers of edges, and to few edges.
   constexpr int64_t kWorthACopy = 4;  // edges per row of u, or columns per element of e
   const bool sum = !IsExtreme(task.reduce) && task.arg == nullptr;
-  if (sum && task.op != Op::kCopyU && task.e_rows != nullptr && task.e_group >= kWorthACopy)
+  if (ctx.graph->order_edges && sum && task.op != Op::kCopyU && task.e_rows != nullptr &&
+      task.e_group >= kWorthACopy)
     OrderEdges(ctx, segments.edges(), task);
   if (task.e == nullptr) task.e = task.u;  // micro-kernels compute the address in any case
   task.out_f32 = false;
+  constexpr int64_t kStreamedElements = 2 << 20;  // with rows of u, more than most L3 caches hold
+  task.stream = sum && task.beta == 0 && segments.count() * task.cols >= kStreamedElements;
   const bool divide = sum && u_rows * kWorthACopy <= segments.edges();
   const std::vector<ReduceTask> blocks =
       divide ? ColumnBlocks(ctx, u_rows, kBlockColumns, task) : std::vector<ReduceTask>{task};

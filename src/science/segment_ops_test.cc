@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <memory>
 
 #include "science/test_graphs.h"
 
@@ -102,6 +103,31 @@ TEST_P(SegmentOpsTest, HubsMatchDoubleForAnyNumberOfThreads) {
                   1e-5 * std::max(1.0, std::abs(want.value)) + 0x1p-24 * 1e4);
       if (extreme) {
         EXPECT_EQ(args[0][cols + c], want.arg);
+      }
+    }
+  }
+}
+
+TEST_P(SegmentOpsTest, LargeResultsAreStoredAtAnyAlignment) {
+  const int64_t rows = 36000, cols = 68, edges = 3000;  // whole vectors and a rest; most segments are empty
+  const std::vector<int32_t> index = RandomEdges(&rng_, 1, rows, edges).dst;
+  const TestFeatures src = TestFeatures::Random(&rng_, tensor::DType::kF32, edges, cols);
+  std::vector<double> want(rows * cols);
+  for (int64_t e = 0; e < edges; ++e) {
+    for (int64_t c = 0; c < cols; ++c) want[index[e] * cols + c] += src.at(e, c);
+  }
+  for (const int64_t stride : {int64_t{80}, cols}) {
+    for (const size_t offset : {0, 1}) {
+      std::vector<float> memory(rows * stride + 32, -7);
+      void* aligned = memory.data();
+      size_t space = memory.size() * sizeof(float);
+      float* out = static_cast<float*>(std::align(64, 64, aligned, space)) + offset;
+      ASSERT_TRUE(Scatter(ctx_, Reduce::kSum, src.view(), Indices::Of(index.data(), edges),
+                          {.data = out, .rows = rows, .cols = cols, .stride = stride})
+                      .ok());
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < stride; ++c)
+          ASSERT_NEAR(out[r * stride + c], c < cols ? want[r * cols + c] : -7, 1e-5) << r << " " << c;
       }
     }
   }

@@ -75,7 +75,9 @@ pub struct Interpreter {
     pub options: Options,
     pub root: Rc<Scope>,
     depth: usize,
-    steps: u64,
+    pub steps: u64,
+    /// The rendering depends on the time.
+    pub read_clock: bool,
     /// Rendered bodies that block filters are processing.
     bodies: Vec<Value>,
     /// Scopes captured by macros: they and their macros reference each other until cleared.
@@ -115,6 +117,7 @@ impl Interpreter {
             root,
             depth: 0,
             steps: 0,
+            read_clock: false,
             bodies: Vec::new(),
             captured: Vec::new(),
             changed: HashMap::new(),

@@ -104,6 +104,7 @@ impl Interpreter {
             }
             Function::StrftimeNow => {
                 let format = args.bind("strftime_now", &["format"])?.required_string(0)?;
+                self.read_clock = true;
                 Ok(Value::str(super::clock::strftime(&format, self.options.now)?))
             }
             Function::Range => range(args),

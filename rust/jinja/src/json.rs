@@ -1,9 +1,8 @@
 //! Reads the variables of a rendering from JSON, with the values of Python's `json.loads`.
 
 use super::error::{raise, Result};
-use super::quoted::{Source, Text};
+use super::quoted::{string_end, Source, Text};
 use super::value::{Dict, Str, Value};
-use memchr::memchr;
 use std::rc::Rc;
 
 /// Maximum nesting: bounds the stack.
@@ -112,20 +111,9 @@ impl Reader<'_> {
 
     fn string(&mut self, may_stay: bool) -> Result<Text> {
         let begin = self.at + 1;
-        let mut end = begin;
-        loop {
-            let Some(quote) = self.source.bytes().get(end..).and_then(|rest| memchr(b'"', rest)) else {
-                return self.fail("a string has no end");
-            };
-            end += quote;
-            // The first quote with an even number of backslashes before it ends the string.
-            let slashes =
-                self.source.bytes()[begin..end].iter().rev().take_while(|byte| **byte == b'\\').count();
-            if slashes % 2 == 0 {
-                break;
-            }
-            end += 1;
-        }
+        let Some(end) = string_end(self.source.bytes(), begin) else {
+            return self.fail("a string has no end");
+        };
         match Text::of_json(self.source, begin, end, may_stay) {
             Some(text) => {
                 self.at = end + 1;

@@ -134,6 +134,75 @@ fn texts_made_of_long_messages_are_copies() {
     }
 }
 
+/// Renders messages whose contents are `contents` again and again with one template; a template that is new for each
+/// of them must give the same.
+fn renders_alike(source: &str, roles: &[&str], contents: &[&str]) {
+    let shared = template(source);
+    for role in roles {
+        for content in contents {
+            let messages = format!(
+                r#"[{{"role": "{role}", "content": "{content}"}}, {{"role": "user", "content": "{content}"}}]"#
+            );
+            for options in [Options::default(), Options { may_mutate: true, now: Some(content.len() as i64) }]
+            {
+                let context = context(r#"{"bos": "<s>"}"#, &messages);
+                let known = shared.render_with_holes(context, options).map(|r| joined(&r, &messages));
+                let fresh = template(source).render(context, options);
+                assert_eq!(
+                    known.map_err(|error| error.to_string()),
+                    fresh.map_err(|error| error.to_string()),
+                    "{source} {role} {content}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn renderings_of_one_skeleton_are_those_of_new_templates() {
+    let (a, b, c) = ("a".repeat(300), "b".repeat(5000), format!(" {}", "c".repeat(300)));
+    let (d, e) = (format!(r#"{}\n"#, "d".repeat(300)), format!(r#"\"{}\\"#, "e".repeat(400)));
+    let contents = ["x", &a, &b, &a, "", &c, &d, &e, &a, &c, "y", &b, &e, &d];
+    for source in [
+        "{{ bos }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+        "{{ bos }}{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}",
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '</>' }}{% endfor %}{{ messages[0].content }}",
+        "{% for m in messages %}{% if m.content == messages[0].content %}{{ m.content }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if m.content == 'x' %}X{% elif m.content %}{{ m.content }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{{ m.content if m.content.startswith('a') else m.role }}{% endfor %}",
+        "{% for m in messages %}{{ m.content if m.content.endswith('b') else m.role }}{% endfor %}",
+        "{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m | tojson }}{{ m.content }}{% endfor %}",
+        "{% set d = {messages[0].content: 1} %}{{ d[messages[1].content] }}{{ messages[0].content }}",
+        "{{ strftime_now('%S') if messages[0].role == 'clock' and bos else '' }}{{ messages[0].content }}",
+        "{% if messages[0].content %}{{ raise_exception('refused ' + messages[0].role) }}{% endif %}{{ bos }}",
+        "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t + m.content %}{% endfor %}{{ n.t }}",
+    ] {
+        renders_alike(source, &["system", "user", "user"], &contents);
+    }
+    let long_key = format!(r#"[{{"{a}": 1, "content": "{b}"}}]"#);
+    let other_key = format!(r#"[{{"{}": 2, "content": "{b}"}}]"#, "z".repeat(300));
+    let keys = template("{{ messages[0] | list | first | upper }}{{ messages[0].content }}");
+    for messages in [&long_key, &other_key] {
+        let rendered = keys
+            .render_with_holes(context("{}", messages), Options::default())
+            .unwrap_or_else(|e| panic!("{e}"));
+        assert!(joined(&rendered, messages).starts_with(&messages[3..303].to_uppercase()));
+    }
+}
+
+#[test]
+fn a_rendering_that_reads_the_clock_is_made_again() {
+    let shared = template("{{ strftime_now('%S') }}{{ messages[0].content }}");
+    let messages = format!(r#"[{{"content": "{}"}}]"#, "a".repeat(300));
+    for now in [5, 6] {
+        let options = Options { may_mutate: false, now: Some(now) };
+        let rendered =
+            shared.render_with_holes(context("{}", &messages), options).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(rendered.text, format!("0{now}"));
+    }
+}
+
 #[test]
 fn a_long_message_that_is_no_text_is_an_error_when_it_is_read() {
     let messages = format!(r#"[{{"content": "{}\ud800"}}]"#, "a".repeat(500));

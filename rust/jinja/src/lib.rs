@@ -24,6 +24,7 @@ mod parser;
 mod printf;
 mod quoted;
 mod sequence_filters;
+mod skeleton;
 mod str_methods;
 mod tests;
 mod text;
@@ -34,6 +35,7 @@ pub use error::{Error, Result};
 pub use eval::Options;
 use output::Output;
 use quoted::Source;
+use skeleton::{KnownRenderings, Skeleton};
 use std::rc::Rc;
 use value::{Dict, Value};
 
@@ -62,32 +64,48 @@ pub struct Hole {
     pub end: usize,
 }
 
-/// A compiled template. Rendering does not change it, so threads may share it.
+/// A compiled template. Threads may share it.
 pub struct Template {
     body: Vec<ast::Stmt>,
+    known: KnownRenderings,
+}
+
+/// Properties of a rendering that decide whether it is kept.
+struct Trace {
+    /// It does not depend on characters of long strings, nor on the time.
+    is_known_by_skeleton: bool,
+    steps: u64,
 }
 
 impl Template {
     pub fn compile(source: &str) -> Result<Template> {
         let body = parser::parse(source)?;
         check::check(&body, false)?;
-        Ok(Template { body })
+        Ok(Template { body, known: KnownRenderings::default() })
     }
 
     pub fn render(&self, context: Context, options: Options) -> Result<String> {
-        self.render_with(context, options, Output::join)
+        Ok(self.render_with(context, options, Output::join)?.0)
     }
 
-    /// Renders without copying long strings of the messages.
+    /// Renders without copying long strings of the messages, which are valid JSON.
     pub fn render_with_holes(&self, context: Context, options: Options) -> Result<Rendered> {
-        self.render_with(context, options, |output| {
+        let skeleton = Skeleton::new(&context, &options);
+        if let Some(known) = skeleton.as_ref().and_then(|skeleton| self.known.find(skeleton)) {
+            return Ok(known);
+        }
+        let (rendered, trace) = self.render_with(context, options, |output| {
             let hole = |(at, quoted): &(usize, Rc<quoted::Quoted>)| Hole {
                 at: *at,
                 begin: quoted.begin,
                 end: quoted.end,
             };
             Rendered { holes: output.holes.iter().map(hole).collect(), text: output.text }
-        })
+        })?;
+        if let (true, Some(skeleton)) = (trace.is_known_by_skeleton, skeleton) {
+            self.known.insert(skeleton, &rendered, trace.steps);
+        }
+        Ok(rendered)
     }
 
     /// `finish` makes the result, while the values of the context still exist.
@@ -96,7 +114,7 @@ impl Template {
         context: Context,
         options: Options,
         finish: impl FnOnce(Output) -> T,
-    ) -> Result<T> {
+    ) -> Result<(T, Trace)> {
         // SAFETY: no value of a rendering is kept after it.
         let (variables, messages) =
             unsafe { (Source::new(context.variables), Source::new(context.messages)) };
@@ -113,11 +131,13 @@ impl Template {
                 list.0.borrow_mut().iter_mut().for_each(alias_reasoning);
             }
         }
-        let result = finish(eval::Interpreter::new(options, dict).render(&self.body)?);
+        let mut interpreter = eval::Interpreter::new(options, dict);
+        let result = finish(interpreter.render(&self.body)?);
         if messages.damaged.get() {
             return raise("messages is not JSON: a string is not valid");
         }
-        Ok(result)
+        let is_known_by_skeleton = !messages.read.get() && !interpreter.read_clock;
+        Ok((result, Trace { is_known_by_skeleton, steps: interpreter.steps }))
     }
 }
 

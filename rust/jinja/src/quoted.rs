@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Shorter strings are unescaped at once.
-const MIN_BYTES: usize = 256;
+pub const MIN_BYTES: usize = 256;
 
 /// The JSON of a context.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub struct Source {
     bytes: &'static [u8],
     /// Some string is no valid UTF-8 or has half of a surrogate pair.
     pub damaged: Cell<bool>,
+    /// The result depends on characters of a string that stays, other than whether its ends are plain.
+    pub read: Cell<bool>,
 }
 
 impl Source {
@@ -25,7 +27,7 @@ impl Source {
     /// The caller drops the source and all texts before `bytes` changes or ends.
     pub unsafe fn new(bytes: &[u8]) -> Rc<Source> {
         let bytes = std::mem::transmute::<&[u8], &'static [u8]>(bytes);
-        Rc::new(Source { bytes, damaged: Cell::new(false) })
+        Rc::new(Source { bytes, damaged: Cell::new(false), read: Cell::new(false) })
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -43,12 +45,18 @@ pub struct Quoted {
 }
 
 impl Quoted {
-    pub fn inside(&self) -> &[u8] {
+    fn bytes(&self) -> &[u8] {
         &self.source.bytes[self.begin..self.end]
     }
 
+    pub fn inside(&self) -> &[u8] {
+        self.source.read.set(true);
+        self.bytes()
+    }
+
     pub fn plain(&self) -> &Arc<str> {
-        self.plain.get_or_init(|| match unescape(self.inside()) {
+        self.source.read.set(true);
+        self.plain.get_or_init(|| match unescape(self.bytes()) {
             Some(text) => text.into(),
             None => {
                 self.source.damaged.set(true);
@@ -96,13 +104,7 @@ impl Text {
 
     /// Returns whether both ends are seen to be printable ASCII characters, so that stripping space changes nothing.
     pub fn has_plain_ends(&self) -> bool {
-        let Text::Quoted(quoted) = self else { return false };
-        let inside = quoted.inside();
-        let tail = &inside[inside.len() - LONGEST_ESCAPE..];
-        inside[0].is_ascii_graphic()
-            && inside[0] != b'\\'
-            && tail[LONGEST_ESCAPE - 1].is_ascii_graphic()
-            && memchr(b'\\', tail).is_none()
+        matches!(self, Text::Quoted(quoted) if has_plain_ends(quoted.bytes()))
     }
 
     pub fn begins_with(&self, prefix: &str) -> bool {
@@ -129,6 +131,29 @@ impl Text {
 /// Bytes of `\u0000`.
 const LONGEST_ESCAPE: usize = 6;
 
+/// Returns whether both ends of a long JSON string are seen to be printable ASCII characters.
+pub fn has_plain_ends(inside: &[u8]) -> bool {
+    let tail = &inside[inside.len() - LONGEST_ESCAPE..];
+    inside[0].is_ascii_graphic()
+        && inside[0] != b'\\'
+        && tail[LONGEST_ESCAPE - 1].is_ascii_graphic()
+        && memchr(b'\\', tail).is_none()
+}
+
+/// Returns the position of the quote that ends the string which begins at `begin`: the first one with an even number
+/// of backslashes before it.
+pub fn string_end(json: &[u8], begin: usize) -> Option<usize> {
+    let mut end = begin;
+    loop {
+        end += memchr(b'"', json.get(end..)?)?;
+        let slashes = json[begin..end].iter().rev().take_while(|byte| **byte == b'\\').count();
+        if slashes % 2 == 0 {
+            return Some(end);
+        }
+        end += 1;
+    }
+}
+
 impl Deref for Text {
     type Target = str;
 
@@ -146,7 +171,7 @@ impl PartialEq for Text {
             (Text::Quoted(a), Text::Quoted(b)) if Rc::ptr_eq(a, b) => true,
             // An unescaped text is not longer than its JSON.
             (Text::Plain(a), Text::Quoted(b)) | (Text::Quoted(b), Text::Plain(a))
-                if a.len() > b.end - b.begin =>
+                if a.len() > b.inside().len() =>
             {
                 false
             }

@@ -87,14 +87,14 @@ class Scanner {
     ++at_;  // the quote
     if (limits_.checked) return CheckedString();
     while (at_ < text_.size()) {
-      if (at_ + 64 <= text_.size() && ArePlain(text_.data() + at_)) {
-        at_ += 64;
-        continue;
-      }
-      if (at_ + 16 <= text_.size()) {
-        const size_t plain = PlainBytes(text_.data() + at_);
+      if (at_ + 64 <= text_.size()) {
+        if (ArePlain(text_.data() + at_)) {
+          at_ += 64;
+          continue;
+        }
+        size_t plain;
+        while ((plain = PlainBytes(text_.data() + at_)) == 16) at_ += 16;  // one of the 64 is not
         at_ += plain;
-        if (plain == 16) continue;
       }
       const char c = text_[at_];
       if (c == '"') {

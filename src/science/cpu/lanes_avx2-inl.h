@@ -8,6 +8,12 @@ namespace {
 
 using namespace moesaic::kernels;  // NOLINT: lanes are in its anonymous namespace
 
+constexpr int kRegisters = 16;  // vector registers of the instruction set
+
+/// Stores to an aligned address past the caches; see Fence().
+inline void Stream(float* p, V x) { _mm256_stream_ps(p, x); }
+/// Orders stores of Stream() before all later ones.
+inline void Fence() { _mm_sfence(); }
 inline V LoadF16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }

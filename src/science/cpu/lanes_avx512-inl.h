@@ -8,6 +8,12 @@ namespace {
 
 using namespace moesaic::kernels;  // NOLINT: lanes are in its anonymous namespace
 
+constexpr int kRegisters = 32;  // vector registers of the instruction set
+
+/// Stores to an aligned address past the caches; see Fence().
+inline void Stream(float* p, V x) { _mm512_stream_ps(p, x); }
+/// Orders stores of Stream() before all later ones.
+inline void Fence() { _mm_sfence(); }
 inline V LoadF16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }

@@ -1,16 +1,19 @@
 // Fused gather, combine and reduce over elements-inl.h, which must be included first.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 namespace moesaic::graph::cpu {
 namespace {
 
-// A segment is reduced in blocks of columns whose accumulators stay in registers: 8 vectors of 16 registers
-// leave room for loads, and 8 independent sums hide the latency of an FMA.
-constexpr int kReduceBlock = 8;
+// A segment is reduced in blocks of columns whose accumulators stay in registers: half of them leave room for
+// loads, and 8 or more independent sums hide the latency of an FMA.
+constexpr int kReduceBlock = kRegisters / 2;
 // Rows of u and e are read in random order. Positions ahead at which they are prefetched: at 64 columns an
-// edge takes about 8 cycles, so 16 edges cover an access to the L3 cache. Positions of the task's next
-// segments count: many segments have fewer edges than this.
-constexpr int kPrefetchAhead = 16;
+// edge takes about 8 cycles, with AVX-512 4, so that they cover an access to the L3 cache. Positions of the
+// task's next segments count: many segments have fewer edges than this.
+constexpr int kPrefetchAhead = kRegisters;
 
 // The columns of one block. `scale_col` is the column of e for all of them if e is shared by groups.
 struct ReduceColumns {
@@ -37,6 +40,10 @@ inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) 
     const V old = whole ? E::Load(out) : E::LoadFirst(out, n);
     sum = Add(Mul(Set(t.beta), old), sum);
   }
+  if constexpr (std::is_same_v<E, F32>) {
+    constexpr uintptr_t kVectorBytes = kLanes * sizeof(float);
+    if (t.stream && whole && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0) return Stream(out, sum);
+  }
   if (whole) {
     E::Store(out, sum);
   } else {
@@ -52,13 +59,13 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
   const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
   const int32_t prefetch_end = t.prefetch ? t.ptr[t.last] - kPrefetchAhead : 0;
   V sum[kBlock];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int b = 0; b < kBlock; ++b) sum[b] = Zero();
   for (int32_t p = begin; p < end; ++p) {
     const auto* row = u + (t.u_rows != nullptr ? t.u_rows[p] : p) * t.u_stride;
     if (p < prefetch_end) {
       const auto* ahead = reinterpret_cast<const char*>(u + t.u_rows[p + kPrefetchAhead] * t.u_stride);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int b = 0; b < kBlock * kLanes * static_cast<int>(sizeof(typename E::T)); b += 64)
         __builtin_prefetch(ahead + b);
       if (op != Op::kCopyU && t.e_rows != nullptr)
@@ -70,7 +77,7 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
       weights = e + (t.e_rows != nullptr ? t.e_rows[p] : p) * t.e_stride;
       if constexpr (kShared) shared = E::Broadcast(weights);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int b = 0; b < kBlock; ++b) {
       const V x = LoadLanes<E, kPart>(row + b * kLanes, c.n);
       if constexpr (op == Op::kCopyU) {
@@ -85,7 +92,7 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
       }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int b = 0; b < kBlock; ++b) StoreSum<E>(t, s, c.first + b * kLanes, sum[b], kPart ? c.n : kLanes);
 }
 
@@ -95,7 +102,7 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
   const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
   const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
   V sum[kBlock];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int b = 0; b < kBlock; ++b) sum[b] = Zero();
   for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) {
     const int64_t row = t.u_rows != nullptr ? t.u_rows[p] : p;
@@ -122,7 +129,7 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
   const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
   V best[kBlock];
   VI arg[kBlock];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int b = 0; b < kBlock; ++b) {
     best[b] = Zero();
     arg[b] = SetInts(t.arg_empty);
@@ -132,7 +139,7 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
     const int32_t edge = t.e_rows != nullptr ? t.e_rows[p] : p;
     const auto* weights = e + edge * t.e_stride;
     const VI id = SetInts(edge);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int b = 0; b < kBlock; ++b) {
       V x = LoadLanes<E, kPart>(row + b * kLanes, c.n);
       if constexpr (op != Op::kCopyU) {
@@ -147,7 +154,7 @@ template <typename E, Op op, bool kShared, int kBlock, bool kPart>
       }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int b = 0; b < kBlock; ++b) {
     const V x = min && begin < end ? Negate(best[b]) : best[b];
     const int n = kPart ? c.n : kLanes;
@@ -175,13 +182,13 @@ constexpr int64_t kStreamBytes = 24 << 10;  // of an L1 cache of 32 KiB or more,
 template <typename E, int kBlock, bool kPart>
 inline void AddRows(const typename E::T* row, int64_t stride, int32_t count, int n, bool begin, float* sums) {
   V sum[kBlock];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int b = 0; b < kBlock; ++b) sum[b] = begin ? Zero() : kernels::Load(sums + b * kLanes);
   for (int32_t r = 0; r < count; ++r, row += stride) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int b = 0; b < kBlock; ++b) sum[b] = Add(sum[b], LoadLanes<E, kPart>(row + b * kLanes, n));
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int b = 0; b < kBlock; ++b) kernels::Store(sums + b * kLanes, sum[b]);
 }
 
@@ -217,24 +224,26 @@ inline void ReduceOneBlock(const ReduceTask& t, int32_t s, const ReduceColumns& 
   if constexpr (kind == ReduceKind::kMax) MaxBlock<E, op, kShared, kBlock, kPart>(t, s, c);
 }
 
+// Reduces columns [col, last) of a segment in blocks of at most kBlock vectors; the last one may be a part.
+template <typename E, Op op, bool kShared, ReduceKind kind, int kBlock>
+inline void ReduceRestOfRow(const ReduceTask& t, int32_t s, int64_t col, int64_t last, int64_t e_first) {
+  for (; col + kBlock * kLanes <= last; col += kBlock * kLanes)
+    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, s, {col, kShared ? e_first : col, kLanes});
+  if constexpr (kBlock > 1) {
+    ReduceRestOfRow<E, op, kShared, kind, kBlock / 2>(t, s, col, last, e_first);
+  } else if (col < last) {
+    const auto n = static_cast<int>(last - col);
+    ReduceOneBlock<E, op, kShared, kind, 1, true>(t, s, {col, kShared ? e_first : col, n});
+  }
+}
+
 // Reduces columns [first, last) of segments [t.first, t.last); they share one column of e if kShared.
 template <typename E, Op op, bool kShared, ReduceKind kind>
 inline void ReduceColumnRange(const ReduceTask& t, int64_t first, int64_t last, int64_t e_first) {
-  constexpr int kBlock = kind == ReduceKind::kMax ? 4 : kReduceBlock;
+  constexpr int kBlock = kind == ReduceKind::kMax ? kReduceBlock / 2 : kReduceBlock;
   const int64_t wide = (last - first) / (kBlock * kLanes) * (kBlock * kLanes);
   auto narrow = [&](int32_t s) {
-    int64_t col = first + wide;
-    auto columns = [&](int n) { return ReduceColumns{col, kShared ? e_first : col, n}; };
-    for (; col + 2 * kLanes <= last; col += 2 * kLanes)
-      ReduceOneBlock<E, op, kShared, kind, 2, false>(t, s, columns(kLanes));
-    for (; col < last; col += kLanes) {
-      const int n = static_cast<int>(last - col < kLanes ? last - col : kLanes);
-      if (n == kLanes) {
-        ReduceOneBlock<E, op, kShared, kind, 1, false>(t, s, columns(n));
-      } else {
-        ReduceOneBlock<E, op, kShared, kind, 1, true>(t, s, columns(n));
-      }
-    }
+    ReduceRestOfRow<E, op, kShared, kind, kBlock / 2>(t, s, first + wide, last, e_first);
   };
   auto block = [&](int32_t s, int64_t col) {
     ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, s, {col, kShared ? e_first : col, kLanes});
@@ -304,6 +313,7 @@ inline void RunReduce(const ReduceTask& t) {
       ReduceByOp<E, ReduceKind::kSum>(t);
     }
   });
+  if (t.stream) Fence();
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ NOT_RUN = {
     "git clone <": "the address is the reader's",
     "./run demo": "installs packages and compiles; e2e_run tests the script, e2e_shipped the model and its answers",
     "moesaic serve model/ --host 0.0.0.0 --port 8443": "needs a certificate and listens on all addresses; server_tls tests it",
-    "moesaic tune": "measures for a minute; e2e_verbs runs it for less",
+    "moesaic tune": "measures for a minute; e2e_text_verbs runs it with one thread",
 }
 # Text of a command and its replacement in a test: paths outside the sandbox, sizes of a large machine, and long inputs.
 EDITS = (

@@ -60,11 +60,11 @@ the speed of your hardware, or to check that a change of the code made nothing s
 TAIL = """
 ## Reproduce it
 
-```
-./run bench            # all suites of bench/suites, 5 rounds: about an hour on two cores
-./run bench --quick    # the main cases, 3 rounds: about five minutes without peers
-LLAMA_CPP=FOLDER IK_LLAMA_CPP=FOLDER PYTHON=python-with-torch-and-tokenizers ./run bench
-bench/performance.py --add MACHINE --about "2 cores of a ..."    # store the rounds, then run it without flags
+```console
+$ ./run bench            # all suites of bench/suites, 5 rounds: about an hour on two cores
+$ ./run bench --quick    # the main cases, 3 rounds: about five minutes without peers
+$ LLAMA_CPP=FOLDER IK_LLAMA_CPP=FOLDER PYTHON=python-with-torch-and-tokenizers ./run bench
+$ bench/performance.py --add MACHINE --about "2 cores of a ..."    # store the rounds, then run it without flags
 ```
 
 `FOLDER` has the programs of a native build of the peer. A peer that is not named is not measured, and no peer is

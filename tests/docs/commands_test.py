@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
 """Runs the commands of all ```console blocks of README.md and docs/, and compares the form of their output with the
-documents. Numbers, identifiers, sizes, times and names of instruction sets may differ; all else is the same.
+documents. Numbers, identifiers, sizes, times and names of instruction sets may differ; all else is the same. Commands in
+other blocks are refused.
 
 Usage: commands_test.py [DOCUMENT ...]. The binary is MOESAIC_BINARY.
 """
+import gzip
+import io
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -27,13 +32,25 @@ TINY, RECALL = ROOT / "models" / "moesaic-tiny", ROOT / "models" / "moesaic-reca
 DENSE = ROOT / "models" / "moesaic-smol" / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 COMMAND_SECONDS = 300
 START_SECONDS = 120
+# The module of nginx that `moesaic proxy` loads.
+PROXY_MODULE = BINARY.parent / "ngx_http_moesaic_module.so"
 
 # Commands that a test cannot run, by how they begin, and the reason. Each is still in the documents.
 NOT_RUN = {
     "git clone <": "the address is the reader's",
     "./run demo": "installs packages and compiles; e2e_run tests the script, e2e_shipped the model and its answers",
+    "./run bench": "measures for up to an hour on an idle machine; docs_pages tests that the commands of its suites exist",
+    "LLAMA_CPP=FOLDER IK_LLAMA_CPP=FOLDER": "needs builds of the peers",
+    "bench/performance.py --add": "stores a run in bench/results; docs_pages tests the script",
     "moesaic serve model/ --host 0.0.0.0 --port 8443": "needs a certificate and listens on all addresses; server_tls tests it",
-    "moesaic tune": "measures for a minute; e2e_verbs runs it for less",
+    "lease=$(etcdctl lease grant": "needs a cluster of etcd; proxy_discovery tests leases",
+    "etcdctl": "needs a cluster of etcd; proxy_discovery tests keys and leases",
+    "mpirun -n 32": "the program is the reader's; comm_interposer and comm_mpi4py run programs with the library",
+    "mpirun -n 2": "needs mpi4py, which comm_mpi4py installs",
+    "tests/comm/osu_validation.sh": "needs the sources of the benchmarks; comm_osu fetches them and runs it",
+    "mpirun --hostfile": "starts ranks on other machines; e2e_ranks starts two on this one with the same file",
+    "sbatch": "needs a Slurm cluster; e2e_ranks runs the script with two ranks",
+    "moesaic tune": "measures for a minute; e2e_text_verbs runs it with one thread",
 }
 # Text of a command and its replacement in a test: paths outside the sandbox, sizes of a large machine, and long inputs.
 EDITS = (
@@ -43,7 +60,12 @@ EDITS = (
     ("-d 0,4096", "-d 0,2048"),  # moesaic-tiny has a context of 4096
     ("-d 16000", "-d 2000"),
     ("-c 2048 --max-tokens 2048", "-c 1024 --max-tokens 1024"),
+    ("http://10.0.0.1:8000", "http://127.0.0.1:1"),  # a port without an engine
+    ("http://10.0.0.2:8000", "http://127.0.0.1:2"),
 )
+# Blocks of other languages that hold no commands, and the blocks of Python: the test that runs those of a document.
+DATA_BLOCKS = {"cpp", "json", "nginx"}
+PYTHON_BLOCKS = {"docs/server.md": "tests/server/clients_test.py", "docs/science.md": "python/tests/test_documents.py"}
 LONG_CONTEXT = ROOT / "docs" / "long-context.md"  # model/ is moesaic-recall there, else moesaic-tiny
 
 
@@ -73,6 +95,9 @@ class Sandbox:
         (self.folder / "DeepSeek-V3" / "config.json").write_text(json.dumps(DEEPSEEK_V3))
         # Loads of the experts of models/moesaic-tiny, as a server records them.
         (self.folder / "load.json").write_text(json.dumps({"logical_count": [[5 + 3 * e for e in range(16)]] * 3}))
+        self.write_traces()
+        self.port = free_port()  # where the ranks of a job meet
+        self.rank0 = None
         (self.folder / "bin").mkdir()
         self.link("bin/moesaic", BINARY)
         self.environment = {**os.environ, "HOME": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache"),
@@ -81,7 +106,29 @@ class Sandbox:
     def link(self, name, target):
         (self.folder / name).symlink_to(target)
 
+    def write_traces(self):
+        """Small traces with the names and formats of the published ones."""
+        rows = [{"timestamp": 90 * i, "input_length": 1024 + 512 * (i % 3), "output_length": 8 + i % 5,
+                 "hash_ids": [0, 1, *range(10 * i + 2, 10 * i + 2 + i % 3)]} for i in range(100)]
+        with gzip.open(self.folder / "mooncake_synthetic_trace.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        with gzip.open(self.folder / "AzureLLMInferenceTrace_code.csv.gz", "wt") as file:
+            file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+            file.writelines(f"2023-11-16 18:17:{i // 10:02}.{i % 10}799600,{1000 + 13 * i},{5 + i % 7}\n" for i in range(100))
+        with tarfile.open(self.folder / "swe-agent_demonstrations.tar.gz", "w:gz") as archive:
+            for name in ("a", "b"):
+                history = [{"role": "system", "content": "You fix bugs. " * 50}]
+                for turn in range(8):
+                    history += [{"role": "user", "content": f"{name}{turn} " * 80}, {"role": "assistant", "content": "ls -la " * 9}]
+                content = json.dumps({"history": history}).encode()
+                member = tarfile.TarInfo(f"trajectories/{name}.traj")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
     def close(self):
+        if self.rank0 is not None:
+            self.rank0.kill()
+            self.rank0.communicate()
         for port in list(self.servers):
             self.stop(port)
         shutil.rmtree(self.folder)
@@ -90,11 +137,13 @@ class Sandbox:
         process, _ = self.servers.pop(port)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=patient(COMMAND_SECONDS))
-        process.stdout.close()
+        if process.stdout:
+            process.stdout.close()
 
     def edited(self, text):
         for old, new in EDITS:
             text = text.replace(old, new)
+        text = text.replace("node0:7777", f"127.0.0.1:{self.port}")
         for documented, (_, port) in self.servers.items():
             text = text.replace(f"127.0.0.1:{documented}", f"127.0.0.1:{port}").replace(
                 f"localhost:{documented}", f"localhost:{port}")
@@ -108,10 +157,35 @@ class Sandbox:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        result = subprocess.run(["bash", "-c", self.edited(text)], cwd=self.folder, env=self.environment, text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                timeout=patient(COMMAND_SECONDS))
-        return result.returncode, result.stdout.splitlines()
+        started = {"cwd": self.folder, "env": self.environment, "text": True, "stdin": subprocess.DEVNULL,
+                   "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command = ["bash", "-c", self.edited(text)]
+        if text.startswith("export "):  # for the commands that follow
+            printed = subprocess.run(["bash", "-c", self.edited(text) + "; env -0"], **started, check=True).stdout
+            self.environment = dict(line.split("=", 1) for line in printed.split("\0") if line)
+            return 0, []
+        if text.startswith("MOESAIC_RANK=0 "):  # ends after the other ranks have started
+            self.rank0 = subprocess.Popen(command, **started)
+            return 0, []
+        result = subprocess.run(command, **started, timeout=patient(COMMAND_SECONDS))
+        code, lines = result.returncode, result.stdout.splitlines()
+        if text.startswith("MOESAIC_RANK="):
+            output, _ = self.rank0.communicate(timeout=patient(COMMAND_SECONDS))
+            code, lines = code or self.rank0.returncode, [*output.splitlines(), *lines]
+            self.rank0 = None
+        return code, lines
+
+    def proxy(self, text):
+        """Starts a proxy on a free port; returns the line with its address."""
+        documented, port = re.search(r"--port (\d+)", text)[1], str(free_port())
+        log = self.folder / "proxy.log"
+        with log.open("w") as errors:
+            command = "exec " + self.edited(text).replace(f"--port {documented}", f"--port {port}")
+            process = subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=self.environment,
+                                       stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
+        self.servers[documented] = (process, port)
+        self.wait_until_ready(port, process, log, "/moesaic/state")
+        return [line for line in log.read_text().splitlines() if line.startswith("moesaic proxy: ")]
 
     def serve(self, text):
         """Starts a server in place of an earlier one on its documented port; returns the lines of stdout until then."""
@@ -140,11 +214,21 @@ class Sandbox:
         self.wait_until_ready(address[1], process, log)
         return [line]
 
-    def wait_until_ready(self, port, process, log):
+    def wait_until_ready(self, port, process, log, path="/ready"):
         ready = ["curl", "-sf", "-o", os.devnull, "--retry", "600", "--retry-delay", "1", "--retry-all-errors",
-                 f"http://127.0.0.1:{port}/ready"]
+                 f"http://127.0.0.1:{port}{path}"]
         if subprocess.run(ready, timeout=patient(COMMAND_SECONDS)).returncode != 0 or process.poll() is not None:
             raise AssertionError(f"the server is not ready\n{log.read_text()}")
+
+
+def find_nginx():
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 # The published config.json, without the fields that only its own Python code reads.
@@ -184,11 +268,17 @@ class Commands(unittest.TestCase):
     def check(self, sandbox, command):
         if re.search(r"\S+\.gguf", command.text) and "dense.gguf" not in command.text and not DENSE.exists():
             self.skipTest("moesaic-smol is not made: ./run test makes it")
+        if command.text.startswith("moesaic proxy --") and not (find_nginx() and PROXY_MODULE.exists()):
+            self.skipTest("nginx or its module is missing: install nginx and nginx-dev")
         if command.text.startswith("moesaic serve "):
             lines, code = sandbox.serve(command.text), 0
+        elif command.text.startswith("moesaic proxy --"):
+            lines, code = sandbox.proxy(command.text), 0
         else:
             code, lines = sandbox.run(command.text)
         printed = "\n".join(lines)
+        if "this build has no UCX" in printed:
+            self.skipTest("the binary was built without UCX")
         self.assertEqual(code, 0, f"{command}\nprinted:\n{printed}")
         if command.expected:
             found = console_blocks.mismatch(command.expected, lines)
@@ -199,6 +289,19 @@ class Commands(unittest.TestCase):
                     for c in console_blocks.commands_of(path.read_text(), str(path.relative_to(ROOT)))]
         for start in NOT_RUN:
             self.assertTrue(any(text.startswith(start) for text in commands), f"no document has \"$ {start}\"")
+
+
+    def test_commands_are_in_console_blocks(self):
+        for path in documents():
+            name = str(path.relative_to(ROOT))
+            found = console_blocks.hidden_commands(path.read_text(), name, DATA_BLOCKS, name in PYTHON_BLOCKS)
+            self.assertEqual(found, [], "write ```console blocks, whose commands begin with \"$ \"")
+
+    def test_blocks_of_python_are_run(self):
+        for document, test in PYTHON_BLOCKS.items():
+            self.assertTrue("```python\n" in (ROOT / document).read_text(), f"{document} has no block of Python")
+            name = pathlib.Path(document).name
+            self.assertTrue(f'"{name}"' in (ROOT / test).read_text(), f"{test} must run the blocks of {document}")
 
 
 class Forms(unittest.TestCase):
@@ -220,6 +323,17 @@ class Forms(unittest.TestCase):
         self.assertIsNone(console_blocks.mismatch(['{"id":"a-1","n":[1,2]}'], ['{"id":"b-77","n":[3]}']))
         self.assertIsNotNone(console_blocks.mismatch(['{"id":"a-1","n":[1]}'], ['{"id":"b-77","n":1}']))
         self.assertIsNotNone(console_blocks.mismatch(['{"id":"a-1"}'], ['{"id":"b-77","n":1}']))
+
+    def test_commands_outside_of_console_blocks_are_found(self):
+        for block in ("```sh\nls\n```", "```bash\nls\n```", "  ```shell\n  ls\n  ```", "~~~sh\nls\n~~~", "```\n$ ls\n```",
+                      "```\n./run test\n```", "```\nmoesaic tune\n```", "```python\nimport x\n```", "```\nA=1 moesaic tune\n```"):
+            with self.subTest(block=block):
+                self.assertEqual(len(console_blocks.hidden_commands(f"a\n\n{block}\n", "x.md", {"json"}, False)), 1)
+        for block in ("```console\n$ ls\n```", "```json\n{}\n```", "```\nnodes.json: must be a number\n```", "`moesaic tune`",
+                      "```\na\n```\ntext\n```\nb\n```"):
+            with self.subTest(block=block):
+                self.assertEqual(console_blocks.hidden_commands(block, "x.md", {"json"}, False), [])
+        self.assertEqual(console_blocks.hidden_commands("```python\nx\n```", "x.md", {"json"}, True), [])
 
     def test_a_command_goes_on_until_its_quotes_are_closed(self):
         text = "```console\n$ curl -d '{\n  \"a\": 1}' \\\n  -s\n{}\n$ moesaic  # it's a comment\n```\n"

@@ -67,6 +67,28 @@ def commands_of(markdown, document):
     return found
 
 
+# The first word of a line in a plain block that is a command, after variables of its environment.
+COMMAND = re.compile(r"(\$ |(\w+=\S+ )*(\./|moesaic |mpirun |pip |python3 |curl ))")
+
+
+def hidden_commands(markdown, document, data, python_is_run):
+    """Places of blocks that hold commands but are no console blocks. Blocks of the languages `data` hold none; nor do plain
+    blocks, unless a line looks like a command. Blocks of Python are commands unless a test runs them."""
+    found, fence = [], None
+    for number, line in enumerate(markdown.splitlines(), 1):
+        mark = re.match(r"\s*(```+|~~~+)\s*(\w*)", line)
+        if mark and fence is None:
+            fence, language, is_found = mark[1], mark[2], False
+            if language and language != "console" and language not in data and not (language == "python" and python_is_run):
+                found.append(f"{document}:{number}: a block of {language}")
+        elif mark and mark[1] == fence and not mark[2]:
+            fence = None
+        elif fence and not language and not is_found and COMMAND.match(line.strip()):
+            found.append(f"{document}:{number}: {line.strip()}")
+            is_found = True
+    return found
+
+
 def json_form(value):
     """The keys and types of a JSON value; a list has the form of its first element."""
     if isinstance(value, dict):

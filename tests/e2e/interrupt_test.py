@@ -12,7 +12,7 @@ import time
 import unittest
 
 import moesaic_cli as cli
-from moesaic_cli import run
+from moesaic_cli import run, until_interrupted
 from terminal import Terminal
 
 
@@ -66,17 +66,6 @@ def signalled(number, folder, *arguments):
     if process.returncode > 128:
         assert errors.strip().splitlines()[-1] == f"moesaic {arguments[0]}: interrupted", errors
     return process.returncode
-
-
-def until_interrupted(attempt, undo, code=130):
-    """Repeats until the signal arrives during the work, so that the speed of the machine does not matter."""
-    for _ in range(20):
-        found = attempt()
-        if found == code:
-            return
-        assert found == 0, f"exit {found}, expected {code}, or 0 where all was done before the signal came"
-        undo()
-    raise AssertionError("20 times done before the signal came")
 
 
 class BigModelTest(unittest.TestCase):

@@ -67,6 +67,17 @@ def wait_until_caught(process):
     raise AssertionError("the process does not handle SIGINT")
 
 
+def until_interrupted(attempt, undo, code=130):
+    """Repeats until the signal arrives during the work, so that the speed of the machine does not matter."""
+    for _ in range(20):
+        found = attempt()
+        if found == code:
+            return
+        assert found == 0, f"exit {found}, expected {code}, or 0 where all was done before the signal came"
+        undo()
+    raise AssertionError("20 times done before the signal came")
+
+
 def read_safetensors(path):
     """Returns {name: (shape, array)} of f32 and i32 tensors."""
     data = pathlib.Path(path).read_bytes()

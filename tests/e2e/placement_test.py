@@ -5,17 +5,16 @@ import ast
 import gzip
 import json
 import pathlib
+import re
 import shutil
-import signal
 import struct
-import subprocess
 import tempfile
-import time
 import unittest
 import xml.etree.ElementTree
 import zipfile
 
-from moesaic_cli import BINARY, ROOT, limit, run, wait_until_caught
+from moesaic_cli import ROOT, run, until_interrupted
+from terminal import Terminal
 
 PATTERNS = ROOT.parent / "shared" / "data" / "placement" / "omni"
 
@@ -221,14 +220,18 @@ class Placement(unittest.TestCase):
     def test_ctrl_c_keeps_a_complete_plan(self):
         run("placement", "generate", "--out", self.folder / "loads", "--experts", "1024", "--workloads", "6")
         out = self.folder / "plan.json"
-        process = subprocess.Popen([BINARY, "placement", "plan", *sorted((self.folder / "loads").glob("*.npy")),
-                                    "--ranks", "64", "--slots", "1280", "--threads", "1", "--out", out],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        wait_until_caught(process)
-        time.sleep(0.3)  # some layers are done
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=limit())
-        self.assertEqual(process.returncode, 130, errors)
+        words = ("placement", "plan", *sorted((self.folder / "loads").glob("*.npy")), "--ranks", "64", "--slots", "1280",
+                 "--threads", "1", "--out", out)
+
+        def interrupted():
+            terminal = Terminal(*words)
+            while not re.search(r"\b[1-9]\d*$", terminal.wait_for(" of 58 layers")):
+                pass  # no layer is done
+            terminal.type("\x03")
+            terminal.wait_for("written to")
+            return terminal.leave()
+
+        until_interrupted(interrupted, out.unlink)
         plan = json.loads(out.read_text())
         self.assertEqual(len(plan["layers"]), 58)
         for layer in plan["layers"]:

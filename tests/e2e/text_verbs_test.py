@@ -162,7 +162,7 @@ class DoctorTest(unittest.TestCase):
 
 
 class TuneTest(unittest.TestCase):
-    """Tests the use of tuning files, which belong to one machine and are optional. Unit tests cover the measurement."""
+    """Tests `moesaic tune` and the use of its files, which belong to one machine and are optional."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -206,6 +206,24 @@ class TuneTest(unittest.TestCase):
         missing = self.call(*bench, MOESAIC_TUNING="/nowhere.json")
         self.assertEqual((missing.returncode, len(missing.stderr.splitlines())), (1, 1))
         self.assertIn("/nowhere.json", missing.stderr)
+
+    def test_tune_writes_a_file_that_later_runs_use(self):
+        generate = ("generate", str(TINY), "--prompt", "Once upon", "--max-tokens", "12", "--temperature", "0", "-t", "1")
+        built_in = self.call(*generate, "--no-tuning")
+        tuned = subprocess.run([str(BINARY), "tune", "--threads", "1"], capture_output=True, text=True,
+                               env=self.environment, timeout=cli.patient(240))
+        self.assertEqual((tuned.returncode, tuned.stderr), (0, ""))
+        path = self.cache / "tuning-1.json"
+        *table, empty, written = tuned.stdout.splitlines()
+        self.assertRegex(table[0], r"^choice +built in +here +faster by$")
+        for row in table[1:]:
+            self.assertRegex(row, r"^\S.*\S +\d+ +(the same +-|\d+ +\d+\.\d%)$")
+        self.assertEqual((empty, written), ("", f"written to {path}; models loaded with 1 threads use it from now on"))
+        self.assertEqual(json.loads(path.read_text())["machine"], {**self.tuning()["machine"], "threads": 1})
+        loaded = self.call("bench", str(TINY), "-p", "8", "-n", "0", "-r", "1", "-t", "1")
+        self.assertIn(f"kernels tuned by {path}", loaded.stderr)
+        # Choices never change a result.
+        self.assertEqual((built_in.returncode, self.call(*generate).stdout), (0, built_in.stdout))
 
     def test_interrupted_tune_leaves_no_file(self):
         process = subprocess.Popen([str(BINARY), "tune"], env=self.environment, stdout=subprocess.PIPE,

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Tests the official OpenAI and Anthropic clients with the server on models/moesaic-tiny."""
 import asyncio
+import contextlib
+import io
 import json
+import re
 import unittest
 from typing import Literal
 
@@ -9,7 +12,7 @@ import anthropic
 import openai
 import pydantic
 
-from serving import MODEL, ServingCase, serving, until
+from serving import MODEL, ROOT, ServingCase, serving, until
 
 NAME = "moesaic-tiny"
 WEATHER = {"name": "get_weather", "description": "Weather of a city",
@@ -37,6 +40,19 @@ class Clients(ServingCase):
 
     def ask(self, text, **fields):
         return self.openai.chat.completions.create(model=NAME, messages=[{"role": "user", "content": text}], **fields)
+
+
+class Documentation(Clients):
+    def test_the_examples_in_python_print_an_answer(self):
+        blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "server.md").read_text(), re.MULTILINE | re.DOTALL)
+        self.assertTrue(blocks)
+        for block in blocks:
+            self.assertIn("http://127.0.0.1:8000", block)
+            code = block.replace("http://127.0.0.1:8000", self.server.url).replace("stream=True", "stream=True, temperature=0")
+            printed = io.StringIO()
+            with self.subTest(block=block), contextlib.redirect_stdout(printed):
+                exec(compile(code, "docs/server.md", "exec"), {})
+            self.assertEqual(printed.getvalue(), self.ask("Tell me a story.", temperature=0).choices[0].message.content)
 
 
 class OpenAiChat(Clients):

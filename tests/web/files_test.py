@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests the files of the web page over HTTP: compression, validation, caching, and libraries with their licenses."""
 import gzip
+import json
 import os
 import pathlib
 import re
@@ -42,6 +43,14 @@ class Files(unittest.TestCase):
             self.assertTrue(headers["content-type"].startswith(TYPES[file.suffix]), file)
             self.assertEqual(headers["cache-control"], "no-cache", file)
         self.assertEqual(self.get("/")[2], (ROOT / "web/index.html").read_bytes())
+
+    def test_examples_are_questions_whose_answers_are_judged(self):
+        text = (ROOT / "web/js/examples.js").read_text()
+        examples = [json.loads(line) for line in re.findall(r'^  (".*"),$', text, re.MULTILINE)]
+        self.assertEqual(len(examples), text.count("\n  "))
+        self.assertTrue(examples)
+        judged = {row["question"] for row in json.loads((ROOT / "models/moesaic-smol/everyday.json").read_text())}
+        self.assertEqual([example for example in examples if example not in judged], [])
 
     def test_gzip_is_sent_to_clients_that_accept_it_only(self):
         plain = (ROOT / "web/css/base.css").read_bytes()

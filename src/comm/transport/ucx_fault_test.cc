@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_patience.h"
 #include "comm/collectives/communicator.h"
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/exchange_test_support.h"
@@ -31,13 +32,22 @@ using Seconds = std::chrono::duration<double>;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kCalls = 100;
-constexpr double kLimitSeconds = 20;        // of calls where a rank is killed; detection must be faster
+// Limits on an idle machine; Role::patience scales them.
+constexpr double kLimitSeconds = 20;  // of calls where a rank is killed; detection must be faster
+constexpr double kExchangeLimitSeconds = 10;
 constexpr double kStoppedLimitSeconds = 3;  // of calls where a rank is stopped
+// The test waits for this limit, so that it is scaled by less.
+constexpr double kMaxStoppedPatience = 4;
 
 struct Role {
   int rank, size, victim, seed, signal;
   uint16_t port;
+  double patience;  // equal on all ranks
 };
+
+double StoppedLimit(double patience) {
+  return kStoppedLimitSeconds * std::min(patience, kMaxStoppedPatience);
+}
 
 // ---- one rank
 
@@ -156,7 +166,7 @@ Status SayFarewell(const Role& role, Transport& transport) {
                      transport.Receive(peer, kTagLimit - 1, std::span(in).subspan(peer, 1)));
     ASSIGN_OR_RETURN(ids.emplace_back(), transport.Send(peer, kTagLimit - 1, out));
   }
-  for (const TransferId id : ids) RETURN_IF_ERROR(Wait(transport, id, kLimitSeconds));
+  for (const TransferId id : ids) RETURN_IF_ERROR(Wait(transport, id, role.patience * kLimitSeconds));
   return OkStatus();
 }
 
@@ -166,12 +176,12 @@ Outcome RunRole(const Role& role) {
                                            .rank = role.rank,
                                            .size = role.size,
                                            .secret = "tiger",
-                                           .time_limit_s = kLimitSeconds});
+                                           .time_limit_s = role.patience * kLimitSeconds});
   if (!transport.ok()) return Report(role, kNotStarted, transport.status().ToString());
   const Topology topology = Topology::Flat(role.size, {.latency_s = 1e-5, .bytes_per_s = 1e9});
   const bool is_killed = role.signal == SIGKILL;
   CommunicatorOptions options;
-  options.time_limit_s = is_killed ? kLimitSeconds : kStoppedLimitSeconds;
+  options.time_limit_s = is_killed ? role.patience * kLimitSeconds : StoppedLimit(role.patience);
   const auto communicator = Communicator::Create(**transport, topology, options);
   const RandomInput shape{.hidden = 40, .experts = 12, .k = 3, .max_tokens = 40};
   const ExpertMap map = ExpertMap::Even(shape.experts, role.size);
@@ -179,7 +189,7 @@ Outcome RunRole(const Role& role) {
                                                {.dispatch_payload = Payload::kF32,
                                                 .combine_payload = Payload::kF32,
                                                 .reduction = Reduction::kBySlot,
-                                                .time_limit_s = 10});
+                                                .time_limit_s = role.patience * kExchangeLimitSeconds});
   if (!communicator.ok() || !exchange.ok()) return Report(role, kNotStarted, "it has no communicator");
   const RankInput input = MakeInput(shape, static_cast<uint32_t>(role.seed), role.rank);
   const auto before = RunBatch(**exchange, role.rank, input, shape, false);
@@ -212,8 +222,8 @@ Outcome RunRole(const Role& role) {
 // ---- all ranks
 
 pid_t Spawn(const Role& role) {
-  const std::string text =
-      fmt::format("{} {} {} {} {} {}", role.rank, role.size, role.victim, role.seed, role.signal, role.port);
+  const std::string text = fmt::format("{} {} {} {} {} {} {}", role.rank, role.size, role.victim, role.seed,
+                                       role.signal, role.port, role.patience);
   std::string program = "/proc/self/exe", flag = "--role";
   std::vector<char> argument(text.begin(), text.end());
   argument.push_back(0);
@@ -225,7 +235,7 @@ pid_t Spawn(const Role& role) {
 
 // Waits for a process to end, or to stop if `options` has WUNTRACED; kills it when it takes too long.
 int StateOf(pid_t process, int options = 0) {
-  const auto end = Clock::now() + Seconds(2 * kLimitSeconds);
+  const auto end = Clock::now() + Seconds(base::Patient(2 * kLimitSeconds));
   int state = 0;
   while (waitpid(process, &state, options | WNOHANG) == 0) {
     if (Clock::now() > end) kill(process, SIGKILL);
@@ -235,11 +245,12 @@ int StateOf(pid_t process, int options = 0) {
 }
 
 // Runs a job whose victim gets the signal; returns the seconds until the last survivor has ended.
-double RunJob(int signal, int size, int seed) {
+double RunJob(int signal, int size, int seed, double patience) {
   const int victim = (seed * 7 + 1) % size;
   const uint16_t port = FreePort();
   std::vector<pid_t> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(Spawn({rank, size, victim, seed, signal, port}));
+  for (int rank = 0; rank < size; ++rank)
+    ranks.push_back(Spawn({rank, size, victim, seed, signal, port, patience}));
   const int victim_state = StateOf(ranks[victim], WUNTRACED);
   const auto start = Clock::now();
   const bool is_hit = signal == SIGKILL ? WIFSIGNALED(victim_state) && WTERMSIG(victim_state) == SIGKILL
@@ -270,22 +281,24 @@ class UcxFaultTest : public testing::TestWithParam<const char*> {
   }
 };
 
-// Sanitizers make ranks leave late; the masked batches and the end of the process are included, too.
-constexpr double kEndSeconds = 30;  // on a busy machine
+// Seconds of the masked batches and of the ends of processes on an idle machine. Sanitizers make ranks leave
+// late.
+constexpr double kEndSeconds = 12.5;
 
 TEST_P(UcxFaultTest, SurvivorsNameTheKilledRankInTimeAndDispatchWithoutIt) {
   for (int i = 0; i < 3; ++i) {
-    const double seconds = RunJob(SIGKILL, 2 + i, FirstSeed() + i);
-    EXPECT_LT(seconds, kUcxDeathLimitSeconds + kEndSeconds);
+    const double seconds = RunJob(SIGKILL, 2 + i, FirstSeed() + i, base::Patient(1));
+    EXPECT_LT(seconds, base::Patient(kUcxDeathLimitSeconds + kEndSeconds));
     fmt::print("{} ranks over {}: survivors ended after {:.2f} s\n", 2 + i, GetParam(), seconds);
   }
 }
 
 TEST_P(UcxFaultTest, SurvivorsNameTheStoppedRankAfterTheTimeLimitAndDispatchWithoutIt) {
-  const double seconds = RunJob(SIGSTOP, 4, FirstSeed() + 5);
-  EXPECT_GT(seconds, kStoppedLimitSeconds - 1);
+  const double patience = base::Patient(1);
+  const double seconds = RunJob(SIGSTOP, 4, FirstSeed() + 5, patience);
+  EXPECT_GT(seconds, StoppedLimit(patience) - 1);
   // Sends to the stopped rank are withdrawn for 1 s, and its endpoint is closed for 1 s.
-  EXPECT_LT(seconds, kStoppedLimitSeconds + 2 + kEndSeconds);
+  EXPECT_LT(seconds, StoppedLimit(patience) + base::Patient(2 + kEndSeconds));
   fmt::print("4 ranks over {}: survivors ended after {:.2f} s\n", GetParam(), seconds);
 }
 
@@ -297,8 +310,8 @@ INSTANTIATE_TEST_SUITE_P(Tls, UcxFaultTest, testing::Values("tcp,self", "posix,s
 
 int RunRoleOf(const char* text) {
   Role role{};
-  if (std::sscanf(text, "%d %d %d %d %d %hu", &role.rank, &role.size, &role.victim, &role.seed, &role.signal,
-                  &role.port) != 6) {
+  if (std::sscanf(text, "%d %d %d %d %d %hu %lf", &role.rank, &role.size, &role.victim, &role.seed,
+                  &role.signal, &role.port, &role.patience) != 7) {
     return kBadRole;
   }
   return RunRole(role);

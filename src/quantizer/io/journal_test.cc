@@ -2,7 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+
 #include "checkpoint/test_files.h"
+#include "quantizer/io/state_store.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -53,6 +56,36 @@ TEST(JournalTest, UnfinishedLastLineIsRemoved) {
   const checkpoint::TestFolder folder;
   folder.Write(kJournalFile, kHeader.dump());
   EXPECT_TRUE((*Journal::Open(folder.Path()))->header().is_null());
+}
+
+// Why units have a journal and no state: a line costs the same for each unit and keeps the lines before it.
+TEST(JournalTest, AUnitCostsOneLineWhereAStateIsRewritten) {
+  constexpr size_t kUnits = 200;
+  const checkpoint::TestFolder folder;
+  const auto journal = *Journal::Open(folder.Path());
+  ASSERT_TRUE(journal->Begin(kHeader).ok());
+  StateStore store(folder.Path(), "units.state", kHeader, /*share=*/1);
+  StateStore::Files files;
+  nlohmann::ordered_json units = nlohmann::ordered_json::array();
+  size_t lines = 0, states = 0;
+  for (size_t unit = 0; unit < kUnits; ++unit) {
+    const size_t before = Text(folder).size();
+    ASSERT_TRUE(journal->Append({unit, unit}, nlohmann::ordered_json::object()).ok());
+    const size_t added = Text(folder).size() - before;
+    EXPECT_LE(added, 64U);
+    lines += added;
+    units.push_back({{"unit", unit}, {"xxh3", "0000000000000001"}});
+    ASSERT_TRUE(store.Save({{"units", units}}, {}, {}, &files).ok());
+    states += std::filesystem::file_size(folder.Path("units.state"));
+  }
+  EXPECT_GT(states, kUnits / 4 * lines);
+  // A cut anywhere leaves the journal the lines before it, and a state nothing.
+  const std::string text = Text(folder);
+  std::filesystem::resize_file(folder.Path("units.state"), states / kUnits);
+  EXPECT_FALSE(store.Load());
+  const checkpoint::TestFolder cut;
+  cut.Write(kJournalFile, text.substr(0, text.size() - 10));
+  EXPECT_EQ((*Journal::Open(cut.Path()))->entries().size(), kUnits - 1);
 }
 
 TEST(JournalTest, RejectsFilesThatAreNotJournals) {

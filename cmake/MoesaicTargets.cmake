@@ -1,6 +1,6 @@
 # moesaic_library(base SRCS a.cc b.cc DEPS absl::status [PRIVATE_DEPS ...] [OPTIMIZE LEVEL] [UNITY FILES] [INTERNAL])
 #   declares the library of a room: target moesaic_base, alias moesaic::base. It is installed with its headers unless it
-#   is INTERNAL. With MOESAIC_UNITY, UNITY files (8 by default) are compiled as one.
+#   is INTERNAL. With MOESAIC_UNITY, UNITY files (16 by default) are compiled as one.
 # moesaic_test(base_status_test SRCS status_test.cc DEPS moesaic::base [LABELS unit] [TIMEOUT 240] [SHARDS 1])
 #   declares one GoogleTest binary and registers it with CTest. SHARDS splits its cases over that many CTest tests, which
 #   run side by side. A single case runs by `build/release/bin/base_status_test --gtest_filter=PATTERN`.
@@ -109,7 +109,7 @@ function(moesaic_library name)
     moesaic_precompile(moesaic_${name} ${ARG_OPTIMIZE})
   endif()
   if(NOT ARG_UNITY)
-    set(ARG_UNITY 8)
+    set(ARG_UNITY 16)
   endif()
   moesaic_unity(moesaic_${name} ${ARG_UNITY})
   if(NOT ARG_INTERNAL)

@@ -14,10 +14,10 @@ struct StepDemand {
 };
 
 /// Least limit of a replica's rows: large enough that chunks of prompts fill the kernels' row tiles.
-inline constexpr int kLeastStepRows = 128;
+inline constexpr int kMinStepRows = 128;
 
 /// Limits of the replicas' rows in a step, at most `most` each. A replica may compute the mean of all
-/// replicas that have rows, or kLeastStepRows, or its decodes. So all have the full limit while all have
+/// replicas that have rows, or kMinStepRows, or its decodes. So all have the full limit while all have
 /// prompts, while one replica's prompt in the midst of the others' decodes is read in smaller chunks. A
 /// single replica with rows makes no other one wait.
 std::vector<int> EvenLimits(std::span<const StepDemand> demands, int most);

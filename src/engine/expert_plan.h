@@ -17,7 +17,7 @@
 namespace moesaic::engine {
 
 /// Rows that a rank must have computed before its speed is known.
-inline constexpr int64_t kLeastTimedRows = 4096;
+inline constexpr int64_t kMinTimedRows = 4096;
 
 struct ExpertBalanceOptions {
   double interval_s = 0;  ///< Least time between plans; 0: experts stay.

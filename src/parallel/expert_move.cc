@@ -14,7 +14,7 @@ namespace {
 // After the tags of sums and hidden states; those of exchanges begin at 2^28. A tag has 12 bits of the move
 // and 12 of the round: messages of a move that was given up are never matched by one of the next 4095.
 constexpr comm::Tag kMoveTags = comm::Tag{3} << comm::kCommunicatorTagBits;
-constexpr size_t kMostRounds = 1 << 12;
+constexpr size_t kMaxRounds = 1 << 12;
 constexpr int64_t kPieceBytes = 1 << 20;
 
 comm::Tag TagOf(uint64_t move, size_t round) {
@@ -28,8 +28,8 @@ StatusOr<ExpertMove> ExpertMove::Create(comm::Transport& ranks, uint64_t number,
                                         int64_t bytes, OldWeights old_weights, std::byte* next_weights) {
   const int own = ranks.rank();
   ASSIGN_OR_RETURN(const std::vector<TransferRound> rounds, PlanTransfers(current, next));
-  if (rounds.size() > kMostRounds) {
-    return InvalidArgument("a move of experts has at most {} rounds, found {}", kMostRounds, rounds.size());
+  if (rounds.size() > kMaxRounds) {
+    return InvalidArgument("a move of experts has at most {} rounds, found {}", kMaxRounds, rounds.size());
   }
   ExpertMove move(ranks, number, bytes, std::move(old_weights), next_weights);
   for (size_t slot = 0; slot < next[own].size(); ++slot) {

@@ -61,32 +61,32 @@ struct EngineOptions {
   SpeculativeOptions speculative = {};
   SparsityOptions sparsity = {};
   std::shared_ptr<cache::KvObserver> kv_observer = nullptr;  ///< Observes the radix tree; may be null.
-  /// The job whose rank 0 this engine is; borrowed. The model is loaded with the groups of `layout`, and the
-  /// other ranks run RunRank(). Null: one rank. The KV cache budget is that of one rank. Data
-  /// parallel replicas have schedulers and caches of their own.
+  /// Job whose rank 0 is this engine; borrowed. Null: one rank. The model is loaded with the groups of
+  /// `layout`, and the other ranks run RunRank(). The KV cache budget is that of one rank. Data parallel
+  /// replicas have schedulers and caches of their own.
   comm::Transport* job = nullptr;
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
   ExpertLoadOptions expert_load = {};
-  /// Of replicas that divide the experts, whose layout lets experts move. Needs expert_load.
+  /// Settings for moving experts between ranks. Requires expert_load and replicas that divide the experts.
   ExpertBalanceOptions balance = {};
-  /// In a layout that tolerates failures: called, on the engine's thread, for each rank without which the job
-  /// continues. Its process may be stopped.
+  /// Called on the engine's thread for each rank that a layout which tolerates failures excludes. The rank's
+  /// process may still exist.
   std::function<void(int rank)> on_excluded_rank = {};
 };
 
-/// Of a job that continues without ranks that fail.
+/// Statistics of a job that tolerates failed ranks.
 struct SurvivalStats {
   int ranks = 0, alive = 0;
   std::vector<std::string> failures;             ///< "rank 2 died", in the order of events
   std::vector<models::LeftOutExperts> left_out;  ///< Experts that no living rank has, by layer.
   int64_t left_out_experts = 0;                  ///< Their number in all layers.
-  int64_t failed_requests = 0;                   ///< That ran on a rank which failed.
-  int64_t reduced_requests = 0;                  ///< That ended while experts were left out.
+  int64_t failed_requests = 0;                   ///< Requests that ran on a rank which failed.
+  int64_t reduced_requests = 0;                  ///< Requests that ended while experts were left out.
 };
 
-/// Of one of several data parallel replicas.
+/// Statistics of one of several data parallel replicas.
 struct ReplicaStats {
   int running = 0, waiting = 0;
   int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
@@ -96,7 +96,7 @@ struct ReplicaStats {
 /// Counters rise over the engine's life; other members are current values.
 struct EngineStats {
   int running = 0, waiting = 0;
-  /// Blocks that no request holds are free, or cached: kept for their contents until they are evicted.
+  /// Blocks that no request holds are either free, or cached: their contents are kept until they are evicted.
   int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
   int tree_nodes = 0;  ///< Nodes of the radix tree.
   int64_t prompt_tokens = 0, output_tokens = 0, preemptions = 0, steps = 0;

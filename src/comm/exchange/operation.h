@@ -33,7 +33,7 @@ struct ExchangeState {
 
   Transport& transport;
   const Topology& topology;
-  std::shared_ptr<const ExpertMap> map;  // that the chooser borrows; never null
+  std::shared_ptr<const ExpertMap> map;  // map that the chooser borrows; never null
   const int hidden;
   const ExchangeOptions options;
   std::vector<bool> dead;

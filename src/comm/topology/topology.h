@@ -13,7 +13,7 @@
 
 namespace moesaic::comm {
 
-/// How the children of a group are connected: each child has a port to a switch that is never a bottleneck
+/// Connection of a group's children: each child has a port to a switch that is never a bottleneck
 /// itself.
 struct Link {
   double latency_s = 0;     ///< Time of an empty message between devices of two children, end to end.

@@ -106,8 +106,9 @@ class Policy {
 
 struct PolicyOptions {
   uint64_t seed = 1;
-  Nanos slo_ttft = 0, slo_tpot = 0;  ///< 0: none; ours orders by them, Mooncake rejects by them
-  bool rejects = false;              ///< policies that can shed load may do so
+  /// Targets; 0: none. Policy `moesaic` orders requests by them, and `mooncake` rejects by them.
+  Nanos slo_ttft = 0, slo_tpot = 0;
+  bool rejects = false;  ///< policies that can shed load may do so
   uint32_t batch_tokens =
       8192;  ///< token budget of an engine's step: more prefill tokens at once do not help
   TransferCost transfer;

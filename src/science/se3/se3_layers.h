@@ -48,7 +48,7 @@ class Se3Graph {
   std::vector<float> harmonics_, distances_, offsets_;  // offsets_: relative positions [edges, 3]
 };
 
-/// Where gradients of a layer's inputs are added; null or absent: not computed.
+/// Output buffers to which gradients of a layer's inputs are added; null or absent: not computed.
 struct Se3Gradients {
   std::map<int, float*> nodes;  ///< By degree: [nodes, channels, 2 degree + 1].
   float* edge = nullptr;        ///< [edges, edge_inputs] in the caller's order

@@ -35,7 +35,7 @@ class RowCombine final : public Operation, private PipelineSteps {
   const char* name() const override { return "combine"; }
 
  private:
-  void Pack(int out_lane, int segment) override;
+  void Pack(int out_index, int segment) override;
   void Arrived(int, int) override {}
   void Settled(int segment) override;
 

@@ -49,8 +49,8 @@ class RowDispatch final : public Operation, private PipelineSteps {
 
  private:
   Status StartRows();
-  void Pack(int out_lane, int segment) override;
-  void Arrived(int in_lane, int segment) override;
+  void Pack(int out_index, int segment) override;
+  void Arrived(int in_index, int segment) override;
   void Settled(int) override {}
   const std::byte* RowData(int32_t row) const;
 

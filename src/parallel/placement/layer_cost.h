@@ -61,14 +61,15 @@ class ExpertTime {
 };
 
 struct LayerCost {
-  double compute_s = 0;   ///< of the slowest rank
-  double exchange_s = 0;  ///< sum over levels of the group that receives most
-  double move_s = 0;      ///< share of one batch in the weights that ranks receive
+  double compute_s = 0;   ///< computation of the slowest rank
+  double exchange_s = 0;  ///< sum over levels of the time of the group that receives most
+  double move_s = 0;      ///< time to move experts, divided by the batches between two plans
   double total() const { return compute_s + exchange_s + move_s; }
 };
 
-/// Times of a batch whose tokens have these loads, [experts]. `current` may be null: nothing moves. All zero
-/// for a layer without tokens. Each replica of an expert gets an equal share of its rows.
+/// Predicts the times of a batch whose tokens have these loads, [experts]. Each replica of an expert gets an
+/// equal share of its rows. `current` is the placement before the plan; null: nothing moves. All times are
+/// zero for a layer without tokens.
 LayerCost PredictCost(const LayerPlacement& layer, std::span<const double> loads, const CostModel& model,
                       const ExpertTime& time, std::span<const double> speeds = {},
                       const LayerPlacement* current = nullptr);

@@ -42,7 +42,7 @@ class Lockstep {
   /// Looks for ranks that have failed and continues without them. Called between steps. An error ends the
   /// job.
   Status CheckRanks();
-  /// Whether the job continues without the replica's rank.
+  /// Returns whether the job continues without the replica's rank.
   bool is_excluded(size_t replica) const { return replicas_[replica].excluded; }
   /// Ranks without which the job continues, ascending, and the reason for each, in the order of events.
   const std::vector<int>& excluded() const { return excluded_; }

@@ -67,7 +67,7 @@ class PlanScratch {
   const SchedulerOptions& options_;
   struct Fetching {
     Sequence* sequence;
-    int blocks;  // that it holds when its fetch has ended
+    int blocks;  // blocks that the sequence holds when its fetch has ended
   };
   std::vector<Sequence*> running_;    // by rank, without those in flight
   std::vector<Sequence*> in_flight_;  // running ones that this plan leaves alone

@@ -29,7 +29,7 @@ struct KvSpec {
   bool shared = false;  ///< MLA: values are the first value_dim elements of the keys
 };
 
-/// How a model's weights were brought into memory.
+/// Origin of a model's weights in memory.
 enum class WeightSource {
   kMapped,  ///< pages of a packed file, read on first access
   kCopied,  ///< a packed file's bytes, copied to huge pages

@@ -78,7 +78,7 @@ class ExpertMove {
   OldWeights old_weights_;
   std::byte* next_;
   std::vector<Copy> copies_;      // the last one first
-  std::vector<OwnRound> rounds_;  // in which this rank takes part
+  std::vector<OwnRound> rounds_;  // rounds in which this rank takes part
   size_t round_ = 0;              // next one to start
   ExpertStream send_, receive_;
   int64_t sent_bytes_ = 0;

@@ -16,7 +16,7 @@ namespace moesaic::parallel {
 /// Links between groups of ranks, such as nodes.
 struct LinkLevel {
   int groups = 1;          ///< of adjacent ranks, of equal size
-  double bytes_per_s = 0;  ///< that one group receives
+  double bytes_per_s = 0;  ///< rate at which one group receives
 };
 
 /// Rates of a machine and sizes of a model, in seconds and bytes.
@@ -29,7 +29,7 @@ struct CostModel {
   double token_bytes = 0;  ///< of a token on its way to another group and back
   std::vector<LinkLevel> levels = {};
   double expert_bytes = 0;
-  double move_bytes_per_s = 0;  ///< that one rank receives; 0: moves cost nothing
+  double move_bytes_per_s = 0;  ///< rate at which one rank receives weights; 0: moves cost nothing
   double interval_batches = 1;  ///< between two plans, which pay for the moves
 
   double rows() const { return batch_tokens * routing.top_k; }

@@ -88,7 +88,7 @@ class Gateway {
   /// The message of a decode engine that names its blocks (transfer ascend); returns the status of the
   /// answer.
   int Metaserver(std::string_view body);
-  /// Whether the peer with this sockaddr may send such messages.
+  /// Returns whether the peer with this sockaddr may send such messages.
   bool MetaserverAllows(std::string_view sockaddr) const {
     return Contains(settings_.metaserver_allow, sockaddr);
   }

@@ -121,8 +121,8 @@ struct RequestRecord {
   uint32_t retries = 0;
   Nanos first_token = 0, last_token = 0;
   bool prefill_charged = false, decode_charged = false;
-  bool prefill_skipped =
-      false;              ///< no prefill instance: the decode instance computes the few uncached tokens
+  /// The decode instance computes the prompt, because few of its tokens are uncached.
+  bool prefill_skipped = false;
   bool rejected = false;  ///< the policy rejected the request: answer 429 and call Finish
   Nanos charged_work = 0;
   std::array<int16_t, kMaxExcluded> excluded{-1, -1, -1, -1};

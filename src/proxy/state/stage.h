@@ -47,7 +47,7 @@ enum class InstanceState : uint8_t {
 };
 std::string_view InstanceStateName(InstanceState state);
 
-/// How prefill and decode share a request.
+/// Division of a request between prefill and decode instances.
 enum class Mode : uint8_t {
   kAggregated,  ///< one instance does both
   kSequential,  ///< prefill first; the decode instance is chosen when it has finished

@@ -193,8 +193,8 @@ def dispatch_by_expert(rows):
 class Operator:
     """`less`: a counter of the benchmark to subtract from its time, for work that the compositions do not do."""
 
-    def __init__(self, name, goal, binary, test, compositions, quick=False, less=None):
-        self.name, self.goal, self.binary, self.test = name, goal, binary, test
+    def __init__(self, name, target, binary, test, compositions, quick=False, less=None):
+        self.name, self.target, self.binary, self.test = name, target, binary, test
         self.compositions, self.quick, self.less = compositions, quick, less
 
 
@@ -272,7 +272,7 @@ def main():
     torch.set_grad_enabled(False)
     torch.manual_seed(1)
     print(f"PyTorch {torch.__version__}, {options.threads} threads, medians of {options.rounds} rounds in turn.\n")
-    print("| operator | Moesaic us | composition | PyTorch us | ratio | goal |\n|" + "---|" * 6, flush=True)
+    print("| operator | Moesaic us | composition | PyTorch us | ratio | target |\n|" + "---|" * 6, flush=True)
     raw = []
     for operator in operators():
         if options.only not in operator.name or (options.quick and not operator.quick):
@@ -285,9 +285,9 @@ def main():
             options.json.write_text(json.dumps(raw, indent=1))
         for name in operator.compositions:
             ratios = [b / a for a, b in zip(rounds["Moesaic"], rounds[name])]
-            goal = f"{operator.goal}" if operator.goal else "-"
+            target = f"{operator.target}" if operator.target else "-"
             cells = [operator.name, microseconds(rounds["Moesaic"]), name, microseconds(rounds[name]),
-                     f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})", goal]
+                     f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})", target]
             print("| " + " | ".join(cells) + " |", flush=True)
 
 

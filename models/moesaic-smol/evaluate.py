@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
-GOAL = 0.9  # share of sensible answers
+MIN_SENSIBLE = 0.9  # share of answers
 LONGEST_WORDS = 400
 REQUEST_SECONDS = 3600
 COMMON_WORDS = set("a an and are as be but can do for from has have i in is it its not of on or so that the their there "
@@ -127,7 +127,7 @@ def main():
                 print(f"{mark} [{record['seed']}] {record['question']}\n    {record['answer']!r}", flush=True)
     good = sum(record["fault"] is None for record in records)
     print(f"{good} of {len(records)} answers are sensible: {good / len(records):.1%}")
-    return 0 if good >= GOAL * len(records) else 1
+    return 0 if good >= MIN_SENSIBLE * len(records) else 1
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ TEST(Output, SignalsDoNotLoseOutput) {
 }
 
 // Runs in a process of its own, because a failure of standard output is permanent.
-TEST(OutputDeathTest, CtrlCEndsAWriteThatNobodyReads) {
+TEST(OutputDeathTest, CtrlCEndsABlockedWrite) {
   const auto write_blocked = [] {
     const InterruptGuard guard;
     int ends[2];

@@ -18,12 +18,12 @@ StatusOr<engine::SparsityOptions> Resolved(std::vector<std::string> words) {
   return flags.Resolve();
 }
 
-TEST(SparsityFlagsTest, OffUnlessAskedFor) {
+TEST(SparsityFlagsTest, IsOffByDefault) {
   EXPECT_FALSE(Resolved({})->key_summaries);
   EXPECT_FALSE(Resolved({"--kv-sparsity", "off"})->key_summaries);
 }
 
-TEST(SparsityFlagsTest, BoxesUnlessSketchesAreAskedFor) {
+TEST(SparsityFlagsTest, SummariesAreBoxesByDefault) {
   EXPECT_EQ(Resolved({"--kv-sparsity", "dense"})->summary_kind, engine::KeySummaryKind::kBox);
   const auto sketches = Resolved({"--kv-sparsity-budget", "1024", "--kv-sparsity-summary", "sketch"});
   ASSERT_TRUE(sketches.ok()) << sketches.status();

@@ -145,10 +145,10 @@ std::string PointPlot(const std::vector<PlotSeries>& series, const std::string& 
 std::string HeatPlot(const std::vector<std::vector<double>>& cells, const std::vector<int>& row_names,
                      const std::string& row_name, const std::string& column_name, const NumberText& text) {
   constexpr double kLeft = 46, kTop = 30, kBottom = 34, kRow = 9;
-  constexpr double kLeastSpread = 0.1;  // a balanced map looks calm
-  constexpr int kShades = 8;            // of each colour
+  constexpr double kMinSpread = 0.1;  // cells of a balanced map have pale colours
+  constexpr int kShades = 8;          // of each colour
   if (cells.empty() || cells.front().empty()) return "";
-  double spread = kLeastSpread;
+  double spread = kMinSpread;
   for (const std::vector<double>& row : cells) {
     for (const double value : row) spread = std::max(spread, std::abs(value - 1));
   }

@@ -26,7 +26,8 @@ namespace moesaic::engine {
 struct KvCache {
   cache::KvStoreOptions sizes;  // of the stores of all ranks
   std::unique_ptr<cache::BlockPool> pool;
-  // The disk tier writes to it until it is destroyed. Null: all ranks are remote.
+  // Bytes of the blocks. The disk tier may write to the store until `tiers` is destroyed. Null: all ranks are
+  // remote.
   std::unique_ptr<cache::KvStore> store;
   std::unique_ptr<cache::RadixTree> tree;
   std::unique_ptr<cache::KvTiers> tiers;
@@ -52,13 +53,14 @@ class ContinuousEngine : public Engine {
   StatusOr<RequestId> Add(Request request) override;
   /// Like Add, with an id that is greater than those of all earlier requests.
   Status AddAs(RequestId id, Request request);
-  /// Leading tokens of the prompt that are in the radix tree in whole blocks. Changes nothing.
+  /// Returns the number of leading prompt tokens whose whole blocks are in the radix tree. Changes nothing.
   int64_t CachedTokens(const Request& request) const;
-  /// Tokens to compute for all requests, with at most kExpectedOutputs of the outputs of each.
+  /// Returns the tokens still to be computed for all requests, with at most kExpectedOutputs output tokens of
+  /// each.
   int64_t PendingTokens() const;
-  /// Rows that the next step could have.
+  /// Returns the rows that the next step could have.
   StepDemand Demand() const;
-  /// Tokens of each expert, of this engine's rows. Only between steps.
+  /// Returns the tokens that this engine's rows sent to each expert. Called only between steps.
   StatusOr<models::ExpertLoad> FetchExpertLoad() { return executor_->FetchExpertLoad(); }
   Executor& executor() { return *executor_; }
   /// Limits the rows of the next step; decodes are not delayed.
@@ -66,14 +68,13 @@ class ContinuousEngine : public Engine {
   StepSeconds seconds() const { return {.prefill = stats_.prefill_seconds, .decode = stats_.decode_seconds}; }
   void Cancel(RequestId id) override;
   Status Step(std::vector<TokenEvent>* events) override;
-  /// Plans steps, commits the plans and starts their batches, until as many are in flight as the executor
-  /// takes, or no sequence can run before one has finished. Only Finish() may follow. If no work is left, or
-  /// if moving blocks fails, nothing is started.
+  /// Plans steps, commits the plans and starts their batches, until max_in_flight() of the executor are in
+  /// flight, or no sequence can run before a step has finished. Finish() must be the next call. If no work is
+  /// left, or if moving blocks fails, no batch is started.
   void Begin();
   /// Ends the oldest step like Step().
   Status Finish(std::vector<TokenEvent>* events);
-  /// Ends all requests with an error, after which the engine is not used any more.
-  /// Returns their number.
+  /// Ends all requests with an error and returns their number. The engine must not be used afterwards.
   int64_t Abort(const Status& why, std::vector<TokenEvent>* events);
   Status CheckRanks() override { return executor_->CheckPeers(); }
   void ClearCache() override;
@@ -143,7 +144,7 @@ class ContinuousEngine : public Engine {
   Status failure_;                                   // of the last Begin, before a batch started
   std::deque<StepState> steps_;                      // in flight, the oldest first
   Clock::time_point last_end_;                       // of a step
-  int64_t prefilled_ = 0;                            // rows that prefill_seconds were spent on
+  int64_t prefilled_ = 0;                            // prefill rows computed in prefill_seconds
   EngineStats stats_;
   std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded, or by the engine of all replicas
 };

@@ -164,7 +164,7 @@ std::vector<int> DepthPolicy::Choose(std::span<const Candidate> candidates, int 
     return depths;
   }
   struct Row {
-    double chance;  // that it and all before it in its draft are right
+    double chance;  // probability that this token and all before it in its draft are accepted
     int candidate;
     int place;
   };

@@ -14,7 +14,7 @@ namespace moesaic::engine {
 /// A running sequence to draft for before the next step.
 struct DraftJob {
   Sequence* sequence;
-  int depth;  // wanted tokens, at most Limit's; 0: only process new tokens
+  int depth;  // number of tokens to draft, at most Limit's; 0: only process new tokens
 };
 
 /// Each step calls Limit and Draft, Admitted and Allocated around Commit, and Computed after the draws.
@@ -28,7 +28,8 @@ class Drafter {
   virtual int Limit(const Sequence& sequence, int most) = 0;
   /// Returns the number of rows that it must compute for `sequence` before the first draft.
   virtual int PendingRows(const Sequence& sequence) const = 0;
-  /// The tokens that Limit found for `sequence`, if it drafts by look-up; valid until the next Keep.
+  /// Returns the tokens that Limit found for `sequence`, if this drafter looks tokens up. Valid until the
+  /// next Keep.
   virtual std::span<const int32_t> Found(const Sequence&) const { return {}; }
   /// Returns whether the cost of its drafts is negligible.
   virtual bool is_free() const { return false; }
@@ -42,7 +43,8 @@ class Drafter {
   virtual void Allocated(const StepPlan&, cache::KvOps*) {}
   /// Called after the step, before Scheduler::Advance. hidden: [all rows, hidden_size] if needed.
   virtual void Computed(const StepPlan&, std::span<const float>) {}
-  /// Called for a sequence that is not worth drafting for now: its state may be dropped.
+  /// Called for a sequence whose drafts do not pay at present. The drafter may drop its state of the
+  /// sequence.
   virtual void Skip(Sequence&) {}
 };
 

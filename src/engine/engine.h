@@ -1,4 +1,4 @@
-// The engine: admits requests, plans steps, has an executor run them, samples, and reports tokens.
+// The engine: admits requests, plans steps, runs them on an executor, samples, and reports tokens.
 #pragma once
 
 #include <functional>
@@ -28,11 +28,11 @@ namespace moesaic::engine {
 struct DiskOptions {
   std::string folder;
   int64_t bytes = int64_t{32} << 30;  ///< Maximum bytes of its files.
-  /// Identifies the model's files and how they are loaded: blocks of another model are refused. So are those
-  /// of a model that computes other values for a few tokens.
+  /// Identifies the model's files and the way they are loaded. Blocks of another model are refused, and also
+  /// those of a model that computes other values for a few test tokens.
   std::string model;
-  int64_t step_bytes =
-      16 << 20;  ///< Maximum bytes copied per step: some milliseconds, next to steps of tens.
+  /// Maximum bytes copied per step. The copy takes some milliseconds, and a step tens of milliseconds.
+  int64_t step_bytes = 16 << 20;
 };
 
 struct EngineOptions {
@@ -40,18 +40,19 @@ struct EngineOptions {
       0;  ///< KV cache budget; 0: enough for max_sequences x context, at most a quarter of free RAM.
   std::string kv_dtype = "auto";  ///< "auto" (f32 for f32 weights, else bf16), "f32", "bf16", "int8"
   int64_t swap_bytes = 0;         ///< Memory for blocks of preempted requests; 0: they are computed again.
-  /// Memory outside the KV cache in which evicted blocks are kept in int8; 0: none. Needs prefix_cache.
-  /// Results may then depend on the blocks that were kept (docs/contracts/kv-tiers.md, W4), unless kv_dtype
-  /// is int8 or blocks are kept as they are (warm_exact), in as many bytes as in the cache.
+  /// Bytes of the warm tier, which keeps evicted blocks in int8 outside the KV cache; 0: no tier. Needs
+  /// prefix_cache. Results may then depend on the blocks that were kept (docs/contracts/kv-tiers.md, W4),
+  /// unless kv_dtype is int8 or warm_exact is set. With warm_exact, blocks are kept unchanged and take as
+  /// many bytes as in the cache.
   int64_t warm_bytes = 0;
   bool warm_exact = false;
-  /// Bytes of the KV cache that one step keeps there, and that one step restores: about a tenth of a second
-  /// of reads and writes, next to steps of tens of milliseconds to seconds.
+  /// Maximum bytes of KV cache that one step saves to the warm tier, and that one step restores. They take
+  /// about a tenth of a second.
   int64_t warm_step_bytes = int64_t{256} << 20;
   int max_sequences = 16;       ///< Maximum number of running sequences of a replica.
   int max_batch_tokens = 512;   ///< Maximum rows of a step: prefill chunks and decodes; >= max_sequences.
-  double max_mask_seconds = 2;  ///< CPU time of one grammar mask after which its request fails.
-  int max_context = 0;          ///< Tokens of a request; 0: the model's limit.
+  double max_mask_seconds = 2;  ///< Maximum CPU time of one grammar mask; its request fails after it.
+  int max_context = 0;          ///< Maximum tokens of a request; 0: the model's limit.
   std::vector<int32_t> eos_ids = {};  ///< Tokens that end every request without ignore_eos.
   uint64_t seed = 0;                  ///< Seed for requests without one; 0: random.
   bool prefix_cache = true;           ///< Keeps computed blocks and shares them between requests.
@@ -61,32 +62,32 @@ struct EngineOptions {
   SpeculativeOptions speculative = {};
   SparsityOptions sparsity = {};
   std::shared_ptr<cache::KvObserver> kv_observer = nullptr;  ///< Observes the radix tree; may be null.
-  /// The job whose rank 0 this engine is; borrowed. The model is loaded with the groups of `layout`, and the
-  /// other ranks run RunRank(). Null: one rank. The KV cache budget is that of one rank. Data
-  /// parallel replicas have schedulers and caches of their own.
+  /// Job whose rank 0 is this engine; borrowed. Null: one rank. The model is loaded with the groups of
+  /// `layout`, and the other ranks run RunRank(). The KV cache budget is that of one rank. Data parallel
+  /// replicas have schedulers and caches of their own.
   comm::Transport* job = nullptr;
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
   ExpertLoadOptions expert_load = {};
-  /// Of replicas that divide the experts, whose layout lets experts move. Needs expert_load.
+  /// Settings for moving experts between ranks. Requires expert_load and replicas that divide the experts.
   ExpertBalanceOptions balance = {};
-  /// In a layout that tolerates failures: called, on the engine's thread, for each rank without which the job
-  /// continues. Its process may be stopped.
+  /// Called on the engine's thread for each rank that a layout which tolerates failures excludes. The rank's
+  /// process may still exist.
   std::function<void(int rank)> on_excluded_rank = {};
 };
 
-/// Of a job that continues without ranks that fail.
+/// Statistics of a job that tolerates failed ranks.
 struct SurvivalStats {
   int ranks = 0, alive = 0;
   std::vector<std::string> failures;             ///< "rank 2 died", in the order of events
   std::vector<models::LeftOutExperts> left_out;  ///< Experts that no living rank has, by layer.
-  int64_t left_out_experts = 0;                  ///< Their number in all layers.
-  int64_t failed_requests = 0;                   ///< That ran on a rank which failed.
-  int64_t reduced_requests = 0;                  ///< That ended while experts were left out.
+  int64_t left_out_experts = 0;                  ///< Number of these experts over all layers.
+  int64_t failed_requests = 0;                   ///< Requests that ran on a rank which failed.
+  int64_t reduced_requests = 0;                  ///< Requests that ended while experts were left out.
 };
 
-/// Of one of several data parallel replicas.
+/// Statistics of one of several data parallel replicas.
 struct ReplicaStats {
   int running = 0, waiting = 0;
   int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
@@ -96,7 +97,7 @@ struct ReplicaStats {
 /// Counters rise over the engine's life; other members are current values.
 struct EngineStats {
   int running = 0, waiting = 0;
-  /// Blocks that no request holds are free, or cached: kept for their contents until they are evicted.
+  /// Blocks that no request holds are either free, or cached: their contents are kept until they are evicted.
   int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
   int tree_nodes = 0;  ///< Nodes of the radix tree.
   int64_t prompt_tokens = 0, output_tokens = 0, preemptions = 0, steps = 0;
@@ -143,7 +144,7 @@ class Engine {
   /// Plans and runs one step and appends its events; without work it appends none. After an error of the
   /// model no request has advanced, and the step can be retried.
   virtual Status Step(std::vector<TokenEvent>* events) = 0;
-  /// Looks for ranks that have died, between steps. After an error each step fails.
+  /// Returns an error if a rank has died. Called between steps. After an error each step fails.
   virtual Status CheckRanks() { return OkStatus(); }
   /// Evicts all cached blocks that no request holds, and forgets those of all tiers.
   virtual void ClearCache() = 0;

@@ -13,9 +13,9 @@ namespace moesaic::engine {
 
 struct EngineThreadOptions {
   int max_queued = 1024;  ///< Maximum number of waiting requests; more are refused.
-  /// Polled while the destructor stores blocks on disk: true ends that.
+  /// Polled while the destructor stores blocks on disk; true ends the storing.
   std::function<bool()> stop_saving = {};
-  /// Whether a failed step is the engine's last one: true for an engine over several ranks.
+  /// The engine cannot continue after a failed step. True for an engine over several ranks.
   bool fails_for_good = false;
 };
 

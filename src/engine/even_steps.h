@@ -13,13 +13,13 @@ struct StepDemand {
   bool operator==(const StepDemand&) const = default;
 };
 
-/// Least limit of a replica's rows: large enough that chunks of prompts fill the kernels' row tiles.
-inline constexpr int kLeastStepRows = 128;
+/// Minimum row limit of a replica: large enough that chunks of prompts fill the kernels' row tiles.
+inline constexpr int kMinStepRows = 128;
 
-/// Limits of the replicas' rows in a step, at most `most` each. A replica may compute the mean of all
-/// replicas that have rows, or kLeastStepRows, or its decodes. So all have the full limit while all have
-/// prompts, while one replica's prompt in the midst of the others' decodes is read in smaller chunks. A
-/// single replica with rows makes no other one wait.
+/// Returns the limits of the replicas' rows in a step. A replica's limit is the largest of: the mean rows of
+/// all replicas with rows, kMinStepRows, and its decodes; but at most `most`. While all replicas have
+/// prompts, all have the full limit. If one has a prompt and the others decode, the prompt is read in smaller
+/// chunks. A single replica with rows has the full limit, because no other one waits for it.
 std::vector<int> EvenLimits(std::span<const StepDemand> demands, int most);
 
 }  // namespace moesaic::engine

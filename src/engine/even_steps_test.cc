@@ -24,7 +24,7 @@ TEST(EvenLimits, APromptAmongDecodesIsReadAtTheMean) {
 }
 
 TEST(EvenLimits, NeitherSmallChunksNorDecodesAreCut) {
-  EXPECT_THAT(EvenLimits(std::vector<StepDemand>{{0, 150}, {2, 0}}, 512), Each(kLeastStepRows));
+  EXPECT_THAT(EvenLimits(std::vector<StepDemand>{{0, 150}, {2, 0}}, 512), Each(kMinStepRows));
   EXPECT_THAT(EvenLimits(std::vector<StepDemand>{{300, 0}, {2, 0}}, 512), ElementsAre(300, 151));
   EXPECT_THAT(EvenLimits(std::vector<StepDemand>{{0, 50}, {20, 0}}, 64), Each(64));
 }

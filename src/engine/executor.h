@@ -26,34 +26,36 @@ class Executor {
   /// Batches that may have started and not finished. If it is more than 1, a batch that fails is final: every
   /// later one fails, too.
   virtual int max_in_flight() const { return 1; }
-  /// Both, while no other batch is in flight.
+  /// Starts a batch and finishes it. No other batch may be in flight.
   StatusOr<StepResult> Run(const StepBatch& batch) {
     Start(batch);
     return Finish();
   }
-  /// Logits of rows of the batch that finished last, [rows.size(), vocab_size], whose result has summaries.
-  /// `rows` count the rows that need logits. Valid until the next call of Start or FetchLogits.
+  /// Returns logits [rows.size(), vocab_size] of the batch that finished last, whose result has summaries.
+  /// `rows` are indices among the batch's rows that need logits. Valid until the next call of Start or
+  /// FetchLogits.
   virtual StatusOr<std::span<const float>> FetchLogits(std::span<const int32_t> rows) = 0;
-  /// Looks for ranks that have died, while no batch is computed.
+  /// Returns an error if a rank has died. Called while no batch is in flight.
   virtual Status CheckPeers() { return OkStatus(); }
-  /// Tokens that the routers of all layers sent to each expert, of this executor's rows. Waits for other
-  /// ranks' parts of the batches in flight.
+  /// Returns the tokens that the routers of all layers sent to each expert, counted over this executor's
+  /// rows. Waits for other ranks' parts of the batches in flight.
   virtual StatusOr<models::ExpertLoad> FetchExpertLoad() { return models::ExpertLoad{}; }
-  /// Has all ranks begin a move of experts, or give it up. Ranks report its state with later batches.
+  /// Starts a move of experts on all ranks. DropExpertMove() cancels it. Ranks report the state of the move
+  /// with later batches.
   virtual Status BeginExpertMove(const models::ExpertMoveOrder&) {
     return Unimplemented("experts can't move");
   }
   virtual Status DropExpertMove() { return OkStatus(); }
-  /// States of the ranks' parts of the move, after the last batch.
+  /// State of the move on each rank, as reported with the last batch.
   virtual std::vector<models::ExpertMoveReport> move_reports() const { return {}; }
-  /// Continues without exactly these ranks of the job. Between batches, on the executors of all replicas
-  /// that are left.
+  /// Continues without exactly these ranks of the job. Called between batches, on the executors of all
+  /// replicas that are left.
   virtual Status ExcludeRanks(std::span<const int>) { return Unimplemented("all ranks are needed"); }
-  /// The ranks of this executor are dead: batches in flight and all later ones end with `why`.
+  /// Marks the ranks of this executor as dead: batches in flight and all later ones end with `why`.
   virtual void Lose(const Status& /*why*/) {}
-  /// Whether this executor can't reach its ranks any more, so that every later batch fails.
+  /// Returns whether this executor can't reach its ranks any more, so that every later batch fails.
   virtual bool lost() const { return false; }
-  /// Work of all ranks so far; empty: this process alone.
+  /// Returns the work of all ranks so far; empty: this process is the only rank.
   virtual std::vector<RankStats> ranks() const { return {}; }
   /// Binds the calling thread, which calls Finish, to its core.
   virtual void BindCaller() {}

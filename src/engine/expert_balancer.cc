@@ -129,13 +129,13 @@ BalanceConditions ExpertBalancer::Measure(const std::vector<RankStats>& ranks, d
     seconds += ranks[i].timed_seconds;
     fewest = std::min(fewest, ranks[i].timed_rows - (i < measured_.size() ? measured_[i].timed_rows : 0));
   }
-  if (options_.measured_speeds && fewest >= kLeastTimedRows) {
+  if (options_.measured_speeds && fewest >= kMinTimedRows) {
     speeds_ = MeasuredSpeeds(layout_, measured_, ranks, conditions.dead);
     measured_ = ranks;
   }
   conditions.speeds = options_.measured_speeds ? speeds_ : layout_.speeds();
   stats_.speeds = conditions.speeds;
-  if (rows < kLeastTimedRows) return conditions;
+  if (rows < kMinTimedRows) return conditions;
   // The mean over ranks is that of a rank of mean speed.
   double speed = 1;
   if (!conditions.speeds.empty()) {

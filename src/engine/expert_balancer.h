@@ -27,19 +27,19 @@ struct ExpertBalanceStats {
   int64_t plans = 0, plans_without_gain = 0, failed_plans = 0;
   int64_t moved_layers = 0, moved_experts = 0, rolled_back = 0;
   int64_t moved_bytes = 0;           ///< Weights that ranks sent.
-  uint64_t epoch = 0;                ///< Last move that is in use.
-  std::vector<double> speeds;        ///< Of ranks, for which the last plan was made; empty: equal ones.
+  uint64_t epoch = 0;                ///< Number of the last move that is in use.
+  std::vector<double> speeds;        ///< Relative speeds of the ranks in the last plan; empty: all equal.
   std::vector<std::string> history;  ///< The last events, the oldest first.
 };
 
-/// Called by the engine's thread between steps. Plans are made by a thread of their own; one that fails is
-/// counted, and the next one is made after the interval. A move that any rank fails is given up on all, which
-/// keep the experts that they have.
+/// Moves experts between ranks to even out their loads. Called by the engine's thread between steps. A
+/// planning thread makes the plans; one that fails is counted, and the next one is made after the interval. A
+/// move that fails on any rank is cancelled on all ranks, which keep the experts that they have.
 class ExpertBalancer {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `replicas` are the executors of all replicas, of `lockstep`. Borrowed.
+  /// `replicas` are the executors of all replicas, as Lockstep::Add() of `lockstep` returned them. Borrowed.
   ExpertBalancer(const parallel::Layout& layout, const models::ModelInfo& info, Lockstep& lockstep,
                  std::vector<Executor*> replicas, const ExpertBalanceOptions& options);
 
@@ -47,14 +47,15 @@ class ExpertBalancer {
   ExpertBalancer(const ExpertBalancer&) = delete;
   ExpertBalancer& operator=(const ExpertBalancer&) = delete;
 
-  /// `load` may be null. `ranks` returns the work of all ranks so far. An error is one of the job.
+  /// Starts plans and moves that are due, and follows those under way. `load` may be null. `ranks` returns
+  /// the work of all ranks so far. An error ends the job.
   Status Poll(const std::shared_ptr<const ExpertLoadStats>& load,
               const std::function<std::vector<RankStats>()>& ranks, Clock::time_point now);
-  /// Continues without exactly these replicas, each of which is one rank: a move or plan that is under way is
-  /// given up, and later ones are for the others.
+  /// Continues without exactly these replicas, each of which is one rank. Cancels a move or plan that is
+  /// under way; later ones are for the other replicas.
   void Exclude(const std::vector<int>& replicas, const std::string& why);
   const ExpertBalanceStats& stats() const { return stats_; }
-  /// In use. Empty before the first plan: that of loading.
+  /// Placement in use. Empty before the first plan; experts are then where loading placed them.
   const PlacementByLayer& placement() const { return current_; }
 
  private:
@@ -79,19 +80,20 @@ class ExpertBalancer {
   std::vector<bool> dead_;  // [replicas_]
   PlacementByLayer current_;
   State state_ = State::kIdle;
-  Clock::time_point planned_ = Clock::now(), polled_;  // the last plan, and look at a move
-  double computing_ = 0;                               // seconds of all ranks at the last plan
-  std::vector<RankStats> measured_;                    // at the last measure of speeds
-  std::vector<double> speeds_;                         // [ranks]; empty: equal ones
-  int64_t windows_ = 0;                                // that the last plan knew
+  // Times of the last plan, and of the last poll of a move.
+  Clock::time_point planned_ = Clock::now(), polled_;
+  double computing_ = 0;             // seconds of all ranks at the last plan
+  std::vector<RankStats> measured_;  // work of the ranks when speeds were last measured
+  std::vector<double> speeds_;       // [ranks] relative; empty: all equal
+  int64_t windows_ = 0;              // number of load windows at the last plan
   const std::shared_ptr<std::atomic<bool>> ending_ = std::make_shared<std::atomic<bool>>(false);
   std::future<StatusOr<std::vector<PlannedMove>>> plan_;
-  std::shared_ptr<std::atomic<bool>> plan_ends_;  // set when the plan is given up
-  bool plan_is_void_ = false;                     // it was begun for a rank that died since
+  std::shared_ptr<std::atomic<bool>> plan_ends_;  // set when the plan is cancelled
+  bool plan_is_void_ = false;                     // the plan began with a rank that has died since
   std::deque<PlannedMove> queue_;                 // the first one is under way
-  uint64_t number_ = 0;                           // of the last move that began
+  uint64_t number_ = 0;                           // number of the last move that began
   uint64_t steps_ = 0;                            // joint steps when the last move was applied
-  double moving_s_ = 0;                           // of the move, without idle times
+  double moving_s_ = 0;                           // seconds of the current move, idle time excluded
   std::set<int> failed_;                          // layers whose last move failed
   double move_bytes_per_s_;
   ExpertBalanceStats stats_;

@@ -18,7 +18,7 @@ struct ExpertLoadStats {
   std::vector<int> layers;  // decoder layers with routed experts
   int experts = 0;
   std::vector<int64_t> total;  // tokens since the start
-  std::vector<double> recent;  // tokens, of which a window counts half after kExpertLoadHalfLife
+  std::vector<double> recent;  // tokens whose weight halves every kExpertLoadHalfLife
   std::vector<std::shared_ptr<const std::vector<int64_t>>> windows;  // the last ones, the oldest first
   int64_t all_windows = 0;                                           // since the start
 
@@ -31,21 +31,22 @@ inline constexpr std::chrono::seconds kExpertLoadHalfLife{300};
 
 struct ExpertLoadOptions {
   double window_s = 0;  ///< Length of a window; 0: loads are not recorded.
-  /// Called by the engine's thread after each window with tokens, and when the engine ends.
+  /// Called by the engine's thread after each window with tokens, and when the engine ends; may be empty.
   std::function<void(std::shared_ptr<const ExpertLoadStats>)> sink = nullptr;
 };
 
-/// One thread.
+/// Divides the routers' totals into windows. One thread.
 class ExpertLoadRecorder {
  public:
   using Clock = std::chrono::steady_clock;
   explicit ExpertLoadRecorder(ExpertLoadOptions options) : options_(std::move(options)) {}
 
-  /// Whether a window ends at `now`.
+  /// Returns whether the current window ends at or before `now`.
   bool Due(Clock::time_point now) const;
-  /// Whether windows are passed to a function.
+  /// Returns whether the options have a sink.
   bool has_sink() const { return options_.sink != nullptr; }
-  /// Ends a window with these totals of all ranks. A window without tokens is not kept.
+  /// Ends the current window. `totals` are the tokens of all ranks since the start. A window without tokens
+  /// is not kept.
   void Add(const models::ExpertLoad& totals, Clock::time_point now);
   std::shared_ptr<const ExpertLoadStats> stats() const { return stats_; }  ///< Null before the first window.
 
@@ -55,12 +56,12 @@ class ExpertLoadRecorder {
   std::shared_ptr<const ExpertLoadStats> stats_;
 };
 
-/// The loads as JSON that `moesaic placement` reads: "logical_count" [windows][layers][experts], in which the
-/// first window also has the tokens of dropped ones, and "layers".
+/// Returns the loads as JSON that `moesaic placement` reads: "logical_count" [windows][layers][experts], and
+/// "layers". The first window also has the tokens of older windows that are not kept any more.
 std::string ToJson(const ExpertLoadStats& stats);
 
-/// Adds the loads of other layers or replicas: layers stay ascending. InvalidArgument: another number of
-/// experts.
+/// Adds the loads of other layers or replicas to `*sum`, whose layers stay ascending. InvalidArgument: the
+/// numbers of experts differ.
 Status AddExpertLoad(const models::ExpertLoad& part, models::ExpertLoad* sum);
 
 }  // namespace moesaic::engine

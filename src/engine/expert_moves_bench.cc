@@ -22,7 +22,7 @@ namespace moesaic::engine {
 namespace {
 
 // Shorter times between two calls are those of a rank that waits.
-constexpr double kLeastSeconds = 3e-6;
+constexpr double kMinSeconds = 3e-6;
 
 double ThreadSeconds() {
   timespec now{};
@@ -70,7 +70,7 @@ class ChargedTransport : public comm::Transport {
    public:
     explicit Call(ChargedTransport& of) : of_(of) {
       const double seconds = ThreadSeconds() - of.left_;
-      if (!of.charges_ || of.left_ <= 0 || seconds < kLeastSeconds) return;
+      if (!of.charges_ || of.left_ <= 0 || seconds < kMinSeconds) return;
       of.job_.Compute(of.rank(), seconds);
       of.computed_ = true;
     }

@@ -16,7 +16,7 @@ namespace {
 using parallel::LayerPlacement;
 using parallel::LivingPart;
 
-constexpr double kLeastDifference = 0.1;  // speeds that differ by less are equal: shared cores vary so much
+constexpr double kMinDifference = 0.1;  // speeds that differ by less are equal: shared cores vary so much
 
 // Largest load / speed of a rank over the mean in the worst workload, with tokens divided exactly over
 // replicas.
@@ -93,12 +93,12 @@ std::vector<double> MeasuredSpeeds(const parallel::Layout& layout, const std::ve
   double fastest = 0, slowest = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < members; ++i) {
     if (i < dead.size() && dead[i]) continue;
-    if (rows[i] < kLeastTimedRows || seconds[i] <= 0) return {};
+    if (rows[i] < kMinTimedRows || seconds[i] <= 0) return {};
     speeds[i] = static_cast<double>(rows[i]) / seconds[i];
     fastest = std::max(fastest, speeds[i]);
     slowest = std::min(slowest, speeds[i]);
   }
-  if (slowest > fastest * (1 - kLeastDifference)) return {};
+  if (slowest > fastest * (1 - kMinDifference)) return {};
   for (double& speed : speeds) speed = speed > 0 ? speed / fastest : 1;
   return speeds;
 }

@@ -17,41 +17,41 @@
 namespace moesaic::engine {
 
 /// Rows that a rank must have computed before its speed is known.
-inline constexpr int64_t kLeastTimedRows = 4096;
+inline constexpr int64_t kMinTimedRows = 4096;
 
 struct ExpertBalanceOptions {
-  double interval_s = 0;  ///< Least time between plans; 0: experts stay.
+  double interval_s = 0;  ///< Minimum time between plans; 0: experts stay.
   int redundant = 0;      ///< Replicas of a layer beyond one of each expert.
-  /// Least reduction of the largest load of a rank, as a share of it, for which a layer's experts move.
+  /// Minimum reduction of the largest rank load, as a fraction of it, for which a layer's experts move.
   double least_gain = 0.1;
-  /// No plan is made for fewer recent tokens of a layer's experts per rank: the load of a rank that got n
-  /// tokens is known to about 1 / sqrt(n), here 5%, which must be well below least_gain.
+  /// Minimum recent tokens of a layer's experts per rank for a plan. The load of a rank that got n tokens is
+  /// known to about 1 / sqrt(n), here 5%, which must be well below least_gain.
   double least_tokens_per_rank = 400;
   /// Bytes per second at which a rank sends and receives weights, until a move has been measured.
   double move_bytes_per_s = 1e9;
-  /// Parts of the recorded windows for which a plan is good at once, in addition to the recent loads; 0:
-  /// none.
+  /// Parts of the recorded windows that are workloads of a plan, in addition to the recent loads; the worst
+  /// workload counts. 0: the recent loads only.
   int workloads = 3;
-  /// Plans use the speeds of ranks that batches bound by computation have shown, instead of those of the
-  /// layout.
+  /// Plans use the ranks' speeds as measured in batches that are bound by computation, instead of those of
+  /// the layout.
   bool measured_speeds = false;
-  /// Links between groups of the ranks of an expert group. If there are any, plans are for the time of a
-  /// batch of `batch_tokens` tokens, as soon as the time of an expert's row has been measured. Empty: for
-  /// tokens.
+  /// Links between groups of the ranks of an expert group. If there are any, plans minimize the time of a
+  /// batch of `batch_tokens` tokens, as soon as the time of an expert's row has been measured. Empty: plans
+  /// minimize the tokens of the busiest rank.
   std::vector<parallel::LinkLevel> levels = {};
   double batch_tokens = 0;
-  double plan_limit_s = 300;  ///< A plan that takes longer is given up.
-  double move_limit_s = 600;  ///< So is a move, idle times not counted.
-  /// Called by the thread of each plan before it plans, which its exceptions end. For tests; may be empty.
+  double plan_limit_s = 300;  ///< Maximum seconds of a plan.
+  double move_limit_s = 600;  ///< Maximum seconds of a move, idle time excluded.
+  /// Called on the planning thread before it plans. An exception ends that plan. For tests; may be empty.
   std::function<void()> before_plan = {};
 };
 
-/// A layer whose experts shall move.
+/// A planned move of one layer's experts.
 struct PlannedMove {
   int layer = 0;                  // decoder layer
   parallel::LayerPlacement next;  // experts ascending on each rank
-  std::vector<double> loads;      // [experts] that it was planned for, recent ones
-  std::vector<double> speeds;     // [ranks] that it was planned for; empty: equal ones
+  std::vector<double> loads;      // [experts] recent loads that the plan used
+  std::vector<double> speeds;     // [ranks] relative speeds that the plan used; empty: all equal
   int moved = 0;                  // most experts that one rank receives
   double before = 1, after = 1;   // largest load / speed of a rank over the mean, in the worst workload
 };

@@ -13,11 +13,11 @@
 
 namespace moesaic::engine {
 
-/// Of a job that continues without ranks that fail, in which each replica is one rank (X38 to X43).
+/// Settings of a job that tolerates failed ranks. Each replica is one rank (X38 to X43).
 struct Survival {
   comm::Transport* job = nullptr;  ///< Borrowed. Null: a failed rank ends the job.
-  double time_limit_s = 60;        ///< of a step; a rank that takes longer, and is silent, has failed
-  /// Called for each rank without which the job continues, which may be stopped.
+  double time_limit_s = 60;        ///< Limit of a step. A silent rank that takes longer has failed.
+  /// Called for each excluded rank. Its process may still exist.
   std::function<void(int rank)> on_excluded = {};
 };
 
@@ -25,12 +25,13 @@ struct Survival {
 /// Replicas without rows run an empty batch. Nothing runs while no replica has rows. One thread.
 class Lockstep {
  public:
-  /// `stages` of each replica's pipeline, which divides batches with `read_rows` (SplitForPipeline).
+  /// `stages` is the number of pipeline stages of each replica. They divide batches with `read_rows`
+  /// (SplitForPipeline).
   explicit Lockstep(int stages, double read_rows = 1, Survival survival = {})
       : stages_(stages), read_rows_(read_rows), survival_(std::move(survival)) {}
 
-  /// Adds the next replica, the one of this process first, and returns the executor for its engine. All
-  /// executors end before any of them is used again.
+  /// Adds the next replica, the one of this process first, and returns the executor for its engine. Once
+  /// one of the executors is destroyed, none may be used, since each of them runs the batches of all.
   static std::unique_ptr<Executor> Add(const std::shared_ptr<Lockstep>& lockstep,
                                        std::unique_ptr<Executor> replica);
 
@@ -38,9 +39,10 @@ class Lockstep {
   void ApplyMove(uint64_t number) { move_ = number; }
   uint64_t steps() const { return steps_; }  ///< Joint steps so far.
 
-  /// Looks for ranks that have failed, between steps, and continues without them. An error is one of the job.
+  /// Looks for ranks that have failed and continues without them. Called between steps. An error ends the
+  /// job.
   Status CheckRanks();
-  /// Whether the job continues without the replica's rank.
+  /// Returns whether the job continues without the replica's rank.
   bool is_excluded(size_t replica) const { return replicas_[replica].excluded; }
   /// Ranks without which the job continues, ascending, and the reason for each, in the order of events.
   const std::vector<int>& excluded() const { return excluded_; }
@@ -54,8 +56,8 @@ class Lockstep {
     Executor* executor = nullptr;
     bool excluded = false;
     std::string reason = {};             // "rank 2 died"
-    const StepBatch* started = nullptr;  // that has not run
-    StepBatch batch = {};                // of the joint step
+    const StepBatch* started = nullptr;  // batch that the replica started and that has not run; null: none
+    StepBatch batch = {};                // the replica's part of the joint step
     // Outcome of the joint step, until the replica's Finish.
     bool done = false;
     Status status = {};
@@ -71,7 +73,7 @@ class Lockstep {
   bool FindFailed(const Status& failure);
   static Status Lost(const Replica& replica);
   bool HasFailed(size_t replica, const Status& failure) const;
-  // Continues without ranks whose failure the transport knows. Steps have it look; idle times need
+  // Continues without ranks whose failure the transport knows. Steps call this; an idle job must call
   // CheckRanks().
   Status ExcludeFailed();
   Status Exclude(const std::vector<int>& ranks, const Status& failure);
@@ -81,7 +83,7 @@ class Lockstep {
   const Survival survival_;
   std::vector<Replica> replicas_;
   uint64_t steps_ = 0;
-  uint64_t move_ = 0;  // last one that is applied
+  uint64_t move_ = 0;  // number of the last move that was applied
   std::vector<int> excluded_;
   std::vector<std::string> failures_;
 };

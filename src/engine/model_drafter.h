@@ -14,7 +14,7 @@
 
 namespace moesaic::engine {
 
-/// Has KV blocks of its own; a sequence without free ones is not drafted for.
+/// Has its own KV blocks. If none is free, it drafts nothing for a sequence that needs one.
 class ModelDrafter : public Drafter {
  public:
   /// `model`, `kernels` and `threads` are borrowed. A pass has at most `max_rows` rows.

@@ -162,11 +162,11 @@ struct FaultOutcome {
 // Runs rounds until the fault has happened and experts have moved after it.
 void RunWithFault(const Injection& injection, RankedEngine& ranks, Reference& reference,
                   FaultOutcome* outcome) {
-  constexpr int kMostRounds = 400;
+  constexpr int kMaxRounds = 400;
   const bool dies = injection.fault == Fault::kRankDies;
   int64_t before = 0;  // moves when the fault happened
   bool happened = false;
-  for (int number = 0; number < kMostRounds; ++number) {
+  for (int number = 0; number < kMaxRounds; ++number) {
     const Round round = Run(ranks.engine(), number);
     const EngineStats stats = ranks.engine().stats();
     const bool whole = stats.survival == nullptr || stats.survival->left_out_experts == 0;

@@ -16,7 +16,8 @@ namespace moesaic::engine {
 /// block, with zeros for the missing rows.
 class MtpDrafter : public Drafter {
  public:
-  /// `executor` is borrowed. `blocks`: number of blocks of the cache. `layer`: the module's in a block.
+  /// `executor` is borrowed. `blocks` is the number of blocks of the cache, and `layer` the index of the
+  /// module's layer in a block.
   MtpDrafter(Executor& executor, int blocks, int layer, int hidden_size);
   int Limit(const Sequence& sequence, int most) override;
   int PendingRows(const Sequence& sequence) const override;
@@ -28,7 +29,7 @@ class MtpDrafter : public Drafter {
   void Skip(Sequence& sequence) override;
 
  private:
-  // A job that needs more tokens.
+  // A job whose draft is shorter than its depth.
   struct Chain {
     Sequence* sequence;
     int depth;

@@ -19,7 +19,7 @@ std::span<const int32_t> LookUp(std::span<const int32_t> tokens, int shortest, i
 
 class NgramDrafter : public Drafter {
  public:
-  /// As vLLM's prompt_lookup_min and prompt_lookup_max; 1 <= shortest <= longest.
+  /// Limits with the meaning of vLLM's prompt_lookup_min and prompt_lookup_max; 1 <= shortest <= longest.
   NgramDrafter(int shortest, int longest) : shortest_(shortest), longest_(longest) {}
   void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;
   int Limit(const Sequence& sequence, int most) override;

@@ -1,4 +1,4 @@
-// The scratch copy on which a step is planned: remaining rows and blocks, and the decisions so far.
+// The scratch copy on which the scheduler plans a step: remaining rows and blocks, and the decisions so far.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -19,7 +19,8 @@ class PlanScratch {
               const std::vector<std::unique_ptr<Sequence>>& running,
               const std::vector<std::unique_ptr<Sequence>>& waiting, RequestId front);
 
-  /// A sequence as tiers see it, of which the radix tree has `indexed_blocks` and `indexed_tokens`.
+  /// Returns the query that tiers get for a sequence. The radix tree has `indexed_blocks` blocks and
+  /// `indexed_tokens` tokens of it.
   static cache::TierQuery QueryOf(const Sequence& sequence, int indexed_blocks, int64_t indexed_tokens);
 
   /// Limits the rows of the plan further than the options do.
@@ -66,7 +67,7 @@ class PlanScratch {
   const SchedulerOptions& options_;
   struct Fetching {
     Sequence* sequence;
-    int blocks;  // that it holds when its fetch has ended
+    int blocks;  // blocks that the sequence holds when its fetch has ended
   };
   std::vector<Sequence*> running_;    // by rank, without those in flight
   std::vector<Sequence*> in_flight_;  // running ones that this plan leaves alone

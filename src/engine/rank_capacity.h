@@ -1,4 +1,4 @@
-// Blocks of the KV cache for which every rank of a replica has memory.
+// Number of KV cache blocks for which every rank of a replica has memory.
 #pragma once
 
 #include "base/status.h"
@@ -9,22 +9,23 @@
 
 namespace moesaic::engine {
 
-/// Settings from which a rank computes the blocks that it has memory for.
+/// Settings from which a rank computes the number of blocks for which it has memory.
 struct CapacityQuestion {
   tensor::DType dtype{};
   bool key_summaries = false;
   KeySummaryKind summary_kind{};
-  int64_t kv_bytes = 0;  // 0: enough for context x max_sequences, as far as there is memory
+  int64_t kv_bytes = 0;  // 0: context x max_sequences tokens, or fewer if memory is short
   int max_sequences = 0;
   int context = 0;
-  int64_t reserved_bytes = 0;  // that the cache leaves free
+  int64_t reserved_bytes = 0;  // bytes that the cache leaves free
 };
 
-/// The blocks that fit a rank with this part of the cache. Its machine has `local_ranks` ranks.
+/// Returns the number of blocks that fit on a rank with this part of the cache. `local_ranks` ranks share its
+/// machine.
 StatusOr<int> BlocksOfRank(const models::KvSpec& kv, const CapacityQuestion& question, int local_ranks);
 
-/// Of the driver: the least number of blocks over the ranks of `replica`, which wait for commands. It is that
-/// of the rank with the largest part of a block, or the least memory.
+/// Called by the driver. Returns the minimum number of blocks over the ranks of `replica`, which are waiting
+/// for commands. The rank with the largest part of a block, or with the least memory, determines it.
 StatusOr<int> BlocksOfReplica(const models::ModelInfo& info, const CapacityQuestion& question,
                               const EngineOptions& options, int replica);
 

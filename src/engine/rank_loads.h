@@ -1,4 +1,4 @@
-// Loads of ranks that follow from the loads of experts and their placement.
+// Computes the loads of ranks from the loads of experts and their placement.
 #pragma once
 
 #include <memory>
@@ -9,15 +9,15 @@
 
 namespace moesaic::engine {
 
-/// Recent tokens for the experts of each rank, over the mean of all ranks; 1 is balanced. Replicas of an
-/// expert have equal shares. Immutable once it is shared.
+/// Recent tokens of each rank's experts, divided by the mean over all ranks; 1: balanced. Replicas of an
+/// expert count equal shares of its tokens. Immutable once it is shared.
 struct RankLoads {
   std::vector<int> layers = {};       // decoder layers with routed experts and tokens
   int ranks = 0;                      // of an expert group
   std::vector<float> over_mean = {};  // [layers, ranks]
 };
 
-/// Layers without recent tokens are left out.
+/// Returns the loads of all layers with recent tokens.
 RankLoads RankLoadsOf(const ExpertLoadStats& load, const PlacementByLayer& placement);
 
 }  // namespace moesaic::engine

@@ -17,45 +17,46 @@
 
 namespace moesaic::engine {
 
-/// Rank whose process has the engine and answers requests.
+/// Number of the driver: the rank whose process has the engine and answers requests.
 inline constexpr int kDriverRank = 0;
 
-/// A message has a first part, which holds the length, and a second part if it is longer. Both sides know the
-/// size of the first part; the receiver need not know the length.
+/// Size of the first part of a message. It begins with the length of the message; a second part follows if
+/// the message is longer. So a receiver that knows this size need not know the length.
 inline constexpr size_t kFirstPartBytes = 1024;
 
 /// Tags of messages; groups of ranks use tags from parallel::kFirstGroupTag on.
 enum class RankTag : uint32_t {
   kCommand = 0,
   kReply = 2,
-  kLogits = 4,   ///< of a batch
-  kHidden = 5,   ///< of a batch
-  kFetched = 6,  ///< logits of kFetch: replies of batches in flight may come first
+  kLogits = 4,   ///< logits of a batch
+  kHidden = 5,   ///< hidden states of a batch
+  kFetched = 6,  ///< logits for kFetch; not kReply, because replies of batches in flight may come first
   kLoad = 8
 };
 
 /// First byte of a command of the driver.
 enum class RankCommand : char {
-  kCapacity = 'C',  ///< Computes the size of the cache (CapacityQuestion).
+  kCapacity = 'C',  ///< Computes the number of blocks that fit (CapacityQuestion).
   kSetup = 'S',     ///< Creates the cache (RankSetup).
   kBatch = 'B',     ///< Runs a serialized StepBatch.
   kFetch = 'L',     ///< Sends logits of rows of the last batch.
   kMove = 'M',      ///< Begins a move of experts (models::ExpertMoveOrder); has no reply.
-  kDrop = 'D',      ///< Gives the move up; has no reply.
+  kDrop = 'D',      ///< Cancels the move; has no reply.
   kExclude = 'N',   ///< Continues without these ranks of the job; has no reply.
   kLoad = 'X',      ///< Sends the loads of its experts (models::ExpertLoad).
   kEnd = 'E'
 };
 
-/// Whether an error of a transfer or exchange may be that of another rank, which died or does not answer.
+/// Returns whether another rank that died or does not answer may be the cause of `status`, the error of a
+/// transfer or an exchange.
 bool IsOfPeer(const Status& status);
 
-/// Sends a message; kDeadlineExceeded when the receiver takes longer than `limit_s`. Like ReceiveMessage, it
-/// ends with Unavailable when any rank of the job has died.
+/// Sends a message. DeadlineExceeded: the receiver takes longer than `limit_s`. Unavailable: a rank of the
+/// job has died, even if it is not `peer`; ReceiveMessage() returns the same errors.
 Status SendMessage(comm::Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s);
 /// The same, but other ranks than `peer` may be dead.
 Status SendLastMessage(comm::Transport& job, int peer, RankTag tag, std::string_view bytes, double limit_s);
-/// Receives one. InvalidArgument: the length is more than 1 GiB.
+/// Receives a message. InvalidArgument: the length is more than 1 GiB.
 StatusOr<std::string> ReceiveMessage(comm::Transport& job, int peer, RankTag tag, double limit_s);
 /// Waits for the first part, at a low rate after a while, and then receives the message. Calls `poll`
 /// meanwhile. `first_limit_s` is the limit for the first part, and `limit_s` that for the rest.
@@ -116,7 +117,7 @@ class ExpectedMessage {
   comm::TransferId id_;
 };
 
-/// Sends or receives values whose number both sides know.
+/// Receives values that StartFloats() sent. Both sides know their number.
 Status ReceiveFloats(comm::Transport& job, int peer, RankTag tag, std::span<float> values, double limit_s);
 
 /// Appends values to a message. All ranks run one binary: values are sent as they are in memory.
@@ -148,7 +149,8 @@ class MessageWriter {
   std::vector<char> bytes_;
 };
 
-/// Takes values from the front of a message; the first that is missing is a failure.
+/// Takes values from the front of a message. Values that are missing are zero or empty, and
+/// Finish() fails.
 class MessageReader {
  public:
   explicit MessageReader(std::string_view bytes) : bytes_(bytes) {}

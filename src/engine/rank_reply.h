@@ -14,7 +14,7 @@
 
 namespace moesaic::engine {
 
-/// One rank's columns of all rows that need logits.
+/// Summaries of one rank's columns of all rows that need logits.
 struct SliceSummaries {
   std::vector<SliceSums> sums;   // [rows]
   std::vector<int32_t> counts;   // [rows] candidates
@@ -25,7 +25,7 @@ struct SliceSummaries {
 SliceSummaries SummarizeRows(const StepBatch& batch, std::span<const float> logits, parallel::Range columns,
                              runtime::ThreadPool& threads);
 
-/// Rows that need logits.
+/// Returns the number of rows that need logits.
 int64_t LogitRows(const StepBatch& batch);
 
 /// Merges the slices of the ranks that have part of the head, in the order of `columns` [slices]. Replaces
@@ -33,14 +33,14 @@ int64_t LogitRows(const StepBatch& batch);
 void MergeRows(std::span<const SliceSummaries> slices, std::span<const parallel::Range> columns,
                std::vector<RowSummary>* merged);
 
-/// Everything but logits and hidden states.
+/// Reply to a batch. Logits and hidden states follow in other messages.
 struct RankReply {
   StepResult result;
   SliceSummaries slices;
 };
 
-/// Bytes of the first part of a reply that has `rows` rows of `columns` of the head. Replies without routes
-/// fit.
+/// Returns the size of the first part of the reply to `batch` by a rank that has `columns` of the head.
+/// Replies without routes fit into it.
 size_t FirstReplyBytes(const StepBatch& batch, parallel::Range columns);
 
 void PutReply(const Status& status, const RankReply& reply, MessageWriter* writer);

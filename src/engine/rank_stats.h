@@ -14,14 +14,14 @@ inline constexpr int kLinkLevels = 4;
 /// Totals of one rank over the engine's life.
 struct RankStats {
   int rank = 0;
-  double step_seconds = 0;      ///< In batches: computation and exchange.
-  double exchange_seconds = 0;  ///< Part of it: in sums over shards, and waiting for hidden states.
+  double step_seconds = 0;      ///< Seconds spent in batches: computation and exchange.
+  double exchange_seconds = 0;  ///< Part of step_seconds: sums over shards, and waiting for hidden states.
   int64_t bytes_sent = 0;       ///< All messages to other ranks, those of the driver included.
   // Where replicas divide the experts:
   int64_t sent_rows = 0;        ///< Tokens and outputs of experts sent to other ranks.
-  int64_t expert_rows = 0;      ///< Computed by this rank's experts, for tokens of any rank.
+  int64_t expert_rows = 0;      ///< Rows that this rank's experts computed, for tokens of any rank.
   int64_t splits = 0;           ///< Layers of batches whose tokens were split exactly over replicas.
-  double split_seconds = 0;     ///< In these splits; part of exchange_seconds.
+  double split_seconds = 0;     ///< Seconds spent in exact splits; part of exchange_seconds.
   int64_t busiest_rows = 0;     ///< Sum over these splits of the rows of the busiest rank.
   double mean_rows = 0;         ///< Sum over these splits of the mean rows of a rank.
   int64_t spilled_experts = 0;  ///< Experts of other ranks whose weights this rank received for one batch.
@@ -29,7 +29,8 @@ struct RankStats {
   /// Rows of batches that are bound by computation, and the time of this rank's experts for them.
   int64_t timed_rows = 0;
   double timed_seconds = 0;
-  /// Bytes of these rows and of their routing by level of links, outermost first; the last has all others.
+  /// Bytes of the sent rows and of their routing by level of links, outermost first. The last entry
+  /// also has the bytes of all further levels.
   std::array<int64_t, kLinkLevels> level_bytes = {};
   /// Time of computation, step_seconds - exchange_seconds, divided by its mean over all ranks. 1: balanced.
   double imbalance = 1;

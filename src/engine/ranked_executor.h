@@ -32,9 +32,9 @@ struct RankSetup {
   int in_flight = 1;  // batches that may have started and not finished
 };
 
-/// Of the driver. After a rank fails, every later Finish returns the same error. In a layout that tolerates
-/// failures, that is the case only if this replica's own rank can't be reached: a rank that reports an error
-/// waits for the next batch.
+/// Executor of the driver (rank 0). After a rank fails, every later Finish returns the same error. If the
+/// layout tolerates failures, Finish keeps failing only when this replica's own rank is unreachable: a rank
+/// that reports an error waits for the next batch.
 class RankedExecutor : public Executor {
  public:
   /// Has the replica's other ranks create their caches, and waits for them. `local` runs the driver's part of

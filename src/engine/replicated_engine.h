@@ -18,14 +18,14 @@ namespace moesaic::engine {
 /// Each replica has its own scheduler, KV blocks and prefix tree. Replica 0 computes in this process.
 class ReplicatedEngine : public Engine {
  public:
-  /// [replicas], at least one, created with `options`. `link_levels` of EngineStats.
+  /// `replicas` are at least one, created with `options`. `link_levels` are those of EngineStats.
   ReplicatedEngine(std::vector<std::unique_ptr<ContinuousEngine>> replicas, const EngineOptions& options,
                    std::vector<std::string> link_levels = {});
   ~ReplicatedEngine() override;
   /// Moves experts between the ranks of these replicas, whose loads are recorded.
   void SetBalancer(std::unique_ptr<ExpertBalancer> balancer) { balancer_ = std::move(balancer); }
   /// Continues without replicas that `lockstep` excludes: their requests end with an error. `model` is the
-  /// driver's part, which is borrowed.
+  /// driver's part of the model; borrowed.
   void Tolerate(std::shared_ptr<Lockstep> lockstep, const models::Model& model);
 
   void BindCaller() override { first().BindCaller(); }
@@ -38,7 +38,7 @@ class ReplicatedEngine : public Engine {
   /// replica makes the others wait (EvenLimits). If a replica fails, the others still end their steps, and
   /// the first error is returned.
   Status Step(std::vector<TokenEvent>* events) override;
-  Status CheckRanks() override;  // of all replicas
+  Status CheckRanks() override;  // checks the ranks of all replicas
   void ClearCache() override;
   bool saving() const override;
   void SaveCache(const std::function<bool()>& stop) override;
@@ -82,7 +82,7 @@ class ReplicatedEngine : public Engine {
   uint64_t rank_loads_epoch_ = 0;                           // of the placement
   std::unique_ptr<ExpertLoadRecorder> load_;                // null: not recorded
   std::unique_ptr<ExpertBalancer> balancer_;                // null: experts stay
-  std::vector<models::ExpertLoad> last_load_;               // [replicas] at the last look
+  std::vector<models::ExpertLoad> last_load_;               // [replicas] as last fetched
   // Null: a failed rank ends the job.
   std::shared_ptr<Lockstep> lockstep_;
   const models::Model* model_ = nullptr;

@@ -20,7 +20,7 @@ namespace moesaic::engine {
 using Clock = std::chrono::steady_clock;
 using RequestId = uint64_t;  ///< Rises with arrival.
 
-/// How tokens are drawn. Defaults are those of the OpenAI API: temperature 1, no cuts.
+/// Parameters of drawing tokens. Defaults are those of the OpenAI API: temperature 1, no cuts.
 struct SamplingParams {
   float temperature = 1.0f;         ///< 0 (below 1e-5): greedy
   int top_k = 0;                    ///< 0: off
@@ -39,9 +39,9 @@ struct SamplingParams {
   int logprobs = -1;              ///< -1: none; k >= 0: of the drawn token and the top k
 };
 
-/// A client's statement about its conversation. The cost-aware eviction policy keeps blocks of a session that
-/// continues longer, and those that return soonest longest. It evicts blocks after `tokens`, and those of a
-/// session that ends, first, unless others used them too.
+/// A client's statement about its conversation, for the cost-aware eviction policy. The policy keeps blocks
+/// of a session that continues longer than others, the longest those that return soonest. It first evicts
+/// blocks after `tokens` and blocks of a session that ends, unless other requests used them, too.
 struct SessionNote {
   cache::Session state = cache::Session::kNone;
   /// Number of leading tokens, output included, that will be used again if the session continues.
@@ -52,19 +52,20 @@ struct SessionNote {
 struct Request {
   std::vector<int32_t> prompt;  ///< Not empty; all ids are in the vocabulary.
   SamplingParams sampling;
-  bool prompt_logprobs =
-      false;  ///< Requests the logprob of each prompt token from the second on, and the top `logprobs`.
+  /// Requests the logprob of each prompt token from the second on, and the top `logprobs`.
+  bool prompt_logprobs = false;
   /// Cached blocks are shared only between requests of one namespace (tenant's salt, adapter).
   std::string cache_namespace = {};
   /// Applied when the request ends for any reason.
   SessionNote session = {};
   int priority = 0;  ///< lower runs first
-  /// Time at which the request ends with kDeadline; earlier ones of a client are admitted first.
+  /// Time at which the request ends with kDeadline. Requests of one client and priority are admitted in the
+  /// order of their deadlines.
   std::optional<Clock::time_point> deadline = std::nullopt;
   std::string client = {};  ///< Clients of one priority share the engine evenly.
   /// Grammar of the output, owned by this request; null: none.
   std::shared_ptr<text::Grammar> grammar = nullptr;
-  /// Rows that choose blocks; absent: the engine's default.
+  /// Settings of block sparsity; absent: the engine's default.
   std::optional<RequestSparsity> sparsity = std::nullopt;
   /// Requests the last prompt token's final hidden state, scaled to length 1; needs max_tokens 0.
   bool want_embedding = false;

@@ -11,8 +11,8 @@
 
 namespace moesaic::engine {
 
-/// Candidates of rows that tokens are drawn from. Requests seldom use a larger top_k or more top
-/// logprobs, and top_p ends earlier in almost all rows; a row takes about 0.5 KB.
+/// Number of candidates of a row from which a token is drawn. Requests seldom use a larger top_k or more top
+/// logprobs, and top_p ends earlier in almost all rows. A row takes about 0.5 KB.
 inline constexpr int kRowCandidates = 64;
 
 struct TokenLogit {
@@ -25,7 +25,7 @@ inline bool ComesBefore(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }
 
-/// Sums of a draw and of log-probabilities.
+/// Sums that a row's draw and log-probabilities need.
 struct RowNeeds {
   float temperature = 0;    // of a random draw; 0: none
   bool normalizer = false;  // for log-probabilities
@@ -33,14 +33,14 @@ struct RowNeeds {
   bool operator==(const RowNeeds&) const = default;
 };
 
-/// One rank's columns of a row.
+/// Sums over one rank's columns of a row.
 struct SliceSums {
   float greatest = 0;     // NaN if a logit is NaN
   double exp_sum = 0;     // of exp(logit - greatest); 0: not wanted
   double weight_sum = 0;  // of exp((logit - greatest) / temperature); 0: not wanted
 };
 
-/// One row, merged from all ranks that have part of the head.
+/// Summary of one row, merged from all ranks that have part of the head.
 struct RowSummary {
   int vocab_size = 0;
   std::vector<TokenLogit> best = {};   // ordered; every other logit comes after the last one
@@ -49,9 +49,9 @@ struct RowSummary {
   bool is_whole() const { return std::ssize(best) == vocab_size; }
   bool has_nan() const;
   float greatest() const;
-  /// The logarithm of the sum of exp(logit); NaN if it was not wanted.
+  /// Returns the logarithm of the sum of exp(logit); NaN if it was not wanted.
   double LogNormalizer() const;
-  /// The sum of exp((logit - greatest()) / temperature); 0 if it was not wanted.
+  /// Returns the sum of exp((logit - greatest()) / temperature); 0 if it was not wanted.
   double WeightSum(float temperature) const;
 };
 
@@ -65,7 +65,7 @@ SliceSums SummarizeSlice(std::span<const float> logits, int first, int count, co
 RowSummary MergeSlices(std::vector<TokenLogit> best, std::span<const int> counts,
                        std::span<const parallel::Range> columns, std::vector<SliceSums> slices);
 
-/// The token of the greatest logit, ties to the lower id; -1: a logit is NaN.
+/// Returns the token of the greatest logit, the lowest id of equal ones; -1: a logit is NaN.
 int32_t LikeliestToken(const RowSummary& row);
 
 }  // namespace moesaic::engine

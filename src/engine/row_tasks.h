@@ -26,7 +26,8 @@ struct RowTask {
   std::vector<Drawn> drawn = {};  // all but the last are accepted drafts
 };
 
-/// A step calls StartMasks, runs the model, and then calls CollectMasks and Run. Engine thread only.
+/// Draws the tokens of a step. The step calls StartMasks, runs the model, and then calls CollectMasks and
+/// Run. Engine thread only.
 class RowTasks {
  public:
   /// `threads` is borrowed. `eos_ids` are not drawn before a request's min_tokens.
@@ -71,7 +72,7 @@ class RowTasks {
   const size_t vocab_size_;
   const std::vector<int32_t> eos_ids_;
   MaskWorker masks_;
-  std::vector<DrawScratch> scratch_;  // one a worker
+  std::vector<DrawScratch> scratch_;  // [workers]
 };
 
 }  // namespace moesaic::engine

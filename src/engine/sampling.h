@@ -44,7 +44,8 @@ struct DrawParams {
   std::span<const uint32_t> mask = {};  // bit i: token i may be drawn; empty: all may
   uint64_t seed;
   uint64_t position;  // of the drawn token in its sequence; the draw depends on (seed, position) only
-  // Of the row, if several ranks have the head. With one, results are equal with and without logits.
+  // Summary of the row if several ranks share the head; null otherwise. With a summary, results are equal
+  // with and without `logits`.
   const RowSummary* summary = nullptr;
 };
 

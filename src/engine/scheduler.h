@@ -54,7 +54,7 @@ struct StepPlan {
     /// Valid after drafts were accepted, until the sequence advances.
     bool is_decode() const { return count == 1 && sequence->remaining() == 1 + accepted; }
   };
-  // Blocks that a tier fetches for a sequence that waits on.
+  // Blocks that a tier fetches for a sequence that continues to wait.
   struct Fetch {
     Sequence* sequence;
     cache::PrefixMatch prefix;  // without a tail
@@ -73,8 +73,8 @@ struct StepPlan {
 /// sequences are ordered by priority, service of their client, deadline and arrival, with bounded overtaking.
 class Scheduler {
  public:
-  /// All are borrowed and must outlive the scheduler. `tiers` are asked in order; more may be appended before
-  /// the first sequence is added.
+  /// All are borrowed and must outlive the scheduler. `tiers` are searched in order. More may be appended
+  /// before the first sequence is added.
   Scheduler(cache::BlockPool& pool, cache::RadixTree& tree, const std::vector<cache::KvTier*>& tiers,
             const SchedulerOptions& options);
   ~Scheduler();
@@ -91,13 +91,13 @@ class Scheduler {
   /// Handles a block whose contents are damaged: sequences that hold it are preempted, and all idle blocks
   /// are evicted.
   void OnDamage(int32_t block);
-  /// Evicts all idle blocks, which no tier keeps for that.
+  /// Evicts all idle blocks. Tiers do not keep them.
   void ClearTree();
-  bool fetching() const;  ///< Whether a sequence waits for a fetch.
+  bool fetching() const;  ///< Returns whether a sequence waits for a fetch.
 
-  /// Sequences in flight keep their blocks. While there are some, nothing is preempted and no fetch ends for
-  /// a decode that lacks blocks: it waits for them. `most_rows` limits the step further than the options do,
-  /// but not its decodes.
+  /// Plans a step. While sequences are in flight, they keep their blocks, nothing is preempted, and no fetch
+  /// is cancelled: a decode that lacks blocks waits for these sequences. `most_rows` limits the rows of the
+  /// step further than the options do, except for decodes.
   StepPlan Plan(int most_rows = std::numeric_limits<int>::max()) const;
   /// Carries the plan out. The batch computes its chunks, after all pending operations.
   StepBatch Commit(StepPlan& plan);
@@ -135,7 +135,7 @@ class Scheduler {
   cache::RadixTree& tree_;
   const SchedulerOptions options_;
   const std::vector<cache::KvTier*>& tiers_;
-  bool discards_ = false;        // evicted blocks are not wanted any more
+  bool discards_ = false;        // tiers do not keep blocks that are evicted now
   cache::KvOps ops_;             // to be applied before the next step's rows
   std::vector<uint64_t> ended_;  // sequences whose state executors release with the next step
   std::vector<std::unique_ptr<Sequence>> running_;  // by arrival

@@ -24,9 +24,9 @@ class Speculation {
     int most = 0;
   };
 
-  /// Drafts as many tokens as pay, or always the maximum unless `adaptive`. `lookup`, whose drafter may be
-  /// null, is free and drafts instead if it promises more tokens per second; unless `adaptive`, whenever it
-  /// finds something.
+  /// If `adaptive`, DepthPolicy chooses the number of drafts, and `lookup` drafts instead of `main` if its
+  /// expected tokens per second are higher. Otherwise drafts are as long as possible, and `lookup` drafts
+  /// whenever it finds tokens. The drafter of `lookup` is free, and may be null.
   Speculation(Source main, Source lookup, bool adaptive)
       : drafter_(std::move(main.drafter)),
         lookup_(std::move(lookup.drafter)),
@@ -34,8 +34,8 @@ class Speculation {
         most_looked_up_(lookup.most),
         adaptive_(adaptive) {}
 
-  /// Drafts for the next step, of at most `max_batch_tokens` rows. If that fails, nothing is drafted; the
-  /// first failure is logged, and no request depends on it.
+  /// Drafts for the next step, of at most `max_batch_tokens` rows. If a drafter fails, the step has no
+  /// drafts. The first failure is logged; no result depends on it.
   void Draft(const std::vector<std::unique_ptr<Sequence>>& running, int max_batch_tokens);
   /// Called before and after Scheduler::Commit.
   void Planned(const StepPlan& plan) { drafter_->Admitted(plan); }

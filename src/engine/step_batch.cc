@@ -92,7 +92,7 @@ class Reader {
 };
 
 // Of any pipeline: some parts for each of up to 65536 stages.
-constexpr int kMostParts = 1 << 20;
+constexpr int kMaxParts = 1 << 20;
 
 constexpr size_t kOpBytes = 2 + 5 * sizeof(int32_t) + 2 * sizeof(uint64_t);
 constexpr size_t kRowsBytes = sizeof(uint64_t) + 7 * sizeof(int32_t) + sizeof(float) + 1;
@@ -230,7 +230,7 @@ Status CheckBatch(const StepBatch& batch, const StepLimits& limits) {
   }
   // More parts than rows would make ranks compute empty parts without end.
   const models::JointStep& joint = batch.joint;
-  if (joint.parts < 0 || joint.most_rows < 0 || (joint.number > 0 && joint.parts > kMostParts)) {
+  if (joint.parts < 0 || joint.most_rows < 0 || (joint.number > 0 && joint.parts > kMaxParts)) {
     return InvalidArgument("step batch: joint step {} has {} parts of at most {} rows", joint.number,
                            joint.parts, joint.most_rows);
   }

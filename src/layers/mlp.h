@@ -5,8 +5,8 @@
 
 namespace moesaic::layers {
 
-/// Of several ranks each has some columns of the hidden layer, possibly none: then the matrices are empty,
-/// and the output is zero.
+/// With several ranks, each rank has some columns of the hidden layer, or none; its matrices are then empty
+/// and its output is zero.
 struct Mlp {
   Linear gate, up, down;
   int hidden = 0;

@@ -37,8 +37,8 @@ struct Router {
   void Route(const Step& step, const float* x, int32_t* ids, float* weights) const;
 };
 
-/// Of several ranks each has some of the routed experts, or some columns of each, and some columns of the
-/// shared experts. Its output is then a partial sum. If replicas divide the experts, tokens travel to the
+/// With several ranks, each rank has some of the routed experts, or some columns of each, and some columns of
+/// the shared experts. Its output is then a partial sum. If replicas divide the experts, tokens travel to the
 /// ranks of their experts.
 struct MoeLayer {
   Router router;

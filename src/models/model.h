@@ -29,7 +29,7 @@ struct KvSpec {
   bool shared = false;  ///< MLA: values are the first value_dim elements of the keys
 };
 
-/// How a model's weights were brought into memory.
+/// Origin of a model's weights in memory.
 enum class WeightSource {
   kMapped,  ///< pages of a packed file, read on first access
   kCopied,  ///< a packed file's bytes, copied to huge pages
@@ -70,8 +70,8 @@ struct ModelInfo {
   int numa_nodes = 1;                    ///< number of nodes that hold the weights, unless kLocal
   int moe_layers = 0;                    ///< decoder layers with routed experts
   int64_t expert_bytes = 0;              ///< mean packed bytes of one routed expert of one layer
-  /// Of one rank of several: its bytes and cache space, its decoder layers, and the vocabulary's part whose
-  /// logits it computes, which is empty before the last pipeline stage. Other members describe the model.
+  /// This rank's share: decoder layers, and the vocabulary range whose logits it computes (empty before the
+  /// last pipeline stage). Sizes of weights and `kv` are this rank's, too. Other members describe the model.
   parallel::Range own_layers, own_vocab;
   int own_mtp_layers = 0;
   KvSpec kv;
@@ -86,13 +86,13 @@ struct ExpertLoad {
   std::vector<int64_t> tokens = {};  // [layers, experts]
 };
 
-/// Sizes that all replicas know of a step in which they exchange tokens of experts. Each layer with experts
-/// has one exchange for each part of the batch, in which every replica takes part.
+/// Sizes of a step in which replicas exchange tokens of experts, equal on all replicas. Each layer with
+/// experts has one exchange for each part of the batch, in which every replica takes part.
 struct JointStep {
   uint64_t number = 0;    // of the step, from 1; 0: not agreed on, and replicas have equally many parts
-  int32_t parts = 0;      // of the replica with most parts
-  int32_t most_rows = 0;  // of a part of any replica
-  uint64_t move = 0;      // last move of experts that is applied before the step
+  int32_t parts = 0;      // maximum number of parts of a replica
+  int32_t most_rows = 0;  // maximum rows of a part
+  uint64_t move = 0;      // number of the last move of experts that is applied before the step
   bool operator==(const JointStep&) const = default;
 };
 
@@ -101,8 +101,8 @@ struct ExpertMoveOrder {
   uint64_t number = 0;              // of the move, from 1, rising
   int layer = 0;                    // decoder layer
   parallel::LayerPlacement next;    // [ranks of the stage]: experts, ascending
-  std::vector<double> loads = {};   // [experts] by which tokens are divided over replicas; empty: equal
-  std::vector<double> speeds = {};  // [ranks of the stage], relative, for the same; empty: equal
+  std::vector<double> loads = {};   // [experts] loads that divide tokens over replicas; empty: equal
+  std::vector<double> speeds = {};  // [ranks of the stage] relative speeds for it; empty: equal
 };
 
 /// Experts of a layer that routers do not choose.
@@ -179,26 +179,27 @@ class Model {
                                                runtime::ThreadPool& pool);
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
-  /// Of the groups of this rank; zero on one rank.
+  /// Returns the traffic of this rank's groups; zero on one rank.
   virtual parallel::GroupTraffic traffic() const { return {}; }
-  /// Of the rows that this rank routed. The shards of a replica route the same rows.
+  /// Returns the loads of the rows that this rank routed. The shards of a replica route the same rows.
   virtual ExpertLoad expert_load() const { return {}; }
   /// Begins to gather the experts of a layer's next placement, while the current one is used. All ranks of
-  /// the stage begin the same move. An error is that of the whole move: it is reported as failed until it is
-  /// dropped. Only in a layout that exchanges tokens and lets experts move.
+  /// the stage begin the same move. An error fails the whole move, which is reported as failed until it is
+  /// dropped. Supported only in a layout that exchanges tokens and lets experts move.
   virtual Status BeginExpertMove(const ExpertMoveOrder&) { return Unimplemented("experts can't move"); }
   /// Does a small part of the move, if there is one; does not wait.
   virtual ExpertMoveReport AdvanceExpertMove() { return {}; }
-  /// Uses the gathered experts from the next Forward on; all ranks do it before the same one.
+  /// Uses the gathered experts from the next Forward on. All ranks call it before the same Forward.
   virtual Status ApplyExpertMove(uint64_t) { return Unimplemented("experts can't move"); }
   virtual void DropExpertMove() {}
-  /// Continues without exactly these ranks of the job, which are dead; all others do it between the same
-  /// steps. Experts that no other rank has are left out of routing. In a layout that tolerates failures.
+  /// Continues without exactly these dead ranks of the job. All other ranks call it between the same steps.
+  /// Experts that no other rank has are left out of routing. Supported only in a layout that tolerates
+  /// failures.
   virtual Status ExcludeRanks(std::span<const int>) { return Unimplemented("all ranks are needed"); }
-  /// Leaves exactly these experts of a layer out of routing. InvalidArgument: the layer has no routed experts
-  /// here, or not these.
+  /// Leaves exactly these experts of a layer out of routing. InvalidArgument: this rank has no routed experts
+  /// in the layer, or an expert does not exist.
   virtual Status LeaveOutExperts(const LeftOutExperts&) { return Unimplemented("no experts"); }
-  /// Of the layers that have some, ascending.
+  /// Returns left-out experts by layer, ascending. Layers without any are omitted.
   virtual std::vector<LeftOutExperts> left_out_experts() const { return {}; }
 
   /// Runs all layers over the batch, together with the other ranks of its layout, and writes keys and values

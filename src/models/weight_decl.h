@@ -23,7 +23,7 @@ struct PartDecl {
   bool transposed = false;
   std::vector<int32_t> records = {};  // numbers of the records in module names; empty: 0, 1, ...
 
-  /// Whether the matrix has some of the module's columns only.
+  /// Returns whether the matrix has some of the module's columns only.
   bool has_slice() const { return !transposed && k != module_in; }
 
   std::string Module(int record) const;

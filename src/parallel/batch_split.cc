@@ -207,9 +207,9 @@ StatusOr<BatchSplit::Choice> BatchSplit::Split(Layer& layer, const comm::ExpertM
     if (id >= 0) ++counts[id];
   }
   const bool sendable = options_.spills() && own.bytes % kBytesUnit == 0;
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  counts[experts_] = sendable ? static_cast<int32_t>(std::min(own.bytes / kBytesUnit, kMost)) : 0;
-  counts[experts_ + 1] = static_cast<int32_t>(std::min(row_seconds * 1e9, static_cast<double>(kMost)));
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  counts[experts_] = sendable ? static_cast<int32_t>(std::min(own.bytes / kBytesUnit, kMax)) : 0;
+  counts[experts_ + 1] = static_cast<int32_t>(std::min(row_seconds * 1e9, static_cast<double>(kMax)));
   RETURN_IF_ERROR(GatherCounts());
   std::ranges::fill(totals_, 0);
   for (int rank = 0; rank < ranks_.size(); ++rank) {

@@ -46,27 +46,27 @@ std::optional<BatchPlan> SpillBatch(const BatchPlan& plan, const LayerPlacement&
 std::vector<int64_t> OwnTokens(std::span<const int64_t> tokens, std::span<const int> holders,
                                std::span<const int64_t> counts, int rank);
 
-/// Work of a rank's splits. All rise.
+/// Work of a rank's splits. All numbers are totals.
 struct BatchSplitStats {
   int64_t splits = 0;         ///< layers of batches that were split exactly
-  double seconds = 0;         ///< in exchanges of counts, and computing splits
+  double seconds = 0;         ///< spent in exchanging counts and computing splits
   int64_t busiest_rows = 0;   ///< sum over splits of the busiest rank's rows
-  double mean_rows = 0;       ///< sum over splits of the mean of the ranks
+  double mean_rows = 0;       ///< sum over splits of the mean rows of a rank
   int64_t spilled = 0;        ///< temporary replicas that this rank received
   int64_t spilled_bytes = 0;  ///< weights that this rank sent
 };
 
-/// One rank's end. All ranks call Split() for the same layers in the same order. One thread.
+/// One rank's side of the split. All ranks call Split() for the same layers in the same order. One thread.
 class BatchSplit {
  public:
-  /// Borrows both transports, of which `ranks` has those of the group.
+  /// Borrows both transports. `ranks` has the ranks of the expert group.
   BatchSplit(comm::Transport& job, comm::GroupTransport& ranks, int experts, double time_limit_s,
              const BatchSplitOptions& options);
   ~BatchSplit();  ///< Cancels transfers in flight.
   BatchSplit(const BatchSplit&) = delete;
   BatchSplit& operator=(const BatchSplit&) = delete;
 
-  /// Continues without these ranks of the group, [ranks]; all others do so between the same calls.
+  /// Continues without the dead ranks of the group [ranks]. All other ranks call it between the same splits.
   void SetDead(const std::vector<bool>& dead);
 
   /// Experts of a layer on living ranks.

@@ -8,15 +8,15 @@
 
 namespace moesaic::parallel {
 
-/// Borrows the transport, whose rules it has.
+/// Forwards all calls to a borrowed transport.
 class CountedTransport : public comm::Transport {
  public:
   explicit CountedTransport(comm::Transport& job) : job_(job), ignored_(job.size(), false) {}
 
-  /// Size of all messages of sends that were started.
+  /// Returns the bytes of all sends that were started.
   int64_t sent_bytes() const { return sent_bytes_; }
-  /// From now on, failed() is false for this rank, with which the caller exchanges no messages. So waits that
-  /// look at all ranks of a job continue without it.
+  /// Makes failed() return false for this rank, with which the caller exchanges no messages any more. So
+  /// waits that check all ranks of a job continue without it.
   void Ignore(int rank) { ignored_[rank] = true; }
 
   std::string_view name() const override { return job_.name(); }

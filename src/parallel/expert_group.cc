@@ -14,14 +14,14 @@ namespace {
 // Rows of a decode step travel in one message to each rank, whose buffers have a fixed size: at most this for
 // all ranks. DeepSeek-V3 in f32 takes 3.7 MB for 128 rows of a rank.
 constexpr int64_t kFixedBufferBytes = int64_t{64} << 20;
-constexpr int kMostFixedRows = 128;
+constexpr int kMaxFixedRows = 128;
 // From about this many rows of an expert on, its products take longer than reading its weights, so that time
 // tells how fast the rank is.
 constexpr int64_t kTimedRowsPerExpert = 16;
 
 int FixedRows(const ExpertGroupOptions& options, int ranks) {
   const int64_t row = comm::RowRoutingBytes(options.top_k) + int64_t{4} * options.hidden;
-  return static_cast<int>(std::clamp<int64_t>(kFixedBufferBytes / (row * ranks), 1, kMostFixedRows));
+  return static_cast<int>(std::clamp<int64_t>(kFixedBufferBytes / (row * ranks), 1, kMaxFixedRows));
 }
 
 // Of a replica on a dead rank: below that of all others.

@@ -19,12 +19,12 @@
 
 namespace moesaic::parallel {
 
-/// Work of one rank for its expert group. All rise over the life of the group.
+/// Work of one rank for its expert group. All numbers are totals over the life of the group.
 struct ExpertTraffic {
   int64_t sent_rows = 0;      // tokens and outputs that were sent to other ranks
-  int64_t computed_rows = 0;  // that its experts computed, for tokens of any rank
-  double seconds = 0;         // in the exchange
-  BatchSplitStats split;      // part of it
+  int64_t computed_rows = 0;  // rows that this rank's experts computed, for tokens of any rank
+  double seconds = 0;         // seconds spent in the exchange
+  BatchSplitStats split;      // exact splits; their time is part of `seconds`
   // Rows of batches that are bound by computation, and the time that the rank's experts took for them.
   int64_t timed_rows = 0;
   double timed_seconds = 0;
@@ -43,12 +43,12 @@ struct ExpertGroupOptions {
   /// equal placement. Always on if an expert has several replicas.
   bool sums_by_choice = false;
   BatchSplitOptions split = {};
-  /// Relative speeds of the ranks, until SetLoads() has others. Empty: equal ones.
+  /// Relative speeds of the ranks until SetLoads() sets others. Empty: all equal.
   std::vector<double> speeds = {};
 };
 
-/// One rank's end. All ranks of the group call Begin, Receive and Combine for the same layers in the same
-/// order; zero rows are a valid batch. One thread.
+/// One rank's side of the expert group. All ranks of the group call Begin, Receive and Combine for the same
+/// layers in the same order; zero rows are a valid batch. One thread.
 class ExpertGroup {
  public:
   /// `by_layer` has, for each layer with routed experts, the experts of each rank, ascending. Borrows `job`,
@@ -58,10 +58,10 @@ class ExpertGroup {
       const ExpertGroupOptions& options, const std::vector<std::vector<std::vector<int>>>& by_layer);
   ~ExpertGroup();
 
-  /// Rows that this rank sends, of `rows` that all shards of its replica have.
+  /// Returns the range of rows that this rank sends, out of `rows` that all shards of its replica have.
   Range OwnRows(int rows) const;
-  /// Sets the most rows that a replica has in the next layers, which all ranks know; 0: unknown. If they are
-  /// few, rows travel in one message to each rank.
+  /// Sets the maximum rows of a replica in the next layers, equal on all ranks; 0: unknown. If they are few,
+  /// rows travel in one message to each rank.
   void SetMostRows(int rows);
 
   /// Begins to send rows [OwnRows().count, hidden] to the ranks of their experts `ids` [rows, top_k], and
@@ -83,8 +83,8 @@ class ExpertGroup {
   /// of the outputs for this rank's rows.
   Status Combine(std::span<const float> outputs, std::span<float> out);
 
-  /// Fixed shares of replicas: ranks have equal work under these loads, [experts], where they have these
-  /// relative speeds; empty: equal ones. Ranks may have other loads, but not other speeds.
+  /// Sets the fixed shares of replicas so that ranks with these relative speeds (empty: all equal) have equal
+  /// work under these loads [experts]. `loads` may differ between ranks; `speeds` may not.
   Status SetLoads(int layer, std::span<const double> loads, std::span<const double> speeds = {});
 
   /// Experts of each rank in a layer.

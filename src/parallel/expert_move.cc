@@ -14,7 +14,7 @@ namespace {
 // After the tags of sums and hidden states; those of exchanges begin at 2^28. A tag has 12 bits of the move
 // and 12 of the round: messages of a move that was given up are never matched by one of the next 4095.
 constexpr comm::Tag kMoveTags = comm::Tag{3} << comm::kCommunicatorTagBits;
-constexpr size_t kMostRounds = 1 << 12;
+constexpr size_t kMaxRounds = 1 << 12;
 constexpr int64_t kPieceBytes = 1 << 20;
 
 comm::Tag TagOf(uint64_t move, size_t round) {
@@ -28,8 +28,8 @@ StatusOr<ExpertMove> ExpertMove::Create(comm::Transport& ranks, uint64_t number,
                                         int64_t bytes, OldWeights old_weights, std::byte* next_weights) {
   const int own = ranks.rank();
   ASSIGN_OR_RETURN(const std::vector<TransferRound> rounds, PlanTransfers(current, next));
-  if (rounds.size() > kMostRounds) {
-    return InvalidArgument("a move of experts has at most {} rounds, found {}", kMostRounds, rounds.size());
+  if (rounds.size() > kMaxRounds) {
+    return InvalidArgument("a move of experts has at most {} rounds, found {}", kMaxRounds, rounds.size());
   }
   ExpertMove move(ranks, number, bytes, std::move(old_weights), next_weights);
   for (size_t slot = 0; slot < next[own].size(); ++slot) {
@@ -71,15 +71,15 @@ ExpertMove::ExpertMove(ExpertMove&& other) noexcept
       sent_bytes_(other.sent_bytes_) {}
 
 ExpertMove::~ExpertMove() {
-  for (const Lane* lane : {&send_, &receive_}) {
-    if (lane->piece) ranks_->Cancel(*lane->piece);
+  for (const ExpertStream* stream : {&send_, &receive_}) {
+    if (stream->piece) ranks_->Cancel(*stream->piece);
   }
 }
 
 Status ExpertMove::Advance() {
   if (!send_.open() && !receive_.open() && round_ < rounds_.size()) StartRound();
-  RETURN_IF_ERROR(AdvanceLane(/*sends=*/false, receive_));
-  RETURN_IF_ERROR(AdvanceLane(/*sends=*/true, send_));
+  RETURN_IF_ERROR(AdvanceStream(/*sends=*/false, receive_));
+  RETURN_IF_ERROR(AdvanceStream(/*sends=*/true, send_));
   CopyPiece();  // while a round travels
   ranks_->Progress();
   return OkStatus();
@@ -92,45 +92,45 @@ void ExpertMove::StartRound() {
   if (round.send) send_ = {.transfer = *round.send, .tag = tag, .left = bytes_};
 }
 
-// Pieces of a lane have one tag and follow each other, so that they arrive in order. The checksum is the
+// Pieces of a stream have one tag and follow each other, so that they arrive in order. The checksum is the
 // last.
-Status ExpertMove::AdvanceLane(bool sends, Lane& lane) {
-  if (Status result; lane.piece && ranks_->Test(*lane.piece, &result)) {
-    lane.piece.reset();
+Status ExpertMove::AdvanceStream(bool sends, ExpertStream& stream) {
+  if (Status result; stream.piece && ranks_->Test(*stream.piece, &result)) {
+    stream.piece.reset();
     RETURN_IF_ERROR(result);
-    if (lane.expected != nullptr) {
-      const uint64_t expected = *std::exchange(lane.expected, nullptr);
-      if (expected == lane.sum.value()) return OkStatus();
+    if (stream.expected != nullptr) {
+      const uint64_t expected = *std::exchange(stream.expected, nullptr);
+      if (expected == stream.sum.value()) return OkStatus();
       return absl::DataLossError(
-          fmt::format("expert {} of rank {} has another checksum than it was sent with", lane.transfer.expert,
-                      lane.transfer.from));
+          fmt::format("expert {} of rank {} has another checksum than it was sent with",
+                      stream.transfer.expert, stream.transfer.from));
     }
     const std::byte* const bytes =
-        sends ? old_weights_(lane.transfer.expert) : next_ + lane.transfer.slot * bytes_;
-    lane.sum.Add(bytes + lane.summed, static_cast<size_t>(lane.begun - lane.summed));
-    lane.summed = lane.begun;
-    if (lane.left == 0) {
-      lane.expected = std::make_unique<uint64_t>(lane.sum.value());
-      const std::span<std::byte> trailer = std::as_writable_bytes(std::span(lane.expected.get(), 1));
-      ASSIGN_OR_RETURN(lane.piece, sends ? ranks_->Send(lane.transfer.to, lane.tag, trailer)
-                                         : ranks_->Receive(lane.transfer.from, lane.tag, trailer));
+        sends ? old_weights_(stream.transfer.expert) : next_ + stream.transfer.slot * bytes_;
+    stream.sum.Add(bytes + stream.summed, static_cast<size_t>(stream.begun - stream.summed));
+    stream.summed = stream.begun;
+    if (stream.left == 0) {
+      stream.expected = std::make_unique<uint64_t>(stream.sum.value());
+      const std::span<std::byte> trailer = std::as_writable_bytes(std::span(stream.expected.get(), 1));
+      ASSIGN_OR_RETURN(stream.piece, sends ? ranks_->Send(stream.transfer.to, stream.tag, trailer)
+                                           : ranks_->Receive(stream.transfer.from, stream.tag, trailer));
     }
   }
-  return lane.piece || lane.left == 0 ? OkStatus() : StartPiece(sends, lane);
+  return stream.piece || stream.left == 0 ? OkStatus() : StartPiece(sends, stream);
 }
 
-Status ExpertMove::StartPiece(bool sends, Lane& lane) {
-  const auto count = static_cast<size_t>(std::min(lane.left, kPieceBytes));
+Status ExpertMove::StartPiece(bool sends, ExpertStream& stream) {
+  const auto count = static_cast<size_t>(std::min(stream.left, kPieceBytes));
   if (sends) {
-    const std::byte* const from = old_weights_(lane.transfer.expert) + lane.begun;
-    ASSIGN_OR_RETURN(lane.piece, ranks_->Send(lane.transfer.to, lane.tag, {from, count}));
+    const std::byte* const from = old_weights_(stream.transfer.expert) + stream.begun;
+    ASSIGN_OR_RETURN(stream.piece, ranks_->Send(stream.transfer.to, stream.tag, {from, count}));
     sent_bytes_ += static_cast<int64_t>(count);
   } else {
-    std::byte* const to = next_ + lane.transfer.slot * bytes_ + lane.begun;
-    ASSIGN_OR_RETURN(lane.piece, ranks_->Receive(lane.transfer.from, lane.tag, {to, count}));
+    std::byte* const to = next_ + stream.transfer.slot * bytes_ + stream.begun;
+    ASSIGN_OR_RETURN(stream.piece, ranks_->Receive(stream.transfer.from, stream.tag, {to, count}));
   }
-  lane.begun += static_cast<int64_t>(count);
-  lane.left -= static_cast<int64_t>(count);
+  stream.begun += static_cast<int64_t>(count);
+  stream.left -= static_cast<int64_t>(count);
   return OkStatus();
 }
 

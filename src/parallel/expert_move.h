@@ -54,8 +54,8 @@ class ExpertMove {
     size_t number = 0;
     std::optional<ExpertTransfer> send, receive;
   };
-  // One expert of a round, piece by piece, and its checksum.
-  struct Lane {
+  // One expert of a round, sent or received piece by piece, and its checksum.
+  struct ExpertStream {
     ExpertTransfer transfer = {};
     comm::Tag tag = 0;
     int64_t begun = 0, left = 0;              // bytes of started pieces, and of those to start
@@ -68,8 +68,8 @@ class ExpertMove {
   ExpertMove(comm::Transport& ranks, uint64_t number, int64_t bytes, OldWeights old_weights,
              std::byte* next_weights);
   void StartRound();
-  Status AdvanceLane(bool sends, Lane& lane);
-  Status StartPiece(bool sends, Lane& lane);
+  Status AdvanceStream(bool sends, ExpertStream& stream);
+  Status StartPiece(bool sends, ExpertStream& stream);
   void CopyPiece();
 
   comm::Transport* ranks_;
@@ -78,9 +78,9 @@ class ExpertMove {
   OldWeights old_weights_;
   std::byte* next_;
   std::vector<Copy> copies_;      // the last one first
-  std::vector<OwnRound> rounds_;  // in which this rank takes part
+  std::vector<OwnRound> rounds_;  // rounds in which this rank takes part
   size_t round_ = 0;              // next one to start
-  Lane send_, receive_;
+  ExpertStream send_, receive_;
   int64_t sent_bytes_ = 0;
 };
 

@@ -18,33 +18,35 @@
 
 namespace moesaic::parallel {
 
-/// Degrees of parallelism; all at least 1.
+/// Degrees of parallelism. Each is at least 1.
 struct Degrees {
   int tensor = 1;
   int pipeline = 1;
   int data = 1;
-  /// Parts of the routed experts in an expert group of tensor * data ranks. 1: each rank has a slice of every
-  /// expert. A part is divided among tensor * data / expert ranks by slices of its experts.
+  /// Number of parts into which an expert group of tensor * data ranks divides the routed experts. A part is
+  /// divided among tensor * data / expert ranks by slices of its experts. 1: each rank has a slice of every
+  /// expert.
   int expert = 1;
 
   int ranks() const { return tensor * pipeline * data; }
   bool operator==(const Degrees&) const = default;
 };
 
-/// "TP2 x PP2 x EP2"; "1 rank" if all degrees are 1.
+/// Returns a name such as "TP2 x PP2 x EP2"; "1 rank" if all degrees are 1.
 std::string Name(const Degrees& degrees);
 
-/// Uneven parts, for ranks of different speed or memory. Empty: parts differ by at most one.
+/// Sizes of uneven parts, for ranks of different speed or memory. Empty: sizes differ by at most one.
 struct Split {
   std::vector<int> layers;   // decoder layers of each stage, [pipeline]
   std::vector<int> experts;  // routed experts of each part, [expert]
   bool operator==(const Split&) const = default;
 };
 
-/// Least rows of a part of a batch that flows through a pipeline. A part reads all weights of its rows'
-/// experts again; from 32 rows on, dense matrices are bound by computation.
+/// Minimum rows of each part into which pipeline stages divide a batch. Each part reads the weights of its
+/// rows' experts again; from 32 rows on, dense matrices are bound by computation.
 inline constexpr int kMinPartRows = 32;
-/// Most parts for each stage. With m parts, a stage computes m / (m + stages - 1) of the time: 4/5 or more.
+/// Maximum parts of a batch, divided by the number of stages. With m parts, a stage computes for
+/// m / (m + stages - 1) of the time: 4/5 or more.
 inline constexpr int kPartsPerStage = 4;
 
 struct Coordinates {
@@ -57,9 +59,9 @@ class Layout {
  public:
   /// One rank.
   Layout() = default;
-  /// InvalidArgument: a degree below 1, or an expert degree that does not divide tensor * data; with several
-  /// replicas it must be 1 or tensor * data.
-  /// A split needs a number of at least 1 for each stage or part.
+  /// InvalidArgument: a degree is below 1, the expert degree does not divide tensor * data (with several
+  /// replicas it must be 1 or tensor * data), or a split has not a number of at least 1 for each stage or
+  /// part.
   static StatusOr<Layout> Create(const Degrees& degrees, Split split = {});
   /// Parses "tp=2,pp=2": sizes (tp, pp, dp, ep) and splits (layers=20+28, experts=70+58), each at most once.
   static StatusOr<Layout> Parse(std::string_view text);
@@ -67,45 +69,47 @@ class Layout {
   const Degrees& degrees() const { return degrees_; }
   const Split& split() const { return split_; }
   std::string Name() const;  ///< "TP2 x PP2, layers 20+28"
-  /// The parts of one replica, as Parse reads them: "tp=2,pp=2,layers=20+28"; "tp=1" for one rank. Layouts
-  /// with equal texts give the ranks of a replica equal parts of a model.
+  /// Returns the parts of one replica as text for Parse(): "tp=2,pp=2,layers=20+28"; "tp=1" for one rank.
+  /// Layouts with equal texts give the ranks of a replica equal parts of a model.
   std::string PartsText() const;
   int ranks() const { return degrees_.ranks(); }
   Coordinates At(int rank) const;
   int RankAt(const Coordinates& at) const;
 
-  /// Ranks of the same replica and stage, by shard.
+  /// Returns the ranks of the same replica and stage, by shard.
   std::vector<int> TensorGroup(int rank) const;
-  /// Ranks of the same stage, by replica and shard.
+  /// Returns the ranks of the same stage, by replica and shard.
   std::vector<int> ExpertGroup(int rank) const;
-  /// Part of the routed experts that a rank has, in [0, expert).
+  /// Returns the number of the part of the routed experts that a rank has, in [0, expert).
   int ExpertPart(int rank) const;
-  /// Slice of that part's experts, in [0, expert_slices()).
+  /// Returns the number of the rank's slice of that part's experts, in [0, expert_slices()).
   int ExpertSlice(int rank) const;
   int expert_slices() const;
-  /// Whether replicas divide the experts of their stage, so that tokens travel to the ranks of their experts.
+  /// Returns whether replicas divide the experts of their stage, so that tokens travel to the ranks of their
+  /// experts.
   bool exchanges_tokens() const { return degrees_.data > 1 && degrees_.expert > 1; }
 
-  /// Sets the experts of each rank of an expert group, which are contiguous ranges otherwise. Layers of
+  /// Sets the experts of each rank of an expert group; by default they are contiguous ranges. The layers of
   /// `placement` are the model's MoE layers, or all its decoder layers. InvalidArgument: the layout does not
   /// exchange tokens, or its expert groups have another number of ranks.
   Status PlaceExperts(std::shared_ptr<const Placement> placement);
   const Placement* placement() const { return placement_.get(); }  ///< or null
-  /// Experts may move to other ranks while the model serves. Sums then do not depend on their placement.
+  /// Allows experts to move to other ranks while the model serves. Sums then do not depend on their
+  /// placement.
   void LetExpertsMove() { experts_move_ = true; }
   bool experts_move() const { return experts_move_; }
-  /// Division of tokens over the replicas of experts.
+  /// Sets the options of dividing tokens over the replicas of experts.
   void SetBatchSplit(const BatchSplitOptions& split) { batch_split_ = split; }
   const BatchSplitOptions& batch_split() const { return batch_split_; }
-  /// Relative speeds of the ranks of an expert group, [ranks]; empty: equal ones. InvalidArgument: another
-  /// number, or one that is not positive.
+  /// Sets the relative speeds of the ranks of an expert group, [ranks]; empty: all equal. InvalidArgument:
+  /// their number is wrong, or one is not positive.
   Status SetSpeeds(std::vector<double> speeds);
   const std::vector<double>& speeds() const { return speeds_; }
-  /// The job continues without ranks that fail, except for the driver. InvalidArgument: the layout does not
-  /// exchange tokens, or its replicas have several ranks, whose parts no other rank has.
+  /// Lets the job continue without ranks that fail, except for the driver. InvalidArgument: the layout does
+  /// not exchange tokens, or its replicas have several ranks, whose parts no other rank has.
   Status TolerateFailures();
   bool tolerates_failures() const { return tolerates_failures_; }
-  /// Position of a rank in its expert group.
+  /// Returns the position of a rank in its expert group.
   int IndexInExpertGroup(int rank) const;
 
  private:

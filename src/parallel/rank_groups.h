@@ -17,23 +17,24 @@
 
 namespace moesaic::parallel {
 
-/// Tags that groups use, from this one on; lower ones are free for other messages of the job.
+/// First tag that groups use. Lower tags are free for other messages of the job.
 inline constexpr comm::Tag kFirstGroupTag = comm::Tag{1} << comm::kCommunicatorTagBits;
 
-/// Bytes that one rank sent, and time that it waited for other ranks. All rise over the life of the groups.
+/// Bytes that one rank sent, and time that it waited for other ranks. All are totals over the life of the
+/// groups.
 struct GroupTraffic {
-  int64_t sent_bytes = 0;  // messages of both kinds
-  double seconds = 0;      // in sums, receives, and exchanges of tokens
+  int64_t sent_bytes = 0;  // bytes of all messages
+  double seconds = 0;      // spent in sums, receives, and exchanges of tokens
   ExpertTraffic experts;   // zero if replicas do not divide the experts
 };
 
 /// The groups of one rank. Layers call it between kernels and cannot handle failures there. Therefore the
-/// first failure is kept until TakeFailure(), and later calls do nothing. One thread.
+/// object keeps the first failure until TakeFailure(), and later calls do nothing. One thread.
 class RankGroups {
  public:
-  /// Borrows the job's transport, which has layout.ranks() ranks, as has the topology. A wait of more than
-  /// `time_limit_s` is a failure. Sums between hosts have the encoding `sums`, as
-  /// CommunicatorOptions::compression says.
+  /// Borrows the job's transport. The transport and the topology have layout.ranks() ranks. A wait of more
+  /// than `time_limit_s` is a failure. `sums` is the encoding of sums between hosts
+  /// (CommunicatorOptions::compression).
   static StatusOr<std::unique_ptr<RankGroups>> Create(comm::Transport& job, const comm::Topology& topology,
                                                       const Layout& layout, double time_limit_s = 60,
                                                       comm::WireFormat sums = comm::WireFormat::kExact);
@@ -43,7 +44,7 @@ class RankGroups {
   int rank() const { return job_.rank(); }
   Coordinates at() const { return layout_.At(rank()); }
 
-  /// Whether the stage has several shards, whose outputs are partial sums.
+  /// Returns whether the stage has several shards, whose outputs are partial sums.
   bool has_shards() const { return tensor_ != nullptr; }
   /// Replaces `values` by the sum over the shards of the stage, which is bitwise equal on all of them.
   void Sum(std::span<float> values);
@@ -58,10 +59,10 @@ class RankGroups {
                      const std::vector<std::vector<std::vector<int>>>& by_layer);
   /// Null unless JoinExperts() was called. Layers report its errors to Fail().
   ExpertGroup* experts() { return experts_.get(); }
-  /// Continues without exactly these ranks of the job, which are dead; all others call it between the same
-  /// steps. In a layout that tolerates failures.
+  /// Continues without exactly these dead ranks of the job. All other ranks call it between the same steps.
+  /// Supported only in a layout that tolerates failures.
   Status Exclude(std::span<const int> ranks);
-  /// Keeps the first failure.
+  /// Records a failure; only the first one is kept.
   void Fail(Status status) { Keep(std::move(status)); }
   /// Sends hidden states to the next stage, which receives them in order; `hidden` is copied. Memory of
   /// sends that have ended is used again.
@@ -79,9 +80,9 @@ class RankGroups {
       job_.Progress();
     }
   }
-  /// Whether a call failed since the last TakeFailure().
+  /// Returns whether a call failed since the last TakeFailure().
   bool failed() const { return !failure_.ok(); }
-  /// Returns the first failure since the last call.
+  /// Returns the first failure since the last call, and forgets it.
   Status TakeFailure();
   /// Waits until all hidden states are sent, and returns like TakeFailure().
   Status Finish();
@@ -93,7 +94,7 @@ class RankGroups {
     traffic.seconds += traffic.experts.seconds;
     return traffic;
   }
-  /// Buffers of hidden states whose sends have not ended.
+  /// Returns the number of hidden states whose sends have not ended.
   int pending_sends() const { return static_cast<int>(sends_.size()); }
 
  private:

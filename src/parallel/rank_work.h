@@ -11,12 +11,12 @@ struct RankWork {
   int layers = 0;                 ///< decoder layers
   bool has_embedding = false, has_head = false;
 
-  // Of every step: the weights that it reads, and multiplications and additions per row.
+  // Weights read per step, and multiplications and additions per row.
   double read_bytes = 0, flops_per_row = 0;
-  // Of steps that compute logits, per row with logits.
+  // The same for the head: weights read per step with logits, and operations per row with logits.
   double head_bytes = 0, head_flops_per_row = 0;
 
-  // Routed experts, of which a row computes `top_k` of all ranks' `all_experts` per layer.
+  // Routed experts. A row computes `top_k` of the `all_experts` of all ranks in each layer.
   int expert_layers = 0;
   int all_experts = 0, top_k = 0;                     ///< per layer
   double expert_bytes = 0, expert_flops_per_row = 0;  ///< of this rank's slice of one expert

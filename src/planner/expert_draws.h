@@ -3,14 +3,14 @@
 
 namespace moesaic::planner {
 
-/// Of the busiest part, on average over steps. Routing is uniform.
+/// Mean use of the busiest part over steps. Routing is uniform.
 struct ExpertUse {
   double experts = 0;  ///< distinct experts that rows use
   double rows = 0;     ///< pairs of row and expert
 };
 
-/// Each of `rows` rows draws `top_k` distinct experts of `experts`, which are divided evenly into `parts`.
-/// Many rows are approximated by their mean. Deterministic.
+/// Returns the use if each of `rows` rows draws `top_k` distinct experts of `experts`, which are divided
+/// evenly into `parts`. Many rows are approximated by their mean. Deterministic.
 ExpertUse BusiestPart(int experts, int top_k, int parts, int rows);
 
 }  // namespace moesaic::planner

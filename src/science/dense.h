@@ -35,14 +35,14 @@ class Dense {
 /// Returns columns [first, first + count) of a matrix [rows, columns], contiguous.
 std::vector<float> ColumnsOf(std::span<const float> matrix, int rows, int columns, int first, int count);
 
-/// y [rows, n] = x [rows, k] W^T + b on the whole pool. Strides are in floats. With accumulate y is added to.
+/// y [rows, n] = x [rows, k] W^T + b on the whole pool, or y += with accumulate. Strides are in floats.
 void Apply(const graph::Context& ctx, const Dense& dense, const float* x, int64_t x_stride, int64_t rows,
            float* y, int64_t y_stride, bool accumulate = false);
 
 /// Runs Dense layers on tiles of rows inside a task of the pool. One per worker.
 class TileDense {
  public:
-  /// Takes scratch memory for tiles of at most `rows` rows and layers of at most `k` inputs in `format`.
+  /// Allocates scratch memory for tiles of at most `rows` rows and layers of at most `k` inputs in `format`.
   TileDense(const graph::Context& ctx, tensor::PackedFormat format, int rows, int k);
   /// y [rows, n] = x [rows, k] W^T + b. y may not overlap x.
   void Run(const Dense& dense, const float* x, int64_t x_stride, int rows, float* y, int64_t y_stride) const;

@@ -32,7 +32,7 @@ class GradientScope {
   std::string prefix_;
 };
 
-/// Where a linear layer's gradients are added; null: not computed.
+/// Output buffers to which a linear layer's gradients are added; null: not computed.
 struct DenseGradients {
   float* weight = nullptr;  ///< [n, k]
   float* bias = nullptr;    ///< [n]
@@ -72,7 +72,7 @@ void AddTo(const graph::Context& ctx, const float* from, int64_t count, float* o
 void AddColumnSums(const graph::Context& ctx, const float* x, int64_t x_stride, int64_t rows, int n,
                    const float* scale, float* out);
 
-/// Where LayerNorm's gradients are added; null: not computed.
+/// Output buffers to which LayerNorm's gradients are added; null: not computed.
 struct NormGradients {
   float* gamma = nullptr;
   float* beta = nullptr;

@@ -20,7 +20,7 @@ struct EdgeMlp {
   Dense first_src;              ///< [H, F_src] without bias
   Dense first_edge;             ///< [H, F_edge] without bias, or empty
   std::vector<float> distance;  ///< [H]: weights of the squared distance, or empty
-  std::vector<Dense> rest;      ///< Further layers.
+  std::vector<Dense> rest;      ///< Layers after the first.
   graph::Activation activation = graph::Activation::kSilu;  ///< Between layers.
   bool activate_last = true;                                ///< Also after the last layer.
 
@@ -53,7 +53,7 @@ struct EdgeTile {
   const float* messages;  ///< [count, outputs]
   int worker;
 };
-/// Edges per tile: with 128 rows of 128 to 256 f32 the tile and its prepared copy stay in a 512 KiB L2 cache.
+/// Edges per tile. With 128 rows of 128 to 256 f32, a tile and its prepared copy fit in a 512 KiB L2 cache.
 inline constexpr int kEdgeTile = 128;
 
 /// Computes the perceptron on every edge and passes it on tile by tile. Tiles of one destination arrive in

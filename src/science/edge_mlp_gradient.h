@@ -6,7 +6,8 @@
 
 namespace moesaic::science {
 
-/// Where gradients of a perceptron's inputs and parameters are added; null or empty: not computed.
+/// Output buffers to which gradients of a perceptron's inputs and parameters are added; null or empty: not
+/// computed.
 struct EdgeMlpGradients {
   float* dst = nullptr;           ///< [num_dst, F_dst]
   float* src = nullptr;           ///< [num_src, F_src]; may be dst, for graphs with one set of nodes

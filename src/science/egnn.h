@@ -14,7 +14,7 @@ struct EgnnOptions {
   bool tanh = false;             ///< Bounds coordinate weights.
 };
 
-/// Where gradients of a layer's inputs are added; null: not computed.
+/// Output buffers to which gradients of a layer's inputs are added; null: not computed.
 struct EgnnGradients {
   float* h = nullptr;     ///< [nodes, inputs]
   float* x = nullptr;     ///< [nodes, 3]

@@ -38,10 +38,10 @@ struct Context {
   kernels::ExecContext exec;
 };
 
-/// Owns the resources of a Context. Use by one thread at a time.
+/// Owns the resources of a Context. Used by one thread at a time.
 class Workspace {
  public:
-  /// threads = 0: one per core.
+  /// `threads` is the number of threads; 0: one per core.
   static StatusOr<std::unique_ptr<Workspace>> Create(int threads, const runtime::CpuFeatures& cpu);
   Context context() {
     return {.graph = &graph_, .exec = {.kernels = &kernels_, .pool = pool_.get(), .scratch = &scratch_}};

@@ -12,7 +12,7 @@ struct Frames {
   const float* translation;  ///< [n, 3]
 };
 
-/// Where gradients of the inputs are added; null: not computed.
+/// Output buffers to which gradients of the inputs are added; null: not computed.
 struct InvariantPointGradients {
   float* s = nullptr;            ///< [n, c_s]
   float* z = nullptr;            ///< [n, n, c_z]

@@ -24,7 +24,7 @@ struct GspmmParams {
 };
 Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& params);
 
-/// Gradients of Gspmm() by u and e, for the gradient of its result. Empty outputs are not computed; the
+/// Gradients of Gspmm() by u and e, given the gradient of its result. Empty outputs are not computed; the
 /// gradient of an unused operand is 0.
 struct GspmmGradients {
   Features out_grad;               ///< [num_dst, K]

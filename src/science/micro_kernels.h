@@ -34,14 +34,15 @@ struct ReduceTask {
   float alpha = 0, beta = 0;  // must be 1 and 0 for kMax and kMin
   void* out = nullptr;        // [segments, out_stride]
   int64_t out_stride = 0;
-  // How the rows of u are read in random order; results do not depend on it. With by_columns, one block of
-  // columns of all segments is reduced after the other: the block of u fits in the L2 cache, whole rows do
-  // not. Rows are prefetched where the caches do not hold them.
+  // Order in which rows of u are read; results do not depend on it. With by_columns, all segments are reduced
+  // for one block of columns after the other: a block of u fits in the L2 cache, and all of u does not. With
+  // prefetch, rows are prefetched, because the caches do not hold them.
   bool by_columns = false, prefetch = false;
   // Sums of f32 are stored past the caches where out has whole, aligned vectors. For a large out, which the
   // caches would not hold until its reader comes: its lines are not read first, and rows of u stay in the L3.
   bool stream = false;
-  // out is f32 for any dtype, and alpha, beta and a mean's divisor are not applied: a part of a hub.
+  // The segment is a part of a hub: out is f32 for any dtype, and alpha, beta and a mean's divisor are not
+  // applied.
   bool out_f32 = false;
   // Edge of the maximum or minimum [segments, cols], or null. Empty segments get arg_empty. With a sum it is
   // an input: [u rows, cols], and an edge contributes only to columns where it is equal to the edge's number.

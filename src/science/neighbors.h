@@ -15,7 +15,7 @@ inline float SquaredDistance(const float* a, const float* b) {
   return x * x + y * y + z * z;
 }
 
-/// Edges in the order of (src, dst) for NearestGraph() and (dst, src) for RadiusGraph().
+/// Edges, sorted by (src, dst) if NearestGraph() made them, and by (dst, src) if RadiusGraph() did.
 struct EdgeList {
   std::vector<int32_t> src, dst;
 };
@@ -28,7 +28,7 @@ struct NearestOptions {
   bool self = false;  ///< Counts a point among its own neighbours, as ProteinMPNN does.
   /// Numbers that `window` compares, [n], or empty for the position in xyz.
   std::span<const int32_t> sequence = {};
-  /// Boundaries of independent point sets, as of a batch: [sets + 1], or empty for one set.
+  /// Boundaries of independent point sets, such as those of a batch: [sets + 1]; empty: one set.
   std::span<const int32_t> sets = {};
 };
 
@@ -40,7 +40,7 @@ StatusOr<EdgeList> NearestGraph(const Context& ctx, std::span<const float> xyz,
 /// Options of RadiusGraph().
 struct RadiusOptions {
   float radius = 8;
-  int max_neighbors = 0;  ///< Keeps the nearest this many of each destination; 0 keeps all.
+  int max_neighbors = 0;  ///< Maximum sources of a destination, the nearest ones; 0: all.
   bool self = false;      ///< Adds an edge from each point to itself.
   std::span<const int32_t> sets = {};
 };

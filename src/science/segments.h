@@ -27,7 +27,7 @@ struct Segments {
 
   int32_t count() const { return static_cast<int32_t>(ptr.size()) - 1; }
   int32_t edges() const { return ptr.back(); }
-  /// The caller's number of the edge at a position.
+  /// Returns the caller's number of the edge at a position.
   int64_t EdgeAt(int64_t position) const { return edge.empty() ? position : edge[position]; }
   const int32_t* edge_rows() const { return edge.empty() ? nullptr : edge.data(); }
 };
@@ -38,14 +38,15 @@ struct Segments {
 StatusOr<Segments> GroupByIndex(Indices index, int64_t count, const char* name = "index",
                                 runtime::ThreadPool* pool = nullptr);
 
-/// GroupByIndex() that also copies `values`, one per index, in grouped order into *grouped: one pass over the
-/// edges instead of two. Fails like GroupByIndex(), or with the position of the first value out of [0,
-/// limit).
+/// Like GroupByIndex(), but also copies `values`, one per index, in grouped order into *grouped. This takes
+/// one pass over the edges instead of two. Fails like GroupByIndex(), or with the position of the first value
+/// out of [0, limit).
 StatusOr<Segments> GroupWithValues(Indices index, int64_t count, const char* name, Indices values,
                                    int64_t limit, const char* values_name, EdgeVector* grouped,
                                    runtime::ThreadPool* pool = nullptr);
 
-/// Takes boundaries that are already sorted: ptr[0] = 0, ptr is not decreasing, and ptr[last] = edges.
+/// Returns segments with these boundaries. Fails unless ptr[0] = 0, ptr does not decrease, and ptr[last] =
+/// edges.
 StatusOr<Segments> SegmentsFromPtr(Indices ptr, int64_t edges, const char* name = "ptr");
 
 /// Consecutive segments of one task.

@@ -65,10 +65,10 @@ class StructureModule {
   Status Run(const graph::Context& ctx, int64_t n, const float* single, const float* pair,
              const int32_t* types, const float* mask, const StructureOutputs& out) const;
   /// Adds gradients to grads.single, grads.pair and `parameters`, which has the names of the state dict. With
-  /// stop_rotations the rotations that an iteration gets from the one before count as constants, as in
-  /// algorithm 20 and OpenFold's training; without, gradients are those of Run(). The states of all
-  /// iterations are computed first and kept, 2 [blocks, n, c_s]; hidden values of one iteration exist at a
-  /// time.
+  /// stop_rotations, the rotations that an iteration gets from the one before count as constants, as in
+  /// algorithm 20 and OpenFold's training. Without it, gradients are those of Run(). The states of all
+  /// iterations, two arrays [blocks, n, c_s], are computed first and kept. Hidden values exist for one
+  /// iteration at a time.
   Status Backward(const graph::Context& ctx, int64_t n, const float* single, const float* pair,
                   const int32_t* types, const float* mask, bool stop_rotations,
                   const StructureGradients& grads, const GradientMap& parameters) const;
@@ -84,7 +84,7 @@ class StructureModule {
   struct Iterations;
   struct BackwardRun;
   Status CheckTypes(int64_t n, const int32_t* types) const;
-  // Takes scratch memory for all iterations and computes their common inputs.
+  // Allocates scratch memory for all iterations and computes their common inputs.
   Iterations Begin(const graph::Context& ctx, int64_t n, const float* single, const float* pair) const;
   // Runs one iteration without angles and atoms. Writes the state after the attention to `attended` [n, c_s]
   // unless it is null.

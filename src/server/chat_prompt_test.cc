@@ -113,7 +113,7 @@ TEST(CallHistory, IsInThePromptOfEveryTemplateOrRefused) {
 }
 
 // One call without text is the most frequent history. Only templates that fail on it by themselves refuse it.
-TEST(CallHistory, OfOneCallIsRefusedByFewTemplates) {
+TEST(CallHistory, FewTemplatesRefuseASingleCall) {
   if (!std::filesystem::exists(Templates())) GTEST_SKIP() << "no test data: " << Templates();
   std::vector<std::string> refusing;
   for (const auto& path : TemplatesWithCalls()) {

@@ -39,7 +39,7 @@ class KvPublisher : public cache::KvObserver {
               std::span<const int32_t> tokens, std::string_view name_space) override;
   void Removed(std::span<const uint64_t> hashes) override;
 
-  /// Where it is bound, with a port in place of a "*".
+  /// Returns the bound address, with the chosen port in place of "*".
   std::string endpoint() const;
   std::string replay_endpoint() const;
 

@@ -111,7 +111,7 @@ TEST(KvPublisher, SpeaksAsVllm) {
   EXPECT_EQ(first.payload()[1][0], Json::array({"BlockRemoved", kHello, "CPU"}));
 }
 
-TEST(KvPublisher, SpeaksInMapsWhereAsked) {
+TEST(KvPublisher, FormatMapSendsMaps) {
   auto publisher =
       KvPublisher::Create(
           {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = {}, .topic = "kv@me", .format = "map"})

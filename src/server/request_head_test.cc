@@ -185,7 +185,7 @@ TEST(RequestHead, KeepsAConnectionAsItsVersionSays) {
   EXPECT_TRUE(ReadAll("GET / HTTP/1.0\r\nconnection: Keep-Alive\r\n\r\n").head.keep_alive);
 }
 
-TEST(RequestHead, MeetsOneExpectation) {
+TEST(RequestHead, AcceptsOnlyExpect100Continue) {
   EXPECT_TRUE(WithFields("expect: 100-Continue\r\n").head.expects_continue);
   EXPECT_FALSE(ReadAll("GET / HTTP/1.0\r\nexpect: 100-continue\r\n\r\n").head.expects_continue);
   EXPECT_EQ(WithFields("expect: 200-ok\r\n").refused, 417);

@@ -66,7 +66,7 @@ TEST(Structured, OnlyTheClientsFaultsNameTheField) {
   EXPECT_TRUE(GrammarRefused("guided_json", OkStatus()).ok());
 }
 
-TEST(Structured, ReadsEveryWayToSayIt) {
+TEST(Structured, ReadsEveryFormOfConstraint) {
   const auto read = [](const char* text) {
     const Json json = *ParseJson(text);
     Fields body(json, "");

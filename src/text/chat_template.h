@@ -35,7 +35,7 @@ struct TemplateText {
   std::vector<Hole> holes;  // in the order of the prompt
 };
 
-/// Whether a template may call mutating methods such as `list.append`.
+/// Permission of a template to call mutating methods such as `list.append`.
 enum class Mutation {
   kAllowed,    // required by Kimi-K2's templates; only the rendering's own copies change
   kForbidden,  // an error, as in `transformers`' sandbox

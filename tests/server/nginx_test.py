@@ -100,7 +100,7 @@ class Nginx(unittest.TestCase):
         self.assertEqual(text.count(b"data: [DONE]\n\n"), 1)
         self.assertGreater(text.count(b"data: "), 20)
 
-    def test_passes_events_on_as_they_come_and_ends_with_the_client(self):
+    def test_forwards_events_at_once_and_ends_with_the_client(self):
         def passed_on():
             before = self.server.aborted()
             with self.asking(chat("Tell me a story.", stream=True, n=128, max_tokens=4000, ignore_eos=True)) as answer:

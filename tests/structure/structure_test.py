@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the tree against the architecture: who may include whom, how long a file may be, and that every test is run.
+"""Checks the tree: which room may include which, lengths and names of files, names of limits, and that every test is run.
 
 Usage: structure_test.py ROOT. Prints one line a fault; exit status 1 when there is any.
 """
@@ -38,6 +38,7 @@ SOURCE = {".h", ".cc", ".cu", ".cuh", ".c", ".rs", ".py", ".mjs"}
 FORBIDDEN_NAMES = re.compile(r"(utils?|helpers?|common|manager)(_|\.|$)", re.IGNORECASE)
 TEST = re.compile(r"(\w+)_test\.(cc|mjs|py)")
 TIER = re.compile(r"cache/(swap|warm|disk)_\w+\.h")  # the engine knows tiers by cache/kv_tier.h only
+LIMIT = re.compile(r"\bk(Most|Least)\w*")  # limits are named kMax and kMin
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -79,6 +80,11 @@ def size_faults(root, path):
         yield f"{name}: name the job instead of '{path.stem}'"
 
 
+def limit_faults(root, path):
+    for name in sorted({match[0] for match in LIMIT.finditer(path.read_text(errors="replace"))}):
+        yield f"{path.relative_to(root)}: {name}: begin the names of limits with kMax or kMin"
+
+
 def unrun_faults(root, path):
     """A test that no CMakeLists.txt names, by its file or, of scripts, without the "_test.py", is never run."""
     test = TEST.fullmatch(path.name)
@@ -114,6 +120,7 @@ def main():
         faults += unrun_faults(root, path)
         if (root / "src") in path.parents and path.suffix in {".h", ".cc", ".cu", ".cuh", ".c"}:
             faults += include_faults(root, path)
+            faults += limit_faults(root, path)
     for fault in faults:
         print(fault)
     return 1 if faults else 0

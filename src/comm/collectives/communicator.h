@@ -17,10 +17,10 @@
 
 namespace moesaic::comm {
 
-/// Tags that a communicator uses, from CommunicatorOptions::first_tag on.
+/// Number of low bits of a tag that a communicator uses: its tags begin at CommunicatorOptions::first_tag.
 inline constexpr int kCommunicatorTagBits = 24;
 
-/// True in libraries that are built without NDEBUG.
+/// Returns true in libraries that are built without NDEBUG.
 bool ChecksCallsByDefault();
 
 struct CommunicatorOptions {
@@ -29,11 +29,11 @@ struct CommunicatorOptions {
   /// Reductions add in the order of ranks: results do not depend on the topology or on the order of arrival.
   bool deterministic = false;
   /// Encoding of F32 sums between the groups of the topology's root, or between all ranks if there are no
-  /// groups, where the planner expects it to be faster. Its error is stated in wire_codec.h and
-  /// rule C12 of docs/contracts/comm.md. Excludes `deterministic`.
+  /// groups. It is used where the planner expects it to be faster. wire_codec.h and rule C12 of
+  /// docs/contracts/comm.md state its error. Excludes `deterministic`.
   WireFormat compression = WireFormat::kExact;
-  /// Ranks compare their calls before each operation, so that a rank that calls another one is named. Costs
-  /// one message to each rank.
+  /// Ranks compare their calls before each operation. If calls differ, the error names a rank with another
+  /// call. Costs one message to each rank.
   bool check_calls = ChecksCallsByDefault();
   /// A multiple of 2^kCommunicatorTagBits. Communicators of one transport need different ranges.
   Tag first_tag = 0;
@@ -51,7 +51,8 @@ class CollectiveHandle {
   CollectiveHandle& operator=(CollectiveHandle&& other) noexcept;
   ~CollectiveHandle();
 
-  /// Advances all calls of the communicator; true when this one has ended. `*result` then says how.
+  /// Advances all calls of the communicator. Returns true when this call has ended; `*result` is then its
+  /// status.
   bool Test(Status* result);
   /// Waits for the end of the call.
   Status Wait();
@@ -71,9 +72,11 @@ class CollectiveHandle {
 
 /// Collective operations among all ranks of a transport. Every rank makes the same calls in the same order,
 /// with the same options and topology. Counts are elements. All buffers are borrowed until the call ends, and
-/// inputs must not overlap outputs, except that an AllReduce takes one buffer as both. Errors:
-/// InvalidArgument for buffers that overlap or have a wrong size, kUnavailable for a dead peer,
-/// kDeadlineExceeded, each on the ranks that it concerns; later calls work. Used by one thread at a time.
+/// inputs must not overlap outputs, except that an AllReduce takes one buffer as both. Used by one thread at
+/// a time.
+///
+/// Errors are InvalidArgument for buffers that overlap or have a wrong size, kUnavailable for a dead peer,
+/// and kDeadlineExceeded. Each is returned on the ranks that it concerns, and later calls work.
 class Communicator {
  public:
   /// Borrows the transport. Rank i of the transport is rank i of the topology.
@@ -86,30 +89,32 @@ class Communicator {
   const Topology& topology() const;
   Transport& transport() const;
 
-  /// Output becomes the reduction of all inputs. All have equal sizes.
+  /// Sets the output to the reduction of all inputs. All buffers have equal sizes.
   Status AllReduce(std::span<const std::byte> input, std::span<std::byte> output, tensor::DType dtype,
                    ReduceOp op = ReduceOp::kSum);
-  /// Input has sum(counts) elements; rank r's output is the reduction of its counts[r] ones.
+  /// Reduces inputs of sum(counts) elements. Rank r's output is the r-th part of the result, of counts[r]
+  /// elements.
   Status ReduceScatter(std::span<const std::byte> input, std::span<std::byte> output,
                        std::span<const int64_t> counts, tensor::DType dtype, ReduceOp op = ReduceOp::kSum);
-  /// Rank r's input has counts[r] elements; outputs are all inputs in the order of ranks.
+  /// Sets the output to all inputs in the order of ranks. Rank r's input has counts[r] elements.
   Status AllGather(std::span<const std::byte> input, std::span<std::byte> output,
                    std::span<const int64_t> counts, tensor::DType dtype);
-  /// Part p of the input, one of size() equal parts, becomes part rank() of rank p's output.
+  /// Sends part p of the input, one of size() equal parts, to rank p, where it becomes part rank() of the
+  /// output.
   Status AllToAll(std::span<const std::byte> input, std::span<std::byte> output, tensor::DType dtype);
-  /// Input has counts[p] elements for each rank p, in the order of ranks. The output begins with the elements
-  /// received, in the order of ranks; `received` becomes their counts. Ranks exchange counts first; if the
-  /// output of one is too small, every rank returns InvalidArgument that names it.
+  /// Sends counts[p] elements of the input to each rank p, in the order of ranks. Sets the beginning of the
+  /// output to the received elements, in the order of ranks, and `received` to their counts. Ranks exchange
+  /// counts first. If the output of a rank is too small, every rank returns an InvalidArgument that names it.
   Status AllToAllv(std::span<const std::byte> input, std::span<const int64_t> counts,
                    std::span<std::byte> output, std::span<int64_t> received, tensor::DType dtype);
-  /// Output becomes the root's input; other ranks' inputs are not read.
+  /// Sets the output to the root's input. Inputs of other ranks are not read.
   Status Broadcast(std::span<const std::byte> input, std::span<std::byte> output, int root,
                    tensor::DType dtype);
   /// Returns after all ranks have called it.
   Status Barrier();
 
-  /// The same without waiting. The call advances in Test(), Wait() and Progress(), and in every blocking
-  /// call.
+  /// Start the same operations without waiting. A call advances in Test(), Wait() and Progress(), and in
+  /// every blocking call.
   StatusOr<CollectiveHandle> StartAllReduce(std::span<const std::byte> input, std::span<std::byte> output,
                                             tensor::DType dtype, ReduceOp op = ReduceOp::kSum);
   StatusOr<CollectiveHandle> StartReduceScatter(std::span<const std::byte> input, std::span<std::byte> output,

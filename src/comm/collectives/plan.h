@@ -37,7 +37,7 @@ struct Message {
   int peer = 0;
   Slice slice;
   WireFormat wire = WireFormat::kExact;
-  bool reduce = false;  // receives only: the message is added to the slice, which otherwise is overwritten
+  bool reduce = false;  // receives only: adds the message to the slice instead of overwriting it
   /// Receives that reduce: offset in the input of the other operand, of equal count. The slice then becomes
   /// their sum and need not be initialized. -1: the slice itself is the other operand.
   int64_t addend = -1;
@@ -45,15 +45,14 @@ struct Message {
 
 struct LocalStep {
   Slice from, to;       // equal counts; of one rank; disjoint, or equal where `wire` is not kExact
-  bool reduce = false;  // `from` is added to `to`, which otherwise is overwritten
+  bool reduce = false;  // adds `from` to `to` instead of overwriting it
   /// Encoding that `from` passes through. The sender of a compressed message rounds its own copy like the
   /// receivers.
   WireFormat wire = WireFormat::kExact;
 };
 
-/// One round of a stream: its local steps are done in order, then all its messages are started together; it
-/// ends when all have arrived. Slices that are received are disjoint from each other and from those that are
-/// sent.
+/// One round of a stream: its local steps are done in order, and then all its messages are started together.
+/// It ends when all have arrived. Received slices are disjoint from each other and from sent ones.
 struct Round {
   std::vector<LocalStep> local;
   std::vector<Message> sends, receives;

@@ -9,9 +9,10 @@
 namespace moesaic::comm {
 
 struct CostOptions {
-  /// Bandwidth of local copies and sums where the topology does not state that of the device.
+  /// Bandwidth of local copies and sums if the topology does not state the device's.
   double memory_bytes_per_s = 20e9;
-  /// The first bytes of a step run in a core's cache, at this rate if it is higher.
+  /// Bytes of a step that fit in a core's cache, and the cache's bandwidth, which applies to them if it is
+  /// higher.
   double cache_bytes = 128 << 10, cache_bytes_per_s = 150e9;
   /// Time of a rank's processor per message, in addition to the link's latency.
   double message_s = 0;
@@ -21,7 +22,7 @@ struct PlanCost {
   double seconds = 0;
   std::vector<double> channel_bytes;  ///< by channel of the topology
   int bottleneck = -1;                ///< channel that is busy longest; -1 without traffic
-  double bottleneck_s = 0;            ///< time in which it would carry its bytes
+  double bottleneck_s = 0;            ///< time of all its bytes at its bandwidth
 };
 
 /// Returns the bytes of a message on the wire.

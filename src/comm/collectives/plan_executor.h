@@ -16,7 +16,7 @@
 
 namespace moesaic::comm {
 
-/// Streams of one plan; each has a tag of its own.
+/// Maximum number of streams of a plan. Each has its own tag.
 inline constexpr int kMaxStreams = 8;
 
 /// Returns the number of elements per piece in which a message of `count` elements travels.
@@ -43,7 +43,7 @@ class PlanExecutor {
   /// OutputCount(), and are borrowed until the run ends.
   void Start(const std::byte* input, std::byte* output, Tag tag);
   /// Advances the run by the transfers that have ended; does not call Progress(). Returns true when the run
-  /// has ended; result() then says how. After an error no transfer is in flight.
+  /// has ended; result() is then its status. After an error no transfer is in flight.
   bool Advance();
   const Status& result() const { return result_; }
   /// Ends the run with an error, after which buffers are not touched.
@@ -58,7 +58,7 @@ class PlanExecutor {
     TransferId id;
     bool busy = false;
     int64_t offset = 0, count = 0;  // elements of the message
-    std::byte* staging = nullptr;   // where the message is encoded or reduced
+    std::byte* staging = nullptr;   // buffer in which the message is encoded or reduced
   };
   struct Transfer {
     const Message* message = nullptr;

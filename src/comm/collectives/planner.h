@@ -85,10 +85,10 @@ class Planner {
 
   /// Returns all candidates with one segment, and the best of them with more, cheapest first.
   std::vector<Choice> Compare(const PlanRequest& request, const PlanMode& mode) const;
-  /// The cheapest candidate. It is computed once per collective, size class (two per power of two), element
-  /// size and mode.
+  /// Returns the cheapest candidate. It is computed once per collective, size class (two per power of two),
+  /// element size, root and mode.
   StatusOr<Candidate> Choose(const PlanRequest& request, const PlanMode& mode);
-  /// The plan of Choose(). Callers cache plans.
+  /// Returns the plan of the candidate that Choose() returns. The planner does not keep plans; callers do.
   StatusOr<Plan> PlanCollective(const PlanRequest& request, const PlanMode& mode);
 
  private:

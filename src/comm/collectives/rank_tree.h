@@ -12,14 +12,14 @@ namespace moesaic::comm {
 struct RankTree {
   std::vector<RankTree> children;
   std::vector<int> ranks;       // in the order of the children
-  double port_bytes_per_s = 0;  // of all its ports together; 0: unknown
+  double port_bytes_per_s = 0;  // sum of the bandwidths of its ports; 0: unknown
 };
 
 /// Returns a tree with one level whose children are `order`.
 RankTree FlatTree(const std::vector<int>& order);
 /// Returns the tree of a topology. Groups of one child are skipped.
 RankTree TreeOf(const Topology& topology);
-/// The tree with only its topmost `levels` levels; ranks below become children of the last one.
+/// Returns the tree with only its topmost `levels` levels. Ranks below become children of the last level.
 RankTree Cut(const RankTree& tree, int levels);
 /// The tree without the groups of one depth, 1 for the children of the root: their children become children
 /// of the groups above.

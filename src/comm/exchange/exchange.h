@@ -12,7 +12,7 @@
 
 namespace moesaic::comm {
 
-/// Path of one dispatch's rows. Needed by Combine(); a later Dispatch() with an equal routing can use it
+/// Path of one dispatch's rows, which Combine() needs. A later Dispatch() with an equal routing can use it
 /// again, which saves the exchange of ids. Copies share the path. Valid until SetDead().
 class RouteHandle {
  public:
@@ -58,17 +58,17 @@ class Dispatched {
 
 class ExpertExchange;
 
-/// A dispatch or combine that was begun; the receive hook of DeepEP. Destruction before the end ends the
-/// transfers early, and peers then run into their time limits.
+/// A dispatch or combine that was begun; DeepEP calls it a receive hook. If it is destroyed before its end,
+/// its transfers are cancelled, and peers run into their time limits.
 template <typename Result>
 class PendingExchange {
  public:
   PendingExchange(PendingExchange&&) noexcept = default;
   PendingExchange& operator=(PendingExchange&&) noexcept = default;
 
-  /// Advances all operations of the exchange; never blocks. True when Finish() will not wait.
+  /// Advances all operations of the exchange; never blocks. Returns true when Finish() will not wait.
   bool Poll();
-  /// Waits for the end. To be called once.
+  /// Waits for the end. Must be called at most once.
   Result Finish();
 
  private:
@@ -82,7 +82,7 @@ class PendingExchange {
 using PendingDispatch = PendingExchange<StatusOr<Dispatched>>;
 using PendingCombine = PendingExchange<Status>;
 
-/// One rank's end of an expert exchange. Ranks call the same operations in the same order; zero tokens are a
+/// One rank's side of an expert exchange. Ranks call the same operations in the same order; zero tokens are a
 /// valid batch. All calls come from the thread of the transport.
 ///
 /// Faults: kUnavailable names a dead rank; kDeadlineExceeded names a rank that sent nothing within the time
@@ -122,9 +122,9 @@ class ExpertExchange {
                                         const CombineOutput& out);
 
   /// Excludes exactly these ranks from later operations, and invalidates handles and operations in flight.
-  /// All live ranks call it with equal lists, the same number of times. Also ends the confusion after an
-  /// error on one rank: messages of operations before it are ignored. InvalidArgument: the list has this rank
-  /// or one out of range.
+  /// All live ranks call it with equal lists, the same number of times. Messages of earlier operations are
+  /// ignored, so ranks also call it after an error on one rank. InvalidArgument: the list has this rank or
+  /// one out of range.
   Status SetDead(std::span<const int> ranks);
 
   /// Bytes that this rank sent since ResetTraffic(), for every level of the topology.

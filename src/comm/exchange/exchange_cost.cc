@@ -106,14 +106,14 @@ int64_t RowsOfSegment(const RouteSend& send, int segment, bool by_slot) {
 }
 
 // Adds the messages of rows of all ranks. Homeward messages go from a send's peer to its rank. As in
-// SegmentPipeline, a segment waits for the same segment of earlier phases, and for the message kWindow before
-// it on its lane.
-void AddRows(std::span<const Route> routes, const RowMessages& shape, LaneOrder order,
+// SegmentPipeline, a segment waits for the same segment of earlier phases, and for the message to the same
+// peer that is kWindow before it.
+void AddRows(std::span<const Route> routes, const RowMessages& shape, PhaseOrder order,
              std::span<const std::vector<int>> start, FlowSchedule* schedule,
              std::vector<TrafficCounter>* traffic) {
   Arrivals arrivals(routes.size(),
                     std::vector<std::vector<int>>(static_cast<size_t>(shape.phases) * shape.segments));
-  const bool outward = order == LaneOrder::kOutward;
+  const bool outward = order == PhaseOrder::kOutward;
   for (int step = 0; step < shape.phases; ++step) {
     const int phase = outward ? step : shape.phases - 1 - step;
     for (size_t rank = 0; rank < routes.size(); ++rank) {
@@ -121,7 +121,7 @@ void AddRows(std::span<const Route> routes, const RowMessages& shape, LaneOrder 
         if (send.phase != phase) continue;
         const int from = outward ? static_cast<int>(rank) : send.peer,
                   to = outward ? send.peer : static_cast<int>(rank);
-        std::vector<int> lane;
+        std::vector<int> flows;
         for (int segment = 0; segment < shape.segments; ++segment) {
           const int64_t rows = RowsOfSegment(send, segment, shape.by_slot);
           if (rows == 0) continue;
@@ -131,10 +131,10 @@ void AddRows(std::span<const Route> routes, const RowMessages& shape, LaneOrder 
             const auto& earlier = arrivals[from][static_cast<size_t>(other) * shape.segments + segment];
             after.insert(after.end(), earlier.begin(), earlier.end());
           }
-          if (lane.size() >= SegmentPipeline::kWindow)
-            after.push_back(lane[lane.size() - SegmentPipeline::kWindow]);
+          if (flows.size() >= SegmentPipeline::kWindow)
+            after.push_back(flows[flows.size() - SegmentPipeline::kWindow]);
           const int flow = schedule->Add(from, to, rows * shape.row_bytes, std::move(after));
-          lane.push_back(flow);
+          flows.push_back(flow);
           arrivals[to][static_cast<size_t>(phase) * shape.segments + segment].push_back(flow);
           (*traffic)[from].CountRows(to, rows, rows * shape.row_bytes);
         }
@@ -233,11 +233,11 @@ StatusOr<ExchangeEstimate> EstimateExchange(const Topology& topology, const Expe
   FlowSchedule outward(topology), homeward(topology);
   const auto start = AddRouting(tree, routes, &outward, &dispatch);
   AddRows(routes, ShapeOf(routes, WireRowBytes(options.dispatch_payload, workload.hidden), false),
-          LaneOrder::kOutward, start, &outward, &dispatch);
+          PhaseOrder::kOutward, start, &outward, &dispatch);
   AddRows(routes,
           ShapeOf(routes, WireRowBytes(options.combine_payload, workload.hidden),
                   options.reduction == Reduction::kBySlot),
-          LaneOrder::kHomeward, {}, &homeward, &combine);
+          PhaseOrder::kHomeward, {}, &homeward, &combine);
   ASSIGN_OR_RETURN(estimate.dispatch_s, outward.Seconds());
   ASSIGN_OR_RETURN(estimate.combine_s, homeward.Seconds());
   estimate.dispatch = Totals(dispatch);

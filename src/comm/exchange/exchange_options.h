@@ -1,4 +1,4 @@
-// Options of an expert exchange. All ranks of a job use equal ones.
+// Options of an expert exchange, equal on all ranks of a job.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ enum class Reduction : uint8_t {
   /// peer.
   /// Results depend on the topology's shape, not on arrival.
   kPartialSums,
-  /// Each output travels alone, unweighted; the owner sums by slot. Results are bitwise equal for all
-  /// topologies and forwardings, for more bytes: one row per slot.
+  /// Each output travels separately and unweighted, and the owner sums by slot. Results are bitwise equal for
+  /// all topologies and forwardings. It sends more bytes: one row per slot.
   kBySlot,
 };
 
-/// Bits of a tag that an exchange uses.
+/// Number of low bits of a tag that an exchange uses.
 inline constexpr int kExchangeTagBits = 20;
 inline constexpr Tag kDefaultExchangeTags = Tag{1} << 28;
 
@@ -37,14 +37,14 @@ struct ExchangeOptions {
   /// kF32 or kBf16. With kBySlot, rows of bf16 travel as bf16.
   Payload combine_payload = Payload::kBf16;
   Forwarding forwarding = Forwarding::kHierarchical;
-  /// Levels whose groups forward rows (Group::level); all when empty. Leave out levels with fast links: every
-  /// level adds a hop.
+  /// Levels whose groups forward rows (Group::level); empty: all. Leave out levels with fast links, because
+  /// every level adds a hop.
   std::vector<std::string> forward_levels = {};
   ReplicaChoice replica_choice = ReplicaChoice::kNearest;
   Reduction reduction = Reduction::kPartialSums;
   /// False: the caller has applied the router's weights, and Combine() adds rows unweighted.
   bool apply_weights = true;
-  /// Level of ExchangeLayout::tokens_per_group; empty: the root's children.
+  /// Level whose groups ExchangeLayout::tokens_per_group counts; empty: the root's children.
   std::string layout_level = {};
   /// Consecutive tokens of a rank that travel together. Forwarding ends about one segment after the last
   /// arrival: a batch of 128 tokens has 8 segments, of which one is not hidden.

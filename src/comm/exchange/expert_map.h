@@ -23,7 +23,7 @@ class ExpertMap {
   /// `by_rank[rank]` lists the experts on a rank in local order; it may be empty, and two ranks may list one
   /// expert. InvalidArgument: an expert is out of range or on no rank, or a rank lists it twice.
   static StatusOr<ExpertMap> Create(int experts, const std::vector<std::vector<int>>& by_rank);
-  /// Contiguous blocks in the order of ranks; the first `experts % ranks` ranks have one expert more.
+  /// Returns contiguous blocks in the order of ranks. The first `experts % ranks` ranks have one expert more.
   static ExpertMap Even(int experts, int ranks);
 
   int experts() const { return static_cast<int>(replicas_begin_.size()) - 1; }
@@ -32,7 +32,7 @@ class ExpertMap {
   int local_experts(int rank) const { return rank_begin_[rank + 1] - rank_begin_[rank]; }
   const ExpertReplica& physical(int index) const { return physical_[index]; }
   int PhysicalIndex(int rank, int local) const { return rank_begin_[rank] + local; }
-  /// Physical experts of one routed expert, ascending.
+  /// Returns the physical experts of one routed expert, ascending.
   std::span<const int32_t> ReplicasOf(int expert) const {
     return std::span(replicas_).subspan(replicas_begin_[expert],
                                         replicas_begin_[expert + 1] - replicas_begin_[expert]);
@@ -46,8 +46,8 @@ class ExpertMap {
   std::vector<int> replicas_begin_;  // [experts + 1] into replicas_
 };
 
-/// How a rank chooses among the live replicas of an expert. Every choice depends on the source rank, the
-/// token and the expert alone, and changes only for tokens whose replica died (rendezvous hashing).
+/// Rule by which a rank chooses among the live replicas of an expert. Every choice depends on the source
+/// rank, the token and the expert alone, and changes only for tokens whose replica died (rendezvous hashing).
 enum class ReplicaChoice : uint8_t {
   kNearest,  ///< Nearest rank by topology; among equally near ones by hash.
   kSpread,   ///< By hash among all.
@@ -57,12 +57,12 @@ enum class ReplicaChoice : uint8_t {
 class ReplicaChooser {
  public:
   ReplicaChooser(const Topology& topology, const ExpertMap& map, int rank, ReplicaChoice choice);
-  /// Chooses among the replicas of another map of the same ranks.
+  /// Sets another map of the same ranks; borrowed.
   void SetMap(const ExpertMap& map) { map_ = &map; }
   /// Excludes dead ranks: `dead` has one flag per rank.
   void SetDead(const std::vector<bool>& dead);
 
-  /// Physical expert for one token; -1 when all replicas are on dead ranks.
+  /// Returns the physical expert for one token; -1 when all replicas are on dead ranks.
   int Choose(int expert, int token) const;
   bool dead(int rank) const { return dead_[rank]; }
 

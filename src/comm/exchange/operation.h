@@ -33,7 +33,7 @@ struct ExchangeState {
 
   Transport& transport;
   const Topology& topology;
-  std::shared_ptr<const ExpertMap> map;  // that the chooser borrows; never null
+  std::shared_ptr<const ExpertMap> map;  // map that the chooser borrows; never null
   const int hidden;
   const ExchangeOptions options;
   std::vector<bool> dead;
@@ -67,13 +67,13 @@ class Operation {
   virtual ~Operation() = default;
   virtual Status Advance(bool* progressed) = 0;
   virtual bool done() const = 0;
-  /// Ends all transfers early. Done by destructors, too.
+  /// Ends all transfers early. Destructors call it, too.
   virtual void Cancel() = 0;
-  /// A rank that the operation waits for, or -1.
+  /// Returns a rank that the operation waits for, or -1.
   virtual int WaitsFor() const = 0;
-  /// Whether it reads ExchangeState::map until it ends.
+  /// Returns whether the operation reads ExchangeState::map until it ends.
   virtual bool uses_map() const { return false; }
-  /// Name for messages.
+  /// Returns a name for messages.
   virtual const char* name() const = 0;
 
   /// Advances unless the operation has ended. Its first error ends it.

@@ -14,15 +14,15 @@ enum class Payload : uint8_t { kF32, kBf16, kInt8, kF8E4M3 };
 
 inline constexpr int kScaleBlock = 128;
 
-/// Bytes of one element.
+/// Returns the bytes of one element.
 inline int64_t ElementBytes(Payload payload) {
   return payload == Payload::kF32 ? 4 : payload == Payload::kBf16 ? 2 : 1;
 }
-/// Scales of a row of `hidden` elements: 0 for kF32 and kBf16.
+/// Returns the number of scales of a row of `hidden` elements: 0 for kF32 and kBf16.
 inline int64_t ScalesPerRow(Payload payload, int64_t hidden) {
   return payload == Payload::kF32 || payload == Payload::kBf16 ? 0 : (hidden + kScaleBlock - 1) / kScaleBlock;
 }
-/// Bytes of a row on the wire: its elements, then its scales.
+/// Returns the bytes of a row on the wire: its elements, then its scales.
 inline int64_t WireRowBytes(Payload payload, int64_t hidden) {
   return ElementBytes(payload) * hidden + 4 * ScalesPerRow(payload, hidden);
 }
@@ -40,7 +40,7 @@ inline PayloadRows RowsOf(std::span<const tensor::BF16> data) {
   return {Payload::kBf16, std::as_bytes(data), {}};
 }
 
-/// Whether rows of `from` may travel as `to`: equal ones, f32 as any, bf16 as int8 or FP8.
+/// Returns whether rows of `from` may travel as `to`: equal payloads, f32 as any, bf16 as int8 or FP8.
 bool CanEncode(Payload from, Payload to);
 
 /// Encodes one row of kF32 or kBf16. For kInt8 and kF8E4M3 a block's scale is its largest magnitude divided

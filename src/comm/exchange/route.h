@@ -55,7 +55,8 @@ struct RowOrigin {
 struct Route {
   int32_t own_rows = 0;  ///< The first held rows: one per token of this rank.
   int segment_tokens = 1;
-  int segments = 1;  ///< Of the rank with the most tokens among those that this rank hears of.
+  /// Segments of the rank with the most tokens among the ranks whose counts this rank receives.
+  int segments = 1;
   std::vector<HeldRow> held;
   std::vector<RouteEntry> entries;
   std::vector<RouteSend> sends;        // by (phase, peer)

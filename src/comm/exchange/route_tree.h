@@ -27,14 +27,15 @@ class RouteTree {
 
   int ranks() const { return static_cast<int>(path_.size()); }
   int phases() const { return phases_; }
-  /// Depth of the smallest node with both ranks: the phase in which a row moves from one side to the other.
+  /// Returns the depth of the smallest node with both ranks. A row moves between them in this phase.
   int MeetingPhase(int a, int b) const;
-  /// Live ranks that may receive a message of `rank` in `phase`, ascending. Sources() is the inverse.
+  /// Returns the live ranks that may receive a message of `rank` in `phase`, ascending. Sources() returns
+  /// those that may send one to it.
   std::vector<int> Targets(int rank, int phase) const;
   std::vector<int> Sources(int rank, int phase) const;
-  /// Rank that receives a row of token `token` from `holder` on its way to `destination`: the peer of equal
-  /// index in the destination's child group. Peers that share the index modulo the holder's group take turns
-  /// by hash.
+  /// Returns the rank that receives a row of token `token` from `holder` on its way to `destination`: the
+  /// peer of equal index in the destination's child group. If that group is larger than the holder's, several
+  /// peers have this index modulo the size of the holder's group, and take turns by hash.
   int Entry(int holder, int destination, int source, int token) const;
 
  private:

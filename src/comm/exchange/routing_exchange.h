@@ -12,7 +12,7 @@ namespace moesaic::comm {
 
 class RoutingExchange {
  public:
-  /// Borrows all arguments. The route has the rank's tokens already.
+  /// Borrows all arguments. The route already has the tokens of this rank.
   RoutingExchange(ExchangeState& state, const RouteTree& tree, RouteBuilder& builder, Route& route,
                   OperationTags tags);
   ~RoutingExchange();

@@ -28,13 +28,13 @@ RowCombine::RowCombine(ExchangeState& state, const PayloadRows& y, const Combine
 
 Status RowCombine::Start() {
   const Route& route = *route_;
-  const auto lane = [&](int phase, int peer) {
-    return Lane{phase, peer, tags_.At(MessageKind::kSums, phase), nullptr, {}};
+  const auto peer_rows = [&](int phase, int peer) {
+    return PeerRows{phase, peer, tags_.At(MessageKind::kSums, phase), nullptr, {}};
   };
-  std::vector<Lane> in, out;
+  std::vector<PeerRows> in, out;
   int64_t rows = 0;
   for (const RouteSend& send : route.sends) {
-    Lane& made = in.emplace_back(lane(send.phase, send.peer));
+    PeerRows& made = in.emplace_back(peer_rows(send.phase, send.peer));
     for (const int32_t end : send.segment_end) {
       const int32_t entries = end == 0 ? 0 : send.entry_end[end - 1];
       made.end.push_back((by_slot() ? entries : end) * row_bytes_);
@@ -46,7 +46,7 @@ Status RowCombine::Start() {
   for (size_t i = 0; i < in.size(); ++i) in[i].data = memory_->in.data() + in_begin_[i] * row_bytes_;
   rows = 0;
   for (const RouteReceive& block : route.receives) {
-    Lane& made = out.emplace_back(lane(block.phase, block.peer));
+    PeerRows& made = out.emplace_back(peer_rows(block.phase, block.peer));
     const int32_t first_entry = route.held[block.first_row].entry_begin;
     for (const int32_t end : block.segment_end) {
       const int32_t entries = end == 0 ? 0 : route.held[block.first_row + end - 1].entry_end - first_entry;
@@ -57,7 +57,8 @@ Status RowCombine::Start() {
   }
   RETURN_IF_ERROR(memory_->out.Reserve(static_cast<size_t>(rows * row_bytes_), /*huge=*/true));
   for (size_t i = 0; i < out.size(); ++i) out[i].data = memory_->out.data() + out_begin_[i] * row_bytes_;
-  return pipeline_.Start(std::move(in), std::move(out), route.phases(), route.segments, LaneOrder::kHomeward);
+  return pipeline_.Start(std::move(in), std::move(out), route.phases(), route.segments,
+                         PhaseOrder::kHomeward);
 }
 
 void RowCombine::SumRow(int32_t row, Payload payload, std::byte* to) const {
@@ -106,12 +107,12 @@ std::byte* RowCombine::CopySlots(int32_t row, std::byte* wire) const {
   return wire;
 }
 
-void RowCombine::Pack(int out_lane, int segment) {
-  const RouteReceive& block = route_->receives[out_lane];
+void RowCombine::Pack(int out_index, int segment) {
+  const RouteReceive& block = route_->receives[out_index];
   const int32_t begin = segment == 0 ? 0 : block.segment_end[segment - 1], end = block.segment_end[segment];
   const int32_t first_entry = route_->held[block.first_row].entry_begin;
   const int64_t before = by_slot() ? route_->held[block.first_row + begin].entry_begin - first_entry : begin;
-  std::byte* const first = memory_->out.data() + (out_begin_[out_lane] + before) * row_bytes_;
+  std::byte* const first = memory_->out.data() + (out_begin_[out_index] + before) * row_bytes_;
   std::byte* to = first;
   for (int32_t i = begin; i < end; ++i) {
     if (by_slot()) {

@@ -18,7 +18,7 @@ inline CombineOutput OutputOf(std::span<tensor::BF16> data) {
   return {Payload::kBf16, std::as_writable_bytes(data)};
 }
 
-/// Takes the way of the dispatch back. Every rank sends one sum per row that it received
+/// Sends outputs along the path of the dispatch in reverse. Every rank sends one sum per row that it received
 /// (Reduction::kPartialSums), or one row per slot (kBySlot). Sums are f32; they are rounded to the wire's
 /// payload once per hop.
 class RowCombine final : public Operation, private PipelineSteps {
@@ -35,7 +35,7 @@ class RowCombine final : public Operation, private PipelineSteps {
   const char* name() const override { return "combine"; }
 
  private:
-  void Pack(int out_lane, int segment) override;
+  void Pack(int out_index, int segment) override;
   void Arrived(int, int) override {}
   void Settled(int segment) override;
 

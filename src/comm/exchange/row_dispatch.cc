@@ -91,26 +91,26 @@ Status RowDispatch::StartRows() {
   int64_t sent = 0;
   for (const RouteSend& send : route.sends) sent += static_cast<int64_t>(send.rows.size());
   RETURN_IF_ERROR(memory_->out.Reserve(static_cast<size_t>(sent * row_bytes_), /*huge=*/true));
-  const auto lane = [&](int phase, int peer, std::byte* data, const std::vector<int32_t>& segment_end) {
-    Lane made{phase, peer, tags_.At(MessageKind::kRows, phase), data, {}};
+  const auto peer_rows = [&](int phase, int peer, std::byte* data, const std::vector<int32_t>& segment_end) {
+    PeerRows made{phase, peer, tags_.At(MessageKind::kRows, phase), data, {}};
     for (const int32_t end : segment_end) made.end.push_back(end * row_bytes_);
     return made;
   };
-  std::vector<Lane> in, out;
+  std::vector<PeerRows> in, out;
   std::byte* to = memory_->out.data();
   for (const RouteSend& send : route.sends) {
-    out.push_back(lane(send.phase, send.peer, to, send.segment_end));
+    out.push_back(peer_rows(send.phase, send.peer, to, send.segment_end));
     to += static_cast<int64_t>(send.rows.size()) * row_bytes_;
   }
   for (const RouteReceive& block : route.receives) {
-    in.push_back(lane(block.phase, block.peer,
-                      memory_->in.data() + (block.first_row - route.own_rows) * row_bytes_,
-                      block.segment_end));
+    in.push_back(peer_rows(block.phase, block.peer,
+                           memory_->in.data() + (block.first_row - route.own_rows) * row_bytes_,
+                           block.segment_end));
   }
   for (int32_t row = 0; row < route.own_rows; ++row)
     ExpandRow(state_, route, row, own_.row(row), rows_.get());
   started_rows_ = true;
-  return pipeline_.Start(std::move(in), std::move(out), route.phases(), route.segments, LaneOrder::kOutward);
+  return pipeline_.Start(std::move(in), std::move(out), route.phases(), route.segments, PhaseOrder::kOutward);
 }
 
 Status RowDispatch::Advance(bool* progressed) {
@@ -134,20 +134,19 @@ const std::byte* RowDispatch::RowData(int32_t row) const {
   return row < route_->own_rows ? own_.row(row) : memory_->in.data() + (row - route_->own_rows) * row_bytes_;
 }
 
-void RowDispatch::Pack(int out_lane, int segment) {
-  const RouteSend& send = route_->sends[out_lane];
+void RowDispatch::Pack(int out_index, int segment) {
+  const RouteSend& send = route_->sends[out_index];
   const int32_t begin = segment == 0 ? 0 : send.segment_end[segment - 1], end = send.segment_end[segment];
   std::byte* to = memory_->out.data();
-  for (int lane = 0; lane < out_lane; ++lane)
-    to += static_cast<int64_t>(route_->sends[lane].rows.size()) * row_bytes_;
+  for (int i = 0; i < out_index; ++i) to += static_cast<int64_t>(route_->sends[i].rows.size()) * row_bytes_;
   for (int32_t i = begin; i < end; ++i) {
     std::memcpy(to + i * row_bytes_, RowData(send.rows[i]), static_cast<size_t>(row_bytes_));
   }
   state_.dispatch_traffic.CountRows(send.peer, end - begin, (end - begin) * row_bytes_);
 }
 
-void RowDispatch::Arrived(int in_lane, int segment) {
-  const RouteReceive& block = route_->receives[in_lane];
+void RowDispatch::Arrived(int in_index, int segment) {
+  const RouteReceive& block = route_->receives[in_index];
   const int32_t begin = segment == 0 ? 0 : block.segment_end[segment - 1];
   for (int32_t i = begin; i < block.segment_end[segment]; ++i) {
     ExpandRow(state_, *route_, block.first_row + i, RowData(block.first_row + i), rows_.get());

@@ -10,11 +10,12 @@
 
 namespace moesaic::comm {
 
-/// InvalidArgument, with `name`, unless `rows` has the bytes and scales of `count` rows of `hidden` elements.
+/// Returns InvalidArgument, which names `name`, unless `rows` has the bytes and scales of `count` rows of
+/// `hidden` elements.
 Status CheckRows(const PayloadRows& rows, int64_t count, int hidden, const char* name);
 
-/// Rows of this rank's tokens in the format that is sent. Encode() copies them unless the caller's memory
-/// already has that format, which is then borrowed.
+/// Rows of this rank's tokens in the dispatch payload. If the caller's rows already have that payload,
+/// Encode() borrows them; otherwise it encodes a copy.
 class OwnRows {
  public:
   Status Encode(const ExchangeState& state, const PayloadRows& x, const Route& route,
@@ -26,7 +27,7 @@ class OwnRows {
   int64_t bytes_ = 0;
 };
 
-/// Sizes the memory for the route's expert rows.
+/// Allocates the memory for the route's expert rows.
 Status ReserveRows(const ExchangeState& state, const Route& route, RowMemory* memory);
 /// Copies a row that this rank holds (Route::held) to each of its expert rows. `wire` is the row as received.
 void ExpandRow(const ExchangeState& state, const Route& route, int32_t row, const std::byte* wire,
@@ -49,8 +50,8 @@ class RowDispatch final : public Operation, private PipelineSteps {
 
  private:
   Status StartRows();
-  void Pack(int out_lane, int segment) override;
-  void Arrived(int in_lane, int segment) override;
+  void Pack(int out_index, int segment) override;
+  void Arrived(int in_index, int segment) override;
   void Settled(int) override {}
   const std::byte* RowData(int32_t row) const;
 

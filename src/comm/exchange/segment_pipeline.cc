@@ -4,8 +4,8 @@
 
 namespace moesaic::comm {
 
-Status SegmentPipeline::Start(std::vector<Lane> in, std::vector<Lane> out, int phases, int segments,
-                              LaneOrder order) {
+Status SegmentPipeline::Start(std::vector<PeerRows> in, std::vector<PeerRows> out, int phases, int segments,
+                              PhaseOrder order) {
   phases_ = phases;
   segments_ = segments;
   order_ = order;
@@ -14,35 +14,35 @@ Status SegmentPipeline::Start(std::vector<Lane> in, std::vector<Lane> out, int p
   next_settled_ = 0;
   in_.clear();
   out_.clear();
-  for (Lane& lane : out) {
-    LaneState& state = out_.emplace_back();
-    state.lane = std::move(lane);
+  for (PeerRows& rows : out) {
+    PeerState& state = out_.emplace_back();
+    state.rows = std::move(rows);
     state.transfers.resize(segments);
-    for (int segment = 0; segment < segments; ++segment) open_ += BytesOf(state.lane, segment) > 0;
+    for (int segment = 0; segment < segments; ++segment) open_ += BytesOf(state.rows, segment) > 0;
   }
-  for (Lane& lane : in) {
-    LaneState& state = in_.emplace_back();
-    state.lane = std::move(lane);
+  for (PeerRows& rows : in) {
+    PeerState& state = in_.emplace_back();
+    state.rows = std::move(rows);
     state.transfers.resize(segments);
     for (int segment = 0; segment < segments; ++segment) {
-      if (BytesOf(state.lane, segment) == 0) continue;
+      if (BytesOf(state.rows, segment) == 0) continue;
       ++open_;
-      ++waiting_[static_cast<size_t>(state.lane.phase) * segments + segment];
+      ++waiting_[static_cast<size_t>(state.rows.phase) * segments + segment];
     }
   }
-  for (LaneState& state : in_) {
+  for (PeerState& state : in_) {
     for (; state.next < segments; ++state.next) {
-      if (BytesOf(state.lane, state.next) == 0) continue;
+      if (BytesOf(state.rows, state.next) == 0) continue;
       ASSIGN_OR_RETURN(state.transfers[state.next],
-                       transport_.Receive(state.lane.peer, state.lane.tag, SpanOf(state.lane, state.next)));
+                       transport_.Receive(state.rows.peer, state.rows.tag, SpanOf(state.rows, state.next)));
     }
   }
   return OkStatus();
 }
 
 bool SegmentPipeline::Ready(int phase, int segment) const {
-  const int begin = order_ == LaneOrder::kOutward ? 0 : phase + 1;
-  const int end = order_ == LaneOrder::kOutward ? phase : phases_;
+  const int begin = order_ == PhaseOrder::kOutward ? 0 : phase + 1;
+  const int end = order_ == PhaseOrder::kOutward ? phase : phases_;
   for (int earlier = begin; earlier < end; ++earlier) {
     if (waiting_[static_cast<size_t>(earlier) * segments_ + segment] > 0) return false;
   }
@@ -57,10 +57,10 @@ void SegmentPipeline::Settle(PipelineSteps& steps, int segment) {
   steps.Settled(segment);
 }
 
-Status SegmentPipeline::AdvanceIn(int lane, PipelineSteps& steps, bool* progressed) {
-  LaneState& state = in_[lane];
+Status SegmentPipeline::AdvanceIn(int index, PipelineSteps& steps, bool* progressed) {
+  PeerState& state = in_[index];
   for (; state.first < segments_; ++state.first) {
-    if (BytesOf(state.lane, state.first) == 0) continue;
+    if (BytesOf(state.rows, state.first) == 0) continue;
     Status result;
     if (!transport_.Test(state.transfers[state.first], &result)) return OkStatus();
     *progressed = true;
@@ -70,17 +70,17 @@ Status SegmentPipeline::AdvanceIn(int lane, PipelineSteps& steps, bool* progress
       ++state.first;
       return result;
     }
-    --waiting_[static_cast<size_t>(state.lane.phase) * segments_ + segment];
-    steps.Arrived(lane, segment);
+    --waiting_[static_cast<size_t>(state.rows.phase) * segments_ + segment];
+    steps.Arrived(index, segment);
     Settle(steps, segment);
   }
   return OkStatus();
 }
 
-Status SegmentPipeline::AdvanceOut(int lane, PipelineSteps& steps, bool* progressed) {
-  LaneState& state = out_[lane];
+Status SegmentPipeline::AdvanceOut(int index, PipelineSteps& steps, bool* progressed) {
+  PeerState& state = out_[index];
   for (; state.first < state.next; ++state.first) {
-    if (BytesOf(state.lane, state.first) == 0) continue;
+    if (BytesOf(state.rows, state.first) == 0) continue;
     Status result;
     if (!transport_.Test(state.transfers[state.first], &result)) break;
     *progressed = true;
@@ -91,11 +91,11 @@ Status SegmentPipeline::AdvanceOut(int lane, PipelineSteps& steps, bool* progres
     }
   }
   while (state.next < segments_ && state.next - state.first < kWindow) {
-    if (BytesOf(state.lane, state.next) > 0) {
-      if (!Ready(state.lane.phase, state.next)) break;
-      steps.Pack(lane, state.next);
+    if (BytesOf(state.rows, state.next) > 0) {
+      if (!Ready(state.rows.phase, state.next)) break;
+      steps.Pack(index, state.next);
       ASSIGN_OR_RETURN(state.transfers[state.next],
-                       transport_.Send(state.lane.peer, state.lane.tag, SpanOf(state.lane, state.next)));
+                       transport_.Send(state.rows.peer, state.rows.tag, SpanOf(state.rows, state.next)));
       *progressed = true;
     } else if (state.first == state.next) {
       ++state.first;
@@ -117,35 +117,35 @@ Status SegmentPipeline::Advance(PipelineSteps& steps, bool* progressed) {
       steps.Settled(next_settled_);
     }
   }
-  for (size_t lane = 0; lane < in_.size(); ++lane) {
-    RETURN_IF_ERROR(AdvanceIn(static_cast<int>(lane), steps, progressed));
+  for (size_t index = 0; index < in_.size(); ++index) {
+    RETURN_IF_ERROR(AdvanceIn(static_cast<int>(index), steps, progressed));
   }
-  for (size_t lane = 0; lane < out_.size(); ++lane) {
-    RETURN_IF_ERROR(AdvanceOut(static_cast<int>(lane), steps, progressed));
+  for (size_t index = 0; index < out_.size(); ++index) {
+    RETURN_IF_ERROR(AdvanceOut(static_cast<int>(index), steps, progressed));
   }
   return OkStatus();
 }
 
 void SegmentPipeline::Cancel() {
-  for (std::vector<LaneState>* lanes : {&in_, &out_}) {
-    for (LaneState& state : *lanes) {
+  for (std::vector<PeerState>* states : {&in_, &out_}) {
+    for (PeerState& state : *states) {
       for (int segment = state.first; segment < state.next; ++segment) {
-        if (BytesOf(state.lane, segment) > 0) transport_.Cancel(state.transfers[segment]);
+        if (BytesOf(state.rows, segment) > 0) transport_.Cancel(state.transfers[segment]);
       }
     }
-    lanes->clear();
+    states->clear();
   }
   open_ = 0;
 }
 
 int SegmentPipeline::WaitsFor() const {
-  for (const LaneState& state : in_) {
+  for (const PeerState& state : in_) {
     for (int segment = state.first; segment < segments_; ++segment) {
-      if (BytesOf(state.lane, segment) > 0) return state.lane.peer;
+      if (BytesOf(state.rows, segment) > 0) return state.rows.peer;
     }
   }
-  for (const LaneState& state : out_) {
-    if (state.first < state.next) return state.lane.peer;
+  for (const PeerState& state : out_) {
+    if (state.first < state.next) return state.rows.peer;
   }
   return -1;
 }

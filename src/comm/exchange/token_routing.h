@@ -11,8 +11,8 @@
 
 namespace moesaic::comm {
 
-/// Top-k choice of a rank's tokens. Id -1 selects no expert. An expert may occur twice in a token: each slot
-/// has a row of its own.
+/// Top-k choice of a rank's tokens. Id -1 selects no expert. A token may have an expert in two slots; each
+/// slot then has its own row.
 struct TopK {
   int64_t tokens = 0;
   int k = 0;
@@ -50,7 +50,7 @@ inline constexpr int kMaxExchangeRanks = 1 << 16;
 Status RouteTokens(const TopK& topk, const ExpertMap& map, const ReplicaChooser& chooser,
                    TokenRoutes* routes);
 
-/// Number of rows that this rank's tokens need: one per token and rank, group or expert.
+/// Numbers of rows that this rank's tokens need: one per token and rank, group or expert.
 struct ExchangeLayout {
   std::vector<int64_t> tokens_per_rank;    // [ranks]
   std::vector<int64_t> tokens_per_group;   // [groups of the level], in the order of the topology
@@ -58,7 +58,8 @@ struct ExchangeLayout {
   std::vector<DroppedPair> dropped;
 };
 
-/// Groups of a level, as the group's index by rank; -1 for ranks that are in none. NotFound lists the levels.
+/// Returns the index of each rank's group at a level, -1 for ranks without one, and sets `*groups` to their
+/// number. NotFound lists the levels.
 StatusOr<std::vector<int>> GroupOfRank(const Topology& topology, const std::string& level, int* groups);
 
 ExchangeLayout CountLayout(const TokenRoutes& routes, const ExpertMap& map,

@@ -13,7 +13,7 @@
 
 namespace moesaic::comm {
 
-/// How the children of a group are connected: each child has a port to a switch that is never a bottleneck
+/// Connection of a group's children: each child has a port to a switch that is never a bottleneck
 /// itself.
 struct Link {
   double latency_s = 0;     ///< Time of an empty message between devices of two children, end to end.
@@ -39,8 +39,8 @@ struct Group {
   std::vector<int> ranks;     ///< all ranks below, ascending
   int device_type = -1;       ///< leaves only
   Link link;                  ///< between children; unused for leaves
-  double port_bytes_per_s =
-      0;  ///< bandwidth of its own port to the parent's switch; of each device's if not shared
+  /// Bandwidth of the group's port to the parent's switch, or of each device's port if ports are not shared.
+  double port_bytes_per_s = 0;
 };
 
 /// A port in one direction, the unit of contention. Half-duplex ports have one channel for both directions.
@@ -70,14 +70,14 @@ class Topology {
   StatusOr<Topology> Selected(std::span<const int> ranks) const;
 
   const std::string& name() const { return name_; }
-  const std::string& origin() const { return origin_; }  ///< "source" of the file: where its values come from
+  const std::string& origin() const { return origin_; }  ///< "source" of the file: origin of its values
   int ranks() const { return static_cast<int>(leaf_of_rank_.size()); }
   const std::vector<Group>& groups() const { return groups_; }
   const std::vector<DeviceType>& device_types() const { return device_types_; }
   const std::vector<Channel>& channels() const { return channels_; }
   const DeviceType& device_type(int rank) const;
 
-  /// The smallest group that contains both ranks.
+  /// Returns the smallest group that contains both ranks.
   int CommonGroup(int a, int b) const;
   /// Returns the latency of a message in seconds; 0 when a == b.
   double Latency(int a, int b) const;

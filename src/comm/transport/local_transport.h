@@ -21,8 +21,8 @@ struct LocalOptions {
   /// every rank is in Idle() or has left. A message starts when both sides have posted it. Copies and
   /// computation take no time. The topology must have as many ranks as the job and must outlive it.
   const Topology* topology = nullptr;
-  /// Messages that arrive within this virtual time after another one arrive with it: simulations of many
-  /// ranks take less time.
+  /// Messages that arrive within this virtual time after another one arrive together with it. This makes
+  /// simulations of many ranks faster.
   double quantum_s = 0;
 };
 
@@ -35,16 +35,16 @@ class LocalJob {
   LocalJob& operator=(const LocalJob&) = delete;
 
   int ranks() const;
-  /// The end of a rank. It lives as long as the job.
+  /// Returns the transport of a rank. It lives as long as the job.
   Transport& end(int rank);
 
-  /// The rank dies: its transfers and those of its peers with it end with kUnavailable, and later ones fail
-  /// at once.
+  /// Makes the rank die: its transfers and those of its peers with it end with kUnavailable, and later ones
+  /// fail at once.
   void Kill(int rank);
-  /// The rank dies instead of starting its send number `sends`, counted from 0 and from the start of the job.
-  /// To be called before the ranks run.
+  /// Makes the rank die instead of starting its send number `sends`, counted from 0 and from the start of the
+  /// job. Must be called before the ranks run.
   void KillAtSend(int rank, int64_t sends);
-  /// The rank makes no more calls. Virtual time does not wait for it.
+  /// Declares that the rank makes no more calls, so that virtual time does not wait for it.
   void Leave(int rank);
   /// Called by the rank's thread in virtual time: computes for `seconds`, while its messages advance.
   void Compute(int rank, double seconds);
@@ -54,8 +54,8 @@ class LocalJob {
   std::vector<std::unique_ptr<LocalEnd>> ends_;
 };
 
-/// Runs `body` on one thread per rank, each with its end, and waits for all of them. Ranks leave when they
-/// return.
+/// Runs `body` on one thread per rank, each with its transport, and waits for all of them. Ranks leave when
+/// `body` returns.
 void RunRanks(LocalJob& job, const std::function<void(Transport&)>& body);
 void RunRanks(int ranks, const std::function<void(Transport&)>& body, LocalOptions options = {});
 

@@ -9,7 +9,7 @@ namespace moesaic::comm {
 /// Trivially copyable without padding; sent to other processes.
 struct ProcessName {
   std::array<char, 40> boot{};  // of the host; containers of one host share it
-  uint64_t pid_namespace = 0;   // in which `pid` is valid; 0: unknown
+  uint64_t pid_namespace = 0;   // namespace in which `pid` is valid; 0: unknown
   uint64_t pid = 0;
   uint64_t start = 0;  // time of its start, because process ids are used again; 0: unknown
 };

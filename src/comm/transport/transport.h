@@ -24,12 +24,12 @@ struct TransferId {
   uint32_t generation = 0;
 };
 
-/// One rank's end of the job. All calls come from one thread at a time.
+/// One rank's side of the job. All calls come from one thread at a time.
 ///
 /// Faults: a transfer with a dead peer ends with kUnavailable, whose message names the rank; transfers with
-/// other ranks continue. A message longer than its receive buffer ends the receive with kInvalidArgument; a
-/// shorter one, too (both sides always know the size). docs/contracts/comm.md states how fast each transport
-/// detects a dead peer.
+/// other ranks continue. Both sides know the size of a message: one that is longer or shorter than its
+/// receive buffer ends the receive with kInvalidArgument. docs/contracts/comm.md states how fast each
+/// transport detects a dead peer.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -40,8 +40,8 @@ class Transport {
 
   /// Starts to send `data`, which is borrowed until the transfer ends. `peer` may be rank() itself.
   virtual StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) = 0;
-  /// Like Send, for a rank that computes next and seldom calls Progress(). Where a protocol exists that needs
-  /// no answer of the receiver, the message takes it, at the cost of a copy.
+  /// Like Send, for a rank that computes next and seldom calls Progress(). If the transport has a protocol
+  /// that needs no answer of the receiver, it uses this protocol, which may copy the message.
   virtual StatusOr<TransferId> SendAhead(int peer, Tag tag, std::span<const std::byte> data) {
     return Send(peer, tag, data);
   }
@@ -54,7 +54,7 @@ class Transport {
                           double limit_s);
   /// Advances all transfers; never blocks.
   virtual void Progress() = 0;
-  /// True when the transfer has ended; `*result` then says how, and the id is invalid.
+  /// Returns true when the transfer has ended. `*result` is then its status, and the id is invalid.
   virtual bool Test(TransferId id, Status* result) = 0;
   /// Ends the transfer early: its buffer is not touched after the call returns. A message that was sent in
   /// part may still arrive; the pair's later messages under other tags are not affected.
@@ -80,8 +80,8 @@ class Transport {
   virtual void Idle();
 };
 
-/// End of the message of an expired time limit: "; silent: rank 2 (4.5 s)" lists the peers that have been
-/// silent for at least kSilentSeconds. Empty without any.
+/// Returns the end of the message of an expired time limit: "; silent: rank 2 (4.5 s)" lists the peers that
+/// have been silent for at least kSilentSeconds. Empty if there are none.
 inline constexpr double kSilentSeconds = 1;
 std::string SilentPeers(const Transport& transport);
 

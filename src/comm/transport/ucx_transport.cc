@@ -200,7 +200,7 @@ class UcxTransport final : public Transport {
   std::vector<UcxPeer> peers_;
   TransferPool<UcxTransfer> pool_;
   SelfMessages<UcxTransfer> self_;
-  std::vector<UcxTransfer*> receives_;  // that have not ended
+  std::vector<UcxTransfer*> receives_;  // receives that have not ended
   std::deque<StagedMessage> staged_;
   std::vector<StagedMessage*> idle_staged_;
   std::vector<UcxPeer*> newly_dead_;

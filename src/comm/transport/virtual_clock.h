@@ -1,5 +1,5 @@
-// Virtual time of ranks that are threads: it advances, from one completed message to the next, while every
-// rank waits.
+// Virtual time of ranks that are threads. While every rank waits, time advances from one completed message to
+// the next.
 #pragma once
 
 #include <atomic>
@@ -25,16 +25,16 @@ class VirtualClock {
   double now() const { return now_.load(std::memory_order_relaxed); }
   /// Starts a message at now(). Returns its ticket, which is valid until it arrives.
   int Start(int from, int to, uint32_t tag, size_t bytes, void* sender, void* receiver);
-  /// The message arrives without this side: its pointer is replaced by null.
+  /// Removes one side of a message, which still arrives: Arrival gets null in place of this pointer.
   void Detach(int ticket, const void* side);
 
   /// Waits until a message of the rank arrives, the rank is notified, or about a second of virtual time has
   /// passed.
   void Idle(int rank);
-  /// Returns `seconds` of virtual time later. Messages of the rank advance meanwhile.
+  /// Sleeps for `seconds` of virtual time. Messages of the rank advance meanwhile.
   void Sleep(int rank, double seconds);
   void NotifyAll();
-  /// The rank waits no more; time does not stop for it.
+  /// Declares that the rank makes no more calls. Time advances without it.
   void Leave(int rank);
 
  private:

@@ -45,8 +45,8 @@ constexpr int kStrip = 2 * kLanes;    // value dimensions of a strip
 constexpr int kMaxGroups = kAttentionRows / kMaxRows;
 static_assert(kRunKeys % kLanes == 0);
 
-// One run of the tile with its own pointers; max, sum and acc continue from the previous run.
-struct Run {
+// One run of keys of the tile, with its own pointers; max, sum and acc continue from the previous run.
+struct KeyRun {
   const float* q;
   int64_t q_stride;
   const std::byte* keys;
@@ -88,7 +88,7 @@ inline void WithSize(int size, const F& f) {
   f(std::integral_constant<int, 1>{});
 }
 
-inline void FindGroups(const Run& t, Memory* m) {
+inline void FindGroups(const KeyRun& t, Memory* m) {
   m->count = 0;
   for (int first = 0; first < t.rows; first += kMaxRows) {
     const int rows = t.rows - first < kMaxRows ? t.rows - first : kMaxRows;
@@ -196,7 +196,7 @@ inline void DotsOfGroup(const Group& g, const float* q, int64_t q_stride, const 
 
 /// Computes the scores of all groups; undefined where a key is not visible to a row.
 template <typename T>
-inline void Scores(const Run& t, Memory* m) {
+inline void Scores(const KeyRun& t, Memory* m) {
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
   const int split = std::is_same_v<T, int8_t> ? t.key_split : t.key_dim;
   const char* ahead = reinterpret_cast<const char*>(t.keys) + t.next;
@@ -238,7 +238,7 @@ inline float MaxLanes(V x) {
 /// Converts a group's scores to weights, updates max and sum, and computes keep. Prefetches `bytes` bytes per
 /// row, from `ahead` on.
 template <typename T>
-[[gnu::noinline]] void Softmax(const Run& t, const Group& g, const char* ahead, int bytes, float* keep,
+[[gnu::noinline]] void Softmax(const KeyRun& t, const Group& g, const char* ahead, int bytes, float* keep,
                                float (*scores)[kRunKeys]) {
   alignas(64) static constexpr int32_t kOrder[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const VI order = LoadInts(kOrder);
@@ -348,7 +348,7 @@ template <int R, int C, bool kTail, bool kAhead, bool kPacked, typename T>
 /// Adds one group's value dimensions from d on, in strips of C registers, then narrower ones. `ahead`: start
 /// of the prefetched data for d = 0.
 template <int R, int C, bool kAhead, typename T>
-inline void AddAllValues(const Run& t, const Group& g, const float* weights, const float* keep, int d,
+inline void AddAllValues(const KeyRun& t, const Group& g, const float* weights, const float* keep, int d,
                          const char* ahead) {
   const T* values = reinterpret_cast<const T*>(t.values);
   const int64_t value_stride = t.value_stride / static_cast<int64_t>(sizeof(T));
@@ -385,7 +385,7 @@ inline void PackValues(const T* values, int64_t stride, int keys, const char* ah
 
 /// Softmax and values of the only group.
 template <typename T>
-inline void FinishOne(const Run& t, bool prefetch, Memory* m) {
+inline void FinishOne(const KeyRun& t, bool prefetch, Memory* m) {
   const Group& g = m->groups[0];
   if (g.keys == 0) return;
   const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
@@ -402,7 +402,7 @@ inline void FinishOne(const Run& t, bool prefetch, Memory* m) {
 
 /// Softmax and values of several groups, which share the widened values.
 template <typename T>
-inline void FinishAll(const Run& t, bool prefetch, Memory* m) {
+inline void FinishAll(const KeyRun& t, bool prefetch, Memory* m) {
   int most = 0;
   for (int i = 0; i < m->count; ++i) {
     const Group& g = m->groups[i];
@@ -439,7 +439,7 @@ inline void FinishAll(const Run& t, bool prefetch, Memory* m) {
 }
 
 template <typename T>
-inline void RunRows(const Run& t, Memory* m) {
+inline void RunRows(const KeyRun& t, Memory* m) {
   FindGroups(t, m);
   if constexpr (std::is_same_v<T, int8_t>) {
     if (t.next != 0) {
@@ -462,7 +462,7 @@ inline void RunAttentionTile(const AttentionTile& tile) {
   }
   Memory memory;
   for (int i = 0; i < kAttentionRuns; ++i) {
-    Run run;
+    KeyRun run;
     int most = 0;
     for (int r = 0; r < tile.rows; ++r) {
       const int seen = tile.visible[r] - i * kRunKeys;

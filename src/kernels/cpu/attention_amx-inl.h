@@ -26,7 +26,7 @@ class Stream {
       for (int i = 0; i < kAttentionRuns && t.after[i] != nullptr; ++i) {
         const std::byte* first = t.after[i] + (part == 0 ? 0 : t.value_offset);
         const int64_t bytes = kRunKeys * (part == 0 ? t.key_stride : t.value_stride);
-        parts_[count_++] = {first, first + bytes};
+        ranges_[count_++] = {first, first + bytes};
         units += bytes / kUnit;
         if (t.kv_dtype != tensor::DType::kI8) continue;
         const int64_t scales = t.after_scales + (part == 1 ? t.value_scales : t.key_scales);
@@ -54,17 +54,17 @@ class Stream {
 
  private:
   static constexpr int kUnit = 128;  // bytes: rows are multiples of 16 dimensions, and 64 rows are contiguous
-  struct Part {
+  struct ByteRange {
     const std::byte *first, *end;
   };
 
   void Next() {
     if (now_ == count_) return;
-    at_ = parts_[now_].first;
-    end_ = parts_[now_++].end;
+    at_ = ranges_[now_].first;
+    end_ = ranges_[now_++].end;
   }
 
-  Part parts_[2 * kAttentionRuns];
+  ByteRange ranges_[2 * kAttentionRuns];
   int count_ = 0, now_ = 0, share_ = 0;
   const std::byte *at_ = nullptr, *end_ = nullptr;
 };

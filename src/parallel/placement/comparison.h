@@ -24,7 +24,8 @@ struct CompareOptions {
 
 struct PolicyResult {
   std::string name;
-  /// Of the largest rank load over the mean, over measured workloads and layers with tokens.
+  /// Mean and worst ratio of the largest rank load to the mean rank load, over measured workloads and layers
+  /// with tokens.
   double mean = 0, worst = 0;
   double moves = 0;   ///< mean temporary moves per rank and layer
   std::string error;  ///< reason if the policy can't plan these sizes; values are 0

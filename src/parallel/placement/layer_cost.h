@@ -16,7 +16,7 @@ namespace moesaic::parallel {
 /// Links between groups of ranks, such as nodes.
 struct LinkLevel {
   int groups = 1;          ///< of adjacent ranks, of equal size
-  double bytes_per_s = 0;  ///< that one group receives
+  double bytes_per_s = 0;  ///< rate at which one group receives
 };
 
 /// Rates of a machine and sizes of a model, in seconds and bytes.
@@ -29,7 +29,7 @@ struct CostModel {
   double token_bytes = 0;  ///< of a token on its way to another group and back
   std::vector<LinkLevel> levels = {};
   double expert_bytes = 0;
-  double move_bytes_per_s = 0;  ///< that one rank receives; 0: moves cost nothing
+  double move_bytes_per_s = 0;  ///< rate at which one rank receives weights; 0: moves cost nothing
   double interval_batches = 1;  ///< between two plans, which pay for the moves
 
   double rows() const { return batch_tokens * routing.top_k; }
@@ -61,14 +61,15 @@ class ExpertTime {
 };
 
 struct LayerCost {
-  double compute_s = 0;   ///< of the slowest rank
-  double exchange_s = 0;  ///< sum over levels of the group that receives most
-  double move_s = 0;      ///< share of one batch in the weights that ranks receive
+  double compute_s = 0;   ///< computation of the slowest rank
+  double exchange_s = 0;  ///< sum over levels of the time of the group that receives most
+  double move_s = 0;      ///< time to move experts, divided by the batches between two plans
   double total() const { return compute_s + exchange_s + move_s; }
 };
 
-/// Times of a batch whose tokens have these loads, [experts]. `current` may be null: nothing moves. All zero
-/// for a layer without tokens. Each replica of an expert gets an equal share of its rows.
+/// Predicts the times of a batch whose tokens have these loads, [experts]. Each replica of an expert gets an
+/// equal share of its rows. `current` is the placement before the plan; null: nothing moves. All times are
+/// zero for a layer without tokens.
 LayerCost PredictCost(const LayerPlacement& layer, std::span<const double> loads, const CostModel& model,
                       const ExpertTime& time, std::span<const double> speeds = {},
                       const LayerPlacement* current = nullptr);

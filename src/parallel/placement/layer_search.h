@@ -106,7 +106,7 @@ class LayerSearch {
   double RankCost(int rank) const { return Changed(rank, nullptr, nullptr); }
   void AddCopies(std::span<const int> experts, int spare, int most, std::vector<int>& copies);
   int CopiesWithin(int expert, float limit);  // fewest whose size is not above it
-  // Whether the best placement of replicas is known: that of pairs.
+  // Returns true if the placement by pairs is known to be optimal.
   bool PairsDecide() const;
   void TryLimits(int max_tries, const std::function<bool()>& stop);
   void ShiftReplicas(int max_tries, const std::function<bool()>& stop);

@@ -14,11 +14,11 @@ enum class Skew {
   kPowerLaw,   ///< the expert of rank k has the load k^-alpha
 };
 
-/// How the workloads of one generator differ.
+/// Differences between the workloads of one generator.
 enum class Drift {
   /// A workload mixes a few load profiles, such as those of prompts, answers and domains, in its own shares.
   kMixtures,
-  /// Each expert's load drifts on its own.
+  /// Each expert's load drifts independently.
   kIndependent,
 };
 

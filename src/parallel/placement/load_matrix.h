@@ -42,8 +42,8 @@ Status CheckLoad(const LoadMatrix& load, const std::string& source);
 /// Scales each layer so that its loads sum to `sum`. A layer without tokens gets equal loads.
 LoadMatrix ScaledLoad(const LoadMatrix& load, double sum);
 
-/// Whether a router sent any token to the experts of `layer`. Recorders also count dense layers, which have
-/// none; measures over layers leave these layers out.
+/// Returns whether a router sent any token to the experts of `layer`. Recorders also count dense layers,
+/// which have no tokens; measures over layers leave these layers out.
 bool HasTokens(const LoadMatrix& load, int layer);
 
 /// Sums matrices of one shape.

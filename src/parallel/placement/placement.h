@@ -22,7 +22,7 @@ struct Placement {
   int ranks() const { return layers.empty() ? 0 : static_cast<int>(layers.front().size()); }
   /// Largest number of slots of a rank over all layers.
   int max_slots() const;
-  /// Replicas of a layer over all ranks.
+  /// Returns the number of replicas of a layer over all ranks.
   int replicas(int layer) const;
 };
 
@@ -30,22 +30,23 @@ struct Placement {
 /// in range. `distinct` also refuses two replicas of one expert on a rank.
 Status CheckPlacement(const Placement& placement, const std::string& source, bool distinct);
 
-/// Number of replicas of each expert.
+/// Returns the number of replicas of each expert.
 std::vector<int> CopiesOf(const LayerPlacement& layer, int experts);
 
-/// `layer` without the experts of dead ranks. `dead` is [ranks], or empty: all live.
+/// Returns `layer` without the experts of dead ranks. `dead` is [ranks]; empty: all ranks live.
 LayerPlacement LivingPart(LayerPlacement layer, const std::vector<bool>& dead);
 
-/// Slots that repeat an expert of their rank.
+/// Returns the number of slots that repeat an expert of their rank.
 int DuplicateSlots(const LayerPlacement& layer);
 
-/// Placement of an EPLB plan: slot s is on rank s / (replicas / ranks).
+/// Returns the placement of an EPLB plan: slot s is on rank s / (replicas / ranks).
 Placement FromEplb(const EplbPlan& plan, int ranks);
 
-/// Arrays of the form that EPLB returns. InvalidArgument unless all ranks and layers have equally many slots.
+/// Returns arrays of the form that EPLB returns. InvalidArgument: ranks or layers differ in their number of
+/// slots.
 StatusOr<EplbPlan> ToEplb(const Placement& placement);
 
-/// Experts in order, equally many per rank up to one: the default order of engines.
+/// Returns experts in order, divided evenly among ranks up to one: the default placement of engines.
 LayerPlacement InOrder(int experts, int ranks);
 
 }  // namespace moesaic::parallel

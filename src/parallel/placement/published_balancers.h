@@ -1,6 +1,5 @@
-// Published balancers besides EPLB, as baselines, with the results of their files:
-// published_balancers_test.cc compares them with goldens that those files gave. Each places every layer on
-// its own.
+// Published balancers besides EPLB, as baselines. published_balancers_test.cc compares their plans with
+// goldens that the published programs made. Each balancer places every layer independently.
 #pragma once
 
 #include <span>

@@ -33,7 +33,7 @@ double BestMove(const TokenSplit& split, std::span<const int> prefetched, double
     double load = 0, most = 0;  // of all ranks, and of the rank `from`
     int from = 0;
   };
-  std::map<int, Relief> experts;  // that ranks above the threshold hold
+  std::map<int, Relief> experts;  // experts on ranks above the threshold
   for (int rank = 0; rank < split.ranks(); ++rank) {
     const double excess = split.rank_loads()[rank] - threshold * split.speed(rank);
     if (excess <= 0) continue;

@@ -9,7 +9,7 @@
 
 namespace moesaic::parallel {
 
-/// Whether the text has the key of the file's assignments.
+/// Returns whether the text has the key of the file's assignments.
 bool IsTensorRtYaml(std::string_view text);
 
 /// Parses the experts of all slots, [layers][slots], in the order of the file. Accepted is the YAML that

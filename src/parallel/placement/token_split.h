@@ -48,7 +48,7 @@ class TokenSplit {
     int rank = 0;
     double load = 0;
   };
-  struct Use {  // of a rank by an expert with several replicas
+  struct Use {  // a replica on a rank, of an expert with several replicas
     int expert = 0, replica = 0;
   };
 

@@ -1,4 +1,5 @@
-// A small region of shared memory next to the zone: the worker processes and messages between them.
+// A small region of shared memory next to the zone. It lists the worker processes and has messages between
+// them.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 
 namespace moesaic::proxy {
 
-/// Worker processes of one zone, those of old configurations included.
+/// Maximum worker processes of one zone, those of old configurations included.
 inline constexpr int kMaxWorkers = 1024;
 
 /// All zero is the empty board.
@@ -67,7 +68,7 @@ class Board {
     }
     return -1;
   }
-  /// Whether a worker besides `number` may be the master: it is registered and was not asked to exit.
+  /// Returns whether a worker other than `number` may be the master: it is registered and shall not exit.
   bool HasSuccessor(int number) const {
     for (int i = 0; i < Numbers(); ++i) {
       if (i != number && Pid(i) != 0 &&

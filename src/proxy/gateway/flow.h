@@ -20,7 +20,7 @@ class Gateway;
 struct KvRelease;
 struct RenderedPrompt;
 
-/// Bytes of an answer of P that are kept.
+/// Maximum bytes of P's answer that are kept.
 inline constexpr size_t kMaxPrefillAnswer = 16 << 20;
 
 /// The request of a client.
@@ -38,13 +38,13 @@ struct FlowLog {
   std::string prefill, decode;  ///< URLs of engines; empty: none
   std::string request_id, key_name;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
-  int64_t matched_tokens = 0;  ///< of the prompt, held by the chosen engine or expected there
+  int64_t matched_tokens = 0;  ///< prompt tokens that the chosen engine holds or is expected to hold
   uint32_t retries = 0;
   bool prefill_skipped = false;
   Outcome outcome = Outcome::kFailed;
 };
 
-/// Returns whether a lower-case header belongs to one connection, or the gateway writes it itself.
+/// Returns whether a lower-case header belongs to one connection, or is one that the gateway writes.
 bool IsHopHeader(std::string_view name);
 
 /// Owned by the gateway. It lives until the client is detached, no thread uses it and its exchanges have
@@ -54,26 +54,27 @@ class Flow : public Exchange::Handler {
   Flow(Gateway& gateway, Client& client);
   ~Flow() override;
 
-  /// The whole request has arrived.
+  /// Called when the whole request has arrived.
   void Start(ClientRequest request);
   /// Reads a large body, renders the prompt and computes its keys. Called in a thread; the event loop does
   /// not touch the flow meanwhile, except Detach.
   void Prepare();
   void OnPrepared();
-  /// Prepare ended by an exception.
+  /// Called when Prepare ended by an exception.
   void PrepareFailed(std::string_view what) {
     (body_ ? render_status_ : read_status_) = absl::InternalError(std::string(what));
   }
-  /// An exception left a call: answers 500.
+  /// Called when an exception left a call. Answers 500.
   void OnException(std::string_view what);
-  /// The client left, or its answer was sent. No calls to Client follow.
+  /// Called when the client left or its answer was sent. No calls to Client follow.
   FlowLog Detach();
-  /// The client's connection is slow, or drained again.
+  /// Called when the client's connection is slow (`paused`), and when it has drained.
   void Pause(bool paused);
 
   // Called by the gateway.
   void OnScheduled(const RequestRecord& record);
-  /// Blocks that D has for the request with this id (transfer ascend). False: it is another request's id.
+  /// Takes the blocks that D has for the request with this id (transfer ascend). Returns false if the id is
+  /// that of another request.
   bool OnBlocks(const std::string& id, const std::string& text);
   RequestId id() const { return id_; }
   bool waiting() const { return phase_ == Phase::kQueued; }
@@ -91,10 +92,10 @@ class Flow : public Exchange::Handler {
   void PassUnscheduled(Endpoint endpoint);
   std::vector<Header> HeadersForEngines() const;
   KvRelease ReleaseOf() const;
-  /// The instance whose answer the client gets.
+  /// Returns the instance whose answer the client gets.
   int AnsweringInstance() const { return decode_instance_ >= 0 ? decode_instance_ : prefill_instance_; }
   void ReadBody();
-  /// Reads the body and renders its prompt. False: more than `max_unknown` bytes of text have to be
+  /// Reads the body and renders its prompt. Returns false if more than `max_unknown` bytes of text must be
   /// tokenized.
   bool PrepareWithin(size_t max_unknown);
   /// Sets the tokens of the prompt, as PromptRenderer::Tokenize limits it. A later call continues.
@@ -158,8 +159,8 @@ class Flow : public Exchange::Handler {
   bool passing_ = false;          // counted by Gateway::TakePass
   int64_t counted_ = 0;
   uint32_t attempts_ = 0;
-  // An engine answered with this status, and another one has not shown yet whether the request or the engine
-  // is wrong.
+  // Error status of an engine's answer, until the answer of another engine shows whether the request or the
+  // engine is at fault.
   int suspect_instance_ = -1, suspect_status_ = 0;
   Nanos queued_ = 0;
   int prefill_instance_ = -1, decode_instance_ = -1;

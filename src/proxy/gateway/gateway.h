@@ -26,8 +26,8 @@ class EngineChecks;
 class Gateway;
 class KvFeeds;
 
-/// KV blocks that P holds for a request whose client left, or that no decode engine took: a decode engine
-/// fetches them for one token, so that P frees them.
+/// KV blocks that P holds for a request whose client left, or that no decode engine took. To make P free
+/// them, the gateway lets a decode engine fetch them and compute one token.
 struct KvRelease {
   Endpoint endpoint = Endpoint::kOther;
   std::string target;
@@ -37,7 +37,7 @@ struct KvRelease {
   bool strip = true;            ///< RequestBody::has_kv_transfer
 };
 
-/// Reads what is left of an exchange whose client left.
+/// Reads the rest of an exchange whose client left.
 class DrainHandler : public Exchange::Handler {
  public:
   /// `until_first_byte`: cancels the exchange at the first byte of its answer.
@@ -60,10 +60,10 @@ class DrainHandler : public Exchange::Handler {
 
 /// One thread, that of the event loop. The exception is Flow::Prepare.
 ///
-/// One worker of all, the master, holds the lease: it runs the scheduler, subscribes to KV events and checks
-/// the engines' health. The others wake it after they changed a queue, and it wakes the workers whose
-/// requests it placed. It also follows the sources of engines. Workers watch each other's processes, so that
-/// the death of the master is noticed at once.
+/// One worker, the master, holds the lease. It runs the scheduler, subscribes to KV events, checks the
+/// engines' health, and follows the sources of engines. Other workers wake it after they changed a queue, and
+/// it wakes the workers whose requests it placed. Workers watch each other's processes, so that they notice
+/// the death of the master at once.
 class Gateway {
  public:
   /// `renderer` may be null. `settings`, `board` and `renderer` outlive the gateway.
@@ -71,12 +71,12 @@ class Gateway {
           Transport& transport);
   ~Gateway();
 
-  /// Registers this process as a worker. `wake`: name by which the transports of other workers wake it.
+  /// Registers this process as a worker. `wake` is the name by which the transports of other workers wake it.
   Status Start(int32_t pid, uint64_t wake);
-  /// The worker is asked to exit: it gives up the lease and finishes its requests. It schedules itself when
-  /// all other workers are to exit too.
+  /// Called when the worker shall exit. Releases the lease; the worker finishes its requests. If all other
+  /// workers shall exit, too, this one schedules.
   void Retire();
-  /// The worker exits now.
+  /// Called when the worker exits.
   void Stop();
 
   Flow& NewFlow(Client& client);
@@ -88,7 +88,7 @@ class Gateway {
   /// The message of a decode engine that names its blocks (transfer ascend); returns the status of the
   /// answer.
   int Metaserver(std::string_view body);
-  /// Whether the peer with this sockaddr may send such messages.
+  /// Returns whether the peer with this sockaddr may send such messages.
   bool MetaserverAllows(std::string_view sockaddr) const {
     return Contains(settings_.metaserver_allow, sockaddr);
   }
@@ -111,11 +111,11 @@ class Gateway {
   Timers& timers() { return timers_; }
   Nanos now() { return transport_.Now(); }
   std::mt19937_64& random() { return random_; }
-  /// Settings of an instance; null: there is none of this number. An instance that a later configuration
-  /// added is known by its record.
+  /// Returns the settings of an instance; null: no instance has this number. Settings of an instance that a
+  /// later configuration added come from its record.
   const EngineSettings* Engine(int instance);
-  /// The engine for a request that is not scheduled: the least loaded one that decodes.
-  /// In P's group when `prefill` is not negative.
+  /// Returns the engine for a request that is not scheduled: the least loaded one that decodes, in the group
+  /// of instance `prefill` unless that is negative.
   int AnyEngine(int prefill = -1);
   /// Subscribes to the events of these engines and checks their health, from now on.
   void Follow(const std::vector<EngineSettings>& engines);
@@ -124,20 +124,20 @@ class Gateway {
   void Unregister(RequestId id);
   /// Destroys the exchange when the current event has been handled.
   void DestroyLater(std::unique_ptr<Exchange> exchange);
-  /// Lets the exchange run to its end although its client has left. `handler`: reads the rest; null: nothing
-  /// does.
+  /// Continues the exchange to its end although its client has left. `handler` reads the rest; null: the rest
+  /// is not used.
   void Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler = nullptr);
   void ReleaseKv(const KvRelease& release, const std::string& params);
-  /// The id of P's engine as its bootstrap server named it lately; empty: ask it.
+  /// Returns the id of P's engine that its bootstrap server reported recently; empty: none is known.
   std::string BootstrapId(int instance);
   void SetBootstrapId(int instance, std::string id);
-  /// Takes part of the memory for bodies of requests. False: it is used up.
+  /// Takes part of the memory for bodies of requests. Returns false if too little is left.
   bool TakeBody(size_t bytes);
   void ReturnBody(size_t bytes) { body_bytes_ -= bytes; }
-  /// Counts a request that passes without scheduling. False: there are too many.
+  /// Counts a request that passes without scheduling. Returns false if there are too many.
   bool TakePass();
   void ReturnPass() { --passing_; }
-  /// Text of an HTTP request up to its body.
+  /// Returns the text of an HTTP request up to its body.
   std::string HttpHead(const EngineSettings& engine, std::string_view method, std::string_view target,
                        const std::vector<Header>& headers, size_t body_bytes) const;
   ExchangeTimeouts timeouts() const;

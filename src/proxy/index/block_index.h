@@ -1,4 +1,4 @@
-// BlockIndex: which instances hold which block, for all instances in one table in shared memory.
+// BlockIndex: maps each block to the instances that hold it, in one table in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct InstanceMatch {
   uint32_t device_blocks = 0;  ///< leading blocks in device memory or expected there
 };
 
-/// Result of Match. Reuse the object: it keeps its memory.
+/// Result of Match. A reused object keeps its memory.
 struct MatchResult {
   std::vector<InstanceMatch> matches;  ///< instances with at least one block; longest first
   uint32_t longest = 0;
@@ -61,16 +61,16 @@ class BlockIndex {
 
   explicit BlockIndex(Zone zone) : zone_(zone) {}
 
-  /// Longest prefixes of `keys` on all instances.
+  /// Finds the longest prefix of `keys` on each instance.
   void Match(std::span<const uint64_t> keys, MatchResult& result) const;
 
-  /// The blocks are on the instance. Returns the number of blocks for which the table had room. Many keys in
-  /// one call are faster: the memory of later ones is prefetched.
+  /// Records that the instance holds the blocks. Returns the number of blocks for which the table had room. A
+  /// call with many keys is faster, because it prefetches the memory of later ones.
   size_t Add(int instance, Tier tier, std::span<const uint64_t> keys);
   bool Add(int instance, Tier tier, uint64_t key) { return Add(instance, tier, {&key, 1}) == 1; }
   void Remove(int instance, Tier tier, std::span<const uint64_t> keys);
   void Remove(int instance, Tier tier, uint64_t key) { Remove(instance, tier, {&key, 1}); }
-  /// Tiers in which the instance has the block: bit i for tier i.
+  /// Returns the tiers in which the instance has the block: bit i for tier i.
   uint32_t Tiers(int instance, uint64_t key) const;
   /// Removes the instance from all blocks; takes time proportional to the table.
   void Clear(int instance);
@@ -84,16 +84,16 @@ class BlockIndex {
   }
   /// Loads the memory that FindEngineHash and UnmapEngineHash of this hash read.
   void PrefetchEngineHash(int instance, uint64_t engine_hash) const;
-  /// Key of an engine's hash.
+  /// Returns the key of an engine's hash.
   std::optional<uint64_t> FindEngineHash(int instance, uint64_t engine_hash) const;
   std::optional<uint64_t> UnmapEngineHash(int instance, uint64_t engine_hash);
 
-  /// Expects the blocks on the instance until `deadline`, because a request with them was sent there. Any
-  /// process may call this and Expire; deadlines should not decrease.
+  /// Records that the blocks are expected on the instance until `deadline`, because a request with them was
+  /// sent there. Any process may call this and Expire. Deadlines should not decrease.
   void AddSpeculative(int instance, std::span<const uint64_t> keys, Nanos deadline);
   /// Drops expectations whose deadline has passed; at most `limit` entries a call.
   void Expire(Nanos now, size_t limit = 4096);
-  /// Deadline of the oldest expectation, at which Expire is due; 0: there is none.
+  /// Returns the deadline of the oldest expectation, at which Expire is due; 0: there is none.
   Nanos NextExpiry() const;
 
   IndexStats Stats() const;

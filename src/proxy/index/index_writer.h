@@ -25,10 +25,10 @@ struct IndexWriterStats {
 /// in shared memory, so that another process may continue after this one has died.
 ///
 /// A gap makes the index REPLAYING: live messages are ignored until the missing ones were replayed, and the
-/// index is EXACT again at the end of the replay. When the replay begins too late, or no replay socket
-/// exists, history was lost: the instance's blocks are cleared, so that nothing false is known, and the index
-/// is DEGRADED, because blocks may be missing, until the engine clears its cache or is restarted. A writer
-/// that starts in the middle of a stream requests a replay of everything.
+/// index is EXACT again at the end of the replay. If the replay begins too late, or no replay socket exists,
+/// history was lost. The instance's blocks are then cleared, so that the index has no false ones, and the
+/// index is DEGRADED, because blocks may be missing, until the engine clears its cache or is restarted. A
+/// writer that starts in the middle of a stream requests a replay of everything.
 class IndexWriter {
  public:
   IndexWriter(State state, BlockIndex index, int instance);
@@ -41,14 +41,14 @@ class IndexWriter {
   Result Apply(uint64_t sequence, const KvBatch& batch);
   /// Applies a reply of the replay socket, in order. The end marker has the number kReplayEnd and no batch.
   Result ApplyReplay(uint64_t sequence, const KvBatch* batch);
-  /// A subscription begins and a replay socket exists: requests the messages after the last one that was
-  /// applied.
+  /// Called when a subscription begins and a replay socket exists. Requests the messages after the last one
+  /// that was applied.
   Result Begin();
-  /// The subscription failed; Begin() follows when there is one again.
+  /// Called when the subscription failed. Begin() follows when a subscription exists again.
   void OnFeedFailed();
-  /// The replay socket does not exist or does not answer.
+  /// Called when the replay socket does not exist or does not answer.
   void OnReplayFailed();
-  /// The engine was restarted: forgets its blocks and accepts any number.
+  /// Called when the engine was restarted. Forgets its blocks and accepts any number.
   void Reset();
 
   IndexState state() const;
@@ -70,13 +70,13 @@ class IndexWriter {
   KeyMaker keys_;
   int instance_;
   SequenceTracker tracker_;
-  uint64_t began_at_ = 0;                // number that the replay was asked from
-  std::optional<uint64_t> replay_next_;  // number that the replay should bring next
-  bool replay_complete_ = false;         // no number was missing in it so far
+  uint64_t began_at_ = 0;                // first number that the replay was requested for
+  std::optional<uint64_t> replay_next_;  // number that the replay should have next
+  bool replay_complete_ = false;         // no number was missing in the replay so far
   bool replay_empty_ = false;
-  bool beginning_ = false;      // the replay was not asked because of a gap
-  bool was_degraded_ = false;   // before the replay
-  bool feed_failed_ = false;    // it is DEGRADED for this reason only
+  bool beginning_ = false;      // a reason other than a gap caused the replay
+  bool was_degraded_ = false;   // the index was DEGRADED before the replay
+  bool feed_failed_ = false;    // the index is DEGRADED only because the subscription failed
   bool asked_for_all_ = false;  // a replay from the beginning was requested since the last Reset
   bool unknown_parent_ = false;
   bool device_seen_ = false;  // the engine names device memory, so that "CPU" is another tier

@@ -10,7 +10,7 @@
 
 namespace moesaic::proxy {
 
-/// Mixes a key that may be a small number. (MurmurHash3's finalizer.)
+/// Mixes the bits of a key, which may be a small number, by MurmurHash3's finalizer.
 inline uint64_t MixBits(uint64_t x) {
   x ^= x >> 33;
   x *= 0xff51afd7ed558ccdULL;
@@ -31,25 +31,25 @@ class KeyTable {
   IndexLayout& index() const { return index_; }
   uint64_t FirstBucket(uint64_t mixed) const { return (mixed & 0xffffffffU) * index_.num_key_buckets >> 32; }
   uint64_t SecondBucket(uint64_t mixed) const { return (mixed >> 32) * index_.num_key_buckets >> 32; }
-  /// Loads both buckets of a key: the second one of four in ten keys is read.
+  /// Prefetches both buckets of a key. For four keys in ten, the second bucket is read.
   void Prefetch(uint64_t key) const {
     const uint64_t mixed = MixBits(key);
     __builtin_prefetch(&keys_[FirstBucket(mixed)]);
     __builtin_prefetch(&keys_[SecondBucket(mixed)]);
   }
-  /// Loads the words of a bit set that contain the instance.
+  /// Prefetches the words of a bit set that contain the instance.
   void PrefetchSet(uint32_t set, int instance) const {
     const uint32_t used = tiers_used();
     for (uint32_t t = 0; t < kNumTiers; ++t) {
       if ((used & 1U << t) != 0) __builtin_prefetch(&Planes(set)[t * tier_stride() + instance / 64]);
     }
   }
-  /// The whole bit set.
+  /// Prefetches the whole bit set.
   void PrefetchSet(uint32_t set) const {
     for (uint32_t w = 0; w < index_.set_words; w += 8) PrefetchSet(set, static_cast<int>(w * 64));
   }
 
-  /// Word of a key; empty when it is not in the table. Readers.
+  /// Returns the word of a key; empty if it is not in the table. Called by readers.
   SetWord Load(uint64_t key) const {
     const KeyBucket::Entry* const entry = Find(key);
     return SetWord(entry == nullptr ? 0 : entry->set.load(std::memory_order_acquire));

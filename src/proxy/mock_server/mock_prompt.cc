@@ -54,7 +54,7 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
       return InvalidArgument("bootstrap_host, bootstrap_port and bootstrap_room are required");
     read.key = std::to_string(*room);
     read.peer = fmt::format("{}:{}", *host, *port);
-    read.part = MockTransfer::Part::kPrefill;  // the caller knows its own role
+    read.side = MockTransfer::Side::kPrefill;  // the caller knows its own role
     return OkStatus();
   }
   const JsonMember* member = members.Find("kv_transfer_params");
@@ -67,9 +67,9 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
   }
   const bool decode = params.Bool("do_remote_prefill").value_or(false);
   const bool prefill = params.Bool("do_remote_decode").value_or(false);
-  read.part = decode    ? MockTransfer::Part::kDecode
-              : prefill ? MockTransfer::Part::kPrefill
-                        : MockTransfer::Part::kNone;
+  read.side = decode    ? MockTransfer::Side::kDecode
+              : prefill ? MockTransfer::Side::kPrefill
+                        : MockTransfer::Side::kNone;
   switch (transfer) {
     case Transfer::kVllmNixl:
       read.key = params.String("remote_request_id").value_or("");
@@ -93,7 +93,7 @@ Status ReadTransfer(const JsonMembers& members, Transfer transfer, MockPrompt* p
                                 params.Integer("remote_port").value_or(0));
       break;
     default:
-      read.part = MockTransfer::Part::kNone;
+      read.side = MockTransfer::Side::kNone;
   }
   return OkStatus();
 }

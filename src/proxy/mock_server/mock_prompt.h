@@ -12,12 +12,12 @@
 
 namespace moesaic::proxy {
 
-/// How a request takes part in a transfer of KV.
+/// A request's side of a KV transfer.
 struct MockTransfer {
-  enum class Part { kNone, kPrefill, kDecode };
-  Part part = Part::kNone;
+  enum class Side { kNone, kPrefill, kDecode };
+  Side side = Side::kNone;
   std::string key;   ///< names the transfer at P
-  std::string peer;  ///< "HOST:PORT" of the other engine; empty: it comes to us
+  std::string peer;  ///< "HOST:PORT" of the other engine; empty: that engine connects to this one
   std::string metaserver;
   bool prefilled = false;  ///< P has finished already (NIXL)
 };

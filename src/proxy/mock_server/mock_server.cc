@@ -225,7 +225,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     }
     const bool finished = output.kind == MockOutput::Kind::kFinished;
     const bool rooms = ModeOf(server_.options_.transfer) == Mode::kParallel;
-    if (finished && rooms && prompt_->transfer.part == MockTransfer::Part::kPrefill) RoomReady();
+    if (finished && rooms && prompt_->transfer.side == MockTransfer::Side::kPrefill) RoomReady();
     const uint32_t before = tokens_;
     tokens_ = std::max(tokens_, output.tokens);
     if (drop_after_ > 0 && tokens_ >= drop_after_) {
@@ -325,9 +325,9 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     MockTransfer& transfer = prompt_->transfer;
     const Role role = server_.options_.engine.role;
     if (server_.options_.transfer == Transfer::kSglang) {
-      transfer.part = role == Role::kDecode ? MockTransfer::Part::kDecode : MockTransfer::Part::kPrefill;
+      transfer.side = role == Role::kDecode ? MockTransfer::Side::kDecode : MockTransfer::Side::kPrefill;
     }
-    if (transfer.part != MockTransfer::Part::kDecode || transfer.prefilled) return Submit();
+    if (transfer.side != MockTransfer::Side::kDecode || transfer.prefilled) return Submit();
     await_room_ = true;
     if (server_.options_.transfer == Transfer::kAscend) return AskForPush();
     // Wait until P has computed the prompt.
@@ -371,11 +371,11 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     request.keys = prompt_->keys;
     request.tokens = prompt_->ids;
     request.output_seed = seed_ = id_ * 0x9e3779b97f4a7c15u + server_.options_.engine.seed;
-    if (transfer.part == MockTransfer::Part::kPrefill) {
+    if (transfer.side == MockTransfer::Side::kPrefill) {
       request.prefill_only = true;
       request.output_tokens = 1;
       if (server_.options_.transfer != Transfer::kVllmNixl) server_.rooms_[transfer.key].id = id_;
-    } else if (transfer.part == MockTransfer::Part::kDecode) {
+    } else if (transfer.side == MockTransfer::Side::kDecode) {
       request.remote_prefill = true;
       request.remote_ready = SteadyNow();
     }
@@ -394,7 +394,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   // D has read the blocks, or does not need them any more: P may drop them.
   void NotifyPrefill() {
     const MockTransfer& transfer = prompt_->transfer;
-    if (transfer.part != MockTransfer::Part::kDecode || std::exchange(notified_, true)) return;
+    if (transfer.side != MockTransfer::Side::kDecode || std::exchange(notified_, true)) return;
     if (transfer.peer.empty() || server_.options_.transfer == Transfer::kAscend) return;
     auto call = std::make_shared<PeerCall>(server_.io_, [](std::optional<std::string>) {});
     call->Start(transfer.peer, http::verb::post, "/mock/release/" + transfer.key, "");
@@ -538,7 +538,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
                    {"usage", Usage()}};
     if (prompt_->return_ids) answer["prompt_token_ids"] = prompt_->ids;
     const MockTransfer& transfer = prompt_->transfer;
-    if (transfer.part == MockTransfer::Part::kPrefill) {
+    if (transfer.side == MockTransfer::Side::kPrefill) {
       if (server_.options_.transfer == Transfer::kVllmNixl) {
         answer["kv_transfer_params"] = {{"do_remote_prefill", true},
                                         {"do_remote_decode", false},

@@ -14,7 +14,7 @@
 
 namespace moesaic::proxy {
 
-/// How prefill and decode engines exchange KV blocks.
+/// Protocols by which prefill and decode engines exchange KV blocks.
 enum class Transfer {
   kAggregated,    ///< one engine does both
   kVllmNixl,      ///< sequential: P answers with kv_transfer_params, D pulls
@@ -26,7 +26,7 @@ enum class Transfer {
 /// Parses "aggregated", "nixl", "mooncake", "sglang" or "ascend".
 StatusOr<Transfer> ParseTransfer(std::string_view name);
 std::string_view TransferName(Transfer transfer);
-/// Order in which the engines of a pair get a request; kParallel: both are chosen at once.
+/// Returns the order in which the engines of a pair get a request.
 Mode ModeOf(Transfer transfer);
 
 /// The API of an engine, which decides how token ids are forwarded.
@@ -59,7 +59,7 @@ struct RequestBody {
 /// stages of other engines are not (Unimplemented for "ec_transfer_params").
 StatusOr<RequestBody> ReadRequestBody(Endpoint endpoint, std::string_view body);
 
-/// Token ids of the prompt, if the body holds them itself ("prompt": [1, 2, 3]); nullopt otherwise.
+/// Returns the token ids of the prompt if the body has them ("prompt": [1, 2, 3]); nullopt otherwise.
 std::optional<std::vector<int32_t>> PromptIds(const RequestBody& body);
 
 /// The pair of engines of one request with separate prefill and decode.
@@ -74,34 +74,34 @@ struct TransferPeers {
   std::string metaserver = "";         ///< "http://PROXY/v1/metaserver", for kAscend
 };
 
-/// Token ids that an engine gets with a prompt or instead of it. Requires CanForwardTokens. Ids that the
-/// engine would compute itself give the same answer without its tokenizer.
+/// Token ids that an engine gets with a prompt or instead of it. Requires CanForwardTokens. They equal the
+/// ids that the engine would compute, so the answer is the same and the engine's tokenizer does not run.
 struct ForwardedIds {
   Dialect dialect = Dialect::kVllm;
   std::string_view list;  ///< IdList of them; empty: none are forwarded
 };
 
-/// Text of a JSON list.
+/// Returns `ids` as the text of a JSON list.
 std::string IdList(std::span<const int32_t> ids);
 
-/// Body for an engine that does both.
+/// Returns the body for an engine that computes both prefill and decode.
 std::string AggregatedBody(const RequestBody& body, const ForwardedIds& ids = {});
 
-/// Body for P. `params`: D's blocks, which it posted to the metaserver (kAscend only).
+/// Returns the body for P. `params` are D's blocks, which D posted to the metaserver (kAscend only).
 std::string PrefillBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {},
                         const ForwardedIds& ids = {});
 
-/// Body for D. `params`: text of kv_transfer_params in P's response (kVllmNixl only); empty: P gave none, and
-/// D computes the prompt itself.
+/// Returns the body for D. `params` is the text of kv_transfer_params in P's response (kVllmNixl only);
+/// empty: P sent none, and D computes the prompt.
 std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std::string_view params = {},
                        const ForwardedIds& ids = {});
 
-/// Body by which a decode engine fetches the blocks that P holds for the request, and computes one token, so
-/// that P frees them. `params`: as for DecodeBody.
+/// Returns the body with which a decode engine fetches the blocks that P holds for the request and computes
+/// one token, so that P frees them. `params` is that of DecodeBody.
 std::string ReleaseBody(const RequestBody& body, std::string_view params);
 
-/// Whether and how ids replace the prompt in a body for an engine of `dialect`. `decode`: the body goes to
-/// the D of a pair, where vLLM takes the ids of a chat as kv_transfer_params.prompt_token_ids.
+/// Returns whether a body for an engine of `dialect` can have token ids for its prompt. `decode`: the body is
+/// for the D of a pair, where vLLM takes the ids of a chat as kv_transfer_params.prompt_token_ids.
 bool CanForwardTokens(const RequestBody& body, Dialect dialect, bool decode);
 
 }  // namespace moesaic::proxy

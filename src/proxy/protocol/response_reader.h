@@ -11,10 +11,10 @@
 
 namespace moesaic::proxy {
 
-/// Reads one response. Bytes of the body are passed on as they arrive, without the chunked framing.
+/// Reads one response. Consume() returns bytes of the body as they arrive, without the chunked framing.
 class ResponseReader {
  public:
-  /// Limit of the status line and headers together, and of one chunk-size line.
+  /// Maximum bytes of the status line and headers together, and of one chunk-size line.
   static constexpr size_t kMaxHeadBytes = 64 << 10;
 
   /// `head`: the response answers a HEAD request and ends with its headers.
@@ -23,12 +23,12 @@ class ResponseReader {
   /// Consumes the next bytes of the connection and appends body bytes to `body`. An error means that the
   /// connection is unusable. Bytes after the end of the response make it unusable for a next request.
   Status Consume(std::string_view bytes, std::string* body);
-  /// The engine closed the connection. An error: the response is incomplete.
+  /// Called when the engine closed the connection. Returns an error if the response is incomplete.
   Status Close();
 
   bool head_done() const { return state_ > State::kHead; }
   bool done() const { return state_ == State::kDone; }
-  /// Whether the connection may carry another request. Valid once done() is true.
+  /// Returns whether the connection may carry another request. Valid once done() is true.
   bool keep_alive() const { return keep_alive_ && !extra_; }
   int status() const { return status_; }
   /// Names are in lower case, in the engine's order.

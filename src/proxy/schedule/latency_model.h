@@ -25,12 +25,12 @@ struct LatencyCoefficients {
   double StepNanos(double batch, double kv_tokens) const;
 };
 
-/// Least squares with exponential forgetting over three features. Plain data in shared memory, all zero is
-/// empty; the caller holds the zone's lock.
+/// Least squares with exponential forgetting over three features. Plain data in shared memory, of which all
+/// bytes are zero without samples. The caller holds the zone's lock.
 class LeastSquares3 {
  public:
   void Add(const std::array<double, 3>& features, double value, double forget);
-  /// Coefficients, none of them negative, shrunk towards `prior` while few samples are known.
+  /// Returns coefficients, none of them negative. With few samples they are close to `prior`.
   std::array<double, 3> Solve(const std::array<double, 3>& prior) const;
   double samples() const { return samples_; }
 

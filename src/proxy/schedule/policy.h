@@ -1,4 +1,4 @@
-// Policy: chooses instances for requests. Ours and those of other routers share this interface.
+// Policy: chooses instances for requests. Policy `moesaic` and those of other routers share this interface.
 #pragma once
 
 #include <cstdint>
@@ -28,19 +28,19 @@ struct InstanceView {
   Nanos last_scheduled = 0, last_prefill_done = 0;
   uint64_t prefills = 0;  ///< requests it ever got
   const LatencyCoefficients* model = nullptr;
-  Nanos reserved_work = 0;  ///< of older requests that wait in the queue for this instance
+  Nanos reserved_work = 0;  ///< work of older requests that wait in the queue for this instance
   // Facts about the request at hand:
   uint32_t matched_tokens = 0;         ///< leading prompt tokens that it holds in any tier
   uint32_t device_matched_tokens = 0;  ///< the part of them in device memory
 
-  bool PrefillRoom(uint32_t uncached_tokens) const;  ///< the caps allow one more prefill
-  bool DecodeRoom(uint32_t tokens) const;            ///< the caps allow one more running request
-  /// Predicted time until the prefills that it has are computed.
+  bool PrefillRoom(uint32_t uncached_tokens) const;  ///< Returns whether the caps allow one more prefill.
+  bool DecodeRoom(uint32_t tokens) const;            ///< Returns whether the caps allow one more decode.
+  /// Returns the predicted time until the instance has computed its current prefills.
   Nanos QueueTime(Nanos now) const;
-  /// Predicted time of one prefill alone.
+  /// Returns the predicted time of one prefill alone.
   Nanos PrefillTime(uint32_t prompt_tokens, uint32_t cached_tokens) const;
-  /// Predicted time by which one more prefill makes the queue longer: requests of a busy instance share its
-  /// steps, and with them the fixed cost of a step.
+  /// Returns the predicted time that one more prefill adds to the queue. It is less than PrefillTime() on a
+  /// busy instance, whose requests share steps and their fixed cost.
   Nanos AddedTime(uint32_t prompt_tokens, uint32_t cached_tokens) const;
 };
 
@@ -49,7 +49,7 @@ struct RequestView {
   RequestId id;
   PromptFacts facts;
   Nanos received = 0;  ///< start of TTFT
-  Nanos waiting = 0;   ///< since it entered the queue it is in
+  Nanos waiting = 0;   ///< duration of its wait in the current queue
   uint32_t output_tokens = 0;
   int prefill_instance = -1;  ///< for the decode choice; -1 otherwise
   int session_instance = -1;  ///< instance of the session's last request; a hint
@@ -66,8 +66,8 @@ struct TransferCost {
 struct Choice {
   enum class Kind : uint8_t { kPlace, kHold, kReject };
   Kind kind = Kind::kHold;
-  int instance = -1;     ///< of kHold: the instance that the request waits for, or -1
-  Nanos hold_until = 0;  ///< look again at this time; 0: when something changes
+  int instance = -1;     ///< chosen instance; with kHold, the one that the request waits for, or -1
+  Nanos hold_until = 0;  ///< time of the next attempt; 0: when something changes
   static Choice Place(int id) { return {.kind = Kind::kPlace, .instance = id, .hold_until = 0}; }
   static Choice Hold(int id = -1, Nanos until = 0) {
     return {.kind = Kind::kHold, .instance = id, .hold_until = until};
@@ -75,8 +75,8 @@ struct Choice {
   static Choice Reject() { return {.kind = Kind::kReject, .instance = -1, .hold_until = 0}; }
 };
 
-/// Used by one thread. A policy may keep state of its own (a round-robin position, an approximate tree); it
-/// is lost when the master changes, and must not be needed for correctness.
+/// Used by one thread. A policy may keep its own state, such as a round-robin position or an approximate
+/// tree. The state is lost when the master changes, so correctness must not depend on it.
 class Policy {
  public:
   virtual ~Policy() = default;
@@ -86,35 +86,36 @@ class Policy {
   /// number of instances that serve the queue.
   virtual void OrderPrefill(std::vector<RequestView>& queue, int engines, Nanos now) const;
   virtual void OrderDecode(std::vector<RequestView>& queue, Nanos now) const;
-  /// True when the bounds of InstanceCaps hold for this policy, and requests wait in the proxy's queue.
-  /// Routers without a queue of their own send at once.
+  /// Returns whether the policy respects InstanceCaps, so that requests wait in the proxy's queue. Routers
+  /// without a queue send at once.
   virtual bool HoldsCaps() const { return false; }
-  /// True when P is skipped for requests whose prefix is on a decode instance.
+  /// Returns whether P is skipped for requests whose prefix is on a decode instance.
   virtual bool SkipsPrefill() const { return false; }
-  /// False when no request could be placed now; sets `next` to the time at which this changes by itself.
-  /// Spares the work of looking at a long queue.
+  /// Returns false when no request can be placed now, so that a long queue need not be searched. `next` is
+  /// then the time at which this changes without an event.
   virtual bool MayPlace(std::span<const InstanceView> instances, Nanos now, Nanos& next);
   virtual Choice ChoosePrefill(const RequestView& request, std::span<const InstanceView> instances,
                                Nanos now) = 0;
   virtual Choice ChooseDecode(const RequestView& request, std::span<const InstanceView> instances,
                               Nanos now) = 0;
-  /// A request was placed by this policy.
+  /// Called after this policy has placed a request.
   virtual void Placed(const RequestView& request, const InstanceView& instance, Nanos now);
-  /// A prefill has finished on `instance` after `time` in a batch of `requests`.
+  /// Called after a prefill that started at `started` has finished on `instance`, in a batch of `requests`.
   virtual void PrefillDone(int instance, uint32_t requests, Nanos started, Nanos now);
 };
 
 struct PolicyOptions {
   uint64_t seed = 1;
-  Nanos slo_ttft = 0, slo_tpot = 0;  ///< 0: none; ours orders by them, Mooncake rejects by them
-  bool rejects = false;              ///< policies that can shed load may do so
+  /// Targets; 0: none. Policy `moesaic` orders requests by them, and `mooncake` rejects by them.
+  Nanos slo_ttft = 0, slo_tpot = 0;
+  bool rejects = false;  ///< policies that can shed load may do so
   uint32_t batch_tokens =
       8192;  ///< token budget of an engine's step: more prefill tokens at once do not help
   TransferCost transfer;
 };
 
-/// Names in the order of tables: moesaic random round-robin least-requests least-tokens sglang-cache-aware
-/// dynamo llm-d aibrix mooncake omni omni-earliest-batch.
+/// Returns the names in the order of tables: moesaic random round-robin least-requests least-tokens
+/// sglang-cache-aware dynamo llm-d aibrix mooncake omni omni-earliest-batch.
 std::span<const std::string_view> PolicyNames();
 /// NotFound lists the names.
 StatusOr<std::unique_ptr<Policy>> MakePolicy(std::string_view name, const PolicyOptions& options);

@@ -16,10 +16,10 @@ namespace moesaic::proxy {
 struct SchedulerOptions {
   /// A request that waited this long is placed before all younger ones, on any instance with a free slot.
   Nanos starvation_bound = 10 * kSecond;
-  uint32_t queue_limit = 4096;  ///< waiting requests; beyond, Submit rejects
-  Nanos queue_time_limit = 0;   ///< predicted waiting time beyond which Submit rejects; 0: none
-  uint32_t skip_prefill_tokens =
-      256;  ///< P may be skipped when fewer prompt tokens are uncached on the chosen D
+  uint32_t queue_limit = 4096;  ///< maximum waiting requests; Submit rejects others
+  Nanos queue_time_limit = 0;  ///< maximum predicted waiting time; Submit rejects other requests; 0: no limit
+  /// P may be skipped when fewer prompt tokens than this are uncached on the chosen D.
+  uint32_t skip_prefill_tokens = 256;
   Nanos speculative_ttl = 2 * kSecond;
   uint32_t max_retries = 2;
   TenantLimit tenant;
@@ -36,17 +36,17 @@ struct Admission {
 struct RunResult {
   uint32_t placed_prefill = 0, placed_decode = 0, rejected = 0;
   uint32_t waiting_prefill = 0, waiting_decode = 0;  ///< still in the queues
-  /// Call Run again at this time even if nothing happens; 0: not needed.
+  /// Time at which Run must be called again even without an event; 0: none.
   Nanos next_run = 0;
-  /// Expected blocks that no event confirms are dropped by a Run at this time or later; 0: none are left.
+  /// Time from which Run drops expected blocks that no event confirmed; 0: no block is expected.
   Nanos next_expiry = 0;
   /// Workers (numbers of RegisterWorker) that have new entries in State::TakeScheduled.
   std::vector<int> wake;
-  bool lost_lease = false;  ///< another process is the master: nothing was changed after that was noticed
+  bool lost_lease = false;  ///< another process is the master; Run stopped when it noticed
 };
 
-/// When to call Run: after Submit, PrefillDone, Requeue and State::Finish (a slot became free), and at
-/// next_run. The worker that did one of these wakes the master if it is not the master itself.
+/// The master calls Run after each Submit, PrefillDone, Requeue and State::Finish (a slot became free) of any
+/// worker, and at next_run. A worker that is not the master wakes the master after one of these calls.
 class Scheduler {
  public:
   Scheduler(State state, BlockIndex index, std::unique_ptr<Policy> policy, const SchedulerOptions& options);
@@ -57,23 +57,23 @@ class Scheduler {
 
   /// Puts a tokenized request into the prefill queue.
   Admission Submit(RequestId id, Nanos now);
-  /// The prefill instance has answered. Releases its charge, teaches the latency model, and moves the request
-  /// on: kAggregated to kDecodeRunning on the same instance, kSequential to kDecodeWaiting, kParallel to
-  /// kDecodeRunning.
+  /// Called when the prefill instance has answered. Releases its charge, adds a sample to the latency model,
+  /// and advances the request: kAggregated to kDecodeRunning on the same instance, kSequential to
+  /// kDecodeWaiting, kParallel to kDecodeRunning.
   bool PrefillDone(RequestId id, Nanos now);
-  /// Instance `failed` did not serve the request, and no byte was sent to the client: back into the queue
-  /// that chose it. The request avoids that instance while another one may take it; -1: it avoids none. False
-  /// when the retries are used up: finish the request as kFailed.
+  /// Puts a request back into its queue, because instance `failed` did not serve it and no byte was sent to
+  /// the client. The request avoids that instance while another one may take it; -1: it avoids none. Returns
+  /// false when the retries are used up: the caller finishes the request as kFailed.
   bool Requeue(RequestId id, int failed, Nanos now);
 
   // --- Called by the holder of the lease ---
 
   RunResult Run(LeaseToken lease, Nanos now);
 
-  /// Longest prefixes of a request's keys now. Used by Run; public for access logs.
+  /// Finds the current longest prefixes of a request's keys. Used by Run; public for access logs.
   bool Match(RequestId id, MatchResult& result) const;
   const Policy& policy() const;
-  /// Coefficients of a model class.
+  /// Returns the coefficients of a model class.
   LatencyCoefficients Model(uint32_t model_class) const;
   /// Replaces the start values of all classes that have no samples.
   void SetPrior(const LatencyCoefficients& prior);

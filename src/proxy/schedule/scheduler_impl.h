@@ -11,7 +11,7 @@
 
 namespace moesaic::proxy {
 
-/// The earlier of two times, of which 0 means none.
+/// Returns the earlier of two times; 0 means none.
 inline Nanos Earlier(Nanos a, Nanos b) { return a == 0 ? b : b == 0 ? a : std::min(a, b); }
 
 class Scheduler::Impl {
@@ -48,7 +48,7 @@ class Scheduler::Impl {
   bool AnyStarved(Nanos now);
   RequestView ViewOf(const RequestSlot& slot, uint32_t index, Stage stage, Nanos now) const;
   const std::vector<InstanceMatch>& MatchesOf(const Waiting& request, Nanos now);
-  /// Views of the instances that may take the request, with the length of its prefix on each.
+  /// Sets candidates_ to the instances that may take the request, with the length of its prefix on each.
   void Candidates(const Waiting& request, bool decode, Nanos now);
   void PlacePrefills(Nanos now);
   void PlaceDecodes(Nanos now);

@@ -16,7 +16,7 @@ struct LeaseOptions {
   Nanos timeout = 60 * kMillisecond;
 };
 
-/// Proof of one tenure. It becomes invalid when another process takes over.
+/// Identifies one tenure of the lease. It becomes invalid when another process takes over.
 struct LeaseToken {
   uint64_t word = 0;  // pid in the upper half, tenure number in the lower half
   explicit operator bool() const { return word != 0; }

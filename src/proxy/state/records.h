@@ -33,8 +33,8 @@ struct InstanceConfig {
   std::string url;  ///< together with dp_rank the identity across reloads; at most 255 bytes
   Role role = Role::kBoth;
   uint32_t dp_rank = 0;
-  uint32_t group = 0;        ///< a decode instance is chosen in the group of the prefill instance
-  uint32_t pod = 0;          ///< DP ranks of one pod share a step: they start and end batches together
+  uint32_t group = 0;        ///< group; a request's prefill and decode instances are of one group
+  uint32_t pod = 0;          ///< pod; its DP ranks share steps: they start and end batches together
   uint32_t model_class = 0;  ///< instances of a class share a latency model
   uint32_t block_size = 16;
   double weight = 1;  ///< relative speed
@@ -49,20 +49,19 @@ struct InstanceConfig {
 
 /// Counters of an instance: the sum of the charges of its requests.
 struct InstanceLoad {
-  uint32_t prefill_requests = 0;  ///< scheduled or running prefill
-  uint64_t prefill_tokens = 0;    ///< their uncached tokens
-  Nanos prefill_work = 0;         ///< their predicted computing time
+  uint32_t prefill_requests = 0;  ///< requests whose prefill is scheduled or running
+  uint64_t prefill_tokens = 0;    ///< uncached tokens of these requests
+  Nanos prefill_work = 0;         ///< predicted computing time of these requests
   uint32_t decode_requests = 0;
   uint64_t decode_tokens = 0;  ///< prompt and output tokens of running requests
   uint64_t kv_blocks = 0;      ///< blocks of those tokens
   uint32_t references = 0;     ///< slots that name the instance
 };
 
-/// How well the index knows the cache of an instance.
+/// State of the index for one instance (docs/contracts/proxy-state.md, X5).
 enum class IndexState : uint8_t { kNone, kExact, kDegraded, kReplaying };
 std::string_view IndexStateName(IndexState state);
 
-/// A copy of an instance's entry.
 /// Version of an entry: another instance has another generation, and other settings of the same instance have
 /// another revision.
 struct InstanceVersion {
@@ -70,13 +69,14 @@ struct InstanceVersion {
   friend bool operator==(const InstanceVersion&, const InstanceVersion&) = default;
 };
 
+/// A copy of an instance's entry.
 struct InstanceRecord {
   int id = -1;
   uint32_t generation = 0, revision = 0;
   InstanceConfig config;
   InstanceState state = InstanceState::kUnused;
   bool healthy = true;
-  Nanos closed_until = 0;  ///< the circuit breaker lets no request through until then
+  Nanos closed_until = 0;  ///< time until which the circuit breaker blocks all requests
   uint32_t failures = 0;   ///< consecutive
   InstanceLoad load;
   IndexState index_state = IndexState::kNone;
@@ -98,14 +98,14 @@ struct PromptFacts {
   uint32_t block_size = 0;  ///< of the keys; 0: there are no keys
 };
 
-/// Bucket of tokens of one tenant; rate 0: unlimited. A request takes its prompt and its max_tokens from the
-/// bucket when it is submitted. At its end the charge is replaced by the tokens that it used.
+/// Token bucket of one tenant; rate 0: unlimited. A submitted request takes its prompt and its max_tokens
+/// from the bucket. At its end the charge is replaced by the tokens that it used.
 struct TenantLimit {
   double tokens_per_second = 0;
   double burst_tokens = 0;
 };
 
-/// Up to this many instances are excluded for one request after they failed it.
+/// Maximum number of instances that are excluded for one request after they failed it.
 inline constexpr int kMaxExcluded = 4;
 
 /// A copy of a request's slot.
@@ -121,8 +121,9 @@ struct RequestRecord {
   uint32_t retries = 0;
   Nanos first_token = 0, last_token = 0;
   bool prefill_charged = false, decode_charged = false;
-  bool prefill_skipped = false;  ///< few tokens are uncached: the decode instance computes them
-  bool rejected = false;         ///< the policy rejected it: answer 429 and Finish it
+  /// The decode instance computes the prompt, because few of its tokens are uncached.
+  bool prefill_skipped = false;
+  bool rejected = false;  ///< the policy rejected the request: answer 429 and call Finish
   Nanos charged_work = 0;
   std::array<int16_t, kMaxExcluded> excluded{-1, -1, -1, -1};
   uint32_t num_keys = 0;

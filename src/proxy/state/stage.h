@@ -16,7 +16,7 @@ inline constexpr Nanos kSecond = 1'000'000'000;
 enum class Stage : uint8_t {
   kReceived,          ///< the head of the request was read
   kTokenized,         ///< token ids, or an estimate of their number, are known
-  kPrefixMatched,     ///< the prefix index was asked
+  kPrefixMatched,     ///< the prefix index was searched
   kPrefillWaiting,    ///< in the queue for a prefill (or aggregated) instance
   kPrefillScheduled,  ///< an instance is chosen and charged
   kPrefillRunning,    ///< the request was sent to it
@@ -42,12 +42,12 @@ enum class InstanceState : uint8_t {
   kUnused,
   kEnabled,
   kDraining,   ///< keeps its requests, gets no new ones
-  kDisabled,   ///< an operator or a health check took it out; comes back by itself or by hand
+  kDisabled,   ///< an operator or a health check disabled it, and may enable it again
   kAbandoned,  ///< no longer configured; the entry is freed with its last reference
 };
 std::string_view InstanceStateName(InstanceState state);
 
-/// How prefill and decode share a request.
+/// Division of a request between prefill and decode instances.
 enum class Mode : uint8_t {
   kAggregated,  ///< one instance does both
   kSequential,  ///< prefill first; the decode instance is chosen when it has finished

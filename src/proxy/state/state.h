@@ -33,17 +33,17 @@ struct Totals {
   uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
 };
 
-/// Circuit breaker: after `failures` consecutive failures an instance gets no request for `open`, doubled
-/// with each further failure up to `max_open`.
+/// Circuit breaker: after `failures` consecutive failures an instance gets no request for the time `open`.
+/// Each further failure doubles this time, up to `max_open`.
 struct BreakerOptions {
   uint32_t failures = 3;
   Nanos open = 1 * kSecond;
   Nanos max_open = 60 * kSecond;
 };
 
-/// All operations may be called by any process that has attached the zone, from one thread at a time per
-/// process. Each takes the zone's lock for about a microsecond at most, except where noted. When a process
-/// dies inside an operation, the next one repairs the counters from the slots.
+/// Any process that has attached the zone may call all operations, from one thread at a time per process.
+/// Each holds the zone's lock for about a microsecond at most, except where noted. If a process dies inside
+/// an operation, the next operation repairs the counters from the slots.
 class State {
  public:
   explicit State(Zone zone) : zone_(zone) {}
@@ -53,23 +53,23 @@ class State {
 
   // --- Instances ---
 
-  /// Makes the set of enabled instances equal to `configs`. Entries are found by URL and DP rank: known ones
-  /// keep their number, counters and index; ones that are no longer named are abandoned and freed with their
-  /// last reference. ResourceExhausted when more are needed than the zone has.
+  /// Makes the set of enabled instances equal to `configs`. Entries are found by URL and DP rank. Known
+  /// entries keep their number, counters and index; entries that `configs` lacks are abandoned, and freed
+  /// with their last reference. ResourceExhausted: the zone has too few entries.
   StatusOr<Configured> Configure(std::span<const InstanceConfig> configs, Nanos now);
-  /// Whether Configure finds room; ResourceExhausted otherwise.
+  /// Returns ResourceExhausted if the zone has too few entries for Configure(`configs`).
   Status CheckCapacity(std::span<const InstanceConfig> configs) const;
   int max_instances() const;
   std::optional<InstanceRecord> Instance(int id) const;
-  /// Version of an entry that is used, without a copy of the record.
+  /// Returns the version of an entry in use, without a copy of the record.
   std::optional<InstanceVersion> Version(int id) const;
   std::vector<InstanceRecord> Instances() const;
-  /// Instance with this URL and rank, or -1.
+  /// Returns the number of the instance with this URL and rank, or -1.
   int FindInstance(std::string_view url, uint32_t dp_rank) const;
   /// Sets kEnabled, kDraining or kDisabled.
   Status SetInstanceState(int id, InstanceState state);
   void SetHealthy(int id, bool healthy);
-  /// Passive health: results of requests. A failure may open the breaker.
+  /// Record results of requests for passive health checks. A failure may open the breaker.
   void RecordSuccess(int id);
   void RecordFailure(int id, Nanos now, const BreakerOptions& options = {});
 
@@ -86,24 +86,24 @@ class State {
 
   /// Takes a slot; ResourceExhausted when none is free.
   StatusOr<RequestId> Begin(int worker, Nanos now);
-  /// Stores what is known after tokenization. `keys` are the block keys of the prompt (index/keys.h); they
-  /// are dropped, with the facts kept, when the key memory is full. Call before Scheduler::Submit.
+  /// Stores the facts that tokenization yields. `keys` are the block keys of the prompt (index/keys.h). If
+  /// the key memory is full, only the facts are stored. Must be called before Scheduler::Submit.
   bool SetPrompt(RequestId id, const PromptFacts& facts, std::span<const uint64_t> keys);
   /// Enters kTokenized, kPrefixMatched, kPrefillRunning or kDecodeRunning. Stages go forward only.
   bool Enter(RequestId id, Stage stage, Nanos now);
-  /// Adds produced tokens to the request and its decode instance; stamps the first and the last token. Call
-  /// it when the tokens arrive: from the time between two calls the latency model learns how long a decode
-  /// step of the instance takes with the requests and tokens that it has.
+  /// Adds produced tokens to the request and its decode instance; stamps the first and the last token. Must
+  /// be called when the tokens arrive: from the time between two calls the latency model learns the time of a
+  /// decode step of the instance with its current requests and tokens.
   bool AddOutput(RequestId id, uint32_t tokens, Nanos now);
-  /// The answer was not read for a while, because the client is slow: the time until the next AddOutput says
-  /// nothing about the engine.
+  /// Excludes the time until the next AddOutput from the latency model. Called after the answer was not read
+  /// for a while because the client is slow.
   void SkipInterval(RequestId id);
   /// Replaces the number of prompt tokens, which may be an estimate, by the engine's report.
   bool SetPromptTokens(RequestId id, uint32_t tokens);
   /// Replaces the predicted number of cached tokens by the engine's report.
   bool SetCached(RequestId id, uint32_t tokens);
-  /// Ends the request at any stage: releases its charges, its keys and its slot. False when it has already
-  /// ended.
+  /// Ends the request at any stage: releases its charges, its keys and its slot. Returns false when it has
+  /// already ended.
   bool Finish(RequestId id, Outcome outcome, Nanos now);
   std::optional<RequestRecord> Request(RequestId id) const;
   /// Appends the requests of `worker` that Scheduler::Run placed or rejected since the last call. Request(id)

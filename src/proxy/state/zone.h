@@ -31,9 +31,9 @@ struct IndexLayout;
 /// offsets, so that each process may map it at another address.
 class Zone {
  public:
-  /// Bytes that a region with these capacities needs.
+  /// Returns the bytes that a region with these capacities needs.
   static size_t Bytes(const ZoneOptions& options);
-  /// Capacities that use about `bytes`: the index gets the memory that requests and instances leave.
+  /// Returns capacities that use about `bytes`. The index gets the memory that requests and instances leave.
   static ZoneOptions Fit(size_t bytes, uint32_t max_instances, uint32_t max_requests,
                          uint32_t max_workers = 64);
 

@@ -34,7 +34,7 @@ namespace moesaic::proxy {
 /// Create() probes each kind with the tokenizer itself and leaves out the kind that fails.
 class TextCutter {
  public:
-  /// `byte_level`: the vocabulary's pre-tokenizer is byte-level BPE.
+  /// `byte_level` states that the vocabulary's pre-tokenizer is byte-level BPE.
   static StatusOr<TextCutter> Create(const text::Tokenizer& tokenizer, bool byte_level);
 
   /// Returns the length of the first segment of `rest`, which has at least `min_bytes` (2 or more) or is all
@@ -66,17 +66,18 @@ struct SegmentCacheStats {
 /// Least recently used segments of one tokenizer. All methods are thread-safe; the tokenizer runs without the
 /// lock.
 ///
-/// Segments have four sizes. A long one is looked up first, so that a long prompt takes few lookups. One that
-/// is not known, and the end of the text, consist of medium ones, and these of short ones, so that little is
-/// tokenized after a known prefix: the tokenizer takes about 0.5 us a byte, a lookup 0.2 us. Short ones of
-/// the end consist of words: a question has few that are not known, and all prompts of a template have the
-/// same end. The medium and short ones of a long segment are kept only at the beginning of a text, where
-/// prompts with a common system message diverge.
+/// Segments have four sizes: long, medium, short, and words. Long segments are looked up first, so that a
+/// long prompt takes few lookups. A long segment that is not known, and the end of the text, are divided into
+/// medium segments, and these into short ones. So little text is tokenized after a known prefix: the
+/// tokenizer takes about 0.5 us per byte, and a lookup 0.2 us. Short segments of the end are divided into
+/// words: few words of a question are not known, and all prompts of a template have the same end. The medium
+/// and short segments of a long one are kept only at the beginning of a text, where prompts with a common
+/// system message diverge.
 class SegmentCache {
  public:
   static constexpr size_t kLongSegment = 8 << 10, kMediumSegment = 1 << 10,
                           kShortSegment = 128;  ///< minimum bytes
-  /// Words that one prompt adds. More are tokenized together, which is faster.
+  /// Maximum words that one prompt adds. More words are tokenized together, which is faster.
   static constexpr int kMaxNewWords = 8;
   /// Words that a call with a limit looks up, some 0.2 ms.
   static constexpr int kMaxLookups = 1024;
@@ -112,7 +113,7 @@ class SegmentCache {
   struct Output {
     std::vector<int32_t>& ids;
     size_t max_unknown;  // bytes that may still be tokenized
-    int new_words;       // that were added
+    int new_words;       // number of words that were added
     int lookups;         // words that may still be looked up
   };
 

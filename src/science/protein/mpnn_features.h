@@ -15,7 +15,7 @@ inline constexpr int kMpnnAtomPairs = 25;
 inline constexpr int kMpnnPositional = 16;  // width of the offset's embedding
 inline constexpr int kMpnnEdgeInputs = kMpnnPositional + kMpnnRbf * kMpnnAtomPairs;
 
-/// Features of a backbone that every edge reads.
+/// Geometry of a backbone, from which the features of its edges are computed.
 class MpnnGeometry {
  public:
   MpnnGeometry(const MpnnInput& input, int neighbors);
@@ -23,7 +23,7 @@ class MpnnGeometry {
   int neighbors() const { return k_; }
   const std::vector<int32_t>& neighbor() const { return neighbor_; }  // [L, K]
 
-  /// Nearest positions of i by distance of CA, itself included; unknown ones last.
+  /// Finds the nearest positions of i by distance of CA, itself included; unknown ones last.
   void FindNeighbors(int64_t i);
   /// Index of the offset's embedding for edge (i, its k-th neighbour).
   int OffsetOf(int64_t i, int k) const;
@@ -36,7 +36,7 @@ class MpnnGeometry {
     float own[15], other[15];  // [5, 3]
     float farthest[3];
   };
-  /// Computes them from that of the edge's 400 radial basis functions.
+  /// Computes these gradients from `grad`, the gradient of the edge's 400 radial basis functions.
   void DistanceGradients(int64_t i, int k, const float* grad, EdgeGradients& out) const;
   /// Adds the gradients of an edge to those of all atoms [5][L, 3].
   void AddToAtoms(int64_t i, int k, const EdgeGradients& grads, std::vector<float>& atoms) const;
@@ -51,8 +51,9 @@ class MpnnGeometry {
   int k_;
   std::vector<float> atoms_;       // [5][L, 3]: CA, N, C, O, CB
   std::vector<int32_t> neighbor_;  // [L, K]
-  std::vector<float> adjusted_;    // [L, K]: distance of CA as the selection sees it
-  std::vector<int32_t> farthest_;  // [L]: the known position whose distance unknown neighbours get
+  std::vector<float> adjusted_;    // [L, K]: distance of CA by which neighbours are selected
+  std::vector<int32_t>
+      farthest_;  // [L]: the known position whose distance counts as that of unknown neighbours
 };
 
 }  // namespace moesaic::science

@@ -30,7 +30,8 @@ struct MpnnLayer {
   Norm norm1, norm2, norm3;
   Dense dense_in, dense_out;
 
-  /// An encoder layer if the weights have W11; then sources have H inputs.
+  /// Loads an encoder layer if the weights have W11, otherwise a decoder layer. Sources of an encoder layer
+  /// have H inputs.
   static StatusOr<MpnnLayer> Load(const WeightScope& weights);
   bool encoder() const { return edge_message.outputs() > 0; }
   int hidden() const { return message.outputs(); }
@@ -40,7 +41,7 @@ struct MpnnLayer {
   /// which may be in.edge.
   Status Run(const graph::Context& ctx, const graph::Graph& graph, const MpnnLayerInputs& in,
              float* nodes_out, float* edge_out) const;
-  /// The part of Run() after the sum of messages, sums [rows, H]: updates nodes.
+  /// Updates nodes from the sums of messages, [rows, H]: the last part of Run().
   void UpdateNodes(const graph::Context& ctx, int64_t rows, const float* sums, const float* mask,
                    float* nodes) const;
   /// Messages are computed again. `parameters` has the names of the state dict.

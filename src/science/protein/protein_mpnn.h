@@ -17,7 +17,7 @@ namespace moesaic::science {
 inline constexpr std::string_view kMpnnAlphabet = "ACDEFGHIKLMNPQRSTVWYX";
 inline constexpr int kMpnnLetters = 21;
 
-/// A backbone as the model reads it. Positions are residues of all chains, including gaps in the numbering.
+/// Input of the model: a backbone. Positions are residues of all chains, including gaps in the numbering.
 struct MpnnInput {
   std::vector<float> xyz;         ///< [L, 4, 3]: N, CA, C, O; zeros where unknown.
   std::vector<uint8_t> known;     ///< [L]: all four atoms are present.
@@ -29,11 +29,11 @@ struct MpnnInput {
   int64_t size() const { return static_cast<int64_t>(known.size()); }
 };
 
-/// Largest gap in a chain's numbering that is filled with unknown residues, as the program does. A larger
-/// jump is taken as adjacent.
+/// Largest gap in a chain's numbering that is filled with unknown residues, as in the published program.
+/// Residues on both sides of a larger gap count as adjacent.
 inline constexpr int kMaxFilledGap = 512;
 
-/// Converts a structure. `chains` names those to design; empty: all. Fails for a chain that does not exist.
+/// Converts a structure. `chains` names the chains to design; empty: all. Fails if a chain does not exist.
 StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<std::string>& chains = {});
 
 /// Result of the encoder.
@@ -48,7 +48,7 @@ struct MpnnEncoding {
 struct MpnnSample {
   std::vector<int32_t> sequence;  ///< [L]
   double score = 0;               ///< Mean of -log p over designed known residues.
-  double recovery = 0;            ///< Share of those that equal the file's.
+  double recovery = 0;            ///< Share of these residues whose letter equals the file's.
 };
 
 struct MpnnSampling {
@@ -65,12 +65,12 @@ class ProteinMpnn {
  public:
   /// Loads the parameters of a state dict. neighbors is the checkpoint's "num_edges".
   static StatusOr<ProteinMpnn> Load(const WeightMap& weights, int neighbors);
-  /// Random parameters (uniform, scaled by fan) for tests and benchmarks.
+  /// Returns random parameters (uniform, scaled by fan) for tests and benchmarks.
   static WeightMap RandomWeights(uint64_t seed, int hidden = 128, int layers = 3);
 
   StatusOr<MpnnEncoding> Encode(const graph::Context& ctx, const MpnnInput& input) const;
-  /// Log-probabilities [L, 21] of each letter given the letters of `sequence` at positions that precede it in
-  /// `order`, a permutation of the positions.
+  /// Returns log-probabilities [L, 21] of each letter, given the letters of `sequence` at positions that
+  /// precede it in `order`, a permutation of the positions.
   StatusOr<std::vector<float>> LogProbabilities(const graph::Context& ctx, const MpnnInput& input,
                                                 const MpnnEncoding& encoding,
                                                 std::span<const int32_t> sequence,
@@ -102,7 +102,7 @@ class ProteinMpnn {
   std::vector<float> DecoderFeatures(const MpnnEncoding& e, std::span<const int32_t> sequence,
                                      const std::vector<float>& nodes) const;
   std::vector<float> LogProbabilitiesOf(const graph::Context& ctx, const std::vector<float>& nodes) const;
-  // Adds the gradients that the embedded edges pass on to `grads`.
+  // Adds the gradients of the embedding's inputs, given those of the embedded edges, to `grads`.
   void EmbeddingBackward(const graph::Context& ctx, const MpnnGeometry& geometry, const float* edges_grad,
                          const EmbeddingGradients& grads) const;
 
@@ -111,11 +111,12 @@ class ProteinMpnn {
   Norm norm_edges_;
   std::vector<float> letters_;  // [21, H]
   std::vector<MpnnLayer> encoder_;
-  std::vector<MpnnLayer>
-      decoder_;  // sources are [h_S, h_V] of 2 L rows: decoded ones, then those still to decode
+  // Sources of the decoder are [h_S, h_V] of 2 L rows: decoded positions, then those that are not decoded
+  // yet.
+  std::vector<MpnnLayer> decoder_;
 };
 
-/// Random order of the positions in which kept ones come first, as the program draws it.
+/// Returns a random order of the positions in which kept ones come first, drawn as in the published program.
 std::vector<int32_t> DecodingOrder(const MpnnInput& input, uint64_t seed);
 
 }  // namespace moesaic::science

@@ -8,7 +8,7 @@
 namespace moesaic::science {
 namespace {
 
-constexpr int64_t kEmbeddedEdges = 4096;  // whose features exist at once
+constexpr int64_t kEmbeddedEdges = 4096;  // edges whose features exist at once
 
 // logits_grad = the gradient of logs = log_softmax(logits), for rows of kMpnnLetters.
 std::vector<float> LogitsGradient(const std::vector<float>& logs, const float* grad) {

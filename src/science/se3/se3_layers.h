@@ -13,12 +13,12 @@
 
 namespace moesaic::science {
 
-/// Channels per degree.
+/// Number of channels by degree.
 using Fiber = std::map<int, int>;
 /// Features by degree: [rows, channels, 2 degree + 1].
 using FiberFeatures = std::map<int, std::vector<float>>;
 
-/// Sum of channels * (2 degree + 1).
+/// Returns the sum of channels * (2 degree + 1).
 int FiberWidth(const Fiber& fiber);
 
 /// Edges with their geometry, shared by all layers of a model.
@@ -48,7 +48,7 @@ class Se3Graph {
   std::vector<float> harmonics_, distances_, offsets_;  // offsets_: relative positions [edges, 3]
 };
 
-/// Where gradients of a layer's inputs are added; null or absent: not computed.
+/// Output buffers to which gradients of a layer's inputs are added; null or absent: not computed.
 struct Se3Gradients {
   std::map<int, float*> nodes;  ///< By degree: [nodes, channels, 2 degree + 1].
   float* edge = nullptr;        ///< [edges, edge_inputs] in the caller's order
@@ -176,9 +176,9 @@ class Se3AttentionBlock {
   // Runs all but the last projection. Matrices are in the caller's scratch memory.
   StatusOr<Pass> Attend(const graph::Context& ctx, graph::ScratchScope* scope, const Se3Graph& edges,
                         const FiberFeatures& nodes, const float* edge) const;
-  // Columns of a node's own features of this degree in the input of the projection.
+  // Returns the number of columns of a node's own features of this degree in the input of the projection.
   int64_t OwnWidth(int degree) const;
-  // Columns of the channels of every degree in rows of which each head has a block.
+  // Returns the columns of the channels of every degree in rows in which each head has a block of columns.
   std::map<int, std::vector<int>> HeadOffsets(const Fiber& fiber) const;
   // The same for to_key_value_, whose values precede its keys.
   std::map<int, std::vector<int>> KeyValueOffsets() const;

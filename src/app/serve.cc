@@ -37,6 +37,8 @@ constexpr std::chrono::milliseconds kPoll{50};
 constexpr std::chrono::seconds kFlushTime{2};
 // For the engine's last requests to end after a rank failed.
 constexpr std::chrono::seconds kFailureTime{2};
+// For clients to read errors after a rank failed. Other ranks wait for the end of the job a little longer.
+constexpr std::chrono::seconds kMaxFailureTime{100};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
   if (flags.disk_folder.empty()) {
@@ -207,7 +209,8 @@ void ShutDownFailed(const ServeFlags& flags, const Status& failure, Running& run
   running.log.error("{}; the server stops", Message(failure));
   running.notifier.Send("STOPPING=1\nSTATUS=a rank failed");
   running.server.Fail(Message(failure));
-  const DrainEnd end = std::chrono::steady_clock::now() + std::chrono::seconds(flags.drain_seconds);
+  const auto time = std::clamp(std::chrono::seconds(flags.drain_seconds), kFailureTime, kMaxFailureTime);
+  const DrainEnd end = std::chrono::steady_clock::now() + time;
   const auto ended = [&running] { return running.server.idle() && running.server.flushed(); };
   while (!ended() && !MustStop(end)) running.Sleep();
   running.CutAnswers();

@@ -47,6 +47,7 @@ class RankWorker {
       const StatusOr<std::string> message = AwaitMessage(
           job_, kDriverRank, RankTag::kCommand, [this] { model_.AdvanceExpertMove(); }, limit_s,
           time_limit_s_);
+      if (message.status().code() == StatusCode::kDeadlineExceeded && !failure_.ok()) return failure_;
       if (!message.ok()) return message.status();
       const auto command = message->empty() ? RankCommand::kEnd : static_cast<RankCommand>(message->front());
       if (command == RankCommand::kEnd) return OkStatus();

@@ -199,7 +199,7 @@ void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task, in
     OrderEdges(ctx, segments.edges(), task);
   if (task.e == nullptr) task.e = task.u;  // micro-kernels compute the address in any case
   task.out_f32 = false;
-  constexpr int64_t kStreamedElements = 2 << 20;  // with rows of u, more than most L3 caches hold
+  constexpr int64_t kStreamedElements = 2 << 20;  // 8 MiB of f32
   task.stream = sum && task.beta == 0 && segments.count() * task.cols >= kStreamedElements;
   const bool divide = sum && u_rows * kWorthACopy <= segments.edges();
   const std::vector<ReduceTask> blocks =

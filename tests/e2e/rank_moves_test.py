@@ -25,7 +25,9 @@ from serving import Server, until  # noqa: E402
 FAULTS = int(os.environ.get("MOESAIC_RANK_FAULTS", "4"))
 PROMPTS = [f"{a} + {b} = {a + b}. {b} + {a} = {a + b}. {a} * {b} =" for a in range(11, 17) for b in range(2, 6)]
 FLAGS = ("-dp", "4", "-ep", "--dtype", "f32", "--threads", "1", "--expert-load-window", "0.1", "--redundant-experts", "2",
-         "--rank-time-limit", "4", "--drain-timeout", "2")
+         "--drain-timeout", "2")
+STOP_LIMIT = "4"  # seconds; a rank that is killed must not be taken for a stopped one meanwhile
+KILL_LIMIT = "60"
 
 
 class Load:
@@ -79,7 +81,7 @@ def experts(server):
 class RanksThatFailWhileExpertsMove(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        server = Server(*FLAGS, "--rebalance-experts", "86400")
+        server = Server(*FLAGS, "--rebalance-experts", "86400", "--rank-time-limit", KILL_LIMIT)
         with Load(server) as load:
             until(lambda: len(load.answers) == len(PROMPTS), limit())
         cls.expected = dict(load.answers)
@@ -88,17 +90,21 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
     def stop_while_moving(self, server, rank):
         """Stops the process of a rank amid a move of experts, which can't end then: its ranks agree on the end in a step, which waits
         for the stopped rank. A rank that was stopped at another time continues, and is stopped again. False: no experts move any
-        more, because plans gain nothing."""
+        more, because plans gain nothing, or no move was met in time."""
+        end = time.monotonic() + limit()
         while True:
             while (state := experts(server)) is None or state["state"] != "moving":
-                if server.metrics().get('moesaic:expert_plans_total{result="no_gain"}', 0) > 1:
+                no_gain = server.metrics().get('moesaic:expert_plans_total{result="no_gain"}', 0) > 1
+                if no_gain or time.monotonic() > end:
                     return False
+                time.sleep(0.01)
             os.kill(rank, signal.SIGSTOP)
             before, steps = None, server.metric("moesaic:engine_steps_total")
             while before != steps:  # the step that waits for the rank has begun
                 time.sleep(0.4)
                 before, steps = steps, server.metric("moesaic:engine_steps_total")
-            if experts(server)["state"] in ("moving", "changing"):
+            state = experts(server)
+            if state is not None and state["state"] in ("moving", "changing"):
                 return True
             os.kill(rank, signal.SIGCONT)
 
@@ -107,7 +113,8 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
         known, whether it met a move, whether the other ranks have rolled the move back)."""
         chance = random.Random(number)
         tolerates, kills = number % 2 == 1, number % 4 < 2
-        server = Server(*FLAGS, "--rebalance-experts", "0.2", *(("--tolerate-rank-failure",) if tolerates else ()))
+        server = Server(*FLAGS, "--rebalance-experts", "0.2", "--rank-time-limit", KILL_LIMIT if kills else STOP_LIMIT,
+                        *(("--tolerate-rank-failure",) if tolerates else ()))
         self.addCleanup(server.process.kill)
         ranks = children(server.process.pid)
         self.assertEqual(len(ranks), 3)

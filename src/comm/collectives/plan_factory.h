@@ -22,7 +22,7 @@ enum class Algorithm : uint8_t {
   kDirect,    ///< AllReduce: each child sends its vector to all others and adds in the order of children
   kLinear,    ///< one step per phase: each child sends to all others at once
   /// AllReduce in which no sum waits for a second message between the children of the root: see
-  /// TreeSingleCrossing().
+  /// SingleCrossing().
   kSingleCrossing,
   kBinomial,       ///< Broadcast down a binomial tree
   kChain,          ///< Broadcast along a chain; meant for many segments

@@ -18,7 +18,7 @@ constexpr int64_t kMaxStreamedMessages = 20'000;
 // A plan of several streams has more messages, whose starts cost time that the model does not count.
 constexpr double kStreamGain = 0.97;
 constexpr int kMaxSkippedDepth = 5;  // trees of more levels are followed from the root only
-// More segments or streams must gain at least this.
+// More streams must gain at least this.
 constexpr double kMoreGain = 0.99;
 constexpr int64_t kMaxSimulatedMessages = 40'000;
 constexpr int64_t kMaxMessages = 150'000;   // of all ranks
@@ -126,6 +126,10 @@ StatusOr<Plan> Planner::Build(const PlanRequest& request, const Candidate& candi
       return BuildPlan(request, tree.tree, candidate.shape);
     }
   }
+  if (candidate.skipped == 0) {
+    return InvalidArgument("topology {}: levels must be at most {}; found {}", topology_.name(),
+                           std::max(1, Depth(TreeOf(topology_))), candidate.levels);
+  }
   return InvalidArgument("topology {} has no tree of {} levels without those of mask {}", topology_.name(),
                          candidate.levels, candidate.skipped);
 }
@@ -164,7 +168,8 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
         shape.fixed_order = is_fixed;
         candidates.push_back({levels, shape, skipped});
         if (mode.wire == WireFormat::kExact || !reduces || is_fixed || top != kPairwise) continue;
-        if (levels < 2 && trees_.size() > 2) continue;  // it would encode sums inside groups
+        // It would encode sums inside groups of the topology.
+        if ((levels < 2 && trees_.size() > 2) || (skipped & 2U) != 0) continue;
         shape.wire = mode.wire;
         candidates.push_back({levels, shape, skipped});
       }
@@ -177,12 +182,12 @@ std::vector<Candidate> Planner::Candidates(const PlanRequest& request, const Pla
 // all streams together, so these plans are simulated.
 void Planner::AddStreams(const PlanRequest& request, std::vector<Entry>* entries) const {
   if (IsAllToAll(request.collective)) return;
-  std::vector<Candidate> bases;
+  std::vector<Entry> bases;
   for (const Entry& entry : *entries) {
-    const bool is_new = std::none_of(bases.begin(), bases.end(), [&](const Candidate& base) {
-      return SameAlgorithms(base, entry.candidate);
+    const bool is_new = std::none_of(bases.begin(), bases.end(), [&](const Entry& base) {
+      return SameAlgorithms(base.candidate, entry.candidate);
     });
-    if (is_new && entry.candidate.levels > 1) bases.push_back(entry.candidate);
+    if (is_new && entry.candidate.levels > 1) bases.push_back(entry);
     if (std::ssize(bases) == kStreamed) break;
   }
   const double limit = kStreamGain * entries->front().seconds;
@@ -192,13 +197,16 @@ void Planner::AddStreams(const PlanRequest& request, std::vector<Entry>* entries
   };
   static const std::vector<std::vector<Parts>> kTried = {
       {{2, 2}, {4, 4}, {8, 8}}, {{2, 4}, {4, 8}, {8, 16}}, {{2, 8}, {4, 16}, {8, 32}}};
-  for (Candidate candidate : bases) {
+  for (const Entry& base : bases) {
+    Candidate candidate = base.candidate;
+    const int64_t messages = base.messages / std::max(base.candidate.shape.segments, 1);
     for (const std::vector<Parts>& list : kTried) {
       double best = std::numeric_limits<double>::infinity();
       for (const Parts& parts : list) {
         candidate.shape.segments = parts.segments;
         candidate.shape.streams = parts.streams;
         if (MessageBytes(request, candidate.shape) < kMinSegmentBytes) break;
+        if (messages * parts.segments > 2 * kMaxStreamedMessages) break;  // not worth building
         const StatusOr<Plan> plan = Build(request, candidate);
         if (!plan.ok() || MessagesOf(*plan) > kMaxStreamedMessages) break;
         const PlanCost cost = SimulatePlan(*plan, topology_, options_.cost);

@@ -58,7 +58,7 @@ std::string SilentPeers(const Transport& transport) {
   std::string text;
   for (int peer = 0; peer < transport.size(); ++peer) {
     const double seconds = transport.SilentSeconds(peer);
-    if (seconds < kSilentSeconds) continue;
+    if (transport.failed(peer) || seconds < kSilentSeconds) continue;
     text += fmt::format("{}rank {} ({:.1f} s)", text.empty() ? "; silent: " : ", ", peer, seconds);
   }
   return text;

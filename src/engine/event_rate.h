@@ -10,8 +10,8 @@
 
 namespace moesaic::engine {
 
-/// Mean time between about the last 64 events. A pause counts as at most a minute or 16 means, so that a
-/// night without events does not distort the next morning.
+/// Measures the mean time between about the last 64 events. A pause counts as at most a minute or 16 means,
+/// so that a long idle time does not distort the mean.
 class EventRate {
  public:
   void Count(Clock::time_point now) {

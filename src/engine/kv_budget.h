@@ -18,9 +18,9 @@ StatusOr<tensor::DType> KvDType(const std::string& name, const models::ModelInfo
 tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool key_summaries,
                            KeySummaryKind kind = KeySummaryKind::kBox);
 
-/// Bytes of a rank's memory that moves of experts take beyond the weights as they were loaded: the second
-/// buffer of one layer, the replicas of experts that plans may add, and copies of layers whose own memory is
-/// not returned to the system, because it is mapped from a file. 0: experts stay.
+/// Returns the bytes of a rank's memory that moves of experts take in addition to the loaded weights: the
+/// second buffer of one layer, the replicas of experts that plans may add, and copies of layers whose own
+/// memory is not returned to the system, because it is mapped from a file. 0: experts stay.
 int64_t MoveBytes(const models::ModelInfo& info, const EngineOptions& options);
 
 /// options.kv_bytes, or enough for max_sequences x context, at most a quarter of the free memory, which

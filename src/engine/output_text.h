@@ -10,17 +10,19 @@
 
 namespace moesaic::engine {
 
-/// The concatenated pieces are the answer. One thread at a time.
+/// Decodes tokens to pieces of text, whose concatenation is the answer. One thread at a time.
 class OutputText {
  public:
   /// `tokenizer` is shared, not borrowed.
   OutputText(const text::Tokenizer& tokenizer, bool skip_special, std::vector<std::string> stops);
 
-  /// The text that `id` completes; empty while a character or a stop string may be incomplete.
+  /// Returns the text that `id` completes; empty while a character or a stop string may be incomplete.
   StatusOr<std::string> Push(int32_t id);
-  /// The held-back rest, after the last token.
+  /// Returns the text that is still held back, after the last token.
   StatusOr<std::string> Finish();
-  bool stopped() const { return stops_.matched(); }  ///< A stop string was found: cancel the request.
+  bool stopped() const {
+    return stops_.matched();
+  }  ///< Returns whether a stop string was found, so that the request must be cancelled.
 
  private:
   text::StreamingDecoder decoder_;

@@ -27,8 +27,8 @@ inline constexpr int kMtpTokens = 4;
 /// Options of speculative decoding.
 struct SpeculativeOptions {
   /// "off"; "ngram": the tokens that followed an earlier occurrence of the last ones; "mtp": the model's own
-  /// module; "mtp+ngram": the better of both; "draft": draft_model; "auto": "draft" with a draft_model, else
-  /// "mtp+ngram" if the model has a module, else "ngram".
+  /// module; "mtp+ngram": for each draft the better of both; "draft": draft_model; "auto": "draft" with a
+  /// draft_model, else "mtp+ngram" if the model has a module, else "ngram".
   std::string method = "off";
   int most_tokens =
       0;  ///< Maximum draft tokens per sequence and step, [1, kMaxDrafts]; 0: the method's default.

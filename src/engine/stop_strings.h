@@ -13,7 +13,7 @@ class StopStrings {
   /// Adds a piece and returns the text that is final: everything before the earliest stop string, without an
   /// end that might begin one.
   std::string Feed(const std::string& piece);
-  /// Ends the text: the held-back rest, unless a stop string was found.
+  /// Ends the text. Returns the text that is still held back, unless a stop string was found.
   std::string Finish();
   bool matched() const { return matched_; }
   const std::string& match() const { return match_; }  ///< The stop string that was found.

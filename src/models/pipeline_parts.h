@@ -16,13 +16,14 @@ struct PipelinePart {
 };
 
 /// Divides the rows so that all of `stages` stages compute at the same time. All ranks get the same parts.
-/// With at least 64 rows, the number of parts is that of the shortest time, if reading the weights takes as
-/// long as computing `read_rows` rows: each part reads them again. Parts have at least 32 rows, and a stage
-/// at most four of them. Fewer rows are divided between sequences, one part per stage. One stage, or a batch
-/// that is not to be divided, has one part.
+/// There is one part if there is one stage, or if the batch shall not be divided.
+///
+/// 64 rows or more become the number of parts with the shortest time, at most four per stage and of at least
+/// 32 rows. Each part reads the weights again, which takes as long as computing `read_rows` rows. Fewer rows
+/// are divided between sequences, one part per stage.
 std::vector<PipelinePart> SplitForPipeline(const ForwardBatch& batch, int stages, double read_rows);
 
-/// `read_rows` of a model. A row uses `top_k` of `experts`; 0 experts: all weights.
+/// Returns `read_rows` of a model, whose rows use `top_k` of `experts`; 0 experts: rows use all weights.
 double ReadRows(int experts, int top_k);
 
 }  // namespace moesaic::models

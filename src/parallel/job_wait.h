@@ -9,11 +9,12 @@
 
 namespace moesaic::parallel {
 
-/// Unavailable if a rank of the job is known to be dead; the message names it.
+/// Returns Unavailable if a rank of the job is known to be dead; the message names it.
 Status CheckRanks(const comm::Transport& job);
 
-/// Living ranks other than `without` that have not answered for comm::kSilentSeconds and for half as long as
-/// the most silent of them, ascending: a rank whose process waits for a processor is silent for a moment.
+/// Returns the living ranks other than `without` that have been silent for comm::kSilentSeconds and half as
+/// long as the most silent of them, ascending: a rank whose process waits for a processor is silent for a
+/// moment.
 std::vector<int> SilentRanks(const comm::Transport& job, std::span<const int> without = {});
 
 /// Returns the error of a step, which begins with the rank that caused `failure` where the transport knows
@@ -21,8 +22,8 @@ std::vector<int> SilentRanks(const comm::Transport& job, std::span<const int> wi
 /// cause.
 Status CauseOf(const Status& failure, const comm::Transport& job, double limit_s);
 
-/// Like comm::Wait, but also ends when any rank of the job has died: the peer may wait for that rank and
-/// would never send. The transfer is cancelled then.
+/// Like comm::Wait, but also cancels the transfer and returns when any rank of the job has died, because the
+/// peer may wait for that rank and never send.
 Status WaitInJob(comm::Transport& job, comm::TransferId id, double limit_s);
 
 }  // namespace moesaic::parallel

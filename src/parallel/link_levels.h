@@ -8,12 +8,12 @@
 
 namespace moesaic::parallel {
 
-/// The levels of a topology's links that connect equal groups of adjacent ranks, outermost first. Levels of
-/// other shapes are left out, and so are those of single ranks.
+/// Returns the levels of a topology's links that connect equal groups of adjacent ranks, outermost first.
+/// Levels of other shapes and of single ranks are left out.
 std::vector<LinkLevel> LinkLevelsOf(const comm::Topology& topology);
 
-/// Relative speeds of the ranks by the arithmetic of their devices, the fastest is 1. Empty: the file has no
-/// rates, or all are equal.
+/// Returns the relative speeds of the ranks by the arithmetic of their devices; the fastest is 1. Empty: the
+/// file has no rates, or all are equal.
 std::vector<double> SpeedsOf(const comm::Topology& topology);
 
 }  // namespace moesaic::parallel

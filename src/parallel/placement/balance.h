@@ -11,11 +11,11 @@
 
 namespace moesaic::parallel {
 
-/// Load of each rank when every replica of an expert takes an equal share.
+/// Returns the load of each rank if every replica of an expert takes an equal share.
 std::vector<double> EqualShareLoads(const LayerPlacement& layer, std::span<const double> loads);
 
-/// Largest load / speed over the mean, i.e. 1 for perfect balance; equal shares. Empty speeds are equal
-/// speeds.
+/// Returns the largest load / speed of a rank over the mean, with equal shares; 1 is perfect balance. Empty
+/// `speeds`: all equal.
 double Imbalance(const LayerPlacement& layer, std::span<const double> loads,
                  std::span<const double> speeds = {});
 /// The same with the exact split over replicas.
@@ -25,9 +25,9 @@ double SplitImbalance(const LayerPlacement& layer, std::span<const double> loads
 double SpillImbalance(const LayerPlacement& layer, std::span<const double> loads, int moves, int& moved,
                       std::span<const double> speeds = {});
 
-/// METRO's objective (arXiv 2512.09277): the most experts with tokens on one rank when each expert with
-/// tokens is computed on one of its ranks, chosen to make that number small. Decoding reads each such
-/// expert's weights once.
+/// Returns METRO's objective (arXiv 2512.09277): the maximum number of activated experts on a rank. Each
+/// expert with tokens is computed on one of its ranks, chosen to make this maximum small. Decoding reads the
+/// weights of each such expert once.
 int ActivatedExperts(const LayerPlacement& layer, std::span<const double> loads);
 
 }  // namespace moesaic::parallel

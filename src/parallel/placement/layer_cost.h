@@ -15,22 +15,22 @@ namespace moesaic::parallel {
 
 /// Links between groups of ranks, such as nodes.
 struct LinkLevel {
-  int groups = 1;          ///< of adjacent ranks, of equal size
+  int groups = 1;          ///< number of groups of adjacent ranks, of equal size
   double bytes_per_s = 0;  ///< rate at which one group receives
 };
 
 /// Rates of a machine and sizes of a model, in seconds and bytes.
 struct CostModel {
-  double batch_tokens = 0;  ///< of all ranks
+  double batch_tokens = 0;  ///< tokens of a batch on all ranks
   Routing routing = {};
   int tile_rows = 1;  ///< rows of a tile of the grouped GEMM; a started tile takes the time of a full one
-  double tile_s = 0;  ///< of one tile of an expert, on a rank of speed 1
-  double read_s = 0;  ///< weights of an expert that has tokens, on a rank of speed 1
-  double token_bytes = 0;  ///< of a token on its way to another group and back
+  double tile_s = 0;  ///< time of one tile of an expert on a rank of speed 1
+  double read_s = 0;  ///< time to read the weights of an expert that has tokens on a rank of speed 1
+  double token_bytes = 0;  ///< bytes of a token to another group and back
   std::vector<LinkLevel> levels = {};
   double expert_bytes = 0;
   double move_bytes_per_s = 0;  ///< rate at which one rank receives weights; 0: moves cost nothing
-  double interval_batches = 1;  ///< between two plans, which pay for the moves
+  double interval_batches = 1;  ///< batches between two plans, over which the time of moves is divided
 
   double rows() const { return batch_tokens * routing.top_k; }
 };
@@ -43,8 +43,8 @@ Status CheckCostModel(const CostModel& model, int experts, int ranks);
 StatusOr<CostModel> ParseCostModel(std::string_view text, const std::string& source);
 StatusOr<CostModel> ReadCostModel(const std::string& path);
 
-/// Expected time of an expert's rows on a rank. Rows of a batch vary like a Poisson variable: an expert with
-/// few rows on average often has none, whose weights aren't read.
+/// Expected time of an expert's rows on a rank. The rows of a batch are a Poisson variable: an expert with
+/// few rows on average often has none, and its weights are then not read.
 class ExpertTime {
  public:
   explicit ExpertTime(const CostModel& model);

@@ -15,9 +15,9 @@ namespace moesaic::parallel {
 struct ScenarioLoads {
   int scenarios = 0;
   std::vector<float> loads = {};  // [experts, padded scenarios]
-  /// Cost of a replica with a share of the loads; null: the share itself. `rows` is the number of rows of a
-  /// batch for a load of 1, and `scale` [scenarios] makes costs comparable: those of single replicas sum to
-  /// the sum of the ranks' speeds.
+  /// Function from a replica's share of the loads to its cost; null: the cost is the share. `rows` is the
+  /// number of rows of a batch for a load of 1. `scale` [scenarios] scales costs so that those of single
+  /// replicas sum to the sum of the ranks' speeds.
   const ExpertTime* time = nullptr;
   double rows = 0;
   std::vector<double> scale = {};
@@ -26,18 +26,18 @@ struct ScenarioLoads {
   int experts() const { return scenarios == 0 ? 0 : static_cast<int>(loads.size()) / padded(); }
 };
 
-/// Nodes on which experts are best placed.
+/// Home nodes of experts, and the cost of placing experts elsewhere.
 struct HomeNodes {
   std::vector<int> of_expert = {};  ///< [experts]
   std::vector<int> of_rank = {};    ///< [ranks] node of the rank
-  /// Cost of tokens away from their expert's node. A placement whose tokens are all away costs `weight` times
-  /// a balanced one.
+  /// Cost of replicas that are not on the home node of their expert. If all tokens leave their home, the
+  /// placement costs `weight` times a balanced one.
   double weight = 0;
 };
 
-/// Placement of one layer under search. The objective is the sum of (load / speed)^16 over ranks and
-/// scenarios, with every replica of an expert taking an equal share: a smooth form of the maximum. One
-/// scenario, whose maximum is known, has the 64th power. Ranks hold distinct experts.
+/// Searches the placement of one layer. The objective is the sum of (load / speed)^16 over ranks and
+/// scenarios, a smooth form of the maximum, in which every replica of an expert takes an equal share. With a
+/// single scenario, whose maximum is known, the exponent is 64. Ranks hold distinct experts.
 class LayerSearch {
  public:
   /// `speeds` and `slots` are per rank. The loads must outlive the search. `homes` adds the cost of tokens
@@ -45,11 +45,11 @@ class LayerSearch {
   LayerSearch(const ScenarioLoads& loads, std::span<const double> speeds, std::span<const int> slots,
               HomeNodes homes = {});
 
-  /// Numbers of replicas that fill all slots: each further replica goes to the expert with the largest load
-  /// per replica in any scenario. At most one per rank.
+  /// Returns numbers of replicas that fill all slots. Each further replica goes to the expert with the
+  /// largest load per replica in any scenario. An expert gets at most one replica per rank.
   std::vector<int> ReplicaCounts();
-  /// Numbers of replicas that fill all slots if each node holds its own experts only. Empty without homes, or
-  /// if a node has too few slots.
+  /// Returns numbers of replicas that fill all slots if each node holds only its own experts. Empty without
+  /// homes, or if a node has too few slots.
   std::vector<int> HomeReplicaCounts();
   /// Places the largest replicas first, each on the rank where the objective grows least.
   void Place(const std::vector<int>& copies);
@@ -57,21 +57,26 @@ class LayerSearch {
   void Start(const LayerPlacement& layer);
 
   /// Applies the best swap, move, exchange or addition of a replica that involves a loaded rank, until none
-  /// improves the objective, `max_steps` are done or `stop` returns true. With `max_moves` >= 0, at most that
-  /// many slots differ from the placement at the start, and of the placements on the way the one with the
-  /// smallest worst() is kept, so that a larger number never makes it worse. Returns the number of steps.
+  /// improves the objective, `max_steps` are done or `stop` returns true. Returns the number of steps. With
+  /// `max_moves` >= 0, at most that many slots differ from the placement at the start. In this case the
+  /// search keeps the placement with the smallest worst() of all its steps, so that a larger number never
+  /// gives a worse result.
   int Improve(int max_steps, const std::function<bool()>& stop, int max_moves = -1);
 
-  /// Places with other replica counts and keeps the best placement. Few slots per rank need them: the
-  /// smallest possible largest replica makes many replicas of medium size, which do not fit together. First,
-  /// each expert gets the fewest replicas that are not above a limit, for several limits, and the rest goes
-  /// to experts with one replica. Then single replicas move from cold experts to hot ones as long as that
-  /// improves the objective. At most `max_tries` placements in each part. Ranks of two slots and one scenario
-  /// have a search of their own (SearchPairCounts).
+  /// Tries other replica counts and keeps the best placement. They help if ranks have few slots:
+  /// ReplicaCounts() minimizes the largest replica, which makes many replicas of medium size that do not fit
+  /// together. There are two parts, each with at most `max_tries` placements:
+  ///
+  /// 1. For several limits, each expert gets the fewest replicas that are not above the limit. The other
+  /// replicas
+  ///    go to experts with one replica.
+  /// 2. Single replicas move from cold experts to hot ones as long as that improves the objective.
+  ///
+  /// Ranks of two slots with a single scenario have a different search (SearchPairCounts).
   void ImproveCounts(int max_tries, const std::function<bool()>& stop);
 
   double objective() const;
-  /// Largest load / speed of a rank in a scenario.
+  /// Returns the largest load / speed of a rank over all scenarios; WorstIn() of one scenario.
   double worst() const;
   double WorstIn(int scenario) const;
   const LayerPlacement& layer() const { return layer_; }
@@ -86,7 +91,7 @@ class LayerSearch {
 
   // Cost of each of `copies` replicas, [padded scenarios].
   const float* Share(int expert, int copies);
-  // Largest of them.
+  // Largest of these costs.
   float Size(int expert, int copies);
   const float* unit(int expert) const { return units_.data() + static_cast<size_t>(expert) * padded_; }
   const float* load(int rank) const { return rank_load_.data() + static_cast<size_t>(rank) * padded_; }
@@ -105,7 +110,7 @@ class LayerSearch {
   }
   double RankCost(int rank) const { return Changed(rank, nullptr, nullptr); }
   void AddCopies(std::span<const int> experts, int spare, int most, std::vector<int>& copies);
-  int CopiesWithin(int expert, float limit);  // fewest whose size is not above it
+  int CopiesWithin(int expert, float limit);  // fewest replicas whose size is at most `limit`
   // Returns true if the placement by pairs is known to be optimal.
   bool PairsDecide() const;
   void TryLimits(int max_tries, const std::function<bool()>& stop);

@@ -1,4 +1,4 @@
-// Files of placements: ours and those of other engines.
+// Files of placements in the formats of this program and of other engines.
 #pragma once
 
 #include <string>
@@ -17,16 +17,16 @@ enum class PlacementFormat {
   kTensorRt,  ///< YAML of TensorRT-LLM's load balancer
 };
 
-/// Text of a file. InvalidArgument if the format can't hold the placement. TensorRT-LLM counts the dense
-/// layers before the first MoE layer: `first_layer` is the number of that layer.
+/// Returns the bytes of a file. InvalidArgument: the format can't hold the placement. `first_layer` is the
+/// number of the first MoE layer, because TensorRT-LLM also counts the dense layers before it.
 StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat format, int first_layer = 0);
 
-/// The .npz file of an EPLB plan, with the order of replicas that EPLB returns.
+/// Returns the .npz file of an EPLB plan, with the order of replicas that EPLB returns.
 std::string EplbBytes(const EplbPlan& plan);
 
-/// Parses a file of any format, by its content. `ranks` tells how many ranks share the slots of the files of
-/// EPLB, SGLang and TensorRT-LLM, which do not name it; 0 is an error for them. Other formats must have
-/// `ranks` ranks unless it is 0.
+/// Parses a file of any format, which is detected by its content. `ranks` is the number of ranks that share
+/// the slots; 0: it is that of the file. Files of EPLB, SGLang and TensorRT-LLM do not have this number, so 0
+/// is an error for them. Other files must have `ranks` ranks.
 StatusOr<Placement> ParsePlacement(std::string_view bytes, const std::string& source, int ranks);
 /// Reads a file for ParsePlacement().
 StatusOr<Placement> ReadPlacement(const std::string& path, int ranks);

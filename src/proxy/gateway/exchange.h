@@ -14,7 +14,7 @@ namespace moesaic::proxy {
 
 struct ExchangeTimeouts {
   Nanos connect = 5 * kSecond;
-  Nanos first_byte = 600 * kSecond;  ///< after the connection was established
+  Nanos first_byte = 600 * kSecond;  ///< limit from the connection to the first byte of the answer
   Nanos idle = 600 * kSecond;
 };
 
@@ -40,7 +40,7 @@ class Exchange {
              SharedBody body = nullptr);
   /// Ends the exchange without a callback and closes its connection.
   void Cancel();
-  /// Another object handles the rest.
+  /// Sets another object that handles the rest.
   void SetHandler(Handler& handler) { handler_ = &handler; }
   void Pause(bool paused);
 
@@ -54,7 +54,7 @@ class Exchange {
   void OnData(std::string_view bytes);
   void OnClosed();
   void OnFailed(std::string_view reason);
-  /// An exception left a callback: ends the exchange.
+  /// Called when an exception left a callback. Ends the exchange.
   void OnException(std::string_view what);
 
  private:

@@ -32,7 +32,7 @@ struct EngineSettings {
   std::string kv_events;  ///< endpoint of the PUB socket; empty: none
   std::string kv_replay;  ///< endpoint of the ROUTER socket; empty: none
   bool kv_bind = false;   ///< the proxy binds kv_events and the engine connects
-  bool resolve = false;   ///< one engine for each address of the name, which is looked up again and again
+  bool resolve = false;   ///< one engine for each address of the name, which is looked up repeatedly
 };
 
 /// Engines that etcd names below a prefix.

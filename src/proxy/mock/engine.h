@@ -17,7 +17,7 @@ namespace moesaic::proxy {
 
 inline constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
 
-/// Id of an output token: 1 to 1000 by seed and index.
+/// Returns the id of an output token: 1 to 1000 by seed and index.
 int32_t MockOutputToken(uint64_t seed, uint32_t index);
 
 /// A request to the mock engine.
@@ -38,7 +38,7 @@ struct MockRequest {
   uint32_t uncomputed_tokens = 0;
 };
 
-/// Something a request's caller sees.
+/// An output of a request.
 struct MockOutput {
   enum class Kind : uint8_t {
     kToken,        ///< one more token
@@ -71,8 +71,8 @@ struct MockStats {
 /// budget with prefill chunks in order of arrival. Blocks have reference counts and an LRU list of cached
 /// blocks without references. When a block is needed and none is free, the youngest sequence is preempted.
 ///
-/// Time is passed in: Advance(now) performs everything that happens up to `now`, and NextEvent() says when
-/// the next thing happens. Two runs with the same calls give the same results. One thread.
+/// The caller passes the time: Advance(now) processes all events up to `now`, and NextEvent() returns the
+/// time of the next one. Two runs with the same calls give the same results. One thread.
 class MockEngine {
  public:
   explicit MockEngine(const MockEngineOptions& options);
@@ -81,27 +81,27 @@ class MockEngine {
 
   /// Queues a request. ResourceExhausted when it can never fit, InvalidArgument when it contradicts itself.
   Status Submit(MockRequest request, Nanos now);
-  /// Ends a request without an output; false when it is not known.
+  /// Ends a request without an output. Returns false when it is not known.
   bool Cancel(uint64_t id, Nanos now);
-  /// The remote prefill of `id`, submitted with remote_ready = kNever, has finished at `ready`.
+  /// Reports that the remote prefill of `id`, submitted with remote_ready = kNever, has finished at `ready`.
   bool RemoteReady(uint64_t id, Nanos ready, Nanos now);
-  /// The decode side has read the blocks of a prefill_only request: unpins them.
+  /// Unpins the blocks of a prefill_only request after the decode side has read them.
   bool ReleaseRemote(uint64_t id, Nanos now);
   /// Drops all cached blocks that are not in use, with an event.
   void ResetCache(Nanos now);
-  /// Ends all requests and forgets the cache, as a restart does; sequence numbers begin again.
+  /// Ends all requests and clears the cache, like a restart. Sequence numbers begin again.
   void Restart(Nanos now);
 
   void Advance(Nanos now);
   Nanos NextEvent() const;
 
-  /// Outputs and messages since the last call, in order of time.
+  /// Return outputs and messages since the last call, in the order of time.
   void TakeOutputs(std::vector<MockOutput>& outputs);
   void TakeMessages(std::vector<MockMessage>& messages);
-  /// Messages from `sequence` on, as a replay socket sends them; at most the last 10,000 are kept.
+  /// Returns the messages from `sequence` on, as a replay socket sends them. The last 10,000 are kept.
   std::vector<MockMessage> Replay(uint64_t sequence) const;
 
-  /// Leading blocks of `keys` in the cache.
+  /// Returns the number of leading blocks of `keys` in the cache.
   uint32_t CachedBlocks(std::span<const uint64_t> keys) const;
   MockStats stats() const;
   const MockEngineOptions& options() const;

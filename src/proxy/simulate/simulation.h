@@ -18,11 +18,11 @@ struct SimulationOptions {
   std::string policy = "moesaic";
   int engines = 0;  ///< aggregated instances; 0: `prefill` and `decode` instances instead
   int prefill = 4, decode = 4;
-  MockEngineOptions engine;        ///< of every instance; its block size is that of the trace
+  MockEngineOptions engine;        ///< options of every instance; the block size is that of the trace
   uint64_t kv_tokens = 1'000'000;  ///< capacity of an instance's block pool
   PolicyOptions policy_options;    ///< SLOs, seed
   SchedulerOptions scheduler;
-  Nanos event_delay = 10 * kMillisecond;  ///< from a change of an engine's cache to the index
+  Nanos event_delay = 10 * kMillisecond;  ///< time from a change of an engine's cache to the index
   double prior_error =
       1.5;  ///< factor on the true coefficients in the scheduler's first model: it has to learn
 };
@@ -43,17 +43,18 @@ struct SimulationResult {
   Nanos virtual_time = 0;
 };
 
-/// A bound of the goodput of every policy, in requests/s: the largest number of requests that meet the TTFT
-/// target if all prefill engines were one engine of their speed together, all reusable tokens were reused and
-/// all steps were full. (Kise, Ibaraki and Mine, "A solvable case of the one-machine scheduling problem with
-/// ready and due times", Operations Research 26(1), 1978: deadlines come in the order of arrivals.)
+/// Returns a bound of the goodput of every policy, in requests/s: the largest number of requests that meet
+/// the TTFT target if all prefill engines were one engine of their speed together, all reusable tokens were
+/// reused and all steps were full. (Kise, Ibaraki and Mine, "A solvable case of the one-machine scheduling
+/// problem with ready and due times", Operations Research 26(1), 1978: deadlines come in the order of
+/// arrivals.)
 double GoodputBound(const Trace& trace, const SimulationOptions& options);
 
 /// Goodput in requests/s if the prefill engines served one queue in the order of arrivals, one prompt at a
 /// time, and shared one cache that evicts nothing. No bound: another order, or batches, can be better.
 double CommonCacheGoodput(const Trace& trace, const SimulationOptions& options);
 
-/// `progress` is called now and then with the number of requests that have ended; returning false cancels the
+/// `progress` is called repeatedly with the number of requests that have ended; returning false cancels the
 /// run.
 StatusOr<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& options,
                                     const std::function<bool(uint64_t done)>& progress = {});

@@ -30,8 +30,8 @@ table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:
 th,td{text-align:right;padding:.25rem .5rem;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--faint);font-weight:500}th:first-child,td:first-child{text-align:left;white-space:normal}
 tr:last-child td{border-bottom:0}
-svg{width:100%;min-width:19rem;max-width:47rem;height:auto;display:block;margin:.4rem 0}
-svg text{font:14px system-ui,sans-serif}.t{fill:var(--ink)}.n{fill:var(--faint)}
+svg{width:100%;min-width:19rem;height:auto;display:block;margin:.4rem 0}
+svg text{font:14px system-ui,sans-serif}@media(min-width:48rem){svg text{font-size:11px}}.t{fill:var(--ink)}.n{fill:var(--faint)}
 .g{stroke:var(--line)}.key{display:flex;flex-wrap:wrap;gap:.1rem 1rem;font-size:.85rem}
 .key i{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin-right:.35rem}
 )";

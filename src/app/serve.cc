@@ -33,6 +33,8 @@ namespace moesaic::app {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
+// Steps that take longer are logged.
+constexpr double kSlowStepSeconds = 1;
 // For clients to take the last bytes of answers that the drain deadline ended.
 constexpr std::chrono::seconds kFlushTime{2};
 // For the engine's last requests to end after a rank failed.
@@ -310,6 +312,7 @@ Status RunServe(const ServeFlags& flags) {
                    .max_mask_seconds = std::chrono::duration<double>(flags.grammars.max_time).count(),
                    .eos_ids = text.eos_ids,
                    .seed = flags.seed,
+                   .slow_step_seconds = kSlowStepSeconds,
                    .prefix_cache = flags.prefix_cache,
                    .disk = disk,
                    .eviction = flags.eviction,

@@ -82,6 +82,10 @@ void DiskTier::BeginStep(KvOps* ops) {
                       .record = reserved.records[i]});
     }
     left -= copied * layout_.total_bytes();
+    if (copied > 0) {
+      spdlog::debug("KV blocks on disk: storing {} blocks of {} requests that ended", copied,
+                    pending_.size());
+    }
     const bool all = reserved.blocks == storable.blocks;
     const bool no_room = copied == 0 && !store_->writing();
     if (!all && !no_room) break;  // the others follow when writes that are under way have ended
@@ -162,12 +166,15 @@ bool DiskTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const
                       .record = opened.records[i],
                       .load = opened.load});
     }
+    spdlog::debug("KV blocks on disk: engine request {}: loading {} blocks", query.request, hit.blocks);
     request.load = opened.load;
     loading_[opened.load] = query.request;
     return false;
   }
   const std::vector<uint64_t> records = store_->Pin(query.name, tokens, query.indexed_blocks, hit.blocks);
   store_->CountAttached(hit.blocks);
+  spdlog::debug("KV blocks on disk: engine request {}: attached {} blocks, whose layers are read when needed",
+                query.request, hit.blocks);
   for (size_t i = 0; i < to.size(); ++i) {
     const int32_t block = to[i].index();
     ops->push_back({.kind = KvOpKind::kAttach, .block = block, .record = records[i]});
@@ -208,6 +215,7 @@ std::vector<FinishedFetch> DiskTier::TakeFinished() {
     const auto it = loading_.find(loaded.load);
     if (it == loading_.end()) continue;  // cancelled
     requests_[it->second] = {.load = std::nullopt, .tried = true, .attached = 0};
+    spdlog::debug("KV blocks on disk: engine request {}: loaded {} blocks", it->second, loaded.blocks);
     finished.push_back({it->second, loaded.blocks});
     loading_.erase(it);
   }

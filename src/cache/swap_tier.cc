@@ -1,5 +1,7 @@
 #include "cache/swap_tier.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -42,7 +44,11 @@ SlotRef SwapTier::Save(int32_t block, KvOps* ops) {
 
 void SwapTier::OnPreempt(uint64_t request, std::span<const BlockRef> blocks, int tokens, KvOps* ops) {
   MOESAIC_CHECK(!requests_.contains(request));
-  if (!IsWorthCopying(tokens)) return;
+  if (!IsWorthCopying(tokens)) {
+    spdlog::debug("swap: engine request {}: computing {} tokens again is faster than copying them", request,
+                  tokens);
+    return;
+  }
   Request& kept = requests_[request];
   kept.tokens = tokens;
   kept.blocks.resize(KvBlocksFor(tokens));
@@ -57,6 +63,8 @@ void SwapTier::OnPreempt(uint64_t request, std::span<const BlockRef> blocks, int
       parked.slot = Save(block, ops);
     }
   }
+  spdlog::debug("swap: engine request {}: parked {} blocks, {} of {} slots are used", request,
+                kept.blocks.size(), slots_.used(), slots_.total());
 }
 
 void SwapTier::OnEvict(const EvictedBlock& evicted, KvOps* ops) {
@@ -96,6 +104,7 @@ bool SwapTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const
     if (kept.blocks[i].inexact) pool_.SetInexact(blocks[i]);
     ++stats_.restored_blocks;
   }
+  spdlog::debug("swap: engine request {}: restoring {} blocks", query.request, hit.blocks);
   return true;
 }
 

@@ -1,5 +1,7 @@
 #include "cache/warm_tier.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -35,6 +37,15 @@ WarmTier::WarmTier(BlockPool& pool, const RadixTree* tree, const KvLayout& layou
       step_blocks_(step_blocks),
       left_(step_blocks) {
   stats_.capacity_blocks = slots;
+}
+
+void WarmTier::BeginStep(KvOps* /*ops*/) {
+  if (stored_in_step_ > 0) {
+    spdlog::debug("warm tier: stored {} evicted blocks in the last step, {} of {} slots are used",
+                  stored_in_step_, slots_.used(), slots_.total());
+  }
+  stored_in_step_ = 0;
+  left_ = step_blocks_;
 }
 
 TierHit WarmTier::Lookup(const TierQuery& query) const {
@@ -80,6 +91,7 @@ bool WarmTier::Fetch(const TierQuery& query, const TierHit& hit, std::span<const
     if (!exact()) pool_.SetInexact(to[i]);
   }
   stats_.restored_blocks += std::ssize(to);
+  spdlog::debug("warm tier: engine request {}: restoring {} blocks", query.request, to.size());
   Touch(query.name, query.tokens, static_cast<int>(blocks.size()));
   fetched_[query.request] = static_cast<int>(blocks.size());
   if (exact() || !has_summaries_) return true;
@@ -228,6 +240,7 @@ void WarmTier::Put(std::string_view name, Chain chain, int32_t block, KvOps* ops
   const int32_t id = Reach(name, chain);
   index_.payload(id) = {.slot = std::move(slot), .place = by_use_.insert(by_use_.end(), id)};
   ++stats_.stored_blocks;
+  ++stored_in_step_;
 }
 
 void WarmTier::Clear() {

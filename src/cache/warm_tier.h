@@ -52,7 +52,7 @@ class WarmTier : public KvTier {
   void OnEnd(uint64_t request, std::string_view, std::span<const int32_t>) override {
     fetched_.erase(request);
   }
-  void BeginStep(KvOps*) override { left_ = step_blocks_; }
+  void BeginStep(KvOps*) override;
   void ExpectEvictions(int blocks) override { expected_ = blocks; }
   void OnResult(const KvResult& result) override;
   void Clear() override;
@@ -103,7 +103,8 @@ class WarmTier : public KvTier {
   const int64_t bytes_;
   int64_t root_bytes_ = 0;  // of all namespaces
   const int step_blocks_;
-  int left_;          // blocks that this step may keep
+  int left_;  // blocks that this step may keep
+  int stored_in_step_ = 0;
   int expected_ = 0;  // evictions that the tree has announced
   // The longest known beginning of the chain of the last Put: its last block (-1: it is empty) and length.
   int32_t reached_ = -1;

@@ -432,7 +432,11 @@ void ContinuousEngine::Accept(std::span<RowTask> tasks) {
 }
 
 void ContinuousEngine::CountAdmissions(const StepPlan& plan) {
-  stats_.preemptions += static_cast<int64_t>(plan.preempt.size());
+  stats_.preemptions += std::ssize(plan.preempt);
+  if (const int64_t count = preempted_.Count(std::ssize(plan.preempt), Clock::now()); count > 0) {
+    spdlog::info("the KV cache is full: preempted {} requests, {} run and {} wait", count,
+                 scheduler_.running().size(), scheduler_.waiting().size());
+  }
   for (const StepPlan::Admission& admission : plan.admit) {
     const Sequence& sequence = *admission.sequence;
     if (!admission.first) continue;
@@ -467,6 +471,17 @@ void ContinuousEngine::CountTime(const StepState& step, double seconds) {
     for (cache::KvTier* tier : kv_.tiers->all()) tier->SetTokenSeconds(std::max(token_seconds, 1e-12));
   }
   ++stats_.steps;
+  LogSlowStep(step, seconds, rows, prefill);
+}
+
+void ContinuousEngine::LogSlowStep(const StepState& step, double seconds, int rows, int prefill) {
+  if (seconds < options_.slow_step_seconds) return;
+  const int64_t count = slow_.Count(1, Clock::now());
+  if (count == 0) return;
+  spdlog::info(
+      "slow step: {:.2f} s for {} prompt tokens and {} other rows of {} requests; {} slow steps since the "
+      "last report",
+      seconds, prefill, rows - prefill, step.batch.rows.size(), count);
 }
 
 void ContinuousEngine::CountPrompts(const StepPlan& plan) {

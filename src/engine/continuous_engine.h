@@ -14,6 +14,7 @@
 #include "cache/radix_tree.h"
 #include "engine/engine.h"
 #include "engine/even_steps.h"
+#include "engine/event_limit.h"
 #include "engine/executor.h"
 #include "engine/model_drafter.h"
 #include "engine/row_tasks.h"
@@ -127,6 +128,7 @@ class ContinuousEngine : public Engine {
   void Emit(RowTask& task, std::vector<TokenEvent>* events);
   void EmitPromptOnly(std::vector<TokenEvent>* events);
   void CountTime(const StepState& step, double seconds);
+  void LogSlowStep(const StepState& step, double seconds, int rows, int prefill);
 
   const models::ModelInfo info_;
   KvCache kv_;
@@ -144,6 +146,7 @@ class ContinuousEngine : public Engine {
   Status failure_;                                   // of the last Begin, before a batch started
   std::deque<StepState> steps_;                      // in flight, the oldest first
   Clock::time_point last_end_;                       // of a step
+  EventLimit preempted_, slow_;                      // lines about preempted requests and slow steps
   int64_t prefilled_ = 0;                            // prefill rows computed in prefill_seconds
   EngineStats stats_;
   std::unique_ptr<ExpertLoadRecorder> load_;  // null: not recorded, or by the engine of all replicas

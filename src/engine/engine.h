@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -55,7 +56,9 @@ struct EngineOptions {
   int max_context = 0;          ///< Maximum tokens of a request; 0: the model's limit.
   std::vector<int32_t> eos_ids = {};  ///< Tokens that end every request without ignore_eos.
   uint64_t seed = 0;                  ///< Seed for requests without one; 0: random.
-  bool prefix_cache = true;           ///< Keeps computed blocks and shares them between requests.
+  /// Steps that take longer are logged; infinity: none.
+  double slow_step_seconds = std::numeric_limits<double>::infinity();
+  bool prefix_cache = true;  ///< Keeps computed blocks and shares them between requests.
   std::optional<DiskOptions> disk = std::nullopt;  ///< Needs prefix_cache; absent: no disk tier.
   std::string eviction = "cost";                   ///< Eviction policy: "cost" or "lru".
   int max_overtakes = 64;  ///< Younger requests that may be admitted before a waiting one.

@@ -163,6 +163,7 @@ class EngineThread::Impl {
         CountEnds(1);
         continue;
       }
+      spdlog::debug("request {}: queued as engine request {}", submitted.id, *added);
       engine_id_[submitted.id] = *added;
       live_[*added] = {submitted.id, std::move(submitted.sink), submitted.arrived};
     }

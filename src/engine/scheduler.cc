@@ -1,5 +1,7 @@
 #include "engine/scheduler.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <limits>
 #include <span>
@@ -241,6 +243,8 @@ void Scheduler::OnDamage(int32_t block) {
       holders.push_back(sequence.get());
     }
   }
+  spdlog::warn("KV block {} cannot be read: preempting {} requests and clearing the prefix cache", block,
+               holders.size());
   for (Sequence* holder : holders) Preempt(holder);
   for (const auto& sequence : waiting_) {
     if (sequence->fetching != nullptr) CancelFetch(*sequence);
@@ -285,6 +289,8 @@ bool Scheduler::fetching() const {
 }
 
 void Scheduler::Preempt(Sequence* victim) {
+  spdlog::debug("engine request {}: preempted with {} of {} tokens computed", victim->id, victim->computed,
+                victim->size());
   for (cache::KvTier* tier : tiers_) tier->OnPreempt(victim->id, victim->blocks, victim->computed, &ops_);
   ReleaseBlocks(*victim);
   victim->block_table.clear();
@@ -309,6 +315,9 @@ void Scheduler::Admit(StepPlan::Admission& admission) {
   const bool restored = admission.tier != nullptr;
   sequence.first_inexact_block =
       restored ? std::min(sequence.first_inexact_block, first_inexact) : first_inexact;
+  spdlog::debug("engine request {}: {} with {} of {} tokens cached, {} still wait", sequence.id,
+                admission.first ? "admitted" : "resumed", sequence.computed, sequence.size(),
+                waiting_.size() - 1);
   InsertByArrival(running_, TakeOut(waiting_, sequence.id));
   if (admission.first) {
     sequence.times.started = Clock::now();
@@ -333,6 +342,7 @@ void Scheduler::MakeFree(int blocks) {
   if (const int missing = blocks - pool_.free_blocks(); missing > 0) {
     for (cache::KvTier* tier : tiers_) tier->ExpectEvictions(missing);
     MOESAIC_CHECK_EQ(tree_.Evict(missing), missing);  // the plan counted them
+    spdlog::debug("evicted {} blocks of the prefix cache, {} are idle", missing, pool_.idle_blocks());
   }
 }
 

@@ -157,8 +157,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     for (size_t i = 0; i < count; ++i) {
       RETURN_IF_ERROR(SubmitChoice(static_cast<int>(i)));
     }
-    spdlog::debug("{}: submitted {} choices with {} prompt tokens, trace {}", spec_.id, count,
-                  usage_.prompt_tokens, spec_.trace.trace_id);
+    spdlog::debug("{}: submitted {} choices with {} prompt tokens, the first is request {}, trace {}",
+                  spec_.id, count, usage_.prompt_tokens, choices_.front().request, spec_.trace.trace_id);
     if (spec_.tenant != nullptr) spec_.tenant->ChargePrompt(usage_.prompt_tokens);
     started_ = true;
     writer_.reset();  // the sink has the writer

@@ -167,6 +167,35 @@ class Logs(unittest.TestCase):
                      "drained: all answers ended after ", "engine idle after ", "stopped"):
             self.assertIn(part, log)
 
+    def test_the_log_follows_preemption_and_tiers(self):
+        def prompt(seed, length):
+            return [(i * i * 3 + 11 * i + seed * 97) % 900 + 5 for i in range(length)]
+
+        def complete(server, prompts, tokens):
+            fields = {"prompt": prompts, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+            self.assertEqual(server.json("POST", "/v1/completions", fields)[0], 200)
+        with tempfile.TemporaryDirectory() as folder:
+            flags = ("--log-level", "debug", "--kv-memory", "512KiB", "--ctx-size", 600, "--kv-disk", folder, "--kv-disk-size", "64MiB")
+            server = self.server(*flags, "--swap-space", "512KiB", "--kv-warm-memory", "4MiB")
+            complete(server, [prompt(seed, 100) for seed in range(3)], 400)  # more than the cache holds at once
+            for seed in (3, 4, 5, 3):
+                complete(server, prompt(seed, 500), 1)
+            first = "\n".join(self.stopped(server))
+            server = self.server(*flags)
+            complete(server, prompt(3, 500), 1)
+            second = "\n".join(self.stopped(server))
+        for pattern in (r"\[info\] the KV cache is full: preempted \d+ requests, \d+ run and \d+ wait",
+                        r"request \d+: queued as engine request \d+", r"engine request \d+: admitted with 0 of 100 tokens cached",
+                        r"engine request \d+: preempted with \d+ of \d+ tokens computed",
+                        r"engine request \d+: resumed with \d+ of \d+ tokens cached",
+                        r"swap: engine request \d+: (parked \d+ blocks|computing \d+ tokens again is faster)",  # by the machine's speed
+                        r"evicted \d+ blocks of the prefix cache", r"warm tier: stored \d+ evicted blocks",
+                        r"warm tier: engine request \d+: restoring \d+ blocks", r"KV blocks on disk: storing \d+ blocks of \d+ requests"):
+            self.assertRegex(first, pattern)
+        for pattern in (r"KV blocks on disk: engine request \d+: loading 7 blocks", r"engine request \d+: loaded 7 blocks",
+                        r"engine request \d+: admitted with 448 of 500 tokens cached"):
+            self.assertRegex(second, pattern)
+
     def test_a_rotated_file_is_opened_again(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "serve.log"

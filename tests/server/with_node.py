@@ -2,7 +2,7 @@
 """Runs a JavaScript test against a server with the packages of its package-lock.json. Installs them once.
 
 Usage: with_node.py BUILD_FOLDER SCRIPT [--chromium]. The script finds the server in MOESAIC_URL and the browser, if it needs
-one, in CHROMIUM. It may write files to MOESAIC_OUT. When Node.js, the packages or the browser are missing, it prints the
+one, in CHROMIUM, and the model in MOESAIC_MODEL. It may write files to MOESAIC_OUT. When Node.js, the packages or the browser are missing, it prints the
 reason. It then fails if the environment has CI, and else exits with status 77 (skipped).
 """
 import fcntl
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 
-from serving import patient, serving
+from serving import MODEL, patient, serving
 from with_clients import missing
 
 INSTALL_SECONDS = 900
@@ -53,7 +53,8 @@ def main():
         return missing("Node.js, npm, or a package", error)
     with serving() as server:
         return subprocess.run(["node", folder / script.name], timeout=TEST_SECONDS,
-                              env={**os.environ, "MOESAIC_URL": server.url, "MOESAIC_OUT": str(folder), "CHROMIUM": browser}).returncode
+                              env={**os.environ, "MOESAIC_URL": server.url, "MOESAIC_MODEL": str(MODEL), "MOESAIC_OUT": str(folder),
+                                   "CHROMIUM": browser}).returncode
 
 
 if __name__ == "__main__":

@@ -105,6 +105,43 @@ TEST_P(LayersTest, EgnnIsEquivariantAndIndependentOfThreads) {
   }
 }
 
+// Weights of an EgnnModel with `inputs` inputs and layers of `outputs` outputs.
+WeightMap PropertyWeights(std::mt19937* rng, int64_t inputs, int64_t hidden, int64_t outputs) {
+  WeightMap weights;
+  std::uniform_real_distribution<float> uniform(-0.5F, 0.5F);
+  auto linear = [&](const std::string& name, int64_t n, int64_t k) {
+    for (const auto& [suffix, shape] :
+         {std::pair{".weight", std::vector<int64_t>{n, k}}, {".bias", std::vector<int64_t>{n}}}) {
+      WeightTensor& tensor = weights[name + suffix];
+      tensor.shape = shape;
+      for (int64_t i = 0; i < n * (shape.size() == 2 ? k : 1); ++i) tensor.values.push_back(uniform(*rng));
+    }
+  };
+  linear("embedding", hidden, inputs);
+  for (const std::string layer : {"gcl_0.", "gcl_1."}) {
+    linear(layer + "edge_mlp.0", hidden, 2 * hidden + 1);
+    linear(layer + "edge_mlp.2", hidden, hidden);
+    linear(layer + "node_mlp.0", hidden, 2 * hidden);
+    linear(layer + "node_mlp.2", outputs, hidden);
+    linear(layer + "coord_mlp.0", hidden, hidden);
+    linear(layer + "coord_mlp.2", 1, hidden);
+  }
+  linear("node_dec.0", hidden, hidden);
+  linear("node_dec.2", hidden, hidden);
+  linear("graph_dec.0", hidden, hidden);
+  linear("graph_dec.2", 1, hidden);
+  return weights;
+}
+
+TEST_P(LayersTest, EgnnModelNeedsLayersOfOneWidth) {
+  EXPECT_TRUE(EgnnModel::Load(PropertyWeights(&rng_, 5, 8, 8)).ok());
+  for (const int64_t outputs : {4, 200}) {
+    EXPECT_EQ(moesaic::Message(EgnnModel::Load(PropertyWeights(&rng_, 5, 8, outputs)).status()),
+              fmt::format("tensor \"gcl_0.node_mlp.2.weight\" must have the shape [8, -1], but has [{}, 8]",
+                          outputs));
+  }
+}
+
 // Runs a layer on a copy of x and returns its update.
 template <typename Run>
 std::vector<float> UpdateOf(const std::vector<float>& x, const Run& run) {

@@ -33,7 +33,12 @@ struct MpnnInput {
 /// jump is taken as adjacent.
 inline constexpr int kMaxFilledGap = 512;
 
-/// Converts a structure. `chains` names those to design; empty: all. Fails for a chain that does not exist.
+/// Largest number of positions. The search for neighbours is quadratic in it, and with 128 channels and 48
+/// neighbours the edges take 3.2 GB.
+inline constexpr int64_t kMaxMpnnPositions = 1 << 17;
+
+/// Converts a structure. `chains` names those to design; empty: all. Fails for a chain that does not exist,
+/// and from kMaxMpnnPositions positions on.
 StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<std::string>& chains = {});
 
 /// Result of the encoder.

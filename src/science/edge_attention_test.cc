@@ -152,5 +152,72 @@ TEST_P(EdgeAttentionTest, LargeScoresDoNotOverflow) {
   EXPECT_EQ(log_sum[1], -std::numeric_limits<float>::infinity());
 }
 
+// Node 0 has its first and last edges masked, node 1 all of them, node 2 none; more edges than the kernels
+// keep scores of at once.
+TEST_P(EdgeAttentionTest, MaskedEdgesHaveNoWeight) {
+  constexpr float kMasked = -std::numeric_limits<float>::infinity();
+  const Context ctx = workspace_->context();
+  constexpr int kEdges = 400, kHeads = 2, kDim = 3;
+  std::vector<int32_t> src, dst;
+  for (int e = 0; e < 3 * kEdges; ++e) {
+    src.push_back(e % 7);
+    dst.push_back(e / kEdges);
+  }
+  const Graph graph =
+      *Graph::FromCoo(Indices::Of(src.data(), 3 * kEdges), Indices::Of(dst.data(), 3 * kEdges), 7, 3);
+  for (const tensor::DType dtype : {tensor::DType::kF32, tensor::DType::kBF16, tensor::DType::kF16}) {
+    auto random = [&](int64_t rows, int64_t cols) { return TestFeatures::Random(&rng_, dtype, rows, cols); };
+    const TestFeatures q = random(3, kHeads * kDim), k = random(7, kHeads * kDim),
+                       v = random(7, kHeads * kDim), grad = random(3, kHeads * kDim);
+    TestFeatures bias = random(3 * kEdges, kHeads), out(dtype, 3, kHeads * kDim);
+    for (int e = 0; e < 2 * kEdges; ++e) {
+      const bool masked = e >= kEdges || e < 300 || e > 350;
+      for (int h = 0; h < kHeads && masked; ++h) bias.Set(e, h, kMasked);
+    }
+    AttentionInputs in{.edges = {.num_src = 7, .num_dst = 3, .src = src, .dst = dst},
+                       .heads = kHeads,
+                       .dim = kDim,
+                       .v_dim = kDim,
+                       .q = Flat(q),
+                       .k = Flat(k),
+                       .v = Flat(v),
+                       .bias = Flat(bias)};
+    std::vector<float> log_sum(3 * kHeads);
+    const EdgeAttentionParams params = {.heads = kHeads,
+                                        .q = q.view(),
+                                        .k = k.view(),
+                                        .v = v.view(),
+                                        .bias = bias.view(),
+                                        .scale = 0.5F,
+                                        .out = out.out(),
+                                        .log_sum = log_sum};
+    ASSERT_TRUE(EdgeAttention(ctx, graph, params).ok());
+    const std::vector<double> want = Attend(in, 0.5), got = Flat(out);
+    // A weighted mean of values of at most 2, rounded once.
+    for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-5 + 2 * Unit(dtype)) << i;
+    for (int h = 0; h < kHeads; ++h) {
+      EXPECT_EQ(log_sum[kHeads + h], kMasked);
+      EXPECT_TRUE(std::isfinite(log_sum[h]));
+    }
+    TestFeatures q_grad(dtype, 3, kHeads * kDim), bias_grad(dtype, 3 * kEdges, kHeads);
+    ASSERT_TRUE(EdgeAttentionBackward(ctx, graph, params,
+                                      {.out_grad = grad.view(),
+                                       .q_grad = q_grad.out(),
+                                       .k_grad = {},
+                                       .v_grad = {},
+                                       .bias_grad = bias_grad.out()})
+                    .ok());
+    for (int c = 0; c < kHeads * kDim; ++c) {
+      EXPECT_EQ(q_grad.at(1, c), 0);
+      EXPECT_NE(q_grad.at(0, c), 0);
+    }
+    for (int e = 0; e < 2 * kEdges; ++e) {
+      if (std::isinf(bias.at(e, 0))) {
+        ASSERT_EQ(bias_grad.at(e, 0), 0) << e;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic::graph

@@ -70,7 +70,8 @@ struct EdgeMapTask {
 };
 using EdgeMapFn = void (*)(const EdgeMapTask& task);
 
-/// Softmax of every column over the rows of a segment, or its gradient.
+/// Softmax of every column over the rows of a segment, or its gradient. The softmax of elements that are all
+/// -inf (masked) is 0.
 struct SoftmaxTask {
   const int32_t* ptr = nullptr;
   int32_t first = 0, last = 0;
@@ -90,7 +91,7 @@ constexpr int64_t kMaxHeadDim = 1024;
 
 /// Attention of destination nodes over their incoming edges, one pass with a running maximum:
 /// out[d, h] = sum_p softmax_p(scale * q[d, h] . k[k_rows[p], h] + bias[e_rows[p], h]) v[v_rows[p], h].
-/// A node without edges gets zeros.
+/// A node without edges, or whose scores are all -inf (masked), gets zeros.
 struct EdgeAttentionTask {
   const int32_t* ptr = nullptr;
   int32_t first = 0, last = 0;
@@ -108,7 +109,7 @@ struct EdgeAttentionTask {
   void* out = nullptr;  // [nodes, heads * v_dim]
   int64_t out_stride = 0;
   float* log_sum =
-      nullptr;  // [nodes, heads] or null: the logarithm of the sum of exponentials; -inf without edges
+      nullptr;  // [nodes, heads] or null: the logarithm of the sum of exponentials; -inf where that is 0
 };
 using EdgeAttentionFn = void (*)(const EdgeAttentionTask& task);
 

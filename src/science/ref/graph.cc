@@ -125,8 +125,9 @@ void Softmax(const SoftmaxTask& t) {
         for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) store(p, x(p) * (grad(p) - dot));
         continue;
       }
+      if (max == -kInfinity) max = 0;  // masked: weights are exp(-inf) = 0
       for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) sum += std::exp(x(p) - max);
-      for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) store(p, std::exp(x(p) - max) / sum);
+      for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) store(p, sum == 0 ? 0 : std::exp(x(p) - max) / sum);
     }
   }
 }
@@ -149,6 +150,7 @@ void EdgeAttention(const EdgeAttentionTask& t) {
         scores.push_back(score);
         max = std::max(max, score);
       }
+      if (max == -kInfinity) max = 0;  // masked: weights are exp(-inf) = 0
       for (float& score : scores) sum += score = std::exp(score - max);
       for (int d = 0; d < t.v_dim; ++d) {
         float value = 0;
@@ -157,10 +159,10 @@ void EdgeAttention(const EdgeAttentionTask& t) {
           value += scores[i] * LoadElement(t.v, t.dtype, row * t.v_stride + int64_t{head} * t.v_dim + d);
         }
         StoreElement(t.out, t.dtype, node * t.out_stride + int64_t{head} * t.v_dim + d,
-                     scores.empty() ? 0.0F : value / sum);
+                     sum == 0 ? 0.0F : value / sum);
       }
       if (t.log_sum != nullptr) {
-        t.log_sum[int64_t{node} * t.heads + head] = scores.empty() ? -kInfinity : max + std::log(sum);
+        t.log_sum[int64_t{node} * t.heads + head] = sum == 0 ? -kInfinity : max + std::log(sum);
       }
     }
   }

@@ -28,8 +28,8 @@ Process& TheProcess() {
   return *process;
 }
 
-// fork() waits for the operator of another thread: a child would inherit its locks, which nobody releases
-// there.
+// fork() waits for the operator of another thread: a child would inherit its locks, and no thread of the
+// child releases them.
 void PrepareFork() { TheProcess().mutex.lock(); }
 void FinishFork() { TheProcess().mutex.unlock(); }
 

@@ -52,6 +52,25 @@ TEST_P(ProteinMpnnTest, MatchesPyTorch) {
   ExpectClose(got, want, 1e-5F, "log-probabilities");
 }
 
+TEST_P(ProteinMpnnTest, DoesNotDependOnThreads) {
+  MpnnEncoding first;
+  std::vector<float> first_logs;
+  for (const int threads : {1, 2, 3}) {
+    const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+    const MpnnEncoding encoding = *model_.Encode(workspace->context(), input_);
+    const std::vector<float> logs = *model_.LogProbabilities(workspace->context(), input_, encoding,
+                                                             input_.sequence, goldens_.Ints("order"));
+    if (threads == 1) {
+      first = encoding;
+      first_logs = logs;
+    }
+    EXPECT_EQ(encoding.neighbor, first.neighbor);
+    EXPECT_EQ(encoding.nodes, first.nodes);
+    EXPECT_EQ(encoding.edges, first.edges);
+    EXPECT_EQ(logs, first_logs);
+  }
+}
+
 TEST_P(ProteinMpnnTest, SamplesAgreeWithTheirLogProbabilities) {
   const graph::Context ctx = workspace_->context();
   const MpnnEncoding encoding = *model_.Encode(ctx, input_);

@@ -57,7 +57,7 @@ struct EdgeMapTask {
   const void* lhs = nullptr;  // [.., lhs_stride]
   const void* rhs = nullptr;  // unused by kCopyU, which copies lhs
   int64_t lhs_stride = 0, rhs_stride = 0;
-  tensor::DType dtype = tensor::DType::kF32;  // of lhs, rhs and out
+  tensor::DType dtype = tensor::DType::kF32;  // of lhs, rhs and, without out_f32, out
   int64_t cols = 0;                           // of lhs
   int64_t rhs_group = 0;                      // consecutive columns that share an element of rhs
   int64_t sum_group = 0;                      // 0: no sums
@@ -67,6 +67,7 @@ struct EdgeMapTask {
       nullptr;          // [lhs rows, cols] or null: columns count only where it is equal to out_rows[p]
   void* out = nullptr;  // [.., out_stride]
   int64_t out_stride = 0;
+  bool out_f32 = false;  // out is f32 for any dtype
 };
 using EdgeMapFn = void (*)(const EdgeMapTask& task);
 

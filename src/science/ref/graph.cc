@@ -85,6 +85,7 @@ void Reduce(const ReduceTask& t) {
 }
 
 void EdgeMap(const EdgeMapTask& t) {
+  const tensor::DType out_type = t.out_f32 ? tensor::DType::kF32 : t.dtype;
   for (int32_t p = t.first; p < t.last; ++p) {
     const int64_t lhs = RowOf(t.lhs_rows, p), rhs = RowOf(t.rhs_rows, p), out = RowOf(t.out_rows, p);
     auto value = [&](int64_t col) {
@@ -95,13 +96,13 @@ void EdgeMap(const EdgeMapTask& t) {
     };
     if (t.sum_group == 0) {
       for (int64_t col = 0; col < t.cols; ++col)
-        StoreElement(t.out, t.dtype, out * t.out_stride + col, t.alpha * value(col));
+        StoreElement(t.out, out_type, out * t.out_stride + col, t.alpha * value(col));
       continue;
     }
     for (int64_t j = 0; j * t.sum_group < t.cols; ++j) {
       float sum = 0;
       for (int64_t col = j * t.sum_group; col < (j + 1) * t.sum_group; ++col) sum += value(col);
-      StoreElement(t.out, t.dtype, out * t.out_stride + j, t.alpha * sum);
+      StoreElement(t.out, out_type, out * t.out_stride + j, t.alpha * sum);
     }
   }
 }

@@ -80,6 +80,22 @@ float* Shaped(const Array& array, const char* name, const std::vector<int64_t>& 
 float* MaybeFloats(const MaybeArray& array, const char* name, int64_t size) {
   return array.has_value() ? Floats(*array, name, size) : nullptr;
 }
+float* MaybeShaped(const MaybeArray& array, const char* name, const std::vector<int64_t>& shape) {
+  return array.has_value() ? Shaped(*array, name, shape) : nullptr;
+}
+// Positions [n, 3] of any number of points.
+std::span<const float> Points(const Array& xyz) {
+  const int64_t n = xyz.ndim() == 0 ? 0 : static_cast<int64_t>(xyz.shape(0));
+  return {Shaped(xyz, "xyz", {n, 3}), static_cast<size_t>(3 * n)};
+}
+// A contiguous int32 vector.
+std::span<int32_t> IntVector(const Array& array, const char* name) {
+  if (array.ndim() != 1) {
+    throw nb::value_error(
+        fmt::format("{} must be a vector, but has {} dimensions", name, array.ndim()).c_str());
+  }
+  return ToInts(array, name);
+}
 
 // Gradients of parameters: arrays to which backward passes add.
 science::GradientMap ToGradients(const Weights& arrays) {
@@ -97,7 +113,7 @@ IntArray ToNumpy(std::vector<int32_t> values) {
 }
 
 std::span<const int32_t> MaybeSets(const MaybeArray& array) {
-  return array.has_value() ? std::span<const int32_t>(ToInts(*array, "sets")) : std::span<const int32_t>{};
+  return array.has_value() ? std::span<const int32_t>(IntVector(*array, "sets")) : std::span<const int32_t>{};
 }
 
 void BindNeighbors(nb::module_& m) {
@@ -106,7 +122,7 @@ void BindNeighbors(nb::module_& m) {
       [](const Array& xyz, int k, int window, bool self, const MaybeArray& sets) {
         const Session session;
         graph::EdgeList edges = ValueOrThrow(graph::NearestGraph(
-            session.context(), ToFloats(xyz, "xyz"),
+            session.context(), Points(xyz),
             {.k = k, .window = window, .self = self, .sequence = {}, .sets = MaybeSets(sets)}));
         return nb::make_tuple(ToNumpy(std::move(edges.src)), ToNumpy(std::move(edges.dst)));
       },
@@ -116,7 +132,7 @@ void BindNeighbors(nb::module_& m) {
       [](const Array& xyz, float radius, int max_neighbors, bool self, const MaybeArray& sets) {
         const Session session;
         graph::EdgeList edges = ValueOrThrow(graph::RadiusGraph(
-            session.context(), ToFloats(xyz, "xyz"),
+            session.context(), Points(xyz),
             {.radius = radius, .max_neighbors = max_neighbors, .self = self, .sets = MaybeSets(sets)}));
         return nb::make_tuple(ToNumpy(std::move(edges.src)), ToNumpy(std::move(edges.dst)));
       },
@@ -148,9 +164,9 @@ science::EdgeMlpInputs ToEdgeInputs(const science::EdgeMlp& mlp, const Graph& g,
   const int edge_inputs = mlp.first_edge.empty() ? 0 : mlp.first_edge.k();
   return {Shaped(dst, "dst", {g.num_dst(), mlp.first_dst.k()}),
           Shaped(src, "src", {g.num_src(), mlp.first_src.k()}),
-          MaybeFloats(edge, "edge", int64_t{g.num_edges()} * edge_inputs),
-          MaybeFloats(dst_xyz, "dst_xyz", 3 * int64_t{g.num_dst()}),
-          MaybeFloats(src_xyz, "src_xyz", 3 * int64_t{g.num_src()})};
+          MaybeShaped(edge, "edge", {g.num_edges(), edge_inputs}),
+          MaybeShaped(dst_xyz, "dst_xyz", {g.num_dst(), 3}),
+          MaybeShaped(src_xyz, "src_xyz", {g.num_src(), 3})};
 }
 
 void BindEdgeMlp(nb::module_& m) {
@@ -225,10 +241,12 @@ void BindEgnn(nb::module_& m) {
              const MaybeArray& edge, const Array& h_out, const Array& x_out) {
             const Session session;
             const int64_t n = g.num_dst();
-            ThrowIfError(
-                layer.Run(session.context(), g, Floats(h, "h", n * layer.inputs()), Floats(x, "x", 3 * n),
-                          MaybeFloats(edge, "edge", int64_t{g.num_edges()} * layer.edge_inputs()),
-                          Floats(h_out, "h_out", n * layer.outputs()), Floats(x_out, "x_out", 3 * n)));
+            const float *rows = Shaped(h, "h", {n, layer.inputs()}),
+                        *points = Shaped(x, "x", {n, 3});  // before results, whose shapes follow
+            ThrowIfError(layer.Run(session.context(), g, rows, points,
+                                   MaybeShaped(edge, "edge", {g.num_edges(), layer.edge_inputs()}),
+                                   Floats(h_out, "h_out", n * layer.outputs()),
+                                   Floats(x_out, "x_out", 3 * n)));
           },
           nb::arg("graph"), nb::arg("h"), nb::arg("x"), nb::arg("edge").none(), nb::arg("h_out"),
           nb::arg("x_out"), nb::call_guard<nb::gil_scoped_release>())
@@ -240,9 +258,9 @@ void BindEgnn(nb::module_& m) {
             const Session session;
             const int64_t n = g.num_dst(), edge_size = int64_t{g.num_edges()} * layer.edge_inputs();
             ThrowIfError(layer.Backward(
-                session.context(), g, Floats(h, "h", n * layer.inputs()), Floats(x, "x", 3 * n),
-                MaybeFloats(edge, "edge", edge_size), Floats(h_grad, "h_grad", n * layer.outputs()),
-                Floats(x_grad, "x_grad", 3 * n),
+                session.context(), g, Shaped(h, "h", {n, layer.inputs()}), Shaped(x, "x", {n, 3}),
+                MaybeShaped(edge, "edge", {g.num_edges(), layer.edge_inputs()}),
+                Floats(h_grad, "h_grad", n * layer.outputs()), Floats(x_grad, "x_grad", 3 * n),
                 {MaybeFloats(h_in_grad, "h_in_grad", n * layer.inputs()),
                  MaybeFloats(x_in_grad, "x_in_grad", 3 * n), MaybeFloats(edge_grad, "edge_grad", edge_size)},
                 ToGradients(parameters)));
@@ -264,8 +282,8 @@ void BindAlignment(nb::module_& m) {
           [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeArray& mask,
              const MaybeArray& z, const Array& m_rows) {
             const Session session;
-            ThrowIfError(layer.Run(session.context(), s, n, MaybeFloats(mask, "mask", s * n),
-                                   MaybeFloats(z, "z", n * n * layer.c_z()),
+            ThrowIfError(layer.Run(session.context(), s, n, MaybeShaped(mask, "mask", {s, n}),
+                                   MaybeShaped(z, "z", {n, n, layer.c_z()}),
                                    Shaped(m_rows, "m", {s, n, layer.c_m()})));
           },
           nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("z").none(), nb::arg("m"),
@@ -278,8 +296,8 @@ void BindAlignment(nb::module_& m) {
             const Session session;
             const std::vector<int64_t> shape = {s, n, layer.c_m()};
             ThrowIfError(layer.Backward(
-                session.context(), s, n, MaybeFloats(mask, "mask", s * n),
-                MaybeFloats(z, "z", n * n * layer.c_z()), Shaped(m_rows, "m", shape),
+                session.context(), s, n, MaybeShaped(mask, "mask", {s, n}),
+                MaybeShaped(z, "z", {n, n, layer.c_z()}), Shaped(m_rows, "m", shape),
                 Shaped(out_grad, "out_grad", shape), MaybeFloats(z_grad, "z_grad", n * n * layer.c_z()),
                 MaybeFloats(m_grad, "m_grad", s * n * layer.c_m()), ToGradients(parameters)));
           },
@@ -296,7 +314,7 @@ void BindAlignment(nb::module_& m) {
           [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeArray& mask,
              const Array& m_rows, const Array& z) {
             const Session session;
-            ThrowIfError(layer.Run(session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+            ThrowIfError(layer.Run(session.context(), s, n, MaybeShaped(mask, "mask", {s, n}),
                                    Shaped(m_rows, "m", {s, n, layer.c_m()}),
                                    Shaped(z, "z", {n, n, layer.c_z()})));
           },
@@ -309,7 +327,7 @@ void BindAlignment(nb::module_& m) {
              const Weights& parameters) {
             const Session session;
             ThrowIfError(layer.Backward(
-                session.context(), s, n, MaybeFloats(mask, "mask", s * n),
+                session.context(), s, n, MaybeShaped(mask, "mask", {s, n}),
                 Shaped(m_rows, "m", {s, n, layer.c_m()}), Shaped(out_grad, "out_grad", {n, n, layer.c_z()}),
                 MaybeFloats(m_grad, "m_grad", s * n * layer.c_m()), ToGradients(parameters)));
           },
@@ -325,7 +343,7 @@ void BindPairLayer(nb::class_<Layer>& bound) {
           "run",
           [](const Layer& layer, int64_t n, const MaybeArray& mask, const Array& z) {
             const Session session;
-            ThrowIfError(layer.Run(session.context(), n, MaybeFloats(mask, "mask", n * n),
+            ThrowIfError(layer.Run(session.context(), n, MaybeShaped(mask, "mask", {n, n}),
                                    Shaped(z, "z", {n, n, layer.c()})));
           },
           nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
@@ -335,7 +353,7 @@ void BindPairLayer(nb::class_<Layer>& bound) {
              const MaybeArray& z_grad, const Weights& parameters) {
             const Session session;
             const std::vector<int64_t> shape = {n, n, layer.c()};
-            ThrowIfError(layer.Backward(session.context(), n, MaybeFloats(mask, "mask", n * n),
+            ThrowIfError(layer.Backward(session.context(), n, MaybeShaped(mask, "mask", {n, n}),
                                         Shaped(z, "z", shape), Shaped(out_grad, "out_grad", shape),
                                         MaybeFloats(z_grad, "z_grad", n * n * layer.c()),
                                         ToGradients(parameters)));
@@ -367,8 +385,8 @@ void BindEvoformer(nb::module_& m) {
           [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeArray& msa_mask,
              const MaybeArray& pair_mask, const Array& m_rows, const Array& z) {
             const Session session;
-            ThrowIfError(block.Run(session.context(), s, n, MaybeFloats(msa_mask, "msa_mask", s * n),
-                                   MaybeFloats(pair_mask, "pair_mask", n * n),
+            ThrowIfError(block.Run(session.context(), s, n, MaybeShaped(msa_mask, "msa_mask", {s, n}),
+                                   MaybeShaped(pair_mask, "pair_mask", {n, n}),
                                    Shaped(m_rows, "m", {s, n, block.c_m()}),
                                    Shaped(z, "z", {n, n, block.c_z()})));
           },
@@ -382,8 +400,8 @@ void BindEvoformer(nb::module_& m) {
              const Weights& parameters) {
             const Session session;
             const std::vector<int64_t> m_shape = {s, n, block.c_m()}, z_shape = {n, n, block.c_z()};
-            ThrowIfError(block.Backward(session.context(), s, n, MaybeFloats(msa_mask, "msa_mask", s * n),
-                                        MaybeFloats(pair_mask, "pair_mask", n * n),
+            ThrowIfError(block.Backward(session.context(), s, n, MaybeShaped(msa_mask, "msa_mask", {s, n}),
+                                        MaybeShaped(pair_mask, "pair_mask", {n, n}),
                                         Shaped(m_rows, "m", m_shape), Shaped(z, "z", z_shape),
                                         {.m_out = Shaped(m_out_grad, "m_out_grad", m_shape),
                                          .z_out = Shaped(z_out_grad, "z_out_grad", z_shape),
@@ -408,10 +426,10 @@ void BindEvoformer(nb::module_& m) {
              const Array& rotation, const Array& translation, const MaybeArray& mask, const Array& out) {
             const Session session;
             const float* rows = Shaped(s, "s", {n, layer.c_s()});  // before out, which has its shape
-            ThrowIfError(
-                layer.Run(session.context(), n, rows, Shaped(z, "z", {n, n, layer.c_z()}),
-                          {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
-                          MaybeFloats(mask, "mask", n), Floats(out, "out", n * layer.c_s())));
+            ThrowIfError(layer.Run(
+                session.context(), n, rows, Shaped(z, "z", {n, n, layer.c_z()}),
+                {Shaped(rotation, "rotation", {n, 3, 3}), Shaped(translation, "translation", {n, 3})},
+                MaybeShaped(mask, "mask", {n}), Floats(out, "out", n * layer.c_s())));
           },
           nb::arg("n"), nb::arg("s"), nb::arg("z"), nb::arg("rotation"), nb::arg("translation"),
           nb::arg("mask").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
@@ -424,8 +442,8 @@ void BindEvoformer(nb::module_& m) {
             const Session session;
             ThrowIfError(layer.Backward(
                 session.context(), n, Shaped(s, "s", {n, layer.c_s()}), Shaped(z, "z", {n, n, layer.c_z()}),
-                {Floats(rotation, "rotation", 9 * n), Floats(translation, "translation", 3 * n)},
-                MaybeFloats(mask, "mask", n), Shaped(out_grad, "out_grad", {n, layer.c_s()}),
+                {Shaped(rotation, "rotation", {n, 3, 3}), Shaped(translation, "translation", {n, 3})},
+                MaybeShaped(mask, "mask", {n}), Shaped(out_grad, "out_grad", {n, layer.c_s()}),
                 {MaybeFloats(s_grad, "s_grad", n * layer.c_s()),
                  MaybeFloats(z_grad, "z_grad", n * n * layer.c_z()),
                  MaybeFloats(rotation_grad, "rotation_grad", 9 * n),
@@ -441,7 +459,7 @@ void BindEvoformer(nb::module_& m) {
 // Types [n] of residues, or null.
 const int32_t* MaybeTypes(const MaybeArray& types, int64_t n) {
   if (!types.has_value()) return nullptr;
-  const std::span<int32_t> ids = ToInts(*types, "types");
+  const std::span<int32_t> ids = IntVector(*types, "types");
   if (static_cast<int64_t>(ids.size()) != n)
     throw nb::value_error(fmt::format("types must have {} elements, but has {}", n, ids.size()).c_str());
   return ids.data();
@@ -471,7 +489,7 @@ void BindStructure(nb::module_& m) {
             ThrowIfError(module.Run(
                 session.context(), n, Shaped(single, "single", {n, module.c_s()}),
                 Shaped(pair, "pair", {n, n, module.c_z()}), MaybeTypes(types, n),
-                MaybeFloats(mask, "mask", n),
+                MaybeShaped(mask, "mask", {n}),
                 {Floats(frames, "frames", b * n * 7), Floats(angles, "angles", b * n * 14),
                  Floats(unnormalized, "unnormalized", b * n * 14), MaybeFloats(groups, "groups", b * n * 128),
                  MaybeFloats(positions, "positions", b * n * 42),
@@ -491,7 +509,7 @@ void BindStructure(nb::module_& m) {
             const int64_t b = module.blocks();
             ThrowIfError(module.Backward(session.context(), n, Shaped(single, "single", {n, module.c_s()}),
                                          Shaped(pair, "pair", {n, n, module.c_z()}), MaybeTypes(types, n),
-                                         MaybeFloats(mask, "mask", n), stop_rotations,
+                                         MaybeShaped(mask, "mask", {n}), stop_rotations,
                                          {.frames = Floats(frames, "frames", b * n * 7),
                                           .angles = Floats(angles, "angles", b * n * 14),
                                           .unnormalized = Floats(unnormalized, "unnormalized", b * n * 14),
@@ -509,9 +527,16 @@ void BindStructure(nb::module_& m) {
           nb::call_guard<nb::gil_scoped_release>());
 }
 
-science::FiberFeatures ToFiber(const std::map<int, Array>& arrays) {
+// Features [nodes, channels, 2 degree + 1] by degree; the layer checks the channels.
+science::FiberFeatures ToFiber(const std::map<int, Array>& arrays, int64_t nodes) {
   science::FiberFeatures features;
   for (const auto& [degree, array] : arrays) {
+    if (array.ndim() != 3 || static_cast<int64_t>(array.shape(0)) != nodes ||
+        static_cast<int64_t>(array.shape(2)) != 2 * int64_t{degree} + 1) {
+      throw nb::value_error(fmt::format("features of degree {} must have the shape [{}, channels, {}]",
+                                        degree, nodes, 2 * degree + 1)
+                                .c_str());
+    }
     const std::span<float> values = ToFloats(array, "features");
     features[degree].assign(values.begin(), values.end());
   }
@@ -521,8 +546,7 @@ science::FiberFeatures ToFiber(const std::map<int, Array>& arrays) {
 void BindSe3(nb::module_& m) {
   nb::class_<science::Se3Graph>(m, "Se3Graph")
       .def_static("create", [](const Graph& g, const Array& xyz, int max_degree) {
-        return ValueOrThrow(
-            science::Se3Graph::Create(g, Floats(xyz, "xyz", 3 * int64_t{g.num_dst()}), max_degree));
+        return ValueOrThrow(science::Se3Graph::Create(g, Shaped(xyz, "xyz", {g.num_dst(), 3}), max_degree));
       });
   nb::class_<science::Se3AttentionBlock>(m, "Se3AttentionBlock")
       .def_static("load",
@@ -537,8 +561,8 @@ void BindSe3(nb::module_& m) {
              const std::map<int, Array>& nodes, const MaybeArray& edge, const std::map<int, Array>& out) {
             const Session session;
             const science::FiberFeatures result = ValueOrThrow(
-                block.Run(session.context(), g, ToFiber(nodes),
-                          MaybeFloats(edge, "edge", int64_t{g.graph().num_edges()} * block.edge_inputs())));
+                block.Run(session.context(), g, ToFiber(nodes, g.graph().num_dst()),
+                          MaybeShaped(edge, "edge", {g.graph().num_edges(), block.edge_inputs()})));
             for (const auto& [degree, values] : result)
               std::copy(values.begin(), values.end(),
                         Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
@@ -554,7 +578,8 @@ void BindSe3(nb::module_& m) {
             const Session session;
             const int64_t edge_size = int64_t{g.graph().num_edges()} * block.edge_inputs(),
                           rows = g.graph().num_dst();
-            const science::FiberFeatures features = ToFiber(nodes), grads = ToFiber(out_grad);
+            const science::FiberFeatures features = ToFiber(nodes, g.graph().num_dst()),
+                                         grads = ToFiber(out_grad, rows);
             for (const auto& [degree, channels] : block.out()) {
               Floats(out_grad.at(degree), "out_grad", rows * channels * (2 * degree + 1));
             }
@@ -563,8 +588,10 @@ void BindSe3(nb::module_& m) {
                                       .xyz = MaybeFloats(xyz_grad, "xyz_grad", 3 * rows)};
             for (const auto& [degree, grad] : node_grads)
               out.nodes[degree] = Floats(grad, "node_grad", static_cast<int64_t>(features.at(degree).size()));
-            ThrowIfError(block.Backward(session.context(), g, features, MaybeFloats(edge, "edge", edge_size),
-                                        grads, out, ToGradients(parameters)));
+            ThrowIfError(
+                block.Backward(session.context(), g, features,
+                               MaybeShaped(edge, "edge", {g.graph().num_edges(), block.edge_inputs()}), grads,
+                               out, ToGradients(parameters)));
           },
           nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out_grad"),
           nb::arg("node_grads"), nb::arg("edge_grad").none(), nb::arg("xyz_grad").none(),
@@ -577,8 +604,8 @@ science::MpnnLayerInputs ToLayerInputs(const science::MpnnLayer& layer, const Gr
   return {.nodes = Shaped(nodes, "nodes", {g.num_dst(), layer.hidden()}),
           .src = src.has_value() ? Shaped(*src, "src", {g.num_src(), layer.source_inputs()}) : nullptr,
           .edge = Shaped(edge, "edge", {g.num_edges(), layer.hidden()}),
-          .node_mask = MaybeFloats(node_mask, "node_mask", g.num_dst()),
-          .edge_mask = MaybeFloats(edge_mask, "edge_mask", g.num_edges())};
+          .node_mask = MaybeShaped(node_mask, "node_mask", {g.num_dst()}),
+          .edge_mask = MaybeShaped(edge_mask, "edge_mask", {g.num_edges()})};
 }
 
 void BindMpnnLayer(nb::module_& m) {
@@ -629,13 +656,13 @@ void BindMpnnLayer(nb::module_& m) {
 science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,
                                const Array& sequence) {
   auto ints = [](const Array& array, const char* name) {
-    const std::span<int32_t> values = ToInts(array, name);
+    const std::span<int32_t> values = IntVector(array, name);
     return std::vector<int32_t>(values.begin(), values.end());
   };
   science::MpnnInput input;
-  const std::span<float> atoms = ToFloats(xyz, "xyz");
-  input.xyz.assign(atoms.begin(), atoms.end());
   for (const int32_t k : ints(known, "known")) input.known.push_back(k != 0 ? 1 : 0);
+  const float* atoms = Shaped(xyz, "xyz", {input.size(), science::kBackboneAtoms, 3});
+  input.xyz.assign(atoms, atoms + 3 * science::kBackboneAtoms * input.size());
   input.index = ints(index, "index");
   input.chain = ints(chain, "chain");
   input.sequence = ints(sequence, "sequence");
@@ -657,7 +684,7 @@ void BindProteinMpnn(nb::module_& m) {
             const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
             const science::MpnnEncoding encoding = ValueOrThrow(model.Encode(session.context(), input));
             const std::vector<float> logs = ValueOrThrow(model.LogProbabilities(
-                session.context(), input, encoding, input.sequence, ToInts(order, "order")));
+                session.context(), input, encoding, input.sequence, IntVector(order, "order")));
             std::copy(logs.begin(), logs.end(), Floats(out, "out", static_cast<int64_t>(logs.size())));
           },
           nb::arg("xyz"), nb::arg("known"), nb::arg("index"), nb::arg("chain"), nb::arg("sequence"),
@@ -669,7 +696,7 @@ void BindProteinMpnn(nb::module_& m) {
              const MaybeArray& xyz_grad, const Weights& parameters) {
             const Session session;
             const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
-            ThrowIfError(model.Backward(session.context(), input, input.sequence, ToInts(order, "order"),
+            ThrowIfError(model.Backward(session.context(), input, input.sequence, IntVector(order, "order"),
                                         Floats(out_grad, "out_grad", input.size() * science::kMpnnLetters),
                                         MaybeFloats(xyz_grad, "xyz_grad", 12 * input.size()),
                                         ToGradients(parameters)));

@@ -1,8 +1,10 @@
 // moesaic._core: operators on matrices. The Python modules of the package add shapes and gradients.
 #include <nanobind/stl/string.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +27,11 @@ Process& TheProcess() {
   static auto* process = new Process;  // never destroyed: threads may outlive the interpreter's modules
   return *process;
 }
+
+// fork() waits for the operator of another thread: a child would inherit its locks, and no thread of the
+// child releases them.
+void PrepareFork() { TheProcess().mutex.lock(); }
+void FinishFork() { TheProcess().mutex.unlock(); }
 
 tensor::DType TypeOf(const nb::dlpack::dtype& type, const char* name) {
   if (type == nb::dtype<float>()) return tensor::DType::kF32;
@@ -51,6 +58,7 @@ void CheckMatrix(const AnyArray& array, const char* name) {
 template <typename AnyArray>
 int64_t CheckContiguous(const AnyArray& array, const char* name) {
   int64_t size = 1;
+  if (array.size() == 0) return 0;  // of any strides
   for (size_t i = array.ndim(); i-- > 0;) {
     if (array.shape(i) > 1 && array.stride(i) != size) {
       throw nb::value_error(fmt::format("{} must be contiguous", name).c_str());
@@ -138,6 +146,10 @@ void SetThreads(int threads) {
 }  // namespace moesaic::python
 
 NB_MODULE(_core, module) {
+  if (pthread_atfork(moesaic::python::PrepareFork, moesaic::python::FinishFork,
+                     moesaic::python::FinishFork) != 0) {
+    throw std::bad_alloc();
+  }
   module.doc() = "C++ operators of moesaic.graph. Use the functions of moesaic.graph instead.";
   module.def(
       "set_num_threads",

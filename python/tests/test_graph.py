@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -186,6 +189,8 @@ def test_arrays_without_contiguous_rows_are_copied(rng):
         (lambda: graph.Graph([0, 9], [0, 1], 3, 3), ValueError, r"src\[1\] must be in \[0, 3\), but is 9"),
         (lambda: graph.Graph([0, 1], [0]), ValueError, "one element per edge"),
         (lambda: graph.Graph(np.zeros(3), np.zeros(3)), TypeError, "int32 or int64"),
+        (lambda: graph.Graph([0.0, 1.9], [0, 1]), TypeError, "src must have elements of int32 or int64, not float64"),
+        (lambda: graph.Graph([True, False], [0, 1]), TypeError, "int32 or int64, not bool"),
         (lambda: graph.Graph(np.zeros((2, 2), np.int64), [0]), ValueError, "must be a vector"),
         (lambda: graph.copy_u(graph.Graph([0], [0]), np.zeros((1, 2))), TypeError, "float32, bfloat16 or float16"),
         (lambda: graph.copy_u(graph.Graph([0], [0]), np.zeros((2, 2), np.float32)), ValueError, "must have 1 rows"),
@@ -202,6 +207,59 @@ def test_arrays_without_contiguous_rows_are_copied(rng):
 def test_wrong_input_is_named(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_masked_nodes_and_segments_are_zero(rng):
+    src, dst = np.arange(300) % 3, np.arange(300) // 100
+    g = graph.Graph(src, dst, 3, 3)
+    q, k, v = (rng.normal(size=(3, 2, d)).astype(np.float32) for d in (4, 4, 5))
+    bias = np.zeros((300, 2), np.float32)
+    bias[:100] = -np.inf
+    bias[100:199] = -np.inf
+    out = graph.edge_attention(g, q, k, v, bias)
+    assert (out[0] == 0).all()
+    np.testing.assert_allclose(out[1], v[src[199]], rtol=1e-5)  # one edge is left
+    weights = graph.edge_softmax(g, bias)
+    assert (weights[:199] == 0).all() and (weights[199] == 1).all()
+    np.testing.assert_allclose(weights[200:].sum(0), 1, rtol=1e-5)
+
+
+CHILDREN = """
+import os, signal, threading
+import numpy as np
+from moesaic import graph
+
+segments = graph.Segments(np.arange(200000) % 7, 7)
+rows = np.ones((200000, 16), np.float32)
+running, stop = threading.Event(), threading.Event()
+
+def work():
+    while not stop.is_set():
+        graph.segment_reduce(segments, rows, "max")
+        running.set()
+
+thread = threading.Thread(target=work)
+thread.start()
+running.wait()
+failed = children = 0
+while not failed and children < 20:
+    children += 1
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends a child that waits for a lock of its parent
+        os._exit(0 if graph.segment_reduce(segments, rows)[0, 0] > 0 else 1)
+    failed += os.waitpid(child, 0)[1] != 0
+stop.set()
+thread.join()
+print(failed, "children failed")
+"""
+
+
+def test_children_run_operators_while_a_thread_of_their_parent_does():
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILDREN], capture_output=True, text=True, check=True, timeout=1800
+    )
+    assert result.stdout == "0 children failed\n"
 
 
 def test_empty_graphs_give_zeros():

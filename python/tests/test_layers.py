@@ -34,7 +34,7 @@ def test_egnn():
     h, x = layer(g, a["plain.h"], a["plain.x"], a["plain.edge"])
     close(h, a["plain.h_out"])
     close(x, a["plain.x_out"])
-    with pytest.raises(ValueError, match="edge must have 270 elements, but has 267"):
+    with pytest.raises(ValueError, match=r"edge must have the shape \[90, 3\], but has \[89, 3\]"):
         layer(g, a["plain.h"], a["plain.x"], a["plain.edge"][1:])
     with pytest.raises(ValueError, match="no tensor"):
         layers.EgnnLayer({}, 10, 3)
@@ -125,6 +125,69 @@ def test_graphs_from_coordinates(rng):
     assert len(src) == (distance <= 1).sum()
     with pytest.raises(ValueError, match="must be finite"):
         layers.knn_graph(np.full((2, 3), np.nan), 1)
+
+
+def test_shapes_of_arguments_are_checked(rng):
+    wrong = rng.normal(size=(30, 2)), rng.normal(size=(3, 30)), rng.normal(size=30)
+    for xyz in wrong:
+        for build in (lambda x: layers.knn_graph(x, 4), lambda x: layers.radius_graph(x, 1.0)):
+            with pytest.raises(ValueError, match=rf"xyz must have the shape \[{len(xyz)}, 3\], but has"):
+                build(xyz)
+    a = load("egnn")
+    layer = layers.EgnnLayer(under(a, "plain.weights."), 10, 3)
+    g = graph.Graph(a["plain.src"], a["plain.dst"], 20, 20)
+    for name, inputs in (
+        ("h", (a["plain.h"].T, a["plain.x"], a["plain.edge"])),
+        ("x", (a["plain.h"], a["plain.x"].T, a["plain.edge"])),
+        ("edge", (a["plain.h"], a["plain.x"], a["plain.edge"].T)),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must have the shape"):
+            layer(g, *inputs)
+    a = load("evoformer")
+    ipa = layers.InvariantPointAttention(under(a, "ipa.weights."), 3, 5, 4, 6)
+    s, z, rotation, translation, mask = a["ipa.s"], a["z"], a["ipa.rotation"], a["ipa.translation"], a["ipa.mask"]
+    n = len(s)
+    for name, inputs in (
+        ("rotation", (s, z, rotation.reshape(3, 3, n), translation, mask)),
+        ("translation", (s, z, rotation, translation.T, mask)),
+        ("mask", (s, z, rotation, translation, mask[:, None])),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must have the shape"):
+            ipa(*inputs)
+    with pytest.raises(ValueError, match="pair_mask must have the shape"):
+        layers.EvoformerBlock(under(a, "weights."), 2, 2)(a["m"], a["z"], a["msa_mask"], a["pair_mask"].reshape(-1))
+    a = load("se3")
+    block = layers.Se3AttentionBlock(under(a, "attention.weights."), {0: 5, 1: 3}, {0: 8, 1: 8, 2: 4}, 3, 2, 2)
+    g = graph.Graph(a["src"], a["dst"], 12, 12)
+    with pytest.raises(ValueError, match=r"features of degree 1 must have the shape \[12, channels, 3\]"):
+        block(g, a["xyz"], {0: a["x0"], 1: a["x1"].transpose(0, 2, 1)[:, :, :2]}, a["edge"])
+    with pytest.raises(ValueError, match="xyz must have the shape"):
+        block(g, a["xyz"].T, {0: a["x0"], 1: a["x1"]}, a["edge"])
+
+
+def test_integers_are_not_rounded_or_wrapped():
+    a = load("protein_mpnn")
+    model = layers.ProteinMpnn(under(a, "weights."), 12)
+    arguments = {key: a[key] for key in ("xyz", "known", "index", "chain", "sequence", "order")}
+    for key in ("index", "chain", "sequence", "order"):
+        wide = arguments[key].astype(np.int64)
+        wide[0] += 2**32
+        with pytest.raises(ValueError, match=f"{key} must fit int32, but has {wide[0]}"):
+            model.log_probabilities(**{**arguments, key: wide})
+        with pytest.raises(TypeError, match=f"{key} must have integers, not float32"):
+            model.log_probabilities(**{**arguments, key: arguments[key].astype(np.float32)})
+    with pytest.raises(ValueError, match=r"known must be 0 or 1, but has 0\.5"):
+        model.log_probabilities(**{**arguments, "known": arguments["known"] * 0.5})
+    got = [model.log_probabilities(**{**arguments, "known": arguments["known"].astype(t)}) for t in (bool, np.float32)]
+    np.testing.assert_array_equal(*got)
+    with pytest.raises(ValueError, match=r"xyz must have the shape \[44, 4, 3\], but has \[44, 12\]"):
+        model.log_probabilities(**{**arguments, "xyz": arguments["xyz"].reshape(44, 12)})
+    with pytest.raises(ValueError, match="chain must be a vector"):
+        model.sample(a["xyz"], a["known"], a["index"], a["chain"][:, None], a["sequence"])
+    with pytest.raises(ValueError, match="sets must fit int32"):
+        layers.knn_graph(np.zeros((3, 3)), 1, sets=np.array([0, 2**32 + 3]))
+    with pytest.raises(TypeError, match="sets must have integers"):
+        layers.knn_graph(np.zeros((3, 3)), 1, sets=[0.0, 3.0])
 
 
 def test_memory_does_not_grow_with_the_number_of_lengths():

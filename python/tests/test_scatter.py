@@ -124,3 +124,74 @@ def test_segment_and_gather(rng):
 def test_index_beyond_dim_size_is_named():
     with pytest.raises(ValueError, match=r"index\[1\] must be in \[0, 2\), but is 5"):
         ts.scatter_sum(np.zeros((2, 1), np.float32), np.array([0, 5]), 0, dim_size=2)
+
+
+def test_pointers_are_checked():
+    src = np.arange(8, dtype=np.float32).reshape(4, 2)
+    with pytest.raises(ValueError, match=r"indptr\[0\] must be 0 or more, but is -3"):
+        ts.segment_csr(src, np.array([-3, -1]))
+    with pytest.raises(ValueError, match="must have 5 rows"):
+        ts.segment_csr(src, np.array([0, 5]))
+    for kind in ("sum", "mean", "max", "min"):
+        assert ts.segment_csr(src, np.zeros(0, np.int64), reduce=kind).shape == (0, 2)
+    assert ts.segment_max_csr(src, np.zeros(0, np.int64))[1].shape == (0, 2)
+    assert ts.gather_csr(src[:0], np.zeros(0, np.int64)).shape == (0, 2)
+
+
+def test_pointers_and_indices_of_one_batch_fit_all(rng):
+    src = rng.normal(size=(3, 5, 2)).astype(np.float32)
+    ptr = np.array([[0, 2, 5]])
+    want = np.stack([np.add.reduceat(x, ptr[0, :-1], 0) for x in src])
+    np.testing.assert_allclose(ts.segment_csr(src, ptr), want, rtol=1e-6)
+    value, arg = ts.segment_max_csr(src, ptr)
+    np.testing.assert_array_equal(value, np.stack([np.maximum.reduceat(x, ptr[0, :-1], 0) for x in src]))
+    assert arg.shape == value.shape
+    index = np.array([[0, 0, 1, 1, 1]])
+    np.testing.assert_array_equal(ts.gather_csr(src[:, :2], ptr), src[:, index[0]])
+    np.testing.assert_array_equal(ts.gather_coo(src[:, :2], index), src[:, index[0]])
+    for function in (ts.segment_csr, ts.gather_csr, ts.gather_coo):
+        with pytest.raises(ValueError, match=r"\(2, 3\) does not fit the batches of src \(3, 5, 2\)"):
+            function(src, np.concatenate([ptr, ptr]))
+    assert ts.segment_csr(src[:0], ptr).shape == (0, 2, 2)
+    assert ts.segment_max_csr(src[:0], ptr)[1].shape == (0, 2, 2)
+
+
+def test_negative_indices_do_not_wrap():
+    src = np.ones((2, 3), np.float32)
+    for index in (np.array([0, -1, 1]), np.array([0, 3, 1])):
+        with pytest.raises(ValueError, match=r"index must be in \[0, 3\), but has"):
+            ts.scatter_mul(src, index, dim_size=3)
+        with pytest.raises(ValueError, match=r"index must be in \[0, 3\), but has"):
+            ts.gather_coo(src, np.stack([index, index]))
+
+
+def test_mean_counts_by_the_index_alone():
+    src = np.array([[np.nan, 2.0, 6.0], [1.0, np.inf, 4.0]], np.float32).T
+    out = np.zeros((2, 2), np.float32)
+    got = ts.scatter_mean(src, np.array([0, 0, 1]), 0, out=out)
+    np.testing.assert_array_equal(got, [[np.nan, np.inf], [6, 4]])
+    assert got is out
+    empty = np.zeros((2, 0), np.float32)
+    assert ts.scatter_mean(src[:, :0], np.array([0, 0, 1]), 0, out=empty) is empty
+
+
+def test_out_is_written():
+    src, index = np.array([2.0, np.nan, 6.0, 1.0], np.float32), np.array([0, 1, 2, 2])
+    for function, want in (
+        (ts.scatter_max, [3, np.nan, 6, 3]),
+        (ts.scatter_min, [2, np.nan, 1, 3]),
+        (ts.scatter_mul, [6, np.nan, 18, 3]),
+        (ts.scatter_sum, [5, np.nan, 10, 3]),
+    ):
+        out = np.full(4, 3, np.float32)
+        got = function(src, index, out=out)
+        np.testing.assert_array_equal(out, want)
+        assert (got[0] if isinstance(got, tuple) else got) is out
+
+
+def test_groups_that_are_masked():
+    low = -np.inf
+    src, index = np.array([low, low, 1.0, low], np.float32), np.array([0, 0, 1, 1])
+    np.testing.assert_array_equal(ts.scatter_softmax(src, index), [0, 0, 1, 0])
+    np.testing.assert_array_equal(ts.scatter_log_softmax(src, index), [low, low, 0, low])
+    np.testing.assert_array_equal(ts.scatter_logsumexp(src, index, dim_size=3), [0, 1, 0])  # as torch_scatter

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/round.h"
 #include "kernels/linear.h"
 
@@ -70,6 +71,7 @@ void TileDense::Run(const Dense& dense, const float* x, int64_t x_stride, int ro
   const auto& gemm = kernels_->gemm[static_cast<int>(matrix.layout.format)];
   const int k_padded = matrix.layout.k_padded;
   const int64_t stride = int64_t{k_padded / 64} * gemm.unit_bytes;
+  MOESAIC_CHECK_LE(rows * stride, static_cast<int64_t>(rows_.size()));
   for (int r = 0; r < rows; ++r)
     scales_[r] = gemm.prepare(x + r * x_stride, matrix.k(), k_padded, {}, rows_.data() + r * stride);
   gemm.Run({.a = rows_.data(),

@@ -83,81 +83,47 @@ Status EdgeAttentionBackward(const Context& ctx, const Graph& graph, const EdgeA
                              const EdgeAttentionGradients& g) {
   RETURN_IF_ERROR(CheckAttention(graph, p));
   RETURN_IF_ERROR(CheckFeatures(g.out_grad, "out_grad", graph.num_dst(), p.v.cols));
+  if (!g.bias_grad.empty()) {
+    RETURN_IF_ERROR(CheckFeatures(g.bias_grad, "bias_grad", graph.num_edges(), p.heads));
+    RETURN_IF_ERROR(CheckSameType(g.bias_grad, "bias_grad", p.q, "q"));
+  }
   ScratchScope scope(ctx);
-  const tensor::DType dtype = p.q.dtype;
+  // Weights softmax(scale q k + bias) and their gradients are f32. They are rounded to the type of the inputs
+  // only as factors of the sums over edges.
   const int64_t edges = graph.num_edges();
-  // Weights: softmax(scale q k + bias). The scale is applied to a copy of q, so that scores are rounded once.
-  const Output q = scope.Matrix(dtype, p.q.rows, p.q.cols);
-  auto scaled = [&](const Features& from, const Output& to) {
-    RunEdgeMap(ctx, static_cast<int32_t>(from.rows),
-               {.lhs_rows = nullptr,
-                .rhs_rows = nullptr,
-                .out_rows = nullptr,
-                .lhs = from.data,
-                .rhs = from.data,
-                .lhs_stride = from.stride,
-                .rhs_stride = from.stride,
-                .dtype = dtype,
-                .cols = from.cols,
-                .rhs_group = 1,
-                .sum_group = 0,
-                .op = Op::kCopyU,
-                .alpha = p.scale,
-                .mask = nullptr,
-                .out = to.data,
-                .out_stride = to.stride});
+  const Output weights = scope.Matrix(tensor::DType::kF32, edges, p.heads),
+               weight_grad = scope.Matrix(tensor::DType::kF32, edges, p.heads);
+  auto factor = [&](const Output& x, float alpha) {
+    const Output rounded = scope.Matrix(p.q.dtype, edges, p.heads);
+    RoundInto(ctx, x, alpha, 0, rounded);
+    return rounded;
   };
-  scaled(p.q, q);
-  const Output weights = scope.Matrix(dtype, edges, p.heads);
   const GsddmmParams scores = {.op = EdgeOp::kDot,
-                               .lhs = q,
+                               .lhs = p.q,
                                .rhs = p.k,
                                .lhs_target = Target::kDestination,
                                .rhs_target = p.k_target,
                                .out = weights};
   RETURN_IF_ERROR(Gsddmm(ctx, graph, scores));
-  if (!p.bias.empty()) {
-    RETURN_IF_ERROR(Gsddmm(ctx, graph,
-                           {.op = EdgeOp::kAdd,
-                            .lhs = weights,
-                            .rhs = p.bias,
-                            .lhs_target = Target::kEdge,
-                            .rhs_target = Target::kEdge,
-                            .out = weights}));
-  }
+  RoundInto(ctx, weights, p.scale, 0, weights);
+  if (!p.bias.empty()) RoundInto(ctx, p.bias, 1, 1, weights);
   RETURN_IF_ERROR(SegmentSoftmax(ctx, graph.by_destination(), weights, weights));
+  const GsddmmParams dot = {.op = EdgeOp::kDot,
+                            .lhs = g.out_grad,
+                            .rhs = p.v,
+                            .lhs_target = Target::kDestination,
+                            .rhs_target = p.v_target,
+                            .out = weight_grad};
+  RETURN_IF_ERROR(Gsddmm(ctx, graph, dot));
   // The gradient of v is that of the weighted sum: per edge or per source.
-  const Output weight_grad = scope.Matrix(dtype, edges, p.heads);
-  RETURN_IF_ERROR(Gsddmm(ctx, graph,
-                         {.op = EdgeOp::kDot,
-                          .lhs = g.out_grad,
-                          .rhs = p.v,
-                          .lhs_target = Target::kDestination,
-                          .rhs_target = p.v_target,
-                          .out = weight_grad}));
   if (!g.v_grad.empty()) {
-    const GsddmmParams dot = {.op = EdgeOp::kDot,
-                              .lhs = g.out_grad,
-                              .rhs = p.v,
-                              .lhs_target = Target::kDestination,
-                              .rhs_target = p.v_target,
-                              .out = {}};
-    RETURN_IF_ERROR(GsddmmBackward(ctx, graph, dot, {.out_grad = weights, .rhs_grad = g.v_grad}));
+    RETURN_IF_ERROR(GsddmmBackward(ctx, graph, dot, {.out_grad = factor(weights, 1), .rhs_grad = g.v_grad}));
   }
   RETURN_IF_ERROR(SegmentSoftmaxBackward(ctx, graph.by_destination(), weights, weight_grad, weight_grad));
-  if (!g.bias_grad.empty()) {
-    RETURN_IF_ERROR(Gsddmm(ctx, graph,
-                           {.op = EdgeOp::kCopy,
-                            .lhs = weight_grad,
-                            .rhs = {},
-                            .lhs_target = Target::kEdge,
-                            .rhs_target = Target::kEdge,
-                            .out = g.bias_grad}));
-  }
-  RETURN_IF_ERROR(GsddmmBackward(ctx, graph, scores,
-                                 {.out_grad = weight_grad, .lhs_grad = g.q_grad, .rhs_grad = g.k_grad}));
-  if (!g.q_grad.empty()) scaled(g.q_grad, g.q_grad);
-  return OkStatus();
+  if (!g.bias_grad.empty()) RoundInto(ctx, weight_grad, 1, 0, g.bias_grad);
+  return GsddmmBackward(
+      ctx, graph, scores,
+      {.out_grad = factor(weight_grad, p.scale), .lhs_grad = g.q_grad, .rhs_grad = g.k_grad});
 }
 
 }  // namespace moesaic::graph

@@ -6,7 +6,8 @@
 namespace moesaic::graph {
 
 /// out[d, h] = sum over incoming edges e of softmax_e(scale * q[d, h] . k[.., h] + bias[e, h]) * v[.., h].
-/// Nodes without edges get zeros. Keys and values belong to sources or edges.
+/// Nodes without edges, and nodes whose scores are all -inf (masked by the bias), get zeros; so do gradients
+/// of masked edges. Keys and values belong to sources or edges.
 struct EdgeAttentionParams {
   int heads = 1;
   Features q;     ///< [num_dst, heads * dim]

@@ -129,6 +129,8 @@ StatusOr<EgnnModel> EgnnModel::Load(const WeightMap& weights) {
   const int hidden = model.embedding_.n();
   for (int i = 0; scope.Has(fmt::format("gcl_{}.edge_mlp.0.weight", i)); ++i) {
     ASSIGN_OR_RETURN(EgnnLayer layer, EgnnLayer::Load(scope.Under(fmt::format("gcl_{}", i)), hidden, 0));
+    // Layers replace their input, and each reads the result of the one before.
+    RETURN_IF_ERROR(scope.Get(fmt::format("gcl_{}.node_mlp.2.weight", i), {hidden, -1}).status());
     model.layers_.push_back(std::move(layer));
   }
   if (model.layers_.empty()) return NotFound("the weights have no layer \"gcl_0\"");

@@ -105,6 +105,145 @@ TEST_P(LayersTest, EgnnIsEquivariantAndIndependentOfThreads) {
   }
 }
 
+// Weights of an EgnnModel with `inputs` inputs and layers of `outputs` outputs.
+WeightMap PropertyWeights(std::mt19937* rng, int64_t inputs, int64_t hidden, int64_t outputs) {
+  WeightMap weights;
+  std::uniform_real_distribution<float> uniform(-0.5F, 0.5F);
+  auto linear = [&](const std::string& name, int64_t n, int64_t k) {
+    for (const auto& [suffix, shape] :
+         {std::pair{".weight", std::vector<int64_t>{n, k}}, {".bias", std::vector<int64_t>{n}}}) {
+      WeightTensor& tensor = weights[name + suffix];
+      tensor.shape = shape;
+      for (int64_t i = 0; i < n * (shape.size() == 2 ? k : 1); ++i) tensor.values.push_back(uniform(*rng));
+    }
+  };
+  linear("embedding", hidden, inputs);
+  for (const std::string layer : {"gcl_0.", "gcl_1."}) {
+    linear(layer + "edge_mlp.0", hidden, 2 * hidden + 1);
+    linear(layer + "edge_mlp.2", hidden, hidden);
+    linear(layer + "node_mlp.0", hidden, 2 * hidden);
+    linear(layer + "node_mlp.2", outputs, hidden);
+    linear(layer + "coord_mlp.0", hidden, hidden);
+    linear(layer + "coord_mlp.2", 1, hidden);
+  }
+  linear("node_dec.0", hidden, hidden);
+  linear("node_dec.2", hidden, hidden);
+  linear("graph_dec.0", hidden, hidden);
+  linear("graph_dec.2", 1, hidden);
+  return weights;
+}
+
+TEST_P(LayersTest, EgnnModelNeedsLayersOfOneWidth) {
+  EXPECT_TRUE(EgnnModel::Load(PropertyWeights(&rng_, 5, 8, 8)).ok());
+  for (const int64_t outputs : {4, 200}) {
+    EXPECT_EQ(moesaic::Message(EgnnModel::Load(PropertyWeights(&rng_, 5, 8, outputs)).status()),
+              fmt::format("tensor \"gcl_0.node_mlp.2.weight\" must have the shape [8, -1], but has [{}, 8]",
+                          outputs));
+  }
+}
+
+// A model of two layers, transcribed from the layer that EgnnMatchesPyTorch covers, in double.
+struct PlainEgnnModel {
+  const WeightMap& weights;
+
+  std::vector<double> Linear(const std::string& name, const std::vector<double>& x) const {
+    const WeightTensor &w = weights.at(name + ".weight"), &b = weights.at(name + ".bias");
+    const size_t n = w.shape[0], k = w.shape[1];
+    EXPECT_EQ(x.size(), k);
+    std::vector<double> y(n);
+    for (size_t i = 0; i < n; ++i) {
+      y[i] = b.values[i];
+      for (size_t j = 0; j < k; ++j) y[i] += double{w.values[i * k + j]} * x[j];
+    }
+    return y;
+  }
+  static std::vector<double> Silu(std::vector<double> x) {
+    for (double& value : x) value /= 1 + std::exp(-value);
+    return x;
+  }
+  static std::vector<double> Joined(std::vector<double> a, const std::vector<double>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  }
+  std::vector<double> Perceptron(const std::string& name, const std::vector<double>& x) const {
+    return Linear(name + ".2", Silu(Linear(name + ".0", x)));
+  }
+
+  double Predict(const graph::TestEdges& edges, const std::vector<float>& features,
+                 std::vector<double> x) const {
+    const size_t nodes = edges.num_dst, inputs = features.size() / nodes;
+    std::vector<std::vector<double>> h;
+    for (size_t i = 0; i < nodes; ++i)
+      h.push_back(Linear("embedding", {features.begin() + i * inputs, features.begin() + (i + 1) * inputs}));
+    for (const std::string layer : {"gcl_0.", "gcl_1."}) {
+      std::vector<std::vector<double>> sums(nodes, std::vector<double>(h[0].size()));
+      std::vector<double> shifts(x.size()), count(nodes);
+      for (int64_t e = 0; e < edges.size(); ++e) {
+        const int32_t s = edges.src[e], d = edges.dst[e];
+        double squared = 0;
+        for (int axis = 0; axis < 3; ++axis) squared += std::pow(x[3 * d + axis] - x[3 * s + axis], 2);
+        const std::vector<double> m =
+            Silu(Perceptron(layer + "edge_mlp", Joined(Joined(h[d], h[s]), {squared})));
+        const double weight = Perceptron(layer + "coord_mlp", m)[0];
+        for (size_t c = 0; c < m.size(); ++c) sums[d][c] += m[c];
+        for (int axis = 0; axis < 3; ++axis)
+          shifts[3 * d + axis] += weight * (x[3 * d + axis] - x[3 * s + axis]);
+        ++count[d];
+      }
+      for (size_t i = 0; i < nodes; ++i) {
+        const std::vector<double> update = Perceptron(layer + "node_mlp", Joined(h[i], sums[i]));
+        for (size_t c = 0; c < update.size(); ++c) h[i][c] += update[c];
+        for (int axis = 0; axis < 3; ++axis)
+          x[3 * i + axis] += shifts[3 * i + axis] / std::max(1.0, count[i]);
+      }
+    }
+    std::vector<double> total(h[0].size());
+    for (const std::vector<double>& row : h) {
+      const std::vector<double> decoded = Perceptron("node_dec", row);
+      for (size_t c = 0; c < decoded.size(); ++c) total[c] += decoded[c];
+    }
+    return Perceptron("graph_dec", total)[0];
+  }
+};
+
+TEST_P(LayersTest, EgnnModelMatchesDouble) {
+  const WeightMap weights = PropertyWeights(&rng_, 5, 8, 8);
+  const EgnnModel model = *EgnnModel::Load(weights);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> features, xyz, expected;
+  graph::TestEdges both{.num_src = 19, .num_dst = 19, .src = {}, .dst = {}};
+  for (const auto& [first, nodes] : {std::pair{0, 8}, {8, 11}}) {  // two molecules
+    const graph::TestEdges edges = graph::RandomEdges(&rng_, nodes, nodes, 40, false, false);
+    std::vector<float> own_features, own_xyz;
+    for (int i = 0; i < 5 * nodes; ++i) own_features.push_back(uniform(rng_));
+    for (int i = 0; i < 3 * nodes; ++i) own_xyz.push_back(uniform(rng_));
+    expected.push_back(static_cast<float>(
+        PlainEgnnModel{weights}.Predict(edges, own_features, {own_xyz.begin(), own_xyz.end()})));
+    features.insert(features.end(), own_features.begin(), own_features.end());
+    xyz.insert(xyz.end(), own_xyz.begin(), own_xyz.end());
+    for (int64_t e = 0; e < edges.size(); ++e) {
+      both.src.push_back(first + edges.src[e]);
+      both.dst.push_back(first + edges.dst[e]);
+    }
+  }
+  const int64_t bounds[] = {0, 8, 19};
+  const graph::Segments molecules = *graph::SegmentsFromPtr(graph::Indices::Of(bounds, 3), 19);
+  const graph::Graph graph = both.Build();
+  const std::vector<float> got = *model.Predict(ctx_, graph, features.data(), xyz.data(), molecules);
+  ExpectClose(got, expected, kTolerance, "property");
+  const std::vector<float> moved = Moved(xyz, RandomRotation(&rng_), {3, -1, 2});
+  ExpectClose(*model.Predict(ctx_, graph, features.data(), moved.data(), molecules), got, kEquivariance,
+              "moved");
+  const auto other = graph::MakeWorkspace(GetParam(), 3);
+  EXPECT_EQ(*model.Predict(other->context(), graph, features.data(), xyz.data(), molecules), got);
+  const int64_t short_bounds[] = {0, 8};
+  EXPECT_EQ(moesaic::Message(model
+                                 .Predict(ctx_, graph, features.data(), xyz.data(),
+                                          *graph::SegmentsFromPtr(graph::Indices::Of(short_bounds, 2), 8))
+                                 .status()),
+            "molecules have 8 nodes, but the graph has 19");
+}
+
 // Runs a layer on a copy of x and returns its update.
 template <typename Run>
 std::vector<float> UpdateOf(const std::vector<float>& x, const Run& run) {
@@ -157,6 +296,33 @@ TEST_P(LayersTest, EvoformerLayersMatchPyTorch) {
   ExpectClose(z_out, goldens.Floats("z_out"), 9 * kTolerance, "z");
 }
 
+TEST_P(LayersTest, EvoformerBlockDoesNotDependOnThreads) {
+  const Goldens goldens("evoformer");
+  const WeightMap weights = goldens.Weights("weights.");
+  const auto block = *EvoformerBlock::Load(WeightScope(weights), 2, 2);
+  // More residues and sequences than the goldens have, so that every layer divides its work.
+  constexpr int64_t kSequences = 19, kResidues = 70;
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> m(kSequences * kResidues * goldens.Shape("m")[2]),
+      z(kResidues * kResidues * goldens.Shape("z")[2]);
+  for (float& x : m) x = uniform(rng_);
+  for (float& x : z) x = uniform(rng_);
+  std::vector<float> first_m, first_z;
+  for (const int threads : {1, 3}) {
+    const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+    std::vector<float> m_out = m, z_out = z;
+    ASSERT_TRUE(
+        block.Run(workspace->context(), kSequences, kResidues, nullptr, nullptr, m_out.data(), z_out.data())
+            .ok());
+    if (threads == 1) {
+      first_m = m_out;
+      first_z = z_out;
+    }
+    EXPECT_EQ(m_out, first_m);
+    EXPECT_EQ(z_out, first_z);
+  }
+}
+
 TEST_P(LayersTest, EvoformerLayersMustAgreeOnChannels) {
   const WeightMap weights = Goldens("evoformer").Weights("weights.");
   const int64_t c_m = Goldens("evoformer").Shape("m")[2], c_z = Goldens("evoformer").Shape("z")[2];
@@ -206,6 +372,17 @@ TEST_P(IpaTest, MatchesPyTorch) {
   const std::vector<float> out = Run(goldens_.Floats("ipa.rotation"), goldens_.Floats("ipa.translation"));
   // Positions of some 100 angstroms are rounded to 2^-18 of an angstrom before any arithmetic.
   ExpectClose(Kept(out), Kept(goldens_.Floats("ipa.out")), 2 * kTolerance, "ipa");
+}
+
+TEST_P(IpaTest, DoesNotDependOnThreads) {
+  const std::vector<float> rotation = goldens_.Floats("ipa.rotation"),
+                           translation = goldens_.Floats("ipa.translation");
+  const std::vector<float> out = Run(rotation, translation);
+  for (const int threads : {1, 3}) {
+    workspace_ = graph::MakeWorkspace(GetParam(), threads);
+    ctx_ = workspace_->context();
+    EXPECT_EQ(Run(rotation, translation), out) << threads;
+  }
 }
 
 TEST_P(IpaTest, IsInvariantUnderMotions) {

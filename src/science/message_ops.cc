@@ -1,7 +1,21 @@
 #include "science/message_ops.h"
 
+#include <algorithm>
+
+#include "base/round.h"
+#include "science/elements.h"
+
 namespace moesaic::graph {
 namespace {
+
+// Calls body(i) for i in [0, count) on the pool.
+template <typename Body>
+void ForTasks(const Context& ctx, int64_t count, const Body& body) {
+  constexpr int64_t kPerTask = 1024;
+  ctx.exec.pool->Run(base::CeilDiv(count, kPerTask), [&](int64_t task, int) {
+    for (int64_t i = task * kPerTask; i < std::min(count, (task + 1) * kPerTask); ++i) body(i);
+  });
+}
 
 // Features with the row that each position of an adjacency reads.
 struct Operand {
@@ -72,7 +86,7 @@ void MapInto(const Context& ctx, const Graph& graph, const MapSpec& spec, const 
               .rhs = spec.rhs.x.data,
               .lhs_stride = spec.lhs.x.stride,
               .rhs_stride = spec.rhs.x.stride,
-              .dtype = out.dtype,
+              .dtype = spec.lhs.x.dtype,
               .cols = spec.lhs.x.cols,
               .rhs_group = spec.rhs_group,
               .sum_group = spec.sum_group,
@@ -80,7 +94,28 @@ void MapInto(const Context& ctx, const Graph& graph, const MapSpec& spec, const 
               .alpha = spec.alpha,
               .mask = spec.mask,
               .out = out.data,
-              .out_stride = out.stride});
+              .out_stride = out.stride,
+              .out_f32 = out.dtype == tensor::DType::kF32});
+}
+
+// Divides f32 x, whose rows are edges, twice by the divisor: -u / e^2 of a quotient's gradient is rounded
+// once. out may be x.
+void DivideTwice(const Context& ctx, const Graph& graph, const Features& x, const Operand& divisor,
+                 const Output& out) {
+  if (divisor.x.dtype == tensor::DType::kF32) {
+    const int32_t* edges = graph.by_destination().edge_rows();
+    MapInto(ctx, graph, {.op = Op::kDiv, .lhs = {x, edges}, .rhs = divisor}, out);
+    return MapInto(ctx, graph, {.op = Op::kDiv, .lhs = {out, edges}, .rhs = divisor}, out);
+  }
+  const Adjacency& csc = graph.by_destination();
+  ForTasks(ctx, graph.num_edges(), [&](int64_t p) {
+    const int64_t edge = csc.EdgeAt(p), row = divisor.rows != nullptr ? divisor.rows[p] : p;
+    for (int64_t c = 0; c < out.cols; ++c) {
+      const float by = LoadElement(divisor.x.data, divisor.x.dtype, row * divisor.x.stride + c);
+      const float value = LoadElement(x.data, x.dtype, edge * x.stride + c);
+      StoreElement(out.data, out.dtype, edge * out.stride + c, value / by / by);
+    }
+  });
 }
 
 Op ElementOp(Message message) {
@@ -124,17 +159,35 @@ StatusOr<int64_t> HeadWidth(int64_t cols, int64_t heads) {
 Status GspmmDot(const Context& ctx, const Graph& graph, const GspmmParams& p) {
   ASSIGN_OR_RETURN(const int64_t width, HeadWidth(p.u.cols, p.out.cols));
   ScratchScope scope(ctx);
-  const Output dots = scope.Matrix(p.out.dtype, graph.num_edges(), p.out.cols);
+  const Output dots = scope.Matrix(tensor::DType::kF32, graph.num_edges(), p.out.cols);
   MapInto(ctx, graph,
           {.op = Op::kMul,
            .lhs = {p.u, RowsByDestination(graph, Target::kSource)},
            .rhs = {p.e, RowsByDestination(graph, Target::kEdge)},
            .sum_group = width},
           dots);
-  return Segment(ctx, p.reduce, graph.by_destination(), dots, p.out, p.options);
+  if (p.out.dtype == tensor::DType::kF32)
+    return Segment(ctx, p.reduce, graph.by_destination(), dots, p.out, p.options);
+  const Output sums = scope.Matrix(tensor::DType::kF32, p.out.rows, p.out.cols);
+  ReduceOptions options = p.options;
+  options.beta = 0;
+  RETURN_IF_ERROR(Segment(ctx, p.reduce, graph.by_destination(), dots, sums, options));
+  RoundInto(ctx, sums, 1, p.options.beta, p.out);
+  return OkStatus();
 }
 
 }  // namespace
+
+void RoundInto(const Context& ctx, const Features& x, float alpha, float beta, const Output& out) {
+  ForTasks(ctx, x.rows, [&](int64_t r) {
+    for (int64_t c = 0; c < x.cols; ++c) {
+      const int64_t at = r * out.stride + c;
+      float value = alpha * LoadElement(x.data, x.dtype, r * x.stride + c);
+      if (beta != 0) value += beta * LoadElement(out.data, out.dtype, at);
+      StoreElement(out.data, out.dtype, at, value);
+    }
+  });
+}
 
 Status Gspmm(const Context& ctx, const Graph& graph, const GspmmParams& p) {
   ASSIGN_OR_RETURN(const int64_t group, CheckMessage(graph, p));
@@ -170,7 +223,6 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
   if (dot) {
     ASSIGN_OR_RETURN(width, HeadWidth(p.u.cols, g.out_grad.cols));
   }
-  if (masked && dot) return Unimplemented("the gradient of u_dot_e needs sum or mean");
   if (masked) RETURN_IF_ERROR(CheckArg(g.arg, g.out_grad.rows, g.out_grad.cols));
   ScratchScope scope(ctx);
   Features grad = g.out_grad;
@@ -180,6 +232,14 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
     grad = divided;
   }
   const int32_t* mask = masked ? g.arg.data() : nullptr;
+  Operand dot_grad_by_source = {grad, RowsBySource(graph, Target::kDestination)},
+          dot_grad = {grad, RowsByDestination(graph, Target::kDestination)};
+  if (dot && masked) {  // only the chosen edges' dot products pass a gradient on
+    const Output chosen = scope.Matrix(grad.dtype, graph.num_edges(), grad.cols);
+    MapInto(ctx, graph, {.op = Op::kCopyU, .lhs = dot_grad, .rhs = dot_grad, .mask = mask}, chosen);
+    dot_grad_by_source = {chosen, RowsBySource(graph, Target::kEdge)};
+    dot_grad = {chosen, RowsByDestination(graph, Target::kEdge)};
+  }
   if (!g.u_grad.empty() && p.message == Message::kCopyE) FillZeros(g.u_grad);
   if (!g.e_grad.empty() && p.message == Message::kCopyU) FillZeros(g.e_grad);
   if (!g.u_grad.empty() && p.message != Message::kCopyE) {
@@ -187,7 +247,8 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
     const Operand at_edge = {p.e, RowsBySource(graph, Target::kEdge)};
     const bool scaled = p.message == Message::kUMulE || p.message == Message::kUDivE;
     if (dot) {
-      ReduceInto(ctx, graph.by_source(), Op::kMul, Reduce::kSum, at_edge, at_dst, width, g.u_grad, {});
+      ReduceInto(ctx, graph.by_source(), Op::kMul, Reduce::kSum, at_edge, dot_grad_by_source, width, g.u_grad,
+                 {});
     } else {
       ReduceInto(ctx, graph.by_source(), scaled ? ElementOp(p.message) : Op::kCopyU, Reduce::kSum, at_dst,
                  at_edge, scaled ? group : 1, g.u_grad, {}, mask);
@@ -197,10 +258,14 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
   const Operand at_dst = {grad, RowsByDestination(graph, Target::kDestination)};
   const Operand at_src = {p.u, RowsByDestination(graph, Target::kSource)};
   if (dot) {
-    MapInto(ctx, graph, {.op = Op::kMul, .lhs = at_src, .rhs = at_dst, .rhs_group = width}, g.e_grad);
+    MapInto(ctx, graph, {.op = Op::kMul, .lhs = at_src, .rhs = dot_grad, .rhs_group = width}, g.e_grad);
     return OkStatus();
   }
   const bool product = p.message == Message::kUMulE || p.message == Message::kUDivE;
+  const bool quotient = p.message == Message::kUDivE;
+  const Output e_grad = quotient && g.e_grad.dtype != tensor::DType::kF32
+                            ? scope.Matrix(tensor::DType::kF32, g.e_grad.rows, g.e_grad.cols)
+                            : g.e_grad;
   MapInto(ctx, graph,
           {.op = product ? Op::kMul : Op::kCopyU,
            .lhs = at_dst,
@@ -208,12 +273,8 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
            .sum_group = group == 1 ? 0 : group,
            .alpha = p.message == Message::kUSubE || p.message == Message::kUDivE ? -1.0F : 1.0F,
            .mask = mask},
-          g.e_grad);
-  if (p.message == Message::kUDivE) {  // -u / e^2: divide twice
-    const int32_t* edges = RowsByDestination(graph, Target::kEdge);
-    for (int i = 0; i < 2; ++i)
-      MapInto(ctx, graph, {.op = Op::kDiv, .lhs = {g.e_grad, edges}, .rhs = {p.e, edges}}, g.e_grad);
-  }
+          e_grad);
+  if (quotient) DivideTwice(ctx, graph, e_grad, {p.e, RowsByDestination(graph, Target::kEdge)}, g.e_grad);
   return OkStatus();
 }
 
@@ -278,7 +339,10 @@ void ComputeRhs(const Context& ctx, const Graph& graph, const GsddmmParams& p, c
                 int64_t group, const Output& out) {
   ScratchScope scope(ctx);
   const bool per_edge = p.rhs_target == Target::kEdge;
-  const Output edges = per_edge ? out : scope.Matrix(out.dtype, graph.num_edges(), p.rhs.cols);
+  const bool divided = p.op == EdgeOp::kDiv, f32 = out.dtype == tensor::DType::kF32;
+  // Gradients of edges are rounded to the type after their sum.
+  const Output edges =
+      per_edge && (f32 || !divided) ? out : scope.Matrix(tensor::DType::kF32, graph.num_edges(), p.rhs.cols);
   const int32_t* order = RowsByDestination(graph, Target::kEdge);
   const bool product = p.op == EdgeOp::kMul || p.op == EdgeOp::kDiv;
   MapInto(ctx, graph,
@@ -288,15 +352,12 @@ void ComputeRhs(const Context& ctx, const Graph& graph, const GsddmmParams& p, c
            .sum_group = group == 1 ? 0 : group,
            .alpha = p.op == EdgeOp::kSub || p.op == EdgeOp::kDiv ? -1.0F : 1.0F},
           edges);
-  if (p.op == EdgeOp::kDiv) {
-    for (int i = 0; i < 2; ++i) {
-      MapInto(ctx, graph,
-              {.op = Op::kDiv, .lhs = {edges, order}, .rhs = {p.rhs, RowsByDestination(graph, p.rhs_target)}},
-              edges);
-    }
-  }
+  if (divided)
+    DivideTwice(ctx, graph, edges, {p.rhs, RowsByDestination(graph, p.rhs_target)}, per_edge ? out : edges);
   if (per_edge) return;
-  ComputeSide(ctx, graph, {p.rhs_target, Op::kCopyU, edges, edges, Target::kEdge, Target::kEdge, 1}, out);
+  const Output sums = f32 ? out : scope.Matrix(tensor::DType::kF32, out.rows, out.cols);
+  ComputeSide(ctx, graph, {p.rhs_target, Op::kCopyU, edges, edges, Target::kEdge, Target::kEdge, 1}, sums);
+  if (!f32) RoundInto(ctx, sums, 1, 0, out);
 }
 
 }  // namespace
@@ -304,7 +365,7 @@ void ComputeRhs(const Context& ctx, const Graph& graph, const GsddmmParams& p, c
 Status Gsddmm(const Context& ctx, const Graph& graph, const GsddmmParams& p) {
   ASSIGN_OR_RETURN(const int64_t group, CheckOperands(graph, p));
   RETURN_IF_ERROR(CheckFeatures(p.out, "out", graph.num_edges(), p.op == EdgeOp::kDot ? -1 : p.lhs.cols));
-  RETURN_IF_ERROR(CheckSameType(p.lhs, "lhs", p.out, "out"));
+  if (p.out.dtype != tensor::DType::kF32) RETURN_IF_ERROR(CheckSameType(p.lhs, "lhs", p.out, "out"));
   MapSpec spec = {.op = ElementOp(p.op),
                   .lhs = {p.lhs, RowsByDestination(graph, p.lhs_target)},
                   .rhs = {p.rhs, RowsByDestination(graph, p.rhs_target)},

@@ -32,8 +32,7 @@ struct GspmmGradients {
   Output u_grad{};                 ///< [num_src, K]
   Output e_grad{};                 ///< Shape of e.
 };
-/// `forward` holds the forward pass's parameters; its out and options are not used. kUDotE supports sum and
-/// mean.
+/// `forward` holds the forward pass's parameters; its out and options are not used.
 Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& forward,
                      const GspmmGradients& gradients);
 
@@ -46,7 +45,7 @@ struct GsddmmParams {
   EdgeOp op = EdgeOp::kDot;
   Features lhs, rhs;  ///< [owners, K] and [owners, J], where J divides K; J = K for kDot. kCopy copies lhs.
   Target lhs_target = Target::kSource, rhs_target = Target::kDestination;
-  Output out;  ///< [num_edges, K]; [num_edges, heads] for kDot, where heads divides K.
+  Output out;  ///< [num_edges, K]; [num_edges, heads] for kDot, where heads divides K. Type of lhs, or f32.
 };
 Status Gsddmm(const Context& ctx, const Graph& graph, const GsddmmParams& params);
 
@@ -58,5 +57,8 @@ struct GsddmmGradients {
 };
 Status GsddmmBackward(const Context& ctx, const Graph& graph, const GsddmmParams& forward,
                       const GsddmmGradients& gradients);
+
+/// out = alpha * x + beta * out, rounded once to the type of out. x has the shape of out.
+void RoundInto(const Context& ctx, const Features& x, float alpha, float beta, const Output& out);
 
 }  // namespace moesaic::graph

@@ -2,9 +2,11 @@
 #include "science/message_ops.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <functional>
 
+#include "science/edge_attention.h"
 #include "science/test_graphs.h"
 
 namespace moesaic::graph {
@@ -42,8 +44,10 @@ double Combined(Message message, double u, double e) {
 }
 
 // gspmm in double. cols is the width of u (of e for kCopyE), e_cols that of e, out_cols that of the result.
+// With `chosen`, elements are the messages of these edges: 16-bit floats have equal maxima, of which a
+// derivative must not choose another.
 Matrix Expected(const TestEdges& graph, Message message, Reduce reduce, const Matrix& u, const Matrix& e,
-                int64_t cols, int64_t e_cols, int64_t out_cols) {
+                int64_t cols, int64_t e_cols, int64_t out_cols, const std::vector<int32_t>& chosen = {}) {
   Matrix out(graph.num_dst * out_cols, 0);
   std::vector<int> count(graph.num_dst, 0);
   for (int64_t i = 0; i < graph.size(); ++i) {
@@ -57,7 +61,9 @@ Matrix Expected(const TestEdges& graph, Message message, Reduce reduce, const Ma
         value += Combined(message, ue, ee);
       }
       double& at = out[d * out_cols + o];
-      if (reduce == Reduce::kSum || reduce == Reduce::kMean) {
+      if (!chosen.empty()) {
+        if (chosen[d * out_cols + o] == i) at = value;
+      } else if (reduce == Reduce::kSum || reduce == Reduce::kMean) {
         at += value;
       } else if (count[d] == 0 || (reduce == Reduce::kMax ? value > at : value < at)) {
         at = value;
@@ -107,7 +113,6 @@ TEST_P(MessageOpsTest, GspmmMatchesDouble) {
   const Graph graph = edges.Build();
   for (const tensor::DType dtype : {tensor::DType::kF32, tensor::DType::kBF16, tensor::DType::kF16}) {
     // Of some 13 messages of magnitude up to 8, each added with a relative error of 2^-24; then one rounding.
-    // The products of a dot are rounded to the type before they are added.
     const double bound = 4 * Unit(dtype) + 1e-5;
     for (const Message message : kMessages) {
       for (const Reduce reduce : kReduces) {
@@ -128,7 +133,8 @@ TEST_P(MessageOpsTest, GspmmMatchesDouble) {
           const Matrix want =
               Expected(edges, message, reduce, Values(u), Values(e), c.cols, c.e_cols, c.out_cols);
           // Errors of a sum grow with the magnitude of its terms, not with that of the sum.
-          ExpectNear(out, want, message == Message::kUDotE ? 40 * bound : 16 * bound);
+          // A dot product has up to 40 terms; it is added in f32 and rounded with the sum.
+          ExpectNear(out, want, message == Message::kUDotE ? Unit(dtype) + 40 * 4e-5 : 16 * bound);
         }
       }
     }
@@ -152,52 +158,131 @@ double Dot(const Matrix& a, const Matrix& b) {
   return sum;
 }
 
+constexpr tensor::DType kMessageTypes[] = {tensor::DType::kF32, tensor::DType::kBF16, tensor::DType::kF16};
+
+// Expects the derivative in a direction. Elements of the gradient are rounded to their type `roundings`
+// times.
+void ExpectDerivative(const TestFeatures& grad, const Matrix& direction, double want, int roundings = 1) {
+  double magnitude = 0;
+  const Matrix values = Values(grad);
+  for (size_t i = 0; i < values.size(); ++i) magnitude += std::abs(values[i] * direction[i]);
+  EXPECT_NEAR(Dot(values, direction), want,
+              2e-4 * std::max(10.0, std::abs(want)) + roundings * Unit(grad.dtype()) * magnitude);
+}
+
 TEST_P(MessageOpsTest, GspmmGradientsMatchDifferences) {
   const TestEdges edges = RandomEdges(&rng_, 13, 12, 90);
   const Graph graph = edges.Build();
   for (const Message message : kMessages) {
     for (const Reduce reduce : kReduces) {
       const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
-      if (extreme && message == Message::kUDotE) continue;
+      const int roundings = reduce == Reduce::kMean ? 2 : 1;  // of out_grad divided by the count
       for (const Case& c : Cases(message)) {
-        SCOPED_TRACE(testing::Message()
-                     << "message " << int(message) << " reduce " << int(reduce) << " columns " << c.cols);
-        const TestFeatures u = TestFeatures::Random(&rng_, tensor::DType::kF32, 13, c.cols);
-        const TestFeatures e = TestFeatures::Random(&rng_, tensor::DType::kF32, 90, c.e_cols);
-        const TestFeatures grad = TestFeatures::Random(&rng_, tensor::DType::kF32, 12, c.out_cols);
-        TestFeatures out(tensor::DType::kF32, 12, c.out_cols), u_grad(tensor::DType::kF32, 13, c.cols),
-            e_grad(tensor::DType::kF32, 90, c.e_cols);
-        u_grad.Fill(7);
-        e_grad.Fill(7);
-        std::vector<int32_t> arg(extreme ? 12 * c.out_cols : 0);
-        const GspmmParams forward = {.message = message,
-                                     .reduce = reduce,
-                                     .u = u.view(),
-                                     .e = e.view(),
-                                     .out = out.out(),
-                                     .options = {.arg = arg}};
-        ASSERT_TRUE(Gspmm(ctx_, graph, forward).ok());
-        ASSERT_TRUE(GspmmBackward(
-                        ctx_, graph, forward,
-                        {.out_grad = grad.view(), .arg = arg, .u_grad = u_grad.out(), .e_grad = e_grad.out()})
-                        .ok());
-        auto loss = [&](const Matrix& x, const Matrix& y) {
-          return Dot(Expected(edges, message, reduce, x, y, c.cols, c.e_cols, c.out_cols), Values(grad));
-        };
-        const Matrix du = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, 13, c.cols));
-        const Matrix de = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, 90, c.e_cols));
-        if (message == Message::kCopyE || message == Message::kCopyU) {
-          for (const double x : Values(message == Message::kCopyE ? u_grad : e_grad)) ASSERT_EQ(x, 0);
-        }
-        if (message != Message::kCopyE) {
-          const double want = Derivative([&](const Matrix& x) { return loss(x, Values(e)); }, Values(u), du);
-          EXPECT_NEAR(Dot(Values(u_grad), du), want, 2e-4 * std::max(10.0, std::abs(want)));
-        }
-        if (message != Message::kCopyU) {
-          const double want = Derivative([&](const Matrix& y) { return loss(Values(u), y); }, Values(e), de);
-          EXPECT_NEAR(Dot(Values(e_grad), de), want, 2e-4 * std::max(10.0, std::abs(want)));
+        for (const tensor::DType dtype : kMessageTypes) {
+          SCOPED_TRACE(testing::Message()
+                       << "message " << int(message) << " reduce " << int(reduce) << " columns " << c.cols);
+          const TestFeatures u = TestFeatures::Random(&rng_, dtype, 13, c.cols);
+          const TestFeatures e = TestFeatures::Random(&rng_, dtype, 90, c.e_cols);
+          const TestFeatures grad = TestFeatures::Random(&rng_, dtype, 12, c.out_cols);
+          TestFeatures out(dtype, 12, c.out_cols), u_grad(dtype, 13, c.cols), e_grad(dtype, 90, c.e_cols);
+          u_grad.Fill(7);
+          e_grad.Fill(7);
+          std::vector<int32_t> arg(extreme ? 12 * c.out_cols : 0);
+          const GspmmParams forward = {.message = message,
+                                       .reduce = reduce,
+                                       .u = u.view(),
+                                       .e = e.view(),
+                                       .out = out.out(),
+                                       .options = {.arg = arg}};
+          ASSERT_TRUE(Gspmm(ctx_, graph, forward).ok());
+          ASSERT_TRUE(
+              GspmmBackward(
+                  ctx_, graph, forward,
+                  {.out_grad = grad.view(), .arg = arg, .u_grad = u_grad.out(), .e_grad = e_grad.out()})
+                  .ok());
+          auto loss = [&](const Matrix& x, const Matrix& y) {
+            return Dot(Expected(edges, message, reduce, x, y, c.cols, c.e_cols, c.out_cols, arg),
+                       Values(grad));
+          };
+          const Matrix du = Values(TestFeatures::Random(&rng_, dtype, 13, c.cols));
+          const Matrix de = Values(TestFeatures::Random(&rng_, dtype, 90, c.e_cols));
+          if (message == Message::kCopyE || message == Message::kCopyU) {
+            for (const double x : Values(message == Message::kCopyE ? u_grad : e_grad)) ASSERT_EQ(x, 0);
+          }
+          if (message != Message::kCopyE) {
+            const double want =
+                Derivative([&](const Matrix& x) { return loss(x, Values(e)); }, Values(u), du);
+            ExpectDerivative(u_grad, du, want, roundings);
+          }
+          if (message != Message::kCopyU) {
+            const double want =
+                Derivative([&](const Matrix& y) { return loss(Values(u), y); }, Values(e), de);
+            ExpectDerivative(e_grad, de, want, roundings);
+          }
         }
       }
+    }
+  }
+}
+
+// Products u g of a dot are added in f32, and a quotient's gradient -g u / e^2 is rounded once.
+TEST_P(MessageOpsTest, GradientsOfQuotientsAreRoundedOnce) {
+  const TestEdges edges = RandomEdges(&rng_, 13, 12, 90);
+  const Graph graph = edges.Build();
+  constexpr int kCols = 24;
+  for (const tensor::DType dtype : {tensor::DType::kBF16, tensor::DType::kF16}) {
+    for (const int64_t e_cols : {1, 3, kCols}) {
+      const TestFeatures u = TestFeatures::Random(&rng_, dtype, 13, kCols),
+                         e = TestFeatures::Random(&rng_, dtype, 90, e_cols),
+                         grad = TestFeatures::Random(&rng_, dtype, 12, kCols),
+                         per_edge = TestFeatures::Random(&rng_, dtype, 90, kCols),
+                         v = TestFeatures::Random(&rng_, dtype, 12, e_cols);
+      TestFeatures e_grad(dtype, 90, e_cols), edge_grad(dtype, 90, e_cols), v_grad(dtype, 12, e_cols);
+      ASSERT_TRUE(GspmmBackward(ctx_, graph,
+                                {.message = Message::kUDivE,
+                                 .reduce = Reduce::kSum,
+                                 .u = u.view(),
+                                 .e = e.view(),
+                                 .out = {},
+                                 .options = {}},
+                                {.out_grad = grad.view(), .e_grad = e_grad.out()})
+                      .ok());
+      auto divide = [&](const TestFeatures& rhs, Target target, TestFeatures& rhs_grad) {
+        ASSERT_TRUE(GsddmmBackward(ctx_, graph,
+                                   {.op = EdgeOp::kDiv,
+                                    .lhs = u.view(),
+                                    .rhs = rhs.view(),
+                                    .lhs_target = Target::kSource,
+                                    .rhs_target = target,
+                                    .out = {}},
+                                   {.out_grad = per_edge.view(), .rhs_grad = rhs_grad.out()})
+                        .ok());
+      };
+      divide(e, Target::kEdge, edge_grad);
+      divide(v, Target::kDestination, v_grad);
+      Matrix want(90 * e_cols, 0), want_edge = want, want_v(12 * e_cols, 0);
+      Matrix size = want, size_edge = want, size_v = want_v;
+      for (int64_t i = 0; i < 90; ++i) {
+        for (int64_t c = 0; c < kCols; ++c) {
+          const int64_t j = c / (kCols / e_cols), at = i * e_cols + j, d = edges.dst[i];
+          const double x = u.at(edges.src[i], c), by = e.at(i, j), by_v = v.at(d, j);
+          want[at] -= grad.at(d, c) * x / by / by;
+          size[at] += std::abs(grad.at(d, c) * x / by / by);
+          want_edge[at] -= per_edge.at(i, c) * x / by / by;
+          size_edge[at] += std::abs(per_edge.at(i, c) * x / by / by);
+          want_v[d * e_cols + j] -= per_edge.at(i, c) * x / by_v / by_v;
+          size_v[d * e_cols + j] += std::abs(per_edge.at(i, c) * x / by_v / by_v);
+        }
+      }
+      auto expect = [&](const TestFeatures& got, const Matrix& values, const Matrix& magnitudes) {
+        const Matrix found = Values(got);
+        // Sums in f32 have up to 24 * 90 terms.
+        for (size_t i = 0; i < values.size(); ++i)
+          ASSERT_NEAR(found[i], values[i], Unit(dtype) * std::abs(values[i]) + 1e-5 * magnitudes[i]) << i;
+      };
+      expect(e_grad, want, size);
+      expect(edge_grad, want_edge, size_edge);
+      expect(v_grad, want_v, size_v);
     }
   }
 }
@@ -238,44 +323,43 @@ TEST_P(MessageOpsTest, GsddmmAndGradientsMatchDouble) {
       for (const Target rhs_target : kTargets) {
         for (const Case& c : op == EdgeOp::kDot ? std::vector<Case>{{40, 40, 5}, {9, 9, 1}}
                                                 : std::vector<Case>{{19, 19, 19}, {24, 3, 24}}) {
-          SCOPED_TRACE(testing::Message()
-                       << "op " << int(op) << " of " << int(lhs_target) << " and " << int(rhs_target));
-          const TestFeatures lhs =
-              TestFeatures::Random(&rng_, tensor::DType::kF32, owners(lhs_target), c.cols, 2);
-          const TestFeatures rhs =
-              TestFeatures::Random(&rng_, tensor::DType::kF32, owners(rhs_target), c.e_cols);
-          const TestFeatures grad = TestFeatures::Random(&rng_, tensor::DType::kF32, 90, c.out_cols);
-          TestFeatures out(tensor::DType::kF32, 90, c.out_cols),
-              lhs_grad(tensor::DType::kF32, lhs.rows(), c.cols),
-              rhs_grad(tensor::DType::kF32, rhs.rows(), c.e_cols);
-          rhs_grad.Fill(7);
-          const GsddmmParams forward = {.op = op,
-                                        .lhs = lhs.view(),
-                                        .rhs = rhs.view(),
-                                        .lhs_target = lhs_target,
-                                        .rhs_target = rhs_target,
-                                        .out = out.out()};
-          ASSERT_TRUE(Gsddmm(ctx_, graph, forward).ok());
-          ASSERT_TRUE(GsddmmBackward(
-                          ctx_, graph, forward,
-                          {.out_grad = grad.view(), .lhs_grad = lhs_grad.out(), .rhs_grad = rhs_grad.out()})
-                          .ok());
-          auto value = [&](const Matrix& x, const Matrix& y) {
-            return ExpectedEdges(edges, op, x, lhs_target, y, rhs_target, c);
-          };
-          ExpectNear(out, value(Values(lhs), Values(rhs)), 1e-5);
-          const Matrix dl = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, lhs.rows(), c.cols));
-          const Matrix dr = Values(TestFeatures::Random(&rng_, tensor::DType::kF32, rhs.rows(), c.e_cols));
-          double want = Derivative([&](const Matrix& x) { return Dot(value(x, Values(rhs)), Values(grad)); },
-                                   Values(lhs), dl);
-          EXPECT_NEAR(Dot(Values(lhs_grad), dl), want, 2e-4 * std::max(10.0, std::abs(want)));
-          if (op == EdgeOp::kCopy) {
-            for (const double x : Values(rhs_grad)) ASSERT_EQ(x, 0);
-            continue;
+          for (const tensor::DType dtype : kMessageTypes) {
+            SCOPED_TRACE(testing::Message()
+                         << "op " << int(op) << " of " << int(lhs_target) << " and " << int(rhs_target));
+            const TestFeatures lhs = TestFeatures::Random(&rng_, dtype, owners(lhs_target), c.cols, 2);
+            const TestFeatures rhs = TestFeatures::Random(&rng_, dtype, owners(rhs_target), c.e_cols);
+            const TestFeatures grad = TestFeatures::Random(&rng_, dtype, 90, c.out_cols);
+            TestFeatures out(dtype, 90, c.out_cols), lhs_grad(dtype, lhs.rows(), c.cols),
+                rhs_grad(dtype, rhs.rows(), c.e_cols);
+            rhs_grad.Fill(7);
+            const GsddmmParams forward = {.op = op,
+                                          .lhs = lhs.view(),
+                                          .rhs = rhs.view(),
+                                          .lhs_target = lhs_target,
+                                          .rhs_target = rhs_target,
+                                          .out = out.out()};
+            ASSERT_TRUE(Gsddmm(ctx_, graph, forward).ok());
+            ASSERT_TRUE(GsddmmBackward(
+                            ctx_, graph, forward,
+                            {.out_grad = grad.view(), .lhs_grad = lhs_grad.out(), .rhs_grad = rhs_grad.out()})
+                            .ok());
+            auto value = [&](const Matrix& x, const Matrix& y) {
+              return ExpectedEdges(edges, op, x, lhs_target, y, rhs_target, c);
+            };
+            ExpectNear(out, value(Values(lhs), Values(rhs)), 1e-5 + Unit(dtype));
+            const Matrix dl = Values(TestFeatures::Random(&rng_, dtype, lhs.rows(), c.cols));
+            const Matrix dr = Values(TestFeatures::Random(&rng_, dtype, rhs.rows(), c.e_cols));
+            double want = Derivative(
+                [&](const Matrix& x) { return Dot(value(x, Values(rhs)), Values(grad)); }, Values(lhs), dl);
+            ExpectDerivative(lhs_grad, dl, want);
+            if (op == EdgeOp::kCopy) {
+              for (const double x : Values(rhs_grad)) ASSERT_EQ(x, 0);
+              continue;
+            }
+            want = Derivative([&](const Matrix& x) { return Dot(value(Values(lhs), x), Values(grad)); },
+                              Values(rhs), dr);
+            ExpectDerivative(rhs_grad, dr, want);
           }
-          want = Derivative([&](const Matrix& x) { return Dot(value(Values(lhs), x), Values(grad)); },
-                            Values(rhs), dr);
-          EXPECT_NEAR(Dot(Values(rhs_grad), dr), want, 2e-4 * std::max(10.0, std::abs(want)));
         }
       }
     }
@@ -311,6 +395,177 @@ TEST_P(MessageOpsTest, ResultsDoNotDependOnThreads) {
     EXPECT_EQ(u_grads[0].bytes(), u_grads[i].bytes());
     EXPECT_EQ(e_grads[0].bytes(), e_grads[i].bytes());
   }
+}
+
+// Forward and backward of every reduction, of edges' maps, softmax and attention, bitwise.
+TEST_P(MessageOpsTest, OperatorsOfAllTypesDoNotDependOnThreads) {
+  constexpr int kSrc = 60, kDst = 40, kEdges = 9000, kCols = 20, kHeads = 4;
+  const Graph graph = RandomEdges(&rng_, kSrc, kDst, kEdges, true).Build();
+  for (const tensor::DType dtype : kMessageTypes) {
+    auto random = [&](int64_t rows, int64_t cols) { return TestFeatures::Random(&rng_, dtype, rows, cols); };
+    const TestFeatures u = random(kSrc, kCols), v = random(kDst, kCols), e = random(kEdges, kHeads),
+                       grad = random(kDst, kCols), dots = random(kEdges, kCols), x = random(kEdges, kHeads);
+    std::vector<std::vector<std::byte>> first;
+    for (const int threads : {1, 3, 4}) {
+      const auto workspace = MakeWorkspace(GetParam(), threads);
+      const Context ctx = workspace->context();
+      std::vector<std::vector<std::byte>> results;
+      auto keep = [&](const TestFeatures& result) { results.push_back(result.bytes()); };
+      for (const Reduce reduce : kReduces) {
+        for (const Message message : {Message::kUMulE, Message::kUDotE}) {
+          const bool dot = message == Message::kUDotE, extreme = IsExtreme(reduce);
+          const TestFeatures& edge = dot ? dots : e;
+          TestFeatures out(dtype, kDst, dot ? kHeads : kCols), u_grad(dtype, kSrc, kCols),
+              e_grad(dtype, kEdges, edge.cols());
+          std::vector<int32_t> arg(extreme ? kDst * out.cols() : 0);
+          const GspmmParams forward = {.message = message,
+                                       .reduce = reduce,
+                                       .u = u.view(),
+                                       .e = edge.view(),
+                                       .out = out.out(),
+                                       .options = {.arg = arg}};
+          ASSERT_TRUE(Gspmm(ctx, graph, forward).ok());
+          ASSERT_TRUE(
+              GspmmBackward(
+                  ctx, graph, forward,
+                  {.out_grad = out.view(), .arg = arg, .u_grad = u_grad.out(), .e_grad = e_grad.out()})
+                  .ok());
+          keep(out);
+          keep(u_grad);
+          keep(e_grad);
+        }
+      }
+      for (const EdgeOp op : {EdgeOp::kAdd, EdgeOp::kDiv, EdgeOp::kDot}) {
+        TestFeatures out(dtype, kEdges, op == EdgeOp::kDot ? kHeads : kCols), u_grad(dtype, kSrc, kCols),
+            v_grad(dtype, kDst, kCols);
+        const GsddmmParams forward = {.op = op, .lhs = u.view(), .rhs = v.view(), .out = out.out()};
+        ASSERT_TRUE(Gsddmm(ctx, graph, forward).ok());
+        ASSERT_TRUE(
+            GsddmmBackward(ctx, graph, forward,
+                           {.out_grad = out.view(), .lhs_grad = u_grad.out(), .rhs_grad = v_grad.out()})
+                .ok());
+        keep(out);
+        keep(u_grad);
+        keep(v_grad);
+      }
+      TestFeatures softmax(dtype, kEdges, kHeads), softmax_grad(dtype, kEdges, kHeads),
+          gathered(dtype, kEdges, kCols);
+      ASSERT_TRUE(SegmentSoftmax(ctx, graph.by_destination(), x.view(), softmax.out()).ok());
+      ASSERT_TRUE(
+          SegmentSoftmaxBackward(ctx, graph.by_destination(), softmax.view(), e.view(), softmax_grad.out())
+              .ok());
+      ASSERT_TRUE(Gather(ctx, graph.by_destination(), v.view(), gathered.out()).ok());
+      keep(softmax);
+      keep(softmax_grad);
+      keep(gathered);
+      TestFeatures out(dtype, kDst, kCols), q_grad(dtype, kDst, kCols), k_grad(dtype, kSrc, kCols),
+          v_grad(dtype, kSrc, kCols), bias_grad(dtype, kEdges, kHeads);
+      const EdgeAttentionParams attention = {.heads = kHeads,
+                                             .q = v.view(),
+                                             .k = u.view(),
+                                             .v = u.view(),
+                                             .bias = x.view(),
+                                             .scale = 0.4F,
+                                             .out = out.out()};
+      ASSERT_TRUE(EdgeAttention(ctx, graph, attention).ok());
+      ASSERT_TRUE(EdgeAttentionBackward(ctx, graph, attention,
+                                        {.out_grad = grad.view(),
+                                         .q_grad = q_grad.out(),
+                                         .k_grad = k_grad.out(),
+                                         .v_grad = v_grad.out(),
+                                         .bias_grad = bias_grad.out()})
+                      .ok());
+      for (const TestFeatures* result : {&out, &q_grad, &k_grad, &v_grad, &bias_grad}) keep(*result);
+      if (first.empty()) first = results;
+      ASSERT_EQ(first.size(), results.size());
+      for (size_t i = 0; i < first.size(); ++i)
+        EXPECT_EQ(first[i], results[i]) << i << ", threads " << threads;
+    }
+  }
+}
+
+// A matrix whose rows are so far apart that offsets of elements exceed 2^31: only its rows take memory.
+class FarRows {
+ public:
+  FarRows(const TestFeatures& x) : rows_(x.rows()), cols_(x.cols()) {
+    void* mapped =
+        mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) return;
+    data_ = static_cast<float*>(mapped);
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t c = 0; c < cols_; ++c) data_[r * kStride + c] = x.at(r, c);
+    }
+  }
+  ~FarRows() {
+    if (data_ != nullptr) munmap(data_, bytes());
+  }
+  FarRows(const FarRows&) = delete;
+  FarRows& operator=(const FarRows&) = delete;
+  bool ok() const { return data_ != nullptr; }
+  Output out() { return {data_, tensor::DType::kF32, rows_, cols_, kStride}; }
+  void ExpectEquals(const TestFeatures& want) const {
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t c = 0; c < cols_; ++c) ASSERT_EQ(data_[r * kStride + c], want.at(r, c)) << r << " " << c;
+    }
+  }
+
+ private:
+  static constexpr int64_t kStride = int64_t{1} << 30;
+  size_t bytes() const { return static_cast<size_t>(rows_ * kStride) * sizeof(float); }
+  int64_t rows_, cols_;
+  float* data_ = nullptr;
+};
+
+TEST_P(MessageOpsTest, OffsetsOfElementsMayExceed32Bits) {
+  const Graph graph = RandomEdges(&rng_, 5, 5, 12).Build();
+  auto random = [&](int64_t rows) { return TestFeatures::Random(&rng_, tensor::DType::kF32, rows, 20); };
+  const TestFeatures u = random(5), e = random(12);
+  FarRows far_u(u), far_e(e), far_nodes(u), far_edges(e);
+  ASSERT_TRUE(far_u.ok() && far_e.ok() && far_nodes.ok() && far_edges.ok());
+  TestFeatures nodes(tensor::DType::kF32, 5, 20), edges(tensor::DType::kF32, 12, 20);
+  for (const Reduce reduce : kReduces) {
+    for (const bool far : {false, true}) {
+      ASSERT_TRUE(Gspmm(ctx_, graph,
+                        {.message = Message::kUMulE,
+                         .reduce = reduce,
+                         .u = far ? far_u.out() : u.view(),
+                         .e = far ? far_e.out() : e.view(),
+                         .out = far ? far_nodes.out() : nodes.out(),
+                         .options = {}})
+                      .ok());
+    }
+    far_nodes.ExpectEquals(nodes);
+  }
+  for (const bool far : {false, true}) {
+    ASSERT_TRUE(Gsddmm(ctx_, graph,
+                       {.op = EdgeOp::kMul,
+                        .lhs = far ? far_u.out() : u.view(),
+                        .rhs = far ? far_e.out() : e.view(),
+                        .lhs_target = Target::kSource,
+                        .rhs_target = Target::kEdge,
+                        .out = far ? far_edges.out() : edges.out()})
+                    .ok());
+  }
+  far_edges.ExpectEquals(edges);
+  for (const bool far : {false, true}) {
+    ASSERT_TRUE(SegmentSoftmax(ctx_, graph.by_destination(), far ? far_e.out() : e.view(),
+                               far ? far_edges.out() : edges.out())
+                    .ok());
+  }
+  far_edges.ExpectEquals(edges);
+  for (const bool far : {false, true}) {
+    ASSERT_TRUE(EdgeAttention(ctx_, graph,
+                              {.heads = 4,
+                               .q = far ? far_u.out() : u.view(),
+                               .k = far ? far_e.out() : e.view(),
+                               .v = far ? far_e.out() : e.view(),
+                               .bias = {},
+                               .k_target = Target::kEdge,
+                               .v_target = Target::kEdge,
+                               .out = far ? far_nodes.out() : nodes.out()})
+                    .ok());
+  }
+  far_nodes.ExpectEquals(nodes);
 }
 
 TEST_P(MessageOpsTest, WrongShapesAreNamed) {

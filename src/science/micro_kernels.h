@@ -61,7 +61,7 @@ struct EdgeMapTask {
   const void* lhs = nullptr;  // [.., lhs_stride]
   const void* rhs = nullptr;  // unused by kCopyU, which copies lhs
   int64_t lhs_stride = 0, rhs_stride = 0;
-  tensor::DType dtype = tensor::DType::kF32;  // of lhs, rhs and out
+  tensor::DType dtype = tensor::DType::kF32;  // of lhs, rhs and, without out_f32, out
   int64_t cols = 0;                           // of lhs
   int64_t rhs_group = 0;                      // consecutive columns that share an element of rhs
   int64_t sum_group = 0;                      // 0: no sums
@@ -71,10 +71,12 @@ struct EdgeMapTask {
       nullptr;          // [lhs rows, cols] or null: columns count only where it is equal to out_rows[p]
   void* out = nullptr;  // [.., out_stride]
   int64_t out_stride = 0;
+  bool out_f32 = false;  // out is f32 for any dtype
 };
 using EdgeMapFn = void (*)(const EdgeMapTask& task);
 
-/// Softmax of every column over the rows of a segment, or its gradient.
+/// Softmax of every column over the rows of a segment, or its gradient. The softmax of elements that are all
+/// -inf (masked) is 0.
 struct SoftmaxTask {
   const int32_t* ptr = nullptr;
   int32_t first = 0, last = 0;
@@ -94,7 +96,7 @@ constexpr int64_t kMaxHeadDim = 1024;
 
 /// Attention of destination nodes over their incoming edges, one pass with a running maximum:
 /// out[d, h] = sum_p softmax_p(scale * q[d, h] . k[k_rows[p], h] + bias[e_rows[p], h]) v[v_rows[p], h].
-/// A node without edges gets zeros.
+/// A node without edges, or whose scores are all -inf (masked), gets zeros.
 struct EdgeAttentionTask {
   const int32_t* ptr = nullptr;
   int32_t first = 0, last = 0;
@@ -112,7 +114,7 @@ struct EdgeAttentionTask {
   void* out = nullptr;  // [nodes, heads * v_dim]
   int64_t out_stride = 0;
   float* log_sum =
-      nullptr;  // [nodes, heads] or null: the logarithm of the sum of exponentials; -inf without edges
+      nullptr;  // [nodes, heads] or null: the logarithm of the sum of exponentials; -inf where that is 0
 };
 using EdgeAttentionFn = void (*)(const EdgeAttentionTask& task);
 

@@ -77,6 +77,22 @@ TEST_F(NeighborsTest, RadiusGraphMatchesBruteForce) {
   EXPECT_EQ(AsSet(*RadiusGraph(ctx_, xyz, {.radius = 0.001F, .self = true})).size(), 300);
 }
 
+TEST_F(NeighborsTest, GraphsDoNotDependOnThreads) {
+  const std::vector<float> xyz = RandomPoints(2000, 20);
+  EdgeList nearest, radius;
+  for (const int threads : {1, 3, 4}) {
+    const auto workspace = *Workspace::Create(threads, runtime::DetectCpu());
+    const EdgeList list = *NearestGraph(workspace->context(), xyz, {.k = 9, .window = 5}),
+                   near = *RadiusGraph(workspace->context(), xyz, {.radius = 4, .max_neighbors = 7});
+    if (threads == 1) {
+      nearest = list;
+      radius = near;
+    }
+    EXPECT_TRUE(list.src == nearest.src && list.dst == nearest.dst) << threads;
+    EXPECT_TRUE(near.src == radius.src && near.dst == radius.dst) << threads;
+  }
+}
+
 TEST_F(NeighborsTest, SetsAreNotConnected) {
   const std::vector<float> xyz = RandomPoints(40, 1);
   const std::vector<int32_t> sets = {0, 15, 15, 40};

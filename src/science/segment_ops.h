@@ -36,7 +36,7 @@ Status SegmentBackward(const Context& ctx, Reduce reduce, const Segments& segmen
                        std::span<const int32_t> arg, const Output& src_grad);
 
 /// out[e, h] = exp(x[e, h]) / sum of exp(x[f, h]) over the edges f of e's segment. x and out are [E, H] and
-/// may be one array.
+/// may be one array. Elements that are -inf (masked) get 0, also if all elements of the segment are.
 Status SegmentSoftmax(const Context& ctx, const Segments& segments, const Features& x, const Output& out);
 /// Gradient of SegmentSoftmax() by x; y is its result.
 Status SegmentSoftmaxBackward(const Context& ctx, const Segments& segments, const Features& y,

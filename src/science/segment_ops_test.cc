@@ -195,6 +195,36 @@ TEST_P(SegmentOpsTest, BackwardOfEveryReductionMatchesDefinition) {
   }
 }
 
+TEST_P(SegmentOpsTest, SoftmaxOfMaskedElementsIsZero) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<int32_t> index = {0, 0, 1, 1, 2, 2, 3, 3};
+  const Segments segments = *GroupByIndex(Indices::Of(index.data(), 8), 4);
+  for (const tensor::DType dtype : kTypes) {
+    for (const int64_t cols : {1, 20}) {
+      TestFeatures x(dtype, 8, cols), y(dtype, 8, cols);
+      for (const int row : {0, 1, 3}) {  // all of segment 0, one of segment 1
+        for (int64_t c = 0; c < cols; ++c) x.Set(row, c, -kInfinity);
+      }
+      for (int64_t c = 0; c < cols; ++c) {
+        x.Set(4, c, kNan);
+        x.Set(6, c, -3e38F);
+        x.Set(7, c, -3e38F);
+      }
+      if (dtype == tensor::DType::kF16) {
+        x.Set(6, 0, -65504);
+        x.Set(7, 0, -65504);
+      }
+      ASSERT_TRUE(SegmentSoftmax(ctx_, segments, x.view(), y.out()).ok());
+      EXPECT_EQ(y.at(0, 0), 0);
+      EXPECT_EQ(y.at(1, cols - 1), 0);
+      EXPECT_EQ(y.at(2, cols - 1), 1);
+      EXPECT_EQ(y.at(3, cols - 1), 0);
+      EXPECT_TRUE(std::isnan(y.at(4, 0)) && std::isnan(y.at(5, cols - 1)));
+      EXPECT_EQ(y.at(6, 0), 0.5F);  // the most negative numbers are no masks
+    }
+  }
+}
+
 TEST_P(SegmentOpsTest, SoftmaxMatchesDouble) {
   for (const int64_t cols : {1, 4, 8, 19}) {
     const std::vector<int32_t> index = RandomEdges(&rng_, 1, 17, 150).dst;

@@ -60,6 +60,25 @@ TEST_P(StructureTest, MatchesPyTorch) {
   expect("single", single, 1);
 }
 
+TEST_P(StructureTest, DoesNotDependOnThreads) {
+  const StructureModule module = Load();
+  std::vector<float> first;
+  for (const int threads : {1, 3}) {
+    const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+    std::vector<float> frames(kBlocks * n_ * 7), angles(kBlocks * n_ * 14), unnormalized(kBlocks * n_ * 14),
+        groups(kBlocks * n_ * 128), positions(kBlocks * n_ * 42), single(single_.size());
+    ASSERT_TRUE(module
+                    .Run(workspace->context(), n_, single_.data(), pair_.data(), types_.data(), mask_.data(),
+                         {frames.data(), angles.data(), unnormalized.data(), groups.data(), positions.data(),
+                          single.data()})
+                    .ok());
+    for (const auto* part : {&angles, &unnormalized, &groups, &positions, &single})
+      frames.insert(frames.end(), part->begin(), part->end());
+    if (threads == 1) first = frames;
+    EXPECT_EQ(frames, first);
+  }
+}
+
 TEST_P(StructureTest, AtomsNeedGeometryAndTypes) {
   std::vector<float> positions(kBlocks * n_ * 42), frames(kBlocks * n_ * 7);
   auto run = [&](const StructureModule& module, const int32_t* types, const StructureOutputs& out) {

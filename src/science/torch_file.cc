@@ -13,7 +13,10 @@ namespace {
 constexpr int64_t kMaxElements = int64_t{1} << 31;  // of all tensors together
 // Tensors of one byte per element that share a storage, as tied weights do, fit several times.
 constexpr int64_t kElementsPerByte = 4;
-constexpr int kMaxDepth = 64;            // of nested dictionaries
+constexpr int kMaxDepth = 64;          // of nested dictionaries
+constexpr size_t kMaxDimensions = 64;  // of a tensor, as in PyTorch
+// Names are joined from the keys of nested dictionaries, which a pickle can use several times.
+constexpr int64_t kNameBytesPerByte = 4;
 constexpr int64_t kMaxValues = 1 << 20;  // of a pickle; each takes some 200 bytes
 
 // A value of the pickle. Storages and tensors are recognized; other objects are opaque.
@@ -21,8 +24,8 @@ struct PickleValue {
   enum class Kind : uint8_t { kOpaque, kNumber, kText, kTuple, kDict, kGlobal, kStorage, kTensor, kMark };
   Kind kind = Kind::kOpaque;
   double number = 0;
-  std::string text;                 // of kText, kGlobal ("module name"); key of kStorage
-  std::vector<PickleValue*> items;  // of kTuple; keys and values in turn of kDict
+  std::string text;                 // of kText, kGlobal ("module name")
+  std::vector<PickleValue*> items;  // of kTuple; keys and values in turn of kDict; type and key of kStorage
   PickleValue* storage = nullptr;   // of kTensor
   int64_t offset = 0;
   std::vector<int64_t> shape, stride;
@@ -155,13 +158,14 @@ class Unpickler {
         id->items[2]->kind != Kind::kText) {
       return Damaged("a storage has no type or key");
     }
-    ValuePtr storage = Make(Kind::kStorage, id->items[2]->text);
-    storage->items.push_back(id->items[1]);
+    ValuePtr storage = Make(Kind::kStorage);
+    storage->items = {id->items[1], id->items[2]};  // no copies: an id can be used many times
     stack_.push_back(storage);
     return OkStatus();
   }
 
   StatusOr<std::vector<int64_t>> Integers(const PickleValue& tuple) const {
+    if (tuple.items.size() > kMaxDimensions) return Damaged("a tensor has more than 64 dimensions");
     std::vector<int64_t> values;
     for (const ValuePtr& item : tuple.items) {
       if (item->kind != Kind::kNumber || !(item->number >= 0) || item->number > 9e15)
@@ -358,13 +362,15 @@ constexpr StorageType kStorageTypes[] = {
 // Converts the values of a pickle to tensors.
 class Collector {
  public:
-  /// The tensors together may have kElementsPerByte times as many elements as the file has bytes.
+  /// The tensors together may have kElementsPerByte times as many elements as the file has bytes, and the
+  /// names of all values kNameBytesPerByte times as many bytes.
   Collector(const std::map<std::string, ByteSpan>& entries, std::string folder, const std::string& name,
             int64_t file_bytes)
       : entries_(entries),
         folder_(std::move(folder)),
         name_(name),
-        max_elements_(std::min(kMaxElements, kElementsPerByte * file_bytes)) {}
+        max_elements_(std::min(kMaxElements, kElementsPerByte * file_bytes)),
+        max_name_bytes_(kNameBytesPerByte * file_bytes) {}
 
   Status Collect(const PickleValue& value, const std::string& key, int depth, TorchFile* out) {
     if (++visited_ > kMaxValues)
@@ -378,7 +384,14 @@ class Collector {
       return DataLoss("{}: dictionaries are nested more than {} times", name_, kMaxDepth);
     for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
       if (value.items[i]->kind != Kind::kText) continue;
-      const std::string inner = key.empty() ? value.items[i]->text : key + "/" + value.items[i]->text;
+      const std::string& own = value.items[i]->text;
+      name_bytes_ += static_cast<int64_t>(key.size() + own.size());
+      if (name_bytes_ > max_name_bytes_) {
+        return ResourceExhausted(
+            "{}: the names of its values have more than {} bytes, the limit for a file of its size", name_,
+            max_name_bytes_);
+      }
+      const std::string inner = key.empty() ? own : key + "/" + own;
       RETURN_IF_ERROR(Collect(*value.items[i + 1], inner, depth + 1, out));
     }
     return OkStatus();
@@ -393,7 +406,7 @@ class Collector {
     if (type == nullptr)
       return Unimplemented("{}: tensor \"{}\" has the type \"{}\"", name_, key,
                            value.storage->items[0]->text);
-    const auto entry = entries_.find(folder_ + "data/" + value.storage->text);
+    const auto entry = entries_.find(folder_ + "data/" + value.storage->items[1]->text);
     if (entry == entries_.end()) return DataLoss("{}: the data of tensor \"{}\" are missing", name_, key);
     const auto available = static_cast<int64_t>(entry->second.size()) / type->bytes;
     const bool empty = std::find(value.shape.begin(), value.shape.end(), 0) != value.shape.end();
@@ -437,7 +450,7 @@ class Collector {
   const std::map<std::string, ByteSpan>& entries_;
   std::string folder_;
   const std::string& name_;
-  int64_t max_elements_, total_ = 0, visited_ = 0;
+  int64_t max_elements_, max_name_bytes_, total_ = 0, visited_ = 0, name_bytes_ = 0;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "science/torch_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <fstream>
 #include <iterator>
@@ -101,6 +102,49 @@ TEST(TorchFileTest, MemoryIsBoundedByTheFile) {
   const std::string pickle = "\x80\x02" + std::string((1 << 20) + 1, '}') + ".";
   EXPECT_EQ(Message(Parse(Archive({{"x/data.pkl", pickle}})).status()),
             "x.pt: the pickle has more than 1048576 values");
+}
+
+TEST(TorchFileTest, KeysAreBoundedByTheFile) {
+  // A long key, remembered and used at every level: {k: {k: .. {k: 1}}}.
+  const std::string remember("q\0", 2), recall("h\0", 2);
+  std::string pickle = "\x80\x02}" + PickledText(std::string(20000, 'k')) + remember;
+  for (int level = 1; level < 40; ++level) pickle += "}" + recall;
+  pickle += "K\1" + std::string(40, 's') + ".";
+  const std::string bytes = Archive({{"x/data.pkl", pickle}});
+  EXPECT_EQ(
+      Message(Parse(bytes).status()),
+      fmt::format("x.pt: the names of its values have more than {} bytes, the limit for a file of its size",
+                  4 * bytes.size()));
+}
+
+int64_t PeakKib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss;
+}
+
+TEST(TorchFileTest, RememberedValuesAreNotCopied) {
+  const std::string remember("q\0", 2), recall("h\0", 2);
+  // One storage id with a long key, used many times.
+  std::string pickle = "\x80\x02((" + PickledText("storage") + "ctorch\nByteStorage\n" +
+                       PickledText(std::string(1 << 16, 'k')) + PickledText("cpu") + "K\1t" + remember;
+  for (int i = 0; i < 20000; ++i) pickle += recall + "Q";
+  const std::string used = Archive({{"x/data.pkl", pickle + "t."}});
+  const int64_t before = PeakKib();
+  EXPECT_TRUE(Parse(used).ok());
+  EXPECT_LT(PeakKib() - before, 256 << 10);  // with a key for each: 1.3 GB
+  // A shape with many dimensions.
+  pickle =
+      "\x80\x02"
+      "ctorch._utils\n_rebuild_tensor_v2\n((" +
+      PickledText("storage") + "ctorch\nByteStorage\n" + PickledText("0") + PickledText("cpu") + "K\1tQ" +
+      std::string("K\0", 2) + "(";
+  for (int i = 0; i < 65; ++i) pickle += "K\1";
+  pickle += "t" + remember + recall + "tR.";
+  const std::string deep = Archive({{"x/data.pkl", pickle}, {"x/data/0", "\3"}});
+  EXPECT_EQ(Message(Parse(deep).status()),
+            fmt::format("x.pt: the pickle is damaged at byte {}: a tensor has more than 64 dimensions",
+                        pickle.size() - 1));
 }
 
 }  // namespace

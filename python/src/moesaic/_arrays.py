@@ -84,7 +84,8 @@ def as_index(x: Any, name: str) -> np.ndarray[Any, Any]:
         # The extension reads a NumPy array in a fraction of the time that it takes for a tensor.
         return np.ascontiguousarray(plain(x).numpy())
     if not hasattr(x, "shape"):
-        x = np.asarray(x, dtype=np.int64)
+        x = np.asarray(x)
+        x = x if x.size > 0 else x.astype(np.int64)
     _check_index(x.dtype == np.int64 or x.dtype == np.int32, x, name)
     return np.ascontiguousarray(x)
 

@@ -3,8 +3,11 @@
 Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. All layers and models record gradients of
 their inputs, and of parameters where the state dict has tensors that require them (`dict(module.named_parameters())`).
 Their hidden values are not kept: the backward pass computes them
-again. Masks have no gradients: one that requires them raises ValueError. Tensors of the state dict may change in
-place, as an optimizer does; the layer follows.
+again. Masks have no gradients: one that requires them raises ValueError.
+
+Tensors of the state dict may change in place, as an optimizer does; the layer follows. It compares PyTorch's version
+counters, which do not count writes through `.data` or a NumPy view, and which tensors made under
+torch.inference_mode() do not have: call `refresh()` after such writes. NumPy arrays of a state dict are copied.
 """
 
 from __future__ import annotations
@@ -45,13 +48,26 @@ def _floats(x: Any) -> Any:
     return np.ascontiguousarray(x, np.float32)
 
 
-def _ints(x: Any) -> Any:
-    return np.ascontiguousarray(plain(x).numpy() if is_torch(x) else x, np.int32)
+def _ints(x: Any, name: str) -> Any:
+    """Return integers as contiguous int32. None is rounded or wrapped."""
+    a = np.asarray(plain(x).numpy() if is_torch(x) else x)
+    if a.size == 0:
+        return np.zeros(a.shape, np.int32)
+    if a.dtype.kind not in "iu":
+        raise TypeError(f"{name} must have integers, not {a.dtype}")
+    for value in (int(a.min()), int(a.max())):
+        if not -(2**31) <= value < 2**31:
+            raise ValueError(f"{name} must fit int32, but has {value}")
+    return np.ascontiguousarray(a, np.int32)
 
 
-def _copied_ints(x: Any) -> Any:
-    """Return a copy, for backward passes: the caller may change its array before they run."""
-    return np.array(_ints(x))
+def _flags(x: Any, name: str) -> Any:
+    """Return 0 and 1, of any type, as contiguous int32."""
+    a = np.asarray(plain(x).numpy() if is_torch(x) else x)
+    wrong = a[(a != 0) & (a != 1)]
+    if wrong.size > 0:
+        raise ValueError(f"{name} must be 0 or 1, but has {wrong[0]}")
+    return np.ascontiguousarray(a, np.int32)
 
 
 def _maybe(x: Any | None) -> Any | None:
@@ -70,7 +86,10 @@ def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _version(x: Any) -> tuple[int, int]:
-    """Identify the values of a tensor. One that was made under torch.inference_mode() has no version counter."""
+    """Identify the values of a tensor. One that was made under torch.inference_mode() has no version counter.
+
+    Writes that no counter sees need `refresh()`.
+    """
     return x.data_ptr(), 0 if x.is_inference() else x._version
 
 
@@ -92,6 +111,11 @@ class _Differentiable:
         if self._packed is None or versions != self._versions:
             self._packed, self._versions = self._load(_weights(self._state)), versions
         return self._packed
+
+    def refresh(self) -> None:
+        """Pack the tensors of the state dict again at the next call. NumPy arrays were copied, and stay."""
+        if self._state:
+            self._packed = None
 
     def _apply(
         self,
@@ -167,7 +191,7 @@ def knn_graph(xyz: Any, k: int, seq_window: int = 0, loop: bool = False, sets: A
         src and dst, int64 [E], in the order of (src, dst).
 
     """
-    src, dst = _core.nearest_graph(_floats(xyz), k, seq_window, loop, None if sets is None else _ints(sets))
+    src, dst = _core.nearest_graph(_floats(xyz), k, seq_window, loop, None if sets is None else _ints(sets, "sets"))
     return _like(xyz, src), _like(xyz, dst)
 
 
@@ -178,7 +202,7 @@ def radius_graph(
 
     With max_num_neighbors, only the nearest of each destination are kept. Time grows with the number of edges.
     """
-    boundaries = None if sets is None else _ints(sets)
+    boundaries = None if sets is None else _ints(sets, "sets")
     src, dst = _core.radius_graph(_floats(xyz), r, max_num_neighbors, loop, boundaries)
     return _like(xyz, src), _like(xyz, dst)
 
@@ -438,7 +462,7 @@ class StructureModule(_Differentiable):
         [blocks, n, 14, 3] in angstroms. single [n, c_s] is that of the last iteration.
         """
         module, mask, stop = self._layer, _mask(mask), self._stop_rotations
-        types = None if types is None else _copied_ints(types)
+        types = None if types is None else np.array(_ints(types, "types"))
         shapes = {"frames": (7,), "angles": (7, 2), "unnormalized_angles": (7, 2)}
         if types is not None:
             shapes |= {"sidechain_frames": (8, 4, 4), "positions": (14, 3)}
@@ -595,7 +619,10 @@ class ProteinMpnn(_Differentiable):
         xyz is [n, 4, 3] (N, CA, C, O), known [n], index and chain [n], sequence [n] in [0, 21). Gradients of xyz take
         the neighbours of each residue as constant.
         """
-        model, rest = self._layer, tuple(_copied_ints(x) for x in (known, index, chain, sequence, order))
+        named = {"index": index, "chain": chain, "sequence": sequence, "order": order}
+        # Copies, for the backward pass: the caller may change its arrays before it runs.
+        rest = (np.array(_flags(known, "known")), *(np.array(_ints(x, name)) for name, x in named.items()))
+        model = self._layer
 
         def run(xyz: Any) -> tuple[Any, ...]:
             xyz = _floats(xyz)
@@ -613,6 +640,12 @@ class ProteinMpnn(_Differentiable):
     ) -> tuple[np.ndarray[Any, Any], float, float]:
         """Design a sequence: letters [n], the mean of -log p, and the share equal to `sequence`."""
         designed: tuple[np.ndarray[Any, Any], float, float] = self._layer.sample(
-            _floats(xyz), _ints(known), _ints(index), _ints(chain), _ints(sequence), temperature, seed
+            _floats(xyz),
+            _flags(known, "known"),
+            _ints(index, "index"),
+            _ints(chain, "chain"),
+            _ints(sequence, "sequence"),
+            temperature,
+            seed,
         )
         return designed

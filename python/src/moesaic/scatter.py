@@ -2,8 +2,9 @@
 
     from moesaic.scatter import scatter_sum, segment_csr
 
-Differences from torch_scatter: features are float32, float16 or bfloat16; NaN wins in max and min; results are
-the same for any number of threads.
+Differences from torch_scatter: features are float32, float16 or bfloat16; NaN wins in max and min; elements of a
+group that is -inf everywhere (masked) have the softmax 0 and its logarithm -inf, not NaN; results are the same for any
+number of threads.
 """
 
 from __future__ import annotations
@@ -56,6 +57,20 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 def _move(x: Any, source: int, target: int) -> Any:
     return x.movedim(source, target) if is_torch(x) else np.moveaxis(x, source, target)
+
+
+def _is_nan(x: Any) -> Any:
+    return x.isnan() if is_torch(x) else np.isnan(x)
+
+
+def _zeros_like(x: Any) -> Any:
+    return x.new_zeros(x.shape) if is_torch(x) else np.zeros_like(x)
+
+
+def _check_range(index: Any, size: int) -> None:
+    """Check every element of an index: NumPy and PyTorch wrap negative ones."""
+    if math.prod(index.shape) > 0 and (int(index.min()) < 0 or int(index.max()) >= size):
+        raise ValueError(f"index must be in [0, {size}), but has {int(index.min())} to {int(index.max())}")
 
 
 def _arange_like(x: Any, count: int) -> Any:
@@ -113,8 +128,7 @@ class _Plan:
             width = math.prod(moved)
             lines = _move(full, self.dim, 0).reshape(self.length, width)
             columns = _arange_like(index, width)
-            if math.prod(lines.shape) > 0 and (int(lines.min()) < 0 or int(lines.max()) >= dim_size):
-                raise ValueError(f"index must be in [0, {dim_size}), but has {int(lines.min())} to {int(lines.max())}")
+            _check_range(lines, dim_size)
             self.segments = Segments((lines * width + columns).reshape(-1), dim_size * width)
         else:
             self.segments = Segments(shared, dim_size)
@@ -172,12 +186,15 @@ def scatter_mean(src: Any, index: Any, dim: int = -1, out: Any | None = None, di
     plan = _Plan(src, index, dim, _sized(out, dim, dim_size, src))
     if out is None:
         return plan.leave(segment_reduce(plan.segments, plan.enter(src), "mean"))
-    ones = plan.enter(src)[:, :1] * 0 + 1 if plan.flat else plan.enter(src).reshape(plan.length, -1)[:, :1] * 0 + 1
-    count = segment_reduce(plan.segments, ones.detach() if is_torch(ones) else ones, "sum")
-    count = count.clamp(min=1) if is_torch(count) else np.maximum(count, 1)
+    count = segment_reduce(plan.segments, np.ones((plan.segments.edges, 1), np.float32), "sum").clip(1)
+    if is_torch(out):
+        import torch
+
+        count = torch.from_numpy(count)
     out += plan.leave(segment_reduce(plan.segments, plan.enter(src), "sum"))
     shape = (plan.size, *plan.rest) if plan.flat else (plan.size, *(1,) * len(plan.rest))
-    out /= _move(count.reshape(shape), 0, plan.dim)
+    count = _move(count.reshape(shape), 0, plan.dim)
+    out /= count if is_torch(out) else count.astype(out.dtype)
     return out
 
 
@@ -187,35 +204,46 @@ def _extreme(kind: str, src: Any, index: Any, dim: int, out: Any | None, dim_siz
     value, arg = plan.leave(value), plan.positions(arg)
     if out is None:
         return value, arg
-    better = (value > out if kind == "max" else value < out) & (arg < plan.length)
-    return _where(better, value, out), _where(better, arg, arg * 0 + plan.length)
+    better = ((value > out if kind == "max" else value < out) | (_is_nan(value) & ~_is_nan(out))) & (arg < plan.length)
+    out[...] = _where(better, value, out)
+    return out, _where(better, arg, arg * 0 + plan.length)
 
 
 def scatter_max(
     src: Any, index: Any, dim: int = -1, out: Any | None = None, dim_size: int | None = None
 ) -> tuple[Any, Any]:
-    """Return the maximum by index and its position along `dim` (the length of dim where there is none)."""
+    """Return the maximum by index and its position along `dim` (the length of dim where there is none).
+
+    Values of `out` take part, and the result is written into it; they have no position.
+    """
     return _extreme("max", src, index, dim, out, dim_size)
 
 
 def scatter_min(
     src: Any, index: Any, dim: int = -1, out: Any | None = None, dim_size: int | None = None
 ) -> tuple[Any, Any]:
-    """Return the minimum by index and its position along `dim` (the length of dim where there is none)."""
+    """Return the minimum by index and its position along `dim` (the length of dim where there is none).
+
+    Values of `out` take part, and the result is written into it; they have no position.
+    """
     return _extreme("min", src, index, dim, out, dim_size)
 
 
 def scatter_mul(src: Any, index: Any, dim: int = -1, out: Any | None = None, dim_size: int | None = None) -> Any:
-    """Multiply src along `dim` by index; positions without elements get 1. Uses the array library's own scatter."""
+    """Multiply src along `dim` by index, and `out` if given; positions without elements get 1.
+
+    Uses the array library's own scatter.
+    """
     axis = _axis(src, dim)
     size = _sized(out, dim, dim_size, src)
     if size is None:
         size = int(index.max()) + 1 if math.prod(index.shape) > 0 else 0
     shape = tuple(size if i == axis else n for i, n in enumerate(src.shape))
     full = _broadcast(src, index, axis)
+    _check_range(full, size)
     if is_torch(src):
         start = src.new_ones(shape) if out is None else out
-        return start.scatter_reduce(axis, full.long(), src, "prod")
+        return _store(out, start.scatter_reduce(axis, full.long(), src, "prod"))
     result = np.ones(shape, src.dtype) if out is None else out
     places = list(np.ogrid[tuple(slice(n) for n in src.shape)])
     places[axis] = full
@@ -245,6 +273,7 @@ def _shifted(plan: _Plan, src: Any) -> tuple[Any, Any, Any]:
     """Return src minus its segment's maximum, the maximum, and the sum of exponentials, in the plan's shapes."""
     x = plan.enter(src)
     top = segment_reduce(plan.segments, x.detach() if is_torch(x) else x, "max")
+    top = _where(top == -math.inf, _zeros_like(top), top)  # -inf minus itself is NaN
     shifted = x - graph.gather(plan.segments, top)
     exponent = shifted.exp() if is_torch(shifted) else np.exp(shifted)
     return shifted, top, segment_reduce(plan.segments, exponent, "sum")
@@ -261,7 +290,7 @@ def scatter_log_softmax(src: Any, index: Any, dim: int = -1, eps: float = 1e-12,
 def scatter_logsumexp(
     src: Any, index: Any, dim: int = -1, out: Any | None = None, dim_size: int | None = None, eps: float = 1e-12
 ) -> Any:
-    """Logarithm of the sum of exponentials by index; positions without elements get 0."""
+    """Logarithm of the sum of exponentials by index; 0 where all elements are -inf or there is none."""
     if out is not None:
         raise ValueError("scatter_logsumexp has no out: combine with logaddexp")
     plan = _Plan(src, index, dim, dim_size)
@@ -324,21 +353,37 @@ def segment_min_coo(src: Any, index: Any, out: Any | None = None, dim_size: int 
 
 def gather_coo(src: Any, index: Any, out: Any | None = None) -> Any:
     """Return src[index] along the last dimension of index."""
-    if index.ndim == 1:
-        picked = graph.gather(Segments(index, src.shape[0]), src)
-    else:
-        dim = index.ndim - 1
-        full = index.reshape(tuple(index.shape) + (1,) * (src.ndim - index.ndim))
-        if is_torch(src):
-            shape = tuple(index.shape) + tuple(src.shape[index.ndim :])
-            picked = src.gather(dim, full.expand(shape).long())
-        else:
-            picked = np.take_along_axis(src, full, dim)
-    return _store(out, picked)
+    dim = index.ndim - 1
+    if dim == 0:
+        return _store(out, graph.gather(Segments(index, src.shape[0]), src))
+    index = _over_batches(index, src, "index")
+    _check_range(index, src.shape[dim])
+    full = index.reshape(tuple(index.shape) + (1,) * (src.ndim - index.ndim))
+    if is_torch(src):
+        shape = tuple(index.shape) + tuple(src.shape[index.ndim :])
+        return _store(out, src.gather(dim, full.expand(shape).long()))
+    return _store(out, np.take_along_axis(src, full, dim))
 
 
-def _batched(function: Any, src: Any, indptr: Any) -> Any:
-    """Apply a function of (src, vector) to every batch of a matrix of pointers."""
+def _over_batches(x: Any, src: Any, name: str) -> Any:
+    """Expand all dimensions of an index or of pointers but the last to those of src, as torch_scatter does."""
+    if x.ndim > src.ndim:
+        raise ValueError(f"{name} has {x.ndim} dimensions, more than the {src.ndim} of src")
+    batches = tuple(src.shape[: x.ndim - 1])
+    if any(n not in (1, size) for n, size in zip(x.shape, batches, strict=False)):
+        raise ValueError(f"{name} {tuple(x.shape)} does not fit the batches of src {tuple(src.shape)}")
+    shape = (*batches, x.shape[-1])
+    return x.expand(shape) if is_torch(x) else np.broadcast_to(x, shape)
+
+
+def _batched(function: Any, src: Any, indptr: Any, length: int) -> Any:
+    """Apply a function of (src, vector) to every batch of a matrix of pointers.
+
+    Without batches, results have this length along the dimension of the segments.
+    """
+    indptr = _over_batches(indptr, src, "indptr")
+    if math.prod(indptr.shape[:-1]) == 0:
+        return src.reshape(-1)[:0].reshape(*indptr.shape[:-1], length, *src.shape[indptr.ndim :])
     parts = [function(src[i], indptr[i]) for i in range(indptr.shape[0])]
     if isinstance(parts[0], tuple):
         return tuple(_stack([part[i] for part in parts]) for i in range(len(parts[0])))
@@ -353,11 +398,20 @@ def _stack(parts: list[Any]) -> Any:
     return np.stack(parts)
 
 
+def _positions_like(x: Any) -> Any:
+    return x.long() if is_torch(x) else x.astype(np.int64)
+
+
 def _segment_csr(src: Any, indptr: Any, reduce: str) -> Any:
     """Reduce as segment_csr does; max and min return positions too."""
     if indptr.ndim > 1:
-        return _batched(lambda x, ptr: _segment_csr(x, ptr, reduce), src, indptr)
+        found = _batched(lambda x, ptr: _segment_csr(x, ptr, reduce), src, indptr, max(0, indptr.shape[-1] - 1))
+        return found if isinstance(found, tuple) or reduce not in ("max", "min") else (found, _positions_like(found))
+    if indptr.shape[0] == 0:
+        indptr = _arange_like(indptr, 1)  # no segments
     first, last = int(indptr[0]), int(indptr[-1])
+    if first < 0:
+        raise ValueError(f"indptr[0] must be 0 or more, but is {first}")
     segments = Segments.from_ptr(indptr - first, last - first)
     if reduce not in ("max", "min"):
         return segment_reduce(segments, src[first:last], "sum" if reduce == "add" else reduce)
@@ -409,7 +463,9 @@ def segment_min_csr(src: Any, indptr: Any, out: Any | None = None) -> tuple[Any,
 def gather_csr(src: Any, indptr: Any, out: Any | None = None) -> Any:
     """Repeat src[..., i, ...] indptr[i + 1] - indptr[i] times along the last dimension of indptr."""
     if indptr.ndim > 1:
-        picked = _batched(gather_csr, src, indptr)
+        picked = _batched(gather_csr, src, indptr, 0)
     else:
+        if indptr.shape[0] == 0:
+            indptr = _arange_like(indptr, 1)  # no segments
         picked = graph.gather(Segments.from_ptr(indptr), src)
     return _store(out, picked)

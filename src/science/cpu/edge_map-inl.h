@@ -8,7 +8,6 @@ template <typename E>
 struct EdgeRows {
   const typename E::T* lhs;
   const typename E::T* rhs;
-  typename E::T* out;
   const int32_t* mask;
   int32_t edge;
 };
@@ -28,13 +27,14 @@ inline V EdgeValue(const EdgeRows<E>& r, int64_t col, int64_t rhs_group, int n) 
 }
 
 // Columns [first, last), which share one element of rhs if rhs_group is above 1.
-template <typename E, Op op>
-inline void MapRange(const EdgeRows<E>& r, int64_t first, int64_t last, int64_t rhs_group, V alpha) {
+template <typename E, Op op, typename Out>
+inline void MapRange(const EdgeRows<E>& r, typename Out::T* out, int64_t first, int64_t last,
+                     int64_t rhs_group, V alpha) {
   int64_t col = first;
   for (; col + kLanes <= last; col += kLanes)
-    E::Store(r.out + col, Mul(alpha, EdgeValue<E, op, false>(r, col, rhs_group, kLanes)));
+    Out::Store(out + col, Mul(alpha, EdgeValue<E, op, false>(r, col, rhs_group, kLanes)));
   const int n = static_cast<int>(last - col);
-  if (n > 0) E::StoreFirst(r.out + col, Mul(alpha, EdgeValue<E, op, true>(r, col, rhs_group, n)), n);
+  if (n > 0) Out::StoreFirst(out + col, Mul(alpha, EdgeValue<E, op, true>(r, col, rhs_group, n)), n);
 }
 
 template <typename E, Op op>
@@ -59,7 +59,7 @@ inline float SumRange(const EdgeRows<E>& r, int64_t first, int64_t last, int64_t
   return SumLanes(Add(sum[0], sum[1]));
 }
 
-template <typename E, Op op>
+template <typename E, Op op, typename Out>
 void MapEdges(const EdgeMapTask& t) {
   for (int32_t p = t.first; p < t.last; ++p) {
     const int64_t lhs = t.lhs_rows != nullptr ? t.lhs_rows[p] : p;
@@ -67,12 +67,12 @@ void MapEdges(const EdgeMapTask& t) {
     const int32_t out = t.out_rows != nullptr ? t.out_rows[p] : p;
     const EdgeRows<E> r = {static_cast<const typename E::T*>(t.lhs) + lhs * t.lhs_stride,
                            static_cast<const typename E::T*>(t.rhs) + rhs * t.rhs_stride,
-                           static_cast<typename E::T*>(t.out) + int64_t{out} * t.out_stride,
                            t.mask != nullptr ? t.mask + lhs * t.cols : nullptr, out};
+    auto* row = static_cast<typename Out::T*>(t.out) + int64_t{out} * t.out_stride;
     if (t.sum_group == 0) {
       const int64_t step = op == Op::kCopyU || t.rhs_group == 1 ? t.cols : t.rhs_group;
       for (int64_t col = 0; col < t.cols; col += step)
-        MapRange<E, op>(r, col, col + step, t.rhs_group, Set(t.alpha));
+        MapRange<E, op, Out>(r, row, col, col + step, t.rhs_group, Set(t.alpha));
       continue;
     }
     for (int64_t j = 0; j * t.sum_group < t.cols; ++j) {
@@ -81,26 +81,32 @@ void MapEdges(const EdgeMapTask& t) {
       const int64_t step = op == Op::kCopyU || t.rhs_group == 1 ? t.sum_group : 1;
       for (int64_t col = first; col < last; col += step)
         sum += SumRange<E, op>(r, col, col + step, t.rhs_group);
-      E::StoreOne(r.out + j, t.alpha * sum);
+      Out::StoreOne(row + j, t.alpha * sum);
     }
+  }
+}
+
+template <typename E, typename Out>
+void MapEdgesByOp(const EdgeMapTask& t) {
+  switch (t.op) {
+    case Op::kCopyU:
+      return MapEdges<E, Op::kCopyU, Out>(t);
+    case Op::kAdd:
+      return MapEdges<E, Op::kAdd, Out>(t);
+    case Op::kSub:
+      return MapEdges<E, Op::kSub, Out>(t);
+    case Op::kMul:
+      return MapEdges<E, Op::kMul, Out>(t);
+    case Op::kDiv:
+      return MapEdges<E, Op::kDiv, Out>(t);
   }
 }
 
 inline void RunEdgeMap(const EdgeMapTask& t) {
   WithElements(t.dtype, [&](auto elements) {
     using E = decltype(elements);
-    switch (t.op) {
-      case Op::kCopyU:
-        return MapEdges<E, Op::kCopyU>(t);
-      case Op::kAdd:
-        return MapEdges<E, Op::kAdd>(t);
-      case Op::kSub:
-        return MapEdges<E, Op::kSub>(t);
-      case Op::kMul:
-        return MapEdges<E, Op::kMul>(t);
-      case Op::kDiv:
-        return MapEdges<E, Op::kDiv>(t);
-    }
+    if (t.out_f32) return MapEdgesByOp<E, F32>(t);
+    return MapEdgesByOp<E, E>(t);
   });
 }
 

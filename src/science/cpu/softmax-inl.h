@@ -4,6 +4,9 @@
 namespace moesaic::graph::cpu {
 namespace {
 
+/// Returns e^x; 0 for -inf, where Exp() returns its smallest result. NaN stays.
+inline V Weight(V x) { return Sub(Exp(x), Exp(Set(-__builtin_inff()))); }
+
 template <typename E, bool kPart>
 inline void SoftmaxColumns(const SoftmaxTask& t, int32_t s, int64_t col, int n) {
   const auto* x = static_cast<const typename E::T*>(t.x) + col;
@@ -27,11 +30,13 @@ inline void SoftmaxColumns(const SoftmaxTask& t, int32_t s, int64_t col, int n) 
   if (begin == end) return;
   V max = LoadLanes<E, kPart>(x + row(begin) * t.x_stride, n);
   for (int32_t p = begin + 1; p < end; ++p) max = Max(LoadLanes<E, kPart>(x + row(p) * t.x_stride, n), max);
+  max = Max(Set(-__FLT_MAX__), max);  // -inf - -inf is NaN, not 0; keeps NaN
   V sum = Zero();
   for (int32_t p = begin; p < end; ++p)
-    sum = Add(sum, Exp(Sub(LoadLanes<E, kPart>(x + row(p) * t.x_stride, n), max)));
+    sum = Add(sum, Weight(Sub(LoadLanes<E, kPart>(x + row(p) * t.x_stride, n), max)));
+  sum = Max(Set(__FLT_MIN__), sum);  // 0 if all are -inf, otherwise some 1 or more; keeps NaN
   for (int32_t p = begin; p < end; ++p) {
-    const V e = Exp(Sub(LoadLanes<E, kPart>(x + row(p) * t.x_stride, n), max));
+    const V e = Weight(Sub(LoadLanes<E, kPart>(x + row(p) * t.x_stride, n), max));
     StoreLanes<E, kPart>(out + row(p) * t.out_stride, Div(e, sum), n);
   }
 }
@@ -99,6 +104,8 @@ inline void AttendChunk(const EdgeAttentionTask& t, int head, int32_t begin, int
     if (max != max) max = score;
   }
   const int count = end - begin;
+  // While all scores are -inf (masked), their weights are exp(-inf - shift) = 0.
+  const float shift = max < -__FLT_MAX__ ? 0 : max;
   float before = 0;
   if (state->max == max) {
     before = 1;
@@ -108,7 +115,7 @@ inline void AttendChunk(const EdgeAttentionTask& t, int head, int32_t begin, int
   V sum = Zero();
   for (int i = 0; i < count; i += kLanes) {
     const int n = count - i < kLanes ? count - i : kLanes;
-    const V x = Exp(Sub(kernels::LoadFirst(scores + i, n), Set(max)));
+    const V x = Weight(Sub(kernels::LoadFirst(scores + i, n), Set(shift)));
     kernels::Store(scores + i, x);  // lanes beyond `count` are not read as weights
     sum = Add(sum, kernels::LoadFirst(scores + i, n));
   }
@@ -135,7 +142,7 @@ inline void AttendHead(const EdgeAttentionTask& t, int32_t node, int head, HeadS
     AttendChunk<E>(t, head, p, p + kScoreChunk < t.ptr[node + 1] ? p + kScoreChunk : t.ptr[node + 1], q,
                    state);
   }
-  const bool empty = t.ptr[node] == t.ptr[node + 1];
+  const bool empty = state->sum == 0;  // no edge, or all masked; otherwise the sum is NaN or some 1 or more
   const V inverse = empty ? Zero() : Set(1.0F / state->sum);
   auto* out = static_cast<typename E::T*>(t.out) + node * t.out_stride + int64_t{head} * t.v_dim;
   int d = 0;

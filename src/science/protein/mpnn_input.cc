@@ -50,6 +50,13 @@ StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<
       for (int64_t missing = 0; gap <= kMaxFilledGap && missing < gap; ++missing)
         AppendResidue(nullptr, index(), number, designed, &input);
       AppendResidue(&chain.residues[r], index(), number, designed, &input);
+      if (input.size() > kMaxMpnnPositions) {
+        return ResourceExhausted(
+            "the structure has more than {} residues, counting those that its numbering omits; design some "
+            "of "
+            "its chains by themselves",
+            kMaxMpnnPositions);
+      }
     }
   }
   return input;

@@ -29,6 +29,13 @@ int32_t ChooseLetter(const float* logits, const MpnnSampling& sampling, std::mt1
   return last;
 }
 
+// The largest number of inputs of a layer that the sampler runs.
+int WidestInput(const MpnnDecoder& model) {
+  int width = 2 * model.hidden;
+  for (const MpnnLayer& layer : model.decoder) width = std::max(width, layer.dense_out.k());
+  return width;
+}
+
 }  // namespace
 
 void LogSoftmax(float* x, int n) {
@@ -45,7 +52,7 @@ MpnnSampler::MpnnSampler(const graph::Context& ctx, const MpnnDecoder& model, co
       model_(model),
       input_(input),
       encoding_(encoding),
-      dense_(ctx, tensor::PackedFormat::kF32, std::max(1, encoding.neighbors), 4 * model.hidden) {
+      dense_(ctx, tensor::PackedFormat::kF32, std::max(1, encoding.neighbors), WidestInput(model)) {
   const int64_t size = encoding.size;
   const int h = model.hidden;
   const size_t layers = model.decoder.size();
@@ -61,7 +68,6 @@ MpnnSampler::MpnnSampler(const graph::Context& ctx, const MpnnDecoder& model, co
           waiting_.data() + l * size * h, h);
   in_.resize(static_cast<size_t>(encoding.neighbors) * h);
   out_.resize(in_.size());
-  inner_.resize(4 * static_cast<size_t>(h));
 }
 
 void MpnnSampler::RunLayer(size_t l, int64_t t) {

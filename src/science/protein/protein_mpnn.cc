@@ -36,6 +36,9 @@ Status CheckMpnnInput(const MpnnInput& input) {
     return InvalidArgument("all arrays of the input must have {} positions", size);
   }
   if (size == 0) return InvalidArgument("the input has no residues");
+  if (input.size() > kMaxMpnnPositions) {
+    return ResourceExhausted("the input has {} positions, more than {}", size, kMaxMpnnPositions);
+  }
   for (size_t i = 0; i < input.xyz.size(); ++i) {
     if (!std::isfinite(input.xyz[i])) {
       return InvalidArgument("coordinate {} of residue {} must be finite, but is {}", i % 12, i / 12,

@@ -33,7 +33,12 @@ struct MpnnInput {
 /// Residues on both sides of a larger gap count as adjacent.
 inline constexpr int kMaxFilledGap = 512;
 
-/// Converts a structure. `chains` names the chains to design; empty: all. Fails if a chain does not exist.
+/// Largest number of positions. The search for neighbours is quadratic in it, and with 128 channels and 48
+/// neighbours the edges take 3.2 GB.
+inline constexpr int64_t kMaxMpnnPositions = 1 << 17;
+
+/// Converts a structure. `chains` names the chains to design; empty: all. Fails if a chain does not exist, and
+/// from kMaxMpnnPositions positions on.
 StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<std::string>& chains = {});
 
 /// Result of the encoder.

@@ -52,6 +52,25 @@ TEST_P(ProteinMpnnTest, MatchesPyTorch) {
   ExpectClose(got, want, 1e-5F, "log-probabilities");
 }
 
+TEST_P(ProteinMpnnTest, DoesNotDependOnThreads) {
+  MpnnEncoding first;
+  std::vector<float> first_logs;
+  for (const int threads : {1, 2, 3}) {
+    const auto workspace = graph::MakeWorkspace(GetParam(), threads);
+    const MpnnEncoding encoding = *model_.Encode(workspace->context(), input_);
+    const std::vector<float> logs = *model_.LogProbabilities(workspace->context(), input_, encoding,
+                                                             input_.sequence, goldens_.Ints("order"));
+    if (threads == 1) {
+      first = encoding;
+      first_logs = logs;
+    }
+    EXPECT_EQ(encoding.neighbor, first.neighbor);
+    EXPECT_EQ(encoding.nodes, first.nodes);
+    EXPECT_EQ(encoding.edges, first.edges);
+    EXPECT_EQ(logs, first_logs);
+  }
+}
+
 TEST_P(ProteinMpnnTest, SamplesAgreeWithTheirLogProbabilities) {
   const graph::Context ctx = workspace_->context();
   const MpnnEncoding encoding = *model_.Encode(ctx, input_);
@@ -79,6 +98,37 @@ TEST_P(ProteinMpnnTest, SamplesAgreeWithTheirLogProbabilities) {
                         {.temperature = 1, .seed = 5})
                 ->sequence,
             sample.sequence);
+}
+
+TEST_P(ProteinMpnnTest, SamplesWithATransitionOfAnyWidth) {
+  const graph::Context ctx = workspace_->context();
+  constexpr int kHidden = 16, kWide = 1024;  // published: 4 H
+  WeightMap weights = goldens_.Weights("weights.");
+  auto widen = [](WeightTensor* tensor, std::vector<int64_t> shape) {
+    const size_t old = tensor->values.size();
+    int64_t size = 1;
+    for (const int64_t n : tensor->shape = std::move(shape)) size *= n;
+    for (size_t i = old; i < static_cast<size_t>(size); ++i)
+      tensor->values.push_back(tensor->values[i - old]);
+  };
+  for (const std::string layer : {"decoder_layers.0.", "decoder_layers.1."}) {
+    widen(&weights[layer + "dense.W_in.weight"], {kWide, kHidden});
+    widen(&weights[layer + "dense.W_in.bias"], {kWide});
+    widen(&weights[layer + "dense.W_out.weight"], {kHidden, kWide});
+  }
+  const ProteinMpnn wide = *ProteinMpnn::Load(weights, 2);
+  const MpnnEncoding encoding = *wide.Encode(ctx, input_);
+  const MpnnSample sample = *wide.Sample(ctx, input_, encoding, {.temperature = 1, .seed = 5});
+  const std::vector<float> logs =
+      *wide.LogProbabilities(ctx, input_, encoding, sample.sequence, DecodingOrder(input_, 5));
+  double score = 0;
+  int count = 0;
+  for (int64_t i = 0; i < encoding.size; ++i) {
+    if (input_.known[i] == 0) continue;
+    score -= logs[i * kMpnnLetters + sample.sequence[i]];
+    ++count;
+  }
+  EXPECT_NEAR(sample.score, score / count, 1e-4);
 }
 
 TEST_P(ProteinMpnnTest, OmittedLettersAreNeverChosen) {

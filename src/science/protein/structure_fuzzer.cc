@@ -16,7 +16,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       continue;
     }
     const auto input = moesaic::science::MakeMpnnInput(*structure);
-    if (!input.ok() || input->size() < structure->residues()) std::abort();
+    if (!input.ok()) {
+      if (input.status().code() != absl::StatusCode::kResourceExhausted) std::abort();
+      continue;
+    }
+    if (input->size() < structure->residues() || input->size() > moesaic::science::kMaxMpnnPositions)
+      std::abort();
   }
   return 0;
 }

@@ -38,6 +38,22 @@ TEST(PdbTest, ReadsChainsAndBackbones) {
   EXPECT_EQ(structure.incomplete(), 0);
 }
 
+TEST(PdbTest, GapsOfALongChainAreBounded) {
+  Structure structure;
+  structure.chains.push_back({.name = "A", .residues = {}});
+  for (int r = 0; r < 1000; ++r) {
+    Residue residue;
+    residue.number = 500 * r;
+    structure.chains[0].residues.push_back(residue);
+  }
+  EXPECT_EQ(
+      Message(MakeMpnnInput(structure).status()),
+      "the structure has more than 131072 residues, counting those that its numbering omits; design some of "
+      "its chains by themselves");
+  structure.chains[0].residues.resize(200);
+  EXPECT_EQ(MakeMpnnInput(structure)->size(), 500 * 199 + 1);
+}
+
 TEST(PdbTest, TakesTheLocationWithTheHighestOccupancy) {
   const std::string text =
       Atom(1, "CA", "SER", 'A', 1, 1, 'A', 0.4F) + Atom(2, "CA", "SER", 'A', 1, 2, 'B', 0.6F) +

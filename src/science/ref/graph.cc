@@ -85,6 +85,7 @@ void Reduce(const ReduceTask& t) {
 }
 
 void EdgeMap(const EdgeMapTask& t) {
+  const tensor::DType out_type = t.out_f32 ? tensor::DType::kF32 : t.dtype;
   for (int32_t p = t.first; p < t.last; ++p) {
     const int64_t lhs = RowOf(t.lhs_rows, p), rhs = RowOf(t.rhs_rows, p), out = RowOf(t.out_rows, p);
     auto value = [&](int64_t col) {
@@ -95,13 +96,13 @@ void EdgeMap(const EdgeMapTask& t) {
     };
     if (t.sum_group == 0) {
       for (int64_t col = 0; col < t.cols; ++col)
-        StoreElement(t.out, t.dtype, out * t.out_stride + col, t.alpha * value(col));
+        StoreElement(t.out, out_type, out * t.out_stride + col, t.alpha * value(col));
       continue;
     }
     for (int64_t j = 0; j * t.sum_group < t.cols; ++j) {
       float sum = 0;
       for (int64_t col = j * t.sum_group; col < (j + 1) * t.sum_group; ++col) sum += value(col);
-      StoreElement(t.out, t.dtype, out * t.out_stride + j, t.alpha * sum);
+      StoreElement(t.out, out_type, out * t.out_stride + j, t.alpha * sum);
     }
   }
 }
@@ -125,8 +126,9 @@ void Softmax(const SoftmaxTask& t) {
         for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) store(p, x(p) * (grad(p) - dot));
         continue;
       }
+      if (max == -kInfinity) max = 0;  // masked: weights are exp(-inf) = 0
       for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) sum += std::exp(x(p) - max);
-      for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) store(p, std::exp(x(p) - max) / sum);
+      for (int32_t p = t.ptr[s]; p < t.ptr[s + 1]; ++p) store(p, sum == 0 ? 0 : std::exp(x(p) - max) / sum);
     }
   }
 }
@@ -149,6 +151,7 @@ void EdgeAttention(const EdgeAttentionTask& t) {
         scores.push_back(score);
         max = std::max(max, score);
       }
+      if (max == -kInfinity) max = 0;  // masked: weights are exp(-inf) = 0
       for (float& score : scores) sum += score = std::exp(score - max);
       for (int d = 0; d < t.v_dim; ++d) {
         float value = 0;
@@ -157,10 +160,10 @@ void EdgeAttention(const EdgeAttentionTask& t) {
           value += scores[i] * LoadElement(t.v, t.dtype, row * t.v_stride + int64_t{head} * t.v_dim + d);
         }
         StoreElement(t.out, t.dtype, node * t.out_stride + int64_t{head} * t.v_dim + d,
-                     scores.empty() ? 0.0F : value / sum);
+                     sum == 0 ? 0.0F : value / sum);
       }
       if (t.log_sum != nullptr) {
-        t.log_sum[int64_t{node} * t.heads + head] = scores.empty() ? -kInfinity : max + std::log(sum);
+        t.log_sum[int64_t{node} * t.heads + head] = sum == 0 ? -kInfinity : max + std::log(sum);
       }
     }
   }

@@ -73,6 +73,45 @@ TEST_P(Se3LayersTest, LayersMatchPyTorch) {
     ExpectClose(scaled.at(degree), goldens_.Floats(fmt::format("norm.out{}", degree)), 1e-5F, "norm");
 }
 
+// Rotates rows of degree 2: the matrix D with Y(R x) = D Y(x) for harmonics Y of 5 directions x.
+std::vector<float> TurnedDegree2(const std::vector<float>& rows, const std::array<float, 9>& rotation,
+                                 std::mt19937* rng) {
+  constexpr int kSize = 5;
+  const SphericalHarmonics harmonics(2);
+  std::normal_distribution<float> normal;
+  std::vector<float> directions(3 * kSize);
+  for (float& x : directions) x = normal(*rng);
+  const std::vector<float> turned = Moved(directions, rotation, {0, 0, 0});
+  double a[kSize][2 * kSize];  // rows [Y(x), Y(R x)]: A X = B with X = D^T
+  for (int i = 0; i < kSize; ++i) {
+    std::vector<float> before(harmonics.size()), after(harmonics.size());
+    harmonics.Evaluate(directions.data() + 3 * i, before.data());
+    harmonics.Evaluate(turned.data() + 3 * i, after.data());
+    for (int m = 0; m < kSize; ++m) {
+      a[i][m] = before[SphericalHarmonics::Offset(2) + m];
+      a[i][kSize + m] = after[SphericalHarmonics::Offset(2) + m];
+    }
+  }
+  for (int column = 0; column < kSize; ++column) {
+    int pivot = column;
+    for (int i = column; i < kSize; ++i)
+      pivot = std::abs(a[i][column]) > std::abs(a[pivot][column]) ? i : pivot;
+    std::swap(a[column], a[pivot]);
+    for (int i = 0; i < kSize; ++i) {
+      const double factor = i == column ? 0 : a[i][column] / a[column][column];
+      for (int c = 0; c < 2 * kSize; ++c) a[i][c] -= factor * a[column][c];
+    }
+    for (int c = 2 * kSize; c-- > 0;) a[column][c] /= a[column][column];
+  }
+  std::vector<float> out(rows.size());
+  for (size_t r = 0; r < rows.size(); r += kSize) {
+    for (int m = 0; m < kSize; ++m) {
+      for (int k = 0; k < kSize; ++k) out[r + m] += static_cast<float>(a[k][kSize + m]) * rows[r + k];
+    }
+  }
+  return out;
+}
+
 TEST_P(Se3LayersTest, AttentionIsEquivariantAndIndependentOfThreads) {
   const auto block = *Se3AttentionBlock::Load(WeightScope(attention_), kIn, kOut, 3, 2, 2);
   const FiberFeatures before = *block.Run(ctx_, GraphOf(xyz_), x_, edge_.data());
@@ -84,6 +123,8 @@ TEST_P(Se3LayersTest, AttentionIsEquivariantAndIndependentOfThreads) {
       *block.Run(ctx_, GraphOf(Moved(xyz_, rotation, {1, 2, 3})), turned, edge_.data());
   ExpectClose(after.at(0), before.at(0), 1e-4F, "degree 0");
   ExpectClose(after.at(1), Moved(before.at(1), rotation, {0, 0, 0}), 1e-4F, "degree 1");
+  // The matrix is solved from harmonics in f32.
+  ExpectClose(after.at(2), TurnedDegree2(before.at(2), rotation, &rng), 1e-4F, "degree 2");
   const auto other = graph::MakeWorkspace(GetParam(), 3);
   EXPECT_EQ(*block.Run(other->context(), GraphOf(xyz_), x_, edge_.data()), before);
 }

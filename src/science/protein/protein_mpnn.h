@@ -37,8 +37,8 @@ inline constexpr int kMaxFilledGap = 512;
 /// neighbours the edges take 3.2 GB.
 inline constexpr int64_t kMaxMpnnPositions = 1 << 17;
 
-/// Converts a structure. `chains` names the chains to design; empty: all. Fails if a chain does not exist, and
-/// from kMaxMpnnPositions positions on.
+/// Converts a structure. `chains` names the chains to design; empty: all. Fails if a chain does not exist,
+/// and from kMaxMpnnPositions positions on.
 StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<std::string>& chains = {});
 
 /// Result of the encoder.

@@ -265,6 +265,22 @@ def test_weights_may_be_inference_tensors():
         assert torch.equal(layer(graph.Graph(src, dst, 7, 6), *fixed), expected)
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_writes_that_no_version_counts_need_refresh(inference):
+    parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(9))
+    plan, fixed = graph.Graph(src, dst, 7, 6), [x.detach() for x in inputs]
+    with torch.inference_mode(inference):
+        copies = {name: value.detach().clone() for name, value in parameters.items()}
+        layer = layers.EdgeMlpReduce(copies, 3, 4, 2, distance=True)
+        before = layer(plan, *fixed)
+        for value in copies.values():
+            value.data.mul_(0.5)
+        layer.refresh()
+        after = layer(plan, *fixed)
+        assert not torch.equal(after, before)
+        assert torch.equal(after, layers.EdgeMlpReduce(copies, 3, 4, 2, distance=True)(plan, *fixed))
+
+
 def test_gradients_do_not_depend_on_threads_and_second_ones_raise():
     parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(9))
     plan = graph.Graph(src, dst, 7, 6)

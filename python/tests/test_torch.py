@@ -185,3 +185,47 @@ def test_equals_torch_scatter():
             ts.segment_csr(src, ptr, reduce=kind), torch_scatter.segment_csr(src, ptr, reduce=kind)
         )
     torch.testing.assert_close(ts.gather_csr(src[:3], ptr), torch_scatter.gather_csr(src[:3], ptr))
+
+
+def test_out_is_written_and_index_checked():
+    src, index = torch.tensor([2.0, float("nan"), 6.0, 1.0]), torch.tensor([0, 1, 2, 2])
+    for name, want in (
+        ("scatter_max", [3, float("nan"), 6, 3]),
+        ("scatter_min", [2, float("nan"), 1, 3]),
+        ("scatter_mul", [6, float("nan"), 18, 3]),
+        ("scatter_sum", [5, float("nan"), 10, 3]),
+        ("scatter_mean", [5, float("nan"), 5, 3]),
+    ):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            out = torch.full((4,), 3.0, dtype=dtype)
+            got = getattr(ts, name)(src.to(dtype), index, out=out)
+            torch.testing.assert_close(out, torch.tensor(want, dtype=dtype), equal_nan=True)
+            assert (got[0] if isinstance(got, tuple) else got) is out
+    with pytest.raises(ValueError, match="index must be in"):
+        ts.scatter_mul(src, torch.tensor([0, -1, 1, 1]), dim_size=4)
+    rows = torch.arange(12.0).reshape(3, 2, 2)
+    one = torch.tensor([[0, 1, 2]])
+    torch.testing.assert_close(ts.segment_csr(rows, one), rows)
+    torch.testing.assert_close(ts.gather_csr(rows, one), rows)
+    torch.testing.assert_close(ts.gather_coo(rows, torch.tensor([[1, 0]])), rows[:, [1, 0]])
+    assert ts.segment_csr(rows[0], torch.zeros(0, dtype=torch.long)).shape == (0, 2)
+    low = float("-inf")
+    masked = torch.tensor([low, low, 1.0, low], requires_grad=True)
+    for name, want in (("scatter_softmax", [0.0, 0, 1, 0]), ("scatter_logsumexp", [0.0, 1])):
+        got = getattr(ts, name)(masked, torch.tensor([0, 0, 1, 1]))
+        torch.testing.assert_close(got, torch.tensor(want))
+    ts.scatter_softmax(masked, torch.tensor([0, 0, 1, 1])).sum().backward()
+    torch.testing.assert_close(masked.grad, torch.zeros(4))
+
+
+def test_dot_products_with_max_have_gradients():
+    g, src, dst = plan()
+    u, e = leaf(7, 2, 3), leaf(40, 2, 3)
+    weights = uniform(6, 2)
+    message = (u[src] * e).sum(-1)
+    want = torch.zeros(6, 2).scatter_reduce(0, dst.view(-1, 1).expand(40, 2), message, "amax", include_self=False)
+    got = graph.gspmm(g, "dot", "max", u, e).reshape(6, 2)
+    torch.testing.assert_close(got, want)
+    grads = [torch.autograd.grad((x * weights).sum(), (u, e), retain_graph=True) for x in (got, want)]
+    for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)

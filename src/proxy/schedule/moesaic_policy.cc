@@ -206,7 +206,7 @@ class MoesaicPolicy final : public Policy {
       }
       on_time.push(i);
       total += static_cast<double>(queue[i].work) / engines;
-      while (total > left) {
+      while (total > left && !on_time.empty()) {
         const size_t longest = on_time.top();
         on_time.pop();
         late[longest] = true;

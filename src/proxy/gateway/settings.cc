@@ -379,7 +379,8 @@ constexpr Directive kDirectives[] = {
      SetRetries},
     {"breaker", "FAILURES [OPEN [MAX_OPEN]]", "3 1s 1m",
      "After FAILURES consecutive failures an engine gets no request "
-     "for OPEN, doubled with each further failure.",
+     "for OPEN. Each failure after that time doubles the next one. Failures while it is closed off do not "
+     "count.",
      SetBreaker},
     {"health", "off | PATH [INTERVAL [TIMEOUT]]", "/health 5s 2s", "Active health checks.", SetHealth},
     {"metaserver", "URL", "",

@@ -247,9 +247,15 @@ void State::RecordFailure(int id, Nanos now, const BreakerOptions& options) {
     other = static_cast<int>(i) != id && StateOf(candidate) == InstanceState::kEnabled &&
             candidate.healthy != 0 && candidate.closed_until <= now && same_role;
   }
-  if (!other) return;
+  if (!other) {
+    entry.failures = options.failures - 1;  // the next one decides again
+    return;
+  }
   const uint32_t doublings = std::min<uint32_t>(entry.failures - options.failures, 30);
-  entry.closed_until = now + std::min(options.max_open, options.open << doublings);
+  const bool below = options.open <= options.max_open >> doublings;  // the product does not overflow
+  entry.closed_until = now + (below ? options.open << doublings : options.max_open);
+  // Requests that were sent before the breaker opened fail by the same cause: they do not count again.
+  if (entry.closed_until > now) return;
 }
 
 StatusOr<int> State::RegisterWorker(int32_t pid) {

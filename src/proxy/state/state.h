@@ -33,8 +33,8 @@ struct Totals {
   uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
 };
 
-/// Circuit breaker: after `failures` consecutive failures an instance gets no request for `open`, doubled
-/// with each further failure up to `max_open`.
+/// Circuit breaker: after `failures` consecutive failures an instance gets no request for `open`. Each
+/// failure after that time doubles the next one, up to `max_open`.
 struct BreakerOptions {
   uint32_t failures = 3;
   Nanos open = 1 * kSecond;

@@ -104,6 +104,10 @@ void EngineMetrics(Writer& out, Gateway& gateway) {
   PerEngine(out, engines, "moesaic_proxy_engine_index_exact", "gauge",
             "1: the prefix index follows the engine's KV events without a gap.",
             [](Engine e) { return e.index_state == IndexState::kExact ? 1 : 0; });
+  PerEngine(out, engines, "moesaic_proxy_engine_block_size_differs", "gauge",
+            "1: the engine's KV blocks have another size than block_size of the pool, so that no prompt is "
+            "matched with its cache.",
+            [size = gateway.settings().block_size](Engine e) { return e.config.block_size != size ? 1 : 0; });
   PerEngine(out, engines, "moesaic_proxy_engine_requests_total", "counter",
             "Requests that the engine completed.", [](Engine e) { return e.completed; });
   PerEngine(out, engines, "moesaic_proxy_engine_failures_total", "counter",

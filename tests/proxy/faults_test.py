@@ -213,6 +213,20 @@ class Stages(ProxyTest):
         for client in waiting:
             client.close()
         until(lambda: proxy.state()["stages"][3]["now"] == 0, what=proxy.state)  # before the engine becomes free
+    def test_recovers_the_index_after_truncated_messages(self):
+        name = self.endpoint("cut")
+        engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay")
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;")
+        until(lambda: proxy.complete(prompt=tokens(0, 64), max_tokens=1)[0] == 200 and proxy.state()["engines"][0]["index"] == "exact",
+              what=proxy.state)
+        engine.faults(truncate_message=1.0)
+        for i in range(1, 11):
+            proxy.complete(prompt=tokens(i, 160), max_tokens=1)
+        engine.faults(truncate_message=0.0)
+        until(lambda: proxy.complete(prompt=tokens(99, 64), max_tokens=1)[0] == 200
+              and proxy.state()["engines"][0]["index"] == "exact" and proxy.state()["index"]["memberships"] >= 100, what=proxy.state)
+        self.assertGreater(proxy.metric("moesaic_proxy_kv_errors_total"), 0)
+
         for client in running:
             client.close()
         self.assertEqual(self.aborted(proxy)["prefill_waiting"], self.COUNT)

@@ -465,6 +465,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
 
   std::string AnswerId() const {
     return fmt::format("{}-{}", prompt_->body.endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", id_);
+    set.truncate_message = faults.value("truncate_message", set.truncate_message);
   }
   std::string TokenText(uint32_t index) const { return fmt::format(" t{}", MockOutputToken(seed_, index)); }
 

@@ -56,6 +56,7 @@ struct RequestView {
   Nanos work = 0;             ///< predicted prefill time with the best known prefix
   bool must_place = false;    ///< the starvation bound has passed: a free slot must be used
 };
+  uint32_t uncached = 0;      ///< prompt tokens that no instance had when it was submitted
 
 /// Times of moving KV from a prefill to a decode instance.
 struct TransferCost {

@@ -57,6 +57,7 @@ class Scheduler::Impl {
   void KeepPairs(const Waiting& request);
   void Reserve();
   bool Commit(const Waiting& request, int prefill, int decode, Nanos now);
+  bool AnyRoom(const RequestView& view) const;
   void Reject(const Waiting& request);
   static void MoveUrgentForward(std::vector<RequestView>& queue);
   InstanceView* ViewFor(int id) {

@@ -26,7 +26,8 @@ RequestView Scheduler::Impl::ViewOf(const RequestSlot& slot, uint32_t index, Sta
   view.prefill_instance = slot.prefill_instance;
   view.must_place = view.waiting >= options_.starvation_bound;
   const uint32_t cached = std::min(slot.cached_tokens, slot.facts.prompt_tokens);
-  view.work = static_cast<Nanos>(models_[0].PrefillNanos(slot.facts.prompt_tokens - cached, cached));
+  view.uncached = slot.facts.prompt_tokens - cached;
+  view.work = static_cast<Nanos>(models_[0].PrefillNanos(view.uncached, cached));
   if (slot.facts.session != 0) {
     const uint64_t word = StateView(state_.zone()).session(slot.facts.session >> 16).word.load(kRelaxed);
     if (((word ^ slot.facts.session) & ~uint64_t{0xffff}) == 0)

@@ -293,7 +293,9 @@ void Flow::SubmitPrompt() {
 void Flow::Enqueue() {
   phase_ = Phase::kQueued;
   queued_ = gateway_.now();
-  timer_.At(gateway_.now() + gateway_.settings().queue_timeout,
+  // A retry continues the wait of the attempt before it.
+  const Nanos left = gateway_.settings().queue_timeout - waited_[prefill_done_ ? 1 : 0];
+  timer_.At(queued_ + std::max<Nanos>(left, 0),
             [this] { Reply(503, "overloaded_error", "no engine was free in time", kSecond); });
   gateway_.ScheduleSoon();
 }
@@ -303,6 +305,7 @@ void Flow::OnScheduled(const RequestRecord& record) {
   timer_.Cancel();
   prefill_instance_ = record.prefill_instance;
   decode_instance_ = record.decode_instance;
+  waited_[prefill_done_ ? 1 : 0] += gateway_.now() - queued_;
   log_.prefill_skipped = record.prefill_skipped;
   log_.matched_tokens = record.cached_tokens;
   if (record.stage == Stage::kPrefillWaiting || record.stage == Stage::kDecodeWaiting) {

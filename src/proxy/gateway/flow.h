@@ -168,4 +168,5 @@ class Flow : public Exchange::Handler {
   FlowLog log_;
 };
 
+  std::array<Nanos, 2> waited_{};  // before it, in the queues for prefill and for decode
 }  // namespace moesaic::proxy

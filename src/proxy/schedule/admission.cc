@@ -154,7 +154,7 @@ bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
   }
   slot->flags.store(slot->flags.load(kRelaxed) & ~(kTaken | kPrefillSkipped), std::memory_order_release);
   ClearBit(view.scheduled(slot->worker), id.slot);
-  MoveTo(view, id.slot, again_from_prefill ? Stage::kPrefillWaiting : Stage::kDecodeWaiting, now);
+  MoveBack(view, id.slot, again_from_prefill ? Stage::kPrefillWaiting : Stage::kDecodeWaiting, now);
   return true;
 }
 

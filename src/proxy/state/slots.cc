@@ -55,20 +55,28 @@ void FreeIfUnreferenced(const StateView& view, int id) {
 void MoveTo(const StateView& view, uint32_t index, Stage stage, Nanos now) {
   RequestSlot& slot = view.slot(index);
   const auto old = static_cast<Stage>(slot.stage.load(kRelaxed));
-  const Nanos entered = slot.entered[static_cast<size_t>(old)];
-  now = std::max(now, entered);  // the master may have read the clock before the request came
+  now = std::max(now, slot.since);  // the master may have read the clock before the request came
   if (old != stage) {
-    view.s.stage_time[static_cast<size_t>(old)].Add(now - entered);
+    view.s.stage_time[static_cast<size_t>(old)].Add(now - slot.since);
     --view.s.in_stage[static_cast<size_t>(old)];
     ++view.s.in_stage[static_cast<size_t>(stage)];
   }
-  slot.entered[static_cast<size_t>(stage)] = now;
+  slot.entered[static_cast<size_t>(stage)] = slot.since = now;
   slot.stage.store(static_cast<uint8_t>(stage), kRelease);
   ++view.s.entered[static_cast<size_t>(stage)];
   if (old == Stage::kPrefillWaiting) ClearBit(view.waiting_prefill(), index);
   if (old == Stage::kDecodeWaiting) ClearBit(view.waiting_decode(), index);
   if (stage == Stage::kPrefillWaiting) SetBit(view.waiting_prefill(), index);
   if (stage == Stage::kDecodeWaiting) SetBit(view.waiting_decode(), index);
+}
+
+void MoveBack(const StateView& view, uint32_t index, Stage queue, Nanos now) {
+  RequestSlot& slot = view.slot(index);
+  const Nanos first = slot.entered[static_cast<size_t>(queue)];
+  MoveTo(view, index, queue, now);
+  // The starvation bound counts from the first wait.
+  if (first != 0) slot.entered[static_cast<size_t>(queue)] = first;
+  for (size_t later = static_cast<size_t>(queue) + 1; later < kNumStages; ++later) slot.entered[later] = 0;
 }
 
 void ChargePrefill(const StateView& view, RequestSlot& slot, int instance, uint32_t new_tokens,

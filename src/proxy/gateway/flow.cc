@@ -99,7 +99,6 @@ Flow::~Flow() {
     gateway_.Unregister(id_);
     gateway_.state().Finish(id_, Outcome::kAborted, gateway_.now());
   }
-  gateway_.ReturnBody(held_bytes_);
   if (passing_) gateway_.ReturnPass();
 }
 
@@ -130,10 +129,10 @@ void Flow::Start(ClientRequest request) {
                  fmt::format("the body has {} bytes, more than {}", request_.body->size(),
                              gateway_.settings().max_body_bytes));
   }
-  if (!gateway_.TakeBody(request_.body->size())) {
+  hold_ = gateway_.TakeBody(request_.body->size());
+  if (hold_ == nullptr) {
     return Reply(503, "overloaded_error", "the proxy holds too many bytes of requests", kSecond);
   }
-  held_bytes_ = request_.body->size();
   // The engine gets the path as it was read here: it may decode other spellings to paths that are limited.
   const size_t query = std::min(request_.target.find('?'), request_.target.size());
   const bool plain = IsPlainPath(request_.path);
@@ -347,7 +346,7 @@ std::vector<Header> Flow::HeadersForEngines() const {
 }
 
 std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target,
-                                     SharedBody body) {
+                                     SharedBody body, bool once) {
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
@@ -355,7 +354,7 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
     headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   std::string head = gateway_.HttpHead(*engine, method, target, headers, body->size());
-  exchange->Start(engine->address, std::move(head), gateway_.timeouts(), std::move(body));
+  exchange->Start(engine->address, std::move(head), gateway_.timeouts(), std::move(body), once);
   return exchange;
 }
 
@@ -379,7 +378,8 @@ void Flow::StartPrefill() {
 
 void Flow::StartAnswer() {
   const int instance = AnsweringInstance();
-  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false));
+  const bool fetches = gateway_.settings().transfer == Transfer::kVllmNixl && !params_.empty();
+  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false), /*once=*/fetches);
   if (answer_ == nullptr) AnswerFailed(NoEngine());
 }
 

@@ -16,7 +16,9 @@
 
 namespace moesaic::proxy {
 
+class BodyHold;
 class Gateway;
+struct Drainage;
 struct KvRelease;
 struct RenderedPrompt;
 
@@ -108,11 +110,14 @@ class Flow : public Exchange::Handler {
   void StartPair();
   void AskBootstrap();
   std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target,
-                                 SharedBody body);
+                                 SharedBody body, bool once = false);
   /// Body for P of a pair, or for the answering engine.
   SharedBody BodyFor(bool prefill) const;
   void PrefillEnded();
   void PrefillFailed(const Status& status, bool breaker = true);
+  void AcceptAnswer(const ResponseReader& response);
+  /// The decode engine has or had P's blocks, or is reading them.
+  bool KvMayBeFetched() const;
   void AnswerFailed(const Status& status);
   void EndAnswer(std::string_view message);
   bool Retry(int failed_instance, bool breaker);
@@ -122,6 +127,7 @@ class Flow : public Exchange::Handler {
   void MarkPrefillDone();
   void Complete(Outcome outcome);
   void DropExchanges();
+  Drainage TakeHeld();
   bool KeyAccepted();
 
   Gateway& gateway_;
@@ -153,9 +159,8 @@ class Flow : public Exchange::Handler {
   std::unique_ptr<AnswerStream> stream_;
   bool head_sent_ = false, is_stream_ = false, pass_error_ = false, prefill_done_ = false,
        aggregated_ = false;
-  bool decode_accepted_ = false;  // D answers, so that it has P's blocks
-  size_t held_bytes_ = 0;         // of Gateway::TakeBody
-  bool passing_ = false;          // counted by Gateway::TakePass
+  std::shared_ptr<BodyHold> hold_;
+  bool passing_ = false;  // counted by Gateway::TakePass
   int64_t counted_ = 0;
   uint32_t attempts_ = 0;
   // An engine answered with this status, and another one has not shown yet whether the request or the engine

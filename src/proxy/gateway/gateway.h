@@ -26,15 +26,36 @@ class EngineChecks;
 class Gateway;
 class KvFeeds;
 
+/// Part of the memory for bodies of requests. Flows and exchanges that outlive them share it.
+class BodyHold {
+ public:
+  BodyHold(size_t& used, size_t bytes) : used_(used), bytes_(bytes) { used_ += bytes_; }
+  ~BodyHold() { used_ -= bytes_; }
+  BodyHold(const BodyHold&) = delete;
+  BodyHold& operator=(const BodyHold&) = delete;
+
+ private:
+  size_t& used_;
+  size_t bytes_;
+};
+
+/// Resources that an exchange keeps after the end of its request.
+struct Drainage {
+  std::shared_ptr<BodyHold> body;
+  RequestId id;  ///< finished with `outcome` at the end of the exchange; none: the request was finished
+  Outcome outcome = Outcome::kAborted;
+};
+
 /// KV blocks that P holds for a request whose client left, or that no decode engine took: a decode engine
 /// fetches them for one token, so that P frees them.
 struct KvRelease {
   Endpoint endpoint = Endpoint::kOther;
   std::string target;
   SharedBody body;
-  std::vector<Header> headers;  ///< of the request, without those that depend on the engine
-  int prefill = -1;             ///< the instance that holds the blocks
-  bool strip = true;            ///< RequestBody::has_kv_transfer
+  std::vector<Header> headers;     ///< of the request, without those that depend on the engine
+  std::shared_ptr<BodyHold> hold;  ///< of `body`
+  int prefill = -1;                ///< the instance that holds the blocks
+  bool strip = true;               ///< RequestBody::has_kv_transfer
 };
 
 /// Reads what is left of an exchange whose client left.
@@ -126,14 +147,14 @@ class Gateway {
   void DestroyLater(std::unique_ptr<Exchange> exchange);
   /// Lets the exchange run to its end although its client has left. `handler`: reads the rest; null: nothing
   /// does.
-  void Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler = nullptr);
+  void Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler, Drainage kept);
   void ReleaseKv(const KvRelease& release, const std::string& params);
   /// The id of P's engine as its bootstrap server named it lately; empty: ask it.
   std::string BootstrapId(int instance);
   void SetBootstrapId(int instance, std::string id);
-  /// Takes part of the memory for bodies of requests. False: it is used up.
-  bool TakeBody(size_t bytes);
-  void ReturnBody(size_t bytes) { body_bytes_ -= bytes; }
+  /// Takes part of the memory for bodies of requests. Null: it is used up.
+  std::shared_ptr<BodyHold> TakeBody(size_t bytes);
+  size_t body_bytes() const { return body_bytes_; }
   /// Counts a request that passes without scheduling. False: there are too many.
   bool TakePass();
   void ReturnPass() { --passing_; }
@@ -161,6 +182,7 @@ class Gateway {
 
   const PoolSettings& settings_;
   Board& board_;
+  size_t body_bytes_ = 0, passing_ = 0;
   PromptRenderer* renderer_;
   Transport& transport_;
   State state_;
@@ -180,6 +202,7 @@ class Gateway {
   struct Drained {
     std::unique_ptr<Exchange> exchange;
     std::unique_ptr<DrainHandler> handler;
+    Drainage kept;
   };
   std::vector<Drained> destroyed_;  // when the current event has been handled
   std::unordered_map<Exchange*, Drained> drains_;
@@ -195,7 +218,6 @@ class Gateway {
     std::unique_ptr<EngineSettings> own = nullptr;  // of an instance that was added or changed later
   };
   std::unordered_map<int, KnownEngine> engines_;  // by instance
-  size_t body_bytes_ = 0, passing_ = 0;
   std::unique_ptr<KvFeeds> feeds_;
   std::unique_ptr<EngineChecks> checks_;
   std::unique_ptr<Discovery> discovery_;

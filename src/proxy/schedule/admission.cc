@@ -127,7 +127,7 @@ bool Scheduler::Impl::PrefillDone(RequestId id, Nanos now) {
   return true;
 }
 
-bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
+bool Scheduler::Impl::Requeue(RequestId id, int failed, bool keeps_prefill, Nanos now) {
   const StateView view(state_.zone());
   const Locked lock(state_.zone());
   RequestSlot* const slot = view.Find(id);
@@ -136,7 +136,7 @@ bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
   const bool was_decoding = stage == Stage::kDecodeScheduled || stage == Stage::kDecodeRunning;
   if (!was_decoding && stage != Stage::kPrefillScheduled && stage != Stage::kPrefillRunning) return false;
   ++slot->retries;
-  const bool again_from_prefill = !was_decoding || slot->facts.mode != Mode::kSequential ||
+  const bool again_from_prefill = !was_decoding || !keeps_prefill || slot->facts.mode != Mode::kSequential ||
                                   (slot->flags.load(kRelaxed) & kPrefillSkipped) != 0;
   if (failed >= 0) slot->excluded[(slot->retries - 1) % kMaxExcluded] = static_cast<int16_t>(failed);
   const auto leave = [&](int32_t& instance) {

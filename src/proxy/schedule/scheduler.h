@@ -62,9 +62,10 @@ class Scheduler {
   /// kDecodeRunning.
   bool PrefillDone(RequestId id, Nanos now);
   /// Instance `failed` did not serve the request, and no byte was sent to the client: back into the queue
-  /// that chose it. The request avoids that instance while another one may take it; -1: it avoids none. False
-  /// when the retries are used up: finish the request as kFailed.
-  bool Requeue(RequestId id, int failed, Nanos now);
+  /// that chose it. The request avoids that instance while another one may take it; -1: it avoids none.
+  /// `keeps_prefill`: the blocks of the prefill instance are still valid, so that a sequential request needs
+  /// another decode instance only. False when the retries are used up: finish the request as kFailed.
+  bool Requeue(RequestId id, int failed, bool keeps_prefill, Nanos now);
 
   // --- Called by the holder of the lease ---
 

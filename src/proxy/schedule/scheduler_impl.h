@@ -21,7 +21,7 @@ class Scheduler::Impl {
 
   Admission Submit(RequestId id, Nanos now);
   bool PrefillDone(RequestId id, Nanos now);
-  bool Requeue(RequestId id, int failed, Nanos now);
+  bool Requeue(RequestId id, int failed, bool keeps_prefill, Nanos now);
   RunResult Run(LeaseToken lease, Nanos now);
   bool Match(RequestId id, MatchResult& result) const;
 

@@ -186,7 +186,7 @@ TEST_F(SchedulerTest, RetriesElsewhereUntilTheRetriesAreUsedUp) {
     ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
     const int instance = state_.Request(id)->prefill_instance;
     EXPECT_TRUE(used.insert(instance).second) << "the same instance again";
-    EXPECT_EQ(scheduler_->Requeue(id, instance, now_), i < 2);
+    EXPECT_EQ(scheduler_->Requeue(id, instance, false, now_), i < 2);
   }
   state_.Finish(id, Outcome::kFailed, now_);
   EXPECT_TRUE(state_.CheckInvariants().ok()) << state_.CheckInvariants();
@@ -198,7 +198,7 @@ TEST_F(SchedulerTest, RetriesOnTheOnlyInstance) {
   for (int i = 0; i < 3; ++i) {
     Run();
     ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
-    EXPECT_EQ(scheduler_->Requeue(id, 0, now_), i < 2);
+    EXPECT_EQ(scheduler_->Requeue(id, 0, false, now_), i < 2);
   }
   state_.Finish(id, Outcome::kFailed, now_);
 }
@@ -210,7 +210,7 @@ TEST_F(SchedulerTest, AvoidsTheFailedHalfOfAParallelPair) {
   ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
   state_.Enter(id, Stage::kPrefillRunning, now_);
   const int failed = state_.Request(id)->decode_instance;
-  ASSERT_TRUE(scheduler_->Requeue(id, failed, now_));
+  ASSERT_TRUE(scheduler_->Requeue(id, failed, false, now_));
   Run();
   ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
   EXPECT_EQ(state_.Request(id)->prefill_instance, 0);
@@ -331,7 +331,7 @@ TEST_F(SchedulerTest, BucketsAreSettledWithTheTokensThatWereUsed) {
       bool produces = false;
       if (stage == Stage::kPrefillScheduled || stage == Stage::kDecodeScheduled) {
         if (random() % 5 == 0 && state_.Request(r.id)->retries == 0) {
-          ASSERT_TRUE(scheduler_->Requeue(r.id, -1, now_));
+          ASSERT_TRUE(scheduler_->Requeue(r.id, -1, true, now_));
         } else if (random() % 2 == 0) {
           state_.Enter(
               r.id, stage == Stage::kPrefillScheduled ? Stage::kPrefillRunning : Stage::kDecodeRunning, now_);

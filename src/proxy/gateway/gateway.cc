@@ -230,11 +230,15 @@ bool Gateway::TakePass() {
 
 std::string Gateway::BootstrapId(int instance) {
   const Bootstrap& known = bootstrap_ids_[instance];
-  return known.until > now() ? known.id : std::string();
+  const auto version = state_.Version(instance);
+  const bool same = version && version->generation == known.generation;
+  return same && known.until > now() ? known.id : std::string();
 }
 
 void Gateway::SetBootstrapId(int instance, std::string id) {
-  bootstrap_ids_[instance] = {.id = std::move(id), .until = now() + kBootstrapAge};
+  const auto version = state_.Version(instance);
+  bootstrap_ids_[instance] = {
+      .id = std::move(id), .generation = version ? version->generation : 0, .until = now() + kBootstrapAge};
 }
 
 Flow& Gateway::NewFlow(Client& client) {

@@ -209,6 +209,7 @@ class Gateway {
   std::unordered_map<int32_t, std::unique_ptr<Death>> deaths_;
   struct Bootstrap {
     std::string id;
+    uint32_t generation = 0;  // of the instance: another engine may get its number
     Nanos until = 0;
   };
   std::unordered_map<int, Bootstrap> bootstrap_ids_;

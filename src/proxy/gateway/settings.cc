@@ -288,8 +288,10 @@ constexpr Directive kDirectives[] = {
      "class share a "
      "latency model); `weight=X` relative speed; `max_requests=N`, `max_prefill_requests=N`, "
      "`max_decode_requests=N`, "
-     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` bounds that hold; `kv_events=ENDPOINT` "
-     "(with "
+     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` bounds that hold; `batch_tokens=N` tokens "
+     "that the engine computes in one step (vLLM's `max_num_batched_tokens`, 8192 without the option); "
+     "`drain`: "
+     "the engine finishes its requests and gets no others; `kv_events=ENDPOINT` (with "
      "`bind:` before it the proxy binds and the engine connects), `kv_replay=ENDPOINT`; `bootstrap_port=N`; "
      "`resolve`: one engine for each address of the URL's name, which nginx's `resolver` looks up again when "
      "its answer expires; endpoints of the same host follow.",

@@ -47,6 +47,12 @@ void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
   entry.source_key = config.source_key;
   entry.bootstrap_port = config.bootstrap_port;
   entry.ranked = config.ranked ? 1 : 0;
+  entry.drain = config.drain ? 1 : 0;
+}
+
+// State of an entry whose index is ready.
+InstanceState ReadyState(const InstanceEntry& entry) {
+  return entry.drain != 0 ? InstanceState::kDraining : InstanceState::kEnabled;
 }
 
 Status CheckConfig(const InstanceConfig& config) {
@@ -132,14 +138,16 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
         InstanceEntry& entry = view.instance(id);
         // The block size is part of every key: with another one the known blocks are useless.
         if (entry.block_size != config.block_size) used_before.push_back(id);
+        const bool drained = entry.drain != 0;
         SetFields(entry, config);
         if (entry.starting != 0) {  // the process that added it may have died
           used_before.push_back(id);
           result.added.push_back(id);
           continue;
         }
-        if (StateOf(entry) == InstanceState::kAbandoned)
-          entry.state.store(static_cast<uint8_t>(InstanceState::kEnabled), std::memory_order_release);
+        // A state that SetInstanceState gave stays, unless the option has changed.
+        if (StateOf(entry) == InstanceState::kAbandoned || drained != config.drain)
+          entry.state.store(static_cast<uint8_t>(ReadyState(entry)), std::memory_order_release);
         result.kept.push_back(id);
         continue;
       }
@@ -165,7 +173,7 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
   for (const int id : result.added) {
     InstanceEntry& entry = view.instance(id);
     if (std::exchange(entry.starting, uint8_t{0}) == 0) continue;  // another call has enabled it
-    entry.state.store(static_cast<uint8_t>(InstanceState::kEnabled), std::memory_order_release);
+    entry.state.store(static_cast<uint8_t>(ReadyState(entry)), std::memory_order_release);
   }
   return result;
 }

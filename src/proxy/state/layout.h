@@ -55,6 +55,7 @@ struct InstanceEntry {
   std::atomic<uint8_t> index_state;  // IndexState
   uint8_t starting;                  // Configure has added it and has not enabled it yet
   uint8_t ranked;
+  uint8_t drain;  // as configured
   uint16_t bootstrap_port;
   uint32_t generation, revision, dp_rank, group, pod, model_class, block_size, batch_tokens, source,
       source_key;

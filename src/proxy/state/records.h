@@ -43,6 +43,7 @@ struct InstanceConfig {
   uint32_t source = 0;           ///< number of the source that discovered it; 0: the configuration names it
   uint32_t source_key = 0;       ///< number of its key in the source, which may have several; 0: none
   uint16_t bootstrap_port = 0;   ///< of the engine's bootstrap server; 0: unknown
+  bool drain = false;            ///< the engine finishes its requests and gets no others
   bool ranked = false;           ///< the engine has several DP ranks: requests name theirs
   friend bool operator==(const InstanceConfig&, const InstanceConfig&) = default;
 };

@@ -288,6 +288,7 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
                    .source = entry.source,
                    .source_key = entry.source_key,
                    .bootstrap_port = entry.bootstrap_port,
+                   .drain = entry.drain != 0,
                    .ranked = entry.ranked != 0};
   record.state = static_cast<InstanceState>(entry.state.load(kRelaxed));
   record.healthy = entry.healthy != 0;

@@ -127,6 +127,25 @@ TEST_F(StateTest, OtherSettingsOfAnInstanceHaveAnotherRevision) {
   EXPECT_FALSE(state_.Version(15).has_value());
 }
 
+TEST_F(StateTest, TheOptionDrainStopsAndResumesAnInstance) {
+  const int a = state_.FindInstance("http://a", 0), b = state_.FindInstance("http://b", 0);
+  std::vector<InstanceConfig> configs = Named({"http://a", "http://b", "http://c"});
+  configs[0].drain = configs[2].drain = true;
+  ASSERT_TRUE(state_.Configure(configs, 2).ok());
+  const int c = state_.FindInstance("http://c", 0);
+  EXPECT_EQ(state_.Instance(a)->state, InstanceState::kDraining);
+  EXPECT_EQ(state_.Instance(b)->state, InstanceState::kEnabled);
+  EXPECT_EQ(state_.Instance(c)->state, InstanceState::kDraining);
+  EXPECT_EQ(state_.Instance(a)->config, configs[0]);
+  // A state that was set in another way survives a reload without a change of the option.
+  ASSERT_TRUE(state_.SetInstanceState(b, InstanceState::kDraining).ok());
+  configs[0].drain = false;
+  ASSERT_TRUE(state_.Configure(configs, 3).ok());
+  EXPECT_EQ(state_.Instance(a)->state, InstanceState::kEnabled);
+  EXPECT_EQ(state_.Instance(b)->state, InstanceState::kDraining);
+  EXPECT_EQ(state_.Instance(c)->state, InstanceState::kDraining);
+}
+
 TEST_F(StateTest, AnAbandonedInstanceLivesUntilItsLastReference) {
   const int a = state_.FindInstance("http://a", 0);
   const RequestId id = *state_.Begin(worker_, 1);

@@ -239,12 +239,12 @@ std::string StateJson(Gateway& gateway, bool check) {
     fmt::format_to(
         out,
         R"({}{{"id":{},"url":{},"rank":{},"role":"{}","state":"{}","index":"{}","prefill_requests":{},)"
-        R"("prefill_tokens":{},"decode_requests":{},"decode_tokens":{},"kv_blocks":{},"references":{},)"
+        R"("prefill_tokens":{},"decode_requests":{},"decode_tokens":{},"kv_blocks":{},"reported_kv_blocks":{},"references":{},)"
         R"("completed":{},"failed":{},"prompt_tokens":{},"cached_tokens":{},"output_tokens":{}}})",
         first ? "" : ",", e.id, JsonQuoted(e.config.url), e.config.dp_rank, RoleName(e.config.role),
         NameOfState(e, now), IndexStateName(e.index_state), e.load.prefill_requests, e.load.prefill_tokens,
-        e.load.decode_requests, e.load.decode_tokens, e.load.kv_blocks, e.load.references, e.completed,
-        e.failed, e.prompt_tokens, e.cached_tokens, e.output_tokens);
+        e.load.decode_requests, e.load.decode_tokens, e.load.kv_blocks, e.reported_kv_blocks,
+        e.load.references, e.completed, e.failed, e.prompt_tokens, e.cached_tokens, e.output_tokens);
     first = false;
   }
   json += "]}\n";

@@ -109,10 +109,10 @@ class MoesaicPolicy final : public Policy {
       double cost = v.model->StepNanos(v.load.decode_requests + 1.0,
                                        static_cast<double>(v.load.decode_tokens) + tokens) /
                     v.weight;
-      if (v.caps.kv_blocks > 0) {
+      if (v.kv_blocks > 0) {
         const double usage =
             (static_cast<double>(v.load.kv_blocks) + tokens / std::max<double>(v.block_size, 1)) /
-            static_cast<double>(v.caps.kv_blocks);
+            static_cast<double>(v.kv_blocks);
         // A fuller pool has less room for the outputs of all its requests.
         cost *= 1 + usage;
         if (usage > kFullCache) cost *= 4;
@@ -163,10 +163,10 @@ class MoesaicPolicy final : public Policy {
       const double steps = 1 + static_cast<double>(tokens - v.matched_tokens) / v.batch_tokens;
       cost += step * steps;
       if (options_.slo_tpot > 0 && step > 0.8 * static_cast<double>(options_.slo_tpot)) cost *= 2;
-      if (v.caps.kv_blocks > 0) {
+      if (v.kv_blocks > 0) {
         const double usage =
             (static_cast<double>(v.load.kv_blocks) + tokens / std::max<double>(v.block_size, 1)) /
-            static_cast<double>(v.caps.kv_blocks);
+            static_cast<double>(v.kv_blocks);
         if (usage > kFullCache) cost *= 4;
       }
     }

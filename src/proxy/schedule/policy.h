@@ -22,6 +22,7 @@ struct InstanceView {
   uint32_t batch_tokens = 8192;
   double weight = 1;
   InstanceCaps caps;
+  uint64_t kv_blocks = 0;  ///< size of the engine's pool, from its caps or its metrics; 0: unknown
   InstanceLoad load;
   IndexState index_state = IndexState::kNone;
   Nanos busy_since = 0;  ///< start of the prefill that runs; 0: idle

@@ -65,6 +65,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.load = entry.load;
     v.index_state = static_cast<IndexState>(entry.index_state.load(kRelaxed));
     v.busy_since = entry.load.prefill_requests > 0 ? entry.busy_since : 0;
+    v.kv_blocks = entry.caps.kv_blocks > 0 ? entry.caps.kv_blocks : entry.reported_kv_blocks;
     v.last_scheduled = entry.last_scheduled;
     v.last_prefill_done = entry.last_prefill_done;
     v.prefills = entry.prefills;

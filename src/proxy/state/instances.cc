@@ -231,6 +231,12 @@ void State::SetHealthy(int id, bool healthy) {
   view.instance(id).healthy = healthy ? 1 : 0;
 }
 
+void State::SetReportedBlocks(int id, uint64_t blocks) {
+  const StateView view(zone_);
+  const Locked lock(zone_);
+  if (view.InstanceUsed(id)) view.instance(id).reported_kv_blocks = blocks;
+}
+
 void State::RecordSuccess(int id) {
   const StateView view(zone_);
   const Locked lock(zone_);

@@ -61,6 +61,7 @@ struct InstanceEntry {
       source_key;
   double weight;
   InstanceCaps caps;
+  uint64_t reported_kv_blocks;  // by the engine's metrics; 0: none
   InstanceLoad load;
   Nanos closed_until;
   uint32_t failures;

@@ -77,8 +77,9 @@ struct InstanceRecord {
   InstanceConfig config;
   InstanceState state = InstanceState::kUnused;
   bool healthy = true;
-  Nanos closed_until = 0;  ///< the circuit breaker lets no request through until then
-  uint32_t failures = 0;   ///< consecutive
+  Nanos closed_until = 0;           ///< the circuit breaker lets no request through until then
+  uint32_t failures = 0;            ///< consecutive
+  uint64_t reported_kv_blocks = 0;  ///< size of its block pool by its metrics; 0: not known
   InstanceLoad load;
   IndexState index_state = IndexState::kNone;
   Nanos busy_since = 0;  ///< start of the current batch as far as known; 0: idle

@@ -294,6 +294,7 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
   record.healthy = entry.healthy != 0;
   record.closed_until = entry.closed_until;
   record.failures = entry.failures;
+  record.reported_kv_blocks = entry.reported_kv_blocks;
   record.load = entry.load;
   record.index_state = static_cast<IndexState>(entry.index_state.load(kRelaxed));
   record.busy_since = entry.load.prefill_requests > 0 ? entry.busy_since : 0;

@@ -69,6 +69,9 @@ class State {
   /// Sets kEnabled, kDraining or kDisabled.
   Status SetInstanceState(int id, InstanceState state);
   void SetHealthy(int id, bool healthy);
+  /// Blocks of the engine's pool, as it reports them. Policies use them; they are no bound as
+  /// InstanceCaps::kv_blocks is.
+  void SetReportedBlocks(int id, uint64_t blocks);
   /// Passive health: results of requests. A failure may open the breaker.
   void RecordSuccess(int id);
   void RecordFailure(int id, Nanos now, const BreakerOptions& options = {});

@@ -45,13 +45,16 @@ class MoesaicPolicy final : public Policy {
 
   Choice ChoosePrefill(const RequestView& r, std::span<const InstanceView> instances, Nanos now) override {
     const uint32_t tokens = r.facts.prompt_tokens;
-    Nanos least_work = std::numeric_limits<Nanos>::max();
-    for (const InstanceView& v : instances)
+    Nanos least_work = std::numeric_limits<Nanos>::max(), least_moving = least_work;
+    for (const InstanceView& v : instances) {
       least_work = std::min(least_work, v.AddedTime(tokens, v.matched_tokens));
+      least_moving = std::min(least_moving, options_.transfer.Of(v.moved_tokens));
+    }
     const InstanceView* best = nullptr;
     double lowest = std::numeric_limits<double>::infinity();
     for (const InstanceView& v : instances) {
-      const double cost = Cost(r, v, least_work, now);
+      const double cost = Cost(r, v, least_work, now) +
+                          static_cast<double>(options_.transfer.Of(v.moved_tokens) - least_moving);
       // Equal costs: the one that was idle longest, so that cold instances become warm.
       if (cost < lowest || (cost == lowest && v.last_scheduled < best->last_scheduled)) {
         lowest = cost;
@@ -71,7 +74,9 @@ class MoesaicPolicy final : public Policy {
     const Nanos queue = best->QueueTime(now);
     const uint32_t uncached = tokens - best->matched_tokens;
     if (options_.rejects && options_.slo_ttft > 0 &&
-        now - r.received + queue + best->PrefillTime(tokens, best->matched_tokens) > options_.slo_ttft) {
+        now - r.received + queue + best->PrefillTime(tokens, best->matched_tokens) +
+                options_.transfer.Of(best->moved_tokens) >
+            options_.slo_ttft) {
       return Choice::Reject();
     }
     const Batch& batch = BatchOf(*best, now);

@@ -34,6 +34,7 @@ struct InstanceView {
   uint32_t matched_tokens = 0;         ///< leading prompt tokens that it holds in any tier
   uint32_t device_matched_tokens = 0;  ///< the part of them in device memory
 
+  uint32_t moved_tokens = 0;  ///< prompt tokens that no decode instance of its group holds; 0 with one engine
   bool PrefillRoom(uint32_t uncached_tokens) const;  ///< the caps allow one more prefill
   bool DecodeRoom(uint32_t tokens) const;            ///< the caps allow one more running request
   /// Predicted time until the prefills that it has are computed.
@@ -64,6 +65,9 @@ struct TransferCost {
   Nanos latency = 2 * kMillisecond;
   double nanos_per_token = 0;
 };
+  Nanos Of(uint32_t tokens) const {
+    return tokens == 0 ? 0 : latency + static_cast<Nanos>(nanos_per_token * tokens);
+  }
 
 struct Choice {
   enum class Kind : uint8_t { kPlace, kHold, kReject };

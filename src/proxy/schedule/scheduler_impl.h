@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -76,6 +77,7 @@ class Scheduler::Impl {
   std::vector<InstanceView> candidates_;
   std::vector<uint32_t> depth_, device_depth_;  // by instance
   RunResult result_;
+  std::map<uint32_t, uint32_t> group_matched_;
   size_t reserved_ = 0;  // instances that were kept for starved requests
   // Matches of waiting requests, by slot.
   std::vector<KnownMatch> known_;

@@ -148,13 +148,26 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
     if (!eligible(instance) || (avoids && IsExcluded(request.excluded, instance.id))) continue;
     candidates_.push_back(instance);
     InstanceView& added = candidates_.back();
-    // The last token of a prompt is always computed.
-    const uint32_t max_matched = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
-    const uint32_t block_size = request.view.facts.block_size;
-    const uint32_t size = block_size == instance.block_size ? block_size : 0;
-    added.matched_tokens = std::min(depth_[instance.id] * size, max_matched);
-    added.device_matched_tokens = std::min(device_depth_[instance.id] * size, max_matched);
+    added.matched_tokens = matched(instance, depth_);
+    added.device_matched_tokens = matched(instance, device_depth_);
+    if (const auto held = group_matched_.find(instance.group); held != group_matched_.end())
+      added.moved_tokens = request.view.facts.prompt_tokens - held->second;
   }
 }
 
 }  // namespace moesaic::proxy
+  // The most that a decode instance of a group holds of the prompt.
+  const uint32_t max_matched = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
+  const auto matched = [&](const InstanceView& instance, const std::vector<uint32_t>& depth) {
+    const uint32_t size =
+        request.view.facts.block_size == instance.block_size ? request.view.facts.block_size : 0;
+    return std::min(depth[instance.id] * size, max_matched);  // the last token is always computed
+  };
+  group_matched_.clear();
+  if (!decode && request.view.facts.mode != Mode::kAggregated) {
+    for (const InstanceView& instance : instances_) {
+      if (instance.role == Role::kPrefill) continue;
+      uint32_t& most = group_matched_[instance.group];
+      most = std::max(most, matched(instance, depth_));
+    }
+  }

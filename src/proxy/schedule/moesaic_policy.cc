@@ -146,9 +146,9 @@ class MoesaicPolicy final : public Policy {
   const Batch& BatchOf(const InstanceView& v, Nanos now) {
     if (static_cast<size_t>(v.id) >= batches_.size()) batches_.resize(v.id + 1);
     Batch& batch = batches_[v.id];
-    if (v.load.prefill_requests == 0) {
+    if (v.load.prefill_requests == 0 && v.pod_wait <= kLookAhead) {
       batch = {.last_done = v.last_prefill_done, .open = true, .tokens_before = 0};
-    } else if (batch.last_done != v.last_prefill_done) {
+    } else if (v.load.prefill_requests == 0 || batch.last_done != v.last_prefill_done) {
       batch = {.last_done = v.last_prefill_done, .open = false, .tokens_before = 0};
     }
     if (!batch.open && v.QueueTime(now) - v.reserved_work <= kLookAhead)

@@ -29,6 +29,7 @@ struct InstanceView {
   Nanos last_scheduled = 0, last_prefill_done = 0;
   uint64_t prefills = 0;  ///< requests it ever got
   const LatencyCoefficients* model = nullptr;
+  Nanos pod_wait = 0;  ///< until the step ends that another rank of its pod computes: they begin together
   Nanos reserved_work = 0;  ///< of older requests that wait in the queue for this instance
   // Facts about the request at hand:
   uint32_t matched_tokens = 0;         ///< leading prompt tokens that it holds in any tier

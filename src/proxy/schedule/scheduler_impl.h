@@ -47,6 +47,7 @@ class Scheduler::Impl {
   bool ReadKeys(RequestId id, std::vector<uint64_t>& keys) const;
   void Snapshot(Nanos now);
   bool AnyStarved(Nanos now);
+  void SetPodWaits(Nanos now);
   RequestView ViewOf(const RequestSlot& slot, uint32_t index, Stage stage, Nanos now) const;
   const std::vector<InstanceMatch>& MatchesOf(const Waiting& request, Nanos now);
   /// Views of the instances that may take the request, with the length of its prefix on each.

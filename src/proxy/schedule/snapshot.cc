@@ -1,7 +1,9 @@
 // Takes the snapshot that one run of the scheduler uses: instances, waiting requests, and their prefixes on
 // the instances.
+#include <map>
 #include <optional>
 
+#include "base/round.h"
 #include "proxy/schedule/scheduler_impl.h"
 
 namespace moesaic::proxy {
@@ -45,6 +47,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
   for (int i = 0; i < kModelClasses; ++i) models_[i] = view.s.models[i].coefficients;
   const uint32_t waiting_prefill = view.s.in_stage[static_cast<size_t>(Stage::kPrefillWaiting)];
   if (waiting_prefill + view.s.in_stage[static_cast<size_t>(Stage::kDecodeWaiting)] == 0) return;
+  bool ranked = false;
   for (uint32_t i = 0; i < view.s.num_instances; ++i) {
     const InstanceEntry& entry = view.instance(static_cast<int>(i));
     if (entry.state.load(kRelaxed) != static_cast<uint8_t>(InstanceState::kEnabled) || entry.healthy == 0 ||
@@ -71,7 +74,9 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.prefills = entry.prefills;
     v.model = &models_[entry.model_class];
     instances_.push_back(v);
+    if (entry.ranked != 0) ranked = true;
   }
+  if (ranked) SetPodWaits(now);
   const auto collect = [&](const BitmapWord* bits, Stage stage, std::vector<Waiting>& queue) {
     for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
       for (uint64_t word = bits[w].load(kRelaxed); word != 0; word &= word - 1) {
@@ -93,6 +98,25 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     return;
   }
   collect(view.waiting_prefill(), Stage::kPrefillWaiting, prefill_queue_);
+}
+
+// Data-parallel ranks of a pod begin and end their steps together: a rank with nothing to do waits for the
+// others. The caller holds the lock.
+void Scheduler::Impl::SetPodWaits(Nanos now) {
+  std::map<uint32_t, Nanos> ends;  // by pod
+  for (const InstanceView& v : instances_) {
+    if (v.load.prefill_requests == 0) continue;
+    const auto steps = static_cast<Nanos>(
+        base::CeilDiv<uint64_t>(std::max<uint64_t>(v.load.prefill_tokens, 1), v.batch_tokens));
+    const Nanos step = v.load.prefill_work / steps;
+    Nanos& end = ends[v.pod];
+    end = std::max(end, step - std::clamp<Nanos>(now - v.busy_since, 0, step));
+  }
+  const StateView view(state_.zone());
+  for (InstanceView& v : instances_) {
+    const auto end = ends.find(v.pod);
+    if (end != ends.end() && view.instance(v.id).ranked != 0) v.pod_wait = end->second;
+  }
 }
 
 // True when a request has waited for the starvation bound; otherwise the next run is at most at that time.

@@ -115,6 +115,7 @@ bool Flow::KeyAccepted() {
   for (const ApiKey& key : keys) {
     if (!SameSecret(given, key.key)) continue;
     accepted = true;
+    key_ = &key;
     key_name_ = key.name;
     tenant_ = HashName(gateway_.keys(), key.key);
   }
@@ -258,7 +259,8 @@ void Flow::SubmitPrompt() {
       static_cast<uint32_t>(std::min<int64_t>(body_->max_tokens, UINT32_MAX / choices) * choices);
   // vLLM: a smaller number is served earlier.
   const int64_t range = settings.client_priority;
-  facts.priority = static_cast<int32_t>(-std::clamp<int64_t>(body_->priority, -range, range));
+  facts.priority = static_cast<int32_t>((key_ == nullptr ? 0 : key_->priority) -
+                                        std::clamp<int64_t>(body_->priority, -range, range));
   facts.tenant = tenant_;
   const std::string_view session = HeaderOf(request_, "x-session-id");
   facts.session = session.empty() ? 0 : HashName(gateway_.keys(), session);
@@ -269,7 +271,8 @@ void Flow::SubmitPrompt() {
   keys_ = {};
   state.Enter(id_, Stage::kTokenized, gateway_.now());
   state.Enter(id_, Stage::kPrefixMatched, gateway_.now());
-  const Admission admission = gateway_.scheduler().Submit(id_, gateway_.now());
+  const Admission admission = gateway_.scheduler().Submit(
+      id_, gateway_.now(), key_ != nullptr && key_->limit ? &*key_->limit : nullptr);
   std::string_view refused;
   switch (admission.verdict) {
     case Admission::Verdict::kQueued:

@@ -141,6 +141,7 @@ class Flow : public Exchange::Handler {
   std::string request_id_;
   std::string key_name_;
   uint64_t tenant_ = 0;
+  const ApiKey* key_ = nullptr;  // of the settings; null: no key is needed
 
   // Written by Prepare, read after OnPrepared; so is body_.
   bool preparing_ = false;

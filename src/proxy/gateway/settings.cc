@@ -16,6 +16,7 @@ using Args = std::span<const std::string_view>;
 constexpr uint32_t kDefaultBlockSize = 16;  // of vLLM on GPUs
 constexpr uint32_t kMoesaicBlockSize = 64;  // of this project's engine
 constexpr uint32_t kMaxBlockSize = 4096;
+constexpr uint64_t kMaxPriority = 1'000'000'000;
 
 StatusOr<bool> ParseSwitch(std::string_view text) {
   if (text == "on") return true;
@@ -134,10 +135,39 @@ Status SetForward(PoolSettings& pool, Args args) {
   return OkStatus();
 }
 
+// KEY [NAME] [rate=TOKENS_PER_SECOND] [burst=TOKENS] [priority=N]; a name may have several words.
+StatusOr<ApiKey> ParseKey(Args args) {
+  if (args.empty() || args[0].empty()) return InvalidArgument("needs KEY and an optional name");
+  ApiKey key{.key = std::string(args[0]), .name = {}, .limit = std::nullopt};
+  std::optional<double> burst;
+  for (const std::string_view word : args.subspan(1)) {
+    const size_t equals = std::min(word.find('='), word.size());
+    const std::string_view option = word.substr(0, equals);
+    const std::string_view value = word.substr(std::min(equals + 1, word.size()));
+    if (option == "rate" || option == "burst") {
+      const StatusOr<double> number = ParseReal(value);
+      if (!number.ok()) return Annotate(number.status(), std::string(option));
+      if (option == "rate") {
+        key.limit = TenantLimit{.tokens_per_second = *number};
+      } else {
+        burst = *number;
+      }
+    } else if (option == "priority") {
+      const StatusOr<uint64_t> number = ParseNumber(value, kMaxPriority);
+      if (!number.ok()) return Annotate(number.status(), "priority");
+      key.priority = static_cast<int32_t>(*number);
+    } else {
+      key.name.append(key.name.empty() ? "" : " ").append(word);
+    }
+  }
+  if (burst && !key.limit) return InvalidArgument("burst: needs rate");
+  if (key.limit) key.limit->burst_tokens = burst.value_or(key.limit->tokens_per_second);
+  return key;
+}
+
 Status SetKey(PoolSettings& pool, Args args) {
-  if (args.empty() || args.size() > 2 || args[0].empty())
-    return InvalidArgument("needs KEY and an optional name");
-  pool.keys.push_back({std::string(args[0]), std::string(args.size() > 1 ? args[1] : "")});
+  ASSIGN_OR_RETURN(ApiKey key, ParseKey(args));
+  pool.keys.push_back(std::move(key));
   return OkStatus();
 }
 
@@ -149,9 +179,14 @@ Status SetKeyFile(PoolSettings& pool, Args args) {
   while (std::getline(file, line)) {
     line.erase(line.find_last_not_of(" \t\r") + 1);
     if (line.empty() || line.front() == '#') continue;
-    const size_t space = std::min(line.find_first_of(" \t"), line.size());
-    const size_t name = line.find_first_not_of(" \t", space);
-    pool.keys.push_back({line.substr(0, space), name == std::string::npos ? "" : line.substr(name)});
+    std::vector<std::string_view> words;
+    for (size_t at = line.find_first_not_of(" \t"); at != std::string::npos;) {
+      const size_t end = std::min(line.find_first_of(" \t", at), line.size());
+      words.push_back(std::string_view(line).substr(at, end - at));
+      at = line.find_first_not_of(" \t", end);
+    }
+    ASSIGN_OR_RETURN(ApiKey key, ParseKey(words));
+    pool.keys.push_back(std::move(key));
   }
   if (pool.keys.empty()) return InvalidArgument("'{}' has no key", args[0]);
   return OkStatus();
@@ -260,7 +295,7 @@ Status SetPass(PoolSettings& pool, Args args) {
 
 Status SetClientPriority(PoolSettings& pool, Args args) {
   RETURN_IF_ERROR(One(args));
-  ASSIGN_OR_RETURN(const uint64_t bound, ParseNumber(args[0], 1'000'000'000));
+  ASSIGN_OR_RETURN(const uint64_t bound, ParseNumber(args[0], kMaxPriority));
   pool.client_priority = static_cast<uint32_t>(bound);
   return OkStatus();
 }
@@ -363,9 +398,12 @@ constexpr Directive kDirectives[] = {
      "Rate of prompt and requested output tokens of each API key; more "
      "get 429.",
      SetTenantRate},
-    {"key", "KEY [NAME]", "",
-     "Requests need this key, or another listed one, as `Authorization: Bearer KEY`.", SetKey},
-    {"key_file", "FILE", "", "Keys, one `KEY [NAME]` a line.", SetKeyFile},
+    {"key", "KEY [NAME] [rate=TOKENS_PER_SECOND [burst=TOKENS]] [priority=N]", "",
+     "Requests need this key, or another listed one, as `Authorization: Bearer KEY`. `rate` and `burst` "
+     "replace "
+     "`tenant_rate` for the key; requests of keys with a larger `priority` are placed first.",
+     SetKey},
+    {"key_file", "FILE", "", "Keys, one a line with the arguments of `key`.", SetKeyFile},
     {"pass", "PATH ...", "",
      "More paths that go to an engine without scheduling, besides `/v1/models`, `/health`, `/ping`, "
      "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` includes all paths below it. "

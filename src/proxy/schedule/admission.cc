@@ -56,7 +56,7 @@ Nanos Scheduler::Impl::QueueEstimate(Nanos now) const {
   return work / std::max(engines, 1);
 }
 
-Admission Scheduler::Impl::Submit(RequestId id, Nanos now) {
+Admission Scheduler::Impl::Submit(RequestId id, Nanos now, const TenantLimit* limit) {
   Admission admission;
   // The prefix is looked up by the worker: all of them together have more time than the master.
   MatchResult found;
@@ -77,7 +77,7 @@ Admission Scheduler::Impl::Submit(RequestId id, Nanos now) {
               .retry_after = std::max(kMinRetryAfter, estimate - options_.queue_time_limit)};
     }
   }
-  if (!ChargeTenant(view, *slot, options_.tenant, now, admission.retry_after)) {
+  if (!ChargeTenant(view, *slot, limit != nullptr ? *limit : options_.tenant, now, admission.retry_after)) {
     return {.verdict = Admission::Verdict::kRateLimited,
             .retry_after = std::max(kMinRetryAfter, admission.retry_after)};
   }

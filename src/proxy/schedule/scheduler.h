@@ -55,8 +55,8 @@ class Scheduler {
 
   // --- Called by the worker that owns the request ---
 
-  /// Puts a tokenized request into the prefill queue.
-  Admission Submit(RequestId id, Nanos now);
+  /// Puts a tokenized request into the prefill queue. `limit`: of its tenant; null: SchedulerOptions::tenant.
+  Admission Submit(RequestId id, Nanos now, const TenantLimit* limit = nullptr);
   /// The prefill instance has answered. Releases its charge, teaches the latency model, and moves the request
   /// on: kAggregated to kDecodeRunning on the same instance, kSequential to kDecodeWaiting, kParallel to
   /// kDecodeRunning.

@@ -20,7 +20,7 @@ class Scheduler::Impl {
   Impl(State state, BlockIndex index, std::unique_ptr<Policy> policy, const SchedulerOptions& options)
       : state_(state), index_(index), policy_(std::move(policy)), options_(options) {}
 
-  Admission Submit(RequestId id, Nanos now);
+  Admission Submit(RequestId id, Nanos now, const TenantLimit* limit);
   bool PrefillDone(RequestId id, Nanos now);
   bool Requeue(RequestId id, int failed, bool keeps_prefill, Nanos now);
   RunResult Run(LeaseToken lease, Nanos now);

@@ -107,6 +107,11 @@ void Flow::Complete(Outcome outcome) {
       if (log_.cached_tokens == 0) log_.cached_tokens = record->cached_tokens;
     }
     log_.entered[static_cast<size_t>(Stage::kDone)] = gateway_.now();
+    gateway_.board().AddEnded({.worker = gateway_.worker(),
+                               .slot = id_.slot,
+                               .prompt_tokens = static_cast<uint32_t>(log_.prompt_tokens),
+                               .output_tokens = static_cast<uint32_t>(log_.output_tokens),
+                               .entered = log_.entered});
     gateway_.Unregister(id_);
     gateway_.state().Finish(std::exchange(id_, RequestId{}), outcome, gateway_.now());
     gateway_.ScheduleSoon();

@@ -255,27 +255,33 @@ std::string TraceJson(Gateway& gateway) {
   const Nanos now = gateway.now();
   std::string json = "{\"traceEvents\":[";
   bool first = true;
-  gateway.state().ForEachRequest([&](const RequestRecord& request) {
+  const auto spans = [&](const std::array<Nanos, kNumStages>& entered, int worker, uint32_t slot,
+                         uint32_t prompt_tokens) {
     Nanos begin = 0;
     Stage stage = Stage::kReceived;
     const auto span = [&](Nanos end) {
-      if (begin == 0) return;
+      if (begin == 0 || stage == Stage::kDone) return;
       fmt::format_to(
           std::back_inserter(json),
           R"({}{{"name":"{}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"prompt_tokens":{}}}}})",
-          first ? "" : ",", StageName(stage), request.worker, request.id.slot,
-          static_cast<double>(begin) / 1e3, static_cast<double>(end - begin) / 1e3,
-          request.facts.prompt_tokens);
+          first ? "" : ",", StageName(stage), worker, slot, static_cast<double>(begin) / 1e3,
+          static_cast<double>(end - begin) / 1e3, prompt_tokens);
       first = false;
     };
     for (int i = 0; i < kNumStages; ++i) {
-      const Nanos at = request.entered[static_cast<size_t>(i)];
+      const Nanos at = entered[static_cast<size_t>(i)];
       if (at == 0) continue;
       span(at);
       begin = at;
       stage = static_cast<Stage>(i);
     }
     span(now);
+  };
+  gateway.board().ForEachEnded([&](const Board::Ended& ended) {
+    spans(ended.entered, ended.worker, ended.slot, ended.prompt_tokens);
+  });
+  gateway.state().ForEachRequest([&](const RequestRecord& request) {
+    spans(request.entered, request.worker, request.id.slot, request.facts.prompt_tokens);
   });
   json += "]}\n";
   return json;

@@ -305,9 +305,9 @@ void Flow::Enqueue() {
 void Flow::OnScheduled(const RequestRecord& record) {
   if (phase_ != Phase::kQueued) return;
   timer_.Cancel();
+  waited_[prefill_done_ ? 1 : 0] += gateway_.now() - queued_;
   prefill_instance_ = record.prefill_instance;
   decode_instance_ = record.decode_instance;
-  waited_[prefill_done_ ? 1 : 0] += gateway_.now() - queued_;
   log_.prefill_skipped = record.prefill_skipped;
   log_.matched_tokens = record.cached_tokens;
   if (record.stage == Stage::kPrefillWaiting || record.stage == Stage::kDecodeWaiting) {

@@ -168,11 +168,11 @@ class Flow : public Exchange::Handler {
   // is wrong.
   int suspect_instance_ = -1, suspect_status_ = 0;
   Nanos queued_ = 0;
+  std::array<Nanos, 2> waited_{};  // before it, in the queues for prefill and for decode
   int prefill_instance_ = -1, decode_instance_ = -1;
   Timer timer_;     // queue timeout, retry delay
   Timer estimate_;  // end of the prefill of an answer that does not stream
   FlowLog log_;
 };
 
-  std::array<Nanos, 2> waited_{};  // before it, in the queues for prefill and for decode
 }  // namespace moesaic::proxy

@@ -113,13 +113,13 @@ void Flow::Complete(Outcome outcome) {
                                .output_tokens = static_cast<uint32_t>(log_.output_tokens),
                                .entered = log_.entered});
     gateway_.Unregister(id_);
+  }
+  DropExchanges();
+  if (id_) {
     gateway_.state().Finish(std::exchange(id_, RequestId{}), outcome, gateway_.now());
     gateway_.ScheduleSoon();
   }
   hold_.reset();
-  }
-  DropExchanges();
-  if (id_) {
   if (std::exchange(passing_, false)) gateway_.ReturnPass();
   if (client_ == nullptr && !preparing_) gateway_.Reap(*this);
 }

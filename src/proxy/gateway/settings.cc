@@ -278,6 +278,18 @@ Status SetSlo(PoolSettings& pool, Args args) {
   return OkStatus();
 }
 
+Status SetTransferCost(PoolSettings& pool, Args args) {
+  if (args.empty() || args.size() > 2)
+    return InvalidArgument("needs MICROSECONDS_PER_TOKEN and an optional LATENCY");
+  ASSIGN_OR_RETURN(const double micros, ParseReal(args[0]));
+  if (micros > 1e6) return InvalidArgument("must be at most 1000000, found '{}'", args[0]);
+  pool.policy_options.transfer.nanos_per_token = micros * 1e3;
+  if (args.size() > 1) {
+    ASSIGN_OR_RETURN(pool.policy_options.transfer.latency, ParseDuration(args[1]));
+  }
+  return OkStatus();
+}
+
 Status SetShed(PoolSettings& pool, Args args) {
   RETURN_IF_ERROR(One(args));
   ASSIGN_OR_RETURN(pool.policy_options.rejects, ParseSwitch(args[0]));
@@ -313,18 +325,6 @@ Status SetBlockSize(PoolSettings& pool, Args args) {
     return InvalidArgument("must be in [1, {}], found {}", kMaxBlockSize, tokens);
   pool.block_size = static_cast<uint32_t>(tokens);
   return OkStatus();
-Status SetTransferCost(PoolSettings& pool, Args args) {
-  if (args.empty() || args.size() > 2)
-    return InvalidArgument("needs MICROSECONDS_PER_TOKEN and an optional LATENCY");
-  ASSIGN_OR_RETURN(const double micros, ParseReal(args[0]));
-  if (micros > 1e6) return InvalidArgument("must be at most 1000000, found '{}'", args[0]);
-  pool.policy_options.transfer.nanos_per_token = micros * 1e3;
-  if (args.size() > 1) {
-    ASSIGN_OR_RETURN(pool.policy_options.transfer.latency, ParseDuration(args[1]));
-  }
-  return OkStatus();
-}
-
 }
 
 constexpr Directive kDirectives[] = {
@@ -388,6 +388,12 @@ constexpr Directive kDirectives[] = {
     {"starvation_bound", "TIME", "10s",
      "A request that has waited this long is placed before all younger ones.", SetStarvation},
     {"slo", "TTFT [TPOT]", "", "Targets that the policy orders by.", SetSlo},
+    {"transfer_cost", "MICROSECONDS_PER_TOKEN [LATENCY]", "0 2ms",
+     "With separate prefill: time to move the KV of a token to a decode engine, and of a transfer without "
+     "tokens. The policy `moesaic` adds them to the predicted time of a prefill engine, for the tokens that "
+     "no "
+     "decode engine of its group has, and prefers decode engines that have more of the prompt.",
+     SetTransferCost},
     {"shed", "on | off", "off", "Lets the policy answer 429 to requests that cannot meet the `slo`.",
      SetShed},
     {"skip_prefill", "TOKENS", "256",
@@ -426,12 +432,6 @@ constexpr Directive kDirectives[] = {
     {"idle_timeout", "TIME", "10m", "Limit between two reads of an answer.",
      SetDuration<&PoolSettings::idle_timeout>},
     {"retries", "COUNT [DELAY]", "2 50ms",
-    {"transfer_cost", "MICROSECONDS_PER_TOKEN [LATENCY]", "0 2ms",
-     "With separate prefill: time to move the KV of a token to a decode engine, and of a transfer without "
-     "tokens. The policy `moesaic` adds them to the predicted time of a prefill engine, for the tokens that "
-     "no "
-     "decode engine of its group has, and prefers decode engines that have more of the prompt.",
-     SetTransferCost},
      "Attempts on other engines while no byte was sent to the client. The delay "
      "grows by half each time and has 20% jitter.",
      SetRetries},

@@ -465,6 +465,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     set.drop_message = faults.value("drop_message", set.drop_message);
     set.duplicate_message = faults.value("duplicate_message", set.duplicate_message);
     set.swap_messages = faults.value("swap_messages", set.swap_messages);
+    set.truncate_message = faults.value("truncate_message", set.truncate_message);
     set.slowdown = faults.value("slowdown", set.slowdown);
     if (const int64_t stall = faults.value("stall_ms", int64_t{0}); stall > 0)
       set.stall_until = SteadyNow() + stall * kMillisecond;
@@ -478,8 +479,8 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     const Json body = Json::parse(parser_->get().body(), nullptr, false);
     if (body.is_object() && body.value("restart", false)) {
       server_.engine_.Restart(SteadyNow());
-    } else {
       server_.pinned_.clear();
+    } else {
       server_.engine_.ResetCache(SteadyNow());
     }
     server_.TurnSoon();
@@ -490,7 +491,6 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
 
   std::string AnswerId() const {
     return fmt::format("{}-{}", prompt_->body.endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", id_);
-    set.truncate_message = faults.value("truncate_message", set.truncate_message);
   }
   std::string TokenText(uint32_t index) const { return fmt::format(" t{}", MockOutputToken(seed_, index)); }
 

@@ -34,8 +34,8 @@ struct InstanceView {
   // Facts about the request at hand:
   uint32_t matched_tokens = 0;         ///< leading prompt tokens that it holds in any tier
   uint32_t device_matched_tokens = 0;  ///< the part of them in device memory
-
   uint32_t moved_tokens = 0;  ///< prompt tokens that no decode instance of its group holds; 0 with one engine
+
   bool PrefillRoom(uint32_t uncached_tokens) const;  ///< the caps allow one more prefill
   bool DecodeRoom(uint32_t tokens) const;            ///< the caps allow one more running request
   /// Predicted time until the prefills that it has are computed.
@@ -56,19 +56,19 @@ struct RequestView {
   uint32_t output_tokens = 0;
   int prefill_instance = -1;  ///< for the decode choice; -1 otherwise
   int session_instance = -1;  ///< instance of the session's last request; a hint
+  uint32_t uncached = 0;      ///< prompt tokens that no instance had when it was submitted
   Nanos work = 0;             ///< predicted prefill time with the best known prefix
   bool must_place = false;    ///< the starvation bound has passed: a free slot must be used
 };
-  uint32_t uncached = 0;      ///< prompt tokens that no instance had when it was submitted
 
 /// Times of moving KV from a prefill to a decode instance.
 struct TransferCost {
   Nanos latency = 2 * kMillisecond;
   double nanos_per_token = 0;
-};
   Nanos Of(uint32_t tokens) const {
     return tokens == 0 ? 0 : latency + static_cast<Nanos>(nanos_per_token * tokens);
   }
+};
 
 struct Choice {
   enum class Kind : uint8_t { kPlace, kHold, kReject };

@@ -57,9 +57,9 @@ class Scheduler::Impl {
   bool TrySkipPrefill(const Waiting& request, Nanos now);
   int ShortestQueue(const Waiting& request, Nanos now) const;
   void KeepPairs(const Waiting& request);
+  bool AnyRoom(const RequestView& view) const;
   void Reserve();
   bool Commit(const Waiting& request, int prefill, int decode, Nanos now);
-  bool AnyRoom(const RequestView& view) const;
   void Reject(const Waiting& request);
   static void MoveUrgentForward(std::vector<RequestView>& queue);
   InstanceView* ViewFor(int id) {
@@ -77,8 +77,8 @@ class Scheduler::Impl {
   std::vector<Waiting> prefill_queue_, decode_queue_;
   std::vector<InstanceView> candidates_;
   std::vector<uint32_t> depth_, device_depth_;  // by instance
-  RunResult result_;
   std::map<uint32_t, uint32_t> group_matched_;
+  RunResult result_;
   size_t reserved_ = 0;  // instances that were kept for starved requests
   // Matches of waiting requests, by slot.
   std::vector<KnownMatch> known_;

@@ -65,10 +65,10 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.batch_tokens = entry.batch_tokens;
     v.weight = entry.weight;
     v.caps = entry.caps;
+    v.kv_blocks = entry.caps.kv_blocks > 0 ? entry.caps.kv_blocks : entry.reported_kv_blocks;
     v.load = entry.load;
     v.index_state = static_cast<IndexState>(entry.index_state.load(kRelaxed));
     v.busy_since = entry.load.prefill_requests > 0 ? entry.busy_since : 0;
-    v.kv_blocks = entry.caps.kv_blocks > 0 ? entry.caps.kv_blocks : entry.reported_kv_blocks;
     v.last_scheduled = entry.last_scheduled;
     v.last_prefill_done = entry.last_prefill_done;
     v.prefills = entry.prefills;
@@ -164,6 +164,21 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
   const auto eligible = [&](const InstanceView& instance) {
     return instance.role != (decode ? Role::kPrefill : Role::kDecode) && (!group || instance.group == *group);
   };
+  // The most that a decode instance of a group holds of the prompt.
+  const uint32_t max_matched = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
+  const auto matched = [&](const InstanceView& instance, const std::vector<uint32_t>& depth) {
+    const uint32_t size =
+        request.view.facts.block_size == instance.block_size ? request.view.facts.block_size : 0;
+    return std::min(depth[instance.id] * size, max_matched);  // the last token is always computed
+  };
+  group_matched_.clear();
+  if (!decode && request.view.facts.mode != Mode::kAggregated) {
+    for (const InstanceView& instance : instances_) {
+      if (instance.role == Role::kPrefill) continue;
+      uint32_t& most = group_matched_[instance.group];
+      most = std::max(most, matched(instance, depth_));
+    }
+  }
   // When a request has failed on every instance there is, it may return to one of them.
   const bool avoids = std::any_of(instances_.begin(), instances_.end(), [&](const InstanceView& instance) {
     return eligible(instance) && !IsExcluded(request.excluded, instance.id);
@@ -180,18 +195,3 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
 }
 
 }  // namespace moesaic::proxy
-  // The most that a decode instance of a group holds of the prompt.
-  const uint32_t max_matched = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
-  const auto matched = [&](const InstanceView& instance, const std::vector<uint32_t>& depth) {
-    const uint32_t size =
-        request.view.facts.block_size == instance.block_size ? request.view.facts.block_size : 0;
-    return std::min(depth[instance.id] * size, max_matched);  // the last token is always computed
-  };
-  group_matched_.clear();
-  if (!decode && request.view.facts.mode != Mode::kAggregated) {
-    for (const InstanceView& instance : instances_) {
-      if (instance.role == Role::kPrefill) continue;
-      uint32_t& most = group_matched_[instance.group];
-      most = std::max(most, matched(instance, depth_));
-    }
-  }

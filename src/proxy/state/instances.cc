@@ -250,6 +250,8 @@ void State::RecordFailure(int id, Nanos now, const BreakerOptions& options) {
   const Locked lock(zone_);
   if (!view.InstanceUsed(id)) return;
   InstanceEntry& entry = view.instance(id);
+  // Requests that were sent before the breaker opened fail by the same cause: they do not count again.
+  if (entry.closed_until > now) return;
   ++entry.failures;
   if (options.failures == 0 || entry.failures < options.failures) return;
   // The last instance that can serve stays: its failures show what is wrong, and a closed pool would not.
@@ -268,8 +270,6 @@ void State::RecordFailure(int id, Nanos now, const BreakerOptions& options) {
   const uint32_t doublings = std::min<uint32_t>(entry.failures - options.failures, 30);
   const bool below = options.open <= options.max_open >> doublings;  // the product does not overflow
   entry.closed_until = now + (below ? options.open << doublings : options.max_open);
-  // Requests that were sent before the breaker opened fail by the same cause: they do not count again.
-  if (entry.closed_until > now) return;
 }
 
 StatusOr<int> State::RegisterWorker(int32_t pid) {

@@ -214,10 +214,10 @@ inline void ClearBit(BitmapWord* bits, uint32_t i) {
 void MoveTo(const StateView& view, uint32_t slot, Stage stage, Nanos now);
 /// Moves a slot back to a queue: the times of the later stages are forgotten.
 void MoveBack(const StateView& view, uint32_t slot, Stage queue, Nanos now);
-void ReleasePrefill(const StateView& view, RequestSlot& slot);
-void ChargeDecode(const StateView& view, RequestSlot& slot, int instance, uint32_t context);
 void ChargePrefill(const StateView& view, RequestSlot& slot, int instance, uint32_t new_tokens,
                    uint32_t cached_tokens, Nanos work, Nanos now);
+void ReleasePrefill(const StateView& view, RequestSlot& slot);
+void ChargeDecode(const StateView& view, RequestSlot& slot, int instance, uint32_t context);
 void ReleaseDecode(const StateView& view, RequestSlot& slot);
 /// Takes the tokens of a request from its tenant's bucket. False when there are too few; sets `retry_after`.
 bool ChargeTenant(const StateView& view, RequestSlot& slot, const TenantLimit& limit, Nanos now,

@@ -185,8 +185,23 @@ TEST_F(StateTest, TheBreakerOpensLongerWithEachFailure) {
   EXPECT_EQ(state_.Instance(0)->closed_until, 1100);
   state_.RecordFailure(0, 1100, options);
   EXPECT_EQ(state_.Instance(0)->closed_until, 1300);
+  for (Nanos now = 1300; now < 20'000; now += 300) {
+    state_.RecordFailure(0, now, options);
+    EXPECT_EQ(state_.Instance(0)->closed_until, now + 300);
+  }
   state_.RecordSuccess(0);
   EXPECT_EQ(state_.Instance(0)->closed_until, 0);
+}
+
+TEST_F(StateTest, LongTimesOfTheBreakerDoNotOverflow) {
+  const BreakerOptions options = {.failures = 1, .open = 3600 * kSecond, .max_open = 24 * 3600 * kSecond};
+  Nanos now = kSecond;
+  for (int i = 0; i < 60; ++i) {
+    state_.RecordFailure(0, now, options);
+    EXPECT_EQ(state_.Instance(0)->closed_until - now,
+              std::min<Nanos>(1 << std::min(i, 10), 24) * options.open);
+    now = state_.Instance(0)->closed_until;
+  }
 }
 
 TEST_F(StateTest, OutputIsChargedToTheDecodeInstance) {
@@ -204,25 +219,10 @@ TEST_F(StateTest, OutputIsChargedToTheDecodeInstance) {
   EXPECT_EQ(instance.load.kv_blocks, 3U);
   EXPECT_TRUE(state_.CheckInvariants().ok()) << state_.CheckInvariants();
   state_.Finish(id, Outcome::kCompleted, 400);
-  for (Nanos now = 1300; now < 20'000; now += 300) {
-    state_.RecordFailure(0, now, options);
-    EXPECT_EQ(state_.Instance(0)->closed_until, now + 300);
-  }
   EXPECT_EQ(state_.ttft().sum(), 50);
   EXPECT_EQ(state_.tpot().sum(), 50);
   EXPECT_EQ(state_.e2e().sum(), 300);
   ExpectEmpty();
-TEST_F(StateTest, LongTimesOfTheBreakerDoNotOverflow) {
-  const BreakerOptions options = {.failures = 1, .open = 3600 * kSecond, .max_open = 24 * 3600 * kSecond};
-  Nanos now = kSecond;
-  for (int i = 0; i < 60; ++i) {
-    state_.RecordFailure(0, now, options);
-    EXPECT_EQ(state_.Instance(0)->closed_until - now,
-              std::min<Nanos>(1 << std::min(i, 10), 24) * options.open);
-    now = state_.Instance(0)->closed_until;
-  }
-}
-
 }
 
 TEST(Zone, AttachRefusesOtherMemory) {

@@ -100,6 +100,94 @@ class Engines(ProxyTest):
         self.assertEqual(statuses, [200] * 6)
         proxy.idle()
 
+    def test_retries_a_stream_whose_engine_dies_before_its_first_token(self):
+        """The head of the answer comes before the prefill."""
+        slow, other = self.mock("--prefill-us", "20000"), self.mock()
+        proxy = self.proxy(f"engine {slow.url}; engine {other.url}; retries 2 10ms; health off;")
+
+        def kill():
+            until(lambda: slow.state()["live"] > 0)
+            slow.kill()
+
+        def ask(i):
+            with proxy.streaming(prompt=tokens(i, 300), max_tokens=3) as answer:
+                return answer.status, answer.read()
+        killer = threading.Thread(target=kill)
+        killer.start()
+        for status, text in together(6, ask):
+            self.assertEqual(status, 200)
+            self.assertTrue(text.endswith(b"data: [DONE]\n\n"), text)
+            self.assertNotIn(b'"error"', text)
+        killer.join()
+        self.assertGreater(proxy.metric("moesaic_proxy_retries_total"), 0)
+        self.assertEqual(proxy.idle()["outcomes"]["completed"], 6)
+
+    def test_computes_the_prompt_again_when_decode_dies_after_its_fetch(self):
+        prefill = self.mock("--transfer", "nixl", "--role", "prefill")
+        decodes = [self.mock("--transfer", "nixl", "--role", "decode", "--step-ms", "20") for _ in range(2)]
+        proxy = self.proxy(f"transfer nixl; skip_prefill 16; engine {prefill.url} role=prefill; retries 2 10ms; health off;"
+                           + "".join(f"engine {d.url} role=decode;" for d in decodes))
+        status, _ = proxy.complete(prompt=tokens(0, 300), max_tokens=2)  # connections may be used again
+        self.assertEqual(status, 200)
+        served = prefill.state()["served"]
+        answer = []
+        asking = threading.Thread(target=lambda: answer.append(proxy.complete(prompt=tokens(1, 300), max_tokens=100)))
+        asking.start()
+        busy = until(lambda: next((d for d in decodes if d.state()["decode_tokens"] > 2), None))
+        until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)  # P may use the blocks for others now
+        busy.kill()
+        asking.join()
+        self.assertEqual(answer[0][0], 200, answer)
+        self.assertEqual(answer[0][1]["usage"]["completion_tokens"], 100)
+        other = decodes[1 - decodes.index(busy)]
+        self.assertEqual(other.state()["stale_fetches"], 0)
+        self.assertEqual(prefill.state()["served"], served + 2)
+        proxy.idle()
+        until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
+
+    def test_goes_around_an_engine_that_stands_still(self):
+        slow, other = self.mock(), self.mock()
+        slow.faults(stall_ms=600000)
+        proxy = self.proxy(f"engine {slow.url}; engine {other.url}; prefill_timeout 5s; retries 2 10ms; breaker 1 1h 1h; health off;")
+        for i in range(8):
+            self.assertEqual(proxy.complete(prompt=tokens(i, 64), max_tokens=2)[0], 200)
+        self.assertEqual(proxy.state()["engines"][0]["state"], "breaker open")
+        self.assertEqual(slow.state()["served"], 0)
+        until(lambda: slow.state()["live"] == 0, what=slow.state)
+        proxy.idle()
+
+    def test_drains_an_engine_by_its_option(self):
+        engine, other = self.mock("--step-ms", "20"), self.mock()
+        proxy = self.proxy(f"engine {engine.url};")
+        with proxy.streaming(prompt="a", max_tokens=50) as answer:
+            answer.readline()
+            proxy.reload(f"engine {engine.url} drain; engine {other.url};")
+            states = {e["url"]: e["state"] for e in proxy.state()["engines"]}
+            self.assertEqual(states, {engine.url: "draining", other.url: "enabled"})
+            served = other.state()["served"]
+            for i in range(6):
+                self.assertEqual(proxy.complete(prompt=tokens(i, 64), max_tokens=1)[0], 200)
+            self.assertEqual(other.state()["served"], served + 6)
+            self.assertTrue(answer.read().endswith(b"data: [DONE]\n\n"))
+        self.assertEqual(engine.state()["served"], 1)
+        proxy.reload(f"engine {engine.url}; engine {other.url} drain;")
+        self.assertEqual(proxy.complete(prompt="b", max_tokens=1)[0], 200)
+        self.assertEqual(engine.state()["served"], 2)
+        proxy.idle()
+
+    def test_reports_an_engine_with_another_block_size(self):
+        name = self.endpoint("blocks")
+        engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay", "--block-size", "32")
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;")
+        differs = lambda: (attempt(proxy, prompt=tokens(1, 128)), proxy.metric("moesaic_proxy_engine_block_size_differs"))[1]
+        until(differs, what=proxy.metrics)
+        self.assertIn("its blocks have 32 tokens, and block_size of the pool is 16", proxy.log())
+
+    def test_learns_the_size_of_an_engines_pool(self):
+        engine = self.mock("--blocks", "777")
+        proxy = self.proxy(f"engine {engine.url}; health /health 50ms 1m;")
+        until(lambda: proxy.state()["engines"][0]["reported_kv_blocks"] == 777, what=proxy.state)
+
     def test_cancels_decode_when_parallel_prefill_fails(self):
         prefill = self.mock("--transfer", "sglang", "--role", "prefill", "--prefill-us", "5000")
         decode = self.mock("--transfer", "sglang", "--role", "decode")
@@ -124,6 +212,20 @@ class Engines(ProxyTest):
         until(lambda: proxy.complete(prompt=tokens(99, 64), max_tokens=1)[0] == 200
               and proxy.state()["engines"][0]["index"] == "exact" and proxy.state()["index"]["memberships"] >= 290, what=proxy.state)
         self.assertGreater(proxy.metric("moesaic_proxy_kv_gaps_total"), 0)
+
+    def test_recovers_the_index_after_truncated_messages(self):
+        name = self.endpoint("cut")
+        engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay")
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;")
+        until(lambda: proxy.complete(prompt=tokens(0, 64), max_tokens=1)[0] == 200 and proxy.state()["engines"][0]["index"] == "exact",
+              what=proxy.state)
+        engine.faults(truncate_message=1.0)
+        for i in range(1, 11):
+            proxy.complete(prompt=tokens(i, 160), max_tokens=1)
+        engine.faults(truncate_message=0.0)
+        until(lambda: proxy.complete(prompt=tokens(99, 64), max_tokens=1)[0] == 200
+              and proxy.state()["engines"][0]["index"] == "exact" and proxy.state()["index"]["memberships"] >= 100, what=proxy.state)
+        self.assertGreater(proxy.metric("moesaic_proxy_kv_errors_total"), 0)
 
     def test_forgets_the_blocks_of_a_restarted_engine(self):
         name = self.endpoint("restart")

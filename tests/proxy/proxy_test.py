@@ -226,8 +226,10 @@ class Aggregated(ProxyTest):
         proxy = self.proxy(f"engine {engine.url};")
         proxy.complete(prompt="a", max_tokens=2)
         self.assertIn(b"Moesaic proxy", proxy.request("GET", "/moesaic")[2])
-        # nginx frees a request after the client has its answer.
-        until(lambda: json.loads(proxy.request("GET", "/moesaic?trace")[2])["traceEvents"] == [])
+        proxy.idle()  # nginx frees a request after the client has its answer
+        trace = json.loads(proxy.request("GET", "/moesaic?trace")[2])["traceEvents"]  # has requests that ended
+        self.assertEqual((trace[0]["name"], trace[-1]["name"]), ("received", "decode_running"))
+        self.assertTrue(all(event["dur"] >= 0 for event in trace), trace)
         metrics = proxy.metrics()
         self.assertEqual(metrics['moesaic_proxy_requests_total{pool="pool",outcome="completed"}'], 1)
         self.assertEqual(metrics['moesaic_proxy_stage_seconds_count{pool="pool",stage="prefill_running"}'], 1)

@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "proxy/state/stage.h"
+
 namespace moesaic::proxy {
 
 /// Maximum worker processes of one zone, those of old configurations included.
@@ -36,6 +38,14 @@ class Board {
     char text[kMaxBytes];
   };
 
+  /// Times of a request that has ended, for traces.
+  struct Ended {
+    int32_t worker = 0;
+    uint32_t slot = 0, prompt_tokens = 0, output_tokens = 0;
+    std::array<Nanos, kNumStages> entered{};
+  };
+  static constexpr size_t kKeptEnded = 1024;
+
   std::array<Worker, kMaxWorkers> workers;  ///< by number of RegisterWorker
   std::atomic<int> num_workers;             ///< one more than the largest number that was ever used
   std::atomic<uint64_t> kv_messages, kv_gaps, kv_errors;
@@ -44,6 +54,43 @@ class Board {
   std::atomic<uint64_t> rendered, unrendered;  ///< prompts
   std::atomic<uint64_t> discovery_errors;      ///< failed lookups, answers of etcd and values in it
   std::array<Message, 32> messages;
+  std::atomic<uint64_t> num_ended;
+
+  /// Keeps the request until kKeptEnded others have ended.
+  void AddEnded(const Ended& ended) {
+    const uint64_t number = num_ended.fetch_add(1, std::memory_order_relaxed);
+    EndedEntry& entry = ended_[number % kKeptEnded];
+    entry.version.store(2 * number + 1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    entry.words[0].store(uint64_t{static_cast<uint32_t>(ended.worker)} << 32 | ended.slot,
+                         std::memory_order_relaxed);
+    entry.words[1].store(uint64_t{ended.prompt_tokens} << 32 | ended.output_tokens,
+                         std::memory_order_relaxed);
+    for (size_t i = 0; i < ended.entered.size(); ++i)
+      entry.words[2 + i].store(static_cast<uint64_t>(ended.entered[i]), std::memory_order_relaxed);
+    entry.version.store(2 * number + 2, std::memory_order_release);
+  }
+
+  /// Calls `see(ended)` for each of them that no process is writing.
+  template <typename See>
+  void ForEachEnded(See see) const {
+    for (const EndedEntry& entry : ended_) {
+      const uint64_t version = entry.version.load(std::memory_order_acquire);
+      if (version == 0 || version % 2 != 0) continue;
+      Ended ended;
+      const uint64_t place = entry.words[0].load(std::memory_order_relaxed);
+      const uint64_t tokens = entry.words[1].load(std::memory_order_relaxed);
+      for (size_t i = 0; i < ended.entered.size(); ++i)
+        ended.entered[i] = static_cast<Nanos>(entry.words[2 + i].load(std::memory_order_relaxed));
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (entry.version.load(std::memory_order_relaxed) != version) continue;
+      ended.worker = static_cast<int32_t>(place >> 32);
+      ended.slot = static_cast<uint32_t>(place);
+      ended.prompt_tokens = static_cast<uint32_t>(tokens >> 32);
+      ended.output_tokens = static_cast<uint32_t>(tokens);
+      see(ended);
+    }
+  }
 
   void Join(int number, int32_t pid, uint64_t wake) {
     Worker& worker = workers[static_cast<size_t>(number)];
@@ -127,6 +174,12 @@ class Board {
   }
 
  private:
+  struct EndedEntry {
+    std::atomic<uint64_t> version;  // odd: it is being written
+    std::array<std::atomic<uint64_t>, 2 + kNumStages> words;
+  };
+  std::array<EndedEntry, kKeptEnded> ended_;
+
   static uint64_t WritingBy(int32_t pid) { return static_cast<uint64_t>(pid) << 32 | Message::kWriting; }
 };
 

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "proxy/gateway/timers.h"
 
@@ -27,6 +29,24 @@ TEST(Board, MessagesNameTheRequest) {
   });
   EXPECT_EQ(taken, 1);
   EXPECT_FALSE(board->Send(200, 3, 7, 9, std::string(500, 'x'), "{}"));
+}
+
+TEST(Board, KeepsTheLastRequestsThatEnded) {
+  const auto board = EmptyBoard();
+  for (uint32_t i = 0; i < Board::kKeptEnded + 10; ++i)
+    board->AddEnded(
+        {.worker = 3, .slot = i, .prompt_tokens = i + 1, .output_tokens = 2, .entered = {i, 0, 7}});
+  std::vector<uint32_t> slots;
+  board->ForEachEnded([&](const Board::Ended& ended) {
+    slots.push_back(ended.slot);
+    EXPECT_EQ(ended.worker, 3);
+    EXPECT_EQ(ended.prompt_tokens, ended.slot + 1);
+    EXPECT_EQ(ended.output_tokens, 2U);
+    EXPECT_EQ(ended.entered[0], ended.slot);
+    EXPECT_EQ(ended.entered[2], 7);
+  });
+  EXPECT_EQ(slots.size(), Board::kKeptEnded);
+  EXPECT_EQ(*std::min_element(slots.begin(), slots.end()), 10U);
 }
 
 TEST(Board, DeathFreesTheNumberAndTheMessages) {

@@ -1,7 +1,9 @@
 // Active health checks of a pool's engines, made by the master.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "proxy/gateway/settings.h"
@@ -9,6 +11,9 @@
 namespace moesaic::proxy {
 
 class Gateway;
+
+/// Blocks of the pool of an engine's data-parallel rank in its metrics; 0: they have none.
+uint64_t ReportedBlocks(std::string_view metrics, uint32_t rank);
 
 class EngineChecks {
  public:

@@ -69,6 +69,12 @@ Status EngineOption(std::string_view name, std::string_view value, uint64_t max_
   } else if (name == "kv_blocks") {
     RETURN_IF_ERROR(count(UINT64_MAX));
     instance.caps.kv_blocks = number;
+  } else if (name == "batch_tokens") {
+    RETURN_IF_ERROR(count());
+    if (number == 0) return InvalidArgument("must be at least 1");
+    instance.batch_tokens = static_cast<uint32_t>(number);
+  } else if (name == "drain" && value.empty()) {
+    instance.drain = true;
   } else if (name == "bootstrap_port") {
     RETURN_IF_ERROR(count(65535));
     instance.bootstrap_port = static_cast<uint16_t>(number);

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "proxy/gateway/engine_checks.h"
 #include "proxy/gateway/network.h"
 
 namespace moesaic::proxy {
@@ -43,6 +44,32 @@ TEST(EngineLine, AnEngineOfANameHasAUrlForEachAddress) {
   EXPECT_EQ(six.instance.url, "http://[fd00::1]:8000/a");
   EXPECT_EQ(six.kv_events, "tcp://[fd00::1]:5557");
   EXPECT_NE(four.instance.pod, six.instance.pod);
+}
+
+TEST(EngineLine, OptionsOfTheStepAndOfDraining) {
+  const std::string_view words[] = {"http://10.0.0.1", "batch_tokens=2048", "drain"};
+  const auto engine = ParseEngine(words);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EXPECT_EQ(engine->front().instance.batch_tokens, 2048U);
+  EXPECT_TRUE(engine->front().instance.drain);
+  for (const char* wrong : {"batch_tokens=0", "batch_tokens=x", "drain=off"}) {
+    const std::string_view bad[] = {"http://10.0.0.1", wrong};
+    EXPECT_FALSE(ParseEngine(bad).ok()) << wrong;
+  }
+}
+
+TEST(EngineChecks, ReadsTheSizeOfThePoolFromMetrics) {
+  constexpr std::string_view kMetrics =
+      "# TYPE vllm:cache_config_info gauge\n"
+      "vllm:cache_config_info{block_size=\"16\",engine=\"0\",x_num_gpu_blocks=\"7\",num_gpu_blocks=\"1000\"} "
+      "1.0\n"
+      "vllm:cache_config_info{block_size=\"16\",engine=\"1\",num_gpu_blocks=\"2000\"} 1.0\n"
+      "vllm:other 3\n";
+  EXPECT_EQ(ReportedBlocks(kMetrics, 0), 1000U);
+  EXPECT_EQ(ReportedBlocks(kMetrics, 1), 2000U);
+  EXPECT_EQ(ReportedBlocks("vllm:cache_config_info{num_gpu_blocks=\"None\"} 1.0\n", 0), 0U);
+  EXPECT_EQ(ReportedBlocks("sglang:cache_config_info{num_pages=\"300\",page_size=\"16\"} 1.0\n", 0), 300U);
+  EXPECT_EQ(ReportedBlocks("", 0), 0U);
 }
 
 TEST(EngineLine, RanksHaveValidPorts) {

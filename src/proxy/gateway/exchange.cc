@@ -5,7 +5,7 @@
 namespace moesaic::proxy {
 
 void Exchange::Start(const EngineAddress& address, std::string request, const ExchangeTimeouts& timeouts,
-                     SharedBody body) {
+                     SharedBody body, bool once) {
   constexpr size_t kSmallBody = 16 << 10;  // is sent as part of the head
   address_ = address;
   request_ = std::move(request);
@@ -16,11 +16,11 @@ void Exchange::Start(const EngineAddress& address, std::string request, const Ex
   }
   timeouts_ = timeouts;
   live_ = true;
-  Connect(/*reuse=*/true);
+  Connect(/*reuse=*/!once);
 }
 
 void Exchange::Connect(bool reuse) {
-  connected_ = answered_ = head_reported_ = false;
+  connected_ = answered_ = head_reported_ = body_begun_ = false;
   reader_ = ResponseReader(/*head=*/request_.starts_with("HEAD "));
   last_ = transport_.Now();
   const Transport::Connected connected = transport_.Connect(
@@ -40,13 +40,14 @@ void Exchange::Connect(bool reuse) {
 
 // One timer that checks the time of the last progress, so that reads need not move it.
 void Exchange::Watchdog() {
-  const Nanos limit = !connected_ ? timeouts_.connect : answered_ ? timeouts_.idle : timeouts_.first_byte;
+  // Engines send the head of a stream before they compute the prompt.
+  const Nanos limit = !connected_ ? timeouts_.connect : body_begun_ ? timeouts_.idle : timeouts_.first_byte;
   const Nanos now = transport_.Now();
   if (paused_) last_ = now;  // the client is slow, not the engine
   if (now - last_ >= limit) {
-    return Fail(absl::DeadlineExceededError(!connected_ ? "connecting to the engine timed out"
-                                            : answered_ ? "the engine stopped inside the answer"
-                                                        : "the engine did not answer in time"));
+    return Fail(absl::DeadlineExceededError(!connected_   ? "connecting to the engine timed out"
+                                            : body_begun_ ? "the engine stopped inside the answer"
+                                                          : "the engine did not answer in time"));
   }
   timer_.At(last_ + limit, [this] { Watchdog(); });
 }
@@ -65,20 +66,21 @@ void Exchange::Pause(bool paused) {
 }
 
 void Exchange::OnConnected() {
-  connected_ = true;
+  connected_ = sent_ = true;
   last_ = transport_.Now();
   Watchdog();
 }
 
 void Exchange::OnData(std::string_view bytes) {
   if (!live_) return;
-  last_ = transport_.Now();
-  if (!answered_) {
-    answered_ = true;
-    Watchdog();
-  }
+  answered_ = true;
   std::string body;
   const Status status = reader_.Consume(bytes, &body);
+  if (body_begun_ || !body.empty()) last_ = transport_.Now();
+  if (!body_begun_ && !body.empty()) {
+    body_begun_ = true;
+    Watchdog();
+  }
   if (!head_reported_ && reader_.head_done()) {
     head_reported_ = true;
     handler_->OnHead(*this);

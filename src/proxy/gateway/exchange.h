@@ -14,7 +14,7 @@ namespace moesaic::proxy {
 
 struct ExchangeTimeouts {
   Nanos connect = 5 * kSecond;
-  Nanos first_byte = 600 * kSecond;  ///< limit from the connection to the first byte of the answer
+  Nanos first_byte = 600 * kSecond;  ///< of the answer's body, after the connection was established
   Nanos idle = 600 * kSecond;
 };
 
@@ -35,9 +35,10 @@ class Exchange {
       : transport_(transport), timer_(timers), handler_(&handler) {}
   ~Exchange() { Cancel(); }
 
-  /// Sends `request`, an HTTP request without its body or a whole one, and `body` if there is one.
+  /// Sends `request`, an HTTP request without its body or a whole one, and `body` if there is one. `once`:
+  /// the engine must not read the request twice, so that no idle connection is used, which it may be closing.
   void Start(const EngineAddress& address, std::string request, const ExchangeTimeouts& timeouts,
-             SharedBody body = nullptr);
+             SharedBody body = nullptr, bool once = false);
   /// Ends the exchange without a callback and closes its connection.
   void Cancel();
   /// Sets another object that handles the rest.
@@ -46,6 +47,7 @@ class Exchange {
 
   bool live() const { return live_; }
   bool connected() const { return connected_; }
+  bool sent() const { return sent_; }  ///< a connection was established: the engine may have the request
   bool answered() const { return answered_; }  ///< a byte of the answer has arrived
   const ResponseReader& response() const { return reader_; }
 
@@ -72,8 +74,8 @@ class Exchange {
   ExchangeTimeouts timeouts_;
   ResponseReader reader_;
   void* connection_ = nullptr;
-  bool live_ = false, connected_ = false, reused_ = false, answered_ = false, head_reported_ = false,
-       paused_ = false;
+  bool live_ = false, connected_ = false, sent_ = false, reused_ = false, answered_ = false,
+       head_reported_ = false, body_begun_ = false, paused_ = false;
   Nanos last_ = 0;
 };
 

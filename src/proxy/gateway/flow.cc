@@ -99,7 +99,6 @@ Flow::~Flow() {
     gateway_.Unregister(id_);
     gateway_.state().Finish(id_, Outcome::kAborted, gateway_.now());
   }
-  gateway_.ReturnBody(held_bytes_);
   if (passing_) gateway_.ReturnPass();
 }
 
@@ -116,6 +115,7 @@ bool Flow::KeyAccepted() {
   for (const ApiKey& key : keys) {
     if (!SameSecret(given, key.key)) continue;
     accepted = true;
+    key_ = &key;
     key_name_ = key.name;
     tenant_ = HashName(gateway_.keys(), key.key);
   }
@@ -130,10 +130,10 @@ void Flow::Start(ClientRequest request) {
                  fmt::format("the body has {} bytes, more than {}", request_.body->size(),
                              gateway_.settings().max_body_bytes));
   }
-  if (!gateway_.TakeBody(request_.body->size())) {
+  hold_ = gateway_.TakeBody(request_.body->size());
+  if (hold_ == nullptr) {
     return Reply(503, "overloaded_error", "the proxy holds too many bytes of requests", kSecond);
   }
-  held_bytes_ = request_.body->size();
   // The engine gets the path as it was read here: it may decode other spellings to paths that are limited.
   const size_t query = std::min(request_.target.find('?'), request_.target.size());
   const bool plain = IsPlainPath(request_.path);
@@ -259,7 +259,8 @@ void Flow::SubmitPrompt() {
       static_cast<uint32_t>(std::min<int64_t>(body_->max_tokens, UINT32_MAX / choices) * choices);
   // vLLM: a smaller number is served earlier.
   const int64_t range = settings.client_priority;
-  facts.priority = static_cast<int32_t>(-std::clamp<int64_t>(body_->priority, -range, range));
+  facts.priority = static_cast<int32_t>((key_ == nullptr ? 0 : key_->priority) -
+                                        std::clamp<int64_t>(body_->priority, -range, range));
   facts.tenant = tenant_;
   const std::string_view session = HeaderOf(request_, "x-session-id");
   facts.session = session.empty() ? 0 : HashName(gateway_.keys(), session);
@@ -270,7 +271,8 @@ void Flow::SubmitPrompt() {
   keys_ = {};
   state.Enter(id_, Stage::kTokenized, gateway_.now());
   state.Enter(id_, Stage::kPrefixMatched, gateway_.now());
-  const Admission admission = gateway_.scheduler().Submit(id_, gateway_.now());
+  const Admission admission = gateway_.scheduler().Submit(
+      id_, gateway_.now(), key_ != nullptr && key_->limit ? &*key_->limit : nullptr);
   std::string_view refused;
   switch (admission.verdict) {
     case Admission::Verdict::kQueued:
@@ -293,7 +295,9 @@ void Flow::SubmitPrompt() {
 void Flow::Enqueue() {
   phase_ = Phase::kQueued;
   queued_ = gateway_.now();
-  timer_.At(gateway_.now() + gateway_.settings().queue_timeout,
+  // A retry continues the wait of the attempt before it.
+  const Nanos left = gateway_.settings().queue_timeout - waited_[prefill_done_ ? 1 : 0];
+  timer_.At(queued_ + std::max<Nanos>(left, 0),
             [this] { Reply(503, "overloaded_error", "no engine was free in time", kSecond); });
   gateway_.ScheduleSoon();
 }
@@ -301,6 +305,7 @@ void Flow::Enqueue() {
 void Flow::OnScheduled(const RequestRecord& record) {
   if (phase_ != Phase::kQueued) return;
   timer_.Cancel();
+  waited_[prefill_done_ ? 1 : 0] += gateway_.now() - queued_;
   prefill_instance_ = record.prefill_instance;
   decode_instance_ = record.decode_instance;
   log_.prefill_skipped = record.prefill_skipped;
@@ -344,7 +349,7 @@ std::vector<Header> Flow::HeadersForEngines() const {
 }
 
 std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std::string_view target,
-                                     SharedBody body) {
+                                     SharedBody body, bool once) {
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
@@ -352,7 +357,7 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
     headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   std::string head = gateway_.HttpHead(*engine, method, target, headers, body->size());
-  exchange->Start(engine->address, std::move(head), gateway_.timeouts(), std::move(body));
+  exchange->Start(engine->address, std::move(head), gateway_.timeouts(), std::move(body), once);
   return exchange;
 }
 
@@ -376,7 +381,8 @@ void Flow::StartPrefill() {
 
 void Flow::StartAnswer() {
   const int instance = AnsweringInstance();
-  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false));
+  const bool fetches = gateway_.settings().transfer == Transfer::kVllmNixl && !params_.empty();
+  answer_ = Open(instance, "POST", request_.target, BodyFor(/*prefill=*/false), /*once=*/fetches);
   if (answer_ == nullptr) AnswerFailed(NoEngine());
 }
 

@@ -16,7 +16,9 @@
 
 namespace moesaic::proxy {
 
+class BodyHold;
 class Gateway;
+struct Drainage;
 struct KvRelease;
 struct RenderedPrompt;
 
@@ -109,11 +111,14 @@ class Flow : public Exchange::Handler {
   void StartPair();
   void AskBootstrap();
   std::unique_ptr<Exchange> Open(int instance, std::string_view method, std::string_view target,
-                                 SharedBody body);
+                                 SharedBody body, bool once = false);
   /// Body for P of a pair, or for the answering engine.
   SharedBody BodyFor(bool prefill) const;
   void PrefillEnded();
   void PrefillFailed(const Status& status, bool breaker = true);
+  void AcceptAnswer(const ResponseReader& response);
+  /// The decode engine has or had P's blocks, or is reading them.
+  bool KvMayBeFetched() const;
   void AnswerFailed(const Status& status);
   void EndAnswer(std::string_view message);
   bool Retry(int failed_instance, bool breaker);
@@ -123,6 +128,7 @@ class Flow : public Exchange::Handler {
   void MarkPrefillDone();
   void Complete(Outcome outcome);
   void DropExchanges();
+  Drainage TakeHeld();
   bool KeyAccepted();
 
   Gateway& gateway_;
@@ -136,6 +142,7 @@ class Flow : public Exchange::Handler {
   std::string request_id_;
   std::string key_name_;
   uint64_t tenant_ = 0;
+  const ApiKey* key_ = nullptr;  // of the settings; null: no key is needed
 
   // Written by Prepare, read after OnPrepared; so is body_.
   bool preparing_ = false;
@@ -154,15 +161,15 @@ class Flow : public Exchange::Handler {
   std::unique_ptr<AnswerStream> stream_;
   bool head_sent_ = false, is_stream_ = false, pass_error_ = false, prefill_done_ = false,
        aggregated_ = false;
-  bool decode_accepted_ = false;  // D answers, so that it has P's blocks
-  size_t held_bytes_ = 0;         // of Gateway::TakeBody
-  bool passing_ = false;          // counted by Gateway::TakePass
+  std::shared_ptr<BodyHold> hold_;
+  bool passing_ = false;  // counted by Gateway::TakePass
   int64_t counted_ = 0;
   uint32_t attempts_ = 0;
   // Error status of an engine's answer, until the answer of another engine shows whether the request or the
   // engine is at fault.
   int suspect_instance_ = -1, suspect_status_ = 0;
   Nanos queued_ = 0;
+  std::array<Nanos, 2> waited_{};  // before it, in the queues for prefill and for decode
   int prefill_instance_ = -1, decode_instance_ = -1;
   Timer timer_;     // queue timeout, retry delay
   Timer estimate_;  // end of the prefill of an answer that does not stream

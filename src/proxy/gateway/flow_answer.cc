@@ -64,12 +64,20 @@ void Flow::OnHead(Exchange& exchange) {
       Retry(instance, /*breaker=*/status >= 500 && !MayBeOfRequest(status))) {
     return;
   }
+  // Engines send the head of a stream before they compute the prompt. Until the body begins, another engine
+  // can still answer.
+  if (status >= 400 || phase_ == Phase::kPassing) AcceptAnswer(response);
+}
+
+// The answer is this engine's: no retry follows.
+void Flow::AcceptAnswer(const ResponseReader& response) {
+  const int instance = AnsweringInstance();
+  const int status = response.status();
   if (status < 500) gateway_.state().RecordSuccess(instance);
   if (status < 400 && suspect_instance_ >= 0 && suspect_instance_ != instance) {  // the request was right
     gateway_.state().RecordFailure(suspect_instance_, gateway_.now(), gateway_.settings().breaker);
   }
   pass_error_ = status >= 400;
-  decode_accepted_ = !pass_error_;
   is_stream_ = response.Header("content-type").starts_with("text/event-stream");
   AnswerOptions options{.stream = is_stream_, .cached_tokens = std::nullopt};
   if (!pass_error_ && phase_ == Phase::kRunning) {
@@ -94,6 +102,7 @@ void Flow::OnBody(Exchange& exchange, std::string_view bytes) {
   } else if (&exchange == prefill_.get()) {
     if (prefill_body_.size() + bytes.size() <= kMaxPrefillAnswer) prefill_body_.append(bytes);
   } else if (&exchange == answer_.get() && client_ != nullptr) {
+    if (!head_sent_) AcceptAnswer(exchange.response());
     if (stream_ == nullptr) return client_->SendBody(bytes);
     std::string out;
     stream_->Push(bytes, &out);
@@ -122,6 +131,7 @@ void Flow::OnEnd(Exchange& exchange) {
   }
   if (&exchange == prefill_.get()) return PrefillEnded();
   if (&exchange != answer_.get()) return;
+  if (!head_sent_) AcceptAnswer(exchange.response());
   if (stream_ != nullptr) {
     std::string out;
     stream_->Finish(&out);
@@ -228,22 +238,26 @@ bool Flow::Retry(int failed_instance, bool breaker) {
   if (!record || record->retries >= gateway_.settings().scheduler.max_retries) return false;
   estimate_.Cancel();
   stream_.reset();
-  decode_accepted_ = false;
-  // A sequential D is replaced alone; P's blocks stay valid until one fetches them.
-  const bool keeps_prefill =
-      gateway_.settings().transfer == Transfer::kVllmNixl && prefill_ == nullptr && !params_.empty();
+  // A sequential D is replaced alone when it cannot have fetched P's blocks. P gives fetched blocks to other
+  // requests, so that a second D would read their KV.
+  const bool keeps_prefill = gateway_.settings().transfer == Transfer::kVllmNixl && prefill_ == nullptr &&
+                             !params_.empty() && !KvMayBeFetched();
   gateway_.DestroyLater(std::move(answer_));
   gateway_.DestroyLater(std::move(query_));
   gateway_.DestroyLater(std::move(prefill_));
-  if (!keeps_prefill) prefill_done_ = false;
+  if (!keeps_prefill) {
+    prefill_done_ = false;
+    params_.clear();
+    prefill_cached_.reset();
+  }
   phase_ = Phase::kRetrying;
   const double factor =
       std::pow(kRetryGrowth, attempts_++) *
       std::uniform_real_distribution<double>(1 - kRetryJitter, 1 + kRetryJitter)(gateway_.random());
   gateway_.board().retries.fetch_add(1, std::memory_order_relaxed);
   const auto delay = static_cast<Nanos>(static_cast<double>(gateway_.settings().retry_delay) * factor);
-  timer_.At(gateway_.now() + delay, [this, failed_instance] {
-    if (!gateway_.scheduler().Requeue(id_, failed_instance, gateway_.now())) {
+  timer_.At(gateway_.now() + delay, [this, failed_instance, keeps_prefill] {
+    if (!gateway_.scheduler().Requeue(id_, failed_instance, keeps_prefill, gateway_.now())) {
       return Reply(502, "server_error", "all attempts on engines failed");
     }
     Enqueue();

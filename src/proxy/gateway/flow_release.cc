@@ -35,39 +35,54 @@ KvRelease Flow::ReleaseOf() const {
           .target = request_.target,
           .body = request_.body,
           .headers = HeadersForEngines(),
+          .hold = hold_,
           .prefill = prefill_instance_,
           .strip = !gateway_.settings().client_transfer};
 }
 
-// Ends the exchanges by the rules of the transfer.
+bool Flow::KvMayBeFetched() const {
+  if (answer_ == nullptr || !answer_->sent()) return false;
+  const ResponseReader& response = answer_->response();
+  const bool refused = response.head_done() && response.status() >= 400 && response.status() < 500;
+  return !refused;
+}
+
+// Ends the exchanges by the rules of the transfer. An engine that computes for this request after its end
+// keeps the charge: the request's slot lives as long as that exchange.
 void Flow::DropExchanges() {
   const Transfer transfer = gateway_.settings().transfer;
   const bool answered = answer_ != nullptr && !answer_->live() && stream_ != nullptr && stream_->saw_end();
   if (transfer == Transfer::kVllmNixl && !preparing_ && body_) {
     // P holds the blocks until a decode engine fetches them. One that has the request tells P when it is
-    // cancelled; without one, another must fetch them.
+    // cancelled, and after one that failed they may be another request's blocks; without one, another must
+    // fetch them.
     const bool aborted = log_.outcome == Outcome::kAborted;
-    const bool sent =
-        answer_ != nullptr && answer_->live() && answer_->connected() && !answer_->response().head_done();
     if (prefill_ != nullptr && prefill_->live() && (aborted || prefill_->answered())) {
       gateway_.Drain(std::move(prefill_),
-                     std::make_unique<AbandonedPrefill>(gateway_, ReleaseOf(), std::move(prefill_body_)));
-    } else if (!params_.empty() && !decode_accepted_ && !sent) {
+                     std::make_unique<AbandonedPrefill>(gateway_, ReleaseOf(), std::move(prefill_body_)),
+                     TakeHeld());
+    } else if (!params_.empty() && !KvMayBeFetched()) {
       gateway_.ReleaseKv(ReleaseOf(), params_);
-    } else if (!params_.empty() && aborted && body_->stream && answer_ != nullptr && !answer_->answered()) {
-      // The first byte shows that D has fetched the blocks.
-      gateway_.Drain(std::move(answer_), std::make_unique<DrainHandler>(gateway_, /*until_first_byte=*/true));
+    } else if (!params_.empty() && aborted && body_->stream && answer_ != nullptr && !head_sent_) {
+      // The first byte of the body shows that D has fetched the blocks.
+      gateway_.Drain(std::move(answer_), std::make_unique<DrainHandler>(gateway_, /*until_first_byte=*/true),
+                     TakeHeld());
     }
   }
   // SGLang's P still sends its blocks when D has answered: it must come to its end.
   if (prefill_ != nullptr && (answered || log_.outcome == Outcome::kCompleted))
-    gateway_.Drain(std::move(prefill_));
+    gateway_.Drain(std::move(prefill_), nullptr, {.body = hold_, .id = {}});
   gateway_.DestroyLater(std::move(prefill_));
   gateway_.DestroyLater(std::move(answer_));
   gateway_.DestroyLater(std::move(query_));
 }
 
-// Leaves all stages. Slot and charges return at once.
+// Passes the slot on to an exchange that outlives the request.
+Drainage Flow::TakeHeld() {
+  return {.body = hold_, .id = std::exchange(id_, RequestId{}), .outcome = log_.outcome};
+}
+
+// Leaves all stages.
 void Flow::Complete(Outcome outcome) {
   if (phase_ == Phase::kDone) return;
   phase_ = Phase::kDone;
@@ -92,12 +107,19 @@ void Flow::Complete(Outcome outcome) {
       if (log_.cached_tokens == 0) log_.cached_tokens = record->cached_tokens;
     }
     log_.entered[static_cast<size_t>(Stage::kDone)] = gateway_.now();
+    gateway_.board().AddEnded({.worker = gateway_.worker(),
+                               .slot = id_.slot,
+                               .prompt_tokens = static_cast<uint32_t>(log_.prompt_tokens),
+                               .output_tokens = static_cast<uint32_t>(log_.output_tokens),
+                               .entered = log_.entered});
     gateway_.Unregister(id_);
+  }
+  DropExchanges();
+  if (id_) {
     gateway_.state().Finish(std::exchange(id_, RequestId{}), outcome, gateway_.now());
     gateway_.ScheduleSoon();
   }
-  DropExchanges();
-  gateway_.ReturnBody(std::exchange(held_bytes_, 0));
+  hold_.reset();
   if (std::exchange(passing_, false)) gateway_.ReturnPass();
   if (client_ == nullptr && !preparing_) gateway_.Reap(*this);
 }

@@ -109,6 +109,10 @@ void Gateway::EndDrain(Exchange& exchange) {
   const auto found = drains_.find(&exchange);
   if (found == drains_.end()) return;
   exchange.Cancel();
+  if (const Drainage& kept = found->second.kept; kept.id) {
+    state_.Finish(kept.id, kept.outcome, transport_.Now());
+    schedule_wanted_ = true;
+  }
   destroyed_.push_back(std::move(found->second));
   drains_.erase(found);
   if (!std::exchange(soon_, true)) transport_.RunSoon();
@@ -213,10 +217,9 @@ int Gateway::AnyEngine(int prefill) {
   return best;
 }
 
-bool Gateway::TakeBody(size_t bytes) {
-  if (body_bytes_ + bytes > settings_.body_memory) return false;
-  body_bytes_ += bytes;
-  return true;
+std::shared_ptr<BodyHold> Gateway::TakeBody(size_t bytes) {
+  if (body_bytes_ + bytes > settings_.body_memory) return nullptr;
+  return std::make_shared<BodyHold>(body_bytes_, bytes);
 }
 
 bool Gateway::TakePass() {
@@ -227,11 +230,15 @@ bool Gateway::TakePass() {
 
 std::string Gateway::BootstrapId(int instance) {
   const Bootstrap& known = bootstrap_ids_[instance];
-  return known.until > now() ? known.id : std::string();
+  const auto version = state_.Version(instance);
+  const bool same = version && version->generation == known.generation;
+  return same && known.until > now() ? known.id : std::string();
 }
 
 void Gateway::SetBootstrapId(int instance, std::string id) {
-  bootstrap_ids_[instance] = {.id = std::move(id), .until = now() + kBootstrapAge};
+  const auto version = state_.Version(instance);
+  bootstrap_ids_[instance] = {
+      .id = std::move(id), .generation = version ? version->generation : 0, .until = now() + kBootstrapAge};
 }
 
 Flow& Gateway::NewFlow(Client& client) {
@@ -247,18 +254,22 @@ void Gateway::Unregister(RequestId id) { by_id_.erase(Word(id)); }
 void Gateway::DestroyLater(std::unique_ptr<Exchange> exchange) {
   if (exchange == nullptr) return;
   exchange->Cancel();
-  destroyed_.push_back({.exchange = std::move(exchange), .handler = nullptr});
+  destroyed_.push_back({.exchange = std::move(exchange), .handler = nullptr, .kept = {}});
   if (!std::exchange(soon_, true)) transport_.RunSoon();
 }
 
-void Gateway::Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler) {
+void Gateway::Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler,
+                    Drainage kept) {
   if (exchange == nullptr) return;
-  if (!exchange->live()) return DestroyLater(std::move(exchange));
+  if (!exchange->live()) {
+    if (kept.id) state_.Finish(kept.id, kept.outcome, transport_.Now());
+    return DestroyLater(std::move(exchange));
+  }
   if (handler == nullptr) handler = std::make_unique<DrainHandler>(*this);
   exchange->SetHandler(*handler);
   exchange->Pause(false);
   Exchange* key = exchange.get();
-  drains_.emplace(key, Drained{std::move(exchange), std::move(handler)});
+  drains_.emplace(key, Drained{std::move(exchange), std::move(handler), std::move(kept)});
   ArmTimer();
 }
 
@@ -309,9 +320,9 @@ void Gateway::ReleaseKv(const KvRelease& release, const std::string& params) {
   auto exchange = std::make_unique<Exchange>(transport_, timers_, *handler);
   auto sent = std::make_shared<const std::string>(ReleaseBody(*body, params));
   std::string head = HttpHead(*engine, "POST", release.target, headers, sent->size());
-  exchange->Start(engine->address, std::move(head), timeouts(), std::move(sent));
+  exchange->Start(engine->address, std::move(head), timeouts(), std::move(sent), /*once=*/true);
   board_.released_kv.fetch_add(1, std::memory_order_relaxed);
-  Drain(std::move(exchange), std::move(handler));
+  Drain(std::move(exchange), std::move(handler), {.body = release.hold, .id = {}});
 }
 
 void Gateway::OnTimer() {

@@ -26,15 +26,36 @@ class EngineChecks;
 class Gateway;
 class KvFeeds;
 
-/// KV blocks that P holds for a request whose client left, or that no decode engine took. To make P free
-/// them, the gateway lets a decode engine fetch them and compute one token.
+/// Part of the memory for bodies of requests. Flows and exchanges that outlive them share it.
+class BodyHold {
+ public:
+  BodyHold(size_t& used, size_t bytes) : used_(used), bytes_(bytes) { used_ += bytes_; }
+  ~BodyHold() { used_ -= bytes_; }
+  BodyHold(const BodyHold&) = delete;
+  BodyHold& operator=(const BodyHold&) = delete;
+
+ private:
+  size_t& used_;
+  size_t bytes_;
+};
+
+/// Resources that an exchange keeps after the end of its request.
+struct Drainage {
+  std::shared_ptr<BodyHold> body;
+  RequestId id;  ///< finished with `outcome` at the end of the exchange; none: the request was finished
+  Outcome outcome = Outcome::kAborted;
+};
+
+/// KV blocks that P holds for a request whose client left, or that no decode engine took: a decode engine
+/// fetches them for one token, so that P frees them.
 struct KvRelease {
   Endpoint endpoint = Endpoint::kOther;
   std::string target;
   SharedBody body;
-  std::vector<Header> headers;  ///< of the request, without those that depend on the engine
-  int prefill = -1;             ///< the instance that holds the blocks
-  bool strip = true;            ///< RequestBody::has_kv_transfer
+  std::vector<Header> headers;     ///< of the request, without those that depend on the engine
+  std::shared_ptr<BodyHold> hold;  ///< of `body`
+  int prefill = -1;                ///< the instance that holds the blocks
+  bool strip = true;               ///< RequestBody::has_kv_transfer
 };
 
 /// Reads the rest of an exchange whose client left.
@@ -124,17 +145,17 @@ class Gateway {
   void Unregister(RequestId id);
   /// Destroys the exchange when the current event has been handled.
   void DestroyLater(std::unique_ptr<Exchange> exchange);
-  /// Continues the exchange to its end although its client has left. `handler` reads the rest; null: the rest
-  /// is not used.
-  void Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler = nullptr);
+  /// Lets the exchange run to its end although its client has left. `handler`: reads the rest; null: nothing
+  /// does.
+  void Drain(std::unique_ptr<Exchange> exchange, std::unique_ptr<DrainHandler> handler, Drainage kept);
   void ReleaseKv(const KvRelease& release, const std::string& params);
   /// Returns the id of P's engine that its bootstrap server reported recently; empty: none is known.
   std::string BootstrapId(int instance);
   void SetBootstrapId(int instance, std::string id);
-  /// Takes part of the memory for bodies of requests. Returns false if too little is left.
-  bool TakeBody(size_t bytes);
-  void ReturnBody(size_t bytes) { body_bytes_ -= bytes; }
-  /// Counts a request that passes without scheduling. Returns false if there are too many.
+  /// Takes part of the memory for bodies of requests. Null: it is used up.
+  std::shared_ptr<BodyHold> TakeBody(size_t bytes);
+  size_t body_bytes() const { return body_bytes_; }
+  /// Counts a request that passes without scheduling. False: there are too many.
   bool TakePass();
   void ReturnPass() { --passing_; }
   /// Returns the text of an HTTP request up to its body.
@@ -161,6 +182,7 @@ class Gateway {
 
   const PoolSettings& settings_;
   Board& board_;
+  size_t body_bytes_ = 0, passing_ = 0;
   PromptRenderer* renderer_;
   Transport& transport_;
   State state_;
@@ -180,12 +202,14 @@ class Gateway {
   struct Drained {
     std::unique_ptr<Exchange> exchange;
     std::unique_ptr<DrainHandler> handler;
+    Drainage kept;
   };
   std::vector<Drained> destroyed_;  // when the current event has been handled
   std::unordered_map<Exchange*, Drained> drains_;
   std::unordered_map<int32_t, std::unique_ptr<Death>> deaths_;
   struct Bootstrap {
     std::string id;
+    uint32_t generation = 0;  // of the instance: another engine may get its number
     Nanos until = 0;
   };
   std::unordered_map<int, Bootstrap> bootstrap_ids_;
@@ -195,7 +219,6 @@ class Gateway {
     std::unique_ptr<EngineSettings> own = nullptr;  // of an instance that was added or changed later
   };
   std::unordered_map<int, KnownEngine> engines_;  // by instance
-  size_t body_bytes_ = 0, passing_ = 0;
   std::unique_ptr<KvFeeds> feeds_;
   std::unique_ptr<EngineChecks> checks_;
   std::unique_ptr<Discovery> discovery_;

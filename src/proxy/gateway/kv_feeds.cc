@@ -164,6 +164,7 @@ class KvFeeds::Feed {
     const StatusOr<KvBatch> batch = DecodeKvBatch(frames[2]);
     if (!batch.ok()) return Damaged(Message(batch.status()));
     const IndexWriter::Result result = writer_.Apply(*sequence, *batch);
+    CheckBlockSize();
     if (!result.replay_from) return;
     gateway_.board().kv_gaps.fetch_add(1, std::memory_order_relaxed);
     AskReplay(*result.replay_from);
@@ -187,6 +188,17 @@ class KvFeeds::Feed {
     if (result.replay_from) AskReplay(*result.replay_from);
   }
 
+  // Keys of prompts are those of blocks of the pool's size.
+  void CheckBlockSize() {
+    const uint32_t size = writer_.block_size();
+    if (size == 0 || size == gateway_.settings().block_size || std::exchange(block_size_reported_, true))
+      return;
+    gateway_.transport().Log(
+        true, fmt::format("KV events of {}: its blocks have {} tokens, and block_size of the pool is {}: no "
+                          "prompt is matched with its cache",
+                          engine_.instance.url, size, gateway_.settings().block_size));
+  }
+
   void Damaged(const std::string& fault) {
     if (gateway_.board().kv_errors.fetch_add(1, std::memory_order_relaxed) < 100) {
       gateway_.transport().Log(true, fmt::format("KV events of {}: {}", engine_.instance.url, fault));
@@ -201,7 +213,7 @@ class KvFeeds::Feed {
   IndexWriter writer_;
   Socket events_, replay_;
   Timer replay_timer_, open_timer_;
-  bool fault_reported_ = false;
+  bool fault_reported_ = false, block_size_reported_ = false;
 };
 
 KvFeeds::KvFeeds(Gateway& gateway) : gateway_(gateway) {}

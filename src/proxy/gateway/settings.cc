@@ -16,6 +16,7 @@ using Args = std::span<const std::string_view>;
 constexpr uint32_t kDefaultBlockSize = 16;  // of vLLM on GPUs
 constexpr uint32_t kMoesaicBlockSize = 64;  // of this project's engine
 constexpr uint32_t kMaxBlockSize = 4096;
+constexpr uint64_t kMaxPriority = 1'000'000'000;
 
 StatusOr<bool> ParseSwitch(std::string_view text) {
   if (text == "on") return true;
@@ -134,10 +135,39 @@ Status SetForward(PoolSettings& pool, Args args) {
   return OkStatus();
 }
 
+// KEY [NAME] [rate=TOKENS_PER_SECOND] [burst=TOKENS] [priority=N]; a name may have several words.
+StatusOr<ApiKey> ParseKey(Args args) {
+  if (args.empty() || args[0].empty()) return InvalidArgument("needs KEY and an optional name");
+  ApiKey key{.key = std::string(args[0]), .name = {}, .limit = std::nullopt};
+  std::optional<double> burst;
+  for (const std::string_view word : args.subspan(1)) {
+    const size_t equals = std::min(word.find('='), word.size());
+    const std::string_view option = word.substr(0, equals);
+    const std::string_view value = word.substr(std::min(equals + 1, word.size()));
+    if (option == "rate" || option == "burst") {
+      const StatusOr<double> number = ParseReal(value);
+      if (!number.ok()) return Annotate(number.status(), std::string(option));
+      if (option == "rate") {
+        key.limit = TenantLimit{.tokens_per_second = *number};
+      } else {
+        burst = *number;
+      }
+    } else if (option == "priority") {
+      const StatusOr<uint64_t> number = ParseNumber(value, kMaxPriority);
+      if (!number.ok()) return Annotate(number.status(), "priority");
+      key.priority = static_cast<int32_t>(*number);
+    } else {
+      key.name.append(key.name.empty() ? "" : " ").append(word);
+    }
+  }
+  if (burst && !key.limit) return InvalidArgument("burst: needs rate");
+  if (key.limit) key.limit->burst_tokens = burst.value_or(key.limit->tokens_per_second);
+  return key;
+}
+
 Status SetKey(PoolSettings& pool, Args args) {
-  if (args.empty() || args.size() > 2 || args[0].empty())
-    return InvalidArgument("needs KEY and an optional name");
-  pool.keys.push_back({std::string(args[0]), std::string(args.size() > 1 ? args[1] : "")});
+  ASSIGN_OR_RETURN(ApiKey key, ParseKey(args));
+  pool.keys.push_back(std::move(key));
   return OkStatus();
 }
 
@@ -149,9 +179,14 @@ Status SetKeyFile(PoolSettings& pool, Args args) {
   while (std::getline(file, line)) {
     line.erase(line.find_last_not_of(" \t\r") + 1);
     if (line.empty() || line.front() == '#') continue;
-    const size_t space = std::min(line.find_first_of(" \t"), line.size());
-    const size_t name = line.find_first_not_of(" \t", space);
-    pool.keys.push_back({line.substr(0, space), name == std::string::npos ? "" : line.substr(name)});
+    std::vector<std::string_view> words;
+    for (size_t at = line.find_first_not_of(" \t"); at != std::string::npos;) {
+      const size_t end = std::min(line.find_first_of(" \t", at), line.size());
+      words.push_back(std::string_view(line).substr(at, end - at));
+      at = line.find_first_not_of(" \t", end);
+    }
+    ASSIGN_OR_RETURN(ApiKey key, ParseKey(words));
+    pool.keys.push_back(std::move(key));
   }
   if (pool.keys.empty()) return InvalidArgument("'{}' has no key", args[0]);
   return OkStatus();
@@ -243,6 +278,18 @@ Status SetSlo(PoolSettings& pool, Args args) {
   return OkStatus();
 }
 
+Status SetTransferCost(PoolSettings& pool, Args args) {
+  if (args.empty() || args.size() > 2)
+    return InvalidArgument("needs MICROSECONDS_PER_TOKEN and an optional LATENCY");
+  ASSIGN_OR_RETURN(const double micros, ParseReal(args[0]));
+  if (micros > 1e6) return InvalidArgument("must be at most 1000000, found '{}'", args[0]);
+  pool.policy_options.transfer.nanos_per_token = micros * 1e3;
+  if (args.size() > 1) {
+    ASSIGN_OR_RETURN(pool.policy_options.transfer.latency, ParseDuration(args[1]));
+  }
+  return OkStatus();
+}
+
 Status SetShed(PoolSettings& pool, Args args) {
   RETURN_IF_ERROR(One(args));
   ASSIGN_OR_RETURN(pool.policy_options.rejects, ParseSwitch(args[0]));
@@ -260,7 +307,7 @@ Status SetPass(PoolSettings& pool, Args args) {
 
 Status SetClientPriority(PoolSettings& pool, Args args) {
   RETURN_IF_ERROR(One(args));
-  ASSIGN_OR_RETURN(const uint64_t bound, ParseNumber(args[0], 1'000'000'000));
+  ASSIGN_OR_RETURN(const uint64_t bound, ParseNumber(args[0], kMaxPriority));
   pool.client_priority = static_cast<uint32_t>(bound);
   return OkStatus();
 }
@@ -288,8 +335,10 @@ constexpr Directive kDirectives[] = {
      "class share a "
      "latency model); `weight=X` relative speed; `max_requests=N`, `max_prefill_requests=N`, "
      "`max_decode_requests=N`, "
-     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` bounds that hold; `kv_events=ENDPOINT` "
-     "(with "
+     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` bounds that hold; `batch_tokens=N` tokens "
+     "that the engine computes in one step (vLLM's `max_num_batched_tokens`, 8192 without the option); "
+     "`drain`: "
+     "the engine finishes its requests and gets no others; `kv_events=ENDPOINT` (with "
      "`bind:` before it the proxy binds and the engine connects), `kv_replay=ENDPOINT`; `bootstrap_port=N`; "
      "`resolve`: one engine for each address of the URL's name, which nginx's `resolver` looks up again when "
      "its answer expires; endpoints of the same host follow.",
@@ -339,6 +388,12 @@ constexpr Directive kDirectives[] = {
     {"starvation_bound", "TIME", "10s",
      "A request that has waited this long is placed before all younger ones.", SetStarvation},
     {"slo", "TTFT [TPOT]", "", "Targets that the policy orders by.", SetSlo},
+    {"transfer_cost", "MICROSECONDS_PER_TOKEN [LATENCY]", "0 2ms",
+     "With separate prefill: time to move the KV of a token to a decode engine, and of a transfer without "
+     "tokens. The policy `moesaic` adds them to the predicted time of a prefill engine, for the tokens that "
+     "no "
+     "decode engine of its group has, and prefers decode engines that have more of the prompt.",
+     SetTransferCost},
     {"shed", "on | off", "off", "Lets the policy answer 429 to requests that cannot meet the `slo`.",
      SetShed},
     {"skip_prefill", "TOKENS", "256",
@@ -349,9 +404,12 @@ constexpr Directive kDirectives[] = {
      "Rate of prompt and requested output tokens of each API key; more "
      "get 429.",
      SetTenantRate},
-    {"key", "KEY [NAME]", "",
-     "Requests need this key, or another listed one, as `Authorization: Bearer KEY`.", SetKey},
-    {"key_file", "FILE", "", "Keys, one `KEY [NAME]` a line.", SetKeyFile},
+    {"key", "KEY [NAME] [rate=TOKENS_PER_SECOND [burst=TOKENS]] [priority=N]", "",
+     "Requests need this key, or another listed one, as `Authorization: Bearer KEY`. `rate` and `burst` "
+     "replace "
+     "`tenant_rate` for the key; requests of keys with a larger `priority` are placed first.",
+     SetKey},
+    {"key_file", "FILE", "", "Keys, one a line with the arguments of `key`.", SetKeyFile},
     {"pass", "PATH ...", "",
      "More paths that go to an engine without scheduling, besides `/v1/models`, `/health`, `/ping`, "
      "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` includes all paths below it. "
@@ -379,7 +437,8 @@ constexpr Directive kDirectives[] = {
      SetRetries},
     {"breaker", "FAILURES [OPEN [MAX_OPEN]]", "3 1s 1m",
      "After FAILURES consecutive failures an engine gets no request "
-     "for OPEN, doubled with each further failure.",
+     "for OPEN. Each failure after that time doubles the next one. Failures while it is closed off do not "
+     "count.",
      SetBreaker},
     {"health", "off | PATH [INTERVAL [TIMEOUT]]", "/health 5s 2s", "Active health checks.", SetHealth},
     {"metaserver", "URL", "",

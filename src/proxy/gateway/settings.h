@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,6 +45,8 @@ struct EtcdSettings {
 struct ApiKey {
   std::string key;
   std::string name;
+  std::optional<TenantLimit> limit;  ///< none: SchedulerOptions::tenant
+  int32_t priority = 0;              ///< larger is more urgent
 };
 
 struct PoolSettings {

@@ -104,6 +104,10 @@ void EngineMetrics(Writer& out, Gateway& gateway) {
   PerEngine(out, engines, "moesaic_proxy_engine_index_exact", "gauge",
             "1: the prefix index follows the engine's KV events without a gap.",
             [](Engine e) { return e.index_state == IndexState::kExact ? 1 : 0; });
+  PerEngine(out, engines, "moesaic_proxy_engine_block_size_differs", "gauge",
+            "1: the engine's KV blocks have another size than block_size of the pool, so that no prompt is "
+            "matched with its cache.",
+            [size = gateway.settings().block_size](Engine e) { return e.config.block_size != size ? 1 : 0; });
   PerEngine(out, engines, "moesaic_proxy_engine_requests_total", "counter",
             "Requests that the engine completed.", [](Engine e) { return e.completed; });
   PerEngine(out, engines, "moesaic_proxy_engine_failures_total", "counter",
@@ -235,12 +239,12 @@ std::string StateJson(Gateway& gateway, bool check) {
     fmt::format_to(
         out,
         R"({}{{"id":{},"url":{},"rank":{},"role":"{}","state":"{}","index":"{}","prefill_requests":{},)"
-        R"("prefill_tokens":{},"decode_requests":{},"decode_tokens":{},"kv_blocks":{},"references":{},)"
+        R"("prefill_tokens":{},"decode_requests":{},"decode_tokens":{},"kv_blocks":{},"reported_kv_blocks":{},"references":{},)"
         R"("completed":{},"failed":{},"prompt_tokens":{},"cached_tokens":{},"output_tokens":{}}})",
         first ? "" : ",", e.id, JsonQuoted(e.config.url), e.config.dp_rank, RoleName(e.config.role),
         NameOfState(e, now), IndexStateName(e.index_state), e.load.prefill_requests, e.load.prefill_tokens,
-        e.load.decode_requests, e.load.decode_tokens, e.load.kv_blocks, e.load.references, e.completed,
-        e.failed, e.prompt_tokens, e.cached_tokens, e.output_tokens);
+        e.load.decode_requests, e.load.decode_tokens, e.load.kv_blocks, e.reported_kv_blocks,
+        e.load.references, e.completed, e.failed, e.prompt_tokens, e.cached_tokens, e.output_tokens);
     first = false;
   }
   json += "]}\n";
@@ -251,27 +255,33 @@ std::string TraceJson(Gateway& gateway) {
   const Nanos now = gateway.now();
   std::string json = "{\"traceEvents\":[";
   bool first = true;
-  gateway.state().ForEachRequest([&](const RequestRecord& request) {
+  const auto spans = [&](const std::array<Nanos, kNumStages>& entered, int worker, uint32_t slot,
+                         uint32_t prompt_tokens) {
     Nanos begin = 0;
     Stage stage = Stage::kReceived;
     const auto span = [&](Nanos end) {
-      if (begin == 0) return;
+      if (begin == 0 || stage == Stage::kDone) return;
       fmt::format_to(
           std::back_inserter(json),
           R"({}{{"name":"{}","ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"prompt_tokens":{}}}}})",
-          first ? "" : ",", StageName(stage), request.worker, request.id.slot,
-          static_cast<double>(begin) / 1e3, static_cast<double>(end - begin) / 1e3,
-          request.facts.prompt_tokens);
+          first ? "" : ",", StageName(stage), worker, slot, static_cast<double>(begin) / 1e3,
+          static_cast<double>(end - begin) / 1e3, prompt_tokens);
       first = false;
     };
     for (int i = 0; i < kNumStages; ++i) {
-      const Nanos at = request.entered[static_cast<size_t>(i)];
+      const Nanos at = entered[static_cast<size_t>(i)];
       if (at == 0) continue;
       span(at);
       begin = at;
       stage = static_cast<Stage>(i);
     }
     span(now);
+  };
+  gateway.board().ForEachEnded([&](const Board::Ended& ended) {
+    spans(ended.entered, ended.worker, ended.slot, ended.prompt_tokens);
+  });
+  gateway.state().ForEachRequest([&](const RequestRecord& request) {
+    spans(request.entered, request.worker, request.id.slot, request.facts.prompt_tokens);
   });
   json += "]}\n";
   return json;

@@ -279,6 +279,9 @@ void BlockIndex::Clear(int instance) {
     for (KeyBucket::Entry& entry : table.bucket(b).entries) {
       const uint64_t key = entry.key.load(std::memory_order_acquire);
       if (key == 0) continue;
+      // Only this writer adds blocks of the instance, so that most entries need no lock.
+      const SetWord word(entry.set.load(std::memory_order_acquire));
+      if (!word.is_set() && word.TiersFor(instance) == 0) continue;
       const StripeLock lock(index, key);
       if (entry.key.load(std::memory_order_relaxed) != key) continue;
       Update(table, entry, instance, changes, [](uint32_t) { return 0U; });

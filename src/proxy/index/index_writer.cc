@@ -205,6 +205,7 @@ void IndexWriter::Stored(const KvEvent& event) {
     ++stats_.unusable;
     return;
   }
+  block_size_ = static_cast<uint32_t>(size);
   InstanceEntry& entry = EntryOf(state_, instance_);
   if (entry.block_size != size) {
     const Locked lock(state_.zone());

@@ -52,6 +52,8 @@ class IndexWriter {
   void Reset();
 
   IndexState state() const;
+  /// Tokens of the engine's blocks; 0: not known yet.
+  uint32_t block_size() const { return block_size_; }
   const IndexWriterStats& stats() const { return stats_; }
 
  private:
@@ -81,6 +83,7 @@ class IndexWriter {
   bool unknown_parent_ = false;
   bool device_seen_ = false;  // the engine names device memory, so that "CPU" is another tier
   int64_t primary_group_ = 0;
+  uint32_t block_size_ = 0;
   std::vector<uint64_t> block_keys_;  // of the current event
   IndexWriterStats stats_;
 };

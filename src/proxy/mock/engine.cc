@@ -485,11 +485,13 @@ class MockEngine::Impl {
 
   void SendEvents(Nanos now) {
     if (events_.empty()) return;
-    MockMessage message = {.sequence = next_sequence_++, .time = now, .events = std::move(events_)};
+    MockMessage message = {
+        .sequence = next_sequence_++, .time = now, .events = std::move(events_), .truncated = false};
     events_.clear();
     kept_.push_back(message);
     if (kept_.size() > kKeptMessages) kept_.pop_front();
     if (Draw(options_.faults.drop_message)) return;
+    message.truncated = Draw(options_.faults.truncate_message);
     const bool twice = Draw(options_.faults.duplicate_message);
     if (!held_ && Draw(options_.faults.swap_messages)) {
       held_ = std::move(message);

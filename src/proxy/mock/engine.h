@@ -58,6 +58,7 @@ struct MockMessage {
   uint64_t sequence = 0;
   Nanos time = 0;
   std::vector<KvEvent> events;
+  bool truncated = false;  ///< its end is lost on the way
 };
 
 struct MockStats {

@@ -15,9 +15,10 @@ struct MockFaults {
   double fail_request = 0;  ///< a request ends with an error instead of its first token
   double drop_message = 0;  ///< a KV event message is lost; its number is used up
   double duplicate_message = 0;
-  double swap_messages = 0;  ///< a message is sent after its successor
-  double slowdown = 1;       ///< factor on all step times
-  Nanos stall_until = 0;     ///< no step begins before
+  double truncate_message = 0;  ///< a message lacks its end; the replay has the whole one
+  double swap_messages = 0;     ///< a message is sent after its successor
+  double slowdown = 1;          ///< factor on all step times
+  Nanos stall_until = 0;        ///< no step begins before
 };
 
 struct MockEngineOptions {

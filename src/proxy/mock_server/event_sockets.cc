@@ -109,7 +109,9 @@ std::string EventSockets::Payload(const MockMessage& message) const {
 void EventSockets::Publish(std::span<const MockMessage> messages) {
   if (publisher_ == nullptr) return;
   for (const MockMessage& message : messages) {
-    const std::string sequence = EncodeSequence(message.sequence), payload = Payload(message);
+    const std::string sequence = EncodeSequence(message.sequence);
+    std::string payload = Payload(message);
+    if (message.truncated) payload.resize(payload.size() / 2);
     zmq_send(publisher_, options_.kv_topic.data(), options_.kv_topic.size(), ZMQ_SNDMORE);
     zmq_send(publisher_, sequence.data(), sequence.size(), ZMQ_SNDMORE);
     zmq_send(publisher_, payload.data(), payload.size(), 0);

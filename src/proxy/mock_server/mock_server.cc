@@ -154,6 +154,7 @@ class MockServer::Impl {
                 {"served", served_},
                 {"cancelled", cancelled_},
                 {"live", live_.size()},
+                {"stale_fetches", stale_fetches_},
                 {"rooms", rooms_.size()},
                 {"kv_events", events_.endpoint()},
                 {"kv_replay", events_.replay_endpoint()}}
@@ -184,6 +185,7 @@ class MockServer::Impl {
   EventSockets events_;
   std::string engine_id_;
   uint64_t next_id_ = 1, served_ = 0, cancelled_ = 0;
+  uint64_t stale_fetches_ = 0;  // requests whose blocks the prefill engine had given away
   bool turning_ = false, unhealthy_ = false;
   std::unordered_map<uint64_t, std::shared_ptr<Session>> live_;
   std::map<uint64_t, Nanos> pinned_;  // prefill-only requests whose blocks wait for another engine
@@ -220,8 +222,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     cached_ = output.cached_tokens;
     if (output.kind == MockOutput::Kind::kFailed) {
       id_ = 0;
-      if (!head_sent_) return Send(500, ErrorBody(500, "server_error", "the mock engine failed the request"));
-      return Close();
+      return Fail("the mock engine failed the request");
     }
     const bool finished = output.kind == MockOutput::Kind::kFinished;
     const bool rooms = ModeOf(server_.options_.transfer) == Mode::kParallel;
@@ -276,6 +277,11 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (path == "/mock/requests") return Send(200, Json(server_.recent_).dump());
     if (path == "/mock/faults") return SetFaults();
     if (path == "/mock/reset") return Reset();
+    if (path.starts_with("/mock/pinned/")) {
+      const bool pinned =
+          server_.pinned_.contains(std::strtoull(std::string(path.substr(13)).c_str(), nullptr, 10));
+      return Send(pinned ? 200 : 404, "{}");
+    }
     if (path.starts_with("/mock/release/")) return Release(std::string(path.substr(14)));
     if (path.starts_with("/mock/room/")) return AwaitRoom(std::string(path.substr(11)));
     if (path.starts_with("/mock/pushed/")) return Pushed(std::string(path.substr(13)));
@@ -327,7 +333,9 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (server_.options_.transfer == Transfer::kSglang) {
       transfer.side = role == Role::kDecode ? MockTransfer::Side::kDecode : MockTransfer::Side::kPrefill;
     }
-    if (transfer.side != MockTransfer::Side::kDecode || transfer.prefilled) return Submit();
+    if (prompt_->body.stream && transfer.side != MockTransfer::Side::kPrefill) StreamHead();
+    if (transfer.side != MockTransfer::Side::kDecode) return Submit();
+    if (transfer.prefilled) return CheckBlocks();
     await_room_ = true;
     if (server_.options_.transfer == Transfer::kAscend) return AskForPush();
     // Wait until P has computed the prompt.
@@ -336,9 +344,24 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
           const auto self = weak.lock();
           if (self == nullptr || self->closed_) return;
           if (answer) return self->OnRoomReady();
-          self->Send(500, ErrorBody(500, "server_error", "the prefill engine does not answer"));
+          self->Fail("the prefill engine does not answer");
         });
     peer_->Start(transfer.peer, http::verb::get, "/mock/room/" + transfer.key, "");
+  }
+
+  // A real engine would read the KV of another request there, and answer from it.
+  void CheckBlocks() {
+    await_blocks_ = true;
+    peer_ =
+        std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
+          const auto self = weak.lock();
+          if (self == nullptr || self->closed_) return;
+          self->await_blocks_ = false;
+          if (answer) return self->Submit();
+          ++self->server_.stale_fetches_;
+          self->Fail("the prefill engine does not hold the blocks any more");
+        });
+    peer_->Start(prompt_->transfer.peer, http::verb::get, "/mock/pinned/" + prompt_->transfer.key, "");
   }
 
   void AskForPush() {
@@ -357,7 +380,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
         std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
           const auto self = weak.lock();
           if (self == nullptr || self->closed_ || answer) return;
-          self->Send(500, ErrorBody(500, "server_error", "the metaserver does not know the request"));
+          self->Fail("the metaserver does not know the request");
         });
     peer_->Start(url.substr(0, slash), http::verb::post, url.substr(slash), body.dump());
   }
@@ -383,6 +406,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     const Status status = server_.engine_.Submit(std::move(request), SteadyNow());
     if (!status.ok()) {
       id_ = 0;
+      if (head_sent_) return Close();
       return Send(status.code() == StatusCode::kResourceExhausted ? 503 : 400,
                   ErrorBody(400, "invalid_request_error", Message(status)));
     }
@@ -441,6 +465,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     set.drop_message = faults.value("drop_message", set.drop_message);
     set.duplicate_message = faults.value("duplicate_message", set.duplicate_message);
     set.swap_messages = faults.value("swap_messages", set.swap_messages);
+    set.truncate_message = faults.value("truncate_message", set.truncate_message);
     set.slowdown = faults.value("slowdown", set.slowdown);
     if (const int64_t stall = faults.value("stall_ms", int64_t{0}); stall > 0)
       set.stall_until = SteadyNow() + stall * kMillisecond;
@@ -454,6 +479,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     const Json body = Json::parse(parser_->get().body(), nullptr, false);
     if (body.is_object() && body.value("restart", false)) {
       server_.engine_.Restart(SteadyNow());
+      server_.pinned_.clear();
     } else {
       server_.engine_.ResetCache(SteadyNow());
     }
@@ -475,13 +501,22 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
             {"prompt_tokens_details", {{"cached_tokens", cached_}}}};
   }
 
+  // Engines send the head of a stream when they have read the request, and compute the prompt then.
+  void StreamHead() {
+    head_sent_ = true;
+    out_ +=
+        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: "
+        "chunked\r\n\r\n";
+    Flush();
+  }
+
+  void Fail(std::string_view message) {
+    if (head_sent_) return Close();
+    Send(500, ErrorBody(500, "server_error", message));
+  }
+
   void Chunk(uint32_t index, bool last) {
-    if (!head_sent_) {
-      head_sent_ = true;
-      out_ +=
-          "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: "
-          "chunked\r\n\r\n";
-    }
+    if (!head_sent_) StreamHead();
     const bool chat = prompt_->body.endpoint == Endpoint::kChat;
     Json choice = {{"index", 0}, {"finish_reason", last ? Json("length") : Json()}};
     if (chat) {
@@ -596,7 +631,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   void Next() {
     const bool keep = parser_->get().keep_alive();
     finished_ = head_sent_ = false;
-    await_room_ = notified_ = false;
+    await_room_ = await_blocks_ = notified_ = false;
     tokens_ = cached_ = drop_after_ = 0;
     prompt_.reset();
     peer_.reset();
@@ -623,6 +658,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (std::exchange(closed_, true)) return;
     delay_.cancel();
     if (peer_ != nullptr) peer_->Cancel();
+    if (std::exchange(await_blocks_, false)) NotifyPrefill();
     if (id_ != 0) {
       ++server_.cancelled_;
       server_.engine_.Cancel(id_, SteadyNow());
@@ -648,7 +684,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   uint64_t id_ = 0, seed_ = 0;
   uint32_t tokens_ = 0, cached_ = 0, drop_after_ = 0;
   bool head_sent_ = false, finished_ = false, writing_ = false, watching_ = false, idle_ = false,
-       closed_ = false, await_room_ = false, notified_ = false;
+       closed_ = false, await_room_ = false, await_blocks_ = false, notified_ = false;
 };
 
 void MockServer::Impl::Accept() {

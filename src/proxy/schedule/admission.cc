@@ -56,7 +56,7 @@ Nanos Scheduler::Impl::QueueEstimate(Nanos now) const {
   return work / std::max(engines, 1);
 }
 
-Admission Scheduler::Impl::Submit(RequestId id, Nanos now) {
+Admission Scheduler::Impl::Submit(RequestId id, Nanos now, const TenantLimit* limit) {
   Admission admission;
   // The prefix is looked up by the worker: all of them together have more time than the master.
   MatchResult found;
@@ -77,7 +77,7 @@ Admission Scheduler::Impl::Submit(RequestId id, Nanos now) {
               .retry_after = std::max(kMinRetryAfter, estimate - options_.queue_time_limit)};
     }
   }
-  if (!ChargeTenant(view, *slot, options_.tenant, now, admission.retry_after)) {
+  if (!ChargeTenant(view, *slot, limit != nullptr ? *limit : options_.tenant, now, admission.retry_after)) {
     return {.verdict = Admission::Verdict::kRateLimited,
             .retry_after = std::max(kMinRetryAfter, admission.retry_after)};
   }
@@ -127,7 +127,7 @@ bool Scheduler::Impl::PrefillDone(RequestId id, Nanos now) {
   return true;
 }
 
-bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
+bool Scheduler::Impl::Requeue(RequestId id, int failed, bool keeps_prefill, Nanos now) {
   const StateView view(state_.zone());
   const Locked lock(state_.zone());
   RequestSlot* const slot = view.Find(id);
@@ -136,7 +136,7 @@ bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
   const bool was_decoding = stage == Stage::kDecodeScheduled || stage == Stage::kDecodeRunning;
   if (!was_decoding && stage != Stage::kPrefillScheduled && stage != Stage::kPrefillRunning) return false;
   ++slot->retries;
-  const bool again_from_prefill = !was_decoding || slot->facts.mode != Mode::kSequential ||
+  const bool again_from_prefill = !was_decoding || !keeps_prefill || slot->facts.mode != Mode::kSequential ||
                                   (slot->flags.load(kRelaxed) & kPrefillSkipped) != 0;
   if (failed >= 0) slot->excluded[(slot->retries - 1) % kMaxExcluded] = static_cast<int16_t>(failed);
   const auto leave = [&](int32_t& instance) {
@@ -154,7 +154,7 @@ bool Scheduler::Impl::Requeue(RequestId id, int failed, Nanos now) {
   }
   slot->flags.store(slot->flags.load(kRelaxed) & ~(kTaken | kPrefillSkipped), std::memory_order_release);
   ClearBit(view.scheduled(slot->worker), id.slot);
-  MoveTo(view, id.slot, again_from_prefill ? Stage::kPrefillWaiting : Stage::kDecodeWaiting, now);
+  MoveBack(view, id.slot, again_from_prefill ? Stage::kPrefillWaiting : Stage::kDecodeWaiting, now);
   return true;
 }
 

@@ -45,13 +45,16 @@ class MoesaicPolicy final : public Policy {
 
   Choice ChoosePrefill(const RequestView& r, std::span<const InstanceView> instances, Nanos now) override {
     const uint32_t tokens = r.facts.prompt_tokens;
-    Nanos least_work = std::numeric_limits<Nanos>::max();
-    for (const InstanceView& v : instances)
+    Nanos least_work = std::numeric_limits<Nanos>::max(), least_moving = least_work;
+    for (const InstanceView& v : instances) {
       least_work = std::min(least_work, v.AddedTime(tokens, v.matched_tokens));
+      least_moving = std::min(least_moving, options_.transfer.Of(v.moved_tokens));
+    }
     const InstanceView* best = nullptr;
     double lowest = std::numeric_limits<double>::infinity();
     for (const InstanceView& v : instances) {
-      const double cost = Cost(r, v, least_work, now);
+      const double cost = Cost(r, v, least_work, now) +
+                          static_cast<double>(options_.transfer.Of(v.moved_tokens) - least_moving);
       // Equal costs: the one that was idle longest, so that cold instances become warm.
       if (cost < lowest || (cost == lowest && v.last_scheduled < best->last_scheduled)) {
         lowest = cost;
@@ -71,7 +74,9 @@ class MoesaicPolicy final : public Policy {
     const Nanos queue = best->QueueTime(now);
     const uint32_t uncached = tokens - best->matched_tokens;
     if (options_.rejects && options_.slo_ttft > 0 &&
-        now - r.received + queue + best->PrefillTime(tokens, best->matched_tokens) > options_.slo_ttft) {
+        now - r.received + queue + best->PrefillTime(tokens, best->matched_tokens) +
+                options_.transfer.Of(best->moved_tokens) >
+            options_.slo_ttft) {
       return Choice::Reject();
     }
     const Batch& batch = BatchOf(*best, now);
@@ -109,10 +114,10 @@ class MoesaicPolicy final : public Policy {
       double cost = v.model->StepNanos(v.load.decode_requests + 1.0,
                                        static_cast<double>(v.load.decode_tokens) + tokens) /
                     v.weight;
-      if (v.caps.kv_blocks > 0) {
+      if (v.kv_blocks > 0) {
         const double usage =
             (static_cast<double>(v.load.kv_blocks) + tokens / std::max<double>(v.block_size, 1)) /
-            static_cast<double>(v.caps.kv_blocks);
+            static_cast<double>(v.kv_blocks);
         // A fuller pool has less room for the outputs of all its requests.
         cost *= 1 + usage;
         if (usage > kFullCache) cost *= 4;
@@ -141,9 +146,9 @@ class MoesaicPolicy final : public Policy {
   const Batch& BatchOf(const InstanceView& v, Nanos now) {
     if (static_cast<size_t>(v.id) >= batches_.size()) batches_.resize(v.id + 1);
     Batch& batch = batches_[v.id];
-    if (v.load.prefill_requests == 0) {
+    if (v.load.prefill_requests == 0 && v.pod_wait <= kLookAhead) {
       batch = {.last_done = v.last_prefill_done, .open = true, .tokens_before = 0};
-    } else if (batch.last_done != v.last_prefill_done) {
+    } else if (v.load.prefill_requests == 0 || batch.last_done != v.last_prefill_done) {
       batch = {.last_done = v.last_prefill_done, .open = false, .tokens_before = 0};
     }
     if (!batch.open && v.QueueTime(now) - v.reserved_work <= kLookAhead)
@@ -163,10 +168,10 @@ class MoesaicPolicy final : public Policy {
       const double steps = 1 + static_cast<double>(tokens - v.matched_tokens) / v.batch_tokens;
       cost += step * steps;
       if (options_.slo_tpot > 0 && step > 0.8 * static_cast<double>(options_.slo_tpot)) cost *= 2;
-      if (v.caps.kv_blocks > 0) {
+      if (v.kv_blocks > 0) {
         const double usage =
             (static_cast<double>(v.load.kv_blocks) + tokens / std::max<double>(v.block_size, 1)) /
-            static_cast<double>(v.caps.kv_blocks);
+            static_cast<double>(v.kv_blocks);
         if (usage > kFullCache) cost *= 4;
       }
     }
@@ -206,7 +211,7 @@ class MoesaicPolicy final : public Policy {
       }
       on_time.push(i);
       total += static_cast<double>(queue[i].work) / engines;
-      while (total > left) {
+      while (total > left && !on_time.empty()) {
         const size_t longest = on_time.top();
         on_time.pop();
         late[longest] = true;

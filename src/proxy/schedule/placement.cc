@@ -8,7 +8,8 @@
 namespace moesaic::proxy {
 namespace {
 
-// Maximum requests that one run tries to place: a base, plus a number per instance.
+// Requests that one run tries to place: a base, plus a number per instance. Beyond them, only those past the
+// starvation bound that an instance has room for.
 constexpr size_t kScanBase = 16;
 constexpr size_t kScanPerInstance = 6;
 
@@ -46,6 +47,14 @@ void Scheduler::Impl::KeepPairs(const Waiting& request) {
       return decode.role != Role::kPrefill && decode.group == prefill.group &&
              (!policy_->HoldsCaps() || decode.DecodeRoom(request.view.facts.prompt_tokens));
     });
+  });
+}
+
+// Whether an instance may have room for the request; spares the work for one that certainly stays.
+bool Scheduler::Impl::AnyRoom(const RequestView& view) const {
+  return std::any_of(instances_.begin(), instances_.end(), [&view](const InstanceView& v) {
+    return v.role != Role::kDecode && v.PrefillRoom(view.uncached) &&
+           (v.role != Role::kBoth || v.DecodeRoom(view.facts.prompt_tokens));
   });
 }
 
@@ -205,8 +214,10 @@ void Scheduler::Impl::PlacePrefills(Nanos now) {
       result_.next_run = now;
       return;
     }
-    if (policy_->HoldsCaps() && ++scanned > kScanBase + kScanPerInstance * static_cast<size_t>(engines))
-      return;
+    if (policy_->HoldsCaps() && ++scanned > kScanBase + kScanPerInstance * static_cast<size_t>(engines)) {
+      if (!view.must_place) return;  // starved requests come first
+      if (!AnyRoom(view)) continue;
+    }
     const Waiting& request = prefill_queue_[by_slot[view.id.slot]];
     if (TrySkipPrefill(request, now)) {
       --result_.waiting_prefill;

@@ -31,11 +31,11 @@ bool InstanceView::DecodeRoom(uint32_t tokens) const {
 }
 
 Nanos InstanceView::QueueTime(Nanos now) const {
-  if (load.prefill_requests == 0) return reserved_work;
+  if (load.prefill_requests == 0) return std::max(reserved_work, pod_wait);
   // The prefill that runs has used the time since it began, but no more than an average one needs: when it
   // takes longer than predicted, the others have not begun.
   const Nanos used = std::min(now - busy_since, load.prefill_work / load.prefill_requests);
-  return load.prefill_work - std::max<Nanos>(used, 0) + reserved_work;
+  return std::max(load.prefill_work - std::max<Nanos>(used, 0) + reserved_work, pod_wait);
 }
 
 Nanos InstanceView::PrefillTime(uint32_t prompt_tokens, uint32_t cached_tokens) const {

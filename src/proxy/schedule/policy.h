@@ -22,16 +22,19 @@ struct InstanceView {
   uint32_t batch_tokens = 8192;
   double weight = 1;
   InstanceCaps caps;
+  uint64_t kv_blocks = 0;  ///< size of the engine's pool, from its caps or its metrics; 0: unknown
   InstanceLoad load;
   IndexState index_state = IndexState::kNone;
   Nanos busy_since = 0;  ///< start of the prefill that runs; 0: idle
   Nanos last_scheduled = 0, last_prefill_done = 0;
   uint64_t prefills = 0;  ///< requests it ever got
   const LatencyCoefficients* model = nullptr;
-  Nanos reserved_work = 0;  ///< work of older requests that wait in the queue for this instance
+  Nanos pod_wait = 0;  ///< until the step ends that another rank of its pod computes: they begin together
+  Nanos reserved_work = 0;  ///< of older requests that wait in the queue for this instance
   // Facts about the request at hand:
   uint32_t matched_tokens = 0;         ///< leading prompt tokens that it holds in any tier
   uint32_t device_matched_tokens = 0;  ///< the part of them in device memory
+  uint32_t moved_tokens = 0;  ///< prompt tokens that no decode instance of its group holds; 0 with one engine
 
   bool PrefillRoom(uint32_t uncached_tokens) const;  ///< Returns whether the caps allow one more prefill.
   bool DecodeRoom(uint32_t tokens) const;            ///< Returns whether the caps allow one more decode.
@@ -53,6 +56,7 @@ struct RequestView {
   uint32_t output_tokens = 0;
   int prefill_instance = -1;  ///< for the decode choice; -1 otherwise
   int session_instance = -1;  ///< instance of the session's last request; a hint
+  uint32_t uncached = 0;      ///< prompt tokens that no instance had when it was submitted
   Nanos work = 0;             ///< predicted prefill time with the best known prefix
   bool must_place = false;    ///< the starvation bound has passed: a free slot must be used
 };
@@ -61,6 +65,9 @@ struct RequestView {
 struct TransferCost {
   Nanos latency = 2 * kMillisecond;
   double nanos_per_token = 0;
+  Nanos Of(uint32_t tokens) const {
+    return tokens == 0 ? 0 : latency + static_cast<Nanos>(nanos_per_token * tokens);
+  }
 };
 
 struct Choice {

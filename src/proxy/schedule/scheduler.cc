@@ -12,9 +12,13 @@ Scheduler::Scheduler(State state, BlockIndex index, std::unique_ptr<Policy> poli
 Scheduler::~Scheduler() = default;
 Scheduler::Scheduler(Scheduler&&) noexcept = default;
 
-Admission Scheduler::Submit(RequestId id, Nanos now) { return impl_->Submit(id, now); }
+Admission Scheduler::Submit(RequestId id, Nanos now, const TenantLimit* limit) {
+  return impl_->Submit(id, now, limit);
+}
 bool Scheduler::PrefillDone(RequestId id, Nanos now) { return impl_->PrefillDone(id, now); }
-bool Scheduler::Requeue(RequestId id, int failed, Nanos now) { return impl_->Requeue(id, failed, now); }
+bool Scheduler::Requeue(RequestId id, int failed, bool keeps_prefill, Nanos now) {
+  return impl_->Requeue(id, failed, keeps_prefill, now);
+}
 RunResult Scheduler::Run(LeaseToken lease, Nanos now) { return impl_->Run(lease, now); }
 bool Scheduler::Match(RequestId id, MatchResult& result) const { return impl_->Match(id, result); }
 const Policy& Scheduler::policy() const { return *impl_->policy_; }

@@ -55,16 +55,17 @@ class Scheduler {
 
   // --- Called by the worker that owns the request ---
 
-  /// Puts a tokenized request into the prefill queue.
-  Admission Submit(RequestId id, Nanos now);
-  /// Called when the prefill instance has answered. Releases its charge, adds a sample to the latency model,
-  /// and advances the request: kAggregated to kDecodeRunning on the same instance, kSequential to
-  /// kDecodeWaiting, kParallel to kDecodeRunning.
+  /// Puts a tokenized request into the prefill queue. `limit`: of its tenant; null: SchedulerOptions::tenant.
+  Admission Submit(RequestId id, Nanos now, const TenantLimit* limit = nullptr);
+  /// The prefill instance has answered. Releases its charge, teaches the latency model, and moves the request
+  /// on: kAggregated to kDecodeRunning on the same instance, kSequential to kDecodeWaiting, kParallel to
+  /// kDecodeRunning.
   bool PrefillDone(RequestId id, Nanos now);
-  /// Puts a request back into its queue, because instance `failed` did not serve it and no byte was sent to
-  /// the client. The request avoids that instance while another one may take it; -1: it avoids none. Returns
-  /// false when the retries are used up: the caller finishes the request as kFailed.
-  bool Requeue(RequestId id, int failed, Nanos now);
+  /// Instance `failed` did not serve the request, and no byte was sent to the client: back into the queue
+  /// that chose it. The request avoids that instance while another one may take it; -1: it avoids none.
+  /// `keeps_prefill`: the blocks of the prefill instance are still valid, so that a sequential request needs
+  /// another decode instance only. False when the retries are used up: finish the request as kFailed.
+  bool Requeue(RequestId id, int failed, bool keeps_prefill, Nanos now);
 
   // --- Called by the holder of the lease ---
 

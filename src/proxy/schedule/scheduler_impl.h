@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -19,9 +20,9 @@ class Scheduler::Impl {
   Impl(State state, BlockIndex index, std::unique_ptr<Policy> policy, const SchedulerOptions& options)
       : state_(state), index_(index), policy_(std::move(policy)), options_(options) {}
 
-  Admission Submit(RequestId id, Nanos now);
+  Admission Submit(RequestId id, Nanos now, const TenantLimit* limit);
   bool PrefillDone(RequestId id, Nanos now);
-  bool Requeue(RequestId id, int failed, Nanos now);
+  bool Requeue(RequestId id, int failed, bool keeps_prefill, Nanos now);
   RunResult Run(LeaseToken lease, Nanos now);
   bool Match(RequestId id, MatchResult& result) const;
 
@@ -46,6 +47,7 @@ class Scheduler::Impl {
   bool ReadKeys(RequestId id, std::vector<uint64_t>& keys) const;
   void Snapshot(Nanos now);
   bool AnyStarved(Nanos now);
+  void SetPodWaits(Nanos now);
   RequestView ViewOf(const RequestSlot& slot, uint32_t index, Stage stage, Nanos now) const;
   const std::vector<InstanceMatch>& MatchesOf(const Waiting& request, Nanos now);
   /// Sets candidates_ to the instances that may take the request, with the length of its prefix on each.
@@ -55,6 +57,7 @@ class Scheduler::Impl {
   bool TrySkipPrefill(const Waiting& request, Nanos now);
   int ShortestQueue(const Waiting& request, Nanos now) const;
   void KeepPairs(const Waiting& request);
+  bool AnyRoom(const RequestView& view) const;
   void Reserve();
   bool Commit(const Waiting& request, int prefill, int decode, Nanos now);
   void Reject(const Waiting& request);
@@ -74,6 +77,7 @@ class Scheduler::Impl {
   std::vector<Waiting> prefill_queue_, decode_queue_;
   std::vector<InstanceView> candidates_;
   std::vector<uint32_t> depth_, device_depth_;  // by instance
+  std::map<uint32_t, uint32_t> group_matched_;
   RunResult result_;
   size_t reserved_ = 0;  // instances that were kept for starved requests
   // Matches of waiting requests, by slot.

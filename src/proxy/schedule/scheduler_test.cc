@@ -186,10 +186,174 @@ TEST_F(SchedulerTest, RetriesElsewhereUntilTheRetriesAreUsedUp) {
     ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
     const int instance = state_.Request(id)->prefill_instance;
     EXPECT_TRUE(used.insert(instance).second) << "the same instance again";
-    EXPECT_EQ(scheduler_->Requeue(id, instance, now_), i < 2);
+    EXPECT_EQ(scheduler_->Requeue(id, instance, false, now_), i < 2);
   }
   state_.Finish(id, Outcome::kFailed, now_);
   EXPECT_TRUE(state_.CheckInvariants().ok()) << state_.CheckInvariants();
+}
+
+TEST_F(SchedulerTest, ASequentialRetryReturnsToTheQueueThatItNeeds) {
+  Use(Engines(0, 2, 2));
+  for (const bool keeps : {true, false}) {
+    const RequestId id = Submitted({.prompt_tokens = 1000, .mode = Mode::kSequential});
+    Run();
+    const int prefill = state_.Request(id)->prefill_instance;
+    state_.Enter(id, Stage::kPrefillRunning, now_);
+    scheduler_->PrefillDone(id, now_ += kMillisecond);
+    Run();
+    ASSERT_EQ(StageOf(id), Stage::kDecodeScheduled);
+    ASSERT_TRUE(scheduler_->Requeue(id, state_.Request(id)->decode_instance, keeps, now_));
+    EXPECT_EQ(StageOf(id), keeps ? Stage::kDecodeWaiting : Stage::kPrefillWaiting);
+    EXPECT_EQ(state_.Request(id)->prefill_instance, keeps ? prefill : -1);
+    state_.Finish(id, Outcome::kFailed, now_);
+  }
+}
+
+TEST_F(SchedulerTest, ARetryKeepsTheTimeOfItsFirstWait) {
+  SchedulerOptions options;
+  options.starvation_bound = 10 * kSecond;
+  Use(Engines(2), "moesaic", options);
+  const RequestId id = Submitted({.prompt_tokens = 100});
+  const Nanos queued = now_;
+  now_ += kSecond;
+  Run();
+  state_.Enter(id, Stage::kPrefillRunning, now_ += kSecond);
+  scheduler_->PrefillDone(id, now_ += kSecond);
+  ASSERT_EQ(StageOf(id), Stage::kDecodeRunning);
+  ASSERT_TRUE(scheduler_->Requeue(id, 0, false, now_ += 5 * kSecond));
+  const RequestRecord record = *state_.Request(id);
+  EXPECT_EQ(record.entered[static_cast<size_t>(Stage::kPrefillWaiting)], queued);
+  for (int later = static_cast<int>(Stage::kPrefillScheduled); later < kNumStages; ++later)
+    EXPECT_EQ(record.entered[static_cast<size_t>(later)], 0);
+  // The histogram has the waits themselves: one second, and none so far.
+  const Histogram& waited = state_.stage_histogram(Stage::kPrefillWaiting);
+  EXPECT_EQ(waited.sum(), kSecond);
+  EXPECT_EQ(state_.stage_histogram(Stage::kDecodeRunning).sum(), 5 * kSecond);
+  now_ += kMillisecond;
+  Run();
+  EXPECT_EQ(StageOf(id), Stage::kPrefillScheduled);
+  EXPECT_EQ(waited.sum(), kSecond + kMillisecond);
+  Nanos last = 0;
+  const RequestRecord again = *state_.Request(id);
+  for (const Nanos at : again.entered) {
+    if (at == 0) continue;
+    EXPECT_GE(at, last);
+    last = at;
+  }
+  state_.Finish(id, Outcome::kFailed, now_);
+}
+
+TEST_F(SchedulerTest, StarvedRequestsThatFitNowhereDoNotHideYoungerOnes) {
+  Use(Engines(2, 0, 0, {.prefill_tokens = 1000}));
+  const RequestId first = Submitted({.prompt_tokens = 600}), second = Submitted({.prompt_tokens = 600});
+  Run();
+  ASSERT_EQ(StageOf(first), Stage::kPrefillScheduled);
+  ASSERT_EQ(StageOf(second), Stage::kPrefillScheduled);
+  for (int i = 0; i < 100; ++i) Submitted({.prompt_tokens = 5000});  // these fit an idle instance only
+  now_ += kMillisecond;
+  const RequestId small = Submitted({.prompt_tokens = 100});
+  now_ += 11 * kSecond;
+  Run();
+  EXPECT_EQ(StageOf(small), Stage::kPrefillScheduled);
+}
+
+TEST_F(SchedulerTest, TheGroupWithLessToTransferIsChosenForPrefill) {
+  for (const double nanos_per_token : {0.0, 1e6}) {
+    auto configs = Engines(0, 2, 2);
+    configs[1].group = configs[3].group = 7;
+    PolicyOptions policy;
+    policy.transfer.nanos_per_token = nanos_per_token;
+    Use(configs, "moesaic", {}, policy);
+    // P of group 0 has 64 tokens of the prompt, and D of group 7 has 1600.
+    std::vector<uint64_t> keys(200);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = 10 + i;
+    index_.Add(0, Tier::kDevice, std::span(keys).first(4));
+    index_.Add(3, Tier::kDevice, std::span(keys).first(100));
+    const RequestId id = Submitted({.prompt_tokens = 3200, .mode = Mode::kSequential}, keys);
+    Run();
+    EXPECT_EQ(state_.Request(id)->prefill_instance, nanos_per_token == 0 ? 0 : 1);
+    state_.Finish(id, Outcome::kAborted, now_);
+    state_.lease().Release(lease_);
+  }
+}
+
+TEST_F(SchedulerTest, DecodeUsesTheReportedSizeOfThePool) {
+  Use(Engines(0, 1, 2));
+  state_.SetReportedBlocks(1, 100);
+  state_.SetReportedBlocks(2, 10'000);
+  std::vector<int> chosen;
+  for (int i = 0; i < 6; ++i) {
+    const RequestId id = Submitted({.prompt_tokens = 1500, .mode = Mode::kSequential});
+    now_ += kSecond;
+    Run();
+    ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+    scheduler_->PrefillDone(id, now_ += kMillisecond);
+    Run();
+    chosen.push_back(state_.Request(id)->decode_instance);
+  }
+  EXPECT_GE(std::count(chosen.begin(), chosen.end(), 2), 5);
+}
+
+TEST_F(SchedulerTest, AnIdleRankWaitsForTheStepOfItsPod) {
+  auto configs = Engines(3);
+  configs[0].pod = configs[1].pod = 1;
+  configs[0].ranked = configs[1].ranked = true;
+  configs[2].pod = 2;
+  Use(configs);
+  ASSERT_TRUE(state_.SetInstanceState(2, InstanceState::kDisabled).ok());
+  const RequestId first = Submitted({.prompt_tokens = 50'000});
+  Run();
+  const int busy = state_.Request(first)->prefill_instance;
+  ASSERT_TRUE(state_.SetInstanceState(2, InstanceState::kEnabled).ok());
+  const RequestId second = Submitted({.prompt_tokens = 500});
+  Run();
+  EXPECT_EQ(state_.Request(second)->prefill_instance, 2);  // the other rank would begin later
+  ASSERT_TRUE(state_.SetInstanceState(2, InstanceState::kDisabled).ok());
+  const RequestId third = Submitted({.prompt_tokens = 500});
+  const RunResult held = Run();
+  EXPECT_EQ(StageOf(third), Stage::kPrefillWaiting);
+  ASSERT_GT(held.next_run, now_);
+  now_ = held.next_run;
+  Run();
+  ASSERT_EQ(StageOf(third), Stage::kPrefillScheduled);
+  EXPECT_EQ(state_.Request(third)->prefill_instance, 1 - busy);
+}
+
+TEST_F(SchedulerTest, ColdInstancesGetRequestsOfEqualCost) {
+  Use(Engines(3));
+  std::set<int> used;
+  for (int i = 0; i < 3; ++i) {
+    const RequestId id = Submitted({.prompt_tokens = 100});
+    Run();
+    used.insert(state_.Request(id)->prefill_instance);
+    state_.Finish(id, Outcome::kCompleted, now_ += kSecond);
+  }
+  EXPECT_EQ(used.size(), 3U);
+}
+
+// The index of an instance that lost messages knows less than the instance has: the session counts for more.
+TEST_F(SchedulerTest, ASessionOutweighsAPrefixWhenTheIndexIsDegraded) {
+  for (const IndexState index : {IndexState::kExact, IndexState::kDegraded}) {
+    Use(Engines(2));
+    std::vector<uint64_t> keys(200);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = 10 + i;
+    const Zone zone = zone_.zone();
+    for (int i = 0; i < 2; ++i) StateView(zone).instance(i).index_state = static_cast<uint8_t>(index);
+    ASSERT_TRUE(state_.SetInstanceState(0, InstanceState::kDisabled).ok());
+    const RequestId before = Submitted({.prompt_tokens = 100, .session = 77ULL << 20});
+    Run();
+    ASSERT_EQ(state_.Request(before)->prefill_instance, 1);
+    state_.Finish(before, Outcome::kCompleted, now_ += kSecond);
+    ASSERT_TRUE(state_.SetInstanceState(0, InstanceState::kEnabled).ok());
+    index_.Add(0, Tier::kDevice, std::span(keys).first(10));
+    const RequestId id = Submitted({.prompt_tokens = 3200, .session = 77ULL << 20}, keys);
+    Run();
+    EXPECT_EQ(state_.Request(id)->prefill_instance, index == IndexState::kExact ? 0 : 1);
+    state_.Finish(id, Outcome::kCompleted, now_ += kSecond);
+    index_.Clear(0);
+    index_.Clear(1);
+    state_.lease().Release(lease_);
+  }
 }
 
 TEST_F(SchedulerTest, RetriesOnTheOnlyInstance) {
@@ -198,7 +362,7 @@ TEST_F(SchedulerTest, RetriesOnTheOnlyInstance) {
   for (int i = 0; i < 3; ++i) {
     Run();
     ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
-    EXPECT_EQ(scheduler_->Requeue(id, 0, now_), i < 2);
+    EXPECT_EQ(scheduler_->Requeue(id, 0, false, now_), i < 2);
   }
   state_.Finish(id, Outcome::kFailed, now_);
 }
@@ -210,7 +374,7 @@ TEST_F(SchedulerTest, AvoidsTheFailedHalfOfAParallelPair) {
   ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
   state_.Enter(id, Stage::kPrefillRunning, now_);
   const int failed = state_.Request(id)->decode_instance;
-  ASSERT_TRUE(scheduler_->Requeue(id, failed, now_));
+  ASSERT_TRUE(scheduler_->Requeue(id, failed, false, now_));
   Run();
   ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
   EXPECT_EQ(state_.Request(id)->prefill_instance, 0);
@@ -331,7 +495,7 @@ TEST_F(SchedulerTest, BucketsAreSettledWithTheTokensThatWereUsed) {
       bool produces = false;
       if (stage == Stage::kPrefillScheduled || stage == Stage::kDecodeScheduled) {
         if (random() % 5 == 0 && state_.Request(r.id)->retries == 0) {
-          ASSERT_TRUE(scheduler_->Requeue(r.id, -1, now_));
+          ASSERT_TRUE(scheduler_->Requeue(r.id, -1, true, now_));
         } else if (random() % 2 == 0) {
           state_.Enter(
               r.id, stage == Stage::kPrefillScheduled ? Stage::kPrefillRunning : Stage::kDecodeRunning, now_);

@@ -1,7 +1,9 @@
 // Takes the snapshot that one run of the scheduler uses: instances, waiting requests, and their prefixes on
 // the instances.
+#include <map>
 #include <optional>
 
+#include "base/round.h"
 #include "proxy/schedule/scheduler_impl.h"
 
 namespace moesaic::proxy {
@@ -26,7 +28,8 @@ RequestView Scheduler::Impl::ViewOf(const RequestSlot& slot, uint32_t index, Sta
   view.prefill_instance = slot.prefill_instance;
   view.must_place = view.waiting >= options_.starvation_bound;
   const uint32_t cached = std::min(slot.cached_tokens, slot.facts.prompt_tokens);
-  view.work = static_cast<Nanos>(models_[0].PrefillNanos(slot.facts.prompt_tokens - cached, cached));
+  view.uncached = slot.facts.prompt_tokens - cached;
+  view.work = static_cast<Nanos>(models_[0].PrefillNanos(view.uncached, cached));
   if (slot.facts.session != 0) {
     const uint64_t word = StateView(state_.zone()).session(slot.facts.session >> 16).word.load(kRelaxed);
     if (((word ^ slot.facts.session) & ~uint64_t{0xffff}) == 0)
@@ -44,6 +47,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
   for (int i = 0; i < kModelClasses; ++i) models_[i] = view.s.models[i].coefficients;
   const uint32_t waiting_prefill = view.s.in_stage[static_cast<size_t>(Stage::kPrefillWaiting)];
   if (waiting_prefill + view.s.in_stage[static_cast<size_t>(Stage::kDecodeWaiting)] == 0) return;
+  bool ranked = false;
   for (uint32_t i = 0; i < view.s.num_instances; ++i) {
     const InstanceEntry& entry = view.instance(static_cast<int>(i));
     if (entry.state.load(kRelaxed) != static_cast<uint8_t>(InstanceState::kEnabled) || entry.healthy == 0 ||
@@ -61,6 +65,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.batch_tokens = entry.batch_tokens;
     v.weight = entry.weight;
     v.caps = entry.caps;
+    v.kv_blocks = entry.caps.kv_blocks > 0 ? entry.caps.kv_blocks : entry.reported_kv_blocks;
     v.load = entry.load;
     v.index_state = static_cast<IndexState>(entry.index_state.load(kRelaxed));
     v.busy_since = entry.load.prefill_requests > 0 ? entry.busy_since : 0;
@@ -69,7 +74,9 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.prefills = entry.prefills;
     v.model = &models_[entry.model_class];
     instances_.push_back(v);
+    if (entry.ranked != 0) ranked = true;
   }
+  if (ranked) SetPodWaits(now);
   const auto collect = [&](const BitmapWord* bits, Stage stage, std::vector<Waiting>& queue) {
     for (uint32_t w = 0; w < view.s.bitmap_words; ++w) {
       for (uint64_t word = bits[w].load(kRelaxed); word != 0; word &= word - 1) {
@@ -91,6 +98,25 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     return;
   }
   collect(view.waiting_prefill(), Stage::kPrefillWaiting, prefill_queue_);
+}
+
+// Data-parallel ranks of a pod begin and end their steps together: a rank with nothing to do waits for the
+// others. The caller holds the lock.
+void Scheduler::Impl::SetPodWaits(Nanos now) {
+  std::map<uint32_t, Nanos> ends;  // by pod
+  for (const InstanceView& v : instances_) {
+    if (v.load.prefill_requests == 0) continue;
+    const auto steps = static_cast<Nanos>(
+        base::CeilDiv<uint64_t>(std::max<uint64_t>(v.load.prefill_tokens, 1), v.batch_tokens));
+    const Nanos step = v.load.prefill_work / steps;
+    Nanos& end = ends[v.pod];
+    end = std::max(end, step - std::clamp<Nanos>(now - v.busy_since, 0, step));
+  }
+  const StateView view(state_.zone());
+  for (InstanceView& v : instances_) {
+    const auto end = ends.find(v.pod);
+    if (end != ends.end() && view.instance(v.id).ranked != 0) v.pod_wait = end->second;
+  }
 }
 
 // True when a request has waited for the starvation bound; otherwise the next run is at most at that time.
@@ -138,6 +164,21 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
   const auto eligible = [&](const InstanceView& instance) {
     return instance.role != (decode ? Role::kPrefill : Role::kDecode) && (!group || instance.group == *group);
   };
+  // The most that a decode instance of a group holds of the prompt.
+  const uint32_t max_matched = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
+  const auto matched = [&](const InstanceView& instance, const std::vector<uint32_t>& depth) {
+    const uint32_t size =
+        request.view.facts.block_size == instance.block_size ? request.view.facts.block_size : 0;
+    return std::min(depth[instance.id] * size, max_matched);  // the last token is always computed
+  };
+  group_matched_.clear();
+  if (!decode && request.view.facts.mode != Mode::kAggregated) {
+    for (const InstanceView& instance : instances_) {
+      if (instance.role == Role::kPrefill) continue;
+      uint32_t& most = group_matched_[instance.group];
+      most = std::max(most, matched(instance, depth_));
+    }
+  }
   // When a request has failed on every instance there is, it may return to one of them.
   const bool avoids = std::any_of(instances_.begin(), instances_.end(), [&](const InstanceView& instance) {
     return eligible(instance) && !IsExcluded(request.excluded, instance.id);
@@ -146,12 +187,10 @@ void Scheduler::Impl::Candidates(const Waiting& request, bool decode, Nanos now)
     if (!eligible(instance) || (avoids && IsExcluded(request.excluded, instance.id))) continue;
     candidates_.push_back(instance);
     InstanceView& added = candidates_.back();
-    // The last token of a prompt is always computed.
-    const uint32_t max_matched = std::max<uint32_t>(request.view.facts.prompt_tokens, 1) - 1;
-    const uint32_t block_size = request.view.facts.block_size;
-    const uint32_t size = block_size == instance.block_size ? block_size : 0;
-    added.matched_tokens = std::min(depth_[instance.id] * size, max_matched);
-    added.device_matched_tokens = std::min(device_depth_[instance.id] * size, max_matched);
+    added.matched_tokens = matched(instance, depth_);
+    added.device_matched_tokens = matched(instance, device_depth_);
+    if (const auto held = group_matched_.find(instance.group); held != group_matched_.end())
+      added.moved_tokens = request.view.facts.prompt_tokens - held->second;
   }
 }
 

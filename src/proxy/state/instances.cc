@@ -47,6 +47,12 @@ void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
   entry.source_key = config.source_key;
   entry.bootstrap_port = config.bootstrap_port;
   entry.ranked = config.ranked ? 1 : 0;
+  entry.drain = config.drain ? 1 : 0;
+}
+
+// State of an entry whose index is ready.
+InstanceState ReadyState(const InstanceEntry& entry) {
+  return entry.drain != 0 ? InstanceState::kDraining : InstanceState::kEnabled;
 }
 
 Status CheckConfig(const InstanceConfig& config) {
@@ -132,14 +138,16 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
         InstanceEntry& entry = view.instance(id);
         // The block size is part of every key: with another one the known blocks are useless.
         if (entry.block_size != config.block_size) used_before.push_back(id);
+        const bool drained = entry.drain != 0;
         SetFields(entry, config);
         if (entry.starting != 0) {  // the process that added it may have died
           used_before.push_back(id);
           result.added.push_back(id);
           continue;
         }
-        if (StateOf(entry) == InstanceState::kAbandoned)
-          entry.state.store(static_cast<uint8_t>(InstanceState::kEnabled), std::memory_order_release);
+        // A state that SetInstanceState gave stays, unless the option has changed.
+        if (StateOf(entry) == InstanceState::kAbandoned || drained != config.drain)
+          entry.state.store(static_cast<uint8_t>(ReadyState(entry)), std::memory_order_release);
         result.kept.push_back(id);
         continue;
       }
@@ -165,7 +173,7 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
   for (const int id : result.added) {
     InstanceEntry& entry = view.instance(id);
     if (std::exchange(entry.starting, uint8_t{0}) == 0) continue;  // another call has enabled it
-    entry.state.store(static_cast<uint8_t>(InstanceState::kEnabled), std::memory_order_release);
+    entry.state.store(static_cast<uint8_t>(ReadyState(entry)), std::memory_order_release);
   }
   return result;
 }
@@ -223,6 +231,12 @@ void State::SetHealthy(int id, bool healthy) {
   view.instance(id).healthy = healthy ? 1 : 0;
 }
 
+void State::SetReportedBlocks(int id, uint64_t blocks) {
+  const StateView view(zone_);
+  const Locked lock(zone_);
+  if (view.InstanceUsed(id)) view.instance(id).reported_kv_blocks = blocks;
+}
+
 void State::RecordSuccess(int id) {
   const StateView view(zone_);
   const Locked lock(zone_);
@@ -236,6 +250,8 @@ void State::RecordFailure(int id, Nanos now, const BreakerOptions& options) {
   const Locked lock(zone_);
   if (!view.InstanceUsed(id)) return;
   InstanceEntry& entry = view.instance(id);
+  // Requests that were sent before the breaker opened fail by the same cause: they do not count again.
+  if (entry.closed_until > now) return;
   ++entry.failures;
   if (options.failures == 0 || entry.failures < options.failures) return;
   // The last instance that can serve stays: its failures show what is wrong, and a closed pool would not.
@@ -247,9 +263,13 @@ void State::RecordFailure(int id, Nanos now, const BreakerOptions& options) {
     other = static_cast<int>(i) != id && StateOf(candidate) == InstanceState::kEnabled &&
             candidate.healthy != 0 && candidate.closed_until <= now && same_role;
   }
-  if (!other) return;
+  if (!other) {
+    entry.failures = options.failures - 1;  // the next one decides again
+    return;
+  }
   const uint32_t doublings = std::min<uint32_t>(entry.failures - options.failures, 30);
-  entry.closed_until = now + std::min(options.max_open, options.open << doublings);
+  const bool below = options.open <= options.max_open >> doublings;  // the product does not overflow
+  entry.closed_until = now + (below ? options.open << doublings : options.max_open);
 }
 
 StatusOr<int> State::RegisterWorker(int32_t pid) {

@@ -77,7 +77,7 @@ void Sleep(Nanos time) {
       } else if (record->stage == Stage::kPrefillScheduled) {
         state.Enter(id, Stage::kPrefillRunning, now);
       } else if (record->stage == Stage::kPrefillRunning) {
-        random() % 8 == 0 ? scheduler.Requeue(id, record->prefill_instance, now)
+        random() % 8 == 0 ? scheduler.Requeue(id, record->prefill_instance, random() % 2 == 0, now)
                           : scheduler.PrefillDone(id, now);
       } else if (record->stage == Stage::kDecodeScheduled) {
         state.Enter(id, Stage::kDecodeRunning, now);

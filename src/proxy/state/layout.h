@@ -21,7 +21,7 @@ namespace moesaic::proxy {
 
 inline constexpr uint64_t kZoneMagic = 0x3159585250'4d53ULL;  // "SMPRXY1"
 /// Increased with every change of this header or of index/index_layout.h.
-inline constexpr uint32_t kZoneVersion = 4;
+inline constexpr uint32_t kZoneVersion = 5;
 inline constexpr uint32_t kNone = ~uint32_t{0};
 /// Memory order of accesses under the zone's lock, and of hints.
 inline constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -55,11 +55,13 @@ struct InstanceEntry {
   std::atomic<uint8_t> index_state;  // IndexState
   uint8_t starting;                  // Configure has added it and has not enabled it yet
   uint8_t ranked;
+  uint8_t drain;  // as configured
   uint16_t bootstrap_port;
   uint32_t generation, revision, dp_rank, group, pod, model_class, block_size, batch_tokens, source,
       source_key;
   double weight;
   InstanceCaps caps;
+  uint64_t reported_kv_blocks;  // by the engine's metrics; 0: none
   InstanceLoad load;
   Nanos closed_until;
   uint32_t failures;
@@ -94,7 +96,8 @@ struct RequestSlot {
   int32_t worker_pid;
   std::atomic<uint8_t> stage;
   PromptFacts facts;
-  std::array<Nanos, kNumStages> entered;
+  std::array<Nanos, kNumStages> entered;  // of a queue: the first time, which a retry keeps
+  Nanos since;                            // of the current stage
   int32_t prefill_instance, decode_instance;
   uint32_t charged_new, charged_cached;  // prefill charge
   Nanos charged_work;
@@ -209,6 +212,8 @@ inline void ClearBit(BitmapWord* bits, uint32_t i) {
 
 /// Moves a slot to `stage`: stamps it, counts it, keeps the bitmaps of the queues.
 void MoveTo(const StateView& view, uint32_t slot, Stage stage, Nanos now);
+/// Moves a slot back to a queue: the times of the later stages are forgotten.
+void MoveBack(const StateView& view, uint32_t slot, Stage queue, Nanos now);
 void ChargePrefill(const StateView& view, RequestSlot& slot, int instance, uint32_t new_tokens,
                    uint32_t cached_tokens, Nanos work, Nanos now);
 void ReleasePrefill(const StateView& view, RequestSlot& slot);

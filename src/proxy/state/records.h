@@ -43,6 +43,7 @@ struct InstanceConfig {
   uint32_t source = 0;           ///< number of the source that discovered it; 0: the configuration names it
   uint32_t source_key = 0;       ///< number of its key in the source, which may have several; 0: none
   uint16_t bootstrap_port = 0;   ///< of the engine's bootstrap server; 0: unknown
+  bool drain = false;            ///< the engine finishes its requests and gets no others
   bool ranked = false;           ///< the engine has several DP ranks: requests name theirs
   friend bool operator==(const InstanceConfig&, const InstanceConfig&) = default;
 };
@@ -76,8 +77,9 @@ struct InstanceRecord {
   InstanceConfig config;
   InstanceState state = InstanceState::kUnused;
   bool healthy = true;
-  Nanos closed_until = 0;  ///< time until which the circuit breaker blocks all requests
-  uint32_t failures = 0;   ///< consecutive
+  Nanos closed_until = 0;           ///< the circuit breaker lets no request through until then
+  uint32_t failures = 0;            ///< consecutive
+  uint64_t reported_kv_blocks = 0;  ///< size of its block pool by its metrics; 0: not known
   InstanceLoad load;
   IndexState index_state = IndexState::kNone;
   Nanos busy_since = 0;  ///< start of the current batch as far as known; 0: idle

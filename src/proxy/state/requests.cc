@@ -71,7 +71,7 @@ StatusOr<RequestId> State::Begin(int worker, Nanos now) {
   slot.excluded.fill(-1);
   slot.num_keys = 0;
   slot.first_chunk = kNone;
-  slot.entered[0] = now;
+  slot.entered[0] = slot.since = now;
   slot.stage.store(static_cast<uint8_t>(Stage::kReceived), kRelaxed);
   slot.used.store(1, std::memory_order_release);
   ++view.s.in_stage[0];

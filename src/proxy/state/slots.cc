@@ -55,20 +55,28 @@ void FreeIfUnreferenced(const StateView& view, int id) {
 void MoveTo(const StateView& view, uint32_t index, Stage stage, Nanos now) {
   RequestSlot& slot = view.slot(index);
   const auto old = static_cast<Stage>(slot.stage.load(kRelaxed));
-  const Nanos entered = slot.entered[static_cast<size_t>(old)];
-  now = std::max(now, entered);  // the master may have read the clock before the request came
+  now = std::max(now, slot.since);  // the master may have read the clock before the request came
   if (old != stage) {
-    view.s.stage_time[static_cast<size_t>(old)].Add(now - entered);
+    view.s.stage_time[static_cast<size_t>(old)].Add(now - slot.since);
     --view.s.in_stage[static_cast<size_t>(old)];
     ++view.s.in_stage[static_cast<size_t>(stage)];
   }
-  slot.entered[static_cast<size_t>(stage)] = now;
+  slot.entered[static_cast<size_t>(stage)] = slot.since = now;
   slot.stage.store(static_cast<uint8_t>(stage), kRelease);
   ++view.s.entered[static_cast<size_t>(stage)];
   if (old == Stage::kPrefillWaiting) ClearBit(view.waiting_prefill(), index);
   if (old == Stage::kDecodeWaiting) ClearBit(view.waiting_decode(), index);
   if (stage == Stage::kPrefillWaiting) SetBit(view.waiting_prefill(), index);
   if (stage == Stage::kDecodeWaiting) SetBit(view.waiting_decode(), index);
+}
+
+void MoveBack(const StateView& view, uint32_t index, Stage queue, Nanos now) {
+  RequestSlot& slot = view.slot(index);
+  const Nanos first = slot.entered[static_cast<size_t>(queue)];
+  MoveTo(view, index, queue, now);
+  // The starvation bound counts from the first wait.
+  if (first != 0) slot.entered[static_cast<size_t>(queue)] = first;
+  for (size_t later = static_cast<size_t>(queue) + 1; later < kNumStages; ++later) slot.entered[later] = 0;
 }
 
 void ChargePrefill(const StateView& view, RequestSlot& slot, int instance, uint32_t new_tokens,
@@ -280,11 +288,13 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
                    .source = entry.source,
                    .source_key = entry.source_key,
                    .bootstrap_port = entry.bootstrap_port,
+                   .drain = entry.drain != 0,
                    .ranked = entry.ranked != 0};
   record.state = static_cast<InstanceState>(entry.state.load(kRelaxed));
   record.healthy = entry.healthy != 0;
   record.closed_until = entry.closed_until;
   record.failures = entry.failures;
+  record.reported_kv_blocks = entry.reported_kv_blocks;
   record.load = entry.load;
   record.index_state = static_cast<IndexState>(entry.index_state.load(kRelaxed));
   record.busy_since = entry.load.prefill_requests > 0 ? entry.busy_since : 0;

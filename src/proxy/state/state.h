@@ -33,8 +33,8 @@ struct Totals {
   uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
 };
 
-/// Circuit breaker: after `failures` consecutive failures an instance gets no request for the time `open`.
-/// Each further failure doubles this time, up to `max_open`.
+/// Circuit breaker: after `failures` consecutive failures an instance gets no request for `open`. Each
+/// failure after that time doubles the next one, up to `max_open`.
 struct BreakerOptions {
   uint32_t failures = 3;
   Nanos open = 1 * kSecond;
@@ -69,7 +69,10 @@ class State {
   /// Sets kEnabled, kDraining or kDisabled.
   Status SetInstanceState(int id, InstanceState state);
   void SetHealthy(int id, bool healthy);
-  /// Record results of requests for passive health checks. A failure may open the breaker.
+  /// Blocks of the engine's pool, as it reports them. Policies use them; they are no bound as
+  /// InstanceCaps::kv_blocks is.
+  void SetReportedBlocks(int id, uint64_t blocks);
+  /// Passive health: results of requests. A failure may open the breaker.
   void RecordSuccess(int id);
   void RecordFailure(int id, Nanos now, const BreakerOptions& options = {});
 

@@ -127,6 +127,25 @@ TEST_F(StateTest, OtherSettingsOfAnInstanceHaveAnotherRevision) {
   EXPECT_FALSE(state_.Version(15).has_value());
 }
 
+TEST_F(StateTest, TheOptionDrainStopsAndResumesAnInstance) {
+  const int a = state_.FindInstance("http://a", 0), b = state_.FindInstance("http://b", 0);
+  std::vector<InstanceConfig> configs = Named({"http://a", "http://b", "http://c"});
+  configs[0].drain = configs[2].drain = true;
+  ASSERT_TRUE(state_.Configure(configs, 2).ok());
+  const int c = state_.FindInstance("http://c", 0);
+  EXPECT_EQ(state_.Instance(a)->state, InstanceState::kDraining);
+  EXPECT_EQ(state_.Instance(b)->state, InstanceState::kEnabled);
+  EXPECT_EQ(state_.Instance(c)->state, InstanceState::kDraining);
+  EXPECT_EQ(state_.Instance(a)->config, configs[0]);
+  // A state that was set in another way survives a reload without a change of the option.
+  ASSERT_TRUE(state_.SetInstanceState(b, InstanceState::kDraining).ok());
+  configs[0].drain = false;
+  ASSERT_TRUE(state_.Configure(configs, 3).ok());
+  EXPECT_EQ(state_.Instance(a)->state, InstanceState::kEnabled);
+  EXPECT_EQ(state_.Instance(b)->state, InstanceState::kDraining);
+  EXPECT_EQ(state_.Instance(c)->state, InstanceState::kDraining);
+}
+
 TEST_F(StateTest, AnAbandonedInstanceLivesUntilItsLastReference) {
   const int a = state_.FindInstance("http://a", 0);
   const RequestId id = *state_.Begin(worker_, 1);
@@ -161,12 +180,28 @@ TEST_F(StateTest, TheBreakerOpensLongerWithEachFailure) {
   EXPECT_EQ(state_.Instance(0)->closed_until, 0);
   state_.RecordFailure(0, 1000, options);
   EXPECT_EQ(state_.Instance(0)->closed_until, 1100);
-  state_.RecordFailure(0, 1000, options);
-  EXPECT_EQ(state_.Instance(0)->closed_until, 1200);
-  for (int i = 0; i < 40; ++i) state_.RecordFailure(0, 1000, options);
+  // Others of the same crash.
+  for (int i = 0; i < 10; ++i) state_.RecordFailure(0, 1050, options);
+  EXPECT_EQ(state_.Instance(0)->closed_until, 1100);
+  state_.RecordFailure(0, 1100, options);
   EXPECT_EQ(state_.Instance(0)->closed_until, 1300);
+  for (Nanos now = 1300; now < 20'000; now += 300) {
+    state_.RecordFailure(0, now, options);
+    EXPECT_EQ(state_.Instance(0)->closed_until, now + 300);
+  }
   state_.RecordSuccess(0);
   EXPECT_EQ(state_.Instance(0)->closed_until, 0);
+}
+
+TEST_F(StateTest, LongTimesOfTheBreakerDoNotOverflow) {
+  const BreakerOptions options = {.failures = 1, .open = 3600 * kSecond, .max_open = 24 * 3600 * kSecond};
+  Nanos now = kSecond;
+  for (int i = 0; i < 60; ++i) {
+    state_.RecordFailure(0, now, options);
+    EXPECT_EQ(state_.Instance(0)->closed_until - now,
+              std::min<Nanos>(1 << std::min(i, 10), 24) * options.open);
+    now = state_.Instance(0)->closed_until;
+  }
 }
 
 TEST_F(StateTest, OutputIsChargedToTheDecodeInstance) {

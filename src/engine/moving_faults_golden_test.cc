@@ -193,18 +193,6 @@ void RunWithFault(const Injection& injection, RankedEngine& ranks, Reference& re
   ADD_FAILURE() << "the fault did not happen, or no experts moved after it";
 }
 
-// Plans every step, and accepts small gains.
-EngineOptions MovingOptions() {
-  EngineOptions options{.max_sequences = 4, .max_batch_tokens = 32};
-  options.expert_load.window_s = 1e-9;
-  options.balance = {.interval_s = 1e-6,
-                     .redundant = 2,
-                     .least_gain = 0.01,
-                     .least_tokens_per_rank = 0,
-                     .move_bytes_per_s = 1e30};
-  return options;
-}
-
 // Every expert has two replicas when a rank dies amid the first move, so that no output changes.
 TEST(MovingFaultsTest, ExpertsMoveAmongTheOtherRanksAfterADeath) {
   constexpr int kRanks = 4, kVictim = 2, kExperts = 8, kLayers = 4;
@@ -224,7 +212,7 @@ TEST(MovingFaultsTest, ExpertsMoveAmongTheOtherRanksAfterADeath) {
        .wrap = [&](int rank, comm::LocalJob& job) {
          return std::make_unique<FaultyTransport>(job, rank, injection);
        }});
-  EngineOptions options = MovingOptions();
+  EngineOptions options = MovingOptions({.max_sequences = 4, .max_batch_tokens = 32});
   options.balance.redundant = kExperts;
   ASSERT_TRUE(ranks.Start(options, 48).ok());
   Reference reference;
@@ -264,7 +252,7 @@ TEST(MovingFaultsTest, NoFaultChangesOutputsOrEndsMoves) {
                         .wrap = [&](int rank, comm::LocalJob& job) {
                           return std::make_unique<FaultyTransport>(job, rank, injection);
                         }});
-    EngineOptions options = MovingOptions();
+    EngineOptions options = MovingOptions({.max_sequences = 4, .max_batch_tokens = 32});
     if (injection.fault == Fault::kMoveIsLate) options.balance.move_limit_s = 0.05;
     std::atomic<int> plans = 0;
     if (injection.fault == Fault::kPlanFails) {

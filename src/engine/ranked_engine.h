@@ -26,6 +26,18 @@ namespace moesaic::engine {
 
 inline constexpr double kTimeLimit = 20;
 
+/// Returns `options` with plans of experts at every step that accept small gains: experts move as often as
+/// they can.
+inline EngineOptions MovingOptions(EngineOptions options) {
+  options.expert_load.window_s = 1e-9;
+  options.balance = {.interval_s = 1e-6,
+                     .redundant = 2,
+                     .least_gain = 0.01,
+                     .least_tokens_per_rank = 0,
+                     .move_bytes_per_s = 1e30};
+  return options;
+}
+
 struct RankedEngineOptions {
   int64_t dies_at_send = -1;  // number of the message instead of which `victim` dies; -1: none
   int victim = 1;

@@ -49,17 +49,6 @@ TEST_P(ReplicatedGoldenTest, IdleReplicasDoNotHoldOthersUp) {
   for (const Status& ended : ranks.End()) EXPECT_TRUE(ended.ok()) << Message(ended);
 }
 
-// Experts move as often as they can.
-EngineOptions MovingOptions(EngineOptions options) {
-  options.expert_load.window_s = 1e-9;
-  options.balance = {.interval_s = 1e-6,
-                     .redundant = 2,
-                     .least_gain = 0.01,
-                     .least_tokens_per_rank = 0,
-                     .move_bytes_per_s = 1e30};
-  return options;
-}
-
 // Tokens and their log-probabilities of prompts that come one after the other.
 std::vector<float> OutputsOf(const Case& c, const RankedEngineOptions& layout, const EngineOptions& options,
                              EngineStats* stats) {

@@ -46,8 +46,9 @@ class Serving(unittest.TestCase):
                         self.kill_a_rank(server, victim - 1)
                 until(lambda: not shared_files() - before, limit())  # those of tests that run at the same time end soon
 
-    def test_a_killed_rank_ends_the_server_with_an_error_event(self):
-        server = Server("-tp", "2")
+    def answer_of_a_killed_rank(self, *flags):
+        """The rest of a stream during which a rank of a new server is killed. It has an error event."""
+        server = Server(*flags)
         self.addCleanup(server.process.kill)
         with server.holding() as client:
             self.kill_a_rank(server)
@@ -55,6 +56,10 @@ class Serving(unittest.TestCase):
             while part := client.recv(1 << 16):
                 answer += part
         self.assertIn(b'data: {"error"', answer)
+        return answer
+
+    def test_a_killed_rank_ends_the_server_with_an_error_event(self):
+        answer = self.answer_of_a_killed_rank("-tp", "2")
         self.assertTrue(answer.rstrip().endswith((b"data: [DONE]", b"0")), answer[-200:])
 
     def test_health_fails_after_a_killed_rank_until_the_server_ends(self):
@@ -123,14 +128,7 @@ class Serving(unittest.TestCase):
                 self.kill_a_rank(server)
 
     def test_a_rank_that_is_killed_during_an_exchange_ends_the_server_with_an_error_event(self):
-        server = Server("-dp", "2", "-ep")
-        self.addCleanup(server.process.kill)
-        with server.holding() as client:
-            self.kill_a_rank(server)
-            answer = b""
-            while part := client.recv(1 << 16):
-                answer += part
-        self.assertIn(b'data: {"error"', answer)
+        self.answer_of_a_killed_rank("-dp", "2", "-ep")
 
     def test_a_server_continues_without_ranks_and_says_so(self):
         server = Server("-dp", "3", "-ep", "--tolerate-rank-failure", "--rank-time-limit", "4", "--threads", "1")

@@ -25,8 +25,8 @@ struct Candidate {
   /// order of ranks.
   int levels = 0;
   PlanShape shape;
-  /// Depths of groups that the plan leaves out, as bits: 1 << d stands for depth d, where 0 < d < levels. The
-  /// children of such groups become children of the groups above.
+  /// Bit d is set if the plan leaves out the groups of depth d, 0 < d < levels. Their children become
+  /// children of the groups above.
   uint32_t skipped = 0;
 };
 /// Returns the key of tuning tables, such as "levels 2, ring, pairwise, segments 8, streams 1". Skipped

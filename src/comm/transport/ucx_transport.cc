@@ -316,7 +316,7 @@ Status UcxTransport::Connect(const std::vector<std::string>& contacts, double li
                       contact.size());
     }
     std::memcpy(&peer.process, contact.data(), sizeof(ProcessName));
-    peer.is_local = peer.process.boot == own.boot;
+    peer.is_local = AreOnOneHost(peer.process, own);
     params.address = reinterpret_cast<const ucp_address_t*>(contact.data() + sizeof(ProcessName));
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler = {OnError, &peer};

@@ -185,7 +185,8 @@ StatusOr<std::unique_ptr<Attachment>> Attach(MPI_Comm comm, int rank, int size) 
   auto made = std::make_unique<Attachment>();
   ASSIGN_OR_RETURN(Topology topology, AgreedTopology(comm, rank, size));
   MPI_Comm bare = Bare(comm, rank);
-  StatusOr<std::unique_ptr<Transport>> transport = MakeMpiTransport(bare);
+  StatusOr<std::unique_ptr<Transport>> transport =
+      MakeMpiTransport(bare, {.tag_limit = Tag{1} << kCommunicatorTagBits});
   PMPI_Comm_free(&bare);
   RETURN_IF_ERROR(transport.status());
   made->transport = *std::move(transport);

@@ -44,6 +44,9 @@ Status CheckOptions(const Transport& transport, const Topology& topology, const 
         "exchange: low-latency buffers need tokens >= 1 and slots in [0, {}], found {} and {}", kMaxTopK,
         options.low_latency_tokens, options.low_latency_slots);
   }
+  if (!(options.time_limit_s > 0)) {
+    return InvalidArgument("exchange: the time limit must be positive, found {} s", options.time_limit_s);
+  }
   if (options.first_tag % (Tag{1} << kExchangeTagBits) != 0 ||
       options.first_tag > kTagLimit - (Tag{1} << kExchangeTagBits)) {
     return InvalidArgument("exchange: first_tag must be a multiple of 2^{} below 2^30, found {}",

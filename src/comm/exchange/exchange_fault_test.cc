@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <random>
 #include <thread>
 
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/exchange_test_support.h"
+#include "comm/exchange/routing_messages.h"
 
 namespace moesaic::comm {
 namespace {
@@ -162,6 +164,40 @@ TEST(ExchangeFaultTest, RanksInDifferentModesGetAnErrorThatNamesThePeer) {
     EXPECT_NE(Message(status).find(rank == 0 ? "rank 1 uses another mode" : "rank 0 uses another mode"),
               std::string::npos);
   });
+}
+
+// Peers announce the size of their routing. No memory is allocated for sizes that no routing has.
+TEST(ExchangeFaultTest, ImpossibleSizesOfRoutingAreRefusedAndNameThePeer) {
+  constexpr int32_t kMaxRows = std::numeric_limits<int32_t>::max();
+  struct Announced {
+    int32_t rows;
+    int64_t bytes;
+  };
+  const ExchangeOptions options = kExact;
+  for (const Announced announced : {Announced{kMaxRows, kMaxRows * kMaxRowRoutingBytes}, Announced{1, 8},
+                                    Announced{1, kMaxRowRoutingBytes + 1}, Announced{-1, 16}}) {
+    RunRanks(2, [&](Transport& transport) {
+      const int peer = 1 - transport.rank();
+      std::vector<std::byte> got(sizeof(RoutingHeader));
+      if (transport.rank() == 1) {
+        const RoutingHeader header = {.hidden = 4,
+                                      .segment_tokens = static_cast<uint32_t>(options.segment_tokens),
+                                      .payload = static_cast<uint16_t>(options.dispatch_payload),
+                                      .rows = announced.rows,
+                                      .bytes = announced.bytes};
+        const TransferId receive = *transport.Receive(peer, options.first_tag, got);
+        const TransferId send =
+            *transport.Send(peer, options.first_tag, std::as_bytes(std::span(&header, 1)));
+        EXPECT_TRUE(Wait(transport, send, 20).ok() && Wait(transport, receive, 20).ok());
+        return;
+      }
+      auto exchange =
+          *ExpertExchange::Create(transport, ShapeReader::Read("2"), ExpertMap::Even(4, 2), 4, options);
+      const Status status = exchange->Dispatch({}, {0, 2, {}, {}, {}}).status();
+      EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+      EXPECT_NE(Message(status).find("rank 1"), std::string::npos) << status;
+    });
+  }
 }
 
 TEST(ExchangeFaultTest, HandlesOfEarlierMasksAreRefused) {

@@ -211,7 +211,7 @@ class UcxTransport final : public Transport {
   std::vector<Control> withdrawn_;
   std::list<Dropped> dropped_;
   bool has_questions_ = false;
-  int polls_ = 0;
+  uint64_t polls_ = 0;
   uint64_t ended_ = 0, ended_before_ = 0;  // transfers, now and when AskPeers() ran last
   uint64_t ended_idle_ = 0;                // and when Idle() ran last
   IdleBackoff backoff_;

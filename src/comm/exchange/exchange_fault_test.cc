@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <limits>
 #include <random>
 #include <thread>
@@ -146,6 +147,39 @@ TEST(ExchangeFaultTest, ARankThatNeverCallsIsNamedAfterTheTimeLimit) {
       EXPECT_TRUE(status.ok()) << status;
     });
     EXPECT_EQ(named, 2);
+  }
+}
+
+TEST(ExchangeFaultTest, PollsEndAtTheTimeLimitAndAfterTheDeathOfARank) {
+  for (const bool dies : {false, true}) {
+    LocalJob job(3);
+    std::atomic<int> waiting = 2, begun = 0;
+    RunRanks(job, [&](Transport& transport) {
+      const int rank = transport.rank();
+      ExchangeOptions options = kExact;
+      options.time_limit_s = dies ? 60 : 0.3;
+      auto exchange =
+          *ExpertExchange::Create(transport, ShapeReader::Read("3"), ExpertMap::Even(6, 3), 4, options);
+      if (rank == 2) {
+        if (dies) job.Kill(2);
+        while (waiting > 0) std::this_thread::yield();
+        return;
+      }
+      auto pending = exchange->BeginDispatch({}, {0, 2, {}, {}, {}});
+      ++begun;
+      while (begun < 2) std::this_thread::yield();
+      if (pending.ok()) {
+        const auto start = std::chrono::steady_clock::now();
+        while (!pending->Poll() && std::chrono::steady_clock::now() - start < std::chrono::seconds(50)) {
+          transport.Idle();
+        }
+        EXPECT_TRUE(pending->Poll());
+      }
+      const Status status = pending.ok() ? pending->Finish().status() : pending.status();
+      EXPECT_EQ(status.code(), dies ? StatusCode::kUnavailable : StatusCode::kDeadlineExceeded) << status;
+      EXPECT_NE(Message(status).find("rank 2"), std::string::npos) << status;
+      --waiting;
+    });
   }
 }
 

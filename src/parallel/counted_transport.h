@@ -45,6 +45,7 @@ class CountedTransport : public comm::Transport {
   bool failed(int peer) const override { return !ignored_[peer] && job_.failed(peer); }
   double SilentSeconds(int peer) const override { return ignored_[peer] ? 0 : job_.SilentSeconds(peer); }
   double Now() const override { return job_.Now(); }
+  void EndJob() override { job_.EndJob(); }
   void Idle() override { job_.Idle(); }
 
  private:

@@ -25,6 +25,10 @@ Communicator::~Communicator() {
   for (const std::unique_ptr<PendingCall>& call : state_->calls) {
     if (call->phase != PendingCall::Phase::kEnded)
       state_->End(*call, Cancelled("the communicator was destroyed"));
+    CollectiveHandle* const handle = call->handle;
+    if (handle == nullptr) continue;
+    handle->owner_ = nullptr;
+    handle->call_ = nullptr;
   }
 }
 
@@ -32,6 +36,10 @@ StatusOr<std::unique_ptr<Communicator>> Communicator::Create(Transport& transpor
                                                              CommunicatorOptions options) {
   if (topology.ranks() != transport.size()) {
     return InvalidArgument("topology {} has {} ranks; the job has {}", topology.name(), topology.ranks(),
+                           transport.size());
+  }
+  if (transport.size() > kMaxCommunicatorRanks) {
+    return InvalidArgument("a communicator has at most {} ranks; found {}", kMaxCommunicatorRanks,
                            transport.size());
   }
   if (options.deterministic && options.compression != WireFormat::kExact) {
@@ -197,14 +205,22 @@ Status Communicator::Run(std::shared_ptr<const Plan> plan, std::span<const std::
   return state_->Wait(&call);
 }
 
-CollectiveHandle::CollectiveHandle(CollectiveHandle&& other) noexcept
-    : owner_(std::exchange(other.owner_, nullptr)), call_(std::exchange(other.call_, nullptr)) {}
+CollectiveHandle::CollectiveHandle(Communicator* owner, PendingCall* call) : owner_(owner), call_(call) {
+  call_->handle = this;
+}
+
+void CollectiveHandle::TakeFrom(CollectiveHandle& other) {
+  owner_ = std::exchange(other.owner_, nullptr);
+  call_ = std::exchange(other.call_, nullptr);
+  if (call_ != nullptr) call_->handle = this;
+}
+
+CollectiveHandle::CollectiveHandle(CollectiveHandle&& other) noexcept { TakeFrom(other); }
 
 CollectiveHandle& CollectiveHandle::operator=(CollectiveHandle&& other) noexcept {
   if (this == &other) return *this;
   Cancel();
-  owner_ = std::exchange(other.owner_, nullptr);
-  call_ = std::exchange(other.call_, nullptr);
+  TakeFrom(other);
   return *this;
 }
 

@@ -20,6 +20,10 @@ namespace moesaic::comm {
 /// Number of low bits of a tag that a communicator uses: its tags begin at CommunicatorOptions::first_tag.
 inline constexpr int kCommunicatorTagBits = 24;
 
+/// Largest number of ranks. Each rank plans for all of them: a plan of 512 ranks takes seconds and 400 MB,
+/// and that of twice as many four times as much.
+inline constexpr int kMaxCommunicatorRanks = 512;
+
 /// Returns true in libraries that are built without NDEBUG.
 bool ChecksCallsByDefault();
 
@@ -35,6 +39,8 @@ struct CommunicatorOptions {
   /// Ranks compare their calls before each operation. If calls differ, the error names a rank with another
   /// call. Costs one message to each rank.
   bool check_calls = ChecksCallsByDefault();
+  /// Maximum bytes of scratch that plans other than the last one keep for their next call.
+  int64_t idle_bytes = int64_t{256} << 20;
   /// A multiple of 2^kCommunicatorTagBits. Communicators of one transport need different ranges.
   Tag first_tag = 0;
   PlannerOptions planner;
@@ -43,7 +49,8 @@ struct CommunicatorOptions {
 class Communicator;
 struct PendingCall;
 
-/// A call that was started. Dropping the handle cancels the call. Used by the communicator's thread.
+/// A call that was started. Dropping the handle cancels the call, and so does the end of the communicator,
+/// after which the handle is empty. Used by the communicator's thread.
 class CollectiveHandle {
  public:
   CollectiveHandle() = default;
@@ -64,7 +71,8 @@ class CollectiveHandle {
 
  private:
   friend class Communicator;
-  CollectiveHandle(Communicator* owner, PendingCall* call) : owner_(owner), call_(call) {}
+  CollectiveHandle(Communicator* owner, PendingCall* call);
+  void TakeFrom(CollectiveHandle& other);
 
   Communicator* owner_ = nullptr;
   PendingCall* call_ = nullptr;

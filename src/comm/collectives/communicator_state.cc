@@ -1,6 +1,7 @@
 #include "comm/collectives/communicator_state.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,7 +36,15 @@ uint64_t HashOf(std::span<const int64_t> counts) {
   return hash;
 }
 
+// Other ranks may run another version, or send anything.
+bool IsKnown(const CallRecord& record) {
+  return record.collective <= static_cast<uint16_t>(Collective::kBarrier) &&
+         record.dtype <= static_cast<uint8_t>(DType::kMxfp4) &&
+         record.op <= static_cast<uint8_t>(ReduceOp::kMax);
+}
+
 std::string Describe(const CallRecord& record) {
+  if (!IsKnown(record)) return fmt::format("call {}: one of another version", record.sequence);
   return fmt::format("call {}: {} of {} elements of {}, {}, root {}", record.sequence,
                      Name(static_cast<Collective>(record.collective)), record.count,
                      tensor::DTypeName(static_cast<DType>(record.dtype)),
@@ -95,6 +104,15 @@ StatusOr<std::shared_ptr<CachedPlan>> Communicator::State::FindPlan(const PlanRe
   return added;
 }
 
+void Communicator::State::TrimIdle() {
+  int64_t bytes = 0;
+  for (const std::shared_ptr<CachedPlan>& plan : cache) {
+    if (plan == cache.front()) continue;
+    for (const std::unique_ptr<PlanExecutor>& executor : plan->idle) bytes += executor->memory_bytes();
+    if (bytes > options.idle_bytes) plan->idle.clear();
+  }
+}
+
 Tag Communicator::State::TagOfCall() const {
   return options.first_tag + ((sequence & kSequenceMask) << kStreamBits);
 }
@@ -144,6 +162,7 @@ PendingCall& Communicator::State::NewCall(PlanRequest request, std::span<const s
   idle_calls.pop_back();
   PendingCall& call = *calls.back();
   call.phase = PendingCall::Phase::kPlan;
+  call.handle = nullptr;
   call.request = std::move(request);
   call.dtype = dtype;
   call.op = op;
@@ -172,6 +191,11 @@ StatusOr<PendingCall*> Communicator::State::Begin(PlanRequest request, std::span
     int64_t sum = 0;
     for (const int64_t count : counts) {
       if (count < 0) return InvalidArgument("{}: rank {}: a count is negative: {}", name, rank, count);
+      const int64_t most = std::numeric_limits<int64_t>::max() / request.element_bytes;
+      if (count > most - sum) {
+        return InvalidArgument("{}: rank {}: counts must be at most {} in all; the sum exceeds it at {}",
+                               name, rank, most, count);
+      }
       sum += count;
     }
     if (static_cast<size_t>(sum * request.element_bytes) != input.size()) {
@@ -370,8 +394,11 @@ void Communicator::State::End(PendingCall& call, Status result) {
   }
   if (call.executor != nullptr) {
     call.executor->Cancel(result);
+    const bool is_large =
+        call.executor->memory_bytes() > options.idle_bytes / static_cast<int64_t>(kMaxCachedPlans);
     if (call.cached != nullptr) call.cached->idle.push_back(std::move(call.executor));
     call.executor.reset();
+    if (is_large) TrimIdle();
   }
   call.cached.reset();
   call.phase = PendingCall::Phase::kEnded;

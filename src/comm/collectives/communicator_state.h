@@ -50,6 +50,7 @@ struct PendingCall {
   enum class Phase : uint8_t { kCheck, kCounts, kPlan, kEnded };
 
   Phase phase = Phase::kPlan;
+  CollectiveHandle* handle = nullptr;  // null: the caller has none
   PlanRequest request;
   tensor::DType dtype = tensor::DType::kF32;
   ReduceOp op = ReduceOp::kSum;
@@ -59,7 +60,7 @@ struct PendingCall {
   Tag tag = 0;
   double deadline = 0;
   double dead_since = -1;  // when a dead rank was noticed
-  int polls = 0;
+  uint64_t polls = 0;
   Status result;
 
   std::shared_ptr<CachedPlan> cached;  // null for a plan of the caller
@@ -105,6 +106,8 @@ struct Communicator::State {
   // no call is in flight. Returns nullopt, before any effect, where Begin() must be used.
   std::optional<Status> TryExchange(std::span<const std::byte> input, std::span<std::byte> output,
                                     tensor::DType dtype, ReduceOp op);
+  // Frees the scratch of the least recent plans beyond CommunicatorOptions::idle_bytes.
+  void TrimIdle();
   Tag TagOfCall() const;
   // Error of a call that took longer than the time limit. `waiting` lists the peers that did not answer.
   Status TimeLimitError(Collective collective, uint32_t number, const std::string& waiting) const;

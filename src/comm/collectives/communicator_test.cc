@@ -3,17 +3,39 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <malloc.h>
+
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "comm/collectives/topology_test_support.h"
 #include "comm/transport/local_transport.h"
+
+namespace {
+std::atomic<int64_t> live_bytes = 0;
+}  // namespace
+
+// Counts the memory of the whole program.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* const made = std::malloc(bytes);
+  if (made == nullptr) throw std::bad_alloc();
+  live_bytes.fetch_add(static_cast<int64_t>(malloc_usable_size(made)), std::memory_order_relaxed);
+  return made;
+}
+[[gnu::noinline]] void operator delete(void* freed) noexcept {
+  live_bytes.fetch_sub(static_cast<int64_t>(malloc_usable_size(freed)), std::memory_order_relaxed);
+  std::free(freed);
+}
+[[gnu::noinline]] void operator delete(void* freed, size_t) noexcept { operator delete(freed); }
 
 namespace moesaic::comm {
 namespace {
@@ -266,6 +288,67 @@ TEST(CommunicatorTest, RefusesFaultyBuffersAndStaysUsable) {
   });
 }
 
+// Sums of these counts, or their bytes, are 0 modulo 2^64, which fits the empty buffers.
+TEST(CommunicatorTest, CountsWhoseSumsOverflowAreRefused) {
+  for (const bool checks : {false, true}) {
+    RunRanks(4, [&](Transport& transport) {
+      CommunicatorOptions options;
+      options.check_calls = checks;
+      const auto communicator = Make(transport, Topology::Flat(4, kFast), options);
+      const std::vector<int64_t> counts(4, int64_t{1} << 62);
+      std::vector<int64_t> received(4);
+      EXPECT_EQ(communicator->AllToAllv({}, counts, {}, received, DType::kF32).code(),
+                StatusCode::kInvalidArgument);
+      EXPECT_EQ(communicator->AllGather({}, {}, counts, DType::kF32).code(), StatusCode::kInvalidArgument);
+      EXPECT_EQ(communicator->ReduceScatter({}, {}, counts, DType::kF32).code(),
+                StatusCode::kInvalidArgument);
+      EXPECT_EQ(communicator->Barrier(), OkStatus());
+    });
+  }
+}
+
+// The scratch of a ReduceScatter has the size of its input.
+TEST(CommunicatorTest, PlansOfManySizesKeepAllBoundedScratch) {
+  constexpr int kSizes = 24;
+  constexpr int64_t kBytes = 1 << 20;
+  std::atomic<int64_t> before = 0;
+  RunRanks(2, [&](Transport& transport) {
+    CommunicatorOptions options;
+    options.idle_bytes = kBytes;
+    const auto communicator = Make(transport, Topology::Flat(2, kFast), options);
+    std::vector<float> input(kBytes / 4 + 2 * kSizes, 1.0F), output(input.size());
+    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    if (transport.rank() == 0) before = live_bytes.load();
+    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    for (int64_t size = 0; size < kSizes; ++size) {
+      const std::vector<int64_t> counts(2, kBytes / 8 + size);
+      EXPECT_EQ(communicator->ReduceScatter(Bytes(input).first(8 * counts[0]),
+                                            Writable(output).first(4 * counts[0]), counts, DType::kF32),
+                OkStatus());
+      EXPECT_EQ(output[counts[0] - 1], 2.0F);
+    }
+    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    if (transport.rank() == 0) {
+      // The last plan, the idle ones, and staging of pieces.
+      EXPECT_LT(live_bytes - before, 2 * 3 * kBytes);
+    }
+    EXPECT_EQ(communicator->Barrier(), OkStatus());
+  });
+}
+
+TEST(CommunicatorTest, AHandleOutlivesItsCommunicator) {
+  RunRanks(2, [](Transport& transport) {
+    auto communicator = Make(transport, Topology::Flat(2, kFast));
+    std::vector<float> input(1000, 1.0F), output(1000);
+    CollectiveHandle first = *communicator->StartAllReduce(Bytes(input), Writable(output), DType::kF32);
+    CollectiveHandle moved = std::move(first);
+    EXPECT_TRUE(moved.valid());
+    communicator.reset();
+    EXPECT_FALSE(moved.valid());
+    moved.Cancel();
+  });
+}
+
 TEST(CommunicatorTest, TypesWithoutSumsAreRefused) {
   RunRanks(2, [](Transport& transport) {
     const auto communicator = Make(transport, Topology::Flat(2, kFast));
@@ -301,6 +384,26 @@ TEST(CommunicatorTest, NamesARankThatCallsAnotherCollective) {
     EXPECT_EQ(communicator->Barrier(), OkStatus()) << "later calls work";
   });
   EXPECT_EQ(named, 2);
+}
+
+TEST(CommunicatorTest, RecordsOfUnknownCallsAreDescribed) {
+  RunRanks(2, [](Transport& transport) {
+    std::array<std::byte, 32> record{}, got{};
+    record.fill(std::byte{0xff});
+    if (transport.rank() == 1) {
+      const Tag tag = (1 << 4) + 9;  // of the comparison of the first call
+      const TransferId receive = *transport.Receive(0, tag, got), send = *transport.Send(0, tag, record);
+      EXPECT_TRUE(Wait(transport, receive, 20).ok() && Wait(transport, send, 20).ok());
+      return;
+    }
+    CommunicatorOptions options;
+    options.check_calls = true;
+    const auto communicator = Make(transport, Topology::Flat(2, kFast), options);
+    const Status status = communicator->Barrier();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("rank 1 made call 4294967295: one of another version"));
+  });
 }
 
 TEST(CommunicatorTest, ARankThatDoesNotCallRunsTheOthersIntoTheirLimit) {
@@ -402,6 +505,13 @@ TEST(CommunicatorTest, CreateRefusesOptionsThatContradict) {
     tags.first_tag = 5;
     EXPECT_FALSE(Communicator::Create(transport, Topology::Flat(2, kFast), tags).ok());
   });
+}
+
+TEST(CommunicatorTest, MoreRanksThanAPlanMayHaveAreRefused) {
+  LocalJob job(kMaxCommunicatorRanks + 1);
+  const Status status = Communicator::Create(job.end(0), Topology::Flat(job.ranks(), kFast), {}).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 512 ranks; found 513"));
 }
 
 }  // namespace

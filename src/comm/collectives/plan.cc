@@ -1,6 +1,8 @@
 #include "comm/collectives/plan.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 
 namespace moesaic::comm {
@@ -10,15 +12,26 @@ int64_t Sum(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
+// Number of elements whose bytes can be counted.
+int64_t MostElements(const PlanRequest& request) {
+  return std::numeric_limits<int64_t>::max() / std::max(1, request.element_bytes);
+}
+
 Status ValidateCounts(const PlanRequest& request, const std::vector<int64_t>& counts, size_t size) {
   if (counts.size() != size) {
     return InvalidArgument("{}: expected {} counts, one per rank or pair; found {}", Name(request.collective),
                            size, counts.size());
   }
+  int64_t left = MostElements(request);
   for (size_t i = 0; i < size; ++i) {
     if (counts[i] < 0) {
       return InvalidArgument("{}: count {} is negative; found {}", Name(request.collective), i, counts[i]);
     }
+    if (counts[i] > left) {
+      return InvalidArgument("{}: counts must be at most {} in all; the sum exceeds it at count {}, found {}",
+                             Name(request.collective), MostElements(request), i, counts[i]);
+    }
+    left -= counts[i];
   }
   return OkStatus();
 }
@@ -48,6 +61,11 @@ Status ValidateRequest(const PlanRequest& request) {
   }
   if (request.count < 0) {
     return InvalidArgument("{}: count must not be negative; found {}", Name(request.collective),
+                           request.count);
+  }
+  const int64_t most = MostElements(request) / request.ranks;
+  if (request.count > most) {
+    return InvalidArgument("{}: count must be at most {}; found {}", Name(request.collective), most,
                            request.count);
   }
   const auto ranks = static_cast<size_t>(request.ranks);

@@ -98,7 +98,8 @@ std::string_view Name(Collective collective);
 std::string_view Name(PlanBuffer buffer);
 std::string_view Name(WireFormat wire);
 
-/// InvalidArgument for negative counts, a root out of range, or vectors of a wrong length.
+/// InvalidArgument for negative counts, counts of 2^63 bytes or more in all, a root out of range, or vectors
+/// of a wrong length.
 Status ValidateRequest(const PlanRequest& request);
 /// Returns the number of elements of a rank's input or output.
 int64_t InputCount(const PlanRequest& request, int rank);

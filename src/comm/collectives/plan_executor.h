@@ -38,6 +38,8 @@ class PlanExecutor {
   PlanExecutor& operator=(const PlanExecutor&) = delete;
 
   const Plan& plan() const { return *plan_; }
+  /// Returns the bytes of scratch and staging, which stay allocated between runs.
+  int64_t memory_bytes() const { return std::ssize(scratch_) + std::ssize(staging_) * staging_bytes_; }
 
   /// Starts a run. Streams use the tags tag, tag + 1, ... Both buffers have the sizes of InputCount() and
   /// OutputCount(), and are borrowed until the run ends.

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 #include <sstream>
 
+#include "comm/collectives/plan_checker.h"
 #include "comm/collectives/plan_test_support.h"
 #include "comm/collectives/topology_test_support.h"
 
@@ -123,6 +125,29 @@ TEST(PlannerTest, LargerIsNeverSlowerThanTwoHalves) {
   }
 }
 
+// Candidates that leave out levels, with segments, streams, a fixed order and encodings.
+TEST(PlannerTest, PlansThatAreChosenOn1000RandomTopologiesAreProved) {
+  std::mt19937 random(2727);
+  std::set<std::string> chosen;
+  for (int trial = 0; trial < 1000; ++trial) {
+    const Topology topology = RandomTopology(1 + static_cast<int>(random() % 14), random);
+    const Collective collective = kAllCollectives[random() % std::size(kAllCollectives)];
+    const auto count = static_cast<int64_t>(random() % (1U << (random() % 19)));
+    const PlanRequest request = MakeRequest(collective, topology.ranks(), count, random() % 5);
+    PlanMode mode;
+    const unsigned kind = random() % 4;
+    mode.fixed_order = kind == 0;
+    if (kind == 1) mode.wire = random() % 2 == 0 ? WireFormat::kBf16 : WireFormat::kInt8;
+    const StatusOr<Plan> plan = Planner(topology).PlanCollective(request, mode);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const Status proof = CheckPlan(*plan);
+    ASSERT_TRUE(proof.ok()) << Name(collective) << " of " << count << ", " << proof << "\n"
+                            << topology.ToJson();
+    chosen.insert(plan->algorithm);
+  }
+  EXPECT_GT(chosen.size(), 50U);
+}
+
 TEST(PlannerTest, OneSizeClassHasOneChoice) {
   Planner planner(NodesOfEight(2));
   const Topology& topology = planner.topology();
@@ -178,6 +203,17 @@ TEST(TuningTableTest, NamesFaultyEntries) {
   EXPECT_THAT(
       fault(R"({"entries":[{"collective":"barrier","candidate":"x","ranks":1,"bytes":1,"seconds":-1}]})"),
       HasSubstr("\"seconds\" must be a positive number"));
+  for (const char* number : {"0", "0.5", "1e300", "-1", "18446744073709551615", "\"4\"", "null"}) {
+    for (const char* name : {"ranks", "bytes"}) {
+      const std::string other = std::string_view(name) == "ranks" ? "bytes" : "ranks";
+      EXPECT_THAT(fault(fmt::format(R"({{"entries":[{{"collective":"barrier","candidate":"x","{}":{},"{}":1,)"
+                                    R"("seconds":1}}]}})",
+                                    name, number, other)
+                            .c_str()),
+                  HasSubstr(fmt::format("\"{}\" must be an integer in [1, ", name)))
+          << number;
+    }
+  }
 }
 
 }  // namespace

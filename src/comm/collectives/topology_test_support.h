@@ -1,6 +1,7 @@
 // Topologies that tests of costs and choices use.
 #pragma once
 
+#include <random>
 #include <vector>
 
 #include "comm/topology/topology.h"
@@ -39,6 +40,37 @@ inline Topology DualChipServer() {
     }
   }
   return builder.Finish("dual-chip server", "test", {DeviceType{"chip", {}, 1e12, 0}});
+}
+
+/// Random link of less than 20 us and at most `most_gb_per_s` GB/s.
+inline Link RandomLink(unsigned most_gb_per_s, std::mt19937& random) {
+  return {.latency_s = static_cast<double>(random() % 20) * 1e-6,
+          .bytes_per_s = 1e9 * static_cast<double>(1 + random() % most_gb_per_s),
+          .full_duplex = random() % 4 != 0,
+          .shared = random() % 4 != 0};
+}
+
+/// Adds random groups and devices below `parent` until `devices` are placed.
+inline void AddRandom(TopologyBuilder& builder, int parent, int devices, int depth, std::mt19937& random) {
+  const auto port = [&] { return random() % 3 == 0 ? 1e9 * static_cast<double>(1 + random() % 20) : 0; };
+  while (devices > 0) {
+    const int size = 1 + static_cast<int>(random() % devices);
+    if (depth == 3 || random() % 3 == 0) {
+      for (int i = 0; i < size; ++i) builder.AddDevice(parent, 0, port());
+    } else {
+      const Link link = RandomLink(50, random);
+      AddRandom(builder, builder.AddGroup(parent, "group", link, port()), size, depth + 1, random);
+    }
+    devices -= size;
+  }
+}
+
+/// Tree of at most five levels with random groups, links and ports.
+inline Topology RandomTopology(int devices, std::mt19937& random) {
+  TopologyBuilder builder;
+  builder.AddGroup(-1, "root", RandomLink(20, random), 0);
+  AddRandom(builder, 0, devices, 0, random);
+  return builder.Finish("random", "test", {DeviceType{"device", {}, 1e15, 0}});
 }
 
 }  // namespace moesaic::comm

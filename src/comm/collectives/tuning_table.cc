@@ -1,6 +1,7 @@
 #include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "comm/collectives/planner.h"
 
@@ -12,6 +13,8 @@ using Json = nlohmann::json;
 constexpr Collective kCollectives[] = {
     Collective::kBroadcast, Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
     Collective::kAllToAll,  Collective::kAllToAllv, Collective::kBarrier};
+
+constexpr int64_t kMaxRanks = 1 << 20, kMaxBytes = int64_t{1} << 60;
 
 StatusOr<Collective> CollectiveOf(const std::string& name) {
   for (const Collective collective : kCollectives) {
@@ -26,15 +29,19 @@ Status AddEntry(const Json& entry, TuningTable* table) {
     return InvalidArgument("expected an object with the strings \"collective\" and \"candidate\"; found {}",
                            entry.dump());
   }
-  for (const char* name : {"ranks", "bytes", "seconds"}) {
-    if (!entry.contains(name) || !entry[name].is_number() || entry[name].get<double>() <= 0) {
-      return InvalidArgument("\"{}\" must be a positive number; found {}", name, entry.dump());
+  for (const auto& [name, most] : {std::pair("ranks", kMaxRanks), std::pair("bytes", kMaxBytes)}) {
+    const auto value = entry.find(name);
+    if (value == entry.end() || !value->is_number_integer() || *value < 1 || *value > most) {
+      return InvalidArgument("\"{}\" must be an integer in [1, {}]; found {}", name, most, entry.dump());
     }
   }
+  const auto seconds = entry.find("seconds");
+  if (seconds == entry.end() || !seconds->is_number() || !(seconds->get<double>() > 0)) {
+    return InvalidArgument("\"seconds\" must be a positive number; found {}", entry.dump());
+  }
   ASSIGN_OR_RETURN(const Collective collective, CollectiveOf(entry["collective"].get<std::string>()));
-  table->Add(collective, static_cast<int>(entry["ranks"].get<double>()),
-             static_cast<int64_t>(entry["bytes"].get<double>()), entry["candidate"].get<std::string>(),
-             entry["seconds"].get<double>());
+  table->Add(collective, entry["ranks"].get<int>(), entry["bytes"].get<int64_t>(),
+             entry["candidate"].get<std::string>(), seconds->get<double>());
   return OkStatus();
 }
 

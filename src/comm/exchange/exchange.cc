@@ -44,6 +44,9 @@ Status CheckOptions(const Transport& transport, const Topology& topology, const 
         "exchange: low-latency buffers need tokens >= 1 and slots in [0, {}], found {} and {}", kMaxTopK,
         options.low_latency_tokens, options.low_latency_slots);
   }
+  if (!(options.time_limit_s > 0)) {
+    return InvalidArgument("exchange: the time limit must be positive, found {} s", options.time_limit_s);
+  }
   if (options.first_tag % (Tag{1} << kExchangeTagBits) != 0 ||
       options.first_tag > kTagLimit - (Tag{1} << kExchangeTagBits)) {
     return InvalidArgument("exchange: first_tag must be a multiple of 2^{} below 2^30, found {}",
@@ -159,9 +162,8 @@ bool ExpertExchange::AdvanceAll() {
 }
 
 Status ExpertExchange::Wait(Operation& operation) {
-  const double limit = state_.options.time_limit_s;
-  const double end = state_.transport.Now() + limit;
-  double last_progress = end - limit;
+  const double begin = state_.transport.Now();
+  double last_progress = begin;
   for (;;) {
     const bool progressed = AdvanceAll();
     if (operation.ended()) return operation.failure();
@@ -170,23 +172,25 @@ Status ExpertExchange::Wait(Operation& operation) {
       last_progress = now;
       continue;
     }
-    if (now >= end) {
-      operation.Fail(absl::DeadlineExceededError(fmt::format(
-          "exchange: rank {} waited {} s in a {} for rank {}; call SetDead() on all live ranks and repeat "
-          "it{}",
-          state_.rank(), limit, operation.name(), operation.WaitsFor(), SilentPeers(state_.transport))));
-      return operation.failure();
-    }
-    if (now - last_progress > kFaultGraceS) {
-      for (int peer = 0; peer < state_.map->ranks(); ++peer) {
-        if (peer == state_.rank() || state_.dead[peer] || !state_.transport.failed(peer)) continue;
-        operation.Fail(absl::UnavailableError(fmt::format(
-            "exchange: rank {} is dead, and the {} of rank {} cannot end; call SetDead() on all live ranks",
-            peer, operation.name(), state_.rank())));
-        return operation.failure();
-      }
-    }
+    FailIfOverdue(operation, now, begin, last_progress);
+    if (operation.ended()) return operation.failure();
     state_.transport.Idle();
+  }
+}
+
+void ExpertExchange::FailIfOverdue(Operation& operation, double now, double begin, double last_progress) {
+  const double limit = state_.options.time_limit_s;
+  if (now - begin >= limit) {
+    return operation.Fail(absl::DeadlineExceededError(fmt::format(
+        "exchange: rank {} waited {} s in a {} for rank {}; call SetDead() on all live ranks and repeat it{}",
+        state_.rank(), limit, operation.name(), operation.WaitsFor(), SilentPeers(state_.transport))));
+  }
+  if (now - last_progress <= kFaultGraceS) return;
+  for (int peer = 0; peer < state_.map->ranks(); ++peer) {
+    if (peer == state_.rank() || state_.dead[peer] || !state_.transport.failed(peer)) continue;
+    return operation.Fail(absl::UnavailableError(fmt::format(
+        "exchange: rank {} is dead, and the {} of rank {} cannot end; call SetDead() on all live ranks", peer,
+        operation.name(), state_.rank())));
   }
 }
 
@@ -300,7 +304,13 @@ StatusOr<PendingDispatch> ExpertExchange::BeginDispatch(const PayloadRows& x, co
 
 template <typename Result>
 bool PendingExchange<Result>::Poll() {
-  if (!operation_->ended()) exchange_->AdvanceAll();
+  if (operation_->ended()) return true;
+  const bool progressed = exchange_->AdvanceAll();
+  if (operation_->ended()) return true;
+  const double now = exchange_->state_.transport.Now();
+  if (begin_ < 0) begin_ = now;
+  if (progressed || last_progress_ < 0) last_progress_ = now;
+  exchange_->FailIfOverdue(*operation_, now, begin_, last_progress_);
   return operation_->ended();
 }
 

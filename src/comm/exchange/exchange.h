@@ -66,7 +66,8 @@ class PendingExchange {
   PendingExchange(PendingExchange&&) noexcept = default;
   PendingExchange& operator=(PendingExchange&&) noexcept = default;
 
-  /// Advances all operations of the exchange; never blocks. Returns true when Finish() will not wait.
+  /// Advances all operations of the exchange; never blocks. Returns true when Finish() will not wait: also
+  /// after an error, and when ExchangeOptions::time_limit_s has passed since the first call.
   bool Poll();
   /// Waits for the end. Must be called at most once.
   Result Finish();
@@ -76,6 +77,7 @@ class PendingExchange {
   PendingExchange() = default;
   ExpertExchange* exchange_ = nullptr;
   std::shared_ptr<Operation> operation_;
+  double begin_ = -1, last_progress_ = -1;  // times of polls; negative: none
   std::shared_ptr<Route> route_;
   std::shared_ptr<RowMemory> rows_;
 };
@@ -146,6 +148,8 @@ class ExpertExchange {
   /// Advances all operations in flight; true when there was progress.
   bool AdvanceAll();
   Status Wait(Operation& operation);
+  /// Ends an operation that waits since `begin` for longer than the time limit, or for a dead rank.
+  void FailIfOverdue(Operation& operation, double now, double begin, double last_progress);
   void AddInFlight(const std::shared_ptr<Operation>& operation);
   Dispatched Result(std::shared_ptr<Route> route, std::shared_ptr<RowMemory> rows) const;
 

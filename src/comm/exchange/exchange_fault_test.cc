@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <limits>
 #include <random>
 #include <thread>
 
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/exchange_test_support.h"
+#include "comm/exchange/routing_messages.h"
 
 namespace moesaic::comm {
 namespace {
@@ -147,6 +150,39 @@ TEST(ExchangeFaultTest, ARankThatNeverCallsIsNamedAfterTheTimeLimit) {
   }
 }
 
+TEST(ExchangeFaultTest, PollsEndAtTheTimeLimitAndAfterTheDeathOfARank) {
+  for (const bool dies : {false, true}) {
+    LocalJob job(3);
+    std::atomic<int> waiting = 2, begun = 0;
+    RunRanks(job, [&](Transport& transport) {
+      const int rank = transport.rank();
+      ExchangeOptions options = kExact;
+      options.time_limit_s = dies ? 60 : 0.3;
+      auto exchange =
+          *ExpertExchange::Create(transport, ShapeReader::Read("3"), ExpertMap::Even(6, 3), 4, options);
+      if (rank == 2) {
+        if (dies) job.Kill(2);
+        while (waiting > 0) std::this_thread::yield();
+        return;
+      }
+      auto pending = exchange->BeginDispatch({}, {0, 2, {}, {}, {}});
+      ++begun;
+      while (begun < 2) std::this_thread::yield();
+      if (pending.ok()) {
+        const auto start = std::chrono::steady_clock::now();
+        while (!pending->Poll() && std::chrono::steady_clock::now() - start < std::chrono::seconds(50)) {
+          transport.Idle();
+        }
+        EXPECT_TRUE(pending->Poll());
+      }
+      const Status status = pending.ok() ? pending->Finish().status() : pending.status();
+      EXPECT_EQ(status.code(), dies ? StatusCode::kUnavailable : StatusCode::kDeadlineExceeded) << status;
+      EXPECT_NE(Message(status).find("rank 2"), std::string::npos) << status;
+      --waiting;
+    });
+  }
+}
+
 TEST(ExchangeFaultTest, RanksInDifferentModesGetAnErrorThatNamesThePeer) {
   const Topology topology = ShapeReader::Read("2");
   RunRanks(2, [&](Transport& transport) {
@@ -162,6 +198,40 @@ TEST(ExchangeFaultTest, RanksInDifferentModesGetAnErrorThatNamesThePeer) {
     EXPECT_NE(Message(status).find(rank == 0 ? "rank 1 uses another mode" : "rank 0 uses another mode"),
               std::string::npos);
   });
+}
+
+// Peers announce the size of their routing. No memory is allocated for sizes that no routing has.
+TEST(ExchangeFaultTest, ImpossibleSizesOfRoutingAreRefusedAndNameThePeer) {
+  constexpr int32_t kMaxRows = std::numeric_limits<int32_t>::max();
+  struct Announced {
+    int32_t rows;
+    int64_t bytes;
+  };
+  const ExchangeOptions options = kExact;
+  for (const Announced announced : {Announced{kMaxRows, kMaxRows * kMaxRowRoutingBytes}, Announced{1, 8},
+                                    Announced{1, kMaxRowRoutingBytes + 1}, Announced{-1, 16}}) {
+    RunRanks(2, [&](Transport& transport) {
+      const int peer = 1 - transport.rank();
+      std::vector<std::byte> got(sizeof(RoutingHeader));
+      if (transport.rank() == 1) {
+        const RoutingHeader header = {.hidden = 4,
+                                      .segment_tokens = static_cast<uint32_t>(options.segment_tokens),
+                                      .payload = static_cast<uint16_t>(options.dispatch_payload),
+                                      .rows = announced.rows,
+                                      .bytes = announced.bytes};
+        const TransferId receive = *transport.Receive(peer, options.first_tag, got);
+        const TransferId send =
+            *transport.Send(peer, options.first_tag, std::as_bytes(std::span(&header, 1)));
+        EXPECT_TRUE(Wait(transport, send, 20).ok() && Wait(transport, receive, 20).ok());
+        return;
+      }
+      auto exchange =
+          *ExpertExchange::Create(transport, ShapeReader::Read("2"), ExpertMap::Even(4, 2), 4, options);
+      const Status status = exchange->Dispatch({}, {0, 2, {}, {}, {}}).status();
+      EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+      EXPECT_NE(Message(status).find("rank 1"), std::string::npos) << status;
+    });
+  }
 }
 
 TEST(ExchangeFaultTest, HandlesOfEarlierMasksAreRefused) {

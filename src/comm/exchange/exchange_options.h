@@ -52,7 +52,7 @@ struct ExchangeOptions {
   /// Fixed buffers of the low-latency mode: tokens per rank, and slots per token.
   int low_latency_tokens = 128;
   int low_latency_slots = 8;
-  /// Limit of each blocking call in seconds of Transport::Now().
+  /// Limit of each blocking call, and of the polls of an operation, in seconds of Transport::Now().
   double time_limit_s = 30;
   /// First tag of a range of 2^kExchangeTagBits, a multiple of it.
   Tag first_tag = kDefaultExchangeTags;

@@ -339,6 +339,8 @@ TEST(ExchangeTest, OptionsOutOfRangeAreRefused) {
     EXPECT_EQ(create({.combine_payload = Payload::kInt8}), StatusCode::kInvalidArgument);
     EXPECT_EQ(create({.segment_tokens = 0}), StatusCode::kInvalidArgument);
     EXPECT_EQ(create({.first_tag = 5}), StatusCode::kInvalidArgument);
+    EXPECT_EQ(create({.time_limit_s = 0}), StatusCode::kInvalidArgument);
+    EXPECT_EQ(create({.time_limit_s = NAN}), StatusCode::kInvalidArgument);
     EXPECT_EQ(create({.forward_levels = {"rack"}}), StatusCode::kNotFound);
     EXPECT_EQ(create({.layout_level = "rack"}), StatusCode::kNotFound);
     EXPECT_EQ(create({}, 0), StatusCode::kInvalidArgument);

@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace moesaic::comm {
+namespace {
+
+// Of one message: 14 million rows of 8 experts. The memory is allocated before the message arrives.
+constexpr int64_t kMaxRoutingBytes = int64_t{1} << 30;
+
+}  // namespace
 
 RoutingExchange::RoutingExchange(ExchangeState& state, const RouteTree& tree, RouteBuilder& builder,
                                  Route& route, OperationTags tags)
@@ -74,9 +80,13 @@ Status RoutingExchange::AdvanceIncoming(Incoming& from, bool* progressed) {
     from.header_done = true;
     RETURN_IF_ERROR(CheckHeader(Expected(), from.header, from.peer));
     if (from.header.bytes == 0) return OkStatus();
-    if (from.header.bytes > from.header.rows * kMaxRowRoutingBytes) {
-      return DataLoss("exchange: rank {} announces {} rows with more routing than rows can have: {} bytes",
-                      from.peer, from.header.rows, from.header.bytes);
+    if (from.header.bytes < from.header.rows * RowRoutingBytes(1) ||
+        from.header.bytes > from.header.rows * kMaxRowRoutingBytes || from.header.bytes > kMaxRoutingBytes) {
+      return DataLoss(
+          "exchange: rank {} announces {} rows; their routing must have {} to {} bytes each, and at most {}, "
+          "found {} bytes",
+          from.peer, from.header.rows, RowRoutingBytes(1), kMaxRowRoutingBytes, kMaxRoutingBytes,
+          from.header.bytes);
     }
     from.body.resize(static_cast<size_t>(from.header.bytes));
     ASSIGN_OR_RETURN(from.body_transfer.id,

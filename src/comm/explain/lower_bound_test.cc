@@ -135,36 +135,11 @@ TEST(LowerBoundTest, ABlockRingExceedsTheBoundByTheKnownFactor) {
   }
 }
 
-// Adds random groups and devices below `parent` until `devices` are placed.
-void AddRandom(TopologyBuilder& builder, int parent, int devices, int depth, std::mt19937& random) {
-  const auto port = [&] { return random() % 3 == 0 ? 1e9 * static_cast<double>(1 + random() % 20) : 0; };
-  while (devices > 0) {
-    const int size = 1 + static_cast<int>(random() % devices);
-    if (depth == 3 || random() % 3 == 0) {
-      for (int i = 0; i < size; ++i) builder.AddDevice(parent, 0, port());
-    } else {
-      const Link link = {.latency_s = static_cast<double>(random() % 20) * 1e-6,
-                         .bytes_per_s = 1e9 * static_cast<double>(1 + random() % 50),
-                         .full_duplex = random() % 4 != 0,
-                         .shared = random() % 4 != 0};
-      AddRandom(builder, builder.AddGroup(parent, "group", link, port()), size, depth + 1, random);
-    }
-    devices -= size;
-  }
-}
-
 TEST(LowerBoundTest, NoPlanIsSimulatedFasterThanTheBound) {
   std::mt19937 random(27);
   int plans = 0;
   for (int round = 0; round < 150; ++round) {
-    TopologyBuilder builder;
-    const Link link = {.latency_s = static_cast<double>(random() % 20) * 1e-6,
-                       .bytes_per_s = 1e9 * static_cast<double>(1 + random() % 20),
-                       .full_duplex = random() % 4 != 0,
-                       .shared = random() % 4 != 0};
-    builder.AddGroup(-1, "root", link, 0);
-    AddRandom(builder, 0, 2 + static_cast<int>(random() % 11), 0, random);
-    const Topology topology = builder.Finish("random", "test", {DeviceType{"device", {}, 1e15, 0}});
+    const Topology topology = RandomTopology(2 + static_cast<int>(random() % 11), random);
     const Planner planner(topology);
     const int64_t count = std::vector<int64_t>{1, 1000, 300'000}[random() % 3];
     for (const Collective collective : kAllCollectives) {

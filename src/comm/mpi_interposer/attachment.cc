@@ -185,7 +185,8 @@ StatusOr<std::unique_ptr<Attachment>> Attach(MPI_Comm comm, int rank, int size) 
   auto made = std::make_unique<Attachment>();
   ASSIGN_OR_RETURN(Topology topology, AgreedTopology(comm, rank, size));
   MPI_Comm bare = Bare(comm, rank);
-  StatusOr<std::unique_ptr<Transport>> transport = MakeMpiTransport(bare);
+  StatusOr<std::unique_ptr<Transport>> transport =
+      MakeMpiTransport(bare, {.tag_limit = Tag{1} << kCommunicatorTagBits});
   PMPI_Comm_free(&bare);
   RETURN_IF_ERROR(transport.status());
   made->transport = *std::move(transport);
@@ -229,7 +230,12 @@ Attachment* AttachmentOf(MPI_Comm comm) {
   PMPI_Comm_test_inter(comm, &is_inter);
   PMPI_Comm_size(comm, &size);
   PMPI_Comm_rank(comm, &rank);
-  if (is_inter == 0 && size > 1) {
+  if (is_inter == 0 && size > kMaxCommunicatorRanks) {
+    if (rank == 0) {
+      std::fprintf(stderr, "libmoesaic_mpi: calls of %d ranks, more than %d, are passed to MPI\n", size,
+                   kMaxCommunicatorRanks);
+    }
+  } else if (is_inter == 0 && size > 1) {
     StatusOr<std::unique_ptr<Attachment>> attached = Attach(comm, rank, size);
     const bool is_ours = AllAgree(comm, attached.ok());
     if (!attached.ok()) {

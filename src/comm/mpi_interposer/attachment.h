@@ -19,7 +19,8 @@ struct Attachment {
 
 /// The attachment of `comm`, which the first call on all its ranks creates. It is freed with the
 /// communicator, or when MPI is finalized. Null where calls are passed through: intercommunicators, single
-/// ranks, outside of MPI_Init and MPI_Finalize, or after an error, which is printed once.
+/// ranks, more than kMaxCommunicatorRanks, outside of MPI_Init and MPI_Finalize, or after an error, which is
+/// printed once.
 ///
 /// Nodes are found by MPI_Comm_split_type. MOESAIC_TOPOLOGY may name a file with the links of all ranks of
 /// MPI_COMM_WORLD: its devices are assigned to ranks node by node, in the order of ranks within a node.

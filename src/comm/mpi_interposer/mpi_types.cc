@@ -19,6 +19,12 @@ std::optional<tensor::DType> IntegerOfSize(int bytes) {
   }
 }
 
+std::optional<tensor::DType> RealOfSize(int bytes) {
+  if (bytes == 4) return tensor::DType::kF32;
+  if (bytes == 8) return tensor::DType::kF64;
+  return std::nullopt;
+}
+
 template <size_t count>
 bool IsOneOf(MPI_Datatype type, const std::array<MPI_Datatype, count>& types) {
   for (MPI_Datatype each : types) {
@@ -28,8 +34,11 @@ bool IsOneOf(MPI_Datatype type, const std::array<MPI_Datatype, count>& types) {
 }
 
 std::optional<tensor::DType> DTypeOf(MPI_Datatype type, bool signed_order) {
-  if (type == MPI_FLOAT || type == MPI_REAL) return tensor::DType::kF32;
-  if (type == MPI_DOUBLE || type == MPI_DOUBLE_PRECISION) return tensor::DType::kF64;
+  int bytes = 0;
+  if (type == MPI_FLOAT || type == MPI_DOUBLE || type == MPI_REAL || type == MPI_DOUBLE_PRECISION) {
+    PMPI_Type_size(type, &bytes);  // a Fortran compiler may have other sizes
+    return RealOfSize(bytes);
+  }
   if (type == MPI_UNSIGNED_CHAR || type == MPI_UINT8_T) return tensor::DType::kU8;
   const bool is_signed =
       IsOneOf(type, std::array{MPI_INT, MPI_LONG, MPI_LONG_LONG, MPI_SIGNED_CHAR, MPI_INTEGER, MPI_INT8_T,
@@ -38,7 +47,6 @@ std::optional<tensor::DType> DTypeOf(MPI_Datatype type, bool signed_order) {
   const bool is_unsigned = IsOneOf(type, std::array{MPI_UNSIGNED, MPI_UNSIGNED_LONG, MPI_UNSIGNED_LONG_LONG,
                                                     MPI_UINT32_T, MPI_UINT64_T, MPI_OFFSET});
   if (!is_signed && (!is_unsigned || signed_order)) return std::nullopt;
-  int bytes = 0;
   PMPI_Type_size(type, &bytes);
   return IntegerOfSize(bytes);
 }

@@ -29,6 +29,11 @@ StatusOr<TransferId> GroupTransport::Send(int peer, Tag tag, std::span<const std
   return job_.Send(ranks_[peer], tag, data);
 }
 
+StatusOr<TransferId> GroupTransport::SendAhead(int peer, Tag tag, std::span<const std::byte> data) {
+  RETURN_IF_ERROR(CheckPeer(peer));
+  return job_.SendAhead(ranks_[peer], tag, data);
+}
+
 StatusOr<TransferId> GroupTransport::Receive(int peer, Tag tag, std::span<std::byte> data) {
   RETURN_IF_ERROR(CheckPeer(peer));
   return job_.Receive(ranks_[peer], tag, data);

@@ -23,6 +23,7 @@ class GroupTransport : public Transport {
   const std::vector<int>& ranks() const { return ranks_; }
 
   StatusOr<TransferId> Send(int peer, Tag tag, std::span<const std::byte> data) override;
+  StatusOr<TransferId> SendAhead(int peer, Tag tag, std::span<const std::byte> data) override;
   StatusOr<TransferId> Receive(int peer, Tag tag, std::span<std::byte> data) override;
   Status Exchange(int peer, Tag tag, std::span<const std::byte> data, std::span<std::byte> received,
                   double limit_s) override;
@@ -33,6 +34,7 @@ class GroupTransport : public Transport {
   bool failed(int peer) const override { return job_.failed(ranks_[peer]); }
   double SilentSeconds(int peer) const override { return job_.SilentSeconds(ranks_[peer]); }
   double Now() const override { return job_.Now(); }
+  void EndJob() override { job_.EndJob(); }
   void Idle() override { job_.Idle(); }
 
  private:

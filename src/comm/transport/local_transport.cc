@@ -237,7 +237,8 @@ class LocalEnd final : public Transport {
   void Idle() override {
     if (shared_.clock != nullptr) {
       shared_.clock->Idle(rank_);
-    } else if (idles_++ < spinning_idles_) {
+    } else if (idles_ < spinning_idles_) {
+      ++idles_;
       for (int i = 0; i < kPausesPerIdle; ++i) _mm_pause();
     } else {
       sched_yield();

@@ -11,6 +11,16 @@
 #include "comm/transport/mpi_transport.h"
 #include "comm/transport/open_transport.h"
 
+namespace {
+int duplicates = 0;
+}  // namespace
+
+// The transport calls this function, because the linker takes the program's definition.
+int MPI_Comm_dup(MPI_Comm communicator, MPI_Comm* made) {
+  ++duplicates;
+  return PMPI_Comm_dup(communicator, made);
+}
+
 namespace moesaic::comm {
 namespace {
 
@@ -45,6 +55,24 @@ TEST(MpiTransportTest, TagsAreSplitWhereMpiHasFew) {
   for (const TransferId id : sends) EXPECT_TRUE(Wait(t, id, 30).ok());
   EXPECT_EQ(got[0][0], std::byte{2});
   EXPECT_EQ(got[1][0], std::byte{1});
+}
+
+// Open MPI over UCX has 2^23 tags, and a program may have many communicators, whose numbers are limited.
+TEST(MpiTransportTest, ATransportOfFewTagsNeedsFewDuplicates) {
+  const int before = duplicates;
+  const auto made = MakeMpiTransport(MPI_COMM_WORLD, {.max_tag = (1 << 23) - 1, .tag_limit = 1 << 24});
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(duplicates - before, 2);
+  Transport& t = **made;
+  std::vector<std::byte> sent(4, std::byte{3}), got(4);
+  const int next = (t.rank() + 1) % t.size(), previous = (t.rank() + t.size() - 1) % t.size();
+  const TransferId send = *t.Send(next, (1 << 24) - 1, sent),
+                   receive = *t.Receive(previous, (1 << 24) - 1, got);
+  EXPECT_TRUE(Wait(t, receive, 30).ok() && Wait(t, send, 30).ok());
+  EXPECT_EQ(got, sent);
+  EXPECT_EQ(t.Send(next, 1 << 24, sent).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(t.Receive(next, 1 << 24, got).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(t.Exchange(next, 1 << 24, sent, got, 1).code(), StatusCode::kInvalidArgument);
 }
 
 TEST(MpiTransportTest, RefusesALibraryWithTooFewTags) {

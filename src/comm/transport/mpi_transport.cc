@@ -75,9 +75,10 @@ int ErrorClass(int code) {
 
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(std::vector<MPI_Comm> communicators, Tag tags_per_communicator)
+  MpiTransport(std::vector<MPI_Comm> communicators, Tag tags_per_communicator, Tag tag_limit)
       : communicators_(std::move(communicators)),
         tags_per_communicator_(tags_per_communicator),
+        tag_limit_(tag_limit),
         rank_(RankIn(communicators_[0])),
         self_(rank_) {
     MPI_Comm_size(communicators_[0], &size_);
@@ -112,7 +113,7 @@ class MpiTransport final : public Transport {
     if (kSimulated || peer == rank_ || std::max(data.size(), received.size()) > kEagerBytes) {
       return Transport::Exchange(peer, tag, data, received, limit_s);
     }
-    RETURN_IF_ERROR(CheckTransfer(*this, peer, tag));
+    RETURN_IF_ERROR(Check(peer, tag));
     MPI_Request receive = MPI_REQUEST_NULL, send = MPI_REQUEST_NULL;
     RETURN_IF_ERROR(
         Post(true, peer, tag, const_cast<std::byte*>(data.data()), data.size(), &send));  // NOLINT: read only
@@ -199,8 +200,14 @@ class MpiTransport final : public Transport {
   double Now() const override { return kSimulated ? MPI_Wtime() : clock_.Now(); }
 
  private:
-  StatusOr<TransferId> Start(bool is_send, int peer, Tag tag, std::byte* data, size_t bytes) {
+  Status Check(int peer, Tag tag) const {
     RETURN_IF_ERROR(CheckTransfer(*this, peer, tag));
+    if (tag < tag_limit_) return OkStatus();
+    return InvalidArgument("rank {}: tags of this transport are below {}, found {}", rank_, tag_limit_, tag);
+  }
+
+  StatusOr<TransferId> Start(bool is_send, int peer, Tag tag, std::byte* data, size_t bytes) {
+    RETURN_IF_ERROR(Check(peer, tag));
     if (bytes > static_cast<size_t>(std::numeric_limits<int>::max())) {
       return InvalidArgument("rank {}: MPI sends at most 2^31-1 bytes at once; send parts; found {} bytes",
                              rank_, bytes);
@@ -354,7 +361,7 @@ class MpiTransport final : public Transport {
   }
 
   std::vector<MPI_Comm> communicators_;
-  const Tag tags_per_communicator_;
+  const Tag tags_per_communicator_, tag_limit_;
   const int rank_;
   int size_ = 1;
   TransferPool<MpiTransfer> pool_;
@@ -386,7 +393,8 @@ StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(MPI_Comm communicator,
   }
   const Tag tags = std::min(static_cast<Tag>(max_tag) + 1, kTagLimit);
   std::vector<MPI_Comm> communicators;
-  for (Tag first = 0; first < kTagLimit; first += tags) {
+  const Tag tag_limit = std::min(options.tag_limit, kTagLimit);
+  for (Tag first = 0; first < tag_limit; first += tags) {
     MPI_Comm made = MPI_COMM_NULL;
     if (const int code = MPI_Comm_dup(communicator, &made); code != MPI_SUCCESS) {
       for (MPI_Comm& each : communicators) MPI_Comm_free(&each);
@@ -396,7 +404,7 @@ StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(MPI_Comm communicator,
     MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
     communicators.push_back(made);
   }
-  return std::make_unique<MpiTransport>(std::move(communicators), tags);
+  return std::make_unique<MpiTransport>(std::move(communicators), tags, tag_limit);
 }
 
 }  // namespace moesaic::comm

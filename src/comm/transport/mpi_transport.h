@@ -18,6 +18,8 @@ struct MpiTransportOptions {
   /// Largest MPI tag that is used; values above the library's own limit have no effect. A lower limit than
   /// that of Tag makes the transport spread tags over several duplicates of the communicator.
   int max_tag = kTagLimit - 1;
+  /// All tags of messages must be below it. A lower limit needs fewer duplicates.
+  Tag tag_limit = kTagLimit;
 };
 
 /// Collective over the ranks of `communicator`, which is duplicated. MPI must be initialized, and must not be

@@ -55,6 +55,7 @@ Status ParseAddress(std::string_view text, RendezvousOptions& options) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   options.host = host;
   ASSIGN_OR_RETURN(options.port, ParseNumber<uint16_t>("port", text.substr(colon + 1)));
+  if (options.port == 0) return InvalidArgument("transport: port must be between 1 and 65535, found 0");
   return OkStatus();
 }
 

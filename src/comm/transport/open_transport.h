@@ -26,7 +26,7 @@ Environment ProcessEnvironment();
 /// The environment selects UCX by MOESAIC_RENDEZVOUS=HOST:PORT with MOESAIC_RANK and MOESAIC_WORLD_SIZE, or
 /// Slurm's SLURM_PROCID and SLURM_NTASKS without these, otherwise MPI when a launcher has set
 /// OMPI_COMM_WORLD_SIZE or PMI_SIZE, and otherwise "local". UCX reads the job's secret from
-/// MOESAIC_JOB_SECRET, or from the file that MOESAIC_JOB_SECRET_FILE names, without its final newline.
+/// MOESAIC_JOB_SECRET, or from the file that MOESAIC_JOB_SECRET_FILE names, without line ends at its end.
 ///
 /// InvalidArgument names the faulty part; Unimplemented for a transport that this build does not have.
 StatusOr<OpenedTransport> OpenTransport(std::string_view spec,

@@ -41,6 +41,7 @@ TEST(OpenTransportTest, NamesTheFaultyPart) {
       {"ucx://host:1?rank=x&size=1", "rank must be a number"},
       {"ucx://host:1?rank=0", "needs rank and size"},
       {"ucx://host:1?rank=0&size=1&color=red", "color=red"},
+      {"ucx://host:0?rank=0&size=1", "port must be between 1 and 65535"},
   };
   for (const auto& [spec, part] : cases) {
     const Status status = ErrorOf(spec, secret);

@@ -1,6 +1,8 @@
 // The time limit of a loop that polls.
 #pragma once
 
+#include <cstdint>
+
 #include "comm/transport/transport.h"
 
 namespace moesaic::comm {
@@ -18,14 +20,14 @@ class PollLimit {
     if (end_ < 0) end_ = now + seconds_;
     return now >= end_;
   }
-  int polls() const { return polls_; }
+  uint64_t polls() const { return polls_; }
 
  private:
   static constexpr int kPollsBetweenClocks = 64;
 
   const Transport& transport_;
   const double seconds_;
-  int polls_ = 0;
+  uint64_t polls_ = 0;
   double end_ = -1;
 };
 

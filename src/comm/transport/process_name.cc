@@ -59,9 +59,12 @@ ProcessName OwnProcess() {
   return own;
 }
 
+// Where the host's boot cannot be read, it is empty on all hosts.
+bool AreOnOneHost(const ProcessName& a, const ProcessName& b) { return a.boot[0] != 0 && a.boot == b.boot; }
+
 bool HasEnded(const ProcessName& process) {
   static const ProcessName own = OwnProcess();
-  if (process.start == 0 || process.boot != own.boot || process.pid_namespace != own.pid_namespace)
+  if (process.start == 0 || !AreOnOneHost(process, own) || process.pid_namespace != own.pid_namespace)
     return false;
   if (kill(static_cast<pid_t>(process.pid), 0) != 0 && errno == ESRCH) return true;
   const auto found = StateOfProcess(process.pid);

@@ -54,5 +54,14 @@ TEST(ProcessNameTest, ProcessesOfOtherHostsAndNamespacesAreNotKnownToHaveEnded) 
   EXPECT_FALSE(HasEnded(unknown));
 }
 
+// Sandboxes without the host's boot must not take the processes of other hosts for their own.
+TEST(ProcessNameTest, ProcessesOfUnknownHostsAreNotOnOneHost) {
+  ProcessName unknown = OwnProcess();
+  unknown.boot.fill(0);
+  EXPECT_TRUE(AreOnOneHost(OwnProcess(), OwnProcess()));
+  EXPECT_FALSE(AreOnOneHost(unknown, unknown));
+  EXPECT_FALSE(AreOnOneHost(unknown, OwnProcess()));
+}
+
 }  // namespace
 }  // namespace moesaic::comm

@@ -26,7 +26,12 @@ using Clock = std::chrono::steady_clock;
 // Connections that have not proved the secret, in addition to one per rank. The oldest is closed when more
 // arrive.
 constexpr size_t kMaxStrangers = 64;
-constexpr auto kRetryPause = std::chrono::milliseconds(50);
+// Of one poll. Peers that connect all the time do not keep rank 0 from its time limit.
+constexpr int kMaxAccepted = 64;
+// Where no more files can be opened, the oldest such connection is closed after this time.
+constexpr auto kStrangerPatience = std::chrono::seconds(1);
+constexpr double kMaxLimitSeconds = 1e9;
+constexpr auto kRetryPause = std::chrono::milliseconds(50), kResolvePause = std::chrono::milliseconds(200);
 
 class Socket {
  public:
@@ -69,20 +74,26 @@ struct AddressList {
   }
 };
 
-Status Resolve(const RendezvousOptions& options, AddressList& found) {
+// The name may get its address while ranks start, as that of a pod of Kubernetes.
+Status Resolve(const RendezvousOptions& options, Clock::time_point end, AddressList& found) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  const int code =
-      getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(), &hints, &found.first);
-  if (code == 0) return OkStatus();
-  return RendezvousFault(StatusCode::kUnavailable, "rendezvous: {} cannot be resolved: {}", Where(options),
-                         gai_strerror(code));
+  for (;;) {
+    const int code =
+        getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(), &hints, &found.first);
+    if (code == 0) return OkStatus();
+    if (Clock::now() + kResolvePause >= end) {
+      return RendezvousFault(StatusCode::kUnavailable, "rendezvous: {} cannot be resolved within {} s: {}",
+                             Where(options), options.time_limit_s, gai_strerror(code));
+    }
+    std::this_thread::sleep_for(kResolvePause);
+  }
 }
 
-StatusOr<Socket> Listen(const RendezvousOptions& options) {
+StatusOr<Socket> Listen(const RendezvousOptions& options, Clock::time_point end) {
   if (options.listener >= 0) return Socket(fcntl(options.listener, F_DUPFD_CLOEXEC, 0));
   AddressList addresses;
-  RETURN_IF_ERROR(Resolve(options, addresses));
+  RETURN_IF_ERROR(Resolve(options, end, addresses));
   int fault = 0;
   for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
     Socket made(socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -105,18 +116,28 @@ class Connection {
     setsockopt(socket_.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
   }
   int fd() const { return socket_.fd(); }
-  short events() const { return static_cast<short>(POLLIN | (out_.empty() ? 0 : POLLOUT)); }
-  bool drained() const { return out_.empty(); }
+  short events() const { return static_cast<short>(POLLIN | (drained() ? 0 : POLLOUT)); }
+  bool drained() const { return out_.empty() && shared_ == nullptr; }
 
   void Queue(RendezvousType type, std::string_view payload) { out_ += EncodeFrame(type, payload); }
+  // Queues bytes that follow all others, and of which all connections share one copy.
+  void QueueLast(std::string_view own, std::shared_ptr<const std::string> shared) {
+    out_ += own;
+    shared_ = std::move(shared);
+  }
   // Sends and receives as much as possible. False: the peer has closed the connection.
   bool Transfer() {
-    while (!out_.empty()) {
-      const ssize_t sent = send(fd(), out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (!drained()) {
+      const std::string_view next = out_.empty() ? std::string_view(*shared_).substr(shared_sent_) : out_;
+      const ssize_t sent = send(fd(), next.data(), next.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent < 0 && errno == EINTR) continue;
       if (sent < 0 && errno != EAGAIN) return false;
-      if (sent <= 0) break;
-      out_.erase(0, static_cast<size_t>(sent));
+      if (sent < 0) break;
+      if (!out_.empty()) {
+        out_.erase(0, static_cast<size_t>(sent));
+      } else if ((shared_sent_ += static_cast<size_t>(sent)) == shared_->size()) {
+        shared_ = nullptr;
+      }
     }
     char bytes[16384];
     const ssize_t got = recv(fd(), bytes, sizeof(bytes), MSG_DONTWAIT);
@@ -128,6 +149,8 @@ class Connection {
  private:
   Socket socket_;
   std::string in_, out_;
+  std::shared_ptr<const std::string> shared_;  // sent after `out_`; null: nothing
+  size_t shared_sent_ = 0;
 };
 
 // Rank 0: collects the contacts and answers.
@@ -142,16 +165,17 @@ class Host {
 
   StatusOr<std::vector<std::string>> Run(Clock::time_point end) {
     if (options_.size == 1) return contacts_;
-    ASSIGN_OR_RETURN(Socket listener, Listen(options_));
+    ASSIGN_OR_RETURN(Socket listener, Listen(options_, end));
     while (std::ranges::find(present_, false) != present_.end()) {
       if (Clock::now() >= end) return Expire();
       if (options_.check) RETURN_IF_ERROR(options_.check());
-      Poll(listener, end);
+      if (const Status status = Poll(listener, end); !status.ok()) return Refuse(status);
     }
+    const auto list = std::make_shared<const std::string>(EncodeContacts(contacts_));
     for (const auto& peer : peers_) {
       if (peer->rank < 0) continue;
-      const ContactTable table{TableMac(options_.secret, peer->challenge, peer->nonce, contacts_), contacts_};
-      peer->connection.Queue(RendezvousType::kTable, EncodeTable(table));
+      const std::string mac = TableMac(options_.secret, peer->challenge, peer->nonce, *list);
+      peer->connection.QueueLast(EncodeTableHead(mac, list->size()), list);
     }
     Drain(end);
     return contacts_;
@@ -163,15 +187,17 @@ class Host {
       connection.Queue(RendezvousType::kChallenge, challenge);
     }
     Connection connection;
+    const Clock::time_point arrived = Clock::now();
     std::string challenge, nonce;
     int rank = -1;         // -1: has not proved the secret
     bool refused = false;  // closed when its buffer is drained
   };
 
-  void Poll(const Socket& listener, Clock::time_point end) {
-    std::vector<pollfd> polled = {{listener.fd(), POLLIN, 0}};
+  Status Poll(const Socket& listener, Clock::time_point end) {
+    // Connections that wait for a file would end the poll at once.
+    std::vector<pollfd> polled = {{is_full_ ? -1 : listener.fd(), POLLIN, 0}};
     for (const auto& peer : peers_) polled.push_back({peer->connection.fd(), peer->connection.events(), 0});
-    poll(polled.data(), polled.size(), MillisecondsUntil(end));
+    poll(polled.data(), polled.size(), MillisecondsUntil(is_full_ ? Clock::now() + kRetryPause : end));
     std::vector<std::unique_ptr<Peer>> kept;
     for (size_t i = 0; i < peers_.size(); ++i) {
       const bool alive = polled[i + 1].revents == 0 || Serve(*peers_[i]);
@@ -182,21 +208,37 @@ class Host {
       }
     }
     peers_ = std::move(kept);
-    while (true) {
+    for (int accepts = 0; accepts < kMaxAccepted; ++accepts) {
       Socket accepted(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      is_full_ = accepted.fd() < 0 && (errno == EMFILE || errno == ENFILE);
+      if (is_full_) {
+        const int fault = errno;
+        pollfd waiting = {listener.fd(), POLLIN, 0};
+        is_full_ = poll(&waiting, 1, 0) > 0;  // accept4() fails even if no connection waits
+        if (!is_full_) break;
+        const auto stranger = std::ranges::find_if(peers_, IsStranger);
+        if (stranger != peers_.end()) {
+          // It may be a rank whose proof is on its way.
+          if (Clock::now() - (*stranger)->arrived < kStrangerPatience) break;
+          peers_.erase(stranger);
+          continue;
+        }
+        return RendezvousFault(
+            StatusCode::kUnavailable,
+            "rendezvous: rank 0 at {} cannot accept the connections of {} ranks: {}; raise "
+            "its limit of open files (ulimit -n)",
+            Where(options_), options_.size, std::strerror(fault));
+      }
       if (accepted.fd() < 0) break;
       peers_.push_back(std::make_unique<Peer>(std::move(accepted)));
       if (!Serve(*peers_.back())) peers_.pop_back();
-      DropStrangers();
+      if (std::ranges::count_if(peers_, IsStranger) > static_cast<int64_t>(kMaxStrangers + options_.size))
+        peers_.erase(std::ranges::find_if(peers_, IsStranger));
     }
+    return OkStatus();
   }
 
-  void DropStrangers() {
-    const auto is_stranger = [](const auto& peer) { return peer->rank < 0; };
-    if (std::ranges::count_if(peers_, is_stranger) <= static_cast<int64_t>(kMaxStrangers + options_.size))
-      return;
-    peers_.erase(std::ranges::find_if(peers_, is_stranger));
-  }
+  static bool IsStranger(const std::unique_ptr<Peer>& peer) { return peer->rank < 0; }
 
   // False: the connection ends.
   bool Serve(Peer& peer) {
@@ -249,6 +291,11 @@ class Host {
         RendezvousFault(StatusCode::kDeadlineExceeded,
                         "rendezvous at {}: not all of {} ranks came within {} s{}; missing: {}",
                         Where(options_), options_.size, options_.time_limit_s, strangers, missing);
+    return Refuse(status);
+  }
+
+  // Tells all ranks that have arrived why the job does not start.
+  Status Refuse(const Status& status) {
     for (const auto& peer : peers_) {
       if (peer->rank >= 0) peer->connection.Queue(RendezvousType::kRefusal, EncodeRefusal(status));
     }
@@ -258,7 +305,7 @@ class Host {
 
   // Sends everything that is queued for ranks.
   void Drain(Clock::time_point end) {
-    std::erase_if(peers_, [](const auto& peer) { return peer->rank < 0; });
+    std::erase_if(peers_, IsStranger);
     while (!peers_.empty() && Clock::now() < end) {
       std::erase_if(peers_, [](const auto& peer) {
         return !peer->connection.Transfer() || peer->connection.drained();
@@ -274,6 +321,7 @@ class Host {
   std::vector<bool> present_;
   std::vector<std::unique_ptr<Peer>> peers_;
   int refused_ = 0;
+  bool is_full_ = false;  // no file could be opened for the last connection
 };
 
 // While no process listens on a port of the ephemeral range, a connection to it can be given that port as its
@@ -291,7 +339,7 @@ StatusOr<Socket> Connect(const RendezvousOptions& options, Clock::time_point end
   int fault = ETIMEDOUT;
   while (Clock::now() < end) {
     AddressList addresses;
-    RETURN_IF_ERROR(Resolve(options, addresses));
+    RETURN_IF_ERROR(Resolve(options, end, addresses));
     for (const addrinfo* at = addresses.first; at != nullptr; at = at->ai_next) {
       Socket made(socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
       if (made.fd() < 0) continue;
@@ -344,7 +392,7 @@ StatusOr<std::vector<std::string>> Join(const RendezvousOptions& options, std::s
         return refusal;
       } else if (frame.type == RendezvousType::kTable && !challenge.empty()) {
         ASSIGN_OR_RETURN(ContactTable table, ParseTable(frame.payload, options.size));
-        if (EqualMacs(table.mac, TableMac(options.secret, challenge, nonce, table.contacts)))
+        if (EqualMacs(table.mac, TableMac(options.secret, challenge, nonce, EncodeContacts(table.contacts))))
           return table.contacts;
         return RendezvousFault(StatusCode::kPermissionDenied,
                                "rendezvous: the process at {} does not have the secret", Where(options));
@@ -379,6 +427,13 @@ StatusOr<std::vector<std::string>> Rendezvous(const RendezvousOptions& options, 
   if (contact.size() > kMaxContactBytes) {
     return InvalidArgument("rendezvous: contact must have at most {} bytes, found {}", kMaxContactBytes,
                            contact.size());
+  }
+  if (options.port == 0 && options.listener < 0) {
+    return InvalidArgument("rendezvous: port must be between 1 and 65535, found 0");
+  }
+  if (!(options.time_limit_s > 0) || options.time_limit_s > kMaxLimitSeconds) {
+    return InvalidArgument("rendezvous: the time limit must be positive and at most {} s, found {} s",
+                           kMaxLimitSeconds, options.time_limit_s);
   }
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                       std::chrono::duration<double>(options.time_limit_s));

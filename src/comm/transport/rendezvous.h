@@ -27,14 +27,14 @@ struct RendezvousOptions {
   /// Polled by rank 0, at least once per second, while ranks are missing; an error ends the wait. May be
   /// empty.
   std::function<Status()> check = {};
-  double time_limit_s = 60;
+  double time_limit_s = 60;  ///< in (0, 1e9]
 };
 
 /// Returns the contact data of all ranks, by rank. It blocks until all have arrived. Errors:
 ///   kDeadlineExceeded  time limit; names the ranks that are missing
 ///   kPermissionDenied  this rank's secret is not that of rank 0, or rank 0's is not that of the job
 ///   InvalidArgument    options; a rank that is present already; a size that differs from rank 0's
-///   kUnavailable       the address cannot be used, or rank 0 ended
+///   kUnavailable       the address cannot be used, rank 0 ended, or it may not open enough files
 /// Connections of peers without the secret are refused, and do not disturb the others.
 StatusOr<std::vector<std::string>> Rendezvous(const RendezvousOptions& options, std::string_view contact);
 

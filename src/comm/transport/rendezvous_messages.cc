@@ -52,13 +52,12 @@ std::string Hmac(std::string_view secret, std::string_view text) {
   return {reinterpret_cast<const char*>(mac.data()), length};
 }
 
-std::string ContactList(const std::vector<std::string>& contacts) {
-  std::string list;
-  for (const std::string& contact : contacts) {
-    AppendU32(list, static_cast<uint32_t>(contact.size()));
-    list += contact;
-  }
-  return list;
+std::string FrameHead(RendezvousType type, size_t payload_bytes) {
+  std::string head;
+  AppendU32(head, kMagic);
+  AppendU32(head, static_cast<uint32_t>(payload_bytes));
+  head.push_back(static_cast<char>(type));
+  return head;
 }
 
 constexpr std::array kRefusalCodes = {StatusCode::kPermissionDenied, StatusCode::kInvalidArgument,
@@ -87,10 +86,7 @@ StatusOr<bool> TakeFrame(std::string& buffer, size_t max_payload, Frame* frame) 
 }
 
 std::string EncodeFrame(RendezvousType type, std::string_view payload) {
-  std::string frame;
-  AppendU32(frame, kMagic);
-  AppendU32(frame, static_cast<uint32_t>(payload.size()));
-  frame.push_back(static_cast<char>(type));
+  std::string frame = FrameHead(type, payload.size());
   frame += payload;
   return frame;
 }
@@ -142,14 +138,30 @@ StatusOr<ContactTable> ParseTable(std::string_view payload, int size) {
   return table;
 }
 
-std::string EncodeTable(const ContactTable& table) { return table.mac + ContactList(table.contacts); }
+std::string EncodeContacts(const std::vector<std::string>& contacts) {
+  std::string list;
+  for (const std::string& contact : contacts) {
+    AppendU32(list, static_cast<uint32_t>(contact.size()));
+    list += contact;
+  }
+  return list;
+}
+
+std::string EncodeTable(const ContactTable& table) { return table.mac + EncodeContacts(table.contacts); }
+
+std::string EncodeTableHead(std::string_view mac, size_t contacts_bytes) {
+  std::string head = FrameHead(RendezvousType::kTable, mac.size() + contacts_bytes);
+  head += mac;
+  return head;
+}
 
 std::string TableMac(std::string_view secret, std::string_view challenge, std::string_view nonce,
-                     const std::vector<std::string>& contacts) {
+                     std::string_view contacts) {
   std::string text = "table";
   text += challenge;
   text += nonce;
-  return Hmac(secret, text + ContactList(contacts));
+  text += contacts;
+  return Hmac(secret, text);
 }
 
 std::string EncodeRefusal(const Status& status) {

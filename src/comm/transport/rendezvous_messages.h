@@ -47,8 +47,12 @@ struct ContactTable {
 /// `size` is the number of contacts that the table must have.
 StatusOr<ContactTable> ParseTable(std::string_view payload, int size);
 std::string EncodeTable(const ContactTable& table);
+/// Returns the contacts as they follow the mac of a table, and the frame of a table up to them.
+std::string EncodeContacts(const std::vector<std::string>& contacts);
+std::string EncodeTableHead(std::string_view mac, size_t contacts_bytes);
+/// `contacts` is the result of EncodeContacts().
 std::string TableMac(std::string_view secret, std::string_view challenge, std::string_view nonce,
-                     const std::vector<std::string>& contacts);
+                     std::string_view contacts);
 
 /// The status travels as one of the codes that Rendezvous() returns.
 std::string EncodeRefusal(const Status& status);

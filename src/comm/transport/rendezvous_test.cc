@@ -1,8 +1,15 @@
 #include "comm/transport/rendezvous.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 
 #include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -10,6 +17,26 @@
 
 #include "comm/transport/free_port.h"
 #include "comm/transport/rendezvous_messages.h"
+
+namespace {
+std::atomic<int64_t> live_bytes = 0, peak_bytes = 0;
+}  // namespace
+
+// Counts the memory of the whole program, and its maximum.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* const made = std::malloc(bytes);
+  if (made == nullptr) throw std::bad_alloc();
+  const auto added = static_cast<int64_t>(malloc_usable_size(made));
+  const int64_t live = live_bytes.fetch_add(added) + added;
+  for (int64_t peak = peak_bytes; live > peak && !peak_bytes.compare_exchange_weak(peak, live);) {
+  }
+  return made;
+}
+[[gnu::noinline]] void operator delete(void* freed) noexcept {
+  live_bytes.fetch_sub(static_cast<int64_t>(malloc_usable_size(freed)));
+  std::free(freed);
+}
+[[gnu::noinline]] void operator delete(void* freed, size_t) noexcept { operator delete(freed); }
 
 namespace moesaic::comm {
 namespace {
@@ -121,6 +148,21 @@ TEST(RendezvousTest, TimeLimitNamesRankZero) {
   EXPECT_NE(Message(result.status()).find("missing: 0"), std::string::npos) << result.status();
 }
 
+// The name of a pod may have no address when a rank starts. No resolver takes an empty label.
+TEST(RendezvousTest, NamesAreResolvedUntilTheTimeLimit) {
+  for (const int rank : {0, 1}) {
+    RendezvousOptions options = Options(1, rank, 2);
+    options.host = "rank0..invalid";
+    options.time_limit_s = 0.7;
+    const auto start = std::chrono::steady_clock::now();
+    const Contacts result = Rendezvous(options, "b");
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+    EXPECT_EQ(result.status().code(), StatusCode::kUnavailable) << result.status();
+    EXPECT_NE(Message(result.status()).find("rank0..invalid:1 cannot be resolved"), std::string::npos);
+    EXPECT_GT(waited.count(), 0.4) << "one pause before the limit ends the attempts";
+  }
+}
+
 TEST(RendezvousTest, RefusesASecondPeerOfARankAndAnotherSize) {
   const uint16_t port = FreePort();
   Contacts host(absl::UnknownError("not run"));
@@ -163,6 +205,94 @@ TEST(RendezvousTest, IntrudersDoNotDisturb) {
   EXPECT_TRUE(rank1.ok()) << rank1.status();
 }
 
+// Connections that never stop to arrive do not extend the time limit of rank 0.
+TEST(RendezvousTest, TheTimeLimitExpiresWhilePeersConnectAllTheTime) {
+  const uint16_t port = FreePort();
+  std::atomic<bool> ended = false;
+  std::vector<std::thread> intruders;
+  for (int i = 0; i < 4; ++i) {
+    intruders.emplace_back([&] {
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      address.sin_port = htons(port);
+      while (!ended) {
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        const linger reset{.l_onoff = 1, .l_linger = 0};  // leaves no port in TIME_WAIT
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+        (void)connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+        close(fd);
+      }
+    });
+  }
+  RendezvousOptions options = Options(port, 0, 2);
+  options.time_limit_s = 0.5;
+  EXPECT_EQ(Rendezvous(options, "a").status().code(), StatusCode::kDeadlineExceeded);
+  ended = true;
+  for (std::thread& thread : intruders) thread.join();
+}
+
+// Rank 0 is a process that may open few files. It reports the reason to the other ranks.
+TEST(RendezvousTest, RankZeroReportsThatItMayNotOpenEnoughFiles) {
+  constexpr int kSize = 30;
+  const uint16_t port = FreePort();
+  const pid_t rank0 = fork();
+  ASSERT_GE(rank0, 0);
+  if (rank0 == 0) {
+    const int next = dup(0);
+    const rlimit few{static_cast<rlim_t>(next + 8), static_cast<rlim_t>(next + 8)};
+    setrlimit(RLIMIT_NOFILE, &few);
+    const Status status = Rendezvous(Options(port, 0, kSize), "a").status();
+    _exit(Message(status).find("ulimit -n") != std::string::npos ? 0 : 1);
+  }
+  std::vector<RendezvousOptions> others;
+  for (int rank = 1; rank < kSize; ++rank) {
+    others.push_back(Options(port, rank, kSize));
+    others.back().time_limit_s = 2;
+  }
+  int named = 0;
+  for (const Contacts& result : RunAll(others)) {
+    EXPECT_FALSE(result.ok());
+    named += Message(result.status()).find("ulimit -n") != std::string::npos;
+  }
+  EXPECT_GT(named, 0);
+  int state = 0;
+  waitpid(rank0, &state, 0);
+  EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0) << state;
+}
+
+// The contacts of all ranks, 16 KB each, are sent to all ranks.
+TEST(RendezvousTest, RankZeroHasOneCopyOfTheContacts) {
+  constexpr int kSize = 41;
+  constexpr int64_t kTableBytes = kSize * static_cast<int64_t>(kMaxContactBytes);
+  const std::string contact(kMaxContactBytes, 'c');
+  const uint16_t port = FreePort();
+  std::atomic<bool> ended = false;
+  std::vector<std::thread> ranks;
+  for (int rank = 1; rank < kSize; ++rank) {
+    ranks.emplace_back([&, rank] {
+      // Ranks that read the challenge and nothing else.
+      const int fd = Intruder(port, "");
+      std::string bytes(kFrameHeaderBytes + kNonceBytes, '\0');
+      EXPECT_EQ(recv(fd, bytes.data(), bytes.size(), MSG_WAITALL), static_cast<ssize_t>(bytes.size()));
+      Hello hello{std::string(kNonceBytes, 'n'), "", static_cast<uint32_t>(rank), kSize, contact};
+      hello.mac = HelloMac("tiger", bytes.substr(kFrameHeaderBytes), hello);
+      const std::string frame = EncodeFrame(RendezvousType::kHello, EncodeHello(hello));
+      EXPECT_EQ(send(fd, frame.data(), frame.size(), MSG_NOSIGNAL), static_cast<ssize_t>(frame.size()));
+      while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      close(fd);
+    });
+  }
+  const int64_t before = live_bytes;
+  peak_bytes = before;
+  RendezvousOptions options = Options(port, 0, kSize);
+  options.time_limit_s = 5;  // of the table, too, unless the system takes it
+  EXPECT_TRUE(Rendezvous(options, contact).ok());
+  EXPECT_LT(peak_bytes - before, kSize / 2 * kTableBytes);
+  ended = true;
+  for (std::thread& thread : ranks) thread.join();
+}
+
 TEST(RendezvousTest, RefusesBadOptions) {
   RendezvousOptions options = Options(1, 0, 0);
   EXPECT_EQ(Rendezvous(options, "").status().code(), StatusCode::kInvalidArgument);
@@ -171,6 +301,15 @@ TEST(RendezvousTest, RefusesBadOptions) {
   options = Options(1, 1, 2);
   options.secret = "";
   EXPECT_EQ(Rendezvous(options, "").status().code(), StatusCode::kInvalidArgument);
+  options = Options(0, 1, 2);
+  EXPECT_EQ(Rendezvous(options, "").status().code(), StatusCode::kInvalidArgument);
+  for (const double limit : std::vector<double>{0.0, -1.0, NAN, INFINITY, 1e300}) {
+    for (const int rank : {0, 1}) {
+      options = Options(1, rank, 2);
+      options.time_limit_s = limit;
+      EXPECT_EQ(Rendezvous(options, "").status().code(), StatusCode::kInvalidArgument) << limit;
+    }
+  }
   options = Options(1, 1, 2);
   EXPECT_EQ(Rendezvous(options, std::string(kMaxContactBytes + 1, 'x')).status().code(),
             StatusCode::kInvalidArgument);

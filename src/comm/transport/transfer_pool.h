@@ -38,6 +38,11 @@ class TransferPool {
     ++transfer.generation;
     free_.push_back(transfer.slot);
   }
+  /// Calls use(transfer) for every slot, whose transfer may have been returned.
+  template <typename Use>
+  void ForEachSlot(const Use& use) const {
+    for (const T& slot : slots_) use(slot);
+  }
   static TransferId Id(const T& transfer) { return {transfer.slot, transfer.generation}; }
   size_t in_use() const { return slots_.size() - free_.size(); }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -125,6 +127,34 @@ TEST_P(UcxConformanceTest, CancelsSendsOfOneTagInAnyOrder) {
     }
     EXPECT_FALSE(t.failed(1 - t.rank()));
   });
+}
+
+// A rank may end after an error of its own, while its peer has not received these messages.
+TEST_P(UcxConformanceTest, EndsWithSendsInFlight) {
+  SelectTls(GetParam());
+  const uint16_t port = FreePort();
+  std::atomic<bool> has_ended = false;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto made = MakeUcxTransport(UcxOptions(port, rank, 2));
+      ASSERT_TRUE(made.ok()) << made.status();
+      if (rank == 1) {
+        while (!has_ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return;
+      }
+      std::vector<std::vector<std::byte>> buffers;
+      for (const size_t bytes : {size_t{10}, size_t{7000}, size_t{100'000}, size_t{4} << 20}) {
+        buffers.emplace_back(bytes);
+        EXPECT_TRUE((*made)->Send(1, 1, buffers.back()).ok());
+        buffers.emplace_back(bytes);
+        EXPECT_TRUE((*made)->SendAhead(1, 2, buffers.back()).ok());
+      }
+      made->reset();
+      has_ended = true;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 INSTANTIATE_TEST_SUITE_P(Tls, UcxConformanceTest, testing::ValuesIn(kUcxTls),

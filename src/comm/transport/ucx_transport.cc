@@ -25,6 +25,8 @@ namespace {
 // cancel sends, nor receives that have begun, and their buffers must not be touched any more.
 constexpr double kWithdrawSeconds = 1;
 constexpr double kCloseSeconds = 1;
+// A transport that is destroyed waits this long for its sends. The rest is cancelled.
+constexpr double kSendSeconds = 0.2;
 constexpr int kMaxProgressSteps = 64;  // of one call of Progress()
 // A rank whose transfers have not advanced for this long asks all others whether they call Progress().
 constexpr double kAskSeconds = 0.5;
@@ -168,6 +170,8 @@ class UcxTransport final : public Transport {
   void AskPeers(double now);
   // Ends transfers with dead peers that UCX does not end.
   void AbandonStaged(double now);
+  // Returns for each peer whether a send to it has not ended.
+  std::vector<bool> SendingPeers() const;
   void Close(UcxPeer& peer, bool force);
   void KeepForever();
   // Calls Progress() until `done`, or for at most `limit_s`.
@@ -207,7 +211,7 @@ class UcxTransport final : public Transport {
   std::vector<Control> withdrawn_;
   std::list<Dropped> dropped_;
   bool has_questions_ = false;
-  int polls_ = 0;
+  uint64_t polls_ = 0;
   uint64_t ended_ = 0, ended_before_ = 0;  // transfers, now and when AskPeers() ran last
   uint64_t ended_idle_ = 0;                // and when Idle() ran last
   IdleBackoff backoff_;
@@ -312,7 +316,7 @@ Status UcxTransport::Connect(const std::vector<std::string>& contacts, double li
                       contact.size());
     }
     std::memcpy(&peer.process, contact.data(), sizeof(ProcessName));
-    peer.is_local = peer.process.boot == own.boot;
+    peer.is_local = AreOnOneHost(peer.process, own);
     params.address = reinterpret_cast<const ucp_address_t*>(contact.data() + sizeof(ProcessName));
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler = {OnError, &peer};
@@ -353,9 +357,22 @@ Status UcxTransport::SendControl(UcxPeer& peer, const Control& control) {
   return OkStatus();
 }
 
+std::vector<bool> UcxTransport::SendingPeers() const {
+  std::vector<bool> sending(peers_.size(), false);
+  pool_.ForEachSlot([&](const UcxTransfer& transfer) {
+    if (transfer.is_send && transfer.request != nullptr) sending[transfer.peer] = true;
+  });
+  return sending;
+}
+
+// UCX aborts the process that destroys an endpoint with a send in flight, unless the endpoint is closed by
+// force, which ends the send.
 UcxTransport::~UcxTransport() {
   while (!receives_.empty()) Cancel(pool_.Id(*receives_.back()));
-  for (UcxPeer& peer : peers_) Close(peer, peer.dead);
+  const auto is_sending = [&] { return std::ranges::count(SendingPeers(), true) > 0; };
+  ProgressUntil(kSendSeconds, [&] { return !is_sending(); });
+  const std::vector<bool> sending = SendingPeers();
+  for (UcxPeer& peer : peers_) Close(peer, peer.dead || sending[peer.rank]);
   const auto is_closed = [](const UcxPeer& peer) { return peer.closing == nullptr; };
   ProgressUntil(kCloseSeconds, [&] { return std::ranges::all_of(peers_, is_closed); });
   // Peers that do not read any more. The worker drops their messages, but UCX aborts the process if it finds
@@ -363,7 +380,7 @@ UcxTransport::~UcxTransport() {
   for (UcxPeer& peer : peers_) {
     if (peer.closing != nullptr) Ucx().request_free(std::exchange(peer.closing, nullptr));
   }
-  if (std::ranges::any_of(peers_, &UcxPeer::dead)) KeepForever();
+  if (is_sending() || std::ranges::any_of(peers_, &UcxPeer::dead)) KeepForever();
   worker_.reset();  // before the peers, because it ends their requests
 }
 

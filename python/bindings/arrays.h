@@ -23,7 +23,9 @@ graph::Output ToOutput(const Array& array, const char* name);
 graph::Indices ToIndices(const ReadArray& array, const char* name);
 /// Converts a contiguous int32 array of any shape.
 std::span<int32_t> ToInts(const Array& array, const char* name);
+std::span<const int32_t> ToInts(const ReadArray& array, const char* name);
 std::span<float> ToFloats(const Array& array, const char* name);
+std::span<const float> ToFloats(const ReadArray& array, const char* name);
 
 /// Throws a Python ValueError with the message of a failed status.
 void ThrowIfError(const Status& status);
@@ -35,9 +37,16 @@ T ValueOrThrow(StatusOr<T> value) {
   return *std::move(value);
 }
 
+/// Runs without the interpreter's lock, which other threads of Python can take then, and returns the result.
+template <typename Run>
+auto WithoutGil(const Run& run) {
+  const nanobind::gil_scoped_release release;
+  return run();
+}
+
 /// Holds the process's workspace while an operator runs. Calls from several threads take turns. Its kernels
 /// are those of the best instruction set of the host; MOESAIC_ISA, which limits the program's verbs, is not
-/// read.
+/// read. Made without the interpreter's lock: the thread that holds the workspace may be in a long operator.
 class Session {
  public:
   Session();

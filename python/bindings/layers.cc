@@ -44,14 +44,16 @@ namespace {
 
 using graph::Graph;
 using MaybeArray = std::optional<Array>;
-using Weights = std::map<std::string, Array>;
+using MaybeRead = std::optional<ReadArray>;
+using Weights = std::map<std::string, ReadArray>;
+using WeightGradients = std::map<std::string, Array>;
 
 science::WeightMap ToWeights(const Weights& arrays) {
   science::WeightMap weights;
   for (const auto& [name, array] : arrays) {
     science::WeightTensor& tensor = weights[name];
     for (size_t i = 0; i < array.ndim(); ++i) tensor.shape.push_back(static_cast<int64_t>(array.shape(i)));
-    const std::span<float> values = ToFloats(array, name.c_str());
+    const std::span<const float> values = ToFloats(array, name.c_str());
     tensor.values.assign(values.begin(), values.end());
   }
   return weights;
@@ -66,8 +68,9 @@ float* Floats(const Array& array, const char* name, int64_t size) {
   }
   return values.data();
 }
-// A contiguous float32 array of this shape.
-float* Shaped(const Array& array, const char* name, const std::vector<int64_t>& shape) {
+// Throws unless an array has this shape.
+template <typename AnyArray>
+void CheckShape(const AnyArray& array, const char* name, const std::vector<int64_t>& shape) {
   std::vector<int64_t> found;
   for (size_t i = 0; i < array.ndim(); ++i) found.push_back(static_cast<int64_t>(array.shape(i)));
   if (found != shape) {
@@ -75,21 +78,30 @@ float* Shaped(const Array& array, const char* name, const std::vector<int64_t>& 
                                       fmt::join(shape, ", "), fmt::join(found, ", "))
                               .c_str());
   }
+}
+// A contiguous float32 array of this shape, which may be read-only.
+const float* Shaped(const ReadArray& array, const char* name, const std::vector<int64_t>& shape) {
+  CheckShape(array, name, shape);
+  return ToFloats(array, name).data();
+}
+// The same, which the layer changes or writes.
+float* ShapedOut(const Array& array, const char* name, const std::vector<int64_t>& shape) {
+  CheckShape(array, name, shape);
   return ToFloats(array, name).data();
 }
 float* MaybeFloats(const MaybeArray& array, const char* name, int64_t size) {
   return array.has_value() ? Floats(*array, name, size) : nullptr;
 }
-float* MaybeShaped(const MaybeArray& array, const char* name, const std::vector<int64_t>& shape) {
+const float* MaybeShaped(const MaybeRead& array, const char* name, const std::vector<int64_t>& shape) {
   return array.has_value() ? Shaped(*array, name, shape) : nullptr;
 }
 // Positions [n, 3] of any number of points.
-std::span<const float> Points(const Array& xyz) {
+std::span<const float> Points(const ReadArray& xyz) {
   const int64_t n = xyz.ndim() == 0 ? 0 : static_cast<int64_t>(xyz.shape(0));
   return {Shaped(xyz, "xyz", {n, 3}), static_cast<size_t>(3 * n)};
 }
 // A contiguous int32 vector.
-std::span<int32_t> IntVector(const Array& array, const char* name) {
+std::span<const int32_t> IntVector(const ReadArray& array, const char* name) {
   if (array.ndim() != 1) {
     throw nb::value_error(
         fmt::format("{} must be a vector, but has {} dimensions", name, array.ndim()).c_str());
@@ -98,7 +110,7 @@ std::span<int32_t> IntVector(const Array& array, const char* name) {
 }
 
 // Gradients of parameters: arrays to which backward passes add.
-science::GradientMap ToGradients(const Weights& arrays) {
+science::GradientMap ToGradients(const WeightGradients& arrays) {
   science::GradientMap gradients;
   for (const auto& [name, array] : arrays) gradients[name] = ToFloats(array, name.c_str());
   return gradients;
@@ -112,28 +124,32 @@ IntArray ToNumpy(std::vector<int32_t> values) {
   return IntArray(owned->data(), {owned->size()}, owner);
 }
 
-std::span<const int32_t> MaybeSets(const MaybeArray& array) {
-  return array.has_value() ? std::span<const int32_t>(IntVector(*array, "sets")) : std::span<const int32_t>{};
+std::span<const int32_t> MaybeSets(const MaybeRead& array) {
+  return array.has_value() ? IntVector(*array, "sets") : std::span<const int32_t>{};
 }
 
 void BindNeighbors(nb::module_& m) {
   m.def(
       "nearest_graph",
-      [](const Array& xyz, int k, int window, bool self, const MaybeArray& sets) {
-        const Session session;
-        graph::EdgeList edges = ValueOrThrow(graph::NearestGraph(
-            session.context(), Points(xyz),
-            {.k = k, .window = window, .self = self, .sequence = {}, .sets = MaybeSets(sets)}));
+      [](const ReadArray& xyz, int k, int window, bool self, const MaybeRead& sets) {
+        graph::EdgeList edges = WithoutGil([&] {
+          const Session session;
+          return ValueOrThrow(graph::NearestGraph(
+              session.context(), Points(xyz),
+              {.k = k, .window = window, .self = self, .sequence = {}, .sets = MaybeSets(sets)}));
+        });
         return nb::make_tuple(ToNumpy(std::move(edges.src)), ToNumpy(std::move(edges.dst)));
       },
       nb::arg("xyz"), nb::arg("k"), nb::arg("window"), nb::arg("self"), nb::arg("sets").none());
   m.def(
       "radius_graph",
-      [](const Array& xyz, float radius, int max_neighbors, bool self, const MaybeArray& sets) {
-        const Session session;
-        graph::EdgeList edges = ValueOrThrow(graph::RadiusGraph(
-            session.context(), Points(xyz),
-            {.radius = radius, .max_neighbors = max_neighbors, .self = self, .sets = MaybeSets(sets)}));
+      [](const ReadArray& xyz, float radius, int max_neighbors, bool self, const MaybeRead& sets) {
+        graph::EdgeList edges = WithoutGil([&] {
+          const Session session;
+          return ValueOrThrow(graph::RadiusGraph(
+              session.context(), Points(xyz),
+              {.radius = radius, .max_neighbors = max_neighbors, .self = self, .sets = MaybeSets(sets)}));
+        });
         return nb::make_tuple(ToNumpy(std::move(edges.src)), ToNumpy(std::move(edges.dst)));
       },
       nb::arg("xyz"), nb::arg("radius"), nb::arg("max_neighbors"), nb::arg("self"), nb::arg("sets").none());
@@ -158,9 +174,9 @@ graph::Reduce ParseEdgeReduce(const std::string& name) {
   throw nb::value_error(fmt::format("unknown reduction \"{}\"; it is sum or mean", name).c_str());
 }
 
-science::EdgeMlpInputs ToEdgeInputs(const science::EdgeMlp& mlp, const Graph& g, const Array& dst,
-                                    const Array& src, const MaybeArray& edge, const MaybeArray& dst_xyz,
-                                    const MaybeArray& src_xyz) {
+science::EdgeMlpInputs ToEdgeInputs(const science::EdgeMlp& mlp, const Graph& g, const ReadArray& dst,
+                                    const ReadArray& src, const MaybeRead& edge, const MaybeRead& dst_xyz,
+                                    const MaybeRead& src_xyz) {
   const int edge_inputs = mlp.first_edge.empty() ? 0 : mlp.first_edge.k();
   return {Shaped(dst, "dst", {g.num_dst(), mlp.first_dst.k()}),
           Shaped(src, "src", {g.num_src(), mlp.first_src.k()}),
@@ -184,24 +200,24 @@ void BindEdgeMlp(nb::module_& m) {
       .def_prop_ro("outputs", &EdgeMlp::outputs)
       .def(
           "reduce",
-          [](const EdgeMlp& mlp, const Graph& g, const std::string& reduce, float scale, const Array& dst,
-             const Array& src, const MaybeArray& edge, const MaybeArray& dst_xyz, const MaybeArray& src_xyz,
+          [](const EdgeMlp& mlp, const Graph& g, const std::string& reduce, float scale, const ReadArray& dst,
+             const ReadArray& src, const MaybeRead& edge, const MaybeRead& dst_xyz, const MaybeRead& src_xyz,
              const Array& out) {
             const Session session;
             ThrowIfError(science::EdgeMlpReduce(
                 session.context(), g, mlp, ToEdgeInputs(mlp, g, dst, src, edge, dst_xyz, src_xyz),
-                ParseEdgeReduce(reduce), scale, Shaped(out, "out", {g.num_dst(), mlp.outputs()})));
+                ParseEdgeReduce(reduce), scale, ShapedOut(out, "out", {g.num_dst(), mlp.outputs()})));
           },
           nb::arg("graph"), nb::arg("reduce"), nb::arg("scale"), nb::arg("dst"), nb::arg("src"),
           nb::arg("edge").none(), nb::arg("dst_xyz").none(), nb::arg("src_xyz").none(), nb::arg("out"),
           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "reduce_backward",
-          [](const EdgeMlp& mlp, const Graph& g, const std::string& reduce, float scale, const Array& dst,
-             const Array& src, const MaybeArray& edge, const MaybeArray& dst_xyz, const MaybeArray& src_xyz,
-             const Array& out_grad, const MaybeArray& dst_grad, const MaybeArray& src_grad,
+          [](const EdgeMlp& mlp, const Graph& g, const std::string& reduce, float scale, const ReadArray& dst,
+             const ReadArray& src, const MaybeRead& edge, const MaybeRead& dst_xyz, const MaybeRead& src_xyz,
+             const ReadArray& out_grad, const MaybeArray& dst_grad, const MaybeArray& src_grad,
              const MaybeArray& edge_grad, const MaybeArray& dst_xyz_grad, const MaybeArray& src_xyz_grad,
-             const Weights& parameters) {
+             const WeightGradients& parameters) {
             const Session session;
             const int edge_inputs = mlp.first_edge.empty() ? 0 : mlp.first_edge.k();
             science::EdgeMlpGradients out{
@@ -237,8 +253,8 @@ void BindEgnn(nb::module_& m) {
       .def_prop_ro("outputs", &science::EgnnLayer::outputs)
       .def(
           "run",
-          [](const science::EgnnLayer& layer, const Graph& g, const Array& h, const Array& x,
-             const MaybeArray& edge, const Array& h_out, const Array& x_out) {
+          [](const science::EgnnLayer& layer, const Graph& g, const ReadArray& h, const ReadArray& x,
+             const MaybeRead& edge, const Array& h_out, const Array& x_out) {
             const Session session;
             const int64_t n = g.num_dst();
             const float *rows = Shaped(h, "h", {n, layer.inputs()}),
@@ -252,9 +268,9 @@ void BindEgnn(nb::module_& m) {
           nb::arg("x_out"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const science::EgnnLayer& layer, const Graph& g, const Array& h, const Array& x,
-             const MaybeArray& edge, const Array& h_grad, const Array& x_grad, const MaybeArray& h_in_grad,
-             const MaybeArray& x_in_grad, const MaybeArray& edge_grad, const Weights& parameters) {
+          [](const science::EgnnLayer& layer, const Graph& g, const ReadArray& h, const ReadArray& x,
+             const MaybeRead& edge, const Array& h_grad, const Array& x_grad, const MaybeArray& h_in_grad,
+             const MaybeArray& x_in_grad, const MaybeArray& edge_grad, const WeightGradients& parameters) {
             const Session session;
             const int64_t n = g.num_dst(), edge_size = int64_t{g.num_edges()} * layer.edge_inputs();
             ThrowIfError(layer.Backward(
@@ -279,20 +295,20 @@ void BindAlignment(nb::module_& m) {
                   })
       .def(
           "run",
-          [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeArray& mask,
-             const MaybeArray& z, const Array& m_rows) {
+          [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeRead& mask,
+             const MaybeRead& z, const Array& m_rows) {
             const Session session;
             ThrowIfError(layer.Run(session.context(), s, n, MaybeShaped(mask, "mask", {s, n}),
                                    MaybeShaped(z, "z", {n, n, layer.c_z()}),
-                                   Shaped(m_rows, "m", {s, n, layer.c_m()})));
+                                   ShapedOut(m_rows, "m", {s, n, layer.c_m()})));
           },
           nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("z").none(), nb::arg("m"),
           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeArray& mask,
-             const MaybeArray& z, const Array& m_rows, const Array& out_grad, const MaybeArray& z_grad,
-             const MaybeArray& m_grad, const Weights& parameters) {
+          [](const science::MsaAttention& layer, int64_t s, int64_t n, const MaybeRead& mask,
+             const MaybeRead& z, const ReadArray& m_rows, const ReadArray& out_grad, const MaybeArray& z_grad,
+             const MaybeArray& m_grad, const WeightGradients& parameters) {
             const Session session;
             const std::vector<int64_t> shape = {s, n, layer.c_m()};
             ThrowIfError(layer.Backward(
@@ -311,20 +327,20 @@ void BindAlignment(nb::module_& m) {
                   })
       .def(
           "run",
-          [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeArray& mask,
-             const Array& m_rows, const Array& z) {
+          [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeRead& mask,
+             const ReadArray& m_rows, const Array& z) {
             const Session session;
             ThrowIfError(layer.Run(session.context(), s, n, MaybeShaped(mask, "mask", {s, n}),
                                    Shaped(m_rows, "m", {s, n, layer.c_m()}),
-                                   Shaped(z, "z", {n, n, layer.c_z()})));
+                                   ShapedOut(z, "z", {n, n, layer.c_z()})));
           },
           nb::arg("s"), nb::arg("n"), nb::arg("mask").none(), nb::arg("m"), nb::arg("z"),
           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeArray& mask,
-             const Array& m_rows, const Array& out_grad, const MaybeArray& m_grad,
-             const Weights& parameters) {
+          [](const science::OuterProductMean& layer, int64_t s, int64_t n, const MaybeRead& mask,
+             const ReadArray& m_rows, const ReadArray& out_grad, const MaybeArray& m_grad,
+             const WeightGradients& parameters) {
             const Session session;
             ThrowIfError(layer.Backward(
                 session.context(), s, n, MaybeShaped(mask, "mask", {s, n}),
@@ -341,16 +357,16 @@ void BindPairLayer(nb::class_<Layer>& bound) {
   bound
       .def(
           "run",
-          [](const Layer& layer, int64_t n, const MaybeArray& mask, const Array& z) {
+          [](const Layer& layer, int64_t n, const MaybeRead& mask, const Array& z) {
             const Session session;
             ThrowIfError(layer.Run(session.context(), n, MaybeShaped(mask, "mask", {n, n}),
-                                   Shaped(z, "z", {n, n, layer.c()})));
+                                   ShapedOut(z, "z", {n, n, layer.c()})));
           },
           nb::arg("n"), nb::arg("mask").none(), nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const Layer& layer, int64_t n, const MaybeArray& mask, const Array& z, const Array& out_grad,
-             const MaybeArray& z_grad, const Weights& parameters) {
+          [](const Layer& layer, int64_t n, const MaybeRead& mask, const ReadArray& z,
+             const ReadArray& out_grad, const MaybeArray& z_grad, const WeightGradients& parameters) {
             const Session session;
             const std::vector<int64_t> shape = {n, n, layer.c()};
             ThrowIfError(layer.Backward(session.context(), n, MaybeShaped(mask, "mask", {n, n}),
@@ -382,22 +398,22 @@ void BindEvoformer(nb::module_& m) {
                   })
       .def(
           "run",
-          [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeArray& msa_mask,
-             const MaybeArray& pair_mask, const Array& m_rows, const Array& z) {
+          [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeRead& msa_mask,
+             const MaybeRead& pair_mask, const Array& m_rows, const Array& z) {
             const Session session;
             ThrowIfError(block.Run(session.context(), s, n, MaybeShaped(msa_mask, "msa_mask", {s, n}),
                                    MaybeShaped(pair_mask, "pair_mask", {n, n}),
-                                   Shaped(m_rows, "m", {s, n, block.c_m()}),
-                                   Shaped(z, "z", {n, n, block.c_z()})));
+                                   ShapedOut(m_rows, "m", {s, n, block.c_m()}),
+                                   ShapedOut(z, "z", {n, n, block.c_z()})));
           },
           nb::arg("s"), nb::arg("n"), nb::arg("msa_mask").none(), nb::arg("pair_mask").none(), nb::arg("m"),
           nb::arg("z"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeArray& msa_mask,
-             const MaybeArray& pair_mask, const Array& m_rows, const Array& z, const Array& m_out_grad,
-             const Array& z_out_grad, const MaybeArray& m_grad, const MaybeArray& z_grad,
-             const Weights& parameters) {
+          [](const science::EvoformerBlock& block, int64_t s, int64_t n, const MaybeRead& msa_mask,
+             const MaybeRead& pair_mask, const ReadArray& m_rows, const ReadArray& z,
+             const ReadArray& m_out_grad, const ReadArray& z_out_grad, const MaybeArray& m_grad,
+             const MaybeArray& z_grad, const WeightGradients& parameters) {
             const Session session;
             const std::vector<int64_t> m_shape = {s, n, block.c_m()}, z_shape = {n, n, block.c_z()};
             ThrowIfError(block.Backward(session.context(), s, n, MaybeShaped(msa_mask, "msa_mask", {s, n}),
@@ -422,8 +438,9 @@ void BindEvoformer(nb::module_& m) {
           })
       .def(
           "run",
-          [](const science::InvariantPointAttention& layer, int64_t n, const Array& s, const Array& z,
-             const Array& rotation, const Array& translation, const MaybeArray& mask, const Array& out) {
+          [](const science::InvariantPointAttention& layer, int64_t n, const ReadArray& s, const ReadArray& z,
+             const ReadArray& rotation, const ReadArray& translation, const MaybeRead& mask,
+             const Array& out) {
             const Session session;
             const float* rows = Shaped(s, "s", {n, layer.c_s()});  // before out, which has its shape
             ThrowIfError(layer.Run(
@@ -435,10 +452,11 @@ void BindEvoformer(nb::module_& m) {
           nb::arg("mask").none(), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const science::InvariantPointAttention& layer, int64_t n, const Array& s, const Array& z,
-             const Array& rotation, const Array& translation, const MaybeArray& mask, const Array& out_grad,
-             const MaybeArray& s_grad, const MaybeArray& z_grad, const MaybeArray& rotation_grad,
-             const MaybeArray& translation_grad, const Weights& parameters) {
+          [](const science::InvariantPointAttention& layer, int64_t n, const ReadArray& s, const ReadArray& z,
+             const ReadArray& rotation, const ReadArray& translation, const MaybeRead& mask,
+             const ReadArray& out_grad, const MaybeArray& s_grad, const MaybeArray& z_grad,
+             const MaybeArray& rotation_grad, const MaybeArray& translation_grad,
+             const WeightGradients& parameters) {
             const Session session;
             ThrowIfError(layer.Backward(
                 session.context(), n, Shaped(s, "s", {n, layer.c_s()}), Shaped(z, "z", {n, n, layer.c_z()}),
@@ -457,9 +475,9 @@ void BindEvoformer(nb::module_& m) {
 }
 
 // Types [n] of residues, or null.
-const int32_t* MaybeTypes(const MaybeArray& types, int64_t n) {
+const int32_t* MaybeTypes(const MaybeRead& types, int64_t n) {
   if (!types.has_value()) return nullptr;
-  const std::span<int32_t> ids = IntVector(*types, "types");
+  const std::span<const int32_t> ids = IntVector(*types, "types");
   if (static_cast<int64_t>(ids.size()) != n)
     throw nb::value_error(fmt::format("types must have {} elements, but has {}", n, ids.size()).c_str());
   return ids.data();
@@ -480,8 +498,8 @@ void BindStructure(nb::module_& m) {
       .def_prop_ro("has_geometry", &StructureModule::has_geometry)
       .def(
           "run",
-          [](const StructureModule& module, int64_t n, const Array& single, const Array& pair,
-             const MaybeArray& types, const MaybeArray& mask, const Array& frames, const Array& angles,
+          [](const StructureModule& module, int64_t n, const ReadArray& single, const ReadArray& pair,
+             const MaybeRead& types, const MaybeRead& mask, const Array& frames, const Array& angles,
              const Array& unnormalized, const MaybeArray& groups, const MaybeArray& positions,
              const Array& single_out) {
             const Session session;
@@ -500,11 +518,11 @@ void BindStructure(nb::module_& m) {
           nb::arg("positions").none(), nb::arg("single_out"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const StructureModule& module, int64_t n, const Array& single, const Array& pair,
-             const MaybeArray& types, const MaybeArray& mask, bool stop_rotations, const Array& frames,
+          [](const StructureModule& module, int64_t n, const ReadArray& single, const ReadArray& pair,
+             const MaybeRead& types, const MaybeRead& mask, bool stop_rotations, const Array& frames,
              const Array& angles, const Array& unnormalized, const MaybeArray& groups,
              const MaybeArray& positions, const Array& single_out, const MaybeArray& single_grad,
-             const MaybeArray& pair_grad, const Weights& parameters) {
+             const MaybeArray& pair_grad, const WeightGradients& parameters) {
             const Session session;
             const int64_t b = module.blocks();
             ThrowIfError(module.Backward(session.context(), n, Shaped(single, "single", {n, module.c_s()}),
@@ -528,7 +546,7 @@ void BindStructure(nb::module_& m) {
 }
 
 // Features [nodes, channels, 2 degree + 1] by degree; the layer checks the channels.
-science::FiberFeatures ToFiber(const std::map<int, Array>& arrays, int64_t nodes) {
+science::FiberFeatures ToFiber(const std::map<int, ReadArray>& arrays, int64_t nodes) {
   science::FiberFeatures features;
   for (const auto& [degree, array] : arrays) {
     if (array.ndim() != 3 || static_cast<int64_t>(array.shape(0)) != nodes ||
@@ -537,7 +555,7 @@ science::FiberFeatures ToFiber(const std::map<int, Array>& arrays, int64_t nodes
                                         degree, nodes, 2 * degree + 1)
                                 .c_str());
     }
-    const std::span<float> values = ToFloats(array, "features");
+    const std::span<const float> values = ToFloats(array, "features");
     features[degree].assign(values.begin(), values.end());
   }
   return features;
@@ -545,7 +563,7 @@ science::FiberFeatures ToFiber(const std::map<int, Array>& arrays, int64_t nodes
 
 void BindSe3(nb::module_& m) {
   nb::class_<science::Se3Graph>(m, "Se3Graph")
-      .def_static("create", [](const Graph& g, const Array& xyz, int max_degree) {
+      .def_static("create", [](const Graph& g, const ReadArray& xyz, int max_degree) {
         return ValueOrThrow(science::Se3Graph::Create(g, Shaped(xyz, "xyz", {g.num_dst(), 3}), max_degree));
       });
   nb::class_<science::Se3AttentionBlock>(m, "Se3AttentionBlock")
@@ -558,7 +576,7 @@ void BindSe3(nb::module_& m) {
       .def(
           "run",
           [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
-             const std::map<int, Array>& nodes, const MaybeArray& edge, const std::map<int, Array>& out) {
+             const std::map<int, ReadArray>& nodes, const MaybeRead& edge, const std::map<int, Array>& out) {
             const Session session;
             const science::FiberFeatures result = ValueOrThrow(
                 block.Run(session.context(), g, ToFiber(nodes, g.graph().num_dst()),
@@ -572,16 +590,16 @@ void BindSe3(nb::module_& m) {
       .def(
           "backward",
           [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
-             const std::map<int, Array>& nodes, const MaybeArray& edge, const std::map<int, Array>& out_grad,
-             const std::map<int, Array>& node_grads, const MaybeArray& edge_grad, const MaybeArray& xyz_grad,
-             const Weights& parameters) {
+             const std::map<int, ReadArray>& nodes, const MaybeRead& edge,
+             const std::map<int, ReadArray>& out_grad, const std::map<int, Array>& node_grads,
+             const MaybeArray& edge_grad, const MaybeArray& xyz_grad, const WeightGradients& parameters) {
             const Session session;
             const int64_t edge_size = int64_t{g.graph().num_edges()} * block.edge_inputs(),
                           rows = g.graph().num_dst();
             const science::FiberFeatures features = ToFiber(nodes, g.graph().num_dst()),
                                          grads = ToFiber(out_grad, rows);
             for (const auto& [degree, channels] : block.out()) {
-              Floats(out_grad.at(degree), "out_grad", rows * channels * (2 * degree + 1));
+              Shaped(out_grad.at(degree), "out_grad", {rows, channels, 2 * int64_t{degree} + 1});
             }
             science::Se3Gradients out{.nodes = {},
                                       .edge = MaybeFloats(edge_grad, "edge_grad", edge_size),
@@ -598,9 +616,9 @@ void BindSe3(nb::module_& m) {
           nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
-science::MpnnLayerInputs ToLayerInputs(const science::MpnnLayer& layer, const Graph& g, const Array& nodes,
-                                       const MaybeArray& src, const Array& edge, const MaybeArray& node_mask,
-                                       const MaybeArray& edge_mask) {
+science::MpnnLayerInputs ToLayerInputs(const science::MpnnLayer& layer, const Graph& g,
+                                       const ReadArray& nodes, const MaybeRead& src, const ReadArray& edge,
+                                       const MaybeRead& node_mask, const MaybeRead& edge_mask) {
   return {.nodes = Shaped(nodes, "nodes", {g.num_dst(), layer.hidden()}),
           .src = src.has_value() ? Shaped(*src, "src", {g.num_src(), layer.source_inputs()}) : nullptr,
           .edge = Shaped(edge, "edge", {g.num_edges(), layer.hidden()}),
@@ -617,8 +635,8 @@ void BindMpnnLayer(nb::module_& m) {
       .def_prop_ro("encoder", &MpnnLayer::encoder)
       .def(
           "run",
-          [](const MpnnLayer& layer, const Graph& g, const Array& nodes, const MaybeArray& src,
-             const Array& edge, const MaybeArray& node_mask, const MaybeArray& edge_mask,
+          [](const MpnnLayer& layer, const Graph& g, const ReadArray& nodes, const MaybeRead& src,
+             const ReadArray& edge, const MaybeRead& node_mask, const MaybeRead& edge_mask,
              const Array& nodes_out, const MaybeArray& edge_out) {
             const Session session;
             const int64_t h = layer.hidden();
@@ -632,10 +650,10 @@ void BindMpnnLayer(nb::module_& m) {
           nb::arg("edge_out").none(), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const MpnnLayer& layer, const Graph& g, const Array& nodes, const MaybeArray& src,
-             const Array& edge, const MaybeArray& node_mask, const MaybeArray& edge_mask,
+          [](const MpnnLayer& layer, const Graph& g, const ReadArray& nodes, const MaybeRead& src,
+             const ReadArray& edge, const MaybeRead& node_mask, const MaybeRead& edge_mask,
              const Array& nodes_out_grad, const MaybeArray& edge_out_grad, const MaybeArray& nodes_grad,
-             const MaybeArray& src_grad, const MaybeArray& edge_grad, const Weights& parameters) {
+             const MaybeArray& src_grad, const MaybeArray& edge_grad, const WeightGradients& parameters) {
             const Session session;
             const int64_t h = layer.hidden(), node_size = g.num_dst() * h, edge_size = g.num_edges() * h;
             ThrowIfError(layer.Backward(
@@ -653,10 +671,10 @@ void BindMpnnLayer(nb::module_& m) {
           nb::arg("edge_grad").none(), nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
 }
 
-science::MpnnInput ToMpnnInput(const Array& xyz, const Array& known, const Array& index, const Array& chain,
-                               const Array& sequence) {
-  auto ints = [](const Array& array, const char* name) {
-    const std::span<int32_t> values = IntVector(array, name);
+science::MpnnInput ToMpnnInput(const ReadArray& xyz, const ReadArray& known, const ReadArray& index,
+                               const ReadArray& chain, const ReadArray& sequence) {
+  auto ints = [](const ReadArray& array, const char* name) {
+    const std::span<const int32_t> values = IntVector(array, name);
     return std::vector<int32_t>(values.begin(), values.end());
   };
   science::MpnnInput input;
@@ -678,8 +696,9 @@ void BindProteinMpnn(nb::module_& m) {
                   })
       .def(
           "log_probabilities",
-          [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
-             const Array& chain, const Array& sequence, const Array& order, const Array& out) {
+          [](const science::ProteinMpnn& model, const ReadArray& xyz, const ReadArray& known,
+             const ReadArray& index, const ReadArray& chain, const ReadArray& sequence,
+             const ReadArray& order, const Array& out) {
             const Session session;
             const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
             const science::MpnnEncoding encoding = ValueOrThrow(model.Encode(session.context(), input));
@@ -691,9 +710,10 @@ void BindProteinMpnn(nb::module_& m) {
           nb::arg("order"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "backward",
-          [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
-             const Array& chain, const Array& sequence, const Array& order, const Array& out_grad,
-             const MaybeArray& xyz_grad, const Weights& parameters) {
+          [](const science::ProteinMpnn& model, const ReadArray& xyz, const ReadArray& known,
+             const ReadArray& index, const ReadArray& chain, const ReadArray& sequence,
+             const ReadArray& order, const Array& out_grad, const MaybeArray& xyz_grad,
+             const WeightGradients& parameters) {
             const Session session;
             const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
             ThrowIfError(model.Backward(session.context(), input, input.sequence, IntVector(order, "order"),
@@ -704,16 +724,18 @@ void BindProteinMpnn(nb::module_& m) {
           nb::arg("xyz"), nb::arg("known"), nb::arg("index"), nb::arg("chain"), nb::arg("sequence"),
           nb::arg("order"), nb::arg("out_grad"), nb::arg("xyz_grad").none(), nb::arg("parameters"),
           nb::call_guard<nb::gil_scoped_release>())
-      .def("sample",
-           [](const science::ProteinMpnn& model, const Array& xyz, const Array& known, const Array& index,
-              const Array& chain, const Array& sequence, double temperature, uint64_t seed) {
-             const Session session;
-             const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
-             const science::MpnnEncoding encoding = ValueOrThrow(model.Encode(session.context(), input));
-             science::MpnnSample sample = ValueOrThrow(model.Sample(
-                 session.context(), input, encoding, {.temperature = temperature, .seed = seed}));
-             return nb::make_tuple(ToNumpy(std::move(sample.sequence)), sample.score, sample.recovery);
-           });
+      .def("sample", [](const science::ProteinMpnn& model, const ReadArray& xyz, const ReadArray& known,
+                        const ReadArray& index, const ReadArray& chain, const ReadArray& sequence,
+                        double temperature, uint64_t seed) {
+        science::MpnnSample sample = WithoutGil([&] {
+          const Session session;
+          const science::MpnnInput input = ToMpnnInput(xyz, known, index, chain, sequence);
+          const science::MpnnEncoding encoding = ValueOrThrow(model.Encode(session.context(), input));
+          return ValueOrThrow(
+              model.Sample(session.context(), input, encoding, {.temperature = temperature, .seed = seed}));
+        });
+        return nb::make_tuple(ToNumpy(std::move(sample.sequence)), sample.score, sample.recovery);
+      });
 }
 
 }  // namespace

@@ -68,6 +68,13 @@ int64_t CheckContiguous(const AnyArray& array, const char* name) {
   return size;
 }
 
+template <typename T, typename AnyArray>
+std::span<T> ContiguousOf(const AnyArray& array, const char* name, const char* type) {
+  if (array.dtype() != nb::dtype<std::remove_const_t<T>>())
+    throw nb::type_error(fmt::format("{} must be {}", name, type).c_str());
+  return {static_cast<T*>(array.data()), static_cast<size_t>(CheckContiguous(array, name))};
+}
+
 }  // namespace
 
 graph::Features ToFeatures(const ReadArray& array, const char* name) {
@@ -107,15 +114,16 @@ graph::Indices ToIndices(const ReadArray& array, const char* name) {
 }
 
 std::span<int32_t> ToInts(const Array& array, const char* name) {
-  if (array.dtype() != nb::dtype<int32_t>())
-    throw nb::type_error(fmt::format("{} must be int32", name).c_str());
-  return {static_cast<int32_t*>(array.data()), static_cast<size_t>(CheckContiguous(array, name))};
+  return ContiguousOf<int32_t>(array, name, "int32");
 }
-
+std::span<const int32_t> ToInts(const ReadArray& array, const char* name) {
+  return ContiguousOf<const int32_t>(array, name, "int32");
+}
 std::span<float> ToFloats(const Array& array, const char* name) {
-  if (array.dtype() != nb::dtype<float>())
-    throw nb::type_error(fmt::format("{} must be float32", name).c_str());
-  return {static_cast<float*>(array.data()), static_cast<size_t>(CheckContiguous(array, name))};
+  return ContiguousOf<float>(array, name, "float32");
+}
+std::span<const float> ToFloats(const ReadArray& array, const char* name) {
+  return ContiguousOf<const float>(array, name, "float32");
 }
 
 void ThrowIfError(const Status& status) {
@@ -161,7 +169,9 @@ NB_MODULE(_core, module) {
   module.def(
       "get_num_threads", [] { return moesaic::python::Session().threads(); },
       nb::call_guard<nb::gil_scoped_release>());
-  module.def("kernels", [] { return moesaic::python::Session().context().graph->name; });
+  module.def(
+      "kernels", [] { return moesaic::python::Session().context().graph->name; },
+      nb::call_guard<nb::gil_scoped_release>());
   moesaic::python::BindGraph(module);
   moesaic::python::BindLayers(module);
 }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import re
+import runpy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from moesaic import graph, layers
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "science.md"
 GOLDENS = ROOT / "src" / "science" / "goldens"
+EXAMPLES = ROOT / "examples" / "science"
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the package is tested without the repository")
 
 
@@ -87,3 +91,30 @@ def test_guidance_by_sequences():
     got = run("model = layers.ProteinMpnn", names)
     assert got["xyz"].grad.shape == (names["n"], 4, 3)
     assert got["xyz"].grad.abs().max() > 0
+
+
+def test_every_example_is_run():
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == set(re.findall(r'EXAMPLES / "(\w+\.py)"', pathlib.Path(__file__).read_text()))
+
+
+@pytest.mark.parametrize("suffix", ["pdb", "cif"])
+def test_the_helix_is_made_by_its_program(tmp_path, suffix):
+    made = tmp_path / f"helix.{suffix}"
+    subprocess.run([sys.executable, EXAMPLES / "make_helix.py", made], check=True)
+    assert made.read_text() == (EXAMPLES / made.name).read_text()
+
+
+@pytest.mark.torch
+def test_message_passing_learns_its_scale(capsys):
+    pytest.importorskip("torch")
+    runpy.run_path(str(EXAMPLES / "message_passing.py"), run_name="__main__")
+    scale = float(re.search(r"the learned scale is ([\d.]+)", capsys.readouterr().out)[1])
+    assert scale == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.torch
+def test_an_egnn_learns():
+    pytest.importorskip("torch")
+    error, variance = runpy.run_path(str(EXAMPLES / "train_egnn.py"))["train"](100)
+    assert error < 0.8 * variance

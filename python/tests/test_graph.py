@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -168,6 +170,14 @@ def test_csc_lists_edges_by_destination(rng):
     assert again.num_edges == 70 and again.reversed().num_dst == 11
 
 
+def test_graphs_can_be_pickled(rng):
+    src, dst, g = edges(rng)
+    again = pickle.loads(pickle.dumps(g))
+    assert again.matches(src, dst) and (again.num_src, again.num_dst) == (g.num_src, g.num_dst)
+    assert copy.deepcopy(g.reversed()).matches(dst, src)
+    assert pickle.loads(pickle.dumps(graph.Graph([], [], 2, 3))).num_dst == 3
+
+
 def test_index_add_accumulates(rng):
     out = np.ones((4, 3), np.float32)
     graph.index_add(out, np.array([1, 1, 3]), np.full((3, 3), 2, np.float32), alpha=0.5)
@@ -180,6 +190,19 @@ def test_arrays_without_contiguous_rows_are_copied(rng):
     np.testing.assert_array_equal(graph.copy_u(g, u.T), graph.copy_u(g, np.ascontiguousarray(u.T)))
     wide = rng.normal(size=(11, 20)).astype(np.float32)
     np.testing.assert_array_equal(graph.copy_u(g, wide[:, 3:9]), graph.copy_u(g, wide[:, 3:9].copy()))
+    records = np.zeros((11, 4), dtype=[("x", "<f4"), ("type", "<i2")])  # elements are 6 bytes apart
+    records["x"] = rng.normal(size=(11, 4))
+    np.testing.assert_array_equal(graph.copy_u(g, records["x"]), graph.copy_u(g, records["x"].copy()))
+
+
+def test_read_only_arrays_are_read(rng):
+    src, dst, g = edges(rng)
+    u = rng.normal(size=(11, 6)).astype(np.float32)
+    weights = np.broadcast_to(np.float32(1), len(src))  # read-only
+    for x in (src, dst, u):
+        x.flags.writeable = False
+    assert graph.Graph(src, dst, 11, 9).num_edges == len(src)
+    np.testing.assert_array_equal(graph.u_mul_e_sum(g, u, weights), graph.copy_u(g, u))
 
 
 @pytest.mark.parametrize(
@@ -202,6 +225,7 @@ def test_arrays_without_contiguous_rows_are_copied(rng):
             "unknown reduction",
         ),
         (lambda: graph.Segments.from_ptr([0, 3, 2]), ValueError, r"ptr\[1\] must be at most 2|ptr\[2\]"),
+        (lambda: graph.Segments([0, 1], -1), ValueError, "index needs 0 nodes or more, not -1"),
     ],
 )
 def test_wrong_input_is_named(call, error, text):

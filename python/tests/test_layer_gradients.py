@@ -147,6 +147,20 @@ def test_masks_that_require_gradients_raise(name):
 
 
 @needs_goldens
+def test_masks_may_change_before_the_backward_pass():
+    arrays, inputs, parameters = case("tri_mul_out")
+    layer, grads = layers.TriangleMultiplication(parameters), []
+    for change in (False, True):
+        mask = arrays["mask"].float().clone()
+        assert (mask == 0).any()
+        out = layer(inputs["z"], mask)
+        if change:
+            mask.fill_(1)
+        grads.append(torch.autograd.grad(out.square().sum(), inputs["z"])[0])
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
+
+
+@needs_goldens
 def test_invariant_point_attention():
     arrays, inputs, parameters = case("ipa")
     layer = layers.InvariantPointAttention(parameters, 3, 5, 4, 6)

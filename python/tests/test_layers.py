@@ -165,6 +165,30 @@ def test_shapes_of_arguments_are_checked(rng):
         block(g, a["xyz"].T, {0: a["x0"], 1: a["x1"]}, a["edge"])
 
 
+def test_read_only_arrays_are_read():
+    """Arrays of np.load(.., mmap_mode="r"), np.broadcast_to and others cannot be written."""
+    a = load("egnn")
+    options = under(a, "plain.weights."), 10, 3
+    g = graph.Graph(a["plain.src"], a["plain.dst"], 20, 20)
+    inputs = a["plain.h"], a["plain.x"], a["plain.edge"]
+    want = layers.EgnnLayer(*options)(g, *inputs)
+    for x in (*options[0].values(), *inputs):
+        x.flags.writeable = False
+    for got, expected in zip(layers.EgnnLayer(*options)(g, *inputs), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    ends = np.array([0, 9, 20], np.int32)
+    want = [layers.knn_graph(np.array(a["plain.x"]), 3, sets=ends), layers.radius_graph(np.array(a["plain.x"]), 9.0)]
+    ends.flags.writeable = False
+    got = [layers.knn_graph(a["plain.x"], 3, sets=ends), layers.radius_graph(a["plain.x"], 9.0)]
+    for mine, expected in zip(got, want, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    a = load("evoformer")
+    z, mask = a["z"], np.broadcast_to(np.float32(1), a["z"].shape[:2])
+    z.flags.writeable = False
+    layer = layers.TriangleMultiplication(under(a, "weights.tri_mul_out."))
+    np.testing.assert_array_equal(layer(z, mask), layer(np.array(z)))
+
+
 def test_integers_are_not_rounded_or_wrapped():
     a = load("protein_mpnn")
     model = layers.ProteinMpnn(under(a, "weights."), 12)

@@ -218,6 +218,28 @@ def test_out_is_written_and_index_checked():
     torch.testing.assert_close(masked.grad, torch.zeros(4))
 
 
+def test_arrays_of_numpy_mix_with_tensors_that_need_gradients():
+    g, _, _ = plan()
+    u, q, w = leaf(7, 2, 3), leaf(6, 2, 3), uniform(40, 2)
+    read_only = np.broadcast_to(np.float32(2), (40, 2))
+    cases = [
+        (lambda x: graph.u_mul_e_sum(g, u, x), w),
+        (lambda x: graph.gsddmm(g, "mul", u, x, "u", "e"), w),
+        (lambda x: graph.edge_attention(g, q, u, u.detach(), x), w),
+        (lambda x: graph.edge_attention(g, q, x, x), uniform(7, 2, 3)),
+        (lambda x: graph.u_mul_e_sum(g, u, x), torch.from_numpy(read_only.copy())),
+    ]
+    for function, x in cases:
+        array = read_only if x is cases[-1][1] else x.numpy()
+        for mine, theirs in zip(
+            *(torch.autograd.grad(function(a).square().sum(), (u, q), allow_unused=True) for a in (array, x)),
+            strict=True,
+        ):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
 def test_dot_products_with_max_have_gradients():
     g, src, dst = plan()
     u, e = leaf(7, 2, 3), leaf(40, 2, 3)

@@ -36,8 +36,9 @@ class Graph {
   Graph();  ///< No nodes and no edges.
 
   /// Groups edges src[e] -> dst[e] by destination with a stable counting sort (CSC). Costs some 3 to 9 us
-  /// per 1000 edges: 2 us where caches hold the edges. Fails if an index is negative or too large, if the arrays disagree in size, or from 2^31
-  /// edges on. The plan is the same for any number of threads of `pool`; null: the caller's thread only.
+  /// per 1000 edges: 2 us where caches hold the edges. Fails if an index is negative or too large, if the
+  /// arrays disagree in size, or from 2^31 edges on. The plan is the same for any number of threads of
+  /// `pool`; null: the caller's thread only.
   static StatusOr<Graph> FromCoo(Indices src, Indices dst, int64_t num_src, int64_t num_dst,
                                  runtime::ThreadPool* pool = nullptr);
   /// Takes edges that are already grouped by destination. ptr is [num_dst + 1], src is [edges].

@@ -149,6 +149,8 @@ StatusOr<EdgeList> RadiusGraph(const Context& ctx, std::span<const float> xyz, c
   if (!(options.radius > 0) || !std::isfinite(options.radius)) {
     return InvalidArgument("the radius must be positive and finite, but is {}", options.radius);
   }
+  if (options.max_neighbors < 0)
+    return InvalidArgument("max_neighbors must be 0 or more, but is {}", options.max_neighbors);
   constexpr double kMaxCell = 0x1p52;  // positions in the grid are exact and fit in int64
   for (size_t i = 0; i < xyz.size(); ++i) {
     if (std::abs(double{xyz[i]} / options.radius) > kMaxCell) {

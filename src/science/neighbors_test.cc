@@ -113,6 +113,8 @@ TEST_F(NeighborsTest, WrongInputIsNamed) {
   EXPECT_EQ(moesaic::Message(RadiusGraph(ctx_, xyz, {.sets = sets}).status()),
             "sets must go from 0 to 4, not from 0 to 3");
   EXPECT_FALSE(RadiusGraph(ctx_, xyz, {.radius = 0}).ok());
+  EXPECT_EQ(moesaic::Message(RadiusGraph(ctx_, xyz, {.max_neighbors = -5}).status()),
+            "max_neighbors must be 0 or more, but is -5");
   xyz[7] = 1e18F;
   EXPECT_EQ(moesaic::Message(RadiusGraph(ctx_, xyz, {.radius = 0x1p-10F}).status()),
             "coordinate 1 of point 2 must be at most 2^52 times the radius 0.0009765625, but is 1e+18");

@@ -23,7 +23,7 @@ using LayerNormGradientFn = void (*)(const float* x, const float* gamma, const f
                                      float* x_grad, float* gamma_grad, float* beta_grad);
 /// y[i] = x[i] * sigmoid(gate[i]); y may be x or gate.
 using GateFn = void (*)(const float* x, const float* gate, int n, float* y);
-/// x = softmax(x). A row of -inf becomes 0.
+/// x = softmax(x). Elements of -inf (masked) become 0, also if all are; one NaN makes the row NaN.
 using SoftmaxRowFn = void (*)(float* x, int n);
 /// x[i] = e^x[i] for x <= 0; values below -87 give at most 2^-126.
 using ExpFn = void (*)(float* x, int n);

@@ -1,7 +1,10 @@
-// Products of row-major matrices on every instruction set of the host.
+// Products of row-major matrices and the softmax of rows on every instruction set of the host.
 #include "science/row_kernels.h"
 
 #include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
 
 #include "science/test_graphs.h"
 
@@ -55,6 +58,25 @@ TEST_P(RowKernelsTest, ProductsMatchDouble) {
           }
         }
       }
+    }
+  }
+}
+
+TEST_P(RowKernelsTest, SoftmaxKeepsNanAndClearsMaskedElements) {
+  constexpr float kMasked = -std::numeric_limits<float>::infinity(),
+                  kNan = std::numeric_limits<float>::quiet_NaN();
+  const auto workspace = MakeWorkspace(GetParam(), 1);
+  const SoftmaxRowFn softmax = workspace->context().graph->rows.softmax;
+  for (const int n : {1, 7, 16, 37}) {
+    std::vector<float> masked(n, kMasked), nan(n, kNan), one_nan(n, kMasked), some(n, kMasked);
+    one_nan[n / 2] = kNan;
+    some[n / 2] = 3;
+    for (auto* row : {&masked, &nan, &one_nan, &some}) softmax(row->data(), n);
+    for (int i = 0; i < n; ++i) {
+      EXPECT_EQ(masked[i], 0) << i << " of " << n;
+      EXPECT_TRUE(std::isnan(nan[i])) << i << " of " << n;
+      EXPECT_TRUE(std::isnan(one_nan[i])) << i << " of " << n;
+      EXPECT_EQ(some[i], i == n / 2 ? 1 : 0) << i << " of " << n;
     }
   }
 }

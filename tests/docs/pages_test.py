@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the Markdown pages: links lead somewhere, docs/performance.md matches bench/results, suites are complete."""
+"""Checks the Markdown pages: links lead somewhere, docs/performance.md matches bench/results, figures match, suites are complete."""
 import csv
 import json
 import pathlib
@@ -64,6 +64,10 @@ class Pages(unittest.TestCase):
         checked = subprocess.run([sys.executable, PERFORMANCE, "--check"], capture_output=True, text=True)
         self.assertEqual(checked.returncode, 0, checked.stderr)
         self.assertLessEqual(len((ROOT / "docs" / "performance.md").read_text().splitlines()), MAX_LINES)
+
+    def test_figures_of_the_science_page_match_its_tables(self):
+        checked = subprocess.run([sys.executable, ROOT / "bench" / "science" / "figures.py", "--check"], capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, checked.stderr)
 
     def test_results_name_their_machine_and_commit(self):
         for path in sorted((ROOT / "bench" / "results").rglob("*.json")):

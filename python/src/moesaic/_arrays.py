@@ -34,6 +34,15 @@ def needs_grad(*arrays: object) -> bool:
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in arrays)
 
 
+def tensors(*arrays: Any) -> tuple[Any, ...]:
+    """Return NumPy arrays as tensors, for operators that PyTorch records."""
+    import torch
+
+    # PyTorch warns of memory that is read-only.
+    shared = (x.copy() if isinstance(x, np.ndarray) and not x.flags.writeable else x for x in arrays)
+    return tuple(x if x is None else torch.as_tensor(x) for x in shared)
+
+
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
     """Return uninitialized memory of the kind, and by default of the type, of `like`."""
     if is_torch(like):
@@ -72,7 +81,8 @@ def as_matrix(x: Any, name: str, leading: int = 1) -> Any:
 
 
 def _rows_are_contiguous(x: Any) -> bool:
-    step = x.stride(1) if is_torch(x) else x.strides[1] // x.itemsize
+    # A field of records may be apart by a part of its size.
+    step = x.stride(1) if is_torch(x) else x.strides[1] / x.itemsize
     apart = x.stride(0) if is_torch(x) else x.strides[0] / x.itemsize
     return bool(step == 1 and (x.shape[0] <= 1 or (apart >= x.shape[1] and float(apart).is_integer())))
 

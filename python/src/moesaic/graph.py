@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import _core, _ops
-from ._arrays import ArrayT, as_index, as_matrix, is_torch, needs_grad, widen
+from ._arrays import ArrayT, as_index, as_matrix, is_torch, needs_grad, tensors, widen
 
 __all__ = [
     "Graph",
@@ -91,6 +91,13 @@ class Graph:
         self = cls.__new__(cls)
         self._graph = graph
         return self
+
+    def __reduce__(self) -> Any:
+        """Pickle the edges in the caller's order: workers of a data loader return graphs."""
+        ptr, sources, edge = self.csc()
+        src, dst = np.empty_like(sources), np.empty_like(sources)
+        src[edge], dst[edge] = sources, np.repeat(np.arange(self.num_dst, dtype=np.int32), np.diff(ptr))
+        return Graph, (src, dst, self.num_src, self.num_dst)
 
     @property
     def num_src(self) -> int:
@@ -195,7 +202,7 @@ def edge_softmax(graph: Graph, x: ArrayT) -> ArrayT:
 def index_add(out: ArrayT, index: Any, src: ArrayT, alpha: float = 1.0) -> ArrayT:
     """Add alpha * src[e] to out[index[e]] in place for every e, and return out. Gradients are not recorded.
 
-    out is [N, ...] with contiguous rows, index [E], src [E, ...].
+    out is [N, ...] with contiguous rows, index [E], src [E, ...]. src must not share memory with out.
     """
     o: Any = out
     if needs_grad(o, src):
@@ -287,7 +294,7 @@ def gspmm(
     if needs_grad(u, e):
         from ._autograd import Gspmm
 
-        out, arg = Gspmm.apply(u2, e2, graph._graph, message, reduce_op, heads)
+        out, arg = Gspmm.apply(*tensors(u2, e2), graph._graph, message, reduce_op, heads)
     else:
         out, arg = _ops.gspmm(graph._graph, message, reduce_op, u2, e2, heads)
     out = out.reshape(graph.num_dst, *out_rest)
@@ -375,7 +382,7 @@ def gsddmm(
     if needs_grad(lhs, rhs):
         from ._autograd import Gsddmm
 
-        out = Gsddmm.apply(lhs2, rhs2, graph._graph, _EDGE_OPS[op], targets, heads)
+        out = Gsddmm.apply(*tensors(lhs2, rhs2), graph._graph, _EDGE_OPS[op], targets, heads)
     else:
         out = _ops.gsddmm(graph._graph, _EDGE_OPS[op], lhs2, rhs2, targets, heads)
     return out.reshape(graph.num_edges, *out_rest)
@@ -430,7 +437,7 @@ def edge_attention(
     if needs_grad(q, k, v, bias):
         from ._autograd import Attention
 
-        out = Attention.apply(*inputs, graph._graph, heads, factor, targets)
+        out = Attention.apply(*tensors(*inputs), graph._graph, heads, factor, targets)
     else:
         out = _ops.attention(graph._graph, heads, factor, inputs[0], inputs[1], inputs[2], inputs[3], targets)
     result: ArrayT = out.reshape(graph.num_dst, heads, v_shape[2])

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from ._arrays import empty, is_torch, needs_grad, plain
+from ._arrays import empty, is_torch, needs_grad, plain, tensors
 from .graph import Graph
 
 __all__ = [
@@ -78,7 +78,8 @@ def _mask(x: Any | None, name: str = "mask") -> Any | None:
     """Return a mask as contiguous float32. Layers do not compute gradients of masks."""
     if needs_grad(x):
         raise ValueError(f"{name} requires a gradient, but layers compute none of masks: pass {name}.detach()")
-    return _maybe(x)
+    # A copy, for the backward pass: the caller may change its array before it runs.
+    return None if x is None else _copy(x)
 
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,11 +131,9 @@ class _Differentiable:
         parameters = {name: x for name, x in self._state.items() if needs_grad(x)}
         if not parameters and not needs_grad(*inputs):
             return run(*(None if x is None else plain(x) for x in inputs))
-        import torch
-
         from . import _autograd
 
-        rows = [None if x is None else torch.as_tensor(x) for x in inputs]
+        rows = tensors(*inputs)
         result: tuple[Any, ...] = _autograd.Layer.apply(run, backward, tuple(parameters), *rows, *parameters.values())
         return result
 

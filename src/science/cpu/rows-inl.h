@@ -183,17 +183,17 @@ void SoftmaxOfRow(float* x, int n) {
   for (; i + kLanes <= n; i += kLanes) best = Max(kernels::Load(x + i), best);
   max = MaxLanes(best);
   for (; i < n; ++i) max = x[i] > max ? x[i] : max;
-  if (max == -__builtin_inff()) {
-    for (int j = 0; j < n; ++j) x[j] = 0;
-    return;
-  }
+  // The maximum of -inf and NaN is -inf: only the sum tells a row of masks from one with NaN.
+  const V shift = Set(max < -__FLT_MAX__ ? 0 : max);
+  const V least = Exp(Set(-__builtin_inff()));  // instead of 0
   V sum = Zero();
   ForLanes(n, [&](int at, auto lanes) {
-    const V e = lanes.Clear(Exp(Sub(lanes.Load(x + at), Set(max))));
+    const V e = lanes.Clear(Sub(Exp(Sub(lanes.Load(x + at), shift)), least));
     lanes.Store(x + at, e);
     sum = Add(sum, e);
   });
-  const V inverse = Set(1.0F / SumLanes(sum));
+  const float total = SumLanes(sum);
+  const V inverse = Set(total == 0 ? 0 : 1.0F / total);
   ForLanes(n, [&](int at, auto lanes) { lanes.Store(x + at, Mul(lanes.Load(x + at), inverse)); });
 }
 

@@ -2,22 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 
 namespace moesaic::science {
 namespace {
 
 constexpr float kSumScale = 30;
-constexpr double kNever = -1e8;  // added to logits of omitted letters
 
 int32_t ChooseLetter(const float* logits, const MpnnSampling& sampling, std::mt19937_64* random) {
-  double scaled[kMpnnLetters], max = -1e300, total = 0;
+  auto omitted = [&](int c) { return sampling.omit.find(kMpnnAlphabet[c]) != std::string::npos; };
+  float max = -std::numeric_limits<float>::infinity();
   for (int c = 0; c < kMpnnLetters; ++c) {
-    scaled[c] = logits[c] / sampling.temperature;
-    if (sampling.omit.find(kMpnnAlphabet[c]) != std::string::npos) scaled[c] += kNever;
-    max = std::max(max, scaled[c]);
+    if (!omitted(c)) max = std::max(max, logits[c]);
   }
-  for (double& x : scaled) total += x = std::exp(x - max);
+  // Differences are divided by the temperature: quotients of logits overflow if it is small.
+  double scaled[kMpnnLetters], total = 0;
+  for (int c = 0; c < kMpnnLetters; ++c)
+    total += scaled[c] = omitted(c) ? 0 : std::exp((double{logits[c]} - max) / sampling.temperature);
   double at = std::uniform_real_distribution<double>(0, total)(*random);
   int32_t last = 0;
   for (int32_t c = 0; c < kMpnnLetters; ++c) {

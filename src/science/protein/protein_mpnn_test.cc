@@ -142,6 +142,18 @@ TEST_P(ProteinMpnnTest, OmittedLettersAreNeverChosen) {
     }
   }
   EXPECT_FALSE(model_.Sample(ctx, input_, encoding, {.temperature = 0}).ok());
+  // As the temperature falls, the choice becomes the likeliest letter of those that are not omitted.
+  const MpnnSample cold = *model_.Sample(ctx, input_, encoding, {.temperature = 1e-6, .omit = "AWY"});
+  for (int64_t i = 0; i < encoding.size; ++i) {
+    if (input_.known[i] != 0) {
+      EXPECT_EQ(std::string("AWY").find(kMpnnAlphabet[cold.sequence[i]]), std::string::npos);
+    }
+  }
+  for (const double temperature : {1e-9, 1e-300, 5e-324}) {
+    EXPECT_EQ(model_.Sample(ctx, input_, encoding, {.temperature = temperature, .omit = "AWY"})->sequence,
+              cold.sequence)
+        << temperature;
+  }
   auto omitting = [&](const std::string& letters) {
     return moesaic::Message(model_.Sample(ctx, input_, encoding, {.omit = letters}).status());
   };

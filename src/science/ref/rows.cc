@@ -97,11 +97,11 @@ void Gate(const float* x, const float* gate, int n, float* y) {
 }
 
 void SoftmaxRow(float* x, int n) {
-  const float max = n > 0 ? *std::max_element(x, x + n) : 0;
-  const bool none = max == -std::numeric_limits<float>::infinity();
-  float sum = 0;
-  for (int i = 0; i < n; ++i) sum += x[i] = none ? 0 : std::exp(x[i] - max);
-  for (int i = 0; i < n && !none; ++i) x[i] /= sum;
+  float max = -std::numeric_limits<float>::infinity(), sum = 0;
+  for (int i = 0; i < n; ++i) max = std::max(max, x[i]);  // passes over NaN
+  if (max == -std::numeric_limits<float>::infinity()) max = 0;
+  for (int i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - max);
+  for (int i = 0; i < n && sum != 0; ++i) x[i] /= sum;
 }
 
 void ExpRow(float* x, int n) {

@@ -63,7 +63,7 @@ StatusOr<MadePlan> MakeEplb(const PlacementFlags& flags, const LoadMatrix& load,
 StatusOr<MadePlan> MakeBaseline(const PlacementFlags& flags, std::span<const LoadMatrix> loads) {
   if (!flags.rank_slots.empty() || !flags.speeds.empty() || !flags.current.empty() ||
       flags.extra_replicas > 0 || flags.traffic_weight > 0 || !flags.cost.empty() || flags.quantile < 1 ||
-      flags.rank_memory > 0) {
+      !flags.rank_memory.empty()) {
     return InvalidArgument(
         "--rank-slots, --speeds, --current, --extra-replicas, --traffic-weight, --cost, --quantile and "
         "--rank-memory need --algorithm moesaic, found {}",
@@ -86,6 +86,22 @@ StatusOr<MadePlan> MakeBaseline(const PlacementFlags& flags, std::span<const Loa
           : parallel::PlanLplbGraph(sum, {.ranks = flags.ranks, .slots_per_rank = per_rank});
   RETURN_IF_ERROR(placement.status());
   return MadePlan{*std::move(placement), "", false};
+}
+
+// Slots over all layers that the memory of each rank holds; empty: no limit.
+StatusOr<std::vector<int64_t>> SlotsInMemory(const PlacementFlags& flags, size_t ranks) {
+  std::vector<int64_t> slots = flags.rank_memory;
+  if (slots.empty()) return slots;
+  if (flags.expert_bytes == 0) {
+    return InvalidArgument("--rank-memory counts in experts: give --expert-bytes, too");
+  }
+  if (slots.size() != 1 && slots.size() != ranks) {
+    return InvalidArgument("--rank-memory must be that of all ranks, or of each of the {} ranks, found {}",
+                           ranks, slots.size());
+  }
+  slots.resize(ranks, slots.front());
+  for (int64_t& slot : slots) slot /= flags.expert_bytes;
+  return slots;
 }
 
 StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMatrix> loads,
@@ -112,6 +128,8 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   options.traffic_weight = flags.traffic_weight;
   options.nodes = flags.nodes;
   options.groups = flags.groups;
+  const parallel::Routing routing = RoutingOf(flags);
+  if (flags.nodes > 1 && flags.top_k > 0) options.routing = &routing;
   options.threads = flags.threads;
   options.quantile = flags.quantile;
   std::optional<parallel::CostModel> cost;
@@ -119,12 +137,7 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
     ASSIGN_OR_RETURN(cost, parallel::ReadCostModel(flags.cost));
     options.cost = &*cost;
   }
-  if (flags.rank_memory > 0) {
-    if (flags.expert_bytes == 0) {
-      return InvalidArgument("--rank-memory counts in experts: give --expert-bytes, too");
-    }
-    options.all_slots.assign(options.slots.size(), flags.rank_memory / flags.expert_bytes);
-  }
+  ASSIGN_OR_RETURN(options.all_slots, SlotsInMemory(flags, options.slots.size()));
   options.current = current ? &*current : nullptr;
   options.max_moves = flags.max_moves;
   const InterruptGuard guard;
@@ -163,16 +176,34 @@ Status CheckPlanFits(const Placement& placement, const LoadMatrix& load) {
 
 // Refuses a format that can't hold the plan before the plan is made.
 Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int experts) {
+  if (flags.first_layer > 0 && format != PlacementFormat::kSglang && format != PlacementFormat::kTensorRt)
+    return InvalidArgument(
+        "--first-layer {} needs --format sglang or tensorrt-llm: others count MoE layers only",
+        flags.first_layer);
   if (format == PlacementFormat::kMoesaic || format == PlacementFormat::kOmni) return OkStatus();
   const int slots = flags.slots > 0 ? flags.slots : experts;
   const bool equal = flags.rank_slots.empty() ? flags.ranks > 0 && slots % flags.ranks == 0
                                               : std::equal(flags.rank_slots.begin() + 1,
                                                            flags.rank_slots.end(), flags.rank_slots.begin());
-  if (equal && flags.extra_replicas == 0 && flags.rank_memory == 0) return OkStatus();
+  if (equal && flags.extra_replicas == 0 && flags.rank_memory.empty()) return OkStatus();
   return InvalidArgument(
       "{}: this format needs equally many slots on all ranks and layers; use a multiple of the ranks for "
       "--slots, or --format moesaic",
       flags.out);
+}
+
+// OmniPlacement counts MoE layers only. Recorders that count dense ones, too, have no tokens for them.
+Placement WithoutDenseLayers(const Placement& placement, std::span<const Workload> loads) {
+  Placement moe{.experts = placement.experts};
+  for (int layer = 0; layer < static_cast<int>(placement.layers.size()); ++layer) {
+    const bool used = std::ranges::any_of(
+        loads, [layer](const Workload& load) { return parallel::HasTokens(load.total, layer); });
+    if (used) moe.layers.push_back(placement.layers[layer]);
+  }
+  const size_t left_out = placement.layers.size() - moe.layers.size();
+  if (left_out > 0)
+    Tell("OmniPlacement counts MoE layers only: {} layers without tokens are left out\n", left_out);
+  return moe;
 }
 
 std::string Number(double value) { return fmt::format("{:.3f}", value); }
@@ -242,7 +273,10 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
   if (!flags.out.empty()) {
     std::string bytes = plan.eplb_bytes;
     if (format != PlacementFormat::kEplb || bytes.empty()) {
-      ASSIGN_OR_RETURN(bytes, parallel::PlacementBytes(plan.placement, format, flags.first_layer));
+      ASSIGN_OR_RETURN(bytes, parallel::PlacementBytes(format == PlacementFormat::kOmni
+                                                           ? WithoutDenseLayers(plan.placement, loads)
+                                                           : plan.placement,
+                                                       format, flags.first_layer));
     }
     RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.out, bytes));
   }

@@ -35,7 +35,8 @@ struct PlacementFlags {
   double traffic_weight = 0;
   std::string cost;  // also of evaluate
   double quantile = 1;
-  int64_t rank_memory = 0, expert_bytes = 0;
+  std::vector<int64_t> rank_memory;  // one of all ranks, or one for each
+  int64_t expert_bytes = 0;
   bool windows = false;
   // evaluate
   std::string plan;

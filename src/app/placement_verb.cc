@@ -67,15 +67,19 @@ void AddCommonFlags(Verb& verb, PlacementFlags& options) {
   verb.AddOption("--nodes", options.nodes, "Nodes, among which the ranks are divided in order")
       .Range(1, 65536)
       .ShowDefault();
-  verb.AddOption("--top-k", options.top_k,
-                 "Experts of a token, to report its traffic between nodes; default of front: 8")
+  verb.AddOption(
+          "--top-k", options.top_k,
+          "Experts of a token, to report its traffic between --nodes, and to order the ranks of a plan so "
+          "that it is small; default of front: 8")
       .Range(1, 65536);
   verb.AddOption("--top-groups", options.top_groups, "Groups of a token's experts; default: all")
       .Range(1, 65536);
   verb.AddOption("-o,--out", options.out, "File of the plan, or folder of generated loads");
   verb.AddOption("--format", options.format, "Format of --out; default: by its extension")
       .OneOf({"moesaic", "eplb", "sglang", "omni", "tensorrt-llm"});
-  verb.AddOption("--first-layer", options.first_layer, "Number of the first MoE layer in TensorRT-LLM's file")
+  verb.AddOption("--first-layer", options.first_layer,
+                 "Number of the first MoE layer, for the files of SGLang and TensorRT-LLM, which count dense "
+                 "layers, too")
       .Range(0, 4096)
       .ShowDefault();
   verb.AddFlag("--windows", options.windows, "Treat each window of a recording as a workload");
@@ -129,9 +133,11 @@ void AddCostFlags(Verb& verb, PlacementFlags& options) {
       .ShowDefault()
       .Group(group);
   verb.AddOption("--rank-memory", options.rank_memory,
-                 "Bytes of a rank for experts of all layers; memory that --slots leaves goes to the layers "
-                 "that gain most")
+                 "Bytes of a rank for experts of all layers, or those of each rank, e.g. 60G,60G,30G; memory "
+                 "that --slots leaves goes to the layers that gain most")
       .Bytes()
+      .Delimiter(',')
+      .OneValue()
       .Group(group);
   verb.AddOption("--expert-bytes", options.expert_bytes, "Bytes of an expert, for --rank-memory")
       .Bytes()

@@ -102,6 +102,11 @@ class Placement(unittest.TestCase):
         run("placement", "convert", plan, "--out", self.folder / "e.yaml", "--first-layer", "3")
         self.assertTrue((self.folder / "e.yaml").read_text().startswith(
             "num_slots: 288\ninitial_global_assignments:\n  3: ["))
+        run("placement", "convert", plan, "--out", self.folder / "f.json", "--format", "sglang", "--first-layer", "3")
+        dense = json.loads((self.folder / "f.json").read_text())["physical_to_logical_map"]
+        self.assertEqual(dense, [[slot % 256 for slot in range(288)]] * 3 + sglang)
+        self.assertIn("--first-layer 3 needs --format sglang or tensorrt-llm", run(
+            "placement", "plan", load, "--ranks", "16", "--out", plan, "--first-layer", "3", code=1).stderr)
 
     @unittest.skipUnless(PATTERNS.is_dir(), "needs ../shared/data/placement")
     def test_patterns_of_omniplacement_are_read(self):
@@ -123,9 +128,13 @@ class Placement(unittest.TestCase):
             load = self.folder / f"{dense}.json"
             load.write_text(json.dumps({"logical_count": [[0] * 32] * dense + rows}))
             compared = json.loads(run("placement", "compare", load, "--ranks", "8", "--slots", "36", "--json").stdout)
-            self.assertEqual(list(compared["refused"]), ["eplb"])  # 36 slots on 8 ranks
+            self.assertEqual(list(compared["refused"]), ["eplb", "omni", "flashlb", "swift", "lplb"])  # 36 slots on 8 ranks
             explained = json.loads(run("placement", "explain", load, "--json").stdout)[0]
             results.append((compared["policies"], explained["max_over_mean"], explained["sigma"]))
+            plan = self.folder / f"{dense}.npy"
+            told = run("placement", "plan", load, "--ranks", "8", "--out", plan).stderr
+            self.assertEqual("3 layers without tokens are left out" in told, dense > 0)
+            self.assertEqual(read_npy(plan.read_bytes())[0], (8, 2, 32), "OmniPlacement counts MoE layers only")
         self.assertEqual(*results)
 
     def test_the_moves_from_the_placement_in_use_are_counted(self):
@@ -186,6 +195,13 @@ class Placement(unittest.TestCase):
         self.assertLessEqual(max(held), 70)
         self.assertGreaterEqual(min(held), 64)
         self.assertGreater(sum(held), 16 * 64)  # replicas where they help, not on every rank
+        run(*words, "--rank-memory", ",".join(["700M"] * 8 + ["650M"] * 8), "--expert-bytes", "10M")
+        held = [sum(map(len, rank)) for rank in zip(*json.loads(plan.read_text())["layers"])]
+        self.assertLessEqual(max(held[:8]), 70)
+        self.assertGreater(max(held[:8]), 65)
+        self.assertLessEqual(max(held[8:]), 65)
+        self.assertIn("must be that of all ranks, or of each of the 16 ranks, found 2",
+                      run(*words, "--rank-memory", "700M,650M", "--expert-bytes", "10M", code=1).stderr)
         self.assertIn("the memory of rank 0 must hold the 64 slots of 4 layers, found 63 slots",
                       run(*words, "--rank-memory", "639M", "--expert-bytes", "10M", code=1).stderr)
         run(*words, "--rank-memory", "639M", code=2)

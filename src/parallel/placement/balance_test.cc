@@ -85,5 +85,15 @@ TEST(Comparison, RefusesWorkloadsOfDifferentShapes) {
             "synthetic-1: must have 2 layers of 256 experts as synthetic-0, found 3 of 256");
 }
 
+TEST(Comparison, NoBalancerPlansWithFewerSlotsThanTheOthers) {
+  const auto loads = *GenerateLoads({.layers = 1, .experts = 32, .workloads = 1});
+  const auto results = ComparePolicies(loads, {.ranks = 8, .slots = 36});
+  ASSERT_TRUE(results.ok()) << results.status();
+  for (const PolicyResult& result : *results) {
+    const bool any_slots = result.name == "default" || result.name == "moesaic";
+    EXPECT_EQ(result.error.empty(), any_slots) << result.name << ": " << result.error;
+  }
+}
+
 }  // namespace
 }  // namespace moesaic::parallel

@@ -14,7 +14,7 @@
 namespace moesaic::parallel {
 namespace {
 
-constexpr std::ptrdiff_t kMaxJsonLists = std::ptrdiff_t{4} << 20;
+constexpr std::ptrdiff_t kMaxJsonLists = std::ptrdiff_t{4} << 20;  // and members of objects
 
 }  // namespace
 
@@ -41,10 +41,11 @@ StatusOr<nlohmann::json> ParseBoundedJson(std::string_view text, const std::stri
   if (std::count(text.begin(), text.end(), ',') > 2 * kMaxLoadValues)
     return InvalidArgument("{}: must have at most {} values of JSON; a .npy file needs less memory", source,
                            2 * kMaxLoadValues);
-  const auto lists = std::count_if(text.begin(), text.end(), [](char c) { return c == '[' || c == '{'; });
+  const auto lists =
+      std::count_if(text.begin(), text.end(), [](char c) { return c == '[' || c == '{' || c == ':'; });
   if (lists > kMaxJsonLists)
-    return InvalidArgument("{}: must have at most {} lists and objects, found {}", source, kMaxJsonLists,
-                           lists);
+    return InvalidArgument("{}: must have at most {} lists, objects and members, found {}", source,
+                           kMaxJsonLists, lists);
   return checkpoint::ParseJsonObject(text, source);
 }
 

@@ -14,7 +14,7 @@ namespace moesaic::parallel {
 StatusOr<std::string> ReadBoundedFile(const std::string& path, size_t max_bytes = size_t{512} << 20);
 
 /// Parses a JSON object. InvalidArgument if it has more values than two arrays of kMaxLoadValues, or more
-/// than 4 Mi lists and objects: parsed values take many times the memory of their text.
+/// than 4 Mi lists, objects and members: parsed values take many times the memory of their text.
 StatusOr<nlohmann::json> ParseBoundedJson(std::string_view text, const std::string& source);
 
 }  // namespace moesaic::parallel

@@ -28,6 +28,14 @@ StatusOr<Placement> Eplb(const LoadMatrix& load, const CompareOptions& options, 
 std::vector<Policy> Policies(const CompareOptions& options) {
   using Loads = std::span<const LoadMatrix>;
   const int ranks = options.ranks, per_rank = options.slots / ranks;
+  // Balancers whose ranks have equally many slots would plan with fewer of them.
+  const auto equal = [options](auto plan) {
+    return [options, plan](Loads loads, const LoadMatrix& mean) -> StatusOr<Placement> {
+      if (options.slots % options.ranks == 0) return plan(loads, mean);
+      return InvalidArgument("slots must be a multiple of the {} ranks, found {}", options.ranks,
+                             options.slots);
+    };
+  };
   std::vector<Policy> policies;
   policies.push_back({"default", false, [ranks](Loads, const LoadMatrix& mean) -> StatusOr<Placement> {
                         return Placement{mean.experts, std::vector<LayerPlacement>(
@@ -40,18 +48,18 @@ std::vector<Policy> Policies(const CompareOptions& options) {
                           return Eplb(mean, options, options.groups, options.nodes);
                         }});
   }
-  policies.push_back({"omni", false, [ranks, per_rank](Loads, const LoadMatrix& mean) {
+  policies.push_back({"omni", false, equal([ranks, per_rank](Loads, const LoadMatrix& mean) {
                         return PlanOmniStatic(mean, {.ranks = ranks, .slots_per_rank = per_rank});
-                      }});
-  policies.push_back({"flashlb", false, [ranks, per_rank](Loads loads, const LoadMatrix&) {
+                      })});
+  policies.push_back({"flashlb", false, equal([ranks, per_rank](Loads loads, const LoadMatrix&) {
                         return PlanFlashLb(loads, ranks, per_rank);
-                      }});
-  policies.push_back({"swift", false, [ranks, per_rank](Loads, const LoadMatrix& mean) {
+                      })});
+  policies.push_back({"swift", false, equal([ranks, per_rank](Loads, const LoadMatrix& mean) {
                         return PlanSwiftBalance(mean, ranks, per_rank);
-                      }});
-  policies.push_back({"lplb", true, [ranks, per_rank](Loads, const LoadMatrix& mean) {
+                      })});
+  policies.push_back({"lplb", true, equal([ranks, per_rank](Loads, const LoadMatrix& mean) {
                         return PlanLplbGraph(mean, {.ranks = ranks, .slots_per_rank = per_rank});
-                      }});
+                      })});
   policies.push_back(
       {"moesaic", options.split, [options](Loads loads, const LoadMatrix&) -> StatusOr<Placement> {
          ASSIGN_OR_RETURN(PlannedPlacement planned,

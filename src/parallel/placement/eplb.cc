@@ -125,6 +125,14 @@ Status CheckSizes(const LoadMatrix& load, const EplbSizes& sizes) {
 
 }  // namespace
 
+Status CheckLogicalToPhysical(const EplbPlan& plan) {
+  const int64_t rows = int64_t{plan.layers} * plan.experts;
+  if (plan.max_copies <= kMaxLoadValues / rows) return OkStatus();
+  return InvalidArgument(
+      "log2phy of {} layers, {} experts and {} copies of an expert must have at most {} values", plan.layers,
+      plan.experts, plan.max_copies, kMaxLoadValues);
+}
+
 StatusOr<EplbPlan> PlanEplb(const LoadMatrix& load, const EplbSizes& asked) {
   RETURN_IF_ERROR(CheckSizes(load, asked));
   EplbSizes sizes = asked;
@@ -142,6 +150,7 @@ StatusOr<EplbPlan> PlanEplb(const LoadMatrix& load, const EplbSizes& asked) {
     plan.phy2log.insert(plan.phy2log.end(), layers.back().expert.begin(), layers.back().expert.end());
     plan.logcnt.insert(plan.logcnt.end(), copies.begin(), copies.end());
   }
+  RETURN_IF_ERROR(CheckLogicalToPhysical(plan));
   plan.log2phy.assign(static_cast<size_t>(load.layers) * load.experts * plan.max_copies, -1);
   for (int layer = 0; layer < load.layers; ++layer) {
     for (int slot = 0; slot < sizes.replicas; ++slot) {

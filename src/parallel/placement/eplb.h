@@ -26,8 +26,13 @@ struct EplbPlan {
   std::vector<int64_t> logcnt = {};   // [layers, experts]
 };
 
+/// Returns InvalidArgument if `log2phy` of the plan's sizes is above kMaxLoadValues. One expert with many
+/// copies makes it large.
+Status CheckLogicalToPhysical(const EplbPlan& plan);
+
 /// Plans all layers. Loads are rounded to f32 first, as the Python file does. InvalidArgument for sizes that
-/// the Python file rejects by assertion. A layer without tokens is accepted.
+/// the Python file rejects by assertion, and for CheckLogicalToPhysical(). A layer without tokens is
+/// accepted.
 StatusOr<EplbPlan> PlanEplb(const LoadMatrix& load, const EplbSizes& sizes);
 
 }  // namespace moesaic::parallel

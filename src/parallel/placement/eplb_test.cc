@@ -114,5 +114,15 @@ TEST(Eplb, RefusesSizesThatThePublishedFileRefuses) {
             "nodes must divide the 5 GPUs, found 2");
 }
 
+// One expert with thousands of copies makes log2phy large.
+TEST(Eplb, RefusesResultsThatNeedTooMuchMemory) {
+  LoadMatrix load{1, 8192, std::vector<double>(8192, 0)};
+  load.tokens[5] = 1;
+  EXPECT_EQ(
+      PlanEplb(load, {.replicas = 8192 + 4096, .gpus = 1}).status().message(),
+      "log2phy of 1 layers, 8192 experts and 4097 copies of an expert must have at most 33554432 values");
+  EXPECT_TRUE(PlanEplb(load, {.replicas = 8192 + 1024, .gpus = 1}).ok());
+}
+
 }  // namespace
 }  // namespace moesaic::parallel

@@ -13,7 +13,8 @@ namespace {
 
 constexpr double kZScore = 0.6744897501960817;  // scipy.stats.norm.ppf(0.75)
 constexpr int kDepth = 4, kWidth = 8;
-constexpr int kSamples = 64;  // most windows; older ones are summed
+constexpr int kMaxFlashExperts = 4096;  // the covariance of all pairs takes 128 MiB
+constexpr int kSamples = 64;            // most windows; older ones are summed
 
 // Windows of one layer [windows][experts] and their statistics.
 struct Hotness {
@@ -211,6 +212,9 @@ class FlashTree {
 StatusOr<Placement> PlanFlashLb(std::span<const LoadMatrix> windows, int ranks, int slots_per_rank) {
   if (windows.empty()) return InvalidArgument("FlashLB needs a window of loads");
   RETURN_IF_ERROR(CheckBaselineSlots(windows.front(), ranks, slots_per_rank));
+  if (windows.front().experts > kMaxFlashExperts)
+    return InvalidArgument("FlashLB compares all pairs of experts, which must be at most {}, found {}",
+                           kMaxFlashExperts, windows.front().experts);
   Placement placement{.experts = windows.front().experts};
   for (int layer = 0; layer < windows.front().layers; ++layer) {
     LayerPlacement found = FlashTree(HotnessOf(windows, layer), ranks, slots_per_rank).Search();

@@ -93,7 +93,10 @@ TEST(LoadFile, RefusesSizesThatNeedTooMuchMemory) {
             "f: must have at most 65536 windows, found 70000");
   std::string lists = R"({"logical_count": [)";
   for (int i = 0; i < 5'000'000; ++i) lists += i == 0 ? "[]" : ",[]";
-  EXPECT_EQ(message(lists + "]}"), "f: must have at most 4194304 lists and objects, found 5000002");
+  EXPECT_EQ(message(lists + "]}"), "f: must have at most 4194304 lists, objects and members, found 5000003");
+  std::string members = R"({"logical_count": [[1]])";
+  for (int i = 0; i < 4'200'000; ++i) members += ",\"\":0";
+  EXPECT_EQ(message(members + "}"), "f: must have at most 4194304 lists, objects and members, found 4200004");
 }
 
 TEST(LoadFile, RefusesEveryTruncationOfANumpyFile) {
@@ -193,6 +196,19 @@ TEST_F(Folder, TensorRtRanksAreSummed) {
   const auto load = ReadLoad(path_.string());
   ASSERT_TRUE(load.ok()) << load.status();
   EXPECT_EQ(load->total.tokens, (Values{2, 4}));
+}
+
+// Layers are matched by their numbers, not by their order.
+TEST_F(Folder, TensorRtIterationsHaveTheSameLayers) {
+  const std::string header =
+      R"({"50_3":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"50_4":{"dtype":"I32","shape":[1],"data_offsets":[4,8]},)"
+      R"("51_3":{"dtype":"I32","shape":[1],"data_offsets":[8,12]},"51_5":{"dtype":"I32","shape":[1],"data_offsets":[12,16]}})";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size() & 255);
+  file[1] = static_cast<char>(header.size() >> 8);
+  Write("rank0.safetensors", file + header + std::string(16, '\1'));
+  EXPECT_EQ(ReadLoad(path_.string()).status().message(),
+            path_.string() + ": iteration 51 must have the layers of iteration 50");
 }
 
 }  // namespace

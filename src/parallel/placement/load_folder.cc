@@ -121,6 +121,13 @@ using TensorWindows = std::map<int, std::map<int, std::vector<double>>>;
 StatusOr<Workload> WorkloadOfTensors(const TensorWindows& windows, const std::string& name) {
   std::map<int, std::vector<std::vector<double>>> rows;
   for (const auto& [iteration, layers] : windows) {
+    const auto& first = windows.begin()->second;
+    const bool same = std::ranges::equal(
+        layers, first, {}, [](const auto& entry) { return entry.first; },
+        [](const auto& entry) { return entry.first; });
+    if (!same)
+      return InvalidArgument("{}: iteration {} must have the layers of iteration {}", name, iteration,
+                             windows.begin()->first);
     for (const auto& [layer, counts] : layers) rows[iteration].push_back(counts);
   }
   if (rows.empty()) return InvalidArgument("{}: rank*.safetensors have no tensors", name);

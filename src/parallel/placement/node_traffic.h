@@ -32,4 +32,10 @@ double RemoteNodes(const LayerPlacement& layer, std::span<const double> loads, i
 std::vector<double> TokensReceived(const LayerPlacement& layer, std::span<const double> loads, int nodes,
                                    const Routing& routing);
 
+/// Exchanges ranks of equal speed that hold equally many experts between nodes, as long as that lowers
+/// RemoteNodes(). Loads of ranks stay the same, in another order. `speeds` are per rank; empty: equal.
+/// Deterministic.
+LayerPlacement OrderRanks(LayerPlacement layer, std::span<const double> loads, std::span<const double> speeds,
+                          int nodes, const Routing& routing);
+
 }  // namespace moesaic::parallel

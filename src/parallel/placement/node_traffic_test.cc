@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "parallel/placement/random.h"
@@ -111,6 +112,39 @@ TEST(NodeTraffic, RefusesRoutingThatDoesNotFit) {
             "groups of a token must be from 1 to 4, found 5");
   EXPECT_EQ(CheckRouting({.top_k = 9, .groups = 4, .top_groups = 2}, 16).message(),
             "experts of a token must be from 1 to 8, found 9");
+}
+
+TEST(OrderRanks, PutsTheExpertsOfAGroupOnOneNode) {
+  const Routing routing = {.top_k = 2, .groups = 2, .top_groups = 1};
+  const std::vector<double> loads = {5, 1, 2, 3, 4, 1, 2, 1};
+  const LayerPlacement mixed = {{0, 1}, {4, 5}, {2, 3}, {6, 7}};
+  const LayerPlacement ordered = OrderRanks(mixed, loads, {}, 2, routing);
+  EXPECT_GT(RemoteNodes(mixed, loads, 2, routing), 0.6);
+  EXPECT_LT(RemoteNodes(ordered, loads, 2, routing), 0.5)
+      << "half of the tokens start on the node of their group";
+  for (const int node : {0, 1}) EXPECT_EQ(ordered[2 * node][0] / 4, ordered[2 * node + 1][0] / 4);
+  const std::vector<double> speeds = {1, 1, 0.5, 0.5};
+  EXPECT_EQ(OrderRanks(mixed, loads, speeds, 2, routing), mixed) << "ranks of a node have one speed";
+}
+
+TEST(OrderRanks, NeverSendsMoreTokensAndKeepsTheRanks) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Random random(seed);
+    const int nodes = 2 + random.Below(3), ranks = nodes * (1 + random.Below(3));
+    LayerPlacement layer(ranks);
+    std::vector<double> loads;
+    for (int expert = 0; expert < 24; ++expert) {
+      loads.push_back(random.Below(50));
+      for (int copy = 0; copy <= random.Below(3); ++copy) {
+        std::vector<int>& rank = layer[random.Below(ranks)];
+        if (rank.empty() || rank.back() != expert) rank.push_back(expert);
+      }
+    }
+    const Routing routing = {.top_k = 4, .groups = 4, .top_groups = 2};
+    LayerPlacement ordered = OrderRanks(layer, loads, {}, nodes, routing);
+    EXPECT_LE(RemoteNodes(ordered, loads, nodes, routing), RemoteNodes(layer, loads, nodes, routing) + 1e-12);
+    EXPECT_TRUE(std::is_permutation(ordered.begin(), ordered.end(), layer.begin(), layer.end()));
+  }
 }
 
 }  // namespace

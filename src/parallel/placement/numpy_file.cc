@@ -313,6 +313,7 @@ StatusOr<NumpyArray> ParseNumpyZip(std::string_view bytes, const std::string& na
       return InvalidArgument("{}: directory is cut short", source);
     const bool found = bytes.substr(at + 46, name_bytes) == name + ".npy";
     const size_t local = Number<uint32_t>(bytes, at + 42), size = Number<uint32_t>(bytes, at + 20);
+    const auto crc = Number<uint32_t>(bytes, at + 16);
     const int method = Number<uint16_t>(bytes, at + 10);
     at += 46 + name_bytes + extra + comment;
     if (!found) continue;
@@ -325,7 +326,10 @@ StatusOr<NumpyArray> ParseNumpyZip(std::string_view bytes, const std::string& na
         local + 30 + Number<uint16_t>(bytes, local + 26) + Number<uint16_t>(bytes, local + 28);
     if (data > bytes.size() || bytes.size() - data < size)
       return InvalidArgument("{}: \"{}\" is cut short", source, name);
-    return ParseNumpy(bytes.substr(data, size), source + ": " + name);
+    const std::string_view file = bytes.substr(data, size);
+    if (Crc32(file) != crc)
+      return DataLoss("{}: \"{}\" is damaged: its CRC-32 is not that of the directory", source, name);
+    return ParseNumpy(file, source + ": " + name);
   }
   return NotFound("{}: no array \"{}\"", source, name);
 }

@@ -83,7 +83,19 @@ Placement FromEplb(const EplbPlan& plan, int ranks) {
   return placement;
 }
 
+Status CheckEqualSlots(const Placement& placement) {
+  for (size_t layer = 0; layer < placement.layers.size(); ++layer) {
+    for (const std::vector<int>& rank : placement.layers[layer]) {
+      if (static_cast<int>(rank.size()) == placement.max_slots()) continue;
+      return InvalidArgument("layer {}: this format needs {} slots on every rank, found {}", layer,
+                             placement.max_slots(), rank.size());
+    }
+  }
+  return OkStatus();
+}
+
 StatusOr<EplbPlan> ToEplb(const Placement& placement) {
+  RETURN_IF_ERROR(CheckEqualSlots(placement));
   EplbPlan plan{.layers = static_cast<int>(placement.layers.size()),
                 .experts = placement.experts,
                 .replicas = placement.max_slots() * placement.ranks()};
@@ -91,10 +103,6 @@ StatusOr<EplbPlan> ToEplb(const Placement& placement) {
   for (size_t index = 0; index < placement.layers.size(); ++index) {
     std::vector<int> copies(placement.experts, 0);
     for (const std::vector<int>& rank : placement.layers[index]) {
-      if (static_cast<int>(rank.size()) != placement.max_slots()) {
-        return InvalidArgument("layer {}: this format needs {} slots on every rank, found {}", index,
-                               placement.max_slots(), rank.size());
-      }
       for (const int expert : rank) {
         plan.phy2log.push_back(expert);
         ordinals.push_back(copies[expert]++);
@@ -103,6 +111,7 @@ StatusOr<EplbPlan> ToEplb(const Placement& placement) {
     plan.logcnt.insert(plan.logcnt.end(), copies.begin(), copies.end());
     plan.max_copies = std::max(plan.max_copies, *std::max_element(copies.begin(), copies.end()));
   }
+  RETURN_IF_ERROR(CheckLogicalToPhysical(plan));
   plan.log2phy.assign(plan.logcnt.size() * plan.max_copies, -1);
   for (size_t i = 0; i < plan.phy2log.size(); ++i) {
     const size_t layer = i / plan.replicas;

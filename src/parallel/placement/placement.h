@@ -42,8 +42,11 @@ int DuplicateSlots(const LayerPlacement& layer);
 /// Returns the placement of an EPLB plan: slot s is on rank s / (replicas / ranks).
 Placement FromEplb(const EplbPlan& plan, int ranks);
 
+/// Returns InvalidArgument unless all ranks and layers have equally many slots.
+Status CheckEqualSlots(const Placement& placement);
+
 /// Returns arrays of the form that EPLB returns. InvalidArgument: ranks or layers differ in their number of
-/// slots.
+/// slots, or `log2phy` is above kMaxLoadValues.
 StatusOr<EplbPlan> ToEplb(const Placement& placement);
 
 /// Returns experts in order, divided evenly among ranks up to one: the default placement of engines.

@@ -40,8 +40,13 @@ std::string MoesaicText(const Placement& placement) {
   return text + "\n]}\n";
 }
 
-std::string OmniBytes(const Placement& placement) {
+StatusOr<std::string> OmniBytes(const Placement& placement) {
+  RETURN_IF_ERROR(CheckPlacement(placement, "OmniPlacement's format", /*distinct=*/true));
   const auto layers = static_cast<int64_t>(placement.layers.size());
+  if (placement.ranks() * layers > kMaxLoadValues / placement.experts)
+    return InvalidArgument(
+        "OmniPlacement's format: ranks times layers times experts must be at most {}, found {} x {} x {}",
+        kMaxLoadValues, placement.ranks(), layers, placement.experts);
   std::vector<int32_t> pattern(static_cast<size_t>(placement.ranks() * layers * placement.experts), 0);
   for (int64_t layer = 0; layer < layers; ++layer) {
     for (int rank = 0; rank < placement.ranks(); ++rank) {
@@ -51,6 +56,27 @@ std::string OmniBytes(const Placement& placement) {
   }
   const int64_t shape[] = {placement.ranks(), layers, placement.experts};
   return NumpyBytes(std::span<const int32_t>(pattern), shape);
+}
+
+// Rows are decoder layers. Dense ones get experts in order, as SGLang's "trivial" location has them.
+std::string SglangText(const Placement& placement, int first_layer) {
+  std::vector<int> in_order(placement.replicas(0));
+  for (size_t slot = 0; slot < in_order.size(); ++slot)
+    in_order[slot] = static_cast<int>(slot) % placement.experts;
+  std::string text = "{\"physical_to_logical_map\": [";
+  const auto add_row = [&text](const LayerPlacement& slots) {
+    text += fmt::format("{}\n[{}]", text.back() == ']' ? "," : "", SlotList(slots));
+  };
+  for (int layer = 0; layer < first_layer; ++layer) add_row({in_order});
+  for (const LayerPlacement& layer : placement.layers) add_row(layer);
+  return text + "\n]}\n";
+}
+
+std::string TensorRtText(const Placement& placement, int first_layer) {
+  std::string text = fmt::format("num_slots: {}\ninitial_global_assignments:\n", placement.replicas(0));
+  for (const LayerPlacement& layer : placement.layers)
+    text += fmt::format("  {}: [{}]\n", first_layer++, SlotList(layer));
+  return text + "layer_updates_per_iter: 0\n";
 }
 
 bool IsExpert(double value) { return value >= 0 && value < kMaxExperts && value == std::floor(value); }
@@ -193,26 +219,26 @@ std::string EplbBytes(const EplbPlan& plan) {
 }
 
 StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat format, int first_layer) {
+  if (first_layer > 0 && format != PlacementFormat::kSglang && format != PlacementFormat::kTensorRt)
+    return InvalidArgument("this format counts MoE layers only, so the first one is 0, found {}",
+                           first_layer);
   switch (format) {
     case PlacementFormat::kMoesaic:
       return MoesaicText(placement);
     case PlacementFormat::kOmni:
-      RETURN_IF_ERROR(CheckPlacement(placement, "OmniPlacement's format", /*distinct=*/true));
       return OmniBytes(placement);
-    default:
-      break;
+    case PlacementFormat::kEplb: {
+      ASSIGN_OR_RETURN(const EplbPlan plan, ToEplb(placement));
+      return EplbBytes(plan);
+    }
+    case PlacementFormat::kSglang:
+      RETURN_IF_ERROR(CheckEqualSlots(placement));
+      return SglangText(placement, first_layer);
+    case PlacementFormat::kTensorRt:
+      RETURN_IF_ERROR(CheckEqualSlots(placement));
+      return TensorRtText(placement, first_layer);
   }
-  ASSIGN_OR_RETURN(const EplbPlan plan, ToEplb(placement));
-  if (format == PlacementFormat::kEplb) return EplbBytes(plan);
-  const bool yaml = format == PlacementFormat::kTensorRt;
-  std::string text = yaml ? fmt::format("num_slots: {}\ninitial_global_assignments:\n", plan.replicas)
-                          : "{\"physical_to_logical_map\": [";
-  for (size_t layer = 0; layer < placement.layers.size(); ++layer) {
-    const std::string slots = fmt::format("[{}]", SlotList(placement.layers[layer]));
-    text += yaml ? fmt::format("  {}: {}\n", first_layer + static_cast<int>(layer), slots)
-                 : (layer == 0 ? "\n" : ",\n") + slots;
-  }
-  return text + (yaml ? "layer_updates_per_iter: 0\n" : "\n]}\n");
+  return InvalidArgument("unknown format of a placement");
 }
 
 namespace {

@@ -12,13 +12,14 @@ namespace moesaic::parallel {
 enum class PlacementFormat {
   kMoesaic,   ///< JSON: "experts" and "layers" [layers][ranks][slots]; the only format for unequal slots
   kEplb,      ///< .npz with phy2log, log2phy and logcnt as EPLB returns them
-  kSglang,    ///< JSON of `--init-expert-location`: "physical_to_logical_map" [layers][slots]
+  kSglang,    ///< JSON of `--init-expert-location`: "physical_to_logical_map" [decoder layers][slots]
   kOmni,      ///< .npy of OmniPlacement: int32 0 or 1, [ranks, layers, experts]
   kTensorRt,  ///< YAML of TensorRT-LLM's load balancer
 };
 
 /// Returns the bytes of a file. InvalidArgument: the format can't hold the placement. `first_layer` is the
-/// number of the first MoE layer, because TensorRT-LLM also counts the dense layers before it.
+/// number of the first MoE layer: TensorRT-LLM and SGLang also count the dense layers before it. Other
+/// formats need 0.
 StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat format, int first_layer = 0);
 
 /// Returns the .npz file of an EPLB plan, with the order of replicas that EPLB returns.

@@ -30,6 +30,48 @@ TEST(PlacementFile, TensorRtNamesLayersFromTheFirstMoeLayer) {
             "layer_updates_per_iter: 0\n");
 }
 
+// Rows of SGLang are decoder layers, so that the dense ones need rows, too.
+TEST(PlacementFile, SglangCountsDenseLayers) {
+  EXPECT_EQ(*PlacementBytes(kPlacement, PlacementFormat::kSglang),
+            "{\"physical_to_logical_map\": [\n[0, 1, 2, 3, 0, 1],\n[3, 2, 1, 0, 1, 2]\n]}\n");
+  EXPECT_EQ(*PlacementBytes(kPlacement, PlacementFormat::kSglang, 2),
+            "{\"physical_to_logical_map\": [\n[0, 1, 2, 3, 0, 1],\n[0, 1, 2, 3, 0, 1],\n[0, 1, 2, 3, 0, 1],\n"
+            "[3, 2, 1, 0, 1, 2]\n]}\n");
+  for (const PlacementFormat format :
+       {PlacementFormat::kMoesaic, PlacementFormat::kEplb, PlacementFormat::kOmni})
+    EXPECT_EQ(PlacementBytes(kPlacement, format, 3).status().message(),
+              "this format counts MoE layers only, so the first one is 0, found 3");
+}
+
+// A small file of ours, whose other forms would take 17 GB and more.
+TEST(PlacementFile, RefusesFormsThatNeedTooMuchMemory) {
+  constexpr int kExperts = 8192, kRanks = 8192;
+  LayerPlacement layer(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) layer[rank] = {rank, rank == 0 ? 1 : 0};
+  const Placement placement{kExperts, {layer}};
+  EXPECT_EQ(
+      PlacementBytes(placement, PlacementFormat::kOmni).status().message(),
+      "OmniPlacement's format: ranks times layers times experts must be at most 33554432, found 8192 x 1 x "
+      "8192");
+  EXPECT_EQ(
+      PlacementBytes(placement, PlacementFormat::kEplb).status().message(),
+      "log2phy of 1 layers, 8192 experts and 8192 copies of an expert must have at most 33554432 values");
+  for (const PlacementFormat format :
+       {PlacementFormat::kMoesaic, PlacementFormat::kSglang, PlacementFormat::kTensorRt})
+    EXPECT_TRUE(PlacementBytes(placement, format).ok());
+}
+
+// As zip programs do: another value of phy2log is not another placement.
+TEST(PlacementFile, ChangedBytesOfANpzFileAreFound) {
+  std::string zip = *PlacementBytes(kPlacement, PlacementFormat::kEplb);
+  const size_t data = zip.find("}", zip.find("NUMPY"));
+  const size_t value = zip.find('\n', data) + 1;
+  ASSERT_EQ(zip[value], 0);
+  zip[value] = 3;
+  EXPECT_EQ(ParsePlacement(zip, "f", 2).status().message(),
+            "f: \"phy2log\" is damaged: its CRC-32 is not that of the directory");
+}
+
 // PyYAML 6.0 writes these three for {"num_slots": 4, "initial_global_assignments": {3: [0, 1, 1, 0], 4: [1,
 // 0, 1, 0]}, "layer_updates_per_iter": 2}, with default_flow_style None, False, and None with width 8.
 TEST(PlacementFile, ReadsTheYamlOfTensorRtTools) {
@@ -80,6 +122,12 @@ TEST(PlacementFile, DamagedFilesEndInAnErrorOrAValidPlacement) {
       ++read;
       ASSERT_EQ(placement->ranks(), 2) << seed;
       ASSERT_TRUE(CheckPlacement(*placement, "f", /*distinct=*/false).ok()) << seed;
+      for (const PlacementFormat format : {PlacementFormat::kMoesaic, PlacementFormat::kEplb,
+                                           PlacementFormat::kSglang, PlacementFormat::kTensorRt}) {
+        const auto written = PlacementBytes(*placement, format);
+        if (!written.ok()) continue;  // unequal slots
+        ASSERT_EQ(ParsePlacement(*written, "again", 2)->layers, placement->layers) << seed;
+      }
     } else {
       ASSERT_EQ(placement.status().message().substr(0, 2), "f:") << seed << placement.status();
     }

@@ -46,9 +46,11 @@ ScenarioLoads Scenarios(std::span<const LoadMatrix> workloads, std::span<const i
 Status CheckNodes(int experts, const PlannerOptions& options) {
   if (!(options.traffic_weight >= 0 && options.traffic_weight <= 1e15))
     return InvalidArgument("the weight of traffic must be from 0 to 1e15, found {}", options.traffic_weight);
-  if (options.traffic_weight == 0) return OkStatus();
+  if (options.traffic_weight == 0 && options.routing == nullptr) return OkStatus();
   if (options.nodes < 1 || options.slots.size() % static_cast<size_t>(options.nodes) != 0)
     return InvalidArgument("nodes must divide the {} ranks, found {}", options.slots.size(), options.nodes);
+  if (options.routing != nullptr) RETURN_IF_ERROR(CheckRouting(*options.routing, experts));
+  if (options.traffic_weight == 0) return OkStatus();
   if (options.groups < 1 || experts % options.groups != 0)
     return InvalidArgument("groups must divide the {} experts, found {}", experts, options.groups);
   if (options.groups % options.nodes != 0)
@@ -163,16 +165,24 @@ class Planner {
         plans[layer].push_back(PlanLayer(layer, options_.slots));
         for (const double level : kLevels) plans[layer].push_back(PlanLayer(layer, SlotsAtLevel(level)));
       });
-      const std::vector<std::vector<int>> slots = GiveSlots(ChooseLevels(plans, budget), plans);
+      const std::vector<int> levels = ChooseLevels(plans, budget);
+      const std::vector<std::vector<int>> slots = GiveSlots(levels, plans);
       ForEach(layers, [&](int layer) {
-        result.placement.layers[layer] = slots[layer] == options_.slots
-                                             ? std::move(plans[layer][0].layer)
-                                             : PlanLayer(layer, slots[layer]).layer;
+        result.placement.layers[layer] = PlanOnSlots(layer, levels[layer], slots[layer], plans[layer]);
         CountStep();
       });
     } else {
       ForEach(layers,
               [&](int layer) { result.placement.layers[layer] = PlanLayer(layer, options_.slots).layer; });
+    }
+    if (OrdersRanks()) {
+      const LoadMatrix sum = SumOfLoads(loads_);
+      ForEach(layers, [&](int layer) {
+        LayerPlacement& planned = result.placement.layers[layer];
+        if (!Stopped())
+          planned = OrderRanks(std::move(planned), sum.layer(layer), options_.speeds, options_.nodes,
+                               *options_.routing);
+      });
     }
     for (int layer = 0; options_.current != nullptr && layer < layers; ++layer) {
       LayerPlacement& planned = result.placement.layers[layer];
@@ -209,6 +219,11 @@ class Planner {
     return stopped_;
   }
 
+  bool OrdersRanks() const {
+    return options_.routing != nullptr && options_.traffic_weight == 0 && options_.cost == nullptr &&
+           options_.current == nullptr;
+  }
+
   void CountStep() {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++done_;
@@ -231,6 +246,35 @@ class Planner {
     const int extra = static_cast<int>(level * static_cast<double>(slots.size()));
     for (int i = 0; i < extra; ++i) ++slots[static_cast<size_t>(i) * slots.size() / extra];
     return slots;
+  }
+
+  // Whether a plan stays as good if its ranks are exchanged.
+  bool RanksAreEqual() const {
+    const bool same_slots =
+        std::ranges::count(options_.slots, options_.slots[0]) == std::ssize(options_.slots);
+    const bool same_speeds = std::ranges::count(speeds_, speeds_[0]) == std::ssize(speeds_);
+    const bool has_links = options_.cost != nullptr && !options_.cost->levels.empty();
+    return same_slots && same_speeds && !has_links && options_.traffic_weight == 0 &&
+           options_.current == nullptr;
+  }
+
+  // The plan of a layer whose level has been chosen. On equal ranks it is that of the level, so that a larger
+  // budget never gives a worse result. Others are planned again for the ranks that have the extra slots.
+  LayerPlacement PlanOnSlots(int layer, int level, const std::vector<int>& slots,
+                             std::vector<LayerPlan>& plans) {
+    if (slots == options_.slots) return std::move(plans[0].layer);
+    const std::vector<int> of_level = SlotsAtLevel(kLevels[level - 1]);
+    const int least = options_.slots[0];
+    if (!RanksAreEqual() || std::ranges::count(of_level, least) != std::ranges::count(slots, least))
+      return PlanLayer(layer, slots).layer;
+    LayerPlacement placed(slots.size());
+    size_t next[2] = {0, 0};  // rank of the level's plan without and with an extra slot
+    for (size_t rank = 0; rank < slots.size(); ++rank) {
+      size_t& from = next[slots[rank] > least ? 1 : 0];
+      while (of_level[from] != slots[rank]) ++from;
+      placed[rank] = std::move(plans[level].layer[from++]);
+    }
+    return placed;
   }
 
   LayerPlan PlanLayer(int layer, const std::vector<int>& slots) {

@@ -32,6 +32,10 @@ struct PlannerOptions {
   double traffic_weight = 0;
   int nodes = 1;
   int groups = 1;
+  /// Router, for the order of ranks: those with equal speeds and slots are exchanged between the `nodes`, so
+  /// that a token is sent to fewer of them (OrderRanks). Null, or with a weight of traffic, rates or a
+  /// placement in use: ranks keep their order. Borrowed.
+  const Routing* routing = nullptr;
   /// Rates that turn loads into times; borrowed, or null. If set, ranks are balanced by the time of started
   /// tiles and of reading weights. The planner makes plans with several weights of traffic and several
   /// numbers of moves from `current`, and each layer gets the one whose predicted batch (PredictCost) is
@@ -58,9 +62,9 @@ struct PlannedPlacement {
 /// of their mean. Every workload has equal weight.
 ///
 /// The steps are: replica counts by the highest load of each expert, placement of the largest replicas first,
-/// and local search by swaps, moves and exchanges of replicas (LayerSearch). Ranks hold distinct experts.
-/// Slots stay empty only if every rank holds all experts, or if a plan that starts from `current` does not
-/// need them.
+/// local search by swaps, moves and exchanges of replicas (LayerSearch), and the order of ranks. Ranks hold
+/// distinct experts. Slots stay empty only if every rank holds all experts, or if a plan that starts from
+/// `current` does not need them.
 ///
 /// The result depends on the arguments except `threads`. InvalidArgument: there are too few slots, or shapes
 /// differ.

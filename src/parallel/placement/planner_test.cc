@@ -126,6 +126,23 @@ TEST(Planner, HalfOfUniformRedundancyIsEnoughWhereItIsSpentUnevenly) {
   EXPECT_LE(MeanImbalance(uneven->placement, loads[0]), MeanImbalance(uniform, loads[0]));
 }
 
+TEST(Planner, MoreExtraReplicasNeverBalanceWorse) {
+  for (uint64_t seed = 1; seed < 4; ++seed) {
+    const std::vector<LoadMatrix> loads = Loads(5, 64, 1, seed);
+    double last = 1e9;
+    for (int budget = 0; budget < 44; budget += 3) {
+      const auto plan = PlanPlacement(loads, {.slots = EqualSlots(64, 8), .extra_replicas = budget});
+      ASSERT_TRUE(CheckPlacement(plan->placement, "plan", /*distinct=*/true).ok());
+      int replicas = 0;
+      for (int layer = 0; layer < 5; ++layer) replicas += plan->placement.replicas(layer);
+      EXPECT_LE(replicas, 5 * 64 + budget);
+      const double imbalance = MeanImbalance(plan->placement, loads[0]);
+      EXPECT_LE(imbalance, last + 1e-6) << "seed " << seed << ", budget " << budget;
+      last = imbalance;
+    }
+  }
+}
+
 TEST(Planner, AHighWeightOfTrafficKeepsExpertsOnTheNodeOfTheirGroup) {
   const std::vector<LoadMatrix> loads = Loads(2, 64, 3, 8);
   const auto plan =
@@ -148,6 +165,24 @@ TEST(Planner, AHighWeightOfTrafficKeepsExpertsOnTheNodeOfTheirGroup) {
                 .status()
                 .message(),
             "nodes must divide the 2 groups, found 4");
+}
+
+TEST(Planner, RanksAreOrderedSoThatTokensGoToFewerNodes) {
+  const std::vector<LoadMatrix> loads = Loads(3, 64, 2, 9);
+  const Routing routing = {.top_k = 4, .groups = 8, .top_groups = 2};
+  const auto any = PlanPlacement(loads, {.slots = EqualSlots(80, 16), .nodes = 4});
+  const auto ordered = PlanPlacement(loads, {.slots = EqualSlots(80, 16), .nodes = 4, .routing = &routing});
+  ASSERT_TRUE(ordered.ok()) << ordered.status();
+  for (int layer = 0; layer < 3; ++layer) {
+    const std::span<const double> tokens = loads[0].layer(layer);
+    EXPECT_NEAR(Imbalance(ordered->placement.layers[layer], tokens),
+                Imbalance(any->placement.layers[layer], tokens), 1e-9);
+    EXPECT_LT(RemoteNodes(ordered->placement.layers[layer], tokens, 4, routing),
+              RemoteNodes(any->placement.layers[layer], tokens, 4, routing));
+  }
+  EXPECT_EQ(
+      PlanPlacement(loads, {.slots = EqualSlots(80, 16), .nodes = 3, .routing = &routing}).status().message(),
+      "nodes must divide the 16 ranks, found 3");
 }
 
 TEST(Planner, ALayerWithoutTokensGetsACompletePlacement) {

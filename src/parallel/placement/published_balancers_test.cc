@@ -167,5 +167,13 @@ TEST(PublishedBalancers, OurPlanReachesTheExampleOfFlashLb) {
             205);
 }
 
+TEST(PublishedBalancers, RefuseSizesThatNeedTooMuchMemory) {
+  const LoadMatrix load{1, 4097, std::vector<double>(4097, 1)};
+  EXPECT_EQ(PlanFlashLb(std::span(&load, 1), 1, 4097).status().message(),
+            "FlashLB compares all pairs of experts, which must be at most 4096, found 4097");
+  EXPECT_EQ(PlanSwiftBalance(load, 4097, 1).status().message(),
+            "SwiftBalance counts transfers of all pairs of ranks, which must be at most 4096, found 4097");
+}
+
 }  // namespace
 }  // namespace moesaic::parallel

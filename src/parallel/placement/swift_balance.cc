@@ -14,7 +14,8 @@ namespace {
 constexpr double kThreshold = 1.01;  // layers with a smaller imbalance stay as they are
 constexpr double kIncrement = 0.01;  // least gain of a swap, of the mean rank load
 constexpr int kSwaps = 100;
-constexpr int kTransfers = 1;  // from one rank to another
+constexpr int kMaxSwiftRanks = 4096;  // the transfers of all pairs take 64 MiB
+constexpr int kTransfers = 1;         // from one rank to another
 
 // A number that NumPy 2 compares in f32 if either side is f32.
 struct Mixed {
@@ -215,6 +216,10 @@ class SwiftLayer {
 
 StatusOr<Placement> PlanSwiftBalance(const LoadMatrix& load, int ranks, int slots_per_rank) {
   RETURN_IF_ERROR(CheckBaselineSlots(load, ranks, slots_per_rank));
+  if (ranks > kMaxSwiftRanks)
+    return InvalidArgument(
+        "SwiftBalance counts transfers of all pairs of ranks, which must be at most {}, found {}",
+        kMaxSwiftRanks, ranks);
   Placement placement{.experts = load.experts};
   const LayerPlacement start = StartOfVllm(load.experts, ranks, slots_per_rank);
   // The published file takes the mean rank load of layer 0 for all layers.

@@ -60,6 +60,7 @@ StatusOr<std::vector<FrontPoint>> PlanFront(std::span<const Workload> workloads,
                                            .traffic_weight = weight,
                                            .nodes = options.nodes,
                                            .groups = options.routing.groups,
+                                           .routing = &options.routing,
                                            .threads = options.threads,
                                            .stop = options.stop}));
     if (plan.interrupted) return Cancelled("interrupted");

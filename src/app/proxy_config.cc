@@ -198,9 +198,10 @@ std::string ServerText(const ProxyFlags& flags, const proxy::PoolSettings& pool,
       "    location / {{ moesaic_pass {}; }}\n    location = /metrics {{ {} moesaic_metrics {}; }}\n"
       "    location = /moesaic {{ {} moesaic_page {}; }}\n    location = /moesaic/state {{ {} moesaic_state "
       "{}; }}\n"
-      "    location = /moesaic/trace {{ {} moesaic_trace {}; }}\n",
+      "    location = /moesaic/trace {{ {} moesaic_trace {}; }}\n"
+      "    location = /moesaic/engines {{ {} moesaic_engines {}; }}\n",
       pool.max_body_bytes, pool.name, body, proxy::UrlHost(flags.host), flags.port, pool.name, access,
-      pool.name, access, pool.name, access, pool.name, access, pool.name);
+      pool.name, access, pool.name, access, pool.name, access, pool.name, access, pool.name);
 }
 
 }  // namespace

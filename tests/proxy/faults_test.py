@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-from proxying import HOST, MODEL, WAIT_SECONDS, ProxyTest, main, request, together, until
+from proxying import HOST, MODEL, WAIT_SECONDS, ProxyTest, main, patient, request, together, until
 from proxy_test import tokens
 
 
@@ -156,6 +156,53 @@ class Engines(ProxyTest):
         until(lambda: slow.state()["live"] == 0, what=slow.state)
         proxy.idle()
 
+    def test_goes_around_a_slow_engine(self):
+        slow, fast = self.mock(), self.mock()
+        slow.faults(slowdown=1e6)
+        proxy = self.proxy(f"engine {slow.url}; engine {fast.url}; health off;")
+        client = raw(proxy.port, {"model": "m", "prompt": tokens(0, 64), "max_tokens": 5})
+        until(lambda: slow.state()["live"] == 1 and all(e["prefill_requests"] == 0 for e in proxy.state()["engines"]), what=proxy.state)
+        self.assertEqual([proxy.complete(prompt=tokens(i, 64), max_tokens=5)[0] for i in range(1, 31)], [200] * 30)
+        self.assertEqual((slow.state()["live"], slow.state()["served"], fast.state()["served"]), (1, 0, 30))
+        slow.faults()  # its step ends soon
+        self.assertTrue(client.recv(1 << 16).startswith(b"HTTP/1.1 200 "))
+        client.close()
+        proxy.idle()
+
+    def test_drains_and_resumes_an_engine_by_request(self):
+        engine, other = self.mock("--step-ms", "20"), self.mock()
+        proxy = self.proxy(f"engine {engine.url}; engine {other.url} drain;")
+        states = lambda: {e["url"]: e["state"] for e in proxy.state()["engines"]}
+        with proxy.streaming(prompt="a", max_tokens=50) as answer:
+            answer.readline()
+            self.assertEqual(proxy.control("resume", other.url), (200, {"url": other.url, "state": "enabled", "ranks": 1}))
+            self.assertEqual(proxy.control("drain", engine.url.replace(":", "%3a").replace("/", "%2F"))[0], 200)
+            self.assertEqual(states(), {engine.url: "draining", other.url: "enabled"})
+            served = other.state()["served"]
+            self.assertEqual([proxy.complete(prompt=tokens(i, 64), max_tokens=1)[0] for i in range(6)], [200] * 6)
+            self.assertEqual(other.state()["served"], served + 6)
+            self.assertTrue(answer.read().endswith(b"data: [DONE]\n\n"))
+        proxy.reload(f"engine {engine.url}; engine {other.url} drain; queue 100;")  # keeps both
+        self.assertEqual(states(), {engine.url: "draining", other.url: "enabled"})
+        proxy.control("drain", other.url)
+        waiting = []
+        asking = threading.Thread(target=lambda: waiting.append(proxy.complete(prompt="b", max_tokens=1)[0]))
+        asking.start()
+        until(lambda: proxy.state()["stages"][3]["now"] == 1, what=proxy.state)
+        self.assertEqual(proxy.control("resume", engine.url)[0], 200)
+        asking.join()
+        self.assertEqual(waiting, [200])
+        self.assertEqual(engine.state()["served"], 2)
+        for verb, url, status in (("drain", "http://127.0.0.1:1", 404), ("stop", engine.url, 400), ("drain", "", 400)):
+            refused, text = proxy.control(verb, url)
+            self.assertEqual(refused, status)
+            self.assertIn("message", text["error"])
+        self.assertEqual(proxy.request("GET", f"/engines?drain={engine.url}")[0], 405)
+        # A page of another site in an operator's browser.
+        self.assertEqual(proxy.request("POST", f"/engines?drain={engine.url}", headers={"origin": "http://example.com"})[0], 403)
+        self.assertEqual(states()[engine.url], "enabled")
+        proxy.idle()
+
     def test_drains_an_engine_by_its_option(self):
         engine, other = self.mock("--step-ms", "20"), self.mock()
         proxy = self.proxy(f"engine {engine.url};")
@@ -189,14 +236,37 @@ class Engines(ProxyTest):
         until(lambda: proxy.state()["engines"][0]["reported_kv_blocks"] == 777, what=proxy.state)
 
     def test_cancels_decode_when_parallel_prefill_fails(self):
-        prefill = self.mock("--transfer", "sglang", "--role", "prefill", "--prefill-us", "5000")
-        decode = self.mock("--transfer", "sglang", "--role", "decode")
-        proxy = self.proxy(f"transfer sglang; api sglang; engine {prefill.url} role=prefill bootstrap_port={prefill.port};"
-                           f"engine {decode.url} role=decode; retries 0; health off;")
-        prefill.faults(fail_request=1.0)
-        self.assertEqual(proxy.complete(prompt=tokens(1, 100), max_tokens=3)[0], 502)
-        proxy.idle()
-        until(lambda: decode.state()["live"] == 0)
+        for transfer in ("sglang", "mooncake", "ascend"):
+            with self.subTest(transfer):
+                prefill, decode, proxy = parallel_pair(self, transfer, "retries 0; health off;", prefill_us=5000)
+                prefill.faults(fail_request=1.0)
+                for stream in (False, True):
+                    status, _, text = proxy.request("POST", "/v1/completions",
+                                                    {"model": "mock", "prompt": tokens(1, 100), "max_tokens": 3, "stream": stream})
+                    self.assertEqual(status, 502, text)
+                proxy.idle()
+                until(lambda: decode.state()["live"] == 0 and decode.state()["rooms"] == 0, what=decode.state)
+                until(lambda: prefill.state()["pinned"] == 0 and prefill.state()["rooms"] == 0, what=prefill.state)
+                prefill.faults(fail_request=0.0)
+                self.assertEqual(proxy.complete(prompt=tokens(2, 100), max_tokens=3)[0], 200)
+
+    def test_uses_another_parallel_pair_when_prefill_is_killed(self):
+        for transfer in ("sglang", "mooncake", "ascend"):
+            with self.subTest(transfer):
+                slow = self.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", "20000")
+                other, decode, proxy = parallel_pair(
+                    self, transfer, f"retries 2 10ms; health off; engine {slow.url} role=prefill bootstrap_port={slow.port};")
+
+                def kill():
+                    until(lambda: slow.state()["live"] > 0, what=proxy.state)
+                    slow.kill()
+                killer = threading.Thread(target=kill)
+                killer.start()
+                statuses = together(6, lambda i: proxy.complete(prompt=tokens(i, 300), max_tokens=3)[0])
+                killer.join()
+                self.assertEqual(statuses, [200] * 6)
+                proxy.idle()
+                until(lambda: decode.state()["live"] == 0 and other.state()["pinned"] == 0, what=other.state)
 
     def test_recovers_the_index_after_lost_and_doubled_messages(self):
         name = self.endpoint("lossy")
@@ -252,6 +322,97 @@ class Engines(ProxyTest):
               and proxy.state()["index"]["memberships"] - proxy.state()["index"]["speculative"] <= 20, what=proxy.state)
         self.assertGreaterEqual(proxy.complete(prompt=tokens(101, 160), max_tokens=1)[1]["usage"]["prompt_tokens_details"]["cached_tokens"], 144)
         proxy.idle()
+
+
+def parallel_pair(test, transfer, directives, prefill_us=20):
+    """Returns P, D and a proxy in front of both, which it uses at the same time."""
+    prefill = test.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", prefill_us)
+    decode = test.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
+    proxy = test.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"
+                       f"metaserver http://{HOST}:@PORT@/v1/metaserver; {directives}"
+                       f"engine {prefill.url} role=prefill bootstrap_port={prefill.port} max_requests=4;"
+                       f"engine {decode.url} role=decode max_requests=4;")
+    return prefill, decode, proxy
+
+
+class Timeouts(ProxyTest):
+    """Each limit expires once. A limit that must not expire in a test is long."""
+    LIMIT_MS = 300
+
+    def patient_limit(self):
+        """The limit, for a time in which the engine must do something."""
+        return f"{round(patient(self.LIMIT_MS))}ms"
+
+    def expired(self, call):
+        """Returns the result of `call`, which takes at least the limit."""
+        begin = time.monotonic()
+        result = call()
+        self.assertGreaterEqual(time.monotonic() - begin, self.LIMIT_MS / 1000)
+        return result
+
+    def unconnectable(self):
+        """Returns the URL of an address that leaves connections unanswered: its queue is full."""
+        listener = socket.create_server((HOST, 0), backlog=0)
+        self.addCleanup(listener.close)
+        for _ in range(4):
+            client = socket.socket()
+            self.addCleanup(client.close)
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        return "http://%s:%d" % listener.getsockname()
+
+    def test_connect_timeout(self):
+        url, other = self.unconnectable(), self.mock()
+        proxy = self.proxy(f"engine {url}; connect_timeout {self.LIMIT_MS}ms; retries 1 10ms; health off;")
+        status, answer = self.expired(lambda: proxy.complete(prompt="a", max_tokens=1))
+        self.assertEqual((status, "connecting to the engine timed out" in answer["error"]["message"]), (504, True), answer)
+        proxy.reload(f"engine {url}; engine {other.url}; connect_timeout {self.LIMIT_MS}ms; retries 1 10ms; breaker 0; health off;")
+        statuses = [proxy.complete(prompt=tokens(i, 64), max_tokens=1)[0] for i in range(4)]
+        self.assertEqual(statuses, [200] * 4)
+        self.assertIn("connecting to the engine timed out", proxy.log())
+        proxy.idle()
+
+    def test_prefill_timeout(self):
+        engine = self.mock()
+        engine.faults(stall_ms=3600_000)
+        proxy = self.proxy(f"engine {engine.url}; prefill_timeout {self.LIMIT_MS}ms; retries 0; health off;")
+        for stream in (False, True):  # the head of a stream comes at once
+            status, _, text = self.expired(lambda: proxy.request(
+                "POST", "/v1/completions", {"model": "mock", "prompt": "a", "max_tokens": 1, "stream": stream}))
+            self.assertEqual((status, b"did not answer in time" in text), (504, True), text)
+        until(lambda: engine.state()["live"] == 0, what=engine.state)
+        engine.faults()
+        proxy.reload(f"engine {engine.url}; retries 0; health off;")
+        self.assertEqual(proxy.complete(prompt="a", max_tokens=1)[0], 200)
+        proxy.idle()
+
+    def test_idle_timeout(self):
+        engine = self.mock("--step-ms", "10")
+        proxy = self.proxy(f"engine {engine.url}; idle_timeout {self.patient_limit()}; retries 0; health off;")
+        with proxy.streaming(prompt="a", max_tokens=20000) as answer:
+            answer.readline()
+            engine.faults(stall_ms=3600_000)
+            text = self.expired(answer.read)
+        self.assertIn(b'"error"', text)
+        self.assertNotIn(b"[DONE]", text)
+        self.assertIn("the engine stopped inside the answer", proxy.log())
+        until(lambda: engine.state()["live"] == 0, what=engine.state)
+        self.assertEqual(proxy.idle()["outcomes"]["failed"], 1)
+
+    def test_queue_timeout(self):
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url} max_requests=1; queue_timeout {self.patient_limit()}; health off;")
+        with proxy.streaming(prompt="a", max_tokens=100) as first:
+            first.readline()
+            engine.faults(stall_ms=3600_000)
+            status, headers, text = self.expired(
+                lambda: proxy.request("POST", "/v1/completions", {"model": "mock", "prompt": "b", "max_tokens": 1}))
+            self.assertEqual((status, b"no engine was free in time" in text), (503, True), text)
+            self.assertEqual(headers["retry-after"], "1")
+            engine.faults()  # the engine continues
+            self.assertTrue(first.read().endswith(b"[DONE]\n\n"))
+        self.assertEqual(proxy.complete(prompt="c", max_tokens=1)[0], 200)
+        self.assertEqual(proxy.idle()["outcomes"]["rejected"], 1)
 
 
 STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill_scheduled", "prefill_running", "decode_waiting",
@@ -452,6 +613,19 @@ class Clients(ProxyTest):
                     until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
                 self.assertEqual(proxy.complete(prompt=tokens(900, 300), max_tokens=2)[0], 200)
 
+    def test_aborts_leave_no_blocks_at_engines_that_work_at_once(self):
+        for transfer in ("mooncake", "ascend"):
+            with self.subTest(transfer):
+                prefill, decode, proxy = parallel_pair(self, transfer, "", prefill_us=50)
+                free = [engine.state()["free_blocks"] for engine in (prefill, decode)]
+                for delays in ((0, 0.01), (0, 0.3)):
+                    self.storm(proxy, delays, count=40)
+                for engine in (prefill, decode):
+                    until(lambda: engine.state()["live"] == 0 and engine.state()["pinned"] == 0 and engine.state()["rooms"] == 0,
+                          what=engine.state)
+                self.assertEqual(proxy.complete(prompt=tokens(900, 300), max_tokens=2)[0], 200)
+                until(lambda: [engine.state()["free_blocks"] for engine in (prefill, decode)] == free, what=prefill.state)
+
     def test_slow_clients_do_not_fill_the_memory(self):
         engine = self.mock("--step-ms", "0.2", "--sequence-us", "1")
         proxy = self.proxy(f"engine {engine.url};")
@@ -514,9 +688,16 @@ class Workers(ProxyTest):
         engine = self.mock()
         proxy = self.proxy(f"engine {engine.url};", workers=2)
         proxy.complete(prompt="a", max_tokens=1)
-        os.kill(proxy_state(proxy)["master"], signal.SIGKILL)
-        status = until(lambda: attempt(proxy))
-        self.assertEqual(status, 200)
+        for _ in range(5):
+            until(lambda: len(proxy.workers()) == 2)
+            master = proxy_state(proxy)["master"]
+            killed = time.monotonic_ns()
+            os.kill(master, signal.SIGKILL)
+            state = until(lambda: state if (state := proxy_state(proxy))["master"] != master else None)
+            # The workers see the death by a descriptor of the process.
+            self.assertGreater(state["master_since_ns"], killed)
+            self.assertLess(state["master_since_ns"] - killed, patient(0.1) * 1e9)
+            self.assertEqual(until(lambda: attempt(proxy)), 200)
         proxy.idle()
 
     def test_reloads_under_traffic_while_engines_come_and_go(self):

@@ -73,6 +73,52 @@ class OwnEngines(ProxyTest):
         state = proxy.idle()
         self.assertEqual(state["tokens"]["cached"], sum(cached))
 
+    def test_tools_through_the_proxy_equal_those_of_the_engine(self):
+        """Forced and free calls, as answers and as streams, and the turn after the result of a call."""
+        proxy = self.proxy(self.pool())
+        until(lambda: all(engine["index"] == "exact" for engine in proxy.state()["engines"]), what=proxy.state)
+        tools = [{"type": "function", "function": {
+            "name": "get_weather", "description": "Returns the weather of a city. " * 20,
+            "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}}}]
+        forced = {"type": "function", "function": {"name": "get_weather"}}
+        body = {"model": "moesaic-tiny", "temperature": 0, "tools": tools, "max_tokens": 60,
+                "messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
+
+        def message(body):
+            """Returns the message by the proxy, after a comparison with that of an engine."""
+            status, _, text = proxy.request("POST", "/v1/chat/completions", body)
+            answers = []
+            for status, answer in ((status, json.loads(text)), self.servers[0].json("POST", "/v1/chat/completions", body)):
+                self.assertEqual(status, 200, answer)
+                answers.append(answer["choices"][0])
+                for call in answers[-1]["message"].get("tool_calls") or []:
+                    self.assertTrue(call.pop("id"))
+            self.assertEqual(answers[0], answers[1])
+            return answers[0]["message"]
+        free = message(body)
+        call = message({**body, "tool_choice": forced})["tool_calls"][0]["function"]
+        self.assertEqual(call["name"], "get_weather")
+        self.assertIsInstance(json.loads(call["arguments"])["city"], str)
+        name, arguments = "", ""
+        json_type = {"content-type": "application/json"}
+        with proxy.streaming(json_type, path="/v1/chat/completions", **{**body, "tool_choice": forced}) as stream:
+            text = stream.read().decode()
+            for line in text.splitlines():
+                if line.startswith("data: {"):
+                    for choice in json.loads(line[6:])["choices"]:
+                        for piece in choice["delta"].get("tool_calls") or []:
+                            name += piece["function"].get("name") or ""
+                            arguments += piece["function"].get("arguments") or ""
+        self.assertEqual({"name": name, "arguments": arguments}, call, text)
+        turn = [{"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": call}]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "{\"sky\": \"clear\"}"}]
+        message({**body, "messages": body["messages"] + turn})
+        self.assertIsNotNone(free)
+        # The proxy has rendered the tools as the engine has: it found the common beginning in the engines' events.
+        self.assertEqual(proxy.metric("moesaic_proxy_unrendered_total"), 0)
+        until(lambda: message(body) and int(proxy.access(1)[-1][17]) >= 64, what=lambda: proxy.access(1)[-1])
+        proxy.idle()
+
     def test_official_client(self):
         if openai is None:
             self.skipTest("the package openai is not installed")

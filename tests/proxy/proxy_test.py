@@ -195,6 +195,30 @@ class Aggregated(ProxyTest):
         self.assertEqual(proxy.request("POST", "/v1/completions", body, {"x-api-key": "secret-2"})[0], 200)
         self.assertNotIn("authorization", engine.requests()[0][1])
 
+    def test_a_session_returns_to_its_engine(self):
+        engines = [self.mock() for _ in range(3)]
+        proxy = self.proxy("".join(f"engine {e.url};" for e in engines))
+        used = lambda: [e.state()["served"] for e in engines]
+        for session in ("one", "two"):
+            before = used()
+            for i in range(6):
+                self.assertEqual(proxy.complete({"x-session-id": session}, prompt=tokens(next(others), 64), max_tokens=1)[0], 200)
+                proxy.idle()
+            self.assertEqual(sorted(b - a for a, b in zip(before, used())), [0, 0, 6])
+
+    def test_engines_that_were_idle_longest_become_warm(self):
+        engines = [self.mock() for _ in range(3)]
+        pool = "".join(f"engine {e.url};" for e in engines)
+        proxy = self.proxy(pool)
+        for _ in range(3):
+            self.assertEqual(proxy.complete(prompt=tokens(next(others), 64), max_tokens=1)[0], 200)
+            proxy.idle()
+        self.assertEqual([e.state()["served"] for e in engines], [1, 1, 1])
+        added = self.mock()
+        proxy.reload(pool + f"engine {added.url};")
+        self.assertEqual(proxy.complete(prompt=tokens(next(others), 64), max_tokens=1)[0], 200)
+        self.assertEqual(added.state()["served"], 1)
+
     def test_limits_the_tokens_of_a_key(self):
         engine = self.mock()
         proxy = self.proxy(f"engine {engine.url}; key a; key b; tenant_rate 1 500;")

@@ -203,7 +203,7 @@ http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_t
   moesaic_pool pool {{ zone 32m; {pool.replace("@PORT@", str(self.port))} }}
   server {{ listen {HOST}:{self.port} backlog=1024;
     location / {{ moesaic_pass pool; }} location = /metrics {{ moesaic_metrics pool; }} location = /moesaic {{ moesaic_page pool; }}
-    location = /v1/metaserver {{ moesaic_metaserver pool; }} {self.server} }} }}
+    location = /v1/metaserver {{ moesaic_metaserver pool; }} location = /engines {{ moesaic_engines pool; }} {self.server} }} }}
 """)
 
     def listens(self):
@@ -245,6 +245,11 @@ http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_t
 
     def state(self):
         return json.loads(self.request("GET", "/moesaic?check")[2])
+
+    def control(self, verb, url):
+        """Drains or resumes an engine. Returns the status and the JSON of the answer."""
+        status, _, text = self.request("POST", f"/engines?{verb}={url}")
+        return status, json.loads(text)
 
     def metrics(self):
         text = self.request("GET", "/metrics")[2].decode()

@@ -50,6 +50,7 @@ class Board {
   std::atomic<int> num_workers;             ///< one more than the largest number that was ever used
   std::atomic<uint64_t> kv_messages, kv_gaps, kv_errors;
   std::atomic<uint64_t> takeovers;  ///< leases acquired from another process
+  std::atomic<Nanos> master_since;  ///< time of the last one
   std::atomic<uint64_t> retries, released_kv, failed_releases;
   std::atomic<uint64_t> rendered, unrendered;  ///< prompts
   std::atomic<uint64_t> discovery_errors;      ///< failed lookups, answers of etcd and values in it

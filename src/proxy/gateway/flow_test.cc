@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <list>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -330,6 +331,26 @@ TEST_F(FlowTest, TheQueueHasALimitThatARetryDoesNotExtend) {
   for (Flow* flow : {&one, &two, &three}) flow->Detach();
   Loop();
   ExpectIdle();
+}
+
+// --- The index ---
+
+TEST_F(FlowTest, BlocksOfAClearedInstanceAreRemovedOverSeveralTurns) {
+  Use(kTwo);
+  std::vector<uint64_t> keys(3000);
+  std::iota(keys.begin(), keys.end(), 1);
+  ASSERT_EQ(gateway_->index().Add(0, Tier::kDevice, keys), keys.size());
+  ASSERT_EQ(gateway_->index().MapEngineHashes(0, keys, keys), keys.size());
+  gateway_->index().Clear(0);
+  gateway_->ScheduleSoon();
+  Loop();
+  EXPECT_EQ(gateway_->index().Stats().memberships, keys.size());
+  Advance(kMillisecond);
+  EXPECT_TRUE(gateway_->index().SweepWanted());  // the tables are larger than one slice
+  Advance(kSecond);
+  EXPECT_FALSE(gateway_->index().SweepWanted());
+  EXPECT_EQ(gateway_->index().Stats().memberships, 0U);
+  EXPECT_EQ(gateway_->index().Stats().engine_blocks, 0U);
 }
 
 // --- Keys, sessions, ranks ---

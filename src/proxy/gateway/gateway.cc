@@ -29,6 +29,10 @@ int OpenPidFd(int32_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid
 
 constexpr Nanos kBootstrapAge = 30 * kSecond;  // an id of a bootstrap server is used for this long
 constexpr size_t kMaxPassing = 1024;           // requests of a worker that pass without scheduling
+// Buckets that are searched for blocks of cleared instances in one turn of the event loop: 1 MiB. Most of the
+// time is left for other events.
+constexpr size_t kSweptBuckets = 1 << 14;
+constexpr Nanos kSweepInterval = kMillisecond;
 
 // Counts requests that release blocks and failed.
 class ReleaseHandler : public DrainHandler {
@@ -88,6 +92,7 @@ Gateway::Gateway(const PoolSettings& settings, Zone zone, Board& board, PromptRe
       timers_([this] { ArmTimer(); }),
       run_(timers_),
       check_(timers_),
+      sweep_(timers_),
       random_(std::random_device()()) {}
 
 void DrainHandler::OnBody(Exchange& exchange, std::string_view bytes) {
@@ -278,6 +283,13 @@ void Gateway::Reap(Flow& flow) {
   if (!std::exchange(soon_, true)) transport_.RunSoon();
 }
 
+void Gateway::SweepSoon() {
+  if (!lease_ || sweep_.armed() || !index_.SweepWanted()) return;
+  sweep_.At(now() + kSweepInterval, [this] {
+    if (lease_ && index_.Sweep(kSweptBuckets)) SweepSoon();
+  });
+}
+
 void Gateway::ScheduleSoon() {
   schedule_wanted_ = true;
   if (!std::exchange(soon_, true)) transport_.RunSoon();
@@ -402,6 +414,7 @@ void Gateway::CheckMaster() {
 void Gateway::TakeLease(LeaseToken lease) {
   lease_ = lease;
   board_.takeovers.fetch_add(1, std::memory_order_relaxed);
+  board_.master_since.store(transport_.Now(), std::memory_order_relaxed);
   state_.ReclaimDeadWorkers(transport_.Now());
   if (!retiring_) {
     feeds_ = std::make_unique<KvFeeds>(*this);
@@ -422,6 +435,7 @@ void Gateway::DropLease(bool release) {
   feeds_.reset();
   checks_.reset();
   run_.Cancel();
+  sweep_.Cancel();
   if (release) state_.lease().Release(lease_);
   lease_ = {};
   if (release) WakeOthers();
@@ -467,6 +481,7 @@ void Gateway::Schedule() {
     if (worker != worker_) transport_.Wake(worker);
   }
   DispatchScheduled();
+  SweepSoon();  // another process may have cleared an instance
   const bool waiting = result.waiting_prefill + result.waiting_decode > 0;
   Nanos next = waiting ? now + lease_options_.renew : 0;
   for (const Nanos due : {result.next_run, result.next_expiry}) {

@@ -141,6 +141,8 @@ class Gateway {
   /// Subscribes to the events of these engines and checks their health, from now on.
   void Follow(const std::vector<EngineSettings>& engines);
   void ScheduleSoon();
+  /// Removes the blocks of cleared instances from the index, if there are any, in slices over the next turns.
+  void SweepSoon();
   void Register(Flow& flow);
   void Unregister(RequestId id);
   /// Destroys the exchange when the current event has been handled.
@@ -192,7 +194,7 @@ class Gateway {
   LeaseOptions lease_options_;
   LeaseToken lease_;
   Timers timers_;
-  Timer run_, check_;
+  Timer run_, check_, sweep_;
   int32_t pid_ = 0;
   int worker_ = -1;
   bool retiring_ = false, schedule_wanted_ = false, soon_ = false;

@@ -22,6 +22,7 @@ constexpr int kHighWater = 100'000;
 constexpr size_t kBatch = 256;                 // messages of one turn of the event loop
 constexpr Nanos kReplayTimeout = 5 * kSecond;  // since the last reply
 constexpr Nanos kReopenDelay = kSecond;
+constexpr Nanos kSweepDelay = 2 * kMillisecond;  // until cleared blocks were removed
 
 // Receives one message with all its frames without waiting. False: there is none.
 bool Receive(void* socket, std::vector<std::string>* frames) {
@@ -50,7 +51,7 @@ class KvFeeds::Feed {
         engine_(engine),
         instance_(instance),
         generation_(generation),
-        writer_(gateway.state(), gateway.index(), instance),
+        writer_(gateway.state(), gateway.index(), instance, gateway.lease()),
         events_(*this, /*replay=*/false),
         replay_(*this, /*replay=*/true),
         replay_timer_(gateway.timers()),
@@ -78,7 +79,11 @@ class KvFeeds::Feed {
       return;
     }
     // Messages that were sent before this subscription began.
-    if (replay_.socket_ != nullptr) AskReplay(*writer_.Begin().replay_from);
+    if (replay_.socket_ != nullptr) {
+      const IndexWriter::Result result = writer_.Begin();
+      if (result.fenced) return gateway_.ScheduleSoon();  // finds that the lease was lost
+      AskReplay(*result.replay_from);
+    }
     events_.OnReadable();
   }
 
@@ -127,7 +132,7 @@ class KvFeeds::Feed {
   }
 
   void AskReplay(uint64_t from) {
-    if (replay_.socket_ == nullptr) return writer_.OnReplayFailed();
+    if (replay_.socket_ == nullptr) return ReplayFailed();
     const std::string number = EncodeSequence(from);
     zmq_send(replay_.socket_, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
     zmq_send(replay_.socket_, number.data(), number.size(), ZMQ_DONTWAIT);
@@ -136,13 +141,23 @@ class KvFeeds::Feed {
   }
 
   void AwaitReply() {
-    replay_timer_.At(gateway_.now() + kReplayTimeout, [this] { writer_.OnReplayFailed(); });
+    replay_timer_.At(gateway_.now() + kReplayTimeout, [this] { ReplayFailed(); });
+  }
+  void ReplayFailed() {
+    writer_.OnReplayFailed();
+    gateway_.SweepSoon();
   }
 
   void Read(Socket& socket, bool replay) {
     if (socket.socket_ == nullptr || !gateway_.state().lease().Holds(gateway_.lease())) return;
     std::vector<std::string> frames;
     for (size_t i = 0; i < kBatch; ++i) {
+      // A message may clear the instance: until then the others wait in the socket.
+      if (gateway_.index().SpareNumbers() == 0) {
+        gateway_.SweepSoon();
+        socket.again_.At(gateway_.now() + kSweepDelay, [&socket] { socket.OnReadable(); });
+        return;
+      }
       if (!Receive(socket.socket_, &frames)) {
         // Events that arrived between the last read and now make no new edge.
         int events = 0;
@@ -164,7 +179,9 @@ class KvFeeds::Feed {
     const StatusOr<KvBatch> batch = DecodeKvBatch(frames[2]);
     if (!batch.ok()) return Damaged(Message(batch.status()));
     const IndexWriter::Result result = writer_.Apply(*sequence, *batch);
+    if (result.fenced) return gateway_.ScheduleSoon();
     CheckBlockSize();
+    gateway_.SweepSoon();
     if (!result.replay_from) return;
     gateway_.board().kv_gaps.fetch_add(1, std::memory_order_relaxed);
     AskReplay(*result.replay_from);
@@ -185,6 +202,8 @@ class KvFeeds::Feed {
       result = writer_.ApplyReplay(*sequence, &*batch);
       if (replay_timer_.armed()) AwaitReply();
     }
+    if (result.fenced) return gateway_.ScheduleSoon();
+    gateway_.SweepSoon();
     if (result.replay_from) AskReplay(*result.replay_from);
   }
 

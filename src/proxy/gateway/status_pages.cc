@@ -193,6 +193,8 @@ std::string MetricsText(Gateway& gateway) {
           index.memberships);
   out.One("moesaic_proxy_index_speculative", "gauge", "Blocks that are expected after a dispatch.",
           index.speculative);
+  out.One("moesaic_proxy_index_clearing", "gauge", "Cleared engines whose blocks are being removed.",
+          index.clearing);
   out.One("moesaic_proxy_index_dropped_total", "counter", "Insertions that found no room.", index.dropped);
   EngineMetrics(out, gateway);
   return out.Take();
@@ -210,10 +212,12 @@ std::string StateJson(Gateway& gateway, bool check) {
   }
   std::string json;
   const auto out = std::back_inserter(json);
-  fmt::format_to(out, R"({{"pool":{},"policy":{},"transfer":{},"master":{},"worker":{},"pid":{},"stages":[)",
-                 JsonQuoted(gateway.settings().name), JsonQuoted(gateway.settings().policy),
-                 JsonQuoted(TransferName(gateway.settings().transfer)), state.lease().holder(),
-                 gateway.worker(), gateway.pid());
+  fmt::format_to(
+      out,
+      R"({{"pool":{},"policy":{},"transfer":{},"master":{},"master_since_ns":{},"worker":{},"pid":{},"stages":[)",
+      JsonQuoted(gateway.settings().name), JsonQuoted(gateway.settings().policy),
+      JsonQuoted(TransferName(gateway.settings().transfer)), state.lease().holder(),
+      gateway.board().master_since.load(), gateway.worker(), gateway.pid());
   for (int i = 0; i < kNumStages; ++i) {
     const Stage stage = static_cast<Stage>(i);
     const Histogram& time = state.stage_histogram(stage);

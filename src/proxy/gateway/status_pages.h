@@ -10,6 +10,7 @@ class Gateway;
 /// Prometheus text format. Counters are those of the shared memory: any worker answers for all.
 std::string MetricsText(Gateway& gateway);
 /// `check`: compares all counters with the requests, which holds the zone's lock for a while.
+/// "master_since_ns" is the time of CLOCK_MONOTONIC at which the present master took the lease.
 std::string StateJson(Gateway& gateway, bool check);
 /// The requests that are in the proxy now, in Chrome's trace event format.
 std::string TraceJson(Gateway& gateway);

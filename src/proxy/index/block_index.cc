@@ -5,66 +5,12 @@
 #include <bit>
 #include <limits>
 
+#include "proxy/index/entry_update.h"
+#include "proxy/index/instance_numbers.h"
 #include "proxy/index/key_table.h"
 
 namespace moesaic::proxy {
 namespace {
-
-constexpr uint32_t kConfirmedTiers = TierBit(Tier::kDevice) | TierBit(Tier::kHost) | TierBit(Tier::kDisk);
-// A bit set with no more instances than this becomes an inline word again: less than an inline word holds, so
-// that an instance that comes and leaves does not convert it each time.
-constexpr int kInlineAgain = 2;
-
-// Tiers of an instance in a bit set.
-uint32_t TiersInSet(const KeyTable& table, uint32_t set, int instance) {
-  const std::atomic<uint64_t>* const planes = table.Planes(set);
-  const uint64_t stride = table.tier_stride();
-  const uint32_t used = table.tiers_used();
-  uint32_t tiers = 0;
-  for (int t = 0; t < kNumTiers; ++t) {
-    if ((used & 1U << t) == 0)
-      continue;  // its plane was never written, and takes no memory while nothing reads it
-    if ((planes[t * stride + instance / 64].load(std::memory_order_relaxed) >> (instance % 64) & 1) != 0)
-      tiers |= 1U << t;
-  }
-  return tiers;
-}
-
-void AssignInSet(const KeyTable& table, uint32_t set, int instance, uint32_t tiers) {
-  std::atomic<uint64_t>* const planes = table.Planes(set);
-  const uint64_t stride = table.tier_stride();
-  const uint64_t bit = uint64_t{1} << (instance % 64);
-  const uint32_t used = table.tiers_used() | tiers;
-  for (int t = 0; t < kNumTiers; ++t) {
-    if ((used & 1U << t) == 0) continue;
-    std::atomic<uint64_t>& word = planes[t * stride + instance / 64];
-    const uint64_t old = word.load(std::memory_order_relaxed);
-    const uint64_t changed = (tiers & 1U << t) != 0 ? old | bit : old & ~bit;
-    if (changed != old) word.store(changed, std::memory_order_release);
-  }
-}
-
-// The set as an inline word, if it has at most `most` instances.
-std::optional<SetWord> InlineOf(const KeyTable& table, uint32_t set, int most) {
-  const std::atomic<uint64_t>* const planes = table.Planes(set);
-  const uint32_t words = table.index().set_words, used = table.tiers_used();
-  const uint64_t stride = table.tier_stride();
-  SetWord word;
-  int count = 0;
-  for (uint32_t w = 0; w < words; ++w) {
-    uint64_t any = 0;
-    for (int t = 0; t < kNumTiers; ++t) {
-      if ((used & 1U << t) != 0) any |= planes[t * stride + w].load(std::memory_order_relaxed);
-    }
-    count += std::popcount(any);
-    if (count > most) return std::nullopt;
-    for (; any != 0; any &= any - 1) {
-      const int instance = static_cast<int>(w) * 64 + std::countr_zero(any);
-      word.Assign(instance, TiersInSet(table, set, instance));
-    }
-  }
-  return word;
-}
 
 // Counts the entries of a bucket whose `word` is 0: they are free.
 template <typename Bucket, typename Entry>
@@ -100,67 +46,6 @@ KeyBucket::Entry* Claim(const KeyTable& table, uint64_t key) {
   return TakeFreeEntry(first, second, &KeyBucket::Entry::key, key);
 }
 
-uint64_t Confirmed(uint32_t tiers) { return static_cast<uint64_t>(std::popcount(tiers & kConfirmedTiers)); }
-
-// Changes of the counters by one call. They are added at its end, as the counters are one cache line for all
-// writers. A process that dies before leaves statistics that are too low or too high by one call.
-struct Changes {
-  uint64_t blocks = 0, memberships = 0, dropped = 0;  // modulo 2^64
-
-  void Count(uint32_t before, uint32_t after) { memberships += Confirmed(after) - Confirmed(before); }
-  void AddTo(IndexLayout& index) const {
-    if (blocks != 0) index.blocks.fetch_add(blocks, std::memory_order_relaxed);
-    if (memberships != 0) index.memberships.fetch_add(memberships, std::memory_order_relaxed);
-    if (dropped != 0) index.dropped.fetch_add(dropped, std::memory_order_relaxed);
-  }
-};
-
-// Replaces the tiers of an instance in the entry's set by `change(tiers)`. The caller holds the stripe. False
-// when a bit set is needed and none is free. Frees the entry when its set becomes empty.
-template <typename Change>
-bool Update(const KeyTable& table, KeyBucket::Entry& entry, int instance, Changes& changes, Change change) {
-  SetWord word(entry.set.load(std::memory_order_relaxed));
-  uint32_t before = 0, after = 0;
-  if (word.is_set()) {
-    before = TiersInSet(table, word.set_number(), instance);
-    after = change(before);
-    if (after == before) return true;
-    AssignInSet(table, word.set_number(), instance, after);
-    changes.Count(before, after);
-    if (after != 0) return true;
-    if (const auto small = InlineOf(table, word.set_number(), kInlineAgain)) {
-      entry.set.store(small->word(), std::memory_order_release);
-      table.FreeSet(word.set_number());
-      word = *small;
-    } else {
-      return true;
-    }
-  } else {
-    before = word.TiersFor(instance);
-    after = change(before);
-    SetWord changed = word;
-    if (changed.Assign(instance, after)) {
-      if (changed.word() != word.word()) entry.set.store(changed.word(), std::memory_order_release);
-      word = changed;
-    } else {
-      const auto set = table.TakeSet();
-      if (!set) return false;
-      for (int i = 0; i < SetWord::kInline; ++i)
-        AssignInSet(table, *set, SetWord::InstanceOf(word.field(i)), SetWord::TiersOf(word.field(i)));
-      AssignInSet(table, *set, instance, after);
-      const uint32_t tag = table.index().set_tag.fetch_add(1, std::memory_order_relaxed);
-      word = SetWord::OfSet(*set, tag);
-      entry.set.store(word.word(), std::memory_order_release);
-    }
-    changes.Count(before, after);
-  }
-  if (word.empty()) {
-    entry.key.store(0, std::memory_order_release);
-    --changes.blocks;
-  }
-  return true;
-}
-
 uint64_t NonZero(uint64_t key) { return key == 0 ? 1 : key; }
 
 // A change reads the line of the key, then that of its bit set. Both are loaded ahead: a line from memory
@@ -169,22 +54,22 @@ constexpr size_t kLineAhead = 16, kSetAhead = 8;
 
 // Calls fn(key) for all keys, with the memory of later ones prefetched.
 template <typename Fn>
-void ForEachKey(const KeyTable& table, int instance, std::span<const uint64_t> keys, Fn fn) {
+void ForEachKey(const KeyTable& table, int number, std::span<const uint64_t> keys, Fn fn) {
   for (size_t i = 0; i < std::min(kLineAhead, keys.size()); ++i) table.Prefetch(NonZero(keys[i]));
   for (size_t i = 0; i < keys.size(); ++i) {
     if (i + kLineAhead < keys.size()) table.Prefetch(NonZero(keys[i + kLineAhead]));
     if (i + kSetAhead < keys.size()) {
       const SetWord word = table.Load(NonZero(keys[i + kSetAhead]));
-      if (word.is_set()) table.PrefetchSet(word.set_number(), instance);
+      if (word.is_set()) table.PrefetchSet(word.set_number(), number);
     }
     fn(NonZero(keys[i]));
   }
 }
 
-// Engine hashes carry their instance in the low bits, so that Clear finds them.
-uint64_t HashWord(int instance, uint64_t engine_hash) {
-  const uint64_t mixed = MixBits(engine_hash ^ MixBits(static_cast<uint64_t>(instance) + 1));
-  return (mixed & ~uint64_t{0x7ff}) | uint64_t{1} << 11 | static_cast<uint64_t>(instance);
+// Engine hashes carry the number of their instance in the low bits, so that Sweep finds them.
+uint64_t HashWord(int number, uint64_t engine_hash) {
+  const uint64_t mixed = MixBits(engine_hash ^ MixBits(static_cast<uint64_t>(number) + 1));
+  return (mixed & ~uint64_t{0x7ff}) | uint64_t{1} << 11 | static_cast<uint64_t>(number);
 }
 
 HashBucket::Entry* FindHash(const KeyTable& table, uint64_t word) {
@@ -206,18 +91,151 @@ HashBucket::Entry* ClaimHash(const KeyTable& table, uint64_t word) {
   return TakeFreeEntry(first, second, kHash, word);
 }
 
-// Protects the ring of expectations. It needs no repair when its owner was killed: an entry is written before
-// its mark and removed after it, so that each state between two stores is valid.
-class ExpectationsLock {
- public:
-  explicit ExpectationsLock(IndexLayout& index) : lock_(index.expectations) { lock_.Lock(); }
-  ~ExpectationsLock() { lock_.Unlock(); }
-  ExpectationsLock(const ExpectationsLock&) = delete;
-  ExpectationsLock& operator=(const ExpectationsLock&) = delete;
+// Returns a number of the word that is in `bits`, or -1.
+int NumberAmong(const KeyTable& table, SetWord word, const NumberBits& bits) {
+  if (!word.is_set()) {
+    for (int i = 0; i < SetWord::kInline; ++i) {
+      const int number = SetWord::NumberOf(word.field(i));
+      if (SetWord::TiersOf(word.field(i)) != 0 && HasNumber(bits, number)) return number;
+    }
+    return -1;
+  }
+  const std::atomic<uint64_t>* const planes = table.Planes(word.set_number());
+  for (int t = 0; t < kNumTiers; ++t) {
+    if ((table.tiers_used() & 1U << t) == 0) continue;
+    for (uint32_t w = 0; w < table.index().set_words; ++w) {
+      const uint64_t among = planes[t * table.tier_stride() + w].load(std::memory_order_relaxed) &
+                             bits[w].load(std::memory_order_relaxed);
+      if (among != 0) return static_cast<int>(w) * 64 + std::countr_zero(among);
+    }
+  }
+  return -1;
+}
 
- private:
-  RobustLock& lock_;
-};
+// Removes the numbers in `bits` from an entry. Frees an entry that a writer left without a set when it was
+// killed. Returns whether anything changed.
+bool SweepEntry(const KeyTable& table, KeyBucket::Entry& entry, const NumberBits& bits, Changes& changes) {
+  const uint64_t key = entry.key.load(std::memory_order_acquire);
+  if (key == 0) return false;
+  // No writer adds these numbers, so that most entries need no lock.
+  const SetWord word(entry.set.load(std::memory_order_acquire));
+  if (!word.empty() && NumberAmong(table, word, bits) < 0) return false;
+  const StripeLock lock(table.index(), key);
+  bool changed = false;
+  while (entry.key.load(std::memory_order_relaxed) == key) {
+    const SetWord present(entry.set.load(std::memory_order_relaxed));
+    const int number = NumberAmong(table, present, bits);
+    if (number < 0 && !present.empty()) break;
+    Update(table, entry, std::max(number, 0), changes, [](uint32_t) { return 0U; });
+    changed = true;
+  }
+  return changed;
+}
+
+// Removes the engine hashes of the numbers in `bits`. Returns their count.
+uint64_t SweepHashes(HashBucket& bucket, const NumberBits& bits) {
+  uint64_t removed = 0;
+  for (HashBucket::Entry& entry : bucket.entries) {
+    const uint64_t word = entry.hash.load(std::memory_order_acquire);
+    if (word == 0 || !HasNumber(bits, static_cast<int>(word & 0x7ff))) continue;
+    entry.hash.store(0, std::memory_order_release);
+    ++removed;
+  }
+  return removed;
+}
+
+// Continues the pass over the tables, or begins one, by at most `limit` buckets. Returns whether blocks of
+// cleared instances are left. The caller holds the lock of the numbers.
+bool SweepSlice(const KeyTable& table, uint64_t limit) {
+  IndexLayout& index = table.index();
+  InstanceNumbers& numbers = index.numbers;
+  if (!AnyNumber(numbers.pass)) {
+    if (!AnyNumber(numbers.dirty)) return false;
+    numbers.next_bucket.store(0, std::memory_order_relaxed);
+    for (size_t w = 0; w < numbers.pass.size(); ++w)
+      numbers.pass[w].store(numbers.dirty[w].load(std::memory_order_relaxed), std::memory_order_release);
+  }
+  const uint64_t total = index.num_key_buckets + index.num_hash_buckets;
+  uint64_t next = numbers.next_bucket.load(std::memory_order_relaxed);
+  Changes changes;
+  uint64_t hashes = 0;
+  for (const uint64_t end = next + std::min(limit, total - next); next < end; ++next) {
+    if (next < index.num_key_buckets) {
+      for (KeyBucket::Entry& entry : table.bucket(next).entries)
+        SweepEntry(table, entry, numbers.pass, changes);
+    } else {
+      hashes += SweepHashes(table.hash_bucket(next - index.num_key_buckets), numbers.pass);
+    }
+  }
+  changes.AddTo(index);
+  index.engine_blocks.fetch_sub(hashes, std::memory_order_relaxed);
+  numbers.next_bucket.store(next, std::memory_order_relaxed);
+  if (next < total) return true;
+  for (size_t w = 0; w < numbers.pass.size(); ++w) {  // in this order: the process may be killed in between
+    const uint64_t done = numbers.pass[w].load(std::memory_order_relaxed);
+    numbers.used[w].fetch_and(~done, std::memory_order_release);
+    numbers.pass[w].store(0, std::memory_order_release);
+    numbers.dirty[w].fetch_and(~done, std::memory_order_release);
+  }
+  return AnyNumber(numbers.dirty);
+}
+
+// Frees entries of cleared instances in the buckets of a key. False: there are none.
+bool MakeRoom(const KeyTable& table, uint64_t key, Changes& changes) {
+  const NumberBits& dirty = table.index().numbers.dirty;
+  if (!AnyNumber(dirty)) return false;
+  const uint64_t mixed = MixBits(key);
+  bool freed = false;
+  for (const uint64_t b : {table.FirstBucket(mixed), table.SecondBucket(mixed)}) {
+    for (KeyBucket::Entry& entry : table.bucket(b).entries) freed |= SweepEntry(table, entry, dirty, changes);
+  }
+  return freed;
+}
+
+bool MakeHashRoom(const KeyTable& table, uint64_t word) {
+  const NumberBits& dirty = table.index().numbers.dirty;
+  if (!AnyNumber(dirty)) return false;
+  const uint64_t mixed = MixBits(word);
+  uint64_t freed = 0;
+  for (HashBucket* const bucket : {&table.FirstHashBucket(mixed), &table.SecondHashBucket(mixed)})
+    freed += SweepHashes(*bucket, dirty);
+  table.index().engine_blocks.fetch_sub(freed, std::memory_order_relaxed);
+  return freed > 0;
+}
+
+void MarkUsed(const KeyTable& table, int number) {
+  NumberBits& used = table.index().numbers.used;
+  if (!HasNumber(used, number)) AddNumber(used, number);
+}
+
+// Adds one block. False: there is no room.
+bool AddKey(const KeyTable& table, int number, Tier tier, uint64_t key, Changes& changes) {
+  const StripeLock lock(table.index(), key);
+  KeyBucket::Entry* entry = table.Find(key);
+  if (entry == nullptr) {
+    entry = Claim(table, key);
+    if (entry == nullptr) return false;
+    ++changes.blocks;
+  }
+  // A block in device memory is not expected there any more.
+  return Update(table, *entry, number, changes, [tier](uint32_t tiers) {
+    if (tier == Tier::kSpeculative)
+      return (tiers & TierBit(Tier::kDevice)) != 0 ? tiers : tiers | TierBit(tier);
+    if (tier == Tier::kDevice) tiers &= ~TierBit(Tier::kSpeculative);
+    return tiers | TierBit(tier);
+  });
+}
+
+void RemoveKeys(const KeyTable& table, int number, Tier tier, std::span<const uint64_t> keys) {
+  Changes changes;
+  ForEachKey(table, number, keys, [&](uint64_t key) {
+    const StripeLock lock(table.index(), key);
+    KeyBucket::Entry* const entry = table.Find(key);
+    if (entry == nullptr) return;
+    Update(table, *entry, number, changes, [tier](uint32_t tiers) { return tiers & ~TierBit(tier); });
+  });
+  changes.AddTo(table.index());
+}
 
 }  // namespace
 
@@ -227,25 +245,13 @@ size_t BlockIndex::Add(int instance, Tier tier, std::span<const uint64_t> keys) 
   const uint32_t bit = TierBit(tier);
   if ((index.tiers_used.load(std::memory_order_relaxed) & bit) == 0)
     index.tiers_used.fetch_or(bit, std::memory_order_relaxed);
+  const int number = table.NumberOf(instance);
+  MarkUsed(table, number);
   Changes changes;
-  ForEachKey(table, instance, keys, [&](uint64_t key) {
-    const StripeLock lock(index, key);
-    KeyBucket::Entry* entry = table.Find(key);
-    if (entry == nullptr) {
-      entry = Claim(table, key);
-      if (entry == nullptr) {
-        ++changes.dropped;
-        return;
-      }
-      ++changes.blocks;
-    }
-    // A block in device memory is not expected there any more.
-    const bool added = Update(table, *entry, instance, changes, [&](uint32_t tiers) {
-      if (tier == Tier::kSpeculative) return (tiers & TierBit(Tier::kDevice)) != 0 ? tiers : tiers | bit;
-      if (tier == Tier::kDevice) tiers &= ~TierBit(Tier::kSpeculative);
-      return tiers | bit;
-    });
-    changes.dropped += !added;
+  ForEachKey(table, number, keys, [&](uint64_t key) {
+    if (AddKey(table, number, tier, key, changes)) return;
+    if (MakeRoom(table, key, changes) && AddKey(table, number, tier, key, changes)) return;
+    ++changes.dropped;
   });
   changes.AddTo(index);
   return keys.size() - changes.dropped;
@@ -253,64 +259,61 @@ size_t BlockIndex::Add(int instance, Tier tier, std::span<const uint64_t> keys) 
 
 void BlockIndex::Remove(int instance, Tier tier, std::span<const uint64_t> keys) {
   const KeyTable table(zone_);
-  Changes changes;
-  ForEachKey(table, instance, keys, [&](uint64_t key) {
-    const StripeLock lock(table.index(), key);
-    KeyBucket::Entry* const entry = table.Find(key);
-    if (entry == nullptr) return;
-    Update(table, *entry, instance, changes, [&](uint32_t tiers) { return tiers & ~TierBit(tier); });
-  });
-  changes.AddTo(table.index());
+  RemoveKeys(table, table.NumberOf(instance), tier, keys);
 }
 
 uint32_t BlockIndex::Tiers(int instance, uint64_t key) const {
   key = NonZero(key);
   const KeyTable table(zone_);
+  const int number = table.NumberOf(instance);
   const StripeLock lock(table.index(), key);
   const SetWord word = table.Load(key);
-  return word.is_set() ? TiersInSet(table, word.set_number(), instance) : word.TiersFor(instance);
+  return word.is_set() ? TiersInSet(table, word.set_number(), number) : word.TiersFor(number);
 }
 
 void BlockIndex::Clear(int instance) {
   const KeyTable table(zone_);
-  IndexLayout& index = table.index();
-  Changes changes;
-  for (uint64_t b = 0; b < index.num_key_buckets; ++b) {
-    for (KeyBucket::Entry& entry : table.bucket(b).entries) {
-      const uint64_t key = entry.key.load(std::memory_order_acquire);
-      if (key == 0) continue;
-      // Only this writer adds blocks of the instance, so that most entries need no lock.
-      const SetWord word(entry.set.load(std::memory_order_acquire));
-      if (!word.is_set() && word.TiersFor(instance) == 0) continue;
-      const StripeLock lock(index, key);
-      if (entry.key.load(std::memory_order_relaxed) != key) continue;
-      Update(table, entry, instance, changes, [](uint32_t) { return 0U; });
-    }
+  const ExpectationsLock lock(table);
+  if (!HasNumber(table.index().numbers.used, table.NumberOf(instance))) return;
+  int fresh = FreeNumber(table);
+  while (fresh < 0) {  // more instances were cleared than there are spare numbers
+    SweepSlice(table, std::numeric_limits<uint64_t>::max());
+    fresh = FreeNumber(table);
   }
-  changes.AddTo(index);
-  for (uint64_t b = 0; b < index.num_hash_buckets; ++b) {
-    for (HashBucket::Entry& entry : table.hash_bucket(b).entries) {
-      const uint64_t word = entry.hash.load(std::memory_order_acquire);
-      if (word == 0 || static_cast<int>(word & 0x7ff) != instance) continue;
-      entry.hash.store(0, std::memory_order_release);
-      index.engine_blocks.fetch_sub(1, std::memory_order_relaxed);
-    }
-  }
+  Renumber(table, instance, fresh);
+}
+
+bool BlockIndex::Sweep(size_t limit) {
+  const KeyTable table(zone_);
+  const ExpectationsLock lock(table);
+  return SweepSlice(table, limit);
+}
+
+bool BlockIndex::SweepWanted() const { return AnyNumber(zone_.index().numbers.dirty); }
+
+int BlockIndex::SpareNumbers() const {
+  const InstanceNumbers& numbers = zone_.index().numbers;
+  int spare = static_cast<int>(numbers.count - zone_.options().max_instances);
+  for (const auto& word : numbers.dirty) spare -= std::popcount(word.load(std::memory_order_relaxed));
+  return std::max(spare, 0);
 }
 
 size_t BlockIndex::MapEngineHashes(int instance, std::span<const uint64_t> engine_hashes,
                                    std::span<const uint64_t> keys) {
   const KeyTable table(zone_);
+  const int number = table.NumberOf(instance);
+  MarkUsed(table, number);
   uint64_t added = 0;
   size_t i = 0;
   for (; i < engine_hashes.size(); ++i) {
     if (i + kLineAhead < engine_hashes.size()) PrefetchEngineHash(instance, engine_hashes[i + kLineAhead]);
-    const uint64_t word = HashWord(instance, engine_hashes[i]);
+    const uint64_t word = HashWord(number, engine_hashes[i]);
     if (HashBucket::Entry* const entry = FindHash(table, word)) {
       entry->key.store(keys[i], std::memory_order_release);
       continue;
     }
-    HashBucket::Entry* const entry = ClaimHash(table, word);
+    HashBucket::Entry* entry = ClaimHash(table, word);
+    if (entry == nullptr && MakeHashRoom(table, word)) entry = ClaimHash(table, word);
     if (entry == nullptr) {
       table.index().dropped.fetch_add(1, std::memory_order_relaxed);
       break;
@@ -324,21 +327,21 @@ size_t BlockIndex::MapEngineHashes(int instance, std::span<const uint64_t> engin
 
 void BlockIndex::PrefetchEngineHash(int instance, uint64_t engine_hash) const {
   const KeyTable table(zone_);
-  const uint64_t mixed = MixBits(HashWord(instance, engine_hash));
+  const uint64_t mixed = MixBits(HashWord(table.NumberOf(instance), engine_hash));
   __builtin_prefetch(&table.FirstHashBucket(mixed));
   __builtin_prefetch(&table.SecondHashBucket(mixed));
 }
 
 std::optional<uint64_t> BlockIndex::FindEngineHash(int instance, uint64_t engine_hash) const {
   const KeyTable table(zone_);
-  const HashBucket::Entry* const entry = FindHash(table, HashWord(instance, engine_hash));
+  const HashBucket::Entry* const entry = FindHash(table, HashWord(table.NumberOf(instance), engine_hash));
   if (entry == nullptr) return std::nullopt;
   return entry->key.load(std::memory_order_acquire);
 }
 
 std::optional<uint64_t> BlockIndex::UnmapEngineHash(int instance, uint64_t engine_hash) {
   const KeyTable table(zone_);
-  HashBucket::Entry* const entry = FindHash(table, HashWord(instance, engine_hash));
+  HashBucket::Entry* const entry = FindHash(table, HashWord(table.NumberOf(instance), engine_hash));
   if (entry == nullptr) return std::nullopt;
   const uint64_t key = entry->key.load(std::memory_order_acquire);
   entry->hash.store(0, std::memory_order_release);
@@ -353,7 +356,8 @@ void BlockIndex::AddSpeculative(int instance, std::span<const uint64_t> keys, Na
   const KeyTable table(zone_);
   IndexLayout& index = table.index();
   keys = keys.first(std::min<size_t>(keys.size(), index.expected_capacity));
-  const ExpectationsLock lock(index);
+  const ExpectationsLock lock(table);
+  const int number = table.NumberOf(instance);  // Clear waits for the lock
   uint64_t tail = index.expected_tail.load(std::memory_order_relaxed);
   const uint64_t used = tail - index.expected_head.load(std::memory_order_relaxed);
   if (used + keys.size() > index.expected_capacity) {  // the oldest expectations end early
@@ -361,14 +365,14 @@ void BlockIndex::AddSpeculative(int instance, std::span<const uint64_t> keys, Na
   }
   // The end of the prompt expires before its beginning.
   for (size_t i = keys.size(); i-- > 0;)
-    table.expected(tail++) = {.key = keys[i], .deadline = deadline, .instance = instance};
+    table.expected(tail++) = {.key = keys[i], .deadline = deadline, .number = number};
   index.expected_tail.store(tail, std::memory_order_release);
   Add(instance, Tier::kSpeculative, keys);
 }
 
 void BlockIndex::Expire(Nanos now, size_t limit) {
   const KeyTable table(zone_);
-  const ExpectationsLock lock(table.index());
+  const ExpectationsLock lock(table);
   DropExpected(table, now, limit);
 }
 
@@ -376,17 +380,17 @@ void BlockIndex::DropExpected(const KeyTable& table, Nanos now, size_t limit) {
   IndexLayout& index = table.index();
   uint64_t head = index.expected_head.load(std::memory_order_relaxed);
   const uint64_t tail = index.expected_tail.load(std::memory_order_relaxed);
-  std::vector<uint64_t> keys;  // of one instance
+  std::vector<uint64_t> keys;  // of one number
   while (head != tail && limit > 0) {
-    const int instance = table.expected(head).instance;
+    const int number = table.expected(head).number;
     keys.clear();
     for (; head != tail && limit > 0; ++head, --limit) {
       const Expected& oldest = table.expected(head);
-      if (oldest.deadline > now || oldest.instance != instance) break;
+      if (oldest.deadline > now || oldest.number != number) break;
       keys.push_back(oldest.key);
     }
     if (keys.empty()) break;
-    Remove(instance, Tier::kSpeculative, keys);
+    RemoveKeys(table, number, Tier::kSpeculative, keys);
     index.expected_head.store(head, std::memory_order_release);
   }
 }
@@ -394,7 +398,7 @@ void BlockIndex::DropExpected(const KeyTable& table, Nanos now, size_t limit) {
 Nanos BlockIndex::NextExpiry() const {
   const KeyTable table(zone_);
   IndexLayout& index = table.index();
-  const ExpectationsLock lock(index);
+  const ExpectationsLock lock(table);
   const uint64_t head = index.expected_head.load(std::memory_order_relaxed);
   return head == index.expected_tail.load(std::memory_order_relaxed) ? 0 : table.expected(head).deadline;
 }
@@ -409,6 +413,8 @@ IndexStats BlockIndex::Stats() const {
   stats.shared_blocks = read(index.sets_used);
   stats.speculative = read(index.expected_tail) - read(index.expected_head);
   stats.dropped = read(index.dropped);
+  for (const auto& word : index.numbers.dirty)
+    stats.clearing += static_cast<uint64_t>(std::popcount(read(word)));
   stats.bytes = index.expected + index.expected_capacity * sizeof(Expected) - index.key_buckets;
   return stats;
 }

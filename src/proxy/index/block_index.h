@@ -40,12 +40,13 @@ struct IndexStats {
   uint64_t engine_blocks = 0;  ///< engine hashes
   uint64_t shared_blocks = 0;  ///< keys whose instances need a bit set
   uint64_t speculative = 0;
-  uint64_t dropped = 0;  ///< insertions that found no room; each shortens a later match
-  uint64_t bytes = 0;    ///< memory of the tables
+  uint64_t dropped = 0;   ///< insertions that found no room; each shortens a later match
+  uint64_t clearing = 0;  ///< cleared instances whose blocks were not removed yet
+  uint64_t bytes = 0;     ///< memory of the tables
 };
 
-/// One writer per instance: Add, Remove and Clear of an instance, and Store and Evict, come from one process
-/// at a time. Writers of different instances run in parallel. Readers take no lock.
+/// One writer per instance: Add, Remove and Clear of an instance, and changes of its engine hashes, come from
+/// one process at a time. Writers of different instances run in parallel. Readers take no lock.
 ///
 /// A table entry is a key and a word that holds up to four instances, or the number of a bit set. Match
 /// answers for all instances at once: it keeps the set of instances that hold every block so far.
@@ -72,8 +73,16 @@ class BlockIndex {
   void Remove(int instance, Tier tier, uint64_t key) { Remove(instance, tier, {&key, 1}); }
   /// Returns the tiers in which the instance has the block: bit i for tier i.
   uint32_t Tiers(int instance, uint64_t key) const;
-  /// Removes the instance from all blocks; takes time proportional to the table.
+  /// Hides all blocks of the instance: no match and no other call finds them any more. Takes a short time;
+  /// Sweep removes them. If SpareNumbers() is 0, the call removes all hidden blocks itself.
   void Clear(int instance);
+  /// Removes blocks of cleared instances in the next `buckets` buckets of the tables. Any process may call
+  /// it. Returns false when none are left.
+  bool Sweep(size_t buckets);
+  /// Returns whether Sweep has blocks to remove. Takes no lock.
+  bool SweepWanted() const;
+  /// Returns how many instances can be cleared before Sweep has ended its pass. Takes no lock.
+  int SpareNumbers() const;
 
   /// Links an engine's own hashes to keys, so that later events can name them. Stops at the first one for
   /// which the table has no room; returns the number of links.

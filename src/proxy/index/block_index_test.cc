@@ -1,8 +1,13 @@
 #include "proxy/index/block_index.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <map>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -93,6 +98,7 @@ TEST_P(BlockIndexTest, AgreesWithAPlainIndex) {
       ASSERT_EQ(index.Add(instance, tier, part), count);
       for (const uint64_t key : part) plain.Add(instance, tier, key);
     }
+    if (random() % 4 == 0) index.Sweep(random() % 400);  // while instances change
     const auto& query = prompts[random() % prompts.size()];
     index.Match(query, result);
     std::map<int, InstanceMatch> found;
@@ -106,6 +112,8 @@ TEST_P(BlockIndexTest, AgreesWithAPlainIndex) {
     }
   }
   for (int i = 0; i < instances; ++i) index.Clear(i);
+  while (index.Sweep(1000)) {
+  }
   const IndexStats stats = index.Stats();
   EXPECT_EQ(stats.blocks, 0U);
   EXPECT_EQ(stats.memberships, 0U);
@@ -196,6 +204,155 @@ TEST(BlockIndex, EngineHashesAreKeptPerInstance) {
   EXPECT_FALSE(index.FindEngineHash(1, 5).has_value());
   index.Clear(0);
   EXPECT_FALSE(index.FindEngineHash(0, 5).has_value());
+}
+
+std::vector<uint64_t> KeysFrom(uint64_t first, size_t count) {
+  std::vector<uint64_t> keys(count);
+  std::iota(keys.begin(), keys.end(), first);
+  return keys;
+}
+
+TEST(BlockIndex, AClearedInstanceIsHiddenAtOnceAndItsBlocksAreRemovedInSlices) {
+  TestZone zone;
+  BlockIndex index(zone.zone());
+  const std::vector<uint64_t> keys = KeysFrom(1, 10'000);
+  ASSERT_EQ(index.Add(2, Tier::kDevice, keys), keys.size());
+  ASSERT_EQ(index.Add(3, Tier::kDevice, keys), keys.size());
+  ASSERT_EQ(index.MapEngineHashes(2, keys, keys), keys.size());
+  MatchResult result;
+  index.Clear(2);
+  index.Match(keys, result);
+  ASSERT_EQ(result.matches.size(), 1U);
+  EXPECT_EQ(result.BlocksOf(3), keys.size());
+  EXPECT_FALSE(index.FindEngineHash(2, 5).has_value());
+  EXPECT_EQ(index.Tiers(2, 5), 0U);
+  // The call has not searched the tables.
+  EXPECT_EQ(index.Stats().memberships, 2 * keys.size());
+  EXPECT_EQ(index.Stats().engine_blocks, keys.size());
+  EXPECT_EQ(index.Stats().clearing, 1U);
+  EXPECT_EQ(index.Add(2, Tier::kDevice, std::span(keys).first(10)), 10U);
+
+  constexpr size_t kSlice = 100, kPerBucket = 4;
+  const KeyTable table(zone.zone());
+  const size_t buckets = table.index().num_key_buckets + table.index().num_hash_buckets;
+  IndexStats before = index.Stats();
+  size_t slices = 0;
+  for (bool more = true; more; ++slices) {
+    ASSERT_TRUE(index.SweepWanted());
+    more = index.Sweep(kSlice);
+    const IndexStats after = index.Stats();
+    ASSERT_LE(before.memberships - after.memberships, kSlice * kPerBucket);
+    ASSERT_LE(before.engine_blocks - after.engine_blocks, kSlice * kPerBucket);
+    index.Match(keys, result);
+    ASSERT_EQ(result.BlocksOf(2), 10U);
+    ASSERT_EQ(result.BlocksOf(3), keys.size());
+    before = after;
+  }
+  EXPECT_EQ(slices, (buckets + kSlice - 1) / kSlice);
+  EXPECT_FALSE(index.SweepWanted());
+  EXPECT_EQ(before.memberships, keys.size() + 10);
+  EXPECT_EQ(before.engine_blocks, 0U);
+  EXPECT_EQ(before.clearing, 0U);
+}
+
+TEST(BlockIndex, AnInstanceIsClearedMoreOftenThanThereAreSpareNumbers) {
+  TestZone zone;
+  BlockIndex index(zone.zone());
+  const int spare = index.SpareNumbers();
+  ASSERT_GE(spare, kSpareNumbers);
+  MatchResult result;
+  for (int round = 0; round < 3 * spare; ++round) {
+    const std::vector<uint64_t> keys = KeysFrom(1 + 10 * static_cast<uint64_t>(round), 50);
+    const int instance = round % 3;
+    index.Clear(instance);
+    ASSERT_EQ(index.Add(instance, Tier::kDevice, keys), keys.size());
+    index.Match(keys, result);
+    ASSERT_EQ(result.BlocksOf(instance), keys.size());
+    index.Match(KeysFrom(1 + 10 * static_cast<uint64_t>(std::max(round - 3, 0)), 1), result);
+    ASSERT_EQ(result.BlocksOf(instance), round == 0 ? 1U : 0U) << round;
+  }
+  // An instance without blocks needs no other number.
+  index.Clear(7);
+  for (int i = 0; i < 3; ++i) index.Clear(i);
+  while (index.Sweep(1000)) {
+  }
+  EXPECT_EQ(index.SpareNumbers(), spare);
+  EXPECT_EQ(index.Stats().blocks, 0U);
+}
+
+// The blocks of a cleared instance take no room from those that are added before they were removed.
+TEST(BlockIndex, BlocksThatWaitForTheirRemovalMakeRoom) {
+  ZoneOptions options = {.max_instances = 8, .max_requests = 8, .max_workers = 2};
+  options.index_blocks = 2000;
+  options.engine_blocks = 2000;
+  options.shared_blocks = 1;
+  TestZone zone(options);
+  BlockIndex index(zone.zone());
+  const std::vector<uint64_t> common = KeysFrom(1, 100);
+  for (int i = 0; i < 4; ++i) ASSERT_EQ(index.Add(i, Tier::kDevice, common), common.size());
+  for (int i = 0; i < 4; ++i) {
+    index.Clear(i);
+    EXPECT_EQ(index.Add(i, Tier::kDevice, common), common.size());
+  }
+  EXPECT_EQ(index.Stats().shared_blocks, 0U);
+  for (uint64_t round = 0; round < 3; ++round) {  // each time other blocks that fill the tables
+    const uint64_t dropped = index.Stats().dropped;
+    index.Clear(5);
+    const std::vector<uint64_t> keys = KeysFrom(1'000'000 * (round + 1), 1800);
+    index.Add(5, Tier::kDevice, keys);
+    index.MapEngineHashes(5, keys, keys);
+    EXPECT_LE(index.Stats().dropped - dropped, keys.size() / 100) << round;
+  }
+}
+
+// Clears instances and removes their blocks until it is killed.
+[[noreturn]] void ClearForever(const Zone& zone, unsigned seed) {
+  BlockIndex index(zone);
+  std::mt19937 random(seed);
+  for (;;) {
+    const int instance = static_cast<int>(random() % 3);
+    index.Add(instance, Tier::kDevice, KeysFrom(1 + random() % 100, random() % 50));
+    if (random() % 2 == 0) index.Clear(instance);
+    if (random() % 4 == 0) index.Sweep(random() % 500);
+  }
+}
+
+TEST(BlockIndex, NumbersStayRightWhenTheirProcessIsKilled) {
+  ZoneOptions options = {.max_instances = 3, .max_requests = 8, .max_workers = 2};
+  options.index_blocks = 1 << 8;
+  options.engine_blocks = 64;
+  options.shared_blocks = 64;
+  options.speculative_blocks = 64;
+  TestZone zone(options);
+  BlockIndex index(zone.zone());
+  std::mt19937 random(7);
+  MatchResult result;
+  for (int round = 0; round < 60; ++round) {
+    const unsigned seed = random();
+    const pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) ClearForever(zone.zone(), seed);
+    const timespec wait = {0, static_cast<long>(100'000 + random() % 2'000'000)};
+    nanosleep(&wait, nullptr);
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    for (int i = 0; i < 3; ++i) index.Clear(i);
+    for (int i = 0; i < 3; ++i) {
+      const std::vector<uint64_t> own = KeysFrom(1000 + 100 * static_cast<uint64_t>(i), 20);
+      ASSERT_EQ(index.Add(i, Tier::kDevice, own), own.size()) << "round " << round;
+      index.Match(own, result);
+      ASSERT_EQ(result.matches.size(), 1U) << "round " << round;
+      ASSERT_EQ(result.BlocksOf(i), own.size()) << "round " << round;
+    }
+    for (uint64_t key = 1; key < 200; ++key) {
+      index.Match({&key, 1}, result);
+      ASSERT_TRUE(result.matches.empty()) << "round " << round << ", key " << key;
+    }
+    for (int i = 0; i < 3; ++i) index.Clear(i);
+    while (index.Sweep(1000)) {
+    }
+    ASSERT_EQ(index.SpareNumbers(), 61) << "round " << round;
+  }
 }
 
 // Writers of different instances change the same keys while a reader matches. Sets move between words and bit

@@ -34,13 +34,28 @@ struct alignas(64) HashBucket {
 struct Expected {
   uint64_t key;
   Nanos deadline;
-  int32_t instance;
+  int32_t number;  // of the instance when the block was sent there
+};
+
+/// The numbers by which blocks name instances. Clear gives an instance a fresh number, so that nothing finds
+/// its blocks any more; passes over the tables remove the blocks of old numbers, a slice at a time. Changes
+/// hold the lock of the expectations. `number_of` is the truth, and `owner_of` its inverse for readers.
+struct InstanceNumbers {
+  std::array<std::atomic<uint16_t>, kMaxNumbers> number_of;
+  std::array<std::atomic<uint16_t>, kMaxNumbers> owner_of;    // instance + 1; 0: none
+  std::array<std::atomic<uint64_t>, kMaxNumbers / 64> used;   // bit: blocks may have the number
+  std::array<std::atomic<uint64_t>, kMaxNumbers / 64> dirty;  // bit: a pass must remove its blocks
+  std::array<std::atomic<uint64_t>, kMaxNumbers / 64> pass;   // bit: the present pass removes them
+  std::atomic<uint64_t> next_bucket;  // of the pass: first the buckets of keys, then those of hashes
+  uint32_t count;                     // numbers that exist
 };
 
 inline constexpr uint32_t kStripes = 1024;
 
 struct IndexLayout {
-  std::array<RobustLock, kStripes> stripes;    // stripe of a key: all changes of one key exclude each other
+  std::array<RobustLock, kStripes> stripes;  // stripe of a key: all changes of one key exclude each other
+  RobustLock writers;                        // held while a batch of events is applied
+  InstanceNumbers numbers;
   uint64_t key_buckets, hash_buckets;          // offsets
   uint64_t num_key_buckets, num_hash_buckets;  // below 2^32
   // Bit sets: [kNumTiers][num_sets][set_words]. Planes of tiers that no instance uses are never touched. Set
@@ -50,9 +65,9 @@ struct IndexLayout {
   std::atomic<uint64_t> free_set;    // number + 1 in the lower half, a counter against ABA in the upper half
   std::atomic<uint32_t> set_tag;     // counts uses of sets, so that readers notice a reused one
   std::atomic<uint32_t> tiers_used;  // bit per tier that any instance ever used
-  RobustLock expectations;     // excludes changes of the ring by a master and by one that lost its lease
-  uint64_t expected;           // ring of Expected
-  uint64_t expected_capacity;  // a power of two
+  RobustLock expectations;           // excludes changes of the ring and of the numbers by several processes
+  uint64_t expected;                 // ring of Expected
+  uint64_t expected_capacity;        // a power of two
   std::atomic<uint64_t> expected_head, expected_tail;
   std::atomic<uint64_t> blocks, memberships, engine_blocks, sets_used, dropped;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "proxy/index/writers_lock.h"
 #include "proxy/state/layout.h"
 
 namespace moesaic::proxy {
@@ -17,8 +18,29 @@ InstanceEntry& EntryOf(const State& state, int instance) {
 
 }  // namespace
 
-IndexWriter::IndexWriter(State state, BlockIndex index, int instance)
-    : state_(state), index_(index), keys_(state.zone()), instance_(instance) {
+// One call: the lock of the writers, and whether this writer may still write.
+class IndexWriter::Turn {
+ public:
+  explicit Turn(const IndexWriter& writer) : lock_(writer.state_.zone()), allowed_(writer.MayWrite()) {}
+  bool allowed() const { return allowed_; }
+
+ private:
+  WritersLock lock_;
+  bool allowed_;
+};
+
+bool IndexWriter::MayWrite() const {
+  if (lease_ && !state_.lease().Holds(lease_)) return false;
+  const std::optional<InstanceVersion> version = state_.Version(instance_);
+  return version && version->generation == generation_;
+}
+
+IndexWriter::IndexWriter(State state, BlockIndex index, int instance, LeaseToken lease)
+    : state_(state), index_(index), keys_(state.zone()), instance_(instance), lease_(lease) {
+  const std::optional<InstanceVersion> version = state_.Version(instance_);
+  if (version) generation_ = version->generation;
+  const Turn turn(*this);
+  if (!turn.allowed()) return;
   const uint64_t next = EntryOf(state_, instance_).next_sequence.load(std::memory_order_acquire);
   if (next > 0) tracker_ = SequenceTracker(next - 1);
   // The replay of a process that died is not continued; the gap that caused it is found again.
@@ -39,6 +61,8 @@ void IndexWriter::Applied(uint64_t sequence) {
 }
 
 IndexWriter::Result IndexWriter::Begin() {
+  const Turn turn(*this);
+  if (!turn.allowed()) return {.fenced = true};
   was_degraded_ = state() == IndexState::kDegraded && !std::exchange(feed_failed_, false);
   const Result result = StartReplay(tracker_.next().value_or(0));
   beginning_ = true;
@@ -46,6 +70,8 @@ IndexWriter::Result IndexWriter::Begin() {
 }
 
 void IndexWriter::OnFeedFailed() {
+  const Turn turn(*this);
+  if (!turn.allowed()) return;
   feed_failed_ |= state() != IndexState::kDegraded;
   SetState(IndexState::kDegraded);
 }
@@ -56,10 +82,16 @@ IndexWriter::Result IndexWriter::StartReplay(uint64_t from) {
   replay_next_ = began_at_ = from;
   replay_complete_ = replay_empty_ = true;
   asked_for_all_ |= from == 0;
-  return {.applied = false, .replay_from = from};
+  return {.replay_from = from};
 }
 
 IndexWriter::Result IndexWriter::Apply(uint64_t sequence, const KvBatch& batch) {
+  const Turn turn(*this);
+  if (!turn.allowed()) return {.fenced = true};
+  return ApplyNext(sequence, batch);
+}
+
+IndexWriter::Result IndexWriter::ApplyNext(uint64_t sequence, const KvBatch& batch) {
   ++stats_.batches;
   if (state() == IndexState::kReplaying) return {};  // the replay brings it
   InstanceEntry& entry = EntryOf(state_, instance_);
@@ -67,7 +99,7 @@ IndexWriter::Result IndexWriter::Apply(uint64_t sequence, const KvBatch& batch) 
   // A smaller number with a later time is not a late message: the publisher counts from the beginning again.
   if (tracker_.next() && sequence < *tracker_.next() && entry.last_time != 0 && time > entry.last_time &&
       tracker_.Check(sequence) == SequenceTracker::Verdict::kDuplicate) {
-    Reset();
+    Forget();
     return StartReplay(0);
   }
   if (!tracker_.next()) {
@@ -84,7 +116,7 @@ IndexWriter::Result IndexWriter::Apply(uint64_t sequence, const KvBatch& batch) 
         ++stats_.gaps;
         return StartReplay(*tracker_.next());
       case SequenceTracker::Verdict::kRestart:
-        Reset();
+        Forget();
         SetState(IndexState::kExact);
         break;
     }
@@ -97,10 +129,12 @@ IndexWriter::Result IndexWriter::Apply(uint64_t sequence, const KvBatch& batch) 
     if (!asked_for_all_) return StartReplay(0);
     SetState(IndexState::kDegraded);
   }
-  return {.applied = true, .replay_from = std::nullopt};
+  return {.applied = true};
 }
 
 IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* batch) {
+  const Turn turn(*this);
+  if (!turn.allowed()) return {.fenced = true};
   if (!replay_next_) return {};
   if (sequence != kReplayEnd && batch != nullptr) {
     if (sequence < *replay_next_) return {};
@@ -115,8 +149,13 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
     EntryOf(state_, instance_).last_time = static_cast<uint64_t>(std::clamp(batch->time * 1e6, 0.0, 9e18));
     replay_next_ = sequence + 1;
     if (!tracker_.next() || sequence >= *tracker_.next()) Applied(sequence);
-    return {.applied = true, .replay_from = std::nullopt};
+    return {.applied = true};
   }
+  EndReplay();
+  return {};
+}
+
+void IndexWriter::EndReplay() {
   if (beginning_ && replay_complete_) {
     // Nothing, or all that was missing. Blocks that were lost before stay lost, unless the replay held
     // everything.
@@ -124,7 +163,7 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
     if (replay_empty_) asked_for_all_ = false;  // messages may pass before the subscription takes effect
     replay_next_.reset();
     SetState(was_degraded_ && !whole ? IndexState::kDegraded : IndexState::kExact);
-    return {};
+    return;
   }
   if (replay_empty_ && replay_complete_) {  // the publisher kept none of the missing messages
     replay_complete_ = false;
@@ -133,10 +172,11 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
   }
   replay_next_.reset();
   SetState(replay_complete_ ? IndexState::kExact : IndexState::kDegraded);
-  return {};
 }
 
 void IndexWriter::OnReplayFailed() {
+  const Turn turn(*this);
+  if (!turn.allowed()) return;
   if (state() != IndexState::kReplaying) return;
   LoseHistory();
   tracker_.Reset();
@@ -148,6 +188,11 @@ void IndexWriter::OnReplayFailed() {
 void IndexWriter::LoseHistory() { index_.Clear(instance_); }
 
 void IndexWriter::Reset() {
+  const Turn turn(*this);
+  if (turn.allowed()) Forget();
+}
+
+void IndexWriter::Forget() {
   index_.Clear(instance_);
   tracker_.Reset();
   EntryOf(state_, instance_).next_sequence.store(0, std::memory_order_release);

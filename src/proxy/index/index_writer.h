@@ -10,6 +10,7 @@
 #include "proxy/events/sequence.h"
 #include "proxy/index/block_index.h"
 #include "proxy/index/keys.h"
+#include "proxy/state/lease.h"
 #include "proxy/state/state.h"
 
 namespace moesaic::proxy {
@@ -24,6 +25,11 @@ struct IndexWriterStats {
 /// The process that subscribes to an instance owns its writer. The sequence number and the state are stored
 /// in shared memory, so that another process may continue after this one has died.
 ///
+/// A process that was stopped may continue after another one has taken its lease. Each call therefore holds
+/// the lock of all writers, and changes nothing if the tenure of the lease has ended or the entry of the
+/// instance was given to another engine: a successor that has made a call sees no change by the process
+/// before it.
+///
 /// A gap makes the index REPLAYING: live messages are ignored until the missing ones were replayed, and the
 /// index is EXACT again at the end of the replay. If the replay begins too late, or no replay socket exists,
 /// history was lost. The instance's blocks are then cleared, so that the index has no false ones, and the
@@ -31,11 +37,14 @@ struct IndexWriterStats {
 /// writer that starts in the middle of a stream requests a replay of everything.
 class IndexWriter {
  public:
-  IndexWriter(State state, BlockIndex index, int instance);
+  /// `lease`: tenure in which this process may write; none: it may always.
+  IndexWriter(State state, BlockIndex index, int instance, LeaseToken lease = {});
 
   struct Result {
     bool applied = false;
-    std::optional<uint64_t> replay_from;  ///< send this number to the replay socket, or call OnReplayFailed
+    bool fenced = false;  ///< this writer may not write any more
+    std::optional<uint64_t> replay_from =
+        {};  ///< send this number to the replay socket, or call OnReplayFailed
   };
   /// Applies a live message; `sequence` is its second frame.
   Result Apply(uint64_t sequence, const KvBatch& batch);
@@ -57,7 +66,13 @@ class IndexWriter {
   const IndexWriterStats& stats() const { return stats_; }
 
  private:
+  class Turn;
+
+  bool MayWrite() const;
   Result StartReplay(uint64_t from);
+  Result ApplyNext(uint64_t sequence, const KvBatch& batch);
+  void EndReplay();
+  void Forget();
   void LoseHistory();
   void ApplyEvents(const KvBatch& batch);
   void Stored(const KvEvent& event);
@@ -71,6 +86,8 @@ class IndexWriter {
   BlockIndex index_;
   KeyMaker keys_;
   int instance_;
+  LeaseToken lease_;
+  uint32_t generation_ = 0;  // of the instance
   SequenceTracker tracker_;
   uint64_t began_at_ = 0;                // first number that the replay was requested for
   std::optional<uint64_t> replay_next_;  // number that the replay should have next

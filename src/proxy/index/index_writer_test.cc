@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "proxy/events/kv_decode.h"
 #include "proxy/state/test_zone.h"
 #include "text/test_data.h"
@@ -324,6 +327,75 @@ TEST_F(IndexWriterTest, ReplaysARestartedEngineWhoseFirstMessagesWereMissed) {
   writer.ApplyReplay(kReplayEnd, nullptr);
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_TRUE(writer.Apply(3, fresh).applied);
+}
+
+// --- Writers whose process was stopped ---
+
+TEST_F(IndexWriterTest, AWriterWhoseLeaseWasTakenChangesNothing) {
+  const auto batches = ThreeStores();
+  const LeaseToken lost = *state_.lease().Acquire(1001, 1);
+  IndexWriter old(state_, index_, 0, lost);
+  EXPECT_TRUE(old.Apply(0, batches[0]).applied);
+  const LeaseToken held = *state_.lease().Acquire(1002, 2, {}, /*dead=*/1001);
+  const auto late = old.Apply(1, RemoveOf({101}));
+  EXPECT_FALSE(late.applied);
+  EXPECT_TRUE(late.fenced);
+  EXPECT_TRUE(old.Apply(7, batches[1]).fenced);  // no replay for a gap
+  EXPECT_TRUE(old.Begin().fenced);
+  EXPECT_TRUE(old.ApplyReplay(1, &batches[1]).fenced);
+  old.OnFeedFailed();
+  old.OnReplayFailed();
+  old.Reset();
+  IndexWriter(state_, index_, 0, lost).OnFeedFailed();
+  EXPECT_EQ(Matched(kPrompt, kBlock), 1U);
+  EXPECT_EQ(old.state(), IndexState::kExact);
+  IndexWriter successor(state_, index_, 0, held);
+  EXPECT_TRUE(successor.Apply(1, batches[1]).applied);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
+}
+
+TEST_F(IndexWriterTest, AWriterOfAReusedEntryChangesNothing) {
+  const auto batches = ThreeStores();
+  IndexWriter old(state_, index_, 0);
+  EXPECT_TRUE(old.Apply(0, batches[0]).applied);
+  ASSERT_TRUE(state_.Configure(std::vector<InstanceConfig>{{.url = "http://b"}}, 2).ok());
+  ASSERT_EQ(state_.FindInstance("http://b", 0), 0);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+  EXPECT_TRUE(old.Apply(1, batches[1]).fenced);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+}
+
+// The writer is inside a batch at the moment at which its lease is taken, or between two.
+TEST_F(IndexWriterTest, ASuccessorSeesNoChangeByTheWriterBeforeIt) {
+  std::vector<int32_t> tokens(200 * kBlock, 7);
+  for (int round = 0; round < 100; ++round) {
+    const auto now = static_cast<Nanos>(round + 1);
+    const LeaseToken lost = *state_.lease().Acquire(2000 + round, now, {}, /*dead=*/1999 + round);
+    std::atomic<int> applied = 0;
+    std::thread stalled([&] {
+      IndexWriter writer(state_, index_, 0, lost);
+      writer.Reset();
+      for (uint64_t sequence = 0;; ++sequence) {
+        const auto result = writer.Apply(sequence, StoreOf(1 + 1000 * sequence, std::nullopt, tokens));
+        if (result.fenced) return;
+        if (result.replay_from) writer.OnReplayFailed();
+        ++applied;
+      }
+    });
+    while (applied.load() < 2) std::this_thread::yield();
+    const LeaseToken held = *state_.lease().Acquire(2001 + round, now, {}, /*dead=*/2000 + round);
+    IndexWriter successor(state_, index_, 0, held);
+    successor.Reset();
+    while (index_.Sweep(100'000)) {
+    }
+    const IndexStats cleared = index_.Stats();
+    stalled.join();
+    EXPECT_EQ(cleared.memberships, 0U) << round;
+    EXPECT_EQ(index_.Stats().memberships, 0U) << round;
+    EXPECT_EQ(index_.Stats().engine_blocks, 0U) << round;
+    EXPECT_EQ(successor.state(), IndexState::kNone);
+    state_.lease().Release(held);
+  }
 }
 
 TEST_F(IndexWriterTest, AsksForEverythingWhenAParentIsUnknown) {

@@ -47,7 +47,7 @@ void MakeZero(std::byte* memory, size_t bytes) {
 uint64_t PlaceIndex(const ZoneOptions& options, uint64_t offset, IndexLayout* layout) {
   const uint64_t key_buckets = BucketsFor(options.index_blocks),
                  hash_buckets = BucketsFor(options.engine_blocks);
-  const uint64_t words = base::CeilDiv(options.max_instances, 64U);
+  const uint64_t words = base::CeilDiv(options.max_instances + kSpareNumbers, 64U);
   const uint64_t keys = base::RoundUp(offset, uint64_t{64});
   const uint64_t hashes = keys + key_buckets * sizeof(KeyBucket);
   const uint64_t sets = hashes + hash_buckets * sizeof(HashBucket);
@@ -63,6 +63,7 @@ uint64_t PlaceIndex(const ZoneOptions& options, uint64_t offset, IndexLayout* la
     layout->set_next = next;
     layout->num_sets = static_cast<uint32_t>(options.shared_blocks);
     layout->set_words = static_cast<uint32_t>(words);
+    layout->numbers.count = static_cast<uint32_t>(words * 64);
     layout->expected = expected;
     layout->expected_capacity = capacity;
   }
@@ -73,6 +74,11 @@ void FormatIndex(const Zone& zone) {
   IndexLayout& index = zone.index();
   for (RobustLock& stripe : index.stripes) stripe.Init();
   index.expectations.Init();
+  index.writers.Init();
+  for (uint32_t i = 0; i < zone.options().max_instances; ++i) {
+    index.numbers.number_of[i].store(static_cast<uint16_t>(i), std::memory_order_relaxed);
+    index.numbers.owner_of[i].store(static_cast<uint16_t>(i + 1), std::memory_order_relaxed);
+  }
   MakeZero(zone.base() + index.key_buckets, index.expected - index.key_buckets);
   for (uint32_t i = 0; i < index.num_sets; ++i) NextOf(zone, i).store(i + 1 < index.num_sets ? i + 2 : 0);
   index.free_set.store(index.num_sets > 0 ? 1 : 0, std::memory_order_release);

@@ -37,11 +37,19 @@ class KeyTable {
     __builtin_prefetch(&keys_[FirstBucket(mixed)]);
     __builtin_prefetch(&keys_[SecondBucket(mixed)]);
   }
-  /// Prefetches the words of a bit set that contain the instance.
-  void PrefetchSet(uint32_t set, int instance) const {
+  /// Number by which blocks name an instance now.
+  int NumberOf(int instance) const {
+    return index_.numbers.number_of[static_cast<size_t>(instance)].load(std::memory_order_acquire);
+  }
+  /// Instance of a number; -1: the number is free, or its blocks wait for their removal.
+  int OwnerOf(int number) const {
+    return index_.numbers.owner_of[static_cast<size_t>(number)].load(std::memory_order_acquire) - 1;
+  }
+  /// Prefetches the words of a bit set that contain the number.
+  void PrefetchSet(uint32_t set, int number) const {
     const uint32_t used = tiers_used();
     for (uint32_t t = 0; t < kNumTiers; ++t) {
-      if ((used & 1U << t) != 0) __builtin_prefetch(&Planes(set)[t * tier_stride() + instance / 64]);
+      if ((used & 1U << t) != 0) __builtin_prefetch(&Planes(set)[t * tier_stride() + number / 64]);
     }
   }
   /// Prefetches the whole bit set.
@@ -64,6 +72,7 @@ class KeyTable {
     }
     return nullptr;
   }
+  int num_instances() const { return static_cast<int>(zone_.options().max_instances); }
   KeyBucket& bucket(uint64_t i) const { return keys_[i]; }
 
   /// Words of the first tier of a set; those of tier t follow at t * tier_stride().
@@ -95,7 +104,7 @@ class KeyTable {
 };
 
 /// Excludes other changes of the same key. A writer that dies leaves at worst a key without instances, which
-/// the next change of the key or a Clear removes.
+/// the next change of the key or a Sweep removes.
 class StripeLock {
  public:
   StripeLock(const IndexLayout& index, uint64_t key)

@@ -18,10 +18,10 @@ constexpr size_t kLinesAhead = 8, kSetsAhead = 4;
 constexpr int kMaxSearches = 4;
 // At most this many instances are walked one by one; more are intersected as bit sets.
 constexpr int kMaxList = 8;
-constexpr uint32_t kMaxWords = kMaxInstances / 64;
+constexpr uint32_t kMaxWords = kMaxNumbers / 64;
 
 struct Walker {
-  int instance;
+  int number;              // of an instance
   uint32_t device_blocks;  // kStillDevice while every block so far is in device memory
 };
 constexpr uint32_t kStillDevice = ~uint32_t{0};
@@ -76,7 +76,7 @@ class Walk {
       }
     }
     // The instances that are left hold all keys before `depth`.
-    for (int i = 0; i < list_size_; ++i) Emit(list_[i].instance, depth, list_[i].device_blocks);
+    for (int i = 0; i < list_size_; ++i) Emit(list_[i].number, depth, list_[i].device_blocks);
     if (bits_mode_) {
       for (uint32_t w = 0; w < table_.index().set_words; ++w) {
         for (uint64_t rest = any_[w]; rest != 0; rest &= rest - 1) EmitBit(w, std::countr_zero(rest), depth);
@@ -136,7 +136,7 @@ class Walk {
     if (entry->key.load(std::memory_order_acquire) != Key(depth)) return false;
     if (!word.is_set()) {
       if (bits_mode_) return false;  // they are more than a word holds
-      return ListUnchanged([&](int i) { return word.TiersFor(list_[i].instance); });
+      return ListUnchanged([&](int i) { return word.TiersFor(list_[i].number); });
     }
     bool unchanged = true;
     if (bits_mode_) {
@@ -146,7 +146,7 @@ class Walk {
         unchanged &= ((any_[w] & ~any[w]) | (device_[w] & ~device[w])) == 0;
       return unchanged;
     }
-    unchanged = ListUnchanged([&](int i) { return TiersIn(word.set_number(), list_[i].instance); });
+    unchanged = ListUnchanged([&](int i) { return TiersIn(word.set_number(), list_[i].number); });
     std::atomic_thread_fence(std::memory_order_acquire);
     return unchanged && entry->set.load(std::memory_order_relaxed) == word.word();
   }
@@ -160,25 +160,26 @@ class Walk {
     return true;
   }
 
-  uint32_t TiersIn(uint32_t set, int instance) const {
+  uint32_t TiersIn(uint32_t set, int number) const {
     const std::atomic<uint64_t>* const planes = table_.Planes(set);
     uint32_t tiers = 0;
     for (int t = 0; t < kNumTiers; ++t) {
       if ((tiers_used_ & 1U << t) == 0) continue;
-      const uint64_t word = planes[t * table_.tier_stride() + instance / 64].load(std::memory_order_relaxed);
-      tiers |= static_cast<uint32_t>((word >> (instance % 64) & 1) << t);
+      const uint64_t word = planes[t * table_.tier_stride() + number / 64].load(std::memory_order_relaxed);
+      tiers |= static_cast<uint32_t>((word >> (number % 64) & 1) << t);
     }
     return tiers;
   }
 
-  void Emit(int instance, uint32_t blocks, uint32_t device_blocks) {
-    if (blocks == 0) return;
+  void Emit(int number, uint32_t blocks, uint32_t device_blocks) {
+    const int instance = table_.OwnerOf(number);
+    if (blocks == 0 || instance < 0) return;  // the instance was cleared
     result_.matches.push_back({instance, blocks, std::min(blocks, device_blocks)});
   }
   void EmitBit(uint32_t w, int bit, uint32_t depth) {
-    const int instance = static_cast<int>(w) * 64 + bit;
+    const int number = static_cast<int>(w) * 64 + bit;
     const bool device = (device_[w] >> bit & 1) != 0;
-    Emit(instance, depth, device ? depth : result_.scratch[instance]);
+    Emit(number, depth, device ? depth : result_.scratch[number]);
   }
 
   // Intersects with the instances of the key at `depth`. False when none holds it; those that held all keys
@@ -196,7 +197,7 @@ class Walk {
         return StepBits(any, device, depth);
       }
       std::array<uint32_t, kMaxList> tiers{};
-      for (int i = 0; i < list_size_; ++i) tiers[i] = TiersIn(word.set_number(), list_[i].instance);
+      for (int i = 0; i < list_size_; ++i) tiers[i] = TiersIn(word.set_number(), list_[i].number);
       std::atomic_thread_fence(std::memory_order_acquire);
       if (entry->set.load(std::memory_order_relaxed) != word.word()) continue;
       return StepList([&](int i) { return tiers[i]; }, depth);
@@ -208,13 +209,13 @@ class Walk {
       // Everyone that the word lacks drops out; the rest continues as a list.
       for (uint32_t w = 0; w < table_.index().set_words; ++w) {
         for (uint64_t rest = any_[w]; rest != 0; rest &= rest - 1) {
-          const int bit = std::countr_zero(rest), instance = static_cast<int>(w) * 64 + bit;
-          const uint32_t tiers = word.TiersFor(instance);
+          const int bit = std::countr_zero(rest), number = static_cast<int>(w) * 64 + bit;
+          const uint32_t tiers = word.TiersFor(number);
           if (tiers == 0) {
             EmitBit(w, bit, depth);
           } else {
-            const uint32_t before = (device_[w] >> bit & 1) != 0 ? kStillDevice : result_.scratch[instance];
-            list_[list_size_++] = {instance,
+            const uint32_t before = (device_[w] >> bit & 1) != 0 ? kStillDevice : result_.scratch[number];
+            list_[list_size_++] = {number,
                                    before != kStillDevice || (tiers & kDeviceTiers) != 0 ? before : depth};
           }
         }
@@ -226,12 +227,12 @@ class Walk {
       for (int i = 0; i < SetWord::kInline; ++i) {
         const uint32_t tiers = SetWord::TiersOf(word.field(i));
         if (tiers != 0)
-          list_[list_size_++] = {SetWord::InstanceOf(word.field(i)),
+          list_[list_size_++] = {SetWord::NumberOf(word.field(i)),
                                  (tiers & kDeviceTiers) != 0 ? kStillDevice : 0};
       }
       return list_size_ > 0;
     }
-    return StepList([&](int i) { return word.TiersFor(list_[i].instance); }, depth);
+    return StepList([&](int i) { return word.TiersFor(list_[i].number); }, depth);
   }
 
   template <typename TiersAt>
@@ -240,7 +241,7 @@ class Walk {
     for (int i = 0; i < list_size_; ++i) {
       const uint32_t tiers = tiers_at(i);
       if (tiers == 0) {
-        Emit(list_[i].instance, depth, list_[i].device_blocks);
+        Emit(list_[i].number, depth, list_[i].device_blocks);
         continue;
       }
       Walker walker = list_[i];
@@ -283,9 +284,8 @@ class Walk {
     if (count > kMaxList) return true;
     for (uint32_t w = 0; w < words; ++w) {
       for (uint64_t rest = any_[w]; rest != 0; rest &= rest - 1) {
-        const int bit = std::countr_zero(rest), instance = static_cast<int>(w) * 64 + bit;
-        list_[list_size_++] = {instance,
-                               (device_[w] >> bit & 1) != 0 ? kStillDevice : result_.scratch[instance]};
+        const int bit = std::countr_zero(rest), number = static_cast<int>(w) * 64 + bit;
+        list_[list_size_++] = {number, (device_[w] >> bit & 1) != 0 ? kStillDevice : result_.scratch[number]};
       }
     }
     bits_mode_ = false;

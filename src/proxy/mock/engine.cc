@@ -142,6 +142,18 @@ class MockEngine::Impl {
     step_end_ = kNever;
   }
 
+  void SetFaults(const MockFaults& faults, Nanos now) {
+    Advance(now);
+    const double change = faults.slowdown / options_.faults.slowdown;
+    options_.faults = faults;
+    if (step_end_ == kNever) {
+      StartStep(now);  // the engine may have stood still
+    } else {
+      const auto rest = static_cast<Nanos>(static_cast<double>(step_end_ - now) * change);
+      step_end_ = now + std::max<Nanos>(rest, 1);
+    }
+  }
+
   void Advance(Nanos now) {
     for (;;) {
       const Nanos next = NextEvent();
@@ -553,6 +565,6 @@ std::vector<MockMessage> MockEngine::Replay(uint64_t sequence) const {
 uint32_t MockEngine::CachedBlocks(std::span<const uint64_t> keys) const { return impl_->CachedBlocks(keys); }
 MockStats MockEngine::stats() const { return impl_->Statistics(); }
 const MockEngineOptions& MockEngine::options() const { return impl_->options_; }
-void MockEngine::SetFaults(const MockFaults& faults) { impl_->options_.faults = faults; }
+void MockEngine::SetFaults(const MockFaults& faults, Nanos now) { impl_->SetFaults(faults, now); }
 
 }  // namespace moesaic::proxy

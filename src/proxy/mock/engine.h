@@ -106,7 +106,9 @@ class MockEngine {
   uint32_t CachedBlocks(std::span<const uint64_t> keys) const;
   MockStats stats() const;
   const MockEngineOptions& options() const;
-  void SetFaults(const MockFaults& faults);
+  /// Replaces the faults. An engine that stood still continues when `stall_until` is over, and
+  /// `slowdown` counts for the rest of a step that runs.
+  void SetFaults(const MockFaults& faults, Nanos now);
 
  private:
   class Impl;

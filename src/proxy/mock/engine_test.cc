@@ -214,6 +214,36 @@ TEST(MockEngine, FaultsAreDrawnFromTheSeed) {
   EXPECT_NE(first.find('x'), std::string::npos);
 }
 
+TEST(MockEngine, RequestsContinueWhenAStallEndsEarly) {
+  MockEngine engine(Small());
+  ASSERT_TRUE(engine.Submit(Request(1, 100, 3), 0).ok());
+  MockFaults faults;
+  faults.stall_until = 1000 * kSecond;
+  engine.SetFaults(faults, 1);
+  ASSERT_TRUE(engine.Submit(Request(2, 100, 3), 2).ok());
+  engine.Advance(kSecond);
+  EXPECT_EQ(engine.NextEvent(), faults.stall_until);
+  std::vector<MockOutput> outputs;
+  engine.TakeOutputs(outputs);
+  ASSERT_EQ(outputs.size(), 1U);  // of the step that had begun
+  engine.SetFaults({}, 2 * kSecond);
+  outputs = RunAll(engine);
+  ASSERT_EQ(outputs.size(), 5U);
+  EXPECT_LT(outputs.back().time, 3 * kSecond);
+}
+
+TEST(MockEngine, ASlowdownCountsForTheRestOfAStep) {
+  MockEngine engine(Small());
+  MockFaults slow;
+  slow.slowdown = 1000;
+  engine.SetFaults(slow, 0);
+  ASSERT_TRUE(engine.Submit(Request(1, 100, 1), 0).ok());
+  EXPECT_EQ(engine.NextEvent(), 1000 * 1'100'000);
+  engine.SetFaults({}, 500 * 1'100'000);
+  EXPECT_EQ(engine.NextEvent(), 500 * 1'100'000 + 550'000);
+  EXPECT_EQ(RunAll(engine).size(), 1U);
+}
+
 TEST(MockEngine, RefusesRequestsThatContradictThemselves) {
   MockEngine engine(Small());
   EXPECT_FALSE(engine.Submit(Request(1, 0, 1), 0).ok());

@@ -7,7 +7,6 @@
 #include <boost/beast/http.hpp>
 #include <chrono>
 #include <deque>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,6 +17,7 @@
 #include "proxy/mock/engine.h"
 #include "proxy/mock_server/event_sockets.h"
 #include "proxy/mock_server/mock_prompt.h"
+#include "proxy/mock_server/transfers.h"
 #include "proxy/protocol/answer_stream.h"
 #include "proxy/protocol/json_members.h"
 
@@ -46,54 +46,6 @@ MockEngineOptions WithHash(MockEngineOptions options) {
   return options;
 }
 
-// One HTTP request to another process; calls back once with the body, or with nullopt.
-class PeerCall : public std::enable_shared_from_this<PeerCall> {
- public:
-  using Done = std::function<void(std::optional<std::string>)>;
-  PeerCall(asio::io_context& io, Done done) : stream_(io), done_(std::move(done)) {}
-
-  void Start(const std::string& address, http::verb verb, const std::string& target, std::string body) {
-    const size_t colon = address.rfind(':');
-    std::string host = address.substr(0, colon == std::string::npos ? 0 : colon);
-    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-    boost::system::error_code error;
-    const auto ip = asio::ip::make_address(host, error);
-    if (error || colon == std::string::npos) return Finish(std::nullopt);
-    request_ = {verb, target, 11};
-    request_.set(http::field::host, address);
-    request_.set(http::field::connection, "close");
-    request_.body() = std::move(body);
-    request_.prepare_payload();
-    stream_.expires_never();
-    const tcp::endpoint endpoint(ip, static_cast<unsigned short>(std::atoi(address.c_str() + colon + 1)));
-    stream_.async_connect(endpoint, [self = shared_from_this()](auto failed) {
-      if (failed) return self->Finish(std::nullopt);
-      http::async_write(self->stream_, self->request_, [self](auto bad, size_t) {
-        if (bad) return self->Finish(std::nullopt);
-        http::async_read(self->stream_, self->buffer_, self->response_, [self](auto worse, size_t) {
-          if (worse || self->response_.result_int() != 200) return self->Finish(std::nullopt);
-          self->Finish(self->response_.body());
-        });
-      });
-    });
-  }
-  void Cancel() {
-    done_ = nullptr;
-    stream_.close();
-  }
-
- private:
-  void Finish(std::optional<std::string> body) {
-    if (done_) std::exchange(done_, nullptr)(std::move(body));
-  }
-
-  beast::tcp_stream stream_;
-  http::request<http::string_body> request_;
-  http::response<http::string_body> response_;
-  beast::flat_buffer buffer_;
-  Done done_;
-};
-
 }  // namespace
 
 class MockServer::Impl {
@@ -105,10 +57,8 @@ class MockServer::Impl {
         engine_(WithHash(options.engine)),
         acceptor_(io_),
         timer_(io_),
-        events_(io_, options_, engine_) {
-    engine_id_ =
-        fmt::format("mock-{:x}", SteadyNow() ^ static_cast<Nanos>(reinterpret_cast<uintptr_t>(this)));
-  }
+        events_(io_, options_, engine_),
+        transfers_(io_, options_, engine_) {}
   ~Impl() {
     boost::system::error_code ignored;
     acceptor_.close(ignored);
@@ -124,6 +74,7 @@ class MockServer::Impl {
     if (!error) acceptor_.bind(endpoint, error);
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
     if (error) return IoError("cannot listen at {}:{}: {}", options_.host, options_.port, error.message());
+    transfers_.SetPort(acceptor_.local_endpoint().port());
     Accept();
     return events_.Open();
   }
@@ -140,7 +91,7 @@ class MockServer::Impl {
     });
   }
 
-  std::string StateText() const {
+  std::string StateText() {
     const MockStats s = engine_.stats();
     return Json{{"steps", s.steps},
                 {"prefill_tokens", s.prefill_tokens},
@@ -150,12 +101,12 @@ class MockServer::Impl {
                 {"running", s.running},
                 {"waiting", s.waiting},
                 {"free_blocks", s.free_blocks},
-                {"pinned", pinned_.size()},
+                {"pinned", transfers_.pinned()},
                 {"served", served_},
                 {"cancelled", cancelled_},
                 {"live", live_.size()},
-                {"stale_fetches", stale_fetches_},
-                {"rooms", rooms_.size()},
+                {"stale_fetches", transfers_.stale_fetches()},
+                {"rooms", transfers_.rooms()},
                 {"kv_events", events_.endpoint()},
                 {"kv_replay", events_.replay_endpoint()}}
         .dump();
@@ -183,24 +134,15 @@ class MockServer::Impl {
   tcp::acceptor acceptor_;
   asio::steady_timer timer_;
   EventSockets events_;
-  std::string engine_id_;
+  MockTransfers transfers_;
   uint64_t next_id_ = 1, served_ = 0, cancelled_ = 0;
-  uint64_t stale_fetches_ = 0;  // requests whose blocks the prefill engine had given away
   bool turning_ = false, unhealthy_ = false;
   std::unordered_map<uint64_t, std::shared_ptr<Session>> live_;
-  std::map<uint64_t, Nanos> pinned_;  // prefill-only requests whose blocks wait for another engine
-  struct Room {
-    bool ready = false;
-    uint64_t id = 0;
-    std::vector<std::weak_ptr<Session>>
-        waiters;  // other engines that ask for it, or a decode request of ours
-  };
-  std::map<std::string, Room> rooms_;  // parallel transfers by key
   std::deque<Json> recent_;
 };
 
 // One connection of a client.
-class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
+class MockServer::Impl::Session : public TransferWaiter, public std::enable_shared_from_this<Session> {
  public:
   Session(Impl& server, tcp::socket socket)
       : server_(server), stream_(std::move(socket)), delay_(server.io_) {
@@ -218,15 +160,15 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   }
 
   void OnOutput(const MockOutput& output) {
-    if (output.kind == MockOutput::Kind::kTransferred) return NotifyPrefill();
+    if (output.kind == MockOutput::Kind::kTransferred) return BlocksFetched();
     cached_ = output.cached_tokens;
     if (output.kind == MockOutput::Kind::kFailed) {
+      if (IsPrefill()) server_.transfers_.Drop(prompt_->transfer, id_);
       id_ = 0;
       return Fail("the mock engine failed the request");
     }
     const bool finished = output.kind == MockOutput::Kind::kFinished;
-    const bool rooms = ModeOf(server_.options_.transfer) == Mode::kParallel;
-    if (finished && rooms && prompt_->transfer.side == MockTransfer::Side::kPrefill) RoomReady();
+    if (finished && IsPrefill()) server_.transfers_.Computed(prompt_->transfer, id_);
     const uint32_t before = tokens_;
     tokens_ = std::max(tokens_, output.tokens);
     if (drop_after_ > 0 && tokens_ >= drop_after_) {
@@ -247,19 +189,16 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     }
   }
 
-  // The transfer that this session waits for is complete at P.
-  void OnRoomReady() {
-    if (await_room_) {
-      await_room_ = false;
-      if (prompt_) return Submit();  // a decode request whose blocks were pushed
-      Send(200, "{}");
-    }
+  void OnTransfer(std::string_view fault) override {
+    if (closed_ || !std::exchange(waits_, false)) return;
+    if (!prompt_) return Send(200, "{}");  // another engine has asked
+    if (fault.empty()) return Submit();
+    Fail(fault);
   }
 
-  uint64_t id() const { return id_; }
-  const MockTransfer& transfer() const { return prompt_->transfer; }
-
  private:
+  bool IsPrefill() const { return prompt_->transfer.side == MockTransfer::Side::kPrefill; }
+
   void Handle() {
     const auto& request = parser_->get();
     const std::string_view target = View(request.target());
@@ -272,19 +211,20 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
           200,
           Json{{"object", "list"}, {"data", {{{"id", server_.options_.model}, {"object", "model"}}}}}.dump());
     }
-    if (path == "/query") return Send(200, Json{{"0", {{"engine_id", server_.engine_id_}}}}.dump());
+    if (path == "/query")
+      return Send(200, Json{{"0", {{"engine_id", server_.transfers_.engine_id()}}}}.dump());
     if (path == "/mock/state") return Send(200, server_.StateText());
     if (path == "/mock/requests") return Send(200, Json(server_.recent_).dump());
     if (path == "/mock/faults") return SetFaults();
     if (path == "/mock/reset") return Reset();
-    if (path.starts_with("/mock/pinned/")) {
-      const bool pinned =
-          server_.pinned_.contains(std::strtoull(std::string(path.substr(13)).c_str(), nullptr, 10));
-      return Send(pinned ? 200 : 404, "{}");
+    waits_ = true;  // unless the answer comes at once
+    if (server_.transfers_.Serve(path, shared_from_this(), [this](int status) {
+          waits_ = false;
+          Send(status, "{}");
+        })) {
+      return server_.TurnSoon();
     }
-    if (path.starts_with("/mock/release/")) return Release(std::string(path.substr(14)));
-    if (path.starts_with("/mock/room/")) return AwaitRoom(std::string(path.substr(11)));
-    if (path.starts_with("/mock/pushed/")) return Pushed(std::string(path.substr(13)));
+    waits_ = false;
     const Endpoint endpoint = EndpointOf(path);
     if (endpoint == Endpoint::kOther || request.method() != http::verb::post) {
       return Send(404, ErrorBody(404, "invalid_request_error", "no such endpoint"));
@@ -335,54 +275,10 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     }
     if (prompt_->body.stream && transfer.side != MockTransfer::Side::kPrefill) StreamHead();
     if (transfer.side != MockTransfer::Side::kDecode) return Submit();
-    if (transfer.prefilled) return CheckBlocks();
-    await_room_ = true;
-    if (server_.options_.transfer == Transfer::kAscend) return AskForPush();
-    // Wait until P has computed the prompt.
-    peer_ =
-        std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
-          const auto self = weak.lock();
-          if (self == nullptr || self->closed_) return;
-          if (answer) return self->OnRoomReady();
-          self->Fail("the prefill engine does not answer");
-        });
-    peer_->Start(transfer.peer, http::verb::get, "/mock/room/" + transfer.key, "");
-  }
-
-  // A real engine would read the KV of another request there, and answer from it.
-  void CheckBlocks() {
-    await_blocks_ = true;
-    peer_ =
-        std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
-          const auto self = weak.lock();
-          if (self == nullptr || self->closed_) return;
-          self->await_blocks_ = false;
-          if (answer) return self->Submit();
-          ++self->server_.stale_fetches_;
-          self->Fail("the prefill engine does not hold the blocks any more");
-        });
-    peer_->Start(prompt_->transfer.peer, http::verb::get, "/mock/pinned/" + prompt_->transfer.key, "");
-  }
-
-  void AskForPush() {
     const auto found = parser_->get().find("X-Request-Id");
     const std::string id = found == parser_->get().end() ? "" : std::string(View(found->value()));
-    const std::string key = fmt::format("{}-{}", server_.engine_id_, server_.next_id_++);
-    server_.rooms_[key].waiters.push_back(weak_from_this());
-    std::string url = prompt_->transfer.metaserver;
-    if (url.starts_with("http://")) url.erase(0, 7);
-    const size_t slash = std::min(url.find('/'), url.size());
-    const Json body = {
-        {"request_id", "chatcmpl-" + id},       {"do_remote_decode", true},
-        {"do_remote_prefill", false},           {"remote_request_id", key},
-        {"remote_host", server_.options_.host}, {"remote_port", server_.acceptor_.local_endpoint().port()}};
-    peer_ =
-        std::make_shared<PeerCall>(server_.io_, [weak = weak_from_this()](std::optional<std::string> answer) {
-          const auto self = weak.lock();
-          if (self == nullptr || self->closed_ || answer) return;
-          self->Fail("the metaserver does not know the request");
-        });
-    peer_->Start(url.substr(0, slash), http::verb::post, url.substr(slash), body.dump());
+    waits_ = true;
+    end_wait_ = server_.transfers_.Await(transfer, id, shared_from_this());
   }
 
   void Submit() {
@@ -397,7 +293,6 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (transfer.side == MockTransfer::Side::kPrefill) {
       request.prefill_only = true;
       request.output_tokens = 1;
-      if (server_.options_.transfer != Transfer::kVllmNixl) server_.rooms_[transfer.key].id = id_;
     } else if (transfer.side == MockTransfer::Side::kDecode) {
       request.remote_prefill = true;
       request.remote_ready = SteadyNow();
@@ -410,51 +305,15 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
       return Send(status.code() == StatusCode::kResourceExhausted ? 503 : 400,
                   ErrorBody(400, "invalid_request_error", Message(status)));
     }
-    if (prefill_only) server_.pinned_[id_] = SteadyNow();
+    if (prefill_only) server_.transfers_.Began(transfer, id_);
     server_.live_[id_] = shared_from_this();
     server_.TurnSoon();
   }
 
-  // D has read the blocks, or does not need them any more: P may drop them.
-  void NotifyPrefill() {
-    const MockTransfer& transfer = prompt_->transfer;
-    if (transfer.side != MockTransfer::Side::kDecode || std::exchange(notified_, true)) return;
-    if (transfer.peer.empty() || server_.options_.transfer == Transfer::kAscend) return;
-    auto call = std::make_shared<PeerCall>(server_.io_, [](std::optional<std::string>) {});
-    call->Start(transfer.peer, http::verb::post, "/mock/release/" + transfer.key, "");
-  }
-
-  void Release(const std::string& key) {
-    uint64_t id = 0;
-    if (const auto room = server_.rooms_.find(key); room != server_.rooms_.end()) {
-      id = room->second.id;
-      server_.rooms_.erase(room);
-    } else {
-      id = std::strtoull(key.c_str(), nullptr, 10);
-    }
-    server_.engine_.ReleaseRemote(id, SteadyNow());
-    server_.pinned_.erase(id);
-    server_.TurnSoon();
-    Send(200, "{}");
-  }
-
-  void AwaitRoom(const std::string& key) {
-    Room& room = server_.rooms_[key];
-    if (room.ready) return Send(200, "{}");
-    await_room_ = true;
-    room.waiters.push_back(weak_from_this());
-  }
-
-  // P has pushed the blocks of a decode request that waits here.
-  void Pushed(const std::string& key) {
-    if (const auto found = server_.rooms_.find(key); found != server_.rooms_.end()) {
-      const auto waiters = std::move(found->second.waiters);
-      server_.rooms_.erase(found);
-      for (const auto& waiter : waiters) {
-        if (const auto session = waiter.lock()) session->OnRoomReady();
-      }
-    }
-    Send(200, "{}");
+  // D has read the blocks, or does not need them any more.
+  void BlocksFetched() {
+    if (prompt_->transfer.side != MockTransfer::Side::kDecode || std::exchange(notified_, true)) return;
+    server_.transfers_.Fetched(prompt_->transfer);
   }
 
   void SetFaults() {
@@ -470,7 +329,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     if (const int64_t stall = faults.value("stall_ms", int64_t{0}); stall > 0)
       set.stall_until = SteadyNow() + stall * kMillisecond;
     server_.unhealthy_ = faults.value("unhealthy", false);
-    server_.engine_.SetFaults(set);
+    server_.engine_.SetFaults(set, SteadyNow());
     server_.TurnSoon();
     Send(200, "{}");
   }
@@ -479,7 +338,7 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
     const Json body = Json::parse(parser_->get().body(), nullptr, false);
     if (body.is_object() && body.value("restart", false)) {
       server_.engine_.Restart(SteadyNow());
-      server_.pinned_.clear();
+      server_.transfers_.Forget();
     } else {
       server_.engine_.ResetCache(SteadyNow());
     }
@@ -572,35 +431,8 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
                    {"choices", Json::array({choice})},
                    {"usage", Usage()}};
     if (prompt_->return_ids) answer["prompt_token_ids"] = prompt_->ids;
-    const MockTransfer& transfer = prompt_->transfer;
-    if (transfer.side == MockTransfer::Side::kPrefill) {
-      if (server_.options_.transfer == Transfer::kVllmNixl) {
-        answer["kv_transfer_params"] = {{"do_remote_prefill", true},
-                                        {"do_remote_decode", false},
-                                        {"remote_block_ids", Json::array({Json::array({1, 2, 3})})},
-                                        {"remote_engine_id", server_.engine_id_},
-                                        {"remote_request_id", std::to_string(id_)},
-                                        {"remote_host", server_.options_.host},
-                                        {"remote_port", server_.acceptor_.local_endpoint().port()},
-                                        {"tp_size", 1}};
-      } else if (server_.options_.transfer == Transfer::kAscend) {
-        server_.engine_.ReleaseRemote(id_, SteadyNow());
-        server_.pinned_.erase(id_);
-        auto call = std::make_shared<PeerCall>(server_.io_, [](std::optional<std::string>) {});
-        call->Start(transfer.peer, http::verb::post, "/mock/pushed/" + transfer.key, "");
-      }
-    }
+    if (IsPrefill()) server_.transfers_.Finish(prompt_->transfer, id_, answer);
     Send(200, answer.dump());
-  }
-
-  // A prefill of ours is complete: engines that wait for it may read.
-  void RoomReady() {
-    const auto found = server_.rooms_.find(prompt_->transfer.key);
-    if (found == server_.rooms_.end()) return;
-    found->second.ready = true;
-    for (const auto& waiter : std::exchange(found->second.waiters, {})) {
-      if (const auto session = waiter.lock()) session->OnRoomReady();
-    }
   }
 
   void Send(int status, const std::string& body, const char* type = "application/json") {
@@ -631,10 +463,10 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   void Next() {
     const bool keep = parser_->get().keep_alive();
     finished_ = head_sent_ = false;
-    await_room_ = await_blocks_ = notified_ = false;
+    waits_ = notified_ = false;
     tokens_ = cached_ = drop_after_ = 0;
     prompt_.reset();
-    peer_.reset();
+    end_wait_ = nullptr;
     if (!keep) return Close();
     if (watching_) {  // the pending read finds the next request
       idle_ = true;
@@ -657,15 +489,19 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   void Close() {
     if (std::exchange(closed_, true)) return;
     delay_.cancel();
-    if (peer_ != nullptr) peer_->Cancel();
-    if (std::exchange(await_blocks_, false)) NotifyPrefill();
+    if (end_wait_) std::exchange(end_wait_, nullptr)();
+    // The connectors of vLLM tell P about a request that is cancelled before its blocks were read.
+    const Transfer protocol = server_.options_.transfer;
+    if (prompt_ && (protocol == Transfer::kVllmNixl || protocol == Transfer::kVllmMooncake) &&
+        (waits_ || id_ != 0)) {
+      BlocksFetched();
+    }
     if (id_ != 0) {
       ++server_.cancelled_;
       server_.engine_.Cancel(id_, SteadyNow());
-      server_.pinned_.erase(id_);
+      if (IsPrefill()) server_.transfers_.Drop(prompt_->transfer, id_);
       server_.live_.erase(id_);
       id_ = 0;
-      if (server_.options_.transfer == Transfer::kVllmNixl) NotifyPrefill();
       server_.TurnSoon();
     }
     boost::system::error_code ignored;
@@ -679,12 +515,12 @@ class MockServer::Impl::Session : public std::enable_shared_from_this<Session> {
   beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
   std::optional<MockPrompt> prompt_;
-  std::shared_ptr<PeerCall> peer_;
+  std::function<void()> end_wait_;  // of blocks of P
   std::string out_, sending_;
   uint64_t id_ = 0, seed_ = 0;
   uint32_t tokens_ = 0, cached_ = 0, drop_after_ = 0;
   bool head_sent_ = false, finished_ = false, writing_ = false, watching_ = false, idle_ = false,
-       closed_ = false, await_room_ = false, await_blocks_ = false, notified_ = false;
+       closed_ = false, waits_ = false, notified_ = false;
 };
 
 void MockServer::Impl::Accept() {
@@ -709,7 +545,6 @@ void MockServer::Impl::Turn() {
     const std::shared_ptr<Session> session = found->second;
     const bool ended = output.kind == MockOutput::Kind::kFinished || output.kind == MockOutput::Kind::kFailed;
     if (ended) live_.erase(found);
-    if (output.kind == MockOutput::Kind::kFailed) pinned_.erase(output.id);
     session->OnOutput(output);
   }
   const Nanos next = engine_.NextEvent();

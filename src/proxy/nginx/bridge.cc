@@ -23,6 +23,7 @@
 
 #include "proxy/gateway/board.h"
 #include "proxy/gateway/discovery.h"
+#include "proxy/gateway/engine_control.h"
 #include "proxy/gateway/gateway.h"
 #include "proxy/gateway/settings.h"
 #include "proxy/gateway/status_pages.h"
@@ -35,6 +36,15 @@ namespace proxy = moesaic::proxy;
 namespace {
 
 std::string_view View(moesaic_text_t text) { return {text.data, text.len}; }
+
+// Copies a text for the caller, who frees it with moesaic_free. False: there is no memory.
+bool CopyText(const std::string& from, char** text, size_t* len) {
+  *text = static_cast<char*>(std::malloc(from.size() + 1));
+  if (*text == nullptr) return false;
+  std::memcpy(*text, from.data(), from.size());
+  *len = from.size();
+  return true;
+}
 moesaic_text_t Text(std::string_view text) { return {text.data(), text.size()}; }
 
 void Copy(std::string_view text, char* to, size_t size) {
@@ -481,13 +491,18 @@ int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* le
         *type = "text/html; charset=utf-8";
         break;
     }
-    *text = static_cast<char*>(std::malloc(page.size() + 1));
-    if (*text == nullptr) return;
-    std::memcpy(*text, page.data(), page.size());
-    *len = page.size();
-    ok = 1;
+    if (CopyText(page, text, len)) ok = 1;
   });
   return ok;
+}
+
+int moesaic_engines(moesaic_gateway_t* gateway, moesaic_text_t query, char** text, size_t* len) {
+  int status = 0;
+  Guard(gateway, [&] {
+    const proxy::ControlAnswer answer = proxy::ControlEngines(gateway->gateway, View(query));
+    if (CopyText(answer.body, text, len)) status = answer.status;
+  });
+  return status;
 }
 
 void moesaic_free(char* text) { std::free(text); }

@@ -126,6 +126,9 @@ enum {
 };
 int moesaic_render(moesaic_gateway_t* gateway, int kind, char** text, size_t* len, const char** type);
 void moesaic_free(char* text);
+/* Drains or resumes an engine, as `query` says; returns the status of the answer `text`, or 0. The caller
+ * frees the text with moesaic_free. */
+int moesaic_engines(moesaic_gateway_t* gateway, moesaic_text_t query, char** text, size_t* len);
 /* Whether the peer with this sockaddr may send messages to the metaserver. */
 int moesaic_metaserver_allows(const moesaic_gateway_t* gateway, moesaic_text_t address);
 /* Passes the message of a decode engine to the metaserver to its request; returns the status of the answer.

@@ -5,7 +5,13 @@ typedef struct {
   ngx_array_t pools; /* of moesaic_loop_t* */
 } moesaic_main_conf_t;
 
-enum { MOESAIC_KIND_NONE, MOESAIC_KIND_PASS, MOESAIC_KIND_METASERVER, MOESAIC_KIND_RENDER };
+enum {
+  MOESAIC_KIND_NONE,
+  MOESAIC_KIND_PASS,
+  MOESAIC_KIND_METASERVER,
+  MOESAIC_KIND_ENGINES,
+  MOESAIC_KIND_RENDER
+};
 
 typedef struct {
   ngx_uint_t kind;
@@ -40,6 +46,8 @@ static ngx_int_t moesaic_handler(ngx_http_request_t* r) {
       return moesaic_request_handler(r, conf->loop);
     case MOESAIC_KIND_METASERVER:
       return moesaic_metaserver_handler(r, conf->loop);
+    case MOESAIC_KIND_ENGINES:
+      return moesaic_engines_handler(r, conf->loop);
     case MOESAIC_KIND_RENDER:
       return moesaic_page_handler(r, conf->loop, conf->page);
     default:
@@ -167,6 +175,8 @@ static ngx_command_t moesaic_commands[] = {
      MOESAIC_KIND_PASS, NULL},
     {ngx_string("moesaic_metaserver"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
      MOESAIC_KIND_METASERVER, NULL},
+    {ngx_string("moesaic_engines"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
+     MOESAIC_KIND_ENGINES, NULL},
     {ngx_string("moesaic_metrics"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,
      MOESAIC_KIND_RENDER, &moesaic_page_metrics},
     {ngx_string("moesaic_state"), MOESAIC_LOCATION, moesaic_location, NGX_HTTP_LOC_CONF_OFFSET,

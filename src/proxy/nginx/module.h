@@ -50,6 +50,7 @@ void moesaic_loop_log(void* loop, int error, moesaic_text_t message);
 /* request.c */
 ngx_int_t moesaic_request_handler(ngx_http_request_t* r, moesaic_loop_t* loop);
 ngx_int_t moesaic_page_handler(ngx_http_request_t* r, moesaic_loop_t* loop, int kind);
+ngx_int_t moesaic_engines_handler(ngx_http_request_t* r, moesaic_loop_t* loop);
 ngx_int_t moesaic_metaserver_handler(ngx_http_request_t* r, moesaic_loop_t* loop);
 const moesaic_log_t* moesaic_request_log(ngx_http_request_t* r);
 void moesaic_client_send_head(void* client, int status, const moesaic_header_t* headers, size_t count);

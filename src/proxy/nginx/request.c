@@ -435,6 +435,45 @@ ngx_int_t moesaic_page_handler(ngx_http_request_t* r, moesaic_loop_t* loop, int 
   return moesaic_send_text(r, NGX_HTTP_OK, type, (u_char*)text, len);
 }
 
+/* Pages of other sites could send such a request from an operator's browser, which names its origin then. */
+static int moesaic_has_origin(ngx_http_request_t* r) {
+  ngx_list_part_t* part;
+  ngx_table_elt_t* elts;
+  ngx_uint_t i;
+
+  for (part = &r->headers_in.headers.part; part != NULL; part = part->next) {
+    elts = part->elts;
+    for (i = 0; i < part->nelts; i++) {
+      if (elts[i].hash != 0 && elts[i].key.len == 6 && ngx_strncmp(elts[i].lowcase_key, "origin", 6) == 0)
+        return 1;
+    }
+  }
+  return 0;
+}
+
+ngx_int_t moesaic_engines_handler(ngx_http_request_t* r, moesaic_loop_t* loop) {
+  ngx_pool_cleanup_t* cleanup;
+  moesaic_text_t query;
+  ngx_int_t rc;
+  char* text = NULL;
+  size_t len = 0;
+  int status;
+
+  if (r->method != NGX_HTTP_POST) return NGX_HTTP_NOT_ALLOWED;
+  if (moesaic_has_origin(r)) return NGX_HTTP_FORBIDDEN;
+  rc = ngx_http_discard_request_body(r);
+  if (rc != NGX_OK) return rc;
+  if (loop->gateway == NULL) return NGX_HTTP_SERVICE_UNAVAILABLE;
+  cleanup = ngx_pool_cleanup_add(r->pool, 0);
+  if (cleanup == NULL) return NGX_HTTP_INTERNAL_SERVER_ERROR;
+  query = moesaic_text(&r->args);
+  status = moesaic_engines(loop->gateway, query, &text, &len);
+  if (status == 0) return NGX_HTTP_INTERNAL_SERVER_ERROR;
+  cleanup->handler = moesaic_free_text;
+  cleanup->data = text;
+  return moesaic_send_text(r, (ngx_uint_t)status, "application/json", (u_char*)text, len);
+}
+
 static void moesaic_metaserver_read(ngx_http_request_t* r) {
   moesaic_loop_t* loop = ngx_http_get_module_ctx(r, ngx_http_moesaic_module);
   moesaic_text_t body;

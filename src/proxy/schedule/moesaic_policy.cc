@@ -24,6 +24,9 @@ constexpr double kMinWaste = 0.5, kMaxWaste = 4;
 constexpr uint32_t kMinSkipped = 1;
 // KV usage beyond which a decode instance is avoided: preemption follows.
 constexpr double kFullCache = 0.92;
+// Share of a match that counts while the index of the instance is not EXACT: the engine may have evicted
+// blocks that the index still has.
+constexpr double kDoubtedShare = 0.8;
 // Without a target: weights of shortness and of waiting time in the order of the queue.
 constexpr double kLengthWeight = 0.8, kWaitWeight = 0.2;
 
@@ -47,7 +50,7 @@ class MoesaicPolicy final : public Policy {
     const uint32_t tokens = r.facts.prompt_tokens;
     Nanos least_work = std::numeric_limits<Nanos>::max(), least_moving = least_work;
     for (const InstanceView& v : instances) {
-      least_work = std::min(least_work, v.AddedTime(tokens, v.matched_tokens));
+      least_work = std::min(least_work, v.AddedTime(tokens, Expected(v)));
       least_moving = std::min(least_moving, options_.transfer.Of(v.moved_tokens));
     }
     const InstanceView* best = nullptr;
@@ -156,9 +159,15 @@ class MoesaicPolicy final : public Policy {
     return batch;
   }
 
+  // Tokens of the prompt that the instance is expected to have.
+  static uint32_t Expected(const InstanceView& v) {
+    if (v.index_state == IndexState::kExact) return v.matched_tokens;
+    return static_cast<uint32_t>(kDoubtedShare * v.matched_tokens);
+  }
+
   double Cost(const RequestView& r, const InstanceView& v, Nanos least_work, Nanos now) const {
     const uint32_t tokens = r.facts.prompt_tokens;
-    const Nanos work = v.AddedTime(tokens, v.matched_tokens);
+    const Nanos work = v.AddedTime(tokens, Expected(v));
     double cost =
         static_cast<double>(v.QueueTime(now) + work) + waste_ * static_cast<double>(work - least_work);
     if (v.role == Role::kBoth) {

@@ -356,6 +356,35 @@ TEST_F(SchedulerTest, ASessionOutweighsAPrefixWhenTheIndexIsDegraded) {
   }
 }
 
+// The engine may have evicted blocks that an index with gaps still has.
+TEST_F(SchedulerTest, AMatchOfADegradedIndexCountsLessThanThatOfAnExactOne) {
+  Use(Engines(2));
+  const Zone zone = zone_.zone();
+  std::vector<uint64_t> keys(200);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = 10 + i;
+  for (int i = 0; i < 2; ++i) index_.Add(i, Tier::kDevice, std::span(keys).first(100));
+  const auto choose = [&](IndexState of_the_second) {
+    StateView(zone).instance(0).index_state = static_cast<uint8_t>(IndexState::kExact);
+    StateView(zone).instance(1).index_state = static_cast<uint8_t>(of_the_second);
+    const RequestId id = Submitted({.prompt_tokens = 3200}, keys);
+    Run();
+    const int chosen = state_.Request(id)->prefill_instance;
+    state_.Finish(id, Outcome::kAborted, now_ += kSecond);
+    index_.Expire(now_ + 1000 * kSecond);
+    return chosen;
+  };
+  EXPECT_EQ(choose(IndexState::kExact), 0);
+  EXPECT_EQ(choose(IndexState::kExact), 1);  // equal: the one that was idle longest
+  EXPECT_EQ(choose(IndexState::kExact), 0);
+  EXPECT_EQ(choose(IndexState::kDegraded), 0);
+  EXPECT_EQ(choose(IndexState::kReplaying), 0);
+  index_.Add(1, Tier::kDevice, std::span(keys).first(150));
+  EXPECT_EQ(choose(IndexState::kDegraded), 1);  // 0.8 of 150 blocks
+  index_.Remove(1, Tier::kDevice, std::span(keys).subspan(120));
+  EXPECT_EQ(choose(IndexState::kDegraded), 0);
+  EXPECT_EQ(choose(IndexState::kExact), 1);
+}
+
 TEST_F(SchedulerTest, RetriesOnTheOnlyInstance) {
   Use(Engines(1));
   const RequestId id = Submitted({.prompt_tokens = 100});

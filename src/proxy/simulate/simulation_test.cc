@@ -1,6 +1,7 @@
 #include "proxy/simulate/simulation.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <algorithm>
 #include <bit>
@@ -8,6 +9,7 @@
 #include <fstream>
 #include <random>
 
+#include "base/test_patience.h"
 #include "text/test_data.h"
 
 namespace moesaic::proxy {
@@ -79,6 +81,38 @@ TEST(Simulation, PrefixesAreReusedByOursAndScatteredByRandom) {
   ASSERT_TRUE(ours.ok() && random.ok());
   EXPECT_GT(ours->hit_rate, random->hit_rate + 0.1);
   EXPECT_LE(ours->hit_rate, trace.reusable() + 1e-9);
+}
+
+// Ten minutes of chats on eight engines, as in the traces: two requests a second, 200 tokens an answer.
+TEST(Simulation, VirtualTimePassesAThousandTimesAsFastAsProcessorTime) {
+  Trace trace;
+  trace.name = "chats";
+  trace.block_size = 64;
+  for (uint64_t i = 0; i < 1200; ++i) {
+    TraceRequest request;
+    request.arrival = static_cast<Nanos>(i) * kSecond / 2;
+    request.prompt_tokens = 4096;
+    request.output_tokens = 200;
+    for (uint64_t b = 0; b < request.prompt_tokens / 64; ++b)
+      request.keys.push_back(b < 32 ? 1 + b + 100 * (i % 10) : (i + 1) << 20 | b);
+    trace.requests.push_back(request);
+  }
+  SimulationOptions options = TwoAndTwo("moesaic");
+  options.engines = 8;
+  const auto used = [] {
+    timespec time{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const double before = used();
+  const auto result = Simulate(trace, options);
+  const double seconds = used() - before;
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->completed, trace.requests.size());
+  const double passed = static_cast<double>(result->virtual_time) / kSecond;
+  EXPECT_GE(passed, 600);
+  RecordProperty("virtual_seconds_per_processor_second", std::to_string(passed / seconds));
+  EXPECT_LE(seconds, base::Patient(passed / 1000)) << passed / seconds << " times";
 }
 
 TEST(Simulation, TheBoundIsTheLargestNumberOfRequestsOnTime) {

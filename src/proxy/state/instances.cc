@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "proxy/index/block_index.h"
+#include "proxy/index/writers_lock.h"
 #include "proxy/state/layout.h"
 #include "proxy/state/state.h"
 
@@ -168,7 +169,11 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
       result.added.push_back(id);
     }
   }
-  for (const int id : used_before) BlockIndex(zone_).Clear(id);
+  if (!used_before.empty()) {
+    // A writer of the engine that had the entry before has ended its batch, and applies no other.
+    const WritersLock writers(zone_);
+    for (const int id : used_before) BlockIndex(zone_).Clear(id);
+  }
   const Locked lock(zone_);
   for (const int id : result.added) {
     InstanceEntry& entry = view.instance(id);

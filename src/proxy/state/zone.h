@@ -8,7 +8,11 @@
 
 namespace moesaic::proxy {
 
-inline constexpr int kMaxInstances = 2048;  // instance numbers have 11 bits in the index
+/// Numbers that the index has for instances: 11 bits. Some are spare, because the number of a cleared
+/// instance is used again only when its blocks were removed.
+inline constexpr int kMaxNumbers = 2048;
+inline constexpr int kSpareNumbers = 8;
+inline constexpr int kMaxInstances = kMaxNumbers - kSpareNumbers;
 
 /// Capacities, fixed when a region is formatted.
 struct ZoneOptions {

@@ -5,11 +5,16 @@
 //
 //   mpirun -n 4 comm_all_reduce_bench --topology nodes.json --against mpi
 //
+// With --tune FILE, the plans that the planner prefers are timed instead, and the file becomes a tuning table
+// of their medians.
+//
 // Each round times every contender: --calls calls, each after a barrier that is not timed, as in the OSU
 // benchmarks. Rank 0 prints the mean time per call of the slowest rank: "sample BYTES CONTENDER SECONDS".
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
 
 #include "bench/comm/bench_rank.h"
 #include "comm/collectives/communicator.h"
@@ -29,9 +34,10 @@ using tensor::DType;
 
 constexpr Tag kStartTag = Tag{1} << kCommunicatorTagBits;  // the communicator has those below
 constexpr double kLimitSeconds = 600;
+constexpr size_t kMaxTunedPlans = 8;  // of each size
 
 struct Load {
-  std::string topology, order = "block", transport;
+  std::string topology, order = "block", transport, tune;
   std::vector<std::string> against;
   std::vector<int64_t> bytes = {65536, 1 << 20};
   int rounds = 9, calls = 20;
@@ -61,6 +67,8 @@ class Contest {
   }
 
   const PlanRequest& request() const { return request_; }
+  /// Sets the plan of the contender "candidate".
+  void SetCandidate(Plan plan) { candidate_ = std::make_shared<const Plan>(std::move(plan)); }
 
   void Call(const std::string& contender) {
     const auto input = std::as_bytes(std::span(input_));
@@ -72,6 +80,8 @@ class Contest {
       MPI_Allreduce(input_.data(), output_.data(), static_cast<int>(input_.size()), MPI_FLOAT, MPI_SUM,
                     MPI_COMM_WORLD);
 #endif
+    } else if (contender == "candidate") {
+      ExitOn(communicator_.Run(candidate_, input, output, DType::kF32));
     } else {
       ExitOn(
           communicator_.Run(contender == "flat-block" ? block_ : round_robin_, input, output, DType::kF32));
@@ -118,16 +128,42 @@ class Contest {
   const SimulatedSleep sleep_ = SleepOfSmpi();
   std::vector<float> input_, output_;
   PlanRequest request_;
-  std::shared_ptr<const Plan> block_, round_robin_;
+  std::shared_ptr<const Plan> block_, round_robin_, candidate_;
 };
+
+// Times the best plans of the contest's size by prediction.
+void Tune(Communicator& communicator, Contest& contest, const Load& load, TuningTable* table) {
+  const Planner planner(communicator.topology());
+  std::vector<Choice> choices = planner.Compare(contest.request(), {});
+  if (choices.size() > kMaxTunedPlans) choices.resize(kMaxTunedPlans);
+  for (const Choice& choice : choices) {
+    contest.SetCandidate(Succeed(planner.Build(contest.request(), choice.candidate)));
+    if (load.warms_up) contest.Time("candidate", load.calls);
+    std::vector<double> seconds;
+    for (int round = 0; round < load.rounds; ++round)
+      seconds.push_back(contest.Time("candidate", load.calls));
+    std::ranges::sort(seconds);
+    const double median = seconds[seconds.size() / 2];
+    const int64_t bytes = RequestBytes(contest.request());
+    table->Add(Collective::kAllReduce, communicator.size(), bytes, Name(choice.candidate), median);
+    if (communicator.rank() == 0) {
+      fmt::print("tuned {} {:.9g} {:.9g} {}\n", bytes, median, choice.seconds, Name(choice.candidate));
+    }
+  }
+}
 
 void RunRank(Transport& transport, const Load& load) {
   const auto communicator = Succeed(Communicator::Create(transport, OrderedTopology(load)));
   const bool prints = transport.rank() == 0;
   std::vector<std::string> contenders = {"plan"};
   contenders.insert(contenders.end(), load.against.begin(), load.against.end());
+  TuningTable table;
   for (const int64_t bytes : load.bytes) {
     Contest contest(*communicator, bytes);
+    if (!load.tune.empty()) {
+      Tune(*communicator, contest, load, &table);
+      continue;
+    }
     if (prints) {
       Planner planner(communicator->topology());
       fmt::print("bound {} {:.9g}\n", bytes, BoundOf(contest.request(), communicator->topology()).seconds);
@@ -141,6 +177,10 @@ void RunRank(Transport& transport, const Load& load) {
       }
     }
   }
+  if (load.tune.empty() || !prints) return;
+  std::ofstream file(load.tune);
+  file << table.ToJson() << "\n";
+  if (!file.flush()) ExitOn(InvalidArgument("--tune: {} cannot be written", load.tune));
 }
 
 int Main(int argc, char** argv) {
@@ -153,6 +193,8 @@ int Main(int argc, char** argv) {
   app.add_option("--against", load.against, "Other contenders")
       ->delimiter(',')
       ->check(CLI::IsMember({"flat-block", "flat-round-robin", "mpi"}));
+  app.add_option("--tune", load.tune, "File for a tuning table: times the plans that the planner prefers")
+      ->excludes("--against");
   app.add_option("--bytes", load.bytes, "Sizes of the vector of f32")->delimiter(',');
   app.add_flag("--warm-up,!--no-warm-up", load.warms_up, "A first round is not reported");
   app.add_option("--rounds", load.rounds, "Number of rounds")->check(CLI::PositiveNumber);

@@ -1,7 +1,8 @@
 // Rare cases of MPI programs under libmoesaic_mpi.so: operations and types that it passes through,
 // communicators that are freed or not, intercommunicators, errors, threads and attributes. Results are
-// compared with PMPI_*. Usage: mpirun -x LD_PRELOAD=... interposer_cases_test [huge]; "huge" sends parts of
-// more than 2^31 bytes.
+// compared with PMPI_*. Usage: mpirun -x LD_PRELOAD=... interposer_cases_test [huge | sends NUMBER |
+// other-sends NUMBER]. "huge" sends parts of more than 2^31 bytes. The others expect this, or another, number
+// of messages from each rank in an AllReduce of 16 KiB.
 #include <complex.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -387,6 +388,19 @@ static void Huge(void) {
   free(in), free(out);
 }
 
+// The number of messages tells which algorithm the library has chosen.
+static void SendsOfAllReduce(int expected, bool is_equal) {
+  enum { kCount = 4096 };
+  static int in[kCount], out[kCount];
+  for (int i = 0; i < kCount; ++i) in[i] = i + rank;
+  sends = 0;
+  MPI_Allreduce(in, out, kCount, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  Expect(is_equal ? sends == expected : sends != expected && sends > 0, "messages of MPI_Allreduce");
+  int equal = 1;
+  for (int i = 0; i < kCount; ++i) equal &= out[i] == size * i + size * (size - 1) / 2;
+  Expect(equal, "result of MPI_Allreduce");
+}
+
 // MPI_Finalize calls this before it ends: collectives still work.
 static MPI_Comm kept;
 static int AtFinalize(MPI_Comm comm, int key, void* value, void* extra) {
@@ -408,6 +422,8 @@ int main(int argc, char** argv) {
   MPI_Comm_set_attr(MPI_COMM_SELF, key, NULL);
   if (argc > 1 && strcmp(argv[1], "huge") == 0) {
     if (size == 2) Huge();
+  } else if (argc > 2) {
+    SendsOfAllReduce(atoi(argv[2]), strcmp(argv[1], "sends") == 0);
   } else {
     OurCallsOnly();
     UserOperations();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -218,6 +219,26 @@ void Planner::AddStreams(const PlanRequest& request, std::vector<Entry>* entries
   }
 }
 
+void Planner::CorrectByTuning(const PlanRequest& request, std::vector<Choice>* choices) const {
+  int measured = 0;
+  double ratio = std::numeric_limits<double>::infinity();  // least one of a measured and its predicted time
+  std::vector<Choice*> predicted;
+  for (Choice& choice : *choices) {
+    const std::optional<double> seconds = options_.tuning->Find(
+        request.collective, request.ranks, RequestBytes(request), Name(choice.candidate));
+    if (!seconds.has_value()) {
+      predicted.push_back(&choice);
+      continue;
+    }
+    ++measured;
+    if (choice.seconds > 0) ratio = std::min(ratio, *seconds / choice.seconds);
+    choice.seconds = *seconds;
+  }
+  // One slow plan tells nothing about the others.
+  if (measured < 2 || !std::isfinite(ratio)) return;
+  for (Choice* choice : predicted) choice->seconds *= ratio;
+}
+
 std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode& mode) const {
   std::vector<Entry> entries;
   const auto add = [&](const Candidate& candidate) -> double {
@@ -269,15 +290,8 @@ std::vector<Choice> Planner::Compare(const PlanRequest& request, const PlanMode&
   sort();
   AddStreams(request, &entries);
   std::vector<Choice> choices;
-  for (const Entry& entry : entries) {
-    Choice choice{entry.candidate, entry.seconds};
-    if (options_.tuning != nullptr) {
-      const std::optional<double> measured = options_.tuning->Find(
-          request.collective, request.ranks, RequestBytes(request), Name(entry.candidate));
-      choice.seconds = measured.value_or(choice.seconds);
-    }
-    choices.push_back(choice);
-  }
+  for (const Entry& entry : entries) choices.push_back({entry.candidate, entry.seconds});
+  if (options_.tuning != nullptr) CorrectByTuning(request, &choices);
   std::stable_sort(choices.begin(), choices.end(),
                    [](const Choice& a, const Choice& b) { return a.seconds < b.seconds; });
   return choices;

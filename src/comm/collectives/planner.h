@@ -109,6 +109,9 @@ class Planner {
   };
 
   std::vector<Candidate> Candidates(const PlanRequest& request, const PlanMode& mode) const;
+  // Replaces predicted times by measured ones. If two plans or more were measured, the predictions of the
+  // others are scaled, because measured times contain costs that all predictions lack.
+  void CorrectByTuning(const PlanRequest& request, std::vector<Choice>* choices) const;
   // Adds plans of several streams to candidates, which are sorted by time.
   void AddStreams(const PlanRequest& request, std::vector<Entry>* entries) const;
 

@@ -177,6 +177,26 @@ TEST(PlannerTest, MeasuredTimesCorrectPredictions) {
       << "far from measured sizes";
 }
 
+// Every message takes longer than predicted. Plans that were not measured are no faster for it.
+TEST(PlannerTest, MeasuredPlansAreNotLeftForPredictionsThatLackTheirCosts) {
+  const Topology topology = NodesOfEight(2);
+  const PlanRequest request = AllReduceOf(topology, 1 << 20);
+  const std::vector<Choice> choices = Planner(topology).Compare(request, {});
+  ASSERT_GT(choices.size(), 4U);
+  auto table = std::make_shared<TuningTable>();
+  for (int i = 0; i < 3; ++i) {
+    table->Add(Collective::kAllReduce, 16, 1 << 20, Name(choices[i].candidate),
+               choices[i].seconds * (i == 1 ? 5 : 8));
+  }
+  Planner tuned(topology, {.cost = {}, .tuning = table});
+  EXPECT_EQ(Name(*tuned.Choose(request, {})), Name(choices[1].candidate));
+  const std::vector<Choice> corrected = tuned.Compare(request, {});
+  const auto other = std::ranges::find(corrected, Name(choices[3].candidate),
+                                       [](const Choice& choice) { return Name(choice.candidate); });
+  ASSERT_NE(other, corrected.end());
+  EXPECT_NEAR(other->seconds, 5 * choices[3].seconds, 1e-12);
+}
+
 TEST(TuningTableTest, InterpolatesAndSurvivesJson) {
   TuningTable table;
   table.Add(Collective::kAllReduce, 4, 1000, "ring", 1e-3);

@@ -102,15 +102,22 @@ std::vector<int> PlacesOf(const std::vector<int>& nodes) {
   return places;
 }
 
-const char* TopologyFile() {
-  const char* const path = std::getenv("MOESAIC_TOPOLOGY");
+constexpr char kTopologyVariable[] = "MOESAIC_TOPOLOGY", kTuningVariable[] = "MOESAIC_COLLECTIVE_TUNING";
+
+// The file that a variable names, or null.
+const char* FileOf(const char* variable) {
+  const char* const path = std::getenv(variable);
   return path == nullptr || *path == 0 ? nullptr : path;
 }
 
-StatusOr<Topology> TopologyOfFile(const char* path, MPI_Comm comm, int size) {
+StatusOr<std::string> TextOf(const char* variable, const char* path) {
   std::ifstream file(path);
-  if (!file) return NotFound("MOESAIC_TOPOLOGY must name a file that can be read, found {}", path);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file) return NotFound("{} must name a file that can be read, found {}", variable, path);
+  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+}
+
+StatusOr<Topology> TopologyOfFile(const char* path, MPI_Comm comm, int size) {
+  ASSIGN_OR_RETURN(const std::string text, TextOf(kTopologyVariable, path));
   ASSIGN_OR_RETURN(const Topology whole, Topology::Parse(text, path));
   int world_rank = 0, world_size = 0;
   PMPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
@@ -166,7 +173,7 @@ bool AllHaveEqual(MPI_Comm comm, const std::string& text) {
 StatusOr<Topology> AgreedTopology(MPI_Comm comm, int rank, int size) {
   Topology topology = TopologyOfNodes(NodesOf(comm, rank, size), "mpi", "nodes by MPI; links are assumed");
   Status status = OkStatus();
-  if (const char* const path = TopologyFile(); path != nullptr) {
+  if (const char* const path = FileOf(kTopologyVariable); path != nullptr) {
     StatusOr<Topology> read = TopologyOfFile(path, comm, size);
     status = read.status();
     if (read.ok()) topology = *std::move(read);
@@ -181,17 +188,37 @@ StatusOr<Topology> AgreedTopology(MPI_Comm comm, int rank, int size) {
   return topology;
 }
 
+StatusOr<TuningTable> TuningOfFile(const char* path) {
+  ASSIGN_OR_RETURN(const std::string text, TextOf(kTuningVariable, path));
+  return TuningTable::Parse(text, path);
+}
+
+// Measured times, which correct the planner's. All ranks get the same table, or all get an error.
+StatusOr<std::shared_ptr<const TuningTable>> AgreedTuning(MPI_Comm comm, int size) {
+  StatusOr<TuningTable> table = TuningTable();
+  if (const char* const path = FileOf(kTuningVariable); path != nullptr) table = TuningOfFile(path);
+  if (!AllAgree(comm, table.ok())) {
+    return table.ok() ? NotFound("{} must name a file that all {} ranks can use", kTuningVariable, size)
+                      : table.status();
+  }
+  if (!AllHaveEqual(comm, table->ToJson())) {
+    return InvalidArgument("{} must be the same table on all {} ranks", kTuningVariable, size);
+  }
+  return std::make_shared<const TuningTable>(*std::move(table));
+}
+
 StatusOr<std::unique_ptr<Attachment>> Attach(MPI_Comm comm, int rank, int size) {
   auto made = std::make_unique<Attachment>();
   ASSIGN_OR_RETURN(Topology topology, AgreedTopology(comm, rank, size));
+  CommunicatorOptions options;
+  options.time_limit_s = kNoLimitSeconds;
+  ASSIGN_OR_RETURN(options.planner.tuning, AgreedTuning(comm, size));
   MPI_Comm bare = Bare(comm, rank);
   StatusOr<std::unique_ptr<Transport>> transport =
       MakeMpiTransport(bare, {.tag_limit = Tag{1} << kCommunicatorTagBits});
   PMPI_Comm_free(&bare);
   RETURN_IF_ERROR(transport.status());
   made->transport = *std::move(transport);
-  CommunicatorOptions options;
-  options.time_limit_s = kNoLimitSeconds;
   ASSIGN_OR_RETURN(made->communicator, Communicator::Create(*made->transport, std::move(topology), options));
   return made;
 }

@@ -24,6 +24,7 @@ struct Attachment {
 ///
 /// Nodes are found by MPI_Comm_split_type. MOESAIC_TOPOLOGY may name a file with the links of all ranks of
 /// MPI_COMM_WORLD: its devices are assigned to ranks node by node, in the order of ranks within a node.
+/// MOESAIC_COLLECTIVE_TUNING may name a file with a TuningTable.
 Attachment* AttachmentOf(MPI_Comm comm);
 
 /// Finds the node of each rank of MPI_COMM_WORLD, and registers the callbacks that free attachments. All

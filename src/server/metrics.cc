@@ -58,8 +58,10 @@ struct Metrics::Impl {
   void FollowBalance(const engine::ExpertBalanceStats& balance) {
     Follow(expert_plans.Add({{"result", "failed"}}), static_cast<double>(balance.failed_plans));
     Follow(expert_plans.Add({{"result", "no_gain"}}), static_cast<double>(balance.plans_without_gain));
-    Follow(expert_plans.Add({{"result", "moves"}}),
-           static_cast<double>(balance.plans - balance.failed_plans - balance.plans_without_gain));
+    Follow(expert_plans.Add({{"result", "moves"}}), static_cast<double>(balance.plans_with_moves));
+    for (const char* state : {"idle", "planning", "moving", "changing"})
+      expert_balance_state.Add({{"state", state}}).Set(balance.state == state ? 1 : 0);
+    expert_epoch.Add({}).Set(static_cast<double>(balance.epoch));
     Follow(expert_moves.Add({{"result", "applied"}}), static_cast<double>(balance.moved_layers));
     Follow(expert_moves.Add({{"result", "rolled_back"}}), static_cast<double>(balance.rolled_back));
     Follow(moved_experts.Add({}), static_cast<double>(balance.moved_experts));
@@ -368,6 +370,16 @@ struct Metrics::Impl {
                                                               .Name("moesaic:expert_plans_total")
                                                               .Help("Plans of --rebalance-experts by result")
                                                               .Register(registry);
+  prometheus::Family<prometheus::Gauge>& expert_balance_state =
+      prometheus::BuildGauge()
+          .Name("moesaic:expert_balance_state")
+          .Help("1 for the state of --rebalance-experts: idle, planning, moving or changing")
+          .Register(registry);
+  prometheus::Family<prometheus::Gauge>& expert_epoch =
+      prometheus::BuildGauge()
+          .Name("moesaic:expert_placement_epoch")
+          .Help("Number of the last move of experts that is in use; 0: experts are where loading placed them")
+          .Register(registry);
   prometheus::Family<prometheus::Counter>& expert_moves =
       prometheus::BuildCounter()
           .Name("moesaic:expert_moves_total")

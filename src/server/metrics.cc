@@ -86,6 +86,8 @@ struct Metrics::Impl {
     Follow(expert_split_seconds.Add(number), rank.split_seconds);
     Follow(spilled_experts.Add(number), static_cast<double>(rank.spilled_experts));
     Follow(spilled_bytes.Add(number), static_cast<double>(rank.spilled_bytes));
+    Follow(prefetched_experts.Add(number), static_cast<double>(rank.prefetched_experts));
+    Follow(used_prefetched_experts.Add(number), static_cast<double>(rank.used_prefetched_experts));
     if (rank.mean_rows > 0)
       expert_split_balance.Add(number).Set(static_cast<double>(rank.busiest_rows) / rank.mean_rows);
   }
@@ -354,7 +356,17 @@ struct Metrics::Impl {
   prometheus::Family<prometheus::Counter>& spilled_experts =
       prometheus::BuildCounter()
           .Name("moesaic:spilled_experts_total")
-          .Help("Experts whose weights a rank received from a busy one for one batch")
+          .Help("Experts whose weights a rank received from a busy one for a batch whose tokens were counted")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& prefetched_experts =
+      prometheus::BuildCounter()
+          .Name("moesaic:prefetched_experts_total")
+          .Help("Experts whose weights a rank received for one batch before its tokens were counted")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& used_prefetched_experts =
+      prometheus::BuildCounter()
+          .Name("moesaic:prefetched_experts_used_total")
+          .Help("Experts of prefetched_experts_total that got tokens")
           .Register(registry);
   prometheus::Family<prometheus::Counter>& spilled_bytes =
       prometheus::BuildCounter()

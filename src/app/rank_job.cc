@@ -309,7 +309,8 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
   verb.AddOption(
           "--spill-experts", flags.spill.spill_bytes,
           "Bytes of expert weights that busy ranks may send to others for one batch of a layer, if that "
-          "takes less time than it saves; 0: none. Results are then summed as with replicas of experts")
+          "takes less time than it saves; 0: none. Weights are sent ahead where recent batches tell which. "
+          "Results are then summed as with replicas of experts")
       .Bytes()
       .ShowDefault()
       .Group(group);

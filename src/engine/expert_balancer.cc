@@ -205,6 +205,7 @@ Status ExpertBalancer::TakePlan(Clock::time_point now) {
     ++stats_.plans_without_gain;
     return OkStatus();
   }
+  ++stats_.plans_with_moves;
   Note(fmt::format("{} layers move; the first has a busiest rank of {:.2f} times the mean, then {:.2f}",
                    moves->size(), moves->front().before, moves->front().after));
   // Layers whose last move failed come after the others.
@@ -243,11 +244,13 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
   moving_s_ += std::min(passed.count(), kMaxPollSeconds);
   bool ready = true;
   int64_t bytes = 0, most = 0;
-  for (const Executor* replica : Living()) {
-    for (const models::ExpertMoveReport& report : replica->move_reports()) {
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    if (dead_[i]) continue;
+    for (const models::ExpertMoveReport& report : replicas_[i]->move_reports()) {
       const bool of_this = report.number == number_;
       if (of_this && report.state == models::MoveState::kFailed) {
-        return RollBack("a rank could not gather its experts", now);
+        return RollBack(
+            fmt::format("a rank of replica {} could not gather its experts, as its log explains", i), now);
       }
       ready &= of_this && report.state == models::MoveState::kReady;
       bytes += report.sent_bytes;

@@ -24,7 +24,8 @@ namespace moesaic::engine {
 /// Numbers for /metrics, since the start.
 struct ExpertBalanceStats {
   std::string state = "idle";  ///< idle, planning, moving, or changing: in use from the next step on
-  int64_t plans = 0, plans_without_gain = 0, failed_plans = 0;
+  int64_t plans = 0;           ///< That began; those that ended are counted by result.
+  int64_t plans_with_moves = 0, plans_without_gain = 0, failed_plans = 0;
   int64_t moved_layers = 0, moved_experts = 0, rolled_back = 0;
   int64_t moved_bytes = 0;           ///< Weights that ranks sent.
   uint64_t epoch = 0;                ///< Number of the last move that is in use.

@@ -308,6 +308,19 @@ TEST_F(ExpertBalancerTest, AllRanksChangeInTheSameStep) {
   EXPECT_EQ(ranks_[0]->dropped, 0);
 }
 
+// The counters of results never fall, so a plan counts when its result is known.
+TEST_F(ExpertBalancerTest, APlanCountsByItsResultWhenItHasEnded) {
+  now_ += std::chrono::seconds(100);
+  work_ = {{.rank = 0, .step_seconds = seconds_ += 90}, {.rank = 1, .step_seconds = seconds_}};
+  Poll();
+  ASSERT_EQ(balancer_->stats().state, "planning");
+  EXPECT_EQ(balancer_->stats().plans, 1);
+  EXPECT_EQ(balancer_->stats().plans_with_moves, 0);
+  Begin();
+  EXPECT_EQ(balancer_->stats().plans_with_moves, 1);
+  EXPECT_EQ(balancer_->stats().plans_without_gain, 0);
+}
+
 TEST_F(ExpertBalancerTest, AMoveThatOneRankFailsIsRolledBack) {
   Begin();
   ranks_[0]->state = models::MoveState::kReady;
@@ -316,7 +329,8 @@ TEST_F(ExpertBalancerTest, AMoveThatOneRankFailsIsRolledBack) {
   EXPECT_EQ(balancer_->stats().rolled_back, 1);
   EXPECT_EQ(ranks_[0]->dropped, 1);
   EXPECT_EQ(ranks_[1]->dropped, 1);
-  EXPECT_THAT(balancer_->stats().history.back(), HasSubstr("rolled back"));
+  EXPECT_THAT(balancer_->stats().history.back(),
+              HasSubstr("rolled back: a rank of replica 1 could not gather its experts"));
   Step();
   EXPECT_EQ(ranks_[0]->applied, 0U);
   // The same experts move later, as another move.

@@ -63,6 +63,11 @@ std::string ToJson(const ExpertLoadStats& stats) {
     }
     json += "]";
   }
+  fmt::format_to(std::back_inserter(json), "],\"half_life_s\":{},\"recent\":[", kExpertLoadHalfLife.count());
+  for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
+    const std::span<const double> recent(stats.recent.data() + layer * experts, experts);
+    fmt::format_to(std::back_inserter(json), "{}[{:.6g}]", layer == 0 ? "" : ",", fmt::join(recent, ","));
+  }
   return json + "]}\n";
 }
 

@@ -57,7 +57,8 @@ class ExpertLoadRecorder {
 };
 
 /// Returns the loads as JSON that `moesaic placement` reads: "logical_count" [windows][layers][experts], and
-/// "layers". The first window also has the tokens of older windows that are not kept any more.
+/// "layers". The first window also has the tokens of older windows that are not kept any more. "recent"
+/// [layers][experts] has the tokens whose weight halves every "half_life_s".
 std::string ToJson(const ExpertLoadStats& stats);
 
 /// Adds the loads of other layers or replicas to `*sum`, whose layers stay ascending. InvalidArgument: the

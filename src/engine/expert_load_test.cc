@@ -55,7 +55,10 @@ TEST(ExpertLoad, JsonHasTheTokensOfDroppedWindowsInTheFirst) {
   for (const int64_t tokens : {1, 2}) {
     stats.windows.push_back(std::make_shared<const std::vector<int64_t>>(4, tokens));
   }
-  EXPECT_EQ(ToJson(stats), "{\"layers\":[1,3],\"logical_count\":[[[8,18],[28,38]],[[2,2],[2,2]]]}\n");
+  stats.recent = {9.5, 20, 1.0 / 3, 4e7};
+  EXPECT_EQ(ToJson(stats),
+            "{\"layers\":[1,3],\"logical_count\":[[[8,18],[28,38]],[[2,2],[2,2]]],\"half_life_s\":300,"
+            "\"recent\":[[9.5,20],[0.333333,4e+07]]}\n");
 }
 
 TEST(ExpertLoad, OldWindowsAreDropped) {

@@ -29,8 +29,8 @@ tensor::KvLayout LayoutFor(const models::KvSpec& kv, tensor::DType dtype, bool k
 
 int64_t MoveBytes(const models::ModelInfo& info, const EngineOptions& options) {
   if (info.experts == 0) return 0;
-  const int64_t spilled =
-      options.layout.batch_split().spills() ? parallel::kSpillSlots * info.expert_bytes : 0;
+  constexpr int64_t kSpilled = int64_t{parallel::kSpillBuffers} * parallel::kSpillSlots;
+  const int64_t spilled = options.layout.batch_split().spills() ? kSpilled * info.expert_bytes : 0;
   if (!options.layout.experts_move()) return spilled;
   const parallel::Degrees& degrees = options.layout.degrees();
   const int ranks = degrees.tensor * degrees.data;

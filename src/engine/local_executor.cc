@@ -31,18 +31,21 @@ std::vector<kernels::KvLayer> LayersOf(const cache::KvStore& store, int first_sp
 
 // Work between two readings of the traffic.
 RankStats WorkBetween(const parallel::GroupTraffic& before, const parallel::GroupTraffic& after) {
-  RankStats work = {.exchange_seconds = after.seconds - before.seconds,
-                    .bytes_sent = after.sent_bytes - before.sent_bytes,
-                    .sent_rows = after.experts.sent_rows - before.experts.sent_rows,
-                    .expert_rows = after.experts.computed_rows - before.experts.computed_rows,
-                    .splits = after.experts.split.splits - before.experts.split.splits,
-                    .split_seconds = after.experts.split.seconds - before.experts.split.seconds,
-                    .busiest_rows = after.experts.split.busiest_rows - before.experts.split.busiest_rows,
-                    .mean_rows = after.experts.split.mean_rows - before.experts.split.mean_rows,
-                    .spilled_experts = after.experts.split.spilled - before.experts.split.spilled,
-                    .spilled_bytes = after.experts.split.spilled_bytes - before.experts.split.spilled_bytes,
-                    .timed_rows = after.experts.timed_rows - before.experts.timed_rows,
-                    .timed_seconds = after.experts.timed_seconds - before.experts.timed_seconds};
+  RankStats work = {
+      .exchange_seconds = after.seconds - before.seconds,
+      .bytes_sent = after.sent_bytes - before.sent_bytes,
+      .sent_rows = after.experts.sent_rows - before.experts.sent_rows,
+      .expert_rows = after.experts.computed_rows - before.experts.computed_rows,
+      .splits = after.experts.split.splits - before.experts.split.splits,
+      .split_seconds = after.experts.split.seconds - before.experts.split.seconds,
+      .busiest_rows = after.experts.split.busiest_rows - before.experts.split.busiest_rows,
+      .mean_rows = after.experts.split.mean_rows - before.experts.split.mean_rows,
+      .spilled_experts = after.experts.split.spilled - before.experts.split.spilled,
+      .spilled_bytes = after.experts.split.spilled_bytes - before.experts.split.spilled_bytes,
+      .prefetched_experts = after.experts.split.prefetched - before.experts.split.prefetched,
+      .used_prefetched_experts = after.experts.split.prefetched_used - before.experts.split.prefetched_used,
+      .timed_rows = after.experts.timed_rows - before.experts.timed_rows,
+      .timed_seconds = after.experts.timed_seconds - before.experts.timed_seconds};
   for (size_t i = 0; i < after.experts.levels.size(); ++i) {
     work.level_bytes[std::min<size_t>(i, kLinkLevels - 1)] +=
         after.experts.levels[i].bytes - before.experts.levels[i].bytes;

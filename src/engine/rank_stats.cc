@@ -19,6 +19,8 @@ void AddTotals(const RankStats& part, RankStats* total) {
   total->mean_rows += part.mean_rows;
   total->spilled_experts += part.spilled_experts;
   total->spilled_bytes += part.spilled_bytes;
+  total->prefetched_experts += part.prefetched_experts;
+  total->used_prefetched_experts += part.used_prefetched_experts;
   total->timed_rows += part.timed_rows;
   total->timed_seconds += part.timed_seconds;
   for (int level = 0; level < kLinkLevels; ++level) total->level_bytes[level] += part.level_bytes[level];

@@ -18,14 +18,16 @@ struct RankStats {
   double exchange_seconds = 0;  ///< Part of step_seconds: sums over shards, and waiting for hidden states.
   int64_t bytes_sent = 0;       ///< All messages to other ranks, those of the driver included.
   // Where replicas divide the experts:
-  int64_t sent_rows = 0;        ///< Tokens and outputs of experts sent to other ranks.
-  int64_t expert_rows = 0;      ///< Rows that this rank's experts computed, for tokens of any rank.
-  int64_t splits = 0;           ///< Layers of batches whose tokens were split exactly over replicas.
-  double split_seconds = 0;     ///< Seconds spent in exact splits; part of exchange_seconds.
-  int64_t busiest_rows = 0;     ///< Sum over these splits of the rows of the busiest rank.
-  double mean_rows = 0;         ///< Sum over these splits of the mean rows of a rank.
-  int64_t spilled_experts = 0;  ///< Experts of other ranks whose weights this rank received for one batch.
-  int64_t spilled_bytes = 0;    ///< Weights that this rank sent for one batch.
+  int64_t sent_rows = 0;           ///< Tokens and outputs of experts sent to other ranks.
+  int64_t expert_rows = 0;         ///< Rows that this rank's experts computed, for tokens of any rank.
+  int64_t splits = 0;              ///< Layers of batches whose tokens were split exactly over replicas.
+  double split_seconds = 0;        ///< Seconds spent in exact splits; part of exchange_seconds.
+  int64_t busiest_rows = 0;        ///< Sum over these splits of the rows of the busiest rank.
+  double mean_rows = 0;            ///< Sum over these splits of the mean rows of a rank.
+  int64_t spilled_experts = 0;     ///< Experts of other ranks whose weights this rank received for one batch.
+  int64_t spilled_bytes = 0;       ///< Weights that this rank sent for one batch, prefetched ones included.
+  int64_t prefetched_experts = 0;  ///< Such experts that it received before their tokens were counted.
+  int64_t used_prefetched_experts = 0;  ///< Those of them that got tokens.
   /// Rows of batches that are bound by computation, and the time of this rank's experts for them.
   int64_t timed_rows = 0;
   double timed_seconds = 0;

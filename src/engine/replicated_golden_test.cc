@@ -114,18 +114,28 @@ TEST_P(MovingExpertsTest, OutputsAreBitwiseThoseOfExpertsThatAreNotSpilled) {
   layout.placement = {.experts = info.experts,
                       .layers = std::vector<parallel::LayerPlacement>(info.layers, layer)};
   const EngineOptions options{.max_sequences = 8, .max_batch_tokens = 64};
-  EngineStats stayed, spilled;
-  const std::vector<float> expected = OutputsOf(GetParam(), layout, options, &stayed);
-  layout.split = {
-      .least_tokens = 1, .spill_bytes = int64_t{1} << 30, .spill_tolerance = 0, .spill_bytes_per_s = 1e30};
-  ASSERT_EQ(OutputsOf(GetParam(), layout, options, &spilled), expected);
-  const auto sent = [](const EngineStats& stats) {
+  const auto spilled = [](const EngineStats& stats) {
     int64_t experts = 0;
-    for (const RankStats& rank : stats.ranks) experts += rank.spilled_experts;
+    for (const RankStats& rank : stats.ranks) experts += rank.spilled_experts + rank.prefetched_experts;
     return experts;
   };
-  EXPECT_EQ(sent(stayed), 0);
-  EXPECT_GT(sent(spilled), 100);
+  EngineStats stats;
+  const std::vector<float> expected = OutputsOf(GetParam(), layout, options, &stats);
+  EXPECT_EQ(spilled(stats), 0);
+  layout.split = {
+      .least_tokens = 1, .spill_bytes = int64_t{1} << 30, .spill_tolerance = 0, .spill_bytes_per_s = 1e30};
+  // A layer with experts follows another one, and its weights are prefetched.
+  const bool prefetches = info.moe_layers > degrees.pipeline;
+  // Experts go to a rank only if it has measured no slower rows, which a busy machine may prevent for a
+  // while.
+  int64_t all = 0, used = 0;
+  for (int run = 0; run < 100 && (all <= 100 || (prefetches && used <= 10)); ++run) {
+    ASSERT_EQ(OutputsOf(GetParam(), layout, options, &stats), expected);
+    all += spilled(stats);
+    for (const RankStats& rank : stats.ranks) used += rank.used_prefetched_experts;
+  }
+  EXPECT_GT(all, 100);
+  EXPECT_EQ(used > 10, prefetches);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MovingExpertsTest,

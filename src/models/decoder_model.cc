@@ -71,6 +71,7 @@ Status DecoderModel::JoinExperts() {
                                         .top_k = spec_.moe.top_k,
                                         .sums_by_choice = groups_->layout().experts_move(),
                                         .split = groups_->layout().batch_split(),
+                                        .pass_layers = static_cast<int>(moe_layers_.size()),
                                         .speeds = groups_->layout().speeds()},
                                        by_layer));
   if (groups_->layout().experts_move()) LetExpertsMove();

@@ -1,6 +1,7 @@
 #include "parallel/batch_split.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -15,6 +16,7 @@ namespace {
 // and 12 of the split: messages before a failure are never matched by later ones.
 constexpr comm::Tag kCountTags = comm::Tag{4} << comm::kCommunicatorTagBits;
 constexpr comm::Tag kSpillTags = comm::Tag{5} << comm::kCommunicatorTagBits;
+constexpr comm::Tag kPrefetchTags = comm::Tag{6} << comm::kCommunicatorTagBits;
 constexpr int kBytesUnit = 64;    // a message has the size of an expert in this unit
 constexpr int kFurtherWords = 2;  // a message ends with the size of an expert and the nanoseconds of a row
 
@@ -98,8 +100,13 @@ BatchSplit::BatchSplit(comm::Transport& job, comm::GroupTransport& ranks, int ex
       totals_(experts),
       own_(experts) {}
 
-BatchSplit::~BatchSplit() {
-  for (auto* transfers : {&transfers_, &spill_sends_, &spill_receives_}) Cancel(*transfers);
+BatchSplit::~BatchSplit() { CancelAll(); }
+
+void BatchSplit::CancelAll() {
+  for (auto* transfers :
+       {&transfers_, &spilling_.sends, &spilling_.receives, &prefetching_.sends, &prefetching_.receives}) {
+    Cancel(*transfers);
+  }
 }
 
 void BatchSplit::Cancel(std::vector<comm::TransferId>& transfers) {
@@ -108,9 +115,11 @@ void BatchSplit::Cancel(std::vector<comm::TransferId>& transfers) {
 }
 
 void BatchSplit::SetDead(const std::vector<bool>& dead) {
-  for (auto* transfers : {&transfers_, &spill_sends_, &spill_receives_}) Cancel(*transfers);
+  CancelAll();
   dead_ = dead;
   spilled_here_ = 0;
+  prefetched_for_ = nullptr;
+  prefetched_.clear();
   ++epoch_;
   number_ = 0;
 }
@@ -129,7 +138,7 @@ Status BatchSplit::WaitAll(std::vector<comm::TransferId>& transfers) {
 
 // Sends this rank's row of counts_ to all others, and receives theirs.
 Status BatchSplit::GatherCounts() {
-  const comm::Tag tag = kCountTags | (epoch_ & 0xfffU) << 12 | (number_ & 0xfffU);
+  const comm::Tag tag = TagOf(kCountTags);
   const auto row = [&](int rank) {
     return std::as_writable_bytes(
         std::span(counts_).subspan(static_cast<size_t>(rank) * words_, static_cast<size_t>(words_)));
@@ -170,37 +179,99 @@ std::vector<double> BatchSplit::RowSeconds() const {
   return seconds;
 }
 
+// Time of the rows if all ranks had equally many.
+double BatchSplit::EvenSeconds(const BatchPlan& plan) const {
+  const auto living = static_cast<double>(std::ranges::count(dead_, false));
+  return static_cast<double>(plan.all) / living * std::ranges::min(RowSeconds());
+}
+
 // Returns a plan that saves more time than the rank that sends or receives most weights needs.
-std::optional<BatchPlan> BatchSplit::PlanSpilled(const BatchPlan& plan, const Layer& layer) const {
-  const int64_t bytes = SpilledBytes();
-  if (bytes == 0) return std::nullopt;
-  const double expert_s = static_cast<double>(bytes) / options_.spill_bytes_per_s;
+std::optional<BatchPlan> BatchSplit::PlanSpilled(const BatchPlan& plan, const SpillInput& input) const {
+  if (input.expert_bytes == 0) return std::nullopt;
+  const double expert_s = static_cast<double>(input.expert_bytes) / options_.spill_bytes_per_s;
+  const auto cost_s = [&](int experts) { return std::max(0.0, experts * expert_s - input.hidden_s); };
   const std::vector<double> row_s = RowSeconds();
   const double now_s = SecondsOf(plan, row_s);
   // Equal work is the most that any spill reaches.
-  const auto living = static_cast<double>(std::ranges::count(dead_, false));
-  const double least_s = static_cast<double>(plan.all) / living * std::ranges::min(row_s);
-  if (now_s - least_s <= expert_s) return std::nullopt;
-  const SpillOptions limits = {.max_moves = kSpillSlots * ranks_.size(),
-                               .prefetch_slots = kSpillSlots,
-                               .tolerance = options_.spill_tolerance,
-                               .expert_bytes = bytes,
-                               .max_bytes = options_.spill_bytes};
+  if (now_s - EvenSeconds(plan) <= cost_s(1)) return std::nullopt;
+  std::vector<int> held(ranks_.size(), 0);
+  for (const SpillMove& move : input.prefetched) ++held[move.to];
+  const SpillOptions limits = {
+      .max_moves = kSpillSlots * ranks_.size(),
+      .prefetch_slots = kSpillSlots,
+      .held = held,
+      .tolerance = options_.spill_tolerance,
+      .expert_bytes = input.expert_bytes,
+      .max_bytes = options_.spill_bytes - std::ssize(input.prefetched) * input.expert_bytes};
   std::optional<BatchPlan> spilled =
-      SpillBatch(plan, layer.experts, layer.split, totals_, layer.speeds, limits);
+      SpillBatch(plan, plan.experts, input.split, input.tokens, input.layer.speeds, limits);
   if (!spilled.has_value()) return std::nullopt;
   std::vector<int> sent(ranks_.size(), 0), received(ranks_.size(), 0);
   int most = 0;
-  for (const SpillMove& move : spilled->spilled)
+  for (SpillMove& move : spilled->spilled) {
+    // A rank with a temporary replica does not pass its weights on.
+    const LayerPlacement& holders = input.layer.experts;
+    const auto holds = [&](const std::vector<int>& experts) {
+      return std::ranges::find(experts, move.expert) != experts.end();
+    };
+    if (!holds(holders[move.from]))
+      move.from = static_cast<int>(std::ranges::find_if(holders, holds) - holders.begin());
     most = std::max({most, ++sent[move.from], ++received[move.to]});
-  if (now_s - SecondsOf(*spilled, row_s) <= most * expert_s) return std::nullopt;
+  }
+  if (now_s - SecondsOf(*spilled, row_s) <= cost_s(most)) return std::nullopt;
   return spilled;
+}
+
+// The temporary replicas that were prefetched for this split.
+std::vector<SpillMove> BatchSplit::TakePrefetched() {
+  if (std::exchange(prefetched_for_, nullptr) == nullptr) return {};
+  buffer_ = 1 - buffer_;
+  spilling_ = std::exchange(prefetching_, {});
+  return std::exchange(prefetched_, {});
+}
+
+// Splits the counts over the experts of the layer and prefetched replicas, and spills further experts.
+BatchPlan BatchSplit::PlanHere(Layer& layer, std::span<const SpillMove> prefetched) {
+  LayerPlacement with;
+  std::optional<TokenSplit> split_with;
+  if (!prefetched.empty()) {
+    with = layer.experts;
+    for (const SpillMove& move : prefetched) with[move.to].push_back(move.expert);
+    split_with.emplace(with, experts_, layer.speeds);
+  }
+  TokenSplit& split = split_with.has_value() ? *split_with : layer.split;
+  BatchPlan plan = PlanBatch(prefetched.empty() ? layer.experts : with, split, totals_, layer.speeds);
+  if (!options_.spills()) return plan;
+  std::optional<BatchPlan> spilled = PlanSpilled(plan, {.layer = layer,
+                                                        .split = split,
+                                                        .tokens = totals_,
+                                                        .expert_bytes = layer.bytes,
+                                                        .prefetched = prefetched});
+  return spilled.has_value() ? *std::move(spilled) : plan;
+}
+
+void BatchSplit::CountUsed(const BatchPlan& plan, const Layer& layer, int64_t prefetched_here) {
+  const std::vector<int64_t>& tokens = plan.tokens[ranks_.rank()];
+  const auto first = tokens.begin() + std::ssize(layer.experts[ranks_.rank()]);
+  stats_.prefetched_used += std::count_if(first, first + prefetched_here, [](int64_t n) { return n > 0; });
+}
+
+// Halving is exact, so that all ranks have the same numbers.
+void BatchSplit::Remember(Layer& layer, const Weights& own) const {
+  layer.recent.resize(experts_, 0);
+  for (int expert = 0; expert < experts_; ++expert)
+    layer.recent[expert] = layer.recent[expert] / 2 + static_cast<double>(totals_[expert]);
+  layer.bytes = SpilledBytes();
+  layer.weights = own.data;
 }
 
 StatusOr<BatchSplit::Choice> BatchSplit::Split(Layer& layer, const comm::ExpertMap& map,
                                                std::span<const int32_t> ids, const Weights& own,
                                                double row_seconds) {
+  if (prefetched_for_ != &layer) RETURN_IF_ERROR(DropPrefetched());
   const double begin = job_.Now();
+  const std::vector<SpillMove> prefetched = TakePrefetched();
+  spilled_here_ = std::ranges::count(prefetched, ranks_.rank(), &SpillMove::to);
   int32_t* const counts = counts_.data() + static_cast<size_t>(ranks_.rank()) * words_;
   std::fill_n(counts, experts_, 0);
   for (const int32_t id : ids) {
@@ -224,21 +295,29 @@ StatusOr<BatchSplit::Choice> BatchSplit::Split(Layer& layer, const comm::ExpertM
       if (lost) totals_[expert] = 0;
     }
   }
-  BatchPlan plan = PlanBatch(layer.experts, layer.split, totals_, layer.speeds);
-  if (std::optional<BatchPlan> spilled = PlanSpilled(plan, layer)) plan = *std::move(spilled);
+  if (options_.spills()) Remember(layer, own);
+  const BatchPlan plan = PlanHere(layer, prefetched);
+  CountUsed(plan, layer, spilled_here_);
   Choice choice;
-  if (!plan.spilled.empty()) {
+  if (!prefetched.empty() || !plan.spilled.empty()) {
     // Experts of dead ranks stay in the map, which the exchange knows to be dead.
     std::vector<std::vector<int>> by_rank(ranks_.size());
     for (int i = 0; i < map.physical_experts(); ++i)
       by_rank[map.physical(i).rank].push_back(map.physical(i).expert);
-    for (const SpillMove& move : plan.spilled) by_rank[move.to].push_back(move.expert);
+    for (const auto moves : {std::span(prefetched), std::span(plan.spilled)}) {
+      for (const SpillMove& move : moves) by_rank[move.to].push_back(move.expert);
+    }
     ASSIGN_OR_RETURN(comm::ExpertMap with_spilled, comm::ExpertMap::Create(experts_, by_rank));
     choice.map = std::make_shared<const comm::ExpertMap>(std::move(with_spilled));
-    RETURN_IF_ERROR(StartSpill(plan, layer.experts, own));
+    const int64_t slot = spilled_here_;
+    spilled_here_ += std::ranges::count(plan.spilled, ranks_.rank(), &SpillMove::to);
+    stats_.spilled += spilled_here_ - slot;
+    RETURN_IF_ERROR(StartTransfers(
+        plan.spilled, {.layer = layer, .tag = TagOf(kSpillTags), .buffer = buffer_}, slot, spilling_));
   }
   Choose(plan, choice.map != nullptr ? *choice.map : map, ids);
   choice.replicas = replicas_;
+  computing_s_ = options_.spills() ? EvenSeconds(plan) : 0;
   const auto living = static_cast<double>(std::ranges::count(dead_, false));
   ++number_;
   ++stats_.splits;
@@ -281,36 +360,71 @@ void BatchSplit::Choose(const BatchPlan& plan, const comm::ExpertMap& map, std::
   }
 }
 
-Status BatchSplit::StartSpill(const BatchPlan& plan, const LayerPlacement& held, const Weights& own) {
-  const comm::Tag tag = kSpillTags | (epoch_ & 0xfffU) << 12 | (number_ & 0xfffU);
+// Sends the weights of this rank's experts that others get, and receives those that it gets into the buffer,
+// from `first_slot` on.
+Status BatchSplit::StartTransfers(std::span<const SpillMove> moves, const SpillSource& source,
+                                  int64_t first_slot, Transfers& transfers) {
   const int rank = ranks_.rank();
-  spilled_here_ = std::ranges::count(plan.spilled, rank, &SpillMove::to);
-  RETURN_IF_ERROR(spilled_.Reserve(static_cast<size_t>(spilled_here_ * own.bytes), /*huge=*/true));
-  int64_t slot = 0;
-  for (const SpillMove& move : plan.spilled) {
+  const Layer& layer = source.layer;
+  const auto bytes = static_cast<size_t>(layer.bytes);
+  runtime::Buffer& buffer = spilled_[source.buffer];
+  if (std::ranges::find(moves, rank, &SpillMove::to) != moves.end())
+    RETURN_IF_ERROR(buffer.Reserve(kSpillSlots * bytes, /*huge=*/true));
+  int64_t slot = first_slot;
+  for (const SpillMove& move : moves) {
     if (move.from == rank) {
-      const auto at = std::ranges::find(held[rank], move.expert) - held[rank].begin();
-      ASSIGN_OR_RETURN(
-          const comm::TransferId sent,
-          ranks_.Send(move.to, tag, {own.data + at * own.bytes, static_cast<size_t>(own.bytes)}));
-      spill_sends_.push_back(sent);
-      stats_.spilled_bytes += own.bytes;
+      const auto at = std::ranges::find(layer.experts[rank], move.expert) - layer.experts[rank].begin();
+      ASSIGN_OR_RETURN(const comm::TransferId sent,
+                       ranks_.Send(move.to, source.tag, {layer.weights + at * layer.bytes, bytes}));
+      transfers.sends.push_back(sent);
+      stats_.spilled_bytes += layer.bytes;
     }
     if (move.to == rank) {
-      ASSIGN_OR_RETURN(const comm::TransferId received, ranks_.Receive(move.from, tag,
-                                                                       {spilled_.data() + slot++ * own.bytes,
-                                                                        static_cast<size_t>(own.bytes)}));
-      spill_receives_.push_back(received);
-      ++stats_.spilled;
+      ASSIGN_OR_RETURN(const comm::TransferId received,
+                       ranks_.Receive(move.from, source.tag, {buffer.data() + slot++ * layer.bytes, bytes}));
+      transfers.receives.push_back(received);
     }
   }
   return OkStatus();
 }
 
 StatusOr<const std::byte*> BatchSplit::AwaitSpilled() {
-  RETURN_IF_ERROR(WaitAll(spill_receives_));
-  RETURN_IF_ERROR(WaitAll(spill_sends_));
-  return std::exchange(spilled_here_, 0) > 0 ? spilled_.data() : nullptr;
+  RETURN_IF_ERROR(WaitAll(spilling_.receives));
+  RETURN_IF_ERROR(WaitAll(spilling_.sends));
+  return std::exchange(spilled_here_, 0) > 0 ? spilled_[buffer_].data() : nullptr;
+}
+
+Status BatchSplit::Prefetch(Layer& next) {
+  const double recent = std::accumulate(next.recent.begin(), next.recent.end(), 0.0);
+  if (!options_.spills() || next.bytes == 0 || !(recent > 0)) return OkStatus();
+  const double begin = job_.Now();
+  // A batch has equally many tokens in all layers.
+  const auto all = static_cast<double>(std::accumulate(totals_.begin(), totals_.end(), int64_t{0}));
+  std::vector<int64_t> tokens;
+  for (const double each : next.recent) tokens.push_back(std::llround(each * all / recent));
+  const BatchPlan plan = PlanBatch(next.experts, next.split, tokens, next.speeds);
+  std::optional<BatchPlan> ahead = PlanSpilled(plan, {.layer = next,
+                                                      .split = next.split,
+                                                      .tokens = tokens,
+                                                      .expert_bytes = next.bytes,
+                                                      .hidden_s = computing_s_});
+  Status started;
+  if (ahead.has_value()) {
+    prefetched_for_ = &next;
+    prefetched_ = std::move(ahead->spilled);
+    stats_.prefetched += std::ranges::count(prefetched_, ranks_.rank(), &SpillMove::to);
+    started = StartTransfers(prefetched_, {.layer = next, .tag = TagOf(kPrefetchTags), .buffer = 1 - buffer_},
+                             0, prefetching_);
+  }
+  stats_.seconds += job_.Now() - begin;
+  return started;
+}
+
+Status BatchSplit::DropPrefetched() {
+  prefetched_for_ = nullptr;
+  prefetched_.clear();
+  RETURN_IF_ERROR(WaitAll(prefetching_.receives));
+  return WaitAll(prefetching_.sends);
 }
 
 }  // namespace moesaic::parallel

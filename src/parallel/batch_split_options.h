@@ -7,6 +7,8 @@ namespace moesaic::parallel {
 
 /// Maximum temporary replicas on a rank for one batch of a layer.
 inline constexpr int kSpillSlots = 2;
+/// Buffers of a rank for their weights: those of the layer that computes, and those of the next one.
+inline constexpr int kSpillBuffers = 2;
 
 /// Division of tokens over the replicas of their experts while a model runs. Equal on all ranks.
 struct BatchSplitOptions {

@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <numeric>
 #include <random>
+
+#include "comm/transport/local_transport.h"
+#include "parallel/counted_transport.h"
 
 namespace moesaic::parallel {
 namespace {
@@ -119,6 +123,167 @@ TEST(OwnTokens, SumToTheSplitAndStayOnTheirRankWherePossible) {
   }
   EXPECT_THAT(OwnTokens(std::vector<int64_t>{5, 5}, std::vector<int>{0, 1}, std::vector<int64_t>{7, 3}, 0),
               ElementsAre(5, 2));
+}
+
+constexpr int kLayersOfPass = 2, kPassExperts = 6;
+constexpr int64_t kPassExpertBytes = 128;
+
+// Experts 0 to 2 are on rank 0, and each other rank has one expert. Weights name the layer and the expert.
+class PassOfRank {
+ public:
+  PassOfRank(comm::Transport& end, int64_t spill_bytes)
+      : ranks_(*comm::GroupTransport::Create(end, {0, 1, 2, 3})),
+        split_(end, *ranks_, kPassExperts, 20,
+               {.least_tokens = 1,
+                .spill_bytes = spill_bytes,
+                .spill_tolerance = 0.05,
+                .spill_bytes_per_s = 1e18}) {
+    for (int layer = 0; layer < kLayersOfPass; ++layer) {
+      layers_.push_back(
+          {.experts = experts_, .speeds = speeds_, .split = TokenSplit(experts_, kPassExperts, speeds_)});
+      for (const int expert : experts_[ranks_->rank()])
+        weights_[layer].insert(weights_[layer].end(), kPassExpertBytes, WeightOf(layer, expert));
+    }
+  }
+
+  // A batch of this rank in one layer, whose weights must be those of the layer.
+  Status Run(int layer, const std::vector<int32_t>& ids) {
+    const auto choice =
+        split_.Split(layers_[layer], map_, ids, {.data = weights_[layer].data(), .bytes = kPassExpertBytes},
+                     /*row_seconds=*/1e-6);
+    RETURN_IF_ERROR(choice.status());
+    const auto data = split_.AwaitSpilled();
+    RETURN_IF_ERROR(data.status());
+    const comm::ExpertMap& map = choice->map != nullptr ? *choice->map : map_;
+    const int own = map_.local_experts(ranks_->rank());
+    int slot = -own;
+    for (int i = 0; i < map.physical_experts(); ++i) {
+      if (map.physical(i).rank != ranks_->rank() || slot++ < 0) continue;
+      const std::byte* const first = *data + (slot - 1) * kPassExpertBytes;
+      EXPECT_EQ(std::count(first, first + kPassExpertBytes, WeightOf(layer, map.physical(i).expert)),
+                kPassExpertBytes)
+          << "layer " << layer << ", expert " << map.physical(i).expert;
+    }
+    return OkStatus();
+  }
+  Status Prefetch() { return split_.Prefetch(layers_[1]); }
+  BatchSplit& split() { return split_; }
+  // The layers as living ranks have them.
+  void Exclude(int rank) {
+    std::vector<bool> dead(4, false);
+    dead[rank] = true;
+    split_.SetDead(dead);
+    speeds_[rank] = kDeadSpeed;
+    const LayerPlacement living = LivingPart(experts_, dead);
+    for (BatchSplit::Layer& layer : layers_)
+      layer = {.experts = living, .speeds = speeds_, .split = TokenSplit(living, kPassExperts, speeds_)};
+  }
+
+ private:
+  static std::byte WeightOf(int layer, int expert) { return static_cast<std::byte>(16 * layer + expert + 1); }
+
+  const LayerPlacement experts_ = {{0, 1, 2}, {3}, {4}, {5}};
+  const comm::ExpertMap map_ = *comm::ExpertMap::Create(kPassExperts, experts_);
+  std::vector<double> speeds_ = std::vector<double>(4, 1.0);
+  std::unique_ptr<comm::GroupTransport> ranks_;
+  BatchSplit split_;
+  std::vector<BatchSplit::Layer> layers_;
+  std::vector<std::byte> weights_[kLayersOfPass];
+};
+
+// Choices of a rank: most for `hot`, and some for each expert.
+std::vector<int32_t> HotIds(int hot) {
+  std::vector<int32_t> ids(40, hot);
+  ids.insert(ids.end(), 30, (hot + 1) % kPassExperts);
+  ids.insert(ids.end(), 20, (hot + 2) % kPassExperts);
+  for (int expert = 0; expert < kPassExperts; ++expert) ids.push_back(expert);
+  return ids;
+}
+
+struct PassTotals {
+  std::mutex mutex;
+  int64_t spilled = 0, prefetched = 0, used = 0, bytes = 0, busiest = 0;
+  void Add(const BatchSplitStats& before, const BatchSplitStats& after) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    spilled += after.spilled - before.spilled;
+    prefetched += after.prefetched - before.prefetched;
+    used += after.prefetched_used - before.prefetched_used;
+    bytes += after.spilled_bytes - before.spilled_bytes;
+    busiest = after.busiest_rows - before.busiest_rows;
+  }
+};
+
+TEST(Prefetch, TheNextLayerHasItsSpilledWeightsBeforeItsTokensAreCounted) {
+  constexpr int64_t kBudget = 4 * kPassExpertBytes;
+  PassTotals first, second, other;
+  comm::RunRanks(4, [&](comm::Transport& end) {
+    PassOfRank pass(end, kBudget);
+    BatchSplitStats before;
+    const auto run = [&](int hot, PassTotals& totals) {
+      ASSERT_TRUE(pass.Run(0, HotIds(hot)).ok());
+      before = pass.split().stats();
+      ASSERT_TRUE(pass.Prefetch().ok());
+      ASSERT_TRUE(pass.Run(1, HotIds(hot)).ok());
+      totals.Add(before, pass.split().stats());
+    };
+    run(0, first);
+    run(0, second);
+    run(3, other);
+  });
+  EXPECT_EQ(first.prefetched, 0) << "no batch is known";
+  EXPECT_GT(first.spilled, 0);
+  EXPECT_GT(second.prefetched, 0);
+  EXPECT_EQ(second.used, second.prefetched);
+  EXPECT_EQ(second.spilled, 0) << "the batch is like the last one";
+  EXPECT_EQ(second.busiest, first.busiest);
+  EXPECT_GT(other.prefetched, 0);
+  EXPECT_LT(other.used, other.prefetched) << "another domain: nobody has tokens for all of them";
+  for (const PassTotals* totals : {&first, &second, &other}) EXPECT_LE(totals->bytes, kBudget);
+}
+
+TEST(Prefetch, WeightsForAnotherLayerAreDropped) {
+  PassTotals dropped, skipped;
+  comm::RunRanks(4, [&](comm::Transport& end) {
+    PassOfRank pass(end, 8 * kPassExpertBytes);
+    for (int layer = 0; layer < kLayersOfPass; ++layer) ASSERT_TRUE(pass.Run(layer, HotIds(0)).ok());
+    const auto unused = [&](PassTotals& totals, const auto& between) {
+      const BatchSplitStats before = pass.split().stats();
+      ASSERT_TRUE(pass.Prefetch().ok());
+      between();
+      ASSERT_TRUE(pass.Run(1, HotIds(0)).ok());
+      totals.Add(before, pass.split().stats());
+    };
+    unused(dropped, [&] { ASSERT_TRUE(pass.split().DropPrefetched().ok()); });
+    unused(skipped, [&] { ASSERT_TRUE(pass.Run(0, HotIds(0)).ok()); });
+  });
+  for (const PassTotals* totals : {&dropped, &skipped}) {
+    EXPECT_GT(totals->prefetched, 0);
+    EXPECT_EQ(totals->used, 0);
+    EXPECT_GT(totals->spilled, 0);
+  }
+}
+
+TEST(Prefetch, ARankThatDiesAmidItIsExcluded) {
+  comm::LocalJob job(4);
+  comm::RunRanks(job, [&](comm::Transport& end) {
+    CountedTransport counted(end);
+    PassOfRank pass(counted, 8 * kPassExpertBytes);
+    for (int layer = 0; layer < kLayersOfPass; ++layer) ASSERT_TRUE(pass.Run(layer, HotIds(0)).ok());
+    pass.Prefetch().IgnoreError();  // the rank may have died
+    if (end.rank() == 2) return job.Kill(2);
+    EXPECT_FALSE(pass.Run(1, HotIds(0)).ok());
+    counted.Ignore(2);
+    pass.Exclude(2);
+    for (int again = 0; again < 2; ++again) {
+      for (int layer = 0; layer < kLayersOfPass; ++layer) {
+        ASSERT_TRUE(pass.Run(layer, HotIds(0)).ok());
+        if (layer == 0) {
+          ASSERT_TRUE(pass.Prefetch().ok());
+        }
+      }
+    }
+    EXPECT_GT(pass.split().stats().prefetched + pass.split().stats().spilled_bytes, 0);
+  });
 }
 
 }  // namespace

@@ -162,6 +162,7 @@ Status ExpertGroup::SetLoads(int layer, std::span<const double> loads, std::span
     return InvalidArgument("speeds must be positive numbers for {} ranks, found {} of which {} is the least",
                            dead_.size(), speeds.size(), std::ranges::min(speeds));
   }
+  RETURN_IF_ERROR(split_->DropPrefetched());
   layers_[layer].loads.assign(loads.begin(), loads.end());
   layers_[layer].speeds.assign(speeds.begin(), speeds.end());
   return Divide(layers_[layer]);
@@ -182,6 +183,7 @@ Status ExpertGroup::CheckExperts(const LayerPlacement& by_rank) const {
 
 Status ExpertGroup::SetExperts(int layer, const LayerPlacement& by_rank) {
   RETURN_IF_ERROR(CheckExperts(by_rank));
+  RETURN_IF_ERROR(split_->DropPrefetched());
   ASSIGN_OR_RETURN(layers_[layer], MakeLayer(by_rank));
   return OkStatus();
 }
@@ -228,6 +230,7 @@ std::span<const int32_t> ExpertGroup::ChooseReplicas(const Layer& layer, std::sp
 Status ExpertGroup::Begin(int layer, std::span<const float> x, std::span<const int32_t> ids,
                           std::span<const float> weights, const BatchSplit::Weights& own) {
   const Stopwatch watch(job_, &seconds_);
+  layer_ = layer;
   Layer& placed = layers_[layer];
   comm::TopK topk{.tokens = std::ssize(x) / options_.hidden,
                   .k = options_.top_k,
@@ -272,6 +275,7 @@ StatusOr<ExpertGroup::Rows> ExpertGroup::Receive() {
   for (size_t row = own; row < expert_of_row_.size(); ++row) expert_of_row_[row] -= own_experts_;
   const StatusOr<const std::byte*> spilled = split_->AwaitSpilled();
   if (!spilled.ok()) return Explain(spilled.status());
+  if (const Status prefetching = PrefetchNext(); !prefetching.ok()) return Explain(prefetching);
   received_at_ = job_.Now();
   int64_t active = 0;  // experts with rows, those of other ranks included
   for (size_t expert = 0; expert + 1 < begin.size(); ++expert)
@@ -282,6 +286,14 @@ StatusOr<ExpertGroup::Rows> ExpertGroup::Receive() {
               .x = reinterpret_cast<const float*>(received_->data().data()),
               .expert = expert_of_row_,
               .spilled = *spilled};
+}
+
+// The weights travel while this layer computes.
+Status ExpertGroup::PrefetchNext() {
+  const int next = layer_ + 1;
+  if (next >= options_.pass_layers || !SplitsExactly(layers_[layer_]) || !SplitsExactly(layers_[next]))
+    return OkStatus();
+  return split_->Prefetch(*layers_[next].split);
 }
 
 Status ExpertGroup::Combine(std::span<const float> outputs, std::span<float> out) {

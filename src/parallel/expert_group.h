@@ -43,6 +43,9 @@ struct ExpertGroupOptions {
   /// equal placement. Always on if an expert has several replicas.
   bool sums_by_choice = false;
   BatchSplitOptions split = {};
+  /// Layers from 0 on that follow each other in each pass. While one of them computes, weights that the next
+  /// one will probably spill are fetched. Other layers run on their own.
+  int pass_layers = 0;
   /// Relative speeds of the ranks until SetLoads() sets others. Empty: all equal.
   std::vector<double> speeds = {};
 };
@@ -65,8 +68,9 @@ class ExpertGroup {
   void SetMostRows(int rows);
 
   /// Begins to send rows [OwnRows().count, hidden] to the ranks of their experts `ids` [rows, top_k], and
-  /// returns. `x` is borrowed until Receive(), and `own`, the weights of the rank's experts of the layer,
-  /// until Receive() has returned.
+  /// returns. `x` is borrowed until Receive(). `own`, the weights of the rank's experts of the layer, is
+  /// borrowed until Receive() has returned, and for layers below ExpertGroupOptions::pass_layers until
+  /// SetExperts() or the next Begin() of the layer.
   Status Begin(int layer, std::span<const float> x, std::span<const int32_t> ids,
                std::span<const float> weights, const BatchSplit::Weights& own = {});
 
@@ -124,6 +128,7 @@ class ExpertGroup {
       : job_(job), layout_(layout), options_(options) {}
   StatusOr<Layer> MakeLayer(const std::vector<std::vector<int>>& by_rank) const;
   Status Divide(Layer& layer) const;
+  Status PrefetchNext();
   bool SplitsExactly(const Layer& layer) const;
   bool IsLargeBatch() const { return most_sent_ == 0 || most_sent_ >= options_.split.least_tokens; }
   int CopiesOf(const Layer& layer, int expert) const;
@@ -146,6 +151,7 @@ class ExpertGroup {
   std::vector<int32_t> expert_of_row_, replicas_;
   std::vector<double> credit_;  // [physical experts] of the layer
   std::unique_ptr<BatchSplit> split_;
+  int layer_ = 0;        // of the last dispatch
   int own_experts_ = 0;  // of the last dispatch; experts of other ranks follow
   bool timed_ = false;   // the last dispatch was one of a large batch
   double received_at_ = 0;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <random>
 
@@ -44,12 +45,16 @@ Tokens RandomTokens(uint32_t seed, int rows) {
 using ByLayer = std::vector<std::vector<std::vector<int>>>;
 
 std::unique_ptr<ExpertGroup> Join(Transport& end, const Layout& layout, const ByLayer& by_layer,
-                                  const BatchSplitOptions& split = {}) {
+                                  const BatchSplitOptions& split = {}, int pass_layers = 0) {
   const auto topology = comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
-  auto group = ExpertGroup::Create(
-      end, topology, layout,
-      {.hidden = kHidden, .experts = kExperts, .top_k = kTopK, .time_limit_s = kLimitSeconds, .split = split},
-      by_layer);
+  auto group = ExpertGroup::Create(end, topology, layout,
+                                   {.hidden = kHidden,
+                                    .experts = kExperts,
+                                    .top_k = kTopK,
+                                    .time_limit_s = kLimitSeconds,
+                                    .split = split,
+                                    .pass_layers = pass_layers},
+                                   by_layer);
   EXPECT_TRUE(group.ok()) << Message(group.status());
   return *std::move(group);
 }
@@ -68,13 +73,12 @@ std::vector<std::byte> RecordsOf(const std::vector<int>& own) {
 
 // One layer for this rank's part of `tokens`; the result is the part's sums.
 std::vector<float> RunLayer(ExpertGroup& group, int layer, const std::vector<int>& own, const Tokens& tokens,
-                            int rows) {
+                            int rows, const std::vector<std::byte>& records) {
   const Range part = group.OwnRows(rows);
   const auto at = [&](const auto& values, int width) {
     return std::span(values).subspan(part.first * width, part.count * width);
   };
   std::vector<float> out(part.count * kHidden);
-  const std::vector<std::byte> records = RecordsOf(own);
   Status status = group.Begin(layer, at(tokens.x, kHidden), at(tokens.ids, kTopK), at(tokens.weights, kTopK),
                               {.data = records.data(), .bytes = kExpertBytes});
   EXPECT_TRUE(status.ok()) << Message(status);
@@ -93,6 +97,11 @@ std::vector<float> RunLayer(ExpertGroup& group, int layer, const std::vector<int
   status = group.Combine(y, out);
   EXPECT_TRUE(status.ok()) << Message(status);
   return out;
+}
+
+std::vector<float> RunLayer(ExpertGroup& group, int layer, const std::vector<int>& own, const Tokens& tokens,
+                            int rows) {
+  return RunLayer(group, layer, own, tokens, rows, RecordsOf(own));
 }
 
 std::vector<float> Expected(const Tokens& tokens, Range rows) {
@@ -220,6 +229,37 @@ TEST(ExpertGroup, SpilledExpertsComputeTheSameSums) {
   EXPECT_EQ(stayed.split.spilled_bytes, 0);
   EXPECT_GE(spilled.split.spilled_bytes, 2 * kExpertBytes) << "rank 0 sends its busy experts";
   EXPECT_LT(spilled.split.busiest_rows, stayed.split.busiest_rows * 2 / 3);
+}
+
+// Which weights are fetched depends on measured times; the sums never do. Experts change between passes.
+TEST(ExpertGroup, PrefetchedWeightsComputeTheSameSums) {
+  constexpr int kRanks = 4, kRows = 96, kPasses = 12;
+  const Layout layout = *Layout::Create({.data = kRanks, .expert = kRanks});
+  const LayerPlacement before = {{0, 1, 2}, {3}, {4}, {5}}, after = {{3}, {0, 1, 2}, {4}, {5}};
+  std::atomic<int64_t> prefetched = 0;
+  comm::RunRanks(kRanks, [&](Transport& end) {
+    const auto group =
+        Join(end, layout, {before, before, before},
+             {.spill_bytes = 8 * kExpertBytes, .spill_tolerance = 0, .spill_bytes_per_s = 1e18},
+             /*pass_layers=*/3);
+    const int rank = end.rank();
+    const std::vector<std::byte> records[2] = {RecordsOf(before[rank]), RecordsOf(after[rank])};
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const Tokens tokens = SkewedTokens(100 + 10 * pass + rank, kRows);
+      for (int layer = 0; layer < 3; ++layer) {
+        const bool changed = layer == 1 && pass >= kPasses / 2;
+        if (changed && pass == kPasses / 2) {
+          ASSERT_TRUE(group->SetExperts(layer, after).ok());
+        }
+        const auto sums =
+            RunLayer(*group, layer, changed ? after[rank] : before[rank], tokens, kRows, records[changed]);
+        const auto expected = Expected(tokens, group->OwnRows(kRows));
+        for (size_t i = 0; i < sums.size(); ++i) ASSERT_NEAR(sums[i], expected[i], 1e-5) << "pass " << pass;
+      }
+    }
+    prefetched += group->traffic().split.prefetched;
+  });
+  EXPECT_GT(prefetched, 0);
 }
 
 TEST(ExpertGroup, ShortBatchesSendNoCounts) {

@@ -58,8 +58,10 @@ struct Metrics::Impl {
   void FollowBalance(const engine::ExpertBalanceStats& balance) {
     Follow(expert_plans.Add({{"result", "failed"}}), static_cast<double>(balance.failed_plans));
     Follow(expert_plans.Add({{"result", "no_gain"}}), static_cast<double>(balance.plans_without_gain));
-    Follow(expert_plans.Add({{"result", "moves"}}),
-           static_cast<double>(balance.plans - balance.failed_plans - balance.plans_without_gain));
+    Follow(expert_plans.Add({{"result", "moves"}}), static_cast<double>(balance.plans_with_moves));
+    for (const char* state : {"idle", "planning", "moving", "changing"})
+      expert_balance_state.Add({{"state", state}}).Set(balance.state == state ? 1 : 0);
+    expert_epoch.Add({}).Set(static_cast<double>(balance.epoch));
     Follow(expert_moves.Add({{"result", "applied"}}), static_cast<double>(balance.moved_layers));
     Follow(expert_moves.Add({{"result", "rolled_back"}}), static_cast<double>(balance.rolled_back));
     Follow(moved_experts.Add({}), static_cast<double>(balance.moved_experts));
@@ -84,6 +86,8 @@ struct Metrics::Impl {
     Follow(expert_split_seconds.Add(number), rank.split_seconds);
     Follow(spilled_experts.Add(number), static_cast<double>(rank.spilled_experts));
     Follow(spilled_bytes.Add(number), static_cast<double>(rank.spilled_bytes));
+    Follow(prefetched_experts.Add(number), static_cast<double>(rank.prefetched_experts));
+    Follow(used_prefetched_experts.Add(number), static_cast<double>(rank.used_prefetched_experts));
     if (rank.mean_rows > 0)
       expert_split_balance.Add(number).Set(static_cast<double>(rank.busiest_rows) / rank.mean_rows);
   }
@@ -352,7 +356,17 @@ struct Metrics::Impl {
   prometheus::Family<prometheus::Counter>& spilled_experts =
       prometheus::BuildCounter()
           .Name("moesaic:spilled_experts_total")
-          .Help("Experts whose weights a rank received from a busy one for one batch")
+          .Help("Experts whose weights a rank received from a busy one for a batch whose tokens were counted")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& prefetched_experts =
+      prometheus::BuildCounter()
+          .Name("moesaic:prefetched_experts_total")
+          .Help("Experts whose weights a rank received for one batch before its tokens were counted")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& used_prefetched_experts =
+      prometheus::BuildCounter()
+          .Name("moesaic:prefetched_experts_used_total")
+          .Help("Experts of prefetched_experts_total that got tokens")
           .Register(registry);
   prometheus::Family<prometheus::Counter>& spilled_bytes =
       prometheus::BuildCounter()
@@ -368,6 +382,16 @@ struct Metrics::Impl {
                                                               .Name("moesaic:expert_plans_total")
                                                               .Help("Plans of --rebalance-experts by result")
                                                               .Register(registry);
+  prometheus::Family<prometheus::Gauge>& expert_balance_state =
+      prometheus::BuildGauge()
+          .Name("moesaic:expert_balance_state")
+          .Help("1 for the state of --rebalance-experts: idle, planning, moving or changing")
+          .Register(registry);
+  prometheus::Family<prometheus::Gauge>& expert_epoch =
+      prometheus::BuildGauge()
+          .Name("moesaic:expert_placement_epoch")
+          .Help("Number of the last move of experts that is in use; 0: experts are where loading placed them")
+          .Register(registry);
   prometheus::Family<prometheus::Counter>& expert_moves =
       prometheus::BuildCounter()
           .Name("moesaic:expert_moves_total")

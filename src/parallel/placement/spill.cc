@@ -60,13 +60,15 @@ double BestMove(const TokenSplit& split, std::span<const int> prefetched, double
 }
 
 // Adds replicas until no rank is above the threshold, or the moves are used up.
-Attempt SpillTo(TokenSplit& split, double threshold, int max_moves, int prefetch_slots) {
+Attempt SpillTo(TokenSplit& split, double threshold, int max_moves, const SpillOptions& options) {
   Attempt attempt;
-  std::vector<int> prefetched(split.ranks(), 0);
+  std::vector<int> prefetched(options.held.begin(), options.held.end());
+  prefetched.resize(split.ranks(), 0);
   attempt.above = split.Relax(threshold);
   while (attempt.above > kNegligible * threshold && static_cast<int>(attempt.moves.size()) < max_moves) {
     SpillMove move;
-    if (BestMove(split, prefetched, threshold, prefetch_slots, move) <= kNegligible * threshold) break;
+    if (BestMove(split, prefetched, threshold, options.prefetch_slots, move) <= kNegligible * threshold)
+      break;
     split.AddReplica(move.expert, move.to);
     ++prefetched[move.to];
     attempt.moves.push_back(move);
@@ -93,7 +95,7 @@ SpillPlan PlanSpill(TokenSplit& split, std::span<const double> loads, const Spil
   for (int i = 0; i <= kBisections; ++i) {
     const double threshold = i == 0 ? low : (low + high) / 2;
     TokenSplit trial = start;
-    Attempt attempt = SpillTo(trial, threshold, max_moves, options.prefetch_slots);
+    Attempt attempt = SpillTo(trial, threshold, max_moves, options);
     double worst = 0;
     for (int rank = 0; rank < trial.ranks(); ++rank)
       worst = std::max(worst, trial.rank_loads()[rank] / trial.speed(rank));

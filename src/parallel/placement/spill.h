@@ -9,8 +9,10 @@
 namespace moesaic::parallel {
 
 struct SpillOptions {
-  int max_moves = 0;         ///< expert weights that may move in this layer
-  int prefetch_slots = 2;    ///< temporary replicas a rank may hold
+  int max_moves = 0;       ///< expert weights that may move in this layer
+  int prefetch_slots = 2;  ///< temporary replicas a rank may hold
+  /// [ranks] Temporary replicas that ranks hold already, which are part of the split. Borrowed; empty: none.
+  std::span<const int> held = {};
   double tolerance = 0;      ///< accepted excess of the largest load / speed over the mean, relative
   int64_t expert_bytes = 0;  ///< weights of an expert; 0: no limit by bytes
   int64_t max_bytes = 0;     ///< bytes that may move in this layer; only with expert_bytes

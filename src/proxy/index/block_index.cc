@@ -101,11 +101,13 @@ int NumberAmong(const KeyTable& table, SetWord word, const NumberBits& bits) {
     return -1;
   }
   const std::atomic<uint64_t>* const planes = table.Planes(word.set_number());
-  for (int t = 0; t < kNumTiers; ++t) {
-    if ((table.tiers_used() & 1U << t) == 0) continue;
-    for (uint32_t w = 0; w < table.index().set_words; ++w) {
-      const uint64_t among = planes[t * table.tier_stride() + w].load(std::memory_order_relaxed) &
-                             bits[w].load(std::memory_order_relaxed);
+  const uint32_t used = table.tiers_used();
+  for (uint32_t w = 0; w < table.index().set_words; ++w) {
+    const uint64_t wanted = bits[w].load(std::memory_order_relaxed);  // of few instances
+    if (wanted == 0) continue;
+    for (int t = 0; t < kNumTiers; ++t) {
+      if ((used & 1U << t) == 0) continue;
+      const uint64_t among = planes[t * table.tier_stride() + w].load(std::memory_order_relaxed) & wanted;
       if (among != 0) return static_cast<int>(w) * 64 + std::countr_zero(among);
     }
   }

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -283,6 +284,26 @@ void MeasurePeers(const Cluster& cluster, uint64_t sharing) {
   std::printf("%-58s median %8.1f us   p99 %8.1f us\n", name, micros[50], micros[98]);
 }
 
+// The removal of an instance's blocks, in slices as the proxy does it.
+void MeasureClear(BlockIndex& index, int instance) {
+  constexpr size_t kSlice = 1 << 14;
+  const auto begin = Clock::now();
+  index.Clear(instance);
+  const double hidden = Seconds(begin);
+  std::vector<double> slices;
+  for (bool more = true; more;) {
+    const auto start = Clock::now();
+    more = index.Sweep(kSlice);
+    slices.push_back(Seconds(start));
+  }
+  std::sort(slices.begin(), slices.end());
+  const double total = std::accumulate(slices.begin(), slices.end(), 0.0);
+  std::printf(
+      "clear an instance: hidden in %.1f us, removed in %zu slices of %.2f ms (median; p99 %.2f), %.0f ms\n",
+      hidden * 1e6, slices.size(), slices[slices.size() / 2] * 1e3, slices[slices.size() * 99 / 100] * 1e3,
+      total * 1e3);
+}
+
 void Run(const Options& o) {
   const Cluster cluster(o);
   const uint64_t distinct = cluster.prompts * kPromptBlocks;
@@ -308,7 +329,7 @@ void Run(const Options& o) {
   Fill(index, cluster, o.writers);
   const IndexStats stats = index.Stats();
   // The key table at its load of 0.55, and the planes of the bit sets that are in use.
-  const double words = static_cast<double>((o.instances + 63) / 64);
+  const double words = static_cast<double>((o.instances + kSpareNumbers + 63) / 64);
   const double sets = o.sharing > 4 ? words * 8 + 4 : 0, bytes = 16 / 0.55 + sets;
   std::printf(
       "memory: %.1f bytes per distinct block, %.2f per block and instance; %.1f for each engine hash; %lu "
@@ -347,6 +368,7 @@ void Run(const Options& o) {
     made.clear();
     maker.Append(tokens, {}, kBlock, made);
   });
+  MeasureClear(index, 0);
   MeasurePeers(cluster, o.sharing);
 }
 

@@ -31,7 +31,7 @@ int FreeNumber(const KeyTable& table) {
   return -1;
 }
 
-// A process may be killed between two stores. `fresh` was free before, so that it is still there for the next
+// A process may be killed between two stores. `fresh` was free before, so that it is still free for the next
 // owner of the lock.
 void Renumber(const KeyTable& table, int instance, int fresh) {
   InstanceNumbers& numbers = table.index().numbers;

@@ -23,7 +23,7 @@ namespace moesaic::proxy {
 class TransferWaiter {
  public:
   virtual ~TransferWaiter() = default;
-  /// `fault`: empty if the blocks are there.
+  /// `fault`: empty if the blocks have arrived.
   virtual void OnTransfer(std::string_view fault) = 0;
 };
 
@@ -60,7 +60,7 @@ class MockTransfers {
   void Computed(const MockTransfer& transfer, uint64_t id);
   /// Adds the fields for D to P's answer, or sends the blocks to D, as the protocol wants.
   void Finish(const MockTransfer& transfer, uint64_t id, nlohmann::json& answer);
-  /// P has cancelled or failed the request. D is not told: it waits until it is cancelled, too.
+  /// P has cancelled or failed the request. D is not notified: it waits until it is cancelled, too.
   void Drop(const MockTransfer& transfer, uint64_t id);
   /// The engine was restarted.
   void Forget();

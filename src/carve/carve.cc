@@ -9,6 +9,8 @@
 #include "checkpoint/safetensors_writer.h"
 #include "kernels/exec_context.h"
 #include "models/decoder_spec.h"
+#include "models/weight_decl.h"
+#include "quantizer/calibrate/dense_layer.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::carve {
@@ -112,25 +114,62 @@ void AddFfn(int index, const DenseLayer& layer, const CarvedFfn& ffn, int hidden
   output->AddF32(mlp + "gate.e_score_correction_bias", {routed}, bias);
 }
 
-Status CopyTensor(const checkpoint::Checkpoint& source, const std::string& name, std::vector<int64_t> shape,
-                  Output* output) {
+Status CopyNorm(const checkpoint::Checkpoint& source, const std::string& name, int64_t size, Output* output) {
+  std::vector<int64_t> shape = {size};
   ASSIGN_OR_RETURN(const std::vector<float> values, source.ReadF32(name, shape));
   output->Add(name, std::move(shape), values);
+  return OkStatus();
+}
+
+// Copies the weight of `module`, which the source may store in a quantized format.
+Status CopyMatrix(const checkpoint::Checkpoint& source, const std::string& module, int rows, int columns,
+                  Output* output) {
+  ASSIGN_OR_RETURN(const std::vector<float> values, quantizer::ReadWeight(source, module, rows, columns));
+  output->Add(module + ".weight", {rows, columns}, values);
   return OkStatus();
 }
 
 Status CopyAttention(const checkpoint::Checkpoint& source, const DecoderSpec& spec, int index,
                      Output* output) {
   const std::string prefix = fmt::format("model.layers.{}.", index);
-  const int64_t hidden = spec.hidden;
-  const int64_t q = int64_t{spec.attention.heads} * spec.attention.head_dim;
-  const int64_t kv = int64_t{spec.attention.kv_heads} * spec.attention.head_dim;
-  RETURN_IF_ERROR(CopyTensor(source, prefix + "input_layernorm.weight", {hidden}, output));
-  RETURN_IF_ERROR(CopyTensor(source, prefix + "self_attn.q_proj.weight", {q, hidden}, output));
-  RETURN_IF_ERROR(CopyTensor(source, prefix + "self_attn.k_proj.weight", {kv, hidden}, output));
-  RETURN_IF_ERROR(CopyTensor(source, prefix + "self_attn.v_proj.weight", {kv, hidden}, output));
-  RETURN_IF_ERROR(CopyTensor(source, prefix + "self_attn.o_proj.weight", {hidden, q}, output));
-  return CopyTensor(source, prefix + "post_attention_layernorm.weight", {hidden}, output);
+  const int hidden = spec.hidden;
+  const int q = spec.attention.heads * spec.attention.head_dim;
+  const int kv = spec.attention.kv_heads * spec.attention.head_dim;
+  RETURN_IF_ERROR(CopyNorm(source, prefix + "input_layernorm.weight", hidden, output));
+  RETURN_IF_ERROR(CopyMatrix(source, prefix + "self_attn.q_proj", q, hidden, output));
+  RETURN_IF_ERROR(CopyMatrix(source, prefix + "self_attn.k_proj", kv, hidden, output));
+  RETURN_IF_ERROR(CopyMatrix(source, prefix + "self_attn.v_proj", kv, hidden, output));
+  RETURN_IF_ERROR(CopyMatrix(source, prefix + "self_attn.o_proj", hidden, q, output));
+  return CopyNorm(source, prefix + "post_attention_layernorm.weight", hidden, output);
+}
+
+// Returns "rope_scaling" of config.json for `rope`. YaRN's factors are written as they are used, so that no
+// reader derives others.
+nlohmann::ordered_json RopeScaling(const layers::RopeSpec& rope, int context) {
+  using Scaling = layers::RopeSpec::Scaling;
+  switch (rope.scaling) {
+    case Scaling::kNone:
+      return nullptr;
+    case Scaling::kLinear:
+      return {{"rope_type", "linear"}, {"factor", rope.factor}};
+    case Scaling::kLlama3:
+      return {{"rope_type", "llama3"},
+              {"factor", rope.factor},
+              {"low_freq_factor", rope.low_freq_factor},
+              {"high_freq_factor", rope.high_freq_factor},
+              {"original_max_position_embeddings", rope.original_context}};
+    case Scaling::kYarn:
+      break;
+  }
+  nlohmann::ordered_json yarn = {{"rope_type", "yarn"},
+                                 {"factor", rope.factor},
+                                 {"beta_fast", rope.beta_fast},
+                                 {"beta_slow", rope.beta_slow},
+                                 {"attention_factor", rope.attention_factor}};
+  // It defaults to the context. Some versions of transformers divide the context by it instead of reading
+  // `factor`.
+  if (rope.original_context != context) yarn["original_max_position_embeddings"] = rope.original_context;
+  return yarn;
 }
 
 std::string ConfigText(const nlohmann::json& dense, const DecoderSpec& spec, const CarveOptions& options) {
@@ -164,6 +203,9 @@ std::string ConfigText(const nlohmann::json& dense, const DecoderSpec& spec, con
                                    {"use_cache", true},
                                    {"use_qk_norm", false},
                                    {"vocab_size", spec.vocab}};
+  if (auto scaling = RopeScaling(spec.rope, spec.context); !scaling.is_null()) {
+    config["rope_scaling"] = std::move(scaling);
+  }
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     if (dense.contains(key)) config[key] = dense[key];
   }
@@ -204,7 +246,7 @@ StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dens
   AddOpenings(&sequences);
   ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::Create(dense, spec, sequences, ctx));
   Output output(options.f32);
-  RETURN_IF_ERROR(CopyTensor(dense, "model.embed_tokens.weight", {spec.vocab, spec.hidden}, &output));
+  RETURN_IF_ERROR(CopyMatrix(dense, models::kEmbedding, spec.vocab, spec.hidden, &output));
   std::vector<CarveLayerReport> reports;
   for (int i = 0; i < spec.layers; ++i) {
     ASSIGN_OR_RETURN(const DenseLayer layer, DenseLayer::Read(dense, spec, i, pool));
@@ -219,8 +261,8 @@ StatusOr<std::vector<CarveLayerReport>> Carve(const checkpoint::Checkpoint& dens
       return Cancelled("carving was interrupted");
     }
   }
-  RETURN_IF_ERROR(CopyTensor(dense, "model.norm.weight", {spec.hidden}, &output));
-  if (!spec.tied) RETURN_IF_ERROR(CopyTensor(dense, "lm_head.weight", {spec.vocab, spec.hidden}, &output));
+  RETURN_IF_ERROR(CopyNorm(dense, models::kFinalNorm, spec.hidden, &output));
+  if (!spec.tied) RETURN_IF_ERROR(CopyMatrix(dense, models::kHead, spec.vocab, spec.hidden, &output));
 
   if (!options.save_plan.empty()) RETURN_IF_ERROR(WriteCarvePlan(options.save_plan, options, plans));
   std::error_code error;

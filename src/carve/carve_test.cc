@@ -3,8 +3,10 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
@@ -56,6 +58,35 @@ class CarveTest : public testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
+  // Writes a copy of kDense with another config, and returns its folder.
+  std::string DenseWith(const char* patch) const {
+    std::string folder = folder_ + "/dense";
+    std::filesystem::create_directories(folder);
+    std::filesystem::copy_file(SourcePath(kDense) + "/model.safetensors", folder + "/model.safetensors",
+                               std::filesystem::copy_options::overwrite_existing);
+    std::ifstream file(SourcePath(kDense) + "/config.json");
+    nlohmann::json config = nlohmann::json::parse(file);
+    config.merge_patch(nlohmann::json::parse(patch));
+    std::ofstream(folder + "/config.json") << config;
+    return folder;
+  }
+
+  static layers::RopeSpec RopeOf(const std::string& path) {
+    const auto source = checkpoint::Checkpoint::Open(path);
+    EXPECT_TRUE(source.ok()) << Message(source.status());
+    const auto spec = models::SpecFromConfig((*source)->config(), "config.json");
+    EXPECT_TRUE(spec.ok()) << Message(spec.status());
+    return spec.ok() ? spec->rope : layers::RopeSpec();
+  }
+
+  static void ExpectEqualModels(const std::string& dense_path, const std::string& carved_path) {
+    // The router's weights are 2 sigmoid(1e-4 score) = 1 + 5e-5 score, with scores up to about 10.
+    const std::vector<float> dense = Logits(dense_path), carved = Logits(carved_path);
+    float largest = 0;
+    for (const float v : dense) largest = std::max(largest, std::fabs(v));
+    EXPECT_LT(models::MaxDiff(dense, carved), 1e-3F * largest);
+  }
+
   // Returns all logits of one prompt.
   static std::vector<float> Logits(const std::string& path) {
     TestModel model(path, models::BestIsa(), {.dtype = "f32"});
@@ -91,11 +122,93 @@ TEST_F(CarveTest, ComputesTheDenseModelWithoutRefitAndWithAllExperts) {
     EXPECT_NEAR(report.kept_energy, 1, 1e-5);
     EXPECT_LT(report.error_after, 1e-5);
   }
-  // The router's weights are 2 sigmoid(1e-4 score) = 1 + 5e-5 score, with scores up to about 10.
-  const std::vector<float> dense = Logits(SourcePath(kDense)), carved = Logits(folder_);
-  float largest = 0;
-  for (const float v : dense) largest = std::max(largest, std::fabs(v));
-  EXPECT_LT(models::MaxDiff(dense, carved), 1e-3F * largest);
+  ExpectEqualModels(SourcePath(kDense), folder_);
+}
+
+TEST_F(CarveTest, KeepsTheRopeScaling) {
+  const CarveOptions exact{.slices = 6, .shared = 2, .active = 4, .refit = false, .f32 = true};
+  for (const char* patch :
+       {R"({"rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}})",
+        R"({"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 50000.0}})",
+        R"({"rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 16, "beta_slow": 2,
+            "original_max_position_embeddings": 64}})",
+        R"({"rope_scaling": {"type": "yarn", "factor": 4, "mscale": 0.7, "mscale_all_dim": 0.3}})"}) {
+    SCOPED_TRACE(patch);
+    const std::string dense = DenseWith(patch), out = folder_ + "/out";
+    const auto reports = Run(dense, exact, out);
+    ASSERT_TRUE(reports.ok()) << Error(reports);
+    const layers::RopeSpec expected = RopeOf(dense), found = RopeOf(out);
+    EXPECT_NE(expected.scaling, layers::RopeSpec::Scaling::kNone);
+    EXPECT_EQ(found.dim, expected.dim);
+    EXPECT_EQ(found.theta, expected.theta);
+    EXPECT_EQ(found.scaling, expected.scaling);
+    EXPECT_EQ(found.factor, expected.factor);
+    EXPECT_EQ(found.original_context, expected.original_context);
+    EXPECT_EQ(found.attention_factor, expected.attention_factor);
+    EXPECT_TRUE(found == expected);
+    ExpectEqualModels(dense, out);
+  }
+}
+
+// Every weight is an e4m3 number times a power of two, so that both files hold the same numbers.
+TEST_F(CarveTest, QuantizedSourcesGiveTheModelOfTheirNumbers) {
+  constexpr int kBlock = 32;
+  const auto source = *checkpoint::Checkpoint::Open(SourcePath(kDense));
+  std::vector<checkpoint::TensorOutput> plain, blocks, channels;
+  uint32_t state = 5;
+  const auto draw = [&state](uint32_t below) {
+    return ((state = state * 1664525 + 1013904223) >> 16) % below;
+  };
+  for (const checkpoint::TensorEntry& entry : source->tensors()) {
+    if (entry.name.find("_proj.") == std::string::npos) {
+      for (auto* tensors : {&plain, &blocks, &channels})
+        tensors->push_back(checkpoint::HeldTensor(entry.name, entry.dtype, entry.shape, entry.bytes));
+      continue;
+    }
+    const int64_t rows = entry.shape[0], columns = entry.shape[1];
+    const int64_t across = (columns + kBlock - 1) / kBlock, down = (rows + kBlock - 1) / kBlock;
+    // With equal scales in a row of blocks, the same scales serve blocks and channels.
+    std::vector<float> scale_of(down), block_scales, row_scales;
+    for (float& scale : scale_of) scale = std::ldexp(1.0F, -4 - static_cast<int>(draw(4)));
+    for (int64_t b = 0; b < down; ++b) block_scales.insert(block_scales.end(), across, scale_of[b]);
+    std::vector<uint8_t> codes(rows * columns);
+    std::vector<float> values(codes.size());
+    for (int64_t row = 0; row < rows; ++row) {
+      row_scales.push_back(scale_of[row / kBlock]);
+      for (int64_t i = row * columns; i < (row + 1) * columns; ++i) {
+        codes[i] = static_cast<uint8_t>(draw(2) * 0x80 + draw(0x40));  // within +-1.875
+        values[i] = tensor::F8E4M3ToFloat(codes[i]) * row_scales.back();
+      }
+    }
+    const auto add = [&](auto& tensors, const std::string& name, tensor::DType dtype,
+                         const std::vector<int64_t>& shape, const auto& data) {
+      tensors.push_back(checkpoint::HeldTensor(name, dtype, shape, std::as_bytes(std::span(data))));
+    };
+    add(plain, entry.name, tensor::DType::kF32, entry.shape, values);
+    add(blocks, entry.name, tensor::DType::kF8E4M3, entry.shape, codes);
+    add(blocks, entry.name + "_scale_inv", tensor::DType::kF32, {down, across}, block_scales);
+    add(channels, entry.name, tensor::DType::kF8E4M3, entry.shape, codes);
+    add(channels, entry.name + "_scale", tensor::DType::kF32, {rows, 1}, row_scales);
+  }
+  const CarveOptions options{.slices = 6, .shared = 2, .active = 3, .f32 = true};
+  const auto carve = [&](const std::string& name, const char* patch, const auto& tensors) {
+    const std::string dense = DenseWith(patch);
+    const Status written = checkpoint::WriteSafetensors(dense + "/model.safetensors", tensors, {});
+    EXPECT_TRUE(written.ok()) << Message(written);
+    const auto reports = Run(dense, options, folder_ + "/" + name);
+    EXPECT_TRUE(reports.ok()) << name << ": " << Error(reports);
+    return Bytes(name + "/model.safetensors");
+  };
+  const std::string expected = carve("plain", "{}", plain);
+  ASSERT_FALSE(expected.empty());
+  EXPECT_TRUE(carve("blocks", R"({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3",
+                                  "activation_scheme": "dynamic", "weight_block_size": [32, 32]}})",
+                    blocks) == expected);
+  EXPECT_TRUE(carve("channels", R"({"quantization_config": {"quant_method": "compressed-tensors",
+      "format": "float-quantized", "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"],
+      "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true}}}}})",
+                    channels) == expected);
 }
 
 TEST_F(CarveTest, RefitLowersTheErrorAndIsDeterministic) {

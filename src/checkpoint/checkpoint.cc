@@ -118,9 +118,15 @@ Status Checkpoint::ReadRows(const TensorEntry& entry, int64_t first, int64_t cou
   }
   const int64_t elements = count * columns;
   switch (entry.dtype) {
-    case DType::kF64:
     case DType::kF8E4M3:
     case DType::kF8E5M2:
+      for (const char* scale : {"_scale", "_scale_inv"}) {
+        if (!Has(entry.name + scale)) continue;
+        return InvalidArgument("{}: tensor {} must not be quantized, found {} with the scales {}{}",
+                               entry.file, entry.name, tensor::DTypeName(entry.dtype), entry.name, scale);
+      }
+      [[fallthrough]];
+    case DType::kF64:
     case DType::kI64:
     case DType::kI32:
     case DType::kI16:

@@ -102,7 +102,8 @@ class Checkpoint {
   /// expected and the found shape.
   StatusOr<const TensorEntry*> Expect(std::string_view name, std::span<const int64_t> shape) const;
 
-  /// Reads a whole tensor of `shape` as f32 (norms, biases, router, embeddings).
+  /// Reads a whole tensor of `shape` as f32 (norms, biases). Like ReadRows, it refuses FP8 with scales:
+  /// weights of linears are read by FindLinear and ReadLinearRows.
   StatusOr<std::vector<float>> ReadF32(std::string_view name, std::span<const int64_t> shape) const;
 
   /// Reads rows [first, first + count) of a 2-d tensor (or of a [n, out, in] stack flattened to rows) as f32
@@ -127,6 +128,7 @@ class Checkpoint {
 
  private:
   Status ReadQuantConfig();
+  StatusOr<LinearSource> FindWeight(const std::string& module, int64_t out, int64_t in) const;
 
   std::unique_ptr<const QuantConfig> quant_;  // parsed from config() by Open
 };

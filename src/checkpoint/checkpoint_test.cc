@@ -25,6 +25,10 @@ SafetensorsMaker Sample() {
   SafetensorsMaker tensors;
   tensors.Add<float>("norm", "F32", {3}, {1, 2, 3}).Add<double>("wide", "F64", {2, 2}, {1, 2, 3, 4});
   tensors.Add<uint8_t>("fp8", "F8_E4M3", {2}, {0x38, 0xb8}).Add<int32_t>("ids", "I32", {2}, {7, 8});
+  tensors.Add<uint8_t>("blocks", "F8_E4M3", {2}, {0x38, 0xb8})
+      .Add<float>("blocks_scale_inv", "F32", {1}, {2});
+  tensors.Add<uint8_t>("channels", "F8_E4M3", {2}, {0x38, 0xb8})
+      .Add<float>("channels_scale", "F32", {1}, {2});
   return tensors;
 }
 
@@ -49,6 +53,13 @@ TEST_F(CheckpointTest, OpensAFolder) {
             "model.safetensors: tensor norm must be [3, 1], found [3]");
   EXPECT_EQ(Message((*checkpoint)->ReadF32("ids", std::vector<int64_t>{2}).status()),
             "model.safetensors: tensor ids must hold floating-point numbers, found I32");
+  for (const char* scaled : {"blocks", "channels"}) {
+    EXPECT_EQ(
+        Message((*checkpoint)->ReadF32(scaled, std::vector<int64_t>{2}).status()),
+        fmt::format("model.safetensors: tensor {0} must not be quantized, found F8_E4M3 with the scales "
+                    "{0}_scale{1}",
+                    scaled, scaled == std::string("blocks") ? "_inv" : ""));
+  }
   const TensorEntry* wide = (*checkpoint)->Find("wide");
   std::vector<float> row(2);
   ASSERT_TRUE((*checkpoint)->ReadRows(*wide, 1, 1, row).ok());

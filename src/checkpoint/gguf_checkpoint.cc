@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "checkpoint/gguf_rows.h"
 
@@ -85,6 +86,10 @@ class GgufCheckpoint : public Checkpoint {
 
   // Joins k_b and v_b to kv_b_proj. Files of a transition period contain both halves and kv_b_proj itself.
   Status JoinHalves() {
+    std::set<std::string> whole;  // names of kv_b_proj
+    for (const TensorEntry& entry : tensors_) {
+      if (entry.name.ends_with(".kv_b_proj.weight")) whole.insert(entry.name);
+    }
     for (const auto& [name, half] : halves_) {
       const bool is_k = name.ends_with("k_b.weight");
       const std::string prefix = name.substr(0, name.size() - std::strlen("k_b.weight"));
@@ -93,9 +98,7 @@ class GgufCheckpoint : public Checkpoint {
         return NotFound("{}: tensor {} has no matching {}_b", half.file, name, is_k ? "v" : "k");
       }
       const std::string joined = prefix + "kv_b_proj.weight";
-      const bool whole = std::any_of(tensors_.begin(), tensors_.end(),
-                                     [&](const TensorEntry& entry) { return entry.name == joined; });
-      if (!is_k || whole) continue;
+      if (!is_k || whole.contains(joined)) continue;
       if (!config_.contains("kv_lora_rank")) {
         return InvalidArgument("{}: tensor {} is for multi-head latent attention only", half.file, name);
       }

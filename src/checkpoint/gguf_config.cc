@@ -71,6 +71,7 @@ class KeyReader {
       fault_ = InvalidArgument("{}: {}", file_, fmt::format(format, std::forward<Args>(args)...));
   }
   const std::string& file() const { return file_; }
+  std::string Full(const std::string& key) const { return arch_ + "." + key; }
 
   /// Returns the first error; otherwise an error that names a key that was not read.
   Status Finish() {
@@ -85,8 +86,6 @@ class KeyReader {
   }
 
  private:
-  std::string Full(const std::string& key) const { return arch_ + "." + key; }
-
   const GgufMetadata& metadata_;
   std::string arch_, file_;
   std::set<std::string> read_;
@@ -137,11 +136,23 @@ void ReadGqa(KeyReader& in, json& config) {
   }
 }
 
+// llama.cpp divides the frequencies by a factor without a type, and treats a factor of 0 as 1. It ignores the
+// factor if the type is "none".
 void ReadScaling(KeyReader& in, json& config) {
-  const std::string type = in.StringOr("rope.scaling.type", "none");
+  std::string type = in.StringOr("rope.scaling.type", "");
+  if (type.empty()) {
+    const double factor = in.NumberOr("rope.scaling.factor", 0, 1e6, 0);
+    type = factor == 0 || factor == 1 ? "none" : "linear";
+  }
   in.Ignore({"rope.scaling.finetuned"});
   if (type == "none") {
     in.Ignore({"rope.scaling.factor", "rope.scaling.original_context_length"});
+    return;
+  }
+  if (type == "linear") in.Ignore({"rope.scaling.original_context_length"});
+  if (config.contains("rope_scaling")) {
+    in.Fault("tensor rope_freqs.weight and metadata \"{}\" must not both scale the rotation",
+             in.Full("rope.scaling.factor"));
     return;
   }
   json scaling = {{"type", type}, {"factor", in.Number("rope.scaling.factor", 1e-3, 1e6)}};
@@ -210,7 +221,6 @@ void ReadLlama(KeyReader& in, const GgufFile& gguf, json& config) {
     in.Fail("expert_count", "must be 0: Mixtral models are not supported");
   }
   in.Ignore({"expert_used_count"});
-  ReadFrequencyFactors(in, gguf, config);
 }
 
 void ReadQwen3(KeyReader& in, const GgufFile& gguf, bool moe, json& config) {
@@ -288,6 +298,11 @@ StatusOr<json> ConfigFromGguf(const GgufFile& gguf, const std::string& file) {
     ReadDeepseek2(in, config);
   } else {
     ReadQwen3(in, gguf, *arch == "qwen3moe", config);
+  }
+  if (config.contains("head_dim")) {
+    ReadFrequencyFactors(in, gguf, config);
+  } else if (FindTensor(gguf, "rope_freqs.weight") != nullptr) {
+    in.Fault("tensor rope_freqs.weight is not supported for {}", *arch);
   }
   ReadScaling(in, config);
   RETURN_IF_ERROR(in.Finish());

@@ -210,6 +210,65 @@ TEST(GgufCheckpoint, RestoresLlama3RopeScaling) {
   EXPECT_EQ(ViewFault(with({1, 1, 1})), "x.gguf: tensor rope_freqs.weight must be F32 [8], found F32 [3]");
 }
 
+// Like llama.cpp, whose default type is linear.
+TEST(GgufCheckpoint, FactorWithoutTypeScalesLinearly) {
+  const auto scaling = [](const std::function<void(GgufMaker&)>& more) {
+    const std::string file = Llama(more).File();
+    const auto opened = Open(file);
+    EXPECT_TRUE(opened.ok()) << Message(opened.status());
+    if (!opened.ok() || !(*opened)->config().contains("rope_scaling")) return nlohmann::json();
+    return (*opened)->config()["rope_scaling"];
+  };
+  const nlohmann::json linear = {{"type", "linear"}, {"factor", 4.0}};
+  EXPECT_EQ(scaling([](GgufMaker& m) { m.F32("llama.rope.scaling.factor", 4); }), linear);
+  EXPECT_EQ(scaling([](GgufMaker& m) {
+              m.F32("llama.rope.scaling.factor", 4).U32("llama.rope.scaling.original_context_length", 8);
+            }),
+            linear);
+  for (const float factor : {0.0F, 1.0F}) {
+    EXPECT_TRUE(scaling([&](GgufMaker& m) { m.F32("llama.rope.scaling.factor", factor); }).is_null());
+  }
+  EXPECT_TRUE(scaling([](GgufMaker& m) {
+                m.F32("llama.rope.scaling.factor", 4).String("llama.rope.scaling.type", "none");
+              }).is_null());
+  EXPECT_EQ(ViewFault(Llama([](GgufMaker& m) { m.F32("llama.rope.scaling.factor", -4); }).File()),
+            "x.gguf: metadata \"llama.rope.scaling.factor\" must be a number in [0, 1e+06], found -4");
+}
+
+TEST(GgufCheckpoint, FrequencyFactorsAreNeverDropped) {
+  const std::vector<float> factors = {1, 1, 1, 1, 3.292262554168701F, 32, 32, 32};
+  const std::string both = Llama(
+                               [&](GgufMaker& m) {
+                                 m.F32("llama.rope.freq_base", 500000)
+                                     .F32("llama.rope.scaling.factor", 2)
+                                     .String("llama.rope.scaling.type", "linear")
+                                     .Tensor("rope_freqs.weight", {8}, 0, RawBytes(factors));
+                               },
+                               "", /*head_dim=*/16)
+                               .File();
+  EXPECT_EQ(ViewFault(both),
+            "x.gguf: tensor rope_freqs.weight and metadata \"llama.rope.scaling.factor\" must not both scale "
+            "the rotation");
+  GgufMaker qwen;
+  qwen.String("general.architecture", "qwen3");
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, uint32_t>>{{"block_count", 1},
+                                                     {"context_length", 32},
+                                                     {"embedding_length", 8},
+                                                     {"feed_forward_length", 12},
+                                                     {"attention.head_count", 2},
+                                                     {"attention.head_count_kv", 1},
+                                                     {"attention.key_length", 16}}) {
+    qwen.U32(std::string("qwen3.") + key, value);
+  }
+  qwen.F32("qwen3.attention.layer_norm_rms_epsilon", 1e-6F).F32("qwen3.rope.freq_base", 500000);
+  qwen.F32Tensor("token_embd.weight", {8, 10}).Tensor("rope_freqs.weight", {8}, 0, RawBytes(factors));
+  const std::string file = qwen.File();
+  const auto opened = Open(file);
+  ASSERT_TRUE(opened.ok()) << Message(opened.status());
+  EXPECT_EQ((*opened)->config()["rope_scaling"]["factor"], 32.0);
+}
+
 TEST(GgufCheckpoint, RejectsInvalidMetadataInOneLine) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   const std::pair<std::string, const char*> faults[] = {
@@ -311,8 +370,8 @@ TEST(GgufCheckpoint, OpensSplitModels) {
             first + ": the parts must have 3 tensors together, found 2");
 }
 
-// A DeepSeek file in the older form: kv_b_proj is whole, and there is no YaRN multiplier.
-TEST(GgufConfig, ReadsOlderDeepseekFiles) {
+// Returns a DeepSeek model in the older form: there is no YaRN multiplier.
+GgufMaker OlderDeepseek() {
   GgufMaker maker;
   maker.String("general.architecture", "deepseek2");
   for (const auto& [key, value] :
@@ -338,6 +397,12 @@ TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   maker.F32("deepseek2.attention.layer_norm_rms_epsilon", 1e-6F).F32("deepseek2.rope.scaling.factor", 4);
   maker.String("deepseek2.rope.scaling.type", "yarn").F32("deepseek2.expert_weights_scale", 1);
   maker.U32("deepseek2.attention.q_lora_rank", 0);  // files with few layers mark its absence this way
+  return maker;
+}
+
+// kv_b_proj is whole, too.
+TEST(GgufConfig, ReadsOlderDeepseekFiles) {
+  GgufMaker maker = OlderDeepseek();
   maker.F32Tensor("output.weight", {8, 10}).F32Tensor("blk.0.attn_kv_b.weight", {32, 64});
   maker.F32Tensor("blk.0.attn_k_b.weight", {16, 32, 2}).F32Tensor("blk.0.attn_v_b.weight", {32, 16, 2});
   const std::string file = maker.File();
@@ -353,6 +418,26 @@ TEST(GgufConfig, ReadsOlderDeepseekFiles) {
   EXPECT_TRUE(config["q_lora_rank"].is_null());
   EXPECT_EQ(config["rope_scaling"]["attention_factor"], 1.0);
   EXPECT_EQ((*opened)->tensors().size(), 2U);  // kv_b_proj is whole; its halves hold the same values
+}
+
+TEST(GgufConfig, RejectsFrequencyFactorsOfDeepseek) {
+  EXPECT_EQ(ViewFault(OlderDeepseek().F32Tensor("rope_freqs.weight", {4}, 2).File()),
+            "x.gguf: tensor rope_freqs.weight is not supported for deepseek2");
+}
+
+// Each half must find kv_b_proj by its name: a search through all tensors would take minutes here.
+TEST(GgufCheckpoint, OpensManyHalvesOfKvB) {
+  GgufMaker maker = OlderDeepseek();
+  constexpr int kHalves = 20000;
+  for (int i = 0; i < kHalves; ++i) {
+    maker.TensorAt(fmt::format("blk.{}.attn_kv_b.weight", i), {1}, 0, 96 * i);
+    maker.TensorAt(fmt::format("blk.{}.attn_k_b.weight", i), {1}, 0, 96 * i + 32);
+    maker.TensorAt(fmt::format("blk.{}.attn_v_b.weight", i), {1}, 0, 96 * i + 64);
+  }
+  const std::string file = maker.File() + std::string(96 * kHalves, '\0');
+  const auto opened = Open(file);
+  ASSERT_TRUE(opened.ok()) << Message(opened.status());
+  EXPECT_EQ((*opened)->tensors().size(), static_cast<size_t>(kHalves));
 }
 
 }  // namespace

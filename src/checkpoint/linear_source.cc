@@ -222,6 +222,23 @@ Status FindPlain(const Checkpoint& checkpoint, LinearSource* source) {
   return OkStatus();
 }
 
+// Symmetric schemes have no zero points. Some tools store them all the same, with the value 0: codes of 0, or
+// the middle code where words hold several.
+Status CheckZeroPoints(const Checkpoint& checkpoint, const LinearSource& source) {
+  for (const char* field : {".weight_zero_point", ".input_zero_point"}) {
+    const TensorEntry* entry = checkpoint.Find(source.module + field);
+    if (entry == nullptr || entry == source.zero_point) continue;
+    auto zero = std::byte{0};
+    if (source.scheme == WeightScheme::kIntPacked && entry->dtype == DType::kI32) {
+      zero = source.bits == 4 ? std::byte{0x88} : std::byte{0x80};
+    }
+    if (std::ranges::all_of(entry->bytes, [zero](std::byte b) { return b == zero; })) continue;
+    return InvalidArgument("{}: tensor {} must be 0, since {} is read as symmetric", entry->file, entry->name,
+                           source.module);
+  }
+  return OkStatus();
+}
+
 // Rows are read one at a time: each function fills `out` [in] with row `row`.
 
 void ReadFp8Row(const LinearSource& source, int64_t row, float* out) {
@@ -313,7 +330,21 @@ float ScalarAt(const TensorEntry& entry, int64_t index) {
   }
 }
 
+bool IsLinearField(std::string_view field) {
+  constexpr std::string_view kFields[] = {
+      "weight",       "weight_packed",      "weight_scale",      "weight_scale_inv",
+      "weight_shape", "weight_g_idx",       "weight_zero_point", "weight_global_scale",
+      "input_scale",  "input_global_scale", "input_zero_point"};
+  return std::ranges::find(kFields, field) != std::end(kFields);
+}
+
 StatusOr<LinearSource> Checkpoint::FindLinear(const std::string& module, int64_t out, int64_t in) const {
+  ASSIGN_OR_RETURN(LinearSource source, FindWeight(module, out, in));
+  RETURN_IF_ERROR(CheckZeroPoints(*this, source));
+  return source;
+}
+
+StatusOr<LinearSource> Checkpoint::FindWeight(const std::string& module, int64_t out, int64_t in) const {
   LinearSource source;
   source.module = module;
   source.out = out;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <regex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -59,6 +60,10 @@ struct QuantConfig {
 
 /// Parses config.json's "quantization_config". The error for an unknown method or scheme names it.
 StatusOr<QuantConfig> ParseQuantConfig(const nlohmann::json& config, const std::string& file);
+
+/// Returns whether Checkpoint::FindLinear knows the tensor `field` of a module: "weight", "weight_scale", ...
+/// It reads or checks all of them.
+bool IsLinearField(std::string_view field);
 
 /// Returns element `index` of a tensor of F32, F16, BF16 or F8_E4M3, otherwise NaN.
 float ScalarAt(const TensorEntry& entry, int64_t index);

@@ -121,6 +121,35 @@ TEST_F(LinearSourceTest, ReadsFp8Blocks) {
       "model.safetensors: tensor m.weight is BF16 and not quantized, but m.weight_scale_inv exists too");
 }
 
+TEST_F(LinearSourceTest, RejectsZeroPointsOfSymmetricWeights) {
+  const auto packed = [](uint32_t zero) {
+    return SafetensorsMaker()
+        .Add<uint32_t>("m.weight_packed", "I32", {1, 1}, {0x76543210})
+        .Add<float>("m.weight_scale", "F32", {1, 1}, {1})
+        .Add<int64_t>("m.weight_shape", "I64", {2}, {1, 8})
+        .Add<uint32_t>("m.weight_zero_point", "I32", {1, 1}, {zero});
+  };
+  const json quant = Group(Int4(true, 8), "pack-quantized");
+  Open(quant, packed(0x88888888));  // the middle code, which is 0
+  EXPECT_EQ(*Read(1, 8), (std::vector<float>{-8, -7, -6, -5, -4, -3, -2, -1}));
+  Open(quant, packed(0x88888883));
+  EXPECT_EQ(Fault(1, 8),
+            "model.safetensors: tensor m.weight_zero_point must be 0, since m is read as symmetric");
+  const auto int8 = [](const char* field, int8_t zero) {
+    return SafetensorsMaker()
+        .Add<int8_t>("m.weight", "I8", {2, 1}, {1, -2})
+        .Add<float>("m.weight_scale", "F32", {2, 1}, {1, 1})
+        .Add<int8_t>(field, "I8", {2, 1}, {0, zero});
+  };
+  Open(Group(Int8("channel"), "int-quantized"), int8("m.weight_zero_point", 0));
+  EXPECT_EQ(*Read(2, 1), (std::vector<float>{1, -2}));
+  for (const char* field : {"m.weight_zero_point", "m.input_zero_point"}) {
+    Open(Group(Int8("channel"), "int-quantized"), int8(field, 5));
+    EXPECT_EQ(Fault(2, 1),
+              fmt::format("model.safetensors: tensor {} must be 0, since m is read as symmetric", field));
+  }
+}
+
 TEST_F(LinearSourceTest, ReadsStaticAndDynamicInt8Channels) {
   SafetensorsMaker tensors;
   tensors.Add<int8_t>("m.weight", "I8", {2, 3}, {1, -2, 127, -128, 0, 5});

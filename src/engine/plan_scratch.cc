@@ -10,8 +10,8 @@
 namespace moesaic::engine {
 namespace {
 
-// Waiting sequences that one plan may skip because their prefix is being computed or fetched: each costs a
-// look-up in the tree, and a step rarely admits more than a few.
+// Number of different blocks, being computed or fetched, whose waiting sequences one plan passes by: each
+// costs a look-up in the tree, and a step rarely admits more than a few.
 constexpr int kMaxPassedBy = 16;
 
 // Rank of a running sequence: the front; due ones by arrival; all others by priority and arrival.
@@ -24,6 +24,22 @@ auto RankOf(const Sequence& sequence, RequestId front) {
 // rest of its tokens, and a spare one.
 int ReservedFor(const Sequence& sequence, int blocks) {
   return tensor::KvBlocksFor(sequence.size()) - blocks + 1;
+}
+
+// Tokens up to the end of the first block after `prefix`.
+size_t EndOfNext(const cache::PrefixMatch& prefix) {
+  return (prefix.blocks.size() + 1) * tensor::kKvBlockTokens;
+}
+
+// Returns whether both can share the blocks of their first `count` tokens. Different requests often begin
+// alike, so the last block is compared first.
+bool BeginAlike(const Sequence& a, const Sequence& b, size_t count) {
+  const auto same = [&](size_t from, size_t to) {
+    return std::memcmp(a.tokens.data() + from, b.tokens.data() + from, (to - from) * sizeof(int32_t)) == 0;
+  };
+  const size_t last = count - tensor::kKvBlockTokens;
+  return a.tokens.size() >= count && b.tokens.size() >= count && same(last, count) && same(0, last) &&
+         a.cache_namespace == b.cache_namespace;
 }
 
 }  // namespace
@@ -171,35 +187,41 @@ std::span<const int32_t> PlanScratch::SharedTokens(const Sequence& sequence) {
       .first(std::min(sequence.tokens.size() - 1, static_cast<size_t>(sequence.shared_limit)));
 }
 
+// Returns whether `sequence` waits for a block that ends after `end` tokens if it is on its way.
+bool PlanScratch::CanAwait(const Sequence& sequence, size_t end) const {
+  return !sequence.aged && Shares(sequence) && sequence.tokens.size() > end &&
+         static_cast<size_t>(sequence.shared_limit) >= end;
+}
+
 // Returns whether the next block of `sequence` is one that it can share and that will soon be computed by a
 // running sequence, or restored from the disk tier or the warm tier.
 bool PlanScratch::PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const {
-  if (sequence.aged || !Shares(sequence)) return false;
-  const size_t known = prefix.blocks.size() * tensor::kKvBlockTokens;
-  const size_t wanted = known + tensor::kKvBlockTokens;
-  if (sequence.tokens.size() <= wanted || static_cast<size_t>(sequence.shared_limit) < wanted) return false;
-  const auto begins_alike = [&](const Sequence& other) {
-    const int32_t *a = sequence.tokens.data(), *b = other.tokens.data();
-    const auto same = [&](size_t from, size_t to) {
-      return std::memcmp(a + from, b + from, (to - from) * sizeof(int32_t)) == 0;
-    };
-    return other.tokens.size() >= wanted && same(known, wanted) && same(0, known) &&
-           other.cache_namespace == sequence.cache_namespace;
-  };
+  const size_t wanted = EndOfNext(prefix);
+  if (!CanAwait(sequence, wanted)) return false;
   const auto computes = [&](const Sequence* other) {
     return other->computed < static_cast<int>(wanted) && static_cast<size_t>(other->shared_limit) >= wanted &&
-           begins_alike(*other);
+           BeginAlike(*other, sequence, wanted);
   };
   return std::ranges::any_of(running_, computes) || std::ranges::any_of(in_flight_, computes) ||
          std::ranges::any_of(fetching_,
                              [&](const Fetching& other) {
                                return static_cast<size_t>(other.blocks) * tensor::kKvBlockTokens >= wanted &&
-                                      begins_alike(*other.sequence);
+                                      BeginAlike(*other.sequence, sequence, wanted);
                              }) ||
          std::ranges::any_of(plan_.fetches, [&](const StepPlan::Fetch& other) {
            const size_t blocks = other.prefix.blocks.size() + static_cast<size_t>(other.hit.blocks);
-           return blocks * tensor::kKvBlockTokens >= wanted && begins_alike(*other.sequence);
+           return blocks * tensor::kKvBlockTokens >= wanted && BeginAlike(*other.sequence, sequence, wanted);
          });
+}
+
+// Removes the sequences that wait for the same block as `first`, whose prefix in the tree is `prefix`. They
+// need no look-up, so any number of requests with one prompt count as one.
+void PlanScratch::PassByAllLike(const Sequence& first, const cache::PrefixMatch& prefix,
+                                std::vector<Sequence*>* line) const {
+  const size_t wanted = EndOfNext(prefix);
+  std::erase_if(*line, [&](const Sequence* other) {
+    return CanAwait(*other, wanted) && BeginAlike(*other, first, wanted);
+  });
 }
 
 cache::TierQuery PlanScratch::QueryOf(const Sequence& sequence, int indexed_blocks, int64_t indexed_tokens) {
@@ -257,6 +279,7 @@ void PlanScratch::PlanAdmissions() {
     line.erase(first);
     cache::PrefixMatch prefix = PrefixOf(*next);
     if (PrefixIsOnItsWay(*next, prefix)) {
+      PassByAllLike(*next, prefix, &line);
       ++passed_by;
       continue;
     }

@@ -48,7 +48,10 @@ class PlanScratch {
   void PreemptLast();
   bool Before(const Sequence& a, const Sequence& b) const;
   double ServiceOf(const Sequence& sequence) const;
+  bool CanAwait(const Sequence& sequence, size_t end) const;
   bool PrefixIsOnItsWay(const Sequence& sequence, const cache::PrefixMatch& prefix) const;
+  void PassByAllLike(const Sequence& first, const cache::PrefixMatch& prefix,
+                     std::vector<Sequence*>* line) const;
   bool Shares(const Sequence& sequence) const;
   static std::span<const int32_t> SharedTokens(const Sequence& sequence);
   cache::PrefixMatch PrefixOf(const Sequence& sequence) const;

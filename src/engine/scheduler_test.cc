@@ -422,6 +422,14 @@ TEST(SchedulerTest, WaitsForASharedPrefixThatIsBeingComputed) {
   EXPECT_EQ(story.Run(), "+c a1 b18 c20");
 }
 
+TEST(SchedulerTest, CopiesOfThePromptBeingComputedDoNotHoldUpOthers) {
+  Story story(40, {.max_sequences = 4, .max_batch_tokens = 100, .max_scored_rows = 10});
+  story.Add({.prompt = 640, .output = 3, .prompt_logprobs = true});  // leaves rows to others
+  for (int i = 0; i < 20; ++i) story.Add({.prompt = 650, .output = 3, .shared = 640});
+  story.Add({20, 3});
+  EXPECT_EQ(story.Run(), "+a +v a10 v20");
+}
+
 TEST(SchedulerTest, DoesNotWaitForARemovedRequest) {
   Story story(20, kRoomy);
   story.Add({250, 3});

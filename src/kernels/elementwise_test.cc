@@ -281,6 +281,18 @@ TEST_P(ElementwiseOpsTest, RopeRotatesEachHeadByRowPosition) {
   }
 }
 
+TEST(RopeDeathTest, RefusesToRotateBeyondAHead) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  TestContext test(runtime::Isa::kRef, 1);
+  std::vector<float> x(32);
+  const std::vector<float> angles(16);
+  const int32_t position = 0;
+  const ExecContext ctx = test.context();
+  EXPECT_DEATH(Rope(ctx, {x.data(), 32, /*head_stride=*/16, 1, 2, /*dim=*/18, &position, angles.data(),
+                          angles.data(), false}),
+               "p.dim <= p.head_stride");
+}
+
 INSTANTIATE_TEST_SUITE_P(Threads, ElementwiseOpsTest, testing::Values(1, 2, 5));
 
 }  // namespace

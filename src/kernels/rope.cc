@@ -14,6 +14,7 @@ constexpr int64_t kTaskFloats = 16 << 10;  // same as for the other elementwise 
 
 void Rope(const ExecContext& ctx, const RopeParams& p) {
   MOESAIC_CHECK_EQ(p.dim % 2, 0);
+  MOESAIC_CHECK_LE(p.dim, p.head_stride);
   const RopeRowFn rotate = p.interleaved ? ctx.kernels->rope_interleaved : ctx.kernels->rope_half;
   const int half = p.dim / 2;
   const int64_t floats = std::max(int64_t{p.heads} * p.dim, int64_t{1});

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/check.h"
 #include "base/round.h"
 #include "layers/attention_mla.h"
 #include "tensor/dtype.h"
@@ -18,11 +19,13 @@ using kernels::QuantizedActivations;
 
 // Returns a view of `count` rows from `first` on with stride `step`.
 QuantizedActivations Slice(const QuantizedActivations& all, int first, int step, int count) {
+  // Scales of other formats would have to be moved, too.
+  MOESAIC_CHECK(all.format == tensor::PackedFormat::kF32 || all.format == tensor::PackedFormat::kBF16);
   QuantizedActivations view = all;
   view.rows = count;
   view.stride = all.stride * step;
   view.data = all.data.subspan(all.stride * first);
-  return view;  // latent matrices are f32 or bf16, which have no row scales
+  return view;
 }
 
 // For kI8, multiplies the integers by `scale`.

@@ -22,6 +22,8 @@ struct RopeSpec {
   double beta_fast = 32, beta_slow = 1;              // YaRN
   double attention_factor = 1;                       // YaRN: multiplies cos and sin
   double low_freq_factor = 1, high_freq_factor = 4;  // Llama 3
+
+  bool operator==(const RopeSpec&) const = default;
 };
 
 /// Returns frequencies [dim / 2] with scaling applied: a token at position p is rotated by p * frequency[i].

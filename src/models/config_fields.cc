@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace moesaic::models {
 namespace {
@@ -46,6 +47,39 @@ double ReadScaling(ConfigReader& scaling, const std::string& type, int context, 
                              rope.low_freq_factor, rope.high_freq_factor));
   }
   return 1;
+}
+
+constexpr char kShare[] = "partial_rotary_factor";
+
+// The contents of "rope_scaling" or "rope_parameters".
+struct RopeObject {
+  RopeSpec rope;
+  double all_dim_scale = 1;     // see ReadRope
+  bool has_theta = false;       // the object has its own rope_theta
+  std::optional<double> share;  // rotated share of a head
+};
+
+RopeObject ReadRopeObject(ConfigReader& scaling, int context, const RopeSpec& before) {
+  RopeObject object;
+  object.has_theta = scaling.Has("rope_theta");
+  object.rope.theta = scaling.NumberOr("rope_theta", 1, 1e12, before.theta);
+  if (scaling.Has(kShare)) object.share = scaling.NumberOr(kShare, 1e-3, 1, 1);
+  // Older files use "type", newer ones "rope_type", and some both.
+  scaling.OnlyString("type", {"default", "linear", "yarn", "llama3"});
+  scaling.OnlyString("rope_type", {"default", "linear", "yarn", "llama3"});
+  const std::string type = scaling.StringOr("rope_type", scaling.StringOr("type", "default"));
+  if (type == "default" || type == "linear" || type == "yarn" || type == "llama3") {
+    object.all_dim_scale = ReadScaling(scaling, type, context, object.rope);
+  }
+  return object;
+}
+
+// Returns whether two objects of one config describe the same rotation. One of them may omit the base.
+bool Agree(const RopeObject& a, const RopeObject& b) {
+  if (a.has_theta && b.has_theta && a.rope.theta != b.rope.theta) return false;
+  RopeSpec one = a.rope;
+  one.theta = b.rope.theta;
+  return one == b.rope && a.all_dim_scale == b.all_dim_scale;
 }
 
 }  // namespace
@@ -117,32 +151,42 @@ void ReadGqa(ConfigReader& reader, DecoderSpec& spec, int64_t default_head_dim) 
   attention.scale = 1.0F / std::sqrt(static_cast<float>(attention.head_dim));
 }
 
-double ReadRope(ConfigReader& reader, const std::string& file, int dim, DecoderSpec& spec) {
+double ReadRope(ConfigReader& reader, const std::string& file, int head_dim, DecoderSpec& spec,
+                std::optional<double> default_share) {
   RopeSpec& rope = spec.rope;
-  rope.dim = dim;
-  if (dim % 2 != 0) reader.Fail(fmt::format("the rotated part of a head must be even, found {}", dim));
   rope.theta = reader.NumberOr("rope_theta", 1, 1e12, 10000);
-  double all_dim_scale = 1;
+  std::optional<double> share;
+  if (default_share && reader.Has(kShare)) share = reader.NumberOr(kShare, 1e-3, 1, 1);
+  std::optional<RopeObject> found;
   for (const std::string key : {"rope_scaling", "rope_parameters"}) {
     const nlohmann::json* object = reader.Object(key);
     if (object == nullptr) continue;
     ConfigReader scaling(*object, fmt::format("{}: {}", file, key));
-    rope.theta = scaling.NumberOr("rope_theta", 1, 1e12, rope.theta);
-    scaling.Ignore({"partial_rotary_factor"});  // read by the architectures that use it
-    // Older files use "type", newer ones "rope_type", and some both.
-    scaling.OnlyString("type", {"default", "linear", "yarn", "llama3"});
-    scaling.OnlyString("rope_type", {"default", "linear", "yarn", "llama3"});
-    const std::string type = scaling.StringOr("rope_type", scaling.StringOr("type", "default"));
-    if (type == "default" || type == "linear" || type == "yarn" || type == "llama3") {
-      all_dim_scale = ReadScaling(scaling, type, spec.context, rope);
-    }
+    const RopeObject next = ReadRopeObject(scaling, spec.context, rope);
     if (Status status = scaling.Finish(); !status.ok()) {
       std::string message = Message(status);
       if (message.starts_with(file + ": ")) message.erase(0, file.size() + 2);
       reader.Fail(message);
     }
+    if (found && !Agree(*found, next)) {
+      reader.Fail("\"rope_scaling\" and \"rope_parameters\" must agree, since both are present");
+    }
+    if (share && next.share && *share != *next.share) {
+      reader.Fail(fmt::format("\"{}\" must have one value, found {} and {}", kShare, *share, *next.share));
+    }
+    if (next.share) share = next.share;
+    if (!default_share && share.value_or(1) != 1) {
+      reader.Fail(
+          fmt::format("{}: \"{}\" must be 1 for {}, found {}", key, kShare, spec.architecture, *share));
+    }
+    rope = next.rope;
+    found = next;
   }
-  return all_dim_scale;
+  rope.dim = static_cast<int>(head_dim * share.value_or(default_share.value_or(1)));
+  if (rope.dim < 2 || rope.dim % 2 != 0) {
+    reader.Fail(fmt::format("the rotated part of a head must be even and at least 2, found {}", rope.dim));
+  }
+  return found ? found->all_dim_scale : 1;
 }
 
 void ReadGroups(ConfigReader& reader, const std::string& experts_key, MoeSpec& moe) {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <optional>
 #include <string>
 
 #include "checkpoint/config_reader.h"
@@ -25,9 +26,14 @@ DecoderSpec ReadCommon(const nlohmann::json& config, checkpoint::ConfigReader& r
 void ReadGqa(checkpoint::ConfigReader& reader, DecoderSpec& spec, int64_t default_head_dim);
 
 /// Reads rope_theta, rope_scaling and rope_parameters (the form of transformers 5) into spec.rope; requires
-/// spec.context. `dim` is the rotated part of a head. Returns YaRN's m(factor, mscale_all_dim), whose square
-/// multiplies DeepSeek's softmax scale; 1 without YaRN.
-double ReadRope(checkpoint::ConfigReader& reader, const std::string& file, int dim, DecoderSpec& spec);
+/// spec.context. If both objects are present, they must agree. Returns YaRN's m(factor, mscale_all_dim),
+/// whose square multiplies DeepSeek's softmax scale; 1 without YaRN.
+///
+/// `head_dim` is the part of a head that can be rotated. An architecture that rotates a share of it gives the
+/// default of "partial_rotary_factor", which is read at the top level and in both objects; it is at most 1.
+/// Without a default the objects' field must be 1.
+double ReadRope(checkpoint::ConfigReader& reader, const std::string& file, int head_dim, DecoderSpec& spec,
+                std::optional<double> default_share = std::nullopt);
 
 /// Reads "n_group" and "topk_group" and checks them against spec.moe.experts.
 void ReadGroups(checkpoint::ConfigReader& reader, const std::string& experts_key, MoeSpec& moe);

@@ -1,8 +1,6 @@
 // GLM-4.5 and GLM-4.6 (arXiv 2508.06471): grouped-query attention with partly rotated heads, and
 // DeepSeek-V3's router and shared expert. `moesaic carve` also writes this architecture for converted dense
 // models.
-#include <nlohmann/json.hpp>
-
 #include "models/architectures.h"
 #include "models/config_fields.h"
 
@@ -26,18 +24,6 @@ void ReadGlmExperts(ConfigReader& reader, DecoderSpec& spec) {
   ReadTopK(reader, "num_experts_per_tok", "n_routed_experts", moe);
 }
 
-// The field is at the top level or, in transformers 5, among the rope parameters.
-double PartialRotaryFactor(ConfigReader& reader) {
-  const nlohmann::json* rope = reader.Object("rope_parameters");
-  double nested = 0.5;  // the architecture's default
-  if (rope != nullptr) {
-    if (const auto found = rope->find("partial_rotary_factor"); found != rope->end() && found->is_number()) {
-      nested = found->get<double>();
-    }
-  }
-  return reader.NumberOr("partial_rotary_factor", 1e-3, 1, nested);
-}
-
 }  // namespace
 
 StatusOr<DecoderSpec> Glm4MoeSpec(const nlohmann::json& config, const std::string& file) {
@@ -46,10 +32,7 @@ StatusOr<DecoderSpec> Glm4MoeSpec(const nlohmann::json& config, const std::strin
   ReadGqa(reader, spec, /*default_head_dim=*/0);
   spec.attention.qkv_bias = reader.BoolOr("attention_bias", false);  // biases of q, k and v only
   spec.attention.qk_norm = reader.BoolOr("use_qk_norm", false);
-  const auto rotated = static_cast<int>(spec.attention.head_dim * PartialRotaryFactor(reader));
-  if (rotated < 2)
-    reader.Fail(fmt::format("\"partial_rotary_factor\" leaves {} rotated elements a head", rotated));
-  ReadRope(reader, file, rotated, spec);
+  ReadRope(reader, file, spec.attention.head_dim, spec, /*default_share=*/0.5);
   spec.intermediate = static_cast<int>(reader.Int("intermediate_size", 1, kMaxDim));
   ReadGlmExperts(reader, spec);
   FirstLayersDense(static_cast<int>(reader.IntOr("first_k_dense_replace", 0, 1024, 1)), spec);

@@ -81,6 +81,37 @@ TEST(LoadTest, RejectsUnusedTensor) {
             "config.json");
 }
 
+// Only the fields that are read or checked may be stored next to a weight.
+TEST(LoadTest, RejectsUnknownFieldOfQuantizedLinear) {
+  for (const char* field : {"weight_scale_2", "weight_offset", "input_amax"}) {
+    Copy copy("ct-llama-int4-g32");
+    const std::string name = std::string("model.layers.0.self_attn.q_proj.") + field;
+    copy.Add(name, tensor::DType::kF32, {1}, std::vector<std::byte>(4));
+    EXPECT_THAT(LoadError(copy.Write()), HasSubstr("tensor " + name + " is not part of LlamaForCausalLM"));
+  }
+}
+
+TEST(LoadTest, RejectsZeroPointsThatTheConfigDoesNotDeclare) {
+  Copy copy("ct-llama-int4-g32");
+  const std::string name = "model.layers.0.self_attn.q_proj.weight_zero_point";
+  copy.Add(name, tensor::DType::kI32, {8, 2}, std::vector<std::byte>(64, std::byte{0x77}));
+  EXPECT_THAT(LoadError(copy.Write()), HasSubstr("tensor " + name + " must be 0"));
+}
+
+// The input of gate and up is rounded once, with one scale.
+TEST(LoadTest, RejectsSharedExpertsWithTwoInputScales) {
+  Copy copy("ct-deepseek-v3-int8-mixed");
+  const std::string up = "model.layers.1.mlp.shared_experts.up_proj.input_scale";
+  copy.Remove(up);
+  const float scale[] = {0.5F};
+  const auto bytes = std::as_bytes(std::span(scale));
+  copy.Add(up, tensor::DType::kF32, {1}, {bytes.begin(), bytes.end()});
+  EXPECT_THAT(
+      LoadError(copy.Write()),
+      HasSubstr("model.layers.1.mlp.shared_experts.gate_proj.input_scale and " + up +
+                " must be equal, since an expert's input is rounded once; found 0.025354503 and 0.5"));
+}
+
 TEST(LoadTest, IgnoresTensorsWithoutEffect) {
   Copy copy("qwen3-tied");
   copy.Add("lm_head.weight", tensor::DType::kBF16, {160, 64}, std::vector<std::byte>(160 * 64 * 2));  // tied
@@ -434,6 +465,55 @@ TEST(LoadTest, RejectsPackedFileWithScaleWithoutInverse) {
         << wrong;
   }
   std::filesystem::remove(packed);
+}
+
+// Writes a copy of a packed file in which all parts of region `name` have `format`. The description and the
+// size of the region are right.
+void CopyWithFormat(const std::string& from, const std::string& to, const std::string& name,
+                    tensor::PackedFormat format) {
+  const auto file = *checkpoint::PackedFile::Open(from);
+  const std::string config = *file->Metadata("config.json");
+  const DecoderSpec spec = *SpecFromConfig(nlohmann::json::parse(config), "config.json");
+  std::vector<checkpoint::PackedRegion> regions = file->regions();
+  const auto region = std::ranges::find(regions, name, &checkpoint::PackedRegion::name);
+  ASSERT_NE(region, regions.end());
+  for (const RegionDecl& decl : DeclareWeights(spec, false)) {
+    if (decl.name != name) continue;
+    *region = Describe(*LayOut(decl, std::vector<tensor::PackedFormat>(decl.parts.size(), format)));
+  }
+  const auto writer = *checkpoint::PackedWriter::Create(
+      to, regions, {{"config.json", config}, {"source", *file->Metadata("source")}});
+  for (size_t i = 0; i < regions.size(); ++i) {
+    ASSERT_TRUE(writer->Append(i, std::vector<std::byte>(regions[i].bytes)).ok());
+  }
+  const Status status = writer->Finish();
+  ASSERT_TRUE(status.ok()) << Message(status);
+}
+
+// Kernels read these matrices in f32 or bf16 only.
+TEST(LoadTest, RejectsPackedFileWithFormatThatItsRegionMustNotHave) {
+  const std::string packed = testing::TempDir() + "formats.moesaic", changed = packed + ".changed";
+  const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  ASSERT_TRUE(Convert(SourcePath("tests/golden/deepseek-v3-noqlora"), packed, {}, *pool).ok());
+  const std::pair<const char*, const char*> precise[] = {
+      {"model.layers.0.self_attn.kv_b_proj", "f32 or bf16"},
+      {"model.embed_tokens", "f32 or bf16"},
+      {"model.layers.1.mlp.gate", "f32"}};
+  for (const auto& [name, formats] : precise) {
+    for (const auto format :
+         {tensor::PackedFormat::kI8, tensor::PackedFormat::kI8G32, tensor::PackedFormat::kBF16}) {
+      if (format == tensor::PackedFormat::kBF16 && std::string(formats) != "f32") continue;
+      CopyWithFormat(packed, changed, name, format);
+      const TestModel model(changed, BestIsa(), {});
+      EXPECT_EQ(model.status().code(), absl::StatusCode::kDataLoss);
+      EXPECT_EQ(Message(model.status()), fmt::format("{}: packed region {} must be {}, found {}", changed,
+                                                     name, formats, tensor::PackedFormatName(format)));
+    }
+  }
+  CopyWithFormat(packed, changed, "model.layers.0.self_attn.kv_b_proj", tensor::PackedFormat::kF32);
+  EXPECT_EQ(LoadError(changed), "");
+  std::filesystem::remove(packed);
+  std::filesystem::remove(changed);
 }
 
 // A region whose description lacks its matrices.

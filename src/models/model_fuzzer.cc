@@ -15,6 +15,9 @@ namespace {
 
 void Inform(const StatusOr<DecoderSpec>& spec) {
   if (!spec.ok()) return;
+  const AttentionSpec& attention = spec->attention;
+  const bool mla = attention.kind == AttentionSpec::Kind::kMla;
+  if (spec->rope.dim > (mla ? attention.rope_dim : attention.head_dim)) __builtin_trap();
   DecoderSpec fewer = *spec;
   (void)OverrideTopK(fewer, 1).ok();
   for (const char* dtype : {"auto", "f32", "int8", "nvfp4"}) {

@@ -70,6 +70,55 @@ constexpr Refusal kRefusals[] = {
      "config.json: \"norm_topk_prob\" must be false, found true: not supported"},
     {"pangu-ultra-moe-v11", R"({"rope_scaling": {"type": "yarn"}})",
      "config.json: \"rope_scaling\" must be absent or null"},
+    // Larger shares would rotate elements beyond the head.
+    {"glm4-moe", R"({"partial_rotary_factor": null, "rope_parameters": {"partial_rotary_factor": 1.5}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be a number in [0.001, 1], found 1.5"},
+    {"glm4-moe", R"({"partial_rotary_factor": null, "rope_parameters": {"partial_rotary_factor": 1000}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be a number in [0.001, 1], found 1000"},
+    {"glm4-moe", R"({"partial_rotary_factor": null, "rope_parameters": {"partial_rotary_factor": 1e300}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be a number in [0.001, 1], found 1e+300"},
+    {"glm4-moe", R"({"partial_rotary_factor": null, "rope_parameters": {"partial_rotary_factor": -1}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be a number in [0.001, 1], found -1"},
+    {"glm4-moe", R"({"partial_rotary_factor": null, "rope_parameters": {"partial_rotary_factor": "0.5"}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be a number in [0.001, 1], found \"0.5\""},
+    {"glm4-moe", R"({"partial_rotary_factor": null, "rope_scaling": {"partial_rotary_factor": 2}})",
+     "config.json: rope_scaling: \"partial_rotary_factor\" must be a number in [0.001, 1], found 2"},
+    {"glm4-moe", R"({"partial_rotary_factor": 1.5})",
+     "config.json: \"partial_rotary_factor\" must be a number in [0.001, 1], found 1.5"},
+    {"glm4-moe", R"({"partial_rotary_factor": 0.01})",
+     "config.json: the rotated part of a head must be even and at least 2, found 0"},
+    {"glm4-moe", R"({"partial_rotary_factor": 0.625})",
+     "config.json: the rotated part of a head must be even and at least 2, found 15"},
+    {"glm4-moe", R"({"rope_parameters": {"partial_rotary_factor": 0.25}})",
+     "config.json: \"partial_rotary_factor\" must have one value, found 0.5 and 0.25"},
+    // The other architectures rotate whole heads.
+    {"llama-untied-f16", R"({"rope_parameters": {"partial_rotary_factor": 0.5}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be 1 for LlamaForCausalLM, found 0.5"},
+    {"llama-untied-f16", R"({"partial_rotary_factor": 0.5})",
+     "config.json: unsupported field \"partial_rotary_factor\"; running the model without it could give "
+     "wrong "
+     "results"},
+    {"llama-untied-f16",
+     R"({"architectures": ["MistralForCausalLM"], "attention_bias": null, "mlp_bias": null,
+      "pretraining_tp": null, "rope_scaling": {"partial_rotary_factor": 0.5}})",
+     "config.json: rope_scaling: \"partial_rotary_factor\" must be 1 for MistralForCausalLM, found 0.5"},
+    {"qwen3-tied", R"({"rope_parameters": {"partial_rotary_factor": 0.5}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be 1 for Qwen3ForCausalLM, found 0.5"},
+    {"deepseek-v3-fp8", R"({"rope_parameters": {"partial_rotary_factor": 0.5}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be 1 for DeepseekV3ForCausalLM, found "
+     "0.5"},
+    {"pangu-ultra-moe-v11", R"({"rope_parameters": {"partial_rotary_factor": 0.5}})",
+     "config.json: rope_parameters: \"partial_rotary_factor\" must be 1 for PanguUltraMoEForCausalLM, found "
+     "0.5"},
+    // One scaling must not hide another.
+    {"deepseek-v3-noqlora", R"({"rope_parameters": {"rope_type": "default"}})",
+     "config.json: \"rope_scaling\" and \"rope_parameters\" must agree, since both are present"},
+    {"llama-untied-f16",
+     R"({"rope_scaling": {"rope_type": "linear", "factor": 2},
+         "rope_parameters": {"rope_type": "linear", "factor": 4}})",
+     "config.json: \"rope_scaling\" and \"rope_parameters\" must agree, since both are present"},
+    {"llama-untied-f16", R"({"rope_scaling": {"rope_theta": 1e4}, "rope_parameters": {"rope_theta": 1e5}})",
+     "config.json: \"rope_scaling\" and \"rope_parameters\" must agree, since both are present"},
 };
 
 class RefusalTest : public testing::TestWithParam<Refusal> {};
@@ -84,6 +133,43 @@ TEST_P(RefusalTest, ErrorStatesReason) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Configs, RefusalTest, testing::ValuesIn(kRefusals));
+
+layers::RopeSpec RopeOf(const std::string& base, const char* patch) {
+  json config = Config(base);
+  config.merge_patch(json::parse(patch));
+  const auto spec = SpecFromConfig(config, "config.json");
+  EXPECT_TRUE(spec.ok()) << Message(spec.status());
+  return spec.ok() ? spec->rope : layers::RopeSpec();
+}
+
+TEST(RopeTest, RotatedShareIsReadWhereverItIs) {
+  EXPECT_EQ(RopeOf("glm4-moe", "{}").dim, 12);  // half of 24
+  EXPECT_EQ(RopeOf("glm4-moe", R"({"partial_rotary_factor": null})").dim, 12);
+  EXPECT_EQ(RopeOf("glm4-moe", R"({"partial_rotary_factor": 1})").dim, 24);
+  for (const char* patch :
+       {R"({"partial_rotary_factor": null, "rope_parameters": {"partial_rotary_factor": 0.25}})",
+        R"({"partial_rotary_factor": null, "rope_scaling": {"partial_rotary_factor": 0.25}})",
+        R"({"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.25}})"}) {
+    EXPECT_EQ(RopeOf("glm4-moe", patch).dim, 6) << patch;
+  }
+  EXPECT_EQ(RopeOf("llama-untied-f16", R"({"rope_parameters": {"partial_rotary_factor": 1.0}})").dim, 16);
+}
+
+TEST(RopeTest, EqualScalingMayOccurTwice) {
+  const layers::RopeSpec rope = RopeOf("llama-untied-f16", R"({
+      "rope_scaling": {"type": "linear", "factor": 2},
+      "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})");
+  EXPECT_EQ(rope.scaling, layers::RopeSpec::Scaling::kLinear);
+  EXPECT_EQ(rope.factor, 2);
+  EXPECT_EQ(rope.theta, 5e5);
+  const json config = Config("deepseek-v3-noqlora");
+  json twice = config;
+  twice["rope_parameters"] = config["rope_scaling"];
+  const auto once = SpecFromConfig(config, "config.json"), both = SpecFromConfig(twice, "config.json");
+  ASSERT_TRUE(both.ok()) << Message(both.status());
+  EXPECT_TRUE(both->rope == once->rope);
+  EXPECT_EQ(both->attention.scale, once->attention.scale);
+}
 
 // Published configs, shortened to the fields that the architecture reads.
 constexpr char kDeepseekV3[] = R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <set>
 
+#include "checkpoint/linear_source.h"
 #include "checkpoint/stored_groups.h"
 #include "tensor/static_scale.h"
 
@@ -76,9 +77,9 @@ std::vector<PackedFormat> ChooseFormats(Precision precision, WeightDtype dtype, 
 }
 
 // Returns the first expert whose gate and up have different input scales, although their input is quantized
-// once; -1 if none.
+// once; -1 if none. In layers without experts gate and up quantize their own inputs.
 int UnequalExpert(const RegionDecl& decl, const std::vector<float>& input_scales) {
-  if (decl.touch != Touch::kTopK) return -1;
+  if (decl.touch != Touch::kTopK && !decl.name.ends_with(".shared_experts")) return -1;
   for (size_t i = 0; i + 2 < input_scales.size(); i += 3) {
     if (input_scales[i] != input_scales[i + 1]) return static_cast<int>(i / 3);
   }
@@ -124,13 +125,10 @@ bool SkipOptional(const DecoderSpec& spec, const RegionDecl& decl, const Checkpo
   return IsCopy(checkpoint, decl.name, embedding || spec.tied ? kEmbedding : kHead);
 }
 
-// Returns whether `tensor` belongs to one of the modules: X.weight, X.weight_scale, X.weight_packed,
-// X.input_scale, ...
+// Returns whether `tensor` belongs to one of the modules: X.weight, X.weight_scale and so on.
 bool BelongsTo(const std::string& tensor, const std::set<std::string>& modules) {
   const size_t dot = tensor.rfind('.');
-  if (dot == std::string::npos) return false;
-  const std::string field = tensor.substr(dot + 1);
-  return (field.starts_with("weight") || field.starts_with("input_")) &&
+  return dot != std::string::npos && checkpoint::IsLinearField(std::string_view(tensor).substr(dot + 1)) &&
          modules.contains(tensor.substr(0, dot));
 }
 
@@ -219,6 +217,12 @@ Status CheckNoneLeft(const DecoderSpec& spec, const Checkpoint& checkpoint, cons
   return OkStatus();
 }
 
+// Whether kernels read a region of this precision in `format`.
+bool Permits(Precision precision, PackedFormat format) {
+  return precision == Precision::kAny || format == PackedFormat::kF32 ||
+         (precision == Precision::kFloat && format == PackedFormat::kBF16);
+}
+
 Status RefuseRegion(const std::string& path, const RegionDecl& decl, const std::string& expected,
                     const std::string& found) {
   return DataLoss("{}: packed region {} must be {}, found {}", path, decl.name, expected, found);
@@ -247,6 +251,11 @@ StatusOr<std::vector<PackedFormat>> StoredFormats(const RegionDecl& decl,
     const auto own = part.is_object() ? part.find("format") : part.end();
     if (own == part.end() || !own->is_string()) continue;
     ASSIGN_OR_RETURN(formats[p], tensor::ParsePackedFormat(own->get<std::string>()));
+  }
+  for (const PackedFormat own : formats) {
+    if (!Permits(decl.precision, own)) {
+      return refuse(decl.precision == Precision::kF32 ? "f32" : "f32 or bf16", tensor::PackedFormatName(own));
+    }
   }
   if (formats.size() == 3 && formats[0] != formats[1]) {
     return refuse("of one format for gate and up", stored.layout.dump());

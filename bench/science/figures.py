@@ -57,7 +57,7 @@ def bars(page, header):
     before = {}
     for row in rows_of(page, header):
         for key, value in row.items():  # an empty first cell repeats that of the row above
-            if value == "" and key in (header[0],):
+            if value == "" and key == header[0]:
                 row[key] = before[key]
         before = row
         label = row[header[0]]

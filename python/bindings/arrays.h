@@ -37,7 +37,7 @@ T ValueOrThrow(StatusOr<T> value) {
   return *std::move(value);
 }
 
-/// Runs without the interpreter's lock, which other threads of Python can take then, and returns the result.
+/// Releases the interpreter's lock, calls `run` and returns its result.
 template <typename Run>
 auto WithoutGil(const Run& run) {
   const nanobind::gil_scoped_release release;

@@ -225,7 +225,7 @@ def test_read_only_arrays_are_read(rng):
             "unknown reduction",
         ),
         (lambda: graph.Segments.from_ptr([0, 3, 2]), ValueError, r"ptr\[1\] must be at most 2|ptr\[2\]"),
-        (lambda: graph.Segments([0, 1], -1), ValueError, "index needs 0 nodes or more, not -1"),
+        (lambda: graph.Segments([0, 1], -1), ValueError, "index must have 0 or more nodes or segments, but has -1"),
     ],
 )
 def test_wrong_input_is_named(call, error, text):

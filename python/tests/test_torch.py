@@ -251,3 +251,13 @@ def test_dot_products_with_max_have_gradients():
     grads = [torch.autograd.grad((x * weights).sum(), (u, e), retain_graph=True) for x in (got, want)]
     for mine, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_arrays_of_numpy_may_change_before_the_backward_pass() -> None:
+    g, _, _ = plan()
+    u, w = leaf(7, 2, 3), uniform(40, 2).numpy()
+    out = graph.u_mul_e_sum(g, u, w.copy()).sum()
+    (want,) = torch.autograd.grad(out, u)
+    out = graph.u_mul_e_sum(g, u, w).sum()
+    w[:] = 0
+    torch.testing.assert_close(torch.autograd.grad(out, u)[0], want, rtol=0, atol=0)

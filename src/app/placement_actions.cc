@@ -192,6 +192,18 @@ Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int 
       flags.out);
 }
 
+// Loads with rows of dense layers have no tokens there, and files need no further rows for them.
+Status CheckFirstLayer(const PlacementFlags& flags, std::span<const Workload> loads) {
+  const bool used =
+      std::ranges::any_of(loads, [](const Workload& load) { return parallel::HasTokens(load.total, 0); });
+  if (used || flags.first_layer == 0) return OkStatus();
+  return InvalidArgument(
+      "--first-layer {}: layer 0 of the loads has no tokens, so the loads have rows of dense layers; leave "
+      "the "
+      "flag out",
+      flags.first_layer);
+}
+
 // OmniPlacement counts MoE layers only. Recorders that count dense ones, too, have no tokens for them.
 Placement WithoutDenseLayers(const Placement& placement, std::span<const Workload> loads) {
   Placement moe{.experts = placement.experts};
@@ -261,6 +273,7 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
   }
   ASSIGN_OR_RETURN(const std::vector<Workload> loads, ReadLoads(flags));
   RETURN_IF_ERROR(CheckFormatFits(flags, format, loads.front().total.experts));
+  RETURN_IF_ERROR(CheckFirstLayer(flags, loads));
   if (flags.algorithm != "moesaic" && flags.ranks < 1)
     return InvalidArgument("--ranks is needed by {}, found none", flags.algorithm);
   ASSIGN_OR_RETURN(const std::vector<double> speeds, Speeds(flags));

@@ -79,7 +79,7 @@ void AddCommonFlags(Verb& verb, PlacementFlags& options) {
       .OneOf({"moesaic", "eplb", "sglang", "omni", "tensorrt-llm"});
   verb.AddOption("--first-layer", options.first_layer,
                  "Number of the first MoE layer, for the files of SGLang and TensorRT-LLM, which count dense "
-                 "layers, too")
+                 "layers, too; not for loads that have rows of dense layers")
       .Range(0, 4096)
       .ShowDefault();
   verb.AddFlag("--windows", options.windows, "Treat each window of a recording as a workload");

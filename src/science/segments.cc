@@ -124,7 +124,7 @@ struct CountedEdges {
 
 StatusOr<CountedEdges> CountGroups(const Indices& index, int64_t count, const char* name, int arrays,
                                    runtime::ThreadPool* pool) {
-  if (count < 0) return InvalidArgument("{} needs 0 nodes or more, not {}", name, count);
+  if (count < 0) return InvalidArgument("{} must have 0 or more nodes or segments, but has {}", name, count);
   if (count >= kLimit || index.size >= kLimit) {
     return InvalidArgument("{} has {} edges for {} nodes; each must be below 2^31", name, index.size, count);
   }

@@ -135,6 +135,9 @@ class Placement(unittest.TestCase):
             told = run("placement", "plan", load, "--ranks", "8", "--out", plan).stderr
             self.assertEqual("3 layers without tokens are left out" in told, dense > 0)
             self.assertEqual(read_npy(plan.read_bytes())[0], (8, 2, 32), "OmniPlacement counts MoE layers only")
+            added = run("placement", "plan", load, "--ranks", "8", "--out", self.folder / "p.json", "--format", "sglang",
+                        "--first-layer", "3", code=1 if dense else 0).stderr
+            self.assertEqual("--first-layer 3: layer 0 of the loads has no tokens" in added, dense > 0)
         self.assertEqual(*results)
 
     def test_the_moves_from_the_placement_in_use_are_counted(self):

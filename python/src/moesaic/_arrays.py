@@ -38,9 +38,9 @@ def tensors(*arrays: Any) -> tuple[Any, ...]:
     """Return NumPy arrays as tensors, for operators that PyTorch records."""
     import torch
 
-    # PyTorch warns of memory that is read-only.
-    shared = (x.copy() if isinstance(x, np.ndarray) and not x.flags.writeable else x for x in arrays)
-    return tuple(x if x is None else torch.as_tensor(x) for x in shared)
+    # Copies, for the backward pass: PyTorch does not notice if the caller changes an array before it runs.
+    copies = (x.copy() if isinstance(x, np.ndarray) else x for x in arrays)
+    return tuple(x if x is None else torch.as_tensor(x) for x in copies)
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:

@@ -49,8 +49,8 @@ struct CommunicatorOptions {
 class Communicator;
 struct PendingCall;
 
-/// A call that was started. Dropping the handle cancels the call, and so does the end of the communicator,
-/// after which the handle is empty. Used by the communicator's thread.
+/// A call that was started. Dropping the handle cancels the call. The communicator's destructor cancels it as
+/// well, and the handle is empty afterwards. Used by the communicator's thread.
 class CollectiveHandle {
  public:
   CollectiveHandle() = default;

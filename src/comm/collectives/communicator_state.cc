@@ -36,7 +36,7 @@ uint64_t HashOf(std::span<const int64_t> counts) {
   return hash;
 }
 
-// Other ranks may run another version, or send anything.
+// Other ranks may run another version of the library.
 bool IsKnown(const CallRecord& record) {
   return record.collective <= static_cast<uint16_t>(Collective::kBarrier) &&
          record.dtype <= static_cast<uint8_t>(DType::kMxfp4) &&
@@ -44,7 +44,8 @@ bool IsKnown(const CallRecord& record) {
 }
 
 std::string Describe(const CallRecord& record) {
-  if (!IsKnown(record)) return fmt::format("call {}: one of another version", record.sequence);
+  if (!IsKnown(record))
+    return fmt::format("call {} of a kind that this version does not know", record.sequence);
   return fmt::format("call {}: {} of {} elements of {}, {}, root {}", record.sequence,
                      Name(static_cast<Collective>(record.collective)), record.count,
                      tensor::DTypeName(static_cast<DType>(record.dtype)),
@@ -84,7 +85,10 @@ StatusOr<std::shared_ptr<CachedPlan>> Communicator::State::FindPlan(const PlanRe
         key.op != op || key.root != request.root || key.counts != counts) {
       continue;
     }
-    if (it != cache.begin()) cache.splice(cache.begin(), cache, it);
+    if (it != cache.begin()) {
+      cache.splice(cache.begin(), cache, it);
+      if (has_large) TrimIdle();
+    }
     return cache.front();
   }
   auto added = std::make_shared<CachedPlan>();
@@ -101,6 +105,7 @@ StatusOr<std::shared_ptr<CachedPlan>> Communicator::State::FindPlan(const PlanRe
   added->plan = std::make_shared<const Plan>(std::move(plan));
   cache.push_front(added);
   if (cache.size() > kMaxCachedPlans) cache.pop_back();
+  if (has_large) TrimIdle();
   return added;
 }
 
@@ -394,11 +399,10 @@ void Communicator::State::End(PendingCall& call, Status result) {
   }
   if (call.executor != nullptr) {
     call.executor->Cancel(result);
-    const bool is_large =
-        call.executor->memory_bytes() > options.idle_bytes / static_cast<int64_t>(kMaxCachedPlans);
+    has_large |= call.executor->memory_bytes() > options.idle_bytes / static_cast<int64_t>(kMaxCachedPlans);
     if (call.cached != nullptr) call.cached->idle.push_back(std::move(call.executor));
     call.executor.reset();
-    if (is_large) TrimIdle();
+    if (has_large) TrimIdle();
   }
   call.cached.reset();
   call.phase = PendingCall::Phase::kEnded;

@@ -108,6 +108,7 @@ struct Communicator::State {
                                     tensor::DType dtype, ReduceOp op);
   // Frees the scratch of the least recent plans beyond CommunicatorOptions::idle_bytes.
   void TrimIdle();
+  bool has_large = false;  // an executor with more than an equal share of idle_bytes has run
   Tag TagOfCall() const;
   // Error of a call that took longer than the time limit. `waiting` lists the peers that did not answer.
   Status TimeLimitError(Collective collective, uint32_t number, const std::string& waiting) const;

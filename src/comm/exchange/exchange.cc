@@ -309,7 +309,10 @@ bool PendingExchange<Result>::Poll() {
   if (operation_->ended()) return true;
   const double now = exchange_->state_.transport.Now();
   if (begin_ < 0) begin_ = now;
-  if (progressed || last_progress_ < 0) last_progress_ = now;
+  if (progressed || last_progress_ < 0) {
+    last_progress_ = now;
+    return false;
+  }
   exchange_->FailIfOverdue(*operation_, now, begin_, last_progress_);
   return operation_->ended();
 }

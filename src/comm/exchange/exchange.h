@@ -67,7 +67,8 @@ class PendingExchange {
   PendingExchange& operator=(PendingExchange&&) noexcept = default;
 
   /// Advances all operations of the exchange; never blocks. Returns true when Finish() will not wait: also
-  /// after an error, and when ExchangeOptions::time_limit_s has passed since the first call.
+  /// after an error, and when a call makes no progress after ExchangeOptions::time_limit_s since the first
+  /// one.
   bool Poll();
   /// Waits for the end. Must be called at most once.
   Result Finish();

@@ -5,7 +5,8 @@
 namespace moesaic::comm {
 namespace {
 
-// Of one message: 14 million rows of 8 experts. The memory is allocated before the message arrives.
+// Maximum bytes of one routing message: 14 million rows of 8 experts. The receiver allocates them before the
+// message arrives.
 constexpr int64_t kMaxRoutingBytes = int64_t{1} << 30;
 
 }  // namespace

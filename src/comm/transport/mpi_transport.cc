@@ -391,6 +391,7 @@ StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(MPI_Comm communicator,
   if (max_tag < kMinTagLimit - 1) {
     return Unimplemented("MPI must support tags up to 2^20-1; found a limit of {}", max_tag);
   }
+  if (options.tag_limit == 0) return InvalidArgument("tag_limit must be at least 1, found 0");
   const Tag tags = std::min(static_cast<Tag>(max_tag) + 1, kTagLimit);
   std::vector<MPI_Comm> communicators;
   const Tag tag_limit = std::min(options.tag_limit, kTagLimit);

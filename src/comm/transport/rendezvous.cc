@@ -26,9 +26,10 @@ using Clock = std::chrono::steady_clock;
 // Connections that have not proved the secret, in addition to one per rank. The oldest is closed when more
 // arrive.
 constexpr size_t kMaxStrangers = 64;
-// Of one poll. Peers that connect all the time do not keep rank 0 from its time limit.
+// Maximum connections that one poll accepts, so that rank 0 checks its time limit while peers connect all the
+// time.
 constexpr int kMaxAccepted = 64;
-// Where no more files can be opened, the oldest such connection is closed after this time.
+// Age at which a connection without a proof is closed if no more files can be opened.
 constexpr auto kStrangerPatience = std::chrono::seconds(1);
 constexpr double kMaxLimitSeconds = 1e9;
 constexpr auto kRetryPause = std::chrono::milliseconds(50), kResolvePause = std::chrono::milliseconds(200);
@@ -194,7 +195,8 @@ class Host {
   };
 
   Status Poll(const Socket& listener, Clock::time_point end) {
-    // Connections that wait for a file would end the poll at once.
+    // The listener is not polled while no file can be opened: waiting connections would end each poll at
+    // once.
     std::vector<pollfd> polled = {{is_full_ ? -1 : listener.fd(), POLLIN, 0}};
     for (const auto& peer : peers_) polled.push_back({peer->connection.fd(), peer->connection.events(), 0});
     poll(polled.data(), polled.size(), MillisecondsUntil(is_full_ ? Clock::now() + kRetryPause : end));
@@ -216,6 +218,7 @@ class Host {
         pollfd waiting = {listener.fd(), POLLIN, 0};
         is_full_ = poll(&waiting, 1, 0) > 0;  // accept4() fails even if no connection waits
         if (!is_full_) break;
+        if (fault == ENFILE) break;  // the limit of the system, which other processes reach and leave
         const auto stranger = std::ranges::find_if(peers_, IsStranger);
         if (stranger != peers_.end()) {
           // It may be a rank whose proof is on its way.
@@ -294,7 +297,7 @@ class Host {
     return Refuse(status);
   }
 
-  // Tells all ranks that have arrived why the job does not start.
+  // Reports the error to all ranks that have arrived, and returns it.
   Status Refuse(const Status& status) {
     for (const auto& peer : peers_) {
       if (peer->rank >= 0) peer->connection.Queue(RendezvousType::kRefusal, EncodeRefusal(status));

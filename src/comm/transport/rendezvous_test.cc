@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_patience.h"
 #include "comm/transport/free_port.h"
 #include "comm/transport/rendezvous_messages.h"
 
@@ -248,7 +249,7 @@ TEST(RendezvousTest, RankZeroReportsThatItMayNotOpenEnoughFiles) {
   std::vector<RendezvousOptions> others;
   for (int rank = 1; rank < kSize; ++rank) {
     others.push_back(Options(port, rank, kSize));
-    others.back().time_limit_s = 2;
+    others.back().time_limit_s = base::Patient(2);
   }
   int named = 0;
   for (const Contacts& result : RunAll(others)) {

@@ -14,7 +14,8 @@
 namespace moesaic::parallel {
 namespace {
 
-constexpr std::ptrdiff_t kMaxJsonLists = std::ptrdiff_t{4} << 20;  // and members of objects
+// Maximum number of lists, objects and members of objects.
+constexpr std::ptrdiff_t kMaxJsonLists = std::ptrdiff_t{4} << 20;
 
 }  // namespace
 

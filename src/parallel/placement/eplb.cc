@@ -127,7 +127,7 @@ Status CheckSizes(const LoadMatrix& load, const EplbSizes& sizes) {
 
 Status CheckLogicalToPhysical(const EplbPlan& plan) {
   const int64_t rows = int64_t{plan.layers} * plan.experts;
-  if (plan.max_copies <= kMaxLoadValues / rows) return OkStatus();
+  if (rows * plan.max_copies <= kMaxLoadValues) return OkStatus();
   return InvalidArgument(
       "log2phy of {} layers, {} experts and {} copies of an expert must have at most {} values", plan.layers,
       plan.experts, plan.max_copies, kMaxLoadValues);

@@ -43,7 +43,7 @@ std::string MoesaicText(const Placement& placement) {
 StatusOr<std::string> OmniBytes(const Placement& placement) {
   RETURN_IF_ERROR(CheckPlacement(placement, "OmniPlacement's format", /*distinct=*/true));
   const auto layers = static_cast<int64_t>(placement.layers.size());
-  if (placement.ranks() * layers > kMaxLoadValues / placement.experts)
+  if (placement.ranks() * layers * placement.experts > kMaxLoadValues)
     return InvalidArgument(
         "OmniPlacement's format: ranks times layers times experts must be at most {}, found {} x {} x {}",
         kMaxLoadValues, placement.ranks(), layers, placement.experts);

@@ -49,7 +49,13 @@ Status CheckNodes(int experts, const PlannerOptions& options) {
   if (options.traffic_weight == 0 && options.routing == nullptr) return OkStatus();
   if (options.nodes < 1 || options.slots.size() % static_cast<size_t>(options.nodes) != 0)
     return InvalidArgument("nodes must divide the {} ranks, found {}", options.slots.size(), options.nodes);
-  if (options.routing != nullptr) RETURN_IF_ERROR(CheckRouting(*options.routing, experts));
+  if (options.routing != nullptr) {
+    RETURN_IF_ERROR(CheckRouting(*options.routing, experts));
+    // Each thread has the tokens between all pairs of nodes.
+    if (int64_t{options.nodes} * options.nodes > kMaxLoadValues)
+      return InvalidArgument("nodes times nodes must be at most {} with a router, found {} nodes",
+                             kMaxLoadValues, options.nodes);
+  }
   if (options.traffic_weight == 0) return OkStatus();
   if (options.groups < 1 || experts % options.groups != 0)
     return InvalidArgument("groups must divide the {} experts, found {}", experts, options.groups);

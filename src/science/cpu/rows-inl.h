@@ -183,9 +183,11 @@ void SoftmaxOfRow(float* x, int n) {
   for (; i + kLanes <= n; i += kLanes) best = Max(kernels::Load(x + i), best);
   max = MaxLanes(best);
   for (; i < n; ++i) max = x[i] > max ? x[i] : max;
-  // The maximum of -inf and NaN is -inf: only the sum tells a row of masks from one with NaN.
+  // The maximum of -inf and NaN is -inf. Only the sum distinguishes a row of masked elements from one with
+  // NaN.
   const V shift = Set(max < -__FLT_MAX__ ? 0 : max);
-  const V least = Exp(Set(-__builtin_inff()));  // instead of 0
+  // Exp() of masked elements, which is subtracted so that they become 0.
+  const V least = Exp(Set(-__builtin_inff()));
   V sum = Zero();
   ForLanes(n, [&](int at, auto lanes) {
     const V e = lanes.Clear(Sub(Exp(Sub(lanes.Load(x + at), shift)), least));

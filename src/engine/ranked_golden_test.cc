@@ -112,6 +112,40 @@ SamplingParams Params(float temperature, int top_k = 0, float top_p = 1, int log
   return params;
 }
 
+// A stage numbers the layers of its blocks from 0.
+TEST_P(RankedGoldenTest, ALayerIsClearedInItsBlockAlone) {
+  RankedEngine ranks(checkpoint(), GetParam().degrees);
+  auto executor = ranks.MakeExecutor();
+  ASSERT_TRUE(executor.ok()) << Message(executor.status());
+  constexpr int kBlock = 3, kOtherBlock = 1;
+  const std::vector<int32_t> table = {kBlock}, prompt = {5, 6, 7, 8, 9}, next = {10};
+  // Candidates after the prompt and a token; a layer of `block` is cleared between them.
+  const auto candidates = [&](int block, int layer) {
+    StepBatch read, decode;
+    const auto count = static_cast<int32_t>(prompt.size());
+    read.AddRows({.sequence = 1, .first_logits = count}, prompt, {}, table);
+    EXPECT_TRUE((*executor)->Run(read).ok());
+    if (layer >= 0) {
+      decode.ops_before = {{.kind = cache::KvOpKind::kClear, .block = block, .layer = layer}};
+    }
+    decode.AddRows({.sequence = 1, .start = count, .first_logits = 0}, next, {}, table);
+    const StatusOr<StepResult> result = (*executor)->Run(decode);
+    EXPECT_TRUE(result.ok()) << "layer " << layer << ": " << Message(result.status());
+    std::vector<std::pair<int32_t, float>> best;
+    if (!result.ok()) return best;
+    for (const TokenLogit& entry : result->summaries.front().best)
+      best.emplace_back(entry.token, entry.logit);
+    return best;
+  };
+  const auto whole = candidates(0, -1);
+  const models::ModelInfo& info = ranks.info();
+  for (int layer = 0; layer < info.layers + info.mtp_layers; ++layer) {
+    ASSERT_EQ(candidates(kOtherBlock, layer), whole) << "layer " << layer;
+    const auto cleared = candidates(kBlock, layer);
+    ASSERT_EQ(cleared != whole, layer < info.layers) << "layer " << layer;
+  }
+}
+
 // Draws from candidates equal those from all logits, whose rows can be fetched afterwards.
 TEST_P(RankedGoldenTest, CandidatesDecideLikeAllLogits) {
   const std::vector<GoldenPrompt> golden =

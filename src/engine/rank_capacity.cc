@@ -51,6 +51,7 @@ StatusOr<int> BlocksOfReplica(const models::ModelInfo& info, const CapacityQuest
     if (code != StatusCode::kOk) return Status(code, fmt::format("rank {}: {}", rank, text));
     counts.push_back(reader.Get<int>());
     RETURN_IF_ERROR(reader.Finish());
+    if (counts.back() < 1) return InvalidArgument("rank {} has {} KV blocks", rank, counts.back());
   }
   return std::ranges::min(counts);
 }

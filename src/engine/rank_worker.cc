@@ -31,6 +31,7 @@ class RankWorker {
         all_(job),
         first_shard_(layout.At(job.rank()).shard == 0),
         tolerates_failures_(layout.tolerates_failures()),
+        stages_(layout.degrees().pipeline),
         time_limit_s_(time_limit_s),
         local_ranks_(local_ranks),
         replies_(job_) {
@@ -98,6 +99,11 @@ class RankWorker {
     MessageReader reader(body);
     const auto setup = reader.Get<RankSetup>();
     RETURN_IF_ERROR(reader.Finish());
+    if (setup.blocks < 1 || setup.swap_slots < 0 || setup.warm_slots < 0 || setup.in_flight < 1 ||
+        setup.in_flight > stages_) {
+      return InvalidArgument("a cache of {} blocks, {} and {} slots for {} batches in flight can't be made",
+                             setup.blocks, setup.swap_slots, setup.warm_slots, setup.in_flight);
+    }
     const tensor::KvLayout layout =
         LayoutFor(model_.info().kv, setup.dtype, setup.key_summaries, setup.summary_kind);
     ASSIGN_OR_RETURN(store_, cache::KvStore::Create({.layout = layout,
@@ -204,6 +210,7 @@ class RankWorker {
   parallel::CountedTransport job_;  // of messages with the driver; other ranks may be dead
   const comm::Transport& all_;      // of the same ranks, the dead ones included
   const bool first_shard_, tolerates_failures_;
+  const int stages_;
   const double time_limit_s_;
   const int local_ranks_;
   MessageSender replies_;

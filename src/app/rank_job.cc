@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "app/input.h"
+#include "app/interrupt.h"
 #include "app/output.h"
 #include "comm/probe/host_topology.h"
 #include "comm/transport/open_transport.h"
@@ -26,7 +27,7 @@ namespace moesaic::app {
 namespace {
 
 constexpr double kMeetSeconds = 60;      // for all ranks to start and meet
-constexpr double kFarewellSeconds = 10;  // for started ranks to end after the engine
+constexpr double kFarewellSeconds = 60;  // for started ranks to free their memory and end after the engine
 constexpr comm::Tag kFingerprintTag = 10;
 constexpr comm::Tag kHostTag = 8;  // tags below parallel::kFirstGroupTag are free for single messages
 
@@ -493,9 +494,10 @@ void RankJob::Abandon(const Status& status) {
 Status RankJob::End(Status status) {
   if (children_ == nullptr) return status;
   if (!status.ok()) {
-    // Errors of messages follow from the end of a rank.
-    const bool follows =
-        status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDeadlineExceeded;
+    // Errors of messages follow from the end of a rank, and so does the end of loading without a signal.
+    const bool follows = status.code() == StatusCode::kUnavailable ||
+                         status.code() == StatusCode::kDeadlineExceeded ||
+                         (status.code() == StatusCode::kCancelled && !Interrupted());
     const Status cause = children_->Failure();
     children_->Kill();
     return follows && !cause.ok() ? cause : status;

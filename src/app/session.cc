@@ -383,6 +383,9 @@ void UseRanks(const ModelFlags& flags, engine::EngineOptions* options) {
   options->layout = flags.job->layout();
   options->rank_time_limit_s = flags.job->time_limit_s();
   options->local_ranks = flags.job->local_ranks();
+  options->check_ranks = [job = flags.job.get()] {
+    return Interrupted() ? Cancelled("interrupted") : job->Failure();
+  };
   options->balance.interval_s = flags.ranks.rebalance_s;
   options->balance.redundant = flags.ranks.redundant_experts;
   options->balance.workloads = flags.ranks.rebalance_workloads;

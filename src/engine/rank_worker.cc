@@ -16,10 +16,6 @@
 namespace moesaic::engine {
 namespace {
 
-// A rank whose step failed by another rank leaves the end of the job to the driver, which then names that
-// other rank. It waits for the driver as long as clients of a server may take to read their errors.
-constexpr double kEndSeconds = 120;
-
 class RankWorker {
  public:
   RankWorker(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
@@ -46,8 +42,12 @@ class RankWorker {
       const double limit_s = failure_.ok() || tolerates_failures_ ? std::numeric_limits<double>::infinity()
                                                                   : time_limit_s_ + kEndSeconds;
       const StatusOr<std::string> message = AwaitMessage(
-          job_, kDriverRank, RankTag::kCommand, [this] { model_.AdvanceExpertMove(); }, limit_s,
-          time_limit_s_);
+          job_, kDriverRank, RankTag::kCommand,
+          [this] {
+            model_.AdvanceExpertMove();
+            return OkStatus();
+          },
+          limit_s, time_limit_s_);
       if (message.status().code() == StatusCode::kDeadlineExceeded && !failure_.ok()) return failure_;
       if (!message.ok()) return message.status();
       const auto command = message->empty() ? RankCommand::kEnd : static_cast<RankCommand>(message->front());
@@ -152,7 +152,7 @@ class RankWorker {
     }
     MessageWriter writer;
     if (IsOfPeer(failure_) && !tolerates_failures_) {
-      failure_ = parallel::CauseOf(failure_, all_, time_limit_s_);
+      failure_ = parallel::CauseOf(failure_, all_);
     }
     PutReply(failure_, reply, &writer);
     // The driver may be computing its part of the next batch.

@@ -331,14 +331,28 @@ TEST(RankedExecutorTest, ASilentRankEndsTheTimeLimit) {
       << Message(executor.status());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RankedGoldenTest,
-                         testing::Values(Case{"deepseek-v3-mtp", {.tensor = 2}},
-                                         Case{"deepseek-v3-mtp", {.pipeline = 2}},
-                                         Case{"deepseek-v3-mtp", {.tensor = 2, .pipeline = 2, .expert = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.pipeline = 4}},
-                                         Case{"qwen3-moe-norm-tied", {.tensor = 2, .expert = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.pipeline = 2}}),
-                         NameOf);
+TEST(RankedExecutorTest, TheWaitForARankThatLoadsCanBeEnded) {
+  comm::LocalJob job(2);
+  std::thread rank(
+      [&] { EXPECT_TRUE(ReceiveMessage(job.end(1), kDriverRank, RankTag::kCommand, kTimeLimit).ok()); });
+  const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  const auto executor = RankedExecutor::Create(nullptr, *threads, models::ModelInfo(), job.end(0),
+                                               *Layout::Create({.pipeline = 2}), RankSetup(), kTimeLimit,
+                                               /*replica=*/0, [] { return Cancelled("interrupted"); });
+  rank.join();
+  EXPECT_EQ(executor.status(), Cancelled("interrupted"));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RankedGoldenTest,
+    testing::Values(Case{"deepseek-v3-mtp", {.tensor = 2}}, Case{"deepseek-v3-mtp", {.pipeline = 2}},
+                    Case{"qwen3-moe-norm-tied", {.tensor = 2, .pipeline = 3, .expert = 2}},
+                    Case{"qwen3-moe-norm-tied", {.tensor = 3}},
+                    Case{"deepseek-v3-mtp", {.tensor = 2, .pipeline = 2, .expert = 2}},
+                    Case{"qwen3-moe-norm-tied", {.pipeline = 4}},
+                    Case{"qwen3-moe-norm-tied", {.tensor = 2, .expert = 2}},
+                    Case{"qwen3-moe-norm-tied", {.pipeline = 2}}),
+    NameOf);
 
 }  // namespace
 }  // namespace moesaic::engine

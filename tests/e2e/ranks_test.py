@@ -342,6 +342,7 @@ class Processes(RanksCase):
 
 # Stand-ins for Slurm's programs: tasks are processes of this machine.
 SRUN = """#!/bin/bash
+[[ $SRUN_CPUS_PER_TASK == "$SLURM_CPUS_PER_TASK" ]] || exit 9
 while [[ $1 == --* ]]; do shift; done
 for task in 0 1; do SLURM_PROCID=$task SLURM_NTASKS=2 "$@" & done
 wait -n
@@ -410,7 +411,8 @@ class Deployment(RanksCase):
             program.write_text(text)
             program.chmod(0o755)
         self.answer([ROOT / "deploy" / "slurm" / "moesaic.sbatch", MODEL, "-pp", "2"],
-                    {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost", "MOESAIC": str(BINARY),
+                    {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost",
+                     "SLURM_CPUS_PER_TASK": "3", "MOESAIC": str(BINARY),
                      "MOESAIC_PORT": self.free_port(), "MOESAIC_RENDEZVOUS_PORT": self.free_port()})
 
     @needs_mpirun

@@ -5,9 +5,12 @@
 
 Ranks talk through shared memory, or, with --network, through two network namespaces of this machine whose links are shaped to
 1 Gbit/s in both directions (needs root, iproute2). The settings take turns in each launch, so that a change of the machine's
-speed meets all of them. Prints medians and quartiles in markdown. Needs nothing beyond Python 3.9.
+speed meets all of them. A probe, a fixed piece of work on two threads, runs before each: a row whose probe took longer than that
+of others met a busy machine. Prints medians and quartiles in markdown. Needs nothing beyond Python 3.9.
 """
 import argparse
+import concurrent.futures
+import hashlib
 import json
 import os
 import pathlib
@@ -15,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 from namespaces import NamespaceTree
 
@@ -57,22 +61,32 @@ def bench_over(network, model, flags, case, repetitions):
         sys.exit(str(error))
 
 
+def probe():
+    """Returns the milliseconds of hashing 16 MiB on each of two threads at once."""
+    data, begin = bytes(1 << 24), time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: hashlib.sha256(data).digest(), range(2)))
+    return (time.perf_counter() - begin) * 1e3
+
+
 def quartiles(values):
     return statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
 
 
 def measure(options, cases, settings, network):
     samples = {(case, name): [] for case, _ in cases for name, _, _ in settings}
+    probes = {key: [] for key in samples}
     try:
         for _ in range(options.launches):
             for case, case_flags in cases:
                 for name, over, flags in settings:
                     run = (lambda *a: bench_over(over, *a)) if over else bench
+                    probes[case, name].append(probe())
                     samples[case, name].append(statistics.median(run(options.model, flags, case_flags, options.repetitions)))
     finally:
         if network:
             network.close()
-    return samples
+    return samples, probes
 
 
 def main():
@@ -94,13 +108,15 @@ def main():
             topology.write_text(json.dumps(GIGABIT))
             assumed = ["--topology", str(topology)]
         settings += [(LAYOUTS[name][0], network, [*LAYOUTS[name][1], *assumed, "-t", "1"]) for name in options.layouts]
-        samples = measure(options, cases, settings, network)
-    print("| case | setting | tokens/s, median (quartiles) | over 2 threads | over 1 thread |\n|---|---|---:|---:|---:|")
+        samples, probes = measure(options, cases, settings, network)
+    print("| case | setting | tokens/s, median (quartiles) | over 2 threads | over 1 thread | probe, ms |")
+    print("|---|---|---:|---:|---:|---:|")
     for case, _ in cases:
         both, one = (statistics.median(samples[case, name]) for name in ("2 threads", "1 thread"))
         for name, _, _ in settings:
             low, middle, high = quartiles(samples[case, name])
-            print(f"| {case} | {name} | {middle:.1f} ({low:.1f} to {high:.1f}) | {middle / both:.2f} | {middle / one:.2f} |")
+            state = "{1:.0f} ({0:.0f} to {2:.0f})".format(*quartiles(probes[case, name]))
+            print(f"| {case} | {name} | {middle:.1f} ({low:.1f} to {high:.1f}) | {middle / both:.2f} | {middle / one:.2f} | {state} |")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kWaitStep{10};
+constexpr int kStopCheckMs = 500;         // between two searches for stopped children
 constexpr size_t kLongestLine = 1 << 16;  // longer lines are divided
 
 // The command line of this process.
@@ -104,7 +105,6 @@ Status LocalRanks::Spawn(int rank, const std::vector<std::string>& words) {
   std::vector<std::string> variables = options_.environment;
   variables.push_back(fmt::format("MOESAIC_RANK={}", rank));
   variables.push_back(fmt::format("MOESAIC_WORLD_SIZE={}", options_.ranks));
-  variables.push_back(fmt::format("MOESAIC_LOCAL_RANK={}", rank));
   if (std::string progress = RankProgressVariable(); !progress.empty()) {
     variables.push_back(std::move(progress));
   }
@@ -137,7 +137,9 @@ void LocalRanks::Watch() {
       children.push_back(&child);
     }
     if (children.empty()) return;
-    if (poll(polled.data(), polled.size(), -1) < 0) continue;  // a signal
+    const int ready = poll(polled.data(), polled.size(), kStopCheckMs);
+    for (const Child* child : children) ReportStop(*child);
+    if (ready < 0) continue;  // a signal
     for (size_t i = 0; i < children.size(); ++i) {
       if (polled[i].revents == 0) continue;
       std::array<char, 4096> buffer{};
@@ -149,6 +151,18 @@ void LocalRanks::Watch() {
       }
     }
   }
+}
+
+// A stopped rank makes the others wait until their time limit.
+void LocalRanks::ReportStop(const Child& child) {
+  siginfo_t changed{};
+  const int options = WSTOPPED | WCONTINUED | WNOHANG;
+  if (waitid(P_PID, static_cast<id_t>(child.pid), &changed, options) != 0 || changed.si_pid == 0) return;
+  const std::string what =
+      changed.si_code == CLD_CONTINUED
+          ? "continues"
+          : fmt::format("was stopped by signal {} ({})", changed.si_status, strsignal(changed.si_status));
+  options_.output(fmt::format("rank {} (process {}) {}\n", child.rank, child.pid, what));
 }
 
 void LocalRanks::Forward(Child& child, std::string_view text) {

@@ -19,10 +19,11 @@ class LocalRanks {
  public:
   struct Options {
     int ranks = 2;
-    /// Variables of all children, in addition to MOESAIC_RANK, MOESAIC_WORLD_SIZE and MOESAIC_LOCAL_RANK:
-    /// NAME=VALUE.
+    /// Variables of all children, in addition to MOESAIC_RANK and MOESAIC_WORLD_SIZE: NAME=VALUE.
     std::vector<std::string> environment;
-    /// Receives each line that a child writes, "rank 1: TEXT\n". Called by one thread.
+    /// Receives each line that a child writes, "rank 1: TEXT\n", and a line when a child is stopped or
+    /// continues: "rank 1 (process 4711) was stopped by signal 19 (Stopped (signal))\n". Called by one
+    /// thread.
     std::function<void(const std::string& line)> output;
   };
   /// Call it before the process has threads. Children read an empty standard input.
@@ -52,6 +53,7 @@ class LocalRanks {
   explicit LocalRanks(Options options);
   Status Spawn(int rank, const std::vector<std::string>& words);
   void Watch();
+  void ReportStop(const Child& child);
   void Forward(Child& child, std::string_view text);
   void Reap(Child& child);
   int Running() const;

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <exception>
-#include <new>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -37,17 +35,6 @@ constexpr const char* kFooter = R"(Examples:
 A MODEL is a Hugging Face folder, a .gguf file, a packed file written by `moesaic convert`, or the id of a model in
 the Hugging Face cache, such as Qwen/Qwen3-30B-A3B. Common flags of vLLM and llama.cpp are understood (docs/server.md).
 Environment: MOESAIC_ISA=ref|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx limits the instruction sets used.)";
-
-// An exception in a verb is a bug or a lack of memory. Scripts must not see it as a crash.
-Status Guarded(const VerbRun& run) {
-  try {
-    return run();
-  } catch (const std::bad_alloc&) {
-    return ResourceExhausted("out of memory");
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
-}
 
 // Returns the exit code of a verb or of the help, after flushing its output.
 int Finish(const std::string& command, Status status) {

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "app/input.h"
+#include "app/interrupt.h"
 #include "app/output.h"
 #include "comm/probe/host_topology.h"
 #include "comm/transport/open_transport.h"
@@ -26,9 +27,10 @@ namespace moesaic::app {
 namespace {
 
 constexpr double kMeetSeconds = 60;      // for all ranks to start and meet
-constexpr double kFarewellSeconds = 10;  // for started ranks to end after the engine
+constexpr double kFarewellSeconds = 60;  // for started ranks to free their memory and end after the engine
 constexpr comm::Tag kFingerprintTag = 10;
 constexpr comm::Tag kHostTag = 8;  // tags below parallel::kFirstGroupTag are free for single messages
+constexpr comm::Tag kKernelTag = 12, kCoreTag = 14;
 
 // A socket that listens on a free port of the loopback interface.
 class LoopbackListener {
@@ -81,13 +83,11 @@ int FromEnvironment(std::initializer_list<const char*> names, int otherwise) {
   return otherwise;
 }
 
-// Gives this process its part of the cores. Launchers that bind ranks have done so already.
-void BindRank(int local_rank, int local_size, bool launched) {
-  const runtime::Topology topology = runtime::DetectTopology();
-  const bool bound = topology.hardware_threads < sysconf(_SC_NPROCESSORS_ONLN);
-  if (local_size <= 1 || (launched && bound)) return;
-  runtime::BindToCpus(runtime::ShareOfCpus(topology, local_rank, local_size));
+// Ranks exchange texts of limited length, so that a digest of the whole text comes first.
+std::string WithDigest(const std::string& text) {
+  return fmt::format("{:016x} {}", std::hash<std::string>{}(text), text);
 }
+constexpr size_t kDigestCharacters = 17;
 
 // Refuses a number of processes that is surely a mistake.
 Status CheckLocalRanks(int ranks) {
@@ -166,6 +166,11 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   parallel::Degrees degrees = flags.degrees;
   if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor * degrees.data;
   parallel::Split split = flags.split;
+  if (!flags.layout.empty() && flags.layout != kAuto) {
+    ASSIGN_OR_RETURN(const parallel::Layout stated, parallel::Layout::Parse(flags.layout));
+    degrees = stated.degrees();
+    split = stated.split();
+  }
   if (!flags.layers.empty() && flags.layers != kAuto) {
     ASSIGN_OR_RETURN(split.layers, CountsOf("--layer-split", flags.layers));
   }
@@ -334,10 +339,9 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
                  "Routed experts of each expert parallel part, as in 70,58. Default: equal numbers")
       .Group(group);
   verb.AddOption("--layout", flags.layout,
-                 "auto: choose the sizes above for the devices of --topology, by the predicted time of a "
-                 "decode step "
-                 "of 8 sequences, and print the best layouts")
-      .OneOf({"auto"})
+                 "The sizes above as one text, such as tp=2,pp=2 (also dp, ep, layers=20+28, experts=70+58), "
+                 "as for convert --layout; auto: choose them for the devices of --topology, by the predicted "
+                 "time of a decode step of 8 sequences, and print the best layouts")
       .Excludes("--tensor-parallel-size")
       .Excludes("--pipeline-parallel-size")
       .Excludes("--data-parallel-size")
@@ -367,7 +371,8 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
       .Group(group);
 }
 
-StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const std::string& fingerprint) {
+StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const std::string& fingerprint,
+                                                  const std::string& kernels) {
   ASSIGN_OR_RETURN(parallel::Layout layout, LayoutOf(flags));
   const bool launched = comm::IsRankOfJob();
   if (!launched && layout.ranks() == 1) {
@@ -434,30 +439,69 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   }
   std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
   job->children_ = std::move(children);
-  RETURN_IF_ERROR(
-      job->CheckFingerprints(fmt::format("{}, sums in {}, speeds [{}], {}", layout.Name(), flags.sum_dtype,
-                                         fmt::join(layout.speeds(), ", "), fingerprint)));
+  // Plans of collectives follow from the topology.
+  const size_t links = topology.has_value() ? std::hash<std::string>{}(topology->ToJson()) : 0;
+  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, sums in {}, {}, topology {:016x}, speeds [{}]",
+                                                     layout.Name(), flags.sum_dtype, fingerprint, links,
+                                                     fmt::join(layout.speeds(), ", "))));
+  RETURN_IF_ERROR(job->CheckKernels(kernels));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
   job->link_levels_ = std::move(levels);
   job->topology_ = topology.has_value() ? *std::move(topology) : comm::TopologyOfHosts(job->hosts_);
   job->local_size_ = static_cast<int>(std::ranges::count(job->hosts_, job->hosts_[job->rank()]));
-  const auto earlier =
-      std::ranges::count(job->hosts_.begin(), job->hosts_.begin() + job->rank(), job->hosts_[job->rank()]);
-  BindRank(FromEnvironment({"MOESAIC_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"},
-                           static_cast<int>(earlier)),
-           job->local_size_, launched);
+  RETURN_IF_ERROR(job->BindToCores());
   return job;
 }
 
 Status RankJob::CheckFingerprints(const std::string& own) const {
   ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   comm::TextsOfRanks(*transport_, kFingerprintTag, own, kMeetSeconds));
+                   comm::TextsOfRanks(*transport_, kFingerprintTag, WithDigest(own), kMeetSeconds));
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
+    const auto text = [&](size_t of) { return all[of].substr(std::min(kDigestCharacters, all[of].size())); };
     return InvalidArgument(
-        "all ranks must load the same model in the same way; rank {} has \"{}\", rank 0 \"{}\"", rank,
-        all[rank], all[0]);
+        "all ranks must load the same model in the same way; rank {} has \"{}\", rank 0 \"{}\"{}", rank,
+        text(rank), text(0), text(rank) == text(0) ? ", and they differ after this beginning" : "");
   }
+  return OkStatus();
+}
+
+Status RankJob::CheckKernels(const std::string& own) const {
+  if (layout_.degrees().tensor == 1) return OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   comm::TextsOfRanks(*transport_, kKernelTag, own, kMeetSeconds));
+  for (int rank = 0; rank < layout_.ranks(); ++rank) {
+    const int first = layout_.TensorGroup(rank).front();
+    if (all[rank] == all[first]) continue;
+    return InvalidArgument(
+        "the ranks of a tensor parallel group must compute alike, because each of them chooses the experts "
+        "of "
+        "all rows; rank {} has kernels for {}, rank {} for {}: set MOESAIC_ISA on all ranks to one that they "
+        "have in common",
+        rank, all[rank], first, all[first]);
+  }
+  return OkStatus();
+}
+
+CoreShare CoresOfRank(int rank, std::span<const std::string> hosts, std::span<const std::string> masks) {
+  CoreShare share = {.index = 0, .count = 0};
+  for (size_t other = 0; other < hosts.size(); ++other) {
+    if (hosts[other] != hosts[rank] || masks[other] != masks[rank]) continue;
+    if (static_cast<int>(other) < rank) ++share.index;
+    ++share.count;
+  }
+  return share;
+}
+
+Status RankJob::BindToCores() const {
+  const runtime::Topology topology = runtime::DetectTopology();
+  std::vector<int> cpus = topology.cpus;
+  std::ranges::sort(cpus);
+  ASSIGN_OR_RETURN(const std::vector<std::string> masks,
+                   comm::TextsOfRanks(*transport_, kCoreTag,
+                                      WithDigest(fmt::format("{}", fmt::join(cpus, ","))), kMeetSeconds));
+  const CoreShare share = CoresOfRank(rank(), hosts_, masks);
+  if (share.count > 1) runtime::BindToCpus(runtime::ShareOfCpus(topology, share.index, share.count));
   return OkStatus();
 }
 
@@ -494,9 +538,10 @@ void RankJob::Abandon(const Status& status) {
 Status RankJob::End(Status status) {
   if (children_ == nullptr) return status;
   if (!status.ok()) {
-    // Errors of messages follow from the end of a rank.
-    const bool follows =
-        status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDeadlineExceeded;
+    // Errors of messages follow from the end of a rank, and so does the end of loading without a signal.
+    const bool follows = status.code() == StatusCode::kUnavailable ||
+                         status.code() == StatusCode::kDeadlineExceeded ||
+                         (status.code() == StatusCode::kCancelled && !Interrupted());
     const Status cause = children_->Failure();
     children_->Kill();
     return follows && !cause.ok() ? cause : status;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "app/flags.h"
@@ -22,7 +23,7 @@ struct RankFlags {
   parallel::Split split;                // set by --layout auto and --layer-split auto
   std::string layers, experts;          // --layer-split, --expert-split: numbers, or "auto" for layers
   bool expert_parallel = false;         // --enable-expert-parallel
-  std::string layout;                   // "auto": the degrees are chosen for the topology
+  std::string layout;                   // "tp=2,pp=2"; "auto": chosen for the topology
   double rebalance_s = 0;               // --rebalance-experts; 0: experts stay
   int redundant_experts = 0;            // --redundant-experts
   int rebalance_workloads = 3;          // --rebalance-workloads
@@ -50,14 +51,27 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 /// --redundant-experts, --rebalance-workloads and --tolerate-rank-failure.
 void AddRankFlags(Verb& verb, RankFlags& flags, bool answers);
 
+/// A rank's part of the cores on which its process may run.
+struct CoreShare {
+  int index = 0, count = 1;
+  bool operator==(const CoreShare&) const = default;
+};
+
+/// Returns the share of `rank`. Ranks of one host whose processes have the same mask of cores divide it; a
+/// launcher that binds ranks gives them different ones. `hosts` and `masks` are those of all ranks.
+CoreShare CoresOfRank(int rank, std::span<const std::string> hosts, std::span<const std::string> masks);
+
 class RankJob {
  public:
   /// Starts the other ranks of the flags' layout on this machine, or joins the job of which a launcher
   /// (mpirun, or MOESAIC_RENDEZVOUS) has made this process a rank. Returns when all ranks have met.
   /// Binds this process to its part of the machine's cores. Null: one rank. Call it before the process has
   /// threads. `fingerprint` describes the model and its settings; it must be equal on all ranks.
-  /// InvalidArgument: flags, a job with another number of ranks, or a rank with another fingerprint.
-  static StatusOr<std::shared_ptr<RankJob>> Start(const RankFlags& flags, const std::string& fingerprint);
+  /// `kernels` describes the kernels of this machine; it must be equal on the ranks of a tensor group, which
+  /// route the same rows on their own. InvalidArgument: flags, a job with another number of ranks, or a rank
+  /// with another fingerprint or other kernels.
+  static StatusOr<std::shared_ptr<RankJob>> Start(const RankFlags& flags, const std::string& fingerprint,
+                                                  const std::string& kernels);
 
   int rank() const { return transport_->rank(); }
   int local_ranks() const { return local_size_; }  ///< ranks on this machine
@@ -86,6 +100,8 @@ class RankJob {
 
  private:
   Status CheckFingerprints(const std::string& own) const;
+  Status CheckKernels(const std::string& own) const;
+  Status BindToCores() const;
 
   RankJob(const RankFlags& flags, const parallel::Layout& layout, comm::OpenedTransport transport)
       : flags_(flags), layout_(layout), transport_(std::move(transport)) {}

@@ -26,6 +26,7 @@
 #include "app/table.h"
 #include "app/verb.h"
 #include "engine/engine_thread.h"
+#include "engine/ranked_executor.h"
 #include "server/http_server.h"
 #include "server/server.h"
 
@@ -39,8 +40,9 @@ constexpr double kSlowStepSeconds = 1;
 constexpr std::chrono::seconds kFlushTime{2};
 // For the engine's last requests to end after a rank failed.
 constexpr std::chrono::seconds kFailureTime{2};
-// For clients to read errors after a rank failed. Other ranks wait for the end of the job a little longer.
-constexpr std::chrono::seconds kMaxFailureTime{100};
+// For clients to read errors after a rank failed. Other ranks wait for the end of the job, and a server needs
+// some time to close its connections.
+constexpr std::chrono::seconds kMaxFailureTime{engine::kEndSeconds - 20};
 
 StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
   if (flags.disk_folder.empty()) {

@@ -15,6 +15,7 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/table.h"
+#include "app/verb.h"
 #include "cache/block_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "comm/transport/open_transport.h"
@@ -322,6 +323,32 @@ StatusOr<std::string> ChooseLayers(const checkpoint::Checkpoint& source, ModelFl
   return fmt::format("--layer-split auto: {} for {}\n", chosen.Name(), flags.ranks.topology);
 }
 
+// Identifies the weights by the sizes of their files and some of their bytes: another training has the same
+// config.
+size_t DigestOfWeights(const checkpoint::Checkpoint& source) {
+  constexpr size_t kSamples = 8, kSampleBytes = 64;  // of a file
+  std::string text;
+  for (const auto& file : source.files()) {
+    const std::span<const std::byte> bytes = file->bytes();
+    text += fmt::format("{};", bytes.size());
+    for (size_t i = 1; i <= kSamples; ++i) {
+      const std::span<const std::byte> rest = bytes.subspan(bytes.size() * i / (kSamples + 1));
+      const auto sample = rest.first(std::min(kSampleBytes, rest.size()));
+      text.append(reinterpret_cast<const char*>(sample.data()), sample.size());
+    }
+  }
+  return std::hash<std::string>{}(text);
+}
+
+// Names the kernels of this machine: those of other instruction sets round differently.
+StatusOr<std::string> DescribeKernels() {
+  ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());
+  std::string names;
+  for (const kernels::KernelChoice& choice : kernels::SelectKernels(cpu).choices) names += choice.name + " ";
+  return fmt::format("{} (choices {:016x})", runtime::IsaName(runtime::HostIsas(cpu).back()),
+                     std::hash<std::string>{}(names));
+}
+
 // Checks that the layout divides the model. Returns the model and the settings that ranks must have in
 // common.
 StatusOr<std::string> CheckLayout(const checkpoint::Checkpoint& source, const ModelFlags& flags) {
@@ -334,13 +361,21 @@ StatusOr<std::string> CheckLayout(const checkpoint::Checkpoint& source, const Mo
   }
   const parallel::BatchSplitOptions& split = layout.batch_split();
   return fmt::format(
-             "moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}, experts "
-             "{:016x}{}, replicas {} {} {} {}",
+             "moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}, "
+             "weights {:016x}, experts {:016x}{}, replicas {} {} {} {}",
              MOESAIC_VERSION, flags.dtype, flags.kv_dtype, flags.experts_per_token, SpeculativeMethod(flags),
-             std::hash<std::string>{}(source.config().dump()), std::hash<std::string>{}(placement),
-             layout.experts_move() ? ", moving" : "", split.exact ? "exact" : "shares", split.spill_bytes,
-             split.spill_tolerance, fmt::join(layout.speeds(), ",")) +
+             std::hash<std::string>{}(source.config().dump()), DigestOfWeights(source),
+             std::hash<std::string>{}(placement), layout.experts_move() ? ", moving" : "",
+             split.exact ? "exact" : "shares", split.spill_bytes, split.spill_tolerance,
+             fmt::join(layout.speeds(), ",")) +
          (layout.tolerates_failures() ? ", tolerating failures" : "");
+}
+
+// Returns a notice where a flag has no effect on the model; otherwise "".
+StatusOr<std::string> NoticeOfExperts(const checkpoint::Checkpoint& source, const RankFlags& flags) {
+  if (!flags.expert_parallel && flags.degrees.expert == 1) return "";
+  ASSIGN_OR_RETURN(const models::DecoderSpec spec, models::SpecFromConfig(source.config(), source.path()));
+  return spec.moe.experts > 0 ? "" : "expert parallelism has no effect on a model without routed experts\n";
 }
 
 // A rank other than 0: it computes until rank 0 ends the job. Signals concern rank 0, which ends it in good
@@ -355,7 +390,7 @@ Status ComputeForRank0(const ModelFlags& flags) {
 }  // namespace
 
 Status RunOnRanks(ModelFlags& flags, const VerbRun& verb) {
-  std::string choice, fingerprint;
+  std::string choice, fingerprint, kernels;
   if (flags.ranks.several() || comm::IsRankOfJob()) {
     ASSIGN_OR_RETURN(const std::unique_ptr<checkpoint::Checkpoint> source,
                      checkpoint::Checkpoint::Open(flags.model));
@@ -366,12 +401,16 @@ Status RunOnRanks(ModelFlags& flags, const VerbRun& verb) {
       ASSIGN_OR_RETURN(choice, ChooseLayers(*source, flags));
     }
     ASSIGN_OR_RETURN(fingerprint, CheckLayout(*source, flags));
+    ASSIGN_OR_RETURN(const std::string notice, NoticeOfExperts(*source, flags.ranks));
+    choice += notice;
+    ASSIGN_OR_RETURN(kernels, DescribeKernels());
   }
-  ASSIGN_OR_RETURN(flags.job, RankJob::Start(flags.ranks, fingerprint));
+  ASSIGN_OR_RETURN(flags.job, RankJob::Start(flags.ranks, fingerprint, kernels));
   if (flags.job == nullptr || flags.job->rank() == 0) WriteNotice(choice);
   if (flags.job == nullptr) return verb();
   const int rank = flags.job->rank();
-  const Status status = rank == 0 ? flags.job->End(verb()) : ComputeForRank0(flags);
+  const Status status =
+      rank == 0 ? flags.job->End(Guarded(verb)) : Guarded([&flags] { return ComputeForRank0(flags); });
   if (!status.ok()) flags.job->Abandon(status);
   flags.job.reset();
   return status;
@@ -383,6 +422,9 @@ void UseRanks(const ModelFlags& flags, engine::EngineOptions* options) {
   options->layout = flags.job->layout();
   options->rank_time_limit_s = flags.job->time_limit_s();
   options->local_ranks = flags.job->local_ranks();
+  options->check_ranks = [job = flags.job.get()] {
+    return Interrupted() ? Cancelled("interrupted") : job->Failure();
+  };
   options->balance.interval_s = flags.ranks.rebalance_s;
   options->balance.redundant = flags.ranks.redundant_experts;
   options->balance.workloads = flags.ranks.rebalance_workloads;

@@ -22,6 +22,10 @@ namespace moesaic::app {
 
 using VerbRun = std::function<Status()>;
 
+/// Returns the result of `run`. An exception, a bug or a lack of memory, becomes an error: scripts must not
+/// see it as a crash, and other ranks must learn of it.
+Status Guarded(const VerbRun& run);
+
 void AddBench(Verb& root, VerbRun& run);
 void AddChat(Verb& root, VerbRun& run);
 void AddConvert(Verb& root, VerbRun& run);

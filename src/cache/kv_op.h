@@ -35,7 +35,7 @@ struct KvOp {
   int32_t from = 0;
   int32_t slot = 0;
   int32_t tokens = 0;
-  int32_t layer = 0;
+  int32_t layer = 0;  // of a store; in a batch, of the model
   uint64_t record = 0;
   uint64_t load = 0;
 

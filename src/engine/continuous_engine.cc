@@ -157,6 +157,20 @@ int64_t ContinuousEngine::PendingTokens() const {
   return tokens;
 }
 
+int64_t ContinuousEngine::MissingTokens(const Request& request) const {
+  int64_t needed = static_cast<int64_t>(request.prompt.size()) - CachedTokens(request) +
+                   std::min(request.sampling.max_tokens, kExpectedOutputs);
+  for (const auto* sequences : {&scheduler_.waiting(), &scheduler_.running()}) {
+    for (const auto& sequence : *sequences) {
+      needed += std::min(sequence->limit - sequence->size(), kExpectedOutputs);
+      // A running sequence has the blocks of its tokens.
+      if (sequences == &scheduler_.waiting()) needed += sequence->size();
+    }
+  }
+  const int64_t blocks = kv_.pool->free_blocks() + kv_.pool->idle_blocks();
+  return std::max<int64_t>(0, needed - blocks * tensor::kKvBlockTokens);
+}
+
 StepDemand ContinuousEngine::Demand() const {
   StepDemand demand;
   int64_t prefill = 0;

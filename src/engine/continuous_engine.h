@@ -59,6 +59,10 @@ class ContinuousEngine : public Engine {
   /// Returns the tokens still to be computed for all requests, with at most kExpectedOutputs output tokens of
   /// each.
   int64_t PendingTokens() const;
+  /// Returns the tokens for which the KV cache would lack blocks if the request were added, with at most
+  /// kExpectedOutputs output tokens of each request: they wait until others end, or preempt them. Idle blocks
+  /// of the prefix cache count as free.
+  int64_t MissingTokens(const Request& request) const;
   /// Returns the rows that the next step could have.
   StepDemand Demand() const;
   /// Returns the tokens that this engine's rows sent to each expert. Called only between steps.

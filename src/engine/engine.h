@@ -72,6 +72,8 @@ struct EngineOptions {
   parallel::Layout layout = {};
   double rank_time_limit_s = 60;  ///< A rank that takes longer for one step has failed.
   int local_ranks = 1;            ///< Ranks that share this machine's memory.
+  /// Polled while Create waits for ranks that load their weights; an error ends the wait. May be empty.
+  std::function<Status()> check_ranks = {};
   ExpertLoadOptions expert_load = {};
   /// Settings for moving experts between ranks. Requires expert_load and replicas that divide the experts.
   ExpertBalanceOptions balance = {};

@@ -91,9 +91,30 @@ StepLimits LocalExecutor::limits() const {
   return {.blocks = store_.blocks(),
           .swap_slots = store_.slots(cache::KvArea::kSwap),
           .warm_slots = store_.slots(cache::KvArea::kWarm),
-          .layers = store_.layout().layers,
+          .layers = model_.info().layers + model_.info().mtp_layers,
           .vocab_size = model_.info().vocab_size,
           .hidden_size = model_.info().hidden_size};
+}
+
+// The layer of this rank's store that the model's layer has; -1: another rank has it. Layers of MTP modules
+// follow those of the decoder.
+int LocalExecutor::StoredLayer(int layer) const {
+  const models::ModelInfo& info = model_.info();
+  const parallel::Range own = info.own_layers;
+  if (layer >= own.first && layer < own.end()) return layer - own.first;
+  const int module = layer - info.layers;
+  return module >= 0 && module < info.own_mtp_layers ? own.count + module : -1;
+}
+
+void LocalExecutor::ApplyOps(const cache::KvOps& ops) {
+  const auto names_layer = [](const cache::KvOp& op) { return op.kind == cache::KvOpKind::kClear; };
+  if (std::ranges::none_of(ops, names_layer)) return store_.Apply(ops, &kv_);
+  cache::KvOps own = ops;
+  for (cache::KvOp& op : own) {
+    if (names_layer(op)) op.layer = StoredLayer(op.layer);
+  }
+  std::erase_if(own, [&](const cache::KvOp& op) { return names_layer(op) && op.layer < 0; });
+  store_.Apply(own, &kv_);
 }
 
 StatusOr<StepResult> LocalExecutor::Finish() {
@@ -106,7 +127,7 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   }
   outputs_.front().rows.clear();
   for (const uint64_t sequence : batch.ended) kept_.erase(sequence);
-  store_.Apply(batch.ops_before, &kv_);
+  ApplyOps(batch.ops_before);
   StepResult result;
   const bool is_joint = batch.joint.number > 0;
   if (is_joint && batch.joint.number != joint_ + 1) {
@@ -125,7 +146,7 @@ StatusOr<StepResult> LocalExecutor::Finish() {
     if (!computed.ok() || kv_.damaged_block >= 0) counters_ = before;
     RETURN_IF_ERROR(computed);
   }
-  if (kv_.damaged_block < 0) store_.Apply(batch.ops_after, &kv_);
+  if (kv_.damaged_block < 0) ApplyOps(batch.ops_after);
   const parallel::GroupTraffic after = model_.traffic();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   result.ranks = {WorkBetween(traffic, after)};

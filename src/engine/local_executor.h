@@ -54,6 +54,8 @@ class LocalExecutor : public Executor {
  private:
   class Pager;
 
+  int StoredLayer(int layer) const;
+  void ApplyOps(const cache::KvOps& ops);
   void BuildSummaries(std::span<const int32_t> blocks);
   void LayOutRows(const StepBatch& batch);
   Status Compute(const StepBatch& batch, StepResult* result);

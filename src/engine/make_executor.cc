@@ -22,9 +22,10 @@ StatusOr<std::unique_ptr<Executor>> MakeExecutor(models::Model& model, const ker
                            .warm_slots = sizes.warm_slots,
                            .warm_exact = sizes.warm_exact,
                            .first_sparse_layer = options.sparsity.dense_layers};
-  ASSIGN_OR_RETURN(std::unique_ptr<RankedExecutor> ranked,
-                   RankedExecutor::Create(std::move(local), threads, model.info(), *options.job,
-                                          options.layout, setup, options.rank_time_limit_s, replica));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<RankedExecutor> ranked,
+      RankedExecutor::Create(std::move(local), threads, model.info(), *options.job, options.layout, setup,
+                             options.rank_time_limit_s, replica, options.check_ranks));
   return ranked;
 }
 

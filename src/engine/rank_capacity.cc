@@ -7,13 +7,6 @@
 #include "engine/rank_messages.h"
 
 namespace moesaic::engine {
-namespace {
-
-// Ranks answer when they have loaded their weights, some much later than others.
-constexpr double kCapacitySeconds = 3600;
-
-}  // namespace
-
 StatusOr<int> BlocksOfRank(const models::KvSpec& kv, const CapacityQuestion& question, int local_ranks) {
   const tensor::KvLayout layout =
       LayoutFor(kv, question.dtype, question.key_summaries, question.summary_kind);
@@ -42,15 +35,15 @@ StatusOr<int> BlocksOfReplica(const models::ModelInfo& info, const CapacityQuest
   RETURN_IF_ERROR(commands.Start(remote, RankTag::kCommand, {body.bytes()}));
   RETURN_IF_ERROR(commands.Finish(options.rank_time_limit_s));
   for (const int rank : remote) {
-    ASSIGN_OR_RETURN(
-        const std::string reply,
-        ReceiveMessage(job, rank, RankTag::kReply, std::max(options.rank_time_limit_s, kCapacitySeconds)));
+    ASSIGN_OR_RETURN(const std::string reply,
+                     AwaitLoadedRank(job, rank, options.check_ranks, options.rank_time_limit_s));
     MessageReader reader(reply);
     const auto code = reader.Get<StatusCode>();
     const std::string_view text = reader.GetText();
     if (code != StatusCode::kOk) return Status(code, fmt::format("rank {}: {}", rank, text));
     counts.push_back(reader.Get<int>());
     RETURN_IF_ERROR(reader.Finish());
+    if (counts.back() < 1) return InvalidArgument("rank {} has {} KV blocks", rank, counts.back());
   }
   return std::ranges::min(counts);
 }

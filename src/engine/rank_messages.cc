@@ -102,7 +102,7 @@ Status MessageReader::Finish() const {
   return InvalidArgument("a message between ranks is malformed; all ranks must run the same version");
 }
 
-StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const std::function<void()>& poll,
+StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const std::function<Status()>& poll,
                                    double first_limit_s, double limit_s) {
   // Steps follow each other within microseconds; a rank without work for this long sleeps between polls.
   constexpr double kBusySeconds = 0.05;
@@ -116,7 +116,10 @@ StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const 
       RETURN_IF_ERROR(result);
       return ReceiveRest(job, peer, tag, first, limit_s);
     }
-    poll();
+    if (Status ends = poll(); !ends.ok()) {
+      job.Cancel(id);
+      return ends;
+    }
     const double waited = job.Now() - begin;
     if (waited >= first_limit_s) {
       job.Cancel(id);
@@ -125,6 +128,19 @@ StatusOr<std::string> AwaitMessage(Transport& job, int peer, RankTag tag, const 
     job.Idle();
     if (waited > kBusySeconds) std::this_thread::sleep_for(kSleep);
   }
+}
+
+StatusOr<std::string> AwaitLoadedRank(Transport& job, int peer, const std::function<Status()>& check,
+                                      double limit_s) {
+  constexpr double kLoadSeconds = 3600;
+  const auto poll = [&]() -> Status {
+    RETURN_IF_ERROR(parallel::CheckRanks(job));
+    return check ? check() : OkStatus();
+  };
+  StatusOr<std::string> reply =
+      AwaitMessage(job, peer, RankTag::kReply, poll, std::max(limit_s, kLoadSeconds), limit_s);
+  if (!reply.ok()) RETURN_IF_ERROR(parallel::CheckRanks(job));
+  return reply;
 }
 
 MessageSender::~MessageSender() {

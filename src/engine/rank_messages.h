@@ -59,9 +59,14 @@ Status SendLastMessage(comm::Transport& job, int peer, RankTag tag, std::string_
 /// Receives a message. InvalidArgument: the length is more than 1 GiB.
 StatusOr<std::string> ReceiveMessage(comm::Transport& job, int peer, RankTag tag, double limit_s);
 /// Waits for the first part, at a low rate after a while, and then receives the message. Calls `poll`
-/// meanwhile. `first_limit_s` is the limit for the first part, and `limit_s` that for the rest.
+/// meanwhile, whose error ends the wait. `first_limit_s` is the limit for the first part, and `limit_s` that
+/// for the rest.
 StatusOr<std::string> AwaitMessage(comm::Transport& job, int peer, RankTag tag,
-                                   const std::function<void()>& poll, double first_limit_s, double limit_s);
+                                   const std::function<Status()>& poll, double first_limit_s, double limit_s);
+/// Waits for the reply of a rank that may still be loading its weights: some ranks take much longer than
+/// others. The error of `check` ends the wait, and so does the death of a rank.
+StatusOr<std::string> AwaitLoadedRank(comm::Transport& job, int peer, const std::function<Status()>& check,
+                                      double limit_s);
 
 /// Sends messages without waiting for their receivers, whose processes may be computing. One thread.
 class MessageSender {

@@ -103,6 +103,19 @@ Status CheckSlices(const SliceSummaries& slices, int64_t rows, Range columns) {
   return valid ? OkStatus() : InvalidArgument("summaries of {} rows of logits expected, found others", rows);
 }
 
+// Readers of routes divide them by rows.
+Status CheckRoutes(const models::RouteTap& routes) {
+  for (const models::RouteTap::Layer& layer : routes.layers) {
+    const bool valid = layer.layer >= 0 && layer.top_k > 0 && std::ssize(layer.ids) % layer.top_k == 0 &&
+                       std::ranges::all_of(layer.ids, [](int32_t id) { return id >= 0; });
+    if (!valid) {
+      return InvalidArgument("routes of layer {} have {} choices of {} each", layer.layer, layer.ids.size(),
+                             layer.top_k);
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, Range columns) {
@@ -135,6 +148,11 @@ StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, R
   const std::string name = fmt::format("rank {}", rank);
   RETURN_IF_ERROR(Annotate(reader.Finish(), name));
   RETURN_IF_ERROR(Annotate(CheckSlices(reply.slices, rows, columns), name));
+  RETURN_IF_ERROR(Annotate(CheckRoutes(result.routes), name));
+  if (result.move.state > models::MoveState::kFailed) {
+    return InvalidArgument("rank {} reports state {} of a move, which does not exist", rank,
+                           static_cast<int>(result.move.state));
+  }
   return reply;
 }
 

@@ -45,7 +45,8 @@ size_t FirstReplyBytes(const StepBatch& batch, parallel::Range columns);
 
 void PutReply(const Status& status, const RankReply& reply, MessageWriter* writer);
 /// Returns the rank's error, if it sent one, with the rank's number: at the end, if it failed by another
-/// rank, whose number comes first. InvalidArgument: the reply has not `rows` rows of `columns`.
+/// rank, whose number comes first. InvalidArgument: the reply has not `rows` rows of `columns`, or other
+/// parts of it are malformed.
 StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, parallel::Range columns);
 
 void PutMoveOrder(const models::ExpertMoveOrder& order, MessageWriter* writer);

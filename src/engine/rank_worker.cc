@@ -16,10 +16,6 @@
 namespace moesaic::engine {
 namespace {
 
-// A rank whose step failed by another rank leaves the end of the job to the driver, which then names that
-// other rank. It waits for the driver as long as clients of a server may take to read their errors.
-constexpr double kEndSeconds = 120;
-
 class RankWorker {
  public:
   RankWorker(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
@@ -31,6 +27,7 @@ class RankWorker {
         all_(job),
         first_shard_(layout.At(job.rank()).shard == 0),
         tolerates_failures_(layout.tolerates_failures()),
+        stages_(layout.degrees().pipeline),
         time_limit_s_(time_limit_s),
         local_ranks_(local_ranks),
         replies_(job_) {
@@ -45,8 +42,12 @@ class RankWorker {
       const double limit_s = failure_.ok() || tolerates_failures_ ? std::numeric_limits<double>::infinity()
                                                                   : time_limit_s_ + kEndSeconds;
       const StatusOr<std::string> message = AwaitMessage(
-          job_, kDriverRank, RankTag::kCommand, [this] { model_.AdvanceExpertMove(); }, limit_s,
-          time_limit_s_);
+          job_, kDriverRank, RankTag::kCommand,
+          [this] {
+            model_.AdvanceExpertMove();
+            return OkStatus();
+          },
+          limit_s, time_limit_s_);
       if (message.status().code() == StatusCode::kDeadlineExceeded && !failure_.ok()) return failure_;
       if (!message.ok()) return message.status();
       const auto command = message->empty() ? RankCommand::kEnd : static_cast<RankCommand>(message->front());
@@ -98,6 +99,11 @@ class RankWorker {
     MessageReader reader(body);
     const auto setup = reader.Get<RankSetup>();
     RETURN_IF_ERROR(reader.Finish());
+    if (setup.blocks < 1 || setup.swap_slots < 0 || setup.warm_slots < 0 || setup.in_flight < 1 ||
+        setup.in_flight > stages_) {
+      return InvalidArgument("a cache of {} blocks, {} and {} slots for {} batches in flight can't be made",
+                             setup.blocks, setup.swap_slots, setup.warm_slots, setup.in_flight);
+    }
     const tensor::KvLayout layout =
         LayoutFor(model_.info().kv, setup.dtype, setup.key_summaries, setup.summary_kind);
     ASSIGN_OR_RETURN(store_, cache::KvStore::Create({.layout = layout,
@@ -146,7 +152,7 @@ class RankWorker {
     }
     MessageWriter writer;
     if (IsOfPeer(failure_) && !tolerates_failures_) {
-      failure_ = parallel::CauseOf(failure_, all_, time_limit_s_);
+      failure_ = parallel::CauseOf(failure_, all_);
     }
     PutReply(failure_, reply, &writer);
     // The driver may be computing its part of the next batch.
@@ -204,6 +210,7 @@ class RankWorker {
   parallel::CountedTransport job_;  // of messages with the driver; other ranks may be dead
   const comm::Transport& all_;      // of the same ranks, the dead ones included
   const bool first_shard_, tolerates_failures_;
+  const int stages_;
   const double time_limit_s_;
   const int local_ranks_;
   MessageSender replies_;

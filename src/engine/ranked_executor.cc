@@ -13,8 +13,6 @@ using parallel::Coordinates;
 using parallel::Layout;
 using parallel::Range;
 
-// Ranks reply to the set-up when they have loaded their weights, some much later than others.
-constexpr double kLoadSeconds = 3600;
 constexpr double kFarewellSeconds = 2;  // limit of the end of a job: a rank may be dead
 // A rank that waits for another one reports it after the time limit, so that the driver waits for its report.
 constexpr double kReportSeconds = 1;
@@ -58,14 +56,15 @@ RankedExecutor::RankedExecutor(std::unique_ptr<LocalExecutor> local, runtime::Th
 
 StatusOr<std::unique_ptr<RankedExecutor>> RankedExecutor::Create(
     std::unique_ptr<LocalExecutor> local, runtime::ThreadPool& threads, const models::ModelInfo& info,
-    Transport& job, const Layout& layout, const RankSetup& setup, double time_limit_s, int replica) {
+    Transport& job, const Layout& layout, const RankSetup& setup, double time_limit_s, int replica,
+    const std::function<Status()>& check) {
   std::unique_ptr<RankedExecutor> executor(
       new RankedExecutor(std::move(local), threads, info, job, layout, time_limit_s, replica));
-  if (Status status = executor->SetUp(setup); !status.ok()) return executor->Fail(status);
+  if (Status status = executor->SetUp(setup, check); !status.ok()) return executor->Fail(status);
   return executor;
 }
 
-Status RankedExecutor::SetUp(RankSetup setup) {
+Status RankedExecutor::SetUp(RankSetup setup, const std::function<Status()>& check) {
   setup.in_flight = max_in_flight();
   MessageWriter body;
   body.Put(RankCommand::kSetup);
@@ -74,8 +73,7 @@ Status RankedExecutor::SetUp(RankSetup setup) {
   RETURN_IF_ERROR(commands_.Finish(time_limit_s_));
   if (own_vocab_.count > 0) columns_.push_back(own_vocab_);
   for (const int rank : remote_) {
-    ASSIGN_OR_RETURN(const std::string reply,
-                     ReceiveMessage(job_, rank, RankTag::kReply, std::max(time_limit_s_, kLoadSeconds)));
+    ASSIGN_OR_RETURN(const std::string reply, AwaitLoadedRank(job_, rank, check, time_limit_s_));
     MessageReader reader(reply);
     const auto code = reader.Get<StatusCode>();
     const std::string_view text = reader.GetText();
@@ -119,7 +117,7 @@ RankedExecutor::~RankedExecutor() {
 // that reports a failure has looked for its cause.
 Status RankedExecutor::Fail(const Status& status) {
   const Status dead = parallel::CheckRanks(job_);
-  failure_ = reported_ ? (dead.ok() ? status : dead) : parallel::CauseOf(status, job_, time_limit_s_);
+  failure_ = reported_ ? (dead.ok() ? status : dead) : parallel::CauseOf(status, job_);
   return failure_;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,13 +39,12 @@ struct RankSetup {
 class RankedExecutor : public Executor {
  public:
   /// Has the replica's other ranks create their caches, and waits for them. `local` runs the driver's part of
-  /// replica 0; null: another replica, all of whose ranks are remote. All are borrowed.
-  static StatusOr<std::unique_ptr<RankedExecutor>> Create(std::unique_ptr<LocalExecutor> local,
-                                                          runtime::ThreadPool& threads,
-                                                          const models::ModelInfo& info, comm::Transport& job,
-                                                          const parallel::Layout& layout,
-                                                          const RankSetup& setup, double time_limit_s,
-                                                          int replica = 0);
+  /// replica 0; null: another replica, all of whose ranks are remote. All are borrowed. `check` is that of
+  /// EngineOptions.
+  static StatusOr<std::unique_ptr<RankedExecutor>> Create(
+      std::unique_ptr<LocalExecutor> local, runtime::ThreadPool& threads, const models::ModelInfo& info,
+      comm::Transport& job, const parallel::Layout& layout, const RankSetup& setup, double time_limit_s,
+      int replica = 0, const std::function<Status()>& check = {});
   /// Ends the RunRank() of the replica's other ranks.
   ~RankedExecutor() override;
 
@@ -85,7 +85,7 @@ class RankedExecutor : public Executor {
     Status status = {};                         // of this process
     SliceSummaries slices = {};                 // of its part of the head
   };
-  Status SetUp(RankSetup setup);
+  Status SetUp(RankSetup setup, const std::function<Status()>& check);
   Status StartOnAll(Started& started);
   StatusOr<StepResult> RunHere(const StepBatch& batch);
   StatusOr<StepResult> FinishOnAll(Started& started);
@@ -118,6 +118,11 @@ class RankedExecutor : public Executor {
   Status failure_;
   bool has_sent_end_ = false;  // by Lose()
 };
+
+/// A rank whose step failed by another rank leaves the end of the job to the driver, which then names that
+/// other rank. It waits so many seconds longer than the time limit, so that a server's clients can read their
+/// errors meanwhile.
+inline constexpr int kEndSeconds = 120;
 
 /// Runs the driver's batches on this rank until the driver ends the job. Returns the error of the rank or of
 /// its peers. `local_ranks` ranks share the memory of this machine.

@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 
+#include "base/test_patience.h"
 #include "comm/transport/free_port.h"
 #include "comm/transport/ucx_transport.h"
 #include "engine/engine.h"
@@ -87,6 +88,28 @@ pid_t Spawn(const Role& role) {
   return pid;
 }
 
+// Waits for the end of a rank that need not be killed.
+void ExpectEnded(int rank, pid_t pid) {
+  const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                   std::chrono::duration<double>(base::Patient(30)));
+  int status = 0;
+  pid_t ended = 0;
+  while ((ended = waitpid(pid, &status, WNOHANG)) == 0 && Clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  if (ended == 0) {
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    FAIL() << "rank " << rank << " did not end";
+  }
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << ": " << status;
+}
+
+void KillRank(pid_t pid) {
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+}
+
 // The failure of a rank.
 struct ProcessFault {
   Degrees degrees;
@@ -148,11 +171,7 @@ Status FailBy(const ProcessFault& fault, double* seconds) {
     if (process.model != nullptr) failed = RunUntilFailure(process, role, pids[fault.victim], fault, seconds);
   }
   for (int rank = 1; rank < fault.degrees.ranks(); ++rank) {
-    if (rank == fault.victim) kill(pids[rank], SIGKILL);
-    int status = 0;
-    waitpid(pids[rank], &status, 0);
-    if (rank == fault.victim) continue;
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << ": " << status;
+    rank == fault.victim ? KillRank(pids[rank]) : ExpectEnded(rank, pids[rank]);
   }
   fmt::print("{}: after {:.2f} s: {}\n", Name(fault.degrees), *seconds, Message(failed));
   return failed;
@@ -266,10 +285,7 @@ TEST_P(SurvivingProcessTest, TheJobContinuesWithoutTheRank) {
     EXPECT_EQ(excluded, std::vector<int>{victim});
   }
   for (int rank = 1; rank < 3; ++rank) {
-    int status = 0;
-    waitpid(pids[rank], &status, 0);
-    if (rank == victim) continue;
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << ": " << status;
+    rank == victim ? KillRank(pids[rank]) : ExpectEnded(rank, pids[rank]);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <ranges>
 #include <utility>
 
@@ -96,22 +97,40 @@ Status ReplicatedEngine::RecordLoad() {
   return OkStatus();
 }
 
-size_t ReplicatedEngine::ReplicaFor(const Request& request) const {
-  size_t best = 0;
+// The sizes of replicas do not change, so that any thread may ask.
+Status ReplicatedEngine::Check(const Request& request) const {
+  Status first_error;
+  for (const auto& replica : replicas_) {
+    Status status = replica->Check(request);
+    if (status.ok()) return status;
+    if (first_error.ok()) first_error = std::move(status);
+  }
+  return first_error;
+}
+
+StatusOr<size_t> ReplicatedEngine::ReplicaFor(const Request& request) const {
+  std::optional<size_t> best;
+  Status refused;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < replicas_.size(); ++i) {
     if (is_excluded(i)) continue;
-    const int64_t work = replicas_[i]->PendingTokens() - replicas_[i]->CachedTokens(request);
+    const ContinuousEngine& replica = *replicas_[i];
+    if (Status status = replica.Check(request); !status.ok()) {
+      refused = std::move(status);
+      continue;
+    }
+    const int64_t work =
+        replica.PendingTokens() - replica.CachedTokens(request) + replica.MissingTokens(request);
     if (work >= least) continue;
     least = work;
     best = i;
   }
-  return best;
+  if (!best) return refused;
+  return *best;
 }
 
 StatusOr<RequestId> ReplicatedEngine::Add(Request request) {
-  RETURN_IF_ERROR(Check(request));
-  const size_t replica = ReplicaFor(request);
+  ASSIGN_OR_RETURN(const size_t replica, ReplicaFor(request));
   RETURN_IF_ERROR(replicas_[replica]->AddAs(last_id_ + 1, std::move(request)));
   replica_of_[++last_id_] = replica;
   return last_id_;

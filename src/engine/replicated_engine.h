@@ -29,9 +29,11 @@ class ReplicatedEngine : public Engine {
   void Tolerate(std::shared_ptr<Lockstep> lockstep, const models::Model& model);
 
   void BindCaller() override { first().BindCaller(); }
-  Status Check(const Request& request) const override { return first().Check(request); }
-  /// Adds the request to the replica that then has the fewest tokens to compute: those of its other requests,
-  /// and those of this prompt that are not in its prefix tree. Of equal replicas, the first is chosen.
+  /// A request is accepted if a replica accepts it: ranks may have caches of different sizes.
+  Status Check(const Request& request) const override;
+  /// Adds the request to the replica with the least work, of those that accept it. Work is the tokens to be
+  /// computed, those of its other requests and those of this prompt that are not in its prefix tree, and the
+  /// tokens for which its KV cache then lacks blocks. Of equal replicas, the first is chosen.
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
   /// Starts the step of every replica before it waits for any. Chunks of prompts are limited so that no
@@ -57,7 +59,7 @@ class ReplicatedEngine : public Engine {
 
  private:
   ContinuousEngine& first() const { return *replicas_.front(); }
-  size_t ReplicaFor(const Request& request) const;
+  StatusOr<size_t> ReplicaFor(const Request& request) const;
   void EvenOut();
   Status RecordLoad();
   Status FollowLoad();

@@ -17,14 +17,15 @@ using testing::HasSubstr;
 
 constexpr double kLimitSeconds = 20;
 
-/// Replicas of one rank each; the ranks are threads.
+/// Replicas of one rank each; the ranks are threads. With `small_caches`, other replicas than 0 have two
+/// thirds of its blocks.
 class ReplicatedEngineTest : public FakeEngineTest {
  protected:
-  ReplicatedEngineTest() : FakeEngineTest(512) {
+  explicit ReplicatedEngineTest(bool small_caches = false) : FakeEngineTest(512) {
     for (int rank = 1; rank < kReplicas; ++rank) {
-      ranks_.emplace_back([this, rank] {
+      ranks_.emplace_back([this, rank, small_caches] {
         const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
-        FakeModel model(512);
+        FakeModel model(512, FakeModel::kVocab, /*mtp=*/small_caches);  // the module has a layer of the cache
         ended_[rank] = RunRank(model, kernels_, *threads, job_.end(rank), layout_, kLimitSeconds);
         job_.Leave(rank);
       });
@@ -122,6 +123,50 @@ TEST_F(ReplicatedEngineTest, ACommonPrefixDoesNotOverloadAReplica) {
   }
   Drain(engine);
   for (const int64_t outputs : Outputs()) EXPECT_GE(outputs, 150);
+}
+
+// Replica 0 has less to compute than others, but its cache is nearly full.
+TEST_F(ReplicatedEngineTest, ARequestGoesToAReplicaWhoseCacheHasRoomForIt) {
+  EngineOptions options = Options();
+  options.kv_bytes = 20 * kBlockBytes;
+  engine_ = Make(options);
+  Engine& engine = *engine_;
+  std::map<RequestId, Result> results;
+  const auto on = [&](int replica) {
+    const ReplicaStats stats = engine.stats().replicas[replica];
+    return stats.running + stats.waiting;
+  };
+  const auto read = [&](RequestId id) {
+    while (results[id].tokens.empty()) Step(engine, &results);
+  };
+  const RequestId first = *engine.Add(Greedy(RandomPrompt(450, 1), 30));
+  for (const int seed : {2, 3}) ASSERT_TRUE(engine.Add(Greedy(RandomPrompt(20, seed), 200)).ok());
+  read(first);
+  const RequestId second = *engine.Add(Greedy(RandomPrompt(450, 4), 30));
+  ASSERT_EQ(on(0), 2);
+  read(second);
+  ASSERT_TRUE(engine.Add(Greedy(RandomPrompt(400, 5), 10)).ok());
+  EXPECT_EQ(on(0), 2);
+  EXPECT_EQ(on(1), 2);
+  Drain(engine);
+}
+
+class UnequalReplicasTest : public ReplicatedEngineTest {
+ protected:
+  UnequalReplicasTest() : ReplicatedEngineTest(/*small_caches=*/true) {}
+};
+
+TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaThatHoldsIt) {
+  EngineOptions options = Options();
+  options.kv_bytes = 6 * kBlockBytes;  // 384 tokens, and 256 of other replicas
+  engine_ = Make(options);
+  ASSERT_TRUE(engine_->Add(Greedy(RandomPrompt(100, 1), 50)).ok());  // of replica 0
+  const Request large = Greedy(RandomPrompt(300, 2), 10);
+  EXPECT_TRUE(engine_->Check(large).ok());
+  const auto id = engine_->Add(large);
+  ASSERT_TRUE(id.ok()) << Message(id.status());
+  EXPECT_EQ(Drain(*engine_)[*id].tokens, Alone(large));
+  EXPECT_THAT(Message(engine_->Check(Greedy(RandomPrompt(400, 3), 10))), HasSubstr("cache of 384 tokens"));
 }
 
 TEST_F(ReplicatedEngineTest, CancelledRequestsHoldNothing) {

@@ -82,7 +82,7 @@ struct StepResult {
 /// Sizes that a batch must respect to be run by an executor.
 struct StepLimits {
   int blocks = 0, swap_slots = 0, warm_slots = 0;
-  int layers = 0;  // of a block
+  int layers = 0;  // of the model, those of MTP modules included
   int vocab_size = 0;
   int hidden_size = 0;
   bool disk = false;  // operations on the disk tier are allowed: the records that they name are its own

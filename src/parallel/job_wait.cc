@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace moesaic::parallel {
@@ -33,13 +34,15 @@ std::vector<int> SilentRanks(const comm::Transport& job, std::span<const int> wi
   return ranks;
 }
 
-Status CauseOf(const Status& failure, const comm::Transport& job, double limit_s) {
+Status CauseOf(const Status& failure, const comm::Transport& job) {
   if (Status dead = CheckRanks(job); !dead.ok()) return dead;
   if (failure.code() != StatusCode::kDeadlineExceeded) return failure;
-  const std::vector<int> silent = SilentRanks(job);
+  std::vector<std::string> silent;
+  for (const int rank : SilentRanks(job)) {
+    silent.push_back(fmt::format("rank {} did not answer for {:.1f} s", rank, job.SilentSeconds(rank)));
+  }
   if (silent.empty()) return failure;
-  return Annotate(failure,
-                  fmt::format("rank {} did not answer for {} s", fmt::join(silent, " and rank "), limit_s));
+  return Annotate(failure, fmt::format("{}", fmt::join(silent, ", ")));
 }
 
 Status WaitInJob(comm::Transport& job, comm::TransferId id, double limit_s) {

@@ -18,9 +18,8 @@ Status CheckRanks(const comm::Transport& job);
 std::vector<int> SilentRanks(const comm::Transport& job, std::span<const int> without = {});
 
 /// Returns the error of a step, which begins with the rank that caused `failure` where the transport knows
-/// one: a rank that has died, or, after the time limit `limit_s`, a silent one. Ranks that wait for it are no
-/// cause.
-Status CauseOf(const Status& failure, const comm::Transport& job, double limit_s);
+/// one: a rank that has died, or, after a time limit, a silent one. Ranks that wait for it are no cause.
+Status CauseOf(const Status& failure, const comm::Transport& job);
 
 /// Like comm::Wait, but also cancels the transfer and returns when any rank of the job has died, because the
 /// peer may wait for that rank and never send.

@@ -54,7 +54,12 @@ RankGroups::~RankGroups() {
 }
 
 Status RankGroups::Exclude(std::span<const int> ranks) {
-  for (const int rank : ranks) job_.Ignore(rank);
+  for (const int dead : ranks) {
+    if (dead < 0 || dead >= job_.size() || dead == rank()) {
+      return InvalidArgument("rank {} of {} can't continue without rank {}", rank(), job_.size(), dead);
+    }
+  }
+  for (const int dead : ranks) job_.Ignore(dead);
   failure_ = OkStatus();
   return experts_ == nullptr ? OkStatus() : experts_->SetDead(ranks);
 }

@@ -166,6 +166,14 @@ TEST(RankGroups, KeepsTheFirstFailure) {
   EXPECT_TRUE(groups->TakeFailure().ok());
 }
 
+TEST(RankGroups, RefusesToContinueWithoutRanksThatDoNotExist) {
+  comm::LocalJob job(2);
+  const auto groups = JoinGroups(job.end(1), *Layout::Create({.data = 2, .expert = 2}));
+  for (const int rank : {-1, 1, 2}) {
+    EXPECT_EQ(groups->Exclude(std::vector<int>{rank}).code(), StatusCode::kInvalidArgument) << rank;
+  }
+}
+
 TEST(RankGroups, RefusesALayoutOfAnotherSize) {
   comm::LocalJob job(2);
   const auto groups = RankGroups::Create(job.end(0), comm::Topology::Flat(2, {.bytes_per_s = 1}), Layout());

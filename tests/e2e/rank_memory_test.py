@@ -7,6 +7,7 @@ import os
 import pathlib
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -18,17 +19,29 @@ from moesaic_cli import BINARY, ROOT, limit, main, run
 sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "bench")]
 import make_shapes  # noqa: E402
 import ranks_test  # noqa: E402
-from serving import Server  # noqa: E402
+from serving import Server, until  # noqa: E402
 from terminal import Terminal  # noqa: E402
 
 LAYERS, EXPERTS = 8, 32
 PROMPT_IDS = [3 + i * 37 % 4000 for i in range(300)]  # enough rows for every expert to get some
 
 
-def write_model(path):
+def write_model(path, layers=LAYERS, experts=EXPERTS):
     make_shapes.SHAPES["rank-memory"] = lambda _: make_shapes.qwen3_moe(
-        hidden=1024, heads=8, kv_heads=2, head=128, experts=EXPERTS, width=512, layers=LAYERS, vocab=4096, active=4)
+        hidden=1024, heads=8, kv_heads=2, head=128, experts=experts, width=512, layers=layers, vocab=4096, active=4)
     make_shapes.write(path, "rank-memory", "q8_0", seed=1, context=1024)
+
+
+def make_tiny(path):
+    """A model of the same kind with few weights: 2 layers of 4 experts."""
+    write_model(path, layers=2, experts=4)
+    return path
+
+
+def anonymous(pid):
+    """Returns the bytes of a process's resident memory that are no pages of files."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) << 10
 
 
 def part_bytes(path):
@@ -96,6 +109,30 @@ class RankMemory(unittest.TestCase):
         cls.model = cls.folder / "model.gguf"
         write_model(cls.model)
 
+    def test_ranks_of_a_checkpoint_load_their_parts_alone(self):
+        def held(model, *flags):
+            """Returns the anonymous memory of each rank of a server after a request."""
+            server = Server(*flags, "--threads", "1", "--kv-memory", "64M", model=model)
+            self.addCleanup(server.process.kill)
+            status, answer = server.json("POST", "/v1/completions", {"prompt": PROMPT_IDS[:20], "max_tokens": 2})
+            self.assertEqual(status, 200, answer)
+            sizes = [anonymous(pid) for pid in (server.process.pid, *ranks_test.children(server.process.pid))]
+            self.assertEqual(server.stop(), 0)
+            return sizes
+
+        def parts(model, layout):
+            packed = self.folder / "shares.moesaic"
+            run("convert", model, "--layout", layout, "--out", packed, "--force")
+            return part_bytes(packed)
+
+        tiny = make_tiny(self.folder / "tiny.gguf")
+        for layout, flags in (("tp=2", ("-tp", "2")), ("pp=2", ("-pp", "2"))):
+            with self.subTest(layout=layout):
+                others = [size - part for size, part in zip(held(tiny, *flags), parts(tiny, layout))]  # all but weights
+                for rank, (size, part) in enumerate(zip(held(self.model, *flags), parts(self.model, layout))):
+                    self.assertLessEqual(size - others[rank], 1.1 * part, f"rank {rank}")
+                    self.assertGreater(size, 0.9 * part, f"rank {rank}")
+
     def test_ranks_map_their_parts_alone(self):
         for layout, flags in (("tp=2", ("-tp", "2")), ("pp=2,layers=3+5", ("-pp", "2", "--layer-split", "3,5"))):
             with self.subTest(layout=layout):
@@ -118,6 +155,44 @@ class RankMemory(unittest.TestCase):
         for part in ("rank 0: loading [", "rank 1: loading ["):
             terminal.wait_for(part)
         self.assertEqual(terminal.process.wait(limit()), 0)
+
+    def loading(self):
+        """Starts a server on two ranks. Returns it, the process of rank 1 and the log when the ranks have met and load the model."""
+        command = [str(BINARY), "serve", str(self.model), "--port", "0", "--threads", "1", "-tp", "2"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        log = self.read_until(process, "requests get 503")
+        rank, = ranks_test.children(process.pid)
+        return process, rank, log
+
+    def read_until(self, process, text):
+        """Returns the log up to the line that contains `text`."""
+        log = ""
+        while text not in log:
+            line = process.stderr.readline()
+            self.assertTrue(line, f"the server ended: {log}")
+            log += line
+        return log
+
+    def test_a_rank_that_dies_while_others_load_is_named(self):
+        process, rank, _ = self.loading()
+        os.kill(rank, signal.SIGKILL)
+        _, error = process.communicate(timeout=limit())
+        self.assertEqual(process.returncode, 1, error)
+        self.assertIn(f"rank 1 (process {rank}) was killed by signal 9", error)
+
+    def test_a_signal_ends_the_wait_for_a_rank_that_loads(self):
+        process, rank, log = self.loading()
+        os.kill(rank, signal.SIGSTOP)
+        log += self.read_until(process, "of weights in")
+        stopped = f"rank 1 (process {rank}) was stopped by signal 19"
+        if stopped not in log:
+            self.read_until(process, stopped)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=limit())
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, error)
+        until(lambda: ranks_test.ended(rank), limit())
 
     def test_another_layout_is_refused(self):
         packed = self.folder / "two.moesaic"

@@ -2,6 +2,7 @@
 """Tests a server on several ranks: equal answers in every layout, replicas, moves of experts, and ranks that are killed or
 stopped."""
 import concurrent.futures
+import itertools
 import json
 import os
 import re
@@ -32,10 +33,10 @@ class Serving(unittest.TestCase):
         self.assertIn(f"rank {number} (process {ranks[victim]}) was killed by signal 9", server.read_log())
 
     def test_each_rank_is_killed_in_turn_and_leaves_no_process_or_file(self):
-        for victim in range(4):
-            with self.subTest(rank=victim):
+        for flags, victim in itertools.product((("-tp", "2", "-pp", "2"), ("-dp", "2", "-tp", "2", "-ep")), range(4)):
+            with self.subTest(layout=flags, rank=victim):
                 before = shared_files()
-                server = Server("-tp", "2", "-pp", "2")
+                server = Server(*flags)
                 self.addCleanup(server.process.kill)
                 ranks = children(server.process.pid)
                 with server.holding():
@@ -272,7 +273,9 @@ class Serving(unittest.TestCase):
         self.assertRegex(answer["error"]["message"], f": {named}")
         server.process.wait(limit())
         self.assertEqual(server.stop(), 1)
-        self.assertRegex(server.read_log(), rf"\[error\] {named}.*; the server stops")
+        log = server.read_log()
+        self.assertRegex(log, rf"\[error\] {named}.*; the server stops")
+        self.assertIn(f"rank 1 (process {rank}) was stopped by signal 19", log)
         until(lambda: ended(rank), limit())
 
     def test_an_idle_server_notices_a_dead_rank_of_another_launcher(self):

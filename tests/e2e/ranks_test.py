@@ -72,6 +72,12 @@ class Results(RanksCase):
                     self.assert_close(rows, expected)
                     self.assertEqual(rows, self.logits(GOLDEN / model, *flags), "a layout repeats its results")
 
+    def test_expert_parallelism_of_a_dense_model_is_reported(self):
+        out = self.folder / "logits.npy"
+        for flags in (("-tp", "2", "-ep"), ("-dp", "2", "-ep")):
+            result = run("logits", GOLDEN / "qwen3-tied", "--ids", IDS, "--dtype", "f32", "--threads", "1", "--out", out, *flags)
+            self.assertEqual(result.stderr.count("has no effect on a model without routed experts"), 1, result.stderr)
+
     @needs_mpirun
     def test_results_do_not_depend_on_the_transport(self):
         model, out = GOLDEN / "qwen3-moe-norm-tied", self.folder / "logits.npy"
@@ -94,7 +100,8 @@ class Results(RanksCase):
         text = self.folder / "text.txt"
         text.write_text("The lion was in the woods and the owl was in the tree. " * 8)
         words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "24", "--temperature", "0")
-        self.assertEqual(run(*words, "-tp", "2").stdout, run(*words).stdout)
+        for flags in (("-tp", "2"), ("--layout", "tp=2,pp=2,layers=1+3")):
+            self.assertEqual(run(*words, *flags).stdout, run(*words).stdout)
         words = ("perplexity", MODEL, text, "--dtype", "f32", "--format", "json")
         one, *others = (json.loads(run(*words, *flags).stdout) for flags in ((), ("-pp", "2"), ("-dp", "2", "-ep")))
         for other in others:
@@ -194,6 +201,7 @@ class Refusals(RanksCase):
         self.assert_refused(["-tp", "7"], "4 attention heads can't be divided among 7 tensor parallel ranks")
         self.assert_refused(["-tp", "3", "--ep-size", "2"], "expert")
         self.assert_refused(["-tp", "0"], "--tensor-parallel-size", code=2)
+        self.assert_refused(["--layout", "tp=2,cp=2"], "a layout has sizes tp, pp, dp and ep")
         self.assert_refused(["-dp", "2", "-tp", "2", "--ep-size", "2"],
                             "the expert parallel size must be 1 or 4 with 2 data parallel replicas, found 2")
         error = run("serve", MODEL, "-dp", "2", "--kv-events", "tcp://127.0.0.1:*", "--port", "0", code=1).stderr
@@ -227,18 +235,60 @@ class Refusals(RanksCase):
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("Address already in use", result.stderr)
 
-    def test_ranks_with_different_settings_are_named(self):
-        environment = os.environ | {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": "2",
+    def start_each(self, *ranks, code=1):
+        """Runs each rank with its own (environment, arguments). All must exit with `code`. Returns their errors."""
+        environment = os.environ | {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": str(len(ranks)),
                                     "MOESAIC_RENDEZVOUS": "127.0.0.1:" + Deployment.free_port()}
-        ranks = []
-        for rank, dtype in enumerate(("f32", "int8")):
-            command = [str(BINARY), "generate", str(MODEL), "--prompt", "Once", "-tp", "2", "--dtype", dtype]
-            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                          env=environment | {"MOESAIC_RANK": str(rank)}))
-        for rank in ranks:
-            _, error = rank.communicate(timeout=limit())
-            self.assertEqual(rank.returncode, 1)
+        started = []
+        for rank, (own, words) in enumerate(ranks):
+            started.append(subprocess.Popen([str(BINARY), *map(str, words)], stdin=subprocess.DEVNULL,
+                                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                            env=environment | {"MOESAIC_RANK": str(rank)} | own))
+            self.addCleanup(started[-1].kill)
+        errors = [rank.communicate(timeout=limit())[1] for rank in started]
+        self.assertEqual([rank.returncode for rank in started], [code] * len(ranks), errors)
+        return errors
+
+    def logits_of(self, model, *flags):
+        return ["logits", model, "--ids", IDS, "--dtype", "f32", "--threads", "1", "--out", self.folder / "l.npy", *flags]
+
+    def test_ranks_with_different_settings_are_named(self):
+        words = ["generate", MODEL, "--prompt", "Once", "-tp", "2", "--dtype"]
+        for error in self.start_each(({}, [*words, "f32"]), ({}, [*words, "int8"])):
             self.assertRegex(error, "all ranks must load the same model.* rank 1 has .*dtype int8.* rank 0 .*dtype f32")
+
+    def test_ranks_with_other_weights_are_named(self):
+        model, other = GOLDEN / "qwen3-moe-norm-tied", self.folder / "other"
+        shutil.copytree(model, other)
+        for path in other.glob("model*.safetensors"):  # another training: the same header
+            data = bytearray(path.read_bytes())
+            for i in range(8 + int.from_bytes(data[:8], "little"), len(data)):
+                data[i] ^= 1
+            path.write_bytes(data)
+        for error in self.start_each(({}, self.logits_of(model, "-pp", "2")), ({}, self.logits_of(other, "-pp", "2"))):
+            self.assertRegex(error, "all ranks must load the same model in the same way; rank 1 has .*weights")
+
+    def test_ranks_with_another_topology_are_named(self):
+        """Texts of ranks are cut where they are exchanged; long speeds come before the difference."""
+        words = self.logits_of(GOLDEN / "qwen3-moe-norm-tied", "-dp", "2", "-ep", "--rank-speeds",
+                               "0.12345678901234567,0.98765432109876543", "--topology")
+        paths = []
+        for latency in (1, 2):
+            topology = json.loads(json.dumps(TWO_DEVICES))
+            topology["tree"]["link"]["latency_us"] = latency
+            paths.append(self.folder / f"{latency}.json")
+            paths[-1].write_text(json.dumps(topology))
+        for error in self.start_each(*(({}, [*words, path]) for path in paths)):
+            self.assertIn("all ranks must load the same model in the same way; rank 1 has", error)
+
+    def test_shards_with_other_kernels_are_named(self):
+        """Each shard chooses the experts of all rows, and other instruction sets round differently."""
+        def ranks(*flags):
+            words = self.logits_of(GOLDEN / "qwen3-moe-norm-tied", *flags)
+            return ({}, words), ({"MOESAIC_ISA": "ref"}, words)
+        for error in self.start_each(*ranks("-tp", "2")):
+            self.assertRegex(error, "rank 1 has kernels for ref .*: set MOESAIC_ISA on all ranks")
+        self.start_each(*ranks("-pp", "2"), code=0)
 
     @needs_mpirun
     def test_a_job_of_another_size_is_refused(self):
@@ -342,6 +392,7 @@ class Processes(RanksCase):
 
 # Stand-ins for Slurm's programs: tasks are processes of this machine.
 SRUN = """#!/bin/bash
+[[ $SRUN_CPUS_PER_TASK == "$SLURM_CPUS_PER_TASK" ]] || exit 9
 while [[ $1 == --* ]]; do shift; done
 for task in 0 1; do SLURM_PROCID=$task SLURM_NTASKS=2 "$@" & done
 wait -n
@@ -410,7 +461,8 @@ class Deployment(RanksCase):
             program.write_text(text)
             program.chmod(0o755)
         self.answer([ROOT / "deploy" / "slurm" / "moesaic.sbatch", MODEL, "-pp", "2"],
-                    {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost", "MOESAIC": str(BINARY),
+                    {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost",
+                     "SLURM_CPUS_PER_TASK": "3", "MOESAIC": str(BINARY),
                      "MOESAIC_PORT": self.free_port(), "MOESAIC_RENDEZVOUS_PORT": self.free_port()})
 
     @needs_mpirun

@@ -1,0 +1,28 @@
+#include "app/rank_job.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace moesaic::app {
+namespace {
+
+TEST(CoresOfRank, RanksWithOneMaskDivideIt) {
+  // Host a did not bind its ranks; on host b, a launcher has bound two ranks to each socket.
+  const std::vector<std::string> hosts = {"a", "a", "b", "b", "b", "b", "a"};
+  const std::vector<std::string> masks = {"0-7", "0-7", "0-3", "0-3", "4-7", "4-7", "0-7"};
+  EXPECT_EQ(CoresOfRank(0, hosts, masks), (CoreShare{0, 3}));
+  EXPECT_EQ(CoresOfRank(6, hosts, masks), (CoreShare{2, 3}));
+  EXPECT_EQ(CoresOfRank(2, hosts, masks), (CoreShare{0, 2}));
+  EXPECT_EQ(CoresOfRank(3, hosts, masks), (CoreShare{1, 2}));
+  EXPECT_EQ(CoresOfRank(5, hosts, masks), (CoreShare{1, 2}));
+}
+
+TEST(CoresOfRank, ARankThatIsBoundKeepsItsCores) {
+  const std::vector<std::string> hosts = {"a", "a"}, masks = {"0-3", "4-7"};
+  EXPECT_EQ(CoresOfRank(1, hosts, masks), (CoreShare{0, 1}));
+}
+
+}  // namespace
+}  // namespace moesaic::app

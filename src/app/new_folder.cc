@@ -45,7 +45,7 @@ Status NewFolder::Commit() {
     return IoError("{}: cannot be renamed into place: {}", path_, std::strerror(errno));
   }
   committed_ = true;
-  return OkStatus();
+  return runtime::SyncFolderOf(path_);
 }
 
 }  // namespace moesaic::app

@@ -22,7 +22,8 @@ class NewFolder {
   NewFolder& operator=(const NewFolder&) = delete;
 
   const std::string& partial() const { return partial_; }  ///< folder to write files to
-  /// Renames the folder into place. IoError if `path` is no longer empty. Does not flush files to the disk.
+  /// Renames the folder into place and flushes its name to the disk, but not its files. IoError if `path` is
+  /// no longer empty.
   Status Commit();
 
  private:

@@ -8,6 +8,8 @@
 #include <fstream>
 #include <vector>
 
+#include "runtime/test_sync_log.h"
+
 namespace moesaic::app {
 namespace {
 
@@ -48,6 +50,15 @@ TEST_F(NewFolderTest, AppearsOnlyWhenCommitted) {
   ASSERT_TRUE((*folder)->Commit().ok());
   EXPECT_THAT(Names(), ElementsAre("f"));
   EXPECT_TRUE(fs::exists(Path("f/file")));
+}
+
+TEST_F(NewFolderTest, CommitFlushesTheNameToTheDisk) {
+  const auto folder = NewFolder::Create(Path("f"));
+  ASSERT_TRUE(folder.ok()) << Message(folder.status());
+  runtime::SyncLog log;
+  ASSERT_TRUE((*folder)->Commit().ok());
+  const std::string root = fs::canonical(root_).string();
+  EXPECT_THAT(log.Take(), ElementsAre("rename " + root + "/f", "fsync " + root));
 }
 
 TEST_F(NewFolderTest, RemovesAbandonedPartialFoldersOnly) {

@@ -247,6 +247,10 @@ StatusOr<std::shared_ptr<const Analysis>> FindAnalysis(const checkpoint::Checkpo
                    models::SpecFromConfig(source.config(), models::ConfigFile(source)));
   StatusOr<Analysis> found = Analysis::Load(path, key, spec.sandwich_norm);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
+  if (found.ok()) {
+    ASSIGN_OR_RETURN(const std::vector<ModelItem> items, ListItems(source));
+    RETURN_IF_ERROR(found->folding.Check(items, path));
+  }
   *resumed = found.ok();
   if (!found.ok()) {
     // The passes are planned for the part of the mix that is not measured yet.

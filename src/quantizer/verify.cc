@@ -255,6 +255,8 @@ StatusOr<OutputSettings> SettingsOf(const Checkpoint& quantized, const Checkpoin
   if (analysis.Checksum() != settings.analysis_xxh3) {
     return DataLoss("{}: differs from the analysis that the weights were made with", path);
   }
+  ASSIGN_OR_RETURN(const std::vector<ModelItem> items, ListItems(source));
+  RETURN_IF_ERROR(analysis.folding.Check(items, path));
   settings.analysis = std::make_shared<const Analysis>(std::move(analysis));
   return settings;
 }

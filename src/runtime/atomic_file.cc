@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "runtime/partial.h"
@@ -15,12 +17,27 @@ StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path
   // Renaming over a device such as /dev/null would replace it; renaming over a folder would fail only at the
   // end.
   struct stat status = {};
-  if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+  const bool exists = stat(path.c_str(), &status) == 0;
+  if (exists && !S_ISREG(status.st_mode)) {
     return InvalidArgument("{}: can't be written: it is not a regular file", path);
   }
-  ASSIGN_OR_RETURN(Partial partial, CreatePartial(path, PartialKind::kFile));
-  return std::unique_ptr<AtomicFile>(
-      new AtomicFile(path, std::move(partial.path), fdopen(partial.descriptor, "wb")));
+  // A rename would replace a link, so its target is written.
+  std::string target = path;
+  std::error_code error;
+  if (std::filesystem::is_symlink(path, error)) {
+    target = std::filesystem::weakly_canonical(path, error).string();
+    if (error || !exists) {
+      return InvalidArgument("{}: can't be written: it is a link to a file that does not exist", path);
+    }
+  }
+  ASSIGN_OR_RETURN(Partial partial, CreatePartial(target, PartialKind::kFile));
+  std::unique_ptr<AtomicFile> file(
+      new AtomicFile(std::move(target), std::move(partial.path), fdopen(partial.descriptor, "wb")));
+  if (exists && fchmod(fileno(file->file_), status.st_mode & 0777) != 0) {
+    return IoError("{}: can't get the permissions of the file that it replaces: {}", path,
+                   std::strerror(errno));
+  }
+  return file;
 }
 
 AtomicFile::AtomicFile(std::string path, std::string partial, std::FILE* file)
@@ -42,7 +59,7 @@ Status AtomicFile::Commit() {
     return IoError("{}: writing failed: {}", path_, std::strerror(errno));
   }
   std::fclose(std::exchange(file_, nullptr));
-  if (std::rename(partial_.c_str(), path_.c_str()) == 0) return OkStatus();
+  if (std::rename(partial_.c_str(), path_.c_str()) == 0) return SyncFolderOf(path_);
   const int error = errno;
   unlink(partial_.c_str());
   return IoError("{}: can't be renamed into place: {}", path_, std::strerror(error));

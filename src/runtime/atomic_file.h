@@ -11,7 +11,8 @@
 namespace moesaic::runtime {
 
 /// Writes to `path.<numbers>.partial` next to `path` and renames it into place. Destruction before Commit()
-/// removes the partial file. The next writer of the same path removes partial files of killed writers.
+/// removes the partial file. The next writer of the same path removes partial files of killed writers. A file
+/// that is replaced passes on its permissions; if `path` is a link, its target is replaced.
 class AtomicFile {
  public:
   static StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
@@ -20,7 +21,8 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   Status Write(const void* data, size_t bytes);
-  Status Commit();  ///< Flushes, syncs and renames.
+  /// Syncs the file, renames it and syncs the folder: afterwards the file survives a power failure.
+  Status Commit();
 
  private:
   AtomicFile(std::string path, std::string partial, std::FILE* file);

@@ -13,6 +13,8 @@
 #include <fstream>
 #include <vector>
 
+#include "runtime/test_sync_log.h"
+
 namespace moesaic::runtime {
 namespace {
 
@@ -66,6 +68,39 @@ TEST_F(AtomicFileTest, ReplacesRegularFilesOnly) {
     EXPECT_EQ(Message(file.status()), path + ": can't be written: it is not a regular file");
   }
   EXPECT_THAT(Names(), ElementsAre("folder", "pipe"));
+}
+
+TEST_F(AtomicFileTest, CommitSyncsTheFileAndThenItsName) {
+  auto file = AtomicFile::Create(Path("f"));
+  ASSERT_TRUE(file.ok() && (*file)->Write("new", 3).ok());
+  SyncLog log;
+  ASSERT_TRUE((*file)->Commit().ok());
+  const std::string folder = std::filesystem::canonical(folder_).string();
+  EXPECT_THAT(log.Take(), ElementsAre(::testing::MatchesRegex("fsync " + folder + "/f.[0-9-]*.partial"),
+                                      "rename " + Path("f"), "fsync " + folder));
+}
+
+TEST_F(AtomicFileTest, ReplacesTheTargetOfALink) {
+  std::filesystem::create_directory(Path("folder"));
+  std::ofstream(Path("folder/target")) << "old";
+  std::filesystem::create_symlink("folder/target", Path("link"));
+  const Status written = WriteFileAtomically(Path("link"), "new");
+  ASSERT_TRUE(written.ok()) << Message(written);
+  EXPECT_TRUE(std::filesystem::is_symlink(Path("link")));
+  EXPECT_EQ(Content(Path("folder/target")), "new");
+  EXPECT_THAT(Names(), ElementsAre("folder", "link"));
+  std::filesystem::create_symlink("missing", Path("dangling"));
+  EXPECT_EQ(Message(WriteFileAtomically(Path("dangling"), "new")),
+            Path("dangling") + ": can't be written: it is a link to a file that does not exist");
+}
+
+TEST_F(AtomicFileTest, KeepsThePermissionsOfTheReplacedFile) {
+  std::ofstream(Path("f")) << "old";
+  for (const auto mode : {0600, 0664}) {
+    std::filesystem::permissions(Path("f"), std::filesystem::perms(mode));
+    ASSERT_TRUE(WriteFileAtomically(Path("f"), "new").ok());
+    EXPECT_EQ(std::filesystem::status(Path("f")).permissions(), std::filesystem::perms(mode));
+  }
 }
 
 TEST_F(AtomicFileTest, RemovesUncommittedFile) {

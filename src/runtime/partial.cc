@@ -61,6 +61,20 @@ bool Lock(int descriptor) {
 
 }  // namespace
 
+Status SyncFolderOf(const std::string& path) {
+  const fs::path whole(path);
+  const fs::path folder = whole.has_parent_path() ? whole.parent_path() : ".";
+  const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) {
+    if (errno == EACCES) return OkStatus();
+    return IoError("{}: its folder can't be opened: {}", path, std::strerror(errno));
+  }
+  const int error = fsync(descriptor) == 0 ? 0 : errno;
+  close(descriptor);
+  if (error == 0 || error == EINVAL || error == ENOTSUP) return OkStatus();
+  return IoError("{}: its folder can't be flushed to disk: {}", path, std::strerror(error));
+}
+
 bool IsPartialOf(std::string_view name, std::string_view target) {
   if (!name.starts_with(target) || !name.ends_with(kSuffix)) return false;
   if (name.size() <= target.size() + kSuffix.size() || name[target.size()] != '.') return false;

@@ -22,6 +22,10 @@ struct Partial {
 /// left.
 StatusOr<Partial> CreatePartial(const std::string& path, PartialKind kind);
 
+/// Flushes the folder of `path` to disk, so that `path` keeps its name after a power failure. Call it after a
+/// rename. Folders that the file system does not flush, or that the process must not read, are left alone.
+Status SyncFolderOf(const std::string& path);
+
 /// Returns whether CreatePartial could have created `name` for `target`; a user's "f.notes.partial" does not
 /// belong to "f". Both are names without folders.
 bool IsPartialOf(std::string_view name, std::string_view target);

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -88,7 +90,9 @@ struct ThreadPool::Impl {
   std::vector<TaskQueue> queues;
   int queues_used = 0;
   bool each = false;
-  std::function<void()> poll;  // of worker 0
+  std::function<void()> poll;       // of worker 0
+  std::atomic<bool> failed{false};  // a body has thrown `exception`
+  std::exception_ptr exception;
 
   bool Join() {
     uint32_t g = gate.load(std::memory_order_acquire);
@@ -103,15 +107,44 @@ struct ThreadPool::Impl {
     if (gate.fetch_sub(1, std::memory_order_acq_rel) == 1) gate.notify_one();
   }
 
+  // An exception ends the loop: it must not end a worker's thread, nor leave the caller while others run the
+  // body.
   void TakeTasks(int worker) {
     const int own = node_of_worker[worker];
-    for (int i = 0; i < queues_used; ++i) {
-      TaskQueue& queue = queues[(own + i) % queues_used];
-      for (int64_t task; (task = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
-        (*body)(task, worker);
-        if (worker == 0 && poll) poll();
+    try {
+      for (int i = 0; i < queues_used; ++i) {
+        TaskQueue& queue = queues[(own + i) % queues_used];
+        for (int64_t task; (task = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.end;) {
+          (*body)(task, worker);
+          if (worker == 0 && poll) poll();
+        }
+      }
+    } catch (...) {
+      Keep(std::current_exception());
+      for (int i = 0; i < queues_used; ++i) {
+        queues[i].next.store(queues[i].end, std::memory_order_relaxed);
       }
     }
+  }
+
+  // Runs the body of RunOnEach.
+  void RunOwn(int worker) {
+    try {
+      (*body)(worker, worker);
+    } catch (...) {
+      Keep(std::current_exception());
+    }
+  }
+
+  void Keep(std::exception_ptr thrown) {
+    if (!failed.exchange(true, std::memory_order_relaxed)) exception = std::move(thrown);
+  }
+
+  // Throws the exception that ended the loop, if any. Call it when all workers have left.
+  void Rethrow() {
+    if (!failed.load(std::memory_order_relaxed)) return;
+    failed.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(exception, nullptr));
   }
 
   // Determines the node to which each worker is bound.
@@ -155,7 +188,7 @@ struct ThreadPool::Impl {
         each_done = each_id.load(std::memory_order_relaxed);
         arrived.fetch_add(1, std::memory_order_acq_rel);
         WaitForAll();
-        (*body)(worker, worker);
+        RunOwn(worker);
       }
       Leave();
     }
@@ -248,6 +281,7 @@ void ThreadPool::RunByNode(std::span<const int64_t> ends, LoopBody body) {
   s.Open();
   s.TakeTasks(0);
   s.CloseWhenEmpty();
+  s.Rethrow();
 }
 
 void ThreadPool::RunOnEach(LoopBody body) {
@@ -258,8 +292,9 @@ void ThreadPool::RunOnEach(LoopBody body) {
   s.arrived.store(1, std::memory_order_relaxed);
   s.Open();
   s.WaitForAll();
-  body(0, 0);
+  s.RunOwn(0);
   s.CloseWhenEmpty();
+  s.Rethrow();
 }
 
 }  // namespace moesaic::runtime

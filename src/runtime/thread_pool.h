@@ -27,7 +27,9 @@ class LoopBody {
 };
 
 /// Runs loops over its threads. The thread that calls Run() is worker 0 and takes part. One loop runs at a
-/// time: Run() must not be called from two threads concurrently, nor from inside a loop.
+/// time: Run() must not be called from two threads concurrently, nor from inside a loop. If a body throws, no
+/// further task of the loop begins, and the first exception is thrown on the caller when all workers have
+/// left the loop.
 class ThreadPool {
  public:
   struct Options {

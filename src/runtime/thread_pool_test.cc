@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <new>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -35,6 +37,26 @@ TEST_P(ThreadPoolTest, RunsEveryTaskOnce) {
     });
     for (auto& count : ran) EXPECT_EQ(count.load(), 1);
   }
+}
+
+TEST_P(ThreadPoolTest, ThrowsTheExceptionOfATaskWhenAllWorkersHaveLeft) {
+  auto pool = MakePool(GetParam());
+  for (const int64_t bad : {0, 5, 99}) {
+    std::atomic<int> inside{0};
+    EXPECT_THROW(pool->Run(100,
+                           [&](int64_t task, int) {
+                             ++inside;
+                             if (task != bad) std::this_thread::yield();
+                             --inside;
+                             if (task == bad) throw std::bad_alloc();
+                           }),
+                 std::bad_alloc);
+    EXPECT_EQ(inside.load(), 0) << "a worker still runs the body";
+    EXPECT_THROW(pool->RunOnEach([&](int64_t, int) { throw std::length_error("each"); }), std::length_error);
+  }
+  std::atomic<int64_t> sum{0};
+  pool->Run(100, [&](int64_t task, int) { sum += task; });
+  EXPECT_EQ(sum.load(), 4950) << "the pool still works";
 }
 
 // Loops follow each other immediately, and also after pauses in which the workers fall asleep.

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <random>
 
@@ -228,6 +229,57 @@ TEST_F(AnalysisTest, AnotherAnalysisIsRejected) {
                 fs::copy_options::overwrite_existing);
   EXPECT_THAT(Message(Check(source, "out").status()),
               HasSubstr("differs from the analysis that the weights were made with"));
+}
+
+// The folder may come from anywhere, so the checksum of its analysis is no proof of its content.
+TEST_F(AnalysisTest, ScalesThatDoNotFitTheModelAreRejected) {
+  options_.output.analyze = {.smoothing = true};
+  const std::string source = Golden("kimi-k2");
+  ASSERT_TRUE(Run(source, "out").ok());
+  const std::string path = folder_.Path("out") + "/" + kAnalysisFile, norm = "model.layers.0.input_layernorm";
+  const Analysis good = *Analysis::Load(path, "", /*sandwich=*/false);
+  const auto size = static_cast<size_t>((*Checkpoint::Open(source))->config()["hidden_size"].get<int64_t>());
+  std::string sum = good.Checksum();
+  const auto check = [&](const std::vector<float>& scales) {
+    Analysis changed = good;
+    changed.folding.Add(norm, scales);
+    EXPECT_TRUE(changed.Save(path, "").ok());
+    for (const auto& [name, bytes] : FilesOf(folder_.Path("out"))) {
+      std::string text = bytes;
+      for (size_t at = 0; (at = text.find(sum, at)) != std::string::npos;) {
+        text.replace(at, sum.size(), changed.Checksum());
+      }
+      folder_.Write("out/" + name, text);
+    }
+    sum = changed.Checksum();
+    return Check(source, "out").status();
+  };
+  for (const auto& [scales, message] :
+       {std::pair(std::vector<float>(1, 1.0F), "must be scaled by 48 numbers, found 1"),
+        {std::vector<float>(size, 0.0F), "input_layernorm must have positive and finite scales, found 0"},
+        {std::vector<float>(size, -1.0F), "found -1"},
+        {std::vector<float>(size, INFINITY), "found inf"}}) {
+    const Status status = check(scales);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+    EXPECT_THAT(Message(status), HasSubstr(message));
+  }
+}
+
+TEST(OutputSettingsTest, NumbersOutOfRangeAreRejected) {
+  const auto code = [](const char* text) {
+    return OutputSettings::FromJson(text, "model.safetensors").status().code();
+  };
+  const char* mix = R"({{"mix": {{"options": ["bf16"], "tokens": 1, "bits_per_weight": 8}}, "method": "rtn",
+                       "shard_bytes": {}}})";
+  EXPECT_EQ(code(fmt::format(fmt::runtime(mix), 1).c_str()), StatusCode::kOk);
+  for (const int64_t bytes : {0, -1}) {
+    EXPECT_EQ(code(fmt::format(fmt::runtime(mix), bytes).c_str()), StatusCode::kDataLoss);
+  }
+  const char* grouped = R"({{"scheme": "w4a16", "method": "rtn", "shard_bytes": 1, "group_size": {}}})";
+  EXPECT_EQ(code(fmt::format(fmt::runtime(grouped), 32).c_str()), StatusCode::kOk);
+  for (const int64_t size : {int64_t{-32}, int64_t{1} << 32}) {
+    EXPECT_EQ(code(fmt::format(fmt::runtime(grouped), size).c_str()), StatusCode::kDataLoss);
+  }
 }
 
 }  // namespace

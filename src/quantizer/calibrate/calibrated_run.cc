@@ -234,8 +234,7 @@ StatusOr<const HessianFactor*> CalibratedRun::FactorInOrder(const LinearGroup& g
 }
 
 Status CalibratedRun::SaveState(int layer, CalibrationStream& stream) {
-  RETURN_IF_ERROR(units_.Drain());
-  RETURN_IF_ERROR(journal_.Sync());
+  RETURN_IF_ERROR(units_.Sync());
   ordered_json state = {{"layers", layer}};
   state.update(report_.Json());
   return store_.Save(state, {{StateFile(kCalibrationState, layer), stream.values()}}, {}, &files_);

@@ -8,7 +8,10 @@
 #include <filesystem>
 
 #include "kernels/kernel_table.h"
+#include "quantizer/io/hidden_state.h"
+#include "quantizer/io/journal.h"
 #include "quantizer/test_quantize.h"
+#include "runtime/test_sync_log.h"
 
 namespace moesaic::quantizer {
 namespace {
@@ -149,6 +152,20 @@ TEST_F(CalibratedRunTest, ResumesAfterEveryInterruption) {
     EXPECT_EQ(second->calibration.routing.size(), whole->calibration.routing.size());
   }
   EXPECT_GT(resumed, 5) << "states were used";
+}
+
+// After a power failure a state must find the units on which it relies.
+TEST_F(CalibratedRunTest, UnitsAreOnDiskBeforeTheStateThatReliesOnThem) {
+  runtime::SyncLog log;
+  ASSERT_TRUE(Run(Golden("kimi-k2"), "out").ok());
+  std::string order;  // w: weights, j: journal, s: state
+  for (const std::string& call : log.Take()) {
+    if (call.starts_with("fdatasync ") && call.ends_with(".safetensors")) order += 'w';
+    if (call.starts_with("fdatasync ") && call.ends_with(kJournalFile)) order += 'j';
+    if (call.starts_with("rename ") && call.ends_with(kCalibrationStateFile)) order += 's';
+  }
+  EXPECT_THAT(order, ::testing::MatchesRegex("(w+js)+w*")) << "each state follows weights and journal";
+  EXPECT_GT(std::ranges::count(order, 's'), 1);
 }
 
 TEST_F(CalibratedRunTest, ModifiedStateIsNotUsed) {

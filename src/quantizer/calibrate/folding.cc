@@ -1,5 +1,8 @@
 #include "quantizer/calibrate/folding.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/check.h"
 
 namespace moesaic::quantizer {
@@ -47,6 +50,25 @@ const std::vector<float>* Folding::OutputsOf(const std::string& item) const {
     if (item.ends_with(ending)) return Find(item.substr(0, item.size() - ending.size()));
   }
   return Find(item);
+}
+
+Status Folding::Check(std::span<const ModelItem> items, const std::string& file) const {
+  for (const auto& [maker, scales] : scales_) {
+    const auto wrong = std::ranges::find_if(scales, [](float s) { return !(s > 0) || !std::isfinite(s); });
+    if (wrong != scales.end()) {
+      return DataLoss("{}: {} must have positive and finite scales, found {}", file, maker, *wrong);
+    }
+  }
+  const auto fits = [&](const std::vector<float>* scales, const std::string& item, int64_t size) {
+    if (scales == nullptr || std::ssize(*scales) == size) return OkStatus();
+    return DataLoss("{}: {} must be scaled by {} numbers, found {}", file, item, size, scales->size());
+  };
+  for (const ModelItem& item : items) {
+    if (item.shape.empty()) continue;
+    if (item.shape.size() == 2) RETURN_IF_ERROR(fits(InputsOf(item.name), item.name, item.shape[1]));
+    RETURN_IF_ERROR(fits(OutputsOf(item.name), item.name, item.shape[0]));
+  }
+  return OkStatus();
 }
 
 void Folding::ApplyToRow(const std::string& item, int64_t row, int64_t columns, float* values) const {

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "kernels/exec_context.h"
+#include "quantizer/format/model_items.h"
 
 namespace moesaic::quantizer {
 
@@ -22,6 +23,9 @@ class Folding {
   explicit Folding(bool sandwich = false) : sandwich_(sandwich) {}
   /// Divides the outputs of `maker` by scales and multiplies the inputs of all linears that read them.
   void Add(const std::string& maker, std::vector<float> scales);
+  /// Returns DataLoss unless the scales fit the items that they fold: one positive and finite number for each
+  /// input or output. Apply requires it. `file` is named by the error.
+  Status Check(std::span<const ModelItem> items, const std::string& file) const;
   bool empty() const { return scales_.empty(); }
   const std::map<std::string, std::vector<float>>& scales() const { return scales_; }
 

@@ -1,6 +1,7 @@
 // Converts the settings of a run to and from JSON, for its journal and output files.
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "base/checksum.h"
 #include "checkpoint/json_text.h"
@@ -111,8 +112,10 @@ StatusOr<OutputSettings> OutputSettings::FromJson(const std::string& text, const
     if (settings.calibration.tokens < 1 || settings.calibration.longest < 1) return refuse();
   }
   settings.shard_bytes = shards->get<int64_t>();
+  if (settings.shard_bytes < 1) return refuse();
   if (const auto group = json.find("group_size"); group != json.end()) {
-    if (!group->is_number_integer()) return refuse();
+    if (!group->is_number_integer() || *group < 0 || *group > std::numeric_limits<int>::max())
+      return refuse();
     settings.group_size = group->get<int>();
   }
   for (const nlohmann::json& rule : json.value("keep", nlohmann::json::array())) {

@@ -68,9 +68,10 @@ StatusOr<std::vector<LinearError>> WeightErrors(
   ASSIGN_OR_RETURN(const models::DecoderSpec spec,
                    models::SpecFromConfig(source.config(), models::ConfigFile(source)));
   Folding folding(spec.sandwich_norm);
-  StatusOr<Analysis> analysis =
-      Analysis::Load(quantized.path() + "/" + kAnalysisFile, /*key=*/"", spec.sandwich_norm);
+  const std::string path = quantized.path() + "/" + kAnalysisFile;
+  StatusOr<Analysis> analysis = Analysis::Load(path, /*key=*/"", spec.sandwich_norm);
   if (analysis.ok()) {
+    RETURN_IF_ERROR(analysis->folding.Check(items, path));
     folding = std::move(analysis->folding);
   } else if (analysis.status().code() != StatusCode::kNotFound) {
     return analysis.status();

@@ -27,7 +27,7 @@ int64_t Hessian::Offset(int i) const {
 
 bool Hessian::any() const {
   for (int i = 0; i < k_; ++i) {
-    if (sums(i)[i] > 0) return true;
+    if (sums(i)[i] != 0) return true;  // also if it is not a number
   }
   return false;
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "quantizer/gptq/gptq.h"
 #include "quantizer/test_context.h"
@@ -75,6 +76,20 @@ TEST(Hessian, BitsDoNotDependOnThreadsAndMergeAddsSums) {
   part->Clear(three.ctx);
   EXPECT_EQ(part->tokens(), 0);
   EXPECT_EQ(part->sums(k - 1)[k - 1], 0);
+}
+
+// Such inputs must not be taken for inputs that are all 0, which need no Hessian.
+TEST(Hessian, InputsThatAreNotFiniteAreAnError) {
+  const TestContext threads(2);
+  const int k = 24;
+  std::vector<float> x = TestTokens(40, k, 1, 3);
+  std::fill_n(x.begin(), k, std::numeric_limits<float>::quiet_NaN());
+  auto hessian = Hessian::Create(k);
+  EXPECT_FALSE(hessian->any());
+  hessian->Add(threads.ctx, AllTokens(x, k));
+  EXPECT_TRUE(hessian->any());
+  const auto factor = FactorHessian(threads.ctx, *hessian, {});
+  EXPECT_EQ(Message(factor.status()), "input 0 of this layer is not finite in every calibration token");
 }
 
 // Returns the loss of GPTQ by one Hessian on the tokens of another.

@@ -58,6 +58,7 @@ void ShardWriter::Close(File& file) {
   for (int* fd : {&file.fd, &file.direct_fd}) {
     if (*fd >= 0) close(std::exchange(*fd, -1));
   }
+  file.written = false;
 }
 
 Status ShardWriter::OpenFile(int shard) {
@@ -83,7 +84,8 @@ Status ShardWriter::OpenFile(int shard) {
 
 StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::Start(int shard, std::span<const OutputExtent> extents) {
   RETURN_IF_ERROR(OpenFile(shard));
-  const File& file = files_[shard];
+  File& file = files_[shard];
+  file.written = true;
   std::vector<runtime::Transfer> transfers;
   for (const OutputExtent& extent : extents) {
     const int64_t end = extent.offset + static_cast<int64_t>(extent.bytes.size());
@@ -120,6 +122,17 @@ void ShardWriter::Flush(int shard, std::span<const OutputExtent> extents) const 
     sync_file_range(files_[shard].fd, extent.offset, static_cast<off_t>(extent.bytes.size()),
                     SYNC_FILE_RANGE_WRITE);
   }
+}
+
+Status ShardWriter::Sync() {
+  for (File& file : files_) {
+    if (!file.written) continue;
+    if (fdatasync(file.fd) != 0) {
+      return IoError("{}: cannot be flushed to disk: {}", file.path, std::strerror(errno));
+    }
+    file.written = false;
+  }
+  return OkStatus();
 }
 
 Status ShardWriter::Finish(int shard, const std::string& header) {

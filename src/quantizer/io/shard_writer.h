@@ -27,14 +27,17 @@ class ShardWriter {
   StatusOr<runtime::AsyncFiles::Ticket> StartCheck(int shard, std::span<const OutputExtent> extents);
   /// Starts write-back of the extents to disk.
   void Flush(int shard, std::span<const OutputExtent> extents) const;
+  /// Flushes all files to disk that were written since the last call. No write may be in flight.
+  Status Sync();
   /// Writes the header, flushes the file to disk and closes it.
   Status Finish(int shard, const std::string& header);
 
  private:
   struct File {
     std::string path;
-    int fd = -1;         // -1: closed
-    int direct_fd = -1;  // for whole blocks
+    int fd = -1;           // -1: closed
+    int direct_fd = -1;    // for whole blocks
+    bool written = false;  // and not flushed since
   };
   Status OpenFile(int shard);
   static void Close(File& file);

@@ -216,6 +216,12 @@ Status UnitStream::Drain() {
   return SettleAll();
 }
 
+Status UnitStream::Sync() {
+  RETURN_IF_ERROR(Drain());
+  RETURN_IF_ERROR(writer_.Sync());
+  return journal_.Sync();
+}
+
 Status UnitStream::SettleAll() {
   Status status;
   // Units in flight are journaled even after an error.

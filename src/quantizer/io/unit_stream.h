@@ -44,8 +44,11 @@ class UnitStream {
   size_t NextItem() const;
   /// Returns the next piece, which must exist, and finishes the previous one.
   StatusOr<PieceIo> Next();
-  /// Flushes all finished units to the files and the journal.
+  /// Writes all finished units to the files and the journal.
   Status Drain();
+  /// Flushes all finished units to disk, and then their lines of the journal. Call it before a state that
+  /// relies on these units is saved.
+  Status Sync();
   /// Finishes the run: writes the headers of files.
   Status Finish();
 

@@ -61,6 +61,47 @@ class JsonFormatter : public spdlog::formatter {
   std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<JsonFormatter>(); }
 };
 
+bool IsControl(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return (byte < 0x20 && c != '\t') || byte == 0x7F;
+}
+
+// Replaces control characters of ASCII, and those that UTF-8 writes as C2 80 to C2 9F, by escapes.
+std::string WithoutControls(std::string_view text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool wide = text[i] == '\xC2' && i + 1 < text.size() && (text[i + 1] & 0xE0) == 0x80;
+    if (wide) ++i;
+    if (text[i] == '\n') {
+      shown += "\\n";
+    } else if (wide || IsControl(text[i])) {
+      shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
+    } else {
+      shown += text[i];
+    }
+  }
+  return shown;
+}
+
+// Formats lines in spdlog's form. Messages quote texts of clients, which must not forge lines or control the
+// terminal.
+class TextFormatter : public spdlog::formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& line) override {
+    const std::string text = WithoutControls({message.payload.data(), message.payload.size()});
+    spdlog::details::log_msg shown = message;
+    shown.payload = text;
+    pattern_.format(shown, line);
+    message.color_range_start = shown.color_range_start;
+    message.color_range_end = shown.color_range_end;
+  }
+
+  std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<TextFormatter>(); }
+
+ private:
+  spdlog::pattern_formatter pattern_;
+};
+
 Status OpenAppending(const std::string& path, int* file) {
   *file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
   if (*file >= 0) return OkStatus();
@@ -145,7 +186,7 @@ StatusOr<ServerLog> OpenLog(const LogOptions& options) {
   if (options.format == "json") {
     sink->set_formatter(std::make_unique<JsonFormatter>());
   } else {
-    sink->set_formatter(std::make_unique<spdlog::pattern_formatter>());
+    sink->set_formatter(std::make_unique<TextFormatter>());
   }
   log.logger = std::make_shared<spdlog::logger>(kServeLogger, std::move(sink));
   log.logger->set_level(spdlog::level::from_str(options.level));

@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -176,8 +178,10 @@ void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
   const engine::EngineStats stats = running.engine.stats();
   running.log.info("draining: at most {} s; {} requests run and {} wait", flags.drain_seconds, stats.running,
                    stats.waiting);
-  while (!running.server.idle() && !MustStop(*end)) running.Sleep();
-  if (running.server.idle()) {
+  // An answer that is complete may still be on its way to a client that reads slowly.
+  const auto ended = [&running] { return running.server.idle() && running.server.flushed(); };
+  while (!ended() && !MustStop(*end)) running.Sleep();
+  if (ended()) {
     running.log.info("drained: all answers ended after {:.1f} s", elapsed());
   } else {
     running.log.warn("drain deadline reached: ending the running answers with an error");
@@ -254,6 +258,21 @@ std::vector<ReloadHook> ReloadHooks(const ServeFlags& flags, const ServerLog& lo
   return hooks;
 }
 
+// Raises the limit of open files to that of the connections, as far as the system allows. Many systems start
+// programs with 1024, and a server without a free descriptor cannot read its key file either.
+void RaiseFileLimit(int64_t connections) {
+  constexpr int64_t kOtherFiles = 512;  // model files, blocks on disk, logs, sockets of ranks
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const auto wanted = static_cast<rlim_t>(connections + kOtherFiles);
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur >= wanted) return;
+  spdlog::warn("the limit of open files is {}, less than --max-connections {} needs: raise it (ulimit -Hn)",
+               limit.rlim_cur, connections);
+}
+
 std::string Address(const ServeFlags& flags, int port) {
   const std::string& host = flags.http.host;
   const bool ipv6 = host.find(':') != std::string::npos;
@@ -274,6 +293,7 @@ Status RunServe(const ServeFlags& flags) {
   const std::shared_ptr<spdlog::logger> log = server_log.logger;
   spdlog::set_default_logger(log);  // for all rooms; stdout has the address only
   const server::AccessLog access_log = MakeAccessLog(log_options, server_log);
+  RaiseFileLimit(flags.http.max_connections);
   ASSIGN_OR_RETURN(const std::vector<server::KeyEntry> entries, ReadKeys(flags.keys));
   const auto keys = entries.empty() ? nullptr : std::make_shared<server::KeyRing>(entries);
   const ServiceNotifier notifier;

@@ -195,7 +195,7 @@ MessageFields ReadFields(Fields& body, const ServedModel& model) {
   body.Float("top_p", 0, 1, &sampling.top_p);
   if (body.ok() && sampling.top_p <= 0) body.Fail("top_p", "invalid_value", "top_p: must be above 0");
   body.Int("top_k", 0, std::numeric_limits<int>::max(), &sampling.top_k);
-  body.Strings("stop_sequences", 16, &fields.generation.stop);
+  ReadStops(body, "stop_sequences", &fields.generation.stop);
   body.Bool("stream", &fields.generation.stream);
   if (body.ok() && !body.Has("max_tokens")) {
     body.Fail("max_tokens", "missing_required_parameter", "max_tokens: Field required");
@@ -232,7 +232,7 @@ Status Messages(const GenerationContext& context, Call& call) {
 
   MessageShape shape{.model = context.model.names.front()};
   GenerationSpec spec;
-  SetCommon(call, fields.generation, forced, &spec);
+  RETURN_IF_ERROR(SetCommon(call, fields.generation, forced, &spec));
   spec.id = shape.id;
   shape.prompt_tokens = static_cast<int64_t>(prompt.ids.size());
   spec.prompts = {std::move(prompt.ids)};

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "server/http_syntax.h"
 
@@ -15,6 +16,12 @@ constexpr const char* kContentSecurityPolicy =
     "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'";
+
+// Headers of answers that scripts of other origins can read. Clients wait and report errors by them.
+constexpr const char* kExposedHeaders =
+    "retry-after, x-request-id, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+    "x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, "
+    "x-ratelimit-reset-tokens";
 
 // Removes the port and the brackets of an IPv6 address from "name:port".
 std::string_view WithoutPort(std::string_view host) {
@@ -88,8 +95,9 @@ Headers BrowserGuard::CorsHeaders(const HttpRequest& head) const {
   const std::string_view origin = head.Header("origin");
   if (origin.empty()) return {};
   for (const std::string& allowed : cors_origins_) {
-    if (allowed == "*") return {{"access-control-allow-origin", "*"}};
-    if (allowed == origin) return {{"access-control-allow-origin", allowed}, {"vary", "origin"}};
+    const std::pair<std::string, std::string> exposed{"access-control-expose-headers", kExposedHeaders};
+    if (allowed == "*") return {{"access-control-allow-origin", "*"}, exposed};
+    if (allowed == origin) return {{"access-control-allow-origin", allowed}, {"vary", "origin"}, exposed};
   }
   return {};
 }

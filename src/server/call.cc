@@ -31,8 +31,14 @@ void EventStream::Event(const std::string& name, const Json& json) {
 
 void EventStream::Done() { writer_->Write("data: [DONE]\n\n"); }
 
-void SetCommon(const Call& call, GenerationFields& fields, const std::optional<GrammarText>& grammar,
-               GenerationSpec* spec) {
+Status SetCommon(const Call& call, GenerationFields& fields, const std::optional<GrammarText>& grammar,
+                 GenerationSpec* spec) {
+  // The engine serves a lower value before all others, of all keys.
+  if (fields.priority < 0 && !call.admin) {
+    return FieldError(
+        "priority", "invalid_value",
+        fmt::format("Invalid 'priority': only an admin key may set it below 0, found {}", fields.priority));
+  }
   spec->trace = call.trace;
   spec->client = call.client;
   spec->deadline = call.deadline;
@@ -47,6 +53,7 @@ void SetCommon(const Call& call, GenerationFields& fields, const std::optional<G
   spec->sparsity = fields.sparsity;
   spec->style = call.style;
   spec->grammar = grammar;
+  return OkStatus();
 }
 
 void SetTools(const ServedModel& model, const Conversation& conversation, GenerationSpec* spec) {

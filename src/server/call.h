@@ -74,9 +74,9 @@ Status Detokenize(const GenerationContext& context, Call& call);
 Status RenderChat(const GenerationContext& context, Call& call);
 
 /// Moves the settings that all generating endpoints have into `spec`: those of the call, `fields`, and
-/// `grammar`, which is compiled when the generation starts.
-void SetCommon(const Call& call, GenerationFields& fields, const std::optional<GrammarText>& grammar,
-               GenerationSpec* spec);
+/// `grammar`, which is compiled when the generation starts. Refuses a priority that the key may not have.
+Status SetCommon(const Call& call, GenerationFields& fields, const std::optional<GrammarText>& grammar,
+                 GenerationSpec* spec);
 
 /// Sets the parsers of tool calls and reasoning in `spec`.
 void SetTools(const ServedModel& model, const Conversation& conversation, GenerationSpec* spec);

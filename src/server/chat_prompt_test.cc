@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -237,6 +238,25 @@ TEST(CallHistory, IsRefusedWhereTheTemplateLeavesItOut) {
   EXPECT_THAT(Message(two.status()), HasSubstr("leaves out tool call 2 of 2"));
   const PromptTemplate none = TemplateOf("{% for m in messages %}{{ m.content }}{% endfor %}");
   EXPECT_FALSE(Render(none, Request("", One("{}"))).ok());
+}
+
+// A search for each call from the start of the prompt would take minutes of CPU time.
+TEST(CallHistory, IsCheckedInLinearTime) {
+  constexpr int kCalls = 100'000;
+  const PromptTemplate all = TemplateOf(
+      "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% "
+      "endfor %}");
+  const PromptTemplate but_last = TemplateOf(
+      "{% for m in messages %}{% for c in m.tool_calls %}{% if not loop.last %}{{ c.function.arguments | "
+      "tojson }}{% endif %}{% endfor %}{% endfor %}");
+  Json calls = Json::array();
+  for (int i = 0; i < kCalls; ++i) calls.push_back({{"function", {{"name", "f"}}}});
+  const Json request = {{"messages", Json::array({Json{{"role", "assistant"}, {"tool_calls", calls}}})}};
+  const std::clock_t start = std::clock();
+  EXPECT_TRUE(Render(all, request).ok());
+  EXPECT_THAT(Message(Render(but_last, request).status()),
+              HasSubstr("leaves out tool call 100000 of 100000"));
+  EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 30);
 }
 
 TEST(CallHistory, KeepsArgumentsAsTheyWereSent) {

@@ -22,11 +22,29 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr size_t kPipelineBytes = 64 << 10;  // bytes read ahead of the answer; more stay in the socket
-constexpr size_t kLingerBytes = 64 << 20;    // bytes read after an error, so that the client receives it
+// Maximum bytes of a body that no endpoint reads: only POST has one. Such requests need no key.
+constexpr int64_t kMaxUnreadBody = 64 << 10;
+constexpr size_t kLargeBody = 64 << 10;    // bytes of a body whose handler may take long
+constexpr int kClientLeftStatus = 499;     // nginx's status for a client that left
+constexpr size_t kLingerBytes = 64 << 20;  // bytes read after an error, so that the client receives it
 constexpr std::chrono::seconds kLingerTime{2};
 constexpr const char* kPing = ": ping\n\n";
 constexpr const char* kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 constexpr std::chrono::milliseconds kMaxProbeInterval{15'000};
+
+// Reports the end of a handler, also one that throws. Null: the request is not large.
+class LargeEnd {
+ public:
+  explicit LargeEnd(LargeRequests* large) : large_(large) {}
+  ~LargeEnd() {
+    if (large_ != nullptr) large_->End();
+  }
+  LargeEnd(const LargeEnd&) = delete;
+  LargeEnd& operator=(const LargeEnd&) = delete;
+
+ private:
+  LargeRequests* const large_;
+};
 
 }  // namespace
 
@@ -39,6 +57,32 @@ class StrandExecutor : public SerialExecutor {
  private:
   Strand strand_;
 };
+
+void LargeRequests::Begin(Task start) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (running_ == most_) {
+      waiting_.push_back(std::move(start));
+      return;
+    }
+    ++running_;
+  }
+  start();
+}
+
+void LargeRequests::End() {
+  Task next;
+  {
+    const std::lock_guard lock(mutex_);
+    if (waiting_.empty()) {
+      --running_;
+      return;
+    }
+    next = std::move(waiting_.front());
+    waiting_.pop_front();
+  }
+  next();
+}
 
 Connection::Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared,
                        Admission admission)
@@ -81,9 +125,22 @@ void Connection::OnOpen(ErrorCode error) {
     return Refuse({503, fmt::format("{} connections are open, as many as --max-connections allows",
                                     shared_->options.max_connections)});
   }
+  BeginIdle();
+}
+
+void Connection::BeginIdle() {
   phase_ = Phase::kIdle;
+  idle_ = true;
   read_deadline_.Set(shared_->options.idle_timeout, shared_from_this());
   Advance();
+}
+
+bool Connection::CloseIdle() {
+  if (!idle_.exchange(false)) return false;
+  asio::post(executor_, [self = shared_from_this()] {
+    if (self->phase_ == Phase::kIdle) self->Close();
+  });
+  return true;
 }
 
 void Connection::Read() {
@@ -127,6 +184,7 @@ bool Connection::BeginRequest() {
   input_.erase(0, blank);
   if (input_.empty() || (input_ == "\r" && !at_end_)) return false;
   phase_ = Phase::kHead;
+  idle_ = false;
   scanner_ = {};
   head_ = {};
   head_only_ = head_limited_ = false;
@@ -164,9 +222,9 @@ void Connection::AdmitHead() {
     phase_ = Phase::kRefusing;
     return SendWhole(*refusal, head_.framing != BodyFraming::kNone);
   }
-  body_ = RequestBody(head_, shared_->options.max_body_bytes);
+  const int64_t most = shared_->options.max_body_bytes;
+  body_ = RequestBody(head_, head_.request.method == "POST" ? most : std::min(most, kMaxUnreadBody));
   if (body_.refusal()) return Refuse(*body_.refusal());
-  if (!ReserveBody()) return Refuse({503, "too many bytes of requests are in flight"});
   phase_ = Phase::kBody;
   if (!body_.complete()) {
     read_deadline_.Set(shared_->options.body_timeout, shared_from_this());
@@ -175,12 +233,12 @@ void Connection::AdmitHead() {
   TakeBody();
 }
 
-// Reserves bytes for the body within the limit of all bodies.
+// Reserves the bytes of the body that have arrived, within the limit of all bodies. A client that announces
+// more, or a chunked body, takes no room from others before it sends the bytes.
 bool Connection::ReserveBody() {
-  if (head_.framing == BodyFraming::kNone) return true;
-  reserved_ = head_.framing == BodyFraming::kLength ? static_cast<int64_t>(head_.length)
-                                                    : shared_->options.max_body_bytes;
-  if ((shared_->body_bytes += reserved_) <= shared_->options.max_total_body_bytes) return true;
+  const int64_t more = static_cast<int64_t>(body_.bytes().size()) - reserved_;
+  reserved_ += more;
+  if ((shared_->body_bytes += more) <= shared_->options.max_total_body_bytes || more == 0) return true;
   ReleaseBody();
   return false;
 }
@@ -190,6 +248,7 @@ void Connection::ReleaseBody() { shared_->body_bytes -= std::exchange(reserved_,
 void Connection::TakeBody() {
   body_.Take(input_);
   if (body_.refusal()) return Refuse(*body_.refusal());
+  if (!ReserveBody()) return Refuse({503, "too many bytes of requests are in flight"});
   if (body_.complete()) return Dispatch();
   if (at_end_) Refuse({400, "the request ended within its body"});
 }
@@ -210,10 +269,23 @@ void Connection::Dispatch() {
   const auto* own = executor_.target<Strand>();
   MOESAIC_CHECK(own != nullptr);  // HttpServer gives every connection a strand
   auto executor = std::make_shared<StrandExecutor<Strand>>(Strand(own->get_inner_executor()));
-  executor->Post(
-      [shared = shared_, request = std::move(request), exchange = std::move(exchange), executor]() mutable {
-        shared->Hooks()->handle(std::move(request), std::move(exchange), std::move(executor));
-      });
+  const bool large = request.body.size() > kLargeBody;
+  auto handle = [self = shared_from_this(), number = exchange_number_, request = std::move(request),
+                 exchange = std::move(exchange), executor, large]() mutable {
+    HttpShared& shared = *self->shared_;
+    const LargeEnd end(large ? &shared.large : nullptr);
+    if (large && exchange->client_left()) {
+      shared.Hooks()->refuse(request, kClientLeftStatus, "the client left before its request was read");
+      return;
+    }
+    shared.Hooks()->handle(std::move(request), std::move(exchange), std::move(executor));
+    asio::post(self->executor_, [self, number] {
+      if (self->Answers(number)) self->ReleaseBody();  // the handler has freed the body
+    });
+  };
+  if (!large) return executor->Post(std::move(handle));
+  shared_->large.Begin(
+      [executor, handle = std::move(handle)]() mutable { executor->Post(std::move(handle)); });
 }
 
 // Sends bytes to a client now and then. A closed socket rejects them, and AwaitReset() reports that. The end
@@ -340,13 +412,12 @@ void Connection::Next() {
   ReleaseBody();
   ended_ = false;
   if (close_) return Finish();
-  phase_ = Phase::kIdle;
-  read_deadline_.Set(shared_->options.idle_timeout, shared_from_this());
-  Advance();
+  BeginIdle();
 }
 
 void Connection::Finish() {
   phase_ = Phase::kFinishing;
+  idle_ = false;
   read_deadline_.Set(kLingerTime, shared_from_this());
   stream_->Finish(kLingerBytes, shared_from_this());
 }

@@ -1,9 +1,12 @@
 // Reads requests from one client's connection and writes their answers. Only the transport includes it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <boost/asio/steady_timer.hpp>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,8 +22,29 @@
 
 namespace moesaic::server {
 
+/// Limits the handlers of large requests that run at a time. The other threads serve connections and deliver
+/// tokens meanwhile. Any thread.
+class LargeRequests {
+ public:
+  using Task = std::function<void()>;
+
+  explicit LargeRequests(int most) : most_(most) {}
+
+  /// Calls `start` now, or when other handlers have ended. It starts a handler, which calls End().
+  void Begin(Task start);
+  void End();
+
+ private:
+  const int most_;
+  std::mutex mutex_;
+  int running_ = 0;
+  std::deque<Task> waiting_;
+};
+
 /// State that all connections of a server share.
 struct HttpShared {
+  explicit HttpShared(const HttpOptions& given) : options(given), large(std::max(1, given.threads / 2)) {}
+
   std::shared_ptr<const HttpHooks> Hooks() const {
     const std::lock_guard lock(mutex);
     return hooks;
@@ -31,7 +55,8 @@ struct HttpShared {
     hooks = std::move(made);
   }
 
-  HttpOptions options;
+  const HttpOptions options;
+  LargeRequests large;
   std::atomic<int64_t> connections{0};  // without those that are refused
   std::atomic<int64_t> refused_connections{0};
   std::atomic<int64_t> active_requests{0};
@@ -52,8 +77,10 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   Connection(std::unique_ptr<Stream> stream, std::shared_ptr<HttpShared> shared, Admission admission);
   ~Connection() override;
 
-  void Run();        // any thread
-  void Abort();      // closes at once; any thread
+  void Run();    // any thread
+  void Abort();  // closes at once; any thread
+  /// Closes the connection soon if it waits for a request. Returns false if it does not. Any thread.
+  bool CloseIdle();
   void OnExpired();  // called by a deadline
 
  private:
@@ -81,6 +108,7 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   bool ReserveBody();
   void ReleaseBody();
   void TakeBody();
+  void BeginIdle();
   void Dispatch();
 
   // Notice that a client has closed its socket while no read reports it.
@@ -127,6 +155,7 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   uint64_t exchange_number_ = 0;  // number of the request; a call with another number is late
   std::chrono::milliseconds probe_after_{0};
   Phase phase_ = Phase::kOpening;
+  std::atomic<bool> idle_{false};  // true in kIdle, until CloseIdle()
   bool reading_ = false;
   bool at_end_ = false;        // the client has ended its sending side
   bool watching_ = false;      // AwaitReset is pending

@@ -63,7 +63,8 @@ Status Outcome(ResponseStore::Updated updated, const std::string& id) {
   if (updated == ResponseStore::Updated::kTooLarge) {
     return FieldError(
         "items", "invalid_value",
-        "Invalid 'items': the conversation would take more memory than --stored-responses-memory");
+        "Invalid 'items': the conversation would take more memory than one may, 16 MiB or less by "
+        "--stored-responses-memory");
   }
   return OkStatus();
 }

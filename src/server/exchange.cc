@@ -64,4 +64,9 @@ void Exchange::Gone() {
   if (left) left();
 }
 
+bool Exchange::client_left() {
+  const std::lock_guard lock(mutex_);
+  return gone_;
+}
+
 }  // namespace moesaic::server

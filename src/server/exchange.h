@@ -28,6 +28,8 @@ class Exchange final : public ResponseWriter {
 
   /// Reports that the client has left before the answer ended. Only the first call has an effect.
   void Gone();
+  /// Returns true if the client has left before the answer ended.
+  bool client_left();
 
  private:
   template <typename Task>

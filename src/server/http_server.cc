@@ -26,17 +26,17 @@ using ErrorCode = boost::system::error_code;
 
 // Maximum number of connections above the limit that are being answered with 503. More are closed at once.
 constexpr int64_t kMaxRefusedConnections = 64;
+// Maximum number of connections above the limit whose idle predecessors are being closed.
+constexpr int64_t kMaxClosingConnections = 64;
 // Pause after a failed accept, for example without file descriptors: accepting again at once would spin.
 constexpr std::chrono::milliseconds kAcceptPause{50};
 
 class AsioHttpServer final : public HttpServer {
  public:
   explicit AsioHttpServer(const HttpOptions& options)
-      : shared_(std::make_shared<HttpShared>()),
+      : shared_(std::make_shared<HttpShared>(options)),
         acceptor_(asio::make_strand(io_)),
-        pause_(acceptor_.get_executor()) {
-    shared_->options = options;
-  }
+        pause_(acceptor_.get_executor()) {}
 
   ~AsioHttpServer() override {
     Close();
@@ -137,7 +137,8 @@ class AsioHttpServer final : public HttpServer {
   }
 
   void Take(Tcp::socket socket) {
-    const bool full = shared_->connections >= shared_->options.max_connections;
+    const int64_t above = shared_->connections - shared_->options.max_connections;
+    const bool full = above >= 0 && (above >= kMaxClosingConnections || !CloseIdle());
     if (full && shared_->refused_connections >= kMaxRefusedConnections) {
       LogFull();
       return;
@@ -154,6 +155,17 @@ class AsioHttpServer final : public HttpServer {
     std::erase_if(open_, [](const auto& weak) { return weak.expired(); });
     open_.push_back(connection);
     connection->Run();
+  }
+
+  // Makes room for a connection: closes the oldest connection that waits for a request. Returns false if none
+  // does.
+  bool CloseIdle() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& weak : open_) {
+      const auto connection = weak.lock();
+      if (connection != nullptr && connection->CloseIdle()) return true;
+    }
+    return false;
   }
 
   // Returns true at most once a second, so that a flood of connections does not flood the log.

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <future>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "server/router.h"
@@ -209,7 +212,7 @@ TEST(HttpServer, AnswersAClientThatFilledThePipelineAndStays) {
 
 // One connection is served. The hooks refuse further ones with a request id and a log line.
 TEST(HttpServer, RefusesConnectionsAboveTheLimit) {
-  const auto server = HttpServer::Listen({.port = 0, .threads = 2, .max_connections = 1}).value();
+  auto server = HttpServer::Listen({.port = 0, .threads = 2, .max_connections = 1}).value();
   Metrics metrics("m");
   std::mutex mutex;
   std::vector<AccessRecord> records;
@@ -225,6 +228,8 @@ TEST(HttpServer, RefusesConnectionsAboveTheLimit) {
   TestClient served(server->port());
   served.Send("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n");
   EXPECT_NE(served.ReadUntil("works\"}").find("200 OK"), std::string::npos);
+  served.Send("GET / HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n");
+  EXPECT_EQ(served.ReadUntil("\r\n\r\n"), kContinue);  // it is not idle
   for (int i = 0; i < 20; ++i) {
     TestClient refused(server->port());
     refused.Send("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 300000\r\n\r\n" +
@@ -236,9 +241,112 @@ TEST(HttpServer, RefusesConnectionsAboveTheLimit) {
     EXPECT_NE(answer.find("1 connections are open, as many as --max-connections allows"), std::string::npos);
   }
   EXPECT_EQ(server->connections(), 1);
+  served.Send("x");
+  EXPECT_NE(served.ReadUntil("works\"}").find("200 OK"), std::string::npos);
+  server.reset();  // before the router and the log, which its threads use
   const std::lock_guard lock(mutex);
   EXPECT_EQ(std::ranges::count(records, 503, &AccessRecord::status), 20);
   EXPECT_EQ(records.back().peer, "127.0.0.1");
+}
+
+// Asks until the answer begins with `expected`, since the server notices the events before it on other
+// threads.
+bool AnswersAtLast(int port, std::string_view expected, const std::string& body) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!Ask(port, "POST", "/", body).starts_with(expected)) {
+    if (std::chrono::steady_clock::now() > end) return false;
+  }
+  return true;
+}
+
+TEST(HttpServer, ClosesTheOldestIdleConnectionAtTheLimit) {
+  const auto server = HttpServer::Listen({.port = 0, .threads = 2, .max_connections = 2}).value();
+  server->Start(Answering([] { return "here"; }));
+  TestClient oldest(server->port()), other(server->port());
+  for (TestClient* client : {&oldest, &other}) {
+    client->Send(kGet);
+    EXPECT_TRUE(client->ReadUntil("here").ends_with("here"));
+  }
+  EXPECT_TRUE(AnswersAtLast(server->port(), "HTTP/1.1 200 OK", ""));
+  EXPECT_EQ(oldest.ReadAll(), "");
+}
+
+// A client takes room for the bytes that it sent, not for those that it may send.
+TEST(HttpServer, ReservesBytesThatArrived) {
+  const auto server =
+      HttpServer::Listen(
+          {.port = 0, .threads = 2, .max_body_bytes = 100'000, .max_total_body_bytes = 150'000})
+          .value();
+  server->Start(Answering([] { return "here"; }));
+  TestClient chunked(server->port()), announced(server->port());
+  chunked.Send("POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n");
+  announced.Send("POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 100000\r\n\r\n");
+  for (TestClient* client : {&chunked, &announced}) EXPECT_EQ(client->ReadUntil("\r\n\r\n"), kContinue);
+  const std::string answer = Ask(server->port(), "POST", "/", std::string(60'000, 'x'));
+  EXPECT_TRUE(answer.ends_with("here")) << answer;
+}
+
+TEST(HttpServer, LimitsTheBytesOfAllBodies) {
+  const auto server =
+      HttpServer::Listen({.port = 0, .threads = 2, .max_body_bytes = 100'000, .max_total_body_bytes = 50'000})
+          .value();
+  server->Start(Answering([] { return "here"; }));
+  EXPECT_TRUE(Ask(server->port(), "POST", "/", std::string(60'000, 'x')).starts_with("HTTP/1.1 503 "));
+  EXPECT_TRUE(Ask(server->port(), "POST", "/", std::string(40'000, 'x')).ends_with("here"));
+  // Only POST has a body that is read.
+  EXPECT_TRUE(Ask(server->port(), "GET", "/", std::string(70'000, 'x')).starts_with("HTTP/1.1 413 "));
+}
+
+TEST(HttpServer, FreesTheBodiesOfRunningAnswers) {
+  std::promise<std::shared_ptr<ResponseWriter>> held;
+  std::atomic<int> asked{0};
+  const auto server =
+      HttpServer::Listen({.port = 0, .threads = 2, .max_body_bytes = 60'000, .max_total_body_bytes = 60'000})
+          .value();
+  HttpHooks hooks = Answering([] { return ""; });
+  hooks.handle = [&](const HttpRequest&, const std::shared_ptr<ResponseWriter>& writer,
+                     const std::shared_ptr<SerialExecutor>&) {
+    if (asked++ == 0) return held.set_value(writer);
+    writer->Send({.status = 200, .headers = {}, .body = "here"});
+  };
+  server->Start(std::move(hooks));
+  TestClient client(server->port());
+  client.Send("POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 50000\r\n\r\n" +
+              std::string(50'000, 'x'));
+  std::shared_ptr<ResponseWriter> writer = held.get_future().get();
+  EXPECT_TRUE(AnswersAtLast(server->port(), "HTTP/1.1 200 OK", std::string(50'000, 'x')));
+  writer->Send({.status = 200, .headers = {}, .body = "first"});
+  EXPECT_TRUE(client.ReadAll().ends_with("first"));
+}
+
+// Handlers of large requests may not use all threads.
+TEST(HttpServer, AnswersSmallRequestsWhileLargeOnesAreHandled) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  std::atomic<int> running{0}, most{0};
+  const auto server = HttpServer::Listen(kAnyPort).value();
+  HttpHooks hooks = Answering([] { return ""; });
+  hooks.handle = [&](const HttpRequest& request, const std::shared_ptr<ResponseWriter>& writer,
+                     const std::shared_ptr<SerialExecutor>&) {
+    if (!request.body.empty()) {
+      most = std::max<int>(most, ++running);
+      released.wait_for(std::chrono::minutes(1));
+      --running;
+    }
+    writer->Send({.status = 200, .headers = {}, .body = "here"});
+  };
+  server->Start(std::move(hooks));
+  std::vector<std::future<std::string>> large;
+  for (int i = 0; i < 4; ++i) {
+    large.push_back(std::async(std::launch::async,
+                               [&] { return Ask(server->port(), "POST", "/", std::string(100'000, 'x')); }));
+  }
+  while (running == 0) std::this_thread::yield();
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(Ask(server->port(), "GET", "/").ends_with("here"));
+  EXPECT_EQ(running, 1);
+  release.set_value();
+  for (auto& answer : large) EXPECT_TRUE(answer.get().ends_with("here"));
+  EXPECT_EQ(most, 1);
 }
 
 TEST(HttpServer, ProbesAnEventStreamWithComments) {

@@ -183,7 +183,7 @@ Status ChatCompletions(const GenerationContext& context, Call& call) {
   if (shape.ids) shape.prompt_ids = prompt.ids;
 
   GenerationSpec spec;
-  SetCommon(call, fields, grammar, &spec);
+  RETURN_IF_ERROR(SetCommon(call, fields, grammar, &spec));
   spec.id = shape.id;
   spec.prompts = {std::move(prompt.ids)};
   spec.budgets = {budget};

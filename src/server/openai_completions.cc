@@ -211,7 +211,7 @@ Status Completions(const GenerationContext& context, Call& call) {
   RETURN_IF_ERROR(body.status());
 
   GenerationSpec spec;
-  SetCommon(call, fields, grammar, &spec);
+  RETURN_IF_ERROR(SetCommon(call, fields, grammar, &spec));
   ASSIGN_OR_RETURN(spec.prompts, ReadPrompts(context.model, *prompt, "prompt", special));
   for (const auto& ids : spec.prompts) {
     ASSIGN_OR_RETURN(const int budget,

@@ -199,7 +199,7 @@ std::function<void(const Json&)> Keeper(const GenerationContext& context, const 
                     .response = response,
                     .messages = std::move(messages),
                     .input = std::move(input)})) {
-      spdlog::info("response {} is not stored: it needs more than --stored-responses-memory allows", id);
+      spdlog::info("response {} is not stored: it needs more than 16 MiB or --stored-responses-memory", id);
     }
   };
 }
@@ -256,7 +256,7 @@ Status Responses(const GenerationContext& context, Call& call) {
   shape.top_logprobs = request.logprobs || request.top_logprobs > 0 ? request.top_logprobs : -1;
 
   GenerationSpec spec;
-  SetCommon(call, fields, request.grammar, &spec);
+  RETURN_IF_ERROR(SetCommon(call, fields, request.grammar, &spec));
   spec.id = shape.id;
   spec.prompts = {std::move(prompt.ids)};
   spec.budgets = {budget};

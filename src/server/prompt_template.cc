@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstdint>
 #include <string_view>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "server/api_error.h"
 #include "server/json_fields.h"
@@ -88,7 +91,23 @@ Json MessagesIn(const CallForm& form, const Json& messages) {
   return all;
 }
 
-std::string MarkOf(int call) { return fmt::format("moesaic_call_{}_", call); }
+constexpr std::string_view kMark = "moesaic_call_";
+
+std::string MarkOf(int call) { return fmt::format("{}{}_", kMark, call); }
+
+// Returns the first call from 0 to `calls` - 1 whose mark is not in `text`, or `calls`. Reads the text once,
+// since a history may have many calls.
+int FirstUnmarked(std::string_view text, int calls) {
+  std::vector<bool> found(static_cast<size_t>(calls));
+  for (size_t at = 0; (at = text.find(kMark, at)) != std::string_view::npos;) {
+    at += kMark.size();
+    int call = 0;
+    const auto [end, error] = std::from_chars(text.data() + at, text.data() + text.size(), call);
+    const bool ends = error == std::errc() && end != text.data() + text.size() && *end == '_';
+    if (ends && call >= 0 && call < calls) found[static_cast<size_t>(call)] = true;
+  }
+  return static_cast<int>(std::find(found.begin(), found.end(), false) - found.begin());
+}
 
 // Copies `messages` with a numbered mark instead of each call's arguments.
 Json Marked(const Json& messages, int* calls) {
@@ -194,15 +213,14 @@ StatusOr<std::string> PromptTemplate::Render(const Json& messages, text::ChatInp
   int calls = 0;
   input.messages_json = Dump(MessagesIn(form_, Marked(messages, &calls)));
   const StatusOr<std::string> marked = chat_.Render(input);
-  for (int call = 0; marked.ok() && call < calls; ++call) {
-    if (marked->find(MarkOf(call)) != std::string::npos) continue;
-    return FieldError(
-        "messages", "template_error",
-        fmt::format("the chat template leaves out tool call {} of {} in 'messages', so that the model would "
-                    "not see it; send one call per message, followed by its result, and the tools as 'tools'",
-                    call + 1, calls));
-  }
-  return prompt;
+  if (!marked.ok()) return prompt;
+  const int missing = FirstUnmarked(*marked, calls);
+  if (missing == calls) return prompt;
+  return FieldError(
+      "messages", "template_error",
+      fmt::format("the chat template leaves out tool call {} of {} in 'messages', so that the model would "
+                  "not see it; send one call per message, followed by its result, and the tools as 'tools'",
+                  missing + 1, calls));
 }
 
 }  // namespace moesaic::server

@@ -59,7 +59,7 @@ ResponseStore::Updated ResponseStore::Append(const std::string& id, const std::s
   const bool first = messages == "[]";
   // "[a]" and "[b]" become "[a,b]".
   const auto growth = static_cast<int64_t>(first ? text.size() - 2 : text.size() - 1);
-  if (BytesOf(entry) + growth > options_.bytes || !MakeRoom(id, owner, growth)) return Updated::kTooLarge;
+  if (BytesOf(entry) + growth > entry_bytes_ || !MakeRoom(id, owner, growth)) return Updated::kTooLarge;
   messages.pop_back();
   if (!first) messages += ',';
   messages.append(text, 1);
@@ -113,7 +113,7 @@ bool ResponseStore::Put(const std::string& id, Entry entry) {
   const auto known = entries_.find(id);
   const int64_t bytes = BytesOf(entry);
   const int64_t growth = bytes - (known == entries_.end() ? 0 : BytesOf(known->second));
-  if (bytes > options_.bytes || !MakeRoom(id, entry.owner, growth)) return false;
+  if (bytes > entry_bytes_ || !MakeRoom(id, entry.owner, growth)) return false;
   if (known != entries_.end()) Erase(known);
   Holding& holding = holdings_[entry.owner];
   entry.age = holding.ages.insert(holding.ages.end(), id);

@@ -1,6 +1,7 @@
 // Stores the responses of /v1/responses for later requests, and conversations.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -15,7 +16,10 @@ namespace moesaic::server {
 
 struct ResponseStoreOptions {
   int most = 1000;              ///< Maximum number of responses and conversations; 0 stores none.
-  int64_t bytes = 256ll << 20;  ///< Maximum bytes of their JSON text. A larger entry is not stored.
+  int64_t bytes = 256ll << 20;  ///< Maximum bytes of their JSON text.
+  /// Maximum bytes of one entry. Each request that reads an entry parses it whole, and parsed JSON can take
+  /// twenty times as much memory. A larger entry is not stored.
+  int64_t entry_bytes = 16ll << 20;
 };
 
 struct StoredResponse {
@@ -34,7 +38,8 @@ struct StoredResponse {
 /// printed.
 class ResponseStore {
  public:
-  explicit ResponseStore(const ResponseStoreOptions& options) : options_(options) {}
+  explicit ResponseStore(const ResponseStoreOptions& options)
+      : options_(options), entry_bytes_(std::min(options.bytes, options.entry_bytes)) {}
 
   bool keeps() const { return options_.most > 0 && options_.bytes > 0; }
 
@@ -87,6 +92,7 @@ class ResponseStore {
   bool MakeRoom(const std::string& id, const std::string& owner, int64_t growth);
 
   const ResponseStoreOptions options_;
+  const int64_t entry_bytes_;
   std::mutex mutex_;  // guards all members below
   Entries entries_;
   std::unordered_map<std::string, Holding> holdings_;  // by owner, none empty

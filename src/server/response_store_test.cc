@@ -55,6 +55,18 @@ TEST(ResponseStore, KeepsWithinItsBytes) {
   EXPECT_FALSE(store.Find("huge", ""));
 }
 
+// Each read parses a whole entry.
+TEST(ResponseStore, LimitsOneEntry) {
+  ResponseStore store({.most = 100, .bytes = 10'000, .entry_bytes = 1000});
+  EXPECT_FALSE(store.Add(One("large", "", 1000)));
+  EXPECT_TRUE(store.Add(One("fits", "", 900)));
+  store.Add(Talk("talk"));
+  const Json item = Json::array({std::string(400, 'x')});
+  for (const Updated expected : {Updated::kYes, Updated::kYes, Updated::kTooLarge})
+    EXPECT_EQ(store.Append("talk", "", item), expected);
+  EXPECT_EQ(store.Find("talk", "")->messages.size(), 2u);
+}
+
 TEST(ResponseStore, HidesEntriesOfOtherOwners) {
   ResponseStore store({});
   store.Add(One("a", "key one"));

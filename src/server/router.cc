@@ -15,7 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kClientLeft = 499;  // nginx's status for a client that left
-constexpr const char* kAllowedHeaders =
+// Header names of a preflight that names none.
+constexpr std::string_view kAllowedHeaders =
     "authorization, content-type, x-api-key, anthropic-version, traceparent";
 
 ApiStyle StyleOf(const std::string& path) {
@@ -72,6 +73,14 @@ bool Matches(std::string_view pattern, std::string_view path, std::vector<std::s
     pattern.remove_prefix(wanted.size() + 1);
     path.remove_prefix(found.size() + 1);
   }
+}
+
+// Returns the header names that a preflight requests. Official clients send many of their own
+// ("x-stainless-os"), and a name is no risk: a page of an allowed origin may send what any client may.
+std::string_view WantedHeaders(const HttpRequest& head) {
+  const std::string_view wanted = head.Header("access-control-request-headers");
+  const std::vector<std::string_view> names = ListMembers(wanted);
+  return std::all_of(names.begin(), names.end(), IsToken) ? wanted : kAllowedHeaders;
 }
 
 int WholeSeconds(double seconds) { return std::max(1, static_cast<int>(std::ceil(seconds))); }
@@ -263,7 +272,7 @@ HttpResponse Router::Preflight(const HttpRequest& head) const {
   HttpResponse response{.status = 204, .headers = guard_.CorsHeaders(head), .body = {}};
   if (!response.headers.empty()) {
     response.headers.emplace_back("access-control-allow-methods", "GET, POST, DELETE, OPTIONS");
-    response.headers.emplace_back("access-control-allow-headers", kAllowedHeaders);
+    response.headers.emplace_back("access-control-allow-headers", WantedHeaders(head));
     response.headers.emplace_back("access-control-max-age", "86400");
   }
   response.headers.emplace_back("x-request-id", RequestId(head));

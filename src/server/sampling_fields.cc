@@ -11,6 +11,8 @@ namespace {
 
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr size_t kMaxStops = 16;
+// Each choice has a copy, and each token of it is compared with all beginnings of the string.
+constexpr size_t kMaxStopBytes = 1024;
 constexpr int kMaxStopIds = 1024;
 
 void ReadLogitBias(Fields& body, const ServedModel& model, engine::SamplingParams* sampling) {
@@ -155,7 +157,7 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
   body.Bool("ignore_eos", &sampling.ignore_eos);
   ReadLogitBias(body, model, &sampling);
   ReadStopIds(body, model, &sampling);
-  body.Strings("stop", kMaxStops, &fields.stop);
+  ReadStops(body, "stop", &fields.stop);
   body.Bool("include_stop_str_in_output", &fields.include_stop);
   body.Bool("skip_special_tokens", &fields.skip_special);
   body.Int("n", 1, kMaxChoices, &fields.n);
@@ -183,6 +185,16 @@ GenerationFields ReadGeneration(Fields& body, const ServedModel& model) {
     fields.max_tokens = most;
   }
   return fields;
+}
+
+void ReadStops(Fields& body, const char* name, std::vector<std::string>* stops) {
+  body.Strings(name, kMaxStops, stops);
+  for (const std::string& stop : *stops) {
+    if (stop.size() <= kMaxStopBytes) continue;
+    body.Fail(name, "string_above_max_length",
+              fmt::format("Invalid '{}': at most {} bytes each, found {}", body.Path(name), kMaxStopBytes,
+                          stop.size()));
+  }
 }
 
 // Clients recognize a prompt that is too long by OpenAI's words "maximum context length is".

@@ -38,6 +38,9 @@ constexpr int kMaxChoices = 128;
 /// beginning with "model". The endpoints read logprobs, other names of "max_tokens" and "response_format".
 GenerationFields ReadGeneration(Fields& body, const ServedModel& model);
 
+/// Reads a field of stop strings, whose number and length are limited.
+void ReadStops(Fields& body, const char* name, std::vector<std::string>* stops);
+
 /// Returns the maximum tokens of the output: `asked`, or `otherwise` where the request sets none, limited to
 /// the context after the prompt. Refuses a prompt that fills the context, and an `asked` beyond it.
 StatusOr<int> OutputBudget(const ServedModel& model, size_t prompt, std::optional<int> asked, int otherwise,

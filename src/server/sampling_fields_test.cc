@@ -46,6 +46,15 @@ class SessionFields : public testing::Test {
   const ServedModel model_ = TinyModel();
 };
 
+// Each choice has a copy of the strings.
+TEST_F(SessionFields, LimitTheLengthOfStops) {
+  const auto stops = [](size_t bytes) {
+    return Dump({{"stop", Json::array({"short", std::string(bytes, 'x')})}});
+  };
+  NoteOf(stops(1024));
+  EXPECT_EQ(FaultOf(stops(1025)), "stop");
+}
+
 TEST_F(SessionFields, AreUnknownByDefault) {
   for (const char* members : {R"({})", R"({"session": null})", R"({"session": ""})",
                               R"({"prompt_cache_key": "", "prompt_cache_retention": "in_memory"})"}) {

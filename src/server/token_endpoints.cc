@@ -10,6 +10,9 @@
 namespace moesaic::server {
 namespace {
 
+// Maximum bytes of a text that /tokenize takes even if it exceeds the context, for clients that divide texts.
+constexpr size_t kAnyContext = 1 << 20;
+
 Status CheckModel(Fields& body, const ServedModel& model) {
   std::string name;
   body.String("model", &name);
@@ -40,9 +43,11 @@ Status Tokenize(const GenerationContext& context, Call& call) {
                 "Missing required parameter: 'prompt' or 'messages'.");
     }
     RETURN_IF_ERROR(body.status());
-    ASSIGN_OR_RETURN(ids, context.model.tokenizer.Encode(prompt, special));
+    ASSIGN_OR_RETURN(ids, prompt.size() > kAnyContext ? context.model.Encode(prompt, special, "prompt")
+                                                      : context.model.tokenizer.Encode(prompt, special));
   }
-  Json answer = {{"count", ids.size()}, {"max_model_len", context.model.max_context}, {"tokens", ids}};
+  Json answer = {{"count", ids.size()}, {"max_model_len", context.model.max_context}};
+  answer["tokens"] = ids;  // not in the list above, which would copy it
   answer["token_strs"] = nullptr;
   if (spellings) {
     answer["token_strs"] = Json::array();

@@ -199,6 +199,30 @@ TEST(ToolCalls, KeepsTextInSectionThatIsNotACall) {
   }
 }
 
+TEST(ToolCalls, KeepsTextInMarkedSectionThatIsNotACall) {
+  const std::string call = "<function=f>\n<parameter=x>\n1\n</parameter>\n</function>";
+  struct Case {
+    std::string text, content;
+    size_t calls;
+  };
+  for (const Case& c : {
+           Case{"<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+                "{\"name\": \"f\", \"arguments\": {}}", 0},
+           Case{"<tool_call>I can't call.</tool_call> bye", "I can't call. bye", 0},
+           Case{"<tool_call>First this: " + call + "\n</tool_call>", "First this:", 1},
+           Case{"<tool_call>" + call + " and <done</tool_call>", " and <done", 1},
+           Case{"<tool_call>cut off", "cut off", 0},
+           Case{"<tool_call>" + call + "\n", "", 1},
+       }) {
+    for (const size_t size : {size_t{1}, size_t{4}, size_t{1000}}) {
+      const Parsed parsed = Parse(ToolFormat::kQwen3Coder, c.text, size);
+      EXPECT_EQ(parsed.calls.size(), c.calls) << c.text;
+      for (const Json& one : parsed.calls) EXPECT_EQ(one["arguments"], R"({"x": 1})");
+      EXPECT_EQ(Trimmed(parsed.content), Trimmed(c.content)) << c.text << " by " << size;
+    }
+  }
+}
+
 TEST(ToolCalls, EndsUnclosedArgumentsAtTheFence) {
   struct Case {
     const char *written, *arguments;

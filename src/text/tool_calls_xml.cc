@@ -62,7 +62,7 @@ bool XmlCallParser::Step(ToolDelta* delta) {
     case State::kText:
       return StepText(delta);
     case State::kSection:
-      return StepSection();
+      return StepSection(delta);
     case State::kName:
       return StepName(delta);
     case State::kCall:
@@ -80,7 +80,9 @@ void XmlCallParser::Finish(ToolDelta* delta) {
     if (!called_ || held_.find_first_not_of(kXmlSpace) != std::string::npos) delta->content += held_;
   } else if (state_ == State::kName) {
     delta->content += raw_ + held_;
-  } else if (state_ != State::kSection && parameters_ == 0) {
+  } else if (state_ == State::kSection) {
+    EmitStray(held_.size(), delta);
+  } else if (parameters_ == 0) {
     Arguments(delta, "{}");  // truncated before the first one was complete
   }
   held_.clear();
@@ -101,12 +103,19 @@ bool XmlCallParser::StepText(ToolDelta* delta) {
   return true;
 }
 
-bool XmlCallParser::StepSection() {
-  const FoundMark found = FindMark(held_, {format_.call_open, format_.section_close});
-  if (found.mark.empty()) {
-    held_.erase(0, held_.size() - BegunAtEnd(held_, {format_.call_open, format_.section_close}));
-    return false;
-  }
+// Emits text up to `end` that is not part of a call; trailing white space may only separate calls.
+void XmlCallParser::EmitStray(size_t end, ToolDelta* delta) {
+  const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kXmlSpace, end - 1);
+  if (written == std::string::npos) return;
+  delta->content.append(held_, 0, written + 1);
+  held_.erase(0, written + 1);
+}
+
+bool XmlCallParser::StepSection(ToolDelta* delta) {
+  const std::initializer_list<std::string_view> marks = {format_.call_open, format_.section_close};
+  EmitStray(std::min(FindMark(held_, marks).at, held_.size() - BegunAtEnd(held_, marks)), delta);
+  const FoundMark found = FindMark(held_, marks);
+  if (found.mark.empty()) return false;
   held_.erase(0, found.at + found.mark.size());
   if (found.mark == format_.section_close) {
     called_ = true;

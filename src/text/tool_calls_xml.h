@@ -28,7 +28,7 @@ class XmlCallParser : public ToolCallParser {
   enum class State { kText, kSection, kName, kCall, kKey, kValue };
   bool Step(ToolDelta* delta);  // returns false if it needs more text
   bool StepText(ToolDelta* delta);
-  bool StepSection();
+  bool StepSection(ToolDelta* delta);
   bool StepName(ToolDelta* delta);
   bool StepCall(ToolDelta* delta);
   bool StepKey();
@@ -36,6 +36,7 @@ class XmlCallParser : public ToolCallParser {
   std::string ValueJson(const std::string& text) const;
   void Arguments(ToolDelta* delta, std::string text);
   void EndCall(ToolDelta* delta);
+  void EmitStray(size_t end, ToolDelta* delta);
 
   const XmlCallFormat format_;
   std::map<std::string, std::map<std::string, std::string>> types_;  // types of parameters, by tool

@@ -230,6 +230,23 @@ class Api(ServingCase):
         _, counted = self.server.json("POST", "/v1/messages/count_tokens", chat("Hi"))
         self.assertEqual(counted["input_tokens"], rendered["count"])
 
+    def test_limits_texts_before_it_tokenizes_them(self):
+        long = "a" * (2 << 20)
+        with serving() as server:
+            for path, body in [("/tokenize", {"prompt": long}), ("/v1/completions", {"prompt": long})]:
+                status, answer = server.json("POST", path, body)
+                self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"), path)
+            # A client may divide a text that exceeds the context by its tokens.
+            self.assertEqual(server.json("POST", "/tokenize", {"prompt": "a" * 500_000})[0], 200)
+
+    def test_limits_stop_strings(self):
+        long = "x" * 1025
+        status, answer = self.server.json("POST", CHAT, chat("Hi", max_tokens=1, stop=["y", long]))
+        self.assertEqual((status, answer["error"]["param"]), (400, "stop"))
+        status, answer = self.server.json("POST", "/v1/messages", chat("Hi", max_tokens=1, stop_sequences=[long]))
+        self.assertEqual(status, 400, answer)
+        self.assertIn("stop_sequences", answer["error"]["message"])
+
     def test_cancels_when_the_client_leaves(self):
         self.server.wait_until_quiet()
         for stream in (True, False):
@@ -368,11 +385,18 @@ class Settings(unittest.TestCase):
             good = server.request("OPTIONS", CHAT, headers={"origin": "http://a.example",
                                                             "access-control-request-method": "POST"})
             self.assertEqual((good[0], good[1]["access-control-allow-origin"]), (204, "http://a.example"))
+            self.assertIn("authorization", good[1]["access-control-allow-headers"])
+            # Official clients send headers of their own.
+            names = "authorization,content-type,x-stainless-os,x-stainless-lang,anthropic-dangerous-direct-browser-access"
+            asked = server.request("OPTIONS", CHAT, headers={"origin": "http://a.example", "access-control-request-method": "POST",
+                                                             "access-control-request-headers": names})
+            self.assertEqual(asked[1]["access-control-allow-headers"], names)
             bad = server.request("OPTIONS", CHAT, headers={"origin": "http://b.example"})
             self.assertEqual(bad[0], 403)
             self.assertNotIn("access-control-allow-origin", bad[1])
             answer = server.request("GET", "/v1/models", headers={"origin": "http://a.example"})
             self.assertEqual(answer[1]["access-control-allow-origin"], "http://a.example")
+            self.assertIn("retry-after", answer[1]["access-control-expose-headers"])
 
     def test_limits_requests_and_queue(self):
         hello = chat("Hi", max_tokens=1)

@@ -108,6 +108,19 @@ class Admins(unittest.TestCase):
             for method, path in OPERATIONS:
                 self.assertEqual(server.request(method, path)[0], 200)
 
+    def test_only_admins_overtake_other_keys(self):
+        bodies = {CHAT: chat("Hi", max_tokens=1, priority=-1),
+                  "/v1/completions": {"prompt": "Hi", "max_tokens": 1, "priority": -1},
+                  "/v1/responses": {"input": "Hi", "max_output_tokens": 1, "priority": -1}}
+        with serving("--api-key", "user", "--admin-key", "root") as server:
+            for path, body in bodies.items():
+                status, answer = server.json("POST", path, body, bearer("user"))
+                self.assertEqual((status, answer["error"]["param"]), (400, "priority"), path)
+                self.assertEqual(server.json("POST", path, body, bearer("root"))[0], 200)
+                self.assertEqual(server.json("POST", path, {**body, "priority": 1}, bearer("user"))[0], 200)
+        with serving() as server:
+            self.assertEqual(server.json("POST", CHAT, bodies[CHAT])[0], 200)
+
     def test_usage_by_key_is_shown_to_admins(self):
         keys = KeyFile("alice a\nops o role=admin\n")
         with serving(*keys.flags) as server:

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -76,6 +77,26 @@ class Signals(unittest.TestCase):
         last = json.loads(re.findall(r"^data: (\{.*)$", text, re.M)[-1])
         self.assertEqual((last["type"], last["response"]["status"]), ("response.failed", "failed"))
         self.assertIn("shutting down", last["response"]["error"]["message"])
+
+    def test_a_complete_answer_reaches_a_slow_client(self):
+        item = {"type": "message", "role": "user", "content": "x" * (12 << 20)}
+        server = Server()
+        status, talk = server.json("POST", "/v1/conversations", {"items": [item]})
+        self.assertEqual(status, 200, talk)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(ANSWER_SECONDS)
+            client.connect((server.host, server.port))
+            client.sendall(f"GET /v1/conversations/{talk['id']}/items HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            text = client.recv(1000)
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: "draining" in server.read_log())
+            time.sleep(0.5)  # a server that does not wait for the client closes the connection meanwhile
+            while piece := client.recv(1 << 20):
+                text += piece
+        head, body = text.split(b"\r\n\r\n", 1)
+        self.assertEqual(len(body), int(re.search(rb"content-length: (\d+)", head)[1]))
+        self.assertEqual(server.stop(), 0)
 
     def test_an_answer_that_does_not_stream_gets_503(self):
         def tried():
@@ -150,6 +171,13 @@ class Logs(unittest.TestCase):
         server.request("GET", "/v1/models")
         self.assertEqual(self.stopped(server), [])
 
+    def test_texts_of_clients_forge_no_lines(self):
+        with serving("--log-level", "debug") as server:
+            body = chat("Hi", max_tokens=1, guided_json={"type": "x\nforged line \x1b[31m \u009b31m \u00e9"})
+            self.assertEqual(server.json("POST", CHAT, body)[0], 400)
+            until(lambda: "forged line" in server.read_log())
+            self.assertIn("x\\nforged line \\x1b[31m \\x9b31m \u00e9\n", server.read_log())
+
     def test_the_log_follows_loading_generations_and_draining(self):
         server = self.server("--log-level", "debug")
         self.assertEqual(server.json("POST", CHAT, chat("Hi", max_tokens=1))[0], 200)
@@ -217,6 +245,16 @@ class Logs(unittest.TestCase):
 
 
 class Process(unittest.TestCase):
+    def test_raises_the_limit_of_open_files(self):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))  # the server inherits it
+        try:
+            server = Server("--max-connections", 100)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        self.assertGreaterEqual(server.metric("process_max_fds"), min(hard, 100 + 512))
+        self.assertEqual(server.stop(), 0)
+
     def test_metrics_of_the_process(self):
         with serving() as server:
             values = server.metrics()

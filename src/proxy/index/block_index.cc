@@ -121,7 +121,11 @@ bool SweepEntry(const KeyTable& table, KeyBucket::Entry& entry, const NumberBits
   if (key == 0) return false;
   // No writer adds these numbers, so that most entries need no lock.
   const SetWord word(entry.set.load(std::memory_order_acquire));
-  if (!word.empty() && NumberAmong(table, word, bits) < 0) return false;
+  if (!word.empty() && NumberAmong(table, word, bits) < 0) {
+    // A bit set may have been freed and reused while it was read; the entry has another word then.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (entry.set.load(std::memory_order_relaxed) == word.word()) return false;
+  }
   const StripeLock lock(table.index(), key);
   bool changed = false;
   while (entry.key.load(std::memory_order_relaxed) == key) {
@@ -138,10 +142,10 @@ bool SweepEntry(const KeyTable& table, KeyBucket::Entry& entry, const NumberBits
 uint64_t SweepHashes(HashBucket& bucket, const NumberBits& bits) {
   uint64_t removed = 0;
   for (HashBucket::Entry& entry : bucket.entries) {
-    const uint64_t word = entry.hash.load(std::memory_order_acquire);
+    uint64_t word = entry.hash.load(std::memory_order_acquire);
     if (word == 0 || !HasNumber(bits, static_cast<int>(word & 0x7ff))) continue;
-    entry.hash.store(0, std::memory_order_release);
-    ++removed;
+    // Another process may have removed it, and a writer may have taken the entry.
+    if (entry.hash.compare_exchange_strong(word, 0, std::memory_order_acq_rel)) ++removed;
   }
   return removed;
 }

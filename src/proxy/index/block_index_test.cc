@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <numeric>
 #include <random>
@@ -388,6 +389,49 @@ TEST(BlockIndex, ReadersSeeWholeSetsWhileWritersChangeThem) {
   reader.join();
   EXPECT_EQ(index.Stats().memberships, keys.size());
   EXPECT_EQ(index.Stats().shared_blocks, 0U);
+}
+
+// The sets of the keys change between words and bit sets, which are freed and reused, while a sweep reads
+// them.
+TEST(BlockIndex, SweepsRemoveAllBlocksWhileWritersOfOtherInstancesChangeTheSets) {
+  ZoneOptions options = {.max_instances = 8, .max_requests = 8, .max_workers = 2};
+  options.index_blocks = options.engine_blocks = 256;
+  options.shared_blocks = 128;
+  options.speculative_blocks = 64;
+  TestZone zone(options);
+  std::vector<uint64_t> keys(64);
+  std::iota(keys.begin(), keys.end(), uint64_t{1});
+  constexpr int kCleared = 5;
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> writers;
+  for (int i = 0; i < kCleared; ++i) {
+    writers.emplace_back([&, i] {
+      BlockIndex own(zone.zone());
+      while (!stop.load()) {
+        own.Add(i, Tier::kDevice, keys);
+        own.Remove(i, Tier::kDevice, keys);
+      }
+    });
+  }
+  BlockIndex index(zone.zone());
+  for (int round = 0; round < 100; ++round) {
+    index.Add(kCleared, Tier::kDevice, keys);
+    index.MapEngineHashes(kCleared, keys, keys);
+    index.Clear(kCleared);
+    while (index.Sweep(static_cast<size_t>(1 + round % 3))) {
+    }
+    // The instance has a number that was swept in an earlier round.
+    for (const uint64_t key : keys) EXPECT_EQ(index.Tiers(kCleared, key), 0U) << round << " key " << key;
+  }
+  stop = true;
+  for (std::thread& writer : writers) writer.join();
+  while (index.Sweep(1000)) {
+  }
+  const IndexStats stats = index.Stats();
+  EXPECT_EQ(stats.blocks, 0U);
+  EXPECT_EQ(stats.memberships, 0U);
+  EXPECT_EQ(stats.engine_blocks, 0U);
+  EXPECT_EQ(stats.shared_blocks, 0U);
 }
 
 }  // namespace
